@@ -1,0 +1,272 @@
+"""system_deps(name = "sys"): the machine's LibTorch, CUDA, NCCL, OpenMPI, hwloc, ... as cc_library targets.
+
+Nothing is downloaded. A library that is not found becomes an incompatible target:
+`bazel build //...` skips what needs it, naming such a target prints why.
+"""
+
+# ANNULUS_DEPS: what tools/setup.sh last installed (written to .bazelrc.deps), so that a change is noticed.
+_ENV = [
+    "LIBTORCH", "TORCH_HOME", "VIRTUAL_ENV", "ANNULUS_PYTHON", "CUDA_HOME", "CUDA_PATH",
+    "NCCL_HOME", "MPI_HOME", "PKG_CONFIG_PATH", "PATH", "ANNULUS_DEPS",
+]
+
+# Asked of a venv's Python: find_spec does not import torch (importing takes seconds).
+_PY = """
+import importlib.util as u, os, glob
+s = u.find_spec("torch")
+print(os.path.dirname(s.origin) if s and s.origin else "")
+sp = os.path.dirname(os.path.dirname(s.origin)) if s and s.origin else ""
+print(":".join(sorted(glob.glob(os.path.join(sp, "nvidia", "*"))) if sp else []))
+"""
+
+def _run(rctx, args):
+    r = rctx.execute(args)
+    return r.stdout.strip() if r.return_code == 0 else None
+
+def _exists(rctx, p):
+    return rctx.path(p).exists
+
+def _env(rctx, *names):
+    for n in names:
+        v = rctx.os.environ.get(n, "")
+        if v:
+            return v
+    return ""
+
+def _link_dir(rctx, src, dst):
+    if _exists(rctx, src):
+        rctx.symlink(src, dst)
+        return True
+    return False
+
+def _lib(name, incdirs = [], globs = [], defines = [], linkopts = [], deps = [], cuda_linkopts = [], cuda_deps = []):
+    return """
+cc_library(
+    name = "{n}",
+    hdrs = glob({g}, allow_empty = True),
+    includes = {i},
+    defines = {d},
+    linkopts = {l},
+    deps = {deps},
+)
+""".format(
+        n = name,
+        g = repr(globs),
+        i = repr(incdirs),
+        d = repr(defines),
+        l = _select(cuda_linkopts) + repr(linkopts),
+        deps = _select(cuda_deps) + repr(deps),
+    )
+
+def _select(with_cuda):
+    return "select({\"@//bazel:with_cuda\": %r, \"//conditions:default\": []}) + " % with_cuda if with_cuda else ""
+
+def _missing(name, why):
+    return """
+# {why}
+cc_library(name = "{n}", target_compatible_with = ["@//bazel:incompatible"])
+""".format(n = name, why = why)
+
+def _pkg_config(rctx, name, pkg):
+    flags = _run(rctx, ["pkg-config", "--cflags", "--libs", pkg])
+    if flags == None:
+        return _missing(name, "pkg-config does not know " + pkg)
+    defines, links, incs, globs = [], [], [], []
+    for f in flags.split(" "):
+        if f.startswith("-D"):
+            defines.append(f[2:])
+        elif f.startswith("-I"):
+            d = "%s/inc%d" % (name, len(incs))
+            rctx.symlink(f[2:], d)
+            incs.append(d)
+            globs.append(d + "/**")
+        elif f.startswith("-L"):
+            links.extend([f, "-Wl,-rpath," + f[2:]])
+        elif f:
+            links.append(f)
+    return _lib(name, incs, globs, defines, links)
+
+def _torch(rctx):
+    root = _env(rctx, "LIBTORCH", "TORCH_HOME")
+    nvidia = []
+    if not root:
+        py = _env(rctx, "ANNULUS_PYTHON")
+        venv = _env(rctx, "VIRTUAL_ENV")
+        for cand in [py, venv + "/bin/python" if venv else "", str(rctx.path(rctx.attr.workspace_file).dirname) + "/.venv/bin/python"]:
+            if cand and _exists(rctx, cand):
+                out = _run(rctx, [cand, "-c", _PY])
+                lines = out.split("\n") if out else []
+                if lines and lines[0]:
+                    root = lines[0]
+                    nvidia = [p for p in (lines[1] if len(lines) > 1 else "").split(":") if p]
+                    break
+    if not root and _exists(rctx, "/usr/include/torch/csrc/api/include/torch/torch.h"):
+        # Debian's libtorch-dev: headers and library on the compiler's own paths.
+        for d in ["torch", "ATen", "c10", "caffe2"]:
+            rctx.symlink("/usr/include/" + d, "torch/include/" + d)
+        libdir = ""
+    elif root:
+        # Not the whole folder: the wheel also carries fmt's headers, newer than the fmt that spdlog was built with.
+        for d in ["torch", "ATen", "c10", "caffe2"]:
+            rctx.symlink(root + "/include/" + d, "torch/include/" + d)
+        libdir = root + "/lib"
+    else:
+        why = "no LibTorch: tools/setup.sh installs it; or set LIBTORCH, or install libtorch-dev"
+        return _missing("torch", why) + _missing("torch_cpu", why), nvidia, "", False
+
+    def_abi = []
+    cmake = root + "/share/cmake/Torch/TorchConfig.cmake"
+    if root and _exists(rctx, cmake) and "_GLIBCXX_USE_CXX11_ABI=0" in rctx.read(cmake):
+        def_abi = ["_GLIBCXX_USE_CXX11_ABI=0"]
+    links = ["-L" + libdir, "-Wl,-rpath," + libdir] if libdir else []
+    cuda = bool(libdir) and _exists(rctx, libdir + "/libtorch_cuda.so")
+
+    # libtorch.so is an empty library that loads everything: name the parts instead. A process that loads
+    # libtorch_cuda starts 0.2 s later and takes 350 MB more, so only --config=cuda links it.
+    # --no-as-needed: it registers itself, no symbol of it need be used. allow-shlib-undefined: its own
+    # needs (cuDNN, cuBLAS, ...) are looked for at run time, a machine that only links may lack them.
+    return _lib(
+        "torch_cpu",
+        ["torch/include", "torch/include/torch/csrc/api/include"],
+        ["torch/include/" + g for g in ["torch/**", "ATen/**", "c10/**", "caffe2/**"]],
+        def_abi,
+        links + ["-ltorch_cpu", "-lc10"],
+    ) + _lib(
+        "torch",
+        deps = [":torch_cpu"],
+        cuda_linkopts = links + [
+            "-Wl,--allow-shlib-undefined",
+            "-Wl,--no-as-needed",
+            "-ltorch_cuda",
+            "-lc10_cuda",
+            "-Wl,--as-needed",
+        ] if cuda else [],
+        cuda_deps = [":cudart"] if cuda else [],
+    ), nvidia, root or "/usr", cuda
+
+def _cuda(rctx, nvidia):
+    home = _env(rctx, "CUDA_HOME", "CUDA_PATH") or "/usr/local/cuda"
+    nvcc = home + "/bin/nvcc"
+    out = ""
+    if not _exists(rctx, nvcc):
+        rctx.file("cuda_missing.sh", "#!/bin/sh\necho no CUDA toolkit >&2; exit 1\n")
+        return _missing("cudart", "no CUDA toolkit at " + home) + _missing("nccl", "no CUDA toolkit"), "", ""
+    lib = home + ("/lib64" if _exists(rctx, home + "/lib64") else "/lib")
+    rctx.symlink(home + "/include", "cuda/include")
+    out += _lib(
+        "cudart",
+        ["cuda/include"],
+        ["cuda/include/**"],
+        [],
+        ["-L" + lib, "-Wl,-rpath," + lib, "-lcudart", "-ldl", "-lpthread", "-lrt"],
+    )
+    # NCCL: NCCL_HOME, else the one LibTorch's own wheel loads, else the toolkit's.
+    cands = [_env(rctx, "NCCL_HOME")] + [p for p in nvidia if p.endswith("/nccl")] + [home, "/usr"]
+    for c in cands:
+        if c and _exists(rctx, c + "/include/nccl.h"):
+            ld = [d for d in [c + "/lib64", c + "/lib", c + "/lib/x86_64-linux-gnu"] if _exists(rctx, d + "/libnccl.so.2")]
+            if not ld:
+                continue
+            for h in ["nccl.h", "nccl_device.h", "nccl_device"]:
+                _link_dir(rctx, c + "/include/" + h, "nccl/include/" + h)
+            out += _lib("nccl", ["nccl/include"], ["nccl/include/**"], [], ["-L" + ld[0], "-Wl,-rpath," + ld[0], "-l:libnccl.so.2"], [":cudart"])
+            return out, home, lib
+    return out + _missing("nccl", "no nccl.h with libnccl.so.2"), home, lib
+
+def _mpi(rctx):
+    home = _env(rctx, "MPI_HOME")
+    cxx = home + "/bin/mpicxx" if home else rctx.which("mpicxx")
+    if not cxx:
+        return _missing("mpi", "no mpicxx"), ""
+    inc = (_run(rctx, [cxx, "--showme:incdirs"]) or "").split(" ")
+    libd = (_run(rctx, [cxx, "--showme:libdirs"]) or "").split(" ")
+    rctx.symlink(inc[0], "mpi/include")
+    links = []
+    for d in libd:
+        links += ["-L" + d, "-Wl,-rpath," + d]
+    run = home + "/bin/mpirun" if home else str(rctx.which("mpirun"))
+    # C API only: the C++ bindings (libmpi_cxx) were removed from MPI 3.
+    return _lib("mpi", ["mpi/include"], ["mpi/include/**/*.h"], ["OMPI_SKIP_MPICXX=1"], links + ["-lmpi"]), run
+
+def _headers(rctx, name, probe, dirs, linkopts = [], bases = ["/usr/local/include", "/usr/include"], deps = []):
+    for base in bases:
+        if _exists(rctx, base + "/" + probe):
+            for d in dirs:
+                rctx.symlink(base + "/" + d, name + "/include/" + d)
+            return _lib(name, [name + "/include"], [name + "/include/**"], linkopts = linkopts, deps = deps)
+    return _missing(name, "no " + probe)
+
+def _wheel_headers(rctx, nvidia):
+    """Header-only NVIDIA libraries whose wheels carry the C++ sources: cudnn_frontend, CUTLASS (with CuTe)."""
+    site = [p.rpartition("/nvidia/")[0] for p in nvidia][:1]
+    fe = site[0] + "/include" if site else ""
+    cutlass = site[0] + "/cutlass_library/source/include" if site else ""
+    out = ""
+    cudnn = [p for p in nvidia if _exists(rctx, p + "/include/cudnn.h")]
+    home = cudnn[0] if cudnn else (_env(rctx, "CUDA_HOME", "CUDA_PATH") or "/usr/local/cuda")
+    ld = [d for d in [home + "/lib", home + "/lib64"] if _exists(rctx, d + "/libcudnn.so.9")]
+    if ld and _exists(rctx, home + "/include/cudnn.h"):
+        for h in rctx.path(home + "/include").readdir():
+            if h.basename.startswith("cudnn"):
+                rctx.symlink(h, "cudnn/include/" + h.basename)
+        out += _lib("cudnn", ["cudnn/include"], ["cudnn/include/*"], [], [
+            "-L" + ld[0],
+            "-Wl,-rpath," + ld[0],
+            "-l:libcudnn.so.9",
+            "-Wl,--allow-shlib-undefined",
+        ], [":cudart"])
+    else:
+        out += _missing("cudnn", "no cudnn.h with libcudnn.so.9")
+    if fe and _exists(rctx, fe + "/cudnn_frontend.h"):
+        rctx.symlink(fe, "cudnn_frontend/include")
+        out += _lib("cudnn_frontend", ["cudnn_frontend/include"], ["cudnn_frontend/include/**"], [], [], [":cudnn"])
+    else:
+        out += _missing("cudnn_frontend", "no cudnn_frontend.h in the .venv")
+    if cutlass and _exists(rctx, cutlass + "/cute/tensor.hpp"):
+        rctx.symlink(cutlass, "cutlass/include")
+        out += _lib("cutlass", ["cutlass/include"], ["cutlass/include/**"], [], [], [":cudart"])
+    else:
+        out += _missing("cutlass", "no cute/tensor.hpp in the .venv")
+    return out
+
+def _impl(rctx):
+    torch, nvidia, torch_root, torch_cuda = _torch(rctx)
+    cuda, cuda_home, cuda_lib = _cuda(rctx, nvidia)
+    mpi, mpirun = _mpi(rctx)
+    out = "load(\"@rules_cc//cc:defs.bzl\", \"cc_library\")\npackage(default_visibility = [\"//visibility:public\"])\n"
+    out += torch + cuda + mpi
+    out += _wheel_headers(rctx, nvidia)
+    for name, pkg in [
+        ("hwloc", "hwloc"),
+        ("spdlog", "spdlog"),
+        ("tomlplusplus", "tomlplusplus"),
+        ("xxhash", "libxxhash"),
+        ("numa", "numa"),
+        ("benchmark", "benchmark"),
+        ("gtest", "gtest"),
+        ("gtest_main", "gtest_main"),
+        ("gmock", "gmock"),
+    ]:
+        out += _pkg_config(rctx, name, pkg)
+    out += _headers(rctx, "cli11", "CLI/CLI.hpp", ["CLI"])
+    out += _headers(rctx, "json", "nlohmann/json.hpp", ["nlohmann"])
+    out += _headers(rctx, "rapidcheck", "rapidcheck.h", ["rapidcheck", "rapidcheck.h"], ["-lrapidcheck"])
+    out += "\nexports_files([\"info.txt\"])\n"
+    rctx.file("BUILD.bazel", out)
+    rctx.file("info.txt", "torch=%s torch_cuda=%s cuda=%s mpirun=%s\n" % (torch_root, torch_cuda, cuda_home, mpirun))
+    rctx.file("config.bzl", "CUDA_HOME = %r\nNVCC = %r\nCUDA_LIB = %r\nMPIRUN = %r\nTORCH_ROOT = %r\nTORCH_CUDA = %r\n" % (
+        cuda_home,
+        cuda_home + "/bin/nvcc" if cuda_home else "",
+        cuda_lib,
+        mpirun,
+        torch_root,
+        torch_cuda,
+    ))
+
+system_deps = repository_rule(
+    implementation = _impl,
+    attrs = {"workspace_file": attr.label(default = "//:WORKSPACE")},
+    environ = _ENV,
+    local = True,
+    configure = True,
+)

@@ -1,0 +1,42 @@
+// The one exception type of annulus and the exit codes it maps to. Used by every room.
+//
+// A message says what was expected, what came, where (rank, file, key) and what to do. It begins with the room:
+//   [plan] 12 query heads cannot be split over 8 ranks: heads must be a multiple of ranks; use 4 or 6 ranks
+// The rank is put in front by whoever reports the error (launcher/main.cc), which knows it.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace annulus {
+
+// What went wrong, as far as a caller (or a shell script that reads the exit code) can act on it.
+// The value is the process's exit code; docs/user-guide.md lists them.
+enum class ErrorKind : int {
+  kInternal = 1,     // a fault of annulus itself
+  kUsage = 2,        // command line or configuration
+  kInput = 3,        // a file is missing, malformed, truncated, too short
+  kPlan = 4,         // lengths, heads, layout, ranks or devices do not fit together
+  kMismatch = 5,     // ranks were started with, or later hold, different things
+  kComm = 6,         // a peer is gone or missed a deadline
+  kBusy = 7,         // the run folder belongs to a live process
+  kResource = 8,     // memory, disk, permission
+  kUnavailable = 9,  // this build or machine lacks what was asked for (CUDA, MPI, a kernel)
+};
+
+class Error : public std::runtime_error {
+ public:
+  // room: "plan", "comm", "config", ... `message` without the room.
+  Error(ErrorKind kind, std::string_view room, std::string_view message)
+      : std::runtime_error("[" + std::string(room) + "] " + std::string(message)), kind_(kind) {}
+
+  ErrorKind kind() const { return kind_; }
+  int exit_code() const { return static_cast<int>(kind_); }
+
+ private:
+  ErrorKind kind_;
+};
+
+}  // namespace annulus
