@@ -1,0 +1,69 @@
+// Span, Band and Slice: the three words in which every pattern, layout and plan is written. Plain values, no device.
+//
+// Positions here are indices into the sequence: query i and key j of 0..S-1. A query offset (the position of query 0)
+// is folded into the bands when a pattern is made (pattern.h), so that nothing below needs to know of it.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
+namespace annulus {
+
+// The arithmetic progression begin, begin + stride, ..., count of them. stride >= 1. Closed under intersection.
+struct Span {
+  int64_t begin = 0;
+  int64_t stride = 1;
+  int64_t count = 0;
+
+  // [begin, end)
+  static Span range(int64_t begin, int64_t end) { return {begin, 1, std::max<int64_t>(0, end - begin)}; }
+
+  bool empty() const { return count <= 0; }
+  int64_t last() const { return begin + (count - 1) * stride; }  // of a span that is not empty
+  int64_t at(int64_t i) const { return begin + i * stride; }
+  bool contains(int64_t x) const { return count > 0 && x >= begin && x <= last() && (x - begin) % stride == 0; }
+  // The index of x within the span; x must be contained.
+  int64_t index_of(int64_t x) const { return (x - begin) / stride; }
+  // The members numbered first, ..., first + n - 1.
+  Span sub(int64_t first, int64_t n) const { return {at(first), stride, n}; }
+  // The members within [lo, hi].
+  Span clip(int64_t lo, int64_t hi) const;
+
+  friend bool operator==(const Span&, const Span&) = default;
+};
+
+// The members common to both. Exact for all strides (Chinese remainder theorem).
+Span intersect(const Span& a, const Span& b);
+
+// Keeps the pairs with lo <= key - query <= hi. Unbounded sides are -kUnbounded and kUnbounded.
+struct Band {
+  static constexpr int64_t kUnbounded = int64_t{1} << 50;
+  int64_t lo = -kUnbounded;
+  int64_t hi = kUnbounded;
+
+  bool unbounded_below() const { return lo <= -kUnbounded; }
+  bool unbounded_above() const { return hi >= kUnbounded; }
+  bool empty() const { return lo > hi; }
+  bool contains(int64_t query, int64_t key) const { return lo <= key - query && key - query <= hi; }
+  // Both bands at once.
+  Band meet(const Band& other) const { return {std::max(lo, other.lo), std::min(hi, other.hi)}; }
+
+  friend bool operator==(const Band&, const Band&) = default;
+};
+
+// A set of (batch row, query head, query, key): the product of four spans, cut by a band. Each pair is counted once.
+struct Slice {
+  Span batch;
+  Span heads;  // query heads
+  Span queries;
+  Span keys;
+  Band band;
+};
+
+std::string to_string(const Span& s);
+std::string to_string(const Band& b);
+
+}  // namespace annulus

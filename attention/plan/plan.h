@@ -1,0 +1,148 @@
+// Plan: rank by rank and step by step, which rows travel, into which buffer, and which tiles are computed meanwhile.
+// Plain data: made by a schedule (schedules.h), proved by the verifier (verifier.h), run by the executor (execution/).
+//
+// Numbers in a plan are rows and elements, never bytes of a dtype: a "row" is one position of one kv head of one batch
+// row.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "attention/pattern/pattern.h"
+#include "attention/pattern/span.h"
+#include "attention/plan/layout.h"
+
+namespace annulus {
+
+enum class ScheduleKind { kRing, kAllGather };
+
+std::string_view to_string(ScheduleKind kind);  // "ring", "all-gather"
+ScheduleKind parse_schedule(std::string_view name, std::string_view where);
+
+// What a plan is made from; equal requests give equal plans on every rank.
+struct PlanRequest {
+  AttentionShape shape;
+  PatternSpec pattern;
+  LayoutKind layout = LayoutKind::kContiguous;
+  ScheduleKind schedule = ScheduleKind::kRing;
+  int ranks = 1;
+  bool even = false;                    // refuse lengths that do not give every rank the same share
+  std::vector<int64_t> uneven_lengths;  // if not empty: contiguous parts of these lengths (queries and keys alike)
+
+  std::string text() const;  // canonical: the fingerprint that ranks compare
+  friend bool operator==(const PlanRequest&, const PlanRequest&) = default;
+};
+
+// A set of key/value rows: batch rows x kv heads x positions, stored in this order: [batch][positions, span after
+// span][heads]. `positions` are global; together they are the buffer's row index 0, 1, 2, ...
+struct RowSet {
+  Span batch;
+  Span heads;  // kv heads
+  std::vector<Span> positions;
+
+  int64_t positions_count() const;
+  int64_t rows() const { return batch.count * heads.count * positions_count(); }
+  friend bool operator==(const RowSet&, const RowSet&) = default;
+};
+
+// What a buffer holds. Buffers come in pairs of tensors: a key/value buffer is K and V, a gradient buffer dK and dV.
+enum class BufferKind {
+  kOwnKV,    // the caller's k and v: filled from the start
+  kKV,       // travelling keys and values, in the inputs' dtype
+  kSavedKV,  // the last-held keys and values, kept from the forward for the backward
+  kGrad,     // travelling or waiting gradients, in the accumulator's dtype
+  kOwnGrad,  // this rank's dk and dv: what the backward returns
+};
+
+struct Buffer {
+  BufferKind kind = BufferKind::kKV;
+  RowSet rows;  // the largest it ever holds: its storage. What it holds at a step follows from the transfers.
+};
+
+// Both tensors of a buffer to or from a peer, rows `rows`. Matches the peer's transfers in the order listed.
+struct Transfer {
+  int peer = 0;
+  int buffer = 0;
+  RowSet rows;
+};
+
+// One rectangle of (query rows, key rows), cut by a band, for the batch rows and query heads named. Row numbers are
+// into this rank's q (queries) and into a buffer (keys); the positions say which global positions these rows are, and
+// the band is over positions.
+struct Tile {
+  int buffer = 0;        // keys and values
+  int grad_buffer = -1;  // backward: where this tile's dK and dV are added; -1 in the forward
+  Span batch;
+  Span heads;  // query heads
+  Span query_rows;
+  Span query_positions;  // same count
+  Span key_rows;
+  Span key_positions;  // same count
+  Band band;           // pairs outside are not counted; normalised to unbounded where it cuts nothing
+};
+
+// dst += src, both gradient buffers of equal rows. Runs after the step's transfers arrived and tiles are done, in
+// order.
+struct Add {
+  int dst = 0;
+  int src = 0;
+};
+
+// One step: start all transfers, compute the tiles meanwhile (in order, merging into out and lse, or adding into the
+// gradient buffers), wait for the transfers, do the adds. A buffer being received must not be read before the next
+// step.
+struct Step {
+  std::vector<Transfer> sends;
+  std::vector<Transfer> receives;
+  std::vector<int> zero;  // gradient buffers set to zero before the step's tiles
+  std::vector<Tile> tiles;
+  std::vector<Add> adds;
+};
+
+// One rank's part of a plan. Buffers are numbered across forward and backward; each direction allocates those it uses.
+struct Program {
+  PlanRequest request;
+  int rank = 0;
+  std::string fingerprint;        // hex digest of request.text(): equal on all ranks
+  std::vector<Span> query_spans;  // what this rank owns, in storage order
+  std::vector<Span> key_spans;
+  std::vector<Buffer> buffers;
+  std::vector<Step> forward;
+  std::vector<Step> backward;
+  int saved = -1;  // the kSavedKV buffer, or -1: the backward needs nothing but q, k, v, out, lse
+
+  int64_t query_count() const;  // rows of this rank's q
+  int64_t key_count() const;
+};
+
+// Messages and rows this rank sends in one direction; a row is D elements, each of K and V (or dK and dV). The peak
+// counts rows of (K, V) pairs in buffers alive at once, own ones included.
+struct Traffic {
+  int64_t kv_messages = 0;  // tensors sent: two for each transfer
+  int64_t grad_messages = 0;
+  int64_t kv_rows = 0;  // K and V are counted once each
+  int64_t grad_rows = 0;
+  int64_t peak_kv_rows = 0;    // key/value rows alive at once, K and V once each, own rows included
+  int64_t peak_grad_rows = 0;  // likewise for gradients
+
+  // For kv elements of `kv_bytes` and gradient elements of `grad_bytes` each.
+  int64_t bytes(int64_t head_dim, int64_t kv_bytes, int64_t grad_bytes) const {
+    return head_dim * (kv_rows * kv_bytes + grad_rows * grad_bytes);
+  }
+};
+Traffic traffic(const Program& program, const std::vector<Step>& steps);
+
+// Checks the request (ring-size validation: heads, lengths, layout against ranks) and raises Error(kPlan) with what
+// would be valid. Every rank raises alike: it depends on the request alone. Called by make_program.
+void validate(const PlanRequest& request);
+
+// One rank's program. Costs time and memory in proportion to this rank's steps and tiles, not to ranks squared.
+Program make_program(const PlanRequest& request, int rank);
+
+// The same, cached by (request, rank); thread-safe. At most `kMaxCached` programs, the least recently used goes.
+std::shared_ptr<const Program> cached_program(const PlanRequest& request, int rank);
+
+}  // namespace annulus
