@@ -3,9 +3,11 @@
 //
 // Contract, the same for every backend:
 // - Every rank of a communicator calls the same operations in the same order.
-// - Every wait has a deadline (`timeout`). What fails raises Error(kComm) naming operation, step and peer. After that the
+// - Every wait has a deadline (`timeout`). What fails raises Error(kComm) naming operation, step and peer. After that
+// the
 //   communicator is dead: every later call raises at once, and buffers handed to it are neither freed nor reused.
-// - What all ranks can see to be wrong together (shape, dtype, operation of a collective) raises Error(kMismatch) on every
+// - What all ranks can see to be wrong together (shape, dtype, operation of a collective) raises Error(kMismatch) on
+// every
 //   rank, naming the ranks that differ and in what. Nothing hangs.
 // - Tensors must be contiguous and on a device and of a dtype that the backend supports; anything else is refused with
 //   Error(kPlan) before anything is sent.
@@ -40,7 +42,9 @@ struct OpLabel {
   int64_t step = 0;
 };
 
-// Started transfers. Destroying a Work that was not waited for waits for it (and reports, without throwing, a failure).
+// Started transfers. Destroying a Work that was not waited for waits for it (and reports, without throwing, a failure);
+// while an exception unwinds the stack it is abandoned instead: the communicator is dead then, its peers find out by
+// their deadlines (at once on the threads backend).
 class Work {
  public:
   virtual ~Work() = default;
@@ -67,6 +71,9 @@ class Communicator {
   int size() const { return size_; }
   virtual std::string_view backend() const = 0;  // "threads", "mpi", "nccl"
 
+  // The communicator of the same ranks that carries CPU tensors: itself, except on a GPU. Agreement in words uses it.
+  virtual Communicator& host() { return *this; }
+
   // Deadline of each operation, from its start to its end. Default: 300 s.
   Seconds timeout() const { return timeout_; }
   void set_timeout(Seconds timeout) { timeout_ = timeout; }
@@ -77,8 +84,8 @@ class Communicator {
   virtual std::unique_ptr<Work> exchange(const std::vector<Message>& sends, const std::vector<Message>& receives,
                                          OpLabel label) = 0;
 
-  // Collectives, in place where one tensor is given; blocking on a CPU. The order of additions depends only on size() and
-  // the tensor's shape, so that equal inputs give equal bits. kSum on fp32, fp64, int64; kMax/kMin likewise.
+  // Collectives, in place where one tensor is given; blocking on a CPU. The order of additions depends only on size()
+  // and the tensor's shape, so that equal inputs give equal bits. kSum on fp32, fp64, int64; kMax/kMin likewise.
   virtual void all_reduce(at::Tensor& tensor, ReduceOp op, OpLabel label) = 0;
   // out: [size, ...in.shape], rank by rank.
   virtual void all_gather(at::Tensor& out, const at::Tensor& in, OpLabel label) = 0;
@@ -87,7 +94,8 @@ class Communicator {
   virtual void broadcast(at::Tensor& tensor, int root, OpLabel label) = 0;
   virtual void barrier(OpLabel label) = 0;
 
-  // A communicator of the ranks with equal color, ordered by (key, rank). Collective. color < 0: joins none, returns null.
+  // A communicator of the ranks with equal color, ordered by (key, rank). Collective. color < 0: joins none, returns
+  // null.
   virtual std::unique_ptr<Communicator> split(int color, int key) = 0;
 
   // Moves pending transfers along without blocking; cheap. The executor calls it between tiles of a few milliseconds.
