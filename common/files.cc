@@ -1,0 +1,119 @@
+#include "common/files.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <system_error>
+
+#include "common/error.h"
+
+namespace annulus {
+namespace {
+
+[[noreturn]] void fail(const std::string& what, const std::string& path, int error) {
+  std::string hint;
+  if (error == ENOSPC || error == EDQUOT) hint = "; free some space or write elsewhere";
+  if (error == EACCES || error == EPERM || error == EROFS) hint = "; choose a folder that you may write to";
+  throw Error(ErrorKind::kResource, "files", "cannot " + what + " " + path + ": " + std::strerror(error) + hint);
+}
+
+class RealOutputFile : public OutputFile {
+ public:
+  explicit RealOutputFile(const std::string& path) : path_(path) {
+    fd_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (fd_ < 0) fail("create", path, errno);
+  }
+  ~RealOutputFile() override {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  void write(const void* data, size_t bytes) override {
+    const char* at = static_cast<const char*>(data);
+    while (bytes > 0) {
+      const ssize_t n = ::write(fd_, at, bytes);
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0) fail("write", path_, errno);
+      at += n;
+      bytes -= static_cast<size_t>(n);
+    }
+  }
+  void sync() override {
+    if (::fsync(fd_) != 0) fail("sync", path_, errno);
+  }
+  void close() override {
+    const int fd = fd_;
+    fd_ = -1;
+    if (fd >= 0 && ::close(fd) != 0 && errno != EINTR) fail("close", path_, errno);
+  }
+
+ private:
+  std::string path_;
+  int fd_ = -1;
+};
+
+class RealFileSystem : public FileSystem {
+ public:
+  std::unique_ptr<OutputFile> create(const std::string& path) override {
+    return std::make_unique<RealOutputFile>(path);
+  }
+  void rename(const std::string& from, const std::string& to) override {
+    if (std::rename(from.c_str(), to.c_str()) != 0) fail("rename " + from + " to", to, errno);
+  }
+  void sync_folder(const std::string& path) override {
+    const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) fail("open the folder", path, errno);
+    // Some network file systems refuse to sync a folder; there is nothing better to do there.
+    const int error = ::fsync(fd) != 0 && errno != EINVAL && errno != ENOTSUP ? errno : 0;
+    ::close(fd);
+    if (error) fail("sync the folder", path, error);
+  }
+  void make_folder(const std::string& path) override {
+    if (::mkdir(path.c_str(), 0777) == 0) return;
+    const int error = errno;
+    if (error == EEXIST && std::filesystem::is_directory(path)) return;
+    fail("make the folder", path, error);
+  }
+  void remove_all(const std::string& path) override {
+    std::error_code error;
+    std::filesystem::remove_all(path, error);
+    if (error) fail("remove", path, error.value());
+  }
+};
+
+}  // namespace
+
+FileSystem& FileSystem::real() {
+  static RealFileSystem files;
+  return files;
+}
+
+std::string temporary_beside(const std::string& path) { return path + ".tmp-" + std::to_string(::getpid()); }
+
+std::string folder_of(const std::string& path) {
+  const std::string folder = std::filesystem::path(path).parent_path().string();
+  return folder.empty() ? "." : folder;
+}
+
+void write_atomically(FileSystem& files, const std::string& path, std::string_view content) {
+  const std::string beside = temporary_beside(path);
+  try {
+    auto file = files.create(beside);
+    file->write(content.data(), content.size());
+    file->sync();
+    file->close();
+    files.rename(beside, path);
+  } catch (...) {
+    try {
+      files.remove_all(beside);
+    } catch (...) {  // the first failure is the one to report
+    }
+    throw;
+  }
+  files.sync_folder(folder_of(path));
+}
+
+}  // namespace annulus

@@ -1,0 +1,48 @@
+// Writing files so that a crash, a full disk or a lost power supply leaves the old content or the new one, whole.
+// Used by checkpoints, safetensors, run folders and configuration; tests put a failing FileSystem in the real one's
+// place (leveldb's Env is the model). Reading needs none of this: readers map or read files and check what they find.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <string_view>
+
+namespace annulus {
+
+// A file being written, from its beginning. Destroying it closes it. Not thread-safe.
+class OutputFile {
+ public:
+  virtual ~OutputFile() = default;
+  virtual void write(const void* data, size_t bytes) = 0;
+  // On return everything written is on the disk.
+  virtual void sync() = 0;
+  // Reports what a delayed write (NFS) may only find here.
+  virtual void close() = 0;
+};
+
+// Every operation raises Error(kResource) that names the path, the operation and the system's reason. Thread-safe.
+class FileSystem {
+ public:
+  virtual ~FileSystem() = default;
+  virtual std::unique_ptr<OutputFile> create(const std::string& path) = 0;  // truncates what is there
+  virtual void rename(const std::string& from, const std::string& to) = 0;
+  // On return files created in, renamed into or removed from the folder are so on the disk.
+  virtual void sync_folder(const std::string& path) = 0;
+  virtual void make_folder(const std::string& path) = 0;  // its parent exists; no error when it exists itself
+  virtual void remove_all(const std::string& path) = 0;   // no error when there is nothing
+
+  static FileSystem& real();
+};
+
+// "path.tmp-PID": beside `path`, on the same disk. A later writer may remove what a crash left there.
+std::string temporary_beside(const std::string& path);
+
+// Replaces the content of `path`: written beside, synced, renamed, the folder synced. When it fails, `path` is as it
+// was and nothing is left beside it.
+void write_atomically(FileSystem& files, const std::string& path, std::string_view content);
+
+// The folder a path lies in ("." for a bare name).
+std::string folder_of(const std::string& path);
+
+}  // namespace annulus

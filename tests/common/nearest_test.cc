@@ -1,0 +1,28 @@
+#include "common/nearest.h"
+
+#include <gtest/gtest.h>
+
+namespace annulus {
+namespace {
+
+const std::vector<std::string> kNames{"zigzag", "contiguous", "striped", "lr", "kv_heads", "heads"};
+
+TEST(Nearest, FindsWhatWasMeant) {
+  EXPECT_EQ(nearest("zig-zag", kNames), "zigzag");
+  EXPECT_EQ(nearest("ZigZag", kNames), "zigzag");
+  EXPECT_EQ(nearest("stripde", kNames), "striped");
+  EXPECT_EQ(nearest("kvheads", kNames), "kv_heads");
+  EXPECT_EQ(nearest("head", kNames), "heads");
+  EXPECT_EQ(nearest("rl", kNames), "lr");
+}
+
+TEST(Nearest, IsSilentWhenNothingIsNear) {
+  EXPECT_EQ(nearest("rotary", kNames), "");
+  EXPECT_EQ(nearest("", kNames), "");
+  EXPECT_EQ(nearest("x", {"y"}), "");
+  EXPECT_EQ(nearest("anything", {}), "");
+  EXPECT_EQ(nearest(std::string(1 << 20, 'z'), kNames), "");
+}
+
+}  // namespace
+}  // namespace annulus
