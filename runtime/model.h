@@ -1,0 +1,79 @@
+// A Llama-style decoder: RMSNorm, rotary embedding by global position, grouped heads, SwiGLU, optionally tied
+// embeddings. It knows neither ranks nor attention patterns: it is given the positions of its tokens (as a rotary
+// table) and a function that attends. Used by trainer.cc and sampler.cc.
+//
+// Thread safety: const calls may run at the same time as long as nobody updates the parameters.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "runtime/fused_ops.h"
+#include "runtime/parameters.h"
+
+namespace annulus {
+
+struct ModelShape {
+  int64_t layers = 0;
+  int64_t dim = 0;
+  int64_t heads = 0;
+  int64_t kv_heads = 0;
+  int64_t ffn = 0;
+  int64_t vocab = 0;
+  double rope_theta = 10000;
+  bool tie_embeddings = false;
+  double norm_eps = 1e-5;
+
+  int64_t head_dim() const { return dim / heads; }
+};
+
+// Error(kPlan) when sizes are not positive or do not divide: dim by heads into an even head dimension, heads by
+// kv_heads.
+void validate(const ModelShape& shape);
+
+// Multiply-additions counted twice, forward and backward, for one token of a causal sequence of `context`: 6 per weight
+// that is multiplied, and 6 * layers * context * dim for attention.
+double flops_per_token(const ModelShape& shape, int64_t context);
+
+// q [B, n, heads, D], k and v [B, n, kv_heads, D], all contiguous -> out like q.
+using Attend = std::function<at::Tensor(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t layer)>;
+
+class Model {
+ public:
+  // Checks the shape and takes the memory. Weights are N(0, 0.02), those of the outputs that are added to the residual
+  // stream 0.02 / sqrt(2 layers), norms 1; they depend on (shape, seed) only.
+  Model(const ModelShape& shape, uint64_t seed, at::ScalarType dtype = at::kFloat, at::Device device = at::kCPU);
+
+  const ModelShape& shape() const { return shape_; }
+  Parameters& parameters() { return parameters_; }
+  const Parameters& parameters() const { return parameters_; }
+
+  // The table for these positions (int64 [n]), on the model's device.
+  RotaryTable rotary(const at::Tensor& positions) const;
+
+  // tokens int64 [B, n] -> logits [B * n, vocab]. Differentiable in the parameters. Where `last_only`, the logits of
+  // the last position of each row alone: [B, vocab].
+  at::Tensor logits(const at::Tensor& tokens, const RotaryTable& table, const Attend& attend,
+                    bool last_only = false) const;
+
+ private:
+  struct Layer {
+    at::Tensor attention_norm;  // [dim]
+    at::Tensor qkv;             // [(heads + 2 kv_heads) head_dim, dim]
+    at::Tensor out;             // [dim, dim]
+    at::Tensor mlp_norm;        // [dim]
+    at::Tensor gate_up;         // [2 ffn, dim]
+    at::Tensor down;            // [dim, ffn]
+  };
+  ModelShape shape_;
+  Parameters parameters_;
+  at::Tensor embedding_;  // [vocab, dim]
+  std::vector<Layer> layers_;
+  at::Tensor norm_;
+  at::Tensor head_;  // [vocab, dim]; the embedding where tied
+};
+
+}  // namespace annulus
