@@ -1,0 +1,74 @@
+// Reads the variables that launchers set for their ranks.
+#include "comm/launch_info.h"
+
+#include <charconv>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+
+#include "common/error.h"
+
+namespace annulus {
+namespace {
+
+const char* text_of(const char* name) {
+  const char* value = std::getenv(name);
+  return value != nullptr && *value != '\0' ? value : nullptr;
+}
+
+int int_of(const char* name, int fallback, int low) {
+  return static_cast<int>(number_from_environment(name, fallback, low, 10'000'000));
+}
+
+}  // namespace
+
+double number_from_environment(const char* name, double fallback, double low, double high) {
+  const char* text = text_of(name);
+  if (text == nullptr) return fallback;
+  double value = 0;
+  const char* end = text + std::strlen(text);
+  const auto [rest, error] = std::from_chars(text, end, value);
+  if (error == std::errc() && rest == end && std::isfinite(value) && value >= low && value <= high) return value;
+  throw Error(ErrorKind::kUsage, "comm",
+              std::string("environment variable ") + name + " is \"" + text + "\": expected a number from " +
+                  std::to_string(static_cast<long long>(low)) + " to " + std::to_string(static_cast<long long>(high)) +
+                  "; correct or unset it");
+}
+
+LaunchInfo launch_info() {
+  LaunchInfo info;
+  info.annulus_size = int_of("ANNULUS_WORLD_SIZE", 0, 0);
+  if (const char* space = text_of("PMIX_NAMESPACE")) {
+    info.job = space;
+  } else if (const char* job = text_of("SLURM_JOB_ID")) {
+    info.job = std::string(job) + "." + (text_of("SLURM_STEP_ID") ? text_of("SLURM_STEP_ID") : "");
+  }
+  if (text_of("OMPI_COMM_WORLD_SIZE")) {
+    info.launcher = "Open MPI";
+    info.rank = int_of("OMPI_COMM_WORLD_RANK", 0, 0);
+    info.size = int_of("OMPI_COMM_WORLD_SIZE", 1, 1);
+    info.local_rank = int_of("OMPI_COMM_WORLD_LOCAL_RANK", 0, 0);
+    info.local_size = int_of("OMPI_COMM_WORLD_LOCAL_SIZE", -1, -1);
+  } else if (text_of("SLURM_STEP_NUM_TASKS") && text_of("SLURM_PROCID")) {
+    info.launcher = "Slurm";
+    info.rank = int_of("SLURM_PROCID", 0, 0);
+    info.size = int_of("SLURM_STEP_NUM_TASKS", 1, 1);
+    info.local_rank = int_of("SLURM_LOCALID", 0, 0);
+    info.local_size = info.size == 1 ? 1 : -1;
+  } else if (text_of("PMI_SIZE")) {
+    info.launcher = "PMI (MPICH, Intel MPI)";
+    info.rank = int_of("PMI_RANK", 0, 0);
+    info.size = int_of("PMI_SIZE", 1, 1);
+    info.local_rank = int_of("MPI_LOCALRANKID", 0, 0);
+    info.local_size = int_of("MPI_LOCALNRANKS", -1, -1);
+  } else if (text_of("PMIX_RANK")) {
+    info.launcher = "PMIx";
+    info.rank = int_of("PMIX_RANK", 0, 0);
+    info.size = info.annulus_size > 0 ? info.annulus_size : 0;  // not in the environment
+    info.local_size = -1;
+  }
+  info.launched = !info.launcher.empty();
+  return info;
+}
+
+}  // namespace annulus

@@ -1,0 +1,29 @@
+// What the environment says about how this process was started: by mpirun, srun, another MPI's launcher or by hand.
+// Read before MPI is touched. Used by bootstrap and by the command line (a rank never sets up or builds).
+#pragma once
+
+#include <string>
+
+namespace annulus {
+
+struct LaunchInfo {
+  bool launched = false;  // a launcher of ranks started this process
+  std::string launcher;   // "Open MPI", "PMIx", "PMI (MPICH, Intel MPI)", "Slurm"; empty when started by hand
+  std::string job;        // the same text in all ranks of the job, where the launcher says
+  int rank = 0;
+  int size = 1;        // ranks the launcher says it started
+  int local_rank = 0;  // on this host
+  int local_size = 1;  // -1 unknown
+  // ANNULUS_WORLD_SIZE: how many ranks `annulus launch` started; 0 when it did not.
+  int annulus_size = 0;
+};
+
+// Error(kUsage) when a variable it reads holds no sensible number. Thread-safe as long as nobody changes the
+// environment.
+LaunchInfo launch_info();
+
+// The environment variable as a number, fallback when unset or empty. Error(kUsage) when it is no number in [low,
+// high].
+double number_from_environment(const char* name, double fallback, double low, double high);
+
+}  // namespace annulus

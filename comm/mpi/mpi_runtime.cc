@@ -1,0 +1,104 @@
+// MPI_Init and MPI_Finalize under a watchdog.
+#include "comm/mpi/mpi_runtime.h"
+
+#include <cstdio>
+#include <exception>
+
+#include "comm/checks.h"
+#include "comm/mpi/mpi_internal.h"
+#include "comm/watchdog.h"
+#include "common/error.h"
+
+namespace annulus {
+
+using comm_internal::describe_seconds;
+using comm_internal::Watchdog;
+using mpi_internal::check_mpi;
+
+namespace mpi_internal {
+
+std::string mpi_error_text(int code) {
+  char text[MPI_MAX_ERROR_STRING + 1] = {};
+  int length = 0;
+  if (MPI_Error_string(code, text, &length) != MPI_SUCCESS) return "MPI error " + std::to_string(code);
+  return std::string(text, static_cast<size_t>(length));
+}
+
+void check_mpi(int code, const char* call) {
+  if (code == MPI_SUCCESS) return;
+  throw Error(ErrorKind::kComm, "comm", std::string(call) + " failed: " + mpi_error_text(code));
+}
+
+}  // namespace mpi_internal
+
+std::shared_ptr<MpiRuntime> MpiRuntime::start(const MpiOptions& options) {
+  if (options.max_piece_bytes < 1 || options.max_piece_bytes > (int64_t{1} << 30)) {
+    throw Error(ErrorKind::kPlan, "comm",
+                "MPI pieces of " + std::to_string(options.max_piece_bytes) + " bytes: expected 1 to 2^30");
+  }
+  int started = 0;
+  check_mpi(MPI_Initialized(&started), "MPI_Initialized");
+  if (started != 0) {
+    throw Error(ErrorKind::kInternal, "comm", "MPI was already started in this process: one MpiRuntime a process");
+  }
+  std::shared_ptr<MpiRuntime> runtime(new MpiRuntime);
+  runtime->options_ = options;
+  runtime->abandoned_ = true;  // until MPI runs
+  {
+    const Seconds timeout = options.timeout;
+    Watchdog watchdog(
+        timeout, options.describe_init_timeout ? options.describe_init_timeout : [timeout] {
+          return "[comm] MPI_Init did not return within " + describe_seconds(timeout.count()) +
+                 ": a rank of this job has not started or is stopped; see that every host runs the same program";
+        });
+    int provided = MPI_THREAD_SINGLE;
+    // Serialized: several threads may hold communicators, one at a time calls MPI.
+    check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided), "MPI_Init_thread");
+    if (provided < MPI_THREAD_SERIALIZED) {
+      throw Error(ErrorKind::kUnavailable, "comm",
+                  "this MPI does not allow calls from more than one thread: rebuild it with thread support");
+    }
+    // Errors that belong to no communicator go to one of these two, depending on the version of MPI.
+    check_mpi(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+    check_mpi(MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+    check_mpi(MPI_Comm_rank(MPI_COMM_WORLD, &runtime->rank_), "MPI_Comm_rank");
+    check_mpi(MPI_Comm_size(MPI_COMM_WORLD, &runtime->size_), "MPI_Comm_size");
+  }
+  char version[MPI_MAX_LIBRARY_VERSION_STRING + 1] = {};
+  int length = 0;
+  if (MPI_Get_library_version(version, &length) == MPI_SUCCESS) {
+    runtime->version_.assign(version, static_cast<size_t>(length));
+    runtime->version_ = runtime->version_.substr(0, runtime->version_.find(','));
+  }
+  runtime->abandoned_ = false;
+  return runtime;
+}
+
+std::unique_ptr<Communicator> MpiRuntime::make_world() {
+  const Seconds timeout = options_.timeout;
+  Watchdog watchdog(timeout, [timeout] {
+    return "[comm] MPI_Comm_dup of all ranks did not return within " + describe_seconds(timeout.count()) +
+           ": a rank is stopped or gone";
+  });
+  MPI_Comm data = MPI_COMM_NULL;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &data), "MPI_Comm_dup");
+  }
+  return mpi_internal::make_mpi_communicator(shared_from_this(), data);
+}
+
+MpiRuntime::~MpiRuntime() {
+  if (abandoned_ || std::uncaught_exceptions() > 0) return;
+  const Seconds timeout = options_.timeout;
+  const int rank = rank_;
+  Watchdog watchdog(timeout, [timeout, rank] {
+    return "[comm] rank " + std::to_string(rank) + ": MPI_Finalize did not return within " +
+           describe_seconds(timeout.count()) + ": another rank is still busy, stopped or gone";
+  });
+  std::lock_guard<std::mutex> lock(mutex_);
+  const int code = MPI_Finalize();
+  if (code != MPI_SUCCESS) std::fprintf(stderr, "[comm] MPI_Finalize failed: error %d\n", code);
+}
+
+}  // namespace annulus

@@ -1,0 +1,63 @@
+// The suite over MPI: every rank of an mpirun runs it (see mpi_test in bazel/mpi.bzl).
+// --piece=N: messages longer than N bytes travel in pieces, which otherwise needs 1 GiB.
+#include <gtest/gtest.h>
+#include <mpi.h>
+
+#include <cstdlib>
+#include <string_view>
+
+#include "comm/mpi/mpi_runtime.h"
+#include "comm/watchdog.h"
+#include "tests/comm/suite.h"
+
+namespace annulus {
+namespace {
+
+std::shared_ptr<MpiRuntime>& runtime() {
+  static std::shared_ptr<MpiRuntime> runtime;
+  return runtime;
+}
+
+TEST(Mpi, FormsTheWorldThatWasAskedFor) {
+  const char* wanted = std::getenv("WANT_SIZE");
+  ASSERT_NE(wanted, nullptr) << "run by mpi_test";
+  EXPECT_EQ(runtime()->size(), std::atoi(wanted));
+  EXPECT_FALSE(runtime()->version().empty());
+}
+
+}  // namespace
+
+comm_test::Backend& comm_test::backend() {
+  static Backend backend{"mpi",
+                         at::kCPU,
+                         {runtime()->size()},
+                         [](int, const std::function<void(Communicator&)>& body) {
+                           // The world's communicator dies in no test; each test gets one of its own.
+                           static const std::unique_ptr<Communicator> world = [] {
+                             auto comm = runtime()->make_world();
+                             comm->set_timeout(Seconds(40));
+                             return comm;
+                           }();
+                           const std::unique_ptr<Communicator> comm = world->split(0, world->rank());
+                           body(*comm);
+                         },
+                         ""};
+  return backend;
+}
+
+}  // namespace annulus
+
+int main(int argc, char** argv) {
+  annulus::MpiOptions options;
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view argument = argv[i];
+    if (argument.substr(0, 8) == "--piece=") options.max_piece_bytes = std::atoll(argv[i] + 8);
+  }
+  annulus::runtime() = annulus::MpiRuntime::start(options);
+  testing::InitGoogleTest(&argc, argv);
+  const int result = RUN_ALL_TESTS();
+  // The fault tests leave dead communicators behind, so that the runtime would not finalize, and mpirun call it failed.
+  const annulus::comm_internal::Watchdog watchdog(annulus::Seconds(20), [] { return "MPI_Finalize hangs"; });
+  MPI_Finalize();
+  std::_Exit(result);
+}

@@ -1,0 +1,141 @@
+// The suite over the threads backend, and what only that backend promises.
+#include "comm/threads/threads.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <stdexcept>
+
+#include "common/error.h"
+#include "tests/comm/suite.h"
+
+namespace annulus {
+
+comm_test::Backend& comm_test::backend() {
+  static Backend backend{"threads",
+                         at::kCPU,
+                         {1, 2, 3, 4, 8},
+                         [](int size, const std::function<void(Communicator&)>& body) {
+                           run_ranks(size, [&](Communicator& comm) {
+                             comm.set_timeout(Seconds(60));
+                             body(comm);
+                           });
+                         },
+                         ""};
+  return backend;
+}
+
+namespace {
+
+TEST(Threads, RethrowsTheErrorThatCameFirst) {
+  for (int attempt = 0; attempt < 20; ++attempt) {
+    std::atomic<int> woken = 0;
+    try {
+      run_ranks(4, [&](Communicator& comm) {
+        if (comm.rank() == 2) throw std::out_of_range("no row 17");
+        try {
+          comm.barrier({"end of step", 5});
+        } catch (const Error& e) {
+          EXPECT_EQ(e.kind(), ErrorKind::kComm);
+          EXPECT_NE(std::string(e.what()).find("rank 2 failed: no row 17"), std::string::npos) << e.what();
+          ++woken;
+          throw;
+        }
+      });
+      ADD_FAILURE() << "no error";
+    } catch (const std::out_of_range& e) {
+      EXPECT_STREQ(e.what(), "no row 17");
+    }
+    EXPECT_EQ(woken, 3);
+  }
+}
+
+TEST(Threads, MissedDeadlineIsTheErrorReported) {
+  std::atomic<bool> over = false;
+  try {
+    run_ranks(3, [&](Communicator& comm) {
+      if (comm.rank() == 0) {
+        comm.set_timeout(Seconds(0.05));
+        at::Tensor in = at::empty({4}, at::kFloat);
+        auto work = comm.exchange({}, {{in, 1}}, {"hop", 3});
+        try {
+          work->wait();
+        } catch (...) {
+          over = true;
+          over.notify_all();
+          throw;
+        }
+      } else if (comm.rank() == 1) {
+        over.wait(false);
+      } else {
+        comm.barrier({"end", 0});
+      }
+    });
+    ADD_FAILURE() << "no error";
+  } catch (const Error& e) {
+    EXPECT_STREQ(e.what(), "[comm] hop, step 3: receiving 16 bytes from rank 1: not done within 0.05 s");
+  }
+}
+
+TEST(Threads, RankThatReturnsIsNotWaitedFor) {
+  try {
+    run_ranks(3, [](Communicator& comm) {
+      if (comm.rank() == 1) return;
+      comm.barrier({"end of step", 5});
+    });
+    ADD_FAILURE() << "no error";
+  } catch (const Error& e) {
+    EXPECT_NE(std::string(e.what()).find("rank 1 returned without taking part"), std::string::npos) << e.what();
+  }
+}
+
+TEST(Threads, MessageOfARankThatReturnedArrives) {
+  run_ranks(2, [](Communicator& comm) {
+    at::Tensor tensor = at::full({5}, comm.rank(), at::kFloat);
+    if (comm.rank() == 0) comm.exchange({{tensor, 1}}, {}, {"last words", 0})->wait();
+    if (comm.rank() == 1) comm.exchange({}, {{tensor, 0}}, {"last words", 0})->wait();
+    EXPECT_EQ(tensor.const_data_ptr<float>()[4], 0);
+  });
+}
+
+TEST(Threads, RanksKeepTheCallersModes) {
+  const int threads = at::get_num_threads();
+  run_ranks(2, [](Communicator&) {
+    EXPECT_TRUE(at::GradMode::is_enabled());
+    EXPECT_EQ(at::get_num_threads(), 1);
+  });
+  {
+    const at::NoGradGuard guard;
+    run_ranks(2, [](Communicator&) { EXPECT_FALSE(at::GradMode::is_enabled()); });
+  }
+  EXPECT_EQ(at::get_num_threads(), threads);
+}
+
+TEST(Threads, RefusesNoRanks) {
+  try {
+    run_ranks(0, [](Communicator&) {});
+    ADD_FAILURE() << "no error";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.kind(), ErrorKind::kPlan);
+  }
+}
+
+TEST(Threads, OneRankAloneNeedsNothing) {
+  const std::unique_ptr<Communicator> comm = make_self_communicator();
+  EXPECT_EQ(comm->size(), 1);
+  at::Tensor from = at::full({3}, 2.5, at::kDouble);
+  at::Tensor to = at::empty({3}, at::kDouble);
+  comm->exchange({{from, 0}}, {{to, 0}}, {"self", 0})->wait();
+  EXPECT_EQ(to.const_data_ptr<double>()[2], 2.5);
+  comm->all_reduce(to, ReduceOp::kSum, {"self", 1});
+  EXPECT_EQ(to.const_data_ptr<double>()[2], 2.5);
+  EXPECT_EQ(comm->split(0, 0)->size(), 1);
+  EXPECT_EQ(all_gather_text(*comm, "me", {"self", 2}), std::vector<std::string>{"me"});
+}
+
+}  // namespace
+}  // namespace annulus
