@@ -1,0 +1,27 @@
+#include "launcher/command_line.h"
+
+#include <cstdlib>
+
+#include "launcher/mpirun.h"
+
+namespace annulus {
+namespace {
+std::vector<std::string> arguments;
+std::string program = "annulus";
+}  // namespace
+
+void remember_command_line(int argc, char** argv) {
+  if (argc > 0) program = argv[0];
+  if (const char* name = std::getenv("ANNULUS_PROGRAM"); name != nullptr && *name != '\0') program = name;
+  arguments.assign(argv + (argc > 0 ? 1 : 0), argv + argc);
+}
+
+std::string typed_command() {
+  std::vector<std::string> words = {program};
+  words.insert(words.end(), arguments.begin(), arguments.end());
+  return shell_quote(words);
+}
+
+const std::vector<std::string>& command_arguments() { return arguments; }
+
+}  // namespace annulus

@@ -1,0 +1,18 @@
+// What the user typed, for messages that say how to do it again. Set once by main.cc, read by verbs.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace annulus {
+
+// Remembers main's arguments. The name of the program is ANNULUS_PROGRAM where the script ./annulus set it.
+void remember_command_line(int argc, char** argv);
+
+// As it would be typed into a shell: "./annulus launch -n 2 train configs/quickstart.toml".
+std::string typed_command();
+
+// The arguments after the program's name.
+const std::vector<std::string>& command_arguments();
+
+}  // namespace annulus

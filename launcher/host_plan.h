@@ -1,0 +1,25 @@
+// Where the ranks of a launch go on this host, for launch and for the ranks themselves: comm/topology's placement, and
+// what follows from it for threads.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "comm/launch_info.h"
+
+namespace annulus {
+
+struct HostPlan {
+  std::string table;            // for a person
+  int cores = 1;                // usable cores of this host
+  bool oversubscribed = false;  // more ranks than cores: ranks share them
+};
+
+// For `ranks` ranks on this host. Raises Error(kUnavailable) when the machine cannot be read.
+HostPlan plan_host(int ranks);
+
+// Binds the calling process to its cores and memory and returns how many threads suit it; nothing when it leaves
+// binding as it is: ANNULUS_BIND=0, or nobody says how many ranks share the host. Call before any thread starts.
+std::optional<int> bind_rank(const LaunchInfo& info);
+
+}  // namespace annulus

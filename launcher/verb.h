@@ -1,0 +1,62 @@
+// Verb: one word of the command line (`annulus train ...`). One file per verb, verb_NAME.cc; the table is in verbs.cc.
+// main.cc finds the verb, parses its options and runs it; `launch` parses the options of the verb it is to run, so that
+// a typing error is reported once and before any rank starts.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace CLI {
+class App;
+}
+
+namespace annulus {
+
+class Verb {
+ public:
+  virtual ~Verb() = default;
+  // Declares the options, and with app.footer() an example that works as typed. Reads and opens nothing.
+  virtual void declare(CLI::App& app) = 0;
+  // Checks that need no file, beyond what options can say; raises Error(kUsage). Called after parsing, before any rank
+  // starts.
+  virtual void check() {}
+  // Runs it; the return value is the exit code. Errors are raised (common/error.h).
+  virtual int run() = 0;
+};
+
+struct VerbEntry {
+  std::string_view name;
+  std::string_view help;  // one line
+  bool ranks;             // may be run by `launch`
+  std::unique_ptr<Verb> (*make)();
+};
+
+// All verbs, in the order in which `annulus --help` lists them.
+const std::vector<VerbEntry>& verbs();
+
+// Raises Error(kUsage) naming the nearest verb.
+const VerbEntry& find_verb(std::string_view name);
+
+// What comes of reading a command line: a verb ready to run, or a text that was asked for (--help).
+struct ParsedVerb {
+  std::unique_ptr<Verb> verb;  // null: print `text` and leave with exit code 0
+  std::string text;
+};
+
+// Reads the options of a verb. Raises Error(kUsage): an unknown option (the nearest one is named), a missing or
+// malformed value.
+ParsedVerb parse_verb(const VerbEntry& entry, const std::vector<std::string>& args);
+
+// The refusal of an option that `app` does not have, naming the nearest.
+[[noreturn]] void refuse_option(std::string_view verb, const CLI::App& app, const std::string& option);
+
+// The constructors of the verbs.
+std::unique_ptr<Verb> make_launch_verb();
+std::unique_ptr<Verb> make_topology_verb();
+std::unique_ptr<Verb> make_selftest_verb();
+std::unique_ptr<Verb> make_doctor_verb();
+std::unique_ptr<Verb> make_version_verb();
+
+}  // namespace annulus

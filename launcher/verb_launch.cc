@@ -1,0 +1,93 @@
+// annulus launch: options, and the verb that is to run.
+#include <CLI/CLI.hpp>
+#include <charconv>
+#include <cstdlib>
+
+#include "common/error.h"
+#include "launcher/command_line.h"
+#include "launcher/launch.h"
+#include "launcher/mpirun.h"
+#include "launcher/verb.h"
+
+namespace annulus {
+namespace {
+
+constexpr int kMostRanks = 65536;
+
+class LaunchVerb : public Verb {
+ public:
+  void declare(CLI::App& app) override {
+    app.prefix_command();  // what follows the verb is the verb's
+    app.add_option("-n,--np", ranks_, "number of ranks (also -np)")->type_name("N");
+    app.add_flag("--dry-run", options_.dry_run, "print the placement and the mpirun command; start nothing");
+    app.add_option("--log-dir", options_.log_dir,
+                   "folder for the log files of the ranks (default: a new one in runs/logs)");
+    app.add_option("--timeout-grace", options_.grace_seconds,
+                   "seconds that ranks have to stop after Ctrl-C or SIGTERM before they are ended (default: 30)")
+        ->type_name("S");
+    app.add_option("--mpi-args", mpi_args_, "more options for mpirun, in quotes");
+    app.callback([this, &app] {
+      rest_ = app.remaining();
+      if (!rest_.empty() && rest_.front() == "--") rest_.erase(rest_.begin());
+      if (!rest_.empty() && rest_.front().starts_with("-")) refuse_option("launch", app, rest_.front());
+    });
+    app.footer(
+        "VERB and its own options come last.\n"
+        "Examples:\n"
+        "  ./annulus launch -n 2 train configs/quickstart.toml\n"
+        "  ./annulus launch -n 4 --dry-run selftest exchange");
+  }
+
+  void check() override {
+    const std::string usage = "; example: annulus launch -n 2 train configs/quickstart.toml";
+    if (ranks_.empty()) throw Error(ErrorKind::kUsage, "launcher", "launch needs the number of ranks, -n N" + usage);
+    const char* const end = ranks_.data() + ranks_.size();
+    const auto [stop, error] = std::from_chars(ranks_.data(), end, options_.ranks);
+    if (error != std::errc() || stop != end || options_.ranks < 1 || options_.ranks > kMostRanks) {
+      throw Error(ErrorKind::kUsage, "launcher",
+                  "launch -n takes a whole number of ranks from 1 to " + std::to_string(kMostRanks) + ", not \"" +
+                      ranks_ + "\"" + usage);
+    }
+    if (!(options_.grace_seconds >= 0 && options_.grace_seconds <= 86400)) {
+      throw Error(ErrorKind::kUsage, "launcher", "launch --timeout-grace takes seconds from 0 to 86400");
+    }
+    if (!mpi_args_.empty()) options_.mpi_args = shell_split(mpi_args_, "--mpi-args");
+    if (rest_.empty()) {
+      std::string known;
+      for (const VerbEntry& entry : verbs()) {
+        if (entry.ranks) known += (known.empty() ? "" : ", ") + std::string(entry.name);
+      }
+      throw Error(ErrorKind::kUsage, "launcher", "launch needs a verb to run: one of " + known + usage);
+    }
+    const VerbEntry& entry = find_verb(rest_.front());
+    if (!entry.ranks) {
+      throw Error(ErrorKind::kUsage, "launcher",
+                  "`" + std::string(entry.name) + "` runs in one process: type it without `launch -n N`");
+    }
+    // Read here already: a typing error is reported once, and before anything starts.
+    help_ = parse_verb(entry, {rest_.begin() + 1, rest_.end()}).text;
+    options_.program = rest_;
+  }
+
+  int run() override {
+    if (!help_.empty()) {
+      std::fputs(help_.c_str(), stdout);
+      return 0;
+    }
+    options_.typed = typed_command();
+    return run_launch(options_);
+  }
+
+ private:
+  LaunchOptions options_;
+  std::string ranks_;
+  std::string mpi_args_;
+  std::vector<std::string> rest_;
+  std::string help_;
+};
+
+}  // namespace
+
+std::unique_ptr<Verb> make_launch_verb() { return std::make_unique<LaunchVerb>(); }
+
+}  // namespace annulus

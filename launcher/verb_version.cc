@@ -1,0 +1,24 @@
+// annulus version.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+
+#include "common/version.h"
+#include "launcher/verb.h"
+
+namespace annulus {
+namespace {
+
+class VersionVerb : public Verb {
+ public:
+  void declare(CLI::App& app) override { app.footer("Example:\n  ./annulus version"); }
+  int run() override {
+    std::printf("annulus %s\n", kVersion);
+    return 0;
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Verb> make_version_verb() { return std::make_unique<VersionVerb>(); }
+
+}  // namespace annulus
