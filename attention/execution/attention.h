@@ -47,7 +47,9 @@ struct AttentionStats {
   int64_t peak_kv_elements = 0;      // K and V elements held at once: own, travelling, saved
   int64_t peak_grad_elements = 0;    // dK and dV likewise, own included
   int64_t peak_result_elements = 0;  // a kernel's dK and dV results before they are added
-  double exposed_seconds = 0;        // waiting for transfers
+  int64_t messages_sent = 0;         // of keys, values and gradients: two a transfer
+  int64_t bytes_sent = 0;
+  double exposed_seconds = 0;  // waiting for transfers
 };
 
 // Collective. Raises Error(kMismatch) on every rank when plan, shapes, dtypes, scale or call number differ between

@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -33,15 +34,16 @@ class Kernel {
 
   // Forward: begin, any number of forward() in the plan's order, finish.
   virtual void begin_forward(const at::Tensor& q, double scale) = 0;
-  virtual void forward(const at::Tensor& k, const at::Tensor& v, const Tile& tile, const Poll& poll) = 0;
+  // `tiles`: those of one step that read the buffer k, v.
+  virtual void forward(const at::Tensor& k, const at::Tensor& v, std::span<const Tile> tiles, const Poll& poll) = 0;
   // out in the accumulator's dtype [B, n, H, D]; lse [B, H, n], -inf for rows with no key.
   virtual void finish_forward(at::Tensor& out, at::Tensor& lse) = 0;
 
   // Backward, from the MERGED out (q's dtype) and lse. dk and dv are accumulators of the key rows, added to.
   virtual void begin_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& out, const at::Tensor& lse,
                               double scale) = 0;
-  virtual void backward(const at::Tensor& k, const at::Tensor& v, const Tile& tile, at::Tensor& dk, at::Tensor& dv,
-                        const Poll& poll) = 0;
+  virtual void backward(const at::Tensor& k, const at::Tensor& v, std::span<const Tile> tiles, at::Tensor& dk,
+                        at::Tensor& dv, const Poll& poll) = 0;
   virtual at::Tensor finish_backward() = 0;  // dq in the accumulator's dtype
 
   // Elements of the largest dK and dV result that a backward tile held before it was added.

@@ -135,6 +135,14 @@ struct Traffic {
 };
 Traffic traffic(const Program& program, const std::vector<Step>& steps);
 
+// For each buffer, the first and the last of `steps` in which it holds something or is filled; {0, -1} if never.
+// Storage is needed in [first, last]. Own keys and values are the caller's: {0, last step}.
+struct Lifetime {
+  int first = 0;
+  int last = -1;
+};
+std::vector<Lifetime> lifetimes(const Program& program, const std::vector<Step>& steps);
+
 // Checks the request (ring-size validation: heads, lengths, layout against ranks) and raises Error(kPlan) with what
 // would be valid. Every rank raises alike: it depends on the request alone. Called by make_program.
 void validate(const PlanRequest& request);
@@ -142,7 +150,7 @@ void validate(const PlanRequest& request);
 // One rank's program. Costs time and memory in proportion to this rank's steps and tiles, not to ranks squared.
 Program make_program(const PlanRequest& request, int rank);
 
-// The same, cached by (request, rank); thread-safe. At most `kMaxCached` programs, the least recently used goes.
+// The same, cached by (request, rank); thread-safe. At most 256 programs, the least recently used goes.
 std::shared_ptr<const Program> cached_program(const PlanRequest& request, int rank);
 
 }  // namespace annulus

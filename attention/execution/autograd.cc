@@ -1,0 +1,42 @@
+// The autograd node around attention_forward and attention_backward.
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "attention/execution/attention.h"
+
+namespace annulus {
+namespace {
+
+// The call travels from forward to backward as an opaque value of the node.
+struct CallHolder : torch::CustomClassHolder {
+  explicit CallHolder(const AttentionCall& c) : call(c) {}
+  const AttentionCall call;
+};
+
+class AttentionNode : public torch::autograd::Function<AttentionNode> {
+ public:
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& q, const at::Tensor& k,
+                            const at::Tensor& v, const c10::intrusive_ptr<CallHolder>& holder) {
+    const AttentionOutput result = attention_forward(q, k, v, holder->call);
+    context->save_for_backward({q, k, v, result.out, result.lse, result.saved_k, result.saved_v});
+    context->saved_data["call"] = c10::IValue::make_capsule(holder);
+    return result.out;
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list grads) {
+    const torch::autograd::variable_list saved = context->get_saved_variables();
+    const auto holder = c10::static_intrusive_pointer_cast<CallHolder>(context->saved_data["call"].toCapsule());
+    const AttentionGradients result = attention_backward(grads[0], saved[0], saved[1], saved[2],
+                                                         {saved[3], saved[4], saved[5], saved[6]}, holder->call);
+    return {result.dq, result.dk, result.dv, at::Tensor()};
+  }
+};
+
+}  // namespace
+
+at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionCall& call) {
+  return AttentionNode::apply(q, k, v, c10::make_intrusive<CallHolder>(call));
+}
+
+}  // namespace annulus

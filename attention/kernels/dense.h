@@ -1,0 +1,29 @@
+// Dense attention over one masked rectangle, exact about what the mask hides: nothing of a hidden key or value, not
+// even an infinity or a NaN, reaches a result. The reference kernel is made of it; the aten kernel falls back to it for
+// rectangles whose keys or values are not finite. Internal to attention/kernels.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace annulus {
+
+struct DenseForward {
+  at::Tensor out, lse;  // [b, h, n, D], [b, h, n]; -inf for rows without a key
+};
+struct DenseBackward {
+  at::Tensor dq, dk, dv;  // like q, k, v
+};
+
+// q [b, h, n, D], k and v [b, hk, m, D], h a multiple of hk; mask bool [n, m] or undefined (nothing hidden). Computes
+// in the tensors' dtype. Quadratic memory in n x m.
+DenseForward dense_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& mask,
+                           double scale);
+
+// From the merged out [b, h, n, D] and lse [b, h, n] of all keys of these rows (lse = -inf: the row has none).
+DenseBackward dense_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                             const at::Tensor& out, const at::Tensor& lse, const at::Tensor& mask, double scale);
+
+// No element is infinite or NaN.
+bool all_finite(const at::Tensor& tensor);
+
+}  // namespace annulus

@@ -1,0 +1,53 @@
+#include "attention/kernels/tile_views.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+
+namespace annulus {
+namespace {
+
+at::Tensor take(const at::Tensor& tensor, int64_t dim, const Span& s) {
+  if (s.begin == 0 && s.stride == 1 && s.count == tensor.size(dim)) return tensor;
+  if (s.empty()) return tensor.slice(dim, 0, 0);
+  return tensor.slice(dim, s.begin, s.last() + 1, s.stride);
+}
+
+at::Tensor positions(const Span& s, const at::Tensor& like) {
+  return at::arange(s.count, like.options().dtype(at::kLong)) * s.stride + s.begin;
+}
+
+}  // namespace
+
+std::vector<HeadGroup> head_groups(const Span& heads, int64_t group) {
+  if (group == 1) return {{heads, heads}};
+  if (heads.stride == 1 && heads.begin % group == 0 && heads.count % group == 0) {
+    return {{heads, Span::range(heads.begin / group, (heads.begin + heads.count) / group)}};
+  }
+  std::vector<HeadGroup> groups;  // neighbours that read the same kv head stay together
+  for (int64_t i = 0; i < heads.count;) {
+    const int64_t kv = heads.at(i) / group;
+    int64_t n = 1;
+    while (i + n < heads.count && heads.at(i + n) / group == kv) ++n;
+    groups.push_back({heads.sub(i, n), Span::range(kv, kv + 1)});
+    i += n;
+  }
+  return groups;
+}
+
+at::Tensor rows_view(const at::Tensor& tensor, const Span& batch, const Span& heads, const Span& rows) {
+  return take(take(take(tensor, 0, batch), 1, rows), 2, heads).transpose(1, 2);
+}
+
+at::Tensor lse_view(const at::Tensor& lse, const Span& batch, const Span& heads, const Span& rows) {
+  return take(take(take(lse, 0, batch), 1, heads), 2, rows);
+}
+
+at::Tensor band_mask(const Tile& tile, const Span& queries, const Span& keys, const at::Tensor& like) {
+  const at::Tensor difference = positions(members(tile.key_positions, keys), like).unsqueeze(0) -
+                                positions(members(tile.query_positions, queries), like).unsqueeze(1);
+  return difference.ge(tile.band.lo).logical_and(difference.le(tile.band.hi));
+}
+
+at::ScalarType accumulator_type(at::ScalarType input) { return input == at::kDouble ? at::kDouble : at::kFloat; }
+
+}  // namespace annulus

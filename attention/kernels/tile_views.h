@@ -1,0 +1,35 @@
+// From a tile to tensor views: what every kernel does before it computes. Internal to attention/kernels.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+#include "attention/plan/plan.h"
+
+namespace annulus {
+
+// Query heads that one call can take together with the kv heads they read: `query.count` a multiple of `kv.count`, in
+// groups of equal size.
+struct HeadGroup {
+  Span query, kv;
+};
+std::vector<HeadGroup> head_groups(const Span& heads, int64_t group);
+
+// [b, h, n, D] view of a [B, rows, heads, D] tensor.
+at::Tensor rows_view(const at::Tensor& tensor, const Span& batch, const Span& heads, const Span& rows);
+// [b, h, n] view of a [B, H, rows] tensor.
+at::Tensor lse_view(const at::Tensor& lse, const Span& batch, const Span& heads, const Span& rows);
+
+// The members of `part` (indices) among the members of `whole`.
+inline Span members(const Span& whole, const Span& part) {
+  return {whole.at(part.begin), whole.stride * part.stride, part.count};
+}
+
+// bool [queries, keys]: which pairs of the tile's rectangle lie within its band.
+at::Tensor band_mask(const Tile& tile, const Span& queries, const Span& keys, const at::Tensor& like);
+
+// fp64 for fp64, else fp32: what out, lse and gradients accumulate in.
+at::ScalarType accumulator_type(at::ScalarType input);
+
+}  // namespace annulus

@@ -1,0 +1,384 @@
+// Attention over many ranks (threads) against the fp64 oracle, forward and backward; traffic and memory against the
+// plan.
+#include "attention/execution/attention.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+
+#include <limits>
+#include <mutex>
+
+#include "attention/plan/verifier.h"
+#include "comm/threads/threads.h"
+#include "common/error.h"
+#include "tests/attention/oracle.h"
+
+namespace annulus {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+struct Inputs {
+  at::Tensor q, k, v, dout;
+};
+
+Inputs random_inputs(const AttentionShape& s, int64_t head_dim, at::ScalarType type, double magnitude = 1) {
+  const auto options = at::TensorOptions().dtype(at::kDouble);
+  return {(at::randn({s.batch, s.q_len, s.heads, head_dim}, options) * magnitude).to(type),
+          (at::randn({s.batch, s.k_len, s.kv_heads, head_dim}, options) * magnitude).to(type),
+          at::randn({s.batch, s.k_len, s.kv_heads, head_dim}, options).to(type),
+          at::randn({s.batch, s.q_len, s.heads, head_dim}, options).to(type)};
+}
+
+at::Tensor rows_of(const at::Tensor& whole, int64_t dim, const std::vector<Span>& spans) {
+  std::vector<at::Tensor> parts = {whole.slice(dim, 0, 0)};
+  for (const Span& s : spans) parts.push_back(whole.slice(dim, s.begin, s.last() + 1, s.stride));
+  return at::cat(parts, dim);
+}
+
+void put_rows(const at::Tensor& whole, int64_t dim, const std::vector<Span>& spans, const at::Tensor& part) {
+  int64_t row = 0;
+  for (const Span& s : spans) {
+    whole.slice(dim, s.begin, s.last() + 1, s.stride).copy_(part.slice(dim, row, row + s.count));
+    row += s.count;
+  }
+}
+
+struct RankResults {
+  testing::OracleResult result;  // whole tensors, in the dtypes that attention returned
+  std::vector<AttentionStats> forward, backward;
+};
+
+// All ranks' parts of the request, as threads; the parts put together again.
+RankResults run_everywhere(const PlanRequest& request, const Inputs& in, KernelKind kernel, double scale = 0) {
+  RankResults run;
+  const size_t n = static_cast<size_t>(request.ranks);
+  run.forward.resize(n), run.backward.resize(n);
+  const at::ScalarType lse_type = in.q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  run.result.out = at::full(in.q.sizes(), NAN, in.q.options());
+  run.result.lse = at::full({in.q.size(0), in.q.size(2), in.q.size(1)}, NAN, in.q.options().dtype(lse_type));
+  run.result.dq = at::full(in.q.sizes(), NAN, in.q.options());
+  run.result.dk = at::full(in.k.sizes(), NAN, in.q.options());
+  run.result.dv = at::full(in.k.sizes(), NAN, in.q.options());
+  std::mutex mutex;
+  run_ranks(request.ranks, [&](Communicator& comm) {
+    const size_t r = static_cast<size_t>(comm.rank());
+    AttentionCall call;
+    call.program = cached_program(request, comm.rank());
+    call.comm = &comm;
+    call.kernel = kernel;
+    call.scale = scale;
+    const std::vector<Span>&queries = call.program->query_spans, &keys = call.program->key_spans;
+    const at::Tensor q = rows_of(in.q, 1, queries), k = rows_of(in.k, 1, keys), v = rows_of(in.v, 1, keys);
+    const AttentionOutput out = attention_forward(q, k, v, call, &run.forward[r]);
+    const AttentionGradients grads =
+        attention_backward(rows_of(in.dout, 1, queries), q, k, v, out, call, &run.backward[r]);
+    const std::lock_guard lock(mutex);
+    put_rows(run.result.out, 1, queries, out.out);
+    put_rows(run.result.lse, 2, queries, out.lse);
+    put_rows(run.result.dq, 1, queries, grads.dq);
+    put_rows(run.result.dk, 1, keys, grads.dk);
+    put_rows(run.result.dv, 1, keys, grads.dv);
+  });
+  return run;
+}
+
+testing::OracleResult oracle_of(const PlanRequest& request, const Inputs& in, double scale = 0) {
+  const double used = scale != 0 ? scale : 1 / std::sqrt(static_cast<double>(in.q.size(3)));
+  return testing::oracle(in.q, in.k, in.v, in.dout, used,
+                         testing::count_of(request.pattern, request.shape.query_offset));
+}
+
+double error_of(const at::Tensor& got, const at::Tensor& want) {
+  if (got.numel() == 0) return 0;
+  const at::Tensor g = got.to(at::kDouble);
+  // Infinities and NaN must stand in the same places.
+  const at::Tensor odd = want.isfinite().logical_not();
+  if (!g.isfinite().logical_not().eq(odd).all().item<bool>()) return kInfinity;
+  if (!(g.isinf().eq(want.isinf()).all().item<bool>())) return kInfinity;
+  return (g - want).masked_fill(odd, 0).abs().max().item<double>();
+}
+
+// The largest error over out, lse and the gradients, each relative to the size of what is compared.
+std::vector<double> errors(const testing::OracleResult& got, const testing::OracleResult& want) {
+  const auto relative = [](const at::Tensor& g, const at::Tensor& w) {
+    if (w.numel() == 0) return 0.0;
+    const double size = w.masked_fill(w.isfinite().logical_not(), 0).abs().max().item<double>();
+    return error_of(g, w) / std::max(size, 1e-3);
+  };
+  return {relative(got.out, want.out), relative(got.lse, want.lse), relative(got.dq, want.dq),
+          relative(got.dk, want.dk), relative(got.dv, want.dv)};
+}
+
+PlanRequest any_request() {
+  PlanRequest request;
+  const auto length = [] { return *rc::gen::element<int64_t>(1, 2, 7, 31, 63, 64, 65, 97, 127, 128, 129) + 0; };
+  const int64_t q = length(), k = *rc::gen::inRange(0, 4) ? q : length();
+  const int64_t kv_heads = *rc::gen::inRange(1, 3);
+  request.shape = {*rc::gen::inRange(1, 3),
+                   kv_heads * *rc::gen::inRange(1, 4),
+                   kv_heads,
+                   q,
+                   k,
+                   *rc::gen::inRange(0, 3) ? 0 : *rc::gen::inRange(-40, 60)};
+  request.pattern.kind =
+      *rc::gen::element(PatternSpec::Kind::kFull, PatternSpec::Kind::kCausal, PatternSpec::Kind::kWindow);
+  request.pattern.causal = request.pattern.kind == PatternSpec::Kind::kCausal || *rc::gen::arbitrary<bool>();
+  if (request.pattern.kind == PatternSpec::Kind::kWindow) {
+    request.pattern.left = *rc::gen::inRange(0, 60);
+    request.pattern.right = *rc::gen::inRange(0, 60);
+  }
+  request.layout = *rc::gen::element(LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped);
+  request.schedule = *rc::gen::element(ScheduleKind::kRing, ScheduleKind::kAllGather);
+  request.ranks = *rc::gen::element(1, 2, 3, 4, 8);
+  if (q == k && *rc::gen::inRange(0, 5) == 0) {  // any lengths that add up
+    int64_t left = q;
+    for (int r = 1; r < request.ranks; ++r) {
+      request.uneven_lengths.push_back(*rc::gen::inRange<int64_t>(0, left + 1));
+      left -= request.uneven_lengths.back();
+    }
+    request.uneven_lengths.push_back(left);
+  }
+  return request;
+}
+
+RC_GTEST_PROP(Attention, EqualsTheOracleInDoublePrecision, ()) {
+  const PlanRequest request = any_request();
+  const KernelKind kernel = *rc::gen::element(KernelKind::kAten, KernelKind::kAten, KernelKind::kReference);
+  RC_LOG() << request.text() << ", kernel " << to_string(kernel) << "\n";
+  const Inputs in = random_inputs(request.shape, *rc::gen::element<int64_t>(4, 16, 20), at::kDouble);
+  const RankResults run = run_everywhere(request, in, kernel);
+  for (const double error : errors(run.result, oracle_of(request, in))) RC_ASSERT(error < 1e-10);
+}
+
+// The plain reference of the same precision: one rank, the whole problem in one fp32 operator chain.
+testing::OracleResult plain_fp32(const PlanRequest& request, const Inputs& in) {
+  const int64_t group = request.shape.heads / request.shape.kv_heads;
+  const auto heads_first = [](const at::Tensor& t) { return t.to(at::kFloat).transpose(1, 2); };
+  const at::Tensor q = heads_first(in.q), dout = heads_first(in.dout);
+  const at::Tensor k = heads_first(in.k).repeat_interleave(group, 1), v = heads_first(in.v).repeat_interleave(group, 1);
+  const float scale = 1 / std::sqrt(static_cast<float>(q.size(3)));
+  at::Tensor hidden = at::empty({request.shape.q_len, request.shape.k_len}, at::TensorOptions().dtype(at::kBool));
+  const auto count = testing::count_of(request.pattern, request.shape.query_offset);
+  for (int64_t i = 0; i < request.shape.q_len; ++i) {
+    for (int64_t j = 0; j < request.shape.k_len; ++j) {
+      hidden.data_ptr<bool>()[i * request.shape.k_len + j] = count(0, 0, i, j) == 0;
+    }
+  }
+  const at::Tensor s = (q.matmul(k.transpose(2, 3)) * scale).masked_fill(hidden, -kInfinity);
+  const at::Tensor lse = s.logsumexp({-1});
+  const at::Tensor p = (s - lse.masked_fill(lse.eq(-kInfinity), 0).unsqueeze(-1)).exp();
+  const at::Tensor out = p.matmul(v), dp = dout.matmul(v.transpose(2, 3));
+  const at::Tensor ds = p * (dp - (dout * out).sum(-1, true)) * scale;
+  const auto fold = [&](const at::Tensor& t) {
+    return t.unflatten(1, {request.shape.kv_heads, group}).sum(2).transpose(1, 2);
+  };
+  return {out.transpose(1, 2), lse, ds.matmul(k).transpose(1, 2), fold(ds.transpose(2, 3).matmul(q)),
+          fold(p.transpose(2, 3).matmul(dout))};
+}
+
+RC_GTEST_PROP(Attention, ErrsInSinglePrecisionAsAPlainReferenceDoes, ()) {
+  const PlanRequest request = any_request();
+  const double magnitude = *rc::gen::element(0.01, 1.0, 10.0);
+  RC_LOG() << request.text() << ", magnitude " << magnitude << "\n";
+  const Inputs in = random_inputs(request.shape, 16, at::kFloat, magnitude);
+  const testing::OracleResult want = oracle_of(request, in);
+  const auto ours = errors(run_everywhere(request, in, KernelKind::kAten).result, want);
+  const auto plain = errors(plain_fp32(request, in), want);
+  for (size_t i = 0; i < ours.size(); ++i) RC_ASSERT(ours[i] <= 3 * plain[i] + 2e-6);
+}
+
+PlanRequest causal_ring(int ranks, int64_t length, LayoutKind layout = LayoutKind::kZigzag) {
+  PlanRequest request;
+  request.shape = {1, 4, 2, length, length, 0};
+  request.layout = layout;
+  request.ranks = ranks;
+  return request;
+}
+
+TEST(Attention, HalfPrecisionsAccumulateInFp32) {
+  for (const at::ScalarType type : {at::kBFloat16, at::kHalf}) {
+    const PlanRequest request = causal_ring(4, 128);
+    const Inputs in = random_inputs(request.shape, 32, type);
+    const RankResults run = run_everywhere(request, in, KernelKind::kAten);
+    EXPECT_EQ(run.result.out.scalar_type(), type);
+    EXPECT_EQ(run.result.lse.scalar_type(), at::kFloat);
+    const testing::OracleResult want = oracle_of(request, in);
+    // Half a unit in the last place of the result's dtype, and no more drift with the ring than one rank has.
+    const double unit = type == at::kBFloat16 ? 1.0 / 256 : 1.0 / 2048;
+    EXPECT_LT(errors(run.result, want)[0], 2 * unit);
+    EXPECT_LT(errors(run.result, want)[1], 1e-6);
+    const RankResults alone = run_everywhere(causal_ring(1, 128), in, KernelKind::kAten);
+    for (size_t i = 2; i < 5; ++i) {
+      EXPECT_LT(errors(run.result, want)[i], 2 * errors(alone.result, want)[i] + unit) << i;
+    }
+  }
+}
+
+TEST(Attention, HugeAndTinyLogitsStayExact) {
+  for (const double shift : {-120.0, 1e4}) {
+    const PlanRequest request = causal_ring(3, 65, LayoutKind::kStriped);
+    Inputs in = random_inputs(request.shape, 8, at::kDouble);
+    // One channel gives every pair a score near `shift`.
+    in.q.select(3, 0).fill_(1);
+    in.k.select(3, 0).fill_(shift);
+    const RankResults run = run_everywhere(request, in, KernelKind::kAten, 1.0);
+    for (const double error : errors(run.result, oracle_of(request, in, 1.0))) EXPECT_LT(error, 1e-9) << shift;
+  }
+}
+
+TEST(Attention, RowsWithoutKeysAreZeroAndMinusInfinity) {
+  PlanRequest request = causal_ring(4, 64);
+  request.shape.query_offset = -20;  // the first 20 queries come before every key
+  const Inputs in = random_inputs(request.shape, 8, at::kFloat);
+  const RankResults run = run_everywhere(request, in, KernelKind::kAten);
+  EXPECT_TRUE((run.result.out.slice(1, 0, 20) == 0).all().item<bool>());
+  EXPECT_TRUE((run.result.lse.slice(2, 0, 20) == -kInfinity).all().item<bool>());
+  EXPECT_TRUE((run.result.dq.slice(1, 0, 20) == 0).all().item<bool>());
+  for (const double error : errors(run.result, oracle_of(request, in))) EXPECT_LT(error, 1e-5);
+}
+
+TEST(Attention, NothingLeaksFromBehindTheMask) {
+  for (const double poison : {kInfinity, -kInfinity, static_cast<double>(NAN)}) {
+    for (const bool window : {false, true}) {
+      PlanRequest request = causal_ring(2, 64);
+      if (window) {
+        request.pattern.kind = PatternSpec::Kind::kWindow;
+        request.pattern.left = 9;
+      }
+      const Inputs in = random_inputs(request.shape, 8, at::kDouble);
+      const testing::OracleResult clean = oracle_of(request, in);
+      // Keys and values that no query before 40 sees.
+      in.v.slice(1, 40, 41).fill_(poison);
+      in.k.slice(1, 41, 42).fill_(poison);
+      const RankResults run = run_everywhere(request, in, KernelKind::kAten);
+      EXPECT_LT(error_of(run.result.out.slice(1, 0, 40), clean.out.slice(1, 0, 40)), 1e-10);
+      EXPECT_LT(error_of(run.result.lse.slice(2, 0, 40), clean.lse.slice(2, 0, 40)), 1e-10);
+      EXPECT_LT(error_of(run.result.dq.slice(1, 0, 40), clean.dq.slice(1, 0, 40)), 1e-10);
+      // Who sees a NaN or an infinite value gets it.
+      EXPECT_FALSE(run.result.out.slice(1, 40, 41).isfinite().any().item<bool>());
+    }
+  }
+}
+
+TEST(Attention, ARingMovesAndHoldsWhatThePlanSays) {
+  for (const ScheduleKind schedule : {ScheduleKind::kRing, ScheduleKind::kAllGather}) {
+    for (const int ranks : {2, 3, 4, 8}) {
+      PlanRequest request = causal_ring(ranks, 96);
+      request.schedule = schedule;
+      const int64_t dim = 16;
+      const RankResults run = run_everywhere(request, random_inputs(request.shape, dim, at::kFloat), KernelKind::kAten);
+      const int64_t block = 2 * 96 / ranks * 2 * dim;  // K and V elements of one rank
+      for (int r = 0; r < ranks; ++r) {
+        const Program program = make_program(request, r);
+        const Traffic f = traffic(program, program.forward), b = traffic(program, program.backward);
+        const AttentionStats &fs = run.forward[static_cast<size_t>(r)], &bs = run.backward[static_cast<size_t>(r)];
+        EXPECT_EQ(fs.bytes_sent, f.bytes(dim, 4, 4));
+        EXPECT_EQ(fs.messages_sent, f.kv_messages);
+        EXPECT_EQ(bs.bytes_sent, b.bytes(dim, 4, 4));
+        EXPECT_EQ(bs.messages_sent, b.kv_messages + b.grad_messages);
+        EXPECT_EQ(fs.peak_kv_elements, f.peak_kv_rows * dim);
+        EXPECT_EQ(bs.peak_kv_elements, b.peak_kv_rows * dim);
+        EXPECT_EQ(bs.peak_grad_elements, b.peak_grad_rows * dim);
+        EXPECT_LE(bs.peak_result_elements, block);
+        if (schedule == ScheduleKind::kRing) {
+          EXPECT_LE(fs.peak_kv_elements, 3 * block);
+          EXPECT_LE(bs.peak_kv_elements, 3 * block);
+          EXPECT_LE(bs.peak_grad_elements, 3 * block);
+        }
+      }
+    }
+  }
+}
+
+TEST(Attention, TheSameRunTwiceIsBitIdentical) {
+  const PlanRequest request = causal_ring(4, 256);
+  const Inputs in = random_inputs(request.shape, 16, at::kFloat);
+  const RankResults a = run_everywhere(request, in, KernelKind::kAten),
+                    b = run_everywhere(request, in, KernelKind::kAten);
+  EXPECT_TRUE(a.result.out.equal(b.result.out));
+  EXPECT_TRUE(a.result.dq.equal(b.result.dq));
+  EXPECT_TRUE(a.result.dk.equal(b.result.dk));
+  EXPECT_TRUE(a.result.dv.equal(b.result.dv));
+}
+
+TEST(Attention, TheAutogradNodeGivesTheSameGradients) {
+  const PlanRequest request = causal_ring(2, 32);
+  const Inputs in = random_inputs(request.shape, 8, at::kDouble);
+  const testing::OracleResult want = oracle_of(request, in);
+  run_ranks(2, [&](Communicator& comm) {
+    AttentionCall call;
+    call.program = cached_program(request, comm.rank());
+    call.comm = &comm;
+    const auto leaf = [](at::Tensor t) { return t.clone().requires_grad_(true); };
+    const std::vector<Span>&queries = call.program->query_spans, &keys = call.program->key_spans;
+    const at::Tensor q = leaf(rows_of(in.q, 1, queries)), k = leaf(rows_of(in.k, 1, keys)),
+                     v = leaf(rows_of(in.v, 1, keys));
+    const at::Tensor out = attention(q, k, v, call);
+    out.backward(rows_of(in.dout, 1, queries));
+    EXPECT_LT(error_of(out.detach(), rows_of(want.out, 1, queries)), 1e-10);
+    EXPECT_LT(error_of(q.grad(), rows_of(want.dq, 1, queries)), 1e-10);
+    EXPECT_LT(error_of(k.grad(), rows_of(want.dk, 1, keys)), 1e-10);
+    EXPECT_LT(error_of(v.grad(), rows_of(want.dv, 1, keys)), 1e-10);
+  });
+}
+
+// What one rank holds differently is an error on every rank that names it.
+void expect_refused_everywhere(const std::function<void(Communicator&)>& body, ErrorKind kind,
+                               const std::string& part) {
+  std::mutex mutex;
+  int refused = 0;
+  run_ranks(3, [&](Communicator& comm) {
+    try {
+      body(comm);
+      ADD_FAILURE() << "rank " << comm.rank() << " went on";
+    } catch (const Error& error) {
+      const std::lock_guard lock(mutex);
+      EXPECT_EQ(error.kind(), kind) << error.what();
+      EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
+      ++refused;
+    }
+  });
+  EXPECT_EQ(refused, 3);
+}
+
+at::Tensor run_part(Communicator& comm, const PlanRequest& request, at::ScalarType type, double scale, int64_t rows) {
+  AttentionCall call;
+  call.program = cached_program(request, comm.rank());
+  call.comm = &comm;
+  call.scale = scale;
+  const auto options = at::TensorOptions().dtype(type);
+  return attention_forward(at::zeros({1, rows, 4, 8}, options), at::zeros({1, rows, 2, 8}, options),
+                           at::zeros({1, rows, 2, 8}, options), call)
+      .out;
+}
+
+TEST(Attention, RanksThatDifferAreNamedOnEveryRank) {
+  const PlanRequest request = causal_ring(3, 48);
+  PlanRequest other = request;
+  other.layout = LayoutKind::kStriped;
+  expect_refused_everywhere(
+      [&](Communicator& comm) { run_part(comm, comm.rank() == 1 ? other : request, at::kFloat, 0, 16); },
+      ErrorKind::kMismatch, "rank 1");
+  expect_refused_everywhere(
+      [&](Communicator& comm) { run_part(comm, request, comm.rank() == 2 ? at::kDouble : at::kFloat, 0, 16); },
+      ErrorKind::kMismatch, "rank 2");
+  expect_refused_everywhere(
+      [&](Communicator& comm) { run_part(comm, request, at::kFloat, comm.rank() == 0 ? 2 : 1, 16); },
+      ErrorKind::kMismatch, "rank 0");
+  expect_refused_everywhere(
+      [&](Communicator& comm) { run_part(comm, request, at::kFloat, 0, comm.rank() == 1 ? 15 : 16); },
+      ErrorKind::kMismatch, "rank 1");
+  expect_refused_everywhere([&](Communicator& comm) { run_part(comm, causal_ring(4, 48), at::kFloat, 0, 12); },
+                            ErrorKind::kPlan, "4 ranks");
+}
+
+}  // namespace
+}  // namespace annulus

@@ -1,0 +1,79 @@
+#include "tests/attention/oracle.h"
+
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+namespace annulus::testing {
+
+Count count_of(const PatternSpec& spec, int64_t offset) {
+  return [spec, offset](int64_t, int64_t, int64_t query, int64_t key) -> int64_t {
+    const int64_t position = query + offset;
+    if (spec.causal && key > position) return 0;
+    if (spec.kind == PatternSpec::Kind::kWindow && (key < position - spec.left || key > position + spec.right))
+      return 0;
+    return 1;
+  };
+}
+
+OracleResult oracle(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor& v_in, const at::Tensor& dout_in,
+                    double scale, const Count& count) {
+  const at::Tensor q = q_in.to(at::kDouble).contiguous(), k = k_in.to(at::kDouble).contiguous();
+  const at::Tensor v = v_in.to(at::kDouble).contiguous(), dout = dout_in.to(at::kDouble).contiguous();
+  const int64_t B = q.size(0), Sq = q.size(1), H = q.size(2), D = q.size(3), Sk = k.size(1), Hk = k.size(2);
+  OracleResult r{at::zeros(q.sizes(), q.options()), at::zeros({B, H, Sq}, q.options()),
+                 at::zeros(q.sizes(), q.options()), at::zeros(k.sizes(), q.options()),
+                 at::zeros(k.sizes(), q.options())};
+  const auto row = [D](const at::Tensor& t, int64_t b, int64_t s, int64_t h) {
+    return t.data_ptr<double>() + ((b * t.size(1) + s) * t.size(2) + h) * D;
+  };
+  const auto dot = [D](const double* x, const double* y) {
+    double sum = 0;
+    for (int64_t d = 0; d < D; ++d) sum += x[d] * y[d];
+    return sum;
+  };
+  std::vector<std::pair<int64_t, double>> terms;  // (key, score)
+  for (int64_t b = 0; b < B; ++b) {
+    for (int64_t h = 0; h < H; ++h) {
+      const int64_t hk = h / (H / Hk);
+      for (int64_t i = 0; i < Sq; ++i) {
+        terms.clear();
+        double top = -std::numeric_limits<double>::infinity();
+        for (int64_t j = 0; j < Sk; ++j) {
+          const int64_t m = count(b, h, i, j);
+          if (m == 0) continue;
+          const double score = scale * dot(row(q, b, i, h), row(k, b, j, hk)) + std::log(static_cast<double>(m));
+          terms.emplace_back(j, score);
+          top = std::max(top, score);
+        }
+        double& lse = r.lse.data_ptr<double>()[(b * H + h) * Sq + i];
+        lse = -std::numeric_limits<double>::infinity();
+        if (terms.empty()) continue;
+        double sum = 0;
+        for (const auto& [j, score] : terms) sum += std::exp(score - top);
+        lse = top + std::log(sum);
+        double* out = row(r.out, b, i, h);
+        for (const auto& [j, score] : terms) {
+          const double p = std::exp(score - lse);
+          for (int64_t d = 0; d < D; ++d) out[d] += p * row(v, b, j, hk)[d];
+        }
+        const double* g = row(dout, b, i, h);
+        const double delta = dot(g, out);
+        for (const auto& [j, score] : terms) {
+          const double p = std::exp(score - lse), ds = p * (dot(g, row(v, b, j, hk)) - delta) * scale;
+          for (int64_t d = 0; d < D; ++d) {
+            row(r.dq, b, i, h)[d] += ds * row(k, b, j, hk)[d];
+            row(r.dk, b, j, hk)[d] += ds * row(q, b, i, h)[d];
+            row(r.dv, b, j, hk)[d] += p * g[d];
+          }
+        }
+      }
+    }
+  }
+  return r;
+}
+
+}  // namespace annulus::testing

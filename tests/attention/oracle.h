@@ -1,0 +1,29 @@
+// The oracle of all attention tests: dense fp64, from a predicate over (batch row, head, query index, key index)
+// written straight from the definitions in docs/attention.md. It never sees a slice, a plan or a tile.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+
+#include "attention/pattern/pattern.h"
+
+namespace annulus::testing {
+
+// How often a pair is counted.
+using Count = std::function<int64_t(int64_t batch, int64_t head, int64_t query, int64_t key)>;
+
+// For the named kinds, by their definitions.
+Count count_of(const PatternSpec& spec, int64_t query_offset);
+
+struct OracleResult {
+  at::Tensor out, lse;    // [B, Sq, H, D], [B, H, Sq]; fp64
+  at::Tensor dq, dk, dv;  // like q, k, v; fp64
+};
+
+// q, dout [B, Sq, H, D], k and v [B, Sk, Hk, D]. Pairs with count 0 contribute nothing, whatever the values there.
+OracleResult oracle(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& dout, double scale,
+                    const Count& count);
+
+}  // namespace annulus::testing

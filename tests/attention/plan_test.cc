@@ -1,0 +1,257 @@
+// Spans, layouts, patterns, tiles and programs, against counting by hand.
+#include "attention/plan/plan.h"
+
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+
+#include <map>
+#include <set>
+#include <tuple>
+
+#include "attention/plan/schedules.h"
+#include "attention/plan/tiles.h"
+#include "common/error.h"
+
+namespace annulus {
+namespace {
+
+std::set<int64_t> members_of(const Span& s) {
+  std::set<int64_t> set;
+  for (int64_t i = 0; i < s.count; ++i) set.insert(s.at(i));
+  return set;
+}
+
+Span any_span() { return {*rc::gen::inRange(0, 60), *rc::gen::inRange(1, 14), *rc::gen::inRange(0, 20)}; }
+
+RC_GTEST_PROP(Span, IntersectionHoldsTheCommonMembers, ()) {
+  const Span a = any_span(), b = any_span();
+  std::set<int64_t> common;
+  for (const int64_t x : members_of(a)) {
+    if (b.contains(x)) common.insert(x);
+  }
+  RC_ASSERT(members_of(intersect(a, b)) == common);
+  RC_ASSERT(members_of(intersect(b, a)) == common);
+}
+
+RC_GTEST_PROP(Span, ClipKeepsTheMembersInRange, ()) {
+  const Span a = any_span();
+  const int64_t lo = *rc::gen::inRange(-10, 300), hi = *rc::gen::inRange(-10, 300);
+  std::set<int64_t> kept;
+  for (const int64_t x : members_of(a)) {
+    if (x >= lo && x <= hi) kept.insert(x);
+  }
+  RC_ASSERT(members_of(a.clip(lo, hi)) == kept);
+}
+
+TEST(Span, IntersectionOfFarSpansDoesNotOverflow) {
+  const int64_t far = int64_t{1} << 40;
+  const Span a{1, far - 1, 3}, b{2, far - 3, 3};
+  EXPECT_TRUE(intersect(a, b).empty());
+  const Span c{0, far - 1, 3}, d{0, far - 3, 3};
+  EXPECT_EQ(intersect(c, d), (Span{0, 1, 1}));
+}
+
+RC_GTEST_PROP(Layout, EveryPositionHasOneOwnerAndAStorageRow, ()) {
+  const auto kind = *rc::gen::element(LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped);
+  const int64_t length = *rc::gen::inRange(0, 200);
+  const int ranks = *rc::gen::inRange(1, 12);
+  const Layout layout = make_layout(kind, length, ranks);
+  std::multiset<int64_t> owned;
+  for (int r = 0; r < ranks; ++r) {
+    const std::vector<int64_t> positions = layout.positions(r);
+    RC_ASSERT(static_cast<int64_t>(positions.size()) == layout.count(r));
+    owned.insert(positions.begin(), positions.end());
+  }
+  RC_ASSERT(static_cast<int64_t>(owned.size()) == length);
+  for (int64_t x = 0; x < length; ++x) RC_ASSERT(owned.count(x) == 1u);
+}
+
+TEST(Layout, ZigzagGivesRankRTheChunksRAndTwoPMinusOneMinusR) {
+  const Layout layout = make_layout(LayoutKind::kZigzag, 16, 4);
+  EXPECT_EQ(layout.spans[1], (std::vector<Span>{{2, 1, 2}, {12, 1, 2}}));
+  EXPECT_EQ(layout.spans[3], (std::vector<Span>{{6, 1, 4}}));  // chunks 3 and 4 touch
+}
+
+TEST(Layout, EvenRefusesWithLengthsAndRanksThatWouldDo) {
+  require_even(LayoutKind::kZigzag, 2048, 4, "a sequence");
+  try {
+    require_even(LayoutKind::kZigzag, 2052, 8, "a sequence");
+    FAIL() << "2052 is no multiple of 16";
+  } catch (const Error& error) {
+    const std::string text = error.what();
+    EXPECT_EQ(error.kind(), ErrorKind::kPlan);
+    EXPECT_NE(text.find("multiple of 16"), std::string::npos) << text;
+    EXPECT_NE(text.find("2048 or 2064"), std::string::npos) << text;
+    EXPECT_NE(text.find("1, 2, 3, 6, 9"), std::string::npos) << text;
+  }
+}
+
+TEST(Layout, UnevenLengthsMustAddUp) {
+  EXPECT_EQ(make_uneven_layout({5, 0, 2}, 7).spans[2], (std::vector<Span>{{5, 1, 2}}));
+  EXPECT_THROW(make_uneven_layout({5, 1, 2}, 7), Error);
+  EXPECT_THROW(make_uneven_layout({9, -2}, 7), Error);
+}
+
+TEST(Pattern, ParsesWhatItPrints) {
+  for (const char* text :
+       {"{ kind = \"full\" }", "{ kind = \"causal\" }", "{ kind = \"full\", causal = true }",
+        "{ kind = \"window\", left = 1023, right = 0 }", "{ kind = \"window\", left = 3, right = 4, causal = true }"}) {
+    const PatternSpec spec = parse_pattern(text, "--pattern");
+    EXPECT_EQ(spec.text(), text);
+    EXPECT_EQ(parse_pattern(spec.text(), "--pattern"), spec);
+  }
+}
+
+TEST(Pattern, RefusesWithTheNearestName) {
+  const std::vector<std::pair<const char*, const char*>> wrong = {
+      {"{ kind = \"casual\" }", "did you mean \"causal\""},
+      {"{ kind = \"window\", left = 3, rigth = 4 }", "did you mean \"right\""},
+      {"{ kind = \"window\", left = 3 }", "\"right\" is missing"},
+      {"{ kind = \"window\", left = -1, right = 0 }", "between 0 and 2^40"},
+      {"{ kind = \"window\", left = 1.5, right = 0 }", "whole number"},
+      {"{ kind = \"full\", causal = 1 }", "true or false"},
+      {"{ causal = true }", "kind"},
+      {"causal", "inline table"},
+      {"{ kind = \"full\" }\nother = 3", "inline table"},
+      {"", "inline table"},
+  };
+  for (const auto& [text, part] : wrong) {
+    try {
+      parse_pattern(text, "--pattern");
+      ADD_FAILURE() << text << " was taken";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kUsage);
+      EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
+      EXPECT_NE(std::string(error.what()).find("--pattern"), std::string::npos) << error.what();
+    }
+  }
+}
+
+TEST(Plan, RefusesHeadsThatDoNotShare) {
+  PlanRequest request;
+  request.shape = {1, 6, 4, 16, 16, 0};
+  EXPECT_THROW(make_program(request, 0), Error);
+}
+
+// The pairs of all tiles equal the pairs of the slices: random slices with strides, heads and batch rows, random rows.
+RC_GTEST_PROP(Tiles, CountEveryPairAsOftenAsThePatternDoes, ()) {
+  using Pair = std::tuple<int64_t, int64_t, int64_t, int64_t>;
+  Pattern pattern;
+  pattern.shape = {2, 4, 2, 24, 24, 0};
+  const auto part = [](int64_t length) {
+    const int64_t stride = *rc::gen::inRange<int64_t>(1, 4), begin = *rc::gen::inRange<int64_t>(0, length);
+    return Span{begin, stride, *rc::gen::inRange<int64_t>(0, (length - begin - 1) / stride + 2)};
+  };
+  const int64_t slices = *rc::gen::inRange(1, 4);
+  for (int64_t i = 0; i < slices; ++i) {
+    Slice slice{part(2), part(4), part(24), part(24), {}};
+    if (*rc::gen::arbitrary<bool>()) slice.band.hi = *rc::gen::inRange(-26, 27);
+    if (*rc::gen::arbitrary<bool>()) slice.band.lo = *rc::gen::inRange(-26, 27);
+    pattern.slices.push_back(slice);
+  }
+  const Layout layout =
+      make_layout(*rc::gen::element(LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped), 24,
+                  *rc::gen::inRange(1, 6));
+  const RowSet rows{part(2), part(2), layout.spans[static_cast<size_t>(*rc::gen::inRange(0, layout.ranks()))]};
+  const std::vector<Span>& queries = layout.spans[static_cast<size_t>(*rc::gen::inRange(0, layout.ranks()))];
+  std::vector<Tile> tiles;
+  append_tiles(pattern, queries, rows, 0, -1, tiles);
+
+  std::map<Pair, int> want, got;
+  const auto count = [](std::map<Pair, int>& pairs, const Span& b, const Span& h, const Span& q, const Span& k,
+                        const Band& band, auto keep) {
+    for (int64_t x = 0; x < b.count; ++x)
+      for (int64_t y = 0; y < h.count; ++y)
+        for (int64_t i = 0; i < q.count; ++i)
+          for (int64_t j = 0; j < k.count; ++j)
+            if (band.contains(q.at(i), k.at(j)) && keep(b.at(x), h.at(y), q.at(i), k.at(j)))
+              ++pairs[{b.at(x), h.at(y), q.at(i), k.at(j)}];
+  };
+  const auto in = [](const std::vector<Span>& spans, int64_t x) {
+    for (const Span& s : spans)
+      if (s.contains(x)) return true;
+    return false;
+  };
+  for (const Slice& s : pattern.slices) {
+    count(want, s.batch, s.heads, s.queries, s.keys, s.band, [&](int64_t b, int64_t h, int64_t q, int64_t k) {
+      return rows.batch.contains(b) && rows.heads.contains(h / 2) && in(queries, q) && in(rows.positions, k);
+    });
+  }
+  for (const Tile& t : tiles) {
+    count(got, t.batch, t.heads, t.query_positions, t.key_positions, t.band,
+          [](int64_t, int64_t, int64_t, int64_t) { return true; });
+  }
+  RC_ASSERT(got == want);
+}
+
+TEST(Plan, ARingSendsEachBlockOnceAndHoldsTwo) {
+  PlanRequest request;
+  request.shape = {1, 2, 2, 64, 64, 0};
+  request.layout = LayoutKind::kZigzag;
+  request.ranks = 8;
+  for (int r = 0; r < 8; ++r) {
+    const Program program = make_program(request, r);
+    const int64_t block = 2 * 2 * 64 / 8;  // K and V rows of one rank: 2 heads, 8 positions
+    const Traffic forward = traffic(program, program.forward), backward = traffic(program, program.backward);
+    EXPECT_EQ(forward.kv_messages, 2 * 7);
+    EXPECT_EQ(forward.kv_rows, 7 * block);
+    EXPECT_EQ(forward.grad_rows, 0);
+    EXPECT_EQ(forward.peak_kv_rows, 3 * block);  // own and two travelling
+    EXPECT_EQ(backward.kv_rows, 6 * block);      // the last-held block is still there, the own one need not come
+    EXPECT_EQ(backward.grad_rows, 7 * block);
+    EXPECT_EQ(backward.peak_kv_rows, 3 * block);
+    EXPECT_EQ(backward.peak_grad_rows, 3 * block);
+    EXPECT_GE(program.saved, 0);
+  }
+}
+
+TEST(Plan, AllGatherSendsTheSameBytesAndHoldsTheSequence) {
+  PlanRequest request;
+  request.shape = {1, 2, 2, 64, 64, 0};
+  request.ranks = 8;
+  request.schedule = ScheduleKind::kAllGather;
+  const Program program = make_program(request, 3);
+  const Traffic forward = traffic(program, program.forward), backward = traffic(program, program.backward);
+  const int64_t block = 2 * 2 * 64 / 8;
+  EXPECT_EQ(forward.kv_rows, 7 * block);
+  EXPECT_EQ(forward.peak_kv_rows, 8 * block);
+  EXPECT_EQ(backward.kv_rows, 7 * block);
+  EXPECT_EQ(backward.grad_rows, 7 * block);
+  EXPECT_EQ(program.saved, -1);
+}
+
+TEST(Plan, ZigzagBalancesACausalTriangle) {
+  PlanRequest request;
+  request.shape = {1, 1, 1, 4096, 4096, 0};
+  request.layout = LayoutKind::kZigzag;
+  request.ranks = 8;
+  std::set<int64_t> work;
+  for (int r = 0; r < 8; ++r) {
+    const Program program = make_program(request, r);
+    for (size_t s = 1; s < program.forward.size(); ++s) {
+      int64_t pairs = 0;
+      for (const Tile& t : program.forward[s].tiles) {
+        EXPECT_TRUE(t.band.unbounded_above());  // nothing but the own block needs a mask
+        pairs += t.query_rows.count * t.key_rows.count;
+      }
+      work.insert(pairs);
+    }
+  }
+  EXPECT_EQ(work, std::set<int64_t>{512 * 512 / 2});
+}
+
+TEST(Plan, RequestsHaveOneTextAndCachedProgramsAreShared) {
+  PlanRequest a;
+  a.shape = {2, 4, 2, 100, 100, 0};
+  a.ranks = 3;
+  PlanRequest b = a;
+  EXPECT_EQ(make_program(a, 0).fingerprint, make_program(b, 2).fingerprint);
+  EXPECT_EQ(cached_program(a, 1), cached_program(b, 1));
+  b.pattern.causal = false;
+  b.pattern.kind = PatternSpec::Kind::kFull;
+  EXPECT_NE(make_program(a, 0).fingerprint, make_program(b, 0).fingerprint);
+  EXPECT_NE(cached_program(a, 1), cached_program(b, 1));
+}
+
+}  // namespace
+}  // namespace annulus
