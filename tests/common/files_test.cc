@@ -1,0 +1,96 @@
+#include "common/files.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "common/error.h"
+#include "tests/common/faulty_files.h"
+
+namespace annulus {
+namespace {
+
+std::string content(const std::string& path) {
+  std::ostringstream out;
+  out << std::ifstream(path, std::ios::binary).rdbuf();
+  return out.str();
+}
+
+std::string fresh_folder(const std::string& name) {
+  const std::string path = ::testing::TempDir() + "/" + name;
+  std::filesystem::remove_all(path);
+  std::filesystem::create_directories(path);
+  return path;
+}
+
+size_t entries(const std::string& folder) {
+  return static_cast<size_t>(std::distance(std::filesystem::directory_iterator(folder), {}));
+}
+
+TEST(Files, ReplacesAWholeFile) {
+  const std::string path = fresh_folder("replace") + "/a";
+  write_atomically(FileSystem::real(), path, "first");
+  write_atomically(FileSystem::real(), path, "second, longer");
+  EXPECT_EQ(content(path), "second, longer");
+  EXPECT_EQ(entries(folder_of(path)), 1u);
+}
+
+TEST(Files, FailuresNameThePath) {
+  const auto kind_and_text = [](auto&& call) -> std::pair<int, std::string> {
+    try {
+      call();
+    } catch (const Error& error) {
+      return {error.exit_code(), error.what()};
+    }
+    return {0, ""};
+  };
+  const auto [kind, text] = kind_and_text([] { write_atomically(FileSystem::real(), "/nonexistent/x", "y"); });
+  EXPECT_EQ(kind, static_cast<int>(ErrorKind::kResource));
+  EXPECT_NE(text.find("/nonexistent/x"), std::string::npos) << text;
+  // A device that is always full.
+  const auto [full, why] = kind_and_text([] {
+    auto file = FileSystem::real().create("/dev/full");
+    file->write("x", 1);
+  });
+  EXPECT_EQ(full, static_cast<int>(ErrorKind::kResource));
+  EXPECT_NE(why.find("space"), std::string::npos) << why;
+}
+
+TEST(Files, FolderOf) {
+  EXPECT_EQ(folder_of("a"), ".");
+  EXPECT_EQ(folder_of("b/a"), "b");
+  EXPECT_EQ(folder_of("/a"), "/");
+}
+
+TEST(Files, EveryFaultLeavesOldOrNew) {
+  using Fault = FaultyFiles::Fault;
+  for (const Fault fault : {Fault::kFull, Fault::kDeath, Fault::kPower}) {
+    bool failed = true;
+    for (int at = 0; failed; ++at) {
+      ASSERT_LT(at, 100);
+      const std::string path = fresh_folder("faults") + "/a";
+      write_atomically(FileSystem::real(), path, "old");
+      FaultyFiles files(fault, at);
+      try {
+        write_atomically(files, path, "new content");
+        EXPECT_FALSE(files.failed());
+      } catch (const Error&) {
+        EXPECT_EQ(fault, Fault::kFull);
+        EXPECT_EQ(entries(folder_of(path)), 1u) << "left beside it";
+      } catch (const FaultyFiles::Dead&) {
+        EXPECT_NE(fault, Fault::kFull);
+      }
+      failed = files.failed();
+      const std::string now = content(path);
+      EXPECT_TRUE(now == "old" || now == "new content") << now;
+      if (!failed) {
+        EXPECT_EQ(now, "new content");
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace annulus
