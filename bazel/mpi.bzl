@@ -1,4 +1,28 @@
-"""mpi_test: runs a test binary under the machine's mpirun with `np` ranks."""
+"""mpi_test: runs a test binary under the machine's mpirun. For our own tests and for those of other workspaces.
+
+    load("@annulus//bazel:mpi.bzl", "mpi_test")
+
+    cc_binary(name = "ring", testonly = True, srcs = ["ring.cc"], deps = ["@annulus//comm/mpi", ...])
+
+    mpi_test(
+        name = "ring_test",
+        binary = ":ring",
+        np = 3,
+        args = ["--steps=5"],                          # of the binary
+        env = {"ANNULUS_BOOTSTRAP_TIMEOUT": "2"},
+        expect_exit = 6,                               # of mpirun: that of the first rank that failed; default 0
+        expect_once = ["rank 2 has not come"],         # must be in exactly one line of the output of all ranks
+        forbid = ["Segmentation fault"],
+    )
+
+- WANT_SIZE holds np in every rank. Nothing else is set up for the binary: it uses MpiRuntime or bootstrap.
+- More ranks than cores are fine: ranks are not bound and MPI yields; waits of comm/mpi sleep. cpu:np tells Bazel's
+  scheduler how many cores the test takes.
+- mpi_timeout (seconds, default 50): mpirun ends the ranks then and exits 110, before Bazel's own limit (size small: 60).
+- Exit codes of mpirun: a rank's exit code; 128 + signal when one is killed; 1 when a rank leaves with code 0 but without
+  MPI_Finalize; 110 after mpi_timeout.
+- Works with Open MPI 4 (btl vader) and 5 (btl sm): both names of a setting are given, an unknown one is ignored.
+"""
 
 load("@sys//:config.bzl", "MPIRUN")
 
@@ -9,25 +33,51 @@ export HOME="${{HOME:-$TEST_TMPDIR}}"
 export TMPDIR="$(mktemp -d /dev/shm/annulus.XXXXXX)"
 # In a sandbox (own PID namespace) every mpirun has the same PID, so the same job id, and
 # concurrent tests would map each other's /dev/shm/vader_segment.*: give each test its own folder.
-export OMPI_MCA_btl_vader_backing_directory="$TMPDIR" OMPI_MCA_osc_sm_backing_directory="$TMPDIR" OMPI_MCA_osc_rdma_backing_directory="$TMPDIR"
+for name in btl_vader btl_sm osc_sm osc_rdma; do export OMPI_MCA_${{name}}_backing_directory="$TMPDIR"; done
 trap 'rm -rf "$TMPDIR"' EXIT
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+export PRTE_ALLOW_RUN_AS_ROOT=1 PRTE_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none
 export OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_btl_base_warn_component_unused=0
 export OMP_NUM_THREADS=1
 unset TEST_PREMATURE_EXIT_FILE XML_OUTPUT_FILE
 export WANT_SIZE={np}
-{mpirun} --oversubscribe --bind-to none --timeout {timeout} -np {np} {extra} ./{bin} "$@"; rc=$?; echo "mpirun exit $rc"; exit $rc
+log="$TMPDIR/output"
+{mpirun} --oversubscribe --bind-to none --timeout {timeout} -np {np} {extra} ./{bin} "$@" >"$log" 2>&1
+rc=$?
+cat "$log"
+echo "mpirun exit $rc"
+failed=0
+if [[ $rc != {expect_exit} ]]; then
+  echo "FAILED: mpirun's exit code is $rc, expected {expect_exit}"
+  failed=1
+fi
+once() {{
+  local lines
+  lines=$(grep -cF -- "$1" "$log")
+  [[ $lines == 1 ]] || {{ echo "FAILED: $lines lines hold, instead of one: $1"; failed=1; }}
+}}
+forbid() {{
+  if grep -qF -- "$1" "$log"; then echo "FAILED: the output holds: $1"; failed=1; fi
+}}
+{checks}
+exit $failed
 """
+
+def _quote(text):
+    return "'" + text.replace("'", "'\\''") + "'"
 
 def _impl(ctx):
     exe = ctx.actions.declare_file(ctx.label.name + ".sh")
+    checks = ["once " + _quote(t) for t in ctx.attr.expect_once] + ["forbid " + _quote(t) for t in ctx.attr.forbid]
     ctx.actions.write(exe, _SCRIPT.format(
         mpirun = MPIRUN,
         np = ctx.attr.np,
         timeout = ctx.attr.mpi_timeout,
         extra = " ".join(ctx.attr.mpi_args),
         bin = ctx.executable.binary.short_path,
+        expect_exit = ctx.attr.expect_exit,
+        checks = "\n".join(checks),
     ), is_executable = True)
     rf = ctx.runfiles(files = [ctx.executable.binary]).merge(ctx.attr.binary[DefaultInfo].default_runfiles)
     return [
@@ -44,6 +94,9 @@ _mpi_run_test = rule(
         "np": attr.int(mandatory = True),
         "mpi_timeout": attr.int(default = 50),
         "mpi_args": attr.string_list(),
+        "expect_exit": attr.int(default = 0),
+        "expect_once": attr.string_list(),
+        "forbid": attr.string_list(),
         "env": attr.string_dict(),
         "_lcov_merger": attr.label(default = "@bazel_tools//tools/test:lcov_merger", executable = True, cfg = "exec"),
         "_collect_cc_coverage": attr.label(default = "@bazel_tools//tools/test:collect_cc_coverage", executable = True, cfg = "exec"),
@@ -51,11 +104,11 @@ _mpi_run_test = rule(
 )
 
 def mpi_test(name, binary, np, tags = [], **kwargs):
+    """See the head of this file. Other arguments are those of every test rule (size, args, env, ...)."""
     _mpi_run_test(
         name = name,
         binary = binary,
         np = np,
-        # cpu:N: the scheduler counts N of the machine's cores for it.
         tags = tags + ["mpi", "cpu:%d" % np],
         size = kwargs.pop("size", "small"),
         **kwargs

@@ -1,6 +1,8 @@
 // Reads the variables that launchers set for their ranks.
 #include "comm/launch_info.h"
 
+#include <unistd.h>
+
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
@@ -40,8 +42,17 @@ LaunchInfo launch_info() {
   info.annulus_size = int_of("ANNULUS_WORLD_SIZE", 0, 0);
   if (const char* space = text_of("PMIX_NAMESPACE")) {
     info.job = space;
+    // Jobs in different PID namespaces may share the name, but not the port of their server.
+    for (const char* name : {"PMIX_SERVER_URI41", "PMIX_SERVER_URI4", "PMIX_SERVER_URI2"}) {
+      if (const char* uri = text_of(name)) {
+        info.job += std::string(" ") + uri;
+        break;
+      }
+    }
   } else if (const char* job = text_of("SLURM_JOB_ID")) {
     info.job = std::string(job) + "." + (text_of("SLURM_STEP_ID") ? text_of("SLURM_STEP_ID") : "");
+  } else {
+    info.job = "children of " + std::to_string(getppid());
   }
   if (text_of("OMPI_COMM_WORLD_SIZE")) {
     info.launcher = "Open MPI";

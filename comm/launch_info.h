@@ -9,7 +9,7 @@ namespace annulus {
 struct LaunchInfo {
   bool launched = false;  // a launcher of ranks started this process
   std::string launcher;   // "Open MPI", "PMIx", "PMI (MPICH, Intel MPI)", "Slurm"; empty when started by hand
-  std::string job;        // the same text in all ranks of the job, where the launcher says
+  std::string job;        // the same text in all ranks of the job on this host, unlike any other job's
   int rank = 0;
   int size = 1;        // ranks the launcher says it started
   int local_rank = 0;  // on this host

@@ -1,0 +1,110 @@
+// A rank of a job that goes wrong on purpose: what bootstrap and the communicator make of it is checked by mpi_test
+// from outside (exit code, one message). --fault=NAME --rank=R says what happens, and where.
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <thread>
+
+#include "comm/bootstrap.h"
+#include "comm/presence.h"
+
+namespace annulus {
+namespace {
+
+std::string argument(int argc, char** argv, const std::string& name) {
+  for (int i = 1; i < argc; ++i) {
+    const std::string text = argv[i];
+    if (text.rfind("--" + name + "=", 0) == 0) return text.substr(name.size() + 3);
+  }
+  return "";
+}
+
+// A second look at this host's ranks, under another name than our own.
+bool has_come(int rank) {
+  LaunchInfo info = launch_info();
+  info.rank = info.size;
+  const comm_internal::Presence eye(info);
+  info.rank = rank;
+  for (const int here : eye.look().here) {
+    if (here == rank) return true;
+  }
+  return false;
+}
+
+int run(int argc, char** argv) {
+  const std::string fault = argument(argc, argv, "fault");
+  const LaunchInfo launch = launch_info();
+  const bool mine = std::to_string(launch.rank) == argument(argc, argv, "rank");
+
+  if (mine && fault == "blocked") {
+    for (;;) pause();  // for instance a file system that hangs
+  }
+  if (mine && fault == "killed") raise(SIGKILL);
+  if (mine && fault == "exits") return 3;
+  std::thread stopper;
+  if (mine && fault == "stopped") {
+    stopper = std::thread([rank = launch.rank] {
+      while (!has_come(rank)) sched_yield();
+      raise(SIGSTOP);
+    });
+    stopper.detach();
+  }
+  BootstrapOptions options;
+  options.fingerprint = {
+      {"version", mine && fault == "version" ? "0.2.0" : "0.1.0"},
+      {"config", std::string("seed = 7\n[train]\nlr = ") + (mine && fault == "config" ? "0.2" : "0.1") + "\n"}};
+  if (mine && fault == "device") options.device = "cuda";
+  Job job = bootstrap(options);
+  if (job.rank == 0) std::printf("bootstrapped %d ranks\n", job.size);
+  if (job.rank == 0) std::printf("local %d of %d\n", job.local_rank, job.local_size);
+
+  if (fault == "input") {
+    job.run_together({"reading the text", 0}, [&] {
+      if (mine) throw Error(ErrorKind::kInput, "data", "no such file: corpus.bin");
+    });
+  }
+  if (fault == "plan") {
+    job.run_together({"planning", 0}, [&] { throw Error(ErrorKind::kPlan, "plan", "3 heads over 2 ranks"); });
+  }
+  if (fault == "shape") {
+    job.require_agreement({{"shape", mine ? "[1,64]" : "[1,128]"}}, {"attention forward", 12});
+  }
+  job.run_together({"nothing", 0}, [] {});
+  job.world->set_timeout(Seconds(1.5));
+  // A ring that goes on until something happens to it.
+  at::Tensor held = at::zeros({100000}, at::kFloat);
+  at::Tensor next = at::empty({100000}, at::kFloat);
+  const bool endless = fault == "stops later" || fault == "killed later" || fault == "throws later";
+  for (int step = 0; step < 20 || endless; ++step) {
+    if (mine && step == 5 && fault == "stops later") raise(SIGSTOP);
+    if (mine && step == 5 && fault == "killed later") raise(SIGKILL);
+    auto work = job.world->exchange({{held, (job.rank + 1) % job.size}}, {{next, (job.rank + job.size - 1) % job.size}},
+                                    {"ring", step});
+    if (mine && step == 5 && fault == "throws later") throw Error(ErrorKind::kResource, "kernel", "out of memory");
+    work->wait();
+    work.reset();
+    std::swap(held, next);
+  }
+  job.world->barrier({"the end", 0});
+  if (job.rank == 0) std::printf("finished\n");
+  return 0;
+}
+
+}  // namespace
+}  // namespace annulus
+
+int main(int argc, char** argv) {
+  try {
+    return annulus::run(argc, argv);
+  } catch (const annulus::ReportedError& e) {
+    return e.exit_code();
+  } catch (const annulus::Error& e) {
+    std::fprintf(stderr, "%s\n", e.what());
+    return e.exit_code();
+  }
+}

@@ -1,0 +1,62 @@
+"""Faults between processes: who is named, how often, and the exit code."""
+
+load("//bazel:mpi.bzl", "mpi_test")
+
+_BINARY = "//integration_tests:comm_faults_main"
+
+def _fault(name, fault, rank, np = 3, **kwargs):
+    mpi_test(
+        name = "comm_%s_test" % name,
+        binary = _BINARY,
+        np = np,
+        args = ["'--fault=%s'" % fault, "--rank=%d" % rank],
+        forbid = kwargs.pop("forbid", ["Segmentation fault", "free()", "finished"]),
+        **kwargs
+    )
+
+def comm_tests():
+    """Declares the tests of comm_faults_main."""
+    short = {"ANNULUS_BOOTSTRAP_TIMEOUT": "2.5"}
+    _fault("healthy", "none", 0, expect_once = ["bootstrapped 3 ranks", "local 0 of 3", "finished"], forbid = ["[comm]"])
+    _fault(
+        "blocked_rank",
+        "blocked",
+        2,
+        env = short,
+        expect_exit = 6,
+        expect_once = ["3 ranks did not all come within 2.5 s", "rank 2 has not come"],
+    )
+    _fault("stopped_rank", "stopped", 0, env = short, expect_exit = 6, expect_once = ["[comm]", "rank 0 is stopped"])
+    _fault("killed_rank", "killed", 1, env = short, expect_exit = 137)
+    _fault("exiting_rank", "exits", 1, env = short, expect_exit = 3)
+    _fault(
+        "config",
+        "config",
+        1,
+        expect_exit = 5,
+        expect_once = ["ranks disagree before the start: config: train.lr is 0.1 on ranks 0,2, 0.2 on rank 1"],
+    )
+    _fault("version", "version", 0, expect_exit = 5, expect_once = ["version is 0.2.0 on rank 0, 0.1.0 on ranks 1-2"])
+    _fault("device", "device", 2, expect_exit = 5, expect_once = ["device is cpu on ranks 0-1, cuda on rank 2"])
+    _fault(
+        "world_size",
+        "none",
+        0,
+        np = 2,
+        env = {"ANNULUS_WORLD_SIZE": "4"},
+        expect_exit = 6,
+        expect_once = ["MPI formed a world of 2 ranks, but 4 were started"],
+    )
+    _fault("input", "input", 2, expect_exit = 3, expect_once = ["[data] on rank 2: no such file: corpus.bin"])
+    _fault("plan", "plan", 0, np = 2, expect_exit = 4, expect_once = ["[plan] 3 heads over 2 ranks"], forbid = ["finished", "on rank"])
+    _fault(
+        "shape",
+        "shape",
+        1,
+        np = 2,
+        expect_exit = 5,
+        expect_once = ["ranks disagree before attention forward, call 12: shape is [1,128] on rank 0, [1,64] on rank 1"],
+    )
+    _fault("stops_later", "stops later", 1, np = 2, expect_exit = 6, expect_once = ["[comm] ring, step"])
+    _fault("killed_later", "killed later", 1, np = 2, expect_exit = 137)
+    _fault("throws_later", "throws later", 1, np = 2, expect_exit = 8, expect_once = ["[kernel] out of memory"])

@@ -1,0 +1,152 @@
+// What bootstrap and its parts do in one process: jobs of several processes are in integration_tests/comm_*.
+#include "comm/bootstrap.h"
+
+#include <gtest/gtest.h>
+#include <mpi.h>
+
+#include <cstdlib>
+
+#include "comm/launch_info.h"
+#include "comm/presence.h"
+#include "comm/watchdog.h"
+
+namespace annulus {
+namespace {
+
+// Sets variables for one test and unsets all that a launcher may have set.
+class Environment : public testing::Test {
+ protected:
+  void SetUp() override {
+    for (const char* name :
+         {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE",
+          "PMIX_RANK", "PMIX_NAMESPACE", "PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "SLURM_PROCID",
+          "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_JOB_ID", "SLURM_STEP_ID", "ANNULUS_WORLD_SIZE",
+          "ANNULUS_BOOTSTRAP_TIMEOUT"}) {
+      unsetenv(name);
+    }
+  }
+  static void set(const char* name, const char* value) { setenv(name, value, 1); }
+};
+
+TEST_F(Environment, ByHandIsOneRank) {
+  const LaunchInfo info = launch_info();
+  EXPECT_FALSE(info.launched);
+  EXPECT_EQ(info.size, 1);
+  EXPECT_EQ(info.rank, 0);
+}
+
+TEST_F(Environment, KnowsOpenMpi) {
+  set("OMPI_COMM_WORLD_SIZE", "8");
+  set("OMPI_COMM_WORLD_RANK", "5");
+  set("OMPI_COMM_WORLD_LOCAL_RANK", "1");
+  set("OMPI_COMM_WORLD_LOCAL_SIZE", "4");
+  const LaunchInfo info = launch_info();
+  EXPECT_TRUE(info.launched);
+  EXPECT_EQ(info.launcher, "Open MPI");
+  EXPECT_EQ(info.size, 8);
+  EXPECT_EQ(info.rank, 5);
+  EXPECT_EQ(info.local_rank, 1);
+  EXPECT_EQ(info.local_size, 4);
+}
+
+TEST_F(Environment, KnowsSlurmStepsButNotBatchScripts) {
+  set("SLURM_JOB_ID", "12");
+  set("SLURM_PROCID", "0");
+  EXPECT_FALSE(launch_info().launched);
+  set("SLURM_STEP_NUM_TASKS", "4");
+  set("SLURM_PROCID", "3");
+  const LaunchInfo info = launch_info();
+  EXPECT_TRUE(info.launched);
+  EXPECT_EQ(info.size, 4);
+  EXPECT_EQ(info.rank, 3);
+}
+
+TEST_F(Environment, RefusesNonsense) {
+  for (const char* value : {"four", "-1", "4 ", "1e99", "nan", "4x"}) {
+    set("OMPI_COMM_WORLD_SIZE", value);
+    try {
+      launch_info();
+      ADD_FAILURE() << value << " was accepted";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.kind(), ErrorKind::kUsage);
+      EXPECT_NE(std::string(e.what()).find("OMPI_COMM_WORLD_SIZE"), std::string::npos) << e.what();
+    }
+  }
+}
+
+TEST_F(Environment, OneRankNeverStartsMpi) {
+  Job job = bootstrap({.fingerprint = {{"version", "0.1.0"}}});
+  EXPECT_EQ(job.size, 1);
+  EXPECT_EQ(job.rank, 0);
+  EXPECT_FALSE(job.runtime);
+  EXPECT_EQ(job.world->size(), 1);
+  job.require_agreement({{"shape", "[1]"}}, {"step", 1});
+  int started = 0;
+  MPI_Initialized(&started);
+  EXPECT_EQ(started, 0);
+}
+
+TEST_F(Environment, RanksWithoutALauncherAreAnError) {
+  set("ANNULUS_WORLD_SIZE", "4");
+  try {
+    bootstrap({});
+    ADD_FAILURE() << "no error";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.kind(), ErrorKind::kComm);
+    EXPECT_NE(std::string(e.what()).find("annulus launch -n 4"), std::string::npos) << e.what();
+  }
+}
+
+TEST_F(Environment, FailsTogetherAlsoAlone) {
+  std::string said;
+  Job job = bootstrap({.report = [&](const std::string& text) { said += text; }});
+  try {
+    job.run_together({"reading", 0}, [] { throw Error(ErrorKind::kInput, "data", "no file"); });
+    ADD_FAILURE() << "no error";
+  } catch (const ReportedError& e) {
+    EXPECT_EQ(e.kind(), ErrorKind::kInput);
+    EXPECT_STREQ(e.what(), "[data] no file");
+  }
+  EXPECT_EQ(said, "[data] no file");
+}
+
+TEST(Presence, SeesWhoIsHereAndWhoSpeaks) {
+  LaunchInfo info;
+  info.launched = true;
+  info.job = "presence test " + std::to_string(getpid());
+  info.size = info.local_size = 4;
+  info.rank = 1;
+  comm_internal::Presence one(info);
+  info.rank = 3;
+  auto three = std::make_unique<comm_internal::Presence>(info);
+  EXPECT_EQ(one.look().here, (std::vector<int>{1, 3}));
+  EXPECT_TRUE(one.look().stopped.empty());
+  bool fault = false;
+  EXPECT_EQ(comm_internal::describe_missing(info, one, "h", &fault), "ranks 0,2 have not come (host h)");
+  EXPECT_TRUE(fault);
+  EXPECT_TRUE(three->claim_report());
+  EXPECT_FALSE(one.claim_report());
+  three.reset();
+  EXPECT_EQ(one.look().here, std::vector<int>{1});
+  info.local_size = 1;
+  EXPECT_EQ(comm_internal::describe_missing(info, one, "h", &fault),
+            "nothing is wrong on host h, so ranks of other hosts have not come");
+  EXPECT_FALSE(fault);
+}
+
+TEST(WatchdogDeathTest, EndsTheProcess) {
+  testing::FLAGS_gtest_death_test_style = "threadsafe";
+  EXPECT_EXIT(
+      {
+        const comm_internal::Watchdog watchdog(Seconds(0.01), [] { return std::string("stuck in a call"); });
+        for (;;) pause();
+      },
+      testing::ExitedWithCode(6), "stuck in a call");
+}
+
+TEST(Watchdog, LetsGoInTime) {
+  const comm_internal::Watchdog watchdog(Seconds(1000), [] { return std::string("never"); });
+}
+
+}  // namespace
+}  // namespace annulus
