@@ -6,7 +6,9 @@
 #include <charconv>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <memory>
+#include <system_error>
 
 #include "common/error.h"
 
@@ -68,6 +70,11 @@ Mpirun find_mpirun() {
                     "): install Open MPI (Debian, Ubuntu: apt-get install openmpi-bin), or name it with "
                     "MPIRUN=/path/to/mpirun or MPI_HOME=/path");
   }
+  // A full path is also mpirun's guess of where Open MPI lies, and it refuses to take /bin/mpirun for one below "/",
+  // though /bin is /usr/bin by another name.
+  std::error_code error;
+  const std::filesystem::path folder = std::filesystem::canonical(std::filesystem::path(path).parent_path(), error);
+  if (!error) path = folder / std::filesystem::path(path).filename();
   const std::string command = shell_quote({path, "--version"}) + " 2>&1";
   const std::unique_ptr<FILE, int (*)(FILE*)> pipe(popen(command.c_str(), "re"), pclose);
   std::string output(1024, '\0');

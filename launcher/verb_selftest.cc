@@ -24,7 +24,7 @@ void on_stop(int) { asked_to_stop = 1; }
 class SelftestVerb : public Verb {
  public:
   void declare(CLI::App& app) override {
-    app.add_option("TEST", what_, "print, exit, fail, kill, hang or stop")->required();
+    app.add_option("TEST", what_, "print, exit, fail, kill, hang, stop or spin")->required();
     app.add_option("--rank", rank_, "the rank that fails (exit, fail, kill; default: 0)")
         ->check(CLI::NonNegativeNumber);
     app.add_option("--code", code_, "its exit code (exit; default: 1)")->check(CLI::Range(0, 255));
@@ -37,10 +37,13 @@ class SelftestVerb : public Verb {
         "  kill   one rank is ended by --signal, the others wait\n"
         "  hang   every rank waits until it is ended\n"
         "  stop   every rank waits until it is asked to stop, and then leaves with exit code 130\n"
+        "  spin   every rank prints a line ten times a second until it is asked to stop\n"
         "Example:\n  ./annulus launch -n 2 selftest print");
   }
 
-  void check() override { index_of_name(what_, {"print", "exit", "fail", "kill", "hang", "stop"}, "test", "selftest"); }
+  void check() override {
+    index_of_name(what_, {"print", "exit", "fail", "kill", "hang", "stop", "spin"}, "test", "selftest");
+  }
 
   int run() override {
     const LaunchInfo info = launch_info();
@@ -62,7 +65,7 @@ class SelftestVerb : public Verb {
       setrlimit(RLIMIT_CORE, &none);
       raise(signal_);
     }
-    if (what_ == "stop") {
+    if (what_ == "stop" || what_ == "spin") {
       struct sigaction action {};
       action.sa_handler = on_stop;
       for (const int s : {SIGUSR1, SIGTERM, SIGINT}) sigaction(s, &action, nullptr);
@@ -73,8 +76,9 @@ class SelftestVerb : public Verb {
     std::printf("rank %d waits\n", info.rank);
     std::fflush(stdout);
     while (!asked_to_stop) {
+      if (what_ == "spin") std::printf("still here\n");
       // In pieces: a signal that comes between the test and the sleep is noticed at the next.
-      const timespec piece{0, 50'000'000};
+      const timespec piece{0, 100'000'000};
       nanosleep(&piece, nullptr);
     }
     std::printf("rank %d stops\n", info.rank);

@@ -1,0 +1,131 @@
+"""Runs the program `annulus` as a user does. Shared by the *_test.py files of this folder.
+
+A test file ends with `cli.main()`. The program's path is the first argument (see BUILD).
+"""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import unittest
+import uuid
+
+ANNULUS = os.path.abspath(sys.argv[1]) if len(sys.argv) > 1 else ""
+HELPERS = [os.path.abspath(a) for a in sys.argv[2:] if not a.startswith("-")]
+LIMIT = 60  # seconds until a command counts as hung
+
+
+def environment(**extra):
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMIX_", "ANNULUS_"))}
+    # Bazel's own: a rank that dies early must not look like a test that ended early.
+    for name in ("TEST_PREMATURE_EXIT_FILE", "XML_OUTPUT_FILE", "OMP_NUM_THREADS"):
+        env.pop(name, None)
+    env.update(extra)
+    return {k: v for k, v in env.items() if v is not None}
+
+
+def processes_with(mark):
+    """Pids of live processes started with the variable CLI_TEST_MARK=mark."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as f:
+                if b"CLI_TEST_MARK=" + mark.encode() not in f.read().split(b"\0"):
+                    continue
+            with open(f"/proc/{pid}/stat") as f:
+                if f.read().rpartition(")")[2].split()[0] not in "ZX":
+                    found.append(int(pid))
+        except OSError:
+            pass
+    return found
+
+
+class Running:
+    """A started command whose output is read line by line."""
+
+    def __init__(self, args, cwd, env=None, prefix=()):
+        self.mark = uuid.uuid4().hex
+        self.process = subprocess.Popen(
+            [*prefix, ANNULUS, *args],
+            cwd=cwd,
+            env=environment(CLI_TEST_MARK=self.mark, **(env or {})),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.lines = []
+
+    def wait_for(self, *texts):
+        """Reads standard output until each text has been seen in it."""
+        missing = set(texts)
+        while missing:
+            line = self.process.stdout.readline()
+            if not line:
+                raise AssertionError(f"ended without {missing}: {self.lines} {self.process.stderr.read()}")
+            self.lines.append(line)
+            missing = {t for t in missing if t not in line}
+
+    def signal(self, number):
+        self.process.send_signal(number)
+
+    def finish(self):
+        """(exit code, standard error); checks that no process is left."""
+        out, err = self.process.communicate(timeout=LIMIT)
+        self.lines.append(out)
+        left = processes_with(self.mark)
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+        assert not left, f"processes left behind: {left}"
+        return self.process.returncode, err
+
+
+class CliTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(dir=os.environ.get("TEST_TMPDIR"))
+        self.addCleanup(folder.cleanup)
+        self.folder = folder.name
+
+    def path(self, name):
+        return os.path.join(self.folder, name)
+
+    def start(self, *args, **kwargs):
+        running = Running(args, self.folder, **kwargs)
+
+        def stop():
+            if running.process.poll() is None:
+                running.process.kill()
+            running.process.stdout.close()
+            running.process.stderr.close()
+            running.process.wait()
+
+        self.addCleanup(stop)
+        return running
+
+    def annulus(self, *args, **env):
+        """Runs to the end: (exit code, standard output, standard error)."""
+        done = subprocess.run(
+            [ANNULUS, *args],
+            cwd=self.folder,
+            env=environment(**env),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT,
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    def assert_refused(self, code, pattern, *args, **env):
+        """One line of error that matches, the exit code, and no output."""
+        got, out, err = self.annulus(*args, **env)
+        self.assertEqual(got, code, f"{args}: {err}")
+        self.assertEqual(out, "", args)
+        errors = [line for line in err.splitlines() if not re.match(r"annulus: (exit code|ranks? .* failed after)", line)]
+        self.assertEqual(len(errors), 1, f"{args}: {err}")
+        self.assertRegex(errors[0], pattern)
+
+
+def main():
+    unittest.main(argv=[sys.argv[0]], verbosity=2)

@@ -1,0 +1,229 @@
+#!/usr/bin/env python3
+"""`annulus launch` with real processes: output, exit codes, signals, and what is left behind."""
+
+import glob
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import cli  # noqa: E402
+
+
+class LaunchTest(cli.CliTest):
+    def logs(self):
+        folders = glob.glob(self.path("runs/logs/*"))
+        self.assertEqual(len(folders), 1, folders)
+        logs = {}
+        for path in glob.glob(folders[0] + "/*"):
+            with open(path) as f:
+                logs[os.path.basename(path)] = f.read()
+        return logs
+
+    def test_output_is_merged_and_kept_rank_by_rank(self):
+        code, out, err = self.annulus("launch", "-np", "3", "selftest", "print")
+        self.assertEqual(code, 0, err)
+        self.assertEqual(
+            sorted(re.sub(r" on \S+", "", line) for line in out.splitlines()),
+            ["[rank 1] rank 1 of 3", "[rank 2] rank 2 of 3", "rank 0 of 3"],
+        )
+        self.assertEqual(
+            sorted(err.splitlines()),
+            ["[rank 1] standard error of rank 1", "[rank 2] standard error of rank 2", "standard error of rank 0"],
+        )
+        logs = self.logs()
+        for rank in range(3):
+            self.assertIn(f"rank {rank} of 3", logs[f"rank-{rank}.log"])
+            self.assertIn(f"standard error of rank {rank}", logs[f"rank-{rank}.log"])
+        self.assertIn("launch -np 3 selftest print", logs["launch.log"])
+
+    def test_log_dir_and_relative_paths(self):
+        code, _, err = self.annulus("launch", "-n", "1", "--log-dir", "here/logs", "selftest", "print")
+        self.assertEqual(code, 0, err)
+        self.assertTrue(os.path.exists(self.path("here/logs/rank-0.log")))
+        self.assertFalse(os.path.exists(self.path("runs")))
+
+    def test_exit_code_of_the_first_rank_that_failed(self):
+        run = self.start("launch", "-n", "3", "selftest", "exit", "--rank", "1", "--code", "42")
+        code, err = run.finish()
+        self.assertEqual(code, 42)
+        self.assertIn("annulus: rank 1 ended with exit code 42\n", err)
+        self.assertNotIn("mpirun", err)  # its page of noise is in the log
+        self.assertIn("mpirun.log", self.logs())
+
+    def test_the_error_of_a_failed_rank_is_shown_once(self):
+        run = self.start("launch", "-n", "2", "selftest", "fail", "--rank", "1")
+        code, err = run.finish()
+        self.assertEqual(code, 3)
+        self.assertIn("annulus: rank 1: [selftest] this rank was told to fail", err)
+        self.assertEqual(err.count("told to fail"), 1, err)
+        self.assertIn("told to fail", self.logs()["rank-1.log"])
+
+    def test_a_killed_rank_ends_the_job(self):
+        run = self.start("launch", "-n", "2", "selftest", "kill", "--rank", "1")
+        code, err = run.finish()
+        self.assertEqual(code, 137)
+        self.assertIn("annulus: rank 1 was ended by signal 9", err)
+
+    def stopped_by(self, number, code):
+        run = self.start("launch", "-n", "2", "selftest", "stop")
+        run.wait_for("rank 0 waits", "[rank 1] rank 1 waits")
+        run.signal(number)
+        got, err = run.finish()
+        self.assertEqual(got, code, err)
+        self.assertIn("annulus: stopped", err)
+        for rank in range(2):  # they were asked, not killed
+            self.assertIn(f"rank {rank} stops", self.logs()[f"rank-{rank}.log"])
+        session = re.search(r"btl_(?:vader|sm)_backing_directory (\S+)", self.logs()["launch.log"]).group(1)
+        self.assertFalse(os.path.exists(session), "left in shared memory")
+
+    def test_ctrl_c_lets_ranks_finish(self):
+        self.stopped_by(signal.SIGINT, 130)
+
+    def test_sigterm_lets_ranks_finish(self):
+        self.stopped_by(signal.SIGTERM, 143)
+
+    def test_a_second_ctrl_c_ends_ranks_that_do_not_listen(self):
+        run = self.start("launch", "-n", "2", "selftest", "hang", "--deaf")
+        run.wait_for("rank 0 waits", "[rank 1] rank 1 waits")
+        run.signal(signal.SIGINT)
+        self.assertIn("Ctrl-C again", run.process.stderr.readline())
+        run.signal(signal.SIGINT)
+        code, _ = run.finish()
+        self.assertEqual(code, 130)
+
+    def test_the_grace_period_ends_ranks_that_do_not_listen(self):
+        run = self.start("launch", "-n", "2", "--timeout-grace", "0.2", "selftest", "hang", "--deaf")
+        run.wait_for("rank 0 waits", "[rank 1] rank 1 waits")
+        run.signal(signal.SIGTERM)
+        code, err = run.finish()
+        self.assertEqual(code, 143)
+        self.assertIn("did not stop within 0.2 s", err)
+
+    def test_ranks_die_with_a_killed_launcher(self):
+        run = self.start("launch", "-n", "2", "selftest", "hang", "--deaf")
+        run.wait_for("rank 0 waits", "[rank 1] rank 1 waits")
+        self.assertGreaterEqual(len(cli.processes_with(run.mark)), 4)  # launcher, mpirun, ranks
+        run.signal(signal.SIGKILL)
+        run.process.wait()
+        deadline = time.monotonic() + cli.LIMIT
+        while cli.processes_with(run.mark):
+            self.assertLess(time.monotonic(), deadline, "ranks outlive their launcher")
+        # The next launch removes what a killed one could not.
+        self.assertEqual(self.annulus("launch", "-n", "1", "selftest", "print")[0], 0)
+
+    def test_a_closed_output_stops_the_job(self):
+        run = self.start("launch", "-n", "1", "selftest", "spin")
+        run.wait_for("still here")
+        run.process.stdout.close()
+        run.process.stdout = open(os.devnull)
+        code, err = run.finish()
+        self.assertEqual(code, 141, err)
+
+    def test_dry_run_starts_nothing(self):
+        code, out, err = self.annulus("launch", "-n", "2", "--dry-run", "selftest", "print")
+        self.assertEqual((code, err), (0, ""))
+        self.assertRegex(out, r"placement of 2 ranks")
+        self.assertRegex(out, r"mpirun -np 2 .* selftest print\n")
+        self.assertFalse(os.path.exists(self.path("runs")))
+
+    def test_more_ranks_than_cores(self):
+        many = str(os.cpu_count() + 2)
+        code, out, err = self.annulus("launch", "-n", many, "selftest", "print")
+        self.assertEqual(code, 0, err)
+        self.assertEqual(len(out.splitlines()), int(many))
+
+    def test_options_for_mpirun(self):
+        code, out, err = self.annulus("launch", "-n", "1", "--mpi-args", "-x 'CLI_SAID=two words'", "--dry-run", "selftest", "print")
+        self.assertEqual(code, 0, err)
+        self.assertIn("-x 'CLI_SAID=two words'", out)
+        self.assert_refused(2, "--mpi-args", "launch", "-n", "1", "--mpi-args", "'open", "selftest", "print")
+
+    def test_mpirun_cannot_start(self):
+        code, _, err = self.annulus("launch", "-n", "1", "--mpi-args", "--no-such-option", "selftest", "print")
+        self.assertNotEqual(code, 0)
+        self.assertIn("before any rank started", err)
+        self.assertIn("no-such-option", err)
+
+    def test_no_mpirun(self):
+        self.assert_refused(9, "mpirun not found.*MPIRUN", "launch", "-n", "1", "selftest", "print", MPIRUN="/nowhere/mpirun")
+        self.assert_refused(9, "should be Open MPI", "launch", "-n", "1", "selftest", "print", MPIRUN="/bin/true")
+
+    def test_launch_inside_a_rank(self):
+        inside = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
+        self.assert_refused(2, "inside a rank", "launch", "-n", "1", "selftest", "print", **inside)
+
+    def test_plain_mpirun(self):
+        if shutil.which("mpirun") is None:
+            self.skipTest("no mpirun on PATH")
+        short = tempfile.TemporaryDirectory(dir="/dev/shm")  # a long path breaks Open MPI's sockets
+        self.addCleanup(short.cleanup)
+        temporary = short.name
+        done = subprocess.run(
+            ["mpirun", "--oversubscribe", "--mca", "btl_vader_backing_directory", temporary, "-np", "2", cli.ANNULUS, "selftest", "print"],
+            cwd=self.folder,
+            env=cli.environment(
+                OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", TMPDIR=temporary, HOME=temporary
+            ),
+            capture_output=True,
+            text=True,
+            timeout=cli.LIMIT,
+        )
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(sorted(line.split(" on ")[0] for line in done.stdout.splitlines()), ["rank 0 of 2", "rank 1 of 2"])
+
+
+class CommandLineTest(cli.CliTest):
+    def test_refusals(self):
+        for pattern, *args in [
+            ("whole number of ranks.*\"0\"", "launch", "-n", "0", "selftest", "print"),
+            ("whole number of ranks.*\"-1\"", "launch", "-n", "-1", "selftest", "print"),
+            ("whole number of ranks.*\"abc\"", "launch", "-n", "abc", "selftest", "print"),
+            ("whole number of ranks.*\"2x\"", "launch", "-np", "2x", "selftest", "print"),
+            ("whole number of ranks.*\"99999999999999999999\"", "launch", "-n", "99999999999999999999", "selftest", "print"),
+            ("number of ranks, -n N", "launch", "selftest", "print"),
+            ("needs a verb", "launch", "-n", "2"),
+            ("did you mean \"selftest\"", "launch", "-n", "2", "selftst"),
+            ("did you mean \"--dry-run\"", "launch", "-n", "2", "--dryrun", "selftest", "print"),
+            ("did you mean \"--code\"", "launch", "-n", "2", "selftest", "exit", "--cod", "3"),
+            ("in one process", "launch", "-n", "2", "topology"),
+            ("did you mean \"topology\"", "topologie"),
+            ("did you mean \"print\"", "selftest", "prnt"),
+            ("timeout-grace", "launch", "-n", "2", "--timeout-grace", "-1", "selftest", "print"),
+            ("-n", "topology", "-n", "0"),
+        ]:
+            self.assert_refused(2, pattern, *args)
+
+    def test_help_shows_an_example_for_every_verb(self):
+        code, out, _ = self.annulus("--help")
+        self.assertEqual(code, 0)
+        listed = re.findall(r"^  (\w+) {2,}\S", out, re.M)
+        self.assertIn("launch", listed)
+        for verb in listed:
+            code, out, err = self.annulus(verb, "--help")
+            self.assertEqual(code, 0, err)
+            self.assertRegex(out, r"Examples?:\n(?s:.*)\./annulus .*" + verb, verb)
+
+    def test_topology(self):
+        code, out, err = self.annulus("topology", "-n", "2")
+        self.assertEqual(code, 0, err)
+        self.assertIn("placement of 2 ranks", out)
+        with open(self.path("broken.xml"), "w") as f:
+            f.write("<topology>")
+        self.assert_refused(3, "broken.xml", "topology", "--xml", "broken.xml")
+        self.assert_refused(3, "missing.xml", "topology", "--xml", "missing.xml")
+
+    def test_doctor(self):
+        code, out, err = self.annulus("doctor")
+        self.assertEqual(code, 0, err)
+        for word in ("LibTorch", "Open MPI", "device", "backend", "kernel"):
+            self.assertIn(word, out)
+
+
+if __name__ == "__main__":
+    cli.main()

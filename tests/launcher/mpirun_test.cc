@@ -1,0 +1,72 @@
+// The mpirun command for both versions of Open MPI, and the shell words around it.
+#include "launcher/mpirun.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "common/error.h"
+
+namespace annulus {
+namespace {
+
+bool has(const std::vector<std::string>& words, const std::vector<std::string>& part) {
+  return std::search(words.begin(), words.end(), part.begin(), part.end()) != words.end();
+}
+
+MpirunRequest request() {
+  MpirunRequest r;
+  r.ranks = 4;
+  r.session_dir = "/dev/shm/x";
+  r.forward = {"ANNULUS_WORLD_SIZE"};
+  r.extra = {"--tag-output"};
+  r.program = {"/opt/annulus", "train", "a b.toml"};
+  return r;
+}
+
+TEST(Mpirun, ReadsVersions) {
+  const Mpirun four = parse_mpirun_version("mpirun", "mpirun (Open MPI) 4.1.4\n\nReport bugs to ...\n");
+  EXPECT_EQ(four.version, "4.1.4");
+  EXPECT_EQ(four.major, 4);
+  EXPECT_EQ(four.minor, 1);
+  EXPECT_EQ(parse_mpirun_version("mpirun", "mpirun (Open MPI) 5.0.3").major, 5);
+  for (const char* other : {"", "HYDRA build details:\n", "mpirun (Open MPI) 3.1.6", "mpirun (Open MPI) x"}) {
+    EXPECT_THROW(parse_mpirun_version("mpirun", other), Error) << other;
+  }
+}
+
+TEST(Mpirun, CommandForVersion4) {
+  MpirunRequest r = request();
+  r.oversubscribe = true;
+  r.as_root = true;
+  const auto words = mpirun_command({"/usr/bin/mpirun", "4.1.4", 4, 1}, r);
+  EXPECT_EQ(words.front(), "/usr/bin/mpirun");
+  EXPECT_TRUE(has(words, {"-np", "4", "--bind-to", "none"}));
+  EXPECT_TRUE(has(words, {"--allow-run-as-root"}));
+  EXPECT_TRUE(has(words, {"--oversubscribe"}));
+  EXPECT_TRUE(has(words, {"--mca", "btl_vader_backing_directory", "/dev/shm/x"}));
+  EXPECT_TRUE(has(words, {"--mca", "oob_tcp_keepalive_time", "5"}));
+  EXPECT_TRUE(has(words, {"-x", "ANNULUS_WORLD_SIZE", "--tag-output", "/opt/annulus", "train", "a b.toml"}));
+  EXPECT_EQ(words.back(), "a b.toml");
+}
+
+TEST(Mpirun, CommandForVersion5) {
+  MpirunRequest r = request();
+  r.oversubscribe = true;
+  const auto words = mpirun_command({"/usr/bin/mpirun", "5.0.3", 5, 0}, r);
+  EXPECT_TRUE(has(words, {"--map-by", ":OVERSUBSCRIBE"}));
+  EXPECT_TRUE(has(words, {"--mca", "btl_sm_backing_directory", "/dev/shm/x"}));
+  EXPECT_TRUE(has(words, {"--prtemca", "oob_tcp_keepalive_time", "5"}));
+  EXPECT_FALSE(has(words, {"--allow-run-as-root"}));
+  for (const std::string& word : words) EXPECT_EQ(word.find("vader"), std::string::npos) << word;
+}
+
+TEST(Mpirun, QuotesAndSplitsAsAShellDoes) {
+  const std::vector<std::string> words = {"plain-1.toml", "two words", "it's", "", "{ kind = \"causal\" }", "$HOME"};
+  EXPECT_EQ(shell_quote(words), "plain-1.toml 'two words' 'it'\\''s' '' '{ kind = \"causal\" }' '$HOME'");
+  EXPECT_EQ(shell_split(shell_quote(words), "test"), words);
+  for (const char* bad : {"'open", "a | b", "$(ls)", "`ls`"}) EXPECT_THROW(shell_split(bad, "test"), Error) << bad;
+}
+
+}  // namespace
+}  // namespace annulus

@@ -1,0 +1,79 @@
+// Lines of several ranks put together.
+#include "launcher/terminal.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <array>
+#include <string>
+#include <vector>
+
+namespace annulus {
+namespace {
+
+// What is written to a Terminal whose two streams are two pipes.
+class Pipes {
+ public:
+  Pipes() {
+    EXPECT_EQ(pipe(out_.data()), 0);
+    EXPECT_EQ(pipe(err_.data()), 0);
+  }
+  ~Pipes() {
+    for (int fd : {out_[0], out_[1], err_[0], err_[1]}) close(fd);
+  }
+  Terminal terminal() { return Terminal(out_[1], err_[1]); }
+  std::string out() { return take(out_[0]); }
+  std::string err() { return take(err_[0]); }
+
+ private:
+  static std::string take(int fd) {
+    std::string text(4096, '\0');
+    text.resize(static_cast<size_t>(std::max<ssize_t>(0, read(fd, text.data(), text.size()))));
+    return text;
+  }
+  std::array<int, 2> out_{}, err_{};
+};
+
+TEST(Terminal, BytesPassThroughAndLinesDoNotTearThem) {
+  Pipes pipes;
+  Terminal terminal = pipes.terminal();
+  terminal.write_raw(Terminal::kOut, "step 1");
+  terminal.write_line(Terminal::kOut, "[rank 1] hello");
+  terminal.write_raw(Terminal::kOut, "step 2\n");
+  terminal.write_line(Terminal::kOut, "[rank 2] hello");
+  terminal.write_line(Terminal::kErr, "elsewhere");  // another pipe: standard output's half line is not in the way
+  EXPECT_EQ(pipes.out(), "step 1\n[rank 1] hello\nstep 2\n[rank 2] hello\n");
+  EXPECT_EQ(pipes.err(), "elsewhere\n");
+  EXPECT_FALSE(terminal.broken());
+}
+
+TEST(Terminal, SplitsLines) {
+  LineSplitter splitter;
+  std::vector<std::string> lines;
+  const auto sink = [&](std::string_view line, bool replaced) {
+    lines.push_back((replaced ? "live:" : "line:") + std::string(line));
+  };
+  splitter.feed("a\nb", sink);
+  splitter.feed("c\n\nstep 1\rstep 2\rstep 3", sink);
+  splitter.feed("\r\nend", sink);
+  splitter.finish(sink);
+  splitter.finish(sink);
+  EXPECT_EQ(lines, (std::vector<std::string>{"line:a", "line:bc", "line:", "live:step 1", "live:step 2", "live:step 3",
+                                             "line:end"}));
+}
+
+TEST(Terminal, EndlessLinesAreCut) {
+  LineSplitter splitter;
+  size_t bytes = 0, pieces = 0;
+  const auto sink = [&](std::string_view line, bool) {
+    bytes += line.size();
+    ++pieces;
+  };
+  for (int i = 0; i < 100; ++i) splitter.feed(std::string(1000, 'x'), sink);
+  splitter.finish(sink);
+  EXPECT_EQ(bytes, 100'000u);
+  EXPECT_GT(pieces, 3u);
+}
+
+}  // namespace
+}  // namespace annulus
