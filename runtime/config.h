@@ -42,7 +42,7 @@ struct ModelSection {
   double rope_theta = 10000;
   bool tie_embeddings = false;
   double norm_eps = 1e-5;
-  PatternSpec pattern{PatternSpec::Kind::kCausal, true, 0, 0};
+  PatternSpec pattern{PatternSpec::Kind::kFull, true, 0, 0};
 
   friend bool operator==(const ModelSection&, const ModelSection&) = default;
 };

@@ -130,18 +130,18 @@ std::string sizes_text(const at::Tensor& tensor) {
 void require_fit(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionCall& call) {
   if (!call.program || !call.comm) refuse(call, "expected a program and a communicator, got none");
   const Program& program = *call.program;
+  // No rank numbers in these texts: ranks with the same complaint agree, and each raises its own (see agree).
   if (call.comm->size() != program.request.ranks || call.comm->rank() != program.rank) {
-    refuse(call, "the plan is rank " + std::to_string(program.rank) + "'s of " + std::to_string(program.request.ranks) +
-                     " ranks, but the communicator is rank " + std::to_string(call.comm->rank()) + " of " +
-                     std::to_string(call.comm->size()));
+    refuse(call, "expected a communicator of the plan's " + std::to_string(program.request.ranks) +
+                     " ranks, and this rank's program, got a communicator of " + std::to_string(call.comm->size()) +
+                     " ranks" + (call.comm->rank() != program.rank ? " and another rank's program" : ""));
   }
   const auto expect = [&](const at::Tensor& tensor, const char* name, int64_t rows, int64_t heads) {
     const AttentionShape& shape = program.request.shape;
     if (tensor.dim() != 4 || tensor.size(0) != shape.batch || tensor.size(1) != rows || tensor.size(2) != heads ||
         tensor.size(3) != q.size(q.dim() - 1) || tensor.size(3) < 1) {
       refuse(call, std::string("expected ") + name + " [" + std::to_string(shape.batch) + "," + std::to_string(rows) +
-                       "," + std::to_string(heads) + ",D] on rank " + std::to_string(program.rank) + ", got " +
-                       sizes_text(tensor));
+                       "," + std::to_string(heads) + ",D], got " + sizes_text(tensor));
     }
     if (tensor.scalar_type() != q.scalar_type() || tensor.device() != q.device()) {
       refuse(call, std::string("expected q, k, v of one dtype on one device, got ") + toString(q.scalar_type()) +
@@ -172,12 +172,12 @@ void agree(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const 
     require_fit(q, k, v, call);
   } catch (const Error& error) {
     if (!call.comm || call.comm->size() == 1) throw;
-    complaint = error.what();
+    complaint = std::string(error.what()).substr(std::string("[attention] ").size());
   }
   if (call.comm->size() == 1) return;
   const bool readable = call.program && q.defined() && q.dim() == 4;
   require_agreement(*call.comm,
-                    {{"fault", complaint},
+                    {{"what does not fit", complaint},
                      {"call", call.label + " " + direction},
                      {"plan", call.program ? call.program->request.text() : "none"},
                      {"dtype", q.defined() ? toString(q.scalar_type()) : "none"},
@@ -185,7 +185,7 @@ void agree(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const 
                      {"scale", readable ? std::to_string(scale_of(q, call)) : "none"},
                      {"kernel", std::string(to_string(call.kernel))}},
                     {call.label, 0});
-  if (complaint != "none") throw Error(ErrorKind::kPlan, "attention", complaint);  // all ranks complain alike
+  if (complaint != "none") throw Error(ErrorKind::kPlan, "attention", complaint);  // all ranks alike
 }
 
 struct Execution {

@@ -69,10 +69,11 @@ std::vector<Rectangle> cut_band(const Tile& tile, int64_t max_rows) {
   const bool cuts = !(tile.band.unbounded_below() && tile.band.unbounded_above());
   if (cuts && q_stride != k_stride) {  // the border has a slope: masks
     constexpr int64_t side = Rectangle::kMaskedSide;
-    for (int64_t i = 0; i < nq; i += side) {
+    const int64_t rows = std::min(side, max_rows);
+    for (int64_t i = 0; i < nq; i += rows) {
       for (int64_t j = 0; j < nk; j += side) {
         rectangles.push_back(
-            {Mask::kBanded, Span::range(i, std::min(nq, i + side)), Span::range(j, std::min(nk, j + side))});
+            {Mask::kBanded, Span::range(i, std::min(nq, i + rows)), Span::range(j, std::min(nk, j + side))});
       }
     }
     return rectangles;

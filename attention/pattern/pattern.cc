@@ -12,26 +12,21 @@ namespace {
 
 constexpr int64_t kLongest = int64_t{1} << 40;
 
+// What may follow `kind =`.
 struct KindName {
   PatternSpec::Kind kind;
   std::string_view name;
   std::vector<std::string> keys;  // besides kind and causal
+  bool causal = false;            // the name says so already
 };
 
 const std::vector<KindName>& kinds() {
   static const std::vector<KindName> table = {
       {PatternSpec::Kind::kFull, "full", {}},
-      {PatternSpec::Kind::kCausal, "causal", {}},
+      {PatternSpec::Kind::kFull, "causal", {}, true},
       {PatternSpec::Kind::kWindow, "window", {"left", "right"}},
   };
   return table;
-}
-
-const KindName& entry(PatternSpec::Kind kind) {
-  for (const KindName& k : kinds()) {
-    if (k.kind == kind) return k;
-  }
-  throw Error(ErrorKind::kInternal, "pattern", "a kind without a name");
 }
 
 [[noreturn]] void refuse(std::string_view where, const std::string& message) {
@@ -68,10 +63,14 @@ void validate(const AttentionShape& s) {
 }
 
 std::string PatternSpec::text() const {
-  std::string text = "{ kind = \"" + std::string(entry(kind).name) + "\"";
-  if (kind == Kind::kWindow) text += ", left = " + std::to_string(left) + ", right = " + std::to_string(right);
-  if (causal && kind != Kind::kCausal) text += ", causal = true";
-  return text + " }";
+  switch (kind) {
+    case Kind::kFull:
+      return causal ? "{ kind = \"causal\" }" : "{ kind = \"full\" }";
+    case Kind::kWindow:
+      return "{ kind = \"window\", left = " + std::to_string(left) + ", right = " + std::to_string(right) +
+             (causal ? ", causal = true }" : " }");
+  }
+  return "";
 }
 
 PatternSpec parse_pattern(std::string_view toml_text, std::string_view where) {
@@ -106,7 +105,7 @@ PatternSpec parse_pattern(std::string_view toml_text, std::string_view where) {
   }
   PatternSpec spec;
   spec.kind = found->kind;
-  spec.causal = spec.kind == PatternSpec::Kind::kCausal;
+  spec.causal = found->causal;
   if (const toml::node* node = table->get("causal")) {
     const auto value = node->value_exact<bool>();
     if (!value) refuse(where, "\"causal\" must be true or false");

@@ -31,9 +31,9 @@ void validate(const AttentionShape& shape);
 
 // What the user wrote, checked. Equal texts mean equal patterns: `text` is the canonical form and part of plan keys.
 struct PatternSpec {
-  enum class Kind { kFull, kCausal, kWindow };
-  Kind kind = Kind::kCausal;
-  bool causal = false;  // restricts any kind to key position <= query position
+  enum class Kind { kFull, kWindow };
+  Kind kind = Kind::kFull;
+  bool causal = false;  // restricts any kind to key position <= query position; "causal" is full and causal
   int64_t left = 0;     // window: keys from query - left
   int64_t right = 0;    //         to query + right, both inclusive
 

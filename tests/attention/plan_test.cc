@@ -94,12 +94,16 @@ TEST(Layout, UnevenLengthsMustAddUp) {
 
 TEST(Pattern, ParsesWhatItPrints) {
   for (const char* text :
-       {"{ kind = \"full\" }", "{ kind = \"causal\" }", "{ kind = \"full\", causal = true }",
-        "{ kind = \"window\", left = 1023, right = 0 }", "{ kind = \"window\", left = 3, right = 4, causal = true }"}) {
+       {"{ kind = \"full\" }", "{ kind = \"causal\" }", "{ kind = \"window\", left = 1023, right = 0 }",
+        "{ kind = \"window\", left = 3, right = 4, causal = true }"}) {
     const PatternSpec spec = parse_pattern(text, "--pattern");
     EXPECT_EQ(spec.text(), text);
     EXPECT_EQ(parse_pattern(spec.text(), "--pattern"), spec);
   }
+}
+
+TEST(Pattern, CausalIsFullAndCausal) {
+  EXPECT_EQ(parse_pattern("{ kind = \"full\", causal = true }", "--pattern").text(), "{ kind = \"causal\" }");
 }
 
 TEST(Pattern, RefusesWithTheNearestName) {
@@ -223,6 +227,7 @@ TEST(Plan, AllGatherSendsTheSameBytesAndHoldsTheSequence) {
 TEST(Plan, ZigzagBalancesACausalTriangle) {
   PlanRequest request;
   request.shape = {1, 1, 1, 4096, 4096, 0};
+  request.pattern.causal = true;
   request.layout = LayoutKind::kZigzag;
   request.ranks = 8;
   std::set<int64_t> work;
@@ -247,8 +252,7 @@ TEST(Plan, RequestsHaveOneTextAndCachedProgramsAreShared) {
   PlanRequest b = a;
   EXPECT_EQ(make_program(a, 0).fingerprint, make_program(b, 2).fingerprint);
   EXPECT_EQ(cached_program(a, 1), cached_program(b, 1));
-  b.pattern.causal = false;
-  b.pattern.kind = PatternSpec::Kind::kFull;
+  b.pattern.causal = true;
   EXPECT_NE(make_program(a, 0).fingerprint, make_program(b, 0).fingerprint);
   EXPECT_NE(cached_program(a, 1), cached_program(b, 1));
 }
