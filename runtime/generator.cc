@@ -1,0 +1,193 @@
+// See generator.h.
+#include "runtime/generator.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/baddbmm.h>
+#include <ATen/ops/bmm.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/nan_to_num.h>
+#include <ATen/ops/softmax.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <string_view>
+
+#include "common/error.h"
+
+namespace annulus {
+namespace {
+
+// Queries of one call: bounds the memory of scores, [heads, kChunk, context].
+constexpr int64_t kChunk = 256;
+
+constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
+
+uint64_t mix(uint64_t x) {
+  x ^= x >> 30;
+  x *= 0xBF58476D1CE4E5B9;
+  x ^= x >> 27;
+  x *= 0x94D049BB133111EB;
+  return x ^ (x >> 31);
+}
+
+bool all_heads(const Slice& s, int64_t heads) { return s.heads == Span{0, 1, heads}; }
+
+}  // namespace
+
+at::Tensor pattern_bias(const Pattern& pattern, bool* empty_rows) {
+  const AttentionShape& shape = pattern.shape;
+  const bool alike = std::all_of(pattern.slices.begin(), pattern.slices.end(),
+                                 [&](const Slice& s) { return all_heads(s, shape.heads); });
+  const int64_t heads = alike ? 1 : shape.heads;
+  at::Tensor count = at::zeros({heads, shape.q_len, shape.k_len}, at::TensorOptions(at::kFloat));
+  float* p = count.data_ptr<float>();
+  for (const Slice& s : pattern.slices) {
+    if (!s.batch.contains(0)) continue;
+    for (int64_t h = 0; h < heads; ++h) {
+      if (!alike && !s.heads.contains(h)) continue;
+      for (int64_t i = 0; i < s.queries.count; ++i) {
+        const int64_t query = s.queries.at(i);
+        const Span keys = s.keys.clip(query + s.band.lo, query + s.band.hi);
+        float* row = p + (h * shape.q_len + query) * shape.k_len;
+        for (int64_t j = 0; j < keys.count; ++j) row[keys.at(j)] += 1;
+      }
+    }
+  }
+  count.log_();
+  *empty_rows = shape.q_len > 0 && (shape.k_len == 0 || count.amax(-1).isinf().any().item<bool>());
+  return count;
+}
+
+Generator::Generator(const Model& model, const PatternSpec& pattern, int64_t context)
+    : model_(model), pattern_(pattern), context_(context) {
+  const ModelShape& s = model.shape();
+  const at::TensorOptions options = model.parameters().values().options();
+  for (int64_t i = 0; i < s.layers; ++i) {
+    keys_.push_back(at::empty({s.kv_heads, context, s.head_dim()}, options));
+    values_.push_back(at::empty({s.kv_heads, context, s.head_dim()}, options));
+  }
+}
+
+at::Tensor Generator::feed(const std::vector<int64_t>& tokens) {
+  if (tokens.empty()) throw Error(ErrorKind::kInternal, "sample", "feed needs at least one token");
+  std::vector<int64_t> next = tokens;
+  if (length() + static_cast<int64_t>(next.size()) > context_) {
+    // Too long: what is kept begins anew at position 0. Half a context leaves room for as much again.
+    std::vector<int64_t> all = tokens_;
+    all.insert(all.end(), next.begin(), next.end());
+    const auto keep = std::max<int64_t>(1, context_ / 2);
+    next.assign(all.end() - std::min<int64_t>(keep, static_cast<int64_t>(all.size())), all.end());
+    tokens_.clear();
+  }
+  at::Tensor logits;
+  for (size_t i = 0; i < next.size(); i += kChunk) {
+    logits = extend(next.data() + i, std::min<int64_t>(kChunk, static_cast<int64_t>(next.size() - i)));
+  }
+  return logits;
+}
+
+at::Tensor Generator::extend(const int64_t* tokens, int64_t n) {
+  const c10::AutoGradMode no_grad(false);
+  const ModelShape& s = model_.shape();
+  const at::Device device = model_.parameters().values().device();
+  const int64_t before = length();
+  const Pattern pattern = make_pattern(
+      pattern_,
+      {.batch = 1, .heads = s.heads, .kv_heads = s.kv_heads, .q_len = n, .k_len = before + n, .query_offset = before});
+  bias_ = pattern_bias(pattern, &empty_rows_).to(device, keys_[0].scalar_type());
+  at::Tensor row = at::empty({1, n}, at::TensorOptions(at::kLong));
+  std::copy_n(tokens, n, row.data_ptr<int64_t>());
+  const RotaryTable table = model_.rotary(at::arange(before, before + n, at::TensorOptions(at::kLong)));
+  const at::Tensor logits = model_.logits(
+      row.to(device), table,
+      [this](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t layer) {
+        return attend(q, k, v, layer);
+      },
+      /*last_only=*/true);
+  tokens_.insert(tokens_.end(), tokens, tokens + n);
+  return logits[0].to(at::kCPU, at::kFloat);
+}
+
+at::Tensor Generator::attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t layer) {
+  const ModelShape& s = model_.shape();
+  const int64_t n = q.size(1);
+  const int64_t before = length();
+  const int64_t d = s.head_dim();
+  const int64_t group = s.heads / s.kv_heads;
+  keys_[layer].narrow(1, before, n).copy_(k[0].transpose(0, 1));
+  values_[layer].narrow(1, before, n).copy_(v[0].transpose(0, 1));
+  const at::Tensor keys = keys_[layer].narrow(1, 0, before + n);
+  const at::Tensor values = values_[layer].narrow(1, 0, before + n);
+  // The query heads of one kv head side by side: [kv_heads, group * n, D].
+  const at::Tensor queries = q[0].transpose(0, 1).reshape({s.kv_heads, group * n, d});
+  at::Tensor scores = at::bmm(queries, keys.transpose(1, 2)) * (1 / std::sqrt(static_cast<double>(d)));
+  scores = at::softmax(scores.view({s.heads, n, before + n}) + bias_, -1);
+  if (empty_rows_) scores = at::nan_to_num(scores);
+  return at::bmm(scores.view({s.kv_heads, group * n, before + n}), values)
+      .view({s.heads, n, d})
+      .transpose(0, 1)
+      .contiguous()
+      .unsqueeze(0);
+}
+
+int64_t pick(const at::Tensor& logits, int64_t limit, double temperature, int64_t top_k, uint64_t seed, int64_t i) {
+  const at::Tensor values = logits.to(at::kCPU, at::kDouble).contiguous();
+  const double* p = values.const_data_ptr<double>();
+  std::vector<int64_t> order(std::min<int64_t>(limit, values.numel()));
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return p[a] > p[b]; });
+  if (temperature <= 0) return order[0];
+  if (top_k > 0 && top_k < static_cast<int64_t>(order.size())) order.resize(top_k);
+  std::vector<double> sums;
+  double sum = 0;
+  for (const int64_t token : order) sums.push_back(sum += std::exp((p[token] - p[order[0]]) / temperature));
+  const uint64_t random = mix(mix(seed + 0x9E3779B97F4A7C15) + (static_cast<uint64_t>(i) + 1) * 0x9E3779B97F4A7C15);
+  const double u = static_cast<double>(random >> 11) * 0x1.0p-53 * sum;
+  const auto at = std::upper_bound(sums.begin(), sums.end(), u);
+  return order[std::min<size_t>(at - sums.begin(), order.size() - 1)];
+}
+
+std::string Utf8Stream::push(unsigned char byte) {
+  std::string out;
+  const bool continues = (byte & 0xC0) == 0x80;
+  if (!pending_.empty()) {
+    // The second byte decides about overlong forms, surrogates and values beyond U+10FFFF.
+    const auto lead = static_cast<unsigned char>(pending_[0]);
+    const bool second = pending_.size() == 1;
+    const bool valid = continues && !(second && ((lead == 0xE0 && byte < 0xA0) || (lead == 0xED && byte > 0x9F) ||
+                                                 (lead == 0xF0 && byte < 0x90) || (lead == 0xF4 && byte > 0x8F)));
+    if (valid) {
+      pending_ += static_cast<char>(byte);
+      // C1 control characters: U+0080 to U+009F.
+      if (pending_.size() == need_) {
+        out = lead == 0xC2 && byte < 0xA0 ? std::string(kReplacement) : pending_;
+        pending_.clear();
+      }
+      return out;
+    }
+    out = kReplacement;
+    pending_.clear();
+  }
+  if (byte < 0x80) {
+    const bool control = (byte < 0x20 && byte != '\n' && byte != '\t') || byte == 0x7F;
+    return out + (control ? std::string(kReplacement) : std::string(1, static_cast<char>(byte)));
+  }
+  need_ = byte >= 0xC2 && byte <= 0xDF ? 2 : (byte & 0xF0) == 0xE0 ? 3 : byte >= 0xF0 && byte <= 0xF4 ? 4 : 0;
+  if (need_ == 0) return out + std::string(kReplacement);
+  pending_ = static_cast<char>(byte);
+  return out;
+}
+
+std::string Utf8Stream::finish() {
+  const bool any = !pending_.empty();
+  pending_.clear();
+  return any ? std::string(kReplacement) : "";
+}
+
+}  // namespace annulus

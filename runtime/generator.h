@@ -1,0 +1,64 @@
+// Writing with a trained model on one rank: a key/value cache, so that a byte costs time in proportion to what stands
+// before it, and the choice of the next byte. Used by sampler.cc. A generator is not thread-safe.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "attention/pattern/pattern.h"
+#include "runtime/model.h"
+
+namespace annulus {
+
+class Generator {
+ public:
+  // `model` must outlive this. At most `context` positions are kept: when they are full, the later half is read again
+  // as the beginning of a new context.
+  Generator(const Model& model, const PatternSpec& pattern, int64_t context);
+
+  // Appends tokens (at least one) and returns the logits of what follows them: [vocab], fp32, CPU.
+  at::Tensor feed(const std::vector<int64_t>& tokens);
+
+  // Positions in the cache.
+  int64_t length() const { return static_cast<int64_t>(tokens_.size()); }
+
+ private:
+  at::Tensor extend(const int64_t* tokens, int64_t n);
+  at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t layer);
+
+  const Model& model_;
+  PatternSpec pattern_;
+  int64_t context_;
+  std::vector<int64_t> tokens_;     // what the cache holds
+  std::vector<at::Tensor> keys_;    // per layer [kv_heads, context, head_dim]
+  std::vector<at::Tensor> values_;  // likewise
+  at::Tensor bias_;                 // of the current call: [1 or heads, n, length + n], log of a pair's count
+  bool empty_rows_ = false;         // some query of the current call has no key
+};
+
+// log(count) of each (query, key) pair, -inf where a pattern has none: [heads, q_len, k_len] fp32, or [1, ...] where
+// all heads are alike. Of batch row 0.
+at::Tensor pattern_bias(const Pattern& pattern, bool* empty_rows);
+
+// Picks a token below `limit` from logits [vocab]: softmax(logits / temperature) over the top_k largest (0: all).
+// temperature 0 takes the largest. Draw number i of a seed is always the same.
+int64_t pick(const at::Tensor& logits, int64_t limit, double temperature, int64_t top_k, uint64_t seed, int64_t i);
+
+// Bytes to text for a terminal: complete UTF-8 characters pass; anything else, and control characters but newline and
+// tab, become U+FFFD.
+class Utf8Stream {
+ public:
+  // What can be shown now.
+  std::string push(unsigned char byte);
+  // What is left: an incomplete character.
+  std::string finish();
+
+ private:
+  std::string pending_;
+  size_t need_ = 0;  // bytes of the pending character
+};
+
+}  // namespace annulus

@@ -1,0 +1,70 @@
+// See sampler.h.
+#include "runtime/sampler.h"
+
+#include <iostream>
+#include <optional>
+#include <vector>
+
+#include "common/error.h"
+#include "runtime/checkpoint.h"
+#include "runtime/config.h"
+#include "runtime/generator.h"
+#include "runtime/interrupt.h"
+#include "runtime/run_folder.h"
+#include "runtime/training.h"
+
+namespace annulus {
+namespace {
+
+constexpr int64_t kByteTokens = 256;
+
+void check(const SampleOptions& o) {
+  const auto refuse = [](const std::string& message) { throw Error(ErrorKind::kUsage, "sample", message); };
+  if (o.bytes < 0) refuse("--bytes must not be negative, but is " + std::to_string(o.bytes));
+  if (!(o.temperature >= 0)) refuse("--temperature must not be negative, but is " + std::to_string(o.temperature));
+  if (o.top_k < 0) refuse("--top-k must not be negative, but is " + std::to_string(o.top_k));
+}
+
+Model load_model(const Config& config, const std::string& run, std::ostream& notes) {
+  CheckpointStore store(run, config.checkpoint.keep);
+  std::vector<std::string> skipped;
+  const std::optional<TrainingState> state = store.load_newest_valid(&skipped, CheckpointPart::kModel);
+  for (const std::string& reason : skipped) notes << "passed over a checkpoint: " << reason << std::endl;
+  if (!state) {
+    throw Error(ErrorKind::kInput, "sample",
+                "there is no whole checkpoint in " + run + ": training writes the first after checkpoint.every = " +
+                    std::to_string(config.checkpoint.every) + " steps");
+  }
+  Model model(model_shape(config), static_cast<uint64_t>(config.run.seed));
+  restore_tensors(*state, model.parameters().views(model.parameters().values()));
+  return model;
+}
+
+}  // namespace
+
+int run_sample(const SampleOptions& o) {
+  check(o);
+  std::ostream& out = o.out != nullptr ? *o.out : std::cout;
+  const std::string run = find_run(o.root, o.run);
+  const Config config = load_config(run + "/config.toml");
+  const Model model = load_model(config, run, o.notes != nullptr ? *o.notes : std::cerr);
+  Generator generator(model, config.model.pattern, config.data.context);
+  Utf8Stream text;
+  std::vector<int64_t> tokens;
+  for (const char c : o.prompt) {
+    const auto byte = static_cast<unsigned char>(c);
+    tokens.push_back(byte);
+    out << text.push(byte);
+  }
+  if (tokens.empty()) tokens.push_back('\n');  // something to begin with; it is not shown
+  out << std::flush;
+  for (int64_t i = 0; i < o.bytes && !interrupted(); ++i) {
+    const int64_t next = pick(generator.feed(tokens), kByteTokens, o.temperature, o.top_k, o.seed, i);
+    tokens.assign(1, next);
+    out << text.push(static_cast<unsigned char>(next)) << std::flush;
+  }
+  out << text.finish() << std::endl;
+  return interrupted() ? interrupt_exit_code() : 0;
+}
+
+}  // namespace annulus

@@ -1,0 +1,317 @@
+// See trainer.h.
+#include "runtime/trainer.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <iostream>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "common/error.h"
+#include "common/files.h"
+#include "runtime/agreement.h"
+#include "runtime/checkpoint.h"
+#include "runtime/interrupt.h"
+#include "runtime/metrics.h"
+#include "runtime/run_folder.h"
+#include "runtime/text_source.h"
+#include "runtime/training.h"
+
+namespace annulus {
+namespace {
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+std::string rounded(double value, int digits) {
+  std::array<char, 64> text{};
+  std::snprintf(text.data(), text.size(), "%.*f", digits, value);
+  return text.data();
+}
+
+// 1267008 -> "1.27M"
+std::string short_count(int64_t n) {
+  const auto value = static_cast<double>(n);
+  if (n >= 1'000'000'000) return rounded(value / 1e9, 2) + "B";
+  if (n >= 1'000'000) return rounded(value / 1e6, 2) + "M";
+  if (n >= 1'000) return rounded(value / 1e3, 1) + "k";
+  return std::to_string(n);
+}
+
+// `command` without a --resume of its own, to which another may be added.
+std::string without_resume(std::string command) {
+  const std::string option = " --resume";
+  const size_t at = command.find(option);
+  if (at == std::string::npos) return command;
+  size_t end = at + option.size();
+  if (end < command.size() && command[end] == '=') {
+    end = std::min(command.find(' ', end), command.size());
+  } else if (end + 1 < command.size() && command[end + 1] != '-') {
+    end = std::min(command.find(' ', end + 1), command.size());
+  }
+  return command.erase(at, end - at);
+}
+
+// One run on one rank. Rank 0 alone has an opened folder, metrics and progress.
+class Run {
+ public:
+  Run(const Config& config, Communicator& world, const TrainOptions& options)
+      : config_(config), world_(world), options_(options), first_(world.rank() == 0) {}
+
+  int train();
+
+ private:
+  void load_text();
+  void resume();
+  void require_equal_ranks();
+  void open_folder();
+  void greet();
+  bool asked_to_stop() const { return options_.stop ? options_.stop() : interrupted(); }
+  void say(std::string_view text) {
+    if (progress_) progress_->message(text);
+  }
+  void report(const StepResult& result);
+  bool validate();  // true: stop
+  void save();
+  int finish(bool stopped);
+  std::string command() const;
+
+  const Config& config_;
+  Communicator& world_;
+  const TrainOptions& options_;
+  const bool first_;
+  std::unique_ptr<TextSource> text_;
+  std::unique_ptr<Training> training_;
+  std::unique_ptr<RunFolder> folder_;
+  std::string path_;  // of the run's folder, on every rank
+  std::unique_ptr<CheckpointStore> store_;
+  std::unique_ptr<MetricsWriter> metrics_;
+  std::unique_ptr<Progress> progress_;
+  std::optional<double> validation_;   // bits per byte, of the last validation
+  std::optional<int64_t> saved_step_;  // of the newest checkpoint
+  double begin_ = 0;                   // of the first step
+  int64_t begin_step_ = 0;
+  double interval_begin_ = 0;  // since the last metrics line, without validation and checkpoints
+  int64_t interval_steps_ = 0;
+  double interval_wait_ = 0;
+  double tokens_per_second_ = 0;
+};
+
+void Run::load_text() {
+  together(world_, {"reading the text", 0},
+           [&] { text_ = std::make_unique<TextSource>(config_.data, config_.run.seed); });
+}
+
+// Takes the folder before anything is read from it: its owner could write meanwhile.
+void Run::resume() {
+  path_ = from_first(world_, {"opening the run folder", 0}, [&] {
+    const std::string which = options_.resume->empty() ? config_.run.name : *options_.resume;
+    folder_ = std::make_unique<RunFolder>(RunFolder::open(find_run(config_.run.folder, which)));
+    return folder_->path();
+  });
+  store_ = std::make_unique<CheckpointStore>(path_, config_.checkpoint.keep);
+  together(world_, {"loading the checkpoint", 0}, [&] {
+    std::vector<std::string> skipped;
+    const std::optional<TrainingState> state = store_->load_newest_valid(&skipped);
+    for (const std::string& reason : skipped) say("passed over a checkpoint: " + reason);
+    if (!state) {
+      throw Error(ErrorKind::kInput, "train",
+                  "there is no whole checkpoint in " + path_ + " to resume from" +
+                      (skipped.empty() ? "" : " (" + std::to_string(skipped.size()) + " damaged)") +
+                      ": start anew without --resume");
+    }
+    training_->restore(*state);
+    saved_step_ = state->step;
+    const auto text = state->extra.find("text");
+    if (text != state->extra.end() && text->second != text_->fingerprint()) {
+      say("the text is not the one this run was begun with: the loss may jump");
+    }
+  });
+  if (training_->steps_done() >= config_.run.steps) {
+    throw Error(ErrorKind::kUsage, "train",
+                path_ + " has done " + std::to_string(training_->steps_done()) + " steps and run.steps is " +
+                    std::to_string(config_.run.steps) + ": nothing is left to do; to train on, add --set run.steps=" +
+                    std::to_string(2 * training_->steps_done()));
+  }
+}
+
+void Run::require_equal_ranks() {
+  std::vector<Field> fields;
+  for (const std::string& line : flatten(config_)) {
+    const size_t equals = line.find(" = ");
+    fields.push_back({line.substr(0, equals), equals == std::string::npos ? "" : line.substr(equals + 3)});
+  }
+  fields.push_back({"text", text_->fingerprint() + ", " + text_->text()});
+  fields.push_back({"resumed step", std::to_string(training_->steps_done())});
+  fields.push_back({"weights", training_->weights_digest()});
+  require_agreement(world_, fields, {"agreeing on the run", 0});
+}
+
+void Run::open_folder() {
+  if (path_.empty()) {
+    path_ = from_first(world_, {"making the run folder", 0}, [&] {
+      folder_ = std::make_unique<RunFolder>(RunFolder::create(config_.run.folder, config_.run.name));
+      return folder_->path();
+    });
+    store_ = std::make_unique<CheckpointStore>(path_, config_.checkpoint.keep);
+  }
+  together(
+      world_, {"opening the run's files", 0},
+      [&] {
+        write_atomically(FileSystem::real(), folder_->config_path(), to_toml(config_));
+        metrics_ = std::make_unique<MetricsWriter>(
+            folder_->metrics_path(), options_.resume ? std::optional<int64_t>(training_->steps_done()) : std::nullopt);
+      },
+      /*only_first=*/true);
+}
+
+void Run::greet() {
+  const std::string device = options_.device_reason.empty() ? options_.device.str() : options_.device_reason;
+  say("device " + device + "  ranks " + std::to_string(world_.size()) + " (" + training_->mesh().text() + ")" +
+      (options_.placement.empty() ? "" : "  placement " + options_.placement) + "  model " +
+      short_count(training_->model().parameters().count()) + " parameters  " +
+      with_separators(training_->tokens_per_step()) + " tokens a step");
+  say("text " + text_->text() + "  run folder " + path_ +
+      (options_.resume ? "  resumed after step " + std::to_string(training_->steps_done()) : ""));
+}
+
+void Run::report(const StepResult& result) {
+  ++interval_steps_;
+  const int64_t step = training_->steps_done();
+  if (!result.applied) {
+    say("step " + std::to_string(step) + ": the loss or the gradients are not finite, this update is left out");
+  }
+  if (!first_) return;
+  const bool log = step % std::max<int64_t>(1, config_.run.log_every) == 0 || step == config_.run.steps || result.stop;
+  const double time = now();
+  const double tokens = static_cast<double>(training_->tokens_per_step()) * static_cast<double>(interval_steps_);
+  const double elapsed = time - interval_begin_;
+  const double speed = elapsed > 0 ? tokens / elapsed : 0;
+  if (log) {
+    tokens_per_second_ = speed;
+    const double wait = world_.stats().wait_seconds + training_->mesh().axis("context").stats().wait_seconds;
+    metrics_->write(step, {{"loss", result.loss},
+                           {"bits_per_byte", bits_per_byte(result.loss)},
+                           {"gradient_norm", result.gradient_norm},
+                           {"learning_rate", result.lr},
+                           {"tokens", step * training_->tokens_per_step()},
+                           {"tokens_per_second", speed},
+                           {"exposed_communication_seconds", wait - interval_wait_},
+                           {"seconds", time - begin_}});
+    interval_wait_ = wait;
+    interval_begin_ = time;
+    interval_steps_ = 0;
+  }
+  const int64_t done = step - begin_step_;
+  progress_->report(
+      {.step = step,
+       .steps = config_.run.steps,
+       .loss = result.loss,
+       .validation_bits_per_byte = validation_,
+       .tokens_per_second = tokens_per_second_ > 0 ? tokens_per_second_ : speed,
+       .seconds_left = (time - begin_) / static_cast<double>(done) * static_cast<double>(config_.run.steps - step)},
+      /*important=*/false);
+}
+
+bool Run::validate() {
+  const double before = now();
+  const ValidationResult result = training_->validate([&] { return asked_to_stop(); });
+  interval_begin_ += now() - before;
+  if (result.stop) return true;
+  validation_ = bits_per_byte(result.loss);
+  if (first_) {
+    metrics_->write(training_->steps_done(),
+                    {{"validation_loss", result.loss}, {"validation_bits_per_byte", *validation_}});
+  }
+  return false;
+}
+
+void Run::save() {
+  const int64_t step = training_->steps_done();
+  if (saved_step_ == step) return;
+  const double before = now();
+  together(
+      world_, {"writing the checkpoint", step},
+      [&] {
+        try {
+          store_->save(training_->state());
+        } catch (const Error& e) {
+          const std::string kept = saved_step_ ? "; the checkpoint of step " + std::to_string(*saved_step_) +
+                                                     " is intact: continue with  " + command() + " --resume " + path_
+                                               : "; there is no earlier checkpoint of this run";
+          const std::string what = e.what();
+          const size_t close = what.find("] ");
+          throw Error(e.kind(), what.substr(1, close - 1), what.substr(close + 2) + kept);
+        }
+      },
+      /*only_first=*/true);
+  saved_step_ = step;
+  interval_begin_ += now() - before;
+}
+
+std::string Run::command() const {
+  return options_.command.empty() ? options_.program + " train CONFIG" : without_resume(options_.command);
+}
+
+int Run::finish(bool stopped) {
+  if (!first_) return stopped ? interrupt_exit_code() : 0;
+  progress_->finish();
+  const std::string step = std::to_string(training_->steps_done());
+  const std::string steps = std::to_string(config_.run.steps);
+  const std::string time = format_duration(now() - begin_);
+  if (stopped) {
+    say("stopped on request after step " + step + " of " + steps + ", with a checkpoint, after " + time);
+    say("continue:    " + command() + " --resume " + path_);
+    return interrupt_exit_code();
+  }
+  say("done: " + steps + " steps in " + time +
+      (validation_ ? ", validation " + rounded(*validation_, 2) + " bits per byte" : "") + ", in " + path_);
+  say("sample:      " + options_.program + " sample " + path_ + " --prompt \"def \"");
+  say("train on:    " + command() + " --resume " + path_ + " --set run.steps=" + std::to_string(2 * config_.run.steps));
+  return 0;
+}
+
+int Run::train() {
+  if (first_) {
+    std::ostream& out = options_.out != nullptr ? *options_.out : std::cout;
+    const bool terminal = options_.out == nullptr && isatty(STDOUT_FILENO) == 1;
+    progress_ = std::make_unique<Progress>(progress_mode(std::getenv("ANNULUS_PROGRESS"), terminal), out);
+  }
+  world_.set_timeout(Seconds(config_.timeout));
+  check_training(config_, world_.size());
+  load_text();
+  training_ = std::make_unique<Training>(config_, world_, *text_, options_.device);
+  if (options_.resume) resume();
+  require_equal_ranks();
+  open_folder();
+  greet();
+
+  const bool validates = config_.validation.every > 0 && config_.validation.batches > 0 && text_->has_validation();
+  begin_ = interval_begin_ = now();
+  begin_step_ = training_->steps_done();
+  bool stop = false;
+  while (!stop && training_->steps_done() < config_.run.steps) {
+    const StepResult result = training_->step(asked_to_stop());
+    const int64_t step = training_->steps_done();
+    const bool last = step == config_.run.steps;
+    stop = result.stop;
+    if (!stop && validates && (last || step % config_.validation.every == 0)) stop = validate();
+    report(result);
+    if (stop || last || (config_.checkpoint.every > 0 && step % config_.checkpoint.every == 0)) save();
+  }
+  return finish(stop && training_->steps_done() < config_.run.steps);
+}
+
+}  // namespace
+
+int run_training(const Config& config, Communicator& world, const TrainOptions& options) {
+  return Run(config, world, options).train();
+}
+
+}  // namespace annulus

@@ -1,0 +1,265 @@
+// See training.h.
+#include "runtime/training.h"
+
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/stack.h>
+#include <c10/core/GradMode.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <functional>
+#include <string>
+#include <utility>
+
+#include "attention/plan/layout.h"
+#include "common/error.h"
+
+namespace annulus {
+namespace {
+
+constexpr int kMostNotFinite = 10;
+// Elements of one gradient collective: bounds what a backend needs for it beside the gradients themselves.
+constexpr int64_t kBucket = int64_t{1} << 24;
+
+constexpr int kLossExtra = 0;
+constexpr int kStopExtra = 1;
+
+std::vector<MeshAxis> axes(const Config& c) {
+  return {{"data", static_cast<int>(c.mesh.data)}, {"context", static_cast<int>(c.mesh.context)}};
+}
+
+PlanRequest plan_request(const Config& c, int data_ranks, int context_ranks) {
+  return {.shape = {.batch = c.data.batch / data_ranks,
+                    .heads = c.model.heads,
+                    .kv_heads = c.model.kv_heads,
+                    .q_len = c.data.context,
+                    .k_len = c.data.context,
+                    .query_offset = 0},
+          .pattern = c.model.pattern,
+          .layout = parse_layout(c.attention.layout, "attention.layout"),
+          .schedule = parse_schedule(c.attention.schedule, "attention.schedule"),
+          .ranks = context_ranks,
+          .even = c.attention.even,
+          .uneven_lengths = {}};
+}
+
+KernelKind kernel(const Config& c) {
+  return c.attention.kernel == "auto" ? KernelKind::kAten : parse_kernel(c.attention.kernel, "attention.kernel");
+}
+
+OptimizerSettings optimizer_settings(const Config& c) {
+  return {.lr = c.optimizer.lr,
+          .min_lr_ratio = c.optimizer.min_lr_ratio,
+          .warmup = c.optimizer.warmup,
+          .steps = c.run.steps,
+          .weight_decay = c.optimizer.weight_decay,
+          .beta1 = c.optimizer.beta1,
+          .beta2 = c.optimizer.beta2,
+          .eps = c.optimizer.eps,
+          .clip = c.optimizer.clip};
+}
+
+// The layers' calls: alike but for their labels.
+Attend ring_attention(const Config& config, Mesh& mesh) {
+  AttentionCall call;
+  Communicator& context = mesh.axis("context");
+  call.program = cached_program(plan_request(config, mesh.size("data"), mesh.size("context")), context.rank());
+  call.comm = &context;
+  call.kernel = kernel(config);
+  std::vector<AttentionCall> calls(config.model.layers, call);
+  for (size_t i = 0; i < calls.size(); ++i) calls[i].label = "attention, layer " + std::to_string(i);
+  return [calls = std::move(calls)](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t layer) {
+    return attention(q, k, v, calls[layer]);
+  };
+}
+
+}  // namespace
+
+ModelShape model_shape(const Config& c) {
+  return {.layers = c.model.layers,
+          .dim = c.model.dim,
+          .heads = c.model.heads,
+          .kv_heads = c.model.kv_heads,
+          .ffn = c.model.ffn,
+          .vocab = c.model.vocab,
+          .rope_theta = c.model.rope_theta,
+          .tie_embeddings = c.model.tie_embeddings,
+          .norm_eps = c.model.norm_eps};
+}
+
+void check_training(const Config& c, int ranks) {
+  validate(model_shape(c));
+  if (c.model.vocab < 256) {
+    throw Error(ErrorKind::kPlan, "train",
+                "model.vocab is " + std::to_string(c.model.vocab) +
+                    ", but the tokens of a text are its bytes: it must be at least 256");
+  }
+  const std::vector<MeshAxis> sizes = fit_axes(axes(c), ranks);
+  const int data = sizes[0].size;
+  const int context = sizes[1].size;
+  if (c.data.batch % data != 0) {
+    const int64_t up = (c.data.batch / data + 1) * data;
+    throw Error(ErrorKind::kPlan, "train",
+                "a batch of " + std::to_string(c.data.batch) + " rows cannot be split evenly over " +
+                    std::to_string(data) + " data-parallel ranks: use data.batch = " + std::to_string(up) +
+                    " or mesh.data = 1");
+  }
+  validate(plan_request(c, data, context));
+  if (c.data.context < 2 * context) {
+    throw Error(ErrorKind::kPlan, "train",
+                "data.context is " + std::to_string(c.data.context) + ", too short for " + std::to_string(context) +
+                    " ranks: it must be at least " + std::to_string(2 * context));
+  }
+  kernel(c);
+}
+
+void restore_tensors(const TrainingState& state, const std::vector<NamedTensor>& into) {
+  std::map<std::string_view, const at::Tensor*> saved;
+  for (const NamedTensor& t : state.tensors) saved[t.name] = &t.tensor;
+  const std::string hint = "; was it made with another [model]?";
+  for (const NamedTensor& to : into) {
+    const auto found = saved.find(to.name);
+    if (found == saved.end()) throw Error(ErrorKind::kInput, "checkpoint", "it holds no tensor " + to.name + hint);
+    const at::Tensor& from = *found->second;
+    if (from.sizes() != to.tensor.sizes() || from.scalar_type() != to.tensor.scalar_type()) {
+      throw Error(ErrorKind::kInput, "checkpoint",
+                  to.name + " is " + c10::str(from.scalar_type(), " ", from.sizes()) +
+                      ", but the configuration needs " + c10::str(to.tensor.scalar_type(), " ", to.tensor.sizes()) +
+                      hint);
+    }
+  }
+  for (const NamedTensor& to : into) at::Tensor(to.tensor).copy_(*saved[to.name]);
+}
+
+Training::Training(const Config& config, Communicator& world, const TextSource& text, at::Device device)
+    : config_(config),
+      text_(text),
+      mesh_((check_training(config, world.size()), world), axes(config)),
+      device_(device),
+      model_(model_shape(config), static_cast<uint64_t>(config.run.seed), at::kFloat, device),
+      optimizer_(model_.parameters(), optimizer_settings(config)) {
+  const Layout layout = make_layout(parse_layout(config.attention.layout, "attention.layout"), config.data.context,
+                                    mesh_.size("context"));
+  std::vector<int64_t> mine = layout.positions(mesh_.index("context"));
+  positions_ = at::from_blob(mine.data(), {static_cast<int64_t>(mine.size())}, at::kLong).clone();
+  rotary_ = model_.rotary(positions_);
+  attend_ = ring_attention(config_, mesh_);
+}
+
+template <typename Row>
+Training::Batch Training::batch(const Row& row) const {
+  const int64_t rows = config_.data.batch / mesh_.size("data");
+  const int64_t first = mesh_.index("data") * rows;
+  const at::Tensor next = positions_.add(1);
+  std::vector<at::Tensor> inputs;
+  std::vector<at::Tensor> targets;
+  for (int64_t i = 0; i < rows; ++i) {
+    const at::Tensor tokens = row(first + i);
+    inputs.push_back(tokens.index_select(0, positions_));
+    targets.push_back(tokens.index_select(0, next));
+  }
+  return {at::stack(inputs).to(device_), at::stack(targets).flatten().to(device_)};
+}
+
+at::Tensor Training::loss(const Batch& b) const {
+  return cross_entropy_sum(model_.logits(b.inputs, rotary_, attend_), b.targets,
+                           1.0 / static_cast<double>(tokens_per_step()));
+}
+
+StepResult Training::step(bool stop) {
+  Parameters& parameters = model_.parameters();
+  at::Tensor& reduced = parameters.reduced();
+  reduced.zero_();
+  {
+    const c10::AutoGradMode grad(true);
+    const at::Tensor local = loss(batch([&](int64_t row) { return text_.sample(steps_done_, row); }));
+    local.backward();
+    parameters.extras()[kLossExtra].copy_(local.detach());
+  }
+  parameters.extras()[kStopExtra].fill_(stop ? 1 : 0);
+  Communicator& world = mesh_.world();
+  if (world.size() > 1) {
+    for (int64_t begin = 0; begin < reduced.numel(); begin += kBucket) {
+      at::Tensor bucket = reduced.narrow(0, begin, std::min(kBucket, reduced.numel() - begin));
+      world.all_reduce(bucket, ReduceOp::kSum, {"gradients", steps_done_});
+    }
+  }
+  const at::Tensor extras = parameters.extras().to(at::kCPU, at::kDouble);
+  StepResult result;
+  result.loss = extras[kLossExtra].item<double>();
+  result.stop = extras[kStopExtra].item<double>() > 0;
+  result.gradient_norm = optimizer_.gradient_norm();
+  result.lr = learning_rate(optimizer_settings(config_), steps_done_);
+  result.applied = std::isfinite(result.loss) && std::isfinite(result.gradient_norm);
+  if (result.applied) {
+    optimizer_.update(result.gradient_norm, steps_done_);
+    not_finite_ = 0;
+  } else if (++not_finite_ >= kMostNotFinite) {
+    throw Error(ErrorKind::kUsage, "train",
+                "the loss or the gradients were not finite " + std::to_string(kMostNotFinite) +
+                    " steps in a row, the last at step " + std::to_string(steps_done_ + 1) +
+                    "; no such update was applied. Lower optimizer.lr or lengthen optimizer.warmup");
+  }
+  ++steps_done_;
+  return result;
+}
+
+ValidationResult Training::validate(const std::function<bool()>& stop) {
+  const c10::AutoGradMode no_grad(false);
+  const int64_t batches = config_.validation.batches;
+  const int64_t rows = batches * config_.data.batch;
+  double total = 0;
+  for (int64_t i = 0; i < batches; ++i) {
+    const bool stop_now = stop();
+    const at::Tensor local =
+        loss(batch([&](int64_t row) { return text_.validation_row(i * config_.data.batch + row, rows); }));
+    at::Tensor sums = at::stack({local, at::full_like(local, stop_now ? 1 : 0)});
+    if (mesh_.world().size() > 1) mesh_.world().all_reduce(sums, ReduceOp::kSum, {"validation loss", i});
+    sums = sums.to(at::kCPU, at::kDouble);
+    total += sums[0].item<double>();
+    if (sums[1].item<double>() > 0) return {0, true};
+  }
+  return {total / static_cast<double>(batches), false};
+}
+
+TrainingState Training::state() const {
+  const Parameters& p = model_.parameters();
+  TrainingState state{.step = steps_done_, .tensors = p.views(p.values()), .extra = {}};
+  for (const NamedTensor& t : p.views(optimizer_.exp_avg(), "optimizer.exp_avg.")) state.tensors.push_back(t);
+  for (const NamedTensor& t : p.views(optimizer_.exp_avg_sq(), "optimizer.exp_avg_sq.")) state.tensors.push_back(t);
+  state.extra["updates"] = std::to_string(optimizer_.updates());
+  state.extra["text"] = text_.fingerprint();
+  state.extra["seed"] = std::to_string(config_.run.seed);
+  return state;
+}
+
+void Training::restore(const TrainingState& state) {
+  const auto updates = state.extra.find("updates");
+  int64_t count = -1;
+  try {
+    if (updates != state.extra.end()) count = std::stoll(updates->second);
+  } catch (const std::exception&) {
+    count = -1;
+  }
+  if (count < 0 || count > state.step || state.step < 0) {
+    throw Error(ErrorKind::kInput, "checkpoint", "it does not say how many updates were made");
+  }
+  restore_tensors(state, this->state().tensors);
+  optimizer_.set_updates(count);
+  steps_done_ = state.step;
+}
+
+std::string Training::weights_digest() const {
+  const at::Tensor values = model_.parameters().values().cpu().contiguous();
+  const XXH128_hash_t h = XXH3_128bits(values.const_data_ptr(), values.nbytes());
+  std::array<char, 33> text{};
+  std::snprintf(text.data(), text.size(), "%016llx%016llx", static_cast<unsigned long long>(h.high64),
+                static_cast<unsigned long long>(h.low64));
+  return text.data();
+}
+
+}  // namespace annulus

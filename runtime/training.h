@@ -1,0 +1,102 @@
+// Training: the state of a training job on one rank (model, optimizer, mesh, attention) and its step. trainer.cc drives
+// it for `annulus train`; benchmarks and tests drive it directly.
+//
+// Collective functions are called by every rank of the world in the same order. Not thread-safe.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "attention/execution/attention.h"
+#include "comm/communicator.h"
+#include "runtime/checkpoint.h"
+#include "runtime/config.h"
+#include "runtime/mesh.h"
+#include "runtime/model.h"
+#include "runtime/optimizer.h"
+#include "runtime/text_source.h"
+
+namespace annulus {
+
+// The decoder that a configuration describes.
+ModelShape model_shape(const Config& config);
+
+// Everything about a configuration that can be wrong for a number of ranks: mesh, rows over the data axis, heads,
+// length, layout. Raises Error(kPlan), on every rank alike, before memory is taken or anything is sent.
+void check_training(const Config& config, int ranks);
+
+struct StepResult {
+  double loss = 0;           // mean over all targets, nats
+  double gradient_norm = 0;  // before clipping
+  double lr = 0;
+  bool applied = true;  // false: the loss or the norm was not finite, the weights are as they were
+  bool stop = false;    // some rank was asked to stop
+};
+
+struct ValidationResult {
+  double loss = 0;  // mean over all targets, nats; meaningless after a stop
+  bool stop = false;
+};
+
+// Copies a checkpoint's tensors into those of the same names. Raises Error(kInput) when one is missing or of another
+// shape or dtype; touches nothing then. Tensors of other names are ignored.
+void restore_tensors(const TrainingState& state, const std::vector<NamedTensor>& into);
+
+class Training {
+ public:
+  // Collective. The text and the world must outlive this.
+  Training(const Config& config, Communicator& world, const TextSource& text, at::Device device);
+
+  // One update from one global batch. Collective. `stop`: this rank was asked to stop; every rank learns of it.
+  // Raises Error(kUsage) when the loss is not finite for the tenth time in a row.
+  StepResult step(bool stop = false);
+
+  // Loss over the fixed validation rows. Collective. Calls `stop` before each batch; ends early when it is true on any
+  // rank.
+  ValidationResult validate(const std::function<bool()>& stop);
+
+  int64_t steps_done() const { return steps_done_; }
+  int64_t tokens_per_step() const { return config_.data.batch * config_.data.context; }
+  const Model& model() const { return model_; }
+  Mesh& mesh() { return mesh_; }
+
+  // For a checkpoint: views, valid until the next step.
+  TrainingState state() const;
+  // Raises Error(kInput) as restore_tensors does, or when a counter is missing. Touches nothing then.
+  void restore(const TrainingState& state);
+
+  // Of all weights: ranks compare it after a start or a resume.
+  std::string weights_digest() const;
+
+ private:
+  struct Batch {
+    at::Tensor inputs;   // [rows, positions] of this rank
+    at::Tensor targets;  // [rows * positions]
+  };
+  // Of rows first, first + 1, ... numbered globally within `row(i)`; this rank takes its part of the data axis and its
+  // positions.
+  template <typename Row>
+  Batch batch(const Row& row) const;
+  at::Tensor loss(const Batch& batch) const;
+
+  Config config_;
+  const TextSource& text_;
+  Mesh mesh_;
+  at::Device device_;
+  Model model_;
+  AdamW optimizer_;
+  at::Tensor positions_;  // int64, of this rank, on the CPU
+  RotaryTable rotary_;
+  Attend attend_;
+  int64_t steps_done_ = 0;
+  int not_finite_ = 0;  // in a row
+};
+
+}  // namespace annulus

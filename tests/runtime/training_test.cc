@@ -1,0 +1,226 @@
+// A training job over threads: the same curve at every number of ranks, the same bits every time, and what cannot work.
+#include "runtime/training.h"
+
+#include <ATen/ops/full_like.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <mutex>
+
+#include "comm/threads/threads.h"
+#include "common/error.h"
+#include "tests/runtime/tiny_run.h"
+
+namespace annulus {
+namespace {
+
+struct Curve {
+  std::vector<double> losses;
+  std::vector<double> norms;
+  double validation = 0;
+  std::string digest;
+};
+
+Curve train(const Config& config, int ranks, int64_t steps) {
+  const TextSource text(config.data, config.run.seed);
+  std::mutex mutex;
+  std::vector<Curve> curves(ranks);
+  run_ranks(ranks, [&](Communicator& world) {
+    Training training(config, world, text, at::kCPU);
+    Curve curve;
+    for (int64_t i = 0; i < steps; ++i) {
+      const StepResult r = training.step();
+      EXPECT_TRUE(r.applied);
+      EXPECT_FALSE(r.stop);
+      curve.losses.push_back(r.loss);
+      curve.norms.push_back(r.gradient_norm);
+    }
+    curve.validation = training.validate([] { return false; }).loss;
+    curve.digest = training.weights_digest();
+    const std::lock_guard lock(mutex);
+    curves[world.rank()] = curve;
+  });
+  for (const Curve& c : curves) {
+    EXPECT_EQ(c.losses, curves[0].losses) << "all ranks see the same loss";
+    EXPECT_EQ(c.digest, curves[0].digest) << "all ranks hold the same weights";
+  }
+  return curves[0];
+}
+
+void expect_same_curve(const Curve& a, const Curve& b, const std::string& what) {
+  ASSERT_EQ(a.losses.size(), b.losses.size());
+  for (size_t i = 0; i < a.losses.size(); ++i) {
+    EXPECT_NEAR(a.losses[i], b.losses[i], 1e-4 * a.losses[i]) << what << ", step " << i + 1;
+  }
+  EXPECT_NEAR(a.validation, b.validation, 1e-4 * a.validation) << what;
+}
+
+TEST(Training, TheCurveDoesNotDependOnTheRanks) {
+  const TestFolder folder;
+  Config config = tiny_config(folder);
+  config.run.steps = 30;
+  const Curve one = train(config, 1, 30);
+  EXPECT_NEAR(one.losses[0], std::log(256.0), 0.1);
+  EXPECT_LT(one.losses.back(), one.losses[0] - 1) << "it learns";
+  for (const std::string layout : {"zigzag", "contiguous", "striped"}) {
+    config.attention.layout = layout;
+    for (const int ranks : {2, 4}) {
+      expect_same_curve(one, train(config, ranks, 30), layout + " over " + std::to_string(ranks));
+    }
+  }
+  config.attention.layout = "zigzag";
+  config.attention.schedule = "all-gather";
+  expect_same_curve(one, train(config, 4, 30), "all-gather");
+  config.attention.schedule = "ring";
+  config.mesh.data = 2;
+  expect_same_curve(one, train(config, 4, 30), "2 data x 2 context");
+  config.mesh.data = 4;
+  expect_same_curve(one, train(config, 4, 30), "4 data x 1 context");
+}
+
+TEST(Training, UnevenSharesWhenAllowed) {
+  const TestFolder folder;
+  Config config = tiny_config(folder);
+  config.data.context = 61;
+  const Curve one = train(config, 1, 5);
+  EXPECT_THROW(check_training(config, 3), Error);
+  config.attention.even = false;
+  expect_same_curve(one, train(config, 3, 5), "61 tokens over 3");
+}
+
+TEST(Training, TwiceTheSameIsBitIdentical) {
+  const TestFolder folder;
+  Config config = tiny_config(folder);
+  config.model.tie_embeddings = true;
+  for (const int ranks : {1, 2}) {
+    const Curve a = train(config, ranks, 6);
+    const Curve b = train(config, ranks, 6);
+    EXPECT_EQ(a.losses, b.losses);
+    EXPECT_EQ(a.norms, b.norms);
+    EXPECT_EQ(a.validation, b.validation);
+    EXPECT_EQ(a.digest, b.digest);
+  }
+  config.run.seed = 2;
+  EXPECT_NE(train(config, 1, 1).digest, train(tiny_config(folder), 1, 1).digest);
+}
+
+TEST(Training, RestoredStateContinuesBitIdentically) {
+  const TestFolder folder;
+  const Config config = tiny_config(folder);
+  const TextSource text(config.data, config.run.seed);
+  run_ranks(2, [&](Communicator& world) {
+    Training straight(config, world, text, at::kCPU);
+    for (int i = 0; i < 3; ++i) straight.step();
+    TrainingState state = straight.state();
+    for (NamedTensor& t : state.tensors) t.tensor = t.tensor.clone();
+    for (int i = 0; i < 3; ++i) straight.step();
+    Training resumed(config, world, text, at::kCPU);
+    resumed.restore(state);
+    EXPECT_EQ(resumed.steps_done(), 3);
+    for (int i = 0; i < 3; ++i) resumed.step();
+    EXPECT_EQ(resumed.weights_digest(), straight.weights_digest());
+  });
+}
+
+TEST(Training, RefusesAStateOfAnotherModel) {
+  const TestFolder folder;
+  const Config config = tiny_config(folder);
+  const TextSource text(config.data, config.run.seed);
+  const std::unique_ptr<Communicator> world = make_self_communicator();
+  Training training(config, *world, text, at::kCPU);
+  const std::string before = training.weights_digest();
+  const auto refuse = [&](const TrainingState& state, const std::string& word) {
+    try {
+      training.restore(state);
+      FAIL() << word;
+    } catch (const Error& e) {
+      EXPECT_EQ(e.kind(), ErrorKind::kInput);
+      EXPECT_NE(std::string(e.what()).find(word), std::string::npos) << e.what();
+    }
+    EXPECT_EQ(training.weights_digest(), before);
+  };
+  TrainingState state = training.state();
+  state.tensors.back().name = "another";
+  refuse(state, "optimizer.exp_avg_sq.model.norm.weight");
+  state = training.state();
+  state.tensors[0].tensor = state.tensors[0].tensor.narrow(0, 0, 3);
+  refuse(state, "model.embed_tokens.weight");
+  state = training.state();
+  state.tensors[0].tensor = state.tensors[0].tensor.to(at::kDouble);
+  refuse(state, "Double");
+  for (const char* updates : {"", "-1", "7", "x"}) {
+    state = training.state();
+    state.extra["updates"] = updates;
+    refuse(state, "updates");
+  }
+}
+
+TEST(Training, AskingOneRankToStopTellsAll) {
+  const TestFolder folder;
+  const Config config = tiny_config(folder);
+  const TextSource text(config.data, config.run.seed);
+  run_ranks(2, [&](Communicator& world) {
+    Training training(config, world, text, at::kCPU);
+    EXPECT_FALSE(training.step(false).stop);
+    EXPECT_TRUE(training.step(world.rank() == 1).stop);
+    int batches = 0;
+    EXPECT_TRUE(training.validate([&] { return ++batches == 2 && world.rank() == 0; }).stop);
+    EXPECT_EQ(batches, 2);
+  });
+}
+
+TEST(Training, LeavesOutUpdatesThatAreNotFinite) {
+  const TestFolder folder;
+  const Config config = tiny_config(folder);
+  const TextSource text(config.data, config.run.seed);
+  run_ranks(2, [&](Communicator& world) {
+    Training training(config, world, text, at::kCPU);
+    training.step();
+    TrainingState state = training.state();
+    for (NamedTensor& t : state.tensors) t.tensor = t.tensor.clone();
+    TrainingState broken = state;
+    broken.tensors[1].tensor = at::full_like(state.tensors[1].tensor, std::numeric_limits<double>::quiet_NaN());
+    training.restore(broken);
+    const std::string before = training.weights_digest();
+    for (int i = 0; i < 9; ++i) EXPECT_FALSE(training.step().applied);
+    EXPECT_EQ(training.weights_digest(), before);
+    EXPECT_EQ(training.state().extra.at("updates"), "1");
+    training.restore(state);
+    EXPECT_TRUE(training.step().applied);  // counts anew from here
+    training.restore(broken);
+    for (int i = 0; i < 9; ++i) training.step();
+    EXPECT_THROW(training.step(), Error);
+  });
+}
+
+TEST(Training, RefusesWhatDoesNotFitTheRanks) {
+  const TestFolder folder;
+  const auto refused = [&](int ranks, const std::function<void(Config&)>& change, const std::string& word) {
+    Config config = tiny_config(folder);
+    change(config);
+    try {
+      check_training(config, ranks);
+      FAIL() << word;
+    } catch (const Error& e) {
+      EXPECT_NE(std::string(e.what()).find(word), std::string::npos) << e.what();
+    }
+  };
+  refused(
+      3, [](Config& c) { c.mesh.data = 2; }, "mesh");
+  refused(
+      3, [](Config& c) { c.mesh.data = 3; }, "data.batch");
+  refused(
+      3, [](Config&) {}, "64");  // zigzag over 3 needs a multiple of 6
+  refused(
+      1, [](Config& c) { c.model.vocab = 255; }, "model.vocab");
+  refused(
+      1, [](Config& c) { c.model.heads = 3; }, "model.dim");
+  refused(
+      40, [](Config& c) { c.attention.even = false; }, "data.context");
+  refused(
+      1, [](Config& c) { c.attention.kernel = "atem"; }, "aten");
+}
+
+}  // namespace
+}  // namespace annulus
