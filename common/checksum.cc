@@ -1,0 +1,35 @@
+#include "common/checksum.h"
+
+#include <xxhash.h>
+
+#include <cstdio>
+#include <new>
+
+namespace annulus {
+namespace {
+
+std::string text(XXH128_hash_t hash) {
+  char digits[33];
+  std::snprintf(digits, sizeof digits, "%016llx%016llx", static_cast<unsigned long long>(hash.high64),
+                static_cast<unsigned long long>(hash.low64));
+  return digits;
+}
+
+}  // namespace
+
+Checksum::Checksum() : state_(XXH3_createState()) {
+  if (!state_) throw std::bad_alloc();
+  XXH3_128bits_reset(state_);
+}
+
+Checksum::~Checksum() { XXH3_freeState(state_); }
+
+void Checksum::update(const void* data, size_t bytes) {
+  if (bytes) XXH3_128bits_update(state_, data, bytes);
+}
+
+std::string Checksum::hex() const { return text(XXH3_128bits_digest(state_)); }
+
+std::string checksum(const void* data, size_t bytes) { return text(XXH3_128bits(bytes ? data : "", bytes)); }
+
+}  // namespace annulus
