@@ -132,9 +132,9 @@ TEST(Checkpoint, DamagedOnesArePassedOverAndNeverCount) {
   ASSERT_EQ(skipped.size(), 1u);
   EXPECT_NE(skipped[0].find("step-00000002"), std::string::npos) << skipped[0];
   EXPECT_NE(skipped[0].find("checksum of tensor"), std::string::npos) << skipped[0];
-  // The run goes on from step 1: step 2 is written anew beside the damaged one, and step 1 still counts.
+  // The run goes on from step 1: step 2 is written anew in place of the damaged one, and step 1 still counts.
   store.save(state_of(2));
-  EXPECT_EQ(names(run), (std::vector<std::string>{"step-00000001", "step-00000002", "step-00000002-2"}));
+  EXPECT_EQ(names(run), (std::vector<std::string>{"step-00000001", "step-00000002-2"}));
   EXPECT_TRUE(same(*store.load_newest_valid(&skipped), state_of(2)));
   store.save(state_of(3));
   EXPECT_EQ(names(run), (std::vector<std::string>{"step-00000002-2", "step-00000003"}));
