@@ -13,7 +13,7 @@
 namespace annulus {
 
 struct MpiOptions {
-  // Deadline of MPI_Init, MPI_Comm_split, MPI_Comm_dup and MPI_Finalize, which cannot be polled. When it passes, the
+  // Deadline of each of MPI_Init, MPI_Comm_split, MPI_Comm_dup and MPI_Finalize, which cannot be polled. When it passes, the
   // process prints one message and ends with _exit(6).
   Seconds timeout{60};
   // Longer messages travel as one message of a datatype made of pieces of this size: MPI counts are 31 bits.

@@ -1,0 +1,37 @@
+// The NCCL backend: CUDA tensors, one rank a GPU. Built with --config=cuda; elsewhere a stub that says so.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "comm/communicator.h"
+
+namespace annulus {
+
+// Why this build or machine cannot use NCCL ("this build has no NCCL: ...", "no CUDA device: ..."); empty when it can.
+std::string nccl_unavailable();
+
+struct NcclOptions {
+  int device = 0;       // CUDA ordinal of this rank
+  Seconds timeout{60};  // deadline of making the communicator
+};
+
+// A communicator over the ranks of host (MPI, or threads in one process), for tensors on the given device. Collective.
+// The unique id travels over host; host is not kept, two communicators split off it are.
+//
+// - Transfers run on a high-priority stream of their own, after what the current stream holds at the call; Work::wait()
+//   and the collectives order the current stream after them and do not block the host. Buffers are kept from the
+//   allocator until the device is done with them.
+// - Collectives are preceded by a small agreement over host, so that ranks that disagree all raise Error(kMismatch).
+// The
+//   sizes and dtypes of an exchange are compared over host while it runs; a mismatch aborts it.
+// - barrier() is one of hosts: it does not wait for the device.
+// - A thread watches deadlines and NCCL's asynchronous errors. When one strikes it calls ncclCommAbort, which ends the
+//   kernels that wait, and the next call of this communicator raises the error that names operation, step and peer.
+// - The first exchange with a peer connects to it and may block the host until that peer makes the same exchange.
+//
+// Errors: kUnavailable where nccl_unavailable() says so, kPlan when two ranks name the same GPU, kMismatch when the
+// ranks load different versions of NCCL, kComm when a rank does not come.
+std::unique_ptr<Communicator> make_nccl_communicator(Communicator& host, const NcclOptions& options);
+
+}  // namespace annulus

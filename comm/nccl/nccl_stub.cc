@@ -1,0 +1,16 @@
+// Stands in for the NCCL backend where it is not built.
+#include "comm/nccl/nccl_communicator.h"
+#include "common/error.h"
+
+namespace annulus {
+
+std::string nccl_unavailable() {
+  return "this build has no NCCL: build with --config=cuda (needs the CUDA toolkit and LibTorch with CUDA), or use "
+         "device = \"cpu\"";
+}
+
+std::unique_ptr<Communicator> make_nccl_communicator(Communicator&, const NcclOptions&) {
+  throw Error(ErrorKind::kUnavailable, "comm", nccl_unavailable());
+}
+
+}  // namespace annulus

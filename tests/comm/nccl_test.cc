@@ -1,0 +1,56 @@
+// The suite over NCCL: as many ranks (threads of this process, one a GPU) as the machine has GPUs, at least one.
+// Compiled and linked wherever CUDA builds are; skipped, with the reason, where there is no GPU.
+#include "comm/nccl/nccl_communicator.h"
+
+#include <ATen/ops/zeros.h>
+#include <gtest/gtest.h>
+
+#include "comm/threads/threads.h"
+#include "common/error.h"
+#include "tests/comm/gpu_count.h"
+#include "tests/comm/suite.h"
+
+namespace annulus {
+
+comm_test::Backend& comm_test::backend() {
+  static Backend backend = [] {
+    Backend b;
+    b.name = "nccl";
+    b.device = at::Device(at::kCUDA);
+    b.unavailable = nccl_unavailable();
+    b.sizes = {1};
+    for (int n = 2; n <= comm_test::gpu_count() && n <= 8; ++n) b.sizes.push_back(n);
+    b.run = [](int size, const std::function<void(Communicator&)>& body) {
+      run_ranks(size, [&](Communicator& host) {
+        comm_test::use_gpu(host.rank());
+        host.set_timeout(Seconds(120));
+        NcclOptions options;
+        options.device = host.rank();
+        options.timeout = Seconds(120);
+        const std::unique_ptr<Communicator> comm = make_nccl_communicator(host, options);
+        comm->set_timeout(Seconds(60));
+        body(*comm);
+      });
+    };
+    return b;
+  }();
+  return backend;
+}
+
+namespace {
+
+TEST(Nccl, SaysWhyNot) {
+  const std::string why = nccl_unavailable();
+  if (why.empty()) GTEST_SKIP() << "this machine has a GPU";
+  const std::unique_ptr<Communicator> host = make_self_communicator();
+  try {
+    make_nccl_communicator(*host, {});
+    ADD_FAILURE() << "no error";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.kind(), ErrorKind::kUnavailable);
+    EXPECT_NE(std::string(e.what()).find(why), std::string::npos) << e.what();
+  }
+}
+
+}  // namespace
+}  // namespace annulus
