@@ -3,6 +3,7 @@
 #include <hwloc.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 
@@ -23,6 +24,12 @@ using Bitmap = std::unique_ptr<hwloc_bitmap_s, BitmapDeleter>;
 
 // The kernel below us with as little discovery as binding needs: processors and memory nodes.
 Topology load_this_system() {
+  for (const char* name : {"HWLOC_XMLFILE", "HWLOC_SYNTHETIC", "HWLOC_FSROOT"}) {
+    if (std::getenv(name) == nullptr) continue;
+    throw Error(ErrorKind::kPlan, "topology",
+                std::string("a process can be bound to the machine it runs on only, but ") + name +
+                    " makes hwloc describe another; unset it");
+  }
   hwloc_topology_t raw = nullptr;
   if (hwloc_topology_init(&raw) != 0) {
     throw Error(ErrorKind::kResource, "topology", "hwloc could not be started: out of memory?");
@@ -34,13 +41,6 @@ Topology load_this_system() {
                 std::string("hwloc cannot describe this machine (") + std::strerror(errno) + ")");
   }
   return topology;
-}
-
-void require_this_system(hwloc_topology_t topology) {
-  if (hwloc_topology_is_thissystem(topology) != 0) return;
-  throw Error(ErrorKind::kPlan, "topology",
-              "a process can be bound on the machine it runs on only, but hwloc was told to describe another; "
-              "unset HWLOC_XMLFILE and HWLOC_SYNTHETIC");
 }
 
 Bitmap to_bitmap(const std::vector<int>& values) {
@@ -92,7 +92,6 @@ BindingResult bind_this_process(const RankPlacement& rank) {
     throw Error(ErrorKind::kInternal, "topology", who + " was placed on no processors or no memory");
   }
   const Topology topology = load_this_system();
-  require_this_system(topology.get());
   const Binding before = ask(topology.get());
 
   const Bitmap cpus = to_bitmap(rank.cpus.pus());
@@ -132,13 +131,11 @@ BindingResult bind_this_process(const RankPlacement& rank) {
 
 Binding current_binding() {
   const Topology topology = load_this_system();
-  require_this_system(topology.get());
   return ask(topology.get());
 }
 
 std::optional<int> memory_node_of(const void* address) {
   const Topology topology = load_this_system();
-  require_this_system(topology.get());
   const Bitmap set(hwloc_bitmap_alloc());
   if (!set || hwloc_get_area_memlocation(topology.get(), address, 1, set.get(), HWLOC_MEMBIND_BYNODESET) != 0) {
     return std::nullopt;

@@ -1,7 +1,10 @@
 #include "comm/topology/machine.h"
 
+#include <fcntl.h>
 #include <hwloc.h>
 #include <hwloc/distances.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,6 +12,7 @@
 #include <cerrno>
 #include <charconv>
 #include <cmath>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -31,6 +35,7 @@ constexpr int64_t kMaxXmlBytes = int64_t{64} << 20;
 constexpr size_t kMaxGpus = 1024;  // the link matrix is its square
 constexpr size_t kMaxNics = 4096;
 constexpr int kMaxNumaNodes = 4096;
+constexpr char kFine = '\1';  // a child's answer
 constexpr unsigned kNvidia = 0x10de;
 constexpr uint64_t kMaxMegabytes = uint64_t{1} << 40;  // per second; more is no bandwidth
 
@@ -214,8 +219,9 @@ class Reader {
     if (pus < 1) fail("it describes no processors (no PU object)");
     if (pus > CpuSet::kMaxPu) fail("it describes " + std::to_string(pus) + " processors; at most 65535 are taken");
     for (hwloc_obj_t o = nullptr; (o = hwloc_get_next_obj_by_type(topology_, HWLOC_OBJ_PU, o)) != nullptr;) {
-      if (o->os_index > static_cast<unsigned>(CpuSet::kMaxPu)) {
-        fail("a processor has no usable number (os_index of a PU)");
+      if (o->os_index > static_cast<unsigned>(CpuSet::kMaxPu) || hwloc_bitmap_weight(o->cpuset) != 1 ||
+          !hwloc_bitmap_isset(o->cpuset, o->os_index)) {
+        fail("a processor's number (os_index " + std::to_string(o->os_index) + ") is not the one in its cpuset");
       }
       hwloc_obj_t core = hwloc_get_ancestor_obj_by_type(topology_, HWLOC_OBJ_CORE, o);
       if (core == nullptr) {
@@ -412,11 +418,82 @@ class Reader {
   unsigned last_core_ = std::numeric_limits<unsigned>::max();
 };
 
+[[noreturn]] void fail_xml(const std::string& source, const std::string& why) {
+  throw Error(ErrorKind::kInput, "topology",
+              source + ": " + why + "; give a file that `lstopo machine.xml` wrote on the machine meant");
+}
+
+Machine read_xml(const std::string& text, const std::string& source) {
+  const Topology topology = init_topology();
+  // hwloc wants the closing zero counted.
+  if (hwloc_topology_set_xmlbuffer(topology.get(), text.c_str(), static_cast<int>(text.size()) + 1) != 0) {
+    fail_xml(source, "not an hwloc XML description (not XML, or cut off)");
+  }
+  if (hwloc_topology_load(topology.get()) != 0) {
+    fail_xml(source, "no complete description of a machine (not XML, cut off, or without processors or memory)");
+  }
+  Machine machine = Reader(topology.get(), source, std::nullopt).read();
+  if (machine.host.empty()) machine.host = std::filesystem::path(source).stem().string();
+  return machine;
+}
+
+// hwloc trusts XML: objects that contradict one another make it stop on an assertion or crash. So a child process,
+// which may die of it, reads the text first; what it reads without complaint, this process reads too.
+void check_in_child(const std::string& text, const std::string& source) {
+  std::array<int, 2> pipe_ends{};
+  if (pipe2(pipe_ends.data(), O_CLOEXEC) != 0) {
+    throw Error(ErrorKind::kResource, "topology",
+                source + ": no pipe for the process that checks it (" + std::strerror(errno) + ")");
+  }
+  const pid_t child = fork();
+  if (child < 0) {
+    const int why = errno;
+    close(pipe_ends[0]);
+    close(pipe_ends[1]);
+    throw Error(ErrorKind::kResource, "topology", source + ": no process to check it in (" + std::strerror(why) + ")");
+  }
+  if (child == 0) {
+    for (int signal_number : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGXCPU}) signal(signal_number, SIG_DFL);
+    const rlimit no_core{0, 0};
+    setrlimit(RLIMIT_CORE, &no_core);
+    const rlimit seconds{20, 20};  // of its own processor time; a real description takes milliseconds
+    setrlimit(RLIMIT_CPU, &seconds);
+    const int nowhere = open("/dev/null", O_WRONLY);
+    if (nowhere >= 0) dup2(nowhere, STDERR_FILENO);  // hwloc's and the C library's last words
+    std::string answer(1, kFine);
+    try {
+      read_xml(text, source);
+    } catch (const std::exception& error) {
+      answer = error.what();
+    }
+    for (size_t sent = 0; sent < answer.size();) {
+      const ssize_t n = write(pipe_ends[1], answer.data() + sent, answer.size() - sent);
+      if (n < 0 && errno != EINTR) _exit(1);
+      if (n > 0) sent += static_cast<size_t>(n);
+    }
+    _exit(0);
+  }
+  close(pipe_ends[1]);
+  // The answer comes through the pipe, not as an exit status: a launcher may reap or ignore its children elsewhere.
+  std::string answer;
+  std::array<char, 4096> part{};
+  for (;;) {
+    const ssize_t n = read(pipe_ends[0], part.data(), part.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) break;
+    answer.append(part.data(), static_cast<size_t>(n));
+  }
+  close(pipe_ends[0]);
+  while (waitpid(child, nullptr, 0) < 0 && errno == EINTR) {
+  }
+  if (answer.empty()) fail_xml(source, "not a consistent description of a machine: hwloc itself fails on it");
+  if (answer.front() == kFine) return;
+  constexpr std::string_view kRoom = "[topology] ";
+  throw Error(ErrorKind::kInput, "topology", answer.starts_with(kRoom) ? answer.substr(kRoom.size()) : answer);
+}
+
 std::string read_file(const std::string& path) {
-  const auto fail = [&](const std::string& why) {
-    throw Error(ErrorKind::kInput, "topology",
-                path + ": " + why + "; give a file that `lstopo " + "machine.xml` wrote on the machine meant");
-  };
+  const auto fail = [&](const std::string& why) { fail_xml(path, why); };
   std::error_code error;
   const auto status = std::filesystem::status(path, error);
   if (error || !std::filesystem::exists(status)) fail("no such file");
@@ -448,7 +525,7 @@ std::string_view to_string(LinkKind kind) {
     case LinkKind::kPciRoot:
       return "PCI root";
     case LinkKind::kPackage:
-      return "package";
+      return "socket";
     case LinkKind::kSystem:
       return "system";
   }
@@ -513,11 +590,15 @@ int64_t Machine::memory_bytes() const {
 }
 
 Machine Machine::this_machine(bool respect_affinity) {
+  // What hwloc would do by itself, but with our checks of what is read.
+  if (const char* xml = std::getenv("HWLOC_XMLFILE"); xml != nullptr && *xml != '\0') return from_xml(xml);
+  if (const char* synthetic = std::getenv("HWLOC_SYNTHETIC"); synthetic != nullptr && *synthetic != '\0') {
+    return from_synthetic(synthetic);
+  }
   const Topology topology = init_topology();
   if (hwloc_topology_load(topology.get()) != 0) {
     throw Error(ErrorKind::kUnavailable, "topology",
-                std::string("hwloc cannot describe this machine (") + std::strerror(errno) +
-                    "); is /sys mounted, and do HWLOC_XMLFILE or HWLOC_SYNTHETIC name something readable?");
+                std::string("hwloc cannot describe this machine (") + std::strerror(errno) + "); is /sys mounted?");
   }
   std::optional<CpuSet> only;
   if (respect_affinity && hwloc_topology_is_thissystem(topology.get()) != 0) {
@@ -538,22 +619,10 @@ Machine Machine::this_machine(bool respect_affinity) {
 Machine Machine::from_xml(const std::string& path) { return from_xml_text(read_file(path), path); }
 
 Machine Machine::from_xml_text(std::string_view xml, const std::string& source) {
-  const auto fail = [&](const std::string& why) {
-    throw Error(ErrorKind::kInput, "topology",
-                source + ": " + why + "; give a file that `lstopo machine.xml` wrote on the machine meant");
-  };
-  if (static_cast<int64_t>(xml.size()) > kMaxXmlBytes) fail("it is longer than 64 MiB");
-  const Topology topology = init_topology();
-  const std::string text(xml);  // hwloc wants a closing zero, counted
-  if (hwloc_topology_set_xmlbuffer(topology.get(), text.c_str(), static_cast<int>(text.size()) + 1) != 0) {
-    fail("not an hwloc XML description (not XML, or cut off)");
-  }
-  if (hwloc_topology_load(topology.get()) != 0) {
-    fail("XML, but no complete description of a machine by hwloc (cut off, or without processors or memory?)");
-  }
-  Machine machine = Reader(topology.get(), source, std::nullopt).read();
-  if (machine.host.empty()) machine.host = std::filesystem::path(source).stem().string();
-  return machine;
+  if (static_cast<int64_t>(xml.size()) > kMaxXmlBytes) fail_xml(source, "it is longer than 64 MiB");
+  const std::string text(xml);
+  check_in_child(text, source);
+  return read_xml(text, source);
 }
 
 Machine Machine::from_synthetic(const std::string& description, const std::string& host) {

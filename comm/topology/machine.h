@@ -58,7 +58,7 @@ struct Nic {
 
 // How two GPUs of a host reach each other, best first.
 enum class LinkKind { kSelf, kNvlink, kPciSwitch, kPciRoot, kPackage, kSystem };
-std::string_view to_string(LinkKind kind);  // "self", "NVLink", "PCI switch", "PCI root", "package", "system"
+std::string_view to_string(LinkKind kind);  // "self", "NVLink", "PCI switch", "PCI root", "socket", "system"
 
 struct Link {
   LinkKind kind = LinkKind::kSystem;
@@ -91,7 +91,8 @@ struct Machine {
   static Machine this_machine(bool respect_affinity = true);
 
   // From a file written by lstopo (hwloc 1.x or 2.x format). The file is not trusted: missing, larger than 64 MiB, not
-  // XML, truncated, without processors or inconsistent is Error(kInput) that names it.
+  // XML, truncated, without processors or inconsistent is Error(kInput) that names it. hwloc crashes on some
+  // inconsistent files, so a forked child reads it first: call it before MPI is initialised.
   static Machine from_xml(const std::string& path);
   // The same from text; `source` stands for the file's name in messages and for the host's name if the text has none.
   static Machine from_xml_text(std::string_view xml, const std::string& source);

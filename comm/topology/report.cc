@@ -96,6 +96,9 @@ std::string node_ids(const Machine& machine, const std::vector<int>& indices) {
 
 std::string hop_text(const Hop& hop) {
   if (hop.other_host) return "network";
+  if (hop.link.megabytes_per_s == 0) {  // between CPU ranks
+    return hop.link.kind == LinkKind::kSystem ? "memory across sockets" : "memory";
+  }
   std::string text(to_string(hop.link.kind));
   if (hop.link.kind == LinkKind::kNvlink) text += " " + gigabytes(hop.link.megabytes_per_s) + " GB/s";
   return text;
@@ -135,7 +138,7 @@ std::string matrix(const Machine& machine) {
   }
   std::string title = "\n  links between GPUs";
   if (nvlink) title += ", NVLink in GB/s";
-  if (other) title += nvlink ? ", others by PCI" : " by PCI (nearest first: switch, root, package, system)";
+  if (other) title += nvlink ? ", others by PCI" : " by PCI (nearest first: switch, root, socket, system)";
   return title + "\n" + table.print();
 }
 
