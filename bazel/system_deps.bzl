@@ -1,23 +1,12 @@
-"""system_deps(name = "sys"): the machine's LibTorch, CUDA, NCCL, OpenMPI, hwloc, ... as cc_library targets.
+"""system_deps(name = "sys"): the machine's LibTorch, CUDA, NCCL, Open MPI, hwloc, ... as cc_library targets.
 
-Nothing is downloaded. A library that is not found becomes an incompatible target:
-`bazel build //...` skips what needs it, naming such a target prints why.
+Nothing is downloaded; tools/setup.sh installs, and looks in the same places. A library that is not found becomes an
+incompatible target: `bazel build //...` skips what needs it, naming such a target prints why, and @sys//:missing.txt
+says what was looked for (tools/test_report.py shows it).
 """
 
-# ANNULUS_DEPS: what tools/setup.sh last installed (written to .bazelrc.deps), so that a change is noticed.
-_ENV = [
-    "LIBTORCH", "TORCH_HOME", "VIRTUAL_ENV", "ANNULUS_PYTHON", "CUDA_HOME", "CUDA_PATH",
-    "NCCL_HOME", "MPI_HOME", "PKG_CONFIG_PATH", "PATH", "ANNULUS_DEPS",
-]
-
-# Asked of a venv's Python: find_spec does not import torch (importing takes seconds).
-_PY = """
-import importlib.util as u, os, glob
-s = u.find_spec("torch")
-print(os.path.dirname(s.origin) if s and s.origin else "")
-sp = os.path.dirname(os.path.dirname(s.origin)) if s and s.origin else ""
-print(":".join(sorted(glob.glob(os.path.join(sp, "nvidia", "*"))) if sp else []))
-"""
+# ANNULUS_DEPS: what tools/setup.sh last found (written to .bazelrc.deps), so that a change is noticed.
+_ENV = ["LIBTORCH", "CUDA_HOME", "CUDA_PATH", "NCCL_HOME", "MPI_HOME", "PKG_CONFIG_PATH", "PATH", "ANNULUS_DEPS"]
 
 def _run(rctx, args):
     r = rctx.execute(args)
@@ -63,7 +52,7 @@ def _select(with_cuda):
 
 def _missing(name, why):
     return """
-# {why}
+# missing: {n}: {why}
 cc_library(name = "{n}", target_compatible_with = ["@//bazel:incompatible"])
 """.format(n = name, why = why)
 
@@ -87,39 +76,32 @@ def _pkg_config(rctx, name, pkg):
     return _lib(name, incs, globs, defines, links)
 
 def _torch(rctx):
-    root = _env(rctx, "LIBTORCH", "TORCH_HOME")
-    nvidia = []
+    """LIBTORCH (an unpacked LibTorch, or .../site-packages/torch), otherwise the .venv of tools/setup.sh."""
+    root = _env(rctx, "LIBTORCH")
     if not root:
-        py = _env(rctx, "ANNULUS_PYTHON")
-        venv = _env(rctx, "VIRTUAL_ENV")
-        for cand in [py, venv + "/bin/python" if venv else "", str(rctx.path(rctx.attr.workspace_file).dirname) + "/.venv/bin/python"]:
-            if cand and _exists(rctx, cand):
-                out = _run(rctx, [cand, "-c", _PY])
-                lines = out.split("\n") if out else []
-                if lines and lines[0]:
-                    root = lines[0]
-                    nvidia = [p for p in (lines[1] if len(lines) > 1 else "").split(":") if p]
-                    break
-    if not root and _exists(rctx, "/usr/include/torch/csrc/api/include/torch/torch.h"):
-        # Debian's libtorch-dev: headers and library on the compiler's own paths.
-        for d in ["torch", "ATen", "c10", "caffe2"]:
-            rctx.symlink("/usr/include/" + d, "torch/include/" + d)
-        libdir = ""
-    elif root:
-        # Not the whole folder: the wheel also carries fmt's headers, newer than the fmt that spdlog was built with.
-        for d in ["torch", "ATen", "c10", "caffe2"]:
-            rctx.symlink(root + "/include/" + d, "torch/include/" + d)
-        libdir = root + "/lib"
-    else:
-        why = "no LibTorch: tools/setup.sh installs it; or set LIBTORCH, or install libtorch-dev"
-        return _missing("torch", why) + _missing("torch_cpu", why), nvidia, "", False
+        venv = rctx.path(str(rctx.path(rctx.attr.workspace_file).dirname) + "/.venv/lib")
+        for python in venv.readdir() if venv.exists else []:
+            if _exists(rctx, str(python) + "/site-packages/torch/lib/libtorch_cpu.so"):
+                root = str(python) + "/site-packages/torch"
+    if not root or not _exists(rctx, root + "/lib/libtorch_cpu.so"):
+        why = "no lib/libtorch_cpu.so in LIBTORCH=" + root if root else "no LibTorch in .venv, and LIBTORCH is not set"
+        return _missing("torch", why) + _missing("torch_cpu", why), [], "", False
+
+    # NVIDIA's wheels lie beside torch: nvidia/nccl, ...
+    beside = rctx.path(root).dirname.get_child("nvidia")
+    nvidia = [str(p) for p in beside.readdir()] if beside.exists else []
+
+    # Not the whole folder: the wheel also carries fmt's headers, newer than the fmt that spdlog was built with.
+    for d in ["torch", "ATen", "c10", "caffe2"]:
+        rctx.symlink(root + "/include/" + d, "torch/include/" + d)
+    libdir = root + "/lib"
 
     def_abi = []
     cmake = root + "/share/cmake/Torch/TorchConfig.cmake"
-    if root and _exists(rctx, cmake) and "_GLIBCXX_USE_CXX11_ABI=0" in rctx.read(cmake):
+    if _exists(rctx, cmake) and "_GLIBCXX_USE_CXX11_ABI=0" in rctx.read(cmake):
         def_abi = ["_GLIBCXX_USE_CXX11_ABI=0"]
-    links = ["-L" + libdir, "-Wl,-rpath," + libdir] if libdir else []
-    cuda = bool(libdir) and _exists(rctx, libdir + "/libtorch_cuda.so")
+    links = ["-L" + libdir, "-Wl,-rpath," + libdir]
+    cuda = _exists(rctx, libdir + "/libtorch_cuda.so")
 
     # libtorch.so is an empty library that loads everything: name the parts instead. A process that loads
     # libtorch_cuda starts 0.2 s later and takes 350 MB more, so only --config=cuda links it.
@@ -142,14 +124,13 @@ def _torch(rctx):
             "-Wl,--as-needed",
         ] if cuda else [],
         cuda_deps = [":cudart"] if cuda else [],
-    ), nvidia, root or "/usr", cuda
+    ), nvidia, root, cuda
 
 def _cuda(rctx, nvidia):
     home = _env(rctx, "CUDA_HOME", "CUDA_PATH") or "/usr/local/cuda"
     nvcc = home + "/bin/nvcc"
     out = ""
     if not _exists(rctx, nvcc):
-        rctx.file("cuda_missing.sh", "#!/bin/sh\necho no CUDA toolkit >&2; exit 1\n")
         return _missing("cudart", "no CUDA toolkit at " + home) + _missing("nccl", "no CUDA toolkit"), "", ""
     lib = home + ("/lib64" if _exists(rctx, home + "/lib64") else "/lib")
     rctx.symlink(home + "/include", "cuda/include")
@@ -175,18 +156,32 @@ def _cuda(rctx, nvidia):
 
 def _mpi(rctx):
     home = _env(rctx, "MPI_HOME")
-    cxx = home + "/bin/mpicxx" if home else rctx.which("mpicxx")
-    if not cxx:
-        return _missing("mpi", "no mpicxx"), ""
-    inc = (_run(rctx, [cxx, "--showme:incdirs"]) or "").split(" ")
-    libd = (_run(rctx, [cxx, "--showme:libdirs"]) or "").split(" ")
-    rctx.symlink(inc[0], "mpi/include")
-    links = []
-    for d in libd:
-        links += ["-L" + d, "-Wl,-rpath," + d]
-    run = home + "/bin/mpirun" if home else str(rctx.which("mpirun"))
-    # C API only: the C++ bindings (libmpi_cxx) were removed from MPI 3.
-    return _lib("mpi", ["mpi/include"], ["mpi/include/**/*.h"], ["OMPI_SKIP_MPICXX=1"], links + ["-lmpi"]), run
+    why = "no Open MPI in MPI_HOME=" + home if home else "no mpicxx of Open MPI"
+    for cxx in [home + "/bin/mpicxx"] if home else [rctx.which("mpicxx"), rctx.which("mpicxx.openmpi")]:
+        if not cxx or not _exists(rctx, cxx):
+            continue
+        incs = _run(rctx, [cxx, "--showme:incdirs"])  # another MPI's compiler fails here
+        libs = _run(rctx, [cxx, "--showme:libdirs"])
+        inc = [d for d in (incs or "").split(" ") if d and _exists(rctx, d + "/mpi.h")]
+        lib = [d for d in (libs or "").split(" ") if d and _exists(rctx, d + "/libmpi.so")]
+        before, _, after = str(cxx).rpartition("mpicxx")
+        run = before + "mpirun" + after
+        if inc and lib and _exists(rctx, run):
+            rctx.symlink(inc[0], "mpi/include")
+            links = []
+            for d in lib:
+                links += ["-L" + d, "-Wl,-rpath," + d]
+
+            # C API only: the C++ bindings (libmpi_cxx) were removed from MPI 3.
+            return _lib(
+                "mpi",
+                ["mpi/include"],
+                ["mpi/include/**/*.h"],
+                ["OMPI_SKIP_MPICXX=1"],
+                links + ["-lmpi"],
+            ), run
+        why = "%s is not Open MPI's, or its mpi.h, libmpi.so or mpirun is missing" % cxx
+    return _missing("mpi", why), ""
 
 def _headers(rctx, name, probe, dirs, linkopts = [], bases = ["/usr/local/include", "/usr/include"], deps = []):
     for base in bases:
@@ -196,53 +191,17 @@ def _headers(rctx, name, probe, dirs, linkopts = [], bases = ["/usr/local/includ
             return _lib(name, [name + "/include"], [name + "/include/**"], linkopts = linkopts, deps = deps)
     return _missing(name, "no " + probe)
 
-def _wheel_headers(rctx, nvidia):
-    """Header-only NVIDIA libraries whose wheels carry the C++ sources: cudnn_frontend, CUTLASS (with CuTe)."""
-    site = [p.rpartition("/nvidia/")[0] for p in nvidia][:1]
-    fe = site[0] + "/include" if site else ""
-    cutlass = site[0] + "/cutlass_library/source/include" if site else ""
-    out = ""
-    cudnn = [p for p in nvidia if _exists(rctx, p + "/include/cudnn.h")]
-    home = cudnn[0] if cudnn else (_env(rctx, "CUDA_HOME", "CUDA_PATH") or "/usr/local/cuda")
-    ld = [d for d in [home + "/lib", home + "/lib64"] if _exists(rctx, d + "/libcudnn.so.9")]
-    if ld and _exists(rctx, home + "/include/cudnn.h"):
-        for h in rctx.path(home + "/include").readdir():
-            if h.basename.startswith("cudnn"):
-                rctx.symlink(h, "cudnn/include/" + h.basename)
-        out += _lib("cudnn", ["cudnn/include"], ["cudnn/include/*"], [], [
-            "-L" + ld[0],
-            "-Wl,-rpath," + ld[0],
-            "-l:libcudnn.so.9",
-            "-Wl,--allow-shlib-undefined",
-        ], [":cudart"])
-    else:
-        out += _missing("cudnn", "no cudnn.h with libcudnn.so.9")
-    if fe and _exists(rctx, fe + "/cudnn_frontend.h"):
-        rctx.symlink(fe, "cudnn_frontend/include")
-        out += _lib("cudnn_frontend", ["cudnn_frontend/include"], ["cudnn_frontend/include/**"], [], [], [":cudnn"])
-    else:
-        out += _missing("cudnn_frontend", "no cudnn_frontend.h in the .venv")
-    if cutlass and _exists(rctx, cutlass + "/cute/tensor.hpp"):
-        rctx.symlink(cutlass, "cutlass/include")
-        out += _lib("cutlass", ["cutlass/include"], ["cutlass/include/**"], [], [], [":cudart"])
-    else:
-        out += _missing("cutlass", "no cute/tensor.hpp in the .venv")
-    return out
-
 def _impl(rctx):
     torch, nvidia, torch_root, torch_cuda = _torch(rctx)
     cuda, cuda_home, cuda_lib = _cuda(rctx, nvidia)
     mpi, mpirun = _mpi(rctx)
     out = "load(\"@rules_cc//cc:defs.bzl\", \"cc_library\")\npackage(default_visibility = [\"//visibility:public\"])\n"
     out += torch + cuda + mpi
-    out += _wheel_headers(rctx, nvidia)
     for name, pkg in [
         ("hwloc", "hwloc"),
         ("spdlog", "spdlog"),
         ("tomlplusplus", "tomlplusplus"),
         ("xxhash", "libxxhash"),
-        ("numa", "numa"),
-        ("benchmark", "benchmark"),
         ("gtest", "gtest"),
         ("gtest_main", "gtest_main"),
         ("gmock", "gmock"),
@@ -251,9 +210,10 @@ def _impl(rctx):
     out += _headers(rctx, "cli11", "CLI/CLI.hpp", ["CLI"])
     out += _headers(rctx, "json", "nlohmann/json.hpp", ["nlohmann"])
     out += _headers(rctx, "rapidcheck", "rapidcheck.h", ["rapidcheck", "rapidcheck.h"], ["-lrapidcheck"])
-    out += "\nexports_files([\"info.txt\"])\n"
+    out += "\nexports_files([\"missing.txt\"])\n"
     rctx.file("BUILD.bazel", out)
-    rctx.file("info.txt", "torch=%s torch_cuda=%s cuda=%s mpirun=%s\n" % (torch_root, torch_cuda, cuda_home, mpirun))
+    missing = [l[len("# missing: "):] for l in out.split("\n") if l.startswith("# missing: ")]
+    rctx.file("missing.txt", "".join([l.replace(": ", "\t", 1) + "\n" for l in missing]))
     rctx.file("config.bzl", "CUDA_HOME = %r\nNVCC = %r\nCUDA_LIB = %r\nMPIRUN = %r\nTORCH_ROOT = %r\nTORCH_CUDA = %r\n" % (
         cuda_home,
         cuda_home + "/bin/nvcc" if cuda_home else "",

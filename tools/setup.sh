@@ -1,72 +1,470 @@
 #!/bin/bash
-# tools/setup.sh [--full]: installs what the build needs; does nothing, quickly, when all is there.
-#   - missing Debian/Ubuntu packages (as root or through sudo; otherwise prints the command to run)
-#   - .venv with LibTorch's wheel and only what linking and running it on CPUs needs
-#   --full: the wheel with all its dependencies (4 GB): to run on GPUs, or to `import torch` in Python.
-# PYTHON chooses the interpreter of the .venv (default: /usr/bin/python3).
+# tools/setup.sh [--tests | --dev] [--table]: finds what the build needs and installs what is missing.
+#   (nothing)  what building and running annulus needs; ./annulus calls it so
+#   --tests    and what its tests need; ./annulus test
+#   --dev      and formatter, tidy, Slurm, and NCCL so that the CUDA build links; .ci/run
+#   --table    shows what was found even if nothing had to be done; ./annulus setup
+# Exit code 9: something is missing and could not be installed; the message says what to do.
+#
+# Honoured: LIBTORCH, MPI_HOME, CUDA_HOME (CUDA_PATH), NCCL_HOME, PKG_CONFIG_PATH, CC; PYTHON (for the .venv);
+# ANNULUS_CUDA=0/1 (build for CUDA or not; without it: where the machine has a GPU, its driver and nvcc).
+# bazel/system_deps.bzl looks in the same places.
+#
+# Leaves behind: .venv (LibTorch, unless LIBTORCH names one), .bazelrc.deps (read by .bazelrc), .bazel/setup (what was
+# found; written last, so that an interrupted set-up is taken up again by the next call).
+# Supported and tried: Debian 12. The names for Ubuntu 22.04 and 24.04 are the same.
 set -euo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-packages=(
-  bazel-bootstrap bazel-rules-java g++ pkg-config python3 python3-venv
-  openmpi-bin libopenmpi-dev libhwloc-dev libnuma-dev libspdlog-dev libfmt-dev libcli11-dev
-  nlohmann-json3-dev libxxhash-dev libtomlplusplus-dev
-  libgtest-dev libgmock-dev libbenchmark-dev librapidcheck-dev
-  clang-format-14 clang-tidy-14 iproute2 util-linux procps
-)
-[[ -n ${CI-} ]] && packages+=(slurmctld slurmd slurm-client) # tests/slurm_test.sh skips itself without
-command -v bazel >/dev/null && packages=("${packages[@]:2}") # an upstream Bazel will do
+level=0 table=
+for arg; do
+  case $arg in
+    --tests) level=1 ;;
+    --dev) level=2 ;;
+    --table) table=1 ;;
+    *) echo "usage: tools/setup.sh [--tests | --dev] [--table]" >&2 && exit 2 ;;
+  esac
+done
 
-wheels=(
-  torch==2.11.0 nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85 # libtorch_cpu.so needs these two
-  nvidia-nccl-cu13==2.28.9                                              # the NCCL that libtorch_cuda.so loads
-  nvidia-cudnn-frontend==1.18.0 nvidia-cutlass==4.2.0.0                 # C++ headers (cudnn_frontend; CUTLASS, CuTe)
-)
-want="${wheels[*]}"
-[[ ${1-} == --full || ( -f .venv/.stamp && $(<.venv/.stamp) == "full $want" ) ]] && want="full $want"
+for name in LIBTORCH MPI_HOME CUDA_HOME CUDA_PATH NCCL_HOME; do
+  if [[ ${!name-} && ${!name} != /* ]]; then
+    echo "$name=${!name}: a full path, beginning with /, is expected." >&2
+    exit 9
+  fi
+done
 
-say() { echo "setup: $*" >&2; }
+# ---- The quick way: all was there at the last call, and nothing changed since.
 
-# dpkg-query fails when it does not know one of the names: only its lines count.
-installed() { dpkg-query -W -f '${db:Status-Abbrev} ${Package}\n' "${packages[@]}" 2>/dev/null || true; }
-have=$(installed)
-missing=()
-for p in "${packages[@]}"; do [[ $'\n'$have$'\n' == *$'\n'ii?' '$p$'\n'* ]] || missing+=("$p"); done
-if ((${#missing[@]})); then
-  install=(env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "${missing[@]}")
-  root=()
+[[ -e /dev/nvidia0 ]] && gpu=1 || gpu=0
+key="LIBTORCH=${LIBTORCH-} MPI_HOME=${MPI_HOME-} CUDA=${CUDA_HOME-}:${CUDA_PATH-}:${NCCL_HOME-}:${ANNULUS_CUDA-}:$gpu"
+key+=" PKG_CONFIG_PATH=${PKG_CONFIG_PATH-} CC=${CC-} PYTHON=${PYTHON-} PATH=$PATH"
+
+all_there() {
+  [[ -f .bazel/setup && -f .bazelrc.deps && ! tools/setup.sh -nt .bazel/setup && ! -e .venv/.incomplete ]] || return 1
+  local name value
+  while read -r name value; do
+    case $name in
+      key) [[ $value == "$key" ]] || return 1 ;;
+      level) ((value >= level)) || return 1 ;;
+      found) [[ -e $value ]] || return 1 ;;
+    esac
+  done <.bazel/setup
+}
+if [[ ! $table ]] && all_there; then exit 0; fi
+
+# ---- Looking.
+
+. tools/live.sh
+torch_version=2.11.0
+arch=$(uname -m)
+rows=() packages=() missing=() found=() notes=()
+venv_todo='' mpicxx=''
+
+say() { live_end && printf '%s\n' "$@" >&2; }
+fail() { say "$@" && exit 9; }
+row() { rows+=("$(printf '  %-14s %-22s %s' "$1" "$2" "$3")"); }
+have() { # WHAT VERSION WHERE FILES...
+  row "$1" "$2" "$3"
+  shift 3
+  found+=("$@")
+}
+lack() { # WHAT WHY PACKAGES...
+  row "$1" missing "$2"
+  missing+=("$1 ($2)")
+  shift 2
+  packages+=("$@")
+}
+
+# The first of the folders FOLDERS... that holds NAME.
+folder_of() { # NAME FOLDERS...
+  local name=$1 dir
+  shift
+  for dir; do [[ -e $dir/$name ]] && echo "$dir" && return; done
+  return 1
+}
+headers=(/usr/local/include /usr/include "/usr/include/$arch-linux-gnu")
+libraries=(/usr/local/lib "/usr/lib/$arch-linux-gnu" /usr/lib64 /usr/lib "/lib/$arch-linux-gnu")
+
+# A library that pkg-config knows: its header and everything that it links must be there.
+by_pkg_config() { # WHAT PC HEADER PACKAGES...
+  local what=$1 pc=$2 header=$3 inc lib flag dirs where
+  shift 3
+  if ! command -v pkg-config >/dev/null || ! pkg-config --exists "$pc" 2>/dev/null; then
+    lack "$what" "pkg-config does not know $pc" "$@" && return
+  fi
+  read -ra dirs <<<"$(pkg-config --cflags-only-I "$pc" | sed 's/-I//g')"
+  inc=$(folder_of "$header" "$(pkg-config --variable=includedir "$pc")" "${dirs[@]}" "${headers[@]}") ||
+    { lack "$what" "no $header" "$@" && return; }
+  read -ra dirs <<<"$(pkg-config --libs-only-L "$pc" | sed 's/-L//g')"
+  dirs+=("$(pkg-config --variable=libdir "$pc")" "${libraries[@]}")
+  where=$inc
+  for flag in $(pkg-config --libs-only-l "$pc"); do
+    lib=$(folder_of "lib${flag#-l}.so" "${dirs[@]}") || lib=$(folder_of "lib${flag#-l}.a" "${dirs[@]}") ||
+      { lack "$what" "no library lib${flag#-l}" "$@" && return; }
+    [[ $where == "$inc" ]] && where="$inc, $lib"
+  done
+  have "$what" "$(pkg-config --modversion "$pc")" "$where" "$inc/$header"
+}
+
+by_header() { # WHAT PC-FOR-THE-VERSION HEADER PACKAGE [LIBRARY]
+  local inc lib='' version
+  version=$(pkg-config --modversion "$2" 2>/dev/null) || version=found
+  set -- "$1" "${@:3}"
+  inc=$(folder_of "$2" "${headers[@]}") || { lack "$1" "no $2" "$3" && return; }
+  if [[ ${4-} ]]; then
+    lib=$(folder_of "lib$4.so" "${libraries[@]}") || lib=$(folder_of "lib$4.a" "${libraries[@]}") ||
+      { lack "$1" "no library lib$4" "$3" && return; }
+  fi
+  have "$1" "$version" "$inc${lib:+, $lib}" "$inc/$2"
+}
+
+by_command() { # WHAT COMMAND PACKAGE
+  local path
+  path=$(command -v "$2") || path=$(folder_of "$2" /usr/sbin /sbin) && path=${path%/"$2"}/$2 ||
+    { lack "$1" "no $2" "$3" && return; }
+  have "$1" yes "$path" "$path"
+}
+
+look_for_compiler() {
+  local cc=${CC:-gcc} path version
+  if ! path=$(command -v "$cc"); then
+    [[ ${CC-} ]] && fail "CC=$CC: there is no such compiler. Correct or unset CC."
+    lack "C++ compiler" "no gcc" g++
+    return
+  fi
+  version=$("$cc" -dumpfullversion 2>/dev/null || "$cc" -dumpversion)
+  # Its own headers and C++20 as it is used here (std::from_chars of a double: g++ 11, clang 16).
+  if ! printf '#include <charconv>\n#include <span>\ndouble d;\nauto r = std::from_chars(nullptr, nullptr, d);\n' |
+    "$cc" -x c++ -std=c++20 -fsyntax-only - 2>/dev/null; then
+    if [[ $cc == gcc && ${version%%.*} -ge 11 ]] || [[ $cc != gcc && ${version%%.*} -ge 16 ]]; then
+      lack "C++ compiler" "$path $version without C++ headers" g++
+    else
+      fail "The compiler $path $version does not compile C++20 with all of its library: g++ 11 or newer is needed" \
+        "(CC names the compiler, for example CC=/usr/bin/gcc-12)."
+    fi
+    return
+  fi
+  [[ $path == *gcc && ${version%%.*} == 12 ]] && compiler_is_ci=1
+  have "C++ compiler" "$version" "$path" "$path"
+}
+
+look_for_bazel() {
+  local path version
+  if ! path=$(command -v bazel); then
+    lack Bazel "no bazel" bazel-bootstrap bazel-rules-java
+    return
+  fi
+  version=$(bazel --version 2>/dev/null </dev/null) || version=
+  version=${version#bazel }
+  case $version in
+    no_version | 4.* | '')
+      # Debian's: it wants rules_java, which comes in a package of its own.
+      if [[ ! -d /usr/share/bazel/rules/java ]]; then
+        lack Bazel "no /usr/share/bazel/rules/java" bazel-rules-java
+        return
+      fi
+      version="4.2 (Debian's)"
+      ;;
+    7.*) bazel_options+=("common --noenable_bzlmod") ;;
+    8.*) bazel_options+=("common --noenable_bzlmod --enable_workspace") ;;
+    6.* | 5.*) ;;
+    *)
+      fail "Bazel $version ($path): only versions up to 8 read a WORKSPACE. Where this is bazelisk:" \
+        "  export USE_BAZEL_VERSION=7.6.1"
+      ;;
+  esac
+  have Bazel "$version" "$path" "$path"
+}
+
+look_for_python() {
+  local path
+  if ! path=$(command -v python3); then
+    lack Python "no python3" python3
+  else
+    have Python "$("$path" -c 'import platform; print(platform.python_version())')" "$path" "$path"
+  fi
+}
+
+# Sets venv_python to one that can make the .venv: PYTHON, the system's, or the first on the PATH.
+look_for_venv_python() {
+  local p
+  for p in ${PYTHON:-/usr/bin/python3 python3}; do
+    if "$p" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
+      venv_python=$p
+      return
+    fi
+  done
+  [[ ${PYTHON-} ]] && fail "PYTHON=$PYTHON: no Python of version 3.10 or newer with venv and ensurepip. Correct or unset PYTHON."
+  missing+=("Python's venv") && packages+=(python3-venv)
+}
+
+torch_version_in() { # ROOT
+  sed -n 's/^#define TORCH_VERSION_M[A-Z]* //p; s/^#define TORCH_VERSION_PATCH //p' \
+    "$1/include/torch/headeronly/version.h" "$1/include/torch/version.h" \
+    "$1/include/torch/csrc/api/include/torch/version.h" 2>/dev/null | head -3 | paste -sd.
+}
+
+# What is wanted of the wheels: the CPU part; NCCL to link the CUDA build; everything to run on GPUs.
+look_for_torch() {
+  local root site version
+  if [[ ${LIBTORCH-} ]]; then
+    if [[ ! -f $LIBTORCH/include/ATen/core/Tensor.h || ! -f $LIBTORCH/lib/libtorch_cpu.so ]]; then
+      fail "LIBTORCH=$LIBTORCH: there is no include/ATen/core/Tensor.h with lib/libtorch_cpu.so." \
+        "LIBTORCH is the folder of an unpacked LibTorch, or .../site-packages/torch. Correct or unset it."
+    fi
+    version=$(torch_version_in "$LIBTORCH")
+    [[ $version == "$torch_version" ]] || notes+=("LibTorch ${version:-of unknown version} is untried: annulus is made with $torch_version.")
+    have LibTorch "${version:-unknown version}" "$LIBTORCH" "$LIBTORCH/lib/libtorch_cpu.so"
+    torch_root=$LIBTORCH
+    return
+  fi
+  wheels=("torch==$torch_version" nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85) # libtorch_cpu.so needs all 3
+  ((level == 2 || cuda)) && wheels+=(nvidia-nccl-cu13==2.28.9)                          # libtorch_cuda.so's own
+  root=$(compgen -G '.venv/lib/python3.*/site-packages/torch' | head -n 1) || root=
+  site=${root%/torch}
+  if [[ -e .venv/.incomplete || ! -f $root/lib/libtorch_cpu.so || $(torch_version_in "$root") != "$torch_version" ||
+    ! -e $(compgen -G "$site/nvidia/cu13/lib/libcudart.so.*" | head -n 1) ||
+    ! -e $(compgen -G "$site/nvidia/cu13/lib/libcupti.so.*" | head -n 1) ]] ||
+    { [[ " ${wheels[*]}" == *' nvidia-nccl'* ]] && [[ ! -f $site/nvidia/nccl/include/nccl.h ]]; } ||
+    { ((cuda && gpu)) && [[ ! -e $(compgen -G "$site/nvidia/cudnn/lib/libcudnn.so.*" | head -n 1) ]]; }; then
+    venv_todo=1
+    look_for_venv_python
+    row LibTorch missing "torch $torch_version from PyPI will go to .venv"
+  else
+    have LibTorch "$torch_version" "$root" "$root/lib/libtorch_cpu.so" "$root/include/ATen/core/Tensor.h"
+    torch_root=$root
+  fi
+}
+
+look_for_mpi() {
+  local candidates=(mpicxx mpicxx.openmpi) cxx inc lib run version
+  [[ ${MPI_HOME-} ]] && candidates=("$MPI_HOME/bin/mpicxx")
+  for cxx in "${candidates[@]}"; do
+    command -v "$cxx" >/dev/null || continue
+    inc=$("$cxx" --showme:incdirs 2>/dev/null) || continue # another MPI's
+    inc=$(folder_of mpi.h $inc) || continue
+    lib=$(folder_of libmpi.so $("$cxx" --showme:libdirs)) || continue
+    run=$(command -v "${cxx%mpicxx*}mpirun${cxx##*mpicxx}") || continue
+    version=$("$run" --version 2>/dev/null | sed -n '1s/.* //p')
+    case $version in
+      4.1.* | 5.*) ;;
+      *) notes+=("Open MPI ${version:-of unknown version} is untried: 4.1 and 5 are supported.") ;;
+    esac
+    mpicxx=$(command -v "$cxx")
+    have "Open MPI" "${version:-yes}" "$inc, $lib" "$mpicxx" "$run" "$inc/mpi.h" "$lib/libmpi.so"
+    return
+  done
+  [[ ${MPI_HOME-} ]] && fail "MPI_HOME=$MPI_HOME: there is no Open MPI with bin/mpicxx, bin/mpirun, mpi.h and libmpi.so." \
+    "Correct or unset MPI_HOME."
+  lack "Open MPI" "no mpicxx with mpi.h, libmpi.so and mpirun" openmpi-bin libopenmpi-dev
+}
+
+look_for_cuda() {
+  local home nvcc version
+  cuda=0
+  for home in ${CUDA_HOME:-${CUDA_PATH:-/usr/local/cuda}}; do nvcc=$home/bin/nvcc; done
+  case ${ANNULUS_CUDA-} in
+    0) row CUDA "not used" "ANNULUS_CUDA=0" && return ;;
+    1)
+      [[ -x $nvcc ]] || fail "ANNULUS_CUDA=1, but there is no $nvcc. Install the CUDA toolkit 13, or set CUDA_HOME."
+      ;;
+    '')
+      ((gpu)) || { row CUDA "not used" "no GPU with a driver here" && return; }
+      if [[ ! -x $nvcc ]]; then
+        row CUDA "not used" "a GPU, but no $nvcc"
+        notes+=("This machine has a GPU; to use it, install the CUDA toolkit 13 or set CUDA_HOME, then ./annulus setup.")
+        return
+      fi
+      ;;
+    *) fail "ANNULUS_CUDA=$ANNULUS_CUDA: 0 or 1 is expected." ;;
+  esac
+  if [[ ${LIBTORCH-} && ! -e $LIBTORCH/lib/libtorch_cuda.so ]]; then
+    [[ ${ANNULUS_CUDA-} == 1 ]] && fail "ANNULUS_CUDA=1, but LIBTORCH=$LIBTORCH is a LibTorch without CUDA (no lib/libtorch_cuda.so)."
+    row CUDA "not used" "LIBTORCH is one without CUDA" && return
+  fi
+  cuda=1
+  version=$("$nvcc" --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')
+  have CUDA "$version" "$home" "$nvcc"
+}
+
+look() {
+  rows=() packages=() missing=() found=() notes=() bazel_options=() venv_todo='' compiler_is_ci='' torch_root=''
+  look_for_compiler
+  look_for_bazel
+  look_for_python
+  if ! command -v pkg-config >/dev/null; then lack pkg-config "no pkg-config" pkg-config; fi
+  look_for_cuda
+  look_for_torch
+  look_for_mpi
+  by_pkg_config hwloc hwloc hwloc.h libhwloc-dev
+  by_pkg_config toml++ tomlplusplus toml++/toml.h libtomlplusplus-dev
+  by_pkg_config xxHash libxxhash xxhash.h libxxhash-dev
+  by_pkg_config spdlog spdlog spdlog/spdlog.h libspdlog-dev libfmt-dev
+  by_header CLI11 CLI11 CLI/CLI.hpp libcli11-dev
+  by_header nlohmann-json nlohmann_json nlohmann/json.hpp nlohmann-json3-dev
+  if ((level >= 1)); then
+    by_pkg_config GoogleTest gtest_main gtest/gtest.h libgtest-dev
+    by_header rapidcheck rapidcheck rapidcheck.h librapidcheck-dev rapidcheck
+    by_command iproute2 ip iproute2
+    by_command procps ps procps
+  fi
+  if ((level >= 2)); then
+    by_command clang-format clang-format-14 clang-format-14
+    by_command clang-tidy clang-tidy-14 clang-tidy-14
+    by_command Slurm slurmctld slurmctld slurmd slurm-client
+    by_command slurmd slurmd slurmd
+    by_command srun srun slurm-client
+  fi
+}
+
+print_table() {
+  say "annulus set-up: what the build needs" "${rows[@]}" ${notes[@]+"${notes[@]}"}
+}
+
+# ---- Installing.
+
+apt_follow() { # LOG TOTAL
+  local line n_get=0 n_unpack=0 n_set=0 total=$2
+  while IFS= read -r line; do
+    printf '%s\n' "$line" >>"$1"
+    case $line in
+      *' newly installed, '*) [[ $line =~ ([0-9]+)\ newly ]] && total=${BASH_REMATCH[1]} ;;
+      Get:*) live "set-up  Debian packages: download $((++n_get)) of $total" ;;
+      Unpacking*) live "set-up  Debian packages: unpacking $((++n_unpack)) of $total  $(cut -d' ' -f2 <<<"$line")" ;;
+      'Setting up'*) live "set-up  Debian packages: setting up $((++n_set)) of $total  $(cut -d' ' -f3 <<<"$line")" ;;
+    esac
+  done
+}
+
+install_packages() {
+  local sorted root=() log command
+  mapfile -t sorted < <(printf '%s\n' "${packages[@]}" | sort -u)
+  command="apt-get install -y --no-install-recommends ${sorted[*]}"
+  ((EUID)) && command="sudo $command"
+  if ! command -v apt-get >/dev/null; then
+    fail "" "These are missing, and there is no apt-get here to install them: ${missing[*]}" \
+      "(on Debian 12 they are the packages ${sorted[*]})."
+  fi
   if ((EUID)); then
     if ! sudo -n true 2>/dev/null; then
-      say "these packages are missing and this user may not install them. Run, then try again:"
-      echo "  sudo apt-get install -y --no-install-recommends ${missing[*]}" >&2
-      exit 1
+      say "" "Missing packages have to be installed:" "  $command"
+      if ! [[ -t 0 && -t 2 ]] || ! command -v sudo >/dev/null ||
+        ! sudo -p "Password of %p for sudo (Ctrl-C to run the command above yourself): " -v; then
+        fail "This user may not do that here. Run the command above (or have it run), then type yours again."
+      fi
     fi
     root=(sudo -n)
   fi
-  say "installing ${missing[*]}"
   log=$(mktemp)
-  if ! { "${root[@]}" "${install[@]}" || { "${root[@]}" apt-get update -q && "${root[@]}" "${install[@]}"; }; } >"$log" 2>&1; then
-    tail -n 20 "$log" >&2
-    say "could not install. The command was: ${root[*]} ${install[*]}"
-    exit 1
+  apt() {
+    live "set-up  Debian packages: $1"
+    "${root[@]}" env DEBIAN_FRONTEND=noninteractive LC_ALL=C "${@:2}" </dev/null 2>&1 | apt_follow "$log" "${#sorted[@]}"
+  }
+  local install=(apt-get install -y -q --no-install-recommends -o DPkg::Lock::Timeout=300 "${sorted[@]}") ok=
+  if ! compgen -G '/var/lib/apt/lists/*Packages*' >/dev/null; then
+    apt "reading the lists" apt-get update -q || true
+  fi
+  if apt "starting" "${install[@]}"; then
+    ok=1
+  else
+    # An installation was interrupted earlier, or the lists of packages are old.
+    if grep -q 'dpkg --configure -a' "$log"; then apt "finishing an interrupted installation" dpkg --configure -a || true; fi
+    apt "reading the lists" apt-get update -q || true
+    if apt "starting" "${install[@]}"; then ok=1; fi
+  fi
+  if [[ ! $ok ]]; then
+    say "" "Could not install the missing packages; apt-get said:"
+    grep -E '^(E|W|Err|N):|dpkg: error|^ +[a-z]' "$log" | tail -n 15 >&2 || tail -n 15 "$log" >&2
+    rm -f "$log"
+    fail "The command was:" "  $command"
   fi
   rm -f "$log"
-  have=$(installed)
-fi
+}
 
-if [[ ! -f .venv/.stamp || $(<.venv/.stamp) != "$want" ]]; then
-  say "LibTorch -> .venv"
-  rm -f .venv/.stamp
-  [[ -x .venv/bin/python ]] || "${PYTHON:-/usr/bin/python3}" -m venv .venv
-  pip=(.venv/bin/python -m pip install -q --disable-pip-version-check --no-compile)
-  if [[ $want == full* ]]; then "${pip[@]}" "${wheels[0]}" numpy; fi
-  if ! "${pip[@]}" --no-deps "${wheels[@]}"; then
-    say "pip failed; try: ${pip[*]} --no-deps ${wheels[*]}"
-    exit 1
+# Wheels go to .venv; .venv/.incomplete stands there until all of it is whole.
+install_wheels() {
+  local pip log rc total pid now free
+  free=$(df -Pm . | awk 'NR == 2 { print $4 }')
+  ((free > 3500)) || fail "" "LibTorch needs 3.5 GB in $PWD while it is installed (1.2 GB later); $free MB are free."
+  [[ -e .venv/.incomplete ]] && rm -rf .venv
+  mkdir -p .venv/tmp && touch .venv/.incomplete
+  live "set-up  LibTorch: starting"
+  log=.venv/tmp/log
+  "$venv_python" -m venv .venv >"$log" 2>&1 || { tail -n 5 "$log" >&2 && fail "Could not make .venv with $venv_python."; }
+  pip=(.venv/bin/python -m pip install --disable-pip-version-check --no-compile --progress-bar off)
+  ((cuda && gpu)) || pip+=(--no-deps)
+  TMPDIR=$PWD/.venv/tmp "${pip[@]}" "${wheels[@]}" >"$log" 2>&1 </dev/null &
+  pid=$!
+  trap 'kill $pid 2>/dev/null || true' EXIT
+  while kill -0 $pid 2>/dev/null; do
+    if grep -q '^Installing collected' "$log"; then
+      now=$(du -sm .venv/lib 2>/dev/null | cut -f1) || now=0
+      live "set-up  LibTorch: unpacked ${now:-0} of about $( ((cuda && gpu)) && echo 4600 || { ((${#wheels[@]} > 3)) && echo 1400 || echo 1180; }) MB"
+    else
+      # pip names the size of each file as it begins it.
+      total=$(sed -n 's/.*Downloading .*(\([0-9.]*\) \([kMG]\)B).*/\1 \2/p' "$log" |
+        awk '{ s += $1 * ($2 == "k" ? 0.001 : $2 == "G" ? 1000 : 1) } END { printf "%d", s }')
+      now=$(du -sm --exclude=log .venv/tmp 2>/dev/null | cut -f1) || now=0
+      ((total)) && live "set-up  LibTorch: downloaded $((now < total ? now : total)) of $total MB"
+    fi
+    sleep 0.5
+  done
+  wait $pid && rc=0 || rc=$?
+  trap - EXIT
+  if ((rc)); then
+    say "" "Could not install LibTorch; pip said:"
+    grep -E '^(ERROR|WARNING)' "$log" | tail -n 8 >&2 || tail -n 8 "$log" >&2
+    fail "The command was (in $PWD):" "  ${pip[*]} ${wheels[*]}" \
+      "An own LibTorch $torch_version serves as well: LIBTORCH=/path/to/libtorch"
   fi
-  echo "$want" >.venv/.stamp
+  rm -rf .venv/tmp .venv/.incomplete
+}
+
+# ---- What is there, what is missing, and what was found in the end.
+
+mkdir -p .bazel
+look
+todo=
+((${#packages[@]})) || [[ $venv_todo ]] && todo=1
+if [[ $table || $todo ]]; then print_table; fi
+if [[ $todo ]]; then
+  exec 9>.bazel/setup.lock
+  if ! flock -n 9; then
+    live "set-up  waiting for another set-up in this folder to end"
+    flock 9
+    look
+  fi
+  # Nothing started from here may keep the lock.
+  if ((${#packages[@]})); then
+    install_packages 9>&-
+    look
+  fi
+  if [[ $venv_todo ]]; then
+    [[ ${venv_python-} ]] || fail "" "Python's venv is still missing: apt-get install python3-venv"
+    install_wheels 9>&-
+    look
+  fi
+  ((${#missing[@]} == 0)) || fail "" "Still missing after installing: ${missing[*]}"
+  say "  ${torch_root:+LibTorch in $torch_root; }all is there."
+  exec 9>&-
 fi
 
-# A changed value makes Bazel look at the machine again (bazel/system_deps.bzl).
-line="build --repo_env=ANNULUS_DEPS=$(cksum <<<"$want $have" | tr -d ' ')"
-[[ -f .bazelrc.deps && $(<.bazelrc.deps) == "$line" ]] || echo "$line" >.bazelrc.deps
+# A changed value makes Bazel look at the machine again (bazel/system_deps.bzl). The same for all levels of set-up, so
+# that going from tests to training and back changes nothing.
+seen=$(printf '%s\n' "${found[@]}" "$torch_root" "${NCCL_HOME-}" "$(compgen -G '.venv/lib/python3.*/site-packages/nvidia/*')" \
+  "$(pkg-config --modversion hwloc tomlplusplus libxxhash spdlog gtest_main 2>&1)" \
+  "$(folder_of rapidcheck.h "${headers[@]}")" | grep -vE '/(ip|ps|clang-format-14|clang-tidy-14|slurm[^/]*|srun|gtest\.h|rapidcheck\.h)$' |
+  sort -u | cksum) || true
+deps="# Written by tools/setup.sh.
+build --repo_env=ANNULUS_DEPS=${seen// /}"
+[[ $compiler_is_ci ]] && deps+=$'\nbuild --config=werror'
+for option in ${bazel_options[@]+"${bazel_options[@]}"}; do deps+=$'\n'$option; done
+[[ -f .bazelrc.deps && $(<.bazelrc.deps) == "$deps" ]] || echo "$deps" >.bazelrc.deps
+
+{
+  echo "key $key"
+  echo "level $level"
+  echo "cuda $cuda"
+  printf 'found %s\n' "${found[@]}"
+} >.bazel/setup.new
+mv .bazel/setup.new .bazel/setup

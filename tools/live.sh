@@ -1,0 +1,71 @@
+# shellcheck shell=bash
+# Sourced by ./annulus and the scripts in tools/: one live line on a terminal, plain lines elsewhere, all on stderr.
+
+[[ -t 2 && ${TERM-dumb} != dumb ]] && live_terminal=1 || live_terminal=
+live_at=-10 live_shown='' live_width=0
+
+# live TEXT: what is being done, how many of how many. Replaces the line before; without a terminal a line of its own,
+# at most every 10 s.
+live() {
+  if [[ $live_terminal ]]; then
+    ((live_width)) || live_width=$(stty size <&2 2>/dev/null) || live_width=
+    [[ $live_width == *' '* ]] && live_width=${live_width#* }
+    [[ $live_width =~ ^[1-9][0-9]*$ ]] || live_width=80
+    printf '\r\033[K%s' "${1:0:live_width-1}" >&2
+    live_shown=1
+  elif ((SECONDS - live_at >= 10)); then
+    live_at=$SECONDS
+    printf '%s\n' "$1" >&2
+  fi
+}
+
+# Removes the live line, so that what is printed next stands alone.
+live_end() {
+  [[ $live_shown ]] && printf '\r\033[K' >&2
+  live_shown=''
+}
+
+# Reads Bazel's messages: progress becomes the live line, everything else goes to the file LOG (and to stderr, with
+# SHOW=show, for a user who asked Bazel to say more). Ctrl-C is Bazel's to answer; this reads on to its last word.
+follow_bazel() { # LOG [SHOW]
+  trap '' INT
+  local line what
+  local progress='^\[([0-9,]+) / ([0-9,]+)\] (.*)$' tests='^([0-9]+) / ([0-9]+) tests(, ([0-9]+) failed)?;? ?(.*)$'
+  while IFS= read -r line || [[ $line ]]; do
+    if [[ $line =~ $progress ]]; then
+      local of="${BASH_REMATCH[1]} of ${BASH_REMATCH[2]}"
+      what=${BASH_REMATCH[3]}
+      if [[ $what =~ $tests ]]; then
+        what=${BASH_REMATCH[5]%%;*}
+        live "tests  ${BASH_REMATCH[1]} of ${BASH_REMATCH[2]} done${BASH_REMATCH[4]:+, ${BASH_REMATCH[4]} failed}  (step $of)  $what"
+      elif [[ $what != *BazelWorkspaceStatusAction* ]]; then
+        live "build  $of  ${what%%;*}"
+      fi
+    elif [[ $line == Loading:* || $line == Analyzing:* || $line == '    currently loading:'* ]]; then
+      [[ $live_terminal ]] && live "build  reading the build files"
+    elif [[ $line == 'FAIL: '* ]]; then # said at once; the report comes at the end
+      live_end
+      printf '%s\n' "${line%% (see *}" >&2
+    elif [[ $line == 'Another command'* || $line == *'waiting for it to complete'* ]]; then
+      live "build  waiting for another build in this folder to end"
+    else
+      printf '%s\n' "$line" >>"$1"
+      [[ ${2-} == show ]] && live_end && printf '%s\n' "$line" >&2
+    fi
+  done
+  live_end
+}
+
+# Prints what the compiler said in a log of follow_bazel, each message once, without Bazel's own words around it.
+compiler_messages() { # LOG
+  awk '
+    /^(INFO|DEBUG|Loading|Analyzing|Starting local|Extracting|FAILED: Build did NOT|Target \/\/|  \.bazel\/|Use --)/ { next }
+    /^WARNING: (Running Bazel|The following configs|Target pattern parsing failed)/ { next }
+    /^\/\/.* +(PASSED|FAILED|TIMEOUT|FLAKY|SKIPPED|NO STATUS|FAILED TO BUILD)/ { next }
+    /^ERROR: .*: (Compiling|Linking|Action|Couldn)/ {
+      sub(/^ERROR: [^ ]*: /, ""); sub(/: \(Exit [0-9]+\).*/, ""); sub(/: error executing.*/, "")
+      skip = seen[$0]++; if (!skip) print "\n" $0 ":"; next
+    }
+    /^(ERROR|FAIL|FLAKY|TIMEOUT):/ { skip = /^(FAIL|FLAKY|TIMEOUT):/ || seen[$0]++; if (!skip) print; next }
+    !skip && NF { print }' "$1"
+}

@@ -1,0 +1,304 @@
+#!/usr/bin/env python3
+"""Reads what Bazel wrote about a run (--build_event_json_file) and ends with the line "N passed, N failed".
+
+Counted are GoogleTest's cases where a test wrote them, otherwise the test as one. Failing tests are shown with what they
+said, skipped ones with their reasons. What could not be built is a failure. Called by tools/test.sh and .ci/run; exits
+with 1 after a failure and with 4 where there was nothing to run.
+
+A test that is not GoogleTest's says that it skips itself with a line "SKIPPED: reason" (and exit code 0).
+"""
+import argparse
+import collections
+import json
+import os
+import re
+import subprocess
+import sys
+import urllib.parse
+import xml.etree.ElementTree as ElementTree
+
+LINES_SHOWN = 120
+INCOMPATIBLE = "//bazel:incompatible"
+
+
+def path_of(uri):
+    parsed = urllib.parse.urlparse(uri)
+    return urllib.parse.unquote(parsed.path) if parsed.scheme == "file" else None
+
+
+def text_of(path):
+    try:
+        with open(path, errors="replace") as f:
+            return f.read()
+    except (OSError, TypeError):
+        return ""
+
+
+class Case:
+    """One GoogleTest case: what became of it ("passed", "failed", "skipped"), and the reason or message."""
+
+    def __init__(self, name, result, message=""):
+        self.name, self.result, self.message = name, result, message
+
+
+def gtest_cases(path):
+    """The cases of GoogleTest's test.xml; None where the file is not GoogleTest's (Bazel writes one for other tests)."""
+    try:
+        root = ElementTree.parse(path).getroot()
+    except (ElementTree.ParseError, OSError, TypeError):
+        return None
+    if root.get("name") is None:  # Bazel's own has no name
+        return None
+    cases = []
+    for suite in root.iter("testsuite"):
+        for case in suite.iter("testcase"):
+            if case.get("status") == "notrun":
+                continue  # disabled, or left out by a filter
+            name = "%s.%s" % (case.get("classname"), case.get("name"))
+            failures = case.findall("failure")
+            skipped = case.find("skipped")
+            if failures:
+                cases.append(Case(name, "failed", "\n".join(f.text or f.get("message", "") for f in failures)))
+            elif skipped is not None or case.get("result") == "skipped":
+                message = (skipped.text or skipped.get("message") or "") if skipped is not None else ""
+                # "file:line", then what the test says.
+                lines = [l for l in message.strip().split("\n") if not re.fullmatch(r"\S+:\d+", l.strip())]
+                cases.append(Case(name, "skipped", " ".join(lines).strip()))
+            else:
+                cases.append(Case(name, "passed"))
+    return cases
+
+
+class Run:
+    """What the events of one run say."""
+
+    def __init__(self, events_path):
+        self.kinds = {}  # label -> "cc_test rule"
+        self.tags = {}
+        self.results = collections.defaultdict(dict)  # label -> (run, shard) -> list of attempts
+        self.summaries = {}
+        self.broken = []  # labels that could not be built
+        self.incompatible = []
+        self.problems = []  # (label or pattern, message): BUILD files that cannot be read, ...
+        self.built = 0
+        self.exit_code = None
+        self.options = ""
+        for line in text_of(events_path).splitlines():
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue  # cut off: Bazel was killed
+            self.add(event)
+
+    def add(self, event):
+        kind, key = next(iter(event["id"].items()))
+        label = key.get("label", "") if isinstance(key, dict) else ""
+        aborted = event.get("aborted")
+        if kind == "started":
+            self.options = event.get("started", {}).get("optionsDescription", "")
+        elif kind == "targetConfigured" and not aborted:
+            self.kinds[label] = event.get("configured", {}).get("targetKind", "")
+            self.tags[label] = event.get("configured", {}).get("tag", [])
+        elif kind == "testResult" and not aborted:
+            where = (key.get("run", 1), key.get("shard", 1))
+            self.results[label].setdefault(where, []).append(event["testResult"])
+        elif kind == "testSummary" and not aborted:
+            self.summaries[label] = event["testSummary"].get("overallStatus", "")
+        elif kind == "targetCompleted" and not aborted:
+            if event["completed"].get("success"):
+                self.built += 1
+            elif label not in self.broken:
+                self.broken.append(label)
+        elif kind == "buildFinished" and not aborted:
+            self.exit_code = event["finished"].get("exitCode", {}).get("code", 0)
+        elif aborted and aborted.get("reason") == "SKIPPED":
+            if label and label not in self.incompatible:
+                self.incompatible.append(label)
+        elif aborted and aborted.get("reason") not in ("NO_BUILD", "INCOMPLETE", "USER_INTERRUPTED"):
+            name = label or " ".join(key.get("pattern", [])) if isinstance(key, dict) else kind
+            if kind == "targetCompleted" and label and label not in self.broken:
+                self.broken.append(label)
+            elif kind in ("pattern", "configuredLabel", "unconfiguredLabel", "targetConfigured") and name:
+                self.problems.append((name, aborted.get("description", "").strip()))
+
+    def is_test(self, label):
+        return self.kinds.get(label, "").endswith("_test rule") or label in self.results
+
+
+def reasons_for_skipping(labels, cuda):
+    """label -> (reason, True if a library was not found), from the graph of dependencies (one query)."""
+    reasons = {label: ("not for this configuration", False) for label in labels}
+    if not labels:
+        return reasons
+    query = "deps(set(%s))" % " ".join(labels)
+    command = ["bazel", "query", "--noimplicit_deps", "--output=graph", "--nograph:factored", "--noshow_progress", query]
+    graph = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
+    edges = collections.defaultdict(list)
+    for source, target in re.findall(r'^\s*"([^"]+)" -> "([^"]+)"', graph, re.M):
+        edges[source].append(target.lstrip("@") if target.startswith("@//") else target)
+    base = subprocess.run(["bazel", "info", "output_base"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    missing = {}  # of bazel/system_deps.bzl: target, tab, what was looked for
+    for line in text_of(os.path.join(base.stdout.strip(), "external", "sys", "missing.txt")).splitlines():
+        name, _, why = line.partition("\t")
+        missing["@sys//:" + name] = why
+    for label in labels:
+        seen, todo, culprits = {label}, [label], []
+        while todo:
+            node = todo.pop()
+            if INCOMPATIBLE in edges[node]:
+                culprits.append(node)
+            for after in edges[node]:
+                if after not in seen:
+                    seen.add(after)
+                    todo.append(after)
+        only_cuda = [c for c in culprits if not c.startswith("@sys//")]
+        libraries = sorted(c for c in culprits if c in missing)
+        # Where CUDA is not built for, its libraries are not the reason.
+        if only_cuda and not cuda:
+            reasons[label] = ("compiled for CUDA only: needs a GPU with its driver and nvcc, or ANNULUS_CUDA=1", False)
+        elif libraries:
+            said = "; ".join("%s (%s)" % (c[len("@sys//:"):], missing[c]) for c in libraries)
+            reasons[label] = ("not found: " + said, True)
+    return reasons
+
+
+def excerpt(log, cases):
+    """What of a failing test's output is worth reading: what the failing cases said, otherwise the end."""
+    lines = log.rstrip().split("\n")
+    while lines and (lines[0].startswith(("exec ${PAGER", "Executing tests from", "-----")) or not lines[0].strip()):
+        lines.pop(0)
+    shown = []
+    for case in cases:
+        begin = next((i for i, l in enumerate(lines) if re.match(r"\[ RUN +\] " + re.escape(case.name) + "$", l)), None)
+        if begin is None:
+            continue
+        part = []
+        for line in lines[begin + 1:]:
+            if re.match(r"\[  FAILED  \]|\[ RUN ", line):
+                break
+            part.append(line)
+        if len(part) > LINES_SHOWN:
+            part = part[:LINES_SHOWN // 2] + ["... %d lines ..." % (len(part) - LINES_SHOWN)] + part[-LINES_SHOWN // 2:]
+        shown += [lines[begin]] + part
+        if len(shown) > 3 * LINES_SHOWN:
+            return shown + ["... and more"]
+    if shown or len(lines) <= LINES_SHOWN:
+        return shown or lines
+    return ["... %d lines ..." % (len(lines) - LINES_SHOWN)] + lines[-LINES_SHOWN:]
+
+
+def indent(lines):
+    return "\n".join("  " + l for l in lines)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("events", help="the file of --build_event_json_file")
+    parser.add_argument("--said", help="file with what the compiler said; shown where something could not be built")
+    parser.add_argument("--bazel-exit", type=int, default=0, help="Bazel's exit code")
+    parser.add_argument("--ci", action="store_true",
+                        help="second attempts and targets skipped for want of a library are failures")
+    parser.add_argument("--build", action="store_true", help="a build without tests: counts as one, what failed as such")
+    args = parser.parse_args()
+    run = Run(args.events)
+    cuda = "--config=cuda" in run.options or "//bazel:cuda" in run.options
+
+    passed, failed, skipped, failures = 0, 0, [], []
+    left_out = 0
+    for label in sorted(run.kinds):
+        if not run.is_test(label) or label in run.incompatible or label in run.broken or args.build:
+            continue
+        if not run.results[label]:
+            # Built, but not run: left out by a filter, or Bazel stopped.
+            if "sweep" in run.tags.get(label, []) and label not in run.summaries:
+                left_out += 1
+            elif label in run.summaries:
+                failed += 1
+                failures.append((label, ["%s: did not run" % run.summaries[label]], ""))
+            continue
+        bad, log_path, attempts, said = [], "", 1, []
+        for where in sorted(run.results[label]):
+            tries = run.results[label][where]
+            attempts = max(attempts, len(tries))
+            result = tries[-1]
+            files = {f.get("name"): path_of(f.get("uri", "")) for f in result.get("testActionOutput", [])}
+            status = result.get("status", "NO_STATUS")
+            log = text_of(files.get("test.log"))
+            cases = gtest_cases(files.get("test.xml"))
+            if cases is None:
+                why = re.search(r"^SKIPPED: *(.*)$", log, re.M)
+                cases = [Case("", "skipped" if why and status == "PASSED" else "passed" if status == "PASSED" else "failed",
+                              why.group(1) if why else "")]
+            for case in cases:
+                if case.result == "skipped":
+                    skipped.append(((label + " " + case.name).strip(), case.message or "no reason given"))
+            passed += sum(c.result == "passed" for c in cases)
+            here = [c for c in cases if c.result == "failed"]
+            if status != "PASSED" and not here:
+                # Died, ran out of time, or failed after its last case.
+                here = [Case("", "failed", status)]
+            if here:
+                bad += here
+                log_path = files.get("test.log") or ""
+                said += excerpt(log, here)
+                if status == "TIMEOUT":
+                    said.append("(ran longer than its time limit)")
+        failed += len(bad)
+        if bad:
+            names = [c.name for c in bad if c.name]
+            failures.append((label + (": " + ", ".join(names) if names else ""), said, log_path))
+        elif attempts > 1 or run.summaries.get(label) == "FLAKY":
+            if args.ci:
+                failed += 1
+                passed = max(passed - 1, 0)
+                failures.append((label + ": needed a second attempt", [], ""))
+            else:
+                skipped.append((label, "passed, but needed a second attempt"))
+
+    reasons = reasons_for_skipping([l for l in run.incompatible if args.ci or run.is_test(l)], cuda)
+    wanting = []
+    for label, (reason, library) in sorted(reasons.items()):
+        if library and args.ci:
+            failed += 1
+            wanting.append((label, reason))
+        elif run.is_test(label) and not args.build:
+            skipped.append((label, reason))
+
+    failed += len(run.broken) + len(run.problems)
+    if args.bazel_exit not in (0, 4) and not failed:
+        failed += 1
+        failures.append(("Bazel ended with code %d" % args.bazel_exit, text_of(args.said).split("\n")[-LINES_SHOWN:], ""))
+    if args.build and not failed:
+        passed = 1
+
+    for label, said, log_path in failures:
+        print("\nFAILED %s" % label)
+        if said:
+            print(indent(said))
+        if log_path:
+            print("  (all of it: %s)" % log_path)
+    if run.broken or run.problems:
+        said = text_of(args.said).strip()
+        if said:
+            print("\n" + said)
+    for name, message in run.problems:
+        print("\nFAILED %s%s" % (name, ": " + message if message else ""))
+    if run.broken:
+        print("\nFAILED, could not be built:\n" + indent(sorted(run.broken)))
+    if wanting:
+        print("\nFAILED, skipped for want of a library:\n" + indent("%s: %s" % w for w in wanting))
+    if skipped:
+        print("\nskipped:\n" + indent("%s: %s" % s for s in skipped))
+    if left_out:
+        print("\nnot run: %d long sweep%s (./annulus test --all)" % (left_out, "" if left_out == 1 else "s"))
+    if args.bazel_exit == 4 or not (passed or failed or skipped):
+        print("no test matches what was asked for")
+    print("%d passed, %d failed" % (passed, failed))
+    sys.stdout.flush()
+    if failed:
+        return 1
+    return 0 if passed or skipped else 4
+
+
+if __name__ == "__main__":
+    sys.exit(main())
