@@ -16,6 +16,8 @@ void remember_command_line(int argc, char** argv) {
   arguments.assign(argv + (argc > 0 ? 1 : 0), argv + argc);
 }
 
+const std::string& typed_program() { return program; }
+
 std::string typed_command() {
   std::vector<std::string> words = {program};
   words.insert(words.end(), arguments.begin(), arguments.end());

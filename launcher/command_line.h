@@ -9,6 +9,9 @@ namespace annulus {
 // Remembers main's arguments. The name of the program is ANNULUS_PROGRAM where the script ./annulus set it.
 void remember_command_line(int argc, char** argv);
 
+// The program's name as it was typed: "./annulus".
+const std::string& typed_program();
+
 // As it would be typed into a shell: "./annulus launch -n 2 train configs/quickstart.toml".
 std::string typed_command();
 

@@ -28,7 +28,26 @@ DeviceKind likely_device(const Machine& machine, int ranks) {
   return DeviceKind::kCpu;
 }
 
+// "cpus 0 / 1", or of many ranks the number of cores each.
+std::string describe(const Placement& placement) {
+  constexpr size_t kFew = 8;
+  if (placement.ranks.size() > kFew) {
+    return std::to_string(placement.ranks.front().threads) + " cores each" +
+           (placement.oversubscribed ? ", shared" : "");
+  }
+  std::string text = "cpus ";
+  for (const RankPlacement& rank : placement.ranks) {
+    if (&rank != &placement.ranks.front()) text += " / ";
+    text += rank.cpus.to_string();
+  }
+  return text;
+}
+
+std::string bound_to;
+
 }  // namespace
+
+const std::string& placement_text() { return bound_to; }
 
 HostPlan plan_host(int ranks) {
   const std::vector<Machine> hosts = {Machine::this_machine()};
@@ -50,6 +69,7 @@ std::optional<int> bind_rank(const LaunchInfo& info) {
   if (!hosts.front().is_this_system) return std::nullopt;  // HWLOC_XMLFILE: a description of another machine
   const Placement placement =
       place(hosts, std::vector<int>{info.local_size}, {likely_device(hosts.front(), info.local_size)});
+  bound_to = describe(placement);
   const RankPlacement& own = placement.ranks.at(static_cast<size_t>(info.local_rank));
   // A rank that cannot be bound is slower, not wrong.
   try {

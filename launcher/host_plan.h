@@ -22,4 +22,7 @@ HostPlan plan_host(int ranks);
 // binding as it is: ANNULUS_BIND=0, or nobody says how many ranks share the host. Call before any thread starts.
 std::optional<int> bind_rank(const LaunchInfo& info);
 
+// What bind_rank did, for one line of output: "cpus 0 / 1" by local rank; empty when it did nothing.
+const std::string& placement_text();
+
 }  // namespace annulus

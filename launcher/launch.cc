@@ -118,6 +118,7 @@ struct Failure {
   int rank = 0;
   int code = 0;
   std::string message;
+  bool said = false;    // the message has been printed already
   bool abrupt = false;  // ended without a word: a signal, or _exit
 };
 
@@ -368,7 +369,7 @@ class Supervisor {
     if (WIFSIGNALED(status)) mpirun_signal_ = WTERMSIG(status);
   }
 
-  // Control lines, launcher/rank.h: "start RANK PID" and "exit RANK CODE MESSAGE".
+  // Control lines, launcher/rank.cc: "start RANK PID", "exit RANK CODE MESSAGE" and "said RANK CODE".
   void read_control() {
     drain(control_, [&](std::string_view bytes) {
       control_lines_.feed(bytes, [&](std::string_view line, bool) { take_control(std::string(line)); });
@@ -386,7 +387,8 @@ class Supervisor {
       if (stop_signal_ && r.pidfd >= 0) syscall(SYS_pidfd_send_signal, r.pidfd, SIGUSR1, nullptr, 0);
       return;
     }
-    if (std::sscanf(line.c_str(), "exit %ld %ld%n", &a, &b, &used) == 2 && a >= 0 && a < options_.ranks) {
+    const bool said = std::sscanf(line.c_str(), "said %ld %ld%n", &a, &b, &used) == 2;
+    if ((said || std::sscanf(line.c_str(), "exit %ld %ld%n", &a, &b, &used) == 2) && a >= 0 && a < options_.ranks) {
       RankState& r = ranks_[static_cast<size_t>(a)];
       if (r.reported) return;
       r.reported = true;
@@ -396,7 +398,7 @@ class Supervisor {
       if (!message.empty()) {
         r.log << "annulus: " << message << std::endl;
       }
-      add_failure({static_cast<int>(a), static_cast<int>(b), message, false});
+      add_failure({static_cast<int>(a), static_cast<int>(b), message, said, false});
     }
   }
 
@@ -417,7 +419,7 @@ class Supervisor {
       read_rank(i);
       close(r.pidfd);
       r.pidfd = -1;
-      if (!r.reported) add_failure({static_cast<int>(i), 0, "", true});
+      if (!r.reported) add_failure({static_cast<int>(i), 0, "", false, true});
     }
   }
 
@@ -433,7 +435,7 @@ class Supervisor {
       pollfd dead{r.pidfd, POLLIN, 0};
       if (poll(&dead, 1, 0) == 1) {
         r.reported = true;
-        add_failure({static_cast<int>(i), 0, "", true});
+        add_failure({static_cast<int>(i), 0, "", false, true});
       }
     }
     failures_.insert(failures_.end(), later.begin(), later.end());
@@ -538,14 +540,16 @@ class Supervisor {
     }
     const std::string who = options_.ranks == 1 ? "" : rank_list(same) + ": ";
     const RankState& state = ranks_[static_cast<size_t>(first.rank)];
-    if (!first.message.empty()) {
+    if (first.said) {
+      // One rank has printed it for all.
+    } else if (!first.message.empty()) {
       say("annulus: " + who + first.message);
     } else {
       std::string how = "ended with exit code " + std::to_string(code);
       if (first.abrupt && code > 128 && code < 128 + NSIG) how = "was ended by " + signal_text(code - 128);
       // Not again what the terminal has just shown.
       const bool repeat = !state.tail.empty() && shown_ - state.shown > 10;
-      say("annulus: " + rank_list({first.rank}) + " " + how + (repeat ? "; its last lines:" : ""));
+      say("annulus: " + rank_list(same) + " " + how + (repeat ? "; its last lines:" : ""));
       if (repeat) {
         for (const std::string& line : state.tail) say("  " + line);
       }
@@ -608,6 +612,7 @@ int run_launch(const LaunchOptions& options) {
 
   set_env("ANNULUS_WORLD_SIZE", std::to_string(options.ranks));
   set_env("ANNULUS_LAUNCH_COMMAND", options.typed);
+  set_env("ANNULUS_PROGRAM", options.typed_program);  // ranks say it in the commands they suggest
   set_env("ANNULUS_PROGRESS", isatty(STDOUT_FILENO) == 1 ? "live" : "plain");
   MpirunRequest request;
   request.ranks = options.ranks;

@@ -19,6 +19,7 @@ struct LaunchOptions {
   std::vector<std::string> mpi_args;  // handed to mpirun as they are
   std::vector<std::string> program;   // the verb and its arguments
   std::string typed;                  // the command as the user typed it
+  std::string typed_program;          // and the program alone
 };
 
 // The exit code: 0; that of the first rank that failed (a rank killed by signal S: 128 + S); 130, 143 or 129 after

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/bootstrap.h"
 #include "comm/launch_info.h"
 #include "common/error.h"
 #include "launcher/command_line.h"
@@ -76,9 +77,12 @@ int dispatch(std::vector<std::string> args, const LaunchInfo& info) {
 
 // One line for the user, and the exit code of the table in docs/user-guide.md. LibTorch appends a stack to its
 // messages.
-int explain_exception(std::string& message) {
+int explain_exception(std::string& message, bool& said) {
   try {
     throw;
+  } catch (const ReportedError& error) {
+    said = true;  // one rank has, for all
+    return error.exit_code();
   } catch (const Error& error) {
     message = error.what();
     return error.exit_code();
@@ -99,16 +103,17 @@ int run(int argc, char** argv) {
   LaunchInfo rank;
   int code = 0;
   std::string message;
+  bool said = false;
   try {
     remember_command_line(argc, argv);
     rank = launch_info();
     attach_to_launcher(rank);
     code = dispatch(command_arguments(), rank);
   } catch (...) {
-    code = explain_exception(message);
+    code = explain_exception(message, said);
   }
   if (attached_to_launcher()) {
-    report_exit(code, message);
+    report_exit(code, message, said);
   } else if (!message.empty()) {
     const std::string who = rank.size > 1 ? "rank " + std::to_string(rank.rank) + ": " : "";
     std::fprintf(stderr, "annulus: %s%s\n", who.c_str(), message.c_str());

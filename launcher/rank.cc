@@ -48,13 +48,13 @@ void attach_to_launcher(const LaunchInfo& info) {
 
 bool attached_to_launcher() { return control_fd >= 0; }
 
-void report_exit(int code, std::string_view message) {
+void report_exit(int code, std::string_view message, bool said) {
   if (control_fd < 0) return;
   std::fflush(stdout);
   std::fflush(stderr);
   // One write of at most PIPE_BUF bytes is never mixed with another rank's. Line breaks travel as \1.
-  std::string text =
-      "exit " + std::to_string(own_rank) + " " + std::to_string(code) + " " + std::string(message.substr(0, 3500));
+  std::string text = (said ? "said " : "exit ") + std::to_string(own_rank) + " " + std::to_string(code) + " " +
+                     std::string(message.substr(0, 3500));
   std::replace(text.begin(), text.end(), '\n', '\1');
   text += '\n';
   if (write(control_fd, text.data(), text.size()) < 0) {

@@ -15,7 +15,8 @@ void attach_to_launcher(const LaunchInfo& info);
 // True when a launcher on this host reads what this rank reports.
 bool attached_to_launcher();
 
-// Tells the launcher how this rank ended; `message` is empty when it ended well. Only when attached.
-void report_exit(int code, std::string_view message);
+// Tells the launcher how this rank ended; `message` is empty when it ended well. `said`: what is to be said was printed
+// by one of the ranks. Only when attached.
+void report_exit(int code, std::string_view message, bool said);
 
 }  // namespace annulus

@@ -19,8 +19,7 @@ class Verb {
   virtual ~Verb() = default;
   // Declares the options, and with app.footer() an example that works as typed. Reads and opens nothing.
   virtual void declare(CLI::App& app) = 0;
-  // Checks that need no file, beyond what options can say; raises Error(kUsage). Called after parsing, before any rank
-  // starts.
+  // Checks beyond what options can say; called after parsing, by `launch` too, before any rank starts. Raises Error.
   virtual void check() {}
   // Runs it; the return value is the exit code. Errors are raised (common/error.h).
   virtual int run() = 0;
@@ -54,6 +53,10 @@ ParsedVerb parse_verb(const VerbEntry& entry, const std::vector<std::string>& ar
 
 // The constructors of the verbs.
 std::unique_ptr<Verb> make_launch_verb();
+std::unique_ptr<Verb> make_attend_verb();
+std::unique_ptr<Verb> make_bench_verb();
+std::unique_ptr<Verb> make_train_verb();
+std::unique_ptr<Verb> make_sample_verb();
 std::unique_ptr<Verb> make_topology_verb();
 std::unique_ptr<Verb> make_selftest_verb();
 std::unique_ptr<Verb> make_doctor_verb();

@@ -1,8 +1,10 @@
 // annulus attend: exact attention over tensors in a safetensors file. Options only; the work is runtime/attend.
 #include <CLI/CLI.hpp>
+#include <optional>
 
-#include "comm/bootstrap.h"
-#include "comm/launch_info.h"
+#include "launcher/command_line.h"
+#include "launcher/mpirun.h"
+#include "launcher/start_job.h"
 #include "launcher/verb.h"
 #include "runtime/attend.h"
 
@@ -36,12 +38,14 @@ class AttendVerb : public Verb {
         "      --pattern '{ kind = \"causal\" }' --layout zigzag --schedule ring --backward");
   }
 
+  void check() override { check_options(options_); }
+
   int run() override {
-    const AttendJob attend(options_, launch_info().size);
-    BootstrapOptions bootstrap_options;
-    bootstrap_options.fields = attend.fields();
-    Job job = bootstrap(bootstrap_options);
-    attend.run(*job.world);
+    Job job = start_job({{"command", shell_quote(command_arguments())}});
+    std::optional<AttendJob> attend;
+    job.run_together({"attend, checking the input", 0}, [&] { attend.emplace(options_, job.size); });
+    job.require_agreement(attend->fields(), {"attend, comparing the input", 0});
+    attend->run(*job.world);
     return 0;
   }
 

@@ -1,16 +1,17 @@
 // annulus doctor: what is installed, and what will be used of it.
 #include <torch/version.h>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <fstream>
 #include <string>
 
+#include "comm/nccl/nccl_communicator.h"
 #include "comm/topology/binding.h"
 #include "comm/topology/machine.h"
 #include "common/error.h"
 #include "common/version.h"
+#include "launcher/device.h"
 #include "launcher/mpirun.h"
 #include "launcher/verb.h"
 
@@ -47,25 +48,14 @@ class DoctorVerb : public Verb {
     row("GPUs", machine.gpus.empty() ? "none" : std::to_string(machine.gpus.size()) + " x " + machine.gpus[0].model);
     const std::string driver = first_line("/proc/driver/nvidia/version");
     row("driver", driver.empty() ? "no NVIDIA driver" : driver);
-#ifdef ANNULUS_CUDA
-    const bool cuda_build = true;
-#else
-    const bool cuda_build = false;
-#endif
-    row("build", cuda_build ? "with CUDA and NCCL" : "for CPUs");
+    const std::string nccl = nccl_unavailable();
+    row("NCCL", nccl.empty() ? "yes" : nccl);
 
-    const bool gpus = !machine.gpus.empty() && !driver.empty();
     std::printf("\nused\n");
-    if (cuda_build && gpus) {
-      row("device", "cuda for up to " + std::to_string(machine.gpus.size()) + " ranks on this host, otherwise cpu");
-      row("backend", "nccl between GPUs, mpi between CPUs");
-    } else {
-      row("device", std::string("cpu: ") + (machine.gpus.empty() ? "this host has no GPU"
-                                            : driver.empty()     ? "there is a GPU, but no NVIDIA driver"
-                                                                 : "this build has no CUDA; build with --config=cuda"));
-      row("backend", std::string("mpi; nccl not: ") + (cuda_build ? "no GPU to use" : "not in this build"));
-    }
-    row("kernel", "aten (LibTorch's flash attention) for fp32, fp64 and bf16; reference (dense fp64) where asked for");
+    const std::string shortfall = cuda_shortfall(1);
+    row("device", shortfall.empty() ? "cuda for as many ranks as there are GPUs, otherwise cpu" : "cpu: " + shortfall);
+    row("backend", shortfall.empty() ? "nccl between GPUs, mpi between CPUs" : "mpi");
+    row("kernel", "aten (LibTorch's flash attention); reference (dense fp64, slow) where asked for");
     try {
       row("cores", current_binding().cpus.to_string() + " open to this process");
     } catch (const Error& error) {

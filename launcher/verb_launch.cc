@@ -75,6 +75,7 @@ class LaunchVerb : public Verb {
       return 0;
     }
     options_.typed = typed_command();
+    options_.typed_program = typed_program();
     return run_launch(options_);
   }
 

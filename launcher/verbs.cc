@@ -10,7 +10,11 @@ namespace annulus {
 const std::vector<VerbEntry>& verbs() {
   static const std::vector<VerbEntry> table = {
       {"launch", "start, watch and stop the ranks of any verb", false, make_launch_verb},
+      {"train", "train a model: one rank's program, also under plain mpirun or srun", true, make_train_verb},
+      {"sample", "write text with a trained model", false, make_sample_verb},
+      {"attend", "exact attention over tensors in a safetensors file", true, make_attend_verb},
       {"topology", "show the machine (or an XML description), its rings and where ranks go", false, make_topology_verb},
+      {"bench", "measure, side by side with a baseline, in one run", true, make_bench_verb},
       {"doctor", "check what is installed and which backends and kernels will be used", false, make_doctor_verb},
       {"selftest", "check that ranks start, exchange, fail and stop as they should", true, make_selftest_verb},
       {"version", "print the version", false, make_version_verb},

@@ -1,0 +1,141 @@
+#!/usr/bin/env python3
+"""`annulus attend` on 1 to 4 ranks against dense fp64 attention (attend_tool.cc), and what it refuses."""
+
+import os
+import re
+import subprocess
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import cli  # noqa: E402
+
+
+def tool(*args):
+    done = subprocess.run([cli.HELPERS[0], *map(str, args)], capture_output=True, text=True, timeout=cli.LIMIT)
+    if done.returncode != 0:
+        raise AssertionError(f"{args}: {done.stdout}{done.stderr}")
+
+
+class AttendTest(cli.CliTest):
+    def attend(self, ranks, *args):
+        files = ["--input", "in.safetensors", "--output", "out.safetensors"]
+        launch = ["launch", "-n", str(ranks)] if ranks else []
+        code, out, err = self.annulus(*launch, "attend", *files, *args)
+        self.assertEqual(code, 0, err)
+        return out
+
+    def check(self, kind="causal", left=0, right=0, offset=0, scale=0):
+        tool("check", self.path("in.safetensors"), self.path("out.safetensors"), kind, left, right, offset, scale)
+
+    def make(self, B, Sq, Sk, H, Hk, D, dtype, seed=1, magnitude=1):
+        tool("make", self.path("in.safetensors"), B, Sq, Sk, H, Hk, D, dtype, seed, magnitude)
+
+    def test_one_rank_without_launch(self):
+        self.make(2, 65, 65, 4, 2, 16, "f32")
+        out = self.attend(0, "--backward")
+        self.assertRegex(out, r"^attend: 1 rank, ring, contiguous, 0 messages, 0 bytes sent, [\d.]+ s -> out.safetensors\n$")
+        self.check()
+        self.attend(0, "--kernel", "reference")  # without gradients; replaces the file
+        self.check()
+
+    def test_zigzag_ring(self):
+        self.make(2, 67, 67, 4, 2, 16, "f32")
+        out = self.attend(2, "--layout", "zigzag", "--schedule", "ring", "--backward")
+        messages = re.search(r"2 ranks, ring, zigzag, (\d+) messages", out)
+        # One hop each way in the forward, K and V; in the backward K and V again may stay, gradients go home.
+        self.assertGreaterEqual(int(messages.group(1)), 4 + 4)
+        self.check()
+
+    def test_ring_of_four_bf16(self):
+        self.make(1, 64, 64, 4, 4, 32, "bf16", magnitude=2)
+        self.attend(4, "--layout", "zigzag", "--even", "--backward")
+        self.check()
+
+    def test_window_striped_all_gather_fp64(self):
+        self.make(2, 63, 63, 6, 2, 8, "f64")
+        window = "{ kind = \"window\", left = 9, right = 2 }"
+        self.attend(3, "--pattern", window, "--layout", "striped", "--schedule", "all-gather", "--backward")
+        self.check("window", 9, 2)
+
+    def test_full_with_other_key_length_and_scale(self):
+        self.make(1, 31, 77, 2, 1, 16, "f64")
+        self.attend(3, "--pattern", "{ kind = 'full' }", "--scale", "0.5", "--backward")
+        self.check("full", scale=0.5)
+
+    def test_query_offset_and_rows_without_keys(self):
+        self.make(1, 40, 24, 2, 2, 8, "f64")
+        self.attend(2, "--query-offset", "-10", "--layout", "zigzag", "--backward")  # queries 0..9 see nothing
+        self.check(offset=-10)
+        self.attend(0, "--query-offset", "-10")
+        self.check(offset=-10)
+
+    def test_uneven_lengths_and_reference_kernel(self):
+        self.make(1, 33, 33, 2, 1, 8, "f32")
+        self.attend(4, "--lengths", "1,20,0,12", "--kernel", "reference", "--backward")
+        self.check()
+
+    def test_fewer_positions_than_ranks(self):
+        self.make(1, 2, 2, 1, 1, 4, "f64")
+        self.attend(4, "--layout", "zigzag", "--backward")
+        self.check()
+
+    def test_refusals_leave_nothing(self):
+        self.make(1, 30, 30, 4, 2, 8, "f32")
+        source = self.path("in.safetensors")
+        files = ["--input", "in.safetensors", "--output", "out.safetensors"]
+
+        def refused(code, pattern, *args):
+            before = sorted(f for f in os.listdir(self.folder) if f != "runs")
+            self.assert_refused(code, pattern, *args)
+            self.assertEqual(sorted(f for f in os.listdir(self.folder) if f != "runs"), before)
+
+        refused(2, "--input", "attend")
+        refused(2, "did you mean \"causal\"", "attend", *files, "--pattern", "{ kind = 'casual' }")
+        refused(2, "--pattern", "attend", *files, "--pattern", "causal")
+        refused(2, "did you mean \"zigzag\"", "launch", "-n", "2", "attend", *files, "--layout", "zigzak")
+        refused(2, "schedule", "attend", *files, "--schedule", "rung")
+        refused(2, "kernel", "attend", *files, "--kernel", "attn")
+        refused(2, "--scale", "attend", *files, "--scale", "nan")
+        refused(2, "query-offset", "attend", *files, "--query-offset", "x")
+        refused(3, "missing.safetensors", "attend", "--input", "missing.safetensors", "--output", "o")
+        refused(8, "folder .*nowhere", "attend", "--input", "in.safetensors", "--output", "nowhere/out.safetensors")
+        refused(2, "same file", "attend", "--input", "in.safetensors", "--output", "./in.safetensors")
+        # 30 positions are no multiple of 2 x 2 chunks.
+        refused(4, "30", "launch", "-n", "2", "attend", *files, "--layout", "zigzag", "--even")
+        refused(4, "", "launch", "-n", "2", "attend", *files, "--lengths", "10,10,10")
+        for how, pattern in [
+            ("truncate", "in.safetensors.bad"),
+            ("flip", "in.safetensors.bad"),
+            ("drop-v", "no tensor \"v\".*it has q, k, dout"),
+            ("shape-k", "\"v\": shape .* should be like k"),
+            ("dtype-k", "\"k\": dtype F64 should be q's, F32"),
+            ("rank-q", "\"q\": shape .* should be \\[batch, length, heads, head size\\]"),
+        ]:
+            tool("garble", source, how)
+            refused(3, pattern, "attend", "--input", "in.safetensors.bad", "--output", "out.safetensors")
+        tool("garble", source, "drop-dout")
+        refused(3, "no tensor \"dout\"", "launch", "-n", "2", "attend", "--input", "in.safetensors.bad", "--output", "o", "--backward")
+
+    def test_a_full_disk_keeps_the_old_output(self):
+        self.make(1, 64, 64, 4, 4, 64, "f32")
+        with open(self.path("out.safetensors"), "w") as f:
+            f.write("old")
+        # A limit on the size of files stands in for a full disk: the write fails half-way.
+        script = 'ulimit -f 8; trap "" XFSZ; exec "$0" "$@"'
+        done = subprocess.run(
+            ["bash", "-c", script, cli.ANNULUS, "attend", "--input", "in.safetensors", "--output", "out.safetensors"],
+            cwd=self.folder,
+            env=cli.environment(),
+            capture_output=True,
+            text=True,
+            timeout=cli.LIMIT,
+        )
+        self.assertEqual(done.returncode, 8, done.stderr)
+        self.assertIn("out.safetensors", done.stderr)
+        self.assertEqual(sorted(os.listdir(self.folder)), ["in.safetensors", "out.safetensors"])
+        with open(self.path("out.safetensors")) as f:
+            self.assertEqual(f.read(), "old")
+
+
+if __name__ == "__main__":
+    cli.main()

@@ -1,0 +1,95 @@
+// annulus train: one rank of a training job. Options only; the work is runtime/trainer.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <cstdlib>
+#include <optional>
+
+#include "common/error.h"
+#include "launcher/command_line.h"
+#include "launcher/device.h"
+#include "launcher/host_plan.h"
+#include "launcher/start_job.h"
+#include "launcher/verb.h"
+#include "runtime/config.h"
+#include "runtime/interrupt.h"
+#include "runtime/trainer.h"
+#include "runtime/training.h"
+
+namespace annulus {
+namespace {
+
+class TrainVerb : public Verb {
+ public:
+  void declare(CLI::App& app) override {
+    app.add_option("CONFIG", config_path_, "TOML file, such as configs/quickstart.toml");
+    app.add_option("--set", sets_, "override one key of the configuration: --set run.steps=100 (may be repeated)")
+        ->allow_extra_args(false)
+        ->type_name("KEY=VALUE");
+    resume_ = app.add_option("--resume", resume_run_,
+                             "go on with a run, from its newest checkpoint: a run folder or name "
+                             "(default: the newest run of this configuration)")
+                  ->expected(0, 1)
+                  ->type_name("[RUN]");
+    app.add_flag("--help-config", help_config_, "print every key of the configuration and leave");
+    app.callback([this] { resuming_ = resume_->count() > 0; });
+    app.footer(
+        "Examples:\n"
+        "  ./annulus launch -n 2 train configs/quickstart.toml\n"
+        "  ./annulus launch -n 2 train configs/quickstart.toml --set run.steps=50 --set run.name=short\n"
+        "  ./annulus launch -n 2 train configs/quickstart.toml --resume");
+  }
+
+  void check() override {
+    if (help_config_) return;
+    if (config_path_.empty()) {
+      throw Error(ErrorKind::kUsage, "launcher",
+                  "train needs a configuration: a TOML file, such as configs/quickstart.toml" +
+                      std::string(resuming_ && !resume_run_.empty()
+                                      ? " (\"" + resume_run_ + "\" was read as the run to resume: name CONFIG first)"
+                                      : ""));
+    }
+    config_ = load_config(config_path_, sets_);
+  }
+
+  int run() override {
+    if (help_config_) {
+      std::fputs(config_reference().c_str(), stdout);
+      return 0;
+    }
+    install_interrupt_handlers();
+    std::string text;
+    for (const std::string& line : flatten(config_)) text += line + "\n";
+    Job job = start_job({{"configuration", text}, {"resume", resuming_ ? "yes " + resume_run_ : "no"}});
+    DeviceChoice choice;
+    job.run_together({"choosing a device", 0}, [&] {
+      check_training(config_, job.size);
+      choice = choose_device(config_.device, job.local_rank, job.local_size);
+    });
+    job.require_agreement({{"device", choice.device.is_cuda() ? "cuda" : "cpu"}}, {"comparing devices", 0});
+
+    TrainOptions options;
+    if (resuming_) options.resume = resume_run_;
+    options.device = choice.device;
+    options.device_reason = choice.reason;
+    options.placement = placement_text();
+    const char* const launched = std::getenv("ANNULUS_LAUNCH_COMMAND");
+    options.command = launched != nullptr && *launched != '\0' ? launched : typed_command();
+    options.program = typed_program();
+    return run_training(config_, *job.world, options);
+  }
+
+ private:
+  std::string config_path_;
+  std::vector<std::string> sets_;
+  CLI::Option* resume_ = nullptr;
+  std::string resume_run_;
+  bool resuming_ = false;
+  bool help_config_ = false;
+  Config config_;
+};
+
+}  // namespace
+
+std::unique_ptr<Verb> make_train_verb() { return std::make_unique<TrainVerb>(); }
+
+}  // namespace annulus

@@ -1,0 +1,66 @@
+// attend: exact attention over the tensors of a safetensors file, by all ranks of a communicator. For checking, and for
+// use from anywhere that can write such a file. The verb `attend` (launcher/verb_attend.cc) calls it.
+//
+// Input: q [B, Sq, H, D]; k and v [B, Sk, Hk, D]; for the backward dout, like q. fp32, fp64 or bf16, all alike.
+// Output: out like q; lse [B, H, Sq], fp32 (fp64 for fp64 inputs), -inf for rows with no key; dq, dk, dv like q, k, v.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "attention/kernels/kernel.h"
+#include "attention/plan/plan.h"
+#include "comm/communicator.h"
+#include "runtime/safetensors.h"
+
+namespace annulus {
+
+// As the user wrote it; texts are checked by AttendJob.
+struct AttendOptions {
+  std::string input;
+  std::string output;
+  std::string pattern = "{ kind = \"causal\" }";
+  std::string layout = "contiguous";
+  std::string schedule = "ring";
+  std::string kernel = "aten";
+  bool backward = false;
+  std::optional<double> scale;   // default 1 / sqrt(D)
+  int64_t query_offset = 0;      // query i has the position i + query_offset
+  bool even = false;             // refuse lengths that do not give every rank the same share
+  std::vector<int64_t> lengths;  // not empty: contiguous parts of these lengths instead of a layout
+};
+
+// What can be said of the options without looking at any file. Raises Error(kUsage).
+void check_options(const AttendOptions& options);
+
+// A job that has been checked but for its data: every rank comes to the same verdict by itself, so that nothing is sent
+// or computed for a job that cannot be.
+class AttendJob {
+ public:
+  // Opens the input and reads its header. Raises Error(kUsage): options; Error(kInput): the file, a tensor that is
+  // missing or of the wrong dtype or shape; Error(kPlan): lengths, heads or layout do not fit `ranks`;
+  // Error(kResource): the output's folder.
+  AttendJob(const AttendOptions& options, int ranks);
+
+  // Everything that must be equal on all ranks.
+  std::vector<Field> fields() const;
+
+  // Collective. Each rank reads its own rows, the first one gathers the results and writes the output: whole, or not at
+  // all. Prints one line on rank 0. Raises as attention_forward does, and Error(kInput, kResource) from reading and
+  // writing.
+  void run(Communicator& world) const;
+
+ private:
+  void check_tensor(const char* name, const char* expected, const std::vector<int64_t>& shape) const;
+
+  AttendOptions options_;
+  KernelKind kernel_;
+  PlanRequest request_;
+  SafetensorsFile file_;
+  at::ScalarType dtype_;
+  int64_t head_dim_ = 0;
+};
+
+}  // namespace annulus
