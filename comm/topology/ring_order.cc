@@ -12,8 +12,8 @@ namespace {
 using Matrix = std::vector<std::vector<int64_t>>;
 
 constexpr size_t kExact = 9;
-constexpr size_t kTwoOpt = 128;  // 2-opt weighs members^2 changes in members steps each
-constexpr size_t kStarts = 16;
+constexpr size_t kTwoOpt = 32;  // 2-opt weighs members^2 changes in members steps each; no host has more GPUs
+constexpr size_t kStarts = 4;
 constexpr int64_t kNever = std::numeric_limits<int64_t>::min() / 4;
 
 Matrix submatrix(const Matrix& bandwidth, const std::vector<int>& members) {

@@ -20,8 +20,8 @@ struct RingWorth {
 RingWorth ring_worth(const std::vector<std::vector<int64_t>>& bandwidth, const std::vector<int>& order, bool closed);
 
 // An order of `members` (indices into bandwidth) of greatest worth; a closed one begins with the first member. Exact
-// (Held-Karp) for up to 9 members, the order nearest to `members` where several are equal; greedy with 2-opt for more.
-// Time: 2^9 * 81 steps, or about members^3.
+// (Held-Karp) for up to 9 members, the order nearest to `members` where several are equal; greedy for more, improved by
+// 2-opt for up to 32. Time: 2^9 * 81 steps, or about members^3.
 std::vector<int> best_ring_order(const std::vector<std::vector<int64_t>>& bandwidth, const std::vector<int>& members,
                                  bool closed);
 

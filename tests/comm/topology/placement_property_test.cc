@@ -141,9 +141,12 @@ RC_GTEST_PROP(PlacementProperty, SeveralHosts, ()) {
 RC_GTEST_PROP(PlacementProperty, TotalsAreDividedEvenly, ()) {
   std::vector<Machine> hosts;
   int gpus = 0;
-  for (int h = *rc::gen::inRange(1, 5); h > 0; --h) {
-    hosts.push_back(Machine::from_xml_text(testing::to_xml(any_machine()), "made-up"));
-    gpus += static_cast<int>(hosts.back().gpus.size());
+  for (int h = *rc::gen::inRange(1, 6); h > 0; --h) {
+    std::vector<std::string> ids;
+    for (int g = *rc::gen::inRange(0, 10); g > 0; --g) ids.push_back(std::to_string(g) + ":00.0");
+    hosts.push_back(Machine::from_synthetic("pack:2 [numa] core:4 pu:1"));
+    hosts.back().set_visible_gpus(ids);
+    gpus += static_cast<int>(ids.size());
   }
   RC_PRE(gpus > 0);
   const int ranks = *rc::gen::inRange(1, gpus + 1);
