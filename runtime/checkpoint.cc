@@ -318,20 +318,35 @@ void CheckpointStore::remove_old() {
 
 std::optional<TrainingState> CheckpointStore::load_newest_valid(std::vector<std::string>* skipped,
                                                                 CheckpointPart part) {
-  for (const Entry& entry : newest_first()) {
-    try {
-      std::vector<NamedTensor> tensors;
-      TrainingState state = read_checkpoint(entry.path, entry.step, part,
-                                            [&](NamedTensor tensor) { tensors.push_back(std::move(tensor)); });
-      state.tensors = std::move(tensors);
-      if (part == CheckpointPart::kAll) known_valid_.insert(entry.path);
-      return state;
-    } catch (const Error& error) {
-      if (error.kind() != ErrorKind::kInput) throw;
-      if (skipped) skipped->push_back(error.what());
+  std::vector<Entry> entries = newest_first();
+  for (;;) {
+    std::vector<std::string> reasons;
+    std::optional<TrainingState> found;
+    for (const Entry& entry : entries) {
+      try {
+        std::vector<NamedTensor> tensors;
+        found = read_checkpoint(entry.path, entry.step, part,
+                                [&](NamedTensor tensor) { tensors.push_back(std::move(tensor)); });
+        found->tensors = std::move(tensors);
+        if (part == CheckpointPart::kAll) known_valid_.insert(entry.path);
+        break;
+      } catch (const Error& error) {
+        if (error.kind() != ErrorKind::kInput) throw;
+        reasons.push_back(error.what());
+      }
     }
+    // A live run may have saved a newer one and removed the ones listed while they were read: then look again.
+    std::vector<Entry> now;
+    if (!found) now = newest_first();
+    const bool changed = !std::equal(entries.begin(), entries.end(), now.begin(), now.end(),
+                                     [](const Entry& a, const Entry& b) { return a.path == b.path; });
+    if (!found && changed) {
+      entries = std::move(now);
+      continue;
+    }
+    if (skipped) skipped->insert(skipped->end(), reasons.begin(), reasons.end());
+    return found;
   }
-  return std::nullopt;
 }
 
 }  // namespace annulus

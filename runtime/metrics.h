@@ -38,10 +38,10 @@ class MetricsWriter {
 struct ProgressReport {
   int64_t step = 0;
   int64_t steps = 0;
-  double loss = 0;                                 // nats per byte
-  std::optional<double> validation_bits_per_byte;  // of the last validation
-  std::optional<double> tokens_per_second;
-  std::optional<double> seconds_left;
+  double loss = 0;                                      // nats per byte
+  std::optional<double> validation_bits_per_byte = {};  // of the last validation
+  std::optional<double> tokens_per_second = {};
+  std::optional<double> seconds_left = {};
 };
 
 // step 20/600  loss 2.08  3.00 bits per byte  validation 3.12 bits per byte  8,210 tokens/s  4:10 left

@@ -8,9 +8,11 @@
 #include <rapidcheck/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
+#include <thread>
 
 #include "common/error.h"
 #include "tests/common/faulty_files.h"
@@ -215,6 +217,27 @@ TEST(Checkpoint, SwappedFilesAreFound) {
   std::vector<std::string> skipped;
   EXPECT_FALSE(store.load_newest_valid(&skipped));
   EXPECT_EQ(skipped.size(), 2u);
+}
+
+TEST(Checkpoint, AReaderOfALiveRunAlwaysFindsOne) {
+  const std::string run = fresh_run("live");
+  CheckpointStore(run, 1).save(state_of(0));
+  std::atomic<bool> ended = false;
+  std::thread writer([&] {
+    CheckpointStore store(run, 1);
+    for (int64_t step = 1; step <= 100; ++step) store.save(state_of(step));
+    ended = true;
+  });
+  int64_t last = 0;
+  while (!ended) {
+    const auto state = CheckpointStore(run, 1).load_newest_valid(nullptr);
+    EXPECT_TRUE(state);
+    if (!state) break;
+    EXPECT_TRUE(same(*state, state_of(state->step)));
+    EXPECT_GE(state->step, last);
+    last = state->step;
+  }
+  writer.join();
 }
 
 // Step 3 is saved over 1 and 2, keeping two; whatever happens at whichever operation, the newest valid checkpoint is
