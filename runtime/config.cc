@@ -48,7 +48,9 @@ struct Key {
   std::vector<std::string> choices = {};                                 // of a string, if not empty
   void (*check)(const std::string& value, std::string_view where) = {};  // of a string
 
-  std::string full() const { return section.empty() ? std::string(name) : std::string(section) + "." + std::string(name); }
+  std::string full() const {
+    return section.empty() ? std::string(name) : std::string(section) + "." + std::string(name);
+  }
 };
 
 // Upper bounds keep products of two sizes within 64 bits; they are far beyond what a machine holds.
