@@ -51,10 +51,11 @@ void for_rows(int64_t rows, int64_t row_elements, const Body& body) {
   at::parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) { body(begin, end - begin); });
 }
 
-// body(block, first row, rows) for kBlocks blocks of nearly equal size.
+// body(block, first row, rows) for kBlocks blocks of nearly equal size, in parallel where it pays.
 template <typename Body>
-void for_blocks(int64_t rows, const Body& body) {
-  at::parallel_for(0, kBlocks, 1, [&](int64_t begin, int64_t end) {
+void for_blocks(int64_t rows, int64_t row_elements, const Body& body) {
+  const int64_t grain = rows * row_elements < kBlocks * kGrainElements ? kBlocks : 1;
+  at::parallel_for(0, kBlocks, grain, [&](int64_t begin, int64_t end) {
     for (int64_t b = begin; b < end; ++b) {
       const int64_t first = b * rows / kBlocks;
       body(b, first, (b + 1) * rows / kBlocks - first);
@@ -110,7 +111,7 @@ class AddRmsNorm : public Function<AddRmsNorm> {
     const float* pi = data(saved[2]);
     float* pdx = dx.data_ptr<float>();
     float* pp = partial.data_ptr<float>();
-    for_blocks(rows, [&](int64_t block, int64_t r, int64_t n) {
+    for_blocks(rows, dim, [&](int64_t block, int64_t r, int64_t n) {
       const int64_t o = r * dim;
       fused::add_rms_norm_backward(pdy + o, pds != nullptr ? pds + o : nullptr, ps + o, pw, pi + r, n, dim, pdx + o,
                                    pp + block * dim);
@@ -201,7 +202,7 @@ class CrossEntropySum : public Function<CrossEntropySum> {
     const int64_t* pt = targets.const_data_ptr<int64_t>();
     float* pd = with_gradient ? dlogits.data_ptr<float>() : nullptr;
     std::vector<double> partial(kBlocks, 0.0);
-    for_blocks(logits.size(0), [&](int64_t block, int64_t r, int64_t n) {
+    for_blocks(logits.size(0), vocab, [&](int64_t block, int64_t r, int64_t n) {
       const int64_t o = r * vocab;
       partial[block] =
           fused::cross_entropy(pl + o, pt + r, n, vocab, static_cast<float>(scale), pd != nullptr ? pd + o : nullptr);
