@@ -17,8 +17,10 @@ class Table {
  public:
   // A heading that begins with '<' is a column of names, with '>' of numbers.
   explicit Table(const std::vector<std::string>& headings) {
-    for (const std::string& heading : headings) left_.push_back(heading.front() == '<');
+    left_.reserve(headings.size());
     std::vector<std::string> row;
+    row.reserve(headings.size());
+    for (const std::string& heading : headings) left_.push_back(heading.front() == '<');
     for (const std::string& heading : headings) row.push_back(heading.substr(1));
     rows_.push_back(std::move(row));
   }
@@ -89,6 +91,7 @@ std::string cpu_list(const CpuSet& cpus) {
 
 std::string node_ids(const Machine& machine, const std::vector<int>& indices) {
   std::vector<int> ids;
+  ids.reserve(indices.size());
   for (int i : indices) ids.push_back(machine.numa_nodes[static_cast<size_t>(i)].id);
   const std::string text = CpuSet(std::move(ids)).to_string();
   return text.size() <= 12 ? text : "any";
