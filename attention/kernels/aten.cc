@@ -23,12 +23,45 @@ namespace {
 using Mask = Rectangle::Mask;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// One operator call: a rectangle for some batch rows and heads.
+// Part of a step's work that one mask describes.
+struct Area {
+  Mask mask;
+  const Tile* tile;     // for the mask of a banded area
+  Rectangle rectangle;  // likewise: where the area lies in its tile
+  Span batch, heads;    // query heads
+  Span queries, keys;   // storage rows
+};
+
+// One operator call.
 struct Piece {
-  Rectangle rectangle;
+  const Area* area;
   Span batch;
   HeadGroup heads;
 };
+
+// b continues where a ends.
+bool adjacent(const Span& a, const Span& b) { return a.stride == 1 && b.stride == 1 && a.begin + a.count == b.begin; }
+
+// Full areas that touch become one: chunks that lie apart in the sequence lie side by side in storage, and LibTorch's
+// operator takes larger blocks for longer tensors.
+void join_full_areas(std::vector<Area>& areas) {
+  for (size_t i = 0; i < areas.size();) {
+    bool joined = false;
+    for (size_t j = i + 1; j < areas.size() && !joined; ++j) {
+      Area &a = areas[i], &b = areas[j];
+      if (a.mask != Mask::kFull || b.mask != Mask::kFull || !(a.batch == b.batch) || !(a.heads == b.heads)) continue;
+      if (a.keys == b.keys && adjacent(a.queries, b.queries)) {
+        a.queries.count += b.queries.count;
+        joined = true;
+      } else if (a.queries == b.queries && adjacent(a.keys, b.keys)) {
+        a.keys.count += b.keys.count;
+        joined = true;
+      }
+      if (joined) areas.erase(areas.begin() + static_cast<std::ptrdiff_t>(j));
+    }
+    if (!joined) ++i;
+  }
+}
 
 class AtenKernel : public Kernel {
  public:
@@ -42,11 +75,9 @@ class AtenKernel : public Kernel {
 
   void forward(const at::Tensor& k, const at::Tensor& v, std::span<const Tile> tiles, const Poll& poll) override {
     load(k, v);
-    for_each_piece(tiles, poll, [&](const Tile& tile, const Piece& piece) {
-      const Span queries = members(tile.query_rows, piece.rectangle.queries);
-      DenseForward part = call_forward(piece, tile, queries);
-      merge_partial(rows_view(out_, piece.batch, piece.heads.query, queries),
-                    lse_view(lse_, piece.batch, piece.heads.query, queries), part.out, part.lse);
+    for_each_piece(tiles, poll, [&](const Piece& piece) {
+      const DenseForward part = call_forward(piece);
+      merge_partial(queries_of(out_, piece), lse_of(piece), part.out, part.lse);
     });
   }
 
@@ -70,13 +101,11 @@ class AtenKernel : public Kernel {
   void backward(const at::Tensor& k, const at::Tensor& v, std::span<const Tile> tiles, at::Tensor& dk, at::Tensor& dv,
                 const Poll& poll) override {
     load(k, v);
-    for_each_piece(tiles, poll, [&](const Tile& tile, const Piece& piece) {
-      const Span queries = members(tile.query_rows, piece.rectangle.queries);
-      const Span keys = members(tile.key_rows, piece.rectangle.keys);
-      const DenseBackward part = call_backward(piece, tile, queries);
-      rows_view(dq_, piece.batch, piece.heads.query, queries).add_(part.dq);
-      rows_view(dk, piece.batch, piece.heads.kv, keys).add_(part.dk);
-      rows_view(dv, piece.batch, piece.heads.kv, keys).add_(part.dv);
+    for_each_piece(tiles, poll, [&](const Piece& piece) {
+      const DenseBackward part = call_backward(piece);
+      queries_of(dq_, piece).add_(part.dq);
+      keys_of(dk, piece).add_(part.dk);
+      keys_of(dv, piece).add_(part.dv);
       peak_result_elements_ = std::max(peak_result_elements_, part.dk.numel() + part.dv.numel());
     });
   }
@@ -98,66 +127,86 @@ class AtenKernel : public Kernel {
 
   template <typename Visit>
   void for_each_piece(std::span<const Tile> tiles, const Poll& poll, Visit visit) {
-    for (const Tile& tile : tiles) {
-      for (const Piece& piece : pieces(tile, poll != nullptr)) {
-        visit(tile, piece);
+    const double budget = poll ? kFlopsPerCall * at::get_num_threads() : std::numeric_limits<double>::infinity();
+    const std::vector<Area> areas = areas_of(tiles, budget);
+    for (const Area& area : areas) {
+      for (const Piece& piece : pieces_of(area, budget)) {
+        visit(piece);
         if (poll) poll();
       }
     }
   }
 
-  // The calls that make up a tile. When transfers wait (`short_calls`), none takes more than a few milliseconds: first
-  // fewer batch rows and heads a call, which cost nothing, then fewer query rows.
-  std::vector<Piece> pieces(const Tile& tile, bool short_calls) const {
-    constexpr double kFlopsPerCall = 3e8;  // of one thread: about 4 ms
-    const int64_t group = q_.size(2) / k_.size(2);
-    const double budget = short_calls ? kFlopsPerCall * at::get_num_threads() : 1e30;
-    const double flops_per_row = 4.0 * static_cast<double>(tile.key_rows.count * q_.size(3));
-    const double flops_per_head = flops_per_row * static_cast<double>(tile.query_rows.count);
-    const int64_t max_rows =
-        budget >= flops_per_head * static_cast<double>(group)
-            ? std::max<int64_t>(1, tile.query_rows.count)
-            : std::max<int64_t>(256, static_cast<int64_t>(budget / (flops_per_row * static_cast<double>(group))));
-    const std::vector<Rectangle> rectangles = cut_band(tile, max_rows);
+  // Where transfers wait for progress, no call does much more than this for one thread: about 4 ms.
+  static constexpr double kFlopsPerCall = 3e8;
+  // The operator takes its largest blocks from this many query rows on: splitting further costs more than waiting.
+  static constexpr int64_t kFewestRows = 768;
+
+  double flops_per_row(int64_t keys) const {
+    return 4.0 * static_cast<double>(std::max<int64_t>(1, keys) * q_.size(3));
+  }
+
+  // Calls are shortened by taking fewer batch rows and heads (pieces_of), which costs nothing; if one head alone is too
+  // long, by taking fewer query rows.
+  std::vector<Area> areas_of(std::span<const Tile> tiles, double budget) const {
+    std::vector<Area> areas;
+    for (const Tile& tile : tiles) {
+      const double rows = std::min(budget / flops_per_row(tile.key_rows.count), 1e15);
+      for (const Rectangle& r : cut_band(tile, std::max(kFewestRows, static_cast<int64_t>(rows)))) {
+        areas.push_back({r.mask, &tile, r, tile.batch, tile.heads, members(tile.query_rows, r.queries),
+                         members(tile.key_rows, r.keys)});
+      }
+    }
+    join_full_areas(areas);
+    return areas;
+  }
+
+  std::vector<Piece> pieces_of(const Area& area, double budget) const {
+    const double one_head = flops_per_row(area.keys.count) * static_cast<double>(area.queries.count);
+    const int64_t at_once = static_cast<int64_t>(std::clamp(budget / one_head, 1.0, 1e6));  // query heads x batch rows
     std::vector<Piece> list;
-    for (const HeadGroup& heads : head_groups(tile.heads, group)) {
-      for (const Rectangle& rectangle : rectangles) {
-        const double one_kv_head = 4.0 * static_cast<double>(rectangle.queries.count * rectangle.keys.count *
-                                                             q_.size(3) * (heads.query.count / heads.kv.count));
-        const int64_t at_once = std::max<int64_t>(1, static_cast<int64_t>(std::min(budget / one_kv_head, 1e6)));
-        const int64_t kv_heads = std::min(heads.kv.count, at_once);
-        const int64_t rows = std::clamp<int64_t>(at_once / kv_heads, 1, tile.batch.count);
-        const int64_t share = heads.query.count / heads.kv.count;
-        for (int64_t b = 0; b < tile.batch.count; b += rows) {
-          const Span batch = tile.batch.sub(b, std::min(rows, tile.batch.count - b));
-          for (int64_t h = 0; h < heads.kv.count; h += kv_heads) {
-            const int64_t n = std::min(kv_heads, heads.kv.count - h);
-            list.push_back({rectangle, batch, {heads.query.sub(h * share, n * share), heads.kv.sub(h, n)}});
-          }
+    for (const HeadGroup& group : head_groups(area.heads, q_.size(2) / k_.size(2))) {
+      const int64_t share = group.query.count / group.kv.count;  // query heads of one kv head
+      // Whole kv heads where they fit, else some of one kv head's query heads.
+      const int64_t heads = at_once >= share ? std::min(at_once / share, group.kv.count) * share : at_once;
+      const int64_t rows = std::clamp<int64_t>(at_once / std::max<int64_t>(heads, 1), 1, area.batch.count);
+      for (int64_t b = 0; b < area.batch.count; b += rows) {
+        const Span batch = area.batch.sub(b, std::min(rows, area.batch.count - b));
+        for (int64_t h = 0; h < group.query.count;) {
+          const int64_t left_of_kv_head = share - h % share;
+          const int64_t n = heads >= share ? std::min(heads, group.query.count - h) : std::min(heads, left_of_kv_head);
+          list.push_back(
+              {&area, batch, {group.query.sub(h, n), group.kv.sub(h / share, std::max<int64_t>(1, n / share))}});
+          h += n;
         }
       }
     }
     return list;
   }
 
-  at::Tensor keys_of(const at::Tensor& tensor, const Piece& piece, const Tile& tile) const {
-    return rows_view(tensor, piece.batch, piece.heads.kv, members(tile.key_rows, piece.rectangle.keys));
+  at::Tensor queries_of(const at::Tensor& tensor, const Piece& piece) const {
+    return rows_view(tensor, piece.batch, piece.heads.query, piece.area->queries);
   }
-  at::Tensor mask_of(const Piece& piece, const Tile& tile) const {
-    return band_mask(tile, piece.rectangle.queries, piece.rectangle.keys, q_);
+  at::Tensor keys_of(const at::Tensor& tensor, const Piece& piece) const {
+    return rows_view(tensor, piece.batch, piece.heads.kv, piece.area->keys);
+  }
+  at::Tensor lse_of(const Piece& piece) const {
+    return lse_view(lse_, piece.batch, piece.heads.query, piece.area->queries);
+  }
+  at::Tensor mask_of(const Piece& piece) const {
+    return band_mask(*piece.area->tile, piece.area->rectangle.queries, piece.area->rectangle.keys, q_);
   }
   static at::Tensor flip(const at::Tensor& tensor, Mask mask) { return mask == Mask::kUpper ? tensor.flip(2) : tensor; }
   static at::Tensor additive(const at::Tensor& mask, const at::Tensor& like) {
     return at::zeros(mask.sizes(), like.options()).masked_fill_(mask.logical_not(), -kInfinity);
   }
 
-  DenseForward call_forward(const Piece& piece, const Tile& tile, const Span& queries) {
-    const Mask mask = piece.rectangle.mask;
-    const at::Tensor q = rows_view(q_, piece.batch, piece.heads.query, queries);
-    const at::Tensor k = keys_of(k_, piece, tile), v = keys_of(v_, piece, tile);
-    if (mask != Mask::kFull && !loaded_is_finite()) return dense_forward(q, k, v, mask_of(piece, tile), scale_);
+  DenseForward call_forward(const Piece& piece) {
+    const Mask mask = piece.area->mask;
+    const at::Tensor q = queries_of(q_, piece), k = keys_of(k_, piece), v = keys_of(v_, piece);
+    if (mask != Mask::kFull && !loaded_is_finite()) return dense_forward(q, k, v, mask_of(piece), scale_);
     if (mask == Mask::kBanded) {
-      const at::Tensor shown = mask_of(piece, tile);
+      const at::Tensor shown = mask_of(piece);
       auto [out, lse] =
           at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, false, additive(shown, q), scale_);
       return {out, lse.masked_fill(shown.any(1).logical_not(), -kInfinity)};  // the operator says 0 for empty rows
@@ -167,19 +216,17 @@ class AtenKernel : public Kernel {
     return {flip(out, mask), flip(lse, mask)};
   }
 
-  DenseBackward call_backward(const Piece& piece, const Tile& tile, const Span& queries) {
-    const Mask mask = piece.rectangle.mask;
-    const at::Tensor q = rows_view(q_, piece.batch, piece.heads.query, queries);
-    const at::Tensor dout = rows_view(dout_, piece.batch, piece.heads.query, queries);
-    const at::Tensor out = rows_view(out_, piece.batch, piece.heads.query, queries);
-    const at::Tensor lse = lse_view(lse_, piece.batch, piece.heads.query, queries).contiguous();
-    const at::Tensor k = keys_of(k_, piece, tile), v = keys_of(v_, piece, tile);
+  DenseBackward call_backward(const Piece& piece) {
+    const Mask mask = piece.area->mask;
+    const at::Tensor q = queries_of(q_, piece), dout = queries_of(dout_, piece), out = queries_of(out_, piece);
+    const at::Tensor lse = lse_of(piece).contiguous();
+    const at::Tensor k = keys_of(k_, piece), v = keys_of(v_, piece);
     if (mask != Mask::kFull && !loaded_is_finite()) {
-      return dense_backward(dout, q, k, v, out, lse, mask_of(piece, tile), scale_);
+      return dense_backward(dout, q, k, v, out, lse, mask_of(piece), scale_);
     }
     if (mask == Mask::kBanded) {
-      auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
-          dout, q, k, v, out, lse, 0.0, false, additive(mask_of(piece, tile), q), scale_);
+      auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(dout, q, k, v, out, lse, 0.0, false,
+                                                                                   additive(mask_of(piece), q), scale_);
       return {dq, dk, dv};
     }
     auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(

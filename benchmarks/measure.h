@@ -1,0 +1,18 @@
+// What benchmarks measure with. CPU seconds are of this process, all its threads: what a run costs, whatever else the
+// machine does meanwhile.
+#pragma once
+
+#include <ctime>
+
+namespace annulus {
+
+inline double seconds_of(clockid_t clock) {
+  timespec t{};
+  clock_gettime(clock, &t);
+  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+}
+inline double cpu_seconds() { return seconds_of(CLOCK_PROCESS_CPUTIME_ID); }
+inline double thread_cpu_seconds() { return seconds_of(CLOCK_THREAD_CPUTIME_ID); }
+inline double wall_seconds() { return seconds_of(CLOCK_MONOTONIC); }
+
+}  // namespace annulus

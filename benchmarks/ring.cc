@@ -1,0 +1,195 @@
+#include "benchmarks/ring.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/tensor.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <limits>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "attention/execution/attention.h"
+#include "attention/plan/schedules.h"
+#include "benchmarks/measure.h"
+#include "common/error.h"
+
+namespace annulus {
+namespace {
+
+struct Inputs {
+  at::Tensor q, k, v, dout;
+};
+
+Inputs random_rows(const AttentionShape& s, int64_t queries, int64_t keys, int64_t head_dim) {
+  return {at::randn({s.batch, queries, s.heads, head_dim}), at::randn({s.batch, keys, s.kv_heads, head_dim}),
+          at::randn({s.batch, keys, s.kv_heads, head_dim}), at::randn({s.batch, queries, s.heads, head_dim})};
+}
+
+double sum_over(Communicator& world, double value, ReduceOp op = ReduceOp::kSum) {
+  at::Tensor t = at::tensor({value}, at::TensorOptions().dtype(at::kDouble));
+  world.all_reduce(t, op, {"bench", 0});
+  return t.item<double>();
+}
+
+// One process, the whole sequence, LibTorch's operator as it is.
+double alone(const Inputs& in, bool causal) {
+  const double before = cpu_seconds();
+  const at::Tensor q = in.q.transpose(1, 2), k = in.k.transpose(1, 2), v = in.v.transpose(1, 2);
+  const auto [out, lse] = at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal);
+  at::_scaled_dot_product_flash_attention_for_cpu_backward(in.dout.transpose(1, 2), q, k, v, out, lse, 0.0, causal);
+  return cpu_seconds() - before;
+}
+
+// Rows of other ranks that a rank must see: each needed once.
+int64_t needed_rows(const Program& program) {
+  int64_t rows = 0;
+  std::vector<std::set<int64_t>> seen(static_cast<size_t>(program.request.shape.kv_heads));
+  const int64_t group = program.request.shape.heads / program.request.shape.kv_heads;
+  for (const Step& step : program.forward) {
+    for (const Tile& tile : step.tiles) {
+      if (tile.buffer == kOwnKVBuffer) continue;
+      for (int64_t h = 0; h < tile.heads.count; ++h) {
+        std::set<int64_t>& positions = seen[static_cast<size_t>(tile.heads.at(h) / group)];
+        for (int64_t i = 0; i < tile.key_positions.count; ++i) {
+          if (positions.insert(tile.key_positions.at(i)).second) rows += tile.batch.count;
+        }
+      }
+    }
+  }
+  return rows;
+}
+
+struct RingResult {
+  double cpu = std::numeric_limits<double>::infinity();  // least over the repeats, all ranks together
+  double wall = std::numeric_limits<double>::infinity();
+  double exposed = 0;  // waiting for transfers, of the rank that waited longest, in the repeat of least cpu
+  double sent = 0;     // bytes, all ranks
+  double planned = 0;
+  double lower_bound = 0;
+  double memory = 0;  // bytes of keys, values, their gradients and kernel results held by one rank at most
+};
+
+class Ring {
+ public:
+  Ring(const RingBenchOptions& options, int ranks, Communicator& world)
+      : world_(world), comm_(world.split(world.rank() < ranks ? 0 : -1, world.rank())) {
+    if (!comm_) return;
+    PlanRequest request = options.request;
+    request.ranks = ranks;
+    call_.program = cached_program(request, comm_->rank());
+    call_.comm = comm_.get();
+    call_.label = "bench ring";
+    in_ = random_rows(request.shape, call_.program->query_count(), call_.program->key_count(), options.head_dim);
+    const Program& p = *call_.program;
+    planned_ = static_cast<double>(traffic(p, p.forward).bytes(options.head_dim, 4, 4) +
+                                   traffic(p, p.backward).bytes(options.head_dim, 4, 4));
+    bound_ = 4.0 * static_cast<double>(needed_rows(p) * 2 * options.head_dim * 2);  // K, V there, dK, dV back
+  }
+
+  void run(RingResult& result) {
+    world_.barrier({"bench", 0});
+    AttentionStats forward_stats, backward_stats;
+    const double cpu_before = cpu_seconds(), wall_before = wall_seconds();
+    if (comm_) {
+      const AttentionOutput out = attention_forward(in_.q, in_.k, in_.v, call_, &forward_stats);
+      attention_backward(in_.dout, in_.q, in_.k, in_.v, out, call_, &backward_stats);
+    }
+    const double used = comm_ ? cpu_seconds() - cpu_before : 0, took = comm_ ? wall_seconds() - wall_before : 0;
+    const double cpu = sum_over(world_, used);
+    const double wall = sum_over(world_, took, ReduceOp::kMax);
+    const double exposed =
+        sum_over(world_, forward_stats.exposed_seconds + backward_stats.exposed_seconds, ReduceOp::kMax);
+    const double memory =
+        4.0 * static_cast<double>(std::max(forward_stats.peak_kv_elements, backward_stats.peak_kv_elements +
+                                                                               backward_stats.peak_grad_elements +
+                                                                               backward_stats.peak_result_elements));
+    result.sent = sum_over(world_, static_cast<double>(forward_stats.bytes_sent + backward_stats.bytes_sent));
+    result.planned = sum_over(world_, planned_);
+    result.lower_bound = sum_over(world_, bound_);
+    result.memory = sum_over(world_, memory, ReduceOp::kMax);
+    result.wall = std::min(result.wall, wall);
+    if (cpu < result.cpu) {
+      result.cpu = cpu;
+      result.exposed = exposed;
+    }
+  }
+
+ private:
+  Communicator& world_;
+  std::unique_ptr<Communicator> comm_;
+  AttentionCall call_;
+  Inputs in_;
+  double planned_ = 0, bound_ = 0;
+};
+
+std::string line(const char* format, auto... values) {
+  char text[256];
+  std::snprintf(text, sizeof text, format, values...);
+  return text;
+}
+
+}  // namespace
+
+void run_ring_bench(const RingBenchOptions& options, Communicator& world, std::ostream& out) {
+  if (world.size() < 2) {
+    throw Error(ErrorKind::kPlan, "bench", "a ring needs at least 2 ranks; use `annulus launch -n 4 bench ring`");
+  }
+  const AttentionShape& shape = options.request.shape;
+  const bool causal = options.request.pattern.causal;
+  if (options.request.pattern.kind != PatternSpec::Kind::kFull) {
+    throw Error(ErrorKind::kUsage, "bench",
+                "the baseline knows full and causal only; leave the pattern at one of them");
+  }
+  at::set_num_threads(1);
+  std::vector<int> sizes;
+  for (const int n : {2, 4}) {
+    if (n <= world.size()) sizes.push_back(n);
+  }
+  std::vector<Ring> rings;
+  for (const int n : sizes) rings.emplace_back(options, n, world);
+  std::vector<RingResult> results(sizes.size());
+  Inputs whole;
+  if (world.rank() == 0) whole = random_rows(shape, shape.q_len, shape.k_len, options.head_dim);
+  double baseline = std::numeric_limits<double>::infinity();
+  // One turn uncounted: first touches of memory, first messages.
+  for (int64_t turn = -1; turn < options.repeats; ++turn) {
+    world.barrier({"bench", 0});
+    const double cpu = world.rank() == 0 ? alone(whole, causal) : 0;
+    if (turn >= 0) baseline = std::min(baseline, sum_over(world, cpu));
+    for (size_t i = 0; i < rings.size(); ++i) {
+      RingResult ignored;
+      rings[i].run(turn >= 0 ? results[i] : ignored);
+    }
+  }
+  if (world.rank() != 0) return;
+  out << line(
+      "%s attention, forward and backward, %lld tokens, %lld:%lld heads of %lld, fp32; layout %s, schedule %s\n",
+      causal ? "causal" : "full", static_cast<long long>(shape.q_len), static_cast<long long>(shape.heads),
+      static_cast<long long>(shape.kv_heads), static_cast<long long>(options.head_dim),
+      std::string(to_string(options.request.layout)).c_str(), std::string(to_string(options.request.schedule)).c_str());
+  out << line("least of %lld interleaved turns; baseline: one process, one thread, LibTorch's flash attention\n\n",
+              static_cast<long long>(options.repeats));
+  out << "  ranks  CPU seconds   over one process   MB sent  of the plan  of the lower bound   exposed s   wall s   MB "
+         "held\n";
+  out << line("  %5d  %11.3f  %17.3f\n", 1, baseline, 1.0);
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    const RingResult& r = results[i];
+    out << line("  %5d  %11.3f  %17.3f  %8.2f  %11.3f  %18.3f  %10.4f  %7.3f  %8.2f\n", sizes[i], r.cpu,
+                r.cpu / baseline, r.sent / 1e6, r.sent / std::max(r.planned, 1.0),
+                r.sent / std::max(r.lower_bound, 1.0), r.exposed, r.wall, r.memory / 1e6);
+  }
+  out << "\nMB sent: by all ranks. Lower bound: each key and value row once to each rank that needs it, its gradient "
+         "back\n"
+         "once. Exposed: the longest any rank waited for transfers. MB held: keys, values, gradients and kernel "
+         "results\n"
+         "at once on one rank, its own included.\n";
+  out.flush();
+}
+
+}  // namespace annulus

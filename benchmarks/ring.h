@@ -1,0 +1,23 @@
+// `annulus bench ring`: what distribution costs. The whole ring's CPU seconds over those of one process that does the
+// same work with LibTorch's flash attention, side by side in one run. Called by launcher/verb_bench.cc.
+#pragma once
+
+#include <cstdint>
+#include <ostream>
+
+#include "attention/plan/plan.h"
+#include "comm/communicator.h"
+
+namespace annulus {
+
+struct RingBenchOptions {
+  PlanRequest request;  // ranks is set by the benchmark
+  int64_t head_dim = 64;
+  int64_t repeats = 5;
+};
+
+// Collective over `world`. Measures 2 ranks and 4 ranks where the world has them, and one process alone, in turn,
+// `repeats` times; rank 0 prints the table to `out`.
+void run_ring_bench(const RingBenchOptions& options, Communicator& world, std::ostream& out);
+
+}  // namespace annulus

@@ -1,0 +1,20 @@
+// `annulus bench train`: training throughput per CPU second on one rank, and how much of it is neither matrix products
+// nor attention. Called by launcher/verb_bench.cc.
+#pragma once
+
+#include <cstdint>
+#include <ostream>
+
+namespace annulus {
+
+struct TrainBenchOptions {
+  int64_t layers = 4, dim = 256, heads = 4, kv_heads = 2, ffn = 688;  // a Llama of 3M parameters over bytes
+  int64_t context = 1024, batch = 4;
+  int64_t steps = 5;  // counted ones; one more runs first
+  int threads = 1;
+};
+
+// One rank, no launcher. Prints a table and, as its last line, the same as one JSON object.
+void run_train_bench(const TrainBenchOptions& options, std::ostream& out);
+
+}  // namespace annulus
