@@ -155,7 +155,7 @@ Job bootstrap(const BootstrapOptions& options) {
                  describe_seconds(timeout.count()) + " (" + phase.load() + "): " + missing +
                  "; see its log, or give it longer with ANNULUS_BOOTSTRAP_TIMEOUT");
       // The claim goes with this process: keep it until the others, whose deadlines are near, have found it taken.
-      std::this_thread::sleep_for(std::chrono::seconds(1));
+      std::this_thread::sleep_for(std::chrono::seconds(2));
     } else {
       std::this_thread::sleep_for(std::chrono::milliseconds(500));  // let the speaker be heard
     }
@@ -170,14 +170,17 @@ Job bootstrap(const BootstrapOptions& options) {
     try {
       check_size(job.launch, expected > 0 ? expected : job.launch.size, job.runtime->size(), job.runtime->version());
     } catch (const Error& e) {
-      // As many worlds as ranks may say this: one of a host does.
+      // As many worlds as ranks know this; the launcher's rank 0 says it, the others give it the time to: the first to
+      // exit may end the job.
       job.runtime->abandon();
-      const bool speaks = job.runtime->size() > 1 ? job.runtime->rank() == 0 : job.presence->claim_report();
-      if (speaks) {
+      if (job.launch.rank == 0) {
         job.report(e.what());
+        job.presence->claim_report();
         std::this_thread::sleep_for(std::chrono::seconds(1));  // keeps the claim
       } else {
-        std::this_thread::sleep_for(std::chrono::milliseconds(500));
+        for (int i = 0; i < 30 && !job.presence->report_claimed(); ++i) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(100));
+        }
       }
       throw ReportedError(e.kind(), e.what());
     }

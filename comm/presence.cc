@@ -54,6 +54,25 @@ bool is_stopped(pid_t pid) {
   return state == 'T' || state == 't';
 }
 
+struct Found {
+  bool here = false;
+  bool stopped = false;
+};
+
+Found find(const std::string& name) {
+  Found found;
+  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (fd < 0) return found;
+  const Address address = abstract_address(name);
+  const int code = connect(fd, reinterpret_cast<const sockaddr*>(&address.address), address.length);
+  found.here = code == 0 || errno == EAGAIN;  // or its queue is full
+  ucred peer{};
+  socklen_t length = sizeof peer;
+  found.stopped = code == 0 && getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 && is_stopped(peer.pid);
+  close(fd);
+  return found;
+}
+
 }  // namespace
 
 Presence::Presence(const LaunchInfo& info) : info_(info), socket_(bind_abstract(name_of(std::to_string(info.rank)))) {}
@@ -72,22 +91,14 @@ std::string Presence::name_of(const std::string& what) const {
 Presence::Seen Presence::look() const {
   Seen seen;
   for (int rank = 0; rank < info_.size; ++rank) {
-    const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd < 0) break;
-    const Address address = abstract_address(name_of(std::to_string(rank)));
-    const int code = connect(fd, reinterpret_cast<const sockaddr*>(&address.address), address.length);
-    if (code == 0 || errno == EAGAIN) {
-      seen.here.push_back(rank);
-      ucred peer{};
-      socklen_t length = sizeof peer;
-      if (code == 0 && getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 && is_stopped(peer.pid)) {
-        seen.stopped.push_back(rank);
-      }
-    }
-    close(fd);
+    const Found found = find(name_of(std::to_string(rank)));
+    if (found.here) seen.here.push_back(rank);
+    if (found.stopped) seen.stopped.push_back(rank);
   }
   return seen;
 }
+
+bool Presence::report_claimed() const { return find(name_of("report")).here; }
 
 bool Presence::claim_report() {
   if (socket_ < 0) return info_.rank == 0;  // no names to claim here

@@ -25,6 +25,8 @@ class Presence {
 
   // True in one rank of this host, once: the one that speaks for all.
   bool claim_report();
+  // Whether a living rank of this host has.
+  bool report_claimed() const;
 
  private:
   std::string name_of(const std::string& what) const;

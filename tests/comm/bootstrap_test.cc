@@ -124,7 +124,9 @@ TEST(Presence, SeesWhoIsHereAndWhoSpeaks) {
   bool fault = false;
   EXPECT_EQ(comm_internal::describe_missing(info, one, "h", &fault), "ranks 0,2 have not come (host h)");
   EXPECT_TRUE(fault);
+  EXPECT_FALSE(one.report_claimed());
   EXPECT_TRUE(three->claim_report());
+  EXPECT_TRUE(one.report_claimed());
   EXPECT_FALSE(one.claim_report());
   three.reset();
   EXPECT_EQ(one.look().here, std::vector<int>{1});
