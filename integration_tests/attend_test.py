@@ -102,7 +102,7 @@ class AttendTest(cli.CliTest):
         refused(2, "same file", "attend", "--input", "in.safetensors", "--output", "./in.safetensors")
         # 30 positions are no multiple of 2 x 2 chunks.
         refused(4, "30", "launch", "-n", "2", "attend", *files, "--layout", "zigzag", "--even")
-        refused(4, "", "launch", "-n", "2", "attend", *files, "--lengths", "10,10,10")
+        refused(4, "length", "launch", "-n", "2", "attend", *files, "--lengths", "10,10,10")
         for how, pattern in [
             ("truncate", "in.safetensors.bad"),
             ("flip", "in.safetensors.bad"),

@@ -43,8 +43,9 @@ class DoctorVerb : public Verb {
       good = false;
     }
     const Machine machine = Machine::this_machine();
-    row("machine", std::to_string(machine.cores.size()) + " cores, " + std::to_string(machine.numa_nodes.size()) +
-                       " NUMA nodes, " + std::to_string(machine.memory_bytes() >> 30) + " GiB");
+    row("machine", std::to_string(machine.cores.size()) +
+                       " cores, NUMA nodes: " + std::to_string(machine.numa_nodes.size()) + ", " +
+                       std::to_string(machine.memory_bytes() >> 30) + " GiB");
     row("GPUs", machine.gpus.empty() ? "none" : std::to_string(machine.gpus.size()) + " x " + machine.gpus[0].model);
     const std::string driver = first_line("/proc/driver/nvidia/version");
     row("driver", driver.empty() ? "no NVIDIA driver" : driver);

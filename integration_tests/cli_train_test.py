@@ -1,0 +1,228 @@
+#!/usr/bin/env python3
+"""`annulus train` and `sample` as a user types them: stopped and resumed runs, ranks that die, and what is refused."""
+
+import glob
+import json
+import os
+import pty
+import random
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import cli  # noqa: E402
+
+CONFIG = """
+[run]
+name = "tiny"
+steps = 6
+log_every = 1
+[data]
+train = ["text.txt"]
+context = 64
+batch = 2
+[model]
+layers = 1
+dim = 32
+heads = 2
+[optimizer]
+lr = 0.01
+[validation]
+every = 0
+[checkpoint]
+every = 2
+"""
+
+ENDLESS = ["--set", "run.steps=1000000", "--set", "checkpoint.every=1000000"]
+
+
+class TrainTest(cli.CliTest):
+    def setUp(self):
+        super().setUp()
+        self.write("config.toml", CONFIG)
+        words = ["alpha", "beta", "def f(x):\n", "    return x\n"]
+        self.write("text.txt", " ".join(random.Random(1).choices(words, k=3000)))
+
+    def write(self, name, text):
+        with open(self.path(name), "w") as f:
+            f.write(text)
+
+    def read(self, name):
+        with open(self.path(name)) as f:
+            return f.read()
+
+    def metrics(self, run):
+        return [json.loads(line) for line in self.read(f"runs/{run}/metrics.jsonl").splitlines()]
+
+    def losses(self, run):
+        return [m["loss"] for m in self.metrics(run) if "loss" in m]
+
+    def train_in_background(self, *more, ranks=2):
+        run = self.start("launch", "-n", str(ranks), "train", "config.toml", *ENDLESS, *more)
+        run.wait_for("step ")
+        return run
+
+    def test_a_run_its_resume_and_a_sample(self):
+        code, out, err = self.annulus("launch", "-n", "2", "train", "config.toml", ANNULUS_PROGRAM="./annulus")
+        self.assertEqual(code, 0, err)
+        self.assertRegex(out.splitlines()[0], r"^device cpu \(")
+        self.assertEqual(len(self.losses("tiny-001")), 6)
+        # The commands that it prints work as they are.
+        sample = re.search(r"^sample: +\./annulus (.*)$", out, re.M).group(1)
+        code, text, err = self.annulus(*shlex.split(sample), "--bytes", "40")
+        self.assertEqual(code, 0, err)
+        self.assertTrue(text.startswith("def "), text)
+        onward = re.search(r"^train on: +\./annulus (.*)$", out, re.M).group(1)
+        code, out, err = self.annulus(*shlex.split(onward))
+        self.assertEqual(code, 0, err)
+        self.assertEqual(len(self.losses("tiny-001")), 12)
+        # The first command again is a new run.
+        self.assertEqual(self.annulus("train", "config.toml", "--set", "run.steps=1")[0], 0)
+        self.assertTrue(os.path.isdir(self.path("runs/tiny-002")))
+
+    def test_progress_is_live_on_a_terminal(self):
+        terminal, end = pty.openpty()
+        with open(end, "wb") as out:
+            done = subprocess.Popen(
+                [cli.ANNULUS, "launch", "-n", "2", "train", "config.toml"],
+                cwd=self.folder,
+                env=cli.environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.DEVNULL,
+            )
+        text = b""
+        while True:
+            try:
+                piece = os.read(terminal, 65536)
+            except OSError:  # EIO: nobody has it open any more
+                break
+            if not piece:
+                break
+            text += piece
+        os.close(terminal)
+        self.assertEqual(done.wait(timeout=cli.LIMIT), 0)
+        self.assertIn(b"\rstep 1/6", text)
+        # A live line stays out of the log file; what stays on the terminal is there.
+        log = self.read(os.path.relpath(glob.glob(self.path("runs/logs/*/rank-0.log"))[0], self.folder))
+        self.assertNotIn("\r", log)
+        self.assertIn("done: 6 steps", log)
+
+    def stop(self, number, code):
+        run = self.train_in_background()
+        run.signal(number)
+        got, err = run.finish()
+        self.assertEqual(got, code, err)
+        out = "".join(run.lines)
+        self.assertIn("with a checkpoint", out)
+        onward = shlex.split(re.search(r"^continue: +(.*)$", out, re.M).group(1))[1:]
+        steps = len(self.losses("tiny-001"))
+        code, out, err = self.annulus(*onward, "--set", f"run.steps={steps + 3}")
+        self.assertEqual(code, 0, err)
+        self.assertIn(f"resumed after step {steps}", out)
+        self.assertEqual(len(self.losses("tiny-001")), steps + 3)
+
+    def test_ctrl_c_writes_a_checkpoint_and_says_how_to_continue(self):
+        self.stop(signal.SIGINT, 130)
+
+    def test_sigterm_likewise(self):
+        self.stop(signal.SIGTERM, 143)
+
+    def test_a_rank_that_dies_ends_the_job(self):
+        run = self.train_in_background()
+        ranks = [p for p in cli.processes_with(run.mark) if self.rank_of(p) == "1"]
+        self.assertEqual(len(ranks), 1)
+        os.kill(ranks[0], signal.SIGKILL)
+        code, err = run.finish()
+        self.assertEqual(code, 137, err)
+        self.assertIn("rank 1 was ended by signal 9", err)
+
+    @staticmethod
+    def rank_of(pid):
+        with open(f"/proc/{pid}/environ", "rb") as f:
+            found = re.search(rb"(?:^|\0)OMPI_COMM_WORLD_RANK=(\d+)", f.read())
+        return found.group(1).decode() if found else None
+
+    def test_a_folder_in_use(self):
+        run = self.train_in_background(ranks=1)
+        self.assert_refused(7, "tiny-001", "train", "config.toml", "--resume", "tiny-001")
+        run.signal(signal.SIGINT)
+        self.assertEqual(run.finish()[0], 130)
+
+    def test_damaged_checkpoints_are_passed_over(self):
+        self.assertEqual(self.annulus("train", "config.toml")[0], 0)
+        whole = sorted(glob.glob(self.path("runs/tiny-001/checkpoints/*")))
+        self.assertEqual(len(whole), 3)  # steps 2, 4, 6
+        newest = os.path.join(whole[2], "model.safetensors")
+        with open(newest, "r+b") as f:
+            f.truncate(os.path.getsize(newest) - 1)
+        flipped = os.path.join(whole[1], "model.safetensors")
+        with open(flipped, "r+b") as f:
+            f.seek(-5, os.SEEK_END)
+            byte = f.read(1)
+            f.seek(-5, os.SEEK_END)
+            f.write(bytes([byte[0] ^ 1]))
+        code, out, err = self.annulus("launch", "-n", "2", "train", "config.toml", "--resume")
+        self.assertEqual(code, 0, err)
+        self.assertIn("resumed after step 2", out)
+        self.assertEqual(len(re.findall(r"passed over a checkpoint.*step-0000000[46]", out)), 2, out)
+        for path in glob.glob(self.path("runs/tiny-001/checkpoints/*/model.safetensors")):
+            os.truncate(path, 100)
+        code, _, err = self.annulus("train", "config.toml", "--resume", "--set", "run.steps=9")
+        self.assertEqual(code, 3, err)
+        self.assertIn("no whole checkpoint", err)
+
+    def test_ranks_with_different_configurations(self):
+        if shutil.which("mpirun") is None:
+            self.skipTest("no mpirun on PATH")
+        short = tempfile.TemporaryDirectory(dir="/dev/shm")  # a long path breaks Open MPI's sockets
+        self.addCleanup(short.cleanup)
+        one = ["-np", "1", cli.ANNULUS, "train", "config.toml"]
+        command = ["mpirun", "--oversubscribe", "--mca", "btl_vader_backing_directory", short.name]
+        done = subprocess.run(
+            [*command, *one, ":", *one, "--set", "optimizer.lr=0.02"],
+            cwd=self.folder,
+            env=cli.environment(
+                OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", TMPDIR=short.name, HOME=short.name
+            ),
+            capture_output=True,
+            text=True,
+            timeout=cli.LIMIT,
+        )
+        self.assertEqual(done.returncode, 5, done.stderr)
+        self.assertIn("optimizer.lr", done.stderr)
+        self.assertEqual(len(re.findall("^annulus:", done.stderr, re.M)), 1, done.stderr)
+        self.assertFalse(os.path.exists(self.path("runs")))
+
+    def test_refusals_leave_nothing(self):
+        self.write("broken.toml", "[run\nsteps = 3")
+        self.write("wrong_type.toml", CONFIG.replace("steps = 6", 'steps = "six"'))
+        self.write("short.txt", "too short")
+        for code, pattern, *args in [
+            (2, "needs a configuration", "train"),
+            (3, "missing.toml", "train", "missing.toml"),
+            (3, "broken.toml", "launch", "-n", "2", "train", "broken.toml"),
+            (2, "run.steps", "launch", "-n", "2", "train", "wrong_type.toml"),
+            (2, 'did you mean "run.steps"', "launch", "-n", "2", "train", "config.toml", "--set", "run.step=3"),
+            (2, "run.steps", "train", "config.toml", "--set", "run.steps=-1"),
+            (2, 'did you mean "--resume"', "train", "config.toml", "--resum"),
+            (3, "missing.txt", "train", "config.toml", "--set", 'data.train=["missing.txt"]'),
+            (3, "short.txt|context", "train", "config.toml", "--set", 'data.train=["short.txt"]'),
+            (4, "64", "launch", "-n", "3", "train", "config.toml"),
+            (9, "cuda", "train", "config.toml", "--set", "device=cuda"),
+            (3, "runs", "train", "config.toml", "--resume"),
+            (3, "", "sample", "nothing"),
+        ]:
+            if "device=cuda" in args and os.path.exists("/dev/nvidiactl"):
+                continue
+            self.assert_refused(code, pattern or "nothing", *args)
+            self.assertEqual(glob.glob(self.path("runs/tiny*")), [], args)
+
+
+if __name__ == "__main__":
+    cli.main()
