@@ -1,71 +1,21 @@
 #include "benchmarks/train.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/record_function.h>
 
 #include <algorithm>
 #include <array>
 #include <cstdio>
-#include <cstring>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "benchmarks/measure.h"
+#include "benchmarks/operator_clock.h"
 #include "comm/threads/threads.h"
 #include "runtime/text_source.h"
 #include "runtime/training.h"
 
 namespace annulus {
-namespace {
-
-// Thread CPU seconds inside LibTorch's matrix products and attention operators, told by its own profiling hooks. These
-// operators do not call each other, so nothing is counted twice.
-struct Clocked : at::ObserverContext {
-  explicit Clocked(double b) : before(b) {}
-  double before;
-};
-struct Totals {
-  double products = 0, attention = 0;
-};
-thread_local Totals totals;
-
-bool is_product(const char* name) {
-  for (const char* known : {"aten::mm", "aten::addmm", "aten::bmm", "aten::addmm_", "aten::baddbmm"}) {
-    if (std::strcmp(name, known) == 0) return true;
-  }
-  return false;
-}
-bool is_attention(const char* name) {
-  return std::strncmp(name, "aten::_scaled_dot_product_flash_attention_for_cpu", 49) == 0;
-}
-
-class OperatorClock {
- public:
-  OperatorClock()
-      : handle_(at::addGlobalCallback(at::RecordFunctionCallback(
-                                          [](const at::RecordFunction& f) -> std::unique_ptr<at::ObserverContext> {
-                                            return is_product(f.name()) || is_attention(f.name())
-                                                       ? std::make_unique<Clocked>(thread_cpu_seconds())
-                                                       : nullptr;
-                                          },
-                                          [](const at::RecordFunction& f, at::ObserverContext* context) {
-                                            if (!context) return;
-                                            const double took =
-                                                thread_cpu_seconds() - static_cast<Clocked*>(context)->before;
-                                            (is_product(f.name()) ? totals.products : totals.attention) += took;
-                                          })
-                                          .scopes({at::RecordScope::FUNCTION}))) {}
-  ~OperatorClock() { at::removeCallback(handle_); }
-  OperatorClock(const OperatorClock&) = delete;
-  OperatorClock& operator=(const OperatorClock&) = delete;
-
- private:
-  at::CallbackHandle handle_;
-};
-
-}  // namespace
-
 void run_train_bench(const TrainBenchOptions& options, std::ostream& out) {
   at::set_num_threads(options.threads);
   Config config;
@@ -93,10 +43,9 @@ void run_train_bench(const TrainBenchOptions& options, std::ostream& out) {
   for (int64_t i = 0; i < options.steps; ++i) {
     // Clocked and unclocked steps in turn would be fairer still; the hooks cost under a thousandth of a step.
     const OperatorClock clock;
-    totals = {};
     const double cpu = cpu_seconds(), wall = wall_seconds();
     training.step();
-    turns.push_back({cpu_seconds() - cpu, wall_seconds() - wall, totals.products, totals.attention});
+    turns.push_back({cpu_seconds() - cpu, wall_seconds() - wall, clock.products(), clock.attention()});
   }
   const Turn best =
       *std::min_element(turns.begin(), turns.end(), [](const Turn& a, const Turn& b) { return a.cpu < b.cpu; });
