@@ -44,18 +44,21 @@ std::string short_count(int64_t n) {
   return std::to_string(n);
 }
 
-// `command` without a --resume of its own, to which another may be added.
-std::string without_resume(std::string command) {
-  const std::string option = " --resume";
-  const size_t at = command.find(option);
-  if (at == std::string::npos) return command;
-  size_t end = at + option.size();
-  if (end < command.size() && command[end] == '=') {
-    end = std::min(command.find(' ', end), command.size());
-  } else if (end + 1 < command.size() && command[end + 1] != '-') {
-    end = std::min(command.find(' ', end + 1), command.size());
+// Removes ` OPTION VALUE` or ` OPTION=VALUE` wherever it stands; a value that begins with "-" is the next option.
+std::string without_option(std::string command, const std::string& option) {
+  for (size_t at = 0; (at = command.find(" " + option, at)) != std::string::npos;) {
+    size_t end = at + 1 + option.size();
+    const bool attached = option.back() == '=' || command[end] == '=';
+    if (!attached && end < command.size() && command[end] != ' ') {  // a longer option
+      at = end;
+      continue;
+    }
+    if (attached || (end + 1 < command.size() && command[end + 1] != '-')) {
+      end = std::min(command.find(' ', attached ? end : end + 1), command.size());
+    }
+    command.erase(at, end - at);
   }
-  return command.erase(at, end - at);
+  return command;
 }
 
 // One run on one rank. Rank 0 alone has an opened folder, metrics and progress.
@@ -76,7 +79,7 @@ class Run {
   void say(std::string_view text) {
     if (progress_) progress_->message(text);
   }
-  void report(const StepResult& result);
+  void report(const StepResult& result, bool validated);
   bool validate();  // true: stop
   void save();
   int finish(bool stopped);
@@ -181,7 +184,7 @@ void Run::greet() {
       (options_.resume ? "  resumed after step " + std::to_string(training_->steps_done()) : ""));
 }
 
-void Run::report(const StepResult& result) {
+void Run::report(const StepResult& result, bool validated) {
   ++interval_steps_;
   const int64_t step = training_->steps_done();
   if (!result.applied) {
@@ -216,7 +219,7 @@ void Run::report(const StepResult& result) {
        .validation_bits_per_byte = validation_,
        .tokens_per_second = tokens_per_second_ > 0 ? tokens_per_second_ : speed,
        .seconds_left = (time - begin_) / static_cast<double>(done) * static_cast<double>(config_.run.steps - step)},
-      /*important=*/false);
+      /*important=*/validated || step == config_.run.steps);
 }
 
 bool Run::validate() {
@@ -256,7 +259,7 @@ void Run::save() {
 }
 
 std::string Run::command() const {
-  return options_.command.empty() ? options_.program + " train CONFIG" : without_resume(options_.command);
+  return options_.command.empty() ? options_.program + " train CONFIG" : without_option(options_.command, "--resume");
 }
 
 int Run::finish(bool stopped) {
@@ -273,7 +276,8 @@ int Run::finish(bool stopped) {
   say("done: " + steps + " steps in " + time +
       (validation_ ? ", validation " + rounded(*validation_, 2) + " bits per byte" : "") + ", in " + path_);
   say("sample:      " + options_.program + " sample " + path_ + " --prompt \"def \"");
-  say("train on:    " + command() + " --resume " + path_ + " --set run.steps=" + std::to_string(2 * config_.run.steps));
+  say("train on:    " + without_option(command(), "--set run.steps=") + " --resume " + path_ +
+      " --set run.steps=" + std::to_string(2 * config_.run.steps));
   return 0;
 }
 
@@ -301,8 +305,9 @@ int Run::train() {
     const int64_t step = training_->steps_done();
     const bool last = step == config_.run.steps;
     stop = result.stop;
-    if (!stop && validates && (last || step % config_.validation.every == 0)) stop = validate();
-    report(result);
+    const bool validated = !stop && validates && (last || step % config_.validation.every == 0);
+    if (validated) stop = validate();
+    report(result, validated);
     if (stop || last || (config_.checkpoint.every > 0 && step % config_.checkpoint.every == 0)) save();
   }
   return finish(stop && training_->steps_done() < config_.run.steps);

@@ -36,7 +36,8 @@ Result train(const Config& config, int ranks, std::optional<std::string> resume 
     int calls = 0;
     TrainOptions options;
     options.resume = resume;
-    options.command = "./annulus launch -n " + std::to_string(ranks) + " train tiny.toml --resume old";
+    options.command =
+        "./annulus launch -n " + std::to_string(ranks) + " train tiny.toml --resume old --set run.steps=9 --set a.b=1";
     options.out = &out;
     options.stop = [&] { return ++calls == stop_at && world.rank() == ranks - 1; };
     const int c = run_training(config, world, options);
@@ -79,11 +80,13 @@ TEST(Trainer, TrainsSavesAndSaysHowToGoOn) {
   const std::string run = folder.path() + "/runs/tiny-001";
   EXPECT_EQ(r.code, 0);
   EXPECT_EQ(losses(run).size(), 6U);
-  for (const char* word : {"data 1 x context 2", "256 tokens a step", "sample ", "--prompt \"def \"",
-                           "./annulus launch -n 2 train tiny.toml --resume ", "--set run.steps=12", "bits per byte"}) {
+  for (const char* word :
+       {"data 1 x context 2", "256 tokens a step", "sample ", "--prompt \"def \"",
+        "./annulus launch -n 2 train tiny.toml --set a.b=1 --resume ", " --set run.steps=12\n", "bits per byte"}) {
     EXPECT_NE(r.out.find(word), std::string::npos) << word << " is not in\n" << r.out;
   }
   EXPECT_EQ(r.out.find("--resume old"), std::string::npos);
+  EXPECT_EQ(r.out.find("run.steps=9"), std::string::npos);
   EXPECT_EQ(load_config(run + "/config.toml"), config);
   int validations = 0;
   for (const nlohmann::json& m : metrics(run)) validations += m.contains("validation_bits_per_byte") ? 1 : 0;

@@ -1,0 +1,157 @@
+#!/usr/bin/env python3
+"""What a training run guarantees, through the real launcher: the same curve at 1, 2 and 4 ranks, the same bits twice and
+after a resume, checkpoints on a signal also during validation, and on a full disk the last one intact.
+cli_train_test.py has what a user sees and types."""
+
+import glob
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import cli  # noqa: E402
+
+CONFIG = """
+timeout = 30
+device = "cpu"
+[run]
+name = "tiny"
+steps = 12
+log_every = 1
+[data]
+train = ["text/*.txt"]
+context = 64
+batch = 4
+[model]
+layers = 2
+dim = 32
+heads = 4
+kv_heads = 2
+[optimizer]
+lr = 1e-2
+warmup = 2
+[validation]
+every = 6
+batches = 2
+[checkpoint]
+every = 4
+"""
+
+
+class TrainTest(cli.CliTest):
+    def setUp(self):
+        super().setUp()
+        os.mkdir(self.path("text"))
+        words = ["def ", "return ", "self.", "x = ", "for i in range(", "):\n    ", "\n", "None"]
+        state, text = 12345, ""
+        while len(text) < 30000:
+            state = (state * 1664525 + 1013904223) % 2**32
+            text += words[state >> 29]
+        self.write("text/a.txt", text[:15000])
+        self.write("text/b.txt", text[15000:])
+        self.write("tiny.toml", CONFIG)
+
+    def write(self, name, text):
+        with open(self.path(name), "w") as f:
+            f.write(text)
+
+    def read(self, name):
+        with open(self.path(name), "rb") as f:
+            return f.read()
+
+    def metrics(self, run):
+        return [json.loads(line) for line in self.read(f"runs/{run}/metrics.jsonl").splitlines()]
+
+    def losses(self, run):
+        return [m["loss"] for m in self.metrics(run) if "loss" in m]
+
+    def steps(self, run):
+        """Steps of the checkpoints, oldest first."""
+        return [int(p[-8:]) for p in sorted(glob.glob(self.path(f"runs/{run}/checkpoints/step-*")))]
+
+    def weights(self, run, step=12):
+        return [self.read(f"runs/{run}/checkpoints/step-{step:08}/{f}.safetensors") for f in ("model", "optimizer")]
+
+    def train(self, ranks, *args, code=0, **env):
+        launch = ["launch", "-n", str(ranks)] if ranks else []
+        got, out, err = self.annulus(*launch, "train", "tiny.toml", *args, **env)
+        self.assertEqual(got, code, out + err)
+        return out + err
+
+    def test_the_same_curve_at_1_2_and_4_ranks(self):
+        self.train(0)
+        self.train(2)
+        self.train(4)
+        one = self.losses("tiny-001")
+        self.assertEqual(len(one), 12)
+        self.assertLess(one[-1], one[0])
+        for run in ("tiny-002", "tiny-003"):
+            for a, b in zip(one, self.losses(run), strict=True):
+                self.assertLessEqual(abs(a - b), 1e-4 * a)
+
+    def test_twice_the_same_is_bit_identical(self):
+        self.train(2)
+        self.train(2)
+        self.assertEqual(self.losses("tiny-001"), self.losses("tiny-002"))
+        self.assertEqual(self.weights("tiny-001"), self.weights("tiny-002"))
+
+    def stop_by(self, signal_number, code, *sets):
+        """A run of 3,000 small steps, stopped after its first line; returns the step of its checkpoint."""
+        args = ["--set", "run.steps=3000", *sets]
+        running = self.start("launch", "-n", "2", "train", "tiny.toml", *args, env={"ANNULUS_PROGRESS": "plain"})
+        running.wait_for("step 1/")
+        running.signal(signal_number)
+        got, err = running.finish()
+        out = "".join(running.lines) + err
+        self.assertEqual(got, code, out)
+        self.assertRegex(out, r"continue:.*--resume \S*runs/tiny-001")
+        return self.steps("tiny-001")[-1]
+
+    def test_ctrl_c_then_resume_equals_a_run_that_never_stopped(self):
+        stopped_at = self.stop_by(signal.SIGINT, 130)
+        end = stopped_at + 3
+        # The schedule of the learning rate ends with run.steps: both parts must name the same. A stop by signal at
+        # another step cannot be asked for exactly, so the straight run is stopped by its checkpoint schedule.
+        sets = ["--set", "run.steps=3000", "--set", f"checkpoint.every={end}", "--set", "checkpoint.keep=1000",
+                "--set", "validation.every=0"]
+        for resume in (["--resume", "runs/tiny-001"], []):
+            running = self.start("launch", "-n", "2", "train", "tiny.toml", *sets, *resume)
+            while not os.path.exists(self.path(f"runs/tiny-00{1 if resume else 2}/checkpoints/step-{end:08}")):
+                self.assertIsNone(running.process.poll())
+                time.sleep(0.01)
+            running.signal(signal.SIGTERM)
+            self.assertEqual(running.finish()[0], 143)
+        self.assertEqual(self.weights("tiny-001", end), self.weights("tiny-002", end))
+        a, b = self.losses("tiny-001"), self.losses("tiny-002")
+        self.assertEqual(a[:end], b[:end])
+
+    def test_sigterm_during_validation(self):
+        sets = ["--set", "validation.every=1", "--set", "validation.batches=2000"]
+        self.assertEqual(self.stop_by(signal.SIGTERM, 143, *sets), 2)
+
+    def test_a_full_disk_leaves_the_last_checkpoint(self):
+        # As root in a mount namespace of its own.
+        os.mkdir(self.path("small"))
+        mount = f'mount -t tmpfs -o size=1400k none "{self.path("small")}" && exec "$@"'
+        inside = ["unshare", "--mount", "sh", "-c", mount, "sh"]
+        if subprocess.run([*inside, "true"], capture_output=True).returncode != 0:
+            self.skipTest("cannot mount a small disk here: not root")
+        # A checkpoint takes about 450 kB; the third does not fit, because old ones go only after new ones are whole.
+        check = f'"{cli.ANNULUS}" "$@"; code=$?; ls -d small/tiny-001/checkpoints/*; exit $code'
+        done = subprocess.run(
+            [*inside, "sh", "-c", check, "sh", "launch", "-n", "2", "train", "tiny.toml", "--set", "run.folder=small"],
+            cwd=self.folder, env=cli.environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=cli.LIMIT)
+        self.assertEqual(done.returncode, 8, done.stdout + done.stderr)
+        self.assertRegex(done.stderr, r"[Nn]o space left")
+        self.assertRegex(done.stderr, r"step \d+ is intact")
+        left = re.findall(r"^small/tiny-001/checkpoints/(.*)$", done.stdout, re.M)
+        self.assertGreaterEqual(len(left), 1, done.stdout)
+        self.assertTrue(all(re.fullmatch(r"step-\d{8}", name) for name in left), left)
+
+
+if __name__ == "__main__":
+    cli.main()
