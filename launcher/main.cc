@@ -2,6 +2,7 @@
 // code.
 #include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
+#include <malloc.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -48,6 +49,13 @@ std::vector<std::string> with_long_np(std::vector<std::string> args) {
   return args;
 }
 
+// Tensors of the same sizes come and go at every step. glibc would hand each back to the kernel and have it faulted in
+// again, page by page; 32 MiB is the most it agrees to keep in one piece.
+void keep_freed_memory() {
+  mallopt(M_MMAP_THRESHOLD, 32 << 20);
+  mallopt(M_TRIM_THRESHOLD, 512 << 20);
+}
+
 int dispatch(std::vector<std::string> args, const LaunchInfo& info) {
   if (args.empty()) {
     std::fputs(overview().c_str(), stderr);
@@ -72,6 +80,7 @@ int dispatch(std::vector<std::string> args, const LaunchInfo& info) {
     // What the user set is meant.
     if (threads && std::getenv("OMP_NUM_THREADS") == nullptr) at::set_num_threads(*threads);
   }
+  keep_freed_memory();
   return parsed.verb->run();
 }
 
