@@ -33,7 +33,8 @@ ANNULUS_INLINE float fast_exp(float x) {
   p = p * r + 1.6666665459e-1F;
   p = p * r + 5.0000001201e-1F;
   p = p * r * r + r + 1.0F;
-  const int32_t exponent = (std::bit_cast<int32_t>(t) - std::bit_cast<int32_t>(kRound) + 127) << 23;
+  // Unsigned: what an infinity or a NaN makes of it is defined, too, and p carries the NaN on.
+  const uint32_t exponent = (std::bit_cast<uint32_t>(t) - std::bit_cast<uint32_t>(kRound) + 127U) << 23;
   return p * std::bit_cast<float>(exponent);
 }
 
