@@ -39,6 +39,7 @@ follow_bazel() { # LOG [SHOW]
         what=${BASH_REMATCH[5]%%;*}
         live "tests  ${BASH_REMATCH[1]} of ${BASH_REMATCH[2]} done${BASH_REMATCH[4]:+, ${BASH_REMATCH[4]} failed}  (step $of)  $what"
       elif [[ $what != *BazelWorkspaceStatusAction* ]]; then
+        what=${what#"[Prepa] "}
         live "build  $of  ${what%%;*}"
       fi
     elif [[ $line == Loading:* || $line == Analyzing:* || $line == '    currently loading:'* ]]; then

@@ -12,8 +12,9 @@
 #
 # Leaves behind: .venv (LibTorch, unless LIBTORCH names one), .bazelrc.deps (read by .bazelrc), .bazel/setup (what was
 # found; written last, so that an interrupted set-up is taken up again by the next call).
-# Supported and tried: Debian 12. The names for Ubuntu 22.04 and 24.04 are the same.
-set -euo pipefail
+# Tried: Debian 12. Ubuntu 24.04: the same packages. Ubuntu 22.04 has no toml++: build it from source.
+set -Eeuo pipefail
+trap 'echo "tools/setup.sh: stopped unexpectedly in line $LINENO" >&2' ERR
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 level=0 table=
@@ -151,6 +152,10 @@ look_for_compiler() {
 look_for_bazel() {
   local path version
   if ! path=$(command -v bazel); then
+    if grep -qs '^VERSION_ID="22.04"' /etc/os-release && grep -qs '^ID=ubuntu' /etc/os-release; then
+      fail "Ubuntu 22.04 brings Bazel 3.5, which is too old (4.2 to 7 are supported): install one from bazel.build, or" \
+        "bazelisk under the name bazel with USE_BAZEL_VERSION=7.6.1, and toml++ 3 from its source."
+    fi
     lack Bazel "no bazel" bazel-bootstrap bazel-rules-java
     return
   fi
@@ -201,7 +206,7 @@ look_for_venv_python() {
 torch_version_in() { # ROOT
   sed -n 's/^#define TORCH_VERSION_M[A-Z]* //p; s/^#define TORCH_VERSION_PATCH //p' \
     "$1/include/torch/headeronly/version.h" "$1/include/torch/version.h" \
-    "$1/include/torch/csrc/api/include/torch/version.h" 2>/dev/null | head -3 | paste -sd.
+    "$1/include/torch/csrc/api/include/torch/version.h" 2>/dev/null | head -3 | paste -sd. || true
 }
 
 # What is wanted of the wheels: the CPU part; NCCL to link the CUDA build; everything to run on GPUs.
@@ -374,9 +379,13 @@ install_packages() {
   fi
   if [[ ! $ok ]]; then
     say "" "Could not install the missing packages; apt-get said:"
-    grep -E '^(E|W|Err|N):|dpkg: error|^ +[a-z]' "$log" | tail -n 15 >&2 || tail -n 15 "$log" >&2
+    grep -E '^(E|Err|N):|dpkg: error' "$log" | sort -u | tail -n 15 >&2 || tail -n 15 "$log" >&2
+    if grep -q '^E: Unable to locate package' "$log"; then
+      notes=("A package that this distribution does not have can be built from its source, with its pkg-config file in" \
+        "PKG_CONFIG_PATH (annulus looks for header and library, not for packages).")
+    fi
     rm -f "$log"
-    fail "The command was:" "  $command"
+    fail "The command was:" "  $command" ${notes[@]+"${notes[@]}"}
   fi
   rm -f "$log"
 }
@@ -413,7 +422,7 @@ install_wheels() {
   trap - EXIT
   if ((rc)); then
     say "" "Could not install LibTorch; pip said:"
-    grep -E '^(ERROR|WARNING)' "$log" | tail -n 8 >&2 || tail -n 8 "$log" >&2
+    { grep '^WARNING' "$log" | tail -n 1 && grep '^ERROR' "$log" | tail -n 3; } >&2 || tail -n 8 "$log" >&2
     fail "The command was (in $PWD):" "  ${pip[*]} ${wheels[*]}" \
       "An own LibTorch $torch_version serves as well: LIBTORCH=/path/to/libtorch"
   fi

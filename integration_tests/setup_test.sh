@@ -1,0 +1,156 @@
+#!/bin/bash
+# ./annulus and tools/setup.sh as a user meets them, in a folder of their own. A small script stands in for Bazel, one
+# that must never be called for apt-get; what is looked for on the machine is looked for as always.
+#   setup_test.sh ANNULUS SETUP LIVE
+set -u
+scripts=("$(readlink -f "$1")" "$(readlink -f "$2")" "$(readlink -f "$3")")
+work=$(mktemp -d /tmp/annulus_setup_test.XXXXXX) # where another user can read
+trap 'rm -rf "$work"' EXIT
+failures=0
+
+fail() { echo "FAILED: $*" && ((++failures)); }
+# Runs a command; its exit code goes to rc, what it says to $work/out.
+run() { "$@" >"$work/out" 2>&1 </dev/null && rc=0 || rc=$?; }
+exits() { [[ $rc == "$1" ]] || { fail "$2: exit code $rc, expected $1; it said:" && cat "$work/out"; }; }
+says() { grep -qF -- "$1" "$work/out" || { fail "missing in the output: $1; it said:" && cat "$work/out"; }; }
+silent() { [[ ! -s $work/out ]] || { fail "$1: should say nothing, said:" && cat "$work/out"; }; }
+
+# A checkout, and commands in front of the others.
+home=$work/check\ out bin=$work/bin
+fresh() {
+  rm -rf "$home" "$bin" && mkdir -p "$home"/{tools,launcher,tests/launcher} "$bin" "$work/torch"/{lib,include/ATen/core,include/torch}
+  cp "${scripts[0]}" "$home/annulus"
+  cp "${scripts[@]:1}" "$home/tools/"
+  touch "$home"/{WORKSPACE,BUILD.bazel,.bazelrc,launcher/BUILD,launcher/main.cc,tests/launcher/BUILD}
+  # An own LibTorch, so that nothing is downloaded.
+  touch "$work/torch/lib/libtorch_cpu.so" "$work/torch/include/ATen/core/Tensor.h"
+  printf '#define TORCH_VERSION_MAJOR 2\n#define TORCH_VERSION_MINOR 11\n#define TORCH_VERSION_PATCH 0\n' \
+    >"$work/torch/include/torch/version.h"
+  cat >"$bin/bazel" <<'END'
+#!/bin/bash
+# Stands in for Bazel: notes how it was called; its "program" says how it was called, and by what it was built.
+[[ $1 == --version ]] && echo "bazel 6.5.0" && exit
+echo "$*" >>../bazel.calls
+if [[ -e launcher/broken ]]; then
+  echo "[1 / 3] Compiling launcher/main.cc; 1s linux-sandbox" >&2
+  echo "ERROR: $PWD/launcher/BUILD:4:8: Compiling launcher/main.cc failed: (Exit 1): gcc failed: error executing command /usr/bin/gcc -U_FORTIFY" >&2
+  echo "launcher/main.cc:1:1: error: this is not C++" >&2
+  exit 1
+fi
+mkdir -p .bazel/bin/launcher && rm -f .bazel/bin/launcher/annulus
+printf '#!/bin/bash\necho "program $* of $PWD"\nexit 7\n' >.bazel/bin/launcher/annulus
+chmod +x .bazel/bin/launcher/annulus
+END
+  for name in apt-get sudo; do
+    printf '#!/bin/bash\necho "%s $*" >>"%s/forbidden"\nexit 1\n' $name "$work" >"$bin/$name"
+  done
+  chmod +x "$bin"/*
+  rm -f "$work/forbidden" "$work/bazel.calls"
+}
+calls() { cat "$work/bazel.calls" 2>/dev/null | wc -l; }
+unset LIBTORCH MPI_HOME CUDA_HOME CUDA_PATH NCCL_HOME PKG_CONFIG_PATH CC PYTHON
+for name in ${!OMPI_@} ${!PMIX_@} ${!PMI_@} ${!SLURM_@}; do unset "$name"; done
+export PATH="$bin:$PATH" ANNULUS_CUDA=0
+
+# ---- A rank never sets up and never builds.
+fresh
+for rank in OMPI_COMM_WORLD_RANK PMIX_RANK PMI_RANK; do
+  run env $rank=0 "$home/annulus" train x
+  exits 9 "$rank=0, nothing built"
+  says "annulus version"
+  run env $rank=1 "$home/annulus" train x
+  exits 9 "$rank=1, nothing built"
+  silent "$rank=1"
+done
+run env SLURM_PROCID=0 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 "$home/annulus" train x
+exits 9 "a rank of Slurm, nothing built"
+run env OMPI_COMM_WORLD_RANK=0 "$home/annulus" test
+exits 9 "test as a rank"
+says "not for ranks"
+[[ ! -e $home/.bazel && ! -e $home/.venv && $(calls) == 0 ]] || fail "a rank set up or built"
+
+# ---- The first call sets up and builds, the second only runs; the program gets the arguments and the user's folder.
+export LIBTORCH=$work/torch
+run bash -c 'cd "$1" && "$2" train a.toml "b c"' - "$work" "$home/annulus"
+exits 7 "the program's own exit code"
+says "program train a.toml b c of $work"
+[[ $(calls) == 1 && ! -e $home/.venv ]] || fail "expected one build and no .venv"
+run "$home/annulus" version
+[[ $(cat "$work/out") == "program version of $PWD" ]] || { fail "when all is there, only the program speaks" && cat "$work/out"; }
+[[ $(calls) == 1 ]] || fail "built though nothing had changed"
+
+# ---- A rank runs what is built, though a source has changed.
+echo '// x' >>"$home/launcher/main.cc"
+run env OMPI_COMM_WORLD_RANK=0 "$home/annulus" selftest
+exits 7 "a rank"
+[[ $(calls) == 1 ]] || fail "a rank built"
+
+# ---- What changes is built, whatever its time says; tests are not part of the program.
+run "$home/annulus" version
+[[ $(calls) == 2 ]] || fail "a changed source was not built"
+touch "$home/tests/launcher/x_test.cc" && run "$home/annulus" version
+[[ $(calls) == 2 ]] || fail "a changed test made the program build"
+echo '// y' >"$work/old" && touch -d '2001-01-01' "$work/old" && cp -p "$work/old" "$home/launcher/main.cc"
+run "$home/annulus" version
+[[ $(calls) == 3 ]] || fail "a source replaced by an older file was not built"
+echo 'build --copt=-O1' >"$home/.bazelrc.user" && run "$home/annulus" version
+[[ $(calls) == 4 ]] || fail "a changed .bazelrc.user was not built"
+run "$home/annulus" version
+cp "$home/.bazel/bin/launcher/annulus" "$work/other" && mv "$work/other" "$home/.bazel/bin/launcher/annulus"
+run "$home/annulus" version
+[[ $(calls) == 5 ]] || fail "a program that someone else built was taken for ours"
+
+# ---- A failed build says what the compiler said, and does not run the old program.
+touch "$home/launcher/broken" && run "$home/annulus" version
+exits 1 "a failed build"
+says "launcher/main.cc:1:1: error: this is not C++"
+says "Compiling launcher/main.cc failed"
+grep -qE 'program|U_FORTIFY' "$work/out" && fail "a failed build should run nothing and say only what helps" && cat "$work/out"
+rm "$home/launcher/broken" && run "$home/annulus" version
+exits 7 "after the repair"
+
+# ---- The table, when asked for.
+run "$home/annulus" setup
+exits 0 "annulus setup"
+says "LibTorch       2.11.0                 $work/torch"
+
+# ---- Variables that do not fit are named.
+wrong() { # NAME VALUE WORDS
+  run env "$1=$2" "$home/annulus" version
+  exits 9 "$1=$2"
+  says "$1"
+  says "$3"
+}
+wrong LIBTORCH "$work/nothing" "libtorch_cpu.so"
+wrong LIBTORCH torch "a full path"
+wrong MPI_HOME "$work/nothing" "bin/mpicxx"
+wrong ANNULUS_CUDA 2 "0 or 1"
+wrong CC "$work/nothing" "no such compiler"
+run env CUDA_HOME="$work/nothing" ANNULUS_CUDA=1 "$home/annulus" version
+exits 9 "CUDA without nvcc"
+says "$work/nothing/bin/nvcc"
+run env -u LIBTORCH PYTHON="$work/nothing" "$home/annulus" version
+exits 9 "a Python that is not there"
+says "PYTHON=$work/nothing"
+
+# ---- Without the right to install: the exact command, and nothing installed.
+# pkg-config is told to know nothing, so that libraries are missing.
+as_nobody=()
+if ((EUID == 0)); then
+  chmod -R a+rwX "$work"
+  as_nobody=(setpriv --reuid=65534 --regid=65534 --clear-groups)
+fi
+rm -f "$work/forbidden" "$home/.bazel/setup"
+run env PKG_CONFIG_LIBDIR="$work/none" HOME="$work" ${as_nobody[@]+"${as_nobody[@]}"} "$home/annulus" version
+exits 9 "missing packages"
+says "sudo apt-get install -y --no-install-recommends"
+says "libhwloc-dev"
+says "hwloc          missing"
+grep -q 'clang-format\|slurm\|libgtest' "$work/out" && fail "the first run of a user needs no tools of developers" && cat "$work/out"
+grep -q '^apt-get' "$work/forbidden" 2>/dev/null && fail "apt-get was called"
+[[ ! -e $home/.bazel/setup ]] || fail "a set-up that failed left its mark"
+run "$home/annulus" version
+exits 7 "the same with the libraries there"
+
+((failures == 0)) && echo "all good"
+exit $((failures > 0))

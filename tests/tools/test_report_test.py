@@ -1,0 +1,189 @@
+#!/usr/bin/env python3
+"""tools/test_report.py: what it counts, names and returns for events and XML files as Bazel and GoogleTest write them."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+
+REPORT = os.path.abspath(sys.argv.pop(1))
+
+GTEST = """<?xml version="1.0" encoding="UTF-8"?>
+<testsuites tests="5" failures="1" disabled="1" errors="0" time="0" name="AllTests">
+  <testsuite name="A" tests="4" failures="1" disabled="1" skipped="1" errors="0">
+    <testcase name="ok" status="run" result="completed" classname="A" />
+    <testcase name="skipped" status="run" result="skipped" classname="A">
+      <skipped message="t/mixed.cc:3&#x0A;no GPU: &lt;here&gt;"><![CDATA[t/mixed.cc:3
+no GPU: <here>]]></skipped>
+    </testcase>
+    %s
+    <testcase name="DISABLED_later" status="notrun" result="suppressed" classname="A" />
+  </testsuite>
+  <testsuite name="All/P" tests="1"><testcase name="each/0" status="run" result="completed" classname="All/P" /></testsuite>
+</testsuites>
+"""
+BAD = """<testcase name="bad" status="run" result="completed" classname="A">
+      <failure message="t/mixed.cc:4&#x0A;why" type=""><![CDATA[t/mixed.cc:4
+why]]></failure></testcase>"""
+# Bazel's own, for tests that are not GoogleTest's.
+PLAIN = '<?xml version="1.0"?><testsuites><testsuite name="t/x" tests="1"><testcase name="t/x" status="run"/></testsuite></testsuites>'
+
+
+class ReportTest(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.events = [{"id": {"started": {}}, "started": {"optionsDescription": "--keep_going"}}]
+
+    def tearDown(self):
+        self.folder.cleanup()
+
+    def write(self, name, text):
+        path = os.path.join(self.folder.name, name)
+        with open(path, "w") as f:
+            f.write(text)
+        return path
+
+    def target(self, label, kind="cc_test rule", success=True, tags=()):
+        self.events.append({"id": {"targetConfigured": {"label": label}}, "configured": {"targetKind": kind, "tag": list(tags)}})
+        self.events.append({"id": {"targetCompleted": {"label": label}}, "completed": {"success": True} if success else {}})
+
+    def result(self, label, status, xml, log="", shard=1, attempt=1):
+        files = []
+        for kind, text in (("test.log", log), ("test.xml", xml)):
+            if text is not None:
+                path = self.write("%s.%d.%d.%s" % (label.replace("/", "_"), shard, attempt, kind), text)
+                files.append({"name": kind, "uri": "file://" + path})
+        self.events.append({"id": {"testResult": {"label": label, "run": 1, "shard": shard, "attempt": attempt}},
+                            "testResult": {"status": status, "testActionOutput": files}})
+
+    def report(self, *options, said=""):
+        events = self.write("events.json", "\n".join(json.dumps(e) for e in self.events))
+        done = subprocess.run([sys.executable, REPORT, "--said", self.write("said", said), *options, events],
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        return done.returncode, done.stdout
+
+    def last(self, out):
+        return out.rstrip("\n").split("\n")[-1]
+
+    def test_cases_of_googletest_are_counted_one_by_one(self):
+        self.target("//t:good")
+        self.result("//t:good", "PASSED", GTEST % "")
+        code, out = self.report()
+        self.assertEqual(code, 0, out)
+        self.assertEqual(self.last(out), "2 passed, 0 failed")
+        self.assertIn("skipped:\n  //t:good A.skipped: no GPU: <here>\n", out)
+
+    def test_a_failing_case_is_named_and_shown(self):
+        self.target("//t:mixed")
+        self.result("//t:mixed", "FAILED", GTEST % BAD,
+                    log="[ RUN      ] A.ok\nnoise\n[ RUN      ] A.bad\nwhy\n[  FAILED  ] A.bad (0 ms)\n")
+        code, out = self.report()
+        self.assertEqual(code, 1, out)
+        self.assertEqual(self.last(out), "2 passed, 1 failed")
+        self.assertIn("FAILED //t:mixed: A.bad", out)
+        self.assertIn("  why\n", out)
+        self.assertNotIn("noise", out)
+
+    def test_other_tests_count_as_one(self):
+        self.target("//t:plain", "sh_test rule")
+        self.result("//t:plain", "PASSED", PLAIN, log="fine\n")
+        self.target("//t:nothing", "sh_test rule")
+        self.result("//t:nothing", "PASSED", None, log="fine\n")
+        self.target("//t:torn", "sh_test rule")
+        self.result("//t:torn", "FAILED", "<testsuites name='AllTests'><testcase", log="last words\n")
+        code, out = self.report()
+        self.assertEqual(code, 1)
+        self.assertEqual(self.last(out), "2 passed, 1 failed")
+        self.assertIn("last words", out)
+
+    def test_a_crash_is_a_failure_though_no_case_failed(self):
+        self.target("//t:crash")
+        self.result("//t:crash", "FAILED", GTEST % "", log="terminate called\n")
+        code, out = self.report()
+        self.assertEqual(code, 1)
+        self.assertEqual(self.last(out), "2 passed, 1 failed")
+        self.assertIn("terminate called", out)
+
+    def test_running_out_of_time_is_a_failure(self):
+        self.target("//t:slow", "sh_test rule")
+        self.result("//t:slow", "TIMEOUT", PLAIN)
+        code, out = self.report()
+        self.assertEqual((code, self.last(out)), (1, "0 passed, 1 failed"))
+
+    def test_shards_add_up(self):
+        self.target("//t:shards")
+        self.result("//t:shards", "PASSED", GTEST % "", shard=1)
+        self.result("//t:shards", "FAILED", GTEST % BAD, shard=2)
+        self.assertEqual(self.last(self.report()[1]), "4 passed, 1 failed")
+
+    def test_a_second_attempt_is_a_failure_in_ci_only(self):
+        self.target("//t:flaky", "sh_test rule")
+        self.result("//t:flaky", "FAILED", PLAIN, attempt=1)
+        self.result("//t:flaky", "PASSED", PLAIN, attempt=2)
+        code, out = self.report()
+        self.assertEqual((code, self.last(out)), (0, "1 passed, 0 failed"))
+        self.assertIn("//t:flaky: passed, but needed a second attempt", out)
+        code, out = self.report("--ci")
+        self.assertEqual((code, self.last(out)), (1, "0 passed, 1 failed"))
+        self.assertIn("FAILED //t:flaky: needed a second attempt", out)
+
+    def test_a_test_can_skip_itself(self):
+        self.target("//t:root", "sh_test rule")
+        self.result("//t:root", "PASSED", PLAIN, log="SKIPPED: needs root\n")
+        code, out = self.report()
+        self.assertEqual((code, self.last(out)), (0, "0 passed, 0 failed"))
+        self.assertIn("//t:root: needs root", out)
+
+    def test_what_cannot_be_built_is_a_failure_with_the_compilers_words(self):
+        self.target("//t:broken", success=False)
+        self.target("//t:library", "cc_library rule", success=False)
+        code, out = self.report("--bazel-exit=1", said="t/broken.cc:1: error: no\n")
+        self.assertEqual((code, self.last(out)), (1, "0 passed, 2 failed"))
+        self.assertIn("t/broken.cc:1: error: no", out)
+        self.assertIn("could not be built:\n  //t:broken\n  //t:library", out)
+
+    def test_a_failure_of_bazel_itself_is_not_lost(self):
+        code, out = self.report("--bazel-exit=37", said="Bazel's server is out of memory\n")
+        self.assertEqual((code, self.last(out)), (1, "0 passed, 1 failed"))
+        self.assertIn("out of memory", out)
+
+    def test_a_build_file_with_an_error_is_a_failure(self):
+        self.events.append({"id": {"pattern": {"pattern": ["//x/..."]}},
+                            "aborted": {"reason": "LOADING_FAILURE", "description": "no such package"}})
+        code, out = self.report("--bazel-exit=1")
+        self.assertEqual((code, self.last(out)), (1, "0 passed, 1 failed"))
+        self.assertIn("//x/...", out)
+
+    def test_sweeps_left_out_are_said(self):
+        self.target("//t:good")
+        self.result("//t:good", "PASSED", GTEST % "")
+        self.target("//t:long_test", tags=["sweep"])
+        code, out = self.report()
+        self.assertEqual(code, 0)
+        self.assertIn("not run: 1 long sweep (./annulus test --all)", out)
+
+    def test_nothing_to_run(self):
+        code, out = self.report("--bazel-exit=4")
+        self.assertEqual((code, self.last(out)), (4, "0 passed, 0 failed"))
+
+    def test_events_cut_off_in_the_middle(self):
+        self.target("//t:good")
+        self.result("//t:good", "PASSED", GTEST % "")
+        events = self.write("cut.json", "\n".join(json.dumps(e) for e in self.events) + '\n{"id": {"testRes')
+        done = subprocess.run([sys.executable, REPORT, "--bazel-exit=37", events], stdout=subprocess.PIPE, text=True)
+        self.assertEqual((done.returncode, self.last(done.stdout)), (1, "2 passed, 1 failed"))
+
+    def test_a_build_counts_as_one(self):
+        self.target("//t:library", "cc_library rule")
+        self.target("//t:good")
+        code, out = self.report("--build")
+        self.assertEqual((code, self.last(out)), (0, "1 passed, 0 failed"))
+        self.target("//t:broken", success=False)
+        code, out = self.report("--build", "--bazel-exit=1")
+        self.assertEqual((code, self.last(out)), (1, "0 passed, 1 failed"))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,38 @@
+#!/bin/bash
+# tools/cuda_build.sh [--ci]: compiles and links everything for CUDA; needs nvcc, no GPU. Used by .ci/run.
+# Ends with "N passed, N failed": one for the build (or what failed), one for the proof that CUDA code was compiled.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+. tools/live.sh
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+passed=0 failed=0
+
+bazel build --config=cuda --keep_going --curses=no --color=no --show_progress_rate_limit=0.3 \
+  --build_event_json_file="$work/events.json" //... 2>&1 | follow_bazel "$work/log"
+rc=$?
+((rc == 8 || rc == 130)) && exit 130
+compiler_messages "$work/log" >"$work/said"
+tools/test_report.py --build --bazel-exit=$rc --said="$work/said" "$@" "$work/events.json" >"$work/report" || true
+sed '$d' "$work/report"
+read -r passed _ failed _ < <(tail -n 1 "$work/report")
+
+# A build that leaves all of it out must not look like a good one: every .cu file, and the NCCL backend.
+bazel aquery --config=cuda --output=text --noshow_progress --include_artifacts --noinclude_commandline \
+  'mnemonic("CudaCompile|CppCompile", //...)' >"$work/actions" 2>"$work/aquery" || cat "$work/aquery" >&2
+wanted=(comm/nccl/nccl_communicator.cc)
+mapfile -t -O 1 wanted < <(find . \( -name '.?*' -o -name 'bazel-*' \) -prune -o -name '*.cu' -printf '%P\n' | sort)
+for source in "${wanted[@]}"; do
+  # What is built gives an object for every source; its name is among the outputs of the action that reads the source.
+  object=$(grep -F "$source" -A 1 "$work/actions" | grep -oE 'bazel-out/[^] ,]*\.o\b' | head -n 1)
+  if [[ $object && -s $(bazel info --noshow_progress execution_root 2>/dev/null)/$object ]]; then
+    ((++passed))
+  else
+    echo "FAILED: the CUDA build did not compile $source"
+    ((++failed))
+  fi
+done
+echo "compiled for CUDA: ${wanted[*]}"
+echo "$passed passed, $failed failed"
+((failed == 0))
