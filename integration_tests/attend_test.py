@@ -106,7 +106,7 @@ class AttendTest(cli.CliTest):
         for how, pattern in [
             ("truncate", "in.safetensors.bad"),
             ("flip", "in.safetensors.bad"),
-            ("drop-v", "no tensor \"v\".*it has q, k, dout"),
+            ("drop-v", "no tensor \"v\".*it has dout, k, q"),
             ("shape-k", "\"v\": shape .* should be like k"),
             ("dtype-k", "\"k\": dtype F64 should be q's, F32"),
             ("rank-q", "\"q\": shape .* should be \\[batch, length, heads, head size\\]"),

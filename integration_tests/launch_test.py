@@ -207,7 +207,7 @@ class CommandLineTest(cli.CliTest):
         for verb in listed:
             code, out, err = self.annulus(verb, "--help")
             self.assertEqual(code, 0, err)
-            self.assertRegex(out, r"Examples?:\n(?s:.*)\./annulus .*" + verb, verb)
+            self.assertRegex(out, r"Examples?\b.*:\n(?s:.*)\./annulus .*" + verb, verb)
 
     def test_topology(self):
         code, out, err = self.annulus("topology", "-n", "2")

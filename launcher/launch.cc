@@ -122,28 +122,9 @@ struct Failure {
   bool abrupt = false;  // ended without a word: a signal, or _exit
 };
 
-class Supervisor {
- public:
-  Supervisor(const LaunchOptions& options, const std::string& session_dir, const std::string& log_dir)
-      : options_(options), session_dir_(session_dir), log_dir_(log_dir), terminal_(STDOUT_FILENO, STDERR_FILENO) {
-    open_streams();
-  }
-
-  ~Supervisor() {
-    for (RankState& r : ranks_) {
-      for (int fd : {r.out.fd, r.err.fd, r.pidfd}) {
-        if (fd >= 0) close(fd);
-      }
-    }
-    for (int fd : {control_, mpirun_.fd, signals_}) {
-      if (fd >= 0) close(fd);
-    }
-  }
-
-  // Blocks the signals that run() waits for, and starts mpirun.
-  void start(const std::vector<std::string>& command) {
-    std::array<int, 2> pipe_fds{};
-    if (pipe2(pipe_fds.data(), O_CLOEXEC) != 0) fail("pipe");
+// From now on signals wait to be read, so that none comes between making things and being able to take them away.
+struct Signals {
+  Signals() {
     // Ctrl-C works also where a shell started this program in the background with SIGINT ignored.
     signal(SIGINT, SIG_DFL);
     signal(SIGPIPE, SIG_IGN);
@@ -153,11 +134,46 @@ class Supervisor {
     struct sigaction hangup {};
     sigaction(SIGHUP, nullptr, &hangup);
     if (hangup.sa_handler != SIG_IGN) sigaddset(&blocked, SIGHUP);  // nohup stays nohup
-    sigset_t before;
     sigprocmask(SIG_BLOCK, &blocked, &before);
-    signals_ = signalfd(-1, &blocked, SFD_CLOEXEC | SFD_NONBLOCK);
-    if (signals_ < 0) fail("signalfd");
+    fd = signalfd(-1, &blocked, SFD_CLOEXEC | SFD_NONBLOCK);
+    if (fd < 0) {
+      throw Error(ErrorKind::kResource, "launcher", std::string("signalfd failed: ") + std::strerror(errno));
+    }
+  }
+  ~Signals() { close(fd); }
+  Signals(const Signals&) = delete;
+  Signals& operator=(const Signals&) = delete;
 
+  int fd = -1;
+  sigset_t before;
+};
+
+class Supervisor {
+ public:
+  Supervisor(const LaunchOptions& options, const Signals& signals, const std::string& session_dir,
+             const std::string& log_dir)
+      : options_(options),
+        signals_(signals),
+        session_dir_(session_dir),
+        log_dir_(log_dir),
+        terminal_(STDOUT_FILENO, STDERR_FILENO) {
+    open_streams();
+  }
+
+  ~Supervisor() {
+    for (RankState& r : ranks_) {
+      for (int fd : {r.out.fd, r.err.fd, r.pidfd}) {
+        if (fd >= 0) close(fd);
+      }
+    }
+    for (int fd : {control_, mpirun_.fd}) {
+      if (fd >= 0) close(fd);
+    }
+  }
+
+  void start(const std::vector<std::string>& command) {
+    std::array<int, 2> pipe_fds{};
+    if (pipe2(pipe_fds.data(), O_CLOEXEC) != 0) fail("pipe");
     std::vector<char*> argv;
     for (const std::string& word : command) argv.push_back(const_cast<char*>(word.c_str()));
     argv.push_back(nullptr);
@@ -174,7 +190,7 @@ class Supervisor {
       dup2(pipe_fds[1], STDOUT_FILENO);
       dup2(pipe_fds[1], STDERR_FILENO);
       signal(SIGPIPE, SIG_DFL);
-      sigprocmask(SIG_SETMASK, &before, nullptr);
+      sigprocmask(SIG_SETMASK, &signals_.before, nullptr);
       execv(argv[0], argv.data());
       std::fprintf(stderr, "cannot run %s: %s\n", argv[0], std::strerror(errno));
       _exit(127);
@@ -252,7 +268,7 @@ class Supervisor {
     const auto watch = [&](int fd) {
       if (fd >= 0) fds.push_back({fd, POLLIN, 0});
     };
-    watch(signals_);
+    watch(signals_.fd);
     watch(control_);
     watch(mpirun_.fd);
     for (const RankState& r : ranks_) {
@@ -353,7 +369,7 @@ class Supervisor {
 
   void read_signals() {
     signalfd_siginfo info{};
-    while (read(signals_, &info, sizeof info) == static_cast<ssize_t>(sizeof info)) {
+    while (read(signals_.fd, &info, sizeof info) == static_cast<ssize_t>(sizeof info)) {
       if (info.ssi_signo == SIGCHLD) {
         reap();
       } else {
@@ -493,7 +509,8 @@ class Supervisor {
 
   // Says how the job ended and returns its exit code.
   int conclude() {
-    if (mpirun_signal_ != 0 && !forced_) say("annulus: mpirun was ended by " + signal_text(mpirun_signal_));
+    if (mpirun_signal_ != 0 && !forced_ && !stop_signal_)
+      say("annulus: mpirun was ended by " + signal_text(mpirun_signal_));
     const bool interrupted = stop_signal_ != 0;
     // Ranks that ended because they were asked to, or because others ended, are no failures.
     std::vector<Failure> told;
@@ -564,6 +581,7 @@ class Supervisor {
   static constexpr size_t kKeptText = 8000;  // of mpirun's own output
 
   const LaunchOptions& options_;
+  const Signals& signals_;
   int64_t shown_ = 0;  // pieces of ranks' output that the terminal has shown
   const std::string session_dir_;
   const std::string log_dir_;
@@ -572,7 +590,6 @@ class Supervisor {
   std::ofstream mpirun_log_, log_;
   int control_ = -1;
   LineSplitter control_lines_;
-  int signals_ = -1;
   Source mpirun_;
   std::string mpirun_text_;
   pid_t mpirun_pid_ = -1;
@@ -613,7 +630,8 @@ int run_launch(const LaunchOptions& options) {
   set_env("ANNULUS_WORLD_SIZE", std::to_string(options.ranks));
   set_env("ANNULUS_LAUNCH_COMMAND", options.typed);
   set_env("ANNULUS_PROGRAM", options.typed_program);  // ranks say it in the commands they suggest
-  set_env("ANNULUS_PROGRESS", isatty(STDOUT_FILENO) == 1 ? "live" : "plain");
+  if (std::getenv("ANNULUS_PROGRESS") == nullptr)
+    set_env("ANNULUS_PROGRESS", isatty(STDOUT_FILENO) == 1 ? "live" : "plain");
   MpirunRequest request;
   request.ranks = options.ranks;
   request.oversubscribe = plan.oversubscribed;
@@ -635,6 +653,7 @@ int run_launch(const LaunchOptions& options) {
     return 0;
   }
 
+  const Signals signals;
   const SessionDir session;
   const std::string log_dir = make_log_dir(options.log_dir);
   set_env("ANNULUS_LAUNCH_DIR", session.path());
@@ -649,7 +668,7 @@ int run_launch(const LaunchOptions& options) {
   request.forward = forwarded_variables();
   const std::vector<std::string> command = mpirun_command(mpirun, request);
 
-  Supervisor supervisor(options, session.path(), log_dir);
+  Supervisor supervisor(options, signals, session.path(), log_dir);
   supervisor.log() << options.typed << "\n"
                    << now_text("%Y-%m-%d %H:%M:%S") << "\n\n"
                    << plan.table << "\n"

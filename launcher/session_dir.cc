@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -27,14 +28,18 @@ std::string base() {
 }
 
 // A live launch holds a lock in its folder; the kernel drops it with the process, whatever ends it. A folder without a
-// lock file is one that is just being made.
+// lock file is one that is just being made, unless it is old.
 void remove_abandoned() {
   std::error_code ignored;
   for (const auto& entry : fs::directory_iterator(base(), ignored)) {
     const std::string name = entry.path().filename();
     if (!name.starts_with(prefix())) continue;
     const int fd = open((entry.path() / "lock").c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
-    if (fd < 0) continue;
+    if (fd < 0) {
+      const auto made = fs::last_write_time(entry.path(), ignored);
+      if (!ignored && fs::file_time_type::clock::now() - made > std::chrono::minutes(1)) fs::remove_all(entry, ignored);
+      continue;
+    }
     if (flock(fd, LOCK_EX | LOCK_NB) == 0) fs::remove_all(entry.path(), ignored);
     close(fd);
   }

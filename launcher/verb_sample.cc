@@ -19,7 +19,7 @@ class SampleVerb : public Verb {
     app.add_option("--top-k", options_.top_k, "choose among so many bytes; 0: all (default: 40)");
     app.add_option("--seed", options_.seed, "the same seed writes the same text (default: 1)");
     app.footer(
-        "Example, after `./annulus launch -n 2 train configs/quickstart.toml`:\n"
+        "Example (after `./annulus launch -n 2 train configs/quickstart.toml`):\n"
         "  ./annulus sample quickstart --prompt \"def \"");
   }
 
