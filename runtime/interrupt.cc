@@ -6,6 +6,7 @@
 #include <ctime>
 
 #include <atomic>
+#include <initializer_list>
 
 namespace annulus {
 namespace {
