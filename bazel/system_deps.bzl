@@ -91,7 +91,7 @@ def _torch(rctx):
     beside = rctx.path(root).dirname.get_child("nvidia")
     nvidia = [str(p) for p in beside.readdir()] if beside.exists else []
 
-    # Not the whole folder: the wheel also carries fmt's headers, newer than the fmt that spdlog was built with.
+    # Not the whole folder: the wheel also carries headers of other libraries (fmt, ...) in versions of its own.
     for d in ["torch", "ATen", "c10", "caffe2"]:
         rctx.symlink(root + "/include/" + d, "torch/include/" + d)
     libdir = root + "/lib"
@@ -199,7 +199,6 @@ def _impl(rctx):
     out += torch + cuda + mpi
     for name, pkg in [
         ("hwloc", "hwloc"),
-        ("spdlog", "spdlog"),
         ("tomlplusplus", "tomlplusplus"),
         ("xxhash", "libxxhash"),
         ("gtest", "gtest"),

@@ -304,7 +304,6 @@ look() {
   by_pkg_config hwloc hwloc hwloc.h libhwloc-dev
   by_pkg_config toml++ tomlplusplus toml++/toml.h libtomlplusplus-dev
   by_pkg_config xxHash libxxhash xxhash.h libxxhash-dev
-  by_pkg_config spdlog spdlog spdlog/spdlog.h libspdlog-dev libfmt-dev
   by_header CLI11 CLI11 CLI/CLI.hpp libcli11-dev
   by_header nlohmann-json nlohmann_json nlohmann/json.hpp nlohmann-json3-dev
   if ((level >= 1)); then
@@ -461,7 +460,7 @@ fi
 # A changed value makes Bazel look at the machine again (bazel/system_deps.bzl). The same for all levels of set-up, so
 # that going from tests to training and back changes nothing.
 seen=$(printf '%s\n' "${found[@]}" "$torch_root" "${NCCL_HOME-}" "$(compgen -G '.venv/lib/python3.*/site-packages/nvidia/*')" \
-  "$(pkg-config --modversion hwloc tomlplusplus libxxhash spdlog gtest_main 2>&1)" \
+  "$(pkg-config --modversion hwloc tomlplusplus libxxhash gtest_main 2>&1)" \
   "$(folder_of rapidcheck.h "${headers[@]}")" | grep -vE '/(ip|ps|clang-format-14|clang-tidy-14|slurm[^/]*|srun|gtest\.h|rapidcheck\.h)$' |
   sort -u | cksum) || true
 deps="# Written by tools/setup.sh.
