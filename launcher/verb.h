@@ -57,6 +57,7 @@ std::unique_ptr<Verb> make_attend_verb();
 std::unique_ptr<Verb> make_bench_verb();
 std::unique_ptr<Verb> make_train_verb();
 std::unique_ptr<Verb> make_sample_verb();
+std::unique_ptr<Verb> make_plan_verb();
 std::unique_ptr<Verb> make_topology_verb();
 std::unique_ptr<Verb> make_selftest_verb();
 std::unique_ptr<Verb> make_doctor_verb();

@@ -13,6 +13,7 @@ const std::vector<VerbEntry>& verbs() {
       {"train", "train a model: one rank's program, also under plain mpirun or srun", true, make_train_verb},
       {"sample", "write text with a trained model", false, make_sample_verb},
       {"attend", "exact attention over tensors in a safetensors file", true, make_attend_verb},
+      {"plan", "make, prove and cost a plan, for any number of ranks", false, make_plan_verb},
       {"topology", "show the machine (or an XML description), its rings and where ranks go", false, make_topology_verb},
       {"bench", "measure, side by side with a baseline, in one run", true, make_bench_verb},
       {"doctor", "check what is installed and which backends and kernels will be used", false, make_doctor_verb},

@@ -116,11 +116,6 @@ at::Tensor gather(Communicator& world, const at::Tensor& part, const Layout& lay
   return whole;
 }
 
-Layout layout_of(const PlanRequest& request, int64_t length) {
-  if (!request.uneven_lengths.empty()) return make_uneven_layout(request.uneven_lengths, length);
-  return make_layout(request.layout, length, request.ranks);
-}
-
 std::string amount(int64_t bytes) {
   char text[40];
   if (bytes < 10'000) {
@@ -218,6 +213,7 @@ std::vector<Field> AttendJob::fields() const {
 }
 
 void AttendJob::run(Communicator& world) const {
+  prove_plan(request_, world);
   AttentionCall call;
   call.program = cached_program(request_, world.rank());
   call.comm = &world;
@@ -249,8 +245,7 @@ void AttendJob::run(Communicator& world) const {
   world.all_reduce(sums, ReduceOp::kSum, {"attend, totals", 0});
   world.all_reduce(slowest, ReduceOp::kMax, {"attend, totals", 1});
 
-  const Layout queries = layout_of(request_, request_.shape.q_len);
-  const Layout keys = layout_of(request_, request_.shape.k_len);
+  const Layout queries = query_layout(request_), keys = key_layout(request_);
   std::vector<NamedTensor> results;
   results.push_back({"out", gather(world, output.out, queries, 1)});
   results.push_back({"lse", gather(world, output.lse, queries, 2)});

@@ -67,7 +67,9 @@ OptimizerSettings optimizer_settings(const Config& c) {
 Attend ring_attention(const Config& config, Mesh& mesh) {
   AttentionCall call;
   Communicator& context = mesh.axis("context");
-  call.program = cached_program(plan_request(config, mesh.size("data"), mesh.size("context")), context.rank());
+  const PlanRequest request = plan_request(config, mesh.size("data"), mesh.size("context"));
+  prove_plan(request, context);
+  call.program = cached_program(request, context.rank());
   call.comm = &context;
   call.kernel = kernel(config);
   std::vector<AttentionCall> calls(config.model.layers, call);

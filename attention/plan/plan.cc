@@ -70,6 +70,9 @@ std::string PlanRequest::text() const {
   return text + ", schedule " + std::string(to_string(schedule)) + ", ranks " + std::to_string(ranks);
 }
 
+Layout query_layout(const PlanRequest& request) { return layout_of(request, request.shape.q_len); }
+Layout key_layout(const PlanRequest& request) { return layout_of(request, request.shape.k_len); }
+
 int64_t RowSet::positions_count() const { return total(positions); }
 
 int64_t Program::query_count() const { return total(query_spans); }
@@ -166,8 +169,7 @@ Program make_program(const PlanRequest& request, int rank) {
     refuse("rank " + std::to_string(rank) + " is not one of the plan's " + std::to_string(request.ranks) + " ranks");
   }
   const Pattern pattern = make_pattern(request.pattern, request.shape);
-  const Layout queries = layout_of(request, request.shape.q_len);
-  const Layout keys = layout_of(request, request.shape.k_len);
+  const Layout queries = query_layout(request), keys = key_layout(request);
   const ScheduleInput input{pattern, keys};
   Program program;
   program.request = request;

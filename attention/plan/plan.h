@@ -36,6 +36,10 @@ struct PlanRequest {
   friend bool operator==(const PlanRequest&, const PlanRequest&) = default;
 };
 
+// Which rank owns which queries, and which keys.
+Layout query_layout(const PlanRequest& request);
+Layout key_layout(const PlanRequest& request);
+
 // A set of key/value rows: batch rows x kv heads x positions, stored in this order: [batch][positions, span after
 // span][heads]. `positions` are global; together they are the buffer's row index 0, 1, 2, ...
 struct RowSet {
