@@ -42,6 +42,11 @@ class LaunchTest(cli.CliTest):
             self.assertIn(f"standard error of rank {rank}", logs[f"rank-{rank}.log"])
         self.assertIn("launch -np 3 selftest print", logs["launch.log"])
 
+    def test_exchange(self):
+        code, out, err = self.annulus("launch", "-n", "3", "selftest", "exchange")
+        self.assertEqual((code, out), (0, "3 ranks exchanged over mpi: all arrived\n"), err)
+        self.assertEqual(self.annulus("selftest", "exchange")[0], 0)
+
     def test_log_dir_and_relative_paths(self):
         code, _, err = self.annulus("launch", "-n", "1", "--log-dir", "here/logs", "selftest", "print")
         self.assertEqual(code, 0, err)
@@ -208,6 +213,9 @@ class CommandLineTest(cli.CliTest):
             code, out, err = self.annulus(verb, "--help")
             self.assertEqual(code, 0, err)
             self.assertRegex(out, r"Examples?\b.*:\n(?s:.*)\./annulus .*" + verb, verb)
+            for line in re.findall(r"^ +\./annulus (launch .*selftest.*|topology.*|doctor|version|selftest.*)$", out, re.M):
+                code, _, err = self.annulus(*line.split())
+                self.assertEqual(code, 0, f"{line}: {err}")
 
     def test_topology(self):
         code, out, err = self.annulus("topology", "-n", "2")

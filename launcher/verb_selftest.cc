@@ -1,5 +1,10 @@
 // annulus selftest: small jobs that show whether ranks start, print, exchange, fail and stop on this machine as they
 // should. The integration tests of the launcher run them too.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/ones.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -13,6 +18,7 @@
 #include "comm/launch_info.h"
 #include "common/error.h"
 #include "common/names.h"
+#include "launcher/start_job.h"
 #include "launcher/verb.h"
 
 namespace annulus {
@@ -24,28 +30,30 @@ void on_stop(int) { asked_to_stop = 1; }
 class SelftestVerb : public Verb {
  public:
   void declare(CLI::App& app) override {
-    app.add_option("TEST", what_, "print, exit, fail, kill, hang, stop or spin")->required();
+    app.add_option("TEST", what_, "exchange, print, exit, fail, kill, hang, stop or spin")->required();
     app.add_option("--rank", rank_, "the rank that fails (exit, fail, kill; default: 0)")
         ->check(CLI::NonNegativeNumber);
     app.add_option("--code", code_, "its exit code (exit; default: 1)")->check(CLI::Range(0, 255));
     app.add_option("--signal", signal_, "the signal that ends it (kill; default: 9)")->check(CLI::Range(1, 64));
     app.add_flag("--deaf", deaf_, "hang: ignore requests to stop");
     app.footer(
-        "  print  every rank prints a line to standard output and one to standard error\n"
-        "  exit   one rank leaves with --code, the others wait\n"
-        "  fail   one rank raises an error, the others wait\n"
-        "  kill   one rank is ended by --signal, the others wait\n"
-        "  hang   every rank waits until it is ended\n"
-        "  stop   every rank waits until it is asked to stop, and then leaves with exit code 130\n"
-        "  spin   every rank prints a line ten times a second until it is asked to stop\n"
-        "Example:\n  ./annulus launch -n 2 selftest print");
+        "  exchange  ranks send 1 MiB once around a ring, add up, and check what arrived\n"
+        "  print     every rank prints a line to standard output and one to standard error\n"
+        "  exit      one rank leaves with --code, the others wait\n"
+        "  fail      one rank raises an error, the others wait\n"
+        "  kill      one rank is ended by --signal, the others wait\n"
+        "  hang      every rank waits until it is ended\n"
+        "  stop      every rank waits until it is asked to stop, and then leaves with exit code 130\n"
+        "  spin      every rank prints a line ten times a second until it is asked to stop\n"
+        "Example:\n  ./annulus launch -n 2 selftest exchange");
   }
 
   void check() override {
-    index_of_name(what_, {"print", "exit", "fail", "kill", "hang", "stop", "spin"}, "test", "selftest");
+    index_of_name(what_, {"exchange", "print", "exit", "fail", "kill", "hang", "stop", "spin"}, "test", "selftest");
   }
 
   int run() override {
+    if (what_ == "exchange") return exchange();
     const LaunchInfo info = launch_info();
     if (what_ == "print") {
       std::array<char, 256> host{};
@@ -86,6 +94,36 @@ class SelftestVerb : public Verb {
   }
 
  private:
+  // A tensor of each rank visits every rank and comes home.
+  static int exchange() {
+    Job job = start_job({});
+    Communicator& world = *job.world;
+    const int right = (world.rank() + 1) % world.size(), left = (world.rank() + world.size() - 1) % world.size();
+    const at::Tensor own = at::full({1 << 17}, static_cast<double>(world.rank()), at::kDouble);
+    at::Tensor held = own.clone();
+    for (int hop = 0; hop < world.size(); ++hop) {
+      at::Tensor next = at::empty_like(held);
+      world.exchange({{held, right}}, {{next, left}}, {"selftest, ring", hop})->wait();
+      held = next;
+      const double from = (world.rank() + world.size() - 1 - hop) % world.size();
+      if (!held.equal(at::full_like(held, from))) {
+        throw Error(
+            ErrorKind::kInternal, "selftest",
+            "hop " + std::to_string(hop) + ": what came from rank " + std::to_string(left) + " is not what was sent");
+      }
+    }
+    at::Tensor sum = at::ones({1}, at::kLong);
+    world.all_reduce(sum, ReduceOp::kSum, {"selftest, sum", 0});
+    if (sum.item<int64_t>() != world.size()) {
+      throw Error(ErrorKind::kInternal, "selftest", "the ranks do not add up to " + std::to_string(world.size()));
+    }
+    if (world.rank() == 0) {
+      std::printf("%d %s exchanged over %s: all arrived\n", world.size(), world.size() == 1 ? "rank" : "ranks",
+                  std::string(world.backend()).c_str());
+    }
+    return 0;
+  }
+
   std::string what_;
   int rank_ = 0;
   int code_ = 1;
