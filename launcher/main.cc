@@ -69,7 +69,7 @@ int dispatch(std::vector<std::string> args, const LaunchInfo& info) {
     return 0;
   }
   const VerbEntry& entry = find_verb(word == "--version" ? "version" : word);
-  if (entry.name == "launch") args = with_long_np(std::move(args));
+  if (entry.name == "launch" || entry.name == "topology") args = with_long_np(std::move(args));
   ParsedVerb parsed = parse_verb(entry, args);
   if (parsed.verb == nullptr) {
     std::fputs(parsed.text.c_str(), stdout);
