@@ -1,0 +1,65 @@
+#!/usr/bin/env python3
+"""`annulus plan` and `annulus bench`: what they print, and what they refuse."""
+
+import json
+import os
+import re
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import cli  # noqa: E402
+
+
+class PlanTest(cli.CliTest):
+    def test_a_plan_is_made_costed_and_proved(self):
+        code, out, err = self.annulus("plan", "--ranks", "16", "--length", "4099", "--heads", "8", "--kv-heads", "2")
+        self.assertEqual(code, 0, err)
+        pairs = 8 * (4099 * 4100 // 2)
+        self.assertRegex(out, rf"proved in [\d.]+ s: each of {pairs} pairs is computed once")
+        # Fifteen hops of K and V in the forward.
+        self.assertRegex(out, r"forward[^\n]*\n +messages sent +30 +30\n")
+
+    def test_what_cannot_be_is_refused_with_what_can(self):
+        for args, code, part in [
+            (["--ranks", "8", "--length", "100", "--even"], 4, "multiple of 16"),
+            (["--ranks", "0", "--length", "100"], 4, "at least one rank"),
+            (["--ranks", "2", "--length", "-5"], 4, "at least 0"),
+            (["--ranks", "2", "--length", "100", "--heads", "6", "--kv-heads", "4"], 4, "multiple of the kv heads"),
+            (["--ranks", "2", "--length", "100", "--layout", "zigzak"], 2, 'did you mean "zigzag"'),
+            (["--ranks", "2", "--length", "100", "--pattern", '{ kind = "casual" }'], 2, 'did you mean "causal"'),
+        ]:
+            got, _, err = self.annulus("plan", *args)
+            self.assertEqual(got, code, err)
+            self.assertIn(part, err)
+
+
+class BenchTest(cli.CliTest):
+    def test_the_ring_starts_its_own_ranks_and_sends_what_is_planned(self):
+        code, out, err = self.annulus("bench", "ring", "--length", "256", "--heads", "2", "--kv-heads", "2", "--repeats", "1")
+        self.assertEqual(code, 0, err)
+        rows = {}
+        for line in out.splitlines():
+            found = re.match(r" +([124]) +([\d.]+) +([\d.]+)(.*)", line)
+            if found:
+                rows[int(found[1])] = [float(x) for x in found[4].split()]
+        self.assertEqual(sorted(rows), [1, 2, 4])
+        for ranks in (2, 4):
+            self.assertEqual(rows[ranks][2], 1.0, out)  # bytes sent over bytes planned
+            self.assertGreaterEqual(rows[ranks][3], 1.0, out)  # over the lower bound
+
+    def test_training_is_measured_and_ends_with_json(self):
+        code, out, err = self.annulus("bench", "train", "--repeats", "1")
+        self.assertEqual(code, 0, err)
+        figures = json.loads(out.splitlines()[-1])
+        self.assertEqual(figures["parameters"], 3033344)
+        shares = [figures[k] for k in ("share_products", "share_attention", "share_outside")]
+        self.assertAlmostEqual(sum(shares), 1, places=6)
+        self.assertTrue(all(0 < s < 1 for s in shares), shares)
+
+    def test_an_unknown_benchmark_is_refused(self):
+        code, _, err = self.annulus("bench", "rign")
+        self.assertEqual(code, 2)
+        self.assertIn('did you mean "ring"', err)
+
+
+cli.main()
