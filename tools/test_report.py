@@ -187,6 +187,17 @@ def excerpt(log, cases):
     return ["... %d lines ..." % (len(lines) - LINES_SHOWN)] + lines[-LINES_SHOWN:]
 
 
+def skipped_lines(skipped):
+    """One line for each (test, reason); cases of one target with the same reason share one."""
+    groups = collections.OrderedDict()
+    for name, reason in skipped:
+        label, _, case = name.partition(" ")
+        groups.setdefault((label, reason), []).append(case)
+    for (label, reason), cases in groups.items():
+        what = "%d cases, %s ..." % (len(cases), cases[0]) if len(cases) > 3 else ", ".join(cases)
+        yield "%s: %s" % ((label + " " + what).strip(), reason)
+
+
 def indent(lines):
     return "\n".join("  " + l for l in lines)
 
@@ -288,7 +299,7 @@ def main():
     if wanting:
         print("\nFAILED, skipped for want of a library:\n" + indent("%s: %s" % w for w in wanting))
     if skipped:
-        print("\nskipped:\n" + indent("%s: %s" % s for s in skipped))
+        print("\nskipped:\n" + indent(skipped_lines(skipped)))
     if left_out:
         print("\nnot run: %d long sweep%s (./annulus test --all)" % (left_out, "" if left_out == 1 else "s"))
     if args.bazel_exit == 4 or not (passed or failed or skipped):

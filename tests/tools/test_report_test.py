@@ -136,6 +136,15 @@ class ReportTest(unittest.TestCase):
         self.assertEqual((code, self.last(out)), (0, "0 passed, 0 failed"))
         self.assertIn("//t:root: needs root", out)
 
+    def test_cases_skipped_for_one_reason_share_a_line(self):
+        self.target("//t:gpu")
+        self.result("//t:gpu", "PASSED", '<testsuites name="AllTests"><testsuite name="G">%s</testsuite></testsuites>' % "".join(
+            '<testcase name="t%d" classname="G" status="run" result="skipped"><skipped message="f.cc:1&#x0A;no GPU"/></testcase>' % i
+            for i in range(5)))
+        code, out = self.report()
+        self.assertEqual((code, self.last(out)), (0, "0 passed, 0 failed"))
+        self.assertIn("skipped:\n  //t:gpu 5 cases, G.t0 ...: no GPU\n", out)
+
     def test_what_cannot_be_built_is_a_failure_with_the_compilers_words(self):
         self.target("//t:broken", success=False)
         self.target("//t:library", "cc_library rule", success=False)
