@@ -80,7 +80,8 @@ struct RingResult {
 class Ring {
  public:
   Ring(const RingBenchOptions& options, int ranks, Communicator& world)
-      : world_(world), comm_(world.split(world.rank() < ranks ? 0 : -1, world.rank())) {
+      // Ranks that lie apart: neighbours may share a core.
+      : world_(world), comm_(world.split(world.rank() % (world.size() / ranks) == 0 ? 0 : -1, world.rank())) {
     if (!comm_) return;
     PlanRequest request = options.request;
     request.ranks = ranks;
@@ -132,6 +133,13 @@ class Ring {
   Inputs in_;
   double planned_ = 0, bound_ = 0;
 };
+
+constexpr const char* kLegend =
+    "\nIn operators: the share of the CPU seconds spent in LibTorch's attention operators. MB sent: by all ranks. "
+    "Lower\n"
+    "bound: each key and value row once to each rank that needs it, its gradient back once. Exposed: the longest any\n"
+    "rank waited for transfers. MB held: keys, values, gradients and kernel results at once on one rank, its own "
+    "too.\n";
 
 std::string line(const char* format, auto... values) {
   char text[256];
@@ -190,12 +198,7 @@ void run_ring_bench(const RingBenchOptions& options, Communicator& world, std::o
                 r.cpu / baseline, r.operators / r.cpu, r.sent / 1e6, r.sent / std::max(r.planned, 1.0),
                 r.sent / std::max(r.lower_bound, 1.0), r.exposed, r.wall, r.memory / 1e6);
   }
-  out << "\nIn operators: the share of the CPU seconds spent in LibTorch's attention operators. MB sent: by all ranks. "
-         "Lower bound: each key and value row once to each rank that needs it, its gradient "
-         "back\n"
-         "once. Exposed: the longest any rank waited for transfers. MB held: keys, values, gradients and kernel "
-         "results\n"
-         "at once on one rank, its own included.\n";
+  out << kLegend;
   out.flush();
 }
 

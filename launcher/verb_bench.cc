@@ -23,7 +23,7 @@ class BenchVerb : public Verb {
  public:
   void declare(CLI::App& app) override {
     app.add_option("WHAT", what_, "ring or train")->required();
-    app.add_option("--length", length_, "ring: tokens of the whole sequence (default: 4096)")
+    app.add_option("--length", length_, "ring: tokens of the whole sequence (default: 8192)")
         ->check(CLI::PositiveNumber);
     app.add_option("--heads", heads_, "ring: query heads (default: 8)")->check(CLI::PositiveNumber);
     app.add_option("--kv-heads", kv_heads_, "ring: kv heads (default: 8)")->check(CLI::PositiveNumber);
@@ -78,7 +78,7 @@ class BenchVerb : public Verb {
 
  private:
   std::string what_;
-  int64_t length_ = 4096, heads_ = 8, kv_heads_ = 8, head_dim_ = 64, repeats_ = 5;
+  int64_t length_ = 8192, heads_ = 8, kv_heads_ = 8, head_dim_ = 64, repeats_ = 5;
   int threads_ = 1;
   std::string pattern_ = "{ kind = \"causal\" }", layout_ = "zigzag", schedule_ = "ring";
   RingBenchOptions options_;
