@@ -13,8 +13,8 @@
 namespace annulus {
 
 struct MpiOptions {
-  // Deadline of each of MPI_Init, MPI_Comm_split, MPI_Comm_dup and MPI_Finalize, which cannot be polled. When it passes, the
-  // process prints one message and ends with _exit(6).
+  // Deadline of each of MPI_Init, MPI_Comm_split, MPI_Comm_dup and MPI_Finalize, which cannot be polled. When it
+  // passes, the process prints one message and ends with _exit(6).
   Seconds timeout{60};
   // Longer messages travel as one message of a datatype made of pieces of this size: MPI counts are 31 bits.
   int64_t max_piece_bytes = int64_t{1} << 30;
