@@ -164,11 +164,14 @@ void validate(const PlanRequest& request) {
 }
 
 Program make_program(const PlanRequest& request, int rank) {
+  return make_program(request, make_pattern(request.pattern, request.shape), rank);
+}
+
+Program make_program(const PlanRequest& request, const Pattern& pattern, int rank) {
   validate(request);
   if (rank < 0 || rank >= request.ranks) {
     refuse("rank " + std::to_string(rank) + " is not one of the plan's " + std::to_string(request.ranks) + " ranks");
   }
-  const Pattern pattern = make_pattern(request.pattern, request.shape);
   const Layout queries = query_layout(request), keys = key_layout(request);
   const ScheduleInput input{pattern, keys};
   Program program;

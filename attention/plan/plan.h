@@ -153,6 +153,9 @@ void validate(const PlanRequest& request);
 
 // One rank's program. Costs time and memory in proportion to this rank's steps and tiles, not to ranks squared.
 Program make_program(const PlanRequest& request, int rank);
+// Of any sum of slices over request.shape, in place of request.pattern: for patterns made by a program. Ranks compare
+// requests, so the caller sees to it that they hold the same slices.
+Program make_program(const PlanRequest& request, const Pattern& pattern, int rank);
 
 // The same, cached by (request, rank); thread-safe. At most 256 programs, the least recently used goes.
 std::shared_ptr<const Program> cached_program(const PlanRequest& request, int rank);

@@ -114,8 +114,9 @@ struct State {
 
 class Verifier {
  public:
-  Verifier(const std::vector<Program>& programs, int max_faults)
+  Verifier(const std::vector<Program>& programs, const Pattern& pattern, int max_faults)
       : programs_(programs),
+        pattern_(pattern),
         request_(programs.at(0).request),
         max_faults_(static_cast<size_t>(max_faults)),
         query_(kQuery, request_.shape.q_len),
@@ -179,9 +180,8 @@ class Verifier {
 
   // What each rank must compute (pairs of its queries) and get home (pairs of its keys), from the pattern alone.
   void expect_pattern() {
-    const Pattern pattern = make_pattern(request_.pattern, request_.shape);
     std::vector<uint64_t> by_query(static_cast<size_t>(query_.length())), by_key(static_cast<size_t>(key_.length()));
-    for (const Slice& s : pattern.slices) {
+    for (const Slice& s : pattern_.slices) {
       const uint64_t factor = product_weight(s.batch, s.heads);
       const auto accumulate = [factor](const Span& outer, const Span& inner, const Band& band, Weights& outer_weights,
                                        Weights& inner_weights, std::vector<uint64_t>& sums, int64_t* pairs) {
@@ -500,6 +500,7 @@ class Verifier {
   }
 
   const std::vector<Program>& programs_;
+  const Pattern& pattern_;
   const PlanRequest& request_;
   const size_t max_faults_;
   Weights query_, key_;
@@ -511,7 +512,7 @@ class Verifier {
 
 }  // namespace
 
-Proof verify(const std::vector<Program>& programs, int max_faults) {
+Proof verify(const std::vector<Program>& programs, const Pattern& pattern, int max_faults) {
   if (programs.empty() || static_cast<int>(programs.size()) != programs[0].request.ranks) {
     throw Error(ErrorKind::kPlan, "verifier",
                 "expected the programs of all ranks of a plan, got " + std::to_string(programs.size()));
@@ -522,7 +523,13 @@ Proof verify(const std::vector<Program>& programs, int max_faults) {
                   "expected programs of one plan in rank order; number " + std::to_string(r) + " is another");
     }
   }
-  return Verifier(programs, max_faults).run();
+  return Verifier(programs, pattern, max_faults).run();
+}
+
+Proof verify(const std::vector<Program>& programs, int max_faults) {
+  Pattern pattern;
+  if (!programs.empty()) pattern = make_pattern(programs[0].request.pattern, programs[0].request.shape);
+  return verify(programs, pattern, max_faults);
 }
 
 Proof verify(const PlanRequest& request, int max_faults) {

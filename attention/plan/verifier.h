@@ -1,7 +1,6 @@
 // The verifier proves a plan before any rank starts: that running it computes every counted pair exactly as often as
-// the pattern counts it, cannot deadlock, never reads a buffer that is not filled nor overwrites one in use, brings
-// every gradient home, and needs the memory it says. Used by tests, by `annulus attend` and `train` before they send
-// anything.
+// the pattern counts it, cannot deadlock, never reads a buffer that is not filled nor overwrites one in use, and brings
+// every gradient home. Used by tests, by `annulus plan`, and by `attend` and `train` before they send anything.
 //
 // It shares no code with the planner's intersection. Pairs are not enumerated but fingerprinted: batch row b, head h,
 // query q and key k get random weights in the field of 2^61 - 1 elements, a set of pairs has the sum of the products of
@@ -30,6 +29,8 @@ struct Proof {
 // All ranks' programs of one plan, in rank order. At most `max_faults` faults are listed. Raises Error(kPlan) when the
 // programs do not belong together. Thread-safe.
 Proof verify(const std::vector<Program>& programs, int max_faults = 8);
+// Of programs that were made for other slices than the request's pattern.
+Proof verify(const std::vector<Program>& programs, const Pattern& pattern, int max_faults = 8);
 
 // The same for the plan of a request: makes all programs.
 Proof verify(const PlanRequest& request, int max_faults = 8);

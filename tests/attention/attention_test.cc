@@ -56,8 +56,10 @@ struct RankResults {
   std::vector<AttentionStats> forward, backward;
 };
 
-// All ranks' parts of the request, as threads; the parts put together again.
-RankResults run_everywhere(const PlanRequest& request, const Inputs& in, KernelKind kernel, double scale = 0) {
+// All ranks' parts of the request, as threads; the parts put together again. `programs`: by rank, where they are not
+// those of the request's pattern.
+RankResults run_everywhere(const PlanRequest& request, const Inputs& in, KernelKind kernel, double scale = 0,
+                           const std::vector<Program>& programs = {}) {
   RankResults run;
   const size_t n = static_cast<size_t>(request.ranks);
   run.forward.resize(n), run.backward.resize(n);
@@ -71,7 +73,7 @@ RankResults run_everywhere(const PlanRequest& request, const Inputs& in, KernelK
   run_ranks(request.ranks, [&](Communicator& comm) {
     const size_t r = static_cast<size_t>(comm.rank());
     AttentionCall call;
-    call.program = cached_program(request, comm.rank());
+    call.program = programs.empty() ? cached_program(request, comm.rank()) : std::make_shared<Program>(programs[r]);
     call.comm = &comm;
     call.kernel = kernel;
     call.scale = scale;
@@ -157,6 +159,43 @@ RC_GTEST_PROP(Attention, EqualsTheOracleInDoublePrecision, ()) {
   const Inputs in = random_inputs(request.shape, *rc::gen::element<int64_t>(4, 16, 20), at::kDouble);
   const RankResults run = run_everywhere(request, in, kernel);
   for (const double error : errors(run.result, oracle_of(request, in))) RC_ASSERT(error < 1e-10);
+}
+
+// Nothing in planner, executor or kernels may take heads, batch rows or positions for alike: slices of any batch rows,
+// any heads, any strides, any bands, overlapping as they like (a pair in two slices counts twice).
+RC_GTEST_PROP(Attention, AnySlicesEqualTheOracle, ()) {
+  PlanRequest request = any_request();
+  request.shape = {2, 4, 2, request.shape.q_len, request.shape.k_len, 0};
+  const auto part = [](int64_t length) {
+    const int64_t stride = *rc::gen::element<int64_t>(1, 1, 1, 2, 3), begin = *rc::gen::inRange<int64_t>(0, length);
+    return Span{begin, stride, *rc::gen::inRange<int64_t>(1, (length - begin - 1) / stride + 2)};
+  };
+  Pattern pattern{request.shape, {}};
+  for (int64_t i = *rc::gen::inRange(0, 5); i > 0; --i) {
+    Slice slice{part(2), part(4), part(request.shape.q_len), part(request.shape.k_len), {}};
+    if (*rc::gen::arbitrary<bool>()) slice.band.hi = *rc::gen::inRange(-30, 100);
+    if (*rc::gen::arbitrary<bool>()) slice.band.lo = *rc::gen::inRange(-100, 30);
+    pattern.slices.push_back(slice);
+    RC_LOG() << "batch " << to_string(slice.batch) << " heads " << to_string(slice.heads) << " queries "
+             << to_string(slice.queries) << " keys " << to_string(slice.keys) << " " << to_string(slice.band) << "\n";
+  }
+  RC_LOG() << request.text() << "\n";
+  std::vector<Program> programs;
+  for (int r = 0; r < request.ranks; ++r) programs.push_back(make_program(request, pattern, r));
+  RC_ASSERT(verify(programs, pattern).faults == std::vector<std::string>{});
+  const auto count = [&](int64_t b, int64_t h, int64_t q, int64_t k) {
+    int64_t n = 0;
+    for (const Slice& s : pattern.slices) {
+      n += s.batch.contains(b) && s.heads.contains(h) && s.queries.contains(q) && s.keys.contains(k) &&
+           s.band.contains(q, k);
+    }
+    return n;
+  };
+  const Inputs in = random_inputs(request.shape, 8, at::kDouble);
+  const RankResults run = run_everywhere(request, in, KernelKind::kAten, 0.3, programs);
+  for (const double error : errors(run.result, testing::oracle(in.q, in.k, in.v, in.dout, 0.3, count))) {
+    RC_ASSERT(error < 1e-10);
+  }
 }
 
 // The plain reference of the same precision: one rank, the whole problem in one fp32 operator chain.
