@@ -232,7 +232,11 @@ RC_GTEST_PROP(Attention, ErrsInSinglePrecisionAsAPlainReferenceDoes, ()) {
   const testing::OracleResult want = oracle_of(request, in);
   const auto ours = errors(run_everywhere(request, in, KernelKind::kAten).result, want, magnitude);
   const auto plain = errors(plain_fp32(request, in), want, magnitude);
-  for (size_t i = 0; i < ours.size(); ++i) RC_ASSERT(ours[i] <= 3 * plain[i] + 2e-6);
+  // A probability errs by the rounding of its score, which grows with the score, whoever computes it; a plain reference
+  // may be lucky.
+  const at::Tensor lse = want.lse.masked_fill(want.lse.isfinite().logical_not(), 0);
+  const double scores = lse.numel() ? lse.abs().max().item<double>() : 0;
+  for (size_t i = 0; i < ours.size(); ++i) RC_ASSERT(ours[i] <= 3 * plain[i] + 2e-6 + scores * 0x1p-22);
 }
 
 PlanRequest causal_ring(int ranks, int64_t length, LayoutKind layout = LayoutKind::kZigzag) {
