@@ -7,9 +7,6 @@ namespace {
 
 using Mask = Rectangle::Mask;
 
-int64_t ceil_div(int64_t a, int64_t b) { return a >= 0 ? (a + b - 1) / b : -(-a / b); }
-int64_t floor_div(int64_t a, int64_t b) { return a >= 0 ? a / b : -((-a + b - 1) / b); }
-
 // Rows [q0, q0 + nq) and keys [k0, k0 + nk) of the tile, cut by lo <= j - i <= hi in indices counted from q0 and k0.
 void cut_unit_band(int64_t q0, int64_t nq, int64_t k0, int64_t nk, int64_t lo, int64_t hi,
                    std::vector<Rectangle>& out) {

@@ -8,8 +8,6 @@ namespace {
 
 using Wide = __int128;  // products of two positions (2^40) and their strides do not fit 64 bits
 
-int64_t floor_div(int64_t a, int64_t b) { return a / b - ((a % b != 0) && ((a < 0) != (b < 0))); }
-
 // x with a x = 1 (mod m); a and m coprime, m >= 1.
 int64_t inverse(int64_t a, int64_t m) {
   int64_t r0 = m, r1 = a % m, t0 = 0, t1 = 1;
@@ -25,7 +23,7 @@ int64_t inverse(int64_t a, int64_t m) {
 
 Span Span::clip(int64_t lo, int64_t hi) const {
   if (empty() || lo > hi) return {begin, stride, 0};
-  const int64_t first = lo <= begin ? 0 : floor_div(lo - begin + stride - 1, stride);
+  const int64_t first = lo <= begin ? 0 : ceil_div(lo - begin, stride);
   const int64_t past = hi < begin ? 0 : std::min(count, floor_div(hi - begin, stride) + 1);
   if (first >= past) return {begin, stride, 0};
   return sub(first, past - first);

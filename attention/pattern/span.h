@@ -12,6 +12,10 @@
 
 namespace annulus {
 
+// Rounded towards minus and plus infinity; b > 0.
+inline int64_t floor_div(int64_t a, int64_t b) { return a >= 0 ? a / b : -((-a + b - 1) / b); }
+inline int64_t ceil_div(int64_t a, int64_t b) { return a >= 0 ? (a + b - 1) / b : -(-a / b); }
+
 // The arithmetic progression begin, begin + stride, ..., count of them. stride >= 1. Closed under intersection.
 struct Span {
   int64_t begin = 0;

@@ -66,9 +66,6 @@ class Weights {
   std::map<int64_t, std::vector<uint64_t>> prefixes_;
 };
 
-int64_t ceil_div(int64_t a, int64_t b) { return a >= 0 ? (a + b - 1) / b : -(-a / b); }
-int64_t floor_div(int64_t a, int64_t b) { return a >= 0 ? a / b : -((-a + b - 1) / b); }
-
 // For each member x of `outer`, calls visit(x, i0, i1) where inner members numbered [i0, i1) lie within [x + lo, x +
 // hi].
 template <typename Visit>
