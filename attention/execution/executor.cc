@@ -2,9 +2,9 @@
 // schedule.
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <cmath>
-#include <map>
-#include <numeric>
+#include <cstdio>
 #include <utility>
 
 #include "attention/execution/attention.h"
@@ -75,10 +75,7 @@ class Buffers {
     const BufferKind kind = program_.buffers[index(buffer)].kind;
     return kind == BufferKind::kOwnKV || kind == BufferKind::kOwnGrad;
   }
-  bool is_gradient(int buffer) const {
-    const BufferKind kind = program_.buffers[index(buffer)].kind;
-    return kind == BufferKind::kGrad || kind == BufferKind::kOwnGrad;
-  }
+  bool is_gradient(int buffer) const { return program_.buffers[index(buffer)].holds_gradient(); }
   void count(int buffer, int64_t elements) {
     const size_t which = is_gradient(buffer) ? 1 : 0;
     alive_[which] += elements;
@@ -159,6 +156,34 @@ void require_fit(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, 
   expect(v, "v", program.key_count(), program.request.shape.kv_heads);
 }
 
+// What the backward is given besides: dout like q, and what the forward returned.
+void require_fit(const at::Tensor& dout, const AttentionOutput& forward, const at::Tensor& q,
+                 const AttentionCall& call) {
+  const Program& program = *call.program;
+  const auto expect = [&](const at::Tensor& tensor, const char* name, at::IntArrayRef sizes, at::ScalarType type) {
+    if (!tensor.defined()) refuse(call, std::string("expected ") + name + ", got an undefined tensor");
+    if (tensor.sizes() != sizes || tensor.scalar_type() != type || tensor.device() != q.device()) {
+      refuse(call, std::string("expected ") + name + " as the forward's q and results ask, got " + sizes_text(tensor) +
+                       " " + toString(tensor.scalar_type()) + " on " + tensor.device().str());
+    }
+  };
+  expect(dout, "dout", q.sizes(), q.scalar_type());
+  expect(forward.out, "out", q.sizes(), q.scalar_type());
+  expect(forward.lse, "lse", {q.size(0), q.size(2), q.size(1)}, accumulator_type(q.scalar_type()));
+  if (program.saved < 0) return;
+  const RowSet& rows = program.buffers[static_cast<size_t>(program.saved)].rows;
+  for (const at::Tensor* saved : {&forward.saved_k, &forward.saved_v}) {
+    expect(*saved, "the forward's saved keys and values",
+           {rows.batch.count, rows.positions_count(), rows.heads.count, q.size(3)}, q.scalar_type());
+  }
+}
+
+std::string exactly(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.17g", value);
+  return text;
+}
+
 double scale_of(const at::Tensor& q, const AttentionCall& call) {
   return call.scale != 0 ? call.scale : 1 / std::sqrt(static_cast<double>(q.size(3)));
 }
@@ -166,10 +191,11 @@ double scale_of(const at::Tensor& q, const AttentionCall& call) {
 // Before anything travels, all ranks must be in the same call of the same plan. What a rank finds wrong with its own
 // tensors is part of what is compared: if one rank must refuse, all do.
 void agree(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionCall& call,
-           const std::string& direction) {
+           const std::string& direction, const at::Tensor* dout = nullptr, const AttentionOutput* forward = nullptr) {
   std::string complaint = "none";
   try {
     require_fit(q, k, v, call);
+    if (forward) require_fit(*dout, *forward, q, call);
   } catch (const Error& error) {
     if (!call.comm || call.comm->size() == 1) throw;
     complaint = std::string(error.what()).substr(std::string("[attention] ").size());
@@ -182,7 +208,8 @@ void agree(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const 
                      {"plan", call.program ? call.program->request.text() : "none"},
                      {"dtype", q.defined() ? toString(q.scalar_type()) : "none"},
                      {"head size", readable ? std::to_string(q.size(3)) : "none"},
-                     {"scale", readable ? std::to_string(scale_of(q, call)) : "none"},
+                     {"scale", readable ? exactly(scale_of(q, call)) : "none"},
+                     {"device", q.defined() ? c10::DeviceTypeName(q.device().type()) : "none"},
                      {"kernel", std::string(to_string(call.kernel))}},
                     {call.label, 0});
   if (complaint != "none") throw Error(ErrorKind::kPlan, "attention", complaint);  // all ranks alike
@@ -299,7 +326,7 @@ AttentionOutput attention_forward(const at::Tensor& q, const at::Tensor& k, cons
 AttentionGradients attention_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
                                       const at::Tensor& v, const AttentionOutput& forward, const AttentionCall& call,
                                       AttentionStats* stats) {
-  agree(q, k, v, call, "backward");
+  agree(q, k, v, call, "backward", &dout, &forward);
   const Program& program = *call.program;
   const std::unique_ptr<Kernel> kernel = make_kernel(call.kernel, q);
   Execution execution(call, "backward", program.backward, k);

@@ -1,3 +1,6 @@
+// Proving a plan once for all ranks, before any of them sends.
+#include <exception>
+
 #include "attention/execution/attention.h"
 #include "attention/plan/verifier.h"
 #include "common/error.h"
@@ -9,8 +12,12 @@ void prove_plan(const PlanRequest& request, Communicator& comm) {
   if (request.ranks > kMostRanks) return;
   std::string fault;
   if (comm.rank() == 0) {
-    const Proof proof = verify(request);
-    if (!proof.holds()) fault = proof.faults[0];
+    try {
+      const Proof proof = verify(request);
+      if (!proof.holds()) fault = proof.faults[0];
+    } catch (const std::exception& error) {  // out of memory, say: the others wait for this rank's word
+      fault = error.what();
+    }
   }
   fault = all_gather_text(comm, fault, {"proving the plan", 0})[0];
   if (!fault.empty()) {

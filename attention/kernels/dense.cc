@@ -67,7 +67,8 @@ DenseBackward dense_backward(const at::Tensor& dout, const at::Tensor& q, const 
                              const at::Tensor& out, const at::Tensor& lse, const at::Tensor& mask, double scale) {
   const at::Tensor kh = for_query_heads(k, q.size(1)), vh = for_query_heads(v, q.size(1));
   const at::Tensor s = scores(q, kh, mask, scale);
-  const at::Tensor p = (s - lse.masked_fill(lse.eq(-kInfinity), kInfinity).unsqueeze(-1)).exp();
+  at::Tensor p = (s - lse.masked_fill(lse.eq(-kInfinity), kInfinity).unsqueeze(-1)).exp();
+  if (mask.defined()) p = p.masked_fill(mask.logical_not(), 0);  // also where lse is NaN
   const at::Tensor delta = (dout * out).sum(-1, true);
   at::Tensor ds = p * (dout.matmul(vh.transpose(-2, -1)) - delta);
   if (mask.defined()) ds = ds.masked_fill(mask.logical_not(), 0);

@@ -44,15 +44,6 @@ std::vector<int64_t> Layout::positions(int rank) const {
   return all;
 }
 
-std::string Layout::text() const {
-  std::string text = std::to_string(length);
-  for (const auto& rank : spans) {
-    text += " |";
-    for (const Span& s : rank) text += " " + to_string(s);
-  }
-  return text;
-}
-
 Layout make_layout(LayoutKind kind, int64_t length, int ranks) {
   if (ranks < 1) throw Error(ErrorKind::kPlan, "layout", "expected at least one rank, got " + std::to_string(ranks));
   Layout layout{length, std::vector<std::vector<Span>>(static_cast<size_t>(ranks))};

@@ -27,7 +27,6 @@ struct Layout {
   int64_t count(int rank) const;
   // All positions of a rank in storage order.
   std::vector<int64_t> positions(int rank) const;
-  std::string text() const;  // canonical, part of fingerprints
 };
 
 // Any length over any number of ranks, also fewer positions than ranks. Chunk i of c is [floor(i S/c), floor((i+1)

@@ -1,9 +1,6 @@
 #include "attention/plan/plan.h"
 
-#include <xxhash.h>
-
 #include <array>
-#include <cstdio>
 #include <list>
 #include <mutex>
 
@@ -36,14 +33,6 @@ int64_t total(const std::vector<Span>& spans) {
   int64_t sum = 0;
   for (const Span& s : spans) sum += s.count;
   return sum;
-}
-
-std::string digest(const std::string& text) {
-  const XXH128_hash_t hash = XXH3_128bits(text.data(), text.size());
-  std::array<char, 33> hex{};
-  std::snprintf(hex.data(), hex.size(), "%016llx%016llx", static_cast<unsigned long long>(hash.high64),
-                static_cast<unsigned long long>(hash.low64));
-  return hex.data();
 }
 
 }  // namespace
@@ -111,10 +100,7 @@ std::vector<Lifetime> lifetimes(const Program& program, const std::vector<Step>&
 
 Traffic traffic(const Program& program, const std::vector<Step>& steps) {
   Traffic sum;
-  const auto is_gradient = [&](int buffer) {
-    const BufferKind kind = program.buffers[static_cast<size_t>(buffer)].kind;
-    return kind == BufferKind::kGrad || kind == BufferKind::kOwnGrad;
-  };
+  const auto is_gradient = [&](int buffer) { return program.buffers[static_cast<size_t>(buffer)].holds_gradient(); };
   for (const Step& step : steps) {
     for (const Transfer& t : step.sends) {
       (is_gradient(t.buffer) ? sum.grad_messages : sum.kv_messages) += 2;
@@ -177,7 +163,6 @@ Program make_program(const PlanRequest& request, const Pattern& pattern, int ran
   Program program;
   program.request = request;
   program.rank = rank;
-  program.fingerprint = digest(request.text());
   program.query_spans = queries.spans[static_cast<size_t>(rank)];
   program.key_spans = keys.spans[static_cast<size_t>(rank)];
   program.buffers = {{BufferKind::kOwnKV, input.rows_of(rank)}, {BufferKind::kOwnGrad, input.rows_of(rank)}};

@@ -63,7 +63,9 @@ enum class BufferKind {
 
 struct Buffer {
   BufferKind kind = BufferKind::kKV;
-  RowSet rows;  // the largest it ever holds: its storage. What it holds at a step follows from the transfers.
+  RowSet rows;  // all that it ever holds; it is filled once, by one transfer
+
+  bool holds_gradient() const { return kind == BufferKind::kGrad || kind == BufferKind::kOwnGrad; }
 };
 
 // Both tensors of a buffer to or from a peer, rows `rows`. Matches the peer's transfers in the order listed.
@@ -110,7 +112,6 @@ struct Step {
 struct Program {
   PlanRequest request;
   int rank = 0;
-  std::string fingerprint;        // hex digest of request.text(): equal on all ranks
   std::vector<Span> query_spans;  // what this rank owns, in storage order
   std::vector<Span> key_spans;
   std::vector<Buffer> buffers;

@@ -138,8 +138,6 @@ class Verifier {
     const std::vector<Buffer>& all = programs_[static_cast<size_t>(rank)].buffers;
     return number >= 0 && number < static_cast<int>(all.size()) ? &all[static_cast<size_t>(number)] : nullptr;
   }
-  static bool holds_gradient(const Buffer& b) { return b.kind == BufferKind::kGrad || b.kind == BufferKind::kOwnGrad; }
-
   void fault(const std::string& text) {
     if (proof_.faults.size() < max_faults_) proof_.faults.push_back(text);
   }
@@ -237,7 +235,7 @@ class Verifier {
     const Program& program = programs_[static_cast<size_t>(rank)];
     const Buffer* keys = buffer(rank, tile.buffer);
     const std::string place = at(rank, backward, step);
-    if (!keys || holds_gradient(*keys)) return fault(place + "a tile reads keys from a buffer that holds none");
+    if (!keys || keys->holds_gradient()) return fault(place + "a tile reads keys from a buffer that holds none");
     if (!rows_are(tile.query_rows, tile.query_positions, program.query_spans)) {
       return fault(place + "a tile takes query rows " + to_string(tile.query_rows) + " for queries " +
                    to_string(tile.query_positions) + ", which are stored elsewhere");
@@ -298,7 +296,7 @@ class Verifier {
         const Buffer& from = *buffer(key.first, match.send.transfer->buffer);
         const Buffer& to = *buffer(key.second, match.receive.transfer->buffer);
         if (!(match.send.transfer->rows == match.receive.transfer->rows) ||
-            holds_gradient(from) != holds_gradient(to)) {
+            from.holds_gradient() != to.holds_gradient()) {
           fault(at(key.second, backward, match.receive.step) + "expects other rows than rank " +
                 std::to_string(key.first) + " sends at step " + std::to_string(match.send.step));
           return false;
@@ -430,7 +428,7 @@ class Verifier {
     };
     for (const int number : step.zero) {
       const Buffer* b = buffer(rank, number);
-      if (!b || !holds_gradient(*b)) {
+      if (!b || !b->holds_gradient()) {
         fault(place + "zeroes a buffer that holds no gradients");
         continue;
       }
@@ -450,7 +448,7 @@ class Verifier {
       done_[static_cast<size_t>(rank)] = add(done_[static_cast<size_t>(rank)], pairs);
       if (!backward) continue;
       const Buffer* grad = buffer(rank, tile.grad_buffer);
-      if (!grad || !holds_gradient(*grad) || !(grad->rows == buffer(rank, tile.buffer)->rows)) {
+      if (!grad || !grad->holds_gradient() || !(grad->rows == buffer(rank, tile.buffer)->rows)) {
         fault(place + "a tile adds its gradients to a buffer that is not its keys'");
         return;
       }
@@ -464,7 +462,7 @@ class Verifier {
   void finish_step(int rank, bool backward, size_t s) {
     for (const Add& a : steps(rank, backward)[s].adds) {
       const Buffer *dst = buffer(rank, a.dst), *src = buffer(rank, a.src);
-      if (!dst || !src || !holds_gradient(*dst) || !holds_gradient(*src) || !(dst->rows == src->rows)) {
+      if (!dst || !src || !dst->holds_gradient() || !src->holds_gradient() || !(dst->rows == src->rows)) {
         fault(at(rank, backward, s) + "adds gradients of other rows");
         continue;
       }

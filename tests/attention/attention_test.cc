@@ -408,6 +408,24 @@ at::Tensor run_part(Communicator& comm, const PlanRequest& request, at::ScalarTy
       .out;
 }
 
+TEST(Attention, ABackwardWithoutWhatItNeedsIsRefusedEverywhere) {
+  const PlanRequest request = causal_ring(3, 48);
+  for (const bool without_saved : {true, false}) {
+    expect_refused_everywhere(
+        [&](Communicator& comm) {
+          AttentionCall call;
+          call.program = cached_program(request, comm.rank());
+          call.comm = &comm;
+          const at::Tensor q = at::zeros({1, 16, 4, 8}), k = at::zeros({1, 16, 2, 8});
+          AttentionOutput out = attention_forward(q, k, k, call);
+          if (comm.rank() == 1 && without_saved) out.saved_k = at::Tensor();
+          const bool short_dout = comm.rank() == 1 && !without_saved;
+          attention_backward(short_dout ? at::zeros({1, 15, 4, 8}) : q, q, k, k, out, call);
+        },
+        ErrorKind::kMismatch, "rank 1");
+  }
+}
+
 TEST(Attention, RanksThatDifferAreNamedOnEveryRank) {
   const PlanRequest request = causal_ring(3, 48);
   PlanRequest other = request;
