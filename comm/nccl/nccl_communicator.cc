@@ -167,7 +167,10 @@ class NcclCommunicator final : public Communicator {
   }
 
   std::string_view backend() const override { return "nccl"; }
-  Communicator& host() override { return *host_; }
+  Communicator& host() override {
+    host_->set_timeout(timeout_);
+    return *host_;
+  }
 
   std::unique_ptr<Work> exchange(const std::vector<Message>& sends, const std::vector<Message>& receives,
                                  OpLabel label) override;
@@ -241,7 +244,7 @@ class NcclCommunicator final : public Communicator {
 
   void progress() override {
     std::lock_guard<std::mutex> lock(mutex_);
-    look_after();
+    check_alive({"progress", 0});
   }
 
  private:
@@ -353,8 +356,8 @@ class NcclCommunicator final : public Communicator {
       bool agreed = false;
       try {
         agreed = headers_agree(op);
-      } catch (const Error&) {
-        fail(ErrorKind::kComm, what + ": not done within " + describe_seconds(op.timeout.count()));
+      } catch (const Error& error) {
+        fail(error.kind(), what + ": " + error.what());
       }
       if (!failed_.empty()) return;
       const cudaError_t done = op.on_device ? op.done.query() : cudaErrorNotReady;
