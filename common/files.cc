@@ -98,14 +98,21 @@ std::string folder_of(const std::string& path) {
   return folder.empty() ? "." : folder;
 }
 
-void write_atomically(FileSystem& files, const std::string& path, std::string_view content) {
-  const std::string beside = temporary_beside(path);
+void replace_file(FileSystem& files, const std::string& path,
+                  const std::function<void(const std::string& beside)>& write) {
+  namespace fs = std::filesystem;
+  std::error_code unknown;
+  const fs::file_status status = fs::status(path, unknown);
+  if (fs::exists(status) && !fs::is_regular_file(status)) {
+    throw Error(ErrorKind::kUsage, "files", path + " is there and no regular file: name a file to write");
+  }
+  const std::string target = fs::is_symlink(fs::symlink_status(path, unknown)) && fs::exists(status)
+                                 ? fs::canonical(path, unknown).string()
+                                 : path;
+  const std::string beside = temporary_beside(target);
   try {
-    auto file = files.create(beside);
-    file->write(content.data(), content.size());
-    file->sync();
-    file->close();
-    files.rename(beside, path);
+    write(beside);
+    files.rename(beside, target);
   } catch (...) {
     try {
       files.remove_all(beside);
@@ -113,7 +120,16 @@ void write_atomically(FileSystem& files, const std::string& path, std::string_vi
     }
     throw;
   }
-  files.sync_folder(folder_of(path));
+  files.sync_folder(folder_of(target));
+}
+
+void write_atomically(FileSystem& files, const std::string& path, std::string_view content) {
+  replace_file(files, path, [&](const std::string& beside) {
+    auto file = files.create(beside);
+    file->write(content.data(), content.size());
+    file->sync();
+    file->close();
+  });
 }
 
 }  // namespace annulus

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -38,8 +39,13 @@ class FileSystem {
 // "path.tmp-PID": beside `path`, on the same disk. A later writer may remove what a crash left there.
 std::string temporary_beside(const std::string& path);
 
-// Replaces the content of `path`: written beside, synced, renamed, the folder synced. When it fails, `path` is as it
-// was and nothing is left beside it.
+// Replaces the file `path`: `write` makes a whole, synced file at the path it is given, which is renamed, and the
+// folder synced. When it fails, `path` is as it was and nothing is left beside it. A link is followed. Raises
+// Error(kUsage) when `path` is there and no regular file: a rename would put a file in a device's place.
+void replace_file(FileSystem& files, const std::string& path,
+                  const std::function<void(const std::string& beside)>& write);
+
+// The same with this content.
 void write_atomically(FileSystem& files, const std::string& path, std::string_view content);
 
 // The folder a path lies in ("." for a bare name).

@@ -100,6 +100,8 @@ class AttendTest(cli.CliTest):
         refused(3, "missing.safetensors", "attend", "--input", "missing.safetensors", "--output", "o")
         refused(8, "folder .*nowhere", "attend", "--input", "in.safetensors", "--output", "nowhere/out.safetensors")
         refused(2, "same file", "attend", "--input", "in.safetensors", "--output", "./in.safetensors")
+        os.mkfifo(self.path("pipe"))
+        refused(2, "no regular file", "attend", "--input", "in.safetensors", "--output", "pipe")
         # 30 positions are no multiple of 2 x 2 chunks.
         refused(4, "30", "launch", "-n", "2", "attend", *files, "--layout", "zigzag", "--even")
         refused(4, "length", "launch", "-n", "2", "attend", *files, "--lengths", "10,10,10")

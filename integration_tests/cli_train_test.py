@@ -81,6 +81,12 @@ class TrainTest(cli.CliTest):
         code, out, err = self.annulus(*shlex.split(onward))
         self.assertEqual(code, 0, err)
         self.assertEqual(len(self.losses("tiny-001")), 12)
+        self.assertIn("changed: run.steps = 12 (it was 6)", out)
+        # What cannot be written is not lost without a word.
+        with open("/dev/full", "w") as full:
+            done = subprocess.run([cli.ANNULUS, *shlex.split(sample), "--bytes", "40"], cwd=self.folder, stdout=full,
+                                  stderr=subprocess.PIPE, text=True, timeout=cli.LIMIT, env=cli.environment())
+        self.assertEqual(done.returncode, 8, done.stderr)
         # The first command again is a new run.
         self.assertEqual(self.annulus("train", "config.toml", "--set", "run.steps=1")[0], 0)
         self.assertTrue(os.path.isdir(self.path("runs/tiny-002")))
@@ -177,15 +183,14 @@ class TrainTest(cli.CliTest):
         self.assertEqual(code, 3, err)
         self.assertIn("no whole checkpoint", err)
 
-    def test_ranks_with_different_configurations(self):
+    def mpirun(self, *args):
         if shutil.which("mpirun") is None:
             self.skipTest("no mpirun on PATH")
         short = tempfile.TemporaryDirectory(dir="/dev/shm")  # a long path breaks Open MPI's sockets
         self.addCleanup(short.cleanup)
-        one = ["-np", "1", cli.ANNULUS, "train", "config.toml"]
         command = ["mpirun", "--oversubscribe", "--mca", "btl_vader_backing_directory", short.name]
-        done = subprocess.run(
-            [*command, *one, ":", *one, "--set", "optimizer.lr=0.02"],
+        return subprocess.run(
+            [*command, *args],
             cwd=self.folder,
             env=cli.environment(
                 OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", TMPDIR=short.name, HOME=short.name
@@ -194,6 +199,17 @@ class TrainTest(cli.CliTest):
             text=True,
             timeout=cli.LIMIT,
         )
+
+    def test_plain_mpirun_prints_plain_lines_and_how_to_go_on(self):
+        done = self.mpirun("-np", "2", cli.ANNULUS, "train", "config.toml")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertNotIn("\x1b", done.stdout)
+        onward = re.search(r"^train on: +(.*?)\r?$", done.stdout, re.M).group(1)
+        self.assertIn(" launch -n 2 train config.toml --resume ", onward)
+
+    def test_ranks_with_different_configurations(self):
+        one = ["-np", "1", cli.ANNULUS, "train", "config.toml"]
+        done = self.mpirun(*one, ":", *one, "--set", "optimizer.lr=0.02")
         self.assertEqual(done.returncode, 5, done.stderr)
         self.assertIn("optimizer.lr", done.stderr)
         self.assertEqual(len(re.findall("^annulus:", done.stderr, re.M)), 1, done.stderr)

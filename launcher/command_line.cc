@@ -18,8 +18,9 @@ void remember_command_line(int argc, char** argv) {
 
 const std::string& typed_program() { return program; }
 
-std::string typed_command() {
+std::string typed_command(int ranks) {
   std::vector<std::string> words = {program};
+  if (ranks > 1) words.insert(words.end(), {"launch", "-n", std::to_string(ranks)});
   words.insert(words.end(), arguments.begin(), arguments.end());
   return shell_quote(words);
 }

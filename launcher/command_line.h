@@ -13,7 +13,8 @@ void remember_command_line(int argc, char** argv);
 const std::string& typed_program();
 
 // As it would be typed into a shell: "./annulus launch -n 2 train configs/quickstart.toml".
-std::string typed_command();
+// `ranks` > 1, in a rank that `launch` did not start: as `launch` would start as many.
+std::string typed_command(int ranks = 1);
 
 // The arguments after the program's name.
 const std::vector<std::string>& command_arguments();

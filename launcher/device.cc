@@ -8,6 +8,7 @@
 #ifdef ANNULUS_CUDA
 #include <ATen/ops/empty.h>
 #include <c10/cuda/CUDAFunctions.h>
+#include <c10/util/Exception.h>
 #include <unistd.h>
 
 #include "attention/execution/attention.h"
@@ -30,6 +31,8 @@ std::string cuda_shortfall(int local_size) {
     make_kernel(KernelKind::kAten, at::empty({1, 1, 1, 64}, at::TensorOptions().device(at::kCUDA).dtype(at::kFloat)));
   } catch (const Error& error) {
     return error.what();
+  } catch (const c10::Error& error) {  // a driver that does not suit, no memory left on the GPU
+    return error.what_without_backtrace();
   }
   return "";
 }

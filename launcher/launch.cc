@@ -304,7 +304,8 @@ class Supervisor {
   template <typename Sink>
   void drain(int& fd, Sink&& sink) {
     std::array<char, 16384> buffer;
-    while (fd >= 0) {
+    // No more than a pipe holds: a rank that never stops printing must not keep signals and deadlines waiting.
+    for (int i = 0; fd >= 0 && i < 16; ++i) {
       const ssize_t n = read(fd, buffer.data(), buffer.size());
       if (n > 0) {
         sink(std::string_view(buffer.data(), static_cast<size_t>(n)));
@@ -464,6 +465,7 @@ class Supervisor {
   }
 
   void interrupt(int signal) {
+    if (mpirun_code_) return;  // all over; its pid may be another's by now
     if (!stop_signal_) {
       stop_signal_ = signal;
       const std::string name = signal == SIGINT    ? "Ctrl-C"
@@ -519,7 +521,12 @@ class Supervisor {
       if (!asked) told.push_back(f);
     }
     int code = *mpirun_code_;
-    if (!failures_.empty() && !failures_.front().abrupt) code = failures_.front().code;
+    // A rank that fails while it stops (a full disk, at its checkpoint) has failed.
+    if (!told.empty() && !told.front().abrupt) {
+      code = told.front().code;
+    } else if (!failures_.empty() && !failures_.front().abrupt) {
+      code = failures_.front().code;
+    }
     if (!failures_.empty() && code == 0) code = 1;
     if (!told.empty()) {
       tell(told, code);
@@ -530,7 +537,7 @@ class Supervisor {
           (any ? "" : " before any rank started") + "; it said:");
       say(mpirun_text_.empty() ? "(nothing)" : mpirun_text_);
     }
-    if (interrupted && code != 0) {
+    if (interrupted && code != 0 && (told.empty() || forced_)) {
       code = 128 + stop_signal_;
       say(forced_ ? "annulus: stopped; what was not in a finished checkpoint is lost" : "annulus: stopped");
       if (forced_ && options_.program.front() == "train") {

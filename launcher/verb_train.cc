@@ -73,7 +73,7 @@ class TrainVerb : public Verb {
     options.device_reason = choice.reason;
     options.placement = placement_text();
     const char* const launched = std::getenv("ANNULUS_LAUNCH_COMMAND");
-    options.command = launched != nullptr && *launched != '\0' ? launched : typed_command();
+    options.command = launched != nullptr && *launched != '\0' ? launched : typed_command(job.size);
     options.program = typed_program();
     return run_training(config_, *job.world, options);
   }

@@ -1,7 +1,10 @@
 // See agreement.h.
 #include "runtime/agreement.h"
 
+#include <exception>
+#include <new>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "common/error.h"
@@ -31,6 +34,10 @@ void together(Communicator& comm, OpLabel label, const std::function<void()>& ac
       action();
     } catch (const Error& e) {
       error = e;
+    } catch (const std::bad_alloc&) {
+      error = Error(ErrorKind::kResource, "memory", "out of memory while " + std::string(label.operation));
+    } catch (const std::exception& e) {
+      error = Error(ErrorKind::kInternal, label.operation, e.what());
     }
   }
   const std::vector<std::string> reports = all_gather_text(comm, error ? report(*error) : "", label);

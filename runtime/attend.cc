@@ -22,6 +22,7 @@
 #include "attention/execution/attention.h"
 #include "common/error.h"
 #include "common/files.h"
+#include "runtime/agreement.h"
 
 namespace annulus {
 namespace {
@@ -35,8 +36,11 @@ std::string shape_text(const std::vector<int64_t>& shape) {
 void check_output(const AttendOptions& options) {
   namespace fs = std::filesystem;
   std::error_code error;
-  if (fs::is_directory(options.output, error)) {
-    throw Error(ErrorKind::kUsage, "attend", "--output " + options.output + " is a folder: name a file to write");
+  if (fs::exists(options.output, error) && !fs::is_regular_file(options.output, error)) {
+    throw Error(ErrorKind::kUsage, "attend",
+                "--output " + options.output +
+                    (fs::is_directory(options.output, error) ? " is a folder" : " is no regular file") +
+                    ": name a file to write");
   }
   if (fs::equivalent(options.input, options.output, error)) {
     throw Error(ErrorKind::kUsage, "attend", "--output and --input are the same file, " + options.input);
@@ -254,8 +258,14 @@ void AttendJob::run(Communicator& world) const {
     results.push_back({"dk", gather(world, gradients.dk, keys, 1)});
     results.push_back({"dv", gather(world, gradients.dv, keys, 1)});
   }
+  // Together: the others wait, and a full disk is everyone's error.
+  together(
+      world, {"attend, writing the output", 0},
+      [&] {
+        write_safetensors(options_.output, results, {{"pattern", request_.pattern.text()}});
+      },
+      /*only_first=*/true);
   if (world.rank() != 0) return;
-  write_safetensors(options_.output, results, {{"pattern", request_.pattern.text()}});
   const std::string layout =
       request_.uneven_lengths.empty() ? std::string(to_string(request_.layout)) : "contiguous, uneven";
   std::printf("attend: %d %s, %s, %s, %lld messages, %s sent, %.3f s -> %s\n", world.size(),

@@ -329,18 +329,8 @@ std::string write_safetensors_file(const std::string& path, const std::vector<Na
 
 void write_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors,
                        const std::map<std::string, std::string>& metadata, FileSystem& files) {
-  const std::string beside = temporary_beside(path);
-  try {
-    write_safetensors_file(beside, tensors, metadata, files, nullptr);
-    files.rename(beside, path);
-  } catch (...) {
-    try {
-      files.remove_all(beside);
-    } catch (...) {  // the first failure is the one to report
-    }
-    throw;
-  }
-  files.sync_folder(folder_of(path));
+  replace_file(files, path,
+               [&](const std::string& beside) { write_safetensors_file(beside, tensors, metadata, files, nullptr); });
 }
 
 }  // namespace annulus

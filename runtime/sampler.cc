@@ -32,8 +32,10 @@ Model load_model(const Config& config, const std::string& run, std::ostream& not
   for (const std::string& reason : skipped) notes << "passed over a checkpoint: " << reason << std::endl;
   if (!state) {
     throw Error(ErrorKind::kInput, "sample",
-                "there is no whole checkpoint in " + run + ": training writes the first after checkpoint.every = " +
-                    std::to_string(config.checkpoint.every) + " steps");
+                "there is no whole checkpoint in " + run +
+                    (skipped.empty() ? ": training writes the first after checkpoint.every = " +
+                                           std::to_string(config.checkpoint.every) + " steps"
+                                     : " (" + std::to_string(skipped.size()) + " damaged)"));
   }
   Model model(model_shape(config), static_cast<uint64_t>(config.run.seed));
   restore_tensors(*state, model.parameters().views(model.parameters().values()));
@@ -64,6 +66,7 @@ int run_sample(const SampleOptions& o) {
     out << text.push(static_cast<unsigned char>(next)) << std::flush;
   }
   out << text.finish() << std::endl;
+  if (!out) throw Error(ErrorKind::kResource, "sample", "the text could not be written: is the disk full?");
   return interrupted() ? interrupt_exit_code() : 0;
 }
 

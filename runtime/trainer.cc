@@ -72,6 +72,9 @@ class Run {
  private:
   void load_text();
   void resume();
+  void require_something_to_do();
+  void tell_changes();
+  double waited() const;
   void require_equal_ranks();
   void open_folder();
   void greet();
@@ -118,6 +121,8 @@ void Run::resume() {
     folder_ = std::make_unique<RunFolder>(RunFolder::open(find_run(config_.run.folder, which)));
     return folder_->path();
   });
+  together(
+      world_, {"comparing with the run's configuration", 0}, [&] { tell_changes(); }, /*only_first=*/true);
   store_ = std::make_unique<CheckpointStore>(path_, config_.checkpoint.keep);
   together(world_, {"loading the checkpoint", 0}, [&] {
     std::vector<std::string> skipped;
@@ -136,6 +141,18 @@ void Run::resume() {
       say("the text is not the one this run was begun with: the loss may jump");
     }
   });
+}
+
+// What a resumed run does otherwise than before.
+void Run::tell_changes() {
+  const std::vector<std::string> before = flatten(load_config(folder_->config_path())), now = flatten(config_);
+  for (size_t i = 0; i < now.size() && i < before.size(); ++i) {
+    if (now[i] != before[i])
+      say("changed: " + now[i] + " (it was " + before[i].substr(before[i].find(" = ") + 3) + ")");
+  }
+}
+
+void Run::require_something_to_do() {
   if (training_->steps_done() >= config_.run.steps) {
     throw Error(ErrorKind::kUsage, "train",
                 path_ + " has done " + std::to_string(training_->steps_done()) + " steps and run.steps is " +
@@ -198,7 +215,7 @@ void Run::report(const StepResult& result, bool validated) {
   const double speed = elapsed > 0 ? tokens / elapsed : 0;
   if (log) {
     tokens_per_second_ = speed;
-    const double wait = world_.stats().wait_seconds + training_->mesh().axis("context").stats().wait_seconds;
+    const double wait = waited();
     metrics_->write(step, {{"loss", result.loss},
                            {"bits_per_byte", bits_per_byte(result.loss)},
                            {"gradient_norm", result.gradient_norm},
@@ -222,10 +239,16 @@ void Run::report(const StepResult& result, bool validated) {
       /*important=*/validated || step == config_.run.steps);
 }
 
+// Seconds that this rank has waited for others so far.
+double Run::waited() const {
+  return world_.stats().wait_seconds + training_->mesh().axis("context").stats().wait_seconds;
+}
+
 bool Run::validate() {
-  const double before = now();
+  const double before = now(), waited_before = waited();
   const ValidationResult result = training_->validate([&] { return asked_to_stop(); });
   interval_begin_ += now() - before;
+  interval_wait_ += waited() - waited_before;
   if (result.stop) return true;
   validation_ = bits_per_byte(result.loss);
   if (first_) {
@@ -238,7 +261,7 @@ bool Run::validate() {
 void Run::save() {
   const int64_t step = training_->steps_done();
   if (saved_step_ == step) return;
-  const double before = now();
+  const double before = now(), waited_before = waited();
   together(
       world_, {"writing the checkpoint", step},
       [&] {
@@ -256,6 +279,7 @@ void Run::save() {
       /*only_first=*/true);
   saved_step_ = step;
   interval_begin_ += now() - before;
+  interval_wait_ += waited() - waited_before;
 }
 
 std::string Run::command() const {
@@ -284,7 +308,8 @@ int Run::finish(bool stopped) {
 int Run::train() {
   if (first_) {
     std::ostream& out = options_.out != nullptr ? *options_.out : std::cout;
-    const bool terminal = options_.out == nullptr && isatty(STDOUT_FILENO) == 1;
+    // mpirun gives its first rank a terminal whatever its own output is; `launch` says what it has.
+    const bool terminal = options_.out == nullptr && world_.size() == 1 && isatty(STDOUT_FILENO) == 1;
     progress_ = std::make_unique<Progress>(progress_mode(std::getenv("ANNULUS_PROGRESS"), terminal), out);
   }
   world_.set_timeout(Seconds(config_.timeout));
@@ -293,11 +318,13 @@ int Run::train() {
   training_ = std::make_unique<Training>(config_, world_, *text_, options_.device);
   if (options_.resume) resume();
   require_equal_ranks();
+  require_something_to_do();  // alike on all ranks by now
   open_folder();
   greet();
 
   const bool validates = config_.validation.every > 0 && config_.validation.batches > 0 && text_->has_validation();
   begin_ = interval_begin_ = now();
+  interval_wait_ = waited();
   begin_step_ = training_->steps_done();
   bool stop = false;
   while (!stop && training_->steps_done() < config_.run.steps) {

@@ -191,6 +191,7 @@ StepResult Training::step(bool stop) {
     }
   }
   const at::Tensor extras = parameters.extras().to(at::kCPU, at::kDouble);
+  world.progress();  // on a GPU the sums may have been aborted: raise before they are used
   StepResult result;
   result.loss = extras[kLossExtra].item<double>();
   result.stop = extras[kStopExtra].item<double>() > 0;
