@@ -1,3 +1,4 @@
+// See operator_clock.h.
 #include "benchmarks/operator_clock.h"
 
 #include <cstring>

@@ -1,3 +1,4 @@
+// See ring.h.
 #include "benchmarks/ring.h"
 
 #include <ATen/Parallel.h>

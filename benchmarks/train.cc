@@ -1,3 +1,4 @@
+// See train.h.
 #include "benchmarks/train.h"
 
 #include <ATen/Parallel.h>

@@ -4,11 +4,9 @@
 // Contract, the same for every backend:
 // - Every rank of a communicator calls the same operations in the same order.
 // - Every wait has a deadline (`timeout`). What fails raises Error(kComm) naming operation, step and peer. After that
-// the
-//   communicator is dead: every later call raises at once, and buffers handed to it are neither freed nor reused.
+//   the communicator is dead: every later call raises at once, and buffers handed to it are neither freed nor reused.
 // - What all ranks can see to be wrong together (shape, dtype, operation of a collective) raises Error(kMismatch) on
-// every
-//   rank, naming the ranks that differ and in what. Nothing hangs.
+//   every rank, naming the ranks that differ and in what. Nothing hangs.
 // - Tensors must be contiguous and on a device and of a dtype that the backend supports; anything else is refused with
 //   Error(kPlan) before anything is sent.
 // - Thread safety: a communicator belongs to one thread at a time.

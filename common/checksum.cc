@@ -1,3 +1,4 @@
+// See checksum.h.
 #include "common/checksum.h"
 
 #include <xxhash.h>

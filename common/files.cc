@@ -1,3 +1,4 @@
+// See files.h.
 #include "common/files.h"
 
 #include <fcntl.h>

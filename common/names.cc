@@ -1,3 +1,4 @@
+// See names.h.
 #include "common/names.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// See nearest.h.
 #include "common/nearest.h"
 
 #include <algorithm>

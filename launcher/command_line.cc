@@ -1,3 +1,4 @@
+// See command_line.h.
 #include "launcher/command_line.h"
 
 #include <cstdlib>

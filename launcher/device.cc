@@ -1,3 +1,4 @@
+// See device.h.
 #include "launcher/device.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// See host_plan.h.
 #include "launcher/host_plan.h"
 
 #include <unistd.h>

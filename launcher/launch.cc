@@ -1,3 +1,4 @@
+// See launch.h.
 #include "launcher/launch.h"
 
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+// See mpirun.h.
 #include "launcher/mpirun.h"
 
 #include <unistd.h>

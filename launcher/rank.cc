@@ -1,3 +1,4 @@
+// See rank.h.
 #include "launcher/rank.h"
 
 #include <fcntl.h>

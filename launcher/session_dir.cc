@@ -1,3 +1,4 @@
+// See session_dir.h.
 #include "launcher/session_dir.h"
 
 #include <fcntl.h>

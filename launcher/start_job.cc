@@ -1,3 +1,4 @@
+// See start_job.h.
 #include "launcher/start_job.h"
 
 #include <cstdio>

@@ -1,3 +1,4 @@
+// See terminal.h.
 #include "launcher/terminal.h"
 
 #include <sys/stat.h>

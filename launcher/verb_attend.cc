@@ -21,9 +21,9 @@ class AttendVerb : public Verb {
         ->required()
         ->type_name("FILE");
     app.add_option("--pattern", options_.pattern, "which keys a query sees (default: { kind = \"causal\" })");
-    app.add_option("--layout", options_.layout, "positions over ranks: contiguous, zigzag or striped");
-    app.add_option("--schedule", options_.schedule, "ring or all-gather");
-    app.add_option("--kernel", options_.kernel, "aten or reference");
+    app.add_option("--layout", options_.layout, "positions over ranks: contiguous (default), zigzag or striped");
+    app.add_option("--schedule", options_.schedule, "ring (default) or all-gather");
+    app.add_option("--kernel", options_.kernel, "aten (default) or reference");
     app.add_flag("--backward", options_.backward, "also the gradients, from the tensor dout");
     app.add_option("--scale", options_.scale, "factor on q.k (default: 1/sqrt(head size))");
     app.add_option("--query-offset", options_.query_offset, "query i has the position i + N (default: 0)")

@@ -1,3 +1,4 @@
+// See attend.h.
 #include "runtime/attend.h"
 
 #include <ATen/core/Tensor.h>

@@ -1,3 +1,4 @@
+// See checkpoint.h.
 #include "runtime/checkpoint.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// See config.h.
 #include "runtime/config.h"
 
 #include <toml++/toml.h>

@@ -1,3 +1,4 @@
+// See metrics.h.
 #include "runtime/metrics.h"
 
 #include <algorithm>

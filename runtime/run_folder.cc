@@ -1,3 +1,4 @@
+// See run_folder.h.
 #include "runtime/run_folder.h"
 
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+// See safetensors.h.
 #include "runtime/safetensors.h"
 
 #include <ATen/ops/empty.h>

@@ -1,3 +1,4 @@
+// See text_source.h.
 #include "runtime/text_source.h"
 
 #include <ATen/ops/empty.h>

@@ -1,3 +1,4 @@
+// See band_cut.h.
 #include "attention/kernels/band_cut.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// See dense.h.
 #include "attention/kernels/dense.h"
 
 #include <ATen/TensorOperators.h>

@@ -1,3 +1,4 @@
+// See kernel.h.
 #include "attention/kernels/kernel.h"
 
 #include "attention/kernels/kernels.h"

@@ -1,3 +1,4 @@
+// See merge.h.
 #include "attention/kernels/merge.h"
 
 #include <ATen/Parallel.h>

@@ -1,3 +1,4 @@
+// See tile_views.h.
 #include "attention/kernels/tile_views.h"
 
 #include <ATen/TensorOperators.h>

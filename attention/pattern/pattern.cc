@@ -1,3 +1,4 @@
+// See pattern.h.
 #include "attention/pattern/pattern.h"
 
 #include <toml++/toml.h>

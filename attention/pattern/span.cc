@@ -1,3 +1,4 @@
+// See span.h.
 #include "attention/pattern/span.h"
 
 #include <numeric>

@@ -1,3 +1,4 @@
+// See layout.h.
 #include "attention/plan/layout.h"
 
 #include "common/error.h"

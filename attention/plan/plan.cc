@@ -1,3 +1,4 @@
+// See plan.h.
 #include "attention/plan/plan.h"
 
 #include <array>

@@ -1,3 +1,4 @@
+// See schedules.h.
 #include "attention/plan/schedules.h"
 
 #include "attention/plan/tiles.h"

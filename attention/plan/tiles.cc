@@ -1,3 +1,4 @@
+// See tiles.h.
 #include "attention/plan/tiles.h"
 
 namespace annulus {

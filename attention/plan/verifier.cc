@@ -1,3 +1,4 @@
+// See verifier.h.
 #include "attention/plan/verifier.h"
 
 #include <deque>

@@ -23,8 +23,7 @@ struct NcclOptions {
 //   and the collectives order the current stream after them and do not block the host. Buffers are kept from the
 //   allocator until the device is done with them.
 // - Collectives are preceded by a small agreement over host, so that ranks that disagree all raise Error(kMismatch).
-// The
-//   sizes and dtypes of an exchange are compared over host while it runs; a mismatch aborts it.
+//   The sizes and dtypes of an exchange are compared over host while it runs; a mismatch aborts it.
 // - barrier() is one of hosts: it does not wait for the device.
 // - A thread watches deadlines and NCCL's asynchronous errors. When one strikes it calls ncclCommAbort, which ends the
 //   kernels that wait, and the next call of this communicator raises the error that names operation, step and peer.

@@ -1,3 +1,4 @@
+// See binding.h.
 #include "comm/topology/binding.h"
 
 #include <hwloc.h>

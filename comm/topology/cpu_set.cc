@@ -1,3 +1,4 @@
+// See cpu_set.h.
 #include "comm/topology/cpu_set.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// See machine.h.
 #include "comm/topology/machine.h"
 
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+// See placement.h.
 #include "comm/topology/placement.h"
 
 #include <algorithm>

@@ -63,12 +63,10 @@ struct Placement {
 // - CPU: ranks are spread over the NUMA nodes in proportion to their cores, in whole cores; with fewer ranks than nodes
 //   each gets several whole nodes.
 // - More ranks than cores on a host: hardware threads are divided while they last, then cores are shared; such ranks
-// are
-//   flagged oversubscribed.
+//   are flagged oversubscribed.
 // - NIC: the nearest by the PCI tree (CPU: by NUMA node), RDMA and active ones first, equal ones in turn.
 // - Ring: hosts in their order. GPUs of a host so that the slowest link is as fast as possible, then the sum of all
-// links
-//   (ring_order.h); CPU ranks by package and NUMA node.
+//   links (ring_order.h); CPU ranks by package and NUMA node.
 // Errors, kPlan: no host, no rank, more GPU ranks than GPUs on a host, more than 65,536 ranks.
 Placement place(const std::vector<Machine>& hosts, const std::vector<int>& ranks_per_host,
                 const PlacementOptions& options = {});

@@ -1,3 +1,4 @@
+// See report.h.
 #include "comm/topology/report.h"
 
 #include <algorithm>

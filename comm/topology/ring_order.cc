@@ -1,3 +1,4 @@
+// See ring_order.h.
 #include "comm/topology/ring_order.h"
 
 #include <algorithm>

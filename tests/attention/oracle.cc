@@ -1,3 +1,4 @@
+// See oracle.h.
 #include "tests/attention/oracle.h"
 
 #include <ATen/ops/zeros.h>

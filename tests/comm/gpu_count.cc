@@ -1,3 +1,4 @@
+// See gpu_count.h.
 #include "tests/comm/gpu_count.h"
 
 #ifdef WITH_CUDA

@@ -1,3 +1,4 @@
+// Tests of common/files.h.
 #include "common/files.h"
 
 #include <gtest/gtest.h>

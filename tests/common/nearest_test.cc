@@ -1,3 +1,4 @@
+// Tests of common/nearest.h.
 #include "common/nearest.h"
 
 #include <gtest/gtest.h>

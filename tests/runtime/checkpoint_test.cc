@@ -1,3 +1,4 @@
+// Tests of runtime/checkpoint.h.
 #include "runtime/checkpoint.h"
 
 #include <ATen/ops/arange.h>

@@ -1,3 +1,4 @@
+// Tests of runtime/config.h.
 #include "runtime/config.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// Tests of runtime/metrics.h.
 #include "runtime/metrics.h"
 
 #include <gtest/gtest.h>

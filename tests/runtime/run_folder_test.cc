@@ -1,3 +1,4 @@
+// Tests of runtime/run_folder.h.
 #include "runtime/run_folder.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// Tests of runtime/safetensors.h.
 #include "runtime/safetensors.h"
 
 #include <ATen/ops/arange.h>

@@ -1,3 +1,4 @@
+// Tests of runtime/text_source.h.
 #include "runtime/text_source.h"
 
 #include <ATen/ops/equal.h>

@@ -1,3 +1,4 @@
+// See machine_xml.h.
 #include "tests/comm/topology/machine_xml.h"
 
 #include <array>
