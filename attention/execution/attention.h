@@ -24,15 +24,19 @@ namespace annulus {
 
 // Everything about a call that is not a tensor.
 struct AttentionCall {
-  std::shared_ptr<const Program> program;  // of comm's rank, for comm's size
-  Communicator* comm = nullptr;            // must outlive the call and its backward
-  KernelKind kernel = KernelKind::kAten;
-  double scale = 0;                 // 0: 1 / sqrt(D)
+  PlanRequest request;           // of comm's size
+  Communicator* comm = nullptr;  // must outlive the call and its backward
+  KernelKind kernel = KernelKind::kAuto;
+  double scale = 0;  // 0: 1 / sqrt(D)
+  Dropout dropout;
   std::string label = "attention";  // in error messages: "attention, layer 3"
+  // This rank's program, where it is not to be looked up by the request: a pattern made by a program.
+  std::shared_ptr<const Program> program;
 };
 
 struct AttentionOutput {
-  at::Tensor out;
+  std::shared_ptr<const Program> program;  // what ran, for the backward: adaptive block maps are frozen in it
+  at::Tensor out;                          // not divided by output_divisor(pattern): attention() does that
   at::Tensor lse;
   at::Tensor saved_k;  // last-held keys and values, [B, rows, Hk, D]; undefined where the plan keeps none
   at::Tensor saved_v;
@@ -67,7 +71,8 @@ AttentionGradients attention_backward(const at::Tensor& dout, const at::Tensor& 
                                       const at::Tensor& v, const AttentionOutput& forward, const AttentionCall& call,
                                       AttentionStats* stats = nullptr);
 
-// out, differentiable in q, k and v. The backward is collective too: every rank must run it.
+// out, divided by output_divisor of the pattern, differentiable in q, k and v. The backward is collective too: every
+// rank must run it.
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionCall& call);
 
 }  // namespace annulus

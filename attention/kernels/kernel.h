@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "attention/kernels/dropout.h"
 #include "attention/plan/plan.h"
 
 namespace annulus {
@@ -18,13 +19,28 @@ namespace annulus {
 enum class KernelKind {
   kReference,  // dense fp64 over each tile: the oracle's cousin, any pattern, slow
   kAten,       // LibTorch's flash attention with its logsumexp
+  kAuto,       // the fastest that can be used for the inputs; see choose_kernel
 };
 
-std::string_view to_string(KernelKind kind);  // "reference", "aten"
+std::string_view to_string(KernelKind kind);  // "reference", "aten", "auto"
 KernelKind parse_kernel(std::string_view name, std::string_view where);
 
-// One call's kernel state: running out and lse of this rank's queries, or the gradients being accumulated. Tensors are
-// [B, rows, heads, D] as in attention.h. Not thread-safe: one state belongs to one call.
+// A block of a key/value buffer, or of a gradient buffer with dk and dv: which batch rows and kv heads its tensors
+// hold.
+struct KeyBlock {
+  at::Tensor k, v;  // [batch.count, rows, heads.count, D]
+  Span batch;       // global batch rows
+  Span heads;       // global kv heads
+};
+
+// What is alike for all tiles of a call.
+struct KernelCall {
+  double scale = 1;
+  Dropout dropout;
+};
+
+// One call's kernel state: running out and lse of this rank's queries, or the gradients being accumulated. q, out and
+// their gradients are [B, rows, heads, D] as in attention.h. Not thread-safe: one state belongs to one call.
 class Kernel {
  public:
   virtual ~Kernel() = default;
@@ -33,17 +49,18 @@ class Kernel {
   using Poll = std::function<void()>;
 
   // Forward: begin, any number of forward() in the plan's order, finish.
-  virtual void begin_forward(const at::Tensor& q, double scale) = 0;
-  // `tiles`: those of one step that read the buffer k, v.
-  virtual void forward(const at::Tensor& k, const at::Tensor& v, std::span<const Tile> tiles, const Poll& poll) = 0;
+  virtual void begin_forward(const at::Tensor& q, const KernelCall& call) = 0;
+  // `tiles`: those of one step that read the block `keys`.
+  virtual void forward(const KeyBlock& keys, std::span<const Tile> tiles, const Poll& poll) = 0;
   // out in the accumulator's dtype [B, n, H, D]; lse [B, H, n], -inf for rows with no key.
   virtual void finish_forward(at::Tensor& out, at::Tensor& lse) = 0;
 
-  // Backward, from the MERGED out (q's dtype) and lse. dk and dv are accumulators of the key rows, added to.
+  // Backward, from the MERGED out (q's dtype) and lse. `grads`: the accumulators that the tiles' dk and dv are added
+  // to, in rows tile.grad_rows; it may hold other batch rows, heads and positions than `keys`, but all that the tiles
+  // name.
   virtual void begin_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& out, const at::Tensor& lse,
-                              double scale) = 0;
-  virtual void backward(const at::Tensor& k, const at::Tensor& v, std::span<const Tile> tiles, at::Tensor& dk,
-                        at::Tensor& dv, const Poll& poll) = 0;
+                              const KernelCall& call) = 0;
+  virtual void backward(const KeyBlock& keys, const KeyBlock& grads, std::span<const Tile> tiles, const Poll& poll) = 0;
   virtual at::Tensor finish_backward() = 0;  // dq in the accumulator's dtype
 
   // Elements of the largest dK and dV result that a backward tile held before it was added.
@@ -52,6 +69,16 @@ class Kernel {
  protected:
   int64_t peak_result_elements_ = 0;
 };
+
+// What was found on this machine and in this build, and what is used for such inputs, and why: the one place that looks
+// for FlashAttention 3, cuDNN, FlashAttention 2 and the CPU's kernels. `asked` kAuto: the best of them; a choice that
+// falls back says so in `reason`. Thread-safe; looks once.
+struct KernelChoice {
+  KernelKind kind = KernelKind::kAten;  // never kAuto
+  std::string reason;                   // one line
+};
+KernelChoice choose_kernel(KernelKind asked, at::DeviceType device, at::ScalarType type, int64_t head_dim,
+                           bool dropout);
 
 // Raises Error(kUnavailable) when this build or device has no such kernel for these inputs, saying why and what to use.
 std::unique_ptr<Kernel> make_kernel(KernelKind kind, const at::Tensor& q);

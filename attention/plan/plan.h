@@ -14,12 +14,18 @@
 #include "attention/pattern/pattern.h"
 #include "attention/pattern/span.h"
 #include "attention/plan/layout.h"
+#include "common/byte_cache.h"
 
 namespace annulus {
 
-enum class ScheduleKind { kRing, kAllGather };
+enum class ScheduleKind {
+  kRing,
+  kAllGather,
+  kGroupCast,
+  kAuto,  // group-cast where no rank needs more than half of the others' rows, else ring; see resolve_schedule
+};
 
-std::string_view to_string(ScheduleKind kind);  // "ring", "all-gather"
+std::string_view to_string(ScheduleKind kind);  // "ring", "all-gather", "group-cast", "auto"
 ScheduleKind parse_schedule(std::string_view name, std::string_view where);
 
 // What a plan is made from; equal requests give equal plans on every rank.
@@ -27,7 +33,7 @@ struct PlanRequest {
   AttentionShape shape;
   PatternSpec pattern;
   LayoutKind layout = LayoutKind::kContiguous;
-  ScheduleKind schedule = ScheduleKind::kRing;
+  ScheduleKind schedule = ScheduleKind::kAuto;
   int ranks = 1;
   bool even = false;                    // refuse lengths that do not give every rank the same share
   std::vector<int64_t> uneven_lengths;  // if not empty: contiguous parts of these lengths (queries and keys alike)
@@ -40,15 +46,24 @@ struct PlanRequest {
 Layout query_layout(const PlanRequest& request);
 Layout key_layout(const PlanRequest& request);
 
-// A set of key/value rows: batch rows x kv heads x positions, stored in this order: [batch][positions, span after
-// span][heads]. `positions` are global; together they are the buffer's row index 0, 1, 2, ...
-struct RowSet {
+// Key/value rows of some batch rows and kv heads, all of the same positions; stored [batch][positions, span after
+// span][heads]. `positions` are global; together they are the block's row index 0, 1, 2, ...
+struct RowBlock {
   Span batch;
   Span heads;  // kv heads
   std::vector<Span> positions;
 
   int64_t positions_count() const;
   int64_t rows() const { return batch.count * heads.count * positions_count(); }
+  friend bool operator==(const RowBlock&, const RowBlock&) = default;
+};
+
+// A set of key/value rows: blocks that share no row, stored one after the other. More than one where heads or batch
+// rows need different positions.
+struct RowSet {
+  std::vector<RowBlock> blocks;
+
+  int64_t rows() const;
   friend bool operator==(const RowSet&, const RowSet&) = default;
 };
 
@@ -68,7 +83,8 @@ struct Buffer {
   bool holds_gradient() const { return kind == BufferKind::kGrad || kind == BufferKind::kOwnGrad; }
 };
 
-// Both tensors of a buffer to or from a peer, rows `rows`. Matches the peer's transfers in the order listed.
+// Both tensors of a buffer to or from a peer. A receive fills its buffer: `rows` are all of it. A send takes all of a
+// gradient buffer, but of keys and values only those that are needed. Matches the peer's transfers in the order listed.
 struct Transfer {
   int peer = 0;
   int buffer = 0;
@@ -76,22 +92,25 @@ struct Transfer {
 };
 
 // One rectangle of (query rows, key rows), cut by a band, for the batch rows and query heads named. Row numbers are
-// into this rank's q (queries) and into a buffer (keys); the positions say which global positions these rows are, and
-// the band is over positions.
+// into this rank's q (queries) and into a block of a buffer (keys); the positions say which global positions these rows
+// are, and the band is over positions.
 struct Tile {
   int buffer = 0;        // keys and values
+  int block = 0;         // which of the buffer's row blocks
   int grad_buffer = -1;  // backward: where this tile's dK and dV are added; -1 in the forward
+  int grad_block = 0;
   Span batch;
   Span heads;  // query heads
   Span query_rows;
   Span query_positions;  // same count
   Span key_rows;
   Span key_positions;  // same count
+  Span grad_rows;      // same count: rows of the gradient's block
   Band band;           // pairs outside are not counted; normalised to unbounded where it cuts nothing
 };
 
-// dst += src, both gradient buffers of equal rows. Runs after the step's transfers arrived and tiles are done, in
-// order.
+// dst += src, both gradient buffers; dst holds all rows of src. Runs after the step's transfers arrived and tiles are
+// done, in order.
 struct Add {
   int dst = 0;
   int src = 0;
@@ -158,7 +177,24 @@ Program make_program(const PlanRequest& request, int rank);
 // requests, so the caller sees to it that they hold the same slices.
 Program make_program(const PlanRequest& request, const Pattern& pattern, int rank);
 
-// The same, cached by (request, rank); thread-safe. At most 256 programs, the least recently used goes.
+// The same, cached by request and rank (common/byte_cache.h); thread-safe. `pattern_of(request)` likewise.
 std::shared_ptr<const Program> cached_program(const PlanRequest& request, int rank);
+std::shared_ptr<const Pattern> cached_pattern(const PlanRequest& request);
+
+// Starts planning on another thread, for a request that the next step will make: cached_program of it then finds the
+// program or waits for what is left. Errors surface there. Thread-safe.
+void plan_ahead(const PlanRequest& request, int rank);
+
+// Counted over the process.
+struct PlanStats {
+  int64_t patterns_made = 0;  // how often slices were made: 0 more in a step whose patterns are unchanged
+  int64_t programs_made = 0;
+  double seconds_on_path = 0;  // planning, or waiting for it, in cached_program: what steps waited
+  CacheStats patterns, programs;
+};
+PlanStats plan_stats();
+
+// The request with `auto` replaced by the schedule it stands for; every rank comes to the same. Raises as validate.
+PlanRequest resolve_schedule(const PlanRequest& request);
 
 }  // namespace annulus

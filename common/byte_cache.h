@@ -1,0 +1,125 @@
+// A cache by content, bounded in bytes: entries go, the least recently used first, only when room is needed for
+// another. Of plans, patterns and masks. One value is made once even when several threads ask for it at the same time:
+// the others wait for it. Thread-safe.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+namespace annulus {
+
+struct CacheStats {
+  int64_t hits = 0;
+  int64_t misses = 0;  // each made a value
+  int64_t evictions = 0;
+  int64_t entries = 0;
+  int64_t bytes = 0;
+  int64_t capacity = 0;  // bytes
+};
+
+template <typename Value>
+class ByteCache {
+ public:
+  explicit ByteCache(int64_t capacity) { stats_.capacity = capacity; }
+
+  // The value of `key`: from the cache, or made by make() -> Value and kept. bytes(value) is its memory; a value larger
+  // than the cache is handed out and not kept. What make raises is raised here, and to those who waited; nothing is
+  // kept then.
+  template <typename Make, typename Bytes>
+  std::shared_ptr<const Value> get(const std::string& key, const Make& make, const Bytes& bytes) {
+    std::unique_lock lock(mutex_);
+    std::shared_ptr<Entry> entry;
+    if (const auto found = index_.find(key); found != index_.end()) {
+      ++stats_.hits;
+      order_.splice(order_.begin(), order_, found->second);
+      entry = *found->second;
+      made_.wait(lock, [&] { return entry->value || entry->failure; });
+      if (entry->failure) std::rethrow_exception(entry->failure);
+      return entry->value;
+    }
+    ++stats_.misses;
+    entry = std::make_shared<Entry>();
+    entry->key = key;
+    order_.push_front(entry);
+    index_[key] = order_.begin();
+    lock.unlock();
+    std::shared_ptr<const Value> value;
+    std::exception_ptr failure;
+    int64_t size = 0;
+    try {
+      value = std::make_shared<const Value>(make());
+      size = bytes(*value) + static_cast<int64_t>(key.size());
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    lock.lock();
+    entry->value = value;
+    entry->failure = failure;
+    made_.notify_all();
+    if (failure || size > stats_.capacity) {
+      forget(key);
+    } else {
+      entry->bytes = size;
+      stats_.bytes += size;
+      make_room();
+    }
+    if (failure) std::rethrow_exception(failure);
+    return value;
+  }
+
+  CacheStats stats() const {
+    const std::lock_guard lock(mutex_);
+    CacheStats stats = stats_;
+    stats.entries = static_cast<int64_t>(order_.size());
+    return stats;
+  }
+
+  void set_capacity(int64_t bytes) {
+    const std::lock_guard lock(mutex_);
+    stats_.capacity = bytes;
+    make_room();
+  }
+
+ private:
+  struct Entry {
+    std::string key;
+    std::shared_ptr<const Value> value;  // null while it is being made
+    std::exception_ptr failure;
+    int64_t bytes = 0;
+  };
+  using Order = std::list<std::shared_ptr<Entry>>;
+
+  void forget(const std::string& key) {
+    const auto found = index_.find(key);
+    stats_.bytes -= (*found->second)->bytes;
+    order_.erase(found->second);
+    index_.erase(found);
+  }
+  // Entries that are still being made have no bytes yet and stay.
+  void make_room() {
+    auto it = order_.end();
+    while (stats_.bytes > stats_.capacity && it != order_.begin()) {
+      --it;
+      if (!(*it)->value) continue;
+      const std::string key = (*it)->key;
+      ++it;
+      forget(key);
+      ++stats_.evictions;
+    }
+  }
+
+  mutable std::mutex mutex_;
+  std::condition_variable made_;
+  Order order_;  // the most recently used first
+  std::unordered_map<std::string, typename Order::iterator> index_;
+  CacheStats stats_;
+};
+
+}  // namespace annulus
