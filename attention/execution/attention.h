@@ -38,7 +38,7 @@ struct AttentionOutput {
   std::shared_ptr<const Program> program;  // what ran, for the backward: adaptive block maps are frozen in it
   at::Tensor out;                          // not divided by output_divisor(pattern): attention() does that
   at::Tensor lse;
-  at::Tensor saved_k;  // last-held keys and values, [B, rows, Hk, D]; undefined where the plan keeps none
+  at::Tensor saved_k;  // last-held keys and values, [rows, D]; undefined where the plan keeps none
   at::Tensor saved_v;
 };
 
@@ -58,7 +58,8 @@ struct AttentionStats {
 
 // Proves the plan of a request (attention/plan/verifier.h) on rank 0 before anything is sent by it; what it finds is an
 // Error(kInternal) on every rank: the fault would be annulus's own. Seconds for a million tokens over 64 ranks; plans
-// of more than 128 ranks are left to `annulus plan`, where they take minutes. Collective.
+// of more than 128 ranks are left to `annulus plan`, where they take minutes, and adaptive patterns, whose plans are
+// made at each call, to the tests. Collective.
 void prove_plan(const PlanRequest& request, Communicator& comm);
 
 // Collective. Raises Error(kMismatch) on every rank when plan, shapes, dtypes, scale or call number differ between

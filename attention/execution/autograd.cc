@@ -1,4 +1,5 @@
 // The autograd node around attention_forward and attention_backward.
+#include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -11,6 +12,7 @@ namespace {
 struct CallHolder : torch::CustomClassHolder {
   explicit CallHolder(const AttentionCall& c) : call(c) {}
   const AttentionCall call;
+  std::shared_ptr<const Program> program;  // what the forward ran
 };
 
 class AttentionNode : public torch::autograd::Function<AttentionNode> {
@@ -19,6 +21,7 @@ class AttentionNode : public torch::autograd::Function<AttentionNode> {
                             const at::Tensor& v, const c10::intrusive_ptr<CallHolder>& holder) {
     const AttentionOutput result = attention_forward(q, k, v, holder->call);
     context->save_for_backward({q, k, v, result.out, result.lse, result.saved_k, result.saved_v});
+    holder->program = result.program;
     context->saved_data["call"] = c10::IValue::make_capsule(holder);
     return result.out;
   }
@@ -27,8 +30,9 @@ class AttentionNode : public torch::autograd::Function<AttentionNode> {
                                                  torch::autograd::variable_list grads) {
     const torch::autograd::variable_list saved = context->get_saved_variables();
     const auto holder = c10::static_intrusive_pointer_cast<CallHolder>(context->saved_data["call"].toCapsule());
-    const AttentionGradients result = attention_backward(grads[0], saved[0], saved[1], saved[2],
-                                                         {saved[3], saved[4], saved[5], saved[6]}, holder->call);
+    const AttentionGradients result =
+        attention_backward(grads[0], saved[0], saved[1], saved[2],
+                           {holder->program, saved[3], saved[4], saved[5], saved[6]}, holder->call);
     return {result.dq, result.dk, result.dv, at::Tensor()};
   }
 };
@@ -36,7 +40,9 @@ class AttentionNode : public torch::autograd::Function<AttentionNode> {
 }  // namespace
 
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionCall& call) {
-  return AttentionNode::apply(q, k, v, c10::make_intrusive<CallHolder>(call));
+  const at::Tensor out = AttentionNode::apply(q, k, v, c10::make_intrusive<CallHolder>(call));
+  const int64_t divisor = output_divisor((call.program ? call.program->request : call.request).pattern);
+  return divisor == 1 ? out : out / static_cast<double>(divisor);
 }
 
 }  // namespace annulus

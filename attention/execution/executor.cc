@@ -1,6 +1,8 @@
 // Runs one rank's program: transfers through the Communicator, tiles through a Kernel. Knows no pattern and no
 // schedule.
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
 
 #include <algorithm>
 #include <cmath>
@@ -8,17 +10,106 @@
 #include <utility>
 
 #include "attention/execution/attention.h"
+#include "attention/execution/select_blocks.h"
 #include "attention/kernels/tile_views.h"
 #include "attention/plan/schedules.h"
+#include "common/checksum.h"
 #include "common/error.h"
 
 namespace annulus {
 namespace {
 
 struct TensorPair {
-  at::Tensor k, v;  // or dk and dv: [batch rows, positions, kv heads, D]
+  at::Tensor k, v;  // or dk and dv: [rows of the buffer's RowSet, D]
   int64_t numel() const { return k.defined() ? k.numel() + v.numel() : 0; }
 };
+
+// The tensors of block `number` of a buffer, as kernels take them.
+KeyBlock block_of(const TensorPair& pair, const RowSet& rows, int number) {
+  int64_t first = 0;
+  for (int i = 0; i < number; ++i) first += rows.blocks[static_cast<size_t>(i)].rows();
+  const RowBlock& block = rows.blocks[static_cast<size_t>(number)];
+  const auto view = [&](const at::Tensor& flat) {
+    return flat.narrow(0, first, block.rows())
+        .view({block.batch.count, block.positions_count(), block.heads.count, flat.size(1)});
+  };
+  return {view(pair.k), view(pair.v), block.batch, block.heads};
+}
+
+// Of a block's tensor, the given global batch rows and kv heads, both among its own.
+at::Tensor part_of(const at::Tensor& tensor, const KeyBlock& block, const Span& batch, const Span& heads) {
+  const auto take = [](const at::Tensor& t, int64_t dim, const Span& held, const Span& wanted) {
+    if (held == wanted) return t;
+    const int64_t step = wanted.count > 1 ? wanted.stride / held.stride : 1;
+    return t.slice(dim, held.index_of(wanted.begin), held.index_of(wanted.last()) + 1, step);
+  };
+  return take(take(tensor, 0, block.batch, batch), 2, block.heads, heads);
+}
+
+// Row numbers, of two blocks, of the positions that both hold. Positions are stored in the same order in both.
+struct CommonRows {
+  std::vector<int64_t> a, b;
+};
+CommonRows common_positions(const std::vector<Span>& a, const std::vector<Span>& b) {
+  CommonRows rows;
+  int64_t row_a = 0, row_b = 0;
+  for (size_t i = 0, j = 0; i < a.size() && j < b.size();) {
+    const Span both = intersect(a[i], b[j]);
+    for (int64_t n = 0; n < both.count; ++n) {
+      rows.a.push_back(row_a + a[i].index_of(both.at(n)));
+      rows.b.push_back(row_b + b[j].index_of(both.at(n)));
+    }
+    if (a[i].last() <= b[j].last()) {
+      row_a += a[i++].count;
+    } else {
+      row_b += b[j++].count;
+    }
+  }
+  return rows;
+}
+
+at::Tensor index_of(const std::vector<int64_t>& rows, const at::Tensor& like) {
+  return at::tensor(rows, like.options().dtype(at::kLong));
+}
+bool consecutive(const std::vector<int64_t>& rows) {
+  return rows.back() - rows.front() + 1 == static_cast<int64_t>(rows.size());
+}
+
+// dst = src, or dst += src, in the rows that both hold.
+void transfer_rows(const TensorPair& dst, const RowSet& dst_rows, const TensorPair& src, const RowSet& src_rows,
+                   bool add) {
+  if (dst_rows == src_rows) {
+    for (const auto& [to, from] : {std::pair{dst.k, src.k}, std::pair{dst.v, src.v}})
+      add ? to.add_(from) : to.copy_(from);
+    return;
+  }
+  for (size_t d = 0; d < dst_rows.blocks.size(); ++d) {
+    for (size_t s = 0; s < src_rows.blocks.size(); ++s) {
+      const RowBlock &to_block = dst_rows.blocks[d], &from_block = src_rows.blocks[s];
+      const Span batch = intersect(to_block.batch, from_block.batch),
+                 heads = intersect(to_block.heads, from_block.heads);
+      if (batch.empty() || heads.empty()) continue;
+      const CommonRows rows = common_positions(to_block.positions, from_block.positions);
+      if (rows.a.empty()) continue;
+      const KeyBlock to = block_of(dst, dst_rows, static_cast<int>(d));
+      const KeyBlock from = block_of(src, src_rows, static_cast<int>(s));
+      for (const bool values : {false, true}) {
+        const at::Tensor t = part_of(values ? to.v : to.k, to, batch, heads);
+        const at::Tensor f = part_of(values ? from.v : from.k, from, batch, heads);
+        const int64_t n = static_cast<int64_t>(rows.a.size());
+        const at::Tensor part =
+            consecutive(rows.b) ? f.narrow(1, rows.b[0], n) : f.index_select(1, index_of(rows.b, f));
+        if (consecutive(rows.a)) {
+          const at::Tensor target = t.narrow(1, rows.a[0], n);
+          add ? target.add_(part) : target.copy_(part);
+        } else {
+          const at::Tensor index = index_of(rows.a, t);
+          add ? t.index_add_(1, index, part) : t.index_copy_(1, index, part);
+        }
+      }
+    }
+  }
+}
 
 // The buffers of one direction of one call. Storage is taken when a buffer's life begins and goes to the next buffer
 // that fits when it ends: a long ring allocates twice, not P times.
@@ -66,6 +157,19 @@ class Buffers {
     tensors_[index(program_.saved)] = {};
   }
 
+  // Part of a buffer, to be sent: memory of its own until the step ends.
+  TensorPair pack(int buffer, const RowSet& rows) {
+    TensorPair pair{at::empty({rows.rows(), head_dim_}, kv_options_), at::empty({rows.rows(), head_dim_}, kv_options_)};
+    transfer_rows(pair, rows, get(buffer), program_.buffers[index(buffer)].rows, /*add=*/false);
+    packed_ += pair.numel();
+    count(buffer, pair.numel());
+    return pair;
+  }
+  void release_packed() {
+    alive_[0] -= packed_;
+    packed_ = 0;
+  }
+
   int64_t peak_kv() const { return peak_[0]; }
   int64_t peak_grad() const { return peak_[1]; }
 
@@ -83,8 +187,7 @@ class Buffers {
   }
 
   void allocate(int buffer) {
-    const RowSet& rows = program_.buffers[index(buffer)].rows;
-    const std::vector<int64_t> shape{rows.batch.count, rows.positions_count(), rows.heads.count, head_dim_};
+    const std::vector<int64_t> shape{program_.buffers[index(buffer)].rows.rows(), head_dim_};
     const at::TensorOptions& options = is_gradient(buffer) ? grad_options_ : kv_options_;
     TensorPair& pair = tensors_[index(buffer)];
     const bool leaves = buffer == program_.saved || is_own(buffer);  // outlives the call: exactly its size
@@ -110,6 +213,7 @@ class Buffers {
   std::vector<TensorPair> tensors_;
   std::vector<TensorPair> free_;
   std::vector<int> foreign_;
+  int64_t packed_ = 0;
   int64_t alive_[2] = {0, 0}, peak_[2] = {0, 0};
 };
 
@@ -123,18 +227,29 @@ std::string sizes_text(const at::Tensor& tensor) {
   throw Error(ErrorKind::kPlan, "attention", call.label + ": " + message);
 }
 
-// The tensors are this rank's rows of the program's problem.
+std::string exactly(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.17g", value);
+  return text;
+}
+
+// The tensors are this rank's rows of the request's problem.
 void require_fit(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionCall& call) {
-  if (!call.program || !call.comm) refuse(call, "expected a program and a communicator, got none");
-  const Program& program = *call.program;
+  if (!call.comm) refuse(call, "expected a communicator, got none");
+  const PlanRequest& request = call.program ? call.program->request : call.request;
   // No rank numbers in these texts: ranks with the same complaint agree, and each raises its own (see agree).
-  if (call.comm->size() != program.request.ranks || call.comm->rank() != program.rank) {
-    refuse(call, "expected a communicator of the plan's " + std::to_string(program.request.ranks) +
+  if (call.comm->size() != request.ranks || (call.program && call.comm->rank() != call.program->rank)) {
+    refuse(call, "expected a communicator of the plan's " + std::to_string(request.ranks) +
                      " ranks, and this rank's program, got a communicator of " + std::to_string(call.comm->size()) +
-                     " ranks" + (call.comm->rank() != program.rank ? " and another rank's program" : ""));
+                     " ranks" +
+                     (call.program && call.comm->rank() != call.program->rank ? " and another rank's program" : ""));
   }
+  if (!(call.dropout.rate >= 0 && call.dropout.rate < 1)) {
+    refuse(call, "expected a dropout rate of at least 0 and below 1, got " + exactly(call.dropout.rate));
+  }
+  validate(request);
   const auto expect = [&](const at::Tensor& tensor, const char* name, int64_t rows, int64_t heads) {
-    const AttentionShape& shape = program.request.shape;
+    const AttentionShape& shape = request.shape;
     if (tensor.dim() != 4 || tensor.size(0) != shape.batch || tensor.size(1) != rows || tensor.size(2) != heads ||
         tensor.size(3) != q.size(q.dim() - 1) || tensor.size(3) < 1) {
       refuse(call, std::string("expected ") + name + " [" + std::to_string(shape.batch) + "," + std::to_string(rows) +
@@ -151,15 +266,18 @@ void require_fit(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, 
   if (type != at::kFloat && type != at::kDouble && type != at::kBFloat16 && type != at::kHalf) {
     refuse(call, std::string("expected fp32, fp64, bf16 or fp16 tensors, got ") + toString(type));
   }
-  expect(q, "q", program.query_count(), program.request.shape.heads);
-  expect(k, "k", program.key_count(), program.request.shape.kv_heads);
-  expect(v, "v", program.key_count(), program.request.shape.kv_heads);
+  const int64_t queries = query_layout(request).count(call.comm->rank());
+  const int64_t keys = key_layout(request).count(call.comm->rank());
+  expect(q, "q", queries, request.shape.heads);
+  expect(k, "k", keys, request.shape.kv_heads);
+  expect(v, "v", keys, request.shape.kv_heads);
 }
 
 // What the backward is given besides: dout like q, and what the forward returned.
 void require_fit(const at::Tensor& dout, const AttentionOutput& forward, const at::Tensor& q,
                  const AttentionCall& call) {
-  const Program& program = *call.program;
+  if (!forward.program) refuse(call, "expected what the forward returned, got an output without a program");
+  const Program& program = *forward.program;
   const auto expect = [&](const at::Tensor& tensor, const char* name, at::IntArrayRef sizes, at::ScalarType type) {
     if (!tensor.defined()) refuse(call, std::string("expected ") + name + ", got an undefined tensor");
     if (tensor.sizes() != sizes || tensor.scalar_type() != type || tensor.device() != q.device()) {
@@ -171,52 +289,68 @@ void require_fit(const at::Tensor& dout, const AttentionOutput& forward, const a
   expect(forward.out, "out", q.sizes(), q.scalar_type());
   expect(forward.lse, "lse", {q.size(0), q.size(2), q.size(1)}, accumulator_type(q.scalar_type()));
   if (program.saved < 0) return;
-  const RowSet& rows = program.buffers[static_cast<size_t>(program.saved)].rows;
+  const int64_t rows = program.buffers[static_cast<size_t>(program.saved)].rows.rows();
   for (const at::Tensor* saved : {&forward.saved_k, &forward.saved_v}) {
-    expect(*saved, "the forward's saved keys and values",
-           {rows.batch.count, rows.positions_count(), rows.heads.count, q.size(3)}, q.scalar_type());
+    expect(*saved, "the forward's saved keys and values", {rows, q.size(3)}, q.scalar_type());
   }
-}
-
-std::string exactly(double value) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.17g", value);
-  return text;
 }
 
 double scale_of(const at::Tensor& q, const AttentionCall& call) {
   return call.scale != 0 ? call.scale : 1 / std::sqrt(static_cast<double>(q.size(3)));
 }
 
+// Short enough to travel before every call: lists of documents and of slices may be long.
+std::string shortened(const std::string& text) {
+  constexpr size_t kLong = 600;
+  if (text.size() <= kLong) return text;
+  return text.substr(0, kLong / 2) + " ... (" + std::to_string(text.size()) + " characters, checksum " +
+         checksum(text.data(), text.size()) + ")";
+}
+
+std::string text_of(const Dropout& d) {
+  if (d.rate == 0) return "none";
+  return exactly(d.rate) + ", seed " + std::to_string(d.seed) + ", step " + std::to_string(d.step) + ", layer " +
+         std::to_string(d.layer) + ", first row " + std::to_string(d.first_row);
+}
+
 // Before anything travels, all ranks must be in the same call of the same plan. What a rank finds wrong with its own
-// tensors is part of what is compared: if one rank must refuse, all do.
+// tensors or plan is part of what is compared: if one rank must refuse, all do. `find` is run where the tensors fit.
+template <typename Find>
 void agree(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionCall& call,
-           const std::string& direction, const at::Tensor* dout = nullptr, const AttentionOutput* forward = nullptr) {
+           const std::string& direction, Find find, const at::Tensor* dout = nullptr,
+           const AttentionOutput* forward = nullptr) {
   std::string complaint = "none";
   try {
     require_fit(q, k, v, call);
     if (forward) require_fit(*dout, *forward, q, call);
+    find();
   } catch (const Error& error) {
     if (!call.comm || call.comm->size() == 1) throw;
-    complaint = std::string(error.what()).substr(std::string("[attention] ").size());
+    complaint = error.what();
+    const std::string own_room = "[attention] ";
+    if (complaint.rfind(own_room, 0) == 0) complaint = complaint.substr(own_room.size());
   }
   if (call.comm->size() == 1) return;
-  const bool readable = call.program && q.defined() && q.dim() == 4;
+  const bool readable = q.defined() && q.dim() == 4;
   require_agreement(*call.comm,
                     {{"what does not fit", complaint},
                      {"call", call.label + " " + direction},
-                     {"plan", call.program ? call.program->request.text() : "none"},
+                     {"plan", shortened((call.program ? call.program->request : call.request).text())},
                      {"dtype", q.defined() ? toString(q.scalar_type()) : "none"},
                      {"head size", readable ? std::to_string(q.size(3)) : "none"},
                      {"scale", readable ? exactly(scale_of(q, call)) : "none"},
+                     {"dropout", text_of(call.dropout)},
                      {"device", q.defined() ? c10::DeviceTypeName(q.device().type()) : "none"},
                      {"kernel", std::string(to_string(call.kernel))}},
                     {call.label, 0});
   if (complaint != "none") throw Error(ErrorKind::kPlan, "attention", complaint);  // all ranks alike
 }
 
+KernelCall kernel_call(const at::Tensor& q, const AttentionCall& call) { return {scale_of(q, call), call.dropout}; }
+
 struct Execution {
   const AttentionCall& call;
+  const Program& program;
   const std::string operation;
   const std::vector<Step>& steps;
   Buffers buffers;
@@ -224,15 +358,21 @@ struct Execution {
   int64_t messages_sent = 0, bytes_sent = 0;
   double waited = 0;
 
-  Execution(const AttentionCall& c, const std::string& direction, const std::vector<Step>& s, const at::Tensor& k)
+  Execution(const AttentionCall& c, const Program& p, const std::string& direction, const std::vector<Step>& s,
+            const at::Tensor& k)
       : call(c),
+        program(p),
         operation(c.label + " " + direction),
         steps(s),
-        buffers(*c.program, s, k),
+        buffers(p, s, k),
         // One rank waits for nobody: its kernel may take as long a piece of work as it likes.
         poll(c.comm->size() > 1 ? Kernel::Poll([comm = c.comm] { comm->progress(); }) : nullptr) {}
 
-  // compute(tiles) for all tiles of all steps, those of one buffer at a time; around it transfers, additions and the
+  KeyBlock block(int buffer, int number) {
+    return block_of(buffers.get(buffer), program.buffers[static_cast<size_t>(buffer)].rows, number);
+  }
+
+  // compute(tiles) for all tiles of all steps, those of one block at a time; around it transfers, additions and the
   // ends of lives.
   template <typename Compute>
   void run(Compute compute) {
@@ -254,7 +394,9 @@ struct Execution {
       for (size_t i = 0; i < step.tiles.size();) {
         size_t past = i + 1;
         while (past < step.tiles.size() && step.tiles[past].buffer == step.tiles[i].buffer &&
-               step.tiles[past].grad_buffer == step.tiles[i].grad_buffer) {
+               step.tiles[past].block == step.tiles[i].block &&
+               step.tiles[past].grad_buffer == step.tiles[i].grad_buffer &&
+               step.tiles[past].grad_block == step.tiles[i].grad_block) {
           ++past;
         }
         compute(std::span<const Tile>(step.tiles).subspan(i, past - i));
@@ -267,12 +409,13 @@ struct Execution {
       }
       for (const Add& add : step.adds) {
         TensorPair &dst = buffers.get(add.dst), &src = buffers.get(add.src);
-        dst.k.add_(src.k);
-        dst.v.add_(src.v);
+        transfer_rows(dst, program.buffers[static_cast<size_t>(add.dst)].rows, src,
+                      program.buffers[static_cast<size_t>(add.src)].rows, /*add=*/true);
       }
       work.reset();
+      buffers.release_packed();
       buffers.end_step(number);
-      if (&steps == &call.program->backward) buffers.release_saved(number);
+      if (&steps == &program.backward) buffers.release_saved(number);
     }
   }
 
@@ -280,16 +423,17 @@ struct Execution {
   std::vector<Message> messages(const std::vector<Transfer>& transfers) {
     std::vector<Message> list;
     for (const Transfer& t : transfers) {
-      TensorPair& pair = buffers.get(t.buffer);
-      if (!(t.rows == call.program->buffers[static_cast<size_t>(t.buffer)].rows)) {
-        throw Error(ErrorKind::kInternal, "executor", "a transfer of part of a buffer; schedules move whole buffers");
-      }
+      const bool whole = t.rows == program.buffers[static_cast<size_t>(t.buffer)].rows;
+      const TensorPair pair = whole ? buffers.get(t.buffer) : buffers.pack(t.buffer, t.rows);
       list.push_back({pair.k, t.peer});
       list.push_back({pair.v, t.peer});
     }
     return list;
   }
 };
+
+// [B, m, Hk, D] as the rows of a buffer.
+at::Tensor flat(const at::Tensor& tensor) { return tensor.contiguous().view({-1, tensor.size(3)}); }
 
 void report(AttentionStats* stats, const Execution& execution, const Kernel& kernel) {
   if (!stats) return;
@@ -301,17 +445,23 @@ void report(AttentionStats* stats, const Execution& execution, const Kernel& ker
 
 AttentionOutput attention_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                   const AttentionCall& call, AttentionStats* stats) {
-  agree(q, k, v, call, "forward");
-  const Program& program = *call.program;
-  const std::unique_ptr<Kernel> kernel = make_kernel(call.kernel, q);
-  Execution execution(call, "forward", program.forward, k);
-  execution.buffers.put(kOwnKVBuffer, {k.contiguous(), v.contiguous()});
-  kernel->begin_forward(q, scale_of(q, call));
-  execution.run([&](std::span<const Tile> tiles) {
-    const TensorPair& keys = execution.buffers.get(tiles[0].buffer);
-    kernel->forward(keys.k, keys.v, tiles, execution.poll);
-  });
   AttentionOutput result;
+  result.program = call.program;
+  const bool adaptive = !call.program && is_adaptive(call.request.pattern);
+  agree(q, k, v, call, "forward", [&] {
+    if (!call.program && !adaptive) result.program = cached_program(call.request, call.comm->rank());
+  });
+  if (adaptive) {
+    result.program = cached_program(select_blocks(call.request, q, k, *call.comm, call.label), call.comm->rank());
+  }
+  const Program& program = *result.program;
+  const std::unique_ptr<Kernel> kernel = make_kernel(call.kernel, q);
+  Execution execution(call, program, "forward", program.forward, k);
+  execution.buffers.put(kOwnKVBuffer, {flat(k), flat(v)});
+  kernel->begin_forward(q, kernel_call(q, call));
+  execution.run([&](std::span<const Tile> tiles) {
+    kernel->forward(execution.block(tiles[0].buffer, tiles[0].block), tiles, execution.poll);
+  });
   kernel->finish_forward(result.out, result.lse);
   result.out = result.out.to(q.scalar_type());
   if (program.saved >= 0) {
@@ -326,21 +476,22 @@ AttentionOutput attention_forward(const at::Tensor& q, const at::Tensor& k, cons
 AttentionGradients attention_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
                                       const at::Tensor& v, const AttentionOutput& forward, const AttentionCall& call,
                                       AttentionStats* stats) {
-  agree(q, k, v, call, "backward", &dout, &forward);
-  const Program& program = *call.program;
+  agree(
+      q, k, v, call, "backward", [] {}, &dout, &forward);
+  const Program& program = *forward.program;
   const std::unique_ptr<Kernel> kernel = make_kernel(call.kernel, q);
-  Execution execution(call, "backward", program.backward, k);
-  execution.buffers.put(kOwnKVBuffer, {k.contiguous(), v.contiguous()});
+  Execution execution(call, program, "backward", program.backward, k);
+  execution.buffers.put(kOwnKVBuffer, {flat(k), flat(v)});
   if (program.saved >= 0) execution.buffers.put(program.saved, {forward.saved_k, forward.saved_v});
-  kernel->begin_backward(dout, q, forward.out, forward.lse, scale_of(q, call));
+  kernel->begin_backward(dout, q, forward.out, forward.lse, kernel_call(q, call));
   execution.run([&](std::span<const Tile> tiles) {
-    const TensorPair& keys = execution.buffers.get(tiles[0].buffer);
-    TensorPair& grads = execution.buffers.get(tiles[0].grad_buffer);
-    kernel->backward(keys.k, keys.v, tiles, grads.k, grads.v, execution.poll);
+    kernel->backward(execution.block(tiles[0].buffer, tiles[0].block),
+                     execution.block(tiles[0].grad_buffer, tiles[0].grad_block), tiles, execution.poll);
   });
   const at::ScalarType type = q.scalar_type();
   const TensorPair& home = execution.buffers.get(kOwnGradBuffer);
-  AttentionGradients result{kernel->finish_backward().to(type), home.k.to(type), home.v.to(type)};
+  AttentionGradients result{kernel->finish_backward().to(type), home.k.view(k.sizes()).to(type),
+                            home.v.view(v.sizes()).to(type)};
   report(stats, execution, *kernel);
   return result;
 }

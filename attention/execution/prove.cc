@@ -9,7 +9,7 @@ namespace annulus {
 
 void prove_plan(const PlanRequest& request, Communicator& comm) {
   constexpr int kMostRanks = 128;
-  if (request.ranks > kMostRanks) return;
+  if (request.ranks > kMostRanks || is_adaptive(request.pattern)) return;
   std::string fault;
   if (comm.rank() == 0) {
     try {

@@ -1,9 +1,13 @@
 // See plan.h.
 #include "attention/plan/plan.h"
 
+#include <algorithm>
 #include <array>
-#include <list>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
 #include <mutex>
+#include <thread>
 
 #include "attention/plan/schedules.h"
 #include "common/error.h"
@@ -14,12 +18,13 @@ namespace {
 
 struct ScheduleEntry {
   std::string name;
-  void (*make)(const ScheduleInput&, Program&);
+  void (*make)(Needs&, Program&);
 };
 
 // In the order of ScheduleKind.
 const std::vector<ScheduleEntry>& schedules() {
-  static const std::vector<ScheduleEntry> table = {{"ring", make_ring}, {"all-gather", make_all_gather}};
+  static const std::vector<ScheduleEntry> table = {
+      {"ring", make_ring}, {"all-gather", make_all_gather}, {"group-cast", make_group_cast}, {"auto", nullptr}};
   return table;
 }
 
@@ -28,6 +33,21 @@ const std::vector<ScheduleEntry>& schedules() {
 Layout layout_of(const PlanRequest& request, int64_t length) {
   return request.uneven_lengths.empty() ? make_layout(request.layout, length, request.ranks)
                                         : make_uneven_layout(request.uneven_lengths, length);
+}
+
+// The rule that users of other libraries may want enforced: every segment lies within one rank.
+void require_equal_segments(const PatternSpec& spec, const PlanRequest& request) {
+  for (const PatternSpec& member : spec.members) require_equal_segments(member, request);
+  if (spec.kind != PatternSpec::Kind::kDilated || !spec.dilated.equal_segments) return;
+  const auto& lengths = spec.dilated.segment_lengths;
+  const int64_t unit = request.ranks * *std::max_element(lengths.begin(), lengths.end());
+  const int64_t length = request.shape.q_len;
+  if (length % unit == 0) return;
+  refuse("equal_segments = true needs a length that is a multiple of ranks x the longest segment, " +
+         std::to_string(request.ranks) + " x " + std::to_string(unit / request.ranks) + " = " + std::to_string(unit) +
+         ", got " + std::to_string(length) + "; use a length of " +
+         (length / unit > 0 ? std::to_string(length / unit * unit) + " or " : "") +
+         std::to_string((length / unit + 1) * unit) + ", or leave equal_segments out: any length works then");
 }
 
 int64_t total(const std::vector<Span>& spans) {
@@ -63,7 +83,13 @@ std::string PlanRequest::text() const {
 Layout query_layout(const PlanRequest& request) { return layout_of(request, request.shape.q_len); }
 Layout key_layout(const PlanRequest& request) { return layout_of(request, request.shape.k_len); }
 
-int64_t RowSet::positions_count() const { return total(positions); }
+int64_t RowBlock::positions_count() const { return total(positions); }
+
+int64_t RowSet::rows() const {
+  int64_t sum = 0;
+  for (const RowBlock& block : blocks) sum += block.rows();
+  return sum;
+}
 
 int64_t Program::query_count() const { return total(query_spans); }
 int64_t Program::key_count() const { return total(key_spans); }
@@ -111,6 +137,13 @@ Traffic traffic(const Program& program, const std::vector<Step>& steps) {
   // What is alive changes where a life begins and after it ends.
   const std::vector<Lifetime> lives = lifetimes(program, steps);
   std::vector<std::array<int64_t, 2>> change(steps.size() + 1);
+  for (size_t s = 0; s < steps.size(); ++s) {
+    for (const Transfer& t : steps[s].sends) {
+      if (t.rows == program.buffers[static_cast<size_t>(t.buffer)].rows) continue;
+      change[s][0] += 2 * t.rows.rows();  // part of a buffer is copied out to be sent
+      change[s + 1][0] -= 2 * t.rows.rows();
+    }
+  }
   for (size_t b = 0; b < lives.size(); ++b) {
     if (lives[b].last < lives[b].first) continue;
     const size_t which = is_gradient(static_cast<int>(b)) ? 1 : 0;
@@ -142,16 +175,87 @@ void validate(const PlanRequest& request) {
     }
     if (request.even) refuse("lengths by rank were given, and even = true as well; leave one of them out");
     make_uneven_layout(request.uneven_lengths, request.shape.q_len);
-  } else if (request.even) {
+  }
+  require_equal_segments(request.pattern, request);
+  if (request.uneven_lengths.empty() && request.even) {
     require_even(request.layout, request.shape.q_len, request.ranks, "a sequence");
     if (request.shape.k_len != request.shape.q_len) {
       require_even(request.layout, request.shape.k_len, request.ranks, "a key sequence");
     }
   }
 }
+namespace {
+
+std::string pattern_key(const PlanRequest& request) {
+  const AttentionShape& s = request.shape;
+  std::string key;
+  for (const int64_t n : {s.batch, s.heads, s.kv_heads, s.q_len, s.k_len, s.query_offset})
+    key += std::to_string(n) + " ";
+  return key + request.pattern.text();
+}
+
+int64_t bytes_of(const std::vector<Span>& spans) { return static_cast<int64_t>(spans.size() * sizeof(Span)); }
+int64_t bytes_of(const RowSet& rows) {
+  int64_t bytes = 0;
+  for (const RowBlock& block : rows.blocks) bytes += static_cast<int64_t>(sizeof block) + bytes_of(block.positions);
+  return bytes;
+}
+int64_t bytes_of(const Pattern& pattern) {
+  return static_cast<int64_t>(sizeof pattern + pattern.slices.size() * sizeof(Slice));
+}
+int64_t bytes_of(const Program& program) {
+  int64_t bytes = static_cast<int64_t>(sizeof program) + bytes_of(program.query_spans) + bytes_of(program.key_spans);
+  for (const Buffer& buffer : program.buffers) bytes += static_cast<int64_t>(sizeof buffer) + bytes_of(buffer.rows);
+  for (const auto* steps : {&program.forward, &program.backward}) {
+    for (const Step& step : *steps) {
+      bytes += static_cast<int64_t>(sizeof step + step.tiles.size() * sizeof(Tile) + step.adds.size() * sizeof(Add));
+      for (const auto* transfers : {&step.sends, &step.receives}) {
+        for (const Transfer& t : *transfers) bytes += static_cast<int64_t>(sizeof t) + bytes_of(t.rows);
+      }
+    }
+  }
+  return bytes;
+}
+
+// Bytes that plans may hold in a process; docs/architecture.md.
+constexpr int64_t kPatternBytes = int64_t{256} << 20;
+constexpr int64_t kProgramBytes = int64_t{512} << 20;
+
+struct Caches {
+  ByteCache<Pattern> patterns{kPatternBytes};
+  ByteCache<Program> programs{kProgramBytes};
+  std::mutex mutex;
+  double seconds_on_path = 0;
+};
+Caches& caches() {
+  static Caches& all = *new Caches;  // planning threads may outlive main's end
+  return all;
+}
+
+std::shared_ptr<const Program> find_program(const PlanRequest& request, int rank) {
+  const std::string key = request.text() + (request.even ? ", even" : "") + ", rank " + std::to_string(rank);
+  return caches().programs.get(
+      key, [&] { return make_program(request, *cached_pattern(request), rank); },
+      [](const Program& program) { return bytes_of(program); });
+}
+
+ScheduleKind choose_schedule(const PlanRequest& request, Needs& needs) {
+  for (int reader = 0; reader < request.ranks; ++reader) {
+    int64_t needed = 0, foreign = 0;
+    for (int owner = 0; owner < request.ranks; ++owner) {
+      if (owner == reader) continue;
+      needed += needs.count(needs.of(owner, reader));
+      foreign += needs.all_rows(owner).rows();
+    }
+    if (2 * needed > foreign) return ScheduleKind::kRing;
+  }
+  return request.ranks > 1 ? ScheduleKind::kGroupCast : ScheduleKind::kRing;
+}
+
+}  // namespace
 
 Program make_program(const PlanRequest& request, int rank) {
-  return make_program(request, make_pattern(request.pattern, request.shape), rank);
+  return make_program(request, *cached_pattern(request), rank);
 }
 
 Program make_program(const PlanRequest& request, const Pattern& pattern, int rank) {
@@ -160,36 +264,87 @@ Program make_program(const PlanRequest& request, const Pattern& pattern, int ran
     refuse("rank " + std::to_string(rank) + " is not one of the plan's " + std::to_string(request.ranks) + " ranks");
   }
   const Layout queries = query_layout(request), keys = key_layout(request);
-  const ScheduleInput input{pattern, keys};
+  Needs needs(pattern, queries, keys);
   Program program;
   program.request = request;
+  if (request.schedule == ScheduleKind::kAuto) program.request.schedule = choose_schedule(request, needs);
   program.rank = rank;
   program.query_spans = queries.spans[static_cast<size_t>(rank)];
   program.key_spans = keys.spans[static_cast<size_t>(rank)];
-  program.buffers = {{BufferKind::kOwnKV, input.rows_of(rank)}, {BufferKind::kOwnGrad, input.rows_of(rank)}};
-  schedules()[static_cast<size_t>(request.schedule)].make(input, program);
+  const RowSet own = needs.all_rows(rank);
+  program.buffers = {{BufferKind::kOwnKV, own}, {BufferKind::kOwnGrad, own}};
+  schedules()[static_cast<size_t>(program.request.schedule)].make(needs, program);
   return program;
 }
 
+PlanRequest resolve_schedule(const PlanRequest& request) {
+  if (request.schedule != ScheduleKind::kAuto) return request;
+  validate(request);
+  const Layout queries = query_layout(request), keys = key_layout(request);
+  const std::shared_ptr<const Pattern> pattern = cached_pattern(request);
+  Needs needs(*pattern, queries, keys);
+  PlanRequest resolved = request;
+  resolved.schedule = choose_schedule(request, needs);
+  return resolved;
+}
+
+std::shared_ptr<const Pattern> cached_pattern(const PlanRequest& request) {
+  return caches().patterns.get(
+      pattern_key(request), [&] { return make_pattern(request.pattern, request.shape); },
+      [](const Pattern& pattern) { return bytes_of(pattern); });
+}
+
 std::shared_ptr<const Program> cached_program(const PlanRequest& request, int rank) {
-  constexpr size_t kMaxCached = 256;
-  using Entry = std::pair<std::string, std::shared_ptr<const Program>>;
-  static std::mutex mutex;
-  static std::list<Entry> entries;  // the most recently used first
-  const std::string key = request.text() + (request.even ? ", even" : "") + ", rank " + std::to_string(rank);
-  {
-    const std::lock_guard lock(mutex);
-    for (auto it = entries.begin(); it != entries.end(); ++it) {
-      if (it->first != key) continue;
-      entries.splice(entries.begin(), entries, it);
-      return entries.front().second;
-    }
-  }
-  auto program = std::make_shared<const Program>(make_program(request, rank));
-  const std::lock_guard lock(mutex);
-  entries.emplace_front(key, program);
-  if (entries.size() > kMaxCached) entries.pop_back();
+  const auto begin = std::chrono::steady_clock::now();
+  auto program = find_program(request, rank);
+  const std::lock_guard lock(caches().mutex);
+  caches().seconds_on_path += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return program;
+}
+
+void plan_ahead(const PlanRequest& request, int rank) {
+  // One thread plans for all: a step is longer than its plan takes.
+  class Planner {
+   public:
+    Planner() : thread_([this] { run(); }) { thread_.detach(); }
+    void add(const PlanRequest& request, int rank) {
+      const std::lock_guard lock(mutex_);
+      todo_.emplace_back(request, rank);
+      more_.notify_one();
+    }
+
+   private:
+    void run() {
+      for (;;) {
+        std::unique_lock lock(mutex_);
+        more_.wait(lock, [this] { return !todo_.empty(); });
+        const auto [request, rank] = std::move(todo_.front());
+        todo_.pop_front();
+        lock.unlock();
+        try {
+          find_program(request, rank);
+        } catch (...) {  // whoever asks for the program raises it again
+        }
+      }
+    }
+    std::mutex mutex_;
+    std::condition_variable more_;
+    std::deque<std::pair<PlanRequest, int>> todo_;
+    std::thread thread_;
+  };
+  static Planner& planner = *new Planner;
+  planner.add(request, rank);
+}
+
+PlanStats plan_stats() {
+  PlanStats stats;
+  stats.patterns = caches().patterns.stats();
+  stats.programs = caches().programs.stats();
+  stats.patterns_made = stats.patterns.misses;
+  stats.programs_made = stats.programs.misses;
+  const std::lock_guard lock(caches().mutex);
+  stats.seconds_on_path = caches().seconds_on_path;
+  return stats;
 }
 
 }  // namespace annulus

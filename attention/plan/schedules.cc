@@ -1,6 +1,8 @@
 // See schedules.h.
 #include "attention/plan/schedules.h"
 
+#include <optional>
+
 #include "attention/plan/tiles.h"
 
 namespace annulus {
@@ -8,122 +10,230 @@ namespace {
 
 int wrap(int64_t rank, int ranks) { return static_cast<int>((rank % ranks + ranks) % ranks); }
 
-int add_buffer(Program& program, BufferKind kind, const RowSet& rows) {
-  program.buffers.push_back({kind, rows});
-  return static_cast<int>(program.buffers.size()) - 1;
-}
+// One rank's program in the making.
+class Maker {
+ public:
+  Maker(Needs& needs, Program& program)
+      : needs_(needs),
+        program_(program),
+        heads_per_kv_head_(program.request.shape.heads / program.request.shape.kv_heads) {}
 
-// Blocks without rows (fewer positions than ranks) do not travel: both sides leave the transfer out.
-void transfer(std::vector<Transfer>& list, const Program& program, int peer, int buffer) {
-  const RowSet& rows = program.buffers[static_cast<size_t>(buffer)].rows;
-  if (rows.rows() > 0) list.push_back({peer, buffer, rows});
-}
+  int ranks() const { return program_.request.ranks; }
+  int rank() const { return program_.rank; }
 
-// The tiles of a step against `buffer`, in the backward with their gradients going to `grad_buffer`.
-void compute(Step& step, const ScheduleInput& input, const Program& program, int buffer, int grad_buffer = -1) {
-  append_tiles(input.pattern, program.query_spans, program.buffers[static_cast<size_t>(buffer)].rows, buffer,
-               grad_buffer, step.tiles);
-}
+  int add_buffer(BufferKind kind, const RowBits& rows) {
+    program_.buffers.push_back({kind, needs_.rows(rows)});
+    return static_cast<int>(program_.buffers.size()) - 1;
+  }
+  void send(Step& step, int peer, int buffer, const RowBits& rows) const {
+    step.sends.push_back({peer, buffer, needs_.rows(rows)});
+  }
+  void send_all(Step& step, int peer, int buffer) const { step.sends.push_back({peer, buffer, rows_of(buffer)}); }
+  void receive(Step& step, int peer, int buffer) const { step.receives.push_back({peer, buffer, rows_of(buffer)}); }
+
+  // The tiles of a step against `buffer`, in the backward with their gradients going to `grad_buffer`.
+  void compute(Step& step, int buffer, int grad_buffer = -1) const {
+    static const RowSet none;
+    append_tiles(needs_.parts(rank()), heads_per_kv_head_, rows_of(buffer), buffer,
+                 grad_buffer < 0 ? none : rows_of(grad_buffer), grad_buffer, step.tiles);
+  }
+  // Zeroes a gradient buffer and computes into it.
+  void compute_into(Step& step, int buffer, int grad_buffer) const {
+    step.zero.push_back(grad_buffer);
+    compute(step, buffer, grad_buffer);
+  }
+
+ protected:
+  const RowSet& rows_of(int buffer) const { return program_.buffers[static_cast<size_t>(buffer)].rows; }
+
+  Needs& needs_;
+  Program& program_;
+  const int64_t heads_per_kv_head_;
+};
+
+// A block of owner o visits rank o + d, o + 2 d, ...; the rank of its visit i holds it at one step.
+class Ring : Maker {
+ public:
+  using Maker::Maker;
+
+  void make() {
+    const bool from_the_end = last_needs_all();
+    make_forward(from_the_end);
+    make_backward(from_the_end ? -1 : 1);
+  }
+
+ private:
+  int visitor(int owner, int d, int visit) const { return wrap(int64_t{owner} + int64_t{d} * visit, ranks()); }
+  int owner_at(int d, int visit) const { return wrap(int64_t{rank()} - int64_t{d} * visit, ranks()); }
+
+  // What the ranks of visits [first, past) need of a block.
+  RowBits needed(int owner, int d, int first, int past) const {
+    RowBits bits = needs_.none(owner);
+    for (int i = first; i < past && !needs_.complete(bits); ++i) bits.join(needs_.of(owner, visitor(owner, d, i)));
+    return bits;
+  }
+
+  // Whatever of a block any rank needs, the rank that holds it last in the forward needs too.
+  bool last_needs_all() const {
+    for (int owner = 0; owner < ranks(); ++owner) {
+      const RowBits last = needed(owner, 1, ranks() - 1, ranks());
+      if (!needs_.complete(last) && !last.includes(needed(owner, 1, 1, ranks() - 1))) return false;
+    }
+    return true;
+  }
+
+  // Visit 0 is the owner's; blocks arrive one step before they are computed.
+  void make_forward(bool keep_last) {
+    program_.forward.resize(static_cast<size_t>(ranks()));
+    int held = kOwnKVBuffer;
+    for (int visit = 0; visit < ranks(); ++visit) {
+      Step& step = program_.forward[static_cast<size_t>(visit)];
+      if (held >= 0) compute(step, held);
+      held = pass_on(step, 1, visit, held, keep_last && visit + 2 == ranks() ? BufferKind::kSavedKV : BufferKind::kKV);
+    }
+  }
+
+  // In the step of this rank's visit `visit`: sends what ranks ahead need of the block held, receives what comes next.
+  // Returns the buffer that is held at the next visit, -1 where nothing comes.
+  int pass_on(Step& step, int d, int visit, int held, BufferKind kind) {
+    if (visit + 1 >= ranks()) return -1;
+    const RowBits ahead = needed(owner_at(d, visit), d, visit + 1, ranks());
+    if (ahead.any()) send(step, wrap(rank() + d, ranks()), held, ahead);
+    const RowBits coming = needed(owner_at(d, visit + 1), d, visit + 1, ranks());
+    if (!coming.any()) return -1;
+    const int buffer = add_buffer(kind, coming);
+    receive(step, wrap(rank() - d, ranks()), buffer);
+    if (kind == BufferKind::kSavedKV) program_.saved = buffer;
+    return buffer;
+  }
+
+  int last_visit(int owner, int d) const {
+    for (int i = ranks() - 1; i > 0; --i) {
+      if (needs_.of(owner, visitor(owner, d, i)).any()) return i;
+    }
+    return 0;
+  }
+
+  // d = 1: the owner's visit is step 0, and a last step brings gradients home. d = -1: visit 1, whose block was kept,
+  // is step 0, and the owner's own block comes last.
+  void make_backward(int d) {
+    const int P = ranks();
+    const int first = d > 0 ? 0 : 1;
+    program_.backward.resize(static_cast<size_t>(P > 1 && d > 0 ? P + 1 : P));
+    const auto step_of = [&](int visit) -> Step& { return program_.backward[static_cast<size_t>(visit - first)]; };
+    Step& own = d > 0 ? program_.backward.front() : program_.backward.back();
+
+    int held = d > 0 ? kOwnKVBuffer : program_.saved;
+    for (int visit = first; visit < P; ++visit) {
+      Step& step = step_of(visit);
+      if (visit > 0) contribute(step, d, visit, held, step_of(visit + 1));
+      held = pass_on(step, d, visit, held, BufferKind::kKV);
+    }
+    compute_into(own, kOwnKVBuffer, kOwnGradBuffer);
+    if (const int last = last_visit(rank(), d); last > 0) {
+      const int part = add_buffer(BufferKind::kGrad, needed(rank(), d, 1, P));
+      Step& home = step_of(last + 1);  // never later than `own` where d = -1
+      receive(home, visitor(rank(), d, last), part);
+      (d > 0 ? home : own).adds.push_back({kOwnGradBuffer, part});
+    }
+  }
+
+  // This rank's part in the gradient of the block of its visit: what came so far arrives meanwhile and is added; the
+  // sum leaves in the next step.
+  void contribute(Step& step, int d, int visit, int held, Step& next) {
+    const int owner = owner_at(d, visit);
+    const int last = last_visit(owner, d);
+    if (visit > last) return;
+    const RowBits mine = needs_.of(owner, rank());
+    const RowBits before = needed(owner, d, 1, visit);
+    int sum = -1;
+    if (before.any()) {
+      sum = add_buffer(BufferKind::kGrad, before);
+      receive(step, wrap(rank() - d, ranks()), sum);
+    }
+    if (mine.any()) {
+      RowBits all = before;
+      all.join(mine);
+      const int part = add_buffer(BufferKind::kGrad, all);
+      compute_into(step, held, part);
+      if (sum >= 0) step.adds.push_back({part, sum});
+      sum = part;
+    }
+    send_all(next, visit == last ? owner : wrap(rank() + d, ranks()), sum);
+  }
+};
+
+class Direct : Maker {
+ public:
+  Direct(Needs& needs, Program& program, bool everyone) : Maker(needs, program), everyone_(everyone) {}
+
+  void make() {
+    const std::vector<Block> forward = gather(program_.forward);
+    compute(program_.forward[0], kOwnKVBuffer);
+    if (!forward.empty()) program_.forward.emplace_back();
+    for (const Block& block : forward) compute(program_.forward[1], block.buffer);
+
+    const std::vector<Block> backward = gather(program_.backward);
+    compute_into(program_.backward[0], kOwnKVBuffer, kOwnGradBuffer);
+    if (ranks() == 1) return;
+    program_.backward.resize(3);
+    Step &others = program_.backward[1], &home = program_.backward[2];
+    for (const Block& block : backward) {
+      const RowBits mine = needs_.of(block.owner, rank());
+      if (!mine.any()) continue;
+      const int grad = add_buffer(BufferKind::kGrad, mine);
+      compute_into(others, block.buffer, grad);
+      send_all(home, block.owner, grad);
+    }
+    for (int other = 0; other < ranks(); ++other) {
+      if (other == rank()) continue;
+      const RowBits theirs = needs_.of(rank(), other);
+      if (!theirs.any()) continue;
+      const int part = add_buffer(BufferKind::kGrad, theirs);
+      receive(home, other, part);
+      home.adds.push_back({kOwnGradBuffer, part});
+    }
+  }
+
+ private:
+  struct Block {
+    int owner, buffer;
+  };
+
+  // What of `owner`'s rows goes to `reader`.
+  RowBits sent(int owner, int reader) const {
+    if (!everyone_) return needs_.of(owner, reader);
+    RowBits bits = needs_.none(owner);
+    for (int r = 0; r < ranks() && !needs_.complete(bits); ++r) {
+      if (r != owner) bits.join(needs_.of(owner, r));
+    }
+    return bits;
+  }
+
+  // In the first step: rows from every other owner, and of this rank's own to every other rank.
+  std::vector<Block> gather(std::vector<Step>& steps) {
+    steps.emplace_back();
+    std::vector<Block> blocks;
+    std::optional<RowBits> same;  // all-gather sends the same rows to all
+    for (int d = 1; d < ranks(); ++d) {
+      const int owner = wrap(rank() - d, ranks()), reader = wrap(rank() + d, ranks());
+      if (!everyone_ || !same) same = sent(rank(), reader);
+      if (same->any()) send(steps[0], reader, kOwnKVBuffer, *same);
+      const RowBits coming = sent(owner, rank());
+      if (!coming.any()) continue;
+      blocks.push_back({owner, add_buffer(BufferKind::kKV, coming)});
+      receive(steps[0], owner, blocks.back().buffer);
+    }
+    return blocks;
+  }
+
+  const bool everyone_;
+};
 
 }  // namespace
 
-RowSet ScheduleInput::rows_of(int owner) const {
-  return {Span::range(0, pattern.shape.batch), Span::range(0, pattern.shape.kv_heads),
-          keys.spans[static_cast<size_t>(owner)]};
-}
-
-void make_ring(const ScheduleInput& input, Program& program) {
-  const int P = program.request.ranks, r = program.rank;
-  const int next = wrap(r + 1, P), previous = wrap(r - 1, P);
-
-  // Forward: at step t this rank holds the block of owner r - t.
-  int held = kOwnKVBuffer;
-  program.forward.resize(static_cast<size_t>(P));
-  for (int t = 0; t < P; ++t) {
-    Step& step = program.forward[static_cast<size_t>(t)];
-    compute(step, input, program, held);
-    if (t + 1 == P) break;
-    const bool last = t + 2 == P;
-    const int incoming =
-        add_buffer(program, last ? BufferKind::kSavedKV : BufferKind::kKV, input.rows_of(wrap(r - t - 1, P)));
-    transfer(step.sends, program, next, held);
-    transfer(step.receives, program, previous, incoming);
-    held = incoming;
-  }
-  if (P > 1) program.saved = held;
-
-  // Backward: at step s this rank holds the block of owner r + 1 + s, the last one being its own.
-  int sending = -1;  // the gradient finished in the step before, of owner r + s
-  program.backward.resize(static_cast<size_t>(P));
-  for (int s = 0; s < P; ++s) {
-    Step& step = program.backward[static_cast<size_t>(s)];
-    const bool own = s + 1 == P;
-    if (own) held = kOwnKVBuffer;
-    const RowSet rows = program.buffers[static_cast<size_t>(held)].rows;
-    const int grad = own ? kOwnGradBuffer : add_buffer(program, BufferKind::kGrad, rows);
-    if (s == 0) {
-      step.zero.push_back(grad);  // nothing arrives yet: this rank makes the first contribution
-      compute(step, input, program, held, grad);
-    } else {
-      transfer(step.sends, program, previous, sending);
-      transfer(step.receives, program, next, grad);
-      const int part = static_cast<int>(program.buffers.size());
-      compute(step, input, program, held, part);
-      if (!step.tiles.empty()) {
-        add_buffer(program, BufferKind::kGrad, rows);
-        step.zero.push_back(part);
-        step.adds.push_back({grad, part});
-      }
-    }
-    sending = grad;
-    if (s + 2 < P) {
-      const int incoming = add_buffer(program, BufferKind::kKV, input.rows_of(wrap(r + 2 + s, P)));
-      transfer(step.sends, program, previous, held);
-      transfer(step.receives, program, next, incoming);
-      held = incoming;
-    }
-  }
-}
-
-void make_all_gather(const ScheduleInput& input, Program& program) {
-  const int P = program.request.ranks, r = program.rank;
-  const auto gather = [&](std::vector<Step>& steps) {
-    std::vector<int> blocks;
-    steps.emplace_back();
-    for (int d = 1; d < P; ++d) {
-      const int owner = wrap(r - d, P);
-      blocks.push_back(add_buffer(program, BufferKind::kKV, input.rows_of(owner)));
-      transfer(steps[0].sends, program, wrap(r + d, P), kOwnKVBuffer);
-      transfer(steps[0].receives, program, owner, blocks.back());
-    }
-    return blocks;
-  };
-
-  const std::vector<int> forward_blocks = gather(program.forward);
-  compute(program.forward[0], input, program, kOwnKVBuffer);
-  if (P > 1) program.forward.emplace_back();
-  for (const int block : forward_blocks) compute(program.forward[1], input, program, block);
-
-  const std::vector<int> backward_blocks = gather(program.backward);
-  program.backward[0].zero.push_back(kOwnGradBuffer);
-  compute(program.backward[0], input, program, kOwnKVBuffer, kOwnGradBuffer);
-  if (P == 1) return;
-  program.backward.resize(3);
-  Step &others = program.backward[1], &home = program.backward[2];
-  for (int d = 1; d < P; ++d) {
-    const int block = backward_blocks[static_cast<size_t>(d - 1)];
-    const int grad = add_buffer(program, BufferKind::kGrad, program.buffers[static_cast<size_t>(block)].rows);
-    others.zero.push_back(grad);
-    compute(others, input, program, block, grad);
-    transfer(home.sends, program, wrap(r - d, P), grad);
-  }
-  const RowSet own_rows = program.buffers[kOwnGradBuffer].rows;
-  for (int other = 0; other < P; ++other) {
-    if (other == r || own_rows.rows() == 0) continue;
-    const int part = add_buffer(program, BufferKind::kGrad, own_rows);
-    transfer(home.receives, program, other, part);
-    home.adds.push_back({kOwnGradBuffer, part});
-  }
-}
+void make_ring(Needs& needs, Program& program) { Ring(needs, program).make(); }
+void make_all_gather(Needs& needs, Program& program) { Direct(needs, program, true).make(); }
+void make_group_cast(Needs& needs, Program& program) { Direct(needs, program, false).make(); }
 
 }  // namespace annulus

@@ -1,6 +1,8 @@
 // See tiles.h.
 #include "attention/plan/tiles.h"
 
+#include <algorithm>
+
 namespace annulus {
 namespace {
 
@@ -32,33 +34,79 @@ Span rows_of(const Span& part, const Span& span, int64_t first_row) {
   return {first_row + span.index_of(part.begin), part.count > 1 ? part.stride / span.stride : 1, part.count};
 }
 
+// The spans of a block with the row that each begins at. Spans ascend and their ranges do not overlap, as storage does.
+struct Stored {
+  Span span;
+  int64_t row;
+};
+std::vector<Stored> stored_of(const std::vector<Span>& positions) {
+  std::vector<Stored> list;
+  int64_t row = 0;
+  for (const Span& s : positions) {
+    if (!s.empty()) list.push_back({s, row});
+    row += s.count;
+  }
+  return list;
+}
+
+// visit(part of `wanted`, where it is stored) for each stored span that holds some of it.
+template <typename Visit>
+void for_each_stored(const Span& wanted, const std::vector<Stored>& stored, Visit visit) {
+  if (wanted.empty()) return;
+  auto it =
+      std::partition_point(stored.begin(), stored.end(), [&](const Stored& s) { return s.span.last() < wanted.begin; });
+  for (; it != stored.end() && it->span.begin <= wanted.last(); ++it) {
+    const Span common = intersect(wanted, it->span);
+    if (!common.empty()) visit(common, *it);
+  }
+}
+
 }  // namespace
 
-void append_tiles(const Pattern& pattern, const std::vector<Span>& query_spans, const RowSet& rows, int buffer,
-                  int grad_buffer, std::vector<Tile>& tiles) {
-  const int64_t group = pattern.shape.heads / pattern.shape.kv_heads;
-  const std::vector<Span> head_spans = query_heads(rows.heads, group);
-  for (const Slice& slice : pattern.slices) {
-    const Span batch = intersect(slice.batch, rows.batch);
-    if (batch.empty()) continue;
-    for (const Span& held : head_spans) {
-      const Span heads = intersect(slice.heads, held);
-      if (heads.empty()) continue;
-      int64_t query_row = 0;
-      for (const Span& owned : query_spans) {
-        const Span queries = intersect(slice.queries, owned);
-        int64_t key_row = 0;
-        for (const Span& stored : rows.positions) {
-          Span q = queries, k = intersect(slice.keys, stored);
-          Band band = slice.band;
-          if (trim(q, k, band)) {
-            tiles.push_back({buffer, grad_buffer, batch, heads, rows_of(q, owned, query_row), q,
-                             rows_of(k, stored, key_row), k, band});
-          }
-          key_row += stored.count;
-        }
-        query_row += owned.count;
+void append_tiles(const std::vector<QueryPart>& parts, int64_t heads_per_kv_head, const RowSet& rows, int buffer,
+                  const RowSet& grad_rows, int grad_buffer, std::vector<Tile>& tiles) {
+  const auto append = [&](int block, int grad_block, const Span& batch, const std::vector<Span>& head_spans,
+                          const std::vector<Stored>& keys, const std::vector<Stored>& grads) {
+    for (const QueryPart& part : parts) {
+      const Span batch_rows = intersect(part.slice->batch, batch);
+      if (batch_rows.empty()) continue;
+      for (const Span& held : head_spans) {
+        const Span heads = intersect(part.slice->heads, held);
+        if (heads.empty()) continue;
+        const auto emit = [&](const Span& queries, const Span& k, const Stored& key, Band band, const Stored* grad) {
+          const Span query_rows{part.rows.at(part.queries.index_of(queries.begin)),
+                                queries.count > 1 ? queries.stride / part.queries.stride * part.rows.stride : 1,
+                                queries.count};
+          tiles.push_back({buffer, block, grad_buffer, grad_block, batch_rows, heads, query_rows, queries,
+                           rows_of(k, key.span, key.row), k, grad ? rows_of(k, grad->span, grad->row) : Span{}, band});
+        };
+        for_each_stored(part.slice->keys, keys, [&](Span k, const Stored& key) {
+          Span q = part.queries;
+          Band band = part.slice->band;
+          if (!trim(q, k, band)) return;
+          if (grad_buffer < 0) return emit(q, k, key, band, nullptr);
+          for_each_stored(k, grads, [&](Span kg, const Stored& grad) {
+            Span qg = q;
+            Band cut = band;
+            if (trim(qg, kg, cut)) emit(qg, kg, key, cut, &grad);
+          });
+        });
       }
+    }
+  };
+  for (size_t b = 0; b < rows.blocks.size(); ++b) {
+    const RowBlock& block = rows.blocks[b];
+    const std::vector<Stored> keys = stored_of(block.positions);
+    if (grad_buffer < 0) {
+      append(static_cast<int>(b), 0, block.batch, query_heads(block.heads, heads_per_kv_head), keys, {});
+      continue;
+    }
+    for (size_t g = 0; g < grad_rows.blocks.size(); ++g) {
+      const RowBlock& grad = grad_rows.blocks[g];
+      const Span batch = intersect(block.batch, grad.batch), heads = intersect(block.heads, grad.heads);
+      if (batch.empty() || heads.empty()) continue;
+      append(static_cast<int>(b), static_cast<int>(g), batch, query_heads(heads, heads_per_kv_head), keys,
+             stored_of(grad.positions));
     }
   }
 }

@@ -118,7 +118,8 @@ class Verifier {
         request_(programs.at(0).request),
         max_faults_(static_cast<size_t>(max_faults)),
         query_(kQuery, request_.shape.q_len),
-        key_(kKey, request_.shape.k_len) {}
+        key_(kKey, request_.shape.k_len),
+        marks_(static_cast<size_t>(request_.shape.k_len)) {}
 
   Proof run() {
     check_ownership();
@@ -241,15 +242,61 @@ class Verifier {
       return fault(place + "a tile takes query rows " + to_string(tile.query_rows) + " for queries " +
                    to_string(tile.query_positions) + ", which are stored elsewhere");
     }
-    if (!rows_are(tile.key_rows, tile.key_positions, keys->rows.positions)) {
+    if (!holds(*keys, tile.block, tile, tile.key_rows)) {
       return fault(place + "a tile takes key rows " + to_string(tile.key_rows) + " for keys " +
-                   to_string(tile.key_positions) + ", which are stored elsewhere");
+                   to_string(tile.key_positions) + ", batch rows or heads, which are stored elsewhere");
     }
+    if (!backward) return;
+    const Buffer* grad = buffer(rank, tile.grad_buffer);
+    if (!grad || !grad->holds_gradient() || !holds(*grad, tile.grad_block, tile, tile.grad_rows)) {
+      fault(place + "a tile adds its gradients to rows that are not its keys'");
+    }
+  }
+
+  // The tile's keys, batch rows and heads are those rows of that block of the buffer.
+  bool holds(const Buffer& held_in, int number, const Tile& tile, const Span& rows) const {
+    if (number < 0 || number >= static_cast<int>(held_in.rows.blocks.size())) return false;
+    const RowBlock& block = held_in.rows.blocks[static_cast<size_t>(number)];
     const int64_t group = request_.shape.heads / request_.shape.kv_heads;
-    const Span all = Span::range(0, request_.shape.heads);
-    bool held = within(tile.batch, keys->rows.batch) && within(tile.heads, all);
-    for (int64_t i = 0; held && i < tile.heads.count; ++i) held = keys->rows.heads.contains(tile.heads.at(i) / group);
-    if (!held) fault(place + "a tile reads batch rows or heads that its buffer does not hold");
+    bool held = rows_are(rows, tile.key_positions, block.positions) && within(tile.batch, block.batch) &&
+                within(tile.heads, Span::range(0, request_.shape.heads));
+    for (int64_t i = 0; held && i < tile.heads.count; ++i) held = block.heads.contains(tile.heads.at(i) / group);
+    return held;
+  }
+
+  // Every row of `part` is one of `whole`, whose blocks share none: counted row by row, marking positions.
+  bool includes(const RowSet& whole, const RowSet& part) {
+    if (whole == part) return true;
+    const auto mark = [this](const std::vector<Span>& positions, uint8_t value) {
+      for (const Span& s : positions) {
+        for (int64_t i = 0; i < s.count; ++i) marks_[static_cast<size_t>(s.at(i))] = value;
+      }
+    };
+    for (const RowSet* set : {&whole, &part}) {
+      for (const RowBlock& block : set->blocks) {
+        for (const Span& s : block.positions) {
+          if (!s.empty() && (s.begin < 0 || s.last() >= request_.shape.k_len)) return false;
+        }
+      }
+    }
+    const auto common = [](const Span& a, const Span& b) {
+      int64_t n = 0;
+      for (int64_t i = 0; i < a.count; ++i) n += b.contains(a.at(i));
+      return n;
+    };
+    int64_t found = 0;
+    for (const RowBlock& held : whole.blocks) {
+      mark(held.positions, 1);
+      for (const RowBlock& wanted : part.blocks) {
+        const int64_t cells = common(wanted.batch, held.batch) * common(wanted.heads, held.heads);
+        if (cells == 0) continue;
+        for (const Span& s : wanted.positions) {
+          for (int64_t i = 0; i < s.count; ++i) found += cells * marks_[static_cast<size_t>(s.at(i))];
+        }
+      }
+      mark(held.positions, 0);
+    }
+    return found == part.rows();
   }
 
   // Transfers between each pair of ranks in the order both sides list them.
@@ -275,7 +322,8 @@ class Verifier {
               fault(at(r, backward, s) + "a transfer names a rank or buffer that does not exist");
               return false;
             }
-            if (!(t.rows == b->rows)) {
+            // Of keys and values some may be sent; a gradient that stays behind would be lost.
+            if (send && !b->holds_gradient() ? !includes(b->rows, t.rows) : !(t.rows == b->rows)) {
               fault(at(r, backward, s) + "a transfer moves other rows than its buffer " + std::to_string(t.buffer) +
                     " holds");
               return false;
@@ -448,11 +496,6 @@ class Verifier {
                                       pairs_weight(query_, key_, tile.query_positions, tile.key_positions, tile.band));
       done_[static_cast<size_t>(rank)] = add(done_[static_cast<size_t>(rank)], pairs);
       if (!backward) continue;
-      const Buffer* grad = buffer(rank, tile.grad_buffer);
-      if (!grad || !grad->holds_gradient() || !(grad->rows == buffer(rank, tile.buffer)->rows)) {
-        fault(place + "a tile adds its gradients to a buffer that is not its keys'");
-        return;
-      }
       write(tile.grad_buffer);
       read(tile.grad_buffer, "a tile adds to");
       State& sum = state(rank, tile.grad_buffer);
@@ -463,7 +506,7 @@ class Verifier {
   void finish_step(int rank, bool backward, size_t s) {
     for (const Add& a : steps(rank, backward)[s].adds) {
       const Buffer *dst = buffer(rank, a.dst), *src = buffer(rank, a.src);
-      if (!dst || !src || !dst->holds_gradient() || !src->holds_gradient() || !(dst->rows == src->rows)) {
+      if (!dst || !src || !dst->holds_gradient() || !src->holds_gradient() || !includes(dst->rows, src->rows)) {
         fault(at(rank, backward, s) + "adds gradients of other rows");
         continue;
       }
@@ -500,6 +543,7 @@ class Verifier {
   const PlanRequest& request_;
   const size_t max_faults_;
   Weights query_, key_;
+  std::vector<uint8_t> marks_;                              // scratch of includes(), by key
   std::vector<uint64_t> expected_queries_, expected_keys_;  // by rank
   std::vector<std::unordered_map<int, State>> states_;      // by rank, buffer
   std::vector<uint64_t> done_;                              // by rank: pairs computed so far
@@ -523,14 +567,13 @@ Proof verify(const std::vector<Program>& programs, const Pattern& pattern, int m
 }
 
 Proof verify(const std::vector<Program>& programs, int max_faults) {
-  Pattern pattern;
-  if (!programs.empty()) pattern = make_pattern(programs[0].request.pattern, programs[0].request.shape);
-  return verify(programs, pattern, max_faults);
+  return verify(programs, programs.empty() ? Pattern{} : *cached_pattern(programs[0].request), max_faults);
 }
 
 Proof verify(const PlanRequest& request, int max_faults) {
   std::vector<Program> programs;
-  for (int r = 0; r < request.ranks; ++r) programs.push_back(make_program(request, r));
+  const PlanRequest resolved = resolve_schedule(request);
+  for (int r = 0; r < resolved.ranks; ++r) programs.push_back(make_program(resolved, r));
   return verify(programs, max_faults);
 }
 
