@@ -1,137 +1,103 @@
-// See pattern.h.
+// See pattern.h: from specs to slices. Kinds with more to say have files of their own.
 #include "attention/pattern/pattern.h"
 
-#include <toml++/toml.h>
-
 #include <algorithm>
+#include <string_view>
+#include <utility>
 
-#include "common/error.h"
-#include "common/names.h"
+#include "attention/pattern/blocks.h"
+#include "attention/pattern/checks.h"
+#include "attention/pattern/dilated.h"
+#include "attention/pattern/restrict.h"
+#include "attention/pattern/spec_names.h"
 
 namespace annulus {
 namespace {
 
-constexpr int64_t kLongest = int64_t{1} << 40;
-
-// What may follow `kind =`.
-struct KindName {
-  PatternSpec::Kind kind;
-  std::string_view name;
-  std::vector<std::string> keys;  // besides kind and causal
-  bool causal = false;            // the name says so already
-};
-
-const std::vector<KindName>& kinds() {
-  static const std::vector<KindName> table = {
-      {PatternSpec::Kind::kFull, "full", {}},
-      {PatternSpec::Kind::kFull, "causal", {}, true},
-      {PatternSpec::Kind::kWindow, "window", {"left", "right"}},
-  };
-  return table;
+// All of the shape, cut by a band of positions. Bands are over indices: key - query index = (key position - query
+// position) + query_offset.
+Slice whole(const AttentionShape& shape) {
+  return {Span::range(0, shape.batch),
+          Span::range(0, shape.heads),
+          Span::range(0, shape.q_len),
+          Span::range(0, shape.k_len),
+          {}};
 }
 
-[[noreturn]] void refuse(std::string_view where, const std::string& message) {
-  throw Error(ErrorKind::kUsage, "pattern", std::string(where) + ": " + message);
-}
-
-int64_t reach(const toml::table& table, const std::string& key, std::string_view where) {
-  const toml::node* node = table.get(key);
-  if (!node) refuse(where, "a window needs \"left\" and \"right\", both counted in keys; \"" + key + "\" is missing");
-  const auto value = node->value_exact<int64_t>();
-  if (!value) refuse(where, "\"" + key + "\" must be a whole number of keys");
-  if (*value < 0 || *value > kLongest) {
-    refuse(where, "\"" + key + "\" must be between 0 and 2^40, got " + std::to_string(*value));
+// Validated specs only.
+BlockMap block_map_of(const PatternSpec& spec, const AttentionShape& shape) {
+  using Map = BlocksSpec::Map;
+  const BlocksSpec& blocks = spec.blocks;
+  if (blocks.map == Map::kAdaptive) {
+    refuse_plan("an adaptive block map is selected from q and k at each call: it has no blocks before that");
   }
-  return *value;
+  if (blocks.map == Map::kFile && !blocks.given) {
+    refuse_plan("the block map of " + blocks.file + " has not been read yet: read_block_maps comes before planning");
+  }
+  if (!blocks.given) return named_block_map(blocks, spec.causal, shape);
+  return spec.causal ? without_future(*blocks.given, shape) : *blocks.given;
+}
+
+std::vector<Slice> slices_of(const PatternSpec& spec, const AttentionShape& shape) {
+  std::vector<Slice> slices;
+  switch (spec.kind) {
+    case PatternSpec::Kind::kFull:
+      slices.push_back(whole(shape));
+      break;
+    case PatternSpec::Kind::kWindow:
+      slices.push_back(whole(shape));
+      slices.back().band = {shape.query_offset - spec.left, shape.query_offset + spec.right};
+      break;
+    case PatternSpec::Kind::kDilated:
+      append_dilated(spec.dilated, shape, slices);
+      break;
+    case PatternSpec::Kind::kBlocks:
+      append_blocks(block_map_of(spec, shape), shape, slices);
+      break;
+    case PatternSpec::Kind::kUnion:
+      for (const PatternSpec& member : spec.members) {
+        const std::vector<Slice> part = slices_of(member, shape);
+        slices.insert(slices.end(), part.begin(), part.end());
+      }
+      break;
+    case PatternSpec::Kind::kSlices:
+      for (Slice slice : spec.slices) {
+        slice.batch = slice.batch.clip(0, shape.batch - 1);
+        slice.heads = slice.heads.clip(0, shape.heads - 1);
+        slices.push_back(slice);
+      }
+      break;
+  }
+  if (spec.causal) restrict_to_past(shape, slices);
+  if (!spec.documents.empty()) slices = within_documents(spec, shape, slices);
+  std::erase_if(slices, [](const Slice& slice) { return is_empty(slice); });
+  return slices;
 }
 
 }  // namespace
 
-void validate(const AttentionShape& s) {
-  const auto fail = [](const std::string& message) { throw Error(ErrorKind::kPlan, "pattern", message); };
-  if (s.batch < 0 || s.q_len < 0 || s.k_len < 0 || s.heads < 1 || s.kv_heads < 1) {
-    fail("expected batch and lengths of at least 0 and heads of at least 1, got batch " + std::to_string(s.batch) +
-         ", " + std::to_string(s.q_len) + " queries, " + std::to_string(s.k_len) + " keys, " + std::to_string(s.heads) +
-         " query heads, " + std::to_string(s.kv_heads) + " kv heads");
-  }
-  if (s.heads % s.kv_heads != 0) {
-    fail(std::to_string(s.heads) + " query heads cannot share " + std::to_string(s.kv_heads) +
-         " kv heads: the query heads must be a multiple of the kv heads");
-  }
-  if (s.q_len > kLongest || s.k_len > kLongest || s.query_offset > kLongest || s.query_offset < -kLongest) {
-    fail("lengths and the query offset must be at most 2^40");
-  }
+int64_t output_divisor(const PatternSpec& spec) {
+  const bool mean = spec.kind == PatternSpec::Kind::kDilated && spec.dilated.combine == DilatedSpec::Combine::kMean;
+  return mean ? static_cast<int64_t>(spec.dilated.segment_lengths.size()) : 1;
 }
 
-std::string PatternSpec::text() const {
-  switch (kind) {
-    case Kind::kFull:
-      return causal ? "{ kind = \"causal\" }" : "{ kind = \"full\" }";
-    case Kind::kWindow:
-      return "{ kind = \"window\", left = " + std::to_string(left) + ", right = " + std::to_string(right) +
-             (causal ? ", causal = true }" : " }");
-  }
-  return "";
-}
-
-PatternSpec parse_pattern(std::string_view toml_text, std::string_view where) {
-  toml::table document;
-  try {
-    document = toml::parse("pattern = " + std::string(toml_text), std::string_view("pattern"));
-  } catch (const toml::parse_error& error) {
-    refuse(where, "expected an inline table such as { kind = \"causal\" }, got '" + std::string(toml_text) +
-                      "': " + std::string(error.description()));
-  }
-  const toml::table* table = document["pattern"].as_table();
-  if (!table || document.size() != 1) {
-    refuse(where, "expected an inline table such as { kind = \"causal\" }, got '" + std::string(toml_text) + "'");
-  }
-  const auto kind_name = (*table)["kind"].value_exact<std::string>();
-  if (!kind_name) refuse(where, "expected kind = \"...\", as in { kind = \"causal\" }");
-  std::vector<std::string> names;
-  const KindName* found = nullptr;
-  for (const KindName& k : kinds()) {
-    names.emplace_back(k.name);
-    if (k.name == *kind_name) found = &k;
-  }
-  if (!found) refuse(where, "unknown kind \"" + *kind_name + "\"" + suggestion(*kind_name, names));
-
-  std::vector<std::string> known = found->keys;
-  known.insert(known.begin(), {"kind", "causal"});
-  for (const auto& [key, value] : *table) {
-    const std::string name(key.str());
-    if (std::find(known.begin(), known.end(), name) == known.end()) {
-      refuse(where, "kind \"" + *kind_name + "\" has no key \"" + name + "\"" + suggestion(name, known));
-    }
-  }
-  PatternSpec spec;
-  spec.kind = found->kind;
-  spec.causal = found->causal;
-  if (const toml::node* node = table->get("causal")) {
-    const auto value = node->value_exact<bool>();
-    if (!value) refuse(where, "\"causal\" must be true or false");
-    if (spec.causal && !*value) refuse(where, "kind \"causal\" cannot have causal = false; use kind = \"full\"");
-    spec.causal = *value;
-  }
-  if (spec.kind == PatternSpec::Kind::kWindow) {
-    spec.left = reach(*table, "left", where);
-    spec.right = reach(*table, "right", where);
-  }
-  return spec;
+bool is_adaptive(const PatternSpec& spec) {
+  if (spec.kind == PatternSpec::Kind::kBlocks) return spec.blocks.map == BlocksSpec::Map::kAdaptive;
+  return std::any_of(spec.members.begin(), spec.members.end(), is_adaptive);
 }
 
 Pattern make_pattern(const PatternSpec& spec, const AttentionShape& shape) {
-  validate(shape);
-  // Bands are over indices: key j - query index i = (key position - query position) + query_offset.
-  Band band;
-  if (spec.kind == PatternSpec::Kind::kWindow) band = {shape.query_offset - spec.left, shape.query_offset + spec.right};
-  if (spec.causal) band.hi = std::min(band.hi, shape.query_offset);
-  Pattern pattern{shape, {}};
-  if (shape.batch > 0 && shape.q_len > 0 && shape.k_len > 0) {
-    pattern.slices.push_back({Span::range(0, shape.batch), Span::range(0, shape.heads), Span::range(0, shape.q_len),
-                              Span::range(0, shape.k_len), band});
-  }
+  validate(spec, shape);
+  Pattern pattern{shape, slices_of(spec, shape)};
   return pattern;
+}
+
+BlockMap make_block_map(const PatternSpec& spec, const AttentionShape& shape) {
+  validate(spec, shape);
+  if (spec.kind != PatternSpec::Kind::kBlocks) {
+    refuse_plan("only kind \"blocks\" has a block map, not " + spec.text());
+  }
+  return block_map_of(spec, shape);
 }
 
 }  // namespace annulus

@@ -124,6 +124,10 @@ bool is_adaptive(const PatternSpec& spec);
 // of the wrong type, and whatever cannot be for any shape (a negative reach, rates not matching segments, ...).
 PatternSpec parse_pattern(std::string_view toml, std::string_view where);
 
+// Raises Error(kPlan) where the pattern cannot be for this shape, as make_pattern does and before any memory is taken;
+// maps that are still to be selected or read pass.
+void validate(const PatternSpec& spec, const AttentionShape& shape);
+
 // A sum of slices over a shape; pairs are counted as often as slices contain them.
 struct Pattern {
   AttentionShape shape;

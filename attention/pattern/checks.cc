@@ -1,0 +1,269 @@
+// See checks.h; also the public validate() of shapes and of patterns against shapes.
+#include "attention/pattern/checks.h"
+
+#include "attention/pattern/spec_names.h"
+#include "common/error.h"
+
+namespace annulus {
+namespace {
+
+std::string str(int64_t value) { return std::to_string(value); }
+
+std::string outside(std::string_view key, int64_t value, int64_t least) {
+  if (value >= least && value <= kLongest) return "";
+  return "\"" + std::string(key) + "\" must be between " + str(least) + " and 2^40, got " + str(value);
+}
+
+std::string fault_of(const DilatedSpec& d) {
+  const size_t n = d.segment_lengths.size();
+  if (n != d.dilation_rates.size()) {
+    return "each segment length needs its dilation rate: got " + std::to_string(n) + " segment_lengths and " +
+           std::to_string(d.dilation_rates.size()) + " dilation_rates";
+  }
+  if (n == 0) {
+    return "dilated attention needs a branch, as in segment_lengths = [2048, 4096], dilation_rates = [1, 2]";
+  }
+  for (size_t i = 0; i < n; ++i) {
+    const int64_t w = d.segment_lengths[i], r = d.dilation_rates[i];
+    if (w < 1 || w > kLongest) return "a segment length must be between 1 and 2^40, got " + str(w);
+    if (r < 1 || r > w) {
+      return "the dilation rate of segments of " + str(w) + " must be between 1 and " + str(w) + ", got " + str(r);
+    }
+  }
+  return "";
+}
+
+std::string fault_of(const BlocksSpec& b) {
+  if (b.block < 16 || b.block > kLongest || b.block % 16 != 0) {
+    return "\"block\" must be a multiple of 16 tokens, from 16, got " + str(b.block);
+  }
+  for (const auto& [key, value, least] :
+       {std::tuple{"window_blocks", b.window_blocks, 0}, std::tuple{"rate", b.rate, 1},
+        std::tuple{"global_blocks", b.global_blocks, 0}, std::tuple{"random_blocks", b.random_blocks, 0},
+        std::tuple{"stride", b.stride, 1}, std::tuple{"keep", b.keep, 1}}) {
+    if (const std::string fault = outside(key, value, least); !fault.empty()) return fault;
+  }
+  if (b.map == BlocksSpec::Map::kHierarchical && b.levels.empty()) {
+    return "\"levels\" needs at least one [stride, reach], as in levels = [[1, 2], [4, 16]]";
+  }
+  for (const BlocksSpec::Level& level : b.levels) {
+    if (level.stride < 1 || level.stride > kLongest || level.reach < 0 || level.reach > kLongest) {
+      return "a level is [stride, reach] in blocks, stride between 1 and 2^40 and reach between 0 and 2^40, got [" +
+             str(level.stride) + ", " + str(level.reach) + "]";
+    }
+  }
+  if (b.map == BlocksSpec::Map::kFile && b.file.empty()) return "\"file\" must name a file of safetensors";
+  return "";
+}
+
+std::string fault_of(const Span& span, std::string_view name) {
+  if (span.begin >= 0 && span.begin <= kLongest && span.stride >= 1 && span.stride <= kLongest && span.count >= 0 &&
+      span.count <= kLongest) {
+    return "";
+  }
+  return "\"" + std::string(name) +
+         "\" of a slice is [begin, stride, count], begin and count of at least 0, stride of " +
+         "at least 1, none beyond 2^40; got [" + str(span.begin) + ", " + str(span.stride) + ", " + str(span.count) +
+         "]";
+}
+
+std::string fault_of(const Slice& s) {
+  for (const auto& [span, name] : {std::pair{&s.queries, "queries"}, std::pair{&s.keys, "keys"},
+                                   std::pair{&s.heads, "heads"}, std::pair{&s.batch, "batch"}}) {
+    if (const std::string fault = fault_of(*span, name); !fault.empty()) return fault;
+  }
+  return "";
+}
+
+std::string fault_of(const std::vector<std::vector<int64_t>>& lists, std::string_view name) {
+  for (const std::vector<int64_t>& list : lists) {
+    int64_t sum = 0;
+    for (const int64_t length : list) {
+      if (length < 0) return "\"" + std::string(name) + "\" are lengths of at least 0, got " + str(length);
+      if (length > kLongest || (sum += length) > kLongest) return "\"" + std::string(name) + "\" add up to over 2^40";
+    }
+  }
+  return "";
+}
+
+std::string fault_of(const PatternSpec& spec, int depth) {
+  if (depth > kDeepest) return "unions may be nested " + str(kDeepest) + " deep, not deeper";
+  std::string fault;
+  switch (spec.kind) {
+    case PatternSpec::Kind::kFull:
+      break;
+    case PatternSpec::Kind::kWindow:
+      fault = outside("left", spec.left, 0);
+      if (fault.empty()) fault = outside("right", spec.right, 0);
+      break;
+    case PatternSpec::Kind::kDilated:
+      fault = fault_of(spec.dilated);
+      break;
+    case PatternSpec::Kind::kBlocks:
+      fault = fault_of(spec.blocks);
+      break;
+    case PatternSpec::Kind::kSlices:
+      for (const Slice& slice : spec.slices) {
+        if (fault.empty()) fault = fault_of(slice);
+      }
+      break;
+    case PatternSpec::Kind::kUnion:
+      if (spec.members.empty()) fault = "a union needs members, as in of = [{ kind = \"causal\" }, ...]";
+      for (const PatternSpec& member : spec.members) {
+        if (fault.empty()) fault = fault_of(member, depth + 1);
+        if (fault.empty() && output_divisor(member) != 1) {
+          fault = "combine = \"mean\" divides a whole output and cannot stand inside a union; use combine = \"lse\"";
+        }
+      }
+      break;
+  }
+  if (fault.empty()) fault = fault_of(spec.documents, "documents");
+  if (fault.empty()) fault = fault_of(spec.key_documents, "key_documents");
+  if (fault.empty() && spec.documents.empty() && !spec.key_documents.empty()) {
+    fault = "\"key_documents\" needs \"documents\", the lengths of the queries' documents";
+  }
+  return fault;
+}
+
+// Documents of one side: a list for all rows or one for each, adding up to the side's length.
+void check_documents(const std::vector<std::vector<int64_t>>& lists, std::string_view name, int64_t length,
+                     const AttentionShape& shape) {
+  if (lists.size() != 1 && static_cast<int64_t>(lists.size()) != shape.batch) {
+    refuse_plan("\"" + std::string(name) + "\" needs one list for all batch rows or one for each of the " +
+                str(shape.batch) + ", got " + std::to_string(lists.size()));
+  }
+  for (size_t row = 0; row < lists.size(); ++row) {
+    int64_t sum = 0;
+    for (const int64_t n : lists[row]) sum += n;
+    if (sum == length) continue;
+    refuse_plan("\"" + std::string(name) + "\" of batch row " + std::to_string(row) + " must add up to the " +
+                str(length) + (name == "documents" ? " queries" : " keys") + ", but add up to " + str(sum));
+  }
+}
+
+void check_documents(const PatternSpec& spec, const AttentionShape& shape) {
+  if (spec.documents.empty()) return;
+  check_documents(spec.documents, "documents", shape.q_len, shape);
+  if (spec.key_documents.empty()) {
+    if (shape.q_len != shape.k_len) {
+      refuse_plan("\"documents\" for " + str(shape.q_len) + " queries and " + str(shape.k_len) +
+                  " keys need \"key_documents\", the lengths of the keys' documents");
+    }
+    return;
+  }
+  check_documents(spec.key_documents, "key_documents", shape.k_len, shape);
+  for (size_t row = 0; row < std::max(spec.documents.size(), spec.key_documents.size()); ++row) {
+    const size_t queries = spec.documents[spec.documents.size() == 1 ? 0 : row].size();
+    const size_t keys = spec.key_documents[spec.key_documents.size() == 1 ? 0 : row].size();
+    if (queries != keys) {
+      refuse_plan("batch row " + std::to_string(row) + " has " + std::to_string(queries) +
+                  " documents of queries and " + std::to_string(keys) +
+                  " of keys: there must be as many, the n-th sees the n-th (a length may be 0)");
+    }
+  }
+}
+
+void check_given(const BlockMap& map, const BlocksSpec& spec, const AttentionShape& shape) {
+  const int64_t query_blocks = ceil_div(shape.q_len, spec.block), key_blocks = ceil_div(shape.k_len, spec.block);
+  if (map.block != spec.block || (map.batch != 1 && map.batch != shape.batch) ||
+      (map.heads != 1 && map.heads != shape.heads) || map.query_blocks != query_blocks ||
+      map.key_blocks != key_blocks) {
+    refuse_plan("the block map has blocks of " + str(map.block) + " and the shape [" + str(map.batch) + ", " +
+                str(map.heads) + ", " + str(map.query_blocks) + ", " + str(map.key_blocks) + "]; expected blocks of " +
+                str(spec.block) + " and [" + str(shape.batch) + " or 1, " + str(shape.heads) + " or 1, " +
+                str(query_blocks) + ", " + str(key_blocks) + "]");
+  }
+  const size_t rows = static_cast<size_t>(map.batch * map.heads * map.query_blocks);
+  bool sound = map.offsets.size() == rows + 1 && map.offsets.front() == 0 &&
+               map.offsets.back() == static_cast<int64_t>(map.runs.size());
+  for (size_t row = 0; sound && row < rows; ++row) {
+    sound = map.offsets[row] <= map.offsets[row + 1] && map.offsets[row + 1] <= map.offsets.back();
+    int64_t past = -1;
+    for (int64_t r = map.offsets[row]; sound && r < map.offsets[row + 1]; ++r) {
+      const BlockRun& run = map.runs[static_cast<size_t>(r)];
+      sound = run.begin > past && run.begin < run.end && run.end <= key_blocks;
+      past = run.end;
+    }
+  }
+  if (!sound) refuse_plan("the runs of the block map are not ascending, disjoint and within its blocks");
+}
+
+void check_blocks(const BlocksSpec& spec, const AttentionShape& shape) {
+  using Map = BlocksSpec::Map;
+  if (spec.map == Map::kGiven || spec.map == Map::kFile) {
+    if (spec.given) check_given(*spec.given, spec, shape);
+    if (!spec.given && spec.map == Map::kGiven) refuse_plan("a block map made by a program is missing");
+    return;
+  }
+  if (shape.query_offset % spec.block != 0) {
+    refuse_plan("map \"" + std::string(kMapNames[static_cast<size_t>(spec.map)]) + "\" with blocks of " +
+                str(spec.block) + " needs a query offset that is a multiple of them, got " + str(shape.query_offset));
+  }
+  const int64_t rows = ceil_div(shape.q_len, spec.block) * (spec.map == Map::kBigBird ? shape.heads : 1);
+  if (rows > kMostParts) {
+    refuse_plan(str(shape.q_len) + " queries in blocks of " + str(spec.block) + " are more than 2^26 rows of blocks; " +
+                "use larger blocks");
+  }
+}
+
+void check_slices(const PatternSpec& spec, const AttentionShape& shape) {
+  const auto within = [](const Span& span, int64_t length, std::string_view name) {
+    // In 128 bits: begin and (count - 1) * stride are below 2^40 and 2^80.
+    if (span.empty() || span == kEverything || span.begin + __int128{span.count - 1} * span.stride < length) return;
+    refuse_plan("a slice has " + std::string(name) + " from " + str(span.begin) + ", every " + str(span.stride) + ", " +
+                str(span.count) + " of them, but there are only " + str(length));
+  };
+  for (const Slice& s : spec.slices) {
+    within(s.queries, shape.q_len, "queries");
+    within(s.keys, shape.k_len, "keys");
+    within(s.heads, shape.heads, "heads");
+    within(s.batch, shape.batch, "batch rows");
+  }
+}
+
+void check_shape(const PatternSpec& spec, const AttentionShape& shape) {
+  check_documents(spec, shape);
+  for (const PatternSpec& member : spec.members) check_shape(member, shape);
+  if (spec.kind == PatternSpec::Kind::kBlocks) check_blocks(spec.blocks, shape);
+  if (spec.kind == PatternSpec::Kind::kSlices) check_slices(spec, shape);
+  if (spec.kind != PatternSpec::Kind::kDilated) return;
+  if (shape.q_len != shape.k_len) {
+    refuse_plan("dilated attention needs as many keys as queries, got " + str(shape.q_len) + " queries and " +
+                str(shape.k_len) + " keys; full, causal, window, blocks and documents take both lengths");
+  }
+  const int64_t branches = static_cast<int64_t>(spec.dilated.segment_lengths.size());
+  if (spec.dilated.combine == DilatedSpec::Combine::kMean && branches > shape.heads) {
+    refuse_plan("combine = \"mean\" gives each branch a group of heads: " + str(shape.heads) +
+                " heads cannot be split into " + str(branches) + " groups; use at most " + str(shape.heads) +
+                " branches, or combine = \"lse\"");
+  }
+}
+
+}  // namespace
+
+void refuse_plan(const std::string& message) { throw Error(ErrorKind::kPlan, "pattern", message); }
+
+std::string fault_of(const PatternSpec& spec) { return fault_of(spec, 0); }
+
+void validate(const AttentionShape& s) {
+  if (s.batch < 0 || s.q_len < 0 || s.k_len < 0 || s.heads < 1 || s.kv_heads < 1) {
+    refuse_plan("expected batch and lengths of at least 0 and heads of at least 1, got batch " + str(s.batch) + ", " +
+                str(s.q_len) + " queries, " + str(s.k_len) + " keys, " + str(s.heads) + " query heads, " +
+                str(s.kv_heads) + " kv heads");
+  }
+  if (s.heads % s.kv_heads != 0) {
+    refuse_plan(str(s.heads) + " query heads cannot share " + str(s.kv_heads) +
+                " kv heads: the query heads must be a multiple of the kv heads");
+  }
+  if (s.q_len > kLongest || s.k_len > kLongest || s.query_offset > kLongest || s.query_offset < -kLongest) {
+    refuse_plan("lengths and the query offset must be at most 2^40");
+  }
+}
+
+void validate(const PatternSpec& spec, const AttentionShape& shape) {
+  validate(shape);
+  if (const std::string fault = fault_of(spec); !fault.empty()) refuse_plan(fault);
+  check_shape(spec, shape);
+}
+
+}  // namespace annulus

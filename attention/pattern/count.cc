@@ -1,0 +1,50 @@
+// Counts the pairs of a pattern without visiting them: what the work is.
+#include <algorithm>
+#include <limits>
+
+#include "attention/pattern/pattern.h"
+
+namespace annulus {
+namespace {
+
+using Wide = __int128;  // 2^40 queries see 2^40 keys
+
+// The sum over 0 <= i < n of floor((a i + b) / m); a, b >= 0, m >= 1. By exchanging the axes, as Euclid's algorithm.
+Wide sum_of_floors(Wide n, Wide m, Wide a, Wide b) {
+  Wide sum = 0;
+  while (n > 0) {
+    sum += n * (n - 1) / 2 * (a / m) + n * (b / m);
+    a %= m, b %= m;
+    const Wide top = a * n + b;
+    if (top < m) break;
+    n = top / m;
+    b = top % m;
+    std::swap(a, m);
+  }
+  return sum;
+}
+
+// Pairs with key - query <= reach.
+Wide pairs_up_to(const Span& queries, const Span& keys, int64_t reach) {
+  // Query i sees the keys up to queries.at(i) + reach: none before i = none, all of them from i = all.
+  const int64_t none =
+      std::clamp<int64_t>(ceil_div(keys.begin - reach - queries.begin, queries.stride), 0, queries.count);
+  const int64_t all =
+      std::clamp<int64_t>(ceil_div(keys.last() - reach - queries.begin, queries.stride), none, queries.count);
+  const Wide partly = sum_of_floors(all - none, keys.stride, queries.stride, queries.at(none) + reach - keys.begin);
+  return partly + (all - none) + Wide{queries.count - all} * keys.count;
+}
+
+}  // namespace
+
+int64_t count_pairs(const Pattern& pattern) {
+  Wide total = 0;
+  for (const Slice& s : pattern.slices) {
+    if (s.queries.empty() || s.keys.empty() || s.batch.empty() || s.heads.empty() || s.band.empty()) continue;
+    const Wide pairs = pairs_up_to(s.queries, s.keys, s.band.hi) - pairs_up_to(s.queries, s.keys, s.band.lo - 1);
+    total += pairs * s.batch.count * s.heads.count;
+  }
+  return static_cast<int64_t>(std::min<Wide>(total, std::numeric_limits<int64_t>::max()));
+}
+
+}  // namespace annulus

@@ -1,0 +1,321 @@
+// Reads patterns: TOML to PatternSpec. Each kind and each block map has a line in a table that says which keys it
+// takes; names, types and refusals follow from that. What values may be is checks.cc's to say.
+#include <toml++/toml.h>
+
+#include <algorithm>
+#include <array>
+#include <iterator>
+
+#include "attention/pattern/checks.h"
+#include "attention/pattern/pattern.h"
+#include "attention/pattern/spec_names.h"
+#include "common/error.h"
+#include "common/names.h"
+
+namespace annulus {
+namespace {
+
+[[noreturn]] void refuse(const std::string& where, const std::string& message) {
+  throw Error(ErrorKind::kUsage, "pattern", where + ": " + message);
+}
+
+// The index of `got`; `what` is the kind of name.
+size_t index_of(const std::string& got, const std::vector<std::string>& known, const std::string& what,
+                const std::string& where) {
+  const auto it = std::find(known.begin(), known.end(), got);
+  if (it == known.end()) refuse(where, "unknown " + what + " \"" + got + "\"" + suggestion(got, known));
+  return static_cast<size_t>(it - known.begin());
+}
+
+// The value of one key.
+struct Value {
+  const toml::node& node;
+  std::string where;
+  std::string key;
+  int depth = 0;  // of the pattern it stands in
+
+  [[noreturn]] void refuse(const std::string& message) const {
+    annulus::refuse(where, "\"" + key + "\" must be " + message);
+  }
+  Value of(const toml::node& part) const { return {part, where, key, depth}; }
+
+  int64_t whole() const {
+    const auto value = node.value_exact<int64_t>();
+    if (!value) refuse("a whole number");
+    return *value;
+  }
+  bool truth() const {
+    const auto value = node.value_exact<bool>();
+    if (!value) refuse("true or false");
+    return *value;
+  }
+  std::string text() const {
+    const auto value = node.value_exact<std::string>();
+    if (!value) refuse("a text in quotes");
+    return *value;
+  }
+  const toml::array& list(const std::string& what) const {
+    const toml::array* array = node.as_array();
+    if (!array) refuse(what);
+    return *array;
+  }
+  std::vector<int64_t> wholes() const {
+    std::vector<int64_t> values;
+    for (const toml::node& part : list("a list of whole numbers")) {
+      if (!part.is_integer()) refuse("a list of whole numbers");
+      values.push_back(part.value_or(int64_t{0}));
+    }
+    return values;
+  }
+  // One of the first `known` of the names.
+  template <typename Enum, size_t N>
+  Enum name(const std::array<std::string_view, N>& names, size_t known = N) const {
+    const std::string got = text();
+    return static_cast<Enum>(index_of(got, {names.begin(), names.begin() + static_cast<ptrdiff_t>(known)}, key, where));
+  }
+};
+
+struct Key {
+  std::string name;
+  bool required = false;
+  void (*read)(const Value& value, PatternSpec& spec) = nullptr;
+};
+
+PatternSpec read_pattern(const toml::table& table, const std::string& where, int depth);
+
+std::vector<std::vector<int64_t>> read_documents(const Value& value) {
+  const std::string what =
+      "a list of lengths for all batch rows, as in [700, 1348], or a list of such lists, one for each";
+  const toml::array& list = value.list(what);
+  std::vector<std::vector<int64_t>> rows;
+  if (!list.empty() && list.front().is_array()) {
+    for (const toml::node& row : list) {
+      if (!row.is_array()) value.refuse(what);
+      rows.push_back(value.of(row).wholes());
+    }
+  } else {
+    rows.push_back(value.wholes());
+  }
+  for (const std::vector<int64_t>& row : rows) {
+    if (row.empty()) value.refuse(what + ", each of at least one length");
+  }
+  return rows;
+}
+
+Slice read_slice(const toml::table& table, const std::string& where) {
+  const std::vector<std::string> known = {"queries", "keys", "heads", "batch", "lo", "hi"};
+  Slice slice{kEverything, kEverything, {}, {}, {}};
+  for (const auto& [key, node] : table) {
+    const Value value{node, where, std::string(key.str())};
+    if (std::find(known.begin(), known.end(), value.key) == known.end()) {
+      refuse(where, "a slice has no key \"" + value.key + "\"" + suggestion(value.key, known));
+    }
+    if (value.key == "lo" || value.key == "hi") {
+      int64_t& side = value.key == "lo" ? slice.band.lo : slice.band.hi;
+      side = std::clamp(value.whole(), -Band::kUnbounded, Band::kUnbounded);
+      continue;
+    }
+    const std::vector<int64_t> numbers = value.wholes();
+    if (numbers.size() != 3) value.refuse("[begin, stride, count]");
+    const Span span{numbers[0], numbers[1], numbers[2]};
+    (value.key == "queries" ? slice.queries
+     : value.key == "keys"  ? slice.keys
+     : value.key == "heads" ? slice.heads
+                            : slice.batch) = span;
+  }
+  for (const char* needed : {"queries", "keys"}) {
+    if (!table.contains(needed)) {
+      refuse(where, "a slice needs \"queries\" and \"keys\", each [begin, stride, count]; \"" + std::string(needed) +
+                        "\" is missing");
+    }
+  }
+  return slice;
+}
+
+void read_levels(const Value& value, PatternSpec& spec) {
+  const std::string what = "a list of [stride, reach] in blocks, as in [[1, 2], [4, 16]]";
+  for (const toml::node& part : value.list(what)) {
+    if (!part.is_array()) value.refuse(what);
+    const std::vector<int64_t> numbers = value.of(part).wholes();
+    if (numbers.size() != 2) value.refuse(what);
+    spec.blocks.levels.push_back({numbers[0], numbers[1]});
+  }
+}
+
+void read_members(const Value& value, PatternSpec& spec) {
+  const std::string what = "a list of patterns, as in [{ kind = \"causal\" }, { kind = \"full\" }]";
+  for (const toml::node& part : value.list(what)) {
+    if (!part.is_table()) value.refuse(what);
+    spec.members.push_back(read_pattern(
+        *part.as_table(), value.where + ", member " + std::to_string(spec.members.size() + 1), value.depth + 1));
+  }
+}
+
+void read_slices(const Value& value, PatternSpec& spec) {
+  const std::string what = "a list of slices, as in [{ queries = [0, 1, 64], keys = [0, 1, 64] }]";
+  for (const toml::node& part : value.list(what)) {
+    if (!part.is_table()) value.refuse(what);
+    spec.slices.push_back(
+        read_slice(*part.as_table(), value.where + ", slice " + std::to_string(spec.slices.size() + 1)));
+  }
+}
+
+// What any kind takes.
+const std::vector<Key>& common_keys() {
+  static const std::vector<Key> keys = {
+      {"causal", false, [](const Value& v, PatternSpec& s) { s.causal = v.truth(); }},
+      {"documents", false, [](const Value& v, PatternSpec& s) { s.documents = read_documents(v); }},
+      {"key_documents", false, [](const Value& v, PatternSpec& s) { s.key_documents = read_documents(v); }},
+  };
+  return keys;
+}
+
+struct KindName {
+  PatternSpec::Kind kind;
+  std::string name;
+  std::vector<Key> keys;
+};
+
+const std::vector<KindName>& kinds() {
+  using Kind = PatternSpec::Kind;
+  static const std::vector<KindName> table = {
+      {Kind::kFull, "full", {}},
+      {Kind::kFull, "causal", {}},
+      {Kind::kWindow,
+       "window",
+       {{"left", true, [](const Value& v, PatternSpec& s) { s.left = v.whole(); }},
+        {"right", true, [](const Value& v, PatternSpec& s) { s.right = v.whole(); }}}},
+      {Kind::kDilated,
+       "dilated",
+       {{"segment_lengths", true, [](const Value& v, PatternSpec& s) { s.dilated.segment_lengths = v.wholes(); }},
+        {"dilation_rates", true, [](const Value& v, PatternSpec& s) { s.dilated.dilation_rates = v.wholes(); }},
+        {"offsets", false,
+         [](const Value& v, PatternSpec& s) { s.dilated.offsets = v.name<DilatedSpec::Offsets>(kOffsetsNames); }},
+        {"combine", false,
+         [](const Value& v, PatternSpec& s) { s.dilated.combine = v.name<DilatedSpec::Combine>(kCombineNames); }},
+        {"equal_segments", false, [](const Value& v, PatternSpec& s) { s.dilated.equal_segments = v.truth(); }}}},
+      {Kind::kBlocks,
+       "blocks",
+       {// The last name stands for maps made by programs.
+        {"map", true,
+         [](const Value& v, PatternSpec& s) {
+           s.blocks.map = v.name<BlocksSpec::Map>(kMapNames, kMapNames.size() - 1);
+         }},
+        {"block", false, [](const Value& v, PatternSpec& s) { s.blocks.block = v.whole(); }}}},
+      {Kind::kFull, "documents", {}},
+      {Kind::kUnion, "union", {{"of", true, read_members}}},
+      {Kind::kSlices, "slices", {{"slices", true, read_slices}}},
+  };
+  return table;
+}
+
+// What each map of `blocks` takes besides.
+const std::vector<Key>& map_keys(BlocksSpec::Map map) {
+  static const Key window = {"window_blocks", true,
+                             [](const Value& v, PatternSpec& s) { s.blocks.window_blocks = v.whole(); }};
+  static const Key rate = {"rate", true, [](const Value& v, PatternSpec& s) { s.blocks.rate = v.whole(); }};
+  static const Key global = {"global_blocks", true,
+                             [](const Value& v, PatternSpec& s) { s.blocks.global_blocks = v.whole(); }};
+  static const Key random = {"random_blocks", true,
+                             [](const Value& v, PatternSpec& s) { s.blocks.random_blocks = v.whole(); }};
+  static const Key seed = {"seed", false, [](const Value& v, PatternSpec& s) { s.blocks.seed = v.whole(); }};
+  static const Key per_head = {"per_head", false,
+                               [](const Value& v, PatternSpec& s) { s.blocks.per_head = v.truth(); }};
+  static const Key stride = {"stride", true, [](const Value& v, PatternSpec& s) { s.blocks.stride = v.whole(); }};
+  static const Key levels = {"levels", true, read_levels};
+  static const Key keep = {"keep", true, [](const Value& v, PatternSpec& s) { s.blocks.keep = v.whole(); }};
+  static const Key query = {
+      "query", false, [](const Value& v, PatternSpec& s) { s.blocks.query = v.name<BlocksSpec::Query>(kQueryNames); }};
+  static const Key file = {"file", true, [](const Value& v, PatternSpec& s) { s.blocks.file = v.text(); }};
+  static const Key digest = {"digest", false, [](const Value& v, PatternSpec& s) { s.blocks.digest = v.text(); }};
+  static const std::array<std::vector<Key>, kMapNames.size()> table = {{
+      {window},
+      {window, rate},
+      {global, window},
+      {window, global, random, seed, per_head},
+      {window, stride},
+      {levels},
+      {keep, query},
+      {file, digest},
+      {},
+  }};
+  return table[static_cast<size_t>(map)];
+}
+
+// Reads `keys`; `title` is what they belong to: kind "window".
+void read_keys(const toml::table& table, const std::vector<Key>& keys, const std::string& title,
+               const std::string& where, int depth, PatternSpec& spec) {
+  for (const Key& key : keys) {
+    if (const toml::node* node = table.get(key.name)) {
+      key.read({*node, where, key.name, depth}, spec);
+    } else if (key.required) {
+      std::string needed;
+      for (const Key& k : keys) {
+        if (k.required) needed += (needed.empty() ? "\"" : " and \"") + k.name + "\"";
+      }
+      refuse(where, title + " needs " + needed + "; \"" + key.name + "\" is missing");
+    }
+  }
+}
+
+PatternSpec read_pattern(const toml::table& table, const std::string& where, int depth) {
+  if (depth > kDeepest) refuse(where, "unions may be nested " + std::to_string(kDeepest) + " deep, not deeper");
+  const auto kind_name = table["kind"].value_exact<std::string>();
+  if (!kind_name) refuse(where, "expected kind = \"...\", as in { kind = \"causal\" }");
+  std::vector<std::string> names;
+  for (const KindName& k : kinds()) names.push_back(k.name);
+  const KindName& kind = kinds()[index_of(*kind_name, names, "kind", where)];
+
+  PatternSpec spec;
+  spec.kind = kind.kind;
+  std::string title = "kind \"" + kind.name + "\"";
+  std::vector<Key> keys = kind.keys;
+  if (spec.kind == PatternSpec::Kind::kBlocks) {
+    read_keys(table, kind.keys, title, where, depth, spec);  // which map it is
+    const std::vector<Key>& more = map_keys(spec.blocks.map);
+    keys.insert(keys.end(), more.begin(), more.end());
+    title = "map \"" + std::string(kMapNames[static_cast<size_t>(spec.blocks.map)]) + "\"";
+  }
+  keys.insert(keys.end(), common_keys().begin(), common_keys().end());
+  std::vector<std::string> known = {"kind"};
+  for (Key& key : keys) {
+    if (kind.name == "documents" && key.name == "documents") key.required = true;
+    known.push_back(key.name);
+  }
+  for (const auto& [key, value] : table) {
+    const std::string name(key.str());
+    if (std::find(known.begin(), known.end(), name) == known.end()) {
+      refuse(where, title + " has no key \"" + name + "\"" + suggestion(name, known));
+    }
+  }
+  read_keys(table, keys, title, where, depth, spec);
+  if (kind.name == "causal") {
+    if (table.contains("causal") && !spec.causal) {
+      refuse(where, "kind \"causal\" cannot have causal = false; use kind = \"full\"");
+    }
+    spec.causal = true;
+  }
+  return spec;
+}
+
+}  // namespace
+
+PatternSpec parse_pattern(std::string_view toml_text, std::string_view where) {
+  const std::string place(where);
+  toml::table document;
+  try {
+    document = toml::parse("pattern = " + std::string(toml_text), std::string_view("pattern"));
+  } catch (const toml::parse_error& error) {
+    refuse(place, "expected an inline table such as { kind = \"causal\" }, got '" + std::string(toml_text) +
+                      "': " + std::string(error.description()));
+  }
+  const toml::table* table = document["pattern"].as_table();
+  if (!table || document.size() != 1) {
+    refuse(place, "expected an inline table such as { kind = \"causal\" }, got '" + std::string(toml_text) + "'");
+  }
+  PatternSpec spec = read_pattern(*table, place, 0);
+  if (const std::string fault = fault_of(spec); !fault.empty()) refuse(place, fault);
+  return spec;
+}
+
+}  // namespace annulus

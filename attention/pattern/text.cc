@@ -1,0 +1,127 @@
+// Writes patterns: the canonical text that parse.cc reads back. Defaults are written out, so that equal texts go on
+// meaning equal patterns should a default change; what a kind does not use is not written.
+#include "attention/pattern/pattern.h"
+#include "attention/pattern/spec_names.h"
+
+namespace annulus {
+namespace {
+
+std::string str(int64_t value) { return std::to_string(value); }
+
+// A basic string of TOML.
+std::string quoted(std::string_view text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    const auto code = static_cast<unsigned char>(c);
+    if (c == '"' || c == '\\') {
+      out += {'\\', c};
+    } else if (code < 0x20 || code == 0x7f) {
+      constexpr std::string_view digits = "0123456789ABCDEF";
+      out += {'\\', 'u', '0', '0', digits[code >> 4], digits[code & 15]};
+    } else {
+      out += c;
+    }
+  }
+  return out + "\"";
+}
+
+template <typename List, typename Write>
+std::string listed(const List& list, const Write& write) {
+  std::string out = "[";
+  for (const auto& part : list) out += (out.size() > 1 ? ", " : "") + write(part);
+  return out + "]";
+}
+
+std::string listed(const std::vector<int64_t>& numbers) { return listed(numbers, str); }
+
+template <typename Enum, typename Names>
+std::string named(const Names& names, Enum value) {
+  return quoted(names[static_cast<size_t>(value)]);
+}
+
+std::string text_of(const DilatedSpec& d) {
+  return ", segment_lengths = " + listed(d.segment_lengths) + ", dilation_rates = " + listed(d.dilation_rates) +
+         ", offsets = " + named(kOffsetsNames, d.offsets) + ", combine = " + named(kCombineNames, d.combine) +
+         (d.equal_segments ? ", equal_segments = true" : "");
+}
+
+std::string text_of(const BlocksSpec& b) {
+  using Map = BlocksSpec::Map;
+  std::string text = ", map = " + named(kMapNames, b.map) + ", block = " + str(b.block);
+  const std::string window = ", window_blocks = " + str(b.window_blocks);
+  const std::string digest = b.given ? b.given->digest() : b.digest;
+  switch (b.map) {
+    case Map::kLocal:
+      return text + window;
+    case Map::kDilated:
+      return text + window + ", rate = " + str(b.rate);
+    case Map::kGlobalLocal:
+      return text + ", global_blocks = " + str(b.global_blocks) + window;
+    case Map::kBigBird:
+      return text + window + ", global_blocks = " + str(b.global_blocks) + ", random_blocks = " + str(b.random_blocks) +
+             ", seed = " + str(b.seed) + (b.per_head ? ", per_head = true" : ", per_head = false");
+    case Map::kStrided:
+      return text + window + ", stride = " + str(b.stride);
+    case Map::kHierarchical:
+      return text + ", levels = " + listed(b.levels, [](const BlocksSpec::Level& level) {
+               return "[" + str(level.stride) + ", " + str(level.reach) + "]";
+             });
+    case Map::kAdaptive:
+      return text + ", keep = " + str(b.keep) + ", query = " + named(kQueryNames, b.query);
+    case Map::kFile:
+      text += ", file = " + quoted(b.file);
+      break;
+    case Map::kGiven:
+      break;
+  }
+  return digest.empty() ? text : text + ", digest = " + quoted(digest);
+}
+
+std::string text_of(const Slice& s) {
+  const auto span = [](const Span& x) { return listed({x.begin, x.stride, x.count}); };
+  std::string text = "{ queries = " + span(s.queries) + ", keys = " + span(s.keys);
+  if (s.heads != kEverything) text += ", heads = " + span(s.heads);
+  if (s.batch != kEverything) text += ", batch = " + span(s.batch);
+  if (!s.band.unbounded_below()) text += ", lo = " + str(s.band.lo);
+  if (!s.band.unbounded_above()) text += ", hi = " + str(s.band.hi);
+  return text + " }";
+}
+
+std::string text_of(const std::vector<std::vector<int64_t>>& rows) {
+  if (rows.size() == 1) return listed(rows[0]);
+  return listed(rows, [](const std::vector<int64_t>& row) { return listed(row); });
+}
+
+}  // namespace
+
+std::string PatternSpec::text() const {
+  std::string text = "{ kind = ";
+  bool causal_said = false;
+  switch (kind) {
+    case Kind::kFull:
+      causal_said = causal;
+      text += causal ? "\"causal\"" : documents.empty() ? "\"full\"" : "\"documents\"";
+      break;
+    case Kind::kWindow:
+      text += "\"window\", left = " + str(left) + ", right = " + str(right);
+      break;
+    case Kind::kDilated:
+      text += "\"dilated\"" + text_of(dilated);
+      break;
+    case Kind::kBlocks:
+      text += "\"blocks\"" + text_of(blocks);
+      break;
+    case Kind::kUnion:
+      text += "\"union\", of = " + listed(members, [](const PatternSpec& member) { return member.text(); });
+      break;
+    case Kind::kSlices:
+      text += "\"slices\", slices = " + listed(slices, [](const Slice& slice) { return text_of(slice); });
+      break;
+  }
+  if (causal && !causal_said) text += ", causal = true";
+  if (!documents.empty()) text += ", documents = " + text_of(documents);
+  if (!key_documents.empty()) text += ", key_documents = " + text_of(key_documents);
+  return text + " }";
+}
+
+}  // namespace annulus
