@@ -30,6 +30,7 @@ struct Area {
   Rectangle rectangle;  // likewise: where the area lies in its tile
   Span batch, heads;    // query heads
   Span queries, keys;   // storage rows
+  Span grads;           // rows of the keys' gradients; none in the forward
 };
 
 // One operator call.
@@ -50,11 +51,13 @@ void join_full_areas(std::vector<Area>& areas) {
     for (size_t j = i + 1; j < areas.size() && !joined; ++j) {
       Area &a = areas[i], &b = areas[j];
       if (a.mask != Mask::kFull || b.mask != Mask::kFull || !(a.batch == b.batch) || !(a.heads == b.heads)) continue;
-      if (a.keys == b.keys && adjacent(a.queries, b.queries)) {
+      if (a.keys == b.keys && a.grads == b.grads && adjacent(a.queries, b.queries)) {
         a.queries.count += b.queries.count;
         joined = true;
-      } else if (a.queries == b.queries && adjacent(a.keys, b.keys)) {
+      } else if (a.queries == b.queries && adjacent(a.keys, b.keys) &&
+                 (a.grads.empty() || adjacent(a.grads, b.grads))) {
         a.keys.count += b.keys.count;
+        a.grads.count += b.grads.count;
         joined = true;
       }
       if (joined) areas.erase(areas.begin() + static_cast<std::ptrdiff_t>(j));
@@ -65,16 +68,16 @@ void join_full_areas(std::vector<Area>& areas) {
 
 class AtenKernel : public Kernel {
  public:
-  void begin_forward(const at::Tensor& q, double scale) override {
+  void begin_forward(const at::Tensor& q, const KernelCall& call) override {
     type_ = accumulator_type(q.scalar_type());
-    scale_ = scale;
+    call_ = call;
     q_ = q.to(type_);
     out_ = at::zeros(q.sizes(), q_.options());
     lse_ = at::full({q.size(0), q.size(2), q.size(1)}, -kInfinity, q_.options());
   }
 
-  void forward(const at::Tensor& k, const at::Tensor& v, std::span<const Tile> tiles, const Poll& poll) override {
-    load(k, v);
+  void forward(const KeyBlock& keys, std::span<const Tile> tiles, const Poll& poll) override {
+    load(keys);
     for_each_piece(tiles, poll, [&](const Piece& piece) {
       const DenseForward part = call_forward(piece);
       merge_partial(queries_of(out_, piece), lse_of(piece), part.out, part.lse);
@@ -87,9 +90,9 @@ class AtenKernel : public Kernel {
   }
 
   void begin_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& out, const at::Tensor& lse,
-                      double scale) override {
+                      const KernelCall& call) override {
     type_ = accumulator_type(q.scalar_type());
-    scale_ = scale;
+    call_ = call;
     q_ = q.to(type_);
     dout_ = dout.to(type_);
     out_ = out.to(type_);
@@ -98,14 +101,14 @@ class AtenKernel : public Kernel {
     dq_ = at::zeros(q.sizes(), q_.options());
   }
 
-  void backward(const at::Tensor& k, const at::Tensor& v, std::span<const Tile> tiles, at::Tensor& dk, at::Tensor& dv,
-                const Poll& poll) override {
-    load(k, v);
+  void backward(const KeyBlock& keys, const KeyBlock& grads, std::span<const Tile> tiles, const Poll& poll) override {
+    load(keys);
     for_each_piece(tiles, poll, [&](const Piece& piece) {
       const DenseBackward part = call_backward(piece);
       queries_of(dq_, piece).add_(part.dq);
-      keys_of(dk, piece).add_(part.dk);
-      keys_of(dv, piece).add_(part.dv);
+      const Span& rows = piece.area->grads;
+      block_view(grads.k, grads, piece.batch, piece.heads.kv, rows).add_(part.dk);
+      block_view(grads.v, grads, piece.batch, piece.heads.kv, rows).add_(part.dv);
       peak_result_elements_ = std::max(peak_result_elements_, part.dk.numel() + part.dv.numel());
     });
   }
@@ -113,15 +116,14 @@ class AtenKernel : public Kernel {
   at::Tensor finish_backward() override { return dq_; }
 
  private:
-  void load(const at::Tensor& k, const at::Tensor& v) {
-    k_ = k.to(type_);
-    v_ = v.to(type_);
+  void load(const KeyBlock& keys) {
+    keys_ = {keys.k.to(type_), keys.v.to(type_), keys.batch, keys.heads};
     finite_ = Finite::kUnknown;
   }
 
   // Whether a mask may be trusted to hide a key: an infinite or NaN value would leak through 0 x inf.
   bool loaded_is_finite() {
-    if (finite_ == Finite::kUnknown) finite_ = all_finite(k_) && all_finite(v_) ? Finite::kYes : Finite::kNo;
+    if (finite_ == Finite::kUnknown) finite_ = all_finite(keys_.k) && all_finite(keys_.v) ? Finite::kYes : Finite::kNo;
     return finite_ == Finite::kYes;
   }
 
@@ -154,7 +156,8 @@ class AtenKernel : public Kernel {
       const double rows = std::min(budget / flops_per_row(tile.key_rows.count), 1e15);
       for (const Rectangle& r : cut_band(tile, std::max(kFewestRows, static_cast<int64_t>(rows)))) {
         areas.push_back({r.mask, &tile, r, tile.batch, tile.heads, members(tile.query_rows, r.queries),
-                         members(tile.key_rows, r.keys)});
+                         members(tile.key_rows, r.keys),
+                         tile.grad_rows.empty() ? Span{} : members(tile.grad_rows, r.keys)});
       }
     }
     join_full_areas(areas);
@@ -165,7 +168,7 @@ class AtenKernel : public Kernel {
     const double one_head = flops_per_row(area.keys.count) * static_cast<double>(area.queries.count);
     const int64_t at_once = static_cast<int64_t>(std::clamp(budget / one_head, 1.0, 1e6));  // query heads x batch rows
     std::vector<Piece> list;
-    for (const HeadGroup& group : head_groups(area.heads, q_.size(2) / k_.size(2))) {
+    for (const HeadGroup& group : head_groups(area.heads, call_.group)) {
       const int64_t share = group.query.count / group.kv.count;  // query heads of one kv head
       // Whole kv heads where they fit, else some of one kv head's query heads.
       const int64_t heads = at_once >= share ? std::min(at_once / share, group.kv.count) * share : at_once;
@@ -188,7 +191,7 @@ class AtenKernel : public Kernel {
     return rows_view(tensor, piece.batch, piece.heads.query, piece.area->queries);
   }
   at::Tensor keys_of(const at::Tensor& tensor, const Piece& piece) const {
-    return rows_view(tensor, piece.batch, piece.heads.kv, piece.area->keys);
+    return block_view(tensor, keys_, piece.batch, piece.heads.kv, piece.area->keys);
   }
   at::Tensor lse_of(const Piece& piece) const {
     return lse_view(lse_, piece.batch, piece.heads.query, piece.area->queries);
@@ -203,16 +206,16 @@ class AtenKernel : public Kernel {
 
   DenseForward call_forward(const Piece& piece) {
     const Mask mask = piece.area->mask;
-    const at::Tensor q = queries_of(q_, piece), k = keys_of(k_, piece), v = keys_of(v_, piece);
-    if (mask != Mask::kFull && !loaded_is_finite()) return dense_forward(q, k, v, mask_of(piece), scale_);
+    const at::Tensor q = queries_of(q_, piece), k = keys_of(keys_.k, piece), v = keys_of(keys_.v, piece);
+    if (mask != Mask::kFull && !loaded_is_finite()) return dense_forward(q, k, v, mask_of(piece), call_.scale);
     if (mask == Mask::kBanded) {
       const at::Tensor shown = mask_of(piece);
       auto [out, lse] =
-          at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, false, additive(shown, q), scale_);
+          at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, false, additive(shown, q), call_.scale);
       return {out, lse.masked_fill(shown.any(1).logical_not(), -kInfinity)};  // the operator says 0 for empty rows
     }
     auto [out, lse] = at::_scaled_dot_product_flash_attention_for_cpu(flip(q, mask), flip(k, mask), flip(v, mask), 0.0,
-                                                                      mask != Mask::kFull, {}, scale_);
+                                                                      mask != Mask::kFull, {}, call_.scale);
     return {flip(out, mask), flip(lse, mask)};
   }
 
@@ -220,25 +223,25 @@ class AtenKernel : public Kernel {
     const Mask mask = piece.area->mask;
     const at::Tensor q = queries_of(q_, piece), dout = queries_of(dout_, piece), out = queries_of(out_, piece);
     const at::Tensor lse = lse_of(piece).contiguous();
-    const at::Tensor k = keys_of(k_, piece), v = keys_of(v_, piece);
+    const at::Tensor k = keys_of(keys_.k, piece), v = keys_of(keys_.v, piece);
     if (mask != Mask::kFull && !loaded_is_finite()) {
-      return dense_backward(dout, q, k, v, out, lse, mask_of(piece), scale_);
+      return dense_backward(dout, q, k, v, out, lse, mask_of(piece), call_.scale);
     }
     if (mask == Mask::kBanded) {
-      auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(dout, q, k, v, out, lse, 0.0, false,
-                                                                                   additive(mask_of(piece), q), scale_);
+      auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
+          dout, q, k, v, out, lse, 0.0, false, additive(mask_of(piece), q), call_.scale);
       return {dq, dk, dv};
     }
     auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
         flip(dout, mask), flip(q, mask), flip(k, mask), flip(v, mask), flip(out, mask), flip(lse, mask).contiguous(),
-        0.0, mask != Mask::kFull, {}, scale_);
+        0.0, mask != Mask::kFull, {}, call_.scale);
     return {flip(dq, mask), flip(dk, mask), flip(dv, mask)};
   }
 
   at::ScalarType type_ = at::kFloat;
-  double scale_ = 0;
+  KernelCall call_;
   at::Tensor q_, out_, lse_, dout_, dq_;
-  at::Tensor k_, v_;
+  KeyBlock keys_;  // in type_
   enum class Finite { kUnknown, kYes, kNo } finite_ = Finite::kUnknown;
 };
 

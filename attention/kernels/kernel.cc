@@ -9,7 +9,7 @@ namespace annulus {
 namespace {
 
 const std::vector<std::string>& names() {
-  static const std::vector<std::string> table = {"reference", "aten"};  // in the order of KernelKind
+  static const std::vector<std::string> table = {"reference", "aten", "auto"};  // in the order of KernelKind
   return table;
 }
 
@@ -19,6 +19,11 @@ std::string_view to_string(KernelKind kind) { return names()[static_cast<size_t>
 
 KernelKind parse_kernel(std::string_view name, std::string_view where) {
   return static_cast<KernelKind>(index_of_name(name, names(), "kernel", where));
+}
+
+KernelChoice choose_kernel(KernelKind asked, at::DeviceType device, at::ScalarType, int64_t, bool) {
+  if (asked != KernelKind::kAuto) return {asked, "as asked"};
+  return {KernelKind::kAten, device == at::kCPU ? "LibTorch's CPU kernels" : "no GPU kernel yet"};
 }
 
 std::unique_ptr<Kernel> make_kernel(KernelKind kind, const at::Tensor& q) {

@@ -36,6 +36,7 @@ struct KeyBlock {
 // What is alike for all tiles of a call.
 struct KernelCall {
   double scale = 1;
+  int64_t group = 1;  // H / Hk: query heads that read one kv head
   Dropout dropout;
 };
 

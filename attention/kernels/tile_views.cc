@@ -4,6 +4,8 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 
+#include "common/error.h"
+
 namespace annulus {
 namespace {
 
@@ -37,6 +39,24 @@ std::vector<HeadGroup> head_groups(const Span& heads, int64_t group) {
 
 at::Tensor rows_view(const at::Tensor& tensor, const Span& batch, const Span& heads, const Span& rows) {
   return take(take(take(tensor, 0, batch), 1, rows), 2, heads).transpose(1, 2);
+}
+
+Span indices_of(const Span& part, const Span& whole, const char* what) {
+  const bool held = part.empty() || (whole.contains(part.begin) && whole.contains(part.last()) &&
+                                     (part.count == 1 || part.stride % whole.stride == 0));
+  if (!held) {
+    throw Error(
+        ErrorKind::kInternal, "kernel",
+        std::string("a tile's ") + what + " " + to_string(part) + " are not all in its block's " + to_string(whole));
+  }
+  if (part.empty()) return {};
+  return {whole.index_of(part.begin), part.count > 1 ? part.stride / whole.stride : 1, part.count};
+}
+
+at::Tensor block_view(const at::Tensor& tensor, const KeyBlock& block, const Span& batch, const Span& heads,
+                      const Span& rows) {
+  return rows_view(tensor, indices_of(batch, block.batch, "batch rows"), indices_of(heads, block.heads, "kv heads"),
+                   rows);
 }
 
 at::Tensor lse_view(const at::Tensor& lse, const Span& batch, const Span& heads, const Span& rows) {

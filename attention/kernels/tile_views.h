@@ -5,6 +5,7 @@
 
 #include <vector>
 
+#include "attention/kernels/kernel.h"
 #include "attention/plan/plan.h"
 
 namespace annulus {
@@ -15,6 +16,14 @@ struct HeadGroup {
   Span query, kv;
 };
 std::vector<HeadGroup> head_groups(const Span& heads, int64_t group);
+
+// The indices of `part` within `whole`, which holds it: where global batch rows or heads lie in a block. Raises
+// Error(kInternal) naming `what` where it does not.
+Span indices_of(const Span& part, const Span& whole, const char* what);
+
+// [b, h, m, D] view of a block's k, v, dk or dv: global batch rows and kv heads, and rows of the block.
+at::Tensor block_view(const at::Tensor& tensor, const KeyBlock& block, const Span& batch, const Span& heads,
+                      const Span& rows);
 
 // [b, h, n, D] view of a [B, rows, heads, D] tensor.
 at::Tensor rows_view(const at::Tensor& tensor, const Span& batch, const Span& heads, const Span& rows);
