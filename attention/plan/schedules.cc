@@ -159,7 +159,7 @@ class Ring : Maker {
       if (sum >= 0) step.adds.push_back({part, sum});
       sum = part;
     }
-    send_all(next, visit == last ? owner : wrap(rank() + d, ranks()), sum);
+    if (sum >= 0) send_all(next, visit == last ? owner : wrap(rank() + d, ranks()), sum);
   }
 };
 

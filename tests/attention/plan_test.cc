@@ -137,7 +137,8 @@ TEST(Plan, RefusesHeadsThatDoNotShare) {
   EXPECT_THROW(make_program(request, 0), Error);
 }
 
-// The pairs of all tiles equal the pairs of the slices: random slices with strides, heads and batch rows, random rows.
+// What a rank needs of another is exact (each row meets one of its queries), and the tiles against those rows, in
+// whatever blocks, count every pair as often as the pattern does: random slices with strides, heads and batch rows.
 RC_GTEST_PROP(Tiles, CountEveryPairAsOftenAsThePatternDoes, ()) {
   using Pair = std::tuple<int64_t, int64_t, int64_t, int64_t>;
   Pattern pattern;
@@ -156,10 +157,19 @@ RC_GTEST_PROP(Tiles, CountEveryPairAsOftenAsThePatternDoes, ()) {
   const Layout layout =
       make_layout(*rc::gen::element(LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped), 24,
                   *rc::gen::inRange(1, 6));
-  const RowSet rows{part(2), part(2), layout.spans[static_cast<size_t>(*rc::gen::inRange(0, layout.ranks()))]};
-  const std::vector<Span>& queries = layout.spans[static_cast<size_t>(*rc::gen::inRange(0, layout.ranks()))];
+  const int owner = *rc::gen::inRange(0, layout.ranks()), reader = *rc::gen::inRange(0, layout.ranks());
+  const int other = *rc::gen::inRange(0, layout.ranks());
+  const std::vector<Span>& queries = layout.spans[static_cast<size_t>(reader)];
+  Needs needs(pattern, layout, layout);
+  const RowBits needed = needs.of(owner, reader);
+  RowBits more = needed;
+  more.join(needs.of(owner, other));
+  const bool backward = *rc::gen::arbitrary<bool>(), whole = *rc::gen::arbitrary<bool>();
+  const RowSet rows = whole ? needs.all_rows(owner) : needs.rows(more), grad_rows = needs.rows(needed);
+  RC_ASSERT(grad_rows.rows() == needs.count(needed));
+  RC_ASSERT(!whole || !needs.complete(needed) || grad_rows == rows);
   std::vector<Tile> tiles;
-  append_tiles(pattern, queries, rows, 0, -1, tiles);
+  append_tiles(needs.parts(reader), 2, rows, 0, grad_rows, backward ? 1 : -1, tiles);
 
   std::map<Pair, int> want, got;
   const auto count = [](std::map<Pair, int>& pairs, const Span& b, const Span& h, const Span& q, const Span& k,
@@ -177,15 +187,125 @@ RC_GTEST_PROP(Tiles, CountEveryPairAsOftenAsThePatternDoes, ()) {
     return false;
   };
   for (const Slice& s : pattern.slices) {
-    count(want, s.batch, s.heads, s.queries, s.keys, s.band, [&](int64_t b, int64_t h, int64_t q, int64_t k) {
-      return rows.batch.contains(b) && rows.heads.contains(h / 2) && in(queries, q) && in(rows.positions, k);
+    count(want, s.batch, s.heads, s.queries, s.keys, s.band, [&](int64_t, int64_t, int64_t q, int64_t k) {
+      return in(queries, q) && in(layout.spans[static_cast<size_t>(owner)], k);
     });
   }
+  std::set<std::tuple<int64_t, int64_t, int64_t>> met;  // batch row, kv head, key
+  for (const auto& [pair, times] : want) met.insert({std::get<0>(pair), std::get<1>(pair) / 2, std::get<3>(pair)});
+  RC_ASSERT(static_cast<int64_t>(met.size()) == needs.count(needed));
   for (const Tile& t : tiles) {
     count(got, t.batch, t.heads, t.query_positions, t.key_positions, t.band,
           [](int64_t, int64_t, int64_t, int64_t) { return true; });
   }
   RC_ASSERT(got == want);
+}
+
+// Rows that the forward of all ranks sends, K and V once each.
+int64_t rows_sent(PlanRequest request, const Pattern& pattern, ScheduleKind schedule) {
+  request.schedule = schedule;
+  int64_t rows = 0;
+  for (int r = 0; r < request.ranks; ++r) {
+    const Program program = make_program(request, pattern, r);
+    rows += traffic(program, program.forward).kv_rows;
+  }
+  return rows;
+}
+
+// No schedule sends less than group-cast, and it sends each row once to each rank that needs it. The ring sends a row
+// as far as the last rank that needs it, all-gather sends to all what any other rank needs.
+RC_GTEST_PROP(Plan, NothingIsSentThatNobodyNeeds, ()) {
+  PlanRequest request;
+  request.shape = {2, 4, 2, 40, 40, 0};
+  request.layout = *rc::gen::element(LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped);
+  request.ranks = *rc::gen::inRange(1, 8);
+  const auto part = [](int64_t length) {
+    const int64_t stride = *rc::gen::inRange<int64_t>(1, 6), begin = *rc::gen::inRange<int64_t>(0, length);
+    return Span{begin, stride, *rc::gen::inRange<int64_t>(0, (length - begin - 1) / stride + 2)};
+  };
+  Pattern pattern{request.shape, {}};
+  for (int64_t i = *rc::gen::inRange(0, 4); i > 0; --i) {
+    Slice slice{part(2), part(4), part(40), part(40), {}};
+    if (*rc::gen::arbitrary<bool>()) slice.band.hi = *rc::gen::inRange(-10, 20);
+    if (*rc::gen::arbitrary<bool>()) slice.band.lo = *rc::gen::inRange(-20, 10);
+    pattern.slices.push_back(slice);
+  }
+  const Layout layout = query_layout(request);
+  const auto owner_of = [&](int64_t position) {
+    for (int r = 0; r < layout.ranks(); ++r) {
+      for (const Span& s : layout.spans[static_cast<size_t>(r)]) {
+        if (s.contains(position)) return r;
+      }
+    }
+    return -1;
+  };
+  std::map<std::tuple<int64_t, int64_t, int64_t>, std::set<int>> readers;  // of (batch row, kv head, key): other ranks
+  for (const Slice& s : pattern.slices) {
+    for (int64_t b = 0; b < 2; ++b) {
+      for (int64_t h = 0; h < 4; ++h) {
+        if (!s.batch.contains(b) || !s.heads.contains(h)) continue;
+        for (int64_t q = 0; q < 40; ++q) {
+          for (int64_t k = 0; k < 40; ++k) {
+            if (!s.queries.contains(q) || !s.keys.contains(k) || !s.band.contains(q, k)) continue;
+            if (owner_of(q) != owner_of(k)) readers[{b, h / 2, k}].insert(owner_of(q));
+          }
+        }
+      }
+    }
+  }
+  int64_t group_cast = 0, ring = 0, all_gather = 0;
+  for (const auto& [row, ranks] : readers) {
+    const int owner = owner_of(std::get<2>(row)), P = request.ranks;
+    int farthest = 0;
+    for (const int r : ranks) farthest = std::max(farthest, (r - owner + P) % P);
+    group_cast += 2 * static_cast<int64_t>(ranks.size());
+    ring += 2 * farthest;
+    all_gather += 2 * (P - 1);
+  }
+  RC_ASSERT(rows_sent(request, pattern, ScheduleKind::kGroupCast) == group_cast);
+  RC_ASSERT(rows_sent(request, pattern, ScheduleKind::kRing) == ring);
+  RC_ASSERT(rows_sent(request, pattern, ScheduleKind::kAllGather) == all_gather);
+}
+
+TEST(Plan, TheScheduleIsChosenByWhatIsNeeded) {
+  const auto choose = [](const char* pattern, LayoutKind layout) {
+    PlanRequest request;
+    request.shape = {1, 4, 4, 4096, 4096, 0};
+    request.pattern = parse_pattern(pattern, "test");
+    request.layout = layout;
+    request.ranks = 8;
+    return std::string(to_string(resolve_schedule(request).schedule));
+  };
+  EXPECT_EQ(choose("{ kind = \"full\" }", LayoutKind::kContiguous), "ring");
+  EXPECT_EQ(choose("{ kind = \"causal\" }", LayoutKind::kZigzag), "ring");
+  EXPECT_EQ(choose("{ kind = \"causal\" }", LayoutKind::kContiguous), "ring");  // the last rank needs every row
+  EXPECT_EQ(choose("{ kind = \"window\", left = 255, right = 0 }", LayoutKind::kContiguous), "group-cast");
+  EXPECT_EQ(choose("{ kind = \"window\", left = 255, right = 0 }", LayoutKind::kStriped), "ring");
+  EXPECT_EQ(
+      choose("{ kind = \"dilated\", segment_lengths = [512, 2048], dilation_rates = [1, 4] }", LayoutKind::kContiguous),
+      "group-cast");
+}
+
+// A dilated branch whose segments lie within ranks and a window that ends at the border move nothing.
+TEST(Plan, WhatNeedsNoRowOfAnotherRankSendsNothing) {
+  for (const ScheduleKind schedule : {ScheduleKind::kRing, ScheduleKind::kAllGather, ScheduleKind::kGroupCast}) {
+    for (const char* text : {"{ kind = \"dilated\", segment_lengths = [512, 256], dilation_rates = [4, 1] }",
+                             "{ kind = \"documents\", documents = [512, 500, 12, 1024, 2048] }"}) {
+      PlanRequest request;
+      request.shape = {1, 4, 4, 4096, 4096, 0};
+      request.pattern = parse_pattern(text, "test");
+      request.ranks = 8;
+      if (request.pattern.documents.size() == 1) request.ranks = 2;
+      request.schedule = schedule;
+      for (int r = 0; r < request.ranks; ++r) {
+        const Program program = make_program(request, r);
+        for (const auto* steps : {&program.forward, &program.backward}) {
+          const Traffic sum = traffic(program, *steps);
+          EXPECT_EQ(sum.kv_messages + sum.grad_messages, 0) << text << to_string(schedule);
+        }
+      }
+    }
+  }
 }
 
 TEST(Plan, ARingSendsEachBlockOnceAndHoldsTwo) {
