@@ -157,7 +157,7 @@ class Buffers {
     tensors_[index(program_.saved)] = {};
   }
 
-  // Part of a buffer, to be sent: memory of its own until the step ends.
+  // Scattered rows of a buffer, to be sent: memory of their own until the step ends.
   TensorPair pack(int buffer, const RowSet& rows) {
     TensorPair pair{at::empty({rows.rows(), head_dim_}, kv_options_), at::empty({rows.rows(), head_dim_}, kv_options_)};
     transfer_rows(pair, rows, get(buffer), program_.buffers[index(buffer)].rows, /*add=*/false);
@@ -346,7 +346,9 @@ void agree(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const 
   if (complaint != "none") throw Error(ErrorKind::kPlan, "attention", complaint);  // all ranks alike
 }
 
-KernelCall kernel_call(const at::Tensor& q, const AttentionCall& call) { return {scale_of(q, call), call.dropout}; }
+KernelCall kernel_call(const at::Tensor& q, const AttentionCall& call, const AttentionShape& shape) {
+  return {scale_of(q, call), shape.heads / shape.kv_heads, call.dropout};
+}
 
 struct Execution {
   const AttentionCall& call;
@@ -423,8 +425,12 @@ struct Execution {
   std::vector<Message> messages(const std::vector<Transfer>& transfers) {
     std::vector<Message> list;
     for (const Transfer& t : transfers) {
-      const bool whole = t.rows == program.buffers[static_cast<size_t>(t.buffer)].rows;
-      const TensorPair pair = whole ? buffers.get(t.buffer) : buffers.pack(t.buffer, t.rows);
+      TensorPair pair = buffers.get(t.buffer);
+      if (const auto first = consecutive_rows(program.buffers[static_cast<size_t>(t.buffer)].rows, t.rows)) {
+        pair = {pair.k.narrow(0, *first, t.rows.rows()), pair.v.narrow(0, *first, t.rows.rows())};
+      } else {
+        pair = buffers.pack(t.buffer, t.rows);
+      }
       list.push_back({pair.k, t.peer});
       list.push_back({pair.v, t.peer});
     }
@@ -458,7 +464,7 @@ AttentionOutput attention_forward(const at::Tensor& q, const at::Tensor& k, cons
   const std::unique_ptr<Kernel> kernel = make_kernel(call.kernel, q);
   Execution execution(call, program, "forward", program.forward, k);
   execution.buffers.put(kOwnKVBuffer, {flat(k), flat(v)});
-  kernel->begin_forward(q, kernel_call(q, call));
+  kernel->begin_forward(q, kernel_call(q, call, program.request.shape));
   execution.run([&](std::span<const Tile> tiles) {
     kernel->forward(execution.block(tiles[0].buffer, tiles[0].block), tiles, execution.poll);
   });
@@ -483,7 +489,7 @@ AttentionGradients attention_backward(const at::Tensor& dout, const at::Tensor& 
   Execution execution(call, program, "backward", program.backward, k);
   execution.buffers.put(kOwnKVBuffer, {flat(k), flat(v)});
   if (program.saved >= 0) execution.buffers.put(program.saved, {forward.saved_k, forward.saved_v});
-  kernel->begin_backward(dout, q, forward.out, forward.lse, kernel_call(q, call));
+  kernel->begin_backward(dout, q, forward.out, forward.lse, kernel_call(q, call, program.request.shape));
   execution.run([&](std::span<const Tile> tiles) {
     kernel->backward(execution.block(tiles[0].buffer, tiles[0].block),
                      execution.block(tiles[0].grad_buffer, tiles[0].grad_block), tiles, execution.poll);

@@ -91,6 +91,27 @@ int64_t RowSet::rows() const {
   return sum;
 }
 
+std::optional<int64_t> consecutive_rows(const RowSet& whole, const RowSet& part) {
+  if (whole == part) return 0;
+  if (whole.blocks.size() != 1 || part.blocks.size() != 1) return std::nullopt;
+  const RowBlock &all = whole.blocks[0], &some = part.blocks[0];
+  if (!(some.heads == all.heads) || !(some.batch == all.batch) || all.batch.count != 1) return std::nullopt;
+  int64_t first = -1, next = -1, row = 0;
+  size_t i = 0;
+  for (const Span& held : all.positions) {
+    for (; i < some.positions.size() && held.contains(some.positions[i].begin); ++i) {
+      const Span& s = some.positions[i];
+      const int64_t at = row + held.index_of(s.begin);
+      if (first < 0) first = next = at;
+      if (at != next || !held.contains(s.last()) || (s.count > 1 && s.stride != held.stride)) return std::nullopt;
+      next += s.count;
+    }
+    row += held.count;
+  }
+  if (i < some.positions.size() || first < 0) return std::nullopt;
+  return first * all.heads.count;
+}
+
 int64_t Program::query_count() const { return total(query_spans); }
 int64_t Program::key_count() const { return total(key_spans); }
 
@@ -139,8 +160,8 @@ Traffic traffic(const Program& program, const std::vector<Step>& steps) {
   std::vector<std::array<int64_t, 2>> change(steps.size() + 1);
   for (size_t s = 0; s < steps.size(); ++s) {
     for (const Transfer& t : steps[s].sends) {
-      if (t.rows == program.buffers[static_cast<size_t>(t.buffer)].rows) continue;
-      change[s][0] += 2 * t.rows.rows();  // part of a buffer is copied out to be sent
+      if (consecutive_rows(program.buffers[static_cast<size_t>(t.buffer)].rows, t.rows)) continue;
+      change[s][0] += 2 * t.rows.rows();  // scattered rows are copied out to be sent
       change[s + 1][0] -= 2 * t.rows.rows();
     }
   }

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -66,6 +67,10 @@ struct RowSet {
   int64_t rows() const;
   friend bool operator==(const RowSet&, const RowSet&) = default;
 };
+
+// The first row of `part` within `whole` where all its rows lie there one after the other: it can be sent as it is, and
+// needs no copy. Nothing where they do not.
+std::optional<int64_t> consecutive_rows(const RowSet& whole, const RowSet& part);
 
 // What a buffer holds. Buffers come in pairs of tensors: a key/value buffer is K and V, a gradient buffer dK and dV.
 enum class BufferKind {

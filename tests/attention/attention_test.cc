@@ -139,7 +139,7 @@ PlanRequest any_request() {
     request.pattern.right = *rc::gen::inRange(0, 60);
   }
   request.layout = *rc::gen::element(LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped);
-  request.schedule = *rc::gen::element(ScheduleKind::kRing, ScheduleKind::kAllGather);
+  request.schedule = *rc::gen::element(ScheduleKind::kRing, ScheduleKind::kAllGather, ScheduleKind::kGroupCast);
   request.ranks = *rc::gen::element(1, 2, 3, 4, 8);
   if (q == k && *rc::gen::inRange(0, 5) == 0) {  // any lengths that add up
     int64_t left = q;
@@ -317,7 +317,7 @@ TEST(Attention, NothingLeaksFromBehindTheMask) {
 }
 
 TEST(Attention, ARingMovesAndHoldsWhatThePlanSays) {
-  for (const ScheduleKind schedule : {ScheduleKind::kRing, ScheduleKind::kAllGather}) {
+  for (const ScheduleKind schedule : {ScheduleKind::kRing, ScheduleKind::kAllGather, ScheduleKind::kGroupCast}) {
     for (const int ranks : {2, 3, 4, 8}) {
       PlanRequest request = causal_ring(ranks, 96);
       request.schedule = schedule;

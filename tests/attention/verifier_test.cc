@@ -26,7 +26,7 @@ PlanRequest any_request() {
     request.pattern.right = *rc::gen::inRange(0, 40);
   }
   request.layout = *rc::gen::element(LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped);
-  request.schedule = *rc::gen::element(ScheduleKind::kRing, ScheduleKind::kAllGather);
+  request.schedule = *rc::gen::element(ScheduleKind::kRing, ScheduleKind::kAllGather, ScheduleKind::kGroupCast);
   request.ranks = *rc::gen::inRange(1, 10);
   return request;
 }
