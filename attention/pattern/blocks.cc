@@ -3,8 +3,6 @@
 
 #include <algorithm>
 
-#include "attention/pattern/checks.h"
-
 namespace annulus {
 namespace {
 
@@ -42,6 +40,7 @@ class Row {
   }
   // Those in [begin, end) that are congruent to `residue`, 0 <= residue < stride.
   void add_every(int64_t begin, int64_t end, int64_t stride, int64_t residue) {
+    if (stride == 1) return add(begin, end);
     begin = std::max<int64_t>(begin, 0), end = std::min(end, end_);
     for (int64_t j = begin + (((residue - begin) % stride) + stride) % stride; j < end; j += stride) add(j, j + 1);
   }
@@ -113,11 +112,6 @@ void fill_row(const BlocksSpec& spec, bool causal, int64_t head, int64_t query, 
   row.finish();
 }
 
-void too_many_runs(const BlockMap& map) {
-  refuse_plan("a block map of " + std::to_string(map.query_blocks) + " x " + std::to_string(map.key_blocks) +
-              " blocks has more than 2^26 runs; use larger blocks or fewer scattered ones");
-}
-
 // Slices of one map, of query blocks x runs, for these batch rows and heads.
 void append_rows(const BlockMap& map, const AttentionShape& shape, int64_t first_row, const Span& batch,
                  const Span& heads, std::vector<Slice>& slices) {
@@ -177,7 +171,6 @@ BlockMap named_block_map(const BlocksSpec& spec, bool causal, const AttentionSha
   for (int64_t head = 0; head < map.heads; ++head) {
     for (int64_t i = first; i < first + map.query_blocks; ++i) {
       fill_row(spec, causal, head, i, causal ? std::min(map.key_blocks, i + 1) : map.key_blocks, map.runs);
-      if (static_cast<int64_t>(map.runs.size()) > kMostParts) too_many_runs(map);
       map.offsets.push_back(static_cast<int64_t>(map.runs.size()));
     }
   }

@@ -1,6 +1,10 @@
 // See checks.h; also the public validate() of shapes and of patterns against shapes.
 #include "attention/pattern/checks.h"
 
+#include <algorithm>
+#include <tuple>
+#include <utility>
+
 #include "attention/pattern/spec_names.h"
 #include "common/error.h"
 
@@ -111,7 +115,8 @@ std::string fault_of(const PatternSpec& spec, int depth) {
       if (spec.members.empty()) fault = "a union needs members, as in of = [{ kind = \"causal\" }, ...]";
       for (const PatternSpec& member : spec.members) {
         if (fault.empty()) fault = fault_of(member, depth + 1);
-        if (fault.empty() && output_divisor(member) != 1) {
+        const bool dilated = member.kind == PatternSpec::Kind::kDilated;
+        if (fault.empty() && dilated && member.dilated.combine == DilatedSpec::Combine::kMean) {
           fault = "combine = \"mean\" divides a whole output and cannot stand inside a union; use combine = \"lse\"";
         }
       }
@@ -188,6 +193,31 @@ void check_given(const BlockMap& map, const BlocksSpec& spec, const AttentionSha
   if (!sound) refuse_plan("the runs of the block map are not ascending, disjoint and within its blocks");
 }
 
+// At least as many as the runs of one query block.
+int64_t most_runs(const BlocksSpec& spec, int64_t key_blocks) {
+  // Every stride-th of the blocks within reach of a block.
+  const auto scattered = [&](int64_t reach, int64_t stride) {
+    return stride == 1 ? 1 : ceil_div(std::min(2 * reach + 1, key_blocks), stride) + 1;
+  };
+  switch (spec.map) {
+    case BlocksSpec::Map::kDilated:
+      return scattered(spec.window_blocks, spec.rate);
+    case BlocksSpec::Map::kBigBird:
+      return 2 + std::min(spec.random_blocks, key_blocks);
+    case BlocksSpec::Map::kStrided:
+      return 1 + scattered(key_blocks, spec.stride);
+    case BlocksSpec::Map::kHierarchical: {
+      int64_t sum = 0;
+      for (const BlocksSpec::Level& level : spec.levels) {
+        sum = std::min(sum + scattered(level.reach, level.stride), key_blocks + 1);
+      }
+      return sum;
+    }
+    default:
+      return 2;
+  }
+}
+
 void check_blocks(const BlocksSpec& spec, const AttentionShape& shape) {
   using Map = BlocksSpec::Map;
   if (spec.map == Map::kGiven || spec.map == Map::kFile) {
@@ -199,10 +229,11 @@ void check_blocks(const BlocksSpec& spec, const AttentionShape& shape) {
     refuse_plan("map \"" + std::string(kMapNames[static_cast<size_t>(spec.map)]) + "\" with blocks of " +
                 str(spec.block) + " needs a query offset that is a multiple of them, got " + str(shape.query_offset));
   }
-  const int64_t rows = ceil_div(shape.q_len, spec.block) * (spec.map == Map::kBigBird ? shape.heads : 1);
-  if (rows > kMostParts) {
-    refuse_plan(str(shape.q_len) + " queries in blocks of " + str(spec.block) + " are more than 2^26 rows of blocks; " +
-                "use larger blocks");
+  const int64_t rows =
+      ceil_div(shape.q_len, spec.block) * (spec.map == Map::kBigBird && spec.per_head ? shape.heads : 1);
+  if (rows > kMostParts || rows * most_runs(spec, ceil_div(shape.k_len, spec.block)) > kMostParts) {
+    refuse_plan("the block map of " + str(shape.q_len) + " queries and " + str(shape.k_len) + " keys in blocks of " +
+                str(spec.block) + " could have more than 2^26 runs; use larger blocks or fewer scattered ones");
   }
 }
 

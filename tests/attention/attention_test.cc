@@ -15,10 +15,10 @@
 #include <limits>
 #include <mutex>
 
+#include "attention/oracle/oracle.h"
 #include "attention/plan/verifier.h"
 #include "comm/threads/threads.h"
 #include "common/error.h"
-#include "tests/attention/oracle.h"
 
 namespace annulus {
 namespace {
@@ -52,7 +52,7 @@ void put_rows(const at::Tensor& whole, int64_t dim, const std::vector<Span>& spa
 }
 
 struct RankResults {
-  testing::OracleResult result;  // whole tensors, in the dtypes that attention returned
+  OracleResult result;  // whole tensors, in the dtypes that attention returned
   std::vector<AttentionStats> forward, backward;
 };
 
@@ -92,10 +92,9 @@ RankResults run_everywhere(const PlanRequest& request, const Inputs& in, KernelK
   return run;
 }
 
-testing::OracleResult oracle_of(const PlanRequest& request, const Inputs& in, double scale = 0) {
+OracleResult oracle_of(const PlanRequest& request, const Inputs& in, double scale = 0) {
   const double used = scale != 0 ? scale : 1 / std::sqrt(static_cast<double>(in.q.size(3)));
-  return testing::oracle(in.q, in.k, in.v, in.dout, used,
-                         testing::count_of(request.pattern, request.shape.query_offset));
+  return oracle(in.q, in.k, in.v, in.dout, used, count_of(request.pattern, request.shape));
 }
 
 double error_of(const at::Tensor& got, const at::Tensor& want) {
@@ -110,8 +109,7 @@ double error_of(const at::Tensor& got, const at::Tensor& want) {
 
 // The errors of out, lse and the gradients, each relative to the size of what is compared. dq and dk are differences of
 // terms as large as the inputs are (`magnitude`), and may cancel to nothing: they are never measured against less.
-std::vector<double> errors(const testing::OracleResult& got, const testing::OracleResult& want,
-                           double magnitude = 1e-3) {
+std::vector<double> errors(const OracleResult& got, const OracleResult& want, double magnitude = 1e-3) {
   const auto relative = [](const at::Tensor& g, const at::Tensor& w, double least = 1e-3) {
     if (w.numel() == 0) return 0.0;
     const double size = w.masked_fill(w.isfinite().logical_not(), 0).abs().max().item<double>();
@@ -193,20 +191,20 @@ RC_GTEST_PROP(Attention, AnySlicesEqualTheOracle, ()) {
   };
   const Inputs in = random_inputs(request.shape, 8, at::kDouble);
   const RankResults run = run_everywhere(request, in, KernelKind::kAten, 0.3, programs);
-  for (const double error : errors(run.result, testing::oracle(in.q, in.k, in.v, in.dout, 0.3, count))) {
+  for (const double error : errors(run.result, oracle(in.q, in.k, in.v, in.dout, 0.3, count))) {
     RC_ASSERT(error < 1e-10);
   }
 }
 
 // The plain reference of the same precision: one rank, the whole problem in one fp32 operator chain.
-testing::OracleResult plain_fp32(const PlanRequest& request, const Inputs& in) {
+OracleResult plain_fp32(const PlanRequest& request, const Inputs& in) {
   const int64_t group = request.shape.heads / request.shape.kv_heads;
   const auto heads_first = [](const at::Tensor& t) { return t.to(at::kFloat).transpose(1, 2); };
   const at::Tensor q = heads_first(in.q), dout = heads_first(in.dout);
   const at::Tensor k = heads_first(in.k).repeat_interleave(group, 1), v = heads_first(in.v).repeat_interleave(group, 1);
   const float scale = 1 / std::sqrt(static_cast<float>(q.size(3)));
   at::Tensor hidden = at::empty({request.shape.q_len, request.shape.k_len}, at::TensorOptions().dtype(at::kBool));
-  const auto count = testing::count_of(request.pattern, request.shape.query_offset);
+  const auto count = count_of(request.pattern, request.shape);
   for (int64_t i = 0; i < request.shape.q_len; ++i) {
     for (int64_t j = 0; j < request.shape.k_len; ++j) {
       hidden.data_ptr<bool>()[i * request.shape.k_len + j] = count(0, 0, i, j) == 0;
@@ -229,7 +227,7 @@ RC_GTEST_PROP(Attention, ErrsInSinglePrecisionAsAPlainReferenceDoes, ()) {
   const double magnitude = *rc::gen::element(0.01, 1.0, 10.0);
   RC_LOG() << request.text() << ", magnitude " << magnitude << "\n";
   const Inputs in = random_inputs(request.shape, 16, at::kFloat, magnitude);
-  const testing::OracleResult want = oracle_of(request, in);
+  const OracleResult want = oracle_of(request, in);
   const auto ours = errors(run_everywhere(request, in, KernelKind::kAten).result, want, magnitude);
   const auto plain = errors(plain_fp32(request, in), want, magnitude);
   // A probability errs by the rounding of its score, which grows with the score, whoever computes it; a plain reference
@@ -255,7 +253,7 @@ TEST(Attention, HalfPrecisionsAccumulateInFp32) {
     const RankResults run = run_everywhere(request, in, KernelKind::kAten);
     EXPECT_EQ(run.result.out.scalar_type(), type);
     EXPECT_EQ(run.result.lse.scalar_type(), at::kFloat);
-    const testing::OracleResult want = oracle_of(request, in);
+    const OracleResult want = oracle_of(request, in);
     // Half a unit in the last place of the result's dtype, and no more drift with the ring than one rank has.
     const double unit = type == at::kBFloat16 ? 1.0 / 256 : 1.0 / 2048;
     EXPECT_LT(errors(run.result, want)[0], 2 * unit);
@@ -302,7 +300,7 @@ TEST(Attention, NothingLeaksFromBehindTheMask) {
         request.pattern.left = 9;
       }
       const Inputs in = random_inputs(request.shape, 8, at::kDouble);
-      const testing::OracleResult clean = oracle_of(request, in);
+      const OracleResult clean = oracle_of(request, in);
       // Keys and values that no query before 40 sees.
       in.v.slice(1, 40, 41).fill_(poison);
       in.k.slice(1, 41, 42).fill_(poison);
@@ -360,7 +358,7 @@ TEST(Attention, TheSameRunTwiceIsBitIdentical) {
 TEST(Attention, TheAutogradNodeGivesTheSameGradients) {
   const PlanRequest request = causal_ring(2, 32);
   const Inputs in = random_inputs(request.shape, 8, at::kDouble);
-  const testing::OracleResult want = oracle_of(request, in);
+  const OracleResult want = oracle_of(request, in);
   run_ranks(2, [&](Communicator& comm) {
     AttentionCall call;
     call.program = cached_program(request, comm.rank());

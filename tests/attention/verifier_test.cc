@@ -6,9 +6,9 @@
 
 #include <functional>
 
+#include "attention/oracle/oracle.h"
 #include "attention/plan/schedules.h"
 #include "common/error.h"
-#include "tests/attention/oracle.h"
 
 namespace annulus {
 namespace {
@@ -35,7 +35,7 @@ RC_GTEST_PROP(Verifier, ProvesRightPlansAndCountsTheirPairs, ()) {
   const PlanRequest request = any_request();
   const Proof proof = verify(request);
   RC_ASSERT(proof.faults == std::vector<std::string>{});
-  const auto count = testing::count_of(request.pattern, request.shape.query_offset);
+  const auto count = count_of(request.pattern, request.shape);
   int64_t pairs = 0;
   for (int64_t i = 0; i < request.shape.q_len; ++i) {
     for (int64_t j = 0; j < request.shape.k_len; ++j) pairs += count(0, 0, i, j);

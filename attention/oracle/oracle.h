@@ -1,5 +1,6 @@
-// The oracle of all attention tests: dense fp64, from a predicate over (batch row, head, query index, key index)
-// written straight from the definitions in docs/attention.md. It never sees a slice, a plan or a tile.
+// The oracle of all attention: dense fp64, from a predicate over (batch row, head, query index, key index) written
+// straight from the definitions in docs/attention.md. It never sees the slices that patterns are cut into, a plan or a
+// tile. For tests and for `annulus attend --check`.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,13 +10,14 @@
 
 #include "attention/pattern/pattern.h"
 
-namespace annulus::testing {
+namespace annulus {
 
 // How often a pair is counted.
 using Count = std::function<int64_t(int64_t batch, int64_t head, int64_t query, int64_t key)>;
 
-// For the named kinds, by their definitions.
-Count count_of(const PatternSpec& spec, int64_t query_offset);
+// For every kind, by its definition; the random blocks of bigbird and maps that were read, selected or given are those
+// of make_block_map. Raises as make_pattern does. The result is a function of its arguments, and thread-safe.
+Count count_of(const PatternSpec& spec, const AttentionShape& shape);
 
 struct OracleResult {
   at::Tensor out, lse;    // [B, Sq, H, D], [B, H, Sq]; fp64
@@ -26,4 +28,4 @@ struct OracleResult {
 OracleResult oracle(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& dout, double scale,
                     const Count& count);
 
-}  // namespace annulus::testing
+}  // namespace annulus
