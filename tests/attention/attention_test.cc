@@ -19,6 +19,7 @@
 #include "attention/plan/verifier.h"
 #include "comm/threads/threads.h"
 #include "common/error.h"
+#include "tests/attention/any_request.h"
 
 namespace annulus {
 namespace {
@@ -119,51 +120,35 @@ std::vector<double> errors(const OracleResult& got, const OracleResult& want, do
           relative(got.dk, want.dk, magnitude), relative(got.dv, want.dv)};
 }
 
-PlanRequest any_request() {
-  PlanRequest request;
-  const auto length = [] { return *rc::gen::element<int64_t>(1, 2, 7, 31, 63, 64, 65, 97, 127, 128, 129) + 0; };
-  const int64_t q = length(), k = *rc::gen::inRange(0, 4) ? q : length();
-  const int64_t kv_heads = *rc::gen::inRange(1, 3);
-  request.shape = {*rc::gen::inRange(1, 3),
-                   kv_heads * *rc::gen::inRange(1, 4),
-                   kv_heads,
-                   q,
-                   k,
-                   *rc::gen::inRange(0, 3) ? 0 : *rc::gen::inRange(-40, 60)};
-  request.pattern.kind = *rc::gen::element(PatternSpec::Kind::kFull, PatternSpec::Kind::kWindow);
-  request.pattern.causal = *rc::gen::arbitrary<bool>();
-  if (request.pattern.kind == PatternSpec::Kind::kWindow) {
-    request.pattern.left = *rc::gen::inRange(0, 60);
-    request.pattern.right = *rc::gen::inRange(0, 60);
-  }
-  request.layout = *rc::gen::element(LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped);
-  request.schedule = *rc::gen::element(ScheduleKind::kRing, ScheduleKind::kAllGather, ScheduleKind::kGroupCast);
-  request.ranks = *rc::gen::element(1, 2, 3, 4, 8);
-  if (q == k && *rc::gen::inRange(0, 5) == 0) {  // any lengths that add up
-    int64_t left = q;
-    for (int r = 1; r < request.ranks; ++r) {
-      request.uneven_lengths.push_back(*rc::gen::inRange<int64_t>(0, left + 1));
-      left -= request.uneven_lengths.back();
-    }
-    request.uneven_lengths.push_back(left);
-  }
-  return request;
-}
-
 RC_GTEST_PROP(Attention, EqualsTheOracleInDoublePrecision, ()) {
-  const PlanRequest request = any_request();
-  const KernelKind kernel = *rc::gen::element(KernelKind::kAten, KernelKind::kAten, KernelKind::kReference);
+  const PlanRequest request = testing::any_request();
+  const KernelKind kernel = *rc::gen::element(KernelKind::kAuto, KernelKind::kAuto, KernelKind::kReference);
   RC_LOG() << request.text() << ", kernel " << to_string(kernel) << "\n";
   const Inputs in = random_inputs(request.shape, *rc::gen::element<int64_t>(4, 16, 20), at::kDouble);
   const RankResults run = run_everywhere(request, in, kernel);
   for (const double error : errors(run.result, oracle_of(request, in))) RC_ASSERT(error < 1e-10);
+  // What moved and what was held is what the plan says.
+  for (int r = 0; r < request.ranks; ++r) {
+    const std::shared_ptr<const Program> program = cached_program(request, r);
+    const Traffic f = traffic(*program, program->forward), b = traffic(*program, program->backward);
+    const AttentionStats &fs = run.forward[static_cast<size_t>(r)], &bs = run.backward[static_cast<size_t>(r)];
+    const int64_t dim = in.q.size(3);
+    RC_ASSERT(fs.bytes_sent == f.bytes(dim, 8, 8));
+    RC_ASSERT(fs.messages_sent == f.kv_messages);
+    RC_ASSERT(bs.bytes_sent == b.bytes(dim, 8, 8));
+    RC_ASSERT(bs.messages_sent == b.kv_messages + b.grad_messages);
+    RC_ASSERT(fs.peak_kv_elements == f.peak_kv_rows * dim);
+    RC_ASSERT(bs.peak_kv_elements == b.peak_kv_rows * dim);
+    RC_ASSERT(bs.peak_grad_elements == b.peak_grad_rows * dim);
+  }
 }
 
 // Nothing in planner, executor or kernels may take heads, batch rows or positions for alike: slices of any batch rows,
 // any heads, any strides, any bands, overlapping as they like (a pair in two slices counts twice).
 RC_GTEST_PROP(Attention, AnySlicesEqualTheOracle, ()) {
-  PlanRequest request = any_request();
+  PlanRequest request = testing::any_request();
   request.shape = {2, 4, 2, request.shape.q_len, request.shape.k_len, 0};
+  request.pattern = {};
   const auto part = [](int64_t length) {
     const int64_t stride = *rc::gen::element<int64_t>(1, 1, 1, 2, 3), begin = *rc::gen::inRange<int64_t>(0, length);
     return Span{begin, stride, *rc::gen::inRange<int64_t>(1, (length - begin - 1) / stride + 2)};
@@ -190,7 +175,7 @@ RC_GTEST_PROP(Attention, AnySlicesEqualTheOracle, ()) {
     return n;
   };
   const Inputs in = random_inputs(request.shape, 8, at::kDouble);
-  const RankResults run = run_everywhere(request, in, KernelKind::kAten, 0.3, programs);
+  const RankResults run = run_everywhere(request, in, KernelKind::kAuto, 0.3, programs);
   for (const double error : errors(run.result, oracle(in.q, in.k, in.v, in.dout, 0.3, count))) {
     RC_ASSERT(error < 1e-10);
   }
@@ -203,14 +188,18 @@ OracleResult plain_fp32(const PlanRequest& request, const Inputs& in) {
   const at::Tensor q = heads_first(in.q), dout = heads_first(in.dout);
   const at::Tensor k = heads_first(in.k).repeat_interleave(group, 1), v = heads_first(in.v).repeat_interleave(group, 1);
   const float scale = 1 / std::sqrt(static_cast<float>(q.size(3)));
-  at::Tensor hidden = at::empty({request.shape.q_len, request.shape.k_len}, at::TensorOptions().dtype(at::kBool));
-  const auto count = count_of(request.pattern, request.shape);
-  for (int64_t i = 0; i < request.shape.q_len; ++i) {
-    for (int64_t j = 0; j < request.shape.k_len; ++j) {
-      hidden.data_ptr<bool>()[i * request.shape.k_len + j] = count(0, 0, i, j) == 0;
+  const AttentionShape& shape = request.shape;
+  at::Tensor weight = at::empty({shape.batch, shape.heads, shape.q_len, shape.k_len});  // ln of the count
+  const auto count = count_of(request.pattern, shape);
+  float* w = weight.data_ptr<float>();
+  for (int64_t b = 0; b < shape.batch; ++b) {
+    for (int64_t h = 0; h < shape.heads; ++h) {
+      for (int64_t i = 0; i < shape.q_len; ++i) {
+        for (int64_t j = 0; j < shape.k_len; ++j) *w++ = std::log(static_cast<float>(count(b, h, i, j)));
+      }
     }
   }
-  const at::Tensor s = (q.matmul(k.transpose(2, 3)) * scale).masked_fill(hidden, -kInfinity);
+  const at::Tensor s = q.matmul(k.transpose(2, 3)) * scale + weight;
   const at::Tensor lse = s.logsumexp({-1});
   const at::Tensor p = (s - lse.masked_fill(lse.eq(-kInfinity), 0).unsqueeze(-1)).exp();
   const at::Tensor out = p.matmul(v), dp = dout.matmul(v.transpose(2, 3));
@@ -223,12 +212,12 @@ OracleResult plain_fp32(const PlanRequest& request, const Inputs& in) {
 }
 
 RC_GTEST_PROP(Attention, ErrsInSinglePrecisionAsAPlainReferenceDoes, ()) {
-  const PlanRequest request = any_request();
+  const PlanRequest request = testing::any_request();
   const double magnitude = *rc::gen::element(0.01, 1.0, 10.0);
   RC_LOG() << request.text() << ", magnitude " << magnitude << "\n";
   const Inputs in = random_inputs(request.shape, 16, at::kFloat, magnitude);
   const OracleResult want = oracle_of(request, in);
-  const auto ours = errors(run_everywhere(request, in, KernelKind::kAten).result, want, magnitude);
+  const auto ours = errors(run_everywhere(request, in, KernelKind::kAuto).result, want, magnitude);
   const auto plain = errors(plain_fp32(request, in), want, magnitude);
   // A probability errs by the rounding of its score, which grows with the score, whoever computes it; a plain reference
   // may be lucky.
@@ -250,7 +239,7 @@ TEST(Attention, HalfPrecisionsAccumulateInFp32) {
   for (const at::ScalarType type : {at::kBFloat16, at::kHalf}) {
     const PlanRequest request = causal_ring(4, 128);
     const Inputs in = random_inputs(request.shape, 32, type);
-    const RankResults run = run_everywhere(request, in, KernelKind::kAten);
+    const RankResults run = run_everywhere(request, in, KernelKind::kAuto);
     EXPECT_EQ(run.result.out.scalar_type(), type);
     EXPECT_EQ(run.result.lse.scalar_type(), at::kFloat);
     const OracleResult want = oracle_of(request, in);
@@ -258,7 +247,7 @@ TEST(Attention, HalfPrecisionsAccumulateInFp32) {
     const double unit = type == at::kBFloat16 ? 1.0 / 256 : 1.0 / 2048;
     EXPECT_LT(errors(run.result, want)[0], 2 * unit);
     EXPECT_LT(errors(run.result, want)[1], 1e-6);
-    const RankResults alone = run_everywhere(causal_ring(1, 128), in, KernelKind::kAten);
+    const RankResults alone = run_everywhere(causal_ring(1, 128), in, KernelKind::kAuto);
     for (size_t i = 2; i < 5; ++i) {
       EXPECT_LT(errors(run.result, want)[i], 2 * errors(alone.result, want)[i] + unit) << i;
     }
@@ -272,7 +261,7 @@ TEST(Attention, HugeAndTinyLogitsStayExact) {
     // One channel gives every pair a score near `shift`.
     in.q.select(3, 0).fill_(1);
     in.k.select(3, 0).fill_(shift);
-    const RankResults run = run_everywhere(request, in, KernelKind::kAten, 1.0);
+    const RankResults run = run_everywhere(request, in, KernelKind::kAuto, 1.0);
     // Scores are rounded at 1e-16 of their size, and so are the keys they are multiplied with.
     for (const double error : errors(run.result, oracle_of(request, in, 1.0))) {
       EXPECT_LT(error, 1e-9 + 1e-15 * shift * shift) << shift;
@@ -284,7 +273,7 @@ TEST(Attention, RowsWithoutKeysAreZeroAndMinusInfinity) {
   PlanRequest request = causal_ring(4, 64);
   request.shape.query_offset = -20;  // the first 20 queries come before every key
   const Inputs in = random_inputs(request.shape, 8, at::kFloat);
-  const RankResults run = run_everywhere(request, in, KernelKind::kAten);
+  const RankResults run = run_everywhere(request, in, KernelKind::kAuto);
   EXPECT_TRUE((run.result.out.slice(1, 0, 20) == 0).all().item<bool>());
   EXPECT_TRUE((run.result.lse.slice(2, 0, 20) == -kInfinity).all().item<bool>());
   EXPECT_TRUE((run.result.dq.slice(1, 0, 20) == 0).all().item<bool>());
@@ -304,7 +293,7 @@ TEST(Attention, NothingLeaksFromBehindTheMask) {
       // Keys and values that no query before 40 sees.
       in.v.slice(1, 40, 41).fill_(poison);
       in.k.slice(1, 41, 42).fill_(poison);
-      const RankResults run = run_everywhere(request, in, KernelKind::kAten);
+      const RankResults run = run_everywhere(request, in, KernelKind::kAuto);
       EXPECT_LT(error_of(run.result.out.slice(1, 0, 40), clean.out.slice(1, 0, 40)), 1e-10);
       EXPECT_LT(error_of(run.result.lse.slice(2, 0, 40), clean.lse.slice(2, 0, 40)), 1e-10);
       EXPECT_LT(error_of(run.result.dq.slice(1, 0, 40), clean.dq.slice(1, 0, 40)), 1e-10);
@@ -320,7 +309,7 @@ TEST(Attention, ARingMovesAndHoldsWhatThePlanSays) {
       PlanRequest request = causal_ring(ranks, 96);
       request.schedule = schedule;
       const int64_t dim = 16;
-      const RankResults run = run_everywhere(request, random_inputs(request.shape, dim, at::kFloat), KernelKind::kAten);
+      const RankResults run = run_everywhere(request, random_inputs(request.shape, dim, at::kFloat), KernelKind::kAuto);
       const int64_t block = 2 * 96 / ranks * 2 * dim;  // K and V elements of one rank
       for (int r = 0; r < ranks; ++r) {
         const Program program = make_program(request, r);
@@ -347,8 +336,8 @@ TEST(Attention, ARingMovesAndHoldsWhatThePlanSays) {
 TEST(Attention, TheSameRunTwiceIsBitIdentical) {
   const PlanRequest request = causal_ring(4, 256);
   const Inputs in = random_inputs(request.shape, 16, at::kFloat);
-  const RankResults a = run_everywhere(request, in, KernelKind::kAten),
-                    b = run_everywhere(request, in, KernelKind::kAten);
+  const RankResults a = run_everywhere(request, in, KernelKind::kAuto),
+                    b = run_everywhere(request, in, KernelKind::kAuto);
   EXPECT_TRUE(a.result.out.equal(b.result.out));
   EXPECT_TRUE(a.result.dq.equal(b.result.dq));
   EXPECT_TRUE(a.result.dk.equal(b.result.dk));
