@@ -249,7 +249,7 @@ struct Caches {
   double seconds_on_path = 0;
 };
 Caches& caches() {
-  static Caches& all = *new Caches;  // planning threads may outlive main's end
+  static Caches all;
   return all;
 }
 
@@ -261,16 +261,15 @@ std::shared_ptr<const Program> find_program(const PlanRequest& request, int rank
 }
 
 ScheduleKind choose_schedule(const PlanRequest& request, Needs& needs) {
+  int64_t needed = 0, foreign = 0;
   for (int reader = 0; reader < request.ranks; ++reader) {
-    int64_t needed = 0, foreign = 0;
     for (int owner = 0; owner < request.ranks; ++owner) {
       if (owner == reader) continue;
       needed += needs.count(needs.of(owner, reader));
       foreign += needs.all_rows(owner).rows();
     }
-    if (2 * needed > foreign) return ScheduleKind::kRing;
   }
-  return request.ranks > 1 ? ScheduleKind::kGroupCast : ScheduleKind::kRing;
+  return 2 * needed < foreign ? ScheduleKind::kGroupCast : ScheduleKind::kRing;
 }
 
 }  // namespace
@@ -324,10 +323,19 @@ std::shared_ptr<const Program> cached_program(const PlanRequest& request, int ra
 }
 
 void plan_ahead(const PlanRequest& request, int rank) {
+  caches();  // outlive the thread that fills them
   // One thread plans for all: a step is longer than its plan takes.
   class Planner {
    public:
-    Planner() : thread_([this] { run(); }) { thread_.detach(); }
+    Planner() : thread_([this] { run(); }) {}
+    ~Planner() {
+      {
+        const std::lock_guard lock(mutex_);
+        ended_ = true;
+        more_.notify_one();
+      }
+      thread_.join();
+    }
     void add(const PlanRequest& request, int rank) {
       const std::lock_guard lock(mutex_);
       todo_.emplace_back(request, rank);
@@ -338,7 +346,8 @@ void plan_ahead(const PlanRequest& request, int rank) {
     void run() {
       for (;;) {
         std::unique_lock lock(mutex_);
-        more_.wait(lock, [this] { return !todo_.empty(); });
+        more_.wait(lock, [this] { return ended_ || !todo_.empty(); });
+        if (ended_) return;
         const auto [request, rank] = std::move(todo_.front());
         todo_.pop_front();
         lock.unlock();
@@ -350,10 +359,11 @@ void plan_ahead(const PlanRequest& request, int rank) {
     }
     std::mutex mutex_;
     std::condition_variable more_;
+    bool ended_ = false;
     std::deque<std::pair<PlanRequest, int>> todo_;
-    std::thread thread_;
+    std::thread thread_;  // the last: it uses the others
   };
-  static Planner& planner = *new Planner;
+  static Planner planner;
   planner.add(request, rank);
 }
 

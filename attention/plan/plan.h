@@ -23,7 +23,7 @@ enum class ScheduleKind {
   kRing,
   kAllGather,
   kGroupCast,
-  kAuto,  // group-cast where no rank needs more than half of the others' rows, else ring; see resolve_schedule
+  kAuto,  // group-cast where ranks need less than half of the others' rows on the whole, else ring; resolve_schedule
 };
 
 std::string_view to_string(ScheduleKind kind);  // "ring", "all-gather", "group-cast", "auto"

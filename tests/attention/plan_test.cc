@@ -278,7 +278,7 @@ TEST(Plan, TheScheduleIsChosenByWhatIsNeeded) {
   };
   EXPECT_EQ(choose("{ kind = \"full\" }", LayoutKind::kContiguous), "ring");
   EXPECT_EQ(choose("{ kind = \"causal\" }", LayoutKind::kZigzag), "ring");
-  EXPECT_EQ(choose("{ kind = \"causal\" }", LayoutKind::kContiguous), "ring");  // the last rank needs every row
+  EXPECT_EQ(choose("{ kind = \"causal\" }", LayoutKind::kContiguous), "ring");  // half of all
   EXPECT_EQ(choose("{ kind = \"window\", left = 255, right = 0 }", LayoutKind::kContiguous), "group-cast");
   EXPECT_EQ(choose("{ kind = \"window\", left = 255, right = 0 }", LayoutKind::kStriped), "ring");
   EXPECT_EQ(
@@ -375,6 +375,53 @@ TEST(Plan, RequestsHaveOneTextAndCachedProgramsAreShared) {
   b.pattern.causal = true;
   EXPECT_NE(a.text(), b.text());
   EXPECT_NE(cached_program(a, 1), cached_program(b, 1));
+}
+
+// A second step with the same patterns plans nothing; a next one's documents may be planned meanwhile.
+TEST(Plan, NothingIsPlannedTwiceAndPlanningAheadIsFound) {
+  PlanRequest request;
+  request.shape = {1, 4, 2, 321, 321, 0};
+  request.pattern = parse_pattern("{ kind = \"dilated\", segment_lengths = [32], dilation_rates = [2] }", "test");
+  request.ranks = 2;
+  cached_program(request, 0);
+  const PlanStats before = plan_stats();
+  for (int i = 0; i < 3; ++i) cached_program(request, 0);
+  PlanStats after = plan_stats();
+  EXPECT_EQ(after.programs_made, before.programs_made);
+  EXPECT_EQ(after.patterns_made, before.patterns_made);
+  EXPECT_EQ(after.programs.hits, before.programs.hits + 3);
+  cached_program(request, 1);  // another rank's program of the same slices
+  EXPECT_EQ(plan_stats().patterns_made, before.patterns_made);
+
+  request.pattern.documents = {{100, 221}};
+  plan_ahead(request, 0);
+  const auto program = cached_program(request, 0);  // what the other thread made or is making: one of the two makes it
+  after = plan_stats();
+  EXPECT_EQ(after.programs_made, before.programs_made + 2);
+  EXPECT_EQ(cached_program(request, 0), program);
+  request.pattern.documents = {{100, 222}};
+  plan_ahead(request, 0);  // fails there
+  EXPECT_THROW(cached_program(request, 0), Error);
+}
+
+TEST(Plan, EqualSegmentsIsEnforcedWhereAskedFor) {
+  PlanRequest request;
+  request.shape = {1, 4, 2, 96, 96, 0};
+  request.ranks = 2;
+  request.pattern = parse_pattern(
+      "{ kind = \"dilated\", segment_lengths = [16, 32], dilation_rates = [1, 2], equal_segments = true }", "test");
+  try {
+    validate(request);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kPlan);
+    EXPECT_NE(std::string(error.what()).find("64 or 128"), std::string::npos) << error.what();
+  }
+  request.shape.q_len = request.shape.k_len = 128;
+  validate(request);
+  request.pattern.dilated.equal_segments = false;
+  request.shape.q_len = request.shape.k_len = 97;
+  EXPECT_NO_THROW(make_program(request, 1));
 }
 
 }  // namespace
