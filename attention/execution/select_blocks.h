@@ -3,7 +3,8 @@
 //
 // For each batch row, query head and query block: the `keep` key blocks with the largest q_mean . k_mean (docs/
 // attention.md), the block's own one always among them, ties to the lower block; where causal, from no later block than
-// its own. Means are over real tokens, block sums in fp64 in position order.
+// its own. Means are over real tokens; block sums are fp64, each rank's in position order, then added over the ranks.
+// Scores that are equal but for rounding may therefore be ranked otherwise at another number of ranks.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,8 +17,9 @@
 namespace annulus {
 
 // The request with every adaptive map of its pattern (also in members of a union) replaced by the map selected from the
-// ranks' q [B, n, H, D] and k [B, m, Hk, D]. All ranks get the same. Collective where the request has more than one
-// rank. No intermediate is larger than this rank's share of the query blocks times all key blocks.
+// ranks' q [B, n, H, D] and k [B, m, Hk, D], which fit the request: attention_forward lets the ranks agree on that
+// before. All ranks get the same. Collective where the request has more than one rank. Takes memory for block sums
+// (fp64, 1 / block of q and k), the selection, and the scores of a few query blocks at a time.
 PlanRequest select_blocks(const PlanRequest& request, const at::Tensor& q, const at::Tensor& k, Communicator& comm,
                           const std::string& label);
 

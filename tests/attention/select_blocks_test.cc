@@ -1,0 +1,204 @@
+// Adaptive block maps against a plain fp64 loop, at several rank counts and layouts.
+#include "attention/execution/select_blocks.h"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/randn.h>
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+
+#include <algorithm>
+#include <mutex>
+
+#include "comm/threads/threads.h"
+#include "common/error.h"
+
+namespace annulus {
+namespace {
+
+at::Tensor rows_of(const at::Tensor& whole, const std::vector<Span>& spans) {
+  std::vector<at::Tensor> parts = {whole.slice(1, 0, 0)};
+  for (const Span& s : spans) parts.push_back(whole.slice(1, s.begin, s.last() + 1, s.stride));
+  return at::cat(parts, 1);
+}
+
+// The definition, one block after the other: the whole of q and k in plain loops.
+BlockMap selected_by_definition(const PatternSpec& spec, const AttentionShape& shape, const at::Tensor& q_in,
+                                const at::Tensor& k_in) {
+  const at::Tensor q = q_in.to(at::kDouble).contiguous(), k = k_in.to(at::kDouble).contiguous();
+  const int64_t block = spec.blocks.block, dim = q.size(3);
+  const int64_t query_blocks = ceil_div(shape.q_len, block), key_blocks = ceil_div(shape.k_len, block);
+  const auto mean = [&](const at::Tensor& t, int64_t b, int64_t h, int64_t i, bool first) {
+    std::vector<double> sum(static_cast<size_t>(dim), 0);
+    const int64_t end = first ? i * block + 1 : std::min((i + 1) * block, t.size(1));
+    for (int64_t x = i * block; x < end; ++x) {
+      for (int64_t d = 0; d < dim; ++d) {
+        sum[static_cast<size_t>(d)] += t.data_ptr<double>()[((b * t.size(1) + x) * t.size(2) + h) * dim + d];
+      }
+    }
+    for (double& s : sum) s /= static_cast<double>(end - i * block);
+    return sum;
+  };
+  std::vector<uint8_t> active;
+  for (int64_t b = 0; b < shape.batch; ++b) {
+    for (int64_t h = 0; h < shape.heads; ++h) {
+      std::vector<std::vector<double>> keys;
+      for (int64_t j = 0; j < key_blocks; ++j) {
+        keys.push_back(mean(k, b, h / (shape.heads / shape.kv_heads), j, false));
+      }
+      for (int64_t i = 0; i < query_blocks; ++i) {
+        const std::vector<double> query = mean(q, b, h, i, spec.blocks.query == BlocksSpec::Query::kFirst);
+        const int64_t own = i + shape.query_offset / block;
+        struct Candidate {
+          bool is_own;
+          double score;
+          int64_t j;
+        };
+        std::vector<Candidate> candidates;
+        for (int64_t j = 0; j < key_blocks; ++j) {
+          if (spec.causal && j > own) continue;
+          double score = 0;
+          for (size_t d = 0; d < query.size(); ++d) score += query[d] * keys[static_cast<size_t>(j)][d];
+          candidates.push_back({j == own, score, j});
+        }
+        std::sort(candidates.begin(), candidates.end(), [](const Candidate& x, const Candidate& y) {
+          if (x.is_own != y.is_own) return x.is_own;
+          return x.score != y.score ? x.score > y.score : x.j < y.j;
+        });
+        std::vector<uint8_t> row(static_cast<size_t>(key_blocks), 0);
+        for (size_t x = 0; x < std::min(candidates.size(), static_cast<size_t>(spec.blocks.keep)); ++x) {
+          row[static_cast<size_t>(candidates[x].j)] = 1;
+        }
+        active.insert(active.end(), row.begin(), row.end());
+      }
+    }
+  }
+  return block_map_from_dense(active.data(), block, shape.batch, shape.heads, query_blocks, key_blocks);
+}
+
+// As every rank selects it; they must agree.
+PatternSpec selected_everywhere(const PlanRequest& request, const at::Tensor& q, const at::Tensor& k) {
+  std::mutex mutex;
+  std::vector<PatternSpec> results;
+  run_ranks(request.ranks, [&](Communicator& comm) {
+    const auto r = static_cast<size_t>(comm.rank());
+    const PlanRequest selected = select_blocks(request, rows_of(q, query_layout(request).spans[r]),
+                                               rows_of(k, key_layout(request).spans[r]), comm, "attention");
+    const std::lock_guard lock(mutex);
+    results.push_back(selected.pattern);
+  });
+  for (const PatternSpec& spec : results) EXPECT_EQ(spec.text(), results[0].text());
+  return results[0];
+}
+
+PlanRequest request_of(const AttentionShape& shape, const std::string& more, int ranks, LayoutKind layout) {
+  PlanRequest request;
+  request.shape = shape;
+  request.pattern = parse_pattern("{ kind = \"blocks\", map = \"adaptive\", block = 16, " + more + " }", "");
+  request.ranks = ranks;
+  request.layout = layout;
+  return request;
+}
+
+// One map for all where all blocks are kept.
+std::vector<uint8_t> dense_for(const BlockMap& map, const AttentionShape& shape) {
+  const std::vector<uint8_t> part = map.dense();
+  if (map.batch == shape.batch && map.heads == shape.heads) return part;
+  std::vector<uint8_t> all;
+  for (int64_t i = 0; i < shape.batch * shape.heads; ++i) all.insert(all.end(), part.begin(), part.end());
+  return all;
+}
+
+constexpr LayoutKind kLayouts[] = {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped};
+
+RC_GTEST_PROP(SelectBlocks, KeepsWhatTheDefinitionKeeps, ()) {
+  const int64_t kv_heads = *rc::gen::inRange<int64_t>(1, 3);
+  const int64_t length = *rc::gen::inRange<int64_t>(1, 200);
+  const AttentionShape shape{*rc::gen::inRange<int64_t>(1, 3),
+                             kv_heads * *rc::gen::inRange<int64_t>(1, 4),
+                             kv_heads,
+                             length,
+                             *rc::gen::inRange(0, 3) ? length : *rc::gen::inRange<int64_t>(1, 200),
+                             16 * *rc::gen::element<int64_t>(0, 0, -2, 1, 5)};
+  const PlanRequest request =
+      request_of(shape,
+                 "keep = " + std::to_string(*rc::gen::inRange(1, 14)) +
+                     (*rc::gen::arbitrary<bool>() ? ", query = \"first\"" : "") +
+                     (*rc::gen::arbitrary<bool>() ? ", causal = true" : ""),
+                 *rc::gen::element(1, 2, 3, 5),
+                 *rc::gen::elementOf(std::vector<LayoutKind>(std::begin(kLayouts), std::end(kLayouts))));
+  const at::ScalarType type = *rc::gen::element(at::kFloat, at::kDouble, at::kBFloat16);
+  RC_LOG() << request.text() << "\n";
+  const at::Tensor q = at::randn({shape.batch, shape.q_len, shape.heads, 8}).to(type);
+  const at::Tensor k = at::randn({shape.batch, shape.k_len, shape.kv_heads, 8}).to(type);
+  const PatternSpec spec = selected_everywhere(request, q, k);
+  RC_ASSERT(spec.blocks.map == BlocksSpec::Map::kGiven);
+  RC_ASSERT(dense_for(*spec.blocks.given, shape) == selected_by_definition(request.pattern, shape, q, k).dense());
+  make_pattern(spec, shape);  // takes it
+}
+
+TEST(SelectBlocks, TiesGoToTheLowerBlock) {
+  const AttentionShape shape{1, 2, 1, 150, 150, 0};  // 10 blocks, the last one of 6
+  for (const LayoutKind layout : kLayouts) {
+    for (const int ranks : {1, 2, 3, 5}) {
+      const PlanRequest request = request_of(shape, "keep = 3", ranks, layout);
+      const at::Tensor q = at::randn({1, 150, 2, 8}), k = at::full({1, 150, 1, 8}, 0.1);
+      const BlockMap map = *selected_everywhere(request, q, k).blocks.given;
+      for (int64_t row = 0; row < 2 * 10; ++row) {
+        std::vector<uint8_t> want(10, 0);
+        const int64_t own = row % 10;
+        want[0] = want[1] = 1;
+        want[static_cast<size_t>(std::max<int64_t>(own, 2))] = 1;  // two others besides its own
+        const std::vector<uint8_t> all = map.dense();
+        EXPECT_EQ(std::vector<uint8_t>(all.begin() + row * 10, all.begin() + (row + 1) * 10), want)
+            << "block " << own << ", " << ranks << " ranks";
+      }
+    }
+  }
+}
+
+TEST(SelectBlocks, KeepingAllIsTheFullTriangleAndMovesNothing) {
+  const AttentionShape shape{2, 4, 2, 100, 100, 0};
+  const PlanRequest request = request_of(shape, "keep = 7, causal = true", 3, LayoutKind::kZigzag);
+  const at::Tensor q = at::randn({2, 100, 4, 8}), k = at::randn({2, 100, 2, 8});
+  run_ranks(3, [&](Communicator& comm) {
+    const auto r = static_cast<size_t>(comm.rank());
+    const PlanRequest selected = select_blocks(request, rows_of(q, query_layout(request).spans[r]),
+                                               rows_of(k, key_layout(request).spans[r]), comm, "attention");
+    EXPECT_EQ(count_pairs(make_pattern(selected.pattern, shape)), 8 * 100 * 101 / 2);
+    EXPECT_EQ(comm.stats().bytes_sent, 0);
+  });
+}
+
+TEST(SelectBlocks, NaNIsTheLeastScore) {
+  const AttentionShape shape{1, 1, 1, 64, 64, 0};
+  const at::Tensor q = at::full({1, 64, 1, 8}, 1.0), k = at::full({1, 64, 1, 8}, -1.0);
+  k.slice(1, 3, 4).fill_(NAN);
+  const BlockMap map = *selected_everywhere(request_of(shape, "keep = 2", 2, LayoutKind::kStriped), q, k).blocks.given;
+  EXPECT_EQ(map.dense(), (std::vector<uint8_t>{1, 1, 0, 0, 0, 1, 1, 0, 0, 1, 1, 0, 0, 1, 0, 1}));
+}
+
+TEST(SelectBlocks, MembersOfUnionsAreSelectedAndOthersStay) {
+  const AttentionShape shape{1, 2, 1, 80, 80, 0};
+  PlanRequest request = request_of(shape, "keep = 2", 2, LayoutKind::kContiguous);
+  PatternSpec both;
+  both.kind = PatternSpec::Kind::kUnion;
+  both.members = {causal_pattern(), request.pattern};
+  const at::Tensor q = at::randn({1, 80, 2, 8}), k = at::randn({1, 80, 1, 8});
+  const BlockMap alone = *selected_everywhere(request, q, k).blocks.given;
+  request.pattern = both;
+  const PatternSpec spec = selected_everywhere(request, q, k);
+  EXPECT_EQ(spec.members[0], causal_pattern());
+  EXPECT_EQ(*spec.members[1].blocks.given, alone);
+  EXPECT_FALSE(is_adaptive(spec));
+  request.pattern = causal_pattern();
+  EXPECT_EQ(selected_everywhere(request, q, k), causal_pattern());
+}
+
+TEST(SelectBlocks, RefusesOffsetsWithinABlock) {
+  const PlanRequest request = request_of({1, 1, 1, 32, 32, 8}, "keep = 1", 1, LayoutKind::kContiguous);
+  EXPECT_THROW(selected_everywhere(request, at::randn({1, 32, 1, 8}), at::randn({1, 32, 1, 8})), Error);
+}
+
+}  // namespace
+}  // namespace annulus
