@@ -35,6 +35,10 @@ BlockMap block_map_of(const PatternSpec& spec, const AttentionShape& shape) {
     refuse_plan("the block map of " + blocks.file + " has not been read yet: read_block_maps comes before planning");
   }
   if (!blocks.given) return named_block_map(blocks, spec.causal, shape);
+  // Texts, and with them caches and agreement between ranks, go by it.
+  if (!blocks.digest.empty() && blocks.digest != blocks.given->digest()) {
+    refuse_plan("the block map has the digest " + blocks.given->digest() + ", its pattern says " + blocks.digest);
+  }
   return spec.causal ? without_future(*blocks.given, shape) : *blocks.given;
 }
 

@@ -294,6 +294,22 @@ TEST(Pattern, RefusesBlockMapsOfAnotherShape) {
   EXPECT_FALSE(taken(16, 1, 1, 7, 8));
 }
 
+TEST(Pattern, RefusesAMapThatIsNotTheOneOfItsDigest) {
+  const AttentionShape shape{1, 1, 1, 32, 32, 0};
+  PatternSpec spec;
+  spec.kind = PatternSpec::Kind::kBlocks;
+  spec.blocks.map = BlocksSpec::Map::kGiven;
+  spec.blocks.block = 16;
+  const std::vector<uint8_t> active = {1, 0, 1, 1};
+  spec.blocks.given = std::make_shared<BlockMap>(block_map_from_dense(active.data(), 16, 1, 1, 2, 2));
+  const std::string text = spec.text();
+  spec.blocks.digest = spec.blocks.given->digest();
+  EXPECT_EQ(spec.text(), text);
+  EXPECT_EQ(make_pattern(spec, shape).slices.size(), 2u);
+  spec.blocks.digest = "0123";
+  EXPECT_THROW(make_pattern(spec, shape), Error);
+}
+
 size_t slices_of(const std::string& text, const AttentionShape& shape) {
   return make_pattern(parse_pattern(text, ""), shape).slices.size();
 }

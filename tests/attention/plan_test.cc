@@ -92,45 +92,6 @@ TEST(Layout, UnevenLengthsMustAddUp) {
   EXPECT_THROW(make_uneven_layout({9, -2}, 7), Error);
 }
 
-TEST(Pattern, ParsesWhatItPrints) {
-  for (const char* text :
-       {"{ kind = \"full\" }", "{ kind = \"causal\" }", "{ kind = \"window\", left = 1023, right = 0 }",
-        "{ kind = \"window\", left = 3, right = 4, causal = true }"}) {
-    const PatternSpec spec = parse_pattern(text, "--pattern");
-    EXPECT_EQ(spec.text(), text);
-    EXPECT_EQ(parse_pattern(spec.text(), "--pattern"), spec);
-  }
-}
-
-TEST(Pattern, CausalIsFullAndCausal) {
-  EXPECT_EQ(parse_pattern("{ kind = \"full\", causal = true }", "--pattern").text(), "{ kind = \"causal\" }");
-}
-
-TEST(Pattern, RefusesWithTheNearestName) {
-  const std::vector<std::pair<const char*, const char*>> wrong = {
-      {"{ kind = \"casual\" }", "did you mean \"causal\""},
-      {"{ kind = \"window\", left = 3, rigth = 4 }", "did you mean \"right\""},
-      {"{ kind = \"window\", left = 3 }", "\"right\" is missing"},
-      {"{ kind = \"window\", left = -1, right = 0 }", "between 0 and 2^40"},
-      {"{ kind = \"window\", left = 1.5, right = 0 }", "whole number"},
-      {"{ kind = \"full\", causal = 1 }", "true or false"},
-      {"{ causal = true }", "kind"},
-      {"causal", "inline table"},
-      {"{ kind = \"full\" }\nother = 3", "inline table"},
-      {"", "inline table"},
-  };
-  for (const auto& [text, part] : wrong) {
-    try {
-      parse_pattern(text, "--pattern");
-      ADD_FAILURE() << text << " was taken";
-    } catch (const Error& error) {
-      EXPECT_EQ(error.kind(), ErrorKind::kUsage);
-      EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
-      EXPECT_NE(std::string(error.what()).find("--pattern"), std::string::npos) << error.what();
-    }
-  }
-}
-
 TEST(Plan, RefusesHeadsThatDoNotShare) {
   PlanRequest request;
   request.shape = {1, 6, 4, 16, 16, 0};
