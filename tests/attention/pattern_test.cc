@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
+#include <fstream>
 #include <set>
 
 #include "attention/oracle/oracle.h"
@@ -122,6 +123,17 @@ TEST(Pattern, ReadsWhatItWritesOfEveryKey) {
        }) {
     EXPECT_EQ(parse_pattern(text, "--pattern").text(), text);
   }
+}
+
+TEST(Pattern, ReadsTheExamplesOfTheDocuments) {
+  std::ifstream file("docs/attention.md");
+  int examples = 0;
+  for (std::string line; std::getline(file, line);) {
+    if (line.rfind("    { kind", 0) != 0) continue;
+    EXPECT_NO_THROW(parse_pattern(line, "docs/attention.md")) << line;
+    ++examples;
+  }
+  EXPECT_GE(examples, 19);  // every kind and every map
 }
 
 TEST(Pattern, OtherSpellingsHaveTheSameText) {
