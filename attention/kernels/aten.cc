@@ -1,86 +1,97 @@
-// The aten kernel: LibTorch's CPU flash attention with its logsumexp, called on the rectangles of band_cut.h.
+// The aten kernel: flash attention on CPU (flash.h) on LibTorch's matrix products. This file cuts a step's tiles into
+// blocks of query rows and gives these to threads. bf16 and fp16 are computed in fp32.
 //
-// Its operator computes in the tensors' dtype, and its backward wants one dtype throughout: bf16 and fp16 are computed
-// in fp32. It knows causal from the top left and float masks only, and dies for zero rows, which no rectangle has.
+// Tiles with the same query rows are computed together (tile_groups.h): the cost of a pattern is that of its pairs,
+// however scattered its keys. Dropout, and bands over keys or values that are not finite (0 x inf would leak from
+// behind them), are computed densely in small blocks (dense_tiles.h).
 #include <ATen/Parallel.h>
-#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
-#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <atomic>
 #include <limits>
+#include <map>
+#include <type_traits>
+#include <utility>
 
-#include "attention/kernels/band_cut.h"
 #include "attention/kernels/dense.h"
+#include "attention/kernels/dense_tiles.h"
+#include "attention/kernels/flash.h"
 #include "attention/kernels/kernels.h"
-#include "attention/kernels/merge.h"
+#include "attention/kernels/tile_groups.h"
 #include "attention/kernels/tile_views.h"
 
 namespace annulus {
 namespace {
 
-using Mask = Rectangle::Mask;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// Part of a step's work that one mask describes.
-struct Area {
-  Mask mask;
-  const Tile* tile;     // for the mask of a banded area
-  Rectangle rectangle;  // likewise: where the area lies in its tile
-  Span batch, heads;    // query heads
-  Span queries, keys;   // storage rows
-  Span grads;           // rows of the keys' gradients; none in the forward
-};
-
-// One operator call.
-struct Piece {
-  const Area* area;
-  Span batch;
-  HeadGroup heads;
-};
-
-// b continues where a ends.
-bool adjacent(const Span& a, const Span& b) { return a.stride == 1 && b.stride == 1 && a.begin + a.count == b.begin; }
-
-// Full areas that touch become one: chunks that lie apart in the sequence lie side by side in storage, and LibTorch's
-// operator takes larger blocks for longer tensors.
-void join_full_areas(std::vector<Area>& areas) {
-  for (size_t i = 0; i < areas.size();) {
-    bool joined = false;
-    for (size_t j = i + 1; j < areas.size() && !joined; ++j) {
-      Area &a = areas[i], &b = areas[j];
-      if (a.mask != Mask::kFull || b.mask != Mask::kFull || !(a.batch == b.batch) || !(a.heads == b.heads)) continue;
-      if (a.keys == b.keys && a.grads == b.grads && adjacent(a.queries, b.queries)) {
-        a.queries.count += b.queries.count;
-        joined = true;
-      } else if (a.queries == b.queries && adjacent(a.keys, b.keys) &&
-                 (a.grads.empty() || adjacent(a.grads, b.grads))) {
-        a.keys.count += b.keys.count;
-        a.grads.count += b.grads.count;
-        joined = true;
-      }
-      if (joined) areas.erase(areas.begin() + static_cast<std::ptrdiff_t>(j));
-    }
-    if (!joined) ++i;
-  }
+// Rows of one head of a [batch, rows, heads, D] tensor.
+template <typename T>
+Rows<T> head_rows(const at::Tensor& tensor, int64_t batch, int64_t head, const Span& rows) {
+  T* const data = static_cast<T*>(tensor.data_ptr());
+  return {data + batch * tensor.stride(0) + head * tensor.stride(2) + rows.begin * tensor.stride(1),
+          std::max(tensor.stride(1) * rows.stride, tensor.size(3))};
+}
+template <typename T>
+Rows<const T> const_rows(const Rows<T>& rows) {
+  return {rows.data, rows.step};
 }
 
+// In dtype `type`, with rows that a matrix product takes as they lie.
+at::Tensor prepared(const at::Tensor& tensor, at::ScalarType type) {
+  const at::Tensor t = tensor.to(type);
+  const bool fits = t.stride(3) == 1 && (t.size(1) < 2 || t.stride(1) >= t.size(3));
+  return fits ? t : t.contiguous();
+}
+
+// A block of query rows of one head, and its keys.
+struct Item {
+  const TileGroup* group;
+  int64_t batch, head;
+  Span rows;  // indices into the group's query rows
+};
+
+// Lets threads take work(i, scratch) for i = 0, ..., n - 1 in turn.
+template <typename T, typename Work>
+void for_each_in_parallel(int64_t n, std::vector<FlashScratch<T>>& scratch, Work work) {
+  const int64_t threads = std::min<int64_t>(n, at::get_num_threads());
+  if (static_cast<int64_t>(scratch.size()) < threads) scratch.resize(static_cast<size_t>(threads));
+  std::atomic<int64_t> next = 0;
+  at::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
+    for (; begin < end; ++begin) {
+      for (int64_t i = next++; i < n; i = next++) work(static_cast<size_t>(i), scratch[static_cast<size_t>(begin)]);
+    }
+  });
+}
+
+template <typename T>
 class AtenKernel : public Kernel {
  public:
   void begin_forward(const at::Tensor& q, const KernelCall& call) override {
-    type_ = accumulator_type(q.scalar_type());
     call_ = call;
-    q_ = q.to(type_);
+    q_ = prepared(q, kType);
     out_ = at::zeros(q.sizes(), q_.options());
     lse_ = at::full({q.size(0), q.size(2), q.size(1)}, -kInfinity, q_.options());
   }
 
   void forward(const KeyBlock& keys, std::span<const Tile> tiles, const Poll& poll) override {
     load(keys);
-    for_each_piece(tiles, poll, [&](const Piece& piece) {
-      const DenseForward part = call_forward(piece);
-      merge_partial(queries_of(out_, piece), lse_of(piece), part.out, part.lse);
+    for (const Tile& tile : tiles) {
+      if (is_dense(tile)) dense_tile_forward(q_, keys_, tile, call_, out_, lse_, poll);
+    }
+    constexpr bool kApart = true;  // blocks of a wave run at the same time: no two may hold the same row
+    for_each_wave(tiles, 4, kApart, poll, [&](const std::vector<Item>& wave) {
+      for_each_in_parallel<T>(static_cast<int64_t>(wave.size()), scratch_, [&](size_t i, FlashScratch<T>& scratch) {
+        const Item& item = wave[i];
+        std::vector<KeyPiece<T>> pieces;
+        for (const Tile& tile : item.group->tiles) pieces.push_back(piece_of(item, tile));
+        QueryBlock<T> block = block_of(item);
+        block.out = head_rows<T>(out_, item.batch, item.head, rows_of(item));
+        flash_forward<T>(block, pieces, q_.size(3), static_cast<T>(call_.scale), scratch);
+      });
     });
   }
 
@@ -91,162 +102,206 @@ class AtenKernel : public Kernel {
 
   void begin_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& out, const at::Tensor& lse,
                       const KernelCall& call) override {
-    type_ = accumulator_type(q.scalar_type());
     call_ = call;
-    q_ = q.to(type_);
-    dout_ = dout.to(type_);
-    out_ = out.to(type_);
+    q_ = prepared(q, kType);
+    dout_ = prepared(dout, kType);
+    out_ = out.to(kType);
     // exp(score - lse) must be 0 in rows without keys.
-    lse_ = lse.masked_fill(lse.eq(-kInfinity), kInfinity);
+    lse_ = lse.to(kType).masked_fill(lse.eq(-kInfinity), kInfinity);
+    delta_ = (dout_ * out_).sum(-1).transpose(1, 2).contiguous();
     dq_ = at::zeros(q.sizes(), q_.options());
   }
 
   void backward(const KeyBlock& keys, const KeyBlock& grads, std::span<const Tile> tiles, const Poll& poll) override {
     load(keys);
-    for_each_piece(tiles, poll, [&](const Piece& piece) {
-      const DenseBackward part = call_backward(piece);
-      queries_of(dq_, piece).add_(part.dq);
-      const Span& rows = piece.area->grads;
-      block_view(grads.k, grads, piece.batch, piece.heads.kv, rows).add_(part.dk);
-      block_view(grads.v, grads, piece.batch, piece.heads.kv, rows).add_(part.dv);
-      peak_result_elements_ = std::max(peak_result_elements_, part.dk.numel() + part.dv.numel());
-    });
+    for (const Tile& tile : tiles) {
+      if (!is_dense(tile)) continue;
+      const int64_t held = dense_tile_backward({dout_, q_, out_, lse_}, keys_, grads, tile, call_, dq_, poll);
+      peak_result_elements_ = std::max(peak_result_elements_, held);
+    }
+    for_each_wave(tiles, 10, false, poll, [&](const std::vector<Item>& wave) { run_backward(wave, grads); });
+    for (const FlashScratch<T>& scratch : scratch_) {
+      const size_t held = scratch.dk.size() + scratch.dv.size();
+      peak_result_elements_ = std::max(peak_result_elements_, static_cast<int64_t>(held));
+    }
   }
 
   at::Tensor finish_backward() override { return dq_; }
 
  private:
+  static constexpr at::ScalarType kType = std::is_same_v<T, double> ? at::kDouble : at::kFloat;
+  // Between two polls no thread does much more than this: about 4 ms. Without transfers to wait for, waves only keep
+  // their lists short.
+  static constexpr double kPolledFlops = 3e8, kFlops = 1e10;
+  static constexpr size_t kMostGroups = 256;  // in a wave
+
   void load(const KeyBlock& keys) {
-    keys_ = {keys.k.to(type_), keys.v.to(type_), keys.batch, keys.heads};
+    keys_ = {prepared(keys.k, kType), prepared(keys.v, kType), keys.batch, keys.heads};
     finite_ = Finite::kUnknown;
   }
-
-  // Whether a mask may be trusted to hide a key: an infinite or NaN value would leak through 0 x inf.
   bool loaded_is_finite() {
     if (finite_ == Finite::kUnknown) finite_ = all_finite(keys_.k) && all_finite(keys_.v) ? Finite::kYes : Finite::kNo;
     return finite_ == Finite::kYes;
   }
-
-  template <typename Visit>
-  void for_each_piece(std::span<const Tile> tiles, const Poll& poll, Visit visit) {
-    const double budget = poll ? kFlopsPerCall * at::get_num_threads() : std::numeric_limits<double>::infinity();
-    const std::vector<Area> areas = areas_of(tiles, budget);
-    for (const Area& area : areas) {
-      for (const Piece& piece : pieces_of(area, budget)) {
-        visit(piece);
-        if (poll) poll();
-      }
-    }
+  bool is_dense(const Tile& tile) {
+    const bool banded = !(tile.band.unbounded_below() && tile.band.unbounded_above());
+    return call_.dropout.rate > 0 || (banded && !loaded_is_finite());
   }
 
-  // Where transfers wait for progress, no call does much more than this for one thread: about 4 ms.
-  static constexpr double kFlopsPerCall = 3e8;
-  // The operator takes its largest blocks from this many query rows on: splitting further costs more than waiting.
-  static constexpr int64_t kFewestRows = 768;
-
-  double flops_per_row(int64_t keys) const {
-    return 4.0 * static_cast<double>(std::max<int64_t>(1, keys) * q_.size(3));
-  }
-
-  // Calls are shortened by taking fewer batch rows and heads (pieces_of), which costs nothing; if one head alone is too
-  // long, by taking fewer query rows.
-  std::vector<Area> areas_of(std::span<const Tile> tiles, double budget) const {
-    std::vector<Area> areas;
-    for (const Tile& tile : tiles) {
-      const double rows = std::min(budget / flops_per_row(tile.key_rows.count), 1e15);
-      for (const Rectangle& r : cut_band(tile, std::max(kFewestRows, static_cast<int64_t>(rows)))) {
-        areas.push_back({r.mask, &tile, r, tile.batch, tile.heads, members(tile.query_rows, r.queries),
-                         members(tile.key_rows, r.keys),
-                         tile.grad_rows.empty() ? Span{} : members(tile.grad_rows, r.keys)});
-      }
-    }
-    join_full_areas(areas);
-    return areas;
-  }
-
-  std::vector<Piece> pieces_of(const Area& area, double budget) const {
-    const double one_head = flops_per_row(area.keys.count) * static_cast<double>(area.queries.count);
-    const int64_t at_once = static_cast<int64_t>(std::clamp(budget / one_head, 1.0, 1e6));  // query heads x batch rows
-    std::vector<Piece> list;
-    for (const HeadGroup& group : head_groups(area.heads, call_.group)) {
-      const int64_t share = group.query.count / group.kv.count;  // query heads of one kv head
-      // Whole kv heads where they fit, else some of one kv head's query heads.
-      const int64_t heads = at_once >= share ? std::min(at_once / share, group.kv.count) * share : at_once;
-      const int64_t rows = std::clamp<int64_t>(at_once / std::max<int64_t>(heads, 1), 1, area.batch.count);
-      for (int64_t b = 0; b < area.batch.count; b += rows) {
-        const Span batch = area.batch.sub(b, std::min(rows, area.batch.count - b));
-        for (int64_t h = 0; h < group.query.count;) {
-          const int64_t left_of_kv_head = share - h % share;
-          const int64_t n = heads >= share ? std::min(heads, group.query.count - h) : std::min(heads, left_of_kv_head);
-          list.push_back(
-              {&area, batch, {group.query.sub(h, n), group.kv.sub(h / share, std::max<int64_t>(1, n / share))}});
-          h += n;
+  // run(items) for all tiles that are not dense, of waves of about as much work as may be done between two polls.
+  // `cost`: flops of a pair and element.
+  template <typename Run>
+  void for_each_wave(std::span<const Tile> tiles, int64_t cost, bool apart, const Poll& poll, Run run) {
+    std::vector<Tile> fast;
+    std::copy_if(tiles.begin(), tiles.end(), std::back_inserter(fast), [&](const Tile& t) { return !is_dense(t); });
+    const double pair = static_cast<double>(cost * q_.size(3));
+    const double most = (poll ? kPolledFlops : kFlops) * at::get_num_threads();
+    const int64_t most_keys = poll ? static_cast<int64_t>(kPolledFlops / (pair * kMostRows)) : Band::kUnbounded;
+    const std::vector<TileGroup> groups = group_tiles(fast, std::max(kMostKeys, most_keys));
+    std::vector<Item> wave;
+    std::vector<const TileGroup*> held;  // groups of the wave
+    double flops = 0;
+    const auto flush = [&] {
+      if (wave.empty()) return;
+      run(wave);
+      wave.clear(), held.clear(), flops = 0;
+      if (poll) poll();
+    };
+    for (const TileGroup& group : groups) {
+      const auto meets = [&group](const TileGroup* other) { return share_queries(*other, group); };
+      if (apart && (held.size() == kMostGroups || std::any_of(held.begin(), held.end(), meets))) flush();
+      const Tile& tile = group.tiles[0];
+      const int64_t rows = rows_at_once(group, kMostRows);
+      for (int64_t i = 0; i < tile.query_rows.count; i += rows) {
+        const Span block = Span::range(i, std::min(tile.query_rows.count, i + rows));
+        const double work = pair * static_cast<double>(block.count * keys_of(group, block));
+        if (work == 0) continue;
+        for (int64_t b = 0; b < tile.batch.count; ++b) {
+          for (int64_t h = 0; h < tile.heads.count; ++h) {
+            if (held.empty() || held.back() != &group) held.push_back(&group);
+            wave.push_back({&group, tile.batch.at(b), tile.heads.at(h), block});
+            flops += work;
+            if (flops >= most) flush();
+          }
         }
       }
     }
-    return list;
+    flush();
   }
 
-  at::Tensor queries_of(const at::Tensor& tensor, const Piece& piece) const {
-    return rows_view(tensor, piece.batch, piece.heads.query, piece.area->queries);
-  }
-  at::Tensor keys_of(const at::Tensor& tensor, const Piece& piece) const {
-    return block_view(tensor, keys_, piece.batch, piece.heads.kv, piece.area->keys);
-  }
-  at::Tensor lse_of(const Piece& piece) const {
-    return lse_view(lse_, piece.batch, piece.heads.query, piece.area->queries);
-  }
-  at::Tensor mask_of(const Piece& piece) const {
-    return band_mask(*piece.area->tile, piece.area->rectangle.queries, piece.area->rectangle.keys, q_);
-  }
-  static at::Tensor flip(const at::Tensor& tensor, Mask mask) { return mask == Mask::kUpper ? tensor.flip(2) : tensor; }
-  static at::Tensor additive(const at::Tensor& mask, const at::Tensor& like) {
-    return at::zeros(mask.sizes(), like.options()).masked_fill_(mask.logical_not(), -kInfinity);
-  }
-
-  DenseForward call_forward(const Piece& piece) {
-    const Mask mask = piece.area->mask;
-    const at::Tensor q = queries_of(q_, piece), k = keys_of(keys_.k, piece), v = keys_of(keys_.v, piece);
-    if (mask != Mask::kFull && !loaded_is_finite()) return dense_forward(q, k, v, mask_of(piece), call_.scale);
-    if (mask == Mask::kBanded) {
-      const at::Tensor shown = mask_of(piece);
-      auto [out, lse] =
-          at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, false, additive(shown, q), call_.scale);
-      return {out, lse.masked_fill(shown.any(1).logical_not(), -kInfinity)};  // the operator says 0 for empty rows
+  static int64_t keys_of(const TileGroup& group, const Span& rows) {
+    int64_t keys = 0;
+    for (const Tile& tile : group.tiles) {
+      keys += keys_seen(members(tile.query_positions, rows), tile.key_positions, tile.band).count;
     }
-    auto [out, lse] = at::_scaled_dot_product_flash_attention_for_cpu(flip(q, mask), flip(k, mask), flip(v, mask), 0.0,
-                                                                      mask != Mask::kFull, {}, call_.scale);
-    return {flip(out, mask), flip(lse, mask)};
+    return keys;
+  }
+  static Span rows_of(const Item& item) { return members(item.group->tiles[0].query_rows, item.rows); }
+
+  QueryBlock<T> block_of(const Item& item) const {
+    const Span rows = rows_of(item);
+    QueryBlock<T> block;
+    block.count = rows.count;
+    block.positions = members(item.group->tiles[0].query_positions, item.rows);
+    block.q = const_rows(head_rows<T>(q_, item.batch, item.head, rows));
+    block.lse = lse_.data_ptr<T>() + (item.batch * lse_.size(1) + item.head) * lse_.size(2) + rows.begin;
+    block.lse_step = rows.stride;
+    return block;
   }
 
-  DenseBackward call_backward(const Piece& piece) {
-    const Mask mask = piece.area->mask;
-    const at::Tensor q = queries_of(q_, piece), dout = queries_of(dout_, piece), out = queries_of(out_, piece);
-    const at::Tensor lse = lse_of(piece).contiguous();
-    const at::Tensor k = keys_of(keys_.k, piece), v = keys_of(keys_.v, piece);
-    if (mask != Mask::kFull && !loaded_is_finite()) {
-      return dense_backward(dout, q, k, v, out, lse, mask_of(piece), call_.scale);
-    }
-    if (mask == Mask::kBanded) {
-      auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
-          dout, q, k, v, out, lse, 0.0, false, additive(mask_of(piece), q), call_.scale);
-      return {dq, dk, dv};
-    }
-    auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
-        flip(dout, mask), flip(q, mask), flip(k, mask), flip(v, mask), flip(out, mask), flip(lse, mask).contiguous(),
-        0.0, mask != Mask::kFull, {}, call_.scale);
-    return {flip(dq, mask), flip(dk, mask), flip(dv, mask)};
+  KeyPiece<T> piece_of(const Item& item, const Tile& tile) const {
+    const int64_t b = indices_of({item.batch, 1, 1}, keys_.batch, "batch rows").begin;
+    const int64_t h = indices_of({item.head / call_.group, 1, 1}, keys_.heads, "kv heads").begin;
+    KeyPiece<T> piece;
+    piece.positions = tile.key_positions;
+    piece.band = tile.band;
+    piece.k = const_rows(head_rows<T>(keys_.k, b, h, tile.key_rows));
+    piece.v = const_rows(head_rows<T>(keys_.v, b, h, tile.key_rows));
+    return piece;
   }
 
-  at::ScalarType type_ = at::kFloat;
+  // Blocks that add to the same dk and dv rows must not run at the same time: each thread takes all of a kv head's, in
+  // order. Where there are fewer kv heads than threads, these share the head's rows of dk and dv among them, and each
+  // but the first adds to a dq of its own.
+  void run_backward(const std::vector<Item>& wave, const KeyBlock& grads) {
+    std::map<std::pair<int64_t, int64_t>, std::vector<size_t>> heads;  // batch row and kv head: its blocks
+    for (size_t i = 0; i < wave.size(); ++i) heads[{wave[i].batch, wave[i].head / call_.group}].push_back(i);
+    const std::vector<std::pair<std::pair<int64_t, int64_t>, std::vector<size_t>>> lists(heads.begin(), heads.end());
+    const auto count = static_cast<int64_t>(lists.size());
+    const int64_t shares = ceil_div(at::get_num_threads(), count);
+    std::vector<std::vector<T>> partial(wave.size() * static_cast<size_t>(shares - 1));
+    for_each_in_parallel<T>(count * shares, scratch_, [&](size_t task, FlashScratch<T>& scratch) {
+      const int64_t share = static_cast<int64_t>(task) / count;
+      for (const size_t i : lists[task % lists.size()].second) {
+        const Item& item = wave[i];
+        const Span rows = rows_of(item);
+        QueryBlock<T> block = block_of(item);
+        block.dout = const_rows(head_rows<T>(dout_, item.batch, item.head, rows));
+        block.delta = delta_.data_ptr<T>() + (item.batch * delta_.size(1) + item.head) * delta_.size(2) + rows.begin;
+        block.delta_step = rows.stride;
+        block.dq = head_rows<T>(dq_, item.batch, item.head, rows);
+        if (share > 0) {
+          std::vector<T>& dq = partial[i * static_cast<size_t>(shares - 1) + static_cast<size_t>(share - 1)];
+          dq.resize(static_cast<size_t>(rows.count * q_.size(3)));
+          block.dq = {dq.data(), q_.size(3)};
+        }
+        const std::vector<KeyPiece<T>> pieces = pieces_of(item, grads, share, shares);
+        flash_backward<T>(block, pieces, q_.size(3), static_cast<T>(call_.scale), scratch);
+      }
+    });
+    for (size_t p = 0; p < partial.size(); ++p) {
+      if (partial[p].empty()) continue;
+      const Item& item = wave[p / static_cast<size_t>(shares - 1)];
+      const Rows<T> dq = head_rows<T>(dq_, item.batch, item.head, rows_of(item));
+      const T* from = partial[p].data();
+      for (int64_t i = 0; i < item.rows.count; ++i) {
+        for (int64_t d = 0; d < q_.size(3); ++d) dq.at(i)[d] += *from++;
+      }
+    }
+  }
+
+  // Those pieces whose gradients belong to one of the shares: rows are dealt in runs of kMostKeys.
+  std::vector<KeyPiece<T>> pieces_of(const Item& item, const KeyBlock& grads, int64_t share, int64_t shares) const {
+    const int64_t b = indices_of({item.batch, 1, 1}, grads.batch, "batch rows").begin;
+    const int64_t h = indices_of({item.head / call_.group, 1, 1}, grads.heads, "kv heads").begin;
+    std::vector<KeyPiece<T>> pieces;
+    const auto add = [&](const Tile& tile) {
+      pieces.push_back(piece_of(item, tile));
+      pieces.back().dk = head_rows<T>(grads.k, b, h, tile.grad_rows);
+      pieces.back().dv = head_rows<T>(grads.v, b, h, tile.grad_rows);
+    };
+    for (const Tile& tile : item.group->tiles) {
+      if (shares == 1) {
+        add(tile);
+        continue;
+      }
+      for (int64_t run = tile.grad_rows.begin / kMostKeys; run * kMostKeys <= tile.grad_rows.last(); ++run) {
+        if (run % shares != share) continue;
+        const Span mine = tile.grad_rows.clip(run * kMostKeys, (run + 1) * kMostKeys - 1);
+        if (mine.empty()) continue;
+        const int64_t first = tile.grad_rows.index_of(mine.begin);
+        Tile part = tile;
+        part.grad_rows = mine;
+        part.key_rows = tile.key_rows.sub(first, mine.count);
+        part.key_positions = tile.key_positions.sub(first, mine.count);
+        add(part);
+      }
+    }
+    return pieces;
+  }
+
   KernelCall call_;
-  at::Tensor q_, out_, lse_, dout_, dq_;
-  KeyBlock keys_;  // in type_
+  at::Tensor q_, out_, lse_, dout_, delta_, dq_;
+  KeyBlock keys_;  // in the dtype that is computed in
+  std::vector<FlashScratch<T>> scratch_;
   enum class Finite { kUnknown, kYes, kNo } finite_ = Finite::kUnknown;
 };
 
 }  // namespace
 
-std::unique_ptr<Kernel> make_aten_kernel() { return std::make_unique<AtenKernel>(); }
+std::unique_ptr<Kernel> make_aten_kernel(at::ScalarType type) {
+  if (type == at::kDouble) return std::make_unique<AtenKernel<double>>();
+  return std::make_unique<AtenKernel<float>>();
+}
 
 }  // namespace annulus

@@ -56,27 +56,39 @@ at::Tensor shown_pairs(const at::Tensor& mask, const at::Tensor& like) {
 }  // namespace
 
 DenseForward dense_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& mask,
-                           double scale) {
+                           const at::Tensor& factors, double scale) {
   const at::Tensor s = scores(q, for_query_heads(k, q.size(1)), mask, scale);
   at::Tensor lse = at::logsumexp(s, {-1});
   const at::Tensor shift = lse.masked_fill(lse.eq(-kInfinity), 0).unsqueeze(-1);
-  const at::Tensor p = (s - shift).exp();
-  return {guarded_product(p, for_query_heads(v, q.size(1)), shown_pairs(mask, p)), lse};
+  at::Tensor p = (s - shift).exp();
+  at::Tensor shown = shown_pairs(mask, p);
+  if (factors.defined()) {
+    p = p * factors;
+    shown = shown.logical_and(factors.ne(0));
+  }
+  return {guarded_product(p, for_query_heads(v, q.size(1)), shown), lse};
 }
 
 DenseBackward dense_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                             const at::Tensor& out, const at::Tensor& lse, const at::Tensor& mask, double scale) {
+                             const at::Tensor& out, const at::Tensor& lse, const at::Tensor& mask,
+                             const at::Tensor& factors, double scale) {
   const at::Tensor kh = for_query_heads(k, q.size(1)), vh = for_query_heads(v, q.size(1));
   const at::Tensor s = scores(q, kh, mask, scale);
   at::Tensor p = (s - lse.masked_fill(lse.eq(-kInfinity), kInfinity).unsqueeze(-1)).exp();
   if (mask.defined()) p = p.masked_fill(mask.logical_not(), 0);  // also where lse is NaN
   const at::Tensor delta = (dout * out).sum(-1, true);
-  at::Tensor ds = p * (dout.matmul(vh.transpose(-2, -1)) - delta);
-  if (mask.defined()) ds = ds.masked_fill(mask.logical_not(), 0);
   const at::Tensor shown = shown_pairs(mask, p);
+  at::Tensor dp = dout.matmul(vh.transpose(-2, -1)), counted = p, kept = shown;
+  if (factors.defined()) {
+    kept = shown.logical_and(factors.ne(0));
+    dp = (dp * factors).masked_fill(kept.logical_not(), 0);
+    counted = p * factors;
+  }
+  at::Tensor ds = p * (dp - delta);
+  if (mask.defined()) ds = ds.masked_fill(mask.logical_not(), 0);
   return {guarded_product(ds, kh, shown) * scale,
           sum_to_kv_heads(guarded_product(ds.transpose(-2, -1), q, shown.transpose(-2, -1)) * scale, k.size(1)),
-          sum_to_kv_heads(guarded_product(p.transpose(-2, -1), dout, shown.transpose(-2, -1)), v.size(1))};
+          sum_to_kv_heads(guarded_product(counted.transpose(-2, -1), dout, kept.transpose(-2, -1)), v.size(1))};
 }
 
 bool all_finite(const at::Tensor& tensor) {

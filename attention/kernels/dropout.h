@@ -4,6 +4,8 @@
 // draw.
 //
 // The generator is Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011, section 3.3).
+// Its key mixes seed, step, layer, batch row and head; its counter is (key position / 4, query); word (key position mod
+// 4) below rate x 2^32 drops the pair. docs/attention.md, "Dropout".
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -33,7 +33,7 @@ std::unique_ptr<Kernel> make_kernel(KernelKind kind, const at::Tensor& q) {
                 "kernel \"aten\" computes on CPUs only so far, got tensors on " + q.device().str() +
                     "; use device = \"cpu\", or kernel = \"reference\" to check results");
   }
-  return make_aten_kernel();
+  return make_aten_kernel(q.scalar_type());
 }
 
 }  // namespace annulus

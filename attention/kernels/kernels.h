@@ -8,6 +8,6 @@
 namespace annulus {
 
 std::unique_ptr<Kernel> make_reference_kernel();
-std::unique_ptr<Kernel> make_aten_kernel();
+std::unique_ptr<Kernel> make_aten_kernel(at::ScalarType type);  // of q
 
 }  // namespace annulus

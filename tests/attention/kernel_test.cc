@@ -1,4 +1,4 @@
-// Cutting bands into rectangles, merging partial results, grouping heads.
+// Merging partial results, grouping heads.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/cat.h>
@@ -11,9 +11,7 @@
 
 #include <cmath>
 #include <limits>
-#include <map>
 
-#include "attention/kernels/band_cut.h"
 #include "attention/kernels/merge.h"
 #include "attention/kernels/tile_views.h"
 
@@ -21,70 +19,6 @@ namespace annulus {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
-void check_cut(const Tile& tile, int64_t max_rows) {
-  std::map<std::pair<int64_t, int64_t>, int> got;
-  for (const Rectangle& r : cut_band(tile, max_rows)) {
-    RC_ASSERT(r.queries.count > 0 && r.keys.count > 0);  // LibTorch's operator dies for zero rows
-    RC_ASSERT(r.queries.count <= max_rows);
-    if (r.mask == Rectangle::Mask::kUpper) RC_ASSERT(r.queries.count == r.keys.count);
-    if (r.mask == Rectangle::Mask::kBanded) {
-      RC_ASSERT(r.queries.count <= Rectangle::kMaskedSide && r.keys.count <= Rectangle::kMaskedSide);
-    }
-    for (int64_t i = 0; i < r.queries.count; ++i) {
-      for (int64_t j = 0; j < r.keys.count; ++j) {
-        const int64_t q = r.queries.at(i), k = r.keys.at(j);
-        const bool shown = r.mask == Rectangle::Mask::kFull || (r.mask == Rectangle::Mask::kLower && j <= i) ||
-                           (r.mask == Rectangle::Mask::kUpper && j >= i) ||
-                           (r.mask == Rectangle::Mask::kBanded &&
-                            tile.band.contains(tile.query_positions.at(q), tile.key_positions.at(k)));
-        if (shown) ++got[{q, k}];
-      }
-    }
-  }
-  std::map<std::pair<int64_t, int64_t>, int> want;
-  for (int64_t i = 0; i < tile.query_rows.count; ++i) {
-    for (int64_t j = 0; j < tile.key_rows.count; ++j) {
-      if (tile.band.contains(tile.query_positions.at(i), tile.key_positions.at(j))) want[{i, j}] = 1;
-    }
-  }
-  RC_ASSERT(got == want);
-}
-
-Tile tile_of(Span queries, Span keys, Band band) {
-  Tile tile;
-  tile.query_rows = Span::range(0, queries.count);
-  tile.key_rows = Span::range(0, keys.count);
-  tile.query_positions = queries;
-  tile.key_positions = keys;
-  tile.band = band;
-  return tile;
-}
-
-RC_GTEST_PROP(BandCut, HoldsEachPairOnce, ()) {
-  const bool large = *rc::gen::inRange(0, 4) == 0;  // beyond what one mask may cover
-  const int64_t most = large ? 700 : 40;
-  const int64_t stride = *rc::gen::inRange(1, 4);
-  const Span queries{*rc::gen::inRange<int64_t>(0, most), stride, *rc::gen::inRange<int64_t>(1, most)};
-  const Span keys{*rc::gen::inRange<int64_t>(0, most), *rc::gen::inRange(0, 4) == 0 ? stride + 1 : stride,
-                  *rc::gen::inRange<int64_t>(1, most)};
-  Band band;
-  if (*rc::gen::arbitrary<bool>()) band.lo = *rc::gen::inRange<int64_t>(-2 * most, most);
-  if (*rc::gen::arbitrary<bool>()) band.hi = *rc::gen::inRange<int64_t>(-most, 2 * most);
-  check_cut(tile_of(queries, keys, band), *rc::gen::element<int64_t>(1 << 20, 300, 64, 7));
-}
-
-TEST(BandCut, ACausalSquareIsOneCall) {
-  const auto cut = cut_band(tile_of({0, 1, 1000}, {0, 1, 1000}, {-Band::kUnbounded, 0}), 1 << 20);
-  ASSERT_EQ(cut.size(), 1u);
-  EXPECT_EQ(cut[0].mask, Rectangle::Mask::kLower);
-}
-
-TEST(BandCut, ALongWindowNeedsNoMask) {
-  for (const Rectangle& r : cut_band(tile_of({0, 1, 8192}, {0, 1, 8192}, {-1023, 0}), 1 << 20)) {
-    EXPECT_NE(r.mask, Rectangle::Mask::kBanded);
-  }
-}
 
 struct Part {
   at::Tensor out, lse;

@@ -1,0 +1,58 @@
+// See dropout.h.
+#include "attention/kernels/dropout.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/core/PhiloxRNGEngine.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace annulus {
+namespace {
+
+// SplitMix64's next output from `state` (Steele, Lea, Flood, "Fast splittable pseudorandom number generators").
+uint64_t scrambled(uint64_t state) {
+  state += 0x9e3779b97f4a7c15;
+  state = (state ^ (state >> 30)) * 0xbf58476d1ce4e5b9;
+  state = (state ^ (state >> 27)) * 0x94d049bb133111eb;
+  return state ^ (state >> 31);
+}
+
+uint64_t philox_key(const Dropout& dropout, int64_t batch_row, int64_t head) {
+  uint64_t key = scrambled(dropout.seed);
+  for (const int64_t part : {dropout.step, dropout.layer, batch_row, head}) {
+    key = scrambled(key ^ static_cast<uint64_t>(part));
+  }
+  return key;
+}
+
+}  // namespace
+
+at::Tensor dropout_factors(const Dropout& dropout, const Span& batch, const Span& heads, const Span& queries,
+                           const Span& keys, const at::Tensor& like) {
+  const at::Tensor kept =
+      at::empty({batch.count, heads.count, queries.count, keys.count}, at::TensorOptions().dtype(at::kByte));
+  uint8_t* const data = kept.data_ptr<uint8_t>();
+  const auto threshold = static_cast<uint64_t>(std::llround(dropout.rate * 4294967296.0));  // of 2^32 values
+  const int64_t rows = batch.count * heads.count * queries.count;
+  at::parallel_for(0, rows, std::max<int64_t>(1, 8192 / std::max<int64_t>(keys.count, 1)), [&](int64_t r, int64_t end) {
+    for (; r < end; ++r) {
+      const int64_t i = r % queries.count, h = r / queries.count % heads.count, b = r / queries.count / heads.count;
+      const uint64_t key = philox_key(dropout, dropout.first_row + batch.at(b), heads.at(h));
+      const auto query = static_cast<uint64_t>(queries.at(i));
+      for (int64_t j = 0; j < keys.count;) {
+        const int64_t group = keys.at(j) / 4;
+        at::Philox4_32 philox(key, query, static_cast<uint64_t>(group));
+        uint32_t words[4];
+        for (uint32_t& word : words) word = philox();
+        for (; j < keys.count && keys.at(j) / 4 == group; ++j) {
+          data[r * keys.count + j] = words[keys.at(j) % 4] < threshold ? 0 : 1;
+        }
+      }
+    }
+  });
+  return kept.to(like.options()).mul_(1 / (1 - dropout.rate));
+}
+
+}  // namespace annulus
