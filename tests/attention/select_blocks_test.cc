@@ -1,6 +1,7 @@
 // Adaptive block maps against a plain fp64 loop, at several rank counts and layouts.
 #include "attention/execution/select_blocks.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/randn.h>
@@ -8,8 +9,11 @@
 #include <rapidcheck/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <mutex>
 
+#include "attention/execution/attention.h"
+#include "attention/oracle/oracle.h"
 #include "comm/threads/threads.h"
 #include "common/error.h"
 
@@ -193,6 +197,39 @@ TEST(SelectBlocks, MembersOfUnionsAreSelectedAndOthersStay) {
   EXPECT_FALSE(is_adaptive(spec));
   request.pattern = causal_pattern();
   EXPECT_EQ(selected_everywhere(request, q, k), causal_pattern());
+}
+
+// Forward and backward run with the one selection, at any rank count, and equal the oracle with that map.
+TEST(SelectBlocks, AttentionRunsForwardAndBackwardWithWhatWasSelected) {
+  const AttentionShape shape{2, 4, 2, 150, 150, 0};
+  const at::TensorOptions fp64 = at::TensorOptions().dtype(at::kDouble);
+  const at::Tensor q = at::randn({2, 150, 4, 8}, fp64), k = at::randn({2, 150, 2, 8}, fp64),
+                   v = at::randn({2, 150, 2, 8}, fp64), dout = at::randn({2, 150, 4, 8}, fp64);
+  for (const int ranks : {1, 3}) {
+    for (const char* more : {"keep = 3", "keep = 3, causal = true"}) {
+      const PlanRequest request = request_of(shape, more, ranks, LayoutKind::kZigzag);
+      run_ranks(ranks, [&](Communicator& comm) {
+        const auto r = static_cast<size_t>(comm.rank());
+        AttentionCall call;
+        call.request = request;
+        call.comm = &comm;
+        const std::vector<Span> queries = query_layout(request).spans[r], keys = key_layout(request).spans[r];
+        const at::Tensor q_here = rows_of(q, queries), k_here = rows_of(k, keys), v_here = rows_of(v, keys);
+        const AttentionOutput out = attention_forward(q_here, k_here, v_here, call);
+        const AttentionGradients got = attention_backward(rows_of(dout, queries), q_here, k_here, v_here, out, call);
+        const PatternSpec& used = out.program->request.pattern;
+        EXPECT_EQ(*used.blocks.given, selected_by_definition(request.pattern, shape, q, k));
+        const OracleResult want = oracle(q, k, v, dout, 1 / std::sqrt(8.0), count_of(used, shape));
+        const auto expect_near = [&](const at::Tensor& x, const at::Tensor& whole, const std::vector<Span>& spans) {
+          EXPECT_LT((x - rows_of(whole, spans)).abs().max().item<double>(), 1e-10);
+        };
+        expect_near(out.out, want.out, queries);
+        expect_near(got.dq, want.dq, queries);
+        expect_near(got.dk, want.dk, keys);
+        expect_near(got.dv, want.dv, keys);
+      });
+    }
+  }
 }
 
 TEST(SelectBlocks, RefusesOffsetsWithinABlock) {
