@@ -24,9 +24,9 @@ namespace annulus {
 namespace {
 
 // Where a key's value lies in a Config, and of which type it is.
-using Slot = std::variant<int64_t*, double*, bool*, std::string*, std::vector<std::string>*, PatternSpec*>;
+using Slot = std::variant<int64_t*, double*, bool*, std::string*, std::vector<std::string>*, LayerPatterns*>;
 // The same for reading.
-using Value = std::variant<int64_t, double, bool, std::string, std::vector<std::string>, PatternSpec>;
+using Value = std::variant<int64_t, double, bool, std::string, std::vector<std::string>, LayerPatterns>;
 
 struct Range {
   double low = -std::numeric_limits<double>::infinity();
@@ -117,6 +117,8 @@ const std::vector<Key>& keys() {
       {"data", "context", ANNULUS_AT(data.context), "tokens in a row (a sequence)", false,
        at_least(1, 1099511627776.0)},
       {"data", "batch", ANNULUS_AT(data.batch), "rows in a step, over all ranks", false, at_least(1, kWide)},
+      {"data", "documents", ANNULUS_AT(data.documents),
+       "every file is a document: a token sees its own document only, besides what model.pattern hides"},
 
       {"model", "layers", ANNULUS_AT(model.layers), "decoder layers", true, at_least(1, 100000)},
       {"model", "dim", ANNULUS_AT(model.dim), "width of the residual stream, a multiple of heads", true,
@@ -131,7 +133,9 @@ const std::vector<Key>& keys() {
        above(0)},
       {"model", "tie_embeddings", ANNULUS_AT(model.tie_embeddings), "one matrix for the embedding and the output"},
       {"model", "norm_eps", ANNULUS_AT(model.norm_eps), "added to the mean square in RMSNorm", false, above(0)},
-      {"model", "pattern", ANNULUS_AT(model.pattern), "which keys a query sees, an attention pattern"},
+      {"model", "pattern", ANNULUS_AT(model.pattern), "which keys a query sees: an attention pattern, or a list of one for each layer"},
+      {"model", "dropout", ANNULUS_AT(model.dropout), "share of attention probabilities that training drops", false,
+       fraction()},
 
       {"optimizer", "lr", ANNULUS_AT(optimizer.lr), "highest learning rate", true, above(0)},
       {"optimizer",
@@ -166,7 +170,7 @@ const std::vector<Key>& keys() {
       {"attention",
        "schedule",
        ANNULUS_AT(attention.schedule),
-       "how keys and values travel",
+       "how keys and values travel; \"auto\" is group-cast where ranks need few rows of others, else ring",
        false,
        {},
        {},
@@ -246,7 +250,7 @@ struct ToToml {
     for (size_t i = 0; i < v.size(); ++i) out += (i ? ", " : "") + quoted(v[i]);
     return out + "]";
   }
-  std::string operator()(const PatternSpec& v) const { return v.text(); }
+  std::string operator()(const LayerPatterns& v) const { return v.text(); }
 };
 
 std::string value_text(const Key& key, const Config& config) { return std::visit(ToToml(), value_of(key, config)); }
@@ -361,19 +365,39 @@ class Reader {
     for (const std::string& value : values) check_not_empty(value, where_);
     *at = std::move(values);
   }
-  void operator()(PatternSpec* at) const {
-    if (!node_.is_table()) wrong_type("a table such as { kind = \"causal\" }");
-    std::ostringstream text;
-    // A table below a [section] header is written as lines otherwise.
-    toml::table copy = *node_.as_table();
-    copy.is_inline(true);
-    text << copy;
-    *at = parse_pattern(text.str(), where_);
+  void operator()(LayerPatterns* at) const {
+    if (const toml::table* table = node_.as_table()) {
+      *at = pattern(*table, where_);
+      return;
+    }
+    const toml::array* list = node_.as_array();
+    const std::string expected = "a table such as { kind = \"causal\" }, or a list of one for each layer";
+    if (!list) wrong_type(expected);
+    if (list->empty()) refuse(where_, "expected " + expected + ", got an empty list");
+    std::vector<PatternSpec> each;
+    for (const toml::node& element : *list) {
+      const std::string where = where_ + "[" + std::to_string(each.size()) + "]";
+      const toml::table* table = element.as_table();
+      if (!table) {
+        refuse(where, "expected a table such as { kind = \"causal\" }, got " + std::string(type_name(element)) + ": " +
+                          shown(element));
+      }
+      each.push_back(pattern(*table, where));
+    }
+    *at = std::move(each);
   }
 
  private:
   [[noreturn]] void wrong_type(const std::string& expected) const {
     refuse(where_, "expected " + expected + ", got " + std::string(type_name(node_)) + ": " + shown(node_));
+  }
+  static PatternSpec pattern(const toml::table& table, const std::string& where) {
+    std::ostringstream text;
+    // A table below a [section] header is written as lines otherwise.
+    toml::table copy = table;
+    copy.is_inline(true);
+    text << copy;
+    return parse_pattern(text.str(), where);
   }
   [[noreturn]] void out_of_range(bool whole) const {
     refuse(where_, "expected " + range_text(key_, whole) + ", got " + shown(node_));
@@ -496,6 +520,10 @@ void apply_set(const std::string& set, Config& config, std::set<std::string>& se
   seen.insert(full);
 }
 
+bool has_documents(const PatternSpec& spec) {
+  return !spec.documents.empty() || std::any_of(spec.members.begin(), spec.members.end(), has_documents);
+}
+
 void check_together(const Config& c, std::string_view source) {
   const auto fail = [&](const std::string& message) { refuse(std::string(source), message); };
   const ModelSection& m = c.model;
@@ -511,6 +539,18 @@ void check_together(const Config& c, std::string_view source) {
   if ((m.dim / m.heads) % 2 != 0) {
     fail("model.dim / model.heads = " + std::to_string(m.dim / m.heads) +
          " must be even: the rotary embedding turns pairs of numbers");
+  }
+  const auto given = static_cast<int64_t>(m.pattern.each.size());
+  if (given != 0 && given != m.layers) {
+    fail("model.pattern lists " + std::to_string(given) + " patterns for model.layers = " + std::to_string(m.layers) +
+         ": expected one for each layer, or a single table for all");
+  }
+  if (c.data.documents) {
+    for (int64_t i = 0; i < std::max<int64_t>(1, given); ++i) {
+      if (!has_documents(m.pattern.of(i))) continue;
+      fail("data.documents = true takes the documents from the files, but model.pattern has documents of its own: "
+           "leave one of them out");
+    }
   }
   if (c.data.batch % c.mesh.data != 0) {
     fail("data.batch = " + std::to_string(c.data.batch) + " rows cannot be split over mesh.data = " +
@@ -538,6 +578,13 @@ std::string read_file(const std::string& path) {
 }
 
 }  // namespace
+
+std::string LayerPatterns::text() const {
+  if (each.empty()) return all.text();
+  std::string text;
+  for (const PatternSpec& spec : each) text += (text.empty() ? "[" : ", ") + spec.text();
+  return text + "]";
+}
 
 Config parse_config(std::string_view text, std::string_view source, const std::vector<std::string>& sets) {
   Config config;

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "attention/pattern/pattern.h"
@@ -28,8 +29,24 @@ struct DataConfig {
   double validation_fraction = 0.05;
   int64_t context = 2048;  // tokens in a row
   int64_t batch = 4;       // rows in a step, over all ranks
+  bool documents = false;  // every file is a document; a token sees its own document only
 
   friend bool operator==(const DataConfig&, const DataConfig&) = default;
+};
+
+// The attention patterns of a model's layers: one for all of them, or one for each.
+struct LayerPatterns {
+  PatternSpec all = causal_pattern();
+  std::vector<PatternSpec> each;  // empty: `all`
+
+  LayerPatterns() = default;
+  LayerPatterns(PatternSpec one) : all(std::move(one)) {}  // NOLINT(google-explicit-constructor)
+  LayerPatterns(std::vector<PatternSpec> list) : each(std::move(list)) {}  // NOLINT(google-explicit-constructor)
+
+  const PatternSpec& of(int64_t layer) const { return each.empty() ? all : each[static_cast<size_t>(layer)]; }
+  std::string text() const;  // a TOML table, or a list of them
+
+  friend bool operator==(const LayerPatterns&, const LayerPatterns&) = default;
 };
 
 struct ModelSection {
@@ -42,7 +59,8 @@ struct ModelSection {
   double rope_theta = 10000;
   bool tie_embeddings = false;
   double norm_eps = 1e-5;
-  PatternSpec pattern{PatternSpec::Kind::kFull, true, 0, 0};
+  LayerPatterns pattern;
+  double dropout = 0;  // of attention probabilities, in training
 
   friend bool operator==(const ModelSection&, const ModelSection&) = default;
 };
@@ -69,7 +87,7 @@ struct MeshSection {
 
 struct AttentionSection {
   std::string layout = "zigzag";
-  std::string schedule = "ring";
+  std::string schedule = "auto";
   std::string kernel = "auto";
   bool even = true;
 

@@ -323,20 +323,44 @@ at::Tensor TextSource::row_at(int64_t offset) const {
   return row;
 }
 
-at::Tensor TextSource::sample(int64_t step, int64_t row) const {
+std::vector<int64_t> TextSource::documents_at(int64_t offset) const {
+  std::vector<int64_t> lengths;
+  const int64_t end = offset + context_;
+  auto file = std::upper_bound(files_->ends.begin(), files_->ends.end(), offset);
+  for (; offset < end; ++file) {
+    const int64_t next = std::min(end, *file);
+    if (next > offset) lengths.push_back(next - offset);  // a file may be empty
+    offset = next;
+  }
+  return lengths;
+}
+
+int64_t TextSource::sample_offset(int64_t step, int64_t row) const {
   // A counter-based choice: any rank can make any row of any step.
   const int64_t key[3] = {seed_, step, row};
   const uint64_t random = XXH3_64bits(key, sizeof key);
   const auto offsets = static_cast<uint64_t>(train_bytes_ - context_);
-  return row_at(static_cast<int64_t>(static_cast<unsigned __int128>(random) * offsets >> 64));
+  return static_cast<int64_t>(static_cast<unsigned __int128>(random) * offsets >> 64);
 }
 
-at::Tensor TextSource::validation_row(int64_t i, int64_t rows) const {
+int64_t TextSource::validation_offset(int64_t i, int64_t rows) const {
   if (!has_validation()) throw Error(ErrorKind::kInternal, "data", "there is no validation part");
   if (i < 0 || i >= rows) throw Error(ErrorKind::kInternal, "data", "validation row out of range");
   const int64_t last = bytes_ - train_bytes_ - (context_ + 1);
   const int64_t steps = std::max<int64_t>(1, rows - 1);
-  return row_at(train_bytes_ + static_cast<int64_t>(static_cast<__int128>(last) * i / steps));
+  return train_bytes_ + static_cast<int64_t>(static_cast<__int128>(last) * i / steps);
+}
+
+at::Tensor TextSource::sample(int64_t step, int64_t row) const { return row_at(sample_offset(step, row)); }
+
+at::Tensor TextSource::validation_row(int64_t i, int64_t rows) const { return row_at(validation_offset(i, rows)); }
+
+std::vector<int64_t> TextSource::sample_documents(int64_t step, int64_t row) const {
+  return documents_at(sample_offset(step, row));
+}
+
+std::vector<int64_t> TextSource::validation_documents(int64_t i, int64_t rows) const {
+  return documents_at(validation_offset(i, rows));
 }
 
 }  // namespace annulus

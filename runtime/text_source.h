@@ -33,6 +33,11 @@ class TextSource {
   // Row i of `rows` evenly spaced over the validation part (the tail of the text): int64 [context + 1], CPU.
   at::Tensor validation_row(int64_t i, int64_t rows) const;
 
+  // The lengths of the documents (files; of the first and the last their part) that the first `context` tokens of these
+  // rows are made of; they add up to context.
+  std::vector<int64_t> sample_documents(int64_t step, int64_t row) const;
+  std::vector<int64_t> validation_documents(int64_t i, int64_t rows) const;
+
   bool has_validation() const { return bytes_ > train_bytes_; }
   int64_t bytes() const { return bytes_; }
   int64_t train_bytes() const { return train_bytes_; }
@@ -45,7 +50,10 @@ class TextSource {
 
  private:
   struct Files;
+  int64_t sample_offset(int64_t step, int64_t row) const;
+  int64_t validation_offset(int64_t i, int64_t rows) const;
   at::Tensor row_at(int64_t offset) const;
+  std::vector<int64_t> documents_at(int64_t offset) const;
 
   std::unique_ptr<Files> files_;
   int64_t seed_;
