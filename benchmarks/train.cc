@@ -51,7 +51,7 @@ void run_train_bench(const TrainBenchOptions& options, std::ostream& out) {
   const Turn best =
       *std::min_element(turns.begin(), turns.end(), [](const Turn& a, const Turn& b) { return a.cpu < b.cpu; });
   const double tokens = static_cast<double>(training.tokens_per_step());
-  const double flops = flops_per_token(training.model().shape(), options.context) * tokens;
+  const double flops = training.flops_per_token() * tokens;
   // With several threads the hooks see the calling thread alone, so its share is only known for one.
   const bool whole = options.threads == 1;
   const double outside = 1 - (best.products + best.attention) / best.cpu;

@@ -33,12 +33,12 @@ void validate(const ModelShape& s) {
                                          " kv heads evenly: model.heads must be a multiple of model.kv_heads");
 }
 
-double flops_per_token(const ModelShape& s, int64_t context) {
+double flops_per_token(const ModelShape& s, double pairs) {
   const double d = static_cast<double>(s.dim);
   const double qkvo = d * static_cast<double>(2 * s.heads + 2 * s.kv_heads) * static_cast<double>(s.head_dim());
   const double weights =
       static_cast<double>(s.layers) * (qkvo + 3 * d * static_cast<double>(s.ffn)) + d * static_cast<double>(s.vocab);
-  return 6 * weights + 6 * static_cast<double>(s.layers) * static_cast<double>(context) * d;
+  return 6 * weights + 12 * static_cast<double>(s.head_dim()) * pairs;
 }
 
 Model::Model(const ModelShape& shape, uint64_t seed, at::ScalarType dtype, at::Device device) : shape_(shape) {

@@ -34,9 +34,9 @@ struct ModelShape {
 // kv_heads.
 void validate(const ModelShape& shape);
 
-// Multiply-additions counted twice, forward and backward, for one token of a causal sequence of `context`: 6 per weight
-// that is multiplied, and 6 * layers * context * dim for attention.
-double flops_per_token(const ModelShape& shape, int64_t context);
+// Multiply-additions counted twice, forward and backward, for one token: 6 per weight that is multiplied, and 12 *
+// head_dim for each (query, key) pair of attention, of which there are `pairs` a token over all layers and query heads.
+double flops_per_token(const ModelShape& shape, double pairs);
 
 // q [B, n, heads, D], k and v [B, n, kv_heads, D], all contiguous -> out like q.
 using Attend = std::function<at::Tensor(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t layer)>;

@@ -14,6 +14,7 @@
 #include <optional>
 #include <vector>
 
+#include "attention/plan/plan.h"
 #include "common/error.h"
 #include "common/files.h"
 #include "runtime/agreement.h"
@@ -75,6 +76,12 @@ class Run {
   void require_something_to_do();
   void tell_changes();
   double waited() const;
+  // Puts the interval's beginning forward by what has passed since `before`: it is no part of the steps.
+  struct Clock {
+    double time, waited, planned;
+  };
+  Clock clock() const { return {now(), waited(), plan_stats().seconds_on_path}; }
+  void leave_out_since(const Clock& before);
   void require_equal_ranks();
   void open_folder();
   void greet();
@@ -103,9 +110,8 @@ class Run {
   std::optional<int64_t> saved_step_;  // of the newest checkpoint
   double begin_ = 0;                   // of the first step
   int64_t begin_step_ = 0;
-  double interval_begin_ = 0;  // since the last metrics line, without validation and checkpoints
+  Clock interval_ = {};        // at the last metrics line, put forward by validations and checkpoints since
   int64_t interval_steps_ = 0;
-  double interval_wait_ = 0;
   double tokens_per_second_ = 0;
 };
 
@@ -168,6 +174,7 @@ void Run::require_equal_ranks() {
     fields.push_back({line.substr(0, equals), equals == std::string::npos ? "" : line.substr(equals + 3)});
   }
   fields.push_back({"text", text_->fingerprint() + ", " + text_->text()});
+  fields.push_back({"attention", training_->attention_text()});
   fields.push_back({"resumed step", std::to_string(training_->steps_done())});
   fields.push_back({"weights", training_->weights_digest()});
   require_agreement(world_, fields, {"agreeing on the run", 0});
@@ -209,23 +216,23 @@ void Run::report(const StepResult& result, bool validated) {
   }
   if (!first_) return;
   const bool log = step % std::max<int64_t>(1, config_.run.log_every) == 0 || step == config_.run.steps || result.stop;
-  const double time = now();
+  const Clock here = clock();
+  const double time = here.time;
   const double tokens = static_cast<double>(training_->tokens_per_step()) * static_cast<double>(interval_steps_);
-  const double elapsed = time - interval_begin_;
+  const double elapsed = time - interval_.time;
   const double speed = elapsed > 0 ? tokens / elapsed : 0;
   if (log) {
     tokens_per_second_ = speed;
-    const double wait = waited();
     metrics_->write(step, {{"loss", result.loss},
                            {"bits_per_byte", bits_per_byte(result.loss)},
                            {"gradient_norm", result.gradient_norm},
                            {"learning_rate", result.lr},
                            {"tokens", step * training_->tokens_per_step()},
                            {"tokens_per_second", speed},
-                           {"exposed_communication_seconds", wait - interval_wait_},
+                           {"exposed_communication_seconds", here.waited - interval_.waited},
+                           {"exposed_planning_seconds", here.planned - interval_.planned},
                            {"seconds", time - begin_}});
-    interval_wait_ = wait;
-    interval_begin_ = time;
+    interval_ = here;
     interval_steps_ = 0;
   }
   const int64_t done = step - begin_step_;
@@ -244,11 +251,17 @@ double Run::waited() const {
   return world_.stats().wait_seconds + training_->mesh().axis("context").stats().wait_seconds;
 }
 
+void Run::leave_out_since(const Clock& before) {
+  const Clock after = clock();
+  interval_.time += after.time - before.time;
+  interval_.waited += after.waited - before.waited;
+  interval_.planned += after.planned - before.planned;
+}
+
 bool Run::validate() {
-  const double before = now(), waited_before = waited();
+  const Clock before = clock();
   const ValidationResult result = training_->validate([&] { return asked_to_stop(); });
-  interval_begin_ += now() - before;
-  interval_wait_ += waited() - waited_before;
+  leave_out_since(before);
   if (result.stop) return true;
   validation_ = bits_per_byte(result.loss);
   if (first_) {
@@ -261,7 +274,7 @@ bool Run::validate() {
 void Run::save() {
   const int64_t step = training_->steps_done();
   if (saved_step_ == step) return;
-  const double before = now(), waited_before = waited();
+  const Clock before = clock();
   together(
       world_, {"writing the checkpoint", step},
       [&] {
@@ -278,8 +291,7 @@ void Run::save() {
       },
       /*only_first=*/true);
   saved_step_ = step;
-  interval_begin_ += now() - before;
-  interval_wait_ += waited() - waited_before;
+  leave_out_since(before);
 }
 
 std::string Run::command() const {
@@ -323,8 +335,8 @@ int Run::train() {
   greet();
 
   const bool validates = config_.validation.every > 0 && config_.validation.batches > 0 && text_->has_validation();
-  begin_ = interval_begin_ = now();
-  interval_wait_ = waited();
+  interval_ = clock();
+  begin_ = interval_.time;
   begin_step_ = training_->steps_done();
   bool stop = false;
   while (!stop && training_->steps_done() < config_.run.steps) {

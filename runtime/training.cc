@@ -32,24 +32,7 @@ std::vector<MeshAxis> axes(const Config& c) {
   return {{"data", static_cast<int>(c.mesh.data)}, {"context", static_cast<int>(c.mesh.context)}};
 }
 
-PlanRequest plan_request(const Config& c, int data_ranks, int context_ranks) {
-  return {.shape = {.batch = c.data.batch / data_ranks,
-                    .heads = c.model.heads,
-                    .kv_heads = c.model.kv_heads,
-                    .q_len = c.data.context,
-                    .k_len = c.data.context,
-                    .query_offset = 0},
-          .pattern = c.model.pattern,
-          .layout = parse_layout(c.attention.layout, "attention.layout"),
-          .schedule = parse_schedule(c.attention.schedule, "attention.schedule"),
-          .ranks = context_ranks,
-          .even = c.attention.even,
-          .uneven_lengths = {}};
-}
-
-KernelKind kernel(const Config& c) {
-  return c.attention.kernel == "auto" ? KernelKind::kAten : parse_kernel(c.attention.kernel, "attention.kernel");
-}
+KernelKind kernel(const Config& c) { return parse_kernel(c.attention.kernel, "attention.kernel"); }
 
 OptimizerSettings optimizer_settings(const Config& c) {
   return {.lr = c.optimizer.lr,
@@ -63,37 +46,7 @@ OptimizerSettings optimizer_settings(const Config& c) {
           .clip = c.optimizer.clip};
 }
 
-// The layers' calls: alike but for their labels.
-Attend ring_attention(const Config& config, Mesh& mesh) {
-  AttentionCall call;
-  Communicator& context = mesh.axis("context");
-  const PlanRequest request = plan_request(config, mesh.size("data"), mesh.size("context"));
-  prove_plan(request, context);
-  call.program = cached_program(request, context.rank());
-  call.comm = &context;
-  call.kernel = kernel(config);
-  std::vector<AttentionCall> calls(config.model.layers, call);
-  for (size_t i = 0; i < calls.size(); ++i) calls[i].label = "attention, layer " + std::to_string(i);
-  return [calls = std::move(calls)](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t layer) {
-    return attention(q, k, v, calls[layer]);
-  };
-}
-
-}  // namespace
-
-ModelShape model_shape(const Config& c) {
-  return {.layers = c.model.layers,
-          .dim = c.model.dim,
-          .heads = c.model.heads,
-          .kv_heads = c.model.kv_heads,
-          .ffn = c.model.ffn,
-          .vocab = c.model.vocab,
-          .rope_theta = c.model.rope_theta,
-          .tie_embeddings = c.model.tie_embeddings,
-          .norm_eps = c.model.norm_eps};
-}
-
-void check_training(const Config& c, int ranks) {
+LayerRequests checked_requests(const Config& c, int ranks) {
   validate(model_shape(c));
   if (c.model.vocab < 256) {
     throw Error(ErrorKind::kPlan, "train",
@@ -110,14 +63,31 @@ void check_training(const Config& c, int ranks) {
                     std::to_string(data) + " data-parallel ranks: use data.batch = " + std::to_string(up) +
                     " or mesh.data = 1");
   }
-  validate(plan_request(c, data, context));
+  kernel(c);
+  LayerRequests requests = layer_requests(c, data, context);
   if (c.data.context < 2 * context) {
     throw Error(ErrorKind::kPlan, "train",
                 "data.context is " + std::to_string(c.data.context) + ", too short for " + std::to_string(context) +
                     " ranks: it must be at least " + std::to_string(2 * context));
   }
-  kernel(c);
+  return requests;
 }
+
+}  // namespace
+
+ModelShape model_shape(const Config& c) {
+  return {.layers = c.model.layers,
+          .dim = c.model.dim,
+          .heads = c.model.heads,
+          .kv_heads = c.model.kv_heads,
+          .ffn = c.model.ffn,
+          .vocab = c.model.vocab,
+          .rope_theta = c.model.rope_theta,
+          .tie_embeddings = c.model.tie_embeddings,
+          .norm_eps = c.model.norm_eps};
+}
+
+void check_training(const Config& config, int ranks) { checked_requests(config, ranks); }
 
 void restore_tensors(const TrainingState& state, const std::vector<NamedTensor>& into) {
   std::map<std::string_view, const at::Tensor*> saved;
@@ -139,8 +109,9 @@ void restore_tensors(const TrainingState& state, const std::vector<NamedTensor>&
 
 Training::Training(const Config& config, Communicator& world, const TextSource& text, at::Device device)
     : config_(config),
+      layers_(checked_requests(config, world.size())),
       text_(text),
-      mesh_((check_training(config, world.size()), world), axes(config)),
+      mesh_(world, axes(config)),
       device_(device),
       model_(model_shape(config), static_cast<uint64_t>(config.run.seed), at::kFloat, device),
       optimizer_(model_.parameters(), optimizer_settings(config)) {
@@ -149,7 +120,61 @@ Training::Training(const Config& config, Communicator& world, const TextSource& 
   std::vector<int64_t> mine = layout.positions(mesh_.index("context"));
   positions_ = at::from_blob(mine.data(), {static_cast<int64_t>(mine.size())}, at::kLong).clone();
   rotary_ = model_.rotary(positions_);
-  attend_ = ring_attention(config_, mesh_);
+  // Plans of other documents differ in their slices alone; adaptive maps are not known before the first call.
+  for (const PlanRequest& request : requests([&](int64_t row) { return text_.sample_documents(0, row); })) {
+    if (!is_adaptive(request.pattern)) prove_plan(request, mesh_.axis("context"));
+  }
+}
+
+template <typename Documents>
+std::vector<PlanRequest> Training::requests(const Documents& documents) const {
+  std::vector<PlanRequest> requests = layers_.distinct;
+  if (!config_.data.documents) return requests;
+  const int64_t rows = config_.data.batch / mesh_.size("data");
+  const int64_t first = mesh_.index("data") * rows;
+  std::vector<std::vector<int64_t>> mine;
+  for (int64_t i = 0; i < rows; ++i) mine.push_back(documents(first + i));
+  for (PlanRequest& request : requests) request.pattern.documents = mine;
+  return requests;
+}
+
+void Training::look_up(const std::vector<PlanRequest>& requests) {
+  for (const PlanRequest& request : requests) {
+    if (!is_adaptive(request.pattern)) cached_program(request, mesh_.index("context"));
+  }
+}
+
+void Training::plan_ahead(const std::vector<PlanRequest>& requests) {
+  for (const PlanRequest& request : requests) {
+    if (!is_adaptive(request.pattern)) annulus::plan_ahead(request, mesh_.index("context"));
+  }
+}
+
+Attend Training::attend(const std::vector<PlanRequest>& requests, const Dropout& dropout) {
+  std::vector<AttentionCall> calls;
+  for (size_t i = 0; i < layers_.of_layer.size(); ++i) {
+    AttentionCall call;
+    call.request = requests[layers_.of_layer[i]];
+    call.comm = &mesh_.axis("context");
+    call.kernel = kernel(config_);
+    call.dropout = dropout;
+    call.dropout.layer = static_cast<int64_t>(i);
+    call.label = "attention, layer " + std::to_string(i);
+    calls.push_back(std::move(call));
+  }
+  return [calls = std::move(calls)](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t layer) {
+    return attention(q, k, v, calls[static_cast<size_t>(layer)]);
+  };
+}
+
+std::string Training::attention_text() const {
+  std::string text;
+  for (const PlanRequest& request : layers_.distinct) text += (text.empty() ? "" : "; ") + request.text();
+  return text;
+}
+
+double Training::flops_per_token() const {
+  return annulus::flops_per_token(model_.shape(), layers_.pairs_per_token());
 }
 
 template <typename Row>
@@ -167,8 +192,8 @@ Training::Batch Training::batch(const Row& row) const {
   return {at::stack(inputs).to(device_), at::stack(targets).flatten().to(device_)};
 }
 
-at::Tensor Training::loss(const Batch& b) const {
-  return cross_entropy_sum(model_.logits(b.inputs, rotary_, attend_), b.targets,
+at::Tensor Training::loss(const Batch& b, const Attend& attend) const {
+  return cross_entropy_sum(model_.logits(b.inputs, rotary_, attend), b.targets,
                            1.0 / static_cast<double>(tokens_per_step()));
 }
 
@@ -176,9 +201,21 @@ StepResult Training::step(bool stop) {
   Parameters& parameters = model_.parameters();
   at::Tensor& reduced = parameters.reduced();
   reduced.zero_();
+  const auto planned = [&](int64_t step) {
+    return requests([&, step](int64_t row) { return text_.sample_documents(step, row); });
+  };
+  const std::vector<PlanRequest> now = planned(steps_done_);
+  look_up(now);
+  if (config_.data.documents && steps_done_ + 1 < config_.run.steps) plan_ahead(planned(steps_done_ + 1));
   {
     const c10::AutoGradMode grad(true);
-    const at::Tensor local = loss(batch([&](int64_t row) { return text_.sample(steps_done_, row); }));
+    const Dropout dropout{.rate = config_.model.dropout,
+                          .seed = static_cast<uint64_t>(config_.run.seed),
+                          .step = steps_done_,
+                          .layer = 0,
+                          .first_row = mesh_.index("data") * (config_.data.batch / mesh_.size("data"))};
+    const at::Tensor local =
+        loss(batch([&](int64_t row) { return text_.sample(steps_done_, row); }), attend(now, dropout));
     local.backward();
     parameters.extras()[kLossExtra].copy_(local.detach());
   }
@@ -218,8 +255,15 @@ ValidationResult Training::validate(const std::function<bool()>& stop) {
   double total = 0;
   for (int64_t i = 0; i < batches; ++i) {
     const bool stop_now = stop();
+    const auto planned = [&](int64_t which) {
+      return requests([&](int64_t row) { return text_.validation_documents(which * config_.data.batch + row, rows); });
+    };
+    const std::vector<PlanRequest> now = planned(i);
+    look_up(now);
+    if (config_.data.documents && i + 1 < batches) plan_ahead(planned(i + 1));
     const at::Tensor local =
-        loss(batch([&](int64_t row) { return text_.validation_row(i * config_.data.batch + row, rows); }));
+        loss(batch([&](int64_t row) { return text_.validation_row(i * config_.data.batch + row, rows); }),
+             attend(now, {}));
     at::Tensor sums = at::stack({local, at::full_like(local, stop_now ? 1 : 0)});
     if (mesh_.world().size() > 1) mesh_.world().all_reduce(sums, ReduceOp::kSum, {"validation loss", i});
     sums = sums.to(at::kCPU, at::kDouble);

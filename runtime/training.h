@@ -18,6 +18,7 @@
 #include "comm/communicator.h"
 #include "runtime/checkpoint.h"
 #include "runtime/config.h"
+#include "runtime/layer_requests.h"
 #include "runtime/mesh.h"
 #include "runtime/model.h"
 #include "runtime/optimizer.h"
@@ -29,7 +30,8 @@ namespace annulus {
 ModelShape model_shape(const Config& config);
 
 // Everything about a configuration that can be wrong for a number of ranks: mesh, rows over the data axis, heads,
-// length, layout. Raises Error(kPlan), on every rank alike, before memory is taken or anything is sent.
+// length, layout, patterns. Raises Error(kPlan), on every rank alike, before memory is taken or anything is sent;
+// Error(kInput) where a file of block maps cannot be read, which may be so on one host alone.
 void check_training(const Config& config, int ranks);
 
 struct StepResult {
@@ -65,6 +67,12 @@ class Training {
   int64_t steps_done() const { return steps_done_; }
   int64_t tokens_per_step() const { return config_.data.batch * config_.data.context; }
   const Model& model() const { return model_; }
+  // What the layers' attention is planned from, documents of the data left out, with the digests of block maps read
+  // from files: ranks compare it.
+  std::string attention_text() const;
+  // Of one token, forward and backward, multiply-additions counted twice: what the patterns count, not what a causal
+  // triangle would be. Documents of the data are left out of account.
+  double flops_per_token() const;
   Mesh& mesh() { return mesh_; }
 
   // For a checkpoint: views, valid until the next step.
@@ -84,9 +92,18 @@ class Training {
   // positions.
   template <typename Row>
   Batch batch(const Row& row) const;
-  at::Tensor loss(const Batch& batch) const;
+  at::Tensor loss(const Batch& batch, const Attend& attend) const;
+  // The distinct requests of a step; `documents(row)` are those of a row of the global batch.
+  template <typename Documents>
+  std::vector<PlanRequest> requests(const Documents& documents) const;
+  // Makes or finds what these need, and counts the time that it took as waited (PlanStats).
+  void look_up(const std::vector<PlanRequest>& requests);
+  // Begins to plan on another thread.
+  void plan_ahead(const std::vector<PlanRequest>& requests);
+  Attend attend(const std::vector<PlanRequest>& requests, const Dropout& dropout);
 
   Config config_;
+  LayerRequests layers_;
   const TextSource& text_;
   Mesh mesh_;
   at::Device device_;
@@ -94,7 +111,6 @@ class Training {
   AdamW optimizer_;
   at::Tensor positions_;  // int64, of this rank, on the CPU
   RotaryTable rotary_;
-  Attend attend_;
   int64_t steps_done_ = 0;
   int not_finite_ = 0;  // in a row
 };

@@ -1,0 +1,25 @@
+// The plan requests of a model's layers, from a configuration: what training (training.cc) plans its attention from.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "attention/plan/plan.h"
+#include "runtime/config.h"
+
+namespace annulus {
+
+struct LayerRequests {
+  std::vector<PlanRequest> distinct;  // without documents of the data; block maps of files are read
+  std::vector<size_t> of_layer;       // index into `distinct`
+
+  // (query, key) pairs counted for one token, all layers and query heads together; adaptive maps as if they kept the
+  // blocks nearest to the diagonal.
+  double pairs_per_token() const;
+};
+
+// For this many ranks along the mesh's axes. Everything that can be wrong with them raises Error(kPlan), or Error(kInput)
+// for files. The patterns made on the way are kept for the plans (cached_pattern).
+LayerRequests layer_requests(const Config& config, int data_ranks, int context_ranks);
+
+}  // namespace annulus
