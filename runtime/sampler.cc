@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "common/error.h"
+#include "runtime/block_map_file.h"
 #include "runtime/checkpoint.h"
 #include "runtime/config.h"
 #include "runtime/generator.h"
@@ -42,6 +43,19 @@ Model load_model(const Config& config, const std::string& run, std::ostream& not
   return model;
 }
 
+// Of each layer, with block maps read from their files.
+std::vector<PatternSpec> patterns(const Config& c) {
+  const AttentionShape shape{.batch = 1,
+                             .heads = c.model.heads,
+                             .kv_heads = c.model.kv_heads,
+                             .q_len = c.data.context,
+                             .k_len = c.data.context,
+                             .query_offset = 0};
+  std::vector<PatternSpec> patterns;
+  for (int64_t i = 0; i < c.model.layers; ++i) patterns.push_back(read_block_maps(c.model.pattern.of(i), shape));
+  return patterns;
+}
+
 }  // namespace
 
 int run_sample(const SampleOptions& o) {
@@ -50,7 +64,7 @@ int run_sample(const SampleOptions& o) {
   const std::string run = find_run(o.root, o.run);
   const Config config = load_config(run + "/config.toml");
   const Model model = load_model(config, run, o.notes != nullptr ? *o.notes : std::cerr);
-  Generator generator(model, config.model.pattern, config.data.context);
+  Generator generator(model, patterns(config), config.data.context);
   Utf8Stream text;
   std::vector<int64_t> tokens;
   for (const char c : o.prompt) {

@@ -58,7 +58,7 @@ TEST(Generator, EqualsTheWholeSequenceAtOnce) {
     int64_t left;
   };
   for (const Case& c : {Case{"{ kind = \"causal\" }", 1000}, Case{"{ kind = \"window\", left = 5, right = 0 }", 5}}) {
-    Generator generator(model, parse_pattern(c.pattern, "test"), 400);
+    Generator generator(model, {parse_pattern(c.pattern, "test")}, 400);
     at::Tensor logits = generator.feed({tokens.begin(), tokens.begin() + 270});
     expect_near(logits, whole(model, {tokens.begin(), tokens.begin() + 270}, c.left));
     for (size_t i = 270; i < tokens.size(); ++i) {
@@ -72,13 +72,13 @@ TEST(Generator, EqualsTheWholeSequenceAtOnce) {
 TEST(Generator, BeginsAnewWithTheLaterHalfWhenTheContextIsFull) {
   const Model model = lively_model();
   const std::vector<int64_t> tokens = some_tokens(50);
-  Generator generator(model, parse_pattern("{ kind = \"causal\" }", "test"), 16);
+  Generator generator(model, {parse_pattern("{ kind = \"causal\" }", "test")}, 16);
   for (size_t i = 0; i < 16; ++i) generator.feed({tokens[i]});
   EXPECT_EQ(generator.length(), 16);
   expect_near(generator.feed({tokens[16]}), whole(model, {tokens.begin() + 9, tokens.begin() + 17}, 1000));
   EXPECT_EQ(generator.length(), 8);
   // A prompt longer than the context.
-  Generator other(model, parse_pattern("{ kind = \"causal\" }", "test"), 16);
+  Generator other(model, {parse_pattern("{ kind = \"causal\" }", "test")}, 16);
   expect_near(other.feed(tokens), whole(model, {tokens.end() - 8, tokens.end()}, 1000));
 }
 
@@ -87,7 +87,7 @@ TEST(PatternBias, CountsPairs) {
                   {{.batch = {0, 1, 1}, .heads = {0, 1, 2}, .queries = {0, 1, 1}, .keys = {0, 2, 2}, .band = {}},
                    {.batch = {0, 1, 1}, .heads = {1, 1, 1}, .queries = {0, 1, 1}, .keys = {0, 1, 1}, .band = {}}}};
   bool empty = false;
-  const at::Tensor bias = pattern_bias(pattern, &empty);
+  const at::Tensor bias = pattern_bias(pattern, 0, 2, 3, &empty);
   EXPECT_TRUE(empty);
   const double inf = std::numeric_limits<double>::infinity();
   EXPECT_TRUE(bias.exp()
