@@ -14,16 +14,18 @@ namespace {
 class AttendVerb : public Verb {
  public:
   void declare(CLI::App& app) override {
-    app.add_option("--input", options_.input, "safetensors file with q, k, v (and dout)")
-        ->required()
-        ->type_name("FILE");
-    app.add_option("--output", options_.output, "safetensors file to write: out, lse (and dq, dk, dv)")
-        ->required()
+    app.add_option("--input", options_.input, "safetensors file with q, k, v (and dout)")->type_name("FILE");
+    app.add_option("--random", options_.random,
+                   "instead of --input: make the inputs, the same at any number of ranks:\n"
+                   "batch=1,queries=128,keys=128,heads=4,kv_heads=2,dim=16,dtype=f32,seed=7")
+        ->type_name("SIZES");
+    app.add_option("--output", options_.output,
+                   "safetensors file to write: out, lse (and dq, dk, dv); may be left out with --random")
         ->type_name("FILE");
     app.add_option("--pattern", options_.pattern, "which keys a query sees (default: { kind = \"causal\" })");
     app.add_option("--layout", options_.layout, "positions over ranks: contiguous (default), zigzag or striped");
-    app.add_option("--schedule", options_.schedule, "ring (default) or all-gather");
-    app.add_option("--kernel", options_.kernel, "aten (default) or reference");
+    app.add_option("--schedule", options_.schedule, "auto (default), ring, all-gather or group-cast");
+    app.add_option("--kernel", options_.kernel, "auto (default), aten or reference");
     app.add_flag("--backward", options_.backward, "also the gradients, from the tensor dout");
     app.add_option("--scale", options_.scale, "factor on q.k (default: 1/sqrt(head size))");
     app.add_option("--query-offset", options_.query_offset, "query i has the position i + N (default: 0)")
@@ -31,11 +33,20 @@ class AttendVerb : public Verb {
     app.add_flag("--even", options_.even, "refuse lengths that do not give every rank the same share");
     app.add_option("--lengths", options_.lengths, "contiguous parts of these lengths, one for each rank: 5,9,2")
         ->delimiter(',');
+    app.add_option("--mask-out", options_.mask_out, "safetensors file to write: the block map that was used")
+        ->type_name("FILE");
+    app.add_option("--dropout", options_.dropout.rate, "share of probabilities to drop (default: 0)");
+    app.add_option("--seed", options_.dropout.seed, "of the dropout (default: 0)");
+    app.add_option("--step", options_.dropout.step, "of the dropout (default: 0)");
+    app.add_option("--layer", options_.dropout.layer, "of the dropout (default: 0)");
+    app.add_flag("--check", options_.check, "compare with dense fp64 attention on one core, and fail if it differs");
     app.footer(
-        "q is [batch, length, heads, head size], k and v [batch, length, kv heads, head size]; F32, F64 or BF16.\n"
-        "Example:\n"
+        "q is [batch, length, heads, head size], k and v [batch, length, kv heads, head size]; F32, F64, BF16 or F16.\n"
+        "Examples:\n"
         "  ./annulus launch -n 4 attend --input in.safetensors --output out.safetensors \\\n"
-        "      --pattern '{ kind = \"causal\" }' --layout zigzag --schedule ring --backward");
+        "      --pattern '{ kind = \"causal\" }' --layout zigzag --schedule ring --backward\n"
+        "  ./annulus launch -n 3 attend --random queries=300,heads=4,kv_heads=2,seed=7 \\\n"
+        "      --pattern '{ kind = \"window\", left = 40, right = 0 }' --backward --check");
   }
 
   void check() override { check_options(options_); }

@@ -2,6 +2,8 @@
 #include "runtime/attend.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/div.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/index_copy.h>
@@ -12,6 +14,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -24,6 +27,8 @@
 #include "common/error.h"
 #include "common/files.h"
 #include "runtime/agreement.h"
+#include "runtime/block_map_file.h"
+#include "runtime/pattern_check.h"
 
 namespace annulus {
 namespace {
@@ -34,26 +39,24 @@ std::string shape_text(const std::vector<int64_t>& shape) {
   return text + "]";
 }
 
-void check_output(const AttendOptions& options) {
+void check_output(const char* option, const std::string& path, const std::string& input) {
   namespace fs = std::filesystem;
+  const std::string named = std::string(option) + " " + path;
   std::error_code error;
-  if (fs::exists(options.output, error) && !fs::is_regular_file(options.output, error)) {
-    throw Error(ErrorKind::kUsage, "attend",
-                "--output " + options.output +
-                    (fs::is_directory(options.output, error) ? " is a folder" : " is no regular file") +
-                    ": name a file to write");
+  if (fs::exists(path, error) && !fs::is_regular_file(path, error)) {
+    throw Error(
+        ErrorKind::kUsage, "attend",
+        named + (fs::is_directory(path, error) ? " is a folder" : " is no regular file") + ": name a file to write");
   }
-  if (fs::equivalent(options.input, options.output, error)) {
-    throw Error(ErrorKind::kUsage, "attend", "--output and --input are the same file, " + options.input);
+  if (!input.empty() && fs::equivalent(input, path, error)) {
+    throw Error(ErrorKind::kUsage, "attend", std::string(option) + " and --input are the same file, " + input);
   }
-  const std::string folder = folder_of(options.output);
+  const std::string folder = folder_of(path);
   if (!fs::is_directory(folder, error)) {
-    throw Error(ErrorKind::kResource, "attend",
-                "the folder of --output " + options.output + " does not exist: mkdir -p " + folder);
+    throw Error(ErrorKind::kResource, "attend", "the folder of " + named + " does not exist: mkdir -p " + folder);
   }
   if (access(folder.c_str(), W_OK | X_OK) != 0) {
-    throw Error(ErrorKind::kResource, "attend",
-                "--output " + options.output + " cannot be written: " + std::strerror(errno));
+    throw Error(ErrorKind::kResource, "attend", named + " cannot be written: " + std::strerror(errno));
   }
 }
 
@@ -131,34 +134,92 @@ std::string amount(int64_t bytes) {
   return text;
 }
 
-}  // namespace
-
-void check_options(const AttendOptions& options) {
-  parse_pattern(options.pattern, "--pattern");
-  parse_layout(options.layout, "--layout");
-  parse_schedule(options.schedule, "--schedule");
-  parse_kernel(options.kernel, "--kernel");
-  if (options.scale && !(std::isfinite(*options.scale) && *options.scale != 0)) {
-    throw Error(ErrorKind::kUsage, "attend", "--scale should be a finite number other than 0");
+at::Tensor rows_of(const at::Tensor& whole, const std::vector<Span>& spans) {
+  std::vector<at::Tensor> parts = {whole.slice(1, 0, 0)};
+  for (const Span& s : spans) {
+    if (!s.empty()) parts.push_back(whole.slice(1, s.begin, s.last() + 1, s.stride));
   }
-  if (options.output.empty()) throw Error(ErrorKind::kUsage, "attend", "--output is empty: name a file to write");
+  return at::cat(parts, 1);
 }
 
-AttendJob::AttendJob(const AttendOptions& options, int ranks)
-    : options_(options), kernel_(parse_kernel(options.kernel, "--kernel")), file_([&] {
-        check_options(options);  // what was typed wrong is said before what a file holds wrong
-        request_.pattern = parse_pattern(options.pattern, "--pattern");
-        request_.layout = parse_layout(options.layout, "--layout");
-        request_.schedule = parse_schedule(options.schedule, "--schedule");
-        check_output(options);
-        return options.input;
-      }()) {
-  const TensorInfo* q = file_.find("q");
-  const TensorInfo* k = file_.find("k");
+// As an option's value in a shell.
+std::string quoted(const std::string& value) {
+  std::string text = "'";
+  for (const char c : value) text += c == '\'' ? "'\\''" : std::string(1, c);
+  return text + "'";
+}
+
+// The shortest text that reads back as the same number.
+std::string exact(double value) {
+  char text[40];
+  return {text, std::to_chars(text, text + sizeof text, value).ptr};
+}
+
+std::string dropout_text(const Dropout& d) {
+  return d.rate == 0 ? "no"
+                     : exact(d.rate) + ", seed " + std::to_string(d.seed) + ", step " + std::to_string(d.step) +
+                           ", layer " + std::to_string(d.layer);
+}
+
+[[noreturn]] void refuse(const std::string& message) { throw Error(ErrorKind::kUsage, "attend", message); }
+
+}  // namespace
+
+void check_options(const AttendOptions& o) {
+  if (o.input.empty() && o.random.empty()) {
+    refuse("expected --input FILE with q, k and v, or --random to make them; `annulus attend --help` shows an example");
+  }
+  if (!o.input.empty() && !o.random.empty()) refuse("--input and --random were both given; leave one of them out");
+  if (!o.random.empty()) parse_random_input(o.random, "--random");
+  const PatternSpec pattern = parse_pattern(o.pattern, "--pattern");
+  if (o.layout) parse_layout(*o.layout, "--layout");
+  if (o.layout && !o.lengths.empty()) {
+    refuse("--lengths gives each rank a contiguous part, and --layout was given as well; leave one of them out");
+  }
+  parse_schedule(o.schedule, "--schedule");
+  parse_kernel(o.kernel, "--kernel");
+  if (o.scale && !(std::isfinite(*o.scale) && *o.scale != 0)) refuse("--scale should be a finite number other than 0");
+  if (o.output.empty() && !o.input.empty()) refuse("expected --output FILE, the safetensors file to write");
+  if (!(o.dropout.rate >= 0 && o.dropout.rate < 1)) refuse("--dropout should be at least 0 and below 1");
+  if (o.dropout.step < 0 || o.dropout.layer < 0) refuse("--step and --layer should be at least 0");
+  if (!o.mask_out.empty() && pattern.kind != PatternSpec::Kind::kBlocks) {
+    refuse("--mask-out writes the block map of a pattern of kind \"blocks\", but --pattern is " + pattern.text());
+  }
+}
+
+AttendJob::AttendJob(const AttendOptions& options, int ranks) : options_(options) {
+  check_options(options);  // what was typed wrong is said before what a file holds wrong
+  kernel_ = parse_kernel(options.kernel, "--kernel");
+  request_.pattern = parse_pattern(options.pattern, "--pattern");
+  request_.layout = parse_layout(options.layout.value_or("contiguous"), "--layout");
+  request_.schedule = parse_schedule(options.schedule, "--schedule");
+  if (!options.output.empty()) check_output("--output", options.output, options.input);
+  if (!options.mask_out.empty()) check_output("--mask-out", options.mask_out, options.input);
+  if (!options.random.empty()) {
+    random_ = parse_random_input(options.random, "--random");
+    dtype_ = random_->dtype;
+    head_dim_ = random_->dim;
+    request_.shape = random_->shape(options.query_offset);
+  } else {
+    open_input();
+  }
+  request_.ranks = ranks;
+  request_.even = options_.even;
+  request_.uneven_lengths = options_.lengths;
+  validate(request_.shape);
+  request_.pattern = read_block_maps(request_.pattern, request_.shape);
+  check_request(request_);
+  if (options_.check) check_oracle_size(request_.shape, head_dim_);
+}
+
+void AttendJob::open_input() {
+  file_.emplace(options_.input);
+  const TensorInfo* q = file_->find("q");
+  const TensorInfo* k = file_->find("k");
   for (const char* name : {"q", "k", "v", "dout"}) {
-    if ((options_.backward || std::strcmp(name, "dout") != 0) && file_.find(name) == nullptr) {
+    if ((options_.backward || std::strcmp(name, "dout") != 0) && file_->find(name) == nullptr) {
       std::string has;
-      for (const TensorInfo& info : file_.tensors()) has += (has.empty() ? "" : ", ") + info.name;
+      for (const TensorInfo& info : file_->tensors()) has += (has.empty() ? "" : ", ") + info.name;
       throw Error(ErrorKind::kInput, "attend",
                   options_.input + " has no tensor \"" + name + "\": needed are q, k, v" +
                       (options_.backward ? " and, with --backward, dout" : "") + "; it has " +
@@ -166,10 +227,10 @@ AttendJob::AttendJob(const AttendOptions& options, int ranks)
     }
   }
   dtype_ = q->dtype;
-  if (dtype_ != at::kFloat && dtype_ != at::kDouble && dtype_ != at::kBFloat16) {
+  if (dtype_ != at::kFloat && dtype_ != at::kDouble && dtype_ != at::kBFloat16 && dtype_ != at::kHalf) {
     throw Error(ErrorKind::kInput, "attend",
                 options_.input + ", tensor \"q\": dtype " + std::string(safetensors_dtype(dtype_)) +
-                    " is none of F32, F64, BF16");
+                    " is none of F32, F64, BF16, F16");
   }
   for (const TensorInfo* info : {q, k}) {
     if (info->shape.size() != 4) {
@@ -186,16 +247,11 @@ AttendJob::AttendJob(const AttendOptions& options, int ranks)
   if (head_dim_ == 0) {
     throw Error(ErrorKind::kInput, "attend", options_.input + ": q has the head size 0, which should be at least 1");
   }
-
   request_.shape = {qs[0], qs[2], ks[2], qs[1], ks[1], options_.query_offset};
-  request_.ranks = ranks;
-  request_.even = options_.even;
-  request_.uneven_lengths = options_.lengths;
-  validate(request_);
 }
 
 void AttendJob::check_tensor(const char* name, const char* expected, const std::vector<int64_t>& shape) const {
-  const TensorInfo& info = *file_.find(name);
+  const TensorInfo& info = *file_->find(name);
   if (info.dtype != dtype_) {
     throw Error(ErrorKind::kInput, "attend",
                 options_.input + ", tensor \"" + name + "\": dtype " + std::string(safetensors_dtype(info.dtype)) +
@@ -212,36 +268,54 @@ std::vector<Field> AttendJob::fields() const {
   return {{"attention", request_.text()},
           {"dtype", std::string(safetensors_dtype(dtype_))},
           {"head size", std::to_string(head_dim_)},
+          {"random", random_ ? random_->text() : "no"},
           {"kernel", std::string(to_string(kernel_))},
           {"scale", options_.scale ? std::to_string(*options_.scale) : "default"},
-          {"backward", options_.backward ? "yes" : "no"}};
+          {"dropout", dropout_text(options_.dropout)},
+          {"backward", options_.backward ? "yes" : "no"},
+          {"check", options_.check ? "yes" : "no"}};
+}
+
+RandomTensors AttendJob::inputs(const std::vector<Span>* queries, const std::vector<Span>* keys) const {
+  RandomTensors in;
+  if (random_) in = make_random(*random_);
+  const auto take = [&](const char* name, at::Tensor& tensor, const std::vector<Span>* spans) {
+    if (!random_ && spans != nullptr) tensor = read_rows(options_.input, *file_->find(name), *spans);
+    if (!random_ && spans == nullptr) tensor = file_->load(name);
+    if (random_ && spans != nullptr) tensor = rows_of(tensor, *spans);
+  };
+  take("q", in.q, queries);
+  take("k", in.k, keys);
+  take("v", in.v, keys);
+  if (options_.backward) take("dout", in.dout, queries);
+  return in;
 }
 
 void AttendJob::run(Communicator& world) const {
-  prove_plan(request_, world);
+  const auto rank = static_cast<size_t>(world.rank());
+  if (!is_adaptive(request_.pattern)) {
+    prove_plan(request_, world);
+    cached_program(request_, world.rank());  // before the clock starts
+  }
   AttentionCall call;
-  call.program = cached_program(request_, world.rank());
+  call.request = request_;
   call.comm = &world;
   call.kernel = kernel_;
   call.scale = options_.scale.value_or(0);
+  call.dropout = options_.dropout;
   call.label = "attend";
-  const Program& program = *call.program;
-  const auto read = [&](const char* name, const std::vector<Span>& spans) {
-    return read_rows(options_.input, *file_.find(name), spans);
-  };
-  const at::Tensor q = read("q", program.query_spans);
-  const at::Tensor k = read("k", program.key_spans);
-  const at::Tensor v = read("v", program.key_spans);
-  at::Tensor dout;
-  if (options_.backward) dout = read("dout", program.query_spans);
+  const double divisor = static_cast<double>(output_divisor(request_.pattern));
+  const Layout queries = query_layout(request_), keys = key_layout(request_);
+  RandomTensors in = inputs(&queries.spans[rank], &keys.spans[rank]);
+  if (options_.backward) in.dout.div_(divisor);
 
   // Ranks start together, so that the time is that of the attention.
   world.barrier({"attend, start", 0});
   const auto begin = std::chrono::steady_clock::now();
   AttentionStats forward, backward;
-  const AttentionOutput output = attention_forward(q, k, v, call, &forward);
+  const AttentionOutput output = attention_forward(in.q, in.k, in.v, call, &forward);
   AttentionGradients gradients;
-  if (options_.backward) gradients = attention_backward(dout, q, k, v, output, call, &backward);
+  if (options_.backward) gradients = attention_backward(in.dout, in.q, in.k, in.v, output, call, &backward);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 
   at::Tensor sums = at::tensor(
@@ -250,30 +324,80 @@ void AttendJob::run(Communicator& world) const {
   world.all_reduce(sums, ReduceOp::kSum, {"attend, totals", 0});
   world.all_reduce(slowest, ReduceOp::kMax, {"attend, totals", 1});
 
-  const Layout queries = query_layout(request_), keys = key_layout(request_);
-  std::vector<NamedTensor> results;
-  results.push_back({"out", gather(world, output.out, queries, 1)});
-  results.push_back({"lse", gather(world, output.lse, queries, 2)});
-  if (options_.backward) {
-    results.push_back({"dq", gather(world, gradients.dq, queries, 1)});
-    results.push_back({"dk", gather(world, gradients.dk, keys, 1)});
-    results.push_back({"dv", gather(world, gradients.dv, keys, 1)});
+  AttendResults whole;
+  if (!options_.output.empty() || options_.check) {
+    whole.out = gather(world, at::div(output.out, divisor), queries, 1);
+    whole.lse = gather(world, output.lse, queries, 2);
+    if (options_.backward) {
+      whole.dq = gather(world, gradients.dq, queries, 1);
+      whole.dk = gather(world, gradients.dk, keys, 1);
+      whole.dv = gather(world, gradients.dv, keys, 1);
+    }
   }
+  // What ran: adaptive maps are those that were selected.
+  const PlanRequest& ran = output.program->request;
   // Together: the others wait, and a full disk is everyone's error.
   together(
-      world, {"attend, writing the output", 0},
+      world, {"attend, writing the output", 0}, [&] { write(whole, ran.pattern); }, /*only_first=*/true);
+  if (rank == 0) {
+    const std::string layout =
+        request_.uneven_lengths.empty() ? std::string(to_string(request_.layout)) : "contiguous, uneven";
+    std::printf("attend: %d %s, %s, %s, %lld messages, %s sent, %.3f s%s\n", world.size(),
+                world.size() == 1 ? "rank" : "ranks", std::string(to_string(resolve_schedule(ran).schedule)).c_str(),
+                layout.c_str(), static_cast<long long>(sums.const_data_ptr<int64_t>()[0]),
+                amount(sums.const_data_ptr<int64_t>()[1]).c_str(), *slowest.const_data_ptr<double>(),
+                options_.output.empty() ? "" : (" -> " + options_.output).c_str());
+    std::fflush(stdout);
+  }
+  if (!options_.check) return;
+  together(
+      world, {"attend, comparing with the oracle", 0},
       [&] {
-        write_safetensors(options_.output, results, {{"pattern", request_.pattern.text()}});
+        const double scale = options_.scale.value_or(1 / std::sqrt(static_cast<double>(head_dim_)));
+        std::printf(
+            "check: %s\n",
+            check_results(ran.pattern, ran.shape, inputs(nullptr, nullptr), whole, scale, options_.dropout).c_str());
       },
       /*only_first=*/true);
-  if (world.rank() != 0) return;
-  const std::string layout =
-      request_.uneven_lengths.empty() ? std::string(to_string(request_.layout)) : "contiguous, uneven";
-  std::printf("attend: %d %s, %s, %s, %lld messages, %s sent, %.3f s -> %s\n", world.size(),
-              world.size() == 1 ? "rank" : "ranks", std::string(to_string(request_.schedule)).c_str(), layout.c_str(),
-              static_cast<long long>(sums.const_data_ptr<int64_t>()[0]),
-              amount(sums.const_data_ptr<int64_t>()[1]).c_str(), *slowest.const_data_ptr<double>(),
-              options_.output.c_str());
+}
+
+void AttendJob::write(const AttendResults& whole, const PatternSpec& pattern) const {
+  if (!options_.output.empty()) {
+    std::vector<NamedTensor> tensors = {{"out", whole.out}, {"lse", whole.lse}};
+    if (options_.backward) {
+      tensors.insert(tensors.end(), {{"dq", whole.dq}, {"dk", whole.dk}, {"dv", whole.dv}});
+    }
+    write_safetensors(options_.output, tensors, {{"pattern", request_.pattern.text()}});
+  }
+  if (!options_.mask_out.empty()) write_block_map(options_.mask_out, make_block_map(pattern, request_.shape));
+}
+
+std::string attend_command(const PlanRequest& request, const RandomInput& input, KernelKind kernel, bool backward,
+                           const Dropout& dropout, double scale) {
+  RandomInput described = input;
+  described.batch = request.shape.batch;
+  described.queries = request.shape.q_len;
+  described.keys = request.shape.k_len;
+  described.heads = request.shape.heads;
+  described.kv_heads = request.shape.kv_heads;
+  std::string text = "./annulus launch -n " + std::to_string(request.ranks) + " attend --random " + described.text() +
+                     " --pattern " + quoted(request.pattern.text());
+  if (request.uneven_lengths.empty()) {
+    text += " --layout " + std::string(to_string(request.layout));
+  } else {
+    for (size_t i = 0; i < request.uneven_lengths.size(); ++i) {
+      text += (i == 0 ? " --lengths " : ",") + std::to_string(request.uneven_lengths[i]);
+    }
+  }
+  text += " --schedule " + std::string(to_string(request.schedule)) + " --kernel " + std::string(to_string(kernel));
+  if (request.even) text += " --even";
+  if (request.shape.query_offset != 0) text += " --query-offset " + std::to_string(request.shape.query_offset);
+  if (scale != 0) text += " --scale " + exact(scale);
+  if (dropout.rate != 0) {
+    text += " --dropout " + exact(dropout.rate) + " --seed " + std::to_string(dropout.seed) + " --step " +
+            std::to_string(dropout.step) + " --layer " + std::to_string(dropout.layer);
+  }
+  return text + (backward ? " --backward" : "") + " --check";
 }
 
 }  // namespace annulus

@@ -133,7 +133,8 @@ const std::vector<Key>& keys() {
        above(0)},
       {"model", "tie_embeddings", ANNULUS_AT(model.tie_embeddings), "one matrix for the embedding and the output"},
       {"model", "norm_eps", ANNULUS_AT(model.norm_eps), "added to the mean square in RMSNorm", false, above(0)},
-      {"model", "pattern", ANNULUS_AT(model.pattern), "which keys a query sees: an attention pattern, or a list of one for each layer"},
+      {"model", "pattern", ANNULUS_AT(model.pattern),
+       "which keys a query sees: an attention pattern, or a list of one for each layer"},
       {"model", "dropout", ANNULUS_AT(model.dropout), "share of attention probabilities that training drops", false,
        fraction()},
 
@@ -548,8 +549,9 @@ void check_together(const Config& c, std::string_view source) {
   if (c.data.documents) {
     for (int64_t i = 0; i < std::max<int64_t>(1, given); ++i) {
       if (!has_documents(m.pattern.of(i))) continue;
-      fail("data.documents = true takes the documents from the files, but model.pattern has documents of its own: "
-           "leave one of them out");
+      fail(
+          "data.documents = true takes the documents from the files, but model.pattern has documents of its own: "
+          "leave one of them out");
     }
   }
   if (c.data.batch % c.mesh.data != 0) {

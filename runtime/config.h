@@ -40,7 +40,7 @@ struct LayerPatterns {
   std::vector<PatternSpec> each;  // empty: `all`
 
   LayerPatterns() = default;
-  LayerPatterns(PatternSpec one) : all(std::move(one)) {}  // NOLINT(google-explicit-constructor)
+  LayerPatterns(PatternSpec one) : all(std::move(one)) {}                  // NOLINT(google-explicit-constructor)
   LayerPatterns(std::vector<PatternSpec> list) : each(std::move(list)) {}  // NOLINT(google-explicit-constructor)
 
   const PatternSpec& of(int64_t layer) const { return each.empty() ? all : each[static_cast<size_t>(layer)]; }

@@ -110,7 +110,7 @@ class Run {
   std::optional<int64_t> saved_step_;  // of the newest checkpoint
   double begin_ = 0;                   // of the first step
   int64_t begin_step_ = 0;
-  Clock interval_ = {};        // at the last metrics line, put forward by validations and checkpoints since
+  Clock interval_ = {};  // at the last metrics line, put forward by validations and checkpoints since
   int64_t interval_steps_ = 0;
   double tokens_per_second_ = 0;
 };

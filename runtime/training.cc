@@ -173,9 +173,7 @@ std::string Training::attention_text() const {
   return text;
 }
 
-double Training::flops_per_token() const {
-  return annulus::flops_per_token(model_.shape(), layers_.pairs_per_token());
-}
+double Training::flops_per_token() const { return annulus::flops_per_token(model_.shape(), layers_.pairs_per_token()); }
 
 template <typename Row>
 Training::Batch Training::batch(const Row& row) const {
@@ -261,9 +259,8 @@ ValidationResult Training::validate(const std::function<bool()>& stop) {
     const std::vector<PlanRequest> now = planned(i);
     look_up(now);
     if (config_.data.documents && i + 1 < batches) plan_ahead(planned(i + 1));
-    const at::Tensor local =
-        loss(batch([&](int64_t row) { return text_.validation_row(i * config_.data.batch + row, rows); }),
-             attend(now, {}));
+    const at::Tensor local = loss(
+        batch([&](int64_t row) { return text_.validation_row(i * config_.data.batch + row, rows); }), attend(now, {}));
     at::Tensor sums = at::stack({local, at::full_like(local, stop_now ? 1 : 0)});
     if (mesh_.world().size() > 1) mesh_.world().all_reduce(sums, ReduceOp::kSum, {"validation loss", i});
     sums = sums.to(at::kCPU, at::kDouble);
