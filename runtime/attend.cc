@@ -28,7 +28,6 @@
 #include "common/files.h"
 #include "runtime/agreement.h"
 #include "runtime/block_map_file.h"
-#include "runtime/pattern_check.h"
 
 namespace annulus {
 namespace {
@@ -208,7 +207,8 @@ AttendJob::AttendJob(const AttendOptions& options, int ranks) : options_(options
   request_.uneven_lengths = options_.lengths;
   validate(request_.shape);
   request_.pattern = read_block_maps(request_.pattern, request_.shape);
-  check_request(request_);
+  validate(request_);
+  validate(request_.pattern, request_.shape);
   if (options_.check) check_oracle_size(request_.shape, head_dim_);
 }
 

@@ -2,19 +2,50 @@
 #include "runtime/layer_requests.h"
 
 #include <algorithm>
+#include <memory>
 #include <string>
+#include <utility>
 
+#include "attention/pattern/block_map.h"
 #include "attention/plan/layout.h"
 #include "runtime/block_map_file.h"
-#include "runtime/pattern_check.h"
 
 namespace annulus {
+namespace {
+
+// The pattern with each adaptive map replaced by one that keeps as many blocks, those nearest to the diagonal, so that
+// its pairs can be counted before there are queries and keys.
+PatternSpec with_nearest_blocks(PatternSpec spec, const AttentionShape& shape, bool causal) {
+  causal = causal || spec.causal;
+  for (PatternSpec& member : spec.members) member = with_nearest_blocks(std::move(member), shape, causal);
+  if (spec.kind != PatternSpec::Kind::kBlocks || spec.blocks.map != BlocksSpec::Map::kAdaptive) return spec;
+  const int64_t block = spec.blocks.block, keep = spec.blocks.keep;
+  BlockMap map{.block = block,
+               .query_blocks = ceil_div(shape.q_len, block),
+               .key_blocks = ceil_div(shape.k_len, block),
+               .offsets = {0},
+               .runs = {}};
+  for (int64_t i = 0; i < map.query_blocks; ++i) {
+    const int64_t last = std::min(map.key_blocks, causal ? i + 1 : i + 1 + keep / 2);
+    const int64_t begin = std::max<int64_t>(0, last - keep);
+    const int64_t end = causal ? last : std::min(map.key_blocks, begin + keep);
+    if (begin < end) map.runs.push_back({begin, end});
+    map.offsets.push_back(static_cast<int64_t>(map.runs.size()));
+  }
+  spec.blocks.map = BlocksSpec::Map::kGiven;
+  spec.blocks.digest = map.digest();
+  spec.blocks.given = std::make_shared<const BlockMap>(std::move(map));
+  return spec;
+}
+
+}  // namespace
+
 double LayerRequests::pairs_per_token() const {
   double pairs = 0;
   for (const size_t i : of_layer) {
     const AttentionShape& shape = distinct[i].shape;
     PlanRequest known = distinct[i];
-    known.pattern = with_nearest_blocks(known.pattern, shape);
+    known.pattern = with_nearest_blocks(known.pattern, shape, false);
     pairs += static_cast<double>(count_pairs(*cached_pattern(known))) / static_cast<double>(shape.batch * shape.q_len);
   }
   return pairs;
@@ -43,7 +74,8 @@ LayerRequests layer_requests(const Config& c, int data_ranks, int context_ranks)
     if (found != texts.end()) continue;
     texts.push_back(text);
     request.pattern = read_block_maps(c.model.pattern.of(layer), request.shape);
-    check_request(request);
+    validate(request);
+    validate(request.pattern, request.shape);
     requests.distinct.push_back(request);
   }
   return requests;

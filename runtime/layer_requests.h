@@ -19,7 +19,7 @@ struct LayerRequests {
 };
 
 // For this many ranks along the mesh's axes. Everything that can be wrong with them raises Error(kPlan), or
-// Error(kInput) for files. The patterns made on the way are kept for the plans (cached_pattern).
+// Error(kInput) for files.
 LayerRequests layer_requests(const Config& config, int data_ranks, int context_ranks);
 
 }  // namespace annulus
