@@ -140,7 +140,7 @@ Count count_of(const PatternSpec& spec, const AttentionShape& shape) {
 }
 
 OracleResult oracle(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor& v_in, const at::Tensor& dout_in,
-                    double scale, const Count& count) {
+                    double scale, const Count& count, const PairWeight& weight) {
   const at::Tensor q = q_in.to(at::kDouble).contiguous(), k = k_in.to(at::kDouble).contiguous();
   const at::Tensor v = v_in.to(at::kDouble).contiguous(), dout = dout_in.to(at::kDouble).contiguous();
   const int64_t B = q.size(0), Sq = q.size(1), H = q.size(2), D = q.size(3), Sk = k.size(1), Hk = k.size(2);
@@ -155,7 +155,11 @@ OracleResult oracle(const at::Tensor& q_in, const at::Tensor& k_in, const at::Te
     for (int64_t d = 0; d < D; ++d) sum += x[d] * y[d];
     return sum;
   };
-  std::vector<std::pair<int64_t, double>> terms;  // (key, score)
+  struct Term {
+    int64_t key;
+    double score, weight;
+  };
+  std::vector<Term> terms;
   for (int64_t b = 0; b < B; ++b) {
     for (int64_t h = 0; h < H; ++h) {
       const int64_t hk = h / (H / Hk);
@@ -166,28 +170,28 @@ OracleResult oracle(const at::Tensor& q_in, const at::Tensor& k_in, const at::Te
           const int64_t m = count(b, h, i, j);
           if (m == 0) continue;
           const double score = scale * dot(row(q, b, i, h), row(k, b, j, hk)) + std::log(static_cast<double>(m));
-          terms.emplace_back(j, score);
+          terms.push_back({j, score, weight ? weight(b, h, i, j) : 1});
           top = std::max(top, score);
         }
         double& lse = r.lse.data_ptr<double>()[(b * H + h) * Sq + i];
         lse = -std::numeric_limits<double>::infinity();
         if (terms.empty()) continue;
         double sum = 0;
-        for (const auto& [j, score] : terms) sum += std::exp(score - top);
+        for (const Term& t : terms) sum += std::exp(t.score - top);
         lse = top + std::log(sum);
         double* out = row(r.out, b, i, h);
-        for (const auto& [j, score] : terms) {
-          const double p = std::exp(score - lse);
+        for (const auto& [j, score, w] : terms) {
+          const double p = std::exp(score - lse) * w;
           for (int64_t d = 0; d < D; ++d) out[d] += p * row(v, b, j, hk)[d];
         }
         const double* g = row(dout, b, i, h);
         const double delta = dot(g, out);
-        for (const auto& [j, score] : terms) {
-          const double p = std::exp(score - lse), ds = p * (dot(g, row(v, b, j, hk)) - delta) * scale;
+        for (const auto& [j, score, w] : terms) {
+          const double p = std::exp(score - lse), ds = p * (w * dot(g, row(v, b, j, hk)) - delta) * scale;
           for (int64_t d = 0; d < D; ++d) {
             row(r.dq, b, i, h)[d] += ds * row(k, b, j, hk)[d];
             row(r.dk, b, j, hk)[d] += ds * row(q, b, i, h)[d];
-            row(r.dv, b, j, hk)[d] += p * g[d];
+            row(r.dv, b, j, hk)[d] += p * w * g[d];
           }
         }
       }
