@@ -19,6 +19,7 @@
 #include "attention/plan/schedules.h"
 #include "benchmarks/measure.h"
 #include "benchmarks/operator_clock.h"
+#include "comm/threads/threads.h"
 #include "common/error.h"
 
 namespace annulus {
@@ -39,8 +40,22 @@ double sum_over(Communicator& world, double value, ReduceOp op = ReduceOp::kSum)
   return t.item<double>();
 }
 
-// One process, the whole sequence, LibTorch's operator as it is.
-double alone(const Inputs& in, bool causal) {
+// One process, the whole sequence: LibTorch's operator as it is where it knows the pattern, else annulus on one rank.
+bool operator_knows(const PatternSpec& pattern) { return pattern == PatternSpec{} || pattern == causal_pattern(); }
+
+double alone(const Inputs& in, const PlanRequest& request) {
+  if (!operator_knows(request.pattern)) {
+    const std::unique_ptr<Communicator> self = make_self_communicator();
+    AttentionCall call;
+    call.request = request;
+    call.request.ranks = 1;
+    call.comm = self.get();
+    const double before = cpu_seconds();
+    const AttentionOutput out = attention_forward(in.q, in.k, in.v, call);
+    attention_backward(in.dout, in.q, in.k, in.v, out, call);
+    return cpu_seconds() - before;
+  }
+  const bool causal = request.pattern.causal;
   const double before = cpu_seconds();
   const at::Tensor q = in.q.transpose(1, 2), k = in.k.transpose(1, 2), v = in.v.transpose(1, 2);
   const auto [out, lse] = at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal);
@@ -86,24 +101,23 @@ class Ring {
     if (!comm_) return;
     PlanRequest request = options.request;
     request.ranks = ranks;
-    call_.program = cached_program(request, comm_->rank());
+    call_.request = request;
     call_.comm = comm_.get();
     call_.label = "bench ring";
-    in_ = random_rows(request.shape, call_.program->query_count(), call_.program->key_count(), options.head_dim);
-    const Program& p = *call_.program;
-    planned_ = static_cast<double>(traffic(p, p.forward).bytes(options.head_dim, 4, 4) +
-                                   traffic(p, p.backward).bytes(options.head_dim, 4, 4));
-    bound_ = 4.0 * static_cast<double>(needed_rows(p) * 2 * options.head_dim * 2);  // K, V there, dK, dV back
+    in_ = random_rows(request.shape, query_layout(request).count(comm_->rank()),
+                      key_layout(request).count(comm_->rank()), options.head_dim);
   }
 
   void run(RingResult& result) {
     world_.barrier({"bench", 0});
     AttentionStats forward_stats, backward_stats;
+    std::shared_ptr<const Program> program;
     const OperatorClock clock;
     const double cpu_before = cpu_seconds(), wall_before = wall_seconds();
     if (comm_) {
       const AttentionOutput out = attention_forward(in_.q, in_.k, in_.v, call_, &forward_stats);
       attention_backward(in_.dout, in_.q, in_.k, in_.v, out, call_, &backward_stats);
+      program = out.program;
     }
     const double used = comm_ ? cpu_seconds() - cpu_before : 0, took = comm_ ? wall_seconds() - wall_before : 0;
     const double inside = comm_ ? clock.attention() : 0;
@@ -116,8 +130,15 @@ class Ring {
                                                                                backward_stats.peak_grad_elements +
                                                                                backward_stats.peak_result_elements));
     result.sent = sum_over(world_, static_cast<double>(forward_stats.bytes_sent + backward_stats.bytes_sent));
-    result.planned = sum_over(world_, planned_);
-    result.lower_bound = sum_over(world_, bound_);
+    const int64_t dim = in_.q.defined() ? in_.q.size(3) : 0;
+    double planned = 0, bound = 0;
+    if (program) {
+      planned = static_cast<double>(traffic(*program, program->forward).bytes(dim, 4, 4) +
+                                    traffic(*program, program->backward).bytes(dim, 4, 4));
+      bound = 4.0 * static_cast<double>(needed_rows(*program) * 2 * dim * 2);  // K, V there, dK, dV back
+    }
+    result.planned = sum_over(world_, planned);
+    result.lower_bound = sum_over(world_, bound);
     result.memory = sum_over(world_, memory, ReduceOp::kMax);
     result.wall = std::min(result.wall, wall);
     if (cpu < result.cpu) {
@@ -132,7 +153,6 @@ class Ring {
   std::unique_ptr<Communicator> comm_;
   AttentionCall call_;
   Inputs in_;
-  double planned_ = 0, bound_ = 0;
 };
 
 constexpr const char* kLegend =
@@ -155,11 +175,6 @@ void run_ring_bench(const RingBenchOptions& options, Communicator& world, std::o
     throw Error(ErrorKind::kPlan, "bench", "a ring needs at least 2 ranks; use `annulus launch -n 4 bench ring`");
   }
   const AttentionShape& shape = options.request.shape;
-  const bool causal = options.request.pattern.causal;
-  if (options.request.pattern.kind != PatternSpec::Kind::kFull) {
-    throw Error(ErrorKind::kUsage, "bench",
-                "the baseline knows full and causal only; leave the pattern at one of them");
-  }
   at::set_num_threads(1);
   std::vector<int> sizes;
   for (const int n : {2, 4}) {
@@ -174,7 +189,7 @@ void run_ring_bench(const RingBenchOptions& options, Communicator& world, std::o
   // One turn uncounted: first touches of memory, first messages.
   for (int64_t turn = -1; turn < options.repeats; ++turn) {
     world.barrier({"bench", 0});
-    const double cpu = world.rank() == 0 ? alone(whole, causal) : 0;
+    const double cpu = world.rank() == 0 ? alone(whole, options.request) : 0;
     if (turn >= 0) baseline = std::min(baseline, sum_over(world, cpu));
     for (size_t i = 0; i < rings.size(); ++i) {
       RingResult ignored;
@@ -182,13 +197,15 @@ void run_ring_bench(const RingBenchOptions& options, Communicator& world, std::o
     }
   }
   if (world.rank() != 0) return;
-  out << line(
-      "%s attention, forward and backward, %lld tokens, %lld:%lld heads of %lld, fp32; layout %s, schedule %s\n",
-      causal ? "causal" : "full", static_cast<long long>(shape.q_len), static_cast<long long>(shape.heads),
-      static_cast<long long>(shape.kv_heads), static_cast<long long>(options.head_dim),
-      std::string(to_string(options.request.layout)).c_str(), std::string(to_string(options.request.schedule)).c_str());
-  out << line("least of %lld interleaved turns; baseline: one process, one thread, LibTorch's flash attention\n\n",
-              static_cast<long long>(options.repeats));
+  out << line("forward and backward, %lld tokens, %lld:%lld heads of %lld, fp32; layout %s, schedule %s\n",
+              static_cast<long long>(shape.q_len), static_cast<long long>(shape.heads),
+              static_cast<long long>(shape.kv_heads), static_cast<long long>(options.head_dim),
+              std::string(to_string(options.request.layout)).c_str(),
+              std::string(to_string(options.request.schedule)).c_str());
+  out << "pattern " << options.request.pattern.text() << "\n";
+  out << line("least of %lld interleaved turns; baseline: one process, one thread, %s\n\n",
+              static_cast<long long>(options.repeats),
+              operator_knows(options.request.pattern) ? "LibTorch's flash attention" : "annulus on one rank");
   out << "  ranks  CPU seconds  over one process  in operators   MB sent  of the plan  of the lower bound   exposed s  "
          " wall s   MB "
          "held\n";

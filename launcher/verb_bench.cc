@@ -15,6 +15,7 @@
 #include "launcher/command_line.h"
 #include "launcher/launch.h"
 #include "launcher/verb.h"
+#include "runtime/block_map_file.h"
 
 namespace annulus {
 namespace {
@@ -28,9 +29,9 @@ class BenchVerb : public Verb {
     app.add_option("--heads", heads_, "ring: query heads (default: 8)")->check(CLI::PositiveNumber);
     app.add_option("--kv-heads", kv_heads_, "ring: kv heads (default: 8)")->check(CLI::PositiveNumber);
     app.add_option("--head-dim", head_dim_, "ring: head size (default: 64)")->check(CLI::PositiveNumber);
-    app.add_option("--pattern", pattern_, "ring: { kind = \"causal\" } (default) or { kind = \"full\" }");
+    app.add_option("--pattern", pattern_, "ring: which keys a query sees (default: { kind = \"causal\" })");
     app.add_option("--layout", layout_, "ring: contiguous, zigzag (default) or striped");
-    app.add_option("--schedule", schedule_, "ring: ring (default) or all-gather");
+    app.add_option("--schedule", schedule_, "ring: ring (default), all-gather, group-cast or auto");
     app.add_option("--repeats", repeats_, "turns or steps that count (default: 5)")->check(CLI::PositiveNumber);
     app.add_option("--threads", threads_, "train: threads (default: 1)")->check(CLI::PositiveNumber);
     app.footer(
@@ -49,6 +50,7 @@ class BenchVerb : public Verb {
     options_.head_dim = head_dim_;
     options_.repeats = repeats_;
     validate(options_.request);
+    validate(options_.request.pattern, options_.request.shape);
   }
 
   int run() override {
@@ -71,6 +73,7 @@ class BenchVerb : public Verb {
       launch.typed = typed_command();
       return run_launch(launch);
     }
+    options_.request.pattern = read_block_maps(options_.request.pattern, options_.request.shape);
     Job job = bootstrap({.fingerprint = {{"version", kVersion}, {"benchmark", options_.request.text()}}});
     run_ring_bench(options_, *job.world, std::cout);
     return 0;

@@ -9,6 +9,7 @@
 #include "attention/plan/verifier.h"
 #include "common/error.h"
 #include "launcher/verb.h"
+#include "runtime/block_map_file.h"
 
 namespace annulus {
 namespace {
@@ -32,10 +33,14 @@ class PlanVerb : public Verb {
         ->check(CLI::PositiveNumber);
     app.add_option("--pattern", pattern_, "which keys a query sees (default: { kind = \"causal\" })");
     app.add_option("--layout", layout_, "contiguous, zigzag (default) or striped");
-    app.add_option("--schedule", schedule_, "ring (default) or all-gather");
+    app.add_option("--schedule", schedule_, "auto (default), ring, all-gather or group-cast");
     app.add_flag("--even", request_.even, "refuse lengths that do not give every rank the same share");
     app.add_flag("--no-proof", no_proof_, "only make the plan: for very many ranks");
-    app.footer("Example:\n  ./annulus plan --ranks 64 --length 1048576 --heads 64 --kv-heads 8");
+    app.footer(
+        "Examples:\n"
+        "  ./annulus plan --ranks 64 --length 1048576 --heads 64 --kv-heads 8\n"
+        "  ./annulus plan --ranks 8 --length 65536 --layout contiguous \\\n"
+        "      --pattern '{ kind = \"window\", left = 4095, right = 0 }'");
   }
 
   void check() override {
@@ -45,11 +50,25 @@ class PlanVerb : public Verb {
     request_.layout = parse_layout(layout_, "--layout");
     request_.schedule = parse_schedule(schedule_, "--schedule");
     validate(request_);
+    validate(request_.pattern, request_.shape);
+    if (is_adaptive(request_.pattern)) {
+      throw Error(
+          ErrorKind::kPlan, "plan",
+          "an adaptive block map is selected from queries and keys at each call, so there is no plan before one; "
+          "`annulus attend --mask-out F` writes the map of a call, which map = \"file\" reads");
+    }
   }
 
   int run() override {
-    std::printf("%s\n\n", request_.text().c_str());
     const auto begin = std::chrono::steady_clock::now();
+    request_.pattern = read_block_maps(request_.pattern, request_.shape);
+    request_ = resolve_schedule(request_);
+    const AttentionShape& s = request_.shape;
+    const int64_t pairs = count_pairs(*cached_pattern(request_));
+    const double all =
+        static_cast<double>(s.batch * s.heads) * static_cast<double>(s.q_len) * static_cast<double>(s.k_len);
+    std::printf("%s\npairs counted %lld, %.4f of all\n\n", request_.text().c_str(), static_cast<long long>(pairs),
+                all > 0 ? static_cast<double>(pairs) / all : 0);
     std::vector<Program> programs;
     std::vector<Traffic> forward, backward;
     for (int r = 0; r < request_.ranks; ++r) {
@@ -95,7 +114,7 @@ class PlanVerb : public Verb {
 
   PlanRequest request_;
   int64_t key_length_ = -1, kv_heads_ = 0, head_dim_ = 128, element_bytes_ = 2;
-  std::string pattern_ = "{ kind = \"causal\" }", layout_ = "zigzag", schedule_ = "ring";
+  std::string pattern_ = "{ kind = \"causal\" }", layout_ = "zigzag", schedule_ = "auto";
   bool no_proof_ = false;
 };
 
