@@ -80,6 +80,40 @@ TEST(Config, PatternMayBeASection) {
   EXPECT_EQ(c.model.pattern.text(), "{ kind = \"window\", left = 3, right = 0 }");
 }
 
+TEST(Config, PatternsMayBeListedByLayer) {
+  const std::string window = "{ kind = \"window\", left = 3, right = 0 }";
+  const std::string list = "[{ kind = \"causal\" }, " + window + "]";
+  const Config c = parse_config(kSmall, "s", {"model.pattern=" + list});
+  EXPECT_EQ(c.model.pattern.text(), list);
+  EXPECT_EQ(c.model.pattern.of(1).text(), window);
+  EXPECT_EQ(parse_config(kSmall + "[[model.pattern]]\nkind = \"causal\"\n[[model.pattern]]\nkind = \"window\"\n"
+                                  "left = 3\nright = 0\n",
+                         "s"),
+            c);
+  EXPECT_EQ(parse_config(to_toml(c), "written"), c);
+  const Config one = parse_config(kSmall, "s", {"model.pattern=" + window});
+  EXPECT_EQ(one.model.pattern.of(0).text(), window);
+  EXPECT_EQ(one.model.pattern.of(1).text(), window);
+  expect_in(refusal(kSmall, {"model.pattern=[" + window + "]"}),
+            {"1 patterns", "model.layers = 2", "one for each layer"});
+  expect_in(refusal(kSmall, {"model.pattern=[]"}), {"model.pattern", "empty list"});
+  expect_in(refusal(kSmall, {"model.pattern=[1, 2]"}), {"model.pattern[0]", "expected a table"});
+  expect_in(refusal(kSmall, {"model.pattern=[" + window + ", { kind = \"windw\" }]"}), {"model.pattern[1]", "window"});
+}
+
+TEST(Config, DocumentsComeFromTheFilesOrFromThePattern) {
+  EXPECT_TRUE(parse_config(kSmall, "s", {"data.documents=true"}).data.documents);
+  for (const char* pattern : {"{ kind = \"causal\", documents = [2048] }",
+                              "[{ kind = \"causal\" }, { kind = \"documents\", documents = [2048] }]",
+                              "{ kind = \"union\", of = [{ kind = \"causal\", documents = [2048] }] }"}) {
+    const std::string set = "model.pattern=" + std::string(pattern);
+    expect_in(refusal(kSmall, {"data.documents=true", set}), {"data.documents = true", "leave one"});
+    EXPECT_FALSE(parse_config(kSmall, "s", {set}).data.documents);
+  }
+  EXPECT_EQ(parse_config(kSmall, "s", {"model.dropout=0.5"}).model.dropout, 0.5);
+  expect_in(refusal(kSmall, {"model.dropout=1"}), {"model.dropout", "below 1"});
+}
+
 TEST(Config, UnknownKeysNameTheNearest) {
   expect_in(refusal(kSmall + "[validation]\nevry = 3\n"),
             {"[config] small.toml:13", "validation.evry", "did you mean \"validation.every\"?"});
@@ -169,10 +203,13 @@ RC_GTEST_PROP(ConfigProperty, WhatIsWrittenReadsBackEqual, ()) {
   c.model.kv_heads = *rc::gen::element<int64_t>(1, 2, 4);
   c.model.norm_eps = *positive();
   c.model.tie_embeddings = *rc::gen::arbitrary<bool>();
-  c.model.pattern =
-      parse_pattern(*rc::gen::element<std::string>("{ kind = \"full\" }",
-                                                   "{ kind = \"window\", left = 5, right = 2, causal = true }"),
-                    "test");
+  const auto pattern = [] {
+    return parse_pattern(*rc::gen::element<std::string>("{ kind = \"full\" }",
+                                                        "{ kind = \"window\", left = 5, right = 2, causal = true }"),
+                         "test");
+  };
+  c.model.pattern = pattern();
+  if (*rc::gen::arbitrary<bool>()) c.model.pattern = std::vector<PatternSpec>{pattern(), pattern()};
   c.optimizer.lr = *positive();
   c.attention.schedule = *rc::gen::element<std::string>("ring", "all-gather");
   const std::string written = to_toml(c);

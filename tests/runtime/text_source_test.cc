@@ -166,6 +166,28 @@ TEST_F(TextSourceTest, ValidationRowsSpreadOverTheTail) {
   EXPECT_THROW(text.validation_row(5, 5), Error);
 }
 
+TEST_F(TextSourceTest, RowsKnowTheirDocuments) {
+  const std::vector<int64_t> lengths = {7, 1, 0, 40, 3, 0, 0, 29};
+  std::string all = alphabet(80);
+  for (size_t i = 0, at = 0; i < lengths.size(); at += static_cast<size_t>(lengths[i++])) {
+    put("part" + std::to_string(i), all.substr(at, static_cast<size_t>(lengths[i])));
+  }
+  const TextSource text(data({"part*"}, 12, 0.3), 1);
+  const auto expect_right = [&](const at::Tensor& row, const std::vector<int64_t>& documents) {
+    const auto begin = static_cast<int64_t>(all.find(bytes_of(row)));
+    std::vector<int64_t> want;
+    int64_t file_begin = 0;
+    for (const int64_t length : lengths) {
+      const int64_t inside = std::min(begin + 12, file_begin + length) - std::max(begin, file_begin);
+      if (inside > 0) want.push_back(inside);
+      file_begin += length;
+    }
+    EXPECT_EQ(documents, want) << begin;
+  };
+  for (int64_t step = 0; step < 100; ++step) expect_right(text.sample(step, 1), text.sample_documents(step, 1));
+  for (int64_t i = 0; i < 12; ++i) expect_right(text.validation_row(i, 12), text.validation_documents(i, 12));
+}
+
 TEST_F(TextSourceTest, FingerprintSeesEveryByteButNoFolder) {
   put("one/a", alphabet(500));
   put("two/a", alphabet(500));
