@@ -63,7 +63,7 @@ PairWeight dropout_weight(const Dropout& dropout, int64_t keys) {
 }
 
 std::string line(const char* format, auto... values) {
-  char text[128];
+  char text[256];
   std::snprintf(text, sizeof text, format, values...);
   return text;
 }
