@@ -6,10 +6,18 @@
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/GradMode.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <map>
+#include <memory>
+
+#include "attention/execution/select_blocks.h"
+#include "attention/oracle/oracle.h"
+#include "comm/threads/threads.h"
+#include "common/error.h"
 
 namespace annulus {
 namespace {
@@ -67,6 +75,81 @@ TEST(Generator, EqualsTheWholeSequenceAtOnce) {
     }
     EXPECT_EQ(generator.length(), 300);
   }
+}
+
+// The logits after the last token, from all tokens at once, with the oracle's attention.
+at::Tensor whole_by_oracle(const Model& model, std::vector<int64_t> tokens, const std::vector<PatternSpec>& patterns,
+                           int64_t context) {
+  const auto n = static_cast<int64_t>(tokens.size());
+  const at::Tensor row = at::from_blob(tokens.data(), {1, n}, at::kLong).clone();
+  const AttentionShape shape{.batch = 1, .heads = 4, .kv_heads = 2, .q_len = context, .k_len = context};
+  const std::unique_ptr<Communicator> self = make_self_communicator();
+  const Attend attend = [&](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t layer) {
+    const PatternSpec& spec = patterns[static_cast<size_t>(layer) % patterns.size()];
+    Count count;
+    if (is_adaptive(spec)) {
+      PlanRequest request{.shape = shape, .pattern = spec, .uneven_lengths = {}};
+      request.shape.q_len = request.shape.k_len = n;
+      request = select_blocks(request, q, k, *self, "test");
+      count = count_of(request.pattern, request.shape);
+    } else {
+      count = count_of(spec, shape);
+    }
+    return oracle(q, k, v, at::zeros_like(q), 1 / std::sqrt(8.0), count)
+        .out.div(static_cast<double>(output_divisor(spec)))
+        .to(at::kFloat);
+  };
+  return model.logits(row, model.rotary(at::arange(n)), attend, /*last_only=*/true)[0].detach();
+}
+
+TEST(Generator, EveryPatternIsThatOfAWholeContext) {
+  const c10::AutoGradMode no_grad(false);
+  const Model model = lively_model();
+  const std::vector<int64_t> tokens = some_tokens(70);
+  const auto spec = [](const char* toml) { return parse_pattern(toml, "test"); };
+  const std::vector<std::vector<PatternSpec>> cases = {
+      {spec("{ kind = 'dilated', segment_lengths = [16, 50], dilation_rates = [1, 3], causal = true }")},
+      {spec(
+          "{ kind = 'dilated', segment_lengths = [9, 40], dilation_rates = [1, 2], combine = 'mean', causal = true }")},
+      {spec("{ kind = 'blocks', map = 'bigbird', block = 16, window_blocks = 1, global_blocks = 1, random_blocks = 1, "
+            "causal = true }")},
+      {spec("{ kind = 'causal', documents = [20, 33, 27] }")},
+      {spec("{ kind = 'union', of = [{ kind = 'window', left = 4, right = 0 }, { kind = 'causal' }], causal = true }")},
+      {spec("{ kind = 'blocks', map = 'adaptive', block = 16, keep = 2, query = 'first', causal = true }")},
+      {spec("{ kind = 'union', of = [{ kind = 'window', left = 4, right = 0 }, { kind = 'blocks', map = 'adaptive', "
+            "block = 16, keep = 2, query = 'first' }], causal = true }")},
+      {spec("{ kind = 'window', left = 6, right = 0 }"),
+       spec("{ kind = 'blocks', map = 'local', block = 32, window_blocks = 0, causal = true }")}};
+  for (const std::vector<PatternSpec>& patterns : cases) {
+    SCOPED_TRACE(patterns[0].text());
+    Generator generator(model, patterns, 80);
+    at::Tensor logits = generator.feed({tokens.begin(), tokens.begin() + 37});
+    for (size_t i = 37; i < tokens.size(); ++i) {
+      logits = generator.feed({tokens[i]});
+      if (i % 8 != 7) continue;
+      expect_near(logits, whole_by_oracle(model, {tokens.begin(), tokens.begin() + i + 1}, patterns, 80));
+    }
+  }
+}
+
+TEST(Generator, AMeanSelectionKnowsTheTokensSoFar) {
+  const c10::AutoGradMode no_grad(false);
+  const Model model = lively_model();
+  const std::vector<int64_t> tokens = some_tokens(75);
+  const std::vector<PatternSpec> patterns = {
+      parse_pattern("{ kind = 'blocks', map = 'adaptive', block = 16, keep = 2, causal = true }", "test")};
+  // At once, the means are those of training; token by token, those of what is known.
+  Generator at_once(model, patterns, 80);
+  expect_near(at_once.feed(tokens), whole_by_oracle(model, tokens, patterns, 80));
+  Generator one_by_one(model, patterns, 80);
+  at::Tensor logits;
+  for (const int64_t token : tokens) logits = one_by_one.feed({token});
+  EXPECT_TRUE(logits.isfinite().all().item<bool>());
+}
+
+TEST(Generator, RefusesAPatternThatCannotBeForTheContext) {
+  const Model model = lively_model();
+  EXPECT_THROW(Generator(model, {parse_pattern("{ kind = 'causal', documents = [20, 30] }", "test")}, 80), Error);
 }
 
 TEST(Generator, BeginsAnewWithTheLaterHalfWhenTheContextIsFull) {
