@@ -2,6 +2,7 @@
 // gets to see.
 #include "runtime/generator.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
@@ -104,6 +105,7 @@ at::Tensor whole_by_oracle(const Model& model, std::vector<int64_t> tokens, cons
 
 TEST(Generator, EveryPatternIsThatOfAWholeContext) {
   const c10::AutoGradMode no_grad(false);
+  at::set_num_threads(1);
   const Model model = lively_model();
   const std::vector<int64_t> tokens = some_tokens(70);
   const auto spec = [](const char* toml) { return parse_pattern(toml, "test"); };
@@ -134,6 +136,7 @@ TEST(Generator, EveryPatternIsThatOfAWholeContext) {
 
 TEST(Generator, AMeanSelectionKnowsTheTokensSoFar) {
   const c10::AutoGradMode no_grad(false);
+  at::set_num_threads(1);
   const Model model = lively_model();
   const std::vector<int64_t> tokens = some_tokens(75);
   const std::vector<PatternSpec> patterns = {
