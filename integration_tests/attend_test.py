@@ -79,6 +79,23 @@ class AttendTest(cli.CliTest):
         self.attend(4, "--layout", "zigzag", "--backward")
         self.check()
 
+    def test_random_inputs_are_checked_and_the_map_is_written(self):
+        adaptive = "{ kind = 'blocks', map = 'adaptive', block = 16, keep = 2, causal = true }"
+        sizes = "batch=2,queries=90,heads=4,kv_heads=2,seed=7"
+        args = ["attend", "--random", sizes, "--backward", "--check", "--dropout", "0.1", "--seed", "3"]
+        code, out, err = self.annulus("launch", "-n", "3", *args, "--pattern", adaptive, "--mask-out", "mask")
+        self.assertEqual(code, 0, err)
+        self.assertRegex(out, r"check: out [\d.e-]+, lse [\d.e-]+, dq [\d.e-]+, dk [\d.e-]+, dv [\d.e-]+; allowed")
+        again = "{ kind = 'blocks', map = 'file', block = 16, file = 'mask', causal = true }"
+        code, out, err = self.annulus("launch", "-n", "2", *args, "--pattern", again, "--layout", "zigzag")
+        self.assertEqual(code, 0, err)
+        self.assertIn("check: out", out)
+
+    def test_mean_divides_the_output_and_a_file_is_checked_too(self):
+        self.make(1, 50, 50, 4, 2, 8, "f64")
+        mean = "{ kind = 'dilated', segment_lengths = [20, 50], dilation_rates = [1, 2], combine = 'mean' }"
+        self.assertIn("check: out", self.attend(2, "--pattern", mean, "--backward", "--check"))
+
     def test_refusals_leave_nothing(self):
         self.make(1, 30, 30, 4, 2, 8, "f32")
         source = self.path("in.safetensors")
@@ -90,6 +107,14 @@ class AttendTest(cli.CliTest):
             self.assertEqual(sorted(f for f in os.listdir(self.folder) if f != "runs"), before)
 
         refused(2, "--input", "attend")
+        refused(2, "did you mean \"--backward\"", "attend", "--bakward")  # also where something is missing
+        refused(2, "--input and --random", "attend", *files, "--random", "queries=3")
+        refused(2, "did you mean \"queries\"", "attend", "--random", "querys=3")
+        refused(2, "--lengths.*--layout", "attend", *files, "--lengths", "10,20", "--layout", "zigzag")
+        refused(2, "--mask-out", "attend", *files, "--mask-out", "mask")
+        refused(2, "--dropout", "attend", *files, "--dropout", "1")
+        refused(2, "--check", "attend", "--random", "queries=100000", "--check")
+        refused(4, "documents", "launch", "-n", "2", "attend", *files, "--pattern", "{ kind = 'causal', documents = [7] }")
         refused(2, "did you mean \"causal\"", "attend", *files, "--pattern", "{ kind = 'casual' }")
         refused(2, "--pattern", "attend", *files, "--pattern", "causal")
         refused(2, "did you mean \"zigzag\"", "launch", "-n", "2", "attend", *files, "--layout", "zigzak")

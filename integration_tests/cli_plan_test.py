@@ -19,12 +19,28 @@ class PlanTest(cli.CliTest):
         # Fifteen hops of K and V in the forward.
         self.assertRegex(out, r"forward[^\n]*\n +messages sent +30 +30\n")
 
+    def test_any_pattern_has_a_plan(self):
+        window = "{ kind = 'window', left = 9, right = 0 }"
+        args = ["--ranks", "4", "--length", "1000", "--layout", "contiguous", "--pattern", window]
+        code, out, err = self.annulus("plan", *args)
+        self.assertEqual(code, 0, err)
+        pairs = 1000 * 10 - 45
+        self.assertIn("schedule group-cast", out)  # the default where ranks need few rows of others
+        self.assertIn(f"pairs counted {pairs}, {pairs / 1e6:.4f} of all\n", out)
+        self.assertRegex(out, rf"each of {pairs} pairs is computed once")
+
     def test_what_cannot_be_is_refused_with_what_can(self):
         for args, code, part in [
             (["--ranks", "8", "--length", "100", "--even"], 4, "multiple of 16"),
             (["--ranks", "0", "--length", "100"], 4, "at least one rank"),
             (["--ranks", "2", "--length", "-5"], 4, "at least 0"),
             (["--ranks", "2", "--length", "100", "--heads", "6", "--kv-heads", "4"], 4, "multiple of the kv heads"),
+            (["--ranks", "2", "--length", "100", "--pattern", '{ kind = "causal", documents = [99] }'], 4, "100"),
+            (
+                ["--ranks", "2", "--length", "100", "--pattern", '{ kind = "blocks", map = "adaptive", keep = 2 }'],
+                4,
+                "selected from queries and keys",
+            ),
             (["--ranks", "2", "--length", "100", "--layout", "zigzak"], 2, 'did you mean "zigzag"'),
             (["--ranks", "2", "--length", "100", "--pattern", '{ kind = "casual" }'], 2, 'did you mean "causal"'),
         ]:
@@ -46,6 +62,14 @@ class BenchTest(cli.CliTest):
         for ranks in (2, 4):
             self.assertEqual(rows[ranks][2], 1.0, out)  # bytes sent over bytes planned
             self.assertGreaterEqual(rows[ranks][3], 1.0, out)  # over the lower bound
+
+    def test_other_patterns_have_annulus_on_one_rank_as_baseline(self):
+        window = "{ kind = 'window', left = 9, right = 0 }"
+        sizes = ["--length", "256", "--heads", "2", "--kv-heads", "2", "--repeats", "1"]
+        code, out, err = self.annulus("bench", "ring", *sizes, "--pattern", window, "--schedule", "group-cast")
+        self.assertEqual(code, 0, err)
+        self.assertIn("annulus on one rank", out)
+        self.assertRegex(out, r"\n +4 +[\d.]+ +[\d.]+ +[\d.]+ +[\d.]+ +1\.000 +1\.000 ")  # as planned, the least possible
 
     def test_training_is_measured_and_ends_with_json(self):
         code, out, err = self.annulus("bench", "train", "--repeats", "1")

@@ -93,6 +93,25 @@ class TrainTest(cli.CliTest):
             for a, b in zip(one, self.losses(run), strict=True):
                 self.assertLessEqual(abs(a - b), 1e-4 * a)
 
+    def test_patterns_by_layer_and_documents_of_files(self):
+        adaptive = "{ kind = 'blocks', map = 'adaptive', block = 16, keep = 2, causal = true }"
+        sets = ["--set", f"model.pattern=[{adaptive}, {{ kind = 'window', left = 20, right = 0 }}]"]
+        sets += ["--set", "data.documents=true", "--set", "model.dropout=0.1"]
+        text = self.read("text/a.txt")
+        for i in range(100):
+            with open(self.path(f"text/{i:03}.txt"), "wb") as f:
+                f.write(text[i * 150 : i * 150 + 1 + i * 37 % 150])
+        for ranks in (0, 2, 4):
+            self.train(ranks, *sets)
+        one = self.metrics("tiny-001")
+        self.assertIn("exposed_planning_seconds", one[0])
+        for run in ("tiny-002", "tiny-003"):
+            for a, b in zip(self.losses("tiny-001"), self.losses(run), strict=True):
+                self.assertLessEqual(abs(a - b), 1e-4 * a)
+        code, out, err = self.annulus("sample", "tiny-001", "--prompt", "def ", "--bytes", "100")
+        self.assertEqual(code, 0, err)
+        self.assertTrue(out.startswith("def "), out)
+
     def test_twice_the_same_is_bit_identical(self):
         self.train(2)
         self.train(2)

@@ -51,12 +51,12 @@ double error_of(const at::Tensor& got, const at::Tensor& want) {
 PairWeight dropout_weight(const Dropout& dropout, int64_t keys) {
   if (dropout.rate == 0) return {};
   return [=, row = std::array<int64_t, 3>{-1, -1, -1}, factors = at::Tensor()](int64_t b, int64_t h, int64_t q,
-                                                                              int64_t k) mutable {
+                                                                               int64_t k) mutable {
     if (row != std::array<int64_t, 3>{b, h, q}) {
       row = {b, h, q};
-      factors = dropout_factors(dropout, {b, 1, 1}, {h, 1, 1}, {q, 1, 1}, Span::range(0, keys),
-                                at::empty({0}, at::kDouble))
-                    .contiguous();
+      factors =
+          dropout_factors(dropout, {b, 1, 1}, {h, 1, 1}, {q, 1, 1}, Span::range(0, keys), at::empty({0}, at::kDouble))
+              .contiguous();
     }
     return factors.const_data_ptr<double>()[k];
   };
@@ -86,7 +86,8 @@ std::string check_results(const PatternSpec& pattern, const AttentionShape& shap
   const bool backward = got.dq.defined();
   const auto divisor = static_cast<double>(output_divisor(pattern));
   const at::Tensor dout = backward ? in.dout.to(at::kDouble) / divisor : at::zeros_like(in.q, at::kDouble);
-  OracleResult want = oracle(in.q, in.k, in.v, dout, scale, count_of(pattern, shape), dropout_weight(dropout, shape.k_len));
+  OracleResult want =
+      oracle(in.q, in.k, in.v, dout, scale, count_of(pattern, shape), dropout_weight(dropout, shape.k_len));
   want.out.div_(divisor);
   const at::Tensor finite = want.lse.masked_fill(want.lse.isfinite().logical_not(), 0);
   const double scores = finite.numel() > 0 ? finite.abs().max().item<double>() : 0;

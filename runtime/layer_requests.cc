@@ -15,9 +15,8 @@ namespace {
 
 // The pattern with each adaptive map replaced by one that keeps as many blocks, those nearest to the diagonal, so that
 // its pairs can be counted before there are queries and keys.
-PatternSpec with_nearest_blocks(PatternSpec spec, const AttentionShape& shape, bool causal) {
-  causal = causal || spec.causal;
-  for (PatternSpec& member : spec.members) member = with_nearest_blocks(std::move(member), shape, causal);
+PatternSpec with_nearest_blocks(PatternSpec spec, const AttentionShape& shape) {
+  for (PatternSpec& member : spec.members) member = with_nearest_blocks(std::move(member), shape);
   if (spec.kind != PatternSpec::Kind::kBlocks || spec.blocks.map != BlocksSpec::Map::kAdaptive) return spec;
   const int64_t block = spec.blocks.block, keep = spec.blocks.keep;
   BlockMap map{.block = block,
@@ -26,9 +25,9 @@ PatternSpec with_nearest_blocks(PatternSpec spec, const AttentionShape& shape, b
                .offsets = {0},
                .runs = {}};
   for (int64_t i = 0; i < map.query_blocks; ++i) {
-    const int64_t last = std::min(map.key_blocks, causal ? i + 1 : i + 1 + keep / 2);
+    const int64_t last = std::min(map.key_blocks, spec.causal ? i + 1 : i + 1 + keep / 2);
     const int64_t begin = std::max<int64_t>(0, last - keep);
-    const int64_t end = causal ? last : std::min(map.key_blocks, begin + keep);
+    const int64_t end = spec.causal ? last : std::min(map.key_blocks, begin + keep);
     if (begin < end) map.runs.push_back({begin, end});
     map.offsets.push_back(static_cast<int64_t>(map.runs.size()));
   }
@@ -45,7 +44,7 @@ double LayerRequests::pairs_per_token() const {
   for (const size_t i : of_layer) {
     const AttentionShape& shape = distinct[i].shape;
     PlanRequest known = distinct[i];
-    known.pattern = with_nearest_blocks(known.pattern, shape, false);
+    known.pattern = with_nearest_blocks(known.pattern, shape);
     pairs += static_cast<double>(count_pairs(*cached_pattern(known))) / static_cast<double>(shape.batch * shape.q_len);
   }
   return pairs;

@@ -263,15 +263,13 @@ BlockMap select_map(const Task& task, const PlanRequest& request, const at::Tens
   return map_of(task, chosen);
 }
 
-// `causal`: a union around it is. Its members must not choose by keys that it hides.
-void select_all(PatternSpec& spec, bool causal, const PlanRequest& request, const at::Tensor& q, const at::Tensor& k,
+void select_all(PatternSpec& spec, const PlanRequest& request, const at::Tensor& q, const at::Tensor& k,
                 Communicator& comm, const std::string& label) {
-  causal = causal || spec.causal;
-  for (PatternSpec& member : spec.members) select_all(member, causal, request, q, k, comm, label);
+  for (PatternSpec& member : spec.members) select_all(member, request, q, k, comm, label);
   if (spec.kind != PatternSpec::Kind::kBlocks || spec.blocks.map != BlocksSpec::Map::kAdaptive) return;
   const int64_t block = spec.blocks.block;
   const Task task{spec.blocks,
-                  causal,
+                  spec.causal,
                   request.shape,
                   ceil_div(request.shape.q_len, block),
                   ceil_div(request.shape.k_len, block),
@@ -289,7 +287,7 @@ PlanRequest select_blocks(const PlanRequest& request, const at::Tensor& q, const
   validate(request.pattern, request.shape);
   PlanRequest selected = request;
   // Nothing of the selection is differentiated: gradients flow through the attention only.
-  select_all(selected.pattern, false, request, q.detach(), k.detach(), comm, label);
+  select_all(selected.pattern, request, q.detach(), k.detach(), comm, label);
   return selected;
 }
 
