@@ -28,6 +28,11 @@ def _link_dir(rctx, src, dst):
         return True
     return False
 
+# A label of annulus as the generated files write it, whether annulus is the workspace that is built or one it uses.
+def _own(label):
+    text = str(Label(label))
+    return text if text.startswith("@") else "@" + text
+
 def _lib(name, incdirs = [], globs = [], defines = [], linkopts = [], deps = [], cuda_linkopts = [], cuda_deps = []):
     return """
 cc_library(
@@ -48,13 +53,15 @@ cc_library(
     )
 
 def _select(with_cuda):
-    return "select({\"@//bazel:with_cuda\": %r, \"//conditions:default\": []}) + " % with_cuda if with_cuda else ""
+    if not with_cuda:
+        return ""
+    return "select({\"%s\": %r, \"//conditions:default\": []}) + " % (_own("//bazel:with_cuda"), with_cuda)
 
 def _missing(name, why):
     return """
 # missing: {n}: {why}
-cc_library(name = "{n}", target_compatible_with = ["@//bazel:incompatible"])
-""".format(n = name, why = why)
+cc_library(name = "{n}", target_compatible_with = ["{never}"])
+""".format(n = name, why = why, never = _own("//bazel:incompatible"))
 
 def _pkg_config(rctx, name, pkg):
     flags = _run(rctx, ["pkg-config", "--cflags", "--libs", pkg])
@@ -79,7 +86,8 @@ def _torch(rctx):
     """LIBTORCH (an unpacked LibTorch, or .../site-packages/torch), otherwise the .venv of tools/setup.sh."""
     root = _env(rctx, "LIBTORCH")
     if not root:
-        venv = rctx.path(str(rctx.path(rctx.attr.workspace_file).dirname) + "/.venv/lib")
+        here = rctx.path(rctx.attr.workspace_file).realpath.dirname  # not Bazel's link to it
+        venv = rctx.path(str(here) + "/.venv/lib")
         for python in venv.readdir() if venv.exists else []:
             if _exists(rctx, str(python) + "/site-packages/torch/lib/libtorch_cpu.so"):
                 root = str(python) + "/site-packages/torch"

@@ -1,0 +1,33 @@
+// Causal attention over all ranks, forward and backward, held against a dense computation:
+//   mpirun -n 4 .bazel/bin/attention --length=1000
+#include <cstdio>
+#include <cstdlib>
+#include <iostream>
+#include <string>
+
+#include "comm/bootstrap.h"
+#include "problem.h"
+
+int main(int argc, char** argv) try {
+  int64_t length = 1000;
+  for (int i = 1; i < argc; ++i) {
+    const std::string arg = argv[i];
+    if (!arg.starts_with("--length=")) {
+      std::cerr << "usage: attention [--length=POSITIONS]\n";
+      return 2;
+    }
+    length = std::atoll(arg.c_str() + 9);
+  }
+  // Finds the other ranks; what they must agree on is compared before anything else.
+  annulus::Job job = annulus::bootstrap({.fingerprint = {{"length", std::to_string(length)}}});
+  const double error = largest_error(*job.world, length);
+  if (job.rank == 0) {
+    std::printf("%d ranks, %lld positions: largest error %.1e\n", job.size, static_cast<long long>(length), error);
+  }
+  return error < 1e-12 ? 0 : 1;
+} catch (const annulus::ReportedError& e) {  // one rank has said it for all
+  return e.exit_code();
+} catch (const annulus::Error& e) {
+  std::cerr << e.what() << "\n";
+  return e.exit_code();
+}
