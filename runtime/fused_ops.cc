@@ -3,14 +3,11 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/arange.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/log_softmax.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/nll_loss.h>
-#include <ATen/ops/outer.h>
 #include <ATen/ops/rsqrt.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/silu.h>
@@ -18,7 +15,6 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
-#include <cmath>
 #include <optional>
 #include <string>
 #include <vector>
@@ -220,13 +216,6 @@ class CrossEntropySum : public Function<CrossEntropySum> {
   }
 };
 
-at::Tensor rotate(const at::Tensor& x, const at::Tensor& cosine, const at::Tensor& sine) {
-  const int64_t half = x.size(-1) / 2;
-  const at::Tensor a = x.narrow(-1, 0, half);
-  const at::Tensor b = x.narrow(-1, half, half);
-  return at::cat({a * cosine - b * sine, b * cosine + a * sine}, -1);
-}
-
 void check_targets(const at::Tensor& targets, int64_t vocab) {
   const int64_t* p = targets.const_data_ptr<int64_t>();
   for (int64_t i = 0; i < targets.numel(); ++i) {
@@ -250,15 +239,6 @@ Normed add_rms_norm(const at::Tensor& x, const at::Tensor& delta, const at::Tens
   return {sum, sum * at::rsqrt(sum.square().mean(-1, /*keepdim=*/true) + eps) * weight};
 }
 
-RotaryTable make_rotary_table(const at::Tensor& positions, int64_t head_dim, double theta, at::ScalarType dtype,
-                              at::Device device) {
-  const at::Tensor frequency =
-      (at::arange(0, head_dim, 2, at::TensorOptions(at::kDouble)) * (-std::log(theta) / static_cast<double>(head_dim)))
-          .exp();
-  const at::Tensor angle = at::outer(positions.to(at::kCPU, at::kDouble), frequency);
-  return {angle.cos().to(device, dtype).contiguous(), angle.sin().to(device, dtype).contiguous()};
-}
-
 Heads rotary_split(const at::Tensor& qkv, const RotaryTable& table, int64_t heads, int64_t kv_heads) {
   const int64_t n = table.cosine.size(0);
   const int64_t head_dim = table.cosine.size(1) * 2;
@@ -267,9 +247,7 @@ Heads rotary_split(const at::Tensor& qkv, const RotaryTable& table, int64_t head
     return {out[0], out[1], out[2]};
   }
   const at::Tensor all = qkv.view({qkv.size(0) / n, n, heads + 2 * kv_heads, head_dim});
-  const at::Tensor cosine = table.cosine.unsqueeze(1);
-  const at::Tensor sine = table.sine.unsqueeze(1);
-  return {rotate(all.narrow(2, 0, heads), cosine, sine), rotate(all.narrow(2, heads, kv_heads), cosine, sine),
+  return {rotate(all.narrow(2, 0, heads), table), rotate(all.narrow(2, heads, kv_heads), table),
           all.narrow(2, heads + kv_heads, kv_heads).contiguous()};
 }
 

@@ -7,6 +7,8 @@
 
 #include <cstdint>
 
+#include "modules/rotary.h"
+
 namespace annulus {
 
 struct Normed {
@@ -15,15 +17,6 @@ struct Normed {
 };
 // x [rows, dim] and delta (like x, or undefined: nothing is added); weight [dim]. Differentiable in all three.
 Normed add_rms_norm(const at::Tensor& x, const at::Tensor& delta, const at::Tensor& weight, double eps);
-
-// Rotary embedding (arXiv 2104.09864) of the positions given, pairs (i, i + head_dim / 2).
-struct RotaryTable {
-  at::Tensor cosine;  // [n, head_dim / 2]
-  at::Tensor sine;
-};
-// positions: int64 [n], any device; angles are made in fp64.
-RotaryTable make_rotary_table(const at::Tensor& positions, int64_t head_dim, double theta, at::ScalarType dtype,
-                              at::Device device);
 
 struct Heads {
   at::Tensor q;  // [batch, n, heads, head_dim]

@@ -1,0 +1,191 @@
+// See factory.h.
+#include "modules/factory.h"
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "common/error.h"
+#include "common/nearest.h"
+
+namespace annulus {
+namespace {
+
+// Not every query looks everywhere: what travels can be less than everything.
+bool is_sparse(const PatternSpec& p) {
+  if (!p.documents.empty()) return true;
+  if (p.kind == PatternSpec::Kind::kUnion) return std::all_of(p.members.begin(), p.members.end(), is_sparse);
+  return p.kind != PatternSpec::Kind::kFull;
+}
+
+// Every rank has the same share of a causal triangle in zigzag; the rows that a sparse pattern looks at are near in
+// contiguous parts.
+LayoutKind layout_for(const PatternSpec& p) {
+  return p.causal && !is_sparse(p) ? LayoutKind::kZigzag : LayoutKind::kContiguous;
+}
+
+PatternSpec restricted_like(const PatternSpec& given, PatternSpec::Kind kind) {
+  PatternSpec p;
+  p.kind = kind;
+  p.causal = given.causal;
+  p.documents = given.documents;
+  p.key_documents = given.key_documents;
+  return p;
+}
+
+PatternSpec dilated(const AttentionFactoryOptions& o) {
+  PatternSpec p = restricted_like(o.attention.pattern, PatternSpec::Kind::kDilated);
+  p.dilated = o.dilated;
+  return p;
+}
+
+PatternSpec blocks(const AttentionFactoryOptions& o) {
+  PatternSpec p = restricted_like(o.attention.pattern, PatternSpec::Kind::kBlocks);
+  p.blocks = o.blocks;
+  return p;
+}
+
+PatternSpec hierarchical(const AttentionFactoryOptions& o) {
+  PatternSpec p = blocks(o);
+  p.blocks.map = BlocksSpec::Map::kHierarchical;
+  if (p.blocks.levels.empty()) p.blocks.levels = {{1, 2}, {4, 16}, {16, 64}};
+  return p;
+}
+
+PatternSpec adaptive(const AttentionFactoryOptions& o) {
+  PatternSpec p = blocks(o);
+  p.blocks.map = BlocksSpec::Map::kAdaptive;
+  return p;
+}
+
+PatternSpec as_given(const AttentionFactoryOptions& o) { return o.attention.pattern; }
+
+struct Entry {
+  NamedAttention named;
+  PatternSpec (*pattern)(const AttentionFactoryOptions&);
+  ScheduleKind schedule;
+  const char* what;
+};
+
+const std::vector<Entry>& entries() {
+  static const std::vector<Entry> table = {
+      {{"multihead", {"MultiheadAttention"}}, as_given, ScheduleKind::kAuto, "the pattern given"},
+      {{"dilated", {"DilatedAttention", "MultiheadDilatedAttention"}},
+       dilated,
+       ScheduleKind::kAuto,
+       "dilated branches"},
+      {{"improved", {"ImprovedDilatedAttention", "ImprovedDilatedAttentionV2", "ImprovedMultiheadDilatedAttention"}},
+       dilated,
+       ScheduleKind::kAuto,
+       "dilated branches; the same function as \"dilated\", there is no slower form of it here"},
+      {{"ring", {"RingAttentionCorrectV2"}}, as_given, ScheduleKind::kRing, "the pattern given, over a ring"},
+      {{"ring_dilated",
+        {"RingDilatedAttentionV2", "RingDilatedAttention", "RingMultiheadDilatedAttention",
+         "UnfoldRingDilatedAttention"}},
+       dilated,
+       ScheduleKind::kRing,
+       "dilated branches over a ring"},
+      {{"ring_collective", {"RingDilatedAttentionV2Collective"}},
+       dilated,
+       ScheduleKind::kAllGather,
+       "dilated branches; the sampled rows are gathered at once"},
+      {{"block_sparse_ring", {"BlockSparseRingDilatedAttention", "BlockSparseRingMultiheadDilatedAttention"}},
+       blocks,
+       ScheduleKind::kAuto,
+       "active blocks over the ranks"},
+      {{"block_sparse_ring_distributed", {"BlockSparseRingDistributedDilatedAttention"}},
+       blocks,
+       ScheduleKind::kGroupCast,
+       "active blocks, each row straight to the ranks that need it"},
+      {{"distributed", {}},
+       as_given,
+       ScheduleKind::kGroupCast,
+       "the pattern given, each row straight to where it is needed"},
+      {{"hierarchical", {}}, hierarchical, ScheduleKind::kAuto, "blocks dense near, coarser farther"},
+      {{"adaptive", {}}, adaptive, ScheduleKind::kAuto, "blocks selected by content"},
+  };
+  return table;
+}
+
+const Entry* find(std::string_view name) {
+  for (const Entry& e : entries()) {
+    const auto& classes = e.named.classes;
+    if (e.named.name == name || std::find(classes.begin(), classes.end(), name) != classes.end()) return &e;
+  }
+  return nullptr;
+}
+
+[[noreturn]] void refuse(std::string_view name) {
+  std::vector<std::string> all = {"auto"};
+  std::string known = "auto";
+  for (const NamedAttention& n : named_attentions()) {
+    all.emplace_back(n.name);
+    all.insert(all.end(), n.classes.begin(), n.classes.end());
+    known += ", " + std::string(n.name);
+  }
+  const std::string near = nearest(name, all);
+  throw Error(ErrorKind::kUsage, "modules",
+              "unknown attention \"" + std::string(name) + "\"" +
+                  (near.empty() ? "" : "; did you mean \"" + near + "\"?") + " (known: " + known +
+                  ", and the class names in docs/modules.md)");
+}
+
+AttentionChoice choose_auto(const AttentionFactoryOptions& o) {
+  AttentionChoice choice{o.attention, ""};
+  const PatternSpec& p = o.attention.pattern;
+  const std::string size = std::to_string(o.length) + " positions on " + std::to_string(o.ranks) +
+                           (o.ranks == 1 ? " rank" : " ranks") + ": ";
+  choice.options.layout = layout_for(p);
+  if (o.ranks == 1) {
+    choice.options.schedule = ScheduleKind::kAuto;
+    choice.reason = "one device, nothing travels";
+  } else if (o.length < kLongSequence) {
+    choice.options.schedule = ScheduleKind::kAllGather;
+    choice.reason = "all-gather, because short sequences (below " + std::to_string(kLongSequence) +
+                    ") fit each rank whole and one exchange is quicker than a ring's many";
+  } else if (o.length >= kVeryLongSequence && is_sparse(p)) {
+    choice.options.schedule = ScheduleKind::kGroupCast;
+    choice.reason = "group-cast, because of a very long sequence (from " + std::to_string(kVeryLongSequence) +
+                    ") a sparse pattern needs few rows, sent straight to where they are needed";
+  } else {
+    choice.options.schedule = ScheduleKind::kRing;
+    choice.reason =
+        "a ring, because long sequences (from " + std::to_string(kLongSequence) + ") should never be whole on one rank";
+    if (o.length >= kVeryLongSequence) {
+      choice.reason += "; a sparse pattern would cost less, but computes something else, so it is yours to choose";
+    }
+  }
+  choice.reason = "auto: " + size + choice.reason;
+  return choice;
+}
+
+}  // namespace
+
+const std::vector<NamedAttention>& named_attentions() {
+  static const std::vector<NamedAttention> names = [] {
+    std::vector<NamedAttention> all;
+    for (const Entry& e : entries()) all.push_back(e.named);
+    return all;
+  }();
+  return names;
+}
+
+AttentionChoice choose_attention(std::string_view name, const AttentionFactoryOptions& options) {
+  if (name == "auto") return choose_auto(options);
+  const Entry* entry = find(name);
+  if (entry == nullptr) refuse(name);
+  AttentionChoice choice{options.attention, ""};
+  choice.options.pattern = entry->pattern(options);
+  choice.options.layout = layout_for(choice.options.pattern);
+  choice.options.schedule = entry->schedule;
+  choice.reason = std::string(name) + ": " + entry->what;
+  return choice;
+}
+
+MultiheadAttention make_attention(std::string_view name, const AttentionFactoryOptions& options, std::string* reason) {
+  const AttentionChoice choice = choose_attention(name, options);
+  if (reason != nullptr) *reason = choice.reason;
+  return MultiheadAttention(choice.options);
+}
+
+}  // namespace annulus

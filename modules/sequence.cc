@@ -1,0 +1,74 @@
+// See sequence.h.
+#include "modules/sequence.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
+
+#include <numeric>
+#include <string>
+
+#include "attention/plan/layout.h"
+#include "common/error.h"
+
+namespace annulus {
+namespace {
+
+std::string list(const std::vector<int64_t>& lengths) {
+  std::string text;
+  for (const int64_t n : lengths) text += (text.empty() ? "" : ", ") + std::to_string(n);
+  return text;
+}
+
+std::vector<int64_t> dealt(LayoutKind layout, int64_t length, int ranks) {
+  const Layout made = make_layout(layout, length, ranks);
+  std::vector<int64_t> lengths;
+  for (int r = 0; r < ranks; ++r) lengths.push_back(made.count(r));
+  return lengths;
+}
+
+}  // namespace
+
+SequenceParts exchange_lengths(int64_t queries, int64_t keys, Communicator& comm) {
+  if (comm.size() == 1) return {{queries}, {keys}};
+  const at::Tensor mine = at::tensor({queries, keys}, at::kLong);
+  at::Tensor all = at::empty({comm.size(), 2}, at::kLong);
+  comm.host().all_gather(all, mine, {"lengths of the sequence's parts", 0});
+  SequenceParts parts;
+  const int64_t* p = all.const_data_ptr<int64_t>();
+  for (int r = 0; r < comm.size(); ++r) {
+    parts.queries.push_back(p[2 * r]);
+    parts.keys.push_back(p[2 * r + 1]);
+  }
+  return parts;
+}
+
+void place_sequence(PlanRequest& request, const SequenceParts& parts) {
+  const int ranks = static_cast<int>(parts.queries.size());
+  request.ranks = ranks;
+  request.shape.q_len = std::accumulate(parts.queries.begin(), parts.queries.end(), int64_t{0});
+  request.shape.k_len = std::accumulate(parts.keys.begin(), parts.keys.end(), int64_t{0});
+  request.uneven_lengths.clear();
+  const std::vector<int64_t> queries = dealt(request.layout, request.shape.q_len, ranks);
+  const std::vector<int64_t> keys = dealt(request.layout, request.shape.k_len, ranks);
+  if (parts.queries == queries && parts.keys == keys) return;
+  if (request.layout == LayoutKind::kContiguous && parts.queries == parts.keys) {
+    request.uneven_lengths = parts.queries;
+    return;
+  }
+  const bool of_queries = parts.queries != queries;
+  const std::string layout(to_string(request.layout));
+  throw Error(ErrorKind::kPlan, "plan",
+              "the ranks hold " + list(of_queries ? parts.queries : parts.keys) + " positions of the " +
+                  (of_queries ? "queries" : "keys") + ", but the layout " + layout + " deals these " +
+                  std::to_string(of_queries ? request.shape.q_len : request.shape.k_len) + " positions as " +
+                  list(of_queries ? queries : keys) +
+                  "; parts of other lengths can be had with the layout contiguous, for queries and keys alike");
+}
+
+at::Tensor positions_of(const Layout& layout, int rank, int64_t offset) {
+  std::vector<int64_t> positions = layout.positions(rank);
+  for (int64_t& p : positions) p += offset;
+  return at::tensor(positions, at::kLong);
+}
+
+}  // namespace annulus
