@@ -1,0 +1,233 @@
+// torch.ops.annulus: exact attention for PyTorch users, as a shared library that torch.ops.load_library takes
+// (docs/embedding.md). Over the ranks of mpirun where Python was started under one: q, k and v are then this rank's
+// rows.
+//
+// `attention` is what users call. Its autograd node calls the operators attention_forward and attention_backward, which
+// torch.compile sees as they are: opaque, with sizes but no content at compile time. An annulus::Error becomes a
+// RuntimeError with the same text.
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/empty.h>
+#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+#include <cmath>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "attention/execution/attention.h"
+#include "common/byte_cache.h"
+#include "common/error.h"
+#include "modules/sequence.h"
+#include "torch_ops/forward_state.h"
+#include "torch_ops/world.h"
+
+namespace annulus::torch_ops {
+namespace {
+
+using at::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+void require(bool ok, const std::string& message) {
+  if (!ok) throw Error(ErrorKind::kUsage, "torch", message);
+}
+
+// Users pass the same text at every call.
+std::shared_ptr<const PatternSpec> pattern_of(const std::string& text) {
+  static ByteCache<PatternSpec> cache(int64_t{1} << 22);
+  return cache.get(
+      text, [&] { return parse_pattern(text, "pattern"); },
+      [&](const PatternSpec&) { return static_cast<int64_t>(4 * text.size() + sizeof(PatternSpec)); });
+}
+
+std::string shape_text(const Tensor& t) { return c10::str(t.sizes()); }
+
+AttentionCall make_call(const Tensor& q, const Tensor& k, const Tensor& v, const std::string& pattern,
+                        const std::string& layout, const std::string& schedule, double scale, double dropout,
+                        int64_t seed, int64_t step, int64_t layer, Communicator& comm) {
+  require(q.dim() == 4 && k.dim() == 4 && k.sizes() == v.sizes() && q.size(0) == k.size(0) && q.size(3) == k.size(3),
+          "q must be [batch, n, heads, head size], k and v [batch, m, kv heads, head size], but they are " +
+              shape_text(q) + ", " + shape_text(k) + " and " + shape_text(v));
+  require(dropout >= 0 && dropout < 1, "dropout must be at least 0 and below 1, but is " + std::to_string(dropout));
+  require(std::isfinite(scale), "scale must be finite; 0 stands for 1 / sqrt(head size)");
+  AttentionCall call;
+  call.request.shape = {.batch = q.size(0), .heads = q.size(2), .kv_heads = k.size(2), .q_len = 0, .k_len = 0};
+  call.request.pattern = *pattern_of(pattern);
+  call.request.layout = parse_layout(layout, "layout");
+  call.request.schedule = parse_schedule(schedule, "schedule");
+  place_sequence(call.request, exchange_lengths(q.size(1), k.size(1), comm));
+  call.comm = &comm;
+  call.scale = scale;
+  call.dropout = {.rate = dropout, .seed = static_cast<uint64_t>(seed), .step = step, .layer = layer};
+  call.label = "torch.ops.annulus.attention, layer " + std::to_string(layer);
+  return call;
+}
+
+// ---- attention_forward(q, k, v, ...) -> (out, lse, state); out is not divided by the pattern's divisor.
+
+std::tuple<Tensor, Tensor, Tensor> forward_cpu(const Tensor& q, const Tensor& k, const Tensor& v, std::string pattern,
+                                               std::string layout, std::string schedule, double scale, double dropout,
+                                               int64_t seed, int64_t step, int64_t layer) {
+  const Turn turn = take_turn();
+  auto state = std::make_shared<ForwardState>();
+  state->comm = turn.comm;
+  state->call = make_call(q, k, v, pattern, layout, schedule, scale, dropout, seed, step, layer, *turn.comm);
+  AttentionOutput result = attention_forward(q, k, v, state->call);
+  state->program = std::move(result.program);
+  state->saved_k = std::move(result.saved_k);
+  state->saved_v = std::move(result.saved_v);
+  return {result.out.contiguous(), result.lse.contiguous(), hold(std::move(state))};
+}
+
+std::tuple<Tensor, Tensor, Tensor> forward_meta(const Tensor& q, const Tensor&, const Tensor&, std::string, std::string,
+                                                std::string, double, double, c10::SymInt, c10::SymInt, int64_t) {
+  const at::ScalarType type = q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  return {at::empty_symint(q.sym_sizes(), q.options()),
+          at::empty_symint({q.sym_size(0), q.sym_size(2), q.sym_size(1)}, q.options().dtype(type)),
+          at::empty({1}, q.options().dtype(at::kByte))};
+}
+
+// ---- attention_backward(dout, q, k, v, out, lse, state) -> (dq, dk, dv)
+
+std::tuple<Tensor, Tensor, Tensor> backward_cpu(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
+                                                const Tensor& out, const Tensor& lse, const Tensor& held) {
+  const std::shared_ptr<const ForwardState> state = state_of(held);
+  const Turn turn = take_turn();
+  const AttentionGradients d =
+      attention_backward(dout, q, k, v, {state->program, out, lse, state->saved_k, state->saved_v}, state->call);
+  return {d.dq.contiguous(), d.dk.contiguous(), d.dv.contiguous()};
+}
+
+std::tuple<Tensor, Tensor, Tensor> backward_meta(const Tensor&, const Tensor& q, const Tensor& k, const Tensor& v,
+                                                 const Tensor&, const Tensor&, const Tensor&) {
+  const auto like = [](const Tensor& t) { return at::empty_symint(t.sym_sizes(), t.options()); };
+  return {like(q), like(k), like(v)};
+}
+
+// ---- attention(q, k, v, ...) -> out, with its autograd node.
+
+using ForwardSignature = std::tuple<Tensor, Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, std::string,
+                                                            std::string, std::string, double, double, c10::SymInt,
+                                                            c10::SymInt, int64_t);
+using BackwardSignature = std::tuple<Tensor, Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                                                             const Tensor&, const Tensor&, const Tensor&);
+
+const c10::TypedOperatorHandle<ForwardSignature>& forward_operator() {
+  static const auto handle =
+      c10::Dispatcher::singleton().findSchemaOrThrow("annulus::attention_forward", "").typed<ForwardSignature>();
+  return handle;
+}
+const c10::TypedOperatorHandle<BackwardSignature>& backward_operator() {
+  static const auto handle =
+      c10::Dispatcher::singleton().findSchemaOrThrow("annulus::attention_backward", "").typed<BackwardSignature>();
+  return handle;
+}
+
+Tensor divided(const Tensor& t, int64_t divisor) { return divisor == 1 ? t : t / static_cast<double>(divisor); }
+
+Tensor attention_plain(const Tensor& q, const Tensor& k, const Tensor& v, std::string pattern, std::string layout,
+                       std::string schedule, double scale, double dropout, c10::SymInt seed, c10::SymInt step,
+                       int64_t layer) {
+  const int64_t divisor = output_divisor(*pattern_of(pattern));
+  return divided(
+      std::get<0>(forward_operator().call(q, k, v, pattern, layout, schedule, scale, dropout, seed, step, layer)),
+      divisor);
+}
+
+class AttentionNode : public torch::autograd::Function<AttentionNode> {
+ public:
+  static Tensor forward(AutogradContext* context, const Tensor& q, const Tensor& k, const Tensor& v,
+                        const std::string& pattern, const std::string& layout, const std::string& schedule,
+                        double scale, double dropout, const c10::SymInt& seed, const c10::SymInt& step, int64_t layer) {
+    const int64_t divisor = output_divisor(*pattern_of(pattern));
+    const at::AutoDispatchBelowADInplaceOrView below;
+    const auto [out, lse, state] =
+        forward_operator().call(q, k, v, pattern, layout, schedule, scale, dropout, seed, step, layer);
+    context->save_for_backward({q, k, v, out, lse, state});
+    context->saved_data["divisor"] = divisor;
+    return divided(out, divisor);
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    const variable_list saved = context->get_saved_variables();
+    const Tensor dout = divided(grads[0], context->saved_data["divisor"].toInt());
+    const auto [dq, dk, dv] =
+        backward_operator().call(dout, saved[0], saved[1], saved[2], saved[3], saved[4], saved[5]);
+    variable_list result = {dq, dk, dv};
+    result.resize(11);  // one for each input of forward
+    return result;
+  }
+};
+
+Tensor attention_autograd(const Tensor& q, const Tensor& k, const Tensor& v, std::string pattern, std::string layout,
+                          std::string schedule, double scale, double dropout, c10::SymInt seed, c10::SymInt step,
+                          int64_t layer) {
+  return AttentionNode::apply(q, k, v, pattern, layout, schedule, scale, dropout, seed, step, layer);
+}
+
+// ---- For programs over ranks.
+
+Tensor all_reduce_cpu(const Tensor& x) {
+  const Turn turn = take_turn();
+  Tensor sum = x.clone(at::MemoryFormat::Contiguous);
+  turn.comm->all_reduce(sum, ReduceOp::kSum, {"torch.ops.annulus.all_reduce", 0});
+  return sum;
+}
+
+Tensor all_reduce_meta(const Tensor& x) { return at::empty_symint(x.sym_sizes(), x.options()); }
+
+int64_t rank() { return take_turn().comm->rank(); }
+int64_t size() { return take_turn().comm->size(); }
+
+}  // namespace
+
+TORCH_LIBRARY(annulus, m) {
+  // A pattern as in docs/attention.md: "{ kind = 'causal' }". q [batch, n, heads, head size], k and v [batch, m, kv
+  // heads, head size]. `seed`, `step` and `layer` are dropout's. The backward is collective, as the forward is.
+  m.def(
+      "attention(Tensor q, Tensor k, Tensor v, str pattern, *, str layout=\"contiguous\", str schedule=\"auto\", "
+      "float scale=0., float dropout=0., SymInt seed=0, SymInt step=0, int layer=0) -> Tensor",
+      {at::Tag::pt2_compliant_tag});
+  m.def(
+      "attention_forward(Tensor q, Tensor k, Tensor v, str pattern, str layout, str schedule, float scale, "
+      "float dropout, SymInt seed, SymInt step, int layer) -> (Tensor, Tensor, Tensor)",
+      {at::Tag::pt2_compliant_tag});
+  m.def(
+      "attention_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor state) -> "
+      "(Tensor, Tensor, Tensor)",
+      {at::Tag::pt2_compliant_tag});
+  // The sum over all ranks: of gradients, losses.
+  m.def("all_reduce(Tensor x) -> Tensor", {at::Tag::pt2_compliant_tag});
+  m.def("rank() -> int", []() { return rank(); });
+  m.def("size() -> int", []() { return size(); });
+  m.def("abandon() -> ()", []() { abandon(); });
+}
+
+TORCH_LIBRARY_IMPL(annulus, CPU, m) {
+  m.impl("attention", attention_plain);
+  m.impl("attention_forward", forward_cpu);
+  m.impl("attention_backward", backward_cpu);
+  m.impl("all_reduce", all_reduce_cpu);
+}
+
+TORCH_LIBRARY_IMPL(annulus, Meta, m) {
+  m.impl("attention", attention_plain);
+  m.impl("attention_forward", forward_meta);
+  m.impl("attention_backward", backward_meta);
+  m.impl("all_reduce", all_reduce_meta);
+}
+
+// What has no gradient of its own says so when one is asked for.
+TORCH_LIBRARY_IMPL(annulus, Autograd, m) {
+  m.impl("attention", attention_autograd);
+  m.impl("attention_forward", torch::autograd::autogradNotImplementedFallback());
+  m.impl("attention_backward", torch::autograd::autogradNotImplementedFallback());
+  m.impl("all_reduce", torch::autograd::autogradNotImplementedFallback());
+}
+
+}  // namespace annulus::torch_ops
