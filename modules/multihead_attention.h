@@ -36,9 +36,9 @@ struct MultiheadAttentionOptions {
   bool bias = true;        // of the four projections
   bool norm = false;       // LayerNorm of the attention's result, over all heads, before the output projection
   double norm_eps = 1e-5;
-  double rotary_base = 0;  // of the rotary embedding's wavelengths, usually 10000; 0: no rotary embedding
-  double scale = 0;        // of the scores; 0: 1 / sqrt(head_dim)
-  PatternSpec pattern;     // full unless given
+  double rotary_base = 0;    // of the rotary embedding's wavelengths, usually 10000; 0: no rotary embedding
+  double scale = 0;          // of the scores; 0: 1 / sqrt(head_dim)
+  PatternSpec pattern = {};  // full unless given
   // How it is computed; none of it changes the result beyond rounding.
   LayoutKind layout = LayoutKind::kContiguous;
   ScheduleKind schedule = ScheduleKind::kAuto;

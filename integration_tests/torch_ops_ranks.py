@@ -1,0 +1,86 @@
+#!/usr/bin/env python3
+"""torch.ops.annulus under mpirun: every rank's rows of output and gradients against dense attention of the whole."""
+
+import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import torch_python  # noqa: E402
+
+torch_python.enter()
+
+import annulus_torch  # noqa: E402
+import torch  # noqa: E402
+import torch_reference  # noqa: E402
+
+annulus = annulus_torch.load()
+rank, size = annulus.rank(), annulus.size()
+assert size == int(os.environ.get("WANT_SIZE", "1")), size
+
+
+def rows(layout, length):
+    """Positions of this rank, in storage order."""
+    position = torch.arange(length)
+    if layout == "striped":
+        return position[rank::size]
+    if layout == "uneven":
+        ends = [0, *[(r + 1) * length // (size + 1) for r in range(size - 1)], length]
+        return position[ends[rank] : ends[rank + 1]]
+    chunks = 2 * size if layout == "zigzag" else size
+
+    def chunk(i):
+        return position[i * length // chunks : (i + 1) * length // chunks]
+
+    return torch.cat([chunk(rank), chunk(2 * size - 1 - rank)]) if layout == "zigzag" else chunk(rank)
+
+
+CASES = [
+    ("contiguous", "auto", {"kind": "causal"}),
+    ("zigzag", "ring", {"kind": "causal"}),
+    ("striped", "all-gather", {"kind": "window", "left": 9, "right": 2}),
+    ("uneven", "ring", {"kind": "causal"}),
+    ("contiguous", "group-cast", {"kind": "documents", "documents": [20, 30, 17]}),
+    ("contiguous", "auto", {"kind": "union", "of": [{"kind": "full"}, {"kind": "window", "left": 4, "right": 0}]}),
+]
+
+for layout, schedule, pattern in CASES:
+    torch.manual_seed(7)
+    length = 67
+    whole = [torch.randn(2, length, h, 8, dtype=torch.float64, requires_grad=True) for h in (4, 2, 2)]
+    dout = torch.randn(2, length, 4, 8, dtype=torch.float64)
+    want = torch_reference.attention(*whole, pattern)
+    wanted = torch.autograd.grad(want, whole, dout)
+    mine = rows(layout, length)
+    parts = [t.detach()[:, mine].requires_grad_() for t in whole]
+    name = "contiguous" if layout == "uneven" else layout
+    for compiled in (False, True):
+
+        def attend(q, k, v):
+            return annulus.attention(q, k, v, torch_reference.text(pattern), layout=name, schedule=schedule)
+
+        run = torch.compile(attend, fullgraph=True, backend="aot_eager") if compiled else attend
+        out = run(*parts)
+        got = torch.autograd.grad(out, parts, dout[:, mine])
+        for a, b in zip([out, *got], [want, *wanted]):
+            error = (a - b[:, mine]).abs().max().item()
+            assert error < 1e-12, (layout, schedule, pattern, compiled, error)
+
+total = annulus.all_reduce(torch.full((2, 3), float(rank + 1)))
+assert torch.equal(total, torch.full((2, 3), size * (size + 1) / 2.0)), total
+
+# Lengths that a layout does not deal are refused on all ranks; nothing hangs.
+if size > 1:
+    part = torch.randn(1, 5 + 3 * rank, 2, 4)
+    try:
+        annulus.attention(part, part, part, "{ kind = 'causal' }", layout="zigzag")
+        raise AssertionError("taken")
+    except RuntimeError as e:
+        assert "[plan] the ranks hold 5, 8" in str(e), e
+
+if "--fail" in sys.argv and rank == size - 1:
+    raise ValueError("a rank gave up")
+if "--fail" in sys.argv:
+    part = torch.randn(1, 4, 2, 4)
+    annulus.attention(part, part, part, "{ kind = 'causal' }")
+if rank == 0:
+    print(f"{size} ranks: all as one", flush=True)

@@ -1,0 +1,173 @@
+#!/usr/bin/env python3
+"""torch.ops.annulus in one process: values, gradcheck, opcheck, torch.compile, and what it refuses."""
+
+import os
+import sys
+import threading
+import unittest
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import torch_python  # noqa: E402
+
+torch_python.enter()
+
+import annulus_torch  # noqa: E402
+import torch  # noqa: E402
+import torch_reference  # noqa: E402
+
+annulus = annulus_torch.load()
+CAUSAL = "{ kind = 'causal' }"
+PATTERNS = [
+    {"kind": "full"},
+    {"kind": "causal"},
+    {"kind": "window", "left": 3, "right": 1},
+    {"kind": "window", "left": 3, "right": 1, "causal": True},
+    {"kind": "documents", "documents": [4, 7, 6]},
+    {"kind": "blocks", "map": "local", "block": 16, "window_blocks": 0},
+    {"kind": "union", "of": [{"kind": "causal"}, {"kind": "window", "left": 2, "right": 0}]},
+]
+
+
+def inputs(queries=17, keys=17, heads=4, kv_heads=2, dtype=torch.float64, grad=True):
+    shapes = [(2, queries, heads, 8), (2, keys, kv_heads, 8), (2, keys, kv_heads, 8)]
+    return [torch.randn(s, dtype=dtype, requires_grad=grad) for s in shapes]
+
+
+class TorchOps(unittest.TestCase):
+    def setUp(self):
+        torch.manual_seed(1)
+
+    def assert_close(self, a, b, tolerance=1e-12):
+        self.assertEqual(a.shape, b.shape)
+        self.assertLess((a - b).abs().max().item(), tolerance)
+
+    def test_values_and_gradients(self):
+        for pattern in PATTERNS:
+            with self.subTest(pattern=pattern):
+                q, k, v = inputs()
+                out = annulus.attention(q, k, v, torch_reference.text(pattern))
+                want = torch_reference.attention(q, k, v, pattern)
+                self.assert_close(out, want)
+                dout = torch.randn_like(out)
+                for a, b in zip(torch.autograd.grad(out, (q, k, v), dout), torch.autograd.grad(want, (q, k, v), dout)):
+                    self.assert_close(a, b)
+
+    def test_cross_attention_and_dtypes(self):
+        q, k, v = inputs(9, 21)
+        self.assert_close(
+            annulus.attention(q, k, v, "{ kind = 'full' }"), torch_reference.attention(q, k, v, {"kind": "full"})
+        )
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            out = annulus.attention(*inputs(dtype=dtype), CAUSAL)
+            self.assertEqual(out.dtype, dtype)
+
+    def test_gradcheck(self):
+        for pattern in PATTERNS + [
+            {"kind": "dilated", "segment_lengths": [4, 8], "dilation_rates": [1, 2]},
+            {"kind": "dilated", "segment_lengths": [4, 8], "dilation_rates": [1, 2], "combine": "mean"},
+        ]:
+            with self.subTest(pattern=pattern):
+                text = torch_reference.text(pattern)
+                self.assertTrue(torch.autograd.gradcheck(lambda *x: annulus.attention(*x, text), inputs()))
+
+    def test_gradcheck_with_dropout(self):
+        def dropped(*x):
+            return annulus.attention(*x, CAUSAL, dropout=0.3, seed=5, step=2, layer=1)
+
+        x = inputs()
+        self.assertTrue(torch.autograd.gradcheck(dropped, x))
+        self.assertTrue(torch.equal(dropped(*x), dropped(*x)))
+        self.assertFalse(torch.equal(dropped(*x), annulus.attention(*x, CAUSAL, dropout=0.3, seed=5, step=3, layer=1)))
+
+    def test_adaptive_blocks_are_those_of_the_forward(self):
+        pattern = "{ kind = 'blocks', map = 'adaptive', block = 16, keep = 2 }"
+        q, k, v = inputs(64, 64)
+        self.assertTrue(torch.autograd.gradcheck(lambda *x: annulus.attention(*x, pattern), (q, k, v), fast_mode=True))
+
+    def test_opcheck(self):
+        for grad in (True, False):
+            x = inputs(grad=grad)
+            torch.library.opcheck(annulus.attention.default, (*x, CAUSAL))
+            torch.library.opcheck(annulus.attention.default, (*x, CAUSAL), dict(layout="zigzag", dropout=0.5, step=3))
+        x = inputs(grad=False)
+        settings = (CAUSAL, "contiguous", "auto", 0.0, 0.0, 0, 0, 0)
+        torch.library.opcheck(annulus.attention_forward.default, (*x, *settings))
+        out, lse, state = annulus.attention_forward(*x, *settings)
+        self.assertEqual(lse.shape, (2, 4, 17))
+        torch.library.opcheck(
+            annulus.attention_backward.default,
+            (torch.randn_like(out), *x, out, lse, state),
+            # test_schema gives the operator copies of its inputs; a state cannot be copied.
+            test_utils=("test_autograd_registration", "test_faketensor"),
+        )
+        torch.library.opcheck(annulus.all_reduce.default, (torch.randn(3),))
+
+    def test_compile(self):
+        weight = torch.randn(32, 32, dtype=torch.float64, requires_grad=True)
+
+        def model(q, k, v):
+            out = annulus.attention(torch.sin(q), k, v, CAUSAL)
+            return (out.flatten(2) @ weight).square().mean()
+
+        for backend in ("aot_eager", "inductor"):
+            for dynamic in (False, True):
+                with self.subTest(backend=backend, dynamic=dynamic):
+                    torch._dynamo.reset()
+                    compiled = torch.compile(model, fullgraph=True, backend=backend, dynamic=dynamic)
+                    for length in (17, 33):
+                        q, k, v = inputs(length, length)
+                        want = torch.autograd.grad(model(q, k, v), (q, k, v, weight))
+                        got = torch.autograd.grad(compiled(q, k, v), (q, k, v, weight))
+                        for a, b in zip(got, want):
+                            self.assert_close(a, b)
+
+    def test_refusals_have_one_form(self):
+        q, k, v = inputs()
+        for pattern, arguments, text in [
+            ("{ kind = 'casual' }", {}, r"^\[pattern\] .*did you mean \"causal\""),
+            (CAUSAL, dict(layout="zigzak"), r"^\[\w+\] .*did you mean \"zigzag\""),
+            (CAUSAL, dict(schedule="rung"), r"^\[\w+\] .*did you mean \"ring\""),
+            (CAUSAL, dict(dropout=1.0), r"^\[torch\] dropout must be at least 0 and below 1"),
+            ("{ kind = 'documents', documents = [4, 4] }", {}, r"^\[\w+\] .*"),
+        ]:
+            with self.assertRaisesRegex(RuntimeError, text):
+                annulus.attention(q, k, v, pattern, **arguments)
+        with self.assertRaisesRegex(RuntimeError, r"^\[torch\] q must be \[batch"):
+            annulus.attention(q[0], k, v, CAUSAL)
+        out, lse, state = annulus.attention_forward(
+            *inputs(grad=False), CAUSAL, "contiguous", "auto", 0.0, 0.0, 0, 0, 0
+        )
+        with self.assertRaisesRegex(RuntimeError, r"^\[torch\] attention_backward: `state` must be the tensor"):
+            annulus.attention_backward(out, *inputs(grad=False), out, lse, state.clone())
+        loss = annulus.attention(q, k, v, CAUSAL).sum()
+        (dq,) = torch.autograd.grad(loss, q, create_graph=True)
+        with self.assertRaisesRegex(RuntimeError, "not implemented|does not require grad"):
+            torch.autograd.grad(dq.sum(), q)
+
+    def test_threads(self):
+        x = [inputs(30, 30) for _ in range(4)]
+        want = [torch.autograd.grad(annulus.attention(*i, CAUSAL).square().sum(), i) for i in x]
+        got = [None] * 4
+
+        def run(n):
+            for _ in range(10):
+                got[n] = torch.autograd.grad(annulus.attention(*x[n], CAUSAL).square().sum(), x[n])
+
+        threads = [threading.Thread(target=run, args=(n,)) for n in range(4)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        for a, b in zip(got, want):
+            for i, j in zip(a, b):
+                self.assertTrue(torch.equal(i, j))
+
+    def test_empty_sequences(self):
+        q, k, v = inputs(0, 0)
+        out = annulus.attention(q, k, v, CAUSAL)
+        self.assertEqual(out.shape, q.shape)
+        self.assertEqual(torch.autograd.grad(out.sum(), k)[0].shape, k.shape)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0]], verbosity=2)

@@ -1,0 +1,42 @@
+"""For tests of torch_ops/: the Python of the torch that the library was built against, and the library in it.
+
+A test begins with `torch_python.enter()`, before it imports torch. The last arguments of its command line are the folder
+of torch (@sys//:config.bzl) and nothing else; enter() takes them away.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def enter():
+    """Starts this program again in that Python, where NVIDIA's libraries are stood in for (cuda_stubs.py)."""
+    if os.environ.get("ANNULUS_TORCH_PYTHON"):
+        sys.path.insert(0, os.path.join(os.getcwd(), "torch_ops"))
+        return
+    root = sys.argv.pop()
+    if not os.path.exists(os.path.join(root, "__init__.py")):
+        print("SKIPPED: LIBTORCH has no Python")
+        sys.exit(0)
+    site = os.path.dirname(root)
+    python = os.path.join(site, "..", "..", "..", "bin", "python3")
+    # Not TEST_TMPDIR: all ranks of a job have the same.
+    stubs = tempfile.mkdtemp(prefix="annulus-stubs-", dir=os.environ.get("TMPDIR"))
+    subprocess.run([sys.executable, os.path.join(_HERE, "cuda_stubs.py"), os.path.join(root, "lib"), stubs], check=True)
+    env = dict(
+        os.environ,
+        ANNULUS_TORCH_PYTHON="1",
+        LD_LIBRARY_PATH=stubs,
+        PYTHONPATH=site,
+        PYTHONDONTWRITEBYTECODE="1",
+        ANNULUS_TORCH_LIBRARY=os.path.join(os.getcwd(), "torch_ops", "libannulus_torch.so"),
+        TORCHINDUCTOR_CACHE_DIR=os.path.join(stubs, "inductor"),
+        TORCHINDUCTOR_COMPILE_THREADS="1",
+        USER=os.environ.get("USER", "test"),
+    )
+    done = subprocess.run([python if os.path.exists(python) else sys.executable, *sys.argv], env=env)
+    subprocess.run(["rm", "-rf", stubs])
+    sys.exit(done.returncode if done.returncode >= 0 else 128 - done.returncode)
