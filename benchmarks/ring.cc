@@ -83,6 +83,7 @@ int64_t needed_rows(const Program& program) {
 }
 
 struct RingResult {
+  std::vector<double> turns;                             // cpu of each
   double cpu = std::numeric_limits<double>::infinity();  // least over the repeats, all ranks together
   double wall = std::numeric_limits<double>::infinity();
   double operators = 0;  // cpu within LibTorch's attention operators, in that repeat
@@ -140,6 +141,7 @@ class Ring {
     result.planned = sum_over(world_, planned);
     result.lower_bound = sum_over(world_, bound);
     result.memory = sum_over(world_, memory, ReduceOp::kMax);
+    result.turns.push_back(cpu);
     result.wall = std::min(result.wall, wall);
     if (cpu < result.cpu) {
       result.cpu = cpu;
@@ -154,6 +156,9 @@ class Ring {
   AttentionCall call_;
   Inputs in_;
 };
+
+// What the whole ring may cost over one process.
+constexpr double kGoal = 1.05;
 
 constexpr const char* kLegend =
     "\nIn operators: the share of the CPU seconds spent in LibTorch's attention operators. MB sent: by all ranks. "
@@ -170,7 +175,7 @@ std::string line(const char* format, auto... values) {
 
 }  // namespace
 
-void run_ring_bench(const RingBenchOptions& options, Communicator& world, std::ostream& out) {
+std::vector<BenchRatio> run_ring_bench(const RingBenchOptions& options, Communicator& world, std::ostream& out) {
   if (world.size() < 2) {
     throw Error(ErrorKind::kPlan, "bench", "a ring needs at least 2 ranks; use `annulus launch -n 4 bench ring`");
   }
@@ -185,24 +190,26 @@ void run_ring_bench(const RingBenchOptions& options, Communicator& world, std::o
   std::vector<RingResult> results(sizes.size());
   Inputs whole;
   if (world.rank() == 0) whole = random_rows(shape, shape.q_len, shape.k_len, options.head_dim);
-  double baseline = std::numeric_limits<double>::infinity();
+  std::vector<double> alone_turns;
   // One turn uncounted: first touches of memory, first messages.
   for (int64_t turn = -1; turn < options.repeats; ++turn) {
     world.barrier({"bench", 0});
     const double cpu = world.rank() == 0 ? alone(whole, options.request) : 0;
-    if (turn >= 0) baseline = std::min(baseline, sum_over(world, cpu));
+    if (turn >= 0) alone_turns.push_back(sum_over(world, cpu));
     for (size_t i = 0; i < rings.size(); ++i) {
       RingResult ignored;
       rings[i].run(turn >= 0 ? results[i] : ignored);
     }
   }
-  if (world.rank() != 0) return;
-  out << line("forward and backward, %lld tokens, %lld:%lld heads of %lld, fp32; layout %s, schedule %s\n",
-              static_cast<long long>(shape.q_len), static_cast<long long>(shape.heads),
-              static_cast<long long>(shape.kv_heads), static_cast<long long>(options.head_dim),
-              std::string(to_string(options.request.layout)).c_str(),
-              std::string(to_string(options.request.schedule)).c_str());
-  out << "pattern " << options.request.pattern.text() << "\n";
+  if (world.rank() != 0) return {};
+  const double baseline = *std::min_element(alone_turns.begin(), alone_turns.end());
+  const std::string settings =
+      line("%lld tokens, %lld:%lld heads of %lld, fp32; layout %s, schedule %s", static_cast<long long>(shape.q_len),
+           static_cast<long long>(shape.heads), static_cast<long long>(shape.kv_heads),
+           static_cast<long long>(options.head_dim), std::string(to_string(options.request.layout)).c_str(),
+           std::string(to_string(options.request.schedule)).c_str());
+  const std::string pattern = options.request.pattern.text();
+  out << "forward and backward, " << settings << "\npattern " << pattern << "\n";
   out << line("least of %lld interleaved turns; baseline: one process, one thread, %s\n\n",
               static_cast<long long>(options.repeats),
               operator_knows(options.request.pattern) ? "LibTorch's flash attention" : "annulus on one rank");
@@ -210,14 +217,18 @@ void run_ring_bench(const RingBenchOptions& options, Communicator& world, std::o
          " wall s   MB "
          "held\n";
   out << line("  %5d  %11.3f  %16.3f\n", 1, baseline, 1.0);
+  std::vector<BenchRatio> ratios;
   for (size_t i = 0; i < sizes.size(); ++i) {
     const RingResult& r = results[i];
+    ratios.push_back(ratio_of("ring/" + std::to_string(sizes[i]) + " ranks over one process", settings + ", " + pattern,
+                              r.turns, alone_turns, kGoal));
     out << line("  %5d  %11.3f  %16.3f  %12.3f  %8.2f  %11.3f  %18.3f  %10.4f  %7.3f  %8.2f\n", sizes[i], r.cpu,
                 r.cpu / baseline, r.operators / r.cpu, r.sent / 1e6, r.sent / std::max(r.planned, 1.0),
                 r.sent / std::max(r.lower_bound, 1.0), r.exposed, r.wall, r.memory / 1e6);
   }
   out << kLegend;
   out.flush();
+  return ratios;
 }
 
 }  // namespace annulus

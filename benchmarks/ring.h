@@ -4,8 +4,10 @@
 
 #include <cstdint>
 #include <ostream>
+#include <vector>
 
 #include "attention/plan/plan.h"
+#include "benchmarks/report.h"
 #include "comm/communicator.h"
 
 namespace annulus {
@@ -17,7 +19,7 @@ struct RingBenchOptions {
 };
 
 // Collective over `world`. Measures 2 ranks and 4 ranks where the world has them, and one process alone, in turn,
-// `repeats` times; rank 0 prints the table to `out`.
-void run_ring_bench(const RingBenchOptions& options, Communicator& world, std::ostream& out);
+// `repeats` times; rank 0 prints the table to `out` and gets the ratios, other ranks none.
+std::vector<BenchRatio> run_ring_bench(const RingBenchOptions& options, Communicator& world, std::ostream& out);
 
 }  // namespace annulus

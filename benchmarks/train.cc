@@ -13,11 +13,39 @@
 #include "benchmarks/measure.h"
 #include "benchmarks/operator_clock.h"
 #include "comm/threads/threads.h"
+#include "common/error.h"
 #include "runtime/text_source.h"
 #include "runtime/training.h"
 
 namespace annulus {
-void run_train_bench(const TrainBenchOptions& options, std::ostream& out) {
+namespace {
+
+// The baseline's CPU seconds for 1,000 tokens.
+double run_baseline(const std::string& command) {
+  const auto refuse = [&](const std::string& what) {
+    return Error(ErrorKind::kUnavailable, "bench",
+                 "the baseline `" + command + "` " + what +
+                     "; a command is expected whose last line is a JSON object with \"cpu_s_per_1k_tok\"");
+  };
+  std::FILE* const pipe = popen(command.c_str(), "r");
+  if (pipe == nullptr) throw refuse("cannot be started");
+  std::string text;
+  std::array<char, 4096> piece{};
+  for (size_t n; (n = std::fread(piece.data(), 1, piece.size(), pipe)) > 0;) text.append(piece.data(), n);
+  if (const int status = pclose(pipe); status != 0) throw refuse("failed");
+  while (text.ends_with('\n')) text.pop_back();
+  const nlohmann::json json =
+      nlohmann::json::parse(text.substr(text.rfind('\n') + 1), nullptr, /*allow_exceptions=*/false);
+  const auto found = json.is_object() ? json.find("cpu_s_per_1k_tok") : json.end();
+  if (!json.is_object() || found == json.end() || !found->is_number() || !(found->get<double>() > 0)) {
+    throw refuse("printed something else");
+  }
+  return found->get<double>();
+}
+
+}  // namespace
+
+std::vector<BenchRatio> run_train_bench(const TrainBenchOptions& options, std::ostream& out) {
   at::set_num_threads(options.threads);
   Config config;
   config.device = "cpu";
@@ -87,7 +115,28 @@ void run_train_bench(const TrainBenchOptions& options, std::ostream& out) {
     json["share_attention"] = best.attention / best.cpu;
     json["share_outside"] = outside;
   }
+  std::vector<BenchRatio> ratios;
+  std::snprintf(table.data(), table.size(), "a Llama of %lld parameters, context %lld, %lld rows, %d thread%s",
+                static_cast<long long>(training.model().parameters().count()), static_cast<long long>(options.context),
+                static_cast<long long>(options.batch), options.threads, options.threads == 1 ? "" : "s");
+  const std::string settings = table.data();
+  std::vector<double> all, rest, costs;
+  for (const Turn& t : turns) {
+    all.push_back(t.cpu);
+    rest.push_back(t.cpu - t.products - t.attention);
+    costs.push_back(1000 * t.cpu / tokens);
+  }
+  if (whole) ratios.push_back(ratio_of("train/share outside products and attention", settings, rest, all));
+  if (!options.baseline.empty()) {
+    const double baseline = run_baseline(options.baseline);
+    ratios.push_back(ratio_of("train/over the baseline", settings + "; baseline: " + options.baseline, costs,
+                              std::vector<double>(costs.size(), baseline), 1.0));
+    std::snprintf(table.data(), table.size(), "  CPU seconds over baseline%10.3f\n", ratios.back().ratio);
+    out << table.data();
+    json["over_baseline"] = ratios.back().ratio;
+  }
   out << "\n" << json.dump() << std::endl;
+  return ratios;
 }
 
 }  // namespace annulus

@@ -4,6 +4,10 @@
 
 #include <cstdint>
 #include <ostream>
+#include <string>
+#include <vector>
+
+#include "benchmarks/report.h"
 
 namespace annulus {
 
@@ -12,9 +16,13 @@ struct TrainBenchOptions {
   int64_t context = 1024, batch = 4;
   int64_t steps = 5;  // counted ones; one more runs first
   int threads = 1;
+  // A command for the shell that measures the same training elsewhere (eager PyTorch) and whose last line is a JSON
+  // object with "cpu_s_per_1k_tok"; run after annulus's steps. Empty: no baseline.
+  std::string baseline;
 };
 
-// One rank, no launcher. Prints a table and, as its last line, the same as one JSON object.
-void run_train_bench(const TrainBenchOptions& options, std::ostream& out);
+// One rank, no launcher. Prints a table and, as its last line, the same as one JSON object. Raises Error(kUnavailable)
+// when the baseline fails.
+std::vector<BenchRatio> run_train_bench(const TrainBenchOptions& options, std::ostream& out);
 
 }  // namespace annulus

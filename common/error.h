@@ -24,6 +24,7 @@ enum class ErrorKind : int {
   kBusy = 7,         // the run folder belongs to a live process
   kResource = 8,     // memory, disk, permission
   kUnavailable = 9,  // this build or machine lacks what was asked for (CUDA, MPI, a kernel)
+  kRegression = 10,  // a measured ratio got worse than its allowance (bench compare)
 };
 
 class Error : public std::runtime_error {

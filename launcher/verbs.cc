@@ -56,19 +56,30 @@ namespace {
 
 // CLI11's messages, in our form.
 [[noreturn]] void refuse(const VerbEntry& entry, const CLI::App& app, const CLI::ParseError& error) {
+  // Of a verb with words of its own (`bench ring`), the word's options are meant.
+  const std::vector<CLI::App*> words = app.get_subcommands();
+  const CLI::App& meant = words.empty() ? app : *words.front();
+  const std::string name = std::string(entry.name) + (words.empty() ? "" : " " + meant.get_name());
   std::string message = error.what();
   if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr) {
-    const std::vector<std::string> extras = app.remaining();
+    const std::vector<std::string> extras = app.remaining(/*recurse=*/true);
     const std::string first = extras.empty() ? "" : extras.front();
-    if (first.starts_with("-")) refuse_option(entry.name, app, first);
+    if (first.starts_with("-")) refuse_option(name, meant, first);
     message = "unexpected argument \"" + first + "\"";
+    if (words.empty()) {
+      std::vector<std::string> known;
+      for (const CLI::App* word : app.get_subcommands([](const CLI::App*) { return true; })) {
+        known.push_back(word->get_name());
+      }
+      if (!known.empty()) message += suggestion(first, known);
+    }
   } else {
     // One line each: some of CLI11's texts hold line breaks.
     for (char& c : message) {
       if (c == '\n') c = ' ';
     }
   }
-  refuse_usage(entry.name, message);
+  refuse_usage(name, message);
 }
 
 }  // namespace

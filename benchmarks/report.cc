@@ -1,0 +1,172 @@
+// See report.h.
+#include "benchmarks/report.h"
+
+#include <ATen/Version.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <ctime>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+#include <utility>
+
+#include "common/error.h"
+#include "common/files.h"
+#include "common/version.h"
+
+namespace annulus {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr const char* kFormat = "annulus-bench-1";
+
+// The quantile of sorted numbers, linear between neighbours.
+double quantile(const std::vector<double>& sorted, double share) {
+  const double at = share * static_cast<double>(sorted.size() - 1);
+  const auto below = static_cast<size_t>(at);
+  const size_t above = std::min(below + 1, sorted.size() - 1);
+  return sorted[below] + (at - static_cast<double>(below)) * (sorted[above] - sorted[below]);
+}
+
+std::string now() {
+  const std::time_t seconds = std::time(nullptr);
+  std::tm utc{};
+  gmtime_r(&seconds, &utc);
+  char text[32];
+  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &utc);
+  return text;
+}
+
+class Reader {
+ public:
+  explicit Reader(const std::string& source) : source_(source) {}
+
+  [[noreturn]] void refuse(const std::string& what) const {
+    throw Error(ErrorKind::kInput, "bench",
+                source_ + ": " + what + "; a file that `annulus bench all --json FILE` wrote is expected");
+  }
+  const Json& at(const Json& object, const char* key, const std::string& where) const {
+    if (!object.is_object()) refuse(where + " is no object");
+    const auto found = object.find(key);
+    if (found == object.end()) refuse(where + " has no \"" + key + "\"");
+    return *found;
+  }
+  std::string string(const Json& object, const char* key, const std::string& where) const {
+    const Json& value = at(object, key, where);
+    if (!value.is_string()) refuse("\"" + std::string(key) + "\" of " + where + " is no string");
+    return value.get<std::string>();
+  }
+  double number(const Json& object, const char* key, const std::string& where) const {
+    const Json& value = at(object, key, where);
+    if (!value.is_number() || !std::isfinite(value.get<double>()) || value.get<double>() < 0) {
+      refuse("\"" + std::string(key) + "\" of " + where + " is no number of at least 0");
+    }
+    return value.get<double>();
+  }
+  int64_t count(const Json& object, const char* key, const std::string& where) const {
+    const double value = number(object, key, where);
+    if (value < 1 || value > 1e9 || value != std::floor(value)) {
+      refuse("\"" + std::string(key) + "\" of " + where + " is no whole number of at least 1");
+    }
+    return static_cast<int64_t>(value);
+  }
+
+ private:
+  const std::string& source_;
+};
+
+}  // namespace
+
+BenchRatio ratio_of(std::string name, std::string settings, const std::vector<double>& costs,
+                    const std::vector<double>& baseline, std::optional<double> goal) {
+  std::vector<double> each;
+  for (size_t i = 0; i < costs.size(); ++i) each.push_back(costs[i] / baseline[i]);
+  std::sort(each.begin(), each.end());
+  return {std::move(name),
+          std::move(settings),
+          *std::min_element(costs.begin(), costs.end()) / *std::min_element(baseline.begin(), baseline.end()),
+          quantile(each, 0.25),
+          quantile(each, 0.75),
+          static_cast<int64_t>(costs.size()),
+          goal};
+}
+
+std::string BenchMachine::text() const {
+  return std::to_string(cores) + (cores == 1 ? " core, " : " cores, ") + isa;
+}
+
+BenchReport report_of(std::vector<BenchRatio> ratios) {
+  // Of the whole machine: a rank that writes it may be bound to a part.
+  const int64_t cores = std::max<int64_t>(1, sysconf(_SC_NPROCESSORS_ONLN));
+  return {{cores, at::get_cpu_capability()}, kVersion, now(), std::move(ratios)};
+}
+
+void write_report(const BenchReport& report, const std::string& path) {
+  Json ratios = Json::array();
+  for (const BenchRatio& r : report.ratios) {
+    Json entry = {{"name", r.name}, {"settings", r.settings}, {"ratio", r.ratio},
+                  {"low", r.low},   {"high", r.high},         {"rounds", r.rounds}};
+    if (r.goal) entry["goal"] = *r.goal;
+    ratios.push_back(std::move(entry));
+  }
+  const Json json = {{"format", kFormat},
+                     {"version", report.version},
+                     {"date", report.date},
+                     {"machine", {{"cores", report.machine.cores}, {"isa", report.machine.isa}}},
+                     {"ratios", std::move(ratios)}};
+  write_atomically(FileSystem::real(), path, json.dump(2) + "\n");
+}
+
+BenchReport parse_report(std::string_view text, const std::string& source) {
+  const Reader read(source);
+  const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (json.is_discarded()) read.refuse("this is no JSON");
+  if (const std::string format = read.string(json, "format", "the file"); format != kFormat) {
+    read.refuse("its format is \"" + format + "\", not \"" + kFormat + "\"");
+  }
+  BenchReport report;
+  report.version = read.string(json, "version", "the file");
+  report.date = read.string(json, "date", "the file");
+  const Json& machine = read.at(json, "machine", "the file");
+  report.machine = {read.count(machine, "cores", "\"machine\""), read.string(machine, "isa", "\"machine\"")};
+  const Json& ratios = read.at(json, "ratios", "the file");
+  if (!ratios.is_array()) read.refuse("\"ratios\" is no list");
+  std::set<std::string> names;
+  for (const Json& entry : ratios) {
+    const std::string nth = "ratio " + std::to_string(report.ratios.size() + 1);
+    BenchRatio r;
+    r.name = read.string(entry, "name", nth);
+    const std::string where = "\"" + r.name + "\"";
+    if (!names.insert(r.name).second) read.refuse(where + " is there twice");
+    r.settings = read.string(entry, "settings", where);
+    r.ratio = read.number(entry, "ratio", where);
+    r.low = read.number(entry, "low", where);
+    r.high = read.number(entry, "high", where);
+    if (r.low > r.high) read.refuse("\"low\" of " + where + " is above its \"high\"");
+    r.rounds = read.count(entry, "rounds", where);
+    if (entry.contains("goal")) r.goal = read.number(entry, "goal", where);
+    report.ratios.push_back(std::move(r));
+  }
+  return report;
+}
+
+BenchReport read_report(const std::string& path) {
+  errno = 0;
+  std::ifstream in(path, std::ios::binary);
+  std::ostringstream text;
+  // A folder opens and fails at the first byte.
+  if (!in || !(text << in.rdbuf())) {
+    throw Error(ErrorKind::kInput, "bench",
+                path + " cannot be read: " + (errno != 0 ? std::strerror(errno) : "it is empty") +
+                    "; a file that `annulus bench all --json FILE` wrote is expected");
+  }
+  return parse_report(text.str(), path);
+}
+
+}  // namespace annulus
