@@ -1,0 +1,85 @@
+// Tests of benchmarks/patterns.h: what is measured, not how long it takes.
+#include "benchmarks/patterns.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <set>
+#include <sstream>
+#include <string>
+
+#include "common/error.h"
+
+namespace annulus {
+namespace {
+
+TEST(RandomBlockMap, HasItsDensityAndEveryOwnBlock) {
+  for (const int64_t heads : {1, 4}) {
+    const BlockMap map = random_block_map(128, heads, 128, 0.1);
+    EXPECT_NEAR(map.density(), 0.1, 0.001);
+    const std::vector<uint8_t> active = map.dense();
+    for (int64_t row = 0; row < heads * 128; ++row) {
+      EXPECT_EQ(active[static_cast<size_t>(row * 128 + row % 128)], 1) << row;
+    }
+    EXPECT_EQ(map.digest(), random_block_map(128, heads, 128, 0.1).digest());
+  }
+  // A map of few blocks is denser: own blocks are always there.
+  EXPECT_DOUBLE_EQ(random_block_map(128, 1, 2, 0.1).density(), 0.5);
+  EXPECT_DOUBLE_EQ(random_block_map(128, 1, 3, 1.0).density(), 1);
+}
+
+TEST(BenchPatterns, ThoseOfTheGoalsHaveTheStatedShares) {
+  const PatternsBenchOptions options;
+  const double dense = static_cast<double>(options.heads * options.length * options.length);
+  int goals = 0;
+  for (const BenchPattern& p : bench_patterns(options)) {
+    const double share = static_cast<double>(count_pairs(make_pattern(p.spec, options.shape()))) / dense;
+    EXPECT_GT(share, 0) << p.name;
+    EXPECT_LT(share, 1) << p.name;
+    if (p.goal) {
+      ++goals;
+      EXPECT_EQ(*p.goal, 0.15);
+      EXPECT_NEAR(share, 0.1, 0.001) << p.name;
+    }
+    if (p.goal_of_share) {
+      ++goals;
+      EXPECT_EQ(*p.goal_of_share, 1.3);
+      // The sum of segment / rate^2: what two branches count is counted twice.
+      EXPECT_NEAR(share, (2048 + 4096 / 4. + 8192 / 16. + 16384 / 64.) / 16384, 1e-9) << p.name;
+    }
+  }
+  EXPECT_EQ(goals, 3);
+}
+
+TEST(BenchPatterns, OwnOnesTakeThePlaceOfTheListOnceEach) {
+  PatternsBenchOptions options;
+  options.patterns = {"{ kind = \"causal\" }", "{kind=\"causal\"}", "{ kind = \"window\", left = 3, right = 0 }"};
+  EXPECT_EQ(bench_patterns(options).size(), 2u);
+  options.patterns = {"{ kind = \"casual\" }"};
+  EXPECT_THROW(bench_patterns(options), Error);
+  options.patterns = {"{ kind = \"documents\", documents = [5, 6] }"};
+  EXPECT_THROW(bench_patterns(options), Error);
+}
+
+TEST(PatternsBench, RunsWithSmallSizesAndGivesEachRatioOnce) {
+  PatternsBenchOptions options;
+  options.length = 300;  // no multiple of anything
+  options.heads = 2;
+  options.head_dim = 8;
+  options.rounds = 2;
+  std::ostringstream out;
+  const std::vector<BenchRatio> ratios = run_patterns_bench(options, out);
+  ASSERT_EQ(ratios.size(), bench_patterns(options).size());
+  std::set<std::string> names;
+  for (const BenchRatio& r : ratios) {
+    EXPECT_TRUE(names.insert(r.name).second) << r.name;
+    EXPECT_TRUE(std::isfinite(r.ratio) && r.ratio > 0) << r.name;
+    EXPECT_LE(r.low, r.high) << r.name;
+    EXPECT_EQ(r.rounds, 2);
+    EXPECT_FALSE(r.goal) << r.name;  // they are for long sequences
+    EXPECT_NE(out.str().find(r.name.substr(r.name.find('/') + 1)), std::string::npos) << out.str();
+  }
+}
+
+}  // namespace
+}  // namespace annulus
