@@ -11,8 +11,8 @@ namespace annulus {
 namespace {
 
 const BenchRatio* find(const BenchReport& report, const std::string& name) {
-  const auto found = std::find_if(report.ratios.begin(), report.ratios.end(),
-                                  [&](const BenchRatio& r) { return r.name == name; });
+  const auto found =
+      std::find_if(report.ratios.begin(), report.ratios.end(), [&](const BenchRatio& r) { return r.name == name; });
   return found == report.ratios.end() ? nullptr : &*found;
 }
 

@@ -182,7 +182,8 @@ std::vector<BenchRatio> run_patterns_bench(const PatternsBenchOptions& options, 
     name.resize(width, ' ');
     return "  " + name;
   };
-  out << padded("pattern") << "  share of pairs  CPU seconds  over dense  quartiles       over share  wall over dense\n";
+  out << padded("pattern")
+      << "  share of pairs  CPU seconds  over dense  quartiles       over share  wall over dense\n";
   out << padded("dense") << line("  %14.4f  %11.3f  %10.3f\n", 1.0, dense.least_cpu(), 1.0);
   std::vector<BenchRatio> ratios;
   for (size_t i = 0; i < patterns.size(); ++i) {
@@ -191,10 +192,9 @@ std::vector<BenchRatio> run_patterns_bench(const PatternsBenchOptions& options, 
     const double share = side.pairs() / dense.pairs();
     std::optional<double> goal = p.goal;
     if (p.goal_of_share) goal = *p.goal_of_share * share;
-    const BenchRatio& r =
-        ratios.emplace_back(ratio_of("patterns/" + p.name, settings, side.cpu(), dense.cpu(), goal));
-    out << padded(p.name) << line("  %14.4f  %11.3f  %10.3f  %.3f to %.3f  ", share, side.least_cpu(), r.ratio, r.low,
-                                  r.high)
+    const BenchRatio& r = ratios.emplace_back(ratio_of("patterns/" + p.name, settings, side.cpu(), dense.cpu(), goal));
+    out << padded(p.name)
+        << line("  %14.4f  %11.3f  %10.3f  %.3f to %.3f  ", share, side.least_cpu(), r.ratio, r.low, r.high)
         << (share > 0 ? line("%10.2f", r.ratio / share) : line("%10s", ""))
         << line("  %15.3f", side.least_wall() / dense.least_wall());
     if (goal) out << line("  goal %.3f: %s", *goal, r.met() ? "met" : "missed");

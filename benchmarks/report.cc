@@ -97,9 +97,7 @@ BenchRatio ratio_of(std::string name, std::string settings, const std::vector<do
           goal};
 }
 
-std::string BenchMachine::text() const {
-  return std::to_string(cores) + (cores == 1 ? " core, " : " cores, ") + isa;
-}
+std::string BenchMachine::text() const { return std::to_string(cores) + (cores == 1 ? " core, " : " cores, ") + isa; }
 
 BenchReport report_of(std::vector<BenchRatio> ratios) {
   // Of the whole machine: a rank that writes it may be bound to a part.

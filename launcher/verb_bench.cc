@@ -318,8 +318,9 @@ class BenchVerb : public Verb {
       if (word.app->parsed()) chosen_ = word.word.get();
     }
     if (chosen_ == nullptr) {
-      throw Error(ErrorKind::kUsage, "bench",
-                  "bench needs a word that says what: ring, train, patterns, all or compare; example: annulus bench ring");
+      throw Error(
+          ErrorKind::kUsage, "bench",
+          "bench needs a word that says what: ring, train, patterns, all or compare; example: annulus bench ring");
     }
     chosen_->check();
   }

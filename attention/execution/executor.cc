@@ -233,21 +233,24 @@ std::string exactly(double value) {
   return text;
 }
 
+// The communicator is the plan's. No rank numbers in these texts: ranks with the same complaint agree, and each raises
+// its own (see agree).
+void require_communicator(const AttentionCall& call) {
+  if (!call.comm) refuse(call, "expected a communicator, got none");
+  const int ranks = (call.program ? call.program->request : call.request).ranks;
+  const bool other = call.program && call.comm->rank() != call.program->rank;
+  if (call.comm->size() == ranks && !other) return;
+  refuse(call, "expected a communicator of the plan's " + std::to_string(ranks) +
+                   " ranks, and this rank's program, got a communicator of " + std::to_string(call.comm->size()) +
+                   " ranks" + (other ? " and another rank's program" : ""));
+}
+
 // The tensors are this rank's rows of the request's problem.
 void require_fit(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionCall& call) {
-  if (!call.comm) refuse(call, "expected a communicator, got none");
   const PlanRequest& request = call.program ? call.program->request : call.request;
-  // No rank numbers in these texts: ranks with the same complaint agree, and each raises its own (see agree).
-  if (call.comm->size() != request.ranks || (call.program && call.comm->rank() != call.program->rank)) {
-    refuse(call, "expected a communicator of the plan's " + std::to_string(request.ranks) +
-                     " ranks, and this rank's program, got a communicator of " + std::to_string(call.comm->size()) +
-                     " ranks" +
-                     (call.program && call.comm->rank() != call.program->rank ? " and another rank's program" : ""));
-  }
   if (!(call.dropout.rate >= 0 && call.dropout.rate < 1)) {
     refuse(call, "expected a dropout rate of at least 0 and below 1, got " + exactly(call.dropout.rate));
   }
-  validate(request);
   const auto expect = [&](const at::Tensor& tensor, const char* name, int64_t rows, int64_t heads) {
     const AttentionShape& shape = request.shape;
     if (tensor.dim() != 4 || tensor.size(0) != shape.batch || tensor.size(1) != rows || tensor.size(2) != heads ||
@@ -314,16 +317,18 @@ std::string text_of(const Dropout& d) {
 }
 
 // Before anything travels, all ranks must be in the same call of the same plan. What a rank finds wrong with its own
-// tensors or plan is part of what is compared: if one rank must refuse, all do. `find` is run where the tensors fit.
+// tensors or plan is part of what is compared: if one rank must refuse, all do. `find` looks the plan up first: it
+// checks the request when it is new.
 template <typename Find>
 void agree(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionCall& call,
            const std::string& direction, Find find, const at::Tensor* dout = nullptr,
            const AttentionOutput* forward = nullptr) {
   std::string complaint = "none";
   try {
+    require_communicator(call);
+    find();
     require_fit(q, k, v, call);
     if (forward) require_fit(*dout, *forward, q, call);
-    find();
   } catch (const Error& error) {
     if (!call.comm || call.comm->size() == 1) throw;
     complaint = error.what();
@@ -455,6 +460,7 @@ AttentionOutput attention_forward(const at::Tensor& q, const at::Tensor& k, cons
   result.program = call.program;
   const bool adaptive = !call.program && is_adaptive(call.request.pattern);
   agree(q, k, v, call, "forward", [&] {
+    if (adaptive) validate(call.request);
     if (!call.program && !adaptive) result.program = cached_program(call.request, call.comm->rank());
   });
   if (adaptive) {

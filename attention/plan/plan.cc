@@ -197,6 +197,7 @@ void validate(const PlanRequest& request) {
     if (request.even) refuse("lengths by rank were given, and even = true as well; leave one of them out");
     make_uneven_layout(request.uneven_lengths, request.shape.q_len);
   }
+  validate(request.pattern, request.shape);
   require_equal_segments(request.pattern, request);
   if (request.uneven_lengths.empty() && request.even) {
     require_even(request.layout, request.shape.q_len, request.ranks, "a sequence");
