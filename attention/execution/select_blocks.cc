@@ -21,7 +21,6 @@
 namespace annulus {
 namespace {
 
-constexpr int64_t kRowsAtOnce = 4096;                // of q or k converted to fp64
 constexpr int64_t kScoresAtOnce = int64_t{1} << 20;  // 8 MB
 
 // The sums of this rank's rows [B, rows, heads, D], block by block: fp64 [blocks, B, heads, D], 0 where it has none.
@@ -30,22 +29,12 @@ at::Tensor block_sums(const at::Tensor& rows, const std::vector<Span>& positions
       at::zeros({blocks, rows.size(0), rows.size(2), rows.size(3)}, rows.options().dtype(at::kDouble));
   int64_t first_row = 0;
   for (const Span& span : positions) {
-    // The rows of a block follow each other. Blocks with as many rows are added up together.
-    const auto rows_before = [&](int64_t b) { return span.clip(0, b * block - 1).count; };
-    for (int64_t b = span.empty() ? blocks : span.begin / block; b < blocks && rows_before(b) < span.count;) {
-      const int64_t begin = rows_before(b), each = rows_before(b + 1) - begin;
-      if (each == 0) {
-        ++b;
-        continue;
-      }
-      int64_t alike = 1;
-      while (b + alike < blocks && (alike + 1) * each <= kRowsAtOnce &&
-             rows_before(b + alike + 1) == begin + (alike + 1) * each) {
-        ++alike;
-      }
-      const at::Tensor part = rows.narrow(1, first_row + begin, alike * each).unflatten(1, {alike, each});
-      sums.narrow(0, b, alike).add_(part.sum({2}, false, at::kDouble).transpose(0, 1));
-      b += alike;
+    // The rows of a block follow each other.
+    int64_t begin = 0;
+    for (int64_t b = span.empty() ? blocks : span.begin / block; b < blocks && begin < span.count; ++b) {
+      const int64_t end = span.clip(0, (b + 1) * block - 1).count;
+      if (end > begin) sums.select(0, b).add_(rows.narrow(1, first_row + begin, end - begin).to(at::kDouble).sum({1}));
+      begin = end;
     }
     first_row += span.count;
   }
