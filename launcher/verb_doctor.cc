@@ -6,6 +6,8 @@
 #include <fstream>
 #include <string>
 
+#include "attention/kernels/detect.h"
+#include "attention/kernels/kernel.h"
 #include "comm/nccl/nccl_communicator.h"
 #include "comm/topology/binding.h"
 #include "comm/topology/machine.h"
@@ -18,7 +20,7 @@
 namespace annulus {
 namespace {
 
-void row(const char* what, const std::string& found) { std::printf("  %-10s %s\n", what, found.c_str()); }
+void row(const char* what, const std::string& found) { std::printf("  %-16s %s\n", what, found.c_str()); }
 
 std::string first_line(const char* path) {
   std::ifstream file(path);
@@ -52,11 +54,17 @@ class DoctorVerb : public Verb {
     const std::string nccl = nccl_unavailable();
     row("NCCL", nccl.empty() ? "yes" : nccl);
 
+    std::printf("\nattention kernels\n");
+    for (const DetectedKernel& kernel : detected_kernels()) {
+      row(kernel.name.c_str(), (kernel.found ? kernel.used ? "yes: " : "found, not used yet: " : "no: ") + kernel.note +
+                                   " (" + kernel.inputs + ")");
+    }
     std::printf("\nused\n");
     const std::string shortfall = cuda_shortfall(1);
     row("device", shortfall.empty() ? "cuda for as many ranks as there are GPUs, otherwise cpu" : "cpu: " + shortfall);
     row("backend", shortfall.empty() ? "nccl between GPUs, mpi between CPUs" : "mpi");
-    row("kernel", "aten (LibTorch's flash attention); reference (dense fp64, slow) where asked for");
+    row("kernel", choose_kernel(KernelKind::kAuto, at::kCPU, at::kFloat, 64, false).reason +
+                      "; reference (dense fp64, slow) where asked for");
     try {
       row("cores", current_binding().cpus.to_string() + " open to this process");
     } catch (const Error& error) {

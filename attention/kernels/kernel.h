@@ -18,7 +18,7 @@ namespace annulus {
 
 enum class KernelKind {
   kReference,  // dense fp64 over each tile: the oracle's cousin, any pattern, slow
-  kAten,       // LibTorch's flash attention with its logsumexp
+  kAten,       // flash attention on LibTorch's matrix products, CPU
   kAuto,       // the fastest that can be used for the inputs; see choose_kernel
 };
 
@@ -71,9 +71,9 @@ class Kernel {
   int64_t peak_result_elements_ = 0;
 };
 
-// What was found on this machine and in this build, and what is used for such inputs, and why: the one place that looks
-// for FlashAttention 3, cuDNN, FlashAttention 2 and the CPU's kernels. `asked` kAuto: the best of them; a choice that
-// falls back says so in `reason`. Thread-safe; looks once.
+// What is used for such inputs, and why; what there is: detect.h. `asked` kAuto: the fastest that can be used. A choice
+// that falls back says so in `reason`. Raises Error(kUnavailable) where no kernel takes them, saying why and what to
+// use. Thread-safe.
 struct KernelChoice {
   KernelKind kind = KernelKind::kAten;  // never kAuto
   std::string reason;                   // one line
@@ -81,7 +81,7 @@ struct KernelChoice {
 KernelChoice choose_kernel(KernelKind asked, at::DeviceType device, at::ScalarType type, int64_t head_dim,
                            bool dropout);
 
-// Raises Error(kUnavailable) when this build or device has no such kernel for these inputs, saying why and what to use.
+// Raises as choose_kernel.
 std::unique_ptr<Kernel> make_kernel(KernelKind kind, const at::Tensor& q);
 
 }  // namespace annulus

@@ -113,24 +113,26 @@ ANNULUS_INLINE void gradient_of(float* p, float* ds, int64_t n, float lse, float
 }
 
 struct Passes {
+  const char* name;
   float (*max)(const float*, int64_t, float);
   float (*exp)(float*, int64_t, float);
   void (*gradient)(float*, float*, int64_t, float, float);
 };
 
 // One set of the three passes, compiled with the attribute given.
-#define ANNULUS_PASSES(NAME, ATTRIBUTE)                                                              \
+#define ANNULUS_PASSES(NAME, TEXT, ATTRIBUTE)                                                        \
   ATTRIBUTE float max_##NAME(const float* x, int64_t n, float floor) { return max_of(x, n, floor); } \
   ATTRIBUTE float exp_##NAME(float* x, int64_t n, float shift) { return exp_of(x, n, shift); }       \
   ATTRIBUTE void gradient_##NAME(float* p, float* ds, int64_t n, float lse, float delta) {           \
     gradient_of(p, ds, n, lse, delta);                                                               \
   }                                                                                                  \
-  constexpr Passes k_##NAME = {max_##NAME, exp_##NAME, gradient_##NAME};
+  constexpr Passes k_##NAME = {TEXT, max_##NAME, exp_##NAME, gradient_##NAME};
 
-ANNULUS_PASSES(plain, )
+ANNULUS_PASSES(plain, "plain", )
 #if defined(__x86_64__)
-ANNULUS_PASSES(avx2, __attribute__((target("avx2,fma"))))
-ANNULUS_PASSES(avx512, __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,avx2,fma,prefer-vector-width=512"))))
+ANNULUS_PASSES(avx2, "AVX2", __attribute__((target("avx2,fma"))))
+ANNULUS_PASSES(avx512, "AVX-512",
+               __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,avx2,fma,prefer-vector-width=512"))))
 #endif
 
 const Passes& passes() {
@@ -148,6 +150,8 @@ const Passes& passes() {
 }
 
 }  // namespace
+
+const char* row_math_instructions() { return passes().name; }
 
 float row_max(const float* x, int64_t n, float floor) { return passes().max(x, n, floor); }
 float row_exp(float* x, int64_t n, float shift) { return passes().exp(x, n, shift); }

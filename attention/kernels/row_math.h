@@ -18,4 +18,7 @@ double row_exp(double* x, int64_t n, double shift);
 void row_gradient(float* p, float* ds, int64_t n, float lse, float delta);
 void row_gradient(double* p, double* ds, int64_t n, double lse, double delta);
 
+// The instructions that the fp32 passes were chosen for on this machine: "AVX-512", "AVX2", "plain".
+const char* row_math_instructions();
+
 }  // namespace annulus
