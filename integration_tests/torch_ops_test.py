@@ -75,7 +75,7 @@ class TorchOps(unittest.TestCase):
             return annulus.attention(*x, CAUSAL, dropout=0.3, seed=5, step=2, layer=1)
 
         x = inputs()
-        self.assertTrue(torch.autograd.gradcheck(dropped, x))
+        self.assertTrue(torch.autograd.gradcheck(dropped, x, fast_mode=True))
         self.assertTrue(torch.equal(dropped(*x), dropped(*x)))
         self.assertFalse(torch.equal(dropped(*x), annulus.attention(*x, CAUSAL, dropout=0.3, seed=5, step=3, layer=1)))
 
@@ -92,14 +92,6 @@ class TorchOps(unittest.TestCase):
         x = inputs(grad=False)
         settings = (CAUSAL, "contiguous", "auto", 0.0, 0.0, 0, 0, 0)
         torch.library.opcheck(annulus.attention_forward.default, (*x, *settings))
-        out, lse, state = annulus.attention_forward(*x, *settings)
-        self.assertEqual(lse.shape, (2, 4, 17))
-        torch.library.opcheck(
-            annulus.attention_backward.default,
-            (torch.randn_like(out), *x, out, lse, state),
-            # test_schema gives the operator copies of its inputs; a state cannot be copied.
-            test_utils=("test_autograd_registration", "test_faketensor"),
-        )
         torch.library.opcheck(annulus.all_reduce.default, (torch.randn(3),))
 
     def test_compile(self):

@@ -224,12 +224,16 @@ look_for_torch() {
     return
   fi
   wheels=("torch==$torch_version" nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85) # libtorch_cpu.so needs all 3
+  # What Python needs to import torch and compile with it: tests of torch_ops.
+  ((level >= 1)) && wheels+=(typing_extensions==4.15.0 filelock==3.20.0 sympy==1.14.0 mpmath==1.3.0 networkx==3.4.2
+    jinja2==3.1.6 MarkupSafe==3.0.2 fsspec==2025.10.0 setuptools==80.9.0)
   ((level == 2 || cuda)) && wheels+=(nvidia-nccl-cu13==2.28.9)                          # libtorch_cuda.so's own
   root=$(compgen -G '.venv/lib/python3.*/site-packages/torch' | head -n 1) || root=
   site=${root%/torch}
   if [[ -e .venv/.incomplete || ! -f $root/lib/libtorch_cpu.so || $(torch_version_in "$root") != "$torch_version" ||
     ! -e $(compgen -G "$site/nvidia/cu13/lib/libcudart.so.*" | head -n 1) ||
     ! -e $(compgen -G "$site/nvidia/cu13/lib/libcupti.so.*" | head -n 1) ]] ||
+    { ((level >= 1)) && [[ ! -d $site/fsspec || ! -d $site/sympy || ! -f $site/typing_extensions.py ]]; } ||
     { [[ " ${wheels[*]}" == *' nvidia-nccl'* ]] && [[ ! -f $site/nvidia/nccl/include/nccl.h ]]; } ||
     { ((cuda && gpu)) && [[ ! -e $(compgen -G "$site/nvidia/cudnn/lib/libcudnn.so.*" | head -n 1) ]]; }; then
     venv_todo=1

@@ -1,0 +1,33 @@
+#!/bin/bash
+# ./annulus examples: builds examples/cpp as an outside user would, runs its tests, and its program under mpirun. The last
+# line is "N passed, N failed".
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+tools/setup.sh --tests || exit
+. tools/live.sh
+root=$PWD
+cd examples/cpp || exit
+work=$(mktemp -d)
+# Its Bazel server is one more beside that of this folder.
+trap 'rm -rf "$work"; bazel shutdown >"/dev/null" 2>&1' EXIT
+
+rc=0
+bazel test --curses=no --color=no --show_progress_rate_limit=0.3 --build_event_json_file="$work/events.json" \
+  --keep_going //... 2>&1 | follow_bazel "$work/log" || rc=$?
+if ((rc == 8 || rc == 130)); then exit 130; fi # Ctrl-C
+compiler_messages "$work/log" >"$work/said"
+"$root/tools/test_report.py" --ci --bazel-exit=$rc --said="$work/said" "$work/events.json" >"$work/report"
+sed '$d' "$work/report"
+passed=0 failed=1
+[[ $(tail -n 1 "$work/report") =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed$ ]] && passed=${BASH_REMATCH[1]} failed=${BASH_REMATCH[2]}
+
+as_root=()
+((EUID)) || as_root=(--allow-run-as-root)
+if mpirun "${as_root[@]}" --oversubscribe -n 4 .bazel/bin/attention --length=1000; then
+  ((++passed))
+else
+  ((++failed))
+  echo "FAILED examples/cpp: mpirun -n 4 .bazel/bin/attention --length=1000"
+fi
+echo "$passed passed, $failed failed"
+((failed == 0))

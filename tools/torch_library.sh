@@ -1,0 +1,21 @@
+#!/bin/bash
+# ./annulus torch: builds the library that registers torch.ops.annulus and prints its path, for ANNULUS_TORCH_LIBRARY or
+# torch.ops.load_library. It is built against LIBTORCH, which must be the torch of the Python that loads it:
+#   LIBTORCH=$(python3 -c 'import torch; print(torch.__path__[0])') ./annulus torch
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+if (($#)); then sed -n '2,/^set/s/^# \{0,1\}//p' tools/torch_library.sh >&2 && exit 2; fi
+tools/setup.sh
+. tools/live.sh
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+rc=0
+bazel build --curses=no --color=no --show_progress_rate_limit=0.3 //torch_ops:libannulus_torch.so 2>&1 |
+  follow_bazel "$log" || rc=$?
+if ((rc == 8 || rc == 130)); then exit 130; fi # Ctrl-C
+if ((rc)); then
+  compiler_messages "$log" >&2
+  echo "annulus: the build failed (above: what the compiler said)" >&2
+  exit 1
+fi
+readlink -f .bazel/bin/torch_ops/libannulus_torch.so
