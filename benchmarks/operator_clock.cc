@@ -5,6 +5,7 @@
 #include <memory>
 #include <string_view>
 
+#include "attention/kernels/kernel.h"
 #include "benchmarks/measure.h"
 
 namespace annulus {
@@ -16,11 +17,9 @@ struct Totals {
 thread_local Totals totals;
 
 bool is_product(std::string_view name) { return name == "aten::mm" || name == "aten::addmm" || name == "aten::bmm"; }
-bool is_attention(std::string_view name) {
-  return name.starts_with("aten::_scaled_dot_product_flash_attention_for_cpu");
-}
+bool is_attention(std::string_view name) { return name == kForwardRecord || name == kBackwardRecord; }
 
-// These operators do not call each other, so nothing is counted twice.
+// These do not call each other, so nothing is counted twice.
 struct Started : at::ObserverContext {
   double at = thread_cpu_seconds();
 };

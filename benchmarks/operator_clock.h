@@ -1,4 +1,4 @@
-// How much of a thread's CPU time LibTorch's matrix products and attention operators take, told by LibTorch's own
+// How much of a thread's CPU time LibTorch's matrix products and the attention kernel take, told by LibTorch's
 // profiling hooks. For benchmarks.
 #pragma once
 
@@ -15,7 +15,7 @@ class OperatorClock {
   OperatorClock& operator=(const OperatorClock&) = delete;
 
   double products() const;   // seconds in mm, addmm, bmm
-  double attention() const;  // seconds in the flash attention operators
+  double attention() const;  // seconds of the kernel computing tiles
 
  private:
   at::CallbackHandle handle_;

@@ -21,7 +21,7 @@ struct BenchPattern {
 };
 
 struct PatternsBenchOptions {
-  int64_t length = 16384, heads = 4, head_dim = 64;
+  int64_t length = 16384, heads = 2, head_dim = 64;
   int64_t rounds = 5;                 // counted ones; one more runs first
   int threads = 1;                    // with more, CPU seconds hold what threads wait for each other
   std::vector<std::string> patterns;  // TOML; empty: bench_patterns()

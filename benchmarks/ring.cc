@@ -86,9 +86,9 @@ struct RingResult {
   std::vector<double> turns;                             // cpu of each
   double cpu = std::numeric_limits<double>::infinity();  // least over the repeats, all ranks together
   double wall = std::numeric_limits<double>::infinity();
-  double operators = 0;  // cpu within LibTorch's attention operators, in that repeat
-  double exposed = 0;    // waiting for transfers, of the rank that waited longest, in the repeat of least cpu
-  double sent = 0;       // bytes, all ranks
+  double kernel = 0;   // cpu within the kernel computing tiles, in that repeat
+  double exposed = 0;  // waiting for transfers, of the rank that waited longest, in the repeat of least cpu
+  double sent = 0;     // bytes, all ranks
   double planned = 0;
   double lower_bound = 0;
   double memory = 0;  // bytes of keys, values, their gradients and kernel results held by one rank at most
@@ -122,7 +122,7 @@ class Ring {
     }
     const double used = comm_ ? cpu_seconds() - cpu_before : 0, took = comm_ ? wall_seconds() - wall_before : 0;
     const double inside = comm_ ? clock.attention() : 0;
-    const double cpu = sum_over(world_, used), operators = sum_over(world_, inside);
+    const double cpu = sum_over(world_, used), kernel = sum_over(world_, inside);
     const double wall = sum_over(world_, took, ReduceOp::kMax);
     const double exposed =
         sum_over(world_, forward_stats.exposed_seconds + backward_stats.exposed_seconds, ReduceOp::kMax);
@@ -146,7 +146,7 @@ class Ring {
     if (cpu < result.cpu) {
       result.cpu = cpu;
       result.exposed = exposed;
-      result.operators = operators;
+      result.kernel = kernel;
     }
   }
 
@@ -161,9 +161,8 @@ class Ring {
 constexpr double kGoal = 1.05;
 
 constexpr const char* kLegend =
-    "\nIn operators: the share of the CPU seconds spent in LibTorch's attention operators. MB sent: by all ranks. "
-    "Lower\n"
-    "bound: each key and value row once to each rank that needs it, its gradient back once. Exposed: the longest any\n"
+    "\nIn kernel: the share of the CPU seconds spent computing tiles. MB sent: by all ranks. Lower bound:\n"
+    "each key and value row once to each rank that needs it, its gradient back once. Exposed: the longest any\n"
     "rank waited for transfers. MB held: keys, values, gradients and kernel results at once on one rank, its own "
     "too.\n";
 
@@ -213,7 +212,7 @@ std::vector<BenchRatio> run_ring_bench(const RingBenchOptions& options, Communic
   out << line("least of %lld interleaved turns; baseline: one process, one thread, %s\n\n",
               static_cast<long long>(options.repeats),
               operator_knows(options.request.pattern) ? "LibTorch's flash attention" : "annulus on one rank");
-  out << "  ranks  CPU seconds  over one process  in operators   MB sent  of the plan  of the lower bound   exposed s  "
+  out << "  ranks  CPU seconds  over one process     in kernel   MB sent  of the plan  of the lower bound   exposed s  "
          " wall s   MB "
          "held\n";
   out << line("  %5d  %11.3f  %16.3f\n", 1, baseline, 1.0);
@@ -223,7 +222,7 @@ std::vector<BenchRatio> run_ring_bench(const RingBenchOptions& options, Communic
     ratios.push_back(ratio_of("ring/" + std::to_string(sizes[i]) + " ranks over one process", settings + ", " + pattern,
                               r.turns, alone_turns, kGoal));
     out << line("  %5d  %11.3f  %16.3f  %12.3f  %8.2f  %11.3f  %18.3f  %10.4f  %7.3f  %8.2f\n", sizes[i], r.cpu,
-                r.cpu / baseline, r.operators / r.cpu, r.sent / 1e6, r.sent / std::max(r.planned, 1.0),
+                r.cpu / baseline, r.kernel / r.cpu, r.sent / 1e6, r.sent / std::max(r.planned, 1.0),
                 r.sent / std::max(r.lower_bound, 1.0), r.exposed, r.wall, r.memory / 1e6);
   }
   out << kLegend;

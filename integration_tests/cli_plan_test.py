@@ -80,10 +80,66 @@ class BenchTest(cli.CliTest):
         self.assertAlmostEqual(sum(shares), 1, places=6)
         self.assertTrue(all(0 < s < 1 for s in shares), shares)
 
+    def test_patterns_are_measured_and_leave_a_report(self):
+        sizes = ["--length", "256", "--heads", "2", "--dim", "8", "--rounds", "2"]
+        code, out, err = self.annulus("bench", "patterns", *sizes, "--json", "patterns.json")
+        self.assertEqual(code, 0, err)
+        report = json.load(open(self.path("patterns.json")))
+        names = {r["name"] for r in report["ratios"]}
+        self.assertLess({"patterns/causal", "patterns/dilated", "patterns/blocks, density 0.1"}, names)
+        for name in names:
+            self.assertIn("\n  " + name.removeprefix("patterns/") + " ", out)
+        self.assertGreaterEqual(report["machine"]["cores"], 1)
+        self.assertNotIn(os.uname().nodename, json.dumps(report))
+
+        own = ["--pattern", "{ kind = 'window', left = 9, right = 0 }", "--pattern", "{ kind = 'causal' }"]
+        code, out, err = self.annulus("bench", "patterns", *sizes, *own)
+        self.assertEqual(code, 0, err)
+        self.assertEqual(len(re.findall(r"^  \{ kind", out, re.M)), 2, out)
+
+    def test_all_leaves_one_report_that_equals_itself(self):
+        code, out, err = self.annulus("bench", "all", "--length", "256", "--rounds", "1", "--json", "all.json")
+        self.assertEqual(code, 0, err)
+        names = [r["name"] for r in json.load(open(self.path("all.json")))["ratios"]]
+        for benchmark in ("ring/2 ", "ring/4 ", "train/", "patterns/"):
+            self.assertTrue(any(n.startswith(benchmark) for n in names), names)
+        code, out, err = self.annulus("bench", "compare", "all.json", "all.json", "--margin", "0")
+        self.assertEqual(code, 0, err)
+        for name in names:
+            self.assertRegex(out, re.escape(name) + r" .* same\n")
+
+    def test_what_got_worse_is_named_with_an_exit_code_of_its_own(self):
+        def report(name, **ratios):
+            machine = {"cores": 4, "isa": "AVX512"}
+            entries = [
+                {"name": k, "settings": "", "ratio": v, "low": v, "high": v, "rounds": 3} for k, v in ratios.items()
+            ]
+            whole = {"format": "annulus-bench-1", "version": "1", "date": "", "machine": machine, "ratios": entries}
+            with open(self.path(name), "w") as f:
+                json.dump(whole, f)
+
+        report("old.json", ring=1.0, causal=0.5, gone=1.0)
+        report("new.json", ring=1.05, causal=0.6, added=1.0)
+        code, out, err = self.annulus("bench", "compare", "old.json", "new.json")
+        self.assertEqual(code, 10, err)
+        self.assertRegex(err, r"got worse [^\n]*: causal\n")
+        self.assertIn("only in the old file: gone", out)
+        self.assertIn("only in the new file: added", out)
+        for args, want in [(["new.json", "old.json"], 0), (["old.json", "new.json", "--margin", "0.3"], 0)]:
+            code, out, err = self.annulus("bench", "compare", *args)
+            self.assertEqual(code, want, err)
+
+    def test_files_that_are_no_reports_are_refused(self):
+        with open(self.path("broken.json"), "w") as f:
+            f.write('{"format": "annulus-bench-1", ')
+        self.assert_refused(3, "missing.json cannot be read", "bench", "compare", "missing.json", "broken.json")
+        self.assert_refused(3, "broken.json: this is no JSON", "bench", "compare", "broken.json", "broken.json")
+        self.assert_refused(2, "no folder", "bench", "all", "--json", "nowhere/all.json")
+
     def test_an_unknown_benchmark_is_refused(self):
-        code, _, err = self.annulus("bench", "rign")
-        self.assertEqual(code, 2)
-        self.assertIn('did you mean "ring"', err)
+        self.assert_refused(2, 'did you mean "ring"', "bench", "rign")
+        self.assert_refused(2, "ring, train, patterns, all or compare", "bench")
+        self.assert_refused(2, 'did you mean "--length"', "bench", "ring", "--lenght", "9")
 
 
 cli.main()

@@ -153,7 +153,7 @@ class PatternsWord : public Word {
         bench.add_subcommand("patterns", "what attention with each pattern costs over the same call without a mask");
     app->add_option("--length", options_.length, "tokens (default: 16384; the goals are for these and more)")
         ->check(CLI::PositiveNumber);
-    app->add_option("--heads", options_.heads, "heads (default: 4)")->check(CLI::PositiveNumber);
+    app->add_option("--heads", options_.heads, "heads (default: 2)")->check(CLI::PositiveNumber);
     app->add_option("--dim,--head-dim", options_.head_dim, "head size (default: 64)")->check(CLI::PositiveNumber);
     app->add_option("--rounds,--repeats", options_.rounds, "rounds that count (default: 5)")
         ->check(CLI::PositiveNumber);

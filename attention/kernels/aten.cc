@@ -8,6 +8,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/record_function.h>
 
 #include <algorithm>
 #include <atomic>
@@ -84,6 +85,7 @@ class AtenKernel : public Kernel {
     }
     constexpr bool kApart = true;  // blocks of a wave run at the same time: no two may hold the same row
     for_each_wave(tiles, 4, kApart, poll, [&](const std::vector<Item>& wave) {
+      RECORD_FUNCTION(kForwardRecord, std::vector<c10::IValue>{});
       for_each_in_parallel<T>(static_cast<int64_t>(wave.size()), scratch_, [&](size_t i, FlashScratch<T>& scratch) {
         const Item& item = wave[i];
         std::vector<KeyPiece<T>> pieces;
@@ -230,6 +232,7 @@ class AtenKernel : public Kernel {
     const auto count = static_cast<int64_t>(lists.size());
     const int64_t shares = ceil_div(at::get_num_threads(), count);
     std::vector<std::vector<T>> partial(wave.size() * static_cast<size_t>(shares - 1));
+    RECORD_FUNCTION(kBackwardRecord, std::vector<c10::IValue>{});
     for_each_in_parallel<T>(count * shares, scratch_, [&](size_t task, FlashScratch<T>& scratch) {
       const int64_t share = static_cast<int64_t>(task) / count;
       for (const size_t i : lists[task % lists.size()].second) {

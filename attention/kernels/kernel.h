@@ -22,6 +22,10 @@ enum class KernelKind {
   kAuto,       // the fastest that can be used for the inputs; see choose_kernel
 };
 
+// Under these names LibTorch's profiling hooks (at::RecordFunction) see the CPU kernel compute tiles.
+inline constexpr char kForwardRecord[] = "annulus::tiles_forward";
+inline constexpr char kBackwardRecord[] = "annulus::tiles_backward";
+
 std::string_view to_string(KernelKind kind);  // "reference", "aten", "auto"
 KernelKind parse_kernel(std::string_view name, std::string_view where);
 
