@@ -1,19 +1,28 @@
-// Merging partial results, grouping heads.
+// Kernels on hand-made tiles: gathered, strided, banded, of blocks that hold some batch rows and heads only; dropout;
+// merging partial results; grouping tiles and heads; the choice of a kernel.
+#include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/matmul.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
-#include <rapidcheck/gtest.h>
+#include <sys/resource.h>
 
 #include <cmath>
 #include <limits>
 
+#include "attention/kernels/detect.h"
+#include "attention/kernels/dropout.h"
+#include "attention/kernels/kernel.h"
 #include "attention/kernels/merge.h"
+#include "attention/kernels/row_math.h"
+#include "attention/kernels/tile_groups.h"
 #include "attention/kernels/tile_views.h"
+#include "common/error.h"
 
 namespace annulus {
 namespace {
@@ -69,6 +78,271 @@ TEST(HeadGroups, KeepHeadsOfOneKvHeadTogether) {
   const auto strided = head_groups({1, 3, 3}, 4);  // 1 | 4, 7
   ASSERT_EQ(strided.size(), 2u);
   EXPECT_EQ(strided[1].query, (Span{4, 3, 2}));
+}
+
+TEST(TileGroups, TilesOfTheSameQueriesAreOneGroupAndLongOnesAreCut) {
+  Tile tile;
+  tile.batch = tile.heads = {0, 1, 1};
+  tile.query_rows = tile.query_positions = {0, 1, 128};
+  tile.key_rows = tile.key_positions = tile.grad_rows = {0, 1, 100};
+  Tile other = tile, far = tile;
+  other.query_rows = other.query_positions = {64, 1, 128};
+  far.key_rows = far.key_positions = far.grad_rows = {300, 2, 50};
+  const std::vector<Tile> tiles{tile, other, far};
+  const auto groups = group_tiles(tiles, 1000);
+  ASSERT_EQ(groups.size(), 2u);
+  EXPECT_EQ(groups[0].tiles.size(), 2u);
+  EXPECT_EQ(groups[0].keys, 150);
+  EXPECT_TRUE(share_queries(groups[0], groups[1]));
+  const auto cut = group_tiles(std::vector<Tile>{far}, 40);
+  ASSERT_EQ(cut.size(), 2u);
+  EXPECT_EQ(cut[1].tiles[0].key_rows, (Span{380, 2, 10}));
+  EXPECT_EQ(cut[1].tiles[0].grad_rows, (Span{380, 2, 10}));
+}
+
+TEST(RowMath, ExponentialsAreExactToTwoUnits) {
+  for (float x = -86.9f; x < 88; x += 0.0137f) {
+    float y = x;
+    row_exp(&y, 1, 0);
+    ASSERT_LT(std::abs(y / std::exp(static_cast<double>(x)) - 1), 2.4e-7) << x;
+  }
+  float odd[] = {-INFINITY, NAN, INFINITY, -200};
+  row_exp(odd, 4, 0);
+  EXPECT_EQ(odd[0], 0);
+  EXPECT_TRUE(std::isnan(odd[1]));
+  EXPECT_EQ(odd[2], INFINITY);
+  EXPECT_EQ(odd[3], 0);
+}
+
+// One call of a kernel: q of all batch rows and heads, one block of keys, one of gradients.
+struct Case {
+  at::Tensor q, dout;
+  KeyBlock keys;
+  Span grad_batch, grad_heads;
+  int64_t grad_rows = 0;
+  std::vector<Tile> tiles;
+  KernelCall call;
+};
+
+struct Result {
+  at::Tensor out, lse, dq, dk, dv;
+  int64_t peak = 0;
+};
+
+Result run(const Case& c, KernelKind kind) {
+  Result r;
+  const Kernel::Poll poll = [] {};
+  const auto forward = make_kernel(kind, c.q);
+  forward->begin_forward(c.q, c.call);
+  forward->forward(c.keys, c.tiles, poll);
+  forward->finish_forward(r.out, r.lse);
+  const auto backward = make_kernel(kind, c.q);
+  backward->begin_backward(c.dout, c.q, r.out.to(c.q.scalar_type()), r.lse, c.call);
+  const std::vector<int64_t> shape{c.grad_batch.count, c.grad_rows, c.grad_heads.count, c.q.size(3)};
+  r.dk = at::zeros(shape, r.out.options()), r.dv = at::zeros(shape, r.out.options());
+  backward->backward(c.keys, {r.dk, r.dv, c.grad_batch, c.grad_heads}, c.tiles, poll);
+  r.dq = backward->finish_backward();
+  r.peak = backward->peak_result_elements();
+  return r;
+}
+
+// By the definitions, pair by pair in fp64: scores as often as tiles count the pair, dropout's factors as they are.
+Result by_definition(const Case& c) {
+  const int64_t B = c.q.size(0), n = c.q.size(1), H = c.q.size(2), D = c.q.size(3), m = c.keys.k.size(1);
+  const auto options = at::TensorOptions().dtype(at::kDouble);
+  Result r;
+  r.out = at::zeros(c.q.sizes(), options), r.dq = at::zeros(c.q.sizes(), options);
+  r.lse = at::full({B, H, n}, -kInfinity, options);
+  const std::vector<int64_t> shape{c.grad_batch.count, c.grad_rows, c.grad_heads.count, D};
+  r.dk = at::zeros(shape, options), r.dv = at::zeros(shape, options);
+  for (int64_t b = 0; b < B; ++b) {
+    for (int64_t h = 0; h < H; ++h) {
+      const int64_t kv = h / c.call.group;
+      const at::Tensor counts = at::zeros({n, m}, options);
+      at::Tensor factors = at::ones({n, m}, options);
+      if (c.call.dropout.rate > 0) {  // positions are rows in these cases
+        factors = dropout_factors(c.call.dropout, {b, 1, 1}, {h, 1, 1}, {0, 1, n}, {0, 1, m}, factors)[0][0];
+      }
+      std::vector<int64_t> grad_row(static_cast<size_t>(m), -1);
+      for (const Tile& t : c.tiles) {
+        if (!t.batch.contains(b) || !t.heads.contains(h)) continue;
+        for (int64_t j = 0; j < t.key_rows.count; ++j) {
+          grad_row[static_cast<size_t>(t.key_rows.at(j))] = t.grad_rows.at(j);
+          for (int64_t i = 0; i < t.query_rows.count; ++i) {
+            if (!t.band.contains(t.query_positions.at(i), t.key_positions.at(j))) continue;
+            counts.data_ptr<double>()[t.query_rows.at(i) * m + t.key_rows.at(j)] += 1;
+          }
+        }
+      }
+      if (!c.keys.batch.contains(b) || !c.keys.heads.contains(kv)) continue;
+      const int64_t kb = c.keys.batch.index_of(b), kh = c.keys.heads.index_of(kv);
+      const at::Tensor q = c.q.select(0, b).select(1, h).to(at::kDouble);
+      const at::Tensor dout = c.dout.select(0, b).select(1, h).to(at::kDouble);
+      const at::Tensor k = c.keys.k.select(0, kb).select(1, kh).to(at::kDouble);
+      const at::Tensor v = c.keys.v.select(0, kb).select(1, kh).to(at::kDouble);
+      const at::Tensor shown = counts.gt(0).any(1);
+      const at::Tensor s = q.matmul(k.t()) * c.call.scale + counts.log();
+      const at::Tensor lse = s.logsumexp({-1});
+      const at::Tensor p = (s - lse.masked_fill(shown.logical_not(), 0).unsqueeze(1)).exp();
+      const at::Tensor out = (p * factors).matmul(v);
+      const at::Tensor ds = p * (factors * dout.matmul(v.t()) - (dout * out).sum(-1, true));
+      r.out.select(0, b).select(1, h).copy_(out);
+      r.lse.select(0, b).select(0, h).copy_(lse);
+      r.dq.select(0, b).select(1, h).copy_(ds.matmul(k) * c.call.scale);
+      const at::Tensor dk = ds.t().matmul(q) * c.call.scale, dv = (p * factors).t().matmul(dout);
+      for (int64_t j = 0; j < m; ++j) {
+        const int64_t g = grad_row[static_cast<size_t>(j)];
+        if (g < 0) continue;
+        const int64_t gb = c.grad_batch.index_of(b), gh = c.grad_heads.index_of(kv);
+        r.dk.select(0, gb).select(1, gh)[g] += dk[j];
+        r.dv.select(0, gb).select(1, gh)[g] += dv[j];
+      }
+    }
+  }
+  return r;
+}
+
+double difference(const at::Tensor& got, const at::Tensor& want) {
+  const at::Tensor g = got.to(at::kDouble);
+  if (!g.isfinite().eq(want.isfinite()).all().item<bool>()) return kInfinity;
+  return (g - want).masked_fill(want.isfinite().logical_not(), 0).abs().max().item<double>();
+}
+
+double worst(const Result& got, const Result& want) {
+  return std::max({difference(got.out, want.out), difference(got.lse, want.lse), difference(got.dq, want.dq),
+                   difference(got.dk, want.dk), difference(got.dv, want.dv)});
+}
+
+// 4 query heads, 2 kv heads, 3 batch rows. The keys hold batch rows 0 and 2 (as a strided view) and kv head 1 or both;
+// the gradients hold all batch rows and heads, and their rows lie elsewhere.
+Case scattered(at::ScalarType type, bool one_head) {
+  const auto options = at::TensorOptions().dtype(type);
+  const int64_t rows = 300;
+  Case c;
+  c.q = at::randn({3, 200, 4, 8}, options), c.dout = at::randn({3, 200, 4, 8}, options);
+  const at::Tensor k = at::randn({3, rows, 2, 8}, options), v = at::randn({3, rows, 2, 8}, options);
+  const auto part = [&](const at::Tensor& t) { return t.slice(0, 0, 3, 2).slice(2, one_head ? 1 : 0, 2); };
+  c.keys = {part(k), part(v), {0, 2, 2}, one_head ? Span{1, 1, 1} : Span{0, 1, 2}};
+  c.grad_batch = {0, 1, 3}, c.grad_heads = {0, 1, 2}, c.grad_rows = rows + 11;
+  c.call.scale = 0.3, c.call.group = 2;
+  const auto add = [&](Span heads, Span queries, Span keys, Band band = {}) {
+    Tile t;
+    t.batch = {0, 2, 2}, t.heads = heads;
+    t.query_rows = t.query_positions = queries;
+    t.key_rows = t.key_positions = t.grad_rows = keys;
+    t.grad_rows.begin += 11;
+    t.band = band;
+    c.tiles.push_back(t);
+  };
+  const Span heads = one_head ? Span{2, 1, 2} : Span{0, 1, 4};
+  for (const int64_t block : {0, 2, 3, 5}) {  // a block row: long runs and short ones
+    add(heads, {0, 1, 64}, {block * 40, 1, 40});
+    add(heads, {64, 1, 32}, {block * 16, 1, 16});
+  }
+  add(heads, {64, 1, 32}, {128, 1, 40}, {-Band::kUnbounded, 64});
+  add({2, 1, 2}, {1, 3, 60}, {2, 4, 70}, {-40, 90});  // overlaps the others; strides, a slope
+  add({3, 1, 1}, {100, 1, 90}, {20, 1, 260}, {-30, 15});
+  return c;
+}
+
+TEST(Kernel, ScatteredTilesOfPartsOfBatchRowsAndHeads) {
+  for (const bool one_head : {false, true}) {
+    for (const double rate : {0.0, 0.3}) {
+      for (const at::ScalarType type : {at::kDouble, at::kFloat}) {
+        Case c = scattered(type, one_head);
+        c.call.dropout = {rate, 7, 3, 1, 5};
+        const Result want = by_definition(c);
+        EXPECT_LT(worst(run(c, KernelKind::kReference), want), type == at::kDouble ? 1e-11 : 1e-4);
+        EXPECT_LT(worst(run(c, KernelKind::kAten), want), type == at::kDouble ? 1e-11 : 1e-4);
+      }
+    }
+  }
+}
+
+TEST(Kernel, ThreadsAndFewKvHeadsGiveTheSame) {
+  const Case c = scattered(at::kDouble, true);
+  const Result want = by_definition(c);
+  const int before = at::get_num_threads();
+  for (const int threads : {1, 2, 5}) {
+    at::set_num_threads(threads);
+    EXPECT_LT(worst(run(c, KernelKind::kAten), want), 1e-11) << threads;
+  }
+  at::set_num_threads(before);
+}
+
+TEST(Kernel, ATileOutsideItsBlockIsRefused) {
+  Case c = scattered(at::kFloat, true);
+  c.tiles[0].heads = {0, 1, 2};  // kv head 0: not held
+  EXPECT_THROW(run(c, KernelKind::kAten), Error);
+  EXPECT_THROW(run(c, KernelKind::kReference), Error);
+}
+
+// The most memory that this process ever held.
+int64_t peak_bytes() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return usage.ru_maxrss * 1024;
+}
+
+TEST(Kernel, NothingIsOfTheSizeOfAllPairs) {
+  Case c;
+  const int64_t n = 8192;
+  c.q = at::randn({1, n, 1, 8}), c.dout = at::randn({1, n, 1, 8});
+  c.keys = {at::randn({1, n, 1, 8}), at::randn({1, n, 1, 8}), {0, 1, 1}, {0, 1, 1}};
+  c.grad_batch = c.grad_heads = {0, 1, 1}, c.grad_rows = n;
+  Tile t;
+  t.batch = t.heads = {0, 1, 1};
+  t.query_rows = t.query_positions = t.key_rows = t.key_positions = t.grad_rows = {0, 1, n};
+  c.tiles = {t};
+  for (const double rate : {0.0, 0.5}) {
+    c.call.dropout.rate = rate;
+    const int64_t before = peak_bytes();
+    run(c, KernelKind::kAten);
+    EXPECT_LT(peak_bytes() - before, n * n) << rate;  // all pairs' scores are 4 n^2 bytes
+  }
+}
+
+TEST(Dropout, FactorsAreTheSameHoweverTheyAreCut) {
+  const Dropout dropout{0.4, 11, 2, 3, 6};
+  const at::Tensor like = at::zeros({1}, at::TensorOptions().dtype(at::kDouble));
+  const Span batch{0, 1, 3}, heads{0, 1, 4}, queries{5, 1, 40}, keys{3, 1, 50};
+  const at::Tensor whole = dropout_factors(dropout, batch, heads, queries, keys, like);
+  const at::Tensor part = dropout_factors(dropout, {1, 1, 2}, {1, 2, 2}, {7, 3, 9}, {6, 5, 8}, like);
+  EXPECT_TRUE(part.equal(whole.slice(0, 1, 3).slice(1, 1, 4, 2).slice(2, 2, 27, 3).slice(3, 3, 39, 5)));
+  Dropout shifted = dropout;  // the same global batch rows
+  shifted.first_row = 7;
+  EXPECT_TRUE(dropout_factors(shifted, {0, 1, 2}, heads, queries, keys, like).equal(whole.slice(0, 1, 3)));
+  for (Dropout other : {Dropout{0.4, 12, 2, 3, 6}, Dropout{0.4, 11, 3, 3, 6}, Dropout{0.4, 11, 2, 4, 6}}) {
+    EXPECT_FALSE(dropout_factors(other, batch, heads, queries, keys, like).equal(whole));
+  }
+}
+
+TEST(Dropout, KeepsTheShareAskedFor) {
+  const at::Tensor factors =
+      dropout_factors({0.25, 1, 0, 0, 0}, {0, 1, 2}, {0, 1, 4}, {0, 1, 250}, {0, 1, 500}, at::zeros({1}));
+  const int64_t kept = factors.ne(0).sum().item<int64_t>();
+  EXPECT_NEAR(static_cast<double>(kept) / 1e6, 0.75, 0.002);  // 4.6 standard deviations
+  EXPECT_FLOAT_EQ(factors.max().item<float>(), 1 / 0.75f);
+}
+
+TEST(ChooseKernel, SaysWhy) {
+  const KernelChoice fp32 = choose_kernel(KernelKind::kAuto, at::kCPU, at::kFloat, 64, false);
+  EXPECT_EQ(fp32.kind, KernelKind::kAten);
+  EXPECT_NE(fp32.reason.find("CPU"), std::string::npos);
+  EXPECT_NE(choose_kernel(KernelKind::kAuto, at::kCPU, at::kHalf, 64, true).reason.find("falls back"),
+            std::string::npos);
+  EXPECT_EQ(choose_kernel(KernelKind::kReference, at::kCUDA, at::kFloat, 64, false).kind, KernelKind::kReference);
+  try {
+    choose_kernel(KernelKind::kAuto, at::kCUDA, at::kBFloat16, 128, false);
+    FAIL() << "expected an error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kUnavailable);
+    for (const char* word : {"FlashAttention 3", "cuDNN", "FlashAttention 2", "reference"}) {
+      EXPECT_NE(std::string(error.what()).find(word), std::string::npos) << word;
+    }
+  }
+  EXPECT_THROW(choose_kernel(KernelKind::kAuto, at::kCPU, at::kLong, 64, false), Error);
+  EXPECT_EQ(detected_kernels().size(), 4u);
 }
 
 }  // namespace
