@@ -1,8 +1,11 @@
 #!/usr/bin/env python3
 """torch.ops.annulus in one process: values, gradcheck, opcheck, torch.compile, and what it refuses."""
 
+import json
 import os
+import struct
 import sys
+import tempfile
 import threading
 import unittest
 
@@ -13,6 +16,7 @@ torch_python.enter()
 
 import annulus_torch  # noqa: E402
 import torch  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
 import torch_reference  # noqa: E402
 
 annulus = annulus_torch.load()
@@ -83,6 +87,19 @@ class TorchOps(unittest.TestCase):
         pattern = "{ kind = 'blocks', map = 'adaptive', block = 16, keep = 2 }"
         q, k, v = inputs(64, 64)
         self.assertTrue(torch.autograd.gradcheck(lambda *x: annulus.attention(*x, pattern), (q, k, v), fast_mode=True))
+
+    def test_block_mask_of_a_file(self):
+        mask = torch.tensor([[1, 0, 0], [0, 1, 0], [1, 0, 1]], dtype=torch.uint8)
+        header = json.dumps({"mask": {"dtype": "U8", "shape": [1, 1, 3, 3], "data_offsets": [0, 9]}}).encode()
+        with tempfile.NamedTemporaryFile(suffix=".safetensors") as file:
+            file.write(struct.pack("<Q", len(header)) + header + bytes(mask.flatten().tolist()))
+            file.flush()
+            x = inputs(40, 40, kv_heads=4)
+            out = annulus.attention(*x, f"{{ kind = 'blocks', map = 'file', file = '{file.name}', block = 16 }}")
+        block = torch.arange(40) // 16
+        shown = mask[block.unsqueeze(1), block.unsqueeze(0)].bool()
+        q, k, v = (t.transpose(1, 2) for t in x)
+        self.assert_close(out, F.scaled_dot_product_attention(q, k, v, attn_mask=shown).transpose(1, 2))
 
     def test_opcheck(self):
         for grad in (True, False):

@@ -13,6 +13,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <cmath>
 #include <memory>
 #include <string>
@@ -23,6 +24,7 @@
 #include "common/byte_cache.h"
 #include "common/error.h"
 #include "modules/sequence.h"
+#include "runtime/block_map_file.h"
 #include "torch_ops/forward_state.h"
 #include "torch_ops/world.h"
 
@@ -45,6 +47,27 @@ std::shared_ptr<const PatternSpec> pattern_of(const std::string& text) {
       [&](const PatternSpec&) { return static_cast<int64_t>(4 * text.size() + sizeof(PatternSpec)); });
 }
 
+bool reads_a_file(const PatternSpec& p) {
+  return (p.kind == PatternSpec::Kind::kBlocks && p.blocks.map == BlocksSpec::Map::kFile) ||
+         std::any_of(p.members.begin(), p.members.end(), reads_a_file);
+}
+
+int64_t bytes_of(const PatternSpec& p) {
+  int64_t bytes = p.blocks.given ? p.blocks.given->bytes() : 0;
+  for (const PatternSpec& member : p.members) bytes += bytes_of(member);
+  return bytes + static_cast<int64_t>(sizeof(PatternSpec));
+}
+
+// With the block maps of files, which are read once for each shape.
+PatternSpec pattern_of(const std::string& text, const AttentionShape& s) {
+  const std::shared_ptr<const PatternSpec> pattern = pattern_of(text);
+  if (!reads_a_file(*pattern)) return *pattern;
+  static ByteCache<PatternSpec> cache(int64_t{1} << 28);
+  const std::string key = c10::str(text, "|", s.batch, "|", s.heads, "|", s.kv_heads, "|", s.q_len, "|", s.k_len);
+  return *cache.get(
+      key, [&] { return read_block_maps(*pattern, s); }, bytes_of);
+}
+
 std::string shape_text(const Tensor& t) { return c10::str(t.sizes()); }
 
 AttentionCall make_call(const Tensor& q, const Tensor& k, const Tensor& v, const std::string& pattern,
@@ -57,10 +80,10 @@ AttentionCall make_call(const Tensor& q, const Tensor& k, const Tensor& v, const
   require(std::isfinite(scale), "scale must be finite; 0 stands for 1 / sqrt(head size)");
   AttentionCall call;
   call.request.shape = {.batch = q.size(0), .heads = q.size(2), .kv_heads = k.size(2), .q_len = 0, .k_len = 0};
-  call.request.pattern = *pattern_of(pattern);
   call.request.layout = parse_layout(layout, "layout");
   call.request.schedule = parse_schedule(schedule, "schedule");
   place_sequence(call.request, exchange_lengths(q.size(1), k.size(1), comm));
+  call.request.pattern = pattern_of(pattern, call.request.shape);
   call.comm = &comm;
   call.scale = scale;
   call.dropout = {.rate = dropout, .seed = static_cast<uint64_t>(seed), .step = step, .layer = layer};
