@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <random>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -75,6 +76,50 @@ TEST(ByteCache, AFailureIsRaisedAndNotKept) {
   EXPECT_EQ(*cache.get(
                 "key", [] { return 7; }, [](int) { return 1; }),
             7);
+}
+
+// Many threads, few bytes: some values fail, some are larger than the cache, and its capacity changes meanwhile.
+TEST(ByteCache, KeepsItsBoundsAndCountsUnderManyThreads) {
+  constexpr int kThreads = 8, kRequests = 3000, kKeys = 40;
+  constexpr int64_t kEach = 30, kCapacity = 10 * kEach;
+  ByteCache<int> cache(kCapacity);
+  std::atomic<int64_t> made = 0, failures = 0;
+  std::vector<std::thread> threads;
+  for (unsigned seed = 0; seed < kThreads; ++seed) {
+    threads.emplace_back([&, seed] {
+      std::mt19937 random(seed);
+      for (int i = 0; i < kRequests; ++i) {
+        const int number = static_cast<int>(random() % kKeys);
+        const bool fails = number % 10 == 3, huge = number % 10 == 7;
+        const std::string key = std::to_string(number);
+        try {
+          const auto value = cache.get(
+              key,
+              [&] {
+                ++made;
+                if (fails) throw std::runtime_error("no");
+                return number;
+              },
+              [&](int) { return (huge ? 2 * kCapacity : kEach) - static_cast<int64_t>(key.size()); });
+          EXPECT_EQ(*value, number);
+          EXPECT_FALSE(fails);
+        } catch (const std::runtime_error&) {
+          EXPECT_TRUE(fails);
+          ++failures;
+        }
+        if (i % 100 == 0) cache.set_capacity(i % 200 == 0 ? kCapacity : kCapacity / 2);
+        const CacheStats stats = cache.stats();
+        EXPECT_LE(stats.bytes, stats.capacity);
+      }
+    });
+  }
+  for (std::thread& t : threads) t.join();
+  const CacheStats stats = cache.stats();
+  EXPECT_EQ(stats.hits + stats.misses, kThreads * kRequests);
+  EXPECT_EQ(stats.misses, made);
+  EXPECT_GT(failures, 0);
+  EXPECT_GT(stats.evictions, 0);
+  EXPECT_EQ(stats.bytes, stats.entries * kEach);  // no trace of what failed or was too large
 }
 
 }  // namespace
