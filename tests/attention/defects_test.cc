@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "attention/execution/attention.h"
+#include "attention/kernels/detect.h"
 #include "attention/pattern/block_map.h"
 #include "attention/plan/layout.h"
 #include "comm/threads/threads.h"
@@ -356,6 +357,35 @@ TEST(Defects, RefusalsHaveOneForm) {
     } catch (const Error& error) {
       EXPECT_TRUE(std::regex_match(error.what(), form)) << error.what();
       EXPECT_TRUE(error.kind() == ErrorKind::kUsage || error.kind() == ErrorKind::kPlan) << error.what();
+    }
+  }
+}
+
+// Whoever asks gets the same answer: the fastest kernel that fits, or all that were looked for and why none will do.
+TEST(Defects, OnePlaceLooksForKernels) {
+  std::vector<std::string> names;
+  for (const DetectedKernel& kernel : detected_kernels()) names.push_back(kernel.name);
+  EXPECT_EQ(names, (std::vector<std::string>{"FlashAttention 3", "cuDNN", "FlashAttention 2", "CPU"}));
+  EXPECT_TRUE(detected_kernels().back().found);
+  for (const at::ScalarType type : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
+    const KernelChoice choice = choose_kernel(KernelKind::kAuto, at::kCPU, type, 64, false);
+    EXPECT_EQ(choice.kind, KernelKind::kAten);
+    EXPECT_NE(choice.reason.find("flash attention on CPU"), std::string::npos) << choice.reason;
+  }
+  const std::unique_ptr<Communicator> self = make_self_communicator();
+  AttentionCall call;
+  call.request = request_of("{ kind = 'full' }", {1, 2, 1, 9, 9, 0});
+  call.comm = self.get();
+  const at::TensorOptions elsewhere = at::TensorOptions().device(at::kMeta);
+  const at::Tensor q = at::empty({1, 9, 2, 8}, elsewhere), k = at::empty({1, 9, 1, 8}, elsewhere);
+  try {
+    attention_forward(q, k, k, call);
+    FAIL() << "a kernel for the device meta was found";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kUnavailable);
+    names.pop_back();  // the CPU's
+    for (const std::string& name : names) {
+      EXPECT_NE(std::string(error.what()).find(name), std::string::npos) << error.what();
     }
   }
 }
