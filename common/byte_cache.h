@@ -19,6 +19,7 @@ struct CacheStats {
   int64_t hits = 0;
   int64_t misses = 0;  // each made a value
   int64_t evictions = 0;
+  int64_t too_large = 0;  // values larger than the cache, not kept: made anew whenever they are asked for
   int64_t entries = 0;
   int64_t bytes = 0;
   int64_t capacity = 0;  // bytes
@@ -64,6 +65,7 @@ class ByteCache {
     entry->failure = failure;
     made_.notify_all();
     if (failure || size > stats_.capacity) {
+      if (!failure) ++stats_.too_large;
       forget(key);
     } else {
       entry->bytes = size;

@@ -5,6 +5,7 @@
 #include <ATen/ops/tensor.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <utility>
@@ -281,6 +282,11 @@ void require_fit(const at::Tensor& dout, const AttentionOutput& forward, const a
                  const AttentionCall& call) {
   if (!forward.program) refuse(call, "expected what the forward returned, got an output without a program");
   const Program& program = *forward.program;
+  const PlanRequest& request = call.program ? call.program->request : call.request;
+  if (program.rank != call.comm->rank() || program.request.ranks != request.ranks ||
+      !(program.request.shape == request.shape) || program.query_count() != q.size(1)) {
+    refuse(call, "expected what this rank's forward of the same request returned, got an output of another one");
+  }
   const auto expect = [&](const at::Tensor& tensor, const char* name, at::IntArrayRef sizes, at::ScalarType type) {
     if (!tensor.defined()) refuse(call, std::string("expected ") + name + ", got an undefined tensor");
     if (tensor.sizes() != sizes || tensor.scalar_type() != type || tensor.device() != q.device()) {
@@ -316,6 +322,11 @@ std::string text_of(const Dropout& d) {
          std::to_string(d.layer) + ", first row " + std::to_string(d.first_row);
 }
 
+const PlanRequest& request_of(const AttentionCall& call, const AttentionOutput* forward) {
+  if (forward && forward->program) return forward->program->request;
+  return call.program ? call.program->request : call.request;
+}
+
 // Before anything travels, all ranks must be in the same call of the same plan. What a rank finds wrong with its own
 // tensors or plan is part of what is compared: if one rank must refuse, all do. `find` looks the plan up first: it
 // checks the request when it is new.
@@ -329,7 +340,7 @@ void agree(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const 
     find();
     require_fit(q, k, v, call);
     if (forward) require_fit(*dout, *forward, q, call);
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {  // also out of memory, or what LibTorch raises: the others must learn of it
     if (!call.comm || call.comm->size() == 1) throw;
     complaint = error.what();
     const std::string own_room = "[attention] ";
@@ -340,7 +351,7 @@ void agree(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const 
   require_agreement(*call.comm,
                     {{"what does not fit", complaint},
                      {"call", call.label + " " + direction},
-                     {"plan", shortened((call.program ? call.program->request : call.request).text())},
+                     {"plan", shortened(request_of(call, forward).text())},
                      {"dtype", q.defined() ? toString(q.scalar_type()) : "none"},
                      {"head size", readable ? std::to_string(q.size(3)) : "none"},
                      {"scale", readable ? exactly(scale_of(q, call)) : "none"},
@@ -349,6 +360,29 @@ void agree(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const 
                      {"kernel", std::string(to_string(call.kernel))}},
                     {call.label, 0});
   if (complaint != "none") throw Error(ErrorKind::kPlan, "attention", complaint);  // all ranks alike
+}
+
+// The program of the block maps that q and k select: made for this call, and so not cached. Ranks compare what they
+// selected, and whether they could plan it, before they go on.
+std::shared_ptr<const Program> select_and_plan(const at::Tensor& q, const at::Tensor& k, const AttentionCall& call) {
+  const auto begin = std::chrono::steady_clock::now();
+  const PlanRequest request = select_blocks(call.request, q, k, *call.comm, call.label);
+  std::shared_ptr<const Program> program;
+  std::string complaint = "none";
+  try {
+    program = std::make_shared<const Program>(
+        make_program(request, make_pattern(request.pattern, request.shape), call.comm->rank()));
+  } catch (const std::exception& error) {
+    if (call.comm->size() == 1) throw;
+    complaint = error.what();
+  }
+  count_planning(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+  if (call.comm->size() > 1) {
+    require_agreement(*call.comm, {{"what does not fit", complaint}, {"selected blocks", shortened(request.text())}},
+                      {call.label, 1});
+    if (complaint != "none") throw Error(ErrorKind::kPlan, "attention", complaint);
+  }
+  return program;
 }
 
 KernelCall kernel_call(const at::Tensor& q, const AttentionCall& call, const AttentionShape& shape) {
@@ -463,9 +497,7 @@ AttentionOutput attention_forward(const at::Tensor& q, const at::Tensor& k, cons
     if (adaptive) validate(call.request);
     if (!call.program && !adaptive) result.program = cached_program(call.request, call.comm->rank());
   });
-  if (adaptive) {
-    result.program = cached_program(select_blocks(call.request, q, k, *call.comm, call.label), call.comm->rank());
-  }
+  if (adaptive) result.program = select_and_plan(q, k, call);
   const Program& program = *result.program;
   const std::unique_ptr<Kernel> kernel = make_kernel(call.kernel, q);
   Execution execution(call, program, "forward", program.forward, k);

@@ -35,7 +35,7 @@ Layout layout_of(const PlanRequest& request, int64_t length) {
                                         : make_uneven_layout(request.uneven_lengths, length);
 }
 
-// The rule that users of other libraries may want enforced: every segment lies within one rank.
+// The rule of other libraries, for those who want it enforced: every rank gets whole segments of the longest kind.
 void require_equal_segments(const PatternSpec& spec, const PlanRequest& request) {
   for (const PatternSpec& member : spec.members) require_equal_segments(member, request);
   if (spec.kind != PatternSpec::Kind::kDilated || !spec.dilated.equal_segments) return;
@@ -273,6 +273,23 @@ ScheduleKind choose_schedule(const PlanRequest& request, Needs& needs) {
   return 2 * needed < foreign ? ScheduleKind::kGroupCast : ScheduleKind::kRing;
 }
 
+PlanRequest resolved(PlanRequest request, Needs& needs) {
+  if (request.schedule == ScheduleKind::kAuto) request.schedule = choose_schedule(request, needs);
+  return request;
+}
+
+Program program_of(const PlanRequest& request, Needs& needs, const Layout& queries, const Layout& keys, int rank) {
+  Program program;
+  program.request = request;
+  program.rank = rank;
+  program.query_spans = queries.spans[static_cast<size_t>(rank)];
+  program.key_spans = keys.spans[static_cast<size_t>(rank)];
+  const RowSet own = needs.all_rows(rank);
+  program.buffers = {{BufferKind::kOwnKV, own}, {BufferKind::kOwnGrad, own}};
+  schedules()[static_cast<size_t>(request.schedule)].make(needs, program);
+  return program;
+}
+
 }  // namespace
 
 Program make_program(const PlanRequest& request, int rank) {
@@ -286,16 +303,18 @@ Program make_program(const PlanRequest& request, const Pattern& pattern, int ran
   }
   const Layout queries = query_layout(request), keys = key_layout(request);
   Needs needs(pattern, queries, keys);
-  Program program;
-  program.request = request;
-  if (request.schedule == ScheduleKind::kAuto) program.request.schedule = choose_schedule(request, needs);
-  program.rank = rank;
-  program.query_spans = queries.spans[static_cast<size_t>(rank)];
-  program.key_spans = keys.spans[static_cast<size_t>(rank)];
-  const RowSet own = needs.all_rows(rank);
-  program.buffers = {{BufferKind::kOwnKV, own}, {BufferKind::kOwnGrad, own}};
-  schedules()[static_cast<size_t>(program.request.schedule)].make(needs, program);
-  return program;
+  return program_of(resolved(request, needs), needs, queries, keys, rank);
+}
+
+std::vector<Program> make_programs(const PlanRequest& request) {
+  validate(request);
+  const Layout queries = query_layout(request), keys = key_layout(request);
+  const std::shared_ptr<const Pattern> pattern = cached_pattern(request);
+  Needs needs(*pattern, queries, keys);
+  const PlanRequest chosen = resolved(request, needs);
+  std::vector<Program> programs;
+  for (int r = 0; r < request.ranks; ++r) programs.push_back(program_of(chosen, needs, queries, keys, r));
+  return programs;
 }
 
 PlanRequest resolve_schedule(const PlanRequest& request) {
@@ -304,9 +323,7 @@ PlanRequest resolve_schedule(const PlanRequest& request) {
   const Layout queries = query_layout(request), keys = key_layout(request);
   const std::shared_ptr<const Pattern> pattern = cached_pattern(request);
   Needs needs(*pattern, queries, keys);
-  PlanRequest resolved = request;
-  resolved.schedule = choose_schedule(request, needs);
-  return resolved;
+  return resolved(request, needs);
 }
 
 std::shared_ptr<const Pattern> cached_pattern(const PlanRequest& request) {
@@ -318,13 +335,19 @@ std::shared_ptr<const Pattern> cached_pattern(const PlanRequest& request) {
 std::shared_ptr<const Program> cached_program(const PlanRequest& request, int rank) {
   const auto begin = std::chrono::steady_clock::now();
   auto program = find_program(request, rank);
-  const std::lock_guard lock(caches().mutex);
-  caches().seconds_on_path += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  count_planning(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
   return program;
 }
 
+void count_planning(double seconds) {
+  const std::lock_guard lock(caches().mutex);
+  caches().seconds_on_path += seconds;
+}
+
 void plan_ahead(const PlanRequest& request, int rank) {
-  caches();  // outlive the thread that fills them
+  // What the thread uses is made before it, and so outlives it when the process ends: caches, tables of names.
+  caches();
+  request.text();
   // One thread plans for all: a step is longer than its plan takes.
   class Planner {
    public:

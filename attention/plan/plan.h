@@ -176,8 +176,11 @@ std::vector<Lifetime> lifetimes(const Program& program, const std::vector<Step>&
 // would be valid. Every rank raises alike: it depends on the request alone. Called by make_program.
 void validate(const PlanRequest& request);
 
-// One rank's program. Costs time and memory in proportion to this rank's steps and tiles, not to ranks squared.
+// One rank's program. What other ranks need counts too: time grows with ranks squared times what a look at one pair
+// costs (docs/performance.md), memory with this rank's steps and tiles.
 Program make_program(const PlanRequest& request, int rank);
+// All ranks' programs, in rank order, for less than one by one: for the verifier.
+std::vector<Program> make_programs(const PlanRequest& request);
 // Of any sum of slices over request.shape, in place of request.pattern: for patterns made by a program. Ranks compare
 // requests, so the caller sees to it that they hold the same slices.
 Program make_program(const PlanRequest& request, const Pattern& pattern, int rank);
@@ -194,10 +197,12 @@ void plan_ahead(const PlanRequest& request, int rank);
 struct PlanStats {
   int64_t patterns_made = 0;  // how often slices were made: 0 more in a step whose patterns are unchanged
   int64_t programs_made = 0;
-  double seconds_on_path = 0;  // planning, or waiting for it, in cached_program: what steps waited
+  double seconds_on_path = 0;  // planning, or waiting for it: what steps waited, block selection included
   CacheStats patterns, programs;
 };
 PlanStats plan_stats();
+// Adds to seconds_on_path: for planning outside cached_program.
+void count_planning(double seconds);
 
 // The request with `auto` replaced by the schedule it stands for; every rank comes to the same. Raises as validate.
 PlanRequest resolve_schedule(const PlanRequest& request);

@@ -570,11 +570,6 @@ Proof verify(const std::vector<Program>& programs, int max_faults) {
   return verify(programs, programs.empty() ? Pattern{} : *cached_pattern(programs[0].request), max_faults);
 }
 
-Proof verify(const PlanRequest& request, int max_faults) {
-  std::vector<Program> programs;
-  const PlanRequest resolved = resolve_schedule(request);
-  for (int r = 0; r < resolved.ranks; ++r) programs.push_back(make_program(resolved, r));
-  return verify(programs, max_faults);
-}
+Proof verify(const PlanRequest& request, int max_faults) { return verify(make_programs(request), max_faults); }
 
 }  // namespace annulus

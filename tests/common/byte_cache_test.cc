@@ -43,6 +43,7 @@ TEST(ByteCache, WhatIsLargerThanTheCacheIsHandedOutAndNotKept) {
   EXPECT_EQ(*get(cache, "large", 101), "value of large");
   EXPECT_EQ(cache.stats().entries, 1);
   EXPECT_EQ(cache.stats().evictions, 0);
+  EXPECT_EQ(cache.stats().too_large, 1);
   cache.set_capacity(10);
   EXPECT_EQ(cache.stats().bytes, 0);
 }
