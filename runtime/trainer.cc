@@ -14,6 +14,7 @@
 #include <optional>
 #include <vector>
 
+#include "attention/kernels/kernel.h"
 #include "attention/plan/plan.h"
 #include "common/error.h"
 #include "common/files.h"
@@ -204,6 +205,10 @@ void Run::greet() {
       (options_.placement.empty() ? "" : "  placement " + options_.placement) + "  model " +
       short_count(training_->model().parameters().count()) + " parameters  " +
       with_separators(training_->tokens_per_step()) + " tokens a step");
+  say("attention kernel " + choose_kernel(parse_kernel(config_.attention.kernel, "attention.kernel"),
+                                          options_.device.type(), at::kFloat, config_.model.dim / config_.model.heads,
+                                          config_.model.dropout > 0)
+                                .reason);
   say("text " + text_->text() + "  run folder " + path_ +
       (options_.resume ? "  resumed after step " + std::to_string(training_->steps_done()) : ""));
 }
@@ -231,6 +236,8 @@ void Run::report(const StepResult& result, bool validated) {
                            {"tokens_per_second", speed},
                            {"exposed_communication_seconds", here.waited - interval_.waited},
                            {"exposed_planning_seconds", here.planned - interval_.planned},
+                           {"plans_made", plan_stats().programs_made},
+                           {"plan_cache_hits", plan_stats().programs.hits},
                            {"seconds", time - begin_}});
     interval_ = here;
     interval_steps_ = 0;

@@ -499,7 +499,7 @@ AttentionOutput attention_forward(const at::Tensor& q, const at::Tensor& k, cons
   });
   if (adaptive) result.program = select_and_plan(q, k, call);
   const Program& program = *result.program;
-  const std::unique_ptr<Kernel> kernel = make_kernel(call.kernel, q);
+  const std::unique_ptr<Kernel> kernel = make_kernel(call.kernel, q, call.dropout.rate > 0);
   Execution execution(call, program, "forward", program.forward, k);
   execution.buffers.put(kOwnKVBuffer, {flat(k), flat(v)});
   kernel->begin_forward(q, kernel_call(q, call, program.request.shape));
@@ -523,7 +523,7 @@ AttentionGradients attention_backward(const at::Tensor& dout, const at::Tensor& 
   agree(
       q, k, v, call, "backward", [] {}, &dout, &forward);
   const Program& program = *forward.program;
-  const std::unique_ptr<Kernel> kernel = make_kernel(call.kernel, q);
+  const std::unique_ptr<Kernel> kernel = make_kernel(call.kernel, q, call.dropout.rate > 0);
   Execution execution(call, program, "backward", program.backward, k);
   execution.buffers.put(kOwnKVBuffer, {flat(k), flat(v)});
   if (program.saved >= 0) execution.buffers.put(program.saved, {forward.saved_k, forward.saved_v});

@@ -20,9 +20,11 @@
 #include "attention/kernels/dense.h"
 #include "attention/kernels/dense_tiles.h"
 #include "attention/kernels/flash.h"
+#include "attention/kernels/gemm.h"
 #include "attention/kernels/kernels.h"
 #include "attention/kernels/tile_groups.h"
 #include "attention/kernels/tile_views.h"
+#include "common/error.h"
 
 namespace annulus {
 namespace {
@@ -33,6 +35,13 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 template <typename T>
 Rows<T> head_rows(const at::Tensor& tensor, int64_t batch, int64_t head, const Span& rows) {
   T* const data = static_cast<T*>(tensor.data_ptr());
+  if (rows.count > 1 && tensor.stride(1) * rows.stride > std::numeric_limits<int>::max()) {
+    throw Error(
+        ErrorKind::kUnavailable, "kernel",
+        "rows " + std::to_string(tensor.stride(1) * rows.stride) +
+            " elements apart are beyond what matrix products on CPUs can address; use kernel = \"reference\", a "
+            "smaller dilation rate, or more ranks");
+  }
   return {data + batch * tensor.stride(0) + head * tensor.stride(2) + rows.begin * tensor.stride(1),
           std::max(tensor.stride(1) * rows.stride, tensor.size(3))};
 }
@@ -55,11 +64,23 @@ struct Item {
   Span rows;  // indices into the group's query rows
 };
 
-// Lets threads take work(i, scratch) for i = 0, ..., n - 1 in turn.
+// As many threads as the work is worth: waking one and waiting for it costs some ten microseconds, and far more where
+// other processes want the cores.
+int64_t threads_for(double flops) {
+  constexpr double kWorthAThread = 2e6;
+  return static_cast<int64_t>(std::clamp(flops / kWorthAThread, 1.0, static_cast<double>(at::get_num_threads())));
+}
+
+// Lets `threads` threads take work(i, scratch) for i = 0, ..., n - 1 in turn.
 template <typename T, typename Work>
-void for_each_in_parallel(int64_t n, std::vector<FlashScratch<T>>& scratch, Work work) {
-  const int64_t threads = std::min<int64_t>(n, at::get_num_threads());
+void for_each_in_parallel(int64_t n, int64_t threads, std::vector<FlashScratch<T>>& scratch, Work work) {
+  threads = std::min(n, threads);
   if (static_cast<int64_t>(scratch.size()) < threads) scratch.resize(static_cast<size_t>(threads));
+  if (threads == 1) {
+    const SerialProducts serial;
+    for (int64_t i = 0; i < n; ++i) work(static_cast<size_t>(i), scratch[0]);
+    return;
+  }
   std::atomic<int64_t> next = 0;
   at::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
     for (; begin < end; ++begin) {
@@ -84,16 +105,17 @@ class AtenKernel : public Kernel {
       if (is_dense(tile)) dense_tile_forward(q_, keys_, tile, call_, out_, lse_, poll);
     }
     constexpr bool kApart = true;  // blocks of a wave run at the same time: no two may hold the same row
-    for_each_wave(tiles, 4, kApart, poll, [&](const std::vector<Item>& wave) {
+    for_each_wave(tiles, 4, kApart, poll, [&](const std::vector<Item>& wave, double flops) {
       RECORD_FUNCTION(kForwardRecord, std::vector<c10::IValue>{});
-      for_each_in_parallel<T>(static_cast<int64_t>(wave.size()), scratch_, [&](size_t i, FlashScratch<T>& scratch) {
-        const Item& item = wave[i];
-        std::vector<KeyPiece<T>> pieces;
-        for (const Tile& tile : item.group->tiles) pieces.push_back(piece_of(item, tile));
-        QueryBlock<T> block = block_of(item);
-        block.out = head_rows<T>(out_, item.batch, item.head, rows_of(item));
-        flash_forward<T>(block, pieces, q_.size(3), static_cast<T>(call_.scale), scratch);
-      });
+      for_each_in_parallel<T>(static_cast<int64_t>(wave.size()), threads_for(flops), scratch_,
+                              [&](size_t i, FlashScratch<T>& scratch) {
+                                const Item& item = wave[i];
+                                std::vector<KeyPiece<T>> pieces;
+                                for (const Tile& tile : item.group->tiles) pieces.push_back(piece_of(item, tile));
+                                QueryBlock<T> block = block_of(item);
+                                block.out = head_rows<T>(out_, item.batch, item.head, rows_of(item));
+                                flash_forward<T>(block, pieces, q_.size(3), static_cast<T>(call_.scale), scratch);
+                              });
     });
   }
 
@@ -121,7 +143,8 @@ class AtenKernel : public Kernel {
       const int64_t held = dense_tile_backward({dout_, q_, out_, lse_}, keys_, grads, tile, call_, dq_, poll);
       peak_result_elements_ = std::max(peak_result_elements_, held);
     }
-    for_each_wave(tiles, 10, false, poll, [&](const std::vector<Item>& wave) { run_backward(wave, grads); });
+    for_each_wave(tiles, 10, false, poll,
+                  [&](const std::vector<Item>& wave, double flops) { run_backward(wave, threads_for(flops), grads); });
     for (const FlashScratch<T>& scratch : scratch_) {
       const size_t held = scratch.dk.size() + scratch.dv.size();
       peak_result_elements_ = std::max(peak_result_elements_, static_cast<int64_t>(held));
@@ -150,8 +173,8 @@ class AtenKernel : public Kernel {
     return call_.dropout.rate > 0 || (banded && !loaded_is_finite());
   }
 
-  // run(items) for all tiles that are not dense, of waves of about as much work as may be done between two polls.
-  // `cost`: flops of a pair and element.
+  // run(items, flops) for all tiles that are not dense, of waves of about as much work as may be done between two
+  // polls. `cost`: flops of a pair and element.
   template <typename Run>
   void for_each_wave(std::span<const Tile> tiles, int64_t cost, bool apart, const Poll& poll, Run run) {
     std::vector<Tile> fast;
@@ -165,7 +188,7 @@ class AtenKernel : public Kernel {
     double flops = 0;
     const auto flush = [&] {
       if (wave.empty()) return;
-      run(wave);
+      run(wave, flops);
       wave.clear(), held.clear(), flops = 0;
       if (poll) poll();
     };
@@ -225,15 +248,15 @@ class AtenKernel : public Kernel {
   // Blocks that add to the same dk and dv rows must not run at the same time: each thread takes all of a kv head's, in
   // order. Where there are fewer kv heads than threads, these share the head's rows of dk and dv among them, and each
   // but the first adds to a dq of its own.
-  void run_backward(const std::vector<Item>& wave, const KeyBlock& grads) {
+  void run_backward(const std::vector<Item>& wave, int64_t threads, const KeyBlock& grads) {
     std::map<std::pair<int64_t, int64_t>, std::vector<size_t>> heads;  // batch row and kv head: its blocks
     for (size_t i = 0; i < wave.size(); ++i) heads[{wave[i].batch, wave[i].head / call_.group}].push_back(i);
     const std::vector<std::pair<std::pair<int64_t, int64_t>, std::vector<size_t>>> lists(heads.begin(), heads.end());
     const auto count = static_cast<int64_t>(lists.size());
-    const int64_t shares = ceil_div(at::get_num_threads(), count);
+    const int64_t shares = ceil_div(threads, count);
     std::vector<std::vector<T>> partial(wave.size() * static_cast<size_t>(shares - 1));
     RECORD_FUNCTION(kBackwardRecord, std::vector<c10::IValue>{});
-    for_each_in_parallel<T>(count * shares, scratch_, [&](size_t task, FlashScratch<T>& scratch) {
+    for_each_in_parallel<T>(count * shares, threads, scratch_, [&](size_t task, FlashScratch<T>& scratch) {
       const int64_t share = static_cast<int64_t>(task) / count;
       for (const size_t i : lists[task % lists.size()].second) {
         const Item& item = wave[i];

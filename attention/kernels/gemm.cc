@@ -7,9 +7,19 @@ void sgemm_(const char*, const char*, const int*, const int*, const int*, const 
             const float*, const int*, const float*, float*, const int*);
 void dgemm_(const char*, const char*, const int*, const int*, const int*, const double*, const double*, const int*,
             const double*, const int*, const double*, double*, const int*);
+// MKL's; missing where LibTorch was built with another BLAS, whose small products are serial.
+int MKL_Set_Num_Threads_Local(int) __attribute__((weak));
 }
 
 namespace annulus {
+
+SerialProducts::SerialProducts() {
+  if (MKL_Set_Num_Threads_Local) before_ = MKL_Set_Num_Threads_Local(1);
+}
+SerialProducts::~SerialProducts() {
+  if (MKL_Set_Num_Threads_Local) MKL_Set_Num_Threads_Local(before_);
+}
+
 namespace {
 
 template <typename T, typename Blas>

@@ -13,4 +13,17 @@ template <typename T>
 void gemm(char trans_a, char trans_b, int64_t m, int64_t n, int64_t k, T alpha, const T* a, int64_t lda, const T* b,
           int64_t ldb, T beta, T* c, int64_t ldc);
 
+// While it lives, products of this thread are computed by this thread alone: its caller has no use for more. (Within a
+// parallel region that is so anyway.)
+class SerialProducts {
+ public:
+  SerialProducts();
+  ~SerialProducts();
+  SerialProducts(const SerialProducts&) = delete;
+  SerialProducts& operator=(const SerialProducts&) = delete;
+
+ private:
+  int before_ = 0;
+};
+
 }  // namespace annulus

@@ -1,6 +1,11 @@
 // See kernel.h.
 #include "attention/kernels/kernel.h"
 
+#include <c10/util/Logging.h>
+
+#include <mutex>
+#include <set>
+
 #include "attention/kernels/detect.h"
 #include "attention/kernels/kernels.h"
 #include "attention/kernels/row_math.h"
@@ -13,6 +18,14 @@ namespace {
 const std::vector<std::string>& names() {
   static const std::vector<std::string> table = {"reference", "aten", "auto"};  // in the order of KernelKind
   return table;
+}
+
+// LibTorch's log, shown with TORCH_CPP_LOG_LEVEL=INFO: each choice the first time it is made.
+void log_once(const std::string& reason) {
+  static std::mutex mutex;
+  static std::set<std::string>& said = *new std::set<std::string>;
+  const std::lock_guard lock(mutex);
+  if (said.insert(reason).second) LOG(INFO) << "attention kernel: " << reason;
 }
 
 }  // namespace
@@ -51,8 +64,9 @@ KernelChoice choose_kernel(KernelKind asked, at::DeviceType device, at::ScalarTy
   return {KernelKind::kAten, reason};
 }
 
-std::unique_ptr<Kernel> make_kernel(KernelKind kind, const at::Tensor& q) {
-  const KernelChoice choice = choose_kernel(kind, q.device().type(), q.scalar_type(), q.size(-1), false);
+std::unique_ptr<Kernel> make_kernel(KernelKind kind, const at::Tensor& q, bool dropout) {
+  const KernelChoice choice = choose_kernel(kind, q.device().type(), q.scalar_type(), q.size(-1), dropout);
+  log_once(choice.reason);
   return choice.kind == KernelKind::kReference ? make_reference_kernel() : make_aten_kernel(q.scalar_type());
 }
 

@@ -85,7 +85,7 @@ struct KernelChoice {
 KernelChoice choose_kernel(KernelKind asked, at::DeviceType device, at::ScalarType type, int64_t head_dim,
                            bool dropout);
 
-// Raises as choose_kernel.
-std::unique_ptr<Kernel> make_kernel(KernelKind kind, const at::Tensor& q);
+// The chosen kernel; its reason goes to the log once. Raises as choose_kernel.
+std::unique_ptr<Kernel> make_kernel(KernelKind kind, const at::Tensor& q, bool dropout = false);
 
 }  // namespace annulus
