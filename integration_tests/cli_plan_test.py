@@ -80,11 +80,15 @@ class BenchTest(cli.CliTest):
         self.assertAlmostEqual(sum(shares), 1, places=6)
         self.assertTrue(all(0 < s < 1 for s in shares), shares)
 
+    def report(self, name):
+        with open(self.path(name)) as f:
+            return json.load(f)
+
     def test_patterns_are_measured_and_leave_a_report(self):
         sizes = ["--length", "256", "--heads", "2", "--dim", "8", "--rounds", "2"]
         code, out, err = self.annulus("bench", "patterns", *sizes, "--json", "patterns.json")
         self.assertEqual(code, 0, err)
-        report = json.load(open(self.path("patterns.json")))
+        report = self.report("patterns.json")
         names = {r["name"] for r in report["ratios"]}
         self.assertLess({"patterns/causal", "patterns/dilated", "patterns/blocks, density 0.1"}, names)
         for name in names:
@@ -100,7 +104,7 @@ class BenchTest(cli.CliTest):
     def test_all_leaves_one_report_that_equals_itself(self):
         code, out, err = self.annulus("bench", "all", "--length", "256", "--rounds", "1", "--json", "all.json")
         self.assertEqual(code, 0, err)
-        names = [r["name"] for r in json.load(open(self.path("all.json")))["ratios"]]
+        names = [r["name"] for r in self.report("all.json")["ratios"]]
         for benchmark in ("ring/2 ", "ring/4 ", "train/", "patterns/"):
             self.assertTrue(any(n.startswith(benchmark) for n in names), names)
         code, out, err = self.annulus("bench", "compare", "all.json", "all.json", "--margin", "0")
