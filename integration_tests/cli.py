@@ -20,8 +20,10 @@ LIMIT = 60  # seconds until a command counts as hung
 def environment(**extra):
     env = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMIX_", "ANNULUS_"))}
     # Bazel's own: a rank that dies early must not look like a test that ended early.
-    for name in ("TEST_PREMATURE_EXIT_FILE", "XML_OUTPUT_FILE", "OMP_NUM_THREADS"):
+    for name in ("TEST_PREMATURE_EXIT_FILE", "XML_OUTPUT_FILE"):
         env.pop(name, None)
+    # One thread a rank (.bazelrc says why); OMP_NUM_THREADS=None lets the placement decide.
+    env["OMP_NUM_THREADS"] = "1"
     env.update(extra)
     return {k: v for k, v in env.items() if v is not None}
 

@@ -102,13 +102,13 @@ class TrainTest(cli.CliTest):
             with open(self.path(f"text/{i:03}.txt"), "wb") as f:
                 f.write(text[i * 150 : i * 150 + 1 + i * 37 % 150])
         for ranks in (0, 2, 4):
-            self.train(ranks, *sets, OMP_NUM_THREADS="1")
+            self.train(ranks, *sets)
         one = self.metrics("tiny-001")
         self.assertIn("exposed_planning_seconds", one[0])
         for run in ("tiny-002", "tiny-003"):
             for a, b in zip(self.losses("tiny-001"), self.losses(run), strict=True):
                 self.assertLessEqual(abs(a - b), 1e-4 * a)
-        code, out, err = self.annulus("sample", "tiny-001", "--prompt", "def ", "--bytes", "100", OMP_NUM_THREADS="1")
+        code, out, err = self.annulus("sample", "tiny-001", "--prompt", "def ", "--bytes", "100")
         self.assertEqual(code, 0, err)
         self.assertTrue(out.startswith("def "), out)
 
