@@ -247,6 +247,13 @@ TEST(Pattern, RefusesWhatTheShapeCannotHave) {
       {"{ kind = \"slices\", slices = [{ queries = [0, 1, 8], keys = [0, 2, 5] }] }",
        {1, 1, 1, 8, 8, 0},
        "there are only 8"},
+      // All there are can be said of heads and batch rows alone.
+      {"{ kind = \"slices\", slices = [{ queries = [0, 1, 1099511627776], keys = [0, 1, 8] }] }",
+       {1, 1, 1, 8, 8, 0},
+       "there are only 8"},
+      {"{ kind = \"slices\", slices = [{ queries = [0, 1, 8], keys = [0, 1, 1099511627776] }] }",
+       {1, 1, 1, 8, 8, 0},
+       "there are only 8"},
       {"{ kind = \"slices\", slices = [{ queries = [0, 1, 8], keys = [0, 1, 8], heads = [0, 1, 2] }] }",
        {1, 1, 1, 8, 8, 0},
        "there are only 1"},
