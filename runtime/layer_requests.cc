@@ -50,8 +50,17 @@ double LayerRequests::pairs_per_token() const {
   return pairs;
 }
 
-LayerRequests layer_requests(const Config& c, int data_ranks, int context_ranks) {
-  PlanRequest request{.shape = {.batch = c.data.batch / data_ranks,
+std::vector<PlanRequest> LayerRequests::of_rows(int64_t first, int64_t count) const {
+  std::vector<PlanRequest> requests = distinct;
+  for (PlanRequest& request : requests) {
+    request.shape.batch = count;
+    request.pattern = of_batch_rows(std::move(request.pattern), first, count);
+  }
+  return requests;
+}
+
+LayerRequests layer_requests(const Config& c, int context_ranks) {
+  PlanRequest request{.shape = {.batch = c.data.batch,
                                 .heads = c.model.heads,
                                 .kv_heads = c.model.kv_heads,
                                 .q_len = c.data.context,

@@ -10,16 +10,20 @@
 namespace annulus {
 
 struct LayerRequests {
-  std::vector<PlanRequest> distinct;  // without documents of the data; block maps of files are read
+  // Of the global batch, without documents of the data; block maps of files are read.
+  std::vector<PlanRequest> distinct;
   std::vector<size_t> of_layer;       // index into `distinct`
 
   // (query, key) pairs counted for one token, all layers and query heads together; adaptive maps as if they kept the
   // blocks nearest to the diagonal.
   double pairs_per_token() const;
+
+  // `distinct` for these rows of the global batch: what a data rank has.
+  std::vector<PlanRequest> of_rows(int64_t first, int64_t count) const;
 };
 
-// For this many ranks along the mesh's axes. Everything that can be wrong with them raises Error(kPlan), or
+// For this many ranks along the mesh's context axis. Everything that can be wrong with them raises Error(kPlan), or
 // Error(kInput) for files.
-LayerRequests layer_requests(const Config& config, int data_ranks, int context_ranks);
+LayerRequests layer_requests(const Config& config, int context_ranks);
 
 }  // namespace annulus

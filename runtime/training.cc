@@ -46,6 +46,12 @@ OptimizerSettings optimizer_settings(const Config& c) {
           .clip = c.optimizer.clip};
 }
 
+// Of the global batch, this rank's.
+Span rows_of(const Config& c, const Mesh& mesh) {
+  const int64_t count = c.data.batch / mesh.size("data");
+  return {mesh.index("data") * count, 1, count};
+}
+
 LayerRequests checked_requests(const Config& c, int ranks) {
   validate(model_shape(c));
   if (c.model.vocab < 256) {
@@ -64,7 +70,7 @@ LayerRequests checked_requests(const Config& c, int ranks) {
                     " or mesh.data = 1");
   }
   kernel(c);
-  LayerRequests requests = layer_requests(c, data, context);
+  LayerRequests requests = layer_requests(c, context);
   if (c.data.context < 2 * context) {
     throw Error(ErrorKind::kPlan, "train",
                 "data.context is " + std::to_string(c.data.context) + ", too short for " + std::to_string(context) +
@@ -112,6 +118,8 @@ Training::Training(const Config& config, Communicator& world, const TextSource& 
       layers_(checked_requests(config, world.size())),
       text_(text),
       mesh_(world, axes(config)),
+      rows_(rows_of(config, mesh_)),
+      requests_(layers_.of_rows(rows_.begin, rows_.count)),
       device_(device),
       model_(model_shape(config), static_cast<uint64_t>(config.run.seed), at::kFloat, device),
       optimizer_(model_.parameters(), optimizer_settings(config)) {
@@ -128,12 +136,10 @@ Training::Training(const Config& config, Communicator& world, const TextSource& 
 
 template <typename Documents>
 std::vector<PlanRequest> Training::requests(const Documents& documents) const {
-  std::vector<PlanRequest> requests = layers_.distinct;
+  std::vector<PlanRequest> requests = requests_;
   if (!config_.data.documents) return requests;
-  const int64_t rows = config_.data.batch / mesh_.size("data");
-  const int64_t first = mesh_.index("data") * rows;
   std::vector<std::vector<int64_t>> mine;
-  for (int64_t i = 0; i < rows; ++i) mine.push_back(documents(first + i));
+  for (int64_t i = 0; i < rows_.count; ++i) mine.push_back(documents(rows_.at(i)));
   for (PlanRequest& request : requests) request.pattern.documents = mine;
   return requests;
 }
@@ -177,13 +183,11 @@ double Training::flops_per_token() const { return annulus::flops_per_token(model
 
 template <typename Row>
 Training::Batch Training::batch(const Row& row) const {
-  const int64_t rows = config_.data.batch / mesh_.size("data");
-  const int64_t first = mesh_.index("data") * rows;
   const at::Tensor next = positions_.add(1);
   std::vector<at::Tensor> inputs;
   std::vector<at::Tensor> targets;
-  for (int64_t i = 0; i < rows; ++i) {
-    const at::Tensor tokens = row(first + i);
+  for (int64_t i = 0; i < rows_.count; ++i) {
+    const at::Tensor tokens = row(rows_.at(i));
     inputs.push_back(tokens.index_select(0, positions_));
     targets.push_back(tokens.index_select(0, next));
   }
@@ -211,7 +215,7 @@ StepResult Training::step(bool stop) {
                           .seed = static_cast<uint64_t>(config_.run.seed),
                           .step = steps_done_,
                           .layer = 0,
-                          .first_row = mesh_.index("data") * (config_.data.batch / mesh_.size("data"))};
+                          .first_row = rows_.begin};
     const at::Tensor local =
         loss(batch([&](int64_t row) { return text_.sample(steps_done_, row); }), attend(now, dropout));
     local.backward();

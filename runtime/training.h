@@ -106,6 +106,8 @@ class Training {
   LayerRequests layers_;
   const TextSource& text_;
   Mesh mesh_;
+  Span rows_;                          // of the global batch, this rank's
+  std::vector<PlanRequest> requests_;  // layers_.distinct for these
   at::Device device_;
   Model model_;
   AdamW optimizer_;

@@ -85,6 +85,15 @@ int64_t output_divisor(const PatternSpec& spec) {
   return mean ? static_cast<int64_t>(spec.dilated.segment_lengths.size()) : 1;
 }
 
+BlocksSpec given_map(std::shared_ptr<const BlockMap> map) {
+  BlocksSpec spec;
+  spec.map = BlocksSpec::Map::kGiven;
+  spec.block = map->block;
+  spec.digest = map->digest();
+  spec.given = std::move(map);
+  return spec;
+}
+
 bool is_adaptive(const PatternSpec& spec) {
   if (spec.kind == PatternSpec::Kind::kBlocks) return spec.blocks.map == BlocksSpec::Map::kAdaptive;
   return std::any_of(spec.members.begin(), spec.members.end(), is_adaptive);

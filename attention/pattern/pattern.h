@@ -86,6 +86,9 @@ struct BlocksSpec {
   std::shared_ptr<const BlockMap> given;  // kGiven, and kFile once it was read
 };
 
+// A map made by a program, and the digest that texts, caches and ranks know it by: hashed here, once.
+BlocksSpec given_map(std::shared_ptr<const BlockMap> map);
+
 // What the user wrote, checked. Equal texts mean equal patterns: `text` is the canonical form and part of plan keys.
 struct PatternSpec {
   enum class Kind { kFull, kWindow, kDilated, kBlocks, kUnion, kSlices };
@@ -127,6 +130,10 @@ PatternSpec parse_pattern(std::string_view toml, std::string_view where);
 // Raises Error(kPlan) where the pattern cannot be for this shape, as make_pattern does and before any memory is taken;
 // maps that are still to be selected or read pass.
 void validate(const PatternSpec& spec, const AttentionShape& shape);
+
+// Of batch rows first, ..., first + count - 1 alone, as rows 0, 1, ...: what is listed for each row (documents, maps
+// given or read, slices) is cut to these, at least one. The pattern is valid for a batch that has them.
+PatternSpec of_batch_rows(PatternSpec spec, int64_t first, int64_t count);
 
 // A sum of slices over a shape; pairs are counted as often as slices contain them.
 struct Pattern {

@@ -122,6 +122,34 @@ TEST(TrainingPatterns, ABlockMapFromAFile) {
       folder, pattern("{ kind = 'blocks', map = 'file', block = 16, file = '" + file + "', causal = true }")));
 }
 
+// Whatever a pattern says of each row is said of the rows of a step, however many ranks share them.
+TEST(TrainingPatterns, RowsOfTheirOwnAreThoseOfTheGlobalBatch) {
+  const TestFolder folder;
+  const std::string file = folder.path() + "/map.safetensors";
+  std::vector<uint8_t> active(4 * 9 * 9);
+  for (size_t i = 0; i < active.size(); ++i) active[i] = i / 81 >= i % 9 || i % 81 % 10 == 0;  // another for each row
+  write_block_map(file, block_map_from_dense(active.data(), 16, 4, 1, 9, 9));
+  for (const std::string& toml :
+       {std::string("{ kind = 'causal', documents = [[136], [1, 135], [60, 76], [30, 30, 76]] }"),
+        "{ kind = 'blocks', map = 'file', block = 16, file = '" + file + "', causal = true }",
+        std::string("{ kind = 'union', of = [{ kind = 'window', left = 5, right = 0 }, { kind = 'slices', slices = ["
+                    "{ queries = [0, 1, 136], keys = [0, 2, 68], batch = [1, 2, 2] }] }], causal = true }")}) {
+    Config config = config_with(folder, pattern(toml));
+    config.data.batch = 4;
+    const std::vector<double> one = losses(config, 1, 4);
+    for (const int data : {2, 4}) {
+      config.mesh.data = data;
+      const std::vector<double> many = losses(config, 4, 4);
+      for (size_t i = 0; i < one.size(); ++i) EXPECT_NEAR(one[i], many[i], 1e-4 * one[i]) << toml << ", " << data;
+    }
+  }
+  // Half of the batch is not all of it.
+  Config config = config_with(folder, pattern("{ kind = 'causal', documents = [[136], [1, 135]] }"));
+  config.data.batch = 4;
+  config.mesh.data = 2;
+  EXPECT_THROW(check_training(config, 2), Error);
+}
+
 TEST(TrainingPatterns, DocumentsOfRealFiles) {
   const TestFolder folder;
   Config config = config_with(folder, causal_pattern());
