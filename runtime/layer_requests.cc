@@ -31,9 +31,7 @@ PatternSpec with_nearest_blocks(PatternSpec spec, const AttentionShape& shape) {
     if (begin < end) map.runs.push_back({begin, end});
     map.offsets.push_back(static_cast<int64_t>(map.runs.size()));
   }
-  spec.blocks.map = BlocksSpec::Map::kGiven;
-  spec.blocks.digest = map.digest();
-  spec.blocks.given = std::make_shared<const BlockMap>(std::move(map));
+  spec.blocks = given_map(std::make_shared<const BlockMap>(std::move(map)));
   return spec;
 }
 
@@ -44,7 +42,7 @@ double LayerRequests::pairs_per_token() const {
   for (const size_t i : of_layer) {
     const AttentionShape& shape = distinct[i].shape;
     PlanRequest known = distinct[i];
-    known.pattern = with_nearest_blocks(known.pattern, shape);
+    known.pattern = with_nearest_blocks(with_causal_members(std::move(known.pattern)), shape);
     pairs += static_cast<double>(count_pairs(*cached_pattern(known))) / static_cast<double>(shape.batch * shape.q_len);
   }
   return pairs;

@@ -12,7 +12,7 @@ namespace annulus {
 struct LayerRequests {
   // Of the global batch, without documents of the data; block maps of files are read.
   std::vector<PlanRequest> distinct;
-  std::vector<size_t> of_layer;       // index into `distinct`
+  std::vector<size_t> of_layer;  // index into `distinct`
 
   // (query, key) pairs counted for one token, all layers and query heads together; adaptive maps as if they kept the
   // blocks nearest to the diagonal.

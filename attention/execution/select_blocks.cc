@@ -275,6 +275,7 @@ PlanRequest select_blocks(const PlanRequest& request, const at::Tensor& q, const
   if (!is_adaptive(request.pattern)) return request;
   validate(request.pattern, request.shape);
   PlanRequest selected = request;
+  selected.pattern = with_causal_members(std::move(selected.pattern));
   // Nothing of the selection is differentiated: gradients flow through the attention only.
   select_all(selected.pattern, request, q.detach(), k.detach(), comm, label);
   return selected;

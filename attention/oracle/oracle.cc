@@ -127,8 +127,9 @@ Count unrestricted(const PatternSpec& spec, const AttentionShape& shape) {
 
 }  // namespace
 
-Count count_of(const PatternSpec& spec, const AttentionShape& shape) {
-  validate(spec, shape);
+Count count_of(const PatternSpec& pattern, const AttentionShape& shape) {
+  validate(pattern, shape);
+  const PatternSpec spec = with_causal_members(pattern);  // a draw depends on it
   const Count count = unrestricted(spec, shape);
   const Count together = spec.documents.empty() ? Count() : same_document(spec);
   return [count, together, causal = spec.causal, offset = shape.query_offset](int64_t batch, int64_t head,

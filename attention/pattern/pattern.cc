@@ -99,10 +99,17 @@ bool is_adaptive(const PatternSpec& spec) {
   return std::any_of(spec.members.begin(), spec.members.end(), is_adaptive);
 }
 
+PatternSpec with_causal_members(PatternSpec spec) {
+  for (PatternSpec& member : spec.members) {
+    member.causal = member.causal || spec.causal;
+    member = with_causal_members(std::move(member));
+  }
+  return spec;
+}
+
 Pattern make_pattern(const PatternSpec& spec, const AttentionShape& shape) {
   validate(spec, shape);
-  Pattern pattern{shape, slices_of(spec, shape)};
-  return pattern;
+  return {shape, slices_of(with_causal_members(spec), shape)};
 }
 
 BlockMap make_block_map(const PatternSpec& spec, const AttentionShape& shape) {

@@ -131,6 +131,10 @@ PatternSpec parse_pattern(std::string_view toml, std::string_view where);
 // maps that are still to be selected or read pass.
 void validate(const PatternSpec& spec, const AttentionShape& shape);
 
+// The pattern with the `causal` of a union said of each of its members, too: what a member draws or selects depends on
+// it. What patterns are made from and selected for is this.
+PatternSpec with_causal_members(PatternSpec spec);
+
 // Of batch rows first, ..., first + count - 1 alone, as rows 0, 1, ...: what is listed for each row (documents, maps
 // given or read, slices) is cut to these, at least one. The pattern is valid for a batch that has them.
 PatternSpec of_batch_rows(PatternSpec spec, int64_t first, int64_t count);

@@ -450,6 +450,23 @@ RC_GTEST_PROP(BlockMap, BigBirdDrawsByTheDocumentedGenerator, ()) {
   }
 }
 
+TEST(BlockMap, AMemberOfACausalUnionDrawsFromThePast) {
+  const AttentionShape shape{1, 2, 1, 1024, 1024, 0};
+  PatternSpec spec = parse_pattern(
+      "{ kind = \"blocks\", map = \"bigbird\", block = 16, window_blocks = 0, global_blocks = 0, random_blocks = 3 }",
+      "");
+  PatternSpec both;
+  both.kind = PatternSpec::Kind::kUnion;
+  both.members = {spec};
+  PatternSpec outer = both;
+  outer.causal = true;
+  outer.members = {both};
+  spec.causal = true;
+  const int64_t pairs = count_pairs(make_pattern(spec, shape));
+  EXPECT_EQ(count_pairs(make_pattern(outer, shape)), pairs);
+  EXPECT_EQ(count_pairs(make_pattern(parse_pattern(outer.text(), ""), shape)), pairs);
+}
+
 TEST(BlockMap, BigBirdKeepsItsDraw) {
   PatternSpec spec = parse_pattern(
       "{ kind = \"blocks\", map = \"bigbird\", window_blocks = 1, global_blocks = 1, random_blocks = 2, seed = 7 }",

@@ -195,6 +195,17 @@ TEST(SelectBlocks, MembersOfUnionsAreSelectedAndOthersStay) {
   EXPECT_EQ(spec.members[0], causal_pattern());
   EXPECT_EQ(*spec.members[1].blocks.given, alone);
   EXPECT_FALSE(is_adaptive(spec));
+  // What a causal union selects is not of later keys, however deep it is said.
+  request.pattern.causal = true;
+  request.pattern.members[1].causal = true;
+  const BlockMap past = *selected_everywhere(request, q, k).members[1].blocks.given;
+  EXPECT_NE(past, alone);
+  PatternSpec outer;
+  outer.kind = PatternSpec::Kind::kUnion;
+  outer.causal = true;
+  outer.members = {both};
+  request.pattern = outer;
+  EXPECT_EQ(*selected_everywhere(request, q, k).members[0].members[1].blocks.given, past);
   request.pattern = causal_pattern();
   EXPECT_EQ(selected_everywhere(request, q, k), causal_pattern());
 }

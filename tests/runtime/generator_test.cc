@@ -120,6 +120,8 @@ TEST(Generator, EveryPatternIsThatOfAWholeContext) {
       {spec("{ kind = 'blocks', map = 'adaptive', block = 16, keep = 2, query = 'first', causal = true }")},
       {spec("{ kind = 'union', of = [{ kind = 'window', left = 4, right = 0 }, { kind = 'blocks', map = 'adaptive', "
             "block = 16, keep = 2, query = 'first', causal = true }] }")},
+      {spec("{ kind = 'union', of = [{ kind = 'window', left = 4, right = 0 }, { kind = 'blocks', map = 'adaptive', "
+            "block = 16, keep = 2, query = 'first' }], causal = true }")},
       {spec("{ kind = 'window', left = 6, right = 0 }"),
        spec("{ kind = 'blocks', map = 'local', block = 32, window_blocks = 0, causal = true }")}};
   for (const std::vector<PatternSpec>& patterns : cases) {
