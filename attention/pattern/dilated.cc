@@ -1,8 +1,6 @@
 // See dilated.h.
 #include "attention/pattern/dilated.h"
 
-#include "attention/pattern/checks.h"
-
 namespace annulus {
 namespace {
 
@@ -33,10 +31,6 @@ void append_dilated(const DilatedSpec& spec, const AttentionShape& shape, std::v
     const int64_t first = std::max<int64_t>(0, floor_div(shape.query_offset, length));
     const int64_t last =
         std::min(floor_div(shape.k_len - 1, length), floor_div(shape.q_len - 1 + shape.query_offset, length));
-    if ((last - first + 1) * offsets > kMostParts) {
-      refuse_plan("segments of " + std::to_string(length) + " in a sequence of " + std::to_string(shape.k_len) +
-                  " are more than 2^26 pieces; use longer segments");
-    }
     for (int64_t segment = first; segment <= last; ++segment) {
       for (int64_t offset = 0; offset < offsets; ++offset) {
         const Span heads = intersect(offset_heads(spec.offsets, offset, rate, shape.heads), branch);

@@ -5,7 +5,7 @@
 
 namespace annulus {
 
-// The shape is validated and has queries and keys. Raises Error(kPlan) where that would be more than 2^26 slices.
+// The shape is validated and has queries and keys.
 void append_dilated(const DilatedSpec& spec, const AttentionShape& shape, std::vector<Slice>& slices);
 
 }  // namespace annulus

@@ -1,6 +1,7 @@
 // Patterns: slices against the definitions, texts, refusals, block maps.
 #include "attention/pattern/pattern.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
@@ -283,6 +284,64 @@ TEST(Pattern, RefusesWhatTheShapeCannotHave) {
   EXPECT_THROW(make_pattern(window, {1, 1, 1, 8, 8, 0}), Error);
   EXPECT_THROW(make_block_map(causal_pattern(), {1, 1, 1, 8, 8, 0}), Error);
   EXPECT_THROW(make_pattern(causal_pattern(), {1, 6, 4, 8, 8, 0}), Error);
+}
+
+// Whatever is too large to be made is refused before it is begun.
+TEST(Pattern, ForeseesHowManySlicesThereCouldBe) {
+  const auto verdict = [](const std::string& text, const AttentionShape& shape) -> std::string {
+    try {
+      validate(parse_pattern(text, "--pattern"), shape);
+      return "taken";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kPlan);
+      return error.what();
+    }
+  };
+  const auto dilated = [](const std::string& lengths, const std::string& rates) {
+    return "{ kind = \"dilated\", segment_lengths = [" + lengths + "], dilation_rates = [" + rates + "] }";
+  };
+  using ::testing::HasSubstr;
+  const int64_t million = 1'000'000;
+  const AttentionShape tokens{1, 1, 1, 10 * million, 10 * million, 0};
+  EXPECT_EQ(verdict(dilated("1", "1"), tokens), "taken");
+  EXPECT_THAT(verdict(dilated("1, 1", "1, 1"), tokens), HasSubstr("use longer segments"));
+  EXPECT_THAT(verdict("{ kind = \"union\", of = [" + dilated("1", "1") + ", " + dilated("1", "1") + "] }", tokens),
+              HasSubstr("2e+07 slices"));
+
+  // Every second block, 512 runs for each of 1024 query blocks, and each of 4095 borders cuts 512 of them.
+  std::string documents = "[4";
+  for (int i = 1; i < 4096; ++i) documents += ", 4";
+  documents += "]";
+  const std::string strided =
+      "{ kind = \"blocks\", map = \"strided\", block = 16, window_blocks = 0, stride = 2, documents = ";
+  const AttentionShape rows{8, 1, 1, 1 << 14, 1 << 14, 0};
+  EXPECT_EQ(verdict(strided + documents + " }", rows), "taken");
+  std::string each = documents;
+  for (int i = 1; i < 8; ++i) each += ", " + documents;
+  EXPECT_THAT(verdict(strided + "[" + each + "] }", rows), HasSubstr("use fewer documents"));
+  // A slice has no more parts than queries.
+  EXPECT_EQ(verdict("{ kind = \"dilated\", segment_lengths = [16384], dilation_rates = [16384], documents = " +
+                        documents + " }",
+                    {1, 1 << 14, 1, 1 << 14, 1 << 14, 0}),
+            "taken");
+
+  // 2^4 query blocks for each of 2^60 heads.
+  EXPECT_THAT(verdict("{ kind = \"blocks\", map = \"bigbird\", block = 16, window_blocks = 1, global_blocks = 0, "
+                      "random_blocks = 1 }",
+                      {1, int64_t{1} << 60, 1, 256, 256, 0}),
+              HasSubstr("use larger blocks or fewer"));
+
+  const AttentionShape large{8, 32, 8, 1 << 20, 1 << 20, 0};
+  const auto adaptive = [](int64_t block, int64_t keep) {
+    return "{ kind = \"blocks\", map = \"adaptive\", block = " + std::to_string(block) +
+           ", keep = " + std::to_string(keep) + " }";
+  };
+  EXPECT_THAT(verdict(adaptive(16, 8), large), HasSubstr("use keep = 1 or less, or blocks of 128 or more"));
+  EXPECT_EQ(verdict(adaptive(16, 1), large), "taken");
+  EXPECT_EQ(verdict(adaptive(128, 8), large), "taken");
+  EXPECT_EQ(verdict(adaptive(16, 1 << 16), large), "taken") << "all are kept: one map for all";
+  EXPECT_THAT(verdict(adaptive(16, int64_t{1} << 15), {int64_t{1} << 60, 1, 1, 1 << 20, 1 << 20, 0}),
+              HasSubstr("use fewer batch rows or heads"));
 }
 
 TEST(Pattern, RefusesBlockMapsOfAnotherShape) {

@@ -1,0 +1,166 @@
+// How many slices a pattern could have at most, before any is made; see checks.h.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+
+#include "attention/pattern/checks.h"
+#include "attention/pattern/spec_names.h"
+
+namespace annulus {
+namespace {
+
+using Map = BlocksSpec::Map;
+
+constexpr int64_t kMostSlices = (int64_t{2} << 30) / static_cast<int64_t>(sizeof(Slice));
+
+std::string str(int64_t value) { return std::to_string(value); }
+
+// Upper bounds. In floating point: products of what may be written do not fit 64 bits.
+struct Size {
+  double slices = 0;   // that hold pairs of one batch row
+  double at_once = 0;  // of these, that hold one query: as many more come with each border between documents
+  double queries = 0;  // of these, added up: no slice is cut into more parts
+  double batches = 1;  // parts of the batch that have slices of their own
+
+  double total() const { return slices * batches; }
+};
+
+// Every stride-th of the blocks within reach of a block.
+double scattered(int64_t reach, int64_t stride, int64_t key_blocks) {
+  return stride == 1 ? 1 : static_cast<double>(ceil_div(std::min(2 * reach + 1, key_blocks), stride) + 1);
+}
+
+// At least as many as the runs of one query block.
+double most_runs(const BlocksSpec& spec, int64_t key_blocks) {
+  switch (spec.map) {
+    case Map::kDilated:
+      return scattered(spec.window_blocks, spec.rate, key_blocks);
+    case Map::kBigBird:
+      return 2 + static_cast<double>(std::min(spec.random_blocks, key_blocks));
+    case Map::kStrided:
+      return 1 + scattered(key_blocks, spec.stride, key_blocks);
+    case Map::kHierarchical: {
+      double sum = 0;
+      for (const BlocksSpec::Level& level : spec.levels) sum += scattered(level.reach, level.stride, key_blocks);
+      return std::min(sum, static_cast<double>(key_blocks) + 1);
+    }
+    default:
+      return 2;
+  }
+}
+
+Size size_of_map(const BlockMap& map, double q_len) {
+  const int64_t per_row = map.heads * map.query_blocks;
+  const auto runs = [&](int64_t row, int64_t rows) {
+    return static_cast<double>(map.offsets[static_cast<size_t>(row + rows)] - map.offsets[static_cast<size_t>(row)]);
+  };
+  Size size;
+  size.batches = static_cast<double>(map.batch);
+  for (int64_t b = 0; b < map.batch; ++b) size.slices = std::max(size.slices, runs(b * per_row, per_row));
+  for (int64_t row = 0; row < map.batch * per_row; ++row) size.at_once = std::max(size.at_once, runs(row, 1));
+  size.at_once *= static_cast<double>(map.heads);
+  size.queries = size.at_once * q_len;
+  return size;
+}
+
+Size size_of_selection(const BlocksSpec& spec, const AttentionShape& shape, double query_blocks, double q_len) {
+  if (spec.keep >= ceil_div(shape.k_len, spec.block)) return {query_blocks, 1, q_len};  // one map for all
+  const double heads = static_cast<double>(shape.heads), batch = static_cast<double>(shape.batch);
+  const double keep = static_cast<double>(spec.keep), limit = static_cast<double>(kMostSlices);
+  if (query_blocks * batch * heads * keep > limit) {
+    const double most = limit / (query_blocks * batch * heads), rows = std::floor(limit / (batch * heads * keep));
+    std::string use = most >= 1 ? "keep = " + str(static_cast<int64_t>(most)) + " or less" : "";
+    if (rows >= 1) {
+      const int64_t least = ceil_div(ceil_div(shape.q_len, static_cast<int64_t>(rows)), 16) * 16;
+      use += (use.empty() ? "" : ", or ") + std::string("blocks of ") + str(least) + " or more";
+    }
+    refuse_plan("an adaptive block map that keeps " + str(spec.keep) + " key blocks of " + str(spec.block) +
+                " for each query block of " + str(shape.q_len) + " queries, " + str(shape.batch) + " batch rows and " +
+                str(shape.heads) + " heads would hold more than " + str(kMostSlices) + " blocks; use " +
+                (use.empty() ? "fewer batch rows or heads" : use));
+  }
+  return {query_blocks * heads * keep, heads * keep, heads * keep * q_len, batch};
+}
+
+Size size_of_blocks(const BlocksSpec& spec, const AttentionShape& shape) {
+  const double q_len = static_cast<double>(shape.q_len);
+  if (spec.given) return size_of_map(*spec.given, q_len);
+  if (spec.map == Map::kFile) return {};  // asked again when it was read
+  const double query_blocks = static_cast<double>(ceil_div(shape.q_len, spec.block));
+  if (spec.map == Map::kAdaptive) return size_of_selection(spec, shape, query_blocks, q_len);
+  const bool by_head = spec.map == Map::kBigBird && spec.per_head && spec.random_blocks > 0;
+  const double runs =
+      most_runs(spec, ceil_div(shape.k_len, spec.block)) * (by_head ? static_cast<double>(shape.heads) : 1);
+  if (query_blocks * runs > static_cast<double>(kMostSlices)) {
+    refuse_plan("the block map of " + str(shape.q_len) + " queries and " + str(shape.k_len) + " keys in blocks of " +
+                str(spec.block) + " could have more than " + str(kMostSlices) +
+                " runs; use larger blocks or fewer scattered ones");
+  }
+  return {query_blocks * runs, runs, runs * q_len};
+}
+
+Size size_of_dilated(const DilatedSpec& spec, const AttentionShape& shape) {
+  Size size;
+  const int64_t branches = static_cast<int64_t>(spec.segment_lengths.size());
+  const int64_t heads =
+      spec.combine == DilatedSpec::Combine::kMean ? ceil_div(shape.heads, branches) : shape.heads;  // of one branch
+  for (int64_t i = 0; i < branches; ++i) {
+    const int64_t length = spec.segment_lengths[static_cast<size_t>(i)];
+    const double offsets = static_cast<double>(std::min(spec.dilation_rates[static_cast<size_t>(i)], heads));
+    size.slices += static_cast<double>(ceil_div(shape.k_len, length)) * offsets;
+    size.at_once += offsets;
+    size.queries += static_cast<double>(shape.q_len);  // an offset has positions of its own
+  }
+  if (size.slices > static_cast<double>(kMostSlices)) {
+    refuse_plan("the segments of dilated attention over " + str(shape.k_len) + " positions are more than " +
+                str(kMostSlices) + " pieces, all branches together; use longer segments");
+  }
+  return size;
+}
+
+Size size_of(const PatternSpec& spec, const AttentionShape& shape) {
+  Size size{1, 1, static_cast<double>(shape.q_len)};  // full, window
+  switch (spec.kind) {
+    case PatternSpec::Kind::kFull:
+    case PatternSpec::Kind::kWindow:
+      break;
+    case PatternSpec::Kind::kDilated:
+      size = size_of_dilated(spec.dilated, shape);
+      break;
+    case PatternSpec::Kind::kBlocks:
+      size = size_of_blocks(spec.blocks, shape);
+      break;
+    case PatternSpec::Kind::kUnion:
+      size = {};
+      for (const PatternSpec& member : spec.members) {
+        const Size part = size_of(member, shape);
+        size.slices += part.slices, size.at_once += part.at_once, size.queries += part.queries;
+        size.batches = std::max(size.batches, part.batches);
+      }
+      break;
+    case PatternSpec::Kind::kSlices:
+      size = {static_cast<double>(spec.slices.size()), static_cast<double>(spec.slices.size()), 0};
+      for (const Slice& slice : spec.slices) size.queries += static_cast<double>(slice.queries.count);
+      break;
+  }
+  if (spec.documents.empty()) return size;
+  size_t most = 0;
+  for (const std::vector<int64_t>& list : spec.documents) most = std::max(most, list.size());
+  if (most > 1) size.slices += size.at_once * static_cast<double>(most - 1);
+  size.slices = std::min(size.slices, std::max(size.queries, 1.0));
+  if (spec.documents.size() > 1 || spec.key_documents.size() > 1) size.batches = static_cast<double>(shape.batch);
+  return size;
+}
+
+}  // namespace
+
+void require_size(const PatternSpec& spec, const AttentionShape& shape) {
+  const double total = size_of(spec, shape).total();
+  if (total <= static_cast<double>(kMostSlices)) return;
+  char count[32];
+  std::snprintf(count, sizeof count, "%.3g", total);
+  refuse_plan("the pattern could have " + std::string(count) + " slices, and " + str(kMostSlices) +
+              " (2 GiB) are the most; use fewer documents, members or branches, or larger blocks and segments");
+}
+
+}  // namespace annulus
