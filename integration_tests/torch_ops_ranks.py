@@ -77,6 +77,38 @@ if size > 1:
     except RuntimeError as e:
         assert "[plan] the ranks hold 5, 8" in str(e), e
 
+# What one rank alone gets wrong is refused on all of them, with its number; none waits for its deadline.
+if size > 1:
+
+    def refused(words, **other):
+        part = torch.randn(1, 4, 2, 4, requires_grad=True)
+        given = dict(q=part, k=part, v=part, pattern="{ kind = 'causal' }", layout="contiguous")
+        if rank == 1:
+            given |= other
+        try:
+            annulus.attention(given["q"], given["k"], given["v"], given["pattern"], layout=given["layout"])
+        except RuntimeError as e:
+            assert "[comm] ranks disagree" in str(e) and "rank 1" in str(e) and words in str(e), e
+        else:
+            raise AssertionError(f"taken: {words}")
+
+    refused("k and v [batch, m, kv heads, head size]", k=torch.randn(1, 4, 2))
+    refused("Double", q=torch.randn(1, 4, 2, 4, dtype=torch.float64))
+    refused("casual", pattern="{ kind = 'casual' }")
+    refused("left = 2", pattern="{ kind = 'window', left = 2, right = 0 }")
+    refused("zigzak", layout="zigzak")
+    refused("zigzag", layout="zigzag")
+
+    # The same of a backward: this rank's saved state is a copy.
+    part = torch.randn(1, 4, 2, 4)
+    settings = ("{ kind = 'causal' }", "contiguous", "auto", 0.0, 0.0, 0, 0, 0)
+    out, lse, state = annulus.attention_forward(part, part, part, *settings)
+    try:
+        annulus.attention_backward(out, part, part, part, out, lse, state.clone() if rank == 1 else state)
+        raise AssertionError("taken")
+    except RuntimeError as e:
+        assert "[comm]" in str(e) and "rank 1" in str(e), e
+
 if "--fail" in sys.argv and rank == size - 1:
     raise ValueError("a rank gave up")
 if "--fail" in sys.argv:

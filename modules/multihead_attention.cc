@@ -97,9 +97,6 @@ void MultiheadAttentionImpl::reset() {
 }
 
 at::Tensor MultiheadAttentionImpl::forward(const at::Tensor& x, const AttentionScope& scope) const {
-  require(options_.memory_dim == options_.dim, "this module looks at a memory of " +
-                                                   std::to_string(options_.memory_dim) + " features, not at x of " +
-                                                   std::to_string(options_.dim) + ": give forward the memory, too");
   return attend(x, x, scope);
 }
 
@@ -108,29 +105,31 @@ at::Tensor MultiheadAttentionImpl::forward(const at::Tensor& x, const at::Tensor
   return attend(x, memory, scope);
 }
 
-at::Tensor MultiheadAttentionImpl::attend(const at::Tensor& x, const at::Tensor& memory,
-                                          const AttentionScope& scope) const {
+void MultiheadAttentionImpl::check_inputs(const at::Tensor& x, const at::Tensor& memory) const {
   const MultiheadAttentionOptions& o = options_;
   const at::Tensor& weight = q_proj->weight;
   const auto check = [&](const at::Tensor& t, const char* name, int64_t features) {
+    require(t.defined(), std::string(name) + " is an undefined tensor");
     require(t.dim() == 3 && t.size(2) == features, std::string(name) + " must be [batch, positions, " +
                                                        std::to_string(features) + "], but is " + c10::str(t.sizes()));
     require(t.scalar_type() == weight.scalar_type() && t.device() == weight.device(),
             std::string(name) + " is " + c10::str(t.scalar_type(), " on ", t.device()) + ", but the module is " +
                 c10::str(weight.scalar_type(), " on ", weight.device()) + ": move one of them with to()");
   };
+  require(!memory.is_same(x) || o.memory_dim == o.dim, "this module looks at a memory of " +
+                                                           std::to_string(o.memory_dim) + " features, not at x of " +
+                                                           std::to_string(o.dim) + ": give forward the memory, too");
   check(x, "x", o.dim);
   check(memory, "memory", o.memory_dim);
   require(x.size(0) == memory.size(0),
           "x has " + std::to_string(x.size(0)) + " batch rows, but memory " + std::to_string(memory.size(0)));
+}
 
+at::Tensor MultiheadAttentionImpl::attend(const at::Tensor& x, const at::Tensor& memory,
+                                          const AttentionScope& scope) const {
+  const MultiheadAttentionOptions& o = options_;
   AttentionCall call;
-  call.request.shape = {.batch = x.size(0),
-                        .heads = o.heads,
-                        .kv_heads = o.kv_heads,
-                        .q_len = 0,
-                        .k_len = 0,
-                        .query_offset = scope.query_offset};
+  call.label = "attention, layer " + std::to_string(o.layer);
   call.request.pattern = o.pattern;
   if (!scope.documents.empty()) {
     call.request.pattern.documents = scope.documents;
@@ -138,8 +137,19 @@ at::Tensor MultiheadAttentionImpl::attend(const at::Tensor& x, const at::Tensor&
   }
   call.request.layout = o.layout;
   call.request.schedule = o.schedule;
-  place_sequence(call.request,
-                 scope.parts.queries.empty() ? exchange_lengths(x.size(1), memory.size(1), scope.comm) : scope.parts);
+  const SequenceParts parts = agree_on_call(
+      [&]() -> CallTerms {
+        check_inputs(x, memory);
+        return {x.size(1), memory.size(1), {{"layout", std::string(to_string(o.layout))}, {"module", o.text()}}};
+      },
+      scope.comm, {call.label, 0});
+  call.request.shape = {.batch = x.size(0),
+                        .heads = o.heads,
+                        .kv_heads = o.kv_heads,
+                        .q_len = 0,
+                        .k_len = 0,
+                        .query_offset = scope.query_offset};
+  place_sequence(call.request, parts);
   call.comm = &scope.comm;
   call.kernel = o.kernel;
   call.scale = o.scale;
@@ -147,7 +157,6 @@ at::Tensor MultiheadAttentionImpl::attend(const at::Tensor& x, const at::Tensor&
     call.dropout = {
         .rate = o.dropout, .seed = o.seed, .step = scope.step, .layer = o.layer, .first_row = scope.first_row};
   }
-  call.label = "attention, layer " + std::to_string(o.layer);
 
   ProjectionPlan plan{o.heads, o.kv_heads, o.head_dim, {}, {}};
   if (o.rotary_base > 0) {

@@ -60,7 +60,6 @@ struct AttentionScope {
   int64_t step = 0;          // of training, and
   int64_t first_row = 0;     // the global number of batch row 0: for dropout
   int64_t query_offset = 0;  // query i has the position i + query_offset
-  SequenceParts parts = {};  // empty: the ranks tell each other, by one small exchange
   // Packed sequences: as in PatternSpec, in place of the pattern's own. Both empty: those of the pattern.
   std::vector<std::vector<int64_t>> documents = {};
   std::vector<std::vector<int64_t>> key_documents = {};
@@ -72,7 +71,8 @@ class MultiheadAttentionImpl final : public torch::nn::Cloneable<MultiheadAttent
   explicit MultiheadAttentionImpl(const MultiheadAttentionOptions& options);
 
   // Self-attention. x [B, n, dim] of this rank's positions, in the layout's storage order, of the module's dtype and
-  // device. n = 0 gives [B, 0, dim]. Collective, and so is its backward. Raises as attention() does.
+  // device. n = 0 gives [B, 0, dim]. Collective, and so is its backward. Raises on every rank, as attention() does,
+  // also where one rank alone was given what cannot be.
   at::Tensor forward(const at::Tensor& x, const AttentionScope& scope) const;
   // Cross-attention: queries from x, keys and values from memory [B, m, memory_dim].
   at::Tensor forward(const at::Tensor& x, const at::Tensor& memory, const AttentionScope& scope) const;
@@ -90,6 +90,7 @@ class MultiheadAttentionImpl final : public torch::nn::Cloneable<MultiheadAttent
   torch::nn::LayerNorm norm{nullptr};  // null without it
 
  private:
+  void check_inputs(const at::Tensor& x, const at::Tensor& memory) const;
   at::Tensor attend(const at::Tensor& x, const at::Tensor& memory, const AttentionScope& scope) const;
 
   MultiheadAttentionOptions options_;

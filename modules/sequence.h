@@ -1,10 +1,12 @@
-// How a sequence lies over the ranks, told from how many of its positions each rank holds: for callers that have
-// tensors rather than a request. Used by MultiheadAttention and by torch_ops. Thread safety: functions without state.
+// How a sequence lies over the ranks, told from how many of its positions each rank holds, and that all ranks mean the
+// same call: for callers that have tensors rather than a request. Used by MultiheadAttention and by torch_ops. Thread
+// safety: functions without state.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "attention/plan/plan.h"
@@ -18,8 +20,16 @@ struct SequenceParts {
   std::vector<int64_t> keys;
 };
 
-// Collective, unless there is one rank: one small exchange.
-SequenceParts exchange_lengths(int64_t queries, int64_t keys, Communicator& comm);
+// What a rank brings to a call.
+struct CallTerms {
+  int64_t queries = 0, keys = 0;  // positions it holds
+  std::vector<Field> alike;       // what must be the same on every rank
+};
+
+// find() looks at what this rank was given and raises when it cannot be. Then no rank goes on: all raise
+// Error(kMismatch), naming the ranks and what each finds wrong, or in what they differ; where all find the same wrong,
+// each raises its own. Collective, unless there is one rank: one exchange of 48 bytes a rank.
+SequenceParts agree_on_call(const std::function<CallTerms()>& find, Communicator& comm, OpLabel label);
 
 // Sets ranks and lengths of the request. The layout contiguous takes any parts that queries and keys have in common;
 // any other layout, and queries and keys of different parts, must be what make_layout deals: otherwise Error(kPlan),

@@ -59,13 +59,11 @@ int64_t bytes_of(const PatternSpec& p) {
 }
 
 // With the block maps of files, which are read once for each shape.
-PatternSpec pattern_of(const std::string& text, const AttentionShape& s) {
-  const std::shared_ptr<const PatternSpec> pattern = pattern_of(text);
-  if (!reads_a_file(*pattern)) return *pattern;
+PatternSpec with_block_maps(const std::string& text, const PatternSpec& pattern, const AttentionShape& s) {
   static ByteCache<PatternSpec> cache(int64_t{1} << 28);
   const std::string key = c10::str(text, "|", s.batch, "|", s.heads, "|", s.kv_heads, "|", s.q_len, "|", s.k_len);
   return *cache.get(
-      key, [&] { return read_block_maps(*pattern, s); }, bytes_of);
+      key, [&] { return read_block_maps(pattern, s); }, bytes_of);
 }
 
 std::string shape_text(const Tensor& t) { return c10::str(t.sizes()); }
@@ -73,21 +71,39 @@ std::string shape_text(const Tensor& t) { return c10::str(t.sizes()); }
 AttentionCall make_call(const Tensor& q, const Tensor& k, const Tensor& v, const std::string& pattern,
                         const std::string& layout, const std::string& schedule, double scale, double dropout,
                         int64_t seed, int64_t step, int64_t layer, Communicator& comm) {
-  require(q.dim() == 4 && k.dim() == 4 && k.sizes() == v.sizes() && q.size(0) == k.size(0) && q.size(3) == k.size(3),
-          "q must be [batch, n, heads, head size], k and v [batch, m, kv heads, head size], but they are " +
-              shape_text(q) + ", " + shape_text(k) + " and " + shape_text(v));
-  require(dropout >= 0 && dropout < 1, "dropout must be at least 0 and below 1, but is " + std::to_string(dropout));
-  require(std::isfinite(scale), "scale must be finite; 0 stands for 1 / sqrt(head size)");
   AttentionCall call;
-  call.request.shape = {.batch = q.size(0), .heads = q.size(2), .kv_heads = k.size(2), .q_len = 0, .k_len = 0};
-  call.request.layout = parse_layout(layout, "layout");
-  call.request.schedule = parse_schedule(schedule, "schedule");
-  place_sequence(call.request, exchange_lengths(q.size(1), k.size(1), comm));
-  call.request.pattern = pattern_of(pattern, call.request.shape);
   call.comm = &comm;
   call.scale = scale;
   call.dropout = {.rate = dropout, .seed = static_cast<uint64_t>(seed), .step = step, .layer = layer};
   call.label = "torch.ops.annulus.attention, layer " + std::to_string(layer);
+  const OpLabel label{call.label, 0};
+  const SequenceParts parts = agree_on_call(
+      [&]() -> CallTerms {
+        require(
+            q.dim() == 4 && k.dim() == 4 && k.sizes() == v.sizes() && q.size(0) == k.size(0) && q.size(3) == k.size(3),
+            "q must be [batch, n, heads, head size], k and v [batch, m, kv heads, head size], but they are " +
+                shape_text(q) + ", " + shape_text(k) + " and " + shape_text(v));
+        require(dropout >= 0 && dropout < 1,
+                "dropout must be at least 0 and below 1, but is " + std::to_string(dropout));
+        require(std::isfinite(scale), "scale must be finite; 0 stands for 1 / sqrt(head size)");
+        call.request.layout = parse_layout(layout, "layout");
+        call.request.schedule = parse_schedule(schedule, "schedule");
+        return {q.size(1), k.size(1), {{"layout", layout}, {"pattern", pattern_of(pattern)->text()}}};
+      },
+      comm, label);
+  call.request.shape = {.batch = q.size(0), .heads = q.size(2), .kv_heads = k.size(2), .q_len = 0, .k_len = 0};
+  place_sequence(call.request, parts);
+  const std::shared_ptr<const PatternSpec> given = pattern_of(pattern);
+  if (!reads_a_file(*given)) {
+    call.request.pattern = *given;
+    return call;
+  }
+  agree_on_call(
+      [&]() -> CallTerms {
+        call.request.pattern = with_block_maps(pattern, *given, call.request.shape);
+        return {};
+      },
+      comm, label);
   return call;
 }
 
@@ -119,8 +135,17 @@ std::tuple<Tensor, Tensor, Tensor> forward_meta(const Tensor& q, const Tensor&, 
 
 std::tuple<Tensor, Tensor, Tensor> backward_cpu(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
                                                 const Tensor& out, const Tensor& lse, const Tensor& held) {
-  const std::shared_ptr<const ForwardState> state = state_of(held);
   const Turn turn = take_turn();
+  std::shared_ptr<const ForwardState> state;
+  try {
+    state = state_of(held);
+  } catch (const Error& error) {
+    // The other ranks, if theirs are right, are about to agree on a backward: they hear of it.
+    if (turn.comm->size() > 1) {
+      require_agreement(*turn.comm, {{"what does not fit", error.what()}}, {"torch.ops.annulus.attention_backward", 0});
+    }
+    throw;
+  }
   const AttentionGradients d =
       attention_backward(dout, q, k, v, {state->program, out, lse, state->saved_k, state->saved_v}, state->call);
   return {d.dq.contiguous(), d.dk.contiguous(), d.dv.contiguous()};
@@ -156,10 +181,9 @@ Tensor divided(const Tensor& t, int64_t divisor) { return divisor == 1 ? t : t /
 Tensor attention_plain(const Tensor& q, const Tensor& k, const Tensor& v, std::string pattern, std::string layout,
                        std::string schedule, double scale, double dropout, c10::SymInt seed, c10::SymInt step,
                        int64_t layer) {
-  const int64_t divisor = output_divisor(*pattern_of(pattern));
-  return divided(
-      std::get<0>(forward_operator().call(q, k, v, pattern, layout, schedule, scale, dropout, seed, step, layer)),
-      divisor);
+  const Tensor out =
+      std::get<0>(forward_operator().call(q, k, v, pattern, layout, schedule, scale, dropout, seed, step, layer));
+  return divided(out, output_divisor(*pattern_of(pattern)));
 }
 
 class AttentionNode : public torch::autograd::Function<AttentionNode> {
@@ -167,10 +191,11 @@ class AttentionNode : public torch::autograd::Function<AttentionNode> {
   static Tensor forward(AutogradContext* context, const Tensor& q, const Tensor& k, const Tensor& v,
                         const std::string& pattern, const std::string& layout, const std::string& schedule,
                         double scale, double dropout, const c10::SymInt& seed, const c10::SymInt& step, int64_t layer) {
-    const int64_t divisor = output_divisor(*pattern_of(pattern));
     const at::AutoDispatchBelowADInplaceOrView below;
     const auto [out, lse, state] =
         forward_operator().call(q, k, v, pattern, layout, schedule, scale, dropout, seed, step, layer);
+    // Only now: a pattern that cannot be read is refused by all ranks together, there.
+    const int64_t divisor = output_divisor(*pattern_of(pattern));
     context->save_for_backward({q, k, v, out, lse, state});
     context->saved_data["divisor"] = divisor;
     return divided(out, divisor);

@@ -16,6 +16,7 @@
 #include <torch/serialize.h>
 
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <mutex>
 #include <sstream>
@@ -321,9 +322,6 @@ TEST(MultiheadAttention, AnyPartsOfTheSequence) {
     const int64_t begin = begins[comm.rank()], n = lengths[comm.rank()];
     const at::Tensor mine = x.narrow(1, begin, n);
     EXPECT_LT(difference(m->forward(mine, {.comm = comm}), want.narrow(1, begin, n)), 1e-12);
-    // The lengths are known: nothing but attention itself is exchanged.
-    EXPECT_LT(difference(m->forward(mine, {.comm = comm, .parts = {lengths, lengths}}), want.narrow(1, begin, n)),
-              1e-12);
   });
   o.layout = LayoutKind::kZigzag;
   const MultiheadAttention zigzag = made(o);
@@ -478,6 +476,70 @@ TEST(MultiheadAttention, RefusesWhatCannotBe) {
   const auto comm = make_self_communicator();
   EXPECT_THROW(m->forward(at::randn({9, 12}, at::kDouble), {.comm = *comm}), Error);
   EXPECT_THROW(m->forward(at::randn({1, 9, 11}, at::kDouble), {.comm = *comm}), Error);
+}
+
+// A rank alone is given what cannot be, or something else than the others: all raise, and say which rank.
+TEST(MultiheadAttention, ARankThatRefusesDoesNotRefuseAlone) {
+  struct Case {
+    const char* what;
+    std::function<void(MultiheadAttentionOptions&)> options;
+    std::function<at::Tensor(const at::Tensor&)> x, memory;
+  };
+  const auto same = [](const at::Tensor& t) { return t; };
+  const auto none = [](MultiheadAttentionOptions&) {};
+  const std::vector<Case> cases = {
+      {"x is Float on cpu", none, [](const at::Tensor& t) { return t.to(at::kFloat); }, same},
+      {"x must be [batch, positions, 12]", none, [](const at::Tensor& t) { return t.select(0, 0); }, same},
+      {"memory must be [batch, positions, 12]", none, same, [](const at::Tensor& t) { return t.narrow(2, 0, 5); }},
+      {"but memory 1", none, same, [](const at::Tensor& t) { return t.narrow(0, 0, 1); }},
+      {"x is an undefined tensor", none, [](const at::Tensor&) { return at::Tensor(); }, same},
+      {"zigzag", [](MultiheadAttentionOptions& o) { o.layout = LayoutKind::kZigzag; }, same, same},
+      {"left = 3",
+       [](MultiheadAttentionOptions& o) {
+         o.pattern = parse_pattern("{ kind = 'window', left = 3, right = 0 }", "test");
+       },
+       same, same},
+      {"rotary_base = 50", [](MultiheadAttentionOptions& o) { o.rotary_base = 50; }, same, same},
+  };
+  for (const Case& c : cases) {
+    SCOPED_TRACE(c.what);
+    std::mutex mutex;
+    int raised = 0;
+    run_ranks(3, [&](Communicator& comm) {
+      comm.set_timeout(Seconds(5));
+      MultiheadAttentionOptions o = small();
+      const bool other = comm.rank() == 1;
+      if (other) c.options(o);
+      MultiheadAttention m(o);
+      m->to(at::kDouble);
+      const at::Tensor x = at::zeros({2, comm.rank() == 2 ? 6 : 4, 12}, at::kDouble);
+      try {
+        m->forward(other ? c.x(x) : x, other ? c.memory(x.clone()) : x.clone(), {.comm = comm});
+      } catch (const Error& e) {
+        const std::lock_guard lock(mutex);
+        EXPECT_EQ(e.kind(), ErrorKind::kMismatch) << "rank " << comm.rank() << ": " << e.what();
+        EXPECT_NE(std::string(e.what()).find(c.what), std::string::npos) << e.what();
+        EXPECT_NE(std::string(e.what()).find("rank 1"), std::string::npos) << e.what();
+        ++raised;
+      }
+    });
+    EXPECT_EQ(raised, 3);
+  }
+}
+
+// Where all are given the same that cannot be, each raises what one rank would.
+TEST(MultiheadAttention, RanksThatAllRefuseRaiseTheirOwn) {
+  run_ranks(2, [&](Communicator& comm) {
+    comm.set_timeout(Seconds(5));
+    MultiheadAttention m(small());
+    try {
+      m->forward(at::zeros({2, 4, 11}), {.comm = comm});
+      ADD_FAILURE() << "taken";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.kind(), ErrorKind::kPlan) << e.what();
+      EXPECT_NE(std::string(e.what()).find("x must be [batch, positions, 12]"), std::string::npos) << e.what();
+    }
+  });
 }
 
 TEST(MultiheadAttention, PrintsWhatItIs) {
