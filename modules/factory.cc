@@ -18,10 +18,17 @@ bool is_sparse(const PatternSpec& p) {
   return p.kind != PatternSpec::Kind::kFull;
 }
 
-// Every rank has the same share of a causal triangle in zigzag; the rows that a sparse pattern looks at are near in
-// contiguous parts.
-LayoutKind layout_for(const PatternSpec& p) {
-  return p.causal && !is_sparse(p) ? LayoutKind::kZigzag : LayoutKind::kContiguous;
+// The layout is the caller's: it says where the rows of x lie, which nobody here can change. Only what would be better.
+std::string layout_reason(const MultiheadAttentionOptions& o, int ranks) {
+  std::string text = "; layout " + std::string(to_string(o.layout)) + " as given";
+  if (ranks == 1) return text;
+  if (o.pattern.causal && !is_sparse(o.pattern) && o.layout == LayoutKind::kContiguous) {
+    text += " (rows laid as zigzag would share a causal pattern's work evenly)";
+  }
+  if (is_sparse(o.pattern) && o.layout != LayoutKind::kContiguous) {
+    text += " (with rows laid as contiguous a sparse pattern would need fewer from other ranks)";
+  }
+  return text;
 }
 
 PatternSpec restricted_like(const PatternSpec& given, PatternSpec::Kind kind) {
@@ -135,7 +142,6 @@ AttentionChoice choose_auto(const AttentionFactoryOptions& o) {
   const PatternSpec& p = o.attention.pattern;
   const std::string size = std::to_string(o.length) + " positions on " + std::to_string(o.ranks) +
                            (o.ranks == 1 ? " rank" : " ranks") + ": ";
-  choice.options.layout = layout_for(p);
   if (o.ranks == 1) {
     choice.options.schedule = ScheduleKind::kAuto;
     choice.reason = "one device, nothing travels";
@@ -155,7 +161,7 @@ AttentionChoice choose_auto(const AttentionFactoryOptions& o) {
       choice.reason += "; a sparse pattern would cost less, but computes something else, so it is yours to choose";
     }
   }
-  choice.reason = "auto: " + size + choice.reason;
+  choice.reason = "auto: " + size + choice.reason + layout_reason(choice.options, o.ranks);
   return choice;
 }
 
@@ -176,9 +182,8 @@ AttentionChoice choose_attention(std::string_view name, const AttentionFactoryOp
   if (entry == nullptr) refuse(name);
   AttentionChoice choice{options.attention, ""};
   choice.options.pattern = entry->pattern(options);
-  choice.options.layout = layout_for(choice.options.pattern);
   choice.options.schedule = entry->schedule;
-  choice.reason = std::string(name) + ": " + entry->what;
+  choice.reason = std::string(name) + ": " + entry->what + layout_reason(choice.options, options.ranks);
   return choice;
 }
 

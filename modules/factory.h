@@ -17,8 +17,9 @@ constexpr int64_t kLongSequence = 8192;
 constexpr int64_t kVeryLongSequence = 65536;
 
 struct AttentionFactoryOptions {
-  // Sizes, and all that a name says nothing about. Names that stand for a pattern of their own take `causal` and
-  // documents from attention.pattern; the others (auto, multihead, ring, distributed) compute attention.pattern.
+  // Sizes, and all that a name says nothing about: the layout, too, which says how the caller's rows lie. Names that
+  // stand for a pattern of their own take `causal` and documents from attention.pattern; the others (auto, multihead,
+  // ring, distributed) compute attention.pattern.
   MultiheadAttentionOptions attention;
   int64_t length = 0;  // positions of the whole sequence: what auto goes by
   int ranks = 1;

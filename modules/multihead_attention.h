@@ -39,8 +39,9 @@ struct MultiheadAttentionOptions {
   double rotary_base = 0;    // of the rotary embedding's wavelengths, usually 10000; 0: no rotary embedding
   double scale = 0;          // of the scores; 0: 1 / sqrt(head_dim)
   PatternSpec pattern = {};  // full unless given
-  // How it is computed; none of it changes the result beyond rounding.
+  // Which positions this rank's rows of x and memory are: the caller's rows must lie so, the module cannot see it.
   LayoutKind layout = LayoutKind::kContiguous;
+  // How it is computed; none of it changes the result beyond rounding.
   ScheduleKind schedule = ScheduleKind::kAuto;
   KernelKind kernel = KernelKind::kAuto;
   // Keep x, out and lse for the backward, not q, k and v: the projections are computed again there, attention never is.

@@ -24,29 +24,47 @@ AttentionFactoryOptions options(int64_t length, int ranks, const std::string& pa
 }
 
 TEST(Factory, AutoGoesByLengthAndSaysWhy) {
-  const auto expect = [](const AttentionFactoryOptions& o, ScheduleKind schedule, LayoutKind layout,
-                         const std::string& why) {
+  const auto expect = [](const AttentionFactoryOptions& o, ScheduleKind schedule, const std::string& why) {
     const AttentionChoice choice = choose_attention("auto", o);
     EXPECT_EQ(choice.options.schedule, schedule) << choice.reason;
-    EXPECT_EQ(choice.options.layout, layout) << choice.reason;
     EXPECT_EQ(choice.options.pattern, o.attention.pattern) << "auto never changes what is computed";
     EXPECT_NE(choice.reason.find(why), std::string::npos) << choice.reason;
     EXPECT_EQ(choice.reason.find('\n'), std::string::npos);
   };
   const std::string window = "{ kind = 'window', left = 100, right = 0 }";
-  expect(options(1 << 20, 1), ScheduleKind::kAuto, LayoutKind::kZigzag, "1048576 positions on 1 rank: one device");
-  expect(options(8191, 4), ScheduleKind::kAllGather, LayoutKind::kZigzag, "8191 positions on 4 ranks: all-gather");
-  expect(options(8192, 4), ScheduleKind::kRing, LayoutKind::kZigzag, "a ring");
-  expect(options(8192, 4, "{ kind = 'full' }"), ScheduleKind::kRing, LayoutKind::kContiguous, "a ring");
-  expect(options(65535, 4, window), ScheduleKind::kRing, LayoutKind::kContiguous, "a ring");
-  expect(options(65536, 4, window), ScheduleKind::kGroupCast, LayoutKind::kContiguous, "group-cast");
-  expect(options(65536, 4), ScheduleKind::kRing, LayoutKind::kZigzag, "a sparse pattern would cost less");
+  expect(options(1 << 20, 1), ScheduleKind::kAuto, "1048576 positions on 1 rank: one device");
+  expect(options(8191, 4), ScheduleKind::kAllGather, "8191 positions on 4 ranks: all-gather");
+  expect(options(8192, 4), ScheduleKind::kRing, "a ring");
+  expect(options(8192, 4, "{ kind = 'full' }"), ScheduleKind::kRing, "a ring");
+  expect(options(65535, 4, window), ScheduleKind::kRing, "a ring");
+  expect(options(65536, 4, window), ScheduleKind::kGroupCast, "group-cast");
+  expect(options(65536, 4), ScheduleKind::kRing, "a sparse pattern would cost less");
+}
+
+// The caller's rows lie as the caller says: another layout would compute something else of them.
+TEST(Factory, TheLayoutIsTheCallersAndIsNamed) {
+  const std::string window = "{ kind = 'window', left = 100, right = 0 }";
+  for (const LayoutKind layout : {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped}) {
+    for (const std::string name : {"auto", "multihead", "ring", "dilated", "distributed"}) {
+      for (const std::string& pattern : {std::string("{ kind = 'causal' }"), window}) {
+        AttentionFactoryOptions o = options(8192, 4, pattern);
+        o.attention.layout = layout;
+        const AttentionChoice choice = choose_attention(name, o);
+        EXPECT_EQ(choice.options.layout, layout) << choice.reason;
+        EXPECT_NE(choice.reason.find("layout " + std::string(to_string(layout)) + " as given"), std::string::npos)
+            << choice.reason;
+      }
+    }
+  }
+  EXPECT_NE(choose_attention("auto", options(8192, 4)).reason.find("zigzag would share"), std::string::npos);
+  EXPECT_EQ(choose_attention("auto", options(8192, 1)).reason.find("zigzag"), std::string::npos);
 }
 
 TEST(Factory, EveryNameComputesItsPattern) {
   at::manual_seed(1);
   AttentionFactoryOptions o = options(64, 2, "{ kind = 'window', left = 20, right = 3 }");
   o.dilated.segment_lengths = {16, 32, 64};
+  o.attention.layout = LayoutKind::kStriped;
   o.blocks.block = 16, o.blocks.window_blocks = 1, o.blocks.keep = 2;
   const at::Tensor x = at::randn({1, 64, 8}, at::kDouble);
   std::vector<std::string> names = {"auto"};
@@ -69,7 +87,7 @@ TEST(Factory, EveryNameComputesItsPattern) {
     const auto self = make_self_communicator();
     const at::Tensor want = reference->forward(x, {.comm = *self});
     run_ranks(2, [&](Communicator& comm) {
-      const at::Tensor rows = positions_of(make_layout(m->options().layout, 64, 2), comm.rank(), 0);
+      const at::Tensor rows = positions_of(make_layout(LayoutKind::kStriped, 64, 2), comm.rank(), 0);
       const at::Tensor out = m->forward(x.index_select(1, rows), {.comm = comm});
       EXPECT_LT((out - want.index_select(1, rows)).abs().max().item<double>(), 1e-12);
     });
