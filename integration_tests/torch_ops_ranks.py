@@ -101,7 +101,7 @@ if size > 1:
 
     # The same of a backward: this rank's saved state is a copy.
     part = torch.randn(1, 4, 2, 4)
-    settings = ("{ kind = 'causal' }", "contiguous", "auto", 0.0, 0.0, 0, 0, 0)
+    settings = ("{ kind = 'causal' }", "contiguous", "auto", 0.0, 0.0, 0, 0, 0, 0, 0)
     out, lse, state = annulus.attention_forward(part, part, part, *settings)
     try:
         annulus.attention_backward(out, part, part, part, out, lse, state.clone() if rank == 1 else state)

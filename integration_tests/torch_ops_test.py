@@ -83,6 +83,34 @@ class TorchOps(unittest.TestCase):
         self.assertTrue(torch.equal(dropped(*x), dropped(*x)))
         self.assertFalse(torch.equal(dropped(*x), annulus.attention(*x, CAUSAL, dropout=0.3, seed=5, step=3, layer=1)))
 
+    def test_first_row_gives_a_part_of_a_batch_its_own_draw(self):
+        settings = dict(dropout=0.3, seed=5, step=2, layer=1)
+        q, k, v = inputs()
+        whole = annulus.attention(q, k, v, CAUSAL, **settings)
+        second = [t[1:] for t in (q, k, v)]
+        self.assert_close(annulus.attention(*second, CAUSAL, first_row=1, **settings), whole[1:])
+        self.assertGreater((annulus.attention(*second, CAUSAL, **settings) - whole[1:]).abs().max().item(), 1e-3)
+
+    def test_query_offset_places_queries_among_keys(self):
+        q, k, v = inputs(21, 21)
+        last = [q[:, 12:], k, v]
+        for pattern in ({"kind": "causal"}, {"kind": "window", "left": 3, "right": 1}):
+            text = torch_reference.text(pattern)
+            want = torch_reference.attention(q, k, v, pattern)[:, 12:]
+            out = annulus.attention(*last, text, query_offset=12)
+            self.assert_close(out, want)
+            dout = torch.randn_like(out)
+            for a, b in zip(torch.autograd.grad(out, (q, k, v), dout), torch.autograd.grad(want, (q, k, v), dout)):
+                self.assert_close(a, b)
+
+    def test_documents_change_with_every_call(self):
+        for lengths in ([4, 7, 6], [17], [1, 16], [9, 8]):
+            pattern = {"kind": "documents", "documents": lengths, "causal": True}
+            x = inputs()
+            self.assert_close(
+                annulus.attention(*x, torch_reference.text(pattern)), torch_reference.attention(*x, pattern)
+            )
+
     def test_adaptive_blocks_are_those_of_the_forward(self):
         pattern = "{ kind = 'blocks', map = 'adaptive', block = 16, keep = 2 }"
         q, k, v = inputs(64, 64)
@@ -107,7 +135,7 @@ class TorchOps(unittest.TestCase):
             torch.library.opcheck(annulus.attention.default, (*x, CAUSAL))
             torch.library.opcheck(annulus.attention.default, (*x, CAUSAL), dict(layout="zigzag", dropout=0.5, step=3))
         x = inputs(grad=False)
-        settings = (CAUSAL, "contiguous", "auto", 0.0, 0.0, 0, 0, 0)
+        settings = (CAUSAL, "contiguous", "auto", 0.0, 0.0, 0, 0, 0, 0, 0)
         torch.library.opcheck(annulus.attention_forward.default, (*x, *settings))
         torch.library.opcheck(annulus.all_reduce.default, (torch.randn(3),))
 
@@ -136,6 +164,7 @@ class TorchOps(unittest.TestCase):
             ("{ kind = 'casual' }", {}, r"^\[pattern\] .*did you mean \"causal\""),
             (CAUSAL, dict(layout="zigzak"), r"^\[\w+\] .*did you mean \"zigzag\""),
             (CAUSAL, dict(schedule="rung"), r"^\[\w+\] .*did you mean \"ring\""),
+            (CAUSAL, dict(first_row=-1), r"^\[torch\] first_row must be the global number of batch row 0"),
             (CAUSAL, dict(dropout=1.0), r"^\[torch\] dropout must be at least 0 and below 1"),
             ("{ kind = 'documents', documents = [4, 4] }", {}, r"^\[\w+\] .*"),
         ]:
@@ -144,7 +173,7 @@ class TorchOps(unittest.TestCase):
         with self.assertRaisesRegex(RuntimeError, r"^\[torch\] q must be \[batch"):
             annulus.attention(q[0], k, v, CAUSAL)
         out, lse, state = annulus.attention_forward(
-            *inputs(grad=False), CAUSAL, "contiguous", "auto", 0.0, 0.0, 0, 0, 0
+            *inputs(grad=False), CAUSAL, "contiguous", "auto", 0.0, 0.0, 0, 0, 0, 0, 0
         )
         with self.assertRaisesRegex(RuntimeError, r"^\[torch\] attention_backward: `state` must be the tensor"):
             annulus.attention_backward(out, *inputs(grad=False), out, lse, state.clone())

@@ -61,7 +61,8 @@ int64_t bytes_of(const PatternSpec& p) {
 // With the block maps of files, which are read once for each shape.
 PatternSpec with_block_maps(const std::string& text, const PatternSpec& pattern, const AttentionShape& s) {
   static ByteCache<PatternSpec> cache(int64_t{1} << 28);
-  const std::string key = c10::str(text, "|", s.batch, "|", s.heads, "|", s.kv_heads, "|", s.q_len, "|", s.k_len);
+  const std::string key =
+      c10::str(text, "|", s.batch, "|", s.heads, "|", s.kv_heads, "|", s.q_len, "|", s.k_len, "|", s.query_offset);
   return *cache.get(
       key, [&] { return read_block_maps(pattern, s); }, bytes_of);
 }
@@ -70,11 +71,13 @@ std::string shape_text(const Tensor& t) { return c10::str(t.sizes()); }
 
 AttentionCall make_call(const Tensor& q, const Tensor& k, const Tensor& v, const std::string& pattern,
                         const std::string& layout, const std::string& schedule, double scale, double dropout,
-                        int64_t seed, int64_t step, int64_t layer, Communicator& comm) {
+                        int64_t seed, int64_t step, int64_t layer, int64_t first_row, int64_t query_offset,
+                        Communicator& comm) {
   AttentionCall call;
   call.comm = &comm;
   call.scale = scale;
-  call.dropout = {.rate = dropout, .seed = static_cast<uint64_t>(seed), .step = step, .layer = layer};
+  call.dropout = {
+      .rate = dropout, .seed = static_cast<uint64_t>(seed), .step = step, .layer = layer, .first_row = first_row};
   call.label = "torch.ops.annulus.attention, layer " + std::to_string(layer);
   const OpLabel label{call.label, 0};
   const SequenceParts parts = agree_on_call(
@@ -85,13 +88,20 @@ AttentionCall make_call(const Tensor& q, const Tensor& k, const Tensor& v, const
                 shape_text(q) + ", " + shape_text(k) + " and " + shape_text(v));
         require(dropout >= 0 && dropout < 1,
                 "dropout must be at least 0 and below 1, but is " + std::to_string(dropout));
+        require(first_row >= 0,
+                "first_row must be the global number of batch row 0, but is " + std::to_string(first_row));
         require(std::isfinite(scale), "scale must be finite; 0 stands for 1 / sqrt(head size)");
         call.request.layout = parse_layout(layout, "layout");
         call.request.schedule = parse_schedule(schedule, "schedule");
         return {q.size(1), k.size(1), {{"layout", layout}, {"pattern", pattern_of(pattern)->text()}}};
       },
       comm, label);
-  call.request.shape = {.batch = q.size(0), .heads = q.size(2), .kv_heads = k.size(2), .q_len = 0, .k_len = 0};
+  call.request.shape = {.batch = q.size(0),
+                        .heads = q.size(2),
+                        .kv_heads = k.size(2),
+                        .q_len = 0,
+                        .k_len = 0,
+                        .query_offset = query_offset};
   place_sequence(call.request, parts);
   const std::shared_ptr<const PatternSpec> given = pattern_of(pattern);
   if (!reads_a_file(*given)) {
@@ -111,11 +121,13 @@ AttentionCall make_call(const Tensor& q, const Tensor& k, const Tensor& v, const
 
 std::tuple<Tensor, Tensor, Tensor> forward_cpu(const Tensor& q, const Tensor& k, const Tensor& v, std::string pattern,
                                                std::string layout, std::string schedule, double scale, double dropout,
-                                               int64_t seed, int64_t step, int64_t layer) {
+                                               int64_t seed, int64_t step, int64_t layer, int64_t first_row,
+                                               int64_t query_offset) {
   const Turn turn = take_turn();
   auto state = std::make_shared<ForwardState>();
   state->comm = turn.comm;
-  state->call = make_call(q, k, v, pattern, layout, schedule, scale, dropout, seed, step, layer, *turn.comm);
+  state->call = make_call(q, k, v, pattern, layout, schedule, scale, dropout, seed, step, layer, first_row,
+                          query_offset, *turn.comm);
   AttentionOutput result = attention_forward(q, k, v, state->call);
   state->program = std::move(result.program);
   state->saved_k = std::move(result.saved_k);
@@ -124,7 +136,8 @@ std::tuple<Tensor, Tensor, Tensor> forward_cpu(const Tensor& q, const Tensor& k,
 }
 
 std::tuple<Tensor, Tensor, Tensor> forward_meta(const Tensor& q, const Tensor&, const Tensor&, std::string, std::string,
-                                                std::string, double, double, c10::SymInt, c10::SymInt, int64_t) {
+                                                std::string, double, double, c10::SymInt, c10::SymInt, int64_t,
+                                                c10::SymInt, c10::SymInt) {
   const at::ScalarType type = q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   return {at::empty_symint(q.sym_sizes(), q.options()),
           at::empty_symint({q.sym_size(0), q.sym_size(2), q.sym_size(1)}, q.options().dtype(type)),
@@ -161,7 +174,7 @@ std::tuple<Tensor, Tensor, Tensor> backward_meta(const Tensor&, const Tensor& q,
 
 using ForwardSignature = std::tuple<Tensor, Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, std::string,
                                                             std::string, std::string, double, double, c10::SymInt,
-                                                            c10::SymInt, int64_t);
+                                                            c10::SymInt, int64_t, c10::SymInt, c10::SymInt);
 using BackwardSignature = std::tuple<Tensor, Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, const Tensor&,
                                                              const Tensor&, const Tensor&, const Tensor&);
 
@@ -180,9 +193,9 @@ Tensor divided(const Tensor& t, int64_t divisor) { return divisor == 1 ? t : t /
 
 Tensor attention_plain(const Tensor& q, const Tensor& k, const Tensor& v, std::string pattern, std::string layout,
                        std::string schedule, double scale, double dropout, c10::SymInt seed, c10::SymInt step,
-                       int64_t layer) {
-  const Tensor out =
-      std::get<0>(forward_operator().call(q, k, v, pattern, layout, schedule, scale, dropout, seed, step, layer));
+                       int64_t layer, c10::SymInt first_row, c10::SymInt query_offset) {
+  const Tensor out = std::get<0>(forward_operator().call(q, k, v, pattern, layout, schedule, scale, dropout, seed, step,
+                                                         layer, first_row, query_offset));
   return divided(out, output_divisor(*pattern_of(pattern)));
 }
 
@@ -190,10 +203,11 @@ class AttentionNode : public torch::autograd::Function<AttentionNode> {
  public:
   static Tensor forward(AutogradContext* context, const Tensor& q, const Tensor& k, const Tensor& v,
                         const std::string& pattern, const std::string& layout, const std::string& schedule,
-                        double scale, double dropout, const c10::SymInt& seed, const c10::SymInt& step, int64_t layer) {
+                        double scale, double dropout, const c10::SymInt& seed, const c10::SymInt& step, int64_t layer,
+                        const c10::SymInt& first_row, const c10::SymInt& query_offset) {
     const at::AutoDispatchBelowADInplaceOrView below;
-    const auto [out, lse, state] =
-        forward_operator().call(q, k, v, pattern, layout, schedule, scale, dropout, seed, step, layer);
+    const auto [out, lse, state] = forward_operator().call(q, k, v, pattern, layout, schedule, scale, dropout, seed,
+                                                           step, layer, first_row, query_offset);
     // Only now: a pattern that cannot be read is refused by all ranks together, there.
     const int64_t divisor = output_divisor(*pattern_of(pattern));
     context->save_for_backward({q, k, v, out, lse, state});
@@ -207,15 +221,16 @@ class AttentionNode : public torch::autograd::Function<AttentionNode> {
     const auto [dq, dk, dv] =
         backward_operator().call(dout, saved[0], saved[1], saved[2], saved[3], saved[4], saved[5]);
     variable_list result = {dq, dk, dv};
-    result.resize(11);  // one for each input of forward
+    result.resize(13);  // one for each input of forward
     return result;
   }
 };
 
 Tensor attention_autograd(const Tensor& q, const Tensor& k, const Tensor& v, std::string pattern, std::string layout,
                           std::string schedule, double scale, double dropout, c10::SymInt seed, c10::SymInt step,
-                          int64_t layer) {
-  return AttentionNode::apply(q, k, v, pattern, layout, schedule, scale, dropout, seed, step, layer);
+                          int64_t layer, c10::SymInt first_row, c10::SymInt query_offset) {
+  return AttentionNode::apply(q, k, v, pattern, layout, schedule, scale, dropout, seed, step, layer, first_row,
+                              query_offset);
 }
 
 // ---- For programs over ranks.
@@ -236,14 +251,17 @@ int64_t size() { return take_turn().comm->size(); }
 
 TORCH_LIBRARY(annulus, m) {
   // A pattern as in docs/attention.md: "{ kind = 'causal' }". q [batch, n, heads, head size], k and v [batch, m, kv
-  // heads, head size]. `seed`, `step` and `layer` are dropout's. The backward is collective, as the forward is.
+  // heads, head size]. `seed`, `step`, `layer` and `first_row` (the global number of batch row 0) are dropout's; query
+  // i has the position i + `query_offset`. The backward is collective, as the forward is.
   m.def(
       "attention(Tensor q, Tensor k, Tensor v, str pattern, *, str layout=\"contiguous\", str schedule=\"auto\", "
-      "float scale=0., float dropout=0., SymInt seed=0, SymInt step=0, int layer=0) -> Tensor",
+      "float scale=0., float dropout=0., SymInt seed=0, SymInt step=0, int layer=0, "
+      "SymInt first_row=0, SymInt query_offset=0) -> Tensor",
       {at::Tag::pt2_compliant_tag});
   m.def(
       "attention_forward(Tensor q, Tensor k, Tensor v, str pattern, str layout, str schedule, float scale, "
-      "float dropout, SymInt seed, SymInt step, int layer) -> (Tensor, Tensor, Tensor)",
+      "float dropout, SymInt seed, SymInt step, int layer, SymInt first_row, SymInt query_offset) -> "
+      "(Tensor, Tensor, Tensor)",
       {at::Tag::pt2_compliant_tag});
   m.def(
       "attention_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor state) -> "
