@@ -17,6 +17,7 @@ torch_python.enter()
 import annulus_torch  # noqa: E402
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
+import torch.utils.checkpoint  # noqa: E402
 import torch_reference  # noqa: E402
 
 annulus = annulus_torch.load()
@@ -110,6 +111,37 @@ class TorchOps(unittest.TestCase):
             self.assert_close(
                 annulus.attention(*x, torch_reference.text(pattern)), torch_reference.attention(*x, pattern)
             )
+
+    def test_checkpointing_that_keeps_attention_does_not_run_it_again(self):
+        policy = torch.utils.checkpoint.CheckpointPolicy
+
+        def keep(context, op, *args, **kwargs):
+            kept = op == annulus.attention_forward.default
+            return policy.MUST_SAVE if kept else policy.PREFER_RECOMPUTE
+
+        weight = torch.randn(8, 8, dtype=torch.float64, requires_grad=True)
+
+        def layer(q, k, v):
+            return torch.tanh(annulus.attention(torch.sin(q @ weight), k, v, CAUSAL) @ weight)
+
+        def runs(**how):
+            """Attention's forward kernel, how often; the gradients."""
+            torch.manual_seed(3)
+            x = inputs()
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+                out = torch.utils.checkpoint.checkpoint(layer, *x, use_reentrant=False, **how) if how else layer(*x)
+                grads = torch.autograd.grad(out.square().sum(), (*x, weight))
+            return sum(e.count for e in profile.key_averages() if e.key == "annulus::tiles_forward"), grads
+
+        plain, want = runs()
+        self.assertGreater(plain, 0)
+        again, got = runs(preserve_rng_state=False)
+        self.assertEqual(again, 2 * plain)
+        once, kept = runs(context_fn=lambda: torch.utils.checkpoint.create_selective_checkpoint_contexts(keep))
+        self.assertEqual(once, plain)
+        for a, b, c in zip(want, got, kept):
+            self.assertTrue(torch.equal(a, b))
+            self.assertTrue(torch.equal(a, c))
 
     def test_adaptive_blocks_are_those_of_the_forward(self):
         pattern = "{ kind = 'blocks', map = 'adaptive', block = 16, keep = 2 }"
