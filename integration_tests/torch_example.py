@@ -1,0 +1,12 @@
+#!/usr/bin/env python3
+"""examples/pytorch/swap.py as it is, in the Python of the torch that the library was built against."""
+
+import os
+import runpy
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import torch_python  # noqa: E402
+
+torch_python.enter()
+runpy.run_path("examples/pytorch/swap.py", run_name="__main__")
