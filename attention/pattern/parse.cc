@@ -264,6 +264,12 @@ PatternSpec read_pattern(const toml::table& table, const std::string& where, int
   if (!kind_name) refuse(where, "expected kind = \"...\", as in { kind = \"causal\" }");
   std::vector<std::string> names;
   for (const KindName& k : kinds()) names.push_back(k.name);
+  // A map's name is the likeliest slip, and near to none of the kinds.
+  if (std::find(kMapNames.begin(), kMapNames.end(), *kind_name) != kMapNames.end() &&
+      std::find(names.begin(), names.end(), *kind_name) == names.end()) {
+    refuse(where, "unknown kind \"" + *kind_name + "\", but a map of blocks: { kind = \"blocks\", map = \"" +
+                      *kind_name + "\", ... }");
+  }
   const KindName& kind = kinds()[index_of(*kind_name, names, "kind", where)];
 
   PatternSpec spec;

@@ -198,6 +198,7 @@ TEST(Pattern, RefusesWhatNoShapeCouldHave) {
       {"{ kind = \"full\", key_documents = [5] }", "needs \"documents\""},
       {"{ kind = \"union\", of = [] }", "needs members"},
       {"{ kind = \"union\", of = [{ kind = \"ful\" }] }", "member 1: unknown kind"},
+      {"{ kind = \"bigbird\" }", "map = \"bigbird\""},
       {"{ kind = \"union\", of = [" + dilated + "segment_lengths = [8], dilation_rates = [1], combine = \"mean\" }] }",
        "use combine = \"lse\""},
       {nested(9), "nested 8 deep"},
