@@ -44,14 +44,6 @@ bool selects(const PatternSpec& spec) {
   return spec.kind == PatternSpec::Kind::kBlocks && spec.blocks.map == BlocksSpec::Map::kAdaptive;
 }
 
-// Documents listed for each row of a batch: a text is row 0.
-PatternSpec of_first_row(PatternSpec spec) {
-  for (PatternSpec& member : spec.members) member = of_first_row(std::move(member));
-  if (spec.documents.size() > 1) spec.documents.resize(1);
-  if (spec.key_documents.size() > 1) spec.key_documents.resize(1);
-  return spec;
-}
-
 // What of a pattern a selection depends on: the rest may not fit a sequence that is shorter than the context.
 PatternSpec selection_of(const PatternSpec& spec) {
   PatternSpec bare;
@@ -137,7 +129,6 @@ Generator::Generator(const Model& model, const std::vector<PatternSpec>& pattern
   }
   kind_of_layer_.resize(static_cast<size_t>(s.layers), kind_of_layer_.at(0));
   for (LayerKind& kind : kinds_) {
-    kind.spec = of_first_row(std::move(kind.spec));
     if (!kind.adaptive) kind.whole = make_pattern(kind.spec, shape(context));
   }
   self_ = make_self_communicator();

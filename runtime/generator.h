@@ -17,9 +17,9 @@ namespace annulus {
 
 class Generator {
  public:
-  // `model` must outlive this. `patterns`: one for all layers, or one for each; block maps of files have been read. At
-  // most `context` positions are kept: when they are full, the later half is read again as the beginning of a new
-  // context. Raises Error(kPlan) where a pattern cannot be for a sequence of `context` tokens.
+  // `model` must outlive this. `patterns`: one for all layers, or one for each; for one batch row (of_batch_rows),
+  // block maps of files read. At most `context` positions are kept: when they are full, the later half is read again as
+  // the beginning of a new context. Raises Error(kPlan) where a pattern cannot be for a sequence of `context` tokens.
   //
   // Patterns are those of a whole context, of which the text so far is the beginning. Adaptive maps are selected from
   // the text so far: with query = "mean" from the mean of what is known of a query block.

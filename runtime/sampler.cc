@@ -1,6 +1,7 @@
 // See sampler.h.
 #include "runtime/sampler.h"
 
+#include <algorithm>
 #include <iostream>
 #include <optional>
 #include <vector>
@@ -43,16 +44,18 @@ Model load_model(const Config& config, const std::string& run, std::ostream& not
   return model;
 }
 
-// Of each layer, with block maps read from their files.
+// Of each layer, or one for all, with block maps read from their files. They are those of a batch; a text is its row 0.
 std::vector<PatternSpec> patterns(const Config& c) {
-  const AttentionShape shape{.batch = 1,
+  const AttentionShape shape{.batch = c.data.batch,
                              .heads = c.model.heads,
                              .kv_heads = c.model.kv_heads,
                              .q_len = c.data.context,
                              .k_len = c.data.context,
                              .query_offset = 0};
   std::vector<PatternSpec> patterns;
-  for (int64_t i = 0; i < c.model.layers; ++i) patterns.push_back(read_block_maps(c.model.pattern.of(i), shape));
+  for (size_t i = 0; i < std::max<size_t>(1, c.model.pattern.each.size()); ++i) {
+    patterns.push_back(of_batch_rows(read_block_maps(c.model.pattern.of(static_cast<int64_t>(i)), shape), 0, 1));
+  }
   return patterns;
 }
 

@@ -13,6 +13,7 @@
 
 #include "comm/threads/threads.h"
 #include "common/error.h"
+#include "runtime/block_map_file.h"
 #include "runtime/checkpoint.h"
 #include "runtime/interrupt.h"
 #include "runtime/sampler.h"
@@ -234,6 +235,23 @@ TEST(Sampler, ContinuesAPromptTheSameWayForTheSameSeed) {
   EXPECT_THROW(sample({.prompt = "x", .bytes = -1}), Error);
   EXPECT_THROW(sample({.prompt = "x", .temperature = -1}), Error);
   EXPECT_THROW(run_sample({.run = "nothing", .root = folder.path() + "/runs"}), Error);
+}
+
+// Documents and block maps may be listed for each row of a batch; a text that is written is its first row.
+TEST(Sampler, WritesWithPatternsThatDifferFromRowToRow) {
+  const TestFolder folder;
+  const std::string file = folder.path() + "/map.safetensors";
+  std::vector<uint8_t> active(4 * 4 * 4);
+  for (size_t i = 0; i < active.size(); ++i) active[i] = i / 16 > i % 4 || i % 16 % 5 == 0;
+  write_block_map(file, block_map_from_dense(active.data(), 16, 4, 1, 4, 4));
+  Config config = tiny_config(folder);
+  config.model.pattern = std::vector<PatternSpec>{
+      parse_pattern("{ kind = 'causal', documents = [[64], [1, 63], [30, 34], [64]] }", "test"),
+      parse_pattern("{ kind = 'blocks', map = 'file', block = 16, file = '" + file + "', causal = true }", "test")};
+  train(config, 1);
+  std::ostringstream out;
+  EXPECT_EQ(run_sample({.run = "tiny-001", .root = folder.path() + "/runs", .bytes = 20, .out = &out}), 0);
+  EXPECT_GE(out.str().size(), 20U);
 }
 
 }  // namespace
