@@ -26,10 +26,8 @@ constexpr int64_t kGoalsFrom = 16384;
 PatternSpec given_blocks(const PatternsBenchOptions& options, int64_t heads) {
   PatternSpec spec;
   spec.kind = PatternSpec::Kind::kBlocks;
-  spec.blocks.map = BlocksSpec::Map::kGiven;
-  spec.blocks.block = kBlock;
-  spec.blocks.given = std::make_shared<const BlockMap>(
-      random_block_map(kBlock, heads, (options.length + kBlock - 1) / kBlock, kDensity));
+  spec.blocks = given_map(std::make_shared<const BlockMap>(
+      random_block_map(kBlock, heads, (options.length + kBlock - 1) / kBlock, kDensity)));
   return spec;
 }
 

@@ -82,9 +82,7 @@ PatternSpec with_selected(PatternSpec spec, const PatternSpec& selected, int64_t
       map.offsets.push_back(static_cast<int64_t>(map.runs.size()));
     }
   }
-  spec.blocks = selected.blocks;
-  spec.blocks.digest = map.digest();
-  spec.blocks.given = std::make_shared<const BlockMap>(std::move(map));
+  spec.blocks = given_map(std::make_shared<const BlockMap>(std::move(map)));
   return spec;
 }
 

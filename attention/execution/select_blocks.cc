@@ -263,9 +263,7 @@ void select_all(PatternSpec& spec, const PlanRequest& request, const at::Tensor&
                   ceil_div(request.shape.q_len, block),
                   ceil_div(request.shape.k_len, block),
                   request.shape.query_offset / block};  // a multiple, says validate
-  spec.blocks.given = std::make_shared<BlockMap>(select_map(task, request, q, k, comm, label));
-  spec.blocks.digest = spec.blocks.given->digest();
-  spec.blocks.map = BlocksSpec::Map::kGiven;
+  spec.blocks = given_map(std::make_shared<const BlockMap>(select_map(task, request, q, k, comm, label)));
 }
 
 }  // namespace

@@ -200,6 +200,9 @@ void check_blocks(const BlocksSpec& spec, const AttentionShape& shape) {
   using Map = BlocksSpec::Map;
   if (spec.map == Map::kGiven || spec.map == Map::kFile) {
     if (spec.given) check_given(*spec.given, spec, shape);
+    if (spec.given && spec.digest.empty()) {
+      refuse_plan("a block map made by a program is without its digest: given_map sets both");
+    }
     if (!spec.given && spec.map == Map::kGiven) refuse_plan("a block map made by a program is missing");
     return;
   }

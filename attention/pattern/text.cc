@@ -49,7 +49,6 @@ std::string text_of(const BlocksSpec& b) {
   using Map = BlocksSpec::Map;
   std::string text = ", map = " + named(kMapNames, b.map) + ", block = " + str(b.block);
   const std::string window = ", window_blocks = " + str(b.window_blocks);
-  const std::string digest = b.digest.empty() && b.given ? b.given->digest() : b.digest;
   switch (b.map) {
     case Map::kLocal:
       return text + window;
@@ -74,7 +73,7 @@ std::string text_of(const BlocksSpec& b) {
     case Map::kGiven:
       break;
   }
-  return digest.empty() ? text : text + ", digest = " + quoted(digest);
+  return b.digest.empty() ? text : text + ", digest = " + quoted(b.digest);
 }
 
 std::string text_of(const Slice& s) {

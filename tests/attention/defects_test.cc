@@ -211,12 +211,11 @@ TEST(Defects, MeanDividesWhatBranchesGiveWhateverIsDropped) {
   }
 }
 
-PatternSpec given_map(const std::vector<uint8_t>& active, int64_t batch, int64_t heads, int64_t blocks) {
+PatternSpec with_map(const std::vector<uint8_t>& active, int64_t batch, int64_t heads, int64_t blocks) {
   PatternSpec spec;
   spec.kind = PatternSpec::Kind::kBlocks;
-  spec.blocks.map = BlocksSpec::Map::kGiven;
-  spec.blocks.block = 16;
-  spec.blocks.given = std::make_shared<BlockMap>(block_map_from_dense(active.data(), 16, batch, heads, blocks, blocks));
+  spec.blocks = given_map(
+      std::make_shared<const BlockMap>(block_map_from_dense(active.data(), 16, batch, heads, blocks, blocks)));
   return spec;
 }
 
@@ -245,9 +244,9 @@ TEST(Defects, AMaskOfOneBatchRowServesThemAll) {
         full.insert(full.end(), begin, begin + kBlocks * kBlocks);
       }
     }
-    const OracleResult got = run(given_map(active, batch, heads, kBlocks));
+    const OracleResult got = run(with_map(active, batch, heads, kBlocks));
     expect_alike(got, oracle_of(request, in), request.text());
-    expect_alike(got, run(given_map(full, kBatch, kHeads, kBlocks)), request.text());
+    expect_alike(got, run(with_map(full, kBatch, kHeads, kBlocks)), request.text());
   }
   PatternSpec documents = causal_pattern();
   documents.documents = {{33, 57}};
@@ -291,7 +290,7 @@ TEST(Defects, ASecondCallPlansNothing) {
   documents.documents = {{50, 27}};
   for (const PatternSpec& pattern :
        {documents, parse_pattern("{ kind = 'dilated', segment_lengths = [19, 70], dilation_rates = [1, 2] }", "test"),
-        given_map(std::vector<uint8_t>(25, 1), 1, 1, 5)}) {
+        with_map(std::vector<uint8_t>(25, 1), 1, 1, 5)}) {
     PlanRequest request = request_of("{ kind = 'full' }", {1, 4, 2, 77, 77, 0});
     request.pattern = pattern;
     const Inputs in = random_inputs(request.shape, 8, at::kFloat);

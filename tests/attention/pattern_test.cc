@@ -81,9 +81,7 @@ RC_GTEST_PROP(Pattern, GivenBlockMapsCountEveryPairAsTheyStand, ()) {
   PatternSpec spec;
   spec.kind = PatternSpec::Kind::kBlocks;
   spec.causal = *rc::gen::arbitrary<bool>();
-  spec.blocks.map = BlocksSpec::Map::kGiven;
-  spec.blocks.block = 16;
-  spec.blocks.given = std::make_shared<BlockMap>(testing::any_block_map(shape, 16));
+  spec.blocks = given_map(std::make_shared<const BlockMap>(testing::any_block_map(shape, 16)));
   RC_LOG() << to_string(shape) << "\n" << spec.text() << "\n";
   RC_ASSERT(difference(spec, shape) == "");
 }
@@ -351,10 +349,9 @@ TEST(Pattern, RefusesBlockMapsOfAnotherShape) {
     const std::vector<uint8_t> active(static_cast<size_t>(batch * heads * query_blocks * key_blocks), 1);
     PatternSpec spec;
     spec.kind = PatternSpec::Kind::kBlocks;
-    spec.blocks.map = BlocksSpec::Map::kGiven;
+    spec.blocks = given_map(std::make_shared<const BlockMap>(
+        block_map_from_dense(active.data(), block, batch, heads, query_blocks, key_blocks)));
     spec.blocks.block = 16;
-    spec.blocks.given =
-        std::make_shared<BlockMap>(block_map_from_dense(active.data(), block, batch, heads, query_blocks, key_blocks));
     try {
       make_pattern(spec, shape);
       return true;
@@ -377,16 +374,17 @@ TEST(Pattern, RefusesAMapThatIsNotTheOneOfItsDigest) {
   const AttentionShape shape{1, 1, 1, 32, 32, 0};
   PatternSpec spec;
   spec.kind = PatternSpec::Kind::kBlocks;
-  spec.blocks.map = BlocksSpec::Map::kGiven;
-  spec.blocks.block = 16;
   const std::vector<uint8_t> active = {1, 0, 1, 1};
-  spec.blocks.given = std::make_shared<BlockMap>(block_map_from_dense(active.data(), 16, 1, 1, 2, 2));
-  const std::string text = spec.text();
-  spec.blocks.digest = spec.blocks.given->digest();
-  EXPECT_EQ(spec.text(), text);
+  spec.blocks = given_map(std::make_shared<const BlockMap>(block_map_from_dense(active.data(), 16, 1, 1, 2, 2)));
+  EXPECT_EQ(spec.blocks.digest, spec.blocks.given->digest());
+  EXPECT_NE(spec.text().find(spec.blocks.digest), std::string::npos);
   EXPECT_EQ(make_pattern(spec, shape).slices.size(), 2u);
   spec.blocks.digest = "0123";
   EXPECT_THROW(make_pattern(spec, shape), Error);
+  // A text that hashed the map each time would be slow; one without a digest would be any map's.
+  spec.blocks.digest = "";
+  EXPECT_EQ(spec.text().find("digest"), std::string::npos);
+  EXPECT_THROW(validate(spec, shape), Error);
 }
 
 size_t slices_of(const std::string& text, const AttentionShape& shape) {
