@@ -21,6 +21,7 @@
 #include "attention/execution/select_blocks.h"
 #include "comm/threads/threads.h"
 #include "common/error.h"
+#include "common/splitmix64.h"
 
 namespace annulus {
 namespace {
@@ -29,14 +30,6 @@ namespace {
 constexpr int64_t kChunk = 256;
 
 constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
-
-uint64_t mix(uint64_t x) {
-  x ^= x >> 30;
-  x *= 0xBF58476D1CE4E5B9;
-  x ^= x >> 27;
-  x *= 0x94D049BB133111EB;
-  return x ^ (x >> 31);
-}
 
 bool all_heads(const Slice& s, int64_t heads) { return s.heads == Span{0, 1, heads}; }
 
@@ -238,7 +231,7 @@ int64_t pick(const at::Tensor& logits, int64_t limit, double temperature, int64_
   std::vector<double> sums;
   double sum = 0;
   for (const int64_t token : order) sums.push_back(sum += std::exp((p[token] - p[order[0]]) / temperature));
-  const uint64_t random = mix(mix(seed + 0x9E3779B97F4A7C15) + (static_cast<uint64_t>(i) + 1) * 0x9E3779B97F4A7C15);
+  const uint64_t random = splitmix64(splitmix64(seed) + static_cast<uint64_t>(i) * kSplitmix64Step);
   const double u = static_cast<double>(random >> 11) * 0x1.0p-53 * sum;
   const auto at = std::upper_bound(sums.begin(), sums.end(), u);
   return order[std::min<size_t>(at - sums.begin(), order.size() - 1)];

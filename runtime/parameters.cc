@@ -11,20 +11,10 @@
 #include <utility>
 
 #include "common/error.h"
+#include "common/splitmix64.h"
 
 namespace annulus {
 namespace {
-
-constexpr uint64_t kGolden = 0x9E3779B97F4A7C15;
-
-// The finaliser of splitmix64 (Steele, Lea, Flood 2014).
-uint64_t mix(uint64_t x) {
-  x ^= x >> 30;
-  x *= 0xBF58476D1CE4E5B9;
-  x ^= x >> 27;
-  x *= 0x94D049BB133111EB;
-  return x ^ (x >> 31);
-}
 
 // (0, 1)
 double uniform(uint64_t x) { return (static_cast<double>(x >> 11) + 0.5) * 0x1.0p-53; }
@@ -32,14 +22,14 @@ double uniform(uint64_t x) { return (static_cast<double>(x >> 11) + 0.5) * 0x1.0
 }  // namespace
 
 at::Tensor named_normal(uint64_t seed, std::string_view name, int64_t n) {
-  uint64_t key = mix(seed + kGolden);
-  for (const char c : name) key = mix(key + kGolden + static_cast<unsigned char>(c));
+  uint64_t key = splitmix64(seed);
+  for (const char c : name) key = splitmix64(key + static_cast<unsigned char>(c));
   at::Tensor out = at::empty({n}, at::TensorOptions(at::kFloat));
   float* p = out.data_ptr<float>();
   at::parallel_for(0, n, 4096, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      const double u = uniform(mix(key + (2 * static_cast<uint64_t>(i) + 1) * kGolden));
-      const double v = uniform(mix(key + (2 * static_cast<uint64_t>(i) + 2) * kGolden));
+      const double u = uniform(splitmix64(key + 2 * static_cast<uint64_t>(i) * kSplitmix64Step));
+      const double v = uniform(splitmix64(key + (2 * static_cast<uint64_t>(i) + 1) * kSplitmix64Step));
       p[i] = static_cast<float>(std::sqrt(-2 * std::log(u)) * std::cos(2 * std::numbers::pi * v));
     }
   });

@@ -8,21 +8,15 @@
 #include <algorithm>
 #include <cmath>
 
+#include "common/splitmix64.h"
+
 namespace annulus {
 namespace {
 
-// SplitMix64's next output from `state` (Steele, Lea, Flood, "Fast splittable pseudorandom number generators").
-uint64_t scrambled(uint64_t state) {
-  state += 0x9e3779b97f4a7c15;
-  state = (state ^ (state >> 30)) * 0xbf58476d1ce4e5b9;
-  state = (state ^ (state >> 27)) * 0x94d049bb133111eb;
-  return state ^ (state >> 31);
-}
-
 uint64_t philox_key(const Dropout& dropout, int64_t batch_row, int64_t head) {
-  uint64_t key = scrambled(dropout.seed);
+  uint64_t key = splitmix64(dropout.seed);
   for (const int64_t part : {dropout.step, dropout.layer, batch_row, head}) {
-    key = scrambled(key ^ static_cast<uint64_t>(part));
+    key = splitmix64(key ^ static_cast<uint64_t>(part));
   }
   return key;
 }

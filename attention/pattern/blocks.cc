@@ -3,23 +3,17 @@
 
 #include <algorithm>
 
+#include "common/splitmix64.h"
+
 namespace annulus {
 namespace {
 
-// splitmix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014), its output function.
-uint64_t mix(uint64_t x) {
-  x += 0x9e3779b97f4a7c15;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
-  return x ^ (x >> 31);
-}
-
 // `wanted` of the numbers 0..eligible-1, without replacement: draw t is the x-th of those not drawn yet, in ascending
-// order, x = mix(key + t) mod (eligible - t).
+// order, x = splitmix64(key + t) mod (eligible - t).
 std::vector<int64_t> draw(uint64_t key, int64_t wanted, int64_t eligible) {
   std::vector<int64_t> drawn;  // ascending
   for (int64_t t = 0; t < std::min(wanted, eligible); ++t) {
-    int64_t x = static_cast<int64_t>(mix(key + static_cast<uint64_t>(t)) % static_cast<uint64_t>(eligible - t));
+    int64_t x = static_cast<int64_t>(splitmix64(key + static_cast<uint64_t>(t)) % static_cast<uint64_t>(eligible - t));
     auto it = drawn.begin();
     for (; it != drawn.end() && *it <= x; ++it) ++x;
     drawn.insert(it, x);
@@ -91,7 +85,8 @@ void fill_row(const BlocksSpec& spec, bool causal, int64_t head, int64_t query, 
       const int64_t before = std::max<int64_t>(0, std::min(query - window, end) - begin);
       const int64_t after = std::max(begin, query + window + 1);
       const uint64_t key =
-          mix(mix(mix(static_cast<uint64_t>(spec.seed)) ^ static_cast<uint64_t>(head)) ^ static_cast<uint64_t>(query));
+          splitmix64(splitmix64(splitmix64(static_cast<uint64_t>(spec.seed)) ^ static_cast<uint64_t>(head)) ^
+                     static_cast<uint64_t>(query));
       for (const int64_t x : draw(key, spec.random_blocks, before + std::max<int64_t>(0, end - after))) {
         const int64_t block = x < before ? begin + x : after + (x - before);
         row.add(block, block + 1);

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "common/error.h"
+#include "common/splitmix64.h"
 
 namespace annulus {
 namespace {
@@ -27,12 +28,9 @@ uint64_t multiply(uint64_t a, uint64_t b) {
   return add(static_cast<uint64_t>(product & kPrime), static_cast<uint64_t>(product >> 61));
 }
 
-// splitmix64 (Steele, Lea, Flood, OOPSLA 2014), reduced to the field.
+// Reduced to the field.
 uint64_t weight(uint64_t stream, int64_t index) {
-  uint64_t x = (stream << 56) + (static_cast<uint64_t>(index) + 1) * 0x9E3779B97F4A7C15ull;
-  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
-  x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
-  return (x ^ (x >> 31)) % kPrime;
+  return splitmix64((stream << 56) + static_cast<uint64_t>(index) * kSplitmix64Step) % kPrime;
 }
 
 enum Stream : uint64_t { kQuery = 1, kKey = 2, kBatch = 3, kHead = 4 };
