@@ -50,7 +50,6 @@ class PlanVerb : public Verb {
     request_.layout = parse_layout(layout_, "--layout");
     request_.schedule = parse_schedule(schedule_, "--schedule");
     validate(request_);
-    validate(request_.pattern, request_.shape);
     if (is_adaptive(request_.pattern)) {
       throw Error(
           ErrorKind::kPlan, "plan",

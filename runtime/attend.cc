@@ -205,10 +205,8 @@ AttendJob::AttendJob(const AttendOptions& options, int ranks) : options_(options
   request_.ranks = ranks;
   request_.even = options_.even;
   request_.uneven_lengths = options_.lengths;
-  validate(request_.shape);
   request_.pattern = read_block_maps(request_.pattern, request_.shape);
   validate(request_);
-  validate(request_.pattern, request_.shape);
   if (options_.check) check_oracle_size(request_.shape, head_dim_);
 }
 
@@ -343,8 +341,8 @@ void AttendJob::run(Communicator& world) const {
     const std::string layout =
         request_.uneven_lengths.empty() ? std::string(to_string(request_.layout)) : "contiguous, uneven";
     std::printf("attend: %d %s, %s, %s, %lld messages, %s sent, %.3f s%s\n", world.size(),
-                world.size() == 1 ? "rank" : "ranks", std::string(to_string(resolve_schedule(ran).schedule)).c_str(),
-                layout.c_str(), static_cast<long long>(sums.const_data_ptr<int64_t>()[0]),
+                world.size() == 1 ? "rank" : "ranks", std::string(to_string(ran.schedule)).c_str(), layout.c_str(),
+                static_cast<long long>(sums.const_data_ptr<int64_t>()[0]),
                 amount(sums.const_data_ptr<int64_t>()[1]).c_str(), *slowest.const_data_ptr<double>(),
                 options_.output.empty() ? "" : (" -> " + options_.output).c_str());
     std::fflush(stdout);

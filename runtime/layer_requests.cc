@@ -70,7 +70,6 @@ LayerRequests layer_requests(const Config& c, int context_ranks) {
                       .ranks = context_ranks,
                       .even = c.attention.even,
                       .uneven_lengths = {}};
-  validate(request.shape);
   LayerRequests requests;
   std::vector<std::string> texts;
   for (int64_t layer = 0; layer < c.model.layers; ++layer) {
@@ -81,7 +80,6 @@ LayerRequests layer_requests(const Config& c, int context_ranks) {
     texts.push_back(text);
     request.pattern = read_block_maps(c.model.pattern.of(layer), request.shape);
     validate(request);
-    validate(request.pattern, request.shape);
     requests.distinct.push_back(request);
   }
   return requests;
