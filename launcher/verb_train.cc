@@ -61,13 +61,13 @@ class TrainVerb : public Verb {
     for (const std::string& line : flatten(config_)) text += line + "\n";
     Job job = start_job({{"configuration", text}, {"resume", resuming_ ? "yes " + resume_run_ : "no"}});
     DeviceChoice choice;
+    TrainOptions options;
     job.run_together({"choosing a device", 0}, [&] {
-      check_training(config_, job.size);
+      options.layers = check_training(config_, job.size);
       choice = choose_device(config_.device, job.local_rank, job.local_size);
     });
     job.require_agreement({{"device", choice.device.is_cuda() ? "cuda" : "cpu"}}, {"comparing devices", 0});
 
-    TrainOptions options;
     if (resuming_) options.resume = resume_run_;
     options.device = choice.device;
     options.device_reason = choice.reason;

@@ -332,9 +332,9 @@ int Run::train() {
     progress_ = std::make_unique<Progress>(progress_mode(std::getenv("ANNULUS_PROGRESS"), terminal), out);
   }
   world_.set_timeout(Seconds(config_.timeout));
-  check_training(config_, world_.size());
+  LayerRequests layers = options_.layers ? *options_.layers : check_training(config_, world_.size());
   load_text();
-  training_ = std::make_unique<Training>(config_, world_, *text_, options_.device);
+  training_ = std::make_unique<Training>(config_, std::move(layers), world_, *text_, options_.device);
   if (options_.resume) resume();
   require_equal_ranks();
   require_something_to_do();  // alike on all ranks by now

@@ -52,7 +52,9 @@ Span rows_of(const Config& c, const Mesh& mesh) {
   return {mesh.index("data") * count, 1, count};
 }
 
-LayerRequests checked_requests(const Config& c, int ranks) {
+}  // namespace
+
+LayerRequests check_training(const Config& c, int ranks) {
   validate(model_shape(c));
   if (c.model.vocab < 256) {
     throw Error(ErrorKind::kPlan, "train",
@@ -79,8 +81,6 @@ LayerRequests checked_requests(const Config& c, int ranks) {
   return requests;
 }
 
-}  // namespace
-
 ModelShape model_shape(const Config& c) {
   return {.layers = c.model.layers,
           .dim = c.model.dim,
@@ -92,8 +92,6 @@ ModelShape model_shape(const Config& c) {
           .tie_embeddings = c.model.tie_embeddings,
           .norm_eps = c.model.norm_eps};
 }
-
-void check_training(const Config& config, int ranks) { checked_requests(config, ranks); }
 
 void restore_tensors(const TrainingState& state, const std::vector<NamedTensor>& into) {
   std::map<std::string_view, const at::Tensor*> saved;
@@ -113,9 +111,10 @@ void restore_tensors(const TrainingState& state, const std::vector<NamedTensor>&
   for (const NamedTensor& to : into) at::Tensor(to.tensor).copy_(*saved[to.name]);
 }
 
-Training::Training(const Config& config, Communicator& world, const TextSource& text, at::Device device)
+Training::Training(const Config& config, LayerRequests layers, Communicator& world, const TextSource& text,
+                   at::Device device)
     : config_(config),
-      layers_(checked_requests(config, world.size())),
+      layers_(std::move(layers)),
       text_(text),
       mesh_(world, axes(config)),
       rows_(rows_of(config, mesh_)),

@@ -31,8 +31,9 @@ ModelShape model_shape(const Config& config);
 
 // Everything about a configuration that can be wrong for a number of ranks: mesh, rows over the data axis, heads,
 // length, layout, patterns. Raises Error(kPlan), on every rank alike, before memory is taken or anything is sent;
-// Error(kInput) where a file of block maps cannot be read, which may be so on one host alone.
-void check_training(const Config& config, int ranks);
+// Error(kInput) where a file of block maps cannot be read, which may be so on one host alone. What was read and checked
+// is what a Training is made with.
+LayerRequests check_training(const Config& config, int ranks);
 
 struct StepResult {
   double loss = 0;           // mean over all targets, nats
@@ -53,8 +54,11 @@ void restore_tensors(const TrainingState& state, const std::vector<NamedTensor>&
 
 class Training {
  public:
-  // Collective. The text and the world must outlive this.
-  Training(const Config& config, Communicator& world, const TextSource& text, at::Device device);
+  // Collective. The text and the world must outlive this. `layers`: of check_training, for this configuration and as
+  // many ranks.
+  Training(const Config& config, LayerRequests layers, Communicator& world, const TextSource& text, at::Device device);
+  Training(const Config& config, Communicator& world, const TextSource& text, at::Device device)
+      : Training(config, check_training(config, world.size()), world, text, device) {}
 
   // One update from one global batch. Collective. `stop`: this rank was asked to stop; every rank learns of it.
   // Raises Error(kUsage) when the loss is not finite for the tenth time in a row.

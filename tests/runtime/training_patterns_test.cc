@@ -2,10 +2,12 @@
 // step plans: nothing where its patterns are unchanged, its documents a step ahead.
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <ostream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "attention/plan/plan.h"
@@ -118,8 +120,15 @@ TEST(TrainingPatterns, ABlockMapFromAFile) {
   std::vector<uint8_t> active(4 * 9 * 9);
   for (size_t i = 0; i < active.size(); ++i) active[i] = i % 3 != 0 || i % 81 % 10 == 0;  // another for each head
   write_block_map(file, block_map_from_dense(active.data(), 16, 1, 4, 9, 9));
-  expect_same_at_any_ranks(config_with(
-      folder, pattern("{ kind = 'blocks', map = 'file', block = 16, file = '" + file + "', causal = true }")));
+  const Config config = config_with(
+      folder, pattern("{ kind = 'blocks', map = 'file', block = 16, file = '" + file + "', causal = true }"));
+  expect_same_at_any_ranks(config);
+  // What was checked is what is trained with: the file is read once.
+  const TextSource text(config.data, config.run.seed);
+  const std::unique_ptr<Communicator> world = make_self_communicator();
+  LayerRequests checked = check_training(config, 1);
+  std::filesystem::remove(file);
+  EXPECT_TRUE(Training(config, std::move(checked), *world, text, at::kCPU).step().applied);
 }
 
 // Whatever a pattern says of each row is said of the rows of a step, however many ranks share them.
