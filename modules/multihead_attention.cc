@@ -25,6 +25,17 @@ void require(bool ok, const std::string& message) {
   if (!ok) throw Error(ErrorKind::kPlan, "modules", message);
 }
 
+// The file of a block mask that nobody has read yet; empty: none.
+std::string unread_file(const PatternSpec& p) {
+  if (p.kind == PatternSpec::Kind::kBlocks && p.blocks.map == BlocksSpec::Map::kFile && !p.blocks.given) {
+    return p.blocks.file;
+  }
+  for (const PatternSpec& member : p.members) {
+    if (const std::string file = unread_file(member); !file.empty()) return file;
+  }
+  return "";
+}
+
 // With what 0 stands for filled in.
 MultiheadAttentionOptions checked(MultiheadAttentionOptions o) {
   require(o.dim > 0 && o.dim <= kMostFeatures && o.heads > 0 && o.heads <= kMostFeatures,
@@ -50,6 +61,10 @@ MultiheadAttentionOptions checked(MultiheadAttentionOptions o) {
       "the rotary embedding turns pairs: head_dim " + std::to_string(o.head_dim) + " must be even, or rotary_base 0");
   require(o.dropout >= 0 && o.dropout < 1,
           "dropout must be at least 0 and below 1, but is " + std::to_string(o.dropout));
+  const std::string file = unread_file(o.pattern);
+  require(file.empty(), "the block mask in " + file +
+                            " was not read: a module reads no files. Give it read_block_maps(pattern, shape) of "
+                            "runtime/block_map_file.h as the pattern (docs/modules.md)");
   require(std::isfinite(o.scale) && std::isfinite(o.norm_eps) && o.norm_eps >= 0,
           "scale and norm_eps must be finite, norm_eps not negative");
   return o;

@@ -38,7 +38,7 @@ struct MultiheadAttentionOptions {
   double norm_eps = 1e-5;
   double rotary_base = 0;    // of the rotary embedding's wavelengths, usually 10000; 0: no rotary embedding
   double scale = 0;          // of the scores; 0: 1 / sqrt(head_dim)
-  PatternSpec pattern = {};  // full unless given
+  PatternSpec pattern = {};  // full unless given; map = "file" only as read_block_maps gives it (runtime/)
   // Which positions this rank's rows of x and memory are: the caller's rows must lie so, the module cannot see it.
   LayoutKind layout = LayoutKind::kContiguous;
   // How it is computed; none of it changes the result beyond rounding.

@@ -29,6 +29,7 @@
 #include "attention/oracle/oracle.h"
 #include "comm/threads/threads.h"
 #include "common/error.h"
+#include "runtime/block_map_file.h"
 
 namespace annulus {
 namespace {
@@ -476,6 +477,42 @@ TEST(MultiheadAttention, RefusesWhatCannotBe) {
   const auto comm = make_self_communicator();
   EXPECT_THROW(m->forward(at::randn({9, 12}, at::kDouble), {.comm = *comm}), Error);
   EXPECT_THROW(m->forward(at::randn({1, 9, 11}, at::kDouble), {.comm = *comm}), Error);
+}
+
+TEST(MultiheadAttention, TakesABlockMaskOfAFileOnceItIsRead) {
+  at::manual_seed(9);
+  MultiheadAttentionOptions o = small();
+  o.pattern = parse_pattern(
+      "{ kind = 'blocks', map = 'bigbird', block = 16, window_blocks = 0, global_blocks = 1, random_blocks = 1 }",
+      "test");
+  const AttentionShape shape{.batch = 1, .heads = 4, .kv_heads = 2, .q_len = 70, .k_len = 70};
+  const std::string path = testing::TempDir() + "/module_mask.safetensors";
+  write_block_map(path, make_block_map(o.pattern, shape));
+  const MultiheadAttention named = made(o);
+  const PatternSpec of_file =
+      parse_pattern("{ kind = 'blocks', map = 'file', block = 16, file = '" + path + "' }", "test");
+  for (const bool in_union : {false, true}) {
+    o.pattern = of_file;
+    if (in_union) o.pattern = {}, o.pattern.kind = PatternSpec::Kind::kUnion, o.pattern.members = {of_file};
+    try {
+      MultiheadAttention m(o);
+      ADD_FAILURE() << "made without the file's mask";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.kind(), ErrorKind::kPlan);
+      const std::string text = e.what();
+      EXPECT_NE(text.find("the block mask in " + path + " was not read"), std::string::npos) << text;
+      EXPECT_NE(text.find("read_block_maps(pattern, shape)"), std::string::npos) << text;
+    }
+  }
+  o.pattern = read_block_maps(of_file, shape);
+  MultiheadAttention m(o);
+  m->to(at::kDouble);
+  {
+    const at::NoGradGuard no_gradients;
+    for (size_t i = 0; i < m->parameters().size(); ++i) m->parameters()[i].copy_(named->parameters()[i]);
+  }
+  const at::Tensor x = at::randn({1, 70, 12}, at::kDouble), dout = at::randn({1, 70, 12}, at::kDouble);
+  for (const int ranks : {1, 3}) expect_alike(outcome_over(ranks, m, x, {}, dout), plain_outcome(named, x, {}, dout));
 }
 
 // A rank alone is given what cannot be, or something else than the others: all raise, and say which rank.
