@@ -137,6 +137,8 @@ const std::vector<Key>& keys() {
        "which keys a query sees: an attention pattern, or a list of one for each layer"},
       {"model", "dropout", ANNULUS_AT(model.dropout), "share of attention probabilities that training drops", false,
        fraction()},
+      {"model", "recompute", ANNULUS_AT(model.recompute),
+       "keep less for the backward: norms, projections and the MLP are computed again there, attention never is"},
 
       {"optimizer", "lr", ANNULUS_AT(optimizer.lr), "highest learning rate", true, above(0)},
       {"optimizer",

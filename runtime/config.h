@@ -61,6 +61,7 @@ struct ModelSection {
   double norm_eps = 1e-5;
   LayerPatterns pattern;
   double dropout = 0;  // of attention probabilities, in training
+  bool recompute = false;
 
   friend bool operator==(const ModelSection&, const ModelSection&) = default;
 };

@@ -3,11 +3,13 @@
 
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/linear.h>
+#include <c10/core/GradMode.h>
 
 #include <cmath>
 #include <string>
 
 #include "common/error.h"
+#include "runtime/recompute.h"
 
 namespace annulus {
 namespace {
@@ -88,18 +90,34 @@ at::Tensor Model::logits(const at::Tensor& tokens, const RotaryTable& table, con
                          bool last_only) const {
   const int64_t batch = tokens.size(0);
   const int64_t n = tokens.size(1);
-  // The residual stream x is [batch * n, dim]; `delta` is what the next norm adds to it first.
+  const auto run = [&](const TensorFunction& f, const std::vector<at::Tensor>& inputs) {
+    return recompute_ && at::GradMode::is_enabled() ? recomputed(f, inputs) : f(inputs);
+  };
+  // By value, what they use: they may run again in the backward. The residual stream x is [batch * n, dim]; `delta` is
+  // what the next norm adds to it first.
+  const TensorFunction before_attention = [shape = shape_, table](const std::vector<at::Tensor>& in) {
+    const at::Tensor delta = in.size() > 3 ? in[3] : at::Tensor();
+    const Normed a = add_rms_norm(in[0], delta, in[1], shape.norm_eps);
+    const Heads heads = rotary_split(at::linear(a.y, in[2]), table, shape.heads, shape.kv_heads);
+    return std::vector<at::Tensor>{a.sum, heads.q, heads.k, heads.v};
+  };
+  const TensorFunction after_attention = [shape = shape_](const std::vector<at::Tensor>& in) {
+    const at::Tensor attended = at::linear(in[1].reshape({in[0].size(0), shape.dim}), in[2]);
+    const Normed m = add_rms_norm(in[0], attended, in[3], shape.norm_eps);
+    return std::vector<at::Tensor>{m.sum, at::linear(swiglu(at::linear(m.y, in[4])), in[5])};
+  };
   at::Tensor x = at::embedding(embedding_, tokens.reshape({batch * n}));
   at::Tensor delta;
   for (int64_t i = 0; i < shape_.layers; ++i) {
     const Layer& layer = layers_[i];
-    Normed a = add_rms_norm(x, delta, layer.attention_norm, shape_.norm_eps);
-    const Heads heads = rotary_split(at::linear(a.y, layer.qkv), table, shape_.heads, shape_.kv_heads);
-    const at::Tensor attended = attend(heads.q, heads.k, heads.v, i);
-    Normed m = add_rms_norm(a.sum, at::linear(attended.reshape({batch * n, shape_.dim}), layer.out), layer.mlp_norm,
-                            shape_.norm_eps);
-    x = m.sum;
-    delta = at::linear(swiglu(at::linear(m.y, layer.gate_up)), layer.down);
+    std::vector<at::Tensor> inputs = {x, layer.attention_norm, layer.qkv};
+    if (delta.defined()) inputs.push_back(delta);
+    const std::vector<at::Tensor> a = run(before_attention, inputs);
+    const at::Tensor attended = attend(a[1], a[2], a[3], i);
+    const std::vector<at::Tensor> m =
+        run(after_attention, {a[0], attended, layer.out, layer.mlp_norm, layer.gate_up, layer.down});
+    x = m[0];
+    delta = m[1];
   }
   if (last_only) {
     x = x.view({batch, n, shape_.dim}).select(1, n - 1).contiguous();

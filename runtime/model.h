@@ -51,6 +51,10 @@ class Model {
   Parameters& parameters() { return parameters_; }
   const Parameters& parameters() const { return parameters_; }
 
+  // Of each layer, keep only what is added to the residual stream and what attention keeps (q, k, v, out, lse): norms,
+  // projections and the MLP are computed again in the backward, attention is not. The gradients are the same.
+  void set_recompute(bool on) { recompute_ = on; }
+
   // The table for these positions (int64 [n]), on the model's device.
   RotaryTable rotary(const at::Tensor& positions) const;
 
@@ -69,6 +73,7 @@ class Model {
     at::Tensor down;            // [dim, ffn]
   };
   ModelShape shape_;
+  bool recompute_ = false;
   Parameters parameters_;
   at::Tensor embedding_;  // [vocab, dim]
   std::vector<Layer> layers_;

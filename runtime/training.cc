@@ -122,6 +122,7 @@ Training::Training(const Config& config, LayerRequests layers, Communicator& wor
       device_(device),
       model_(model_shape(config), static_cast<uint64_t>(config.run.seed), at::kFloat, device),
       optimizer_(model_.parameters(), optimizer_settings(config)) {
+  model_.set_recompute(config.model.recompute);
   const Layout layout = make_layout(parse_layout(config.attention.layout, "attention.layout"), config.data.context,
                                     mesh_.size("context"));
   std::vector<int64_t> mine = layout.positions(mesh_.index("context"));

@@ -203,6 +203,7 @@ RC_GTEST_PROP(ConfigProperty, WhatIsWrittenReadsBackEqual, ()) {
   c.model.kv_heads = *rc::gen::element<int64_t>(1, 2, 4);
   c.model.norm_eps = *positive();
   c.model.tie_embeddings = *rc::gen::arbitrary<bool>();
+  c.model.recompute = *rc::gen::arbitrary<bool>();
   const auto pattern = [] {
     return parse_pattern(*rc::gen::element<std::string>("{ kind = \"full\" }",
                                                         "{ kind = \"window\", left = 5, right = 2, causal = true }"),

@@ -3,10 +3,14 @@
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/randint.h>
+#include <c10/core/Allocator.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
+#include <memory>
 #include <set>
 #include <string>
 #include <vector>
@@ -71,6 +75,59 @@ TEST(Model, GradientsOfFp64EqualFiniteDifferences) {
   const double down = loss_and_gradient(model, x, y);
   const double slope = g.mul(direction).sum().item<double>();
   EXPECT_NEAR((up - down) / (2 * h), slope, 1e-6 * std::abs(slope));
+}
+
+// Bytes that LibTorch's CPU allocator has handed out on this thread, at most at once, since it was made.
+class PeakBytes : public c10::MemoryReportingInfoBase {
+ public:
+  void reportMemoryUsage(void*, int64_t bytes, size_t, size_t, c10::Device) override {
+    alive_ += bytes;
+    peak_ = std::max(peak_, alive_);
+  }
+  bool memoryProfilingEnabled() const override { return true; }
+  int64_t peak() const { return peak_; }
+
+ private:
+  int64_t alive_ = 0, peak_ = 0;
+};
+
+TEST(Model, RecomputesAllButAttentionAndKeepsLess) {
+  ModelShape shape = tiny();
+  shape.layers = 6, shape.ffn = 96;
+  const at::Tensor tokens = at::randint(0, 64, {3, 65}, at::kLong);
+  const at::Tensor x = tokens.slice(1, 0, 64), y = tokens.slice(1, 1);
+  for (const at::ScalarType type : {at::kFloat, at::kDouble}) {
+    Model model(shape, 1, type);
+    model.parameters().values().narrow(0, 0, model.parameters().decayed()).mul_(4);
+    const RotaryTable table = model.rotary(at::arange(64, at::kLong));
+    int64_t attended = 0;
+    const Attend attend = [&](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t layer) {
+      ++attended;
+      return dense_causal()(q, k, v, layer);
+    };
+    std::vector<at::Tensor> losses, gradients;
+    std::vector<int64_t> peaks;
+    for (const bool recompute : {false, true}) {
+      model.set_recompute(recompute);
+      model.parameters().reduced().zero_();
+      attended = 0;
+      const auto peak = std::make_shared<PeakBytes>();
+      {
+        const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, peak);
+        const at::Tensor loss = cross_entropy_sum(model.logits(x, table, attend), y.flatten(), 1.0 / 192);
+        loss.backward();
+        losses.push_back(loss.detach());
+      }
+      EXPECT_EQ(attended, shape.layers);
+      gradients.push_back(model.parameters().gradients().clone());
+      peaks.push_back(peak->peak());
+    }
+    EXPECT_TRUE(losses[0].equal(losses[1]));
+    EXPECT_TRUE(gradients[0].equal(gradients[1]));
+    EXPECT_GT(gradients[0].norm().item<double>(), 0);
+    EXPECT_LT(peaks[1], peaks[0] * 2 / 3) << toString(type);
+    RecordProperty(std::string("peak_") + toString(type), std::to_string(peaks[1]) + " of " + std::to_string(peaks[0]));
+  }
 }
 
 TEST(Model, WeightsDependOnSeedAndNameAlone) {

@@ -105,6 +105,21 @@ TEST(Training, TwiceTheSameIsBitIdentical) {
   EXPECT_NE(train(config, 1, 1).digest, train(tiny_config(folder), 1, 1).digest);
 }
 
+TEST(Training, RecomputingChangesNoBit) {
+  const TestFolder folder;
+  Config config = tiny_config(folder);
+  config.model.dropout = 0.2;
+  for (const int ranks : {1, 2}) {
+    config.model.recompute = false;
+    const Curve kept = train(config, ranks, 4);
+    config.model.recompute = true;
+    const Curve recomputed = train(config, ranks, 4);
+    EXPECT_EQ(kept.losses, recomputed.losses);
+    EXPECT_EQ(kept.norms, recomputed.norms);
+    EXPECT_EQ(kept.digest, recomputed.digest);
+  }
+}
+
 TEST(Training, RestoredStateContinuesBitIdentically) {
   const TestFolder folder;
   const Config config = tiny_config(folder);
