@@ -3,6 +3,7 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 
@@ -14,6 +15,7 @@ def tool(*args):
     done = subprocess.run([cli.HELPERS[0], *map(str, args)], capture_output=True, text=True, timeout=cli.LIMIT)
     if done.returncode != 0:
         raise AssertionError(f"{args}: {done.stdout}{done.stderr}")
+    return done.stdout
 
 
 class AttendTest(cli.CliTest):
@@ -95,6 +97,15 @@ class AttendTest(cli.CliTest):
         self.make(1, 50, 50, 4, 2, 8, "f64")
         mean = "{ kind = 'dilated', segment_lengths = [20, 50], dilation_rates = [1, 2], combine = 'mean' }"
         self.assertIn("check: out", self.attend(2, "--pattern", mean, "--backward", "--check"))
+
+    def test_what_property_tests_print_runs_as_it_stands(self):
+        for seed, ranks in [(1, 2), (2, 3), (3, 2), (4, 3)]:
+            line = tool("command", seed, ranks)
+            command = shlex.split(line)
+            self.assertEqual(command[:4], ["./annulus", "launch", "-n", str(ranks)])
+            code, out, err = self.annulus(*command[1:])
+            self.assertEqual(code, 0, line + err)
+            self.assertIn("check: out", out, line)
 
     def test_refusals_leave_nothing(self):
         self.make(1, 30, 30, 4, 2, 8, "f32")

@@ -3,10 +3,13 @@
 //
 //   attend_tool make FILE B Sq Sk H Hk D DTYPE SEED [magnitude]     DTYPE: f32, f64, bf16
 //   attend_tool check INPUT OUTPUT KIND LEFT RIGHT OFFSET SCALE     KIND: full, causal, window; SCALE 0: 1/sqrt(D)
+//   attend_tool command SEED RANKS     prints what a failing property test prints, for a small random request
 //   attend_tool garble FILE truncate|flip|drop-v|shape-k|dtype-k|rank-q    makes a bad copy, FILE.bad
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
+
+#include <rapidcheck.h>
 
 #include <cmath>
 #include <cstdio>
@@ -18,7 +21,11 @@
 #include <string>
 #include <vector>
 
+#include "runtime/attend.h"
+#include "runtime/random_input.h"
 #include "runtime/safetensors.h"
+#include "tests/attention/any_pattern.h"
+#include "tests/attention/any_request.h"
 
 namespace {
 
@@ -182,12 +189,29 @@ int garble(const std::vector<std::string>& a) {
   return 0;
 }
 
+int command(const std::vector<std::string>& a) {
+  const auto seed = static_cast<uint64_t>(std::stoull(a.at(0)));
+  const auto request = rc::gen::exec([&] {
+    annulus::PlanRequest any = annulus::testing::any_request();
+    any.ranks = std::stoi(a.at(1));
+    if (!any.uneven_lengths.empty()) {
+      any.uneven_lengths = annulus::testing::any_documents(any.shape.q_len, any.ranks);
+    }
+    return annulus::testing::written_out(any);
+  });
+  const annulus::PlanRequest any = request(rc::Random(seed), 30).value();
+  const annulus::RandomInput input{.dtype = seed % 2 ? at::kFloat : at::kDouble, .seed = static_cast<int64_t>(seed)};
+  std::puts(attend_command(any, input, annulus::KernelKind::kAuto, /*backward=*/true).c_str());
+  return 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) try {
-  if (argc < 3) throw std::runtime_error("attend_tool make|check|garble ...");
+  if (argc < 3) throw std::runtime_error("attend_tool make|check|command|garble ...");
   const std::string what = argv[1];
   const std::vector<std::string> args(argv + 2, argv + argc);
+  if (what == "command") return command(args);
   return what == "make" ? make(args) : what == "check" ? check(args) : garble(args);
 } catch (const std::exception& error) {
   std::fprintf(stderr, "attend_tool: %s\n", error.what());

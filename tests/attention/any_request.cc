@@ -3,9 +3,37 @@
 
 #include <rapidcheck.h>
 
+#include <memory>
+#include <utility>
+
 #include "tests/attention/any_pattern.h"
 
 namespace annulus::testing {
+namespace {
+
+PatternSpec any_with_given_map(const AttentionShape& shape) {
+  PatternSpec spec;
+  spec.kind = PatternSpec::Kind::kBlocks;
+  spec.causal = *rc::gen::arbitrary<bool>();
+  spec.blocks = given_map(std::make_shared<const BlockMap>(any_block_map(shape, 16)));
+  if (*rc::gen::arbitrary<bool>()) return spec;
+  PatternSpec both;
+  both.kind = PatternSpec::Kind::kUnion;
+  both.causal = *rc::gen::arbitrary<bool>();
+  both.members = {causal_pattern(), spec};
+  return both;
+}
+
+PatternSpec with_slices(PatternSpec spec, const AttentionShape& shape) {
+  for (PatternSpec& member : spec.members) member = with_slices(std::move(member), shape);
+  if (spec.kind != PatternSpec::Kind::kBlocks || !spec.blocks.given) return spec;
+  PatternSpec slices;
+  slices.kind = PatternSpec::Kind::kSlices;
+  slices.slices = make_pattern(spec, shape).slices;
+  return slices;
+}
+
+}  // namespace
 
 PlanRequest any_request() {
   PlanRequest request;
@@ -21,7 +49,7 @@ PlanRequest any_request() {
                    q,
                    k,
                    *rc::gen::inRange(0, 3) ? 0 : *rc::gen::element<int64_t>(-32, -16, -7, 16, 48, 51)};
-  request.pattern = any_pattern(request.shape);
+  request.pattern = *rc::gen::inRange(0, 6) ? any_pattern(request.shape) : any_with_given_map(request.shape);
   request.layout = *rc::gen::element(LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped);
   request.schedule =
       *rc::gen::element(ScheduleKind::kRing, ScheduleKind::kAllGather, ScheduleKind::kGroupCast, ScheduleKind::kAuto);
@@ -29,6 +57,11 @@ PlanRequest any_request() {
   if (q == k && *rc::gen::inRange(0, 5) == 0) {  // any lengths that add up
     request.uneven_lengths = any_documents(q, request.ranks);
   }
+  return request;
+}
+
+PlanRequest written_out(PlanRequest request) {
+  request.pattern = with_slices(std::move(request.pattern), request.shape);
   return request;
 }
 
