@@ -3,6 +3,7 @@
 
 import os
 import sys
+import tempfile
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import torch_python  # noqa: E402
@@ -98,6 +99,23 @@ if size > 1:
     refused("left = 2", pattern="{ kind = 'window', left = 2, right = 0 }")
     refused("zigzak", layout="zigzak")
     refused("zigzag", layout="zigzag")
+
+    # A file that rank 1 does not have. The ranks look in folders of their own.
+    here = os.getcwd()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        if rank != 1:
+            header = b'{"mask": {"dtype": "U8", "shape": [1, 1, 1, 1], "data_offsets": [0, 1]}}'
+            with open("mask.safetensors", "wb") as file:
+                file.write(len(header).to_bytes(8, "little") + header + b"\1")
+        pattern = "{ kind = 'blocks', map = 'file', file = 'mask.safetensors', block = 16 }"
+        part = torch.randn(1, 16 // size, 2, 4)
+        try:
+            annulus.attention(part, part, part, pattern)
+            raise AssertionError("taken")
+        except RuntimeError as e:
+            assert "[comm] ranks disagree" in str(e) and "rank 1" in str(e) and "mask.safetensors" in str(e), e
+        os.chdir(here)
 
     # The same of a backward: this rank's saved state is a copy.
     part = torch.randn(1, 4, 2, 4)
