@@ -128,13 +128,15 @@ OracleResult plain_fp32(const PlanRequest& request, const Inputs& in) {
   const at::Tensor s = q.matmul(k.transpose(2, 3)) * scale + weight;
   const at::Tensor lse = s.logsumexp({-1});
   const at::Tensor p = (s - lse.masked_fill(lse.eq(-kInfinity), 0).unsqueeze(-1)).exp();
-  const at::Tensor out = p.matmul(v), dp = dout.matmul(v.transpose(2, 3));
+  // The forward hands its output on in the inputs' dtype, and the backward starts from that.
+  const at::Tensor out = p.matmul(v).to(in.q.scalar_type()).to(at::kFloat), dp = dout.matmul(v.transpose(2, 3));
   const at::Tensor ds = p * (dp - (dout * out).sum(-1, true)) * scale;
   const auto fold = [&](const at::Tensor& t) {
     return t.unflatten(1, {request.shape.kv_heads, group}).sum(2).transpose(1, 2);
   };
-  return {out.transpose(1, 2), lse, ds.matmul(k).transpose(1, 2), fold(ds.transpose(2, 3).matmul(q)),
-          fold(p.transpose(2, 3).matmul(dout))};
+  const auto rounded = [&](const at::Tensor& t) { return t.to(in.q.scalar_type()); };
+  return {out.transpose(1, 2), lse, rounded(ds.matmul(k).transpose(1, 2)), rounded(fold(ds.transpose(2, 3).matmul(q))),
+          rounded(fold(p.transpose(2, 3).matmul(dout)))};
 }
 
 RC_GTEST_PROP(Attention, ErrsInSinglePrecisionAsAPlainReferenceDoes, ()) {
@@ -149,7 +151,7 @@ RC_GTEST_PROP(Attention, ErrsInSinglePrecisionAsAPlainReferenceDoes, ()) {
   // may be lucky.
   const at::Tensor lse = want.lse.masked_fill(want.lse.isfinite().logical_not(), 0);
   const double scores = lse.numel() ? lse.abs().max().item<double>() : 0;
-  // Of bf16, everything but lse is rounded at the end, and the backward starts from a rounded out.
+  // Of bf16, everything but lse is rounded, by the reference too: as much again for its luck.
   const double unit = type == at::kBFloat16 ? 1.0 / 256 : 0;
   for (size_t i = 0; i < ours.size(); ++i) {
     RC_ASSERT(ours[i] <= 3 * plain[i] + 2e-6 + scores * 0x1p-22 + (i == 1 ? 0 : 4 * unit));
