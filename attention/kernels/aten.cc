@@ -183,6 +183,9 @@ class AtenKernel : public Kernel {
     const double most = (poll ? kPolledFlops : kFlops) * at::get_num_threads();
     const int64_t most_keys = poll ? static_cast<int64_t>(kPolledFlops / (pair * kMostRows)) : Band::kUnbounded;
     const std::vector<TileGroup> groups = group_tiles(fast, std::max(kMostKeys, most_keys));
+    // One head's blocks after the other, so that its keys stay in the cache; but in a backward with threads, which
+    // share heads among them, all heads side by side.
+    const bool heads_apart = !apart && at::get_num_threads() > 1;
     std::vector<Item> wave;
     std::vector<const TileGroup*> held;  // groups of the wave
     double flops = 0;
@@ -196,17 +199,24 @@ class AtenKernel : public Kernel {
       const auto meets = [&group](const TileGroup* other) { return share_queries(*other, group); };
       if (apart && (held.size() == kMostGroups || std::any_of(held.begin(), held.end(), meets))) flush();
       const Tile& tile = group.tiles[0];
-      const int64_t rows = rows_at_once(group, kMostRows);
-      for (int64_t i = 0; i < tile.query_rows.count; i += rows) {
-        const Span block = Span::range(i, std::min(tile.query_rows.count, i + rows));
+      const int64_t rows = rows_at_once(group, kMostRows), count = tile.query_rows.count;
+      const auto take = [&](int64_t first, int64_t b, int64_t h) {
+        const Span block = Span::range(first, std::min(count, first + rows));
         const double work = pair * static_cast<double>(block.count * keys_of(group, block));
-        if (work == 0) continue;
-        for (int64_t b = 0; b < tile.batch.count; ++b) {
+        if (work == 0) return;
+        if (held.empty() || held.back() != &group) held.push_back(&group);
+        wave.push_back({&group, tile.batch.at(b), tile.heads.at(h), block});
+        flops += work;
+        if (flops >= most) flush();
+      };
+      for (int64_t b = 0; b < tile.batch.count; ++b) {
+        if (heads_apart) {
+          for (int64_t i = 0; i < count; i += rows) {
+            for (int64_t h = 0; h < tile.heads.count; ++h) take(i, b, h);
+          }
+        } else {
           for (int64_t h = 0; h < tile.heads.count; ++h) {
-            if (held.empty() || held.back() != &group) held.push_back(&group);
-            wave.push_back({&group, tile.batch.at(b), tile.heads.at(h), block});
-            flops += work;
-            if (flops >= most) flush();
+            for (int64_t i = 0; i < count; i += rows) take(i, b, h);
           }
         }
       }
