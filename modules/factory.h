@@ -1,5 +1,5 @@
-// Attention by name: the names of the seeds' classes, and `auto`. A name stands for a pattern and a schedule of one
-// exact mechanism; docs/modules.md has the table, with what the seeds' class of that name computed otherwise.
+// Attention by name: the class names of dilated-attention-pytorch, and `auto`. A name stands for a pattern and a
+// schedule of one exact mechanism; docs/modules.md has the table, with what the class of that name computed otherwise.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace annulus {
 
-// `auto` calls a sequence short below the first and very long from the second on: where the seeds' own factory went
+// `auto` calls a sequence short below the first and very long from the second on: where that library's own factory went
 // from one device to a ring, and from a ring to block-sparse attention.
 constexpr int64_t kLongSequence = 8192;
 constexpr int64_t kVeryLongSequence = 65536;
@@ -23,7 +23,7 @@ struct AttentionFactoryOptions {
   MultiheadAttentionOptions attention;
   int64_t length = 0;  // positions of the whole sequence: what auto goes by
   int ranks = 1;
-  // Of the dilated names. The seeds' library combines by mean.
+  // Of the dilated names. That library combines by mean.
   DilatedSpec dilated = {.segment_lengths = {2048, 4096, 8192},
                          .dilation_rates = {1, 2, 4},
                          .offsets = DilatedSpec::Offsets::kModulo,
@@ -49,7 +49,7 @@ MultiheadAttention make_attention(std::string_view name, const AttentionFactoryO
 // The table: for documents and tests.
 struct NamedAttention {
   std::string_view name;
-  std::vector<std::string_view> classes;  // of the seeds; any of them is a name, too
+  std::vector<std::string_view> classes;  // of dilated-attention-pytorch; any of them is a name, too
 };
 const std::vector<NamedAttention>& named_attentions();
 
