@@ -11,6 +11,12 @@ namespace annulus::torch_ops {
 namespace {
 
 struct World {
+  // What Python never frees (a graph that an exception's traceback holds, say) may hold the communicator.
+  ~World() {
+    comm.reset();
+    if (job.runtime) job.runtime->finish();
+  }
+
   Job job = bootstrap({.fingerprint = {{"version", std::string(kVersion)}, {"program", "torch.ops.annulus"}}});
   std::shared_ptr<Communicator> comm{std::move(job.world)};
   std::mutex mutex;

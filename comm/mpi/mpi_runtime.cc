@@ -89,7 +89,11 @@ std::unique_ptr<Communicator> MpiRuntime::make_world() {
 }
 
 MpiRuntime::~MpiRuntime() {
-  if (abandoned_ || std::uncaught_exceptions() > 0) return;
+  if (std::uncaught_exceptions() == 0) finish();
+}
+
+void MpiRuntime::finish() {
+  if (abandoned_.exchange(true)) return;
   const Seconds timeout = options_.timeout;
   const int rank = rank_;
   Watchdog watchdog(timeout, [timeout, rank] {

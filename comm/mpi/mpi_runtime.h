@@ -48,6 +48,10 @@ class MpiRuntime : public std::enable_shared_from_this<MpiRuntime> {
   // From now on the process leaves without MPI_Finalize.
   void abandon() { abandoned_ = true; }
 
+  // MPI_Finalize now, unless abandon() was called, though communicators live: they must not be used any more. For hosts
+  // such as Python, which at their end leave objects alive that hold some.
+  void finish();
+
   // Internal to comm/mpi.
   std::mutex& mutex() { return mutex_; }
   const MpiOptions& options() const { return options_; }
