@@ -70,12 +70,11 @@ class PlanVerb : public Verb {
                 all > 0 ? static_cast<double>(pairs) / all : 0);
     std::vector<Program> programs;
     std::vector<Traffic> forward, backward;
-    for (int r = 0; r < request_.ranks; ++r) {
-      Program program = make_program(request_, r);
+    for_each_program(request_, [&](Program program) {
       forward.push_back(traffic(program, program.forward));
       backward.push_back(traffic(program, program.backward));
       if (!no_proof_) programs.push_back(std::move(program));
-    }
+    });
     const double made = seconds_since(begin);
     print_cost("forward", forward);
     print_cost("backward", backward);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include "attention/plan/schedules.h"
 #include "common/error.h"
@@ -248,14 +249,18 @@ Program make_program(const PlanRequest& request, const Pattern& pattern, int ran
   return program_of(resolved(request, needs), needs, queries, keys, rank);
 }
 
-std::vector<Program> make_programs(const PlanRequest& request) {
+void for_each_program(const PlanRequest& request, const std::function<void(Program)>& take) {
   validate(request);
   const Layout queries = query_layout(request), keys = key_layout(request);
   const std::shared_ptr<const Pattern> pattern = cached_pattern(request);
   Needs needs(*pattern, queries, keys);
   const PlanRequest chosen = resolved(request, needs);
+  for (int r = 0; r < request.ranks; ++r) take(program_of(chosen, needs, queries, keys, r));
+}
+
+std::vector<Program> make_programs(const PlanRequest& request) {
   std::vector<Program> programs;
-  for (int r = 0; r < request.ranks; ++r) programs.push_back(program_of(chosen, needs, queries, keys, r));
+  for_each_program(request, [&](Program program) { programs.push_back(std::move(program)); });
   return programs;
 }
 

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -179,7 +180,8 @@ void validate(const PlanRequest& request);
 // One rank's program. What other ranks need counts too: time grows with ranks squared times what a look at one pair
 // costs (docs/performance.md), memory with this rank's steps and tiles.
 Program make_program(const PlanRequest& request, int rank);
-// All ranks' programs, in rank order, for less than one by one: for the verifier.
+// All ranks' programs, in rank order, for less than one by one: for the verifier and `annulus plan`.
+void for_each_program(const PlanRequest& request, const std::function<void(Program)>& take);
 std::vector<Program> make_programs(const PlanRequest& request);
 // Of any sum of slices over request.shape, in place of request.pattern: for patterns made by a program. Ranks compare
 // requests, so the caller sees to it that they hold the same slices.
