@@ -1,0 +1,41 @@
+// A library's attention on dense tensors, with its logsumexp: what LibTorch's operators differ in is brought to one
+// form here. operator_kernel.cc composes tiles of their calls; operators.cc has those for GPUs.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <vector>
+
+#include "attention/pattern/span.h"
+
+namespace annulus {
+
+// Shapes: q, dout, out [b, n, h, D]; k, v [b, m, hk, D], h a multiple of hk; lse [b, h, n]. Views with any strides and
+// a contiguous last dimension; n, m, D >= 1, D a multiple of 8. Counted are the pairs whose index difference j - i lies
+// in `band`: unbounded on both sides, or {unbounded, 0} (causal, aligned top left); where any_band(), any other, with
+// each row and each key in some counted pair and sides that cut nothing unbounded.
+class AttentionOperator {
+ public:
+  virtual ~AttentionOperator() = default;
+
+  virtual bool any_band() const { return false; }
+  // A new shape costs it much (it searches for a plan): not for problems of many shapes.
+  virtual bool prepares_shapes() const { return false; }
+
+  struct Forward {
+    at::Tensor out;  // like q, of its dtype
+    at::Tensor lse;  // [b, h, n] in the accumulator's dtype, natural log, scale included; -inf for a row without keys
+  };
+  virtual Forward forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Band& band,
+                          double scale) const = 0;
+
+  struct Backward {
+    at::Tensor dq, dk, dv;  // like q, k, v, of their dtype
+  };
+  // out, lse: of all keys of these rows, not of these alone. A row that has none anywhere has lse = +inf.
+  virtual Backward backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                            const at::Tensor& out, const at::Tensor& lse, const Band& band, double scale) const = 0;
+};
+
+}  // namespace annulus

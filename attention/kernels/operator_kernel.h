@@ -1,0 +1,35 @@
+// The kernel for GPUs: tiles composed of calls of a library's attention operators (composition.h says which). Made by
+// kernel.cc; runs on any device that its operators run on. No intermediate is larger than a gathered call
+// (CompositionInput::most_gathered): nothing of queries x keys.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "attention/kernels/attention_operator.h"
+#include "attention/kernels/composition.h"
+#include "attention/kernels/kernel.h"
+
+namespace annulus {
+
+// `operators`: by preference. A call takes the first that knows its band, a gathered one the first that does not prepare
+// shapes; there is always one. `limits`: most_gathered and large_pairs are used.
+std::unique_ptr<Kernel> make_operator_kernel(std::vector<std::shared_ptr<const AttentionOperator>> operators,
+                                             const CompositionInput& limits = {});
+
+// While one exists, lists of rows that kernels use on a device stay there: a captured CUDA graph reads them whenever it
+// is replayed. Thread-safe.
+class HeldCompositions {
+ public:
+  HeldCompositions();
+  ~HeldCompositions();
+  HeldCompositions(const HeldCompositions&) = delete;
+  HeldCompositions& operator=(const HeldCompositions&) = delete;
+
+  using List = std::vector<std::shared_ptr<const void>>;
+
+ private:
+  std::shared_ptr<List> list_;
+};
+
+}  // namespace annulus
