@@ -56,7 +56,7 @@ class DoctorVerb : public Verb {
 
     std::printf("\nattention kernels\n");
     for (const DetectedKernel& kernel : detected_kernels()) {
-      row(kernel.name.c_str(), (kernel.found ? kernel.used ? "yes: " : "found, not used yet: " : "no: ") + kernel.note +
+      row(kernel.name.c_str(), (kernel.found ? "yes: " : "no: ") + kernel.note +
                                    " (" + kernel.inputs + ")");
     }
     std::printf("\nused\n");

@@ -20,6 +20,7 @@ class AttentionOperator {
   virtual ~AttentionOperator() = default;
 
   virtual bool any_band() const { return false; }
+  virtual bool takes(int64_t /*queries*/, int64_t /*keys*/) const { return true; }
   // A new shape costs it much (it searches for a plan): not for problems of many shapes.
   virtual bool prepares_shapes() const { return false; }
 

@@ -123,7 +123,7 @@ class Composer {
       const RowNumbers numbers{in_.rows, in_.heads, heads};
       const int64_t most = std::max<int64_t>(1, in_.most_gathered / (m * kv_heads));
       wave_of.assign(wave_of.size(), -1);
-      std::vector<GatherCall> calls;      // the waves' open calls
+      std::vector<GatherCall> calls;  // the waves' open calls
       for (const Problem& problem : problems) {
         const Span& rows = problem.rectangles[0].query_rows;
         const auto number = [&](int64_t i) {
@@ -136,7 +136,8 @@ class Composer {
           wave = std::max(wave, wave_of[row] + 1);
         }
         for (int64_t i = 0; i < n; ++i) wave_of[static_cast<size_t>(number(i))] = wave;
-        if (static_cast<size_t>(wave) == calls.size()) calls.push_back({0, n, m, heads, kv_heads, {lo, hi}, {}, {}, {}});
+        if (static_cast<size_t>(wave) == calls.size())
+          calls.push_back({0, n, m, heads, kv_heads, {lo, hi}, {}, {}, {}});
         GatherCall& call = calls[static_cast<size_t>(wave)];
         append(problem, call);
         if (call.count == most) {
@@ -157,9 +158,8 @@ class Composer {
     };
     ++call.count;
     const RowNumbers q{in_.rows, in_.heads, call.heads};
-    each(problem.rectangles[0].query_rows, [&](int64_t row) {
-      call.query_rows.push_back(q.at(problem.batch.begin, row, problem.heads.query.begin));
-    });
+    each(problem.rectangles[0].query_rows,
+         [&](int64_t row) { call.query_rows.push_back(q.at(problem.batch.begin, row, problem.heads.query.begin)); });
     const auto add = [&](const BlockShape& block, bool grads, std::vector<int64_t>& to) {
       const RowNumbers numbers{block.rows, block.heads.count, call.kv_heads};
       const int64_t batch = indices_of(problem.batch, block.batch, "batch rows").begin;
@@ -182,8 +182,7 @@ class Composer {
 int64_t Composition::bytes() const {
   size_t bytes = sizeof *this + direct.capacity() * sizeof(DirectCall) + dense.capacity() * sizeof(Tile);
   for (const GatherCall& call : gathered) {
-    bytes += sizeof call +
-             8 * (call.query_rows.capacity() + call.key_rows.capacity() + call.grad_rows.capacity());
+    bytes += sizeof call + 8 * (call.query_rows.capacity() + call.key_rows.capacity() + call.grad_rows.capacity());
   }
   return static_cast<int64_t>(bytes);
 }

@@ -47,10 +47,10 @@ struct BlockShape {
 };
 
 struct CompositionInput {
-  int64_t rows = 0, heads = 0;  // of q [B, rows, heads, D]
-  int64_t group = 1;            // query heads that read one kv head
-  BlockShape keys, grads;       // grads.rows = 0 in a forward
-  bool any_band = false;        // the operator takes any band over indices, not only whole and causal
+  int64_t rows = 0, heads = 0;               // of q [B, rows, heads, D]
+  int64_t group = 1;                         // query heads that read one kv head
+  BlockShape keys, grads;                    // grads.rows = 0 in a forward
+  bool any_band = false;                     // the operator takes any band over indices, not only whole and causal
   int64_t most_gathered = int64_t{1} << 20;  // key rows x kv heads that one gathered call holds at most
   // From this many pairs a head on, a call of its own keeps a device busy; below, gathering costs less than calling.
   int64_t large_pairs = int64_t{1} << 20;

@@ -8,6 +8,8 @@
 
 #include "attention/kernels/detect.h"
 #include "attention/kernels/kernels.h"
+#include "attention/kernels/operator_kernel.h"
+#include "attention/kernels/operators.h"
 #include "attention/kernels/row_math.h"
 #include "common/error.h"
 #include "common/names.h"
@@ -16,9 +18,13 @@ namespace annulus {
 namespace {
 
 const std::vector<std::string>& names() {
-  static const std::vector<std::string> table = {"reference", "aten", "auto"};  // in the order of KernelKind
+  static const std::vector<std::string> table = {"reference", "aten",   "efficient", "cudnn",
+                                                 "flash2",    "flash3", "auto"};  // in the order of KernelKind
   return table;
 }
+
+// pytorch#169849: wrong results for lengths that are no multiples of 128 before cuDNN 9.15.1.
+constexpr int64_t kOldestCudnn = 91501;
 
 // LibTorch's log, shown with TORCH_CPP_LOG_LEVEL=INFO: each choice the first time it is made.
 void log_once(const std::string& reason) {
@@ -43,31 +49,89 @@ KernelChoice choose_kernel(KernelKind asked, at::DeviceType device, at::ScalarTy
     throw Error(ErrorKind::kUnavailable, "kernel",
                 std::string("no kernel takes ") + c10::toString(type) + "; use fp32, fp64, bf16 or fp16");
   }
-  if (device != at::kCPU) {
-    std::string found, missing;
-    for (const DetectedKernel& kernel : detected_kernels()) {
-      if (kernel.used) continue;
-      std::string& list = kernel.found ? found : missing;
-      list += (list.empty() ? "" : ", ") + kernel.name + (kernel.found ? "" : " (" + kernel.note + ")");
-    }
-    throw Error(ErrorKind::kUnavailable, "kernel",
-                "annulus computes attention on CPUs only so far, got tensors on " + c10::DeviceTypeName(device, true) +
-                    " (kernels found here: " + (found.empty() ? "none" : found) +
-                    (missing.empty() ? "" : "; missing: " + missing) +
-                    "); use device = \"cpu\", or kernel = \"reference\" to check results");
+  if (device != at::kCPU) return choose_gpu_kernel(asked, gpu_abilities(), type, head_dim, dropout);
+  const bool half = type == at::kBFloat16 || type == at::kHalf;
+  const std::string computes = half ? std::string("; computes ") + c10::toString(type) + " in fp32" : "";
+  const std::string falls_back = dropout ? "; dropout falls back to dense blocks" : "";
+  if (asked == KernelKind::kEfficient) {
+    return {asked, "efficient, as asked: LibTorch's flash attention operator on CPU" + computes + falls_back};
   }
-  std::string reason = std::string(asked == KernelKind::kAuto ? "aten: " : "aten, as asked: ") +
-                       "flash attention on CPU, head size " + std::to_string(head_dim) + ", " + row_math_instructions();
-  if (type == at::kBFloat16 || type == at::kHalf)
-    reason += std::string("; computes ") + c10::toString(type) + " in fp32";
-  if (dropout) reason += "; dropout falls back to dense blocks";
-  return {KernelKind::kAten, reason};
+  if (asked != KernelKind::kAten && asked != KernelKind::kAuto) {
+    throw Error(ErrorKind::kUnavailable, "kernel",
+                "kernel \"" + std::string(to_string(asked)) +
+                    "\" needs tensors on a GPU, got tensors on the CPU; use kernel = \"auto\", or device = \"cuda\"");
+  }
+  return {KernelKind::kAten, std::string(asked == KernelKind::kAuto ? "aten: " : "aten, as asked: ") +
+                                 "flash attention on CPU, head size " + std::to_string(head_dim) + ", " +
+                                 row_math_instructions() + computes + falls_back};
+}
+
+KernelChoice choose_gpu_kernel(KernelKind asked, const GpuAbilities& gpu, at::ScalarType type, int64_t head_dim,
+                               bool dropout) {
+  if (gpu.name.empty()) {
+    throw Error(ErrorKind::kUnavailable, "kernel",
+                "got tensors on a GPU, but this build can use none here; use device = \"cpu\"");
+  }
+  const bool half = type == at::kBFloat16 || type == at::kHalf;
+  const int64_t size = ceil_div(head_dim, 8) * 8;  // as operators see it
+  // Why a kernel cannot be used; empty where it can.
+  const auto obstacle = [&](KernelKind kind) -> std::string {
+    if (kind == KernelKind::kAten) return "it computes on CPUs";
+    if (kind == KernelKind::kEfficient) {
+      if (type == at::kDouble) return "it takes fp32, fp16 and bf16";
+      return type == at::kBFloat16 && gpu.capability < 80 ? "bf16 needs compute capability 8.0" : "";
+    }
+    if (!half) return "it takes bf16 and fp16";
+    if (gpu.capability < 80) return "it needs compute capability 8.0";
+    if (kind == KernelKind::kFlash3) {
+      if (!gpu.flash3) return "no package has registered flash_attn_3::fwd";
+      if (gpu.capability / 10 != 9) return "it is for Hopper GPUs";
+    }
+    if (kind == KernelKind::kCudnn && gpu.cudnn < kOldestCudnn) {
+      return gpu.cudnn == 0 ? "LibTorch is built without cuDNN" : "it needs cuDNN 9.15.1 or newer";
+    }
+    if (kind == KernelKind::kFlash2 && !gpu.flash2) return "LibTorch is built without FlashAttention";
+    const int64_t most = kind == KernelKind::kCudnn && gpu.capability / 10 != 9 ? 128 : 256;
+    return size > most ? "it takes head sizes to " + std::to_string(most) + " here" : "";
+  };
+  const std::string inputs = std::string(c10::toString(type)) + ", head size " + std::to_string(head_dim) + ", on " +
+                             gpu.name + (dropout ? "; dropout falls back to dense blocks" : "");
+  if (asked != KernelKind::kAuto) {
+    const std::string why_not = obstacle(asked);
+    if (why_not.empty()) return {asked, std::string(to_string(asked)) + ", as asked: " + inputs};
+    throw Error(ErrorKind::kUnavailable, "kernel",
+                "kernel \"" + std::string(to_string(asked)) + "\" cannot be used for " + inputs + ": " + why_not +
+                    "; use kernel = \"auto\"");
+  }
+  std::string passed;  // why the faster ones are not taken
+  for (const KernelKind kind : {KernelKind::kFlash3, KernelKind::kCudnn, KernelKind::kFlash2, KernelKind::kEfficient}) {
+    const std::string why_not = obstacle(kind);
+    if (why_not.empty()) return {kind, std::string(to_string(kind)) + ": " + inputs + passed};
+    passed += std::string(passed.empty() ? " (" : "; ") + "not " + std::string(to_string(kind)) + ": " + why_not;
+  }
+  return {KernelKind::kReference, "reference: dense fp64, slow: " + inputs + passed};
 }
 
 std::unique_ptr<Kernel> make_kernel(KernelKind kind, const at::Tensor& q, bool dropout) {
   const KernelChoice choice = choose_kernel(kind, q.device().type(), q.scalar_type(), q.size(-1), dropout);
   log_once(choice.reason);
-  return choice.kind == KernelKind::kReference ? make_reference_kernel() : make_aten_kernel(q.scalar_type());
+  switch (choice.kind) {
+    case KernelKind::kReference:
+      return make_reference_kernel();
+    case KernelKind::kEfficient:
+      return make_operator_kernel({q.is_cpu() ? cpu_flash_operator() : efficient_operator()});
+    case KernelKind::kCudnn:
+      // FlashAttention 2 is in every LibTorch that has cuDNN's operator, and takes what that takes; where it is not,
+      // the efficient one does.
+      return make_operator_kernel(
+          {cudnn_operator(), gpu_abilities().flash2 ? flash2_operator() : efficient_operator()});
+    case KernelKind::kFlash2:
+      return make_operator_kernel({flash2_operator()});
+    case KernelKind::kFlash3:
+      return make_operator_kernel({flash3_operator()});
+    default:
+      return make_aten_kernel(q.scalar_type());
+  }
 }
 
 }  // namespace annulus

@@ -19,6 +19,10 @@ namespace annulus {
 enum class KernelKind {
   kReference,  // dense fp64 over each tile: the oracle's cousin, any pattern, slow
   kAten,       // flash attention on LibTorch's matrix products, CPU
+  kEfficient,  // a library's operators, composed (operator_kernel.h): LibTorch's efficient attention; on CPUs its flash
+  kCudnn,      // likewise: cuDNN, GPU; bands and small blocks by FlashAttention 2
+  kFlash2,     // likewise: FlashAttention 2, GPU
+  kFlash3,     // likewise: FlashAttention 3, Hopper GPUs
   kAuto,       // the fastest that can be used for the inputs; see choose_kernel
 };
 
@@ -26,7 +30,7 @@ enum class KernelKind {
 inline constexpr char kForwardRecord[] = "annulus::tiles_forward";
 inline constexpr char kBackwardRecord[] = "annulus::tiles_backward";
 
-std::string_view to_string(KernelKind kind);  // "reference", "aten", "auto"
+std::string_view to_string(KernelKind kind);  // "reference", "aten", "efficient", "cudnn", "flash2", "flash3", "auto"
 KernelKind parse_kernel(std::string_view name, std::string_view where);
 
 // A block of a key/value buffer, or of a gradient buffer with dk and dv: which batch rows and kv heads its tensors
@@ -57,7 +61,8 @@ class Kernel {
   virtual void begin_forward(const at::Tensor& q, const KernelCall& call) = 0;
   // `tiles`: those of one step that read the block `keys`.
   virtual void forward(const KeyBlock& keys, std::span<const Tile> tiles, const Poll& poll) = 0;
-  // out in the accumulator's dtype [B, n, H, D]; lse [B, H, n], -inf for rows with no key.
+  // out [B, n, H, D] in the accumulator's dtype or, where it was computed in one piece, in q's; lse [B, H, n] in the
+  // accumulator's, -inf for rows with no key.
   virtual void finish_forward(at::Tensor& out, at::Tensor& lse) = 0;
 
   // Backward, from the MERGED out (q's dtype) and lse. `grads`: the accumulators that the tiles' dk and dv are added
@@ -66,7 +71,7 @@ class Kernel {
   virtual void begin_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& out, const at::Tensor& lse,
                               const KernelCall& call) = 0;
   virtual void backward(const KeyBlock& keys, const KeyBlock& grads, std::span<const Tile> tiles, const Poll& poll) = 0;
-  virtual at::Tensor finish_backward() = 0;  // dq in the accumulator's dtype
+  virtual at::Tensor finish_backward() = 0;  // dq, in one of the two dtypes, as out
 
   // Elements of the largest dK and dV result that a backward tile held before it was added.
   int64_t peak_result_elements() const { return peak_result_elements_; }
@@ -84,6 +89,12 @@ struct KernelChoice {
 };
 KernelChoice choose_kernel(KernelKind asked, at::DeviceType device, at::ScalarType type, int64_t head_dim,
                            bool dropout);
+
+// Of tensors on a GPU with these abilities: what choose_kernel comes to, for a test to ask about GPUs that are not
+// there.
+struct GpuAbilities;
+KernelChoice choose_gpu_kernel(KernelKind asked, const GpuAbilities& gpu, at::ScalarType type, int64_t head_dim,
+                               bool dropout);
 
 // The chosen kernel; its reason goes to the log once. Raises as choose_kernel.
 std::unique_ptr<Kernel> make_kernel(KernelKind kind, const at::Tensor& q, bool dropout = false);

@@ -21,6 +21,7 @@
 #include "attention/kernels/tile_views.h"
 #include "attention/kernels/upload.h"
 #include "common/byte_cache.h"
+#include "common/error.h"
 
 namespace annulus {
 namespace {
@@ -141,10 +142,7 @@ class OperatorKernel : public Kernel {
     input_.any_band = std::any_of(operators_.begin(), operators_.end(), [](const auto& o) { return o->any_band(); });
   }
 
-  void begin_forward(const at::Tensor& q, const KernelCall& call) override {
-    begin(q, call);
-    out_ = lse_ = {};
-  }
+  void begin_forward(const at::Tensor& q, const KernelCall& call) override { begin(q, call); }
 
   void forward(const KeyBlock& keys, std::span<const Tile> tiles, const Poll& poll) override {
     const at::Tensor k = fitted(keys.k), v = fitted(keys.v);
@@ -153,9 +151,10 @@ class OperatorKernel : public Kernel {
         keys, nullptr, tiles, poll,
         [&](const DirectCall& c) {
           const Span &rows = c.rectangle.query_rows, &key_rows = c.rectangle.key_rows;
-          const auto part = for_band(c.rectangle.band)
-                                .forward(rows_of(q_, c, rows), keys_of(k, block, c, key_rows),
-                                         keys_of(v, block, c, key_rows), c.rectangle.band, call_.scale);
+          const auto part =
+              operator_for(c.rectangle.band, c.rectangle.query_rows.count, c.rectangle.key_rows.count, false)
+                  .forward(rows_of(q_, c, rows), keys_of(k, block, c, key_rows), keys_of(v, block, c, key_rows),
+                           c.rectangle.band, call_.scale);
           if (!out_.defined() && covers(c.batch, q_.size(0)) && covers(rows, q_.size(1)) &&
               covers(c.heads.query, q_.size(2))) {
             out_ = part.out;  // as it is: where nothing follows, it is never copied
@@ -163,14 +162,14 @@ class OperatorKernel : public Kernel {
             return;
           }
           accumulate_out();
-          merge_partial(rows_view(out_, c.batch, c.heads.query, rows),
-                        rows_view(lse_, c.batch, c.heads.query, rows), part.out.transpose(1, 2), part.lse);
+          merge_partial(rows_view(out_, c.batch, c.heads.query, rows), rows_view(lse_, c.batch, c.heads.query, rows),
+                        part.out.transpose(1, 2), part.lse);
         },
         [&](const GatherCall& c, const Prepared::Rows& rows) {
           const auto part =
-              for_gathered(c.band).forward(gathered(q_, c.heads, rows.queries, c.count),
-                                           gathered(k, c.kv_heads, rows.keys, c.count),
-                                           gathered(v, c.kv_heads, rows.keys, c.count), c.band, call_.scale);
+              operator_for(c.band, c.queries, c.keys, true)
+                  .forward(gathered(q_, c.heads, rows.queries, c.count), gathered(k, c.kv_heads, rows.keys, c.count),
+                           gathered(v, c.kv_heads, rows.keys, c.count), c.band, call_.scale);
           accumulate_out();
           const auto by_head = [](const at::Tensor& flat) { return flat.transpose(0, 1).unsqueeze(0); };
           merge_partial(by_head(as_rows(out_, c.heads)), by_head(as_rows(lse_, c.heads)),
@@ -197,7 +196,6 @@ class OperatorKernel : public Kernel {
     out_ = fitted(out);
     // exp(score - lse) must be 0 in rows without keys.
     lse_ = lse.masked_fill(lse.eq(-kInfinity), kInfinity).transpose(1, 2).contiguous();
-    dq_ = {};
   }
 
   void backward(const KeyBlock& keys, const KeyBlock& grads, std::span<const Tile> tiles, const Poll& poll) override {
@@ -207,12 +205,11 @@ class OperatorKernel : public Kernel {
         keys, &grads, tiles, poll,
         [&](const DirectCall& c) {
           const Span &rows = c.rectangle.query_rows, &key_rows = c.rectangle.key_rows;
-          const auto part = for_band(c.rectangle.band)
-                                .backward(rows_of(dout_, c, rows), rows_of(q_, c, rows),
-                                          keys_of(k, block, c, key_rows), keys_of(v, block, c, key_rows),
-                                          rows_of(out_, c, rows),
-                                          rows_view(lse_, c.batch, c.heads.query, rows).contiguous(), c.rectangle.band,
-                                          call_.scale);
+          const auto part =
+              operator_for(c.rectangle.band, c.rectangle.query_rows.count, c.rectangle.key_rows.count, false)
+                  .backward(rows_of(dout_, c, rows), rows_of(q_, c, rows), keys_of(k, block, c, key_rows),
+                            keys_of(v, block, c, key_rows), rows_of(out_, c, rows),
+                            rows_view(lse_, c.batch, c.heads.query, rows).contiguous(), c.rectangle.band, call_.scale);
           count(part);
           const auto add_keys = [&](const at::Tensor& to, const at::Tensor& from) {
             block_view(to, grads, c.batch, c.heads.kv, c.rectangle.grad_rows)
@@ -231,14 +228,14 @@ class OperatorKernel : public Kernel {
         [&](const GatherCall& c, const Prepared::Rows& rows) {
           const auto of_queries = [&](const at::Tensor& t) { return gathered(t, c.heads, rows.queries, c.count); };
           const at::Tensor lse = of_queries(lse_).transpose(1, 2).contiguous();
-          const auto part = for_gathered(c.band).backward(
-              of_queries(dout_), of_queries(q_), gathered(k, c.kv_heads, rows.keys, c.count),
-              gathered(v, c.kv_heads, rows.keys, c.count), of_queries(out_), lse, c.band, call_.scale);
+          const auto part =
+              operator_for(c.band, c.queries, c.keys, true)
+                  .backward(of_queries(dout_), of_queries(q_), gathered(k, c.kv_heads, rows.keys, c.count),
+                            gathered(v, c.kv_heads, rows.keys, c.count), of_queries(out_), lse, c.band, call_.scale);
           count(part);
           accumulate_dq();
           const auto add = [&](const at::Tensor& to, int64_t width, const at::Tensor& row, const at::Tensor& from) {
-            as_rows(to, width).index_add_(0, row,
-                                          from.narrow(3, 0, to.size(3)).flatten(0, 1).to(to.scalar_type()));
+            as_rows(to, width).index_add_(0, row, from.narrow(3, 0, to.size(3)).flatten(0, 1).to(to.scalar_type()));
           };
           add(dq_, c.heads, rows.queries, part.dq);
           add(grads.k, c.kv_heads, rows.grads, part.dk);
@@ -289,20 +286,19 @@ class OperatorKernel : public Kernel {
     for (const Tile& tile : what->composition.dense) dense(tile);
   }
 
-  const AttentionOperator& for_band(const Band& band) const {
+  // The first that takes the call; of two for a gathered one that which does not prepare shapes.
+  const AttentionOperator& operator_for(const Band& band, int64_t queries, int64_t keys, bool gathered) const {
     const bool simple = band.unbounded_below() && (band.unbounded_above() || band.hi == 0);
+    const AttentionOperator* last = nullptr;
     for (const auto& o : operators_) {
-      if (simple || o->any_band()) return *o;
+      if (!o->takes(queries, keys) || !(simple || o->any_band())) continue;
+      last = o.get();
+      if (!gathered || !o->prepares_shapes()) return *o;
     }
-    return *operators_[0];
-  }
-  const AttentionOperator& for_gathered(const Band& band) const {
-    const AttentionOperator& first = for_band(band);
-    if (!first.prepares_shapes()) return first;
-    for (const auto& o : operators_) {
-      if (!o->prepares_shapes()) return *o;
-    }
-    return first;
+    if (last) return *last;
+    throw Error(ErrorKind::kInternal, "kernel",
+                "no operator takes " + std::to_string(queries) + " queries and " + std::to_string(keys) +
+                    " keys with the band " + to_string(band));
   }
 
   // The operators' layout: [b, n, h, D].

@@ -12,8 +12,8 @@
 
 namespace annulus {
 
-// `operators`: by preference. A call takes the first that knows its band, a gathered one the first that does not prepare
-// shapes; there is always one. `limits`: most_gathered and large_pairs are used.
+// `operators`: by preference; together they take every size, and one that takes a band takes any size. `limits`:
+// most_gathered and large_pairs are used.
 std::unique_ptr<Kernel> make_operator_kernel(std::vector<std::shared_ptr<const AttentionOperator>> operators,
                                              const CompositionInput& limits = {});
 

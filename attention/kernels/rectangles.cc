@@ -109,8 +109,10 @@ std::optional<std::vector<Rectangle>> rectangles_of(const Tile& tile, int64_t mo
         if (bound <= -Band::kUnbounded || bound >= Band::kUnbounded) return bound;
         return up ? ceil_div(bound - apart, step) : floor_div(bound - apart, step);
       };
-      add({members(tile.query_rows, a, q_classes), members(tile.key_rows, b, k_classes),
-           members(tile.grad_rows, b, k_classes), {over_indices(tile.band.lo, true), over_indices(tile.band.hi, false)}});
+      add({members(tile.query_rows, a, q_classes),
+           members(tile.key_rows, b, k_classes),
+           members(tile.grad_rows, b, k_classes),
+           {over_indices(tile.band.lo, true), over_indices(tile.band.hi, false)}});
     }
   }
   return out;

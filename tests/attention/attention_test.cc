@@ -49,7 +49,7 @@ int64_t any_seed() { return *rc::gen::inRange<int64_t>(0, 1000000); }
 
 RC_GTEST_PROP(Attention, EqualsTheOracleInDoublePrecision, ()) {
   const PlanRequest request = testing::any_request();
-  const KernelKind kernel = *rc::gen::element(KernelKind::kAuto, KernelKind::kAuto, KernelKind::kReference);
+  const KernelKind kernel = *rc::gen::element(KernelKind::kAuto, KernelKind::kEfficient, KernelKind::kReference);
   const int64_t dim = *rc::gen::element<int64_t>(4, 16, 20);
   const Inputs in = inputs_of(request, {.dim = dim, .dtype = at::kDouble, .seed = any_seed()}, kernel);
   const RankResults run = run_everywhere(request, in, kernel);
@@ -101,7 +101,8 @@ RC_GTEST_PROP(Attention, AnySlicesEqualTheOracle, ()) {
     return n;
   };
   const Inputs in = random_inputs(request.shape, 8, at::kDouble);
-  const RankResults run = run_everywhere(request, in, KernelKind::kAuto, 0.3, programs);
+  const KernelKind kernel = *rc::gen::element(KernelKind::kAuto, KernelKind::kEfficient);
+  const RankResults run = run_everywhere(request, in, kernel, 0.3, programs);
   for (const double error : errors(run.result, oracle(in.q, in.k, in.v, in.dout, 0.3, count))) {
     RC_ASSERT(error < 1e-10);
   }

@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/matmul.h>
@@ -13,12 +14,18 @@
 #include <sys/resource.h>
 
 #include <cmath>
+#include <functional>
 #include <limits>
+#include <memory>
+#include <tuple>
 
+#include "attention/kernels/attention_operator.h"
+#include "attention/kernels/dense.h"
 #include "attention/kernels/detect.h"
 #include "attention/kernels/dropout.h"
 #include "attention/kernels/kernel.h"
 #include "attention/kernels/merge.h"
+#include "attention/kernels/operator_kernel.h"
 #include "attention/kernels/row_math.h"
 #include "attention/kernels/tile_groups.h"
 #include "attention/kernels/tile_views.h"
@@ -135,14 +142,14 @@ struct Result {
   int64_t peak = 0;
 };
 
-Result run(const Case& c, KernelKind kind) {
+Result run(const Case& c, const std::function<std::unique_ptr<Kernel>()>& make) {
   Result r;
   const Kernel::Poll poll = [] {};
-  const auto forward = make_kernel(kind, c.q);
+  const auto forward = make();
   forward->begin_forward(c.q, c.call);
   forward->forward(c.keys, c.tiles, poll);
   forward->finish_forward(r.out, r.lse);
-  const auto backward = make_kernel(kind, c.q);
+  const auto backward = make();
   backward->begin_backward(c.dout, c.q, r.out.to(c.q.scalar_type()), r.lse, c.call);
   const std::vector<int64_t> shape{c.grad_batch.count, c.grad_rows, c.grad_heads.count, c.q.size(3)};
   r.dk = at::zeros(shape, r.out.options()), r.dv = at::zeros(shape, r.out.options());
@@ -150,6 +157,10 @@ Result run(const Case& c, KernelKind kind) {
   r.dq = backward->finish_backward();
   r.peak = backward->peak_result_elements();
   return r;
+}
+
+Result run(const Case& c, KernelKind kind) {
+  return run(c, [&] { return make_kernel(kind, c.q); });
 }
 
 // By the definitions, pair by pair in fp64: scores as often as tiles count the pair, dropout's factors as they are.
@@ -260,9 +271,107 @@ TEST_F(Kernels, ScatteredTilesOfPartsOfBatchRowsAndHeads) {
         const Result want = by_definition(c);
         EXPECT_LT(worst(run(c, KernelKind::kReference), want), type == at::kDouble ? 1e-11 : 1e-4);
         EXPECT_LT(worst(run(c, KernelKind::kAten), want), type == at::kDouble ? 1e-11 : 1e-4);
+        EXPECT_LT(worst(run(c, KernelKind::kEfficient), want), type == at::kDouble ? 1e-11 : 1e-4);
       }
     }
   }
+}
+
+// As FlashAttention's operators take bands, which are not on a CPU: by masks. It checks what it is promised.
+class MaskedOperator : public AttentionOperator {
+ public:
+  explicit MaskedOperator(bool any_band) : any_band_(any_band) {}
+  bool any_band() const override { return any_band_; }
+  bool prepares_shapes() const override { return !any_band_; }
+
+  Forward forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Band& band,
+                  double scale) const override {
+    expect_shapes(q, k, v, band);
+    const auto part = dense_forward(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
+                                    mask(band, q.size(1), k.size(1)), {}, scale);
+    return {part.out.transpose(1, 2), part.lse};
+  }
+
+  Backward backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                    const at::Tensor& out, const at::Tensor& lse, const Band& band, double scale) const override {
+    expect_shapes(q, k, v, band);
+    EXPECT_EQ(dout.sizes(), q.sizes());
+    EXPECT_EQ(out.strides(), q.strides());  // plans that are kept by shape may rest on it
+    EXPECT_EQ(dout.strides(), q.strides());
+    EXPECT_EQ(lse.sizes(), (std::vector<int64_t>{q.size(0), q.size(2), q.size(1)}));
+    EXPECT_TRUE(lse.is_contiguous());
+    EXPECT_FALSE(lse.eq(-kInfinity).any().item<bool>());
+    const auto part = dense_backward(dout.transpose(1, 2), q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
+                                     out.transpose(1, 2), lse, mask(band, q.size(1), k.size(1)), {}, scale);
+    return {part.dq.transpose(1, 2), part.dk.transpose(1, 2), part.dv.transpose(1, 2)};
+  }
+
+ private:
+  static at::Tensor mask(const Band& band, int64_t n, int64_t m) {
+    const at::Tensor apart = at::arange(m).unsqueeze(0) - at::arange(n).unsqueeze(1);
+    return apart.ge(band.lo).logical_and(apart.le(band.hi));
+  }
+  void expect_shapes(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Band& band) const {
+    EXPECT_EQ(q.size(3) % 8, 0);
+    EXPECT_EQ(k.sizes(), v.sizes());
+    EXPECT_EQ(q.size(2) % k.size(2), 0);
+    EXPECT_EQ(q.stride(3), 1);
+    EXPECT_EQ(k.stride(3), 1);
+    EXPECT_TRUE(any_band_ || (band.unbounded_below() && (band.unbounded_above() || band.hi == 0)));
+    EXPECT_TRUE(mask(band, q.size(1), k.size(1)).any(0).all().item<bool>());
+    EXPECT_TRUE(mask(band, q.size(1), k.size(1)).any(1).all().item<bool>());
+  }
+  const bool any_band_;
+};
+
+TEST_F(Kernels, OperatorsAreComposedWhateverTheyTake) {
+  const auto masked = [](bool any_band) { return std::make_shared<MaskedOperator>(any_band); };
+  const std::vector<std::vector<std::shared_ptr<const AttentionOperator>>> lists = {
+      {masked(true)}, {masked(false)}, {masked(false), masked(true)}};
+  for (const bool one_head : {false, true}) {
+    const Case c = scattered(at::kDouble, one_head);
+    const Result want = by_definition(c);
+    for (const auto& operators : lists) {
+      for (const auto& [gathered, large] : {std::pair<int64_t, int64_t>{1 << 20, 1 << 20}, {1, 1}, {300, 2000}}) {
+        CompositionInput limits;
+        limits.most_gathered = gathered, limits.large_pairs = large;
+        EXPECT_LT(worst(run(c, [&] { return make_operator_kernel(operators, limits); }), want), 1e-11)
+            << one_head << " " << operators.size() << " " << gathered;
+      }
+    }
+  }
+}
+
+TEST_F(Kernels, OneCallThatIsAllIsNotCopied) {
+  Case c;
+  c.q = at::randn({2, 64, 4, 16}), c.dout = at::randn({2, 64, 4, 16});
+  c.keys = {at::randn({2, 64, 2, 16}), at::randn({2, 64, 2, 16}), {0, 1, 2}, {0, 1, 2}};
+  c.call.group = 2;
+  Tile t;
+  t.batch = {0, 1, 2}, t.heads = {0, 1, 4};
+  t.query_rows = t.query_positions = t.key_rows = t.key_positions = {0, 1, 64};
+  t.band.hi = 0;
+  // Hands out what it is told to.
+  class Recorded : public MaskedOperator {
+   public:
+    Recorded() : MaskedOperator(true) {}
+    Forward forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Band& band,
+                    double scale) const override {
+      result = MaskedOperator::forward(q, k, v, band, scale);
+      return result;
+    }
+    mutable Forward result;
+  };
+  const auto recorded = std::make_shared<Recorded>();
+  CompositionInput limits;
+  limits.large_pairs = 1;
+  const auto kernel = make_operator_kernel({recorded}, limits);
+  at::Tensor out, lse;
+  kernel->begin_forward(c.q, c.call);
+  kernel->forward(c.keys, std::vector<Tile>{t}, {});
+  kernel->finish_forward(out, lse);
+  EXPECT_EQ(out.data_ptr(), recorded->result.out.data_ptr());
+  EXPECT_EQ(lse.data_ptr(), recorded->result.lse.data_ptr());
 }
 
 TEST_F(Kernels, ThreadsAndFewKvHeadsGiveTheSame) {
@@ -337,17 +446,49 @@ TEST(ChooseKernel, SaysWhy) {
   EXPECT_NE(choose_kernel(KernelKind::kAuto, at::kCPU, at::kHalf, 64, true).reason.find("falls back"),
             std::string::npos);
   EXPECT_EQ(choose_kernel(KernelKind::kReference, at::kCUDA, at::kFloat, 64, false).kind, KernelKind::kReference);
-  try {
-    choose_kernel(KernelKind::kAuto, at::kCUDA, at::kBFloat16, 128, false);
-    FAIL() << "expected an error";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.kind(), ErrorKind::kUnavailable);
-    for (const char* word : {"FlashAttention 3", "cuDNN", "FlashAttention 2", "reference"}) {
-      EXPECT_NE(std::string(error.what()).find(word), std::string::npos) << word;
+  EXPECT_THROW(choose_kernel(KernelKind::kAuto, at::kCPU, at::kLong, 64, false), Error);
+  EXPECT_THROW(choose_kernel(KernelKind::kCudnn, at::kCPU, at::kFloat, 64, false), Error);
+  EXPECT_EQ(choose_kernel(KernelKind::kEfficient, at::kCPU, at::kFloat, 64, false).kind, KernelKind::kEfficient);
+  EXPECT_EQ(detected_kernels().size(), 5u);
+}
+
+TEST(ChooseKernel, OnGpusByWhatTheyAre) {
+  GpuAbilities h200{"NVIDIA H200", 90, 91900, true, false};
+  const auto chosen = [](const GpuAbilities& gpu, at::ScalarType type, int64_t head_dim,
+                         KernelKind asked = KernelKind::kAuto) {
+    return choose_gpu_kernel(asked, gpu, type, head_dim, false).kind;
+  };
+  EXPECT_EQ(chosen(h200, at::kBFloat16, 128), KernelKind::kCudnn);
+  EXPECT_EQ(chosen(h200, at::kHalf, 256), KernelKind::kCudnn);
+  EXPECT_EQ(chosen(h200, at::kBFloat16, 260), KernelKind::kEfficient);
+  EXPECT_EQ(chosen(h200, at::kFloat, 64), KernelKind::kEfficient);
+  EXPECT_EQ(chosen(h200, at::kDouble, 64), KernelKind::kReference);
+  EXPECT_EQ(chosen(h200, at::kBFloat16, 128, KernelKind::kFlash2), KernelKind::kFlash2);
+  h200.flash3 = true;
+  EXPECT_EQ(chosen(h200, at::kBFloat16, 128), KernelKind::kFlash3);
+  const GpuAbilities a100{"NVIDIA A100-SXM4-80GB", 80, 91900, true, true};
+  EXPECT_EQ(chosen(a100, at::kBFloat16, 128), KernelKind::kCudnn);
+  EXPECT_EQ(chosen(a100, at::kBFloat16, 129), KernelKind::kFlash2);
+  const GpuAbilities old_cudnn{"NVIDIA H100", 90, 91002, true, false};
+  EXPECT_EQ(chosen(old_cudnn, at::kBFloat16, 128), KernelKind::kFlash2);
+  const GpuAbilities t4{"Tesla T4", 75, 91900, true, false};
+  EXPECT_EQ(chosen(t4, at::kHalf, 64), KernelKind::kEfficient);
+  EXPECT_EQ(chosen(t4, at::kBFloat16, 64), KernelKind::kReference);
+  for (const auto& [kind, type, why] : {std::tuple{KernelKind::kAten, at::kFloat, "CPUs"},
+                                        {KernelKind::kCudnn, at::kFloat, "bf16 and fp16"},
+                                        {KernelKind::kFlash3, at::kHalf, "capability 8.0"}}) {
+    try {
+      chosen(t4, type, 64, kind);
+      ADD_FAILURE() << why;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kUnavailable);
+      EXPECT_NE(std::string(error.what()).find(why), std::string::npos) << error.what();
+      EXPECT_NE(std::string(error.what()).find("auto"), std::string::npos) << error.what();
     }
   }
-  EXPECT_THROW(choose_kernel(KernelKind::kAuto, at::kCPU, at::kLong, 64, false), Error);
-  EXPECT_EQ(detected_kernels().size(), 4u);
+  const std::string reason = choose_gpu_kernel(KernelKind::kAuto, old_cudnn, at::kBFloat16, 128, false).reason;
+  EXPECT_NE(reason.find("9.15.1"), std::string::npos) << reason;  // why the faster one is not taken
+  EXPECT_THROW(chosen(GpuAbilities{}, at::kFloat, 64), Error);
 }
 
 }  // namespace

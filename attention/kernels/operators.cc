@@ -1,0 +1,226 @@
+// See operators.h.
+#include "attention/kernels/operators.h"
+
+#include <ATen/Context.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/_efficient_attention_backward.h>
+#include <ATen/ops/_efficient_attention_forward.h>
+#include <ATen/ops/_flash_attention_backward.h>
+#include <ATen/ops/_flash_attention_forward.h>
+#include <ATen/ops/_scaled_dot_product_cudnn_attention.h>
+#include <ATen/ops/_scaled_dot_product_cudnn_attention_backward.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
+
+#include <limits>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/error.h"
+
+namespace annulus {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+bool causal(const Band& band) { return band.hi == 0; }
+
+// [b, n, h, D] <-> [b, h, n, D]
+at::Tensor swapped(const at::Tensor& t) { return t.transpose(1, 2); }
+
+// Seed and offset of a dropout that is not asked for.
+at::Tensor no_draws(const at::Tensor& like) { return at::zeros({}, like.options().dtype(at::kLong)); }
+
+class CpuFlash : public AttentionOperator {
+ public:
+  Forward forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Band& band,
+                  double scale) const override {
+    const auto [out, lse] = at::_scaled_dot_product_flash_attention_for_cpu(
+        wide(q), wide(k), wide(v), /*dropout_p=*/0.0, causal(band), /*attn_mask=*/std::nullopt, scale);
+    return {swapped(out).to(q.scalar_type()), lse};
+  }
+
+  Backward backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                    const at::Tensor& out, const at::Tensor& lse, const Band& band, double scale) const override {
+    const auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
+        wide(dout), wide(q), wide(k), wide(v), wide(out), lse, /*dropout_p=*/0.0, causal(band),
+        /*attn_mask=*/std::nullopt, scale);
+    return {swapped(dq), swapped(dk), swapped(dv)};
+  }
+
+ private:
+  // In bf16 and fp16 its backward would add up in these.
+  static at::Tensor wide(const at::Tensor& t) {
+    const bool half = t.scalar_type() == at::kBFloat16 || t.scalar_type() == at::kHalf;
+    return swapped(half ? t.to(at::kFloat) : t);
+  }
+};
+
+class Cudnn : public AttentionOperator {
+ public:
+  // LibTorch keeps single keys from cuDNN too: some of its versions are wrong there.
+  bool takes(int64_t queries, int64_t keys) const override { return queries > 1 && keys > 1; }
+  bool prepares_shapes() const override { return true; }
+
+  Forward forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Band& band,
+                  double scale) const override {
+    const auto result = at::_scaled_dot_product_cudnn_attention(
+        swapped(q), swapped(k), swapped(v), /*attn_bias=*/std::nullopt, /*compute_log_sumexp=*/true,
+        /*dropout_p=*/0.0, causal(band), /*return_debug_mask=*/false, scale);
+    return {swapped(std::get<0>(result)), std::get<1>(result).view({q.size(0), q.size(2), q.size(1)})};
+  }
+
+  Backward backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                    const at::Tensor& out, const at::Tensor& lse, const Band& band, double scale) const override {
+    const at::Tensor none;
+    const auto [dq, dk, dv] = at::_scaled_dot_product_cudnn_attention_backward(
+        swapped(dout), swapped(q), swapped(k), swapped(v), swapped(out), lse.unsqueeze(-1), no_draws(q), no_draws(q),
+        /*attn_bias=*/none, /*cum_seq_q=*/none, /*cum_seq_k=*/none, q.size(1), k.size(1), /*dropout_p=*/0.0,
+        causal(band), scale);
+    return {swapped(dq), swapped(dk), swapped(dv)};
+  }
+};
+
+// FlashAttention counts windows from the bottom right corner: the last query stands beside the last key. -1: unbounded.
+struct Window {
+  int64_t left = -1, right = -1;
+
+  Window(const Band& band, int64_t queries, int64_t keys) {
+    if (!band.unbounded_below()) left = keys - queries - band.lo;
+    if (!band.unbounded_above()) right = band.hi - (keys - queries);
+  }
+  bool causal() const { return left < 0 && right == 0; }
+};
+
+class Flash2 : public AttentionOperator {
+ public:
+  bool any_band() const override { return true; }
+
+  Forward forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Band& band,
+                  double scale) const override {
+    const Window window(band, q.size(1), k.size(1));
+    const auto result = at::_flash_attention_forward(q, k, v, /*cum_seq_q=*/std::nullopt, /*cum_seq_k=*/std::nullopt,
+                                                     q.size(1), k.size(1), /*dropout_p=*/0.0, window.causal(),
+                                                     /*return_debug_mask=*/false, scale, window.left, window.right);
+    return {std::get<0>(result), std::get<1>(result)};
+  }
+
+  Backward backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                    const at::Tensor& out, const at::Tensor& lse, const Band& band, double scale) const override {
+    const Window window(band, q.size(1), k.size(1));
+    const at::Tensor none;
+    const auto [dq, dk, dv] = at::_flash_attention_backward(
+        dout, q, k, v, out, lse, /*cum_seq_q=*/none, /*cum_seq_k=*/none, q.size(1), k.size(1), /*dropout_p=*/0.0,
+        window.causal(), no_draws(q), no_draws(q), scale, window.left, window.right);
+    return {dq, dk, dv};
+  }
+};
+
+// Its package's schemas grow with its versions: arguments are given by name, the others keep their defaults.
+class Flash3 : public AttentionOperator {
+ public:
+  bool any_band() const override { return true; }
+
+  Forward forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Band& band,
+                  double scale) const override {
+    const Window window(band, q.size(1), k.size(1));
+    const auto result = call("flash_attn_3::fwd", {{"q", q},
+                                                   {"k", k},
+                                                   {"v", v},
+                                                   {"softmax_scale", scale},
+                                                   {"is_causal", window.causal()},
+                                                   {"window_size_left", window.left},
+                                                   {"window_size_right", window.right}});
+    return {result[0].toTensor(), result[1].toTensor()};
+  }
+
+  Backward backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                    const at::Tensor& out, const at::Tensor& lse, const Band& band, double scale) const override {
+    const Window window(band, q.size(1), k.size(1));
+    const at::Tensor dq = at::empty_like(q), dk = at::empty_like(k), dv = at::empty_like(v);
+    call("flash_attn_3::bwd", {{"dout", dout},
+                               {"q", q},
+                               {"k", k},
+                               {"v", v},
+                               {"out", out},
+                               {"softmax_lse", lse},
+                               {"dq", dq},
+                               {"dk", dk},
+                               {"dv", dv},
+                               {"softmax_scale", scale},
+                               {"is_causal", window.causal()},
+                               {"window_size_left", window.left},
+                               {"window_size_right", window.right},
+                               {"deterministic", at::globalContext().deterministicAlgorithms()}});
+    return {dq, dk, dv};
+  }
+
+ private:
+  static std::vector<c10::IValue> call(const char* name, const std::map<std::string, c10::IValue>& given) {
+    const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
+    size_t used = 0;
+    std::vector<c10::IValue> stack;
+    for (const c10::Argument& argument : handle.schema().arguments()) {
+      const auto found = given.find(argument.name());
+      used += found != given.end() ? 1 : 0;
+      stack.push_back(found != given.end() ? found->second : argument.default_value().value_or(c10::IValue()));
+    }
+    if (used != given.size()) {
+      throw Error(ErrorKind::kUnavailable, "kernel",
+                  std::string(name) +
+                      " of the FlashAttention 3 package that is loaded lacks arguments that annulus "
+                      "gives; use another version of it, or kernel = \"cudnn\"");
+    }
+    handle.callBoxed(stack);
+    return stack;
+  }
+};
+
+class Efficient : public AttentionOperator {
+ public:
+  Forward forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Band& band,
+                  double scale) const override {
+    const auto result = at::_efficient_attention_forward(
+        q, repeated(k, q.size(2)), repeated(v, q.size(2)), /*bias=*/std::nullopt, /*cu_seqlens_q=*/std::nullopt,
+        /*cu_seqlens_k=*/std::nullopt, /*max_seqlen_q=*/std::nullopt, /*max_seqlen_k=*/std::nullopt,
+        /*dropout_p=*/0.0, mask(band), /*compute_log_sumexp=*/true, scale);
+    return {std::get<0>(result), std::get<1>(result).narrow(2, 0, q.size(1))};
+  }
+
+  Backward backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                    const at::Tensor& out, const at::Tensor& lse, const Band& band, double scale) const override {
+    const int64_t heads = q.size(2), kv_heads = k.size(2);
+    // It reads the rows of lse in runs of 32.
+    const at::Tensor padded = at::constant_pad_nd(lse, {0, (32 - lse.size(2) % 32) % 32}, kInfinity);
+    const auto result = at::_efficient_attention_backward(
+        dout, q, repeated(k, heads), repeated(v, heads), /*bias=*/std::nullopt, out, /*cu_seqlens_q=*/std::nullopt,
+        /*cu_seqlens_k=*/std::nullopt, q.size(1), k.size(1), padded, /*dropout_p=*/0.0, no_draws(q), no_draws(q),
+        mask(band), /*bias_requires_grad=*/false, scale);
+    const auto summed = [&](const at::Tensor& grad) {
+      return heads == kv_heads ? grad : grad.unflatten(2, {kv_heads, heads / kv_heads}).sum(3);
+    };
+    return {std::get<0>(result), summed(std::get<1>(result)), summed(std::get<2>(result))};
+  }
+
+ private:
+  static int64_t mask(const Band& band) { return causal(band) ? 1 : 0; }  // 1: causal from the top left
+  static at::Tensor repeated(const at::Tensor& kv, int64_t heads) {
+    return kv.size(2) == heads ? kv : kv.repeat_interleave(heads / kv.size(2), 2);
+  }
+};
+
+}  // namespace
+
+std::shared_ptr<const AttentionOperator> cpu_flash_operator() { return std::make_shared<CpuFlash>(); }
+std::shared_ptr<const AttentionOperator> cudnn_operator() { return std::make_shared<Cudnn>(); }
+std::shared_ptr<const AttentionOperator> flash2_operator() { return std::make_shared<Flash2>(); }
+std::shared_ptr<const AttentionOperator> flash3_operator() { return std::make_shared<Flash3>(); }
+std::shared_ptr<const AttentionOperator> efficient_operator() { return std::make_shared<Efficient>(); }
+
+}  // namespace annulus

@@ -1,0 +1,225 @@
+// Tiles taken apart for library operators: every counted pair in exactly one rectangle, one triangle, one call.
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+
+#include <map>
+#include <tuple>
+
+#include "attention/kernels/composition.h"
+#include "attention/kernels/rectangles.h"
+
+namespace annulus {
+namespace {
+
+using Pairs = std::map<std::pair<int64_t, int64_t>, int>;  // (query row, key row): how often
+
+void add_pairs(const Rectangle& r, Pairs& pairs) {
+  const int64_t n = r.query_rows.count, m = r.key_rows.count;
+  for (int64_t i = 0; i < n; ++i) {
+    for (int64_t j = 0; j < m; ++j) {
+      if (!r.band.contains(i, j)) continue;
+      ++pairs[{r.query_rows.at(r.reversed ? n - 1 - i : i), r.key_rows.at(r.reversed ? m - 1 - j : j)}];
+    }
+  }
+}
+
+Pairs pairs_of(const Tile& t) {
+  Pairs pairs;
+  for (int64_t i = 0; i < t.query_rows.count; ++i) {
+    for (int64_t j = 0; j < t.key_rows.count; ++j) {
+      if (t.band.contains(t.query_positions.at(i), t.key_positions.at(j))) {
+        ++pairs[{t.query_rows.at(i), t.key_rows.at(j)}];
+      }
+    }
+  }
+  return pairs;
+}
+
+Band any_band(int64_t reach) {
+  const bool below = *rc::gen::arbitrary<bool>(), above = *rc::gen::arbitrary<bool>();
+  Band band;
+  if (below) band.lo = *rc::gen::inRange<int64_t>(-reach, reach);
+  if (above) band.hi = *rc::gen::inRange<int64_t>(below ? band.lo : -reach, reach + 1);
+  return band;
+}
+
+Span any_span(int64_t most, int64_t strides) {
+  return {*rc::gen::inRange<int64_t>(0, 9), *rc::gen::inRange<int64_t>(1, strides + 1),
+          *rc::gen::inRange<int64_t>(1, most + 1)};
+}
+
+// Rows and positions of one count each; rows lie where they like.
+Tile any_tile(int64_t most, int64_t strides) {
+  Tile t;
+  t.batch = t.heads = {0, 1, 1};
+  t.query_positions = any_span(most, strides);
+  t.key_positions = any_span(most, strides);
+  t.query_rows = {*rc::gen::inRange<int64_t>(0, 5), *rc::gen::inRange<int64_t>(1, 3), t.query_positions.count};
+  t.key_rows = {*rc::gen::inRange<int64_t>(0, 5), *rc::gen::inRange<int64_t>(1, 3), t.key_positions.count};
+  t.band = any_band(most * strides);
+  return t;
+}
+
+RC_GTEST_PROP(Rectangles, HoldEachPairOfATileOnce, ()) {
+  const Tile tile = any_tile(30, 4);
+  const auto rectangles = rectangles_of(tile);
+  RC_ASSERT(rectangles.has_value());
+  Pairs pairs;
+  for (const Rectangle& r : *rectangles) {
+    add_pairs(r, pairs);
+    const int64_t n = r.query_rows.count, m = r.key_rows.count;
+    for (int64_t i = 0; i < n; ++i) {  // no row and no key without a pair
+      RC_ASSERT(std::max<int64_t>(0, i + std::max(r.band.lo, -n)) <= std::min(m - 1, i + std::min(r.band.hi, m)));
+    }
+    for (int64_t j = 0; j < m; ++j) {
+      RC_ASSERT(std::max<int64_t>(0, j - std::min(r.band.hi, m)) <= std::min(n - 1, j - std::max(r.band.lo, -n)));
+    }
+  }
+  RC_ASSERT(pairs == pairs_of(tile));
+}
+
+RC_GTEST_PROP(Rectangles, TrianglesHoldEachPairOnce, ()) {
+  Tile tile = any_tile(40, 1);
+  Pairs pairs;
+  const auto rectangles = rectangles_of(tile);
+  for (const Rectangle& r : *rectangles) {
+    for (const Rectangle& piece : triangles_of(r)) {
+      RC_ASSERT(piece.whole() || piece.lower_triangle());
+      add_pairs(piece, pairs);
+    }
+  }
+  RC_ASSERT(pairs == pairs_of(tile));
+}
+
+TEST(Rectangles, StridesThatDoNotFitAreLeftToOthers) {
+  Tile tile;
+  tile.batch = tile.heads = {0, 1, 1};
+  tile.query_rows = tile.query_positions = {0, 101, 200};
+  tile.key_rows = tile.key_positions = {0, 103, 200};
+  EXPECT_EQ(rectangles_of(tile)->size(), 1u);  // without a band strides are of no matter
+  tile.band = {-1000, 0};
+  EXPECT_FALSE(rectangles_of(tile).has_value());
+}
+
+TEST(Rectangles, AWindowTakesThreeShapes) {
+  Tile tile;
+  tile.batch = tile.heads = {0, 1, 1};
+  tile.query_rows = tile.query_positions = tile.key_rows = tile.key_positions = {0, 1, 4096};
+  tile.band = {-127, 0};
+  std::map<std::tuple<int64_t, int64_t, int64_t>, int> shapes;
+  for (const Rectangle& r : triangles_of((*rectangles_of(tile))[0])) {
+    ++shapes[{r.query_rows.count, r.key_rows.count, r.band.hi}];
+  }
+  EXPECT_LE(shapes.size(), 4u);  // and the first rows'
+}
+
+// (query row of [B, rows, H], key row of [b, rows, h]): how often.
+using HeadPairs = std::map<std::tuple<int64_t, int64_t, int64_t, int64_t>, int>;  // batch, head, query row, key row
+
+RC_GTEST_PROP(Composition, HoldsEachPairOfTheTilesOnce, ()) {
+  CompositionInput in;
+  in.group = *rc::gen::element<int64_t>(1, 2, 4);
+  in.heads = in.group * *rc::gen::inRange<int64_t>(1, 4);
+  in.rows = 100;
+  in.any_band = *rc::gen::arbitrary<bool>();
+  in.large_pairs = *rc::gen::element<int64_t>(1, 100, 1 << 20);
+  in.most_gathered = *rc::gen::element<int64_t>(1, 64, 1 << 20);
+  const int64_t batch = 2;
+  in.keys = {{0, 1, batch}, {0, 1, in.heads / in.group}, 90};
+  const bool backward = *rc::gen::arbitrary<bool>();
+  if (backward) in.grads = {{0, 1, batch}, {0, 1, in.heads / in.group}, 190};
+  std::vector<Tile> tiles(*rc::gen::inRange<size_t>(1, 8));
+  HeadPairs want;
+  for (Tile& t : tiles) {
+    t = any_tile(20, 2);
+    if (*rc::gen::arbitrary<bool>()) t.band = {};
+    t.grad_rows = backward ? Span{t.key_rows.begin + 100, t.key_rows.stride, t.key_rows.count} : Span{};
+    const int64_t first = *rc::gen::inRange<int64_t>(0, in.heads), step = *rc::gen::inRange<int64_t>(1, 3);
+    t.heads = {first, step, *rc::gen::inRange<int64_t>(1, (in.heads - first - 1) / step + 2)};
+    t.batch = *rc::gen::arbitrary<bool>() ? Span{0, 1, 2} : Span{1, 1, 1};
+    for (const auto& [pair, times] : pairs_of(t)) {
+      for (int64_t b = 0; b < t.batch.count; ++b) {
+        for (int64_t h = 0; h < t.heads.count; ++h) {
+          want[{t.batch.at(b), t.heads.at(h), pair.first, pair.second}] += times;
+        }
+      }
+    }
+  }
+  const Composition composition = compose(tiles, in);
+  HeadPairs got;
+  for (const DirectCall& c : composition.direct) {
+    RC_ASSERT(!c.rectangle.reversed);
+    RC_ASSERT(in.any_band || c.rectangle.whole() || c.rectangle.lower_triangle());
+    Pairs pairs;
+    add_pairs(c.rectangle, pairs);
+    for (const auto& [pair, times] : pairs) {
+      for (int64_t b = 0; b < c.batch.count; ++b) {
+        for (int64_t h = 0; h < c.heads.query.count; ++h) {
+          RC_ASSERT(c.heads.kv.contains(c.heads.query.at(h) / in.group));
+          got[{c.batch.at(b), c.heads.query.at(h), pair.first, pair.second}] += times;
+        }
+      }
+    }
+  }
+  for (const GatherCall& c : composition.gathered) {
+    RC_ASSERT(in.any_band || (c.band.unbounded_below() && (c.band.unbounded_above() || c.band.hi == 0)));
+    RC_ASSERT(static_cast<int64_t>(c.query_rows.size()) == c.count * c.queries);
+    RC_ASSERT(static_cast<int64_t>(c.key_rows.size()) == c.count * c.keys);
+    RC_ASSERT(c.count == 1 || c.count * c.keys * c.kv_heads <= in.most_gathered);
+    std::vector<int64_t> sorted = c.query_rows;
+    std::sort(sorted.begin(), sorted.end());
+    RC_ASSERT(std::adjacent_find(sorted.begin(), sorted.end()) == sorted.end());
+    const int64_t wide = in.heads / c.heads, kv_wide = in.keys.heads.count / c.kv_heads;
+    for (int64_t p = 0; p < c.count; ++p) {
+      for (int64_t j = 0; j < c.keys; ++j) {
+        const int64_t key = c.key_rows[static_cast<size_t>(p * c.keys + j)], k_row = key / kv_wide % in.keys.rows;
+        if (backward) {  // the same head and batch row, 100 rows further
+          const int64_t grad = c.grad_rows[static_cast<size_t>(p * c.keys + j)];
+          RC_ASSERT(grad / kv_wide % in.grads.rows == k_row + 100);
+          RC_ASSERT(grad % kv_wide == key % kv_wide);
+          RC_ASSERT(grad / kv_wide / in.grads.rows == key / kv_wide / in.keys.rows);
+        }
+        for (int64_t i = 0; i < c.queries; ++i) {
+          if (!c.band.contains(i, j)) continue;
+          const int64_t query = c.query_rows[static_cast<size_t>(p * c.queries + i)];
+          RC_ASSERT(key / kv_wide / in.keys.rows == query / wide / in.rows);  // of one batch row
+          for (int64_t h = 0; h < c.heads; ++h) {
+            const int64_t head = query % wide * c.heads + h;
+            RC_ASSERT(key % kv_wide * c.kv_heads + h / (c.heads / c.kv_heads) == head / in.group);
+            ++got[{query / wide / in.rows, head, query / wide % in.rows, k_row}];
+          }
+        }
+      }
+    }
+  }
+  RC_ASSERT(composition.dense.empty());
+  RC_ASSERT(got == want);
+}
+
+TEST(Composition, TilesOfOneShapeAreOneCall) {
+  CompositionInput in;
+  in.rows = 1024, in.heads = 4, in.group = 2;
+  in.keys = {{0, 1, 1}, {0, 1, 2}, 1024};
+  std::vector<Tile> tiles;
+  for (int64_t block = 0; block < 8; ++block) {
+    for (const int64_t key_block : {block, (block + 3) % 8}) {
+      Tile t;
+      t.batch = {0, 1, 1}, t.heads = {0, 1, 4};
+      t.query_rows = t.query_positions = {block * 128, 1, 128};
+      t.key_rows = t.key_positions = {key_block * 128, 1, 128};
+      tiles.push_back(t);
+    }
+  }
+  const Composition composition = compose(tiles, in);
+  ASSERT_EQ(composition.gathered.size(), 1u);
+  EXPECT_EQ(composition.gathered[0].count, 8);
+  EXPECT_EQ(composition.gathered[0].keys, 256);
+  EXPECT_EQ(composition.gathered[0].heads, 4);
+  EXPECT_TRUE(composition.direct.empty());
+  EXPECT_EQ(fingerprint(tiles, in), fingerprint(tiles, in));
+  tiles.back().band.hi = 0;
+  EXPECT_NE(fingerprint(tiles, in), fingerprint(std::span(tiles).first(15), in));
+}
+
+}  // namespace
+}  // namespace annulus
