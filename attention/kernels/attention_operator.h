@@ -11,10 +11,11 @@
 
 namespace annulus {
 
-// Shapes: q, dout, out [b, n, h, D]; k, v [b, m, hk, D], h a multiple of hk; lse [b, h, n]. Views with any strides and
-// a contiguous last dimension; n, m, D >= 1, D a multiple of 8. Counted are the pairs whose index difference j - i lies
-// in `band`: unbounded on both sides, or {unbounded, 0} (causal, aligned top left); where any_band(), any other, with
-// each row and each key in some counted pair and sides that cut nothing unbounded.
+// Shapes: q, dout, out [b, n, h, D]; k, v [b, m, hk, D], h a multiple of hk; lse [b, h, n]. Views with a contiguous
+// last dimension, strides that are multiples of 8 elements and addresses that are multiples of 16 bytes; dout and out
+// with q's strides, lse contiguous. n, m, D >= 1, D a multiple of 8; b below 65536. Counted are the pairs whose index
+// difference j - i lies in `band`: unbounded on both sides; {unbounded, 0}, where n = m (causal); or, where any_band(),
+// any other with n <= m, each row and each key in some counted pair, and sides that cut nothing unbounded.
 class AttentionOperator {
  public:
   virtual ~AttentionOperator() = default;

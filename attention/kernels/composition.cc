@@ -14,6 +14,8 @@ namespace {
 
 // Keys of one gathered problem; longer lists are cut and merged.
 constexpr int64_t kMostKeys = 16384;
+// In one call: batches of operators are bounded by 65535.
+constexpr int64_t kMostProblems = 32768;
 
 // A problem before it is known whether it is gathered: rows of one rectangle, or several lists of keys that are whole.
 struct Problem {
@@ -121,7 +123,7 @@ class Composer {
     for (const auto& [shape, problems] : problems_) {
       const auto& [heads, kv_heads, n, m, lo, hi] = shape;
       const RowNumbers numbers{in_.rows, in_.heads, heads};
-      const int64_t most = std::max<int64_t>(1, in_.most_gathered / (m * kv_heads));
+      const int64_t most = std::clamp<int64_t>(in_.most_gathered / (m * kv_heads), 1, kMostProblems);
       wave_of.assign(wave_of.size(), -1);
       std::vector<GatherCall> calls;  // the waves' open calls
       for (const Problem& problem : problems) {

@@ -56,7 +56,7 @@ std::vector<DetectedKernel> look() {
   return {
       on_gpu("FlashAttention 3", "bf16, fp16; head sizes to 256; Hopper GPUs", gpu.flash3, "operator flash_attn_3::fwd",
              "no operator flash_attn_3::fwd: its package is not loaded"),
-      on_gpu("cuDNN", "bf16, fp16; head sizes to 128, on Hopper GPUs to 256", gpu.cudnn > 0,
+      on_gpu("cuDNN", "bf16, fp16; head sizes to 128", gpu.cudnn > 0,
              of_torch + ", cuDNN " + std::to_string(gpu.cudnn / 10000) + "." + std::to_string(gpu.cudnn / 100 % 100) +
                  "." + std::to_string(gpu.cudnn % 100),
              "LibTorch is built without cuDNN"),

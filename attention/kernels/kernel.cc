@@ -1,6 +1,7 @@
 // See kernel.h.
 #include "attention/kernels/kernel.h"
 
+#include <ATen/Context.h>
 #include <c10/util/Logging.h>
 
 #include <mutex>
@@ -91,7 +92,12 @@ KernelChoice choose_gpu_kernel(KernelKind asked, const GpuAbilities& gpu, at::Sc
       return gpu.cudnn == 0 ? "LibTorch is built without cuDNN" : "it needs cuDNN 9.15.1 or newer";
     }
     if (kind == KernelKind::kFlash2 && !gpu.flash2) return "LibTorch is built without FlashAttention";
-    const int64_t most = kind == KernelKind::kCudnn && gpu.capability / 10 != 9 ? 128 : 256;
+    if (at::globalContext().deterministicAlgorithms()) {
+      if (kind == KernelKind::kCudnn) return "its backward is not deterministic";
+      if (kind == KernelKind::kFlash3 && size > 192) return "its backward is not deterministic for this head size";
+    }
+    // cuDNN 9.19 says that it takes 256 on Hopper; later versions of LibTorch no longer believe it.
+    const int64_t most = kind == KernelKind::kCudnn ? 128 : 256;
     return size > most ? "it takes head sizes to " + std::to_string(most) + " here" : "";
   };
   const std::string inputs = std::string(c10::toString(type)) + ", head size " + std::to_string(head_dim) + ", on " +

@@ -10,10 +10,12 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <limits>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "attention/kernels/dense_tiles.h"
@@ -113,11 +115,24 @@ PreparedPointer prepared(std::span<const Tile> tiles, const CompositionInput& in
   return found;
 }
 
-// [.., D] -> [.., D'] with D' a multiple of kHeadMultiple, zeros behind: scores and gradients are the same.
+// [.., D] -> [.., D'] with D' a multiple of kHeadMultiple, zeros behind: scores and gradients are the same. Contiguous,
+// at an address that operators can load 16 bytes from.
 at::Tensor fitted(const at::Tensor& tensor) {
   const int64_t more = (kHeadMultiple - tensor.size(-1) % kHeadMultiple) % kHeadMultiple;
-  const at::Tensor t = more == 0 ? tensor : at::constant_pad_nd(tensor, {0, more});
-  return t.contiguous();
+  const at::Tensor t = (more == 0 ? tensor : at::constant_pad_nd(tensor, {0, more})).contiguous();
+  return reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 16 == 0 ? t : t.clone();
+}
+
+// Whether an operator that prepares shapes may do so for this one: for the first kPlannedShapes of a process. Documents
+// and selected blocks bring new shapes with every step.
+bool may_prepare(const Band& band, const at::Tensor& q, const at::Tensor& k) {
+  constexpr size_t kPlannedShapes = 64;
+  static std::mutex mutex;
+  static auto& shapes = *new std::set<std::array<int64_t, 7>>;
+  const std::array<int64_t, 7> shape{q.size(0), q.size(1), q.size(2), k.size(1), k.size(2), q.size(3), band.hi};
+  const std::lock_guard lock(mutex);
+  if (shapes.count(shape) > 0) return true;
+  return shapes.size() < kPlannedShapes && shapes.insert(shape).second;
 }
 
 bool covers(const Span& span, int64_t all) { return span == Span::range(0, all); }
@@ -150,11 +165,10 @@ class OperatorKernel : public Kernel {
     run(
         keys, nullptr, tiles, poll,
         [&](const DirectCall& c) {
-          const Span &rows = c.rectangle.query_rows, &key_rows = c.rectangle.key_rows;
-          const auto part =
-              operator_for(c.rectangle.band, c.rectangle.query_rows.count, c.rectangle.key_rows.count, false)
-                  .forward(rows_of(q_, c, rows), keys_of(k, block, c, key_rows), keys_of(v, block, c, key_rows),
-                           c.rectangle.band, call_.scale);
+          const Span& rows = c.rectangle.query_rows;
+          const Band& band = c.rectangle.band;
+          const at::Tensor qs = rows_of(q_, c, rows), ks = keys_of(k, block, c), vs = keys_of(v, block, c);
+          const auto part = operator_for(band, qs, ks, /*gathered=*/false).forward(qs, ks, vs, band, call_.scale);
           if (!out_.defined() && covers(c.batch, q_.size(0)) && covers(rows, q_.size(1)) &&
               covers(c.heads.query, q_.size(2))) {
             out_ = part.out;  // as it is: where nothing follows, it is never copied
@@ -166,10 +180,10 @@ class OperatorKernel : public Kernel {
                         part.out.transpose(1, 2), part.lse);
         },
         [&](const GatherCall& c, const Prepared::Rows& rows) {
-          const auto part =
-              operator_for(c.band, c.queries, c.keys, true)
-                  .forward(gathered(q_, c.heads, rows.queries, c.count), gathered(k, c.kv_heads, rows.keys, c.count),
-                           gathered(v, c.kv_heads, rows.keys, c.count), c.band, call_.scale);
+          const at::Tensor qs = gathered(q_, c.heads, rows.queries, c.count);
+          const at::Tensor ks = gathered(k, c.kv_heads, rows.keys, c.count);
+          const at::Tensor vs = gathered(v, c.kv_heads, rows.keys, c.count);
+          const auto part = operator_for(c.band, qs, ks, /*gathered=*/true).forward(qs, ks, vs, c.band, call_.scale);
           accumulate_out();
           const auto by_head = [](const at::Tensor& flat) { return flat.transpose(0, 1).unsqueeze(0); };
           merge_partial(by_head(as_rows(out_, c.heads)), by_head(as_rows(lse_, c.heads)),
@@ -204,12 +218,13 @@ class OperatorKernel : public Kernel {
     run(
         keys, &grads, tiles, poll,
         [&](const DirectCall& c) {
-          const Span &rows = c.rectangle.query_rows, &key_rows = c.rectangle.key_rows;
+          const Span& rows = c.rectangle.query_rows;
+          const Band& band = c.rectangle.band;
+          const at::Tensor qs = rows_of(q_, c, rows), ks = keys_of(k, block, c), vs = keys_of(v, block, c);
+          const at::Tensor lse = rows_view(lse_, c.batch, c.heads.query, rows).contiguous();
           const auto part =
-              operator_for(c.rectangle.band, c.rectangle.query_rows.count, c.rectangle.key_rows.count, false)
-                  .backward(rows_of(dout_, c, rows), rows_of(q_, c, rows), keys_of(k, block, c, key_rows),
-                            keys_of(v, block, c, key_rows), rows_of(out_, c, rows),
-                            rows_view(lse_, c.batch, c.heads.query, rows).contiguous(), c.rectangle.band, call_.scale);
+              operator_for(band, qs, ks, /*gathered=*/false)
+                  .backward(rows_of(dout_, c, rows), qs, ks, vs, rows_of(out_, c, rows), lse, band, call_.scale);
           count(part);
           const auto add_keys = [&](const at::Tensor& to, const at::Tensor& from) {
             block_view(to, grads, c.batch, c.heads.kv, c.rectangle.grad_rows)
@@ -227,11 +242,11 @@ class OperatorKernel : public Kernel {
         },
         [&](const GatherCall& c, const Prepared::Rows& rows) {
           const auto of_queries = [&](const at::Tensor& t) { return gathered(t, c.heads, rows.queries, c.count); };
-          const at::Tensor lse = of_queries(lse_).transpose(1, 2).contiguous();
-          const auto part =
-              operator_for(c.band, c.queries, c.keys, true)
-                  .backward(of_queries(dout_), of_queries(q_), gathered(k, c.kv_heads, rows.keys, c.count),
-                            gathered(v, c.kv_heads, rows.keys, c.count), of_queries(out_), lse, c.band, call_.scale);
+          const at::Tensor qs = of_queries(q_), lse = of_queries(lse_).transpose(1, 2).contiguous();
+          const at::Tensor ks = gathered(k, c.kv_heads, rows.keys, c.count);
+          const at::Tensor vs = gathered(v, c.kv_heads, rows.keys, c.count);
+          const auto part = operator_for(c.band, qs, ks, /*gathered=*/true)
+                                .backward(of_queries(dout_), qs, ks, vs, of_queries(out_), lse, c.band, call_.scale);
           count(part);
           accumulate_dq();
           const auto add = [&](const at::Tensor& to, int64_t width, const at::Tensor& row, const at::Tensor& from) {
@@ -286,18 +301,20 @@ class OperatorKernel : public Kernel {
     for (const Tile& tile : what->composition.dense) dense(tile);
   }
 
-  // The first that takes the call; of two for a gathered one that which does not prepare shapes.
-  const AttentionOperator& operator_for(const Band& band, int64_t queries, int64_t keys, bool gathered) const {
+  // The first that takes the call and has a plan for its shape or may make one; where there is none, the last that
+  // takes it.
+  const AttentionOperator& operator_for(const Band& band, const at::Tensor& q, const at::Tensor& k,
+                                        bool gathered) const {
     const bool simple = band.unbounded_below() && (band.unbounded_above() || band.hi == 0);
     const AttentionOperator* last = nullptr;
     for (const auto& o : operators_) {
-      if (!o->takes(queries, keys) || !(simple || o->any_band())) continue;
+      if (!o->takes(q.size(1), k.size(1)) || !(simple || o->any_band())) continue;
       last = o.get();
-      if (!gathered || !o->prepares_shapes()) return *o;
+      if (!o->prepares_shapes() || (!gathered && may_prepare(band, q, k))) return *o;
     }
     if (last) return *last;
     throw Error(ErrorKind::kInternal, "kernel",
-                "no operator takes " + std::to_string(queries) + " queries and " + std::to_string(keys) +
+                "no operator takes " + std::to_string(q.size(1)) + " queries and " + std::to_string(k.size(1)) +
                     " keys with the band " + to_string(band));
   }
 
@@ -305,8 +322,8 @@ class OperatorKernel : public Kernel {
   static at::Tensor rows_of(const at::Tensor& t, const DirectCall& c, const Span& rows) {
     return rows_view(t, c.batch, c.heads.query, rows).transpose(1, 2);
   }
-  static at::Tensor keys_of(const at::Tensor& t, const KeyBlock& block, const DirectCall& c, const Span& rows) {
-    return block_view(t, block, c.batch, c.heads.kv, rows).transpose(1, 2);
+  static at::Tensor keys_of(const at::Tensor& t, const KeyBlock& block, const DirectCall& c) {
+    return block_view(t, block, c.batch, c.heads.kv, c.rectangle.key_rows).transpose(1, 2);
   }
 
   // In the accumulator's dtype, without the zeros that `fitted` added.

@@ -12,10 +12,12 @@
 #include <ATen/ops/_scaled_dot_product_cudnn_attention_backward.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <limits>
 #include <map>
 #include <optional>
@@ -34,8 +36,8 @@ bool causal(const Band& band) { return band.hi == 0; }
 // [b, n, h, D] <-> [b, h, n, D]
 at::Tensor swapped(const at::Tensor& t) { return t.transpose(1, 2); }
 
-// Seed and offset of a dropout that is not asked for.
-at::Tensor no_draws(const at::Tensor& like) { return at::zeros({}, like.options().dtype(at::kLong)); }
+// Seed and offset of a dropout that is not asked for: asked for, but not read.
+at::Tensor no_draws(const at::Tensor& like) { return at::empty({}, like.options().dtype(at::kLong)); }
 
 class CpuFlash : public AttentionOperator {
  public:
@@ -64,7 +66,7 @@ class CpuFlash : public AttentionOperator {
 
 class Cudnn : public AttentionOperator {
  public:
-  // LibTorch keeps single keys from cuDNN too: some of its versions are wrong there.
+  // Single queries or keys: refused or, in some versions, wrong (pytorch#193893).
   bool takes(int64_t queries, int64_t keys) const override { return queries > 1 && keys > 1; }
   bool prepares_shapes() const override { return true; }
 
@@ -88,6 +90,8 @@ class Cudnn : public AttentionOperator {
 };
 
 // FlashAttention counts windows from the bottom right corner: the last query stands beside the last key. -1: unbounded.
+// It takes a right side of as many keys as there are for unbounded, which is so as long as queries are no more than
+// keys.
 struct Window {
   int64_t left = -1, right = -1;
 
@@ -113,6 +117,21 @@ class Flash2 : public AttentionOperator {
 
   Backward backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                     const at::Tensor& out, const at::Tensor& lse, const Band& band, double scale) const override {
+    // Its offsets into dq's accumulator are of 32 bits: half of the heads, or of the batch, at a time.
+    const int64_t rows = (q.size(1) + 127) / 128 * 128, width = std::max<int64_t>(32, (q.size(3) + 31) / 32 * 32);
+    const int64_t dim = k.size(2) > 1 ? 2 : 0;
+    if (q.size(0) * q.size(2) * rows * width >= int64_t{1} << 31 && k.size(dim) > 1) {
+      const auto half = [&](bool second) {
+        const auto cut = [&](const at::Tensor& t, int64_t along) {
+          const int64_t all = t.size(along), unit = all / k.size(dim), first = k.size(dim) / 2 * unit;
+          return second ? t.narrow(along, first, all - first) : t.narrow(along, 0, first);
+        };
+        return backward(cut(dout, dim), cut(q, dim), cut(k, dim), cut(v, dim), cut(out, dim),
+                        cut(lse, dim == 2 ? 1 : 0).contiguous(), band, scale);
+      };
+      const Backward a = half(false), b = half(true);
+      return {at::cat({a.dq, b.dq}, dim), at::cat({a.dk, b.dk}, dim), at::cat({a.dv, b.dv}, dim)};
+    }
     const Window window(band, q.size(1), k.size(1));
     const at::Tensor none;
     const auto [dq, dk, dv] = at::_flash_attention_backward(
@@ -136,7 +155,8 @@ class Flash3 : public AttentionOperator {
                                                    {"softmax_scale", scale},
                                                    {"is_causal", window.causal()},
                                                    {"window_size_left", window.left},
-                                                   {"window_size_right", window.right}});
+                                                   {"window_size_right", window.right},
+                                                   {"num_splits", deterministic() ? 1 : 0}});
     return {result[0].toTensor(), result[1].toTensor()};
   }
 
@@ -157,11 +177,12 @@ class Flash3 : public AttentionOperator {
                                {"is_causal", window.causal()},
                                {"window_size_left", window.left},
                                {"window_size_right", window.right},
-                               {"deterministic", at::globalContext().deterministicAlgorithms()}});
+                               {"deterministic", deterministic()}});
     return {dq, dk, dv};
   }
 
  private:
+  static bool deterministic() { return at::globalContext().deterministicAlgorithms(); }
   static std::vector<c10::IValue> call(const char* name, const std::map<std::string, c10::IValue>& given) {
     const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
     size_t used = 0;
@@ -196,10 +217,11 @@ class Efficient : public AttentionOperator {
   Backward backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                     const at::Tensor& out, const at::Tensor& lse, const Band& band, double scale) const override {
     const int64_t heads = q.size(2), kv_heads = k.size(2);
-    // It reads the rows of lse in runs of 32.
+    // It reads the rows of lse in runs of 32, and takes out's rows to lie one after the other without looking.
     const at::Tensor padded = at::constant_pad_nd(lse, {0, (32 - lse.size(2) % 32) % 32}, kInfinity);
     const auto result = at::_efficient_attention_backward(
-        dout, q, repeated(k, heads), repeated(v, heads), /*bias=*/std::nullopt, out, /*cu_seqlens_q=*/std::nullopt,
+        dout, q, repeated(k, heads), repeated(v, heads), /*bias=*/std::nullopt, out.contiguous(),
+        /*cu_seqlens_q=*/std::nullopt,
         /*cu_seqlens_k=*/std::nullopt, q.size(1), k.size(1), padded, /*dropout_p=*/0.0, no_draws(q), no_draws(q),
         mask(band), /*bias_requires_grad=*/false, scale);
     const auto summed = [&](const at::Tensor& grad) {

@@ -42,6 +42,23 @@ std::optional<Rectangle> trimmed(const Rectangle& r) {
   return out;
 }
 
+// take() for the rectangle, in ranges of rows so that what is not whole has no more rows than keys: rows that the band
+// does not cut, of which there may be any number, go by themselves. Operators differ in where they align a band's
+// corner when rows and keys differ in number, and some in when they take a wide one for none.
+template <typename Take>
+void take_rows(const Rectangle& r, const Take& take) {
+  const int64_t n = r.query_rows.count, m = r.key_rows.count;
+  if (r.whole() || n <= m) return take(r);
+  // Rows up to `lower` are not cut below, rows from `upper` on not above.
+  const int64_t lower = r.band.unbounded_below() ? n : std::clamp<int64_t>(1 - r.band.lo, 0, n);
+  const int64_t upper = r.band.unbounded_above() ? 0 : std::clamp<int64_t>(m - 1 - r.band.hi, 0, n);
+  const int64_t first = std::min(lower, upper), second = std::max(lower, upper);
+  for (const Span& rows : {Span::range(0, first), Span::range(first, second), Span::range(second, n)}) {
+    if (rows.empty()) continue;
+    if (const std::optional<Rectangle> part = trimmed(cut(r, rows, Span::range(0, m)))) take(*part);
+  }
+}
+
 // The same pairs, counted from the other end.
 Rectangle turned(const Rectangle& r) {
   Rectangle out = r;
@@ -57,9 +74,11 @@ void add_triangles(const Rectangle& untrimmed, std::vector<Rectangle>& out) {
   if (!r) return;
   const int64_t n = r->query_rows.count, m = r->key_rows.count;
   if (r->whole() || r->lower_triangle()) {
-    out.push_back(*r);
-    // The order of what is whole is of no matter; one order of all lets rectangles of one shape be taken together.
-    if (r->whole()) out.back().reversed = false;
+    take_rows(*r, [&](const Rectangle& part) {
+      out.push_back(part);
+      // The order of what is whole is of no matter; one order of all lets rectangles of one shape be taken together.
+      if (part.whole()) out.back().reversed = false;
+    });
   } else if (r->band.unbounded_below()) {  // keys up to the index of row 0 are seen by all rows
     add_triangles(cut(*r, Span::range(0, n), Span::range(0, r->band.hi)), out);
     add_triangles(cut(*r, Span::range(0, n), Span::range(r->band.hi, m)), out);
@@ -89,7 +108,8 @@ std::optional<std::vector<Rectangle>> rectangles_of(const Tile& tile, int64_t mo
   const Span &q = tile.query_positions, &k = tile.key_positions;
   if (q.empty() || k.empty()) return out;
   const auto add = [&](const Rectangle& r) {
-    if (const std::optional<Rectangle> kept = trimmed(r)) out.push_back(*kept);
+    const std::optional<Rectangle> kept = trimmed(r);
+    if (kept) take_rows(*kept, [&](const Rectangle& part) { out.push_back(part); });
   };
   if (tile.band.unbounded_below() && tile.band.unbounded_above()) {
     add({tile.query_rows, tile.key_rows, tile.grad_rows, tile.band});

@@ -20,7 +20,7 @@ struct Rectangle {
   bool reversed = false;
 
   bool whole() const { return band.unbounded_below() && band.unbounded_above(); }
-  // Counted are the keys up to the query's own index: what every operator knows as causal, aligned top left.
+  // Counted are the keys up to the query's own index: what every operator knows as causal.
   bool lower_triangle() const { return band.unbounded_below() && band.hi == 0; }
 };
 
