@@ -29,9 +29,15 @@ at::Tensor sum_to_kv_heads(const at::Tensor& grad, int64_t kv_heads) {
 }
 
 // a [.., n, m] x b [.., m, D] where a's hidden entries are exact zeros: 0 x inf must stay 0. Where b is finite this is
-// the plain product; elsewhere the terms that are not finite are added one by one, of shown entries only.
+// the plain product; elsewhere the terms that are not finite are added one by one, of shown entries only. On a GPU,
+// where a look at the values would make the host wait, an element that a shown value that is not finite goes into is
+// NaN.
 at::Tensor guarded_product(const at::Tensor& a, const at::Tensor& b, const at::Tensor& shown) {
   const at::Tensor finite = b.isfinite();
+  if (!b.is_cpu()) {
+    const at::Tensor bad = shown.to(a.scalar_type()).matmul(finite.logical_not().to(a.scalar_type())).gt(0);
+    return a.matmul(b.masked_fill(finite.logical_not(), 0)).masked_fill_(bad, std::numeric_limits<double>::quiet_NaN());
+  }
   if (finite.all().item<bool>()) return a.matmul(b);
   at::Tensor product = a.matmul(at::where(finite, b, at::zeros({}, b.options())));
   for (int64_t j = 0; j < b.size(-2); ++j) {
