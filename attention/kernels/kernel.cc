@@ -50,7 +50,18 @@ KernelChoice choose_kernel(KernelKind asked, at::DeviceType device, at::ScalarTy
     throw Error(ErrorKind::kUnavailable, "kernel",
                 std::string("no kernel takes ") + c10::toString(type) + "; use fp32, fp64, bf16 or fp16");
   }
-  if (device != at::kCPU) return choose_gpu_kernel(asked, gpu_abilities(), type, head_dim, dropout);
+  if (device == at::kCUDA && !gpu_abilities().name.empty()) {
+    return choose_gpu_kernel(asked, gpu_abilities(), type, head_dim, dropout);
+  }
+  if (device != at::kCPU) {
+    std::string looked_for;
+    for (const DetectedKernel& kernel : detected_kernels()) {
+      looked_for += (looked_for.empty() ? "" : "; ") + kernel.name + ": " + (kernel.found ? "" : "no, ") + kernel.note;
+    }
+    throw Error(ErrorKind::kUnavailable, "kernel",
+                "no kernel computes on " + c10::DeviceTypeName(device, true) + " here (" + looked_for +
+                    "); use device = \"cpu\", or kernel = \"reference\" to check results");
+  }
   const bool half = type == at::kBFloat16 || type == at::kHalf;
   const std::string computes = half ? std::string("; computes ") + c10::toString(type) + " in fp32" : "";
   const std::string falls_back = dropout ? "; dropout falls back to dense blocks" : "";
@@ -69,10 +80,6 @@ KernelChoice choose_kernel(KernelKind asked, at::DeviceType device, at::ScalarTy
 
 KernelChoice choose_gpu_kernel(KernelKind asked, const GpuAbilities& gpu, at::ScalarType type, int64_t head_dim,
                                bool dropout) {
-  if (gpu.name.empty()) {
-    throw Error(ErrorKind::kUnavailable, "kernel",
-                "got tensors on a GPU, but this build can use none here; use device = \"cpu\"");
-  }
   const bool half = type == at::kBFloat16 || type == at::kHalf;
   const int64_t size = ceil_div(head_dim, 8) * 8;  // as operators see it
   // Why a kernel cannot be used; empty where it can.

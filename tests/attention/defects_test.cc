@@ -365,7 +365,7 @@ TEST(Defects, RefusalsHaveOneForm) {
 TEST(Defects, OnePlaceLooksForKernels) {
   std::vector<std::string> names;
   for (const DetectedKernel& kernel : detected_kernels()) names.push_back(kernel.name);
-  EXPECT_EQ(names, (std::vector<std::string>{"FlashAttention 3", "cuDNN", "FlashAttention 2", "CPU"}));
+  EXPECT_EQ(names, (std::vector<std::string>{"FlashAttention 3", "cuDNN", "FlashAttention 2", "efficient", "CPU"}));
   EXPECT_TRUE(detected_kernels().back().found);
   for (const at::ScalarType type : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
     const KernelChoice choice = choose_kernel(KernelKind::kAuto, at::kCPU, type, 64, false);

@@ -368,7 +368,6 @@ TEST(ChooseKernel, OnGpusByWhatTheyAre) {
   at::globalContext().setDeterministicAlgorithms(false, /*warn_only=*/false);
   const std::string reason = choose_gpu_kernel(KernelKind::kAuto, old_cudnn, at::kBFloat16, 128, false).reason;
   EXPECT_NE(reason.find("9.15.1"), std::string::npos) << reason;  // why the faster one is not taken
-  EXPECT_THROW(chosen(GpuAbilities{}, at::kFloat, 64), Error);
 }
 
 }  // namespace
