@@ -64,18 +64,20 @@ class Composer {
       }
       for (const Rectangle& r : *rectangles) {
         if (in_.any_band || r.whole() || r.lower_triangle()) {
-          add(tile, {r});
+          pieces_.push_back({tile.batch, tile.heads, r});
         } else {
-          for (const Rectangle& piece : triangles_of(r)) add(tile, {piece});
+          for (const Rectangle& piece : triangles_of(r)) pieces_.push_back({tile.batch, tile.heads, piece});
         }
       }
     }
+    join_triangles();
+    for (const Piece& piece : pieces_) add(piece.batch, piece.heads, {piece.rectangle});
     for (const TileGroup& group : group_tiles(whole, kMostKeys)) {
       std::vector<Rectangle> rectangles;
       for (const Tile& tile : group.tiles) {
         rectangles.push_back({tile.query_rows, tile.key_rows, tile.grad_rows, tile.band});
       }
-      add(group.tiles[0], std::move(rectangles));
+      add(group.tiles[0].batch, group.tiles[0].heads, std::move(rectangles));
     }
     gather();
     return std::move(out_);
@@ -84,11 +86,57 @@ class Composer {
  private:
   using Shape = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>;  // heads, kv heads, n, m, band
 
-  void add(const Tile& tile, std::vector<Rectangle> rectangles) {
-    for (const HeadGroup& heads : head_groups(tile.heads, in_.group)) {
-      Problem problem{tile.batch, heads, rectangles};
+  struct Piece {
+    Span batch, heads;
+    Rectangle rectangle;
+  };
+
+  // Two triangles along the diagonal and the rectangle between them are one triangle: what a rank sees of its own keys
+  // in zigzag is one call, as if they lay next to one another.
+  void join_triangles() {
+    constexpr size_t kFew = 64;  // all pairs are looked at
+    const auto is_triangle = [](const Piece& p) { return p.rectangle.lower_triangle() && !p.rectangle.reversed; };
+    if (static_cast<size_t>(std::count_if(pieces_.begin(), pieces_.end(), is_triangle)) > kFew) return;
+    for (size_t i = 0; i < pieces_.size(); ++i) {
+      while (is_triangle(pieces_[i])) {
+        size_t next = pieces_.size(), between = pieces_.size();
+        for (size_t j = 0; j < pieces_.size() && next == pieces_.size(); ++j) {
+          if (j != i && is_triangle(pieces_[j]) && follows(pieces_[i], pieces_[j])) next = j;
+        }
+        for (size_t j = 0; next < pieces_.size() && j < pieces_.size() && between == pieces_.size(); ++j) {
+          if (lies_between(pieces_[i], pieces_[next], pieces_[j])) between = j;
+        }
+        if (between == pieces_.size()) break;
+        Rectangle& joined = pieces_[i].rectangle;
+        const Rectangle& other = pieces_[next].rectangle;
+        joined.query_rows.count += other.query_rows.count;
+        joined.key_rows.count += other.key_rows.count;
+        if (!joined.grad_rows.empty()) joined.grad_rows.count += other.grad_rows.count;
+        pieces_.erase(pieces_.begin() + static_cast<std::ptrdiff_t>(std::max(next, between)));
+        pieces_.erase(pieces_.begin() + static_cast<std::ptrdiff_t>(std::min(next, between)));
+        i -= (next < i ? 1 : 0) + (between < i ? 1 : 0);
+      }
+    }
+  }
+  static bool follows(const Piece& a, const Piece& b) {
+    const auto goes_on = [](const Span& x, const Span& y) {
+      return x.empty() == y.empty() && (x.empty() || (x.stride == y.stride && y.begin == x.last() + x.stride));
+    };
+    const Rectangle &r = a.rectangle, &s = b.rectangle;
+    return a.batch == b.batch && a.heads == b.heads && goes_on(r.query_rows, s.query_rows) &&
+           goes_on(r.key_rows, s.key_rows) && goes_on(r.grad_rows, s.grad_rows);
+  }
+  static bool lies_between(const Piece& a, const Piece& b, const Piece& piece) {
+    const Rectangle& r = piece.rectangle;
+    return r.whole() && piece.batch == a.batch && piece.heads == a.heads && r.query_rows == b.rectangle.query_rows &&
+           r.key_rows == a.rectangle.key_rows && r.grad_rows == a.rectangle.grad_rows;
+  }
+
+  void add(const Span& batch, const Span& all_heads, std::vector<Rectangle> rectangles) {
+    for (const HeadGroup& heads : head_groups(all_heads, in_.group)) {
+      Problem problem{batch, heads, rectangles};
       if (rectangles.size() == 1 && !rectangles[0].reversed && problem.queries() * problem.keys() >= in_.large_pairs) {
-        out_.direct.push_back({tile.batch, heads, rectangles[0]});
+        out_.direct.push_back({batch, heads, rectangles[0]});
       } else {
         add_gathered(problem);
       }
@@ -176,6 +224,7 @@ class Composer {
 
   const CompositionInput& in_;
   Composition out_;
+  std::vector<Piece> pieces_;
   std::map<Shape, std::vector<Problem>> problems_;
 };
 

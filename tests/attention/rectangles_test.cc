@@ -197,6 +197,40 @@ RC_GTEST_PROP(Composition, HoldsEachPairOfTheTilesOnce, ()) {
   RC_ASSERT(got == want);
 }
 
+// A rank's own keys in zigzag: two chunks far apart in the sequence, side by side in storage.
+TEST(Composition, TrianglesAlongTheDiagonalAreOneCall) {
+  CompositionInput in;
+  in.rows = 300, in.heads = 4, in.group = 2, in.large_pairs = 1;
+  in.keys = {{0, 1, 1}, {0, 1, 2}, 300};
+  in.grads = {{0, 1, 1}, {0, 1, 2}, 310};
+  const auto tile = [](int64_t q, int64_t k, bool causal) {
+    Tile t;
+    t.batch = {0, 1, 1}, t.heads = {0, 1, 4};
+    t.query_rows = {q * 100, 1, 100}, t.key_rows = {k * 100, 1, 100}, t.grad_rows = {10 + k * 100, 1, 100};
+    t.query_positions = {q * 700, 1, 100}, t.key_positions = {k * 700, 1, 100};
+    if (causal) t.band.hi = 0;
+    return t;
+  };
+  std::vector<Tile> tiles{tile(2, 2, true),  tile(1, 0, false), tile(0, 0, true),
+                          tile(2, 0, false), tile(1, 1, true),  tile(2, 1, false)};
+  Composition composition = compose(tiles, in);
+  int64_t triangles = 0, pairs = 0;
+  for (const DirectCall& c : composition.direct) {
+    const int64_t n = c.rectangle.query_rows.count, m = c.rectangle.key_rows.count;
+    triangles += c.rectangle.lower_triangle();
+    pairs += c.rectangle.whole() ? n * m : n * (n + 1) / 2;
+  }
+  EXPECT_EQ(pairs, 3 * 5050 + 3 * 10000);
+  EXPECT_EQ(triangles, 2);  // the third's rectangle is in two parts
+  tiles.resize(3);
+  tiles[0] = tile(1, 1, true);
+  composition = compose(tiles, in);
+  ASSERT_EQ(composition.direct.size(), 1u);
+  EXPECT_EQ(composition.direct[0].rectangle.query_rows, (Span{0, 1, 200}));
+  EXPECT_EQ(composition.direct[0].rectangle.grad_rows, (Span{10, 1, 200}));
+  EXPECT_TRUE(composition.direct[0].rectangle.lower_triangle());
+}
+
 TEST(Composition, TilesOfOneShapeAreOneCall) {
   CompositionInput in;
   in.rows = 1024, in.heads = 4, in.group = 2;
