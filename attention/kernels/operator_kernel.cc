@@ -366,7 +366,7 @@ HeldCompositions::HeldCompositions() : list_(std::make_shared<List>()) {
   held_lists().push_back(list_);
 }
 
-HeldCompositions::~HeldCompositions() {
+void HeldCompositions::stop() {
   const std::lock_guard lock(held_mutex);
   std::erase(held_lists(), list_);
 }

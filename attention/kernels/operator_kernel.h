@@ -17,14 +17,16 @@ namespace annulus {
 std::unique_ptr<Kernel> make_operator_kernel(std::vector<std::shared_ptr<const AttentionOperator>> operators,
                                              const CompositionInput& limits = {});
 
-// While one exists, lists of rows that kernels use on a device stay there: a captured CUDA graph reads them whenever it
-// is replayed. Thread-safe.
+// The lists of rows on a device that kernels use from its making until stop() stay there as long as it lives: a
+// captured CUDA graph reads them whenever it is replayed. Thread-safe.
 class HeldCompositions {
  public:
   HeldCompositions();
-  ~HeldCompositions();
+  ~HeldCompositions() { stop(); }
   HeldCompositions(const HeldCompositions&) = delete;
   HeldCompositions& operator=(const HeldCompositions&) = delete;
+
+  void stop();
 
   using List = std::vector<std::shared_ptr<const void>>;
 
