@@ -1,13 +1,26 @@
 // The NCCL backend. The communicator of NCCL is non-blocking: no call of it keeps the host waiting beyond a deadline.
 //
-// One mutex guards NCCL's handle, the list of operations on the device and the communicator that carries headers; the
-// caller's thread and the watching thread both use them, and neither blocks while holding it for longer than a
-// deadline.
+// Threads. One mutex guards NCCL's handle, the list of operations on the device and the communicator that carries
+// headers; the caller's thread and the watching thread both use them, and neither blocks while holding it for longer
+// than a deadline. The host communicator is the caller's alone. That both may be inside MPI at once is MPI's own lock's
+// affair (MpiRuntime has one for the process, held for one call at a time).
+//
+// Memory. Transfers run on this communicator's stream, between two events:
+// - `ready`, recorded on the caller's stream at the start, which this stream waits for: a receive buffer is not written
+//   before the kernels that read what lay there before it, and nothing is sent before it is computed;
+// - `done`, recorded on this stream, which the caller's stream waits for in Work::wait(): nothing that the caller
+//   issues afterwards, reading, writing or handing the memory to another tensor, comes before the transfer's end.
+// Tensors are held until then (test() and the watching thread let go earlier, when the device says it is done). The
+// allocator hands freed memory out again in the order of the stream that it was taken on, so after wait() on the stream
+// that started the transfer there is nothing left to keep; recording the stream with the allocator as well would hold
+// memory until the host sees the transfer done, and the host runs a whole step ahead. Only when another stream waits
+// does the allocator have to know.
 #include "comm/nccl/nccl_communicator.h"
 
 #include <ATen/cuda/CUDAContext.h>
 #include <ATen/ops/empty.h>
 #include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
@@ -22,6 +35,8 @@
 #include <exception>
 #include <list>
 #include <mutex>
+#include <optional>
+#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -49,13 +64,23 @@ void check_cuda(cudaError_t code, const char* call) {
   throw Error(ErrorKind::kComm, "comm", std::string(call) + " failed: " + cudaGetErrorString(code));
 }
 
+[[noreturn]] void fail_comm(const std::string& message) { throw Error(ErrorKind::kComm, "comm", message); }
+
+// Without "[comm] ", to be said within another message of this room.
+std::string plain(const Error& error) {
+  const std::string text = error.what(), room = "[comm] ";
+  return text.rfind(room, 0) == 0 ? text.substr(room.size()) : text;
+}
+
+std::string describe_nccl(ncclResult_t code, ncclComm_t comm) {
+  const char* last = ncclGetLastError(comm);
+  return ncclGetErrorString(code) + (last != nullptr && *last != '\0' ? " (" + std::string(last) + ")" : "");
+}
+
 // In progress is no failure: the caller polls the communicator's state afterwards.
 void check_nccl(ncclResult_t code, const char* call, ncclComm_t comm) {
   if (code == ncclSuccess || code == ncclInProgress) return;
-  const char* last = ncclGetLastError(comm);
-  throw Error(ErrorKind::kComm, "comm",
-              std::string(call) + " failed: " + ncclGetErrorString(code) +
-                  (last != nullptr && *last != '\0' ? std::string(" (") + last + ")" : ""));
+  fail_comm(std::string(call) + " failed: " + describe_nccl(code, comm));
 }
 
 class Event {
@@ -66,7 +91,13 @@ class Event {
   Event& operator=(const Event&) = delete;
   void record(cudaStream_t stream) { check_cuda(cudaEventRecord(event_, stream), "cudaEventRecord"); }
   void block(cudaStream_t stream) const { check_cuda(cudaStreamWaitEvent(stream, event_, 0), "cudaStreamWaitEvent"); }
-  cudaError_t query() const { return cudaEventQuery(event_); }
+  // cudaSuccess, cudaErrorNotReady or what the device failed with. The runtime keeps "not ready" as the thread's last
+  // error, where the next kernel launch of LibTorch would find it and raise.
+  cudaError_t query() const {
+    const cudaError_t code = cudaEventQuery(event_);
+    if (code == cudaErrorNotReady) cudaGetLastError();
+    return code;
+  }
 
  private:
   cudaEvent_t event_ = nullptr;
@@ -85,13 +116,15 @@ constexpr int64_t kHeaderWords = 3;  // number of the message between the two ra
 
 // One exchange or collective on the device, until it is known to be complete.
 struct Operation {
-  Event done;
+  Event ready, done;        // see the head of this file
   std::string label;        // "attention forward, step 2"
   std::string description;  // "receiving 4096 bytes from rank 3"
-  Clock::time_point deadline;
   Seconds timeout{0};
-  std::vector<at::Tensor> tensors;  // kept from the allocator
-  bool on_device = false;           // done has been recorded
+  // From when the device gets to it: the host may have issued hours of work before it.
+  std::optional<Clock::time_point> deadline;
+  std::vector<at::Tensor> tensors;                 // kept from the allocator
+  std::optional<c10::cuda::CUDAStream> issued_on;  // the caller's stream
+  bool on_device = false;                          // done has been recorded
   bool complete = false;
   // An exchange's headers.
   std::unique_ptr<Work> headers;
@@ -120,24 +153,25 @@ class NcclCommunicator final : public Communicator {
         received_(static_cast<size_t>(size_), 0) {
     const OpLabel label{"starting NCCL", 0};
     const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(options.device));
-    // Rank 0's id lets the others find it.
-    at::Tensor id = at::empty({static_cast<int64_t>(sizeof(ncclUniqueId))}, at::kByte);
+    // Rank 0's id lets the others find it; without one it says why.
     ncclUniqueId unique{};
+    std::string word;
     if (rank_ == 0) {
-      check_nccl(ncclGetUniqueId(&unique), "ncclGetUniqueId", nullptr);
-      std::memcpy(id.mutable_data_ptr(), &unique, sizeof unique);
+      const ncclResult_t code = ncclGetUniqueId(&unique);
+      word = code == ncclSuccess ? std::string(unique.internal, sizeof unique.internal)
+                                 : "ncclGetUniqueId failed: " + describe_nccl(code, nullptr);
     }
-    host_->broadcast(id, 0, label);
-    std::memcpy(&unique, id.const_data_ptr(), sizeof unique);
+    word = all_gather_text(*host_, word, label).front();
+    if (word.size() != sizeof unique.internal) throw_comm(label, word);
+    std::memcpy(unique.internal, word.data(), word.size());
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
-    const auto deadline = deadline_of(options.timeout);
     try {
       check_nccl(ncclCommInitRankConfig(&comm_, size_, unique, rank_, &config), "ncclCommInitRankConfig", nullptr);
-      await(label, "waiting for all ranks in ncclCommInitRankConfig", deadline, options.timeout);
-    } catch (const Error&) {
+      await(options.timeout);
+    } catch (const Error& e) {
       abort();
-      throw;
+      throw_comm(label, "waiting for all ranks in ncclCommInitRankConfig: " + plain(e));
     }
     watcher_ = std::thread([this] { watch(); });
   }
@@ -155,12 +189,12 @@ class NcclCommunicator final : public Communicator {
       try {
         const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(options_.device));
         check_nccl(ncclCommFinalize(comm_), "ncclCommFinalize", comm_);
-        await({"ending NCCL", 0}, "waiting for all ranks in ncclCommFinalize", deadline_of(timeout_), timeout_);
+        await(timeout_);
         check_nccl(ncclCommDestroy(comm_), "ncclCommDestroy", comm_);
         comm_ = nullptr;
         return;
       } catch (const std::exception& e) {
-        std::fprintf(stderr, "rank %d: %s\n", rank_, e.what());
+        std::fprintf(stderr, "rank %d: ending NCCL: %s\n", rank_, e.what());
       }
     }
     fail(ErrorKind::kComm, "closed");
@@ -299,16 +333,14 @@ class NcclCommunicator final : public Communicator {
   }
 
   // Polls the state of NCCL until nothing is in progress on the host. The mutex is held.
-  void await(OpLabel label, const std::string& what, Clock::time_point deadline, Seconds timeout) {
+  void await(Seconds timeout) {
+    const auto deadline = deadline_of(timeout);
     for (int64_t turn = 0;; ++turn) {
       ncclResult_t state = ncclSuccess;
       check_nccl(ncclCommGetAsyncError(comm_, &state), "ncclCommGetAsyncError", comm_);
       if (state == ncclSuccess) return;
-      if (state != ncclInProgress) {
-        const char* last = ncclGetLastError(comm_);
-        throw_comm(label, what + ": " + ncclGetErrorString(state) + " (" + (last != nullptr ? last : "") + ")");
-      }
-      if (Clock::now() >= deadline) throw_comm(label, what + ": not done within " + describe_seconds(timeout.count()));
+      if (state != ncclInProgress) fail_comm("NCCL reports " + describe_nccl(state, comm_));
+      if (Clock::now() >= deadline) fail_comm("not done within " + describe_seconds(timeout.count()));
       if (turn < 1000) {
         std::this_thread::yield();
       } else {
@@ -343,13 +375,12 @@ class NcclCommunicator final : public Communicator {
     ncclResult_t state = ncclSuccess;
     const ncclResult_t code = ncclCommGetAsyncError(comm_, &state);
     if (code == ncclSuccess && state != ncclSuccess && state != ncclInProgress) {
-      const char* last = ncclGetLastError(comm_);
       const Operation& op = *operations_.front();
-      fail(ErrorKind::kComm, op.label + ": " + op.description + ": NCCL reports " + ncclGetErrorString(state) + " (" +
-                                 (last != nullptr ? last : "") + ")");
+      fail(ErrorKind::kComm, op.label + ": " + op.description + ": NCCL reports " + describe_nccl(state, comm_));
       return;
     }
     const auto now = Clock::now();
+    bool turn = true;  // the device is done with all earlier operations
     for (auto it = operations_.begin(); it != operations_.end();) {
       Operation& op = **it;
       const std::string what = op.label + ": " + op.description;
@@ -357,7 +388,7 @@ class NcclCommunicator final : public Communicator {
       try {
         agreed = headers_agree(op);
       } catch (const Error& error) {
-        fail(error.kind(), what + ": " + error.what());
+        fail(error.kind(), what + ": " + plain(error));
       }
       if (!failed_.empty()) return;
       const cudaError_t done = op.on_device ? op.done.query() : cudaErrorNotReady;
@@ -371,16 +402,23 @@ class NcclCommunicator final : public Communicator {
         it = operations_.erase(it);
         continue;
       }
-      if (now >= op.deadline) {
+      // A device that failed says so in `done` as well.
+      if (turn && op.on_device && !op.deadline && op.ready.query() == cudaSuccess)
+        op.deadline = deadline_of(op.timeout);
+      if (op.deadline && now >= *op.deadline) {
         fail(ErrorKind::kComm, what + ": not done within " + describe_seconds(op.timeout.count()));
         return;
       }
+      turn = turn && done == cudaSuccess;
       ++it;
     }
   }
 
   void watch() {
     cudaSetDevice(options_.device);  // of this thread; should it fail, so does the first query
+    // Else a query of this thread would spoil a CUDA graph that another thread captures meanwhile.
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    cudaThreadExchangeStreamCaptureMode(&mode);
     std::unique_lock<std::mutex> lock(mutex_);
     while (!stop_) {
       if (operations_.empty()) {
@@ -392,8 +430,19 @@ class NcclCommunicator final : public Communicator {
     }
   }
 
+  // A graph would replay the transfer without the agreement, the deadline and the look at errors that belong to it.
+  void refuse_capture(OpLabel label) const {
+    const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(options_.device));
+    if (c10::cuda::currentStreamCaptureStatusMayInitCtx() == c10::cuda::CaptureStatus::None) return;
+    throw Error(ErrorKind::kPlan, "comm",
+                where(label) +
+                    ": the current stream is being captured into a CUDA graph, which cannot hold transfers "
+                    "between ranks; capture what lies between them");
+  }
+
   // All ranks show what they are about to do, over host.
   void agree(Collective collective, const at::Tensor* tensor, int op, int root, OpLabel label) {
+    refuse_capture(label);
     {
       std::lock_guard<std::mutex> lock(mutex_);
       check_alive(label);
@@ -409,7 +458,7 @@ class NcclCommunicator final : public Communicator {
       host_->all_gather(all, one, {"agreement before a collective on GPUs", 0});
     } catch (const Error& e) {
       std::lock_guard<std::mutex> lock(mutex_);
-      fail(e.kind(), where(label) + ": " + e.what());
+      fail(e.kind(), where(label) + ": " + plain(e));
       check_alive(label);
     }
     std::vector<CollectiveHeader> headers(static_cast<size_t>(size_));
@@ -418,37 +467,30 @@ class NcclCommunicator final : public Communicator {
   }
 
   std::shared_ptr<Operation> new_operation(OpLabel label, std::string description) const {
-    const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(options_.device));  // the event's device
+    const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(options_.device));  // the events' device
     auto op = std::make_shared<Operation>();
     op->label = where(label);
     op->description = std::move(description);
-    op->deadline = deadline_of(timeout_);
     op->timeout = timeout_;
     return op;
   }
 
   // Issues NCCL calls on the communication stream, after what the current stream holds. The mutex is held.
   template <typename Issue>
-  void enqueue(const std::shared_ptr<Operation>& op, OpLabel label, Issue issue) {
+  void enqueue(const std::shared_ptr<Operation>& op, Issue issue) {
     try {
       const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(options_.device));
-      Event ready;
-      ready.record(c10::cuda::getCurrentCUDAStream().stream());
-      ready.block(stream_.stream());
-      // The allocator may not hand these out again before this stream has passed, even if all owners let go.
-      for (const at::Tensor& tensor : op->tensors) {
-        if (tensor.nbytes() > 0) {
-          c10::cuda::CUDACachingAllocator::recordStream(tensor.storage().data_ptr(), stream_);
-        }
-      }
+      op->issued_on = c10::cuda::getCurrentCUDAStream();
+      op->ready.record(op->issued_on->stream());
+      op->ready.block(stream_.stream());
       operations_.push_back(op);
       issue(stream_.stream());
       // Nothing is on the stream before NCCL says so; only then does an event behind it mean anything.
-      await(label, op->description, op->deadline, op->timeout);
+      await(op->timeout);
       op->done.record(stream_.stream());
       op->on_device = true;
     } catch (const Error& e) {
-      fail(e.kind(), op->label + ": " + op->description + ": " + e.what());
+      fail(e.kind(), op->label + ": " + op->description + ": " + plain(e));
       reported_ = true;
       throw Error(e.kind(), "comm", failed_);
     } catch (const c10::Error& e) {
@@ -459,6 +501,19 @@ class NcclCommunicator final : public Communicator {
     wake_.notify_all();
   }
 
+  // Orders the current stream after op and lets go of its tensors. The mutex is held.
+  void follow(Operation& op) {
+    const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(options_.device));
+    const c10::cuda::CUDAStream current = c10::cuda::getCurrentCUDAStream();
+    op.done.block(current.stream());
+    if (current != *op.issued_on) {
+      for (const at::Tensor& tensor : op.tensors) {
+        c10::cuda::CUDACachingAllocator::recordStream(tensor.storage().data_ptr(), stream_);
+      }
+    }
+    op.tensors.clear();
+  }
+
   template <typename Issue>
   void collective(const char* name, OpLabel label, std::vector<at::Tensor> tensors, Issue issue) {
     if (tensors.front().nbytes() == 0) return;
@@ -466,9 +521,8 @@ class NcclCommunicator final : public Communicator {
     check_alive(label);
     const auto op = new_operation(label, name);
     op->tensors = std::move(tensors);
-    enqueue(op, label, [&](cudaStream_t stream) { check_nccl(issue(stream), name, comm_); });
-    const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(options_.device));
-    op->done.block(c10::cuda::getCurrentCUDAStream().stream());
+    enqueue(op, [&](cudaStream_t stream) { check_nccl(issue(stream), name, comm_); });
+    follow(*op);
   }
 
   std::unique_ptr<Communicator> host_;     // the caller's thread only
@@ -522,9 +576,7 @@ class NcclWork final : public Work {
     waited_ = true;
     std::lock_guard<std::mutex> lock(comm_.mutex_);
     if (!op_->complete) comm_.check_alive(label_);
-    if (!op_->on_device) return;  // nothing but empty messages
-    const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(comm_.options_.device));
-    op_->done.block(c10::cuda::getCurrentCUDAStream().stream());
+    if (op_->on_device) comm_.follow(*op_);  // otherwise it held nothing but empty messages
   }
 
  private:
@@ -540,6 +592,7 @@ std::unique_ptr<Work> NcclCommunicator::exchange(const std::vector<Message>& sen
   check_messages(sends, receives, size_, at::kCUDA, backend(), label);
   for (const Message& message : sends) check(message.tensor, "send buffer", label);
   for (const Message& message : receives) check(message.tensor, "receive buffer", label);
+  refuse_capture(label);
   std::lock_guard<std::mutex> lock(mutex_);
   check_alive(label);
 
@@ -587,7 +640,7 @@ std::unique_ptr<Work> NcclCommunicator::exchange(const std::vector<Message>& sen
   headers_->set_timeout(timeout_);
   op->headers = headers_->exchange(header_sends, header_receives, {"headers of an exchange on GPUs", 0});
 
-  enqueue(op, label, [&](cudaStream_t stream) {
+  enqueue(op, [&](cudaStream_t stream) {
     check_nccl(ncclGroupStart(), "ncclGroupStart", comm_);
     ncclResult_t code = ncclSuccess;
     const char* call = "";
@@ -611,12 +664,25 @@ std::unique_ptr<Work> NcclCommunicator::exchange(const std::vector<Message>& sen
   return std::make_unique<NcclWork>(*this, op, label);
 }
 
+// 22809 -> "2.28.9"
+std::string version_text(int version) {
+  return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
+         std::to_string(version % 100);
+}
+
+// NCCL_HOSTID, the older way, needs no word here: such ranks differ in it.
+bool several_ranks_a_gpu(int version) {
+  const char* enabled = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+  return version >= NCCL_VERSION(2, 30, 0) && enabled != nullptr && std::string_view(enabled) == "1";
+}
+
 }  // namespace
 
 std::string nccl_unavailable() {
   int devices = 0;
   const cudaError_t code = cudaGetDeviceCount(&devices);
   if (code != cudaSuccess) {
+    cudaGetLastError();  // said; not to be found by the next call
     return std::string("no CUDA device: ") + cudaGetErrorString(code) + "; use device = \"cpu\"";
   }
   if (devices == 0) return "no CUDA device on this host; use device = \"cpu\"";
@@ -634,7 +700,7 @@ std::unique_ptr<Communicator> make_nccl_communicator(Communicator& host, const N
     if (options.device < 0 || options.device >= devices) {
       problem = "no CUDA device " + std::to_string(options.device) + ": this host has " + std::to_string(devices);
     } else if (cudaDeviceGetPCIBusId(bus, sizeof bus, options.device) == cudaSuccess) {
-      // NCCL_HOSTID: several ranks on one GPU, said to be on different hosts, for tests.
+      // Under NCCL_HOSTID, NCCL takes processes of one host for processes of different ones.
       const char* host_id = std::getenv("NCCL_HOSTID");
       char name[256] = {};
       gethostname(name, sizeof name - 1);
@@ -651,14 +717,17 @@ std::unique_ptr<Communicator> make_nccl_communicator(Communicator& host, const N
   }
   int version = 0;
   check_nccl(ncclGetVersion(&version), "ncclGetVersion", nullptr);
-  require_agreement(*own, {{"NCCL version", std::to_string(version)}}, label);
+  require_agreement(*own, {{"NCCL version", version_text(version)}}, label);
   const std::vector<std::string> identities = all_gather_text(*own, identity, label);
   for (size_t r = 0; r < identities.size(); ++r) {
     for (size_t other = 0; other < r; ++other) {
-      if (identities[r].empty() || identities[r] != identities[other]) continue;
+      if (identities[r].empty() || identities[r] != identities[other] || several_ranks_a_gpu(version)) continue;
       throw Error(ErrorKind::kPlan, "comm",
                   "ranks " + std::to_string(other) + " and " + std::to_string(r) + " use the same GPU (" +
-                      identities[r] + "): NCCL takes one rank a GPU; start as many ranks as GPUs");
+                      identities[r] + "): NCCL " + version_text(version) +
+                      " takes one rank a GPU; start as many ranks as GPUs. For a trial of several ranks on one GPU: "
+                      "from NCCL 2.30 on set NCCL_MULTI_RANK_GPU_ENABLE=1, before that start each rank as a process "
+                      "with an NCCL_HOSTID of its own");
     }
   }
   std::unique_ptr<Communicator> headers = own->split(0, own->rank());

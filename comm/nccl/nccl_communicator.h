@@ -21,16 +21,22 @@ struct NcclOptions {
 //
 // - Transfers run on a high-priority stream of their own, after what the current stream holds at the call; Work::wait()
 //   and the collectives order the current stream after them and do not block the host. Buffers are kept from the
-//   allocator until the device is done with them.
+//   allocator until the device is done with them or the current stream is ordered after them. Tensors taken on another
+//   stream than the current one must be recorded with the allocator, as for any use of a tensor on another stream.
 // - Collectives are preceded by a small agreement over host, so that ranks that disagree all raise Error(kMismatch).
 //   The sizes and dtypes of an exchange are compared over host while it runs; a mismatch aborts it.
 // - barrier() is one of hosts: it does not wait for the device.
 // - A thread watches deadlines and NCCL's asynchronous errors. When one strikes it calls ncclCommAbort, which ends the
 //   kernels that wait, and the next call of this communicator raises the error that names operation, step and peer.
-// - The first exchange with a peer connects to it and may block the host until that peer makes the same exchange.
+// - The deadline of a transfer runs from when the device gets to it, not from the call: the host may be far ahead.
+//   After having read a result of the device, call progress(): it raises if a transfer on the way there was aborted.
+// - The first exchange with a peer connects to it and may block the host until that peer makes the same exchange, for
+//   as long as the deadline.
+// - While the current stream is captured into a CUDA graph every operation raises Error(kPlan).
 //
-// Errors: kUnavailable where nccl_unavailable() says so, kPlan when two ranks name the same GPU, kMismatch when the
-// ranks load different versions of NCCL, kComm when a rank does not come.
+// Errors: kUnavailable where nccl_unavailable() says so; kPlan when two ranks name the same GPU and NCCL has not been
+// told to allow it (NCCL_MULTI_RANK_GPU_ENABLE=1 from NCCL 2.30 on, before that an NCCL_HOSTID for each process);
+// kMismatch when the ranks load different versions of NCCL; kComm when a rank does not come.
 std::unique_ptr<Communicator> make_nccl_communicator(Communicator& host, const NcclOptions& options);
 
 }  // namespace annulus
