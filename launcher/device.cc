@@ -2,24 +2,47 @@
 #include "launcher/device.h"
 
 #include <algorithm>
+#include <exception>
 
+#include "comm/launch_info.h"
+#include "comm/nccl/nccl_communicator.h"
 #include "comm/topology/machine.h"
 #include "common/error.h"
 
 #ifdef ANNULUS_CUDA
-#include <ATen/ops/empty.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/util/Exception.h>
+#include <cuda_runtime_api.h>
 #include <unistd.h>
 
-#include "attention/execution/attention.h"
+#include <vector>
+
+#include "attention/kernels/kernel.h"
+#include "launcher/host_plan.h"
 #endif
 
 namespace annulus {
+namespace {
 
 #ifdef ANNULUS_CUDA
 
-std::string cuda_shortfall(int local_size) {
+// CUDA's number of the rank's GPU. The ranks of a host see the same GPUs, so that either all take those that they were
+// placed beside or none does.
+int gpu_of(int local_rank) {
+  std::vector<int> ordinals;
+  for (const std::string& pci : placed_gpus()) {
+    int ordinal = 0;
+    if (cudaDeviceGetByPCIBusId(&ordinal, pci.c_str()) != cudaSuccess) {  // hidden by CUDA_VISIBLE_DEVICES, say
+      cudaGetLastError();
+      return local_rank;
+    }
+    ordinals.push_back(ordinal);
+  }
+  return local_rank < static_cast<int>(ordinals.size()) ? ordinals[static_cast<size_t>(local_rank)] : local_rank;
+}
+
+// Makes the rank's GPU the current device. The text why it cannot be used; empty when it can.
+std::string take_gpu(int local_rank, int local_size, int& ordinal) {
   if (access("/dev/nvidiactl", F_OK) != 0) return "no NVIDIA driver on this host";
   const int count = c10::cuda::device_count();
   if (count == 0) return "LibTorch finds no GPU that it can use";
@@ -27,9 +50,11 @@ std::string cuda_shortfall(int local_size) {
     return std::to_string(local_size) + " ranks on this host, but " + std::to_string(count) +
            " GPUs: one each is needed";
   }
-  // The kernel decides for itself what it can compute on.
+  // The kernels decide for themselves what they can compute on.
   try {
-    make_kernel(KernelKind::kAten, at::empty({1, 1, 1, 64}, at::TensorOptions().device(at::kCUDA).dtype(at::kFloat)));
+    ordinal = gpu_of(local_rank);
+    c10::cuda::set_device(static_cast<c10::DeviceIndex>(ordinal));
+    choose_kernel(KernelKind::kAuto, at::kCUDA, at::kFloat, 64, /*dropout=*/false);
   } catch (const Error& error) {
     return error.what();
   } catch (const c10::Error& error) {  // a driver that does not suit, no memory left on the GPU
@@ -40,18 +65,26 @@ std::string cuda_shortfall(int local_size) {
 
 #else
 
-std::string cuda_shortfall(int) {
+std::string take_gpu(int, int, int&) {
   return Machine::this_machine().gpus.empty() ? "this host has no GPU"
                                               : "this host has a GPU, but this build has no CUDA";
 }
 
 #endif
 
+}  // namespace
+
+std::string cuda_shortfall(int local_size) {
+  int ordinal = 0;
+  return take_gpu(0, local_size, ordinal);
+}
+
 DeviceChoice choose_device(const std::string& wanted, int local_rank, int local_size) {
   if (wanted == "cpu") return {at::kCPU, "cpu (as configured)"};
-  const std::string shortfall = cuda_shortfall(std::max(1, local_size));
+  int ordinal = 0;
+  const std::string shortfall = take_gpu(local_rank, std::max(1, local_size), ordinal);
   if (shortfall.empty()) {
-    return {at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(local_rank)),
+    return {at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(ordinal)),
             wanted == "cuda" ? "cuda (as configured)" : "cuda (a GPU for each rank)"};
   }
   if (wanted == "cuda") {
@@ -59,6 +92,32 @@ DeviceChoice choose_device(const std::string& wanted, int local_rank, int local_
                 "device = \"cuda\" cannot be had: " + shortfall + "; use device = \"auto\" or \"cpu\"");
   }
   return {at::kCPU, "cpu (" + shortfall + ")"};
+}
+
+DeviceChoice choose_devices(Job& job, const std::string& wanted) {
+  DeviceChoice choice;
+  job.run_together({"choosing a device", 0}, [&] { choice = choose_device(wanted, job.local_rank, job.local_size); });
+  job.require_agreement({{"device", choice.device.is_cuda() ? "cuda" : "cpu"}}, {"comparing devices", 0});
+  return choice;
+}
+
+std::unique_ptr<Communicator> connect_devices(Job& job, const DeviceChoice& choice) {
+  if (!choice.device.is_cuda() || job.size == 1) return nullptr;
+  NcclOptions options;
+  options.device = choice.device.index();
+  options.timeout = Seconds(number_from_environment("ANNULUS_BOOTSTRAP_TIMEOUT", 60, 0.1, 86400));
+  std::unique_ptr<Communicator> comm;
+  std::exception_ptr failure;
+  try {
+    comm = make_nccl_communicator(*job.world, options);
+  } catch (const std::exception&) {
+    failure = std::current_exception();
+  }
+  job.run_together({"connecting the GPUs", 0}, [&] {
+    if (failure) std::rethrow_exception(failure);
+  });
+  comm->set_timeout(job.world->timeout());
+  return comm;
 }
 
 }  // namespace annulus

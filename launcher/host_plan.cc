@@ -3,9 +3,12 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+#include <charconv>
 #include <cstdio>
 #include <cstdlib>
 #include <string_view>
+#include <system_error>
 #include <vector>
 
 #include "comm/topology/binding.h"
@@ -17,16 +20,43 @@
 namespace annulus {
 namespace {
 
-// Ranks get GPUs when this build and this host have them, one for each rank: as device = "auto" decides.
-DeviceKind likely_device(const Machine& machine, int ranks) {
 #ifdef ANNULUS_CUDA
-  const bool driver = access("/dev/nvidiactl", R_OK | W_OK) == 0;
-  if (driver && static_cast<int>(machine.gpus.size()) >= ranks) return DeviceKind::kCuda;
+// CUDA_VISIBLE_DEVICES, where it is a list of numbers: those of the GPUs in the order of their PCI bus ids, as CUDA
+// counts GPUs of one model. Other forms are left to choose_device, which sees what CUDA sees.
+void leave_out_hidden_gpus(Machine& machine) {
+  const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  if (visible == nullptr) return;
+  for (const Gpu& gpu : machine.gpus) {
+    if (gpu.model != machine.gpus.front().model) return;
+  }
+  std::vector<std::string> left;
+  const std::string_view list = visible;
+  for (size_t begin = 0; begin < list.size();) {
+    const size_t comma = std::min(list.find(',', begin), list.size());
+    size_t number = 0;
+    const auto [end, error] = std::from_chars(list.data() + begin, list.data() + comma, number);
+    if (error != std::errc() || end != list.data() + comma) return;
+    if (number >= machine.gpus.size()) break;  // as CUDA does
+    left.push_back(machine.gpus[number].pci);
+    begin = comma + 1;
+  }
+  machine.set_visible_gpus(left);
+}
+#endif
+
+// This machine, with the GPUs that ranks get: none unless this build and this host have one for each rank, as
+// device = "auto" decides. Starts nothing of CUDA: ranks ask before any thread is there.
+std::vector<Machine> this_host(bool respect_affinity, int ranks, PlacementOptions& options) {
+  std::vector<Machine> hosts = {Machine::this_machine(respect_affinity)};
+  options.device = DeviceKind::kCpu;
+#ifdef ANNULUS_CUDA
+  if (access("/dev/nvidiactl", R_OK | W_OK) != 0) return hosts;
+  leave_out_hidden_gpus(hosts.front());
+  if (static_cast<int>(hosts.front().gpus.size()) >= ranks) options.device = DeviceKind::kCuda;
 #else
-  (void)machine;
   (void)ranks;
 #endif
-  return DeviceKind::kCpu;
+  return hosts;
 }
 
 // "cpus 0 / 1", or of many ranks the number of cores each.
@@ -45,14 +75,17 @@ std::string describe(const Placement& placement) {
 }
 
 std::string bound_to;
+std::vector<std::string> gpus_of_ranks;
 
 }  // namespace
 
 const std::string& placement_text() { return bound_to; }
+const std::vector<std::string>& placed_gpus() { return gpus_of_ranks; }
 
 HostPlan plan_host(int ranks) {
-  const std::vector<Machine> hosts = {Machine::this_machine()};
-  const Placement placement = place(hosts, std::vector<int>{ranks}, {likely_device(hosts.front(), ranks)});
+  PlacementOptions options;
+  const std::vector<Machine> hosts = this_host(/*respect_affinity=*/true, ranks, options);
+  const Placement placement = place(hosts, std::vector<int>{ranks}, options);
   HostPlan plan;
   plan.table = topology_table(hosts, placement);
   plan.cores = static_cast<int>(hosts.front().cores.size());
@@ -66,11 +99,14 @@ std::optional<int> bind_rank(const LaunchInfo& info) {
   if (info.local_size < 1) return std::nullopt;  // nobody says how many ranks share this host
   // mpirun by itself binds ranks: then a rank's affinity is its own share, not what all ranks divide among them.
   const bool respect_affinity = info.annulus_size > 0;
-  const std::vector<Machine> hosts = {Machine::this_machine(respect_affinity)};
+  PlacementOptions options;
+  const std::vector<Machine> hosts = this_host(respect_affinity, info.local_size, options);
   if (!hosts.front().is_this_system) return std::nullopt;  // HWLOC_XMLFILE: a description of another machine
-  const Placement placement =
-      place(hosts, std::vector<int>{info.local_size}, {likely_device(hosts.front(), info.local_size)});
+  const Placement placement = place(hosts, std::vector<int>{info.local_size}, options);
   bound_to = describe(placement);
+  for (const RankPlacement& rank : placement.ranks) {
+    if (!rank.gpu_pci.empty()) gpus_of_ranks.push_back(rank.gpu_pci);
+  }
   const RankPlacement& own = placement.ranks.at(static_cast<size_t>(info.local_rank));
   // A rank that cannot be bound is slower, not wrong.
   try {

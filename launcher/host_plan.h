@@ -4,6 +4,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "comm/launch_info.h"
 
@@ -24,5 +25,9 @@ std::optional<int> bind_rank(const LaunchInfo& info);
 
 // What bind_rank did, for one line of output: "cpus 0 / 1" by local rank; empty when it did nothing.
 const std::string& placement_text();
+
+// The PCI bus ids of the GPUs beside whose cores bind_rank put the ranks of this host, by local rank; empty when it
+// placed them without GPUs or did nothing. Whether CUDA lets this process use them is for choose_device to find out.
+const std::vector<std::string>& placed_gpus();
 
 }  // namespace annulus

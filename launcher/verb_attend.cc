@@ -1,8 +1,11 @@
 // annulus attend: exact attention over tensors in a safetensors file. Options only; the work is runtime/attend.
 #include <CLI/CLI.hpp>
+#include <memory>
 #include <optional>
 
+#include "common/names.h"
 #include "launcher/command_line.h"
+#include "launcher/device.h"
 #include "launcher/mpirun.h"
 #include "launcher/start_job.h"
 #include "launcher/verb.h"
@@ -26,6 +29,7 @@ class AttendVerb : public Verb {
     app.add_option("--layout", options_.layout, "positions over ranks: contiguous (default), zigzag or striped");
     app.add_option("--schedule", options_.schedule, "auto (default), ring, all-gather or group-cast");
     app.add_option("--kernel", options_.kernel, "auto (default), aten or reference");
+    app.add_option("--device", device_, "auto (default: GPUs where there is one for each rank), cpu or cuda");
     app.add_flag("--backward", options_.backward, "also the gradients, from the tensor dout");
     app.add_option("--scale", options_.scale, "factor on q.k (default: 1/sqrt(head size))");
     app.add_option("--query-offset", options_.query_offset, "query i has the position i + N (default: 0)")
@@ -49,19 +53,25 @@ class AttendVerb : public Verb {
         "      --pattern '{ kind = \"window\", left = 40, right = 0 }' --backward --check");
   }
 
-  void check() override { check_options(options_); }
+  void check() override {
+    index_of_name(device_, {"auto", "cpu", "cuda"}, "device", "--device");
+    check_options(options_);
+  }
 
   int run() override {
     Job job = start_job({{"command", shell_quote(command_arguments())}});
     std::optional<AttendJob> attend;
     job.run_together({"attend, checking the input", 0}, [&] { attend.emplace(options_, job.size); });
     job.require_agreement(attend->fields(), {"attend, comparing the input", 0});
-    attend->run(*job.world);
+    const DeviceChoice choice = choose_devices(job, device_);
+    const std::unique_ptr<Communicator> gpus = connect_devices(job, choice);
+    attend->run(gpus ? *gpus : *job.world, choice.device);
     return 0;
   }
 
  private:
   AttendOptions options_;
+  std::string device_ = "auto";
 };
 
 }  // namespace

@@ -62,7 +62,12 @@ class DoctorVerb : public Verb {
     std::printf("\nused\n");
     const std::string shortfall = cuda_shortfall(1);
     row("device", shortfall.empty() ? "cuda for as many ranks as there are GPUs, otherwise cpu" : "cpu: " + shortfall);
-    row("backend", shortfall.empty() ? "nccl between GPUs, mpi between CPUs" : "mpi");
+    row("backend", shortfall.empty() ? "nccl between GPUs, mpi between CPUs and for agreement" : "mpi");
+    if (shortfall.empty()) {
+      for (const at::ScalarType type : {at::kBFloat16, at::kFloat}) {
+        row("kernel, cuda", choose_kernel(KernelKind::kAuto, at::kCUDA, type, 128, false).reason);
+      }
+    }
     row("kernel", choose_kernel(KernelKind::kAuto, at::kCPU, at::kFloat, 64, false).reason +
                       "; reference (dense fp64, slow) where asked for");
     try {

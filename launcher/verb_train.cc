@@ -2,6 +2,7 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
 #include <optional>
 
 #include "common/error.h"
@@ -60,13 +61,10 @@ class TrainVerb : public Verb {
     std::string text;
     for (const std::string& line : flatten(config_)) text += line + "\n";
     Job job = start_job({{"configuration", text}, {"resume", resuming_ ? "yes " + resume_run_ : "no"}});
-    DeviceChoice choice;
     TrainOptions options;
-    job.run_together({"choosing a device", 0}, [&] {
-      options.layers = check_training(config_, job.size);
-      choice = choose_device(config_.device, job.local_rank, job.local_size);
-    });
-    job.require_agreement({{"device", choice.device.is_cuda() ? "cuda" : "cpu"}}, {"comparing devices", 0});
+    job.run_together({"checking the configuration", 0}, [&] { options.layers = check_training(config_, job.size); });
+    const DeviceChoice choice = choose_devices(job, config_.device);
+    const std::unique_ptr<Communicator> gpus = connect_devices(job, choice);
 
     if (resuming_) options.resume = resume_run_;
     options.device = choice.device;
@@ -75,7 +73,7 @@ class TrainVerb : public Verb {
     const char* const launched = std::getenv("ANNULUS_LAUNCH_COMMAND");
     options.command = launched != nullptr && *launched != '\0' ? launched : typed_command(job.size);
     options.program = typed_program();
-    return run_training(config_, *job.world, options);
+    return run_training(config_, gpus ? *gpus : *job.world, options);
   }
 
  private:

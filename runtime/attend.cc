@@ -8,6 +8,7 @@
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/index_copy.h>
 #include <ATen/ops/tensor.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -97,30 +98,38 @@ at::Tensor read_rows(const std::string& path, const TensorInfo& info, const std:
   return tensor;
 }
 
-// The rank's part of dimension `dim` of every rank's `part`, put together on rank 0; undefined elsewhere. One peer
-// after the other, so that rank 0 holds one part beside the whole.
-at::Tensor gather(Communicator& world, const at::Tensor& part, const Layout& layout, int64_t dim) {
+// The rank's part of dimension `dim` of every rank's results, put together on rank 0's CPU; undefined elsewhere. One
+// peer after the other, so that rank 0 holds one part beside the whole.
+at::Tensor gather(Communicator& host, const at::Tensor& on_device, const Layout& layout, int64_t dim) {
   const OpLabel label{"attend, gathering results", dim};
-  if (world.rank() != 0) {
-    world.exchange({{part.contiguous(), 0}}, {}, label)->wait();
+  const at::Tensor part = on_device.cpu();
+  if (host.rank() != 0) {
+    host.exchange({{part.contiguous(), 0}}, {}, label)->wait();
     return {};
   }
   std::vector<int64_t> shape = part.sizes().vec();
   shape[static_cast<size_t>(dim)] = layout.length;
   at::Tensor whole = at::empty(shape, part.options());
-  for (int rank = 0; rank < world.size(); ++rank) {
+  for (int rank = 0; rank < host.size(); ++rank) {
     std::vector<int64_t> positions = layout.positions(rank);
     at::Tensor piece = part;
     if (rank != 0) {
       shape[static_cast<size_t>(dim)] = static_cast<int64_t>(positions.size());
       piece = at::empty(shape, part.options());
-      world.exchange({}, {{piece, rank}}, label)->wait();
+      host.exchange({}, {{piece, rank}}, label)->wait();
     }
     const at::Tensor index =
         at::from_blob(positions.data(), {static_cast<int64_t>(positions.size())}, at::ScalarType::Long);
     whole.index_copy_(dim, index, piece);
   }
   return whole;
+}
+
+// Until the device has done what this thread has given it.
+void finish(at::Device device) {
+  if (device.is_cpu()) return;
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  guard.synchronizeStream(guard.getStream(device));
 }
 
 std::string amount(int64_t bytes) {
@@ -289,7 +298,7 @@ RandomTensors AttendJob::inputs(const std::vector<Span>* queries, const std::vec
   return in;
 }
 
-void AttendJob::run(Communicator& world) const {
+void AttendJob::run(Communicator& world, at::Device device) const {
   const auto rank = static_cast<size_t>(world.rank());
   if (!is_adaptive(request_.pattern)) {
     prove_plan(request_, world);
@@ -307,29 +316,36 @@ void AttendJob::run(Communicator& world) const {
   RandomTensors in = inputs(&queries.spans[rank], &keys.spans[rank]);
   if (options_.backward) in.dout.div_(divisor);
 
+  for (at::Tensor* tensor : {&in.q, &in.k, &in.v, &in.dout}) {
+    if (tensor->defined()) *tensor = tensor->to(device);
+  }
   // Ranks start together, so that the time is that of the attention.
-  world.barrier({"attend, start", 0});
+  Communicator& host = world.host();
+  finish(device);
+  host.barrier({"attend, start", 0});
   const auto begin = std::chrono::steady_clock::now();
   AttentionStats forward, backward;
   const AttentionOutput output = attention_forward(in.q, in.k, in.v, call, &forward);
   AttentionGradients gradients;
   if (options_.backward) gradients = attention_backward(in.dout, in.q, in.k, in.v, output, call, &backward);
+  finish(device);
+  world.progress();  // on a GPU a transfer may have been aborted: raise before its results are used
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 
   at::Tensor sums = at::tensor(
       {forward.messages_sent + backward.messages_sent, forward.bytes_sent + backward.bytes_sent}, at::ScalarType::Long);
   at::Tensor slowest = at::tensor({seconds}, at::ScalarType::Double);
-  world.all_reduce(sums, ReduceOp::kSum, {"attend, totals", 0});
-  world.all_reduce(slowest, ReduceOp::kMax, {"attend, totals", 1});
+  host.all_reduce(sums, ReduceOp::kSum, {"attend, totals", 0});
+  host.all_reduce(slowest, ReduceOp::kMax, {"attend, totals", 1});
 
   AttendResults whole;
   if (!options_.output.empty() || options_.check) {
-    whole.out = gather(world, at::div(output.out, divisor), queries, 1);
-    whole.lse = gather(world, output.lse, queries, 2);
+    whole.out = gather(host, at::div(output.out, divisor), queries, 1);
+    whole.lse = gather(host, output.lse, queries, 2);
     if (options_.backward) {
-      whole.dq = gather(world, gradients.dq, queries, 1);
-      whole.dk = gather(world, gradients.dk, keys, 1);
-      whole.dv = gather(world, gradients.dv, keys, 1);
+      whole.dq = gather(host, gradients.dq, queries, 1);
+      whole.dk = gather(host, gradients.dk, keys, 1);
+      whole.dv = gather(host, gradients.dv, keys, 1);
     }
   }
   // What ran: adaptive maps are those that were selected.
@@ -340,8 +356,9 @@ void AttendJob::run(Communicator& world) const {
   if (rank == 0) {
     const std::string layout =
         request_.uneven_lengths.empty() ? std::string(to_string(request_.layout)) : "contiguous, uneven";
-    std::printf("attend: %d %s, %s, %s, %lld messages, %s sent, %.3f s%s\n", world.size(),
-                world.size() == 1 ? "rank" : "ranks", std::string(to_string(ran.schedule)).c_str(), layout.c_str(),
+    std::printf("attend: %d %s%s, %s, %s, %lld messages, %s sent, %.3f s%s\n", world.size(),
+                world.size() == 1 ? "rank" : "ranks", device.is_cpu() ? "" : " on GPUs",
+                std::string(to_string(ran.schedule)).c_str(), layout.c_str(),
                 static_cast<long long>(sums.const_data_ptr<int64_t>()[0]),
                 amount(sums.const_data_ptr<int64_t>()[1]).c_str(), *slowest.const_data_ptr<double>(),
                 options_.output.empty() ? "" : (" -> " + options_.output).c_str());

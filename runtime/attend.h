@@ -55,11 +55,12 @@ class AttendJob {
   // Everything that must be equal on all ranks.
   std::vector<Field> fields() const;
 
-  // Collective. Each rank reads or makes its own rows, the first one gathers the results and writes the output: whole,
-  // or not at all. Prints one line on rank 0, and one with `check`. Raises as attention_forward does, Error(kInput,
+  // Collective. Each rank reads or makes its own rows and computes on `device`, which the communicator carries; the
+  // first one gathers the results and writes the output: whole, or not at all. Prints one line on rank 0, and one with
+  // `check`. Raises as attention_forward does, Error(kInput,
   // kResource) from reading and writing, and Error(kInternal) where the results are further from the oracle's than
   // attend_check.h allows.
-  void run(Communicator& world) const;
+  void run(Communicator& world, at::Device device = at::kCPU) const;
 
  private:
   void open_input();

@@ -13,6 +13,7 @@
 #include "attention/execution/attention.h"
 #include "attention/execution/select_blocks.h"
 #include "attention/kernels/tile_views.h"
+#include "attention/kernels/upload.h"
 #include "attention/plan/schedules.h"
 #include "common/checksum.h"
 #include "common/error.h"
@@ -70,7 +71,7 @@ CommonRows common_positions(const std::vector<Span>& a, const std::vector<Span>&
 }
 
 at::Tensor index_of(const std::vector<int64_t>& rows, const at::Tensor& like) {
-  return at::tensor(rows, like.options().dtype(at::kLong));
+  return upload(at::tensor(rows, at::kLong), like.device());
 }
 bool consecutive(const std::vector<int64_t>& rows) {
   return rows.back() - rows.front() + 1 == static_cast<int64_t>(rows.size());
@@ -114,6 +115,17 @@ void transfer_rows(const TensorPair& dst, const RowSet& dst_rows, const TensorPa
 
 // The buffers of one direction of one call. Storage is taken when a buffer's life begins and goes to the next buffer
 // that fits when it ends: a long ring allocates twice, not P times.
+//
+// On a GPU the host is steps ahead of the device, and transfers run on a stream of their own. Storage is reused in the
+// order of the compute stream alone, which is enough:
+// - exchange() lets the transfers of a step begin after all that the compute stream holds by then: a block is sent
+//   after the tiles or additions that made it, and nothing arrives in storage that an earlier step's tile still reads.
+// - Within a step nobody else uses what arrives or leaves: the verifier proves that no tile or addition of the step
+//   touches a buffer that is received in it, and none changes one that is sent.
+// - Work::wait() puts the compute stream behind all transfers of the step, the sends too, before its additions are
+//   issued and before end_step lets storage go: to the next buffer, or to the allocator, which hands it out again in
+//   the order of the compute stream.
+// So every use of a piece of storage, on either stream, is ordered after the one before it, and the host never waits.
 class Buffers {
  public:
   Buffers(const Program& program, const std::vector<Step>& steps, const at::Tensor& k)
