@@ -1,17 +1,22 @@
 // A rank of a job that goes wrong on purpose: what bootstrap and the communicator make of it is checked by mpi_test
-// from outside (exit code, one message). --fault=NAME --rank=R says what happens, and where.
+// from outside (exit code, one message). --fault=NAME --rank=R says what happens, and where; --backend=nccl sends over
+// GPUs, or says why it cannot.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
+#include <sched.h>
 #include <signal.h>
 #include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
 #include <string>
 #include <thread>
 
 #include "comm/bootstrap.h"
+#include "comm/nccl/nccl_communicator.h"
 #include "comm/presence.h"
+#include "tests/comm/gpu_count.h"
 
 namespace annulus {
 namespace {
@@ -41,6 +46,11 @@ int run(int argc, char** argv) {
   const LaunchInfo launch = launch_info();
   const bool mine = std::to_string(launch.rank) == argument(argc, argv, "rank");
 
+  const bool nccl = argument(argc, argv, "backend") == "nccl";
+  if (const std::string why = nccl ? nccl_unavailable() : ""; !why.empty()) {
+    if (launch.rank == 0) std::printf("SKIPPED: %s\n", why.c_str());
+    return 0;
+  }
   if (mine && fault == "blocked") {
     for (;;) pause();  // for instance a file system that hangs
   }
@@ -75,22 +85,32 @@ int run(int argc, char** argv) {
     job.require_agreement({{"shape", mine ? "[1,64]" : "[1,128]"}}, {"attention forward", 12});
   }
   job.run_together({"nothing", 0}, [] {});
-  job.world->set_timeout(Seconds(1.5));
+  std::unique_ptr<Communicator> gpus;
+  at::TensorOptions floats = at::kFloat;
+  if (nccl) {
+    const int gpu = comm_test::gpu_of_process(job.local_rank, job.local_size);
+    comm_test::use_gpu(gpu);
+    gpus = make_nccl_communicator(*job.world, {.device = gpu, .timeout = Seconds(30)});
+    floats = floats.device(at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(gpu)));
+  }
+  Communicator& comm = gpus ? *gpus : *job.world;
   // A ring that goes on until something happens to it.
-  at::Tensor held = at::zeros({100000}, at::kFloat);
-  at::Tensor next = at::empty({100000}, at::kFloat);
+  at::Tensor held = at::zeros({100000}, floats);
+  at::Tensor next = at::empty({100000}, floats);
   const bool endless = fault == "stops later" || fault == "killed later" || fault == "throws later";
   for (int step = 0; step < 20 || endless; ++step) {
+    comm.set_timeout(Seconds(step == 0 && nccl ? 30 : 1.5));  // the first one connects
     if (mine && step == 5 && fault == "stops later") raise(SIGSTOP);
     if (mine && step == 5 && fault == "killed later") raise(SIGKILL);
-    auto work = job.world->exchange({{held, (job.rank + 1) % job.size}}, {{next, (job.rank + job.size - 1) % job.size}},
-                                    {"ring", step});
+    auto work = comm.exchange({{held, (job.rank + 1) % job.size}}, {{next, (job.rank + job.size - 1) % job.size}},
+                              {"ring", step});
     if (mine && step == 5 && fault == "throws later") throw Error(ErrorKind::kResource, "kernel", "out of memory");
     work->wait();
+    while (!work->test()) sched_yield();  // on a GPU wait() does not block
     work.reset();
     std::swap(held, next);
   }
-  job.world->barrier({"the end", 0});
+  comm.barrier({"the end", 0});
   if (job.rank == 0) std::printf("finished\n");
   return 0;
 }

@@ -4,12 +4,12 @@ load("//bazel:mpi.bzl", "mpi_test")
 
 _BINARY = "//integration_tests:comm_faults_main"
 
-def _fault(name, fault, rank, np = 3, **kwargs):
+def _fault(name, fault, rank, np = 3, backend = "mpi", **kwargs):
     mpi_test(
         name = "comm_%s_test" % name,
         binary = _BINARY,
         np = np,
-        args = ["'--fault=%s'" % fault, "--rank=%d" % rank],
+        args = ["'--fault=%s'" % fault, "--rank=%d" % rank, "--backend=" + backend],
         forbid = kwargs.pop("forbid", ["Segmentation fault", "free()", "finished"]),
         **kwargs
     )
@@ -60,3 +60,9 @@ def comm_tests():
     _fault("stops_later", "stops later", 1, np = 2, expect_exit = 6, expect_once = ["[comm] ring, step"])
     _fault("killed_later", "killed later", 1, np = 2, expect_exit = 137)
     _fault("throws_later", "throws later", 1, np = 2, expect_exit = 8, expect_once = ["[kernel] out of memory"])
+
+    # The same between GPUs, on one where there are no more.
+    nccl = {"backend": "nccl", "np": 2, "size": "medium", "mpi_timeout": 120, "tags": ["gpu"]}
+    _fault("nccl_healthy", "none", 0, expect_once = ["finished"], forbid = ["[comm]"], **nccl)
+    _fault("nccl_stops_later", "stops later", 1, expect_exit = 6, expect_once = ["[comm] ring, step"], **nccl)
+    _fault("nccl_throws_later", "throws later", 1, expect_exit = 8, expect_once = ["[kernel] out of memory"], **nccl)

@@ -322,7 +322,8 @@ class NcclCommunicator final : public Communicator {
     comm_ = nullptr;
   }
 
-  // The communicator is dead from here on. Buffers of unfinished operations are neither freed nor reused.
+  // The communicator is dead from here on. Buffers of unfinished operations are neither freed nor reused, nor is the
+  // communicator of their headers, some of which may still be under way.
   void fail(ErrorKind kind, const std::string& text) {
     if (!failed_.empty()) return;
     failed_ = text;
@@ -330,6 +331,7 @@ class NcclCommunicator final : public Communicator {
     abort();
     [[maybe_unused]] const auto* leaked = new auto(std::move(operations_));
     operations_.clear();
+    [[maybe_unused]] const auto* leaked_too = headers_.release();
   }
 
   // Polls the state of NCCL until nothing is in progress on the host. The mutex is held.

@@ -3,6 +3,10 @@
 
 #ifdef WITH_CUDA
 #include <cuda_runtime_api.h>
+#include <nccl.h>
+#include <stdlib.h>
+
+#include <string>
 #endif
 
 namespace annulus::comm_test {
@@ -13,9 +17,23 @@ int gpu_count() {
   return cudaGetDeviceCount(&n) == cudaSuccess ? n : 0;
 }
 void use_gpu(int device) { cudaSetDevice(device); }
+
+int gpu_of_process(int rank, int ranks) {
+  const int count = gpu_count();
+  if (count == 0 || ranks <= count) return rank;
+  int version = 0;
+  ncclGetVersion(&version);
+  if (version >= NCCL_VERSION(2, 30, 0)) {
+    setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", /*overwrite=*/1);
+  } else {
+    setenv("NCCL_HOSTID", ("process-" + std::to_string(rank)).c_str(), /*overwrite=*/1);
+  }
+  return rank % count;
+}
 #else
 int gpu_count() { return 0; }
 void use_gpu(int) {}
+int gpu_of_process(int rank, int) { return rank; }
 #endif
 
 }  // namespace annulus::comm_test

@@ -60,6 +60,16 @@ void expect_error(ErrorKind kind, const std::vector<std::string>& parts, Body bo
   ADD_FAILURE() << "no error";
 }
 
+// Two ranks exchange a word each, and wait for it: a backend that connects to a peer at the first message has done so.
+void meet(Communicator& comm, int a, int b) {
+  if (comm.rank() != a && comm.rank() != b) return;
+  const int peer = comm.rank() == a ? b : a;
+  const at::Tensor out = at::zeros({1}, options(at::kLong));
+  const at::Tensor in = at::empty({1}, options(at::kLong));
+  auto work = comm.exchange({{out, peer}}, {{in, peer}}, {"meeting", 0});
+  while (!work->test()) sched_yield();
+}
+
 std::string rank_text(int rank) { return "rank " + std::to_string(rank); }
 
 TEST_P(CommSuite, KnowsItself) {
@@ -429,6 +439,7 @@ TEST_P(CommSuite, MessagesOfAnotherSizeOrDtype) {
     const int last = comm.size() - 1;
     for (const Case& c : cases) {
       auto apart = comm.split(0, comm.rank());
+      meet(*apart, 0, last);
       // The sender of a long message waits in vain for it to be taken.
       apart->set_timeout(Seconds(comm.rank() == last ? 0.3 : 20));
       at::Tensor in = at::empty({c.expected}, options(at::kFloat));
@@ -458,6 +469,7 @@ TEST_P(CommSuite, PeerThatNeverComes) {
     const int last = comm.size() - 1;
     auto apart = comm.split(0, comm.rank());
     EXPECT_EQ(apart->timeout(), comm.timeout());
+    meet(*apart, 0, last);
     if (comm.rank() == 0) {
       apart->set_timeout(Seconds(0.2));
       at::Tensor in = at::empty({512}, options(at::kDouble));
@@ -497,6 +509,7 @@ TEST_P(CommSuite, AnotherErrorAbandonsTheTransfer) {
   ranks([&](Communicator& comm) {
     if (comm.size() < 2) return;
     auto apart = comm.split(0, comm.rank());
+    meet(*apart, 0, 1);
     if (comm.rank() == 0) {
       at::Tensor in = at::empty({9}, options(at::kFloat));
       try {

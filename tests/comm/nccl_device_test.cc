@@ -1,0 +1,162 @@
+// What the NCCL backend promises about streams, memory and deadlines of a device, which no other backend has. One GPU
+// is enough: a rank exchanges with itself. Compiled and linked in CUDA builds; skipped, with the reason, without a GPU.
+#include <ATen/cuda/CUDAGraph.h>
+#include <ATen/cuda/Sleep.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <gtest/gtest.h>
+#include <sched.h>
+
+#include "comm/nccl/nccl_communicator.h"
+#include "comm/threads/threads.h"
+#include "common/error.h"
+
+namespace annulus {
+namespace {
+
+constexpr int64_t kAboutASecond = 2'000'000'000;  // clock cycles
+const at::TensorOptions kFloats = at::TensorOptions().dtype(at::kFloat).device(at::Device(at::kCUDA, 0));
+
+class NcclDevice : public testing::Test {
+ protected:
+  void SetUp() override {
+    const std::string why = nccl_unavailable();
+    if (!why.empty()) GTEST_SKIP() << why;
+    host_ = make_self_communicator();
+    comm_ = make_nccl_communicator(*host_, {.device = 0, .timeout = Seconds(60)});
+    comm_->set_timeout(Seconds(60));
+    // NCCL and LibTorch have taken what memory they take once.
+    const at::Tensor out = at::ones({1024}, kFloats), in = at::empty({1024}, kFloats);
+    send(out, in)->wait();
+    EXPECT_TRUE(at::equal(in, out));
+  }
+
+  std::unique_ptr<Work> send(const at::Tensor& out, const at::Tensor& in) {
+    return comm_->exchange({{out, 0}}, {{in, 0}}, {"to itself", 0});
+  }
+
+  std::unique_ptr<Communicator> host_, comm_;
+};
+
+int64_t reserved_bytes() {
+  const auto which = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  return c10::cuda::CUDACachingAllocator::getDeviceStats(0).reserved_bytes[which].current;
+}
+
+// The host is ahead of the device throughout: nothing but the order of streams says when memory may be used again.
+TEST_F(NcclDevice, MemoryComesBackWithoutTheHostSeeingTheTransferDone) {
+  constexpr int64_t kLength = int64_t{16} << 20;
+  const auto pass = [&](float value) {
+    const at::Tensor out = at::full({kLength}, value, kFloats), in = at::empty({kLength}, kFloats);
+    auto work = send(out, in);
+    work->wait();
+    return in.slice(0, 0, kLength, kLength / 64).clone();
+  };
+  pass(0);
+  const int64_t before = reserved_bytes();
+  at::cuda::sleep(kAboutASecond);
+  std::vector<at::Tensor> samples;
+  for (int i = 1; i <= 8; ++i) samples.push_back(pass(static_cast<float>(i)));
+  EXPECT_EQ(reserved_bytes(), before);
+  for (int i = 1; i <= 8; ++i) {
+    const at::Tensor& sample = samples[static_cast<size_t>(i - 1)];
+    EXPECT_TRUE(at::equal(sample, at::full({sample.numel()}, static_cast<float>(i), kFloats))) << i;
+  }
+}
+
+// Waited for on another stream than it was started on: what was sent may be freed all the same.
+TEST_F(NcclDevice, AnotherStreamMayWait) {
+  constexpr int64_t kLength = int64_t{16} << 20;
+  const at::Tensor in = at::empty({kLength}, kFloats);
+  at::cuda::sleep(kAboutASecond);
+  auto work = send(at::full({kLength}, 3, kFloats), in);
+  const c10::cuda::CUDAStream other = c10::cuda::getStreamFromPool(/*isHighPriority=*/false, 0);
+  at::Tensor copy;
+  {
+    const c10::cuda::CUDAStreamGuard guard(other);
+    work->wait();
+    copy = in.clone();
+  }
+  const at::Tensor scribbled = at::full({kLength}, 4, kFloats);  // in what was sent, if that was free too early
+  other.synchronize();
+  EXPECT_TRUE(at::equal(copy, at::full({kLength}, 3, kFloats)));
+}
+
+// A deadline runs from when the device gets to the transfer: what it computes before is no fault of a peer.
+TEST_F(NcclDevice, WorkBeforeATransferIsNoPartOfItsDeadline) {
+  comm_->set_timeout(Seconds(0.3));
+  const at::Tensor out = at::full({1024}, 5, kFloats), in = at::empty({1024}, kFloats);
+  at::cuda::sleep(kAboutASecond);
+  auto work = send(out, in);
+  while (!work->test()) sched_yield();
+  work->wait();
+  EXPECT_TRUE(at::equal(in, out));
+}
+
+// A look at a transfer under way must not be mistaken by LibTorch for a failed kernel.
+TEST_F(NcclDevice, ProgressLeavesNoErrorBehind) {
+  const at::Tensor out = at::full({1024}, 6, kFloats), in = at::empty({1024}, kFloats);
+  at::cuda::sleep(kAboutASecond / 4);
+  auto work = send(out, in);
+  comm_->progress();
+  EXPECT_FALSE(work->test());
+  EXPECT_NO_THROW(at::full({16}, 1, kFloats));
+  work->wait();
+  EXPECT_TRUE(at::equal(in, out));
+}
+
+TEST_F(NcclDevice, RefusesToBeCaptured) {
+  const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, 0));
+  at::Tensor out = at::full({1024}, 7, kFloats);
+  const at::Tensor in = at::empty({1024}, kFloats);
+  at::cuda::CUDAGraph graph;
+  graph.capture_begin();
+  const auto refused = [&](const std::function<void()>& body) {
+    try {
+      body();
+      ADD_FAILURE() << "no error";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.kind(), ErrorKind::kPlan);
+      EXPECT_NE(std::string(e.what()).find("CUDA graph"), std::string::npos) << e.what();
+    }
+  };
+  refused([&] { send(out, in); });
+  refused([&] { comm_->all_reduce(out, ReduceOp::kSum, {"captured", 0}); });
+  out.add_(1);
+  graph.capture_end();
+  // Neither the graph nor the communicator has suffered.
+  graph.replay();
+  send(out, in)->wait();
+  EXPECT_TRUE(at::equal(in, at::full({1024}, 8, kFloats)));
+}
+
+// A graph may be captured while a transfer is under way and watched.
+TEST_F(NcclDevice, ATransferUnderWayDoesNotSpoilACapture) {
+  const at::Tensor out = at::full({1024}, 9, kFloats), in = at::empty({1024}, kFloats);
+  at::Tensor counter;
+  at::cuda::sleep(kAboutASecond);
+  auto work = send(out, in);
+  {
+    const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, 0));
+    counter = at::full({1}, 0, kFloats);
+    at::cuda::CUDAGraph graph;
+    graph.capture_begin();
+    // As long as the watching thread needs for several looks.
+    for (int i = 0; i < 20000; ++i) counter.add_(1);
+    graph.capture_end();
+    c10::cuda::getCurrentCUDAStream().synchronize();
+    graph.replay();
+    c10::cuda::getCurrentCUDAStream().synchronize();
+  }
+  work->wait();
+  EXPECT_TRUE(at::equal(in, out));
+  EXPECT_EQ(counter.item<float>(), 20000);
+}
+
+}  // namespace
+}  // namespace annulus

@@ -1,0 +1,69 @@
+// The suite over NCCL between processes: every rank of an mpirun runs it, on a GPU of its own where there are as many,
+// otherwise several on one. Prints "SKIPPED: reason" and leaves where there is none.
+#include <gtest/gtest.h>
+#include <mpi.h>
+
+#include <cstdio>
+#include <cstdlib>
+
+#include "comm/launch_info.h"
+#include "comm/mpi/mpi_runtime.h"
+#include "comm/nccl/nccl_communicator.h"
+#include "comm/watchdog.h"
+#include "tests/comm/gpu_count.h"
+#include "tests/comm/suite.h"
+
+namespace annulus {
+namespace {
+
+std::shared_ptr<MpiRuntime>& runtime() {
+  static std::shared_ptr<MpiRuntime> runtime;
+  return runtime;
+}
+
+int& device() {
+  static int device = 0;
+  return device;
+}
+
+}  // namespace
+
+comm_test::Backend& comm_test::backend() {
+  static Backend backend{"nccl",
+                         at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(device())),
+                         {runtime()->size()},
+                         [](int, const std::function<void(Communicator&)>& body) {
+                           // The world's communicator dies in no test; each test gets one of its own.
+                           static const std::unique_ptr<Communicator> world = [] {
+                             auto comm = runtime()->make_world();
+                             comm->set_timeout(Seconds(60));
+                             return comm;
+                           }();
+                           const std::unique_ptr<Communicator> comm =
+                               make_nccl_communicator(*world, {.device = device(), .timeout = Seconds(60)});
+                           comm->set_timeout(Seconds(30));
+                           body(*comm);
+                         },
+                         ""};
+  return backend;
+}
+
+}  // namespace annulus
+
+int main(int argc, char** argv) {
+  using namespace annulus;
+  const LaunchInfo launch = launch_info();
+  if (const std::string why = nccl_unavailable(); !why.empty()) {
+    if (launch.rank == 0) std::printf("SKIPPED: %s\n", why.c_str());
+    return 0;
+  }
+  device() = comm_test::gpu_of_process(launch.local_rank, launch.local_size);
+  comm_test::use_gpu(device());
+  runtime() = MpiRuntime::start();
+  testing::InitGoogleTest(&argc, argv);
+  const int result = RUN_ALL_TESTS();
+  // As in mpi_main.cc.
+  const comm_internal::Watchdog watchdog(Seconds(20), [] { return "MPI_Finalize hangs"; });
+  MPI_Finalize();
+  std::_Exit(result);
+}
