@@ -124,7 +124,7 @@ int main(int argc, char** argv) {
   } catch (const annulus::ReportedError& e) {
     return e.exit_code();
   } catch (const annulus::Error& e) {
-    std::fprintf(stderr, "%s\n", e.what());
+    std::fprintf(stderr, "%s (exit code %d)\n", e.what(), e.exit_code());
     return e.exit_code();
   }
 }

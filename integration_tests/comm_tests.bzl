@@ -61,8 +61,17 @@ def comm_tests():
     _fault("killed_later", "killed later", 1, np = 2, expect_exit = 137)
     _fault("throws_later", "throws later", 1, np = 2, expect_exit = 8, expect_once = ["[kernel] out of memory"])
 
+    # As if no launcher ended the others: what the one that is left says for itself, and its own exit code.
+    killed_alone = {
+        "expect_once": ["[comm] ring, step", "bytes from rank 1", "(exit code 6)"],
+        "mpi_args": ["--enable-recovery"],
+        "np": 2,
+    }
+    _fault("killed_alone", "killed later", 1, **killed_alone)
+
     # The same between GPUs, on one where there are no more.
     nccl = {"backend": "nccl", "np": 2, "size": "medium", "mpi_timeout": 120, "tags": ["gpu"]}
     _fault("nccl_healthy", "none", 0, expect_once = ["finished"], forbid = ["[comm]"], **nccl)
     _fault("nccl_stops_later", "stops later", 1, expect_exit = 6, expect_once = ["[comm] ring, step"], **nccl)
+    _fault("nccl_killed_alone", "killed later", 1, **(nccl | killed_alone))
     _fault("nccl_throws_later", "throws later", 1, expect_exit = 8, expect_once = ["[kernel] out of memory"], **nccl)

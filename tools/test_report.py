@@ -2,7 +2,7 @@
 """Reads what Bazel wrote about a run (--build_event_json_file) and ends with the line "N passed, N failed".
 
 Counted are GoogleTest's cases where a test wrote them, otherwise the test as one. Failing tests are shown with what they
-said, skipped ones with their reasons. What could not be built is a failure. Called by tools/test.sh and .ci/run; exits
+said, skipped ones with their number and reasons. What could not be built is a failure. Called by tools/test.sh and .ci/run; exits
 with 1 after a failure and with 4 where there was nothing to run.
 
 A test that is not GoogleTest's says that it skips itself with a line "SKIPPED: reason" (and exit code 0).
@@ -214,7 +214,7 @@ def main():
     run = Run(args.events)
     cuda = "--config=cuda" in run.options or "//bazel:cuda" in run.options
 
-    passed, failed, skipped, failures = 0, 0, [], []
+    passed, failed, skipped, failures, flaky = 0, 0, [], [], []
     left_out = 0
     for label in sorted(run.kinds):
         if not run.is_test(label) or label in run.incompatible or label in run.broken or args.build:
@@ -264,7 +264,7 @@ def main():
                 passed = max(passed - 1, 0)
                 failures.append((label + ": needed a second attempt", [], ""))
             else:
-                skipped.append((label, "passed, but needed a second attempt"))
+                flaky.append((label, "passed, but needed a second attempt"))
 
     reasons = reasons_for_skipping([l for l in run.incompatible if args.ci or run.is_test(l)], cuda)
     wanting = []
@@ -299,7 +299,9 @@ def main():
     if wanting:
         print("\nFAILED, skipped for want of a library:\n" + indent("%s: %s" % w for w in wanting))
     if skipped:
-        print("\nskipped:\n" + indent(skipped_lines(skipped)))
+        print("\n%d skipped:\n%s" % (len(skipped), indent(skipped_lines(skipped))))
+    if flaky:
+        print("\n" + "\n".join("%s: %s" % f for f in flaky))
     if left_out:
         print("\nnot run: %d long sweep%s (./annulus test --all)" % (left_out, "" if left_out == 1 else "s"))
     if args.bazel_exit == 4 or not (passed or failed or skipped):

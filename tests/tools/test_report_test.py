@@ -73,7 +73,7 @@ class ReportTest(unittest.TestCase):
         code, out = self.report()
         self.assertEqual(code, 0, out)
         self.assertEqual(self.last(out), "2 passed, 0 failed")
-        self.assertIn("skipped:\n  //t:good A.skipped: no GPU: <here>\n", out)
+        self.assertIn("\n1 skipped:\n  //t:good A.skipped: no GPU: <here>\n", out)
 
     def test_a_failing_case_is_named_and_shown(self):
         self.target("//t:mixed")
@@ -143,7 +143,7 @@ class ReportTest(unittest.TestCase):
             for i in range(5)))
         code, out = self.report()
         self.assertEqual((code, self.last(out)), (0, "0 passed, 0 failed"))
-        self.assertIn("skipped:\n  //t:gpu 5 cases, G.t0 ...: no GPU\n", out)
+        self.assertIn("\n5 skipped:\n  //t:gpu 5 cases, G.t0 ...: no GPU\n", out)
 
     def test_what_cannot_be_built_is_a_failure_with_the_compilers_words(self):
         self.target("//t:broken", success=False)
