@@ -73,5 +73,5 @@ def comm_tests():
     nccl = {"backend": "nccl", "np": 2, "size": "medium", "mpi_timeout": 120, "tags": ["gpu"]}
     _fault("nccl_healthy", "none", 0, expect_once = ["finished"], forbid = ["[comm]"], **nccl)
     _fault("nccl_stops_later", "stops later", 1, expect_exit = 6, expect_once = ["[comm] ring, step"], **nccl)
-    _fault("nccl_killed_alone", "killed later", 1, **(nccl | killed_alone))
+    _fault("nccl_killed_alone", "killed later", 1, **dict(nccl, **killed_alone))
     _fault("nccl_throws_later", "throws later", 1, expect_exit = 8, expect_once = ["[kernel] out of memory"], **nccl)

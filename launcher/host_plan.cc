@@ -3,12 +3,9 @@
 
 #include <unistd.h>
 
-#include <algorithm>
-#include <charconv>
 #include <cstdio>
 #include <cstdlib>
 #include <string_view>
-#include <system_error>
 #include <vector>
 
 #include "comm/topology/binding.h"
@@ -20,30 +17,6 @@
 namespace annulus {
 namespace {
 
-#ifdef ANNULUS_CUDA
-// CUDA_VISIBLE_DEVICES, where it is a list of numbers: those of the GPUs in the order of their PCI bus ids, as CUDA
-// counts GPUs of one model. Other forms are left to choose_device, which sees what CUDA sees.
-void leave_out_hidden_gpus(Machine& machine) {
-  const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
-  if (visible == nullptr) return;
-  for (const Gpu& gpu : machine.gpus) {
-    if (gpu.model != machine.gpus.front().model) return;
-  }
-  std::vector<std::string> left;
-  const std::string_view list = visible;
-  for (size_t begin = 0; begin < list.size();) {
-    const size_t comma = std::min(list.find(',', begin), list.size());
-    size_t number = 0;
-    const auto [end, error] = std::from_chars(list.data() + begin, list.data() + comma, number);
-    if (error != std::errc() || end != list.data() + comma) return;
-    if (number >= machine.gpus.size()) break;  // as CUDA does
-    left.push_back(machine.gpus[number].pci);
-    begin = comma + 1;
-  }
-  machine.set_visible_gpus(left);
-}
-#endif
-
 // This machine, with the GPUs that ranks get: none unless this build and this host have one for each rank, as
 // device = "auto" decides. Starts nothing of CUDA: ranks ask before any thread is there.
 std::vector<Machine> this_host(bool respect_affinity, int ranks, PlacementOptions& options) {
@@ -51,7 +24,7 @@ std::vector<Machine> this_host(bool respect_affinity, int ranks, PlacementOption
   options.device = DeviceKind::kCpu;
 #ifdef ANNULUS_CUDA
   if (access("/dev/nvidiactl", R_OK | W_OK) != 0) return hosts;
-  leave_out_hidden_gpus(hosts.front());
+  if (const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES")) hosts.front().hide_gpus_from_cuda(visible);
   if (static_cast<int>(hosts.front().gpus.size()) >= ranks) options.device = DeviceKind::kCuda;
 #else
   (void)ranks;

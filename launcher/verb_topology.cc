@@ -1,6 +1,7 @@
 // annulus topology: what the machine is made of, and where ranks would go.
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -37,7 +38,9 @@ class TopologyVerb : public Verb {
   }
 
   int run() override {
-    const std::vector<Machine> hosts = {xml_.empty() ? Machine::this_machine() : Machine::from_xml(xml_)};
+    std::vector<Machine> hosts = {xml_.empty() ? Machine::this_machine() : Machine::from_xml(xml_)};
+    const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
+    if (xml_.empty() && visible != nullptr) hosts.front().hide_gpus_from_cuda(visible);
     const Machine& machine = hosts.front();
     const bool fits = !machine.gpus.empty() && ranks_.value_or(1) <= static_cast<int64_t>(machine.gpus.size());
     const bool cuda = device_.empty() ? fits : device_ == "cuda";

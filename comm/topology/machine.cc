@@ -649,6 +649,25 @@ Machine Machine::from_synthetic(const std::string& description, const std::strin
   return machine;
 }
 
+void Machine::hide_gpus_from_cuda(std::string_view visible_devices) {
+  for (const Gpu& gpu : gpus) {
+    if (gpu.model != gpus.front().model) return;
+  }
+  std::vector<std::string> shown;
+  bool ended = false;
+  for (size_t begin = 0; begin < visible_devices.size();) {
+    const size_t comma = std::min(visible_devices.find(',', begin), visible_devices.size());
+    const char* const end = visible_devices.data() + comma;
+    int64_t number = 0;
+    const auto [past, error] = std::from_chars(visible_devices.data() + begin, end, number);
+    if (error != std::errc() || past != end) return;
+    ended = ended || number < 0 || number >= static_cast<int64_t>(gpus.size());
+    if (!ended) shown.push_back(gpus[static_cast<size_t>(number)].pci);
+    begin = comma + 1;
+  }
+  set_visible_gpus(shown);
+}
+
 void Machine::set_visible_gpus(const std::vector<std::string>& pci_bus_ids) {
   std::set<std::string> wanted;
   for (const std::string& id : pci_bus_ids) wanted.insert(normalize_pci_bus_id(id));

@@ -104,6 +104,11 @@ struct Machine {
   // side calls it with the bus ids the driver gives: in a container the PCI bus shows GPUs that the process cannot
   // open. Any spelling of an id is taken ("00000000:1B:00.0"). Errors: kInput for what is no PCI bus id.
   void set_visible_gpus(const std::vector<std::string>& pci_bus_ids);
+
+  // Leaves out the GPUs that CUDA will not show, by the value of CUDA_VISIBLE_DEVICES and without asking CUDA: where it
+  // is a list of numbers and all GPUs are of one model, so that CUDA counts them by their PCI bus ids. As CUDA does,
+  // the list ends before the first number that is no GPU's. Any other list (UUIDs, MIG) changes nothing.
+  void hide_gpus_from_cuda(std::string_view visible_devices);
 };
 
 // "00000000:1B:00.0", "0000:1b:00.0", "1b:00.0" -> "0000:1b:00.0". Errors: kInput.

@@ -274,5 +274,30 @@ TEST(Machine, VisibleGpus) {
   EXPECT_EQ(normalize_pci_bus_id("1b:00.1"), "0000:1b:00.1");
 }
 
+TEST(Machine, GpusThatCudaIsToldToHide) {
+  const Machine all = Machine::from_xml(data("one_socket_gpus.xml"));
+  ASSERT_GE(all.gpus.size(), 3U);
+  const auto left = [&](std::string_view visible) {
+    Machine m = all;
+    m.hide_gpus_from_cuda(visible);
+    std::vector<std::string> ids;
+    for (const Gpu& gpu : m.gpus) ids.push_back(gpu.pci);
+    return ids;
+  };
+  std::vector<std::string> everything;
+  for (const Gpu& gpu : all.gpus) everything.push_back(gpu.pci);
+  EXPECT_EQ(left("2,0"), (std::vector<std::string>{everything[0], everything[2]}));
+  EXPECT_EQ(left("1"), std::vector<std::string>{everything[1]});
+  EXPECT_EQ(left("0,99,1"), std::vector<std::string>{everything[0]}) << "the list ends where it is wrong";
+  EXPECT_TRUE(left("").empty());
+  EXPECT_TRUE(left("-1").empty());
+  for (const char* other : {"GPU-8932f937", "MIG-GPU-1", "0,GPU-1", "zero", "0;1"}) EXPECT_EQ(left(other), everything);
+
+  Machine mixed = all;
+  mixed.gpus[1].model = "another";
+  mixed.hide_gpus_from_cuda("0");
+  EXPECT_EQ(mixed.gpus.size(), all.gpus.size()) << "CUDA may count them by their speed";
+}
+
 }  // namespace
 }  // namespace annulus
