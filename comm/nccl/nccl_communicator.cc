@@ -53,6 +53,8 @@ using Clock = std::chrono::steady_clock;
 constexpr auto kWatchInterval = std::chrono::milliseconds(20);
 // ncclCommAbort waits for the device to notice; should the device be lost as well, the process ends.
 constexpr Seconds kAbortTimeout{30};
+// How long headers may be behind an error of NCCL before it is believed to be no mismatch.
+constexpr Seconds kHeadersBehind{0.5};
 
 Clock::time_point deadline_of(Seconds timeout) {
   const double seconds = std::clamp(timeout.count(), 0.0, 365.0 * 86400);
@@ -371,17 +373,42 @@ class NcclCommunicator final : public Communicator {
     return true;
   }
 
+  // Whether NCCL has failed by itself; what with, in `state`. The mutex is held.
+  bool broken(ncclResult_t* state = nullptr) const {
+    if (comm_ == nullptr) return false;
+    ncclResult_t found = ncclSuccess;
+    if (ncclCommGetAsyncError(comm_, &found) != ncclSuccess) return false;
+    if (state != nullptr) *state = found;
+    return found != ncclSuccess && found != ncclInProgress;
+  }
+
+  // A message of another size breaks some transports of NCCL, too, and the headers say it better. True while some have
+  // not come; when they differ, this communicator has failed with what they say. The mutex is held.
+  bool mismatch_may_explain() {
+    bool pending = false;
+    for (const std::shared_ptr<Operation>& op : std::vector(operations_.begin(), operations_.end())) {
+      try {
+        pending = !headers_agree(*op) || pending;
+      } catch (const Error&) {
+        // Headers that cannot come explain nothing.
+      }
+      if (!failed_.empty()) return false;
+    }
+    return pending;
+  }
+
   // One look at everything under way: asynchronous errors, headers, completion, deadlines. The mutex is held.
   void look_after() {
     if (!failed_.empty() || comm_ == nullptr || operations_.empty()) return;
-    ncclResult_t state = ncclSuccess;
-    const ncclResult_t code = ncclCommGetAsyncError(comm_, &state);
-    if (code == ncclSuccess && state != ncclSuccess && state != ncclInProgress) {
+    const auto now = Clock::now();
+    if (ncclResult_t state = ncclSuccess; broken(&state)) {
+      if (!broken_since_) broken_since_ = now;
+      if (mismatch_may_explain() && now - *broken_since_ < kHeadersBehind) return;  // another look will tell
+      if (!failed_.empty()) return;
       const Operation& op = *operations_.front();
       fail(ErrorKind::kComm, op.label + ": " + op.description + ": NCCL reports " + describe_nccl(state, comm_));
       return;
     }
-    const auto now = Clock::now();
     bool turn = true;  // the device is done with all earlier operations
     for (auto it = operations_.begin(); it != operations_.end();) {
       Operation& op = **it;
@@ -492,9 +519,13 @@ class NcclCommunicator final : public Communicator {
       op->done.record(stream_.stream());
       op->on_device = true;
     } catch (const Error& e) {
-      fail(e.kind(), op->label + ": " + op->description + ": " + plain(e));
+      const auto believed = Clock::now() + std::chrono::duration_cast<Clock::duration>(kHeadersBehind);
+      while (broken() && mismatch_may_explain() && Clock::now() < believed) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+      fail(e.kind(), op->label + ": " + op->description + ": " + plain(e));  // unless the headers have said why
       reported_ = true;
-      throw Error(e.kind(), "comm", failed_);
+      throw Error(failed_kind_, "comm", failed_);
     } catch (const c10::Error& e) {
       fail(ErrorKind::kComm, op->label + ": " + op->description + ": " + e.what_without_backtrace());
       reported_ = true;
@@ -541,7 +572,8 @@ class NcclCommunicator final : public Communicator {
   std::list<std::shared_ptr<Operation>> operations_;  // in the order of issue
   std::string failed_;                                // why this communicator is dead
   ErrorKind failed_kind_ = ErrorKind::kComm;
-  bool reported_ = false;  // some call has raised it
+  bool reported_ = false;                          // some call has raised it
+  std::optional<Clock::time_point> broken_since_;  // when NCCL first reported an error
   bool stop_ = false;
   std::thread watcher_;
 };
