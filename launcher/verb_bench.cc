@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "benchmarks/compare.h"
+#include "benchmarks/gpu.h"
 #include "benchmarks/patterns.h"
 #include "benchmarks/report.h"
 #include "benchmarks/ring.h"
@@ -20,6 +21,7 @@
 #include "common/names.h"
 #include "common/version.h"
 #include "launcher/command_line.h"
+#include "launcher/device.h"
 #include "launcher/launch.h"
 #include "launcher/verb.h"
 #include "runtime/block_map_file.h"
@@ -184,6 +186,70 @@ class PatternsWord : public Word {
   std::string json_;
 };
 
+class GpuWord : public Word {
+ public:
+  CLI::App* declare(CLI::App& bench) override {
+    CLI::App* const app = bench.add_subcommand(
+        "gpu", "on a GPU: attention over LibTorch's operator, the ring's own work, patterns, training steps");
+    app->add_option("--part", options_.parts,
+                    "measure this alone: dense, ring, patterns, train, longest; may be given several times (default: "
+                    "all; the last two with --config only)")
+        ->expected(1)
+        ->take_all();
+    app->add_option("--length", length_, "tokens (default: 32768; dense: 8192, 16384, 32768)")
+        ->check(CLI::PositiveNumber);
+    app->add_option("--heads", heads_, "query heads (default: 64)")->check(CLI::PositiveNumber);
+    app->add_option("--kv-heads", kv_heads_, "kv heads (default: 8)")->check(CLI::PositiveNumber);
+    app->add_option("--head-dim", head_dim_, "head size (default: 128)")->check(CLI::PositiveNumber);
+    app->add_option("--ranks", options_.ranks, "ranks of the simulated ring (default: 8)")->check(CLI::PositiveNumber);
+    app->add_option("--rounds,--repeats", rounds_, "rounds that count (default: 7)")->check(CLI::PositiveNumber);
+    app->add_option("--config", options_.config, "the model that train and longest take: a TOML file")
+        ->type_name("FILE");
+    app->add_option("--set", options_.sets, "override one key of it: --set model.layers=4 (may be repeated)")
+        ->allow_extra_args(false)
+        ->type_name("KEY=VALUE");
+    app->add_option("--device", device_, "cuda (default), or cpu: tiny sizes, which test the program")
+        ->check(CLI::IsMember({"cuda", "cpu"}));
+    add_json(app, json_);
+    app->footer(
+        "Examples:\n  ./annulus bench gpu --json gpu.json\n"
+        "  ./annulus bench gpu --part dense --length 16384 --heads 32 --kv-heads 32");
+    return app;
+  }
+
+  void check() override { check_json(json_); }
+
+  int run() override {
+    refuse_ranks("gpu");
+    const bool cuda = device_ == "cuda";
+    if (const std::string shortfall = cuda ? cuda_shortfall(1) : ""; !shortfall.empty()) {
+      throw Error(ErrorKind::kUnavailable, "bench",
+                  "gpu measures on a GPU: " + shortfall +
+                      "; --device cpu runs tiny sizes on the CPU, which tests the program and measures nothing");
+    }
+    GpuBenchOptions options = gpu_bench_options(cuda ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU));
+    options.parts = options_.parts;
+    options.ranks = options_.ranks;
+    options.config = options_.config;
+    options.sets = options_.sets;
+    if (length_ > 0) {
+      options.length = length_;
+      options.lengths = {length_};
+    }
+    if (heads_ > 0) options.heads = heads_;
+    if (kv_heads_ > 0) options.kv_heads = kv_heads_;
+    if (head_dim_ > 0) options.head_dim = head_dim_;
+    if (rounds_ > 0) options.rounds = rounds_;
+    write_json(json_, run_gpu_bench(options, std::cout));
+    return 0;
+  }
+
+ private:
+  GpuBenchOptions options_;
+  int64_t length_ = 0, heads_ = 0, kv_heads_ = 0, head_dim_ = 0, rounds_ = 0;
+  std::string device_ = "cuda", json_;
+};
+
 // A folder for the file that another process of this program writes.
 class ScratchFolder {
  public:
@@ -320,7 +386,7 @@ class BenchVerb : public Verb {
     if (chosen_ == nullptr) {
       throw Error(
           ErrorKind::kUsage, "bench",
-          "bench needs a word that says what: ring, train, patterns, all or compare; example: annulus bench ring");
+          "bench needs a word that says what: ring, train, patterns, gpu, all or compare; example: annulus bench ring");
     }
     chosen_->check();
   }
@@ -338,7 +404,7 @@ class BenchVerb : public Verb {
     (all.push_back({std::make_unique<Words>()}), ...);
     return all;
   }
-  std::vector<Entry> words_ = entries<RingWord, TrainWord, PatternsWord, AllWord, CompareWord>();
+  std::vector<Entry> words_ = entries<RingWord, TrainWord, PatternsWord, GpuWord, AllWord, CompareWord>();
   Word* chosen_ = nullptr;
 };
 

@@ -1,0 +1,437 @@
+// See gpu.h.
+#include "benchmarks/gpu.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/_scaled_dot_product_cudnn_attention.h>
+#include <ATen/ops/_scaled_dot_product_cudnn_attention_backward.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/tensor.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <tuple>
+#include <utility>
+
+#include "attention/execution/attention.h"
+#include "attention/oracle/oracle.h"
+#include "benchmarks/gpu_parts.h"
+#include "benchmarks/patterns.h"
+#include "benchmarks/simulated_ring.h"
+#include "comm/threads/threads.h"
+#include "common/error.h"
+#include "common/names.h"
+
+namespace annulus {
+namespace {
+
+constexpr double kDenseGoal = 1 / 0.97;
+constexpr double kRingGoal = 1.06;
+constexpr int kWarmUps = 3;
+constexpr double kRoundSeconds = 0.02;  // a round of a side lasts this long at least
+
+struct Problem {
+  at::Tensor q, k, v, dout;
+};
+
+Problem random_problem(const GpuBenchOptions& o, int64_t length) {
+  const auto options = at::TensorOptions().device(o.device).dtype(o.type);
+  const auto made = [&](int64_t heads) { return at::randn({1, length, heads, o.head_dim}, options); };
+  return {made(o.heads), made(o.kv_heads), made(o.kv_heads), made(o.heads)};
+}
+
+AttentionShape shape_of(const GpuBenchOptions& o, int64_t length) {
+  return {1, o.heads, o.kv_heads, length, length, 0};
+}
+
+std::string settings_of(const GpuBench& bench, int64_t length) {
+  const GpuBenchOptions& o = bench.options;
+  return line("%s, %lld tokens, heads %lld:%lld of %lld, %s", bench.facts.name.c_str(), static_cast<long long>(length),
+              static_cast<long long>(o.heads), static_cast<long long>(o.kv_heads), static_cast<long long>(o.head_dim),
+              c10::toString(o.type));
+}
+
+// One call through the executor on one rank.
+class ExecutorCall {
+ public:
+  ExecutorCall(const Problem& problem, const PatternSpec& pattern, const AttentionShape& shape) : problem_(problem) {
+    call_.request.shape = shape;
+    call_.request.pattern = pattern;
+    call_.comm = self_.get();
+    call_.label = "bench gpu";
+    forward();
+  }
+  void forward() { output_ = attention_forward(problem_.q, problem_.k, problem_.v, call_); }
+  void backward() {
+    gradients_ = attention_backward(problem_.dout, problem_.q, problem_.k, problem_.v, output_, call_);
+  }
+  const AttentionOutput& output() const { return output_; }
+  const AttentionGradients& gradients() const { return gradients_; }
+  double pairs() const { return static_cast<double>(count_pairs(*cached_pattern(call_.request))); }
+
+ private:
+  const std::unique_ptr<Communicator> self_ = make_self_communicator();
+  const Problem& problem_;
+  AttentionCall call_;
+  AttentionOutput output_;
+  AttentionGradients gradients_;
+};
+
+// LibTorch's own operator, causal: cuDNN's on a GPU, flash attention on a CPU.
+class OperatorCall {
+ public:
+  explicit OperatorCall(const Problem& p)
+      : q_(p.q.transpose(1, 2)), k_(p.k.transpose(1, 2)), v_(p.v.transpose(1, 2)), dout_(p.dout.transpose(1, 2)) {
+    forward();
+  }
+  void forward() {
+    if (q_.is_cuda()) {
+      auto r = at::_scaled_dot_product_cudnn_attention(q_, k_, v_, {}, /*compute_log_sumexp=*/true, /*dropout_p=*/0,
+                                                       /*is_causal=*/true, /*return_debug_mask=*/false);
+      std::tie(out_, lse_, cum_q_, cum_k_) =
+          std::make_tuple(std::get<0>(r), std::get<1>(r), std::get<2>(r), std::get<3>(r));
+      max_q_ = std::get<4>(r).expect_int();
+      max_k_ = std::get<5>(r).expect_int();
+      seed_ = std::get<6>(r);
+      offset_ = std::get<7>(r);
+    } else {
+      std::tie(out_, lse_) =
+          at::_scaled_dot_product_flash_attention_for_cpu(q_, k_, v_, /*dropout_p=*/0, /*is_causal=*/true);
+    }
+  }
+  void backward() {
+    gradients_ = q_.is_cuda()
+                     ? at::_scaled_dot_product_cudnn_attention_backward(dout_, q_, k_, v_, out_, lse_, seed_, offset_,
+                                                                        /*attn_bias=*/{}, cum_q_, cum_k_, max_q_,
+                                                                        max_k_, /*dropout_p=*/0, /*is_causal=*/true)
+                     : at::_scaled_dot_product_flash_attention_for_cpu_backward(dout_, q_, k_, v_, out_, lse_,
+                                                                                /*dropout_p=*/0, /*is_causal=*/true);
+  }
+  at::Tensor out() const { return out_.transpose(1, 2); }
+
+ private:
+  const at::Tensor q_, k_, v_, dout_;
+  at::Tensor out_, lse_, cum_q_, cum_k_, seed_, offset_;
+  int64_t max_q_ = 0, max_k_ = 0;
+  std::tuple<at::Tensor, at::Tensor, at::Tensor> gradients_;
+};
+
+// Of `got` against `want`, relative to the size of what is compared.
+double relative_error(const at::Tensor& got, const at::Tensor& want) {
+  const double size = want.abs().max().item<double>();
+  const double error = (got.to(at::kCPU, at::kDouble) - want).abs().max().item<double>();
+  return size > 0 ? error / size : error;
+}
+
+// A result in this dtype may be as far as this from the oracle's: its last bits, and what rounded terms add up to.
+double bound_of(at::ScalarType type) { return type == at::kFloat || type == at::kDouble ? 1e-4 : 2e-2; }
+
+// Some query rows of some heads, out, lse and dq, against the oracle of these rows alone. Returns the largest error.
+double check_rows(const Problem& problem, const PatternSpec& pattern, const AttentionShape& shape,
+                  const ExecutorCall& call, const std::string& name) {
+  const int64_t last = shape.q_len - 1, group = shape.heads / shape.kv_heads;
+  std::vector<int64_t> rows = {0, 1, last / 3, last / 2 + 1, last - 1, last};
+  std::vector<int64_t> heads = {0, std::min<int64_t>(5, shape.heads - 1), shape.heads - 1};
+  for (std::vector<int64_t>* list : {&rows, &heads}) {
+    std::sort(list->begin(), list->end());
+    list->erase(std::unique(list->begin(), list->end()), list->end());
+  }
+  std::vector<int64_t> kv_heads;
+  for (const int64_t h : heads) kv_heads.push_back(h / group);
+  const auto some = [&](const at::Tensor& t, int64_t dim, const std::vector<int64_t>& which) {
+    return t.index_select(dim, at::tensor(which, at::TensorOptions().dtype(at::kLong)).to(t.device()));
+  };
+  const auto of_queries = [&](const at::Tensor& t) { return some(some(t, 1, rows), 2, heads); };
+  const auto on_host = [](const at::Tensor& t) { return t.to(at::kCPU, at::kDouble); };
+  const Count whole = count_of(pattern, shape);
+  const OracleResult want =
+      oracle(on_host(of_queries(problem.q)), on_host(some(problem.k, 2, kv_heads)),
+             on_host(some(problem.v, 2, kv_heads)), on_host(of_queries(problem.dout)),
+             1 / std::sqrt(static_cast<double>(problem.q.size(3))), [&](int64_t b, int64_t h, int64_t i, int64_t j) {
+               return whole(b, heads[static_cast<size_t>(h)], rows[static_cast<size_t>(i)], j);
+             });
+  // Every row of these patterns sees itself at least: no lse is infinite.
+  const double error = std::max({relative_error(of_queries(call.output().out), want.out),
+                                 relative_error(some(some(call.output().lse, 2, rows), 1, heads), want.lse),
+                                 relative_error(of_queries(call.gradients().dq), want.dq)});
+  if (!(error <= bound_of(problem.q.scalar_type()))) {
+    throw Error(ErrorKind::kInternal, "bench",
+                name + line(": out, lse or dq of some rows is %.3g from the oracle's, at most %.3g is expected", error,
+                            bound_of(problem.q.scalar_type())));
+  }
+  return error;
+}
+
+double teraflops(double flops, double seconds) { return flops / seconds / 1e12; }
+
+// What the executor adds to the operator that it calls.
+void bench_dense(GpuBench& bench) {
+  const GpuBenchOptions& o = bench.options;
+  bench.out << "causal attention through the executor on one rank over calling LibTorch's "
+            << (o.device.is_cuda() ? "cuDNN" : "CPU") << " operator; TFLOP/s on the pairs that count\n\n"
+            << "    tokens  direction   executor ms   TFLOP/s  operator ms   TFLOP/s  over the operator\n";
+  for (const int64_t length : o.lengths) {
+    const Problem problem = random_problem(o, length);
+    ExecutorCall ours(problem, causal_pattern(), shape_of(o, length));
+    OperatorCall theirs(problem);
+    const double difference = relative_error(ours.output().out, theirs.out().to(at::kCPU, at::kDouble));
+    if (!(difference <= 2 * bound_of(o.type))) {
+      throw Error(ErrorKind::kInternal, "bench",
+                  line("the executor's out is %.3g from the operator's, at most %.3g is expected", difference,
+                       2 * bound_of(o.type)));
+    }
+    for (const bool back : {false, true}) {
+      const char* const direction = back ? "backward" : "forward";
+      std::vector<TimedSide> sides(2);
+      sides[0].call = [&] { back ? ours.backward() : ours.forward(); };
+      sides[1].call = [&] { back ? theirs.backward() : theirs.forward(); };
+      measure_in_turn(sides, o.device, o.rounds);
+      const double flops = (back ? 10 : 4) * static_cast<double>(o.head_dim) * ours.pairs();
+      const BenchRatio& r = bench.ratios.emplace_back(
+          ratio_of(line("gpu/dense %s %lld", direction, static_cast<long long>(length)), settings_of(bench, length),
+                   sides[0].seconds, sides[1].seconds, kDenseGoal));
+      const double mine = least(sides[0].seconds), base = least(sides[1].seconds);
+      bench.out << line("%10lld  %-9s  %12.3f  %8.1f  %11.3f  %8.1f  %8.3f, goal %.3f: %s\n",
+                        static_cast<long long>(length), direction, 1e3 * mine, teraflops(flops, mine), 1e3 * base,
+                        teraflops(flops, base), r.ratio, *r.goal, r.met() ? "met" : "missed");
+      bench.out.flush();
+      const std::string of = line("dense %s %lld", direction, static_cast<long long>(length));
+      bench.figure(of, "TFLOP/s", teraflops(flops, mine), teraflops(flops, median(sides[0].seconds)));
+      bench.figure(of + ", operator", "TFLOP/s", teraflops(flops, base), teraflops(flops, median(sides[1].seconds)));
+    }
+  }
+}
+
+// What a ring computes besides one whole call: smaller tiles, merges, additions of gradients.
+void bench_ring(GpuBench& bench) {
+  const GpuBenchOptions& o = bench.options;
+  const Problem problem = random_problem(o, o.length);
+  PlanRequest request;
+  request.shape = shape_of(o, o.length);
+  request.pattern = causal_pattern();
+  request.layout = LayoutKind::kZigzag;
+  request.schedule = ScheduleKind::kRing;
+  request.ranks = o.ranks;
+  SimulatedRing ring(request, problem.q, problem.k, problem.v, problem.dout, KernelKind::kAuto);
+  ExecutorCall whole(problem, causal_pattern(), request.shape);
+  ring.forward();
+  ring.backward();
+  whole.backward();
+  const SimulatedRing::Result got = ring.result();
+  const auto on_host = [](const at::Tensor& t) { return t.to(at::kCPU, at::kDouble); };
+  const double difference = std::max(
+      {relative_error(got.out, on_host(whole.output().out)), relative_error(got.dq, on_host(whole.gradients().dq)),
+       relative_error(got.dk, on_host(whole.gradients().dk)), relative_error(got.dv, on_host(whole.gradients().dv))});
+  if (!(difference <= 2 * bound_of(o.type))) {
+    throw Error(ErrorKind::kInternal, "bench",
+                line("the ring's results are %.3g from the whole call's, at most %.3g is expected", difference,
+                     2 * bound_of(o.type)));
+  }
+  bench.out << line(
+      "causal attention of %lld tokens: a zigzag ring of %d ranks, all run in turn on one device, over one call\n\n"
+      "  direction     ring ms  one call ms  over one call\n",
+      static_cast<long long>(o.length), o.ranks);
+  const std::string settings = settings_of(bench, o.length) + line(", %d ranks", o.ranks);
+  std::vector<double> ring_both(static_cast<size_t>(o.rounds)), whole_both(static_cast<size_t>(o.rounds));
+  const auto print = [&](const char* direction, const BenchRatio& r, double mine, double base) {
+    bench.out << line("  %-9s  %10.3f  %11.3f  %13.3f", direction, 1e3 * mine, 1e3 * base, r.ratio)
+              << (r.goal ? line(", goal %.2f: %s", *r.goal, r.met() ? "met" : "missed") : "") << "\n";
+  };
+  for (const bool back : {false, true}) {
+    const char* const direction = back ? "backward" : "forward";
+    std::vector<TimedSide> sides(2);
+    sides[0].call = [&] { back ? ring.backward() : ring.forward(); };
+    sides[1].call = [&] { back ? whole.backward() : whole.forward(); };
+    measure_in_turn(sides, o.device, o.rounds);
+    for (size_t i = 0; i < ring_both.size(); ++i) {
+      ring_both[i] += sides[0].seconds[i];
+      whole_both[i] += sides[1].seconds[i];
+    }
+    const BenchRatio& r = bench.ratios.emplace_back(
+        ratio_of(line("gpu/ring of %d %s", o.ranks, direction), settings, sides[0].seconds, sides[1].seconds));
+    print(direction, r, least(sides[0].seconds), least(sides[1].seconds));
+    bench.figure(std::string("ring ") + direction, "s", least(sides[0].seconds), median(sides[0].seconds));
+    bench.figure(std::string("ring ") + direction + ", one call", "s", least(sides[1].seconds),
+                 median(sides[1].seconds));
+  }
+  const BenchRatio& r =
+      bench.ratios.emplace_back(ratio_of(line("gpu/ring of %d", o.ranks), settings, ring_both, whole_both, kRingGoal));
+  print("both", r, least(ring_both), least(whole_both));
+}
+
+struct NamedPattern {
+  std::string name;
+  PatternSpec spec;
+};
+
+// Window 4,096, dilated 2,048..32,768 with rates 1..16, blocks of density 0.1: for 32,768 tokens; in proportion for
+// other lengths. benchmarks/flex_attention.py measures the same.
+std::vector<NamedPattern> gpu_patterns(int64_t length) {
+  std::vector<NamedPattern> patterns(3);
+  const int64_t window = std::max<int64_t>(1, length / 8);
+  patterns[0].name = line("window %lld", static_cast<long long>(window));
+  patterns[0].spec.kind = PatternSpec::Kind::kWindow;
+  patterns[0].spec.left = window - 1;
+  patterns[1].name = "dilated";
+  patterns[1].spec.kind = PatternSpec::Kind::kDilated;
+  for (const int64_t rate : {1, 2, 4, 8, 16}) {
+    patterns[1].spec.dilated.segment_lengths.push_back(std::max<int64_t>(1, length / 16 * rate));
+    patterns[1].spec.dilated.dilation_rates.push_back(rate);
+  }
+  const int64_t block = length >= 4096 ? 128 : 16;
+  patterns[2].name = "blocks, density 0.1";
+  patterns[2].spec.kind = PatternSpec::Kind::kBlocks;
+  patterns[2].spec.blocks = given_map(
+      std::make_shared<const BlockMap>(random_block_map(block, 1, (length + block - 1) / block, /*density=*/0.1)));
+  return patterns;
+}
+
+void bench_patterns_part(GpuBench& bench) {
+  const GpuBenchOptions& o = bench.options;
+  const Problem problem = random_problem(o, o.length);
+  const AttentionShape shape = shape_of(o, o.length);
+  ExecutorCall dense(problem, PatternSpec{}, shape);
+  bench.out << line(
+      "patterns of %lld tokens over their share of the call without a mask (1: as fast for each pair)\n\n"
+      "  pattern               share  direction         ms  dense ms  over share  rows off the oracle by\n",
+      static_cast<long long>(o.length));
+  for (const NamedPattern& p : gpu_patterns(o.length)) {
+    validate(p.spec, shape);
+    ExecutorCall call(problem, p.spec, shape);
+    call.backward();
+    const double error = check_rows(problem, p.spec, shape, call, p.name);
+    const double share = call.pairs() / dense.pairs();
+    for (const bool back : {false, true}) {
+      const char* const direction = back ? "backward" : "forward";
+      std::vector<TimedSide> sides(2);
+      sides[0].call = [&] { back ? call.backward() : call.forward(); };
+      sides[1].call = [&] { back ? dense.backward() : dense.forward(); };
+      measure_in_turn(sides, o.device, o.rounds);
+      std::vector<double> expected = sides[1].seconds;
+      for (double& seconds : expected) seconds *= share;
+      const BenchRatio& r =
+          bench.ratios.emplace_back(ratio_of("gpu/" + p.name + " " + direction + " over its share",
+                                             settings_of(bench, o.length), sides[0].seconds, expected));
+      bench.out << line("  %-20s  %.4f  %-9s  %9.3f  %8.3f  %10.2f  %.2g\n", p.name.c_str(), share, direction,
+                        1e3 * least(sides[0].seconds), 1e3 * least(sides[1].seconds), r.ratio, error);
+      bench.out.flush();
+      bench.figure(p.name + " " + direction, "s", least(sides[0].seconds), median(sides[0].seconds));
+      bench.figure(p.name + " " + direction + ", over share", "ratio", r.ratio, r.ratio);
+    }
+    bench.figure(p.name + ", off the oracle", "relative", error, error);
+  }
+}
+
+void validate_options(const GpuBenchOptions& o) {
+  for (const std::string& part : o.parts) index_of_name(part, gpu_bench_parts(), "part", "--part");
+  std::vector<int64_t> lengths = o.lengths;
+  lengths.push_back(o.length);
+  for (const int64_t length : lengths) {
+    if (length < 1) throw Error(ErrorKind::kUsage, "bench", "lengths of 1 token and more are expected");
+    validate(shape_of(o, length));
+  }
+  if (o.rounds < 1) throw Error(ErrorKind::kUsage, "bench", "1 round and more is expected");
+}
+
+bool wanted(const GpuBenchOptions& o, const std::string& part) {
+  if (!o.parts.empty()) return std::find(o.parts.begin(), o.parts.end(), part) != o.parts.end();
+  return !o.config.empty() || (part != "train" && part != "longest");
+}
+
+}  // namespace
+
+double least(const std::vector<double>& costs) { return *std::min_element(costs.begin(), costs.end()); }
+
+double median(std::vector<double> costs) {
+  std::sort(costs.begin(), costs.end());
+  const size_t n = costs.size();
+  return n % 2 ? costs[n / 2] : (costs[n / 2 - 1] + costs[n / 2]) / 2;
+}
+
+void measure_in_turn(std::vector<TimedSide>& sides, at::Device device, int64_t rounds) {
+  const std::unique_ptr<DeviceClock> clock = make_device_clock(device);
+  std::vector<int64_t> repeats;
+  for (TimedSide& side : sides) {
+    double once = 0;
+    for (int i = 0; i < kWarmUps; ++i) {
+      clock->start();
+      side.call();
+      once = clock->stop();
+    }
+    const double calls = once > 0 ? kRoundSeconds / once : 1;
+    repeats.push_back(std::clamp<int64_t>(static_cast<int64_t>(std::ceil(calls)), 1, 100));
+  }
+  for (int64_t round = 0; round < rounds; ++round) {
+    for (size_t i = 0; i < sides.size(); ++i) {
+      const size_t s = round % 2 ? sides.size() - 1 - i : i;  // none is always the one after a pause
+      clock->start();
+      for (int64_t n = 0; n < repeats[s]; ++n) sides[s].call();
+      sides[s].seconds.push_back(clock->stop() / static_cast<double>(repeats[s]));
+    }
+  }
+}
+
+void GpuBench::end_part(const std::string& part) {
+  nlohmann::ordered_json json = {{"bench", "gpu"},
+                                 {"part", part},
+                                 {"device", facts.name},
+                                 {"versions", facts.versions},
+                                 {"highest_mhz", facts.highest_mhz},
+                                 {"figures", nlohmann::ordered_json::array()}};
+  for (const GpuFigure& f : figures) {
+    json["figures"].push_back({{"name", f.name}, {"unit", f.unit}, {"value", f.value}, {"median", f.median}});
+  }
+  out << "\n" << json.dump() << "\n" << std::endl;
+  figures.clear();
+}
+
+const std::vector<std::string>& gpu_bench_parts() {
+  static const std::vector<std::string> parts = {"dense", "ring", "patterns", "train", "longest"};
+  return parts;
+}
+
+GpuBenchOptions gpu_bench_options(at::Device device) {
+  GpuBenchOptions o;
+  o.device = device;
+  if (device.is_cuda()) {
+    o.lengths = {8192, 16384, 32768};
+    o.length = 32768;
+    o.heads = 64, o.kv_heads = 8, o.head_dim = 128;
+  } else {
+    o.lengths = {64, 200};
+    o.length = 256;
+    o.heads = 4, o.kv_heads = 2, o.head_dim = 16;
+    o.type = at::kFloat;
+    o.rounds = 2;
+  }
+  return o;
+}
+
+std::vector<BenchRatio> run_gpu_bench(const GpuBenchOptions& options, std::ostream& out) {
+  validate_options(options);
+  if (wanted(options, "train") || wanted(options, "longest")) check_training_part(options);
+  GpuBench bench{options, device_facts(options.device), out, {}, {}};
+  out << bench.facts.name;
+  if (bench.facts.multiprocessors > 0) {
+    out << line(", %lld multiprocessors, at most %lld MHz; %s", static_cast<long long>(bench.facts.multiprocessors),
+                static_cast<long long>(bench.facts.highest_mhz), bench.facts.versions.c_str());
+  }
+  out << line("\nleast of %lld interleaved rounds by the device's clock\n\n", static_cast<long long>(options.rounds));
+  out.flush();
+  const std::vector<std::pair<std::string, void (*)(GpuBench&)>> parts = {{"dense", bench_dense},
+                                                                          {"ring", bench_ring},
+                                                                          {"patterns", bench_patterns_part},
+                                                                          {"train", bench_training_step},
+                                                                          {"longest", bench_longest_sequence}};
+  for (const auto& [name, run] : parts) {
+    if (!wanted(options, name)) continue;
+    run(bench);
+    bench.end_part(name);
+    release_cached_memory(options.device);
+  }
+  return std::move(bench.ratios);
+}
+
+}  // namespace annulus

@@ -1,0 +1,162 @@
+// The parts "train" and "longest" of `annulus bench gpu`; see gpu.h.
+#include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "benchmarks/gpu_parts.h"
+#include "benchmarks/measure.h"
+#include "comm/threads/threads.h"
+#include "common/error.h"
+#include "runtime/config.h"
+#include "runtime/text_source.h"
+#include "runtime/training.h"
+
+namespace annulus {
+namespace {
+
+constexpr double kGoalMfu = 0.5;
+constexpr int kWarmUps = 2;
+
+Config config_of(const GpuBenchOptions& o, int64_t context, std::optional<bool> recompute) {
+  std::vector<std::string> sets = o.sets;
+  sets.push_back("data.context=" + std::to_string(context));
+  sets.push_back("data.validation_fraction=0");  // all of the text is for rows, which may be as long as it is
+  if (recompute) sets.push_back(std::string("model.recompute=") + (*recompute ? "true" : "false"));
+  return load_config(o.config, sets);
+}
+
+double gib(int64_t bytes) { return static_cast<double>(bytes) / (1 << 30); }
+
+// Where a step's memory goes, as LibTorch's allocator saw it.
+struct StepMemory {
+  int64_t state = 0;  // weights, optimizer and what else is there before a step
+  DeviceMemory after;
+
+  int64_t of_step() const { return after.peak_allocated - state; }
+  int64_t unused() const { return after.peak_reserved - after.peak_allocated; }
+  std::string text() const {
+    return line("state %.2f GiB, a step besides %.2f, taken but unused %.2f, not LibTorch's %.2f; of %.1f", gib(state),
+                gib(of_step()), gib(unused()), gib(after.outside), gib(after.total));
+  }
+  void add_to(GpuBench& bench, const std::string& name) const {
+    for (const auto& [what, bytes] : {std::pair{"peak memory of tensors", after.peak_allocated},
+                                      {"memory of the state", state},
+                                      {"memory of a step", of_step()},
+                                      {"memory taken but unused", unused()},
+                                      {"memory not LibTorch's", after.outside},
+                                      {"memory of the device", after.total}}) {
+      bench.figure(name + ", " + what, "GiB", gib(bytes), gib(bytes));
+    }
+  }
+};
+
+struct Steps {
+  std::vector<double> seconds;
+  double tokens = 0, flops = 0;  // of a step
+  int64_t parameters = 0;
+  StepMemory memory;
+};
+
+// A step ends with the readout of its loss: the wall clock is the device's.
+Steps run_steps(const Config& config, at::Device device, int64_t counted) {
+  release_cached_memory(device);
+  reset_peak_memory(device);
+  const TextSource text(config.data, config.run.seed);
+  const std::unique_ptr<Communicator> world = make_self_communicator();
+  Training training(config, *world, text, device);
+  Steps steps;
+  steps.memory.state = device_memory(device).allocated;
+  steps.tokens = static_cast<double>(training.tokens_per_step());
+  steps.flops = training.flops_per_token() * steps.tokens;
+  steps.parameters = training.model().parameters().count();
+  for (int64_t i = -kWarmUps; i < counted; ++i) {
+    if (i == 0) reset_peak_memory(device);
+    const double begin = wall_seconds();
+    training.step();
+    if (i >= 0) steps.seconds.push_back(wall_seconds() - begin);
+  }
+  steps.memory.after = device_memory(device);
+  return steps;
+}
+
+}  // namespace
+
+void check_training_part(const GpuBenchOptions& options) {
+  if (options.config.empty()) {
+    throw Error(ErrorKind::kUsage, "bench",
+                "the parts train and longest need a model: --config FILE, such as configs/quickstart.toml");
+  }
+  check_training(config_of(options, options.length, {}), 1);
+}
+
+void bench_training_step(GpuBench& bench) {
+  const GpuBenchOptions& o = bench.options;
+  const Config config = config_of(o, o.length, {});
+  const Steps steps = run_steps(config, o.device, o.rounds);
+  const double seconds = least(steps.seconds), middle = median(steps.seconds);
+  bench.out << line(
+      "training step of a Llama of %lld parameters, %lld tokens in a row, %lld rows\n\n"
+      "  seconds             %10.3f (median %.3f)\n"
+      "  tokens per second   %10.0f\n"
+      "  TFLOP/s             %10.1f (pairs that count)\n",
+      static_cast<long long>(steps.parameters), static_cast<long long>(config.data.context),
+      static_cast<long long>(config.data.batch), seconds, middle, steps.tokens / seconds, steps.flops / seconds / 1e12);
+  bench.figure("training step", "s", seconds, middle);
+  bench.figure("training, tokens per second", "tokens/s", steps.tokens / seconds, steps.tokens / middle);
+  bench.figure("training", "TFLOP/s", steps.flops / seconds / 1e12, steps.flops / middle / 1e12);
+  if (o.peak_flops) {
+    const double mfu = steps.flops / seconds / *o.peak_flops;
+    const double goal_seconds = steps.flops / (kGoalMfu * *o.peak_flops);
+    const BenchRatio& r = bench.ratios.emplace_back(
+        ratio_of("gpu/training step over one at half of the peak",
+                 line("%s, %lld parameters, %lld tokens in a row, %lld rows", bench.facts.name.c_str(),
+                      static_cast<long long>(steps.parameters), static_cast<long long>(config.data.context),
+                      static_cast<long long>(config.data.batch)),
+                 steps.seconds, std::vector<double>(steps.seconds.size(), goal_seconds), 1.0));
+    bench.out << line("  MFU                 %10.3f, goal %.2f: %s\n", mfu, kGoalMfu, r.met() ? "met" : "missed");
+    bench.figure("training, MFU", "share", mfu, steps.flops / middle / *o.peak_flops);
+  } else {
+    bench.out << "  MFU                    unknown: the peak of this device is not known\n";
+  }
+  if (o.device.is_cuda()) {
+    bench.out << "  memory                 " << steps.memory.text() << "\n";
+    steps.memory.add_to(bench, "training");
+  }
+}
+
+void bench_longest_sequence(GpuBench& bench) {
+  const GpuBenchOptions& o = bench.options;
+  bench.out << "longest row trained on one device, activations of layers computed again (model.recompute)\n\n"
+            << "      tokens    seconds of a step  memory\n";
+  int64_t longest = 0;
+  for (int64_t length = o.length; length <= o.longest_length; length *= 2) {
+    try {
+      Config config = config_of(o, length, true);
+      config.data.batch = 1;
+      const Steps steps = run_steps(config, o.device, 1);
+      longest = length;
+      bench.out << line("  %10lld  %19.2f  ", static_cast<long long>(length), least(steps.seconds))
+                << steps.memory.text() << std::endl;
+      const std::string name = line("longest %lld", static_cast<long long>(length));
+      bench.figure(name, "s", least(steps.seconds), median(steps.seconds));
+      steps.memory.add_to(bench, name);
+    } catch (const c10::OutOfMemoryError&) {
+      bench.out << line("  %10lld  out of memory\n", static_cast<long long>(length));
+      break;
+    }
+    // A text shorter than a row, for example, is said and ends it: what was reached stands.
+    catch (const Error& error) {
+      if (longest == 0) throw;
+      bench.out << line("  %10lld  ", static_cast<long long>(length)) << error.what() << "\n";
+      break;
+    }
+  }
+  bench.figure("longest row trained", "tokens", static_cast<double>(longest), static_cast<double>(longest));
+}
+
+}  // namespace annulus

@@ -1,0 +1,20 @@
+// What device.h gives for a CPU, in builds with CUDA and without.
+#pragma once
+
+#include "benchmarks/device.h"
+#include "benchmarks/measure.h"
+
+namespace annulus {
+
+class WallClock final : public DeviceClock {
+ public:
+  void start() override { begin_ = wall_seconds(); }
+  double stop() override { return wall_seconds() - begin_; }
+
+ private:
+  double begin_ = 0;
+};
+
+inline const DeviceFacts kCpuFacts = {"cpu", "", 0, 0};
+
+}  // namespace annulus

@@ -1,0 +1,99 @@
+// Tests of benchmarks/gpu.h in its tiny version on the CPU: what is measured and written, not how long it takes.
+#include "benchmarks/gpu.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+#include <string>
+
+#include "common/error.h"
+
+namespace annulus {
+namespace {
+
+// The names of the figures of each part, from the lines of JSON; every one must be a number.
+std::map<std::string, std::set<std::string>> figures_in(const std::string& text) {
+  std::map<std::string, std::set<std::string>> parts;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    if (!line.starts_with("{")) continue;
+    const nlohmann::json json = nlohmann::json::parse(line);
+    EXPECT_EQ(json.at("bench"), "gpu");
+    std::set<std::string>& names = parts[json.at("part")];
+    for (const auto& figure : json.at("figures")) {
+      EXPECT_TRUE(figure.at("value").is_number() && figure.at("median").is_number()) << line;
+      EXPECT_TRUE(names.insert(figure.at("name")).second) << line;
+    }
+  }
+  return parts;
+}
+
+std::string model_file() {
+  const std::string path = std::string(std::getenv("TEST_TMPDIR")) + "/tiny.toml";
+  std::ofstream(path) << "[run]\nsteps = 1\n[data]\ntrain = [\"" << path << ".text\"]\nbatch = 1\n[model]\nlayers = 1\n"
+                      << "dim = 16\nheads = 2\n[optimizer]\nlr = 1e-3\n";
+  std::ofstream text(path + ".text");
+  for (int i = 0; i < 100; ++i) text << "a text of a thousand bytes\n";
+  return path;
+}
+
+TEST(GpuBench, TheTinyVersionRunsAllOfAttention) {
+  std::ostringstream out;
+  const std::vector<BenchRatio> ratios = run_gpu_bench(gpu_bench_options(at::kCPU), out);
+  std::set<std::string> names, goals;
+  for (const BenchRatio& r : ratios) {
+    EXPECT_TRUE(names.insert(r.name).second) << r.name;
+    EXPECT_TRUE(std::isfinite(r.ratio) && r.ratio > 0) << r.name;
+    if (r.goal) goals.insert(r.name);
+  }
+  // Two directions: of two lengths; of the ring, and both together; of three patterns.
+  EXPECT_EQ(names.size(), 4u + 3u + 6u);
+  EXPECT_EQ(goals, (std::set<std::string>{"gpu/dense forward 64", "gpu/dense backward 64", "gpu/dense forward 200",
+                                          "gpu/dense backward 200", "gpu/ring of 8"}));
+  const auto figures = figures_in(out.str());
+  ASSERT_EQ(figures.size(), 3u) << out.str();
+  EXPECT_EQ(figures.at("dense").size(), 8u);
+  EXPECT_EQ(figures.at("ring").size(), 4u);
+  EXPECT_EQ(figures.at("patterns").size(), 15u);
+}
+
+TEST(GpuBench, TrainingPartsNeedAModelAndEndWithTheText) {
+  GpuBenchOptions options = gpu_bench_options(at::kCPU);
+  options.parts = {"train", "longest"};
+  options.length = 512;
+  std::ostringstream out;
+  EXPECT_THROW(run_gpu_bench(options, out), Error);
+  options.config = model_file();
+  options.peak_flops = 1e12;
+  const std::vector<BenchRatio> ratios = run_gpu_bench(options, out);
+  ASSERT_EQ(ratios.size(), 1u);
+  EXPECT_EQ(ratios[0].goal, 1.0);
+  const auto figures = figures_in(out.str());
+  EXPECT_TRUE(figures.at("train").contains("training, MFU")) << out.str();
+  // 2,700 bytes: rows of 2,048 can be drawn, of 4,096 not.
+  EXPECT_TRUE(figures.at("longest").contains("longest 2048")) << out.str();
+  EXPECT_FALSE(figures.at("longest").contains("longest 4096")) << out.str();
+}
+
+TEST(GpuBench, RefusesWhatCannotBe) {
+  std::ostringstream out;
+  GpuBenchOptions options = gpu_bench_options(at::kCPU);
+  options.parts = {"dnse"};
+  EXPECT_THROW(run_gpu_bench(options, out), Error);
+  options = gpu_bench_options(at::kCPU);
+  options.kv_heads = 3;
+  EXPECT_THROW(run_gpu_bench(options, out), Error);
+  options = gpu_bench_options(at::kCPU);
+  options.rounds = 0;
+  EXPECT_THROW(run_gpu_bench(options, out), Error);
+  EXPECT_EQ(out.str(), "");
+}
+
+}  // namespace
+}  // namespace annulus
