@@ -142,7 +142,7 @@ class BenchTest(cli.CliTest):
 
     def test_an_unknown_benchmark_is_refused(self):
         self.assert_refused(2, 'did you mean "ring"', "bench", "rign")
-        self.assert_refused(2, "ring, train, patterns, all or compare", "bench")
+        self.assert_refused(2, "ring, train, patterns, gpu, all or compare", "bench")
         self.assert_refused(2, 'did you mean "--length"', "bench", "ring", "--lenght", "9")
 
 

@@ -46,16 +46,14 @@ std::string model_file() {
 TEST(GpuBench, TheTinyVersionRunsAllOfAttention) {
   std::ostringstream out;
   const std::vector<BenchRatio> ratios = run_gpu_bench(gpu_bench_options(at::kCPU), out);
-  std::set<std::string> names, goals;
+  std::set<std::string> names;
   for (const BenchRatio& r : ratios) {
     EXPECT_TRUE(names.insert(r.name).second) << r.name;
     EXPECT_TRUE(std::isfinite(r.ratio) && r.ratio > 0) << r.name;
-    if (r.goal) goals.insert(r.name);
+    EXPECT_FALSE(r.goal) << r.name;  // they are for GPUs
   }
   // Two directions: of two lengths; of the ring, and both together; of three patterns.
   EXPECT_EQ(names.size(), 4u + 3u + 6u);
-  EXPECT_EQ(goals, (std::set<std::string>{"gpu/dense forward 64", "gpu/dense backward 64", "gpu/dense forward 200",
-                                          "gpu/dense backward 200", "gpu/ring of 8"}));
   const auto figures = figures_in(out.str());
   ASSERT_EQ(figures.size(), 3u) << out.str();
   EXPECT_EQ(figures.at("dense").size(), 8u);

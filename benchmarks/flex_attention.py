@@ -1,0 +1,136 @@
+#!/usr/bin/env python3
+"""FlexAttention, compiled, with the patterns of `annulus bench gpu --part patterns`: the same shapes, masks and way to
+measure, to stand beside them. Runs on a GPU with the torch (and triton) of the Python that runs it.
+
+    flex_attention.py [--length 32768] [--heads 64] [--kv-heads 8] [--head-dim 128] [--rounds 7]
+
+Prints a table and, as its last line, JSON: {"bench": "flex_attention", "figures": [{"name", "unit", "value", "median"}]}.
+A pair that several branches of the dilated pattern count weighs as often (log of the count is added to its score). The
+blocks are drawn as annulus draws them, with Python's generator: as many, not the same.
+"""
+
+import argparse
+import json
+import math
+import random
+import statistics
+import sys
+
+ROUND_SECONDS = 0.02
+WARM_UPS = 3
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in (("length", 32768), ("heads", 64), ("kv-heads", 8), ("head-dim", 128), ("rounds", 7)):
+        parser.add_argument("--" + name, type=int, default=default, metavar="N", help="default: %(default)s")
+    options = parser.parse_args()
+    if min(vars(options).values()) < 1 or options.heads % options.kv_heads:
+        parser.error("sizes of at least 1 are expected, and heads a multiple of kv heads")
+    return options
+
+
+def random_blocks(blocks, density):
+    """Rows of key blocks: the own one, and others up to the density over the rows so far."""
+    draw = random.Random(20251121)
+    rows = []
+    for i in range(blocks):
+        row = density * blocks
+        wanted = min(int(row * (i + 1)) - int(row * i), blocks)
+        others = [j for j in range(blocks) if j != i]
+        rows.append([i] + draw.sample(others, max(0, wanted - 1)))
+    return rows
+
+
+def patterns(torch, options, device):
+    """(name, mask_mod, score_mod or None, whether masks differ by head)."""
+    length = options.length
+    window = max(1, length // 8)
+
+    def in_window(b, h, q, k):
+        return (q >= k) & (q - k < window)
+
+    branches = [(max(1, length // 16 * rate), rate) for rate in (1, 2, 4, 8, 16)]
+
+    def count(h, q, k):
+        total = torch.zeros_like(q)
+        for segment, rate in branches:
+            total = total + (
+                (q // segment == k // segment) & (q % segment % rate == h % rate) & (k % segment % rate == h % rate)
+            ).to(total.dtype)
+        return total
+
+    def in_branch(b, h, q, k):
+        return count(h, q, k) > 0
+
+    def weighted(score, b, h, q, k):
+        return score + torch.log(count(h, q, k).to(torch.float32))
+
+    size = 128 if length >= 4096 else 16
+    blocks = (length + size - 1) // size
+    dense = torch.zeros(blocks, blocks, dtype=torch.bool)
+    for i, row in enumerate(random_blocks(blocks, 0.1)):
+        dense[i, row] = True
+    dense = dense.to(device)
+
+    def in_blocks(b, h, q, k):
+        return dense[q // size, k // size]
+
+    return [("window %d" % window, in_window, None, False), ("dilated", in_branch, weighted, True),
+            ("blocks, density 0.1", in_blocks, None, False)]
+
+
+def measure(torch, call, rounds):
+    def timed(times):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        for _ in range(times):
+            call()
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end) / 1e3 / times
+
+    once = [timed(1) for _ in range(WARM_UPS)][-1]
+    times = min(100, max(1, math.ceil(ROUND_SECONDS / once)))
+    return [timed(times) for _ in range(rounds)]
+
+
+def main():
+    options = parse()
+    try:
+        import torch
+        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+    except ImportError as error:
+        sys.exit("flex_attention.py: a torch with FlexAttention is needed: %s" % error)
+    if not torch.cuda.is_available():
+        print("SKIPPED: torch finds no GPU")
+        return
+    torch.manual_seed(1)
+    device = torch.device("cuda")
+    made = lambda heads: torch.randn(
+        1, heads, options.length, options.head_dim, device=device, dtype=torch.bfloat16, requires_grad=True)
+    q, k, v = made(options.heads), made(options.kv_heads), made(options.kv_heads)
+    dout = torch.randn_like(q)
+    grouped = options.heads != options.kv_heads
+    attend = torch.compile(flex_attention, dynamic=False)
+    figures = []
+    print("FlexAttention of torch %s, %d tokens, heads %d:%d of %d, bf16, %s\n" % (
+        torch.__version__, options.length, options.heads, options.kv_heads, options.head_dim, torch.cuda.get_device_name()))
+    print("  %-20s  %-9s  %10s" % ("pattern", "direction", "ms"))
+    for name, mask, score, by_head in patterns(torch, options, device):
+        block_mask = create_block_mask(mask, None, options.heads if by_head else None, options.length, options.length,
+                                       device=device, _compile=True)
+        run = lambda: attend(q, k, v, score_mod=score, block_mask=block_mask, enable_gqa=grouped)
+        out = run()
+        with torch.no_grad():
+            forward = measure(torch, run, options.rounds)
+        backward = measure(torch, lambda: torch.autograd.grad(out, (q, k, v), dout, retain_graph=True), options.rounds)
+        for direction, seconds in (("forward", forward), ("backward", backward)):
+            figures.append({"name": "FlexAttention, %s %s" % (name, direction), "unit": "s", "value": min(seconds),
+                            "median": statistics.median(seconds)})
+            print("  %-20s  %-9s  %10.3f" % (name, direction, 1e3 * min(seconds)), flush=True)
+    print(json.dumps({"bench": "flex_attention", "figures": figures}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+#!/bin/bash
+# tools/gpu_bundle.sh [OUT]: a folder that carries the GPU tests, the benchmark and the program to a machine with a GPU,
+# a driver and LibTorch, and nothing else: no Bazel, no MPI, no network (CONTRIBUTING.md, "On a GPU"). Needs nvcc here,
+# no GPU. OUT (default: .bazel/gpu-bundle) is replaced; its MANIFEST says what is in it.
+# tools/gpu_bundle.sh --ci: makes one aside and tests it as far as a machine without a GPU goes; ends with
+# "N passed, N failed".
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+case ${1-} in
+  -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' tools/gpu_bundle.sh && exit 0 ;;
+  --ci)
+    work=$(mktemp -d)
+    trap 'chmod -R u+w "$work" && rm -rf "$work"' EXIT
+    if ! tools/gpu_bundle.sh "$work/bundle"; then
+      echo "FAILED: the bundle could not be made"
+      echo "0 passed, 1 failed"
+      exit 1
+    fi
+    tools/gpu_bundle/bundle_test.py "$work/bundle"
+    exit
+    ;;
+  -*) echo "tools/gpu_bundle.sh: unknown option $1; see --help" >&2 && exit 2 ;;
+esac
+out=${1:-.bazel/gpu-bundle}
+
+ANNULUS_CUDA=1 tools/setup.sh --tests
+. tools/live.sh
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+# Every test for GPUs, and the programs that other such tests start.
+bazel query --noshow_progress --output=xml 'attr(tags, "\bgpu\b", tests(//...))' >"$work/tests.xml" 2>"$work/log" ||
+  { cat "$work/log" >&2 && exit 1; }
+mapfile -t targets < <(tools/gpu_bundle/collect.py --targets "$work/tests.xml")
+rc=0
+bazel build --config=cuda --curses=no --color=no --show_progress_rate_limit=0.3 -- "${targets[@]}" 2>&1 |
+  follow_bazel "$work/log" || rc=$?
+if ((rc == 8 || rc == 130)); then exit 130; fi # Ctrl-C
+if ((rc)); then
+  compiler_messages "$work/log" >&2
+  echo "tools/gpu_bundle.sh: the build failed (above: what the compiler said)" >&2
+  exit 1
+fi
+tools/gpu_bundle/collect.py --tests "$work/tests.xml" --bin .bazel/bin "$out"

@@ -1,0 +1,336 @@
+#!/usr/bin/env python3
+"""Collects the bundle for a machine with a GPU from what Bazel built. Called by tools/gpu_bundle.sh.
+
+    collect.py --targets TESTS.xml                  the Bazel targets that it needs, one a line
+    collect.py --tests TESTS.xml --bin FOLDER OUT   fills OUT
+
+TESTS.xml: what `bazel query --output=xml` says of the tests tagged gpu. The bundle holds
+
+    run.sh  report.py  MANIFEST  bundle.env     how to run it, what is in it, what it was built with
+    bin/    tests/  tests.tsv  expected.json    the program; tests, how each is started, what those of ranks should say
+    lib/                                        libraries that are not LibTorch's, NVIDIA's or the C library's
+    mpi/                                        Open MPI's runtime
+    configs/  benchmarks/  text/  runfiles/     configurations, FlexAttention's benchmark, a text, files that tests read
+"""
+
+import argparse
+import glob
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+
+import elf
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))
+LIMIT = 60 << 20
+PROGRAM = "//launcher:annulus"
+
+# On the machine that runs it: glibc and g++'s runtime (no newer than these versions of them), LibTorch with its OpenMP
+# runtime (two in one process are a fault), and what NVIDIA's driver and wheels bring.
+SYSTEM = re.compile(r"(ld-linux-x86-64|lib(c|m|dl|pthread|rt|resolv|util|stdc\+\+|gcc_s))\.so(\.\d+)*")
+TORCH = re.compile(r"lib(torch\w*|c10\w*|shm|caffe2_\w+|gomp)\.so(\.\d+)*")
+NVIDIA = re.compile(r"lib(cu|nccl|nvshmem|nvidia|nvrtc|nvJitLink|nvToolsExt)[\w-]*\.so(\.\d+)*")
+OLDEST = {"GLIBC": (2, 35), "GLIBCXX": (3, 4, 30)}  # Ubuntu 22.04
+
+# Plugins of Open MPI for networks and batch systems that the bundle does not carry, and those of OpenSHMEM.
+NETWORKS = re.compile(r"lib(fabric|uc[pst]|ucm|ibverbs|rdmacm|psm|psm2|infinipath|nl-|oshmem|pmi|flux)")
+
+
+def fail(text):
+    sys.exit("tools/gpu_bundle.sh: " + text)
+
+
+class Test:
+    """How a test is started: kind "gtest", or "mpi" with a number of ranks."""
+
+    def __init__(self, rule):
+        self.label = rule.get("name")
+        self.kind = {"cc_test": "gtest", "_mpi_run_test": "mpi"}.get(rule.get("class"), "")
+        values = {e.get("name"): e for e in rule if e.get("name")}
+        text = lambda name, default: values[name].get("value") if name in values and values[name].get("value") else default
+        items = lambda name: [e.get("value") for e in values[name]] if name in values else []
+        self.binary = text("binary", self.label)
+        self.ranks = int(text("np", "1"))
+        self.args = items("args")
+        self.data = items("data")
+        self.env = []
+        if "env" in values:
+            for pair in values["env"]:
+                key, value = [e.get("value") for e in pair]
+                self.env.append("%s=%s" % (key, value))
+        self.expect_exit = int(text("expect_exit", "0"))
+        self.expect_once = items("expect_once")
+        self.forbid = items("forbid")
+
+    @property
+    def name(self):
+        return self.label.lstrip("/").replace("/", ".").replace(":", ".")
+
+    @property
+    def program(self):
+        return self.binary.lstrip("/").replace(":", "/")
+
+
+def read_tests(path):
+    with open(path) as f:
+        text = f.read()
+    # Bazel says XML 1.1, which Python does not read; nothing in it differs from 1.0.
+    root = ElementTree.fromstring(re.sub(r"^<\?xml[^>]*\?>", "", text.lstrip()))
+    tests = [Test(rule) for rule in root.iter("rule")]
+    if not tests:
+        fail("there is no test with the tag gpu")
+    unknown = [t.label for t in tests if not t.kind]
+    if unknown:
+        fail("tests for GPUs are cc_test or mpi_test, which the bundle can start; not: " + ", ".join(unknown))
+    return sorted(tests, key=lambda t: t.label)
+
+
+def system_libraries():
+    found = {}
+    for line in subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True).stdout.splitlines():
+        match = re.match(r"\s+(\S+) \(libc6,x86-64.*\) => (\S+)", line)
+        if match:
+            found.setdefault(match.group(1), match.group(2))
+    return found
+
+
+def bazel_config():
+    """What bazel/system_deps.bzl found."""
+    base = subprocess.run(["bazel", "info", "--noshow_progress", "output_base"], cwd=ROOT, capture_output=True, text=True, check=True)
+    values = {}
+    with open(os.path.join(base.stdout.strip(), "external", "sys", "config.bzl")) as f:
+        for line in f:
+            name, _, value = line.partition(" = ")
+            values[name] = value.strip().strip('"')
+    return values
+
+
+def first(pattern, path, default="unknown"):
+    try:
+        with open(path, errors="replace") as f:
+            match = re.search(pattern, f.read(), re.M)
+    except OSError:
+        return default
+    return match.group(1) if match else default
+
+
+def said(*command):
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+class Bundle:
+    def __init__(self, out):
+        self.out = out
+        self.system = system_libraries()
+        self.wanted = []  # libraries still to be looked at: (name, folders to look in first)
+
+    def path(self, *names):
+        path = os.path.join(self.out, *names)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        return path
+
+    def add(self, source, *names, mode=0o644):
+        path = self.path(*names)
+        shutil.copyfile(source, path)
+        os.chmod(path, mode)
+        return path
+
+    def add_binary(self, source, *names, mode=0o755):
+        """A stripped copy that looks for its libraries beside it; what it needs is collected later."""
+        folders = elf.run_path(source)
+        self.wanted += [(name, folders) for name in elf.needed(source)]
+        path = self.add(source, *names, mode=mode)
+        subprocess.run(["strip", "--strip-unneeded", path], check=True)
+        patch = elf.Patch(path)
+        depth = len(names) - 1
+        patch.set_run_path("$ORIGIN/" + "../" * depth + "lib")
+        if elf.newest(path, "GLIBC") > OLDEST["GLIBC"]:
+            self.lower_glibc(path, patch)
+        patch.save()
+        for family, oldest in OLDEST.items():
+            version = elf.newest(path, family)
+            if version > oldest:
+                fail("%s needs %s_%s, and the bundle is to run from %s on: build on an older system" % (
+                    source, family, ".".join(map(str, version)), ".".join(map(str, oldest))))
+        return path
+
+    def lower_glibc(self, path, patch):
+        version = "GLIBC_" + ".".join(map(str, elf.newest(path, "GLIBC")))
+        symbols = elf.symbols_of(path, version)
+        if symbols <= {"arc4random", "arc4random_buf"}:  # entropy.c has them
+            patch.weaken(version)
+
+    def add_libraries(self):
+        while self.wanted:
+            name, folders = self.wanted.pop()
+            if SYSTEM.fullmatch(name) or TORCH.fullmatch(name) or NVIDIA.fullmatch(name):
+                continue
+            if os.path.exists(os.path.join(self.out, "lib", name)):
+                continue
+            places = [os.path.join(f, name) for f in folders] + [self.system.get(name, "")]
+            source = next((p for p in places if os.path.isfile(p)), None)
+            if not source:
+                fail("the library %s is not found" % name)
+            self.add_binary(os.path.realpath(source), "lib", name, mode=0o644)
+
+    def add_mpi(self, mpirun):
+        """Open MPI: what starts ranks, its plugins and its messages. run.sh tells it where it lies."""
+        launcher = os.path.realpath(mpirun)
+        info = shutil.which("ompi_info", path=os.path.dirname(launcher) + os.pathsep + os.environ["PATH"])
+        if not info:
+            fail("no ompi_info beside " + mpirun)
+        where = dict(l.split(":")[1:3] for l in said(info, "--parsable", "--path", "all").splitlines() if l.count(":") >= 2)
+        self.add_binary(launcher, "mpi", "bin", "mpirun")
+        self.add_binary(os.path.realpath(os.path.join(os.path.dirname(launcher), "orted")), "mpi", "bin", "orted")
+        plugins = sorted(glob.glob(os.path.join(where["pkglibdir"], "mca_*.so")))
+        if not plugins:
+            fail("no plugins of Open MPI in " + where["pkglibdir"])
+        for plugin in plugins:
+            if re.match(r"mca_(scoll|sshmem|spml|memheap|atomic)_", os.path.basename(plugin)):
+                continue  # OpenSHMEM's
+            if any(NETWORKS.match(n) for n in closure(plugin, self.system)):
+                continue
+            self.add_binary(plugin, "mpi", "plugins", os.path.basename(plugin), mode=0o644)
+        for text in sorted(glob.glob(os.path.join(where["pkgdatadir"], "help-*.txt"))):
+            self.add(text, "mpi", "share", os.path.basename(text))
+        return where
+
+    def sizes(self):
+        found = []
+        for folder, folders, files in os.walk(self.out):
+            folders.sort()
+            for name in files:
+                path = os.path.join(folder, name)
+                found.append((os.path.relpath(path, self.out), os.path.getsize(path)))
+        return sorted(found)
+
+
+def closure(path, system):
+    """The names of all libraries that this one needs, as far as they are here."""
+    seen, left = set(), elf.needed(path)
+    while left:
+        name = left.pop()
+        if name not in seen:
+            seen.add(name)
+            if name in system and not SYSTEM.fullmatch(name):
+                left += elf.needed(system[name])
+    return seen
+
+
+def unresolved(out):
+    """(file, library) for every library that is neither in the bundle nor one of those that the machine has."""
+    inside = set(os.listdir(os.path.join(out, "lib")))
+    missing = []
+    for folder, _, files in os.walk(out):
+        for name in files:
+            path = os.path.join(folder, name)
+            if elf.is_elf(path):
+                missing += [(os.path.relpath(path, out), n) for n in elf.needed(path)
+                            if n not in inside and not any(p.fullmatch(n) for p in (SYSTEM, TORCH, NVIDIA))]
+    return sorted(missing)
+
+
+def versions(config):
+    include = os.path.join(config["TORCH_ROOT"], "include", "torch")
+    header = os.path.join(include, "headeronly", "version.h")
+    torch = ".".join(first(r"TORCH_VERSION_%s (\d+)" % part, header) for part in ("MAJOR", "MINOR", "PATCH"))
+    beside = os.path.join(os.path.dirname(config["TORCH_ROOT"]), "nvidia", "nccl", "include", "nccl.h")
+    nccl = beside if os.path.exists(beside) else os.path.join(config["CUDA_HOME"], "include", "nccl.h")
+    cuda = said(config["NVCC"], "--version")
+    commit = said("git", "rev-parse", "HEAD") or "unknown"
+    changed = bool(said("git", "status", "--porcelain"))
+    return {
+        "COMMIT": commit + (" and changes" if changed else ""),
+        "ANNULUS": first(r'kVersion = "([^"]+)"', os.path.join(ROOT, "common", "version.h")),
+        "LIBTORCH": torch,
+        "CUDA": (re.findall(r"release ([0-9.]+)", cuda) or ["unknown"])[0],
+        "NCCL": ".".join(first(r"NCCL_%s (\d+)" % part, nccl) for part in ("MAJOR", "MINOR", "PATCH")),
+        "MPI": (said(config["MPIRUN"], "--version").splitlines() or ["unknown"])[0].split(") ")[-1],
+        "COMPILER": "g++ " + said("g++", "-dumpfullversion"),
+        "GLIBC_OLDEST": ".".join(map(str, OLDEST["GLIBC"])),
+    }
+
+
+def collect(tests, binaries, out):
+    config = bazel_config()
+    if not config["MPIRUN"] or not config["TORCH_CUDA"]:
+        fail("an Open MPI and a LibTorch with CUDA are needed here")
+    if os.path.exists(out):
+        if os.listdir(out) and not os.path.exists(os.path.join(out, "bundle.env")):
+            fail(out + " is there and no bundle: name another folder")
+        shutil.rmtree(out)
+    bundle = Bundle(out)
+    bundle.add_binary(os.path.join(binaries, "launcher", "annulus"), "bin", "annulus")
+    rows = []
+    for program in sorted({t.program for t in tests}):
+        bundle.add_binary(os.path.join(binaries, program), "tests", program.replace("/", "."))
+    for t in tests:
+        rows.append("\t".join([t.name, t.kind, t.program.replace("/", "."), str(t.ranks), str(t.expect_exit),
+                               " ".join(t.env) or "-", " ".join(t.args) or "-"]))
+        for label in t.data:
+            path = label.lstrip("/").replace(":", "/")
+            if os.path.isfile(os.path.join(ROOT, path)):
+                bundle.add(os.path.join(ROOT, path), "runfiles", path)
+    bundle.add_mpi(config["MPIRUN"])
+    bundle.add_libraries()
+    entropy = bundle.path("lib", "libannulus_entropy.so")
+    subprocess.run(["gcc", "-O2", "-shared", "-fPIC", "-s", "-Wl,-soname,libannulus_entropy.so", "-o", entropy,
+                    os.path.join(HERE, "entropy.c")], check=True)
+    for toml in sorted(glob.glob(os.path.join(ROOT, "configs", "*.toml"))):
+        bundle.add(toml, "configs", os.path.basename(toml))
+    bundle.add(os.path.join(ROOT, "benchmarks", "flex_attention.py"), "benchmarks", "flex_attention.py")
+    with open(bundle.path("text", "documents.txt"), "w") as f:  # where LibTorch comes without Python's sources
+        for path in sorted(glob.glob(os.path.join(ROOT, "docs", "*.md")) + glob.glob(os.path.join(ROOT, "runtime", "*.cc"))):
+            with open(path) as source:
+                f.write(source.read())
+    bundle.add(os.path.join(HERE, "run.sh"), "run.sh", mode=0o755)
+    bundle.add(os.path.join(HERE, "report.py"), "report.py", mode=0o755)
+    bundle.add(os.path.join(ROOT, "tools", "test_report.py"), "test_report.py")
+    with open(bundle.path("tests.tsv"), "w") as f:
+        f.write("".join(row + "\n" for row in rows))
+    with open(bundle.path("expected.json"), "w") as f:  # of the tests that mpirun starts; report.py looks at it
+        json.dump({t.name: {"exit": t.expect_exit, "once": t.expect_once, "forbid": t.forbid} for t in tests
+                   if t.kind == "mpi"}, f, indent=1)
+    built_with = versions(config)
+    with open(bundle.path("bundle.env"), "w") as f:
+        f.write("".join("BUILT_%s='%s'\n" % item for item in built_with.items()))
+
+    missing = unresolved(out)
+    if missing:
+        fail("libraries that neither the bundle nor LibTorch nor a driver has: " +
+             ", ".join("%s (of %s)" % (name, file) for file, name in missing))
+    sizes = bundle.sizes()
+    total = sum(size for _, size in sizes)
+    with open(bundle.path("MANIFEST"), "w") as f:
+        f.write("annulus bundle for GPUs\n\n")
+        f.write("".join("%-13s %s\n" % (name.lower(), value) for name, value in built_with.items()))
+        f.write("files         %d, %d bytes\n\n" % (len(sizes), total))
+        f.write("".join("%10d  %s\n" % (size, name) for name, size in sizes))
+    if total >= LIMIT:
+        largest = sorted(sizes, key=lambda item: -item[1])[:12]
+        fail("the bundle has %.1f MiB, less than %d are wanted; the largest are\n" % (total / 2**20, LIMIT >> 20) +
+             "\n".join("  %6.1f MiB  %s" % (size / 2**20, name) for name, size in largest))
+    print("%s: %d files, %.1f MiB, %d tests for GPUs" % (out, len(sizes) + 1, total / 2**20, len(tests)))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--targets", metavar="TESTS.xml")
+    parser.add_argument("--tests", metavar="TESTS.xml")
+    parser.add_argument("--bin", metavar="FOLDER")
+    parser.add_argument("out", nargs="?")
+    options = parser.parse_args()
+    if options.targets:
+        print("\n".join(sorted({t.binary for t in read_tests(options.targets)} | {PROGRAM})))
+        return
+    collect(read_tests(options.tests), options.bin, options.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,316 @@
+#!/bin/bash
+# run.sh [--only PART] [--minutes N] [--out FOLDER]: runs what this folder carries on the GPUs of this machine, and
+# writes one report.
+#   --only PART    tests (also doctor and attend --check), bench, train or scaling; may be given several times
+#   --minutes N    how long it may take (default: 10); what there is no time for is left out, and named
+#   --out FOLDER   for the report and all that was said (default: ./gpu-report); report.json, report.txt, logs/
+# Needed here: an NVIDIA driver, and LibTorch of the version in bundle.env: in LIBTORCH (.../site-packages/torch, or an
+# unpacked LibTorch), else the torch that python3 (or python3.12) imports. Neither MPI nor a network. This folder is only
+# read. The exit code is 0 where nothing failed, also where there is no GPU and all is skipped.
+# ANNULUS_ANY_LIBTORCH=1: takes another version of LibTorch; programs may then not start.
+set -uo pipefail
+
+bundle=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd) || exit 1
+only=() minutes=10 out=gpu-report
+while (($#)); do
+  case $1 in
+    --only)
+      only+=("${2-}")
+      [[ ${2-} =~ ^(tests|bench|train|scaling)$ ]] ||
+        { echo "run.sh: --only tests, bench, train or scaling; not \"${2-}\"" >&2 && exit 2; }
+      shift 2
+      ;;
+    --minutes)
+      minutes=${2-}
+      [[ $minutes =~ ^[1-9][0-9]{0,3}$ ]] || { echo "run.sh: --minutes needs a number from 1 to 9999" >&2 && exit 2; }
+      shift 2
+      ;;
+    --out)
+      out=${2-}
+      [[ $out ]] || { echo "run.sh: --out needs a folder" >&2 && exit 2; }
+      shift 2
+      ;;
+    -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' "$bundle/run.sh" && exit 0 ;;
+    *) echo "run.sh: unknown option $1; see --help" >&2 && exit 2 ;;
+  esac
+done
+mkdir -p "$out/logs" "$out/xml" "$out/bench" && out=$(cd "$out" && pwd) && [[ -w $out ]] ||
+  { echo "run.sh: $out cannot be written; name another folder with --out" >&2 && exit 8; }
+rm -f "$out"/logs/* "$out"/xml/* "$out"/bench/* "$out"/steps.tsv "$out"/facts.tsv "$out"/report.* "$out"/*.csv
+# shellcheck source=/dev/null
+. "$bundle/bundle.env"
+deadline=$((SECONDS + 60 * minutes))
+# Whatever started this, a launcher or a batch system, is not to be joined by the ranks that it starts.
+unset "${!OMPI_@}" "${!PMIX_@}" "${!PMI_@}" "${!PRTE_@}" "${!SLURM_@}" "${!ANNULUS_WORLD@}"
+# For sockets and sessions of MPI: a short path.
+scratch=$(mktemp -d /tmp/annulus.XXXXXX) || exit 8
+sampler=''
+end() {
+  [[ $sampler ]] && kill "$sampler" 2>/dev/null
+  rm -rf "$scratch"
+}
+trap end EXIT
+trap 'exit 130' INT TERM
+
+wanted() { # PART
+  ((${#only[@]} == 0)) || [[ " ${only[*]} " == *" $1 "* ]]
+}
+fact() { printf '%s\t%s\n' "$1" "${2//[$'\t\n']/ }" >>"$out/facts.tsv"; }
+# NAME PART KIND RESULT SECONDS REASON; RESULT: an exit code, "skipped" or "left out"
+note() {
+  printf '%s\t%s\t%s\t%s\t%s\t%s\n' "$1" "$2" "$3" "$4" "$5" "${6//[$'\t\n']/ }" >>"$out/steps.tsv"
+  printf '%-44s %s\n' "$1" "$4${6:+: $6}" >&2
+}
+
+# ---- LibTorch, Python, GPUs.
+
+python=''
+for p in python3 python3.12; do command -v "$p" >/dev/null && python=$p && break; done
+export PYTHONDONTWRITEBYTECODE=1
+find_torch() { # PYTHON: where its torch lies, without importing it
+  "$1" -c 'import importlib.util as u; s = u.find_spec("torch"); print(s.submodule_search_locations[0] if s else "")' 2>/dev/null
+}
+torch=${LIBTORCH-} torch_python=''
+for p in python3 python3.12; do
+  command -v "$p" >/dev/null || continue
+  found=$(find_torch "$p")
+  [[ $found ]] || continue
+  [[ $torch ]] || torch=$found
+  [[ $found == "$torch" ]] && torch_python=$p && break
+done
+obstacle='' kind=fault # a fault of this machine's set-up, or nothing but no GPU
+if [[ ! $torch ]]; then
+  obstacle="no LibTorch: LIBTORCH is not set, and neither python3 nor python3.12 has torch; set LIBTORCH=/path/to/libtorch"
+elif [[ ! -e $torch/lib/libtorch_cpu.so ]]; then
+  obstacle="there is no lib/libtorch_cpu.so in $torch; LIBTORCH should be .../site-packages/torch, or an unpacked LibTorch"
+fi
+version=unknown
+if [[ ! $obstacle ]]; then
+  for file in "$torch/version.py" "$torch/build-version"; do
+    [[ -r $file ]] || continue
+    version=$(grep -oE '[0-9]+\.[0-9]+\.[0-9]+' "$file" | head -n 1)
+    break
+  done
+  if [[ ${version%.*} != "${BUILT_LIBTORCH%.*}" && ! ${ANNULUS_ANY_LIBTORCH-} ]]; then
+    obstacle="LibTorch $version in $torch, but this bundle was built with $BUILT_LIBTORCH, and only ${BUILT_LIBTORCH%.*} fits it; make a bundle with that one, or set ANNULUS_ANY_LIBTORCH=1"
+  elif [[ ! -e $torch/lib/libtorch_cuda.so ]]; then
+    obstacle="the LibTorch in $torch has no CUDA (no lib/libtorch_cuda.so)"
+  fi
+fi
+gpus=0
+if [[ -e /dev/nvidiactl ]]; then gpus=$(compgen -G '/dev/nvidia[0-9]*' | wc -l); fi
+if [[ ${CUDA_VISIBLE_DEVICES+set} ]]; then
+  IFS=, read -ra visible <<<"$CUDA_VISIBLE_DEVICES"
+  ((${#visible[@]} < gpus)) && gpus=${#visible[@]}
+  [[ ${visible[0]-} == -1 ]] && gpus=0
+fi
+# A machine without a GPU may have any LibTorch or none.
+((gpus)) || kind=none
+
+libraries=$bundle/lib:$torch/lib
+for folder in "${torch%/*}"/nvidia/*/lib; do [[ -d $folder ]] && libraries+=:$folder; done
+libraries+=${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+environment=(
+  LD_LIBRARY_PATH="$libraries" LIBTORCH="$torch" TMPDIR="$scratch" HOME="${HOME:-$scratch}"
+  MPI_HOME="$bundle/mpi" OPAL_PREFIX="$bundle/mpi" OPAL_BINDIR="$bundle/mpi/bin" OPAL_LIBDIR="$bundle/lib"
+  OPAL_PKGLIBDIR="$bundle/mpi/plugins" OPAL_PKGDATADIR="$bundle/mpi/share" OPAL_SYSCONFDIR="$bundle/mpi/etc"
+  OMPI_MCA_mca_base_component_path="$bundle/mpi/plugins" OMPI_MCA_mca_base_component_show_load_errors=0
+  OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_orte_tmpdir_base="$scratch"
+  OMPI_MCA_btl_vader_backing_directory="$scratch" OMPI_MCA_btl_vader_single_copy_mechanism=none
+  OMPI_MCA_btl="self,$([[ $BUILT_MPI == 4.* ]] && echo vader || echo sm)" OMPI_MCA_pml=ob1 OMPI_MCA_plm_rsh_agent=false
+  OMPI_MCA_hwloc_base_binding_policy=none OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_mpi_yield_when_idle=1
+  TEST_TMPDIR="$scratch" ANNULUS_PROGRAM=annulus
+)
+# A C library that lacks what a library here asks for.
+glibc=$(getconf GNU_LIBC_VERSION 2>/dev/null) && glibc=${glibc#* } || glibc=unknown
+if [[ $glibc == 2.* ]] && ((${glibc#2.} < 36)) || [[ ${ANNULUS_BUNDLE_ENTROPY-} ]]; then
+  environment+=(LD_PRELOAD=libannulus_entropy.so)
+fi
+in_bundle() { env "${environment[@]}" "$@"; }
+annulus=$bundle/bin/annulus
+
+fact built_from "$BUILT_COMMIT"
+fact "annulus" "$BUILT_ANNULUS"
+fact "built with" "LibTorch $BUILT_LIBTORCH, CUDA $BUILT_CUDA, NCCL $BUILT_NCCL, Open MPI $BUILT_MPI, $BUILT_COMPILER"
+fact "date" "$(date -u +%Y-%m-%dT%H:%M:%SZ)"
+fact "system" "$( (. /etc/os-release && echo "$PRETTY_NAME") 2>/dev/null || echo unknown), Linux $(uname -r), glibc $glibc"
+fact "cpu" "$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1), $(getconf _NPROCESSORS_ONLN) cores"
+fact "memory" "$(awk '/^MemTotal/ { printf "%.0f GiB", $2 / 1048576 }' /proc/meminfo)"
+fact "gpus" "$gpus"
+fact "driver" "$(sed -n 's/^NVRM version: //p' /proc/driver/nvidia/version 2>/dev/null)"
+fact "libtorch" "$version, ${torch:-none}"
+fact "libtorch's wheels" "$(for d in "${torch%/*}"/nvidia_*.dist-info; do [[ -d $d ]] && basename "$d" .dist-info; done | paste -sd' ')"
+if ((gpus)) && command -v nvidia-smi >/dev/null; then
+  fields=index,name,uuid,driver_version,clocks.max.sm,clocks.max.mem,clocks.applications.graphics,clocks.sm,memory.total,power.limit,mig.mode.current,persistence_mode
+  timeout 30 nvidia-smi --query-gpu=$fields --format=csv >"$out/gpus.csv" 2>"$out/logs/nvidia-smi.err" </dev/null
+  timeout 30 nvidia-smi topo -m >"$out/logs/topology.out" 2>&1 </dev/null
+  # What the device really runs at, all the while.
+  nvidia-smi --query-gpu=index,clocks.sm,clocks.mem,temperature.gpu,power.draw --format=csv,noheader,nounits -lms 500 \
+    >"$out/clocks.csv" 2>/dev/null </dev/null &
+  sampler=$!
+fi
+
+# ---- Steps.
+
+left() { echo $((deadline - SECONDS)); }
+worst=0
+expected=0
+step() { # NAME PART KIND LIMIT COMMAND...; its exit code should be `expected`
+  local name=$1 part=$2 kind=$3 limit=$4 began=$SECONDS rc now
+  shift 4
+  now=$(left)
+  if ((now < 10)); then note "$name" "$part" "$kind" "left out" 0 "no time left of $minutes minutes" && return; fi
+  ((limit > now)) && limit=$now
+  (cd "$workfolder" && exec timeout --kill-after=15 "$limit" env "${environment[@]}" "$@") \
+    >"$out/logs/$name.out" 2>"$out/logs/$name.err" </dev/null
+  rc=$?
+  local reason=''
+  if ((rc == 124 || rc == 137 && SECONDS - began >= limit)); then reason="did not end within $limit s" && rc=124; fi
+  ((rc == expected)) || worst=1
+  note "$name" "$part" "$kind" "$rc" $((SECONDS - began)) "$reason"
+  return 0
+}
+skip() { note "$1" "$2" "$3" skipped 0 "$4"; } # NAME PART KIND REASON
+
+no_gpu="this machine has no GPU"
+workfolder=$out
+starts=''
+if [[ ! $obstacle ]]; then
+  if said=$(in_bundle timeout 120 "$annulus" version 2>&1 </dev/null); then
+    starts=1
+  else
+    obstacle="the program does not start: $(tail -n 1 <<<"$said")"
+  fi
+fi
+if [[ $obstacle ]]; then
+  if [[ $kind == fault ]]; then
+    note start start plain 1 0 "$obstacle"
+    worst=1
+  else
+    note start start plain skipped 0 "$no_gpu, and $obstacle"
+  fi
+fi
+fact "cannot run" "$obstacle"
+
+# The names of what would run, and one reason for all of it.
+run_tests() {
+  local name kind program ranks expect env args words
+  [[ $starts ]] && step doctor tests plain 60 "$annulus" doctor
+  while IFS=$'\t' read -r name kind program ranks expect env args <&3; do
+    if [[ ! $starts ]]; then skip "$name" tests "$kind" "${obstacle}" && continue; fi
+    words=() && [[ $args != - ]] && eval "words=($args)" # quoted as Bazel's are
+    [[ $env != - ]] && read -ra env <<<"$env" || env=()
+    workfolder=$out
+    if [[ -d $bundle/runfiles ]]; then workfolder=$bundle/runfiles; fi
+    if [[ $kind == gtest ]]; then
+      step "$name" tests gtest 240 env "${env[@]}" GTEST_OUTPUT="xml:$out/xml/$name.xml" "$bundle/tests/$program" "${words[@]}"
+    else
+      expected=$expect
+      step "$name" tests mpi 120 env "${env[@]}" WANT_SIZE="$ranks" "$bundle/mpi/bin/mpirun" --timeout 110 \
+        -np "$ranks" "$bundle/tests/$program" "${words[@]}"
+      expected=0
+    fi
+    workfolder=$out
+  done 3<"$bundle/tests.tsv"
+  if ! ready; then skip attend-check tests plain "$why" && return; fi
+  step attend-check tests plain 120 "$annulus" attend --device cuda --backward --check \
+    --random queries=704,keys=704,heads=8,kv_heads=2,dim=128,dtype=bf16,seed=7
+  step attend-check-window tests plain 120 "$annulus" attend --device cuda --backward --check \
+    --random queries=512,keys=512,heads=4,kv_heads=4,dim=64,dtype=f32,seed=8 \
+    --pattern '{ kind = "window", left = 100, right = 0 }'
+}
+ready() {
+  why=$obstacle
+  [[ $why ]] || { ((gpus)) || why=$no_gpu; }
+  [[ ! $why ]]
+}
+
+text_of_training() { # where LibTorch has no Python sources
+  compgen -G "$torch/*.py" >/dev/null || printf -- '--set\ndata.train=["%s/text/documents.txt"]\n' "$bundle"
+}
+
+run_bench() {
+  local part model=$bundle/configs/llama-1b.toml
+  for part in dense ring patterns; do
+    if ! ready; then skip "bench-$part" bench bench "$why" && continue; fi
+    step "bench-$part" bench bench 150 "$annulus" bench gpu --part "$part" --json "$out/bench/$part.json"
+  done
+  run_quickstart
+  for part in train longest; do
+    if ! ready; then skip "bench-$part" bench bench "$why" && continue; fi
+    if [[ ! -e $model ]]; then skip "bench-$part" bench bench "the bundle has no configs/llama-1b.toml" && continue; fi
+    mapfile -t text < <(text_of_training)
+    step "bench-$part" bench bench $([[ $part == train ]] && echo 180 || echo 300) "$annulus" bench gpu --part "$part" \
+      --config "$model" --json "$out/bench/$part.json" "${text[@]}"
+    [[ $part == longest ]] || run_flex
+  done
+}
+
+run_flex() {
+  if ! ready; then skip flex-attention bench plain "$why" && return; fi
+  if [[ ! $torch_python ]] || ! "$torch_python" -c 'import torch, triton' 2>"$out/logs/flex-import.err" </dev/null; then
+    skip flex-attention bench plain "no Python here imports this torch with triton" && return
+  fi
+  # In the environment of its own torch, not in the bundle's.
+  environment_before=("${environment[@]}")
+  environment=(TMPDIR="$scratch" TORCHINDUCTOR_CACHE_DIR="$scratch/inductor" TRITON_CACHE_DIR="$scratch/triton" HOME="${HOME:-$scratch}")
+  step flex-attention bench flex 240 "$torch_python" "$bundle/benchmarks/flex_attention.py"
+  environment=("${environment_before[@]}")
+}
+
+quickstart_done=''
+run_quickstart() {
+  wanted train || return 0
+  [[ $quickstart_done ]] && return
+  quickstart_done=1
+  if ! ready; then skip train-quickstart train train "$why" && return; fi
+  mapfile -t text < <(text_of_training)
+  step train-quickstart train train 150 "$annulus" train "$bundle/configs/quickstart.toml" --set device=cuda \
+    --set run.steps=200 --set "run.folder=$out/runs" --set run.name=quickstart "${text[@]}"
+  keep_metrics quickstart
+}
+keep_metrics() { # RUN: its log; checkpoints are large
+  local log
+  for log in "$out/runs/$1"-*/metrics.jsonl; do [[ -f $log ]] && cp "$log" "$out/bench/$1.jsonl"; done
+  rm -rf "$out/runs"
+}
+
+# The same work on 1, 2, 4, 8 GPUs: the tests over as many ranks, attention against the reference, tokens a second.
+run_scaling() {
+  local n name kind program ranks expect env args
+  if ! ready; then skip scaling scaling plain "$why" && return; fi
+  if ((gpus < 2)); then skip scaling scaling plain "this machine has one GPU" && return; fi
+  mapfile -t text < <(text_of_training)
+  for n in 1 2 4 8; do
+    if ((n > gpus)); then skip "scaling-$n" scaling train "this machine has $gpus GPUs" && continue; fi
+    if ((n > 1)); then
+      while IFS=$'\t' read -r name kind program ranks expect env args <&3; do
+        [[ $kind == mpi && $expect == 0 && $args == - ]] || continue
+        step "$name-over-$n" scaling mpi 120 env WANT_SIZE="$n" "$bundle/mpi/bin/mpirun" --timeout 110 -np "$n" \
+          "$bundle/tests/$program"
+      done 3< <(sort -t $'\t' -u -k3,3 "$bundle/tests.tsv")
+      step "attend-over-$n" scaling plain 120 "$annulus" launch -n "$n" attend --device cuda --backward --check \
+        --random queries=1024,keys=1024,heads=8,kv_heads=8,dim=64,dtype=bf16,seed=9 --layout zigzag --schedule ring
+    fi
+    step "scaling-$n" scaling train 150 "$annulus" launch -n "$n" train "$bundle/configs/quickstart.toml" --set device=cuda \
+      --set "run.folder=$out/runs" --set "run.name=scaling-$n" --set run.steps=20 --set run.log_every=5 \
+      --set data.context=65536 --set data.validation_fraction=0 --set validation.every=0 --set checkpoint.every=0 \
+      --set model.layers=4 --set model.dim=1024 --set model.heads=8 --set model.ffn=2816 "${text[@]}"
+    keep_metrics "scaling-$n"
+  done
+}
+
+if wanted tests; then run_tests; fi
+if wanted scaling && ((gpus > 1)); then run_scaling; fi
+if wanted bench; then run_bench; fi
+if wanted train; then run_quickstart; fi
+if wanted scaling && ((gpus < 2)); then run_scaling; fi
+
+[[ $sampler ]] && kill "$sampler" 2>/dev/null && wait "$sampler" 2>/dev/null
+sampler=''
+if [[ $python ]]; then
+  "$python" "$bundle/report.py" "$out"
+  exit
+fi
+echo "run.sh: no python3 here, so there is no report.json; what was measured lies in $out (steps.tsv, logs, xml, bench)" >&2
+exit "$worst"
