@@ -38,7 +38,7 @@ NVIDIA = re.compile(r"lib(cu|nccl|nvshmem|nvidia|nvrtc|nvJitLink|nvToolsExt)[\w-
 OLDEST = {"GLIBC": (2, 35), "GLIBCXX": (3, 4, 30)}  # Ubuntu 22.04
 
 # Plugins of Open MPI for networks and batch systems that the bundle does not carry, and those of OpenSHMEM.
-NETWORKS = re.compile(r"lib(fabric|uc[pst]|ucm|ibverbs|rdmacm|psm|psm2|infinipath|nl-|oshmem|pmi|flux)")
+NETWORKS = re.compile(r"lib(fabric|uc[pst]|ucm|ibverbs|rdmacm|psm2?|infinipath|nl-\w+|oshmem|pmi2?|flux-\w+)[.-]")
 
 
 def fail(text):
@@ -199,7 +199,6 @@ class Bundle:
             self.add_binary(plugin, "mpi", "plugins", os.path.basename(plugin), mode=0o644)
         for text in sorted(glob.glob(os.path.join(where["pkgdatadir"], "help-*.txt"))):
             self.add(text, "mpi", "share", os.path.basename(text))
-        return where
 
     def sizes(self):
         found = []
@@ -247,7 +246,7 @@ def versions(config):
     changed = bool(said("git", "status", "--porcelain"))
     return {
         "COMMIT": commit + (" and changes" if changed else ""),
-        "ANNULUS": first(r'kVersion = "([^"]+)"', os.path.join(ROOT, "common", "version.h")),
+        "ANNULUS": first(r'kVersion\[\] = "([^"]+)"', os.path.join(ROOT, "common", "version.h")),
         "LIBTORCH": torch,
         "CUDA": (re.findall(r"release ([0-9.]+)", cuda) or ["unknown"])[0],
         "NCCL": ".".join(first(r"NCCL_%s (\d+)" % part, nccl) for part in ("MAJOR", "MINOR", "PATCH")),

@@ -1,9 +1,11 @@
 #!/bin/bash
-# run.sh [--only PART] [--minutes N] [--out FOLDER]: runs what this folder carries on the GPUs of this machine, and
+# run.sh [--only PART] [--minutes N] [--limit N] [--out FOLDER]: runs what this folder carries on the GPUs of this machine, and
 # writes one report.
 #   --only PART    tests (also doctor and attend --check), bench, train or scaling; may be given several times
 #   --minutes N    how long it may take (default: 10); what there is no time for is left out, and named
+#   --limit N      ends each step after N seconds at the latest (default: from 60 to 300, by step)
 #   --out FOLDER   for the report and all that was said (default: ./gpu-report); report.json, report.txt, logs/
+# run.sh -- COMMAND...: runs one command so that it finds all that is here, such as run.sh -- annulus bench gpu
 # Needed here: an NVIDIA driver, and LibTorch of the version in bundle.env: in LIBTORCH (.../site-packages/torch, or an
 # unpacked LibTorch), else the torch that python3 (or python3.12) imports. Neither MPI nor a network. This folder is only
 # read. The exit code is 0 where nothing failed, also where there is no GPU and all is skipped.
@@ -11,7 +13,8 @@
 set -uo pipefail
 
 bundle=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd) || exit 1
-only=() minutes=10 out=gpu-report
+only=() minutes=10 most='' out=gpu-report command=()
+devices=${ANNULUS_BUNDLE_DEVICES:-/dev} # a test names another folder
 while (($#)); do
   case $1 in
     --only)
@@ -30,13 +33,25 @@ while (($#)); do
       [[ $out ]] || { echo "run.sh: --out needs a folder" >&2 && exit 2; }
       shift 2
       ;;
+    --limit)
+      most=${2-}
+      [[ $most =~ ^[1-9][0-9]{0,4}$ ]] || { echo "run.sh: --limit needs a number of seconds" >&2 && exit 2; }
+      shift 2
+      ;;
+    --)
+      command=("${@:2}")
+      ((${#command[@]})) || { echo "run.sh: a command is expected after --" >&2 && exit 2; }
+      break
+      ;;
     -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' "$bundle/run.sh" && exit 0 ;;
     *) echo "run.sh: unknown option $1; see --help" >&2 && exit 2 ;;
   esac
 done
-mkdir -p "$out/logs" "$out/xml" "$out/bench" && out=$(cd "$out" && pwd) && [[ -w $out ]] ||
-  { echo "run.sh: $out cannot be written; name another folder with --out" >&2 && exit 8; }
-rm -f "$out"/logs/* "$out"/xml/* "$out"/bench/* "$out"/steps.tsv "$out"/facts.tsv "$out"/report.* "$out"/*.csv
+if ((!${#command[@]})); then
+  mkdir -p "$out/logs" "$out/xml" "$out/bench" && out=$(cd "$out" && pwd) && [[ -w $out ]] ||
+    { echo "run.sh: $out cannot be written; name another folder with --out" >&2 && exit 8; }
+  rm -f "$out"/logs/* "$out"/xml/* "$out"/bench/* "$out"/steps.tsv "$out"/facts.tsv "$out"/report.* "$out"/*.csv
+fi
 # shellcheck source=/dev/null
 . "$bundle/bundle.env"
 deadline=$((SECONDS + 60 * minutes))
@@ -98,7 +113,7 @@ if [[ ! $obstacle ]]; then
   fi
 fi
 gpus=0
-if [[ -e /dev/nvidiactl ]]; then gpus=$(compgen -G '/dev/nvidia[0-9]*' | wc -l); fi
+if [[ -e $devices/nvidiactl ]]; then gpus=$(compgen -G "$devices/nvidia[0-9]*" | wc -l); fi
 if [[ ${CUDA_VISIBLE_DEVICES+set} ]]; then
   IFS=, read -ra visible <<<"$CUDA_VISIBLE_DEVICES"
   ((${#visible[@]} < gpus)) && gpus=${#visible[@]}
@@ -128,6 +143,12 @@ if [[ $glibc == 2.* ]] && ((${glibc#2.} < 36)) || [[ ${ANNULUS_BUNDLE_ENTROPY-} 
 fi
 in_bundle() { env "${environment[@]}" "$@"; }
 annulus=$bundle/bin/annulus
+
+if ((${#command[@]})); then
+  [[ ! $obstacle ]] || { echo "run.sh: $obstacle" >&2 && exit 9; }
+  in_bundle PATH="$bundle/bin:$bundle/mpi/bin:$PATH" "${command[@]}"
+  exit
+fi
 
 fact built_from "$BUILT_COMMIT"
 fact "annulus" "$BUILT_ANNULUS"
@@ -160,6 +181,7 @@ step() { # NAME PART KIND LIMIT COMMAND...; its exit code should be `expected`
   shift 4
   now=$(left)
   if ((now < 10)); then note "$name" "$part" "$kind" "left out" 0 "no time left of $minutes minutes" && return; fi
+  [[ $most ]] && ((limit > most)) && limit=$most
   ((limit > now)) && limit=$now
   (cd "$workfolder" && exec timeout --kill-after=15 "$limit" env "${environment[@]}" "$@") \
     >"$out/logs/$name.out" 2>"$out/logs/$name.err" </dev/null
