@@ -120,8 +120,9 @@ class OperatorCall {
 
 // Of `got` against `want`, relative to the size of what is compared.
 double relative_error(const at::Tensor& got, const at::Tensor& want) {
-  const double size = want.abs().max().item<double>();
-  const double error = (got.to(at::kCPU, at::kDouble) - want).abs().max().item<double>();
+  const at::Tensor expected = want.to(got.device(), at::kDouble);
+  const double size = expected.abs().max().item<double>();
+  const double error = (got.to(at::kDouble) - expected).abs().max().item<double>();
   return size > 0 ? error / size : error;
 }
 
@@ -185,7 +186,7 @@ void bench_dense(GpuBench& bench) {
     const Problem problem = random_problem(o, length);
     ExecutorCall ours(problem, causal_pattern(), shape_of(o, length));
     OperatorCall theirs(problem);
-    const double difference = relative_error(ours.output().out, theirs.out().to(at::kCPU, at::kDouble));
+    const double difference = relative_error(ours.output().out, theirs.out());
     if (!(difference <= 2 * bound_of(o.type))) {
       throw Error(ErrorKind::kInternal, "bench",
                   line("the executor's out is %.3g from the operator's, at most %.3g is expected", difference,
@@ -228,10 +229,9 @@ void bench_ring(GpuBench& bench) {
   ring.backward();
   whole.backward();
   const SimulatedRing::Result got = ring.result();
-  const auto on_host = [](const at::Tensor& t) { return t.to(at::kCPU, at::kDouble); };
-  const double difference = std::max(
-      {relative_error(got.out, on_host(whole.output().out)), relative_error(got.dq, on_host(whole.gradients().dq)),
-       relative_error(got.dk, on_host(whole.gradients().dk)), relative_error(got.dv, on_host(whole.gradients().dv))});
+  const double difference =
+      std::max({relative_error(got.out, whole.output().out), relative_error(got.dq, whole.gradients().dq),
+                relative_error(got.dk, whole.gradients().dk), relative_error(got.dv, whole.gradients().dv)});
   if (!(difference <= 2 * bound_of(o.type))) {
     throw Error(ErrorKind::kInternal, "bench",
                 line("the ring's results are %.3g from the whole call's, at most %.3g is expected", difference,

@@ -17,7 +17,7 @@
 namespace annulus {
 
 struct GpuBenchOptions {
-  at::Device device = at::kCUDA;
+  at::Device device{at::kCUDA, 0};
   std::vector<std::string> parts;  // of gpu_bench_parts(); empty: all that can be run with these options
   std::vector<int64_t> lengths;    // of part "dense"
   int64_t length = 0;              // of "ring", "patterns" and "train", and the first of "longest"
@@ -28,7 +28,8 @@ struct GpuBenchOptions {
   std::string config;                   // TOML of the model of "train" and "longest"
   std::vector<std::string> sets;        // overrides of its keys
   std::optional<double> peak_flops;     // of the device for the model's dtype, a second; without it there is no MFU
-  int64_t longest_length = int64_t{1} << 24;  // where "longest" ends at the latest
+  double longest_seconds = 0;           // "longest" tries no length that would take it beyond this; 0: any
+  int64_t longest_length = int64_t{1} << 24;  // where it ends at the latest
 };
 
 // "dense", "ring", "patterns", "train", "longest"

@@ -20,7 +20,6 @@ namespace annulus {
 namespace {
 
 constexpr double kGoalMfu = 0.5;
-constexpr int kWarmUps = 2;
 
 Config config_of(const GpuBenchOptions& o, int64_t context, std::optional<bool> recompute) {
   std::vector<std::string> sets = o.sets;
@@ -34,18 +33,18 @@ double gib(int64_t bytes) { return static_cast<double>(bytes) / (1 << 30); }
 
 // Where a step's memory goes, as LibTorch's allocator saw it.
 struct StepMemory {
-  int64_t state = 0;  // weights, optimizer and what else is there before a step
   DeviceMemory after;
 
-  int64_t of_step() const { return after.peak_allocated - state; }
+  int64_t state() const { return after.allocated; }  // weights, gradients, optimizer: what is there between steps
+  int64_t of_step() const { return after.peak_allocated - state(); }
   int64_t unused() const { return after.peak_reserved - after.peak_allocated; }
   std::string text() const {
-    return line("state %.2f GiB, a step besides %.2f, taken but unused %.2f, not LibTorch's %.2f; of %.1f", gib(state),
-                gib(of_step()), gib(unused()), gib(after.outside), gib(after.total));
+    return line("state %.2f GiB, a step besides %.2f, taken but unused %.2f, not LibTorch's %.2f; of %.1f",
+                gib(state()), gib(of_step()), gib(unused()), gib(after.outside), gib(after.total));
   }
   void add_to(GpuBench& bench, const std::string& name) const {
     for (const auto& [what, bytes] : {std::pair{"peak memory of tensors", after.peak_allocated},
-                                      {"memory of the state", state},
+                                      {"memory of the state", state()},
                                       {"memory of a step", of_step()},
                                       {"memory taken but unused", unused()},
                                       {"memory not LibTorch's", after.outside},
@@ -63,18 +62,17 @@ struct Steps {
 };
 
 // A step ends with the readout of its loss: the wall clock is the device's.
-Steps run_steps(const Config& config, at::Device device, int64_t counted) {
+Steps run_steps(const Config& config, at::Device device, int64_t warm_ups, int64_t counted) {
   release_cached_memory(device);
   reset_peak_memory(device);
   const TextSource text(config.data, config.run.seed);
   const std::unique_ptr<Communicator> world = make_self_communicator();
   Training training(config, *world, text, device);
   Steps steps;
-  steps.memory.state = device_memory(device).allocated;
   steps.tokens = static_cast<double>(training.tokens_per_step());
   steps.flops = training.flops_per_token() * steps.tokens;
   steps.parameters = training.model().parameters().count();
-  for (int64_t i = -kWarmUps; i < counted; ++i) {
+  for (int64_t i = -warm_ups; i < counted; ++i) {
     if (i == 0) reset_peak_memory(device);
     const double begin = wall_seconds();
     training.step();
@@ -97,7 +95,7 @@ void check_training_part(const GpuBenchOptions& options) {
 void bench_training_step(GpuBench& bench) {
   const GpuBenchOptions& o = bench.options;
   const Config config = config_of(o, o.length, {});
-  const Steps steps = run_steps(config, o.device, o.rounds);
+  const Steps steps = run_steps(config, o.device, /*warm_ups=*/2, o.rounds);
   const double seconds = least(steps.seconds), middle = median(steps.seconds);
   bench.out << line(
       "training step of a Llama of %lld parameters, %lld tokens in a row, %lld rows\n\n"
@@ -133,28 +131,38 @@ void bench_longest_sequence(GpuBench& bench) {
   const GpuBenchOptions& o = bench.options;
   bench.out << "longest row trained on one device, activations of layers computed again (model.recompute)\n\n"
             << "      tokens    seconds of a step  memory\n";
+  const double begin = wall_seconds();
   int64_t longest = 0;
+  double last = 0;  // seconds that the length before took
   for (int64_t length = o.length; length <= o.longest_length; length *= 2) {
+    const std::string row = line("  %10lld  ", static_cast<long long>(length));
+    const double began = wall_seconds();
+    // Attention of twice the length takes four times as long.
+    if (o.longest_seconds > 0 && longest > 0 && began - begin + 4 * last > o.longest_seconds) {
+      bench.out << row << line("not tried: %.0f s are left\n", std::max(0.0, o.longest_seconds - (began - begin)));
+      break;
+    }
     try {
       Config config = config_of(o, length, true);
       config.data.batch = 1;
-      const Steps steps = run_steps(config, o.device, 1);
+      // The optimizer's state is there from the second step on.
+      const Steps steps = run_steps(config, o.device, /*warm_ups=*/1, /*counted=*/1);
       longest = length;
-      bench.out << line("  %10lld  %19.2f  ", static_cast<long long>(length), least(steps.seconds))
-                << steps.memory.text() << std::endl;
+      bench.out << row << line("%19.2f  ", least(steps.seconds)) << steps.memory.text() << std::endl;
       const std::string name = line("longest %lld", static_cast<long long>(length));
-      bench.figure(name, "s", least(steps.seconds), median(steps.seconds));
-      steps.memory.add_to(bench, name);
-    } catch (const c10::OutOfMemoryError&) {
-      bench.out << line("  %10lld  out of memory\n", static_cast<long long>(length));
+      bench.figure(name, "s", least(steps.seconds), least(steps.seconds));
+      if (o.device.is_cuda()) steps.memory.add_to(bench, name);
+      bench.end_part("longest");         // should the next one be cut off
+    } catch (const c10::Error& error) {  // also by another name, where a graph of the device is being captured
+      if (std::string(error.what_without_backtrace()).find("out of memory") == std::string::npos) throw;
+      bench.out << row << "out of memory\n";
       break;
-    }
-    // A text shorter than a row, for example, is said and ends it: what was reached stands.
-    catch (const Error& error) {
+    } catch (const Error& error) {  // the text is too short for such rows, for example: what was reached stands
       if (longest == 0) throw;
-      bench.out << line("  %10lld  ", static_cast<long long>(length)) << error.what() << "\n";
+      bench.out << row << error.what() << "\n";
       break;
     }
+    last = wall_seconds() - began;
   }
   bench.figure("longest row trained", "tokens", static_cast<double>(longest), static_cast<double>(longest));
 }

@@ -208,6 +208,8 @@ class GpuWord : public Word {
     app->add_option("--set", options_.sets, "override one key of it: --set model.layers=4 (may be repeated)")
         ->allow_extra_args(false)
         ->type_name("KEY=VALUE");
+    app->add_option("--seconds", options_.longest_seconds, "longest: try no length that takes it beyond this")
+        ->check(CLI::PositiveNumber);
     app->add_option("--device", device_, "cuda (default), or cpu: tiny sizes, which test the program")
         ->check(CLI::IsMember({"cuda", "cpu"}));
     add_json(app, json_);
@@ -232,6 +234,7 @@ class GpuWord : public Word {
     options.ranks = options_.ranks;
     options.config = options_.config;
     options.sets = options_.sets;
+    options.longest_seconds = options_.longest_seconds;
     if (length_ > 0) {
       options.length = length_;
       options.lengths = {length_};

@@ -79,6 +79,18 @@ TEST(GpuBench, TrainingPartsNeedAModelAndEndWithTheText) {
   EXPECT_FALSE(figures.at("longest").contains("longest 4096")) << out.str();
 }
 
+TEST(GpuBench, TheLongestRowIsSoughtWithinItsTime) {
+  GpuBenchOptions options = gpu_bench_options(at::kCPU);
+  options.parts = {"longest"};
+  options.config = model_file();
+  options.length = 128;
+  options.longest_seconds = 1e-6;  // the first is always tried
+  std::ostringstream out;
+  run_gpu_bench(options, out);
+  EXPECT_EQ(figures_in(out.str()).at("longest"), (std::set<std::string>{"longest 128", "longest row trained"}));
+  EXPECT_NE(out.str().find("256  not tried"), std::string::npos) << out.str();
+}
+
 TEST(GpuBench, RefusesWhatCannotBe) {
   std::ostringstream out;
   GpuBenchOptions options = gpu_bench_options(at::kCPU);

@@ -216,19 +216,19 @@ fact "cannot run" "$obstacle"
 
 # The names of what would run, and one reason for all of it.
 run_tests() {
-  local name kind program ranks expect env args words
+  local name kind program ranks expect variables args words assigned
   [[ $starts ]] && step doctor tests plain 60 "$annulus" doctor
-  while IFS=$'\t' read -r name kind program ranks expect env args <&3; do
+  while IFS=$'\t' read -r name kind program ranks expect variables args <&3; do
     if [[ ! $starts ]]; then skip "$name" tests "$kind" "${obstacle}" && continue; fi
     words=() && [[ $args != - ]] && eval "words=($args)" # quoted as Bazel's are
-    [[ $env != - ]] && read -ra env <<<"$env" || env=()
+    assigned=() && [[ $variables != - ]] && read -ra assigned <<<"$variables"
     workfolder=$out
     if [[ -d $bundle/runfiles ]]; then workfolder=$bundle/runfiles; fi
     if [[ $kind == gtest ]]; then
-      step "$name" tests gtest 240 env "${env[@]}" GTEST_OUTPUT="xml:$out/xml/$name.xml" "$bundle/tests/$program" "${words[@]}"
+      step "$name" tests gtest 240 env "${assigned[@]}" GTEST_OUTPUT="xml:$out/xml/$name.xml" "$bundle/tests/$program" "${words[@]}"
     else
       expected=$expect
-      step "$name" tests mpi 120 env "${env[@]}" WANT_SIZE="$ranks" "$bundle/mpi/bin/mpirun" --timeout 110 \
+      step "$name" tests mpi 120 env "${assigned[@]}" WANT_SIZE="$ranks" "$bundle/mpi/bin/mpirun" --timeout 110 \
         -np "$ranks" "$bundle/tests/$program" "${words[@]}"
       expected=0
     fi
@@ -252,7 +252,7 @@ text_of_training() { # where LibTorch has no Python sources
 }
 
 run_bench() {
-  local part model=$bundle/configs/llama-1b.toml
+  local part limit model=$bundle/configs/llama-1b.toml
   for part in dense ring patterns; do
     if ! ready; then skip "bench-$part" bench bench "$why" && continue; fi
     step "bench-$part" bench bench 150 "$annulus" bench gpu --part "$part" --json "$out/bench/$part.json"
@@ -262,7 +262,9 @@ run_bench() {
     if ! ready; then skip "bench-$part" bench bench "$why" && continue; fi
     if [[ ! -e $model ]]; then skip "bench-$part" bench bench "the bundle has no configs/llama-1b.toml" && continue; fi
     mapfile -t text < <(text_of_training)
-    step "bench-$part" bench bench $([[ $part == train ]] && echo 180 || echo 300) "$annulus" bench gpu --part "$part" \
+    # The last of all: it may have what time is left.
+    limit=180 && [[ $part == longest ]] && limit=$(($(left) > 60 ? $(left) : 60))
+    step "bench-$part" bench bench "$limit" "$annulus" bench gpu --part "$part" --seconds $((limit * 8 / 10)) \
       --config "$model" --json "$out/bench/$part.json" "${text[@]}"
     [[ $part == longest ]] || run_flex
   done
@@ -299,14 +301,14 @@ keep_metrics() { # RUN: its log; checkpoints are large
 
 # The same work on 1, 2, 4, 8 GPUs: the tests over as many ranks, attention against the reference, tokens a second.
 run_scaling() {
-  local n name kind program ranks expect env args
+  local n name kind program ranks expect variables args
   if ! ready; then skip scaling scaling plain "$why" && return; fi
   if ((gpus < 2)); then skip scaling scaling plain "this machine has one GPU" && return; fi
   mapfile -t text < <(text_of_training)
   for n in 1 2 4 8; do
     if ((n > gpus)); then skip "scaling-$n" scaling train "this machine has $gpus GPUs" && continue; fi
     if ((n > 1)); then
-      while IFS=$'\t' read -r name kind program ranks expect env args <&3; do
+      while IFS=$'\t' read -r name kind program ranks expect variables args <&3; do
         [[ $kind == mpi && $expect == 0 && $args == - ]] || continue
         step "$name-over-$n" scaling mpi 120 env WANT_SIZE="$n" "$bundle/mpi/bin/mpirun" --timeout 110 -np "$n" \
           "$bundle/tests/$program"
