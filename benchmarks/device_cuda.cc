@@ -47,6 +47,11 @@ class EventClock final : public DeviceClock {
   cudaEvent_t begin_ = nullptr, end_ = nullptr;
 };
 
+// The allocator's numbers are there once LibTorch has begun to use the device.
+void begin(at::Device device) {
+  if (device.is_cuda()) at::globalContext().lazyInitDevice(device.type());
+}
+
 constexpr size_t kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
 
 // 13010 -> "13.1", 91900 -> "9.19.0"
@@ -63,6 +68,7 @@ std::unique_ptr<DeviceClock> make_device_clock(at::Device device) {
 }
 
 DeviceMemory device_memory(at::Device device) {
+  begin(device);
   DeviceMemory memory;
   if (!device.is_cuda()) return memory;
   const c10::cuda::CUDAGuard guard(device);
@@ -78,10 +84,12 @@ DeviceMemory device_memory(at::Device device) {
 }
 
 void reset_peak_memory(at::Device device) {
+  begin(device);
   if (device.is_cuda()) c10::cuda::CUDACachingAllocator::resetPeakStats(device.index());
 }
 
 void release_cached_memory(at::Device device) {
+  begin(device);
   if (device.is_cuda()) c10::cuda::CUDACachingAllocator::emptyCache();
 }
 

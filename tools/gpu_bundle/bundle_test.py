@@ -196,7 +196,7 @@ class BundleTest(unittest.TestCase):
         self.script(os.path.join(bundle, "tests", "silent"), "exit 0\n")
         with open(os.path.join(bundle, "tests.tsv"), "a") as f:
             for name in ("crash", "hang", "silent", "missing"):
-                f.write("%s\tgtest\t%s\t1\t0\t-\t-\n" % (name, name))
+                f.write("%s\tgtest\t%s\t1\t0\t60\t-\t-\t-\n" % (name, name))
         done, report = self.start("--only", "tests", "--limit", "20", bundle=bundle)
         self.assertEqual(done.returncode, 1)
         failed = self.of(report, "failed")
@@ -205,6 +205,28 @@ class BundleTest(unittest.TestCase):
         self.assertIn("did not end within 20 s", failed["hang"])
         self.assertIn("left no results", failed["silent"])
         self.assertIn("doctor", self.of(report, "passed"))
+
+    def test_tests_of_ranks_and_scripts_are_started_as_bazel_starts_them(self):
+        bundle = self.copy("kinds")
+        self.script(os.path.join(bundle, "tests", "ranks"), 'echo "rank of $WANT_SIZE: $1 $MODE"\nexit 3\n')
+        os.makedirs(os.path.join(bundle, "runfiles", "some"), exist_ok=True)
+        with open(os.path.join(bundle, "runfiles", "some", "script.py"), "w") as f:
+            f.write("import os, sys\nprint(os.getcwd(), *sys.argv)\n")
+        with open(os.path.join(bundle, "tests.tsv"), "w") as f:
+            f.write("ranks\tmpi\tranks\t2\t3\t60\tMODE=on\t--tag-output\t'an argument'\n")
+            f.write("script\tscript\tsome/script.py\t1\t0\t60\t-\t-\t$bundle/bin/annulus some/file\n")
+        with open(os.path.join(bundle, "expected.json"), "w") as f:
+            json.dump({"ranks": {"exit": 3, "once": ["<stdout>:rank of 2: an argument on"], "forbid": []}}, f)
+        out = tempfile.mkdtemp(prefix="report ", dir=self.work)
+        done = run(os.path.join(bundle, "run.sh"), "--only", "tests", "--out", out, env=self.environment(), cwd=self.work)
+        with open(os.path.join(out, "report.json")) as f:
+            failed = self.of(json.load(f), "failed")
+        self.assertEqual(set(failed), {"ranks"}, done.stdout)
+        self.assertIn("2 lines hold, instead of one", failed["ranks"])
+        with open(os.path.join(out, "logs", "script.out")) as f:
+            self.assertEqual(f.read().strip(), " ".join([
+                os.path.join(bundle, "runfiles"), os.path.join(bundle, "runfiles", "some", "script.py"),
+                os.path.join(bundle, "bin", "annulus"), "some/file"]))
 
     def test_what_it_would_start_on_two_gpus_is_what_the_program_takes(self):
         bundle = self.copy("recorded")

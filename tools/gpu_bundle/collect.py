@@ -41,28 +41,48 @@ OLDEST = {"GLIBC": (2, 35), "GLIBCXX": (3, 4, 30)}  # Ubuntu 22.04
 NETWORKS = re.compile(r"lib(fabric|uc[pst]|ucm|ibverbs|rdmacm|psm2?|infinipath|nl-\w+|oshmem|pmi2?|flux-\w+)[.-]")
 
 
+# For the ranks of one machine, more than cores where it has to be, without a network or ssh.
+MPI_SETTINGS = """btl = self,%s
+pml = ob1
+plm_rsh_agent = false
+btl_vader_single_copy_mechanism = none
+btl_base_warn_component_unused = 0
+mca_base_component_show_load_errors = 0
+hwloc_base_binding_policy = none
+rmaps_base_oversubscribe = 1
+mpi_yield_when_idle = 1
+"""
+
+
 def fail(text):
     sys.exit("tools/gpu_bundle.sh: " + text)
 
 
+LIMITS = {"short": 60, "moderate": 300, "long": 900, "eternal": 3600}  # Bazel's, in seconds
+TIMEOUTS = {"small": "short", "medium": "moderate", "large": "long", "enormous": "eternal"}
+
+
 class Test:
-    """How a test is started: kind "gtest", or "mpi" with a number of ranks."""
+    """How a test is started: kind "gtest", "mpi" with a number of ranks, or "script" in Python."""
 
     def __init__(self, rule):
         self.label = rule.get("name")
-        self.kind = {"cc_test": "gtest", "_mpi_run_test": "mpi"}.get(rule.get("class"), "")
+        self.kind = {"cc_test": "gtest", "_mpi_run_test": "mpi", "sh_test": "script"}.get(rule.get("class"), "")
         values = {e.get("name"): e for e in rule if e.get("name")}
         text = lambda name, default: values[name].get("value") if name in values and values[name].get("value") else default
         items = lambda name: [e.get("value") for e in values[name]] if name in values else []
         self.binary = text("binary", self.label)
+        self.source = None
+        if self.kind == "script":
+            self.source = path_of(items("srcs")[0])
+            if not self.source.endswith(".py"):
+                self.kind = ""
         self.ranks = int(text("np", "1"))
-        self.args = items("args")
-        self.data = items("data")
-        self.env = []
-        if "env" in values:
-            for pair in values["env"]:
-                key, value = [e.get("value") for e in pair]
-                self.env.append("%s=%s" % (key, value))
+        self.limit = LIMITS[text("timeout", TIMEOUTS[text("size", "medium")])]
+        self.args = [self.placed(a) for a in items("args")]
+        self.mpi_args = items("mpi_args")
+        self.files = [path_of(l) for l in items("data")]
+        self.env = ["%s=%s" % (e[0].get("value"), e[1].get("value")) for e in values.get("env", [])]
         self.expect_exit = int(text("expect_exit", "0"))
         self.expect_once = items("expect_once")
         self.forbid = items("forbid")
@@ -73,7 +93,35 @@ class Test:
 
     @property
     def program(self):
-        return self.binary.lstrip("/").replace(":", "/")
+        """What is built for it; nothing for a script."""
+        return None if self.kind == "script" else path_of(self.binary)
+
+    def placed(self, argument):
+        """Labels in an argument as where they lie in the bundle, in which scripts are started."""
+
+        def place(match):
+            label = match.group(1)
+            if label.startswith(":"):
+                label = self.label.split(":")[0] + label
+            if label == PROGRAM:
+                return "$bundle/bin/annulus"
+            if os.path.isfile(os.path.join(ROOT, path_of(label))):
+                return path_of(label)
+            self.tools = sorted(set(getattr(self, "tools", [])) | {label})
+            return "$bundle/tests/" + in_tests(path_of(label))
+
+        return re.sub(r"\$\((?:rootpath|location) ([^)]*)\)", place, argument)
+
+    def targets(self):
+        return {*([] if self.kind == "script" else [self.binary]), *getattr(self, "tools", [])}
+
+
+def path_of(label):
+    return label.lstrip("/").replace(":", "/").lstrip("/")
+
+
+def in_tests(path):
+    return path.replace("/", ".")
 
 
 def read_tests(path):
@@ -86,7 +134,8 @@ def read_tests(path):
         fail("there is no test with the tag gpu")
     unknown = [t.label for t in tests if not t.kind]
     if unknown:
-        fail("tests for GPUs are cc_test or mpi_test, which the bundle can start; not: " + ", ".join(unknown))
+        fail("tests for GPUs are cc_test, mpi_test, or sh_test of a Python file, which the bundle can start; not: " +
+             ", ".join(unknown))
     return sorted(tests, key=lambda t: t.label)
 
 
@@ -197,6 +246,8 @@ class Bundle:
             if any(NETWORKS.match(n) for n in closure(plugin, self.system)):
                 continue
             self.add_binary(plugin, "mpi", "plugins", os.path.basename(plugin), mode=0o644)
+        with open(self.path("mpi", "etc", "openmpi-mca-params.conf"), "w") as f:
+            f.write(MPI_SETTINGS % ("vader" if mpi_version(mpirun).startswith("4.") else "sm"))
         for text in sorted(glob.glob(os.path.join(where["pkgdatadir"], "help-*.txt"))):
             self.add(text, "mpi", "share", os.path.basename(text))
 
@@ -235,6 +286,10 @@ def unresolved(out):
     return sorted(missing)
 
 
+def mpi_version(mpirun):
+    return (said(mpirun, "--version").splitlines() or ["unknown"])[0].split(") ")[-1]
+
+
 def versions(config):
     include = os.path.join(config["TORCH_ROOT"], "include", "torch")
     header = os.path.join(include, "headeronly", "version.h")
@@ -250,7 +305,7 @@ def versions(config):
         "LIBTORCH": torch,
         "CUDA": (re.findall(r"release ([0-9.]+)", cuda) or ["unknown"])[0],
         "NCCL": ".".join(first(r"NCCL_%s (\d+)" % part, nccl) for part in ("MAJOR", "MINOR", "PATCH")),
-        "MPI": (said(config["MPIRUN"], "--version").splitlines() or ["unknown"])[0].split(") ")[-1],
+        "MPI": mpi_version(config["MPIRUN"]),
         "COMPILER": "g++ " + said("g++", "-dumpfullversion"),
         "GLIBC_OLDEST": ".".join(map(str, OLDEST["GLIBC"])),
     }
@@ -267,13 +322,13 @@ def collect(tests, binaries, out):
     bundle = Bundle(out)
     bundle.add_binary(os.path.join(binaries, "launcher", "annulus"), "bin", "annulus")
     rows = []
-    for program in sorted({t.program for t in tests}):
-        bundle.add_binary(os.path.join(binaries, program), "tests", program.replace("/", "."))
+    for program in sorted({path_of(l) for t in tests for l in t.targets()}):
+        bundle.add_binary(os.path.join(binaries, program), "tests", in_tests(program))
     for t in tests:
-        rows.append("\t".join([t.name, t.kind, t.program.replace("/", "."), str(t.ranks), str(t.expect_exit),
-                               " ".join(t.env) or "-", " ".join(t.args) or "-"]))
-        for label in t.data:
-            path = label.lstrip("/").replace(":", "/")
+        program = t.source if t.kind == "script" else in_tests(t.program)
+        rows.append("\t".join([t.name, t.kind, program, str(t.ranks), str(t.expect_exit), str(t.limit), " ".join(t.env) or "-",
+                               " ".join(t.mpi_args) or "-", " ".join(t.args) or "-"]))
+        for path in t.files + ([t.source] if t.source else []):
             if os.path.isfile(os.path.join(ROOT, path)):
                 bundle.add(os.path.join(ROOT, path), "runfiles", path)
     bundle.add_mpi(config["MPIRUN"])
@@ -326,7 +381,7 @@ def main():
     parser.add_argument("out", nargs="?")
     options = parser.parse_args()
     if options.targets:
-        print("\n".join(sorted({t.binary for t in read_tests(options.targets)} | {PROGRAM})))
+        print("\n".join(sorted({PROGRAM}.union(*(t.targets() for t in read_tests(options.targets))))))
         return
     collect(read_tests(options.tests), options.bin, options.out)
 

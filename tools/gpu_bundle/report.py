@@ -78,12 +78,12 @@ class Report:
         if kind == "gtest":
             self.add_gtest(name, part, code, seconds, reason, output, errors)
             return
-        why = reason or self.unexpected(name, code, output + errors)
         skipped = re.search(r"^SKIPPED: (.*)", output, re.M)
-        if why:
-            self.add(name, part, "failed", seconds, "\n".join(filter(None, [why, tail(output, errors)])))
-        elif skipped:
+        why = reason or self.unexpected(name, code, output + errors)
+        if skipped and not code:  # nothing was tried: there is nothing to expect
             self.add(name, part, "skipped", seconds, skipped.group(1))
+        elif why:
+            self.add(name, part, "failed", seconds, "\n".join(filter(None, [why, tail(output, errors)])))
         else:
             self.add(name, part, "passed", seconds)
         # What was measured before a failure stands, too.
@@ -100,9 +100,10 @@ class Report:
         if code != want["exit"]:
             said = SIGNALS.get(code, "exit code %d" % code)
             return said if want["exit"] == 0 else "%s, %d was expected" % (said, want["exit"])
-        for line in want["once"]:
-            if text.count(line) != 1:
-                return "said %d times instead of once: %s" % (text.count(line), line)
+        for once in want["once"]:
+            lines = sum(once in line for line in text.splitlines())
+            if lines != 1:
+                return "%d lines hold, instead of one: %s" % (lines, once)
         for line in want["forbid"]:
             if line in text:
                 return "its output holds: " + line

@@ -129,11 +129,7 @@ environment=(
   LD_LIBRARY_PATH="$libraries" LIBTORCH="$torch" TMPDIR="$scratch" HOME="${HOME:-$scratch}"
   MPI_HOME="$bundle/mpi" OPAL_PREFIX="$bundle/mpi" OPAL_BINDIR="$bundle/mpi/bin" OPAL_LIBDIR="$bundle/lib"
   OPAL_PKGLIBDIR="$bundle/mpi/plugins" OPAL_PKGDATADIR="$bundle/mpi/share" OPAL_SYSCONFDIR="$bundle/mpi/etc"
-  OMPI_MCA_mca_base_component_path="$bundle/mpi/plugins" OMPI_MCA_mca_base_component_show_load_errors=0
-  OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_orte_tmpdir_base="$scratch"
-  OMPI_MCA_btl_vader_backing_directory="$scratch" OMPI_MCA_btl_vader_single_copy_mechanism=none
-  OMPI_MCA_btl="self,$([[ $BUILT_MPI == 4.* ]] && echo vader || echo sm)" OMPI_MCA_pml=ob1 OMPI_MCA_plm_rsh_agent=false
-  OMPI_MCA_hwloc_base_binding_policy=none OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_mpi_yield_when_idle=1
+  OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
   TEST_TMPDIR="$scratch" ANNULUS_PROGRAM=annulus
 )
 # A C library that lacks what a library here asks for.
@@ -214,25 +210,37 @@ if [[ $obstacle ]]; then
 fi
 fact "cannot run" "$obstacle"
 
-# The names of what would run, and one reason for all of it.
+# A line of tests.tsv -> words, assigned, mpi_words
+read_test() { # ENV MPI_ARGS ARGS
+  words=() assigned=() mpi_words=()
+  [[ $1 == - ]] || read -ra assigned <<<"$1"
+  [[ $2 == - ]] || read -ra mpi_words <<<"$2"
+  [[ $3 == - ]] || eval "words=($3)" # quoted as Bazel's are; $bundle is this folder
+}
+
 run_tests() {
-  local name kind program ranks expect variables args words assigned
+  local name kind program ranks expect limit variables mpi_args args
   [[ $starts ]] && step doctor tests plain 60 "$annulus" doctor
-  while IFS=$'\t' read -r name kind program ranks expect variables args <&3; do
-    if [[ ! $starts ]]; then skip "$name" tests "$kind" "${obstacle}" && continue; fi
-    words=() && [[ $args != - ]] && eval "words=($args)" # quoted as Bazel's are
-    assigned=() && [[ $variables != - ]] && read -ra assigned <<<"$variables"
-    workfolder=$out
+  while IFS=$'\t' read -r name kind program ranks expect limit variables mpi_args args <&3; do
+    if [[ ! $starts ]]; then skip "$name" tests "$kind" "$obstacle" && continue; fi
+    read_test "$variables" "$mpi_args" "$args"
+    workfolder=$out expected=$expect
     if [[ -d $bundle/runfiles ]]; then workfolder=$bundle/runfiles; fi
-    if [[ $kind == gtest ]]; then
-      step "$name" tests gtest 240 env "${assigned[@]}" GTEST_OUTPUT="xml:$out/xml/$name.xml" "$bundle/tests/$program" "${words[@]}"
-    else
-      expected=$expect
-      step "$name" tests mpi 120 env "${assigned[@]}" WANT_SIZE="$ranks" "$bundle/mpi/bin/mpirun" --timeout 110 \
-        -np "$ranks" "$bundle/tests/$program" "${words[@]}"
-      expected=0
-    fi
-    workfolder=$out
+    case $kind in
+      gtest)
+        step "$name" tests gtest "$limit" env "${assigned[@]}" GTEST_OUTPUT="xml:$out/xml/$name.xml" \
+          "$bundle/tests/$program" "${words[@]}"
+        ;;
+      mpi)
+        step "$name" tests mpi "$limit" env "${assigned[@]}" WANT_SIZE="$ranks" "$bundle/mpi/bin/mpirun" \
+          --timeout $((limit - 5)) -np "$ranks" "${mpi_words[@]}" "$bundle/tests/$program" "${words[@]}"
+        ;;
+      script)
+        if [[ ! $python ]]; then skip "$name" tests "$kind" "no python3 here" && continue; fi
+        step "$name" tests script "$limit" env "${assigned[@]}" "$python" "$bundle/runfiles/$program" "${words[@]}"
+        ;;
+    esac
+    workfolder=$out expected=0
   done 3<"$bundle/tests.tsv"
   if ! ready; then skip attend-check tests plain "$why" && return; fi
   step attend-check tests plain 120 "$annulus" attend --device cuda --backward --check \
@@ -301,16 +309,16 @@ keep_metrics() { # RUN: its log; checkpoints are large
 
 # The same work on 1, 2, 4, 8 GPUs: the tests over as many ranks, attention against the reference, tokens a second.
 run_scaling() {
-  local n name kind program ranks expect variables args
+  local n name kind program ranks expect limit variables mpi_args args
   if ! ready; then skip scaling scaling plain "$why" && return; fi
   if ((gpus < 2)); then skip scaling scaling plain "this machine has one GPU" && return; fi
   mapfile -t text < <(text_of_training)
   for n in 1 2 4 8; do
     if ((n > gpus)); then skip "scaling-$n" scaling train "this machine has $gpus GPUs" && continue; fi
     if ((n > 1)); then
-      while IFS=$'\t' read -r name kind program ranks expect variables args <&3; do
-        [[ $kind == mpi && $expect == 0 && $args == - ]] || continue
-        step "$name-over-$n" scaling mpi 120 env WANT_SIZE="$n" "$bundle/mpi/bin/mpirun" --timeout 110 -np "$n" \
+      while IFS=$'\t' read -r name kind program ranks expect limit variables mpi_args args <&3; do
+        [[ $kind == mpi && $expect == 0 && $mpi_args == - && $args == - ]] || continue
+        step "$name-over-$n" scaling mpi "$limit" env WANT_SIZE="$n" "$bundle/mpi/bin/mpirun" --timeout $((limit - 5)) -np "$n" \
           "$bundle/tests/$program"
       done 3< <(sort -t $'\t' -u -k3,3 "$bundle/tests.tsv")
       step "attend-over-$n" scaling plain 120 "$annulus" launch -n "$n" attend --device cuda --backward --check \
