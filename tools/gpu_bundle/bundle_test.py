@@ -12,6 +12,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -206,6 +207,21 @@ class BundleTest(unittest.TestCase):
         self.assertIn("left no results", failed["silent"])
         self.assertIn("doctor", self.of(report, "passed"))
 
+    def test_ctrl_c_ends_it_and_what_it_started(self):
+        bundle = self.copy("interrupted")
+        mark = os.path.join(self.work, "pid")
+        os.mkfifo(mark)
+        self.script(os.path.join(bundle, "tests", "hang"), 'echo $$ >"%s"\nexec sleep 600\n' % mark)
+        with open(os.path.join(bundle, "tests.tsv"), "w") as f:
+            f.write("hang\tgtest\thang\t1\t0\t300\t-\t-\t-\n")
+        out = tempfile.mkdtemp(prefix="report ", dir=self.work)
+        started = subprocess.Popen([os.path.join(bundle, "run.sh"), "--only", "tests", "--out", out], env=self.environment(),
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
+        pid = int(run("timeout", "60", "cat", mark).stdout)
+        started.send_signal(signal.SIGINT)
+        self.assertEqual(started.wait(timeout=60), 130)
+        self.assertFalse(os.path.exists("/proc/%d" % pid))
+
     def test_tests_of_ranks_and_scripts_are_started_as_bazel_starts_them(self):
         bundle = self.copy("kinds")
         self.script(os.path.join(bundle, "tests", "ranks"), 'echo "rank of $WANT_SIZE: $1 $MODE"\nexit 3\n')
@@ -241,6 +257,8 @@ class BundleTest(unittest.TestCase):
             lines = [l.split("\0")[:-1] for l in f.read().split("\n") if l]
         words = {" ".join(l[:2]) for l in lines}
         self.assertTrue({"version", "doctor", "bench gpu", "launch -n"} <= words, words)
+        # FlexAttention is skipped for want of triton, and that is said.
+        self.assertIn("flex-attention", skipped)
         self.assertEqual([l[l.index("--part") + 1] for l in lines if "--part" in l], ["dense", "ring", "patterns", "train", "longest"])
         # The program without a GPU refuses for want of one (9), never for how it is asked (2).
         for line in lines:

@@ -59,8 +59,9 @@ deadline=$((SECONDS + 60 * minutes))
 unset "${!OMPI_@}" "${!PMIX_@}" "${!PMI_@}" "${!PRTE_@}" "${!SLURM_@}" "${!ANNULUS_WORLD@}"
 # For sockets and sessions of MPI: a short path.
 scratch=$(mktemp -d /tmp/annulus.XXXXXX) || exit 8
-sampler=''
+sampler='' running=''
 end() {
+  [[ $running ]] && kill "$running" 2>/dev/null && wait "$running"
   [[ $sampler ]] && kill "$sampler" 2>/dev/null
   rm -rf "$scratch"
 }
@@ -162,7 +163,7 @@ if ((gpus)) && command -v nvidia-smi >/dev/null; then
   timeout 30 nvidia-smi --query-gpu=$fields --format=csv >"$out/gpus.csv" 2>"$out/logs/nvidia-smi.err" </dev/null
   timeout 30 nvidia-smi topo -m >"$out/logs/topology.out" 2>&1 </dev/null
   # What the device really runs at, all the while.
-  nvidia-smi --query-gpu=index,clocks.sm,clocks.mem,temperature.gpu,power.draw --format=csv,noheader,nounits -lms 500 \
+  stdbuf -oL nvidia-smi --query-gpu=index,clocks.sm,clocks.mem,temperature.gpu,power.draw --format=csv,noheader,nounits -lms 500 \
     >"$out/clocks.csv" 2>/dev/null </dev/null &
   sampler=$!
 fi
@@ -180,8 +181,11 @@ step() { # NAME PART KIND LIMIT COMMAND...; its exit code should be `expected`
   [[ $most ]] && ((limit > most)) && limit=$most
   ((limit > now)) && limit=$now
   (cd "$workfolder" && exec timeout --kill-after=15 "$limit" env "${environment[@]}" "$@") \
-    >"$out/logs/$name.out" 2>"$out/logs/$name.err" </dev/null
+    >"$out/logs/$name.out" 2>"$out/logs/$name.err" </dev/null &
+  running=$! # not in the foreground: Ctrl-C is answered at once
+  wait "$running"
   rc=$?
+  running=''
   local reason=''
   if ((rc == 124 || rc == 137 && SECONDS - began >= limit)); then reason="did not end within $limit s" && rc=124; fi
   ((rc == expected)) || worst=1
@@ -260,22 +264,24 @@ text_of_training() { # where LibTorch has no Python sources
 }
 
 run_bench() {
-  local part limit model=$bundle/configs/llama-1b.toml
+  local part
   for part in dense ring patterns; do
     if ! ready; then skip "bench-$part" bench bench "$why" && continue; fi
     step "bench-$part" bench bench 150 "$annulus" bench gpu --part "$part" --json "$out/bench/$part.json"
   done
   run_quickstart
-  for part in train longest; do
-    if ! ready; then skip "bench-$part" bench bench "$why" && continue; fi
-    if [[ ! -e $model ]]; then skip "bench-$part" bench bench "the bundle has no configs/llama-1b.toml" && continue; fi
-    mapfile -t text < <(text_of_training)
-    # The last of all: it may have what time is left.
-    limit=180 && [[ $part == longest ]] && limit=$(($(left) > 60 ? $(left) : 60))
-    step "bench-$part" bench bench "$limit" "$annulus" bench gpu --part "$part" --seconds $((limit * 8 / 10)) \
-      --config "$model" --json "$out/bench/$part.json" "${text[@]}"
-    [[ $part == longest ]] || run_flex
-  done
+  run_model train 180
+  run_flex
+  run_model longest "$(($(left) > 60 ? $(left) : 60))" # the last of all: it may have what time is left
+}
+
+run_model() { # PART LIMIT
+  local model=$bundle/configs/llama-1b.toml
+  if ! ready; then skip "bench-$1" bench bench "$why" && return; fi
+  if [[ ! -e $model ]]; then skip "bench-$1" bench bench "the bundle has no configs/llama-1b.toml" && return; fi
+  mapfile -t text < <(text_of_training)
+  step "bench-$1" bench bench "$2" "$annulus" bench gpu --part "$1" --seconds $(($2 * 8 / 10)) --config "$model" \
+    --json "$out/bench/$1.json" "${text[@]}"
 }
 
 run_flex() {
@@ -301,10 +307,10 @@ run_quickstart() {
     --set run.steps=200 --set "run.folder=$out/runs" --set run.name=quickstart "${text[@]}"
   keep_metrics quickstart
 }
-keep_metrics() { # RUN: its log; checkpoints are large
+keep_metrics() { # RUN: what it measured; its checkpoints are large
   local log
   for log in "$out/runs/$1"-*/metrics.jsonl; do [[ -f $log ]] && cp "$log" "$out/bench/$1.jsonl"; done
-  rm -rf "$out/runs"
+  rm -rf "$out/runs/$1"-*
 }
 
 # The same work on 1, 2, 4, 8 GPUs: the tests over as many ranks, attention against the reference, tokens a second.
