@@ -230,7 +230,7 @@ class BundleTest(unittest.TestCase):
             f.write("import os, sys\nprint(os.getcwd(), *sys.argv)\n")
         with open(os.path.join(bundle, "tests.tsv"), "w") as f:
             f.write("ranks\tmpi\tranks\t2\t3\t60\tMODE=on\t--tag-output\t'an argument'\n")
-            f.write("script\tscript\tsome/script.py\t1\t0\t60\t-\t-\t$bundle/bin/annulus some/file\n")
+            f.write("script\tscript\tsome/script.py\t1\t0\t60\t-\t-\t\"$bundle/bin/annulus\" some/file\n")
         with open(os.path.join(bundle, "expected.json"), "w") as f:
             json.dump({"ranks": {"exit": 3, "once": ["<stdout>:rank of 2: an argument on"], "forbid": []}}, f)
         out = tempfile.mkdtemp(prefix="report ", dir=self.work)

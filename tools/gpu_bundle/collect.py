@@ -104,11 +104,11 @@ class Test:
             if label.startswith(":"):
                 label = self.label.split(":")[0] + label
             if label == PROGRAM:
-                return "$bundle/bin/annulus"
+                return '"$bundle/bin/annulus"'
             if os.path.isfile(os.path.join(ROOT, path_of(label))):
                 return path_of(label)
             self.tools = sorted(set(getattr(self, "tools", [])) | {label})
-            return "$bundle/tests/" + in_tests(path_of(label))
+            return '"$bundle/tests/%s"' % in_tests(path_of(label))
 
         return re.sub(r"\$\((?:rootpath|location) ([^)]*)\)", place, argument)
 
