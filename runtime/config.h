@@ -56,6 +56,7 @@ struct ModelSection {
   int64_t kv_heads = 0;  // 0: as many as heads; filled in by load_config
   int64_t ffn = 0;       // 0: 8/3 dim rounded up to a multiple of 64; filled in by load_config
   int64_t vocab = 256;
+  std::string dtype = "fp32";  // "fp32", "bf16"
   double rope_theta = 10000;
   bool tie_embeddings = false;
   double norm_eps = 1e-5;
@@ -112,6 +113,9 @@ struct CheckpointSection {
 struct Config {
   std::string device = "auto";  // "auto", "cpu", "cuda"
   double timeout = 300;         // seconds: deadline of each communication
+  bool tf32 = false;
+  bool deterministic = false;
+  std::string cuda_graphs = "auto";  // "auto", "off"
   RunConfig run;
   DataConfig data;
   ModelSection model;

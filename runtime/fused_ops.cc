@@ -1,25 +1,25 @@
 // See fused_ops.h.
 #include "runtime/fused_ops.h"
 
+#include <ATen/OpMathType.h>
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/log_softmax.h>
-#include <ATen/ops/mul.h>
-#include <ATen/ops/nll_loss.h>
-#include <ATen/ops/rsqrt.h>
+#include <ATen/ops/mm.h>
 #include <ATen/ops/scalar_tensor.h>
-#include <ATen/ops/silu.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
+#include <numeric>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/error.h"
+#include "runtime/composed_ops.h"
 #include "runtime/fused_loops.h"
 
 namespace annulus {
@@ -66,26 +66,29 @@ class AddRmsNorm : public Function<AddRmsNorm> {
  public:
   static variable_list forward(AutogradContext* ctx, const at::Tensor& x, const std::optional<at::Tensor>& delta,
                                const at::Tensor& weight, double eps) {
-    const int64_t rows = x.size(0);
-    const int64_t dim = x.size(1);
-    at::Tensor sum = at::empty({rows, dim}, x.options());
-    at::Tensor y = at::empty({rows, dim}, x.options());
-    at::Tensor inv_rms = at::empty({rows}, x.options());
-    const float* px = data(x);
-    const float* pd = delta ? data(*delta) : nullptr;
-    const float* pw = data(weight);
-    float* ps = sum.data_ptr<float>();
-    float* py = y.data_ptr<float>();
-    float* pi = inv_rms.data_ptr<float>();
-    for_rows(rows, dim, [&](int64_t r, int64_t n) {
-      const int64_t o = r * dim;
-      fused::add_rms_norm(px + o, pd != nullptr ? pd + o : nullptr, pw, static_cast<float>(eps), n, dim, ps + o, py + o,
-                          pi + r);
-    });
+    composed::RmsNorm r;
+    if (fusable(x) && fusable(weight) && (!delta || fusable(*delta))) {
+      const int64_t rows = x.size(0);
+      const int64_t dim = x.size(1);
+      r = {at::empty({rows, dim}, x.options()), at::empty({rows, dim}, x.options()), at::empty({rows}, x.options())};
+      const float* px = data(x);
+      const float* pd = delta ? data(*delta) : nullptr;
+      const float* pw = data(weight);
+      float* ps = r.sum.data_ptr<float>();
+      float* py = r.y.data_ptr<float>();
+      float* pi = r.inv_rms.data_ptr<float>();
+      for_rows(rows, dim, [&](int64_t row, int64_t n) {
+        const int64_t o = row * dim;
+        fused::add_rms_norm(px + o, pd != nullptr ? pd + o : nullptr, pw, static_cast<float>(eps), n, dim, ps + o,
+                            py + o, pi + row);
+      });
+    } else {
+      r = composed::add_rms_norm(x, delta.value_or(at::Tensor()), weight, eps);
+    }
     ctx->set_materialize_grads(false);
-    ctx->save_for_backward({sum, weight, inv_rms});
+    ctx->save_for_backward({r.sum, weight, r.inv_rms});
     ctx->saved_data["has_delta"] = delta.has_value();
-    return {sum, y};
+    return {r.sum, r.y};
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
@@ -96,23 +99,29 @@ class AddRmsNorm : public Function<AddRmsNorm> {
     const at::Tensor dsum = dense(grads[0]);
     const at::Tensor dy = dense(grads[1]);
     if (!dy.defined()) return {dsum, has_delta ? dsum : at::Tensor(), at::Tensor(), at::Tensor()};
-    const int64_t rows = sum.size(0);
-    const int64_t dim = sum.size(1);
-    at::Tensor dx = at::empty({rows, dim}, sum.options());
-    at::Tensor partial = at::zeros({kBlocks, dim}, sum.options());
-    const float* pdy = data(dy);
-    const float* pds = data(dsum);
-    const float* ps = data(sum);
-    const float* pw = data(weight);
-    const float* pi = data(saved[2]);
-    float* pdx = dx.data_ptr<float>();
-    float* pp = partial.data_ptr<float>();
-    for_blocks(rows, dim, [&](int64_t block, int64_t r, int64_t n) {
-      const int64_t o = r * dim;
-      fused::add_rms_norm_backward(pdy + o, pds != nullptr ? pds + o : nullptr, ps + o, pw, pi + r, n, dim, pdx + o,
-                                   pp + block * dim);
-    });
-    return {dx, has_delta ? dx : at::Tensor(), partial.sum(0), at::Tensor()};
+    composed::RmsNormGradient g;
+    if (fusable(sum)) {
+      const int64_t rows = sum.size(0);
+      const int64_t dim = sum.size(1);
+      g.dx = at::empty({rows, dim}, sum.options());
+      at::Tensor partial = at::zeros({kBlocks, dim}, sum.options());
+      const float* pdy = data(dy);
+      const float* pds = data(dsum);
+      const float* ps = data(sum);
+      const float* pw = data(weight);
+      const float* pi = data(saved[2]);
+      float* pdx = g.dx.data_ptr<float>();
+      float* pp = partial.data_ptr<float>();
+      for_blocks(rows, dim, [&](int64_t block, int64_t r, int64_t n) {
+        const int64_t o = r * dim;
+        fused::add_rms_norm_backward(pdy + o, pds != nullptr ? pds + o : nullptr, ps + o, pw, pi + r, n, dim, pdx + o,
+                                     pp + block * dim);
+      });
+      g.dweight = partial.sum(0);
+    } else {
+      g = composed::add_rms_norm_backward(dy, dsum, sum, weight, saved[2]);
+    }
+    return {g.dx, has_delta ? g.dx : at::Tensor(), g.dweight, at::Tensor()};
   }
 };
 
@@ -126,13 +135,21 @@ class RotarySplit : public Function<RotarySplit> {
     at::Tensor q = at::empty({batch, shape.positions, heads, shape.head_dim}, qkv.options());
     at::Tensor k = at::empty({batch, shape.positions, kv_heads, shape.head_dim}, qkv.options());
     at::Tensor v = at::empty({batch, shape.positions, kv_heads, shape.head_dim}, qkv.options());
-    const float* in = data(qkv);
-    const float* c = data(cosine);
-    const float* s = data(sine);
-    float* pq = q.data_ptr<float>();
-    float* pk = k.data_ptr<float>();
-    float* pv = v.data_ptr<float>();
-    for_rows(rows, qkv.size(1), [&](int64_t r, int64_t n) { fused::rotary_split(in, c, s, shape, r, n, pq, pk, pv); });
+    if (fusable(qkv) && fusable(cosine)) {
+      const float* in = data(qkv);
+      const float* c = data(cosine);
+      const float* s = data(sine);
+      float* pq = q.data_ptr<float>();
+      float* pk = k.data_ptr<float>();
+      float* pv = v.data_ptr<float>();
+      for_rows(rows, qkv.size(1),
+               [&](int64_t r, int64_t n) { fused::rotary_split(in, c, s, shape, r, n, pq, pk, pv); });
+    } else {
+      const at::Tensor all = qkv.view({batch, shape.positions, heads + 2 * kv_heads, shape.head_dim});
+      composed::rotate_into(q, all.narrow(2, 0, heads), cosine, sine, /*backward=*/false);
+      composed::rotate_into(k, all.narrow(2, heads, kv_heads), cosine, sine, /*backward=*/false);
+      v.copy_(all.narrow(2, heads + kv_heads, kv_heads));
+    }
     ctx->save_for_backward({cosine, sine});
     ctx->saved_data["heads"] = heads;
     ctx->saved_data["kv_heads"] = kv_heads;
@@ -141,20 +158,29 @@ class RotarySplit : public Function<RotarySplit> {
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const auto saved = ctx->get_saved_variables();
+    const at::Tensor& cosine = saved[0];
+    const at::Tensor& sine = saved[1];
     const at::Tensor dq = dense(grads[0]);
     const at::Tensor dk = dense(grads[1]);
     const at::Tensor dv = dense(grads[2]);
-    const fused::RotaryShape shape{saved[0].size(0), ctx->saved_data["heads"].toInt(),
-                                   ctx->saved_data["kv_heads"].toInt(), saved[0].size(1) * 2};
+    const fused::RotaryShape shape{cosine.size(0), ctx->saved_data["heads"].toInt(),
+                                   ctx->saved_data["kv_heads"].toInt(), cosine.size(1) * 2};
     const int64_t rows = dq.size(0) * dq.size(1);
-    const int64_t width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim;
-    at::Tensor dqkv = at::empty({rows, width}, dq.options());
-    const float* c = data(saved[0]);
-    const float* s = data(saved[1]);
-    float* out = dqkv.data_ptr<float>();
-    for_rows(rows, width, [&](int64_t r, int64_t n) {
-      fused::rotary_split_backward(data(dq), data(dk), data(dv), c, s, shape, r, n, out);
-    });
+    const int64_t all_heads = shape.heads + 2 * shape.kv_heads;
+    at::Tensor dqkv = at::empty({rows, all_heads * shape.head_dim}, dq.options());
+    if (fusable(dq) && fusable(cosine)) {
+      const float* c = data(cosine);
+      const float* s = data(sine);
+      float* out = dqkv.data_ptr<float>();
+      for_rows(rows, dqkv.size(1), [&](int64_t r, int64_t n) {
+        fused::rotary_split_backward(data(dq), data(dk), data(dv), c, s, shape, r, n, out);
+      });
+    } else {
+      const at::Tensor all = dqkv.view({dq.size(0), shape.positions, all_heads, shape.head_dim});
+      composed::rotate_into(all.narrow(2, 0, shape.heads), dq, cosine, sine, /*backward=*/true);
+      composed::rotate_into(all.narrow(2, shape.heads, shape.kv_heads), dk, cosine, sine, /*backward=*/true);
+      all.narrow(2, shape.heads + shape.kv_heads, shape.kv_heads).copy_(dv);
+    }
     return {dqkv, at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
@@ -162,19 +188,21 @@ class RotarySplit : public Function<RotarySplit> {
 class SwiGlu : public Function<SwiGlu> {
  public:
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& gate_up) {
+    ctx->save_for_backward({gate_up});
+    if (!fusable(gate_up)) return composed::swiglu(gate_up);
     const int64_t ffn = gate_up.size(1) / 2;
     at::Tensor out = at::empty({gate_up.size(0), ffn}, gate_up.options());
     const float* in = data(gate_up);
     float* po = out.data_ptr<float>();
     for_rows(gate_up.size(0), 2 * ffn,
              [&](int64_t r, int64_t n) { fused::swiglu(in + r * 2 * ffn, n, ffn, po + r * ffn); });
-    ctx->save_for_backward({gate_up});
     return out;
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const at::Tensor gate_up = ctx->get_saved_variables()[0];
     const at::Tensor dout = dense(grads[0]);
+    if (!fusable(gate_up)) return {composed::swiglu_backward(dout, gate_up)};
     const int64_t ffn = gate_up.size(1) / 2;
     at::Tensor din = at::empty_like(gate_up);
     const float* in = data(gate_up);
@@ -187,82 +215,95 @@ class SwiGlu : public Function<SwiGlu> {
   }
 };
 
-// The gradient with respect to the logits is made together with the loss, while they are in the cache.
-class CrossEntropySum : public Function<CrossEntropySum> {
+// composed::cross_entropy as one pass; the gradient takes the logits' place.
+composed::CrossEntropy cross_entropy(at::Tensor logits, const at::Tensor& targets, double scale, bool with_gradient) {
+  if (!fusable(logits)) return composed::cross_entropy(std::move(logits), targets, scale, with_gradient);
+  const int64_t vocab = logits.size(1);
+  float* pl = logits.data_ptr<float>();
+  const int64_t* pt = targets.const_data_ptr<int64_t>();
+  std::vector<double> partial(kBlocks, 0.0);
+  for_blocks(logits.size(0), vocab, [&](int64_t block, int64_t r, int64_t n) {
+    float* p = pl + r * vocab;
+    partial[block] = fused::cross_entropy(p, pt + r, n, vocab, static_cast<float>(scale), with_gradient ? p : nullptr);
+  });
+  const double loss = std::accumulate(partial.begin(), partial.end(), 0.0);
+  return {at::scalar_tensor(loss, logits.options().dtype(at::kDouble)), with_gradient ? logits : at::Tensor()};
+}
+
+class LinearCrossEntropySum : public Function<LinearCrossEntropySum> {
  public:
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& logits, const at::Tensor& targets, double scale,
-                            bool with_gradient) {
-    const int64_t vocab = logits.size(1);
-    at::Tensor dlogits = with_gradient ? at::empty_like(logits) : at::Tensor();
-    const float* pl = data(logits);
-    const int64_t* pt = targets.const_data_ptr<int64_t>();
-    float* pd = with_gradient ? dlogits.data_ptr<float>() : nullptr;
-    std::vector<double> partial(kBlocks, 0.0);
-    for_blocks(logits.size(0), vocab, [&](int64_t block, int64_t r, int64_t n) {
-      const int64_t o = r * vocab;
-      partial[block] =
-          fused::cross_entropy(pl + o, pt + r, n, vocab, static_cast<float>(scale), pd != nullptr ? pd + o : nullptr);
-    });
-    double loss = 0;
-    for (const double p : partial) loss += p;
-    if (with_gradient) ctx->save_for_backward({dlogits});
-    return at::scalar_tensor(loss * scale, logits.options());
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& hidden, const at::Tensor& head,
+                            const at::Tensor& targets, double scale, int64_t chunk_rows, bool with_gradient) {
+    const int64_t rows = hidden.size(0);
+    at::Tensor loss;
+    at::Tensor dhidden = with_gradient ? at::empty_like(hidden) : at::Tensor();
+    at::Tensor dhead;
+    for (int64_t first = 0; first < rows; first += chunk_rows) {
+      const int64_t n = std::min(chunk_rows, rows - first);
+      const at::Tensor part = hidden.narrow(0, first, n);
+      composed::CrossEntropy c =
+          cross_entropy(composed::wide_product(part, head.t()), targets.narrow(0, first, n), scale, with_gradient);
+      loss = loss.defined() ? loss.add_(c.loss) : c.loss;
+      if (!with_gradient) continue;
+      const at::Tensor dlogits = std::exchange(c.dlogits, {}).to(hidden.scalar_type());
+      at::Tensor dpart = dhidden.narrow(0, first, n);
+      at::mm_out(dpart, dlogits, head);
+      const at::Tensor dhead_part = composed::wide_product(dlogits.t(), part);
+      dhead = dhead.defined() ? dhead.add_(dhead_part) : dhead_part;
+    }
+    if (with_gradient) ctx->save_for_backward({dhidden, dhead.to(head.scalar_type())});
+    return loss.mul_(scale).to(at::toOpMathType(hidden.scalar_type()));
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    at::Tensor dlogits = ctx->get_saved_variables()[0];
-    if (grads[0].item<float>() != 1.0F) dlogits = dlogits * grads[0];
-    return {dlogits, at::Tensor(), at::Tensor(), at::Tensor()};
+    variable_list result = ctx->get_saved_variables();
+    // A training step begins its backward with 1; to see that on a GPU would be to wait for it.
+    if (!grads[0].is_cpu() || grads[0].item<double>() != 1) {
+      for (at::Tensor& t : result) t = t * grads[0];
+    }
+    result.resize(6);  // undefined: of targets, scale, chunk_rows, with_gradient
+    return result;
   }
 };
 
-void check_targets(const at::Tensor& targets, int64_t vocab) {
-  const int64_t* p = targets.const_data_ptr<int64_t>();
-  for (int64_t i = 0; i < targets.numel(); ++i) {
+}  // namespace
+
+Normed add_rms_norm(const at::Tensor& x, const at::Tensor& delta, const at::Tensor& weight, double eps) {
+  const variable_list out =
+      AddRmsNorm::apply(x, delta.defined() ? std::optional<at::Tensor>(delta) : std::nullopt, weight, eps);
+  return {out[0], out[1]};
+}
+
+Heads rotary_split(const at::Tensor& qkv, const RotaryTable& table, int64_t heads, int64_t kv_heads) {
+  const variable_list out = RotarySplit::apply(qkv, table.cosine, table.sine, heads, kv_heads);
+  return {out[0], out[1], out[2]};
+}
+
+at::Tensor swiglu(const at::Tensor& gate_up) { return SwiGlu::apply(gate_up); }
+
+int64_t loss_chunk_rows(int64_t vocab, at::ScalarType dtype) {
+  const auto element = static_cast<int64_t>(c10::elementSize(at::toOpMathType(dtype)));
+  return std::max<int64_t>(1, kLossChunkBytes / (vocab * element));
+}
+
+at::Tensor linear_cross_entropy_sum(const at::Tensor& hidden, const at::Tensor& head, const at::Tensor& targets,
+                                    double scale, int64_t chunk_rows) {
+  const int64_t vocab = head.size(0);
+  if (targets.is_cpu()) check_tokens(targets, vocab);
+  if (chunk_rows <= 0) chunk_rows = loss_chunk_rows(vocab, hidden.scalar_type());
+  return LinearCrossEntropySum::apply(hidden, head, targets, scale, chunk_rows,
+                                      at::GradMode::is_enabled() && (hidden.requires_grad() || head.requires_grad()));
+}
+
+void check_tokens(const at::Tensor& tokens, int64_t vocab) {
+  const int64_t* p = tokens.const_data_ptr<int64_t>();
+  for (int64_t i = 0; i < tokens.numel(); ++i) {
     if (p[i] < 0 || p[i] >= vocab) {
       throw Error(ErrorKind::kInput, "model",
                   "token " + std::to_string(p[i]) + " is outside the vocabulary [0, " + std::to_string(vocab) +
                       "): set model.vocab to hold every token of the data");
     }
   }
-}
-
-}  // namespace
-
-Normed add_rms_norm(const at::Tensor& x, const at::Tensor& delta, const at::Tensor& weight, double eps) {
-  if (fusable(x) && fusable(weight) && (!delta.defined() || fusable(delta))) {
-    const variable_list out =
-        AddRmsNorm::apply(x, delta.defined() ? std::optional<at::Tensor>(delta) : std::nullopt, weight, eps);
-    return {out[0], out[1]};
-  }
-  const at::Tensor sum = delta.defined() ? x + delta : x;
-  return {sum, sum * at::rsqrt(sum.square().mean(-1, /*keepdim=*/true) + eps) * weight};
-}
-
-Heads rotary_split(const at::Tensor& qkv, const RotaryTable& table, int64_t heads, int64_t kv_heads) {
-  const int64_t n = table.cosine.size(0);
-  const int64_t head_dim = table.cosine.size(1) * 2;
-  if (fusable(qkv) && fusable(table.cosine)) {
-    const variable_list out = RotarySplit::apply(qkv, table.cosine, table.sine, heads, kv_heads);
-    return {out[0], out[1], out[2]};
-  }
-  const at::Tensor all = qkv.view({qkv.size(0) / n, n, heads + 2 * kv_heads, head_dim});
-  return {rotate(all.narrow(2, 0, heads), table), rotate(all.narrow(2, heads, kv_heads), table),
-          all.narrow(2, heads + kv_heads, kv_heads).contiguous()};
-}
-
-at::Tensor swiglu(const at::Tensor& gate_up) {
-  if (fusable(gate_up)) return SwiGlu::apply(gate_up);
-  const int64_t ffn = gate_up.size(1) / 2;
-  return at::silu(gate_up.narrow(1, 0, ffn)) * gate_up.narrow(1, ffn, ffn);
-}
-
-at::Tensor cross_entropy_sum(const at::Tensor& logits, const at::Tensor& targets, double scale) {
-  if (fusable(logits) && targets.is_contiguous()) {
-    check_targets(targets, logits.size(1));
-    return CrossEntropySum::apply(logits, targets, scale, at::GradMode::is_enabled() && logits.requires_grad());
-  }
-  return at::nll_loss(at::log_softmax(logits, -1), targets, {}, at::Reduction::Sum) * scale;
 }
 
 }  // namespace annulus

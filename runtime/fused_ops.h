@@ -1,6 +1,7 @@
-// The decoder's operations between matrix products, each with its gradient. On a CPU in fp32 they are single passes
-// over memory (fused_loops.h) with autograd nodes of their own; for other dtypes and devices the same mathematics is
-// composed of LibTorch's operators. Called by model.cc. Thread safety: free functions without state.
+// The decoder's operations between matrix products, each with its gradient: autograd nodes that keep no more than the
+// gradient needs. On a CPU in fp32 they are single passes over memory (fused_loops.h); for other dtypes and devices the
+// same mathematics is composed of LibTorch's operators (composed_ops.h). Called by model.cc. Thread safety: free
+// functions without state.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -29,8 +30,19 @@ Heads rotary_split(const at::Tensor& qkv, const RotaryTable& table, int64_t head
 // gate_up [rows, 2 ffn] -> silu(gate) * up [rows, ffn].
 at::Tensor swiglu(const at::Tensor& gate_up);
 
-// scale * sum over rows of -log softmax(logits)[target], a scalar of logits' dtype. logits [rows, vocab], targets int64
-// [rows]. Error(kInput) when a target is outside [0, vocab).
-at::Tensor cross_entropy_sum(const at::Tensor& logits, const at::Tensor& targets, double scale);
+// Bytes of logits that are held at once, in the accumulator's dtype; a gradient holds as much again.
+inline constexpr int64_t kLossChunkBytes = int64_t{256} << 20;
+// Rows of logits whose size that is; at least one.
+int64_t loss_chunk_rows(int64_t vocab, at::ScalarType dtype);
+
+// scale * sum over rows of -log softmax(hidden head^T)[target], a scalar of the accumulator's dtype (fp32 for bf16).
+// hidden [rows, dim], head [vocab, dim], targets int64 [rows]. Both gradients are made together with the loss, chunk by
+// chunk of rows, so that there are never logits of all rows. Where targets lie on a CPU: Error(kInput) when one is
+// outside [0, vocab); elsewhere the caller has checked them (check_tokens) before they went there.
+at::Tensor linear_cross_entropy_sum(const at::Tensor& hidden, const at::Tensor& head, const at::Tensor& targets,
+                                    double scale, int64_t chunk_rows = 0);
+
+// tokens int64, contiguous, on a CPU. Error(kInput) when one is outside [0, vocab).
+void check_tokens(const at::Tensor& tokens, int64_t vocab);
 
 }  // namespace annulus

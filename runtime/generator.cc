@@ -108,7 +108,7 @@ at::Tensor pattern_bias(const Pattern& pattern, int64_t first, int64_t n, int64_
 Generator::Generator(const Model& model, const std::vector<PatternSpec>& patterns, int64_t context)
     : model_(model), context_(context) {
   const ModelShape& s = model.shape();
-  const at::TensorOptions options = model.parameters().values().options();
+  const at::TensorOptions options = model.parameters().leaf_values().options();
   for (const PatternSpec& pattern : patterns) {
     const auto same =
         std::find_if(kinds_.begin(), kinds_.end(), [&](const LayerKind& kind) { return kind.spec == pattern; });

@@ -82,11 +82,21 @@ Model::Model(const ModelShape& shape, uint64_t seed, at::ScalarType dtype, at::D
 }
 
 RotaryTable Model::rotary(const at::Tensor& positions) const {
-  return make_rotary_table(positions, shape_.head_dim(), shape_.rope_theta, embedding_.scalar_type(),
+  return make_rotary_table(positions, shape_.head_dim(), shape_.rope_theta, parameters_.values().scalar_type(),
                            embedding_.device());
 }
 
 at::Tensor Model::logits(const at::Tensor& tokens, const RotaryTable& table, const Attend& attend,
+                         bool last_only) const {
+  return at::linear(hidden(tokens, table, attend, last_only), head_);
+}
+
+at::Tensor Model::loss(const at::Tensor& tokens, const at::Tensor& targets, const RotaryTable& table,
+                       const Attend& attend, double scale) const {
+  return linear_cross_entropy_sum(hidden(tokens, table, attend, /*last_only=*/false), head_, targets, scale);
+}
+
+at::Tensor Model::hidden(const at::Tensor& tokens, const RotaryTable& table, const Attend& attend,
                          bool last_only) const {
   const int64_t batch = tokens.size(0);
   const int64_t n = tokens.size(1);
@@ -123,7 +133,7 @@ at::Tensor Model::logits(const at::Tensor& tokens, const RotaryTable& table, con
     x = x.view({batch, n, shape_.dim}).select(1, n - 1).contiguous();
     delta = delta.view({batch, n, shape_.dim}).select(1, n - 1).contiguous();
   }
-  return at::linear(add_rms_norm(x, delta, norm_, shape_.norm_eps).y, head_);
+  return add_rms_norm(x, delta, norm_, shape_.norm_eps).y;
 }
 
 }  // namespace annulus

@@ -44,7 +44,8 @@ using Attend = std::function<at::Tensor(const at::Tensor& q, const at::Tensor& k
 class Model {
  public:
   // Checks the shape and takes the memory. Weights are N(0, 0.02), those of the outputs that are added to the residual
-  // stream 0.02 / sqrt(2 layers), norms 1; they depend on (shape, seed) only.
+  // stream 0.02 / sqrt(2 layers), norms 1; they depend on (shape, seed) only. `dtype` is what it computes in: in bf16
+  // the weights are kept in fp32, too (parameters.h), and norms' statistics, rotations and the loss are fp32.
   Model(const ModelShape& shape, uint64_t seed, at::ScalarType dtype = at::kFloat, at::Device device = at::kCPU);
 
   const ModelShape& shape() const { return shape_; }
@@ -63,6 +64,11 @@ class Model {
   at::Tensor logits(const at::Tensor& tokens, const RotaryTable& table, const Attend& attend,
                     bool last_only = false) const;
 
+  // scale * sum of the cross entropies of targets int64 [B * n], differentiable in the parameters; never holds all
+  // logits (linear_cross_entropy_sum, which says who checks targets).
+  at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets, const RotaryTable& table, const Attend& attend,
+                  double scale) const;
+
  private:
   struct Layer {
     at::Tensor attention_norm;  // [dim]
@@ -72,6 +78,9 @@ class Model {
     at::Tensor gate_up;         // [2 ffn, dim]
     at::Tensor down;            // [dim, ffn]
   };
+  // What the output matrix is applied to: [B * n, dim], or [B, dim].
+  at::Tensor hidden(const at::Tensor& tokens, const RotaryTable& table, const Attend& attend, bool last_only) const;
+
   ModelShape shape_;
   bool recompute_ = false;
   Parameters parameters_;

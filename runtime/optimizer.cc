@@ -26,7 +26,7 @@ AdamW::AdamW(Parameters& parameters, const OptimizerSettings& settings)
       exp_avg_(at::zeros_like(parameters.values())),
       exp_avg_sq_(at::zeros_like(parameters.values())) {}
 
-double AdamW::gradient_norm() const { return at::linalg_vector_norm(parameters_.gradients()).item<double>(); }
+at::Tensor AdamW::gradient_norm() const { return at::linalg_vector_norm(parameters_.gradients()); }
 
 void AdamW::update(double norm, int64_t step) {
   ++updates_;
@@ -45,6 +45,7 @@ void AdamW::update(double norm, int64_t step) {
   };
   part(0, p.decayed(), settings_.weight_decay);
   part(p.decayed(), p.count(), 0);
+  parameters_.refresh_leaves();
 }
 
 }  // namespace annulus

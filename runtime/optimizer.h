@@ -32,10 +32,10 @@ class AdamW {
   // `parameters` must outlive this.
   AdamW(Parameters& parameters, const OptimizerSettings& settings);
 
-  // The norm of all gradients. Every rank gets the same bits from the same gradients.
-  double gradient_norm() const;
+  // The norm of all gradients, a scalar on their device. Every rank gets the same bits from the same gradients.
+  at::Tensor gradient_norm() const;
 
-  // Updates the values from the gradients, which are scaled down first when `norm` is above the clip (the gradients
+  // Updates the values, and with them the leaves, from the gradients, which are scaled down first when `norm` is above the clip (the gradients
   // may be overwritten). The caller has made sure that norm is finite.
   void update(double norm, int64_t step);
 

@@ -1,6 +1,7 @@
 // See parameters.h.
 #include "runtime/parameters.h"
 
+#include <ATen/OpMathType.h>
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -47,10 +48,15 @@ void Parameters::add(std::string name, std::vector<int64_t> shape, double std) {
 }
 
 void Parameters::allocate(uint64_t seed, at::ScalarType dtype, at::Device device) {
-  const at::TensorOptions options = at::TensorOptions(dtype).device(device);
+  const at::TensorOptions options = at::TensorOptions(at::toOpMathType(dtype)).device(device);
   values_ = at::empty({count_}, options);
-  reduced_ = at::zeros({count_ + kExtras}, options);
-  gradients_ = reduced_.narrow(0, 0, count_);
+  const at::Tensor sums = at::zeros({count_ + kReadout}, options);
+  reduced_ = sums.narrow(0, 0, count_ + kExtras);
+  readout_ = sums.narrow(0, count_, kReadout);
+  gradients_ = sums.narrow(0, 0, count_);
+  const bool copies = values_.scalar_type() != dtype;
+  leaf_values_ = copies ? at::empty({count_}, options.dtype(dtype)) : values_;
+  leaf_gradients_ = copies ? at::zeros({count_}, options.dtype(dtype)) : gradients_;
   for (const ParameterInfo& p : list_) {
     const int64_t n = c10::multiply_integers(p.shape);
     at::Tensor target = values_.narrow(0, p.offset, n);
@@ -60,6 +66,15 @@ void Parameters::allocate(uint64_t seed, at::ScalarType dtype, at::Device device
       target.copy_(named_normal(seed, p.name, n).mul_(p.std));
     }
   }
+  refresh_leaves();
+}
+
+void Parameters::refresh_leaves() {
+  if (!leaf_values_.is_same(values_)) leaf_values_.copy_(values_);
+}
+
+void Parameters::gather_gradients() {
+  if (!leaf_gradients_.is_same(gradients_)) gradients_.copy_(leaf_gradients_);
 }
 
 at::Tensor Parameters::leaf(std::string_view name, int parts) const {
@@ -71,9 +86,9 @@ at::Tensor Parameters::leaf(std::string_view name, int parts) const {
   std::vector<int64_t> shape = list_[first].shape;
   for (int i = 1; i < parts; ++i) shape[0] += list_[first + i].shape[0];
   const int64_t n = c10::multiply_integers(shape);
-  at::Tensor leaf = values_.narrow(0, list_[first].offset, n).view(shape).detach();
+  at::Tensor leaf = leaf_values_.narrow(0, list_[first].offset, n).view(shape).detach();
   leaf.set_requires_grad(true);
-  leaf.mutable_grad() = gradients_.narrow(0, list_[first].offset, n).view(shape);
+  leaf.mutable_grad() = leaf_gradients_.narrow(0, list_[first].offset, n).view(shape);
   return leaf;
 }
 

@@ -41,6 +41,7 @@ Model load_model(const Config& config, const std::string& run, std::ostream& not
   }
   Model model(model_shape(config), static_cast<uint64_t>(config.run.seed));
   restore_tensors(*state, model.parameters().views(model.parameters().values()));
+  model.parameters().refresh_leaves();
   return model;
 }
 

@@ -206,7 +206,7 @@ void Run::greet() {
       short_count(training_->model().parameters().count()) + " parameters  " +
       with_separators(training_->tokens_per_step()) + " tokens a step");
   say("attention kernel " + choose_kernel(parse_kernel(config_.attention.kernel, "attention.kernel"),
-                                          options_.device.type(), at::kFloat, config_.model.dim / config_.model.heads,
+                                          options_.device.type(), compute_dtype(config_), config_.model.dim / config_.model.heads,
                                           config_.model.dropout > 0)
                                 .reason);
   say("text " + text_->text() + "  run folder " + path_ +
@@ -219,6 +219,7 @@ void Run::report(const StepResult& result, bool validated) {
   if (!result.applied) {
     say("step " + std::to_string(step) + ": the loss or the gradients are not finite, this update is left out");
   }
+  if (!result.note.empty()) say(result.note);
   if (!first_) return;
   const bool log = step % std::max<int64_t>(1, config_.run.log_every) == 0 || step == config_.run.steps || result.stop;
   const Clock here = clock();

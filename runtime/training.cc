@@ -1,10 +1,13 @@
 // See training.h.
 #include "runtime/training.h"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/stack.h>
+#include <c10/core/Event.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <xxhash.h>
 
 #include <algorithm>
@@ -17,6 +20,7 @@
 
 #include "attention/plan/layout.h"
 #include "common/error.h"
+#include "runtime/numerics.h"
 
 namespace annulus {
 namespace {
@@ -25,8 +29,10 @@ constexpr int kMostNotFinite = 10;
 // Elements of one gradient collective: bounds what a backend needs for it beside the gradients themselves.
 constexpr int64_t kBucket = int64_t{1} << 24;
 
-constexpr int kLossExtra = 0;
-constexpr int kStopExtra = 1;
+// Of Parameters::readout().
+constexpr int kLoss = 0;
+constexpr int kStop = 1;
+constexpr int kNorm = 2;
 
 std::vector<MeshAxis> axes(const Config& c) {
   return {{"data", static_cast<int>(c.mesh.data)}, {"context", static_cast<int>(c.mesh.context)}};
@@ -52,7 +58,16 @@ Span rows_of(const Config& c, const Mesh& mesh) {
   return {mesh.index("data") * count, 1, count};
 }
 
+// Every step does the same work on the same memory, and waits for no other rank in it.
+bool steps_are_alike(const Config& c, const LayerRequests& layers, const Communicator& world) {
+  return world.size() == 1 && !c.data.documents && c.model.dropout == 0 &&
+         std::none_of(layers.distinct.begin(), layers.distinct.end(),
+                      [](const PlanRequest& request) { return is_adaptive(request.pattern); });
+}
+
 }  // namespace
+
+at::ScalarType compute_dtype(const Config& c) { return c.model.dtype == "bf16" ? at::kBFloat16 : at::kFloat; }
 
 LayerRequests check_training(const Config& c, int ranks) {
   validate(model_shape(c));
@@ -120,14 +135,21 @@ Training::Training(const Config& config, LayerRequests layers, Communicator& wor
       rows_(rows_of(config, mesh_)),
       requests_(layers_.of_rows(rows_.begin, rows_.count)),
       device_(device),
-      model_(model_shape(config), static_cast<uint64_t>(config.run.seed), at::kFloat, device),
-      optimizer_(model_.parameters(), optimizer_settings(config)) {
+      model_(model_shape(config), static_cast<uint64_t>(config.run.seed), compute_dtype(config), device),
+      optimizer_(model_.parameters(), optimizer_settings(config)),
+      graph_(device, config.cuda_graphs == "auto" && steps_are_alike(config, layers_, world)) {
+  if (device.is_cuda()) set_gpu_numerics({.tf32 = config.tf32, .deterministic = config.deterministic});
   model_.set_recompute(config.model.recompute);
   const Layout layout = make_layout(parse_layout(config.attention.layout, "attention.layout"), config.data.context,
                                     mesh_.size("context"));
   std::vector<int64_t> mine = layout.positions(mesh_.index("context"));
   positions_ = at::from_blob(mine.data(), {static_cast<int64_t>(mine.size())}, at::kLong).clone();
   rotary_ = model_.rotary(positions_);
+  batch_ = at::empty({2, rows_.count, positions_.numel()}, at::TensorOptions(at::kLong).device(device));
+  if (device.is_cuda()) {
+    host_readout_ = at::empty({Parameters::kReadout},
+                              at::TensorOptions(model_.parameters().readout().scalar_type()).pinned_memory(true));
+  }
   // Plans of other documents differ in their slices alone; adaptive maps are not known before the first call.
   for (const PlanRequest& request : requests([&](int64_t row) { return text_.sample_documents(0, row); })) {
     if (!is_adaptive(request.pattern)) prove_plan(request, mesh_.axis("context"));
@@ -182,46 +204,70 @@ std::string Training::attention_text() const {
 double Training::flops_per_token() const { return annulus::flops_per_token(model_.shape(), layers_.pairs_per_token()); }
 
 template <typename Row>
-Training::Batch Training::batch(const Row& row) const {
+void Training::load_batch(const Row& row) {
   const at::Tensor next = positions_.add(1);
-  std::vector<at::Tensor> inputs;
-  std::vector<at::Tensor> targets;
-  for (int64_t i = 0; i < rows_.count; ++i) {
-    const at::Tensor tokens = row(rows_.at(i));
-    inputs.push_back(tokens.index_select(0, positions_));
-    targets.push_back(tokens.index_select(0, next));
+  std::vector<at::Tensor> rows;
+  for (const at::Tensor& positions : {positions_, next}) {
+    for (int64_t i = 0; i < rows_.count; ++i) rows.push_back(row(rows_.at(i)).index_select(0, positions));
   }
-  return {at::stack(inputs).to(device_), at::stack(targets).flatten().to(device_)};
+  // From pinned memory, kept until the copy is done, so that nobody waits for it.
+  const bool gpu = device_.is_cuda();
+  at::Tensor host =
+      gpu ? at::empty(batch_.sizes(), at::TensorOptions(at::kLong).pinned_memory(true)) : at::Tensor(batch_);
+  at::Tensor flat = host.view({2 * rows_.count, positions_.numel()});
+  at::stack_out(flat, rows);
+  check_tokens(host, config_.model.vocab);
+  if (gpu) batch_.copy_(host, /*non_blocking=*/true);
 }
 
-at::Tensor Training::loss(const Batch& b, const Attend& attend) const {
-  return cross_entropy_sum(model_.logits(b.inputs, rotary_, attend), b.targets,
-                           1.0 / static_cast<double>(tokens_per_step()));
+at::Tensor Training::loss(const Attend& attend) const {
+  return model_.loss(batch_[0], batch_[1].view({-1}), rotary_, attend, 1.0 / static_cast<double>(tokens_per_step()));
+}
+
+void Training::forward_backward(const Attend& attend) {
+  Parameters& parameters = model_.parameters();
+  parameters.zero_leaf_gradients();
+  const c10::AutoGradMode grad(true);
+  const at::Tensor local = loss(attend);
+  local.backward();
+  parameters.gather_gradients();
+  parameters.readout()[kLoss].copy_(local.detach());
+}
+
+std::array<double, Parameters::kReadout> Training::read_out() {
+  at::Tensor values = model_.parameters().readout();
+  if (device_.is_cuda()) {
+    host_readout_.copy_(values, /*non_blocking=*/true);
+    values = host_readout_;
+    c10::Event copied(device_.type());
+    copied.record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
+    // Other ranks may have failed: progress() raises what the communication met.
+    while (mesh_.world().size() > 1 && !copied.query()) mesh_.world().progress();
+    copied.synchronize();
+  }
+  mesh_.world().progress();
+  std::array<double, Parameters::kReadout> result{};
+  for (int i = 0; i < Parameters::kReadout; ++i) result[static_cast<size_t>(i)] = values[i].item<double>();
+  return result;
 }
 
 StepResult Training::step(bool stop) {
   Parameters& parameters = model_.parameters();
   at::Tensor& reduced = parameters.reduced();
-  reduced.zero_();
   const auto planned = [&](int64_t step) {
     return requests([&, step](int64_t row) { return text_.sample_documents(step, row); });
   };
   const std::vector<PlanRequest> now = planned(steps_done_);
   look_up(now);
   if (config_.data.documents && steps_done_ + 1 < config_.run.steps) plan_ahead(planned(steps_done_ + 1));
-  {
-    const c10::AutoGradMode grad(true);
-    const Dropout dropout{.rate = config_.model.dropout,
-                          .seed = static_cast<uint64_t>(config_.run.seed),
-                          .step = steps_done_,
-                          .layer = 0,
-                          .first_row = rows_.begin};
-    const at::Tensor local =
-        loss(batch([&](int64_t row) { return text_.sample(steps_done_, row); }), attend(now, dropout));
-    local.backward();
-    parameters.extras()[kLossExtra].copy_(local.detach());
-  }
-  parameters.extras()[kStopExtra].fill_(stop ? 1 : 0);
+  const Dropout dropout{.rate = config_.model.dropout,
+                        .seed = static_cast<uint64_t>(config_.run.seed),
+                        .step = steps_done_,
+                        .layer = 0,
+                        .first_row = rows_.begin};
+  load_batch([&](int64_t row) { return text_.sample(steps_done_, row); });
+  graph_.run([&] { forward_backward(attend(now, dropout)); });
+  parameters.readout()[kStop].fill_(stop ? 1 : 0);
   Communicator& world = mesh_.world();
   if (world.size() > 1) {
     for (int64_t begin = 0; begin < reduced.numel(); begin += kBucket) {
@@ -229,12 +275,13 @@ StepResult Training::step(bool stop) {
       world.all_reduce(bucket, ReduceOp::kSum, {"gradients", steps_done_});
     }
   }
-  const at::Tensor extras = parameters.extras().to(at::kCPU, at::kDouble);
-  world.progress();  // on a GPU the sums may have been aborted: raise before they are used
+  parameters.readout()[kNorm].copy_(optimizer_.gradient_norm());
+  const auto read = read_out();
   StepResult result;
-  result.loss = extras[kLossExtra].item<double>();
-  result.stop = extras[kStopExtra].item<double>() > 0;
-  result.gradient_norm = optimizer_.gradient_norm();
+  result.loss = read[kLoss];
+  result.stop = read[kStop] > 0;
+  result.gradient_norm = read[kNorm];
+  result.note = graph_.take_note();
   result.lr = learning_rate(optimizer_settings(config_), steps_done_);
   result.applied = std::isfinite(result.loss) && std::isfinite(result.gradient_norm);
   if (result.applied) {
@@ -263,8 +310,8 @@ ValidationResult Training::validate(const std::function<bool()>& stop) {
     const std::vector<PlanRequest> now = planned(i);
     look_up(now);
     if (config_.data.documents && i + 1 < batches) plan_ahead(planned(i + 1));
-    const at::Tensor local = loss(
-        batch([&](int64_t row) { return text_.validation_row(i * config_.data.batch + row, rows); }), attend(now, {}));
+    load_batch([&](int64_t row) { return text_.validation_row(i * config_.data.batch + row, rows); });
+    const at::Tensor local = loss(attend(now, {}));
     at::Tensor sums = at::stack({local, at::full_like(local, stop_now ? 1 : 0)});
     if (mesh_.world().size() > 1) mesh_.world().all_reduce(sums, ReduceOp::kSum, {"validation loss", i});
     sums = sums.to(at::kCPU, at::kDouble);
@@ -297,6 +344,7 @@ void Training::restore(const TrainingState& state) {
     throw Error(ErrorKind::kInput, "checkpoint", "it does not say how many updates were made");
   }
   restore_tensors(state, this->state().tensors);
+  model_.parameters().refresh_leaves();
   optimizer_.set_updates(count);
   steps_done_ = state.step;
 }

@@ -6,6 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -22,12 +23,14 @@
 #include "runtime/mesh.h"
 #include "runtime/model.h"
 #include "runtime/optimizer.h"
+#include "runtime/step_graph.h"
 #include "runtime/text_source.h"
 
 namespace annulus {
 
-// The decoder that a configuration describes.
+// The decoder that a configuration describes, and what it computes in.
 ModelShape model_shape(const Config& config);
+at::ScalarType compute_dtype(const Config& config);
 
 // Everything about a configuration that can be wrong for a number of ranks: mesh, rows over the data axis, heads,
 // length, layout, patterns. Raises Error(kPlan), on every rank alike, before memory is taken or anything is sent;
@@ -41,6 +44,7 @@ struct StepResult {
   double lr = 0;
   bool applied = true;  // false: the loss or the norm was not finite, the weights are as they were
   bool stop = false;    // some rank was asked to stop
+  std::string note;     // something to tell the user, mostly nothing
 };
 
 struct ValidationResult {
@@ -88,15 +92,15 @@ class Training {
   std::string weights_digest() const;
 
  private:
-  struct Batch {
-    at::Tensor inputs;   // [rows, positions] of this rank
-    at::Tensor targets;  // [rows * positions]
-  };
-  // Of rows first, first + 1, ... numbered globally within `row(i)`; this rank takes its part of the data axis and its
+  // Fills batch_ with rows numbered globally within `row(i)`: this rank takes its part of the data axis and its
   // positions.
   template <typename Row>
-  Batch batch(const Row& row) const;
-  at::Tensor loss(const Batch& batch, const Attend& attend) const;
+  void load_batch(const Row& row);
+  at::Tensor loss(const Attend& attend) const;
+  // This rank's gradients and its part of the loss, into the parameters.
+  void forward_backward(const Attend& attend);
+  // Waits for the device and brings Parameters::readout() to the host: the only such wait of a step.
+  std::array<double, Parameters::kReadout> read_out();
   // The distinct requests of a step; `documents(row)` are those of a row of the global batch.
   template <typename Documents>
   std::vector<PlanRequest> requests(const Documents& documents) const;
@@ -117,6 +121,9 @@ class Training {
   AdamW optimizer_;
   at::Tensor positions_;  // int64, of this rank, on the CPU
   RotaryTable rotary_;
+  at::Tensor batch_;  // int64 [2, rows, positions] of this rank: tokens, and what follows each of them
+  StepGraph graph_;
+  at::Tensor host_readout_;  // where the device is a GPU: pinned memory
   int64_t steps_done_ = 0;
   int not_finite_ = 0;  // in a row
 };

@@ -28,8 +28,8 @@ ModelShape tiny(bool tied = false) {
 double loss_and_gradient(Model& model, const at::Tensor& tokens, const at::Tensor& targets) {
   model.parameters().reduced().zero_();
   const RotaryTable table = model.rotary(at::arange(tokens.size(1), at::kLong));
-  const at::Tensor loss = cross_entropy_sum(model.logits(tokens, table, dense_causal()), targets.flatten(),
-                                            1.0 / static_cast<double>(targets.numel()));
+  const at::Tensor loss =
+      model.loss(tokens, targets.flatten(), table, dense_causal(), 1.0 / static_cast<double>(targets.numel()));
   loss.backward();
   return loss.item<double>();
 }
@@ -114,7 +114,7 @@ TEST(Model, RecomputesAllButAttentionAndKeepsLess) {
       const auto peak = std::make_shared<PeakBytes>();
       {
         const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, peak);
-        const at::Tensor loss = cross_entropy_sum(model.logits(x, table, attend), y.flatten(), 1.0 / 192);
+        const at::Tensor loss = model.loss(x, y.flatten(), table, attend, 1.0 / 192);
         loss.backward();
         losses.push_back(loss.detach());
       }

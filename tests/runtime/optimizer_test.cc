@@ -47,7 +47,7 @@ TEST(AdamW, EqualsItsFormula) {
     for (int64_t step = 0; step < 4; ++step) {
       p.gradients().copy_(at::randn({p.count()}));
       at::Tensor g = p.gradients().to(at::kDouble);
-      const double norm = adam.gradient_norm();
+      const double norm = adam.gradient_norm().item<double>();
       EXPECT_NEAR(norm, g.norm().item<double>(), 1e-5);
       if (clip > 0) g = g.mul(std::min(1.0, clip / norm));
       adam.update(norm, step);
