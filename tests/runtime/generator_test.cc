@@ -59,6 +59,17 @@ void expect_near(const at::Tensor& a, const at::Tensor& b) {
   EXPECT_LE(a.sub(b).abs().max().item<double>(), 1e-4 * b.abs().max().item<double>());
 }
 
+TEST(Generator, OfAModelInBf16) {
+  const Model fp32 = lively_model();
+  Model bf16(fp32.shape(), 3, at::kBFloat16);
+  at::Tensor(bf16.parameters().values()).copy_(fp32.parameters().values());
+  bf16.parameters().refresh_leaves();
+  const std::vector<PatternSpec> pattern = {causal_pattern()};
+  const at::Tensor want = Generator(fp32, pattern, 100).feed(some_tokens(40));
+  const at::Tensor got = Generator(bf16, pattern, 100).feed(some_tokens(40));
+  EXPECT_LE(got.sub(want).abs().max().item<double>(), 0.05 * want.abs().max().item<double>());
+}
+
 TEST(Generator, EqualsTheWholeSequenceAtOnce) {
   const Model model = lively_model();
   const std::vector<int64_t> tokens = some_tokens(300);  // more than one chunk of a prompt

@@ -237,6 +237,29 @@ TEST(Sampler, ContinuesAPromptTheSameWayForTheSameSeed) {
   EXPECT_THROW(run_sample({.run = "nothing", .root = folder.path() + "/runs"}), Error);
 }
 
+TEST(Sampler, ContinuesAPromptOfARunInBf16) {
+  const TestFolder folder;
+  Config config = tiny_config(folder);
+  config.model.dtype = "bf16";
+  config.validation.every = 3;
+  EXPECT_EQ(train(config, 1).code, 0);
+  int validations = 0;
+  for (const nlohmann::json& m : metrics(folder.path() + "/runs/tiny-001")) {
+    if (!m.contains("validation_loss")) continue;
+    EXPECT_LT(m["validation_loss"].get<double>(), std::log(256.0));
+    ++validations;
+  }
+  EXPECT_EQ(validations, 2);
+  std::ostringstream text;
+  SampleOptions options;
+  options.run = folder.path() + "/runs/tiny-001";
+  options.prompt = "def ";
+  options.bytes = 8;
+  options.out = &text;
+  EXPECT_EQ(run_sample(options), 0);
+  EXPECT_EQ(text.str().substr(0, 4), "def ");
+}
+
 // Documents and block maps may be listed for each row of a batch; a text that is written is its first row.
 TEST(Sampler, WritesWithPatternsThatDifferFromRowToRow) {
   const TestFolder folder;

@@ -48,12 +48,12 @@ Curve train(const Config& config, int ranks, int64_t steps) {
   return curves[0];
 }
 
-void expect_same_curve(const Curve& a, const Curve& b, const std::string& what) {
+void expect_same_curve(const Curve& a, const Curve& b, const std::string& what, double tolerance = 1e-4) {
   ASSERT_EQ(a.losses.size(), b.losses.size());
   for (size_t i = 0; i < a.losses.size(); ++i) {
-    EXPECT_NEAR(a.losses[i], b.losses[i], 1e-4 * a.losses[i]) << what << ", step " << i + 1;
+    EXPECT_NEAR(a.losses[i], b.losses[i], tolerance * a.losses[i]) << what << ", step " << i + 1;
   }
-  EXPECT_NEAR(a.validation, b.validation, 1e-4 * a.validation) << what;
+  EXPECT_NEAR(a.validation, b.validation, tolerance * a.validation) << what;
 }
 
 TEST(Training, TheCurveDoesNotDependOnTheRanks) {
@@ -93,13 +93,16 @@ TEST(Training, TwiceTheSameIsBitIdentical) {
   const TestFolder folder;
   Config config = tiny_config(folder);
   config.model.tie_embeddings = true;
-  for (const int ranks : {1, 2}) {
-    const Curve a = train(config, ranks, 6);
-    const Curve b = train(config, ranks, 6);
-    EXPECT_EQ(a.losses, b.losses);
-    EXPECT_EQ(a.norms, b.norms);
-    EXPECT_EQ(a.validation, b.validation);
-    EXPECT_EQ(a.digest, b.digest);
+  for (const std::string dtype : {"fp32", "bf16"}) {
+    config.model.dtype = dtype;
+    for (const int ranks : {1, 2}) {
+      const Curve a = train(config, ranks, 6);
+      const Curve b = train(config, ranks, 6);
+      EXPECT_EQ(a.losses, b.losses);
+      EXPECT_EQ(a.norms, b.norms);
+      EXPECT_EQ(a.validation, b.validation);
+      EXPECT_EQ(a.digest, b.digest);
+    }
   }
   config.run.seed = 2;
   EXPECT_NE(train(config, 1, 1).digest, train(tiny_config(folder), 1, 1).digest);
@@ -109,33 +112,92 @@ TEST(Training, RecomputingChangesNoBit) {
   const TestFolder folder;
   Config config = tiny_config(folder);
   config.model.dropout = 0.2;
-  for (const int ranks : {1, 2}) {
-    config.model.recompute = false;
-    const Curve kept = train(config, ranks, 4);
-    config.model.recompute = true;
-    const Curve recomputed = train(config, ranks, 4);
-    EXPECT_EQ(kept.losses, recomputed.losses);
-    EXPECT_EQ(kept.norms, recomputed.norms);
-    EXPECT_EQ(kept.digest, recomputed.digest);
+  for (const std::string dtype : {"fp32", "bf16"}) {
+    config.model.dtype = dtype;
+    for (const int ranks : {1, 2}) {
+      config.model.recompute = false;
+      const Curve kept = train(config, ranks, 4);
+      config.model.recompute = true;
+      const Curve recomputed = train(config, ranks, 4);
+      EXPECT_EQ(kept.losses, recomputed.losses);
+      EXPECT_EQ(kept.norms, recomputed.norms);
+      EXPECT_EQ(kept.digest, recomputed.digest);
+    }
   }
+}
+
+// A loss in bf16 is that of fp32 but for roundings of 2^-9 each, which do not all point one way.
+TEST(Training, Bf16FollowsTheCurveOfFp32) {
+  const TestFolder folder;
+  Config config = tiny_config(folder);
+  config.run.steps = 30;
+  const Curve fp32 = train(config, 1, 30);
+  config.model.dtype = "bf16";
+  const Curve bf16 = train(config, 1, 30);
+  expect_same_curve(fp32, bf16, "bf16", 0.02);
+  EXPECT_NE(fp32.losses, bf16.losses);
+  EXPECT_LT(bf16.losses.back(), bf16.losses[0] - 1) << "it learns";
+  expect_same_curve(bf16, train(config, 4, 30), "bf16 over 4", 0.02);
+  config.mesh.data = 2;
+  expect_same_curve(bf16, train(config, 2, 30), "bf16, 2 data", 0.02);
+}
+
+TEST(Training, Bf16KeepsFp32WeightsAndItsLeavesFollowThem) {
+  const TestFolder folder;
+  Config config = tiny_config(folder);
+  config.model.dtype = "bf16";
+  config.optimizer.clip = 0;  // clipping writes to the gradients
+  const TextSource text(config.data, config.run.seed);
+  const std::unique_ptr<Communicator> world = make_self_communicator();
+  Training training(config, *world, text, at::kCPU);
+  const Parameters& p = training.model().parameters();
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(p.leaf_values().scalar_type(), at::kBFloat16);
+    EXPECT_EQ(p.leaf_gradients().scalar_type(), at::kBFloat16);
+    EXPECT_TRUE(p.leaf_values().equal(p.values().to(at::kBFloat16)));
+    EXPECT_TRUE(p.gradients().equal(p.leaf_gradients().to(at::kFloat)));
+    training.step();
+  }
+  for (const NamedTensor& t : training.state().tensors) EXPECT_EQ(t.tensor.scalar_type(), at::kFloat) << t.name;
+  EXPECT_FALSE(p.values().equal(p.values().to(at::kBFloat16).to(at::kFloat))) << "updates below a bf16's last bit count";
+}
+
+TEST(Training, AStateOfOneDtypeGoesOnInTheOther) {
+  const TestFolder folder;
+  Config fp32 = tiny_config(folder), bf16 = fp32;
+  bf16.model.dtype = "bf16";
+  const TextSource text(fp32.data, fp32.run.seed);
+  const std::unique_ptr<Communicator> world = make_self_communicator();
+  Training a(fp32, *world, text, at::kCPU), b(bf16, *world, text, at::kCPU);
+  EXPECT_EQ(a.weights_digest(), b.weights_digest());
+  for (int i = 0; i < 3; ++i) a.step();
+  b.restore(a.state());
+  EXPECT_EQ(a.weights_digest(), b.weights_digest());
+  const double loss = a.step().loss;
+  EXPECT_NEAR(b.step().loss, loss, 0.02 * loss);
+  a.restore(b.state());
+  EXPECT_EQ(a.weights_digest(), b.weights_digest());
 }
 
 TEST(Training, RestoredStateContinuesBitIdentically) {
   const TestFolder folder;
-  const Config config = tiny_config(folder);
+  Config config = tiny_config(folder);
   const TextSource text(config.data, config.run.seed);
-  run_ranks(2, [&](Communicator& world) {
-    Training straight(config, world, text, at::kCPU);
-    for (int i = 0; i < 3; ++i) straight.step();
-    TrainingState state = straight.state();
-    for (NamedTensor& t : state.tensors) t.tensor = t.tensor.clone();
-    for (int i = 0; i < 3; ++i) straight.step();
-    Training resumed(config, world, text, at::kCPU);
-    resumed.restore(state);
-    EXPECT_EQ(resumed.steps_done(), 3);
-    for (int i = 0; i < 3; ++i) resumed.step();
-    EXPECT_EQ(resumed.weights_digest(), straight.weights_digest());
-  });
+  for (const std::string dtype : {"fp32", "bf16"}) {
+    config.model.dtype = dtype;
+    run_ranks(2, [&](Communicator& world) {
+      Training straight(config, world, text, at::kCPU);
+      for (int i = 0; i < 3; ++i) straight.step();
+      TrainingState state = straight.state();
+      for (NamedTensor& t : state.tensors) t.tensor = t.tensor.clone();
+      for (int i = 0; i < 3; ++i) straight.step();
+      Training resumed(config, world, text, at::kCPU);
+      resumed.restore(state);
+      EXPECT_EQ(resumed.steps_done(), 3);
+      for (int i = 0; i < 3; ++i) resumed.step();
+      EXPECT_EQ(resumed.weights_digest(), straight.weights_digest());
+    });
+  }
 }
 
 TEST(Training, RefusesAStateOfAnotherModel) {
