@@ -95,6 +95,11 @@ std::string format_progress(const ProgressReport& r) {
   if (known(r.tokens_per_second)) {
     text += "  " + with_separators(std::llround(std::clamp(*r.tokens_per_second, 0.0, 1e15))) + " tokens/s";
   }
+  if (known(r.utilization)) {
+    char share[32];
+    std::snprintf(share, sizeof share, "  MFU %.1f%%", 100 * *r.utilization);
+    text += share;
+  }
   if (known(r.seconds_left)) text += "  " + format_duration(*r.seconds_left) + " left";
   return text;
 }

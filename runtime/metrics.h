@@ -41,10 +41,11 @@ struct ProgressReport {
   double loss = 0;                                      // nats per byte
   std::optional<double> validation_bits_per_byte = {};  // of the last validation
   std::optional<double> tokens_per_second = {};
+  std::optional<double> utilization = {};  // of the devices' peak, by the model's FLOPs
   std::optional<double> seconds_left = {};
 };
 
-// step 20/600  loss 2.08  3.00 bits per byte  validation 3.12 bits per byte  8,210 tokens/s  4:10 left
+// step 20/600  loss 2.08  3.00 bits per byte  validation 3.12 bits per byte  8,210 tokens/s  MFU 51.2%  4:10 left
 std::string format_progress(const ProgressReport& report);
 std::string with_separators(int64_t number);  // 1234567 -> "1,234,567"
 std::string format_duration(double seconds);  // 250 -> "4:10", 3700 -> "1:01:40"

@@ -35,6 +35,11 @@ void validate(const ModelShape& s) {
                                          " kv heads evenly: model.heads must be a multiple of model.kv_heads");
 }
 
+int64_t parameter_count(const ModelShape& s) {
+  const int64_t attention = s.dim * (2 * s.heads + 2 * s.kv_heads) * s.head_dim();
+  return s.layers * (attention + 3 * s.dim * s.ffn + 2 * s.dim) + s.dim + (s.tie_embeddings ? 1 : 2) * s.vocab * s.dim;
+}
+
 double flops_per_token(const ModelShape& s, double pairs) {
   const double d = static_cast<double>(s.dim);
   const double qkvo = d * static_cast<double>(2 * s.heads + 2 * s.kv_heads) * static_cast<double>(s.head_dim());

@@ -20,7 +20,9 @@
 #include "common/files.h"
 #include "runtime/agreement.h"
 #include "runtime/checkpoint.h"
+#include "runtime/device_peak.h"
 #include "runtime/interrupt.h"
+#include "runtime/memory_plan.h"
 #include "runtime/metrics.h"
 #include "runtime/run_folder.h"
 #include "runtime/text_source.h"
@@ -77,6 +79,8 @@ class Run {
   void require_something_to_do();
   void tell_changes();
   double waited() const;
+  // Model FLOPs utilization at this speed; empty where the devices' peak is not known.
+  std::optional<double> utilization(double tokens_per_second) const;
   // Puts the interval's beginning forward by what has passed since `before`: it is no part of the steps.
   struct Clock {
     double time, waited, planned;
@@ -114,6 +118,9 @@ class Run {
   Clock interval_ = {};  // at the last metrics line, put forward by validations and checkpoints since
   int64_t interval_steps_ = 0;
   double tokens_per_second_ = 0;
+  MemoryPlan memory_;
+  std::optional<double> peak_flops_;  // of all ranks' devices together
+  double flops_per_token_ = 0;
 };
 
 void Run::load_text() {
@@ -206,9 +213,18 @@ void Run::greet() {
       short_count(training_->model().parameters().count()) + " parameters  " +
       with_separators(training_->tokens_per_step()) + " tokens a step");
   say("attention kernel " + choose_kernel(parse_kernel(config_.attention.kernel, "attention.kernel"),
-                                          options_.device.type(), compute_dtype(config_), config_.model.dim / config_.model.heads,
-                                          config_.model.dropout > 0)
+                                          options_.device.type(), compute_dtype(config_),
+                                          config_.model.dim / config_.model.heads, config_.model.dropout > 0)
                                 .reason);
+  const std::string gpu = gpu_name(options_.device);
+  const std::optional<double> peak = peak_flops(gpu, compute_dtype(config_), config_.tf32);
+  if (peak) {
+    peak_flops_ = *peak * world_.size();
+    flops_per_token_ = training_->flops_per_token();
+  }
+  say(peak ? "MFU is of " + rounded(*peak / 1e12, 1) + " TFLOP/s a rank (" + gpu + ", dense, by its data sheet)"
+           : "no MFU: the peak of " + (gpu.empty() ? "a CPU" : gpu + " in " + config_.model.dtype) + " is not known");
+  say("memory: " + memory_.text());
   say("text " + text_->text() + "  run folder " + path_ +
       (options_.resume ? "  resumed after step " + std::to_string(training_->steps_done()) : ""));
 }
@@ -229,17 +245,19 @@ void Run::report(const StepResult& result, bool validated) {
   const double speed = elapsed > 0 ? tokens / elapsed : 0;
   if (log) {
     tokens_per_second_ = speed;
-    metrics_->write(step, {{"loss", result.loss},
-                           {"bits_per_byte", bits_per_byte(result.loss)},
-                           {"gradient_norm", result.gradient_norm},
-                           {"learning_rate", result.lr},
-                           {"tokens", step * training_->tokens_per_step()},
-                           {"tokens_per_second", speed},
-                           {"exposed_communication_seconds", here.waited - interval_.waited},
-                           {"exposed_planning_seconds", here.planned - interval_.planned},
-                           {"plans_made", plan_stats().programs_made},
-                           {"plan_cache_hits", plan_stats().programs.hits},
-                           {"seconds", time - begin_}});
+    MetricsWriter::Fields fields = {{"loss", result.loss},
+                                    {"bits_per_byte", bits_per_byte(result.loss)},
+                                    {"gradient_norm", result.gradient_norm},
+                                    {"learning_rate", result.lr},
+                                    {"tokens", step * training_->tokens_per_step()},
+                                    {"tokens_per_second", speed},
+                                    {"exposed_communication_seconds", here.waited - interval_.waited},
+                                    {"exposed_planning_seconds", here.planned - interval_.planned},
+                                    {"plans_made", plan_stats().programs_made},
+                                    {"plan_cache_hits", plan_stats().programs.hits},
+                                    {"seconds", time - begin_}};
+    if (const auto share = utilization(speed)) fields.emplace_back("model_flops_utilization", *share);
+    metrics_->write(step, fields);
     interval_ = here;
     interval_steps_ = 0;
   }
@@ -250,6 +268,7 @@ void Run::report(const StepResult& result, bool validated) {
        .loss = result.loss,
        .validation_bits_per_byte = validation_,
        .tokens_per_second = tokens_per_second_ > 0 ? tokens_per_second_ : speed,
+       .utilization = utilization(tokens_per_second_ > 0 ? tokens_per_second_ : speed),
        .seconds_left = (time - begin_) / static_cast<double>(done) * static_cast<double>(config_.run.steps - step)},
       /*important=*/validated || step == config_.run.steps);
 }
@@ -257,6 +276,11 @@ void Run::report(const StepResult& result, bool validated) {
 // Seconds that this rank has waited for others so far.
 double Run::waited() const {
   return world_.stats().wait_seconds + training_->mesh().axis("context").stats().wait_seconds;
+}
+
+std::optional<double> Run::utilization(double tokens_per_second) const {
+  if (!peak_flops_) return std::nullopt;
+  return tokens_per_second * flops_per_token_ / *peak_flops_;
 }
 
 void Run::leave_out_since(const Clock& before) {
@@ -335,6 +359,8 @@ int Run::train() {
   world_.set_timeout(Seconds(config_.timeout));
   LayerRequests layers = options_.layers ? *options_.layers : check_training(config_, world_.size());
   load_text();
+  const int context = world_.size() / static_cast<int>(config_.mesh.data);
+  if (first_) memory_ = plan_memory(config_, layers, context, /*rank=*/0, options_.device.is_cuda());
   training_ = std::make_unique<Training>(config_, std::move(layers), world_, *text_, options_.device);
   if (options_.resume) resume();
   require_equal_ranks();

@@ -3,7 +3,6 @@
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/randint.h>
-#include <c10/core/Allocator.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <gtest/gtest.h>
 
@@ -17,6 +16,7 @@
 
 #include "common/error.h"
 #include "tests/runtime/dense_attention.h"
+#include "tests/runtime/peak_bytes.h"
 
 namespace annulus {
 namespace {
@@ -77,20 +77,6 @@ TEST(Model, GradientsOfFp64EqualFiniteDifferences) {
   EXPECT_NEAR((up - down) / (2 * h), slope, 1e-6 * std::abs(slope));
 }
 
-// Bytes that LibTorch's CPU allocator has handed out on this thread, at most at once, since it was made.
-class PeakBytes : public c10::MemoryReportingInfoBase {
- public:
-  void reportMemoryUsage(void*, int64_t bytes, size_t, size_t, c10::Device) override {
-    alive_ += bytes;
-    peak_ = std::max(peak_, alive_);
-  }
-  bool memoryProfilingEnabled() const override { return true; }
-  int64_t peak() const { return peak_; }
-
- private:
-  int64_t alive_ = 0, peak_ = 0;
-};
-
 TEST(Model, RecomputesAllButAttentionAndKeepsLess) {
   ModelShape shape = tiny();
   shape.layers = 6, shape.ffn = 96;
@@ -150,6 +136,12 @@ TEST(Model, WeightsDependOnSeedAndNameAlone) {
   EXPECT_TRUE(find(a, "model.norm.weight").eq(1).all().item<bool>());
   EXPECT_NEAR(find(a, "lm_head.weight").std().item<double>(), 0.02, 0.002);
   EXPECT_NEAR(find(a, "model.layers.0.mlp.down_proj.weight").std().item<double>(), 0.01, 0.001);
+}
+
+TEST(Model, CountsItsParametersBeforeItHasThem) {
+  for (const bool tied : {false, true}) {
+    EXPECT_EQ(parameter_count(tiny(tied)), Model(tiny(tied), 1).parameters().count());
+  }
 }
 
 TEST(Model, ParametersCoverTheFlatVectorOnce) {

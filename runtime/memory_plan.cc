@@ -1,0 +1,119 @@
+// See memory_plan.h. The terms follow the code that allocates: parameters.cc, model.cc, fused_ops.cc, composed_ops.cc
+// and the executor; a change there is a change here, and tests/runtime/memory_plan_test.cc notices.
+#include "runtime/memory_plan.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <utility>
+
+#include "attention/plan/layout.h"
+#include "attention/plan/plan.h"
+#include "runtime/fused_ops.h"
+#include "runtime/model.h"
+#include "runtime/training.h"
+
+namespace annulus {
+namespace {
+
+constexpr int64_t kWide = 4;  // bytes of what is summed, updated and saved: fp32
+
+std::string gigabytes(int64_t bytes) {
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%.2f", static_cast<double>(bytes) / 1e9);
+  return text.data();
+}
+
+}  // namespace
+
+int64_t MemoryPlan::working() const { return std::max({loss, layer, attention}); }
+
+int64_t MemoryPlan::total() const {
+  return weights + gradients + optimizer + leaves + inputs + activations + working();
+}
+
+std::string MemoryPlan::text() const {
+  return gigabytes(total()) + " GB a rank planned: weights " + gigabytes(weights + leaves / 2) + ", gradients " +
+         gigabytes(gradients + leaves / 2) + ", optimizer " + gigabytes(optimizer) + ", activations " +
+         gigabytes(activations) + ", working memory " + gigabytes(working() + inputs);
+}
+
+MemoryPlan plan_memory(const Config& c, const LayerRequests& layers, int context_ranks, int rank, bool gpu) {
+  const ModelShape s = model_shape(c);
+  const at::ScalarType dtype = compute_dtype(c);
+  const auto e = static_cast<int64_t>(c10::elementSize(dtype));
+  const bool copies = e != kWide;
+  const bool loops = !gpu && !copies;  // fused_loops.h: no temporary tensors
+  const int64_t batch = c.data.batch / c.mesh.data;
+  const Layout layout =
+      make_layout(parse_layout(c.attention.layout, "attention.layout"), c.data.context, context_ranks);
+  const auto n = static_cast<int64_t>(layout.positions(rank).size());
+  const int64_t rows = batch * n;
+  const int64_t head_dim = s.head_dim();
+  const int64_t hidden = rows * s.dim;                  // elements
+  const int64_t kv = 2 * rows * s.kv_heads * head_dim;  // keys and values
+  const int64_t wide_ffn = rows * s.ffn;
+  const int64_t count = parameter_count(s);
+
+  MemoryPlan plan;
+  plan.weights = plan.gradients = count * kWide;
+  plan.optimizer = 2 * count * kWide;
+  plan.leaves = copies ? 2 * count * e : 0;
+  plan.inputs = 2 * rows * 8 + n * head_dim * kWide;
+
+  // What each layer keeps. Norms: their input and a number a row; products: their input. With recomputation the
+  // residual stream before attention in two parts (added in the norm), and after it.
+  const int64_t statistics = rows * kWide;
+  const int64_t norm = hidden * e + statistics;
+  const int64_t mlp = norm + hidden * e + 3 * wide_ffn * e;  // sum, normed, gate and up, their product
+  const int64_t lse = rows * s.heads * kWide;
+  int64_t saved = 0;  // keys and values of other ranks that the backward begins with
+  int64_t transfers = 0;
+  for (const size_t which : layers.of_layer) {
+    PlanRequest request = layers.distinct[which];
+    request.shape.batch = batch;
+    request.pattern = of_batch_rows(std::move(request.pattern), 0, batch);
+    const int64_t divided = output_divisor(request.pattern) == 1 ? 0 : hidden * e;
+    int64_t buffers = kv * kWide;  // the gradients of own keys and values
+    if (!is_adaptive(request.pattern) && context_ranks > 1) {
+      const std::shared_ptr<const Program> program = cached_program(request, rank);
+      const Traffic there = traffic(*program, program->forward), back = traffic(*program, program->backward);
+      if (program->saved >= 0) {
+        const int64_t rows_saved = program->buffers[static_cast<size_t>(program->saved)].rows.rows();
+        saved += 2 * rows_saved * head_dim * e;
+      }
+      buffers = std::max(there.peak_kv_rows * head_dim * e - kv * e,
+                         back.peak_kv_rows * head_dim * e - kv * e + back.peak_grad_rows * head_dim * kWide);
+    }
+    transfers = std::max(transfers, buffers);
+    const int64_t attention = (hidden + kv) * e + hidden * e + lse + divided;  // q, k, v, out
+    plan.activations += attention + (c.model.recompute ? 3 * hidden * e : norm + hidden * e + mlp);
+  }
+  // The first layer has nothing to add in its norm, and composed operators keep its input itself.
+  if (c.model.recompute) plan.activations -= (loops ? 1 : 2) * hidden * e;
+  plan.activations += saved + norm;
+
+  // The loss: the hidden states, their gradient, and the most that a chunk of logits takes at a time.
+  const int64_t logits = std::min(rows, loss_chunk_rows(s.vocab, dtype)) * s.vocab;
+  const int64_t head = s.vocab * s.dim;
+  const bool several = logits < rows * s.vocab;
+  const int64_t heads_gradient = head * kWide * (several ? 2 : 1);
+  const int64_t logits_peak = (gpu ? 2 : 1) * logits * kWide + (several ? head * kWide : 0);
+  const int64_t gradient_peak =
+      logits * e + heads_gradient + (copies && !gpu ? (logits + logits / s.vocab * s.dim) * kWide : 0);
+  const int64_t cast_peak = copies ? logits * (kWide + e) + (several ? head * kWide : 0) : 0;
+  plan.loss = 2 * hidden * e + std::max({logits_peak, gradient_peak, cast_peak});
+
+  // The MLP's backward begins with the gradient of its output. SwiGLU's holds its own input's gradient, its output's,
+  // and one temporary where it is composed; the product of gate and up is no longer needed then.
+  const int64_t swiglu = (loops ? 2 : 3) * wide_ffn * e;
+  plan.layer = hidden * e + swiglu - norm + (c.model.recompute ? mlp - statistics + hidden * e : 0);
+
+  // Attention's begins when the MLP's part is gone: gradients of the residual stream and of out, dq and the buffers in
+  // fp32. On a CPU bf16 is computed in fp32: q, k, v, out and their gradients are there twice.
+  const int64_t converted = copies && !gpu ? (3 * hidden + kv) * kWide : 0;
+  plan.attention = 2 * hidden * e + hidden * kWide + transfers + converted - norm - (c.model.recompute ? 0 : mlp);
+  return plan;
+}
+
+}  // namespace annulus
