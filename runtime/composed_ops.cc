@@ -6,6 +6,7 @@
 #include <ATen/ops/_fused_rms_norm.h>
 #include <ATen/ops/_fused_rms_norm_backward.h>
 #include <ATen/ops/_log_softmax.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/mul.h>
@@ -92,9 +93,12 @@ CrossEntropy cross_entropy(at::Tensor logits, const at::Tensor& targets, double 
   const at::Tensor index = targets.unsqueeze(1);
   at::Tensor log_p = at::_log_softmax(logits, 1, /*half_to_float=*/false);
   logits.reset();
-  at::Tensor picked = log_p.gather(1, index);
-  CrossEntropy r{.loss = picked.sum().neg(), .dlogits = {}};
-  if (with_gradient) r.dlogits = log_p.exp_().scatter_(1, index, picked.expm1_()).mul_(scale);
+  CrossEntropy r{.loss = log_p.gather(1, index).sum().neg(), .dlogits = {}};
+  if (with_gradient) {
+    // Not scatter_: with deterministic algorithms that is index_put_ on a GPU, which looks at its indices on the host.
+    const at::Tensor columns = at::arange(log_p.size(1), targets.options());
+    r.dlogits = log_p.exp_().add_(columns.eq(index), -1).mul_(scale);
+  }
   return r;
 }
 

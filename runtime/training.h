@@ -82,6 +82,8 @@ class Training {
   // triangle would be. Documents of the data are left out of account.
   double flops_per_token() const;
   Mesh& mesh() { return mesh_; }
+  // Steps are replayed from a record (step_graph.h).
+  bool replays() const { return graph_.recorded(); }
 
   // For a checkpoint: views, valid until the next step.
   TrainingState state() const;
