@@ -206,9 +206,11 @@ double Training::flops_per_token() const { return annulus::flops_per_token(model
 template <typename Row>
 void Training::load_batch(const Row& row) {
   const at::Tensor next = positions_.add(1);
-  std::vector<at::Tensor> rows;
-  for (const at::Tensor& positions : {positions_, next}) {
-    for (int64_t i = 0; i < rows_.count; ++i) rows.push_back(row(rows_.at(i)).index_select(0, positions));
+  std::vector<at::Tensor> rows(static_cast<size_t>(2 * rows_.count));
+  for (int64_t i = 0; i < rows_.count; ++i) {
+    const at::Tensor tokens = row(rows_.at(i));
+    rows[static_cast<size_t>(i)] = tokens.index_select(0, positions_);
+    rows[static_cast<size_t>(rows_.count + i)] = tokens.index_select(0, next);
   }
   // From pinned memory, kept until the copy is done, so that nobody waits for it.
   const bool gpu = device_.is_cuda();

@@ -3,6 +3,7 @@
 // there is no GPU.
 #include <ATen/Context.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/record_function.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
@@ -17,6 +18,7 @@
 
 #include "comm/threads/threads.h"
 #include "runtime/memory_plan.h"
+#include "runtime/step_graph.h"
 #include "runtime/training.h"
 #include "tests/runtime/tiny_run.h"
 
@@ -144,6 +146,31 @@ TEST_F(GpuTraining, StepsThatDifferAreNotRecorded) {
   Config c = config("bf16");
   c.model.pattern = parse_pattern("{ kind = \"blocks\", map = \"adaptive\", block = 64, keep = 2 }", "test");
   EXPECT_FALSE(train(c, kGpu, 6).replays);
+}
+
+TEST_F(GpuTraining, WhatIsRecordedRunsOncePerCall) {
+  StepGraph graph(kGpu, true);
+  const at::Tensor count = at::zeros({}, kGpu);
+  for (int i = 0; i < 8; ++i) graph.run([&] { count.add_(at::ones({}, kGpu)); });
+  EXPECT_TRUE(graph.recorded());
+  EXPECT_EQ(graph.take_note(), "");
+  EXPECT_EQ(count.item<float>(), 8);
+}
+
+TEST_F(GpuTraining, WhatCannotBeRecordedRunsAllTheSame) {
+  StepGraph graph(kGpu, true);
+  const at::Tensor count = at::zeros({}, kGpu);
+  std::string notes;
+  for (int i = 0; i < 8; ++i) {
+    graph.run([&] { EXPECT_EQ(count.add_(at::ones({}, kGpu)).item<float>(), i + 1); });  // waits for the device
+    notes += graph.take_note();
+  }
+  EXPECT_FALSE(graph.recorded());
+  EXPECT_EQ(notes.find("CUDA graphs: a step cannot be recorded"), 0U) << notes;
+  EXPECT_EQ(notes.rfind("CUDA graphs"), 0U) << "once";
+  EXPECT_EQ(count.item<float>(), 8);
+  // The device and the allocator are as before.
+  EXPECT_EQ(at::ones({64, 64}, kGpu).mm(at::ones({64, 64}, kGpu)).sum().item<float>(), 64 * 64 * 64);
 }
 
 #ifdef WITH_CUDA
