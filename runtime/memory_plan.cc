@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <memory>
 #include <utility>
+#include <vector>
 
 #include "attention/plan/layout.h"
 #include "attention/plan/plan.h"
@@ -22,6 +24,24 @@ std::string gigabytes(int64_t bytes) {
   std::array<char, 32> text{};
   std::snprintf(text.data(), text.size(), "%.2f", static_cast<double>(bytes) / 1e9);
   return text.data();
+}
+
+// The most that one direction of a call holds in buffers at once, besides the keys and values that are the caller's or
+// were kept. A row of K, V, dK or dV is that many bytes.
+int64_t most_alive(const Program& program, const std::vector<Step>& steps, int64_t kv_row, int64_t grad_row) {
+  const std::vector<Lifetime> lives = lifetimes(program, steps);
+  std::vector<int64_t> change(steps.size() + 1);
+  for (size_t b = 0; b < lives.size(); ++b) {
+    const Buffer& buffer = program.buffers[b];
+    const bool given = buffer.kind == BufferKind::kOwnKV || static_cast<int>(b) == program.saved;
+    if (given || lives[b].last < lives[b].first) continue;
+    const int64_t bytes = 2 * buffer.rows.rows() * (buffer.holds_gradient() ? grad_row : kv_row);
+    change[static_cast<size_t>(lives[b].first)] += bytes;
+    change[static_cast<size_t>(lives[b].last) + 1] -= bytes;
+  }
+  int64_t alive = 0, most = 0;
+  for (const int64_t c : change) most = std::max(most, alive += c);
+  return most;
 }
 
 }  // namespace
@@ -77,13 +97,10 @@ MemoryPlan plan_memory(const Config& c, const LayerRequests& layers, int context
     int64_t buffers = kv * kWide;  // the gradients of own keys and values
     if (!is_adaptive(request.pattern) && context_ranks > 1) {
       const std::shared_ptr<const Program> program = cached_program(request, rank);
-      const Traffic there = traffic(*program, program->forward), back = traffic(*program, program->backward);
       if (program->saved >= 0) {
-        const int64_t rows_saved = program->buffers[static_cast<size_t>(program->saved)].rows.rows();
-        saved += 2 * rows_saved * head_dim * e;
+        saved += 2 * program->buffers[static_cast<size_t>(program->saved)].rows.rows() * head_dim * e;
       }
-      buffers = std::max(there.peak_kv_rows * head_dim * e - kv * e,
-                         back.peak_kv_rows * head_dim * e - kv * e + back.peak_grad_rows * head_dim * kWide);
+      buffers = most_alive(*program, program->backward, head_dim * e, head_dim * kWide);
     }
     transfers = std::max(transfers, buffers);
     const int64_t attention = (hidden + kv) * e + hidden * e + lse + divided;  // q, k, v, out

@@ -80,13 +80,28 @@ TEST(MemoryPlan, CountsWhatTravels) {
   const TestFolder folder;
   for (const std::string schedule : {"ring", "all-gather"}) {
     for (const bool recompute : {false, true}) {
-      Config config = config_of(folder, {"", 4, 64, 2, 2, 160, 256, 2048, 1});
+      Config config = config_of(folder, {"", 6, 64, 2, 1, 192, 256, 2048, 1});
       config.attention.schedule = schedule;
       config.model.recompute = recompute;
       for (const int ranks : {2, 4}) {
         expect_planned(config, ranks, schedule + " over " + std::to_string(ranks) + (recompute ? ", recomputed" : ""));
       }
     }
+  }
+}
+
+// Where the MLP is small, what attention holds of other ranks is the most.
+TEST(MemoryPlan, CountsWhatAttentionHolds) {
+  const TestFolder folder;
+  for (const std::string dtype : {"fp32", "bf16"}) {
+    Config config = config_of(folder, {"", 2, 64, 2, 2, 32, 256, 2048, 1});
+    config.attention.schedule = "all-gather";
+    config.model.recompute = true;
+    config.model.dtype = dtype;
+    const MemoryPlan plan = plan_memory(config, check_training(config, 4), 4, 0, /*gpu=*/false);
+    EXPECT_EQ(plan.working(), plan.attention);
+    EXPECT_GT(plan.attention, 2 * plan.layer);
+    expect_planned(config, 4, dtype + ", attention");
   }
 }
 
