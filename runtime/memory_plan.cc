@@ -20,9 +20,9 @@ namespace {
 
 constexpr int64_t kWide = 4;  // bytes of what is summed, updated and saved: fp32
 
-std::string gigabytes(int64_t bytes) {
+std::string in_units(int64_t bytes, double unit) {
   std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), "%.2f", static_cast<double>(bytes) / 1e9);
+  std::snprintf(text.data(), text.size(), "%.1f", static_cast<double>(bytes) / unit);
   return text.data();
 }
 
@@ -53,9 +53,11 @@ int64_t MemoryPlan::total() const {
 }
 
 std::string MemoryPlan::text() const {
-  return gigabytes(total()) + " GB a rank planned: weights " + gigabytes(weights + leaves / 2) + ", gradients " +
-         gigabytes(gradients + leaves / 2) + ", optimizer " + gigabytes(optimizer) + ", activations " +
-         gigabytes(activations) + ", working memory " + gigabytes(working() + inputs);
+  const bool large = total() >= 1'000'000'000;
+  const auto show = [&](int64_t bytes) { return in_units(bytes, large ? 1e9 : 1e6); };
+  return show(total()) + (large ? " GB" : " MB") + " a rank planned: weights " + show(weights + leaves / 2) +
+         ", gradients " + show(gradients + leaves / 2) + ", optimizer " + show(optimizer) + ", activations " +
+         show(activations) + ", working memory " + show(working() + inputs);
 }
 
 MemoryPlan plan_memory(const Config& c, const LayerRequests& layers, int context_ranks, int rank, bool gpu) {

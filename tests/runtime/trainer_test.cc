@@ -84,7 +84,7 @@ TEST(Trainer, TrainsSavesAndSaysHowToGoOn) {
   for (const char* word :
        {"data 1 x context 2", "256 tokens a step", "sample ", "--prompt \"def \"",
         "./annulus launch -n 2 train tiny.toml --set a.b=1 --resume ", " --set run.steps=12\n", "bits per byte",
-        "memory: ", " GB a rank planned: weights ", "no MFU: the peak of a CPU is not known"}) {
+        "memory: ", " MB a rank planned: weights ", "no MFU: the peak of a CPU is not known"}) {
     EXPECT_NE(r.out.find(word), std::string::npos) << word << " is not in\n" << r.out;
   }
   EXPECT_EQ(r.out.find("--resume old"), std::string::npos);
