@@ -13,6 +13,8 @@
 #include "comm/threads/threads.h"
 #include "common/error.h"
 #include "runtime/config.h"
+#include "runtime/device_peak.h"
+#include "runtime/memory_plan.h"
 #include "runtime/text_source.h"
 #include "runtime/training.h"
 
@@ -20,6 +22,7 @@ namespace annulus {
 namespace {
 
 constexpr double kGoalMfu = 0.5;
+constexpr double kGoalMemory = 1.1;  // of what is planned
 
 Config config_of(const GpuBenchOptions& o, int64_t context, std::optional<bool> recompute) {
   std::vector<std::string> sets = o.sets;
@@ -34,16 +37,19 @@ double gib(int64_t bytes) { return static_cast<double>(bytes) / (1 << 30); }
 // Where a step's memory goes, as LibTorch's allocator saw it.
 struct StepMemory {
   DeviceMemory after;
+  int64_t planned = 0;
 
   int64_t state() const { return after.allocated; }  // weights, gradients, optimizer: what is there between steps
   int64_t of_step() const { return after.peak_allocated - state(); }
   int64_t unused() const { return after.peak_reserved - after.peak_allocated; }
   std::string text() const {
-    return line("state %.2f GiB, a step besides %.2f, taken but unused %.2f, not LibTorch's %.2f; of %.1f",
-                gib(state()), gib(of_step()), gib(unused()), gib(after.outside), gib(after.total));
+    return line(
+        "planned %.2f GiB; state %.2f, a step besides %.2f, taken but unused %.2f, not LibTorch's %.2f; of %.1f",
+        gib(planned), gib(state()), gib(of_step()), gib(unused()), gib(after.outside), gib(after.total));
   }
   void add_to(GpuBench& bench, const std::string& name) const {
     for (const auto& [what, bytes] : {std::pair{"peak memory of tensors", after.peak_allocated},
+                                      {"planned memory", planned},
                                       {"memory of the state", state()},
                                       {"memory of a step", of_step()},
                                       {"memory taken but unused", unused()},
@@ -71,6 +77,7 @@ Steps run_steps(const Config& config, at::Device device, int64_t warm_ups, int64
   Steps steps;
   steps.tokens = static_cast<double>(training.tokens_per_step());
   steps.flops = training.flops_per_token() * steps.tokens;
+  steps.memory.planned = plan_memory(config, check_training(config, 1), 1, 0, device.is_cuda()).total();
   steps.parameters = training.model().parameters().count();
   for (int64_t i = -warm_ups; i < counted; ++i) {
     if (i == 0) reset_peak_memory(device);
@@ -107,23 +114,28 @@ void bench_training_step(GpuBench& bench) {
   bench.figure("training step", "s", seconds, middle);
   bench.figure("training, tokens per second", "tokens/s", steps.tokens / seconds, steps.tokens / middle);
   bench.figure("training", "TFLOP/s", steps.flops / seconds / 1e12, steps.flops / middle / 1e12);
-  if (o.peak_flops) {
-    const double mfu = steps.flops / seconds / *o.peak_flops;
-    const double goal_seconds = steps.flops / (kGoalMfu * *o.peak_flops);
-    const BenchRatio& r = bench.ratios.emplace_back(
-        ratio_of("gpu/training step over one at half of the peak",
-                 line("%s, %lld parameters, %lld tokens in a row, %lld rows", bench.facts.name.c_str(),
-                      static_cast<long long>(steps.parameters), static_cast<long long>(config.data.context),
-                      static_cast<long long>(config.data.batch)),
-                 steps.seconds, std::vector<double>(steps.seconds.size(), goal_seconds), 1.0));
+  const std::optional<double> peak =
+      o.peak_flops ? o.peak_flops : peak_flops(gpu_name(o.device), compute_dtype(config), config.tf32);
+  const std::string model = line("%s, %lld parameters, %lld tokens in a row, %lld rows", bench.facts.name.c_str(),
+                                 static_cast<long long>(steps.parameters), static_cast<long long>(config.data.context),
+                                 static_cast<long long>(config.data.batch));
+  if (peak) {
+    const double mfu = steps.flops / seconds / *peak;
+    const double goal_seconds = steps.flops / (kGoalMfu * *peak);
+    const BenchRatio& r =
+        bench.ratios.emplace_back(ratio_of("gpu/training step over one at half of the peak", model, steps.seconds,
+                                           std::vector<double>(steps.seconds.size(), goal_seconds), 1.0));
     bench.out << line("  MFU                 %10.3f, goal %.2f: %s\n", mfu, kGoalMfu, r.met() ? "met" : "missed");
-    bench.figure("training, MFU", "share", mfu, steps.flops / middle / *o.peak_flops);
+    bench.figure("training, MFU", "share", mfu, steps.flops / middle / *peak);
   } else {
     bench.out << "  MFU                    unknown: the peak of this device is not known\n";
   }
   if (o.device.is_cuda()) {
     bench.out << "  memory                 " << steps.memory.text() << "\n";
     steps.memory.add_to(bench, "training");
+    const std::vector<double> peak_bytes = {static_cast<double>(steps.memory.after.peak_allocated)};
+    bench.ratios.push_back(ratio_of("gpu/training step's peak memory over the plan", model, peak_bytes,
+                                    {static_cast<double>(steps.memory.planned)}, kGoalMemory));
   }
 }
 
