@@ -63,6 +63,11 @@ size_t Mesh::find(std::string_view name) const {
 
 Communicator& Mesh::axis(std::string_view name) { return *communicators_[find(name)]; }
 
+void Mesh::progress() {
+  world_.progress();
+  for (const std::unique_ptr<Communicator>& communicator : communicators_) communicator->progress();
+}
+
 std::string Mesh::text() const {
   std::string out;
   for (const MeshAxis& axis : axes_) {

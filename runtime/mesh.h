@@ -32,6 +32,8 @@ class Mesh {
   int size(std::string_view name) const { return axes_[find(name)].size; }
   // This rank's place along the axis: also its rank in axis(name).
   int index(std::string_view name) const { return index_[find(name)]; }
+  // Of the world and of every axis: moves transfers along, and raises what one of them has met.
+  void progress();
   // "data 2 x context 4"
   std::string text() const;
 

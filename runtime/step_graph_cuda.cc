@@ -10,6 +10,7 @@
 #include <exception>
 #include <utility>
 
+#include "attention/kernels/operator_kernel.h"
 #include "runtime/step_graph.h"
 
 namespace annulus {
@@ -51,11 +52,14 @@ struct StepGraph::State {
     const c10::cuda::CUDAStreamGuard guard(stream);
     const at::cuda::MempoolId_t pool = at::cuda::graph_pool_handle();
     auto recording = std::make_unique<at::cuda::CUDAGraph>();
+    auto rows = std::make_unique<HeldCompositions>();
     try {
       // Other threads' calls are their own affair (communicators poll their events).
       recording->capture_begin(pool, cudaStreamCaptureModeThreadLocal);
       work();
       recording->capture_end();
+      rows->stop();
+      held = std::move(rows);
       graph = std::move(recording);
     } catch (const std::exception& error) {
       failed = true;
@@ -87,6 +91,7 @@ struct StepGraph::State {
   const c10::cuda::CUDAStream stream;
   int runs = 0;
   bool failed = false;
+  std::unique_ptr<HeldCompositions> held;  // what the record reads of attention's
   std::unique_ptr<at::cuda::CUDAGraph> graph;
   std::string note;
 };

@@ -16,6 +16,7 @@
 #include <cstdio>
 #include <functional>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "attention/plan/layout.h"
@@ -244,10 +245,13 @@ std::array<double, Parameters::kReadout> Training::read_out() {
     c10::Event copied(device_.type());
     copied.record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
     // Other ranks may have failed: progress() raises what the communication met.
-    while (mesh_.world().size() > 1 && !copied.query()) mesh_.world().progress();
+    while (mesh_.world().size() > 1 && !copied.query()) {
+      mesh_.progress();
+      std::this_thread::yield();
+    }
     copied.synchronize();
   }
-  mesh_.world().progress();
+  mesh_.progress();
   std::array<double, Parameters::kReadout> result{};
   for (int i = 0; i < Parameters::kReadout; ++i) result[static_cast<size_t>(i)] = values[i].item<double>();
   return result;
