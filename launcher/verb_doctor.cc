@@ -56,8 +56,7 @@ class DoctorVerb : public Verb {
 
     std::printf("\nattention kernels\n");
     for (const DetectedKernel& kernel : detected_kernels()) {
-      row(kernel.name.c_str(), (kernel.found ? "yes: " : "no: ") + kernel.note +
-                                   " (" + kernel.inputs + ")");
+      row(kernel.name.c_str(), (kernel.found ? "yes: " : "no: ") + kernel.note + " (" + kernel.inputs + ")");
     }
     std::printf("\nused\n");
     const std::string shortfall = cuda_shortfall(1);

@@ -199,7 +199,8 @@ const std::vector<Key>& keys() {
       {"attention",
        "kernel",
        ANNULUS_AT(attention.kernel),
-       "what computes a tile: \"reference\", \"aten\", \"efficient\", \"cudnn\", \"flash2\", \"flash3\"; \"auto\" chooses by "
+       "what computes a tile: \"reference\", \"aten\", \"efficient\", \"cudnn\", \"flash2\", \"flash3\"; \"auto\" "
+       "chooses by "
        "capability",
        false,
        {},

@@ -159,7 +159,8 @@ TEST(Training, Bf16KeepsFp32WeightsAndItsLeavesFollowThem) {
     training.step();
   }
   for (const NamedTensor& t : training.state().tensors) EXPECT_EQ(t.tensor.scalar_type(), at::kFloat) << t.name;
-  EXPECT_FALSE(p.values().equal(p.values().to(at::kBFloat16).to(at::kFloat))) << "updates below a bf16's last bit count";
+  EXPECT_FALSE(p.values().equal(p.values().to(at::kBFloat16).to(at::kFloat)))
+      << "updates below a bf16's last bit count";
 }
 
 TEST(Training, AStateOfOneDtypeGoesOnInTheOther) {
