@@ -76,6 +76,13 @@ class ByteCache {
     return value;
   }
 
+  // The next get makes the value anew. What is being made stays.
+  void erase(const std::string& key) {
+    const std::lock_guard lock(mutex_);
+    const auto found = index_.find(key);
+    if (found != index_.end() && (*found->second)->value) forget(key);
+  }
+
   CacheStats stats() const {
     const std::lock_guard lock(mutex_);
     CacheStats stats = stats_;

@@ -1,5 +1,6 @@
 // The autograd node around attention_forward and attention_backward.
 #include <ATen/TensorOperators.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -19,6 +20,8 @@ class AttentionNode : public torch::autograd::Function<AttentionNode> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& q, const at::Tensor& k,
                             const at::Tensor& v, const c10::intrusive_ptr<CallHolder>& holder) {
+    // Views among the results are the kernel's affair, not autograd's: a caller may change them in place.
+    const at::AutoDispatchBelowADInplaceOrView below;
     const AttentionOutput result = attention_forward(q, k, v, holder->call);
     context->save_for_backward({q, k, v, result.out, result.lse, result.saved_k, result.saved_v});
     holder->program = result.program;

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <set>
 #include <utility>
 
 #include "attention/execution/attention.h"
@@ -95,18 +96,18 @@ void transfer_rows(const TensorPair& dst, const RowSet& dst_rows, const TensorPa
       if (rows.a.empty()) continue;
       const KeyBlock to = block_of(dst, dst_rows, static_cast<int>(d));
       const KeyBlock from = block_of(src, src_rows, static_cast<int>(s));
+      const at::Tensor to_index = consecutive(rows.a) ? at::Tensor() : index_of(rows.a, to.k);
+      const at::Tensor from_index = consecutive(rows.b) ? at::Tensor() : index_of(rows.b, from.k);
+      const int64_t n = static_cast<int64_t>(rows.a.size());
       for (const bool values : {false, true}) {
         const at::Tensor t = part_of(values ? to.v : to.k, to, batch, heads);
         const at::Tensor f = part_of(values ? from.v : from.k, from, batch, heads);
-        const int64_t n = static_cast<int64_t>(rows.a.size());
-        const at::Tensor part =
-            consecutive(rows.b) ? f.narrow(1, rows.b[0], n) : f.index_select(1, index_of(rows.b, f));
-        if (consecutive(rows.a)) {
+        const at::Tensor part = from_index.defined() ? f.index_select(1, from_index) : f.narrow(1, rows.b[0], n);
+        if (to_index.defined()) {
+          add ? t.index_add_(1, to_index, part) : t.index_copy_(1, to_index, part);
+        } else {
           const at::Tensor target = t.narrow(1, rows.a[0], n);
           add ? target.add_(part) : target.copy_(part);
-        } else {
-          const at::Tensor index = index_of(rows.a, t);
-          add ? t.index_add_(1, index, part) : t.index_copy_(1, index, part);
         }
       }
     }
@@ -407,6 +408,8 @@ struct Execution {
   const std::string operation;
   const std::vector<Step>& steps;
   Buffers buffers;
+  std::set<std::pair<int, int>>
+      fresh;  // gradient buffers and their blocks that are to be zero, but are not written yet
   const Kernel::Poll poll;
   int64_t messages_sent = 0, bytes_sent = 0;
   double waited = 0;
@@ -422,7 +425,15 @@ struct Execution {
         poll(c.comm->size() > 1 ? Kernel::Poll([comm = c.comm] { comm->progress(); }) : nullptr) {}
 
   KeyBlock block(int buffer, int number) {
-    return block_of(buffers.get(buffer), program.buffers[static_cast<size_t>(buffer)].rows, number);
+    KeyBlock block = block_of(buffers.get(buffer), program.buffers[static_cast<size_t>(buffer)].rows, number);
+    block.fresh = fresh.count({buffer, number}) > 0;
+    return block;
+  }
+  // The same, of gradients for the kernel to write.
+  KeyBlock grads(int buffer, int number) {
+    KeyBlock grads = block(buffer, number);
+    fresh.erase({buffer, number});
+    return grads;
   }
 
   // compute(tiles) for all tiles of all steps, those of one block at a time; around it transfers, additions and the
@@ -439,10 +450,11 @@ struct Execution {
         messages_sent += static_cast<int64_t>(sends.size());
         work = call.comm->exchange(sends, messages(step.receives), {operation, number});
       }
+      fresh.clear();
       for (const int buffer : step.zero) {
-        TensorPair& pair = buffers.get(buffer);
-        pair.k.zero_();
-        pair.v.zero_();
+        for (size_t b = 0; b < program.buffers[static_cast<size_t>(buffer)].rows.blocks.size(); ++b) {
+          fresh.insert({buffer, static_cast<int>(b)});
+        }
       }
       for (size_t i = 0; i < step.tiles.size();) {
         size_t past = i + 1;
@@ -455,6 +467,7 @@ struct Execution {
         compute(std::span<const Tile>(step.tiles).subspan(i, past - i));
         i = past;
       }
+      for (const auto& [buffer, number] : fresh) zero_if_fresh(block(buffer, number));  // no tile came to them
       if (work) {
         const double before = call.comm->stats().wait_seconds;
         work->wait();
@@ -542,7 +555,7 @@ AttentionGradients attention_backward(const at::Tensor& dout, const at::Tensor& 
   kernel->begin_backward(dout, q, forward.out, forward.lse, kernel_call(q, call, program.request.shape));
   execution.run([&](std::span<const Tile> tiles) {
     kernel->backward(execution.block(tiles[0].buffer, tiles[0].block),
-                     execution.block(tiles[0].grad_buffer, tiles[0].grad_block), tiles, execution.poll);
+                     execution.grads(tiles[0].grad_buffer, tiles[0].grad_block), tiles, execution.poll);
   });
   const at::ScalarType type = q.scalar_type();
   const TensorPair& home = execution.buffers.get(kOwnGradBuffer);

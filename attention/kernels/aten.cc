@@ -137,6 +137,7 @@ class AtenKernel : public Kernel {
   }
 
   void backward(const KeyBlock& keys, const KeyBlock& grads, std::span<const Tile> tiles, const Poll& poll) override {
+    zero_if_fresh(grads);
     load(keys);
     for (const Tile& tile : tiles) {
       if (!is_dense(tile)) continue;

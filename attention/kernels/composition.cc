@@ -53,7 +53,7 @@ class Composer {
     for (const Tile& tile : tiles) {
       if (tile.batch.empty() || tile.heads.empty()) continue;
       const bool banded = !tile.band.unbounded_below() || !tile.band.unbounded_above();
-      if (!banded && tile.query_rows.count * tile.key_rows.count < in_.large_pairs) {
+      if (!banded && blocks_of(tile.batch, tile.heads, tile.query_rows) < in_.fill) {
         whole.push_back(tile);
         continue;
       }
@@ -78,6 +78,13 @@ class Composer {
         rectangles.push_back({tile.query_rows, tile.key_rows, tile.grad_rows, tile.band});
       }
       add(group.tiles[0].batch, group.tiles[0].heads, std::move(rectangles));
+    }
+    for (const auto& [shape, problems] : views_) {
+      if (problems.size() == 1) {  // nothing to gather it with
+        out_.direct.push_back({problems[0].batch, problems[0].heads, problems[0].rectangles[0]});
+        continue;
+      }
+      for (const Problem& problem : problems) add_gathered(problem);
     }
     gather();
     return std::move(out_);
@@ -132,15 +139,27 @@ class Composer {
            r.key_rows == a.rectangle.key_rows && r.grad_rows == a.rectangle.grad_rows;
   }
 
+  static int64_t blocks_of(const Span& batch, const Span& heads, const Span& rows) {
+    return batch.count * heads.count * ceil_div(rows.count, 128);
+  }
+
   void add(const Span& batch, const Span& all_heads, std::vector<Rectangle> rectangles) {
     for (const HeadGroup& heads : head_groups(all_heads, in_.group)) {
-      Problem problem{batch, heads, rectangles};
-      if (rectangles.size() == 1 && !rectangles[0].reversed && problem.queries() * problem.keys() >= in_.large_pairs) {
+      const Problem problem{batch, heads, rectangles};
+      const bool view = rectangles.size() == 1 && !rectangles[0].reversed;
+      if (view && blocks_of(batch, heads.query, rectangles[0].query_rows) >= in_.fill) {
         out_.direct.push_back({batch, heads, rectangles[0]});
+      } else if (view) {
+        views_[shape_of(heads, problem)].push_back(problem);
       } else {
         add_gathered(problem);
       }
     }
+  }
+
+  static Shape shape_of(const HeadGroup& heads, const Problem& problem) {
+    const Band& band = problem.rectangles[0].band;
+    return {heads.query.count, heads.kv.count, problem.queries(), problem.keys(), band.lo, band.hi};
   }
 
   // In rows of all its heads where storage has such rows, else head by head.
@@ -157,9 +176,8 @@ class Composer {
         parts.push_back({Span::range(head, head + 1), Span::range(head / in_.group, head / in_.group + 1)});
       }
     }
-    const Band& band = problem.rectangles[0].band;
     for (const HeadGroup& heads : parts) {
-      const Shape shape{heads.query.count, heads.kv.count, problem.queries(), problem.keys(), band.lo, band.hi};
+      const Shape shape = shape_of(heads, problem);
       for (int64_t b = 0; b < problem.batch.count; ++b) {
         problems_[shape].push_back({problem.batch.sub(b, 1), heads, problem.rectangles});
       }
@@ -171,7 +189,7 @@ class Composer {
     for (const auto& [shape, problems] : problems_) {
       const auto& [heads, kv_heads, n, m, lo, hi] = shape;
       const RowNumbers numbers{in_.rows, in_.heads, heads};
-      const int64_t most = std::clamp<int64_t>(in_.most_gathered / (m * kv_heads), 1, kMostProblems);
+      const int64_t most = std::clamp<int64_t>(in_.most_gathered / (std::max(n, m) * heads), 1, kMostProblems);
       wave_of.assign(wave_of.size(), -1);
       std::vector<GatherCall> calls;  // the waves' open calls
       for (const Problem& problem : problems) {
@@ -225,6 +243,7 @@ class Composer {
   const CompositionInput& in_;
   Composition out_;
   std::vector<Piece> pieces_;
+  std::map<Shape, std::vector<Problem>> views_;  // too few to fill a device
   std::map<Shape, std::vector<Problem>> problems_;
 };
 
@@ -253,7 +272,7 @@ std::string fingerprint(std::span<const Tile> tiles, const CompositionInput& in)
         Span{t.band.lo, t.band.hi, 0});
   }
   add(in.keys.batch, in.keys.heads, in.grads.batch, in.grads.heads, Span{in.keys.rows, in.grads.rows, in.most_gathered},
-      Span{in.rows, in.heads, in.group}, Span{in.any_band, in.large_pairs, static_cast<int64_t>(tiles.size())});
+      Span{in.rows, in.heads, in.group}, Span{in.any_band, in.fill, static_cast<int64_t>(tiles.size())});
   return sum.hex();
 }
 

@@ -1,6 +1,6 @@
-// Which calls of a library's attention operators compute some tiles: large rectangles as views of the storage (strides
-// and all), many small ones gathered into batches of one shape, the rest densely. No tensors here: made on the host,
-// once for tiles that come again. Used by operator_kernel.cc.
+// Which calls of a library's attention operators compute some tiles: rectangles that fill a device as views of the
+// storage (strides and all), smaller ones gathered into batches of one shape, the rest densely. No tensors here: made
+// on the host, once for tiles that come again. Used by operator_kernel.cc.
 #pragma once
 
 #include <cstdint>
@@ -47,13 +47,15 @@ struct BlockShape {
 };
 
 struct CompositionInput {
-  int64_t rows = 0, heads = 0;               // of q [B, rows, heads, D]
-  int64_t group = 1;                         // query heads that read one kv head
-  BlockShape keys, grads;                    // grads.rows = 0 in a forward
-  bool any_band = false;                     // the operator takes any band over indices, not only whole and causal
-  int64_t most_gathered = int64_t{1} << 20;  // key rows x kv heads that one gathered call holds at most
-  // From this many pairs a head on, a call of its own keeps a device busy; below, gathering costs less than calling.
-  int64_t large_pairs = int64_t{1} << 20;
+  int64_t rows = 0, heads = 0;  // of q [B, rows, heads, D]
+  int64_t group = 1;            // query heads that read one kv head
+  BlockShape keys, grads;       // grads.rows = 0 in a forward
+  bool any_band = false;        // the operator takes any band over indices, not only whole and causal
+  // Rows x query heads of the longer side that one gathered call holds at most.
+  int64_t most_gathered = int64_t{1} << 20;
+  // Blocks of 128 query rows, over heads and batch rows, that keep a device busy: a call on views. Fewer are gathered
+  // with others of their shape, if there are any.
+  int64_t fill = 256;
 };
 
 // Every counted pair of the tiles is in exactly one call.

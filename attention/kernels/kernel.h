@@ -39,6 +39,8 @@ struct KeyBlock {
   at::Tensor k, v;  // [batch.count, rows, heads.count, D]
   Span batch;       // global batch rows
   Span heads;       // global kv heads
+  // Of gradients: the tensors hold nothing yet. The kernel sets them, which is less than adding to zeros.
+  bool fresh = false;
 };
 
 // What is alike for all tiles of a call.
@@ -66,8 +68,8 @@ class Kernel {
   virtual void finish_forward(at::Tensor& out, at::Tensor& lse) = 0;
 
   // Backward, from the MERGED out (q's dtype) and lse. `grads`: the accumulators that the tiles' dk and dv are added
-  // to, in rows tile.grad_rows; it may hold other batch rows, heads and positions than `keys`, but all that the tiles
-  // name.
+  // to (or, where fresh, that become their sums, 0 elsewhere), in rows tile.grad_rows; it may hold other batch rows,
+  // heads and positions than `keys`, but all that the tiles name.
   virtual void begin_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& out, const at::Tensor& lse,
                               const KernelCall& call) = 0;
   virtual void backward(const KeyBlock& keys, const KeyBlock& grads, std::span<const Tile> tiles, const Poll& poll) = 0;

@@ -1,5 +1,5 @@
-// The device's side of merge_partial: what merge_cuda.cc (LibTorch's tensors) hands to merge.cu (nvcc, which is kept
-// from LibTorch's headers). Internal to attention/kernels.
+// The device's side of merge_parts: what merge_cuda.cc (LibTorch's tensors) hands to merge.cu (nvcc, which is kept from
+// LibTorch's headers). Internal to attention/kernels.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -8,19 +8,25 @@
 
 namespace annulus {
 
-enum class MergeType { kDouble, kFloat, kBFloat16, kHalf };  // of the part's out; the rest is fp64 or fp32
+enum class MergeType { kDouble, kFloat, kBFloat16, kHalf };
 
-// Strides are of [b, h, rows], in elements; the last dimension of out and part is contiguous.
+// [b, h, rows(, D)]: strides in elements, the last dimension of values contiguous.
+struct MergeRows {
+  void* values = nullptr;  // null: not given
+  void* lse = nullptr;     // null: plain sums
+  int64_t value_strides[3] = {}, lse_strides[3] = {};
+  int64_t first = 0, rows = 0;  // of a part: which rows of the whole it has
+};
+
 struct MergeArguments {
-  void* out = nullptr;
-  void* lse = nullptr;
-  const void* part_out = nullptr;
-  const void* part_lse = nullptr;
-  const int64_t* index = nullptr;  // [rows]: the row of out and lse of each row of the part; null: the same
+  static constexpr int kMost = 4;
+  MergeRows to, before, parts[kMost];
+  int count = 0;                   // of parts
+  const int64_t* index = nullptr;  // [rows]: the row of `to` and `before` of each row of the only part
   int64_t batch = 0, heads = 0, rows = 0, dim = 0;
-  int64_t out_strides[3] = {}, lse_strides[3] = {}, part_strides[3] = {}, part_lse_strides[3] = {};
-  MergeType type = MergeType::kFloat;
-  bool aligned = false;  // four elements at once, of out and of part
+  MergeType part_type = MergeType::kFloat;
+  bool narrow = false;   // `to` has the parts' type, not the accumulator's
+  bool aligned = false;  // four elements at once, everywhere
 };
 
 cudaError_t launch_merge(const MergeArguments& arguments, cudaStream_t stream);

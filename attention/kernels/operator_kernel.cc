@@ -3,11 +3,13 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/zeros.h>
+#include <ATen/ops/nan_to_num.h>
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/strides.h>
 
 #include <algorithm>
 #include <array>
@@ -24,6 +26,10 @@
 #include "attention/kernels/upload.h"
 #include "common/byte_cache.h"
 #include "common/error.h"
+
+#ifdef ANNULUS_CUDA
+#include <c10/cuda/CUDAGraphsC10Utils.h>
+#endif
 
 namespace annulus {
 namespace {
@@ -61,6 +67,15 @@ std::vector<std::shared_ptr<HeldCompositions::List>>& held_lists() {
   return lists;
 }
 
+// Whether a CUDA graph is being captured from the current stream.
+bool capturing([[maybe_unused]] at::Device device) {
+#ifdef ANNULUS_CUDA
+  return device.is_cuda() && c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
+#else
+  return false;
+#endif
+}
+
 PreparedPointer prepare(std::span<const Tile> tiles, const CompositionInput& input, at::Device device) {
   auto prepared = std::make_shared<Prepared>();
   prepared->composition = compose(tiles, input);
@@ -74,7 +89,7 @@ PreparedPointer prepare(std::span<const Tile> tiles, const CompositionInput& inp
   for (GatherCall& call : prepared->composition.gathered) {
     prepared->rows.push_back({list(call.query_rows), list(call.key_rows), list(call.grad_rows)});
   }
-  if (!device.is_cpu() && !prepared->rows.empty()) {
+  if (!device.is_cpu() && !prepared->rows.empty() && !capturing(device)) {
     const c10::impl::VirtualGuardImpl streams(device.type());
     prepared->uploaded.emplace(device.type());
     prepared->uploaded->record(streams.getStream(device));
@@ -87,14 +102,21 @@ PreparedPointer prepare(std::span<const Tile> tiles, const CompositionInput& inp
 // From the cache, ready to be read on the current stream.
 PreparedPointer prepared(std::span<const Tile> tiles, const CompositionInput& input, at::Device device) {
   static auto& cache = *new ByteCache<PreparedPointer>(kCacheBytes);
+  const std::string key = device.str() + " " + fingerprint(tiles, input);
+  const bool captured = capturing(device);
+  bool made = false;
   const PreparedPointer found = *cache.get(
-      device.str() + " " + fingerprint(tiles, input), [&] { return prepare(tiles, input, device); },
+      key, [&] { return made = true, prepare(tiles, input, device); },
       [](const PreparedPointer& p) { return p->bytes(); });
   if (!found->rows.empty() && !device.is_cpu()) {
     const c10::impl::VirtualGuardImpl streams(device.type());
     const c10::Stream stream = streams.getStream(device);
-    // Once it is there nothing is asked any more: neither is allowed while a graph is captured.
-    if (!found->there) {
+    if (captured) {
+      // Events of outside may not be asked here. What was made before is there: whoever captures has waited for the
+      // device first. What was made just now is the graph's, filled when that is replayed.
+      if (made) cache.erase(key);
+      found->there = !made || found->there;
+    } else if (!found->there) {
       if (found->uploaded->query()) {
         found->there = true;
       } else {
@@ -116,11 +138,17 @@ PreparedPointer prepared(std::span<const Tile> tiles, const CompositionInput& in
 }
 
 // [.., D] -> [.., D'] with D' a multiple of kHeadMultiple, zeros behind: scores and gradients are the same. Contiguous,
-// at an address that operators can load 16 bytes from.
+// at an address that operators can load 16 bytes from, and with the strides that a new tensor would have: where a
+// dimension has one element, others may be contiguous too, and operators keep plans by strides.
+at::Tensor aligned(const at::Tensor& tensor) {
+  const at::Tensor t = tensor.contiguous();
+  if (reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 16 != 0) return t.clone(at::MemoryFormat::Contiguous);
+  const c10::DimVector strides = c10::contiguous_strides(t.sizes());
+  return t.strides() == at::IntArrayRef(strides) ? t : t.as_strided(t.sizes(), strides);
+}
 at::Tensor fitted(const at::Tensor& tensor) {
   const int64_t more = (kHeadMultiple - tensor.size(-1) % kHeadMultiple) % kHeadMultiple;
-  const at::Tensor t = (more == 0 ? tensor : at::constant_pad_nd(tensor, {0, more})).contiguous();
-  return reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 16 == 0 ? t : t.clone();
+  return aligned(more == 0 ? tensor : at::constant_pad_nd(tensor, {0, more}));
 }
 
 // Whether an operator that prepares shapes may do so for this one: for the first kPlannedShapes of a process. Documents
@@ -128,8 +156,9 @@ at::Tensor fitted(const at::Tensor& tensor) {
 bool may_prepare(const Band& band, const at::Tensor& q, const at::Tensor& k) {
   constexpr size_t kPlannedShapes = 64;
   static std::mutex mutex;
-  static auto& shapes = *new std::set<std::array<int64_t, 7>>;
-  const std::array<int64_t, 7> shape{q.size(0), q.size(1), q.size(2), k.size(1), k.size(2), q.size(3), band.hi};
+  static auto& shapes = *new std::set<std::array<int64_t, 8>>;
+  const std::array<int64_t, 8> shape{q.size(0), q.size(1), q.size(2), k.size(1),
+                                     k.size(2), q.size(3), band.hi,   static_cast<int64_t>(q.scalar_type())};
   const std::lock_guard lock(mutex);
   if (shapes.count(shape) > 0) return true;
   return shapes.size() < kPlannedShapes && shapes.insert(shape).second;
@@ -150,14 +179,88 @@ at::Tensor gathered(const at::Tensor& tensor, int64_t width, const at::Tensor& r
   return flat.unflatten(0, {count, flat.size(0) / count});
 }
 
+// The sum over parts of [B, n, H, D'] rows: merged by their lse, or plainly (gradients). Parts that are whole rows
+// wait, as they came, until there are kMostParts, for one pass over memory.
+class RowSums {
+ public:
+  RowSums(const at::Tensor& like, at::ScalarType type, bool merges) : like_(like), type_(type), merges_(merges) {}
+
+  // Of a direct call: values [b, n', h, D'] in the dtype of `like`, lse [b, h, n'].
+  void add(const DirectCall& c, const at::Tensor& values, const at::Tensor& lse) {
+    const Span& rows = c.rectangle.query_rows;
+    const at::Tensor by_head = values.transpose(1, 2);
+    if (covers(c.batch, like_.size(0)) && covers(c.heads.query, like_.size(2)) && rows.stride == 1) {
+      waiting_.push_back({by_head, lse, rows.begin});
+      if (waiting_.size() == kMostParts) settle();
+      return;
+    }
+    settle();
+    const at::Tensor whole = rows_view(values_, c.batch, c.heads.query, rows);
+    if (merges_) {
+      merge_partial(whole, rows_view(lse_, c.batch, c.heads.query, rows), by_head, lse);
+    } else {
+      whole.add_(by_head);
+    }
+  }
+
+  // The accumulators, all parts in them: [B, n, H, D'] and [B, n, H].
+  const at::Tensor& values() { return settle(), values_; }
+  const at::Tensor& lse() { return settle(), lse_; }
+
+  struct Result {
+    at::Tensor values, lse;  // [B, n, H, D'], [B, H, n]
+  };
+  Result finish() {
+    if (!values_.defined() && waiting_.size() == 1 && waiting_[0].out.size(2) == like_.size(1)) {
+      return {waiting_[0].out.transpose(1, 2), merges_ ? waiting_[0].lse.contiguous() : at::Tensor()};
+    }
+    if (waiting_.empty()) {
+      settle();
+      return {values_, merges_ ? lse_.transpose(1, 2).contiguous() : at::Tensor()};
+    }
+    // The last pass writes what is asked for, in its dtype.
+    Result result{at::empty_like(like_), {}};
+    if (merges_) result.lse = at::empty({like_.size(0), like_.size(2), like_.size(1)}, options());
+    merge_waiting(result.values, result.lse);
+    return result;
+  }
+
+ private:
+  at::TensorOptions options() const { return like_.options().dtype(type_); }
+
+  void merge_waiting(const at::Tensor& values, const at::Tensor& lse) {
+    const auto by_head = [](const at::Tensor& t) { return t.defined() ? t.transpose(1, 2) : t; };
+    merge_parts(by_head(values), lse, by_head(values_), by_head(lse_), waiting_);
+    waiting_.clear();
+  }
+
+  void settle() {
+    if (values_.defined() && waiting_.empty()) return;
+    if (values_.defined()) return merge_waiting(values_, merges_ ? lse_.transpose(1, 2) : at::Tensor());
+    const at::Tensor values = at::empty(like_.sizes(), options());
+    const at::Tensor lse = merges_ ? at::empty({like_.size(0), like_.size(1), like_.size(2)}, options()) : at::Tensor();
+    merge_waiting(values, merges_ ? lse.transpose(1, 2) : at::Tensor());
+    values_ = values, lse_ = lse;
+  }
+
+  const at::Tensor like_;  // q as the operators take it
+  const at::ScalarType type_;
+  const bool merges_;
+  at::Tensor values_, lse_;
+  std::vector<MergePart> waiting_;
+};
+
 class OperatorKernel : public Kernel {
  public:
-  OperatorKernel(std::vector<std::shared_ptr<const AttentionOperator>> operators, const CompositionInput& limits)
-      : operators_(std::move(operators)), input_(limits) {
+  OperatorKernel(std::vector<std::shared_ptr<const AttentionOperator>> operators, const OperatorKernelOptions& options)
+      : operators_(std::move(operators)), input_(options.limits), plans_every_shape_(options.plans_every_shape) {
     input_.any_band = std::any_of(operators_.begin(), operators_.end(), [](const auto& o) { return o->any_band(); });
   }
 
-  void begin_forward(const at::Tensor& q, const KernelCall& call) override { begin(q, call); }
+  void begin_forward(const at::Tensor& q, const KernelCall& call) override {
+    begin(q, call);
+    sums_.emplace(q_, type_, /*merges=*/true);
+  }
 
   void forward(const KeyBlock& keys, std::span<const Tile> tiles, const Poll& poll) override {
     const at::Tensor k = fitted(keys.k), v = fitted(keys.v);
@@ -169,38 +272,28 @@ class OperatorKernel : public Kernel {
           const Band& band = c.rectangle.band;
           const at::Tensor qs = rows_of(q_, c, rows), ks = keys_of(k, block, c), vs = keys_of(v, block, c);
           const auto part = operator_for(band, qs, ks, /*gathered=*/false).forward(qs, ks, vs, band, call_.scale);
-          if (!out_.defined() && covers(c.batch, q_.size(0)) && covers(rows, q_.size(1)) &&
-              covers(c.heads.query, q_.size(2))) {
-            out_ = part.out;  // as it is: where nothing follows, it is never copied
-            lse_ = part.lse.transpose(1, 2);
-            return;
-          }
-          accumulate_out();
-          merge_partial(rows_view(out_, c.batch, c.heads.query, rows), rows_view(lse_, c.batch, c.heads.query, rows),
-                        part.out.transpose(1, 2), part.lse);
+          sums_->add(c, part.out, part.lse);
         },
         [&](const GatherCall& c, const Prepared::Rows& rows) {
           const at::Tensor qs = gathered(q_, c.heads, rows.queries, c.count);
           const at::Tensor ks = gathered(k, c.kv_heads, rows.keys, c.count);
           const at::Tensor vs = gathered(v, c.kv_heads, rows.keys, c.count);
           const auto part = operator_for(c.band, qs, ks, /*gathered=*/true).forward(qs, ks, vs, c.band, call_.scale);
-          accumulate_out();
           const auto by_head = [](const at::Tensor& flat) { return flat.transpose(0, 1).unsqueeze(0); };
-          merge_partial(by_head(as_rows(out_, c.heads)), by_head(as_rows(lse_, c.heads)),
+          merge_partial(by_head(as_rows(sums_->values(), c.heads)), by_head(as_rows(sums_->lse(), c.heads)),
                         by_head(part.out.flatten(0, 1)), part.lse.transpose(0, 1).flatten(1, 2).unsqueeze(0),
                         rows.queries);
         },
         [&](const Tile& tile) {
-          accumulate_out();
-          at::Tensor out = out_.narrow(3, 0, head_dim_), lse = lse_.transpose(1, 2);
-          dense_tile_forward(in_accumulator(q_), keys, tile, call_, out, lse, poll);
+          at::Tensor out = sums_->values().narrow(3, 0, head_dim_), lse = sums_->lse().transpose(1, 2);
+          dense_tile_forward(wide().q, keys, tile, call_, out, lse, poll);
         });
   }
 
   void finish_forward(at::Tensor& out, at::Tensor& lse) override {
-    if (!out_.defined()) accumulate_out();  // not one pair
-    out = out_.narrow(3, 0, head_dim_);
-    lse = lse_.transpose(1, 2).contiguous();
+    const RowSums::Result result = sums_->finish();
+    out = result.values.narrow(3, 0, head_dim_);
+    lse = result.lse;
   }
 
   void begin_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& out, const at::Tensor& lse,
@@ -209,67 +302,67 @@ class OperatorKernel : public Kernel {
     dout_ = fitted(dout);
     out_ = fitted(out);
     // exp(score - lse) must be 0 in rows without keys.
-    lse_ = lse.masked_fill(lse.eq(-kInfinity), kInfinity).transpose(1, 2).contiguous();
+    lse_ = at::nan_to_num(lse, std::numeric_limits<double>::quiet_NaN(), kInfinity, kInfinity);
+    sums_.emplace(q_, type_, /*merges=*/false);
   }
 
   void backward(const KeyBlock& keys, const KeyBlock& grads, std::span<const Tile> tiles, const Poll& poll) override {
     const at::Tensor k = fitted(keys.k), v = fitted(keys.v);
     const KeyBlock block{k, v, keys.batch, keys.heads};
+    bool fresh = grads.fresh;
+    // Before the first addition to gradients that hold nothing: nothing, where it sets all of them.
+    const auto sets_all = [&](bool all) {
+      if (fresh && !all) zero_if_fresh(grads);
+      return std::exchange(fresh, false) && all;
+    };
     run(
         keys, &grads, tiles, poll,
         [&](const DirectCall& c) {
           const Span& rows = c.rectangle.query_rows;
           const Band& band = c.rectangle.band;
           const at::Tensor qs = rows_of(q_, c, rows), ks = keys_of(k, block, c), vs = keys_of(v, block, c);
-          const at::Tensor lse = rows_view(lse_, c.batch, c.heads.query, rows).contiguous();
+          const at::Tensor lse = aligned(lse_view(lse_, c.batch, c.heads.query, rows));
           const auto part =
               operator_for(band, qs, ks, /*gathered=*/false)
                   .backward(rows_of(dout_, c, rows), qs, ks, vs, rows_of(out_, c, rows), lse, band, call_.scale);
           count(part);
-          const auto add_keys = [&](const at::Tensor& to, const at::Tensor& from) {
-            block_view(to, grads, c.batch, c.heads.kv, c.rectangle.grad_rows)
-                .add_(from.narrow(3, 0, head_dim_).transpose(1, 2));
+          const bool sets = sets_all(c.batch == grads.batch && c.heads.kv == grads.heads &&
+                                     covers(c.rectangle.grad_rows, grads.k.size(1)));
+          const auto give = [&](const at::Tensor& all, const at::Tensor& from) {
+            const at::Tensor to = block_view(all, grads, c.batch, c.heads.kv, c.rectangle.grad_rows);
+            const at::Tensor values = from.narrow(3, 0, head_dim_).transpose(1, 2);
+            sets ? to.copy_(values) : to.add_(values);
           };
-          add_keys(grads.k, part.dk);
-          add_keys(grads.v, part.dv);
-          if (!dq_.defined() && covers(c.batch, q_.size(0)) && covers(rows, q_.size(1)) &&
-              covers(c.heads.query, q_.size(2))) {
-            dq_ = part.dq;
-            return;
-          }
-          accumulate_dq();
-          rows_view(dq_, c.batch, c.heads.query, rows).add_(part.dq.transpose(1, 2));
+          give(grads.k, part.dk);
+          give(grads.v, part.dv);
+          sums_->add(c, part.dq, {});
         },
         [&](const GatherCall& c, const Prepared::Rows& rows) {
           const auto of_queries = [&](const at::Tensor& t) { return gathered(t, c.heads, rows.queries, c.count); };
-          const at::Tensor qs = of_queries(q_), lse = of_queries(lse_).transpose(1, 2).contiguous();
+          const at::Tensor qs = of_queries(q_), lse = of_queries(lse_rows()).transpose(1, 2).contiguous();
           const at::Tensor ks = gathered(k, c.kv_heads, rows.keys, c.count);
           const at::Tensor vs = gathered(v, c.kv_heads, rows.keys, c.count);
           const auto part = operator_for(c.band, qs, ks, /*gathered=*/true)
                                 .backward(of_queries(dout_), qs, ks, vs, of_queries(out_), lse, c.band, call_.scale);
           count(part);
-          accumulate_dq();
+          sets_all(false);
           const auto add = [&](const at::Tensor& to, int64_t width, const at::Tensor& row, const at::Tensor& from) {
             as_rows(to, width).index_add_(0, row, from.narrow(3, 0, to.size(3)).flatten(0, 1).to(to.scalar_type()));
           };
-          add(dq_, c.heads, rows.queries, part.dq);
+          add(sums_->values(), c.heads, rows.queries, part.dq);
           add(grads.k, c.kv_heads, rows.grads, part.dk);
           add(grads.v, c.kv_heads, rows.grads, part.dv);
         },
         [&](const Tile& tile) {
-          accumulate_dq();
-          const auto whole = [&](const at::Tensor& t) { return in_accumulator(t); };
-          at::Tensor dq = dq_.narrow(3, 0, head_dim_);
-          const int64_t held = dense_tile_backward({whole(dout_), whole(q_), whole(out_), lse_.transpose(1, 2)}, keys,
-                                                   grads, tile, call_, dq, poll);
+          sets_all(false);
+          at::Tensor dq = sums_->values().narrow(3, 0, head_dim_);
+          const int64_t held = dense_tile_backward(wide(), keys, grads, tile, call_, dq, poll);
           peak_result_elements_ = std::max(peak_result_elements_, held);
         });
+    sets_all(false);  // not one pair
   }
 
-  at::Tensor finish_backward() override {
-    if (!dq_.defined()) accumulate_dq();
-    return dq_.narrow(3, 0, head_dim_);
-  }
+  at::Tensor finish_backward() override { return sums_->finish().values.narrow(3, 0, head_dim_); }
 
  private:
   void begin(const at::Tensor& q, const KernelCall& call) {
@@ -310,7 +403,7 @@ class OperatorKernel : public Kernel {
     for (const auto& o : operators_) {
       if (!o->takes(q.size(1), k.size(1)) || !(simple || o->any_band())) continue;
       last = o.get();
-      if (!o->prepares_shapes() || (!gathered && may_prepare(band, q, k))) return *o;
+      if (!o->prepares_shapes() || plans_every_shape_ || (!gathered && may_prepare(band, q, k))) return *o;
     }
     if (last) return *last;
     throw Error(ErrorKind::kInternal, "kernel",
@@ -326,24 +419,16 @@ class OperatorKernel : public Kernel {
     return block_view(t, block, c.batch, c.heads.kv, c.rectangle.key_rows).transpose(1, 2);
   }
 
-  // In the accumulator's dtype, without the zeros that `fitted` added.
-  at::Tensor in_accumulator(const at::Tensor& t) const { return t.narrow(3, 0, head_dim_).to(type_); }
-
-  void accumulate_out() {
-    if (out_.defined() && accumulates_) return;
-    accumulates_ = true;
-    if (out_.defined()) {
-      out_ = out_.to(type_).contiguous();
-      lse_ = lse_.contiguous();
-      return;
-    }
-    out_ = at::zeros(q_.sizes(), q_.options().dtype(type_));
-    lse_ = at::full({q_.size(0), q_.size(1), q_.size(2)}, -kInfinity, out_.options());
+  // The call's queries in the accumulator's dtype, without the zeros that `fitted` added; made once, for dense tiles.
+  const DenseQueries& wide() {
+    const auto widened = [&](const at::Tensor& t) { return t.defined() ? t.narrow(3, 0, head_dim_).to(type_) : t; };
+    if (!wide_.q.defined()) wide_ = {widened(dout_), widened(q_), widened(out_), lse_};
+    return wide_;
   }
-  void accumulate_dq() {
-    if (dq_.defined() && accumulates_) return;
-    accumulates_ = true;
-    dq_ = dq_.defined() ? dq_.to(type_).contiguous() : at::zeros(q_.sizes(), q_.options().dtype(type_));
+  // lse as [B, n, H], to gather rows from.
+  const at::Tensor& lse_rows() {
+    if (!lse_rows_.defined()) lse_rows_ = lse_.transpose(1, 2).contiguous();
+    return lse_rows_;
   }
   void count(const AttentionOperator::Backward& part) {
     peak_result_elements_ = std::max(peak_result_elements_, part.dk.numel() + part.dv.numel());
@@ -354,9 +439,11 @@ class OperatorKernel : public Kernel {
   KernelCall call_;
   int64_t head_dim_ = 0;
   at::ScalarType type_ = at::kFloat;
-  // [B, n, H, D'], lse_ [B, n, H]. out_ and dq_ are what the only call so far gave, until accumulates_.
-  at::Tensor q_, out_, lse_, dout_, dq_;
-  bool accumulates_ = false;
+  const bool plans_every_shape_;
+  at::Tensor q_, dout_, out_;  // [B, n, H, D']; the last two in a backward
+  at::Tensor lse_, lse_rows_;  // of a backward: [B, H, n], +inf in rows without keys
+  DenseQueries wide_;
+  std::optional<RowSums> sums_;  // out and lse, or dq
 };
 
 }  // namespace
@@ -372,8 +459,8 @@ void HeldCompositions::stop() {
 }
 
 std::unique_ptr<Kernel> make_operator_kernel(std::vector<std::shared_ptr<const AttentionOperator>> operators,
-                                             const CompositionInput& limits) {
-  return std::make_unique<OperatorKernel>(std::move(operators), limits);
+                                             const OperatorKernelOptions& options) {
+  return std::make_unique<OperatorKernel>(std::move(operators), options);
 }
 
 }  // namespace annulus

@@ -12,10 +12,15 @@
 
 namespace annulus {
 
-// `operators`: by preference; together they take every size, and one that takes a band takes any size. `limits`:
-// most_gathered and large_pairs are used.
+struct OperatorKernelOptions {
+  CompositionInput limits;  // most_gathered and fill are used
+  // Operators that prepare shapes do so for every one that comes, instead of the first 64 of a process.
+  bool plans_every_shape = false;
+};
+
+// `operators`: by preference; together they take every size, and one that takes a band takes any size.
 std::unique_ptr<Kernel> make_operator_kernel(std::vector<std::shared_ptr<const AttentionOperator>> operators,
-                                             const CompositionInput& limits = {});
+                                             const OperatorKernelOptions& options = {});
 
 // The lists of rows on a device that kernels use from its making until stop() stay there as long as it lives: a
 // captured CUDA graph reads them whenever it is replayed. Thread-safe.

@@ -41,6 +41,7 @@ class ReferenceKernel : public Kernel {
   }
 
   void backward(const KeyBlock& keys, const KeyBlock& grads, std::span<const Tile> tiles, const Poll& poll) override {
+    zero_if_fresh(grads);
     for (const Tile& tile : tiles) {
       const int64_t most = dense_tile_backward(queries_, keys, grads, tile, call_, dq_, poll);
       peak_result_elements_ = std::max(peak_result_elements_, most);

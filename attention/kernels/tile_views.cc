@@ -69,6 +69,12 @@ at::Tensor band_mask(const Tile& tile, const Span& queries, const Span& keys, co
   return difference.ge(tile.band.lo).logical_and(difference.le(tile.band.hi));
 }
 
+void zero_if_fresh(const KeyBlock& grads) {
+  if (!grads.fresh) return;
+  grads.k.zero_();
+  grads.v.zero_();
+}
+
 at::ScalarType accumulator_type(at::ScalarType input) { return input == at::kDouble ? at::kDouble : at::kFloat; }
 
 }  // namespace annulus

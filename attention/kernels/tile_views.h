@@ -38,6 +38,9 @@ inline Span members(const Span& whole, const Span& part) {
 // bool [queries, keys]: which pairs of the tile's rectangle lie within its band.
 at::Tensor band_mask(const Tile& tile, const Span& queries, const Span& keys, const at::Tensor& like);
 
+// Sets gradients that hold nothing yet to zero, for kernels that add.
+void zero_if_fresh(const KeyBlock& grads);
+
 // fp64 for fp64, else fp32: what out, lse and gradients accumulate in.
 at::ScalarType accumulator_type(at::ScalarType input);
 

@@ -104,15 +104,15 @@ TEST_F(GpuKernels, DropoutIsThatOfCpus) {
   EXPECT_LT(testing::worst(testing::run(there, KernelKind::kAuto), testing::by_definition(c)), 1e-3);
 }
 
-// What large_pairs and most_gathered divide otherwise is the same result.
+// What fill and most_gathered divide otherwise is the same result.
 TEST_F(GpuKernels, HoweverTilesAreGathered) {
   const testing::Case c = testing::scattered(at::kFloat, false, 64);
   const testing::Case there = testing::moved(c, at::kCUDA, at::kFloat);
   const testing::Result want = testing::by_definition(c);
-  for (const auto& [gathered, large] : {std::pair<int64_t, int64_t>{1 << 20, 1 << 20}, {1, 1}, {300, 2000}}) {
-    CompositionInput limits;
-    limits.most_gathered = gathered, limits.large_pairs = large;
-    const auto make = [&limits = limits] { return make_operator_kernel({efficient_operator()}, limits); };
+  for (const auto& [gathered, fill] : {std::pair<int64_t, int64_t>{1 << 20, 1 << 20}, {1, 1}, {300, 4}}) {
+    OperatorKernelOptions options;
+    options.limits.most_gathered = gathered, options.limits.fill = fill;
+    const auto make = [&options = options] { return make_operator_kernel({efficient_operator()}, options); };
     EXPECT_LT(testing::worst(testing::run(there, make), want), 1e-3) << gathered;
   }
 }

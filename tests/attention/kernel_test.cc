@@ -208,10 +208,10 @@ TEST_F(Kernels, OperatorsAreComposedWhateverTheyTake) {
     const Case c = scattered(at::kDouble, one_head);
     const Result want = by_definition(c);
     for (const auto& operators : lists) {
-      for (const auto& [gathered, large] : {std::pair<int64_t, int64_t>{1 << 20, 1 << 20}, {1, 1}, {300, 2000}}) {
-        CompositionInput limits;
-        limits.most_gathered = gathered, limits.large_pairs = large;
-        EXPECT_LT(worst(run(c, [&] { return make_operator_kernel(operators, limits); }), want), 1e-11)
+      for (const auto& [gathered, fill] : {std::pair<int64_t, int64_t>{1 << 20, 1 << 20}, {1, 1}, {300, 4}}) {
+        OperatorKernelOptions options;
+        options.limits.most_gathered = gathered, options.limits.fill = fill;
+        EXPECT_LT(worst(run(c, [&] { return make_operator_kernel(operators, options); }), want), 1e-11)
             << one_head << " " << operators.size() << " " << gathered;
       }
     }
@@ -239,9 +239,9 @@ TEST_F(Kernels, OneCallThatIsAllIsNotCopied) {
     mutable Forward result;
   };
   const auto recorded = std::make_shared<Recorded>();
-  CompositionInput limits;
-  limits.large_pairs = 1;
-  const auto kernel = make_operator_kernel({recorded}, limits);
+  OperatorKernelOptions options;
+  options.limits.fill = 1;
+  const auto kernel = make_operator_kernel({recorded}, options);
   at::Tensor out, lse;
   kernel->begin_forward(c.q, c.call);
   kernel->forward(c.keys, std::vector<Tile>{t}, {});

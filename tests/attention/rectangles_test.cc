@@ -123,7 +123,7 @@ RC_GTEST_PROP(Composition, HoldsEachPairOfTheTilesOnce, ()) {
   in.heads = in.group * *rc::gen::inRange<int64_t>(1, 4);
   in.rows = 100;
   in.any_band = *rc::gen::arbitrary<bool>();
-  in.large_pairs = *rc::gen::element<int64_t>(1, 100, 1 << 20);
+  in.fill = *rc::gen::element<int64_t>(1, 2, 1 << 20);
   in.most_gathered = *rc::gen::element<int64_t>(1, 64, 1 << 20);
   const int64_t batch = 2;
   in.keys = {{0, 1, batch}, {0, 1, in.heads / in.group}, 90};
@@ -166,7 +166,7 @@ RC_GTEST_PROP(Composition, HoldsEachPairOfTheTilesOnce, ()) {
     RC_ASSERT(in.any_band || (c.band.unbounded_below() && (c.band.unbounded_above() || c.band.hi == 0)));
     RC_ASSERT(static_cast<int64_t>(c.query_rows.size()) == c.count * c.queries);
     RC_ASSERT(static_cast<int64_t>(c.key_rows.size()) == c.count * c.keys);
-    RC_ASSERT(c.count == 1 || c.count * c.keys * c.kv_heads <= in.most_gathered);
+    RC_ASSERT(c.count == 1 || c.count * std::max(c.queries, c.keys) * c.heads <= in.most_gathered);
     std::vector<int64_t> sorted = c.query_rows;
     std::sort(sorted.begin(), sorted.end());
     RC_ASSERT(std::adjacent_find(sorted.begin(), sorted.end()) == sorted.end());
@@ -200,7 +200,7 @@ RC_GTEST_PROP(Composition, HoldsEachPairOfTheTilesOnce, ()) {
 // A rank's own keys in zigzag: two chunks far apart in the sequence, side by side in storage.
 TEST(Composition, TrianglesAlongTheDiagonalAreOneCall) {
   CompositionInput in;
-  in.rows = 300, in.heads = 4, in.group = 2, in.large_pairs = 1;
+  in.rows = 300, in.heads = 4, in.group = 2, in.fill = 1;
   in.keys = {{0, 1, 1}, {0, 1, 2}, 300};
   in.grads = {{0, 1, 1}, {0, 1, 2}, 310};
   const auto tile = [](int64_t q, int64_t k, bool causal) {
