@@ -8,6 +8,13 @@
 #ifdef ANNULUS_CUDA
 #include <ATen/cuda/CUDAContext.h>
 #include <ATen/detail/CUDAHooksInterface.h>
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <utility>
+
+#include "attention/kernels/operators.h"
 #endif
 
 namespace annulus {
@@ -21,6 +28,29 @@ bool has_gpu_operator(const char* name) {
   return found && found->hasKernelForDispatchKey(c10::DispatchKey::CUDA);
 }
 
+// FlashAttention 3's package registers its operators when its library is loaded. Python programs load it themselves;
+// for others ANNULUS_FLASH3 names the file (flash_attn_3/_C.abi3.so). Empty: there it is, with the arguments that
+// operators.cc gives.
+std::string flash3_obstacle() {
+  const char* const path = std::getenv("ANNULUS_FLASH3");
+  if (path != nullptr && *path != '\0' && dlopen(path, RTLD_LAZY | RTLD_GLOBAL) == nullptr) {
+    return std::string("ANNULUS_FLASH3 cannot be loaded: ") + dlerror();
+  }
+  for (const auto& [name, arguments] : {std::pair{"flash_attn_3::fwd", flash3_forward_arguments()},
+                                        {"flash_attn_3::bwd", flash3_backward_arguments()}}) {
+    if (!has_gpu_operator(name)) {
+      return std::string("no operator ") + name + ": its package is not loaded (ANNULUS_FLASH3 names its library)";
+    }
+    const auto& known = c10::Dispatcher::singleton().findSchema({name, ""})->schema().arguments();
+    for (const std::string& argument : arguments) {
+      if (std::none_of(known.begin(), known.end(), [&](const c10::Argument& a) { return a.name() == argument; })) {
+        return std::string(name) + " of this version of its package has no argument " + argument;
+      }
+    }
+  }
+  return "";
+}
+
 GpuAbilities look_at_gpu() {
   GpuAbilities gpu;
   if (c10::cuda::device_count() == 0) return gpu;
@@ -32,7 +62,7 @@ GpuAbilities look_at_gpu() {
     gpu.cudnn = hooks.versionRuntimeCuDNN();
   }
   gpu.flash2 = has_gpu_operator("aten::_flash_attention_forward");
-  gpu.flash3 = has_gpu_operator("flash_attn_3::fwd");
+  gpu.flash3_obstacle = flash3_obstacle();
   return gpu;
 }
 
@@ -45,7 +75,7 @@ GpuAbilities look_at_gpu() { return {}; }
 std::vector<DetectedKernel> look() {
   const GpuAbilities& gpu = gpu_abilities();
   const auto on_gpu = [&gpu](const char* name, const char* inputs, bool there, const std::string& found,
-                             const char* missing) {
+                             const std::string& missing) {
     const bool any = !gpu.name.empty();
     return DetectedKernel{name, inputs, any && there,
                           !any    ? "no GPU that this build can use"
@@ -54,8 +84,8 @@ std::vector<DetectedKernel> look() {
   };
   const std::string of_torch = "operator of LibTorch";
   return {
-      on_gpu("FlashAttention 3", "bf16, fp16; head sizes to 256; Hopper GPUs", gpu.flash3, "operator flash_attn_3::fwd",
-             "no operator flash_attn_3::fwd: its package is not loaded"),
+      on_gpu("FlashAttention 3", "bf16, fp16; head sizes to 256; Hopper GPUs", gpu.flash3_obstacle.empty(),
+             "operators flash_attn_3::fwd and bwd", gpu.flash3_obstacle),
       on_gpu("cuDNN", "bf16, fp16; head sizes to 128", gpu.cudnn > 0,
              of_torch + ", cuDNN " + std::to_string(gpu.cudnn / 10000) + "." + std::to_string(gpu.cudnn / 100 % 100) +
                  "." + std::to_string(gpu.cudnn % 100),

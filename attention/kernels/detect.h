@@ -21,7 +21,8 @@ struct GpuAbilities {
   int capability = 0;   // 90: compute capability 9.0
   int64_t cudnn = 0;    // its version, 91900 for 9.19.0; 0: LibTorch is built without it
   bool flash2 = false;  // LibTorch is built with FlashAttention
-  bool flash3 = false;  // a package has registered flash_attn_3::fwd
+  // Why FlashAttention 3 cannot be called; empty where it can.
+  std::string flash3_obstacle = "no operator flash_attn_3::fwd";
 };
 
 // The fastest first. Looks once; thread-safe.

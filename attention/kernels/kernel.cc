@@ -92,7 +92,7 @@ KernelChoice choose_gpu_kernel(KernelKind asked, const GpuAbilities& gpu, at::Sc
     if (!half) return "it takes bf16 and fp16";
     if (gpu.capability < 80) return "it needs compute capability 8.0";
     if (kind == KernelKind::kFlash3) {
-      if (!gpu.flash3) return "no package has registered flash_attn_3::fwd";
+      if (!gpu.flash3_obstacle.empty()) return gpu.flash3_obstacle;
       if (gpu.capability / 10 != 9) return "it is for Hopper GPUs";
     }
     if (kind == KernelKind::kCudnn && gpu.cudnn < kOldestCudnn) {
@@ -109,9 +109,13 @@ KernelChoice choose_gpu_kernel(KernelKind asked, const GpuAbilities& gpu, at::Sc
   };
   const std::string inputs = std::string(c10::toString(type)) + ", head size " + std::to_string(head_dim) + ", on " +
                              gpu.name + (dropout ? "; dropout falls back to dense blocks" : "");
+  const auto besides = [&](KernelKind kind) -> std::string {
+    if (kind != KernelKind::kCudnn) return "";
+    return std::string("; windows, gathered blocks and ever new shapes by ") + (gpu.flash2 ? "flash2" : "efficient");
+  };
   if (asked != KernelKind::kAuto) {
     const std::string why_not = obstacle(asked);
-    if (why_not.empty()) return {asked, std::string(to_string(asked)) + ", as asked: " + inputs};
+    if (why_not.empty()) return {asked, std::string(to_string(asked)) + ", as asked: " + inputs + besides(asked)};
     throw Error(ErrorKind::kUnavailable, "kernel",
                 "kernel \"" + std::string(to_string(asked)) + "\" cannot be used for " + inputs + ": " + why_not +
                     "; use kernel = \"auto\"");
@@ -119,8 +123,8 @@ KernelChoice choose_gpu_kernel(KernelKind asked, const GpuAbilities& gpu, at::Sc
   std::string passed;  // why the faster ones are not taken
   for (const KernelKind kind : {KernelKind::kFlash3, KernelKind::kCudnn, KernelKind::kFlash2, KernelKind::kEfficient}) {
     const std::string why_not = obstacle(kind);
-    if (why_not.empty()) return {kind, std::string(to_string(kind)) + ": " + inputs + passed};
-    passed += std::string(passed.empty() ? " (" : "; ") + "not " + std::string(to_string(kind)) + ": " + why_not;
+    if (why_not.empty()) return {kind, std::string(to_string(kind)) + ": " + inputs + besides(kind) + passed};
+    passed += "; not " + std::string(to_string(kind)) + ": " + why_not;
   }
   return {KernelKind::kReference, "reference: dense fp64, slow: " + inputs + passed};
 }

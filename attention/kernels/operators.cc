@@ -19,12 +19,9 @@
 
 #include <algorithm>
 #include <limits>
-#include <map>
 #include <optional>
 #include <string>
 #include <vector>
-
-#include "common/error.h"
 
 namespace annulus {
 namespace {
@@ -117,19 +114,24 @@ class Flash2 : public AttentionOperator {
 
   Backward backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                     const at::Tensor& out, const at::Tensor& lse, const Band& band, double scale) const override {
-    // Its offsets into dq's accumulator are of 32 bits: half of the heads, or of the batch, at a time.
+    // Its offsets into dq's accumulator are of 32 bits: half of the batch, of the kv heads or of the query heads at a
+    // time.
     const int64_t rows = (q.size(1) + 127) / 128 * 128, width = std::max<int64_t>(32, (q.size(3) + 31) / 32 * 32);
-    const int64_t dim = k.size(2) > 1 ? 2 : 0;
-    if (q.size(0) * q.size(2) * rows * width >= int64_t{1} << 31 && k.size(dim) > 1) {
+    if (q.size(0) * q.size(2) * rows * width >= int64_t{1} << 31 && q.size(0) * q.size(2) > 1) {
+      const int64_t dim = q.size(0) > 1 ? 0 : 2;
+      const bool shared = dim == 2 && k.size(2) == 1;  // both halves read the one kv head
       const auto half = [&](bool second) {
-        const auto cut = [&](const at::Tensor& t, int64_t along) {
-          const int64_t all = t.size(along), unit = all / k.size(dim), first = k.size(dim) / 2 * unit;
-          return second ? t.narrow(along, first, all - first) : t.narrow(along, 0, first);
+        const auto cut = [&](const at::Tensor& t, int64_t along, int64_t units) {
+          const int64_t unit = t.size(along) / units, first = units / 2 * unit;
+          return second ? t.narrow(along, first, t.size(along) - first) : t.narrow(along, 0, first);
         };
-        return backward(cut(dout, dim), cut(q, dim), cut(k, dim), cut(v, dim), cut(out, dim),
-                        cut(lse, dim == 2 ? 1 : 0).contiguous(), band, scale);
+        const int64_t units = shared ? q.size(2) : k.size(dim);
+        const auto of_keys = [&](const at::Tensor& t) { return shared ? t : cut(t, dim, units); };
+        return backward(cut(dout, dim, units), cut(q, dim, units), of_keys(k), of_keys(v), cut(out, dim, units),
+                        cut(lse, dim == 2 ? 1 : 0, units).contiguous(), band, scale);
       };
       const Backward a = half(false), b = half(true);
+      if (shared) return {at::cat({a.dq, b.dq}, dim), a.dk + b.dk, a.dv + b.dv};
       return {at::cat({a.dq, b.dq}, dim), at::cat({a.dk, b.dk}, dim), at::cat({a.dv, b.dv}, dim)};
     }
     const Window window(band, q.size(1), k.size(1));
@@ -141,7 +143,8 @@ class Flash2 : public AttentionOperator {
   }
 };
 
-// Its package's schemas grow with its versions: arguments are given by name, the others keep their defaults.
+// Its package's schemas grow with its versions: arguments are given by name, the others keep their defaults. detect.cc
+// has seen that these are there.
 class Flash3 : public AttentionOperator {
  public:
   bool any_band() const override { return true; }
@@ -149,14 +152,8 @@ class Flash3 : public AttentionOperator {
   Forward forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Band& band,
                   double scale) const override {
     const Window window(band, q.size(1), k.size(1));
-    const auto result = call("flash_attn_3::fwd", {{"q", q},
-                                                   {"k", k},
-                                                   {"v", v},
-                                                   {"softmax_scale", scale},
-                                                   {"is_causal", window.causal()},
-                                                   {"window_size_left", window.left},
-                                                   {"window_size_right", window.right},
-                                                   {"num_splits", deterministic() ? 1 : 0}});
+    const auto result = call("flash_attn_3::fwd", flash3_forward_arguments(),
+                             {q, k, v, scale, window.causal(), window.left, window.right, deterministic() ? 1 : 0});
     return {result[0].toTensor(), result[1].toTensor()};
   }
 
@@ -164,39 +161,21 @@ class Flash3 : public AttentionOperator {
                     const at::Tensor& out, const at::Tensor& lse, const Band& band, double scale) const override {
     const Window window(band, q.size(1), k.size(1));
     const at::Tensor dq = at::empty_like(q), dk = at::empty_like(k), dv = at::empty_like(v);
-    call("flash_attn_3::bwd", {{"dout", dout},
-                               {"q", q},
-                               {"k", k},
-                               {"v", v},
-                               {"out", out},
-                               {"softmax_lse", lse},
-                               {"dq", dq},
-                               {"dk", dk},
-                               {"dv", dv},
-                               {"softmax_scale", scale},
-                               {"is_causal", window.causal()},
-                               {"window_size_left", window.left},
-                               {"window_size_right", window.right},
-                               {"deterministic", deterministic()}});
+    call("flash_attn_3::bwd", flash3_backward_arguments(),
+         {dout, q, k, v, out, lse, dq, dk, dv, scale, window.causal(), window.left, window.right, deterministic()});
     return {dq, dk, dv};
   }
 
  private:
   static bool deterministic() { return at::globalContext().deterministicAlgorithms(); }
-  static std::vector<c10::IValue> call(const char* name, const std::map<std::string, c10::IValue>& given) {
+  static std::vector<c10::IValue> call(const char* name, const std::vector<std::string>& names,
+                                       const std::vector<c10::IValue>& values) {
     const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
-    size_t used = 0;
     std::vector<c10::IValue> stack;
     for (const c10::Argument& argument : handle.schema().arguments()) {
-      const auto found = given.find(argument.name());
-      used += found != given.end() ? 1 : 0;
-      stack.push_back(found != given.end() ? found->second : argument.default_value().value_or(c10::IValue()));
-    }
-    if (used != given.size()) {
-      throw Error(ErrorKind::kUnavailable, "kernel",
-                  std::string(name) +
-                      " of the FlashAttention 3 package that is loaded lacks arguments that annulus "
-                      "gives; use another version of it, or kernel = \"cudnn\"");
+      const auto found = std::find(names.begin(), names.end(), argument.name());
+      stack.push_back(found != names.end() ? values[static_cast<size_t>(found - names.begin())]
+                                           : argument.default_value().value_or(c10::IValue()));
     }
     handle.callBoxed(stack);
     return stack;
@@ -243,6 +222,25 @@ std::shared_ptr<const AttentionOperator> cpu_flash_operator() { return std::make
 std::shared_ptr<const AttentionOperator> cudnn_operator() { return std::make_shared<Cudnn>(); }
 std::shared_ptr<const AttentionOperator> flash2_operator() { return std::make_shared<Flash2>(); }
 std::shared_ptr<const AttentionOperator> flash3_operator() { return std::make_shared<Flash3>(); }
+std::vector<std::string> flash3_forward_arguments() {
+  return {"q", "k", "v", "softmax_scale", "is_causal", "window_size_left", "window_size_right", "num_splits"};
+}
+std::vector<std::string> flash3_backward_arguments() {
+  return {"dout",
+          "q",
+          "k",
+          "v",
+          "out",
+          "softmax_lse",
+          "dq",
+          "dk",
+          "dv",
+          "softmax_scale",
+          "is_causal",
+          "window_size_left",
+          "window_size_right",
+          "deterministic"};
+}
 std::shared_ptr<const AttentionOperator> efficient_operator() { return std::make_shared<Efficient>(); }
 
 }  // namespace annulus

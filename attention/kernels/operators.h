@@ -4,6 +4,8 @@
 #pragma once
 
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "attention/kernels/attention_operator.h"
 
@@ -20,6 +22,9 @@ std::shared_ptr<const AttentionOperator> flash2_operator();
 
 // FlashAttention 3, where its package has registered its operators: bf16, fp16; head sizes to 256; any band.
 std::shared_ptr<const AttentionOperator> flash3_operator();
+// The arguments that it gives flash_attn_3::fwd and bwd, by name: versions of the package differ.
+std::vector<std::string> flash3_forward_arguments();
+std::vector<std::string> flash3_backward_arguments();
 
 // LibTorch's memory-efficient attention: fp32 too, any head size, older devices; whole and causal. It knows no grouped
 // heads: kv heads are repeated for it.

@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/ones.h>
@@ -74,6 +75,55 @@ TEST(Merge, EmptyPartsChangeNothingAndHugeDifferencesDoNotOverflow) {
   EXPECT_TRUE((lse == 1e4).all().item<bool>());
   merge_partial(out, lse, at::full({1, 1, 2, 3}, 1.0, options), at::full({1, 1, 2}, -1e4, options));
   EXPECT_TRUE((out == 5.0).all().item<bool>());
+}
+
+// Parts of some of the rows, several in one pass, after others or not, into a narrower dtype, and plain sums.
+TEST(Merge, SeveralPartsAtOnceGiveTheWhole) {
+  const auto options = at::TensorOptions().dtype(at::kDouble);
+  const int64_t n = 9;
+  const at::Tensor scores = at::randn({2, 3, n, 20}, options) * 20, values = at::randn({2, 3, 20, 5}, options);
+  at::Tensor shown = scores.clone();
+  // Keys 4 p, ..., 4 p + 3 are part p's, which has rows first[p], ..., first[p] + count[p] - 1 alone.
+  const std::vector<int64_t> first{0, 3, 0, 5, 2}, count{9, 4, 2, 4, 0};
+  std::vector<MergePart> parts;
+  for (size_t p = 0; p < 5; ++p) {
+    const auto keys = [&](const at::Tensor& t) { return t.narrow(3, static_cast<int64_t>(p) * 4, 4); };
+    keys(shown).narrow(2, 0, first[p]).fill_(-kInfinity);
+    keys(shown).narrow(2, first[p] + count[p], n - first[p] - count[p]).fill_(-kInfinity);
+    const Part part =
+        softmax_part(keys(scores).narrow(2, first[p], count[p]), values.narrow(2, static_cast<int64_t>(p) * 4, 4));
+    parts.push_back({part.out, part.lse, first[p]});
+  }
+  const Part whole = softmax_part(shown, values);
+  const auto all = std::span<const MergePart>(parts);
+  at::Tensor out = at::full({2, 3, n, 5}, NAN, options), lse = at::full({2, 3, n}, NAN, options);
+  merge_parts(out, lse, {}, {}, all.first(3));
+  merge_parts(out, lse, out, lse, all.subspan(3));
+  EXPECT_LT((out - whole.out).abs().max().item<double>(), 1e-12);
+  EXPECT_LT((lse - whole.lse).abs().max().item<double>(), 1e-12);
+  // Without the part that has every row, some see nothing.
+  merge_parts(out, lse, {}, {}, all.subspan(3, 1));
+  EXPECT_TRUE(out.narrow(2, 0, 5).eq(0).all().item<bool>());
+  EXPECT_TRUE(lse.narrow(2, 0, 5).eq(-kInfinity).all().item<bool>());
+  EXPECT_TRUE(out.narrow(2, 5, 4).equal(parts[3].out));
+
+  std::vector<MergePart> narrow;
+  for (const MergePart& part : parts)
+    narrow.push_back({part.out.to(at::kBFloat16), part.lse.to(at::kFloat), part.first});
+  const at::Tensor wide = at::empty({2, 3, n, 5}), l = at::empty({2, 3, n});
+  const at::Tensor final_out = at::empty({2, 3, n, 5}, at::TensorOptions().dtype(at::kBFloat16));
+  merge_parts(wide, l, {}, {}, std::span(narrow).first(2));
+  merge_parts(final_out, l, wide, l, std::span(narrow).subspan(2));
+  EXPECT_LT((final_out.to(at::kDouble) - whole.out).abs().max().item<double>(), 0.05);
+
+  at::Tensor sum = at::full({2, 3, n, 5}, NAN, options), want = at::zeros({2, 3, n, 5}, options);
+  for (MergePart& part : parts) {
+    part.lse = at::Tensor();
+    want.narrow(2, part.first, part.out.size(2)).add_(part.out);
+  }
+  merge_parts(sum, {}, {}, {}, all.first(2));
+  merge_parts(sum, {}, sum, {}, all.subspan(2));
+  EXPECT_LT((sum - want).abs().max().item<double>(), 1e-13);
 }
 
 TEST(HeadGroups, KeepHeadsOfOneKvHeadTogether) {
@@ -329,7 +379,7 @@ TEST(ChooseKernel, SaysWhy) {
 }
 
 TEST(ChooseKernel, OnGpusByWhatTheyAre) {
-  GpuAbilities h200{"NVIDIA H200", 90, 91900, true, false};
+  GpuAbilities h200{"NVIDIA H200", 90, 91900, true, "not loaded"};
   const auto chosen = [](const GpuAbilities& gpu, at::ScalarType type, int64_t head_dim,
                          KernelKind asked = KernelKind::kAuto) {
     return choose_gpu_kernel(asked, gpu, type, head_dim, false).kind;
@@ -340,14 +390,14 @@ TEST(ChooseKernel, OnGpusByWhatTheyAre) {
   EXPECT_EQ(chosen(h200, at::kFloat, 64), KernelKind::kEfficient);
   EXPECT_EQ(chosen(h200, at::kDouble, 64), KernelKind::kReference);
   EXPECT_EQ(chosen(h200, at::kBFloat16, 128, KernelKind::kFlash2), KernelKind::kFlash2);
-  h200.flash3 = true;
+  h200.flash3_obstacle = "";
   EXPECT_EQ(chosen(h200, at::kBFloat16, 128), KernelKind::kFlash3);
-  const GpuAbilities a100{"NVIDIA A100-SXM4-80GB", 80, 91900, true, true};
+  const GpuAbilities a100{"NVIDIA A100-SXM4-80GB", 80, 91900, true, ""};
   EXPECT_EQ(chosen(a100, at::kBFloat16, 128), KernelKind::kCudnn);
   EXPECT_EQ(chosen(a100, at::kBFloat16, 129), KernelKind::kFlash2);
-  const GpuAbilities old_cudnn{"NVIDIA H100", 90, 91002, true, false};
+  const GpuAbilities old_cudnn{"NVIDIA H100", 90, 91002, true, "not loaded"};
   EXPECT_EQ(chosen(old_cudnn, at::kBFloat16, 128), KernelKind::kFlash2);
-  const GpuAbilities t4{"Tesla T4", 75, 91900, true, false};
+  const GpuAbilities t4{"Tesla T4", 75, 91900, true, ""};
   EXPECT_EQ(chosen(t4, at::kHalf, 64), KernelKind::kEfficient);
   EXPECT_EQ(chosen(t4, at::kBFloat16, 64), KernelKind::kReference);
   for (const auto& [kind, type, why] : {std::tuple{KernelKind::kAten, at::kFloat, "CPUs"},

@@ -89,7 +89,12 @@ double error_of(const at::Tensor& got, const at::Tensor& want) {
   // Infinities and NaN must stand in the same places.
   const at::Tensor odd = want.isfinite().logical_not();
   if (!g.isfinite().logical_not().eq(odd).all().item<bool>()) return kInfinity;
-  if (!(g.isinf().eq(want.isinf()).all().item<bool>())) return kInfinity;
+  if (!g.masked_fill(want.isinf().logical_not(), 0)
+           .eq(want.masked_fill(want.isinf().logical_not(), 0))
+           .all()
+           .item<bool>()) {
+    return kInfinity;  // of the same sign
+  }
   return (g - want).masked_fill(odd, 0).abs().max().item<double>();
 }
 
