@@ -7,16 +7,12 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/nan_to_num.h>
-#include <c10/core/Event.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/strides.h>
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <limits>
 #include <mutex>
-#include <optional>
 #include <set>
 #include <utility>
 
@@ -26,10 +22,6 @@
 #include "attention/kernels/upload.h"
 #include "common/byte_cache.h"
 #include "common/error.h"
-
-#ifdef ANNULUS_CUDA
-#include <c10/cuda/CUDAGraphsC10Utils.h>
-#endif
 
 namespace annulus {
 namespace {
@@ -45,9 +37,7 @@ struct Prepared {
   };
   Composition composition;  // its gathered calls without their lists
   std::vector<Rows> rows;   // of each gathered call
-  // What uploaded the lists may run on another stream than what reads them.
-  mutable std::optional<c10::Event> uploaded;
-  mutable std::atomic<bool> there = false;
+  KeptUploads uploads;
 
   int64_t bytes() const {
     int64_t bytes = composition.bytes();
@@ -67,15 +57,6 @@ std::vector<std::shared_ptr<HeldCompositions::List>>& held_lists() {
   return lists;
 }
 
-// Whether a CUDA graph is being captured from the current stream.
-bool capturing([[maybe_unused]] at::Device device) {
-#ifdef ANNULUS_CUDA
-  return device.is_cuda() && c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
-#else
-  return false;
-#endif
-}
-
 PreparedPointer prepare(std::span<const Tile> tiles, const CompositionInput& input, at::Device device) {
   auto prepared = std::make_shared<Prepared>();
   prepared->composition = compose(tiles, input);
@@ -89,13 +70,7 @@ PreparedPointer prepare(std::span<const Tile> tiles, const CompositionInput& inp
   for (GatherCall& call : prepared->composition.gathered) {
     prepared->rows.push_back({list(call.query_rows), list(call.key_rows), list(call.grad_rows)});
   }
-  if (!device.is_cpu() && !prepared->rows.empty() && !capturing(device)) {
-    const c10::impl::VirtualGuardImpl streams(device.type());
-    prepared->uploaded.emplace(device.type());
-    prepared->uploaded->record(streams.getStream(device));
-  } else {
-    prepared->there = true;
-  }
+  if (!prepared->rows.empty()) prepared->uploads.mark(device);
   return prepared;
 }
 
@@ -103,33 +78,11 @@ PreparedPointer prepare(std::span<const Tile> tiles, const CompositionInput& inp
 PreparedPointer prepared(std::span<const Tile> tiles, const CompositionInput& input, at::Device device) {
   static auto& cache = *new ByteCache<PreparedPointer>(kCacheBytes);
   const std::string key = device.str() + " " + fingerprint(tiles, input);
-  const bool captured = capturing(device);
-  bool made = false;
   const PreparedPointer found = *cache.get(
-      key, [&] { return made = true, prepare(tiles, input, device); },
-      [](const PreparedPointer& p) { return p->bytes(); });
-  if (!found->rows.empty() && !device.is_cpu()) {
-    const c10::impl::VirtualGuardImpl streams(device.type());
-    const c10::Stream stream = streams.getStream(device);
-    if (captured) {
-      // Events of outside may not be asked here. What was made before is there: whoever captures has waited for the
-      // device first. What was made just now is the graph's, filled when that is replayed.
-      if (made) cache.erase(key);
-      found->there = !made || found->there;
-    } else if (!found->there) {
-      if (found->uploaded->query()) {
-        found->there = true;
-      } else {
-        found->uploaded->block(stream);
-      }
-    }
-    // The cache may let go while this stream still reads.
-    for (const Prepared::Rows& r : found->rows) {
-      for (const at::Tensor* t : {&r.queries, &r.keys, &r.grads}) {
-        if (t->defined()) t->record_stream(stream);
-      }
-    }
-  }
+      key, [&] { return prepare(tiles, input, device); }, [](const PreparedPointer& p) { return p->bytes(); });
+  // What was uploaded while a graph is captured is filled when that is replayed: the graph's alone.
+  if (found->uploads.captured()) cache.erase(key);
+  for (const Prepared::Rows& r : found->rows) found->uploads.read({r.queries, r.keys, r.grads});
   const std::lock_guard lock(held_mutex);
   for (const auto& list : held_lists()) {
     if (std::find(list->begin(), list->end(), found) == list->end()) list->push_back(found);
