@@ -2,12 +2,13 @@
 // query block to the one rank that selects for it; the selections go to all ranks.
 #include "attention/execution/select_blocks.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/linalg_vector_norm.h>
-#include <ATen/ops/matmul.h>
-#include <ATen/ops/sum.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -15,13 +16,39 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <numeric>
 #include <utility>
 #include <vector>
+
+#include "attention/kernels/upload.h"
 
 namespace annulus {
 namespace {
 
-constexpr int64_t kScoresAtOnce = int64_t{1} << 20;  // 8 MB
+// Numbers of fp64 held at once on the way to sums and to selections: 8 MB where caches count, 64 MB where launches do.
+int64_t at_once(const at::Tensor& tensor) { return int64_t{1} << (tensor.is_cpu() ? 20 : 23); }
+
+int64_t per_row(const at::Tensor& rows) { return std::max<int64_t>(1, rows.size(0) * rows.size(2) * rows.size(3)); }
+
+// The rows of a span by blocks. Whole blocks come in periods: `rows` rows of `blocks` blocks, each period with the same
+// number of rows of its first block, of its second, ... Only a stride that does not divide the block needs more than
+// one block a period.
+struct Periods {
+  int64_t rows, blocks;
+  int64_t first_block;  // of the whole blocks, and their number, full periods only
+  int64_t count;
+
+  Periods(const Span& span, int64_t block) {
+    const int64_t common = std::gcd(block, span.stride);
+    rows = block / common;
+    blocks = span.stride / common;
+    // The neighbours that the span does not have would lie outside a whole block.
+    first_block = std::max<int64_t>(0, floor_div(span.begin - span.stride, block) + 1);
+    const int64_t end = floor_div(span.last() + span.stride, block);
+    count = std::max<int64_t>(0, end - first_block) / blocks;
+  }
+  int64_t end_block() const { return first_block + count * blocks; }
+};
 
 // The sums of this rank's rows [B, rows, heads, D], block by block: fp64 [blocks, B, heads, D], 0 where it has none.
 at::Tensor block_sums(const at::Tensor& rows, const std::vector<Span>& positions, int64_t block, int64_t blocks) {
@@ -29,12 +56,34 @@ at::Tensor block_sums(const at::Tensor& rows, const std::vector<Span>& positions
       at::zeros({blocks, rows.size(0), rows.size(2), rows.size(3)}, rows.options().dtype(at::kDouble));
   int64_t first_row = 0;
   for (const Span& span : positions) {
-    // The rows of a block follow each other.
-    int64_t begin = 0;
-    for (int64_t b = span.empty() ? blocks : span.begin / block; b < blocks && begin < span.count; ++b) {
-      const int64_t end = span.clip(0, (b + 1) * block - 1).count;
+    if (span.empty()) continue;
+    // The rows of a block follow each other. Index in the span of the first position that is in a block, or later:
+    const auto begin_of = [&](int64_t b) {
+      return std::clamp<int64_t>(ceil_div(b * block - span.begin, span.stride), 0, span.count);
+    };
+    const auto add_one = [&](int64_t b) {
+      const int64_t begin = begin_of(b), end = begin_of(b + 1);
       if (end > begin) sums.select(0, b).add_(rows.narrow(1, first_row + begin, end - begin).to(at::kDouble).sum({1}));
-      begin = end;
+    };
+    const Periods whole(span, block);
+    const int64_t last_block = span.last() / block;
+    const int64_t ragged_end = whole.count > 0 ? whole.first_block : last_block + 1;
+    for (int64_t b = span.begin / block; b < ragged_end; ++b) add_one(b);
+    const int64_t step = std::max<int64_t>(1, at_once(rows) / (per_row(rows) * whole.rows));
+    for (int64_t p = 0; p < whole.count; p += step) {
+      const int64_t n = std::min(step, whole.count - p), first = whole.first_block + p * whole.blocks;
+      const at::Tensor wide = rows.narrow(1, first_row + begin_of(first), n * whole.rows)
+                                  .to(at::kDouble)
+                                  .unflatten(1, {n, whole.rows});  // [B, n, rows of a period, heads, D]
+      for (int64_t i = 0; i < whole.blocks; ++i) {
+        const int64_t begin = begin_of(first + i), end = begin_of(first + i + 1);
+        if (end == begin) continue;
+        sums.slice(0, first + i, first + n * whole.blocks, whole.blocks)
+            .add_(wide.narrow(2, begin - begin_of(first), end - begin).sum({2}).transpose(0, 1));
+      }
+    }
+    if (whole.count > 0) {
+      for (int64_t b = whole.end_block(); b <= last_block; ++b) add_one(b);
     }
     first_row += span.count;
   }
@@ -48,20 +97,26 @@ at::Tensor first_rows(const at::Tensor& rows, const std::vector<Span>& positions
   int64_t first_row = 0;
   for (const Span& span : positions) {
     const Span found = intersect(span, {0, block, blocks});
-    for (int64_t i = 0; i < found.count; ++i) {
-      firsts.select(0, found.at(i) / block).copy_(rows.select(1, first_row + span.index_of(found.at(i))));
+    if (!found.empty()) {
+      const int64_t row = first_row + span.index_of(found.begin), last = first_row + span.index_of(found.last());
+      const int64_t rows_apart = std::max<int64_t>(1, found.stride / span.stride);
+      const int64_t blocks_apart = std::max<int64_t>(1, found.stride / block);
+      firsts.slice(0, found.begin / block, found.last() / block + 1, blocks_apart)
+          .copy_(rows.slice(1, row, last + 1, rows_apart).transpose(0, 1));
     }
     first_row += span.count;
   }
   return firsts;
 }
 
-// Sums [blocks, ...] of a sequence of `length` to means; `first`: the number of sums[0] among all blocks.
+// Sums [blocks, ...] of a sequence of `length` to means; `first`: the number of sums[0] among all blocks. By a tensor:
+// on a GPU, a number would be multiplied by its reciprocal, and equal keys in a shorter last block would get another
+// mean.
 void divide_by_counts(const at::Tensor& sums, int64_t first, int64_t block, int64_t length) {
-  for (int64_t i = 0; i < sums.size(0); ++i) {
-    const int64_t count = std::min(block, length - (first + i) * block);
-    if (count > 0) sums.select(0, i).div_(static_cast<double>(count));
-  }
+  const at::Tensor counts = at::full({sums.size(0), 1, 1, 1}, static_cast<double>(block), sums.options());
+  const int64_t ragged = length / block - first, rest = length % block;
+  if (rest > 0 && ragged >= 0 && ragged < sums.size(0)) counts.select(0, ragged).fill_(static_cast<double>(rest));
+  sums.div_(counts);
 }
 
 // Key means of one batch row and kv head on the CPU, [blocks, D].
@@ -150,35 +205,101 @@ struct Task {
   }
 };
 
-// The selection for `count` query blocks from `first`: int64 [count, B, H, keep], ascending, -1 where there are fewer.
-// query_means [>= count, B, H, D], key_means [key blocks, B, Hk, D].
-at::Tensor select_share(const Task& task, const at::Tensor& query_means, const at::Tensor& key_means, int64_t first,
-                        int64_t count) {
-  const int64_t batch = task.shape.batch, heads = task.shape.heads, group = heads / task.shape.kv_heads;
-  const at::Tensor chosen = at::full({query_means.size(0), batch, heads, task.spec.keep}, -1, at::kLong);
+constexpr int64_t kUndecided = -2;  // in place of a row's first block
+
+// The selection for `count` query blocks from `first` as far as fast products can tell, on the device of the means,
+// without waiting for it: int64 [count, B, H, keep], ascending; a row begins with kUndecided where blocks are too near
+// to the last one that is kept. Rows that see no more than `keep` blocks mean nothing.
+at::Tensor select_by_products(const Task& task, const at::Tensor& query_means, const at::Tensor& key_means,
+                              int64_t first, int64_t count) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  const int64_t batch = task.shape.batch, heads = task.shape.heads, kv_heads = task.shape.kv_heads;
+  const int64_t group = heads / kv_heads, dim = key_means.size(3);
+  const at::TensorOptions whole = key_means.options().dtype(at::kLong);
+  const at::Tensor chosen = at::empty({count, batch, heads, task.spec.keep}, whole);
+  const at::Tensor keys = key_means.permute({1, 2, 3, 0}).flatten(0, 1);  // [B Hk, D, key blocks]
+  const at::Tensor largest =
+      at::linalg_vector_norm(key_means, 2, at::IntArrayRef{-1}).amax(0).unsqueeze(-1).unsqueeze(-1);  // [B, Hk, 1, 1]
+  const at::Tensor blocks = at::arange(task.key_blocks, whole);
+  const int64_t step = std::max<int64_t>(1, at_once(keys) / (task.key_blocks * batch * heads));
+  for (int64_t i = 0; i < count; i += step) {
+    const int64_t n = std::min(step, count - i);
+    const at::Tensor queries = query_means.narrow(0, i, n).unflatten(2, {kv_heads, group}).permute({1, 2, 3, 0, 4});
+    const at::Tensor scores = queries.reshape({batch * kv_heads, group * n, dim})
+                                  .matmul(keys)
+                                  .view({batch, kv_heads, group, n, task.key_blocks});
+    scores.nan_to_num_(-kInfinity, kInfinity, -kInfinity);
+    const int64_t own_of_first = task.first_own + first + i;
+    const at::Tensor own = at::arange(own_of_first, own_of_first + n, whole).unsqueeze(-1);  // [n, 1]
+    scores.masked_fill_(blocks == own, kInfinity);
+    if (task.causal) scores.masked_fill_(blocks > own, -kInfinity);
+    const auto [values, indices] = scores.topk(task.spec.keep, -1, /*largest=*/true, /*sorted=*/false);
+    // As in RowSelection. Where it is not a number, nothing is decided.
+    const at::Tensor margin = (at::linalg_vector_norm(queries, 2, at::IntArrayRef{-1}) * largest)
+                                  .mul_(4 * static_cast<double>(dim) * 0x1p-52);
+    const at::Tensor threshold = (values.amin(-1) - margin).unsqueeze(-1);
+    const at::Tensor near_or_above = (scores >= threshold).sum(-1);
+    const at::Tensor sorted = std::get<0>(indices.sort(-1));
+    sorted.select(-1, 0).masked_fill_(near_or_above != task.spec.keep, kUndecided);
+    chosen.narrow(0, i, n).copy_(sorted.flatten(1, 2).permute({2, 0, 1, 3}));
+  }
+  return chosen;
+}
+
+// The same for the undecided `rows` of one batch row and head, on the CPU; each goes to where row_of(row) points.
+template <typename RowOf>
+void decide_rows(const Task& task, const at::Tensor& query_means, const at::Tensor& key_means, int64_t first,
+                 const std::vector<int64_t>& rows, const RowOf& row_of) {
+  const at::Tensor keys = key_means.contiguous(), queries_here = query_means.contiguous();  // [key blocks, D], [., D]
+  const double norm = keys.size(1) == 0 ? 0 : at::linalg_vector_norm(keys, 2, at::IntArrayRef{1}).max().item<double>();
+  const KeyMeans means{keys.const_data_ptr<double>(), keys.size(1), norm};
   RowSelection row;
   std::vector<int64_t> selected;
-  const int64_t at_once = std::max<int64_t>(1, kScoresAtOnce / task.key_blocks);
+  const int64_t all = static_cast<int64_t>(rows.size()), step = std::max<int64_t>(1, at_once(keys) / task.key_blocks);
+  for (int64_t i = 0; i < all; i += step) {
+    const int64_t n = std::min(step, all - i);
+    const at::Tensor index = at::tensor(at::ArrayRef<int64_t>(rows).slice(i, n), at::kLong);
+    const at::Tensor queries = queries_here.index_select(0, index), scores = queries.matmul(keys.t()).contiguous();
+    for (int64_t x = 0; x < n; ++x) {
+      const int64_t place = rows[static_cast<size_t>(i + x)], query_block = first + place;
+      row.select(scores.const_data_ptr<double>() + x * task.key_blocks,
+                 queries.const_data_ptr<double>() + x * means.dim, means, task.first_own + query_block,
+                 task.visible(query_block), task.spec.keep, selected);
+      std::copy(selected.begin(), selected.end(), row_of(place));
+    }
+  }
+}
+
+// The selection for `count` query blocks from `first`: int64 on the CPU, [query_means.size(0), B, H, keep], ascending,
+// -1 where there are fewer. query_means [>= count, B, H, D], key_means [key blocks, B, Hk, D].
+at::Tensor select_share(const Task& task, const at::Tensor& query_means, const at::Tensor& key_means, int64_t first,
+                        int64_t count) {
+  const int64_t batch = task.shape.batch, heads = task.shape.heads, keep = task.spec.keep;
+  const at::Tensor chosen = at::full({query_means.size(0), batch, heads, keep}, -1, at::kLong);
+  if (count == 0) return chosen;
+  chosen.narrow(0, 0, count).copy_(select_by_products(task, query_means, key_means, first, count));  // waits
+  int64_t* const data = chosen.mutable_data_ptr<int64_t>();
+  const auto row_of = [&](int64_t i, int64_t b, int64_t h) { return data + ((i * batch + b) * heads + h) * keep; };
+  at::Tensor queries_here, keys_here;  // copied only where a row is undecided
+  std::vector<int64_t> undecided;
   for (int64_t b = 0; b < batch; ++b) {
     for (int64_t h = 0; h < heads; ++h) {
-      const at::Tensor keys = key_means.select(1, b).select(1, h / group).contiguous();  // [key blocks, D]
-      const at::Tensor keys_here = keys.cpu();
-      const double norm =
-          keys.size(1) == 0 ? 0 : at::linalg_vector_norm(keys_here, 2, at::IntArrayRef{1}).max().item<double>();
-      const KeyMeans means{keys_here.const_data_ptr<double>(), keys.size(1), norm};
-      for (int64_t i = 0; i < count; i += at_once) {
-        const int64_t n = std::min(at_once, count - i);
-        const at::Tensor queries = query_means.narrow(0, i, n).select(1, b).select(1, h).contiguous();
-        const at::Tensor scores = queries.matmul(keys.t()).cpu().contiguous(), queries_here = queries.cpu();
-        for (int64_t x = 0; x < n; ++x) {
-          const int64_t query_block = first + i + x;
-          row.select(scores.const_data_ptr<double>() + x * task.key_blocks,
-                     queries_here.const_data_ptr<double>() + x * means.dim, means, task.first_own + query_block,
-                     task.visible(query_block), task.spec.keep, selected);
-          std::copy(selected.begin(), selected.end(),
-                    chosen.mutable_data_ptr<int64_t>() + (((i + x) * batch + b) * heads + h) * task.spec.keep);
+      undecided.clear();
+      for (int64_t i = 0; i < count; ++i) {
+        int64_t* const row = row_of(i, b, h);
+        const int64_t end = task.visible(first + i);
+        if (end <= keep) {
+          std::iota(row, row + end, 0);
+          std::fill(row + end, row + keep, -1);
+        } else if (row[0] == kUndecided) {
+          undecided.push_back(i);
         }
       }
+      if (undecided.empty()) continue;
+      if (!keys_here.defined()) queries_here = query_means.cpu(), keys_here = key_means.cpu();
+      decide_rows(task, queries_here.select(1, b).select(1, h),
+                  keys_here.select(1, b).select(1, h / (heads / task.shape.kv_heads)), first, undecided,
+                  [&](int64_t i) { return row_of(i, b, h); });
     }
   }
   return chosen;
@@ -242,7 +363,7 @@ BlockMap select_map(const Task& task, const PlanRequest& request, const at::Tens
   at::Tensor chosen =
       select_share(task, query_means, key_means, first, std::clamp<int64_t>(task.query_blocks - first, 0, share));
   if (!alone) {
-    const at::Tensor mine = chosen.to(q.device());
+    const at::Tensor mine = upload(chosen, q.device());
     std::vector<int64_t> sizes = mine.sizes().vec();
     sizes.insert(sizes.begin(), request.ranks);
     at::Tensor all = at::empty(sizes, mine.options());

@@ -19,7 +19,13 @@ namespace annulus {
 // The request with every adaptive map of its pattern (also in members of a union) replaced by the map selected from the
 // ranks' q [B, n, H, D] and k [B, m, Hk, D], which fit the request: attention_forward lets the ranks agree on that
 // before. All ranks get the same. Collective where the request has more than one rank. Takes memory for block sums
-// (fp64, 1 / block of q and k), the selection, and the scores of a few query blocks at a time.
+// (fp64, 1 / block of q and k), the selection, and a few times 8 MB on a CPU, 64 MB on a GPU (more only where one
+// period of blocks or the scores of one query block are more) for rows on their way to sums and for scores.
+//
+// On a GPU nearly all is done there, with launches that do not grow with heads and only grow with blocks by that
+// memory. For each map the host waits once for the selection, which planning needs, so a call cannot be recorded in a
+// CUDA graph; once more for that of all ranks; and once for the means where fast products leave a choice open (scores
+// equal but for rounding), which is then made on the CPU.
 PlanRequest select_blocks(const PlanRequest& request, const at::Tensor& q, const at::Tensor& k, Communicator& comm,
                           const std::string& label);
 

@@ -5,6 +5,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/randn.h>
+#include <ATen/record_function.h>
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
@@ -241,6 +242,64 @@ TEST(SelectBlocks, AttentionRunsForwardAndBackwardWithWhatWasSelected) {
       });
     }
   }
+}
+
+// Operators that this thread calls, by any name: on a GPU each is a launch, a copy or a wait.
+class OperatorCount {
+ public:
+  OperatorCount() {
+    count_ = 0;
+    handle_ = at::addThreadLocalCallback(at::RecordFunctionCallback(begin).scopes({at::RecordScope::FUNCTION}));
+  }
+  ~OperatorCount() { at::removeCallback(handle_); }
+  int count() const { return count_; }
+
+ private:
+  static std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction&) {
+    ++count_;
+    return nullptr;
+  }
+  static thread_local int count_;
+  at::CallbackHandle handle_;
+};
+thread_local int OperatorCount::count_ = 0;
+
+TEST(SelectBlocks, CallsAsManyOperatorsForManyRowsHeadsAndBlocksAsForFew) {
+  const auto self = make_self_communicator();
+  const auto operators = [&](int64_t batch, int64_t heads, int64_t length, const char* more) {
+    const PlanRequest request =
+        request_of({batch, heads, heads / 2, length, length, 0}, more, 1, LayoutKind::kContiguous);
+    const at::Tensor q = at::randn({batch, length, heads, 8}), k = at::randn({batch, length, heads / 2, 8});
+    const OperatorCount counted;
+    select_blocks(request, q, k, *self, "attention");
+    return counted.count();
+  };
+  for (const char* more : {"keep = 3", "keep = 3, causal = true", "keep = 3, query = \"first\""}) {
+    const int few = operators(1, 2, 100, more);
+    EXPECT_EQ(operators(3, 16, 100, more), few) << more;
+    EXPECT_EQ(operators(1, 2, 500, more), few) << more;
+  }
+}
+
+// Strided rows: one sum for each block that a stride and the blocks have in common, not one for each block.
+TEST(SelectBlocks, CallsAsManyOperatorsForManyBlocksWhereRowsAreStriped) {
+  const auto operators = [&](int ranks, int64_t length) {
+    const PlanRequest request = request_of({1, 1, 1, length, length, 0}, "keep = 3", ranks, LayoutKind::kStriped);
+    const at::Tensor q = at::randn({1, length, 1, 8}), k = at::randn({1, length, 1, 8});
+    std::mutex mutex;
+    int most = 0;
+    run_ranks(ranks, [&](Communicator& comm) {
+      const auto r = static_cast<size_t>(comm.rank());
+      const at::Tensor q_here = rows_of(q, query_layout(request).spans[r]),
+                       k_here = rows_of(k, key_layout(request).spans[r]);
+      const OperatorCount counted;
+      select_blocks(request, q_here, k_here, comm, "attention");
+      const std::lock_guard lock(mutex);
+      most = std::max(most, counted.count());
+    });
+    return most;
+  };
+  for (const int ranks : {2, 3}) EXPECT_EQ(operators(ranks, 1440), operators(ranks, 480)) << ranks << " ranks";
 }
 
 TEST(SelectBlocks, RefusesOffsetsWithinABlock) {
