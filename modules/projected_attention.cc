@@ -34,6 +34,12 @@ MaybeTensor maybe(const at::Tensor& t) { return t.defined() ? MaybeTensor(t) : s
 
 ProjectionWeights weights_of(const at::Tensor* w) { return {w[0], w[1], w[2], w[3], w[4], w[5]}; }
 
+// By output_divisor; the tensor itself where that is 1.
+at::Tensor divided(const at::Tensor& t, const PatternSpec& pattern) {
+  const int64_t divisor = output_divisor(pattern);
+  return divisor == 1 ? t : t.div(static_cast<double>(divisor));
+}
+
 constexpr size_t kInputs = 8;  // x, memory and six weights
 
 class ProjectedAttention : public torch::autograd::Function<ProjectedAttention> {
@@ -54,8 +60,8 @@ class ProjectedAttention : public torch::autograd::Function<ProjectedAttention> 
     context->save_for_backward({x, plain(memory), q, plain(q_bias), k, plain(k_bias), v, plain(v_bias), result.out,
                                 result.lse, result.saved_k, result.saved_v});
     context->saved_data["held"] = c10::IValue::make_capsule(held);
-    // What is saved must not be changed by whoever gets the result.
-    return result.out.div(static_cast<double>(output_divisor(held->call.request.pattern)));
+    // Where it is saved itself, autograd sees, and the backward refuses, that whoever gets the result changed it.
+    return divided(result.out, held->call.request.pattern);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
@@ -70,9 +76,8 @@ class ProjectedAttention : public torch::autograd::Function<ProjectedAttention> 
       const at::AutoGradMode with_gradients(true);
       p = project(inputs[0], inputs[1].defined() ? inputs[1] : inputs[0], weights_of(&inputs[2]), held->plan);
     }
-    const double divisor = static_cast<double>(output_divisor(held->call.request.pattern));
     const AttentionGradients d =
-        attention_backward(grads[0].div(divisor), p.q.detach(), p.k.detach(), p.v.detach(),
+        attention_backward(divided(grads[0], held->call.request.pattern), p.q.detach(), p.k.detach(), p.v.detach(),
                            {held->program, saved[8], saved[9], saved[10], saved[11]}, held->call);
     variable_list wanted;
     std::vector<size_t> where;

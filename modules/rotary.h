@@ -1,11 +1,14 @@
 // Rotary embedding (arXiv 2104.09864) by global position, in pairs (i, i + head_dim / 2). Used by MultiheadAttention
-// and by the training model (runtime/fused_ops.h, which has single passes for fp32 on a CPU). Thread safety: functions
-// without state.
+// and by the training model (runtime/fused_ops.h, which has single passes for fp32 on a CPU). Thread-safe.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <vector>
+
+#include "attention/pattern/span.h"
+#include "common/byte_cache.h"
 
 namespace annulus {
 
@@ -14,9 +17,18 @@ struct RotaryTable {
   at::Tensor sine;
 };
 
-// positions: int64 [n], any device; angles are made in fp64. head_dim must be even.
+// positions: int64 [n], on the CPU unless the host may wait for them; angles are made in fp64 on the CPU. head_dim must
+// be even.
 RotaryTable make_rotary_table(const at::Tensor& positions, int64_t head_dim, double theta, at::ScalarType dtype,
                               at::Device device);
+
+// The same for the positions of `spans`, one span after the other, plus offset: from a cache of the process, so that
+// the layers and steps of a model share one table, and queries and keys at the same positions. Not to be changed. Reads
+// on the current stream are in order after its upload, and the host does not wait. A CUDA graph may be recorded with a
+// table that was made before; it does not hold it: whoever replays the graph holds the RotaryTable.
+RotaryTable rotary_table_at(const std::vector<Span>& spans, int64_t offset, int64_t head_dim, double theta,
+                            at::ScalarType dtype, at::Device device);
+CacheStats rotary_table_stats();
 
 // x [..., n, heads, head_dim], n as in the table. Differentiable in x.
 at::Tensor rotate(const at::Tensor& x, const RotaryTable& table);
