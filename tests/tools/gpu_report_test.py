@@ -108,6 +108,36 @@ class GpuReportTest(unittest.TestCase):
         self.assertEqual(self.results(found, "skipped"), {"flex-attention": "torch finds no GPU"})
         self.assertIn("ranks", self.results(found, "passed"))
 
+    def test_what_is_oddly_written_costs_only_itself(self):
+        self.steps(["bench-dense", "bench", "bench", 0, 9, ""], ["torn", "tests", "plain", "x", 1, ""],
+                   ["flex-attention", "bench", "flex", 0, 1, ""], ["fine", "tests", "plain", 0, 1, ""])
+        good = {"name": "good", "unit": "s", "value": 2}
+        lines = [{"bench": "gpu"}, {"bench": "gpu", "part": "dense", "figures": 3}, {"bench": "gpu", "figures": [1, {"name": "x"}, good]},
+                 {"bench": "gpu", "ratios": [{"name": "r", "ratio": None}, {"name": "kept", "ratio": 1.5, "goal": 1.4, "low": "a"}]}]
+        self.write("logs/bench-dense.out", "".join(json.dumps(l) + "\n" for l in lines))
+        self.write("logs/flex-attention.out", '{"figures": null}\n{"figures": [{"name": "flex", "value": 1.0}]}\n')
+        self.write("bench/dense.json", '{"ratios": [{"name": "kept", "ratio": 9}, {"name": "later", "ratio": 1}, {"ratio": "x"}, 7]}')
+        self.write("bench/ring.json", "[1]")
+        self.write("bench/quickstart.jsonl", '{"tokens_per_second": "x"}\n{"tokens_per_second": 5, "loss": null}\n')
+        code, found, text = self.run_report()
+        self.assertEqual(code, 1)
+        self.assertEqual(set(self.results(found, "failed")), {"torn"})
+        self.assertIn("cannot be read", self.results(found, "failed")["torn"])
+        self.assertEqual([f["name"] for f in found["figures"]], ["good", "flex"])
+        self.assertEqual([(r["name"], r["ratio"], r["met"]) for r in found["ratios"]], [("kept", 1.5, False), ("later", 1, None)])
+        self.assertEqual(found["training"][0]["tokens_per_second"], 5)
+        self.assertIn("1.500   1.500 to 1.500   1.400 MISSED", text)
+
+    def test_figures_of_a_part_that_broke_off_stand(self):
+        self.steps(["bench-dense", "bench", "bench", 1, 9, ""])
+        first = {"bench": "gpu", "part": "dense", "device": "d", "versions": "v",
+                 "figures": [{"name": "dense forward 8192", "unit": "TFLOP/s", "value": 600, "median": 590}],
+                 "ratios": [{"name": "gpu/dense forward 8192", "ratio": 1.01, "goal": 1.031}]}
+        self.write("logs/bench-dense.out", json.dumps(first) + "\n")
+        self.write("logs/bench-dense.err", "annulus: out of memory\n")
+        code, found, _ = self.run_report()
+        self.assertEqual((code, len(found["figures"]), found["goals_met"]), (1, 1, 1))
+
     def test_clocks_are_those_under_load(self):
         self.steps()
         self.write("gpus.csv", "index, name, driver_version\n0, NVIDIA H200, 580.1\n")

@@ -5,7 +5,7 @@ passed, N failed".
     bundle_test.py BUNDLE
 
 NVIDIA's libraries are stood in for (integration_tests/cuda_stubs.py), and a folder stands in for /dev where a test wants
-GPUs. The machine's own Open MPI is hidden in a mount namespace of the test's own, where that is permitted.
+GPUs. The machine's own Open MPI and its network are hidden in namespaces of the test's own, where that is permitted.
 """
 
 import json
@@ -15,6 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
 import unittest
 
@@ -60,6 +61,16 @@ class BundleTest(unittest.TestCase):
         done = run(os.path.join(bundle, "run.sh"), "--out", out, *args, env=self.environment(**extra), cwd=self.work)
         with open(os.path.join(out, "report.json")) as f:
             return done, json.load(f)
+
+    def details(self, out, name):
+        """What a step said: a file of details.tar.gz."""
+        with tarfile.open(os.path.join(out, "details.tar.gz")) as tar:
+            return tar.extractfile(name).read().decode()
+
+    def interruptible(self, *command, **options):
+        """Starts it as a terminal does: what a background job of a script ignores (Ctrl-C), its children ignore, too."""
+        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL,
+                                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), **options)
 
     def of(self, report, result):
         return {r["name"]: r["reason"] for r in report["results"] if r["result"] == result}
@@ -115,6 +126,9 @@ class BundleTest(unittest.TestCase):
         done, report = self.start()
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertEqual(report["failed"], 0, done.stdout)
+        with open(os.path.join(BUNDLE, "tests.tsv")) as f:
+            kinds = [line.split("\t")[1] for line in f]
+        self.assertEqual(kinds, sorted(kinds, key=collect.KINDS.index))
         skipped = self.of(report, "skipped")
         with open(os.path.join(BUNDLE, "tests.tsv")) as f:
             for line in f:
@@ -210,20 +224,45 @@ class BundleTest(unittest.TestCase):
         self.assertIn("left no results", failed["silent"])
         self.assertTrue(any(r["name"].startswith(real.split("\t")[0]) for r in report["results"]))
 
-    def test_ctrl_c_ends_it_and_what_it_started(self):
+    def test_ctrl_c_ends_it_and_what_it_started_and_the_report_stands(self):
         bundle = self.copy("interrupted")
         mark = os.path.join(self.work, "pid")
         os.mkfifo(mark)
         self.script(os.path.join(bundle, "tests", "hang"), 'echo $$ >"%s"\nexec sleep 600\n' % mark)
         with open(os.path.join(bundle, "tests.tsv"), "w") as f:
             f.write("hang\tgtest\thang\t1\t0\t300\t-\t-\t-\n")
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with self.subTest(number):
+                out = tempfile.mkdtemp(prefix="report ", dir=self.work)
+                started = self.interruptible(os.path.join(bundle, "run.sh"), "--only", "tests", "--out", out, env=self.environment())
+                pid = int(run("timeout", "60", "cat", mark).stdout)
+                started.send_signal(number)
+                self.assertEqual(started.wait(timeout=60), 130)
+                self.assertFalse(os.path.exists("/proc/%d" % pid))
+                with open(os.path.join(out, "report.json")) as f:
+                    report = json.load(f)
+                self.assertIn("doctor", self.of(report, "passed"))
+                self.assertIn("ended from outside", self.of(report, "left out")["hang"])
+                self.assertEqual(sorted(os.listdir(out)), ["details.tar.gz", "report.json", "report.txt"])
+                self.assertIn("attention kernels", self.details(out, "logs/doctor.out"))
+
+    def test_the_report_stands_after_each_part(self):
+        # Killed as by a caller whose time is up: nothing can be done then.
+        bundle = self.copy("killed")
+        mark = os.path.join(self.work, "pid of a rank")
+        os.mkfifo(mark)
+        self.script(os.path.join(bundle, "tests", "quick"), "exit 1\n")
+        self.script(os.path.join(bundle, "tests", "hang"), 'echo $PPID >"%s"\nexec sleep 600\n' % mark)
+        with open(os.path.join(bundle, "tests.tsv"), "w") as f:
+            f.write("quick\tgtest\tquick\t1\t0\t60\t-\t-\t-\nhang\tmpi\thang\t1\t0\t60\t-\t-\t-\n")
         out = tempfile.mkdtemp(prefix="report ", dir=self.work)
-        started = subprocess.Popen([os.path.join(bundle, "run.sh"), "--only", "tests", "--out", out], env=self.environment(),
-                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
-        pid = int(run("timeout", "60", "cat", mark).stdout)
-        started.send_signal(signal.SIGINT)
-        self.assertEqual(started.wait(timeout=60), 130)
-        self.assertFalse(os.path.exists("/proc/%d" % pid))
+        started = self.interruptible(os.path.join(bundle, "run.sh"), "--only", "tests", "--out", out, env=self.environment())
+        mpirun = int(run("timeout", "60", "cat", mark).stdout)
+        started.kill()
+        started.wait()
+        os.kill(mpirun, signal.SIGTERM)
+        with open(os.path.join(out, "report.json")) as f:
+            self.assertIn("quick", self.of(json.load(f), "failed"))
 
     def test_tests_of_ranks_and_scripts_are_started_as_bazel_starts_them(self):
         bundle = self.copy("kinds")
@@ -242,10 +281,9 @@ class BundleTest(unittest.TestCase):
             failed = self.of(json.load(f), "failed")
         self.assertEqual(set(failed), {"ranks"}, done.stdout)
         self.assertIn("2 lines hold, instead of one", failed["ranks"])
-        with open(os.path.join(out, "logs", "script.out")) as f:
-            self.assertEqual(f.read().strip(), " ".join([
-                os.path.join(bundle, "runfiles"), os.path.join(bundle, "runfiles", "some", "script.py"),
-                os.path.join(bundle, "bin", "annulus"), "some/file"]))
+        self.assertEqual(self.details(out, "logs/script.out").strip(), " ".join([
+            os.path.join(bundle, "runfiles"), os.path.join(bundle, "runfiles", "some", "script.py"),
+            os.path.join(bundle, "bin", "annulus"), "some/file"]))
 
     def test_what_it_would_start_on_two_gpus_is_what_the_program_takes(self):
         bundle = self.copy("recorded")
@@ -271,7 +309,7 @@ class BundleTest(unittest.TestCase):
 
     # ---- MPI.
 
-    def test_two_ranks_start_without_the_machines_open_mpi(self):
+    def test_two_ranks_start_without_the_machines_open_mpi_and_without_a_network(self):
         hidden = ["/usr/lib/x86_64-linux-gnu/openmpi", "/usr/share/openmpi", "/etc/openmpi", "/usr/lib/x86_64-linux-gnu/pmix2"]
         blocked = [shutil.which(n) for n in ("mpirun", "orterun", "orted", "mpirun.openmpi", "ompi_info")]
         inside = set(os.listdir(os.path.join(BUNDLE, "lib")))
@@ -282,9 +320,9 @@ class BundleTest(unittest.TestCase):
         hide += ["mount -t tmpfs none '%s'" % p for p in hidden if os.path.isdir(p)]
         attend = ["annulus", "launch", "-n", "2", "attend", "--random", "queries=300,heads=4,kv_heads=2,seed=7", "--check"]
         command = [os.path.join(BUNDLE, "run.sh"), "--", *attend]
-        if run("unshare", "-m", "true").returncode == 0:
-            program = " && ".join(hide + ['! /usr/bin/orterun --version 2>/dev/null', 'exec "$@"'])
-            command = ["unshare", "-m", "bash", "-c", program, "bash", *command]
+        if run("unshare", "-mn", "true").returncode == 0:
+            program = " && ".join(hide + ["ip link set lo up", '! /usr/bin/orterun --version 2>/dev/null', 'exec "$@"'])
+            command = ["unshare", "-mn", "bash", "-c", program, "bash", *command]
             done = run(*command, env=self.environment(), cwd=self.work)
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
             self.assertIn("2 ranks", done.stdout + done.stderr)

@@ -62,6 +62,9 @@ LIMITS = {"short": 60, "moderate": 300, "long": 900, "eternal": 3600}  # Bazel's
 TIMEOUTS = {"small": "short", "medium": "moderate", "large": "long", "enormous": "eternal"}
 
 
+KINDS = ["gtest", "mpi", "script"]
+
+
 class Test:
     """How a test is started: kind "gtest", "mpi" with a number of ranks, or "script" in Python."""
 
@@ -79,6 +82,8 @@ class Test:
                 self.kind = ""
         self.ranks = int(text("np", "1"))
         self.limit = LIMITS[text("timeout", TIMEOUTS[text("size", "medium")])]
+        if self.kind == "mpi":
+            self.limit = min(self.limit, int(text("mpi_timeout", "50")) + 10)  # mpirun ends the ranks before
         self.args = [self.placed(a) for a in items("args")]
         self.mpi_args = items("mpi_args")
         self.files = [path_of(l) for l in items("data")]
@@ -136,7 +141,8 @@ def read_tests(path):
     if unknown:
         fail("tests for GPUs are cc_test, mpi_test, or sh_test of a Python file, which the bundle can start; not: " +
              ", ".join(unknown))
-    return sorted(tests, key=lambda t: t.label)
+    # Ranks that wait for one another come after what cannot hang so.
+    return sorted(tests, key=lambda t: (KINDS.index(t.kind), t.label))
 
 
 def system_libraries():

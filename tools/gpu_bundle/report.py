@@ -34,10 +34,22 @@ def objects(text):
     for line in text.splitlines():
         if line.startswith("{"):
             try:
-                found.append(json.loads(line))
+                read = json.loads(line)
             except ValueError:
-                pass
+                continue
+            if isinstance(read, dict):
+                found.append(read)
     return found
+
+
+def is_number(value):
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def listed(found, key):
+    """The objects of the list found[key], which a program that went wrong may not have written as one."""
+    values = found.get(key) if isinstance(found, dict) else None
+    return [v for v in values if isinstance(v, dict)] if isinstance(values, list) else []
 
 
 def tail(*texts):
@@ -49,15 +61,28 @@ class Report:
     def __init__(self, folder):
         self.folder = folder
         self.facts = {row[0]: row[1] if len(row) > 1 else "" for row in rows(self.path("facts.tsv"))}
+        self.expected = {}
         self.results = []  # {"name", "part", "result", "seconds", "reason"}: of gtest one for each case
         self.figures, self.ratios, self.training, self.scaling = [], [], [], []
-        self.devices = self.read_devices()
-        self.clocks = self.read_clocks()
-        expected = text_of(os.path.join(os.path.dirname(os.path.abspath(__file__)), "expected.json"))
-        self.expected = json.loads(expected) if expected else {}
+        self.devices, self.clocks = [], {}
+        for part in (self.read_expected, self.read_devices, self.read_clocks):
+            self.attempt("report", "report", part)
         for row in rows(self.path("steps.tsv")):
-            self.add_step(*(row + [""] * 6)[:6])
-        self.read_bench()
+            row = (row + [""] * 6)[:6]
+            self.attempt(row[0], row[1], lambda: self.add_step(*row))
+        self.attempt("report", "report", self.read_bench)
+        self.attempt("report", "report", self.read_training)
+
+    def attempt(self, name, part, read):
+        """What cannot be read is a failure of its own; all the rest is reported."""
+        try:
+            read()
+        except Exception as error:
+            self.add(name, part, "failed", 0, "what it left cannot be read: %s: %s" % (type(error).__name__, error))
+
+    def read_expected(self):
+        text = text_of(os.path.join(os.path.dirname(os.path.abspath(__file__)), "expected.json"))
+        self.expected = json.loads(text) if text else {}
 
     def path(self, *names):
         return os.path.join(self.folder, *names)
@@ -89,11 +114,27 @@ class Report:
         # What was measured before a failure stands, too.
         for found in objects(output):
             if found.get("bench") == "gpu":
-                self.figures += [dict(f, part=found["part"], device=found["device"]) for f in found["figures"]]
-                self.facts["measured on"] = found["device"]
-                self.facts["measured with"] = found["versions"]
-        if kind == "flex":
-            self.figures += [dict(f, part="flex_attention") for o in objects(output) for f in o.get("figures", [])]
+                self.add_figures(found, str(found.get("part", name)))
+                self.add_ratios(found)
+                self.facts["measured on"] = str(found.get("device", "unknown"))
+                self.facts["measured with"] = str(found.get("versions", "unknown"))
+            elif kind == "flex":
+                self.add_figures(found, "flex_attention")
+
+    def add_figures(self, found, part):
+        for f in listed(found, "figures"):
+            if is_number(f.get("value")):
+                median = f["median"] if is_number(f.get("median")) else f["value"]
+                self.figures.append(dict(f, name=str(f.get("name")), unit=str(f.get("unit", "")), median=median, part=part))
+
+    def add_ratios(self, found):
+        for r in listed(found, "ratios"):
+            if not is_number(r.get("ratio")) or any(r.get("name") == known["name"] for known in self.ratios):
+                continue
+            goal, ratio = r.get("goal"), r["ratio"]
+            low, high = (r[k] if is_number(r.get(k)) else ratio for k in ("low", "high"))
+            met = ratio <= goal if is_number(goal) else None
+            self.ratios.append(dict(r, name=str(r.get("name")), low=low, high=high, met=met))
 
     def unexpected(self, name, code, text):
         want = self.expected.get(name, {"exit": 0, "once": [], "forbid": []})
@@ -126,7 +167,7 @@ class Report:
     def read_devices(self):
         lines = [l for l in text_of(self.path("gpus.csv")).splitlines() if l.strip()]
         reader = csv.DictReader(lines, skipinitialspace=True)
-        return [dict(row) for row in reader]
+        self.devices = [{str(k): v for k, v in row.items() if isinstance(v, str)} for row in reader]
 
     def read_clocks(self):
         """Of each GPU, of the readings under load (at least half of the most power)."""
@@ -137,12 +178,11 @@ class Report:
             except ValueError:
                 continue
             by_gpu.setdefault(int(gpu), []).append((sm, memory, celsius, watts))
-        clocks = {}
         for gpu, readings in sorted(by_gpu.items()):
             top = max(r[3] for r in readings)
             loaded = [r for r in readings if r[3] >= top / 2]
             column = lambda i: [r[i] for r in loaded]
-            clocks[gpu] = {
+            self.clocks[gpu] = {
                 "readings": len(loaded),
                 "sm_mhz_least": min(column(0)),
                 "sm_mhz_median": statistics.median(column(0)),
@@ -151,25 +191,24 @@ class Report:
                 "celsius_most": max(column(2)),
                 "watts_most": top,
             }
-        return clocks
 
     def read_bench(self):
         for path in sorted(glob.glob(self.path("bench", "*.json"))):
             try:
-                found = json.loads(text_of(path))
+                self.add_ratios(json.loads(text_of(path)))
             except ValueError:
                 continue
-            for r in found.get("ratios", []):
-                goal = r.get("goal")
-                self.ratios.append(dict(r, met=None if goal is None else r["ratio"] <= goal))
+
+    def read_training(self):
         for path in sorted(glob.glob(self.path("bench", "*.jsonl"))):
-            lines = [o for o in objects(text_of(path)) if o.get("tokens_per_second")]
+            lines = [o for o in objects(text_of(path)) if is_number(o.get("tokens_per_second")) and o["tokens_per_second"] > 0]
             if not lines:
                 continue
             speeds = [o["tokens_per_second"] for o in lines[1:] or lines]  # the first holds warm-up
             name = os.path.basename(path)[: -len(".jsonl")]
-            self.training.append({"name": name, "tokens_per_second": statistics.median(speeds), "loss": lines[-1].get("loss"),
-                                  "steps": lines[-1].get("step")})
+            loss = lines[-1].get("loss")
+            self.training.append({"name": name, "tokens_per_second": statistics.median(speeds),
+                                  "loss": loss if is_number(loss) else None, "steps": lines[-1].get("step")})
         speed_of = {t["name"]: t["tokens_per_second"] for t in self.training}
         one = speed_of.get("scaling-1")
         for n in (1, 2, 4, 8):
@@ -215,12 +254,12 @@ class Report:
             for r in self.ratios:
                 goal = "" if r["met"] is None else "%.3f %s" % (r["goal"], "met" if r["met"] else "MISSED")
                 lines.append("  %-43s %7.3f   %.3f to %.3f   %s" % (
-                    r["name"], r["ratio"], r.get("low", r["ratio"]), r.get("high", r["ratio"]), goal))
+                    r["name"], r["ratio"], r["low"], r["high"], goal))
         if self.figures:
             lines += ["", "figures" + " " * 42 + "best     median"]
             for f in self.figures:
                 lines.append("  %-40s %12.5g %10.5g %s" % (
-                    f["name"], f["value"], f.get("median", f["value"]), f["unit"]))
+                    f["name"], f["value"], f["median"], f["unit"]))
         if self.training:
             lines += ["", "training"]
             for t in self.training:
@@ -258,11 +297,11 @@ def main():
         sys.exit("usage: report.py FOLDER, which run.sh filled")
     report = Report(sys.argv[1])
     text = report.text()
-    with open(report.path("report.json"), "w") as f:
-        json.dump(report.json(), f, indent=1)
-        f.write("\n")
-    with open(report.path("report.txt"), "w") as f:
-        f.write(text)
+    # Whole or not at all: it is made again and again, and may be cut off.
+    for name, said in (("report.json", json.dumps(report.json(), indent=1) + "\n"), ("report.txt", text)):
+        with open(report.path(name + ".new"), "w") as f:
+            f.write(said)
+        os.replace(report.path(name + ".new"), report.path(name))
     sys.stdout.write(text)
     print("report: " + report.path("report.txt"))
     sys.exit(1 if report.count("failed") else 0)

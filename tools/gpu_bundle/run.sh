@@ -2,9 +2,10 @@
 # run.sh [--only PART] [--minutes N] [--limit N] [--out FOLDER]: runs what this folder carries on the GPUs of this machine, and
 # writes one report.
 #   --only PART    tests (also doctor and attend --check), bench, train or scaling; may be given several times
-#   --minutes N    how long it may take (default: 10); what there is no time for is left out, and named
-#   --limit N      ends each step after N seconds at the latest (default: from 60 to 300, by step)
-#   --out FOLDER   for the report and all that was said (default: ./gpu-report); report.json, report.txt, logs/
+#   --minutes N    how long it may take (default: 9); what there is no time for is left out, and named
+#   --limit N      ends each step after N seconds at the latest (default: 120, more where there are more minutes)
+#   --out FOLDER   for the report (default: ./gpu-report): report.txt, report.json, and details.tar.gz with all that was said
+# The report is made anew after each part, and when this is ended from outside (Ctrl-C, TERM): what was measured stands.
 # run.sh -- COMMAND...: runs one command so that it finds all that is here, such as run.sh -- annulus bench gpu
 # Needed here: an NVIDIA driver, and LibTorch of the version in bundle.env: in LIBTORCH (.../site-packages/torch, or an
 # unpacked LibTorch), else the torch that python3 (or python3.12) imports. Neither MPI nor a network. This folder is only
@@ -13,7 +14,7 @@
 set -uo pipefail
 
 bundle=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd) || exit 1
-only=() minutes=10 most='' out=gpu-report command=()
+only=() minutes=9 most='' out=gpu-report command=()
 devices=${ANNULUS_BUNDLE_DEVICES:-/dev} # a test names another folder
 while (($#)); do
   case $1 in
@@ -50,7 +51,7 @@ done
 if ((!${#command[@]})); then
   mkdir -p "$out/logs" "$out/xml" "$out/bench" && out=$(cd "$out" && pwd) && [[ -w $out ]] ||
     { echo "run.sh: $out cannot be written; name another folder with --out" >&2 && exit 8; }
-  rm -f "$out"/logs/* "$out"/xml/* "$out"/bench/* "$out"/steps.tsv "$out"/facts.tsv "$out"/report.* "$out"/*.csv
+  rm -f "$out"/logs/* "$out"/xml/* "$out"/bench/* "$out"/steps.tsv "$out"/facts.tsv "$out"/report.* "$out"/*.csv "$out"/details.tar.gz
 fi
 # shellcheck source=/dev/null
 . "$bundle/bundle.env"
@@ -59,14 +60,44 @@ deadline=$((SECONDS + 60 * minutes))
 unset "${!OMPI_@}" "${!PMIX_@}" "${!PMI_@}" "${!PRTE_@}" "${!SLURM_@}" "${!ANNULUS_WORLD@}"
 # For sockets and sessions of MPI: a short path.
 scratch=$(mktemp -d /tmp/annulus.XXXXXX) || exit 8
-sampler='' running=''
+python='' current=() began=0 worst=0
+for p in python3 python3.12; do command -v "$p" >/dev/null && python=$p && break; done
+export PYTHONDONTWRITEBYTECODE=1
 end() {
-  [[ $running ]] && kill "$running" 2>/dev/null && wait "$running"
-  [[ $sampler ]] && kill "$sampler" 2>/dev/null
+  local rc=$? pid
+  trap '' INT TERM HUP # a second one does not cut the report off
+  # By the shell's own list: a process may be there before its number is in a variable.
+  for pid in $(jobs -p); do kill "$pid" 2>/dev/null; done
+  if ((${#command[@]} == 0)); then
+    ((${#current[@]})) && note "${current[@]}" "left out" $((SECONDS - began)) "run.sh was ended from outside meanwhile"
+    report
+    pack
+  fi
+  wait
   rm -rf "$scratch"
+  ((${#command[@]})) || rm -rf "$out/runs" # checkpoints of what was cut off
+  exit "$rc"
 }
 trap end EXIT
-trap 'exit 130' INT TERM
+trap 'exit 130' INT TERM HUP
+
+# `wait PID` that answers signals: one that comes just before wait itself would be seen only when the process has ended.
+mkfifo "$scratch/never" && exec {never}<>"$scratch/never"
+await() { # PID
+  while kill -0 "$1" 2>/dev/null; do read -r -t 0.1 -u "$never"; done
+  wait "$1"
+}
+
+report() { # of what there is so far
+  [[ ! $python ]] || "$python" "$bundle/report.py" "$out" >"$scratch/report" 2>&1
+}
+pack() { # what the report was made from, in one file: few files are easy to carry back
+  local name details=()
+  for name in logs xml bench steps.tsv facts.tsv gpus.csv clocks.csv; do [[ -e $out/$name ]] && details+=("$name"); done
+  tar -C "$out" -czf "$out/details.tar.gz" "${details[@]}" 2>/dev/null
+  (($? <= 1)) || return 0 # 1: something is still being written
+  (cd "$out" && rm -rf "${details[@]}")
+}
 
 wanted() { # PART
   ((${#only[@]} == 0)) || [[ " ${only[*]} " == *" $1 "* ]]
@@ -80,9 +111,6 @@ note() {
 
 # ---- LibTorch, Python, GPUs.
 
-python=''
-for p in python3 python3.12; do command -v "$p" >/dev/null && python=$p && break; done
-export PYTHONDONTWRITEBYTECODE=1
 find_torch() { # PYTHON: where its torch lies, without importing it
   "$1" -c 'import importlib.util as u; s = u.find_spec("torch"); print(s.submodule_search_locations[0] if s else "")' 2>/dev/null
 }
@@ -159,37 +187,51 @@ fact "driver" "$(sed -n 's/^NVRM version: //p' /proc/driver/nvidia/version 2>/de
 fact "libtorch" "$version, ${torch:-none}"
 fact "libtorch's wheels" "$(for d in "${torch%/*}"/nvidia_*.dist-info; do [[ -d $d ]] && basename "$d" .dist-info; done | paste -sd' ')"
 if ((gpus)) && command -v nvidia-smi >/dev/null; then
-  fields=index,name,uuid,driver_version,clocks.max.sm,clocks.max.mem,clocks.applications.graphics,clocks.sm,memory.total,power.limit,mig.mode.current,persistence_mode
-  timeout 30 nvidia-smi --query-gpu=$fields --format=csv >"$out/gpus.csv" 2>"$out/logs/nvidia-smi.err" </dev/null
-  timeout 30 nvidia-smi topo -m >"$out/logs/topology.out" 2>&1 </dev/null
+  # One field that a driver does not know, and it answers nothing: then those that all know.
+  for fields in ,clocks.max.sm,clocks.max.mem,clocks.sm,memory.total,power.limit,mig.mode.current,persistence_mode ''; do
+    timeout 30 nvidia-smi --query-gpu=index,name,uuid,driver_version$fields --format=csv \
+      >"$out/gpus.csv" 2>"$out/logs/nvidia-smi.err" </dev/null &
+    await $! && break
+    rm -f "$out/gpus.csv"
+  done
+  timeout 30 nvidia-smi topo -m >"$out/logs/topology.out" 2>&1 </dev/null &
+  await $!
   # What the device really runs at, all the while.
   stdbuf -oL nvidia-smi --query-gpu=index,clocks.sm,clocks.mem,temperature.gpu,power.draw --format=csv,noheader,nounits -lms 500 \
     >"$out/clocks.csv" 2>/dev/null </dev/null &
-  sampler=$!
 fi
 
 # ---- Steps.
 
-left() { echo $((deadline - SECONDS)); }
-worst=0
+# A step may take this long, so that no two that hang take the time of all others.
+cap=${most:-$((minutes * 40 / 3 > 60 ? minutes * 40 / 3 : 60))}
+reserve=0 # seconds that are kept for what comes later
+left() { echo $((deadline - SECONDS - reserve)); }
+allowed() { # LIMIT: what a step with this limit may take now
+  local limit=$1 now
+  now=$(left)
+  ((limit > cap)) && limit=$cap
+  ((limit > now)) && limit=$now
+  echo "$limit"
+}
 expected=0
 step() { # NAME PART KIND LIMIT COMMAND...; its exit code should be `expected`
-  local name=$1 part=$2 kind=$3 limit=$4 began=$SECONDS rc now
+  local name=$1 part=$2 kind=$3 limit rc pid
+  limit=$(allowed "$4")
   shift 4
-  now=$(left)
-  if ((now < 10)); then note "$name" "$part" "$kind" "left out" 0 "no time left of $minutes minutes" && return; fi
-  [[ $most ]] && ((limit > most)) && limit=$most
-  ((limit > now)) && limit=$now
+  if (($(left) < 10)); then note "$name" "$part" "$kind" "left out" 0 "no time left of $minutes minutes" && return; fi
+  began=$SECONDS current=("$name" "$part" "$kind")
   (cd "$workfolder" && exec timeout --kill-after=15 "$limit" env "${environment[@]}" "$@") \
     >"$out/logs/$name.out" 2>"$out/logs/$name.err" </dev/null &
-  running=$! # not in the foreground: Ctrl-C is answered at once
-  wait "$running"
+  pid=$! # not in the foreground: Ctrl-C is answered at once
+  await "$pid"
   rc=$?
-  running=''
   local reason=''
   if ((rc == 124 || rc == 137 && SECONDS - began >= limit)); then reason="did not end within $limit s" && rc=124; fi
-  ((rc == expected)) || worst=1
+  # What skips itself ends with 0, whatever else was expected.
+  if ((rc != expected)) && ! { ((rc == 0)) && grep -q '^SKIPPED: ' "$out/logs/$name.out"; }; then worst=1; fi
   note "$name" "$part" "$kind" "$rc" $((SECONDS - began)) "$reason"
+  current=()
   return 0
 }
 skip() { note "$1" "$2" "$3" skipped 0 "$4"; } # NAME PART KIND REASON
@@ -198,10 +240,11 @@ no_gpu="this machine has no GPU"
 workfolder=$out
 starts=''
 if [[ ! $obstacle ]]; then
-  if said=$(in_bundle timeout 120 "$annulus" version 2>&1 </dev/null); then
+  in_bundle timeout 120 "$annulus" version >"$scratch/version" 2>&1 </dev/null &
+  if await $!; then
     starts=1
   else
-    obstacle="the program does not start: $(tail -n 1 <<<"$said")"
+    obstacle="the program does not start: $(tail -n 1 "$scratch/version")"
   fi
 fi
 if [[ $obstacle ]]; then
@@ -222,10 +265,17 @@ read_test() { # ENV MPI_ARGS ARGS
   [[ $3 == - ]] || eval "words=($3)" # quoted as Bazel's are; $bundle is this folder
 }
 
-run_tests() {
+run_mpi() { # NAME PART RANKS LIMIT TEST-PROGRAM WORDS...; with `assigned` and `mpi_words`
+  local name=$1 part=$2 ranks=$3 limit=$4 program=$5
+  shift 5
+  step "$name" "$part" mpi "$limit" env "${assigned[@]}" WANT_SIZE="$ranks" "$bundle/mpi/bin/mpirun" \
+    --timeout $(($(allowed "$limit") - 5)) -np "$ranks" "${mpi_words[@]}" "$bundle/tests/$program" "$@"
+}
+
+run_tests() { # KIND: the tests of this kind
   local name kind program ranks expect limit variables mpi_args args
-  [[ $starts ]] && step doctor tests plain 60 "$annulus" doctor
   while IFS=$'\t' read -r name kind program ranks expect limit variables mpi_args args <&3; do
+    [[ $kind == "$1" ]] || continue
     if [[ ! $starts ]]; then skip "$name" tests "$kind" "$obstacle" && continue; fi
     read_test "$variables" "$mpi_args" "$args"
     workfolder=$out expected=$expect
@@ -235,10 +285,7 @@ run_tests() {
         step "$name" tests gtest "$limit" env "${assigned[@]}" GTEST_OUTPUT="xml:$out/xml/$name.xml" \
           "$bundle/tests/$program" "${words[@]}"
         ;;
-      mpi)
-        step "$name" tests mpi "$limit" env "${assigned[@]}" WANT_SIZE="$ranks" "$bundle/mpi/bin/mpirun" \
-          --timeout $((limit - 5)) -np "$ranks" "${mpi_words[@]}" "$bundle/tests/$program" "${words[@]}"
-        ;;
+      mpi) run_mpi "$name" tests "$ranks" "$limit" "$program" "${words[@]}" ;;
       script)
         if [[ ! $python ]]; then skip "$name" tests "$kind" "no python3 here" && continue; fi
         step "$name" tests script "$limit" env "${assigned[@]}" "$python" "$bundle/runfiles/$program" "${words[@]}"
@@ -246,6 +293,9 @@ run_tests() {
     esac
     workfolder=$out expected=0
   done 3<"$bundle/tests.tsv"
+}
+run_checks() {
+  [[ $starts ]] && step doctor tests plain 60 "$annulus" doctor
   if ! ready; then skip attend-check tests plain "$why" && return; fi
   step attend-check tests plain 120 "$annulus" attend --device cuda --backward --check \
     --random queries=704,keys=704,heads=8,kv_heads=2,dim=128,dtype=bf16,seed=7
@@ -263,32 +313,39 @@ text_of_training() { # where LibTorch has no Python sources
   compgen -G "$torch/*.py" >/dev/null || printf -- '--set\ndata.train=["%s/text/documents.txt"]\n' "$bundle"
 }
 
-run_bench() {
+run_attention_bench() {
   local part
   for part in dense ring patterns; do
     if ! ready; then skip "bench-$part" bench bench "$why" && continue; fi
     step "bench-$part" bench bench 150 "$annulus" bench gpu --part "$part" --json "$out/bench/$part.json"
   done
-  run_quickstart
-  run_model train 180
-  run_flex
-  run_model longest "$(($(left) > 60 ? $(left) : 60))" # the last of all: it may have what time is left
 }
 
 run_model() { # PART LIMIT
-  local model=$bundle/configs/llama-1b.toml
+  local limit model=$bundle/configs/llama-1b.toml
   if ! ready; then skip "bench-$1" bench bench "$why" && return; fi
   if [[ ! -e $model ]]; then skip "bench-$1" bench bench "the bundle has no configs/llama-1b.toml" && return; fi
   mapfile -t text < <(text_of_training)
-  step "bench-$1" bench bench "$2" "$annulus" bench gpu --part "$1" --seconds $(($2 * 8 / 10)) --config "$model" \
+  limit=$(allowed "$2")
+  step "bench-$1" bench bench "$limit" "$annulus" bench gpu --part "$1" --seconds $((limit > 10 ? limit * 8 / 10 : 8)) --config "$model" \
     --json "$out/bench/$1.json" "${text[@]}"
 }
 
 run_flex() {
   if ! ready; then skip flex-attention bench plain "$why" && return; fi
-  if [[ ! $torch_python ]] || ! "$torch_python" -c 'import torch, triton' 2>"$out/logs/flex-import.err" </dev/null; then
-    skip flex-attention bench plain "no Python here imports this torch with triton" && return
+  local reason='' compiler
+  compiler=${CC:-$(command -v gcc || command -v clang)}
+  if [[ ! $torch_python ]]; then
+    reason="no Python here has this torch"
+  elif [[ ! $compiler ]]; then
+    reason="Triton needs a C compiler, and there is none"
+  elif ! "$torch_python" -c 'import os, sysconfig; open(os.path.join(sysconfig.get_path("include"), "Python.h"))' 2>/dev/null; then
+    reason="Triton needs Python.h, and $torch_python has none"
+  else
+    timeout 60 "$torch_python" -c 'import torch, triton' 2>"$out/logs/flex-import.err" </dev/null &
+    await $! || reason="$torch_python cannot import torch and triton within 60 s"
   fi
+  if [[ $reason ]]; then skip flex-attention bench plain "$reason" && return; fi
   # In the environment of its own torch, not in the bundle's.
   environment_before=("${environment[@]}")
   environment=(TMPDIR="$scratch" TORCHINDUCTOR_CACHE_DIR="$scratch/inductor" TRITON_CACHE_DIR="$scratch/triton" HOME="${HOME:-$scratch}")
@@ -296,11 +353,7 @@ run_flex() {
   environment=("${environment_before[@]}")
 }
 
-quickstart_done=''
 run_quickstart() {
-  wanted train || return 0
-  [[ $quickstart_done ]] && return
-  quickstart_done=1
   if ! ready; then skip train-quickstart train train "$why" && return; fi
   mapfile -t text < <(text_of_training)
   step train-quickstart train train 150 "$annulus" train "$bundle/configs/quickstart.toml" --set device=cuda \
@@ -324,8 +377,8 @@ run_scaling() {
     if ((n > 1)); then
       while IFS=$'\t' read -r name kind program ranks expect limit variables mpi_args args <&3; do
         [[ $kind == mpi && $expect == 0 && $mpi_args == - && $args == - ]] || continue
-        step "$name-over-$n" scaling mpi "$limit" env WANT_SIZE="$n" "$bundle/mpi/bin/mpirun" --timeout $((limit - 5)) -np "$n" \
-          "$bundle/tests/$program"
+        assigned=() mpi_words=()
+        run_mpi "$name-over-$n" scaling "$n" "$limit" "$program"
       done 3< <(sort -t $'\t' -u -k3,3 "$bundle/tests.tsv")
       step "attend-over-$n" scaling plain 120 "$annulus" launch -n "$n" attend --device cuda --backward --check \
         --random queries=1024,keys=1024,heads=8,kv_heads=8,dim=64,dtype=bf16,seed=9 --layout zigzag --schedule ring
@@ -333,22 +386,51 @@ run_scaling() {
     step "scaling-$n" scaling train 150 "$annulus" launch -n "$n" train "$bundle/configs/quickstart.toml" --set device=cuda \
       --set "run.folder=$out/runs" --set "run.name=scaling-$n" --set run.steps=20 --set run.log_every=5 \
       --set data.context=65536 --set data.validation_fraction=0 --set validation.every=0 --set checkpoint.every=0 \
-      --set model.layers=4 --set model.dim=1024 --set model.heads=8 --set model.ffn=2816 "${text[@]}"
+      --set model.layers=4 --set model.dim=1024 --set model.heads=8 --set model.ffn=2816 \
+      --set model.dtype=bf16 "${text[@]}"
     keep_metrics "scaling-$n"
   done
 }
 
-if wanted tests; then run_tests; fi
-if wanted scaling && ((gpus > 1)); then run_scaling; fi
-if wanted bench; then run_bench; fi
-if wanted train; then run_quickstart; fi
-if wanted scaling && ((gpus < 2)); then run_scaling; fi
-
-[[ $sampler ]] && kill "$sampler" 2>/dev/null && wait "$sampler" 2>/dev/null
-sampler=''
-if [[ $python ]]; then
-  "$python" "$bundle/report.py" "$out"
-  exit
+# What tells most first, and what could hang, ranks that wait for one another, after what cannot.
+if wanted tests; then
+  run_checks
+  wanted bench && reserve=$((24 * minutes))
+  run_tests gtest
+  reserve=0
+  report
 fi
-echo "run.sh: no python3 here, so there is no report.json; what was measured lies in $out (steps.tsv, logs, xml, bench)" >&2
-exit "$worst"
+if wanted bench; then
+  run_attention_bench
+  run_model train 180
+  report
+fi
+if wanted tests; then
+  run_tests mpi
+  report
+  run_tests script
+  report
+fi
+if wanted scaling; then
+  run_scaling
+  report
+fi
+if wanted train; then
+  run_quickstart
+  report
+fi
+if wanted bench; then
+  run_flex
+  report
+  cap=${most:-$((60 * minutes))}
+  run_model longest "$(left)" # the last of all: it may have what time is left
+fi
+
+if [[ ! $python ]]; then
+  echo "run.sh: no python3 here, so there is no report.json; what was measured lies in $out/details.tar.gz" >&2
+  exit "$worst"
+fi
+report
+rc=$?
+cat "$scratch/report"
+exit "$rc"
