@@ -110,6 +110,10 @@ class OperatorCall {
                                                                                 /*dropout_p=*/0, /*is_causal=*/true);
   }
   at::Tensor out() const { return out_.transpose(1, 2); }
+  AttentionGradients gradients() const {
+    const auto& [dq, dk, dv] = gradients_;
+    return {dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)};
+  }
 
  private:
   const at::Tensor q_, k_, v_, dout_;
@@ -186,11 +190,16 @@ void bench_dense(GpuBench& bench) {
     const Problem problem = random_problem(o, length);
     ExecutorCall ours(problem, causal_pattern(), shape_of(o, length));
     OperatorCall theirs(problem);
-    const double difference = relative_error(ours.output().out, theirs.out());
+    ours.backward();
+    theirs.backward();
+    const AttentionGradients mine = ours.gradients(), other = theirs.gradients();
+    const double difference =
+        std::max({relative_error(ours.output().out, theirs.out()), relative_error(mine.dq, other.dq),
+                  relative_error(mine.dk, other.dk), relative_error(mine.dv, other.dv)});
     if (!(difference <= 2 * bound_of(o.type))) {
       throw Error(ErrorKind::kInternal, "bench",
-                  line("the executor's out is %.3g from the operator's, at most %.3g is expected", difference,
-                       2 * bound_of(o.type)));
+                  line("the executor's out, dq, dk or dv is %.3g from the operator's, at most %.3g is expected",
+                       difference, 2 * bound_of(o.type)));
     }
     for (const bool back : {false, true}) {
       const char* const direction = back ? "backward" : "forward";
@@ -210,6 +219,7 @@ void bench_dense(GpuBench& bench) {
       bench.figure(of, "TFLOP/s", teraflops(flops, mine), teraflops(flops, median(sides[0].seconds)));
       bench.figure(of + ", operator", "TFLOP/s", teraflops(flops, base), teraflops(flops, median(sides[1].seconds)));
     }
+    bench.end_figures("dense");  // should the next length be cut off
   }
 }
 
@@ -329,6 +339,7 @@ void bench_patterns_part(GpuBench& bench) {
       bench.figure(p.name + " " + direction + ", over share", "ratio", r.ratio, r.ratio);
     }
     bench.figure(p.name + ", off the oracle", "relative", error, error);
+    bench.end_figures("patterns");
   }
 }
 
@@ -381,16 +392,19 @@ void measure_in_turn(std::vector<TimedSide>& sides, at::Device device, int64_t r
   }
 }
 
-void GpuBench::end_part(const std::string& part) {
+void GpuBench::end_figures(const std::string& part) {
+  if (figures.empty() && reported == ratios.size()) return;
   nlohmann::ordered_json json = {{"bench", "gpu"},
                                  {"part", part},
                                  {"device", facts.name},
                                  {"versions", facts.versions},
                                  {"highest_mhz", facts.highest_mhz},
-                                 {"figures", nlohmann::ordered_json::array()}};
+                                 {"figures", nlohmann::ordered_json::array()},
+                                 {"ratios", nlohmann::ordered_json::array()}};
   for (const GpuFigure& f : figures) {
     json["figures"].push_back({{"name", f.name}, {"unit", f.unit}, {"value", f.value}, {"median", f.median}});
   }
+  for (; reported < ratios.size(); ++reported) json["ratios"].push_back(json_of(ratios[reported]));
   out << "\n" << json.dump() << "\n" << std::endl;
   figures.clear();
 }
@@ -436,7 +450,7 @@ std::vector<BenchRatio> run_gpu_bench(const GpuBenchOptions& options, std::ostre
   for (const auto& [name, run] : parts) {
     if (!wanted(options, name)) continue;
     run(bench);
-    bench.end_part(name);
+    bench.end_figures(name);
     release_cached_memory(options.device);
   }
   return std::move(bench.ratios);

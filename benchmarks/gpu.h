@@ -38,8 +38,9 @@ const std::vector<std::string>& gpu_bench_parts();
 // The sizes that the goals are stated for; on a CPU tiny ones, in fp32.
 GpuBenchOptions gpu_bench_options(at::Device device);
 
-// Prints tables, and a line of JSON after each part:
-//   {"bench":"gpu","part":"dense","device":...,"figures":[{"name":...,"unit":...,"value":...,"median":...},...]}
+// Prints tables, and a line of JSON after each length, pattern or part:
+//   {"bench":"gpu","part":"dense","device":...,"figures":[{"name":...,"unit":...,"value":...,"median":...},...],
+//    "ratios":[...]}, the ratios as in a report
 // Raises Error(kUsage, kPlan) for options that cannot be, before memory is taken, and Error(kInternal) where a result
 // is not the oracle's.
 std::vector<BenchRatio> run_gpu_bench(const GpuBenchOptions& options, std::ostream& out);

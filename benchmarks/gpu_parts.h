@@ -34,13 +34,14 @@ struct GpuBench {
   const DeviceFacts facts;
   std::ostream& out;
   std::vector<BenchRatio> ratios;
-  std::vector<GpuFigure> figures;  // of the part that runs
+  std::vector<GpuFigure> figures;  // since the last line of JSON
+  size_t reported = 0;             // ratios in lines of JSON so far
 
   void figure(const std::string& name, const std::string& unit, double value, double median) {
     figures.push_back({name, unit, value, median});
   }
-  // Prints the figures of a part as one line of JSON, and begins anew.
-  void end_part(const std::string& part);
+  // Prints what there is since the last time as one line of JSON, so that it stands should what follows be cut off.
+  void end_figures(const std::string& part);
 };
 
 // One side of a comparison: what is called, and what a call cost in each round.

@@ -21,6 +21,7 @@
 namespace annulus {
 namespace {
 
+constexpr int64_t kWarmUps = 5;  // the fourth step is recorded (step_graph.h); all counted ones are replays
 constexpr double kGoalMfu = 0.5;
 constexpr double kGoalMemory = 1.1;  // of what is planned
 
@@ -70,7 +71,6 @@ struct Steps {
 // A step ends with the readout of its loss: the wall clock is the device's.
 Steps run_steps(const Config& config, at::Device device, int64_t warm_ups, int64_t counted) {
   release_cached_memory(device);
-  reset_peak_memory(device);
   const TextSource text(config.data, config.run.seed);
   const std::unique_ptr<Communicator> world = make_self_communicator();
   Training training(config, *world, text, device);
@@ -79,8 +79,9 @@ Steps run_steps(const Config& config, at::Device device, int64_t warm_ups, int64
   steps.flops = training.flops_per_token() * steps.tokens;
   steps.memory.planned = plan_memory(config, check_training(config, 1), 1, 0, device.is_cuda()).total();
   steps.parameters = training.model().parameters().count();
+  // The peak is that of steps that run and are recorded: a replay takes no memory.
+  reset_peak_memory(device);
   for (int64_t i = -warm_ups; i < counted; ++i) {
-    if (i == 0) reset_peak_memory(device);
     const double begin = wall_seconds();
     training.step();
     if (i >= 0) steps.seconds.push_back(wall_seconds() - begin);
@@ -102,7 +103,7 @@ void check_training_part(const GpuBenchOptions& options) {
 void bench_training_step(GpuBench& bench) {
   const GpuBenchOptions& o = bench.options;
   const Config config = config_of(o, o.length, {});
-  const Steps steps = run_steps(config, o.device, /*warm_ups=*/2, o.rounds);
+  const Steps steps = run_steps(config, o.device, kWarmUps, o.rounds);
   const double seconds = least(steps.seconds), middle = median(steps.seconds);
   bench.out << line(
       "training step of a Llama of %lld parameters, %lld tokens in a row, %lld rows\n\n"
@@ -164,7 +165,7 @@ void bench_longest_sequence(GpuBench& bench) {
       const std::string name = line("longest %lld", static_cast<long long>(length));
       bench.figure(name, "s", least(steps.seconds), least(steps.seconds));
       if (o.device.is_cuda()) steps.memory.add_to(bench, name);
-      bench.end_part("longest");         // should the next one be cut off
+      bench.end_figures("longest");      // should the next one be cut off
     } catch (const c10::Error& error) {  // also by another name, where a graph of the device is being captured
       if (std::string(error.what_without_backtrace()).find("out of memory") == std::string::npos) throw;
       bench.out << row << "out of memory\n";

@@ -97,6 +97,13 @@ BenchRatio ratio_of(std::string name, std::string settings, const std::vector<do
           goal};
 }
 
+Json json_of(const BenchRatio& ratio) {
+  Json entry = {{"name", ratio.name}, {"settings", ratio.settings}, {"ratio", ratio.ratio},
+                {"low", ratio.low},   {"high", ratio.high},         {"rounds", ratio.rounds}};
+  if (ratio.goal) entry["goal"] = *ratio.goal;
+  return entry;
+}
+
 std::string BenchMachine::text() const { return std::to_string(cores) + (cores == 1 ? " core, " : " cores, ") + isa; }
 
 BenchReport report_of(std::vector<BenchRatio> ratios) {
@@ -107,12 +114,7 @@ BenchReport report_of(std::vector<BenchRatio> ratios) {
 
 void write_report(const BenchReport& report, const std::string& path) {
   Json ratios = Json::array();
-  for (const BenchRatio& r : report.ratios) {
-    Json entry = {{"name", r.name}, {"settings", r.settings}, {"ratio", r.ratio},
-                  {"low", r.low},   {"high", r.high},         {"rounds", r.rounds}};
-    if (r.goal) entry["goal"] = *r.goal;
-    ratios.push_back(std::move(entry));
-  }
+  for (const BenchRatio& r : report.ratios) ratios.push_back(json_of(r));
   const Json json = {{"format", kFormat},
                      {"version", report.version},
                      {"date", report.date},

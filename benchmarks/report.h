@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -26,6 +27,9 @@ struct BenchRatio {
 // From the costs of each round. Both of the same size, at least 1, costs of the baseline above 0.
 BenchRatio ratio_of(std::string name, std::string settings, const std::vector<double>& costs,
                     const std::vector<double>& baseline, std::optional<double> goal = std::nullopt);
+
+// As it stands in the file.
+nlohmann::ordered_json json_of(const BenchRatio& ratio);
 
 struct BenchMachine {
   int64_t cores = 0;

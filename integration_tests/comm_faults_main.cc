@@ -1,12 +1,15 @@
 // A rank of a job that goes wrong on purpose: what bootstrap and the communicator make of it is checked by mpi_test
 // from outside (exit code, one message). --fault=NAME --rank=R says what happens, and where; --backend=nccl sends over
 // GPUs, or says why it cannot.
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <sched.h>
 #include <signal.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -41,13 +44,21 @@ bool has_come(int rank) {
   return false;
 }
 
+// A process that is to end before this one: mpirun's exit code is that of the first rank that failed.
+pid_t first_to_end = 0;
+
+void let_the_first_end() {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  while (first_to_end != 0 && kill(first_to_end, 0) == 0 && std::chrono::steady_clock::now() < deadline) sched_yield();
+}
+
 int run(int argc, char** argv) {
   const std::string fault = argument(argc, argv, "fault");
   const LaunchInfo launch = launch_info();
   const bool mine = std::to_string(launch.rank) == argument(argc, argv, "rank");
 
   const bool nccl = argument(argc, argv, "backend") == "nccl";
-  if (const std::string why = nccl ? nccl_unavailable() : ""; !why.empty()) {
+  if (const std::string why = nccl ? comm_test::unavailable_to_processes(launch.local_size) : ""; !why.empty()) {
     if (launch.rank == 0) std::printf("SKIPPED: %s\n", why.c_str());
     return 0;
   }
@@ -85,6 +96,13 @@ int run(int argc, char** argv) {
     job.require_agreement({{"shape", mine ? "[1,64]" : "[1,128]"}}, {"attention forward", 12});
   }
   job.run_together({"nothing", 0}, [] {});
+  if (fault == "throws later") {
+    // Over NCCL the others may learn of it before the rank that throws has ended.
+    at::Tensor pids = at::empty({job.size}, at::kLong);
+    job.world->all_gather(pids, at::full({1}, static_cast<int64_t>(getpid()), at::kLong), {"process numbers", 0});
+    const int thrower = std::stoi(argument(argc, argv, "rank"));
+    if (!mine) first_to_end = static_cast<pid_t>(pids[thrower].item<int64_t>());
+  }
   std::unique_ptr<Communicator> gpus;
   at::TensorOptions floats = at::kFloat;
   if (nccl) {
@@ -110,6 +128,7 @@ int run(int argc, char** argv) {
     work.reset();
     std::swap(held, next);
   }
+  comm.set_timeout(Seconds(30));  // and NCCL is to be ended
   comm.barrier({"the end", 0});
   if (job.rank == 0) std::printf("finished\n");
   return 0;
@@ -122,8 +141,10 @@ int main(int argc, char** argv) {
   try {
     return annulus::run(argc, argv);
   } catch (const annulus::ReportedError& e) {
+    annulus::let_the_first_end();
     return e.exit_code();
   } catch (const annulus::Error& e) {
+    annulus::let_the_first_end();
     std::fprintf(stderr, "%s (exit code %d)\n", e.what(), e.exit_code());
     return e.exit_code();
   }

@@ -78,8 +78,9 @@ layout = "zigzag"
 if __name__ == "__main__":
     doctor = cli.subprocess.run([cli.ANNULUS, "doctor"], capture_output=True, text=True, env=cli.environment()).stdout
     device = re.search(r"^  device +(.*)$", doctor, re.M).group(1)
-    if not device.startswith("cuda"):
+    found = re.match(r"cuda, (\d+) GPU", device)  # CUDA's own count: in a container the machine may have more
+    if not found:
         print("SKIPPED: " + device)
         sys.exit(0)
-    gpus = int(re.search(r"^  GPUs +(\d+) x", doctor, re.M).group(1))
+    gpus = int(found.group(1))
     cli.main()

@@ -62,6 +62,24 @@ Trace read(const std::vector<KinetoEvent>& events) {
   return trace;
 }
 
+// How many transfers have a kernel beside them at some time.
+size_t hidden(const Trace& trace) {
+  return static_cast<size_t>(std::count_if(trace.transfers.begin(), trace.transfers.end(), [&](const auto& transfer) {
+    return std::any_of(trace.tiles.begin(), trace.tiles.end(), [&](const auto& tile) {
+      return std::max(transfer.first, tile.first) < std::min(transfer.second, tile.second);
+    });
+  }));
+}
+
+// How many exchanges the plan gives tiles to hide behind.
+size_t to_be_hidden(const Program& program) {
+  size_t n = 0;
+  for (const std::vector<Step>* steps : {&program.forward, &program.backward}) {
+    for (const Step& step : *steps) n += !(step.sends.empty() && step.receives.empty()) && !step.tiles.empty();
+  }
+  return n;
+}
+
 // Nanoseconds in which some transfer and some kernel run together, at most.
 uint64_t overlap(const Trace& trace) {
   uint64_t sum = 0;
@@ -75,7 +93,7 @@ uint64_t overlap(const Trace& trace) {
 
 int run() {
   const LaunchInfo launch = launch_info();
-  if (const std::string why = nccl_unavailable(); !why.empty()) {
+  if (const std::string why = comm_test::unavailable_to_processes(launch.local_size); !why.empty()) {
     if (launch.rank == 0) std::printf("SKIPPED: %s\n", why.c_str());
     return 0;
   }
@@ -97,8 +115,10 @@ int run() {
       at::TensorOptions().dtype(at::kBFloat16).device(at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(gpu)));
   const auto make = [&] { return at::randn({1, kLength / job.size, 8, 128}, options); };
   const at::Tensor q = make(), k = make(), v = make(), dout = make();
+  std::shared_ptr<const Program> program;
   const auto attend = [&] {
     const AttentionOutput out = attention_forward(q, k, v, call);
+    program = out.program;
     return attention_backward(dout, q, k, v, out, call);
   };
   attend();  // connects, plans, loads kernels
@@ -136,6 +156,11 @@ int run() {
   for (const std::string& wait : trace.waits) require(false, "the call waits for the device: " + wait);
   const uint64_t together = overlap(trace);
   require(together > 0, "no transfer runs while a tile is computed");
+  // Ranks that share a GPU take turns on it.
+  if (const size_t wanted = to_be_hidden(*program); launch.local_size <= comm_test::gpu_count()) {
+    require(hidden(trace) >= wanted, "of " + std::to_string(wanted) + " transfers that the plan gives tiles to hide " +
+                                         "behind " + std::to_string(hidden(trace)) + " run beside kernels");
+  }
   uint64_t sending = 0;
   for (const auto& [a, b] : trace.transfers) sending += b - a;
   if (job.rank == 0 && wrong == 0) {

@@ -2,6 +2,7 @@
 #include "launcher/device.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <exception>
 
 #include "comm/launch_info.h"
@@ -48,7 +49,11 @@ std::string take_gpu(int local_rank, int local_size, int& ordinal) {
   if (count == 0) return "LibTorch finds no GPU that it can use";
   if (count < local_size) {
     return std::to_string(local_size) + " ranks on this host, but " + std::to_string(count) +
-           " GPUs: one each is needed";
+           " GPUs: one each is needed" +
+           (std::getenv("CUDA_VISIBLE_DEVICES") != nullptr ? "; CUDA_VISIBLE_DEVICES is set: let every rank see all "
+                                                             "GPUs of its host (unset it; with Slurm's srun: "
+                                                             "--gpu-bind=none)"
+                                                           : "");
   }
   // The kernels decide for themselves what they can compute on.
   try {
@@ -63,7 +68,11 @@ std::string take_gpu(int local_rank, int local_size, int& ordinal) {
   return "";
 }
 
+int visible_gpus() { return c10::cuda::device_count(); }
+
 #else
+
+int visible_gpus() { return 0; }
 
 std::string take_gpu(int, int, int&) {
   return Machine::this_machine().gpus.empty() ? "this host has no GPU"
@@ -78,6 +87,8 @@ std::string cuda_shortfall(int local_size) {
   int ordinal = 0;
   return take_gpu(0, local_size, ordinal);
 }
+
+int cuda_devices() { return visible_gpus(); }
 
 DeviceChoice choose_device(const std::string& wanted, int local_rank, int local_size) {
   if (wanted == "cpu") return {at::kCPU, "cpu (as configured)"};

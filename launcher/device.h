@@ -25,6 +25,9 @@ DeviceChoice choose_device(const std::string& wanted, int local_rank, int local_
 // Why ranks cannot compute on GPUs here; empty when they can.
 std::string cuda_shortfall(int local_size);
 
+// The GPUs that CUDA lets this process use, which may be fewer than the machine has; 0 in a build without CUDA.
+int cuda_devices();
+
 // Collective: chooses as above for every rank of the job. All ranks must come to the same kind of device; what fails on
 // one ends all, with one message.
 DeviceChoice choose_devices(Job& job, const std::string& wanted);

@@ -52,7 +52,7 @@ class DoctorVerb : public Verb {
     const std::string driver = first_line("/proc/driver/nvidia/version");
     row("driver", driver.empty() ? "no NVIDIA driver" : driver);
     const std::string nccl = nccl_unavailable();
-    row("NCCL", nccl.empty() ? "yes" : nccl);
+    row("NCCL", nccl.empty() ? nccl_version() : nccl);
 
     std::printf("\nattention kernels\n");
     for (const DetectedKernel& kernel : detected_kernels()) {
@@ -60,7 +60,10 @@ class DoctorVerb : public Verb {
     }
     std::printf("\nused\n");
     const std::string shortfall = cuda_shortfall(1);
-    row("device", shortfall.empty() ? "cuda for as many ranks as there are GPUs, otherwise cpu" : "cpu: " + shortfall);
+    const int gpus = cuda_devices();
+    row("device", shortfall.empty() ? "cuda, " + std::to_string(gpus) + (gpus == 1 ? " GPU" : " GPUs") +
+                                          ": for as many ranks of a host, otherwise cpu"
+                                    : "cpu: " + shortfall);
     row("backend", shortfall.empty() ? "nccl between GPUs, mpi between CPUs and for agreement" : "mpi");
     if (shortfall.empty()) {
       for (const at::ScalarType type : {at::kBFloat16, at::kFloat}) {

@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <iostream>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -245,13 +246,16 @@ void Run::report(const StepResult& result, bool validated) {
   const double speed = elapsed > 0 ? tokens / elapsed : 0;
   if (log) {
     tokens_per_second_ = speed;
+    // Hosts do not wait for transfers between GPUs, and nothing measures the devices' waits.
+    const double exposed =
+        options_.device.is_cuda() ? std::numeric_limits<double>::quiet_NaN() : here.waited - interval_.waited;
     MetricsWriter::Fields fields = {{"loss", result.loss},
                                     {"bits_per_byte", bits_per_byte(result.loss)},
                                     {"gradient_norm", result.gradient_norm},
                                     {"learning_rate", result.lr},
                                     {"tokens", step * training_->tokens_per_step()},
                                     {"tokens_per_second", speed},
-                                    {"exposed_communication_seconds", here.waited - interval_.waited},
+                                    {"exposed_communication_seconds", exposed},
                                     {"exposed_planning_seconds", here.planned - interval_.planned},
                                     {"plans_made", plan_stats().programs_made},
                                     {"plan_cache_hits", plan_stats().programs.hits},

@@ -400,6 +400,7 @@ class NcclCommunicator final : public Communicator {
   // One look at everything under way: asynchronous errors, headers, completion, deadlines. The mutex is held.
   void look_after() {
     if (!failed_.empty() || comm_ == nullptr || operations_.empty()) return;
+    if (capturing()) return;  // a query would spoil the graph; the watching thread looks all the same
     const auto now = Clock::now();
     if (ncclResult_t state = ncclSuccess; broken(&state)) {
       if (!broken_since_) broken_since_ = now;
@@ -459,10 +460,15 @@ class NcclCommunicator final : public Communicator {
     }
   }
 
+  // Whether the calling thread's current stream is being captured into a CUDA graph.
+  bool capturing() const {
+    const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(options_.device));
+    return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
+  }
+
   // A graph would replay the transfer without the agreement, the deadline and the look at errors that belong to it.
   void refuse_capture(OpLabel label) const {
-    const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(options_.device));
-    if (c10::cuda::currentStreamCaptureStatusMayInitCtx() == c10::cuda::CaptureStatus::None) return;
+    if (!capturing()) return;
     throw Error(ErrorKind::kPlan, "comm",
                 where(label) +
                     ": the current stream is being captured into a CUDA graph, which cannot hold transfers "
@@ -721,6 +727,12 @@ std::string nccl_unavailable() {
   }
   if (devices == 0) return "no CUDA device on this host; use device = \"cpu\"";
   return "";
+}
+
+std::string nccl_version() {
+  int version = 0;
+  check_nccl(ncclGetVersion(&version), "ncclGetVersion", nullptr);
+  return version_text(version);
 }
 
 std::unique_ptr<Communicator> make_nccl_communicator(Communicator& host, const NcclOptions& options) {

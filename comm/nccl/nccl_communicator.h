@@ -11,6 +11,9 @@ namespace annulus {
 // Why this build or machine cannot use NCCL ("this build has no NCCL: ...", "no CUDA device: ..."); empty when it can.
 std::string nccl_unavailable();
 
+// The version that was loaded, "2.28.9"; empty in a build without NCCL.
+std::string nccl_version();
+
 struct NcclOptions {
   int device = 0;       // CUDA ordinal of this rank
   Seconds timeout{60};  // deadline of making the communicator
@@ -28,11 +31,14 @@ struct NcclOptions {
 // - barrier() is one of hosts: it does not wait for the device.
 // - A thread watches deadlines and NCCL's asynchronous errors. When one strikes it calls ncclCommAbort, which ends the
 //   kernels that wait, and the next call of this communicator raises the error that names operation, step and peer.
-// - The deadline of a transfer runs from when the device gets to it, not from the call: the host may be far ahead.
+// - The deadline of a transfer runs from when the device gets to it, not from the call: the host may be far ahead. That
+//   of the comparison of sizes and dtypes, which hosts make, runs from the call: a rank whose host is further behind
+//   than the deadline ends the transfer.
 //   After having read a result of the device, call progress(): it raises if a transfer on the way there was aborted.
 // - The first exchange with a peer connects to it and may block the host until that peer makes the same exchange, for
 //   as long as the deadline.
-// - While the current stream is captured into a CUDA graph every operation raises Error(kPlan).
+// - While the current stream is captured into a CUDA graph every operation raises Error(kPlan); progress() and
+//   Work::test() then tell only what the watching thread has found, since a look at the device would spoil the graph.
 //
 // Errors: kUnavailable where nccl_unavailable() says so; kPlan when two ranks name the same GPU and NCCL has not been
 // told to allow it (NCCL_MULTI_RANK_GPU_ENABLE=1 from NCCL 2.30 on, before that an NCCL_HOSTID for each process);

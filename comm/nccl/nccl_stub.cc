@@ -9,6 +9,8 @@ std::string nccl_unavailable() {
          "device = \"cpu\"";
 }
 
+std::string nccl_version() { return ""; }
+
 std::unique_ptr<Communicator> make_nccl_communicator(Communicator&, const NcclOptions&) {
   throw Error(ErrorKind::kUnavailable, "comm", nccl_unavailable());
 }

@@ -43,6 +43,18 @@ std::string model_file() {
   return path;
 }
 
+std::set<std::string> ratios_in(const std::string& text) {
+  std::set<std::string> names;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    if (!line.starts_with("{")) continue;
+    for (const auto& ratio : nlohmann::json::parse(line).at("ratios")) {
+      EXPECT_TRUE(names.insert(ratio.at("name")).second) << line;
+    }
+  }
+  return names;
+}
+
 TEST(GpuBench, TheTinyVersionRunsAllOfAttention) {
   std::ostringstream out;
   const std::vector<BenchRatio> ratios = run_gpu_bench(gpu_bench_options(at::kCPU), out);
@@ -54,6 +66,10 @@ TEST(GpuBench, TheTinyVersionRunsAllOfAttention) {
   }
   // Two directions: of two lengths; of the ring, and both together; of three patterns.
   EXPECT_EQ(names.size(), 4u + 3u + 6u);
+  // What is cut off later loses nothing that was measured before: a line for each length and pattern.
+  EXPECT_EQ(ratios_in(out.str()), names);
+  const std::string text = out.str();
+  EXPECT_LT(text.find("{\"bench\""), text.find("       200  forward")) << text;
   const auto figures = figures_in(out.str());
   ASSERT_EQ(figures.size(), 3u) << out.str();
   EXPECT_EQ(figures.at("dense").size(), 8u);

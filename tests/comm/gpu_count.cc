@@ -5,9 +5,9 @@
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 #include <stdlib.h>
-
-#include <string>
 #endif
+
+#include "comm/nccl/nccl_communicator.h"
 
 namespace annulus::comm_test {
 
@@ -30,10 +30,34 @@ int gpu_of_process(int rank, int ranks) {
   }
   return rank % count;
 }
+
+namespace {
+std::string sharing_refused(int ranks) {
+  const int count = gpu_count();
+  if (ranks <= count) return "";
+  for (int device = 0; device < count; ++device) {
+    int mode = cudaComputeModeDefault;
+    cudaDeviceGetAttribute(&mode, cudaDevAttrComputeMode, device);
+    if (mode != cudaComputeModeDefault) {
+      return std::to_string(ranks) + " ranks on " + std::to_string(count) + " GPUs, and GPU " + std::to_string(device) +
+             " takes one process (its compute mode is " + std::to_string(mode) + ", not the default)";
+    }
+  }
+  return "";
+}
+}  // namespace
 #else
 int gpu_count() { return 0; }
 void use_gpu(int) {}
 int gpu_of_process(int rank, int) { return rank; }
+namespace {
+std::string sharing_refused(int) { return ""; }
+}  // namespace
 #endif
+
+std::string unavailable_to_processes(int ranks) {
+  const std::string why = nccl_unavailable();
+  return why.empty() ? sharing_refused(ranks) : why;
+}
 
 }  // namespace annulus::comm_test

@@ -53,7 +53,7 @@ comm_test::Backend& comm_test::backend() {
 int main(int argc, char** argv) {
   using namespace annulus;
   const LaunchInfo launch = launch_info();
-  if (const std::string why = nccl_unavailable(); !why.empty()) {
+  if (const std::string why = comm_test::unavailable_to_processes(launch.local_size); !why.empty()) {
     if (launch.rank == 0) std::printf("SKIPPED: %s\n", why.c_str());
     return 0;
   }

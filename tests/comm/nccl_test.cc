@@ -1,4 +1,4 @@
-// The suite over NCCL: as many ranks (threads of this process, one a GPU) as the machine has GPUs, at least one.
+// The suite over NCCL: 1, 2, 3 and 8 ranks (threads of this process, one a GPU), as far as the machine has GPUs.
 // Compiled and linked wherever CUDA builds are; skipped, with the reason, where there is no GPU.
 #include "comm/nccl/nccl_communicator.h"
 
@@ -19,7 +19,9 @@ comm_test::Backend& comm_test::backend() {
     b.device = at::Device(at::kCUDA);
     b.unavailable = nccl_unavailable();
     b.sizes = {1};
-    for (int n = 2; n <= comm_test::gpu_count() && n <= 8; ++n) b.sizes.push_back(n);
+    for (const int n : {2, 3, 8}) {  // a pair, an odd number, a whole host: each makes its communicators anew
+      if (n <= comm_test::gpu_count()) b.sizes.push_back(n);
+    }
     b.run = [](int size, const std::function<void(Communicator&)>& body) {
       run_ranks(size, [&](Communicator& host) {
         comm_test::use_gpu(host.rank());

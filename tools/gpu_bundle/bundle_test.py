@@ -27,6 +27,11 @@ TORCH = os.environ.get("LIBTORCH") or collect.bazel_config()["TORCH_ROOT"]
 ROOM = collect.ROOT
 
 
+# `ip link set lo up`, where there is no ip: SIOCSIFFLAGS with IFF_UP | IFF_LOOPBACK.
+LOOPBACK = """python3 -c 'import fcntl, socket, struct
+fcntl.ioctl(socket.socket(), 0x8914, struct.pack("16sh22x", b"lo", 9))'"""
+
+
 def run(*command, env=None, **options):
     return subprocess.run(command, capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL, env=env, **options)
 
@@ -258,9 +263,12 @@ class BundleTest(unittest.TestCase):
         out = tempfile.mkdtemp(prefix="report ", dir=self.work)
         started = self.interruptible(os.path.join(bundle, "run.sh"), "--only", "tests", "--out", out, env=self.environment())
         mpirun = int(run("timeout", "60", "cat", mark).stdout)
+        with open("/proc/%d/environ" % mpirun) as f:
+            scratch = re.search(r"(?:^|\0)TMPDIR=(/tmp/annulus\.\w+)\0", f.read()).group(1)
         started.kill()
         started.wait()
         os.kill(mpirun, signal.SIGTERM)
+        shutil.rmtree(scratch, ignore_errors=True)
         with open(os.path.join(out, "report.json")) as f:
             self.assertIn("quick", self.of(json.load(f), "failed"))
 
@@ -321,7 +329,7 @@ class BundleTest(unittest.TestCase):
         attend = ["annulus", "launch", "-n", "2", "attend", "--random", "queries=300,heads=4,kv_heads=2,seed=7", "--check"]
         command = [os.path.join(BUNDLE, "run.sh"), "--", *attend]
         if run("unshare", "-mn", "true").returncode == 0:
-            program = " && ".join(hide + ["ip link set lo up", '! /usr/bin/orterun --version 2>/dev/null', 'exec "$@"'])
+            program = " && ".join(hide + [LOOPBACK, '! /usr/bin/orterun --version 2>/dev/null', 'exec "$@"'])
             command = ["unshare", "-mn", "bash", "-c", program, "bash", *command]
             done = run(*command, env=self.environment(), cwd=self.work)
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
