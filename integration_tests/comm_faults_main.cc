@@ -98,7 +98,7 @@ int run(int argc, char** argv) {
   job.run_together({"nothing", 0}, [] {});
   if (fault == "throws later") {
     // Over NCCL the others may learn of it before the rank that throws has ended.
-    at::Tensor pids = at::empty({job.size}, at::kLong);
+    at::Tensor pids = at::empty({job.size, 1}, at::kLong);
     job.world->all_gather(pids, at::full({1}, static_cast<int64_t>(getpid()), at::kLong), {"process numbers", 0});
     const int thrower = std::stoi(argument(argc, argv, "rank"));
     if (!mine) first_to_end = static_cast<pid_t>(pids[thrower].item<int64_t>());

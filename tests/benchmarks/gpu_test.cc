@@ -48,7 +48,8 @@ std::set<std::string> ratios_in(const std::string& text) {
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) {
     if (!line.starts_with("{")) continue;
-    for (const auto& ratio : nlohmann::json::parse(line).at("ratios")) {
+    const nlohmann::json json = nlohmann::json::parse(line);
+    for (const auto& ratio : json.at("ratios")) {
       EXPECT_TRUE(names.insert(ratio.at("name")).second) << line;
     }
   }
