@@ -21,7 +21,8 @@
 namespace annulus {
 namespace {
 
-constexpr int64_t kWarmUps = 5;  // the fourth step is recorded (step_graph.h); all counted ones are replays
+constexpr int64_t kWarmUps =
+    5;  // the fourth step is recorded (step_graph.h), if it can be: counted ones are replays then
 constexpr double kGoalMfu = 0.5;
 constexpr double kGoalMemory = 1.1;  // of what is planned
 
@@ -66,6 +67,8 @@ struct Steps {
   double tokens = 0, flops = 0;  // of a step
   int64_t parameters = 0;
   StepMemory memory;
+  bool replayed = false;  // the last step was a record's replay
+  std::string notes;      // what steps had to tell
 };
 
 // A step ends with the readout of its loss: the wall clock is the device's.
@@ -83,10 +86,11 @@ Steps run_steps(const Config& config, at::Device device, int64_t warm_ups, int64
   reset_peak_memory(device);
   for (int64_t i = -warm_ups; i < counted; ++i) {
     const double begin = wall_seconds();
-    training.step();
+    steps.notes += training.step().note;
     if (i >= 0) steps.seconds.push_back(wall_seconds() - begin);
   }
   steps.memory.after = device_memory(device);
+  steps.replayed = training.replays();
   return steps;
 }
 
@@ -112,6 +116,8 @@ void bench_training_step(GpuBench& bench) {
       "  TFLOP/s             %10.1f (pairs that count)\n",
       static_cast<long long>(steps.parameters), static_cast<long long>(config.data.context),
       static_cast<long long>(config.data.batch), seconds, middle, steps.tokens / seconds, steps.flops / seconds / 1e12);
+  bench.out << (steps.replayed ? "  steps are replays of a CUDA graph\n"
+                               : "  steps are not recorded" + (steps.notes.empty() ? "" : ": " + steps.notes) + "\n");
   bench.figure("training step", "s", seconds, middle);
   bench.figure("training, tokens per second", "tokens/s", steps.tokens / seconds, steps.tokens / middle);
   bench.figure("training", "TFLOP/s", steps.flops / seconds / 1e12, steps.flops / middle / 1e12);

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "attention/kernels/merge.h"
 #include "attention/plan/layout.h"
 #include "attention/plan/plan.h"
 #include "runtime/fused_ops.h"
@@ -49,7 +50,7 @@ int64_t most_alive(const Program& program, const std::vector<Step>& steps, int64
 int64_t MemoryPlan::working() const { return std::max({loss, layer, attention}); }
 
 int64_t MemoryPlan::total() const {
-  return weights + gradients + optimizer + leaves + inputs + activations + working();
+  return weights + gradients + optimizer + leaves + inputs + activations + working() + validation;
 }
 
 std::string MemoryPlan::text() const {
@@ -57,7 +58,7 @@ std::string MemoryPlan::text() const {
   const auto show = [&](int64_t bytes) { return in_units(bytes, large ? 1e9 : 1e6); };
   return show(total()) + (large ? " GB" : " MB") + " a rank planned: weights " + show(weights + leaves / 2) +
          ", gradients " + show(gradients + leaves / 2) + ", optimizer " + show(optimizer) + ", activations " +
-         show(activations) + ", working memory " + show(working() + inputs);
+         show(activations) + ", working memory " + show(working() + inputs + validation);
 }
 
 MemoryPlan plan_memory(const Config& c, const LayerRequests& layers, int context_ranks, int rank, bool gpu) {
@@ -129,9 +130,20 @@ MemoryPlan plan_memory(const Config& c, const LayerRequests& layers, int context
   plan.layer = hidden * e + swiglu - norm + (c.model.recompute ? mlp - statistics + hidden * e : 0);
 
   // Attention's begins when the MLP's part is gone: gradients of the residual stream and of out, dq and the buffers in
-  // fp32. On a CPU bf16 is computed in fp32: q, k, v, out and their gradients are there twice.
+  // fp32. On a CPU bf16 is computed in fp32: q, k, v, out and their gradients are there twice. On a GPU dq is one
+  // operator's result, or of several ranks' keys the sum and the results that wait for it; dk and dv come besides,
+  // where heads share a kv head for every head first, and the operator for fp32 wants keys and values so, too.
   const int64_t converted = copies && !gpu ? (3 * hidden + kv) * kWide : 0;
-  plan.attention = 2 * hidden * e + hidden * kWide + transfers + converted - norm - (c.model.recompute ? 0 : mlp);
+  const int64_t dq = !gpu                ? hidden * kWide
+                     : context_ranks > 1 ? hidden * (kWide + static_cast<int64_t>(kMostParts) * e)
+                                         : hidden * e;
+  const int64_t operators = gpu ? kv * e + (s.heads > s.kv_heads ? (copies ? 2 : 4) * hidden * e : 0) : 0;
+  plan.attention = 2 * hidden * e + dq + transfers + converted + operators - norm - (c.model.recompute ? 0 : mlp);
+
+  // A recorded step keeps its memory (step_graph.h): what a validation takes comes besides.
+  const bool recorded = gpu && c.cuda_graphs == "auto" && context_ranks == 1;
+  const bool validated = c.validation.every > 0 && c.validation.batches > 0 && c.data.validation_fraction > 0;
+  if (recorded && validated) plan.validation = (4 * hidden + 3 * wide_ffn) * e;
   return plan;
 }
 

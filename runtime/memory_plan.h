@@ -22,6 +22,8 @@ struct MemoryPlan {
   int64_t layer = 0;        // the backward of a layer's MLP, computed again or not; besides activations
   int64_t attention = 0;    // the backward of a layer's attention, its buffers included; besides activations
 
+  int64_t validation = 0;  // of a GPU whose steps are recorded: their memory is not there for anything else
+
   // The loss, the last layer's MLP and its attention come one after the other.
   int64_t working() const;
   int64_t total() const;

@@ -1,10 +1,12 @@
 // See step_graph.h.
+#include <ATen/core/CachingHostAllocator.h>
 #include <ATen/cuda/CUDAEvent.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
+#include <c10/util/ScopeExit.h>
 #include <cuda_runtime_api.h>
 
 #include <exception>
@@ -37,19 +39,20 @@ struct StepGraph::State {
     at::cuda::CUDAEvent before, after;
     before.record(current);
     before.block(stream);
-    {
-      const c10::cuda::CUDAStreamGuard guard(stream);
-      work();
-    }
-    after.record(stream);
-    after.block(current);
+    // Also where the work throws: what it has given the device by then still reads and writes.
+    const auto join = c10::make_scope_exit([&] {
+      after.record(stream);
+      after.block(current);
+    });
+    const c10::cuda::CUDAStreamGuard guard(stream);
+    work();
   }
 
   void record(const std::function<void()>& work) {
     // The record has memory of its own for as long as it lives: what the warm-up took is given back first.
+    const c10::cuda::CUDAStreamGuard guard(stream);
     c10::cuda::device_synchronize();
     c10::cuda::CUDACachingAllocator::emptyCache();
-    const c10::cuda::CUDAStreamGuard guard(stream);
     const at::cuda::MempoolId_t pool = at::cuda::graph_pool_handle();
     auto recording = std::make_unique<at::cuda::CUDAGraph>();
     auto rows = std::make_unique<HeldCompositions>();
@@ -65,24 +68,40 @@ struct StepGraph::State {
       failed = true;
       note = "CUDA graphs: a step cannot be recorded (" + first_line(error.what()) + "), it is run each time instead";
       abandon(*recording, pool);
+      recording.reset();
+      c10::cuda::CUDACachingAllocator::emptyCache();
     }
   }
 
-  // The stream leaves its capture, the allocator stops serving it from the record's memory.
+  // The stream leaves its capture, the allocators stop serving it from the record's memory and take that back. An
+  // invalid capture ends with an error before LibTorch tells them.
   void abandon(at::cuda::CUDAGraph& recording, at::cuda::MempoolId_t pool) {
+    bool ended = false;
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     if (cudaStreamIsCapturing(stream, &status) == cudaSuccess && status != cudaStreamCaptureStatusNone) {
       try {
         recording.capture_end();
-        return;
+        ended = true;
       } catch (const std::exception&) {
-        // An invalid capture ends with an error; the allocator may not have been told.
       }
     }
-    try {
-      c10::cuda::CUDACachingAllocator::endAllocateToPool(device, pool);
-    } catch (const std::exception&) {
-      // It had been told, or the capture had not begun.
+    if (!ended) {
+      // Each raises where it was told already, or the capture had not begun: then there is nothing to take back.
+      const auto attempt = [](const auto& tell) {
+        try {
+          tell();
+        } catch (const std::exception&) {
+        }
+      };
+      attempt([&] {
+        c10::cuda::CUDACachingAllocator::endAllocateToPool(device, pool);
+        c10::cuda::CUDACachingAllocator::releasePool(device, pool);
+      });
+      attempt([&] {
+        at::HostAllocator* const host = at::getHostAllocator(at::kCUDA);
+        host->end_allocate_to_pool(pool);
+        host->release_pool(pool);
+      });
     }
     cudaGetLastError();  // what an invalid capture left behind would be taken for the next call's error
   }

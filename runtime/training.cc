@@ -59,9 +59,10 @@ Span rows_of(const Config& c, const Mesh& mesh) {
   return {mesh.index("data") * count, 1, count};
 }
 
-// Every step does the same work on the same memory, and waits for no other rank in it.
+// Every step does the same work on the same memory, and waits for no other rank before its gradients are there: the
+// context axis has one rank.
 bool steps_are_alike(const Config& c, const LayerRequests& layers, const Communicator& world) {
-  return world.size() == 1 && !c.data.documents && c.model.dropout == 0 &&
+  return world.size() == c.mesh.data && !c.data.documents && c.model.dropout == 0 &&
          std::none_of(layers.distinct.begin(), layers.distinct.end(),
                       [](const PlanRequest& request) { return is_adaptive(request.pattern); });
 }

@@ -2,7 +2,10 @@
 // for the device in a step and no other; no more memory than planned. Compiled and linked in every build, skipped where
 // there is no GPU.
 #include <ATen/Context.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/mm.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/record_function.h>
 #include <gtest/gtest.h>
@@ -18,6 +21,7 @@
 
 #include "comm/threads/threads.h"
 #include "runtime/memory_plan.h"
+#include "runtime/numerics.h"
 #include "runtime/step_graph.h"
 #include "runtime/training.h"
 #include "tests/runtime/tiny_run.h"
@@ -90,17 +94,18 @@ class GpuTraining : public ::testing::Test {
   const TestFolder folder_;
 };
 
-// fp32 (TF32 off): sums in another order, as over several ranks on a CPU. bf16: each loss is off by roundings of 2^-9
+// fp32 (TF32 off): sums in another order, as over several ranks on a CPU, and attention's products in three parts of
+// TF32; Adam makes more of it with each step. bf16: each loss is off by roundings of 2^-9
 // on either device, and the CPU rounds in other places (it computes attention in fp32).
 TEST_F(GpuTraining, LossesAreThoseOfTheCpu) {
   for (const std::string dtype : {"fp32", "bf16"}) {
-    const double tolerance = dtype == "fp32" ? 1e-4 : 0.02;
+    const auto tolerance = [&](size_t step) { return dtype == "bf16" ? 0.02 : step < 5 ? 1e-4 : 2e-3; };
     const Curve cpu = train(config(dtype), at::kCPU, 20);
     const Curve gpu = train(config(dtype), kGpu, 20);
     for (size_t i = 0; i < cpu.losses.size(); ++i) {
-      EXPECT_NEAR(gpu.losses[i], cpu.losses[i], tolerance * cpu.losses[i]) << dtype << ", step " << i + 1;
+      EXPECT_NEAR(gpu.losses[i], cpu.losses[i], tolerance(i) * cpu.losses[i]) << dtype << ", step " << i + 1;
     }
-    EXPECT_NEAR(gpu.validation, cpu.validation, tolerance * cpu.validation) << dtype;
+    EXPECT_NEAR(gpu.validation, cpu.validation, tolerance(20) * cpu.validation) << dtype;
     EXPECT_LT(gpu.losses.back(), gpu.losses[0] - 1) << "it learns";
   }
 }
@@ -122,6 +127,54 @@ TEST_F(GpuTraining, AReplayedStepIsTheStep) {
   }
 }
 
+// With the kernel that is chosen where nothing else is asked for: cuDNN keeps plans by thread, and its backward is not
+// deterministic.
+TEST_F(GpuTraining, TheDefaultKernelIsRecorded) {
+  for (const bool recompute : {false, true}) {
+    Config c = config("bf16");
+    c.deterministic = false;
+    c.model.recompute = recompute;
+    const Curve replayed = train(c, kGpu, 10);
+    EXPECT_TRUE(replayed.replays) << replayed.notes;
+    c.cuda_graphs = "off";
+    const Curve run = train(c, kGpu, 10);
+    for (size_t i = 0; i < 10; ++i) EXPECT_NEAR(replayed.losses[i], run.losses[i], 0.02 * run.losses[i]);
+  }
+}
+
+// Lists of rows on the device are read by the record for as long as it lives.
+TEST_F(GpuTraining, GatheredPatternsAreRecorded) {
+  for (const char* pattern :
+       {"{ kind = \"dilated\", segment_lengths = [64, 128], dilation_rates = [1, 2], causal = true }",
+        "{ kind = \"blocks\", map = \"local\", block = 32, window_blocks = 1, causal = true }"}) {
+    Config c = config("bf16");
+    c.model.pattern = parse_pattern(pattern, "test");
+    const Curve replayed = train(c, kGpu, 10);
+    EXPECT_TRUE(replayed.replays) << replayed.notes;
+    c.cuda_graphs = "off";
+    EXPECT_EQ(replayed.digest, train(c, kGpu, 10).digest) << pattern;
+  }
+}
+
+// Validation, restored weights and requests to stop between replays.
+TEST_F(GpuTraining, ARecordStaysRightWhateverHappensBetween) {
+  with_training(config("bf16"), kGpu, [&](Training& training) {
+    for (int i = 0; i < 6; ++i) training.step();
+    TrainingState state = training.state();
+    for (NamedTensor& t : state.tensors) t.tensor = t.tensor.cpu();
+    const double loss = training.validate([] { return false; }).loss;
+    for (int i = 0; i < 4; ++i) training.step();
+    const std::string straight = training.weights_digest();
+    training.restore(state);
+    EXPECT_EQ(training.validate([] { return false; }).loss, loss);
+    for (int i = 0; i < 4; ++i) training.step();
+    EXPECT_EQ(training.weights_digest(), straight);
+    EXPECT_TRUE(training.replays());
+    EXPECT_TRUE(training.step(true).stop);
+    EXPECT_FALSE(training.step().stop);
+  });
+}
+
 TEST_F(GpuTraining, ResumesWithTheSameBits) {
   for (const std::string dtype : {"fp32", "bf16"}) {
     const Config c = config(dtype);
@@ -140,6 +193,17 @@ TEST_F(GpuTraining, ResumesWithTheSameBits) {
       EXPECT_EQ(training.weights_digest(), straight) << dtype;
     });
   }
+}
+
+TEST_F(GpuTraining, Tf32IsAsConfigured) {
+  const at::Tensor a = at::randn({1024, 1024}, kGpu), exact = a.to(at::kDouble).mm(a.to(at::kDouble));
+  const auto error = [&] { return (a.mm(a).to(at::kDouble) - exact).abs().max().item<double>() / 1024; };
+  set_gpu_numerics({.tf32 = true, .deterministic = false});
+  const double tf32 = error();
+  set_gpu_numerics({.tf32 = false, .deterministic = false});
+  EXPECT_LT(error(), 1e-6);
+  EXPECT_GT(tf32, 3e-6);
+  EXPECT_LT(tf32, 1e-2);
 }
 
 TEST_F(GpuTraining, StepsThatDifferAreNotRecorded) {
@@ -169,6 +233,19 @@ TEST_F(GpuTraining, WhatCannotBeRecordedRunsAllTheSame) {
   EXPECT_EQ(notes.find("CUDA graphs: a step cannot be recorded"), 0U) << notes;
   EXPECT_EQ(notes.rfind("CUDA graphs"), 0U) << "once";
   EXPECT_EQ(count.item<float>(), 8);
+#ifdef WITH_CUDA
+  // What the attempt had taken is given back.
+  const auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  const auto reserved = [&] {
+    c10::cuda::CUDACachingAllocator::emptyCache();
+    return c10::cuda::CUDACachingAllocator::getDeviceStats(kGpu.index()).reserved_bytes[all].current;
+  };
+  const int64_t before = reserved();
+  StepGraph large(kGpu, true);
+  for (int i = 0; i < 6; ++i) large.run([&] { EXPECT_GT(at::ones({1 << 26}, kGpu).sum().item<float>(), 0); });
+  EXPECT_FALSE(large.recorded());
+  EXPECT_LE(reserved(), before + (8 << 20));
+#endif
   // The device and the allocator are as before.
   EXPECT_EQ(at::ones({64, 64}, kGpu).mm(at::ones({64, 64}, kGpu)).sum().item<float>(), 64 * 64 * 64);
 }
@@ -188,8 +265,9 @@ TEST_F(GpuTraining, WaitsInNoOperator) {
       Config c = config(dtype);
       c.model.recompute = recompute;
       c.cuda_graphs = "off";
+      c.deterministic = recompute;  // with cuDNN, and without
       with_training(c, kGpu, [&](Training& training) {
-        training.step();
+        for (int i = 0; i < 2; ++i) training.step();
         const SyncDebugMode guard;
         EXPECT_ANY_THROW(at::ones({}, kGpu).item<float>()) << "the mode is on";
         for (int i = 0; i < 3; ++i) EXPECT_NO_THROW(training.step()) << dtype;
@@ -227,10 +305,16 @@ TEST_F(GpuTraining, WaitsForTheDeviceOnceAStep) {
   for (const std::string graphs : {"off", "auto"}) {
     Config c = config("bf16");
     c.cuda_graphs = graphs;
+    c.deterministic = false;
     with_training(c, kGpu, [&](Training& training) {
       for (int i = 0; i < 6; ++i) training.step();
       std::map<std::string, int> calls = calls_of_a_step(training);
-      if (calls["cudaLaunchKernel"] == 0) GTEST_SKIP() << "the profiler sees no call of CUDA on this machine";
+      int launches = 0;
+      for (const auto& [name, count] : calls) {
+        const bool launch = name.rfind("cudaLaunchKernel", 0) == 0 || name.rfind("cuLaunchKernel", 0) == 0;
+        launches += launch || name == "cudaGraphLaunch" ? count : 0;
+      }
+      if (launches == 0) GTEST_SKIP() << "the profiler sees no call of CUDA on this machine";
       EXPECT_EQ(calls["cudaDeviceSynchronize"], 0);
       EXPECT_EQ(calls["cudaStreamSynchronize"], 0);
       EXPECT_EQ(calls["cudaMemcpy"], 0);
