@@ -25,6 +25,7 @@
 #include "runtime/interrupt.h"
 #include "runtime/memory_plan.h"
 #include "runtime/metrics.h"
+#include "runtime/numerics.h"
 #include "runtime/run_folder.h"
 #include "runtime/text_source.h"
 #include "runtime/training.h"
@@ -108,7 +109,8 @@ class Run {
   std::unique_ptr<TextSource> text_;
   std::unique_ptr<Training> training_;
   std::unique_ptr<RunFolder> folder_;
-  std::string path_;  // of the run's folder, on every rank
+  std::string kernel_;  // which one attention is computed with, and why
+  std::string path_;    // of the run's folder, on every rank
   std::unique_ptr<CheckpointStore> store_;
   std::unique_ptr<MetricsWriter> metrics_;
   std::unique_ptr<Progress> progress_;
@@ -213,10 +215,7 @@ void Run::greet() {
       (options_.placement.empty() ? "" : "  placement " + options_.placement) + "  model " +
       short_count(training_->model().parameters().count()) + " parameters  " +
       with_separators(training_->tokens_per_step()) + " tokens a step");
-  say("attention kernel " + choose_kernel(parse_kernel(config_.attention.kernel, "attention.kernel"),
-                                          options_.device.type(), compute_dtype(config_),
-                                          config_.model.dim / config_.model.heads, config_.model.dropout > 0)
-                                .reason);
+  say("attention kernel " + kernel_);
   const std::string gpu = gpu_name(options_.device);
   const std::optional<double> peak = peak_flops(gpu, compute_dtype(config_), config_.tf32);
   if (peak) {
@@ -362,6 +361,13 @@ int Run::train() {
   }
   world_.set_timeout(Seconds(config_.timeout));
   LayerRequests layers = options_.layers ? *options_.layers : check_training(config_, world_.size());
+  // The choice of a kernel depends on it.
+  if (options_.device.is_cuda()) set_gpu_numerics({.tf32 = config_.tf32, .deterministic = config_.deterministic});
+  together(world_, {"choosing the attention kernel", 0}, [&] {
+    kernel_ = choose_kernel(parse_kernel(config_.attention.kernel, "attention.kernel"), options_.device.type(),
+                            compute_dtype(config_), config_.model.dim / config_.model.heads, config_.model.dropout > 0)
+                  .reason;
+  });
   load_text();
   const int context = world_.size() / static_cast<int>(config_.mesh.data);
   if (first_) memory_ = plan_memory(config_, layers, context, /*rank=*/0, options_.device.is_cuda());

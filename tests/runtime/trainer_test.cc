@@ -187,6 +187,9 @@ TEST(Trainer, NothingIsMadeWhenTheRunCannotBegin) {
   config.data.batch = 3;
   config.mesh.data = 2;
   EXPECT_THROW(train(config, 2), Error);
+  config = tiny_config(folder);
+  config.attention.kernel = "cudnn";  // on a CPU
+  EXPECT_THROW(train(config, 2), Error);
   EXPECT_FALSE(fs::exists(folder.path() + "/runs"));
 }
 
