@@ -53,17 +53,6 @@ at::Tensor rows_of_set(const at::Tensor& whole, const RowSet& set) {
   return at::cat(parts);
 }
 
-KeyBlock block_of(const RowPair& pair, const RowSet& rows, int number) {
-  int64_t first = 0;
-  for (int i = 0; i < number; ++i) first += rows.blocks[static_cast<size_t>(i)].rows();
-  const RowBlock& block = rows.blocks[static_cast<size_t>(number)];
-  const auto view = [&](const at::Tensor& flat) {
-    return flat.narrow(0, first, block.rows())
-        .view({block.batch.count, block.positions_count(), block.heads.count, flat.size(1)});
-  };
-  return {view(pair.k), view(pair.v), block.batch, block.heads};
-}
-
 // Where the rows of `part`, each of which `whole` holds, lie in `whole`.
 std::vector<int64_t> places(const RowSet& whole, const RowSet& part) {
   std::vector<int64_t> rows;
@@ -136,7 +125,7 @@ struct SimulatedRing::Rank {
     }
     return p;
   }
-  KeyBlock block(int buffer, int number) { return block_of(pair(buffer), rows(buffer), number); }
+  KeyBlock block(int buffer, int number) { return key_block(pair(buffer).k, pair(buffer).v, rows(buffer), number); }
 
   template <typename Compute>
   void compute_tiles(const Step& step, Compute compute) {

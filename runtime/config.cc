@@ -100,8 +100,9 @@ const std::vector<Key>& keys() {
       {"",
        "cuda_graphs",
        ANNULUS_AT(cuda_graphs),
-       "on one GPU, record a step once and replay it, where every step is alike: no documents, no dropout, no adaptive "
-       "pattern",
+       "on GPUs, record a step once and replay it, where every step is alike: a context axis of one rank, no "
+       "documents, "
+       "no dropout, no adaptive pattern",
        false,
        {},
        {"auto", "off"}},

@@ -27,18 +27,6 @@ struct TensorPair {
   int64_t numel() const { return k.defined() ? k.numel() + v.numel() : 0; }
 };
 
-// The tensors of block `number` of a buffer, as kernels take them.
-KeyBlock block_of(const TensorPair& pair, const RowSet& rows, int number) {
-  int64_t first = 0;
-  for (int i = 0; i < number; ++i) first += rows.blocks[static_cast<size_t>(i)].rows();
-  const RowBlock& block = rows.blocks[static_cast<size_t>(number)];
-  const auto view = [&](const at::Tensor& flat) {
-    return flat.narrow(0, first, block.rows())
-        .view({block.batch.count, block.positions_count(), block.heads.count, flat.size(1)});
-  };
-  return {view(pair.k), view(pair.v), block.batch, block.heads};
-}
-
 // Of a block's tensor, the given global batch rows and kv heads, both among its own.
 at::Tensor part_of(const at::Tensor& tensor, const KeyBlock& block, const Span& batch, const Span& heads) {
   const auto take = [](const at::Tensor& t, int64_t dim, const Span& held, const Span& wanted) {
@@ -94,8 +82,8 @@ void transfer_rows(const TensorPair& dst, const RowSet& dst_rows, const TensorPa
       if (batch.empty() || heads.empty()) continue;
       const CommonRows rows = common_positions(to_block.positions, from_block.positions);
       if (rows.a.empty()) continue;
-      const KeyBlock to = block_of(dst, dst_rows, static_cast<int>(d));
-      const KeyBlock from = block_of(src, src_rows, static_cast<int>(s));
+      const KeyBlock to = key_block(dst.k, dst.v, dst_rows, static_cast<int>(d));
+      const KeyBlock from = key_block(src.k, src.v, src_rows, static_cast<int>(s));
       const at::Tensor to_index = consecutive(rows.a) ? at::Tensor() : index_of(rows.a, to.k);
       const at::Tensor from_index = consecutive(rows.b) ? at::Tensor() : index_of(rows.b, from.k);
       const int64_t n = static_cast<int64_t>(rows.a.size());
@@ -408,8 +396,8 @@ struct Execution {
   const std::string operation;
   const std::vector<Step>& steps;
   Buffers buffers;
-  std::set<std::pair<int, int>>
-      fresh;  // gradient buffers and their blocks that are to be zero, but are not written yet
+  // Gradient buffers and their blocks that are to be zero, but are not written yet.
+  std::set<std::pair<int, int>> fresh;
   const Kernel::Poll poll;
   int64_t messages_sent = 0, bytes_sent = 0;
   double waited = 0;
@@ -425,7 +413,8 @@ struct Execution {
         poll(c.comm->size() > 1 ? Kernel::Poll([comm = c.comm] { comm->progress(); }) : nullptr) {}
 
   KeyBlock block(int buffer, int number) {
-    KeyBlock block = block_of(buffers.get(buffer), program.buffers[static_cast<size_t>(buffer)].rows, number);
+    const TensorPair& pair = buffers.get(buffer);
+    KeyBlock block = key_block(pair.k, pair.v, program.buffers[static_cast<size_t>(buffer)].rows, number);
     block.fresh = fresh.count({buffer, number}) > 0;
     return block;
   }

@@ -33,7 +33,7 @@ bool causal(const Band& band) { return band.hi == 0; }
 // [b, n, h, D] <-> [b, h, n, D]
 at::Tensor swapped(const at::Tensor& t) { return t.transpose(1, 2); }
 
-// Seed and offset of a dropout that is not asked for: asked for, but not read.
+// Seed and offset of the draws of dropout, which operators take and, at rate 0, do not read.
 at::Tensor no_draws(const at::Tensor& like) { return at::empty({}, like.options().dtype(at::kLong)); }
 
 class CpuFlash : public AttentionOperator {

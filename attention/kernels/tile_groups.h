@@ -1,5 +1,6 @@
 // Which tiles are computed together: those with the same query rows, whose keys then are one softmax over pieces of
-// storage. What kernels for gathered keys do before they compute. No tensors here. Used by aten.cc.
+// storage. What kernels for gathered keys do before they compute. No tensors here. Used by aten.cc and
+// composition.cc.
 #pragma once
 
 #include <cstdint>

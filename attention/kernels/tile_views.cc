@@ -21,6 +21,17 @@ at::Tensor positions(const Span& s, const at::Tensor& like) {
 
 }  // namespace
 
+KeyBlock key_block(const at::Tensor& k, const at::Tensor& v, const RowSet& rows, int number) {
+  int64_t first = 0;
+  for (int i = 0; i < number; ++i) first += rows.blocks[static_cast<size_t>(i)].rows();
+  const RowBlock& block = rows.blocks[static_cast<size_t>(number)];
+  const auto view = [&](const at::Tensor& flat) {
+    return flat.narrow(0, first, block.rows())
+        .view({block.batch.count, block.positions_count(), block.heads.count, flat.size(1)});
+  };
+  return {view(k), view(v), block.batch, block.heads};
+}
+
 std::vector<HeadGroup> head_groups(const Span& heads, int64_t group) {
   if (group == 1) return {{heads, heads}};
   if (heads.stride == 1 && heads.begin % group == 0 && heads.count % group == 0) {

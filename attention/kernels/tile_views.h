@@ -1,4 +1,5 @@
-// From a tile to tensor views: what every kernel does before it computes. Internal to attention/kernels.
+// From a tile to tensor views: what every kernel does before it computes. Internal to attention/kernels,
+// but for whoever runs programs: the executor and benchmarks/simulated_ring.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,6 +10,9 @@
 #include "attention/plan/plan.h"
 
 namespace annulus {
+
+// Block `number` of a buffer's tensors [rows of the RowSet, D], as kernels take it.
+KeyBlock key_block(const at::Tensor& k, const at::Tensor& v, const RowSet& rows, int number);
 
 // Query heads that one call can take together with the kv heads they read: `query.count` a multiple of `kv.count`, in
 // groups of equal size.
