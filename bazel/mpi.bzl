@@ -2,7 +2,7 @@
 
     load("@annulus//bazel:mpi.bzl", "mpi_test")
 
-    cc_binary(name = "ring", testonly = True, srcs = ["ring.cc"], deps = ["@annulus//comm/mpi", ...])
+    cc_binary(name = "ring", testonly = True, srcs = ["ring.cc"], deps = ["@annulus//comm/bootstrap", ...])
 
     mpi_test(
         name = "ring_test",
@@ -17,7 +17,7 @@
 
 - A binary that cannot run here (for want of a GPU, say) prints one line "SKIPPED: reason" from one rank and ends with
   code 0 on all; the test then counts as skipped, whatever else was expected.
-- WANT_SIZE holds np in every rank. Nothing else is set up for the binary: it uses MpiRuntime or bootstrap.
+- WANT_SIZE holds np in every rank. Nothing else is set up for the binary: it calls bootstrap().
 - More ranks than cores are fine: ranks are not bound and MPI yields; waits of comm/mpi sleep. cpu:np tells Bazel's
   scheduler how many cores the test takes.
 - mpi_timeout (seconds, default 50): mpirun ends the ranks then and exits 110, before Bazel's own limit (size small: 60).

@@ -1,5 +1,5 @@
 // `annulus bench compare OLD NEW`: what got worse, and what only looks so because measurements spread. Called by
-// launcher/verb_bench.cc.
+// program/bench_verb.cc.
 #pragma once
 
 #include <ostream>

@@ -1,4 +1,4 @@
-// What a benchmark asks the device it measures on: time by the device's own clock, memory, what it is and what drives
+// What a benchmark asks the device it measures on: time by the device's own clock, what it is and what drives
 // it. device_cuda.cc in a CUDA build, device_cpu.cc in any other. Used by gpu.cc and gpu_training.cc.
 #pragma once
 
@@ -19,18 +19,6 @@ class DeviceClock {
   virtual double stop() = 0;  // waits for the device
 };
 std::unique_ptr<DeviceClock> make_device_clock(at::Device device);
-
-// Bytes. Zeros on a CPU.
-struct DeviceMemory {
-  int64_t allocated = 0;       // by tensors now
-  int64_t peak_allocated = 0;  // since reset_peak_memory
-  int64_t peak_reserved = 0;   // of LibTorch's allocator: what it took from the device, free blocks included
-  int64_t outside = 0;         // not LibTorch's: the context, libraries, other processes
-  int64_t total = 0;
-};
-DeviceMemory device_memory(at::Device device);
-void reset_peak_memory(at::Device device);
-void release_cached_memory(at::Device device);
 
 struct DeviceFacts {
   std::string name;      // "NVIDIA H200", "cpu"

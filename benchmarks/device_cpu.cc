@@ -5,9 +5,6 @@
 namespace annulus {
 
 std::unique_ptr<DeviceClock> make_device_clock(at::Device) { return std::make_unique<WallClock>(); }
-DeviceMemory device_memory(at::Device) { return {}; }
-void reset_peak_memory(at::Device) {}
-void release_cached_memory(at::Device) {}
 DeviceFacts device_facts(at::Device) { return kCpuFacts; }
 
 }  // namespace annulus

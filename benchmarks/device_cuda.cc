@@ -1,9 +1,7 @@
 // See device.h.
 #include "benchmarks/device.h"
 
-#include <ATen/Context.h>
 #include <ATen/detail/CUDAHooksInterface.h>
-#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -47,13 +45,6 @@ class EventClock final : public DeviceClock {
   cudaEvent_t begin_ = nullptr, end_ = nullptr;
 };
 
-// The allocator's numbers are there once LibTorch has begun to use the device.
-void begin(at::Device device) {
-  if (device.is_cuda()) at::globalContext().lazyInitDevice(device.type());
-}
-
-constexpr size_t kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
-
 // 13010 -> "13.1", 91900 -> "9.19.0"
 std::string cuda_version(int64_t v) { return std::to_string(v / 1000) + "." + std::to_string(v % 1000 / 10); }
 std::string cudnn_version(int64_t v) {
@@ -65,32 +56,6 @@ std::string cudnn_version(int64_t v) {
 std::unique_ptr<DeviceClock> make_device_clock(at::Device device) {
   if (device.is_cuda()) return std::make_unique<EventClock>(device);
   return std::make_unique<WallClock>();
-}
-
-DeviceMemory device_memory(at::Device device) {
-  begin(device);
-  DeviceMemory memory;
-  if (!device.is_cuda()) return memory;
-  const c10::cuda::CUDAGuard guard(device);
-  const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(device.index());
-  memory.allocated = stats.allocated_bytes[kAll].current;
-  memory.peak_allocated = stats.allocated_bytes[kAll].peak;
-  memory.peak_reserved = stats.reserved_bytes[kAll].peak;
-  size_t free = 0, total = 0;
-  C10_CUDA_CHECK(cudaMemGetInfo(&free, &total));
-  memory.total = static_cast<int64_t>(total);
-  memory.outside = static_cast<int64_t>(total - free) - stats.reserved_bytes[kAll].current;
-  return memory;
-}
-
-void reset_peak_memory(at::Device device) {
-  begin(device);
-  if (device.is_cuda()) c10::cuda::CUDACachingAllocator::resetPeakStats(device.index());
-}
-
-void release_cached_memory(at::Device device) {
-  begin(device);
-  if (device.is_cuda()) c10::cuda::CUDACachingAllocator::emptyCache();
 }
 
 DeviceFacts device_facts(at::Device device) {

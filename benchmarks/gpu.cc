@@ -23,6 +23,7 @@
 #include "comm/threads/threads.h"
 #include "common/error.h"
 #include "common/names.h"
+#include "memory/device_memory.h"
 
 namespace annulus {
 namespace {
@@ -72,7 +73,7 @@ class ExecutorCall {
   double pairs() const { return static_cast<double>(count_pairs(*cached_pattern(call_.request))); }
 
  private:
-  const std::unique_ptr<Communicator> self_ = make_self_communicator();
+  const std::shared_ptr<Communicator> self_ = make_self_communicator();
   const Problem& problem_;
   AttentionCall call_;
   AttentionOutput output_;

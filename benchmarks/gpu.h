@@ -1,6 +1,6 @@
 // `annulus bench gpu`: what the program costs on a GPU beside what it is made of, in one run: attention through the
 // executor over calling LibTorch's operator, the ring's own work over one whole call, patterns over their share of the
-// dense call, and training steps. Called by launcher/verb_bench.cc. On a CPU a tiny version of the first three runs,
+// dense call, and training steps. Called by program/bench_verb.cc. On a CPU a tiny version of the first three runs,
 // which tests the program and measures nothing of use.
 #pragma once
 

@@ -12,11 +12,12 @@
 #include "benchmarks/measure.h"
 #include "comm/threads/threads.h"
 #include "common/error.h"
-#include "runtime/config.h"
-#include "runtime/device_peak.h"
-#include "runtime/memory_plan.h"
-#include "runtime/text_source.h"
-#include "runtime/training.h"
+#include "config/config.h"
+#include "data/text_source.h"
+#include "device/device_peak.h"
+#include "memory/device_memory.h"
+#include "training/memory_plan.h"
+#include "training/training.h"
 
 namespace annulus {
 namespace {
@@ -75,7 +76,7 @@ struct Steps {
 Steps run_steps(const Config& config, at::Device device, int64_t warm_ups, int64_t counted) {
   release_cached_memory(device);
   const TextSource text(config.data, config.run.seed);
-  const std::unique_ptr<Communicator> world = make_self_communicator();
+  const std::shared_ptr<Communicator> world = make_self_communicator();
   Training training(config, *world, text, device);
   Steps steps;
   steps.tokens = static_cast<double>(training.tokens_per_step());

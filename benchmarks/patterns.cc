@@ -13,7 +13,7 @@
 #include "attention/execution/attention.h"
 #include "benchmarks/measure.h"
 #include "comm/threads/threads.h"
-#include "runtime/block_map_file.h"
+#include "tensor_files/block_map_file.h"
 
 namespace annulus {
 namespace {
@@ -165,7 +165,7 @@ std::vector<BenchRatio> run_patterns_bench(const PatternsBenchOptions& options, 
 
   const std::vector<int64_t> sizes = {1, options.length, options.heads, options.head_dim};
   const at::Tensor q = at::randn(sizes), k = at::randn(sizes), v = at::randn(sizes), dout = at::randn(sizes);
-  const std::unique_ptr<Communicator> self = make_self_communicator();
+  const std::shared_ptr<Communicator> self = make_self_communicator();
   Side dense(PatternSpec{}, options, *self);
   std::vector<Side> sides;
   for (const BenchPattern& p : patterns) sides.emplace_back(p.spec, options, *self);

@@ -1,5 +1,5 @@
 // `annulus bench patterns`: whether cost follows the mask. One attention call, forward and backward, with each pattern,
-// over the same call without a mask. Called by launcher/verb_bench.cc.
+// over the same call without a mask. Called by program/bench_verb.cc.
 #pragma once
 
 #include <cstdint>

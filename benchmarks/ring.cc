@@ -17,6 +17,7 @@
 
 #include "attention/execution/attention.h"
 #include "attention/plan/schedules.h"
+#include "attention/plan/traffic.h"
 #include "benchmarks/measure.h"
 #include "benchmarks/operator_clock.h"
 #include "comm/threads/threads.h"
@@ -45,7 +46,7 @@ bool operator_knows(const PatternSpec& pattern) { return pattern == PatternSpec{
 
 double alone(const Inputs& in, const PlanRequest& request) {
   if (!operator_knows(request.pattern)) {
-    const std::unique_ptr<Communicator> self = make_self_communicator();
+    const std::shared_ptr<Communicator> self = make_self_communicator();
     AttentionCall call;
     call.request = request;
     call.request.ranks = 1;
@@ -152,7 +153,7 @@ class Ring {
 
  private:
   Communicator& world_;
-  std::unique_ptr<Communicator> comm_;
+  std::shared_ptr<Communicator> comm_;
   AttentionCall call_;
   Inputs in_;
 };

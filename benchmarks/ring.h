@@ -1,5 +1,5 @@
 // `annulus bench ring`: what distribution costs. The whole ring's CPU seconds over those of one process that does the
-// same work with LibTorch's flash attention, side by side in one run. Called by launcher/verb_bench.cc.
+// same work with LibTorch's flash attention, side by side in one run. Called by program/bench_verb.cc.
 #pragma once
 
 #include <cstdint>

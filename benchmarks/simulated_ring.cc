@@ -14,8 +14,9 @@
 #include <string>
 #include <utility>
 
-#include "attention/kernels/tile_views.h"
 #include "attention/plan/schedules.h"
+#include "attention/plan/traffic.h"
+#include "attention/tiles/tile_views.h"
 #include "common/error.h"
 
 namespace annulus {

@@ -8,7 +8,7 @@
 #include <memory>
 #include <vector>
 
-#include "attention/kernels/kernel.h"
+#include "attention/kernels/choose_kernel.h"
 #include "attention/plan/plan.h"
 
 namespace annulus {

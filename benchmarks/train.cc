@@ -14,8 +14,8 @@
 #include "benchmarks/operator_clock.h"
 #include "comm/threads/threads.h"
 #include "common/error.h"
-#include "runtime/text_source.h"
-#include "runtime/training.h"
+#include "data/text_source.h"
+#include "training/training.h"
 
 namespace annulus {
 namespace {
@@ -61,7 +61,7 @@ std::vector<BenchRatio> run_train_bench(const TrainBenchOptions& options, std::o
   config.model.ffn = options.ffn;
   config.optimizer.lr = 1e-4;
   const TextSource text(config.data, config.run.seed);
-  const std::unique_ptr<Communicator> world = make_self_communicator();
+  const std::shared_ptr<Communicator> world = make_self_communicator();
   Training training(config, *world, text, at::kCPU);
   training.step();  // first touches of memory
 

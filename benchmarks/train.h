@@ -1,5 +1,5 @@
 // `annulus bench train`: training throughput per CPU second on one rank, and how much of it is neither matrix products
-// nor attention. Called by launcher/verb_bench.cc.
+// nor attention. Called by program/bench_verb.cc.
 #pragma once
 
 #include <cstdint>

@@ -1,172 +1,154 @@
-// Agreement between ranks in words: gathers texts and says which ranks differ in what. Works over any backend.
+// What every backend does alike around a transfer: see communicator.h.
 #include "comm/communicator.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
-#include <xxhash.h>
 
-#include <algorithm>
 #include <cstring>
-#include <map>
+#include <utility>
 
 #include "comm/checks.h"
-#include "common/error.h"
+#include "comm/headers.h"
 
 namespace annulus {
+
+using namespace comm_internal;
+
 namespace {
 
-void append_text(std::string& out, std::string_view text) {
-  out += std::to_string(text.size()) + ":";
-  out += text;
-}
+// Of an exchange that had nothing to move.
+class CompletedWork final : public Work {
+ public:
+  bool test() override { return true; }
+  void wait() override {}
+};
 
-std::string take_text(std::string_view& in) {
-  const size_t colon = in.find(':');
-  const size_t length = std::stoul(std::string(in.substr(0, colon)));
-  std::string out(in.substr(colon + 1, length));
-  in.remove_prefix(colon + 1 + length);
-  return out;
-}
-
-std::string serialize(const std::vector<Field>& fields) {
-  std::string out;
-  for (const Field& field : fields) {
-    append_text(out, field.name);
-    append_text(out, field.value);
+// Adds the messages that hold anything.
+void count(const std::vector<Message>& messages, int64_t& number, int64_t& bytes) {
+  for (const Message& message : messages) {
+    const auto size = static_cast<int64_t>(message.tensor.nbytes());
+    number += size > 0 ? 1 : 0;
+    bytes += size;
   }
-  return out;
-}
-
-constexpr const char* kAbsent = "absent";
-
-// "key = value" lines of a text such as TOML, by full key; other lines count as present.
-std::vector<Field> lines_of(const std::string& text) {
-  std::vector<Field> out;
-  std::string section;
-  for (size_t begin = 0; begin < text.size();) {
-    size_t end = text.find('\n', begin);
-    if (end == std::string::npos) end = text.size();
-    std::string line = text.substr(begin, end - begin);
-    begin = end + 1;
-    const size_t first = line.find_first_not_of(" \t\r");
-    if (first == std::string::npos) continue;
-    line = line.substr(first, line.find_last_not_of(" \t\r") - first + 1);
-    if (line.front() == '[' && line.back() == ']' && line.find('=') == std::string::npos) {
-      section = line.substr(1, line.size() - 2) + ".";
-      continue;
-    }
-    const size_t equals = line.find('=');
-    if (equals == std::string::npos) {
-      out.push_back({"line \"" + section + line + "\"", "present"});
-      continue;
-    }
-    const auto trim = [](std::string s) {
-      const size_t a = s.find_first_not_of(" \t");
-      return a == std::string::npos ? std::string() : s.substr(a, s.find_last_not_of(" \t") - a + 1);
-    };
-    out.push_back({section + trim(line.substr(0, equals)), trim(line.substr(equals + 1))});
-  }
-  return out;
-}
-
-// One sentence per name whose values differ. by_rank: fields of each rank.
-std::vector<std::string> differences(const std::vector<std::vector<Field>>& by_rank, bool expand) {
-  std::vector<std::string> names;  // in order of appearance
-  std::vector<std::map<std::string, std::string>> values(by_rank.size());
-  for (size_t r = 0; r < by_rank.size(); ++r) {
-    for (const Field& field : by_rank[r]) {
-      if (std::find(names.begin(), names.end(), field.name) == names.end()) names.push_back(field.name);
-      values[r][field.name] = field.value;
-    }
-  }
-  std::vector<std::string> out;
-  for (const std::string& name : names) {
-    std::vector<std::string> of_rank;
-    bool lines = false;
-    for (const auto& map : values) {
-      const auto it = map.find(name);
-      of_rank.push_back(it == map.end() ? kAbsent : it->second);
-      lines = lines || of_rank.back().find('\n') != std::string::npos;
-    }
-    if (std::all_of(of_rank.begin(), of_rank.end(), [&](const std::string& v) { return v == of_rank[0]; })) continue;
-    if (!expand || !lines) {
-      out.push_back(name + " " + comm_internal::describe_difference(of_rank));
-      continue;
-    }
-    std::vector<std::vector<Field>> inner;
-    for (const std::string& text : of_rank) inner.push_back(lines_of(text));
-    const std::vector<std::string> found = differences(inner, false);
-    // Texts that differ only in order or white space still differ.
-    if (found.empty()) out.push_back(name + " differs in the order or spacing of its lines");
-    for (const std::string& sentence : found) out.push_back(name + ": " + sentence);
-  }
-  return out;
 }
 
 }  // namespace
 
-std::vector<std::string> all_gather_text(Communicator& comm, std::string_view text, OpLabel label) {
-  Communicator& host = comm.host();
-  at::Tensor length = at::empty({1}, at::kLong);
-  *length.mutable_data_ptr<int64_t>() = static_cast<int64_t>(text.size());
-  at::Tensor lengths = at::empty({host.size(), 1}, at::kLong);
-  host.all_gather(lengths, length, label);
-  const int64_t* length_of = lengths.const_data_ptr<int64_t>();
-  const int64_t longest = *std::max_element(length_of, length_of + host.size());
-  std::vector<std::string> out(static_cast<size_t>(host.size()));
-  if (longest == 0) return out;
-  at::Tensor mine = at::zeros({longest}, at::kByte);
-  if (!text.empty()) std::memcpy(mine.mutable_data_ptr(), text.data(), text.size());
-  at::Tensor all = at::empty({host.size(), longest}, at::kByte);
-  host.all_gather(all, mine, label);
-  const char* data = static_cast<const char*>(all.const_data_ptr());
-  for (int r = 0; r < host.size(); ++r) {
-    out[static_cast<size_t>(r)].assign(data + r * longest, static_cast<size_t>(length_of[r]));
+// One call of a collective, as its header says it.
+struct Communicator::Call {
+  Collective collective;
+  OpLabel label;
+  const at::Tensor* brings = nullptr;  // the tensor whose shape and dtype all ranks must share
+  int op = -1;                         // ReduceOp
+  int root = -1;
+};
+
+void Communicator::check(const at::Tensor& tensor, const char* role, OpLabel label) const {
+  check_tensor(tensor, device_, backend(), role, label);
+}
+
+std::unique_ptr<Work> Communicator::exchange(const std::vector<Message>& sends, const std::vector<Message>& receives,
+                                             OpLabel label) {
+  check_messages(sends, receives, size_, device_, backend(), label);
+  look(label);
+  check_alive(label);
+  std::unique_ptr<Work> work = start_exchange(sends, receives, label);
+  count(sends, stats_.messages_sent, stats_.bytes_sent);
+  count(receives, stats_.messages_received, stats_.bytes_received);
+  return work ? std::move(work) : std::make_unique<CompletedWork>();
+}
+
+// All ranks show what they are about to do. Raises the same Error(kMismatch) on all when it is not the same.
+void Communicator::agree(const Call& call) {
+  look(call.label);
+  check_alive(call.label);
+  const CollectiveHeader mine = make_header(call.collective, calls_++, call.brings, call.op, call.root, call.label);
+  const std::vector<CollectiveHeader> all =
+      gather_headers(mine, call.brings == nullptr ? at::Tensor() : *call.brings, call.label);
+  require_same_headers(all, call.label);
+}
+
+std::vector<CollectiveHeader> Communicator::gather_headers(const CollectiveHeader& mine, const at::Tensor&,
+                                                           OpLabel label) {
+  Communicator& channel = host();
+  if (&channel == this) {
+    throw Error(ErrorKind::kInternal, "comm",
+                where(label) + ": backend " + std::string(backend()) + " has no way to gather headers");
   }
+  constexpr auto kBytes = static_cast<int64_t>(sizeof mine);
+  at::Tensor one = at::empty({kBytes}, at::kByte);
+  std::memcpy(one.mutable_data_ptr(), &mine, sizeof mine);
+  at::Tensor all = at::empty({size_, kBytes}, at::kByte);
+  // An operation of its own name, so that what differs is found by comparing the headers, all of them at once.
+  channel.all_gather(all, one, {"agreement before a collective", 0});
+  std::vector<CollectiveHeader> headers(static_cast<size_t>(size_));
+  std::memcpy(headers.data(), all.const_data_ptr(), all.nbytes());
+  return headers;
+}
+
+void Communicator::finish(std::unique_ptr<Work> work, size_t payload) {
+  if (work) work->wait();
+  ++stats_.collectives;
+  stats_.collective_payload += static_cast<int64_t>(payload);
+}
+
+void Communicator::all_reduce(at::Tensor& tensor, ReduceOp op, OpLabel label) {
+  check(tensor, "tensor", label);
+  check_reducible(tensor, backend(), label);
+  agree({Collective::kAllReduce, label, &tensor, static_cast<int>(op), -1});
+  finish(tensor.nbytes() > 0 ? start_all_reduce(tensor, op, label) : nullptr, tensor.nbytes());
+}
+
+void Communicator::all_gather(at::Tensor& out, const at::Tensor& in, OpLabel label) {
+  check(in, "input", label);
+  check(out, "output", label);
+  check_gather_shapes(out, "output", in, "input", size_, label);
+  agree({Collective::kAllGather, label, &in, -1, -1});
+  finish(in.nbytes() > 0 ? start_all_gather(out, in, label) : nullptr, out.nbytes());
+}
+
+void Communicator::reduce_scatter(at::Tensor& out, const at::Tensor& in, OpLabel label) {
+  check(in, "input", label);
+  check(out, "output", label);
+  check_reducible(in, backend(), label);
+  check_gather_shapes(in, "input", out, "output", size_, label);
+  agree({Collective::kReduceScatter, label, &in, static_cast<int>(ReduceOp::kSum), -1});
+  finish(out.nbytes() > 0 ? start_reduce_scatter(out, in, label) : nullptr, in.nbytes());
+}
+
+void Communicator::broadcast(at::Tensor& tensor, int root, OpLabel label) {
+  check(tensor, "tensor", label);
+  check_root(root, size_, label);
+  agree({Collective::kBroadcast, label, &tensor, -1, root});
+  finish(tensor.nbytes() > 0 ? start_broadcast(tensor, root, label) : nullptr, tensor.nbytes());
+}
+
+// Nobody has all headers before everybody has come.
+void Communicator::barrier(OpLabel label) {
+  agree({Collective::kBarrier, label});
+  finish(nullptr, 0);
+}
+
+std::unique_ptr<Communicator> Communicator::split(int color, int key) {
+  const OpLabel label{"split", calls_};
+  agree({Collective::kSplit, label});
+  std::unique_ptr<Communicator> out = make_split(color, key, label);
+  if (out) out->set_timeout(timeout_);
+  finish(nullptr, 0);
   return out;
 }
 
-void require_agreement(Communicator& comm, const std::vector<Field>& fields, OpLabel label) {
-  Communicator& host = comm.host();
-  const std::string mine = serialize(fields);
-  const XXH128_hash_t hash = XXH3_128bits(mine.data(), mine.size());
-  at::Tensor digest = at::empty({2}, at::kLong);
-  digest.mutable_data_ptr<int64_t>()[0] = static_cast<int64_t>(hash.low64);
-  digest.mutable_data_ptr<int64_t>()[1] = static_cast<int64_t>(hash.high64);
-  at::Tensor digests = at::empty({host.size(), 2}, at::kLong);
-  host.all_gather(digests, digest, label);
-  const int64_t* digest_of = digests.const_data_ptr<int64_t>();
-  bool same = true;
-  for (int r = 1; r < host.size(); ++r) {
-    same = same && digest_of[2 * r] == digest_of[0] && digest_of[2 * r + 1] == digest_of[1];
-  }
-  if (same) return;
+void Communicator::fail(ErrorKind kind, const std::string& why, bool told) {
+  told_ = told_ || told;
+  if (failed_) return;
+  failed_ = true;
+  failed_kind_ = kind;
+  why_ = why;
+}
 
-  std::vector<std::vector<Field>> by_rank;
-  for (const std::string& text : all_gather_text(host, mine, label)) {
-    std::string_view rest = text;
-    std::vector<Field> of_rank;
-    while (!rest.empty()) {
-      std::string name = take_text(rest);
-      std::string value = take_text(rest);
-      of_rank.push_back({std::move(name), std::move(value)});
-    }
-    by_rank.push_back(std::move(of_rank));
-  }
-  constexpr size_t kMaxSentences = 12;
-  const std::vector<std::string> sentences = differences(by_rank, true);
-  std::string message = "ranks disagree before " + std::string(label.operation);
-  if (label.step != 0) message += ", call " + std::to_string(label.step);
-  message += ": ";
-  for (size_t i = 0; i < sentences.size(); ++i) {
-    if (i == kMaxSentences) {
-      message += "; and " + std::to_string(sentences.size() - i) + " more";
-      break;
-    }
-    message += (i ? "; " : "") + sentences[i];
-  }
-  if (sentences.empty()) message += "fields come in a different order";
-  throw Error(ErrorKind::kMismatch, "comm", message);
+void Communicator::check_alive(OpLabel label) {
+  if (!failed_) return;
+  if (!std::exchange(told_, true)) throw Error(failed_kind_, "comm", why_);
+  throw DeadCommunicator(label, "this communicator is dead since an earlier failure: " + why_);
 }
 
 }  // namespace annulus

@@ -13,6 +13,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 
 #include <chrono>
 #include <cstdint>
@@ -20,6 +21,8 @@
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "common/error.h"
 
 namespace annulus {
 
@@ -52,16 +55,32 @@ class Work {
   virtual void wait() = 0;
 };
 
-// Totals since construction, kept by every backend: what tests and metrics read.
+// Totals since construction: what tests and metrics read. Operations that raised are not counted.
 struct CommStats {
+  // Exchanges: what this rank's messages hold. A message without elements is not counted.
   int64_t messages_sent = 0;
   int64_t bytes_sent = 0;
   int64_t messages_received = 0;
   int64_t bytes_received = 0;
+  // Collectives, barriers and splits included, and the sum of their sizes in bytes: of the tensor that is reduced or
+  // broadcast, of all ranks' inputs together for all_gather and reduce_scatter (nccl-tests counts so, too). What a
+  // collective puts on the links is the algorithm's affair, which MPI and NCCL choose and do not tell.
+  int64_t collectives = 0;
+  int64_t collective_payload = 0;
   double wait_seconds = 0;  // time the host spent blocked in wait(): exposed communication on a CPU
 };
 
-class Communicator {
+namespace comm_internal {
+struct CollectiveHeader;
+}
+
+// The public operations are the same for every backend: they check the arguments, raise what has struck the
+// communicator meanwhile, let the ranks of a collective agree on it, and count. A backend implements what is left, the
+// transfer, in the protected part.
+//
+// Held by std::shared_ptr wherever its life may end while somebody still needs it: what must keep it, like the autograd
+// node of attention until its backward, takes a share of its own with shared_from_this().
+class Communicator : public std::enable_shared_from_this<Communicator> {
  public:
   virtual ~Communicator() = default;
 
@@ -76,25 +95,26 @@ class Communicator {
   Seconds timeout() const { return timeout_; }
   void set_timeout(Seconds timeout) { timeout_ = timeout; }
 
-  // One grouped, non-blocking exchange of exchange(sends, receives). Not a collective: only the named peers take part.
+  // One grouped, non-blocking exchange of messages. Not a collective: only the named peers take part.
   // Send buffers must not change and receive buffers must not be read until the Work is complete. A received message
-  // whose size differs from the posted tensor is Error(kMismatch).
-  virtual std::unique_ptr<Work> exchange(const std::vector<Message>& sends, const std::vector<Message>& receives,
-                                         OpLabel label) = 0;
+  // whose size differs from the posted tensor is Error(kMismatch). Never null.
+  std::unique_ptr<Work> exchange(const std::vector<Message>& sends, const std::vector<Message>& receives,
+                                 OpLabel label);
 
   // Collectives, in place where one tensor is given; blocking on a CPU. The order of additions depends only on size()
-  // and the tensor's shape, so that equal inputs give equal bits. kSum on fp32, fp64, int64; kMax/kMin likewise.
-  virtual void all_reduce(at::Tensor& tensor, ReduceOp op, OpLabel label) = 0;
+  // and the tensor's shape, so that equal inputs give equal bits. kSum on fp32, fp64, int64; kMax/kMin likewise. Once
+  // one has returned, its tensors may be overwritten (on a GPU: by what the current stream holds from then on).
+  void all_reduce(at::Tensor& tensor, ReduceOp op, OpLabel label);
   // out: [size, ...in.shape], rank by rank.
-  virtual void all_gather(at::Tensor& out, const at::Tensor& in, OpLabel label) = 0;
+  void all_gather(at::Tensor& out, const at::Tensor& in, OpLabel label);
   // in: [size, ...out.shape]; out = sum over ranks of in[rank()].
-  virtual void reduce_scatter(at::Tensor& out, const at::Tensor& in, OpLabel label) = 0;
-  virtual void broadcast(at::Tensor& tensor, int root, OpLabel label) = 0;
-  virtual void barrier(OpLabel label) = 0;
+  void reduce_scatter(at::Tensor& out, const at::Tensor& in, OpLabel label);
+  void broadcast(at::Tensor& tensor, int root, OpLabel label);
+  void barrier(OpLabel label);
 
   // A communicator of the ranks with equal color, ordered by (key, rank). Collective. color < 0: joins none, returns
   // null.
-  virtual std::unique_ptr<Communicator> split(int color, int key) = 0;
+  std::unique_ptr<Communicator> split(int color, int key);
 
   // Moves pending transfers along without blocking; cheap. The executor calls it between tiles of a few milliseconds.
   virtual void progress() = 0;
@@ -102,11 +122,72 @@ class Communicator {
   const CommStats& stats() const { return stats_; }
 
  protected:
-  Communicator(int rank, int size) : rank_(rank), size_(size) {}
+  // device: where tensors must lie; with an index, on that very device.
+  Communicator(int rank, int size, at::Device device) : rank_(rank), size_(size), device_(device) {}
+
+  // ---- What a backend implements. The arguments have been checked. A transfer that is complete when the hook returns
+  // is null, any other a Work; so a collective that does not block is the same hook without the wait behind it.
+
+  virtual std::unique_ptr<Work> start_exchange(const std::vector<Message>& sends, const std::vector<Message>& receives,
+                                               OpLabel label) = 0;
+  // All ranks have agreed on the call (gather_headers), and there is something to move. A barrier is the agreement.
+  virtual std::unique_ptr<Work> start_all_reduce(at::Tensor& tensor, ReduceOp op, OpLabel label) = 0;
+  virtual std::unique_ptr<Work> start_all_gather(at::Tensor& out, const at::Tensor& in, OpLabel label) = 0;
+  virtual std::unique_ptr<Work> start_reduce_scatter(at::Tensor& out, const at::Tensor& in, OpLabel label) = 0;
+  virtual std::unique_ptr<Work> start_broadcast(at::Tensor& tensor, int root, OpLabel label) = 0;
+  // Without the timeout, which split() hands on.
+  virtual std::unique_ptr<Communicator> make_split(int color, int key, OpLabel label) = 0;
+
+  // What each rank is about to do, in rank order: returns when all have come, and raises Error(kComm) naming those that
+  // have not by the deadline. `brings` is this rank's input of the collective, undefined where it has none: ranks that
+  // share memory may hand it over with the header. By default the headers travel over host(), which then must be
+  // another communicator than this one.
+  virtual std::vector<comm_internal::CollectiveHeader> gather_headers(const comm_internal::CollectiveHeader& mine,
+                                                                      const at::Tensor& brings, OpLabel label);
+
+  // Called at the start of every operation: raises what forbids it, and calls fail() when something has struck this
+  // communicator from outside since the last look.
+  virtual void look(OpLabel) {}
+
+  // ---- The dead state. The first reason stays.
+
+  // `told`: somebody raises it now. Otherwise the next operation raises it as it is, and all later ones that the
+  // communicator is dead.
+  void fail(ErrorKind kind, const std::string& why, bool told);
+  bool failed() const { return failed_; }
+  // Raises when this communicator is dead.
+  void check_alive(OpLabel label);
+
+  // Adds the time that it exists to stats().wait_seconds.
+  class Waiting {
+   public:
+    explicit Waiting(Communicator& comm) : comm_(comm), start_(std::chrono::steady_clock::now()) {}
+    ~Waiting() { comm_.stats_.wait_seconds += Seconds(std::chrono::steady_clock::now() - start_).count(); }
+    Waiting(const Waiting&) = delete;
+    Waiting& operator=(const Waiting&) = delete;
+
+   private:
+    Communicator& comm_;
+    std::chrono::steady_clock::time_point start_;
+  };
+
   int rank_;
   int size_;
+  at::Device device_;
   Seconds timeout_{300};
+
+ private:
+  struct Call;
+  void agree(const Call& call);
+  void finish(std::unique_ptr<Work> work, size_t payload);
+  void check(const at::Tensor& tensor, const char* role, OpLabel label) const;
+
   CommStats stats_;
+  int64_t calls_ = 0;  // collectives that this rank has begun, in the headers
+  bool failed_ = false;
+  bool told_ = false;
+  ErrorKind failed_kind_ = ErrorKind::kComm;
+  std::string why_;
 };
 
 // Gathers one short text of every rank, in rank order; works at any length. Collective; bytes travel as uint8.
@@ -114,10 +195,11 @@ std::vector<std::string> all_gather_text(Communicator& comm, std::string_view te
 
 // Raises Error(kMismatch) on every rank, naming which ranks differ in which field, when the texts of the same field are
 // not equal on all ranks. A field is a name and a value. Costs one small collective when all agree. Collective.
+// Returns, alike on every rank, whether any of them `asks`: for what all must do together as soon as one has to.
 struct Field {
   std::string name;
   std::string value;
 };
-void require_agreement(Communicator& comm, const std::vector<Field>& fields, OpLabel label);
+bool require_agreement(Communicator& comm, const std::vector<Field>& fields, OpLabel label, bool asks = false);
 
 }  // namespace annulus

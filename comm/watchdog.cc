@@ -3,18 +3,16 @@
 
 #include <unistd.h>
 
-#include <algorithm>
 #include <utility>
 
+#include "comm/deadline.h"
 #include "common/error.h"
 
 namespace annulus::comm_internal {
 
 Watchdog::Watchdog(Seconds timeout, std::function<std::string()> message)
     : thread_([this, timeout, message = std::move(message)] {
-        const double seconds = std::clamp(timeout.count(), 0.0, 365.0 * 86400);
-        const auto deadline = std::chrono::steady_clock::now() +
-                              std::chrono::duration_cast<std::chrono::steady_clock::duration>(Seconds(seconds));
+        const auto deadline = deadline_of(timeout);
         std::unique_lock<std::mutex> lock(mutex_);
         if (wake_.wait_until(lock, deadline, [this] { return done_; })) return;
         const std::string text = message();

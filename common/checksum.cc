@@ -33,4 +33,11 @@ std::string Checksum::hex() const { return text(XXH3_128bits_digest(state_)); }
 
 std::string checksum(const void* data, size_t bytes) { return text(XXH3_128bits(bytes ? data : "", bytes)); }
 
+Digest digest(const void* data, size_t bytes) {
+  const XXH128_hash_t hash = XXH3_128bits(bytes ? data : "", bytes);
+  return {hash.high64, hash.low64};
+}
+
+uint64_t hash64(const void* data, size_t bytes) { return XXH3_64bits(bytes ? data : "", bytes); }
+
 }  // namespace annulus

@@ -1,7 +1,8 @@
-// XXH3-128 checksums as text: of checkpoints, texts and weights. They find damage and difference, not forgery.
+// XXH3 checksums: of checkpoints, texts, weights and what ranks agree on. They find damage and difference, not forgery.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 
 struct XXH3_state_s;
@@ -25,5 +26,14 @@ class Checksum {
 };
 
 std::string checksum(const void* data, size_t bytes);
+
+// The same 128 bits as numbers.
+struct Digest {
+  uint64_t high, low;
+};
+Digest digest(const void* data, size_t bytes);
+
+// XXH3-64, another function: a number that depends on every bit of a short key.
+uint64_t hash64(const void* data, size_t bytes);
 
 }  // namespace annulus

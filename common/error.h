@@ -1,14 +1,16 @@
 // The one exception type of annulus and the exit codes it maps to. Used by every room.
 //
-// A message says what was expected, what came, where (rank, file, key) and what to do. It begins with the room:
+// A message says what was expected, what came, where (rank, file, key) and what to do. what() begins with the room:
 //   [plan] 12 query heads cannot be split over 8 ranks: heads must be a multiple of ranks; use 4 or 6 ranks
-// The rank is put in front by whoever reports the error (launcher/main.cc), which knows it.
+// The rank is put in front by whoever reports the error (launcher/program.cc), which knows it. Nobody takes what()
+// apart: room() and message() are its parts, and wire() is the one form in which an error goes to another rank or
+// process.
 #pragma once
 
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
-#include <utility>
 
 namespace annulus {
 
@@ -30,14 +32,23 @@ enum class ErrorKind : int {
 class Error : public std::runtime_error {
  public:
   // room: "plan", "comm", "config", ... `message` without the room.
-  Error(ErrorKind kind, std::string_view room, std::string_view message)
-      : std::runtime_error("[" + std::string(room) + "] " + std::string(message)), kind_(kind) {}
+  Error(ErrorKind kind, std::string_view room, std::string_view message);
 
   ErrorKind kind() const { return kind_; }
   int exit_code() const { return static_cast<int>(kind_); }
+  // The parts of what(), "[room] message". They live as long as this error or a copy of it.
+  std::string_view room() const;
+  std::string_view message() const;
+
+  // Kind, room and message as text for another rank or process: "4 4 plan 12 query heads cannot ...", where the second
+  // number is the length of the room. The message stands last, so that a text that was cut off still tells the rest.
+  std::string wire() const;
+  // The error that wire() was made of; none where the text is not of that form. Safe for any text.
+  static std::optional<Error> from_wire(std::string_view text);
 
  private:
   ErrorKind kind_;
+  size_t room_size_;
 };
 
 }  // namespace annulus

@@ -21,11 +21,11 @@
 #include <string>
 #include <vector>
 
-#include "runtime/attend.h"
-#include "runtime/random_input.h"
-#include "runtime/safetensors.h"
-#include "tests/attention/any_pattern.h"
-#include "tests/attention/any_request.h"
+#include "attend/attend.h"
+#include "attend/random_input.h"
+#include "tensor_files/safetensors.h"
+#include "tests/attention/pattern/any_pattern.h"
+#include "tests/attention/plan/any_request.h"
 
 namespace {
 

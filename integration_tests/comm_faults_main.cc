@@ -16,9 +16,9 @@
 #include <string>
 #include <thread>
 
-#include "comm/bootstrap.h"
+#include "comm/bootstrap/bootstrap.h"
+#include "comm/bootstrap/presence.h"
 #include "comm/nccl/nccl_communicator.h"
-#include "comm/presence.h"
 #include "tests/comm/gpu_count.h"
 
 namespace annulus {
@@ -103,7 +103,7 @@ int run(int argc, char** argv) {
     const int thrower = std::stoi(argument(argc, argv, "rank"));
     if (!mine) first_to_end = static_cast<pid_t>(pids[thrower].item<int64_t>());
   }
-  std::unique_ptr<Communicator> gpus;
+  std::shared_ptr<Communicator> gpus;
   at::TensorOptions floats = at::kFloat;
   if (nccl) {
     const int gpu = comm_test::gpu_of_process(job.local_rank, job.local_size);

@@ -231,6 +231,15 @@ class CommandLineTest(cli.CliTest):
         self.assertEqual(code, 0, err)
         for word in ("LibTorch", "Open MPI", "device", "backend", "kernel"):
             self.assertIn(word, out)
+        self.assertIn("caches: 1792 MiB together", out)
+        for name in ("programs", "patterns", "proofs", "compositions", "rotary tables", "pattern texts", "block maps"):
+            self.assertRegex(out, rf"(?m)^  {name} +[\d.]+ of [\d.]+ MiB in \d+ entries, \d+ hits, \d+ misses, ")
+        code, out, err = self.annulus("doctor", ANNULUS_CACHES_MIB="448")
+        self.assertIn("caches: 448 MiB together", out)
+        self.assertRegex(out, r"(?m)^  programs +0\.0 of 128\.0 MiB")
+        code, out, err = self.annulus("doctor", ANNULUS_CACHES_MIB="many")
+        self.assertEqual(code, 2)
+        self.assertIn("ANNULUS_CACHES_MIB", err)
 
 
 if __name__ == "__main__":

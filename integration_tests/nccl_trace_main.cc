@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "attention/execution/attention.h"
-#include "comm/bootstrap.h"
+#include "comm/bootstrap/bootstrap.h"
 #include "comm/nccl/nccl_communicator.h"
 #include "tests/comm/gpu_count.h"
 
@@ -100,7 +100,7 @@ int run() {
   const int gpu = comm_test::gpu_of_process(launch.local_rank, launch.local_size);
   comm_test::use_gpu(gpu);
   Job job = bootstrap({.fingerprint = {}, .device = "cuda"});
-  const std::unique_ptr<Communicator> comm =
+  const std::shared_ptr<Communicator> comm =
       make_nccl_communicator(*job.world, {.device = gpu, .timeout = Seconds(60)});
   comm->set_timeout(Seconds(60));
 

@@ -100,6 +100,20 @@ cp "$home/.bazel/bin/launcher/annulus" "$work/other" && mv "$work/other" "$home/
 run "$home/annulus" version
 [[ $(calls) == 5 ]] || fail "a program that someone else built was taken for ours"
 
+# ---- Benchmarks are built where they are asked for, and not otherwise.
+built() { tail -n 1 "$work/bazel.calls"; }
+[[ $(built) == *"//launcher:annulus" ]] || fail "expected a build of the program alone: $(built)"
+run "$home/annulus" bench ring
+[[ $(calls) == 6 && $(built) == *"//launcher:annulus //benchmarks/program:annulus_bench" ]] || fail "bench did not build the benchmarks: $(built)"
+says "program bench ring of"
+run "$home/annulus" version
+run "$home/annulus" bench ring
+[[ $(calls) == 6 ]] || fail "built though all is there"
+echo '// z' >>"$home/launcher/main.cc" && run "$home/annulus" version
+[[ $(calls) == 7 && $(built) == *"//launcher:annulus" ]] || fail "built the benchmarks for another verb: $(built)"
+run "$home/annulus" launch -n 2 bench ring
+[[ $(calls) == 8 && $(built) == *annulus_bench ]] || fail "launch did not build the benchmarks that it starts: $(built)"
+
 # ---- A failed build says what the compiler said, and does not run the old program.
 touch "$home/launcher/broken" && run "$home/annulus" version
 exits 1 "a failed build"

@@ -3,7 +3,7 @@
 
 #include <cstdlib>
 
-#include "launcher/mpirun.h"
+#include "common/text.h"
 
 namespace annulus {
 namespace {

@@ -1,4 +1,4 @@
-// What the user typed, for messages that say how to do it again. Set once by main.cc, read by verbs.
+// What the user typed, for messages that say how to do it again. Set once by program.cc, read by verbs.
 #pragma once
 
 #include <string>

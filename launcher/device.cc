@@ -3,12 +3,11 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <exception>
 
 #include "comm/launch_info.h"
 #include "comm/nccl/nccl_communicator.h"
-#include "comm/topology/machine.h"
 #include "common/error.h"
+#include "topology/machine.h"
 
 #ifdef ANNULUS_CUDA
 #include <c10/cuda/CUDAFunctions.h>
@@ -16,10 +15,11 @@
 #include <cuda_runtime_api.h>
 #include <unistd.h>
 
+#include <array>
 #include <vector>
 
-#include "attention/kernels/kernel.h"
-#include "launcher/host_plan.h"
+#include "attention/kernels/choose_kernel.h"
+#include "launcher/launch/host_plan.h"
 #endif
 
 namespace annulus {
@@ -27,23 +27,25 @@ namespace {
 
 #ifdef ANNULUS_CUDA
 
-// CUDA's number of the rank's GPU. The ranks of a host see the same GPUs, so that either all take those that they were
-// placed beside or none does.
-int gpu_of(int local_rank) {
-  std::vector<int> ordinals;
-  for (const std::string& pci : placed_gpus()) {
-    int ordinal = 0;
-    if (cudaDeviceGetByPCIBusId(&ordinal, pci.c_str()) != cudaSuccess) {  // hidden by CUDA_VISIBLE_DEVICES, say
+// CUDA's number of the rank's GPU. The ranks of a host see the same GPUs and so place themselves alike.
+int gpu_of(int local_rank, int local_size, int job_size) {
+  std::vector<std::string> visible;
+  for (int i = 0; i < c10::cuda::device_count(); ++i) {
+    std::array<char, 32> id{};
+    if (cudaDeviceGetPCIBusId(id.data(), static_cast<int>(id.size()), i) !=
+        cudaSuccess) {  // a part of a GPU (MIG), say
       cudaGetLastError();
       return local_rank;
     }
-    ordinals.push_back(ordinal);
+    visible.push_back(normalize_pci_bus_id(id.data()));
   }
-  return local_rank < static_cast<int>(ordinals.size()) ? ordinals[static_cast<size_t>(local_rank)] : local_rank;
+  place_on_gpus(visible, local_size, job_size);
+  const std::string& own = placed_ranks().at(static_cast<size_t>(local_rank)).gpu_pci;
+  return static_cast<int>(std::find(visible.begin(), visible.end(), own) - visible.begin());
 }
 
 // Makes the rank's GPU the current device. The text why it cannot be used; empty when it can.
-std::string take_gpu(int local_rank, int local_size, int& ordinal) {
+std::string take_gpu(int local_rank, int local_size, int job_size, int& ordinal) {
   if (access("/dev/nvidiactl", F_OK) != 0) return "no NVIDIA driver on this host";
   const int count = c10::cuda::device_count();
   if (count == 0) return "LibTorch finds no GPU that it can use";
@@ -57,7 +59,7 @@ std::string take_gpu(int local_rank, int local_size, int& ordinal) {
   }
   // The kernels decide for themselves what they can compute on.
   try {
-    ordinal = gpu_of(local_rank);
+    ordinal = gpu_of(local_rank, local_size, job_size);
     c10::cuda::set_device(static_cast<c10::DeviceIndex>(ordinal));
     choose_kernel(KernelKind::kAuto, at::kCUDA, at::kFloat, 64, /*dropout=*/false);
   } catch (const Error& error) {
@@ -74,7 +76,7 @@ int visible_gpus() { return c10::cuda::device_count(); }
 
 int visible_gpus() { return 0; }
 
-std::string take_gpu(int, int, int&) {
+std::string take_gpu(int, int, int, int&) {
   return Machine::this_machine().gpus.empty() ? "this host has no GPU"
                                               : "this host has a GPU, but this build has no CUDA";
 }
@@ -85,15 +87,15 @@ std::string take_gpu(int, int, int&) {
 
 std::string cuda_shortfall(int local_size) {
   int ordinal = 0;
-  return take_gpu(0, local_size, ordinal);
+  return take_gpu(0, local_size, local_size, ordinal);
 }
 
 int cuda_devices() { return visible_gpus(); }
 
-DeviceChoice choose_device(const std::string& wanted, int local_rank, int local_size) {
+DeviceChoice choose_device(const std::string& wanted, int local_rank, int local_size, int job_size) {
   if (wanted == "cpu") return {at::kCPU, "cpu (as configured)"};
   int ordinal = 0;
-  const std::string shortfall = take_gpu(local_rank, std::max(1, local_size), ordinal);
+  const std::string shortfall = take_gpu(local_rank, std::max(1, local_size), std::max(1, job_size), ordinal);
   if (shortfall.empty()) {
     return {at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(ordinal)),
             wanted == "cuda" ? "cuda (as configured)" : "cuda (a GPU for each rank)"};
@@ -107,26 +109,20 @@ DeviceChoice choose_device(const std::string& wanted, int local_rank, int local_
 
 DeviceChoice choose_devices(Job& job, const std::string& wanted) {
   DeviceChoice choice;
-  job.run_together({"choosing a device", 0}, [&] { choice = choose_device(wanted, job.local_rank, job.local_size); });
+  job.run_together({"choosing a device", 0},
+                   [&] { choice = choose_device(wanted, job.local_rank, job.local_size, job.size); });
   job.require_agreement({{"device", choice.device.is_cuda() ? "cuda" : "cpu"}}, {"comparing devices", 0});
   return choice;
 }
 
-std::unique_ptr<Communicator> connect_devices(Job& job, const DeviceChoice& choice) {
+std::shared_ptr<Communicator> connect_devices(Job& job, const DeviceChoice& choice) {
   if (!choice.device.is_cuda() || job.size == 1) return nullptr;
   NcclOptions options;
   options.device = choice.device.index();
   options.timeout = Seconds(number_from_environment("ANNULUS_BOOTSTRAP_TIMEOUT", 60, 0.1, 86400));
-  std::unique_ptr<Communicator> comm;
-  std::exception_ptr failure;
-  try {
-    comm = make_nccl_communicator(*job.world, options);
-  } catch (const std::exception&) {
-    failure = std::current_exception();
-  }
-  job.run_together({"connecting the GPUs", 0}, [&] {
-    if (failure) std::rethrow_exception(failure);
-  });
+  std::shared_ptr<Communicator> comm;
+  // Alike on all ranks as far as they can tell each other; what else goes wrong on some is said here.
+  job.run_together({"connecting the GPUs", 0}, [&] { comm = make_nccl_communicator(*job.world, options); });
   comm->set_timeout(job.world->timeout());
   return comm;
 }

@@ -7,7 +7,7 @@
 #include <memory>
 #include <string>
 
-#include "comm/bootstrap.h"
+#include "comm/bootstrap/bootstrap.h"
 
 namespace annulus {
 
@@ -17,10 +17,10 @@ struct DeviceChoice {
 };
 
 // "auto": GPUs where this host has at least one for each of its `local_size` ranks and the build, the driver and the
-// kernels suit; otherwise the CPU. "cuda": any shortfall raises Error(kUnavailable). A rank gets the GPU beside its
-// cores (host_plan.h), or that of its local rank's number where ranks are not placed by GPU; it becomes the thread's
+// kernels suit; otherwise the CPU. "cuda": any shortfall raises Error(kUnavailable). A rank gets the GPU that it is
+// placed on (host_plan.h), or that of its local rank's number where CUDA names no PCI bus ids; it becomes the thread's
 // current device, so that nothing of this process lands on another.
-DeviceChoice choose_device(const std::string& wanted, int local_rank, int local_size);
+DeviceChoice choose_device(const std::string& wanted, int local_rank, int local_size, int job_size);
 
 // Why ranks cannot compute on GPUs here; empty when they can.
 std::string cuda_shortfall(int local_size);
@@ -34,6 +34,6 @@ DeviceChoice choose_devices(Job& job, const std::string& wanted);
 
 // Collective: the communicator for tensors on the chosen device, over NCCL for several ranks on GPUs. Null where
 // job.world serves: on CPUs, and for one rank, which sends nothing.
-std::unique_ptr<Communicator> connect_devices(Job& job, const DeviceChoice& choice);
+std::shared_ptr<Communicator> connect_devices(Job& job, const DeviceChoice& choice);
 
 }  // namespace annulus

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/bootstrap.h"
+#include "comm/bootstrap/bootstrap.h"
 
 namespace annulus {
 

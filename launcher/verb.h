@@ -1,12 +1,14 @@
 // Verb: one word of the command line (`annulus train ...`). One file per verb, verb_NAME.cc; the table is in verbs.cc.
-// main.cc finds the verb, parses its options and runs it; `launch` parses the options of the verb it is to run, so that
-// a typing error is reported once and before any rank starts.
+// program.cc finds the verb, parses its options and runs it; `launch` parses the options of the verb it is to run, so
+// that a typing error is reported once and before any rank starts.
 #pragma once
 
 #include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "launcher/network/network.h"
 
 namespace CLI {
 class App;
@@ -21,6 +23,11 @@ class Verb {
   virtual void declare(CLI::App& app) = 0;
   // Checks beyond what options can say; called after parsing, by `launch` too, before any rank starts. Raises Error.
   virtual void check() {}
+  // How many of `ranks` ranks are one ring: those of the context axis. Ranks are placed by it (topology/placement.h)
+  // before the verb runs.
+  virtual int context(int ranks) const { return ranks; }
+  // The network that its options name; what `launch` is told comes before.
+  virtual Network network() const { return {}; }
   // Runs it; the return value is the exit code. Errors are raised (common/error.h).
   virtual int run() = 0;
 };
@@ -30,9 +37,11 @@ struct VerbEntry {
   std::string_view help;  // one line
   bool ranks;             // may be run by `launch`
   std::unique_ptr<Verb> (*make)();
+  std::string_view program = {};  // not empty: another program has it, which lies beside this one; `make` is null then
 };
 
-// All verbs, in the order in which `annulus --help` lists them.
+// The verbs of this program, in the order in which `--help` lists them. Each program defines its own: verbs.cc,
+// benchmarks/program/main.cc.
 const std::vector<VerbEntry>& verbs();
 
 // Raises Error(kUsage) naming the nearest verb.
@@ -54,7 +63,6 @@ ParsedVerb parse_verb(const VerbEntry& entry, const std::vector<std::string>& ar
 // The constructors of the verbs.
 std::unique_ptr<Verb> make_launch_verb();
 std::unique_ptr<Verb> make_attend_verb();
-std::unique_ptr<Verb> make_bench_verb();
 std::unique_ptr<Verb> make_train_verb();
 std::unique_ptr<Verb> make_sample_verb();
 std::unique_ptr<Verb> make_plan_verb();

@@ -1,15 +1,16 @@
-// annulus attend: exact attention over tensors in a safetensors file. Options only; the work is runtime/attend.
+// annulus attend: exact attention over tensors in a safetensors file. Options only; the work is attend/attend.
 #include <CLI/CLI.hpp>
 #include <memory>
 #include <optional>
 
+#include "attend/attend.h"
 #include "common/names.h"
+#include "common/text.h"
 #include "launcher/command_line.h"
 #include "launcher/device.h"
-#include "launcher/mpirun.h"
+#include "launcher/launch/mpirun.h"
 #include "launcher/start_job.h"
 #include "launcher/verb.h"
-#include "runtime/attend.h"
 
 namespace annulus {
 namespace {
@@ -64,7 +65,7 @@ class AttendVerb : public Verb {
     job.run_together({"attend, checking the input", 0}, [&] { attend.emplace(options_, job.size); });
     job.require_agreement(attend->fields(), {"attend, comparing the input", 0});
     const DeviceChoice choice = choose_devices(job, device_);
-    const std::unique_ptr<Communicator> gpus = connect_devices(job, choice);
+    const std::shared_ptr<Communicator> gpus = connect_devices(job, choice);
     attend->run(gpus ? *gpus : *job.world, choice.device);
     return 0;
   }

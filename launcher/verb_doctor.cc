@@ -6,16 +6,17 @@
 #include <fstream>
 #include <string>
 
+#include "attention/kernels/choose_kernel.h"
 #include "attention/kernels/detect.h"
-#include "attention/kernels/kernel.h"
 #include "comm/nccl/nccl_communicator.h"
-#include "comm/topology/binding.h"
-#include "comm/topology/machine.h"
 #include "common/error.h"
 #include "common/version.h"
 #include "launcher/device.h"
-#include "launcher/mpirun.h"
+#include "launcher/launch/mpirun.h"
 #include "launcher/verb.h"
+#include "memory/caches.h"
+#include "topology/binding.h"
+#include "topology/machine.h"
 
 namespace annulus {
 namespace {
@@ -29,12 +30,25 @@ std::string first_line(const char* path) {
   return line;
 }
 
+std::string text_of(const CacheReport& cache) {
+  const CacheStats& s = cache.stats;
+  const auto mib = [](int64_t bytes) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%.1f", static_cast<double>(bytes) / (1 << 20));
+    return std::string(text);
+  };
+  return mib(s.bytes) + " of " + mib(s.capacity) + " MiB in " + std::to_string(s.entries) + " entries, " +
+         std::to_string(s.hits) + " hits, " + std::to_string(s.misses) + " misses, " + std::to_string(s.evictions) +
+         " evicted, " + std::to_string(s.too_large) + " too large: " + std::string(cache.holds);
+}
+
 class DoctorVerb : public Verb {
  public:
   void declare(CLI::App& app) override { app.footer("Example:\n  ./annulus doctor"); }
 
   int run() override {
     bool good = true;
+    const int64_t caches = cache_total();  // refuses what it cannot read before anything is said
     std::printf("annulus %s\n\nfound\n", kVersion);
     row("LibTorch", TORCH_VERSION);
     try {
@@ -73,10 +87,13 @@ class DoctorVerb : public Verb {
     row("kernel", choose_kernel(KernelKind::kAuto, at::kCPU, at::kFloat, 64, false).reason +
                       "; reference (dense fp64, slow) where asked for");
     try {
-      row("cores", current_binding().cpus.to_string() + " open to this process");
+      row("cores", current_cpus().to_string() + " open to this process");
     } catch (const Error& error) {
       row("cores", error.what());
     }
+    std::printf("\ncaches: %lld MiB together (memory.caches of a run; elsewhere ANNULUS_CACHES_MIB)\n",
+                static_cast<long long>(caches >> 20));
+    for (const CacheReport& cache : cache_reports()) row(std::string(cache.name).c_str(), text_of(cache));
     return good ? 0 : static_cast<int>(ErrorKind::kUnavailable);
   }
 };

@@ -5,8 +5,9 @@
 
 #include "common/error.h"
 #include "launcher/command_line.h"
-#include "launcher/launch.h"
-#include "launcher/mpirun.h"
+#include "launcher/launch/launch.h"
+#include "launcher/launch/mpirun.h"
+#include "launcher/program.h"
 #include "launcher/verb.h"
 
 namespace annulus {
@@ -25,6 +26,14 @@ class LaunchVerb : public Verb {
     app.add_option("--timeout-grace", options_.grace_seconds,
                    "seconds that ranks have to stop after Ctrl-C or SIGTERM before they are ended (default: 30)")
         ->type_name("S");
+    app.add_option("--interfaces", interfaces_,
+                   "the job's IP interfaces, eth0,eth1, for NCCL, MPI and mpirun itself (default: they choose)")
+        ->type_name("LIST");
+    app.add_option("--hcas", hcas_, "the job's RDMA devices, mlx5_0,mlx5_1:1, for NCCL and MPI (default: they choose)")
+        ->type_name("LIST");
+    app.add_option(
+        "--rank-hca", rank_hca_,
+        "which of them a rank uses: auto, as NCCL and MPI choose (default), or nearest, as `topology` shows");
     app.add_option("--mpi-args", mpi_args_, "more options for mpirun, in quotes");
     app.callback([this, &app] {
       rest_ = app.remaining();
@@ -64,8 +73,15 @@ class LaunchVerb : public Verb {
       throw Error(ErrorKind::kUsage, "launcher",
                   "`" + std::string(entry.name) + "` runs in one process: type it without `launch -n N`");
     }
+    if (!entry.program.empty()) run_other_program(entry);  // which launches itself
+    const Network typed = parse_network(interfaces_, hcas_, rank_hca_.empty() ? "auto" : rank_hca_, "launch");
+    for (const Variable& variable : environment_of(typed)) setenv(variable.name.c_str(), variable.value.c_str(), 1);
+    if (rank_hca_ == "auto") setenv("ANNULUS_RANK_HCA", "auto", 1);  // over a configuration that says otherwise
     // Read here already: a typing error is reported once, and before anything starts.
-    help_ = parse_verb(entry, {rest_.begin() + 1, rest_.end()}).text;
+    const ParsedVerb parsed = parse_verb(entry, {rest_.begin() + 1, rest_.end()});
+    help_ = parsed.text;
+    options_.context = parsed.verb == nullptr ? options_.ranks : parsed.verb->context(options_.ranks);
+    options_.network = network_from_environment(parsed.verb == nullptr ? Network{} : parsed.verb->network());
     options_.program = rest_;
   }
 
@@ -83,6 +99,7 @@ class LaunchVerb : public Verb {
   LaunchOptions options_;
   std::string ranks_;
   std::string mpi_args_;
+  std::string interfaces_, hcas_, rank_hca_;
   std::vector<std::string> rest_;
   std::string help_;
 };

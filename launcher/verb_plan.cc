@@ -6,10 +6,11 @@
 #include <utility>
 #include <vector>
 
+#include "attention/plan/traffic.h"
 #include "attention/plan/verifier.h"
 #include "common/error.h"
 #include "launcher/verb.h"
-#include "runtime/block_map_file.h"
+#include "tensor_files/block_map_file.h"
 
 namespace annulus {
 namespace {

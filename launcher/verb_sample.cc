@@ -1,9 +1,9 @@
-// annulus sample: text from a trained run. Options only; the work is runtime/sampler.
+// annulus sample: text from a trained run. Options only; the work is training/sampler.
 #include <CLI/CLI.hpp>
 
+#include "common/interrupt.h"
 #include "launcher/verb.h"
-#include "runtime/interrupt.h"
-#include "runtime/sampler.h"
+#include "training/sampler.h"
 
 namespace annulus {
 namespace {

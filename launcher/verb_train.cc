@@ -1,4 +1,4 @@
-// annulus train: one rank of a training job. Options only; the work is runtime/trainer.
+// annulus train: one rank of a training job. Options only; the work is training/trainer.
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <cstdlib>
@@ -6,15 +6,16 @@
 #include <optional>
 
 #include "common/error.h"
+#include "common/interrupt.h"
+#include "config/config.h"
 #include "launcher/command_line.h"
 #include "launcher/device.h"
-#include "launcher/host_plan.h"
+#include "launcher/launch/host_plan.h"
+#include "launcher/seats.h"
 #include "launcher/start_job.h"
 #include "launcher/verb.h"
-#include "runtime/config.h"
-#include "runtime/interrupt.h"
-#include "runtime/trainer.h"
-#include "runtime/training.h"
+#include "training/trainer.h"
+#include "training/training.h"
 
 namespace annulus {
 namespace {
@@ -50,6 +51,18 @@ class TrainVerb : public Verb {
                                       : ""));
     }
     config_ = load_config(config_path_, sets_);
+    network();  // refuses what is no name
+  }
+
+  Network network() const override {
+    const NetworkSection& n = config_.network;
+    return parse_network(n.interfaces, n.hcas, n.rank_hca, config_path_ + ": [network]");
+  }
+
+  int context(int ranks) const override {
+    const int64_t context = config_.mesh.context > 0 ? config_.mesh.context : ranks / config_.mesh.data;
+    // A mesh that does not fit the ranks is refused where all of it can be said (fit_axes).
+    return context > 0 && ranks % context == 0 ? static_cast<int>(context) : ranks;
   }
 
   int run() override {
@@ -64,12 +77,14 @@ class TrainVerb : public Verb {
     TrainOptions options;
     job.run_together({"checking the configuration", 0}, [&] { options.layers = check_training(config_, job.size); });
     const DeviceChoice choice = choose_devices(job, config_.device);
-    const std::unique_ptr<Communicator> gpus = connect_devices(job, choice);
+    const std::shared_ptr<Communicator> gpus = connect_devices(job, choice);
 
     if (resuming_) options.resume = resume_run_;
     options.device = choice.device;
     options.device_reason = choice.reason;
     options.placement = placement_text();
+    options.ring = ring_lines(gather_seats(job, choice.device.is_cuda()), context(job.size));
+    options.ring.insert(options.ring.end(), network_lines().begin(), network_lines().end());
     const char* const launched = std::getenv("ANNULUS_LAUNCH_COMMAND");
     options.command = launched != nullptr && *launched != '\0' ? launched : typed_command(job.size);
     options.program = typed_program();

@@ -1,8 +1,4 @@
-// The table of verbs, and how their options are read.
-#include <CLI/CLI.hpp>
-
-#include "common/error.h"
-#include "common/names.h"
+// The verbs of the program annulus.
 #include "launcher/verb.h"
 
 namespace annulus {
@@ -15,90 +11,12 @@ const std::vector<VerbEntry>& verbs() {
       {"attend", "exact attention over tensors in a safetensors file", true, make_attend_verb},
       {"plan", "make, prove and cost a plan, for any number of ranks", false, make_plan_verb},
       {"topology", "show the machine (or an XML description), its rings and where ranks go", false, make_topology_verb},
-      {"bench", "measure, side by side with a baseline, in one run", true, make_bench_verb},
+      {"bench", "measure, side by side with a baseline, in one run", true, nullptr, "annulus_bench"},
       {"doctor", "check what is installed and which backends and kernels will be used", false, make_doctor_verb},
       {"selftest", "check that ranks start, exchange, fail and stop as they should", true, make_selftest_verb},
       {"version", "print the version", false, make_version_verb},
   };
   return table;
-}
-
-const VerbEntry& find_verb(std::string_view name) {
-  std::vector<std::string> names;
-  for (const VerbEntry& entry : verbs()) {
-    if (entry.name == name) return entry;
-    names.emplace_back(entry.name);
-  }
-  throw Error(ErrorKind::kUsage, "launcher",
-              "unknown verb \"" + std::string(name) + "\"" + suggestion(name, names) + "; `annulus --help` lists them");
-}
-
-namespace {
-
-[[noreturn]] void refuse_usage(std::string_view verb, const std::string& message) {
-  throw Error(ErrorKind::kUsage, "launcher",
-              std::string(verb) + ": " + message + "; `annulus " + std::string(verb) +
-                  " --help` shows the options and an example");
-}
-
-}  // namespace
-
-void refuse_option(std::string_view verb, const CLI::App& app, const std::string& option) {
-  std::vector<std::string> known;
-  for (const CLI::Option* o : app.get_options()) {
-    for (const std::string& name : o->get_lnames()) known.push_back("--" + name);
-    for (const std::string& name : o->get_snames()) known.push_back("-" + name);
-  }
-  refuse_usage(verb, "unknown option " + option + suggestion(option.substr(0, option.find('=')), known));
-}
-
-namespace {
-
-// CLI11's messages, in our form.
-[[noreturn]] void refuse(const VerbEntry& entry, const CLI::App& app, const CLI::ParseError& error) {
-  // Of a verb with words of its own (`bench ring`), the word's options are meant.
-  const std::vector<CLI::App*> words = app.get_subcommands();
-  const CLI::App& meant = words.empty() ? app : *words.front();
-  const std::string name = std::string(entry.name) + (words.empty() ? "" : " " + meant.get_name());
-  std::string message = error.what();
-  if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr) {
-    const std::vector<std::string> extras = app.remaining(/*recurse=*/true);
-    const std::string first = extras.empty() ? "" : extras.front();
-    if (first.starts_with("-")) refuse_option(name, meant, first);
-    message = "unexpected argument \"" + first + "\"";
-    if (words.empty()) {
-      std::vector<std::string> known;
-      for (const CLI::App* word : app.get_subcommands([](const CLI::App*) { return true; })) {
-        known.push_back(word->get_name());
-      }
-      if (!known.empty()) message += suggestion(first, known);
-    }
-  } else {
-    // One line each: some of CLI11's texts hold line breaks.
-    for (char& c : message) {
-      if (c == '\n') c = ' ';
-    }
-  }
-  refuse_usage(name, message);
-}
-
-}  // namespace
-
-ParsedVerb parse_verb(const VerbEntry& entry, const std::vector<std::string>& args) {
-  // Options hold references into the verb, which therefore outlives the app.
-  ParsedVerb parsed;
-  parsed.verb = entry.make();
-  CLI::App app{std::string(entry.help), "annulus " + std::string(entry.name)};
-  parsed.verb->declare(app);
-  try {
-    app.parse(std::vector<std::string>(args.rbegin(), args.rend()));  // CLI11 takes them last first
-  } catch (const CLI::CallForHelp&) {
-    return {nullptr, app.help()};
-  } catch (const CLI::ParseError& error) {
-    refuse(entry, app, error);
-  }
-  parsed.verb->check();
-  return parsed;
 }
 
 }  // namespace annulus

@@ -12,6 +12,7 @@
 #include <string>
 
 #include "common/error.h"
+#include "common/text.h"
 #include "modules/projected_attention.h"
 #include "modules/rotary.h"
 
@@ -64,13 +65,14 @@ MultiheadAttentionOptions checked(MultiheadAttentionOptions o) {
   const std::string file = unread_file(o.pattern);
   require(file.empty(), "the block mask in " + file +
                             " was not read: a module reads no files. Give it read_block_maps(pattern, shape) of "
-                            "runtime/block_map_file.h as the pattern (docs/modules.md)");
+                            "tensor_files/block_map_file.h as the pattern (docs/modules.md)");
   require(std::isfinite(o.scale) && std::isfinite(o.norm_eps) && o.norm_eps >= 0,
           "scale and norm_eps must be finite, norm_eps not negative");
   return o;
 }
 
-// As short as it can be read back exactly.
+// As short as it can be read back exactly, in steps of three digits: saved modules hold this form, which is not
+// `exact`.
 std::string number(double value) {
   char text[32];
   for (int digits = 6;; digits += 3) {
@@ -126,7 +128,7 @@ void MultiheadAttentionImpl::check_inputs(const at::Tensor& x, const at::Tensor&
   const auto check = [&](const at::Tensor& t, const char* name, int64_t features) {
     require(t.defined(), std::string(name) + " is an undefined tensor");
     require(t.dim() == 3 && t.size(2) == features, std::string(name) + " must be [batch, positions, " +
-                                                       std::to_string(features) + "], but is " + c10::str(t.sizes()));
+                                                       std::to_string(features) + "], but is " + list_text(t.sizes()));
     require(t.scalar_type() == weight.scalar_type() && t.device() == weight.device(),
             std::string(name) + " is " + c10::str(t.scalar_type(), " on ", t.device()) + ", but the module is " +
                 c10::str(weight.scalar_type(), " on ", weight.device()) + ": move one of them with to()");
@@ -167,7 +169,7 @@ at::Tensor MultiheadAttentionImpl::attend(const at::Tensor& x, const at::Tensor&
   place_sequence(call.request, parts);
   call.comm = &scope.comm;
   call.kernel = o.kernel;
-  call.scale = o.scale;
+  if (o.scale != 0) call.scale = o.scale;
   if (is_training()) {
     call.dropout = {
         .rate = o.dropout, .seed = o.seed, .step = scope.step, .layer = o.layer, .first_row = scope.first_row};

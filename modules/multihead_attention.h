@@ -38,7 +38,7 @@ struct MultiheadAttentionOptions {
   double norm_eps = 1e-5;
   double rotary_base = 0;    // of the rotary embedding's wavelengths, usually 10000; 0: no rotary embedding
   double scale = 0;          // of the scores; 0: 1 / sqrt(head_dim)
-  PatternSpec pattern = {};  // full unless given; map = "file" only as read_block_maps gives it (runtime/)
+  PatternSpec pattern = {};  // full unless given; map = "file" only as read_block_maps gives it (tensor_files/)
   // Which positions this rank's rows of x and memory are: the caller's rows must lie so, the module cannot see it.
   LayoutKind layout = LayoutKind::kContiguous;
   // How it is computed; none of it changes the result beyond rounding.
@@ -57,7 +57,7 @@ struct MultiheadAttentionOptions {
 
 // What one call needs beside tensors. All ranks give the same but for `comm`.
 struct AttentionScope {
-  Communicator& comm;        // must outlive the call and its backward
+  Communicator& comm;        // of the call; its backward keeps a share of it
   int64_t step = 0;          // of training, and
   int64_t first_row = 0;     // the global number of batch row 0: for dropout
   int64_t query_offset = 0;  // query i has the position i + query_offset

@@ -23,9 +23,10 @@ using torch::autograd::variable_list;
 
 // From forward to backward, as an opaque value of the node.
 struct Held : torch::CustomClassHolder {
-  Held(ProjectionPlan p, AttentionCall c) : plan(std::move(p)), call(std::move(c)) {}
+  Held(ProjectionPlan p, AttentionCall c) : plan(std::move(p)), kept(std::move(c)) {}
+  const AttentionCall& call() const { return kept.call(); }
   const ProjectionPlan plan;
-  const AttentionCall call;
+  const KeptCall kept;
   std::shared_ptr<const Program> program;
 };
 
@@ -54,14 +55,14 @@ class ProjectedAttention : public torch::autograd::Function<ProjectedAttention> 
     AttentionOutput result;
     {
       const Projected p = project(x, memory ? *memory : x, weights, held->plan);
-      result = attention_forward(p.q, p.k, p.v, held->call);
+      result = attention_forward(p.q, p.k, p.v, held->call());
     }
     held->program = result.program;
     context->save_for_backward({x, plain(memory), q, plain(q_bias), k, plain(k_bias), v, plain(v_bias), result.out,
                                 result.lse, result.saved_k, result.saved_v});
     context->saved_data["held"] = c10::IValue::make_capsule(held);
     // Where it is saved itself, autograd sees, and the backward refuses, that whoever gets the result changed it.
-    return divided(result.out, held->call.request.pattern);
+    return divided(result.out, held->call().request.pattern);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
@@ -77,8 +78,8 @@ class ProjectedAttention : public torch::autograd::Function<ProjectedAttention> 
       p = project(inputs[0], inputs[1].defined() ? inputs[1] : inputs[0], weights_of(&inputs[2]), held->plan);
     }
     const AttentionGradients d =
-        attention_backward(divided(grads[0], held->call.request.pattern), p.q.detach(), p.k.detach(), p.v.detach(),
-                           {held->program, saved[8], saved[9], saved[10], saved[11]}, held->call);
+        attention_backward(divided(grads[0], held->call().request.pattern), p.q.detach(), p.k.detach(), p.v.detach(),
+                           {held->program, saved[8], saved[9], saved[10], saved[11]}, held->call());
     variable_list wanted;
     std::vector<size_t> where;
     size_t edge = 0;  // of the node: inputs that were not given have none

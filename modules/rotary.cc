@@ -13,13 +13,11 @@
 #include <memory>
 #include <string>
 
-#include "attention/kernels/upload.h"
+#include "memory/caches.h"
+#include "memory/upload.h"
 
 namespace annulus {
 namespace {
-
-// A million positions of head_dim 128 in bf16 take half of it.
-constexpr int64_t kCacheBytes = int64_t{512} << 20;
 
 struct KeptTable {
   RotaryTable table;
@@ -27,8 +25,8 @@ struct KeptTable {
 };
 using KeptPointer = std::shared_ptr<const KeptTable>;
 
-ByteCache<KeptPointer>& kept_tables() {
-  static auto& cache = *new ByteCache<KeptPointer>(kCacheBytes);
+NamedCache<KeptPointer>& kept_tables() {
+  static auto& cache = *new NamedCache<KeptPointer>("rotary tables");
   return cache;
 }
 

@@ -1,5 +1,5 @@
 // Rotary embedding (arXiv 2104.09864) by global position, in pairs (i, i + head_dim / 2). Used by MultiheadAttention
-// and by the training model (runtime/fused_ops.h, which has single passes for fp32 on a CPU). Thread-safe.
+// and by the training model (model/fused_ops.h, which has single passes for fp32 on a CPU). Thread-safe.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "attention/pattern/span.h"
-#include "common/byte_cache.h"
+#include "memory/byte_cache.h"
 
 namespace annulus {
 

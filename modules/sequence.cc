@@ -12,6 +12,7 @@
 #include <string>
 
 #include "attention/plan/layout.h"
+#include "comm/agreement.h"
 #include "common/checksum.h"
 #include "common/error.h"
 
@@ -39,10 +40,10 @@ SequenceParts agree_on_call(const std::function<CallTerms()>& find, Communicator
   std::string text = "none";
   try {
     terms = find();
-  } catch (const std::exception& error) {
+  } catch (const std::exception&) {
     if (comm.size() == 1) throw;
     complaint = std::current_exception();
-    text = error.what();
+    text = error_in_flight("").what();
   }
   if (comm.size() == 1) return {{terms.queries}, {terms.keys}};
   terms.alike.insert(terms.alike.begin(), {"what does not fit", text});
@@ -91,12 +92,6 @@ void place_sequence(PlanRequest& request, const SequenceParts& parts) {
                   std::to_string(of_queries ? request.shape.q_len : request.shape.k_len) + " positions as " +
                   list(of_queries ? queries : keys) +
                   "; parts of other lengths can be had with the layout contiguous, for queries and keys alike");
-}
-
-at::Tensor positions_of(const Layout& layout, int rank, int64_t offset) {
-  std::vector<int64_t> positions = layout.positions(rank);
-  for (int64_t& p : positions) p += offset;
-  return at::tensor(positions, at::kLong);
 }
 
 }  // namespace annulus

@@ -36,7 +36,4 @@ SequenceParts agree_on_call(const std::function<CallTerms()>& find, Communicator
 // alike on every rank.
 void place_sequence(PlanRequest& request, const SequenceParts& parts);
 
-// Positions of one rank's rows in storage order, plus offset: int64 [n].
-at::Tensor positions_of(const Layout& layout, int rank, int64_t offset);
-
 }  // namespace annulus

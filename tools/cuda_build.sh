@@ -21,8 +21,8 @@ read -r passed _ failed _ < <(tail -n 1 "$work/report")
 # A build that leaves all of it out must not look like a good one: every .cu file, and the NCCL backend.
 bazel aquery --config=cuda --output=text --noshow_progress --include_artifacts --noinclude_commandline \
   'mnemonic("CudaCompile|CppCompile", //...)' >"$work/actions" 2>"$work/aquery" || cat "$work/aquery" >&2
-wanted=(comm/nccl/nccl_communicator.cc)
-mapfile -t -O 1 wanted < <(find . \( -name '.?*' -o -name 'bazel-*' \) -prune -o -name '*.cu' -printf '%P\n' | sort)
+wanted=(comm/nccl/nccl_{communicator,factory,handle}.cc)
+mapfile -t -O ${#wanted[@]} wanted < <(find . \( -name '.?*' -o -name 'bazel-*' \) -prune -o -name '*.cu' -printf '%P\n' | sort)
 for source in "${wanted[@]}"; do
   # What is built gives an object for every source; its name is among the outputs of the action that reads the source.
   object=$(grep -F "$source" -A 1 "$work/actions" | grep -oE 'bazel-out/[^] ,]*\.o\b' | head -n 1)

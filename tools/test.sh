@@ -3,15 +3,18 @@
 #   --all     also the long sweeps (targets tagged "sweep")
 #   TARGETS   as Bazel names them (//tests/attention/..., //tests/comm:threads_test), or a folder (tests/attention);
 #             without any: all
+#   --mutants [NAME...]  do tests fail where they should? Plants the faults of tests/mutants, one after the other, in a
+#             copy of the tree, and expects the test named in each to fail (--list shows them)
 #   --ci      a test that needed a second attempt, and a target skipped for want of a library, is a failure
 # For example: ./annulus test --config=asan //tests/...      ./annulus test --test_filter='Span.*' tests/attention
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-all='' ci=() targets=() options=() named='' show=''
+all='' ci=() targets=() options=() named='' show='' mutants=''
 for arg; do
   case $arg in
     --all) all=1 ;;
+    --mutants) mutants=1 ;;
     --ci) ci=(--ci) ;;
     -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' tools/test.sh && exit 0 ;;
     --test_output=*) options+=("$arg") && [[ $arg == *=errors || $arg == *=summary ]] || show=show ;;
@@ -28,6 +31,15 @@ for arg; do
       ;;
   esac
 done
+if [[ $mutants ]]; then
+  words=()
+  for arg; do [[ $arg == --mutants ]] || words+=("$arg"); done
+  if [[ " $* " != *" --list "* ]]; then
+    tools/setup.sh --tests
+    ! grep -qx 'cuda 1' .bazel/setup || words+=(--config=cuda)
+  fi
+  exec tools/mutants.py ${words[@]+"${words[@]}"}
+fi
 ((${#targets[@]})) || targets=(//...)
 # A target called by its name is meant, whatever its tags.
 [[ $all || $named ]] || options=(--test_tag_filters=-sweep ${options[@]+"${options[@]}"})

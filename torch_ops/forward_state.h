@@ -6,14 +6,15 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <utility>
 
 #include "attention/execution/attention.h"
 
 namespace annulus::torch_ops {
 
 struct ForwardState {
-  AttentionCall call;
-  std::shared_ptr<Communicator> comm;  // call.comm
+  explicit ForwardState(AttentionCall c) : call(std::move(c)) {}
+  const KeptCall call;
   std::shared_ptr<const Program> program;
   at::Tensor saved_k, saved_v;
 };

@@ -21,10 +21,11 @@
 #include <utility>
 
 #include "attention/execution/attention.h"
-#include "common/byte_cache.h"
 #include "common/error.h"
+#include "common/text.h"
+#include "memory/caches.h"
 #include "modules/sequence.h"
-#include "runtime/block_map_file.h"
+#include "tensor_files/block_map_file.h"
 #include "torch_ops/forward_state.h"
 #include "torch_ops/world.h"
 
@@ -41,7 +42,7 @@ void require(bool ok, const std::string& message) {
 
 // Users pass the same text at every call.
 std::shared_ptr<const PatternSpec> pattern_of(const std::string& text) {
-  static ByteCache<PatternSpec> cache(int64_t{1} << 22);
+  static NamedCache<PatternSpec> cache("pattern texts");
   return cache.get(
       text, [&] { return parse_pattern(text, "pattern"); },
       [&](const PatternSpec&) { return static_cast<int64_t>(4 * text.size() + sizeof(PatternSpec)); });
@@ -60,14 +61,14 @@ int64_t bytes_of(const PatternSpec& p) {
 
 // With the block maps of files, which are read once for each shape.
 PatternSpec with_block_maps(const std::string& text, const PatternSpec& pattern, const AttentionShape& s) {
-  static ByteCache<PatternSpec> cache(int64_t{1} << 28);
+  static NamedCache<PatternSpec> cache("block maps");
   const std::string key =
       c10::str(text, "|", s.batch, "|", s.heads, "|", s.kv_heads, "|", s.q_len, "|", s.k_len, "|", s.query_offset);
   return *cache.get(
       key, [&] { return read_block_maps(pattern, s); }, bytes_of);
 }
 
-std::string shape_text(const Tensor& t) { return c10::str(t.sizes()); }
+std::string shape_text(const Tensor& t) { return list_text(t.sizes()); }
 
 AttentionCall make_call(const Tensor& q, const Tensor& k, const Tensor& v, const std::string& pattern,
                         const std::string& layout, const std::string& schedule, double scale, double dropout,
@@ -75,7 +76,7 @@ AttentionCall make_call(const Tensor& q, const Tensor& k, const Tensor& v, const
                         Communicator& comm) {
   AttentionCall call;
   call.comm = &comm;
-  call.scale = scale;
+  if (scale != 0) call.scale = scale;
   call.dropout = {
       .rate = dropout, .seed = static_cast<uint64_t>(seed), .step = step, .layer = layer, .first_row = first_row};
   call.label = "torch.ops.annulus.attention, layer " + std::to_string(layer);
@@ -124,11 +125,9 @@ std::tuple<Tensor, Tensor, Tensor> forward_cpu(const Tensor& q, const Tensor& k,
                                                int64_t seed, int64_t step, int64_t layer, int64_t first_row,
                                                int64_t query_offset) {
   const Turn turn = take_turn();
-  auto state = std::make_shared<ForwardState>();
-  state->comm = turn.comm;
-  state->call = make_call(q, k, v, pattern, layout, schedule, scale, dropout, seed, step, layer, first_row,
-                          query_offset, *turn.comm);
-  AttentionOutput result = attention_forward(q, k, v, state->call);
+  auto state = std::make_shared<ForwardState>(make_call(q, k, v, pattern, layout, schedule, scale, dropout, seed, step,
+                                                        layer, first_row, query_offset, *turn.comm));
+  AttentionOutput result = attention_forward(q, k, v, state->call.call());
   state->program = std::move(result.program);
   state->saved_k = std::move(result.saved_k);
   state->saved_v = std::move(result.saved_v);
@@ -160,7 +159,7 @@ std::tuple<Tensor, Tensor, Tensor> backward_cpu(const Tensor& dout, const Tensor
     throw;
   }
   const AttentionGradients d =
-      attention_backward(dout, q, k, v, {state->program, out, lse, state->saved_k, state->saved_v}, state->call);
+      attention_backward(dout, q, k, v, {state->program, out, lse, state->saved_k, state->saved_v}, state->call.call());
   return {d.dq.contiguous(), d.dk.contiguous(), d.dv.contiguous()};
 }
 

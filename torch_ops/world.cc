@@ -3,7 +3,7 @@
 
 #include <atomic>
 
-#include "comm/bootstrap.h"
+#include "comm/bootstrap/bootstrap.h"
 #include "comm/threads/threads.h"
 #include "common/version.h"
 

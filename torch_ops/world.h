@@ -16,7 +16,7 @@ struct Turn {
   std::unique_lock<std::mutex> lock;
 };
 
-// The first call finds the other ranks (comm/bootstrap.h), within a deadline. Raises as bootstrap does.
+// The first call finds the other ranks (comm/bootstrap/bootstrap.h), within a deadline. Raises as bootstrap does.
 Turn take_turn();
 
 // The process is about to end without having done what the other ranks expect: it will not wait for them. Makes the

@@ -13,25 +13,40 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
-#include "attention/kernels/kernel.h"
+#include "attention/execution/prove.h"
+#include "attention/kernels/choose_kernel.h"
 #include "attention/plan/plan.h"
 #include "comm/communicator.h"
 
 namespace annulus {
 
-// Everything about a call that is not a tensor.
+// Everything about a call that is not a tensor. All ranks give the same but for `comm`.
 struct AttentionCall {
-  PlanRequest request;           // of comm's size
-  Communicator* comm = nullptr;  // must outlive the call and its backward
+  PlanRequest request;           // what is computed, over comm's ranks; its program is found or made by it
+  Communicator* comm = nullptr;  // of this call; `attention` keeps a share of it until the backward has run
   KernelKind kernel = KernelKind::kAuto;
-  double scale = 0;  // 0: 1 / sqrt(D)
+  std::optional<double> scale;  // of q.k; 1 / sqrt(D) unless given
   Dropout dropout;
   std::string label = "attention";  // in error messages: "attention, layer 3"
-  // This rank's program, where it is not to be looked up by the request: a pattern made by a program.
-  std::shared_ptr<const Program> program;
+  // The first call of a request proves its plan before anything is sent by it, and every call of an adaptive one does
+  // (prove.h); others cost nothing for it. False: nobody does.
+  bool prove = proves_by_default();
+};
+
+// A call that outlives its caller, and keeps the communicator with it: what autograd nodes hold from forward to
+// backward. Raises Error(kUsage) where there is a communicator that no std::shared_ptr holds.
+class KeptCall {
+ public:
+  explicit KeptCall(AttentionCall call);
+  const AttentionCall& call() const { return call_; }
+
+ private:
+  AttentionCall call_;
+  std::shared_ptr<Communicator> comm_;
 };
 
 struct AttentionOutput {
@@ -46,7 +61,8 @@ struct AttentionGradients {
   at::Tensor dq, dk, dv;  // shapes and dtypes of q, k, v
 };
 
-// What a call did, for tests, metrics and benchmarks: counted, not planned.
+// What a call did, for tests, metrics and benchmarks: counted, not planned. What is held are all tensors of buffers
+// that exist, alive or kept for whatever reason (travelling_blocks.h).
 struct AttentionStats {
   int64_t peak_kv_elements = 0;      // K and V elements held at once: own, travelling, saved
   int64_t peak_grad_elements = 0;    // dK and dV likewise, own included
@@ -56,15 +72,9 @@ struct AttentionStats {
   double exposed_seconds = 0;  // waiting for transfers
 };
 
-// Proves the plan of a request (attention/plan/verifier.h) on rank 0 before anything is sent by it; what it finds is an
-// Error(kInternal) on every rank: the fault would be annulus's own. Seconds for a million tokens over 64 ranks; plans
-// of more than 128 ranks are left to `annulus plan`, where they take minutes, and adaptive patterns, whose plans are
-// made at each call, to the tests. Collective.
-void prove_plan(const PlanRequest& request, Communicator& comm);
-
 // Collective. Raises Error(kMismatch) on every rank when plan, shapes, dtypes, scale or call number differ between
-// ranks, Error(kPlan) when the tensors do not fit the program, Error(kComm) when a transfer fails or misses its
-// deadline.
+// ranks, Error(kPlan) when the tensors do not fit the program, Error(kInternal) when the plan is not proved,
+// Error(kComm) when a transfer fails or misses its deadline.
 AttentionOutput attention_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                   const AttentionCall& call, AttentionStats* stats = nullptr);
 

@@ -4,15 +4,18 @@
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <utility>
+
 #include "attention/execution/attention.h"
+#include "common/error.h"
 
 namespace annulus {
 namespace {
 
 // The call travels from forward to backward as an opaque value of the node.
 struct CallHolder : torch::CustomClassHolder {
-  explicit CallHolder(const AttentionCall& c) : call(c) {}
-  const AttentionCall call;
+  explicit CallHolder(const AttentionCall& c) : kept(c) {}
+  const KeptCall kept;
   std::shared_ptr<const Program> program;  // what the forward ran
 };
 
@@ -22,7 +25,7 @@ class AttentionNode : public torch::autograd::Function<AttentionNode> {
                             const at::Tensor& v, const c10::intrusive_ptr<CallHolder>& holder) {
     // Views among the results are the kernel's affair, not autograd's: a caller may change them in place.
     const at::AutoDispatchBelowADInplaceOrView below;
-    const AttentionOutput result = attention_forward(q, k, v, holder->call);
+    const AttentionOutput result = attention_forward(q, k, v, holder->kept.call());
     context->save_for_backward({q, k, v, result.out, result.lse, result.saved_k, result.saved_v});
     holder->program = result.program;
     context->saved_data["call"] = c10::IValue::make_capsule(holder);
@@ -35,16 +38,25 @@ class AttentionNode : public torch::autograd::Function<AttentionNode> {
     const auto holder = c10::static_intrusive_pointer_cast<CallHolder>(context->saved_data["call"].toCapsule());
     const AttentionGradients result =
         attention_backward(grads[0], saved[0], saved[1], saved[2],
-                           {holder->program, saved[3], saved[4], saved[5], saved[6]}, holder->call);
+                           {holder->program, saved[3], saved[4], saved[5], saved[6]}, holder->kept.call());
     return {result.dq, result.dk, result.dv, at::Tensor()};
   }
 };
 
 }  // namespace
 
+KeptCall::KeptCall(AttentionCall call) : call_(std::move(call)) {
+  if (call_.comm == nullptr) return;  // the call itself refuses, on all ranks alike
+  comm_ = call_.comm->weak_from_this().lock();
+  if (comm_ == nullptr) {
+    throw Error(ErrorKind::kUsage, "attention",
+                call_.label + ": the backward needs the communicator, too: hold it by a std::shared_ptr");
+  }
+}
+
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionCall& call) {
   const at::Tensor out = AttentionNode::apply(q, k, v, c10::make_intrusive<CallHolder>(call));
-  const int64_t divisor = output_divisor((call.program ? call.program->request : call.request).pattern);
+  const int64_t divisor = output_divisor(call.request.pattern);
   return divisor == 1 ? out : out / static_cast<double>(divisor);
 }
 

@@ -1,44 +1,104 @@
-// Proving a plan once for all ranks, before any of them sends.
-#include <exception>
-#include <new>
-#include <string>
+// See prove.h.
+#include "attention/execution/prove.h"
 
-#include "attention/execution/attention.h"
-#include "attention/plan/verifier.h"
+#include <ATen/ops/empty.h>
+
+#include <cstdlib>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "attention/pattern/pattern.h"
+#include "comm/agreement.h"
 #include "common/error.h"
 
 namespace annulus {
+namespace {
 
-void prove_plan(const PlanRequest& request, Communicator& comm) {
-  constexpr int kMostRanks = 128;
-  if (request.ranks > kMostRanks || is_adaptive(request.pattern)) return;
-  // What rank 0 found: the kind of error, and its text.
-  std::string fault;
-  const auto say = [&fault](ErrorKind kind, const std::string& text) {
-    fault = std::to_string(static_cast<int>(kind)) + " " + text;
-  };
-  if (comm.rank() == 0) {
-    try {
-      const Proof proof = verify(request);
-      if (!proof.holds()) {
-        say(ErrorKind::kInternal,
-            "the plan for " + request.text() + " is wrong: " + proof.faults[0] + "; please report it");
-      }
-    } catch (const Error& error) {
-      say(error.kind(), error.what());
-    } catch (const std::bad_alloc&) {
-      say(ErrorKind::kResource, "not enough memory to prove the plan for " + request.text());
-    } catch (const std::exception& error) {  // the others wait for this rank's word
-      say(ErrorKind::kInternal, error.what());
+constexpr int64_t kWords = 4;  // of a PairDigest
+
+void write(const PairDigest& digest, int64_t* words) {
+  for (const TransferDigest& d : digest) {
+    *words++ = d.transfers;
+    *words++ = static_cast<int64_t>(d.content);
+  }
+}
+
+PairDigest read(const int64_t* words) {
+  PairDigest digest;
+  for (TransferDigest& d : digest) {
+    d.transfers = *words++;
+    d.content = static_cast<uint64_t>(*words++);
+  }
+  return digest;
+}
+
+// What each rank says that it sends to this one.
+std::vector<PairDigest> hear(const std::vector<PairDigest>& sent, Communicator& comm) {
+  Communicator& host = comm.host();
+  const int64_t ranks = host.size();
+  const at::Tensor said = at::empty({ranks, kWords}, at::kLong), heard = at::empty({ranks, kWords}, at::kLong);
+  for (int64_t r = 0; r < ranks; ++r)
+    write(sent[static_cast<size_t>(r)], said.mutable_data_ptr<int64_t>() + kWords * r);
+  std::vector<Message> sends, receives;
+  for (int peer = 0; peer < host.size(); ++peer) {
+    sends.push_back({said.select(0, peer), peer});
+    receives.push_back({heard.select(0, peer), peer});
+  }
+  host.exchange(sends, receives, {"proving the plan", 0})->wait();
+  std::vector<PairDigest> digests;
+  for (int64_t r = 0; r < ranks; ++r) digests.push_back(read(heard.const_data_ptr<int64_t>() + kWords * r));
+  return digests;
+}
+
+void require_right(const RankShare& share, const std::vector<PairDigest>& heard, const PlanRequest& request, int rank) {
+  std::vector<std::string> faults = share.proof.faults;
+  for (size_t peer = 0; peer < heard.size(); ++peer) {
+    for (std::string& fault : compare_digests(static_cast<int>(peer), rank, heard[peer], share.received[peer])) {
+      faults.push_back(std::move(fault));
     }
   }
-  fault = all_gather_text(comm, fault, {"proving the plan", 0})[0];
-  if (fault.empty()) return;
-  const size_t space = fault.find(' ');
-  std::string text = fault.substr(space + 1);
-  const std::string room = "[plan] ";
-  if (text.rfind(room, 0) == 0) text = text.substr(room.size());
-  throw Error(static_cast<ErrorKind>(std::stoi(fault.substr(0, space))), "plan", text);
+  if (faults.empty()) return;
+  const std::string more = faults.size() > 1 ? " (and " + std::to_string(faults.size() - 1) + " more)" : "";
+  throw Error(ErrorKind::kInternal, "plan",
+              "the plan for " + request.text() + " is wrong: " + faults[0] + more + "; please report it");
+}
+
+}  // namespace
+
+bool proves_by_default() {
+  const char* const text = std::getenv("ANNULUS_PROVE");
+  const std::string_view given = text == nullptr ? "" : text;
+  if (given.empty() || given == "1") return true;
+  if (given == "0") return false;
+  throw Error(ErrorKind::kUsage, "plan",
+              "ANNULUS_PROVE: expected 1 (plans are proved before they run) or 0 (they are not), got \"" +
+                  std::string(given) + "\"");
+}
+
+void prove_together(const RankShare& share, const PlanRequest& request, Communicator& comm) {
+  if (comm.size() == 1) {
+    require_right(share, share.sent, request, 0);
+  } else {
+    const std::vector<PairDigest> heard = hear(share.sent, comm);
+    together(comm, {"proving the plan", 1}, [&] { require_right(share, heard, request, comm.rank()); });
+  }
+  *share.shown = true;
+}
+
+void prove_plan(const PlanRequest& request, Communicator& comm) {
+  if (is_adaptive(request.pattern)) return;
+  std::shared_ptr<const RankShare> share;
+  const auto prove_own = [&] { share = cached_share(request, *cached_program(request, comm.rank())); };
+  if (comm.size() == 1) {
+    prove_own();
+    if (!*share->shown) prove_together(*share, request, comm);
+    return;
+  }
+  together(comm, {"planning", 0}, prove_own);
+  if (require_agreement(comm, {{"plan", request.text()}}, {"proving the plan", 0}, !*share->shown)) {
+    prove_together(*share, request, comm);
+  }
 }
 
 }  // namespace annulus

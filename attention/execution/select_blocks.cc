@@ -20,7 +20,7 @@
 #include <utility>
 #include <vector>
 
-#include "attention/kernels/upload.h"
+#include "memory/upload.h"
 
 namespace annulus {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
-#include "attention/kernels/row_math.h"
+#include "attention/cpu_flash/row_math.h"
 
 #ifdef ANNULUS_CUDA
 #include <ATen/cuda/CUDAContext.h>
@@ -14,7 +14,7 @@
 #include <cstdlib>
 #include <utility>
 
-#include "attention/kernels/operators.h"
+#include "attention/operators/library_operators.h"
 #endif
 
 namespace annulus {
@@ -30,7 +30,7 @@ bool has_gpu_operator(const char* name) {
 
 // FlashAttention 3's package registers its operators when its library is loaded. Python programs load it themselves;
 // for others ANNULUS_FLASH3 names the file (flash_attn_3/_C.abi3.so). Empty: there it is, with the arguments that
-// operators.cc gives.
+// library_operators.cc gives.
 std::string flash3_obstacle() {
   const char* const path = std::getenv("ANNULUS_FLASH3");
   if (path != nullptr && *path != '\0' && dlopen(path, RTLD_LAZY | RTLD_GLOBAL) == nullptr) {
@@ -57,6 +57,7 @@ GpuAbilities look_at_gpu() {
   const cudaDeviceProp* properties = at::cuda::getDeviceProperties(0);
   gpu.name = properties->name;
   gpu.capability = properties->major * 10 + properties->minor;
+  gpu.multiprocessors = properties->multiProcessorCount;
   const auto& hooks = at::detail::getCUDAHooks();
   if (hooks.compiledWithCuDNN() && has_gpu_operator("aten::_scaled_dot_product_cudnn_attention")) {
     gpu.cudnn = hooks.versionRuntimeCuDNN();

@@ -17,9 +17,10 @@ struct DetectedKernel {
 
 // What a GPU and the libraries beside it offer.
 struct GpuAbilities {
-  std::string name;     // "NVIDIA H200"; empty: no GPU that this build can use
-  int capability = 0;   // 90: compute capability 9.0
-  int64_t cudnn = 0;    // its version, 91900 for 9.19.0; 0: LibTorch is built without it
+  std::string name;    // "NVIDIA H200"; empty: no GPU that this build can use
+  int capability = 0;  // 90: compute capability 9.0
+  int64_t cudnn = 0;   // its version, 91900 for 9.19.0; 0: LibTorch is built without it
+  int64_t multiprocessors = 0;
   bool flash2 = false;  // LibTorch is built with FlashAttention
   // Why FlashAttention 3 cannot be called; empty where it can.
   std::string flash3_obstacle = "no operator flash_attn_3::fwd";

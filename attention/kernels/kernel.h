@@ -1,53 +1,34 @@
 // Kernel: computes tiles. The executor hands it the tiles of a step; it merges them into the state (forward) or adds
-// them into gradient accumulators (backward). Chosen in one place: choose_kernel.
+// them into gradient accumulators (backward). Chosen in one place: choose_kernel.h.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
-#include <functional>
-#include <memory>
 #include <span>
-#include <string>
-#include <string_view>
 #include <vector>
 
-#include "attention/kernels/dropout.h"
 #include "attention/plan/plan.h"
+#include "attention/tiles/kernel_input.h"
+#include "memory/charge.h"
 
 namespace annulus {
-
-enum class KernelKind {
-  kReference,  // dense fp64 over each tile: the oracle's cousin, any pattern, slow
-  kAten,       // flash attention on LibTorch's matrix products, CPU
-  kEfficient,  // a library's operators, composed (operator_kernel.h): LibTorch's efficient attention; on CPUs its flash
-  kCudnn,      // likewise: cuDNN, GPU; bands and small blocks by FlashAttention 2
-  kFlash2,     // likewise: FlashAttention 2, GPU
-  kFlash3,     // likewise: FlashAttention 3, Hopper GPUs
-  kAuto,       // the fastest that can be used for the inputs; see choose_kernel
-};
 
 // Under these names LibTorch's profiling hooks (at::RecordFunction) see the CPU kernel compute tiles.
 inline constexpr char kForwardRecord[] = "annulus::tiles_forward";
 inline constexpr char kBackwardRecord[] = "annulus::tiles_backward";
 
-std::string_view to_string(KernelKind kind);  // "reference", "aten", "efficient", "cudnn", "flash2", "flash3", "auto"
-KernelKind parse_kernel(std::string_view name, std::string_view where);
+// What a call is of, before there are tensors: what a kernel says by that it will hold.
+struct CallSize {
+  int64_t batch = 0, queries = 0, heads = 0, kv_heads = 0, head_dim = 0;
+  int64_t keys = 0;      // positions of the largest block of keys
+  int64_t blocks = 1;    // of keys, in all steps
+  bool gathers = false;  // tiles may be small ones, which composed kernels gather
+  at::ScalarType type = at::kFloat;
 
-// A block of a key/value buffer, or of a gradient buffer with dk and dv: which batch rows and kv heads its tensors
-// hold.
-struct KeyBlock {
-  at::Tensor k, v;  // [batch.count, rows, heads.count, D]
-  Span batch;       // global batch rows
-  Span heads;       // global kv heads
-  // Of gradients: the tensors hold nothing yet. The kernel sets them, which is less than adding to zeros.
-  bool fresh = false;
-};
-
-// What is alike for all tiles of a call.
-struct KernelCall {
-  double scale = 1;
-  int64_t group = 1;  // H / Hk: query heads that read one kv head
-  Dropout dropout;
+  int64_t element() const { return static_cast<int64_t>(c10::elementSize(type)); }
+  int64_t query_elements() const { return batch * queries * heads * head_dim; }
+  int64_t key_elements() const { return 2 * batch * keys * kv_heads * head_dim; }  // of a block's keys and values
+  int64_t lse_elements() const { return batch * queries * heads; }
 };
 
 // One call's kernel state: running out and lse of this rank's queries, or the gradients being accumulated. q, out and
@@ -56,8 +37,7 @@ class Kernel {
  public:
   virtual ~Kernel() = default;
 
-  // `poll` is called between pieces of work of a few milliseconds, so that transfers move on.
-  using Poll = std::function<void()>;
+  using Poll = annulus::Poll;
 
   // Forward: begin, any number of forward() in the plan's order, finish.
   virtual void begin_forward(const at::Tensor& q, const KernelCall& call) = 0;
@@ -75,30 +55,15 @@ class Kernel {
   virtual void backward(const KeyBlock& keys, const KeyBlock& grads, std::span<const Tile> tiles, const Poll& poll) = 0;
   virtual at::Tensor finish_backward() = 0;  // dq, in one of the two dtypes, as out
 
+  // What it takes for a call of this size (When::kForward and kBackward), besides what it is given and what it returns
+  // in the inputs' dtype.
+  virtual std::vector<Charge> charges(const CallSize& size) const = 0;
+
   // Elements of the largest dK and dV result that a backward tile held before it was added.
   int64_t peak_result_elements() const { return peak_result_elements_; }
 
  protected:
   int64_t peak_result_elements_ = 0;
 };
-
-// What is used for such inputs, and why; what there is: detect.h. `asked` kAuto: the fastest that can be used. A choice
-// that falls back says so in `reason`. Raises Error(kUnavailable) where no kernel takes them, saying why and what to
-// use. Thread-safe.
-struct KernelChoice {
-  KernelKind kind = KernelKind::kAten;  // never kAuto
-  std::string reason;                   // one line
-};
-KernelChoice choose_kernel(KernelKind asked, at::DeviceType device, at::ScalarType type, int64_t head_dim,
-                           bool dropout);
-
-// Of tensors on a GPU with these abilities: what choose_kernel comes to, for a test to ask about GPUs that are not
-// there.
-struct GpuAbilities;
-KernelChoice choose_gpu_kernel(KernelKind asked, const GpuAbilities& gpu, at::ScalarType type, int64_t head_dim,
-                               bool dropout);
-
-// The chosen kernel; its reason goes to the log once. Raises as choose_kernel.
-std::unique_ptr<Kernel> make_kernel(KernelKind kind, const at::Tensor& q, bool dropout = false);
 
 }  // namespace annulus

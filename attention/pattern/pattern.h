@@ -61,7 +61,7 @@ struct BlocksSpec {
     kStrided,       // window, stride
     kHierarchical,  // levels
     kAdaptive,      // keep, query; selected from q and k at each call (execution/select_blocks.h)
-    kFile,          // file, digest; read by whoever starts the job (runtime/block_map_file.h)
+    kFile,          // file, digest; read by whoever starts the job (tensor_files/block_map_file.h)
     kGiven,         // made by a program
   };
   enum class Query { kMean, kFirst };  // what of a query block adaptive selection compares: its mean, its first query

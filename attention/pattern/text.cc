@@ -1,46 +1,23 @@
 // Writes patterns: the canonical text that parse.cc reads back. Defaults are written out, so that equal texts go on
 // meaning equal patterns should a default change; what a kind does not use is not written.
+#include <array>
+
 #include "attention/pattern/pattern.h"
 #include "attention/pattern/spec_names.h"
+#include "common/text.h"
 
 namespace annulus {
 namespace {
 
 std::string str(int64_t value) { return std::to_string(value); }
 
-// A basic string of TOML.
-std::string quoted(std::string_view text) {
-  std::string out = "\"";
-  for (const char c : text) {
-    const auto code = static_cast<unsigned char>(c);
-    if (c == '"' || c == '\\') {
-      out += {'\\', c};
-    } else if (code < 0x20 || code == 0x7f) {
-      constexpr std::string_view digits = "0123456789ABCDEF";
-      out += {'\\', 'u', '0', '0', digits[code >> 4], digits[code & 15]};
-    } else {
-      out += c;
-    }
-  }
-  return out + "\"";
-}
-
-template <typename List, typename Write>
-std::string listed(const List& list, const Write& write) {
-  std::string out = "[";
-  for (const auto& part : list) out += (out.size() > 1 ? ", " : "") + write(part);
-  return out + "]";
-}
-
-std::string listed(const std::vector<int64_t>& numbers) { return listed(numbers, str); }
-
 template <typename Enum, typename Names>
 std::string named(const Names& names, Enum value) {
-  return quoted(names[static_cast<size_t>(value)]);
+  return toml_string(names[static_cast<size_t>(value)]);
 }
 
 std::string text_of(const DilatedSpec& d) {
-  return ", segment_lengths = " + listed(d.segment_lengths) + ", dilation_rates = " + listed(d.dilation_rates) +
+  return ", segment_lengths = " + list_text(d.segment_lengths) + ", dilation_rates = " + list_text(d.dilation_rates) +
          ", offsets = " + named(kOffsetsNames, d.offsets) + ", combine = " + named(kCombineNames, d.combine) +
          (d.equal_segments ? ", equal_segments = true" : "");
 }
@@ -62,22 +39,22 @@ std::string text_of(const BlocksSpec& b) {
     case Map::kStrided:
       return text + window + ", stride = " + str(b.stride);
     case Map::kHierarchical:
-      return text + ", levels = " + listed(b.levels, [](const BlocksSpec::Level& level) {
-               return "[" + str(level.stride) + ", " + str(level.reach) + "]";
+      return text + ", levels = " + list_text(b.levels, [](const BlocksSpec::Level& level) {
+               return list_text(std::array{level.stride, level.reach});
              });
     case Map::kAdaptive:
       return text + ", keep = " + str(b.keep) + ", query = " + named(kQueryNames, b.query);
     case Map::kFile:
-      text += ", file = " + quoted(b.file);
+      text += ", file = " + toml_string(b.file);
       break;
     case Map::kGiven:
       break;
   }
-  return b.digest.empty() ? text : text + ", digest = " + quoted(b.digest);
+  return b.digest.empty() ? text : text + ", digest = " + toml_string(b.digest);
 }
 
 std::string text_of(const Slice& s) {
-  const auto span = [](const Span& x) { return listed({x.begin, x.stride, x.count}); };
+  const auto span = [](const Span& x) { return list_text(std::array{x.begin, x.stride, x.count}); };
   std::string text = "{ queries = " + span(s.queries) + ", keys = " + span(s.keys);
   if (s.heads != kEverything) text += ", heads = " + span(s.heads);
   if (s.batch != kEverything) text += ", batch = " + span(s.batch);
@@ -87,8 +64,8 @@ std::string text_of(const Slice& s) {
 }
 
 std::string text_of(const std::vector<std::vector<int64_t>>& rows) {
-  if (rows.size() == 1) return listed(rows[0]);
-  return listed(rows, [](const std::vector<int64_t>& row) { return listed(row); });
+  if (rows.size() == 1) return list_text(rows[0]);
+  return list_text(rows, [](const std::vector<int64_t>& row) { return list_text(row); });
 }
 
 }  // namespace
@@ -111,10 +88,10 @@ std::string PatternSpec::text() const {
       text += "\"blocks\"" + text_of(blocks);
       break;
     case Kind::kUnion:
-      text += "\"union\", of = " + listed(members, [](const PatternSpec& member) { return member.text(); });
+      text += "\"union\", of = " + list_text(members, [](const PatternSpec& member) { return member.text(); });
       break;
     case Kind::kSlices:
-      text += "\"slices\", slices = " + listed(slices, [](const Slice& slice) { return text_of(slice); });
+      text += "\"slices\", slices = " + list_text(slices, [](const Slice& slice) { return text_of(slice); });
       break;
   }
   if (causal && !causal_said) text += ", causal = true";

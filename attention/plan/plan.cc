@@ -2,7 +2,6 @@
 #include "attention/plan/plan.h"
 
 #include <algorithm>
-#include <array>
 #include <utility>
 
 #include "attention/plan/schedules.h"
@@ -109,74 +108,6 @@ std::optional<int64_t> consecutive_rows(const RowSet& whole, const RowSet& part)
 }
 
 int64_t Program::query_count() const { return total(query_spans); }
-int64_t Program::key_count() const { return total(key_spans); }
-
-std::vector<Lifetime> lifetimes(const Program& program, const std::vector<Step>& steps) {
-  std::vector<Lifetime> lives(program.buffers.size());
-  const int end = static_cast<int>(steps.size()) - 1;
-  const bool backward = &steps == &program.backward;
-  const auto use = [&](int buffer, int step) {
-    Lifetime& life = lives[static_cast<size_t>(buffer)];
-    if (life.last < life.first) life = {step, step};
-    life.last = std::max(life.last, step);
-  };
-  use(kOwnKVBuffer, 0);
-  use(kOwnKVBuffer, end);
-  if (backward && program.saved >= 0) use(program.saved, 0);
-  for (int s = 0; s <= end; ++s) {
-    const Step& step = steps[static_cast<size_t>(s)];
-    for (const Transfer& t : step.sends) use(t.buffer, s);
-    for (const Transfer& t : step.receives) use(t.buffer, s);
-    for (const int buffer : step.zero) use(buffer, s);
-    for (const Tile& tile : step.tiles) {
-      use(tile.buffer, s);
-      if (tile.grad_buffer >= 0) use(tile.grad_buffer, s);
-    }
-    for (const Add& add : step.adds) {
-      use(add.dst, s);
-      use(add.src, s);
-    }
-  }
-  if (!backward && program.saved >= 0) use(program.saved, end);
-  if (backward) use(kOwnGradBuffer, end);
-  return lives;
-}
-
-Traffic traffic(const Program& program, const std::vector<Step>& steps) {
-  Traffic sum;
-  const auto is_gradient = [&](int buffer) { return program.buffers[static_cast<size_t>(buffer)].holds_gradient(); };
-  for (const Step& step : steps) {
-    for (const Transfer& t : step.sends) {
-      (is_gradient(t.buffer) ? sum.grad_messages : sum.kv_messages) += 2;
-      (is_gradient(t.buffer) ? sum.grad_rows : sum.kv_rows) += 2 * t.rows.rows();
-    }
-  }
-  // What is alive changes where a life begins and after it ends.
-  const std::vector<Lifetime> lives = lifetimes(program, steps);
-  std::vector<std::array<int64_t, 2>> change(steps.size() + 1);
-  for (size_t s = 0; s < steps.size(); ++s) {
-    for (const Transfer& t : steps[s].sends) {
-      if (consecutive_rows(program.buffers[static_cast<size_t>(t.buffer)].rows, t.rows)) continue;
-      change[s][0] += 2 * t.rows.rows();  // scattered rows are copied out to be sent
-      change[s + 1][0] -= 2 * t.rows.rows();
-    }
-  }
-  for (size_t b = 0; b < lives.size(); ++b) {
-    if (lives[b].last < lives[b].first) continue;
-    const size_t which = is_gradient(static_cast<int>(b)) ? 1 : 0;
-    const int64_t rows = 2 * program.buffers[b].rows.rows();
-    change[static_cast<size_t>(lives[b].first)][which] += rows;
-    change[static_cast<size_t>(lives[b].last) + 1][which] -= rows;
-  }
-  int64_t kv = 0, grad = 0;
-  for (const auto& [kv_change, grad_change] : change) {
-    kv += kv_change;
-    grad += grad_change;
-    sum.peak_kv_rows = std::max(sum.peak_kv_rows, kv);
-    sum.peak_grad_rows = std::max(sum.peak_grad_rows, grad);
-  }
-  return sum;
-}
 
 void validate(const PlanRequest& request) {
   if (request.ranks < 1) refuse("expected at least one rank, got " + std::to_string(request.ranks));
@@ -202,18 +133,13 @@ void validate(const PlanRequest& request) {
     }
   }
 }
+
 namespace {
 
 ScheduleKind choose_schedule(const PlanRequest& request, Needs& needs) {
-  int64_t needed = 0, foreign = 0;
-  for (int reader = 0; reader < request.ranks; ++reader) {
-    for (int owner = 0; owner < request.ranks; ++owner) {
-      if (owner == reader) continue;
-      needed += needs.count(needs.of(owner, reader));
-      foreign += needs.all_rows(owner).rows();
-    }
-  }
-  return 2 * needed < foreign ? ScheduleKind::kGroupCast : ScheduleKind::kRing;
+  const AttentionShape& shape = request.shape;
+  const int64_t foreign = (request.ranks - 1) * shape.k_len * shape.kv_heads * shape.batch;
+  return 2 * needs.foreign_rows() < foreign ? ScheduleKind::kGroupCast : ScheduleKind::kRing;
 }
 
 PlanRequest resolved(PlanRequest request, Needs& needs) {

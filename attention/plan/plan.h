@@ -16,7 +16,7 @@
 #include "attention/pattern/pattern.h"
 #include "attention/pattern/span.h"
 #include "attention/plan/layout.h"
-#include "common/byte_cache.h"
+#include "memory/byte_cache.h"
 
 namespace annulus {
 
@@ -87,6 +87,7 @@ struct Buffer {
   RowSet rows;  // all that it ever holds; it is filled once, by one transfer
 
   bool holds_gradient() const { return kind == BufferKind::kGrad || kind == BufferKind::kOwnGrad; }
+  friend bool operator==(const Buffer&, const Buffer&) = default;
 };
 
 // Both tensors of a buffer to or from a peer. A receive fills its buffer: `rows` are all of it. A send takes all of a
@@ -95,6 +96,8 @@ struct Transfer {
   int peer = 0;
   int buffer = 0;
   RowSet rows;
+
+  friend bool operator==(const Transfer&, const Transfer&) = default;
 };
 
 // One rectangle of (query rows, key rows), cut by a band, for the batch rows and query heads named. Row numbers are
@@ -113,24 +116,30 @@ struct Tile {
   Span key_positions;  // same count
   Span grad_rows;      // same count: rows of the gradient's block
   Band band;           // pairs outside are not counted; normalised to unbounded where it cuts nothing
+
+  friend bool operator==(const Tile&, const Tile&) = default;
 };
 
-// dst += src, both gradient buffers; dst holds all rows of src. Runs after the step's transfers arrived and tiles are
-// done, in order.
+// dst += src, both gradient buffers; dst holds all rows of src. Moves the gradient: src is read no more.
 struct Add {
   int dst = 0;
   int src = 0;
+
+  friend bool operator==(const Add&, const Add&) = default;
 };
 
 // One step: start all transfers, compute the tiles meanwhile (in order, merging into out and lse, or adding into the
-// gradient buffers), wait for the transfers, do the adds. A buffer being received must not be read before the next
-// step.
+// gradient buffers), wait for the transfers, do the adds, in order. So tiles neither read nor change what is received
+// in the step, and adds may: it has arrived. What is sent is changed by neither: a gradient that was sent is its
+// receiver's. Both ends of a transfer lie in steps of the same number.
 struct Step {
   std::vector<Transfer> sends;
   std::vector<Transfer> receives;
   std::vector<int> zero;  // gradient buffers set to zero before the step's tiles
   std::vector<Tile> tiles;
   std::vector<Add> adds;
+
+  friend bool operator==(const Step&, const Step&) = default;
 };
 
 // One rank's part of a plan. Buffers are numbered across forward and backward; each direction allocates those it uses.
@@ -145,55 +154,33 @@ struct Program {
   int saved = -1;  // the kSavedKV buffer, or -1: the backward needs nothing but q, k, v, out, lse
 
   int64_t query_count() const;  // rows of this rank's q
-  int64_t key_count() const;
+  friend bool operator==(const Program&, const Program&) = default;
 };
-
-// Messages and rows this rank sends in one direction; a row is D elements, each of K and V (or dK and dV). The peak
-// counts rows of (K, V) pairs in buffers alive at once, own ones included.
-struct Traffic {
-  int64_t kv_messages = 0;  // tensors sent: two for each transfer
-  int64_t grad_messages = 0;
-  int64_t kv_rows = 0;  // K and V are counted once each
-  int64_t grad_rows = 0;
-  int64_t peak_kv_rows = 0;    // key/value rows alive at once, K and V once each, own rows included
-  int64_t peak_grad_rows = 0;  // likewise for gradients
-
-  // For kv elements of `kv_bytes` and gradient elements of `grad_bytes` each.
-  int64_t bytes(int64_t head_dim, int64_t kv_bytes, int64_t grad_bytes) const {
-    return head_dim * (kv_rows * kv_bytes + grad_rows * grad_bytes);
-  }
-};
-Traffic traffic(const Program& program, const std::vector<Step>& steps);
-
-// For each buffer, the first and the last of `steps` in which it holds something or is filled; {0, -1} if never.
-// Storage is needed in [first, last]. Own keys and values are the caller's: {0, last step}.
-struct Lifetime {
-  int first = 0;
-  int last = -1;
-};
-std::vector<Lifetime> lifetimes(const Program& program, const std::vector<Step>& steps);
 
 // Checks the request (ring-size validation: heads, lengths, layout against ranks) and raises Error(kPlan) with what
 // would be valid. Every rank raises alike: it depends on the request alone. Called by make_program.
 void validate(const PlanRequest& request);
 
-// One rank's program. What other ranks need counts too: time grows with ranks squared times what a look at one pair
-// costs (docs/performance.md), memory with this rank's steps and tiles.
+// One rank's program. What other ranks need counts too: each slice is looked at with the ranks that hold its keys and
+// those that hold its queries, but closely with few of them (docs/performance.md). Memory grows with this rank's steps
+// and tiles.
 Program make_program(const PlanRequest& request, int rank);
-// All ranks' programs, in rank order, for less than one by one: for the verifier and `annulus plan`.
+// All ranks' programs, in rank order, each the one that make_program makes, for less than one by one: what ranks need
+// of each other is found once for all. For the verifier and `annulus plan`.
 void for_each_program(const PlanRequest& request, const std::function<void(Program)>& take);
 std::vector<Program> make_programs(const PlanRequest& request);
 // Of any sum of slices over request.shape, in place of request.pattern: for patterns made by a program. Ranks compare
 // requests, so the caller sees to it that they hold the same slices.
 Program make_program(const PlanRequest& request, const Pattern& pattern, int rank);
 
-// The same, cached by request and rank (common/byte_cache.h); thread-safe. `pattern_of(request)` likewise.
+// The same, cached by request and rank (memory/byte_cache.h); thread-safe. `pattern_of(request)` likewise.
 std::shared_ptr<const Program> cached_program(const PlanRequest& request, int rank);
 std::shared_ptr<const Pattern> cached_pattern(const PlanRequest& request);
 
 // Starts planning on another thread, for a request that the next step will make: cached_program of it then finds the
-// program or waits for what is left. Errors surface there. Thread-safe.
-void plan_ahead(const PlanRequest& request, int rank);
+// program or waits for what is left. Errors surface there. Thread-safe. `then`, if given, runs on that thread
+// afterwards; what it raises is dropped.
+void plan_ahead(const PlanRequest& request, int rank, std::function<void(const Program&)> then = nullptr);
 
 // Counted over the process.
 struct PlanStats {

@@ -2,10 +2,13 @@
 #include <chrono>
 #include <condition_variable>
 #include <deque>
+#include <functional>
 #include <mutex>
 #include <thread>
+#include <utility>
 
 #include "attention/plan/plan.h"
+#include "memory/caches.h"
 
 namespace annulus {
 namespace {
@@ -41,13 +44,9 @@ int64_t bytes_of(const Program& program) {
   return bytes;
 }
 
-// Bytes that plans may hold in a process; docs/architecture.md.
-constexpr int64_t kPatternBytes = int64_t{256} << 20;
-constexpr int64_t kProgramBytes = int64_t{512} << 20;
-
 struct Caches {
-  ByteCache<Pattern> patterns{kPatternBytes};
-  ByteCache<Program> programs{kProgramBytes};
+  NamedCache<Pattern> patterns{"patterns"};
+  NamedCache<Program> programs{"programs"};
   std::mutex mutex;
   double seconds_on_path = 0;
 };
@@ -83,10 +82,15 @@ void count_planning(double seconds) {
   caches().seconds_on_path += seconds;
 }
 
-void plan_ahead(const PlanRequest& request, int rank) {
+void plan_ahead(const PlanRequest& request, int rank, std::function<void(const Program&)> then) {
   // What the thread uses is made before it, and so outlives it when the process ends: caches, tables of names.
   caches();
   request.text();
+  struct Task {
+    PlanRequest request;
+    int rank;
+    std::function<void(const Program&)> then;
+  };
   // One thread plans for all: a step is longer than its plan takes.
   class Planner {
    public:
@@ -99,9 +103,9 @@ void plan_ahead(const PlanRequest& request, int rank) {
       }
       thread_.join();
     }
-    void add(const PlanRequest& request, int rank) {
+    void add(Task task) {
       const std::lock_guard lock(mutex_);
-      todo_.emplace_back(request, rank);
+      todo_.push_back(std::move(task));
       more_.notify_one();
     }
 
@@ -111,11 +115,12 @@ void plan_ahead(const PlanRequest& request, int rank) {
         std::unique_lock lock(mutex_);
         more_.wait(lock, [this] { return ended_ || !todo_.empty(); });
         if (ended_) return;
-        const auto [request, rank] = std::move(todo_.front());
+        const Task task = std::move(todo_.front());
         todo_.pop_front();
         lock.unlock();
         try {
-          find_program(request, rank);
+          const auto program = find_program(task.request, task.rank);
+          if (task.then) task.then(*program);
         } catch (...) {  // whoever asks for the program raises it again
         }
       }
@@ -123,11 +128,11 @@ void plan_ahead(const PlanRequest& request, int rank) {
     std::mutex mutex_;
     std::condition_variable more_;
     bool ended_ = false;
-    std::deque<std::pair<PlanRequest, int>> todo_;
+    std::deque<Task> todo_;
     std::thread thread_;  // the last: it uses the others
   };
   static Planner planner;
-  planner.add(request, rank);
+  planner.add({request, rank, std::move(then)});
 }
 
 PlanStats plan_stats() {

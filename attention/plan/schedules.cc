@@ -1,7 +1,9 @@
 // See schedules.h.
 #include "attention/plan/schedules.h"
 
-#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
 
 #include "attention/plan/tiles.h"
 
@@ -16,31 +18,38 @@ class Maker {
   Maker(Needs& needs, Program& program)
       : needs_(needs),
         program_(program),
+        parts_(needs.parts(program.rank)),
+        parts_by_owner_(needs.by_owner(parts_)),
         heads_per_kv_head_(program.request.shape.heads / program.request.shape.kv_heads) {}
 
   int ranks() const { return program_.request.ranks; }
   int rank() const { return program_.rank; }
 
-  int add_buffer(BufferKind kind, const RowBits& rows) {
-    program_.buffers.push_back({kind, needs_.rows(rows)});
+  int add_buffer(BufferKind kind, RowSet rows) {
+    program_.buffers.push_back({kind, std::move(rows)});
     return static_cast<int>(program_.buffers.size()) - 1;
   }
-  void send(Step& step, int peer, int buffer, const RowBits& rows) const {
-    step.sends.push_back({peer, buffer, needs_.rows(rows)});
+  void send(Step& step, int peer, int buffer, RowSet rows) const {
+    step.sends.push_back({peer, buffer, std::move(rows)});
   }
   void send_all(Step& step, int peer, int buffer) const { step.sends.push_back({peer, buffer, rows_of(buffer)}); }
   void receive(Step& step, int peer, int buffer) const { step.receives.push_back({peer, buffer, rows_of(buffer)}); }
 
-  // The tiles of a step against `buffer`, in the backward with their gradients going to `grad_buffer`.
-  void compute(Step& step, int buffer, int grad_buffer = -1) const {
+  // The tiles of a step against `buffer`, which holds rows of `owner`; in the backward with their gradients going to
+  // `grad_buffer`.
+  void compute(Step& step, int owner, int buffer, int grad_buffer = -1) {
     static const RowSet none;
-    append_tiles(needs_.parts(rank()), heads_per_kv_head_, rows_of(buffer), buffer,
+    const std::span<const uint32_t> numbers = parts_by_owner_.of(static_cast<size_t>(owner));
+    const bool all = numbers.size() == parts_.size();
+    against_.clear();
+    for (size_t i = 0; i < numbers.size() && !all; ++i) against_.push_back(parts_[numbers[i]]);
+    append_tiles(all ? parts_ : against_, heads_per_kv_head_, rows_of(buffer), buffer,
                  grad_buffer < 0 ? none : rows_of(grad_buffer), grad_buffer, step.tiles);
   }
   // Zeroes a gradient buffer and computes into it.
-  void compute_into(Step& step, int buffer, int grad_buffer) const {
+  void compute_into(Step& step, int owner, int buffer, int grad_buffer) {
     step.zero.push_back(grad_buffer);
-    compute(step, buffer, grad_buffer);
+    compute(step, owner, buffer, grad_buffer);
   }
 
  protected:
@@ -48,13 +57,18 @@ class Maker {
 
   Needs& needs_;
   Program& program_;
+  const std::vector<QueryPart> parts_;
+  const Lists parts_by_owner_;
   const int64_t heads_per_kv_head_;
+  std::vector<QueryPart> against_;  // scratch of compute()
 };
 
 // A block of owner o visits rank o + d, o + 2 d, ...; the rank of its visit i holds it at one step.
 class Ring : Maker {
  public:
-  using Maker::Maker;
+  Ring(Needs& needs, Program& program) : Maker(needs, program) {
+    for (const RowBits& bits : needs.read_by(rank())) reads_.push_back(bits.any());
+  }
 
   void make() {
     const bool from_the_end = last_needs_all();
@@ -66,18 +80,17 @@ class Ring : Maker {
   int visitor(int owner, int d, int visit) const { return wrap(int64_t{owner} + int64_t{d} * visit, ranks()); }
   int owner_at(int d, int visit) const { return wrap(int64_t{rank()} - int64_t{d} * visit, ranks()); }
 
-  // What the ranks of visits [first, past) need of a block.
-  RowBits needed(int owner, int d, int first, int past) const {
-    RowBits bits = needs_.none(owner);
-    for (int i = first; i < past && !needs_.complete(bits); ++i) bits.join(needs_.of(owner, visitor(owner, d, i)));
-    return bits;
+  // What the ranks of visits [first, past) need of a block: of the first visits, or of the last ones. What is visit i
+  // against the ring is visit ranks - i with it.
+  RowSet needed(int owner, int d, int first, int past) const {
+    return d > 0 ? needs_.needed_on_the_way(owner, first, past)
+                 : needs_.needed_on_the_way(owner, ranks() - past + 1, ranks() - first + 1);
   }
 
   // Whatever of a block any rank needs, the rank that holds it last in the forward needs too.
   bool last_needs_all() const {
     for (int owner = 0; owner < ranks(); ++owner) {
-      const RowBits last = needed(owner, 1, ranks() - 1, ranks());
-      if (!needs_.complete(last) && !last.includes(needed(owner, 1, 1, ranks() - 1))) return false;
+      if (!needs_.last_visit_needs_all(owner)) return false;
     }
     return true;
   }
@@ -88,7 +101,7 @@ class Ring : Maker {
     int held = kOwnKVBuffer;
     for (int visit = 0; visit < ranks(); ++visit) {
       Step& step = program_.forward[static_cast<size_t>(visit)];
-      if (held >= 0) compute(step, held);
+      if (held >= 0) compute(step, owner_at(1, visit), held);
       held = pass_on(step, 1, visit, held, keep_last && visit + 2 == ranks() ? BufferKind::kSavedKV : BufferKind::kKV);
     }
   }
@@ -97,21 +110,19 @@ class Ring : Maker {
   // Returns the buffer that is held at the next visit, -1 where nothing comes.
   int pass_on(Step& step, int d, int visit, int held, BufferKind kind) {
     if (visit + 1 >= ranks()) return -1;
-    const RowBits ahead = needed(owner_at(d, visit), d, visit + 1, ranks());
-    if (ahead.any()) send(step, wrap(rank() + d, ranks()), held, ahead);
-    const RowBits coming = needed(owner_at(d, visit + 1), d, visit + 1, ranks());
-    if (!coming.any()) return -1;
-    const int buffer = add_buffer(kind, coming);
+    RowSet ahead = needed(owner_at(d, visit), d, visit + 1, ranks());
+    if (!ahead.blocks.empty()) send(step, wrap(rank() + d, ranks()), held, std::move(ahead));
+    RowSet coming = needed(owner_at(d, visit + 1), d, visit + 1, ranks());
+    if (coming.blocks.empty()) return -1;
+    const int buffer = add_buffer(kind, std::move(coming));
     receive(step, wrap(rank() - d, ranks()), buffer);
     if (kind == BufferKind::kSavedKV) program_.saved = buffer;
     return buffer;
   }
 
   int last_visit(int owner, int d) const {
-    for (int i = ranks() - 1; i > 0; --i) {
-      if (needs_.of(owner, visitor(owner, d, i)).any()) return i;
-    }
-    return 0;
+    const auto [first, last] = needs_.first_and_last_visit(owner);
+    return d > 0 || first == 0 ? last : ranks() - first;
   }
 
   // d = 1: the owner's visit is step 0, and a last step brings gradients home. d = -1: visit 1, whose block was kept,
@@ -129,7 +140,7 @@ class Ring : Maker {
       if (visit > 0) contribute(step, d, visit, held, step_of(visit + 1));
       held = pass_on(step, d, visit, held, BufferKind::kKV);
     }
-    compute_into(own, kOwnKVBuffer, kOwnGradBuffer);
+    compute_into(own, rank(), kOwnKVBuffer, kOwnGradBuffer);
     if (const int last = last_visit(rank(), d); last > 0) {
       const int part = add_buffer(BufferKind::kGrad, needed(rank(), d, 1, P));
       Step& home = step_of(last + 1);  // never later than `own` where d = -1
@@ -144,51 +155,53 @@ class Ring : Maker {
     const int owner = owner_at(d, visit);
     const int last = last_visit(owner, d);
     if (visit > last) return;
-    const RowBits mine = needs_.of(owner, rank());
-    const RowBits before = needed(owner, d, 1, visit);
+    RowSet before = needed(owner, d, 1, visit);
     int sum = -1;
-    if (before.any()) {
-      sum = add_buffer(BufferKind::kGrad, before);
+    if (!before.blocks.empty()) {
+      sum = add_buffer(BufferKind::kGrad, std::move(before));
       receive(step, wrap(rank() - d, ranks()), sum);
     }
-    if (mine.any()) {
-      RowBits all = before;
-      all.join(mine);
-      const int part = add_buffer(BufferKind::kGrad, all);
-      compute_into(step, held, part);
+    if (reads_[static_cast<size_t>(owner)]) {
+      const int part = add_buffer(BufferKind::kGrad, needed(owner, d, 1, visit + 1));
+      compute_into(step, owner, held, part);
       if (sum >= 0) step.adds.push_back({part, sum});
       sum = part;
     }
     if (sum >= 0) send_all(next, visit == last ? owner : wrap(rank() + d, ranks()), sum);
   }
+
+  std::vector<bool> reads_;  // by owner: whether this rank needs any of its rows
 };
 
 class Direct : Maker {
  public:
-  Direct(Needs& needs, Program& program, bool everyone) : Maker(needs, program), everyone_(everyone) {}
+  Direct(Needs& needs, Program& program, bool everyone) : Maker(needs, program), everyone_(everyone) {
+    for (const RowBits& bits : needs.read_by(rank())) mine_.push_back(bits.any() ? needs.rows(bits) : RowSet{});
+    for (const RowBits& bits : needs.read_of(rank())) theirs_.push_back(bits.any() ? needs.rows(bits) : RowSet{});
+  }
 
   void make() {
     const std::vector<Block> forward = gather(program_.forward);
-    compute(program_.forward[0], kOwnKVBuffer);
+    compute(program_.forward[0], rank(), kOwnKVBuffer);
     if (!forward.empty()) program_.forward.emplace_back();
-    for (const Block& block : forward) compute(program_.forward[1], block.buffer);
+    for (const Block& block : forward) compute(program_.forward[1], block.owner, block.buffer);
 
     const std::vector<Block> backward = gather(program_.backward);
-    compute_into(program_.backward[0], kOwnKVBuffer, kOwnGradBuffer);
+    compute_into(program_.backward[0], rank(), kOwnKVBuffer, kOwnGradBuffer);
     if (ranks() == 1) return;
     program_.backward.resize(3);
     Step &others = program_.backward[1], &home = program_.backward[2];
     for (const Block& block : backward) {
-      const RowBits mine = needs_.of(block.owner, rank());
-      if (!mine.any()) continue;
+      const RowSet& mine = mine_[static_cast<size_t>(block.owner)];
+      if (mine.blocks.empty()) continue;
       const int grad = add_buffer(BufferKind::kGrad, mine);
-      compute_into(others, block.buffer, grad);
+      compute_into(others, block.owner, block.buffer, grad);
       send_all(home, block.owner, grad);
     }
     for (int other = 0; other < ranks(); ++other) {
       if (other == rank()) continue;
-      const RowBits theirs = needs_.of(rank(), other);
-      if (!theirs.any()) continue;
+      const RowSet& theirs = theirs_[static_cast<size_t>(other)];
+      if (theirs.blocks.empty()) continue;
       const int part = add_buffer(BufferKind::kGrad, theirs);
       receive(home, other, part);
       home.adds.push_back({kOwnGradBuffer, part});
@@ -200,34 +213,26 @@ class Direct : Maker {
     int owner, buffer;
   };
 
-  // What of `owner`'s rows goes to `reader`.
-  RowBits sent(int owner, int reader) const {
-    if (!everyone_) return needs_.of(owner, reader);
-    RowBits bits = needs_.none(owner);
-    for (int r = 0; r < ranks() && !needs_.complete(bits); ++r) {
-      if (r != owner) bits.join(needs_.of(owner, r));
-    }
-    return bits;
-  }
-
-  // In the first step: rows from every other owner, and of this rank's own to every other rank.
+  // In the first step: rows from every other owner, and of this rank's own to every other rank. All-gather sends to all
+  // what any other rank needs.
   std::vector<Block> gather(std::vector<Step>& steps) {
     steps.emplace_back();
     std::vector<Block> blocks;
-    std::optional<RowBits> same;  // all-gather sends the same rows to all
     for (int d = 1; d < ranks(); ++d) {
       const int owner = wrap(rank() - d, ranks()), reader = wrap(rank() + d, ranks());
-      if (!everyone_ || !same) same = sent(rank(), reader);
-      if (same->any()) send(steps[0], reader, kOwnKVBuffer, *same);
-      const RowBits coming = sent(owner, rank());
-      if (!coming.any()) continue;
-      blocks.push_back({owner, add_buffer(BufferKind::kKV, coming)});
+      RowSet going = everyone_ ? needs_.needed_on_the_way(rank(), 1, ranks()) : theirs_[static_cast<size_t>(reader)];
+      if (!going.blocks.empty()) send(steps[0], reader, kOwnKVBuffer, std::move(going));
+      RowSet coming = everyone_ ? needs_.needed_on_the_way(owner, 1, ranks()) : mine_[static_cast<size_t>(owner)];
+      if (coming.blocks.empty()) continue;
+      blocks.push_back({owner, add_buffer(BufferKind::kKV, std::move(coming))});
       receive(steps[0], owner, blocks.back().buffer);
     }
     return blocks;
   }
 
   const bool everyone_;
+  // What this rank needs of each other's rows, and each other one of its own; no blocks where nothing.
+  std::vector<RowSet> mine_, theirs_;
 };
 
 }  // namespace

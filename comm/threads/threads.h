@@ -16,11 +16,12 @@ namespace annulus {
 // (they are not inherited by themselves); the caller's number of threads is restored at the end.
 //
 // When a rank throws, the others' waits fail at once with Error(kComm) naming that rank, and run_ranks rethrows the
-// error of the rank that failed first. A rank that waits for one that has already returned fails at once, too.
-// n < 1 is Error(kPlan). body's Communicator must not outlive the call.
+// error of the rank that failed first. A rank that waits for one that has already returned fails at once, too, and when
+// all ranks wait, the wait whose deadline is first fails at once: so each rank must communicate from one thread.
+// n < 1 is Error(kPlan). What keeps a share of body's Communicator for longer finds no peer there any more.
 void run_ranks(int n, const std::function<void(Communicator&)>& body);
 
 // A communicator of one rank that needs no launcher, no MPI and no threads. It may exchange with itself.
-std::unique_ptr<Communicator> make_self_communicator();
+std::shared_ptr<Communicator> make_self_communicator();
 
 }  // namespace annulus

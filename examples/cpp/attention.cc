@@ -5,7 +5,7 @@
 #include <iostream>
 #include <string>
 
-#include "comm/bootstrap.h"
+#include "comm/bootstrap/bootstrap.h"
 #include "problem.h"
 
 int main(int argc, char** argv) try {

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "common/error.h"
-#include "tests/attention/run_everywhere.h"
+#include "tests/attention/execution/run_everywhere.h"
 
 namespace annulus {
 namespace {

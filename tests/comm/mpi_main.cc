@@ -35,7 +35,7 @@ comm_test::Backend& comm_test::backend() {
                            // The world's communicator dies in no test; each test gets one of its own.
                            static const std::unique_ptr<Communicator> world = [] {
                              auto comm = runtime()->make_world();
-                             comm->set_timeout(Seconds(40));
+                             comm->set_timeout(Seconds(20));
                              return comm;
                            }();
                            const std::unique_ptr<Communicator> comm = world->split(0, world->rank());
@@ -55,6 +55,7 @@ int main(int argc, char** argv) {
   }
   annulus::runtime() = annulus::MpiRuntime::start(options);
   testing::InitGoogleTest(&argc, argv);
+  annulus::comm_test::leave_at_a_failure();
   const int result = RUN_ALL_TESTS();
   // The fault tests leave dead communicators behind, so that the runtime would not finalize, and mpirun call it failed.
   const annulus::comm_internal::Watchdog watchdog(annulus::Seconds(20), [] { return "MPI_Finalize hangs"; });

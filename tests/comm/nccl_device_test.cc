@@ -40,7 +40,7 @@ class NcclDevice : public testing::Test {
     return comm_->exchange({{out, 0}}, {{in, 0}}, {"to itself", 0});
   }
 
-  std::unique_ptr<Communicator> host_, comm_;
+  std::shared_ptr<Communicator> host_, comm_;
 };
 
 int64_t reserved_bytes() {

@@ -61,6 +61,7 @@ int main(int argc, char** argv) {
   comm_test::use_gpu(device());
   runtime() = MpiRuntime::start();
   testing::InitGoogleTest(&argc, argv);
+  comm_test::leave_at_a_failure();
   const int result = RUN_ALL_TESTS();
   // As in mpi_main.cc.
   const comm_internal::Watchdog watchdog(Seconds(20), [] { return "MPI_Finalize hangs"; });

@@ -44,7 +44,7 @@ namespace {
 TEST(Nccl, SaysWhyNot) {
   const std::string why = nccl_unavailable();
   if (why.empty()) GTEST_SKIP() << "this machine has a GPU";
-  const std::unique_ptr<Communicator> host = make_self_communicator();
+  const std::shared_ptr<Communicator> host = make_self_communicator();
   try {
     make_nccl_communicator(*host, {});
     ADD_FAILURE() << "no error";

@@ -1,5 +1,5 @@
 // One suite for every backend of Communicator. A backend's test file says how to run ranks and on which device; the
-// tests are in suite.cc. Each test runs once per rank count; with one rank, exchanges are with oneself.
+// tests are in suite_*.cc. Each test runs once per rank count; with one rank, exchanges are with oneself.
 #pragma once
 
 #include <functional>
@@ -22,5 +22,9 @@ struct Backend {
 
 // Defined by the backend's test file. Called after its main has set up what it needs.
 Backend& backend();
+
+// For ranks that are processes: the first test that fails on a rank ends that rank with exit code 1, so that the
+// others, which may never hear of it again, need not wait for their deadlines. To be called after InitGoogleTest.
+void leave_at_a_failure();
 
 }  // namespace annulus::comm_test

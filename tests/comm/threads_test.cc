@@ -93,6 +93,58 @@ TEST(Threads, RankThatReturnsIsNotWaitedFor) {
   }
 }
 
+TEST(Threads, RankThatReturnsIsNotWaitedForInASplitEither) {
+  std::atomic<int> told = 0;
+  run_ranks(3, [&](Communicator& comm) {
+    const auto all = comm.split(0, comm.rank()), pair = comm.split(comm.rank() == 2 ? 1 : 0, comm.rank());
+    if (comm.rank() == 1) return;
+    at::Tensor tensor = at::full({4}, 1.0, at::kFloat);
+    try {
+      if (comm.rank() == 0) pair->exchange({}, {{tensor, 1}}, {"hop", 4})->wait();
+      if (comm.rank() == 2) all->all_reduce(tensor, ReduceOp::kSum, {"gradients", 4});
+    } catch (const Error& e) {
+      EXPECT_NE(std::string(e.what()).find("returned without taking part"), std::string::npos) << e.what();
+      const std::string what = e.what();  // rank 2's may name rank 0 besides, which returns when it has been told
+      EXPECT_TRUE(what.find("rank 1") != std::string::npos || what.find("ranks 0-1") != std::string::npos) << what;
+      ++told;
+    }
+  });
+  EXPECT_EQ(told, 2);
+}
+
+// Nobody is left who could end a wait: the first deadline is as good as missed, however far it is.
+TEST(Threads, EveryRankWaitingIsNoticedAtOnce) {
+  try {
+    run_ranks(3, [](Communicator& comm) {
+      comm.set_timeout(Seconds(comm.rank() == 1 ? 900 : 86400));
+      at::Tensor in = at::empty({4}, at::kFloat);
+      comm.exchange({}, {{in, (comm.rank() + 1) % 3}}, {"hop", 3})->wait();
+    });
+    ADD_FAILURE() << "no error";
+  } catch (const Error& e) {
+    EXPECT_STREQ(e.what(),
+                 "[comm] hop, step 3: receiving 16 bytes from rank 2: not done within 900 s (given up at once: every "
+                 "rank waits)");
+  }
+}
+
+TEST(Threads, EveryRankWaitingIsNoticedInSeveralCommunicators) {
+  std::atomic<int> raised = 0;
+  run_ranks(4, [&](Communicator& comm) {
+    const auto pair = comm.split(comm.rank() / 2, comm.rank()), crossed = comm.split(comm.rank() % 2, comm.rank());
+    // 0 waits for 1, 1 for 3, 3 for 2, 2 for 0; once the first has given up and gone on, so can all.
+    try {
+      if (comm.rank() == 0 || comm.rank() == 3) pair->barrier({"pairs", 0});
+      if (comm.rank() == 1 || comm.rank() == 2) crossed->barrier({"crossed", 0});
+    } catch (const Error& e) {
+      EXPECT_EQ(e.kind(), ErrorKind::kComm);
+      ++raised;
+    }
+    comm.barrier({"all go on", 0});
+  });
+  EXPECT_EQ(raised, 4);
+}
+
 TEST(Threads, MessageOfARankThatReturnedArrives) {
   run_ranks(2, [](Communicator& comm) {
     at::Tensor tensor = at::full({5}, comm.rank(), at::kFloat);
@@ -125,7 +177,7 @@ TEST(Threads, RefusesNoRanks) {
 }
 
 TEST(Threads, OneRankAloneNeedsNothing) {
-  const std::unique_ptr<Communicator> comm = make_self_communicator();
+  const std::shared_ptr<Communicator> comm = make_self_communicator();
   EXPECT_EQ(comm->size(), 1);
   at::Tensor from = at::full({3}, 2.5, at::kDouble);
   at::Tensor to = at::empty({3}, at::kDouble);

@@ -3,12 +3,16 @@
 // the power fails. Used by every test of code that writes files.
 #pragma once
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "common/error.h"
 #include "common/files.h"
@@ -21,6 +25,8 @@ class FaultyFiles : public FileSystem {
     kFull,   // the operation fails once; a write puts half of its bytes down first. Clean-up works again
     kDeath,  // the operation, half of it in case of a write, is the last one
     kPower,  // kDeath, and every file that was not synced is cut in half or gets garbage
+    kNames,  // kPower, and every name that was made or moved since its folder was synced is as it was before. What was
+             // removed stays removed: a disk may write one thing early and another late
   };
   struct Dead {};  // what stands for the end of the process
 
@@ -30,29 +36,42 @@ class FaultyFiles : public FileSystem {
   int operations() const { return count_; }
   bool failed() const { return failed_; }
 
+  // The power fails now, after all operations have succeeded: takes away what Fault::kNames does.
+  void lose_power() {
+    dead_ = true;
+    lose_content();
+    lose_names();
+  }
+
   std::unique_ptr<OutputFile> create(const std::string& path) override {
-    const auto body = [&] { return real().create(path); };
     step(path, nullptr);
-    return std::make_unique<File>(*this, path, body());
+    const bool is_new = !std::filesystem::exists(path);
+    auto file = real().create(path);
+    if (is_new) names_.push_back({Name::kMade, folder_of(path), "", path, false, std::nullopt});
+    return std::make_unique<File>(*this, path, std::move(file));
   }
   void rename(const std::string& from, const std::string& to) override {
     step(to, nullptr);
+    std::optional<std::string> replaced;
+    if (std::filesystem::is_regular_file(to)) replaced = content_of(to);
     real().rename(from, to);
     // What was not synced is now lost under its new name.
-    std::map<std::string, bool> moved;
-    for (const auto& [path, dirty] : dirty_) {
-      const bool below = path == from || path.starts_with(from + "/");
-      moved[below ? to + path.substr(from.size()) : path] = dirty;
-    }
-    dirty_ = std::move(moved);
+    std::map<std::string, bool> dirty;
+    for (const auto& [path, is_dirty] : dirty_) dirty[moved(path, from, to)] = is_dirty;
+    dirty_ = std::move(dirty);
+    for (Name& name : names_) name.move(from, to);
+    names_.push_back({Name::kMoved, folder_of(to), from, to, std::filesystem::is_directory(to), std::move(replaced)});
   }
   void sync_folder(const std::string& path) override {
-    step(path, nullptr);
-    real().sync_folder(path);
+    step(path, nullptr);  // what is lost is decided here: the real disk need not be waited for
+    names_.erase(std::remove_if(names_.begin(), names_.end(), [&](const Name& name) { return name.folder == path; }),
+                 names_.end());
   }
   void make_folder(const std::string& path) override {
     step(path, nullptr);
+    const bool is_new = !std::filesystem::exists(path);
     real().make_folder(path);
+    if (is_new) names_.push_back({Name::kMade, folder_of(path), "", path, false, std::nullopt});
   }
   void remove_all(const std::string& path) override {
     // A removal that dies half way leaves part of a folder.
@@ -80,7 +99,6 @@ class FaultyFiles : public FileSystem {
     }
     void sync() override {
       owner_.step(path_, nullptr);
-      file_->sync();
       owner_.dirty_[path_] = false;
     }
     void close() override {
@@ -94,6 +112,30 @@ class FaultyFiles : public FileSystem {
     std::unique_ptr<OutputFile> file_;
   };
 
+  // A change of a folder that is not on the disk yet. Names are moved within one folder only.
+  struct Name {
+    enum Kind { kMade, kMoved } kind;
+    std::string folder;
+    std::string before, after;
+    bool is_folder;
+    std::optional<std::string> replaced;  // the content of the file that a move replaced
+
+    // The folder that this happened in, or one above it, is called otherwise now.
+    void move(const std::string& from, const std::string& to) {
+      if (folder != from && !folder.starts_with(from + "/")) return;
+      for (std::string* path : {&folder, &before, &after}) *path = moved(*path, from, to);
+    }
+  };
+
+  static std::string moved(const std::string& path, const std::string& from, const std::string& to) {
+    return path == from || path.starts_with(from + "/") ? to + path.substr(from.size()) : path;
+  }
+
+  static std::string content_of(const std::string& path) {
+    std::ifstream in(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(in), {}};
+  }
+
   void step(const std::string& path, const std::function<void()>& half) {
     if (dead_) throw Dead();
     if (count_++ != fault_at_) return;
@@ -101,11 +143,12 @@ class FaultyFiles : public FileSystem {
     if (half) half();
     if (fault_ == Fault::kFull) throw Error(ErrorKind::kResource, "files", "cannot write " + path + ": no space left");
     dead_ = true;
-    if (fault_ == Fault::kPower) lose();
+    if (fault_ == Fault::kPower || fault_ == Fault::kNames) lose_content();
+    if (fault_ == Fault::kNames) lose_names();
     throw Dead();
   }
 
-  void lose() {
+  void lose_content() {
     bool cut = true;
     for (const auto& [path, dirty] : dirty_) {
       if (!dirty || !std::filesystem::exists(path)) continue;
@@ -119,12 +162,34 @@ class FaultyFiles : public FileSystem {
     }
   }
 
+  // The latest first: an older name may lie within a newer one.
+  void lose_names() {
+    for (auto name = names_.rbegin(); name != names_.rend(); ++name) {
+      if (name->kind == Name::kMade) {
+        std::filesystem::remove_all(name->after);
+        continue;
+      }
+      // A folder that was removed under its new name is found empty under the old one.
+      if (std::filesystem::exists(name->after)) {
+        std::filesystem::rename(name->after, name->before);
+      } else if (name->is_folder) {
+        std::filesystem::create_directory(name->before);
+      }
+      if (name->replaced) std::ofstream(name->after, std::ios::binary) << *name->replaced;
+      for (auto earlier = std::next(name); earlier != names_.rend(); ++earlier) {
+        earlier->move(name->after, name->before);
+      }
+    }
+    names_.clear();
+  }
+
   Fault fault_;
   int fault_at_;
   int count_ = 0;
   bool failed_ = false;
   bool dead_ = false;
   std::map<std::string, bool> dirty_;
+  std::vector<Name> names_;
 };
 
 }  // namespace annulus

@@ -1,11 +1,12 @@
 // The mpirun command for both versions of Open MPI, and the shell words around it.
-#include "launcher/mpirun.h"
+#include "launcher/launch/mpirun.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 
 #include "common/error.h"
+#include "common/text.h"
 
 namespace annulus {
 namespace {
@@ -59,6 +60,16 @@ TEST(Mpirun, CommandForVersion5) {
   EXPECT_TRUE(has(words, {"--prtemca", "oob_tcp_keepalive_time", "5"}));
   EXPECT_FALSE(has(words, {"--allow-run-as-root"}));
   for (const std::string& word : words) EXPECT_EQ(word.find("vader"), std::string::npos) << word;
+}
+
+TEST(Mpirun, DaemonsAreHandedTheInterfaces) {
+  MpirunRequest r = request();
+  r.interfaces = {"eth0", "ib0"};
+  EXPECT_TRUE(has(mpirun_command({"/usr/bin/mpirun", "4.1.4", 4, 1}, r), {"--mca", "oob_tcp_if_include", "eth0,ib0"}));
+  EXPECT_TRUE(has(mpirun_command({"/usr/bin/mpirun", "5.0.3", 5, 0}, r), {"--prtemca", "prte_if_include", "eth0,ib0"}));
+  for (const std::string& word : mpirun_command({"/usr/bin/mpirun", "4.1.4", 4, 1}, request())) {
+    EXPECT_EQ(word.find("if_include"), std::string::npos) << word;
+  }
 }
 
 TEST(Mpirun, QuotesAndSplitsAsAShellDoes) {

@@ -1,5 +1,5 @@
 // Lines of several ranks put together.
-#include "launcher/terminal.h"
+#include "launcher/launch/terminal.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>

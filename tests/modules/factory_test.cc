@@ -11,6 +11,7 @@
 
 #include "comm/threads/threads.h"
 #include "common/error.h"
+#include "tests/modules/positions.h"
 
 namespace annulus {
 namespace {
@@ -87,7 +88,7 @@ TEST(Factory, EveryNameComputesItsPattern) {
     const auto self = make_self_communicator();
     const at::Tensor want = reference->forward(x, {.comm = *self});
     run_ranks(2, [&](Communicator& comm) {
-      const at::Tensor rows = positions_of(make_layout(LayoutKind::kStriped, 64, 2), comm.rank(), 0);
+      const at::Tensor rows = positions_of(make_layout(LayoutKind::kStriped, 64, 2), comm.rank());
       const at::Tensor out = m->forward(x.index_select(1, rows), {.comm = comm});
       EXPECT_LT((out - want.index_select(1, rows)).abs().max().item<double>(), 1e-12);
     });

@@ -1,5 +1,5 @@
 // MultiheadAttention over 1 to 4 ranks against the same written plainly in LibTorch, fp64, forward and backward; what
-// it keeps, saves, refuses, and several threads in one module.
+// it saves, and several threads in one module. What it computes: cost_test.cc; what it refuses: refusals_test.cc.
 #include "modules/multihead_attention.h"
 
 #include <ATen/TensorOperators.h>
@@ -10,8 +10,6 @@
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
-#include <ATen/record_function.h>
-#include <c10/core/InferenceMode.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/serialize.h>
@@ -30,20 +28,17 @@
 #include "attention/oracle/oracle.h"
 #include "comm/threads/threads.h"
 #include "common/error.h"
-#include "modules/rotary.h"
-#include "runtime/block_map_file.h"
+#include "tensor_files/block_map_file.h"
+#include "tests/modules/operator_counter.h"
+#include "tests/modules/positions.h"
+#include "tests/modules/small_module.h"
 
 namespace annulus {
 namespace {
 
-MultiheadAttention made(MultiheadAttentionOptions options) {
-  MultiheadAttention module(options);
-  module->to(at::kDouble);
-  const at::NoGradGuard no_gradients;
-  // Biases and norms that do something.
-  for (auto& p : module->parameters()) p.add_(at::randn_like(p) * 0.1);
-  return module;
-}
+using testing::made;
+using testing::OperatorCounter;
+using testing::small;
 
 // Pairs (i, i + D/2) turned by position / base^(2i/D).
 at::Tensor turned(const at::Tensor& x, int64_t offset, double base) {
@@ -124,7 +119,7 @@ Outcome outcome_over(int ranks, const MultiheadAttention& m, const at::Tensor& x
   std::mutex mutex;
   run_ranks(ranks, [&](Communicator& comm) {
     const auto rows_of = [&](const at::Tensor& t) {
-      return positions_of(make_layout(m->options().layout, t.size(1), ranks), comm.rank(), 0);
+      return positions_of(make_layout(m->options().layout, t.size(1), ranks), comm.rank());
     };
     const at::Tensor rows = rows_of(x);
     const at::Tensor a = x.index_select(1, rows).requires_grad_();
@@ -158,13 +153,6 @@ void expect_alike(const Outcome& got, const Outcome& want, double tolerance = 1e
   for (size_t i = 0; i < got.gradients.size(); ++i) {
     EXPECT_LT(difference(got.gradients[i], want.gradients[i]), tolerance) << "gradient " << i;
   }
-}
-
-MultiheadAttentionOptions small() {
-  MultiheadAttentionOptions o;
-  o.dim = 12, o.heads = 4, o.kv_heads = 2, o.head_dim = 6;
-  o.pattern = causal_pattern();
-  return o;
 }
 
 TEST(MultiheadAttention, SelfAttentionIsThePlainOneOnAnyNumberOfRanks) {
@@ -206,28 +194,6 @@ TEST(MultiheadAttention, CrossAttentionIsThePlainOne) {
   }
   EXPECT_THROW(outcome_over(1, full, x, {}, dout), Error);
 }
-
-// Counts calls of operators on this thread.
-class OperatorCounter {
- public:
-  explicit OperatorCounter(std::string_view name) {
-    wanted_ = name, count_ = 0;
-    handle_ = at::addThreadLocalCallback(at::RecordFunctionCallback(begin).scopes({at::RecordScope::FUNCTION}));
-  }
-  ~OperatorCounter() { at::removeCallback(handle_); }
-  int count() const { return count_; }
-
- private:
-  static std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& f) {
-    if (std::string_view(f.name()) == wanted_) ++count_;
-    return nullptr;
-  }
-  static thread_local std::string_view wanted_;
-  static thread_local int count_;
-  at::CallbackHandle handle_;
-};
-thread_local std::string_view OperatorCounter::wanted_;
-thread_local int OperatorCounter::count_ = 0;
 
 TEST(MultiheadAttention, RecomputesProjectionsButNeverAttention) {
   at::manual_seed(3);
@@ -276,76 +242,6 @@ TEST(MultiheadAttention, RecomputesProjectionsButNeverAttention) {
   }
 }
 
-TEST(MultiheadAttention, MakesRotaryTablesOnceForAllLayersAndForwards) {
-  at::manual_seed(13);
-  MultiheadAttentionOptions o = small();
-  o.rotary_base = 777;  // of no other test
-  const MultiheadAttention first = made(o), second = made(o);
-  const at::Tensor x = at::randn({1, 23, 12}, at::kDouble);
-  const auto self = make_self_communicator();
-  const auto tables_made_by = [](const std::function<void()>& run) {
-    const CacheStats before = rotary_table_stats();
-    const OperatorCounter cosines("aten::cos");
-    run();
-    EXPECT_EQ(cosines.count(), rotary_table_stats().misses - before.misses);
-    return cosines.count();
-  };
-  EXPECT_EQ(tables_made_by([&] { first->forward(x, {.comm = *self}); }), 1) << "keys have the table of the queries";
-  EXPECT_EQ(tables_made_by([&] {
-              for (int step = 0; step < 3; ++step) second->forward(first->forward(x, {.comm = *self}), {.comm = *self});
-            }),
-            0);
-  // One that inference made serves training.
-  o.rotary_base = 778;
-  const MultiheadAttention third = made(o);
-  EXPECT_EQ(tables_made_by([&] {
-              const c10::InferenceMode inference;
-              third->forward(x, {.comm = *self});
-            }),
-            1);
-  EXPECT_EQ(tables_made_by([&] { third->forward(x, {.comm = *self}).sum().backward(); }), 0);
-  // Whatever they depend on makes another.
-  const auto other = [&](const std::function<void(MultiheadAttentionOptions&)>& change, int64_t length,
-                         int64_t offset = 0, at::ScalarType type = at::kDouble) {
-    MultiheadAttentionOptions changed = o;
-    change(changed);
-    MultiheadAttention m = made(changed);
-    m->to(type);
-    const at::Tensor input = at::randn({1, length, 12}).to(type);
-    return tables_made_by([&] { m->forward(input, {.comm = *self, .query_offset = offset}); });
-  };
-  const auto none = [](MultiheadAttentionOptions&) {};
-  EXPECT_EQ(other([](MultiheadAttentionOptions& c) { c.dropout = 0.1, c.norm = true, c.heads = 6; }, 23), 0);
-  EXPECT_EQ(other([](MultiheadAttentionOptions& c) { c.rotary_base = 778.0000001; }, 23), 1);
-  EXPECT_EQ(other([](MultiheadAttentionOptions& c) { c.head_dim = 4; }, 23), 1);
-  EXPECT_EQ(other(none, 22), 1);
-  EXPECT_EQ(other(none, 23, 4), 1) << "the queries' alone";
-  EXPECT_EQ(other(none, 23, 0, at::kFloat), 1);
-  EXPECT_LE(rotary_table_stats().bytes, rotary_table_stats().capacity);
-}
-
-TEST(MultiheadAttention, RecomputationTakesNoPassToDivideByOne) {
-  at::manual_seed(14);
-  MultiheadAttentionOptions o = small();
-  o.recompute = true;
-  const auto self = make_self_communicator();
-  const at::Tensor x = at::randn({1, 17, 12}, at::kDouble), dout = at::randn({1, 17, 12}, at::kDouble);
-  for (const bool mean : {false, true}) {
-    if (mean) {
-      o.pattern = parse_pattern(
-          "{ kind = 'dilated', segment_lengths = [4, 8], dilation_rates = [1, 1], combine = 'mean' }", "test");
-    }
-    const MultiheadAttention m = made(o);
-    const at::Tensor a = x.clone().requires_grad_();
-    const OperatorCounter divisions("aten::div");
-    const at::Tensor out = m->forward(a, {.comm = *self});
-    const int forward = divisions.count();
-    torch::autograd::grad({out}, {a}, {dout});
-    EXPECT_EQ(forward > 0, mean);
-    EXPECT_EQ(divisions.count() > forward, mean);
-  }
-}
-
 TEST(MultiheadAttention, DropoutIsTheSameOnAnyNumberOfRanksAndOffOutsideTraining) {
   at::manual_seed(4);
   MultiheadAttentionOptions o = small();
@@ -374,8 +270,7 @@ TEST(MultiheadAttention, DocumentsOfEachCall) {
   }
   const at::Tensor x = at::randn({2, 13, 12}, at::kDouble);
   run_ranks(2, [&](Communicator& comm) {
-    const at::Tensor mine =
-        x.index_select(1, positions_of(make_layout(LayoutKind::kContiguous, 13, 2), comm.rank(), 0));
+    const at::Tensor mine = x.index_select(1, positions_of(make_layout(LayoutKind::kContiguous, 13, 2), comm.rank()));
     const at::Tensor a = m->forward(mine, {.comm = comm, .documents = {{5, 8}, {13}}});
     EXPECT_EQ(difference(a, fixed->forward(mine, {.comm = comm})), 0);
     EXPECT_GT(difference(a, m->forward(mine, {.comm = comm})), 1e-3);
@@ -527,30 +422,6 @@ TEST(MultiheadAttention, StaysTogetherWhenItMoves) {
   }
 }
 
-TEST(MultiheadAttention, RefusesWhatCannotBe) {
-  const auto refused = [](const MultiheadAttentionOptions& o, const std::string& text) {
-    try {
-      MultiheadAttention m(o);
-      ADD_FAILURE() << "made: " << text;
-    } catch (const Error& e) {
-      EXPECT_EQ(e.kind(), ErrorKind::kPlan);
-      EXPECT_NE(std::string(e.what()).find(text), std::string::npos) << e.what();
-    }
-  };
-  refused({}, "dim and heads must be 1 to");
-  refused({.dim = 10, .heads = 3}, "make dim a multiple of heads");
-  refused({.dim = 12, .heads = 4, .kv_heads = 3}, "heads must be a multiple of kv_heads");
-  refused({.dim = 12, .heads = 4, .head_dim = 3, .rotary_base = 100}, "head_dim 3 must be even");
-  refused({.dim = int64_t{1} << 40, .heads = 4}, "dim and heads must be");
-  MultiheadAttentionOptions o = small();
-  o.dropout = 1;
-  refused(o, "dropout");
-  MultiheadAttention m = made(small());
-  const auto comm = make_self_communicator();
-  EXPECT_THROW(m->forward(at::randn({9, 12}, at::kDouble), {.comm = *comm}), Error);
-  EXPECT_THROW(m->forward(at::randn({1, 9, 11}, at::kDouble), {.comm = *comm}), Error);
-}
-
 TEST(MultiheadAttention, TakesABlockMaskOfAFileOnceItIsRead) {
   at::manual_seed(9);
   MultiheadAttentionOptions o = small();
@@ -558,7 +429,7 @@ TEST(MultiheadAttention, TakesABlockMaskOfAFileOnceItIsRead) {
       "{ kind = 'blocks', map = 'bigbird', block = 16, window_blocks = 0, global_blocks = 1, random_blocks = 1 }",
       "test");
   const AttentionShape shape{.batch = 1, .heads = 4, .kv_heads = 2, .q_len = 70, .k_len = 70};
-  const std::string path = testing::TempDir() + "/module_mask.safetensors";
+  const std::string path = ::testing::TempDir() + "/module_mask.safetensors";
   write_block_map(path, make_block_map(o.pattern, shape));
   const MultiheadAttention named = made(o);
   const PatternSpec of_file =
@@ -585,70 +456,6 @@ TEST(MultiheadAttention, TakesABlockMaskOfAFileOnceItIsRead) {
   }
   const at::Tensor x = at::randn({1, 70, 12}, at::kDouble), dout = at::randn({1, 70, 12}, at::kDouble);
   for (const int ranks : {1, 3}) expect_alike(outcome_over(ranks, m, x, {}, dout), plain_outcome(named, x, {}, dout));
-}
-
-// A rank alone is given what cannot be, or something else than the others: all raise, and say which rank.
-TEST(MultiheadAttention, ARankThatRefusesDoesNotRefuseAlone) {
-  struct Case {
-    const char* what;
-    std::function<void(MultiheadAttentionOptions&)> options;
-    std::function<at::Tensor(const at::Tensor&)> x, memory;
-  };
-  const auto same = [](const at::Tensor& t) { return t; };
-  const auto none = [](MultiheadAttentionOptions&) {};
-  const std::vector<Case> cases = {
-      {"x is Float on cpu", none, [](const at::Tensor& t) { return t.to(at::kFloat); }, same},
-      {"x must be [batch, positions, 12]", none, [](const at::Tensor& t) { return t.select(0, 0); }, same},
-      {"memory must be [batch, positions, 12]", none, same, [](const at::Tensor& t) { return t.narrow(2, 0, 5); }},
-      {"but memory 1", none, same, [](const at::Tensor& t) { return t.narrow(0, 0, 1); }},
-      {"x is an undefined tensor", none, [](const at::Tensor&) { return at::Tensor(); }, same},
-      {"zigzag", [](MultiheadAttentionOptions& o) { o.layout = LayoutKind::kZigzag; }, same, same},
-      {"left = 3",
-       [](MultiheadAttentionOptions& o) {
-         o.pattern = parse_pattern("{ kind = 'window', left = 3, right = 0 }", "test");
-       },
-       same, same},
-      {"rotary_base = 50", [](MultiheadAttentionOptions& o) { o.rotary_base = 50; }, same, same},
-  };
-  for (const Case& c : cases) {
-    SCOPED_TRACE(c.what);
-    std::mutex mutex;
-    int raised = 0;
-    run_ranks(3, [&](Communicator& comm) {
-      comm.set_timeout(Seconds(5));
-      MultiheadAttentionOptions o = small();
-      const bool other = comm.rank() == 1;
-      if (other) c.options(o);
-      MultiheadAttention m(o);
-      m->to(at::kDouble);
-      const at::Tensor x = at::zeros({2, comm.rank() == 2 ? 6 : 4, 12}, at::kDouble);
-      try {
-        m->forward(other ? c.x(x) : x, other ? c.memory(x.clone()) : x.clone(), {.comm = comm});
-      } catch (const Error& e) {
-        const std::lock_guard lock(mutex);
-        EXPECT_EQ(e.kind(), ErrorKind::kMismatch) << "rank " << comm.rank() << ": " << e.what();
-        EXPECT_NE(std::string(e.what()).find(c.what), std::string::npos) << e.what();
-        EXPECT_NE(std::string(e.what()).find("rank 1"), std::string::npos) << e.what();
-        ++raised;
-      }
-    });
-    EXPECT_EQ(raised, 3);
-  }
-}
-
-// Where all are given the same that cannot be, each raises what one rank would.
-TEST(MultiheadAttention, RanksThatAllRefuseRaiseTheirOwn) {
-  run_ranks(2, [&](Communicator& comm) {
-    comm.set_timeout(Seconds(5));
-    MultiheadAttention m(small());
-    try {
-      m->forward(at::zeros({2, 4, 11}), {.comm = comm});
-      ADD_FAILURE() << "taken";
-    } catch (const Error& e) {
-      EXPECT_EQ(e.kind(), ErrorKind::kPlan) << e.what();
-      EXPECT_NE(std::string(e.what()).find("x must be [batch, positions, 12]"), std::string::npos) << e.what();
-    }
-  });
 }
 
 TEST(MultiheadAttention, PrintsWhatItIs) {

@@ -316,6 +316,7 @@ class BundleTest(unittest.TestCase):
                     os.makedirs(os.path.dirname(line[line.index("--json") + 1]), exist_ok=True)
                 real = run(os.path.join(BUNDLE, "run.sh"), "--", "annulus", *line, env=self.environment(), cwd=self.work)
                 self.assertIn(real.returncode, (0, 9), real.stdout + real.stderr)
+                self.assertNotIn("program of its own", real.stderr)  # the benchmarks are here, too
 
     # ---- MPI.
 

@@ -29,6 +29,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 LIMIT = 60 << 20
 PROGRAM = "//launcher:annulus"
+BENCHMARKS = "//benchmarks/program:annulus_bench"  # lies beside it, which becomes it for `annulus bench`
 
 # On the machine that runs it: glibc and g++'s runtime (no newer than these versions of them), LibTorch with its OpenMP
 # runtime (two in one process are a fault), and what NVIDIA's driver and wheels bring.
@@ -327,6 +328,7 @@ def collect(tests, binaries, out):
         shutil.rmtree(out)
     bundle = Bundle(out)
     bundle.add_binary(os.path.join(binaries, "launcher", "annulus"), "bin", "annulus")
+    bundle.add_binary(os.path.join(binaries, path_of(BENCHMARKS)), "bin", "annulus_bench")
     rows = []
     for program in sorted({path_of(l) for t in tests for l in t.targets()}):
         bundle.add_binary(os.path.join(binaries, program), "tests", in_tests(program))
@@ -346,7 +348,7 @@ def collect(tests, binaries, out):
         bundle.add(toml, "configs", os.path.basename(toml))
     bundle.add(os.path.join(ROOT, "benchmarks", "flex_attention.py"), "benchmarks", "flex_attention.py")
     with open(bundle.path("text", "documents.txt"), "w") as f:  # where LibTorch comes without Python's sources
-        for path in sorted(glob.glob(os.path.join(ROOT, "docs", "*.md")) + glob.glob(os.path.join(ROOT, "runtime", "*.cc"))):
+        for path in sorted(glob.glob(os.path.join(ROOT, "docs", "*.md")) + glob.glob(os.path.join(ROOT, "*", "*.cc"))):
             with open(path) as source:
                 f.write(source.read())
     bundle.add(os.path.join(HERE, "run.sh"), "run.sh", mode=0o755)
@@ -387,7 +389,7 @@ def main():
     parser.add_argument("out", nargs="?")
     options = parser.parse_args()
     if options.targets:
-        print("\n".join(sorted({PROGRAM}.union(*(t.targets() for t in read_tests(options.targets))))))
+        print("\n".join(sorted({PROGRAM, BENCHMARKS}.union(*(t.targets() for t in read_tests(options.targets))))))
         return
     collect(read_tests(options.tests), options.bin, options.out)
 

@@ -1,0 +1,121 @@
+// See attend_check.h.
+#include "attend/attend_check.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <limits>
+
+#include "attention/oracle/oracle.h"
+#include "common/error.h"
+
+namespace annulus {
+namespace {
+
+// Pairs times head size: about a minute of one core.
+constexpr double kMost = 8e9;
+
+// Over the largest value of what is compared, or 1: what `dtype` allows, and the rounding of scores of this size, which
+// goes into probabilities as it is.
+double allowed(at::ScalarType dtype, double scores) {
+  switch (dtype) {
+    case at::kDouble:
+      return 1e-10 + scores * 0x1p-46;
+    case at::kBFloat16:
+      return 2e-2 + scores * 0x1p-21;
+    case at::kHalf:
+      return 3e-3 + scores * 0x1p-21;
+    default:
+      return 1e-5 + scores * 0x1p-21;
+  }
+}
+
+double largest(const at::Tensor& tensor) { return tensor.numel() == 0 ? 0 : tensor.abs().max().item<double>(); }
+
+// Relative to the largest value wanted, or `least`. Infinities must stand in the same places, and there must be no NaN.
+double error_of(const at::Tensor& got, const at::Tensor& want, double least) {
+  if (got.numel() == 0) return 0;
+  const at::Tensor g = got.to(at::kDouble);
+  const at::Tensor finite = want.isfinite();
+  if (!g.eq(want).logical_or(finite.logical_and(g.isfinite())).all().item<bool>()) {
+    return std::numeric_limits<double>::infinity();
+  }
+  const auto largest_finite = [&](const at::Tensor& t) { return largest(t.masked_fill(finite.logical_not(), 0)); };
+  return largest_finite(g - want) / std::max(least, largest_finite(want));
+}
+
+// z / (1 - rate) of a pair, drawn row by row; the oracle asks for the keys of one query after the other.
+PairWeight dropout_weight(const Dropout& dropout, int64_t keys) {
+  if (dropout.rate == 0) return {};
+  return [=, row = std::array<int64_t, 3>{-1, -1, -1}, factors = at::Tensor()](int64_t b, int64_t h, int64_t q,
+                                                                               int64_t k) mutable {
+    if (row != std::array<int64_t, 3>{b, h, q}) {
+      row = {b, h, q};
+      factors =
+          dropout_factors(dropout, {b, 1, 1}, {h, 1, 1}, {q, 1, 1}, Span::range(0, keys), at::empty({0}, at::kDouble))
+              .contiguous();
+    }
+    return factors.const_data_ptr<double>()[k];
+  };
+}
+
+std::string line(const char* format, auto... values) {
+  char text[256];
+  std::snprintf(text, sizeof text, format, values...);
+  return text;
+}
+
+}  // namespace
+
+void check_oracle_size(const AttentionShape& s, int64_t head_dim) {
+  const double work = static_cast<double>(s.batch * s.heads) * static_cast<double>(s.q_len) *
+                      static_cast<double>(s.k_len) * static_cast<double>(head_dim);
+  if (work <= kMost) return;
+  throw Error(
+      ErrorKind::kUsage, "attend",
+      line("--check compares with plain loops over all pairs: batch x heads x queries x keys x head size is %.3g, "
+           "the most is %.3g; check a smaller problem",
+           work, kMost));
+}
+
+std::string check_results(const PatternSpec& pattern, const AttentionShape& shape, const RandomTensors& in,
+                          const AttendResults& got, double scale, const Dropout& dropout) {
+  const bool backward = got.dq.defined();
+  const auto divisor = static_cast<double>(output_divisor(pattern));
+  const at::Tensor dout = backward ? in.dout.to(at::kDouble) / divisor : at::zeros_like(in.q, at::kDouble);
+  OracleResult want =
+      oracle(in.q, in.k, in.v, dout, scale, count_of(pattern, shape), dropout_weight(dropout, shape.k_len));
+  want.out.div_(divisor);
+  const at::Tensor finite = want.lse.masked_fill(want.lse.isfinite().logical_not(), 0);
+  const double scores = finite.numel() > 0 ? finite.abs().max().item<double>() : 0;
+  const at::ScalarType dtype = in.q.scalar_type();
+  const double bound = allowed(dtype, scores);
+  const double lse_bound = allowed(dtype == at::kDouble ? at::kDouble : at::kFloat, scores);
+  std::string text;
+  bool good = true;
+  const auto compare = [&](const char* name, const at::Tensor& g, const at::Tensor& w, double most, double least = 1) {
+    const double error = error_of(g, w, std::max(1.0, least));
+    good = good && error <= most;
+    text += line("%s%s %.1e", text.empty() ? "" : ", ", name, error);
+  };
+  compare("out", got.out, want.out, bound);
+  compare("lse", got.lse, want.lse, lse_bound);
+  if (backward) {
+    // Differences of terms as large as the keys and the queries are, which may cancel.
+    compare("dq", got.dq, want.dq, bound, largest(in.k));
+    compare("dk", got.dk, want.dk, bound, largest(in.q));
+    compare("dv", got.dv, want.dv, bound);
+  }
+  text += line("; allowed %.1e, lse %.1e", bound, lse_bound);
+  if (!good) {
+    throw Error(ErrorKind::kInternal, "attend",
+                "the results are not those of dense fp64 attention: errors " + text + "; please report this command");
+  }
+  return text;
+}
+
+}  // namespace annulus

@@ -1,0 +1,279 @@
+// See composition.h.
+#include "attention/composition/composition.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <tuple>
+
+#include "attention/tiles/tile_groups.h"
+#include "common/checksum.h"
+
+namespace annulus {
+namespace {
+
+// Keys of one gathered problem; longer lists are cut and merged.
+constexpr int64_t kMostKeys = 16384;
+// In one call: batches of operators are bounded by 65535.
+constexpr int64_t kMostProblems = 32768;
+
+// A problem before it is known whether it is gathered: rows of one rectangle, or several lists of keys that are whole.
+struct Problem {
+  Span batch;  // global rows
+  HeadGroup heads;
+  std::vector<Rectangle> rectangles;  // of the same queries
+
+  int64_t queries() const { return rectangles[0].query_rows.count; }
+  int64_t keys() const {
+    int64_t keys = 0;
+    for (const Rectangle& r : rectangles) keys += r.key_rows.count;
+    return keys;
+  }
+};
+
+// Storage [batch, rows, heads] taken apart into rows of `width` heads.
+struct RowNumbers {
+  int64_t rows, heads, width;
+  int64_t at(int64_t batch, int64_t row, int64_t head) const {
+    return (batch * rows + row) * (heads / width) + head / width;
+  }
+};
+
+// Whether such rows hold exactly these heads.
+bool aligned(const Span& heads, int64_t all) {
+  return (heads.count == 1 || heads.stride == 1) && heads.begin % heads.count == 0 && all % heads.count == 0;
+}
+
+class Composer {
+ public:
+  Composer(const CompositionInput& input) : in_(input) {}
+
+  Composition run(std::span<const Tile> tiles) {
+    std::vector<Tile> whole;
+    for (const Tile& tile : tiles) {
+      if (tile.batch.empty() || tile.heads.empty()) continue;
+      const bool banded = !tile.band.unbounded_below() || !tile.band.unbounded_above();
+      if (!banded && blocks_of(tile.batch, tile.heads, tile.query_rows) < in_.fill) {
+        whole.push_back(tile);
+        continue;
+      }
+      const auto rectangles = rectangles_of(tile);
+      if (!rectangles) {
+        out_.dense.push_back(tile);
+        continue;
+      }
+      for (const Rectangle& r : *rectangles) {
+        if (in_.any_band || r.whole() || r.lower_triangle()) {
+          pieces_.push_back({tile.batch, tile.heads, r});
+        } else {
+          for (const Rectangle& piece : triangles_of(r)) pieces_.push_back({tile.batch, tile.heads, piece});
+        }
+      }
+    }
+    join_triangles();
+    for (const Piece& piece : pieces_) add(piece.batch, piece.heads, {piece.rectangle});
+    for (const TileGroup& group : group_tiles(whole, kMostKeys)) {
+      std::vector<Rectangle> rectangles;
+      for (const Tile& tile : group.tiles) {
+        rectangles.push_back({tile.query_rows, tile.key_rows, tile.grad_rows, tile.band});
+      }
+      add(group.tiles[0].batch, group.tiles[0].heads, std::move(rectangles));
+    }
+    for (const auto& [shape, problems] : views_) {
+      if (problems.size() == 1) {  // nothing to gather it with
+        out_.direct.push_back({problems[0].batch, problems[0].heads, problems[0].rectangles[0]});
+        continue;
+      }
+      for (const Problem& problem : problems) add_gathered(problem);
+    }
+    gather();
+    return std::move(out_);
+  }
+
+ private:
+  using Shape = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>;  // heads, kv heads, n, m, band
+
+  struct Piece {
+    Span batch, heads;
+    Rectangle rectangle;
+  };
+
+  // Two triangles along the diagonal and the rectangle between them are one triangle: what a rank sees of its own keys
+  // in zigzag is one call, as if they lay next to one another.
+  void join_triangles() {
+    constexpr size_t kFew = 64;  // all pairs are looked at
+    const auto is_triangle = [](const Piece& p) { return p.rectangle.lower_triangle() && !p.rectangle.reversed; };
+    if (static_cast<size_t>(std::count_if(pieces_.begin(), pieces_.end(), is_triangle)) > kFew) return;
+    for (size_t i = 0; i < pieces_.size(); ++i) {
+      while (is_triangle(pieces_[i])) {
+        size_t next = pieces_.size(), between = pieces_.size();
+        for (size_t j = 0; j < pieces_.size() && next == pieces_.size(); ++j) {
+          if (j != i && is_triangle(pieces_[j]) && follows(pieces_[i], pieces_[j])) next = j;
+        }
+        for (size_t j = 0; next < pieces_.size() && j < pieces_.size() && between == pieces_.size(); ++j) {
+          if (lies_between(pieces_[i], pieces_[next], pieces_[j])) between = j;
+        }
+        if (between == pieces_.size()) break;
+        Rectangle& joined = pieces_[i].rectangle;
+        const Rectangle& other = pieces_[next].rectangle;
+        joined.query_rows.count += other.query_rows.count;
+        joined.key_rows.count += other.key_rows.count;
+        if (!joined.grad_rows.empty()) joined.grad_rows.count += other.grad_rows.count;
+        pieces_.erase(pieces_.begin() + static_cast<std::ptrdiff_t>(std::max(next, between)));
+        pieces_.erase(pieces_.begin() + static_cast<std::ptrdiff_t>(std::min(next, between)));
+        i -= (next < i ? 1 : 0) + (between < i ? 1 : 0);
+      }
+    }
+  }
+  static bool follows(const Piece& a, const Piece& b) {
+    const auto goes_on = [](const Span& x, const Span& y) {
+      return x.empty() == y.empty() && (x.empty() || (x.stride == y.stride && y.begin == x.last() + x.stride));
+    };
+    const Rectangle &r = a.rectangle, &s = b.rectangle;
+    return a.batch == b.batch && a.heads == b.heads && goes_on(r.query_rows, s.query_rows) &&
+           goes_on(r.key_rows, s.key_rows) && goes_on(r.grad_rows, s.grad_rows);
+  }
+  static bool lies_between(const Piece& a, const Piece& b, const Piece& piece) {
+    const Rectangle& r = piece.rectangle;
+    return r.whole() && piece.batch == a.batch && piece.heads == a.heads && r.query_rows == b.rectangle.query_rows &&
+           r.key_rows == a.rectangle.key_rows && r.grad_rows == a.rectangle.grad_rows;
+  }
+
+  static int64_t blocks_of(const Span& batch, const Span& heads, const Span& rows) {
+    return batch.count * heads.count * ceil_div(rows.count, 128);
+  }
+
+  void add(const Span& batch, const Span& all_heads, std::vector<Rectangle> rectangles) {
+    for (const HeadGroup& heads : head_groups(all_heads, in_.group)) {
+      const Problem problem{batch, heads, rectangles};
+      const bool view = rectangles.size() == 1 && !rectangles[0].reversed;
+      if (view && blocks_of(batch, heads.query, rectangles[0].query_rows) >= in_.fill) {
+        out_.direct.push_back({batch, heads, rectangles[0]});
+      } else if (view) {
+        views_[shape_of(heads, problem)].push_back(problem);
+      } else {
+        add_gathered(problem);
+      }
+    }
+  }
+
+  static Shape shape_of(const HeadGroup& heads, const Problem& problem) {
+    const Band& band = problem.rectangles[0].band;
+    return {heads.query.count, heads.kv.count, problem.queries(), problem.keys(), band.lo, band.hi};
+  }
+
+  // In rows of all its heads where storage has such rows, else head by head.
+  void add_gathered(const Problem& problem) {
+    const Span kv = indices_of(problem.heads.kv, in_.keys.heads, "kv heads");
+    const Span grad_kv = in_.grads.rows > 0 ? indices_of(problem.heads.kv, in_.grads.heads, "kv heads") : kv;
+    const bool together = aligned(problem.heads.query, in_.heads) && aligned(kv, in_.keys.heads.count) &&
+                          (in_.grads.rows == 0 || aligned(grad_kv, in_.grads.heads.count));
+    std::vector<HeadGroup> parts{problem.heads};
+    if (!together) {
+      parts.clear();
+      for (int64_t h = 0; h < problem.heads.query.count; ++h) {
+        const int64_t head = problem.heads.query.at(h);
+        parts.push_back({Span::range(head, head + 1), Span::range(head / in_.group, head / in_.group + 1)});
+      }
+    }
+    for (const HeadGroup& heads : parts) {
+      const Shape shape = shape_of(heads, problem);
+      for (int64_t b = 0; b < problem.batch.count; ++b) {
+        problems_[shape].push_back({problem.batch.sub(b, 1), heads, problem.rectangles});
+      }
+    }
+  }
+
+  void gather() {
+    std::vector<int32_t> wave_of;  // of each query row, the last wave that names it
+    for (const auto& [shape, problems] : problems_) {
+      const auto& [heads, kv_heads, n, m, lo, hi] = shape;
+      const RowNumbers numbers{in_.rows, in_.heads, heads};
+      const int64_t most = std::clamp<int64_t>(in_.most_gathered / (std::max(n, m) * heads), 1, kMostProblems);
+      wave_of.assign(wave_of.size(), -1);
+      std::vector<GatherCall> calls;  // the waves' open calls
+      for (const Problem& problem : problems) {
+        const Span& rows = problem.rectangles[0].query_rows;
+        const auto number = [&](int64_t i) {
+          return numbers.at(problem.batch.begin, rows.at(i), problem.heads.query.begin);
+        };
+        int32_t wave = 0;
+        for (int64_t i = 0; i < n; ++i) {
+          const auto row = static_cast<size_t>(number(i));
+          if (row >= wave_of.size()) wave_of.resize(row + 1, -1);
+          wave = std::max(wave, wave_of[row] + 1);
+        }
+        for (int64_t i = 0; i < n; ++i) wave_of[static_cast<size_t>(number(i))] = wave;
+        if (static_cast<size_t>(wave) == calls.size())
+          calls.push_back({0, n, m, heads, kv_heads, {lo, hi}, {}, {}, {}});
+        GatherCall& call = calls[static_cast<size_t>(wave)];
+        append(problem, call);
+        if (call.count == most) {
+          out_.gathered.push_back(call);
+          call = {0, n, m, heads, kv_heads, {lo, hi}, {}, {}, {}};
+        }
+      }
+      for (GatherCall& call : calls) {
+        if (call.count > 0) out_.gathered.push_back(std::move(call));
+      }
+    }
+  }
+
+  void append(const Problem& problem, GatherCall& call) const {
+    const bool reversed = problem.rectangles[0].reversed;
+    const auto each = [&](const Span& rows, const auto& take) {
+      for (int64_t i = 0; i < rows.count; ++i) take(rows.at(reversed ? rows.count - 1 - i : i));
+    };
+    ++call.count;
+    const RowNumbers q{in_.rows, in_.heads, call.heads};
+    each(problem.rectangles[0].query_rows,
+         [&](int64_t row) { call.query_rows.push_back(q.at(problem.batch.begin, row, problem.heads.query.begin)); });
+    const auto add = [&](const BlockShape& block, bool grads, std::vector<int64_t>& to) {
+      const RowNumbers numbers{block.rows, block.heads.count, call.kv_heads};
+      const int64_t batch = indices_of(problem.batch, block.batch, "batch rows").begin;
+      const int64_t head = indices_of(problem.heads.kv, block.heads, "kv heads").begin;
+      for (const Rectangle& r : problem.rectangles) {
+        each(grads ? r.grad_rows : r.key_rows, [&](int64_t row) { to.push_back(numbers.at(batch, row, head)); });
+      }
+    };
+    add(in_.keys, false, call.key_rows);
+    if (in_.grads.rows > 0) add(in_.grads, true, call.grad_rows);
+  }
+
+  const CompositionInput& in_;
+  Composition out_;
+  std::vector<Piece> pieces_;
+  std::map<Shape, std::vector<Problem>> views_;  // too few to fill a device
+  std::map<Shape, std::vector<Problem>> problems_;
+};
+
+}  // namespace
+
+int64_t Composition::bytes() const {
+  size_t bytes = sizeof *this + direct.capacity() * sizeof(DirectCall) + dense.capacity() * sizeof(Tile);
+  for (const GatherCall& call : gathered) {
+    bytes += sizeof call + 8 * (call.query_rows.capacity() + call.key_rows.capacity() + call.grad_rows.capacity());
+  }
+  return static_cast<int64_t>(bytes);
+}
+
+Composition compose(std::span<const Tile> tiles, const CompositionInput& input) { return Composer(input).run(tiles); }
+
+std::string fingerprint(std::span<const Tile> tiles, const CompositionInput& in) {
+  Checksum sum;
+  const auto add = [&](const auto&... spans) {
+    std::array<int64_t, 3 * sizeof...(spans)> words;
+    size_t i = 0;
+    ((words[i++] = spans.begin, words[i++] = spans.stride, words[i++] = spans.count), ...);
+    sum.update(words.data(), sizeof words);
+  };
+  for (const Tile& t : tiles) {
+    add(t.batch, t.heads, t.query_rows, t.query_positions, t.key_rows, t.key_positions, t.grad_rows,
+        Span{t.band.lo, t.band.hi, 0});
+  }
+  add(in.keys.batch, in.keys.heads, in.grads.batch, in.grads.heads, Span{in.keys.rows, in.grads.rows, in.most_gathered},
+      Span{in.rows, in.heads, in.group}, Span{in.any_band, in.fill, static_cast<int64_t>(tiles.size())});
+  return sum.hex();
+}
+
+}  // namespace annulus

@@ -1,0 +1,75 @@
+// See attention_charges.h. What is kept is what the node in autograd.cc saves; the rest is the executor's: the buffers
+// of its blocks, and what a kernel says of itself.
+#include "attention/execution/attention_charges.h"
+
+#include <algorithm>
+#include <array>
+#include <vector>
+
+#include "attention/plan/traffic.h"
+#include "attention/tiles/tile_views.h"
+
+namespace annulus {
+namespace {
+
+// The positions of the largest block of keys that a kernel is given, and how many there are.
+void count_blocks(const Program& program, CallSize& size) {
+  int64_t blocks = 0;
+  for (const Buffer& buffer : program.buffers) {
+    if (buffer.holds_gradient()) continue;
+    for (const RowBlock& block : buffer.rows.blocks) {
+      size.keys = std::max(size.keys, block.positions_count());
+      ++blocks;
+    }
+  }
+  size.blocks = std::max<int64_t>(1, blocks);
+}
+
+}  // namespace
+
+Part attention_charges(const PlanRequest& request, const Program* program, int rank, int64_t head_dim,
+                       at::ScalarType type, const Kernel& kernel) {
+  const AttentionShape& s = request.shape;
+  const PatternSpec& pattern = request.pattern;
+  CallSize size{.batch = s.batch,
+                .queries = query_layout(request).count(rank),
+                .heads = s.heads,
+                .kv_heads = s.kv_heads,
+                .head_dim = head_dim,
+                .keys = key_layout(request).count(rank),
+                .blocks = request.ranks,
+                .gathers = pattern.kind != PatternSpec::Kind::kFull || !pattern.documents.empty(),
+                .type = type};
+  const int64_t own_keys = size.key_elements();
+  if (program) count_blocks(*program, size);
+  const int64_t e = size.element(), wide = static_cast<int64_t>(c10::elementSize(accumulator_type(type)));
+  const int64_t queries = size.query_elements() * e;
+  const bool several = output_divisor(pattern) > 1;  // attention() divides the sum
+
+  Part part{kAttentionPart, {}};
+  std::vector<Charge>& charges = part.charges;
+  charges.push_back({"q, k and v", queries + own_keys * e, When::kKept});
+  charges.push_back({"out", queries, When::kKept});
+  charges.push_back({"lse", size.lse_elements() * wide, When::kKept});
+  charges.push_back({"out, divided", several ? queries : 0, When::kKept});
+  charges.push_back({"dout", several ? 2 * queries : queries, When::kBackward});
+  int64_t gradients = own_keys * wide;
+  if (program) {
+    const std::array<int64_t, kStoragePools> bytes = {0, head_dim * e, head_dim * wide};
+    const int64_t saved =
+        program->saved < 0 ? 0 : 2 * program->buffers[static_cast<size_t>(program->saved)].rows.rows() * head_dim * e;
+    charges.push_back({"keys and values of other ranks", saved, When::kKept});
+    charges.push_back({"blocks that travel",
+                       std::max<int64_t>(0, storage_of(*program, program->forward).peak(bytes) - saved),
+                       When::kForward});
+    gradients = storage_of(*program, program->backward).peak(bytes);
+  }
+  // Nothing travels any more when the results are brought to the inputs' dtype.
+  const int64_t results = e == wide ? 0 : queries + own_keys * e;
+  charges.push_back(
+      {"blocks that travel, and gradients", std::max(gradients, own_keys * wide + results), When::kBackward});
+  for (const Charge& charge : kernel.charges(size)) charges.push_back(charge);
+  return part;
+}
+
+}  // namespace annulus

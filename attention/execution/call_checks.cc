@@ -1,0 +1,158 @@
+// See call_checks.h.
+#include "attention/execution/call_checks.h"
+
+#include <cmath>
+#include <exception>
+
+#include "attention/plan/layout.h"
+#include "attention/tiles/tile_views.h"
+#include "comm/agreement.h"
+#include "common/checksum.h"
+#include "common/error.h"
+#include "common/text.h"
+
+namespace annulus {
+namespace {
+
+[[noreturn]] void refuse(const AttentionCall& call, const std::string& message) {
+  throw Error(ErrorKind::kPlan, "attention", call.label + ": " + message);
+}
+
+// The communicator is the plan's. No rank numbers in these texts: ranks with the same complaint agree, and each raises
+// its own (see agree).
+void require_communicator(const AttentionCall& call) {
+  if (!call.comm) refuse(call, "expected a communicator, got none");
+  if (call.comm->size() == call.request.ranks) return;
+  refuse(call, "expected a communicator of the plan's " + std::to_string(call.request.ranks) +
+                   " ranks, got a communicator of " + std::to_string(call.comm->size()) + " ranks");
+}
+
+// The tensors are this rank's rows of the request's problem.
+void require_fit(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionCall& call) {
+  const PlanRequest& request = call.request;
+  if (!(call.dropout.rate >= 0 && call.dropout.rate < 1)) {
+    refuse(call, "expected a dropout rate of at least 0 and below 1, got " + exact(call.dropout.rate));
+  }
+  const auto expect = [&](const at::Tensor& tensor, const char* name, int64_t rows, int64_t heads) {
+    const AttentionShape& shape = request.shape;
+    if (tensor.dim() != 4 || tensor.size(0) != shape.batch || tensor.size(1) != rows || tensor.size(2) != heads ||
+        tensor.size(3) != q.size(q.dim() - 1) || tensor.size(3) < 1) {
+      refuse(call, std::string("expected ") + name + " [" + std::to_string(shape.batch) + "," + std::to_string(rows) +
+                       "," + std::to_string(heads) + ",D], got " + list_text(tensor.sizes()));
+    }
+    if (tensor.scalar_type() != q.scalar_type() || tensor.device() != q.device()) {
+      refuse(call, std::string("expected q, k, v of one dtype on one device, got ") + toString(q.scalar_type()) +
+                       " on " + q.device().str() + " and " + name + " " + toString(tensor.scalar_type()) + " on " +
+                       tensor.device().str());
+    }
+  };
+  if (!q.defined() || !k.defined() || !v.defined()) refuse(call, "expected q, k and v, got an undefined tensor");
+  const at::ScalarType type = q.scalar_type();
+  if (type != at::kFloat && type != at::kDouble && type != at::kBFloat16 && type != at::kHalf) {
+    refuse(call, std::string("expected fp32, fp64, bf16 or fp16 tensors, got ") + toString(type));
+  }
+  const int64_t queries = query_layout(request).count(call.comm->rank());
+  const int64_t keys = key_layout(request).count(call.comm->rank());
+  expect(q, "q", queries, request.shape.heads);
+  expect(k, "k", keys, request.shape.kv_heads);
+  expect(v, "v", keys, request.shape.kv_heads);
+}
+
+// What the backward is given besides: dout like q, and what the forward returned.
+void require_fit(const at::Tensor& dout, const AttentionOutput& forward, const at::Tensor& q,
+                 const AttentionCall& call) {
+  if (!forward.program) refuse(call, "expected what the forward returned, got an output without a program");
+  const Program& program = *forward.program;
+  const PlanRequest& request = call.request;
+  if (program.rank != call.comm->rank() || program.request.ranks != request.ranks ||
+      !(program.request.shape == request.shape) || program.query_count() != q.size(1)) {
+    refuse(call, "expected what this rank's forward of the same request returned, got an output of another one");
+  }
+  const auto expect = [&](const at::Tensor& tensor, const char* name, at::IntArrayRef sizes, at::ScalarType type) {
+    if (!tensor.defined()) refuse(call, std::string("expected ") + name + ", got an undefined tensor");
+    if (tensor.sizes() != sizes || tensor.scalar_type() != type || tensor.device() != q.device()) {
+      refuse(call, std::string("expected ") + name + " as the forward's q and results ask, got " +
+                       list_text(tensor.sizes()) + " " + toString(tensor.scalar_type()) + " on " +
+                       tensor.device().str());
+    }
+  };
+  expect(dout, "dout", q.sizes(), q.scalar_type());
+  expect(forward.out, "out", q.sizes(), q.scalar_type());
+  expect(forward.lse, "lse", {q.size(0), q.size(2), q.size(1)}, accumulator_type(q.scalar_type()));
+  if (program.saved < 0) return;
+  const int64_t rows = program.buffers[static_cast<size_t>(program.saved)].rows.rows();
+  for (const at::Tensor* saved : {&forward.saved_k, &forward.saved_v}) {
+    expect(*saved, "the forward's saved keys and values", {rows, q.size(3)}, q.scalar_type());
+  }
+}
+
+std::string text_of(const Dropout& d) {
+  if (d.rate == 0) return "none";
+  return exact(d.rate) + ", seed " + std::to_string(d.seed) + ", step " + std::to_string(d.step) + ", layer " +
+         std::to_string(d.layer) + ", first row " + std::to_string(d.first_row);
+}
+
+// One comparison before anything travels; see call_checks.h. `look` -> whether this rank asks for the proof.
+template <typename Look>
+bool agree(const at::Tensor& q, const AttentionCall& call, const std::string& direction, const PlanRequest& request,
+           Look look) {
+  std::string complaint = "none";
+  bool asks = false;
+  try {
+    require_communicator(call);
+    asks = look();
+  } catch (const std::exception&) {  // also out of memory, or what LibTorch raises: the others must learn of it
+    if (!call.comm || call.comm->size() == 1) throw;
+    const Error error = error_in_flight("");
+    complaint = error.room() == "attention" ? error.message() : error.what();
+  }
+  if (call.comm->size() == 1) return asks;
+  const bool readable = q.defined() && q.dim() == 4;
+  const bool any_asks = require_agreement(*call.comm,
+                                          {{"what does not fit", complaint},
+                                           {"call", call.label + " " + direction},
+                                           {"plan", shortened_for_agreement(request.text())},
+                                           {"proof of the plan", call.prove ? "asked for" : "not asked for"},
+                                           {"dtype", q.defined() ? toString(q.scalar_type()) : "none"},
+                                           {"head size", readable ? std::to_string(q.size(3)) : "none"},
+                                           {"scale", readable ? exact(scale_of(q, call)) : "none"},
+                                           {"dropout", text_of(call.dropout)},
+                                           {"device", q.defined() ? c10::DeviceTypeName(q.device().type()) : "none"},
+                                           {"kernel", std::string(to_string(call.kernel))}},
+                                          {call.label, 0}, asks);
+  if (complaint != "none") throw Error(ErrorKind::kPlan, "attention", complaint);  // all ranks alike
+  return any_asks;
+}
+
+}  // namespace
+
+double scale_of(const at::Tensor& q, const AttentionCall& call) {
+  return call.scale.value_or(1 / std::sqrt(static_cast<double>(q.size(3))));
+}
+
+std::string shortened_for_agreement(const std::string& text) {
+  constexpr size_t kLong = 600;
+  if (text.size() <= kLong) return text;
+  return text.substr(0, kLong / 2) + " ... (" + std::to_string(text.size()) + " characters, checksum " +
+         checksum(text.data(), text.size()) + ")";
+}
+
+bool agree_on_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionCall& call,
+                      const std::function<bool()>& find) {
+  return agree(q, call, "forward", call.request, [&] {
+    const bool asks = find();
+    require_fit(q, k, v, call);
+    return asks;
+  });
+}
+
+void agree_on_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                       const AttentionOutput& forward, const AttentionCall& call) {
+  agree(q, call, "backward", forward.program ? forward.program->request : call.request, [&] {
+    require_fit(q, k, v, call);
+    require_fit(dout, forward, q, call);
+    return false;
+  });
+}
+
+}  // namespace annulus

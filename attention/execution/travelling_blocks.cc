@@ -1,0 +1,148 @@
+// See travelling_blocks.h.
+#include "attention/execution/travelling_blocks.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "attention/tiles/tile_views.h"
+#include "memory/upload.h"
+
+namespace annulus {
+namespace {
+
+// Of a block's tensor, the given global batch rows and kv heads, both among its own.
+at::Tensor part_of(const at::Tensor& tensor, const KeyBlock& block, const Span& batch, const Span& heads) {
+  const auto take = [](const at::Tensor& t, int64_t dim, const Span& held, const Span& wanted) {
+    if (held == wanted) return t;
+    const int64_t step = wanted.count > 1 ? wanted.stride / held.stride : 1;
+    return t.slice(dim, held.index_of(wanted.begin), held.index_of(wanted.last()) + 1, step);
+  };
+  return take(take(tensor, 0, block.batch, batch), 2, block.heads, heads);
+}
+
+// Row numbers, of two blocks, of the positions that both hold. Positions are stored in the same order in both.
+struct CommonRows {
+  std::vector<int64_t> a, b;
+};
+CommonRows common_positions(const std::vector<Span>& a, const std::vector<Span>& b) {
+  CommonRows rows;
+  int64_t row_a = 0, row_b = 0;
+  for (size_t i = 0, j = 0; i < a.size() && j < b.size();) {
+    const Span both = intersect(a[i], b[j]);
+    for (int64_t n = 0; n < both.count; ++n) {
+      rows.a.push_back(row_a + a[i].index_of(both.at(n)));
+      rows.b.push_back(row_b + b[j].index_of(both.at(n)));
+    }
+    if (a[i].last() <= b[j].last()) {
+      row_a += a[i++].count;
+    } else {
+      row_b += b[j++].count;
+    }
+  }
+  return rows;
+}
+
+at::Tensor index_of(const std::vector<int64_t>& rows, const at::Tensor& like) {
+  return upload(at::tensor(rows, at::kLong), like.device());
+}
+bool consecutive(const std::vector<int64_t>& rows) {
+  return rows.back() - rows.front() + 1 == static_cast<int64_t>(rows.size());
+}
+
+}  // namespace
+
+void transfer_rows(const TensorPair& dst, const RowSet& dst_rows, const TensorPair& src, const RowSet& src_rows,
+                   bool add) {
+  if (dst_rows == src_rows) {
+    for (const auto& [to, from] : {std::pair{dst.k, src.k}, std::pair{dst.v, src.v}})
+      add ? to.add_(from) : to.copy_(from);
+    return;
+  }
+  for (size_t d = 0; d < dst_rows.blocks.size(); ++d) {
+    for (size_t s = 0; s < src_rows.blocks.size(); ++s) {
+      const RowBlock &to_block = dst_rows.blocks[d], &from_block = src_rows.blocks[s];
+      const Span batch = intersect(to_block.batch, from_block.batch),
+                 heads = intersect(to_block.heads, from_block.heads);
+      if (batch.empty() || heads.empty()) continue;
+      const CommonRows rows = common_positions(to_block.positions, from_block.positions);
+      if (rows.a.empty()) continue;
+      const KeyBlock to = key_block(dst.k, dst.v, dst_rows, static_cast<int>(d));
+      const KeyBlock from = key_block(src.k, src.v, src_rows, static_cast<int>(s));
+      const at::Tensor to_index = consecutive(rows.a) ? at::Tensor() : index_of(rows.a, to.k);
+      const at::Tensor from_index = consecutive(rows.b) ? at::Tensor() : index_of(rows.b, from.k);
+      const int64_t n = static_cast<int64_t>(rows.a.size());
+      for (const bool values : {false, true}) {
+        const at::Tensor t = part_of(values ? to.v : to.k, to, batch, heads);
+        const at::Tensor f = part_of(values ? from.v : from.k, from, batch, heads);
+        const at::Tensor part = from_index.defined() ? f.index_select(1, from_index) : f.narrow(1, rows.b[0], n);
+        if (to_index.defined()) {
+          add ? t.index_add_(1, to_index, part) : t.index_copy_(1, to_index, part);
+        } else {
+          const at::Tensor target = t.narrow(1, rows.a[0], n);
+          add ? target.add_(part) : target.copy_(part);
+        }
+      }
+    }
+  }
+}
+
+TravellingBlocks::Block::Block(TensorPair p, bool gradients, std::shared_ptr<Held> h)
+    : pair(std::move(p)), which(gradients ? 1 : 0), held(std::move(h)) {
+  held->now[which] += pair.k.numel() + pair.v.numel();
+  held->peak[which] = std::max(held->peak[which], held->now[which]);
+}
+TravellingBlocks::Block::~Block() { held->now[which] -= pair.k.numel() + pair.v.numel(); }
+
+TravellingBlocks::TravellingBlocks(const Program& program, const std::vector<Step>& steps, const at::Tensor& k)
+    : program_(program),
+      storage_(storage_of(program, steps)),
+      heirs_(storage_.heirs()),
+      ending_(steps.size()),
+      kv_options_(k.options()),
+      grad_options_(k.options().dtype(accumulator_type(k.scalar_type()))),
+      head_dim_(k.size(3)),
+      blocks_(storage_.buffers().size()),
+      next_copy_(program.buffers.size()) {
+  const bool forward = &steps == &program.forward;
+  for (size_t b = 0; b < blocks_.size(); ++b) {
+    const Lifetime& life = storage_.buffers()[b].life;
+    const bool returned = b < program.buffers.size() && (program.buffers[b].kind == BufferKind::kOwnGrad ||
+                                                         (forward && static_cast<int>(b) == program.saved));
+    if (!returned && !life.empty()) ending_[static_cast<size_t>(life.last)].push_back(b);
+  }
+}
+
+void TravellingBlocks::put(int buffer, TensorPair pair) {
+  const size_t number = static_cast<size_t>(buffer);
+  blocks_[number] = std::make_unique<Block>(std::move(pair), is_gradient(number), held_);
+}
+
+TensorPair& TravellingBlocks::tensors_of(size_t number) {
+  std::unique_ptr<Block>& block = blocks_[number];
+  if (!block) {
+    const std::vector<int64_t> shape{storage_.buffers()[number].size / 2, head_dim_};
+    const at::TensorOptions& options = is_gradient(number) ? grad_options_ : kv_options_;
+    block = std::make_unique<Block>(TensorPair{at::empty(shape, options), at::empty(shape, options)},
+                                    is_gradient(number), held_);
+  }
+  return block->pair;
+}
+
+TensorPair TravellingBlocks::pack(int buffer, const RowSet& rows) {
+  const TensorPair& copy = tensors_of(next_copy_++);
+  transfer_rows(copy, rows, get(buffer), program_.buffers[static_cast<size_t>(buffer)].rows, /*add=*/false);
+  return copy;
+}
+
+void TravellingBlocks::end_step(int step) {
+  for (const size_t number : ending_[static_cast<size_t>(step)]) {
+    std::unique_ptr<Block> block = std::move(blocks_[number]);
+    if (const int heir = heirs_[number]; heir >= 0) blocks_[static_cast<size_t>(heir)] = std::move(block);
+  }
+}
+
+}  // namespace annulus

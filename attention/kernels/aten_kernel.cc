@@ -1,0 +1,358 @@
+// The aten kernel: flash attention on CPU (flash.h) on LibTorch's matrix products. This file cuts a step's tiles into
+// blocks of query rows and gives these to threads. bf16 and fp16 are computed in fp32.
+//
+// Tiles with the same query rows are computed together (tile_groups.h): the cost of a pattern is that of its pairs,
+// however scattered its keys. Dropout, and bands over keys or values that are not finite (0 x inf would leak from
+// behind them), are computed densely in small blocks (dense_tiles.h).
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/record_function.h>
+
+#include <algorithm>
+#include <atomic>
+#include <limits>
+#include <map>
+#include <type_traits>
+#include <utility>
+
+#include "attention/cpu_flash/flash.h"
+#include "attention/cpu_flash/gemm.h"
+#include "attention/kernels/kernel_makers.h"
+#include "attention/tiles/dense.h"
+#include "attention/tiles/dense_tiles.h"
+#include "attention/tiles/tile_groups.h"
+#include "attention/tiles/tile_views.h"
+#include "common/error.h"
+
+namespace annulus {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// Rows of one head of a [batch, rows, heads, D] tensor.
+template <typename T>
+Rows<T> head_rows(const at::Tensor& tensor, int64_t batch, int64_t head, const Span& rows) {
+  T* const data = static_cast<T*>(tensor.data_ptr());
+  if (rows.count > 1 && tensor.stride(1) * rows.stride > std::numeric_limits<int>::max()) {
+    throw Error(
+        ErrorKind::kUnavailable, "kernel",
+        "rows " + std::to_string(tensor.stride(1) * rows.stride) +
+            " elements apart are beyond what matrix products on CPUs can address; use kernel = \"reference\", a "
+            "smaller dilation rate, or more ranks");
+  }
+  return {data + batch * tensor.stride(0) + head * tensor.stride(2) + rows.begin * tensor.stride(1),
+          std::max(tensor.stride(1) * rows.stride, tensor.size(3))};
+}
+template <typename T>
+Rows<const T> const_rows(const Rows<T>& rows) {
+  return {rows.data, rows.step};
+}
+
+// In dtype `type`, with rows that a matrix product takes as they lie.
+at::Tensor prepared(const at::Tensor& tensor, at::ScalarType type) {
+  const at::Tensor t = tensor.to(type);
+  const bool fits = t.stride(3) == 1 && (t.size(1) < 2 || t.stride(1) >= t.size(3));
+  return fits ? t : t.contiguous();
+}
+
+// A block of query rows of one head, and its keys.
+struct Item {
+  const TileGroup* group;
+  int64_t batch, head;
+  Span rows;  // indices into the group's query rows
+};
+
+// As many threads as the work is worth: waking one and waiting for it costs some ten microseconds, and far more where
+// other processes want the cores.
+int64_t threads_for(double flops) {
+  constexpr double kWorthAThread = 2e6;
+  return static_cast<int64_t>(std::clamp(flops / kWorthAThread, 1.0, static_cast<double>(at::get_num_threads())));
+}
+
+// Lets `threads` threads take work(i, scratch) for i = 0, ..., n - 1 in turn.
+template <typename T, typename Work>
+void for_each_in_parallel(int64_t n, int64_t threads, std::vector<FlashScratch<T>>& scratch, Work work) {
+  threads = std::min(n, threads);
+  if (static_cast<int64_t>(scratch.size()) < threads) scratch.resize(static_cast<size_t>(threads));
+  if (threads == 1) {
+    const SerialProducts serial;
+    for (int64_t i = 0; i < n; ++i) work(static_cast<size_t>(i), scratch[0]);
+    return;
+  }
+  std::atomic<int64_t> next = 0;
+  at::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
+    for (; begin < end; ++begin) {
+      for (int64_t i = next++; i < n; i = next++) work(static_cast<size_t>(i), scratch[static_cast<size_t>(begin)]);
+    }
+  });
+}
+
+template <typename T>
+class AtenKernel : public Kernel {
+ public:
+  void begin_forward(const at::Tensor& q, const KernelCall& call) override {
+    call_ = call;
+    q_ = prepared(q, kType);
+    out_ = at::zeros(q.sizes(), q_.options());
+    lse_ = at::full({q.size(0), q.size(2), q.size(1)}, -kInfinity, q_.options());
+  }
+
+  void forward(const KeyBlock& keys, std::span<const Tile> tiles, const Poll& poll) override {
+    load(keys);
+    for (const Tile& tile : tiles) {
+      if (is_dense(tile)) dense_tile_forward(q_, keys_, tile, call_, out_, lse_, poll);
+    }
+    constexpr bool kApart = true;  // blocks of a wave run at the same time: no two may hold the same row
+    for_each_wave(tiles, 4, kApart, poll, [&](const std::vector<Item>& wave, double flops) {
+      RECORD_FUNCTION(kForwardRecord, std::vector<c10::IValue>{});
+      for_each_in_parallel<T>(static_cast<int64_t>(wave.size()), threads_for(flops), scratch_,
+                              [&](size_t i, FlashScratch<T>& scratch) {
+                                const Item& item = wave[i];
+                                std::vector<KeyPiece<T>> pieces;
+                                for (const Tile& tile : item.group->tiles) pieces.push_back(piece_of(item, tile));
+                                QueryBlock<T> block = block_of(item);
+                                block.out = head_rows<T>(out_, item.batch, item.head, rows_of(item));
+                                flash_forward<T>(block, pieces, q_.size(3), static_cast<T>(call_.scale), scratch);
+                              });
+    });
+  }
+
+  void finish_forward(at::Tensor& out, at::Tensor& lse) override {
+    out = out_;
+    lse = lse_;
+  }
+
+  void begin_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& out, const at::Tensor& lse,
+                      const KernelCall& call) override {
+    call_ = call;
+    q_ = prepared(q, kType);
+    dout_ = prepared(dout, kType);
+    out_ = out.to(kType);
+    // exp(score - lse) must be 0 in rows without keys.
+    lse_ = lse.to(kType).masked_fill(lse.eq(-kInfinity), kInfinity);
+    delta_ = (dout_ * out_).sum(-1).transpose(1, 2).contiguous();
+    dq_ = at::zeros(q.sizes(), q_.options());
+  }
+
+  void backward(const KeyBlock& keys, const KeyBlock& grads, std::span<const Tile> tiles, const Poll& poll) override {
+    zero_if_fresh(grads);
+    load(keys);
+    for (const Tile& tile : tiles) {
+      if (!is_dense(tile)) continue;
+      const int64_t held = dense_tile_backward({dout_, q_, out_, lse_}, keys_, grads, tile, call_, dq_, poll);
+      peak_result_elements_ = std::max(peak_result_elements_, held);
+    }
+    for_each_wave(tiles, 10, false, poll,
+                  [&](const std::vector<Item>& wave, double flops) { run_backward(wave, threads_for(flops), grads); });
+    for (const FlashScratch<T>& scratch : scratch_) {
+      const size_t held = scratch.dk.size() + scratch.dv.size();
+      peak_result_elements_ = std::max(peak_result_elements_, static_cast<int64_t>(held));
+    }
+  }
+
+  at::Tensor finish_backward() override { return dq_; }
+
+  std::vector<Charge> charges(const CallSize& size) const override {
+    const auto wide = static_cast<int64_t>(sizeof(T));
+    const int64_t queries = size.query_elements() * wide, lse = size.lse_elements() * wide;
+    std::vector<Charge> charges = {{"dq", queries, When::kBackward}, {"lse and delta", 2 * lse, When::kBackward}};
+    if (size.type == kType) return charges;
+    // A block's keys and values are converted while those of the block before are still there.
+    const int64_t keys = std::min<int64_t>(2, size.blocks) * size.key_elements() * wide;
+    charges.push_back({"q and out, converted", 2 * queries, When::kForward});
+    charges.push_back({"keys and values, converted", keys, When::kForward});
+    charges.push_back({"q, out and dout, converted", 3 * queries, When::kBackward});
+    charges.push_back({"keys and values, converted", keys, When::kBackward});
+    return charges;
+  }
+
+ private:
+  static constexpr at::ScalarType kType = std::is_same_v<T, double> ? at::kDouble : at::kFloat;
+  // Between two polls no thread does much more than this: about 4 ms. Without transfers to wait for, waves only keep
+  // their lists short.
+  static constexpr double kPolledFlops = 3e8, kFlops = 1e10;
+  static constexpr size_t kMostGroups = 256;  // in a wave
+
+  void load(const KeyBlock& keys) {
+    keys_ = {prepared(keys.k, kType), prepared(keys.v, kType), keys.batch, keys.heads};
+    finite_ = Finite::kUnknown;
+  }
+  bool loaded_is_finite() {
+    if (finite_ == Finite::kUnknown) finite_ = all_finite(keys_.k) && all_finite(keys_.v) ? Finite::kYes : Finite::kNo;
+    return finite_ == Finite::kYes;
+  }
+  bool is_dense(const Tile& tile) {
+    const bool banded = !(tile.band.unbounded_below() && tile.band.unbounded_above());
+    return call_.dropout.rate > 0 || (banded && !loaded_is_finite());
+  }
+
+  // run(items, flops) for all tiles that are not dense, of waves of about as much work as may be done between two
+  // polls. `cost`: flops of a pair and element.
+  template <typename Run>
+  void for_each_wave(std::span<const Tile> tiles, int64_t cost, bool apart, const Poll& poll, Run run) {
+    std::vector<Tile> fast;
+    std::copy_if(tiles.begin(), tiles.end(), std::back_inserter(fast), [&](const Tile& t) { return !is_dense(t); });
+    const double pair = static_cast<double>(cost * q_.size(3));
+    const double most = (poll ? kPolledFlops : kFlops) * at::get_num_threads();
+    const int64_t most_keys = poll ? static_cast<int64_t>(kPolledFlops / (pair * kMostRows)) : Band::kUnbounded;
+    const std::vector<TileGroup> groups = group_tiles(fast, std::max(kMostKeys, most_keys));
+    // One head's blocks after the other, so that its keys stay in the cache; but in a backward with threads, which
+    // share heads among them, all heads side by side.
+    const bool heads_apart = !apart && at::get_num_threads() > 1;
+    std::vector<Item> wave;
+    std::vector<const TileGroup*> held;  // groups of the wave
+    double flops = 0;
+    const auto flush = [&] {
+      if (wave.empty()) return;
+      run(wave, flops);
+      wave.clear(), held.clear(), flops = 0;
+      if (poll) poll();
+    };
+    for (const TileGroup& group : groups) {
+      const auto meets = [&group](const TileGroup* other) { return share_queries(*other, group); };
+      if (apart && (held.size() == kMostGroups || std::any_of(held.begin(), held.end(), meets))) flush();
+      const Tile& tile = group.tiles[0];
+      const int64_t rows = rows_at_once(group, kMostRows), count = tile.query_rows.count;
+      const auto take = [&](int64_t first, int64_t b, int64_t h) {
+        const Span block = Span::range(first, std::min(count, first + rows));
+        const double work = pair * static_cast<double>(block.count * keys_of(group, block));
+        if (work == 0) return;
+        if (held.empty() || held.back() != &group) held.push_back(&group);
+        wave.push_back({&group, tile.batch.at(b), tile.heads.at(h), block});
+        flops += work;
+        if (flops >= most) flush();
+      };
+      for (int64_t b = 0; b < tile.batch.count; ++b) {
+        if (heads_apart) {
+          for (int64_t i = 0; i < count; i += rows) {
+            for (int64_t h = 0; h < tile.heads.count; ++h) take(i, b, h);
+          }
+        } else {
+          for (int64_t h = 0; h < tile.heads.count; ++h) {
+            for (int64_t i = 0; i < count; i += rows) take(i, b, h);
+          }
+        }
+      }
+    }
+    flush();
+  }
+
+  static int64_t keys_of(const TileGroup& group, const Span& rows) {
+    int64_t keys = 0;
+    for (const Tile& tile : group.tiles) {
+      keys += keys_seen(members(tile.query_positions, rows), tile.key_positions, tile.band).count;
+    }
+    return keys;
+  }
+  static Span rows_of(const Item& item) { return members(item.group->tiles[0].query_rows, item.rows); }
+
+  QueryBlock<T> block_of(const Item& item) const {
+    const Span rows = rows_of(item);
+    QueryBlock<T> block;
+    block.count = rows.count;
+    block.positions = members(item.group->tiles[0].query_positions, item.rows);
+    block.q = const_rows(head_rows<T>(q_, item.batch, item.head, rows));
+    block.lse = lse_.data_ptr<T>() + (item.batch * lse_.size(1) + item.head) * lse_.size(2) + rows.begin;
+    block.lse_step = rows.stride;
+    return block;
+  }
+
+  KeyPiece<T> piece_of(const Item& item, const Tile& tile) const {
+    const int64_t b = indices_of({item.batch, 1, 1}, keys_.batch, "batch rows").begin;
+    const int64_t h = indices_of({item.head / call_.group, 1, 1}, keys_.heads, "kv heads").begin;
+    KeyPiece<T> piece;
+    piece.positions = tile.key_positions;
+    piece.band = tile.band;
+    piece.k = const_rows(head_rows<T>(keys_.k, b, h, tile.key_rows));
+    piece.v = const_rows(head_rows<T>(keys_.v, b, h, tile.key_rows));
+    return piece;
+  }
+
+  // Blocks that add to the same dk and dv rows must not run at the same time: each thread takes all of a kv head's, in
+  // order. Where there are fewer kv heads than threads, these share the head's rows of dk and dv among them, and each
+  // but the first adds to a dq of its own.
+  void run_backward(const std::vector<Item>& wave, int64_t threads, const KeyBlock& grads) {
+    std::map<std::pair<int64_t, int64_t>, std::vector<size_t>> heads;  // batch row and kv head: its blocks
+    for (size_t i = 0; i < wave.size(); ++i) heads[{wave[i].batch, wave[i].head / call_.group}].push_back(i);
+    const std::vector<std::pair<std::pair<int64_t, int64_t>, std::vector<size_t>>> lists(heads.begin(), heads.end());
+    const auto count = static_cast<int64_t>(lists.size());
+    const int64_t shares = ceil_div(threads, count);
+    std::vector<std::vector<T>> partial(wave.size() * static_cast<size_t>(shares - 1));
+    RECORD_FUNCTION(kBackwardRecord, std::vector<c10::IValue>{});
+    for_each_in_parallel<T>(count * shares, threads, scratch_, [&](size_t task, FlashScratch<T>& scratch) {
+      const int64_t share = static_cast<int64_t>(task) / count;
+      for (const size_t i : lists[task % lists.size()].second) {
+        const Item& item = wave[i];
+        const Span rows = rows_of(item);
+        QueryBlock<T> block = block_of(item);
+        block.dout = const_rows(head_rows<T>(dout_, item.batch, item.head, rows));
+        block.delta = delta_.data_ptr<T>() + (item.batch * delta_.size(1) + item.head) * delta_.size(2) + rows.begin;
+        block.delta_step = rows.stride;
+        block.dq = head_rows<T>(dq_, item.batch, item.head, rows);
+        if (share > 0) {
+          std::vector<T>& dq = partial[i * static_cast<size_t>(shares - 1) + static_cast<size_t>(share - 1)];
+          dq.resize(static_cast<size_t>(rows.count * q_.size(3)));
+          block.dq = {dq.data(), q_.size(3)};
+        }
+        const std::vector<KeyPiece<T>> pieces = pieces_of(item, grads, share, shares);
+        flash_backward<T>(block, pieces, q_.size(3), static_cast<T>(call_.scale), scratch);
+      }
+    });
+    for (size_t p = 0; p < partial.size(); ++p) {
+      if (partial[p].empty()) continue;
+      const Item& item = wave[p / static_cast<size_t>(shares - 1)];
+      const Rows<T> dq = head_rows<T>(dq_, item.batch, item.head, rows_of(item));
+      const T* from = partial[p].data();
+      for (int64_t i = 0; i < item.rows.count; ++i) {
+        for (int64_t d = 0; d < q_.size(3); ++d) dq.at(i)[d] += *from++;
+      }
+    }
+  }
+
+  // Those pieces whose gradients belong to one of the shares: rows are dealt in runs of kMostKeys.
+  std::vector<KeyPiece<T>> pieces_of(const Item& item, const KeyBlock& grads, int64_t share, int64_t shares) const {
+    const int64_t b = indices_of({item.batch, 1, 1}, grads.batch, "batch rows").begin;
+    const int64_t h = indices_of({item.head / call_.group, 1, 1}, grads.heads, "kv heads").begin;
+    std::vector<KeyPiece<T>> pieces;
+    const auto add = [&](const Tile& tile) {
+      pieces.push_back(piece_of(item, tile));
+      pieces.back().dk = head_rows<T>(grads.k, b, h, tile.grad_rows);
+      pieces.back().dv = head_rows<T>(grads.v, b, h, tile.grad_rows);
+    };
+    for (const Tile& tile : item.group->tiles) {
+      if (shares == 1) {
+        add(tile);
+        continue;
+      }
+      for (int64_t run = tile.grad_rows.begin / kMostKeys; run * kMostKeys <= tile.grad_rows.last(); ++run) {
+        if (run % shares != share) continue;
+        const Span mine = tile.grad_rows.clip(run * kMostKeys, (run + 1) * kMostKeys - 1);
+        if (mine.empty()) continue;
+        const int64_t first = tile.grad_rows.index_of(mine.begin);
+        Tile part = tile;
+        part.grad_rows = mine;
+        part.key_rows = tile.key_rows.sub(first, mine.count);
+        part.key_positions = tile.key_positions.sub(first, mine.count);
+        add(part);
+      }
+    }
+    return pieces;
+  }
+
+  KernelCall call_;
+  at::Tensor q_, out_, lse_, dout_, delta_, dq_;
+  KeyBlock keys_;  // in the dtype that is computed in
+  std::vector<FlashScratch<T>> scratch_;
+  enum class Finite { kUnknown, kYes, kNo } finite_ = Finite::kUnknown;
+};
+
+}  // namespace
+
+std::unique_ptr<Kernel> make_aten_kernel(at::ScalarType type) {
+  if (type == at::kDouble) return std::make_unique<AtenKernel<double>>();
+  return std::make_unique<AtenKernel<float>>();
+}
+
+}  // namespace annulus

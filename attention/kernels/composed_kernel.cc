@@ -1,0 +1,462 @@
+// See composed_kernel.h.
+#include "attention/kernels/composed_kernel.h"
+
+#include <ATen/Context.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/nan_to_num.h>
+#include <c10/util/strides.h>
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <mutex>
+#include <set>
+#include <utility>
+
+#include "attention/kernels/detect.h"
+#include "attention/tiles/dense_tiles.h"
+#include "attention/tiles/merge.h"
+#include "attention/tiles/tile_views.h"
+#include "common/error.h"
+#include "memory/caches.h"
+#include "memory/upload.h"
+
+namespace annulus {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr int64_t kHeadMultiple = 8;  // of every operator's head sizes
+
+// A composition with its lists of rows on the device.
+struct Prepared {
+  struct Rows {
+    at::Tensor queries, keys, grads;  // int64
+  };
+  Composition composition;  // its gathered calls without their lists
+  std::vector<Rows> rows;   // of each gathered call
+  KeptUploads uploads;
+
+  int64_t bytes() const {
+    int64_t bytes = composition.bytes();
+    for (const Rows& r : rows) {
+      for (const at::Tensor* t : {&r.queries, &r.keys, &r.grads}) bytes += t->defined() ? t->nbytes() : 0;
+    }
+    return bytes;
+  }
+};
+
+// ByteCache hands out values that were moved in once: what cannot be moved stands behind a pointer.
+using PreparedPointer = std::shared_ptr<const Prepared>;
+
+std::mutex held_mutex;
+std::vector<std::shared_ptr<HeldCompositions::List>>& held_lists() {
+  static auto& lists = *new std::vector<std::shared_ptr<HeldCompositions::List>>;
+  return lists;
+}
+
+PreparedPointer prepare(std::span<const Tile> tiles, const CompositionInput& input, at::Device device) {
+  auto prepared = std::make_shared<Prepared>();
+  prepared->composition = compose(tiles, input);
+  const auto list = [&](std::vector<int64_t>& rows) {
+    if (rows.empty()) return at::Tensor();
+    const at::Tensor host = at::from_blob(rows.data(), {static_cast<int64_t>(rows.size())}, at::kLong);
+    const at::Tensor tensor = device.is_cpu() ? host.clone() : upload(host, device);
+    rows = {};
+    return tensor;
+  };
+  for (GatherCall& call : prepared->composition.gathered) {
+    prepared->rows.push_back({list(call.query_rows), list(call.key_rows), list(call.grad_rows)});
+  }
+  if (!prepared->rows.empty()) prepared->uploads.mark(device);
+  return prepared;
+}
+
+// From the cache, ready to be read on the current stream.
+PreparedPointer prepared(std::span<const Tile> tiles, const CompositionInput& input, at::Device device) {
+  static auto& cache = *new NamedCache<PreparedPointer>("compositions");
+  const std::string key = device.str() + " " + fingerprint(tiles, input);
+  const PreparedPointer found = *cache.get(
+      key, [&] { return prepare(tiles, input, device); }, [](const PreparedPointer& p) { return p->bytes(); });
+  // What was uploaded while a graph is captured is filled when that is replayed: the graph's alone.
+  if (found->uploads.captured()) cache.erase(key);
+  for (const Prepared::Rows& r : found->rows) found->uploads.read({r.queries, r.keys, r.grads});
+  const std::lock_guard lock(held_mutex);
+  for (const auto& list : held_lists()) {
+    if (std::find(list->begin(), list->end(), found) == list->end()) list->push_back(found);
+  }
+  return found;
+}
+
+// [.., D] -> [.., D'] with D' a multiple of kHeadMultiple, zeros behind: scores and gradients are the same. Contiguous,
+// at an address that operators can load 16 bytes from, and with the strides that a new tensor would have: where a
+// dimension has one element, others may be contiguous too, and operators keep plans by strides.
+at::Tensor aligned(const at::Tensor& tensor) {
+  const at::Tensor t = tensor.contiguous();
+  if (reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 16 != 0) return t.clone(at::MemoryFormat::Contiguous);
+  const c10::DimVector strides = c10::contiguous_strides(t.sizes());
+  return t.strides() == at::IntArrayRef(strides) ? t : t.as_strided(t.sizes(), strides);
+}
+at::Tensor fitted(const at::Tensor& tensor) {
+  const int64_t more = (kHeadMultiple - tensor.size(-1) % kHeadMultiple) % kHeadMultiple;
+  return aligned(more == 0 ? tensor : at::constant_pad_nd(tensor, {0, more}));
+}
+
+// Whether an operator that prepares shapes may do so for this one: for the first kPlannedShapes of a process. Documents
+// and selected blocks bring new shapes with every step.
+bool may_prepare(const Band& band, const at::Tensor& q, const at::Tensor& k) {
+  constexpr size_t kPlannedShapes = 64;
+  static std::mutex mutex;
+  static auto& shapes = *new std::set<std::array<int64_t, 8>>;
+  const std::array<int64_t, 8> shape{q.size(0), q.size(1), q.size(2), k.size(1),
+                                     k.size(2), q.size(3), band.hi,   static_cast<int64_t>(q.scalar_type())};
+  const std::lock_guard lock(mutex);
+  if (shapes.count(shape) > 0) return true;
+  return shapes.size() < kPlannedShapes && shapes.insert(shape).second;
+}
+
+bool covers(const Span& span, int64_t all) { return span == Span::range(0, all); }
+
+// [B, rows, H, ..] as rows of `width` heads: [B * rows * H / width, width, ..].
+at::Tensor as_rows(const at::Tensor& tensor, int64_t width) {
+  std::vector<int64_t> shape{tensor.size(0) * tensor.size(1) * (tensor.size(2) / width), width};
+  if (tensor.dim() == 4) shape.push_back(tensor.size(3));
+  return tensor.view(shape);
+}
+
+// The named rows as [count, rows / count, width, ..].
+at::Tensor gathered(const at::Tensor& tensor, int64_t width, const at::Tensor& rows, int64_t count) {
+  const at::Tensor flat = as_rows(tensor, width).index_select(0, rows);
+  return flat.unflatten(0, {count, flat.size(0) / count});
+}
+
+// The sum over parts of [B, n, H, D'] rows: merged by their lse, or plainly (gradients). Parts that are whole rows
+// wait, as they came, until there are kMostParts, for one pass over memory.
+class RowSums {
+ public:
+  RowSums(const at::Tensor& like, at::ScalarType type, bool merges) : like_(like), type_(type), merges_(merges) {}
+
+  // Of a direct call: values [b, n', h, D'] in the dtype of `like`, lse [b, h, n'].
+  void add(const DirectCall& c, const at::Tensor& values, const at::Tensor& lse) {
+    const Span& rows = c.rectangle.query_rows;
+    const at::Tensor by_head = values.transpose(1, 2);
+    if (covers(c.batch, like_.size(0)) && covers(c.heads.query, like_.size(2)) && rows.stride == 1) {
+      waiting_.push_back({by_head, lse, rows.begin});
+      if (waiting_.size() == kMostParts) settle();
+      return;
+    }
+    settle();
+    const at::Tensor whole = rows_view(values_, c.batch, c.heads.query, rows);
+    if (merges_) {
+      merge_partial(whole, rows_view(lse_, c.batch, c.heads.query, rows), by_head, lse);
+    } else {
+      whole.add_(by_head);
+    }
+  }
+
+  // The accumulators, all parts in them: [B, n, H, D'] and [B, n, H].
+  const at::Tensor& values() { return settle(), values_; }
+  const at::Tensor& lse() { return settle(), lse_; }
+
+  struct Result {
+    at::Tensor values, lse;  // [B, n, H, D'], [B, H, n]
+  };
+  Result finish() {
+    if (!values_.defined() && waiting_.size() == 1 && waiting_[0].out.size(2) == like_.size(1)) {
+      return {waiting_[0].out.transpose(1, 2), merges_ ? waiting_[0].lse.contiguous() : at::Tensor()};
+    }
+    if (waiting_.empty()) {
+      settle();
+      return {values_, merges_ ? lse_.transpose(1, 2).contiguous() : at::Tensor()};
+    }
+    // The last pass writes what is asked for, in its dtype.
+    Result result{at::empty_like(like_), {}};
+    if (merges_) result.lse = at::empty({like_.size(0), like_.size(2), like_.size(1)}, options());
+    merge_waiting(result.values, result.lse);
+    return result;
+  }
+
+ private:
+  at::TensorOptions options() const { return like_.options().dtype(type_); }
+
+  void merge_waiting(const at::Tensor& values, const at::Tensor& lse) {
+    const auto by_head = [](const at::Tensor& t) { return t.defined() ? t.transpose(1, 2) : t; };
+    merge_parts(by_head(values), lse, by_head(values_), by_head(lse_), waiting_);
+    waiting_.clear();
+  }
+
+  void settle() {
+    if (values_.defined() && waiting_.empty()) return;
+    if (values_.defined()) return merge_waiting(values_, merges_ ? lse_.transpose(1, 2) : at::Tensor());
+    const at::Tensor values = at::empty(like_.sizes(), options());
+    const at::Tensor lse = merges_ ? at::empty({like_.size(0), like_.size(1), like_.size(2)}, options()) : at::Tensor();
+    merge_waiting(values, merges_ ? lse.transpose(1, 2) : at::Tensor());
+    values_ = values, lse_ = lse;
+  }
+
+  const at::Tensor like_;  // q as the operators take it
+  const at::ScalarType type_;
+  const bool merges_;
+  at::Tensor values_, lse_;
+  std::vector<MergePart> waiting_;
+};
+
+class ComposedKernel : public Kernel {
+ public:
+  ComposedKernel(std::vector<std::shared_ptr<const AttentionOperator>> operators, const ComposedKernelOptions& options)
+      : operators_(std::move(operators)), input_(options.limits), plans_every_shape_(options.plans_every_shape) {
+    input_.any_band = std::any_of(operators_.begin(), operators_.end(), [](const auto& o) { return o->any_band(); });
+  }
+
+  void begin_forward(const at::Tensor& q, const KernelCall& call) override {
+    begin(q, call);
+    sums_.emplace(q_, type_, /*merges=*/true);
+  }
+
+  void forward(const KeyBlock& keys, std::span<const Tile> tiles, const Poll& poll) override {
+    const at::Tensor k = fitted(keys.k), v = fitted(keys.v);
+    const KeyBlock block{k, v, keys.batch, keys.heads};
+    run(
+        keys, nullptr, tiles, poll,
+        [&](const DirectCall& c) {
+          const Span& rows = c.rectangle.query_rows;
+          const Band& band = c.rectangle.band;
+          const at::Tensor qs = rows_of(q_, c, rows), ks = keys_of(k, block, c), vs = keys_of(v, block, c);
+          const auto part = operator_for(band, qs, ks, /*gathered=*/false).forward(qs, ks, vs, band, call_.scale);
+          sums_->add(c, part.out, part.lse);
+        },
+        [&](const GatherCall& c, const Prepared::Rows& rows) {
+          const at::Tensor qs = gathered(q_, c.heads, rows.queries, c.count);
+          const at::Tensor ks = gathered(k, c.kv_heads, rows.keys, c.count);
+          const at::Tensor vs = gathered(v, c.kv_heads, rows.keys, c.count);
+          const auto part = operator_for(c.band, qs, ks, /*gathered=*/true).forward(qs, ks, vs, c.band, call_.scale);
+          const auto by_head = [](const at::Tensor& flat) { return flat.transpose(0, 1).unsqueeze(0); };
+          merge_partial(by_head(as_rows(sums_->values(), c.heads)), by_head(as_rows(sums_->lse(), c.heads)),
+                        by_head(part.out.flatten(0, 1)), part.lse.transpose(0, 1).flatten(1, 2).unsqueeze(0),
+                        rows.queries);
+        },
+        [&](const Tile& tile) {
+          at::Tensor out = sums_->values().narrow(3, 0, head_dim_), lse = sums_->lse().transpose(1, 2);
+          dense_tile_forward(wide().q, keys, tile, call_, out, lse, poll);
+        });
+  }
+
+  void finish_forward(at::Tensor& out, at::Tensor& lse) override {
+    const RowSums::Result result = sums_->finish();
+    out = result.values.narrow(3, 0, head_dim_);
+    lse = result.lse;
+  }
+
+  void begin_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& out, const at::Tensor& lse,
+                      const KernelCall& call) override {
+    begin(q, call);
+    dout_ = fitted(dout);
+    out_ = fitted(out);
+    // exp(score - lse) must be 0 in rows without keys.
+    lse_ = at::nan_to_num(lse, std::numeric_limits<double>::quiet_NaN(), kInfinity, kInfinity);
+    sums_.emplace(q_, type_, /*merges=*/false);
+  }
+
+  void backward(const KeyBlock& keys, const KeyBlock& grads, std::span<const Tile> tiles, const Poll& poll) override {
+    const at::Tensor k = fitted(keys.k), v = fitted(keys.v);
+    const KeyBlock block{k, v, keys.batch, keys.heads};
+    bool fresh = grads.fresh;
+    // Before the first addition to gradients that hold nothing: nothing, where it sets all of them.
+    const auto sets_all = [&](bool all) {
+      if (fresh && !all) zero_if_fresh(grads);
+      return std::exchange(fresh, false) && all;
+    };
+    run(
+        keys, &grads, tiles, poll,
+        [&](const DirectCall& c) {
+          const Span& rows = c.rectangle.query_rows;
+          const Band& band = c.rectangle.band;
+          const at::Tensor qs = rows_of(q_, c, rows), ks = keys_of(k, block, c), vs = keys_of(v, block, c);
+          const at::Tensor lse = aligned(lse_view(lse_, c.batch, c.heads.query, rows));
+          const auto part =
+              operator_for(band, qs, ks, /*gathered=*/false)
+                  .backward(rows_of(dout_, c, rows), qs, ks, vs, rows_of(out_, c, rows), lse, band, call_.scale);
+          count(part);
+          const bool sets = sets_all(c.batch == grads.batch && c.heads.kv == grads.heads &&
+                                     covers(c.rectangle.grad_rows, grads.k.size(1)));
+          const auto give = [&](const at::Tensor& all, const at::Tensor& from) {
+            const at::Tensor to = block_view(all, grads, c.batch, c.heads.kv, c.rectangle.grad_rows);
+            const at::Tensor values = from.narrow(3, 0, head_dim_).transpose(1, 2);
+            sets ? to.copy_(values) : to.add_(values);
+          };
+          give(grads.k, part.dk);
+          give(grads.v, part.dv);
+          sums_->add(c, part.dq, {});
+        },
+        [&](const GatherCall& c, const Prepared::Rows& rows) {
+          const auto of_queries = [&](const at::Tensor& t) { return gathered(t, c.heads, rows.queries, c.count); };
+          const at::Tensor qs = of_queries(q_), lse = of_queries(lse_rows()).transpose(1, 2).contiguous();
+          const at::Tensor ks = gathered(k, c.kv_heads, rows.keys, c.count);
+          const at::Tensor vs = gathered(v, c.kv_heads, rows.keys, c.count);
+          const auto part = operator_for(c.band, qs, ks, /*gathered=*/true)
+                                .backward(of_queries(dout_), qs, ks, vs, of_queries(out_), lse, c.band, call_.scale);
+          count(part);
+          sets_all(false);
+          const auto add = [&](const at::Tensor& to, int64_t width, const at::Tensor& row, const at::Tensor& from) {
+            as_rows(to, width).index_add_(0, row, from.narrow(3, 0, to.size(3)).flatten(0, 1).to(to.scalar_type()));
+          };
+          add(sums_->values(), c.heads, rows.queries, part.dq);
+          add(grads.k, c.kv_heads, rows.grads, part.dk);
+          add(grads.v, c.kv_heads, rows.grads, part.dv);
+        },
+        [&](const Tile& tile) {
+          sets_all(false);
+          at::Tensor dq = sums_->values().narrow(3, 0, head_dim_);
+          const int64_t held = dense_tile_backward(wide(), keys, grads, tile, call_, dq, poll);
+          peak_result_elements_ = std::max(peak_result_elements_, held);
+        });
+    sets_all(false);  // not one pair
+  }
+
+  at::Tensor finish_backward() override { return sums_->finish().values.narrow(3, 0, head_dim_); }
+
+  std::vector<Charge> charges(const CallSize& size) const override {
+    const int64_t e = size.element(), wide = static_cast<int64_t>(c10::elementSize(accumulator_type(size.type)));
+    const int64_t queries = size.query_elements(), lse = size.lse_elements() * wide;
+    // One block's result is the call's. Those of several wait for each other, and for the sum.
+    const int64_t sums = size.blocks > 1 ? queries * (wide + static_cast<int64_t>(kMostParts) * e) : 0;
+    int64_t own = 0;
+    // Whole rows and causal ones are the first operator's.
+    for (const auto& o : operators_) {
+      if (o == operators_[0] || size.gathers) own = std::max(own, o->backward_bytes(operator_size(size)));
+    }
+    std::vector<Charge> charges = {{"results that wait", sums, When::kForward},
+                                   {"dq", size.blocks > 1 ? sums : queries * e, When::kBackward},
+                                   {"lse", lse, When::kBackward},
+                                   {"dk and dv of an operator", size.key_elements() * e, When::kBackward},
+                                   {"an operator's own", own, When::kBackward}};
+    if (size.head_dim % kHeadMultiple != 0) {
+      charges.push_back({"q, keys and values, padded", 2 * (queries + size.key_elements()) * e, When::kForward});
+      charges.push_back(
+          {"q, out, dout, keys and values, padded", 2 * (3 * queries + size.key_elements()) * e, When::kBackward});
+    }
+    if (size.gathers) {
+      // Rows and heads of a gathered call's longer side: at most those of q or of a block's keys, and the limit.
+      const int64_t rows = std::max(size.queries * size.heads, size.keys * size.kv_heads) * size.batch;
+      const int64_t one = std::min(rows, input_.most_gathered) * size.head_dim;
+      charges.push_back({"gathered q, k, v and out", 4 * one * e, When::kForward});
+      charges.push_back({"gathered q, k, v, out and their gradients", 8 * one * e + one * wide, When::kBackward});
+      charges.push_back({"sum of gathered dq", queries * wide, When::kBackward});
+    }
+    return charges;
+  }
+
+ private:
+  void begin(const at::Tensor& q, const KernelCall& call) {
+    call_ = call;
+    head_dim_ = q.size(3);
+    type_ = accumulator_type(q.scalar_type());
+    q_ = fitted(q);
+    input_.rows = q.size(1), input_.heads = q.size(2), input_.group = call.group;
+  }
+
+  template <typename Direct, typename Gathered, typename Dense>
+  void run(const KeyBlock& keys, const KeyBlock* grads, std::span<const Tile> tiles, const Poll& poll, Direct direct,
+           Gathered gather, Dense dense) {
+    if (call_.dropout.rate > 0) {  // whose draws no operator knows
+      for (const Tile& tile : tiles) dense(tile);
+      return;
+    }
+    input_.keys = {keys.batch, keys.heads, keys.k.size(1)};
+    input_.grads = grads ? BlockShape{grads->batch, grads->heads, grads->k.size(1)} : BlockShape{};
+    const PreparedPointer what = prepared(tiles, input_, q_.device());
+    for (const DirectCall& call : what->composition.direct) {
+      direct(call);
+      if (poll) poll();
+    }
+    for (size_t i = 0; i < what->rows.size(); ++i) {
+      gather(what->composition.gathered[i], what->rows[i]);
+      if (poll) poll();
+    }
+    for (const Tile& tile : what->composition.dense) dense(tile);
+  }
+
+  // The first that takes the call and has a plan for its shape or may make one; where there is none, the last that
+  // takes it.
+  const AttentionOperator& operator_for(const Band& band, const at::Tensor& q, const at::Tensor& k,
+                                        bool gathered) const {
+    const bool simple = band.unbounded_below() && (band.unbounded_above() || band.hi == 0);
+    const AttentionOperator* last = nullptr;
+    for (const auto& o : operators_) {
+      if (!o->takes(q.size(1), k.size(1)) || !(simple || o->any_band())) continue;
+      last = o.get();
+      if (!o->prepares_shapes() || plans_every_shape_ || (!gathered && may_prepare(band, q, k))) return *o;
+    }
+    if (last) return *last;
+    throw Error(ErrorKind::kInternal, "kernel",
+                "no operator takes " + std::to_string(q.size(1)) + " queries and " + std::to_string(k.size(1)) +
+                    " keys with the band " + to_string(band));
+  }
+
+  // The operators' layout: [b, n, h, D].
+  static at::Tensor rows_of(const at::Tensor& t, const DirectCall& c, const Span& rows) {
+    return rows_view(t, c.batch, c.heads.query, rows).transpose(1, 2);
+  }
+  static at::Tensor keys_of(const at::Tensor& t, const KeyBlock& block, const DirectCall& c) {
+    return block_view(t, block, c.batch, c.heads.kv, c.rectangle.key_rows).transpose(1, 2);
+  }
+
+  // The call's queries in the accumulator's dtype, without the zeros that `fitted` added; made once, for dense tiles.
+  const DenseQueries& wide() {
+    const auto widened = [&](const at::Tensor& t) { return t.defined() ? t.narrow(3, 0, head_dim_).to(type_) : t; };
+    if (!wide_.q.defined()) wide_ = {widened(dout_), widened(q_), widened(out_), lse_};
+    return wide_;
+  }
+  static OperatorSize operator_size(const CallSize& size) {
+    return {.batch = size.batch,
+            .queries = size.queries,
+            .keys = size.keys,
+            .heads = size.heads,
+            .kv_heads = size.kv_heads,
+            .head_dim = size.head_dim,
+            .element = size.element(),
+            .deterministic = at::globalContext().deterministicAlgorithms(),
+            .multiprocessors = gpu_abilities().multiprocessors};
+  }
+  // lse as [B, n, H], to gather rows from.
+  const at::Tensor& lse_rows() {
+    if (!lse_rows_.defined()) lse_rows_ = lse_.transpose(1, 2).contiguous();
+    return lse_rows_;
+  }
+  void count(const AttentionOperator::Backward& part) {
+    peak_result_elements_ = std::max(peak_result_elements_, part.dk.numel() + part.dv.numel());
+  }
+
+  const std::vector<std::shared_ptr<const AttentionOperator>> operators_;
+  CompositionInput input_;
+  KernelCall call_;
+  int64_t head_dim_ = 0;
+  at::ScalarType type_ = at::kFloat;
+  const bool plans_every_shape_;
+  at::Tensor q_, dout_, out_;  // [B, n, H, D']; the last two in a backward
+  at::Tensor lse_, lse_rows_;  // of a backward: [B, H, n], +inf in rows without keys
+  DenseQueries wide_;
+  std::optional<RowSums> sums_;  // out and lse, or dq
+};
+
+}  // namespace
+
+HeldCompositions::HeldCompositions() : list_(std::make_shared<List>()) {
+  const std::lock_guard lock(held_mutex);
+  held_lists().push_back(list_);
+}
+
+void HeldCompositions::stop() {
+  const std::lock_guard lock(held_mutex);
+  std::erase(held_lists(), list_);
+}
+
+std::unique_ptr<Kernel> make_composed_kernel(std::vector<std::shared_ptr<const AttentionOperator>> operators,
+                                             const ComposedKernelOptions& options) {
+  return std::make_unique<ComposedKernel>(std::move(operators), options);
+}
+
+}  // namespace annulus

@@ -1,0 +1,38 @@
+// See proofs.h.
+#include "attention/plan/proofs.h"
+
+#include <string>
+
+#include "memory/caches.h"
+
+namespace annulus {
+namespace {
+
+NamedCache<RankShare>& shares() {
+  static NamedCache<RankShare> cache("proofs");
+  return cache;
+}
+
+int64_t bytes_of(const RankShare& share) {
+  return static_cast<int64_t>(sizeof share + (share.sent.size() + share.received.size()) * sizeof(PairDigest));
+}
+
+}  // namespace
+
+RankShare prove_share(const Program& program, const Pattern& pattern) {
+  return {verify_rank(program, pattern), sent_digests(program), received_digests(program),
+          std::make_shared<std::atomic<bool>>(false)};
+}
+
+std::shared_ptr<const RankShare> cached_share(const PlanRequest& request, const Program& program) {
+  return shares().get(
+      request.text() + ", rank " + std::to_string(program.rank),
+      [&] { return prove_share(program, *cached_pattern(request)); }, bytes_of);
+}
+
+void plan_and_prove_ahead(const PlanRequest& request, int rank) {
+  shares();  // made before the thread that uses it, and so outlives it
+  plan_ahead(request, rank, [request](const Program& program) { cached_share(request, program); });
+}
+
+}  // namespace annulus

@@ -1,0 +1,35 @@
+// Dropout's draws made on a GPU: those of dropout.cc, pair by pair. Called by dropout_cuda.cc.
+#include <c10/util/Exception.h>
+
+#include <ATen/core/PhiloxRNGEngine.h>  // after what it rests on
+
+#include "attention/tiles/dropout_cuda.h"
+
+namespace annulus {
+namespace {
+
+constexpr int kThreads = 256;
+
+__global__ void __launch_bounds__(kThreads) draw(DropoutArguments a) {
+  const int64_t pair = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (pair >= a.rows * a.queries * a.keys) return;
+  const int64_t j = pair % a.keys, i = pair / a.keys % a.queries, row = pair / a.keys / a.queries;
+  const int64_t key = a.first_key + j * a.key_stride;
+  at::Philox4_32 philox(static_cast<uint64_t>(a.philox_keys[row]),
+                        static_cast<uint64_t>(a.first_query + i * a.query_stride), static_cast<uint64_t>(key / 4));
+  uint32_t word = 0;
+  for (int64_t w = 0; w <= key % 4; ++w) word = philox();
+  a.kept[pair] = word < a.threshold ? 0 : 1;
+}
+
+}  // namespace
+
+cudaError_t launch_dropout(const DropoutArguments& a, cudaStream_t stream) {
+  const int64_t blocks = (a.rows * a.queries * a.keys + kThreads - 1) / kThreads;
+  if (blocks == 0) return cudaSuccess;
+  if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
+  draw<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(a);
+  return cudaGetLastError();
+}
+
+}  // namespace annulus

@@ -1,0 +1,139 @@
+// See merge.h.
+#include "attention/tiles/merge.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "common/error.h"
+
+namespace annulus {
+
+#ifdef ANNULUS_CUDA
+void merge_on_cuda(const at::Tensor& out, const at::Tensor& lse, const at::Tensor& before_out,
+                   const at::Tensor& before_lse, std::span<const MergePart> parts,
+                   const at::Tensor& index);  // merge_cuda.cc
+#endif
+
+namespace {
+
+// Values [b, h, n, D] and their lse [b, h, n]; either may be missing.
+template <typename T>
+struct Rows {
+  T* values = nullptr;
+  T* lse = nullptr;
+  int64_t first = 0, count = 0;
+  std::array<int64_t, 4> value_strides{};
+  std::array<int64_t, 3> lse_strides{};
+
+  Rows() = default;
+  Rows(const at::Tensor& v, const at::Tensor& l, int64_t from = 0) {
+    if (!v.defined()) return;
+    values = v.data_ptr<T>();
+    first = from, count = v.size(2);
+    std::copy(v.strides().begin(), v.strides().end(), value_strides.begin());
+    if (!l.defined()) return;
+    lse = l.data_ptr<T>();
+    std::copy(l.strides().begin(), l.strides().end(), lse_strides.begin());
+  }
+  T* at(int64_t b, int64_t h, int64_t i) const {
+    return values + b * value_strides[0] + h * value_strides[1] + i * value_strides[2];
+  }
+  T& lse_at(int64_t b, int64_t h, int64_t i) const {
+    return lse[b * lse_strides[0] + h * lse_strides[1] + i * lse_strides[2]];
+  }
+};
+
+// One pass over the rows; the device's kernel in merge.cu does the same.
+template <typename T>
+void merge_on_cpu(const at::Tensor& out, const at::Tensor& lse, const at::Tensor& before_out,
+                  const at::Tensor& before_lse, std::span<const MergePart> parts, const at::Tensor& index) {
+  constexpr T kNothing = -std::numeric_limits<T>::infinity();
+  const Rows<T> to(out, lse), before(before_out, before_lse);
+  std::vector<Rows<T>> from;
+  for (const MergePart& part : parts) from.emplace_back(part.out, part.lse, part.first);
+  const int64_t* const target = index.defined() ? index.const_data_ptr<int64_t>() : nullptr;
+  const int64_t batch = out.size(0), heads = out.size(1), dim = out.size(3);
+  const int64_t rows = target ? index.numel() : out.size(2);
+  const int64_t grain = std::max<int64_t>(1, 16384 / std::max<int64_t>(dim, 1));
+  at::parallel_for(0, batch * heads * rows, grain, [&](int64_t begin, int64_t end) {
+    struct Source {
+      const T* values;
+      T weight;  // first its lse
+    };
+    std::array<Source, kMostParts + 1> sources;
+    for (int64_t r = begin; r < end; ++r) {
+      const int64_t i = r % rows, h = r / rows % heads, b = r / rows / heads, row = target ? target[i] : i;
+      size_t n = 0;
+      const auto add = [&](const Rows<T>& source, int64_t own) {
+        const T weight = to.lse ? source.lse_at(b, h, own) : T(0);
+        if (weight != kNothing) sources[n++] = {source.at(b, h, own), weight};
+      };
+      for (const Rows<T>& part : from) {
+        const int64_t own = target ? i : i - part.first;
+        if (own >= 0 && own < part.count) add(part, own);
+      }
+      if (n == 0 && before.values == to.values) continue;  // in place, and stays as it is
+      if (before.values) add(before, row);
+      T most = kNothing, sum = 0;
+      for (size_t s = 0; s < n; ++s) most = std::max(most, sources[s].weight);
+      for (size_t s = 0; s < n; ++s) {
+        sources[s].weight = to.lse ? std::exp(sources[s].weight - most) : T(1);
+        sum += sources[s].weight;
+      }
+      if (to.lse) {
+        for (size_t s = 0; s < n; ++s) sources[s].weight /= sum;
+        to.lse_at(b, h, row) = n > 0 ? most + std::log(sum) : kNothing;
+      }
+      T* const o = to.at(b, h, row);
+      for (int64_t d = 0; d < dim; ++d) {
+        T value = 0;
+        for (size_t s = 0; s < n; ++s) value += sources[s].weight * sources[s].values[d];
+        o[d] = value;
+      }
+    }
+  });
+}
+
+}  // namespace
+
+void merge_parts(const at::Tensor& out, const at::Tensor& lse, const at::Tensor& before_out,
+                 const at::Tensor& before_lse, std::span<const MergePart> parts, const at::Tensor& index) {
+  if (parts.size() > kMostParts || (index.defined() && parts.size() != 1)) {
+    throw Error(ErrorKind::kInternal, "kernel", "merging " + std::to_string(parts.size()) + " parts at once");
+  }
+  at::ScalarType type = lse.defined()          ? lse.scalar_type()
+                        : before_out.defined() ? before_out.scalar_type()
+                                               : out.scalar_type();
+  if (type != at::kDouble) type = at::kFloat;
+  std::vector<MergePart> list(parts.begin(), parts.end());
+#ifdef ANNULUS_CUDA
+  if (out.is_cuda()) {
+    for (MergePart& part : list) {
+      if (type == at::kDouble) part.out = part.out.to(type);
+    }
+    return merge_on_cuda(out, lse, before_out, before_lse, list, index);
+  }
+#endif
+  for (MergePart& part : list) part.out = part.out.to(type);
+  const bool narrow = out.scalar_type() != type;
+  const at::Tensor target = narrow ? at::empty(out.sizes(), out.options().dtype(type)) : out;
+  if (type == at::kDouble) {
+    merge_on_cpu<double>(target, lse, before_out, before_lse, list, index);
+  } else {
+    merge_on_cpu<float>(target, lse, before_out, before_lse, list, index);
+  }
+  if (narrow) out.copy_(target);
+}
+
+void merge_partial(const at::Tensor& out, const at::Tensor& lse, const at::Tensor& part_out, const at::Tensor& part_lse,
+                   const at::Tensor& index) {
+  merge_parts(out, lse, out, lse, {{MergePart{part_out, part_lse, 0}}}, index);
+}
+
+}  // namespace annulus

@@ -1,0 +1,418 @@
+// annulus bench: measure, side by side with a baseline, in one run. Options only; the work is benchmarks/. Each word
+// (ring, train, ...) has options of its own.
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <utility>
+
+#include "benchmarks/compare.h"
+#include "benchmarks/gpu.h"
+#include "benchmarks/patterns.h"
+#include "benchmarks/report.h"
+#include "benchmarks/ring.h"
+#include "benchmarks/train.h"
+#include "comm/bootstrap/bootstrap.h"
+#include "common/error.h"
+#include "common/files.h"
+#include "common/names.h"
+#include "common/version.h"
+#include "launcher/command_line.h"
+#include "launcher/device.h"
+#include "launcher/launch/launch.h"
+#include "launcher/verb.h"
+#include "tensor_files/block_map_file.h"
+
+namespace annulus {
+namespace {
+
+// One word of `bench`.
+class Word {
+ public:
+  virtual ~Word() = default;
+  virtual CLI::App* declare(CLI::App& bench) = 0;
+  virtual void check() {}
+  virtual int run() = 0;
+};
+
+// Before minutes are spent on what cannot be written.
+void check_json(const std::string& path) {
+  if (path.empty()) return;
+  const std::string folder = folder_of(path);
+  if (!std::filesystem::is_directory(folder)) {
+    throw Error(ErrorKind::kUsage, "bench", "--json " + path + ": there is no folder " + folder + "; make it first");
+  }
+  if (std::filesystem::exists(path) && !std::filesystem::is_regular_file(path)) {
+    throw Error(ErrorKind::kUsage, "bench", "--json " + path + " is no regular file; name another one");
+  }
+}
+
+void write_json(const std::string& path, std::vector<BenchRatio> ratios) {
+  if (!path.empty()) write_report(report_of(std::move(ratios)), path);
+}
+
+constexpr const char* kJsonHelp = "write the ratios to a file that `bench compare` reads";
+
+void add_json(CLI::App* app, std::string& path) { app->add_option("--json", path, kJsonHelp)->type_name("FILE"); }
+
+void refuse_ranks(const char* word) {
+  const LaunchInfo info = launch_info();
+  if (info.launched && info.size > 1) {
+    throw Error(ErrorKind::kUsage, "bench",
+                std::string(word) + " measures one rank; run it without launch: ./annulus bench " + word);
+  }
+}
+
+class RingWord : public Word {
+ public:
+  CLI::App* declare(CLI::App& bench) override {
+    CLI::App* const app = bench.add_subcommand(
+        "ring", "the ring's CPU seconds over those of one process, bytes, exposed communication, memory");
+    app->add_option("--length", length_, "tokens of the whole sequence (default: 8192)")->check(CLI::PositiveNumber);
+    app->add_option("--heads", heads_, "query heads (default: 8)")->check(CLI::PositiveNumber);
+    app->add_option("--kv-heads", kv_heads_, "kv heads (default: 8)")->check(CLI::PositiveNumber);
+    app->add_option("--head-dim", head_dim_, "head size (default: 64)")->check(CLI::PositiveNumber);
+    app->add_option("--pattern", pattern_, "which keys a query sees (default: { kind = \"causal\" })");
+    app->add_option("--layout", layout_, "contiguous, zigzag (default) or striped");
+    app->add_option("--schedule", schedule_, "ring (default), all-gather, group-cast or auto");
+    app->add_option("--repeats,--rounds", repeats_, "turns that count (default: 5)")->check(CLI::PositiveNumber);
+    add_json(app, json_);
+    app->footer(
+        "Starts its own 4 ranks where it is not started by launch.\n"
+        "Example:\n  ./annulus bench ring");
+    return app;
+  }
+
+  void check() override {
+    options_.request.shape = {1, heads_, kv_heads_, length_, length_, 0};
+    options_.request.pattern = parse_pattern(pattern_, "--pattern");
+    options_.request.layout = parse_layout(layout_, "--layout");
+    options_.request.schedule = parse_schedule(schedule_, "--schedule");
+    options_.head_dim = head_dim_;
+    options_.repeats = repeats_;
+    validate(options_.request);
+    validate(options_.request.pattern, options_.request.shape);
+    check_json(json_);
+  }
+
+  int run() override {
+    if (!launch_info().launched) {
+      LaunchOptions launch;
+      launch.ranks = 4;
+      launch.program = command_arguments();
+      launch.typed = typed_command();
+      return run_launch(launch);
+    }
+    options_.request.pattern = read_block_maps(options_.request.pattern, options_.request.shape);
+    Job job = bootstrap({.fingerprint = {{"version", kVersion}, {"benchmark", options_.request.text()}}});
+    std::vector<BenchRatio> ratios = run_ring_bench(options_, *job.world, std::cout);
+    if (job.world->rank() == 0) write_json(json_, std::move(ratios));
+    return 0;
+  }
+
+ private:
+  int64_t length_ = 8192, heads_ = 8, kv_heads_ = 8, head_dim_ = 64, repeats_ = 5;
+  std::string pattern_ = "{ kind = \"causal\" }", layout_ = "zigzag", schedule_ = "ring", json_;
+  RingBenchOptions options_;
+};
+
+constexpr const char* kBaselineHelp =
+    "a command that measures the same training elsewhere; its last line is JSON with \"cpu_s_per_1k_tok\"";
+
+class TrainWord : public Word {
+ public:
+  CLI::App* declare(CLI::App& bench) override {
+    CLI::App* const app = bench.add_subcommand(
+        "train", "tokens per CPU second of a 3M-parameter Llama, and the share outside matrix products and attention");
+    app->add_option("--repeats,--rounds", options_.steps, "steps that count (default: 5)")->check(CLI::PositiveNumber);
+    app->add_option("--threads", options_.threads, "threads (default: 1)")->check(CLI::PositiveNumber);
+    app->add_option("--baseline", options_.baseline, kBaselineHelp)->type_name("COMMAND");
+    add_json(app, json_);
+    app->footer("Example:\n  ./annulus bench train");
+    return app;
+  }
+
+  void check() override { check_json(json_); }
+
+  int run() override {
+    refuse_ranks("train");
+    write_json(json_, run_train_bench(options_, std::cout));
+    return 0;
+  }
+
+ private:
+  TrainBenchOptions options_;
+  std::string json_;
+};
+
+class PatternsWord : public Word {
+ public:
+  CLI::App* declare(CLI::App& bench) override {
+    CLI::App* const app =
+        bench.add_subcommand("patterns", "what attention with each pattern costs over the same call without a mask");
+    app->add_option("--length", options_.length, "tokens (default: 16384; the goals are for these and more)")
+        ->check(CLI::PositiveNumber);
+    app->add_option("--heads", options_.heads, "heads (default: 2)")->check(CLI::PositiveNumber);
+    app->add_option("--dim,--head-dim", options_.head_dim, "head size (default: 64)")->check(CLI::PositiveNumber);
+    app->add_option("--rounds,--repeats", options_.rounds, "rounds that count (default: 5)")
+        ->check(CLI::PositiveNumber);
+    app->add_option("--threads", options_.threads, "threads (default: 1)")->check(CLI::PositiveNumber);
+    app->add_option("--pattern", options_.patterns, "measure this one instead; may be given several times")
+        ->expected(1)
+        ->take_all();
+    add_json(app, json_);
+    app->footer(
+        "Examples:\n  ./annulus bench patterns\n"
+        "  ./annulus bench patterns --pattern '{ kind = \"window\", left = 255, right = 0 }'");
+    return app;
+  }
+
+  void check() override {
+    bench_patterns(options_);
+    check_json(json_);
+  }
+
+  int run() override {
+    refuse_ranks("patterns");
+    write_json(json_, run_patterns_bench(options_, std::cout));
+    return 0;
+  }
+
+ private:
+  PatternsBenchOptions options_;
+  std::string json_;
+};
+
+class GpuWord : public Word {
+ public:
+  CLI::App* declare(CLI::App& bench) override {
+    CLI::App* const app = bench.add_subcommand(
+        "gpu", "on a GPU: attention over LibTorch's operator, the ring's own work, patterns, training steps");
+    app->add_option("--part", options_.parts,
+                    "measure this alone: dense, ring, patterns, train, longest; may be given several times (default: "
+                    "all; the last two with --config only)")
+        ->expected(1)
+        ->take_all();
+    app->add_option("--length", length_, "tokens (default: 32768; dense: 8192, 16384, 32768)")
+        ->check(CLI::PositiveNumber);
+    app->add_option("--heads", heads_, "query heads (default: 64)")->check(CLI::PositiveNumber);
+    app->add_option("--kv-heads", kv_heads_, "kv heads (default: 8)")->check(CLI::PositiveNumber);
+    app->add_option("--head-dim", head_dim_, "head size (default: 128)")->check(CLI::PositiveNumber);
+    app->add_option("--ranks", options_.ranks, "ranks of the simulated ring (default: 8)")->check(CLI::PositiveNumber);
+    app->add_option("--rounds,--repeats", rounds_, "rounds that count (default: 7)")->check(CLI::PositiveNumber);
+    app->add_option("--config", options_.config, "the model that train and longest take: a TOML file")
+        ->type_name("FILE");
+    app->add_option("--set", options_.sets, "override one key of it: --set model.layers=4 (may be repeated)")
+        ->allow_extra_args(false)
+        ->type_name("KEY=VALUE");
+    app->add_option("--seconds", options_.longest_seconds, "longest: try no length that takes it beyond this")
+        ->check(CLI::PositiveNumber);
+    app->add_option("--device", device_, "cuda (default), or cpu: tiny sizes, which test the program")
+        ->check(CLI::IsMember({"cuda", "cpu"}));
+    add_json(app, json_);
+    app->footer(
+        "Examples:\n  ./annulus bench gpu --json gpu.json\n"
+        "  ./annulus bench gpu --part dense --length 16384 --heads 32 --kv-heads 32");
+    return app;
+  }
+
+  void check() override { check_json(json_); }
+
+  int run() override {
+    refuse_ranks("gpu");
+    const bool cuda = device_ == "cuda";
+    if (const std::string shortfall = cuda ? cuda_shortfall(1) : ""; !shortfall.empty()) {
+      throw Error(ErrorKind::kUnavailable, "bench",
+                  "gpu measures on a GPU: " + shortfall +
+                      "; --device cpu runs tiny sizes on the CPU, which tests the program and measures nothing");
+    }
+    GpuBenchOptions options = gpu_bench_options(cuda ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU));
+    options.parts = options_.parts;
+    options.ranks = options_.ranks;
+    options.config = options_.config;
+    options.sets = options_.sets;
+    options.longest_seconds = options_.longest_seconds;
+    if (length_ > 0) {
+      options.length = length_;
+      options.lengths = {length_};
+    }
+    if (heads_ > 0) options.heads = heads_;
+    if (kv_heads_ > 0) options.kv_heads = kv_heads_;
+    if (head_dim_ > 0) options.head_dim = head_dim_;
+    if (rounds_ > 0) options.rounds = rounds_;
+    write_json(json_, run_gpu_bench(options, std::cout));
+    return 0;
+  }
+
+ private:
+  GpuBenchOptions options_;
+  int64_t length_ = 0, heads_ = 0, kv_heads_ = 0, head_dim_ = 0, rounds_ = 0;
+  std::string device_ = "cuda", json_;
+};
+
+// A folder for the file that another process of this program writes.
+class ScratchFolder {
+ public:
+  ScratchFolder() {
+    path_ = (std::filesystem::temp_directory_path() / "annulus-bench-XXXXXX").string();
+    if (mkdtemp(path_.data()) == nullptr) {
+      throw Error(ErrorKind::kResource, "bench", "cannot make the folder " + path_ + "; TMPDIR names another place");
+    }
+  }
+  ~ScratchFolder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  ScratchFolder(const ScratchFolder&) = delete;
+  ScratchFolder& operator=(const ScratchFolder&) = delete;
+
+  std::string file(const char* name) const { return path_ + "/" + name; }
+
+ private:
+  std::string path_;
+};
+
+class AllWord : public Word {
+ public:
+  CLI::App* declare(CLI::App& bench) override {
+    CLI::App* const app = bench.add_subcommand("all", "ring, train and patterns, into one file");
+    add_json(app, json_);
+    app->get_option("--json")->required();
+    app->add_option("--length", length_, "tokens of ring and patterns (default: that of each)")
+        ->check(CLI::PositiveNumber);
+    app->add_option("--rounds,--repeats", rounds_, "rounds that count (default: 5)")->check(CLI::PositiveNumber);
+    app->add_option("--baseline", baseline_, std::string("for train: ") + kBaselineHelp)->type_name("COMMAND");
+    app->footer(
+        "Without mpirun the ring is left out, without --baseline the comparison of training.\n"
+        "Example:\n  ./annulus bench all --json bench.json");
+    return app;
+  }
+
+  void check() override { check_json(json_); }
+
+  int run() override {
+    refuse_ranks("all");
+    std::vector<BenchRatio> ratios;
+    std::cout << "== ring\n" << std::flush;
+    if (const int code = add_ring(ratios); code != 0) return code;
+    std::cout << "\n== train\n" << std::flush;
+    TrainBenchOptions train;
+    train.steps = rounds_;
+    train.baseline = baseline_;
+    append(ratios, run_train_bench(train, std::cout));
+    std::cout << "\n== patterns\n" << std::flush;
+    PatternsBenchOptions patterns;
+    patterns.rounds = rounds_;
+    if (length_ > 0) patterns.length = length_;
+    append(ratios, run_patterns_bench(patterns, std::cout));
+    std::cout << "\n" << ratios.size() << " ratios written to " << json_ << std::endl;
+    write_json(json_, std::move(ratios));
+    return 0;
+  }
+
+ private:
+  static void append(std::vector<BenchRatio>& to, std::vector<BenchRatio> from) {
+    to.insert(to.end(), std::make_move_iterator(from.begin()), std::make_move_iterator(from.end()));
+  }
+
+  // In ranks of its own, which leave their ratios in a file.
+  int add_ring(std::vector<BenchRatio>& ratios) const {
+    const ScratchFolder scratch;
+    LaunchOptions launch;
+    launch.ranks = 4;
+    launch.program = {"bench", "ring", "--rounds", std::to_string(rounds_), "--json", scratch.file("ring.json")};
+    if (length_ > 0) launch.program.insert(launch.program.end(), {"--length", std::to_string(length_)});
+    launch.typed = typed_command();
+    launch.typed_program = typed_program();
+    try {
+      if (const int code = run_launch(launch); code != 0) return code;
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::kUnavailable) throw;
+      std::cout << "left out: " << error.what() << "\n";
+      return 0;
+    }
+    append(ratios, read_report(scratch.file("ring.json")).ratios);
+    return 0;
+  }
+
+  std::string json_, baseline_;
+  int64_t length_ = 0, rounds_ = 5;
+};
+
+class CompareWord : public Word {
+ public:
+  CLI::App* declare(CLI::App& bench) override {
+    CLI::App* const app = bench.add_subcommand("compare", "which ratios got worse from one file to another");
+    app->add_option("OLD", before_, "a file that --json wrote")->required();
+    app->add_option("NEW", after_, "another")->required();
+    app->add_option("--margin", margin_, "share of the old ratio that it may change (default: 0.1)")
+        ->check(CLI::Range(0.0, 100.0));
+    app->footer(
+        "A ratio got worse when it grew by more than the margin and the larger spread of both together; then the exit\n"
+        "code is 10.\n"
+        "Example:\n  ./annulus bench compare old.json new.json --margin 0.05");
+    return app;
+  }
+
+  int run() override {
+    const BenchReport before = read_report(before_), after = read_report(after_);
+    const std::vector<std::string> worse = compare_reports(before, after, margin_, std::cout);
+    if (worse.empty()) return 0;
+    std::string names;
+    for (const std::string& name : worse) names += (names.empty() ? "" : ", ") + name;
+    throw Error(ErrorKind::kRegression, "bench",
+                "got worse from " + before_ + " to " + after_ + " by more than is allowed: " + names);
+  }
+
+ private:
+  std::string before_, after_;
+  double margin_ = 0.1;
+};
+
+class BenchVerb : public Verb {
+ public:
+  void declare(CLI::App& app) override {
+    app.require_subcommand(0, 1);
+    for (auto& word : words_) word.app = word.word->declare(app);
+    app.footer(
+        "`annulus bench WORD --help` shows the options of each.\n"
+        "Example:\n  ./annulus bench ring");
+  }
+
+  void check() override {
+    for (auto& word : words_) {
+      if (word.app->parsed()) chosen_ = word.word.get();
+    }
+    if (chosen_ == nullptr) {
+      throw Error(
+          ErrorKind::kUsage, "bench",
+          "bench needs a word that says what: ring, train, patterns, gpu, all or compare; example: annulus bench ring");
+    }
+    chosen_->check();
+  }
+
+  int run() override { return chosen_->run(); }
+
+ private:
+  struct Entry {
+    std::unique_ptr<Word> word;
+    CLI::App* app = nullptr;  // alive until check() is done
+  };
+  template <class... Words>
+  static std::vector<Entry> entries() {
+    std::vector<Entry> all;
+    (all.push_back({std::make_unique<Words>()}), ...);
+    return all;
+  }
+  std::vector<Entry> words_ = entries<RingWord, TrainWord, PatternsWord, GpuWord, AllWord, CompareWord>();
+  Word* chosen_ = nullptr;
+};
+
+}  // namespace
+
+std::unique_ptr<Verb> make_bench_verb() { return std::make_unique<BenchVerb>(); }
+
+}  // namespace annulus

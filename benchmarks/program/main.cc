@@ -1,0 +1,23 @@
+// The program annulus_bench: the verb `bench`, and `launch` to start ranks of it. A program of its own, so that the one
+// that trains neither holds benchmarks nor waits for their build; `annulus bench` becomes it (launcher/program.h).
+#include <memory>
+#include <vector>
+
+#include "launcher/program.h"
+#include "launcher/verb.h"
+
+namespace annulus {
+
+std::unique_ptr<Verb> make_bench_verb();
+
+const std::vector<VerbEntry>& verbs() {
+  static const std::vector<VerbEntry> table = {
+      {"launch", "start, watch and stop the ranks of `bench`", false, make_launch_verb},
+      {"bench", "measure, side by side with a baseline, in one run", true, make_bench_verb},
+  };
+  return table;
+}
+
+}  // namespace annulus
+
+int main(int argc, char** argv) { return annulus::run_program(argc, argv); }

@@ -1,0 +1,125 @@
+// See agreement.h.
+#include "comm/agreement.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <exception>
+#include <new>
+
+#include "comm/checks.h"
+
+namespace annulus {
+namespace {
+
+using Outcomes = std::vector<std::optional<Error>>;  // by rank; empty where all went well
+
+Outcomes outcomes(Communicator& comm, OpLabel label, const std::function<void()>& action, bool only_first) {
+  std::string mine;
+  if (!only_first || comm.rank() == 0) {
+    try {
+      action();
+    } catch (...) {
+      mine = error_in_flight(label.operation).wire();
+    }
+  }
+  Outcomes all;
+  for (const std::string& report : all_gather_text(comm, mine, label)) {
+    std::optional<Error> error;
+    if (!report.empty()) {
+      error = Error::from_wire(report).value_or(
+          Error(ErrorKind::kComm, "comm", std::string(label.operation) + " failed, with a report that cannot be read"));
+    }
+    all.push_back(std::move(error));
+  }
+  return all;
+}
+
+// The ranks that failed with the same words.
+struct Group {
+  const Error* error;
+  std::vector<int> ranks;
+};
+
+std::optional<Error> one_error(const Outcomes& all, bool only_first) {
+  std::vector<Group> groups;
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    if (!all[rank]) continue;
+    const std::string_view what = all[rank]->what();
+    const auto same =
+        std::find_if(groups.begin(), groups.end(), [&](const Group& group) { return group.error->what() == what; });
+    if (same != groups.end()) {
+      same->ranks.push_back(static_cast<int>(rank));
+    } else {
+      groups.push_back({&*all[rank], {static_cast<int>(rank)}});
+    }
+  }
+  if (groups.empty()) return std::nullopt;
+  const Error& first = *groups.front().error;
+  if (only_first || groups.front().ranks.size() == all.size()) return first;
+
+  constexpr size_t kMostGroups = 8;  // of whom the words are shown; the others are named only
+  std::string message;
+  std::vector<int> others;
+  for (size_t i = 0; i < groups.size(); ++i) {
+    const auto& [error, ranks] = groups[i];
+    if (i >= kMostGroups) {
+      others.insert(others.end(), ranks.begin(), ranks.end());
+      continue;
+    }
+    message += (i > 0 ? "; on " : "on ") + comm_internal::describe_ranks(ranks) + ": ";
+    if (error->room() != first.room()) message += "[" + std::string(error->room()) + "] ";
+    message += error->message();
+  }
+  std::sort(others.begin(), others.end());
+  if (!others.empty()) message += "; with other words also on " + comm_internal::describe_ranks(others);
+  return Error(first.kind(), first.room(), message);
+}
+
+}  // namespace
+
+Error error_in_flight(std::string_view doing) {
+  const std::string before = doing.empty() ? "" : std::string(doing) + ": ";
+  const auto first_line = [](const c10::Error& error) {
+    const std::string text = error.what_without_backtrace();
+    return text.substr(0, text.find('\n'));
+  };
+  try {
+    throw;
+  } catch (const Error& error) {
+    return error;
+  } catch (const std::bad_alloc&) {
+    return {ErrorKind::kResource, "memory", before + "out of memory"};
+  } catch (const c10::OutOfMemoryError& error) {
+    return {ErrorKind::kResource, "memory", before + first_line(error)};
+  } catch (const c10::Error& error) {
+    return {ErrorKind::kInternal, "torch", before + first_line(error)};
+  } catch (const std::exception& error) {
+    return {ErrorKind::kInternal, "internal", before + error.what()};
+  } catch (...) {
+    return {ErrorKind::kInternal, "internal", before + "an exception of unknown type"};
+  }
+}
+
+void together(Communicator& comm, OpLabel label, const std::function<void()>& action, bool only_first) {
+  const Outcomes all = outcomes(comm, label, action, only_first);
+  const std::optional<Error> error = one_error(all, only_first);
+  if (!error) return;
+  const auto failed = std::count_if(all.begin(), all.end(), [](const auto& outcome) { return outcome.has_value(); });
+  const std::optional<Error>& own = all[static_cast<size_t>(comm.rank())];
+  throw failed == 1 && own ? *own : *error;
+}
+
+std::optional<Error> failure_of_any(Communicator& comm, OpLabel label, const std::function<void()>& action,
+                                    bool only_first) {
+  return one_error(outcomes(comm, label, action, only_first), only_first);
+}
+
+std::string from_first(Communicator& comm, OpLabel label, const std::function<std::string()>& make) {
+  std::string text;
+  together(
+      comm, label, [&] { text = make(); }, /*only_first=*/true);
+  return all_gather_text(comm, text, label)[0];
+}
+
+}  // namespace annulus

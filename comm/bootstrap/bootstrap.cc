@@ -1,0 +1,193 @@
+// From processes to a job.
+#include "comm/bootstrap/bootstrap.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <exception>
+#include <fstream>
+#include <numeric>
+#include <thread>
+
+#include "comm/agreement.h"
+#include "comm/bootstrap/presence.h"
+#include "comm/checks.h"
+#include "comm/threads/threads.h"
+#include "comm/watchdog.h"
+
+namespace annulus {
+namespace {
+
+using namespace comm_internal;
+
+std::string host_name() {
+  char name[256] = {};
+  if (gethostname(name, sizeof name - 1) != 0) return "unknown";
+  return name;
+}
+
+// Hosts of one name are told apart by their kernel's start.
+std::string host_identity(const std::string& host) {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string id;
+  std::getline(file, id);
+  return host + " " + id;
+}
+
+void print_line(const std::string& message) {
+  const std::string line = message + "\n";
+  std::fwrite(line.data(), 1, line.size(), stderr);
+  std::fflush(stderr);
+}
+
+// Rank 0 prints; the barrier keeps the launcher from ending it before it has: a rank that exits ends the others.
+[[noreturn]] void fail_together(Job& job, const Error& error) {
+  if (job.rank == 0) job.report(error.what());
+  try {
+    job.world->barrier({"reporting an error", 0});
+  } catch (const Error&) {
+    // A rank that is gone by now changes nothing.
+  }
+  throw ReportedError(error);
+}
+
+void check_size(const LaunchInfo& launch, int expected, int formed, const std::string& version) {
+  if (expected <= 0 || expected == formed) return;
+  std::string message = "MPI formed a world of " + std::to_string(formed) + (formed == 1 ? " rank" : " ranks") +
+                        ", but " + std::to_string(expected) + " were started";
+  if (formed == 1) {
+    message += ": the launcher (" + launch.launcher + ") belongs to another MPI than this program, which uses " +
+               version + "; start it with that MPI's own mpirun, under Slurm with srun --mpi=pmix";
+  } else {
+    message +=
+        ": ANNULUS_WORLD_SIZE or the launcher's environment is not that of this job; unset ANNULUS_WORLD_SIZE "
+        "or start the ranks with `annulus launch`";
+  }
+  throw Error(ErrorKind::kComm, "comm", message);
+}
+
+}  // namespace
+
+void Job::require_agreement(const std::vector<Field>& fields, OpLabel label) {
+  try {
+    annulus::require_agreement(*world, fields, label);
+  } catch (const Error& e) {
+    if (e.kind() != ErrorKind::kMismatch) throw;
+    fail_together(*this, e);
+  }
+}
+
+void Job::run_together(OpLabel label, const std::function<void()>& step) {
+  if (const std::optional<Error> error = failure_of_any(*world, label, step)) fail_together(*this, *error);
+}
+
+std::vector<int> rank_order_by_host(const std::vector<std::string>& hosts) {
+  std::vector<int> order(hosts.size());
+  std::iota(order.begin(), order.end(), 0);
+  const auto first_of = [&](int rank) {
+    return std::find(hosts.begin(), hosts.end(), hosts[static_cast<size_t>(rank)]) - hosts.begin();
+  };
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return first_of(a) < first_of(b); });
+  return order;
+}
+
+Job bootstrap(const BootstrapOptions& options) {
+  Job job;
+  job.launch = launch_info();
+  job.host = host_name();
+  job.report = options.report ? options.report : print_line;
+  const int expected = options.expected_size.value_or(job.launch.annulus_size);
+  if (!job.launch.launched) {
+    if (expected > 1) {
+      throw Error(
+          ErrorKind::kComm, "comm",
+          "this process was not started by a launcher of ranks (mpirun, srun), but ANNULUS_WORLD_SIZE asks for " +
+              std::to_string(expected) + " ranks: unset it, or start the ranks with `annulus launch -n " +
+              std::to_string(expected) + "`");
+    }
+    job.world = make_self_communicator();
+    return job;
+  }
+
+  const Seconds timeout =
+      options.timeout.value_or(Seconds(number_from_environment("ANNULUS_BOOTSTRAP_TIMEOUT", 60, 0.1, 86400)));
+  job.presence = std::make_shared<Presence>(job.launch);
+  std::atomic<const char*> phase = "starting MPI";
+  // Runs on the watchdog's thread while this one is stuck. One rank of a host speaks; hosts where nothing is wrong give
+  // the one where something is a second to be first, because the first rank to exit ends the job.
+  const auto describe = [&, launch = job.launch, host = job.host, presence = job.presence]() -> std::string {
+    bool local_fault = false;
+    const std::string missing = describe_missing(launch, *presence, host, &local_fault);
+    if (!local_fault) std::this_thread::sleep_for(std::chrono::seconds(1));
+    if (presence->claim_report()) {
+      job.report("[comm] bootstrap: " + std::to_string(launch.size) + " ranks did not all come within " +
+                 describe_seconds(timeout.count()) + " (" + phase.load() + "): " + missing +
+                 "; see its log, or give it longer with ANNULUS_BOOTSTRAP_TIMEOUT");
+      // The claim goes with this process: keep it until the others, whose deadlines are near, have found it taken.
+      std::this_thread::sleep_for(std::chrono::seconds(2));
+    } else {
+      std::this_thread::sleep_for(std::chrono::milliseconds(500));  // let the speaker be heard
+    }
+    return "";
+  };
+  {
+    const Watchdog watchdog(timeout, describe);
+    // Longer than the watchdog, which knows more.
+    MpiOptions mpi;
+    mpi.timeout = timeout + Seconds(10);
+    job.runtime = MpiRuntime::start(mpi);
+    try {
+      check_size(job.launch, expected > 0 ? expected : job.launch.size, job.runtime->size(), job.runtime->version());
+    } catch (const Error& e) {
+      // As many worlds as ranks know this; the launcher's rank 0 says it, the others give it the time to: the first to
+      // exit may end the job.
+      job.runtime->abandon();
+      if (job.launch.rank == 0) {
+        job.report(e.what());
+        job.presence->claim_report();
+        std::this_thread::sleep_for(std::chrono::seconds(1));  // keeps the claim
+      } else {
+        for (int i = 0; i < 30 && !job.presence->report_claimed(); ++i) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(100));
+        }
+      }
+      throw ReportedError(e);
+    }
+    phase = "making the communicator of all ranks";
+    job.world = job.runtime->make_world();
+    job.rank = job.world->rank();
+    job.size = job.world->size();
+    const Seconds usual = job.world->timeout();
+    job.world->set_timeout(timeout + Seconds(10));
+
+    phase = "initialization barrier";
+    std::vector<Field> fields = options.fingerprint;
+    fields.push_back({"device", options.device});
+    fields.push_back({"MPI", job.runtime->version()});
+    fields.push_back({"ranks", std::to_string(job.size)});
+    job.require_agreement(fields, {"the start", 0});
+    const std::string me = host_identity(job.host);
+    std::vector<std::string> hosts = all_gather_text(*job.world, me, {"bootstrap: hosts", 0});
+    if (options.host_by_host) {
+      const std::vector<int> order = rank_order_by_host(hosts);
+      if (!std::is_sorted(order.begin(), order.end())) {
+        const auto place = std::find(order.begin(), order.end(), job.rank) - order.begin();
+        job.world = job.world->split(0, static_cast<int>(place));
+        job.rank = job.world->rank();
+        std::vector<std::string> in_order;
+        for (int rank : order) in_order.push_back(hosts[static_cast<size_t>(rank)]);
+        hosts = std::move(in_order);
+      }
+    }
+    job.local_size = static_cast<int>(std::count(hosts.begin(), hosts.end(), me));
+    job.local_rank = static_cast<int>(std::count(hosts.begin(), hosts.begin() + job.rank, me));
+    job.world->barrier({"initialization barrier", 0});
+    job.world->set_timeout(usual);
+  }
+  return job;
+}
+
+}  // namespace annulus

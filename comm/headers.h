@@ -1,0 +1,38 @@
+// What ranks show each other before a collective, and what is said when it differs. Internal to comm/: communicator.cc
+// makes and compares headers, backends carry them as bytes.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "comm/communicator.h"
+
+namespace annulus::comm_internal {
+
+enum class Collective : int8_t { kAllReduce = 1, kAllGather, kReduceScatter, kBroadcast, kBarrier, kSplit };
+
+// What a rank is about to do. Travels as raw bytes between ranks of one build (bootstrap has compared versions).
+struct CollectiveHeader {
+  static constexpr int kMaxDims = 6;
+  static constexpr int kLabelBytes = 48;
+  int8_t collective = 0;
+  int8_t dtype = -1;      // at::ScalarType
+  int8_t reduce_op = -1;  // ReduceOp
+  int8_t dims = 0;
+  int32_t root = -1;
+  int64_t call = 0;  // collectives of this communicator so far
+  int64_t step = 0;
+  int64_t shape[kMaxDims] = {};  // more dimensions are folded into the first
+  char label[kLabelBytes] = {};  // cut off
+};
+static_assert(sizeof(CollectiveHeader) == 120);
+
+// tensor may be null (barrier, split).
+CollectiveHeader make_header(Collective collective, int64_t call, const at::Tensor* tensor, int reduce_op, int root,
+                             OpLabel label);
+// Error(kMismatch), the same on every rank, when headers (in rank order) differ.
+void require_same_headers(const std::vector<CollectiveHeader>& headers, OpLabel label);
+
+}  // namespace annulus::comm_internal

@@ -1,0 +1,113 @@
+// Requests of MPI that may be under way, and how a rank waits for them. Internal to comm/mpi.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <mpi.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "comm/deadline.h"
+#include "comm/headers.h"
+#include "comm/mpi/mpi_internal.h"
+
+namespace annulus::mpi_internal {
+
+// Calls done() until it is true or the deadline has passed. Spins for `expected`, giving way to other threads, then
+// sleeps for an eighth of the time waited so far, at most a millisecond, with a burst of calls in between: a late
+// message is noticed within an eighth of its lateness, and a waiting rank leaves its core to the others.
+template <typename Done>
+bool poll_until(Done done, comm_internal::Clock::time_point deadline, Seconds expected) {
+  constexpr int kBurst = 16;
+  const auto start = comm_internal::Clock::now();
+  for (;;) {
+    for (int i = 0; i < kBurst; ++i) {
+      if (done()) return true;
+    }
+    const auto now = comm_internal::Clock::now();
+    if (now >= deadline) return done();
+    const Seconds waited = now - start;
+    if (waited < expected) {
+      sched_yield();
+      continue;
+    }
+    const Seconds pause(std::clamp((waited - expected).count() / 8, 10e-6, 1e-3));
+    std::this_thread::sleep_for(std::min<Seconds>(pause, deadline - now));
+  }
+}
+
+// The time a transfer on this host takes when all goes well, 20 us and 8 GB/s. Not longer: what has not come by then
+// waits for a rank that still computes, perhaps for this core.
+inline Seconds expected_time(int64_t bytes) { return Seconds(20e-6 + static_cast<double>(bytes) / 8e9); }
+
+// `bytes` bytes as (count, type): MPI counts are 31 bits. Freed at once after posting, as MPI allows.
+class ByteType {
+ public:
+  ByteType(int64_t bytes, int64_t piece) {
+    if (bytes <= piece) {
+      count_ = static_cast<int>(bytes);
+      return;
+    }
+    MPI_Datatype block = MPI_DATATYPE_NULL;
+    check_mpi(MPI_Type_contiguous(static_cast<int>(piece), MPI_BYTE, &block), "MPI_Type_contiguous");
+    const std::array<int, 2> lengths{static_cast<int>(bytes / piece), static_cast<int>(bytes % piece)};
+    const std::array<MPI_Aint, 2> offsets{0, static_cast<MPI_Aint>(bytes / piece * piece)};
+    const std::array<MPI_Datatype, 2> types{block, MPI_BYTE};
+    const int code = MPI_Type_create_struct(2, lengths.data(), offsets.data(), types.data(), &type_);
+    MPI_Type_free(&block);
+    check_mpi(code, "MPI_Type_create_struct");
+    owned_ = true;
+    check_mpi(MPI_Type_commit(&type_), "MPI_Type_commit");
+  }
+  ~ByteType() {
+    if (owned_) MPI_Type_free(&type_);
+  }
+  ByteType(const ByteType&) = delete;
+  ByteType& operator=(const ByteType&) = delete;
+  int count() const { return count_; }
+  MPI_Datatype type() const { return type_; }
+
+ private:
+  int count_ = 1;
+  MPI_Datatype type_ = MPI_BYTE;
+  bool owned_ = false;
+};
+
+// What MPI may still read or write. When its wait fails it is never freed.
+struct Pending {
+  struct Item {
+    at::Tensor tensor;
+    int peer = -1;  // -1: a collective
+    bool is_send = false;
+    int64_t bytes = 0;
+    int tag = 0;
+    bool done = false;
+    at::Tensor extra;  // a collective's second buffer
+  };
+  std::vector<MPI_Request> requests;  // null: a receive whose message has not come, or done
+  std::vector<Item> items;            // beside requests
+  size_t open = 0;                    // items not done
+  OpLabel label;
+  const char* collective = nullptr;  // what the ranks do together; null for an exchange
+  std::string mismatch;              // a message that came was not the one expected
+  std::vector<comm_internal::CollectiveHeader> headers;
+  comm_internal::CollectiveHeader mine;
+  // Scratch of Testsome.
+  std::vector<int> indices;
+  std::vector<MPI_Status> statuses;
+};
+using PendingPtr = std::shared_ptr<Pending>;
+
+// "receiving 16 bytes from rank 1"
+std::string describe(const Pending::Item& item);
+// What the items that are not done wait for: "receiving 16 bytes from rank 1: not done (nor 2 more transfers)",
+// "all_reduce: rank 3 did not come".
+std::string describe_unfinished(const Pending& pending);
+
+}  // namespace annulus::mpi_internal

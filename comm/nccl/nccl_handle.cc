@@ -1,0 +1,121 @@
+// See nccl_handle.h.
+#include "comm/nccl/nccl_handle.h"
+
+#include <c10/cuda/CUDAGraphsC10Utils.h>
+
+#include <chrono>
+#include <cstring>
+#include <thread>
+
+#include "comm/checks.h"
+#include "comm/watchdog.h"
+
+namespace annulus::nccl_internal {
+
+using comm_internal::deadline_of;
+using comm_internal::describe_seconds;
+
+namespace {
+
+// ncclCommAbort waits for the device to notice; should the device be lost as well, the process ends.
+constexpr Seconds kAbortTimeout{30};
+
+[[noreturn]] void fail_comm(const std::string& message) { throw Error(ErrorKind::kComm, "comm", message); }
+
+std::string describe_nccl(ncclResult_t code, ncclComm_t comm) {
+  const char* last = ncclGetLastError(comm);
+  return ncclGetErrorString(code) + (last != nullptr && *last != '\0' ? " (" + std::string(last) + ")" : "");
+}
+
+}  // namespace
+
+void check_cuda(cudaError_t code, const char* call) {
+  if (code != cudaSuccess) fail_comm(std::string(call) + " failed: " + cudaGetErrorString(code));
+}
+
+void check_nccl(ncclResult_t code, const char* call, ncclComm_t comm) {
+  if (code == ncclSuccess || code == ncclInProgress) return;
+  fail_comm(std::string(call) + " failed: " + describe_nccl(code, comm));
+}
+
+std::string make_nccl_id() {
+  ncclUniqueId id{};
+  check_nccl(ncclGetUniqueId(&id), "ncclGetUniqueId", nullptr);
+  return std::string(id.internal, sizeof id.internal);
+}
+
+void NcclHandle::join(const std::string& id, int size, Seconds timeout) {
+  const auto on_device = guard();
+  ncclUniqueId unique{};
+  if (id.size() != sizeof unique.internal) fail_comm("the id that names a communicator of NCCL has another length");
+  std::memcpy(unique.internal, id.data(), id.size());
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  try {
+    check_nccl(ncclCommInitRankConfig(&comm_, size, unique, rank_, &config), "ncclCommInitRankConfig", nullptr);
+    await(timeout);
+  } catch (const Error& e) {
+    abort();
+    fail_comm("waiting for all ranks in ncclCommInitRankConfig: " + plain(e));
+  }
+}
+
+void NcclHandle::finish(Seconds timeout) {
+  const auto on_device = guard();
+  check_nccl(ncclCommFinalize(comm_), "ncclCommFinalize", comm_);
+  await(timeout);
+  check_nccl(ncclCommDestroy(comm_), "ncclCommDestroy", comm_);
+  comm_ = nullptr;
+}
+
+void NcclHandle::await(Seconds timeout) {
+  const auto deadline = deadline_of(timeout);
+  for (int64_t turn = 0;; ++turn) {
+    ncclResult_t state = ncclSuccess;
+    check_nccl(ncclCommGetAsyncError(comm_, &state), "ncclCommGetAsyncError", comm_);
+    if (state == ncclSuccess) return;
+    if (state != ncclInProgress) fail_comm("NCCL reports " + describe_nccl(state, comm_));
+    if (comm_internal::Clock::now() >= deadline) fail_comm("not done within " + describe_seconds(timeout.count()));
+    if (turn < 1000) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
+  }
+}
+
+std::string NcclHandle::error() {
+  if (comm_ == nullptr) return "";
+  ncclResult_t state = ncclSuccess;
+  if (ncclCommGetAsyncError(comm_, &state) != ncclSuccess) return "";
+  return state == ncclSuccess || state == ncclInProgress ? "" : describe_nccl(state, comm_);
+}
+
+void NcclHandle::abort() {
+  if (comm_ == nullptr) return;
+  const int rank = rank_;
+  const comm_internal::Watchdog watchdog(kAbortTimeout, [rank] {
+    return "[comm] rank " + std::to_string(rank) + ": ncclCommAbort did not return within " +
+           describe_seconds(kAbortTimeout.count()) + ": the device does not answer";
+  });
+  ncclCommAbort(comm_);
+  comm_ = nullptr;
+}
+
+bool NcclHandle::capturing() const {
+  const auto on_device = guard();
+  return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
+}
+
+std::string nccl_version_text(int version) {
+  return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
+         std::to_string(version % 100);
+}
+
+int nccl_version_number() {
+  int version = 0;
+  check_nccl(ncclGetVersion(&version), "ncclGetVersion", nullptr);
+  return version;
+}
+
+}  // namespace annulus::nccl_internal

@@ -1,0 +1,174 @@
+// Agreement between ranks in words: gathers texts and says which ranks differ in what. Works over any backend.
+#include "comm/communicator.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+
+#include "comm/checks.h"
+#include "common/checksum.h"
+#include "common/error.h"
+
+namespace annulus {
+namespace {
+
+void append_text(std::string& out, std::string_view text) {
+  out += std::to_string(text.size()) + ":";
+  out += text;
+}
+
+std::string take_text(std::string_view& in) {
+  const size_t colon = in.find(':');
+  const size_t length = std::stoul(std::string(in.substr(0, colon)));
+  std::string out(in.substr(colon + 1, length));
+  in.remove_prefix(colon + 1 + length);
+  return out;
+}
+
+std::string serialize(const std::vector<Field>& fields) {
+  std::string out;
+  for (const Field& field : fields) {
+    append_text(out, field.name);
+    append_text(out, field.value);
+  }
+  return out;
+}
+
+constexpr const char* kAbsent = "absent";
+
+// "key = value" lines of a text such as TOML, by full key; other lines count as present.
+std::vector<Field> lines_of(const std::string& text) {
+  std::vector<Field> out;
+  std::string section;
+  for (size_t begin = 0; begin < text.size();) {
+    size_t end = text.find('\n', begin);
+    if (end == std::string::npos) end = text.size();
+    std::string line = text.substr(begin, end - begin);
+    begin = end + 1;
+    const size_t first = line.find_first_not_of(" \t\r");
+    if (first == std::string::npos) continue;
+    line = line.substr(first, line.find_last_not_of(" \t\r") - first + 1);
+    if (line.front() == '[' && line.back() == ']' && line.find('=') == std::string::npos) {
+      section = line.substr(1, line.size() - 2) + ".";
+      continue;
+    }
+    const size_t equals = line.find('=');
+    if (equals == std::string::npos) {
+      out.push_back({"line \"" + section + line + "\"", "present"});
+      continue;
+    }
+    const auto trim = [](std::string s) {
+      const size_t a = s.find_first_not_of(" \t");
+      return a == std::string::npos ? std::string() : s.substr(a, s.find_last_not_of(" \t") - a + 1);
+    };
+    out.push_back({section + trim(line.substr(0, equals)), trim(line.substr(equals + 1))});
+  }
+  return out;
+}
+
+// One sentence per name whose values differ. by_rank: fields of each rank.
+std::vector<std::string> differences(const std::vector<std::vector<Field>>& by_rank, bool expand) {
+  std::vector<std::string> names;  // in order of appearance
+  std::vector<std::map<std::string, std::string>> values(by_rank.size());
+  for (size_t r = 0; r < by_rank.size(); ++r) {
+    for (const Field& field : by_rank[r]) {
+      if (std::find(names.begin(), names.end(), field.name) == names.end()) names.push_back(field.name);
+      values[r][field.name] = field.value;
+    }
+  }
+  std::vector<std::string> out;
+  for (const std::string& name : names) {
+    std::vector<std::string> of_rank;
+    bool lines = false;
+    for (const auto& map : values) {
+      const auto it = map.find(name);
+      of_rank.push_back(it == map.end() ? kAbsent : it->second);
+      lines = lines || of_rank.back().find('\n') != std::string::npos;
+    }
+    if (std::all_of(of_rank.begin(), of_rank.end(), [&](const std::string& v) { return v == of_rank[0]; })) continue;
+    if (!expand || !lines) {
+      out.push_back(name + " " + comm_internal::describe_difference(of_rank));
+      continue;
+    }
+    std::vector<std::vector<Field>> inner;
+    for (const std::string& text : of_rank) inner.push_back(lines_of(text));
+    const std::vector<std::string> found = differences(inner, false);
+    // Texts that differ only in order or white space still differ.
+    if (found.empty()) out.push_back(name + " differs in the order or spacing of its lines");
+    for (const std::string& sentence : found) out.push_back(name + ": " + sentence);
+  }
+  return out;
+}
+
+}  // namespace
+
+std::vector<std::string> all_gather_text(Communicator& comm, std::string_view text, OpLabel label) {
+  Communicator& host = comm.host();
+  at::Tensor length = at::empty({1}, at::kLong);
+  *length.mutable_data_ptr<int64_t>() = static_cast<int64_t>(text.size());
+  at::Tensor lengths = at::empty({host.size(), 1}, at::kLong);
+  host.all_gather(lengths, length, label);
+  const int64_t* length_of = lengths.const_data_ptr<int64_t>();
+  const int64_t longest = *std::max_element(length_of, length_of + host.size());
+  std::vector<std::string> out(static_cast<size_t>(host.size()));
+  if (longest == 0) return out;
+  at::Tensor mine = at::zeros({longest}, at::kByte);
+  if (!text.empty()) std::memcpy(mine.mutable_data_ptr(), text.data(), text.size());
+  at::Tensor all = at::empty({host.size(), longest}, at::kByte);
+  host.all_gather(all, mine, label);
+  const char* data = static_cast<const char*>(all.const_data_ptr());
+  for (int r = 0; r < host.size(); ++r) {
+    out[static_cast<size_t>(r)].assign(data + r * longest, static_cast<size_t>(length_of[r]));
+  }
+  return out;
+}
+
+bool require_agreement(Communicator& comm, const std::vector<Field>& fields, OpLabel label, bool asks) {
+  Communicator& host = comm.host();
+  const std::string mine = serialize(fields);
+  const Digest hash = digest(mine.data(), mine.size());
+  const at::Tensor own = at::tensor(
+      {static_cast<int64_t>(hash.low), static_cast<int64_t>(hash.high), static_cast<int64_t>(asks ? 1 : 0)}, at::kLong);
+  at::Tensor digests = at::empty({host.size(), 3}, at::kLong);
+  host.all_gather(digests, own, label);
+  const int64_t* digest_of = digests.const_data_ptr<int64_t>();
+  bool same = true;
+  bool any_asks = false;
+  for (int r = 0; r < host.size(); ++r) {
+    same = same && digest_of[3 * r] == digest_of[0] && digest_of[3 * r + 1] == digest_of[1];
+    any_asks = any_asks || digest_of[3 * r + 2] != 0;
+  }
+  if (same) return any_asks;
+
+  std::vector<std::vector<Field>> by_rank;
+  for (const std::string& text : all_gather_text(host, mine, label)) {
+    std::string_view rest = text;
+    std::vector<Field> of_rank;
+    while (!rest.empty()) {
+      std::string name = take_text(rest);
+      std::string value = take_text(rest);
+      of_rank.push_back({std::move(name), std::move(value)});
+    }
+    by_rank.push_back(std::move(of_rank));
+  }
+  constexpr size_t kMaxSentences = 12;
+  const std::vector<std::string> sentences = differences(by_rank, true);
+  std::string message = "ranks disagree before " + std::string(label.operation);
+  if (label.step != 0) message += ", call " + std::to_string(label.step);
+  message += ": ";
+  for (size_t i = 0; i < sentences.size(); ++i) {
+    if (i == kMaxSentences) {
+      message += "; and " + std::to_string(sentences.size() - i) + " more";
+      break;
+    }
+    message += (i ? "; " : "") + sentences[i];
+  }
+  if (sentences.empty()) message += "fields come in a different order";
+  throw Error(ErrorKind::kMismatch, "comm", message);
+}
+
+}  // namespace annulus

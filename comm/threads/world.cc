@@ -1,0 +1,94 @@
+// See world.h.
+#include "comm/threads/world.h"
+
+namespace annulus::threads_internal {
+
+using comm_internal::Clock;
+
+namespace {
+
+std::string what_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& e) {
+    return e.what();
+  } catch (...) {
+    return "unknown exception";
+  }
+}
+
+}  // namespace
+
+World::World(int n)
+    : wake_(static_cast<size_t>(n)),
+      blocked_till_(static_cast<size_t>(n)),
+      stuck_(static_cast<size_t>(n), false),
+      ended_(static_cast<size_t>(n), false) {}
+
+World::Woken World::block(std::unique_lock<std::mutex>& lock, int rank, Clock::time_point deadline) {
+  const auto me = static_cast<size_t>(rank);
+  blocked_till_[me] = deadline;
+  size_t first = me;  // whose deadline comes first
+  bool all = true;
+  for (size_t r = 0; r < ended_.size(); ++r) {
+    if (ended_[r]) continue;
+    all = all && blocked_till_[r].has_value();
+    if (all && *blocked_till_[r] < *blocked_till_[first]) first = r;
+  }
+  if (all) {
+    stuck_[first] = true;
+    wake(static_cast<int>(first));
+  }
+  while (blocked_till_[me]) {
+    if (wake_[me].wait_until(lock, deadline) == std::cv_status::timeout && blocked_till_[me]) {
+      blocked_till_[me].reset();
+      return Woken::kByDeadline;
+    }
+  }
+  if (!stuck_[me]) return Woken::kByPeer;
+  stuck_[me] = false;
+  return Woken::kStuck;
+}
+
+void World::wake(int rank) {
+  blocked_till_[static_cast<size_t>(rank)].reset();
+  wake_[static_cast<size_t>(rank)].notify_all();
+}
+
+void World::wake_all() {
+  for (size_t r = 0; r < wake_.size(); ++r) wake(static_cast<int>(r));
+}
+
+void World::end(int rank) {
+  ended_[static_cast<size_t>(rank)] = true;
+  wake_all();
+}
+
+void World::record_failure(int rank, std::exception_ptr error, bool own) {
+  if (failed_rank_ >= 0 && (failure_is_own_ || !own)) return;
+  failed_rank_ = rank;
+  failure_is_own_ = own;
+  failure_text_ = what_of(error);
+  failure_ = std::move(error);
+}
+
+std::string World::failure_text() const {
+  return failed_rank_ < 0 ? "" : "rank " + std::to_string(failed_rank_) + " failed: " + failure_text_;
+}
+
+std::string Transfer::describe() const {
+  return (is_send ? "sending " : "receiving ") + std::to_string(bytes) +
+         (is_send ? " bytes to rank " : " bytes from rank ") + std::to_string(peer);
+}
+
+void Group::kill(const std::string& why) {
+  if (dead.empty()) dead = why;
+  world->wake_all();
+}
+
+std::string Group::hopeless() const {
+  const std::string failure = world->failure_text();
+  return failure.empty() ? dead : failure;
+}
+
+}  // namespace annulus::threads_internal

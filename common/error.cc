@@ -1,0 +1,52 @@
+// See error.h.
+#include "common/error.h"
+
+#include <algorithm>
+#include <charconv>
+
+namespace annulus {
+namespace {
+
+// Takes a number and the space behind it off the front of text.
+std::optional<size_t> take_number(std::string_view& text) {
+  size_t number = 0;
+  const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (code != std::errc() || end == text.data() + text.size() || *end != ' ') return std::nullopt;
+  text.remove_prefix(static_cast<size_t>(end - text.data()) + 1);
+  return number;
+}
+
+}  // namespace
+
+Error::Error(ErrorKind kind, std::string_view room, std::string_view message)
+    : std::runtime_error("[" + std::string(room) + "] " + std::string(message)), kind_(kind), room_size_(room.size()) {}
+
+// what() ends at the first zero byte, which a room or message of unknown origin may hold: hence no offset is trusted.
+std::string_view Error::room() const {
+  const std::string_view all = what();
+  return all.substr(1, room_size_);
+}
+
+std::string_view Error::message() const {
+  const std::string_view all = what();
+  return all.substr(std::min(all.size(), room_size_ + 3));
+}
+
+std::string Error::wire() const {
+  std::string text = std::to_string(exit_code()) + " " + std::to_string(room().size()) + " ";
+  text += room();
+  text += " ";
+  text += message();
+  return text;
+}
+
+std::optional<Error> Error::from_wire(std::string_view text) {
+  if (text.find('\0') != std::string_view::npos) return std::nullopt;
+  const std::optional<size_t> kind = take_number(text);
+  if (!kind || *kind < 1 || *kind > static_cast<size_t>(ErrorKind::kRegression)) return std::nullopt;
+  const std::optional<size_t> room = take_number(text);
+  if (!room || *room >= text.size() || text[*room] != ' ') return std::nullopt;
+  return Error(static_cast<ErrorKind>(*kind), text.substr(0, *room), text.substr(*room + 1));
+}
+
+}  // namespace annulus

@@ -1,0 +1,51 @@
+// See interrupt.h. Handlers call async-signal-safe functions only.
+#include "common/interrupt.h"
+
+#include <unistd.h>
+#include <csignal>
+#include <ctime>
+
+#include <atomic>
+#include <initializer_list>
+
+namespace annulus {
+namespace {
+
+std::atomic<int> g_signal{0};
+std::atomic<long> g_first_ms{0};
+static_assert(std::atomic<int>::is_always_lock_free && std::atomic<long>::is_always_lock_free);
+
+constexpr long kSameRequestMs = 500;
+
+long now_ms() {
+  timespec t{};
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return static_cast<long>(t.tv_sec) * 1000 + t.tv_nsec / 1000000;
+}
+
+int exit_code(int signal) { return signal == SIGINT ? 128 + SIGINT : 128 + SIGTERM; }
+
+void handle(int signal) {
+  int none = 0;
+  if (g_signal.compare_exchange_strong(none, signal)) {
+    g_first_ms = now_ms();
+  } else if (now_ms() - g_first_ms >= kSameRequestMs) {
+    _exit(exit_code(signal));
+  }
+}
+
+}  // namespace
+
+void install_interrupt_handlers() {
+  struct sigaction action {};
+  action.sa_handler = handle;
+  action.sa_flags = SA_RESTART;
+  sigemptyset(&action.sa_mask);
+  for (const int signal : {SIGINT, SIGTERM, SIGUSR1}) sigaction(signal, &action, nullptr);
+}
+
+bool interrupted() { return g_signal != 0; }
+
+int interrupt_exit_code() { return exit_code(g_signal); }
+
+}  // namespace annulus

@@ -1,0 +1,37 @@
+// How values are written as text, once for all rooms: exact numbers, strings of TOML, words of a shell, lists and
+// shapes. What is written here lies in configurations, checkpoints and plans' requests and is compared as text: the
+// forms stay.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace annulus {
+
+// The shortest decimal number that reads back as the same bits: "0.1", "1e+06", "3", "nan", "-inf". In any locale.
+std::string exact(double value);
+
+// A basic string of TOML with its quotes: "a \"b\" \u000A".
+std::string toml_string(std::string_view text);
+
+// Words as a POSIX shell reads them back; only those that need it are quoted.
+std::string shell_quote(const std::vector<std::string>& words);
+
+// "[a, b]", where `write` makes a text of each item.
+template <typename List, typename Write>
+std::string list_text(const List& list, const Write& write) {
+  std::string text = "[";
+  for (const auto& item : list) {
+    if (text.size() > 1) text += ", ";
+    text += write(item);
+  }
+  return text + "]";
+}
+
+// Whole numbers, sizes of a tensor: "[2, 3]".
+std::string list_text(std::span<const int64_t> numbers);
+
+}  // namespace annulus

@@ -1,0 +1,165 @@
+// Configuration of a training run: what a TOML file and `--set key=value` say. Read by train and sample, saved with
+// every run, compared between ranks at bootstrap. One table in keys.cc holds every key: its name, place, range and
+// line of documentation; reading (reading.cc), writing, comparing and documenting (writing.cc) all go through it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "attention/pattern/pattern.h"
+
+namespace annulus {
+
+struct RunConfig {
+  std::string name = "run";     // runs are FOLDER/NAME-001, -002, ...
+  std::string folder = "runs";  // relative to the current directory
+  int64_t seed = 1;
+  int64_t steps = 0;  // required
+  int64_t log_every = 10;
+
+  friend bool operator==(const RunConfig&, const RunConfig&) = default;
+};
+
+struct DataConfig {
+  std::vector<std::string> train;  // required: files, globs, "python-sources" (text_source.h)
+  int64_t max_bytes = 0;           // 0: all
+  double validation_fraction = 0.05;
+  int64_t context = 2048;  // tokens in a row
+  int64_t batch = 4;       // rows in a step, over all ranks
+  bool documents = false;  // every file is a document; a token sees its own document only
+
+  friend bool operator==(const DataConfig&, const DataConfig&) = default;
+};
+
+// The attention patterns of a model's layers: one for all of them, or one for each.
+struct LayerPatterns {
+  PatternSpec all = causal_pattern();
+  std::vector<PatternSpec> each;  // empty: `all`
+
+  LayerPatterns() = default;
+  LayerPatterns(PatternSpec one) : all(std::move(one)) {}                  // NOLINT(google-explicit-constructor)
+  LayerPatterns(std::vector<PatternSpec> list) : each(std::move(list)) {}  // NOLINT(google-explicit-constructor)
+
+  const PatternSpec& of(int64_t layer) const { return each.empty() ? all : each[static_cast<size_t>(layer)]; }
+  std::string text() const;  // a TOML table, or a list of them
+
+  friend bool operator==(const LayerPatterns&, const LayerPatterns&) = default;
+};
+
+struct ModelSection {
+  int64_t layers = 0;    // required
+  int64_t dim = 0;       // required
+  int64_t heads = 0;     // required
+  int64_t kv_heads = 0;  // 0: as many as heads; filled in by load_config
+  int64_t ffn = 0;       // 0: 8/3 dim rounded up to a multiple of 64; filled in by load_config
+  int64_t vocab = 256;
+  std::string dtype = "fp32";  // "fp32", "bf16"
+  double rope_theta = 10000;
+  bool tie_embeddings = false;
+  double norm_eps = 1e-5;
+  LayerPatterns pattern;
+  double dropout = 0;  // of attention probabilities, in training
+  bool recompute = false;
+
+  friend bool operator==(const ModelSection&, const ModelSection&) = default;
+};
+
+struct OptimizerSection {
+  double lr = 0;  // required
+  double min_lr_ratio = 0.1;
+  int64_t warmup = 0;  // steps
+  double weight_decay = 0.1;
+  double beta1 = 0.9;
+  double beta2 = 0.95;
+  double eps = 1e-8;
+  double clip = 1.0;  // 0: none
+
+  friend bool operator==(const OptimizerSection&, const OptimizerSection&) = default;
+};
+
+struct MeshSection {
+  int64_t data = 1;
+  int64_t context = 0;  // 0: all ranks that the other axes leave
+
+  friend bool operator==(const MeshSection&, const MeshSection&) = default;
+};
+
+// Names, lists of them with commas; launcher/network/network.h says what becomes of them.
+struct NetworkSection {
+  std::string interfaces;
+  std::string hcas;
+  std::string rank_hca = "auto";  // "auto", "nearest"
+
+  friend bool operator==(const NetworkSection&, const NetworkSection&) = default;
+};
+
+struct AttentionSection {
+  std::string layout = "zigzag";
+  std::string schedule = "auto";
+  std::string kernel = "auto";
+  bool even = true;
+
+  friend bool operator==(const AttentionSection&, const AttentionSection&) = default;
+};
+
+struct ValidationSection {
+  int64_t every = 100;  // steps; 0: never
+  int64_t batches = 4;
+
+  friend bool operator==(const ValidationSection&, const ValidationSection&) = default;
+};
+
+struct CheckpointSection {
+  int64_t every = 200;  // steps; 0: at the end alone
+  int64_t keep = 3;
+
+  friend bool operator==(const CheckpointSection&, const CheckpointSection&) = default;
+};
+
+struct MemorySection {
+  int64_t caches = 1792;  // MiB: memory/caches.h
+
+  friend bool operator==(const MemorySection&, const MemorySection&) = default;
+};
+
+struct Config {
+  std::string device = "auto";  // "auto", "cpu", "cuda"
+  double timeout = 300;         // seconds: deadline of each communication
+  bool tf32 = false;
+  bool deterministic = false;
+  std::string cuda_graphs = "auto";  // "auto", "off"
+  RunConfig run;
+  DataConfig data;
+  ModelSection model;
+  OptimizerSection optimizer;
+  MeshSection mesh;
+  NetworkSection network;
+  AttentionSection attention;
+  ValidationSection validation;
+  CheckpointSection checkpoint;
+  MemorySection memory;
+
+  friend bool operator==(const Config&, const Config&) = default;
+};
+
+// Reads the file, then applies `sets`, each "section.key=value" with a value in TOML or, where it is no TOML, taken as
+// a string. Raises Error(kInput) for a file that is missing or no TOML, Error(kUsage) for an unknown key (the nearest
+// one is named), a wrong type, a value out of range, or values that do not fit together; with file, line and key.
+Config load_config(const std::string& path, const std::vector<std::string>& sets = {});
+
+// The same from a text; `source` stands for the file in messages.
+Config parse_config(std::string_view toml, std::string_view source, const std::vector<std::string>& sets = {});
+
+// The whole configuration as TOML; load_config of it gives an equal Config.
+std::string to_toml(const Config& config);
+
+// "section.key = value", one per key, in the table's order: what ranks compare at bootstrap.
+std::vector<std::string> flatten(const Config& config);
+
+// Markdown table of every key: default, range, meaning. docs/user-guide.md and `train --help-config` show it.
+std::string config_reference();
+
+}  // namespace annulus

@@ -1,0 +1,235 @@
+// See keys.h.
+#include "config/keys.h"
+
+#include <algorithm>
+#include <sstream>
+
+#include "attention/plan/layout.h"
+#include "attention/plan/plan.h"
+#include "common/error.h"
+
+namespace annulus::config_keys {
+namespace {
+
+// Upper bounds keep products of two sizes within 64 bits; they are far beyond what a machine holds.
+constexpr double kMany = 1e12;
+constexpr double kWide = 1 << 24;
+
+Range at_least(double low, double high = kMany) { return {low, high, true, true}; }
+Range above(double low) { return {low, std::numeric_limits<double>::infinity(), false, true}; }
+Range fraction() { return {0, 1, true, false}; }
+
+void check_run_name(const std::string& value, std::string_view where) {
+  const auto good = [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_' ||
+           c == '.';
+  };
+  if (!value.empty() && value.size() <= 100 && value[0] != '.' && std::all_of(value.begin(), value.end(), good)) return;
+  throw Error(ErrorKind::kUsage, "config",
+              std::string(where) +
+                  ": expected a name of letters, digits, '-', '_' and '.' that a folder can have, got \"" + value +
+                  "\"");
+}
+
+void check_layout(const std::string& value, std::string_view where) { parse_layout(value, where); }
+void check_schedule(const std::string& value, std::string_view where) { parse_schedule(value, where); }
+
+}  // namespace
+
+void check_not_empty(const std::string& value, std::string_view where) {
+  if (value.empty()) throw Error(ErrorKind::kUsage, "config", std::string(where) + ": must not be empty");
+}
+
+const std::vector<Key>& keys() {
+#define ANNULUS_AT(member) [](Config& c) -> Slot { return &c.member; }
+  static const std::vector<Key> table = {
+      {"",
+       "device",
+       ANNULUS_AT(device),
+       "where to compute; \"auto\" takes GPUs where the host has one per local rank",
+       false,
+       {},
+       {"auto", "cpu", "cuda"}},
+      {"", "timeout", ANNULUS_AT(timeout), "seconds until a communication that does not end is an error", false,
+       above(0)},
+      {"", "tf32", ANNULUS_AT(tf32), "on a GPU, multiply fp32 matrices with TF32's 10 bits of fraction instead of 23"},
+      {"", "deterministic", ANNULUS_AT(deterministic),
+       "on a GPU, the same bits from the same run every time, at some cost; on a CPU they always are"},
+      {"",
+       "cuda_graphs",
+       ANNULUS_AT(cuda_graphs),
+       "on GPUs, record a step once and replay it, where every step is alike: a context axis of one rank, no "
+       "documents, "
+       "no dropout, no adaptive pattern",
+       false,
+       {},
+       {"auto", "off"}},
+
+      {"run",
+       "name",
+       ANNULUS_AT(run.name),
+       "runs are kept in FOLDER/NAME-001, -002, ...",
+       false,
+       {},
+       {},
+       check_run_name},
+      {"run", "folder", ANNULUS_AT(run.folder), "where runs are kept", false, {}, {}, check_not_empty},
+      {"run", "seed", ANNULUS_AT(run.seed), "of the weights and of the order of the text", false, at_least(0, 9e18)},
+      {"run", "steps", ANNULUS_AT(run.steps), "optimizer steps of the whole run", true, at_least(1)},
+      {"run", "log_every", ANNULUS_AT(run.log_every), "steps between two reports", false, at_least(1)},
+
+      {"data", "train", ANNULUS_AT(data.train),
+       "list of text files and globs (`**` goes into folders), or \"python-sources\"", true},
+      {"data", "max_bytes", ANNULUS_AT(data.max_bytes), "use no more than the first bytes of the text; 0: all", false,
+       at_least(0, 9e18)},
+      {"data", "validation_fraction", ANNULUS_AT(data.validation_fraction),
+       "share of the text, its tail, that is kept for validation", false, fraction()},
+      {"data", "context", ANNULUS_AT(data.context), "tokens in a row (a sequence)", false,
+       at_least(1, 1099511627776.0)},
+      {"data", "batch", ANNULUS_AT(data.batch), "rows in a step, over all ranks", false, at_least(1, kWide)},
+      {"data", "documents", ANNULUS_AT(data.documents),
+       "every file is a document: a token sees its own document only, besides what model.pattern hides"},
+
+      {"model", "layers", ANNULUS_AT(model.layers), "decoder layers", true, at_least(1, 100000)},
+      {"model", "dim", ANNULUS_AT(model.dim), "width of the residual stream, a multiple of heads", true,
+       at_least(2, kWide)},
+      {"model", "heads", ANNULUS_AT(model.heads), "query heads, a multiple of kv_heads", true, at_least(1, kWide)},
+      {"model", "kv_heads", ANNULUS_AT(model.kv_heads), "key/value heads; 0: as many as heads", false,
+       at_least(0, kWide)},
+      {"model", "ffn", ANNULUS_AT(model.ffn), "hidden width of SwiGLU; 0: 8/3 dim rounded up to a multiple of 64",
+       false, at_least(0, kWide)},
+      {"model", "vocab", ANNULUS_AT(model.vocab), "tokens; text is bytes, so 256 or more", false, at_least(256, kWide)},
+      {"model",
+       "dtype",
+       ANNULUS_AT(model.dtype),
+       "what the model computes in; with \"bf16\" the weights that are updated and saved are fp32 all the same",
+       false,
+       {},
+       {"fp32", "bf16"}},
+      {"model", "rope_theta", ANNULUS_AT(model.rope_theta), "base of the rotary embedding's wavelengths", false,
+       above(0)},
+      {"model", "tie_embeddings", ANNULUS_AT(model.tie_embeddings), "one matrix for the embedding and the output"},
+      {"model", "norm_eps", ANNULUS_AT(model.norm_eps), "added to the mean square in RMSNorm", false, above(0)},
+      {"model", "pattern", ANNULUS_AT(model.pattern),
+       "which keys a query sees: an attention pattern, or a list of one for each layer"},
+      {"model", "dropout", ANNULUS_AT(model.dropout), "share of attention probabilities that training drops", false,
+       fraction()},
+      {"model", "recompute", ANNULUS_AT(model.recompute),
+       "keep less for the backward: norms, projections and the MLP are computed again there, attention never is"},
+
+      {"optimizer", "lr", ANNULUS_AT(optimizer.lr), "highest learning rate", true, above(0)},
+      {"optimizer",
+       "min_lr_ratio",
+       ANNULUS_AT(optimizer.min_lr_ratio),
+       "last learning rate, as a share of lr",
+       false,
+       {0, 1, true, true}},
+      {"optimizer", "warmup", ANNULUS_AT(optimizer.warmup), "steps over which the learning rate rises to lr", false,
+       at_least(0)},
+      {"optimizer", "weight_decay", ANNULUS_AT(optimizer.weight_decay), "of matrices", false, at_least(0)},
+      {"optimizer", "beta1", ANNULUS_AT(optimizer.beta1), "AdamW's decay of the mean gradient", false, fraction()},
+      {"optimizer", "beta2", ANNULUS_AT(optimizer.beta2), "AdamW's decay of the mean squared gradient", false,
+       fraction()},
+      {"optimizer", "eps", ANNULUS_AT(optimizer.eps), "AdamW's divisor is at least this", false, above(0)},
+      {"optimizer", "clip", ANNULUS_AT(optimizer.clip), "highest global norm of the gradient; 0: no limit", false,
+       at_least(0)},
+
+      {"mesh", "data", ANNULUS_AT(mesh.data), "ranks along the axis that splits the batch", false,
+       at_least(1, 1 << 20)},
+      {"mesh", "context", ANNULUS_AT(mesh.context), "ranks along the axis that splits each sequence; 0: all others",
+       false, at_least(0, 1 << 20)},
+
+      {"network", "interfaces", ANNULUS_AT(network.interfaces),
+       "the job's IP interfaces, \"eth0,eth1\", for NCCL and MPI; empty: they choose"},
+      {"network", "hcas", ANNULUS_AT(network.hcas),
+       "the job's RDMA devices, \"mlx5_0,mlx5_1:1\" (with a port, that port alone), for NCCL and MPI; empty: they "
+       "choose"},
+      {"network",
+       "rank_hca",
+       ANNULUS_AT(network.rank_hca),
+       "which of them a rank uses: \"auto\" leaves it to NCCL and MPI, \"nearest\" is the one that `annulus topology` "
+       "shows",
+       false,
+       {},
+       {"auto", "nearest"}},
+
+      {"attention",
+       "layout",
+       ANNULUS_AT(attention.layout),
+       "which rank owns which positions of a sequence",
+       false,
+       {},
+       {},
+       check_layout},
+      {"attention",
+       "schedule",
+       ANNULUS_AT(attention.schedule),
+       "how keys and values travel; \"auto\" is group-cast where ranks need few rows of others, else ring",
+       false,
+       {},
+       {},
+       check_schedule},
+      {"attention",
+       "kernel",
+       ANNULUS_AT(attention.kernel),
+       "what computes a tile: \"reference\", \"aten\", \"efficient\", \"cudnn\", \"flash2\", \"flash3\"; \"auto\" "
+       "chooses by "
+       "capability",
+       false,
+       {},
+       {},
+       check_not_empty},
+      {"attention", "even", ANNULUS_AT(attention.even),
+       "refuse a context that does not give every rank the same share"},
+
+      {"validation", "every", ANNULUS_AT(validation.every), "steps between two validations; 0: never", false,
+       at_least(0)},
+      {"validation", "batches", ANNULUS_AT(validation.batches), "batches in a validation, always the same ones", false,
+       at_least(1)},
+
+      {"checkpoint", "every", ANNULUS_AT(checkpoint.every), "steps between two checkpoints; 0: at the end alone", false,
+       at_least(0)},
+      {"checkpoint", "keep", ANNULUS_AT(checkpoint.keep), "newest checkpoints to keep", false, at_least(1, kWide)},
+
+      {"memory", "caches", ANNULUS_AT(memory.caches),
+       "MiB that a rank's caches may hold together: plans, patterns, compositions, rotary tables; 0: nothing is kept",
+       false, at_least(0, 1 << 20)},
+  };
+#undef ANNULUS_AT
+  return table;
+}
+
+const Key* find_key(std::string_view full) {
+  for (const Key& key : keys()) {
+    if (key.full() == full) return &key;
+  }
+  return nullptr;
+}
+
+Value value_of(const Key& key, const Config& config) {
+  // The slot is only read through.
+  return std::visit([](auto* at) -> Value { return *at; }, key.slot(const_cast<Config&>(config)));
+}
+
+std::string range_text(const Key& key, bool whole) {
+  if (!key.choices.empty()) {
+    std::string text = "one of ";
+    for (size_t i = 0; i < key.choices.size(); ++i) text += (i ? ", \"" : "\"") + key.choices[i] + "\"";
+    return text;
+  }
+  const Range& r = key.range;
+  const auto show = [&](double v) {
+    std::ostringstream out;
+    out.precision(15);
+    out << v;
+    return out.str();
+  };
+  std::string text;
+  if (std::isfinite(r.low)) text = (r.low_in ? (whole ? "" : "at least ") : "above ") + show(r.low);
+  if (whole && std::isfinite(r.low)) text += r.high < kMany ? " to " + show(r.high) : " or more";
+  if (!whole && r.high < kMany)
+    text += std::string(text.empty() ? "" : ", ") + (r.high_in ? "at most " : "below ") + show(r.high);
+  return text;
+}
+
+}  // namespace annulus::config_keys

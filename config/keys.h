@@ -1,0 +1,63 @@
+// Every key of a configuration: its name, where its value lies in a Config, its range and its line of documentation.
+// One table, keys.cc, which reading.cc and writing.cc go through. Internal to config/.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "config/config.h"
+
+namespace annulus::config_keys {
+
+// Where a key's value lies in a Config, and of which type it is.
+using Slot = std::variant<int64_t*, double*, bool*, std::string*, std::vector<std::string>*, LayerPatterns*>;
+// The same for reading.
+using Value = std::variant<int64_t, double, bool, std::string, std::vector<std::string>, LayerPatterns>;
+
+struct Range {
+  double low = -std::numeric_limits<double>::infinity();
+  double high = std::numeric_limits<double>::infinity();
+  bool low_in = true;
+  bool high_in = true;
+
+  bool holds(double v) const {  // false for NaN
+    return std::isfinite(v) && (low_in ? v >= low : v > low) && (high_in ? v <= high : v < high);
+  }
+};
+
+struct Key {
+  std::string_view section;  // "" for the top level
+  std::string_view name;
+  Slot (*slot)(Config&);
+  std::string_view doc;
+  bool required = false;
+  Range range = {};
+  std::vector<std::string> choices = {};                                 // of a string, if not empty
+  void (*check)(const std::string& value, std::string_view where) = {};  // of a string
+
+  std::string full() const {
+    return section.empty() ? std::string(name) : std::string(section) + "." + std::string(name);
+  }
+};
+
+// The table, in the order in which a configuration is written. Thread-safe.
+const std::vector<Key>& keys();
+
+const Key* find_key(std::string_view full);  // null: there is none of this name
+Value value_of(const Key& key, const Config& config);
+
+// The values that a key takes, in words: "1 or more", "one of "a", "b"". `whole`: they are whole numbers.
+std::string range_text(const Key& key, bool whole);
+
+// Raises Error(kUsage).
+void check_not_empty(const std::string& value, std::string_view where);
+
+// A value as TOML.
+std::string value_text(const Key& key, const Config& config);
+
+}  // namespace annulus::config_keys

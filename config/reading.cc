@@ -1,0 +1,350 @@
+// A configuration read: parse_config and load_config of config.h. Which keys there are: keys.cc.
+#include <toml++/toml.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <sstream>
+#include <utility>
+#include <variant>
+
+#include "common/error.h"
+#include "common/nearest.h"
+#include "common/text.h"
+#include "config/config.h"
+#include "config/keys.h"
+
+namespace annulus {
+
+using namespace config_keys;  // NOLINT(google-build-using-namespace): this file is the other half of it
+
+namespace {
+
+std::string_view type_name(const toml::node& node) {
+  switch (node.type()) {
+    case toml::node_type::table:
+      return "a table";
+    case toml::node_type::array:
+      return "a list";
+    case toml::node_type::string:
+      return "a string";
+    case toml::node_type::integer:
+      return "a whole number";
+    case toml::node_type::floating_point:
+      return "a number with a fraction";
+    case toml::node_type::boolean:
+      return "a truth value";
+    default:
+      return "a date or time";
+  }
+}
+
+// The value as the user wrote it, for messages; long ones are cut.
+std::string shown(const toml::node& node) {
+  std::ostringstream out;
+  node.visit([&](const auto& n) { out << n; });
+  std::string text = out.str();
+  if (text.size() > 60) text = text.substr(0, 57) + "...";
+  return text;
+}
+
+[[noreturn]] void refuse(const std::string& where, const std::string& message) {
+  throw Error(ErrorKind::kUsage, "config", where + ": " + message);
+}
+
+// Puts a node's value into the configuration. `where`: "file:line: key".
+class Reader {
+ public:
+  Reader(const Key& key, const toml::node& node, std::string where)
+      : key_(key), node_(node), where_(std::move(where)) {}
+
+  void operator()(int64_t* at) const {
+    const auto value = node_.value_exact<int64_t>();
+    if (!value) wrong_type("a whole number");
+    if (!key_.range.holds(static_cast<double>(*value))) out_of_range(true);
+    *at = *value;
+  }
+  void operator()(double* at) const {
+    auto value = node_.value_exact<double>();
+    if (const auto whole = node_.value_exact<int64_t>()) value = static_cast<double>(*whole);
+    if (!value) wrong_type("a number");
+    if (!key_.range.holds(*value)) out_of_range(false);
+    *at = *value;
+  }
+  void operator()(bool* at) const {
+    const auto value = node_.value_exact<bool>();
+    if (!value) wrong_type("true or false");
+    *at = *value;
+  }
+  void operator()(std::string* at) const {
+    const auto value = node_.value_exact<std::string>();
+    if (!value) wrong_type("a string");
+    if (!key_.choices.empty() && std::find(key_.choices.begin(), key_.choices.end(), *value) == key_.choices.end()) {
+      const std::string near = nearest(*value, key_.choices);
+      refuse(where_, "expected " + range_text(key_, false) + ", got \"" + *value + "\"" +
+                         (near.empty() ? "" : "; did you mean \"" + near + "\"?"));
+    }
+    if (key_.check) key_.check(*value, where_);
+    *at = *value;
+  }
+  void operator()(std::vector<std::string>* at) const {
+    std::vector<std::string> values;
+    if (const auto one = node_.value_exact<std::string>()) {
+      values.push_back(*one);
+    } else {
+      const toml::array* list = node_.as_array();
+      if (!list) wrong_type("a list of strings");
+      for (const toml::node& element : *list) {
+        const auto value = element.value_exact<std::string>();
+        if (!value) {
+          refuse(where_,
+                 "expected a list of strings, got " + std::string(type_name(element)) + " in it: " + shown(element));
+        }
+        values.push_back(*value);
+      }
+    }
+    if (values.empty()) refuse(where_, "expected at least one entry, got an empty list");
+    for (const std::string& value : values) check_not_empty(value, where_);
+    *at = std::move(values);
+  }
+  void operator()(LayerPatterns* at) const {
+    if (const toml::table* table = node_.as_table()) {
+      *at = pattern(*table, where_);
+      return;
+    }
+    const toml::array* list = node_.as_array();
+    const std::string expected = "a table such as { kind = \"causal\" }, or a list of one for each layer";
+    if (!list) wrong_type(expected);
+    if (list->empty()) refuse(where_, "expected " + expected + ", got an empty list");
+    std::vector<PatternSpec> each;
+    for (const toml::node& element : *list) {
+      const std::string where = where_ + "[" + std::to_string(each.size()) + "]";
+      const toml::table* table = element.as_table();
+      if (!table) {
+        refuse(where, "expected a table such as { kind = \"causal\" }, got " + std::string(type_name(element)) + ": " +
+                          shown(element));
+      }
+      each.push_back(pattern(*table, where));
+    }
+    *at = std::move(each);
+  }
+
+ private:
+  [[noreturn]] void wrong_type(const std::string& expected) const {
+    refuse(where_, "expected " + expected + ", got " + std::string(type_name(node_)) + ": " + shown(node_));
+  }
+  static PatternSpec pattern(const toml::table& table, const std::string& where) {
+    std::ostringstream text;
+    // A table below a [section] header is written as lines otherwise.
+    toml::table copy = table;
+    copy.is_inline(true);
+    text << copy;
+    return parse_pattern(text.str(), where);
+  }
+  [[noreturn]] void out_of_range(bool whole) const {
+    refuse(where_, "expected " + range_text(key_, whole) + ", got " + shown(node_));
+  }
+
+  const Key& key_;
+  const toml::node& node_;
+  std::string where_;
+};
+
+std::string known_instead(const std::string& full) {
+  std::vector<std::string> names;
+  for (const Key& key : keys()) names.push_back(key.full());
+  const size_t dot = full.rfind('.');
+  const std::string section = dot == std::string::npos ? "" : full.substr(0, dot);
+  const std::string leaf = dot == std::string::npos ? full : full.substr(dot + 1);
+  // First the same section, then the right name in another one, then anything near.
+  std::vector<std::string> leaves;
+  for (const Key& key : keys()) {
+    if (key.section == section) leaves.emplace_back(key.name);
+  }
+  std::string near = nearest(leaf, leaves);
+  if (!near.empty()) return "; did you mean \"" + (section.empty() ? "" : section + ".") + near + "\"?";
+  for (const Key& key : keys()) {
+    if (key.name == leaf) return "; did you mean \"" + key.full() + "\"?";
+  }
+  near = nearest(full, names);
+  if (!near.empty()) return "; did you mean \"" + near + "\"?";
+  std::string list;
+  for (const std::string& name : leaves) list += (list.empty() ? "" : ", ") + name;
+  if (list.empty()) return "";
+  return section.empty() ? "" : "; [" + section + "] has: " + list;
+}
+
+std::string section_instead(const std::string& name) {
+  std::vector<std::string> sections;
+  std::string list;
+  for (const Key& key : keys()) {
+    if (key.section.empty() || std::find(sections.begin(), sections.end(), key.section) != sections.end()) continue;
+    sections.emplace_back(key.section);
+    list += (list.empty() ? "[" : ", [") + sections.back() + "]";
+  }
+  const std::string near = nearest(name, sections);
+  return near.empty() ? "; there are " + list : "; did you mean [" + near + "]?";
+}
+
+bool is_section(std::string_view name) {
+  return std::any_of(keys().begin(), keys().end(),
+                     [&](const Key& key) { return !name.empty() && key.section == name; });
+}
+
+std::string place(const toml::node& node, std::string_view source) {
+  const auto line = node.source().begin.line;
+  return std::string(source) + (line ? ":" + std::to_string(line) : "");
+}
+
+// Applies all keys of a table; `seen` collects their full names.
+void apply(const toml::table& table, std::string_view source, Config& config, std::set<std::string>& seen) {
+  const auto apply_key = [&](const std::string& full, const toml::node& node) {
+    const Key* key = find_key(full);
+    const std::string where = place(node, source);
+    if (!key) refuse(where, "unknown key \"" + full + "\"" + known_instead(full));
+    std::visit(Reader(*key, node, where + ": " + full), key->slot(config));
+    seen.insert(full);
+  };
+  for (const auto& [name, node] : table) {
+    const std::string top(name.str());
+    if (!is_section(top)) {
+      if (node.is_table()) refuse(place(node, source), "unknown section [" + top + "]" + section_instead(top));
+      apply_key(top, node);
+      continue;
+    }
+    const toml::table* section = node.as_table();
+    if (!section) {
+      refuse(place(node, source), top + ": expected a section [" + top + "], got " + std::string(type_name(node)));
+    }
+    for (const auto& [inner, value] : *section) apply_key(top + "." + std::string(inner.str()), value);
+  }
+}
+
+toml::table parse_toml(std::string_view text, std::string_view source) {
+  try {
+    return toml::parse(text, source);
+  } catch (const toml::parse_error& error) {
+    throw Error(ErrorKind::kInput, "config",
+                std::string(source) + ":" + std::to_string(error.source().begin.line) +
+                    ": not TOML: " + std::string(error.description()));
+  }
+}
+
+// One --set: `value` as TOML where it is that, and else as the string it is.
+void apply_set(const std::string& set, Config& config, std::set<std::string>& seen) {
+  const std::string source = "--set " + set;
+  const size_t equals = set.find('=');
+  if (equals == std::string::npos || equals == 0) refuse(source, "expected key=value, for example --set run.steps=100");
+  const auto trimmed = [](std::string text) {
+    const size_t begin = text.find_first_not_of(" \t");
+    const size_t end = text.find_last_not_of(" \t");
+    return begin == std::string::npos ? "" : text.substr(begin, end - begin + 1);
+  };
+  const std::string full = trimmed(set.substr(0, equals));
+  const std::string value = trimmed(set.substr(equals + 1));
+  const Key* key = find_key(full);
+  if (!key) refuse(source, "unknown key \"" + full + "\"" + known_instead(full));
+  toml::table table;
+  const auto read = [&](const std::string& text) {
+    try {
+      table = toml::parse("value = " + text, std::string_view(source));
+    } catch (const toml::parse_error&) {
+      return false;
+    }
+    return table.size() == 1 && table.contains("value");
+  };
+  const bool wants_string = std::holds_alternative<std::string*>(key->slot(config));
+  // A string may look like a number: --set run.name=7.
+  if (!read(value) || (wants_string && !table.get("value")->is_string())) {
+    if (!read(toml_string(value))) refuse(source, "expected text in UTF-8");
+  }
+  std::visit(Reader(*key, *table.get("value"), "--set " + full), key->slot(config));
+  seen.insert(full);
+}
+
+bool has_documents(const PatternSpec& spec) {
+  return !spec.documents.empty() || std::any_of(spec.members.begin(), spec.members.end(), has_documents);
+}
+
+void check_together(const Config& c, std::string_view source) {
+  const auto fail = [&](const std::string& message) { refuse(std::string(source), message); };
+  const ModelSection& m = c.model;
+  if (m.heads % m.kv_heads != 0) {
+    fail("model.heads = " + std::to_string(m.heads) + " query heads cannot share model.kv_heads = " +
+         std::to_string(m.kv_heads) + ": heads must be a multiple of kv_heads");
+  }
+  if (m.dim % m.heads != 0) {
+    const int64_t below = std::max<int64_t>(1, m.dim / m.heads) * m.heads;
+    fail("model.dim = " + std::to_string(m.dim) + " cannot be split over model.heads = " + std::to_string(m.heads) +
+         ": dim must be a multiple of heads, for example " + std::to_string(below));
+  }
+  if ((m.dim / m.heads) % 2 != 0) {
+    fail("model.dim / model.heads = " + std::to_string(m.dim / m.heads) +
+         " must be even: the rotary embedding turns pairs of numbers");
+  }
+  const auto given = static_cast<int64_t>(m.pattern.each.size());
+  if (given != 0 && given != m.layers) {
+    fail("model.pattern lists " + std::to_string(given) + " patterns for model.layers = " + std::to_string(m.layers) +
+         ": expected one for each layer, or a single table for all");
+  }
+  if (c.data.documents) {
+    for (int64_t i = 0; i < std::max<int64_t>(1, given); ++i) {
+      if (!has_documents(m.pattern.of(i))) continue;
+      fail(
+          "data.documents = true takes the documents from the files, but model.pattern has documents of its own: "
+          "leave one of them out");
+    }
+  }
+  if (c.data.batch % c.mesh.data != 0) {
+    fail("data.batch = " + std::to_string(c.data.batch) + " rows cannot be split over mesh.data = " +
+         std::to_string(c.mesh.data) + " ranks: batch must be a multiple of it");
+  }
+}
+
+std::string read_file(const std::string& path) {
+  std::error_code error;
+  if (!std::filesystem::exists(path, error)) {
+    throw Error(ErrorKind::kInput, "config", path + ": there is no such file");
+  }
+  if (!std::filesystem::is_regular_file(path, error)) {
+    throw Error(ErrorKind::kInput, "config", path + ": expected a TOML file, found something else");
+  }
+  constexpr uintmax_t kLargest = 16 << 20;
+  if (std::filesystem::file_size(path, error) > kLargest) {
+    throw Error(ErrorKind::kInput, "config", path + ": more than 16 MiB, this is no configuration");
+  }
+  std::ifstream in(path, std::ios::binary);
+  std::ostringstream text;
+  text << in.rdbuf();
+  if (!in) throw Error(ErrorKind::kInput, "config", path + ": cannot be read: " + std::strerror(errno));
+  return text.str();
+}
+
+}  // namespace
+
+Config parse_config(std::string_view text, std::string_view source, const std::vector<std::string>& sets) {
+  Config config;
+  std::set<std::string> seen;
+  apply(parse_toml(text, source), source, config, seen);
+  for (const std::string& set : sets) apply_set(set, config, seen);
+  std::string missing;
+  for (const Key& key : keys()) {
+    if (key.required && !seen.contains(key.full())) {
+      missing += "\n  " + key.full() + ": " + std::string(key.doc);
+    }
+  }
+  if (!missing.empty()) refuse(std::string(source), "these keys are needed and missing:" + missing);
+  ModelSection& m = config.model;
+  if (m.kv_heads == 0) m.kv_heads = m.heads;
+  if (m.ffn == 0) m.ffn = (8 * m.dim + 3 * 64 - 1) / (3 * 64) * 64;
+  check_together(config, source);
+  return config;
+}
+
+Config load_config(const std::string& path, const std::vector<std::string>& sets) {
+  return parse_config(read_file(path), path, sets);
+}
+
+}  // namespace annulus

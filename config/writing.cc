@@ -1,0 +1,76 @@
+// A configuration written: as TOML, line by line for ranks to compare, and the table of its keys for the documents.
+#include <variant>
+
+#include "common/text.h"
+#include "config/config.h"
+#include "config/keys.h"
+
+namespace annulus {
+namespace config_keys {
+
+namespace {
+
+// As a float of TOML.
+std::string number(double v) {
+  const std::string text = exact(v);
+  return text.find_first_of(".e") == std::string::npos ? text + ".0" : text;
+}
+
+struct ToToml {
+  std::string operator()(int64_t v) const { return std::to_string(v); }
+  std::string operator()(double v) const { return number(v); }
+  std::string operator()(bool v) const { return v ? "true" : "false"; }
+  std::string operator()(const std::string& v) const { return toml_string(v); }
+  std::string operator()(const std::vector<std::string>& v) const { return list_text(v, toml_string); }
+  std::string operator()(const LayerPatterns& v) const { return v.text(); }
+};
+
+}  // namespace
+
+std::string value_text(const Key& key, const Config& config) { return std::visit(ToToml(), value_of(key, config)); }
+
+}  // namespace config_keys
+
+using namespace config_keys;  // NOLINT(google-build-using-namespace): this file is the other half of it
+
+std::string LayerPatterns::text() const {
+  if (each.empty()) return all.text();
+  std::string text;
+  for (const PatternSpec& spec : each) text += (text.empty() ? "[" : ", ") + spec.text();
+  return text + "]";
+}
+
+std::string to_toml(const Config& config) {
+  std::string out;
+  std::string_view section;
+  for (const Key& key : keys()) {
+    if (key.section != section) {
+      section = key.section;
+      out += "\n[" + std::string(section) + "]\n";
+    }
+    out += std::string(key.name) + " = " + value_text(key, config) + "\n";
+  }
+  return out;
+}
+
+std::vector<std::string> flatten(const Config& config) {
+  std::vector<std::string> lines;
+  for (const Key& key : keys()) lines.push_back(key.full() + " = " + value_text(key, config));
+  return lines;
+}
+
+std::string config_reference() {
+  const Config defaults;
+  std::string out = "| key | default | values | meaning |\n|---|---|---|---|\n";
+  for (const Key& key : keys()) {
+    const Value value = value_of(key, defaults);
+    const bool whole = std::holds_alternative<int64_t>(value);
+    std::string range = range_text(key, whole);
+    if (std::holds_alternative<bool>(value)) range = "true, false";
+    out += "| `" + key.full() + "` | " + (key.required ? "required" : "`" + value_text(key, defaults) + "`") + " | " +
+           range + " | " + std::string(key.doc) + " |\n";
+  }
+  return out;
+}
+
+}  // namespace annulus

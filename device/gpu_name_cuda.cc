@@ -1,0 +1,14 @@
+// gpu_name of device_peak.h.
+#include <ATen/cuda/CUDAContextLight.h>
+
+#include "device/device_peak.h"
+
+namespace annulus {
+
+std::string gpu_name(at::Device device) {
+  if (!device.is_cuda()) return {};
+  return device.has_index() ? at::cuda::getDeviceProperties(device.index())->name
+                            : at::cuda::getCurrentDeviceProperties()->name;
+}
+
+}  // namespace annulus

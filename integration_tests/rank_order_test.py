@@ -1,0 +1,104 @@
+#!/usr/bin/env python3
+"""Ranks that the launcher deals out over hosts in turn: the job numbers them host by host, and no result changes by it.
+
+Hosts are made by giving ranks a host name of their own (unshare --uts); where that is not allowed, the test says so.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import cli  # noqa: E402
+
+CONFIG = """
+device = "cpu"
+[run]
+name = "order"
+steps = 3
+log_every = 1
+[data]
+train = "words.txt"
+context = 64
+batch = 4
+[model]
+layers = 1
+dim = 32
+heads = 4
+kv_heads = 2
+ffn = 64
+[optimizer]
+lr = 0.01
+[attention]
+schedule = "ring"
+[validation]
+every = 0
+"""
+
+# Rank r is on host r % 2.
+CYCLIC = 'hostname host-$((OMPI_COMM_WORLD_RANK % 2)) && exec "$@"'
+
+
+class RankOrderTest(cli.CliTest):
+    def setUp(self):
+        super().setUp()
+        if shutil.which("mpirun") is None:
+            self.skipTest("no mpirun on PATH")
+        allowed = subprocess.run(["unshare", "--uts", "hostname", "other"], capture_output=True, text=True)
+        if allowed.returncode != 0:
+            self.skipTest("no host names of one's own here: " + allowed.stderr.strip())
+        with open(self.path("words.txt"), "w") as f:
+            f.write("for i in range(10): print(i)\n" * 400)
+        with open(self.path("config.toml"), "w") as f:
+            f.write(CONFIG)
+
+    def mpirun(self, cyclic, *args):
+        short = tempfile.TemporaryDirectory(dir="/dev/shm")
+        self.addCleanup(short.cleanup)
+        hosts = ["unshare", "--uts", "sh", "-c", CYCLIC, "sh"] if cyclic else []
+        done = subprocess.run(
+            ["mpirun", "--oversubscribe", "--bind-to", "none", "--mca", "btl_vader_backing_directory", short.name]
+            + ["--mca", "btl_vader_single_copy_mechanism", "none", "-np", "4", *hosts, cli.ANNULUS, *args],
+            cwd=self.folder,
+            env=cli.environment(
+                TMPDIR=short.name, HOME=short.name, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OMPI_MCA_mpi_yield_when_idle="1"
+            ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=cli.LIMIT,
+        )
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done.stdout
+
+    def test_attend_writes_the_same_bytes(self):
+        written = []
+        for cyclic in (False, True):
+            out = f"out-{cyclic}.safetensors"
+            args = ["attend", "--random", "queries=96,heads=4,kv_heads=2,dim=16,seed=3", "--output", out, "--backward"]
+            self.mpirun(cyclic, *args, "--layout", "zigzag", "--schedule", "ring")
+            with open(self.path(out), "rb") as f:
+                written.append(f.read())
+        self.assertEqual(*written)
+
+    def test_train_takes_the_same_steps_and_says_how_ranks_are_numbered(self):
+        losses, outputs = [], []
+        for cyclic in (False, True):
+            outputs.append(self.mpirun(cyclic, "train", "config.toml"))
+            with open(self.path(f"runs/order-00{len(outputs)}/metrics.jsonl")) as f:
+                rows = [json.loads(line) for line in f]
+            losses.append([(row["step"], row["loss"], row["gradient_norm"]) for row in rows if "loss" in row])
+        self.assertEqual(len(losses[0]), 3)
+        self.assertEqual(*losses)
+        for out in outputs:
+            self.assertIn("ring: ranks 0-3, each to the next and the last to the first", out)
+        self.assertNotIn("the launcher numbers them", outputs[0])
+        self.assertIn("the launcher numbers them 0 2 1 3", outputs[1])
+        self.assertIn("host host-0: ranks 0-1 on cpu", outputs[1])
+        self.assertIn("host host-1: ranks 2-3 on cpu", outputs[1])
+
+
+cli.main()

@@ -1,0 +1,142 @@
+// See launch.h.
+#include "launcher/launch/launch.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <filesystem>
+#include <string_view>
+#include <system_error>
+
+#include "comm/launch_info.h"
+#include "common/error.h"
+#include "common/text.h"
+#include "launcher/launch/host_plan.h"
+#include "launcher/launch/mpirun.h"
+#include "launcher/launch/session_dir.h"
+#include "launcher/launch/signals.h"
+#include "launcher/launch/supervisor.h"
+
+extern char** environ;
+
+namespace annulus {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string now_text(const char* format) {
+  const std::time_t now = std::time(nullptr);
+  std::tm local{};
+  localtime_r(&now, &local);
+  std::array<char, 64> text{};
+  return std::string(text.data(), std::strftime(text.data(), text.size(), format, &local));
+}
+
+// The folder for the log files. Without --log-dir in a folder that cannot be written, logs go where temporary files go.
+std::string make_log_dir(const std::string& wanted) {
+  std::error_code error;
+  if (!wanted.empty()) {
+    fs::create_directories(wanted, error);
+    if (error || access(wanted.c_str(), W_OK | X_OK) != 0) {
+      throw Error(ErrorKind::kResource, "launcher",
+                  "--log-dir " + wanted + " cannot be written: " + (error ? error.message() : std::strerror(errno)));
+    }
+    return wanted;
+  }
+  const std::string name = now_text("%Y%m%d-%H%M%S-") + std::to_string(getpid());
+  const char* tmp = std::getenv("TMPDIR");
+  const std::string fallback = std::string(tmp && *tmp ? tmp : "/tmp") + "/annulus-logs-" + std::to_string(getuid());
+  for (const std::string& base : {std::string("runs/logs"), fallback}) {
+    const std::string dir = base + "/" + name;
+    if (fs::create_directories(dir, error) && !error) return dir;
+  }
+  throw Error(ErrorKind::kResource, "launcher",
+              "no folder for log files: neither runs/logs nor " + fallback + " can be written (" + error.message() +
+                  "); name one with --log-dir");
+}
+
+void set_env(const char* name, const std::string& value) { setenv(name, value.c_str(), 1); }
+
+// The variables of this program that ranks need, also on other hosts.
+std::vector<std::string> forwarded_variables() {
+  std::vector<std::string> names;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string_view text = *entry;
+    const std::string_view name = text.substr(0, text.find('='));
+    const bool ours = name.starts_with("ANNULUS_") || name == "OMP_NUM_THREADS";
+    // What the user says to NCCL and UCX is meant on every host; Open MPI carries its own. A host's identity stays
+    // there.
+    const bool network = name.starts_with("NCCL_") || name.starts_with("UCX_");
+    if (ours || (network && name != "NCCL_HOSTID")) names.emplace_back(name);
+  }
+  names.emplace_back("ANNULUS_LAUNCH_MPIRUN");  // set when mpirun starts
+  std::sort(names.begin(), names.end());
+  names.erase(std::unique(names.begin(), names.end()), names.end());
+  return names;
+}
+
+}  // namespace
+
+int run_launch(const LaunchOptions& options) {
+  if (launch_info().launched) {
+    throw Error(ErrorKind::kUsage, "launcher",
+                "`launch` inside a rank: this process was itself started by mpirun or srun, and would start ranks of "
+                "ranks; give mpirun the verb without `launch`, or type `launch` without mpirun");
+  }
+  const Mpirun mpirun = find_mpirun();
+  const HostPlan plan = plan_host(options.ranks, options.context, options.network.hcas);
+
+  set_env("ANNULUS_WORLD_SIZE", std::to_string(options.ranks));
+  set_env("ANNULUS_LAUNCH_COMMAND", options.typed);
+  set_env("ANNULUS_PROGRAM", options.typed_program);  // ranks say it in the commands they suggest
+  if (std::getenv("ANNULUS_PROGRESS") == nullptr)
+    set_env("ANNULUS_PROGRESS", isatty(STDOUT_FILENO) == 1 ? "live" : "plain");
+  MpirunRequest request;
+  request.ranks = options.ranks;
+  request.oversubscribe = plan.oversubscribed;
+  request.as_root = geteuid() == 0;
+  request.interfaces = options.network.interfaces;
+  request.extra = options.mpi_args;
+  std::error_code error;
+  const fs::path self = fs::read_symlink("/proc/self/exe", error);
+  if (error) throw Error(ErrorKind::kResource, "launcher", "cannot read /proc/self/exe: " + error.message());
+  request.program = {self.string()};
+  request.program.insert(request.program.end(), options.program.begin(), options.program.end());
+
+  if (options.dry_run) {
+    set_env("ANNULUS_LAUNCH_DIR", SessionDir::pattern());
+    request.session_dir = SessionDir::pattern();
+    request.forward = forwarded_variables();
+    std::printf("%s\nOpen MPI %s would be started as (%s: a fresh folder):\n\n  %s\n", plan.table.c_str(),
+                mpirun.version.c_str(), request.session_dir.c_str(),
+                shell_quote(mpirun_command(mpirun, request)).c_str());
+    return 0;
+  }
+
+  const Signals signals;
+  const SessionDir session;
+  const std::string log_dir = make_log_dir(options.log_dir);
+  set_env("ANNULUS_LAUNCH_DIR", session.path());
+  set_env("ANNULUS_LOG_DIR", log_dir);
+  set_env("TMPDIR", session.path());  // Open MPI's session folder
+  if (std::getenv("HOME") == nullptr) set_env("HOME", session.path());
+  if (request.as_root) {
+    set_env("OMPI_ALLOW_RUN_AS_ROOT", "1");
+    set_env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+  }
+  request.session_dir = session.path();
+  request.forward = forwarded_variables();
+  const std::vector<std::string> command = mpirun_command(mpirun, request);
+
+  return supervise(command, options, signals, session.path(), log_dir,
+                   options.typed + "\n" + now_text("%Y-%m-%d %H:%M:%S") + "\n\n" + plan.table + "\n" +
+                       shell_quote(command) + "\n\n");
+}
+
+}  // namespace annulus

@@ -1,0 +1,35 @@
+// launch: starts the ranks of a verb through mpirun, watches them, merges what they print, stops them and reports how
+// they ended. The verb `launch` (verb_launch.cc) calls it.
+//
+// Three processes deep: this launcher -> mpirun -> ranks, all of the same program. Ranks report to the launcher through
+// named pipes in a folder of this launch (launcher/launch/rank.h): what they print, and how they end. A rank on another
+// host has no such pipe; mpirun carries its output.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "launcher/network/network.h"
+
+namespace annulus {
+
+struct LaunchOptions {
+  int ranks = 1;
+  int context = 1;                    // ranks of a ring (Verb::context)
+  Network network;                    // of the job: what was typed, else the verb's
+  bool dry_run = false;               // print the placement and the mpirun command, start nothing
+  std::string log_dir;                // empty: runs/logs/DATE-TIME-PID below the current folder
+  double grace_seconds = 30;          // from the first Ctrl-C until ranks are ended
+  std::vector<std::string> mpi_args;  // handed to mpirun as they are
+  std::vector<std::string> program;   // the verb and its arguments
+  std::string typed;                  // the command as the user typed it
+  std::string typed_program;          // and the program alone
+};
+
+// The exit code: 0; that of the first rank that failed (a rank killed by signal S: 128 + S); 130, 143 or 129 after
+// SIGINT, SIGTERM or SIGHUP, 138 after SIGUSR1, 141 when the output was closed, unless a rank failed while it stopped.
+// Raises Error(kUnavailable) without mpirun, Error(kUsage) inside a rank, Error(kResource) when no log folder can be
+// made.
+int run_launch(const LaunchOptions& options);
+
+}  // namespace annulus

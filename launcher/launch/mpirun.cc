@@ -1,0 +1,139 @@
+// See mpirun.h.
+#include "launcher/launch/mpirun.h"
+
+#include <unistd.h>
+#include <wordexp.h>
+
+#include <charconv>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <system_error>
+
+#include "common/error.h"
+#include "common/text.h"
+
+namespace annulus {
+namespace {
+
+bool is_program(const std::string& path) { return !path.empty() && access(path.c_str(), X_OK) == 0; }
+
+std::string search_path(const std::string& name) {
+  const char* value = std::getenv("PATH");
+  const std::string path = value ? value : "/usr/bin:/bin";
+  for (size_t begin = 0; begin <= path.size();) {
+    const size_t end = std::min(path.find(':', begin), path.size());
+    const std::string candidate = path.substr(begin, end - begin) + "/" + name;
+    if (is_program(candidate)) return candidate;
+    begin = end + 1;
+  }
+  return "";
+}
+
+}  // namespace
+
+Mpirun parse_mpirun_version(const std::string& path, std::string_view output) {
+  const std::string_view line = output.substr(0, output.find('\n'));
+  Mpirun found{path, "", 0, 0};
+  const std::string_view mark = "(Open MPI) ";
+  if (const size_t at = line.find(mark); at != std::string_view::npos) {
+    found.version = std::string(line.substr(at + mark.size()));
+    const char* const end = found.version.data() + found.version.size();
+    const auto major = std::from_chars(found.version.data(), end, found.major);
+    if (major.ec == std::errc() && major.ptr != end) std::from_chars(major.ptr + 1, end, found.minor);
+  }
+  if (found.major > 4 || (found.major == 4 && found.minor >= 1)) return found;
+  throw Error(ErrorKind::kUnavailable, "launcher",
+              path + " should be Open MPI 4.1 or newer, but `mpirun --version` says \"" + std::string(line) +
+                  "\"; name another one with MPIRUN=/path/to/mpirun or MPI_HOME=/path");
+}
+
+Mpirun find_mpirun() {
+  std::string path;
+  std::string looked;
+  const char* const variable = std::getenv("MPIRUN");
+  const char* const home = std::getenv("MPI_HOME");
+  if (variable != nullptr && *variable != '\0') {
+    path = variable;  // what was named is meant: no search elsewhere
+    if (path.find('/') == std::string::npos) path = search_path(path);
+    looked = "MPIRUN=" + std::string(variable);
+  } else if (home != nullptr && *home != '\0') {
+    path = std::string(home) + "/bin/mpirun";
+    looked = path + " (from MPI_HOME)";
+  } else {
+    path = ANNULUS_MPIRUN;
+    looked = path.empty() ? "PATH" : path + " and PATH";
+    if (!is_program(path)) path = search_path("mpirun");
+  }
+  if (!is_program(path)) {
+    throw Error(ErrorKind::kUnavailable, "launcher",
+                "mpirun not found (looked at " + looked +
+                    "): install Open MPI (Debian, Ubuntu: apt-get install openmpi-bin), or name it with "
+                    "MPIRUN=/path/to/mpirun or MPI_HOME=/path");
+  }
+  // A full path is also mpirun's guess of where Open MPI lies, and it refuses to take /bin/mpirun for one below "/",
+  // though /bin is /usr/bin by another name.
+  std::error_code error;
+  const std::filesystem::path folder = std::filesystem::canonical(std::filesystem::path(path).parent_path(), error);
+  if (!error) path = folder / std::filesystem::path(path).filename();
+  const std::string command = shell_quote({path, "--version"}) + " 2>&1";
+  const std::unique_ptr<FILE, int (*)(FILE*)> pipe(popen(command.c_str(), "re"), pclose);
+  std::string output(1024, '\0');
+  output.resize(pipe ? fread(output.data(), 1, output.size(), pipe.get()) : 0);
+  return parse_mpirun_version(path, output);
+}
+
+std::vector<std::string> mpirun_command(const Mpirun& mpirun, const MpirunRequest& request) {
+  std::vector<std::string> argv = {mpirun.path, "-np", std::to_string(request.ranks), "--bind-to", "none"};
+  const auto mca = [&](const char* option, const char* key, const std::string& value) {
+    argv.insert(argv.end(), {option, key, value});
+  };
+  if (request.as_root) argv.push_back("--allow-run-as-root");
+  const bool five = mpirun.major >= 5;
+  if (request.oversubscribe) {
+    if (five) {
+      argv.insert(argv.end(), {"--map-by", ":OVERSUBSCRIBE"});
+    } else {
+      argv.push_back("--oversubscribe");
+    }
+    mca("--mca", "mpi_yield_when_idle", "1");
+  }
+  // Shared memory of this job lives in its own folder: two jobs in two PID namespaces would choose the same names, and
+  // what a killed job leaves is removed with the folder.
+  if (!request.session_dir.empty()) {
+    mca("--mca", five ? "btl_sm_backing_directory" : "btl_vader_backing_directory", request.session_dir);
+    mca("--mca", "osc_sm_backing_directory", request.session_dir);
+  }
+  // Copying from another process's memory needs ptrace permission, which containers withhold, and was slower.
+  mca("--mca", five ? "btl_sm_single_copy_mechanism" : "btl_vader_single_copy_mechanism", "none");
+  mca("--mca", "btl_base_warn_component_unused", "0");
+  // A cut cable is noticed in about 10 s instead of never.
+  const char* const runtime = five ? "--prtemca" : "--mca";
+  mca(runtime, "oob_tcp_keepalive_time", "5");
+  mca(runtime, "oob_tcp_keepalive_intvl", "2");
+  mca(runtime, "oob_tcp_keepalive_probes", "3");
+  if (!request.interfaces.empty()) {
+    std::string list;
+    for (const std::string& name : request.interfaces) list += (list.empty() ? "" : ",") + name;
+    mca(runtime, five ? "prte_if_include" : "oob_tcp_if_include", list);
+  }
+  for (const std::string& name : request.forward) argv.insert(argv.end(), {"-x", name});
+  argv.insert(argv.end(), request.extra.begin(), request.extra.end());
+  argv.insert(argv.end(), request.program.begin(), request.program.end());
+  return argv;
+}
+
+std::vector<std::string> shell_split(const std::string& text, std::string_view where) {
+  wordexp_t words{};
+  if (wordexp(text.c_str(), &words, WRDE_NOCMD | WRDE_UNDEF) != 0) {
+    throw Error(ErrorKind::kUsage, "launcher",
+                std::string(where) + " is not a list of shell words: \"" + text +
+                    "\" (an open quote, an unset variable, or one of | & ; < > ( ) { } outside quotes)");
+  }
+  std::vector<std::string> result(words.we_wordv, words.we_wordv + words.we_wordc);
+  wordfree(&words);
+  return result;
+}
+
+}  // namespace annulus

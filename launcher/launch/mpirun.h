@@ -1,0 +1,44 @@
+// The machine's mpirun: where it is, which version, and the exact command that starts ranks. Used by launch and doctor.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace annulus {
+
+// An Open MPI 4.1 or 5.
+struct Mpirun {
+  std::string path;
+  std::string version;  // "4.1.4"
+  int major = 0;
+  int minor = 0;
+};
+
+// The version in the first line of `mpirun --version`: "mpirun (Open MPI) 4.1.4". Raises Error(kUnavailable) when it is
+// another MPI or older than 4.1. `path` is for the message.
+Mpirun parse_mpirun_version(const std::string& path, std::string_view output);
+
+// $MPIRUN, else $MPI_HOME/bin/mpirun, else the one found when annulus was built, else the first on PATH. Raises
+// Error(kUnavailable) when there is none, or it does not run, saying where it was looked for and how to get one.
+Mpirun find_mpirun();
+
+struct MpirunRequest {
+  int ranks = 1;
+  bool oversubscribe = false;           // more ranks than cores
+  bool as_root = false;                 // Open MPI wants to be told
+  std::string session_dir;              // a folder of this launch alone
+  std::vector<std::string> interfaces;  // that mpirun's daemons reach one another by; empty: all
+  std::vector<std::string> forward;     // names of variables handed to every rank, also on other hosts
+  std::vector<std::string> extra;       // the user's own, last before the program
+  std::vector<std::string> program;     // argv of each rank
+};
+
+// The command line, argv[0] first. Ranks are not bound by mpirun: each binds itself to its place (docs/user-guide.md).
+std::vector<std::string> mpirun_command(const Mpirun& mpirun, const MpirunRequest& request);
+
+// Splits as a shell does, with quotes and $VARIABLES but without running commands. Raises Error(kUsage); `where` is the
+// option.
+std::vector<std::string> shell_split(const std::string& text, std::string_view where);
+
+}  // namespace annulus

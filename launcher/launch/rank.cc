@@ -1,0 +1,69 @@
+// See rank.h.
+#include "launcher/launch/rank.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+namespace annulus {
+namespace {
+
+int control_fd = -1;
+int own_rank = 0;
+
+// One write of at most PIPE_BUF bytes is never mixed with another rank's. Line breaks travel as \1.
+void send_line(std::string text) {
+  if (control_fd < 0) return;
+  std::fflush(stdout);
+  std::fflush(stderr);
+  std::replace(text.begin(), text.end(), '\n', '\1');
+  text += '\n';
+  if (write(control_fd, text.data(), text.size()) < 0) {
+  }  // the launcher is gone: PDEATHSIG ends this process
+}
+
+}  // namespace
+
+void attach_to_launcher(const LaunchInfo& info) {
+  const char* dir = std::getenv("ANNULUS_LAUNCH_DIR");
+  if (dir == nullptr || *dir == '\0' || !info.launched) return;
+  own_rank = info.rank;
+  const std::string base = std::string(dir) + "/rank-" + std::to_string(info.rank);
+  prctl(PR_SET_PDEATHSIG, SIGKILL);  // a launcher that is killed takes mpirun with it, mpirun takes this rank
+  if (access((std::string(dir) + "/control").c_str(), F_OK) != 0) return;  // another host: mpirun carries the output
+  const auto parent = static_cast<pid_t>(number_from_environment("ANNULUS_LAUNCH_MPIRUN", 0, 0, 1e9));
+  if (parent != 0 && getppid() != parent) _exit(137);  // it went before the call
+  // Non-blocking: without a reader, the launcher is gone.
+  const int control = open((std::string(dir) + "/control").c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC);
+  const int out = open((base + ".out").c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC);
+  const int err = open((base + ".err").c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC);
+  if (control < 0 || out < 0 || err < 0) _exit(137);
+  for (int fd : {control, out, err}) fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK);
+  dup2(out, STDOUT_FILENO);
+  dup2(err, STDERR_FILENO);
+  close(out);
+  close(err);
+  setvbuf(stdout, nullptr, _IOLBF, 0);  // a pipe would be buffered by the block: lines should show as they are made
+  control_fd = control;
+  const std::string hello =
+      "start " + std::to_string(info.rank) + " " + std::to_string(static_cast<long>(getpid())) + "\n";
+  if (write(control_fd, hello.data(), hello.size()) < 0) {
+  }  // the launcher is gone: PDEATHSIG ends this process
+}
+
+bool attached_to_launcher() { return control_fd >= 0; }
+
+void report_exit(int code) { send_line("exit " + std::to_string(own_rank) + " " + std::to_string(code)); }
+
+void report_error(const Error& error, bool said) {
+  send_line((said ? "said " : "failed ") + std::to_string(own_rank) + " " + error.wire().substr(0, 3500));
+}
+
+}  // namespace annulus

@@ -1,0 +1,22 @@
+// This process as a rank that `annulus launch` watches: tied to the launcher's life, its output sent there. Called by
+// program.cc before anything starts a thread.
+#pragma once
+
+#include "comm/launch_info.h"
+#include "common/error.h"
+
+namespace annulus {
+
+// Under `annulus launch` (ANNULUS_LAUNCH_DIR): dies with its mpirun, and sends what it prints to the launcher without
+// going through mpirun, so that a live progress line stays live. Elsewhere does nothing. Call once, first of all.
+void attach_to_launcher(const LaunchInfo& info);
+
+// True when a launcher on this host reads what this rank reports.
+bool attached_to_launcher();
+
+// Tells the launcher how this rank ended: with which exit code, or with which error. `said`: the error was printed by
+// one of the ranks. Does nothing unless attached.
+void report_exit(int code);
+void report_error(const Error& error, bool said);
+
+}  // namespace annulus

@@ -1,0 +1,121 @@
+// See rank_streams.h.
+#include "launcher/launch/rank_streams.h"
+
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "common/error.h"
+#include "launcher/launch/pipes.h"
+
+namespace annulus {
+namespace {
+
+std::string prefix(size_t i) { return "[rank " + std::to_string(i) + "] "; }
+
+}  // namespace
+
+std::ofstream open_log(const std::string& log_dir, const std::string& name) {
+  const std::string path = log_dir + "/" + name;
+  std::ofstream file(path, std::ios::trunc);
+  if (!file) throw Error(ErrorKind::kResource, "launcher", "cannot write " + path + ": " + std::strerror(errno));
+  return file;
+}
+
+RankStreams::RankStreams(int ranks, const std::string& session_dir, const std::string& log_dir, Terminal& terminal)
+    : terminal_(terminal), ranks_(static_cast<size_t>(ranks)) {
+  rlimit files{};
+  if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
+    files.rlim_cur = files.rlim_max;  // four for each rank, with its pidfd
+    setrlimit(RLIMIT_NOFILE, &files);
+  }
+  for (size_t i = 0; i < ranks_.size(); ++i) {
+    const std::string base = "rank-" + std::to_string(i);
+    ranks_[i].out.fd = open_fifo(session_dir + "/" + base + ".out");
+    ranks_[i].err.fd = open_fifo(session_dir + "/" + base + ".err");
+    ranks_[i].log = open_log(log_dir, base + ".log");
+  }
+}
+
+RankStreams::~RankStreams() {
+  for (const Rank& r : ranks_) {
+    for (const int fd : {r.out.fd, r.err.fd}) {
+      if (fd >= 0) close(fd);
+    }
+  }
+}
+
+void RankStreams::watch(std::vector<pollfd>& fds) const {
+  for (const Rank& r : ranks_) {
+    for (const int fd : {r.out.fd, r.err.fd}) {
+      if (fd >= 0) fds.push_back({fd, POLLIN, 0});
+    }
+  }
+}
+
+void RankStreams::read(int rank) {
+  const auto i = static_cast<size_t>(rank);
+  Rank& r = ranks_[i];
+  drain(r.out.fd, [&](std::string_view bytes) { take(i, r.out, Terminal::kOut, bytes); });
+  drain(r.err.fd, [&](std::string_view bytes) { take(i, r.err, Terminal::kErr, bytes); });
+}
+
+void RankStreams::read_all() {
+  for (size_t i = 0; i < ranks_.size(); ++i) read(static_cast<int>(i));
+}
+
+void RankStreams::take(size_t i, Source& source, Terminal::Stream stream, std::string_view bytes) {
+  ranks_[i].shown = ++shown_;
+  if (i == 0) {
+    terminal_.write_raw(stream, bytes);
+  } else {
+    source.terminal.feed(bytes, [&](std::string_view line, bool replaced) {
+      if (!replaced) terminal_.write_line(stream, prefix(i) + std::string(line));
+    });
+  }
+  source.log.feed(bytes, [&](std::string_view line, bool replaced) { log_line(i, stream, line, replaced); });
+  ranks_[i].log.flush();
+}
+
+void RankStreams::log_line(size_t i, Terminal::Stream stream, std::string_view line, bool replaced) {
+  Rank& r = ranks_[i];
+  if (replaced) {
+    // A live line is written over many times a second; one every ten seconds tells the story.
+    const auto now = std::chrono::steady_clock::now();
+    if (now - r.last_live < std::chrono::seconds(10)) return;
+    r.last_live = now;
+  }
+  r.log << line << '\n';
+  if (stream == Terminal::kErr) {
+    r.tail.emplace_back(line);
+    if (r.tail.size() > 10) r.tail.pop_front();
+  }
+}
+
+void RankStreams::finish() {
+  for (size_t i = 0; i < ranks_.size(); ++i) {
+    for (const Terminal::Stream stream : {Terminal::kOut, Terminal::kErr}) {
+      Source& source = stream == Terminal::kOut ? ranks_[i].out : ranks_[i].err;
+      if (i != 0) {
+        source.terminal.finish(
+            [&](std::string_view line, bool) { terminal_.write_line(stream, prefix(i) + std::string(line)); });
+      }
+      source.log.finish([&](std::string_view line, bool) { log_line(i, stream, line, false); });
+    }
+    ranks_[i].log.flush();
+  }
+}
+
+void RankStreams::note(int rank, const std::string& line) {
+  ranks_[static_cast<size_t>(rank)].log << line << std::endl;
+}
+
+std::vector<std::string> RankStreams::unseen(int rank) const {
+  const Rank& r = ranks_[static_cast<size_t>(rank)];
+  if (shown_ - r.shown <= 10) return {};
+  return {r.tail.begin(), r.tail.end()};
+}
+
+}  // namespace annulus

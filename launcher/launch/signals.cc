@@ -1,0 +1,36 @@
+// See signals.h.
+#include "launcher/launch/signals.h"
+
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <string>
+
+#include "common/error.h"
+
+namespace annulus {
+
+Signals::Signals() {
+  // Ctrl-C works also where a shell started this program in the background with SIGINT ignored.
+  signal(SIGINT, SIG_DFL);
+  signal(SIGPIPE, SIG_IGN);
+  sigset_t blocked;
+  sigemptyset(&blocked);
+  for (const int s : {SIGINT, SIGTERM, SIGUSR1, SIGCHLD}) sigaddset(&blocked, s);
+  struct sigaction hangup {};
+  sigaction(SIGHUP, nullptr, &hangup);
+  if (hangup.sa_handler != SIG_IGN) sigaddset(&blocked, SIGHUP);  // nohup stays nohup
+  sigprocmask(SIG_BLOCK, &blocked, &before);
+  fd = signalfd(-1, &blocked, SFD_CLOEXEC | SFD_NONBLOCK);
+  if (fd < 0) {
+    throw Error(ErrorKind::kResource, "launcher", std::string("signalfd failed: ") + std::strerror(errno));
+  }
+}
+
+Signals::~Signals() { close(fd); }
+
+std::string signal_text(int signal) { return "signal " + std::to_string(signal) + " (" + strsignal(signal) + ")"; }
+
+}  // namespace annulus

@@ -1,0 +1,353 @@
+// See supervisor.h.
+#include "launcher/launch/supervisor.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <optional>
+
+#include "common/error.h"
+#include "launcher/launch/pipes.h"
+#include "launcher/launch/rank_streams.h"
+#include "launcher/launch/terminal.h"
+#include "launcher/launch/verdict.h"
+
+namespace annulus {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// How long mpirun may take to end the ranks after SIGTERM, and a job whose first rank failed to end by itself.
+constexpr std::chrono::seconds kTermGrace{5};
+constexpr std::chrono::seconds kFailureGrace{15};
+
+struct RankState {
+  int pidfd = -1;
+  bool started = false;
+  bool reported = false;  // said how it ended
+};
+
+class Supervisor {
+ public:
+  Supervisor(const LaunchOptions& options, const Signals& signals, const std::string& session_dir,
+             const std::string& log_dir)
+      : options_(options),
+        signals_(signals),
+        log_dir_(log_dir),
+        terminal_(STDOUT_FILENO, STDERR_FILENO),
+        streams_(options.ranks, session_dir, log_dir, terminal_),
+        ranks_(static_cast<size_t>(options.ranks)) {
+    control_ = open_fifo(session_dir + "/control");
+    mpirun_log_ = open_log(log_dir, "mpirun.log");
+    log_ = open_log(log_dir, "launch.log");
+  }
+
+  ~Supervisor() {
+    for (const RankState& r : ranks_) {
+      if (r.pidfd >= 0) close(r.pidfd);
+    }
+    for (int fd : {control_, mpirun_}) {
+      if (fd >= 0) close(fd);
+    }
+  }
+
+  void start(const std::vector<std::string>& command, const std::string& heading) {
+    log_ << heading << std::flush;
+    std::array<int, 2> pipe_fds{};
+    if (pipe2(pipe_fds.data(), O_CLOEXEC) != 0) refuse_call("pipe");
+    std::vector<char*> argv;
+    for (const std::string& word : command) argv.push_back(const_cast<char*>(word.c_str()));
+    argv.push_back(nullptr);
+    const pid_t launcher = getpid();
+    mpirun_pid_ = fork();
+    if (mpirun_pid_ < 0) refuse_call("fork");
+    if (mpirun_pid_ == 0) {
+      prctl(PR_SET_PDEATHSIG, SIGKILL);  // a killed launcher takes the job with it
+      if (getppid() != launcher) _exit(137);
+      setpgid(0, 0);  // Ctrl-C reaches the launcher alone, which asks the ranks to stop
+      setenv("ANNULUS_LAUNCH_MPIRUN", std::to_string(getpid()).c_str(), 1);
+      const int null = open("/dev/null", O_RDONLY);
+      dup2(null, STDIN_FILENO);
+      dup2(pipe_fds[1], STDOUT_FILENO);
+      dup2(pipe_fds[1], STDERR_FILENO);
+      signal(SIGPIPE, SIG_DFL);
+      sigprocmask(SIG_SETMASK, &signals_.before, nullptr);
+      execv(argv[0], argv.data());
+      std::fprintf(stderr, "cannot run %s: %s\n", argv[0], std::strerror(errno));
+      _exit(127);
+    }
+    setpgid(mpirun_pid_, mpirun_pid_);
+    close(pipe_fds[1]);
+    mpirun_ = pipe_fds[0];
+    fcntl(mpirun_, F_SETFL, O_NONBLOCK);
+  }
+
+  // Until mpirun has ended and nothing is left to read. Returns the exit code.
+  int run() {
+    while (!mpirun_code_) {
+      wait_for_events();
+      read_all();
+      act_on_deadlines();
+    }
+    read_all();
+    for (RankState& r : ranks_) {
+      if (r.pidfd >= 0) syscall(SYS_pidfd_send_signal, r.pidfd, SIGKILL, nullptr, 0);  // one that outlived mpirun
+    }
+    streams_.finish();
+    return conclude();
+  }
+
+ private:
+  void say(const std::string& text) {
+    log_ << text << std::endl;
+    terminal_.write_line(Terminal::kErr, text);
+  }
+
+  void wait_for_events() {
+    std::vector<pollfd> fds;
+    const auto watch = [&](int fd) {
+      if (fd >= 0) fds.push_back({fd, POLLIN, 0});
+    };
+    watch(signals_.fd);
+    watch(control_);
+    watch(mpirun_);
+    streams_.watch(fds);
+    for (const RankState& r : ranks_) watch(r.pidfd);
+    int timeout = -1;
+    if (deadline_) {
+      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(*deadline_ - Clock::now()).count();
+      timeout = static_cast<int>(std::clamp<int64_t>(left + 1, 0, 60000));
+    }
+    poll(fds.data(), fds.size(), timeout);
+  }
+
+  void read_all() {
+    read_signals();
+    // Output before the control pipe: what a rank printed comes before how it ended. Deaths before that: a rank that
+    // died without a word is what the others then complain about.
+    streams_.read_all();
+    check_deaths();
+    read_control();
+    drain(mpirun_, [&](std::string_view bytes) {
+      mpirun_log_ << bytes << std::flush;
+      mpirun_text_.append(bytes.substr(0, kKeptText - std::min(kKeptText, mpirun_text_.size())));
+    });
+    if (terminal_.broken() && !stop_signal_) interrupt(SIGPIPE);
+  }
+
+  void read_signals() {
+    signalfd_siginfo info{};
+    while (read(signals_.fd, &info, sizeof info) == static_cast<ssize_t>(sizeof info)) {
+      if (info.ssi_signo == SIGCHLD) {
+        reap();
+      } else {
+        interrupt(static_cast<int>(info.ssi_signo));
+      }
+    }
+  }
+
+  void reap() {
+    int status = 0;
+    if (mpirun_code_ || waitpid(mpirun_pid_, &status, WNOHANG) != mpirun_pid_) return;
+    mpirun_code_ = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    if (WIFSIGNALED(status)) mpirun_signal_ = WTERMSIG(status);
+  }
+
+  // Control lines, launcher/launch/rank.cc: "start RANK PID", "exit RANK CODE", "failed RANK ERROR" and "said
+  // RANK ERROR".
+  void read_control() {
+    drain(control_, [&](std::string_view bytes) {
+      control_lines_.feed(bytes, [&](std::string_view line, bool) { take_control(std::string(line)); });
+    });
+  }
+
+  void take_control(const std::string& line) {
+    long a = -1, b = 0;
+    int used = 0;
+    if (std::sscanf(line.c_str(), "start %ld %ld%n", &a, &b, &used) == 2 && a >= 0 && a < options_.ranks && b > 1) {
+      RankState& r = ranks_[static_cast<size_t>(a)];
+      r.started = true;
+      if (r.pidfd < 0) r.pidfd = static_cast<int>(syscall(SYS_pidfd_open, static_cast<pid_t>(b), 0));
+      // A rank that started after the signal went out has missed it.
+      if (stop_signal_ && r.pidfd >= 0) syscall(SYS_pidfd_send_signal, r.pidfd, SIGUSR1, nullptr, 0);
+      return;
+    }
+    const bool said = std::sscanf(line.c_str(), "said %ld%n", &a, &used) == 1;
+    std::optional<Error> error;
+    if (said || std::sscanf(line.c_str(), "failed %ld%n", &a, &used) == 1) {
+      std::string text = line.substr(std::min(line.size(), static_cast<size_t>(used) + 1));
+      std::replace(text.begin(), text.end(), '\1', '\n');
+      error = Error::from_wire(text).value_or(
+          Error(ErrorKind::kInternal, "launcher", "failed with a report that cannot be read: " + text));
+      b = error->exit_code();
+    } else if (std::sscanf(line.c_str(), "exit %ld %ld", &a, &b) != 2) {
+      return;
+    }
+    if (a < 0 || a >= options_.ranks) return;
+    RankState& r = ranks_[static_cast<size_t>(a)];
+    if (r.reported) return;
+    r.reported = true;
+    if (b == 0) return;
+    if (error && !said) streams_.note(static_cast<int>(a), "annulus: " + std::string(error->what()));
+    add_failure({static_cast<int>(a), static_cast<int>(b), error ? error->what() : "", said, false});
+  }
+
+  // A rank that has ended and said nothing of it.
+  void check_deaths() {
+    bool control_read = false;
+    for (size_t i = 0; i < ranks_.size(); ++i) {
+      RankState& r = ranks_[i];
+      if (r.pidfd < 0) continue;
+      pollfd dead{r.pidfd, POLLIN, 0};
+      if (poll(&dead, 1, 0) != 1) continue;
+      if (!control_read) {
+        // Its last word, if there is one, was written before it died. Others' words wait: they may be complaints about
+        // this death.
+        control_read = true;
+        read_control_of_the_dead();
+      }
+      streams_.read(static_cast<int>(i));
+      close(r.pidfd);
+      r.pidfd = -1;
+      if (!r.reported) add_failure({static_cast<int>(i), 0, "", false, true});
+    }
+  }
+
+  // Collects control lines; abrupt deaths found in the same round are put in front of the failures that came with them.
+  void read_control_of_the_dead() {
+    const size_t before = failures_.size();
+    read_control();
+    std::vector<RankEnd> later(failures_.begin() + static_cast<std::ptrdiff_t>(before), failures_.end());
+    failures_.resize(before);
+    for (size_t i = 0; i < ranks_.size(); ++i) {
+      RankState& r = ranks_[i];
+      if (r.pidfd < 0 || r.reported) continue;
+      pollfd dead{r.pidfd, POLLIN, 0};
+      if (poll(&dead, 1, 0) == 1) {
+        r.reported = true;
+        add_failure({static_cast<int>(i), 0, "", false, true});
+      }
+    }
+    failures_.insert(failures_.end(), later.begin(), later.end());
+  }
+
+  void add_failure(RankEnd failure) {
+    failures_.push_back(std::move(failure));
+    // mpirun ends the others by itself; should it not, it is made to.
+    if (!stop_signal_ && !deadline_) deadline_ = Clock::now() + kFailureGrace;
+  }
+
+  void interrupt(int signal) {
+    if (mpirun_code_) return;  // all over; its pid may be another's by now
+    if (!stop_signal_) {
+      stop_signal_ = signal;
+      const std::string name = signal == SIGINT    ? "Ctrl-C"
+                               : signal == SIGPIPE ? "the output was closed"
+                                                   : strsignal(signal);
+      std::array<char, 160> text;
+      std::snprintf(text.data(), text.size(), "annulus: %s: the ranks finish their step and stop%s", name.c_str(),
+                    signal == SIGINT ? " (Ctrl-C again: at once)" : "");
+      say(text.data());
+      kill(mpirun_pid_, SIGUSR1);  // mpirun forwards it, also to other hosts
+      deadline_ = Clock::now() +
+                  std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(options_.grace_seconds));
+      return;
+    }
+    if (stage_ == Stage::kAsked) terminate();
+  }
+
+  void act_on_deadlines() {
+    if (mpirun_code_ || !deadline_ || Clock::now() < *deadline_) return;
+    if (stage_ == Stage::kAsked) {
+      if (stop_signal_) {
+        std::array<char, 120> text;
+        std::snprintf(text.data(), text.size(), "annulus: the ranks did not stop within %g s and are ended now",
+                      options_.grace_seconds);
+        say(text.data());
+      }
+      terminate();
+    } else {
+      for (const RankState& r : ranks_) {
+        if (r.pidfd >= 0) syscall(SYS_pidfd_send_signal, r.pidfd, SIGKILL, nullptr, 0);
+      }
+      kill(-mpirun_pid_, SIGKILL);
+      deadline_ = Clock::now() + kTermGrace;
+    }
+  }
+
+  void terminate() {
+    stage_ = Stage::kTerminated;
+    forced_ = true;
+    kill(mpirun_pid_, SIGTERM);
+    deadline_ = Clock::now() + kTermGrace;
+  }
+
+  // Says how the job ended and returns its exit code.
+  int conclude() {
+    JobEnd end;
+    end.ranks = options_.ranks;
+    end.failed = failures_;
+    for (int rank = 0; rank < options_.ranks; ++rank) end.unseen.push_back(streams_.unseen(rank));
+    end.mpirun_code = *mpirun_code_;
+    end.mpirun_signal = mpirun_signal_;
+    end.mpirun_said = mpirun_text_;
+    end.any_started = std::any_of(ranks_.begin(), ranks_.end(), [](const RankState& r) { return r.started; });
+    end.stop_signal = stop_signal_;
+    end.forced = forced_;
+    end.verb = options_.program.front();
+    end.typed = options_.typed;
+    end.log_dir = log_dir_;
+    const Verdict verdict = judge(end);
+    for (const std::string& line : verdict.words) say(line);
+    log_ << "exit code " << verdict.code << std::endl;
+    return verdict.code;
+  }
+
+  enum class Stage { kAsked, kTerminated };
+  static constexpr size_t kKeptText = 8000;  // of mpirun's own output
+
+  const LaunchOptions& options_;
+  const Signals& signals_;
+  const std::string log_dir_;
+  Terminal terminal_;
+  RankStreams streams_;
+  std::vector<RankState> ranks_;
+  std::ofstream mpirun_log_, log_;
+  int control_ = -1;
+  LineSplitter control_lines_;
+  int mpirun_ = -1;  // what it prints itself
+  std::string mpirun_text_;
+  pid_t mpirun_pid_ = -1;
+  std::optional<int> mpirun_code_;
+  int mpirun_signal_ = 0;
+  std::vector<RankEnd> failures_;  // in order of time
+  int stop_signal_ = 0;            // 0: nobody asked to stop
+  Stage stage_ = Stage::kAsked;
+  bool forced_ = false;
+  std::optional<Clock::time_point> deadline_;
+};
+
+}  // namespace
+
+int supervise(const std::vector<std::string>& command, const LaunchOptions& options, const Signals& signals,
+              const std::string& session_dir, const std::string& log_dir, const std::string& heading) {
+  Supervisor supervisor(options, signals, session_dir, log_dir);
+  supervisor.start(command, heading);
+  return supervisor.run();
+}
+
+}  // namespace annulus

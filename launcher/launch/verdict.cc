@@ -1,0 +1,99 @@
+// See verdict.h.
+#include "launcher/launch/verdict.h"
+
+#include <signal.h>
+
+#include <algorithm>
+
+#include "launcher/launch/signals.h"
+
+namespace annulus {
+namespace {
+
+// "0", "0-3", "0, 2-3"
+std::string rank_list(std::vector<int> ranks) {
+  std::sort(ranks.begin(), ranks.end());
+  std::string text;
+  for (size_t i = 0; i < ranks.size();) {
+    size_t j = i;
+    while (j + 1 < ranks.size() && ranks[j + 1] == ranks[j] + 1) ++j;
+    if (!text.empty()) text += ", ";
+    text += std::to_string(ranks[i]);
+    if (j > i) text += "-" + std::to_string(ranks[j]);
+    i = j + 1;
+  }
+  return (ranks.size() == 1 ? "rank " : "ranks ") + text;
+}
+
+// What is said of ranks that failed. `code`: of the job.
+void tell(const std::vector<RankEnd>& told, int code, const JobEnd& end, std::vector<std::string>& words) {
+  const RankEnd& first = told.front();
+  std::vector<int> same, other;
+  for (const RankEnd& f : told) {
+    const bool equal = f.abrupt == first.abrupt && f.code == first.code && f.message == first.message;
+    // Ranks that die by a signal after the first were ended by mpirun.
+    if (f.rank == first.rank || (equal && !f.abrupt)) {
+      same.push_back(f.rank);
+    } else if (!f.abrupt) {
+      other.push_back(f.rank);
+    }
+  }
+  if (first.said) {
+    // One rank has printed it for all.
+  } else if (!first.message.empty()) {
+    words.push_back("annulus: " + (end.ranks == 1 ? "" : rank_list(same) + ": ") + first.message);
+  } else {
+    std::string how = "ended with exit code " + std::to_string(code);
+    if (first.abrupt && code > 128 && code < 128 + NSIG) how = "was ended by " + signal_text(code - 128);
+    const auto rank = static_cast<size_t>(first.rank);
+    const std::vector<std::string> lines = rank < end.unseen.size() ? end.unseen[rank] : std::vector<std::string>();
+    words.push_back("annulus: " + rank_list(same) + " " + how + (lines.empty() ? "" : "; its last lines:"));
+    for (const std::string& line : lines) words.push_back("  " + line);
+  }
+  if (!other.empty()) words.push_back("annulus: " + rank_list(other) + " failed after it");
+}
+
+}  // namespace
+
+Verdict judge(const JobEnd& end) {
+  std::vector<std::string> words;
+  const bool interrupted = end.stop_signal != 0;
+  if (end.mpirun_signal != 0 && !end.forced && !interrupted) {
+    words.push_back("annulus: mpirun was ended by " + signal_text(end.mpirun_signal));
+  }
+  // Ranks that ended because they were asked to, or because others ended, are no failures.
+  std::vector<RankEnd> told;
+  for (const RankEnd& f : end.failed) {
+    const bool asked = interrupted && (f.abrupt || f.code >= 128);
+    if (!asked) told.push_back(f);
+  }
+  int code = end.mpirun_code;
+  // A rank that fails while it stops (a full disk, at its checkpoint) has failed.
+  if (!told.empty() && !told.front().abrupt) {
+    code = told.front().code;
+  } else if (!end.failed.empty() && !end.failed.front().abrupt) {
+    code = end.failed.front().code;
+  }
+  if (!end.failed.empty() && code == 0) code = 1;
+  if (!told.empty()) {
+    tell(told, code, end, words);
+  } else if (code != 0 && !interrupted) {
+    // No rank said anything: mpirun's own words are all there is.
+    words.push_back("annulus: mpirun ended with exit code " + std::to_string(code) +
+                    (end.any_started ? "" : " before any rank started") + "; it said:");
+    words.push_back(end.mpirun_said.empty() ? "(nothing)" : end.mpirun_said);
+  }
+  if (interrupted && code != 0 && (told.empty() || end.forced)) {
+    code = 128 + end.stop_signal;
+    words.push_back(end.forced ? "annulus: stopped; what was not in a finished checkpoint is lost"
+                               : "annulus: stopped");
+    if (end.forced && end.verb == "train") {
+      words.push_back("annulus: to go on from the newest checkpoint: " + end.typed +
+                      (end.typed.find("--resume") == std::string::npos ? " --resume" : ""));
+    }
+  }
+  if (code != 0) words.push_back("annulus: exit code " + std::to_string(code) + ", logs in " + end.log_dir);
+  return {code, std::move(words)};
+}
+
+}  // namespace annulus

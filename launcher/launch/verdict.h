@@ -1,0 +1,45 @@
+// How a job ended: from what each rank, mpirun and the user did to an exit code and what is said. No process, file or
+// clock is touched here, so that a table of cases tests it (tests/launcher/verdict_test.cc). Used by supervisor.cc.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace annulus {
+
+// The end of one rank that failed.
+struct RankEnd {
+  int rank = 0;
+  int code = 0;         // 0 where it ended abruptly
+  std::string message;  // what it reported; may be empty
+  bool said = false;    // one rank has printed the message for all
+  bool abrupt = false;  // ended without a word: a signal, or _exit
+};
+
+struct JobEnd {
+  int ranks = 1;
+  std::vector<RankEnd> failed;  // in order of time
+  // By rank: the last lines of its standard error, where the terminal does not show them any more.
+  std::vector<std::vector<std::string>> unseen;
+
+  int mpirun_code = 0;      // its exit code; 128 + signal where a signal ended it
+  int mpirun_signal = 0;    // 0: it exited
+  std::string mpirun_said;  // what it printed itself
+  bool any_started = true;  // at least one rank came up
+
+  int stop_signal = 0;  // that asked the job to stop (SIGINT: Ctrl-C, SIGPIPE: the output was closed); 0: nobody did
+  bool forced = false;  // the ranks were ended by the launcher
+
+  std::string verb;   // what the ranks ran
+  std::string typed;  // the command as the user typed it
+  std::string log_dir;
+};
+
+struct Verdict {
+  int code = 0;                    // as run_launch returns it (launch.h)
+  std::vector<std::string> words;  // line by line; empty where there is nothing to say
+};
+
+Verdict judge(const JobEnd& end);
+
+}  // namespace annulus

@@ -1,0 +1,142 @@
+// See network.h.
+#include "launcher/network/network.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <utility>
+
+#include "common/error.h"
+#include "common/names.h"
+
+namespace annulus {
+namespace {
+
+constexpr const char* kInterfaces = "ANNULUS_INTERFACES";
+constexpr const char* kHcas = "ANNULUS_HCAS";
+constexpr const char* kRankHca = "ANNULUS_RANK_HCA";
+
+// What MPI refuses together with a variable of ours.
+constexpr std::array<std::pair<std::string_view, const char*>, 2> kOpposites = {{
+    {"OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_btl_tcp_if_exclude"},
+    {"OMPI_MCA_btl_openib_if_include", "OMPI_MCA_btl_openib_if_exclude"},
+}};
+
+const char* set_value(const char* name) {
+  const char* const value = std::getenv(name);
+  return value != nullptr && *value != '\0' ? value : nullptr;
+}
+
+std::vector<std::string> split(std::string_view list) {
+  std::vector<std::string> parts;
+  if (list.empty()) return parts;
+  for (size_t begin = 0; begin <= list.size();) {
+    const size_t end = std::min(list.find(',', begin), list.size());
+    parts.emplace_back(list.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return parts;
+}
+
+std::string joined(const std::vector<std::string>& parts) {
+  std::string out;
+  for (const std::string& part : parts) out += (out.empty() ? "" : ",") + part;
+  return out;
+}
+
+bool is_name(std::string_view text) {
+  return !text.empty() && std::all_of(text.begin(), text.end(), [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '-' ||
+           c == '.' || c == '@';
+  });
+}
+
+bool is_port(std::string_view text) {
+  return !text.empty() && text.size() <= 3 && text.front() != '0' &&
+         std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
+}
+
+}  // namespace
+
+Network parse_network(std::string_view interfaces, std::string_view hcas, std::string_view rank_hca,
+                      std::string_view where) {
+  const auto refuse = [&](const char* what, const char* form, const std::string& got) {
+    throw Error(ErrorKind::kUsage, "launcher",
+                std::string(where) + ": " + what + " is named as the system names it, " + form + ", not \"" + got +
+                    "\"; NCCL's and MPI's own variables take patterns and networks, and come first");
+  };
+  Network network{split(interfaces), split(hcas)};
+  for (const std::string& name : network.interfaces) {
+    if (!is_name(name)) refuse("an interface", "such as eth0", name);
+  }
+  for (const std::string& hca : network.hcas) {
+    const size_t colon = hca.find(':');
+    const bool good = is_name(std::string_view(hca).substr(0, colon)) &&
+                      (colon == std::string::npos || is_port(std::string_view(hca).substr(colon + 1)));
+    if (!good) refuse("an HCA", "such as mlx5_0 or, for one of its ports, mlx5_0:1", hca);
+  }
+  network.nearest_hca = index_of_name(rank_hca, {"auto", "nearest"}, "choice of HCAs", where) == 1;
+  return network;
+}
+
+Network network_from_environment(Network configured) {
+  const auto value = [](const char* name) { return std::string(set_value(name) == nullptr ? "" : set_value(name)); };
+  const std::string choice = value(kRankHca);
+  const Network typed = parse_network(value(kInterfaces), value(kHcas), choice.empty() ? "auto" : choice,
+                                      "the environment (ANNULUS_...)");
+  if (!typed.interfaces.empty()) configured.interfaces = typed.interfaces;
+  if (!typed.hcas.empty()) configured.hcas = typed.hcas;
+  if (!choice.empty()) configured.nearest_hca = typed.nearest_hca;
+  return configured;
+}
+
+std::vector<Variable> environment_of(const Network& network) {
+  std::vector<Variable> out;
+  if (!network.interfaces.empty()) out.push_back({kInterfaces, joined(network.interfaces)});
+  if (!network.hcas.empty()) out.push_back({kHcas, joined(network.hcas)});
+  if (network.nearest_hca) out.push_back({kRankHca, "nearest"});
+  return out;
+}
+
+std::vector<Variable> network_variables(const Network& network, const std::string& nearest) {
+  std::vector<Variable> out;
+  if (!network.interfaces.empty()) {
+    out.push_back({"NCCL_SOCKET_IFNAME", "=" + joined(network.interfaces)});
+    out.push_back({"OMPI_MCA_btl_tcp_if_include", joined(network.interfaces)});
+  }
+  const std::vector<std::string> hcas =
+      network.nearest_hca && !nearest.empty() ? std::vector<std::string>{nearest} : network.hcas;
+  if (!hcas.empty()) {
+    out.push_back({"NCCL_IB_HCA", "=" + joined(hcas)});
+    out.push_back({"OMPI_MCA_btl_openib_if_include", joined(hcas)});
+    std::vector<std::string> devices;
+    for (const std::string& hca : hcas) devices.push_back(hca.find(':') == std::string::npos ? hca + ":1" : hca);
+    devices.insert(devices.end(), network.interfaces.begin(), network.interfaces.end());
+    out.push_back({"UCX_NET_DEVICES", joined(devices)});
+  }
+  return out;
+}
+
+std::vector<std::string> apply_network(const std::vector<Variable>& variables) {
+  std::vector<std::string> lines;
+  for (const Variable& variable : variables) {
+    const char* opposite = nullptr;
+    for (const auto& [name, other] : kOpposites) {
+      if (variable.name == name && set_value(other) != nullptr) opposite = other;
+    }
+    if (const char* const own = set_value(variable.name.c_str())) {
+      const bool same = variable.value == own;
+      lines.push_back(variable.name + "=" + own + " is the environment's" +
+                      (same ? "" : " and stays, in place of " + variable.value));
+    } else if (opposite != nullptr) {
+      lines.push_back(std::string(opposite) + " is set in the environment and stays, in place of " + variable.name +
+                      "=" + variable.value);
+    } else {
+      setenv(variable.name.c_str(), variable.value.c_str(), 1);
+      lines.push_back(variable.name + "=" + variable.value);
+    }
+  }
+  return lines;
+}
+
+}  // namespace annulus

@@ -1,0 +1,142 @@
+// See program.h.
+#include "launcher/program.h"
+
+#include <ATen/Parallel.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/agreement.h"
+#include "comm/bootstrap/bootstrap.h"
+#include "comm/launch_info.h"
+#include "common/error.h"
+#include "launcher/command_line.h"
+#include "launcher/launch/host_plan.h"
+#include "launcher/launch/rank.h"
+#include "launcher/network/network.h"
+#include "launcher/seats.h"
+#include "launcher/verb.h"
+#include "memory/freed_memory.h"
+
+namespace annulus {
+namespace {
+
+std::string overview() {
+  std::string text =
+      "annulus: exact attention over sequences too long for one device\n\n"
+      "  annulus VERB [OPTIONS]\n\n";
+  size_t width = 0;
+  for (const VerbEntry& entry : verbs()) width = std::max(width, entry.name.size());
+  for (const VerbEntry& entry : verbs()) {
+    text += "  " + std::string(entry.name) + std::string(width + 3 - entry.name.size(), ' ') + std::string(entry.help) +
+            "\n";
+  }
+  return text +
+         "\n`annulus VERB --help` shows the options of a verb and an example.\n"
+         "Example:\n  ./annulus launch -n 2 train configs/quickstart.toml\n";
+}
+
+// "-np 4" is one option in the MPI world; option parsers read "-n p 4".
+std::vector<std::string> with_long_np(std::vector<std::string> args) {
+  for (std::string& arg : args) {
+    if (arg == "-np") arg = "--np";
+    for (const VerbEntry& entry : verbs()) {
+      if (arg == entry.name) return args;  // from here on it is the verb's
+    }
+  }
+  return args;
+}
+
+int dispatch(std::vector<std::string> args, const LaunchInfo& info) {
+  if (args.empty()) {
+    std::fputs(overview().c_str(), stderr);
+    return static_cast<int>(ErrorKind::kUsage);
+  }
+  const std::string word = args.front();
+  args.erase(args.begin());
+  if (word == "--help" || word == "-h" || word == "help") {
+    if (word == "help" && !args.empty()) return dispatch({args.front(), "--help"}, info);
+    std::fputs(overview().c_str(), stdout);
+    return 0;
+  }
+  const VerbEntry& entry = find_verb(word == "--version" ? "version" : word);
+  if (!entry.program.empty()) run_other_program(entry);
+  if (entry.name == "launch" || entry.name == "topology") args = with_long_np(std::move(args));
+  ParsedVerb parsed = parse_verb(entry, args);
+  if (parsed.verb == nullptr) {
+    std::fputs(parsed.text.c_str(), stdout);
+    return 0;
+  }
+  if (entry.ranks && info.launched) {
+    const Network network = network_from_environment(parsed.verb->network());
+    const int context = parsed.verb->context(std::max({1, info.size, info.local_size}));
+    const std::optional<int> threads = bind_rank(info, context, network.hcas);
+    join_network(network, info);
+    // What the user set is meant.
+    if (threads && std::getenv("OMP_NUM_THREADS") == nullptr) at::set_num_threads(*threads);
+  }
+  keep_freed_memory();
+  return parsed.verb->run();
+}
+
+}  // namespace
+
+void run_other_program(const VerbEntry& entry) {
+  namespace fs = std::filesystem;
+  const std::string name(entry.program);
+  std::error_code error;
+  const fs::path here = fs::read_symlink("/proc/self/exe", error).parent_path();
+  std::vector<std::string> words = command_arguments();
+  // As installed beside one another, and as Bazel builds them.
+  for (const fs::path& path : {here / name, here.parent_path() / "benchmarks" / "program" / name}) {
+    if (access(path.c_str(), X_OK) != 0) continue;
+    std::vector<char*> argv = {const_cast<char*>(path.c_str())};
+    for (std::string& word : words) argv.push_back(word.data());
+    argv.push_back(nullptr);
+    setenv("ANNULUS_PROGRAM", typed_program().c_str(), 1);  // what the user typed stays what messages suggest
+    execv(path.c_str(), argv.data());
+    throw Error(ErrorKind::kUnavailable, "launcher", path.string() + " cannot be run: " + std::strerror(errno));
+  }
+  throw Error(ErrorKind::kUnavailable, "launcher",
+              "`" + std::string(entry.name) + "` is a program of its own, " + name + ", which is not built beside " +
+                  here.string() + "; ./annulus " + std::string(entry.name) + " builds it");
+}
+
+int run_program(int argc, char** argv) {
+  LaunchInfo rank;
+  int code = 0;
+  std::optional<Error> error;
+  bool said = false;  // by one rank, for all
+  try {
+    remember_command_line(argc, argv);
+    rank = launch_info();
+    attach_to_launcher(rank);
+    code = dispatch(command_arguments(), rank);
+  } catch (const ReportedError& reported) {
+    error = reported;
+    said = true;
+  } catch (...) {
+    error = error_in_flight("");
+  }
+  if (error) code = error->exit_code();  // of the table in docs/user-guide.md
+  if (error && attached_to_launcher()) {
+    report_error(*error, said);
+  } else if (attached_to_launcher()) {
+    report_exit(code);
+  } else if (error && !said) {
+    const std::string who = rank.size > 1 ? "rank " + std::to_string(rank.rank) + ": " : "";
+    std::fprintf(stderr, "annulus: %s%s\n", who.c_str(), error->what());
+  }
+  if (std::fflush(stdout) != 0 && code == 0) code = static_cast<int>(ErrorKind::kResource);  // a full disk
+  return code;
+}
+
+}  // namespace annulus

@@ -1,0 +1,36 @@
+// Where the ranks of a running job are, as each says itself: what `train` writes down at its start, beside what
+// `topology` foretells.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "comm/bootstrap/bootstrap.h"
+#include "comm/launch_info.h"
+#include "launcher/network/network.h"
+
+namespace annulus {
+
+struct Seat {
+  std::string host;
+  std::string device;   // the PCI bus id of its GPU, or "cpu"
+  std::string nic;      // the nearest by the topology; empty where none is known
+  std::string nccl;     // the network devices that NCCL took, by its own words; empty where it said nothing
+  int launch_rank = 0;  // the launcher's number of this rank, which its log file bears
+};
+
+// Tells NCCL and MPI the job's network (network/network.h); before MPI starts. The rank is given its HCA by where
+// bind_rank placed it. Where GPUs of several hosts are to meet, NCCL is asked which devices it takes.
+void join_network(const Network& network, const LaunchInfo& info);
+
+// What join_network did on this rank, and who chooses the HCAs; empty where no network was named and no HCA is known.
+const std::vector<std::string>& network_lines();
+
+// Collective: the seats of all ranks, by rank. `gpu`: this rank computes on the GPU that it was placed on.
+std::vector<Seat> gather_seats(Job& job, bool gpu);
+
+// Lines for people: which ranks are a ring, in rings of `context` ranks in their order; and host by host, of the first
+// few, the devices and NICs in the same order.
+std::vector<std::string> ring_lines(const std::vector<Seat>& seats, int context);
+
+}  // namespace annulus

@@ -1,0 +1,48 @@
+// See device_memory.h.
+#include "memory/device_memory.h"
+
+#include <ATen/Context.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <cuda_runtime_api.h>
+
+namespace annulus {
+namespace {
+
+// The allocator's numbers are there once LibTorch has begun to use the device.
+void begin(c10::Device device) {
+  if (device.is_cuda()) at::globalContext().lazyInitDevice(device.type());
+}
+
+constexpr size_t kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+
+}  // namespace
+
+DeviceMemory device_memory(c10::Device device) {
+  begin(device);
+  DeviceMemory memory;
+  if (!device.is_cuda()) return memory;
+  const c10::cuda::CUDAGuard guard(device);
+  const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(device.index());
+  memory.allocated = stats.allocated_bytes[kAll].current;
+  memory.peak_allocated = stats.allocated_bytes[kAll].peak;
+  memory.peak_reserved = stats.reserved_bytes[kAll].peak;
+  size_t free = 0, total = 0;
+  C10_CUDA_CHECK(cudaMemGetInfo(&free, &total));
+  memory.total = static_cast<int64_t>(total);
+  memory.outside = static_cast<int64_t>(total - free) - stats.reserved_bytes[kAll].current;
+  return memory;
+}
+
+void reset_peak_memory(c10::Device device) {
+  begin(device);
+  if (device.is_cuda()) c10::cuda::CUDACachingAllocator::resetPeakStats(device.index());
+}
+
+void release_cached_memory(c10::Device device) {
+  begin(device);
+  if (device.is_cuda()) c10::cuda::CUDACachingAllocator::emptyCache();
+}
+
+}  // namespace annulus

@@ -1,0 +1,72 @@
+// See numa.h. The kernel's calls by themselves: libnuma and hwloc would bring the discovery of a whole machine with
+// them.
+#include "memory/numa.h"
+
+#include <linux/mempolicy.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <climits>
+#include <cstring>
+
+#include "common/error.h"
+
+namespace annulus {
+namespace {
+
+// More than any kernel is built for; it refuses masks that are shorter than its own.
+constexpr size_t kMaxNodes = 4096;
+constexpr size_t kWordBits = sizeof(unsigned long) * CHAR_BIT;
+using NodeMask = std::array<unsigned long, kMaxNodes / kWordBits>;
+
+std::string list(const std::vector<int>& nodes) {
+  std::string out;
+  for (int node : nodes) out += (out.empty() ? "" : ",") + std::to_string(node);
+  return out;
+}
+
+}  // namespace
+
+std::string bind_memory(const std::vector<int>& nodes) {
+  NodeMask mask{};
+  for (int node : nodes) {
+    if (node < 0 || node >= static_cast<int>(kMaxNodes)) {
+      throw Error(ErrorKind::kInternal, "memory", "no NUMA node has the number " + std::to_string(node));
+    }
+    mask[static_cast<size_t>(node) / kWordBits] |= 1UL << (static_cast<size_t>(node) % kWordBits);
+  }
+  // Per thread, inherited: Linux has no call that sets it for all threads of a process. The kernel takes one bit less
+  // than it is told of.
+  if (syscall(SYS_set_mempolicy, MPOL_BIND, mask.data(), kMaxNodes + 1) != 0) {
+    return "memory is not bound to NUMA node " + list(nodes) + ": the kernel refuses (" + std::strerror(errno) +
+           "; in a container, allow set_mempolicy, e.g. with the capability SYS_NICE)";
+  }
+  const MemoryBinding now = current_memory_binding();
+  if (now.bound && now.nodes == nodes) return "";
+  return "memory was to come from NUMA node " + list(nodes) + ", the kernel reports " +
+         (now.nodes.empty() ? "nothing" : list(now.nodes));
+}
+
+MemoryBinding current_memory_binding() {
+  NodeMask mask{};
+  int policy = MPOL_DEFAULT;
+  MemoryBinding binding;
+  if (syscall(SYS_get_mempolicy, &policy, mask.data(), kMaxNodes + 1, nullptr, 0UL) != 0) return binding;
+  binding.bound = (policy & ~MPOL_MODE_FLAGS) == MPOL_BIND;
+  for (size_t node = 0; binding.bound && node < kMaxNodes; ++node) {
+    if ((mask[node / kWordBits] >> (node % kWordBits) & 1) != 0) binding.nodes.push_back(static_cast<int>(node));
+  }
+  return binding;
+}
+
+std::optional<int> memory_node_of(const void* address) {
+  int node = -1;
+  if (syscall(SYS_get_mempolicy, &node, nullptr, 0UL, address, MPOL_F_NODE | MPOL_F_ADDR) != 0 || node < 0) {
+    return std::nullopt;
+  }
+  return node;
+}
+
+}  // namespace annulus

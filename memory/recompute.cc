@@ -1,0 +1,51 @@
+// See recompute.h.
+#include "memory/recompute.h"
+
+#include <ATen/core/ivalue.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <utility>
+
+namespace annulus {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+struct Held : torch::CustomClassHolder {
+  explicit Held(TensorFunction function) : f(std::move(function)) {}
+  const TensorFunction f;
+};
+
+class Recomputed : public torch::autograd::Function<Recomputed> {
+ public:
+  static variable_list forward(AutogradContext* context, at::TensorList inputs, const c10::intrusive_ptr<Held>& held) {
+    context->save_for_backward(inputs.vec());
+    context->saved_data["held"] = c10::IValue::make_capsule(held);
+    return held->f(inputs.vec());
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    const auto held = c10::static_intrusive_pointer_cast<Held>(context->saved_data["held"].toCapsule());
+    variable_list inputs = context->get_saved_variables();
+    for (at::Tensor& t : inputs) t = t.detach().requires_grad_();
+    variable_list outputs;
+    {
+      const at::AutoGradMode with_gradients(true);
+      outputs = held->f(inputs);
+    }
+    variable_list result = torch::autograd::grad(outputs, inputs, grads);
+    result.emplace_back();  // of `held`
+    return result;
+  }
+};
+
+}  // namespace
+
+std::vector<at::Tensor> recomputed(const TensorFunction& f, const std::vector<at::Tensor>& inputs) {
+  return Recomputed::apply(at::TensorList(inputs), c10::make_intrusive<Held>(f));
+}
+
+}  // namespace annulus

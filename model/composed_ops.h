@@ -1,0 +1,54 @@
+// The decoder's operations between matrix products, and their gradients, composed of LibTorch's operators: for every
+// device and floating-point dtype. Called by fused_ops.cc where its loops for fp32 on a CPU do not apply. Nothing here
+// records a gradient or waits for the device. Statistics, rotations and losses are fp32 where tensors are bf16 or fp16.
+// Thread safety: free functions without state.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "memory/charge.h"
+
+namespace annulus::composed {
+
+// As fused::add_rms_norm (fused_loops.h). delta may be undefined: `sum` is x itself then.
+struct RmsNorm {
+  at::Tensor sum;      // [rows, dim]
+  at::Tensor y;        // [rows, dim]
+  at::Tensor inv_rms;  // [rows, 1]
+};
+RmsNorm add_rms_norm(const at::Tensor& x, const at::Tensor& delta, const at::Tensor& weight, double eps);
+
+struct RmsNormGradient {
+  at::Tensor dx;
+  at::Tensor dweight;
+};
+// dsum may be undefined.
+RmsNormGradient add_rms_norm_backward(const at::Tensor& dy, const at::Tensor& dsum, const at::Tensor& sum,
+                                      const at::Tensor& weight, const at::Tensor& inv_rms);
+
+// What these two take on a CPU besides their results, in elements of `wide` bytes (memory/charge.h).
+std::vector<Charge> norm_charges(int64_t rows, int64_t dim, int64_t wide);
+
+// out = x [batch, n, heads, head_dim] rotated by the table's angles [n, head_dim / 2], or by minus them; pairs are
+// (i, i + head_dim / 2). Either may be strided.
+void rotate_into(const at::Tensor& out, const at::Tensor& x, const at::Tensor& cosine, const at::Tensor& sine,
+                 bool backward);
+
+// As fused::swiglu.
+at::Tensor swiglu(const at::Tensor& gate_up);
+at::Tensor swiglu_backward(const at::Tensor& dout, const at::Tensor& gate_up);
+
+// a times b with the sums, and the result, in fp32 where a and b are bf16 or fp16.
+at::Tensor wide_product(const at::Tensor& a, const at::Tensor& b);
+
+struct CrossEntropy {
+  at::Tensor loss;     // a scalar: the sum over rows of -log softmax(logits)[target]
+  at::Tensor dlogits;  // (softmax - onehot) * scale; undefined without gradient
+};
+// logits [rows, vocab] are handed over: no more than two matrices of their size are held at once.
+CrossEntropy cross_entropy(at::Tensor logits, const at::Tensor& targets, double scale, bool with_gradient);
+
+}  // namespace annulus::composed

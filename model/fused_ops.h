@@ -1,0 +1,74 @@
+// The decoder's operations between matrix products, each with its gradient: autograd nodes that keep no more than the
+// gradient needs. On a CPU in fp32 they are single passes over memory (fused_loops.h); for other dtypes and devices the
+// same mathematics is composed of LibTorch's operators (composed_ops.h). Called by model.cc. Thread safety: free
+// functions without state.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string_view>
+
+#include "memory/charge.h"
+#include "modules/rotary.h"
+
+namespace annulus {
+
+// What these operators work on, before there are tensors: for what they declare that they hold (memory/charge.h). Every
+// part declares what it saves for its backward, what it makes and does not save, and in the backward the gradient that
+// it is given (kGivenGradient) and those that it makes.
+struct Computes {
+  at::ScalarType dtype = at::kFloat;
+  bool gpu = false;
+
+  int64_t element() const { return static_cast<int64_t>(c10::elementSize(dtype)); }
+  int64_t wide() const;  // bytes of what statistics and losses are in
+  // The loops of fused_loops.h, which take nothing but their results.
+  bool loops() const { return !gpu && dtype == at::kFloat; }
+};
+inline constexpr std::string_view kNormPart = "norm";
+inline constexpr std::string_view kGivenGradient = "gradient of the result";
+
+struct Normed {
+  at::Tensor sum;  // x + delta
+  at::Tensor y;    // RMSNorm of sum
+};
+// x [rows, dim] and delta (like x, or undefined: nothing is added); weight [dim]. Differentiable in all three.
+Normed add_rms_norm(const at::Tensor& x, const at::Tensor& delta, const at::Tensor& weight, double eps);
+
+// Of [rows, dim]. kGivenGradient is that of `sum`; `with_sum`: something else reads it, too.
+Part norm_charges(int64_t rows, int64_t dim, bool with_sum, const Computes& on);
+
+struct Heads {
+  at::Tensor q;  // [batch, n, heads, head_dim]
+  at::Tensor k;  // [batch, n, kv_heads, head_dim]
+  at::Tensor v;
+};
+// qkv [batch * n, (heads + 2 kv_heads) head_dim] -> contiguous q, k, v; q and k are rotated. n is the table's length.
+Heads rotary_split(const at::Tensor& qkv, const RotaryTable& table, int64_t heads, int64_t kv_heads);
+
+Part rotary_charges(int64_t rows, int64_t heads, int64_t kv_heads, int64_t head_dim, const Computes& on);
+
+// gate_up [rows, 2 ffn] -> silu(gate) * up [rows, ffn].
+at::Tensor swiglu(const at::Tensor& gate_up);
+
+Part swiglu_charges(int64_t rows, int64_t ffn, const Computes& on);
+
+// Bytes of logits that are held at once, in the accumulator's dtype; a gradient holds as much again.
+inline constexpr int64_t kLossChunkBytes = int64_t{256} << 20;
+// Rows of logits whose size that is; at least one.
+int64_t loss_chunk_rows(int64_t vocab, at::ScalarType dtype);
+
+// scale * sum over rows of -log softmax(hidden head^T)[target], a scalar of the accumulator's dtype (fp32 for bf16).
+// hidden [rows, dim], head [vocab, dim], targets int64 [rows]. Both gradients are made together with the loss, chunk by
+// chunk of rows, so that there are never logits of all rows. Where targets lie on a CPU: Error(kInput) when one is
+// outside [0, vocab); elsewhere the caller has checked them (check_tokens) before they went there.
+at::Tensor linear_cross_entropy_sum(const at::Tensor& hidden, const at::Tensor& head, const at::Tensor& targets,
+                                    double scale, int64_t chunk_rows = 0);
+
+Part loss_charges(int64_t rows, int64_t dim, int64_t vocab, const Computes& on);
+
+// tokens int64, contiguous, on a CPU. Error(kInput) when one is outside [0, vocab).
+void check_tokens(const at::Tensor& tokens, int64_t vocab);
+
+}  // namespace annulus

@@ -1,0 +1,87 @@
+// Writing with a trained model on one rank: a key/value cache, so that a byte costs time in proportion to what stands
+// before it, and the choice of the next byte. Used by sampler.cc. A generator is not thread-safe.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "attention/pattern/pattern.h"
+#include "comm/communicator.h"
+#include "model/model.h"
+
+namespace annulus {
+
+class Generator {
+ public:
+  // `model` must outlive this. `patterns`: one for all layers, or one for each; for one batch row (of_batch_rows),
+  // block maps of files read. At most `context` positions are kept: when they are full, the later half is read again as
+  // the beginning of a new context. Raises Error(kPlan) where a pattern cannot be for a sequence of `context` tokens.
+  //
+  // Patterns are those of a whole context, of which the text so far is the beginning. Adaptive maps are selected from
+  // the text so far: with query = "mean" from the mean of what is known of a query block.
+  Generator(const Model& model, const std::vector<PatternSpec>& patterns, int64_t context);
+  // Appends tokens (at least one) and returns the logits of what follows them: [vocab], fp32, CPU.
+  at::Tensor feed(const std::vector<int64_t>& tokens);
+
+  // Positions in the cache.
+  int64_t length() const { return static_cast<int64_t>(tokens_.size()); }
+
+ private:
+  struct Bias {
+    at::Tensor values;        // [1 or heads, n, length + n], log of a pair's count
+    bool empty_rows = false;  // some query has no key
+  };
+  // A pattern of some of the layers.
+  struct LayerKind {
+    PatternSpec spec;
+    bool adaptive = false;
+    double divisor = 1;  // of the output
+    Pattern whole;       // of `context` queries and keys; where it is not adaptive
+    Bias bias;           // of the current call, likewise
+  };
+
+  at::Tensor extend(const int64_t* tokens, int64_t n);
+  at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t layer);
+  Bias bias_of(const Pattern& pattern, int64_t n) const;
+  Pattern select(const PatternSpec& spec, int64_t layer, int64_t n) const;
+  AttentionShape shape(int64_t length) const;
+
+  const Model& model_;
+  int64_t context_;
+  std::vector<LayerKind> kinds_;
+  std::vector<size_t> kind_of_layer_;
+  std::vector<int64_t> tokens_;     // what the cache holds
+  std::vector<at::Tensor> keys_;    // per layer [kv_heads, context, head_dim]
+  std::vector<at::Tensor> values_;  // likewise
+  // Per layer [context, heads, head_dim] where its pattern is adaptive: a selection compares queries.
+  std::vector<at::Tensor> queries_;
+  std::shared_ptr<Communicator> self_;
+};
+
+// log(count) of the pairs of queries [first, first + n) and keys [0, keys), -inf where a pattern has none: [heads, n,
+// keys] fp32, or [1, ...] where all heads are alike. Of batch row 0.
+at::Tensor pattern_bias(const Pattern& pattern, int64_t first, int64_t n, int64_t keys, bool* empty_rows);
+
+// Picks a token below `limit` from logits [vocab]: softmax(logits / temperature) over the top_k largest (0: all).
+// temperature 0 takes the largest. Draw number i of a seed is always the same.
+int64_t pick(const at::Tensor& logits, int64_t limit, double temperature, int64_t top_k, uint64_t seed, int64_t i);
+
+// Bytes to text for a terminal: complete UTF-8 characters pass; anything else, and control characters but newline and
+// tab, become U+FFFD.
+class Utf8Stream {
+ public:
+  // What can be shown now.
+  std::string push(unsigned char byte);
+  // What is left: an incomplete character.
+  std::string finish();
+
+ private:
+  std::string pending_;
+  size_t need_ = 0;  // bytes of the pending character
+};
+
+}  // namespace annulus

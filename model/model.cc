@@ -1,0 +1,235 @@
+// See model.h.
+#include "model/model.h"
+
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/linear.h>
+#include <c10/core/GradMode.h>
+
+#include <cmath>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "common/error.h"
+#include "memory/recompute.h"
+
+namespace annulus {
+namespace {
+
+void require(bool ok, const std::string& message) {
+  if (!ok) throw Error(ErrorKind::kPlan, "model", message);
+}
+
+std::string layer_name(int64_t layer, const char* rest) { return "model.layers." + std::to_string(layer) + "." + rest; }
+
+}  // namespace
+
+void validate(const ModelShape& s) {
+  require(s.layers > 0 && s.dim > 0 && s.heads > 0 && s.kv_heads > 0 && s.ffn > 0 && s.vocab > 0,
+          "layers, dim, heads, kv_heads, ffn and vocab must be positive, but are " + std::to_string(s.layers) + ", " +
+              std::to_string(s.dim) + ", " + std::to_string(s.heads) + ", " + std::to_string(s.kv_heads) + ", " +
+              std::to_string(s.ffn) + ", " + std::to_string(s.vocab));
+  require(s.dim % (2 * s.heads) == 0, "dim " + std::to_string(s.dim) + " does not give " + std::to_string(s.heads) +
+                                          " heads of an even dimension: make model.dim a multiple of " +
+                                          std::to_string(2 * s.heads));
+  require(s.heads % s.kv_heads == 0, std::to_string(s.heads) + " query heads cannot share " +
+                                         std::to_string(s.kv_heads) +
+                                         " kv heads evenly: model.heads must be a multiple of model.kv_heads");
+}
+
+int64_t parameter_count(const ModelShape& s) {
+  const int64_t attention = s.dim * (2 * s.heads + 2 * s.kv_heads) * s.head_dim();
+  return s.layers * (attention + 3 * s.dim * s.ffn + 2 * s.dim) + s.dim + (s.tie_embeddings ? 1 : 2) * s.vocab * s.dim;
+}
+
+double flops_per_token(const ModelShape& s, double pairs) {
+  const double d = static_cast<double>(s.dim);
+  const double qkvo = d * static_cast<double>(2 * s.heads + 2 * s.kv_heads) * static_cast<double>(s.head_dim());
+  const double weights =
+      static_cast<double>(s.layers) * (qkvo + 3 * d * static_cast<double>(s.ffn)) + d * static_cast<double>(s.vocab);
+  return 6 * weights + 12 * static_cast<double>(s.head_dim()) * pairs;
+}
+
+Model::Model(const ModelShape& shape, uint64_t seed, at::ScalarType dtype, at::Device device) : shape_(shape) {
+  validate(shape);
+  const double std = 0.02;
+  const double residual_std = std / std::sqrt(2.0 * static_cast<double>(shape.layers));
+  const int64_t d = shape.dim;
+  const int64_t kv = shape.kv_heads * shape.head_dim();
+  Parameters& p = parameters_;
+  p.add("model.embed_tokens.weight", {shape.vocab, d}, std);
+  for (int64_t i = 0; i < shape.layers; ++i) {
+    p.add(layer_name(i, "self_attn.q_proj.weight"), {d, d}, std);
+    p.add(layer_name(i, "self_attn.k_proj.weight"), {kv, d}, std);
+    p.add(layer_name(i, "self_attn.v_proj.weight"), {kv, d}, std);
+    p.add(layer_name(i, "self_attn.o_proj.weight"), {d, d}, residual_std);
+    p.add(layer_name(i, "mlp.gate_proj.weight"), {shape.ffn, d}, std);
+    p.add(layer_name(i, "mlp.up_proj.weight"), {shape.ffn, d}, std);
+    p.add(layer_name(i, "mlp.down_proj.weight"), {d, shape.ffn}, residual_std);
+  }
+  if (!shape.tie_embeddings) p.add("lm_head.weight", {shape.vocab, d}, std);
+  for (int64_t i = 0; i < shape.layers; ++i) {
+    p.add(layer_name(i, "input_layernorm.weight"), {d});
+    p.add(layer_name(i, "post_attention_layernorm.weight"), {d});
+  }
+  p.add("model.norm.weight", {d});
+  p.allocate(seed, dtype, device);
+
+  embedding_ = p.leaf("model.embed_tokens.weight");
+  for (int64_t i = 0; i < shape.layers; ++i) {
+    layers_.push_back({.attention_norm = p.leaf(layer_name(i, "input_layernorm.weight")),
+                       .qkv = p.leaf(layer_name(i, "self_attn.q_proj.weight"), 3),
+                       .out = p.leaf(layer_name(i, "self_attn.o_proj.weight")),
+                       .mlp_norm = p.leaf(layer_name(i, "post_attention_layernorm.weight")),
+                       .gate_up = p.leaf(layer_name(i, "mlp.gate_proj.weight"), 2),
+                       .down = p.leaf(layer_name(i, "mlp.down_proj.weight"))});
+  }
+  norm_ = p.leaf("model.norm.weight");
+  head_ = shape.tie_embeddings ? embedding_ : p.leaf("lm_head.weight");
+}
+
+namespace {
+
+constexpr std::string_view kWeightGradient = "gradient of the weight";
+
+// x [rows, in] times a matrix [out, in]. `saves`: nobody else keeps x.
+Part linear_charges(std::string_view name, int64_t rows, int64_t in, int64_t out, bool saves, const Computes& on) {
+  const int64_t e = on.element();
+  return {name,
+          {{"input", saves ? rows * in * e : 0, When::kKept},
+           {"result", rows * out * e, When::kForward},
+           {kGivenGradient, rows * out * e, When::kBackward},
+           {"gradient of the input", rows * in * e, When::kBackward},
+           {kWeightGradient, out * in * e, When::kBackward}}};
+}
+
+// Takes the charges of this name off the parts, and says what they came to: bytes that are there all the time while the
+// parts run again and backwards.
+int64_t taken_off(std::string_view what, std::vector<Part>& parts) {
+  int64_t bytes = 0;
+  for (Part& part : parts) {
+    for (Charge& charge : part.charges) {
+      if (charge.what == what) bytes += std::exchange(charge.bytes, 0);
+    }
+  }
+  return bytes;
+}
+
+}  // namespace
+
+void add_model_charges(const ModelShape& s, int64_t rows, const Computes& on, bool recompute,
+                       const std::vector<Part>& attention, StepCharges& step) {
+  const int64_t e = on.element(), stream = rows * s.dim * e, heads = s.dim + 2 * s.kv_heads * s.head_dim();
+  const Charge residual{"gradient of the residual stream", stream, When::kBackward};
+  // Parts that keep `inputs`. The gradient of the residual stream is there from the backward of the last of them, to
+  // which it may be given, to that of their norm, which is given it, too; with recomputation `results`, and the
+  // weights' gradients, are there as long as they are.
+  const auto add = [&](std::vector<Part> parts, int64_t inputs, int64_t results, bool given_to_last) {
+    if (!recompute) {
+      const size_t norm = parts[0].name == kNormPart ? 0 : 1;
+      for (size_t i = norm + 1; i < parts.size(); ++i) {
+        if (!given_to_last || i + 1 < parts.size()) parts[i].charges.push_back(residual);
+      }
+      for (Part& part : parts) step.then(std::move(part));
+      return;
+    }
+    // What is given from outside is there all the time; parts in between pass on what they make.
+    for (Part& part : parts) {
+      if (part.name != kNormPart && &part != &parts.back()) continue;
+      for (Charge& charge : part.charges) {
+        if (charge.what == kGivenGradient) charge.bytes = 0;
+      }
+    }
+    const int64_t weights = taken_off(kWeightGradient, parts);
+    const int64_t given = given_to_last ? stream : stream + results;
+    step.then_recomputed({"recomputed",
+                          {{"inputs", inputs, When::kKept},
+                           {"results", results, When::kBackward},
+                           {"gradients of the results", given, When::kBackward},
+                           {"gradients of the weights", weights, When::kBackward}}},
+                         std::move(parts));
+  };
+  step.then({"embedding",
+             {{"result", stream, When::kForward},
+              {kGivenGradient, stream, When::kBackward},
+              {kWeightGradient, s.vocab * s.dim * e, When::kBackward}}});
+  for (size_t i = 0; i < attention.size(); ++i) {
+    // The first norm adds nothing, and where it is composed its sum is its input: kept by the parts after attention.
+    const int64_t inputs = i > 0 ? 2 * stream : on.loops() ? stream : 0;
+    add({norm_charges(rows, s.dim, /*with_sum=*/true, on),
+         linear_charges("projection to heads", rows, s.dim, heads, /*saves=*/true, on),
+         rotary_charges(rows, s.heads, s.kv_heads, s.head_dim(), on)},
+        inputs, /*results=*/rows * heads * e, /*given_to_last=*/false);
+    Part attended = attention[i];
+    attended.charges.push_back(residual);
+    step.then(std::move(attended));
+    add({linear_charges("projection of heads", rows, s.dim, s.dim, /*saves=*/false, on),
+         norm_charges(rows, s.dim, /*with_sum=*/true, on),
+         linear_charges("projection to gate and up", rows, s.dim, 2 * s.ffn, /*saves=*/true, on),
+         swiglu_charges(rows, s.ffn, on), linear_charges("projection down", rows, s.ffn, s.dim, /*saves=*/true, on)},
+        /*inputs=*/stream, /*results=*/stream, /*given_to_last=*/true);
+  }
+  step.then(norm_charges(rows, s.dim, /*with_sum=*/false, on));
+  step.then(loss_charges(rows, s.dim, s.vocab, on));
+}
+
+int64_t forward_bytes(const ModelShape& s, int64_t rows, const Computes& on) {
+  return rows * (4 * s.dim + 3 * s.ffn) * on.element();  // the stream in two parts, normed and attended; the MLP
+}
+
+RotaryTable Model::rotary(const at::Tensor& positions) const {
+  return make_rotary_table(positions, shape_.head_dim(), shape_.rope_theta, parameters_.values().scalar_type(),
+                           embedding_.device());
+}
+
+at::Tensor Model::logits(const at::Tensor& tokens, const RotaryTable& table, const Attend& attend,
+                         bool last_only) const {
+  return at::linear(hidden(tokens, table, attend, last_only), head_);
+}
+
+at::Tensor Model::loss(const at::Tensor& tokens, const at::Tensor& targets, const RotaryTable& table,
+                       const Attend& attend, double scale) const {
+  return linear_cross_entropy_sum(hidden(tokens, table, attend, /*last_only=*/false), head_, targets, scale);
+}
+
+at::Tensor Model::hidden(const at::Tensor& tokens, const RotaryTable& table, const Attend& attend,
+                         bool last_only) const {
+  const int64_t batch = tokens.size(0);
+  const int64_t n = tokens.size(1);
+  const auto run = [&](const TensorFunction& f, const std::vector<at::Tensor>& inputs) {
+    return recompute_ && at::GradMode::is_enabled() ? recomputed(f, inputs) : f(inputs);
+  };
+  // By value, what they use: they may run again in the backward. The residual stream x is [batch * n, dim]; `delta` is
+  // what the next norm adds to it first.
+  const TensorFunction before_attention = [shape = shape_, table](const std::vector<at::Tensor>& in) {
+    const at::Tensor delta = in.size() > 3 ? in[3] : at::Tensor();
+    const Normed a = add_rms_norm(in[0], delta, in[1], shape.norm_eps);
+    const Heads heads = rotary_split(at::linear(a.y, in[2]), table, shape.heads, shape.kv_heads);
+    return std::vector<at::Tensor>{a.sum, heads.q, heads.k, heads.v};
+  };
+  const TensorFunction after_attention = [shape = shape_](const std::vector<at::Tensor>& in) {
+    const at::Tensor attended = at::linear(in[1].reshape({in[0].size(0), shape.dim}), in[2]);
+    const Normed m = add_rms_norm(in[0], attended, in[3], shape.norm_eps);
+    return std::vector<at::Tensor>{m.sum, at::linear(swiglu(at::linear(m.y, in[4])), in[5])};
+  };
+  at::Tensor x = at::embedding(embedding_, tokens.reshape({batch * n}));
+  at::Tensor delta;
+  for (int64_t i = 0; i < shape_.layers; ++i) {
+    const Layer& layer = layers_[i];
+    std::vector<at::Tensor> inputs = {x, layer.attention_norm, layer.qkv};
+    if (delta.defined()) inputs.push_back(delta);
+    const std::vector<at::Tensor> a = run(before_attention, inputs);
+    const at::Tensor attended = attend(a[1], a[2], a[3], i);
+    const std::vector<at::Tensor> m =
+        run(after_attention, {a[0], attended, layer.out, layer.mlp_norm, layer.gate_up, layer.down});
+    x = m[0];
+    delta = m[1];
+  }
+  if (last_only) {
+    x = x.view({batch, n, shape_.dim}).select(1, n - 1).contiguous();
+    delta = delta.view({batch, n, shape_.dim}).select(1, n - 1).contiguous();
+  }
+  return add_rms_norm(x, delta, norm_, shape_.norm_eps).y;
+}
+
+}  // namespace annulus

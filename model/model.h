@@ -1,0 +1,104 @@
+// A Llama-style decoder: RMSNorm, rotary embedding by global position, grouped heads, SwiGLU, optionally tied
+// embeddings. It knows neither ranks nor attention patterns: it is given the positions of its tokens (as a rotary
+// table) and a function that attends. Used by trainer.cc and sampler.cc.
+//
+// Thread safety: const calls may run at the same time as long as nobody updates the parameters.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "memory/charge.h"
+#include "model/fused_ops.h"
+#include "model/parameters.h"
+
+namespace annulus {
+
+struct ModelShape {
+  int64_t layers = 0;
+  int64_t dim = 0;
+  int64_t heads = 0;
+  int64_t kv_heads = 0;
+  int64_t ffn = 0;
+  int64_t vocab = 0;
+  double rope_theta = 10000;
+  bool tie_embeddings = false;
+  double norm_eps = 1e-5;
+
+  int64_t head_dim() const { return dim / heads; }
+};
+
+// Error(kPlan) when sizes are not positive or do not divide: dim by heads into an even head dimension, heads by
+// kv_heads.
+void validate(const ModelShape& shape);
+
+// Elements of all parameters.
+int64_t parameter_count(const ModelShape& shape);
+
+// Multiply-additions counted twice, forward and backward, for one token: 6 per weight that is multiplied, and 12 *
+// head_dim for each (query, key) pair of attention, of which there are `pairs` a token over all layers and query heads.
+double flops_per_token(const ModelShape& shape, double pairs);
+
+// q [B, n, heads, D], k and v [B, n, kv_heads, D], all contiguous -> out like q.
+using Attend = std::function<at::Tensor(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t layer)>;
+
+// What a step of the model holds (memory/charge.h), added to `step` in the order of the forward: `rows` tokens, and
+// `attention` of each layer, whose parts are between those of the model. What lasts is parameter_charges'.
+void add_model_charges(const ModelShape& shape, int64_t rows, const Computes& on, bool recompute,
+                       const std::vector<Part>& attention, StepCharges& step);
+// The same of a forward alone, whose results are let go as soon as they are read: the most at once.
+int64_t forward_bytes(const ModelShape& shape, int64_t rows, const Computes& on);
+
+class Model {
+ public:
+  // Checks the shape and takes the memory. Weights are N(0, 0.02), those of the outputs that are added to the residual
+  // stream 0.02 / sqrt(2 layers), norms 1; they depend on (shape, seed) only. `dtype` is what it computes in: in bf16
+  // the weights are kept in fp32, too (parameters.h), and norms' statistics, rotations and the loss are fp32.
+  Model(const ModelShape& shape, uint64_t seed, at::ScalarType dtype = at::kFloat, at::Device device = at::kCPU);
+
+  const ModelShape& shape() const { return shape_; }
+  Parameters& parameters() { return parameters_; }
+  const Parameters& parameters() const { return parameters_; }
+
+  // Of each layer, keep only what is added to the residual stream and what attention keeps (q, k, v, out, lse): norms,
+  // projections and the MLP are computed again in the backward, attention is not. The gradients are the same.
+  void set_recompute(bool on) { recompute_ = on; }
+
+  // The table for these positions (int64 [n]), on the model's device.
+  RotaryTable rotary(const at::Tensor& positions) const;
+
+  // tokens int64 [B, n] -> logits [B * n, vocab]. Differentiable in the parameters. Where `last_only`, the logits of
+  // the last position of each row alone: [B, vocab].
+  at::Tensor logits(const at::Tensor& tokens, const RotaryTable& table, const Attend& attend,
+                    bool last_only = false) const;
+
+  // scale * sum of the cross entropies of targets int64 [B * n], differentiable in the parameters; never holds all
+  // logits (linear_cross_entropy_sum, which says who checks targets).
+  at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets, const RotaryTable& table, const Attend& attend,
+                  double scale) const;
+
+ private:
+  struct Layer {
+    at::Tensor attention_norm;  // [dim]
+    at::Tensor qkv;             // [(heads + 2 kv_heads) head_dim, dim]
+    at::Tensor out;             // [dim, dim]
+    at::Tensor mlp_norm;        // [dim]
+    at::Tensor gate_up;         // [2 ffn, dim]
+    at::Tensor down;            // [dim, ffn]
+  };
+  // What the output matrix is applied to: [B * n, dim], or [B, dim].
+  at::Tensor hidden(const at::Tensor& tokens, const RotaryTable& table, const Attend& attend, bool last_only) const;
+
+  ModelShape shape_;
+  bool recompute_ = false;
+  Parameters parameters_;
+  at::Tensor embedding_;  // [vocab, dim]
+  std::vector<Layer> layers_;
+  at::Tensor norm_;
+  at::Tensor head_;  // [vocab, dim]; the embedding where tied
+};
+
+}  // namespace annulus

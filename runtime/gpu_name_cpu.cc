@@ -1,8 +1,0 @@
-// gpu_name of device_peak.h, in a build without CUDA.
-#include "runtime/device_peak.h"
-
-namespace annulus {
-
-std::string gpu_name(at::Device /*device*/) { return {}; }
-
-}  // namespace annulus

@@ -1,0 +1,337 @@
+// See safetensors.h.
+#include "tensor_files/safetensors.h"
+
+#include <ATen/ops/empty.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <unordered_set>
+
+#include "common/error.h"
+#include "common/nearest.h"
+
+namespace annulus {
+namespace {
+
+using Json = nlohmann::json;
+
+// The format's own limit on the header (huggingface/safetensors, MAX_HEADER_SIZE).
+constexpr uint64_t kLargestHeader = 100'000'000;
+constexpr size_t kMostDimensions = 64;
+constexpr uint64_t kLengthBytes = 8;
+constexpr std::string_view kMetadata = "__metadata__";
+
+struct DtypeName {
+  std::string_view name;
+  at::ScalarType dtype;
+  uint64_t size;
+};
+
+constexpr DtypeName kDtypes[] = {
+    {"F64", at::kDouble, 8},    {"I64", at::kLong, 8}, {"F32", at::kFloat, 4}, {"I32", at::kInt, 4},
+    {"BF16", at::kBFloat16, 2}, {"F16", at::kHalf, 2}, {"U8", at::kByte, 1},   {"BOOL", at::kBool, 1},
+};
+
+[[noreturn]] void refuse(const std::string& path, const std::string& message) {
+  throw Error(ErrorKind::kInput, "safetensors", path + ": " + message);
+}
+
+const DtypeName* find_dtype(at::ScalarType dtype) {
+  for (const DtypeName& d : kDtypes) {
+    if (d.dtype == dtype) return &d;
+  }
+  return nullptr;
+}
+
+const DtypeName& dtype_entry(at::ScalarType dtype, const std::string& name) {
+  if (const DtypeName* found = find_dtype(dtype)) return *found;
+  throw Error(ErrorKind::kInput, "safetensors",
+              "tensor \"" + name + "\": the format has no " + c10::toString(dtype) +
+                  "; it has F64, F32, F16, BF16, I64, I32, U8 and BOOL");
+}
+
+// Names come from a file: cut and made printable before they go into a message.
+std::string shown(std::string_view name) {
+  std::string text;
+  for (const char c : name.substr(0, 80)) text += static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? '?' : c;
+  return "\"" + text + (name.size() > 80 ? "...\"" : "\"");
+}
+
+// The header as JSON. Refuses what a parser would silently accept (a name twice) and what would cost memory out of all
+// proportion (deep nesting).
+Json parse_json(const std::string& path, std::string_view text) {
+  std::unordered_set<std::string> names;
+  std::unordered_set<std::string> inner;
+  const auto watch = [&](int depth, Json::parse_event_t event, Json& value) {
+    using Event = Json::parse_event_t;
+    // tensor name -> {"shape": [..]}: arrays begin at depth 2.
+    if (depth > 2 && (event == Event::object_start || event == Event::array_start)) {
+      refuse(path, "malformed header: nested too deeply");
+    }
+    if (event == Event::object_start && depth == 1) inner.clear();
+    if (event == Event::key) {
+      const auto& name = value.get_ref<const std::string&>();
+      auto& seen = depth == 1 ? names : inner;
+      if (!seen.insert(name).second) refuse(path, "malformed header: " + shown(name) + " appears twice");
+    }
+    return true;
+  };
+  try {
+    return Json::parse(text, watch);
+  } catch (const Json::exception& error) {
+    refuse(path, std::string("malformed header: ") + error.what());
+  }
+}
+
+uint64_t as_size(const std::string& path, const std::string& name, const Json& value, std::string_view what) {
+  if (!value.is_number_unsigned()) {
+    refuse(path, "tensor " + shown(name) + ": " + std::string(what) + " must be whole numbers of at least 0");
+  }
+  return value.get<uint64_t>();
+}
+
+// Everything about one tensor that can be said without the others. `bytes` of the file's data part.
+TensorInfo parse_tensor(const std::string& path, const std::string& name, const Json& entry, uint64_t data_bytes) {
+  const auto fail = [&](const std::string& message) { refuse(path, "tensor " + shown(name) + ": " + message); };
+  if (!entry.is_object()) fail("expected {\"dtype\", \"shape\", \"data_offsets\"}");
+  for (const char* key : {"dtype", "shape", "data_offsets"}) {
+    if (!entry.contains(key)) fail(std::string("\"") + key + "\" is missing");
+  }
+  if (entry.size() != 3) fail("has keys besides dtype, shape and data_offsets");
+  TensorInfo info;
+  info.name = name;
+  const Json& dtype = entry["dtype"];
+  if (!dtype.is_string()) fail("dtype must be a string");
+  const DtypeName* known = nullptr;
+  for (const DtypeName& d : kDtypes) {
+    if (d.name == dtype.get_ref<const std::string&>()) known = &d;
+  }
+  if (!known)
+    fail("dtype " + shown(dtype.get_ref<const std::string&>()) + " is not one of F64 F32 F16 BF16 I64 I32 U8 BOOL");
+  info.dtype = known->dtype;
+  const Json& shape = entry["shape"];
+  if (!shape.is_array()) fail("shape must be a list");
+  if (shape.size() > kMostDimensions) fail("has " + std::to_string(shape.size()) + " dimensions, at most 64 are read");
+  // Multiplied up with all extents of zero left out, so that [2^62, 2^62, 0] is caught as well.
+  uint64_t elements = 1;
+  bool empty = false;
+  for (const Json& extent : shape) {
+    const uint64_t n = as_size(path, name, extent, "the extents of its shape");
+    if (n > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) fail("its shape is too large");
+    info.shape.push_back(static_cast<int64_t>(n));
+    if (n == 0) {
+      empty = true;
+    } else if (__builtin_mul_overflow(elements, n, &elements)) {
+      fail("its shape is too large");
+    }
+  }
+  uint64_t bytes = 0;
+  if (__builtin_mul_overflow(elements, known->size, &bytes) ||
+      bytes > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
+    fail("its shape is too large");
+  }
+  if (empty) bytes = 0;
+  const Json& offsets = entry["data_offsets"];
+  if (!offsets.is_array() || offsets.size() != 2) fail("data_offsets must be [begin, end]");
+  const uint64_t begin = as_size(path, name, offsets[0], "data_offsets");
+  const uint64_t end = as_size(path, name, offsets[1], "data_offsets");
+  if (begin > end || end > data_bytes) {
+    fail("its data_offsets [" + std::to_string(begin) + ", " + std::to_string(end) + "] are outside of the file's " +
+         std::to_string(data_bytes) + " bytes of data: the file is truncated or damaged");
+  }
+  if (end - begin != bytes) {
+    fail("its shape and dtype need " + std::to_string(bytes) + " bytes, its data_offsets hold " +
+         std::to_string(end - begin));
+  }
+  info.offset = begin;
+  info.bytes = bytes;
+  return info;
+}
+
+}  // namespace
+
+std::string_view safetensors_dtype(at::ScalarType dtype) { return dtype_entry(dtype, "").name; }
+
+SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path) {
+  // O_NONBLOCK: opening a named pipe must not wait for a writer.
+  fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (fd_ < 0) refuse(path, std::string("cannot be opened: ") + std::strerror(errno));
+  try {
+    struct stat status {};
+    if (::fstat(fd_, &status) != 0 || !S_ISREG(status.st_mode)) refuse(path, "is no regular file");
+    parse_header(static_cast<uint64_t>(status.st_size));
+  } catch (...) {
+    ::close(fd_);
+    throw;
+  }
+}
+
+SafetensorsFile::~SafetensorsFile() { ::close(fd_); }
+
+void SafetensorsFile::parse_header(uint64_t file_bytes) {
+  if (file_bytes < kLengthBytes)
+    refuse(path_, "is no safetensors file: it has only " + std::to_string(file_bytes) + " bytes");
+  unsigned char length_bytes[kLengthBytes];
+  read(length_bytes, kLengthBytes, 0);
+  uint64_t length = 0;
+  for (size_t i = kLengthBytes; i-- > 0;) length = length << 8 | length_bytes[i];
+  if (length > kLargestHeader) {
+    refuse(path_, "is no safetensors file: its header would have " + std::to_string(length) +
+                      " bytes, the format allows " + std::to_string(kLargestHeader));
+  }
+  if (length > file_bytes - kLengthBytes) {
+    refuse(path_, "truncated: its header has " + std::to_string(length) + " bytes, the file " +
+                      std::to_string(file_bytes) + " in all");
+  }
+  header_.resize(kLengthBytes + length);
+  read(header_.data(), header_.size(), 0);
+  const uint64_t data_bytes = file_bytes - header_.size();
+  const std::string_view text = std::string_view(header_).substr(kLengthBytes);
+  if (text.empty() || text[0] != '{') refuse(path_, "malformed header: does not begin with '{'");
+  const Json header = parse_json(path_, text);
+  if (!header.is_object()) refuse(path_, "malformed header: is no JSON object");
+  for (const auto& [name, entry] : header.items()) {
+    if (name != kMetadata) {
+      tensors_.push_back(parse_tensor(path_, name, entry, data_bytes));
+      continue;
+    }
+    if (!entry.is_object()) refuse(path_, "malformed header: __metadata__ is no object");
+    for (const auto& [key, value] : entry.items()) {
+      if (!value.is_string()) refuse(path_, "malformed header: __metadata__ may hold strings alone");
+      metadata_[key] = value.get<std::string>();
+    }
+  }
+  // By place; an empty tensor goes before what begins at the same byte.
+  std::sort(tensors_.begin(), tensors_.end(), [](const TensorInfo& a, const TensorInfo& b) {
+    return std::pair(a.offset, a.bytes) < std::pair(b.offset, b.bytes);
+  });
+  uint64_t at = 0;
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    TensorInfo& info = tensors_[i];
+    if (info.offset != at) {
+      refuse(path_, "tensor " + shown(info.name) + ": begins at byte " + std::to_string(info.offset) +
+                        " of the data where byte " + std::to_string(at) +
+                        " was expected: tensors overlap or leave a gap");
+    }
+    at += info.bytes;
+    info.offset += header_.size();
+    index_.emplace(info.name, i);
+  }
+  if (at != data_bytes) {
+    refuse(path_, "has " + std::to_string(data_bytes) + " bytes of data, its tensors are " + std::to_string(at));
+  }
+}
+
+void SafetensorsFile::read(void* to, uint64_t bytes, uint64_t offset) const {
+  char* at = static_cast<char*>(to);
+  while (bytes > 0) {
+    const ssize_t n = ::pread(fd_, at, std::min<uint64_t>(bytes, uint64_t{1} << 30), static_cast<off_t>(offset));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) refuse(path_, std::string("cannot be read: ") + std::strerror(errno));
+    if (n == 0) refuse(path_, "has become shorter while it was read");
+    at += n;
+    offset += static_cast<uint64_t>(n);
+    bytes -= static_cast<uint64_t>(n);
+  }
+}
+
+const TensorInfo* SafetensorsFile::find(std::string_view name) const {
+  const auto it = index_.find(std::string(name));
+  return it == index_.end() ? nullptr : &tensors_[it->second];
+}
+
+at::Tensor SafetensorsFile::load(std::string_view name) const {
+  const TensorInfo* info = find(name);
+  if (!info) {
+    std::vector<std::string> names;
+    for (const TensorInfo& t : tensors_) names.push_back(t.name);
+    const std::string near = nearest(name, names);
+    refuse(path_, "has no tensor " + shown(name) + (near.empty() ? "" : "; did you mean " + shown(near) + "?"));
+  }
+  at::Tensor tensor;
+  try {
+    tensor = at::empty(info->shape, at::TensorOptions().dtype(info->dtype));
+  } catch (const c10::Error& error) {
+    throw Error(ErrorKind::kResource, "safetensors",
+                path_ + ": no memory for tensor " + shown(name) + " of " + std::to_string(info->bytes) + " bytes");
+  }
+  read(tensor.data_ptr(), info->bytes, info->offset);
+  // A byte that is neither 0 nor 1 is undefined behaviour wherever a bool is read.
+  if (info->dtype == at::kBool) {
+    const auto* at = static_cast<const unsigned char*>(tensor.data_ptr());
+    if (std::any_of(at, at + info->bytes, [](unsigned char c) { return c > 1; })) {
+      refuse(path_, "tensor " + shown(name) + ": holds truth values other than 0 and 1");
+    }
+  }
+  return tensor;
+}
+
+std::string write_safetensors_file(const std::string& path, const std::vector<NamedTensor>& tensors,
+                                   const std::map<std::string, std::string>& metadata, FileSystem& files,
+                                   const SeeTensor& seen) {
+  // Wide elements first, so that every tensor lies aligned; then by name, as the format's own writer does.
+  std::vector<const NamedTensor*> order;
+  std::unordered_set<std::string_view> names;
+  for (const NamedTensor& t : tensors) {
+    if (!t.tensor.defined())
+      throw Error(ErrorKind::kInternal, "safetensors", "tensor " + shown(t.name) + " is undefined");
+    if (t.name == kMetadata) refuse(path, "a tensor cannot have the name __metadata__");
+    if (!names.insert(t.name).second) refuse(path, "two tensors have the name " + shown(t.name));
+    order.push_back(&t);
+  }
+  std::sort(order.begin(), order.end(), [](const NamedTensor* a, const NamedTensor* b) {
+    const uint64_t size_a = dtype_entry(a->tensor.scalar_type(), a->name).size;
+    const uint64_t size_b = dtype_entry(b->tensor.scalar_type(), b->name).size;
+    return size_a != size_b ? size_a > size_b : a->name < b->name;
+  });
+
+  Json header = Json::object();
+  if (!metadata.empty()) header[std::string(kMetadata)] = metadata;
+  std::vector<TensorInfo> infos;
+  uint64_t offset = 0;
+  for (const NamedTensor* t : order) {
+    const DtypeName& dtype = dtype_entry(t->tensor.scalar_type(), t->name);
+    const uint64_t bytes = static_cast<uint64_t>(t->tensor.numel()) * dtype.size;
+    header[t->name] = {
+        {"dtype", dtype.name}, {"shape", t->tensor.sizes().vec()}, {"data_offsets", {offset, offset + bytes}}};
+    infos.push_back({t->name, dtype.dtype, t->tensor.sizes().vec(), offset, bytes});
+    offset += bytes;
+  }
+  std::string text;
+  try {
+    text = header.dump();
+  } catch (const Json::exception& error) {
+    refuse(path, std::string("a name or metadata is not UTF-8: ") + error.what());
+  }
+  text.resize((text.size() + 7) / 8 * 8, ' ');
+  if (text.size() > kLargestHeader) refuse(path, "the header would be larger than the format allows: too many tensors");
+  std::string head(kLengthBytes, '\0');
+  for (size_t i = 0; i < kLengthBytes; ++i) head[i] = static_cast<char>(text.size() >> (8 * i) & 0xff);
+  head += text;
+
+  auto file = files.create(path);
+  file->write(head.data(), head.size());
+  for (size_t i = 0; i < order.size(); ++i) {
+    const at::Tensor tensor = order[i]->tensor.detach().to(at::kCPU).contiguous();
+    infos[i].offset += head.size();
+    if (seen) seen(infos[i], tensor.data_ptr());
+    file->write(tensor.data_ptr(), infos[i].bytes);
+  }
+  file->sync();
+  file->close();
+  return head;
+}
+
+void write_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors,
+                       const std::map<std::string, std::string>& metadata, FileSystem& files) {
+  replace_file(files, path,
+               [&](const std::string& beside) { write_safetensors_file(beside, tensors, metadata, files, nullptr); });
+}
+
+}  // namespace annulus

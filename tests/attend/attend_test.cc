@@ -1,0 +1,191 @@
+// `annulus attend` over threads: random inputs and the check against the oracle with every pattern, block maps out and
+// in again, dropout, and what is refused.
+#include "attend/attend.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <functional>
+#include <sstream>
+
+#include "comm/threads/threads.h"
+#include "common/error.h"
+#include "tensor_files/block_map_file.h"
+#include "tests/training/tiny_run.h"
+
+namespace annulus {
+namespace {
+
+AttendOptions random_options(const std::string& pattern, const std::string& sizes = "") {
+  AttendOptions o;
+  o.random = "batch=2,queries=83,heads=4,kv_heads=2,dim=8,seed=3" + (sizes.empty() ? "" : "," + sizes);
+  o.pattern = pattern;
+  o.backward = true;
+  o.check = true;
+  return o;
+}
+
+void attend(const AttendOptions& options, int ranks) {
+  run_ranks(ranks, [&](Communicator& world) { AttendJob(options, world.size()).run(world); });
+}
+
+void expect_refused(const AttendOptions& options, int ranks, ErrorKind kind, const std::string& word) {
+  try {
+    attend(options, ranks);
+    ADD_FAILURE() << word;
+  } catch (const Error& e) {
+    EXPECT_EQ(e.kind(), kind) << e.what();
+    EXPECT_NE(std::string(e.what()).find(word), std::string::npos) << e.what();
+  }
+}
+
+TEST(Attend, ChecksEveryPatternAgainstTheOracle) {
+  const char* const patterns[] = {
+      "{ kind = 'full' }",
+      "{ kind = 'causal', documents = [[40, 43], [83]] }",
+      "{ kind = 'window', left = 9, right = 4 }",
+      "{ kind = 'dilated', segment_lengths = [20, 50], dilation_rates = [1, 3] }",
+      "{ kind = 'dilated', segment_lengths = [20, 50, 100], dilation_rates = [1, 3, 4], combine = 'mean', causal = "
+      "true }",
+      "{ kind = 'blocks', map = 'local', block = 16, window_blocks = 1 }",
+      "{ kind = 'blocks', map = 'dilated', block = 16, window_blocks = 4, rate = 2 }",
+      "{ kind = 'blocks', map = 'global-local', block = 16, global_blocks = 1, window_blocks = 0, causal = true }",
+      "{ kind = 'blocks', map = 'bigbird', block = 16, window_blocks = 0, global_blocks = 1, random_blocks = 1 }",
+      "{ kind = 'blocks', map = 'strided', block = 16, window_blocks = 0, stride = 2, causal = true }",
+      "{ kind = 'blocks', map = 'hierarchical', block = 16, levels = [[1, 1], [2, 4]] }",
+      "{ kind = 'blocks', map = 'adaptive', block = 16, keep = 2 }",
+      "{ kind = 'union', of = [{ kind = 'causal' }, { kind = 'blocks', map = 'adaptive', block = 32, keep = 2 }] }"};
+  for (const char* const pattern : patterns) {
+    SCOPED_TRACE(pattern);
+    for (const int ranks : {1, 3}) {
+      AttendOptions o = random_options(pattern);
+      if (ranks == 3) o.layout = "zigzag";
+      attend(o, ranks);
+    }
+  }
+}
+
+TEST(Attend, ChecksEveryDtypeSchedulesAndLengths) {
+  for (const std::string dtype : {"f32", "f64", "bf16", "f16"}) {
+    for (const std::string schedule : {"ring", "all-gather", "group-cast", "auto"}) {
+      SCOPED_TRACE(dtype + " " + schedule);
+      AttendOptions o = random_options("{ kind = 'window', left = 30, right = 0 }", "dtype=" + dtype);
+      o.schedule = schedule;
+      o.lengths = {10, 0, 40, 33};
+      attend(o, 4);
+    }
+  }
+}
+
+TEST(Attend, AFailingCheckIsAnErrorThatSaysByHowMuch) {
+  RandomInput input = parse_random_input("queries=20,heads=2", "test");
+  const RandomTensors in = make_random(input);
+  const Dropout none;
+  AttendResults results;
+  results.out = at::zeros_like(in.q);
+  results.lse = at::zeros({1, 2, 20});
+  try {
+    check_results(causal_pattern(), input.shape(), in, results, 0.25, none);
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.exit_code(), 1);
+    EXPECT_NE(std::string(e.what()).find("allowed"), std::string::npos) << e.what();
+  }
+}
+
+TEST(Attend, DropoutIsCheckedAndDependsOnItsKeys) {
+  const TestFolder folder;
+  const auto out = [&](const std::function<void(AttendOptions&)>& change, int ranks) {
+    AttendOptions o = random_options("{ kind = 'causal' }", "dtype=f64");
+    o.dropout = {.rate = 0.3, .seed = 5, .step = 2, .layer = 1};
+    o.output = folder.path() + "/out.safetensors";
+    change(o);
+    attend(o, ranks);
+    return SafetensorsFile(o.output).load("out");
+  };
+  const at::Tensor one = out([](AttendOptions&) {}, 1);
+  EXPECT_LT((out([](AttendOptions& o) { o.layout = "striped"; }, 3) - one).abs().max().item<double>(), 1e-12);
+  EXPECT_GT((out([](AttendOptions& o) { o.dropout.step = 3; }, 1) - one).abs().max().item<double>(), 0.01);
+  EXPECT_GT((out([](AttendOptions& o) { o.dropout.layer = 0; }, 1) - one).abs().max().item<double>(), 0.01);
+  EXPECT_GT((out([](AttendOptions& o) { o.dropout.seed = 6; }, 1) - one).abs().max().item<double>(), 0.01);
+}
+
+TEST(Attend, TheMapThatWasUsedCanBeUsedAgain) {
+  const TestFolder folder;
+  const std::string mask = folder.path() + "/mask.safetensors", first = folder.path() + "/first.safetensors",
+                    second = folder.path() + "/second.safetensors";
+  AttendOptions o = random_options("{ kind = 'blocks', map = 'adaptive', block = 16, keep = 2, causal = true }");
+  o.mask_out = mask;
+  o.output = first;
+  attend(o, 2);
+  const at::Tensor written = SafetensorsFile(mask).load("mask");
+  EXPECT_EQ(written.sizes(), at::IntArrayRef({2, 4, 6, 6}));
+  AttendOptions again =
+      random_options("{ kind = 'blocks', map = 'file', block = 16, causal = true, file = '" + mask + "' }");
+  again.output = second;
+  attend(again, 2);
+  EXPECT_TRUE(at::equal(SafetensorsFile(first).load("out"), SafetensorsFile(second).load("out")));
+  // A named map too.
+  o.pattern = "{ kind = 'blocks', map = 'local', block = 32, window_blocks = 1 }";
+  attend(o, 1);
+  EXPECT_EQ(SafetensorsFile(mask).load("mask").sum().item<int64_t>(), 7);
+}
+
+TEST(Attend, RefusesWhatCannotBe) {
+  const std::string causal = "{ kind = 'causal' }";
+  const auto refused = [&](const std::function<void(AttendOptions&)>& change, const std::string& word,
+                           ErrorKind kind = ErrorKind::kUsage) {
+    AttendOptions o = random_options(causal);
+    change(o);
+    expect_refused(o, 2, kind, word);
+  };
+  refused([](AttendOptions& o) { o.random = ""; }, "--input");
+  refused([](AttendOptions& o) { o.input = "x"; }, "--input and --random");
+  refused([](AttendOptions& o) { o.random = "querys=3"; }, "queries");
+  refused([](AttendOptions& o) { o.random = "", o.input = "x"; }, "--output");
+  refused([](AttendOptions& o) { o.layout = "zigzag", o.lengths = {40, 43}; }, "--lengths");
+  refused([](AttendOptions& o) { o.mask_out = "mask"; }, "--mask-out");
+  refused([](AttendOptions& o) { o.dropout.rate = 1; }, "--dropout");
+  refused([](AttendOptions& o) { o.dropout.step = -1; }, "--step");
+  refused([](AttendOptions& o) { o.random = "queries=100000,dim=16"; }, "--check");
+  refused([](AttendOptions& o) { o.pattern = "{ kind = 'causal', documents = [80] }"; }, "83", ErrorKind::kPlan);
+  refused([](AttendOptions& o) { o.pattern = "{ kind = 'blocks', map = 'file', file = '/nowhere/m' }"; }, "nowhere",
+          ErrorKind::kInput);
+  refused(
+      [](AttendOptions& o) {
+        o.random = "queries=20,keys=30";
+        o.pattern = "{ kind = 'dilated', segment_lengths = [8], dilation_rates = [2] }";
+      },
+      "dilated", ErrorKind::kPlan);
+  refused(
+      [](AttendOptions& o) {
+        o.pattern = "{ kind = 'blocks', map = 'local', window_blocks = 1 }";
+        o.mask_out = "/nowhere/mask";
+      },
+      "mkdir", ErrorKind::kResource);
+}
+
+TEST(Attend, TheCommandOfARequestComputesIt) {
+  PlanRequest request;
+  request.shape = {2, 4, 2, 30, 30, 5};
+  request.pattern = parse_pattern("{ kind = 'window', left = 3, right = 0 }", "test");
+  request.ranks = 3;
+  request.layout = LayoutKind::kZigzag;
+  request.schedule = ScheduleKind::kRing;
+  EXPECT_EQ(
+      attend_command(request, {.dim = 8, .dtype = at::kDouble, .seed = 4}, KernelKind::kAten, true,
+                     {.rate = 0.25, .seed = 7, .step = 1, .layer = 2}, 0.5),
+      "./annulus launch -n 3 attend --random batch=2,queries=30,keys=30,heads=4,kv_heads=2,dim=8,dtype=f64,seed=4 "
+      "--pattern '{ kind = \"window\", left = 3, right = 0 }' --layout zigzag --schedule ring --kernel aten "
+      "--query-offset 5 --scale 0.5 --dropout 0.25 --seed 7 --step 1 --layer 2 --backward --check");
+  request.uneven_lengths = {10, 0, 20};
+  request.shape.query_offset = 0;
+  EXPECT_NE(attend_command(request, {}, KernelKind::kAuto, false).find(" --lengths 10,0,20 "), std::string::npos);
+}
+
+}  // namespace
+}  // namespace annulus

@@ -1,0 +1,322 @@
+// Attention over many ranks (threads) against the fp64 oracle, forward and backward; traffic and memory against the
+// plan.
+#include "attention/execution/attention.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "attend/attend.h"
+#include "attend/random_input.h"
+#include "attention/oracle/oracle.h"
+#include "attention/plan/traffic.h"
+#include "attention/plan/verifier.h"
+#include "comm/threads/threads.h"
+#include "common/error.h"
+#include "tests/attention/execution/run_everywhere.h"
+#include "tests/attention/plan/any_request.h"
+
+namespace annulus {
+namespace {
+
+using testing::error_of;
+using testing::errors;
+using testing::expect_refused_everywhere;
+using testing::Inputs;
+using testing::oracle_of;
+using testing::random_inputs;
+using testing::RankResults;
+using testing::rows_of;
+using testing::run_everywhere;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// Inputs for the request; the command that repeats the case goes to the log.
+Inputs inputs_of(const PlanRequest& request, RandomInput input, KernelKind kernel) {
+  RC_LOG() << attend_command(testing::written_out(request), input, kernel, /*backward=*/true) << "\n";
+  const AttentionShape& s = request.shape;
+  input.batch = s.batch, input.queries = s.q_len, input.keys = s.k_len, input.heads = s.heads;
+  input.kv_heads = s.kv_heads;
+  const RandomTensors tensors = make_random(input);
+  return {tensors.q, tensors.k, tensors.v, tensors.dout};
+}
+
+int64_t any_seed() { return *rc::gen::inRange<int64_t>(0, 1000000); }
+
+RC_GTEST_PROP(Attention, EqualsTheOracleInDoublePrecision, ()) {
+  const PlanRequest request = testing::any_request();
+  const KernelKind kernel = *rc::gen::element(KernelKind::kAuto, KernelKind::kEfficient, KernelKind::kReference);
+  const int64_t dim = *rc::gen::element<int64_t>(4, 16, 20);
+  const Inputs in = inputs_of(request, {.dim = dim, .dtype = at::kDouble, .seed = any_seed()}, kernel);
+  const RankResults run = run_everywhere(request, in, kernel);
+  for (const double error : errors(run.result, oracle_of(request, in))) RC_ASSERT(error < 1e-10);
+  // What moved and what was held is what the plan says.
+  for (int r = 0; r < request.ranks; ++r) {
+    const std::shared_ptr<const Program> program = cached_program(request, r);
+    const Traffic f = traffic(*program, program->forward), b = traffic(*program, program->backward);
+    const AttentionStats &fs = run.forward[static_cast<size_t>(r)], &bs = run.backward[static_cast<size_t>(r)];
+    RC_ASSERT(fs.bytes_sent == f.bytes(dim, 8, 8));
+    RC_ASSERT(fs.messages_sent == f.kv_messages);
+    RC_ASSERT(bs.bytes_sent == b.bytes(dim, 8, 8));
+    RC_ASSERT(bs.messages_sent == b.kv_messages + b.grad_messages);
+    RC_ASSERT(fs.peak_kv_elements == f.peak_kv_rows * dim);
+    RC_ASSERT(bs.peak_kv_elements == b.peak_kv_rows * dim);
+    RC_ASSERT(bs.peak_grad_elements == b.peak_grad_rows * dim);
+  }
+}
+
+// Nothing in planner, executor or kernels may take heads, batch rows or positions for alike: slices of any batch rows,
+// any heads, any strides, any bands, overlapping as they like (a pair in two slices counts twice).
+RC_GTEST_PROP(Attention, AnySlicesEqualTheOracle, ()) {
+  PlanRequest request = testing::any_request();
+  request.shape = {2, 4, 2, request.shape.q_len, request.shape.k_len, 0};
+  request.pattern = {};
+  request.pattern.kind = PatternSpec::Kind::kSlices;
+  const auto part = [](int64_t length) {
+    const int64_t stride = *rc::gen::element<int64_t>(1, 1, 1, 2, 3), begin = *rc::gen::inRange<int64_t>(0, length);
+    return Span{begin, stride, *rc::gen::inRange<int64_t>(1, (length - begin - 1) / stride + 2)};
+  };
+  std::vector<Slice>& slices = request.pattern.slices;
+  for (int64_t i = *rc::gen::inRange(0, 5); i > 0; --i) {
+    Slice slice{part(2), part(4), part(request.shape.q_len), part(request.shape.k_len), {}};
+    if (*rc::gen::arbitrary<bool>()) slice.band.hi = *rc::gen::inRange(-30, 100);
+    if (*rc::gen::arbitrary<bool>()) slice.band.lo = *rc::gen::inRange(-100, 30);
+    slices.push_back(slice);
+    RC_LOG() << "batch " << to_string(slice.batch) << " heads " << to_string(slice.heads) << " queries "
+             << to_string(slice.queries) << " keys " << to_string(slice.keys) << " " << to_string(slice.band) << "\n";
+  }
+  RC_LOG() << request.text() << "\n";
+  RC_ASSERT(verify(request).faults == std::vector<std::string>{});
+  const auto count = [&](int64_t b, int64_t h, int64_t q, int64_t k) {
+    int64_t n = 0;
+    for (const Slice& s : slices) {
+      n += s.batch.contains(b) && s.heads.contains(h) && s.queries.contains(q) && s.keys.contains(k) &&
+           s.band.contains(q, k);
+    }
+    return n;
+  };
+  const Inputs in = random_inputs(request.shape, 8, at::kDouble);
+  const KernelKind kernel = *rc::gen::element(KernelKind::kAuto, KernelKind::kEfficient);
+  const RankResults run = run_everywhere(request, in, kernel, 0.3);
+  for (const double error : errors(run.result, oracle(in.q, in.k, in.v, in.dout, 0.3, count))) {
+    RC_ASSERT(error < 1e-10);
+  }
+}
+
+// The plain reference of the same precision: one rank, the whole problem in one fp32 operator chain.
+OracleResult plain_fp32(const PlanRequest& request, const Inputs& in) {
+  const int64_t group = request.shape.heads / request.shape.kv_heads;
+  const auto heads_first = [](const at::Tensor& t) { return t.to(at::kFloat).transpose(1, 2); };
+  const at::Tensor q = heads_first(in.q), dout = heads_first(in.dout);
+  const at::Tensor k = heads_first(in.k).repeat_interleave(group, 1), v = heads_first(in.v).repeat_interleave(group, 1);
+  const float scale = 1 / std::sqrt(static_cast<float>(q.size(3)));
+  const AttentionShape& shape = request.shape;
+  at::Tensor weight = at::empty({shape.batch, shape.heads, shape.q_len, shape.k_len});  // ln of the count
+  const auto count = count_of(request.pattern, shape);
+  float* w = weight.data_ptr<float>();
+  for (int64_t b = 0; b < shape.batch; ++b) {
+    for (int64_t h = 0; h < shape.heads; ++h) {
+      for (int64_t i = 0; i < shape.q_len; ++i) {
+        for (int64_t j = 0; j < shape.k_len; ++j) *w++ = std::log(static_cast<float>(count(b, h, i, j)));
+      }
+    }
+  }
+  const at::Tensor s = q.matmul(k.transpose(2, 3)) * scale + weight;
+  const at::Tensor lse = s.logsumexp({-1});
+  const at::Tensor p = (s - lse.masked_fill(lse.eq(-kInfinity), 0).unsqueeze(-1)).exp();
+  // The forward hands its output on in the inputs' dtype, and the backward starts from that.
+  const at::Tensor out = p.matmul(v).to(in.q.scalar_type()).to(at::kFloat), dp = dout.matmul(v.transpose(2, 3));
+  const at::Tensor ds = p * (dp - (dout * out).sum(-1, true)) * scale;
+  const auto fold = [&](const at::Tensor& t) {
+    return t.unflatten(1, {request.shape.kv_heads, group}).sum(2).transpose(1, 2);
+  };
+  const auto rounded = [&](const at::Tensor& t) { return t.to(in.q.scalar_type()); };
+  return {out.transpose(1, 2), lse, rounded(ds.matmul(k).transpose(1, 2)), rounded(fold(ds.transpose(2, 3).matmul(q))),
+          rounded(fold(p.transpose(2, 3).matmul(dout)))};
+}
+
+RC_GTEST_PROP(Attention, ErrsInSinglePrecisionAsAPlainReferenceDoes, ()) {
+  const PlanRequest request = testing::any_request();
+  const double magnitude = *rc::gen::element(0.01, 1.0, 10.0);
+  const at::ScalarType type = *rc::gen::element(at::kFloat, at::kBFloat16);
+  const Inputs in = inputs_of(request, {.dtype = type, .seed = any_seed(), .magnitude = magnitude}, KernelKind::kAuto);
+  const OracleResult want = oracle_of(request, in);
+  const auto ours = errors(run_everywhere(request, in, KernelKind::kAuto).result, want, magnitude);
+  const auto plain = errors(plain_fp32(request, in), want, magnitude);
+  // A probability errs by the rounding of its score, which grows with the score, whoever computes it; a plain reference
+  // may be lucky.
+  const at::Tensor lse = want.lse.masked_fill(want.lse.isfinite().logical_not(), 0);
+  const double scores = lse.numel() ? lse.abs().max().item<double>() : 0;
+  // Of bf16, everything but lse is rounded, by the reference too: as much again for its luck.
+  const double unit = type == at::kBFloat16 ? 1.0 / 256 : 0;
+  for (size_t i = 0; i < ours.size(); ++i) {
+    RC_ASSERT(ours[i] <= 3 * plain[i] + 2e-6 + scores * 0x1p-22 + (i == 1 ? 0 : 4 * unit));
+  }
+}
+
+PlanRequest causal_ring(int ranks, int64_t length, LayoutKind layout = LayoutKind::kZigzag) {
+  PlanRequest request;
+  request.shape = {1, 4, 2, length, length, 0};
+  request.pattern.causal = true;
+  request.layout = layout;
+  request.ranks = ranks;
+  return request;
+}
+
+TEST(Attention, HalfPrecisionsAccumulateInFp32) {
+  for (const at::ScalarType type : {at::kBFloat16, at::kHalf}) {
+    const PlanRequest request = causal_ring(4, 128);
+    const Inputs in = random_inputs(request.shape, 32, type);
+    const RankResults run = run_everywhere(request, in, KernelKind::kAuto);
+    EXPECT_EQ(run.result.out.scalar_type(), type);
+    EXPECT_EQ(run.result.lse.scalar_type(), at::kFloat);
+    const OracleResult want = oracle_of(request, in);
+    // Half a unit in the last place of the result's dtype, and no more drift with the ring than one rank has.
+    const double unit = type == at::kBFloat16 ? 1.0 / 256 : 1.0 / 2048;
+    EXPECT_LT(errors(run.result, want)[0], 2 * unit);
+    EXPECT_LT(errors(run.result, want)[1], 1e-6);
+    const RankResults alone = run_everywhere(causal_ring(1, 128), in, KernelKind::kAuto);
+    for (size_t i = 2; i < 5; ++i) {
+      EXPECT_LT(errors(run.result, want)[i], 2 * errors(alone.result, want)[i] + unit) << i;
+    }
+  }
+}
+
+TEST(Attention, HugeAndTinyLogitsStayExact) {
+  for (const double shift : {-120.0, 1e4}) {
+    const PlanRequest request = causal_ring(3, 65, LayoutKind::kStriped);
+    Inputs in = random_inputs(request.shape, 8, at::kDouble);
+    // One channel gives every pair a score near `shift`.
+    in.q.select(3, 0).fill_(1);
+    in.k.select(3, 0).fill_(shift);
+    const RankResults run = run_everywhere(request, in, KernelKind::kAuto, 1.0);
+    // Scores are rounded at 1e-16 of their size, and so are the keys they are multiplied with.
+    for (const double error : errors(run.result, oracle_of(request, in, 1.0))) {
+      EXPECT_LT(error, 1e-9 + 1e-15 * shift * shift) << shift;
+    }
+  }
+}
+
+TEST(Attention, RowsWithoutKeysAreZeroAndMinusInfinity) {
+  PlanRequest request = causal_ring(4, 64);
+  request.shape.query_offset = -20;  // the first 20 queries come before every key
+  const Inputs in = random_inputs(request.shape, 8, at::kFloat);
+  const RankResults run = run_everywhere(request, in, KernelKind::kAuto);
+  EXPECT_TRUE((run.result.out.slice(1, 0, 20) == 0).all().item<bool>());
+  EXPECT_TRUE((run.result.lse.slice(2, 0, 20) == -kInfinity).all().item<bool>());
+  EXPECT_TRUE((run.result.dq.slice(1, 0, 20) == 0).all().item<bool>());
+  for (const double error : errors(run.result, oracle_of(request, in))) EXPECT_LT(error, 1e-5);
+}
+
+TEST(Attention, NothingLeaksFromBehindTheMask) {
+  for (const double poison : {kInfinity, -kInfinity, static_cast<double>(NAN)}) {
+    for (const bool window : {false, true}) {
+      PlanRequest request = causal_ring(2, 64);
+      if (window) {
+        request.pattern.kind = PatternSpec::Kind::kWindow;
+        request.pattern.left = 9;
+      }
+      const Inputs in = random_inputs(request.shape, 8, at::kDouble);
+      const OracleResult clean = oracle_of(request, in);
+      // Keys and values that no query before 40 sees.
+      in.v.slice(1, 40, 41).fill_(poison);
+      in.k.slice(1, 41, 42).fill_(poison);
+      const RankResults run = run_everywhere(request, in, KernelKind::kAuto);
+      EXPECT_LT(error_of(run.result.out.slice(1, 0, 40), clean.out.slice(1, 0, 40)), 1e-10);
+      EXPECT_LT(error_of(run.result.lse.slice(2, 0, 40), clean.lse.slice(2, 0, 40)), 1e-10);
+      EXPECT_LT(error_of(run.result.dq.slice(1, 0, 40), clean.dq.slice(1, 0, 40)), 1e-10);
+      // Who sees a NaN or an infinite value gets it.
+      EXPECT_FALSE(run.result.out.slice(1, 40, 41).isfinite().any().item<bool>());
+    }
+  }
+}
+
+TEST(Attention, TheSameRunTwiceIsBitIdentical) {
+  const PlanRequest request = causal_ring(4, 256);
+  const Inputs in = random_inputs(request.shape, 16, at::kFloat);
+  const RankResults a = run_everywhere(request, in, KernelKind::kAuto),
+                    b = run_everywhere(request, in, KernelKind::kAuto);
+  EXPECT_TRUE(a.result.out.equal(b.result.out));
+  EXPECT_TRUE(a.result.dq.equal(b.result.dq));
+  EXPECT_TRUE(a.result.dk.equal(b.result.dk));
+  EXPECT_TRUE(a.result.dv.equal(b.result.dv));
+}
+
+TEST(Attention, TheAutogradNodeGivesTheSameGradients) {
+  const PlanRequest request = causal_ring(2, 32);
+  const Inputs in = random_inputs(request.shape, 8, at::kDouble);
+  const OracleResult want = oracle_of(request, in);
+  run_ranks(2, [&](Communicator& comm) {
+    AttentionCall call;
+    call.request = request;
+    call.comm = &comm;
+    const auto program = cached_program(request, comm.rank());
+    const auto leaf = [](at::Tensor t) { return t.clone().requires_grad_(true); };
+    const std::vector<Span>&queries = program->query_spans, &keys = program->key_spans;
+    const at::Tensor q = leaf(rows_of(in.q, 1, queries)), k = leaf(rows_of(in.k, 1, keys)),
+                     v = leaf(rows_of(in.v, 1, keys));
+    const at::Tensor out = attention(q, k, v, call);
+    out.backward(rows_of(in.dout, 1, queries));
+    EXPECT_LT(error_of(out.detach(), rows_of(want.out, 1, queries)), 1e-10);
+    EXPECT_LT(error_of(q.grad(), rows_of(want.dq, 1, queries)), 1e-10);
+    EXPECT_LT(error_of(k.grad(), rows_of(want.dk, 1, keys)), 1e-10);
+    EXPECT_LT(error_of(v.grad(), rows_of(want.dv, 1, keys)), 1e-10);
+  });
+}
+
+at::Tensor run_part(Communicator& comm, const PlanRequest& request, at::ScalarType type, double scale, int64_t rows) {
+  AttentionCall call;
+  call.request = request;
+  call.comm = &comm;
+  if (scale != 0) call.scale = scale;
+  const auto options = at::TensorOptions().dtype(type);
+  return attention_forward(at::zeros({1, rows, 4, 8}, options), at::zeros({1, rows, 2, 8}, options),
+                           at::zeros({1, rows, 2, 8}, options), call)
+      .out;
+}
+
+TEST(Attention, ABackwardWithoutWhatItNeedsIsRefusedEverywhere) {
+  const PlanRequest request = causal_ring(3, 48);
+  for (const bool without_saved : {true, false}) {
+    expect_refused_everywhere(
+        [&](Communicator& comm) {
+          AttentionCall call;
+          call.request = request;
+          call.comm = &comm;
+          const at::Tensor q = at::zeros({1, 16, 4, 8}), k = at::zeros({1, 16, 2, 8});
+          AttentionOutput out = attention_forward(q, k, k, call);
+          if (comm.rank() == 1 && without_saved) out.saved_k = at::Tensor();
+          const bool short_dout = comm.rank() == 1 && !without_saved;
+          attention_backward(short_dout ? at::zeros({1, 15, 4, 8}) : q, q, k, k, out, call);
+        },
+        ErrorKind::kMismatch, "rank 1");
+  }
+}
+
+TEST(Attention, RanksThatDifferAreNamedOnEveryRank) {
+  const PlanRequest request = causal_ring(3, 48);
+  PlanRequest other = request;
+  other.layout = LayoutKind::kStriped;
+  expect_refused_everywhere(
+      [&](Communicator& comm) { run_part(comm, comm.rank() == 1 ? other : request, at::kFloat, 0, 16); },
+      ErrorKind::kMismatch, "rank 1");
+  expect_refused_everywhere(
+      [&](Communicator& comm) { run_part(comm, request, comm.rank() == 2 ? at::kDouble : at::kFloat, 0, 16); },
+      ErrorKind::kMismatch, "rank 2");
+  expect_refused_everywhere(
+      [&](Communicator& comm) { run_part(comm, request, at::kFloat, comm.rank() == 0 ? 2 : 1, 16); },
+      ErrorKind::kMismatch, "rank 0");
+  expect_refused_everywhere(
+      [&](Communicator& comm) { run_part(comm, request, at::kFloat, 0, comm.rank() == 1 ? 15 : 16); },
+      ErrorKind::kMismatch, "rank 1");
+  expect_refused_everywhere([&](Communicator& comm) { run_part(comm, causal_ring(4, 48), at::kFloat, 0, 12); },
+                            ErrorKind::kPlan, "4 ranks");
+}
+
+}  // namespace
+}  // namespace annulus

@@ -1,0 +1,130 @@
+// See run_everywhere.h.
+#include "tests/attention/execution/run_everywhere.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/randn.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <mutex>
+
+#include "comm/threads/threads.h"
+
+namespace annulus::testing {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+void put_rows(const at::Tensor& whole, int64_t dim, const std::vector<Span>& spans, const at::Tensor& part) {
+  int64_t row = 0;
+  for (const Span& s : spans) {
+    whole.slice(dim, s.begin, s.last() + 1, s.stride).copy_(part.slice(dim, row, row + s.count));
+    row += s.count;
+  }
+}
+
+}  // namespace
+
+Inputs random_inputs(const AttentionShape& s, int64_t head_dim, at::ScalarType type, double magnitude) {
+  const auto options = at::TensorOptions().dtype(at::kDouble);
+  return {(at::randn({s.batch, s.q_len, s.heads, head_dim}, options) * magnitude).to(type),
+          (at::randn({s.batch, s.k_len, s.kv_heads, head_dim}, options) * magnitude).to(type),
+          at::randn({s.batch, s.k_len, s.kv_heads, head_dim}, options).to(type),
+          at::randn({s.batch, s.q_len, s.heads, head_dim}, options).to(type)};
+}
+
+at::Tensor rows_of(const at::Tensor& whole, int64_t dim, const std::vector<Span>& spans) {
+  std::vector<at::Tensor> parts = {whole.slice(dim, 0, 0)};
+  for (const Span& s : spans) parts.push_back(whole.slice(dim, s.begin, s.last() + 1, s.stride));
+  return at::cat(parts, dim);
+}
+
+RankResults run_everywhere(const PlanRequest& request, const Inputs& in, KernelKind kernel,
+                           std::optional<double> scale) {
+  RankResults run;
+  const size_t n = static_cast<size_t>(request.ranks);
+  run.forward.resize(n), run.backward.resize(n);
+  const at::ScalarType lse_type = in.q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  run.result.out = at::full(in.q.sizes(), NAN, in.q.options());
+  run.result.lse = at::full({in.q.size(0), in.q.size(2), in.q.size(1)}, NAN, in.q.options().dtype(lse_type));
+  run.result.dq = at::full(in.q.sizes(), NAN, in.q.options());
+  run.result.dk = at::full(in.k.sizes(), NAN, in.q.options());
+  run.result.dv = at::full(in.k.sizes(), NAN, in.q.options());
+  std::mutex mutex;
+  run_ranks(request.ranks, [&](Communicator& comm) {
+    const size_t r = static_cast<size_t>(comm.rank());
+    AttentionCall call;
+    call.request = request;
+    call.comm = &comm;
+    call.kernel = kernel;
+    call.scale = scale;
+    const auto program = cached_program(request, comm.rank());
+    const std::vector<Span>&queries = program->query_spans, &keys = program->key_spans;
+    const at::Tensor q = rows_of(in.q, 1, queries), k = rows_of(in.k, 1, keys), v = rows_of(in.v, 1, keys);
+    const AttentionOutput out = attention_forward(q, k, v, call, &run.forward[r]);
+    const AttentionGradients grads =
+        attention_backward(rows_of(in.dout, 1, queries), q, k, v, out, call, &run.backward[r]);
+    const std::lock_guard lock(mutex);
+    put_rows(run.result.out, 1, queries, out.out);
+    put_rows(run.result.lse, 2, queries, out.lse);
+    put_rows(run.result.dq, 1, queries, grads.dq);
+    put_rows(run.result.dk, 1, keys, grads.dk);
+    put_rows(run.result.dv, 1, keys, grads.dv);
+  });
+  return run;
+}
+
+OracleResult oracle_of(const PlanRequest& request, const Inputs& in, std::optional<double> scale) {
+  const double used = scale.value_or(1 / std::sqrt(static_cast<double>(in.q.size(3))));
+  return oracle(in.q, in.k, in.v, in.dout, used, count_of(request.pattern, request.shape));
+}
+
+double error_of(const at::Tensor& got, const at::Tensor& want) {
+  if (got.numel() == 0) return 0;
+  const at::Tensor g = got.to(at::kDouble);
+  // Infinities and NaN must stand in the same places.
+  const at::Tensor odd = want.isfinite().logical_not();
+  if (!g.isfinite().logical_not().eq(odd).all().item<bool>()) return kInfinity;
+  if (!g.masked_fill(want.isinf().logical_not(), 0)
+           .eq(want.masked_fill(want.isinf().logical_not(), 0))
+           .all()
+           .item<bool>()) {
+    return kInfinity;  // of the same sign
+  }
+  return (g - want).masked_fill(odd, 0).abs().max().item<double>();
+}
+
+std::vector<double> errors(const OracleResult& got, const OracleResult& want, double magnitude) {
+  const auto relative = [](const at::Tensor& g, const at::Tensor& w, double least = 1e-3) {
+    if (w.numel() == 0) return 0.0;
+    const double size = w.masked_fill(w.isfinite().logical_not(), 0).abs().max().item<double>();
+    return error_of(g, w) / std::max(size, least);
+  };
+  return {relative(got.out, want.out), relative(got.lse, want.lse), relative(got.dq, want.dq, magnitude),
+          relative(got.dk, want.dk, magnitude), relative(got.dv, want.dv)};
+}
+
+void expect_refused_everywhere(const std::function<void(Communicator&)>& body, ErrorKind kind,
+                               const std::string& part) {
+  std::mutex mutex;
+  int refused = 0;
+  run_ranks(3, [&](Communicator& comm) {
+    try {
+      body(comm);
+      ADD_FAILURE() << "rank " << comm.rank() << " went on";
+    } catch (const Error& error) {
+      const std::lock_guard lock(mutex);
+      EXPECT_EQ(error.kind(), kind) << error.what();
+      EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
+      ++refused;
+    }
+  });
+  EXPECT_EQ(refused, 3);
+}
+
+}  // namespace annulus::testing

@@ -1,0 +1,312 @@
+// Adaptive block maps against a plain fp64 loop, at several rank counts and layouts.
+#include "attention/execution/select_blocks.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/randn.h>
+#include <ATen/record_function.h>
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <mutex>
+
+#include "attention/execution/attention.h"
+#include "attention/oracle/oracle.h"
+#include "comm/threads/threads.h"
+#include "common/error.h"
+
+namespace annulus {
+namespace {
+
+at::Tensor rows_of(const at::Tensor& whole, const std::vector<Span>& spans) {
+  std::vector<at::Tensor> parts = {whole.slice(1, 0, 0)};
+  for (const Span& s : spans) parts.push_back(whole.slice(1, s.begin, s.last() + 1, s.stride));
+  return at::cat(parts, 1);
+}
+
+// The definition, one block after the other: the whole of q and k in plain loops.
+BlockMap selected_by_definition(const PatternSpec& spec, const AttentionShape& shape, const at::Tensor& q_in,
+                                const at::Tensor& k_in) {
+  const at::Tensor q = q_in.to(at::kDouble).contiguous(), k = k_in.to(at::kDouble).contiguous();
+  const int64_t block = spec.blocks.block, dim = q.size(3);
+  const int64_t query_blocks = ceil_div(shape.q_len, block), key_blocks = ceil_div(shape.k_len, block);
+  const auto mean = [&](const at::Tensor& t, int64_t b, int64_t h, int64_t i, bool first) {
+    std::vector<double> sum(static_cast<size_t>(dim), 0);
+    const int64_t end = first ? i * block + 1 : std::min((i + 1) * block, t.size(1));
+    for (int64_t x = i * block; x < end; ++x) {
+      for (int64_t d = 0; d < dim; ++d) {
+        sum[static_cast<size_t>(d)] += t.data_ptr<double>()[((b * t.size(1) + x) * t.size(2) + h) * dim + d];
+      }
+    }
+    for (double& s : sum) s /= static_cast<double>(end - i * block);
+    return sum;
+  };
+  std::vector<uint8_t> active;
+  for (int64_t b = 0; b < shape.batch; ++b) {
+    for (int64_t h = 0; h < shape.heads; ++h) {
+      std::vector<std::vector<double>> keys;
+      for (int64_t j = 0; j < key_blocks; ++j) {
+        keys.push_back(mean(k, b, h / (shape.heads / shape.kv_heads), j, false));
+      }
+      for (int64_t i = 0; i < query_blocks; ++i) {
+        const std::vector<double> query = mean(q, b, h, i, spec.blocks.query == BlocksSpec::Query::kFirst);
+        const int64_t own = i + shape.query_offset / block;
+        struct Candidate {
+          bool is_own;
+          double score;
+          int64_t j;
+        };
+        std::vector<Candidate> candidates;
+        for (int64_t j = 0; j < key_blocks; ++j) {
+          if (spec.causal && j > own) continue;
+          double score = 0;
+          for (size_t d = 0; d < query.size(); ++d) score += query[d] * keys[static_cast<size_t>(j)][d];
+          candidates.push_back({j == own, score, j});
+        }
+        std::sort(candidates.begin(), candidates.end(), [](const Candidate& x, const Candidate& y) {
+          if (x.is_own != y.is_own) return x.is_own;
+          return x.score != y.score ? x.score > y.score : x.j < y.j;
+        });
+        std::vector<uint8_t> row(static_cast<size_t>(key_blocks), 0);
+        for (size_t x = 0; x < std::min(candidates.size(), static_cast<size_t>(spec.blocks.keep)); ++x) {
+          row[static_cast<size_t>(candidates[x].j)] = 1;
+        }
+        active.insert(active.end(), row.begin(), row.end());
+      }
+    }
+  }
+  return block_map_from_dense(active.data(), block, shape.batch, shape.heads, query_blocks, key_blocks);
+}
+
+// As every rank selects it; they must agree.
+PatternSpec selected_everywhere(const PlanRequest& request, const at::Tensor& q, const at::Tensor& k) {
+  std::mutex mutex;
+  std::vector<PatternSpec> results;
+  run_ranks(request.ranks, [&](Communicator& comm) {
+    const auto r = static_cast<size_t>(comm.rank());
+    const PlanRequest selected = select_blocks(request, rows_of(q, query_layout(request).spans[r]),
+                                               rows_of(k, key_layout(request).spans[r]), comm, "attention");
+    const std::lock_guard lock(mutex);
+    results.push_back(selected.pattern);
+  });
+  for (const PatternSpec& spec : results) EXPECT_EQ(spec.text(), results[0].text());
+  return results[0];
+}
+
+PlanRequest request_of(const AttentionShape& shape, const std::string& more, int ranks, LayoutKind layout) {
+  PlanRequest request;
+  request.shape = shape;
+  request.pattern = parse_pattern("{ kind = \"blocks\", map = \"adaptive\", block = 16, " + more + " }", "");
+  request.ranks = ranks;
+  request.layout = layout;
+  return request;
+}
+
+// One map for all where all blocks are kept.
+std::vector<uint8_t> dense_for(const BlockMap& map, const AttentionShape& shape) {
+  const std::vector<uint8_t> part = map.dense();
+  if (map.batch == shape.batch && map.heads == shape.heads) return part;
+  std::vector<uint8_t> all;
+  for (int64_t i = 0; i < shape.batch * shape.heads; ++i) all.insert(all.end(), part.begin(), part.end());
+  return all;
+}
+
+constexpr LayoutKind kLayouts[] = {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped};
+
+RC_GTEST_PROP(SelectBlocks, KeepsWhatTheDefinitionKeeps, ()) {
+  const int64_t kv_heads = *rc::gen::inRange<int64_t>(1, 3);
+  const int64_t length = *rc::gen::inRange<int64_t>(1, 200);
+  const AttentionShape shape{*rc::gen::inRange<int64_t>(1, 3),
+                             kv_heads * *rc::gen::inRange<int64_t>(1, 4),
+                             kv_heads,
+                             length,
+                             *rc::gen::inRange(0, 3) ? length : *rc::gen::inRange<int64_t>(1, 200),
+                             16 * *rc::gen::element<int64_t>(0, 0, -2, 1, 5)};
+  const PlanRequest request =
+      request_of(shape,
+                 "keep = " + std::to_string(*rc::gen::inRange(1, 14)) +
+                     (*rc::gen::arbitrary<bool>() ? ", query = \"first\"" : "") +
+                     (*rc::gen::arbitrary<bool>() ? ", causal = true" : ""),
+                 *rc::gen::element(1, 2, 3, 5),
+                 *rc::gen::elementOf(std::vector<LayoutKind>(std::begin(kLayouts), std::end(kLayouts))));
+  const at::ScalarType type = *rc::gen::element(at::kFloat, at::kDouble, at::kBFloat16);
+  RC_LOG() << request.text() << "\n";
+  const at::Tensor q = at::randn({shape.batch, shape.q_len, shape.heads, 8}).to(type);
+  const at::Tensor k = at::randn({shape.batch, shape.k_len, shape.kv_heads, 8}).to(type);
+  const PatternSpec spec = selected_everywhere(request, q, k);
+  RC_ASSERT(spec.blocks.map == BlocksSpec::Map::kGiven);
+  RC_ASSERT(dense_for(*spec.blocks.given, shape) == selected_by_definition(request.pattern, shape, q, k).dense());
+  make_pattern(spec, shape);  // takes it
+}
+
+TEST(SelectBlocks, TiesGoToTheLowerBlock) {
+  const AttentionShape shape{1, 2, 1, 150, 150, 0};  // 10 blocks, the last one of 6
+  for (const LayoutKind layout : kLayouts) {
+    for (const int ranks : {1, 2, 3, 5}) {
+      const PlanRequest request = request_of(shape, "keep = 3", ranks, layout);
+      const at::Tensor q = at::randn({1, 150, 2, 8}), k = at::full({1, 150, 1, 8}, 0.1);
+      const BlockMap map = *selected_everywhere(request, q, k).blocks.given;
+      for (int64_t row = 0; row < 2 * 10; ++row) {
+        std::vector<uint8_t> want(10, 0);
+        const int64_t own = row % 10;
+        want[0] = want[1] = 1;
+        want[static_cast<size_t>(std::max<int64_t>(own, 2))] = 1;  // two others besides its own
+        const std::vector<uint8_t> all = map.dense();
+        EXPECT_EQ(std::vector<uint8_t>(all.begin() + row * 10, all.begin() + (row + 1) * 10), want)
+            << "block " << own << ", " << ranks << " ranks";
+      }
+    }
+  }
+}
+
+TEST(SelectBlocks, KeepingAllIsTheFullTriangleAndMovesNothing) {
+  const AttentionShape shape{2, 4, 2, 100, 100, 0};
+  const PlanRequest request = request_of(shape, "keep = 7, causal = true", 3, LayoutKind::kZigzag);
+  const at::Tensor q = at::randn({2, 100, 4, 8}), k = at::randn({2, 100, 2, 8});
+  run_ranks(3, [&](Communicator& comm) {
+    const auto r = static_cast<size_t>(comm.rank());
+    const PlanRequest selected = select_blocks(request, rows_of(q, query_layout(request).spans[r]),
+                                               rows_of(k, key_layout(request).spans[r]), comm, "attention");
+    EXPECT_EQ(count_pairs(make_pattern(selected.pattern, shape)), 8 * 100 * 101 / 2);
+    EXPECT_EQ(comm.stats().bytes_sent, 0);
+    EXPECT_EQ(comm.stats().collective_payload, 0);
+  });
+}
+
+TEST(SelectBlocks, NaNIsTheLeastScore) {
+  const AttentionShape shape{1, 1, 1, 64, 64, 0};
+  const at::Tensor q = at::full({1, 64, 1, 8}, 1.0), k = at::full({1, 64, 1, 8}, -1.0);
+  k.slice(1, 3, 4).fill_(NAN);
+  const BlockMap map = *selected_everywhere(request_of(shape, "keep = 2", 2, LayoutKind::kStriped), q, k).blocks.given;
+  EXPECT_EQ(map.dense(), (std::vector<uint8_t>{1, 1, 0, 0, 0, 1, 1, 0, 0, 1, 1, 0, 0, 1, 0, 1}));
+}
+
+TEST(SelectBlocks, MembersOfUnionsAreSelectedAndOthersStay) {
+  const AttentionShape shape{1, 2, 1, 80, 80, 0};
+  PlanRequest request = request_of(shape, "keep = 2", 2, LayoutKind::kContiguous);
+  PatternSpec both;
+  both.kind = PatternSpec::Kind::kUnion;
+  both.members = {causal_pattern(), request.pattern};
+  const at::Tensor q = at::randn({1, 80, 2, 8}), k = at::randn({1, 80, 1, 8});
+  const BlockMap alone = *selected_everywhere(request, q, k).blocks.given;
+  request.pattern = both;
+  const PatternSpec spec = selected_everywhere(request, q, k);
+  EXPECT_EQ(spec.members[0], causal_pattern());
+  EXPECT_EQ(*spec.members[1].blocks.given, alone);
+  EXPECT_FALSE(is_adaptive(spec));
+  // What a causal union selects is not of later keys, however deep it is said.
+  request.pattern.causal = true;
+  request.pattern.members[1].causal = true;
+  const BlockMap past = *selected_everywhere(request, q, k).members[1].blocks.given;
+  EXPECT_NE(past, alone);
+  PatternSpec outer;
+  outer.kind = PatternSpec::Kind::kUnion;
+  outer.causal = true;
+  outer.members = {both};
+  request.pattern = outer;
+  EXPECT_EQ(*selected_everywhere(request, q, k).members[0].members[1].blocks.given, past);
+  request.pattern = causal_pattern();
+  EXPECT_EQ(selected_everywhere(request, q, k), causal_pattern());
+}
+
+// Forward and backward run with the one selection, at any rank count, and equal the oracle with that map.
+TEST(SelectBlocks, AttentionRunsForwardAndBackwardWithWhatWasSelected) {
+  const AttentionShape shape{2, 4, 2, 150, 150, 0};
+  const at::TensorOptions fp64 = at::TensorOptions().dtype(at::kDouble);
+  const at::Tensor q = at::randn({2, 150, 4, 8}, fp64), k = at::randn({2, 150, 2, 8}, fp64),
+                   v = at::randn({2, 150, 2, 8}, fp64), dout = at::randn({2, 150, 4, 8}, fp64);
+  for (const int ranks : {1, 3}) {
+    for (const char* more : {"keep = 3", "keep = 3, causal = true"}) {
+      const PlanRequest request = request_of(shape, more, ranks, LayoutKind::kZigzag);
+      run_ranks(ranks, [&](Communicator& comm) {
+        const auto r = static_cast<size_t>(comm.rank());
+        AttentionCall call;
+        call.request = request;
+        call.comm = &comm;
+        const std::vector<Span> queries = query_layout(request).spans[r], keys = key_layout(request).spans[r];
+        const at::Tensor q_here = rows_of(q, queries), k_here = rows_of(k, keys), v_here = rows_of(v, keys);
+        const AttentionOutput out = attention_forward(q_here, k_here, v_here, call);
+        const AttentionGradients got = attention_backward(rows_of(dout, queries), q_here, k_here, v_here, out, call);
+        const PatternSpec& used = out.program->request.pattern;
+        EXPECT_EQ(*used.blocks.given, selected_by_definition(request.pattern, shape, q, k));
+        const OracleResult want = oracle(q, k, v, dout, 1 / std::sqrt(8.0), count_of(used, shape));
+        const auto expect_near = [&](const at::Tensor& x, const at::Tensor& whole, const std::vector<Span>& spans) {
+          EXPECT_LT((x - rows_of(whole, spans)).abs().max().item<double>(), 1e-10);
+        };
+        expect_near(out.out, want.out, queries);
+        expect_near(got.dq, want.dq, queries);
+        expect_near(got.dk, want.dk, keys);
+        expect_near(got.dv, want.dv, keys);
+      });
+    }
+  }
+}
+
+// Operators that this thread calls, by any name: on a GPU each is a launch, a copy or a wait.
+class OperatorCount {
+ public:
+  OperatorCount() {
+    count_ = 0;
+    handle_ = at::addThreadLocalCallback(at::RecordFunctionCallback(begin).scopes({at::RecordScope::FUNCTION}));
+  }
+  ~OperatorCount() { at::removeCallback(handle_); }
+  int count() const { return count_; }
+
+ private:
+  static std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction&) {
+    ++count_;
+    return nullptr;
+  }
+  static thread_local int count_;
+  at::CallbackHandle handle_;
+};
+thread_local int OperatorCount::count_ = 0;
+
+TEST(SelectBlocks, CallsAsManyOperatorsForManyRowsHeadsAndBlocksAsForFew) {
+  const auto self = make_self_communicator();
+  const auto operators = [&](int64_t batch, int64_t heads, int64_t length, const char* more) {
+    const PlanRequest request =
+        request_of({batch, heads, heads / 2, length, length, 0}, more, 1, LayoutKind::kContiguous);
+    const at::Tensor q = at::randn({batch, length, heads, 8}), k = at::randn({batch, length, heads / 2, 8});
+    const OperatorCount counted;
+    select_blocks(request, q, k, *self, "attention");
+    return counted.count();
+  };
+  for (const char* more : {"keep = 3", "keep = 3, causal = true", "keep = 3, query = \"first\""}) {
+    const int few = operators(1, 2, 100, more);
+    EXPECT_EQ(operators(3, 16, 100, more), few) << more;
+    EXPECT_EQ(operators(1, 2, 500, more), few) << more;
+  }
+}
+
+// Strided rows: one sum for each block that a stride and the blocks have in common, not one for each block.
+TEST(SelectBlocks, CallsAsManyOperatorsForManyBlocksWhereRowsAreStriped) {
+  const auto operators = [&](int ranks, int64_t length) {
+    const PlanRequest request = request_of({1, 1, 1, length, length, 0}, "keep = 3", ranks, LayoutKind::kStriped);
+    const at::Tensor q = at::randn({1, length, 1, 8}), k = at::randn({1, length, 1, 8});
+    std::mutex mutex;
+    int most = 0;
+    run_ranks(ranks, [&](Communicator& comm) {
+      const auto r = static_cast<size_t>(comm.rank());
+      const at::Tensor q_here = rows_of(q, query_layout(request).spans[r]),
+                       k_here = rows_of(k, key_layout(request).spans[r]);
+      const OperatorCount counted;
+      select_blocks(request, q_here, k_here, comm, "attention");
+      const std::lock_guard lock(mutex);
+      most = std::max(most, counted.count());
+    });
+    return most;
+  };
+  for (const int ranks : {2, 3}) EXPECT_EQ(operators(ranks, 1440), operators(ranks, 480)) << ranks << " ranks";
+}
+
+TEST(SelectBlocks, RefusesOffsetsWithinABlock) {
+  const PlanRequest request = request_of({1, 1, 1, 32, 32, 8}, "keep = 1", 1, LayoutKind::kContiguous);
+  EXPECT_THROW(selected_everywhere(request, at::randn({1, 32, 1, 8}), at::randn({1, 32, 1, 8})), Error);
+}
+
+}  // namespace
+}  // namespace annulus

@@ -1,0 +1,96 @@
+// Bytes and storage: what a call really sends, and what it really holds at once, are what its plan says.
+#include "attention/plan/traffic.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "attention/execution/attention.h"
+#include "tests/attention/execution/run_everywhere.h"
+
+namespace annulus {
+namespace {
+
+using testing::random_inputs;
+using testing::RankResults;
+using testing::run_everywhere;
+
+PlanRequest request_of(const char* pattern, int ranks, int64_t length, LayoutKind layout, ScheduleKind schedule) {
+  PlanRequest request;
+  request.shape = {1, 4, 2, length, length, 0};
+  request.pattern = parse_pattern(pattern, "test");
+  request.layout = layout;
+  request.schedule = schedule;
+  request.ranks = ranks;
+  return request;
+}
+
+constexpr int64_t kDim = 16;
+
+// Every rank's counts, of fp32 inputs, against its program's.
+RankResults expect_as_planned(const PlanRequest& request) {
+  RankResults run = run_everywhere(request, random_inputs(request.shape, kDim, at::kFloat), KernelKind::kAuto);
+  for (int r = 0; r < request.ranks; ++r) {
+    const Program program = make_program(request, r);
+    const Traffic f = traffic(program, program.forward), b = traffic(program, program.backward);
+    const AttentionStats &fs = run.forward[static_cast<size_t>(r)], &bs = run.backward[static_cast<size_t>(r)];
+    const std::string where = request.text() + ", rank " + std::to_string(r);
+    EXPECT_EQ(fs.bytes_sent, f.bytes(kDim, 4, 4)) << where;
+    EXPECT_EQ(fs.messages_sent, f.kv_messages) << where;
+    EXPECT_EQ(bs.bytes_sent, b.bytes(kDim, 4, 4)) << where;
+    EXPECT_EQ(bs.messages_sent, b.kv_messages + b.grad_messages) << where;
+    EXPECT_EQ(fs.peak_kv_elements, f.peak_kv_rows * kDim) << where;
+    EXPECT_EQ(fs.peak_grad_elements, 0) << where;
+    EXPECT_EQ(bs.peak_kv_elements, b.peak_kv_rows * kDim) << where;
+    EXPECT_EQ(bs.peak_grad_elements, b.peak_grad_rows * kDim) << where;
+  }
+  return run;
+}
+
+constexpr ScheduleKind kSchedules[] = {ScheduleKind::kRing, ScheduleKind::kAllGather, ScheduleKind::kGroupCast};
+
+TEST(Traffic, ARingMovesAndHoldsWhatThePlanSays) {
+  for (const ScheduleKind schedule : kSchedules) {
+    for (const int ranks : {2, 3, 4, 8}) {
+      const RankResults run =
+          expect_as_planned(request_of("{ kind = \"causal\" }", ranks, 96, LayoutKind::kZigzag, schedule));
+      const int64_t block = 2 * 96 / ranks * 2 * kDim;  // K and V elements of one rank
+      for (size_t r = 0; r < static_cast<size_t>(ranks); ++r) {
+        EXPECT_LE(run.backward[r].peak_result_elements, block);
+        if (schedule != ScheduleKind::kRing) continue;
+        EXPECT_LE(run.forward[r].peak_kv_elements, 3 * block);
+        EXPECT_LE(run.backward[r].peak_kv_elements, 3 * block);
+        EXPECT_LE(run.backward[r].peak_grad_elements, 3 * block);
+      }
+    }
+  }
+}
+
+// Buffers of many sizes, none of which fits the next: what is not taken over is freed, and not kept for a later one.
+TEST(Traffic, NothingIsHeldThatThePlanDoesNotCount) {
+  for (const ScheduleKind schedule : kSchedules) {
+    PlanRequest uneven = request_of("{ kind = \"full\" }", 8, 96, LayoutKind::kContiguous, schedule);
+    uneven.uneven_lengths = {3, 30, 5, 1, 22, 9, 0, 26};
+    expect_as_planned(uneven);
+  }
+}
+
+// Rows that do not lie one after the other are copied out to be sent, and the copies count.
+TEST(Traffic, CopiesOfScatteredRowsCount) {
+  for (const ScheduleKind schedule : {ScheduleKind::kRing, ScheduleKind::kGroupCast}) {
+    const PlanRequest request =
+        request_of("{ kind = \"dilated\", segment_lengths = [32, 96], dilation_rates = [2, 3] }", 6, 96,
+                   LayoutKind::kContiguous, schedule);
+    expect_as_planned(request);
+    int64_t copies = 0;
+    for (int r = 0; r < request.ranks; ++r) {
+      const Program program = make_program(request, r);
+      copies += static_cast<int64_t>(storage_of(program, program.forward).buffers().size() - program.buffers.size());
+    }
+    EXPECT_GT(copies, 0) << request.text();
+  }
+}
+
+}  // namespace
+}  // namespace annulus

@@ -1,0 +1,71 @@
+// The choice of a kernel, and why: on CPUs, and on GPUs by what they are, which need not be there.
+#include <ATen/Context.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <tuple>
+
+#include "attention/kernels/choose_kernel.h"
+#include "attention/kernels/detect.h"
+#include "common/error.h"
+
+namespace annulus {
+namespace {
+
+TEST(ChooseKernel, SaysWhy) {
+  const KernelChoice fp32 = choose_kernel(KernelKind::kAuto, at::kCPU, at::kFloat, 64, false);
+  EXPECT_EQ(fp32.kind, KernelKind::kAten);
+  EXPECT_NE(fp32.reason.find("CPU"), std::string::npos);
+  EXPECT_NE(choose_kernel(KernelKind::kAuto, at::kCPU, at::kHalf, 64, true).reason.find("falls back"),
+            std::string::npos);
+  EXPECT_EQ(choose_kernel(KernelKind::kReference, at::kCUDA, at::kFloat, 64, false).kind, KernelKind::kReference);
+  EXPECT_THROW(choose_kernel(KernelKind::kAuto, at::kCPU, at::kLong, 64, false), Error);
+  EXPECT_THROW(choose_kernel(KernelKind::kCudnn, at::kCPU, at::kFloat, 64, false), Error);
+  EXPECT_EQ(choose_kernel(KernelKind::kEfficient, at::kCPU, at::kFloat, 64, false).kind, KernelKind::kEfficient);
+  EXPECT_EQ(detected_kernels().size(), 5u);
+}
+
+TEST(ChooseKernel, OnGpusByWhatTheyAre) {
+  GpuAbilities h200{"NVIDIA H200", 90, 91900, 132, true, "not loaded"};
+  const auto chosen = [](const GpuAbilities& gpu, at::ScalarType type, int64_t head_dim,
+                         KernelKind asked = KernelKind::kAuto) {
+    return choose_gpu_kernel(asked, gpu, type, head_dim, false).kind;
+  };
+  EXPECT_EQ(chosen(h200, at::kBFloat16, 128), KernelKind::kCudnn);
+  EXPECT_EQ(chosen(h200, at::kHalf, 256), KernelKind::kFlash2);
+  EXPECT_EQ(chosen(h200, at::kBFloat16, 260), KernelKind::kEfficient);
+  EXPECT_EQ(chosen(h200, at::kFloat, 64), KernelKind::kEfficient);
+  EXPECT_EQ(chosen(h200, at::kDouble, 64), KernelKind::kReference);
+  EXPECT_EQ(chosen(h200, at::kBFloat16, 128, KernelKind::kFlash2), KernelKind::kFlash2);
+  h200.flash3_obstacle = "";
+  EXPECT_EQ(chosen(h200, at::kBFloat16, 128), KernelKind::kFlash3);
+  const GpuAbilities a100{"NVIDIA A100-SXM4-80GB", 80, 91900, 108, true, ""};
+  EXPECT_EQ(chosen(a100, at::kBFloat16, 128), KernelKind::kCudnn);
+  EXPECT_EQ(chosen(a100, at::kBFloat16, 129), KernelKind::kFlash2);
+  const GpuAbilities old_cudnn{"NVIDIA H100", 90, 91002, 132, true, "not loaded"};
+  EXPECT_EQ(chosen(old_cudnn, at::kBFloat16, 128), KernelKind::kFlash2);
+  const GpuAbilities t4{"Tesla T4", 75, 91900, 40, true, ""};
+  EXPECT_EQ(chosen(t4, at::kHalf, 64), KernelKind::kEfficient);
+  EXPECT_EQ(chosen(t4, at::kBFloat16, 64), KernelKind::kReference);
+  for (const auto& [kind, type, why] : {std::tuple{KernelKind::kAten, at::kFloat, "CPUs"},
+                                        {KernelKind::kCudnn, at::kFloat, "bf16 and fp16"},
+                                        {KernelKind::kFlash3, at::kHalf, "capability 8.0"}}) {
+    try {
+      chosen(t4, type, 64, kind);
+      ADD_FAILURE() << why;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kUnavailable);
+      EXPECT_NE(std::string(error.what()).find(why), std::string::npos) << error.what();
+      EXPECT_NE(std::string(error.what()).find("auto"), std::string::npos) << error.what();
+    }
+  }
+  at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
+  EXPECT_EQ(chosen(h200, at::kBFloat16, 256), KernelKind::kFlash2);
+  EXPECT_EQ(chosen(a100, at::kBFloat16, 128), KernelKind::kFlash2);
+  at::globalContext().setDeterministicAlgorithms(false, /*warn_only=*/false);
+  const std::string reason = choose_gpu_kernel(KernelKind::kAuto, old_cudnn, at::kBFloat16, 128, false).reason;
+  EXPECT_NE(reason.find("9.15.1"), std::string::npos) << reason;  // why the faster one is not taken
+}
+
+}  // namespace
+}  // namespace annulus

@@ -1,0 +1,211 @@
+// The kernels of GPUs against the definitions: every operator at every length, head size and window; scattered tiles;
+// merging. Built wherever CUDA builds are; skipped, with the reason, where there is no GPU that such a build can use.
+#include <ATen/Context.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/randperm.h>
+#include <ATen/ops/zeros.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdio>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "attention/kernels/composed_kernel.h"
+#include "attention/kernels/detect.h"
+#include "attention/operators/library_operators.h"
+#include "attention/tiles/merge.h"
+#include "common/error.h"
+#include "memory/upload.h"
+#include "tests/attention/kernels/kernel_case.h"
+#include "tests/attention/kernels/lengths.h"
+
+namespace annulus {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+class GpuKernels : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (gpu_abilities().name.empty()) GTEST_SKIP() << "no GPU that this build can use";
+  }
+
+  // Why this operator cannot be asked for here; empty where it can.
+  static std::string obstacle(KernelKind kind, at::ScalarType type, int64_t dim) {
+    try {
+      choose_kernel(kind, at::kCUDA, type, dim, false);
+      return "";
+    } catch (const Error& error) {
+      return error.what();
+    }
+  }
+
+  static void expect_right(KernelKind kind, at::ScalarType type, int64_t heads, int64_t kv_heads, int64_t dim) {
+    const std::string why_not = obstacle(kind, type, dim);
+    if (!why_not.empty()) GTEST_SKIP() << why_not;
+    for (const testing::LengthCase& c : testing::length_cases(heads, kv_heads, dim, 4096)) {
+      EXPECT_EQ(testing::check_length(c, kind, at::kCUDA, type), "") << to_string(kind);
+    }
+  }
+};
+
+struct Operator {
+  KernelKind kind;
+  at::ScalarType type;
+  int64_t dim;
+};
+
+class GpuLengths : public GpuKernels, public ::testing::WithParamInterface<Operator> {};
+
+TEST_P(GpuLengths, EqualTheDefinitions) { expect_right(GetParam().kind, GetParam().type, 64, 8, GetParam().dim); }
+
+std::vector<Operator> operators() {
+  std::vector<Operator> list;
+  for (const KernelKind kind : {KernelKind::kCudnn, KernelKind::kFlash2, KernelKind::kFlash3, KernelKind::kEfficient}) {
+    for (const int64_t dim : {64, 96, 128, 256}) list.push_back({kind, at::kBFloat16, dim});
+    list.push_back({kind, at::kHalf, 128});
+  }
+  for (const int64_t dim : {20, 64, 128, 256}) list.push_back({KernelKind::kEfficient, at::kFloat, dim});
+  list.push_back({KernelKind::kReference, at::kDouble, 64});
+  return list;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, GpuLengths, ::testing::ValuesIn(operators()), [](const auto& info) {
+  return std::string(to_string(info.param.kind)) + "_" + c10::toString(info.param.type) + "_" +
+         std::to_string(info.param.dim);
+});
+
+TEST_F(GpuKernels, HeadsOfOneKvHeadEach) {
+  expect_right(KernelKind::kAuto, at::kBFloat16, 8, 8, 128);
+  expect_right(KernelKind::kAuto, at::kFloat, 8, 8, 64);
+}
+
+// Gathered, strided, banded tiles of parts of batch rows and heads, large and small.
+TEST_F(GpuKernels, ScatteredTilesEqualTheDefinitions) {
+  for (const KernelKind kind : {KernelKind::kCudnn, KernelKind::kFlash2, KernelKind::kFlash3, KernelKind::kEfficient}) {
+    for (const bool one_head : {false, true}) {
+      for (const at::ScalarType type : {at::kBFloat16, at::kFloat}) {
+        if (!obstacle(kind, type, 64).empty()) {
+          std::printf("left out: %s\n", obstacle(kind, type, 64).c_str());
+          continue;
+        }
+        const testing::Case c = testing::moved(testing::scattered(at::kFloat, one_head, 64), at::kCPU, type);
+        const testing::Case there = testing::moved(c, at::kCUDA, type);
+        // bf16 rounds each tile's gradients, of which these add up a dozen.
+        const double bound = type == at::kFloat ? 1e-3 : 0.4;
+        EXPECT_LT(testing::worst(testing::run(there, kind), testing::by_definition(c)), bound)
+            << to_string(kind) << " " << one_head << " " << c10::toString(type);
+      }
+    }
+  }
+}
+
+TEST_F(GpuKernels, DropoutIsThatOfCpus) {
+  testing::Case c = testing::scattered(at::kFloat, false, 64);
+  c.call.dropout = {0.3, 7, 3, 1, 5};
+  const testing::Case there = testing::moved(c, at::kCUDA, at::kFloat);
+  EXPECT_LT(testing::worst(testing::run(there, KernelKind::kAuto), testing::by_definition(c)), 1e-3);
+}
+
+// What fill and most_gathered divide otherwise is the same result.
+TEST_F(GpuKernels, HoweverTilesAreGathered) {
+  const testing::Case c = testing::scattered(at::kFloat, false, 64);
+  const testing::Case there = testing::moved(c, at::kCUDA, at::kFloat);
+  const testing::Result want = testing::by_definition(c);
+  for (const auto& [gathered, fill] : {std::pair<int64_t, int64_t>{1 << 20, 1 << 20}, {1, 1}, {300, 4}}) {
+    ComposedKernelOptions options;
+    options.limits.most_gathered = gathered, options.limits.fill = fill;
+    const auto make = [&options = options] { return make_composed_kernel({efficient_operator()}, options); };
+    EXPECT_LT(testing::worst(testing::run(there, make), want), 1e-3) << gathered;
+  }
+}
+
+TEST_F(GpuKernels, DeterministicGivesEqualBits) {
+  const struct Deterministic {
+    Deterministic() { at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false); }
+    ~Deterministic() { at::globalContext().setDeterministicAlgorithms(false, /*warn_only=*/false); }
+  } deterministic;
+  for (const at::ScalarType type : {at::kBFloat16, at::kFloat}) {
+    const testing::Case c = testing::moved(testing::scattered(at::kFloat, false, 64), at::kCUDA, type);
+    const testing::Result a = testing::run(c, KernelKind::kAuto), b = testing::run(c, KernelKind::kAuto);
+    EXPECT_TRUE(a.out.equal(b.out) && a.lse.equal(b.lse));
+    EXPECT_TRUE(a.dq.equal(b.dq) && a.dk.equal(b.dk) && a.dv.equal(b.dv));
+  }
+}
+
+// The device's kernel against the CPU's loop: dtypes, strides, sizes that are no multiple of four, indexed rows, rows
+// without keys on either side.
+TEST_F(GpuKernels, MergingIsThatOfCpus) {
+  for (const int64_t dim : {3, 8, 20, 128, 256}) {
+    for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble}) {
+      for (const bool indexed : {false, true}) {
+        const auto acc = at::TensorOptions().dtype(type == at::kDouble ? at::kDouble : at::kFloat);
+        const auto part_out = at::randn({2, 70, 3, dim}, acc).to(type).transpose(1, 2);
+        at::Tensor part_lse = at::randn({2, 3, 70}, acc) * 40;
+        at::Tensor out = at::randn({2, 100, 3, dim}, acc).transpose(1, 2), lse = at::randn({2, 3, 100}, acc) * 40;
+        part_lse.slice(2, 0, 70, 7).fill_(-kInfinity);
+        lse.slice(2, 0, 100, 5).fill_(-kInfinity);
+        const at::Tensor rows = indexed ? at::randperm(100, at::kLong).narrow(0, 0, 70).contiguous() : at::Tensor();
+        if (!indexed) out = out.narrow(2, 30, 70), lse = lse.narrow(2, 30, 70);
+        const auto there = [](const at::Tensor& t) { return t.defined() ? t.to(at::kCUDA) : t; };
+        const at::Tensor out_there = there(out), lse_there = there(lse);
+        merge_partial(out_there, lse_there, there(part_out), there(part_lse), there(rows));
+        merge_partial(out, lse, part_out, part_lse, rows);
+        const double bound = type == at::kDouble ? 1e-13 : 1e-5;
+        EXPECT_LT((out_there.cpu() - out).abs().max().item<double>(), bound) << dim << " " << c10::toString(type);
+        EXPECT_TRUE(lse_there.cpu().allclose(lse, 1e-6, 1e-6)) << dim << " " << c10::toString(type);
+      }
+    }
+  }
+}
+
+// Four parts in one pass, of some rows each, into bf16 too.
+TEST_F(GpuKernels, MergingSeveralIsThatOfCpus) {
+  for (const int64_t dim : {6, 128}) {
+    for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble}) {
+      for (const bool sums : {false, true}) {
+        const auto acc = at::TensorOptions().dtype(type == at::kDouble ? at::kDouble : at::kFloat);
+        std::vector<MergePart> parts, there;
+        for (const auto& [first, count] : {std::pair<int64_t, int64_t>{0, 50}, {20, 30}, {0, 7}, {40, 10}}) {
+          const at::Tensor out = at::randn({2, count, 3, dim}, acc).to(type), lse = at::randn({2, 3, count}, acc) * 9;
+          lse.slice(2, 0, count, 3).fill_(-kInfinity);
+          parts.push_back({out.transpose(1, 2), sums ? at::Tensor() : lse, first});
+          there.push_back({out.to(at::kCUDA).transpose(1, 2), sums ? at::Tensor() : lse.to(at::kCUDA), first});
+        }
+        for (const bool narrow : {false, true}) {
+          for (const bool held : {false, true}) {
+            const at::Tensor before = at::randn({2, 3, 60, dim}, acc), before_lse = at::randn({2, 3, 60}, acc);
+            const auto run = [&](const std::vector<MergePart>& list, at::Device device) {
+              const at::Tensor out =
+                  at::empty({2, 3, 60, dim}, acc.device(device).dtype(narrow ? type : acc.dtype().toScalarType()));
+              const at::Tensor lse = sums ? at::Tensor() : at::empty({2, 3, 60}, acc.device(device));
+              merge_parts(out, lse, held ? before.to(device) : at::Tensor(),
+                          held && !sums ? before_lse.to(device) : at::Tensor(), list);
+              return std::pair{out.cpu().to(at::kDouble), sums ? at::zeros({1}) : lse.cpu()};
+            };
+            const auto [out, lse] = run(parts, at::kCPU);
+            const auto [gpu_out, gpu_lse] = run(there, at::kCUDA);
+            const double bound = type == at::kDouble ? 1e-13 : narrow && type != at::kFloat ? 0.05 : 1e-5;
+            EXPECT_LT((gpu_out - out).abs().max().item<double>(), bound) << dim << c10::toString(type) << sums << held;
+            EXPECT_TRUE(gpu_lse.allclose(lse, 1e-6, 1e-6)) << dim << c10::toString(type) << held;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_F(GpuKernels, UploadsAreOfTheirTime) {
+  at::Tensor host = at::full({1 << 16}, 7, at::kLong);
+  const at::Tensor there = upload(host, at::kCUDA);
+  host.fill_(9);  // the copy was made from pinned memory of its own
+  EXPECT_TRUE(there.eq(7).all().item<bool>());
+}
+
+}  // namespace
+}  // namespace annulus

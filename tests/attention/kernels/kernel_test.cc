@@ -1,0 +1,451 @@
+// Kernels on hand-made tiles: gathered, strided, banded, of blocks that hold some batch rows and heads only, and come
+// call by call; logits far from zero, values that are not finite, dropout, threads, polls; the choice of a kernel. The
+// parts that kernels are made of: kernel_parts_test.cc.
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <memory>
+
+#include "attention/kernels/choose_kernel.h"
+#include "attention/kernels/composed_kernel.h"
+#include "attention/operators/attention_operator.h"
+#include "attention/tiles/dense.h"
+#include "attention/tiles/tile_views.h"
+#include "common/error.h"
+#include "tests/attention/kernels/kernel_case.h"
+
+namespace annulus {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+using testing::by_definition;
+using testing::Case;
+using testing::Result;
+using testing::run;
+using testing::scattered;
+using testing::worst;
+
+// Bounds are three to four times the largest difference seen in seven runs: several seeds, LibTorch's operators with
+// AVX-512 and with AVX2. Other instructions and sums in another order change differences by a factor of two; a fault
+// that is worth the name, by orders of magnitude.
+constexpr double kExact = 2e-14;    // fp64: 5e-15 was seen, of one tile or two 1.8e-15
+constexpr double kSingle = 4e-6;    // fp32: 1.3e-6
+constexpr double kDistant = 3e-10;  // fp64, logits of 3000: 7e-11
+
+// One thread unless a test says otherwise: how many there are is the machine's affair.
+class Kernels : public ::testing::Test {
+ protected:
+  void SetUp() override { at::set_num_threads(1); }
+};
+
+TEST_F(Kernels, ScatteredTilesOfPartsOfBatchRowsAndHeads) {
+  for (const bool one_head : {false, true}) {
+    for (const double rate : {0.0, 0.3}) {
+      for (const at::ScalarType type : {at::kDouble, at::kFloat}) {
+        Case c = scattered(type, one_head);
+        c.call.dropout = {rate, 7, 3, 1, 5};
+        const Result want = by_definition(c);
+        EXPECT_LT(worst(run(c, KernelKind::kReference), want), type == at::kDouble ? kExact : kSingle);
+        EXPECT_LT(worst(run(c, KernelKind::kAten), want), type == at::kDouble ? kExact : kSingle);
+        EXPECT_LT(worst(run(c, KernelKind::kEfficient), want), type == at::kDouble ? kExact : kSingle);
+      }
+    }
+  }
+}
+
+// As FlashAttention's operators take bands, which are not on a CPU: by masks. It checks what it is promised.
+class MaskedOperator : public AttentionOperator {
+ public:
+  explicit MaskedOperator(bool any_band) : any_band_(any_band) {}
+  bool any_band() const override { return any_band_; }
+  bool prepares_shapes() const override { return !any_band_; }
+  int64_t backward_bytes(const OperatorSize&) const override { return 0; }
+
+  Forward forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Band& band,
+                  double scale) const override {
+    expect_shapes(q, k, v, band);
+    const auto part = dense_forward(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
+                                    mask(band, q.size(1), k.size(1)), {}, scale);
+    return {part.out.transpose(1, 2), part.lse};
+  }
+
+  Backward backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                    const at::Tensor& out, const at::Tensor& lse, const Band& band, double scale) const override {
+    expect_shapes(q, k, v, band);
+    EXPECT_EQ(dout.sizes(), q.sizes());
+    EXPECT_EQ(out.strides(), q.strides());  // plans that are kept by shape may rest on it
+    EXPECT_EQ(dout.strides(), q.strides());
+    EXPECT_EQ(lse.sizes(), (std::vector<int64_t>{q.size(0), q.size(2), q.size(1)}));
+    EXPECT_TRUE(lse.is_contiguous());
+    EXPECT_FALSE(lse.eq(-kInfinity).any().item<bool>());
+    const auto part = dense_backward(dout.transpose(1, 2), q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
+                                     out.transpose(1, 2), lse, mask(band, q.size(1), k.size(1)), {}, scale);
+    return {part.dq.transpose(1, 2), part.dk.transpose(1, 2), part.dv.transpose(1, 2)};
+  }
+
+ private:
+  static at::Tensor mask(const Band& band, int64_t n, int64_t m) {
+    const at::Tensor apart = at::arange(m).unsqueeze(0) - at::arange(n).unsqueeze(1);
+    return apart.ge(band.lo).logical_and(apart.le(band.hi));
+  }
+  void expect_shapes(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Band& band) const {
+    EXPECT_EQ(q.size(3) % 8, 0);
+    EXPECT_EQ(k.sizes(), v.sizes());
+    EXPECT_EQ(q.size(2) % k.size(2), 0);
+    EXPECT_EQ(q.stride(3), 1);
+    EXPECT_EQ(k.stride(3), 1);
+    const bool whole = band.unbounded_below() && band.unbounded_above();
+    const bool causal = band.unbounded_below() && band.hi == 0 && q.size(1) == k.size(1);
+    EXPECT_TRUE(whole || causal || (any_band_ && q.size(1) <= k.size(1)));
+    EXPECT_TRUE(mask(band, q.size(1), k.size(1)).any(0).all().item<bool>());
+    EXPECT_TRUE(mask(band, q.size(1), k.size(1)).any(1).all().item<bool>());
+  }
+  const bool any_band_;
+};
+
+TEST_F(Kernels, OperatorsAreComposedWhateverTheyTake) {
+  const auto masked = [](bool any_band) { return std::make_shared<MaskedOperator>(any_band); };
+  const std::vector<std::vector<std::shared_ptr<const AttentionOperator>>> lists = {
+      {masked(true)}, {masked(false)}, {masked(false), masked(true)}};
+  for (const bool one_head : {false, true}) {
+    const Case c = scattered(at::kDouble, one_head);
+    const Result want = by_definition(c);
+    for (const auto& operators : lists) {
+      for (const auto& [gathered, fill] : {std::pair<int64_t, int64_t>{1 << 20, 1 << 20}, {1, 1}, {300, 4}}) {
+        ComposedKernelOptions options;
+        options.limits.most_gathered = gathered, options.limits.fill = fill;
+        EXPECT_LT(worst(run(c, [&] { return make_composed_kernel(operators, options); }), want), kExact)
+            << one_head << " " << operators.size() << " " << gathered;
+      }
+    }
+  }
+}
+
+// Every logit near -3000 or 3000, whose exponentials are 0 and infinite: what is subtracted before one is taken must be
+// a maximum of what is there, in every kernel, in every piece of it and where pieces are merged.
+TEST_F(Kernels, LogitsFarBelowAndFarAboveZero) {
+  for (const double offset : {-3000.0, 3000.0}) {
+    for (const bool one_head : {false, true}) {
+      Case c = scattered(at::kDouble, one_head);
+      c.q.select(3, 0).fill_(100);
+      c.keys.k.select(3, 0).fill_(offset / 100 / c.call.scale);
+      const Result want = by_definition(c);
+      for (const KernelKind kind : {KernelKind::kReference, KernelKind::kAten, KernelKind::kEfficient}) {
+        EXPECT_LT(worst(run(c, kind), want), kDistant) << to_string(kind) << " " << offset;
+      }
+      for (const bool any_band : {false, true}) {
+        for (const int64_t fill : {int64_t{1}, int64_t{1} << 20}) {
+          ComposedKernelOptions options;
+          options.limits.fill = fill;
+          const auto made = [&] { return make_composed_kernel({std::make_shared<MaskedOperator>(any_band)}, options); };
+          EXPECT_LT(worst(run(c, made), want), kDistant) << "composed " << any_band << " " << fill << " " << offset;
+        }
+      }
+    }
+  }
+}
+
+// What the executor does with a kernel: a call for each block that has come, gradients of several blocks.
+Result run_tile_by_tile(const Case& c, const std::function<std::unique_ptr<Kernel>()>& make) {
+  Result r;
+  const auto block = [&] { return KeyBlock{c.keys.k.clone(), c.keys.v.clone(), c.keys.batch, c.keys.heads}; };
+  const auto forward = make();
+  forward->begin_forward(c.q, c.call);
+  for (const Tile& tile : c.tiles) forward->forward(block(), {&tile, 1}, {});
+  forward->finish_forward(r.out, r.lse);
+  const auto backward = make();
+  backward->begin_backward(c.dout, c.q, r.out.to(c.q.scalar_type()), r.lse, c.call);
+  const std::vector<int64_t> shape{c.grad_batch.count, c.grad_rows, c.grad_heads.count, c.q.size(3)};
+  const auto options = c.q.options().dtype(accumulator_type(c.q.scalar_type()));
+  // What is in the gradients already stays; what is in fresh ones is of no matter.
+  r.dk = at::full(shape, 1.5, options), r.dv = at::full(shape, -2.5, options);
+  at::Tensor fresh_k = at::full(shape, NAN, options), fresh_v = at::full(shape, NAN, options);
+  for (size_t i = 0; i < c.tiles.size(); ++i) {
+    const bool fresh = i == 0;
+    if (i % 2 == 0) {
+      backward->backward(block(), {fresh_k, fresh_v, c.grad_batch, c.grad_heads, fresh}, {&c.tiles[i], 1}, {});
+    } else {
+      backward->backward(block(), {r.dk, r.dv, c.grad_batch, c.grad_heads}, {&c.tiles[i], 1}, {});
+    }
+  }
+  r.dk = r.dk - 1.5 + fresh_k, r.dv = r.dv + 2.5 + fresh_v;
+  r.dq = backward->finish_backward();
+  return r;
+}
+
+const std::vector<KernelKind> kCpuKernels{KernelKind::kReference, KernelKind::kAten, KernelKind::kEfficient};
+
+TEST_F(Kernels, CallByCallOfBlocksThatCome) {
+  for (const bool one_head : {false, true}) {
+    for (const double rate : {0.0, 0.3}) {
+      Case c = scattered(at::kDouble, one_head);
+      c.call.dropout = {rate, 7, 3, 1, 5};
+      const Result want = by_definition(c);
+      for (const KernelKind kind : kCpuKernels) {
+        const auto made = [&] { return make_kernel(kind, c.q); };
+        EXPECT_LT(worst(run_tile_by_tile(c, made), want), kExact) << to_string(kind) << " " << one_head << " " << rate;
+      }
+    }
+  }
+}
+
+// All of a block by one call: gradients that hold nothing are set, others added to.
+TEST_F(Kernels, ACallThatIsAllOfABlockSetsOrAddsItsGradients) {
+  Case c;
+  const auto options = at::TensorOptions().dtype(at::kDouble);
+  c.q = at::randn({2, 64, 4, 16}, options), c.dout = at::randn({2, 64, 4, 16}, options);
+  c.keys = {at::randn({2, 64, 2, 16}, options), at::randn({2, 64, 2, 16}, options), {0, 1, 2}, {0, 1, 2}};
+  c.grad_batch = c.grad_heads = {0, 1, 2}, c.grad_rows = 64;
+  c.call.group = 2, c.call.scale = 0.25;
+  Tile t;
+  t.batch = {0, 1, 2}, t.heads = {0, 1, 4};
+  t.query_rows = t.query_positions = t.key_rows = t.key_positions = t.grad_rows = {0, 1, 64};
+  t.band.hi = 0;
+  c.tiles = {t, t};
+  c.tiles[1].band = {};
+  const Result want = by_definition(c);
+  for (const bool any_band : {false, true}) {
+    ComposedKernelOptions kernel_options;
+    kernel_options.limits.fill = 1;
+    const auto made = [&] {
+      return make_composed_kernel({std::make_shared<MaskedOperator>(any_band)}, kernel_options);
+    };
+    EXPECT_LT(worst(run_tile_by_tile(c, made), want), kExact / 3) << any_band;
+    std::swap(c.tiles[0], c.tiles[1]);
+    EXPECT_LT(worst(run_tile_by_tile(c, made), want), kExact / 3) << any_band;
+  }
+}
+
+// More keys than are multiplied at once, more rows than a block has, and maxima that move: keys that count for more and
+// more in some rows, for less and less in others. Long runs of keys, and many short ones that are gathered.
+TEST_F(Kernels, KeysAndRowsOfSeveralPieces) {
+  for (const at::ScalarType type : {at::kDouble, at::kFloat}) {
+    Case c;
+    const auto options = at::TensorOptions().dtype(type);
+    const int64_t n = 400, m = 2100;
+    c.q = at::randn({1, n, 2, 8}, options), c.dout = at::randn({1, n, 2, 8}, options);
+    c.keys = {at::randn({1, m, 1, 8}, options), at::randn({1, m, 1, 8}, options), {0, 1, 1}, {0, 1, 1}};
+    c.q.select(3, 0).copy_(at::arange(n, options).sub(150).mul(0.1).view({1, n, 1}));
+    c.keys.k.select(3, 0).copy_(at::arange(m, options).mul(0.003).view({1, m, 1}));
+    c.grad_batch = c.grad_heads = {0, 1, 1}, c.grad_rows = m;
+    c.call.group = 2, c.call.scale = 0.7;
+    const auto add = [&](Span queries, Span keys, Band band) {
+      Tile t;
+      t.batch = {0, 1, 1}, t.heads = {0, 1, 2};
+      t.query_rows = t.query_positions = queries;
+      t.key_rows = t.key_positions = t.grad_rows = keys;
+      t.band = band;
+      c.tiles.push_back(t);
+    };
+    add({0, 1, 280}, {0, 1, 1300}, {-Band::kUnbounded, 900});    // row 0 sees 901 keys, the last row all
+    add({0, 1, 280}, {1300, 1, 700}, {1200, Band::kUnbounded});  // the first rows see all of them
+    add({0, 1, 280}, {2000, 1, 100}, {1790, 1830});              // most rows see none
+    for (int64_t k = 0; k < 60; ++k) add({280, 1, 10}, {k * 35, 1, 20 + k % 15}, {});
+    add({300, 1, 100}, {350, 1, 200}, {-Band::kUnbounded, 0});  // the first 50 see none of these, nor any before
+    const Result want = by_definition(c);
+    for (const int threads : {1, 3}) {  // which share the one kv head: its keys are dealt among them
+      at::set_num_threads(threads);
+      for (const KernelKind kind : kCpuKernels) {
+        EXPECT_LT(worst(run(c, kind), want), type == at::kDouble ? 2e-12 : 5e-4)  // logits of 90; 1.5e-4 in fp32
+            << to_string(kind) << " " << type << ", " << threads << " threads";
+      }
+    }
+    at::set_num_threads(1);
+  }
+}
+
+// Bands that show one pair of a block alone, or hide one alone.
+TEST_F(Kernels, BandsThatMeetABlockInOnePair) {
+  Case c = scattered(at::kDouble, false);
+  Tile t = c.tiles[0];
+  t.query_rows = t.query_positions = {0, 1, 20}, t.key_rows = t.key_positions = {0, 1, 30}, t.grad_rows = {11, 1, 30};
+  for (const Band band : {Band{29, Band::kUnbounded}, Band{-Band::kUnbounded, -19}, Band{-Band::kUnbounded, 28},
+                          Band{-18, Band::kUnbounded}, Band{-18, 29}, Band{-19, 28}}) {
+    c.tiles = {t};
+    c.tiles[0].band = band;
+    const Result want = by_definition(c);
+    for (const KernelKind kind : kCpuKernels) {
+      EXPECT_LT(worst(run(c, kind), want), kExact / 3) << to_string(kind) << " " << to_string(band);
+    }
+  }
+}
+
+TEST_F(Kernels, HeadSizesAndPrecisionsOfAnyKind) {
+  for (const int64_t head_dim : {1, 5, 12, 40}) {
+    for (const bool one_head : {false, true}) {
+      const Case c = scattered(at::kDouble, one_head, head_dim);
+      const Result want = by_definition(c);
+      for (const KernelKind kind : kCpuKernels) {
+        EXPECT_LT(worst(run(c, kind), want), 6e-14)
+            << to_string(kind) << " " << head_dim;  // 2e-14, of the longest heads
+      }
+    }
+  }
+  for (const at::ScalarType type : {at::kBFloat16, at::kHalf}) {
+    const Case c = scattered(type, false, 16);
+    const Result want = by_definition(c);
+    for (const KernelKind kind : kCpuKernels) {
+      const Result got = run(c, kind);
+      EXPECT_EQ(got.lse.scalar_type(), at::kFloat);
+      // Half a unit of the largest out (1.1e-2 in bf16), which the backward's delta is made of.
+      EXPECT_LT(worst(got, want), type == at::kHalf ? 0.005 : 0.04) << to_string(kind) << " " << type;
+    }
+  }
+}
+
+// What is not finite behind a band goes nowhere: 0 times infinity would. Blocks differ in whether they hold any.
+TEST_F(Kernels, WhatIsNotFiniteBehindABandGoesNowhere) {
+  for (const at::ScalarType type : {at::kDouble, at::kFloat}) {
+    Case c = scattered(type, false);
+    Tile t = c.tiles[0];
+    t.query_rows = t.query_positions = {64, 1, 100}, t.key_rows = t.key_positions = {100, 1, 90};
+    t.grad_rows = {111, 1, 90}, t.band = {-Band::kUnbounded, 0};
+    c.tiles = {t};
+    Tile before = t;  // of a block in which all is finite
+    before.query_rows = before.query_positions = {0, 1, 10}, before.key_rows = before.key_positions = {0, 1, 10};
+    before.grad_rows = {11, 1, 10};
+    const Result want = by_definition(c);
+    const auto blind = [](const at::Tensor& rows) { return rows.narrow(1, 64, 86).to(at::kDouble); };  // to row 149
+    for (const double value : {kInfinity, -kInfinity, std::nan("")}) {
+      for (const bool keys_too : {false, true}) {
+        Case holes = c;
+        holes.keys.v = c.keys.v.clone(), holes.keys.v.narrow(1, 150, 26).fill_(value);
+        if (keys_too) holes.keys.k = c.keys.k.clone(), holes.keys.k.narrow(1, 150, 26).fill_(value);
+        for (const KernelKind kind : {KernelKind::kReference, KernelKind::kAten}) {
+          const auto forward = make_kernel(kind, c.q), backward = make_kernel(kind, c.q);
+          Result got;
+          forward->begin_forward(c.q, c.call);
+          forward->forward(c.keys, {&before, 1}, {});
+          forward->forward(holes.keys, {&t, 1}, {});
+          forward->finish_forward(got.out, got.lse);
+          EXPECT_LT((blind(got.out) - blind(want.out)).abs().max().item<double>(), kSingle) << to_string(kind) << value;
+          const at::Tensor dk = at::zeros({3, c.grad_rows, 2, 8}, got.out.options()), dv = at::zeros_like(dk);
+          const KeyBlock grads{dk, dv, c.grad_batch, c.grad_heads};
+          backward->begin_backward(c.dout, c.q, got.out, got.lse, c.call);
+          backward->backward(c.keys, grads, {&before, 1}, {});
+          backward->backward(holes.keys, grads, {&t, 1}, {});
+          EXPECT_LT((blind(backward->finish_backward()) - blind(want.dq)).abs().max().item<double>(), kSingle)
+              << to_string(kind) << value;
+        }
+      }
+    }
+  }
+}
+
+// Transfers move on only when a kernel polls.
+TEST_F(Kernels, PollBetweenPieces) {
+  Case c;
+  const int64_t n = 2048;
+  c.q = at::randn({1, n, 1, 64}), c.dout = at::randn({1, n, 1, 64});
+  c.keys = {at::randn({1, n, 1, 64}), at::randn({1, n, 1, 64}), {0, 1, 1}, {0, 1, 1}};
+  c.grad_batch = c.grad_heads = {0, 1, 1}, c.grad_rows = n;
+  Tile t;
+  t.batch = t.heads = {0, 1, 1};
+  t.query_rows = t.query_positions = t.key_rows = t.key_positions = t.grad_rows = {0, 1, n};
+  for (const auto& [kind, least] :
+       {std::pair{KernelKind::kAten, 3}, {KernelKind::kReference, 8}, {KernelKind::kEfficient, 1}}) {
+    int polls = 0;
+    const Kernel::Poll poll = [&polls] { ++polls; };
+    const auto forward = make_kernel(kind, c.q), backward = make_kernel(kind, c.q);
+    at::Tensor out, lse, dk = at::zeros_like(c.keys.k), dv = at::zeros_like(c.keys.v);
+    forward->begin_forward(c.q, c.call);
+    forward->forward(c.keys, std::vector<Tile>{t}, poll);
+    forward->finish_forward(out, lse);
+    EXPECT_GE(polls, least) << to_string(kind);
+    polls = 0;
+    backward->begin_backward(c.dout, c.q, out, lse, c.call);
+    backward->backward(c.keys, {dk, dv, {0, 1, 1}, {0, 1, 1}}, std::vector<Tile>{t}, poll);
+    EXPECT_GE(polls, least) << to_string(kind);
+  }
+}
+
+TEST_F(Kernels, OneCallThatIsAllIsNotCopied) {
+  Case c;
+  c.q = at::randn({2, 64, 4, 16}), c.dout = at::randn({2, 64, 4, 16});
+  c.keys = {at::randn({2, 64, 2, 16}), at::randn({2, 64, 2, 16}), {0, 1, 2}, {0, 1, 2}};
+  c.call.group = 2;
+  Tile t;
+  t.batch = {0, 1, 2}, t.heads = {0, 1, 4};
+  t.query_rows = t.query_positions = t.key_rows = t.key_positions = {0, 1, 64};
+  t.band.hi = 0;
+  // Hands out what it is told to.
+  class Recorded : public MaskedOperator {
+   public:
+    Recorded() : MaskedOperator(true) {}
+    Forward forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Band& band,
+                    double scale) const override {
+      result = MaskedOperator::forward(q, k, v, band, scale);
+      return result;
+    }
+    mutable Forward result;
+  };
+  const auto recorded = std::make_shared<Recorded>();
+  ComposedKernelOptions options;
+  options.limits.fill = 1;
+  const auto kernel = make_composed_kernel({recorded}, options);
+  at::Tensor out, lse;
+  kernel->begin_forward(c.q, c.call);
+  kernel->forward(c.keys, std::vector<Tile>{t}, {});
+  kernel->finish_forward(out, lse);
+  EXPECT_EQ(out.data_ptr(), recorded->result.out.data_ptr());
+  EXPECT_EQ(lse.data_ptr(), recorded->result.lse.data_ptr());
+}
+
+TEST_F(Kernels, ThreadsAndFewKvHeadsGiveTheSame) {
+  const Case c = scattered(at::kDouble, true);
+  const Result want = by_definition(c);
+  for (const int threads : {1, 2, 5}) {
+    at::set_num_threads(threads);
+    for (const KernelKind kind : kCpuKernels) {
+      EXPECT_LT(worst(run(c, kind), want), kExact / 3) << to_string(kind) << " " << threads;
+    }
+  }
+  at::set_num_threads(1);
+}
+
+TEST_F(Kernels, ATileOutsideItsBlockIsRefused) {
+  Case c = scattered(at::kFloat, true);
+  c.tiles[0].heads = {0, 1, 2};  // kv head 0: not held
+  EXPECT_THROW(run(c, KernelKind::kAten), Error);
+  EXPECT_THROW(run(c, KernelKind::kReference), Error);
+}
+
+// The most memory that this process ever held.
+int64_t peak_bytes() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return usage.ru_maxrss * 1024;
+}
+
+TEST_F(Kernels, NothingIsOfTheSizeOfAllPairs) {
+  Case c;
+  const int64_t n = 4096;
+  c.q = at::randn({1, n, 1, 8}), c.dout = at::randn({1, n, 1, 8});
+  c.keys = {at::randn({1, n, 1, 8}), at::randn({1, n, 1, 8}), {0, 1, 1}, {0, 1, 1}};
+  c.grad_batch = c.grad_heads = {0, 1, 1}, c.grad_rows = n;
+  Tile t;
+  t.batch = t.heads = {0, 1, 1};
+  t.query_rows = t.query_positions = t.key_rows = t.key_positions = t.grad_rows = {0, 1, n};
+  c.tiles = {t};
+  for (const double rate : {0.0, 0.5}) {
+    c.call.dropout.rate = rate;
+    const int64_t before = peak_bytes();
+    run(c, KernelKind::kAten);
+    EXPECT_LT(peak_bytes() - before, 2 * n * n) << rate;  // all pairs' scores are 4 n^2 bytes
+  }
+}
+
+}  // namespace
+}  // namespace annulus

@@ -1,0 +1,30 @@
+// Awkward lengths, head sizes, windows and rows without keys, with the kernels of CPUs; gpu_kernel_test.cc asks the
+// same of those of GPUs.
+#include "tests/attention/kernels/lengths.h"
+
+#include <gtest/gtest.h>
+
+namespace annulus {
+namespace {
+
+void expect_right(KernelKind kernel, at::ScalarType type, int64_t heads, int64_t kv_heads, int64_t dim) {
+  for (const testing::LengthCase& c : testing::length_cases(heads, kv_heads, dim, 704)) {
+    EXPECT_EQ(testing::check_length(c, kernel, at::kCPU, type), "");
+  }
+}
+
+TEST(Lengths, LibTorchsOperatorComposed) {
+  expect_right(KernelKind::kEfficient, at::kFloat, 8, 1, 64);
+  expect_right(KernelKind::kEfficient, at::kBFloat16, 2, 2, 96);
+  expect_right(KernelKind::kEfficient, at::kDouble, 2, 1, 20);
+}
+
+TEST(Lengths, OwnKernel) {
+  expect_right(KernelKind::kAten, at::kFloat, 8, 1, 64);
+  expect_right(KernelKind::kAten, at::kHalf, 2, 2, 96);
+}
+
+TEST(Lengths, Reference) { expect_right(KernelKind::kReference, at::kFloat, 2, 1, 20); }
+
+}  // namespace
+}  // namespace annulus

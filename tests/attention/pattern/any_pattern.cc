@@ -1,0 +1,121 @@
+// See any_pattern.h.
+#include "tests/attention/pattern/any_pattern.h"
+
+#include <rapidcheck.h>
+
+#include <algorithm>
+
+namespace annulus::testing {
+namespace {
+
+using Kind = PatternSpec::Kind;
+using Map = BlocksSpec::Map;
+
+int64_t any(int64_t least, int64_t most) { return *rc::gen::inRange<int64_t>(least, most + 1); }
+bool one_in(int64_t n) { return any(0, n - 1) == n - 1; }
+
+DilatedSpec any_dilated(const AttentionShape& shape, bool within_union) {
+  DilatedSpec d;
+  for (int64_t i = any(1, 3); i > 0; --i) {
+    d.segment_lengths.push_back(any(1, std::max<int64_t>(1, shape.q_len + shape.q_len / 2)));
+    d.dilation_rates.push_back(any(1, std::min<int64_t>(d.segment_lengths.back(), 7)));
+  }
+  d.offsets = *rc::gen::element(DilatedSpec::Offsets::kModulo, DilatedSpec::Offsets::kGroups);
+  const bool may_mean = !within_union && static_cast<int64_t>(d.segment_lengths.size()) <= shape.heads;
+  if (may_mean && one_in(3)) d.combine = DilatedSpec::Combine::kMean;
+  return d;
+}
+
+BlocksSpec any_blocks(const AttentionShape& shape) {
+  BlocksSpec b;
+  b.block = shape.query_offset % 32 == 0 && one_in(3) ? 32 : 16;
+  b.map = *rc::gen::element(Map::kLocal, Map::kDilated, Map::kGlobalLocal, Map::kBigBird, Map::kStrided,
+                            Map::kHierarchical);
+  b.window_blocks = any(0, 3);
+  b.rate = any(1, 3);
+  b.global_blocks = any(0, 2);
+  b.random_blocks = any(0, 3);
+  b.seed = any(0, 100);
+  b.stride = any(1, 4);
+  b.per_head = *rc::gen::arbitrary<bool>();
+  for (int64_t i = any(1, 3); i > 0; --i) b.levels.push_back({any(1, 4), any(0, 5)});
+  return b;
+}
+
+Span any_span(int64_t length) {
+  const int64_t stride = *rc::gen::element<int64_t>(1, 1, 1, 2, 3), begin = any(0, std::max<int64_t>(0, length - 1));
+  return {begin, stride, length == 0 ? 0 : any(1, (length - begin - 1) / stride + 1)};
+}
+
+std::vector<std::vector<int64_t>> any_lists(const AttentionShape& shape, int64_t length, int64_t count) {
+  std::vector<std::vector<int64_t>> lists;
+  for (int64_t rows = one_in(2) ? shape.batch : 1; rows > 0; --rows) lists.push_back(any_documents(length, count));
+  if (lists.empty()) lists.push_back(any_documents(length, count));
+  return lists;
+}
+
+PatternSpec any_member(const AttentionShape& shape, int depth) {
+  PatternSpec spec;
+  std::vector<Kind> kinds = {Kind::kFull, Kind::kWindow, Kind::kSlices};
+  if (shape.q_len == shape.k_len) kinds.insert(kinds.end(), {Kind::kDilated, Kind::kDilated});
+  if (shape.query_offset % 16 == 0) kinds.insert(kinds.end(), {Kind::kBlocks, Kind::kBlocks});
+  if (depth < 2) kinds.push_back(Kind::kUnion);
+  spec.kind = *rc::gen::elementOf(kinds);
+  spec.causal = *rc::gen::arbitrary<bool>();
+  switch (spec.kind) {
+    case Kind::kFull:
+      break;
+    case Kind::kWindow:
+      spec.left = any(0, std::max<int64_t>(1, shape.k_len / 2));
+      spec.right = any(0, std::max<int64_t>(1, shape.k_len / 2));
+      break;
+    case Kind::kDilated:
+      spec.dilated = any_dilated(shape, depth > 0);
+      break;
+    case Kind::kBlocks:
+      spec.blocks = any_blocks(shape);
+      break;
+    case Kind::kUnion:
+      for (int64_t i = any(1, 3); i > 0; --i) spec.members.push_back(any_member(shape, depth + 1));
+      break;
+    case Kind::kSlices:
+      for (int64_t i = any(0, 3); i > 0; --i) {
+        spec.slices.push_back(
+            {any_span(shape.batch), any_span(shape.heads), any_span(shape.q_len), any_span(shape.k_len), {}});
+        if (*rc::gen::arbitrary<bool>()) spec.slices.back().band.hi = any(-30, 100);
+        if (*rc::gen::arbitrary<bool>()) spec.slices.back().band.lo = any(-100, 30);
+      }
+      break;
+  }
+  if (one_in(4)) {
+    const int64_t count = any(1, 5);
+    spec.documents = any_lists(shape, shape.q_len, count);
+    if (shape.q_len != shape.k_len || one_in(4)) {
+      spec.key_documents = any_lists(shape, shape.k_len, count);
+    }
+  }
+  return spec;
+}
+
+}  // namespace
+
+std::vector<int64_t> any_documents(int64_t length, int64_t count) {
+  std::vector<int64_t> cuts = {0, length};
+  for (int64_t i = 1; i < count; ++i) cuts.push_back(any(0, length));
+  std::sort(cuts.begin(), cuts.end());
+  std::vector<int64_t> lengths;
+  for (size_t i = 1; i < cuts.size(); ++i) lengths.push_back(cuts[i] - cuts[i - 1]);
+  return lengths;
+}
+
+BlockMap any_block_map(const AttentionShape& shape, int64_t block) {
+  const int64_t batch = one_in(2) ? shape.batch : 1, heads = one_in(2) ? shape.heads : 1;
+  const int64_t query_blocks = ceil_div(shape.q_len, block), key_blocks = ceil_div(shape.k_len, block);
+  const auto active = *rc::gen::container<std::vector<uint8_t>>(
+      static_cast<size_t>(batch * heads * query_blocks * key_blocks), rc::gen::inRange<uint8_t>(0, 2));
+  return block_map_from_dense(active.data(), block, batch, heads, query_blocks, key_blocks);
+}
+
+PatternSpec any_pattern(const AttentionShape& shape) { return any_member(shape, 0); }
+
+}  // namespace annulus::testing

@@ -1,0 +1,319 @@
+// Patterns: slices against the definitions, texts, block maps. What is refused: refusals_test.cc.
+#include "attention/pattern/pattern.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+
+#include <fstream>
+#include <set>
+
+#include "attention/oracle/oracle.h"
+#include "common/error.h"
+#include "tests/attention/pattern/any_pattern.h"
+
+namespace annulus {
+namespace {
+
+AttentionShape any_shape() {
+  const int64_t q = *rc::gen::inRange<int64_t>(0, 100);
+  const int64_t k = *rc::gen::inRange(0, 3) ? q : *rc::gen::inRange<int64_t>(0, 100);
+  const int64_t kv_heads = *rc::gen::inRange<int64_t>(1, 3);
+  const int64_t offset = *rc::gen::element<int64_t>(0, 0, 0, -32, -16, 16, 48, -7, 13);
+  return {*rc::gen::inRange<int64_t>(1, 4), kv_heads * *rc::gen::inRange<int64_t>(1, 4), kv_heads, q, k, offset};
+}
+
+std::string to_string(const AttentionShape& s) {
+  return "batch " + std::to_string(s.batch) + ", heads " + std::to_string(s.heads) + ", " + std::to_string(s.q_len) +
+         " queries, " + std::to_string(s.k_len) + " keys, offset " + std::to_string(s.query_offset);
+}
+
+// The first pair that slices count otherwise than the definition; empty where all agree. Adds up all counts.
+std::string difference(const PatternSpec& spec, const AttentionShape& shape) {
+  const Pattern pattern = make_pattern(spec, shape);
+  const Count want = count_of(spec, shape);
+  int64_t total = 0;
+  std::vector<int64_t> counts(static_cast<size_t>(shape.q_len * shape.k_len));
+  for (int64_t b = 0; b < shape.batch; ++b) {
+    for (int64_t h = 0; h < shape.heads; ++h) {
+      std::fill(counts.begin(), counts.end(), 0);
+      for (const Slice& s : pattern.slices) {
+        if (!s.batch.contains(b) || !s.heads.contains(h)) continue;
+        for (int64_t i = 0; i < s.queries.count; ++i) {
+          for (int64_t j = 0; j < s.keys.count; ++j) {
+            if (s.band.contains(s.queries.at(i), s.keys.at(j))) {
+              ++counts.at(static_cast<size_t>(s.queries.at(i) * shape.k_len + s.keys.at(j)));
+            }
+          }
+        }
+      }
+      for (int64_t q = 0; q < shape.q_len; ++q) {
+        for (int64_t k = 0; k < shape.k_len; ++k) {
+          const int64_t got = counts[static_cast<size_t>(q * shape.k_len + k)];
+          total += got;
+          if (got == want(b, h, q, k)) continue;
+          return "batch row " + std::to_string(b) + ", head " + std::to_string(h) + ", query " + std::to_string(q) +
+                 ", key " + std::to_string(k) + ": " + std::to_string(got) + " instead of " +
+                 std::to_string(want(b, h, q, k));
+        }
+      }
+    }
+  }
+  if (total != count_pairs(pattern)) {
+    return "count_pairs: " + std::to_string(count_pairs(pattern)) + " instead of " + std::to_string(total);
+  }
+  return "";
+}
+
+RC_GTEST_PROP(Pattern, SlicesCountEveryPairAsDefined, ()) {
+  // Each kind, and each map of blocks, is to come often.
+  for (int i = 0; i < 20; ++i) {
+    const AttentionShape shape = any_shape();
+    const PatternSpec spec = testing::any_pattern(shape);
+    if (const std::string found = difference(spec, shape); !found.empty()) {
+      RC_FAIL(to_string(shape) + "\n" + spec.text() + "\n" + found);
+    }
+  }
+}
+
+RC_GTEST_PROP(Pattern, GivenBlockMapsCountEveryPairAsTheyStand, ()) {
+  const AttentionShape shape = any_shape();
+  PatternSpec spec;
+  spec.kind = PatternSpec::Kind::kBlocks;
+  spec.causal = *rc::gen::arbitrary<bool>();
+  spec.blocks = given_map(std::make_shared<const BlockMap>(testing::any_block_map(shape, 16)));
+  RC_LOG() << to_string(shape) << "\n" << spec.text() << "\n";
+  RC_ASSERT(difference(spec, shape) == "");
+}
+
+RC_GTEST_PROP(Pattern, ReadsWhatItWrites, ()) {
+  const PatternSpec spec = testing::any_pattern(any_shape());
+  RC_LOG() << spec.text() << "\n";
+  const PatternSpec read = parse_pattern(spec.text(), "--pattern");
+  RC_ASSERT(read.text() == spec.text());
+}
+
+TEST(Pattern, ReadsWhatItWritesOfEveryKey) {
+  for (const char* text : {
+           "{ kind = \"full\" }",
+           "{ kind = \"causal\" }",
+           "{ kind = \"causal\", documents = [700, 1348] }",
+           "{ kind = \"documents\", documents = [[700, 1348], [2048, 0]] }",
+           "{ kind = \"documents\", documents = [3, 4], key_documents = [5, 6] }",
+           "{ kind = \"window\", left = 1023, right = 0 }",
+           "{ kind = \"window\", left = 3, right = 4, causal = true, documents = [9] }",
+           "{ kind = \"dilated\", segment_lengths = [2048, 4096], dilation_rates = [1, 2], offsets = \"groups\", "
+           "combine = \"mean\", equal_segments = true }",
+           "{ kind = \"blocks\", map = \"local\", block = 64, window_blocks = 2 }",
+           "{ kind = \"blocks\", map = \"dilated\", block = 128, window_blocks = 8, rate = 2 }",
+           "{ kind = \"blocks\", map = \"global-local\", block = 128, global_blocks = 1, window_blocks = 2 }",
+           "{ kind = \"blocks\", map = \"bigbird\", block = 128, window_blocks = 1, global_blocks = 1, "
+           "random_blocks = 3, seed = -7, per_head = false }",
+           "{ kind = \"blocks\", map = \"strided\", block = 128, window_blocks = 1, stride = 4 }",
+           "{ kind = \"blocks\", map = \"hierarchical\", block = 128, levels = [[1, 2], [4, 16]] }",
+           "{ kind = \"blocks\", map = \"adaptive\", block = 128, keep = 8, query = \"first\", causal = true }",
+           "{ kind = \"blocks\", map = \"file\", block = 128, file = \"a \\\"b\\\" \\\\ c\\u0009.safetensors\", "
+           "digest = \"00ff\" }",
+           "{ kind = \"union\", of = [{ kind = \"causal\" }, { kind = \"window\", left = 1, right = 2 }], causal = "
+           "true }",
+           "{ kind = \"slices\", slices = [{ queries = [0, 1, 8], keys = [1, 2, 3] }, { queries = [0, 1, 8], keys = "
+           "[1, 2, 3], heads = [0, 2, 2], batch = [1, 1, 1], lo = -3, hi = 4 }] }",
+           "{ kind = \"slices\", slices = [] }",
+       }) {
+    EXPECT_EQ(parse_pattern(text, "--pattern").text(), text);
+  }
+}
+
+TEST(Pattern, ReadsTheExamplesOfTheDocuments) {
+  std::ifstream file("docs/attention.md");
+  int examples = 0;
+  for (std::string line; std::getline(file, line);) {
+    if (line.rfind("    { kind", 0) != 0) continue;
+    EXPECT_NO_THROW(parse_pattern(line, "docs/attention.md")) << line;
+    ++examples;
+  }
+  EXPECT_GE(examples, 19);  // every kind and every map
+}
+
+TEST(Pattern, OtherSpellingsHaveTheSameText) {
+  EXPECT_EQ(parse_pattern("{ kind = \"full\", causal = true }", "").text(), "{ kind = \"causal\" }");
+  EXPECT_EQ(parse_pattern("{ documents = [[3, 4]], causal = true, kind = \"documents\" }", "").text(),
+            "{ kind = \"causal\", documents = [3, 4] }");
+  EXPECT_EQ(parse_pattern("{ kind = \"blocks\", window_blocks = 1, map = \"local\" }", "").text(),
+            "{ kind = \"blocks\", map = \"local\", block = 128, window_blocks = 1 }");
+}
+
+size_t slices_of(const std::string& text, const AttentionShape& shape) {
+  return make_pattern(parse_pattern(text, ""), shape).slices.size();
+}
+
+TEST(Pattern, TakesFewSlices) {
+  const AttentionShape shape{2, 12, 4, 65536, 65536, 0};
+  const std::string blocks = "{ kind = \"blocks\", map = ";  // 512 x 512 of them
+  EXPECT_EQ(slices_of("{ kind = \"causal\" }", shape), 1u);
+  EXPECT_EQ(slices_of("{ kind = \"documents\", documents = [30000, 1, 35535, 0] }", shape), 3u);
+  // Rows with documents of their own; the window crosses none of the borders.
+  EXPECT_EQ(slices_of("{ kind = \"window\", left = 9, right = 0, documents = [[65536], [65500, 36]] }", shape), 3u);
+  // LongNet's base setting: for each segment a slice for each offset that a head has.
+  EXPECT_EQ(slices_of("{ kind = \"dilated\", segment_lengths = [2048, 4096, 8192, 16384, 32768], dilation_rates = "
+                      "[1, 2, 4, 6, 12] }",
+                      shape),
+            size_t{32 + 16 * 2 + 8 * 4 + 4 * 6 + 2 * 12});
+  EXPECT_EQ(slices_of("{ kind = \"dilated\", segment_lengths = [1000000], dilation_rates = [1] }", shape), 1u);
+  EXPECT_EQ(slices_of("{ kind = \"dilated\", segment_lengths = [65536], dilation_rates = [1000] }", shape), 12u);
+  EXPECT_EQ(slices_of(blocks + "\"local\", window_blocks = 3 }", shape), 512u);
+  // A row of globals, a column of them in two parts at most, and windows.
+  EXPECT_LE(slices_of(blocks + "\"global-local\", window_blocks = 3, global_blocks = 2, causal = true }", shape), 515u);
+  EXPECT_LE(slices_of(blocks + "\"global-local\", window_blocks = 3, global_blocks = 2 }", shape), 515u);
+  // Columns of every 16 blocks are tall slices, cut where the window meets them.
+  EXPECT_LE(slices_of(blocks + "\"strided\", window_blocks = 1, stride = 16 }", shape), size_t{512 + 3 * 32});
+  EXPECT_LE(slices_of(blocks + "\"bigbird\", window_blocks = 1, global_blocks = 1, random_blocks = 2, per_head = "
+                               "false }",
+                      shape),
+            size_t{512 * 4});
+}
+
+TEST(Pattern, CountsPairsOfHugeShapes) {
+  const int64_t n = int64_t{1} << 30;
+  EXPECT_EQ(count_pairs(make_pattern(causal_pattern(), {1, 1, 1, n, n, 0})), n * (n + 1) / 2);
+  EXPECT_EQ(
+      count_pairs(make_pattern(parse_pattern("{ kind = \"window\", left = 1023, right = 0 }", ""), {2, 3, 1, n, n, 0})),
+      6 * (1024 * n - 1023 * 1024 / 2));
+}
+
+TEST(Pattern, MeanDividesByTheBranches) {
+  const std::string text = "{ kind = \"dilated\", segment_lengths = [8, 16, 32], dilation_rates = [1, 2, 4]";
+  EXPECT_EQ(output_divisor(parse_pattern(text + ", combine = \"mean\" }", "")), 3);
+  EXPECT_EQ(output_divisor(parse_pattern(text + " }", "")), 1);
+  // Eight heads in groups of 3, 3 and 2.
+  const Pattern pattern = make_pattern(parse_pattern(text + ", combine = \"mean\" }", ""), {1, 8, 8, 32, 32, 0});
+  std::set<int64_t> with_long_segments;
+  for (const Slice& s : pattern.slices) {
+    if (s.keys.last() - s.keys.begin >= 16) {
+      for (int64_t h = 0; h < s.heads.count; ++h) with_long_segments.insert(s.heads.at(h));
+    }
+  }
+  EXPECT_EQ(with_long_segments, (std::set<int64_t>{6, 7}));
+}
+
+TEST(Pattern, IsAdaptiveWhereAMemberIs) {
+  const std::string adaptive = "{ kind = \"blocks\", map = \"adaptive\", keep = 1 }";
+  EXPECT_TRUE(is_adaptive(parse_pattern(adaptive, "")));
+  EXPECT_TRUE(is_adaptive(parse_pattern("{ kind = \"union\", of = [{ kind = \"full\" }, " + adaptive + "] }", "")));
+  EXPECT_FALSE(is_adaptive(causal_pattern()));
+}
+
+// The documented generator, once more and plainly: a list of what is eligible, from which blocks are taken.
+std::set<int64_t> random_blocks(int64_t seed, int64_t head, int64_t query, int64_t wanted,
+                                std::vector<int64_t> eligible) {
+  const auto mix = [](uint64_t x) {
+    x += 0x9e3779b97f4a7c15;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
+    return x ^ (x >> 31);
+  };
+  const uint64_t key =
+      mix(mix(mix(static_cast<uint64_t>(seed)) ^ static_cast<uint64_t>(head)) ^ static_cast<uint64_t>(query));
+  std::set<int64_t> drawn;
+  for (uint64_t t = 0; t < static_cast<uint64_t>(wanted) && !eligible.empty(); ++t) {
+    const auto it = eligible.begin() + static_cast<ptrdiff_t>(mix(key + t) % eligible.size());
+    drawn.insert(*it);
+    eligible.erase(it);
+  }
+  return drawn;
+}
+
+RC_GTEST_PROP(BlockMap, BigBirdDrawsByTheDocumentedGenerator, ()) {
+  PatternSpec spec;
+  spec.kind = PatternSpec::Kind::kBlocks;
+  spec.causal = *rc::gen::arbitrary<bool>();
+  BlocksSpec& b = spec.blocks;
+  b.map = BlocksSpec::Map::kBigBird;
+  b.block = 16;
+  b.window_blocks = *rc::gen::inRange<int64_t>(0, 3);
+  b.global_blocks = *rc::gen::inRange<int64_t>(0, 3);
+  b.random_blocks = *rc::gen::inRange<int64_t>(0, 8);
+  b.seed = *rc::gen::arbitrary<int64_t>();
+  b.per_head = *rc::gen::arbitrary<bool>();
+  const int64_t offset = *rc::gen::inRange<int64_t>(-2, 3);
+  const AttentionShape shape{1, 3, 1, 150, *rc::gen::inRange<int64_t>(1, 200), offset * 16};
+  const BlockMap map = make_block_map(spec, shape);
+  RC_ASSERT(map.heads == (b.per_head && b.random_blocks > 0 ? 3 : 1));
+  const std::vector<uint8_t> active = map.dense();
+  for (int64_t h = 0; h < map.heads; ++h) {
+    for (int64_t i = 0; i < map.query_blocks; ++i) {
+      const int64_t query = i + offset;
+      std::set<int64_t> want;
+      std::vector<int64_t> eligible;
+      const bool is_global = query >= 0 && query < b.global_blocks && !spec.causal;
+      for (int64_t j = 0; j < map.key_blocks; ++j) {
+        if (spec.causal && j > query) continue;
+        if (is_global || j < b.global_blocks || std::abs(query - j) <= b.window_blocks) {
+          want.insert(j);
+        } else {
+          eligible.push_back(j);
+        }
+      }
+      want.merge(random_blocks(b.seed, h, query, b.random_blocks, eligible));
+      std::set<int64_t> got;
+      for (int64_t j = 0; j < map.key_blocks; ++j) {
+        if (active[static_cast<size_t>((h * map.query_blocks + i) * map.key_blocks + j)]) got.insert(j);
+      }
+      RC_ASSERT(got == want);
+    }
+  }
+}
+
+TEST(BlockMap, AMemberOfACausalUnionDrawsFromThePast) {
+  const AttentionShape shape{1, 2, 1, 1024, 1024, 0};
+  PatternSpec spec = parse_pattern(
+      "{ kind = \"blocks\", map = \"bigbird\", block = 16, window_blocks = 0, global_blocks = 0, random_blocks = 3 }",
+      "");
+  PatternSpec both;
+  both.kind = PatternSpec::Kind::kUnion;
+  both.members = {spec};
+  PatternSpec outer = both;
+  outer.causal = true;
+  outer.members = {both};
+  spec.causal = true;
+  const int64_t pairs = count_pairs(make_pattern(spec, shape));
+  EXPECT_EQ(count_pairs(make_pattern(outer, shape)), pairs);
+  EXPECT_EQ(count_pairs(make_pattern(parse_pattern(outer.text(), ""), shape)), pairs);
+}
+
+TEST(BlockMap, BigBirdKeepsItsDraw) {
+  PatternSpec spec = parse_pattern(
+      "{ kind = \"blocks\", map = \"bigbird\", window_blocks = 1, global_blocks = 1, random_blocks = 2, seed = 7 }",
+      "");
+  const AttentionShape shape{1, 2, 1, 4096, 4096, 0};
+  EXPECT_EQ(make_block_map(spec, shape).digest(), "d1b53c06c820f5775ec2c444fa97a508");
+  spec.blocks.seed = 8;
+  EXPECT_NE(make_block_map(spec, shape).digest(), "d1b53c06c820f5775ec2c444fa97a508");
+}
+
+RC_GTEST_PROP(BlockMap, GoesToDenseAndBack, ()) {
+  AttentionShape shape = any_shape();
+  const BlockMap map = testing::any_block_map(shape, 16);
+  const std::vector<uint8_t> dense = map.dense();
+  const BlockMap back = block_map_from_dense(dense.data(), 16, map.batch, map.heads, map.query_blocks, map.key_blocks);
+  RC_ASSERT(back == map);
+  RC_ASSERT(back.digest() == map.digest());
+  const auto active = std::count(dense.begin(), dense.end(), uint8_t{1});
+  RC_ASSERT(map.density() == (dense.empty() ? 0 : static_cast<double>(active) / static_cast<double>(dense.size())));
+  if (dense.empty()) return;
+  std::vector<uint8_t> other = dense;
+  other[static_cast<size_t>(*rc::gen::inRange<int64_t>(0, static_cast<int64_t>(dense.size())))] ^= 1;
+  RC_ASSERT(block_map_from_dense(other.data(), 16, map.batch, map.heads, map.query_blocks, map.key_blocks).digest() !=
+            map.digest());
+}
+
+TEST(BlockMap, CausalLeavesOutFutureBlocks) {
+  const AttentionShape shape{1, 1, 1, 70, 70, 0};
+  PatternSpec spec = parse_pattern("{ kind = \"blocks\", map = \"local\", block = 16, window_blocks = 1 }", "");
+  EXPECT_EQ(make_block_map(spec, shape).density(), 13.0 / 25);
+  spec.causal = true;
+  EXPECT_EQ(make_block_map(spec, shape).density(), 9.0 / 25);
+}
+
+}  // namespace
+}  // namespace annulus

@@ -1,0 +1,68 @@
+// See any_request.h.
+#include "tests/attention/plan/any_request.h"
+
+#include <rapidcheck.h>
+
+#include <memory>
+#include <utility>
+
+#include "tests/attention/pattern/any_pattern.h"
+
+namespace annulus::testing {
+namespace {
+
+PatternSpec any_with_given_map(const AttentionShape& shape) {
+  PatternSpec spec;
+  spec.kind = PatternSpec::Kind::kBlocks;
+  spec.causal = *rc::gen::arbitrary<bool>();
+  spec.blocks = given_map(std::make_shared<const BlockMap>(any_block_map(shape, 16)));
+  if (*rc::gen::arbitrary<bool>()) return spec;
+  PatternSpec both;
+  both.kind = PatternSpec::Kind::kUnion;
+  both.causal = *rc::gen::arbitrary<bool>();
+  both.members = {causal_pattern(), spec};
+  return both;
+}
+
+PatternSpec with_slices(PatternSpec spec, const AttentionShape& shape) {
+  for (PatternSpec& member : spec.members) member = with_slices(std::move(member), shape);
+  if (spec.kind != PatternSpec::Kind::kBlocks || !spec.blocks.given) return spec;
+  PatternSpec slices;
+  slices.kind = PatternSpec::Kind::kSlices;
+  slices.slices = make_pattern(spec, shape).slices;
+  return slices;
+}
+
+}  // namespace
+
+PlanRequest any_request() {
+  PlanRequest request;
+  const auto length = [] {
+    return *rc::gen::oneOf(rc::gen::element<int64_t>(0, 1, 2, 63, 64, 65, 97, 127, 128, 129, 160),
+                           rc::gen::inRange<int64_t>(0, 130));
+  };
+  const int64_t q = length(), k = *rc::gen::inRange(0, 4) ? q : length();
+  const int64_t kv_heads = *rc::gen::inRange(1, 4);
+  request.shape = {*rc::gen::inRange(1, 4),
+                   kv_heads * *rc::gen::inRange(1, 4),
+                   kv_heads,
+                   q,
+                   k,
+                   *rc::gen::inRange(0, 3) ? 0 : *rc::gen::element<int64_t>(-32, -16, -7, 16, 48, 51)};
+  request.pattern = *rc::gen::inRange(0, 6) ? any_pattern(request.shape) : any_with_given_map(request.shape);
+  request.layout = *rc::gen::element(LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped);
+  request.schedule =
+      *rc::gen::element(ScheduleKind::kRing, ScheduleKind::kAllGather, ScheduleKind::kGroupCast, ScheduleKind::kAuto);
+  request.ranks = *rc::gen::inRange(1, 17);
+  if (q == k && *rc::gen::inRange(0, 5) == 0) {  // any lengths that add up
+    request.uneven_lengths = any_documents(q, request.ranks);
+  }
+  return request;
+}
+
+PlanRequest written_out(PlanRequest request) {
+  request.pattern = with_slices(std::move(request.pattern), request.shape);
+  return request;
+}
+
+}  // namespace annulus::testing

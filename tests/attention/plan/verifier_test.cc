@@ -1,0 +1,129 @@
+// The verifier against brute-force counting, and against planted mistakes.
+#include "attention/plan/verifier.h"
+
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+
+#include "attention/oracle/oracle.h"
+#include "common/error.h"
+#include "tests/attention/plan/any_request.h"
+#include "tests/attention/plan/planted_mistakes.h"
+
+namespace annulus {
+namespace {
+
+using testing::Mistake;
+using testing::planted_mistakes;
+using testing::programs_of;
+using testing::ring_of_four;
+
+RC_GTEST_PROP(Verifier, ProvesRightPlansAndCountsTheirPairs, ()) {
+  const PlanRequest request = testing::any_request();
+  const Proof proof = verify(request);
+  RC_ASSERT(proof.faults == std::vector<std::string>{});
+  const auto count = count_of(request.pattern, request.shape);
+  const AttentionShape& shape = request.shape;
+  int64_t pairs = 0;
+  for (int64_t b = 0; b < shape.batch; ++b) {
+    for (int64_t h = 0; h < shape.heads; ++h) {
+      for (int64_t i = 0; i < shape.q_len; ++i) {
+        for (int64_t j = 0; j < shape.k_len; ++j) pairs += count(b, h, i, j);
+      }
+    }
+  }
+  RC_ASSERT(proof.pairs == pairs);
+}
+
+// What each rank proves of its own program, and finds where it compares its transfers with its peers': as prove_plan
+// does it, without a communicator.
+struct Shares {
+  std::vector<std::string> alone, compared;
+  int64_t tiles = 0, transfers = 0, pairs = 0;
+};
+Shares verify_shares(const std::vector<Program>& programs) {
+  Shares shares;
+  std::vector<std::vector<PairDigest>> sent, received;
+  for (const Program& p : programs) {
+    const Proof proof = verify_rank(p, *cached_pattern(p.request));
+    shares.alone.insert(shares.alone.end(), proof.faults.begin(), proof.faults.end());
+    shares.tiles += proof.tiles, shares.transfers += proof.transfers, shares.pairs += proof.pairs;
+    sent.push_back(sent_digests(p));
+    received.push_back(received_digests(p));
+  }
+  for (size_t from = 0; from < programs.size(); ++from) {
+    for (size_t to = 0; to < programs.size(); ++to) {
+      for (const std::string& fault :
+           compare_digests(static_cast<int>(from), static_cast<int>(to), sent[from][to], received[to][from])) {
+        shares.compared.push_back(fault);
+      }
+    }
+  }
+  return shares;
+}
+
+RC_GTEST_PROP(Verifier, WhatRanksProveOfTheirOwnIsTheWhole, ()) {
+  const std::vector<Program> programs = programs_of(testing::any_request());
+  const Proof whole = verify(programs);
+  const Shares shares = verify_shares(programs);
+  RC_ASSERT(shares.alone == std::vector<std::string>{});
+  RC_ASSERT(shares.compared == std::vector<std::string>{});
+  RC_ASSERT(shares.tiles == whole.tiles);
+  RC_ASSERT(shares.transfers == whole.transfers);
+  RC_ASSERT(shares.pairs == whole.pairs);
+}
+
+class PlantedMistake : public ::testing::TestWithParam<Mistake> {
+ protected:
+  void SetUp() override {
+    programs_ = programs_of(GetParam().request);
+    ASSERT_TRUE(verify(programs_).holds());
+    GetParam().plant(programs_);
+  }
+  std::vector<Program> programs_;
+};
+
+TEST_P(PlantedMistake, IsFound) {
+  const Proof proof = verify(programs_);
+  ASSERT_FALSE(proof.holds()) << GetParam().name;
+  std::string all;
+  for (const std::string& fault : proof.faults) all += fault + "\n";
+  EXPECT_NE(all.find(GetParam().finding), std::string::npos) << all;
+}
+
+TEST_P(PlantedMistake, IsFoundByTheRanksTogether) {
+  const Shares shares = verify_shares(programs_);
+  if (GetParam().between_two) {
+    EXPECT_EQ(shares.alone, std::vector<std::string>{});
+    EXPECT_FALSE(shares.compared.empty());
+  } else {
+    EXPECT_FALSE(shares.alone.empty());
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Each, PlantedMistake, ::testing::ValuesIn(planted_mistakes()),
+                         [](const auto& info) { return info.param.name; });
+
+TEST(Verifier, RefusesProgramsOfDifferentPlans) {
+  std::vector<Program> programs = programs_of(ring_of_four());
+  programs[2].request.shape.q_len = 65;
+  EXPECT_THROW(verify(programs), Error);
+  programs.pop_back();
+  EXPECT_THROW(verify(programs), Error);
+}
+
+TEST(Verifier, ProvesAMillionTokensOverSixtyFourRanks) {
+  for (const LayoutKind layout : {LayoutKind::kZigzag, LayoutKind::kStriped}) {
+    PlanRequest request;
+    request.shape = {1, 8, 1, 1 << 20, 1 << 20, 0};
+    request.pattern.causal = true;
+    request.layout = layout;
+    request.ranks = 64;
+    const Proof proof = verify(request);
+    EXPECT_TRUE(proof.holds()) << proof.faults[0];
+    const int64_t S = 1 << 20;
+    EXPECT_EQ(proof.pairs, 8 * (S * (S + 1) / 2));
+  }
+}
+
+}  // namespace
+}  // namespace annulus

@@ -1,0 +1,393 @@
+// What the NCCL backend makes of whatever a device, NCCL, the headers and the clock may say: a table of answers, with
+// neither a device nor NCCL. nccl_device_test.cc holds the same against a GPU.
+#include "comm/nccl/operation_watch.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <gtest/gtest.h>
+#include <sched.h>
+
+#include <functional>
+#include <future>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/nccl/message_headers.h"
+#include "comm/threads/threads.h"
+#include "common/error.h"
+
+namespace annulus::nccl_internal {
+namespace {
+
+class FakeClock final : public WatchClock {
+ public:
+  Clock::time_point now() override { return Clock::time_point() + time; }
+  void sleep(Clock::duration duration) override {
+    time += duration;
+    ++sleeps;
+    if (on_sleep) on_sleep();
+  }
+  void set(double seconds) { time = std::chrono::duration_cast<Clock::duration>(Seconds(seconds)); }
+
+  Clock::duration time{0};
+  int sleeps = 0;
+  std::function<void()> on_sleep;
+};
+
+class FakeTransport final : public Transport {
+ public:
+  std::string error() override { return says; }
+  void abort() override { ++aborts; }
+  bool capturing() const override { return captured; }
+
+  std::string says;
+  int aborts = 0;
+  bool captured = false;
+};
+
+constexpr HeaderVerdict::State kPending = HeaderVerdict::kPending, kAgree = HeaderVerdict::kAgree,
+                               kDiffer = HeaderVerdict::kDiffer;
+
+class FakeOperation final : public Operation {
+ public:
+  explicit FakeOperation(std::string description, Seconds timeout = Seconds(0.3))
+      : Operation("attention forward, step 2", std::move(description), timeout) {
+    set_issued();
+  }
+
+  HeaderVerdict headers() override {
+    ++looks;
+    if (!headers_fail.empty()) throw Error(ErrorKind::kComm, "comm", headers_fail);
+    return {verdict, verdict == kDiffer ? "rank 1 sent 400 bytes, but rank 0 expected 200 bytes" : ""};
+  }
+  bool reached() override {
+    ++looks;
+    return at_it;
+  }
+  bool done() override {
+    ++looks;
+    if (!device_fails.empty()) throw Error(ErrorKind::kComm, "comm", "the device failed: " + device_fails);
+    return over;
+  }
+  void release() override {
+    ++releases;
+    if (on_release) on_release();
+  }
+
+  HeaderVerdict::State verdict = kAgree;
+  std::string headers_fail;  // why they cannot come
+  bool at_it = false;        // the device has got to it
+  bool over = false;         // and is done
+  std::string device_fails;
+  int looks = 0, releases = 0;
+  std::function<void()> on_release;
+};
+
+// Two operations, one behind the other, and all that may be said of them.
+struct Scene {
+  Scene() {
+    watch.add(first);
+    watch.add(second);
+  }
+  FakeClock clock;
+  FakeTransport nccl;
+  std::shared_ptr<FakeOperation> first = std::make_shared<FakeOperation>("receiving 200 bytes from rank 1");
+  std::shared_ptr<FakeOperation> second = std::make_shared<FakeOperation>("all_reduce");
+  OperationWatch watch{nccl, clock};
+};
+
+struct Step {
+  double time;                          // seconds since the start
+  std::function<void(Scene&)> happens;  // before the look at that time
+  size_t under_way;                     // after it
+  std::string failure = "";             // after it; empty: none
+  ErrorKind kind = ErrorKind::kComm;
+};
+
+struct Case {
+  std::string name;
+  std::vector<Step> steps;
+};
+
+void nothing(Scene&) {}
+
+constexpr const char* kFirst = "attention forward, step 2: receiving 200 bytes from rank 1: ";
+constexpr const char* kSecond = "attention forward, step 2: all_reduce: ";
+
+std::vector<Case> cases() {
+  const std::string first = kFirst, second = kSecond;
+  const std::string differ = "attention forward, step 2: rank 1 sent 400 bytes, but rank 0 expected 200 bytes";
+  const auto both_at_it = [](Scene& s) { s.first->at_it = s.second->at_it = true; };
+  const auto headers_late = [](Scene& s) { s.first->verdict = kPending; };
+  const auto broken = [](Scene& s) { s.nccl.says = "unhandled system error"; };
+  return {
+      {"CompletesInOrder",
+       {{0, both_at_it, 2},
+        {0.1, [](Scene& s) { s.first->over = true; }, 1},
+        {0.2, [](Scene& s) { s.second->over = true; }, 0}}},
+      {"DoneIsNotCompleteBeforeTheHeadersHaveCome",
+       {{0, [=](Scene& s) { headers_late(s), s.first->at_it = s.first->over = true; }, 2},
+        {0.1, [](Scene& s) { s.first->verdict = kAgree; }, 1}}},
+      {"HeadersHaveTheDeadlineOfTheTransfer",
+       {{0, [=](Scene& s) { headers_late(s), s.first->at_it = s.first->over = true; }, 2},
+        {0.29, nothing, 2},
+        {0.3, nothing, 0, first + "not done within 0.3 s"}}},
+      {"TheDeadlineRunsFromWhenTheDeviceGetsToIt",
+       {{1000, nothing, 2},
+        {2000, [](Scene& s) { s.first->at_it = true; }, 2},
+        {2000.29, nothing, 2},
+        {2000.3, nothing, 0, first + "not done within 0.3 s"}}},
+      {"ALateCompletionWithinTheDeadlineIsOne",
+       {{0, both_at_it, 2}, {0.29, nothing, 2}, {0.31, [](Scene& s) { s.first->over = true; }, 1}}},
+      // Its own event says that the device has got to it, but the one before it is not done.
+      {"WhatWaitsBehindAnotherHasItsDeadlineLater",
+       {{0, [](Scene& s) { s.second->at_it = true; }, 2},
+        {5, nothing, 2},
+        {6, [](Scene& s) { s.first->at_it = s.first->over = true; }, 1},
+        {6.29, nothing, 1},
+        {6.3, nothing, 0, second + "not done within 0.3 s"}}},
+      {"HeadersThatDifferAreAMismatch",
+       {{0, headers_late, 2}, {0.1, [](Scene& s) { s.first->verdict = kDiffer; }, 0, differ, ErrorKind::kMismatch}}},
+      {"HeadersThatDifferAreAMismatchThoughTheDeviceIsDone",
+       {{0, [](Scene& s) { s.first->at_it = s.first->over = true, s.first->verdict = kDiffer; }, 0, differ,
+         ErrorKind::kMismatch}}},
+      {"HeadersThatCannotComeAreAnError",
+       {{0, [](Scene& s) { s.first->headers_fail = "rank 1 failed: no row 17"; }, 0,
+         first + "rank 1 failed: no row 17"}}},
+      {"TheDeviceFails",
+       {{0, both_at_it, 2},
+        {0.1, [](Scene& s) { s.second->device_fails = "an illegal memory access"; }, 0,
+         second + "the device failed: an illegal memory access"}}},
+      {"AnErrorOfNcclIsRaisedAtOnceWhenTheHeadersAgree",
+       {{0, both_at_it, 2}, {0.1, broken, 0, first + "NCCL reports unhandled system error"}}},
+      {"AnErrorOfNcclWaitsForHeadersThatMayExplainIt",
+       {{0, headers_late, 2},
+        {1, broken, 2},
+        {1.49, nothing, 2},
+        {1.5, nothing, 0, first + "NCCL reports unhandled system error"}}},
+      {"AnErrorOfNcclIsExplainedByHeadersThatDiffer",
+       {{0, headers_late, 2},
+        {1, broken, 2},
+        {1.2, [](Scene& s) { s.first->verdict = kDiffer; }, 0, differ, ErrorKind::kMismatch}}},
+      {"AnErrorOfNcclIsNotExplainedByHeadersThatCannotCome",
+       {{0, headers_late, 2},
+        {1, [=](Scene& s) { broken(s), s.first->headers_fail = "not done within 0.3 s"; }, 0,
+         first + "NCCL reports unhandled system error"}}},
+      {"NothingIsAskedWhileAGraphIsCaptured",
+       {{0,
+         [=](Scene& s) {
+           both_at_it(s);
+           s.nccl.captured = true;
+           s.first->over = true;
+           s.second->device_fails = "a query would have spoiled the graph";
+         },
+         2},
+        {100,
+         [](Scene& s) {
+           EXPECT_EQ(s.first->looks + s.second->looks, 0);
+           s.nccl.captured = false;
+           s.second->device_fails = "";
+         },
+         1},
+        // The deadline begins with the first look that could tell.
+        {100.29, nothing, 1},
+        {100.3, nothing, 0, second + "not done within 0.3 s"}}},
+      {"TheFirstReasonStays",
+       {{0, [](Scene& s) { s.first->verdict = kDiffer; }, 0, differ, ErrorKind::kMismatch},
+        {1, broken, 0, differ, ErrorKind::kMismatch},
+        {2, [](Scene& s) { s.watch.fail(ErrorKind::kComm, "closed"); }, 0, differ, ErrorKind::kMismatch}}},
+  };
+}
+
+class NcclWatch : public testing::TestWithParam<Case> {};
+
+TEST_P(NcclWatch, Answers) {
+  Scene scene;
+  const std::vector<std::shared_ptr<FakeOperation>> operations{scene.first, scene.second};
+  std::vector<bool> complete(2, false);
+  for (const Step& step : GetParam().steps) {
+    SCOPED_TRACE("after " + std::to_string(step.time) + " s");
+    scene.clock.set(step.time);
+    step.happens(scene);
+    scene.watch.look();
+    EXPECT_EQ(scene.watch.under_way(), step.under_way);
+    EXPECT_EQ(scene.watch.failure().has_value(), !step.failure.empty());
+    if (scene.watch.failure()) {
+      EXPECT_EQ(scene.watch.failure()->text, step.failure);
+      EXPECT_EQ(scene.watch.failure()->kind, step.kind);
+    }
+    // Aborted once, with the failure. What failed keeps its memory; what is complete has let go of it, once.
+    EXPECT_EQ(scene.nccl.aborts, step.failure.empty() ? 0 : 1);
+    int released = 0;
+    for (const auto& operation : operations) {
+      EXPECT_EQ(operation->releases, operation->complete() ? 1 : 0);
+      released += operation->releases;
+    }
+    if (step.failure.empty()) {
+      EXPECT_EQ(released, 2 - static_cast<int>(step.under_way));
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Table, NcclWatch, testing::ValuesIn(cases()),
+                         [](const testing::TestParamInfo<Case>& info) { return info.param.name; });
+
+// While NCCL has not said that it is on the stream, its events mean nothing.
+TEST(NcclWatchIssue, WhatIsNotIssuedIsNeitherAskedNorDue) {
+  class Unissued final : public Operation {
+   public:
+    Unissued() : Operation("x", "y", Seconds(0.1)) {}
+    HeaderVerdict headers() override { return {}; }
+    bool reached() override { return ++asked > 0; }
+    bool done() override { return ++asked > 0; }
+    void release() override {}
+    int asked = 0;
+  };
+  FakeClock clock;
+  FakeTransport nccl;
+  OperationWatch watch(nccl, clock);
+  const auto operation = std::make_shared<Unissued>();
+  watch.add(operation);
+  watch.look();
+  clock.set(1000);
+  watch.look();
+  EXPECT_EQ(operation->asked, 0);
+  EXPECT_FALSE(watch.failure());
+  operation->set_issued();
+  watch.look();
+  EXPECT_TRUE(operation->complete());
+}
+
+TEST(NcclWatchIssue, AFailedCallIsExplainedByHeadersThatComeLater) {
+  Scene scene;
+  scene.nccl.says = "unhandled system error";
+  scene.first->verdict = kPending;
+  scene.clock.on_sleep = [&] {
+    if (scene.clock.sleeps == 20) scene.first->verdict = kDiffer;
+  };
+  scene.watch.fail_unless_headers_explain(ErrorKind::kComm, "ncclGroupEnd failed");
+  ASSERT_TRUE(scene.watch.failure());
+  EXPECT_EQ(scene.watch.failure()->kind, ErrorKind::kMismatch);
+  EXPECT_EQ(scene.clock.sleeps, 20);
+}
+
+TEST(NcclWatchIssue, AFailedCallIsBelievedWhenHeadersDoNotComeInTime) {
+  Scene scene;
+  scene.nccl.says = "unhandled system error";
+  scene.first->verdict = kPending;
+  scene.watch.fail_unless_headers_explain(ErrorKind::kComm, "ncclGroupEnd failed");
+  ASSERT_TRUE(scene.watch.failure());
+  EXPECT_EQ(scene.watch.failure()->text, "ncclGroupEnd failed");
+  EXPECT_EQ(scene.clock.time, OperationWatch::kHeadersBehind);
+  EXPECT_EQ(scene.nccl.aborts, 1);
+}
+
+TEST(NcclWatchIssue, AFailedCallIsBelievedAtOnceWhenNcclItselfIsWell) {
+  Scene scene;
+  scene.first->verdict = kPending;
+  scene.watch.fail_unless_headers_explain(ErrorKind::kComm, "a CUDA call failed");
+  EXPECT_EQ(scene.watch.failure()->text, "a CUDA call failed");
+  EXPECT_EQ(scene.clock.sleeps, 0);
+}
+
+TEST(NcclWatchThread, LooksByItselfAndEndsWithWorkUnderWay) {
+  FakeTransport nccl;
+  OperationWatch watch(nccl);
+  std::promise<void> began, released;
+  watch.start([&] { began.set_value(); });
+  began.get_future().get();
+  const auto never = std::make_shared<FakeOperation>("never done", Seconds(86400));
+  const auto soon = std::make_shared<FakeOperation>("soon done", Seconds(86400));
+  soon->on_release = [&] { released.set_value(); };
+  soon->over = true;
+  {
+    std::lock_guard<std::mutex> lock(watch.mutex());
+    watch.add(soon);
+    watch.add(never);
+  }
+  watch.wake();
+  released.get_future().get();  // the thread, and nobody else, has looked
+  watch.stop();
+  EXPECT_TRUE(soon->complete());
+  EXPECT_FALSE(never->complete());
+  EXPECT_FALSE(watch.failure());
+}
+
+// ---- The headers themselves, over threads.
+
+at::Tensor floats(int64_t n) { return at::zeros({n}, at::kFloat); }
+
+HeaderVerdict verdict_of(MessageHeaders::Comparison& comparison) {
+  HeaderVerdict verdict = comparison.look();
+  while (verdict.state == kPending) {
+    sched_yield();
+    verdict = comparison.look();
+  }
+  return verdict;
+}
+
+// What rank 1 finds when rank 0 sends `sent` and it expects `expected`, in that order.
+HeaderVerdict found(const std::vector<at::Tensor>& sent, const std::vector<at::Tensor>& expected) {
+  HeaderVerdict out;
+  run_ranks(2, [&](Communicator& comm) {
+    MessageHeaders headers(comm.split(0, comm.rank()));
+    std::vector<Message> messages;
+    for (const at::Tensor& tensor : comm.rank() == 0 ? sent : expected) messages.push_back({tensor, 1 - comm.rank()});
+    const auto comparison =
+        comm.rank() == 0 ? headers.start(messages, {}, Seconds(20)) : headers.start({}, messages, Seconds(20));
+    const HeaderVerdict verdict = verdict_of(*comparison);
+    if (comm.rank() == 1) out = verdict;
+    comm.barrier({"end", 0});
+  });
+  return out;
+}
+
+TEST(MessageHeaders, AgreeWhereSizesAndDtypesDo) {
+  const auto bytes = at::zeros({3}, at::kByte);
+  EXPECT_EQ(found({floats(50), floats(0), bytes}, {floats(50), floats(0), bytes}).state, kAgree);
+  EXPECT_EQ(found({at::zeros({5, 10}, at::kFloat)}, {floats(50)}).state, kAgree);
+}
+
+TEST(MessageHeaders, SayWhatDiffers) {
+  HeaderVerdict verdict = found({floats(100)}, {floats(50)});
+  EXPECT_EQ(verdict.state, kDiffer);
+  EXPECT_EQ(verdict.difference,
+            "rank 0 sent 400 bytes (message 0 between these ranks, fp32), but rank 1 expected 200 bytes (message 0 "
+            "between these ranks, fp32)");
+  verdict = found({at::zeros({25}, at::kDouble)}, {floats(50)});
+  EXPECT_EQ(verdict.state, kDiffer);
+  EXPECT_NE(verdict.difference.find("fp64"), std::string::npos) << verdict.difference;
+  // An empty message where data is expected shows in the number of the next.
+  verdict = found({floats(0), floats(50)}, {floats(50)});
+  EXPECT_EQ(verdict.state, kDiffer);
+  EXPECT_NE(verdict.difference.find("sent 200 bytes (message 1"), std::string::npos) << verdict.difference;
+}
+
+TEST(MessageHeaders, NothingToMoveHasNone) {
+  run_ranks(1, [](Communicator& comm) {
+    MessageHeaders headers(comm.split(0, 0));
+    EXPECT_EQ(headers.start({}, {}, Seconds(1)), nullptr);
+    EXPECT_EQ(headers.start({{floats(0), 0}}, {{floats(0), 0}}, Seconds(1)), nullptr);
+  });
+}
+
+TEST(MessageHeaders, HaveADeadline) {
+  run_ranks(2, [](Communicator& comm) {
+    MessageHeaders headers(comm.split(0, comm.rank()));
+    if (comm.rank() == 0) {
+      const auto comparison = headers.start({}, {{floats(50), 1}}, Seconds(0.05));
+      try {
+        verdict_of(*comparison);
+        ADD_FAILURE() << "no error";
+      } catch (const Error& e) {
+        EXPECT_EQ(e.kind(), ErrorKind::kComm);
+        EXPECT_NE(std::string(e.what()).find("0.05 s"), std::string::npos) << e.what();
+      }
+    }
+    comm.barrier({"end", 0});
+  });
+}
+
+}  // namespace
+}  // namespace annulus::nccl_internal

@@ -1,0 +1,256 @@
+// The shared suite: what is refused, what ranks disagree in, and who does not come. Faults are tried on a communicator
+// split off for the purpose, so that the one the test began with can end it with a barrier.
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+#include <gtest/gtest.h>
+#include <sched.h>
+
+#include <chrono>
+#include <memory>
+#include <stdexcept>
+
+#include "tests/comm/suite_fixture.h"
+
+namespace annulus::comm_test {
+namespace {
+
+TEST_P(CommSuite, RefusesWhatItCannotCarry) {
+  ranks([&](Communicator& comm) {
+    at::Tensor good = at::zeros({4, 6}, options(at::kFloat));
+    const auto refused = [&](const std::vector<std::string>& parts, const std::function<void()>& body) {
+      expect_error(ErrorKind::kPlan, parts, body);
+    };
+    const int me = comm.rank();
+    refused({"layer 3", "step 2", "not contiguous", "[6, 4]"}, [&] {
+      comm.exchange({{good.t(), me}}, {}, {"layer 3", 2});
+    });
+    refused({"receive buffer", "not contiguous"}, [&] { comm.exchange({}, {{good.t(), me}}, {"layer 3", 2}); });
+    refused({"undefined"}, [&] { comm.exchange({{at::Tensor(), me}}, {}, {"layer 3", 2}); });
+    refused({"peer " + std::to_string(comm.size())}, [&] { comm.exchange({{good, comm.size()}}, {}, {"x", 0}); });
+    refused({"peer -1"}, [&] { comm.exchange({}, {{good, -1}}, {"x", 0}); });
+    refused({"meta"}, [&] { comm.exchange({{good.to(at::kMeta), me}}, {}, {"x", 0}); });
+    at::Tensor transposed = good.t();
+    refused({"not contiguous"}, [&] { comm.all_reduce(transposed, ReduceOp::kSum, {"x", 0}); });
+    refused({"not contiguous"}, [&] { comm.broadcast(transposed, 0, {"x", 0}); });
+    for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf, at::kByte}) {
+      at::Tensor narrow = at::zeros({3}, options(dtype));
+      refused({"cannot reduce"}, [&] { comm.all_reduce(narrow, ReduceOp::kSum, {"x", 0}); });
+      at::Tensor all = at::zeros({comm.size(), 3}, options(dtype));
+      refused({"cannot reduce"}, [&] { comm.reduce_scatter(narrow, all, {"x", 0}); });
+    }
+    refused({"[ranks, ...input]"}, [&] { comm.all_gather(good, good, {"x", 0}); });
+    at::Tensor wide = at::zeros({comm.size(), 4, 6}, options(at::kDouble));
+    refused({"fp64", "fp32"}, [&] { comm.all_gather(wide, good, {"x", 0}); });
+    refused({"input is"}, [&] { comm.reduce_scatter(good, good, {"x", 0}); });
+    refused({"root " + std::to_string(comm.size())}, [&] { comm.broadcast(good, comm.size(), {"x", 0}); });
+    comm.barrier({"nothing was sent", 0});
+  });
+}
+
+TEST_P(CommSuite, RanksThatDisagreeAllKnow) {
+  ranks([&](Communicator& comm) {
+    if (comm.size() < 2) return;
+    const int last = comm.size() - 1;
+    const bool odd = comm.rank() == last;
+    const std::string others = last == 1 ? "rank 0" : "ranks 0-" + std::to_string(last - 1);
+    const auto disagree = [&](const std::vector<std::string>& parts, const std::function<void()>& body) {
+      std::vector<std::string> all = parts;
+      all.push_back("on " + others);
+      all.push_back("on " + rank_text(last));
+      expect_error(ErrorKind::kMismatch, all, body);
+    };
+    at::Tensor tensor = at::zeros({odd ? 5 : 6}, options(at::kFloat));
+    disagree({"gradients", "step 9", "shape is [6]", "[5] on"}, [&] {
+      comm.all_reduce(tensor, ReduceOp::kSum, {"gradients", 9});
+    });
+    at::Tensor typed = at::zeros({6}, options(odd ? at::kLong : at::kFloat));
+    disagree({"dtype is fp32", "int64"}, [&] { comm.all_reduce(typed, ReduceOp::kSum, {"gradients", 9}); });
+    at::Tensor same = at::zeros({6}, options(at::kFloat));
+    disagree({"reduction is sum", "max"}, [&] {
+      comm.all_reduce(same, odd ? ReduceOp::kMax : ReduceOp::kSum, {"gradients", 9});
+    });
+    disagree({"root is 0"}, [&] { comm.broadcast(same, odd ? 1 : 0, {"parameters", 0}); });
+    disagree({"operation is \"loss\"", "\"norm\""}, [&] {
+      comm.all_reduce(same, ReduceOp::kSum, {odd ? "norm" : "loss", 0});
+    });
+    disagree({"step is 3", "4 on"}, [&] { comm.barrier({"barrier", odd ? 4 : 3}); });
+    disagree({"collective is all_reduce", "broadcast"}, [&] {
+      if (odd) {
+        comm.broadcast(same, 0, {"x", 0});
+      } else {
+        comm.all_reduce(same, ReduceOp::kSum, {"x", 0});
+      }
+    });
+    disagree({"collective is split", "barrier"}, [&] {
+      if (odd) {
+        comm.barrier({"split", 0});
+      } else {
+        comm.split(0, 0);
+      }
+    });
+    // Nothing was sent: the communicator lives.
+    comm.all_reduce(same, ReduceOp::kSum, {"after", 0});
+  });
+}
+
+TEST_P(CommSuite, AgreementNamesRanksAndFields) {
+  ranks([&](Communicator& comm) {
+    const bool odd = comm.rank() == comm.size() - 1;
+    require_agreement(comm, {{"a", "1"}, {"b", ""}}, {"attention forward", 1});
+    require_agreement(comm, {}, {"attention forward", 2});
+    if (comm.size() < 2) return;
+    const std::string others = comm.size() == 2 ? "rank 0" : "ranks 0-" + std::to_string(comm.size() - 2);
+    expect_error(ErrorKind::kMismatch,
+                 {"before attention forward, call 12: shape is [1,128] on " + others + ", [1,64] on " +
+                  rank_text(comm.size() - 1)},
+                 [&] {
+                   require_agreement(comm, {{"dtype", "fp32"}, {"shape", odd ? "[1,64]" : "[1,128]"}},
+                                     {"attention forward", 12});
+                 });
+    // Of long values only the lines that differ are shown.
+    const std::string config = "steps = 3\n[model]\nwidth = 64\nheads = 4\n";
+    const std::string other = "steps = 3\n[model]\nwidth = 32\nheads = 4\ntied = true\n";
+    expect_error(ErrorKind::kMismatch,
+                 {"config: model.width is 64 on " + others + ", 32 on", "model.tied is absent on"}, [&] {
+                   require_agreement(comm, {{"config", odd ? other : config}}, {"start", 0});
+                 });
+    try {
+      require_agreement(comm, {{"config", odd ? other : config}}, {"start", 0});
+    } catch (const Error& e) {
+      EXPECT_EQ(std::string(e.what()).find("heads"), std::string::npos) << e.what();
+    }
+    expect_error(ErrorKind::kMismatch, {"extra is absent on " + others}, [&] {
+      std::vector<Field> fields{{"a", "1"}};
+      if (odd) fields.push_back({"extra", "x:y"});
+      require_agreement(comm, fields, {"start", 0});
+    });
+    require_agreement(comm, {{"a", "1"}}, {"start", 1});
+  });
+}
+
+TEST_P(CommSuite, MessagesOfAnotherSizeOrDtype) {
+  struct Case {
+    int64_t sent;
+    int64_t expected;
+    at::ScalarType sent_dtype;
+    const char* text;
+  };
+  const Case cases[] = {{100, 50, at::kFloat, "200"},
+                        {50, 100, at::kFloat, "400"},
+                        {200000, 100, at::kFloat, "400"},
+                        {100, 200000, at::kFloat, "800000"},
+                        {50, 100, at::kDouble, "fp64"}};
+  ranks([&](Communicator& comm) {
+    if (comm.size() < 2) return;
+    const int last = comm.size() - 1;
+    for (const Case& c : cases) {
+      auto apart = comm.split(0, comm.rank());
+      meet(*apart, 0, last);
+      // The sender of a long message waits in vain for it to be taken.
+      apart->set_timeout(Seconds(comm.rank() == last ? 0.3 : 20));
+      at::Tensor in = at::empty({c.expected}, options(at::kFloat));
+      at::Tensor out = at::zeros({c.sent}, options(c.sent_dtype));
+      if (comm.rank() == 0) {
+        expect_error(ErrorKind::kMismatch, {"layer 1", "step 4", rank_text(last), c.text}, [&] {
+          auto work = apart->exchange({}, {{in, last}}, {"layer 1", 4});
+          work->wait();
+          while (!work->test()) sched_yield();  // on a GPU wait() does not block
+        });
+        expect_error(ErrorKind::kComm, {"dead"}, [&] { apart->barrier({"later", 5}); });
+      } else if (comm.rank() == last) {
+        try {
+          apart->exchange({{out, 0}}, {}, {"layer 1", 4})->wait();
+        } catch (const Error& e) {
+          EXPECT_TRUE(e.kind() == ErrorKind::kMismatch || e.kind() == ErrorKind::kComm) << e.what();
+        }
+      }
+      comm.barrier({"next case", 0});
+    }
+  });
+}
+
+TEST_P(CommSuite, PeerThatNeverComes) {
+  ranks([&](Communicator& comm) {
+    if (comm.size() < 2) return;
+    const int last = comm.size() - 1;
+    auto apart = comm.split(0, comm.rank());
+    EXPECT_EQ(apart->timeout(), comm.timeout());
+    meet(*apart, 0, last);
+    if (comm.rank() == 0) {
+      apart->set_timeout(Seconds(0.2));
+      at::Tensor in = at::empty({512}, options(at::kDouble));
+      at::Tensor out = at::empty({512}, options(at::kDouble));
+      std::unique_ptr<Work> work = apart->exchange({{out, last}}, {{in, last}}, {"attention backward", 7});
+      expect_error(ErrorKind::kComm, {"attention backward", "step 7", rank_text(last), "4096 bytes", "0.2 s"}, [&] {
+        work->wait();
+        while (!work->test()) sched_yield();  // on a GPU wait() does not block
+      });
+      expect_error(ErrorKind::kComm, {"attention forward", "step 8", "dead"}, [&] {
+        apart->exchange({{out, last}}, {}, {"attention forward", 8});
+      });
+      expect_error(ErrorKind::kComm, {"dead"}, [&] { apart->barrier({"after", 9}); });
+    }
+    comm.barrier({"end", 0});
+  });
+}
+
+// Whoever never waits, but asks again and again, learns it as well.
+TEST_P(CommSuite, TestMissesTheDeadlineToo) {
+  ranks([&](Communicator& comm) {
+    if (comm.size() < 2) return;
+    const int last = comm.size() - 1;
+    auto apart = comm.split(0, comm.rank());
+    meet(*apart, 0, last);
+    if (comm.rank() == 0) {
+      apart->set_timeout(Seconds(0.2));
+      const auto never = std::chrono::steady_clock::now() + std::chrono::seconds(15);
+      at::Tensor in = at::empty({512}, options(at::kDouble));
+      std::unique_ptr<Work> work = apart->exchange({}, {{in, last}}, {"attention backward", 7});
+      expect_error(ErrorKind::kComm, {"attention backward", "step 7", rank_text(last), "4096 bytes", "0.2 s"}, [&] {
+        while (!work->test() && std::chrono::steady_clock::now() < never) sched_yield();
+      });
+      expect_error(ErrorKind::kComm, {"dead"}, [&] { apart->barrier({"after", 8}); });
+    }
+    comm.barrier({"end", 0});
+  });
+}
+
+TEST_P(CommSuite, CollectiveNamesTheRanksThatDoNotCome) {
+  ranks([&](Communicator& comm) {
+    if (comm.size() < 2) return;
+    const int last = comm.size() - 1;
+    auto apart = comm.split(0, comm.rank());
+    if (comm.rank() != last) {
+      apart->set_timeout(Seconds(0.3));
+      at::Tensor tensor = at::zeros({8}, options(at::kFloat));
+      expect_error(ErrorKind::kComm, {"gradients", "step 11", rank_text(last)}, [&] {
+        apart->all_reduce(tensor, ReduceOp::kSum, {"gradients", 11});
+      });
+      expect_error(ErrorKind::kComm, {"dead"}, [&] { apart->barrier({"after", 12}); });
+    }
+    comm.barrier({"end", 0});
+  });
+}
+
+TEST_P(CommSuite, AnotherErrorAbandonsTheTransfer) {
+  ranks([&](Communicator& comm) {
+    if (comm.size() < 2) return;
+    auto apart = comm.split(0, comm.rank());
+    meet(*apart, 0, 1);
+    if (comm.rank() == 0) {
+      at::Tensor in = at::empty({9}, options(at::kFloat));
+      try {
+        auto work = apart->exchange({}, {{in, 1}}, {"abandoned", 0});
+        throw std::runtime_error("a kernel failed");  // the transfer cannot complete: this must not wait for it
+      } catch (const std::runtime_error& e) {
+        EXPECT_STREQ(e.what(), "a kernel failed");
+      }
+      expect_error(ErrorKind::kComm, {"dead", "abandoned"}, [&] { apart->barrier({"after", 1}); });
+    }
+    comm.barrier({"end", 0});
+  });
+}
+
+}  // namespace
+}  // namespace annulus::comm_test

@@ -1,0 +1,52 @@
+// The one form of numbers, strings, shell words and lists as text.
+#include "common/text.h"
+
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <limits>
+#include <string>
+#include <vector>
+
+namespace annulus {
+namespace {
+
+// These forms stand in configurations and checkpoints of before.
+TEST(Text, ExactNumbersKeepTheirForm) {
+  EXPECT_EQ(exact(0.1), "0.1");
+  EXPECT_EQ(exact(1.0 / 3), "0.3333333333333333");
+  EXPECT_EQ(exact(10000), "10000");
+  EXPECT_EQ(exact(500000), "5e+05");
+  EXPECT_EQ(exact(1e-5), "1e-05");
+  EXPECT_EQ(exact(-0.0), "-0");
+  EXPECT_EQ(exact(std::numeric_limits<double>::max()), "1.7976931348623157e+308");
+  EXPECT_EQ(exact(std::numeric_limits<double>::denorm_min()), "5e-324");
+  EXPECT_EQ(exact(-std::numeric_limits<double>::infinity()), "-inf");
+}
+
+RC_GTEST_PROP(Text, ExactNumbersReadBackAsTheSameBits, (uint64_t bits)) {
+  const double value = std::bit_cast<double>(bits);
+  RC_PRE(std::isfinite(value));
+  RC_ASSERT(std::bit_cast<uint64_t>(std::strtod(exact(value).c_str(), nullptr)) == bits);
+}
+
+TEST(Text, StringsOfToml) {
+  EXPECT_EQ(toml_string(""), "\"\"");
+  EXPECT_EQ(toml_string("a \"b\" \\ c"), "\"a \\\"b\\\" \\\\ c\"");
+  EXPECT_EQ(toml_string(std::string("\0\n\x1f\x7f", 4)), "\"\\u0000\\u000A\\u001F\\u007F\"");
+  EXPECT_EQ(toml_string("Größe"), "\"Größe\"");
+}
+
+TEST(Text, Lists) {
+  EXPECT_EQ(list_text(std::vector<int64_t>{}), "[]");
+  EXPECT_EQ(list_text(std::vector<int64_t>{7}), "[7]");
+  EXPECT_EQ(list_text(std::vector<int64_t>{2, 3, -1}), "[2, 3, -1]");
+  EXPECT_EQ(list_text(std::vector<std::string>{"", "a"}, toml_string), "[\"\", \"a\"]");
+}
+
+}  // namespace
+}  // namespace annulus

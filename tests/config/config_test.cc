@@ -1,0 +1,240 @@
+// Tests of config/config.h.
+#include "config/config.h"
+
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <fstream>
+
+#include "common/error.h"
+
+namespace annulus {
+namespace {
+
+const std::string kSmall = R"(
+[run]
+steps = 600
+[data]
+train = ["*.txt"]
+[model]
+layers = 2
+dim = 64
+heads = 4
+[optimizer]
+lr = 1e-3
+)";
+
+// The message of the Error(kUsage or kInput) that this raises.
+std::string refusal(const std::string& toml, const std::vector<std::string>& sets = {},
+                    ErrorKind kind = ErrorKind::kUsage) {
+  try {
+    parse_config(toml, "small.toml", sets);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), kind) << error.what();
+    return error.what();
+  }
+  ADD_FAILURE() << "accepted: " << toml;
+  return "";
+}
+
+void expect_in(const std::string& text, const std::vector<std::string>& parts) {
+  for (const std::string& part : parts) EXPECT_NE(text.find(part), std::string::npos) << part << "\nin: " << text;
+}
+
+TEST(Config, FillsInWhatIsNotSaid) {
+  const Config c = parse_config(kSmall, "small.toml");
+  EXPECT_EQ(c.run.steps, 600);
+  EXPECT_EQ(c.data.context, 2048);
+  EXPECT_EQ(c.model.kv_heads, 4);
+  EXPECT_EQ(c.model.ffn, 192);  // 170.7 rounded up
+  EXPECT_EQ(c.model.pattern.text(), "{ kind = \"causal\" }");
+  EXPECT_EQ(c.attention.layout, "zigzag");
+  EXPECT_TRUE(c.attention.even);
+  EXPECT_EQ(c.device, "auto");
+}
+
+TEST(Config, SetsOverrideTheFile) {
+  const Config c =
+      parse_config(kSmall, "small.toml",
+                   {"run.steps=5", "model.pattern={ kind = \"window\", left = 7, right = 0 }", "run.name=7",
+                    "optimizer.lr=1", "attention.layout=striped", "data.train=[\"a\", \"b\"]",
+                    "model.tie_embeddings=true", "device=cpu", "run.folder=\"my runs\"", "run.steps=6"});
+  EXPECT_EQ(c.run.steps, 6);
+  EXPECT_EQ(c.model.pattern.text(), "{ kind = \"window\", left = 7, right = 0 }");
+  EXPECT_EQ(c.run.name, "7");
+  EXPECT_EQ(c.run.folder, "my runs");
+  EXPECT_EQ(c.optimizer.lr, 1.0);
+  EXPECT_EQ(c.attention.layout, "striped");
+  EXPECT_EQ(c.data.train, (std::vector<std::string>{"a", "b"}));
+  EXPECT_TRUE(c.model.tie_embeddings);
+  EXPECT_EQ(c.device, "cpu");
+  EXPECT_EQ(parse_config(kSmall, "s", {"data.train=notes/**/*.md"}).data.train,
+            std::vector<std::string>{"notes/**/*.md"});
+}
+
+TEST(Config, PatternMayBeASection) {
+  const Config c = parse_config(kSmall + "[model.pattern]\nkind = \"window\"\nleft = 3\nright = 0\n", "s");
+  EXPECT_EQ(c.model.pattern.text(), "{ kind = \"window\", left = 3, right = 0 }");
+}
+
+TEST(Config, PatternsMayBeListedByLayer) {
+  const std::string window = "{ kind = \"window\", left = 3, right = 0 }";
+  const std::string list = "[{ kind = \"causal\" }, " + window + "]";
+  const Config c = parse_config(kSmall, "s", {"model.pattern=" + list});
+  EXPECT_EQ(c.model.pattern.text(), list);
+  EXPECT_EQ(c.model.pattern.of(1).text(), window);
+  EXPECT_EQ(parse_config(kSmall + "[[model.pattern]]\nkind = \"causal\"\n[[model.pattern]]\nkind = \"window\"\n"
+                                  "left = 3\nright = 0\n",
+                         "s"),
+            c);
+  EXPECT_EQ(parse_config(to_toml(c), "written"), c);
+  const Config one = parse_config(kSmall, "s", {"model.pattern=" + window});
+  EXPECT_EQ(one.model.pattern.of(0).text(), window);
+  EXPECT_EQ(one.model.pattern.of(1).text(), window);
+  expect_in(refusal(kSmall, {"model.pattern=[" + window + "]"}),
+            {"1 patterns", "model.layers = 2", "one for each layer"});
+  expect_in(refusal(kSmall, {"model.pattern=[]"}), {"model.pattern", "empty list"});
+  expect_in(refusal(kSmall, {"model.pattern=[1, 2]"}), {"model.pattern[0]", "expected a table"});
+  expect_in(refusal(kSmall, {"model.pattern=[" + window + ", { kind = \"windw\" }]"}), {"model.pattern[1]", "window"});
+}
+
+TEST(Config, DocumentsComeFromTheFilesOrFromThePattern) {
+  EXPECT_TRUE(parse_config(kSmall, "s", {"data.documents=true"}).data.documents);
+  for (const char* pattern : {"{ kind = \"causal\", documents = [2048] }",
+                              "[{ kind = \"causal\" }, { kind = \"documents\", documents = [2048] }]",
+                              "{ kind = \"union\", of = [{ kind = \"causal\", documents = [2048] }] }"}) {
+    const std::string set = "model.pattern=" + std::string(pattern);
+    expect_in(refusal(kSmall, {"data.documents=true", set}), {"data.documents = true", "leave one"});
+    EXPECT_FALSE(parse_config(kSmall, "s", {set}).data.documents);
+  }
+  EXPECT_EQ(parse_config(kSmall, "s", {"model.dropout=0.5"}).model.dropout, 0.5);
+  expect_in(refusal(kSmall, {"model.dropout=1"}), {"model.dropout", "below 1"});
+}
+
+TEST(Config, UnknownKeysNameTheNearest) {
+  expect_in(refusal(kSmall + "[validation]\nevry = 3\n"),
+            {"[config] small.toml:13", "validation.evry", "did you mean \"validation.every\"?"});
+  expect_in(refusal(kSmall + "[checkpoint]\nlr = 3\n"), {"did you mean \"optimizer.lr\"?"});
+  expect_in(refusal(kSmall + "[checkpoints]\nkeep = 3\n"), {"unknown section", "[checkpoint]"});
+  expect_in(refusal("divice = \"cpu\"\n" + kSmall), {"small.toml:1", "did you mean \"device\"?"});
+  expect_in(refusal(kSmall, {"model.dims=3"}), {"--set model.dims=3", "did you mean \"model.dim\"?"});
+  expect_in(refusal(kSmall, {"dim=3"}), {"did you mean \"model.dim\"?"});
+  expect_in(refusal(kSmall, {"steps"}), {"expected key=value"});
+}
+
+TEST(Config, WrongTypesSayWhatAndWhere) {
+  std::string toml = kSmall;
+  toml.replace(toml.find("dim = 64"), 8, "dim = \"wide\"");
+  expect_in(refusal(toml), {"small.toml:8: model.dim: expected a whole number, got a string", "wide"});
+  expect_in(refusal(kSmall, {"model.layers=2.5"}), {"--set model.layers", "whole number", "2.5"});
+  expect_in(refusal(kSmall, {"attention.even=yes"}), {"expected true or false, got a string", "yes"});
+  expect_in(refusal(kSmall, {"data.train=[1]"}), {"list of strings", "whole number"});
+  expect_in(refusal(kSmall, {"model.pattern=causal"}), {"expected a table such as"});
+  expect_in(refusal("model = 3\n"), {"expected a section [model]"});
+  expect_in(refusal("device = 3\n" + kSmall), {"small.toml:1: device: expected a string"});
+}
+
+TEST(Config, RangesAndCombinations) {
+  expect_in(refusal(kSmall, {"model.layers=0"}), {"1 to", "got 0"});
+  expect_in(refusal(kSmall, {"optimizer.lr=0"}), {"above 0", "got 0"});
+  expect_in(refusal(kSmall, {"optimizer.lr=nan"}), {"above 0"});
+  expect_in(refusal(kSmall, {"optimizer.lr=inf"}), {"above 0"});
+  expect_in(refusal(kSmall, {"data.validation_fraction=1.0"}), {"at least 0, below 1"});
+  expect_in(refusal(kSmall, {"data.context=0"}), {"data.context"});
+  expect_in(refusal(kSmall, {"model.kv_heads=3"}), {"must be a multiple of kv_heads"});
+  expect_in(refusal(kSmall, {"model.dim=66"}), {"must be a multiple of heads", "64"});
+  expect_in(refusal(kSmall, {"model.dim=12"}), {"must be even"});
+  expect_in(refusal(kSmall, {"mesh.data=3"}), {"data.batch = 4", "mesh.data = 3"});
+  expect_in(refusal(kSmall, {"device=gpu"}), {"\"auto\", \"cpu\", \"cuda\"", "gpu"});
+  expect_in(refusal(kSmall, {"run.name=../x"}), {"run.name"});
+  expect_in(refusal(kSmall, {"attention.layout=zigzap"}), {"zigzag"});
+  expect_in(refusal(kSmall, {"attention.schedule=rung"}), {"ring"});
+  expect_in(refusal(kSmall, {"model.pattern={ kind = \"casual\" }"}), {"causal"});
+  expect_in(refusal(kSmall, {"data.train=[]"}), {"at least one"});
+  expect_in(refusal("[run]\nsteps = 3\n"), {"missing", "data.train", "model.layers", "optimizer.lr"});
+}
+
+TEST(Config, FilesThatAreNone) {
+  expect_in(refusal("steps = = 3", {}, ErrorKind::kInput), {"small.toml:1", "not TOML"});
+  EXPECT_THROW(load_config("/nonexistent/x.toml"), Error);
+  EXPECT_THROW(load_config(::testing::TempDir()), Error);
+}
+
+TEST(Config, LoadsAFile) {
+  const std::string path = ::testing::TempDir() + "/small.toml";
+  std::ofstream(path) << kSmall;
+  EXPECT_EQ(load_config(path, {"run.seed=3"}), parse_config(kSmall, "s", {"run.seed=3"}));
+}
+
+TEST(Config, ReferenceAndFingerprintHoldEveryKey) {
+  const Config c = parse_config(kSmall, "s");
+  const std::string reference = config_reference();
+  for (const std::string& line : flatten(c)) {
+    expect_in(reference, {"`" + line.substr(0, line.find(' ')) + "`"});
+  }
+  EXPECT_EQ(flatten(c).size() + 2, static_cast<size_t>(std::count(reference.begin(), reference.end(), '\n')));
+}
+
+rc::Gen<std::string> text() {
+  return rc::gen::nonEmpty(rc::gen::container<std::string>(
+      rc::gen::oneOf(rc::gen::inRange<char>(1, 127), rc::gen::element('"', '\\', '\n', '\'', '#'))));
+}
+
+// Any finite double, also the odd ones.
+rc::Gen<double> positive() {
+  return rc::gen::map(rc::gen::arbitrary<uint64_t>(), [](uint64_t bits) {
+    double v;
+    std::memcpy(&v, &bits, sizeof v);
+    v = std::fabs(v);
+    return std::isfinite(v) && v > 0 ? v : 0.125;
+  });
+}
+
+RC_GTEST_PROP(ConfigProperty, WhatIsWrittenReadsBackEqual, ()) {
+  Config c = parse_config(kSmall, "s");
+  c.timeout = *positive();
+  c.run.folder = *text();
+  c.run.seed = *rc::gen::inRange<int64_t>(0, int64_t{1} << 62);
+  c.data.train = *rc::gen::nonEmpty(rc::gen::container<std::vector<std::string>>(text()));
+  c.data.validation_fraction = std::fmod(*positive(), 1.0);
+  c.model.kv_heads = *rc::gen::element<int64_t>(1, 2, 4);
+  c.model.norm_eps = *positive();
+  c.model.tie_embeddings = *rc::gen::arbitrary<bool>();
+  c.model.recompute = *rc::gen::arbitrary<bool>();
+  const auto pattern = [] {
+    return parse_pattern(*rc::gen::element<std::string>("{ kind = \"full\" }",
+                                                        "{ kind = \"window\", left = 5, right = 2, causal = true }"),
+                         "test");
+  };
+  c.model.pattern = pattern();
+  if (*rc::gen::arbitrary<bool>()) c.model.pattern = std::vector<PatternSpec>{pattern(), pattern()};
+  c.optimizer.lr = *positive();
+  c.attention.schedule = *rc::gen::element<std::string>("ring", "all-gather");
+  c.network.hcas = *rc::gen::element<std::string>("", "mlx5_0:1,mlx5_1");
+  c.network.rank_hca = *rc::gen::element<std::string>("auto", "nearest");
+  const std::string written = to_toml(c);
+  const Config back = parse_config(written, "written");
+  RC_ASSERT(back == c);
+  RC_ASSERT(to_toml(back) == written);
+  RC_ASSERT(flatten(back) == flatten(c));
+}
+
+RC_GTEST_PROP(ConfigProperty, AnyTextIsReadOrRefused, (const std::string& toml, const std::string& set)) {
+  try {
+    parse_config(toml, "any", {});
+  } catch (const Error&) {
+  }
+  for (const std::string prefix : {"run.name=", "data.train=", "model.pattern=", "optimizer.lr=", ""}) {
+    try {
+      const Config c = parse_config(kSmall, "s", {prefix + set});
+      RC_ASSERT(parse_config(to_toml(c), "written") == c);
+    } catch (const Error&) {
+    }
+  }
+}
+
+}  // namespace
+}  // namespace annulus

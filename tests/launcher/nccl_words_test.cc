@@ -1,0 +1,53 @@
+// What NCCL's own log says of the devices that it took.
+#include "launcher/network/nccl_words.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <fstream>
+
+namespace annulus {
+namespace {
+
+constexpr const char* kStart =
+    "node0:4744:4763 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/RoCE [1]mlx5_1:1/IB/SHARP [10]mlx5_10:2/IB [RO]; OOB "
+    "eth0:172.30.0.25<0>\n"
+    "node0:4744:4763 [0] NCCL INFO Using network IB\n";
+
+TEST(NcclWords, BeforeAnyChannelThoseThatItChoosesFrom) {
+  EXPECT_EQ(devices_in_words(kStart), "one of mlx5_0:1 mlx5_1:1 mlx5_10:2");
+  EXPECT_EQ(devices_in_words("x [0] NCCL INFO NET/Socket : Using [0]eth0:10.0.0.1<0>\n"), "eth0");
+  EXPECT_EQ(devices_in_words("NCCL INFO NET/IB : Using [0]={[0] mlx5_0:1/RoCE, [1] mlx5_1:1/RoCE} [RO]; \n"),
+            "mlx5_0:1");
+  EXPECT_EQ(devices_in_words(""), "");
+  EXPECT_EQ(devices_in_words("NET/\nNET/IB : Using\nNET/IB : Using [\n[0] via NET/\nvia NET/IB\n"), "");
+}
+
+TEST(NcclWords, ThoseOfTheChannels) {
+  const std::string log = std::string(kStart) +
+                          "n:1:2 [0] NCCL INFO Channel 00/0 : 7[7] -> 8[0] [send] via NET/IB/10/GDRDMA\n"
+                          "n:1:2 [0] NCCL INFO Channel 01/0 : 7[7] -> 8[0] [send] via NET/IB/10/GDRDMA\n"
+                          "n:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM\n"
+                          "n:1:2 [0] NCCL INFO Channel 00/0 : 15[7] -> 0[0] [receive] via NET/IB/0/GDRDMA/Shared\n";
+  EXPECT_EQ(devices_in_words(log), "mlx5_10:2 mlx5_0:1");
+  EXPECT_EQ(devices_in_words("NCCL INFO Channel 00 : 3[b1000] -> 4[18000] [send] via NET/AWS Libfabric/3/GDRDMA"),
+            "AWS Libfabric 3");
+}
+
+TEST(NcclWords, AUserWhoListensIsLeftAlone) {
+  setenv("NCCL_DEBUG", "WARN", 1);
+  ask_nccl_for_words();
+  EXPECT_STREQ(std::getenv("NCCL_DEBUG"), "WARN");
+  EXPECT_EQ(std::getenv("NCCL_DEBUG_FILE"), nullptr);
+  EXPECT_EQ(nccl_devices(), "");
+  unsetenv("NCCL_DEBUG");
+  ask_nccl_for_words();
+  ASSERT_NE(std::getenv("NCCL_DEBUG_FILE"), nullptr);
+  const std::string path = std::getenv("NCCL_DEBUG_FILE");
+  std::ofstream(path) << kStart;
+  EXPECT_EQ(nccl_devices(), "one of mlx5_0:1 mlx5_1:1 mlx5_10:2");
+  EXPECT_FALSE(std::ifstream(path).good());
+}
+
+}  // namespace
+}  // namespace annulus

@@ -1,0 +1,163 @@
+// How a job ended, case by case: exit code and words.
+#include "launcher/launch/verdict.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <string>
+#include <vector>
+
+namespace annulus {
+namespace {
+
+constexpr bool kSaid = true;
+
+RankEnd reported(int rank, int code, std::string message, bool said = false) {
+  return {rank, code, std::move(message), said, false};
+}
+RankEnd died(int rank) { return {rank, 0, "", false, true}; }
+
+JobEnd job(int ranks, int mpirun_code, std::vector<RankEnd> failed = {}) {
+  JobEnd end;
+  end.ranks = ranks;
+  end.mpirun_code = mpirun_code;
+  end.failed = std::move(failed);
+  end.verb = "train";
+  end.typed = "./annulus launch -n 4 train x.toml";
+  end.log_dir = "logs";
+  return end;
+}
+JobEnd stopped(JobEnd end, int signal, bool forced = false) {
+  end.stop_signal = signal;
+  end.forced = forced;
+  return end;
+}
+JobEnd with(JobEnd end, void (*change)(JobEnd&)) {
+  change(end);
+  return end;
+}
+
+struct Case {
+  std::string name;
+  JobEnd end;
+  int code;
+  std::vector<std::string> words;
+};
+
+const std::string kStopped = "annulus: stopped";
+const std::string kLost = "annulus: stopped; what was not in a finished checkpoint is lost";
+const std::string kGoOn = "annulus: to go on from the newest checkpoint: ./annulus launch -n 4 train x.toml --resume";
+std::string last(int code) { return "annulus: exit code " + std::to_string(code) + ", logs in logs"; }
+
+std::vector<Case> cases() {
+  return {
+      {"all is well", job(4, 0), 0, {}},
+
+      // Ranks that failed.
+      {"one of four", job(4, 1, {reported(2, 3, "[data] no text")}), 3, {"annulus: rank 2: [data] no text", last(3)}},
+      {"the only rank has no number",
+       job(1, 1, {reported(0, 3, "[data] no text")}),
+       3,
+       {"annulus: [data] no text", last(3)}},
+      {"one has printed it for all",
+       job(4, 5, {reported(1, 5, "[job] differs", kSaid), reported(0, 5, "[job] differs", kSaid)}),
+       5,
+       {last(5)}},
+      {"alike on several",
+       job(5, 4, {reported(3, 4, "[x] y"), reported(0, 4, "[x] y"), reported(1, 4, "[x] y"), reported(4, 4, "[x] y")}),
+       4,
+       {"annulus: ranks 0-1, 3-4: [x] y", last(4)}},
+      {"another complains after it",
+       job(4, 6, {reported(2, 3, "[data] no text"), reported(0, 6, "[comm] rank 2 is gone")}),
+       3,
+       {"annulus: rank 2: [data] no text", "annulus: rank 0 failed after it", last(3)}},
+      {"the same code, other words",
+       job(4, 6, {reported(2, 6, "[comm] a"), reported(0, 6, "[comm] b")}),
+       6,
+       {"annulus: rank 2: [comm] a", "annulus: rank 0 failed after it", last(6)}},
+      {"without a message", job(2, 7, {reported(1, 7, "")}), 7, {"annulus: rank 1 ended with exit code 7", last(7)}},
+      {"mpirun knows of no failure", job(2, 0, {reported(1, 7, "[x] y")}), 7, {"annulus: rank 1: [x] y", last(7)}},
+
+      // Ranks that died without a word: mpirun has the code.
+      {"killed", job(4, 128 + SIGKILL, {died(1)}), 137, {"annulus: rank 1 was ended by signal 9 (Killed)", last(137)}},
+      {"killed, then the others by mpirun",
+       job(4, 137, {died(1), died(0), died(3)}),
+       137,
+       {"annulus: rank 1 was ended by signal 9 (Killed)", last(137)}},
+      {"killed, then complaints",
+       job(4, 137, {died(1), reported(0, 6, "[comm] rank 1 is gone")}),
+       137,
+       {"annulus: rank 1 was ended by signal 9 (Killed)", "annulus: rank 0 failed after it", last(137)}},
+      {"_exit", job(2, 42, {died(0)}), 42, {"annulus: rank 0 ended with exit code 42", last(42)}},
+      {"_exit(0) is a failure", job(2, 0, {died(0)}), 1, {"annulus: rank 0 ended with exit code 1", last(1)}},
+      {"its last lines, where they are out of sight",
+       with(job(2, 42, {died(1)}),
+            [](JobEnd& e) {
+              e.unseen = {{"not these"}, {"terminate called", "what(): x"}};
+            }),
+       42,
+       {"annulus: rank 1 ended with exit code 42; its last lines:", "  terminate called", "  what(): x", last(42)}},
+
+      // mpirun alone.
+      {"mpirun fails",
+       with(job(2, 213),
+            [](JobEnd& e) {
+              e.any_started = false;
+              e.mpirun_said = "no slots";
+            }),
+       213,
+       {"annulus: mpirun ended with exit code 213 before any rank started; it said:", "no slots", last(213)}},
+      {"mpirun fails in silence",
+       job(2, 1),
+       1,
+       {"annulus: mpirun ended with exit code 1; it said:", "(nothing)", last(1)}},
+      {"mpirun is killed",
+       with(job(2, 137, {died(0), died(1)}), [](JobEnd& e) { e.mpirun_signal = SIGKILL; }),
+       137,
+       {"annulus: mpirun was ended by signal 9 (Killed)", "annulus: rank 0 was ended by signal 9 (Killed)", last(137)}},
+
+      // Asked to stop.
+      {"stopped in order", stopped(job(4, 0), SIGINT), 0, {}},
+      {"Ctrl-C: the ranks say so", stopped(job(4, 130, {reported(0, 130, "")}), SIGINT), 130, {kStopped, last(130)}},
+      {"SIGTERM: mpirun says 138", stopped(job(4, 138, {died(1)}), SIGTERM), 143, {kStopped, last(143)}},
+      {"the output was closed", stopped(job(4, 138, {died(0)}), SIGPIPE), 141, {kStopped, last(141)}},
+      {"it fails while it stops",
+       stopped(job(4, 4, {reported(0, 4, "[checkpoint] the disk is full")}), SIGINT),
+       4,
+       {"annulus: rank 0: [checkpoint] the disk is full", last(4)}},
+      {"it did not stop in time", stopped(job(4, 143, {died(0)}), SIGINT, true), 130, {kLost, kGoOn, last(130)}},
+      {"one fails, the others do not stop",
+       stopped(job(4, 4, {reported(2, 4, "[x] y")}), SIGINT, true),
+       130,
+       {"annulus: rank 2: [x] y", kLost, kGoOn, last(130)}},
+      {"--resume is typed once",
+       with(stopped(job(4, 143, {died(0)}), SIGINT, true), [](JobEnd& e) { e.typed = "t --resume"; }),
+       130,
+       {kLost, "annulus: to go on from the newest checkpoint: t --resume", last(130)}},
+      {"nothing to resume",
+       with(stopped(job(4, 143, {died(0)}), SIGINT, true), [](JobEnd& e) { e.verb = "attend"; }),
+       130,
+       {kLost, last(130)}},
+
+      // A job that hangs after a failure is ended by the launcher, which nobody has asked to stop.
+      {"ended by the launcher",
+       with(job(4, 143, {reported(1, 3, "[data] x"), died(0)}),
+            [](JobEnd& e) {
+              e.forced = true;
+              e.mpirun_signal = SIGTERM;
+            }),
+       3,
+       {"annulus: rank 1: [data] x", last(3)}},
+  };
+}
+
+TEST(Verdict, OfEveryCase) {
+  for (const Case& c : cases()) {
+    const Verdict verdict = judge(c.end);
+    EXPECT_EQ(verdict.code, c.code) << c.name;
+    EXPECT_EQ(verdict.words, c.words) << c.name;
+  }
+}
+
+}  // namespace
+}  // namespace annulus

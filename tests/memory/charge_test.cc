@@ -1,0 +1,61 @@
+// What a step holds follows from what its parts declare, and when.
+#include "memory/charge.h"
+
+#include <gtest/gtest.h>
+
+namespace annulus {
+namespace {
+
+Part part(std::string_view name, int64_t kept, int64_t forward, int64_t backward) {
+  return {name, {{"kept", kept, When::kKept}, {"made", forward, When::kForward}, {"made", backward, When::kBackward}}};
+}
+
+TEST(StepCharges, WhatIsKeptGoesPartByPartInTheBackward) {
+  StepCharges step;
+  step.lasts({"weights", 1000, When::kLasts});
+  step.lasts({"tables", 10, When::kLasts});
+  step.then(part("a", 100, 1, 5));
+  step.then(part("b", 200, 2, 500));
+  step.then(part("c", 400, 3, 50));
+  EXPECT_EQ(step.lasting(), 1010);
+  EXPECT_EQ(step.lasting("tables"), 10);
+  EXPECT_EQ(step.lasting("others"), 0);
+  EXPECT_EQ(step.kept(), 700);
+  EXPECT_EQ(step.most_in_backward_of("c"), 1010 + 700 + 50);
+  EXPECT_EQ(step.most_in_backward_of("b"), 1010 + 300 + 500);
+  EXPECT_EQ(step.most_in_backward_of("a"), 1010 + 100 + 5);
+  const StepCharges::Most most = step.most();
+  EXPECT_EQ(most.bytes, 1010 + 300 + 500);  // the kept of c are gone
+  EXPECT_EQ(most.part, "b");
+  EXPECT_TRUE(most.backward);
+}
+
+TEST(StepCharges, TheForwardMayHoldTheMost) {
+  StepCharges step;
+  step.then(part("a", 10, 0, 0));
+  step.then(part("loss", 1, 100, 0));
+  EXPECT_EQ(step.most().bytes, 111);
+  EXPECT_EQ(step.most().part, "loss");
+  EXPECT_FALSE(step.most().backward);
+}
+
+TEST(StepCharges, WhatIsRecomputedIsThereOnlyWhileItsOwnBackwardRuns) {
+  StepCharges step;
+  step.then_recomputed(part("first", 7, 0, 3), {part("a", 100, 1, 5), part("b", 200, 2, 40)});
+  step.then_recomputed(part("second", 9, 0, 4), {part("c", 300, 0, 20)});
+  EXPECT_EQ(step.kept(), 7 + 9);
+  EXPECT_EQ(step.most_in_backward_of("c"), 16 + 300 + 4 + 20);
+  EXPECT_EQ(step.most_in_backward_of("b"), 7 + 300 + 3 + 40);  // of `second` nothing is left
+  EXPECT_EQ(step.most_in_backward_of("a"), 7 + 100 + 3 + 5);
+}
+
+TEST(StepCharges, OfNothing) {
+  EXPECT_EQ(StepCharges().most().bytes, 0);
+  StepCharges step;
+  step.lasts({"weights", 5, When::kLasts});
+  EXPECT_EQ(step.most().bytes, 5);
+  EXPECT_EQ(step.most_in_backward_of("a"), 0);
+}
+
+}  // namespace
+}  // namespace annulus

@@ -1,0 +1,23 @@
+// Causal attention of one rank, composed of LibTorch's operators: what model tests use instead of attention/execution.
+#pragma once
+
+#include <ATen/ops/scaled_dot_product_attention.h>
+
+#include "model/model.h"
+
+namespace annulus {
+
+inline Attend dense_causal() {
+  return [](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t) {
+    const int64_t group = q.size(2) / k.size(2);
+    const auto heads_first = [](const at::Tensor& t, int64_t repeat) {
+      return t.transpose(1, 2).repeat_interleave(repeat, 1);
+    };
+    return at::scaled_dot_product_attention(heads_first(q, 1), heads_first(k, group), heads_first(v, group), {}, 0.0,
+                                            /*is_causal=*/true)
+        .transpose(1, 2)
+        .contiguous();
+  };
+}
+
+}  // namespace annulus

@@ -1,0 +1,233 @@
+// Tests of tensor_files/safetensors.h.
+#include "tensor_files/safetensors.h"
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/randn.h>
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "common/error.h"
+#include "tests/common/faulty_files.h"
+
+namespace annulus {
+namespace {
+
+std::string temporary(const std::string& name) { return ::testing::TempDir() + "/" + name; }
+
+std::string content(const std::string& path) {
+  std::ostringstream out;
+  out << std::ifstream(path, std::ios::binary).rdbuf();
+  return out.str();
+}
+
+void put(const std::string& path, const std::string& bytes) {
+  std::ofstream(path, std::ios::binary | std::ios::trunc) << bytes;
+}
+
+std::string with_header(const std::string& json, size_t data_bytes) {
+  std::string out(8, '\0');
+  for (int i = 0; i < 8; ++i) out[i] = static_cast<char>(json.size() >> (8 * i) & 0xff);
+  return out + json + std::string(data_bytes, '\1');
+}
+
+std::string refusal(const std::string& bytes) {
+  const std::string path = temporary("refused.safetensors");
+  put(path, bytes);
+  try {
+    SafetensorsFile file(path);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kInput);
+    EXPECT_NE(std::string(error.what()).find(path), std::string::npos);
+    return error.what();
+  }
+  return "accepted";
+}
+
+void expect_refused(const std::string& bytes, const std::string& why) {
+  const std::string text = refusal(bytes);
+  EXPECT_NE(text.find(why), std::string::npos) << text;
+}
+
+std::vector<NamedTensor> some_tensors() {
+  return {
+      {"b.weight", at::randn({3, 5})},
+      {"half", at::randn({7}).to(at::kBFloat16)},
+      {"a.weight", at::randn({4, 3, 2}).to(at::kDouble).transpose(0, 2)},
+      {"fp16", at::randn({2, 1}).to(at::kHalf)},
+      {"steps", at::arange(5, at::kLong)},
+      {"ints", at::arange(3, at::kInt)},
+      {"flags", at::ones({2, 2}, at::kBool)},
+      {"bytes", at::arange(9, at::kByte)},
+      {"none", at::empty({0, 4})},
+      {"one", at::ones({}, at::kDouble)},
+  };
+}
+
+TEST(Safetensors, ReadsBackWhatItWrote) {
+  const std::string path = temporary("round.safetensors");
+  const auto tensors = some_tensors();
+  write_safetensors(path, tensors, {{"format", "pt"}, {"note", "a \"quoted\" one"}});
+  const SafetensorsFile file(path);
+  EXPECT_EQ(file.tensors().size(), tensors.size());
+  for (const NamedTensor& t : tensors) {
+    const at::Tensor back = file.load(t.name);
+    EXPECT_EQ(back.scalar_type(), t.tensor.scalar_type());
+    EXPECT_TRUE(at::equal(back, t.tensor)) << t.name;
+    const TensorInfo* info = file.find(t.name);
+    ASSERT_NE(info, nullptr);
+    EXPECT_EQ(info->bytes ? info->offset % t.tensor.element_size() : 0, 0u) << t.name;
+  }
+  EXPECT_EQ(file.metadata().at("note"), "a \"quoted\" one");
+  EXPECT_EQ(file.find("nothing"), nullptr);
+  try {
+    file.load("a.wieght");
+    ADD_FAILURE();
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("did you mean \"a.weight\"?"), std::string::npos) << error.what();
+  }
+}
+
+TEST(Safetensors, ReadsFilesOfOthers) {
+  // Keys in another order, spaces behind the header: as the format's own library writes.
+  const std::string path = temporary("other.safetensors");
+  put(path, with_header(R"({"x":{"shape":[2],"data_offsets":[0,8],"dtype":"F32"}}      )", 8));
+  EXPECT_EQ(SafetensorsFile(path).load("x").numel(), 2);
+  put(path, with_header("{}", 0));
+  EXPECT_TRUE(SafetensorsFile(path).tensors().empty());
+}
+
+TEST(Safetensors, RefusesWhatIsNoSuchFile) {
+  EXPECT_THROW(SafetensorsFile("/nonexistent/x.safetensors"), Error);
+  EXPECT_THROW(SafetensorsFile(::testing::TempDir()), Error);
+  expect_refused("", "only 0 bytes");
+  expect_refused("short", "only 5 bytes");
+  expect_refused(std::string("\xff\xff\xff\xff\xff\xff\xff\xff", 8) + "{}", "the format allows");
+  expect_refused(std::string("\x10\0\0\0\0\0\0\0", 8) + "{}", "truncated");
+  expect_refused(with_header("[]", 0), "does not begin with '{'");
+  expect_refused(with_header("{", 0), "malformed header");
+  expect_refused(with_header(R"({"x":3})", 0), "\"x\": expected");
+  expect_refused(with_header(R"({"x":{"dtype":"F32","shape":[1]}})", 4), "\"data_offsets\" is missing");
+  expect_refused(with_header(R"({"x":{"dtype":"F31","shape":[1],"data_offsets":[0,4]}})", 4), "\"F31\"");
+  expect_refused(with_header(R"({"x":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}})", 4), "whole numbers");
+  expect_refused(with_header(R"({"x":{"dtype":"F32","shape":[1.5],"data_offsets":[0,4]}})", 4), "whole numbers");
+  expect_refused(with_header(R"({"x":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}})", 4), "need 8 bytes");
+  expect_refused(with_header(R"({"x":{"dtype":"F32","shape":[1],"data_offsets":[0,8]}})", 4), "truncated");
+  expect_refused(with_header(R"({"x":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", 5), "has 5 bytes of data");
+  expect_refused(with_header(R"({"x":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})", 8), "overlap or leave a gap");
+  const std::string one = R"({"dtype":"F32","shape":[1],"data_offsets":[0,4]})";
+  expect_refused(with_header("{\"x\":" + one + ",\"y\":" + one + "}", 4), "overlap or leave a gap");
+  expect_refused(with_header("{\"x\":" + one + ",\"x\":" + one + "}", 4), "twice");
+  expect_refused(with_header(R"({"__metadata__":{"a":1}})", 0), "strings alone");
+  expect_refused(with_header("{\"x\":" + std::string(100000, '['), 0), "nested too deeply");
+}
+
+TEST(Safetensors, DeclaredSizesTakeNoMemory) {
+  // Any of these, believed, would be more than any machine has.
+  for (const std::string shape : {"[9223372036854775807]", "[4611686018427387904,4]", "[4294967296,4294967296]",
+                                  "[9223372036854775807,9223372036854775807,0]", "[18446744073709551615]"}) {
+    const std::string text =
+        refusal(with_header("{\"x\":{\"dtype\":\"F32\",\"shape\":" + shape + ",\"data_offsets\":[0,0]}}", 0));
+    EXPECT_TRUE(text.find("too large") != std::string::npos || text.find("need ") != std::string::npos) << text;
+  }
+  expect_refused(with_header(R"({"x":{"dtype":"U8","shape":[1099511627776],"data_offsets":[0,1099511627776]}})", 16),
+                 "truncated");
+}
+
+TEST(Safetensors, RefusesToWriteWhatCannotBeRead) {
+  const std::string path = temporary("unwritten.safetensors");
+  std::filesystem::remove(path);
+  EXPECT_THROW(write_safetensors(path, {{"x", at::ones({1}, at::kShort)}}), Error);
+  EXPECT_THROW(write_safetensors(path, {{"x", at::ones({1})}, {"x", at::ones({1})}}), Error);
+  EXPECT_THROW(write_safetensors(path, {{"__metadata__", at::ones({1})}}), Error);
+  EXPECT_THROW(write_safetensors(path, {{"\xff", at::ones({1})}}), Error);
+  EXPECT_FALSE(std::filesystem::exists(path));
+  EXPECT_THROW(write_safetensors("/nonexistent/x", {{"x", at::ones({1})}}), Error);
+}
+
+TEST(Safetensors, EveryFaultLeavesOldOrNew) {
+  using Fault = FaultyFiles::Fault;
+  for (const Fault fault : {Fault::kFull, Fault::kDeath, Fault::kPower, Fault::kNames}) {
+    bool failed = true;
+    for (int at = 0; failed; ++at) {
+      ASSERT_LT(at, 100);
+      const std::string folder = temporary("faults");
+      std::filesystem::remove_all(folder);
+      std::filesystem::create_directories(folder);
+      const std::string path = folder + "/x.safetensors";
+      write_safetensors(path, {{"x", at::ones({3})}});
+      FaultyFiles files(fault, at);
+      try {
+        write_safetensors(path, {{"x", at::full({3}, 2.0)}, {"y", at::ones({2})}}, {}, files);
+        files.lose_power();  // what was written stays
+        EXPECT_TRUE(SafetensorsFile(path).find("y"));
+      } catch (const Error&) {
+        EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder), {}), 1);
+      } catch (const FaultyFiles::Dead&) {
+      }
+      failed = files.failed();
+      const SafetensorsFile file(path);
+      EXPECT_EQ(file.load("x")[0].item<float>(), file.find("y") ? 2.0f : 1.0f);
+    }
+  }
+}
+
+// What may happen to a file on its way here: it is refused, or it reads without harm.
+void read_all(const std::string& path) {
+  try {
+    const SafetensorsFile file(path);
+    for (const TensorInfo& info : file.tensors()) file.load(info.name);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kInput) << error.what();
+  }
+}
+
+RC_GTEST_PROP(SafetensorsProperty, DamageNeverCrashes, ()) {
+  static const std::string good = [] {
+    const std::string path = temporary("good.safetensors");
+    write_safetensors(path, some_tensors(), {{"a", "b"}});
+    return content(path);
+  }();
+  const std::string path = temporary("damaged.safetensors");
+  std::string bytes = good;
+  for (int flips = *rc::gen::inRange(0, 4); flips > 0; --flips) {
+    const auto at = *rc::gen::inRange<size_t>(0, bytes.size());
+    bytes[at] = static_cast<char>(bytes[at] ^ (1 << *rc::gen::inRange(0, 8)));
+  }
+  if (*rc::gen::arbitrary<bool>()) bytes.resize(*rc::gen::inRange<size_t>(0, bytes.size()));
+  put(path, bytes);
+  read_all(path);
+}
+
+RC_GTEST_PROP(SafetensorsProperty, EveryTruncationIsRefused, ()) {
+  const std::string path = temporary("cut.safetensors");
+  write_safetensors(path, {{"x", at::ones({16})}, {"flag", at::ones({3}, at::kBool)}});
+  const std::string bytes = content(path);
+  put(path, bytes.substr(0, *rc::gen::inRange<size_t>(0, bytes.size())));
+  RC_ASSERT_THROWS_AS(SafetensorsFile{path}, Error);
+}
+
+RC_GTEST_PROP(SafetensorsProperty, AnyHeaderIsReadOrRefused, ()) {
+  const auto number = rc::gen::element<std::string>("0", "1", "2", "4", "8", "-1", "1e3", "18446744073709551615",
+                                                    "99999999999999999999", "null", "\"4\"", "4294967296");
+  const auto dtype = rc::gen::element<std::string>("\"F32\"", "\"BOOL\"", "\"F64\"", "\"\"", "3");
+  std::string json = "{";
+  for (int n = *rc::gen::inRange(0, 3), i = 0; i < n; ++i) {
+    json += std::string(i ? "," : "") + "\"" + *rc::gen::element<std::string>("a", "b", "__metadata__") +
+            "\":{\"dtype\":" + *dtype + ",\"shape\":[" + *number + "," + *number + "],\"data_offsets\":[" + *number +
+            "," + *number + "]}";
+  }
+  const std::string path = temporary("any.safetensors");
+  put(path, with_header(json + "}", *rc::gen::element<size_t>(0, 1, 4, 8, 16)));
+  read_all(path);
+}
+
+}  // namespace
+}  // namespace annulus

@@ -1,0 +1,360 @@
+#!/usr/bin/env python3
+"""The rooms of docs/architecture.md, held against the tree: which room uses which, what Bazel lets in, how large they are.
+
+The table under "Rooms" is read as it stands. Its first column names rooms (folders with their own files), its third what
+the files of a room may include of others: rooms, separated by commas, or `all`. An arrow points down the table. Checked:
+
+- each `#include "..."` stays in its room or follows an arrow of the page;
+- what a target includes it depends on directly, so that Bazel's visibility is asked;
+- a target is visible at most to the rooms that the page lets in, and to all where docs/embedding.md offers it to users;
+- the files that CONTRIBUTING.md names under "Where is ...?" are there;
+- no room has more than about 25 files, no file that is written by hand more than about 500 lines.
+
+Reads the working tree: arrows_test.py PATH/docs/architecture.md.
+"""
+
+import ast
+import os
+import re
+import sys
+import unittest
+
+PAGE = "docs/architecture.md"
+ROOMS = "bazel/rooms.bzl"
+USERS = "users()"  # of rooms.bzl: those that the page lets in
+OFFER = "docs/embedding.md"
+GUIDE = "CONTRIBUTING.md"
+MOST_FILES = 25
+MOST_LINES = 500
+WRITTEN = (".cc", ".h", ".cu", ".py", ".sh", ".bzl", ".md")
+# Larger than that, and why.
+LARGE_ROOMS = {
+    "tests/mutants": "one small patch for each planted fault, listed by a tool",
+}
+LARGE_FILES = {
+}
+# Rooms whose files may use everything and which nothing below them uses.
+ABOVE_ALL = ("tests", "integration_tests", "examples")
+NOT_OURS = ("third_party", "runs")  # and all that begins with a dot or with bazel-
+
+
+def read_tree(root):
+    """{path: text} of the files that are looked at; text is None for others."""
+    files = {}
+    for folder, folders, names in os.walk(root):
+        inside = os.path.relpath(folder, root)
+        folders[:] = [f for f in folders if not f.startswith((".", "bazel-", "__pycache__"))
+                      and not (inside == "." and f in NOT_OURS)]
+        for name in names:
+            if name.startswith("."):
+                continue
+            path = os.path.normpath(os.path.join(inside, name))
+            text = None
+            if name.endswith(WRITTEN) or name in ("BUILD", "annulus"):
+                with open(os.path.join(folder, name), encoding="utf-8") as f:
+                    text = f.read()
+            files[path] = text
+    return files
+
+
+class Table:
+    """What the page says."""
+
+    def __init__(self, text):
+        self.order = []  # rooms, from the top
+        self.uses = {}   # room: the rooms that it may use, or None for all
+        self.faults = []
+        section = re.search(r"^## Rooms\n(.*?)(?=^## )", text, re.S | re.M)
+        rows = re.findall(r"^\|(.*)\|$", section.group(1), re.M) if section else []
+        if not rows:
+            self.faults.append("%s has no table under \"## Rooms\"" % PAGE)
+        for row in rows[2:]:
+            cells = [c.strip() for c in row.split("|")]
+            if len(cells) != 3:
+                self.faults.append("expected three columns: |%s|" % row)
+                continue
+            uses = None if cells[2] == "all" else [u.strip() for u in cells[2].split(",") if u.strip()]
+            for room in re.findall(r"`([^`]+)/`", cells[0]):
+                self.order.append(room)
+                self.uses[room] = uses
+        for i, room in enumerate(self.order):
+            for used in self.uses[room] or ():
+                if used not in self.uses:
+                    self.faults.append("`%s/` may use \"%s\": there is no such room in the table" % (room, used))
+                elif used in self.order[:i + 1]:
+                    self.faults.append("`%s/` may use %s, which stands above it: arrows point down" % (room, used))
+
+    def allows(self, room, used):
+        if room == used:
+            return True
+        if room.split("/")[0] in ABOVE_ALL:
+            return used.split("/")[0] not in ABOVE_ALL or room.split("/")[0] != "examples"
+        if used.split("/")[0] in ABOVE_ALL or room not in self.uses:
+            return False
+        return self.uses[room] is None or used in self.uses[room]
+
+
+class Target:
+    def __init__(self, package, call, default):
+        words = {k.arg: k.value for k in call.keywords}
+        self.kind = call.func.id
+        self.package = package
+        self.name = ast.literal_eval(words["name"])
+        self.label = "//%s:%s" % (package, self.name)
+
+        def texts(key):
+            return [n.value for n in ast.walk(words[key]) if isinstance(n, ast.Constant) and isinstance(n.value, str)
+                    and not n.value.startswith(("//bazel:with_", "//conditions:"))] if key in words else []
+
+        self.headers = ["%s/%s" % (package, f) for f in texts("hdrs")]
+        self.files = self.headers + ["%s/%s" % (package, f) for f in texts("srcs")]
+        self.deps = [full_label(package, d.replace("@annulus//", "//")) for d in texts("deps") + texts("binary")]
+        self.visibility = texts("visibility") if "visibility" in words else default
+
+
+def full_label(package, label):
+    if label.startswith(":"):
+        return "//%s%s" % (package, label)
+    if label.startswith("//") and ":" not in label:
+        return "%s:%s" % (label, label.rsplit("/", 1)[-1])
+    return label
+
+
+def read_targets(files):
+    targets = []
+    for path, text in files.items():
+        if os.path.basename(path) != "BUILD":
+            continue
+        package, default = os.path.dirname(path), ["//visibility:private"]
+        calls = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)]
+        for call in calls:
+            if call.func.id == "package":
+                default = [n.value for n in ast.walk(call) if isinstance(n, ast.Constant)]
+                if any(isinstance(n, ast.Name) and n.id == "users" for n in ast.walk(call)):
+                    default = [USERS]
+        for call in calls:
+            words = {k.arg: k.value for k in call.keywords}
+            if call.func.id.startswith(("cc_", "cuda_")) and isinstance(words.get("name"), ast.Constant):
+                targets.append(Target(package, call, default))
+    return targets
+
+
+def includes(files):
+    """(file, header) of each include of a file of the tree."""
+    for path, text in files.items():
+        if not path.endswith((".cc", ".h", ".cu")):
+            continue
+        for header in re.findall(r'^\s*#\s*include "([^"]+)"', text, re.M):
+            if header in files:
+                yield path, header
+
+
+def check_arrows(files):
+    table = Table(files[PAGE])
+    faults = list(table.faults)
+    folders = {os.path.dirname(p) for p, t in files.items() if p.endswith((".cc", ".h", ".cu"))}
+    for folder in sorted(folders):
+        if folder not in table.uses and folder.split("/")[0] not in ABOVE_ALL:
+            faults.append("%s/ is not in the table of rooms (%s)" % (folder, PAGE))
+    for room in table.order:
+        if not any(p.startswith(room + "/") for p in files):
+            faults.append("the table of rooms (%s) has `%s/`, which is not there" % (PAGE, room))
+    for path, header in includes(files):
+        room, used = os.path.dirname(path), os.path.dirname(header)
+        if not table.allows(room, used):
+            faults.append("%s includes %s: %s may not use %s (%s)" % (path, header, room, used, PAGE))
+    return faults
+
+
+def check_deps(files):
+    """What is included is a direct dependency."""
+    faults = []
+    targets = read_targets(files)
+    owners, by_label = {}, {t.label: t for t in targets}
+    for target in targets:
+        for path in target.files:
+            owners.setdefault(path, []).append(target)
+    wanted = {}
+    for path, header in includes(files):
+        wanted.setdefault(path, []).append(header)
+    for target in targets:
+        reached = set(target.files)
+        for dep in target.deps:
+            if dep in by_label:
+                reached.update(by_label[dep].headers)
+        for path in target.files:
+            for header in wanted.get(path, ()):
+                if header not in reached and owners.get(header):
+                    faults.append("%s (%s) includes %s: add %s to its deps" % (
+                        target.label, path, header, " or ".join(o.label for o in owners[header] if header in o.headers) or
+                        "a target with it in hdrs"))
+    return faults
+
+
+def check_visibility(files):
+    table = Table(files[PAGE])
+    offered = {full_label("", l) for l in re.findall(r"`@annulus(//[^`]+)`", files[OFFER])}
+    packages = {os.path.dirname(p) for p in files if os.path.basename(p) == "BUILD"}
+    faults = []
+    rooms = ast.literal_eval(re.search(r"^ROOMS = (\{.*?^\})", files[ROOMS], re.S | re.M).group(1))
+    for room in sorted(set(rooms) | {r for r in table.order if r in packages}):
+        said = table.uses.get(room)
+        if said is not None and (room in rooms or said) and sorted(said) != sorted(rooms.get(room, ["(nothing)"])):
+            faults.append("%s may use, by %s: %s; by %s: %s" % (
+                room, PAGE, ", ".join(sorted(said)), ROOMS, ", ".join(sorted(rooms.get(room, ["(nothing)"])))))
+        if room not in table.uses:
+            faults.append("%s has %s, which is no row of %s" % (ROOMS, room, PAGE))
+    for target in read_targets(files):
+        room = target.package
+        if room.split("/")[0] in ABOVE_ALL or room not in table.uses:
+            continue
+        for grant in target.visibility:
+            if grant in ("//visibility:private", USERS):
+                continue
+            if grant == "//visibility:public":
+                if target.label not in offered and target.kind != "cc_binary":
+                    faults.append("%s is public, but %s does not offer it" % (target.label, OFFER))
+                continue
+            inside = full_label(room, grant)[2:]
+            package, kind = inside.split(":")
+            who = [p for p in packages if p == package or kind == "__subpackages__" and (p + "/").startswith(package + "/")]
+            if not who:
+                faults.append("%s is visible to %s, which is not there" % (target.label, grant))
+            for user in who:
+                if not table.allows(user, room) and user != room:
+                    faults.append("%s is visible to %s: %s may not use %s (%s)" % (target.label, grant, user, room, PAGE))
+    return faults
+
+
+def check_named_files(files):
+    """What CONTRIBUTING.md answers to "Where is ...?" is there."""
+    section = re.search(r"^## Where is ...\?\n(.*?)(?=^## )", files[GUIDE], re.S | re.M)
+    if not section:
+        return ["%s has no section \"Where is ...?\"" % GUIDE]
+    return ["%s: %s is not there" % (GUIDE, name) for name in re.findall(r"`([\w./-]+/[\w.-]*)`", section.group(1))
+            if name not in files and not any(path.startswith(name) for path in files if name.endswith("/"))]
+
+
+def check_sizes(files, large_rooms=None, large_files=None):
+    large_rooms = LARGE_ROOMS if large_rooms is None else large_rooms
+    large_files = LARGE_FILES if large_files is None else large_files
+    here = os.path.basename(__file__)
+    lines = {path: text.count("\n") for path, text in files.items() if text is not None}
+    counts = {}
+    for path in files:
+        counts[os.path.dirname(path)] = counts.get(os.path.dirname(path), 0) + 1
+    faults = ["%s has %d lines, more than %d: divide it, or say in %s why not" % (path, n, MOST_LINES, here)
+              for path, n in lines.items() if n > MOST_LINES and path not in large_files]
+    faults += ["%s/ has %d files, more than %d: divide it, or say in %s why not" % (room, n, MOST_FILES, here)
+               for room, n in counts.items() if n > MOST_FILES and room not in large_rooms]
+    faults += ["%s is small enough or gone: it needs no exception in %s" % (path, here)
+               for path in large_files if lines.get(path, 0) <= MOST_LINES]
+    faults += ["%s/ is small enough or gone: it needs no exception in %s" % (room, here)
+               for room in large_rooms if counts.get(room, 0) <= MOST_FILES]
+    return faults
+
+
+ROOT = os.path.dirname(os.path.dirname(os.path.realpath(sys.argv.pop(1)))) if len(sys.argv) > 1 else ""
+FILES = read_tree(ROOT) if ROOT else {}
+
+
+class Rooms(unittest.TestCase):
+    def none(self, faults):
+        self.assertFalse(faults, "\n" + "\n".join(faults))
+
+    def test_includes_follow_the_arrows_of_the_page(self):
+        self.none(check_arrows(FILES))
+
+    def test_what_is_included_is_a_direct_dependency(self):
+        self.none(check_deps(FILES))
+
+    def test_targets_are_visible_to_the_rooms_that_the_page_lets_in(self):
+        self.none(check_visibility(FILES))
+
+    def test_the_guide_names_files_that_are_there(self):
+        self.none(check_named_files(FILES))
+
+    def test_rooms_and_files_are_no_larger_than_they_should_be(self):
+        self.none(check_sizes(FILES))
+
+
+class Planted(unittest.TestCase):
+    """Faults that must be found, each planted in what is read of the tree."""
+
+    def found(self, check, changes, words):
+        files = dict(FILES)
+        for path, change in changes.items():
+            files[path] = change(files.get(path) or "")
+            self.assertNotEqual(files[path], FILES.get(path), path)
+        faults = check(files)
+        self.assertTrue(any(words in f for f in faults), faults)
+
+    @staticmethod
+    def include(header):
+        return lambda text: '#include "%s"\n%s' % (header, text)
+
+    @staticmethod
+    def row(room, change):
+        return lambda text: re.sub(r"(?m)^\| `%s/`.*$" % room, lambda m: change(m.group()), text)
+
+    def test_an_arrow_that_the_page_does_not_have(self):
+        self.found(check_arrows, {"attention/plan/plan.h": self.include("comm/communicator.h")},
+                   "attention/plan may not use comm")
+
+    def test_an_arrow_up(self):
+        self.found(check_arrows, {"common/error.h": self.include("training/trainer.h")}, "common may not use training")
+
+    def test_the_program_that_trains_with_a_benchmark_in_it(self):
+        self.found(check_arrows, {"launcher/verbs.cc": self.include("benchmarks/ring.h")}, "launcher may not use benchmarks")
+
+    def test_a_test_in_the_program(self):
+        self.found(check_arrows, {"comm/agreement.cc": self.include("tests/comm/suite.h")}, "comm may not use tests/comm")
+
+    def test_a_row_that_points_up(self):
+        self.found(check_arrows, {PAGE: self.row("common", lambda r: r.rsplit("|", 2)[0] + "| memory |")},
+                   "which stands above it")
+
+    def test_a_room_without_a_row(self):
+        self.found(check_arrows, {PAGE: self.row("memory", lambda r: "")}, "memory/ is not in the table")
+
+    def test_a_row_without_a_room(self):
+        self.found(check_arrows, {PAGE: self.row("memory", lambda r: r + "\n| `pools/` | x | common |")},
+                   "`pools/`, which is not there")
+
+    def test_words_in_place_of_a_room(self):
+        self.found(check_arrows, {PAGE: self.row("memory", lambda r: r.rsplit("|", 2)[0] + "| common (a little) |")},
+                   "no such room")
+
+    def test_a_header_that_only_a_dependency_depends_on(self):
+        self.found(check_deps, {"modules/BUILD": lambda t: t.replace('        "//memory:', '        "//gone:')},
+                   "//memory")
+
+    def test_a_target_that_everyone_may_use(self):
+        self.found(check_visibility, {"attention/kernels/BUILD": lambda t: t.replace("users())", '["//visibility:public"])')},
+                   "does not offer it")
+
+    def test_a_target_shown_to_a_room_that_may_not_use_it(self):
+        self.found(check_visibility, {"attention/kernels/BUILD": lambda t: t.replace("users())", '["//topology:__pkg__"])')},
+                   "topology may not use attention/kernels")
+
+    def test_a_room_that_bazel_lets_in_and_the_page_does_not(self):
+        self.found(check_visibility, {ROOMS: lambda t: t.replace('"topology": ["common"]', '"topology": ["common", "memory"]')},
+                   "topology may use, by docs/architecture.md: common; by bazel/rooms.bzl: common, memory")
+
+    def test_an_answer_that_moved(self):
+        self.found(check_named_files, {GUIDE: lambda t: t.replace("`config/reading.cc`", "`config/read.cc`")},
+                   "config/read.cc is not there")
+
+    def test_an_exception_that_is_needed_no_more(self):
+        for exceptions in ({"large_files": {"common/error.h": "x"}}, {"large_rooms": {"common": "x"}}):
+            self.assertTrue(any("needs no exception" in f for f in check_sizes(FILES, **exceptions)), exceptions)
+
+    def test_a_file_that_grew(self):
+        self.found(check_sizes, {"common/error.h": lambda t: t + "\n" * 501}, "common/error.h has")
+
+    def test_a_room_that_grew(self):
+        self.found(check_sizes, {"common/x%d.h" % i: lambda t: "//" for i in range(25)}, "common/ has")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,471 @@
+// What holds for every machine and every number of ranks.
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <limits>
+#include <map>
+#include <numeric>
+#include <random>
+#include <set>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "common/error.h"
+#include "tests/topology/machine_xml.h"
+#include "topology/placement.h"
+
+namespace annulus {
+namespace {
+
+// RC_ASSERT writes down every value it sees, also of what holds: too slow for so many.
+void require(bool holds, const char* what) {
+  if (!holds) RC_FAIL(what);
+}
+
+testing::MadeUpMachine any_machine() {
+  testing::MadeUpMachine m;
+  m.packages = *rc::gen::inRange(1, 4);
+  m.nodes_per_package = *rc::gen::inRange(1, 4);
+  m.cores_per_node = *rc::gen::inRange(1, 9);
+  m.threads_per_core = *rc::gen::inRange(1, 4);
+  m.gpus = *rc::gen::container<std::vector<int>>(static_cast<size_t>(m.packages), rc::gen::inRange(0, 7));
+  m.nics_per_package = *rc::gen::inRange(0, 4);
+  return m;
+}
+
+// A node, the nodes of a package, or all: what a device is near to, of the kinds that machines have.
+std::vector<int> any_near(const Machine& machine) {
+  const int node = *rc::gen::inRange(0, static_cast<int>(machine.numa_nodes.size()));
+  const int kind = *rc::gen::inRange(0, 3);
+  std::vector<int> near;
+  for (int n = 0; n < static_cast<int>(machine.numa_nodes.size()); ++n) {
+    const bool same_package =
+        machine.numa_nodes[static_cast<size_t>(n)].package == machine.numa_nodes[static_cast<size_t>(node)].package;
+    if (kind == 2 || (kind == 1 && same_package) || n == node) near.push_back(n);
+  }
+  return near;
+}
+
+// Read through hwloc, then some processors taken away, as a cgroup or taskset does; some adapters without a port that
+// is up or without RDMA; devices near a node, a package or all; and NVLink between some pairs of GPUs, in no order of
+// their PCI bus ids.
+Machine load(const testing::MadeUpMachine& made_up) {
+  Machine machine = Machine::from_xml_text(testing::to_xml(made_up), "made-up");
+  const int lost = *rc::gen::inRange(0, static_cast<int>(machine.cores.size()));
+  for (int i = 0; i < lost; ++i) {
+    machine.cores.erase(machine.cores.begin() + *rc::gen::inRange(0, static_cast<int>(machine.cores.size())));
+  }
+  for (Nic& nic : machine.nics) {
+    const int kind = *rc::gen::inRange(0, 4);
+    nic.active = kind != 0;
+    nic.rdma = kind != 1;
+    if (kind == 2) nic.numa = any_near(machine);
+  }
+  if (*rc::gen::arbitrary<bool>()) {
+    for (Gpu& gpu : machine.gpus) gpu.numa = any_near(machine);
+  }
+  if (*rc::gen::arbitrary<bool>()) {
+    std::mt19937 random(*rc::gen::arbitrary<unsigned>());
+    for (size_t i = 0; i < machine.gpus.size(); ++i) {
+      for (size_t j = 0; j < i; ++j) {
+        if (random() % 3 != 0) continue;
+        machine.links[i][j] = {LinkKind::kNvlink, static_cast<int64_t>(100000 * (1 + random() % 3))};
+        machine.links[j][i] = machine.links[i][j];
+      }
+    }
+  }
+  return machine;
+}
+
+bool meet(const CpuSet& a, const CpuSet& b) { return !a.intersection(b).empty(); }
+
+CpuSet pus_of(const Machine& machine, int core) { return CpuSet(machine.cores[static_cast<size_t>(core)].pus); }
+
+// One host's part of a placement.
+struct Part {
+  const Machine& machine;
+  std::vector<RankPlacement> ranks;  // by local rank
+
+  int count() const { return static_cast<int>(ranks.size()); }
+  int cores() const { return static_cast<int>(machine.cores.size()); }
+};
+
+// Indices of the cores that the rank may use, all or in part.
+std::vector<int> cores_of(const Part& part, const RankPlacement& rank) {
+  std::vector<int> out;
+  for (int c = 0; c < part.cores(); ++c) {
+    if (meet(pus_of(part.machine, c), rank.cpus)) out.push_back(c);
+  }
+  return out;
+}
+
+std::vector<int> cores_of_node(const Machine& machine, int node) {
+  std::vector<int> out;
+  for (size_t c = 0; c < machine.cores.size(); ++c) {
+    if (machine.cores[c].numa == node) out.push_back(static_cast<int>(c));
+  }
+  return out;
+}
+
+// Each rank by itself: its names agree, its memory is that of its processors and no other.
+void check_ranks(const Part& part) {
+  const Machine& machine = part.machine;
+  const CpuSet allowed = machine.cpus();
+  for (const RankPlacement& rank : part.ranks) {
+    require(rank.host == machine.host, "a rank names its host");
+    require(rank.is_this_system == machine.is_this_system, "a rank knows whether its machine is this system");
+    require(!rank.cpus.empty() && allowed.contains(rank.cpus), "a rank has processors that are allowed");
+    require((rank.device == DeviceKind::kCuda) == (rank.gpu >= 0), "a GPU exactly where the device is cuda");
+    require(rank.gpu_pci == (rank.gpu < 0 ? "" : machine.gpus[static_cast<size_t>(rank.gpu)].pci), "its PCI bus id");
+    const std::vector<int> cores = cores_of(part, rank);
+    require(rank.threads == static_cast<int>(cores.size()), "as many threads as cores");
+    std::set<int> nodes;
+    for (int c : cores) nodes.insert(machine.cores[static_cast<size_t>(c)].numa);
+    std::set<int> ids;
+    for (int node : nodes) ids.insert(machine.numa_nodes[static_cast<size_t>(node)].id);
+    require(rank.memory_nodes == std::vector<int>(ids.begin(), ids.end()), "memory of its processors' nodes alone");
+    require(ids.contains(rank.numa_node), "its node is one of its processors");
+    if (nodes.size() > 1) {
+      require(rank.device == DeviceKind::kCpu, "several nodes for CPU ranks alone");
+      require(rank.numa_node == machine.numa_nodes[static_cast<size_t>(*nodes.begin())].id,
+              "the first of several nodes");
+    }
+  }
+}
+
+// Who shares what: whole cores while there are enough, then hardware threads, then cores, always evenly on a node.
+void check_sharing(const Part& part) {
+  const bool enough = part.count() <= part.cores();
+  std::map<int, std::vector<const RankPlacement*>> by_node;
+  for (const RankPlacement& rank : part.ranks) by_node[rank.numa_node].push_back(&rank);
+  for (const RankPlacement& rank : part.ranks) {
+    bool shares = false;
+    for (const RankPlacement& other : part.ranks) {
+      if (&other == &rank) continue;
+      for (int c : cores_of(part, rank)) shares = shares || meet(pus_of(part.machine, c), other.cpus);
+      if (enough) require(!meet(rank.cpus, other.cpus), "no processor of two ranks");
+    }
+    require(!enough || !rank.oversubscribed, "with enough cores no rank shares one");
+    require(!shares || rank.oversubscribed, "a rank that shares a core is flagged");
+    if (!enough) continue;
+    for (int c : cores_of(part, rank)) {
+      require(rank.cpus.contains(pus_of(part.machine, c)), "with enough cores a rank has whole ones");
+    }
+  }
+  for (size_t n = 0; n < part.machine.numa_nodes.size(); ++n) {
+    const auto found = by_node.find(part.machine.numa_nodes[n].id);
+    if (found == by_node.end() || found->second.front()->memory_nodes.size() > 1) continue;
+    const std::vector<const RankPlacement*>& ranks = found->second;
+    const std::vector<int> cores = cores_of_node(part.machine, static_cast<int>(n));
+    std::set<int> used;
+    int least = CpuSet::kMaxPu, most = 0, fewest = CpuSet::kMaxPu, largest = 0;
+    size_t pus = 0;
+    for (int c : cores) pus += part.machine.cores[static_cast<size_t>(c)].pus.size();
+    for (const RankPlacement* rank : ranks) {
+      used.insert(rank->cpus.pus().begin(), rank->cpus.pus().end());
+      least = std::min(least, rank->threads);
+      most = std::max(most, rank->threads);
+      fewest = std::min(fewest, rank->cpus.size());
+      largest = std::max(largest, rank->cpus.size());
+    }
+    require(used.size() == pus, "all processors of a node that has ranks are used");
+    if (ranks.size() <= cores.size()) {
+      require(most - least <= 1, "the cores of a node are divided evenly");
+    } else if (ranks.size() <= pus) {
+      require(largest - fewest <= 1, "the threads of a node are divided evenly");
+    } else {
+      for (int c : cores) {
+        const auto users = std::count_if(ranks.begin(), ranks.end(), [&](const RankPlacement* rank) {
+          return meet(rank->cpus, pus_of(part.machine, c));
+        });
+        const auto even = static_cast<std::ptrdiff_t>(ranks.size() / cores.size());
+        require(users == even || users == even + 1, "the cores of a node are shared evenly");
+      }
+    }
+  }
+}
+
+// CPU ranks: by the nodes' cores.
+void check_cpu_nodes(const Part& part) {
+  const Machine& machine = part.machine;
+  std::vector<int> nodes;
+  for (size_t n = 0; n < machine.numa_nodes.size(); ++n) {
+    if (!cores_of_node(machine, static_cast<int>(n)).empty()) nodes.push_back(static_cast<int>(n));
+  }
+  const auto size = [&](size_t i) { return static_cast<int64_t>(cores_of_node(machine, nodes[i]).size()); };
+  const auto count = static_cast<int64_t>(part.count());
+  int last = -1;
+  for (const RankPlacement& rank : part.ranks) {
+    const int node = machine.cores[static_cast<size_t>(cores_of(part, rank).front())].numa;
+    require(node >= last, "ranks follow the nodes");
+    last = node;
+  }
+  if (count < static_cast<int64_t>(nodes.size())) {
+    // Whole nodes; each cut is where the cores before it are nearest to their share, of the cuts that leave all a node.
+    size_t begin = 0;
+    int64_t before = 0;
+    for (int64_t r = 0; r + 1 < count; ++r) {
+      const int64_t cut = before + part.ranks[static_cast<size_t>(r)].threads;
+      const int64_t wanted = (r + 1) * part.cores() / count;
+      int64_t sum = before;
+      size_t end = begin;
+      for (size_t i = begin; i + static_cast<size_t>(count - 1 - r) < nodes.size(); ++i) {
+        sum += size(i);
+        if (sum == cut) end = i + 1;
+        require(std::abs(cut - wanted) <= std::abs(sum - wanted), "nodes are cut where the cores are divided best");
+      }
+      require(end > begin, "a rank has whole nodes");
+      begin = end;
+      before = cut;
+    }
+    return;
+  }
+  // No rank would have more cores on another node, were it there.
+  std::map<int, int64_t> taken;
+  for (const RankPlacement& rank : part.ranks) ++taken[rank.numa_node];
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    const int64_t here = taken[machine.numa_nodes[static_cast<size_t>(nodes[i])].id];
+    require(here >= 1, "no node is left idle");
+    for (size_t j = 0; j < nodes.size(); ++j) {
+      const int64_t there = taken[machine.numa_nodes[static_cast<size_t>(nodes[j])].id];
+      require(here == 1 || size(j) * here <= size(i) * (there + 1), "ranks are spread in proportion to the cores");
+    }
+  }
+}
+
+// GPU ranks: beside their GPUs while a core is left there.
+void check_gpu_nodes(const Part& part) {
+  const Machine& machine = part.machine;
+  std::set<int> gpus;
+  std::map<int, int> taken;  // node index -> ranks
+  const auto index_of = [&](const RankPlacement& rank) {
+    for (size_t n = 0; n < machine.numa_nodes.size(); ++n) {
+      if (machine.numa_nodes[n].id == rank.numa_node) return static_cast<int>(n);
+    }
+    return -1;
+  };
+  for (const RankPlacement& rank : part.ranks) {
+    require(gpus.insert(rank.gpu).second, "a GPU for each rank");
+    ++taken[index_of(rank)];
+  }
+  const auto cores = [&](int node) { return static_cast<int>(cores_of_node(machine, node).size()); };
+  // Nodes near a rank's GPU that have cores.
+  const auto choices = [&](const RankPlacement& rank) {
+    std::vector<int> nodes;
+    for (int node : machine.gpus[static_cast<size_t>(rank.gpu)].numa) {
+      if (cores(node) > 0) nodes.push_back(node);
+    }
+    return nodes;
+  };
+  for (const RankPlacement& rank : part.ranks) {
+    const int own = index_of(rank);
+    const std::vector<int> own_choices = choices(rank);
+    if (part.count() <= part.cores() && !own_choices.empty() &&
+        std::find(own_choices.begin(), own_choices.end(), own) == own_choices.end()) {
+      for (const RankPlacement& other : part.ranks) {
+        if (std::find(own_choices.begin(), own_choices.end(), index_of(other)) == own_choices.end()) continue;
+        const size_t theirs = choices(other).size();
+        require(theirs != 0 && theirs <= own_choices.size(),
+                "who has more choice of nodes leaves cores to who has less");
+      }
+    }
+    const std::vector<int>& near = machine.gpus[static_cast<size_t>(rank.gpu)].numa;
+    std::set<int> packages;
+    if (own_choices.empty()) continue;
+    for (int node : own_choices) packages.insert(machine.numa_nodes[static_cast<size_t>(node)].package);
+    const auto distance = [&](int node) {
+      if (std::find(near.begin(), near.end(), node) != near.end()) return 0;
+      return packages.contains(machine.numa_nodes[static_cast<size_t>(node)].package) ? 1 : 2;
+    };
+    for (size_t n = 0; n < machine.numa_nodes.size(); ++n) {
+      const int node = static_cast<int>(n);
+      if (cores(node) == 0 || node == own) continue;
+      if (distance(node) < distance(own)) {
+        require(taken[node] >= cores(node), "no rank is farther from its GPU than a core that is left");
+      }
+      if (taken[own] > cores(own)) require(taken[node] >= cores(node), "no rank shares a core while one is left");
+    }
+  }
+}
+
+// The NIC by its definition, in the order of the ranks.
+void check_nics(const Part& part) {
+  const Machine& machine = part.machine;
+  std::vector<int> used(machine.nics.size(), 0);
+  for (const RankPlacement& rank : part.ranks) {
+    require((rank.nic >= 0) == !machine.nics.empty(), "a NIC exactly where there are some");
+    if (machine.nics.empty()) continue;
+    std::vector<int> numa;
+    if (rank.gpu >= 0) numa = machine.gpus[static_cast<size_t>(rank.gpu)].numa;
+    for (size_t n = 0; n < machine.numa_nodes.size() && rank.gpu < 0; ++n) {
+      if (machine.numa_nodes[n].id == rank.numa_node) numa.push_back(static_cast<int>(n));
+    }
+    const PciPath path = rank.gpu < 0 ? PciPath{} : machine.gpus[static_cast<size_t>(rank.gpu)].path;
+    const auto merit = [&](size_t i) {
+      const Nic& nic = machine.nics[i];
+      return std::tuple(nic.active, nic.rdma, -static_cast<int>(pci_distance(machine, path, numa, nic.path, nic.numa)),
+                        nic.numa == numa, -used[i]);
+    };
+    const auto own = static_cast<size_t>(rank.nic);
+    for (size_t i = 0; i < machine.nics.size(); ++i) require(merit(own) >= merit(i), "no other NIC is better");
+    require(rank.nic_name == machine.nics[own].name, "its NIC's name");
+    ++used[own];
+  }
+}
+
+// No other choice and order of the host's GPUs makes faster rings, or a faster path where they are no whole rings.
+void check_order(const Part& part, int context) {
+  const Machine& machine = part.machine;
+  if (machine.gpus.size() > 9) return;  // above, the order is the best of some
+  const bool whole = part.count() % context == 0;
+  const auto worth = [&](const std::vector<int>& gpus) {
+    int64_t slowest = std::numeric_limits<int64_t>::max(), sum = 0;
+    for (int i = 0; i < part.count() && context > 1; ++i) {
+      const int next = !whole || (i + 1) % context != 0 ? i + 1 : i + 1 - context;
+      if (next >= part.count()) continue;
+      const auto from = static_cast<size_t>(gpus[static_cast<size_t>(i)]);
+      const auto to = static_cast<size_t>(gpus[static_cast<size_t>(next)]);
+      slowest = std::min(slowest, machine.links[from][to].megabytes_per_s);
+      sum += machine.links[from][to].megabytes_per_s;
+    }
+    return std::pair(slowest, sum);
+  };
+  std::vector<int> placed;
+  for (const RankPlacement& rank : part.ranks) placed.push_back(rank.gpu);
+  std::vector<int> other(machine.gpus.size());
+  std::iota(other.begin(), other.end(), 0);
+  std::mt19937 random(11);
+  for (int trial = 0; trial < 200; ++trial) {
+    require(worth(placed) >= worth(other), "no other order of the GPUs makes faster rings");
+    std::shuffle(other.begin(), other.end(), random);
+  }
+}
+
+void check_hops(const std::vector<Machine>& hosts, const Placement& p) {
+  const auto total = static_cast<int>(p.ranks.size());
+  require(p.hops.size() == (p.context > 1 ? p.ranks.size() : 0), "a hop from each rank of a ring");
+  for (size_t i = 0; i < p.hops.size(); ++i) {
+    const Hop& hop = p.hops[i];
+    require(hop.from == static_cast<int>(i), "hops are by rank");
+    const bool last = (hop.from + 1) % p.context == 0;
+    require(hop.to == (last ? hop.from + 1 - p.context : hop.from + 1) && hop.to < total, "a ring's next rank");
+    const RankPlacement& from = p.ranks[i];
+    const RankPlacement& to = p.ranks[static_cast<size_t>(hop.to)];
+    require(hop.other_host == (from.host_index != to.host_index), "a hop to another host says so");
+    if (hop.other_host) continue;
+    const Machine& machine = hosts[static_cast<size_t>(from.host_index)];
+    if (from.gpu >= 0) {
+      require(hop.link == machine.links[static_cast<size_t>(from.gpu)][static_cast<size_t>(to.gpu)], "the GPUs' link");
+      continue;
+    }
+    std::set<int> packages;
+    for (const NumaNode& node : machine.numa_nodes) {
+      if (node.id == from.numa_node || node.id == to.numa_node) packages.insert(node.package);
+    }
+    require((hop.link.kind == LinkKind::kPackage) == (packages.size() == 1), "within a package or between");
+  }
+}
+
+void check(const std::vector<Machine>& hosts, const std::vector<int>& counts, DeviceKind device) {
+  const int total = std::accumulate(counts.begin(), counts.end(), 0);
+  std::vector<int> contexts;
+  for (int c = 1; c <= total; ++c) {
+    if (total % c == 0) contexts.push_back(c);
+  }
+  const int context = *rc::gen::elementOf(contexts);
+  const Placement p = place(hosts, counts, {.device = device, .context = context});
+  require(static_cast<int>(p.ranks.size()) == total, "all ranks are placed");
+  require(p.context == context, "rings as long as asked for");
+
+  size_t next = 0;
+  bool oversubscribed = false;
+  for (size_t h = 0; h < hosts.size(); ++h) {
+    Part part{hosts[h], {}};
+    for (int local = 0; local < counts[h]; ++local, ++next) {
+      const RankPlacement& rank = p.ranks[next];
+      require(rank.rank == static_cast<int>(next), "ranks by number");
+      require(rank.host_index == static_cast<int>(h), "hosts in their order");
+      require(rank.local_rank == local, "local ranks by number");
+      require(rank.device == device, "the device asked for");
+      oversubscribed = oversubscribed || rank.oversubscribed;
+      part.ranks.push_back(rank);
+    }
+    if (counts[h] == 0) continue;
+    check_ranks(part);
+    check_sharing(part);
+    check_nics(part);
+    if (device == DeviceKind::kCuda) {
+      check_gpu_nodes(part);
+      check_order(part, context);
+    } else {
+      check_cpu_nodes(part);
+    }
+    if (part.count() > part.cores()) require(p.oversubscribed, "more ranks than cores are flagged");
+    // What a rank finds that knows its own host alone is what is printed of all.
+    const Placement alone =
+        place({hosts[h]}, std::vector<int>{counts[h]}, {.device = device, .context = context, .job_ranks = total});
+    for (int local = 0; local < counts[h]; ++local) {
+      const RankPlacement& seen = alone.ranks[static_cast<size_t>(local)];
+      const RankPlacement& rank = part.ranks[static_cast<size_t>(local)];
+      require(seen.gpu == rank.gpu && seen.cpus == rank.cpus && seen.nic == rank.nic &&
+                  seen.memory_nodes == rank.memory_nodes,
+              "a host placed by itself is placed alike");
+    }
+  }
+  require(p.oversubscribed == oversubscribed, "flagged exactly where a rank is");
+  check_hops(hosts, p);
+}
+
+RC_GTEST_PROP(PlacementProperty, CpuRanks, ()) {
+  const Machine machine = load(any_machine());
+  check({machine}, {*rc::gen::inRange(1, 40)}, DeviceKind::kCpu);
+}
+
+RC_GTEST_PROP(PlacementProperty, GpuRanks, ()) {
+  const Machine machine = load(any_machine());
+  RC_PRE(!machine.gpus.empty());
+  check({machine}, {*rc::gen::inRange(1, static_cast<int>(machine.gpus.size()) + 1)}, DeviceKind::kCuda);
+}
+
+RC_GTEST_PROP(PlacementProperty, SeveralHosts, ()) {
+  std::vector<Machine> hosts;
+  std::vector<int> counts;
+  const DeviceKind device = *rc::gen::element(DeviceKind::kCpu, DeviceKind::kCuda);
+  for (int h = *rc::gen::inRange(1, 4); h > 0; --h) {
+    hosts.push_back(load(any_machine()));
+    const int most = device == DeviceKind::kCuda ? static_cast<int>(hosts.back().gpus.size()) : 12;
+    counts.push_back(*rc::gen::inRange(0, most + 1));
+  }
+  RC_PRE(std::any_of(counts.begin(), counts.end(), [](int n) { return n > 0; }));
+  check(hosts, counts, device);
+}
+
+// A total is divided evenly: no host could give a rank to another that has room and two fewer.
+RC_GTEST_PROP(PlacementProperty, TotalsAreDividedEvenly, ()) {
+  std::vector<Machine> hosts;
+  int gpus = 0;
+  for (int h = *rc::gen::inRange(1, 6); h > 0; --h) {
+    std::vector<std::string> ids;
+    for (int g = *rc::gen::inRange(0, 10); g > 0; --g) ids.push_back(std::to_string(g) + ":00.0");
+    hosts.push_back(Machine::from_synthetic("pack:2 [numa] core:4 pu:1"));
+    hosts.back().set_visible_gpus(ids);
+    gpus += static_cast<int>(ids.size());
+  }
+  RC_PRE(gpus > 0);
+  const int ranks = *rc::gen::inRange(1, gpus + 1);
+  const Placement p = place(hosts, ranks, {DeviceKind::kCuda});
+  std::vector<int> counts(hosts.size(), 0);
+  for (const RankPlacement& rank : p.ranks) ++counts[static_cast<size_t>(rank.host_index)];
+  const int most = *std::max_element(counts.begin(), counts.end());
+  for (size_t h = 0; h < hosts.size(); ++h) {
+    require(counts[h] >= most - 1 || counts[h] == static_cast<int>(hosts[h].gpus.size()),
+            "counts[h] >= most - 1 || counts[h] == static_cast<int>(hosts[h].gpus.size())");
+  }
+  require(static_cast<int>(p.ranks.size()) == ranks, "static_cast<int>(p.ranks.size()) == ranks");
+}
+
+}  // namespace
+}  // namespace annulus

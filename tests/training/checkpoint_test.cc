@@ -1,0 +1,345 @@
+// Tests of training/checkpoint.h.
+#include "training/checkpoint.h"
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/randn.h>
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <thread>
+
+#include "common/error.h"
+#include "tests/common/faulty_files.h"
+
+namespace annulus {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string fresh_run(const std::string& name) {
+  const std::string path = ::testing::TempDir() + "/" + name;
+  fs::remove_all(path);
+  fs::create_directories(path);
+  return path;
+}
+
+// Different for every step, the same each time.
+TrainingState state_of(int64_t step) {
+  const auto x = static_cast<double>(step);
+  return {step,
+          {{"model.a", at::full({3, 4}, x, at::kFloat)},
+           {"model.b", at::full({5}, x, at::kBFloat16)},
+           {"optimizer.m.a", at::full({3, 4}, x / 3, at::kDouble)},
+           {"optimizer.count", at::full({}, step, at::kLong)}},
+          {{"text", "fingerprint"}, {"seed", std::to_string(step)}}};
+}
+
+bool same(const TrainingState& got, const TrainingState& expected) {
+  if (got.step != expected.step || got.extra != expected.extra || got.tensors.size() != expected.tensors.size()) {
+    return false;
+  }
+  return std::all_of(expected.tensors.begin(), expected.tensors.end(), [&](const NamedTensor& e) {
+    return std::any_of(got.tensors.begin(), got.tensors.end(), [&](const NamedTensor& g) {
+      return g.name == e.name && g.tensor.scalar_type() == e.tensor.scalar_type() && at::equal(g.tensor, e.tensor);
+    });
+  });
+}
+
+std::vector<std::string> names(const std::string& run) {
+  std::vector<std::string> out;
+  for (const auto& entry : fs::directory_iterator(run + "/checkpoints")) out.push_back(entry.path().filename());
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
+std::string content(const std::string& path) {
+  std::ostringstream out;
+  out << std::ifstream(path, std::ios::binary).rdbuf();
+  return out.str();
+}
+
+void put(const std::string& path, const std::string& bytes) {
+  std::ofstream(path, std::ios::binary | std::ios::trunc) << bytes;
+}
+
+void flip(const std::string& path, size_t at, int bit) {
+  std::string bytes = content(path);
+  bytes[at] = static_cast<char>(bytes[at] ^ (1 << bit));
+  put(path, bytes);
+}
+
+TEST(Checkpoint, ComesBackAsItWas) {
+  const std::string run = fresh_run("back");
+  TrainingState state = state_of(7);
+  state.tensors.push_back({"odd", at::randn({4, 6}).transpose(0, 1)});
+  EXPECT_EQ(CheckpointStore(run, 3).save(state), run + "/checkpoints/step-00000007");
+  std::vector<std::string> skipped;
+  const auto back = CheckpointStore(run, 3).load_newest_valid(&skipped);
+  ASSERT_TRUE(back);
+  EXPECT_TRUE(same(*back, state));
+  EXPECT_TRUE(skipped.empty());
+  EXPECT_TRUE(std::all_of(back->tensors.begin(), back->tensors.end(),
+                          [](const NamedTensor& t) { return t.tensor.is_contiguous(); }));
+}
+
+TEST(Checkpoint, NoneIsNotAnError) {
+  std::vector<std::string> skipped;
+  EXPECT_FALSE(CheckpointStore(fresh_run("none"), 1).load_newest_valid(&skipped));
+  EXPECT_FALSE(CheckpointStore("/nonexistent", 1).load_newest_valid(nullptr));
+  EXPECT_TRUE(skipped.empty());
+  EXPECT_THROW(CheckpointStore("/nonexistent", 1).save(state_of(1)), Error);
+  EXPECT_THROW(CheckpointStore("/nonexistent", 0), Error);
+}
+
+TEST(Checkpoint, KeepsTheNewest) {
+  const std::string run = fresh_run("keep");
+  CheckpointStore store(run, 2);
+  for (int64_t step = 10; step <= 50; step += 10) store.save(state_of(step));
+  EXPECT_EQ(names(run), (std::vector<std::string>{"step-00000040", "step-00000050"}));
+  // Steps that need more digits are still in order.
+  store.save(state_of(123456789));
+  EXPECT_TRUE(same(*store.load_newest_valid(nullptr), state_of(123456789)));
+}
+
+TEST(Checkpoint, TheModelCanBeReadAlone) {
+  const std::string run = fresh_run("model");
+  CheckpointStore store(run, 2);
+  const std::string folder = store.save(state_of(3));
+  fs::remove(folder + "/optimizer.safetensors");
+  EXPECT_FALSE(store.load_newest_valid(nullptr));
+  const auto model = store.load_newest_valid(nullptr, CheckpointPart::kModel);
+  ASSERT_TRUE(model);
+  EXPECT_EQ(model->tensors.size(), 2u);
+  EXPECT_EQ(model->extra.at("seed"), "3");
+}
+
+TEST(Checkpoint, DamagedOnesArePassedOverAndNeverCount) {
+  const std::string run = fresh_run("damaged");
+  {
+    CheckpointStore store(run, 2);
+    store.save(state_of(1));
+    store.save(state_of(2));
+  }
+  flip(run + "/checkpoints/step-00000002/model.safetensors",
+       fs::file_size(run + "/checkpoints/step-00000002/model.safetensors") - 1, 3);
+  CheckpointStore store(run, 2);
+  std::vector<std::string> skipped;
+  EXPECT_TRUE(same(*store.load_newest_valid(&skipped), state_of(1)));
+  ASSERT_EQ(skipped.size(), 1u);
+  EXPECT_NE(skipped[0].find("step-00000002"), std::string::npos) << skipped[0];
+  EXPECT_NE(skipped[0].find("checksum of tensor"), std::string::npos) << skipped[0];
+  // The run goes on from step 1: step 2 is written anew in place of the damaged one, and step 1 still counts.
+  store.save(state_of(2));
+  EXPECT_EQ(names(run), (std::vector<std::string>{"step-00000001", "step-00000002-2"}));
+  EXPECT_TRUE(same(*store.load_newest_valid(&skipped), state_of(2)));
+  store.save(state_of(3));
+  EXPECT_EQ(names(run), (std::vector<std::string>{"step-00000002-2", "step-00000003"}));
+  // Once more in a process that has read nothing: it must look for itself.
+  flip(run + "/checkpoints/step-00000003/optimizer.safetensors", 100, 0);
+  CheckpointStore(run, 2).save(state_of(4));
+  EXPECT_EQ(names(run), (std::vector<std::string>{"step-00000002-2", "step-00000003", "step-00000004"}));
+}
+
+TEST(Checkpoint, TheSameStepTwiceKeepsTheNewWriting) {
+  const std::string run = fresh_run("twice");
+  CheckpointStore store(run, 3);
+  store.save(state_of(5));
+  TrainingState other = state_of(5);
+  other.extra["seed"] = "other";
+  store.save(other);
+  EXPECT_EQ(names(run), (std::vector<std::string>{"step-00000005-2"}));
+  EXPECT_TRUE(same(*store.load_newest_valid(nullptr), other));
+}
+
+TEST(Checkpoint, LeftoversAreRemovedByTheNextSave) {
+  const std::string run = fresh_run("leftover");
+  CheckpointStore store(run, 2);
+  store.save(state_of(1));
+  fs::create_directories(run + "/checkpoints/.tmp-step-00000002");
+  put(run + "/checkpoints/.tmp-step-00000002/model.safetensors", "half");
+  std::vector<std::string> skipped;
+  EXPECT_TRUE(same(*store.load_newest_valid(&skipped), state_of(1)));
+  EXPECT_TRUE(skipped.empty());
+  store.save(state_of(2));
+  EXPECT_EQ(names(run), (std::vector<std::string>{"step-00000001", "step-00000002"}));
+}
+
+TEST(Checkpoint, AnyFlippedBitIsFound) {
+  const std::string run = fresh_run("flips");
+  CheckpointStore store(run, 2);
+  store.save(state_of(1));
+  const std::string folder = store.save(state_of(2));
+  for (const std::string file : {"manifest.json", "model.safetensors", "optimizer.safetensors"}) {
+    const std::string path = folder + "/" + file;
+    const std::string good = content(path);
+    for (size_t at = 0; at < good.size(); ++at) {
+      flip(path, at, static_cast<int>(at % 8));
+      std::vector<std::string> skipped;
+      const auto state = store.load_newest_valid(&skipped);
+      ASSERT_TRUE(state);
+      // A flip between the manifest's words may leave its meaning, and then its checksum, as they were.
+      const bool harmless = file == "manifest.json" && skipped.empty() && same(*state, state_of(2));
+      if (!harmless) {
+        ASSERT_EQ(skipped.size(), 1u) << file << " byte " << at;
+        ASSERT_TRUE(same(*state, state_of(1))) << file << " byte " << at;
+        ASSERT_NE(skipped[0].find(folder), std::string::npos) << skipped[0];
+      }
+      put(path, good);
+    }
+    for (size_t bytes = 0; bytes < good.size(); bytes += 7) {
+      fs::resize_file(path, bytes);
+      ASSERT_TRUE(same(*store.load_newest_valid(nullptr), state_of(1))) << file << " cut to " << bytes;
+      put(path, good);
+    }
+    put(path, good + "x");
+    EXPECT_TRUE(same(*store.load_newest_valid(nullptr), state_of(1))) << file;
+    fs::remove(path);
+    EXPECT_TRUE(same(*store.load_newest_valid(nullptr), state_of(1))) << file;
+    put(path, good);
+  }
+  EXPECT_TRUE(same(*store.load_newest_valid(nullptr), state_of(2)));
+}
+
+TEST(Checkpoint, SwappedFilesAreFound) {
+  const std::string run = fresh_run("swapped");
+  CheckpointStore store(run, 3);
+  const std::string one = store.save(state_of(1));
+  const std::string two = store.save(state_of(2));
+  fs::copy_file(one + "/model.safetensors", two + "/model.safetensors", fs::copy_options::overwrite_existing);
+  EXPECT_TRUE(same(*store.load_newest_valid(nullptr), state_of(1)));
+  fs::rename(one, run + "/checkpoints/step-00000009");
+  std::vector<std::string> skipped;
+  EXPECT_FALSE(store.load_newest_valid(&skipped));
+  EXPECT_EQ(skipped.size(), 2u);
+}
+
+TEST(Checkpoint, AReaderOfALiveRunAlwaysFindsOne) {
+  const std::string run = fresh_run("live");
+  CheckpointStore(run, 1).save(state_of(0));
+  std::atomic<bool> ended = false;
+  std::thread writer([&] {
+    CheckpointStore store(run, 1);
+    for (int64_t step = 1; step <= 100; ++step) store.save(state_of(step));
+    ended = true;
+  });
+  int64_t last = 0;
+  while (!ended) {
+    const auto state = CheckpointStore(run, 1).load_newest_valid(nullptr);
+    EXPECT_TRUE(state);
+    if (!state) break;
+    EXPECT_TRUE(same(*state, state_of(state->step)));
+    EXPECT_GE(state->step, last);
+    last = state->step;
+  }
+  writer.join();
+}
+
+// What is saved before step 3, and how many are kept.
+struct Before {
+  std::vector<int64_t> steps;
+  int64_t keep;
+};
+
+// Whatever looks like a checkpoint is whole.
+void expect_whole(const std::string& run) {
+  std::vector<std::string> skipped;
+  for (const std::string& name : names(run)) {
+    if (!name.starts_with("step-")) continue;
+    const std::string alone = fresh_run("alone");
+    fs::create_directories(alone + "/checkpoints");
+    fs::copy(run + "/checkpoints/" + name, alone + "/checkpoints/" + name, fs::copy_options::recursive);
+    EXPECT_TRUE(CheckpointStore(alone, 1).load_newest_valid(&skipped)) << name << ": " << skipped.back();
+  }
+}
+
+// Whatever happens at whichever operation of saving step 3, the newest valid checkpoint is the one before or 3, whole,
+// and the next start saves and cleans up. What was saved stays when the power fails after it.
+void expect_old_or_new(FaultyFiles::Fault fault, const Before& given) {
+  using Fault = FaultyFiles::Fault;
+  const int64_t newest_before = given.steps.empty() ? -1 : given.steps.back();
+  const std::string before = fresh_run("before");
+  for (const int64_t step : given.steps) CheckpointStore(before, given.keep).save(state_of(step));
+  bool failed = true;
+  bool seen_old = false;
+  bool seen_new = false;
+  for (int at = 0; failed; ++at) {
+    ASSERT_LT(at, 1000);
+    const std::string run = ::testing::TempDir() + "/faults";
+    fs::remove_all(run);
+    fs::copy(before, run, fs::copy_options::recursive);
+    FaultyFiles files(fault, at);
+    bool saved = false;
+    try {
+      CheckpointStore(run, given.keep, files).save(state_of(3));
+      saved = true;
+      files.lose_power();
+    } catch (const Error& error) {
+      ASSERT_EQ(error.kind(), ErrorKind::kResource) << error.what();
+      ASSERT_EQ(fault, Fault::kFull);
+    } catch (const FaultyFiles::Dead&) {
+      ASSERT_NE(fault, Fault::kFull);
+    }
+    failed = files.failed();
+    ASSERT_EQ(saved, !failed);
+    std::vector<std::string> skipped;
+    CheckpointStore store(run, given.keep);
+    const auto state = store.load_newest_valid(&skipped);
+    const int64_t found = state ? state->step : -1;
+    ASSERT_TRUE(found == newest_before || found == 3) << "operation " << at << ": step " << found;
+    if (state) {
+      ASSERT_TRUE(same(*state, state_of(found)));
+      expect_whole(run);
+    }
+    ASSERT_TRUE(skipped.empty()) << skipped[0];
+    (found == 3 ? seen_new : seen_old) = true;
+    if (saved) {
+      ASSERT_EQ(found, 3);
+    }
+    store.save(state_of(4));
+    std::vector<std::string> expected{"step-00000004"};
+    if (given.keep == 2 && state) expected.insert(expected.begin(), "step-0000000" + std::to_string(found));
+    ASSERT_EQ(names(run), expected) << "operation " << at;
+  }
+  EXPECT_TRUE(seen_old);
+  EXPECT_TRUE(seen_new);
+}
+
+TEST(Checkpoint, EveryFaultLeavesOldOrNew) {
+  using Fault = FaultyFiles::Fault;
+  for (const Fault fault : {Fault::kFull, Fault::kDeath, Fault::kPower, Fault::kNames}) {
+    for (const Before& before : {Before{{1, 2}, 2}, Before{{2}, 1}, Before{{}, 1}}) {
+      SCOPED_TRACE("fault " + std::to_string(static_cast<int>(fault)) + ", " + std::to_string(before.steps.size()) +
+                   " checkpoints before");
+      expect_old_or_new(fault, before);
+    }
+  }
+}
+
+RC_GTEST_PROP(CheckpointProperty, HeavyDamageNeverCrashes, ()) {
+  const std::string run = fresh_run("heavy");
+  CheckpointStore store(run, 2);
+  store.save(state_of(1));
+  const std::string folder = store.save(state_of(2));
+  for (int n = *rc::gen::inRange(1, 4); n > 0; --n) {
+    const std::string path =
+        folder + "/" + *rc::gen::element<std::string>("manifest.json", "model.safetensors", "optimizer.safetensors");
+    std::string bytes = content(path);
+    const auto at = *rc::gen::inRange<size_t>(0, bytes.size() + 1);
+    const auto piece = *rc::gen::container<std::string>(rc::gen::arbitrary<char>());
+    bytes.replace(at, *rc::gen::inRange<size_t>(0, 40), piece);
+    put(path, bytes);
+  }
+  const auto state = store.load_newest_valid(nullptr);
+  RC_ASSERT(state.has_value());
+  RC_ASSERT(same(*state, state_of(state->step)));
+}
+
+}  // namespace
+}  // namespace annulus

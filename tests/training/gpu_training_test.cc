@@ -1,0 +1,365 @@
+// A training step on a GPU: the same losses as on a CPU, recorded or not; the same bits after a resumption; one wait
+// for the device in a step and no other; no more memory than planned. Compiled and linked in every build, skipped where
+// there is no GPU.
+#include <ATen/Context.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/record_function.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/profiler_kineto.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/threads/threads.h"
+#include "device/numerics.h"
+#include "tests/training/tiny_run.h"
+#include "training/memory_plan.h"
+#include "training/step_graph.h"
+#include "training/training.h"
+
+#ifdef WITH_CUDA
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAFunctions.h>
+#endif
+
+namespace annulus {
+namespace {
+
+const at::Device kGpu(at::kCUDA, 0);
+
+class GpuTraining : public ::testing::Test {
+ protected:
+  void SetUp() override {
+#ifndef WITH_CUDA
+    GTEST_SKIP() << "this is a build without CUDA (bazel test --config=cuda)";
+#endif
+    if (!at::hasCUDA() || at::detail::getCUDAHooks().deviceCount() == 0) GTEST_SKIP() << "this machine has no GPU";
+  }
+
+  // Heads of 64 and rows of a few hundred: what the fast kernels take.
+  Config config(const std::string& dtype) const {
+    Config c = tiny_config(folder_);
+    c.run.steps = 40;
+    c.model.dim = 128;
+    c.model.heads = 2;
+    c.model.kv_heads = 1;
+    c.model.ffn = 256;
+    c.model.dtype = dtype;
+    c.data.context = 256;
+    c.data.batch = 2;
+    c.deterministic = true;
+    return c;
+  }
+
+  // Calls body(training) with a training of one rank.
+  static void with_training(const Config& config, at::Device device, const std::function<void(Training&)>& body) {
+    const TextSource text(config.data, config.run.seed);
+    const std::shared_ptr<Communicator> world = make_self_communicator();
+    Training training(config, *world, text, device);
+    body(training);
+  }
+
+  struct Curve {
+    std::vector<double> losses, norms;
+    double validation = 0;
+    std::string digest, notes;
+    bool replays = false;
+  };
+  static Curve train(const Config& config, at::Device device, int64_t steps) {
+    Curve curve;
+    with_training(config, device, [&](Training& training) {
+      for (int64_t i = 0; i < steps; ++i) {
+        const StepResult r = training.step();
+        EXPECT_TRUE(r.applied);
+        curve.losses.push_back(r.loss);
+        curve.norms.push_back(r.gradient_norm);
+        curve.notes += r.note;
+      }
+      curve.validation = training.validate([] { return false; }).loss;
+      curve.digest = training.weights_digest();
+      curve.replays = training.replays();
+    });
+    return curve;
+  }
+
+  const TestFolder folder_;
+};
+
+// fp32 (TF32 off): sums in another order, as over several ranks on a CPU, and attention's products in three parts of
+// TF32; Adam makes more of it with each step. bf16: each loss is off by roundings of 2^-9
+// on either device, and the CPU rounds in other places (it computes attention in fp32).
+TEST_F(GpuTraining, LossesAreThoseOfTheCpu) {
+  for (const std::string dtype : {"fp32", "bf16"}) {
+    const auto tolerance = [&](size_t step) { return dtype == "bf16" ? 0.02 : step < 5 ? 1e-4 : 2e-3; };
+    const Curve cpu = train(config(dtype), at::kCPU, 20);
+    const Curve gpu = train(config(dtype), kGpu, 20);
+    for (size_t i = 0; i < cpu.losses.size(); ++i) {
+      EXPECT_NEAR(gpu.losses[i], cpu.losses[i], tolerance(i) * cpu.losses[i]) << dtype << ", step " << i + 1;
+    }
+    EXPECT_NEAR(gpu.validation, cpu.validation, tolerance(20) * cpu.validation) << dtype;
+    EXPECT_LT(gpu.losses.back(), gpu.losses[0] - 1) << "it learns";
+  }
+}
+
+TEST_F(GpuTraining, AReplayedStepIsTheStep) {
+  for (const std::string dtype : {"fp32", "bf16"}) {
+    for (const bool recompute : {false, true}) {
+      Config c = config(dtype);
+      c.model.recompute = recompute;
+      const Curve replayed = train(c, kGpu, 10);
+      EXPECT_TRUE(replayed.replays) << replayed.notes;
+      c.cuda_graphs = "off";
+      const Curve run = train(c, kGpu, 10);
+      EXPECT_FALSE(run.replays);
+      EXPECT_EQ(replayed.losses, run.losses) << dtype;
+      EXPECT_EQ(replayed.norms, run.norms) << dtype;
+      EXPECT_EQ(replayed.digest, run.digest) << dtype;
+    }
+  }
+}
+
+// With the kernel that is chosen where nothing else is asked for: cuDNN keeps plans by thread, and its backward is not
+// deterministic.
+TEST_F(GpuTraining, TheDefaultKernelIsRecorded) {
+  for (const bool recompute : {false, true}) {
+    Config c = config("bf16");
+    c.deterministic = false;
+    c.model.recompute = recompute;
+    const Curve replayed = train(c, kGpu, 10);
+    EXPECT_TRUE(replayed.replays) << replayed.notes;
+    c.cuda_graphs = "off";
+    const Curve run = train(c, kGpu, 10);
+    for (size_t i = 0; i < 10; ++i) EXPECT_NEAR(replayed.losses[i], run.losses[i], 0.02 * run.losses[i]);
+  }
+}
+
+// Lists of rows on the device are read by the record for as long as it lives.
+TEST_F(GpuTraining, GatheredPatternsAreRecorded) {
+  for (const char* pattern :
+       {"{ kind = \"dilated\", segment_lengths = [64, 128], dilation_rates = [1, 2], causal = true }",
+        "{ kind = \"blocks\", map = \"local\", block = 32, window_blocks = 1, causal = true }"}) {
+    Config c = config("bf16");
+    c.model.pattern = parse_pattern(pattern, "test");
+    const Curve replayed = train(c, kGpu, 10);
+    EXPECT_TRUE(replayed.replays) << replayed.notes;
+    c.cuda_graphs = "off";
+    EXPECT_EQ(replayed.digest, train(c, kGpu, 10).digest) << pattern;
+  }
+}
+
+// Validation, restored weights and requests to stop between replays.
+TEST_F(GpuTraining, ARecordStaysRightWhateverHappensBetween) {
+  with_training(config("bf16"), kGpu, [&](Training& training) {
+    for (int i = 0; i < 6; ++i) training.step();
+    TrainingState state = training.state();
+    for (NamedTensor& t : state.tensors) t.tensor = t.tensor.cpu();
+    const double loss = training.validate([] { return false; }).loss;
+    for (int i = 0; i < 4; ++i) training.step();
+    const std::string straight = training.weights_digest();
+    training.restore(state);
+    EXPECT_EQ(training.validate([] { return false; }).loss, loss);
+    for (int i = 0; i < 4; ++i) training.step();
+    EXPECT_EQ(training.weights_digest(), straight);
+    EXPECT_TRUE(training.replays());
+    EXPECT_TRUE(training.step(true).stop);
+    EXPECT_FALSE(training.step().stop);
+  });
+}
+
+TEST_F(GpuTraining, ResumesWithTheSameBits) {
+  for (const std::string dtype : {"fp32", "bf16"}) {
+    const Config c = config(dtype);
+    TrainingState state;
+    std::string straight;
+    with_training(c, kGpu, [&](Training& training) {
+      for (int i = 0; i < 6; ++i) training.step();
+      state = training.state();
+      for (NamedTensor& t : state.tensors) t.tensor = t.tensor.cpu();  // as a checkpoint's are
+      for (int i = 0; i < 6; ++i) training.step();
+      straight = training.weights_digest();
+    });
+    with_training(c, kGpu, [&](Training& training) {
+      training.restore(state);
+      for (int i = 0; i < 6; ++i) training.step();
+      EXPECT_EQ(training.weights_digest(), straight) << dtype;
+    });
+  }
+}
+
+TEST_F(GpuTraining, Tf32IsAsConfigured) {
+  const at::Tensor a = at::randn({1024, 1024}, kGpu), exact = a.to(at::kDouble).mm(a.to(at::kDouble));
+  const auto error = [&] { return (a.mm(a).to(at::kDouble) - exact).abs().max().item<double>() / 1024; };
+  set_gpu_numerics({.tf32 = true, .deterministic = false});
+  const double tf32 = error();
+  set_gpu_numerics({.tf32 = false, .deterministic = false});
+  EXPECT_LT(error(), 1e-6);
+  EXPECT_GT(tf32, 3e-6);
+  EXPECT_LT(tf32, 1e-2);
+}
+
+TEST_F(GpuTraining, StepsThatDifferAreNotRecorded) {
+  Config c = config("bf16");
+  c.model.pattern = parse_pattern("{ kind = \"blocks\", map = \"adaptive\", block = 64, keep = 2 }", "test");
+  EXPECT_FALSE(train(c, kGpu, 6).replays);
+}
+
+TEST_F(GpuTraining, WhatIsRecordedRunsOncePerCall) {
+  StepGraph graph(kGpu, true);
+  const at::Tensor count = at::zeros({}, kGpu);
+  for (int i = 0; i < 8; ++i) graph.run([&] { count.add_(at::ones({}, kGpu)); });
+  EXPECT_TRUE(graph.recorded());
+  EXPECT_EQ(graph.take_note(), "");
+  EXPECT_EQ(count.item<float>(), 8);
+}
+
+TEST_F(GpuTraining, WhatCannotBeRecordedRunsAllTheSame) {
+  StepGraph graph(kGpu, true);
+  const at::Tensor count = at::zeros({}, kGpu);
+  std::string notes;
+  for (int i = 0; i < 8; ++i) {
+    graph.run([&] { EXPECT_EQ(count.add_(at::ones({}, kGpu)).item<float>(), i + 1); });  // waits for the device
+    notes += graph.take_note();
+  }
+  EXPECT_FALSE(graph.recorded());
+  EXPECT_EQ(notes.find("CUDA graphs: a step cannot be recorded"), 0U) << notes;
+  EXPECT_EQ(notes.rfind("CUDA graphs"), 0U) << "once";
+  EXPECT_EQ(count.item<float>(), 8);
+#ifdef WITH_CUDA
+  // What the attempt had taken is given back.
+  const auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  const auto reserved = [&] {
+    c10::cuda::CUDACachingAllocator::emptyCache();
+    return c10::cuda::CUDACachingAllocator::getDeviceStats(kGpu.index()).reserved_bytes[all].current;
+  };
+  const int64_t before = reserved();
+  StepGraph large(kGpu, true);
+  for (int i = 0; i < 6; ++i) large.run([&] { EXPECT_GT(at::ones({1 << 26}, kGpu).sum().item<float>(), 0); });
+  EXPECT_FALSE(large.recorded());
+  EXPECT_LE(reserved(), before + (8 << 20));
+#endif
+  // The device and the allocator are as before.
+  EXPECT_EQ(at::ones({64, 64}, kGpu).mm(at::ones({64, 64}, kGpu)).sum().item<float>(), 64 * 64 * 64);
+}
+
+#ifdef WITH_CUDA
+
+struct SyncDebugMode {
+  SyncDebugMode() { c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_ERROR); }
+  ~SyncDebugMode() { c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_DISABLED); }
+};
+
+// LibTorch raises an error in every one of its calls that waits for the device. The readout waits for an event, which
+// is no such call.
+TEST_F(GpuTraining, WaitsInNoOperator) {
+  for (const std::string dtype : {"fp32", "bf16"}) {
+    for (const bool recompute : {false, true}) {
+      Config c = config(dtype);
+      c.model.recompute = recompute;
+      c.cuda_graphs = "off";
+      c.deterministic = recompute;  // with cuDNN, and without
+      with_training(c, kGpu, [&](Training& training) {
+        for (int i = 0; i < 2; ++i) training.step();
+        const SyncDebugMode guard;
+        EXPECT_ANY_THROW(at::ones({}, kGpu).item<float>()) << "the mode is on";
+        for (int i = 0; i < 3; ++i) EXPECT_NO_THROW(training.step()) << dtype;
+      });
+    }
+  }
+}
+
+// CUDA's calls that begin within a step, by name.
+std::map<std::string, int> calls_of_a_step(Training& training) {
+  using torch::profiler::impl::ActivityType;
+  namespace profiler = torch::autograd::profiler;
+  const torch::profiler::impl::ProfilerConfig config(torch::profiler::impl::ProfilerState::KINETO);
+  const std::set<ActivityType> activities{ActivityType::CPU, ActivityType::CUDA};
+  profiler::prepareProfiler(config, activities);
+  profiler::enableProfiler(config, activities);
+  {
+    RECORD_USER_SCOPE("annulus::step");
+    training.step();
+  }
+  const std::unique_ptr<profiler::ProfilerResult> trace = profiler::disableProfiler();
+  uint64_t begin = 0, end = 0;
+  for (const profiler::KinetoEvent& event : trace->events()) {
+    if (event.name() == "annulus::step" && event.deviceType() == at::kCPU) begin = event.startNs(), end = event.endNs();
+  }
+  std::map<std::string, int> calls;
+  for (const profiler::KinetoEvent& event : trace->events()) {
+    // Stopping the profiler waits for the device, too, but after the step.
+    if (event.startNs() >= begin && event.startNs() < end) ++calls[event.name()];
+  }
+  return calls;
+}
+
+TEST_F(GpuTraining, WaitsForTheDeviceOnceAStep) {
+  for (const std::string graphs : {"off", "auto"}) {
+    Config c = config("bf16");
+    c.cuda_graphs = graphs;
+    c.deterministic = false;
+    with_training(c, kGpu, [&](Training& training) {
+      for (int i = 0; i < 6; ++i) training.step();
+      std::map<std::string, int> calls = calls_of_a_step(training);
+      int launches = 0;
+      for (const auto& [name, count] : calls) {
+        const bool launch = name.rfind("cudaLaunchKernel", 0) == 0 || name.rfind("cuLaunchKernel", 0) == 0;
+        launches += launch || name == "cudaGraphLaunch" ? count : 0;
+      }
+      if (launches == 0) GTEST_SKIP() << "the profiler sees no call of CUDA on this machine";
+      EXPECT_EQ(calls["cudaDeviceSynchronize"], 0);
+      EXPECT_EQ(calls["cudaStreamSynchronize"], 0);
+      EXPECT_EQ(calls["cudaMemcpy"], 0);
+      EXPECT_EQ(calls["cudaEventSynchronize"], 1);
+      EXPECT_EQ(calls["cudaGraphLaunch"], graphs == "auto" ? 1 : 0);
+    });
+  }
+}
+
+TEST_F(GpuTraining, TakesNoMoreMemoryThanPlanned) {
+  for (const std::string dtype : {"fp32", "bf16"}) {
+    for (const bool recompute : {false, true}) {
+      Config c = config(dtype);
+      c.deterministic = false;
+      c.cuda_graphs = "off";
+      c.model.layers = 6;
+      c.model.dim = 1024;
+      c.model.heads = c.model.kv_heads = 8;
+      c.model.ffn = 4096;
+      c.model.recompute = recompute;
+      c.data.context = 8192;
+      c.data.batch = 1;
+      c.data.validation_fraction = 0;
+      const MemoryPlan plan = plan_memory(c, check_training(c, 1), 1, 0, /*gpu=*/true);
+      at::ones({}, kGpu);  // there are no counters before the first tensor
+      c10::cuda::CUDACachingAllocator::emptyCache();
+      c10::cuda::CUDACachingAllocator::resetPeakStats(kGpu.index());
+      const auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+      const auto bytes = [&] {
+        return c10::cuda::CUDACachingAllocator::getDeviceStats(kGpu.index()).allocated_bytes[all];
+      };
+      const int64_t before = bytes().current;
+      with_training(c, kGpu, [](Training& training) {
+        training.step();
+        training.step();
+      });
+      const auto peak = static_cast<double>(bytes().peak - before);
+      EXPECT_LE(peak, 1.1 * static_cast<double>(plan.total())) << dtype << recompute << ": " << plan.text();
+      EXPECT_GE(peak, static_cast<double>(plan.total()) / 1.1) << dtype << recompute << ": " << plan.text();
+      RecordProperty("peak_bytes_" + dtype + (recompute ? "_recomputed" : ""), std::to_string(bytes().peak - before));
+    }
+  }
+}
+
+#endif  // WITH_CUDA
+
+}  // namespace
+}  // namespace annulus

@@ -1,0 +1,125 @@
+// On GPUs a job has two channels: one that carries tensors of the device, and its host(), which carries those of the
+// CPU and everything that is said in words. Here both are threads, and what each carries is told apart by name: nothing
+// but attention and sums of gradients and losses may travel on the device's.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <sstream>
+#include <string>
+#include <utility>
+
+#include "attend/attend.h"
+#include "comm/threads/threads.h"
+#include "tests/training/tiny_run.h"
+#include "training/trainer.h"
+
+namespace annulus {
+namespace {
+
+// The names of what the device's channel carried, over all ranks.
+class Names {
+ public:
+  void add(OpLabel label) {
+    const std::lock_guard lock(mutex_);
+    seen_.insert(std::string(label.operation));
+  }
+  std::set<std::string> seen() const { return seen_; }
+
+ private:
+  std::mutex mutex_;
+  std::set<std::string> seen_;
+};
+
+class TwoChannels final : public Communicator {
+ public:
+  TwoChannels(std::unique_ptr<Communicator> device, std::unique_ptr<Communicator> host, Names& names)
+      : Communicator(device->rank(), device->size(), at::kCPU),
+        device_(std::move(device)),
+        host_(std::move(host)),
+        names_(names) {}
+
+  std::string_view backend() const override { return "two channels"; }
+  Communicator& host() override { return *host_; }
+  void progress() override { device_->progress(); }
+
+ protected:
+  std::unique_ptr<Work> start_exchange(const std::vector<Message>& sends, const std::vector<Message>& receives,
+                                       OpLabel label) override {
+    names_.add(label);
+    return device_->exchange(sends, receives, label);
+  }
+  std::unique_ptr<Work> start_all_reduce(at::Tensor& tensor, ReduceOp op, OpLabel label) override {
+    names_.add(label);
+    device_->all_reduce(tensor, op, label);
+    return nullptr;
+  }
+  std::unique_ptr<Work> start_all_gather(at::Tensor& out, const at::Tensor& in, OpLabel label) override {
+    names_.add(label);
+    device_->all_gather(out, in, label);
+    return nullptr;
+  }
+  std::unique_ptr<Work> start_reduce_scatter(at::Tensor& out, const at::Tensor& in, OpLabel label) override {
+    names_.add(label);
+    device_->reduce_scatter(out, in, label);
+    return nullptr;
+  }
+  std::unique_ptr<Work> start_broadcast(at::Tensor& tensor, int root, OpLabel label) override {
+    names_.add(label);
+    device_->broadcast(tensor, root, label);
+    return nullptr;
+  }
+  std::unique_ptr<Communicator> make_split(int color, int key, OpLabel) override {
+    std::unique_ptr<Communicator> device = device_->split(color, key), host = host_->split(color, key);
+    if (!device) return nullptr;
+    return std::make_unique<TwoChannels>(std::move(device), std::move(host), names_);
+  }
+
+ private:
+  std::unique_ptr<Communicator> device_, host_;
+  Names& names_;
+};
+
+std::set<std::string> carried(int ranks, const std::function<void(Communicator&)>& body) {
+  Names names;
+  run_ranks(ranks, [&](Communicator& world) {
+    TwoChannels channels(world.split(0, world.rank()), world.split(0, world.rank()), names);
+    body(channels);
+  });
+  return names.seen();
+}
+
+TEST(HostChannel, AttendSendsOnlyAttentionOverTheDevice) {
+  const TestFolder folder;
+  AttendOptions o;
+  o.random = "batch=2,queries=83,heads=4,kv_heads=2,dim=8,seed=3";
+  o.output = folder.path() + "/out.safetensors";
+  o.backward = true;
+  o.check = true;
+  const auto attend = [&](Communicator& world) { AttendJob(o, world.size()).run(world); };
+  EXPECT_EQ(carried(3, attend), (std::set<std::string>{"attend forward", "attend backward"}));
+  // The choice of blocks is made from sums over all ranks' keys and queries, which lie on the device.
+  o.pattern = "{ kind = 'blocks', map = 'adaptive', block = 16, keep = 2 }";
+  EXPECT_EQ(carried(3, attend), (std::set<std::string>{"attend", "attend forward", "attend backward"}));
+}
+
+TEST(HostChannel, TrainingSendsOnlyAttentionAndSumsOverTheDevice) {
+  const TestFolder folder;
+  Config config = tiny_config(folder);
+  config.validation.every = 3;
+  const std::set<std::string> names = carried(2, [&](Communicator& world) {
+    std::ostringstream out;
+    TrainOptions options;
+    options.out = &out;
+    EXPECT_EQ(run_training(config, world, options), 0);
+  });
+  EXPECT_EQ(names.count("gradients"), 1U);
+  for (const std::string& name : names) {
+    EXPECT_TRUE(name == "gradients" || name == "validation loss" || name.rfind("attention, layer ", 0) == 0) << name;
+  }
+}
+
+}  // namespace
+}  // namespace annulus

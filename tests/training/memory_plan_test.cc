@@ -1,0 +1,187 @@
+// The planned memory of a training step against what LibTorch's allocator hands out.
+#include "training/memory_plan.h"
+
+#include <ATen/record_function.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "attention/execution/attention_charges.h"
+#include "comm/threads/threads.h"
+#include "tests/memory/peak_bytes.h"
+#include "tests/training/tiny_run.h"
+#include "training/training.h"
+
+namespace annulus {
+namespace {
+
+struct Case {
+  const char* name;
+  int64_t layers, dim, heads, kv_heads, ffn, vocab, context, batch;
+};
+
+Config config_of(const TestFolder& folder, const Case& c) {
+  Config config = tiny_config(folder);
+  config.model.layers = c.layers;
+  config.model.dim = c.dim;
+  config.model.heads = c.heads;
+  config.model.kv_heads = c.kv_heads;
+  config.model.ffn = c.ffn;
+  config.model.vocab = c.vocab;
+  config.data.context = c.context;
+  config.data.batch = c.batch;
+  config.data.validation_fraction = 0;
+  return config;
+}
+
+// Bytes that LibTorch's allocator has handed out.
+struct Taken {
+  int64_t lasting = 0;  // between two steps
+  int64_t kept = 0;     // when the backward begins, besides
+  int64_t peak = 0;
+};
+
+// What is taken on this thread when the first node of a backward begins.
+class AtBackward {
+ public:
+  explicit AtBackward(const PeakBytes& bytes) {
+    state() = {&bytes, -1};
+    handle_ = at::addThreadLocalCallback(
+        at::RecordFunctionCallback([](const at::RecordFunction&) -> std::unique_ptr<at::ObserverContext> {
+          State& s = state();
+          if (s.taken < 0) s.taken = s.bytes->alive();
+          return nullptr;
+        }).scopes({at::RecordScope::BACKWARD_FUNCTION}));
+  }
+  ~AtBackward() { at::removeCallback(handle_); }
+  AtBackward(const AtBackward&) = delete;
+  AtBackward& operator=(const AtBackward&) = delete;
+  int64_t taken() const { return state().taken; }
+
+ private:
+  struct State {
+    const PeakBytes* bytes;
+    int64_t taken;
+  };
+  static State& state() {
+    thread_local State state{};
+    return state;
+  }
+  at::CallbackHandle handle_;
+};
+
+// On each rank. Of the second step: the first takes what lasts.
+std::vector<Taken> taken_by_a_step(const Config& config, int ranks) {
+  const TextSource text(config.data, config.run.seed);
+  std::vector<Taken> taken(static_cast<size_t>(ranks));
+  run_ranks(ranks, [&](Communicator& world) {
+    const auto bytes = std::make_shared<PeakBytes>();
+    const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, bytes);
+    Training training(config, world, text, at::kCPU);
+    training.step();
+    world.barrier({"a peer may still read what this rank has sent", 0});
+    Taken& mine = taken[static_cast<size_t>(world.rank())];
+    mine.lasting = bytes->alive();
+    const AtBackward at_backward(*bytes);
+    training.step();
+    mine.kept = at_backward.taken() - mine.lasting;
+    mine.peak = bytes->peak();
+  });
+  return taken;
+}
+
+void expect_planned(const Config& config, int ranks, const std::string& what) {
+  const std::vector<Taken> taken = taken_by_a_step(config, ranks);
+  for (int rank = 0; rank < ranks; ++rank) {
+    const MemoryPlan plan = plan_memory(config, check_training(config, ranks), ranks, rank, /*gpu=*/false);
+    const Taken& mine = taken[static_cast<size_t>(rank)];
+    const auto compare = [&](const char* name, int64_t measured, int64_t planned, double most) {
+      const double ratio = static_cast<double>(measured) / static_cast<double>(planned);
+      const StepCharges::Most at = plan.step.most();
+      const std::string where = what + ", rank " + std::to_string(rank) + ", " + name;
+      EXPECT_LT(std::max(ratio, 1 / ratio), most)
+          << where << ": " << measured << " bytes, of which planned " << planned << "; at most in the part " << at.part
+          << (at.backward ? ", backward: " : ": ") << plan.text();
+      ::testing::Test::RecordProperty(where, std::to_string(ratio));
+    };
+    // What lasts and what is kept is declared to the byte, but for scalars: 8e-6 is observed at most, and small
+    // messages of communicators are allowed for. Of the most, 4 % are observed on one rank, where composed operators
+    // let go of some temporaries before they make others, and 8 % on several, where what peers have sent or still hold
+    // comes besides.
+    compare("lasting", mine.lasting, plan.step.lasting(), 1.002);
+    compare("kept", mine.kept, plan.step.kept(), 1.002);
+    compare("most", mine.peak, plan.total(), ranks == 1 ? 1.05 : 1.1);
+  }
+}
+
+TEST(MemoryPlan, IsWhatAStepTakes) {
+  const TestFolder folder;
+  for (const Case& c :
+       {Case{"wide", 4, 64, 2, 2, 256, 256, 512, 2}, Case{"grouped", 6, 64, 4, 1, 160, 256, 1024, 1},
+        Case{"large vocabulary", 2, 32, 2, 2, 96, 4096, 256, 4}, Case{"long", 3, 64, 2, 1, 128, 256, 2048, 1}}) {
+    for (const std::string dtype : {"fp32", "bf16"}) {
+      for (const bool recompute : {false, true}) {
+        Config config = config_of(folder, c);
+        config.model.dtype = dtype;
+        config.model.recompute = recompute;
+        expect_planned(config, 1, std::string(c.name) + ", " + dtype + (recompute ? ", recomputed" : ""));
+      }
+    }
+  }
+}
+
+TEST(MemoryPlan, CountsWhatTravels) {
+  const TestFolder folder;
+  for (const std::string schedule : {"ring", "all-gather"}) {
+    for (const bool recompute : {false, true}) {
+      Config config = config_of(folder, {"", 6, 64, 2, 1, 192, 256, 2048, 1});
+      config.attention.schedule = schedule;
+      config.model.recompute = recompute;
+      for (const int ranks : {2, 4}) {
+        expect_planned(config, ranks, schedule + " over " + std::to_string(ranks) + (recompute ? ", recomputed" : ""));
+      }
+    }
+  }
+}
+
+// Where the MLP is small, what attention holds of other ranks is the most.
+TEST(MemoryPlan, CountsWhatAttentionHolds) {
+  const TestFolder folder;
+  for (const std::string dtype : {"fp32", "bf16"}) {
+    Config config = config_of(folder, {"", 2, 64, 2, 2, 32, 256, 2048, 1});
+    config.attention.schedule = "all-gather";
+    config.model.recompute = true;
+    config.model.dtype = dtype;
+    const MemoryPlan plan = plan_memory(config, check_training(config, 4), 4, 0, /*gpu=*/false);
+    EXPECT_EQ(plan.step.most().part, kAttentionPart);
+    EXPECT_TRUE(plan.step.most().backward);
+    // More than twice what the MLP takes besides what lasts and is kept.
+    const int64_t other = plan.step.lasting() + plan.step.kept();
+    EXPECT_GT(plan.total() - other, 2 * (plan.step.most_in_backward_of("swiglu") - other));
+    expect_planned(config, 4, dtype + ", attention");
+  }
+}
+
+// Nothing is taken for a model that no machine here could hold.
+TEST(MemoryPlan, OfAModelOfABillionWeights) {
+  const TestFolder folder;
+  Config config = config_of(folder, {"", 16, 2048, 32, 8, 8192, 32768, 32768, 1});
+  config.model.dtype = "bf16";
+  const MemoryPlan kept = plan_memory(config, check_training(config, 1), 1, 0, /*gpu=*/true);
+  const int64_t count = parameter_count(model_shape(config));
+  EXPECT_EQ(kept.step.lasting("weights") + kept.step.lasting("gradients") + kept.step.lasting("optimizer") +
+                kept.step.lasting("leaves"),
+            20 * count + 4 * Parameters::kReadout);
+  EXPECT_NE(kept.text().find(" GB a rank planned: weights "), std::string::npos) << kept.text();
+  config.model.recompute = true;
+  const MemoryPlan recomputed = plan_memory(config, check_training(config, 1), 1, 0, /*gpu=*/true);
+  EXPECT_LT(recomputed.step.kept(), kept.step.kept() / 3) << recomputed.text() << "; " << kept.text();
+  RecordProperty("kept", kept.text());
+  RecordProperty("recomputed", recomputed.text());
+}
+
+}  // namespace
+}  // namespace annulus

@@ -1,0 +1,49 @@
+// Axes of a mesh: who shares a communicator with whom, and sizes that do not fit.
+#include "training/mesh.h"
+
+#include <ATen/ops/full.h>
+#include <gtest/gtest.h>
+
+#include "comm/threads/threads.h"
+#include "common/error.h"
+
+namespace annulus {
+namespace {
+
+TEST(Mesh, NeighboursOfTheLastAxisAreNeighbouringRanks) {
+  run_ranks(6, [](Communicator& world) {
+    Mesh mesh(world, {{"data", 2}, {"context", 0}});
+    EXPECT_EQ(mesh.size("data"), 2);
+    EXPECT_EQ(mesh.size("context"), 3);
+    EXPECT_EQ(mesh.index("data"), world.rank() / 3);
+    EXPECT_EQ(mesh.index("context"), world.rank() % 3);
+    EXPECT_EQ(mesh.axis("context").rank(), mesh.index("context"));
+    EXPECT_EQ(mesh.axis("data").rank(), mesh.index("data"));
+    EXPECT_EQ(mesh.text(), "data 2 x context 3");
+    at::Tensor sum = at::full({1}, world.rank(), at::kLong);
+    mesh.axis("context").all_reduce(sum, ReduceOp::kSum, {"test", 0});
+    EXPECT_EQ(sum.item<int64_t>(), world.rank() < 3 ? 0 + 1 + 2 : 3 + 4 + 5);
+    sum = at::full({1}, world.rank(), at::kLong);
+    mesh.axis("data").all_reduce(sum, ReduceOp::kSum, {"test", 1});
+    EXPECT_EQ(sum.item<int64_t>(), 2 * (world.rank() % 3) + 3);
+    EXPECT_THROW(mesh.axis("tensor"), Error);
+  });
+}
+
+TEST(Mesh, RefusesSizesThatDoNotMultiplyToTheRanks) {
+  for (const auto& axes : std::vector<std::vector<MeshAxis>>{{{"data", 3}, {"context", 0}},
+                                                             {{"data", 2}, {"context", 1}},
+                                                             {{"data", 0}, {"context", 0}},
+                                                             {{"data", -1}, {"context", 4}},
+                                                             {{"data", 8}, {"context", 0}}}) {
+    try {
+      fit_axes(axes, 4);
+      FAIL() << axes[0].size << " x " << axes[1].size;
+    } catch (const Error& e) {
+      EXPECT_EQ(e.kind(), ErrorKind::kPlan);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace annulus

@@ -1,0 +1,110 @@
+// Tests of training/run_folder.h.
+#include "training/run_folder.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <optional>
+
+#include "common/error.h"
+
+namespace annulus {
+namespace {
+
+std::string fresh_root(const std::string& name) {
+  const std::string path = ::testing::TempDir() + "/" + name;
+  std::filesystem::remove_all(path);
+  return path;
+}
+
+std::pair<ErrorKind, std::string> failure(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return {error.kind(), error.what()};
+  }
+  return {ErrorKind::kInternal, "nothing was raised"};
+}
+
+void configure(const RunFolder& run) { std::ofstream(run.config_path()) << "x = 1\n"; }
+
+TEST(RunFolder, EveryStartHasItsOwn) {
+  const std::string root = fresh_root("numbers") + "/deep/runs";
+  const RunFolder a = RunFolder::create(root, "quick");
+  const RunFolder b = RunFolder::create(root, "quick");
+  const RunFolder other = RunFolder::create(root, "quick-start");
+  EXPECT_EQ(a.path(), root + "/quick-001");
+  EXPECT_EQ(b.path(), root + "/quick-002");
+  EXPECT_EQ(other.path(), root + "/quick-start-001");
+  std::filesystem::create_directories(root + "/quick-041");
+  std::filesystem::create_directories(root + "/quick-9999999999999999999999");
+  EXPECT_EQ(RunFolder::create(root, "quick").path(), root + "/quick-042");
+}
+
+TEST(RunFolder, IsFoundByPathNumberAndName) {
+  const std::string root = fresh_root("find");
+  {
+    for (int i = 0; i < 3; ++i) {
+      const RunFolder run = RunFolder::create(root, "quick");
+      if (i < 2) configure(run);  // the third died before it wrote its configuration
+    }
+  }
+  EXPECT_EQ(find_run(root, "quick"), root + "/quick-002");
+  EXPECT_EQ(find_run(root, "quick-001"), root + "/quick-001");
+  EXPECT_EQ(find_run("elsewhere", root + "/quick-001/"), root + "/quick-001");
+  const auto [kind, text] = failure([&] { find_run(root, "qick"); });
+  EXPECT_EQ(kind, ErrorKind::kInput);
+  EXPECT_NE(text.find("did you mean \"quick\"?"), std::string::npos) << text;
+  EXPECT_EQ(failure([&] { find_run(root, root + "/quick-003"); }).first, ErrorKind::kInput);
+  EXPECT_NE(failure([&] { find_run(root + "/none", "quick"); }).second.find("no runs yet"), std::string::npos);
+}
+
+TEST(RunFolder, BelongsToOneLiveProcess) {
+  const std::string root = fresh_root("busy");
+  std::optional<RunFolder> run(RunFolder::create(root, "quick"));
+  configure(*run);
+  const auto [kind, text] = failure([&] { RunFolder::open(root + "/quick-001"); });
+  EXPECT_EQ(kind, ErrorKind::kBusy);
+  EXPECT_NE(text.find("process " + std::to_string(::getpid()) + " on host "), std::string::npos) << text;
+  run.reset();
+  EXPECT_EQ(RunFolder::open(root + "/quick-001").path(), root + "/quick-001");
+  EXPECT_EQ(failure([&] { RunFolder::open(root); }).first, ErrorKind::kInput);
+}
+
+TEST(RunFolder, IsFreeWhenItsOwnerWasKilled) {
+  const std::string root = fresh_root("killed");
+  int ready[2];
+  ASSERT_EQ(::pipe(ready), 0);
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    RunFolder run = RunFolder::create(root, "quick");
+    configure(run);
+    if (::write(ready[1], "x", 1) != 1) ::_exit(1);
+    for (;;) ::pause();
+  }
+  char c;
+  ASSERT_EQ(::read(ready[0], &c, 1), 1);
+  const auto [kind, text] = failure([&] { RunFolder::open(root + "/quick-001"); });
+  EXPECT_EQ(kind, ErrorKind::kBusy);
+  EXPECT_NE(text.find("process " + std::to_string(child)), std::string::npos) << text;
+  ::kill(child, SIGKILL);
+  ::waitpid(child, nullptr, 0);
+  EXPECT_NO_THROW(RunFolder::open(root + "/quick-001"));
+}
+
+TEST(RunFolder, FailuresAreNamed) {
+  const std::string root = fresh_root("file");
+  std::ofstream(root) << "a file";
+  const auto [kind, text] = failure([&] { RunFolder::create(root, "quick"); });
+  EXPECT_EQ(kind, ErrorKind::kResource);
+  EXPECT_NE(text.find(root), std::string::npos) << text;
+}
+
+}  // namespace
+}  // namespace annulus

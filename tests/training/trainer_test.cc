@@ -1,0 +1,308 @@
+// Whole runs over threads, as `annulus train` makes them: folder, metrics, checkpoints, interruption, resumption, and
+// sampling from the result.
+#include "training/trainer.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "comm/threads/threads.h"
+#include "common/error.h"
+#include "common/interrupt.h"
+#include "memory/caches.h"
+#include "tensor_files/block_map_file.h"
+#include "tests/training/tiny_run.h"
+#include "training/checkpoint.h"
+#include "training/sampler.h"
+
+namespace annulus {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Result {
+  int code = 0;
+  std::string out;
+};
+
+// `stop_at`: the call (counted on rank 1, or 0 where there is one rank) that asks to stop; 0: none.
+Result train(const Config& config, int ranks, std::optional<std::string> resume = std::nullopt, int stop_at = 0) {
+  std::ostringstream out;
+  std::atomic<int> code{0};
+  run_ranks(ranks, [&](Communicator& world) {
+    int calls = 0;
+    TrainOptions options;
+    options.resume = resume;
+    options.command =
+        "./annulus launch -n " + std::to_string(ranks) + " train tiny.toml --resume old --set run.steps=9 --set a.b=1";
+    options.out = &out;
+    options.stop = [&] { return ++calls == stop_at && world.rank() == ranks - 1; };
+    const int c = run_training(config, world, options);
+    if (world.rank() == 0) code = c;
+  });
+  return {code, out.str()};
+}
+
+std::vector<nlohmann::json> metrics(const std::string& run) {
+  std::ifstream in(run + "/metrics.jsonl");
+  std::vector<nlohmann::json> out;
+  for (std::string line; std::getline(in, line);) out.push_back(nlohmann::json::parse(line));
+  return out;
+}
+
+std::vector<double> losses(const std::string& run) {
+  std::vector<double> out;
+  for (const nlohmann::json& m : metrics(run)) {
+    if (m.contains("loss")) out.push_back(m["loss"]);
+  }
+  return out;
+}
+
+// The model's file of a run's checkpoint of this step.
+std::string checkpoint_bytes(const std::string& run, int64_t step, const std::string& file) {
+  char name[32];
+  std::snprintf(name, sizeof name, "step-%08lld", static_cast<long long>(step));
+  std::ifstream in(run + "/checkpoints/" + name + "/" + file, std::ios::binary);
+  EXPECT_TRUE(in.good()) << run << " " << name << "/" << file;
+  std::ostringstream out;
+  out << in.rdbuf();
+  return out.str();
+}
+
+TEST(Trainer, TrainsSavesAndSaysHowToGoOn) {
+  const TestFolder folder;
+  Config config = tiny_config(folder);
+  config.validation.every = 3;
+  const Result r = train(config, 2);
+  const std::string run = folder.path() + "/runs/tiny-001";
+  EXPECT_EQ(r.code, 0);
+  EXPECT_EQ(losses(run).size(), 6U);
+  for (const char* word :
+       {"data 1 x context 2", "256 tokens a step", "sample ", "--prompt \"def \"",
+        "./annulus launch -n 2 train tiny.toml --set a.b=1 --resume ", " --set run.steps=12\n", "bits per byte",
+        "memory: ", " MB a rank planned: weights ", "no MFU: the peak of a CPU is not known"}) {
+    EXPECT_NE(r.out.find(word), std::string::npos) << word << " is not in\n" << r.out;
+  }
+  EXPECT_EQ(r.out.find("--resume old"), std::string::npos);
+  EXPECT_EQ(r.out.find("run.steps=9"), std::string::npos);
+  EXPECT_EQ(load_config(run + "/config.toml"), config);
+  int validations = 0;
+  for (const nlohmann::json& m : metrics(run)) validations += m.contains("validation_bits_per_byte") ? 1 : 0;
+  EXPECT_EQ(validations, 2);
+  EXPECT_EQ(train(config, 1).code, 0);
+  EXPECT_TRUE(fs::exists(folder.path() + "/runs/tiny-002")) << "a second start makes a second folder";
+}
+
+// What caches hold changes no result: plans that are not kept are made anew.
+TEST(Trainer, ARunsConfigurationBoundsItsCachesAndItsMetricsSayWhatTheyHold) {
+  const TestFolder folder;
+  Config config = tiny_config(folder);
+  config.memory.caches = 0;
+  const Result r = train(config, 1);
+  EXPECT_NE(r.out.find("caches besides: at most 0.0 MB"), std::string::npos) << r.out;
+  config.memory.caches = 448;
+  EXPECT_NE(train(config, 1).out.find("caches besides: at most 469.8 MB"), std::string::npos);
+  EXPECT_EQ(cache_total(), int64_t{448} << 20);
+  const std::string none = folder.path() + "/runs/tiny-001", some = folder.path() + "/runs/tiny-002";
+  EXPECT_EQ(losses(none), losses(some));
+  EXPECT_EQ(metrics(none).back()["caches"]["programs"]["bytes"], 0);
+  EXPECT_GT(metrics(none).back()["caches"]["programs"]["too_large"], 0);
+  const nlohmann::json programs = metrics(some).back()["caches"]["programs"];
+  EXPECT_GT(programs["bytes"], 0);
+  EXPECT_EQ(programs["entries"], 1);
+  EXPECT_GT(programs["hits"], 0);
+  EXPECT_EQ(programs["hits"], metrics(some).back()["plan_cache_hits"]);
+  EXPECT_EQ(metrics(some).back()["caches"]["rotary tables"], nullptr);  // this model makes its own
+}
+
+TEST(Trainer, AResumedRunEqualsOneThatNeverStopped) {
+  const TestFolder folder;
+  Config config = tiny_config(folder);
+  config.validation.every = 2;
+  for (const int ranks : {1, 2}) {
+    config.run.name = "straight" + std::to_string(ranks);
+    const std::string straight = folder.path() + "/runs/" + config.run.name + "-001";
+    EXPECT_EQ(train(config, ranks).code, 0);
+    // The calls that ask are one for each step and each of the two validation batches: 1 2 | 3 4 | 5 6 | ...
+    for (const int stop_at : {3, 5}) {
+      config.run.name = "stopped" + std::to_string(ranks) + std::to_string(stop_at);
+      const std::string stopped = folder.path() + "/runs/" + config.run.name + "-001";
+      const Result first = train(config, ranks, std::nullopt, stop_at);
+      EXPECT_EQ(first.code, 143);
+      EXPECT_NE(first.out.find("--resume " + stopped), std::string::npos) << first.out;
+      const size_t done = losses(stopped).size();
+      EXPECT_LT(done, 6U);
+      EXPECT_GT(done, 0U);
+      const Result second = train(config, ranks, stopped);
+      EXPECT_EQ(second.code, 0) << second.out;
+      EXPECT_EQ(losses(stopped), losses(straight));
+      for (const char* file : {"model.safetensors", "optimizer.safetensors"}) {
+        EXPECT_EQ(checkpoint_bytes(stopped, 6, file), checkpoint_bytes(straight, 6, file)) << file;
+      }
+    }
+  }
+}
+
+TEST(Trainer, ResumesAtAnotherNumberOfRanks) {
+  const TestFolder folder;
+  Config config = tiny_config(folder);
+  train(config, 1);
+  const std::string straight = folder.path() + "/runs/tiny-001";
+  EXPECT_EQ(train(config, 2, std::nullopt, 3).code, 143);
+  EXPECT_EQ(train(config, 4, "").code, 0) << "the newest run of this name";
+  const std::vector<double> a = losses(straight);
+  const std::vector<double> b = losses(folder.path() + "/runs/tiny-002");
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); ++i) EXPECT_NEAR(a[i], b[i], 1e-4 * a[i]);
+}
+
+TEST(Trainer, PassesOverADamagedCheckpoint) {
+  const TestFolder folder;
+  Config config = tiny_config(folder);
+  config.checkpoint.every = 2;
+  train(config, 1);
+  const std::string run = folder.path() + "/runs/tiny-001";
+  const std::string straight = checkpoint_bytes(run, 6, "model.safetensors");
+  const std::string file = run + "/checkpoints/step-00000006/model.safetensors";
+  fs::resize_file(file, fs::file_size(file) - 1);
+  const Result r = train(config, 2, run);
+  EXPECT_EQ(r.code, 0);
+  EXPECT_NE(r.out.find("step-00000006"), std::string::npos) << r.out;
+  EXPECT_NE(r.out.find("resumed after step 4"), std::string::npos) << r.out;
+  EXPECT_EQ(losses(run).size(), 6U);
+}
+
+TEST(Trainer, RefusesWhatCannotBeResumed) {
+  const TestFolder folder;
+  Config config = tiny_config(folder);
+  const auto refused = [&](const std::string& resume, ErrorKind kind, const std::string& word) {
+    try {
+      train(config, 2, resume);
+      FAIL() << word;
+    } catch (const Error& e) {
+      EXPECT_EQ(e.kind(), kind) << e.what();
+      EXPECT_NE(std::string(e.what()).find(word), std::string::npos) << e.what();
+    }
+  };
+  refused(folder.path() + "/runs/tiny-001", ErrorKind::kInput, "tiny-001");
+  train(config, 2);
+  const std::string run = folder.path() + "/runs/tiny-001";
+  refused(run, ErrorKind::kUsage, "run.steps");
+  config.run.steps = 8;
+  config.model.ffn = 96;
+  refused(run, ErrorKind::kInput, "[model]");
+  config.model.ffn = 64;
+  fs::remove_all(run + "/checkpoints");
+  refused(run, ErrorKind::kInput, "no whole checkpoint");
+}
+
+TEST(Trainer, NothingIsMadeWhenTheRunCannotBegin) {
+  const TestFolder folder;
+  Config config = tiny_config(folder);
+  config.data.train = {folder.path() + "/missing.txt"};
+  EXPECT_THROW(train(config, 2), Error);
+  config = tiny_config(folder);
+  config.data.batch = 3;
+  config.mesh.data = 2;
+  EXPECT_THROW(train(config, 2), Error);
+  config = tiny_config(folder);
+  config.attention.kernel = "cudnn";  // on a CPU
+  EXPECT_THROW(train(config, 2), Error);
+  EXPECT_FALSE(fs::exists(folder.path() + "/runs"));
+}
+
+TEST(Trainer, RanksWithDifferentConfigurationsSayInWhat) {
+  const TestFolder folder;
+  const Config config = tiny_config(folder);
+  std::atomic<int> mismatches{0};
+  run_ranks(2, [&](Communicator& world) {
+    Config mine = config;
+    if (world.rank() == 1) mine.optimizer.lr *= 2;
+    std::ostringstream out;
+    TrainOptions options;
+    options.out = &out;
+    try {
+      run_training(mine, world, options);
+    } catch (const Error& e) {
+      EXPECT_EQ(e.kind(), ErrorKind::kMismatch) << e.what();
+      EXPECT_NE(std::string(e.what()).find("optimizer.lr"), std::string::npos) << e.what();
+      ++mismatches;
+    }
+  });
+  EXPECT_EQ(mismatches, 2);
+  EXPECT_FALSE(fs::exists(config.run.folder));
+}
+
+TEST(Sampler, ContinuesAPromptTheSameWayForTheSameSeed) {
+  const TestFolder folder;
+  Config config = tiny_config(folder);
+  config.run.steps = 40;
+  train(config, 1);
+  const auto sample = [&](SampleOptions o) {
+    std::ostringstream out;
+    std::ostringstream notes;
+    o.root = folder.path() + "/runs";
+    o.run = "tiny-001";
+    o.out = &out;
+    o.notes = &notes;
+    EXPECT_EQ(run_sample(o), 0);
+    return out.str();
+  };
+  const std::string a = sample({.prompt = "def ", .bytes = 100});
+  EXPECT_EQ(a.substr(0, 4), "def ");
+  EXPECT_EQ(a, sample({.prompt = "def ", .bytes = 100}));
+  EXPECT_NE(a, sample({.prompt = "def ", .bytes = 100, .seed = 2}));
+  EXPECT_EQ(sample({.prompt = "", .bytes = 0}), "\n");
+  EXPECT_GE(sample({.prompt = "", .bytes = 200, .temperature = 0}).size(), 200U) << "longer than the context of 64";
+  EXPECT_THROW(sample({.prompt = "x", .bytes = -1}), Error);
+  EXPECT_THROW(sample({.prompt = "x", .temperature = -1}), Error);
+  EXPECT_THROW(run_sample({.run = "nothing", .root = folder.path() + "/runs"}), Error);
+}
+
+TEST(Sampler, ContinuesAPromptOfARunInBf16) {
+  const TestFolder folder;
+  Config config = tiny_config(folder);
+  config.model.dtype = "bf16";
+  config.validation.every = 3;
+  EXPECT_EQ(train(config, 1).code, 0);
+  int validations = 0;
+  for (const nlohmann::json& m : metrics(folder.path() + "/runs/tiny-001")) {
+    if (!m.contains("validation_loss")) continue;
+    EXPECT_LT(m["validation_loss"].get<double>(), std::log(256.0));
+    ++validations;
+  }
+  EXPECT_EQ(validations, 2);
+  std::ostringstream text;
+  SampleOptions options;
+  options.run = folder.path() + "/runs/tiny-001";
+  options.prompt = "def ";
+  options.bytes = 8;
+  options.out = &text;
+  EXPECT_EQ(run_sample(options), 0);
+  EXPECT_EQ(text.str().substr(0, 4), "def ");
+}
+
+// Documents and block maps may be listed for each row of a batch; a text that is written is its first row.
+TEST(Sampler, WritesWithPatternsThatDifferFromRowToRow) {
+  const TestFolder folder;
+  const std::string file = folder.path() + "/map.safetensors";
+  std::vector<uint8_t> active(4 * 4 * 4);
+  for (size_t i = 0; i < active.size(); ++i) active[i] = i / 16 > i % 4 || i % 16 % 5 == 0;
+  write_block_map(file, block_map_from_dense(active.data(), 16, 4, 1, 4, 4));
+  Config config = tiny_config(folder);
+  config.model.pattern = std::vector<PatternSpec>{
+      parse_pattern("{ kind = 'causal', documents = [[64], [1, 63], [30, 34], [64]] }", "test"),
+      parse_pattern("{ kind = 'blocks', map = 'file', block = 16, file = '" + file + "', causal = true }", "test")};
+  train(config, 1);
+  std::ostringstream out;
+  EXPECT_EQ(run_sample({.run = "tiny-001", .root = folder.path() + "/runs", .bytes = 20, .out = &out}), 0);
+  EXPECT_GE(out.str().size(), 20U);
+}
+
+}  // namespace
+}  // namespace annulus

@@ -1,0 +1,345 @@
+// A training job over threads: the same curve at every number of ranks, the same bits every time, and what cannot work.
+#include "training/training.h"
+
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/zeros_like.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <mutex>
+
+#include "comm/threads/threads.h"
+#include "common/error.h"
+#include "tests/training/tiny_run.h"
+
+namespace annulus {
+namespace {
+
+struct Curve {
+  std::vector<double> losses;
+  std::vector<double> norms;
+  double validation = 0;
+  std::string digest;
+};
+
+// `number[r]`: the place in the job of the rank that is r among the threads; as they come where it is empty.
+Curve train(const Config& config, int ranks, int64_t steps, const std::vector<int>& number = {}) {
+  const TextSource text(config.data, config.run.seed);
+  std::mutex mutex;
+  std::vector<Curve> curves(ranks);
+  run_ranks(ranks, [&](Communicator& started) {
+    const std::unique_ptr<Communicator> renumbered =
+        started.split(0, number.empty() ? started.rank() : number[static_cast<size_t>(started.rank())]);
+    Communicator& world = *renumbered;
+    Training training(config, world, text, at::kCPU);
+    Curve curve;
+    for (int64_t i = 0; i < steps; ++i) {
+      const StepResult r = training.step();
+      EXPECT_TRUE(r.applied);
+      EXPECT_FALSE(r.stop);
+      curve.losses.push_back(r.loss);
+      curve.norms.push_back(r.gradient_norm);
+    }
+    curve.validation = training.validate([] { return false; }).loss;
+    curve.digest = training.weights_digest();
+    const std::lock_guard lock(mutex);
+    curves[world.rank()] = curve;
+  });
+  for (const Curve& c : curves) {
+    EXPECT_EQ(c.losses, curves[0].losses) << "all ranks see the same loss";
+    EXPECT_EQ(c.digest, curves[0].digest) << "all ranks hold the same weights";
+  }
+  return curves[0];
+}
+
+void expect_same_curve(const Curve& a, const Curve& b, const std::string& what, double tolerance = 1e-4) {
+  ASSERT_EQ(a.losses.size(), b.losses.size());
+  for (size_t i = 0; i < a.losses.size(); ++i) {
+    EXPECT_NEAR(a.losses[i], b.losses[i], tolerance * a.losses[i]) << what << ", step " << i + 1;
+  }
+  EXPECT_NEAR(a.validation, b.validation, tolerance * a.validation) << what;
+}
+
+TEST(Training, TheCurveDoesNotDependOnTheRanks) {
+  const TestFolder folder;
+  Config config = tiny_config(folder);
+  config.run.steps = 30;
+  const Curve one = train(config, 1, 30);
+  EXPECT_NEAR(one.losses[0], std::log(256.0), 0.1);
+  EXPECT_LT(one.losses.back(), one.losses[0] - 1) << "it learns";
+  for (const std::string layout : {"zigzag", "contiguous", "striped"}) {
+    config.attention.layout = layout;
+    for (const int ranks : {2, 4}) {
+      expect_same_curve(one, train(config, ranks, 30), layout + " over " + std::to_string(ranks));
+    }
+  }
+  config.attention.layout = "zigzag";
+  config.attention.schedule = "all-gather";
+  expect_same_curve(one, train(config, 4, 30), "all-gather");
+  config.attention.schedule = "ring";
+  config.mesh.data = 2;
+  expect_same_curve(one, train(config, 4, 30), "2 data x 2 context");
+  config.mesh.data = 4;
+  expect_same_curve(one, train(config, 4, 30), "4 data x 1 context");
+}
+
+TEST(Training, UnevenSharesWhenAllowed) {
+  const TestFolder folder;
+  Config config = tiny_config(folder);
+  config.data.context = 61;
+  EXPECT_THROW(check_training(config, 3), Error);
+  config.attention.even = false;
+  const Curve one = train(config, 1, 5);
+  expect_same_curve(one, train(config, 3, 5), "61 tokens over 3");
+}
+
+// Ranks are given places in the ring by where they are (rank_order_by_host): the job's bits do not depend on it.
+TEST(Training, TheOrderOfTheRingChangesNoBit) {
+  const TestFolder folder;
+  Config config = tiny_config(folder);
+  config.attention.schedule = "ring";
+  for (const int64_t data : {1, 2}) {
+    config.mesh.data = data;
+    const Curve plain = train(config, 4, 4);
+    for (const std::vector<int>& number : {std::vector<int>{0, 2, 1, 3}, std::vector<int>{3, 1, 0, 2}}) {
+      const Curve other = train(config, 4, 4, number);
+      EXPECT_EQ(plain.losses, other.losses);
+      EXPECT_EQ(plain.norms, other.norms);
+      EXPECT_EQ(plain.validation, other.validation);
+      EXPECT_EQ(plain.digest, other.digest);
+    }
+  }
+}
+
+TEST(Training, TwiceTheSameIsBitIdentical) {
+  const TestFolder folder;
+  Config config = tiny_config(folder);
+  config.model.tie_embeddings = true;
+  for (const std::string dtype : {"fp32", "bf16"}) {
+    config.model.dtype = dtype;
+    for (const int ranks : {1, 2}) {
+      const Curve a = train(config, ranks, 6);
+      const Curve b = train(config, ranks, 6);
+      EXPECT_EQ(a.losses, b.losses);
+      EXPECT_EQ(a.norms, b.norms);
+      EXPECT_EQ(a.validation, b.validation);
+      EXPECT_EQ(a.digest, b.digest);
+    }
+  }
+  config.run.seed = 2;
+  EXPECT_NE(train(config, 1, 1).digest, train(tiny_config(folder), 1, 1).digest);
+}
+
+TEST(Training, RecomputingChangesNoBit) {
+  const TestFolder folder;
+  Config config = tiny_config(folder);
+  config.model.dropout = 0.2;
+  for (const std::string dtype : {"fp32", "bf16"}) {
+    config.model.dtype = dtype;
+    for (const int ranks : {1, 2}) {
+      config.model.recompute = false;
+      const Curve kept = train(config, ranks, 4);
+      config.model.recompute = true;
+      const Curve recomputed = train(config, ranks, 4);
+      EXPECT_EQ(kept.losses, recomputed.losses);
+      EXPECT_EQ(kept.norms, recomputed.norms);
+      EXPECT_EQ(kept.digest, recomputed.digest);
+    }
+  }
+}
+
+// A loss in bf16 is that of fp32 but for roundings of 2^-9 each, which do not all point one way.
+TEST(Training, Bf16FollowsTheCurveOfFp32) {
+  const TestFolder folder;
+  Config config = tiny_config(folder);
+  config.run.steps = 30;
+  const Curve fp32 = train(config, 1, 30);
+  config.model.dtype = "bf16";
+  const Curve bf16 = train(config, 1, 30);
+  expect_same_curve(fp32, bf16, "bf16", 0.02);
+  EXPECT_NE(fp32.losses, bf16.losses);
+  EXPECT_LT(bf16.losses.back(), bf16.losses[0] - 1) << "it learns";
+  expect_same_curve(bf16, train(config, 4, 30), "bf16 over 4", 0.02);
+  config.mesh.data = 2;
+  expect_same_curve(bf16, train(config, 2, 30), "bf16, 2 data", 0.02);
+}
+
+TEST(Training, Bf16KeepsFp32WeightsAndItsLeavesFollowThem) {
+  const TestFolder folder;
+  Config config = tiny_config(folder);
+  config.model.dtype = "bf16";
+  config.optimizer.clip = 0;  // clipping writes to the gradients
+  const TextSource text(config.data, config.run.seed);
+  const std::shared_ptr<Communicator> world = make_self_communicator();
+  Training training(config, *world, text, at::kCPU);
+  const Parameters& p = training.model().parameters();
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(p.leaf_values().scalar_type(), at::kBFloat16);
+    EXPECT_EQ(p.leaf_gradients().scalar_type(), at::kBFloat16);
+    EXPECT_TRUE(p.leaf_values().equal(p.values().to(at::kBFloat16)));
+    EXPECT_TRUE(p.gradients().equal(p.leaf_gradients().to(at::kFloat)));
+    training.step();
+  }
+  for (const NamedTensor& t : training.state().tensors) EXPECT_EQ(t.tensor.scalar_type(), at::kFloat) << t.name;
+  EXPECT_FALSE(p.values().equal(p.values().to(at::kBFloat16).to(at::kFloat)))
+      << "updates below a bf16's last bit count";
+}
+
+TEST(Training, AStateOfOneDtypeGoesOnInTheOther) {
+  const TestFolder folder;
+  Config fp32 = tiny_config(folder), bf16 = fp32;
+  bf16.model.dtype = "bf16";
+  const TextSource text(fp32.data, fp32.run.seed);
+  const std::shared_ptr<Communicator> world = make_self_communicator();
+  Training a(fp32, *world, text, at::kCPU), b(bf16, *world, text, at::kCPU);
+  EXPECT_EQ(a.weights_digest(), b.weights_digest());
+  for (int i = 0; i < 3; ++i) a.step();
+  b.restore(a.state());
+  EXPECT_EQ(a.weights_digest(), b.weights_digest());
+  const double loss = a.step().loss;
+  EXPECT_NEAR(b.step().loss, loss, 8e-4 * loss);  // four times what rounding to bf16 was seen to make of it
+  a.restore(b.state());
+  EXPECT_EQ(a.weights_digest(), b.weights_digest());
+}
+
+TEST(Training, RestoredStateContinuesBitIdentically) {
+  const TestFolder folder;
+  Config config = tiny_config(folder);
+  const TextSource text(config.data, config.run.seed);
+  for (const std::string dtype : {"fp32", "bf16"}) {
+    config.model.dtype = dtype;
+    run_ranks(2, [&](Communicator& world) {
+      Training straight(config, world, text, at::kCPU);
+      for (int i = 0; i < 3; ++i) straight.step();
+      TrainingState state = straight.state();
+      for (NamedTensor& t : state.tensors) t.tensor = t.tensor.clone();
+      for (int i = 0; i < 3; ++i) straight.step();
+      Training resumed(config, world, text, at::kCPU);
+      resumed.restore(state);
+      EXPECT_EQ(resumed.steps_done(), 3);
+      for (int i = 0; i < 3; ++i) resumed.step();
+      EXPECT_EQ(resumed.weights_digest(), straight.weights_digest());
+    });
+  }
+}
+
+TEST(Training, RefusesAStateOfAnotherModel) {
+  const TestFolder folder;
+  const Config config = tiny_config(folder);
+  const TextSource text(config.data, config.run.seed);
+  const std::shared_ptr<Communicator> world = make_self_communicator();
+  Training training(config, *world, text, at::kCPU);
+  const std::string before = training.weights_digest();
+  const auto refuse = [&](const TrainingState& state, const std::string& word) {
+    try {
+      training.restore(state);
+      FAIL() << word;
+    } catch (const Error& e) {
+      EXPECT_EQ(e.kind(), ErrorKind::kInput);
+      EXPECT_NE(std::string(e.what()).find(word), std::string::npos) << e.what();
+    }
+    EXPECT_EQ(training.weights_digest(), before);
+  };
+  TrainingState state = training.state();
+  state.tensors.back().name = "another";
+  refuse(state, "optimizer.exp_avg_sq.model.norm.weight");
+  state = training.state();
+  state.tensors[0].tensor = state.tensors[0].tensor.narrow(0, 0, 3);
+  refuse(state, "model.embed_tokens.weight");
+  state = training.state();
+  state.tensors[0].tensor = state.tensors[0].tensor.to(at::kDouble);
+  refuse(state, "Double");
+  for (const char* updates : {"", "-1", "7", "x"}) {
+    state = training.state();
+    state.extra["updates"] = updates;
+    refuse(state, "updates");
+  }
+}
+
+TEST(Training, AskingOneRankToStopTellsAll) {
+  const TestFolder folder;
+  const Config config = tiny_config(folder);
+  const TextSource text(config.data, config.run.seed);
+  run_ranks(2, [&](Communicator& world) {
+    Training training(config, world, text, at::kCPU);
+    EXPECT_FALSE(training.step(false).stop);
+    EXPECT_TRUE(training.step(world.rank() == 1).stop);
+    int batches = 0;
+    EXPECT_TRUE(training.validate([&] { return ++batches == 2 && world.rank() == 0; }).stop);
+    EXPECT_EQ(batches, 2);
+  });
+}
+
+// A model of zeros gives every byte the same chance, so that each batch costs ln 256, and so does their mean.
+TEST(Training, TheLossIsTheMeanOverTheBatch) {
+  const TestFolder folder;
+  Config config = tiny_config(folder);
+  config.validation.batches = 3;
+  const TextSource text(config.data, config.run.seed);
+  for (const int ranks : {1, 2}) {
+    run_ranks(ranks, [&](Communicator& world) {
+      Training training(config, world, text, at::kCPU);
+      TrainingState state = training.state();
+      for (NamedTensor& t : state.tensors) t.tensor = at::zeros_like(t.tensor);
+      training.restore(state);
+      EXPECT_NEAR(training.validate([] { return false; }).loss, std::log(256.0), 1e-5);
+      EXPECT_NEAR(training.step().loss, std::log(256.0), 1e-5);
+    });
+  }
+}
+
+TEST(Training, LeavesOutUpdatesThatAreNotFinite) {
+  const TestFolder folder;
+  const Config config = tiny_config(folder);
+  const TextSource text(config.data, config.run.seed);
+  run_ranks(2, [&](Communicator& world) {
+    Training training(config, world, text, at::kCPU);
+    training.step();
+    TrainingState state = training.state();
+    for (NamedTensor& t : state.tensors) t.tensor = t.tensor.clone();
+    TrainingState broken = state;
+    broken.tensors[1].tensor = at::full_like(state.tensors[1].tensor, std::numeric_limits<double>::quiet_NaN());
+    training.restore(broken);
+    const std::string before = training.weights_digest();
+    for (int i = 0; i < 9; ++i) EXPECT_FALSE(training.step().applied);
+    EXPECT_EQ(training.weights_digest(), before);
+    EXPECT_EQ(training.state().extra.at("updates"), "1");
+    training.restore(state);
+    EXPECT_TRUE(training.step().applied);  // counts anew from here
+    training.restore(broken);
+    for (int i = 0; i < 9; ++i) training.step();
+    EXPECT_THROW(training.step(), Error);
+  });
+}
+
+TEST(Training, RefusesWhatDoesNotFitTheRanks) {
+  const TestFolder folder;
+  const auto refused = [&](int ranks, const std::function<void(Config&)>& change, const std::string& word) {
+    Config config = tiny_config(folder);
+    change(config);
+    try {
+      check_training(config, ranks);
+      FAIL() << word;
+    } catch (const Error& e) {
+      EXPECT_NE(std::string(e.what()).find(word), std::string::npos) << e.what();
+    }
+  };
+  refused(
+      3, [](Config& c) { c.mesh.data = 2; }, "mesh");
+  refused(
+      3, [](Config& c) { c.mesh.data = 3; }, "data.batch");
+  refused(
+      3, [](Config&) {}, "64");  // zigzag over 3 needs a multiple of 6
+  refused(
+      1, [](Config& c) { c.model.vocab = 255; }, "model.vocab");
+  refused(
+      1, [](Config& c) { c.model.heads = 3; }, "model.dim");
+  refused(
+      40, [](Config& c) { c.attention.even = false; }, "data.context");
+  refused(
+      1, [](Config& c) { c.attention.kernel = "atem"; }, "aten");
+}
+
+}  // namespace
+}  // namespace annulus

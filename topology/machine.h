@@ -1,0 +1,125 @@
+// Machine: what one host is made of, as plain data: packages, NUMA nodes, cores, GPUs, NICs, and how close the GPUs are
+// to one another. `place` turns it into a Placement, the verb `topology` prints it; nothing here needs the hardware
+// described, so a node of 8 GPUs is planned for on a laptop.
+//
+// Source: hwloc (this machine, an XML file that `lstopo file.xml` wrote on any other, or a synthetic description).
+// Thread safety: plain data; loading this machine reads the kernel only.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "topology/cpu_set.h"
+
+namespace annulus {
+
+struct Package {
+  int id = 0;  // as the operating system numbers it
+  std::string model;
+  CpuSet cpus;
+};
+
+struct NumaNode {
+  int id = 0;       // as the operating system numbers it (what numactl and mbind take)
+  int package = 0;  // index into Machine::packages
+  int64_t memory_bytes = 0;
+  CpuSet cpus;  // of the cores whose first memory this is; empty for a node of memory only
+};
+
+struct Core {
+  int package = 0;       // index into Machine::packages
+  int numa = 0;          // index into Machine::numa_nodes
+  std::vector<int> pus;  // its hardware threads, ascending, never empty
+};
+
+// Where a device hangs: the bridges above it, host bridge first, each by a number that is unique within the machine.
+using PciPath = std::vector<int64_t>;
+
+struct Gpu {
+  std::string pci;                 // "0000:1b:00.0", lower case
+  std::string model;               // "NVIDIA H200", or "NVIDIA 10de:2335" where only the PCI bus was asked
+  int64_t memory_bytes = 0;        // 0: unknown
+  double pci_gigabytes_per_s = 0;  // of its PCI link; 0: unknown
+  std::vector<int> numa;           // nodes near it, indices into Machine::numa_nodes; all of them when nothing is known
+  PciPath path;
+};
+
+struct Nic {
+  std::string name;       // "mlx5_0" for an RDMA device, otherwise the network interface
+  std::string interface;  // "ib0", "eth0"; empty when there is none
+  std::string pci;
+  bool rdma = false;
+  bool active = true;  // false when the machine said that no port is up
+  int port = 0;        // of an RDMA device: the first that is up; 0: unknown
+  std::vector<int> numa;
+  PciPath path;
+};
+
+// How two GPUs of a host reach each other, best first.
+enum class LinkKind { kSelf, kNvlink, kPciSwitch, kPciRoot, kPackage, kSystem };
+std::string_view to_string(LinkKind kind);  // "self", "NVLink", "PCI switch", "PCI root", "socket", "system"
+
+struct Link {
+  LinkKind kind = LinkKind::kSystem;
+  // NVLink: as the machine states it. Otherwise derived: the fastest PCI link of any GPU of the host (idle GPUs show a
+  // slow one, so a pair's own would mislead; 32 GB/s where none is stated), times 1, 3/4, 1/2 or 1/4 for switch, root,
+  // package, system. Such a figure puts links in order; it is no measurement.
+  int64_t megabytes_per_s = 0;
+  bool operator==(const Link&) const = default;
+};
+
+struct Machine {
+  std::string host;
+  bool is_this_system = false;       // found by asking the kernel below us, so that binding to it means something
+  std::vector<Package> packages;     // never empty; by id
+  std::vector<NumaNode> numa_nodes;  // never empty; by (package, id)
+  std::vector<Core>
+      cores;              // never empty; by NUMA node, neighbours in the machine are neighbours here; allowed PUs only
+  std::vector<Gpu> gpus;  // by PCI bus id, each GPU once
+  std::vector<Nic> nics;  // by PCI bus id
+  std::vector<std::vector<Link>> links;  // [gpu][gpu], symmetric
+
+  CpuSet cpus() const;  // all allowed PUs
+  int64_t memory_bytes() const;
+
+  // The machine that this process runs on, restricted to the processors that it may use: those of its cgroup and, with
+  // `respect_affinity`, those of its present affinity mask (taskset). Say false in a rank that mpirun or srun has
+  // already bound by itself: its mask is then its own share and not what all ranks of the host may divide.
+  // HWLOC_XMLFILE and HWLOC_SYNTHETIC are honoured, as in every program that uses hwloc: the result then has
+  // is_this_system = false. Errors: kUnavailable.
+  static Machine this_machine(bool respect_affinity = true);
+
+  // From a file written by lstopo (hwloc 1.x or 2.x format). The file is not trusted: missing, larger than 64 MiB, not
+  // XML, truncated, without processors or inconsistent is Error(kInput) that names it. hwloc crashes on some
+  // inconsistent files, so a forked child reads it first: call it before MPI is initialised.
+  static Machine from_xml(const std::string& path);
+  // The same from text; `source` stands for the file's name in messages and for the host's name if the text has none.
+  static Machine from_xml_text(std::string_view xml, const std::string& source);
+
+  // From hwloc's synthetic description, "pack:2 [numa] l3:1 core:4 pu:2". Holds no devices. Errors: kInput.
+  static Machine from_synthetic(const std::string& description, const std::string& host = "synthetic");
+
+  // Keeps the GPUs named, adds those that hwloc did not see (near every node), and orders them by PCI bus id. The CUDA
+  // side calls it with the bus ids the driver gives: in a container the PCI bus shows GPUs that the process cannot
+  // open. Any spelling of an id is taken ("00000000:1B:00.0"). Errors: kInput for what is no PCI bus id.
+  void set_visible_gpus(const std::vector<std::string>& pci_bus_ids);
+
+  // Leaves out the RDMA devices that are not named, "mlx5_0" or "mlx5_0:1"; a port that is named is the one to use.
+  void keep_hcas(const std::vector<std::string>& hcas);
+
+  // Leaves out the GPUs that CUDA will not show, by the value of CUDA_VISIBLE_DEVICES and without asking CUDA: where it
+  // is a list of numbers and all GPUs are of one model, so that CUDA counts them by their PCI bus ids. As CUDA does,
+  // the list ends before the first number that is no GPU's. Any other list (UUIDs, MIG) changes nothing.
+  void hide_gpus_from_cuda(std::string_view visible_devices);
+};
+
+// "00000000:1B:00.0", "0000:1b:00.0", "1b:00.0" -> "0000:1b:00.0". Errors: kInput.
+std::string normalize_pci_bus_id(std::string_view id);
+
+// How close two devices of one host are by the PCI tree and the packages alone (never kNvlink).
+LinkKind pci_distance(const Machine& machine, const PciPath& a_path, const std::vector<int>& a_numa,
+                      const PciPath& b_path, const std::vector<int>& b_numa);
+
+}  // namespace annulus

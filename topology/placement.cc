@@ -1,0 +1,394 @@
+// See placement.h.
+#include "topology/placement.h"
+
+#include <algorithm>
+#include <numeric>
+#include <set>
+#include <tuple>
+#include <utility>
+
+#include "common/error.h"
+#include "topology/ring_order.h"
+
+namespace annulus {
+namespace {
+
+constexpr int64_t kMaxRanks = 65536;
+
+[[noreturn]] void fail(const std::string& message) { throw Error(ErrorKind::kPlan, "topology", message); }
+
+std::string count_of(int n, const char* what) { return std::to_string(n) + " " + what + (n == 1 ? "" : "s"); }
+
+std::vector<std::vector<int64_t>> bandwidths(const Machine& machine) {
+  std::vector<std::vector<int64_t>> out;
+  for (const auto& row : machine.links) {
+    auto& values = out.emplace_back();
+    for (const Link& link : row) values.push_back(link.megabytes_per_s);
+  }
+  return out;
+}
+
+// floor(i * total / parts), the begin of part i.
+int share(int i, int total, int parts) { return static_cast<int>(static_cast<int64_t>(i) * total / parts); }
+
+// Places the ranks of one host.
+class HostPlacer {
+ public:
+  HostPlacer(const Machine& machine, RingPieces pieces, int count)
+      : machine_(machine), ranks_(static_cast<size_t>(count)), pieces_(std::move(pieces)) {
+    cores_of_.resize(machine.numa_nodes.size());
+    for (size_t i = 0; i < machine.cores.size(); ++i) {
+      cores_of_[static_cast<size_t>(machine.cores[i].numa)].push_back(static_cast<int>(i));
+    }
+    for (size_t i = 0; i < cores_of_.size(); ++i) {
+      if (!cores_of_[i].empty()) nodes_.push_back(static_cast<int>(i));
+    }
+  }
+
+  std::vector<RankPlacement> place(DeviceKind device) {
+    for (size_t i = 0; i < ranks_.size(); ++i) {
+      ranks_[i].host = machine_.host;
+      ranks_[i].local_rank = static_cast<int>(i);
+      ranks_[i].device = device;
+      ranks_[i].is_this_system = machine_.is_this_system;
+    }
+    if (device == DeviceKind::kCuda) {
+      place_gpus();
+    } else {
+      place_cpus();
+    }
+    choose_nics();
+    return std::move(ranks_);
+  }
+
+ private:
+  int cores(int node) const { return static_cast<int>(cores_of_[static_cast<size_t>(node)].size()); }
+
+  void place_gpus() {
+    const auto bandwidth = bandwidths(machine_);
+    const std::vector<int> gpus = best_ring_order(bandwidth, best_members(bandwidth, pieces_), pieces_);
+    for (size_t i = 0; i < ranks_.size(); ++i) {
+      ranks_[i].gpu = gpus[i];
+      ranks_[i].gpu_pci = machine_.gpus[static_cast<size_t>(gpus[i])].pci;
+    }
+
+    // First those whose GPU is near one node only, then those that may choose, so that they even the nodes out.
+    std::vector<std::vector<int>> members(machine_.numa_nodes.size());
+    std::vector<size_t> by_choice(ranks_.size());
+    std::iota(by_choice.begin(), by_choice.end(), size_t{0});
+    std::stable_sort(by_choice.begin(), by_choice.end(),
+                     [&](size_t a, size_t b) { return near_nodes(ranks_[a]).size() < near_nodes(ranks_[b]).size(); });
+    for (size_t r : by_choice) {
+      const std::vector<int> near = near_nodes(ranks_[r]);
+      members[static_cast<size_t>(choose_node(near, members))].push_back(static_cast<int>(r));
+    }
+    for (int node : nodes_) {
+      auto& list = members[static_cast<size_t>(node)];
+      std::sort(list.begin(), list.end());
+      divide(node, list);
+    }
+  }
+
+  // Nodes near the rank's GPU that have cores; all with cores if none has.
+  std::vector<int> near_nodes(const RankPlacement& rank) const {
+    std::vector<int> near;
+    for (int node : machine_.gpus[static_cast<size_t>(rank.gpu)].numa) {
+      if (cores(node) > 0) near.push_back(node);
+    }
+    return near.empty() ? nodes_ : near;
+  }
+
+  // The node for one more rank: near with a core left; else the nearest with a core left; else near, shared.
+  int choose_node(const std::vector<int>& near, const std::vector<std::vector<int>>& members) const {
+    std::set<int> packages;
+    for (int node : near) packages.insert(machine_.numa_nodes[static_cast<size_t>(node)].package);
+    int best = nodes_.front();
+    std::tuple<int, double, int> best_cost{9, 0, 0};
+    for (int node : nodes_) {
+      const int taken = static_cast<int>(members[static_cast<size_t>(node)].size());
+      const bool is_near = std::find(near.begin(), near.end(), node) != near.end();
+      const bool same_package = packages.contains(machine_.numa_nodes[static_cast<size_t>(node)].package);
+      const bool room = taken < cores(node);
+      const int distance = is_near ? 0 : same_package ? 1 : 2;
+      const std::tuple<int, double, int> cost{room ? distance : 3 + distance,
+                                              (taken + 1.0) / static_cast<double>(cores(node)), node};
+      if (cost < best_cost) {
+        best_cost = cost;
+        best = node;
+      }
+    }
+    return best;
+  }
+
+  void place_cpus() {
+    const int n = static_cast<int>(ranks_.size());
+    const int node_count = static_cast<int>(nodes_.size());
+    const int total = static_cast<int>(machine_.cores.size());
+    if (n < node_count) {
+      // Several whole nodes a rank: cut where the cores are divided most evenly, but leave each rank a node.
+      int begin = 0;
+      int before = 0;  // cores of nodes already given
+      for (int r = 0; r < n; ++r) {
+        int end = begin + 1;
+        int sum = before + cores(nodes_[static_cast<size_t>(begin)]);
+        while (end < node_count - (n - 1 - r)) {
+          const int next = cores(nodes_[static_cast<size_t>(end)]);
+          // In the middle of the next node: nearer to what this rank should end at with it or without it?
+          if (r + 1 < n && int64_t{2} * sum + next > int64_t{2} * share(r + 1, total, n)) break;
+          sum += next;
+          ++end;
+        }
+        give_nodes(ranks_[static_cast<size_t>(r)], {nodes_.begin() + begin, nodes_.begin() + end});
+        begin = end;
+        before = sum;
+      }
+      return;
+    }
+    // Each node gets a rank, the others go one by one to the node with the most cores a rank.
+    std::vector<int> count(nodes_.size(), 1);
+    for (int left = n - node_count; left > 0; --left) {
+      size_t best = 0;
+      for (size_t i = 1; i < nodes_.size(); ++i) {
+        if (int64_t{cores(nodes_[i])} * (count[best] + 1) > int64_t{cores(nodes_[best])} * (count[i] + 1)) best = i;
+      }
+      ++count[best];
+    }
+    int r = 0;
+    for (size_t i = 0; i < nodes_.size(); ++i) {
+      std::vector<int> list(static_cast<size_t>(count[i]));
+      std::iota(list.begin(), list.end(), r);
+      r += count[i];
+      divide(nodes_[i], list);
+    }
+  }
+
+  void give_nodes(RankPlacement& rank, const std::vector<int>& nodes) {
+    std::vector<int> all;
+    rank.threads = 0;
+    for (int node : nodes) {
+      for (int c : cores_of_[static_cast<size_t>(node)]) add_pus(all, c);
+      rank.memory_nodes.push_back(machine_.numa_nodes[static_cast<size_t>(node)].id);
+      rank.threads += cores(node);
+    }
+    rank.numa_node = rank.memory_nodes.front();
+    rank.cpus = CpuSet(std::move(all));
+    std::sort(rank.memory_nodes.begin(), rank.memory_nodes.end());
+  }
+
+  void add_pus(std::vector<int>& out, int core) const {
+    const auto& pus = machine_.cores[static_cast<size_t>(core)].pus;
+    out.insert(out.end(), pus.begin(), pus.end());
+  }
+
+  // Divides the cores of a node among the local ranks in `list`.
+  void divide(int node, const std::vector<int>& list) {
+    const std::vector<int>& own = cores_of_[static_cast<size_t>(node)];
+    const int c = static_cast<int>(own.size());
+    const int k = static_cast<int>(list.size());
+    std::vector<int> pus;
+    std::vector<int> core_of_pu;
+    for (int core : own) {
+      add_pus(pus, core);
+      core_of_pu.resize(pus.size(), core);
+    }
+    const int p = static_cast<int>(pus.size());
+    for (int i = 0; i < k; ++i) {
+      RankPlacement& rank = ranks_[static_cast<size_t>(list[static_cast<size_t>(i)])];
+      rank.numa_node = machine_.numa_nodes[static_cast<size_t>(node)].id;
+      rank.memory_nodes = {rank.numa_node};
+      std::vector<int> mine;
+      if (k <= c) {
+        const int begin = share(i, c, k);
+        const int end = share(i + 1, c, k);
+        for (int j = begin; j < end; ++j) add_pus(mine, own[static_cast<size_t>(j)]);
+        rank.threads = end - begin;
+      } else if (k <= p) {
+        std::set<int> touched;
+        for (int j = share(i, p, k); j < share(i + 1, p, k); ++j) {
+          mine.push_back(pus[static_cast<size_t>(j)]);
+          touched.insert(core_of_pu[static_cast<size_t>(j)]);
+        }
+        rank.threads = static_cast<int>(touched.size());
+        rank.oversubscribed = true;
+      } else {
+        add_pus(mine, own[static_cast<size_t>(share(i, c, k))]);
+        rank.oversubscribed = true;
+      }
+      rank.cpus = CpuSet(std::move(mine));
+    }
+  }
+
+  void choose_nics() {
+    if (machine_.nics.empty()) return;
+    std::vector<int> used(machine_.nics.size(), 0);
+    for (RankPlacement& rank : ranks_) {
+      std::vector<int> numa;
+      PciPath path;
+      if (rank.gpu >= 0) {
+        numa = machine_.gpus[static_cast<size_t>(rank.gpu)].numa;
+        path = machine_.gpus[static_cast<size_t>(rank.gpu)].path;
+      } else {
+        for (size_t i = 0; i < machine_.numa_nodes.size(); ++i) {
+          if (machine_.numa_nodes[i].id == rank.numa_node) numa.push_back(static_cast<int>(i));
+        }
+      }
+      int best = 0;
+      std::tuple<bool, bool, int, bool, int> best_cost;
+      for (size_t i = 0; i < machine_.nics.size(); ++i) {
+        const Nic& nic = machine_.nics[i];
+        const LinkKind distance = pci_distance(machine_, path, numa, nic.path, nic.numa);
+        const bool other_node = numa != nic.numa;  // within a package of several nodes
+        const std::tuple<bool, bool, int, bool, int> cost{!nic.active, !nic.rdma, static_cast<int>(distance),
+                                                          other_node, used[i]};
+        if (i == 0 || cost < best_cost) {
+          best_cost = cost;
+          best = static_cast<int>(i);
+        }
+      }
+      ++used[static_cast<size_t>(best)];
+      rank.nic = best;
+      const Nic& nic = machine_.nics[static_cast<size_t>(best)];
+      rank.nic_name = nic.name;
+      if (nic.rdma) rank.hca = nic.name + (nic.port > 0 ? ":" + std::to_string(nic.port) : "");
+    }
+  }
+
+  const Machine& machine_;
+  std::vector<RankPlacement> ranks_;
+  const RingPieces pieces_;                 // of the job's rings, what lies on this host
+  std::vector<std::vector<int>> cores_of_;  // [numa index] -> cores
+  std::vector<int> nodes_;                  // numa indices with cores
+};
+
+// What lies of rings of `context` ranks on a host with `count`: whole rings, or a path that goes on elsewhere.
+RingPieces pieces_of(int count, int context) {
+  if (count % context != 0) return {{count, false}};
+  return RingPieces(static_cast<size_t>(count / context), {context, true});
+}
+
+Hop make_hop(const std::vector<Machine>& hosts, const RankPlacement& from, const RankPlacement& to) {
+  Hop hop{from.rank, to.rank, from.host_index != to.host_index, {}};
+  if (hop.other_host) return hop;
+  const Machine& machine = hosts[static_cast<size_t>(from.host_index)];
+  if (from.gpu >= 0) {
+    hop.link = machine.links[static_cast<size_t>(from.gpu)][static_cast<size_t>(to.gpu)];
+  } else {
+    std::vector<int> numa;
+    for (size_t i = 0; i < machine.numa_nodes.size(); ++i) {
+      const int id = machine.numa_nodes[i].id;
+      if (id == from.numa_node || id == to.numa_node) numa.push_back(static_cast<int>(i));
+    }
+    hop.link.kind = pci_distance(machine, {}, numa, {}, numa);
+  }
+  return hop;
+}
+
+void check_hosts(const std::vector<Machine>& hosts) {
+  if (hosts.empty()) fail("ranks need at least one host, got none");
+  for (const Machine& machine : hosts) {
+    if (machine.cores.empty() || machine.numa_nodes.empty()) {
+      throw Error(ErrorKind::kInternal, "topology", "host " + machine.host + " was described without cores or memory");
+    }
+  }
+}
+
+void check_gpus(const Machine& machine, int ranks) {
+  const int gpus = static_cast<int>(machine.gpus.size());
+  if (ranks <= gpus) return;
+  if (gpus == 0) {
+    fail("host " + machine.host + " has no GPU that annulus can see, but " + count_of(ranks, "rank") +
+         " with device = \"cuda\" " + (ranks == 1 ? "was" : "were") +
+         " asked of it; use device = \"cpu\", or a host with GPUs and the NVIDIA driver");
+  }
+  fail("host " + machine.host + " has " + count_of(gpus, "GPU") + ", but " + count_of(ranks, "rank") +
+       " with device = \"cuda\" were asked of it, and each needs a GPU of its own; use at most " +
+       count_of(gpus, "rank") + " there, more hosts, or device = \"cpu\"");
+}
+
+}  // namespace
+
+std::string_view to_string(DeviceKind kind) { return kind == DeviceKind::kCuda ? "cuda" : "cpu"; }
+
+Placement place(const std::vector<Machine>& hosts, const std::vector<int>& ranks_per_host,
+                const PlacementOptions& options) {
+  check_hosts(hosts);
+  if (ranks_per_host.size() != hosts.size()) {
+    throw Error(ErrorKind::kInternal, "topology",
+                "rank counts were given for " + std::to_string(ranks_per_host.size()) + " hosts, machines for " +
+                    std::to_string(hosts.size()));
+  }
+  int64_t total = 0;
+  for (size_t h = 0; h < hosts.size(); ++h) {
+    if (ranks_per_host[h] < 0) {
+      fail("host " + hosts[h].host + " cannot have " + std::to_string(ranks_per_host[h]) + " ranks; use 0 or more");
+    }
+    total += ranks_per_host[h];
+  }
+  if (total < 1) fail("a job needs at least 1 rank, got 0; use -n 1 or more");
+  if (total > kMaxRanks) fail("a job has at most 65,536 ranks, got " + std::to_string(total));
+  if (options.device == DeviceKind::kCuda) {
+    for (size_t h = 0; h < hosts.size(); ++h) check_gpus(hosts[h], ranks_per_host[h]);
+  }
+
+  const int placed = static_cast<int>(total);
+  const int job_ranks = options.job_ranks == 0 ? placed : options.job_ranks;
+  Placement placement;
+  placement.context = options.context == 0 ? job_ranks : options.context;
+  if (placement.context < 1 || job_ranks % placement.context != 0) {
+    fail(count_of(job_ranks, "rank") + " cannot be divided into rings of " + std::to_string(placement.context) +
+         ": use a multiple of it");
+  }
+  for (size_t h = 0; h < hosts.size(); ++h) {
+    if (ranks_per_host[h] == 0) continue;
+    const int first = static_cast<int>(placement.ranks.size());
+    HostPlacer placer(hosts[h], pieces_of(ranks_per_host[h], placement.context), ranks_per_host[h]);
+    for (RankPlacement& rank : placer.place(options.device)) {
+      rank.rank = first + rank.local_rank;
+      rank.host_index = static_cast<int>(h);
+      placement.oversubscribed = placement.oversubscribed || rank.oversubscribed;
+      placement.ranks.push_back(std::move(rank));
+    }
+  }
+  if (placement.context == 1 || job_ranks != placed) return placement;
+  for (const RankPlacement& from : placement.ranks) {
+    const int begin = from.rank / placement.context * placement.context;
+    const int to = begin + (from.rank - begin + 1) % placement.context;
+    placement.hops.push_back(make_hop(hosts, from, placement.ranks[static_cast<size_t>(to)]));
+  }
+  return placement;
+}
+
+Placement place(const std::vector<Machine>& hosts, int ranks, const PlacementOptions& options) {
+  check_hosts(hosts);
+  if (ranks < 1) fail("a job needs at least 1 rank, got " + std::to_string(ranks) + "; use -n 1 or more");
+  if (ranks > kMaxRanks) fail("a job has at most 65,536 ranks, got " + std::to_string(ranks));
+  if (hosts.size() == 1) return place(hosts, std::vector<int>{ranks}, options);
+
+  std::vector<int> room;
+  int64_t all = 0;
+  for (const Machine& machine : hosts) {
+    room.push_back(options.device == DeviceKind::kCuda ? static_cast<int>(machine.gpus.size()) : ranks);
+    all += room.back();
+  }
+  if (ranks > all) {
+    fail("the " + std::to_string(hosts.size()) + " hosts have " + count_of(static_cast<int>(all), "GPU") +
+         " together, but " + count_of(ranks, "rank") +
+         " with device = \"cuda\" were asked for, and each needs a GPU of its own; use " +
+         (all == 0 ? std::string("device = \"cpu\"") : "-n " + std::to_string(all) + " or less, or device = \"cpu\""));
+  }
+  // Even shares; what a host has no GPU for goes to the others.
+  std::vector<int> counts(hosts.size(), 0);
+  for (int left = ranks; left > 0;) {
+    int open = 0;
+    for (size_t h = 0; h < hosts.size(); ++h) open += counts[h] < room[h] ? 1 : 0;
+    const int base = std::max(1, left / open);
+    for (size_t h = 0; h < hosts.size() && left > 0; ++h) {
+      const int more = std::min({base, room[h] - counts[h], left});
+      counts[h] += more;
+      left -= more;
+    }
+  }
+  return place(hosts, counts, options);
+}
+
+}  // namespace annulus

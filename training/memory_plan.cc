@@ -1,0 +1,78 @@
+// See memory_plan.h.
+#include "training/memory_plan.h"
+
+#include <array>
+#include <cstdio>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "attention/execution/attention_charges.h"
+#include "attention/kernels/choose_kernel.h"
+#include "attention/plan/layout.h"
+#include "attention/plan/plan.h"
+#include "memory/caches.h"
+#include "model/model.h"
+#include "training/training.h"
+
+namespace annulus {
+namespace {
+
+std::string in_units(int64_t bytes, double unit) {
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%.1f", static_cast<double>(bytes) / unit);
+  return text.data();
+}
+
+std::string with_unit(int64_t bytes) {
+  return bytes >= 1'000'000'000 ? in_units(bytes, 1e9) + " GB" : in_units(bytes, 1e6) + " MB";
+}
+
+}  // namespace
+
+std::string MemoryPlan::text() const {
+  const bool large = total() >= 1'000'000'000;
+  const auto show = [&](int64_t bytes) { return in_units(bytes, large ? 1e9 : 1e6); };
+  const int64_t leaves = step.lasting("leaves");  // of weights and gradients alike
+  const int64_t weights = step.lasting("weights") + leaves / 2, gradients = step.lasting("gradients") + leaves / 2;
+  const int64_t optimizer = step.lasting("optimizer"), activations = step.kept();
+  return show(total()) + (large ? " GB" : " MB") + " a rank planned: weights " + show(weights) + ", gradients " +
+         show(gradients) + ", optimizer " + show(optimizer) + ", activations " + show(activations) +
+         ", working memory " + show(total() - weights - gradients - optimizer - activations) +
+         "; caches besides: at most " + with_unit(caches_on_device > 0 ? caches_on_device : caches) +
+         (caches_on_device > 0 ? ", and " + with_unit(caches - caches_on_device) + " of the host's memory" : "");
+}
+
+MemoryPlan plan_memory(const Config& c, const LayerRequests& layers, int context_ranks, int rank, bool gpu) {
+  const ModelShape shape = model_shape(c);
+  const at::ScalarType dtype = compute_dtype(c);
+  const at::DeviceType device = gpu ? at::kCUDA : at::kCPU;
+  const int64_t batch = c.data.batch / c.mesh.data;
+  const Layout layout =
+      make_layout(parse_layout(c.attention.layout, "attention.layout"), c.data.context, context_ranks);
+  const int64_t positions = layout.count(rank);
+  const std::unique_ptr<Kernel> kernel =
+      make_chosen_kernel(planned_kernel(parse_kernel(c.attention.kernel, "attention.kernel"), device, dtype,
+                                        shape.head_dim(), c.model.dropout > 0),
+                         device, dtype);
+
+  std::vector<Part> distinct;
+  for (PlanRequest request : layers.distinct) {
+    request.shape.batch = batch;
+    request.pattern = of_batch_rows(std::move(request.pattern), 0, batch);
+    const bool planned = !is_adaptive(request.pattern) && context_ranks > 1;
+    const std::shared_ptr<const Program> program = planned ? cached_program(request, rank) : nullptr;
+    distinct.push_back(attention_charges(request, program.get(), rank, shape.head_dim(), dtype, *kernel));
+  }
+  std::vector<Part> attention;
+  for (const size_t which : layers.of_layer) attention.push_back(distinct[which]);
+
+  MemoryPlan plan;
+  add_training_charges(c, batch, positions, static_cast<int>(c.mesh.data) * context_ranks, gpu, plan.step);
+  add_model_charges(shape, batch * positions, {dtype, gpu}, c.model.recompute, attention, plan.step);
+  plan.caches = c.memory.caches << 20;
+  plan.caches_on_device = gpu ? cache_total_on_device(plan.caches) : 0;
+  return plan;
+}
+
+}  // namespace annulus

@@ -1,0 +1,36 @@
+// The memory that a training step needs on a rank, worked out from a configuration before any is taken: what the
+// trainer prints, and what tests hold against what LibTorch's allocator really hands out. It is the sum of what parts
+// declare beside the code that takes it (memory/charge.h); nothing is known here of what they hold.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "config/config.h"
+#include "memory/charge.h"
+#include "training/layer_requests.h"
+
+namespace annulus {
+
+// Bytes.
+struct MemoryPlan {
+  StepCharges step;
+  // What all caches may hold at most (memory/caches.h), and the part of it that lies on the device. Stated besides:
+  // what they will hold depends on the plans, the total is what a step is expected to take.
+  int64_t caches = 0;
+  int64_t caches_on_device = 0;
+
+  // At most at once.
+  int64_t total() const { return step.most().bytes; }
+  // Of that, what is there besides what lasts and what is kept for the backward when the forward has ended. Where the
+  // most is needed later in the backward, some of what was kept is gone by then and counts against it.
+  int64_t working() const { return total() - step.lasting() - step.kept(); }
+  // "12.3 GB a rank planned: weights 2.5, ...; caches besides: at most 1.9 GB".
+  std::string text() const;
+};
+
+// For rank `rank` of the mesh's context axis of `context_ranks`; `layers` of layer_requests() for as many, of the
+// global batch. Of block maps that are selected at run time nothing is known: they hold what a single rank's do.
+MemoryPlan plan_memory(const Config& config, const LayerRequests& layers, int context_ranks, int rank, bool gpu);
+
+}  // namespace annulus

@@ -1,0 +1,79 @@
+// See mesh.h.
+#include "training/mesh.h"
+
+#include <utility>
+
+#include "common/error.h"
+
+namespace annulus {
+
+std::vector<MeshAxis> fit_axes(std::vector<MeshAxis> axes, int ranks) {
+  int64_t product = 1;
+  MeshAxis* rest = nullptr;
+  std::string text;
+  for (MeshAxis& axis : axes) {
+    text += (text.empty() ? "" : " x ") + axis.name + " " + std::to_string(axis.size);
+    if (axis.size < 0 || (axis.size == 0 && rest != nullptr)) {
+      throw Error(ErrorKind::kPlan, "mesh",
+                  "axis sizes must be positive, one may be 0 (all ranks left), but the mesh is " + text);
+    }
+    if (axis.size == 0) {
+      rest = &axis;
+    } else {
+      product *= axis.size;
+    }
+  }
+  if (rest != nullptr && product <= ranks && ranks % product == 0) {
+    rest->size = static_cast<int>(ranks / product);
+    product = ranks;
+  }
+  if (product != ranks) {
+    throw Error(ErrorKind::kPlan, "mesh",
+                "the mesh " + text + " needs " + (rest != nullptr ? "a multiple of " : "") + std::to_string(product) +
+                    " ranks, but " + std::to_string(ranks) + (ranks == 1 ? " was" : " were") + " started: use -n " +
+                    std::to_string(product) + ", or change [mesh]");
+  }
+  return axes;
+}
+
+Mesh::Mesh(Communicator& world, std::vector<MeshAxis> axes)
+    : world_(world), axes_(fit_axes(std::move(axes), world.size())) {
+  int inner = 1;
+  index_.resize(axes_.size());
+  for (size_t i = axes_.size(); i-- > 0;) {
+    index_[i] = world.rank() / inner % axes_[i].size;
+    inner *= axes_[i].size;
+  }
+  inner = 1;
+  communicators_.resize(axes_.size());
+  for (size_t i = axes_.size(); i-- > 0;) {
+    // The color is the lowest rank of this rank's line along the axis.
+    communicators_[i] = world.split(world.rank() - index_[i] * inner, index_[i]);
+    communicators_[i]->set_timeout(world.timeout());
+    inner *= axes_[i].size;
+  }
+}
+
+size_t Mesh::find(std::string_view name) const {
+  for (size_t i = 0; i < axes_.size(); ++i) {
+    if (axes_[i].name == name) return i;
+  }
+  throw Error(ErrorKind::kInternal, "mesh", "no axis " + std::string(name) + " in the mesh " + text());
+}
+
+Communicator& Mesh::axis(std::string_view name) { return *communicators_[find(name)]; }
+
+void Mesh::progress() {
+  world_.progress();
+  for (const std::shared_ptr<Communicator>& communicator : communicators_) communicator->progress();
+}
+
+std::string Mesh::text() const {
+  std::string out;
+  for (const MeshAxis& axis : axes_) {
+    out += (out.empty() ? "" : " x ") + axis.name + " " + std::to_string(axis.size);
+  }
+  return out;
+}
+
+}  // namespace annulus

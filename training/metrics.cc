@@ -1,0 +1,168 @@
+// See metrics.h.
+#include "training/metrics.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "common/error.h"
+#include "common/files.h"
+
+namespace annulus {
+namespace {
+
+// Of two plain lines, as long as reports come that often.
+constexpr double kPlainSeconds = 10;
+
+// Lines of steps up to `last` that are whole; the rest is what a run did after the checkpoint it now resumes from, or
+// was writing when it was cut off.
+void truncate_after(const std::string& path, int64_t last) {
+  std::ifstream in(path, std::ios::binary);
+  if (!in) return;
+  std::string kept;
+  bool removed = false;
+  for (std::string line; std::getline(in, line);) {
+    const bool whole = !in.eof();
+    const auto json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    const bool good = whole && json.is_object() && json.contains("step") && json["step"].is_number_integer() &&
+                      json["step"].get<int64_t>() <= last;
+    if (good) {
+      kept += line + "\n";
+    } else {
+      removed = true;
+    }
+  }
+  if (removed) write_atomically(FileSystem::real(), path, kept);
+}
+
+std::string fixed(double v) {
+  char text[64];
+  std::snprintf(text, sizeof text, "%.2f", v);
+  return text;
+}
+
+}  // namespace
+
+MetricsWriter::MetricsWriter(const std::string& path, std::optional<int64_t> resumed_step) : path_(path) {
+  if (resumed_step) truncate_after(path, *resumed_step);
+  file_ = std::fopen(path.c_str(), "ae");
+  if (!file_) throw Error(ErrorKind::kResource, "metrics", "cannot open " + path + ": " + std::strerror(errno));
+}
+
+MetricsWriter::~MetricsWriter() { std::fclose(file_); }
+
+void MetricsWriter::write(int64_t step, const Fields& fields) {
+  nlohmann::ordered_json line;
+  line["step"] = step;
+  for (const auto& [name, value] : fields) {
+    nlohmann::ordered_json& field = line[std::string(name)];
+    if (const Table* table = std::get_if<Table>(&value)) {
+      field = nlohmann::ordered_json::object();
+      for (const auto& [row, numbers] : *table) {
+        nlohmann::ordered_json& object = field[std::string(row)] = nlohmann::ordered_json::object();
+        for (const auto& [key, number] : numbers) object[std::string(key)] = number;
+      }
+    } else if (const int64_t* whole = std::get_if<int64_t>(&value)) {
+      field = *whole;
+    } else {
+      field = std::get<double>(value);  // nlohmann writes numbers that JSON lacks as null
+    }
+  }
+  const std::string text = line.dump() + "\n";
+  if (std::fwrite(text.data(), 1, text.size(), file_) != text.size() || std::fflush(file_) != 0) {
+    throw Error(ErrorKind::kResource, "metrics", "cannot write " + path_ + ": " + std::strerror(errno));
+  }
+}
+
+std::string with_separators(int64_t number) {
+  std::string text = std::to_string(number);
+  const size_t first = number < 0 ? 1 : 0;
+  for (size_t at = text.size(); at > first + 3;) text.insert(at -= 3, ",");
+  return text;
+}
+
+std::string format_duration(double seconds) {
+  const auto s = static_cast<int64_t>(std::llround(std::clamp(seconds, 0.0, 1e12)));
+  char text[64];
+  if (s < 3600) {
+    std::snprintf(text, sizeof text, "%d:%02d", static_cast<int>(s / 60), static_cast<int>(s % 60));
+  } else {
+    std::snprintf(text, sizeof text, "%lld:%02d:%02d", static_cast<long long>(s / 3600), static_cast<int>(s / 60 % 60),
+                  static_cast<int>(s % 60));
+  }
+  return text;
+}
+
+std::string format_progress(const ProgressReport& r) {
+  const auto known = [](const std::optional<double>& v) { return v && std::isfinite(*v); };
+  std::string text = "step " + with_separators(r.step) + "/" + with_separators(r.steps) + "  loss " + fixed(r.loss) +
+                     "  " + fixed(bits_per_byte(r.loss)) + " bits per byte";
+  if (r.validation_bits_per_byte) text += "  validation " + fixed(*r.validation_bits_per_byte) + " bits per byte";
+  if (known(r.tokens_per_second)) {
+    text += "  " + with_separators(std::llround(std::clamp(*r.tokens_per_second, 0.0, 1e15))) + " tokens/s";
+  }
+  if (known(r.utilization)) {
+    char share[32];
+    std::snprintf(share, sizeof share, "  MFU %.1f%%", 100 * *r.utilization);
+    text += share;
+  }
+  if (known(r.seconds_left)) text += "  " + format_duration(*r.seconds_left) + " left";
+  return text;
+}
+
+ProgressMode progress_mode(const char* environment, bool terminal) {
+  const std::string_view asked = environment ? environment : "";
+  if (asked.empty()) return terminal ? ProgressMode::kLive : ProgressMode::kPlain;
+  if (asked == "live") return ProgressMode::kLive;
+  if (asked == "plain") return ProgressMode::kPlain;
+  if (asked == "none") return ProgressMode::kNone;
+  throw Error(ErrorKind::kUsage, "metrics",
+              "ANNULUS_PROGRESS: expected live, plain or none, got \"" + std::string(asked) + "\"");
+}
+
+Progress::Progress(ProgressMode mode, std::ostream& out, Clock clock)
+    : mode_(mode), out_(out), clock_(std::move(clock)) {}
+
+Progress::~Progress() { finish(); }
+
+double Progress::steady_seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+void Progress::report(const ProgressReport& report, bool important) {
+  if (mode_ == ProgressMode::kNone) return;
+  const std::string line = format_progress(report);
+  if (mode_ == ProgressMode::kLive) {
+    // To the left edge, the new line, what was longer of the old one erased.
+    out_ << '\r' << line << "\x1b[K" << std::flush;
+    line_ = line;
+    return;
+  }
+  const double now = clock_();
+  // Shown now if the next report, should it take as long as this one did, would be too late.
+  const bool due = !shown_at_ || now + (now - *reported_at_) - *shown_at_ > kPlainSeconds;
+  reported_at_ = now;
+  if (!due && !important) return;
+  out_ << line << '\n' << std::flush;
+  shown_at_ = now;
+}
+
+void Progress::message(std::string_view text) {
+  if (mode_ == ProgressMode::kLive && !line_.empty()) {
+    out_ << '\r' << text << "\x1b[K\n" << line_ << std::flush;
+    return;
+  }
+  out_ << text << '\n' << std::flush;
+}
+
+void Progress::finish() {
+  if (line_.empty()) return;
+  out_ << '\n' << std::flush;
+  line_.clear();
+}
+
+}  // namespace annulus

@@ -1,0 +1,60 @@
+// AdamW over flat parameters, clipping by the global norm, and the learning rate's schedule. Used by trainer.cc.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "memory/charge.h"
+#include "model/parameters.h"
+
+namespace annulus {
+
+struct OptimizerSettings {
+  double lr = 1e-3;
+  double min_lr_ratio = 0.1;
+  int64_t warmup = 0;  // steps
+  int64_t steps = 1;   // of the whole run
+  double weight_decay = 0.1;
+  double beta1 = 0.9;
+  double beta2 = 0.95;
+  double eps = 1e-8;
+  double clip = 1.0;  // global norm; 0: none
+};
+
+// Of step 0, 1, ...: linear warmup to lr over `warmup` steps, then half a cosine down to lr * min_lr_ratio at `steps`,
+// where it stays.
+double learning_rate(const OptimizerSettings& settings, int64_t step);
+
+// The two means of AdamW, of parameters of that many elements whose leaves are of this dtype.
+Charge optimizer_charge(int64_t count, at::ScalarType dtype);
+
+// AdamW (arXiv 1711.05101) as LibTorch's fused step; decay for matrices alone. Not thread-safe.
+class AdamW {
+ public:
+  // `parameters` must outlive this.
+  AdamW(Parameters& parameters, const OptimizerSettings& settings);
+
+  // The norm of all gradients, a scalar on their device. Every rank gets the same bits from the same gradients.
+  at::Tensor gradient_norm() const;
+
+  // Updates the values, and with them the leaves, from the gradients, which are scaled down first when `norm` is above
+  // the clip (the gradients may be overwritten). The caller has made sure that norm is finite.
+  void update(double norm, int64_t step);
+
+  // What a checkpoint keeps: flat like the parameters, and the number of updates made (bias correction).
+  const at::Tensor& exp_avg() const { return exp_avg_; }
+  const at::Tensor& exp_avg_sq() const { return exp_avg_sq_; }
+  int64_t updates() const { return updates_; }
+  void set_updates(int64_t updates) { updates_ = updates; }
+
+ private:
+  Parameters& parameters_;
+  OptimizerSettings settings_;
+  at::Tensor exp_avg_;
+  at::Tensor exp_avg_sq_;
+  int64_t updates_ = 0;
+};
+
+}  // namespace annulus

@@ -1,0 +1,424 @@
+// See trainer.h.
+#include "training/trainer.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <iostream>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "attention/kernels/choose_kernel.h"
+#include "attention/plan/plan.h"
+#include "comm/agreement.h"
+#include "common/error.h"
+#include "common/files.h"
+#include "common/interrupt.h"
+#include "data/text_source.h"
+#include "device/device_peak.h"
+#include "device/numerics.h"
+#include "memory/caches.h"
+#include "training/checkpoint.h"
+#include "training/memory_plan.h"
+#include "training/metrics.h"
+#include "training/run_folder.h"
+#include "training/training.h"
+
+namespace annulus {
+namespace {
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+std::string rounded(double value, int digits) {
+  std::array<char, 64> text{};
+  std::snprintf(text.data(), text.size(), "%.*f", digits, value);
+  return text.data();
+}
+
+// 1267008 -> "1.27M"
+std::string short_count(int64_t n) {
+  const auto value = static_cast<double>(n);
+  if (n >= 1'000'000'000) return rounded(value / 1e9, 2) + "B";
+  if (n >= 1'000'000) return rounded(value / 1e6, 2) + "M";
+  if (n >= 1'000) return rounded(value / 1e3, 1) + "k";
+  return std::to_string(n);
+}
+
+// Removes ` OPTION VALUE` or ` OPTION=VALUE` wherever it stands; a value that begins with "-" is the next option.
+std::string without_option(std::string command, const std::string& option) {
+  for (size_t at = 0; (at = command.find(" " + option, at)) != std::string::npos;) {
+    size_t end = at + 1 + option.size();
+    const bool attached = option.back() == '=' || command[end] == '=';
+    if (!attached && end < command.size() && command[end] != ' ') {  // a longer option
+      at = end;
+      continue;
+    }
+    if (attached || (end + 1 < command.size() && command[end + 1] != '-')) {
+      end = std::min(command.find(' ', attached ? end : end + 1), command.size());
+    }
+    command.erase(at, end - at);
+  }
+  return command;
+}
+
+// Of this process so far.
+MetricsWriter::Table used_caches() {
+  MetricsWriter::Table table;
+  for (const CacheReport& cache : cache_reports()) {
+    const CacheStats& s = cache.stats;
+    if (s.hits + s.misses == 0) continue;
+    table.push_back({cache.name,
+                     {{"bytes", s.bytes},
+                      {"entries", s.entries},
+                      {"hits", s.hits},
+                      {"misses", s.misses},
+                      {"evictions", s.evictions},
+                      {"too_large", s.too_large}}});
+  }
+  return table;
+}
+
+// One run on one rank. Rank 0 alone has an opened folder, metrics and progress.
+class Run {
+ public:
+  Run(const Config& config, Communicator& world, const TrainOptions& options)
+      : config_(config), world_(world), options_(options), first_(world.rank() == 0) {}
+
+  int train();
+
+ private:
+  void load_text();
+  void resume();
+  void require_something_to_do();
+  void tell_changes();
+  double waited() const;
+  // Model FLOPs utilization at this speed; empty where the devices' peak is not known.
+  std::optional<double> utilization(double tokens_per_second) const;
+  // Puts the interval's beginning forward by what has passed since `before`: it is no part of the steps.
+  struct Clock {
+    double time, waited, planned;
+  };
+  Clock clock() const { return {now(), waited(), plan_stats().seconds_on_path}; }
+  void leave_out_since(const Clock& before);
+  void require_equal_ranks();
+  void open_folder();
+  void greet();
+  bool asked_to_stop() const { return options_.stop ? options_.stop() : interrupted(); }
+  void say(std::string_view text) {
+    if (progress_) progress_->message(text);
+  }
+  void report(const StepResult& result, bool validated);
+  bool validate();  // true: stop
+  void save();
+  int finish(bool stopped);
+  std::string command() const;
+
+  const Config& config_;
+  Communicator& world_;
+  const TrainOptions& options_;
+  const bool first_;
+  std::unique_ptr<TextSource> text_;
+  std::unique_ptr<Training> training_;
+  std::unique_ptr<RunFolder> folder_;
+  std::string kernel_;  // which one attention is computed with, and why
+  std::string path_;    // of the run's folder, on every rank
+  std::unique_ptr<CheckpointStore> store_;
+  std::unique_ptr<MetricsWriter> metrics_;
+  std::unique_ptr<Progress> progress_;
+  std::optional<double> validation_;   // bits per byte, of the last validation
+  std::optional<int64_t> saved_step_;  // of the newest checkpoint
+  double begin_ = 0;                   // of the first step
+  int64_t begin_step_ = 0;
+  Clock interval_ = {};  // at the last metrics line, put forward by validations and checkpoints since
+  int64_t interval_steps_ = 0;
+  double tokens_per_second_ = 0;
+  MemoryPlan memory_;
+  std::optional<double> peak_flops_;  // of all ranks' devices together
+  double flops_per_token_ = 0;
+};
+
+void Run::load_text() {
+  together(world_, {"reading the text", 0},
+           [&] { text_ = std::make_unique<TextSource>(config_.data, config_.run.seed); });
+}
+
+// Takes the folder before anything is read from it: its owner could write meanwhile.
+void Run::resume() {
+  path_ = from_first(world_, {"opening the run folder", 0}, [&] {
+    const std::string which = options_.resume->empty() ? config_.run.name : *options_.resume;
+    folder_ = std::make_unique<RunFolder>(RunFolder::open(find_run(config_.run.folder, which)));
+    return folder_->path();
+  });
+  together(
+      world_, {"comparing with the run's configuration", 0}, [&] { tell_changes(); }, /*only_first=*/true);
+  store_ = std::make_unique<CheckpointStore>(path_, config_.checkpoint.keep);
+  together(world_, {"loading the checkpoint", 0}, [&] {
+    std::vector<std::string> skipped;
+    const std::optional<TrainingState> state = store_->load_newest_valid(&skipped);
+    for (const std::string& reason : skipped) say("passed over a checkpoint: " + reason);
+    if (!state) {
+      throw Error(ErrorKind::kInput, "train",
+                  "there is no whole checkpoint in " + path_ + " to resume from" +
+                      (skipped.empty() ? "" : " (" + std::to_string(skipped.size()) + " damaged)") +
+                      ": start anew without --resume");
+    }
+    training_->restore(*state);
+    saved_step_ = state->step;
+    const auto text = state->extra.find("text");
+    if (text != state->extra.end() && text->second != text_->fingerprint()) {
+      say("the text is not the one this run was begun with: the loss may jump");
+    }
+  });
+}
+
+// What a resumed run does otherwise than before.
+void Run::tell_changes() {
+  const std::vector<std::string> before = flatten(load_config(folder_->config_path())), now = flatten(config_);
+  for (size_t i = 0; i < now.size() && i < before.size(); ++i) {
+    if (now[i] != before[i])
+      say("changed: " + now[i] + " (it was " + before[i].substr(before[i].find(" = ") + 3) + ")");
+  }
+}
+
+void Run::require_something_to_do() {
+  if (training_->steps_done() >= config_.run.steps) {
+    throw Error(ErrorKind::kUsage, "train",
+                path_ + " has done " + std::to_string(training_->steps_done()) + " steps and run.steps is " +
+                    std::to_string(config_.run.steps) + ": nothing is left to do; to train on, add --set run.steps=" +
+                    std::to_string(2 * training_->steps_done()));
+  }
+}
+
+void Run::require_equal_ranks() {
+  std::vector<Field> fields;
+  for (const std::string& line : flatten(config_)) {
+    const size_t equals = line.find(" = ");
+    fields.push_back({line.substr(0, equals), equals == std::string::npos ? "" : line.substr(equals + 3)});
+  }
+  fields.push_back({"text", text_->fingerprint() + ", " + text_->text()});
+  fields.push_back({"attention", training_->attention_text()});
+  fields.push_back({"resumed step", std::to_string(training_->steps_done())});
+  fields.push_back({"weights", training_->weights_digest()});
+  require_agreement(world_, fields, {"agreeing on the run", 0});
+}
+
+void Run::open_folder() {
+  if (path_.empty()) {
+    path_ = from_first(world_, {"making the run folder", 0}, [&] {
+      folder_ = std::make_unique<RunFolder>(RunFolder::create(config_.run.folder, config_.run.name));
+      return folder_->path();
+    });
+    store_ = std::make_unique<CheckpointStore>(path_, config_.checkpoint.keep);
+  }
+  together(
+      world_, {"opening the run's files", 0},
+      [&] {
+        write_atomically(FileSystem::real(), folder_->config_path(), to_toml(config_));
+        metrics_ = std::make_unique<MetricsWriter>(
+            folder_->metrics_path(), options_.resume ? std::optional<int64_t>(training_->steps_done()) : std::nullopt);
+      },
+      /*only_first=*/true);
+}
+
+void Run::greet() {
+  const std::string device = options_.device_reason.empty() ? options_.device.str() : options_.device_reason;
+  say("device " + device + "  ranks " + std::to_string(world_.size()) + " (" + training_->mesh().text() + ")" +
+      (options_.placement.empty() ? "" : "  placement " + options_.placement) + "  model " +
+      short_count(training_->model().parameters().count()) + " parameters  " +
+      with_separators(training_->tokens_per_step()) + " tokens a step");
+  for (const std::string& line : options_.ring) say(line);
+  say("attention kernel " + kernel_);
+  const std::string gpu = gpu_name(options_.device);
+  const std::optional<double> peak = peak_flops(gpu, compute_dtype(config_), config_.tf32);
+  if (peak) {
+    peak_flops_ = *peak * world_.size();
+    flops_per_token_ = training_->flops_per_token();
+  }
+  say(peak ? "MFU is of " + rounded(*peak / 1e12, 1) + " TFLOP/s a rank (" + gpu + ", dense, by its data sheet)"
+           : "no MFU: the peak of " + (gpu.empty() ? "a CPU" : gpu + " in " + config_.model.dtype) + " is not known");
+  say("memory: " + memory_.text());
+  say("text " + text_->text() + "  run folder " + path_ +
+      (options_.resume ? "  resumed after step " + std::to_string(training_->steps_done()) : ""));
+}
+
+void Run::report(const StepResult& result, bool validated) {
+  ++interval_steps_;
+  const int64_t step = training_->steps_done();
+  if (!result.applied) {
+    say("step " + std::to_string(step) + ": the loss or the gradients are not finite, this update is left out");
+  }
+  if (!result.note.empty()) say(result.note);
+  if (!first_) return;
+  const bool log = step % std::max<int64_t>(1, config_.run.log_every) == 0 || step == config_.run.steps || result.stop;
+  const Clock here = clock();
+  const double time = here.time;
+  const double tokens = static_cast<double>(training_->tokens_per_step()) * static_cast<double>(interval_steps_);
+  const double elapsed = time - interval_.time;
+  const double speed = elapsed > 0 ? tokens / elapsed : 0;
+  if (log) {
+    tokens_per_second_ = speed;
+    // Hosts do not wait for transfers between GPUs, and nothing measures the devices' waits.
+    const double exposed =
+        options_.device.is_cuda() ? std::numeric_limits<double>::quiet_NaN() : here.waited - interval_.waited;
+    MetricsWriter::Fields fields = {{"loss", result.loss},
+                                    {"bits_per_byte", bits_per_byte(result.loss)},
+                                    {"gradient_norm", result.gradient_norm},
+                                    {"learning_rate", result.lr},
+                                    {"tokens", step * training_->tokens_per_step()},
+                                    {"tokens_per_second", speed},
+                                    {"exposed_communication_seconds", exposed},
+                                    {"exposed_planning_seconds", here.planned - interval_.planned},
+                                    {"plans_made", plan_stats().programs_made},
+                                    {"plan_cache_hits", plan_stats().programs.hits},
+                                    {"caches", used_caches()},
+                                    {"seconds", time - begin_}};
+    if (const auto share = utilization(speed)) fields.emplace_back("model_flops_utilization", *share);
+    metrics_->write(step, fields);
+    interval_ = here;
+    interval_steps_ = 0;
+  }
+  const int64_t done = step - begin_step_;
+  progress_->report(
+      {.step = step,
+       .steps = config_.run.steps,
+       .loss = result.loss,
+       .validation_bits_per_byte = validation_,
+       .tokens_per_second = tokens_per_second_ > 0 ? tokens_per_second_ : speed,
+       .utilization = utilization(tokens_per_second_ > 0 ? tokens_per_second_ : speed),
+       .seconds_left = (time - begin_) / static_cast<double>(done) * static_cast<double>(config_.run.steps - step)},
+      /*important=*/validated || step == config_.run.steps);
+}
+
+// Seconds that this rank has waited for others so far.
+double Run::waited() const {
+  return world_.stats().wait_seconds + training_->mesh().axis("context").stats().wait_seconds;
+}
+
+std::optional<double> Run::utilization(double tokens_per_second) const {
+  if (!peak_flops_) return std::nullopt;
+  return tokens_per_second * flops_per_token_ / *peak_flops_;
+}
+
+void Run::leave_out_since(const Clock& before) {
+  const Clock after = clock();
+  interval_.time += after.time - before.time;
+  interval_.waited += after.waited - before.waited;
+  interval_.planned += after.planned - before.planned;
+}
+
+bool Run::validate() {
+  const Clock before = clock();
+  const ValidationResult result = training_->validate([&] { return asked_to_stop(); });
+  leave_out_since(before);
+  if (result.stop) return true;
+  validation_ = bits_per_byte(result.loss);
+  if (first_) {
+    metrics_->write(training_->steps_done(),
+                    {{"validation_loss", result.loss}, {"validation_bits_per_byte", *validation_}});
+  }
+  return false;
+}
+
+void Run::save() {
+  const int64_t step = training_->steps_done();
+  if (saved_step_ == step) return;
+  const Clock before = clock();
+  together(
+      world_, {"writing the checkpoint", step},
+      [&] {
+        try {
+          store_->save(training_->state());
+        } catch (const Error& e) {
+          const std::string kept = saved_step_ ? "; the checkpoint of step " + std::to_string(*saved_step_) +
+                                                     " is intact: continue with  " + command() + " --resume " + path_
+                                               : "; there is no earlier checkpoint of this run";
+          throw Error(e.kind(), e.room(), std::string(e.message()) + kept);
+        }
+      },
+      /*only_first=*/true);
+  saved_step_ = step;
+  leave_out_since(before);
+}
+
+std::string Run::command() const {
+  return options_.command.empty() ? options_.program + " train CONFIG" : without_option(options_.command, "--resume");
+}
+
+int Run::finish(bool stopped) {
+  if (!first_) return stopped ? interrupt_exit_code() : 0;
+  progress_->finish();
+  const std::string step = std::to_string(training_->steps_done());
+  const std::string steps = std::to_string(config_.run.steps);
+  const std::string time = format_duration(now() - begin_);
+  if (stopped) {
+    say("stopped on request after step " + step + " of " + steps + ", with a checkpoint, after " + time);
+    say("continue:    " + command() + " --resume " + path_);
+    return interrupt_exit_code();
+  }
+  say("done: " + steps + " steps in " + time +
+      (validation_ ? ", validation " + rounded(*validation_, 2) + " bits per byte" : "") + ", in " + path_);
+  say("sample:      " + options_.program + " sample " + path_ + " --prompt \"def \"");
+  say("train on:    " + without_option(command(), "--set run.steps=") + " --resume " + path_ +
+      " --set run.steps=" + std::to_string(2 * config_.run.steps));
+  return 0;
+}
+
+int Run::train() {
+  if (first_) {
+    std::ostream& out = options_.out != nullptr ? *options_.out : std::cout;
+    // mpirun gives its first rank a terminal whatever its own output is; `launch` says what it has.
+    const bool terminal = options_.out == nullptr && world_.size() == 1 && isatty(STDOUT_FILENO) == 1;
+    progress_ = std::make_unique<Progress>(progress_mode(std::getenv("ANNULUS_PROGRESS"), terminal), out);
+  }
+  world_.set_timeout(Seconds(config_.timeout));
+  set_cache_total(config_.memory.caches << 20);
+  LayerRequests layers = options_.layers ? *options_.layers : check_training(config_, world_.size());
+  // The choice of a kernel depends on it.
+  if (options_.device.is_cuda()) set_gpu_numerics({.tf32 = config_.tf32, .deterministic = config_.deterministic});
+  together(world_, {"choosing the attention kernel", 0}, [&] {
+    kernel_ = choose_kernel(parse_kernel(config_.attention.kernel, "attention.kernel"), options_.device.type(),
+                            compute_dtype(config_), config_.model.dim / config_.model.heads, config_.model.dropout > 0)
+                  .reason;
+  });
+  load_text();
+  const int context = world_.size() / static_cast<int>(config_.mesh.data);
+  if (first_) memory_ = plan_memory(config_, layers, context, /*rank=*/0, options_.device.is_cuda());
+  training_ = std::make_unique<Training>(config_, std::move(layers), world_, *text_, options_.device);
+  if (options_.resume) resume();
+  require_equal_ranks();
+  require_something_to_do();  // alike on all ranks by now
+  open_folder();
+  greet();
+
+  const bool validates = config_.validation.every > 0 && config_.validation.batches > 0 && text_->has_validation();
+  interval_ = clock();
+  begin_ = interval_.time;
+  begin_step_ = training_->steps_done();
+  bool stop = false;
+  while (!stop && training_->steps_done() < config_.run.steps) {
+    const StepResult result = training_->step(asked_to_stop());
+    const int64_t step = training_->steps_done();
+    const bool last = step == config_.run.steps;
+    stop = result.stop;
+    const bool validated = !stop && validates && (last || step % config_.validation.every == 0);
+    if (validated) stop = validate();
+    report(result, validated);
+    if (stop || last || (config_.checkpoint.every > 0 && step % config_.checkpoint.every == 0)) save();
+  }
+  return finish(stop && training_->steps_done() < config_.run.steps);
+}
+
+}  // namespace
+
+int run_training(const Config& config, Communicator& world, const TrainOptions& options) {
+  return Run(config, world, options).train();
+}
+
+}  // namespace annulus
