@@ -85,12 +85,13 @@ class ThreadCommunicator final : public Communicator {
 
   // Each rank reduces one slice, in rank order; then all copy all slices.
   std::unique_ptr<Work> start_all_reduce(at::Tensor& tensor, ReduceOp op, OpLabel label) override {
-    const auto inputs = std::exchange(agreed_, nullptr);
+    auto inputs = std::exchange(agreed_, nullptr);
     const int64_t n = tensor.numel();
     const int64_t begin = n * rank_ / size_;
     const int64_t end = n * (rank_ + 1) / size_;
     at::Tensor part = at::empty({end - begin}, tensor.options());
     for (int r = 0; r < size_; ++r) reduce_into(part, inputs->tensor(r), begin, op, r == 0);
+    inputs.reset();
     const auto parts = arrive({{}, part, 0, 0}, label);
     const int64_t width = tensor.element_size();
     char* out = static_cast<char*>(tensor.mutable_data_ptr());
@@ -103,32 +104,32 @@ class ThreadCommunicator final : public Communicator {
   }
 
   std::unique_ptr<Work> start_all_gather(at::Tensor& out, const at::Tensor& in, OpLabel label) override {
-    const auto inputs = std::exchange(agreed_, nullptr);
+    auto inputs = std::exchange(agreed_, nullptr);
     char* to = static_cast<char*>(out.mutable_data_ptr());
     for (int r = 0; r < size_; ++r) {
       std::memmove(to + static_cast<size_t>(r) * in.nbytes(), inputs->tensor(r).const_data_ptr(), in.nbytes());
     }
-    all_have_read(label);
+    all_have_read(inputs, label);
     return nullptr;
   }
 
   std::unique_ptr<Work> start_reduce_scatter(at::Tensor& out, const at::Tensor&, OpLabel label) override {
-    const auto inputs = std::exchange(agreed_, nullptr);
+    auto inputs = std::exchange(agreed_, nullptr);
     at::Tensor sum = at::empty(out.sizes(), out.options());
     for (int r = 0; r < size_; ++r) {
       reduce_into(sum, inputs->tensor(r), out.numel() * rank_, ReduceOp::kSum, r == 0);
     }
-    all_have_read(label);
+    all_have_read(inputs, label);
     std::memcpy(out.mutable_data_ptr(), sum.const_data_ptr(), out.nbytes());
     return nullptr;
   }
 
   std::unique_ptr<Work> start_broadcast(at::Tensor& tensor, int root, OpLabel label) override {
-    const auto inputs = std::exchange(agreed_, nullptr);
+    auto inputs = std::exchange(agreed_, nullptr);
     if (rank_ != root) {
       std::memcpy(tensor.mutable_data_ptr(), inputs->tensor(root).const_data_ptr(), tensor.nbytes());
     }
-    all_have_read(label);
+    all_have_read(inputs, label);
     return nullptr;
   }
 
@@ -156,8 +157,12 @@ class ThreadCommunicator final : public Communicator {
  private:
   friend class ThreadWork;
 
-  // Nobody's input may change before all have read it.
-  void all_have_read(OpLabel label) { arrive({}, label); }
+  // Nobody's input may change before all have read it, and nobody may hold it any longer: when a rank comes back, its
+  // input is its own alone, so that freeing it frees it.
+  void all_have_read(std::shared_ptr<Meeting>& inputs, OpLabel label) {
+    inputs.reset();
+    arrive({}, label);
+  }
 
   // Brings item to the group's next meeting and waits until all ranks have come.
   std::shared_ptr<Meeting> arrive(Meeting::Item item, OpLabel label) {
@@ -347,10 +352,13 @@ std::unique_ptr<Work> ThreadCommunicator::start_exchange(const std::vector<Messa
   }
   if (!to_copy.empty()) {
     std::lock_guard<std::mutex> lock(world.mutex);
-    for (const auto& [send, receive] : to_copy) {
+    for (auto& [send, receive] : to_copy) {
       send->state = receive->state = Transfer::State::kDone;
       group_->wake(send->self);
       group_->wake(receive->self);
+      // The peer may go on as soon as the mutex is free, and then nobody else may hold its tensor.
+      send.reset();
+      receive.reset();
     }
   }
   return std::make_unique<ThreadWork>(*this, std::move(all), label);

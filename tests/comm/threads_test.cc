@@ -5,6 +5,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -152,6 +153,28 @@ TEST(Threads, MessageOfARankThatReturnedArrives) {
     if (comm.rank() == 1) comm.exchange({}, {{tensor, 0}}, {"last words", 0})->wait();
     EXPECT_EQ(tensor.const_data_ptr<float>()[4], 0);
   });
+}
+
+// Peers read each other's tensors, and let go of them before the owner goes on: what it frees then is free.
+TEST(Threads, TensorsBelongToTheirRankAloneAfterwards) {
+  std::atomic<int> held = 0;
+  run_ranks(4, [&](Communicator& comm) {
+    for (int attempt = 0; attempt < 2000; ++attempt) {
+      at::Tensor mine = at::zeros({64}, at::kFloat);
+      at::Tensor theirs = at::empty({64}, at::kFloat);
+      comm.exchange({{mine, (comm.rank() + 1) % 4}}, {{theirs, (comm.rank() + 3) % 4}}, {"ring", attempt})->wait();
+      if (mine.use_count() != 1 || theirs.use_count() != 1) ++held;
+      at::Tensor all = at::empty({4, 64}, at::kFloat);
+      comm.all_gather(all, mine, {"all-gather", attempt});
+      if (mine.use_count() != 1) ++held;
+      comm.reduce_scatter(theirs, all, {"reduce-scatter", attempt});
+      if (all.use_count() != 1) ++held;
+      comm.broadcast(theirs, attempt % 4, {"broadcast", attempt});
+      comm.all_reduce(theirs, ReduceOp::kSum, {"all-reduce", attempt});
+      if (theirs.use_count() != 1) ++held;
+    }
+  });
+  EXPECT_EQ(held, 0);
 }
 
 TEST(Threads, RanksKeepTheCallersModes) {
