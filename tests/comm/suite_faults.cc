@@ -195,6 +195,34 @@ TEST_P(CommSuite, PeerThatNeverComes) {
   });
 }
 
+// A peer that is busy waits for nothing itself: then a deadline alone ends the wait. Where it does not, the peer sends
+// after all, much later, so that the wait ends without the error that is expected.
+TEST_P(CommSuite, WaitForAPeerThatIsBusyMissesTheDeadline) {
+  if (!backend().device.is_cpu()) GTEST_SKIP() << "wait() does not block there";
+  ranks([&](Communicator& comm) {
+    if (comm.size() < 2) return;
+    const int last = comm.size() - 1;
+    auto apart = comm.split(0, comm.rank());
+    meet(*apart, 0, last);
+    at::Tensor rows = at::zeros({512}, options(at::kDouble));
+    at::Tensor word = at::zeros({1}, options(at::kLong));
+    if (comm.rank() == 0) {
+      apart->set_timeout(Seconds(0.2));
+      std::unique_ptr<Work> work = apart->exchange({}, {{rows, last}}, {"attention backward", 7});
+      expect_error(ErrorKind::kComm, {"attention backward", "step 7", rank_text(last), "4096 bytes", "0.2 s"},
+                   [&] { work->wait(); });
+      comm.exchange({{word, last}}, {}, {"told", 8})->wait();
+    } else if (comm.rank() == last) {
+      const auto never = std::chrono::steady_clock::now() + std::chrono::seconds(15);
+      std::unique_ptr<Work> told = comm.exchange({}, {{word, 0}}, {"told", 8});
+      while (!told->test() && std::chrono::steady_clock::now() < never) sched_yield();
+      if (!told->test()) apart->exchange({{rows, 0}}, {}, {"attention backward", 7})->wait();
+      told->wait();
+    }
+    comm.barrier({"end", 0});
+  });
+}
+
 // Whoever never waits, but asks again and again, learns it as well.
 TEST_P(CommSuite, TestMissesTheDeadlineToo) {
   ranks([&](Communicator& comm) {
