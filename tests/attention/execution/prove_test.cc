@@ -159,6 +159,29 @@ TEST(Proof, ByItselfIsRememberedByTheCalls) {
   });
 }
 
+TEST(Proof, ByItselfIsMadeAgainByAllRanksWhereOneHasForgottenIt) {
+  const PlanRequest request = zigzag(3, 84);
+  run_ranks(3, [&](Communicator& comm) {
+    prove_plan(request, comm);
+    const auto share = cached_share(request, *cached_program(request, comm.rank()));
+    if (comm.rank() == 1) *share->shown = false;
+    const int64_t before = comm.stats().messages_sent;
+    prove_plan(request, comm);
+    EXPECT_TRUE(*share->shown);
+    EXPECT_EQ(comm.stats().messages_sent, before + 3) << "a digest to every rank";
+    prove_plan(request, comm);
+    EXPECT_EQ(comm.stats().messages_sent, before + 3);
+  });
+}
+
+TEST(Proof, ThatOneRankCannotPlanIsSaidByAll) {
+  const PlanRequest request = zigzag(3, 96);
+  PlanRequest odd = request;
+  odd.shape.heads = 3, odd.shape.kv_heads = 2;
+  expect_refused_everywhere([&](Communicator& comm) { prove_plan(comm.rank() == 1 ? odd : request, comm); },
+                            ErrorKind::kPlan, "3 query heads cannot share 2 kv heads");
+}
+
 TEST(KeptCall, KeepsTheCommunicatorUntilTheBackward) {
   AttentionCall call;
   call.request = zigzag(1, 8);
