@@ -10,6 +10,7 @@
 
 #include <cmath>
 #include <limits>
+#include <string>
 #include <vector>
 
 #include "attention/cpu_flash/row_math.h"
@@ -17,6 +18,7 @@
 #include "attention/tiles/merge.h"
 #include "attention/tiles/tile_groups.h"
 #include "attention/tiles/tile_views.h"
+#include "common/error.h"
 
 namespace annulus {
 namespace {
@@ -142,6 +144,23 @@ TEST(HeadGroups, KeepHeadsOfOneKvHeadTogether) {
   const auto strided = head_groups({1, 3, 3}, 4);  // 1 | 4, 7
   ASSERT_EQ(strided.size(), 2u);
   EXPECT_EQ(strided[1].query, (Span{4, 3, 2}));
+}
+
+TEST(IndicesOf, APartOfABlockAndNothingElse) {
+  const Span block{1, 3, 6};  // 1, 4, 7, 10, 13, 16
+  EXPECT_EQ(indices_of(block, block, "kv heads"), Span::range(0, 6));
+  EXPECT_EQ(indices_of({4, 6, 3}, block, "kv heads"), (Span{1, 2, 3}));
+  EXPECT_EQ(indices_of({7, 1, 1}, block, "kv heads"), (Span{2, 1, 1}));  // the stride of one says nothing
+  EXPECT_TRUE(indices_of({2, 1, 0}, block, "kv heads").empty());
+  for (const Span& part : {Span{-2, 3, 2}, Span{13, 3, 3}, Span{5, 3, 2}, Span{4, 2, 4}, Span{17, 1, 1}}) {
+    try {
+      indices_of(part, block, "kv heads");
+      ADD_FAILURE() << to_string(part);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kInternal);
+      EXPECT_NE(std::string(error.what()).find("kv heads " + to_string(part)), std::string::npos) << error.what();
+    }
+  }
 }
 
 TEST(TileGroups, TilesOfTheSameQueriesAreOneGroupAndLongOnesAreCut) {
