@@ -40,7 +40,8 @@ std::string MemoryPlan::text() const {
          show(gradients) + ", optimizer " + show(optimizer) + ", activations " + show(activations) +
          ", working memory " + show(total() - weights - gradients - optimizer - activations) +
          "; caches besides: at most " + with_unit(caches_on_device > 0 ? caches_on_device : caches) +
-         (caches_on_device > 0 ? ", and " + with_unit(caches - caches_on_device) + " of the host's memory" : "");
+         (caches_on_device > 0 ? ", and " + with_unit(caches - caches_on_device) + " of the host's memory" : "") +
+         (selects_what_travels ? "; besides, what the blocks selected at run time make travel" : "");
 }
 
 MemoryPlan plan_memory(const Config& c, const LayerRequests& layers, int context_ranks, int rank, bool gpu) {
@@ -56,18 +57,20 @@ MemoryPlan plan_memory(const Config& c, const LayerRequests& layers, int context
                                         shape.head_dim(), c.model.dropout > 0),
                          device, dtype);
 
+  MemoryPlan plan;
+  const CallTraits call{shape.head_dim(), dtype, gpu, c.model.dropout > 0};
   std::vector<Part> distinct;
   for (PlanRequest request : layers.distinct) {
     request.shape.batch = batch;
     request.pattern = of_batch_rows(std::move(request.pattern), 0, batch);
-    const bool planned = !is_adaptive(request.pattern) && context_ranks > 1;
+    const bool adaptive = is_adaptive(request.pattern), planned = !adaptive && context_ranks > 1;
+    plan.selects_what_travels = plan.selects_what_travels || (adaptive && context_ranks > 1);
     const std::shared_ptr<const Program> program = planned ? cached_program(request, rank) : nullptr;
-    distinct.push_back(attention_charges(request, program.get(), rank, shape.head_dim(), dtype, *kernel));
+    distinct.push_back(attention_charges(request, program.get(), rank, call, *kernel));
   }
   std::vector<Part> attention;
   for (const size_t which : layers.of_layer) attention.push_back(distinct[which]);
 
-  MemoryPlan plan;
   add_training_charges(c, batch, positions, static_cast<int>(c.mesh.data) * context_ranks, gpu, plan.step);
   add_model_charges(shape, batch * positions, {dtype, gpu}, c.model.recompute, attention, plan.step);
   plan.caches = c.memory.caches << 20;

@@ -19,6 +19,8 @@ struct MemoryPlan {
   // what they will hold depends on the plans, the total is what a step is expected to take.
   int64_t caches = 0;
   int64_t caches_on_device = 0;
+  // Several ranks, and a pattern that selects its blocks at run time: what travels for it comes besides, too.
+  bool selects_what_travels = false;
 
   // At most at once.
   int64_t total() const { return step.most().bytes; }
@@ -30,7 +32,7 @@ struct MemoryPlan {
 };
 
 // For rank `rank` of the mesh's context axis of `context_ranks`; `layers` of layer_requests() for as many, of the
-// global batch. Of block maps that are selected at run time nothing is known: they hold what a single rank's do.
+// global batch. Of block maps that are selected at run time it is not known what they make travel: text() says so.
 MemoryPlan plan_memory(const Config& config, const LayerRequests& layers, int context_ranks, int rank, bool gpu);
 
 }  // namespace annulus

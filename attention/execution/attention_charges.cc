@@ -6,6 +6,7 @@
 #include <array>
 #include <vector>
 
+#include "attention/execution/select_blocks.h"
 #include "attention/plan/traffic.h"
 #include "attention/tiles/tile_views.h"
 
@@ -27,8 +28,9 @@ void count_blocks(const Program& program, CallSize& size) {
 
 }  // namespace
 
-Part attention_charges(const PlanRequest& request, const Program* program, int rank, int64_t head_dim,
-                       at::ScalarType type, const Kernel& kernel) {
+Part attention_charges(const PlanRequest& request, const Program* program, int rank, const CallTraits& call,
+                       const Kernel& kernel) {
+  const auto [head_dim, type, gpu, dropout] = call;
   const AttentionShape& s = request.shape;
   const PatternSpec& pattern = request.pattern;
   CallSize size{.batch = s.batch,
@@ -39,6 +41,7 @@ Part attention_charges(const PlanRequest& request, const Program* program, int r
                 .keys = key_layout(request).count(rank),
                 .blocks = request.ranks,
                 .gathers = pattern.kind != PatternSpec::Kind::kFull || !pattern.documents.empty(),
+                .dropout = dropout,
                 .type = type};
   const int64_t own_keys = size.key_elements();
   if (program) count_blocks(*program, size);
@@ -69,6 +72,7 @@ Part attention_charges(const PlanRequest& request, const Program* program, int r
   charges.push_back(
       {"blocks that travel, and gradients", std::max(gradients, own_keys * wide + results), When::kBackward});
   for (const Charge& charge : kernel.charges(size)) charges.push_back(charge);
+  charges.push_back({"selection of blocks", selection_bytes(request, rank, head_dim, gpu), When::kForward});
   return part;
 }
 

@@ -12,11 +12,18 @@
 
 namespace annulus {
 
-// The part "attention" of a step: a call of this rank's program with `head_dim` elements a row of dtype `type`. Block
-// maps that are selected at run time make a program of their own at each call: of such a request `program` is null, and
-// what travels, what is kept of it, and the selection are left out. `kernel` is the one that will compute it.
+struct CallTraits {
+  int64_t head_dim;
+  at::ScalarType type;
+  bool gpu;
+  bool dropout;  // some pairs are dropped
+};
+
+// The part "attention" of a step: a call of this rank's program by `kernel`. Block maps that are selected at run time
+// make a program of their own at each call: of such a request `program` is null, and what travels and what is kept of
+// it are left out.
 inline constexpr std::string_view kAttentionPart = "attention";
-Part attention_charges(const PlanRequest& request, const Program* program, int rank, int64_t head_dim,
-                       at::ScalarType type, const Kernel& kernel);
+Part attention_charges(const PlanRequest& request, const Program* program, int rank, const CallTraits& call,
+                       const Kernel& kernel);
 
 }  // namespace annulus

@@ -26,7 +26,8 @@ namespace annulus {
 namespace {
 
 // Numbers of fp64 held at once on the way to sums and to selections: 8 MB where caches count, 64 MB where launches do.
-int64_t at_once(const at::Tensor& tensor) { return int64_t{1} << (tensor.is_cpu() ? 20 : 23); }
+constexpr int64_t kAtOnceOnCpu = int64_t{1} << 20, kAtOnceOnGpu = int64_t{1} << 23;
+int64_t at_once(const at::Tensor& tensor) { return tensor.is_cpu() ? kAtOnceOnCpu : kAtOnceOnGpu; }
 
 int64_t per_row(const at::Tensor& rows) { return std::max<int64_t>(1, rows.size(0) * rows.size(2) * rows.size(3)); }
 
@@ -398,6 +399,32 @@ PlanRequest select_blocks(const PlanRequest& request, const at::Tensor& q, const
   // Nothing of the selection is differentiated: gradients flow through the attention only.
   select_all(selected.pattern, request, q.detach(), k.detach(), comm, label);
   return selected;
+}
+
+int64_t selection_bytes(const PlanRequest& request, int rank, int64_t head_dim, bool gpu) {
+  int64_t most = 0;
+  const auto add = [&](const auto& self, const PatternSpec& spec) -> void {
+    for (const PatternSpec& member : spec.members) self(self, member);
+    if (spec.kind != PatternSpec::Kind::kBlocks || spec.blocks.map != BlocksSpec::Map::kAdaptive) return;
+    const AttentionShape& s = request.shape;
+    const int64_t block = spec.blocks.block, number = sizeof(double), at_once = gpu ? kAtOnceOnGpu : kAtOnceOnCpu;
+    const int64_t key_blocks = ceil_div(s.k_len, block), query_blocks = ceil_div(s.q_len, block);
+    if (spec.blocks.keep >= key_blocks || query_blocks == 0 || s.batch == 0) return;
+    const int64_t share = ceil_div(query_blocks, request.ranks), padded = share * request.ranks;
+    const int64_t key_means = s.batch * key_blocks * s.kv_heads * head_dim * number;
+    const int64_t query_rows = s.batch * s.heads * head_dim * number;  // of one block
+    // Rows on their way to sums, and the sums that are added.
+    const int64_t rows = query_layout(request).count(rank);
+    const int64_t sums = 2 * std::min(at_once * number, rows * query_rows);
+    // Of a share: query means, in what order the heads of a kv head need them, and scores with their order.
+    const int64_t scores = std::min(share, std::max<int64_t>(1, at_once / (key_blocks * s.batch * s.heads))) *
+                           key_blocks * s.batch * s.heads * number;
+    const int64_t means = (request.ranks > 1 ? padded + share : padded) * query_rows;
+    const int64_t chosen = 2 * padded * s.batch * s.heads * spec.blocks.keep * number;
+    most = std::max(most, 2 * key_means + std::max(means + sums, share * query_rows + 3 * scores + chosen));
+  };
+  add(add, request.pattern);
+  return most;
 }
 
 }  // namespace annulus

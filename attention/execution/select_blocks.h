@@ -29,4 +29,8 @@ namespace annulus {
 PlanRequest select_blocks(const PlanRequest& request, const at::Tensor& q, const at::Tensor& k, Communicator& comm,
                           const std::string& label);
 
+// The most that this takes at once on a rank: bytes, 0 where nothing is selected. Calls of select_blocks with tensors
+// of `head_dim` elements a row.
+int64_t selection_bytes(const PlanRequest& request, int rank, int64_t head_dim, bool gpu);
+
 }  // namespace annulus

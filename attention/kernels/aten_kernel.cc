@@ -158,6 +158,7 @@ class AtenKernel : public Kernel {
     const auto wide = static_cast<int64_t>(sizeof(T));
     const int64_t queries = size.query_elements() * wide, lse = size.lse_elements() * wide;
     std::vector<Charge> charges = {{"dq", queries, When::kBackward}, {"lse and delta", 2 * lse, When::kBackward}};
+    add_dense_charges(size, wide, charges);
     if (size.type == kType) return charges;
     // A block's keys and values are converted while those of the block before are still there.
     const int64_t keys = std::min<int64_t>(2, size.blocks) * size.key_elements() * wide;

@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "attention/kernels/detect.h"
+#include "attention/kernels/kernel_makers.h"
 #include "attention/tiles/dense_tiles.h"
 #include "attention/tiles/merge.h"
 #include "attention/tiles/tile_views.h"
@@ -207,7 +208,7 @@ class RowSums {
 class ComposedKernel : public Kernel {
  public:
   ComposedKernel(std::vector<std::shared_ptr<const AttentionOperator>> operators, const ComposedKernelOptions& options)
-      : operators_(std::move(operators)), input_(options.limits), plans_every_shape_(options.plans_every_shape) {
+      : operators_(std::move(operators)), input_(options.limits) {
     input_.any_band = std::any_of(operators_.begin(), operators_.end(), [](const auto& o) { return o->any_band(); });
   }
 
@@ -338,6 +339,7 @@ class ComposedKernel : public Kernel {
       charges.push_back(
           {"q, out, dout, keys and values, padded", 2 * (3 * queries + size.key_elements()) * e, When::kBackward});
     }
+    add_dense_charges(size, wide, charges);
     if (size.gathers) {
       // Rows and heads of a gathered call's longer side: at most those of q or of a block's keys, and the limit.
       const int64_t rows = std::max(size.queries * size.heads, size.keys * size.kv_heads) * size.batch;
@@ -388,7 +390,7 @@ class ComposedKernel : public Kernel {
     for (const auto& o : operators_) {
       if (!o->takes(q.size(1), k.size(1)) || !(simple || o->any_band())) continue;
       last = o.get();
-      if (!o->prepares_shapes() || plans_every_shape_ || (!gathered && may_prepare(band, q, k))) return *o;
+      if (!o->prepares_shapes() || (!gathered && may_prepare(band, q, k))) return *o;
     }
     if (last) return *last;
     throw Error(ErrorKind::kInternal, "kernel",
@@ -435,7 +437,6 @@ class ComposedKernel : public Kernel {
   KernelCall call_;
   int64_t head_dim_ = 0;
   at::ScalarType type_ = at::kFloat;
-  const bool plans_every_shape_;
   at::Tensor q_, dout_, out_;  // [B, n, H, D']; the last two in a backward
   at::Tensor lse_, lse_rows_;  // of a backward: [B, H, n], +inf in rows without keys
   DenseQueries wide_;

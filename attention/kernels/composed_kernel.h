@@ -14,8 +14,6 @@ namespace annulus {
 
 struct ComposedKernelOptions {
   CompositionInput limits;  // most_gathered and fill are used
-  // Operators that prepare shapes do so for every one that comes, instead of the first 64 of a process.
-  bool plans_every_shape = false;
 };
 
 // `operators`: by preference; together they take every size, and one that takes a band takes any size.

@@ -23,6 +23,8 @@ struct CallSize {
   int64_t keys = 0;      // positions of the largest block of keys
   int64_t blocks = 1;    // of keys, in all steps
   bool gathers = false;  // tiles may be small ones, which composed kernels gather
+  bool dropout =
+      false;  // every tile is computed densely (attention/tiles/dense_tiles.h), but where that says otherwise
   at::ScalarType type = at::kFloat;
 
   int64_t element() const { return static_cast<int64_t>(c10::elementSize(type)); }

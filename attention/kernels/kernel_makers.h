@@ -1,13 +1,24 @@
-// The kernels there are, for choose_kernel.cc, which takes one. Internal to attention/kernels.
+// The kernels there are, for choose_kernel.cc, which takes one; and what they declare alike. Internal to
+// attention/kernels.
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "attention/kernels/kernel.h"
+#include "attention/tiles/dense_tiles.h"
 
 namespace annulus {
 
 std::unique_ptr<Kernel> make_reference_kernel();
 std::unique_ptr<Kernel> make_aten_kernel(at::ScalarType type);  // of q
+
+// Of a kernel that computes tiles densely where pairs are dropped, in elements of `wide` bytes.
+inline void add_dense_charges(const CallSize& size, int64_t wide, std::vector<Charge>& charges) {
+  if (!size.dropout) return;
+  const DenseBytes bytes = dense_bytes(size.queries, size.keys, size.heads, wide);
+  charges.push_back({"a dense block", bytes.forward, When::kForward});
+  charges.push_back({"a dense block", bytes.backward, When::kBackward});
+}
 
 }  // namespace annulus

@@ -50,12 +50,15 @@ class ReferenceKernel : public Kernel {
 
   at::Tensor finish_backward() override { return dq_.to(type_); }
 
-  // What a tile takes besides is bounded by dense_tiles.cc.
   std::vector<Charge> charges(const CallSize& size) const override {
     const int64_t wide = sizeof(double), queries = size.query_elements() * wide, lse = size.lse_elements() * wide;
-    return {{"q and out in fp64", 2 * queries + lse, When::kForward},
-            {"q, out, dout and dq in fp64", 4 * queries + lse, When::kBackward},
-            {"dq in the accumulator's dtype", size.query_elements() * 4, When::kBackward}};
+    std::vector<Charge> charges = {{"q and out in fp64", 2 * queries + lse, When::kForward},
+                                   {"q, out, dout and dq in fp64", 4 * queries + lse, When::kBackward},
+                                   {"dq in the accumulator's dtype", size.query_elements() * 4, When::kBackward}};
+    CallSize dense = size;
+    dense.dropout = true;  // whatever the tile, it is computed so
+    add_dense_charges(dense, wide, charges);
+    return charges;
   }
 
  private:

@@ -90,4 +90,11 @@ int64_t dense_tile_backward(const DenseQueries& queries, const KeyBlock& keys, c
   return most;
 }
 
+DenseBytes dense_bytes(int64_t queries, int64_t keys, int64_t heads, int64_t wide) {
+  const int64_t scores = std::min(queries, kDenseRows) * std::min(keys, kDenseKeys) * heads;
+  // See dense.cc. [heads, rows, keys] each: scores, factors, probabilities and these times the factors, and which are
+  // shown; in the backward besides dp, ds and the step before it.
+  return {(4 * wide + 1) * scores, (7 * wide + 1) * scores};
+}
+
 }  // namespace annulus

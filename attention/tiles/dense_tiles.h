@@ -27,4 +27,11 @@ struct DenseQueries {
 int64_t dense_tile_backward(const DenseQueries& queries, const KeyBlock& keys, const KeyBlock& grads, const Tile& tile,
                             const KernelCall& call, at::Tensor& dq, const Poll& poll);
 
+// What they take at once for a tile of so many query rows, keys and query heads, computed in elements of `wide` bytes:
+// bytes in the forward and in the backward, where dropout or a mask is applied. Without one it is less.
+struct DenseBytes {
+  int64_t forward, backward;
+};
+DenseBytes dense_bytes(int64_t queries, int64_t keys, int64_t heads, int64_t wide);
+
 }  // namespace annulus

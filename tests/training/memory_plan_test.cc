@@ -147,6 +147,28 @@ TEST(MemoryPlan, CountsWhatTravels) {
   }
 }
 
+// Attention is the most where the MLP is small: then what dropout and a selection take shows.
+TEST(MemoryPlan, CountsDenseBlocksOfDropout) {
+  const TestFolder folder;
+  for (const std::string dtype : {"fp32", "bf16"}) {
+    Config config = config_of(folder, {"", 2, 64, 4, 2, 32, 256, 1024, 1});
+    config.model.dropout = 0.1;
+    config.model.dtype = dtype;
+    const MemoryPlan plan = plan_memory(config, check_training(config, 1), 1, 0, /*gpu=*/false);
+    EXPECT_EQ(plan.step.most().part, kAttentionPart);
+    expect_planned(config, 1, dtype + ", dropout");
+    expect_planned(config, 2, dtype + ", dropout");
+  }
+}
+
+TEST(MemoryPlan, CountsWhatSelectsBlocks) {
+  const TestFolder folder;
+  Config config = config_of(folder, {"", 1, 64, 2, 2, 32, 256, 4096, 1});
+  config.model.pattern.all =
+      parse_pattern("{ kind = 'blocks', block = 16, causal = true, map = 'adaptive', keep = 4 }", "test");
+  expect_planned(config, 1, "selected blocks");
+}
+
 // Where the MLP is small, what attention holds of other ranks is the most.
 TEST(MemoryPlan, CountsWhatAttentionHolds) {
   const TestFolder folder;
