@@ -331,6 +331,8 @@ void RankProof::finish_step(const Step& step) {
       fault("adds gradients of other rows");
       continue;
     }
+    // It would count as having left, and never get home.
+    if (a.dst == a.src) fault("adds buffer " + std::to_string(a.src) + " to itself");
     if (!state(a.src).full) fault("adds buffer " + std::to_string(a.src) + " before it is filled");
     change_gradient(a.dst, "adds to");
     ++state(a.src).left;

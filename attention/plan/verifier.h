@@ -12,8 +12,8 @@
 //   3. In the order of a Step (plan.h): nothing is sent, read or added to before it is filled; nothing arrives in what
 //      is full; what arrives is not touched before it is there.
 //   4. Gradients are moved, never copied and never dropped: what a buffer holds leaves it exactly once, all of it, to a
-//      peer or by an Add into a buffer that holds all of its rows, and nothing is added to it from then on. Only this
-//      rank's own gradients stay.
+//      peer or by an Add into another buffer, that holds all of its rows, and nothing is added to it from then on. Only
+//      this rank's own gradients stay.
 //
 // And of all ranks together: both ends of each transfer lie in steps of the same number, and move the same rows of the
 // same kind, in the same order between two ranks. That is the whole, because

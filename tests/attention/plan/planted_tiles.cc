@@ -273,11 +273,20 @@ std::vector<Mistake> of_gradients() {
          for (Step& step : p[0].backward) step.zero.clear();
        },
        "are never set"},
-      {"OwnGradientsCountedTwice", all_gather,
+      {"OwnGradientsLeave", all_gather,
        [](Programs& p) {
-         p[0].backward.back().adds.push_back({kOwnGradBuffer, kOwnGradBuffer});
+         const int elsewhere = add_buffer(p[0], BufferKind::kGrad, rows_of(p[0], kOwnGradBuffer));
+         p[0].backward.front().zero.push_back(elsewhere);
+         p[0].backward.back().adds.push_back({elsewhere, kOwnGradBuffer});
        },
-       "lost or counted twice"},
+       "leave it 1 times, not never"},
+      {"GradientsAddedToThemselves", all_gather,
+       [](Programs& p) {
+         for (Step& step : p[0].backward) {
+           for (Add& a : step.adds) a.dst = a.src;
+         }
+       },
+       "to itself"},
       {"GradientsThatNobodyFetches", all_gather,
        [](Programs& p) {
          Transfer& out = p[0].backward[2].sends[0];
