@@ -1,5 +1,5 @@
 // A cache by content, bounded in bytes: entries go, the least recently used first, only when room is needed for
-// another. Of plans, patterns and masks. One value is made once even when several threads ask for it at the same time:
+// another. The caches of memory/caches.h. One value is made once even when several threads ask for it at the same time:
 // the others wait for it. Thread-safe.
 #pragma once
 
@@ -56,7 +56,7 @@ class ByteCache {
     int64_t size = 0;
     try {
       value = std::make_shared<const Value>(make());
-      size = bytes(*value) + static_cast<int64_t>(key.size());
+      size = bytes(*value) + 2 * static_cast<int64_t>(key.size());  // the entry and the index hold it
     } catch (...) {
       failure = std::current_exception();
     }

@@ -75,11 +75,11 @@ RotaryTable rotary_table_at(const std::vector<Span>& spans, int64_t offset, int6
         return made;
       },
       [](const KeptPointer& k) { return static_cast<int64_t>(k->table.cosine.nbytes() + k->table.sine.nbytes()); });
+  // What was uploaded while a graph is captured is filled when that is replayed: the graph's alone.
+  if (kept->uploads.captured()) kept_tables().erase(key);
   kept->uploads.read({kept->table.cosine, kept->table.sine});
   return kept->table;
 }
-
-CacheStats rotary_table_stats() { return kept_tables().stats(); }
 
 at::Tensor rotate(const at::Tensor& x, const RotaryTable& table) {
   const at::Tensor cosine = table.cosine.unsqueeze(1);

@@ -28,7 +28,6 @@ RotaryTable make_rotary_table(const at::Tensor& positions, int64_t head_dim, dou
 // table that was made before; it does not hold it: whoever replays the graph holds the RotaryTable.
 RotaryTable rotary_table_at(const std::vector<Span>& spans, int64_t offset, int64_t head_dim, double theta,
                             at::ScalarType dtype, at::Device device);
-CacheStats rotary_table_stats();
 
 // x [..., n, heads, head_dim], n as in the table. Differentiable in x.
 at::Tensor rotate(const at::Tensor& x, const RotaryTable& table);

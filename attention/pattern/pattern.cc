@@ -94,6 +94,17 @@ BlocksSpec given_map(std::shared_ptr<const BlockMap> map) {
   return spec;
 }
 
+int64_t PatternSpec::bytes() const {
+  auto bytes = static_cast<int64_t>(sizeof *this + slices.size() * sizeof(Slice) +
+                                    (dilated.segment_lengths.size() + dilated.dilation_rates.size()) * sizeof(int64_t));
+  if (blocks.given) bytes += blocks.given->bytes();
+  for (const PatternSpec& member : members) bytes += member.bytes();
+  for (const auto* rows : {&documents, &key_documents}) {
+    for (const auto& row : *rows) bytes += static_cast<int64_t>(sizeof row + row.size() * sizeof(int64_t));
+  }
+  return bytes;
+}
+
 bool is_adaptive(const PatternSpec& spec) {
   if (spec.kind == PatternSpec::Kind::kBlocks) return spec.blocks.map == BlocksSpec::Map::kAdaptive;
   return std::any_of(spec.members.begin(), spec.members.end(), is_adaptive);

@@ -107,6 +107,7 @@ struct PatternSpec {
 
   // TOML that parse_pattern reads to an equal spec, but for block maps made by a program, which it names by digest.
   std::string text() const;
+  int64_t bytes() const;  // of memory, block maps included
   friend bool operator==(const PatternSpec& a, const PatternSpec& b) { return a.text() == b.text(); }
 };
 

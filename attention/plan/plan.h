@@ -173,7 +173,7 @@ std::vector<Program> make_programs(const PlanRequest& request);
 // requests, so the caller sees to it that they hold the same slices.
 Program make_program(const PlanRequest& request, const Pattern& pattern, int rank);
 
-// The same, cached by request and rank (memory/byte_cache.h); thread-safe. `pattern_of(request)` likewise.
+// The same, cached by request and rank (memory/caches.h); thread-safe. `pattern_of(request)` likewise.
 std::shared_ptr<const Program> cached_program(const PlanRequest& request, int rank);
 std::shared_ptr<const Pattern> cached_pattern(const PlanRequest& request);
 

@@ -31,7 +31,8 @@ int64_t bytes_of(const Pattern& pattern) {
   return static_cast<int64_t>(sizeof pattern + pattern.slices.size() * sizeof(Slice));
 }
 int64_t bytes_of(const Program& program) {
-  int64_t bytes = static_cast<int64_t>(sizeof program) + bytes_of(program.query_spans) + bytes_of(program.key_spans);
+  int64_t bytes = static_cast<int64_t>(sizeof program + program.request.uneven_lengths.size() * sizeof(int64_t)) +
+                  program.request.pattern.bytes() + bytes_of(program.query_spans) + bytes_of(program.key_spans);
   for (const Buffer& buffer : program.buffers) bytes += static_cast<int64_t>(sizeof buffer) + bytes_of(buffer.rows);
   for (const auto* steps : {&program.forward, &program.backward}) {
     for (const Step& step : *steps) {

@@ -9,7 +9,8 @@ namespace annulus {
 namespace {
 
 NamedCache<RankShare>& shares() {
-  static NamedCache<RankShare> cache("proofs");
+  // Never destroyed: a thread that plans ahead may use it until the end of the process.
+  static auto& cache = *new NamedCache<RankShare>("proofs");
   return cache;
 }
 
@@ -31,7 +32,6 @@ std::shared_ptr<const RankShare> cached_share(const PlanRequest& request, const 
 }
 
 void plan_and_prove_ahead(const PlanRequest& request, int rank) {
-  shares();  // made before the thread that uses it, and so outlives it
   plan_ahead(request, rank, [request](const Program& program) { cached_share(request, program); });
 }
 

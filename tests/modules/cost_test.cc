@@ -7,6 +7,7 @@
 #include <functional>
 
 #include "comm/threads/threads.h"
+#include "memory/caches.h"
 #include "modules/multihead_attention.h"
 #include "modules/rotary.h"
 #include "tests/modules/operator_counter.h"
@@ -14,6 +15,14 @@
 
 namespace annulus {
 namespace {
+
+CacheStats table_stats() {
+  for (const CacheReport& report : cache_reports()) {
+    if (report.name == "rotary tables") return report.stats;
+  }
+  ADD_FAILURE() << "no such cache";
+  return {};
+}
 
 using testing::made;
 using testing::OperatorCounter;
@@ -27,10 +36,10 @@ TEST(MultiheadAttention, MakesRotaryTablesOnceForAllLayersAndForwards) {
   const at::Tensor x = at::randn({1, 23, 12}, at::kDouble);
   const auto self = make_self_communicator();
   const auto tables_made_by = [](const std::function<void()>& run) {
-    const CacheStats before = rotary_table_stats();
+    const CacheStats before = table_stats();
     const OperatorCounter cosines("aten::cos");
     run();
-    EXPECT_EQ(cosines.count(), rotary_table_stats().misses - before.misses);
+    EXPECT_EQ(cosines.count(), table_stats().misses - before.misses);
     return cosines.count();
   };
   EXPECT_EQ(tables_made_by([&] { first->forward(x, {.comm = *self}); }), 1) << "keys have the table of the queries";
@@ -64,7 +73,7 @@ TEST(MultiheadAttention, MakesRotaryTablesOnceForAllLayersAndForwards) {
   EXPECT_EQ(other(none, 22), 1);
   EXPECT_EQ(other(none, 23, 4), 1) << "the queries' alone";
   EXPECT_EQ(other(none, 23, 0, at::kFloat), 1);
-  EXPECT_LE(rotary_table_stats().bytes, rotary_table_stats().capacity);
+  EXPECT_LE(table_stats().bytes, table_stats().capacity);
 }
 
 TEST(MultiheadAttention, RecomputationTakesNoPassToDivideByOne) {
