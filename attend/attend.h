@@ -16,6 +16,7 @@
 #include "attention/kernels/choose_kernel.h"
 #include "attention/plan/plan.h"
 #include "attention/tiles/dropout.h"
+#include "comm/agreement.h"
 #include "comm/communicator.h"
 #include "tensor_files/safetensors.h"
 

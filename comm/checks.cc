@@ -9,8 +9,21 @@
 namespace annulus::comm_internal {
 namespace {
 
-std::string shorten(const std::string& text, size_t limit) {
-  return text.size() <= limit ? text : text.substr(0, limit) + "...";
+// Where the texts begin to differ.
+size_t first_difference(const std::vector<std::string>& texts) {
+  for (size_t i = 0;; ++i) {
+    for (const std::string& text : texts) {
+      if (i >= text.size() || text[i] != texts[0][i]) return i;
+    }
+  }
+}
+
+// A long text is cut to what begins shortly before `from`.
+std::string excerpt(const std::string& text, size_t from) {
+  constexpr size_t kMost = 160, kBefore = 40;
+  if (text.size() <= kMost) return text;
+  const size_t begin = from <= kBefore ? 0 : std::min(from - kBefore, text.size() - kMost);
+  return (begin > 0 ? "..." : "") + text.substr(begin, kMost) + (begin + kMost < text.size() ? "..." : "");
 }
 
 }  // namespace
@@ -133,25 +146,28 @@ void check_root(int root, int size, OpLabel label) {
 }
 
 std::string describe_difference(const std::vector<std::string>& values) {
-  constexpr size_t kMaxGroups = 4;
-  constexpr size_t kMaxText = 160;
+  constexpr size_t kMostShown = 4;
   std::vector<std::string> distinct;
-  for (const std::string& value : values) {
-    if (std::find(distinct.begin(), distinct.end(), value) == distinct.end()) distinct.push_back(value);
+  std::vector<std::vector<int>> ranks;  // of each
+  for (size_t r = 0; r < values.size(); ++r) {
+    const auto found = std::find(distinct.begin(), distinct.end(), values[r]);
+    const auto which = static_cast<size_t>(found - distinct.begin());
+    if (found == distinct.end()) {
+      distinct.push_back(values[r]);
+      ranks.emplace_back();
+    }
+    ranks[which].push_back(static_cast<int>(r));
   }
+  const size_t from = first_difference(distinct), shown = std::min(distinct.size(), kMostShown);
   std::string out = "is ";
-  for (size_t i = 0; i < distinct.size(); ++i) {
-    if (i == kMaxGroups) {
-      out += " and " + std::to_string(distinct.size() - i) + " more values elsewhere";
-      break;
-    }
-    std::vector<int> ranks;
-    for (size_t r = 0; r < values.size(); ++r) {
-      if (values[r] == distinct[i]) ranks.push_back(static_cast<int>(r));
-    }
-    out += (i ? ", " : "") + shorten(distinct[i], kMaxText) + " on " + describe_ranks(ranks);
+  for (size_t i = 0; i < shown; ++i) {
+    out += (i > 0 ? ", " : "") + excerpt(distinct[i], from) + " on " + describe_ranks(ranks[i]);
   }
-  return out;
+  if (shown == distinct.size()) return out;
+  std::vector<int> others;
+  for (size_t i = shown; i < ranks.size(); ++i) others.insert(others.end(), ranks[i].begin(), ranks[i].end());
+  std::sort(others.begin(), others.end());
+  return out + " and " + std::to_string(distinct.size() - shown) + " more values on " + describe_ranks(others);
 }
 
 }  // namespace annulus::comm_internal

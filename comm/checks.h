@@ -43,7 +43,7 @@ void check_gather_shapes(const at::Tensor& big, const char* big_role, const at::
                          int size, OpLabel label);
 void check_root(int root, int size, OpLabel label);
 
-// "is A on ranks 0-2, B on rank 3": values in rank order.
+// "is A on ranks 0-2, B on rank 3": values in rank order, long ones cut to where they differ.
 std::string describe_difference(const std::vector<std::string>& values);
 
 }  // namespace annulus::comm_internal

@@ -55,7 +55,7 @@ class Work {
   virtual void wait() = 0;
 };
 
-// Totals since construction: what tests and metrics read. Operations that raised are not counted.
+// Totals since construction: what metrics (the time waited) and tests read. Operations that raised are not counted.
 struct CommStats {
   // Exchanges: what this rank's messages hold. A message without elements is not counted.
   int64_t messages_sent = 0;
@@ -192,14 +192,5 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
 // Gathers one short text of every rank, in rank order; works at any length. Collective; bytes travel as uint8.
 std::vector<std::string> all_gather_text(Communicator& comm, std::string_view text, OpLabel label);
-
-// Raises Error(kMismatch) on every rank, naming which ranks differ in which field, when the texts of the same field are
-// not equal on all ranks. A field is a name and a value. Costs one small collective when all agree. Collective.
-// Returns, alike on every rank, whether any of them `asks`: for what all must do together as soon as one has to.
-struct Field {
-  std::string name;
-  std::string value;
-};
-bool require_agreement(Communicator& comm, const std::vector<Field>& fields, OpLabel label, bool asks = false);
 
 }  // namespace annulus

@@ -1,13 +1,11 @@
-// Agreement between ranks in words: gathers texts and says which ranks differ in what. Works over any backend.
-#include "comm/communicator.h"
-
+// Agreement in words: which ranks differ in what. See agreement.h.
 #include <ATen/ops/empty.h>
-#include <ATen/ops/tensor.h>
-#include <ATen/ops/zeros.h>
 
 #include <algorithm>
-#include <cstring>
 #include <map>
+#include <span>
+
+#include "comm/agreement.h"
 
 #include "comm/checks.h"
 #include "common/checksum.h"
@@ -104,46 +102,8 @@ std::vector<std::string> differences(const std::vector<std::vector<Field>>& by_r
   return out;
 }
 
-}  // namespace
-
-std::vector<std::string> all_gather_text(Communicator& comm, std::string_view text, OpLabel label) {
-  Communicator& host = comm.host();
-  at::Tensor length = at::empty({1}, at::kLong);
-  *length.mutable_data_ptr<int64_t>() = static_cast<int64_t>(text.size());
-  at::Tensor lengths = at::empty({host.size(), 1}, at::kLong);
-  host.all_gather(lengths, length, label);
-  const int64_t* length_of = lengths.const_data_ptr<int64_t>();
-  const int64_t longest = *std::max_element(length_of, length_of + host.size());
-  std::vector<std::string> out(static_cast<size_t>(host.size()));
-  if (longest == 0) return out;
-  at::Tensor mine = at::zeros({longest}, at::kByte);
-  if (!text.empty()) std::memcpy(mine.mutable_data_ptr(), text.data(), text.size());
-  at::Tensor all = at::empty({host.size(), longest}, at::kByte);
-  host.all_gather(all, mine, label);
-  const char* data = static_cast<const char*>(all.const_data_ptr());
-  for (int r = 0; r < host.size(); ++r) {
-    out[static_cast<size_t>(r)].assign(data + r * longest, static_cast<size_t>(length_of[r]));
-  }
-  return out;
-}
-
-bool require_agreement(Communicator& comm, const std::vector<Field>& fields, OpLabel label, bool asks) {
-  Communicator& host = comm.host();
-  const std::string mine = serialize(fields);
-  const Digest hash = digest(mine.data(), mine.size());
-  const at::Tensor own = at::tensor(
-      {static_cast<int64_t>(hash.low), static_cast<int64_t>(hash.high), static_cast<int64_t>(asks ? 1 : 0)}, at::kLong);
-  at::Tensor digests = at::empty({host.size(), 3}, at::kLong);
-  host.all_gather(digests, own, label);
-  const int64_t* digest_of = digests.const_data_ptr<int64_t>();
-  bool same = true;
-  bool any_asks = false;
-  for (int r = 0; r < host.size(); ++r) {
-    same = same && digest_of[3 * r] == digest_of[0] && digest_of[3 * r + 1] == digest_of[1];
-    any_asks = any_asks || digest_of[3 * r + 2] != 0;
-  }
-  if (same) return any_asks;
-
+// Raises what `mine` differs in. Collective.
+[[noreturn]] void raise_difference(Communicator& host, const std::string& mine, OpLabel label) {
   std::vector<std::vector<Field>> by_rank;
   for (const std::string& text : all_gather_text(host, mine, label)) {
     std::string_view rest = text;
@@ -169,6 +129,47 @@ bool require_agreement(Communicator& comm, const std::vector<Field>& fields, OpL
   }
   if (sentences.empty()) message += "fields come in a different order";
   throw Error(ErrorKind::kMismatch, "comm", message);
+}
+
+}  // namespace
+
+void require_agreement(Communicator& comm, const std::vector<Field>& fields, OpLabel label) {
+  agree_together(comm, label, [&] { return Terms{fields, {}}; });
+}
+
+std::vector<Terms::Numbers> agree_together(Communicator& comm, OpLabel label, const std::function<Terms()>& find) {
+  if (comm.size() == 1) return {find().numbers};
+  Terms terms;
+  std::optional<Error> failure;
+  try {
+    terms = find();
+  } catch (...) {  // also out of memory, or what LibTorch raises: the others must learn of it
+    failure = error_in_flight(label.operation);
+  }
+  const std::string mine = serialize(terms.alike);
+  const Digest hash = digest(mine.data(), mine.size());
+  struct Word {
+    int64_t failed, low, high;
+    Terms::Numbers numbers;
+  };
+  constexpr int64_t kWords = sizeof(Word) / sizeof(int64_t);
+  Communicator& host = comm.host();
+  at::Tensor own = at::empty({kWords}, at::kLong), all = at::empty({host.size(), kWords}, at::kLong);
+  *reinterpret_cast<Word*>(own.mutable_data_ptr<int64_t>()) = {failure.has_value(), static_cast<int64_t>(hash.low),
+                                                               static_cast<int64_t>(hash.high), terms.numbers};
+  host.all_gather(all, own, label);
+  const std::span words(reinterpret_cast<const Word*>(all.const_data_ptr<int64_t>()), static_cast<size_t>(host.size()));
+  if (std::any_of(words.begin(), words.end(), [](const Word& word) { return word.failed != 0; })) {
+    const auto fail = [&] {
+      if (failure) throw Error(*failure);
+    };
+    throw failure_of_any(host, label, fail).value();
+  }
+  const auto same = [&](const Word& word) { return word.low == words[0].low && word.high == words[0].high; };
+  if (!std::all_of(words.begin(), words.end(), same)) raise_difference(host, mine, label);
+  std::vector<Terms::Numbers> numbers;
+  for (const Word& word : words) numbers.push_back(word.numbers);
+  return numbers;
 }
 
 }  // namespace annulus

@@ -1,19 +1,11 @@
 // See sequence.h.
 #include "modules/sequence.h"
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/tensor.h>
-
-#include <algorithm>
-#include <array>
-#include <cstring>
-#include <exception>
 #include <numeric>
 #include <string>
+#include <utility>
 
 #include "attention/plan/layout.h"
-#include "comm/agreement.h"
-#include "common/checksum.h"
 #include "common/error.h"
 
 namespace annulus {
@@ -35,39 +27,15 @@ std::vector<int64_t> dealt(LayoutKind layout, int64_t length, int ranks) {
 }  // namespace
 
 SequenceParts agree_on_call(const std::function<CallTerms()>& find, Communicator& comm, OpLabel label) {
-  CallTerms terms;
-  std::exception_ptr complaint;
-  std::string text = "none";
-  try {
-    terms = find();
-  } catch (const std::exception&) {
-    if (comm.size() == 1) throw;
-    complaint = std::current_exception();
-    text = error_in_flight("").what();
-  }
-  if (comm.size() == 1) return {{terms.queries}, {terms.keys}};
-  terms.alike.insert(terms.alike.begin(), {"what does not fit", text});
-
-  // Lengths, and the checksum of what must be alike: its text only travels when it is not.
-  std::string words;
-  for (const Field& f : terms.alike) {
-    words += std::to_string(f.name.size()) + ":" + f.name + std::to_string(f.value.size()) + ":" + f.value;
-  }
-  const std::string sum = checksum(words.data(), words.size());
-  std::array<int64_t, 6> mine = {terms.queries, terms.keys};
-  std::memcpy(&mine[2], sum.data(), 4 * sizeof(int64_t));
-  at::Tensor all = at::empty({comm.size(), 6}, at::kLong);
-  comm.host().all_gather(all, at::tensor(mine, at::kLong), label);
+  const auto terms = [&]() -> Terms {
+    CallTerms found = find();
+    return {std::move(found.alike), {found.queries, found.keys}};
+  };
   SequenceParts parts;
-  bool same = true;
-  for (int r = 0; r < comm.size(); ++r) {
-    const int64_t* p = all.const_data_ptr<int64_t>() + int64_t{6} * r;
-    parts.queries.push_back(p[0]);
-    parts.keys.push_back(p[1]);
-    same = same && std::equal(p + 2, p + 6, all.const_data_ptr<int64_t>() + 2);
+  for (const auto& [queries, keys] : agree_together(comm, label, terms)) {
+    parts.queries.push_back(queries);
+    parts.keys.push_back(keys);
   }
-  if (!same) require_agreement(comm, terms.alike, label);
-  if (complaint) std::rethrow_exception(complaint);  // all ranks alike
   return parts;
 }
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "attention/plan/plan.h"
+#include "comm/agreement.h"
 #include "comm/communicator.h"
 
 namespace annulus {
@@ -26,9 +27,7 @@ struct CallTerms {
   std::vector<Field> alike;       // what must be the same on every rank
 };
 
-// find() looks at what this rank was given and raises when it cannot be. Then no rank goes on: all raise
-// Error(kMismatch), naming the ranks and what each finds wrong, or in what they differ; where all find the same wrong,
-// each raises its own. Collective, unless there is one rank: one exchange of 48 bytes a rank.
+// find() looks at what this rank was given and raises when it cannot be: see agree_together. Collective.
 SequenceParts agree_on_call(const std::function<CallTerms()>& find, Communicator& comm, OpLabel label);
 
 // Sets ranks and lengths of the request. The layout contiguous takes any parts that queries and keys have in common;

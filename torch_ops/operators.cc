@@ -21,6 +21,7 @@
 #include <utility>
 
 #include "attention/execution/attention.h"
+#include "comm/agreement.h"
 #include "common/error.h"
 #include "common/text.h"
 #include "memory/caches.h"
@@ -44,19 +45,12 @@ void require(bool ok, const std::string& message) {
 std::shared_ptr<const PatternSpec> pattern_of(const std::string& text) {
   static NamedCache<PatternSpec> cache("pattern texts");
   return cache.get(
-      text, [&] { return parse_pattern(text, "pattern"); },
-      [&](const PatternSpec&) { return static_cast<int64_t>(4 * text.size() + sizeof(PatternSpec)); });
+      text, [&] { return parse_pattern(text, "pattern"); }, [](const PatternSpec& p) { return p.bytes(); });
 }
 
 bool reads_a_file(const PatternSpec& p) {
   return (p.kind == PatternSpec::Kind::kBlocks && p.blocks.map == BlocksSpec::Map::kFile) ||
          std::any_of(p.members.begin(), p.members.end(), reads_a_file);
-}
-
-int64_t bytes_of(const PatternSpec& p) {
-  int64_t bytes = p.blocks.given ? p.blocks.given->bytes() : 0;
-  for (const PatternSpec& member : p.members) bytes += bytes_of(member);
-  return bytes + static_cast<int64_t>(sizeof(PatternSpec));
 }
 
 // With the block maps of files, which are read once for each shape.
@@ -65,7 +59,7 @@ PatternSpec with_block_maps(const std::string& text, const PatternSpec& pattern,
   const std::string key =
       c10::str(text, "|", s.batch, "|", s.heads, "|", s.kv_heads, "|", s.q_len, "|", s.k_len, "|", s.query_offset);
   return *cache.get(
-      key, [&] { return read_block_maps(pattern, s); }, bytes_of);
+      key, [&] { return read_block_maps(pattern, s); }, [](const PatternSpec& p) { return p.bytes(); });
 }
 
 std::string shape_text(const Tensor& t) { return list_text(t.sizes()); }
@@ -153,9 +147,7 @@ std::tuple<Tensor, Tensor, Tensor> backward_cpu(const Tensor& dout, const Tensor
     state = state_of(held);
   } catch (const Error& error) {
     // The other ranks, if theirs are right, are about to agree on a backward: they hear of it.
-    if (turn.comm->size() > 1) {
-      require_agreement(*turn.comm, {{"what does not fit", error.what()}}, {"torch.ops.annulus.attention_backward", 0});
-    }
+    agree_together(*turn.comm, {"torch.ops.annulus.attention_backward", 0}, [&]() -> Terms { throw; });
     throw;
   }
   const AttentionGradients d =

@@ -389,7 +389,10 @@ int Run::train() {
   });
   load_text();
   const int context = world_.size() / static_cast<int>(config_.mesh.data);
-  if (first_) memory_ = plan_memory(config_, layers, context, /*rank=*/0, options_.device.is_cuda());
+  together(
+      world_, {"planning the memory", 0},
+      [&] { memory_ = plan_memory(config_, layers, context, /*rank=*/0, options_.device.is_cuda()); },
+      /*only_first=*/true);
   training_ = std::make_unique<Training>(config_, std::move(layers), world_, *text_, options_.device);
   if (options_.resume) resume();
   require_equal_ranks();

@@ -33,7 +33,7 @@ struct AttentionCall {
   Dropout dropout;
   std::string label = "attention";  // in error messages: "attention, layer 3"
   // The first call of a request proves its plan before anything is sent by it, and every call of an adaptive one does
-  // (prove.h); others cost nothing for it. False: nobody does.
+  // (prove.h); others look the proof up by the request's text. False: nobody does.
   bool prove = proves_by_default();
 };
 

@@ -1,13 +1,12 @@
 // See call_checks.h.
 #include "attention/execution/call_checks.h"
 
+#include <algorithm>
 #include <cmath>
-#include <exception>
 
 #include "attention/plan/layout.h"
 #include "attention/tiles/tile_views.h"
 #include "comm/agreement.h"
-#include "common/checksum.h"
 #include "common/error.h"
 #include "common/text.h"
 
@@ -18,10 +17,8 @@ namespace {
   throw Error(ErrorKind::kPlan, "attention", call.label + ": " + message);
 }
 
-// The communicator is the plan's. No rank numbers in these texts: ranks with the same complaint agree, and each raises
-// its own (see agree).
+// The communicator is the plan's. No rank numbers in these texts: ranks that complain alike are named together.
 void require_communicator(const AttentionCall& call) {
-  if (!call.comm) refuse(call, "expected a communicator, got none");
   if (call.comm->size() == call.request.ranks) return;
   refuse(call, "expected a communicator of the plan's " + std::to_string(call.request.ranks) +
                    " ranks, got a communicator of " + std::to_string(call.comm->size()) + " ranks");
@@ -94,47 +91,34 @@ std::string text_of(const Dropout& d) {
 
 // One comparison before anything travels; see call_checks.h. `look` -> whether this rank asks for the proof.
 template <typename Look>
-bool agree(const at::Tensor& q, const AttentionCall& call, const std::string& direction, const PlanRequest& request,
+bool agree(const at::Tensor& q, const AttentionCall& call, const char* direction, const PlanRequest& request,
            Look look) {
-  std::string complaint = "none";
-  bool asks = false;
-  try {
+  if (!call.comm) refuse(call, "expected a communicator, got none");
+  const auto find = [&] {
     require_communicator(call);
-    asks = look();
-  } catch (const std::exception&) {  // also out of memory, or what LibTorch raises: the others must learn of it
-    if (!call.comm || call.comm->size() == 1) throw;
-    const Error error = error_in_flight("");
-    complaint = error.room() == "attention" ? error.message() : error.what();
-  }
-  if (call.comm->size() == 1) return asks;
-  const bool readable = q.defined() && q.dim() == 4;
-  const bool any_asks = require_agreement(*call.comm,
-                                          {{"what does not fit", complaint},
-                                           {"call", call.label + " " + direction},
-                                           {"plan", shortened_for_agreement(request.text())},
-                                           {"proof of the plan", call.prove ? "asked for" : "not asked for"},
-                                           {"dtype", q.defined() ? toString(q.scalar_type()) : "none"},
-                                           {"head size", readable ? std::to_string(q.size(3)) : "none"},
-                                           {"scale", readable ? exact(scale_of(q, call)) : "none"},
-                                           {"dropout", text_of(call.dropout)},
-                                           {"device", q.defined() ? c10::DeviceTypeName(q.device().type()) : "none"},
-                                           {"kernel", std::string(to_string(call.kernel))}},
-                                          {call.label, 0}, asks);
-  if (complaint != "none") throw Error(ErrorKind::kPlan, "attention", complaint);  // all ranks alike
-  return any_asks;
+    return look();
+  };
+  if (call.comm->size() == 1) return find();
+  const auto asked = agree_together(*call.comm, {call.label, 0}, [&]() -> Terms {
+    const bool asks = find();
+    return {{{"call", call.label + " " + direction},
+             {"plan", request.text()},
+             {"proof of the plan", call.prove ? "asked for" : "not asked for"},
+             {"dtype", toString(q.scalar_type())},
+             {"head size", std::to_string(q.size(3))},
+             {"scale", exact(scale_of(q, call))},
+             {"dropout", text_of(call.dropout)},
+             {"device", c10::DeviceTypeName(q.device().type())},
+             {"kernel", std::string(to_string(call.kernel))}},
+            {asks}};
+  });
+  return std::any_of(asked.begin(), asked.end(), [](const Terms::Numbers& asks) { return asks[0] != 0; });
 }
 
 }  // namespace
 
 double scale_of(const at::Tensor& q, const AttentionCall& call) {
   return call.scale.value_or(1 / std::sqrt(static_cast<double>(q.size(3))));
-}
-
-std::string shortened_for_agreement(const std::string& text) {
-  constexpr size_t kLong = 600;
-  if (text.size() <= kLong) return text;
-  return text.substr(0, kLong / 2) + " ... (" + std::to_string(text.size()) + " characters, checksum " +
-         checksum(text.data(), text.size()) + ")";
 }
 
 bool agree_on_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionCall& call,

@@ -32,21 +32,12 @@ std::shared_ptr<const Program> select_and_plan(const at::Tensor& q, const at::Te
   const PlanRequest request = select_blocks(call.request, q, k, *call.comm, call.label);
   std::shared_ptr<const Program> program;
   std::optional<RankShare> share;
-  std::string complaint = "none";
-  try {
+  agree_together(*call.comm, {call.label, 1}, [&]() -> Terms {
     const Pattern pattern = make_pattern(request.pattern, request.shape);
     program = std::make_shared<const Program>(make_program(request, pattern, call.comm->rank()));
     if (call.prove) share = prove_share(*program, pattern);
-  } catch (const std::exception&) {
-    if (call.comm->size() == 1) throw;
-    complaint = error_in_flight("planning the selected blocks").what();
-  }
-  if (call.comm->size() > 1) {
-    require_agreement(*call.comm,
-                      {{"what does not fit", complaint}, {"selected blocks", shortened_for_agreement(request.text())}},
-                      {call.label, 1});
-    if (complaint != "none") throw Error(ErrorKind::kPlan, "attention", complaint);
-  }
+    return {{{"selected blocks", request.text()}}};
+  });
   if (share) prove_together(*share, request, *call.comm);
   count_planning(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
   return program;

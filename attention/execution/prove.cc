@@ -89,14 +89,11 @@ void prove_together(const RankShare& share, const PlanRequest& request, Communic
 void prove_plan(const PlanRequest& request, Communicator& comm) {
   if (is_adaptive(request.pattern)) return;
   std::shared_ptr<const RankShare> share;
-  const auto prove_own = [&] { share = cached_share(request, *cached_program(request, comm.rank())); };
-  if (comm.size() == 1) {
-    prove_own();
-    if (!*share->shown) prove_together(*share, request, comm);
-    return;
-  }
-  together(comm, {"planning", 0}, prove_own);
-  if (require_agreement(comm, {{"plan", request.text()}}, {"proving the plan", 0}, !*share->shown)) {
+  const auto asked = agree_together(comm, {"proving the plan", 0}, [&]() -> Terms {
+    share = cached_share(request, *cached_program(request, comm.rank()));
+    return {{{"plan", request.text()}}, {!*share->shown}};
+  });
+  if (std::any_of(asked.begin(), asked.end(), [](const Terms::Numbers& asks) { return asks[0] != 0; })) {
     prove_together(*share, request, comm);
   }
 }

@@ -15,6 +15,7 @@
 #include <string_view>
 #include <vector>
 
+#include "comm/agreement.h"
 #include "comm/communicator.h"
 #include "comm/launch_info.h"
 #include "comm/mpi/mpi_runtime.h"

@@ -134,5 +134,60 @@ TEST(Together, TheErrorIsTheSameOnAllRanksWhereItIsReturned) {
   });
 }
 
+// What agree_together raises on each rank, or the numbers that it returns.
+std::vector<std::string> agreed(int ranks, const std::function<Terms(int)>& find) {
+  std::vector<std::string> said(static_cast<size_t>(ranks));
+  run_ranks(ranks, [&](Communicator& world) {
+    std::string& mine = said[static_cast<size_t>(world.rank())];
+    const int64_t before = world.stats().collectives;
+    try {
+      for (const auto& [a, b] : agree_together(world, {"a call", 0}, [&] { return find(world.rank()); })) {
+        mine += std::to_string(a) + "," + std::to_string(b) + ";";
+      }
+      EXPECT_EQ(world.stats().collectives - before, ranks > 1 ? 1 : 0);
+    } catch (const Error& e) {
+      mine = std::to_string(e.exit_code()) + " " + e.what();
+    }
+    together(world, {"afterwards", 1}, [] {});  // the communicator lives on
+  });
+  return said;
+}
+
+TEST(AgreeTogether, ReturnsTheNumbersOfAllRanks) {
+  const auto find = [](int rank) -> Terms { return {{{"heads", "4"}}, {rank, 10 * rank}}; };
+  EXPECT_EQ(agreed(1, find), std::vector<std::string>{"0,0;"});
+  EXPECT_EQ(agreed(3, find), std::vector<std::string>(3, "0,0;1,10;2,20;"));
+}
+
+TEST(AgreeTogether, NamesTheRankThatDiffers) {
+  const auto find = [](int rank) -> Terms { return {{{"heads", rank == 1 ? "4" : "2"}}}; };
+  EXPECT_EQ(agreed(3, find),
+            std::vector<std::string>(3, "5 [comm] ranks disagree before a call: heads is 2 on ranks 0,2, 4 on rank 1"));
+}
+
+// What differs is shown, however far behind the beginning it stands, and every rank is named.
+TEST(AgreeTogether, LongTermsAreShownWhereTheyDiffer) {
+  const auto find = [](int rank) -> Terms {
+    return {{{"plan", std::string(1000, 'x') + ", schedule " + std::to_string(rank) + ", " + std::string(900, 'y')}}};
+  };
+  const std::string said = agreed(7, find)[0];
+  for (const char* part :
+       {", schedule 0, y", "... on rank 0, ...", ", schedule 3, y", "and 3 more values on ranks 4-6"}) {
+    EXPECT_NE(said.find(part), std::string::npos) << part << " is not in: " << said;
+  }
+  EXPECT_LT(said.size(), 1000U);
+}
+
+// Its terms are not known, and the others have nothing to differ from.
+TEST(AgreeTogether, ARankThatRaisesIsNamedOnAll) {
+  const auto find = [](int rank) -> Terms {
+    if (rank == 2) throw Error(ErrorKind::kPlan, "plan", "3 heads");
+    return {{{"heads", "2"}}};
+  };
+  EXPECT_EQ(agreed(3, find), std::vector<std::string>(3, "4 [plan] on rank 2: 3 heads"));
+  const auto all = [](int) -> Terms { throw std::bad_alloc(); };
+  EXPECT_EQ(agreed(3, all), std::vector<std::string>(3, "8 [memory] a call: out of memory"));
+}
+
 }  // namespace
 }  // namespace annulus

@@ -10,6 +10,7 @@
 #include <memory>
 #include <stdexcept>
 
+#include "comm/agreement.h"
 #include "tests/comm/suite_fixture.h"
 
 namespace annulus::comm_test {

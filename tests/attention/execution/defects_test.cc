@@ -282,8 +282,8 @@ TEST(Defects, OneDtypeAndOneDeviceOrNothingIsSent) {
   refused(true, doubles, doubles, ErrorKind::kPlan, "[attention] attention: " + expected + "k Double on cpu");
   refused(true, k, doubles, ErrorKind::kPlan, expected + "v Double on cpu");
   refused(true, elsewhere, k, ErrorKind::kPlan, expected + "k Float on meta");
-  refused(false, k, elsewhere, ErrorKind::kMismatch, "v Float on meta");
-  refused(false, doubles, k, ErrorKind::kMismatch, "rank 1");
+  refused(false, k, elsewhere, ErrorKind::kPlan, "on rank 1: attention: " + expected + "v Float on meta");
+  refused(false, doubles, k, ErrorKind::kPlan, "on rank 1: ");
 }
 
 TEST(Defects, ASecondCallPlansNothing) {
