@@ -1,6 +1,6 @@
 // A model's parameters as flat vectors: values and gradients side by side in one order, so that one collective reduces
 // all gradients, one call updates all weights, and a reduce-scatter can shard them later. Used by model.cc (declares
-// and reads), optimizer.cc (updates) and trainer.cc (reduces, saves).
+// and reads), optimizer.cc (updates), training.cc (reduces) and checkpoints (save).
 //
 // A model that computes in bf16 has fp32 values all the same: they are what is updated, saved and compared. The
 // autograd leaves view a bf16 copy of them, and their gradients are bf16 until they are reduced. In fp32 and fp64 the

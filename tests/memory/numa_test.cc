@@ -2,41 +2,19 @@
 #include "memory/numa.h"
 
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
-#include <functional>
 #include <iostream>
 #include <memory>
 #include <string>
 #include <thread>
 
 #include "common/error.h"
+#include "tests/common/in_child.h"
 
 namespace annulus {
 namespace {
-
-// Runs `body` in a child; it reports by returning an empty text or what is wrong.
-void in_child(const std::function<std::string()>& body) {
-  std::cout.flush();
-  const pid_t child = fork();
-  ASSERT_GE(child, 0);
-  if (child == 0) {
-    std::string wrong;
-    try {
-      wrong = body();
-    } catch (const std::exception& error) {
-      wrong = std::string("raised: ") + error.what();
-    }
-    if (!wrong.empty()) std::cerr << "child: " << wrong << std::endl;
-    _exit(wrong.empty() ? 0 : 1);
-  }
-  int status = 0;
-  ASSERT_EQ(waitpid(child, &status, 0), child);
-  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "status " << status;
-}
 
 // The nodes of this machine, as /sys shows them; node 0 where it shows none.
 std::vector<int> nodes_of_this_machine() {

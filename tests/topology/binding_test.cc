@@ -3,16 +3,14 @@
 
 #include <gtest/gtest.h>
 #include <sched.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <cstdlib>
-#include <functional>
-#include <iostream>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "common/error.h"
+#include "tests/common/in_child.h"
 #include "topology/machine.h"
 
 namespace annulus {
@@ -27,26 +25,6 @@ CpuSet mask_from_kernel() {
     if (CPU_ISSET(i, &mask)) pus.push_back(i);
   }
   return CpuSet(pus);
-}
-
-// Runs `body` in a child; it reports by returning an empty text or what is wrong.
-void in_child(const std::function<std::string()>& body) {
-  std::cout.flush();
-  const pid_t child = fork();
-  ASSERT_GE(child, 0);
-  if (child == 0) {
-    std::string wrong;
-    try {
-      wrong = body();
-    } catch (const std::exception& error) {
-      wrong = std::string("raised: ") + error.what();
-    }
-    if (!wrong.empty()) std::cerr << "child: " << wrong << std::endl;
-    _exit(wrong.empty() ? 0 : 1);
-  }
-  int status = 0;
-  ASSERT_EQ(waitpid(child, &status, 0), child);
-  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "status " << status;
 }
 
 std::string compare(const CpuSet& got, const RankPlacement& rank) {
