@@ -199,7 +199,9 @@ def whether_named_tests_are_there(mutant, root):
             elif file.endswith((".cc", ".h")):
                 tests += test_report.text_of(os.path.join(folder, file))
         declared = [n for text in texts for n in re.findall(r'\bname = "([^"]+)"', text)]
-        if not any(re.fullmatch(re.escape(n).replace("%s", ".*"), name) for n in declared):
+        for names in (n for text in texts for n in re.findall(r"for name in \[([^]]*)\]", text)):
+            declared += re.findall(r'"([^"]+)"', names)
+        if not any(re.fullmatch(re.escape(n).replace("%s", ".*").replace("%d", r"\d+"), name) for n in declared):
             return "names a test that is not there: %s" % killer.target
         for pattern in killer.filter.split(":"):
             case = re.fullmatch(r"(?:\w+/)?(\w+)\.(\w+)(?:/\w+)?", pattern)  # without *

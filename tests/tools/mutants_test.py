@@ -170,6 +170,19 @@ class MutantsTest(unittest.TestCase):
         self.assertEqual(code, 1, out)
         self.assertIn("survived: //tests:easy_test passes with it", out)
 
+    def test_tests_of_a_list_are_there(self):
+        self.write(
+            "tree/tests/BUILD",
+            'cc_test(name = "answer_test")\n[sh_test(\n    name = name,\n) for name in [\n    "easy_test",\n]]\n'
+            '[mpi_test(\n    name = "on_%d_ranks_test" % np,\n) for np in [2]]\n',
+        )
+        for at, killer in enumerate(("easy_test", "on_2_ranks_test", "on_two_ranks_test", "hard_test")):
+            self.mutant(f"of_a_list_{at}", "answer=42", "answer=41", killer=f"//tests:{killer}", at=2)
+        code, out = self.run_mutants("--check")
+        self.assertEqual(code, 1, out)
+        for at, there in enumerate((True, True, False, False)):
+            self.assertEqual(f"of_a_list_{at}.patch: names a test that is not there" not in out, there, out)
+
     def test_an_unknown_name_is_refused_with_the_nearest(self):
         self.mutant("wrong_answer", "answer=42", "answer=41", at=2)
         code, out = self.run_mutants("wrong_anser")
