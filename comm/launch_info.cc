@@ -22,6 +22,37 @@ int int_of(const char* name, int fallback, int low) {
   return static_cast<int>(number_from_environment(name, fallback, low, 10'000'000));
 }
 
+// Launchers whose processes do not become ranks by themselves: torchrun's know nothing of MPI, others belong to another
+// MPI than this program, whose own variables are not there. Each sets the variable `rank` too, so that a size that
+// something else left in the environment is not taken for theirs.
+struct OtherLauncher {
+  const char* name;
+  const char* size;
+  const char* rank;
+};
+constexpr OtherLauncher kOthers[] = {
+    {"torchrun, or a launcher like it,", "WORLD_SIZE", "RANK"},
+    {"MVAPICH", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"},
+    {"MVAPICH", "MVP_COMM_WORLD_SIZE", "MVP_COMM_WORLD_RANK"},
+    {"Flux", "FLUX_JOB_SIZE", "FLUX_TASK_RANK"},
+    {"jsrun", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK"},
+    {"Horovod", "HOROVOD_SIZE", "HOROVOD_RANK"},
+};
+
+// Such names are not annulus's alone: what holds no number says nothing.
+Announcement announcement() {
+  Announcement most;
+  for (const OtherLauncher& other : kOthers) {
+    const char* const text = text_of(other.size);
+    if (text == nullptr || text_of(other.rank) == nullptr) continue;
+    int size = 0;
+    const char* const end = text + std::strlen(text);
+    const auto [rest, error] = std::from_chars(text, end, size);
+    if (error == std::errc() && rest == end && size > most.size) most = {other.name, other.size, size};
+  }
+  return most;
+}
+
 }  // namespace
 
 double number_from_environment(const char* name, double fallback, double low, double high) {
@@ -79,6 +110,7 @@ LaunchInfo launch_info() {
     info.local_size = -1;
   }
   info.launched = !info.launcher.empty();
+  info.announced = announcement();
   return info;
 }
 

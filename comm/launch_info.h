@@ -6,6 +6,13 @@
 
 namespace annulus {
 
+// What a launcher that is not MPI's, or another MPI's, says of the processes that it started.
+struct Announcement {
+  std::string launcher;  // "torchrun, or a launcher like it,"; empty where there is none
+  std::string variable;  // what says it: "WORLD_SIZE"
+  int size = 0;
+};
+
 struct LaunchInfo {
   bool launched = false;  // a launcher of ranks started this process
   std::string launcher;   // "Open MPI", "PMIx", "PMI (MPICH, Intel MPI)", "Slurm"; empty when started by hand
@@ -16,6 +23,8 @@ struct LaunchInfo {
   int local_size = 1;  // -1 unknown
   // ANNULUS_WORLD_SIZE: how many ranks `annulus launch` started; 0 when it did not.
   int annulus_size = 0;
+  // The largest number of processes that any launcher says which gives annulus no ranks.
+  Announcement announced;
 };
 
 // Error(kUsage) when a variable it reads holds no sensible number. Thread-safe as long as nobody changes the

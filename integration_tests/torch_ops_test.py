@@ -4,6 +4,7 @@
 import json
 import os
 import struct
+import subprocess
 import sys
 import tempfile
 import threading
@@ -213,6 +214,28 @@ class TorchOps(unittest.TestCase):
         (dq,) = torch.autograd.grad(loss, q, create_graph=True)
         with self.assertRaisesRegex(RuntimeError, "not implemented|does not require grad"):
             torch.autograd.grad(dq.sum(), q)
+
+    def test_processes_of_torchrun_are_refused(self):
+        """They would each attend to their own rows alone, without a word."""
+        program = (
+            "import annulus_torch, torch; x = torch.ones(1, 4, 1, 8); "
+            "print(annulus_torch.load().attention(x, x, x, \"{ kind = 'causal' }\").sum().item())"
+        )
+
+        def run(**variables):
+            return subprocess.run(
+                [sys.executable, "-c", program],
+                env=dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path), **variables),
+                capture_output=True,
+                text=True,
+            )
+
+        torchrun = dict(RANK="0", LOCAL_RANK="0", WORLD_SIZE="2")
+        done = run(**torchrun)
+        self.assertNotEqual(done.returncode, 0, done.stdout)
+        self.assertRegex(done.stderr, r"RuntimeError: \[comm\] torchrun.* started 2 processes .*`mpirun -n 2 python3 \.\.\.`")
+        done = run(**torchrun, ANNULUS_WORLD_SIZE="1")
+        self.assertEqual((done.returncode, done.stdout), (0, "32.0\n"), done.stderr)
 
     def test_threads(self):
         x = [inputs(30, 30) for _ in range(4)]

@@ -69,6 +69,17 @@ void check_size(const LaunchInfo& launch, int expected, int formed, const std::s
   throw Error(ErrorKind::kComm, "comm", message);
 }
 
+// Nobody is left to compute alone, and wrongly, what was meant for all. Who sets ANNULUS_WORLD_SIZE has said how many.
+void check_announced(const Announcement& announced, int expected, int formed) {
+  if (expected > 0 || announced.size <= formed) return;
+  const std::string size = std::to_string(announced.size);
+  throw Error(ErrorKind::kUnavailable, "comm",
+              announced.launcher + " started " + size + " processes (" + announced.variable + " = " + size +
+                  "), but the ranks of annulus come through MPI, and this process sees " + std::to_string(formed) +
+                  ": start them with `mpirun -n " + size + " python3 ...`, or with `annulus launch -n " + size +
+                  "`; processes that are to compute each for itself: ANNULUS_WORLD_SIZE=1");
+}
+
 }  // namespace
 
 void Job::require_agreement(const std::vector<Field>& fields, OpLabel label) {
@@ -108,8 +119,17 @@ Job bootstrap(const BootstrapOptions& options) {
               std::to_string(expected) + " ranks: unset it, or start the ranks with `annulus launch -n " +
               std::to_string(expected) + "`");
     }
+    check_announced(job.launch.announced, expected, 1);
     job.world = make_self_communicator();
     return job;
+  }
+  // A launcher's processes below MPI's (srun starts a torchrun on each host) share a rank: MPI cannot start them.
+  if (job.launch.size > 0 && job.launch.announced.size > job.launch.size) {
+    check_announced(job.launch.announced, expected, job.launch.size);
+    if (expected == 1) {
+      job.world = make_self_communicator();
+      return job;
+    }
   }
 
   const Seconds timeout =
@@ -141,6 +161,7 @@ Job bootstrap(const BootstrapOptions& options) {
     job.runtime = MpiRuntime::start(mpi);
     try {
       check_size(job.launch, expected > 0 ? expected : job.launch.size, job.runtime->size(), job.runtime->version());
+      check_announced(job.launch.announced, expected, job.runtime->size());
     } catch (const Error& e) {
       // As many worlds as ranks know this; the launcher's rank 0 says it, the others give it the time to: the first to
       // exit may end the job.

@@ -54,7 +54,7 @@ struct BootstrapOptions {
 // Member order matters: the communicator goes before the runtime.
 struct Job {
   LaunchInfo launch;
-  std::shared_ptr<MpiRuntime> runtime;  // null: one rank that no launcher started; MPI was never touched
+  std::shared_ptr<MpiRuntime> runtime;  // null: one rank by itself; MPI was never touched
   std::shared_ptr<comm_internal::Presence> presence;
   std::shared_ptr<Communicator> world;  // CPU tensors
   int rank = 0;
@@ -81,6 +81,9 @@ std::vector<int> rank_order_by_host(const std::vector<std::string>& hosts);
 // rank ends with one message:
 // - ranks that disagree: ReportedError(kMismatch) naming ranks and fields on all of them;
 // - a world of another size than was started, e.g. by the mpirun of another MPI: Error(kComm);
+// - more processes by the word of a launcher that gives annulus no ranks (torchrun), and no ANNULUS_WORLD_SIZE, which
+// is
+//   1 for processes that are to compute each for itself: Error(kUnavailable);
 // - a rank that never comes, is stopped or dies: the message names it where that can be known (same host), and the
 //   process ends with _exit(6), because calls into MPI cannot be taken back.
 Job bootstrap(const BootstrapOptions& options);

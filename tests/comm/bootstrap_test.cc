@@ -17,11 +17,36 @@ namespace {
 class Environment : public testing::Test {
  protected:
   void SetUp() override {
-    for (const char* name :
-         {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE",
-          "PMIX_RANK", "PMIX_NAMESPACE", "PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "SLURM_PROCID",
-          "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_JOB_ID", "SLURM_STEP_ID", "ANNULUS_WORLD_SIZE",
-          "ANNULUS_BOOTSTRAP_TIMEOUT"}) {
+    for (const char* name : {"OMPI_COMM_WORLD_SIZE",
+                             "OMPI_COMM_WORLD_RANK",
+                             "OMPI_COMM_WORLD_LOCAL_RANK",
+                             "OMPI_COMM_WORLD_LOCAL_SIZE",
+                             "PMIX_RANK",
+                             "PMIX_NAMESPACE",
+                             "PMI_SIZE",
+                             "PMI_RANK",
+                             "MPI_LOCALRANKID",
+                             "MPI_LOCALNRANKS",
+                             "SLURM_PROCID",
+                             "SLURM_STEP_NUM_TASKS",
+                             "SLURM_LOCALID",
+                             "SLURM_JOB_ID",
+                             "SLURM_STEP_ID",
+                             "ANNULUS_WORLD_SIZE",
+                             "ANNULUS_BOOTSTRAP_TIMEOUT",
+                             "WORLD_SIZE",
+                             "RANK",
+                             "LOCAL_RANK",
+                             "MV2_COMM_WORLD_SIZE",
+                             "MV2_COMM_WORLD_RANK",
+                             "MVP_COMM_WORLD_SIZE",
+                             "MVP_COMM_WORLD_RANK",
+                             "FLUX_JOB_SIZE",
+                             "FLUX_TASK_RANK",
+                             "JSM_NAMESPACE_SIZE",
+                             "JSM_NAMESPACE_RANK",
+                             "HOROVOD_SIZE",
+                             "HOROVOD_RANK"}) {
       unsetenv(name);
     }
   }
@@ -95,6 +120,63 @@ TEST_F(Environment, RanksWithoutALauncherAreAnError) {
     EXPECT_EQ(e.kind(), ErrorKind::kComm);
     EXPECT_NE(std::string(e.what()).find("annulus launch -n 4"), std::string::npos) << e.what();
   }
+}
+
+// Each process of such a launcher would compute alone what was meant for all.
+TEST_F(Environment, MoreProcessesThanRanksAreRefused) {
+  const auto refused = [](const std::string& words) {
+    try {
+      bootstrap({});
+      ADD_FAILURE() << "no error for " << words;
+    } catch (const Error& e) {
+      EXPECT_EQ(e.kind(), ErrorKind::kUnavailable);
+      EXPECT_EQ(std::string(e.what()).find("[comm] " + words), 0) << e.what();
+      EXPECT_NE(std::string(e.what()).find("mpirun -n 3 "), std::string::npos) << e.what();
+      EXPECT_NE(std::string(e.what()).find("ANNULUS_WORLD_SIZE=1"), std::string::npos) << e.what();
+    }
+  };
+  struct Launcher {
+    const char *name, *size, *rank;
+  };
+  for (const Launcher& l : {Launcher{"torchrun", "WORLD_SIZE", "RANK"},
+                            {"MVAPICH", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"},
+                            {"MVAPICH", "MVP_COMM_WORLD_SIZE", "MVP_COMM_WORLD_RANK"},
+                            {"Flux", "FLUX_JOB_SIZE", "FLUX_TASK_RANK"},
+                            {"jsrun", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK"},
+                            {"Horovod", "HOROVOD_SIZE", "HOROVOD_RANK"}}) {
+    SetUp();
+    set(l.size, "3");
+    EXPECT_EQ(bootstrap({}).size, 1) << l.name << ": a size alone is nobody's";
+    set(l.rank, "1");
+    refused(l.name);
+    for (const char* size : {"1", "three", "3 "}) {
+      set(l.size, size);
+      EXPECT_EQ(bootstrap({}).size, 1) << l.name << " " << size;
+    }
+    set(l.size, "3");
+    set("ANNULUS_WORLD_SIZE", "1");  // each for itself
+    EXPECT_EQ(bootstrap({}).size, 1) << l.name;
+  }
+}
+
+// srun starts a torchrun on each of two hosts: two processes have the rank 0, and MPI is not started for them.
+TEST_F(Environment, MoreProcessesThanRanksAreRefusedBelowAnotherLauncher) {
+  set("SLURM_STEP_NUM_TASKS", "2");
+  set("SLURM_PROCID", "0");
+  set("WORLD_SIZE", "4");
+  set("RANK", "1");
+  try {
+    bootstrap({});
+    ADD_FAILURE() << "no error";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.kind(), ErrorKind::kUnavailable);
+    EXPECT_NE(std::string(e.what()).find("this process sees 2"), std::string::npos) << e.what();
+  }
+  set("ANNULUS_WORLD_SIZE", "1");
+  EXPECT_EQ(bootstrap({}).size, 1);
+  int started = 0;
+  MPI_Initialized(&started);
+  EXPECT_EQ(started, 0);
 }
 
 TEST_F(Environment, FailsTogetherAlsoAlone) {
