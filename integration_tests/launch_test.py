@@ -204,6 +204,56 @@ class CommandLineTest(cli.CliTest):
         ]:
             self.assert_refused(2, pattern, *args)
 
+    def test_output_that_is_lost_is_an_error(self):
+        """On a full disk; some of it fails line by line, long before the end."""
+        with open(self.path("text.txt"), "w") as f:
+            f.write("all work and no play " * 200)
+        config = self.path("small.toml")
+        with open(config, "w") as f:
+            f.write('[data]\ntrain = ["text.txt"]\ncontext = 64\nbatch = 1\n[run]\nsteps = 2\n[model]\nlayers = 1\ndim = 16\nheads = 2\n')
+        for args in [
+            ("--help",),
+            ("version",),
+            ("doctor",),
+            ("topology",),
+            ("plan", "--length", "64", "--ranks", "2"),
+            ("attend", "--random", "queries=8,heads=1,dim=4"),
+            ("selftest", "print"),
+            ("selftest", "exchange"),
+            ("train", "--help-config"),
+            ("train", config),
+        ]:
+            with self.subTest(args=args), open("/dev/full", "w") as full:
+                done = subprocess.run(
+                    [cli.ANNULUS, *args],
+                    cwd=self.folder,
+                    env=cli.environment(),
+                    stdin=subprocess.DEVNULL,
+                    stdout=full,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    timeout=cli.LIMIT,
+                )
+                self.assertEqual(done.returncode, 8, done.stderr)
+                self.assertRegex(done.stderr, r"(?m)^annulus: \[output\] standard output could not be written( in full;.*|: No space left on device)$")
+
+    def test_a_reader_that_has_gone_is_no_full_disk(self):
+        for ignored in (True, False):
+            reader, writer = os.pipe()
+            os.close(reader)
+            done = subprocess.run(
+                [cli.ANNULUS, "selftest", "print"],
+                env=cli.environment(),
+                stdout=writer,
+                stderr=subprocess.PIPE,
+                text=True,
+                timeout=cli.LIMIT,
+                restore_signals=not ignored,  # Python ignores SIGPIPE
+            )
+            os.close(writer)
+            self.assertEqual(done.returncode, 141 if ignored else -signal.SIGPIPE, done.stderr)
+            self.assertNotIn("annulus:", done.stderr)
+
     def test_help_shows_an_example_for_every_verb(self):
         code, out, _ = self.annulus("--help")
         self.assertEqual(code, 0)

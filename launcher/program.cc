@@ -2,6 +2,8 @@
 #include "launcher/program.h"
 
 #include <ATen/Parallel.h>
+#include <poll.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,6 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <iostream>
 #include <optional>
 #include <string>
 #include <vector>
@@ -87,6 +90,24 @@ int dispatch(std::vector<std::string> args, const LaunchInfo& info) {
   return parsed.verb->run();
 }
 
+// What a verb printed must have arrived: a job's output that is lost on a full disk is no success. Also what failed
+// long ago is asked for: a line that was lost leaves its mark on stdout and is not tried again by the last flush.
+// Returns the exit code of a program whose reader has gone, and 0 where all arrived; raises Error(kResource) otherwise.
+int require_output() {
+  std::cout.flush();
+  errno = 0;
+  const bool flushed = std::fflush(stdout) == 0;
+  const int reason = flushed ? 0 : errno;
+  if (flushed && std::cout && std::ferror(stdout) == 0) return 0;
+  pollfd out{STDOUT_FILENO, POLLOUT, 0};
+  const bool gone = reason == EPIPE || (poll(&out, 1, 0) == 1 && (out.revents & POLLERR) != 0);
+  if (gone) return 128 + SIGPIPE;  // as a program ends that does not ignore the signal, and as silently
+  throw Error(
+      ErrorKind::kResource, "output",
+      std::string("standard output could not be written") +
+          (reason == 0 ? " in full; the disk that it goes to may be full" : std::string(": ") + std::strerror(reason)));
+}
+
 }  // namespace
 
 void run_other_program(const VerbEntry& entry) {
@@ -120,6 +141,7 @@ int run_program(int argc, char** argv) {
     rank = launch_info();
     attach_to_launcher(rank);
     code = dispatch(command_arguments(), rank);
+    if (const int lost = require_output(); code == 0) code = lost;
   } catch (const ReportedError& reported) {
     error = reported;
     said = true;
@@ -135,7 +157,6 @@ int run_program(int argc, char** argv) {
     const std::string who = rank.size > 1 ? "rank " + std::to_string(rank.rank) + ": " : "";
     std::fprintf(stderr, "annulus: %s%s\n", who.c_str(), error->what());
   }
-  if (std::fflush(stdout) != 0 && code == 0) code = static_cast<int>(ErrorKind::kResource);  // a full disk
   return code;
 }
 
