@@ -15,6 +15,7 @@
 
 #include "common/error.h"
 #include "common/nearest.h"
+#include "tensor_files/bounded_json.h"
 
 namespace annulus {
 namespace {
@@ -56,36 +57,14 @@ const DtypeName& dtype_entry(at::ScalarType dtype, const std::string& name) {
                   "; it has F64, F32, F16, BF16, I64, I32, U8 and BOOL");
 }
 
-// Names come from a file: cut and made printable before they go into a message.
-std::string shown(std::string_view name) {
-  std::string text;
-  for (const char c : name.substr(0, 80)) text += static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? '?' : c;
-  return "\"" + text + (name.size() > 80 ? "...\"" : "\"");
-}
+std::string shown(std::string_view name) { return shown_name(name); }
 
-// The header as JSON. Refuses what a parser would silently accept (a name twice) and what would cost memory out of all
-// proportion (deep nesting).
+// Tensor name -> {"shape": [..]}: three levels.
 Json parse_json(const std::string& path, std::string_view text) {
-  std::unordered_set<std::string> names;
-  std::unordered_set<std::string> inner;
-  const auto watch = [&](int depth, Json::parse_event_t event, Json& value) {
-    using Event = Json::parse_event_t;
-    // tensor name -> {"shape": [..]}: arrays begin at depth 2.
-    if (depth > 2 && (event == Event::object_start || event == Event::array_start)) {
-      refuse(path, "malformed header: nested too deeply");
-    }
-    if (event == Event::object_start && depth == 1) inner.clear();
-    if (event == Event::key) {
-      const auto& name = value.get_ref<const std::string&>();
-      auto& seen = depth == 1 ? names : inner;
-      if (!seen.insert(name).second) refuse(path, "malformed header: " + shown(name) + " appears twice");
-    }
-    return true;
-  };
   try {
-    return Json::parse(text, watch);
-  } catch (const Json::exception& error) {
-    refuse(path, std::string("malformed header: ") + error.what());
+    return parse_bounded_json(text, 3);
+  } catch (const JsonRefused& refused) {
+    refuse(path, std::string("malformed header: ") + refused.what());
   }
 }
 

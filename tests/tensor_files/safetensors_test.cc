@@ -129,6 +129,24 @@ TEST(Safetensors, RefusesWhatIsNoSuchFile) {
   expect_refused(with_header("{\"x\":" + std::string(100000, '['), 0), "nested too deeply");
 }
 
+// The time for a header is linear in its length: this one took half an hour where it was not.
+TEST(Safetensors, ReadsManyTensors) {
+  constexpr int kTensors = 200'000;
+  std::string header = "{\"__metadata__\":{";
+  for (int i = 0; i < kTensors; ++i) header += (i ? ",\"" : "\"") + std::to_string(i) + "\":\"\"";
+  header += "}";
+  for (int i = 0; i < kTensors; ++i) {
+    header += ",\"" + std::to_string(i) + "\":{\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[0,0]}";
+  }
+  const std::string path = temporary("many.safetensors");
+  put(path, with_header(header + "}", 0));
+  const SafetensorsFile file(path);
+  EXPECT_EQ(file.tensors().size(), kTensors);
+  EXPECT_EQ(file.metadata().size(), kTensors);
+  EXPECT_EQ(file.load("199999").numel(), 0);
+  std::filesystem::remove(path);
+}
+
 TEST(Safetensors, DeclaredSizesTakeNoMemory) {
   // Any of these, believed, would be more than any machine has.
   for (const std::string shape : {"[9223372036854775807]", "[4611686018427387904,4]", "[4294967296,4294967296]",
