@@ -69,6 +69,19 @@ for layout, schedule, pattern in CASES:
 total = annulus.all_reduce(torch.full((2, 3), float(rank + 1)))
 assert torch.equal(total, torch.full((2, 3), size * (size + 1) / 2.0)), total
 
+# The gradient of the sum of all ranks' losses, also through torch.compile and twice.
+x = torch.arange(1.0, 4.0, dtype=torch.float64) * (rank + 1)
+x.requires_grad_()
+for reduce in (annulus.all_reduce, torch.compile(lambda t: annulus.all_reduce(t), fullgraph=True, backend="aot_eager")):
+    total = reduce(x)
+    ranks = size * (size + 1) / 2.0
+    assert torch.equal(total, torch.arange(1.0, 4.0, dtype=torch.float64) * ranks), total
+    (dx,) = torch.autograd.grad((total.square() * (rank + 1)).sum(), x, create_graph=reduce is annulus.all_reduce)
+    assert torch.equal(dx, 2 * total * ranks), (dx, total)
+    if dx.requires_grad:
+        (ddx,) = torch.autograd.grad(dx.sum(), x)
+        assert torch.equal(ddx, torch.full_like(x, 2 * ranks * size)), ddx
+
 # Lengths that a layout does not deal are refused on all ranks; nothing hangs.
 if size > 1:
     part = torch.randn(1, 5 + 3 * rank, 2, 4)
@@ -94,8 +107,8 @@ if size > 1:
             raise AssertionError(f"taken: {words}")
 
     refused("k and v [batch, m, kv heads, head size]", by="[torch] on rank 1: ", k=torch.randn(1, 4, 2))
-    refused("Double", by="[attention] on rank 1: ", q=torch.randn(1, 4, 2, 4, dtype=torch.float64))
-    refused("casual", by="[plan] on rank 1: ", pattern="{ kind = 'casual' }")
+    refused("Double", by="[torch] on rank 1: ", q=torch.randn(1, 4, 2, 4, dtype=torch.float64))
+    refused("casual", by="[pattern] on rank 1: ", pattern="{ kind = 'casual' }")
     refused("left = 2", pattern="{ kind = 'window', left = 2, right = 0 }")
     refused("zigzak", by="[plan] on rank 1: ", layout="zigzak")
     refused("zigzag", layout="zigzag")

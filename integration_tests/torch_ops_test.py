@@ -172,6 +172,76 @@ class TorchOps(unittest.TestCase):
         torch.library.opcheck(annulus.attention_forward.default, (*x, *settings))
         torch.library.opcheck(annulus.all_reduce.default, (torch.randn(3),))
 
+    def test_autocast(self):
+        """The dtypes that a model under autocast brings: projections in bf16, a residual in fp32."""
+        dtypes = (torch.bfloat16, torch.bfloat16, torch.float32)
+        x = [t.detach().to(d).requires_grad_() for t, d in zip(inputs(kv_heads=4, dtype=torch.float32), dtypes)]
+        for dtype in (torch.bfloat16, torch.float16):
+            with torch.autocast("cpu", dtype=dtype):
+                out = annulus.attention(*x, CAUSAL)
+                want = F.scaled_dot_product_attention(*(t.transpose(1, 2) for t in x), is_causal=True).transpose(1, 2)
+            self.assertEqual((out.dtype, want.dtype), (dtype, dtype))
+            self.assert_close(out.float(), want.float(), 2e-2)
+            dout = torch.randn_like(out)
+            for a, b, t in zip(torch.autograd.grad(out, x, dout), torch.autograd.grad(want, x, dout), x):
+                self.assertEqual(a.dtype, t.dtype)
+                self.assert_close(a.float(), b.float(), 5e-2)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            double = inputs()
+            self.assertEqual(annulus.attention(*double, CAUSAL).dtype, torch.float64)  # who computes in that means it
+            torch.library.opcheck(annulus.attention.default, (*x, CAUSAL))
+            with self.assertRaisesRegex(RuntimeError, "of one dtype"):
+                annulus.attention(double[0], *x[1:], CAUSAL)
+        with self.assertRaisesRegex(RuntimeError, r"^\[torch\] q, k and v must be of one dtype.*v Float"):
+            annulus.attention(*x, CAUSAL)
+
+    def test_autocast_compiles(self):
+        x = [t.detach().to(d) for t, d in zip(inputs(dtype=torch.float32), (torch.bfloat16, torch.bfloat16, torch.float32))]
+
+        def run(q, k, v):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return annulus.attention(q, k, v, CAUSAL)
+
+        torch._dynamo.reset()
+        out = torch.compile(run, fullgraph=True, backend="aot_eager")(*x)
+        self.assertTrue(torch.equal(out, run(*x)))
+
+    def test_meta(self):
+        """Tensors without content: the shapes that come out, and refusals as of tensors with content."""
+        q, k, v = (t.to("meta") for t in inputs(9, 21, dtype=torch.bfloat16, grad=False))
+        for adaptive in (CAUSAL, "{ kind = 'blocks', map = 'adaptive', block = 16, keep = 2 }"):
+            out = annulus.attention(q.requires_grad_(), k, v, adaptive)
+            self.assertEqual((out.device.type, out.shape, out.dtype), ("meta", q.shape, q.dtype))
+            self.assertEqual(torch.autograd.grad(out.sum(), q)[0].shape, q.shape)
+            with torch.device("meta"):
+                self.assertEqual(annulus.attention(q, k, v, adaptive).shape, q.shape)
+        q = q.detach()
+        real = inputs(9, 21, dtype=torch.bfloat16, grad=False)
+        for given, text in [
+            ((real[0], k, v), "one device, but q is BFloat16 on cpu and k BFloat16 on meta"),
+            ((real[0], real[1], v), "one device, but q is BFloat16 on cpu and v BFloat16 on meta"),
+            ((q, real[1], real[2]), "one device, but q is BFloat16 on meta and k BFloat16 on cpu"),
+            ((q[0], k, v), r"q must be \[batch.* \[9,4,8\], \[2,21,2,8\] and \[2,21,2,8\]"),
+            ((q, k, v[:, :5]), r"q must be \[batch"),
+            ((q[:1], k, v), r"q must be \[batch"),
+            ((q, k[..., :4], v[..., :4]), r"q must be \[batch"),
+            ((q[:, :, :3], k, v), "a multiple of those of k and v"),
+            ((q.float(), k, v), "one dtype on one device, but q is Float on meta and k BFloat16"),
+            ((q.int(), k.int(), v.int()), "fp32, fp64, bf16 or fp16, but are Int"),
+        ]:
+            with self.assertRaisesRegex(RuntimeError, r"^\[torch\] .*" + text):
+                annulus.attention(*given, CAUSAL)
+        settings = (CAUSAL, "contiguous", "auto", 0.0, 0.0, 0, 0, 0, 0, 0)
+        out, lse, state = annulus.attention_forward(*real, *settings)
+        with self.assertRaisesRegex(RuntimeError, "all tensors must be on one device"):
+            annulus.attention_backward(out.to("meta"), *real, out, lse, state)
+
+    def test_all_reduce_has_gradients(self):
+        x = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
+        self.assertTrue(torch.autograd.gradcheck(lambda t: annulus.all_reduce(t * t), x))
+        self.assertTrue(torch.autograd.gradgradcheck(lambda t: annulus.all_reduce(t * t), x))
+        torch.library.opcheck(annulus.all_reduce.default, (x,))
+
     def test_compile(self):
         weight = torch.randn(32, 32, dtype=torch.float64, requires_grad=True)
 

@@ -16,6 +16,7 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -23,7 +24,6 @@
 #include "attention/execution/attention.h"
 #include "comm/agreement.h"
 #include "common/error.h"
-#include "common/text.h"
 #include "memory/caches.h"
 #include "modules/sequence.h"
 #include "tensor_files/block_map_file.h"
@@ -62,7 +62,38 @@ PatternSpec with_block_maps(const std::string& text, const PatternSpec& pattern,
       key, [&] { return read_block_maps(pattern, s); }, [](const PatternSpec& p) { return p.bytes(); });
 }
 
-std::string shape_text(const Tensor& t) { return list_text(t.sizes()); }
+// Also of sizes that are symbols.
+std::string shape_text(const Tensor& t) {
+  std::ostringstream text;
+  for (int64_t i = 0; i < t.dim(); ++i) text << (i == 0 ? "[" : ",") << t.sym_size(i);
+  return (t.dim() == 0 ? "[" : text.str()) + "]";
+}
+
+// What holds for any three tensors that the operator takes, whether they have content or are shapes alone: of tensors
+// on meta, nothing else is ever looked at, and where one of them is there, nothing is computed.
+void require_tensors(const Tensor& q, const Tensor& k, const Tensor& v) {
+  const auto same = [](const c10::SymInt& a, const c10::SymInt& b) {
+    return a.sym_eq(b).expect_true(__FILE__, __LINE__);
+  };
+  bool fit = q.dim() == 4 && k.dim() == 4 && v.dim() == 4;
+  for (int64_t i = 0; i < 4; ++i) fit = fit && same(k.sym_size(i), v.sym_size(i));
+  for (const int64_t i : {0, 3}) fit = fit && same(q.sym_size(i), k.sym_size(i));
+  require(fit, "q must be [batch, n, heads, head size], k and v [batch, m, kv heads, head size], but they are " +
+                   shape_text(q) + ", " + shape_text(k) + " and " + shape_text(v));
+  const auto heads = q.sym_size(2).maybe_as_int(), kv_heads = k.sym_size(2).maybe_as_int();
+  require(
+      !heads || !kv_heads || (*kv_heads > 0 && *heads % *kv_heads == 0),
+      "the heads of q must be a multiple of those of k and v, but q is " + shape_text(q) + " and k " + shape_text(k));
+  for (const Tensor* t : {&k, &v}) {
+    require(t->scalar_type() == q.scalar_type() && t->device() == q.device(),
+            std::string("q, k and v must be of one dtype on one device, but q is ") + c10::toString(q.scalar_type()) +
+                " on " + q.device().str() + " and " + (t == &k ? "k " : "v ") + c10::toString(t->scalar_type()) +
+                " on " + t->device().str());
+  }
+  const at::ScalarType type = q.scalar_type();
+  require(type == at::kFloat || type == at::kDouble || type == at::kBFloat16 || type == at::kHalf,
+          std::string("q, k and v must be fp32, fp64, bf16 or fp16, but are ") + c10::toString(type));
+}
 
 AttentionCall make_call(const Tensor& q, const Tensor& k, const Tensor& v, const std::string& pattern,
                         const std::string& layout, const std::string& schedule, double scale, double dropout,
@@ -77,10 +108,7 @@ AttentionCall make_call(const Tensor& q, const Tensor& k, const Tensor& v, const
   const OpLabel label{call.label, 0};
   const SequenceParts parts = agree_on_call(
       [&]() -> CallTerms {
-        require(
-            q.dim() == 4 && k.dim() == 4 && k.sizes() == v.sizes() && q.size(0) == k.size(0) && q.size(3) == k.size(3),
-            "q must be [batch, n, heads, head size], k and v [batch, m, kv heads, head size], but they are " +
-                shape_text(q) + ", " + shape_text(k) + " and " + shape_text(v));
+        require_tensors(q, k, v);
         require(dropout >= 0 && dropout < 1,
                 "dropout must be at least 0 and below 1, but is " + std::to_string(dropout));
         require(first_row >= 0,
@@ -128,9 +156,10 @@ std::tuple<Tensor, Tensor, Tensor> forward_cpu(const Tensor& q, const Tensor& k,
   return {result.out.contiguous(), result.lse.contiguous(), hold(std::move(state))};
 }
 
-std::tuple<Tensor, Tensor, Tensor> forward_meta(const Tensor& q, const Tensor&, const Tensor&, std::string, std::string,
-                                                std::string, double, double, c10::SymInt, c10::SymInt, int64_t,
-                                                c10::SymInt, c10::SymInt) {
+std::tuple<Tensor, Tensor, Tensor> forward_meta(const Tensor& q, const Tensor& k, const Tensor& v, std::string,
+                                                std::string, std::string, double, double, c10::SymInt, c10::SymInt,
+                                                int64_t, c10::SymInt, c10::SymInt) {
+  require_tensors(q, k, v);
   const at::ScalarType type = q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   return {at::empty_symint(q.sym_sizes(), q.options()),
           at::empty_symint({q.sym_size(0), q.sym_size(2), q.sym_size(1)}, q.options().dtype(type)),
@@ -155,8 +184,12 @@ std::tuple<Tensor, Tensor, Tensor> backward_cpu(const Tensor& dout, const Tensor
   return {d.dq.contiguous(), d.dk.contiguous(), d.dv.contiguous()};
 }
 
-std::tuple<Tensor, Tensor, Tensor> backward_meta(const Tensor&, const Tensor& q, const Tensor& k, const Tensor& v,
-                                                 const Tensor&, const Tensor&, const Tensor&) {
+std::tuple<Tensor, Tensor, Tensor> backward_meta(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
+                                                 const Tensor& out, const Tensor& lse, const Tensor& held) {
+  for (const Tensor* t : {&dout, &k, &v, &out, &lse, &held}) {
+    require(t->device() == q.device(), "attention_backward: all tensors must be on one device, but one is on " +
+                                           t->device().str() + " and q on " + q.device().str());
+  }
   const auto like = [](const Tensor& t) { return at::empty_symint(t.sym_sizes(), t.options()); };
   return {like(q), like(k), like(v)};
 }
@@ -235,6 +268,25 @@ Tensor all_reduce_cpu(const Tensor& x) {
 
 Tensor all_reduce_meta(const Tensor& x) { return at::empty_symint(x.sym_sizes(), x.options()); }
 
+Tensor all_reduce(const Tensor& x) {
+  static const auto handle =
+      c10::Dispatcher::singleton().findSchemaOrThrow("annulus::all_reduce", "").typed<Tensor(const Tensor&)>();
+  return handle.call(x);
+}
+
+// What is differentiated is the sum of all ranks' losses: each of them depends on the sum, so its gradient is the sum
+// of theirs. Collective, as the forward is.
+class AllReduceNode : public torch::autograd::Function<AllReduceNode> {
+ public:
+  static Tensor forward(AutogradContext*, const Tensor& x) {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    return all_reduce(x);
+  }
+  static variable_list backward(AutogradContext*, const variable_list& grads) { return {all_reduce(grads[0])}; }
+};
+
+Tensor all_reduce_autograd(const Tensor& x) { return AllReduceNode::apply(x); }
+
 int64_t rank() { return take_turn().comm->rank(); }
 int64_t size() { return take_turn().comm->size(); }
 
@@ -258,7 +310,7 @@ TORCH_LIBRARY(annulus, m) {
       "attention_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor state) -> "
       "(Tensor, Tensor, Tensor)",
       {at::Tag::pt2_compliant_tag});
-  // The sum over all ranks: of gradients, losses.
+  // The sum over all ranks: of gradients, losses. Its backward sums the gradients over all ranks.
   m.def("all_reduce(Tensor x) -> Tensor", {at::Tag::pt2_compliant_tag});
   m.def("rank() -> int", []() { return rank(); });
   m.def("size() -> int", []() { return size(); });
@@ -284,7 +336,7 @@ TORCH_LIBRARY_IMPL(annulus, Autograd, m) {
   m.impl("attention", attention_autograd);
   m.impl("attention_forward", torch::autograd::autogradNotImplementedFallback());
   m.impl("attention_backward", torch::autograd::autogradNotImplementedFallback());
-  m.impl("all_reduce", torch::autograd::autogradNotImplementedFallback());
+  m.impl("all_reduce", all_reduce_autograd);
 }
 
 }  // namespace annulus::torch_ops
