@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdio>
 #include <limits>
 
@@ -18,6 +19,9 @@ namespace {
 
 // Pairs times head size: about a minute of one core.
 constexpr double kMost = 8e9;
+
+// A result that may be wrong by this share of its largest value is not checked.
+constexpr double kVague = 0.1;
 
 // Over the largest value of what is compared, or 1: what `dtype` allows, and the rounding of scores of this size, which
 // goes into probabilities as it is.
@@ -69,6 +73,14 @@ std::string line(const char* format, auto... values) {
   return text;
 }
 
+// No result could fail, or none could pass: the check would say nothing of the computation.
+[[noreturn]] void refuse_vague(double scores, double bound, at::ScalarType dtype) {
+  throw Error(ErrorKind::kUsage, "attend",
+              line("--check says nothing here: rounding scores as large as %.3g in %s allows errors of %.3g, and more "
+                   "than %.1g is no check; take a smaller --scale or magnitude%s",
+                   scores, c10::toString(dtype), bound, kVague, dtype == at::kDouble ? "" : ", or dtype=f64"));
+}
+
 }  // namespace
 
 void check_oracle_size(const AttentionShape& s, int64_t head_dim) {
@@ -95,6 +107,10 @@ std::string check_results(const PatternSpec& pattern, const AttentionShape& shap
   const at::ScalarType dtype = in.q.scalar_type();
   const double bound = allowed(dtype, scores);
   const double lse_bound = allowed(dtype == at::kDouble ? at::kDouble : at::kFloat, scores);
+  // What is beyond fp64 has no finite lse to be seen in.
+  const double most_scores = std::abs(scale) * largest(in.q) * largest(in.k) * static_cast<double>(in.q.size(3));
+  if (!std::isfinite(most_scores)) refuse_vague(most_scores, most_scores, dtype);
+  if (!(std::max(bound, lse_bound) <= kVague)) refuse_vague(scores, std::max(bound, lse_bound), dtype);
   std::string text;
   bool good = true;
   const auto compare = [&](const char* name, const at::Tensor& g, const at::Tensor& w, double most, double least = 1) {

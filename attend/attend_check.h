@@ -20,8 +20,9 @@ struct AttendResults {
 
 // "out 1.2e-07, lse 3.1e-07, dq ...; allowed 1e-05": the largest errors, each over the largest value of what is
 // compared or 1. Raises Error(kInternal) with the same text where one is beyond what its dtype allows: 1e-10 for fp64,
-// 1e-05 for fp32 and every lse, 2e-02 for bf16, 3e-03 for fp16, and what the rounding of the scores adds. `pattern` has
-// slices: adaptive maps are those that were used.
+// 1e-05 for fp32 and every lse, 2e-02 for bf16, 3e-03 for fp16, and what the rounding of the scores adds. Raises
+// Error(kUsage) where that is so much that nothing is checked. `pattern` has slices: adaptive maps are those that were
+// used.
 std::string check_results(const PatternSpec& pattern, const AttentionShape& shape, const RandomTensors& inputs,
                           const AttendResults& results, double scale, const Dropout& dropout);
 

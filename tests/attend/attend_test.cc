@@ -152,6 +152,12 @@ TEST(Attend, RefusesWhatCannotBe) {
   refused([](AttendOptions& o) { o.dropout.rate = 1; }, "--dropout");
   refused([](AttendOptions& o) { o.dropout.step = -1; }, "--step");
   refused([](AttendOptions& o) { o.random = "queries=100000,dim=16"; }, "--check");
+  refused([](AttendOptions& o) { o.scale = 1e30; }, "--check says nothing here");
+  refused([](AttendOptions& o) { o.scale = 1e300; }, "--check says nothing here");
+  refused([](AttendOptions& o) { o.scale = -1e308, o.random += ",magnitude=1000"; }, "--check says nothing here");
+  refused([](AttendOptions& o) { o.random += ",magnitude=1e4"; }, "or dtype=f64");
+  refused([](AttendOptions& o) { o.random += ",dtype=f64,magnitude=1e6", o.scale = 100; },
+          "smaller --scale or magnitude");
   refused([](AttendOptions& o) { o.pattern = "{ kind = 'causal', documents = [80] }"; }, "83", ErrorKind::kPlan);
   refused([](AttendOptions& o) { o.pattern = "{ kind = 'blocks', map = 'file', file = '/nowhere/m' }"; }, "nowhere",
           ErrorKind::kInput);
