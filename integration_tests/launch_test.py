@@ -69,6 +69,16 @@ class LaunchTest(cli.CliTest):
         self.assertEqual(err.count("told to fail"), 1, err)
         self.assertIn("told to fail", self.logs()["rank-1.log"])
 
+    def test_a_rank_that_is_not_there_is_refused(self):
+        """Nobody would fail, and all would wait."""
+        for test in ("exit", "fail", "kill"):
+            self.assert_refused(2, "--rank 1: there is no such rank, only rank 0", "selftest", test, "--rank", "1")
+        run = self.start("launch", "-n", "2", "selftest", "fail", "--rank", "9")
+        code, err = run.finish()
+        self.assertEqual(code, 2, err)
+        self.assertIn("--rank 9: there is no such rank, only ranks 0 to 1", err)
+        self.assertEqual(err.count("no such rank"), 1, err)
+
     def test_a_killed_rank_ends_the_job(self):
         run = self.start("launch", "-n", "2", "selftest", "kill", "--rank", "1")
         code, err = run.finish()

@@ -63,6 +63,13 @@ class SelftestVerb : public Verb {
       std::fprintf(stderr, "standard error of rank %d\n", info.rank);
       return 0;
     }
+    const bool one_ends = what_ == "exit" || what_ == "fail" || what_ == "kill";
+    if (const int ranks = info.launched ? info.size : 1; one_ends && ranks > 0 && rank_ >= ranks) {
+      // They would wait for ever.
+      throw Error(ErrorKind::kUsage, "selftest",
+                  "--rank " + std::to_string(rank_) + ": there is no such rank, " +
+                      (ranks == 1 ? "only rank 0" : "only ranks 0 to " + std::to_string(ranks - 1)));
+    }
     if (what_ == "exit" && info.rank == rank_) return code_;
     if (what_ == "fail" && info.rank == rank_) {
       throw Error(ErrorKind::kInput, "selftest", "this rank was told to fail; nothing is wrong");
