@@ -67,6 +67,7 @@ RandomInput parse_random_input(std::string_view text, std::string_view where) {
     const std::string name = field.substr(0, equals);
     const std::string value = equals == std::string::npos ? "" : field.substr(equals + 1);
     const std::string place = std::string(where) + ", " + name;
+    if (!seen.insert(name).second) throw Error(ErrorKind::kUsage, "attend", place + ": is given twice");
     if (const auto found = numbers.find(name); found != numbers.end()) {
       *found->second.first = parse_number<int64_t>(value, place, found->second.second, kLargest);
     } else if (name == "dtype") {
@@ -79,7 +80,6 @@ RandomInput parse_random_input(std::string_view text, std::string_view where) {
       throw Error(ErrorKind::kUsage, "attend",
                   std::string(where) + ": expected NAME=NUMBER,..., got \"" + field + "\"" + suggestion(name, known));
     }
-    seen.insert(name);
   }
   if (!seen.contains("keys")) input.keys = input.queries;
   if (!seen.contains("kv_heads")) input.kv_heads = input.heads;

@@ -2,6 +2,12 @@
 #include "launcher/verb.h"
 
 #include <CLI/CLI.hpp>
+#include <charconv>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <string>
 
 #include "common/error.h"
 #include "common/names.h"
@@ -67,6 +73,61 @@ namespace {
   refuse_usage(name, message);
 }
 
+// "" where text is a whole number of T, at least low; else what was expected. Digits as everyone reads them: CLI11 by
+// itself takes 010 for 8, -1 for 2^64 - 1 where the number has no sign, and what is too large for the largest.
+template <typename T>
+std::string whole_number_or_complaint(const std::string& text, T low) {
+  T value{};
+  const char* const end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, value);
+  const std::string digits = text.starts_with('-') ? text.substr(1) : text;
+  const bool plain = digits == "0" || !digits.starts_with('0');
+  if (plain && error == std::errc() && rest == end && value >= low) return "";
+  const bool whole = plain && error == std::errc::result_out_of_range && rest == end;
+  const std::string least =
+      low == std::numeric_limits<T>::min() && low != 0 ? "" : " of at least " + std::to_string(low);
+  return "expected a whole number" + least + ", got \"" + text + "\"" +
+         (whole && !text.starts_with('-') ? ", and the largest is " + std::to_string(std::numeric_limits<T>::max())
+                                          : "");
+}
+
+std::string number_or_complaint(const std::string& text, bool positive, bool negative) {
+  double value = 0;
+  const char* const end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, value);
+  const bool good = error == std::errc() && rest == end && std::isfinite(value);
+  if (good && (value > 0 || (value == 0 && !positive) || negative)) return "";
+  return std::string("expected a finite number") +
+         (negative   ? ""
+          : positive ? " above 0"
+                     : " of at least 0") +
+         ", got \"" + text + "\"";
+}
+
+// Every option that holds a number takes what is one and nothing else, by what its declaration says of it: "INT",
+// "UINT" or "FLOAT", and behind it what else is asked (CLI::PositiveNumber, CLI::NonNegativeNumber). In front of the
+// other checks, whose words for these two name limits of 300 digits.
+void check_numbers(CLI::App& app) {
+  for (CLI::Option* const option : app.get_options([](CLI::Option*) { return true; })) {
+    const std::string type = option->get_type_name();
+    const bool positive = type.find(":POSITIVE") != std::string::npos;
+    const bool negative = !positive && type.find(":NONNEGATIVE") == std::string::npos;
+    const std::string kind = type.substr(0, type.find(':'));
+    std::function<std::string(std::string&)> check;
+    if (kind == "INT") {
+      const int64_t low = negative ? std::numeric_limits<int64_t>::min() : positive ? 1 : 0;
+      check = [low](std::string& text) { return whole_number_or_complaint<int64_t>(text, low); };
+    } else if (kind == "UINT") {
+      const uint64_t low = positive ? 1 : 0;
+      check = [low](std::string& text) { return whole_number_or_complaint<uint64_t>(text, low); };
+    } else if (kind == "FLOAT") {
+      check = [positive, negative](std::string& text) { return number_or_complaint(text, positive, negative); };
+    }
+    if (check) option->transform(CLI::Validator(std::move(check), ""));
+  }
+  for (CLI::App* const word : app.get_subcommands([](CLI::App*) { return true; })) check_numbers(*word);
+}
+
 }  // namespace
 
 ParsedVerb parse_verb(const VerbEntry& entry, const std::vector<std::string>& args) {
@@ -75,6 +136,7 @@ ParsedVerb parse_verb(const VerbEntry& entry, const std::vector<std::string>& ar
   parsed.verb = entry.make();
   CLI::App app{std::string(entry.help), "annulus " + std::string(entry.name)};
   parsed.verb->declare(app);
+  check_numbers(app);
   try {
     app.parse(std::vector<std::string>(args.rbegin(), args.rend()));  // CLI11 takes them last first
   } catch (const CLI::CallForHelp&) {

@@ -54,7 +54,7 @@ struct ParsedVerb {
 };
 
 // Reads the options of a verb. Raises Error(kUsage): an unknown option (the nearest one is named), a missing or
-// malformed value.
+// malformed value. An option of a number takes a number alone that its type holds: none is cut, rounded or wrapped.
 ParsedVerb parse_verb(const VerbEntry& entry, const std::vector<std::string>& args);
 
 // The refusal of an option that `app` does not have, naming the nearest.

@@ -33,8 +33,7 @@ class AttendVerb : public Verb {
     app.add_option("--device", device_, "auto (default: GPUs where there is one for each rank), cpu or cuda");
     app.add_flag("--backward", options_.backward, "also the gradients, from the tensor dout");
     app.add_option("--scale", options_.scale, "factor on q.k (default: 1/sqrt(head size))");
-    app.add_option("--query-offset", options_.query_offset, "query i has the position i + N (default: 0)")
-        ->type_name("N");
+    app.add_option("--query-offset", options_.query_offset, "query i has the position i + N (default: 0)");
     app.add_flag("--even", options_.even, "refuse lengths that do not give every rank the same share");
     app.add_option("--lengths", options_.lengths, "contiguous parts of these lengths, one for each rank: 5,9,2")
         ->delimiter(',');

@@ -26,6 +26,8 @@ TEST(RandomInput, RefusesWhatIsNone) {
                                                         {"queries", "queries"},
                                                         {"queries=-1", "at least 0"},
                                                         {"heads=0", "at least 1"},
+                                                        {"queries=3,heads=1,queries=4", "queries: is given twice"},
+                                                        {"dtype=f32,dtype=f32", "dtype: is given twice"},
                                                         {"dtype=f33", "f32"},
                                                         {"magnitude=nan", "magnitude"},
                                                         {"queries=100000000,heads=8", "the most is 134217728"}}) {
