@@ -81,9 +81,8 @@ std::vector<int> rank_order_by_host(const std::vector<std::string>& hosts);
 // rank ends with one message:
 // - ranks that disagree: ReportedError(kMismatch) naming ranks and fields on all of them;
 // - a world of another size than was started, e.g. by the mpirun of another MPI: Error(kComm);
-// - more processes by the word of a launcher that gives annulus no ranks (torchrun), and no ANNULUS_WORLD_SIZE, which
-// is
-//   1 for processes that are to compute each for itself: Error(kUnavailable);
+// - a launcher that gives annulus no ranks (torchrun) started more processes: Error(kUnavailable). ANNULUS_WORLD_SIZE=1
+//   says that each of them is to compute for itself;
 // - a rank that never comes, is stopped or dies: the message names it where that can be known (same host), and the
 //   process ends with _exit(6), because calls into MPI cannot be taken back.
 Job bootstrap(const BootstrapOptions& options);
