@@ -13,11 +13,11 @@
 namespace annulus {
 namespace {
 
-// A value of `size` bytes, key included.
+// A value of `size` bytes, the key included, which is held twice.
 std::shared_ptr<const std::string> get(ByteCache<std::string>& cache, const std::string& key, int64_t size) {
   return cache.get(
       key, [&] { return "value of " + key; },
-      [&](const std::string&) { return size - static_cast<int64_t>(key.size()); });
+      [&](const std::string&) { return size - 2 * static_cast<int64_t>(key.size()); });
 }
 
 TEST(ByteCache, NothingGoesWithoutPressureAndThenTheLeastRecentlyUsed) {
@@ -101,7 +101,7 @@ TEST(ByteCache, KeepsItsBoundsAndCountsUnderManyThreads) {
                 if (fails) throw std::runtime_error("no");
                 return number;
               },
-              [&](int) { return (huge ? 2 * kCapacity : kEach) - static_cast<int64_t>(key.size()); });
+              [&](int) { return (huge ? 2 * kCapacity : kEach) - 2 * static_cast<int64_t>(key.size()); });
           EXPECT_EQ(*value, number);
           EXPECT_FALSE(fails);
         } catch (const std::runtime_error&) {
