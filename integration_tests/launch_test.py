@@ -243,7 +243,10 @@ class CommandLineTest(cli.CliTest):
             f.write("all work and no play " * 200)
         config = self.path("small.toml")
         with open(config, "w") as f:
-            f.write('[data]\ntrain = ["text.txt"]\ncontext = 64\nbatch = 1\n[run]\nsteps = 2\n[model]\nlayers = 1\ndim = 16\nheads = 2\n')
+            f.write(
+                '[data]\ntrain = ["text.txt"]\ncontext = 64\nbatch = 1\n[run]\nsteps = 2\n'
+                "[model]\nlayers = 1\ndim = 16\nheads = 2\n[optimizer]\nlr = 0.01\n"
+            )
         for args in [
             ("--help",),
             ("version",),
