@@ -159,6 +159,15 @@ std::string to_toml(const Config& config);
 // "section.key = value", one per key, in the table's order: what ranks compare at bootstrap.
 std::vector<std::string> flatten(const Config& config);
 
+// A key that two configurations give different values, as they are written.
+struct ChangedKey {
+  std::string key, was, is;
+  // Weights that were trained with the one mean nothing with the other. model.pattern is not of these: what a query
+  // sees may be extended and trained on.
+  bool of_model = false;
+};
+std::vector<ChangedKey> changed_keys(const Config& before, const Config& now);
+
 // Markdown table of every key: default, range, meaning. docs/user-guide.md and `train --help-config` show it.
 std::string config_reference();
 

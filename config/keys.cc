@@ -31,6 +31,11 @@ void check_run_name(const std::string& value, std::string_view where) {
                   "\"");
 }
 
+Key of_model(Key key) {
+  key.of_model = true;
+  return key;
+}
+
 void check_layout(const std::string& value, std::string_view where) { parse_layout(value, where); }
 void check_schedule(const std::string& value, std::string_view where) { parse_schedule(value, where); }
 
@@ -90,15 +95,17 @@ const std::vector<Key>& keys() {
       {"data", "documents", ANNULUS_AT(data.documents),
        "every file is a document: a token sees its own document only, besides what model.pattern hides"},
 
-      {"model", "layers", ANNULUS_AT(model.layers), "decoder layers", true, at_least(1, 100000)},
-      {"model", "dim", ANNULUS_AT(model.dim), "width of the residual stream, a multiple of heads", true,
-       at_least(2, kWide)},
-      {"model", "heads", ANNULUS_AT(model.heads), "query heads, a multiple of kv_heads", true, at_least(1, kWide)},
-      {"model", "kv_heads", ANNULUS_AT(model.kv_heads), "key/value heads; 0: as many as heads", false,
-       at_least(0, kWide)},
-      {"model", "ffn", ANNULUS_AT(model.ffn), "hidden width of SwiGLU; 0: 8/3 dim rounded up to a multiple of 64",
-       false, at_least(0, kWide)},
-      {"model", "vocab", ANNULUS_AT(model.vocab), "tokens; text is bytes, so 256 or more", false, at_least(256, kWide)},
+      of_model({"model", "layers", ANNULUS_AT(model.layers), "decoder layers", true, at_least(1, 100000)}),
+      of_model({"model", "dim", ANNULUS_AT(model.dim), "width of the residual stream, a multiple of heads", true,
+                at_least(2, kWide)}),
+      of_model(
+          {"model", "heads", ANNULUS_AT(model.heads), "query heads, a multiple of kv_heads", true, at_least(1, kWide)}),
+      of_model({"model", "kv_heads", ANNULUS_AT(model.kv_heads), "key/value heads; 0: as many as heads", false,
+                at_least(0, kWide)}),
+      of_model({"model", "ffn", ANNULUS_AT(model.ffn),
+                "hidden width of SwiGLU; 0: 8/3 dim rounded up to a multiple of 64", false, at_least(0, kWide)}),
+      of_model({"model", "vocab", ANNULUS_AT(model.vocab), "tokens; text is bytes, so 256 or more", false,
+                at_least(256, kWide)}),
       {"model",
        "dtype",
        ANNULUS_AT(model.dtype),
@@ -106,10 +113,12 @@ const std::vector<Key>& keys() {
        false,
        {},
        {"fp32", "bf16"}},
-      {"model", "rope_theta", ANNULUS_AT(model.rope_theta), "base of the rotary embedding's wavelengths", false,
-       above(0)},
-      {"model", "tie_embeddings", ANNULUS_AT(model.tie_embeddings), "one matrix for the embedding and the output"},
-      {"model", "norm_eps", ANNULUS_AT(model.norm_eps), "added to the mean square in RMSNorm", false, above(0)},
+      of_model({"model", "rope_theta", ANNULUS_AT(model.rope_theta), "base of the rotary embedding's wavelengths",
+                false, above(0)}),
+      of_model(
+          {"model", "tie_embeddings", ANNULUS_AT(model.tie_embeddings), "one matrix for the embedding and the output"}),
+      of_model(
+          {"model", "norm_eps", ANNULUS_AT(model.norm_eps), "added to the mean square in RMSNorm", false, above(0)}),
       {"model", "pattern", ANNULUS_AT(model.pattern),
        "which keys a query sees: an attention pattern, or a list of one for each layer"},
       {"model", "dropout", ANNULUS_AT(model.dropout), "share of attention probabilities that training drops", false,
@@ -121,7 +130,7 @@ const std::vector<Key>& keys() {
       {"optimizer",
        "min_lr_ratio",
        ANNULUS_AT(optimizer.min_lr_ratio),
-       "last learning rate, as a share of lr",
+       "learning rate at run.steps, as a share of lr: from the warm-up's end it falls to that by half a cosine",
        false,
        {0, 1, true, true}},
       {"optimizer", "warmup", ANNULUS_AT(optimizer.warmup), "steps over which the learning rate rises to lr", false,

@@ -39,6 +39,7 @@ struct Key {
   Range range = {};
   std::vector<std::string> choices = {};                                 // of a string, if not empty
   void (*check)(const std::string& value, std::string_view where) = {};  // of a string
+  bool of_model = false;  // weights that were trained with one value mean nothing with another
 
   std::string full() const {
     return section.empty() ? std::string(name) : std::string(section) + "." + std::string(name);

@@ -59,6 +59,15 @@ std::vector<std::string> flatten(const Config& config) {
   return lines;
 }
 
+std::vector<ChangedKey> changed_keys(const Config& before, const Config& now) {
+  std::vector<ChangedKey> changed;
+  for (const Key& key : keys()) {
+    ChangedKey change{key.full(), value_text(key, before), value_text(key, now), key.of_model};
+    if (change.was != change.is) changed.push_back(std::move(change));
+  }
+  return changed;
+}
+
 std::string config_reference() {
   const Config defaults;
   std::string out = "| key | default | values | meaning |\n|---|---|---|---|\n";

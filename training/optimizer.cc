@@ -8,7 +8,9 @@
 #include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstdio>
 #include <numbers>
 #include <optional>
 
@@ -19,6 +21,15 @@ double learning_rate(const OptimizerSettings& s, int64_t step) {
   const double span = static_cast<double>(std::max<int64_t>(1, s.steps - s.warmup));
   const double done = std::min(1.0, static_cast<double>(step - s.warmup) / span);
   return s.lr * (s.min_lr_ratio + (1 - s.min_lr_ratio) * 0.5 * (1 + std::cos(std::numbers::pi * done)));
+}
+
+std::string learning_rate_change(const OptimizerSettings& before, const OptimizerSettings& now, int64_t step) {
+  const double was = learning_rate(before, step), is = learning_rate(now, step);
+  if (std::abs(is - was) <= 0.01 * was) return "";
+  std::array<char, 120> text{};
+  std::snprintf(text.data(), text.size(), "the learning rate goes from %.2g to %.2g", was, is);
+  const std::string steps = ": it decays until run.steps, which was " + std::to_string(before.steps);
+  return text.data() + (before.steps != now.steps ? steps : "");
 }
 
 Charge optimizer_charge(int64_t count, at::ScalarType dtype) {

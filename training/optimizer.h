@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "memory/charge.h"
@@ -26,6 +27,9 @@ struct OptimizerSettings {
 // Of step 0, 1, ...: linear warmup to lr over `warmup` steps, then half a cosine down to lr * min_lr_ratio at `steps`,
 // where it stays.
 double learning_rate(const OptimizerSettings& settings, int64_t step);
+// What becomes of it when a run goes on after `step` steps with other settings, where that is more than 1 %: "the
+// learning rate goes from 0.00012 to 0.00023: it decays until run.steps, which was 600"; else "".
+std::string learning_rate_change(const OptimizerSettings& before, const OptimizerSettings& now, int64_t step);
 
 // The two means of AdamW, of parameters of that many elements whose leaves are of this dtype.
 Charge optimizer_charge(int64_t count, at::ScalarType dtype);

@@ -28,6 +28,7 @@
 #include "training/checkpoint.h"
 #include "training/memory_plan.h"
 #include "training/metrics.h"
+#include "training/optimizer.h"
 #include "training/run_folder.h"
 #include "training/training.h"
 
@@ -95,9 +96,10 @@ class Run {
 
  private:
   void load_text();
-  void resume();
+  void open_resumed();
+  void load_checkpoint();
   void require_something_to_do();
-  void tell_changes();
+  void compare_with_resumed();
   double waited() const;
   // Model FLOPs utilization at this speed; empty where the devices' peak is not known.
   std::optional<double> utilization(double tokens_per_second) const;
@@ -108,6 +110,7 @@ class Run {
   Clock clock() const { return {now(), waited(), plan_stats().seconds_on_path}; }
   void leave_out_since(const Clock& before);
   void require_equal_ranks();
+  void write_config() { write_atomically(FileSystem::real(), folder_->config_path(), to_toml(config_)); }
   void open_folder();
   void greet();
   bool asked_to_stop() const { return options_.stop ? options_.stop() : interrupted(); }
@@ -130,6 +133,7 @@ class Run {
   std::string kernel_;  // which one attention is computed with, and why
   std::string path_;    // of the run's folder, on every rank
   std::unique_ptr<CheckpointStore> store_;
+  std::optional<Config> before_;  // on rank 0, of a run that is resumed, until its own first checkpoint
   std::unique_ptr<MetricsWriter> metrics_;
   std::unique_ptr<Progress> progress_;
   std::optional<double> validation_;   // bits per byte, of the last validation
@@ -150,15 +154,18 @@ void Run::load_text() {
 }
 
 // Takes the folder before anything is read from it: its owner could write meanwhile.
-void Run::resume() {
+void Run::open_resumed() {
   path_ = from_first(world_, {"opening the run folder", 0}, [&] {
     const std::string which = options_.resume->empty() ? config_.run.name : *options_.resume;
     folder_ = std::make_unique<RunFolder>(RunFolder::open(find_run(config_.run.folder, which)));
     return folder_->path();
   });
   together(
-      world_, {"comparing with the run's configuration", 0}, [&] { tell_changes(); }, /*only_first=*/true);
+      world_, {"comparing with the run's configuration", 0}, [&] { compare_with_resumed(); }, /*only_first=*/true);
   store_ = std::make_unique<CheckpointStore>(path_, config_.checkpoint.keep);
+}
+
+void Run::load_checkpoint() {
   together(world_, {"loading the checkpoint", 0}, [&] {
     std::vector<std::string> skipped;
     const std::optional<TrainingState> state = store_->load_newest_valid(&skipped);
@@ -175,15 +182,33 @@ void Run::resume() {
     if (text != state->extra.end() && text->second != text_->fingerprint()) {
       say("the text is not the one this run was begun with: the loss may jump");
     }
+    if (!before_) return;
+    const std::string rates =
+        learning_rate_change(optimizer_settings(*before_), optimizer_settings(config_), state->step);
+    if (!rates.empty()) say(rates);
   });
 }
 
-// What a resumed run does otherwise than before.
-void Run::tell_changes() {
-  const std::vector<std::string> before = flatten(load_config(folder_->config_path())), now = flatten(config_);
-  for (size_t i = 0; i < now.size() && i < before.size(); ++i) {
-    if (now[i] != before[i])
-      say("changed: " + now[i] + " (it was " + before[i].substr(before[i].find(" = ") + 3) + ")");
+// What a resumed run does otherwise than before is said; another model than the one that was trained is refused.
+void Run::compare_with_resumed() {
+  before_ = load_config(folder_->config_path());
+  const std::vector<ChangedKey> changed = changed_keys(*before_, config_);
+  std::string refused;
+  for (const ChangedKey& key : changed) {
+    if (!key.of_model) continue;
+    refused += (refused.empty() ? "" : ", ") + key.key + " = " + key.was + ", now it is " + key.is;
+  }
+  if (!refused.empty()) {
+    throw Error(ErrorKind::kUsage, "train",
+                path_ + " was trained with " + refused +
+                    ": its weights mean nothing so. Leave that as it was, or begin a new run without --resume");
+  }
+  for (const ChangedKey& key : changed) {
+    say("changed: " + key.key + " = " + key.is + " (it was " + key.was + ")");
+    if (key.key == "model.pattern") {
+      say("the weights were trained with the pattern before: from here on a query sees other keys, and the loss may "
+          "jump");
+    }
   }
 }
 
@@ -220,7 +245,8 @@ void Run::open_folder() {
   together(
       world_, {"opening the run's files", 0},
       [&] {
-        write_atomically(FileSystem::real(), folder_->config_path(), to_toml(config_));
+        // That of a resumed run stays what its checkpoints were made with until there is a new one.
+        if (!options_.resume) write_config();
         metrics_ = std::make_unique<MetricsWriter>(
             folder_->metrics_path(), options_.resume ? std::optional<int64_t>(training_->steps_done()) : std::nullopt);
       },
@@ -335,6 +361,8 @@ void Run::save() {
       [&] {
         try {
           store_->save(training_->state());
+          if (before_) write_config();
+          before_.reset();
         } catch (const Error& e) {
           const std::string kept = saved_step_ ? "; the checkpoint of step " + std::to_string(*saved_step_) +
                                                      " is intact: continue with  " + command() + " --resume " + path_
@@ -388,13 +416,14 @@ int Run::train() {
                   .reason;
   });
   load_text();
+  if (options_.resume) open_resumed();
   const int context = world_.size() / static_cast<int>(config_.mesh.data);
   together(
       world_, {"planning the memory", 0},
       [&] { memory_ = plan_memory(config_, layers, context, /*rank=*/0, options_.device.is_cuda()); },
       /*only_first=*/true);
   training_ = std::make_unique<Training>(config_, std::move(layers), world_, *text_, options_.device);
-  if (options_.resume) resume();
+  if (options_.resume) load_checkpoint();
   require_equal_ranks();
   require_something_to_do();  // alike on all ranks by now
   open_folder();

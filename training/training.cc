@@ -42,18 +42,6 @@ std::vector<MeshAxis> axes(const Config& c) {
 
 KernelKind kernel(const Config& c) { return parse_kernel(c.attention.kernel, "attention.kernel"); }
 
-OptimizerSettings optimizer_settings(const Config& c) {
-  return {.lr = c.optimizer.lr,
-          .min_lr_ratio = c.optimizer.min_lr_ratio,
-          .warmup = c.optimizer.warmup,
-          .steps = c.run.steps,
-          .weight_decay = c.optimizer.weight_decay,
-          .beta1 = c.optimizer.beta1,
-          .beta2 = c.optimizer.beta2,
-          .eps = c.optimizer.eps,
-          .clip = c.optimizer.clip};
-}
-
 // Of the global batch, this rank's.
 Span rows_of(const Config& c, const Mesh& mesh) {
   const int64_t count = c.data.batch / mesh.size("data");
@@ -71,6 +59,18 @@ bool steps_are_alike(const Config& c, const LayerRequests& layers, const Communi
 }  // namespace
 
 at::ScalarType compute_dtype(const Config& c) { return c.model.dtype == "bf16" ? at::kBFloat16 : at::kFloat; }
+
+OptimizerSettings optimizer_settings(const Config& c) {
+  return {.lr = c.optimizer.lr,
+          .min_lr_ratio = c.optimizer.min_lr_ratio,
+          .warmup = c.optimizer.warmup,
+          .steps = c.run.steps,
+          .weight_decay = c.optimizer.weight_decay,
+          .beta1 = c.optimizer.beta1,
+          .beta2 = c.optimizer.beta2,
+          .eps = c.optimizer.eps,
+          .clip = c.optimizer.clip};
+}
 
 LayerRequests check_training(const Config& c, int ranks) {
   validate(model_shape(c));

@@ -32,6 +32,8 @@ namespace annulus {
 // The decoder that a configuration describes, and what it computes in.
 ModelShape model_shape(const Config& config);
 at::ScalarType compute_dtype(const Config& config);
+// What learning_rate() follows, with the rest of the optimizer's numbers.
+OptimizerSettings optimizer_settings(const Config& config);
 
 // Everything about a configuration that can be wrong for a number of ranks: mesh, rows over the data axis, heads,
 // length, layout, patterns. Raises Error(kPlan), on every rank alike, before memory is taken or anything is sent;

@@ -157,6 +157,28 @@ TEST(Config, RangesAndCombinations) {
   expect_in(refusal("[run]\nsteps = 3\n"), {"missing", "data.train", "model.layers", "optimizer.lr"});
 }
 
+// Of [model], what changes how its weights are used; the others may change from one start of a run to the next.
+TEST(Config, WhatChangedIsSaidKeyByKey) {
+  const Config c = parse_config(kSmall, "s");
+  EXPECT_TRUE(changed_keys(c, c).empty());
+  const Config other = parse_config(
+      kSmall, "s",
+      {"run.steps=1200", "model.layers=3", "model.dim=128", "model.heads=8", "model.kv_heads=2", "model.ffn=64",
+       "model.vocab=512", "model.rope_theta=5e5", "model.tie_embeddings=true", "model.norm_eps=1e-6",
+       "model.dtype=bf16", "model.dropout=0.5", "model.recompute=true", "model.pattern={ kind = 'full' }"});
+  std::string model, rest;
+  for (const ChangedKey& key : changed_keys(c, other)) {
+    (key.of_model ? model : rest) += key.key + "=" + key.was + "->" + key.is + " ";
+  }
+  EXPECT_EQ(model,
+            "model.layers=2->3 model.dim=64->128 model.heads=4->8 model.kv_heads=4->2 model.ffn=192->64 "
+            "model.vocab=256->512 model.rope_theta=10000.0->5e+05 model.tie_embeddings=false->true "
+            "model.norm_eps=1e-05->1e-06 ");
+  EXPECT_EQ(rest,
+            "run.steps=600->1200 model.dtype=\"fp32\"->\"bf16\" model.pattern={ kind = \"causal\" }->"
+            "{ kind = \"full\" } model.dropout=0.0->0.5 model.recompute=false->true ");
+}
+
 TEST(Config, FilesThatAreNone) {
   expect_in(refusal("steps = = 3", {}, ErrorKind::kInput), {"small.toml:1", "not TOML"});
   EXPECT_THROW(load_config("/nonexistent/x.toml"), Error);

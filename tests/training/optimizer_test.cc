@@ -70,6 +70,18 @@ TEST(AdamW, EqualsItsFormula) {
   for (const double clip : {0.0, 0.5}) expect_formula(clip, {0, 1, 2, 3});
 }
 
+TEST(LearningRate, SaysWhatAResumeMakesOfIt) {
+  OptimizerSettings before{.lr = 1e-2, .warmup = 2, .steps = 6}, now = before;
+  EXPECT_EQ(learning_rate_change(before, now, 6), "");
+  now.steps = 12;
+  EXPECT_EQ(learning_rate_change(before, now, 6),
+            "the learning rate goes from 0.001 to 0.0069: it decays until run.steps, which was 6");
+  EXPECT_EQ(learning_rate_change(before, now, 1), "") << "while it rises, all is as before";
+  now = before;
+  now.lr = 2e-2;
+  EXPECT_EQ(learning_rate_change(before, now, 6), "the learning rate goes from 0.001 to 0.002");
+}
+
 TEST(AdamW, CorrectsItsBiasByTheNumberOfUpdates) { expect_formula(0.5, {1, 2, 5, 9}); }
 
 }  // namespace

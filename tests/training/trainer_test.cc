@@ -63,15 +63,19 @@ std::vector<double> losses(const std::string& run) {
   return out;
 }
 
-// The model's file of a run's checkpoint of this step.
-std::string checkpoint_bytes(const std::string& run, int64_t step, const std::string& file) {
-  char name[32];
-  std::snprintf(name, sizeof name, "step-%08lld", static_cast<long long>(step));
-  std::ifstream in(run + "/checkpoints/" + name + "/" + file, std::ios::binary);
-  EXPECT_TRUE(in.good()) << run << " " << name << "/" << file;
+std::string file_text(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  EXPECT_TRUE(in.good()) << path;
   std::ostringstream out;
   out << in.rdbuf();
   return out.str();
+}
+
+// A file of a run's checkpoint of this step.
+std::string checkpoint_bytes(const std::string& run, int64_t step, const std::string& file) {
+  char name[32];
+  std::snprintf(name, sizeof name, "step-%08lld", static_cast<long long>(step));
+  return file_text(run + "/checkpoints/" + name + "/" + file);
 }
 
 TEST(Trainer, TrainsSavesAndSaysHowToGoOn) {
@@ -194,11 +198,61 @@ TEST(Trainer, RefusesWhatCannotBeResumed) {
   const std::string run = folder.path() + "/runs/tiny-001";
   refused(run, ErrorKind::kUsage, "run.steps");
   config.run.steps = 8;
-  config.model.ffn = 96;
-  refused(run, ErrorKind::kInput, "[model]");
-  config.model.ffn = 64;
+  // Weights of these shapes could be loaded: what refuses is what the model computes with them.
+  const std::string written = file_text(run + "/config.toml");
+  const Config trained = config;
+  const auto refused_key = [&](auto& member, auto value, const std::string& word) {
+    member = value;
+    refused(run, ErrorKind::kUsage, word);
+    config = trained;
+    EXPECT_EQ(file_text(run + "/config.toml"), written) << word;
+  };
+  refused_key(config.model.heads, 2, "model.heads = 4, now it is 2");
+  refused_key(config.model.ffn, 96, "model.ffn = 64, now it is 96");
+  refused_key(config.model.rope_theta, 5000.0, "model.rope_theta = 10000.0, now it is 5000.0");
+  refused_key(config.model.tie_embeddings, true, "model.tie_embeddings = false, now it is true");
+  refused_key(config.model.norm_eps, 1e-6, "model.norm_eps");
   fs::remove_all(run + "/checkpoints");
   refused(run, ErrorKind::kInput, "no whole checkpoint");
+}
+
+// Until a resumed run has a checkpoint of its own, its folder's configuration is what the checkpoints there came from.
+TEST(Trainer, AResumedRunsConfigurationIsWrittenWithItsFirstCheckpoint) {
+  const TestFolder folder;
+  Config config = tiny_config(folder);
+  EXPECT_EQ(train(config, 1).code, 0);
+  const std::string run = folder.path() + "/runs/tiny-001", written = file_text(run + "/config.toml");
+  config.run.steps = 8;
+  std::ostringstream out;
+  run_ranks(1, [&](Communicator& world) {
+    TrainOptions options;
+    options.resume = run;
+    options.out = &out;
+    options.stop = []() -> bool { throw Error(ErrorKind::kComm, "test", "a rank is gone"); };
+    EXPECT_THROW(run_training(config, world, options), Error);
+  });
+  EXPECT_NE(out.str().find("resumed after step 6"), std::string::npos) << out.str();
+  EXPECT_EQ(file_text(run + "/config.toml"), written);
+  EXPECT_EQ(train(config, 1, run).code, 0);
+  EXPECT_EQ(load_config(run + "/config.toml"), config);
+}
+
+TEST(Trainer, AResumeSaysWhatItChanges) {
+  const TestFolder folder;
+  Config config = tiny_config(folder);
+  EXPECT_EQ(train(config, 1).code, 0);
+  const std::string run = folder.path() + "/runs/tiny-001";
+  config.run.steps = 12;
+  config.model.pattern = parse_pattern("{ kind = 'window', left = 31, right = 0 }", "test");
+  const std::string out = train(config, 1, run).out;
+  // After 2 of 6 steps of warm-up it had come down to a tenth of 1e-2; of 12 steps, 4 of 10 are done.
+  for (const char* word : {"changed: run.steps = 12 (it was 6)", "changed: model.pattern = ", "a query sees other keys",
+                           "the learning rate goes from 0.001 to 0.0069: it decays until run.steps, which was 6\n"}) {
+    EXPECT_NE(out.find(word), std::string::npos) << word << " is not in\n" << out;
+  }
+  const std::string again = train(config, 1, std::nullopt, 3).out, onward = train(config, 1, "").out;
+  EXPECT_NE(onward.find("resumed after step"), std::string::npos) << again << onward;
+  EXPECT_EQ(onward.find("learning rate goes"), std::string::npos) << onward;
 }
 
 TEST(Trainer, NothingIsMadeWhenTheRunCannotBegin) {
