@@ -4,10 +4,13 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <exception>
 #include <new>
+#include <stdexcept>
 
 #include "comm/checks.h"
+#include "common/text.h"
 
 namespace annulus {
 namespace {
@@ -78,6 +81,25 @@ std::optional<Error> one_error(const Outcomes& all, bool only_first) {
 
 }  // namespace
 
+namespace {
+
+// LibTorch has a type of its own for a GPU that is full; where the host is, or a size that nothing could hold, it
+// raises its general error. "out of memory" for those, with the bytes that were asked for where it says them.
+std::optional<std::string> out_of_memory(const std::string& text) {
+  constexpr std::string_view kTried = "tried to allocate ";
+  const auto holds = [&](const char* part) { return text.find(part) != std::string::npos; };
+  if (holds("can't allocate memory") || holds("not enough memory")) {
+    const size_t at = text.find(kTried);
+    const double bytes = at == std::string::npos ? 0 : std::strtod(text.c_str() + at + kTried.size(), nullptr);
+    return "out of memory" + (bytes > 0 ? ": " + bytes_text(bytes) + " more cannot be had" : "");
+  }
+  if (holds("Storage size calculation overflowed"))
+    return "out of memory: no machine could hold a tensor that was asked for";
+  return std::nullopt;
+}
+
+}  // namespace
+
 Error error_in_flight(std::string_view doing) {
   const std::string before = doing.empty() ? "" : std::string(doing) + ": ";
   const auto first_line = [](const c10::Error& error) {
@@ -90,9 +112,14 @@ Error error_in_flight(std::string_view doing) {
     return error;
   } catch (const std::bad_alloc&) {
     return {ErrorKind::kResource, "memory", before + "out of memory"};
+  } catch (const std::length_error&) {  // a container's, of a size that nothing could hold
+    return {ErrorKind::kResource, "memory", before + "out of memory"};
   } catch (const c10::OutOfMemoryError& error) {
     return {ErrorKind::kResource, "memory", before + first_line(error)};
   } catch (const c10::Error& error) {
+    if (const auto text = out_of_memory(error.what_without_backtrace())) {
+      return {ErrorKind::kResource, "memory", before + *text};
+    }
     return {ErrorKind::kInternal, "torch", before + first_line(error)};
   } catch (const std::exception& error) {
     return {ErrorKind::kInternal, "internal", before + error.what()};

@@ -2,12 +2,30 @@
 #include "common/text.h"
 
 #include <charconv>
+#include <cstdio>
 
 namespace annulus {
 
 std::string exact(double value) {
   char text[40];
   return {text, std::to_chars(text, text + sizeof text, value).ptr};
+}
+
+std::string counted(int64_t n, std::string_view noun) {
+  return std::to_string(n) + " " + std::string(noun) + (n == 1 ? "" : "s");
+}
+
+std::string bytes_text(double bytes) {
+  bytes /= 1e6;
+  const char* unit = "MB";
+  for (const char* larger : {"GB", "TB", "PB", "EB"}) {
+    if (bytes < 1000) break;
+    bytes /= 1000;
+    unit = larger;
+  }
+  char text[64];
+  std::snprintf(text, sizeof text, "%.1f %s", bytes, unit);
+  return text;
 }
 
 std::string toml_string(std::string_view text) {

@@ -154,6 +154,13 @@ class TrainTest(cli.CliTest):
             found = re.search(rb"(?:^|\0)OMPI_COMM_WORLD_RANK=(\d+)", f.read())
         return found.group(1).decode() if found else None
 
+    def test_more_than_the_machine_has(self):
+        sizes = ["--set", "model.layers=100000", "--set", "model.dim=65536", "--set", "run.name=oom"]
+        code, _, err = self.annulus("launch", "-n", "2", "train", "config.toml", *sizes)
+        self.assertEqual(code, 8, err)
+        self.assertRegex(err, r"the run needs at least \S+ PB a rank, .* for the 2 ranks of this host, and .* free")
+        self.assertFalse(glob.glob(self.path("runs/oom*")))
+
     def test_a_folder_in_use(self):
         run = self.train_in_background(ranks=1)
         self.assert_refused(7, "tiny-001", "train", "config.toml", "--resume", "tiny-001")

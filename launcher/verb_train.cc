@@ -88,6 +88,7 @@ class TrainVerb : public Verb {
     const char* const launched = std::getenv("ANNULUS_LAUNCH_COMMAND");
     options.command = launched != nullptr && *launched != '\0' ? launched : typed_command(job.size);
     options.program = typed_program();
+    options.ranks_here = job.local_size;
     return run_training(config_, gpus ? *gpus : *job.world, options);
   }
 

@@ -1,6 +1,6 @@
 // What LibTorch's allocator holds of a device's memory: counted, and given back. device_memory_cuda.cc in a CUDA build,
-// device_memory_cpu.cc in any other. Used by the benchmarks.
-// Thread-safe.
+// device_memory_cpu.cc in any other. Used by the benchmarks
+// and by training, which asks what is free. Thread-safe.
 #pragma once
 
 #include <c10/core/Device.h>

@@ -37,10 +37,20 @@ void validate(const ModelShape& s) {
                                          " kv heads evenly: model.heads must be a multiple of model.kv_heads");
 }
 
-int64_t parameter_count(const ModelShape& s) {
-  const int64_t attention = s.dim * (2 * s.heads + 2 * s.kv_heads) * s.head_dim();
-  return s.layers * (attention + 3 * s.dim * s.ffn + 2 * s.dim) + s.dim + (s.tie_embeddings ? 1 : 2) * s.vocab * s.dim;
+namespace {
+
+template <typename Number>
+Number count_of(const ModelShape& s) {
+  const Number dim = static_cast<Number>(s.dim), ffn = static_cast<Number>(s.ffn);
+  const Number attention = dim * static_cast<Number>(2 * s.heads + 2 * s.kv_heads) * static_cast<Number>(s.head_dim());
+  return static_cast<Number>(s.layers) * (attention + 3 * dim * ffn + 2 * dim) + dim +
+         (s.tie_embeddings ? 1 : 2) * static_cast<Number>(s.vocab) * dim;
 }
+
+}  // namespace
+
+int64_t parameter_count(const ModelShape& s) { return count_of<int64_t>(s); }
+double parameter_estimate(const ModelShape& s) { return count_of<double>(s); }
 
 double flops_per_token(const ModelShape& s, double pairs) {
   const double d = static_cast<double>(s.dim);

@@ -35,8 +35,9 @@ struct ModelShape {
 // kv_heads.
 void validate(const ModelShape& shape);
 
-// Elements of all parameters.
+// Elements of all parameters; `parameter_estimate` also of a model whose count has more than 63 bits.
 int64_t parameter_count(const ModelShape& shape);
+double parameter_estimate(const ModelShape& shape);
 
 // Multiply-additions counted twice, forward and backward, for one token: 6 per weight that is multiplied, and 12 *
 // head_dim for each (query, key) pair of attention, of which there are `pairs` a token over all layers and query heads.

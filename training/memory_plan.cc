@@ -3,7 +3,9 @@
 
 #include <array>
 #include <cstdio>
+#include <cstdlib>
 #include <memory>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -11,6 +13,8 @@
 #include "attention/kernels/choose_kernel.h"
 #include "attention/plan/layout.h"
 #include "attention/plan/plan.h"
+#include "common/error.h"
+#include "common/text.h"
 #include "memory/caches.h"
 #include "model/model.h"
 #include "training/training.h"
@@ -24,9 +28,8 @@ std::string in_units(int64_t bytes, double unit) {
   return text.data();
 }
 
-std::string with_unit(int64_t bytes) {
-  return bytes >= 1'000'000'000 ? in_units(bytes, 1e9) + " GB" : in_units(bytes, 1e6) + " MB";
-}
+// Products of sizes beyond this are beyond 64 bits before long.
+constexpr double kAnyMachine = 1e16;
 
 }  // namespace
 
@@ -39,8 +42,11 @@ std::string MemoryPlan::text() const {
   return show(total()) + (large ? " GB" : " MB") + " a rank planned: weights " + show(weights) + ", gradients " +
          show(gradients) + ", optimizer " + show(optimizer) + ", activations " + show(activations) +
          ", working memory " + show(total() - weights - gradients - optimizer - activations) +
-         "; caches besides: at most " + with_unit(caches_on_device > 0 ? caches_on_device : caches) +
-         (caches_on_device > 0 ? ", and " + with_unit(caches - caches_on_device) + " of the host's memory" : "") +
+         "; caches besides: at most " +
+         bytes_text(static_cast<double>(caches_on_device > 0 ? caches_on_device : caches)) +
+         (caches_on_device > 0
+              ? ", and " + bytes_text(static_cast<double>(caches - caches_on_device)) + " of the host's memory"
+              : "") +
          (selects_what_travels ? "; besides, what the blocks selected at run time make travel" : "");
 }
 
@@ -76,6 +82,32 @@ MemoryPlan plan_memory(const Config& c, const LayerRequests& layers, int context
   plan.caches = c.memory.caches << 20;
   plan.caches_on_device = gpu ? cache_total_on_device(plan.caches) : 0;
   return plan;
+}
+
+double least_memory(const Config& c, int context_ranks) {
+  const double element = static_cast<double>(c10::elementSize(compute_dtype(c)));
+  const double rows = static_cast<double>(c.data.batch) / static_cast<double>(c.mesh.data);
+  const double tokens = rows * static_cast<double>(c.data.context) / context_ranks;
+  const double streams = static_cast<double>(c.model.layers) * tokens * static_cast<double>(c.model.dim) * element;
+  return 4 * sizeof(float) * parameter_estimate(model_shape(c)) + streams;
+}
+
+void require_memory(const char* what, double bytes, int ranks, const std::optional<AvailableMemory>& available) {
+  const char* const check = std::getenv("ANNULUS_MEMORY_CHECK");
+  const bool asked = check == nullptr || std::string_view(check) != "0";
+  const bool too_much = asked && available && bytes * ranks > static_cast<double>(available->bytes);
+  if (!too_much && bytes < kAnyMachine) return;
+  std::string text = "the run needs " + std::string(what) + bytes_text(bytes) + " a rank";
+  if (too_much) {
+    if (ranks > 1) text += ", " + bytes_text(bytes * ranks) + " for the " + counted(ranks, "rank") + " of this host";
+    text +=
+        ", and " + bytes_text(static_cast<double>(available->bytes)) + " are free (" + available->limit +
+        "): fewer rows (data.batch), a shorter data.context, model.recompute = true, a smaller model, or more ranks "
+        "on other hosts; ANNULUS_MEMORY_CHECK=0 tries it all the same";
+  } else {
+    text += ", more than any machine has: [model] and [data] say how large it is";
+  }
+  throw Error(ErrorKind::kResource, "memory", text);
 }
 
 }  // namespace annulus

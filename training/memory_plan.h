@@ -4,9 +4,11 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "config/config.h"
+#include "memory/available.h"
 #include "memory/charge.h"
 #include "training/layer_requests.h"
 
@@ -34,5 +36,14 @@ struct MemoryPlan {
 // For rank `rank` of the mesh's context axis of `context_ranks`; `layers` of layer_requests() for as many, of the
 // global batch. Of block maps that are selected at run time it is not known what they make travel: text() says so.
 MemoryPlan plan_memory(const Config& config, const LayerRequests& layers, int context_ranks, int rank, bool gpu);
+
+// Bytes that a rank holds at the least, whatever the plan: weights, gradients, moments, the residual stream of each
+// layer. To be asked before plan_memory, which is not for sizes that no machine has: in fp64, nothing is too large.
+double least_memory(const Config& config, int context_ranks);
+
+// Raises Error(kResource) where `ranks` ranks that need `bytes` each are more than is available (none: not known), or
+// more than any machine has. `what`: "at least " where that much is needed whatever else. ANNULUS_MEMORY_CHECK=0 leaves
+// the first of the two out.
+void require_memory(const char* what, double bytes, int ranks, const std::optional<AvailableMemory>& available);
 
 }  // namespace annulus

@@ -7,12 +7,20 @@
 
 namespace annulus {
 
+std::string axes_text(const std::vector<MeshAxis>& axes) {
+  std::string out;
+  for (const MeshAxis& axis : axes) {
+    const std::string size = axis.size == 0 ? "(all others)" : std::to_string(axis.size);
+    out += (out.empty() ? "" : " x ") + axis.name + " " + size;
+  }
+  return out;
+}
+
 std::vector<MeshAxis> fit_axes(std::vector<MeshAxis> axes, int ranks) {
   int64_t product = 1;
   MeshAxis* rest = nullptr;
-  std::string text;
+  const std::string text = axes_text(axes);
   for (MeshAxis& axis : axes) {
-    text += (text.empty() ? "" : " x ") + axis.name + " " + std::to_string(axis.size);
     if (axis.size < 0 || (axis.size == 0 && rest != nullptr)) {
       throw Error(ErrorKind::kPlan, "mesh",
                   "axis sizes must be positive, one may be 0 (all ranks left), but the mesh is " + text);
@@ -66,14 +74,6 @@ Communicator& Mesh::axis(std::string_view name) { return *communicators_[find(na
 void Mesh::progress() {
   world_.progress();
   for (const std::shared_ptr<Communicator>& communicator : communicators_) communicator->progress();
-}
-
-std::string Mesh::text() const {
-  std::string out;
-  for (const MeshAxis& axis : axes_) {
-    out += (out.empty() ? "" : " x ") + axis.name + " " + std::to_string(axis.size);
-  }
-  return out;
 }
 
 }  // namespace annulus

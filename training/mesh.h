@@ -21,6 +21,9 @@ struct MeshAxis {
 // alone: every rank raises alike, before anything is sent.
 std::vector<MeshAxis> fit_axes(std::vector<MeshAxis> axes, int ranks);
 
+// "data 2 x context 4"; of an axis whose size is not known yet, "context (all others)".
+std::string axes_text(const std::vector<MeshAxis>& axes);
+
 class Mesh {
  public:
   // The last axis is the innermost: its neighbours are neighbouring ranks, which the launcher places as neighbours in a
@@ -35,8 +38,7 @@ class Mesh {
   int index(std::string_view name) const { return index_[find(name)]; }
   // Of the world and of every axis: moves transfers along, and raises what one of them has met.
   void progress();
-  // "data 2 x context 4"
-  std::string text() const;
+  std::string text() const { return axes_text(axes_); }
 
  private:
   size_t find(std::string_view name) const;

@@ -24,9 +24,13 @@
 #include "data/text_source.h"
 #include "device/device_peak.h"
 #include "device/numerics.h"
+#include "memory/available.h"
 #include "memory/caches.h"
+#include "memory/device_memory.h"
+#include "model/model.h"
 #include "training/checkpoint.h"
 #include "training/memory_plan.h"
+#include "training/mesh.h"
 #include "training/metrics.h"
 #include "training/optimizer.h"
 #include "training/run_folder.h"
@@ -44,12 +48,12 @@ std::string rounded(double value, int digits) {
 }
 
 // 1267008 -> "1.27M"
-std::string short_count(int64_t n) {
-  const auto value = static_cast<double>(n);
-  if (n >= 1'000'000'000) return rounded(value / 1e9, 2) + "B";
-  if (n >= 1'000'000) return rounded(value / 1e6, 2) + "M";
-  if (n >= 1'000) return rounded(value / 1e3, 1) + "k";
-  return std::to_string(n);
+std::string short_count(double value) {
+  if (value >= 1e12) return rounded(value / 1e12, 2) + "T";
+  if (value >= 1e9) return rounded(value / 1e9, 2) + "B";
+  if (value >= 1e6) return rounded(value / 1e6, 2) + "M";
+  if (value >= 1e3) return rounded(value / 1e3, 1) + "k";
+  return rounded(value, 0);
 }
 
 // Removes ` OPTION VALUE` or ` OPTION=VALUE` wherever it stands; a value that begins with "-" is the next option.
@@ -99,7 +103,8 @@ class Run {
   void open_resumed();
   void load_checkpoint();
   void require_something_to_do();
-  void compare_with_resumed();
+  void refuse_another_model();
+  void tell_changes();
   double waited() const;
   // Model FLOPs utilization at this speed; empty where the devices' peak is not known.
   std::optional<double> utilization(double tokens_per_second) const;
@@ -112,7 +117,9 @@ class Run {
   void require_equal_ranks();
   void write_config() { write_atomically(FileSystem::real(), folder_->config_path(), to_toml(config_)); }
   void open_folder();
-  void greet();
+  void announce();
+  std::optional<AvailableMemory> available() const;
+  void require_memory_for(const LayerRequests& layers);
   bool asked_to_stop() const { return options_.stop ? options_.stop() : interrupted(); }
   void say(std::string_view text) {
     if (progress_) progress_->message(text);
@@ -161,7 +168,7 @@ void Run::open_resumed() {
     return folder_->path();
   });
   together(
-      world_, {"comparing with the run's configuration", 0}, [&] { compare_with_resumed(); }, /*only_first=*/true);
+      world_, {"comparing with the run's configuration", 0}, [&] { refuse_another_model(); }, /*only_first=*/true);
   store_ = std::make_unique<CheckpointStore>(path_, config_.checkpoint.keep);
 }
 
@@ -189,12 +196,11 @@ void Run::load_checkpoint() {
   });
 }
 
-// What a resumed run does otherwise than before is said; another model than the one that was trained is refused.
-void Run::compare_with_resumed() {
+// Other than the one that was trained, though its weights may have the same shapes.
+void Run::refuse_another_model() {
   before_ = load_config(folder_->config_path());
-  const std::vector<ChangedKey> changed = changed_keys(*before_, config_);
   std::string refused;
-  for (const ChangedKey& key : changed) {
+  for (const ChangedKey& key : changed_keys(*before_, config_)) {
     if (!key.of_model) continue;
     refused += (refused.empty() ? "" : ", ") + key.key + " = " + key.was + ", now it is " + key.is;
   }
@@ -203,7 +209,12 @@ void Run::compare_with_resumed() {
                 path_ + " was trained with " + refused +
                     ": its weights mean nothing so. Leave that as it was, or begin a new run without --resume");
   }
-  for (const ChangedKey& key : changed) {
+}
+
+// What a resumed run does otherwise than before.
+void Run::tell_changes() {
+  if (!before_) return;
+  for (const ChangedKey& key : changed_keys(*before_, config_)) {
     say("changed: " + key.key + " = " + key.is + " (it was " + key.was + ")");
     if (key.key == "model.pattern") {
       say("the weights were trained with the pattern before: from here on a query sees other keys, and the loss may "
@@ -253,25 +264,47 @@ void Run::open_folder() {
       /*only_first=*/true);
 }
 
-void Run::greet() {
+// What the run is and what it computes on, as far as that is known before any of its memory is taken.
+void Run::announce() {
   const std::string device = options_.device_reason.empty() ? options_.device.str() : options_.device_reason;
-  say("device " + device + "  ranks " + std::to_string(world_.size()) + " (" + training_->mesh().text() + ")" +
+  say("device " + device + "  ranks " + std::to_string(world_.size()) + " (" +
+      axes_text(fit_axes(mesh_axes(config_), world_.size())) + ")" +
       (options_.placement.empty() ? "" : "  placement " + options_.placement) + "  model " +
-      short_count(training_->model().parameters().count()) + " parameters  " +
-      with_separators(training_->tokens_per_step()) + " tokens a step");
+      short_count(parameter_estimate(model_shape(config_))) + " parameters  " +
+      with_separators(config_.data.batch * config_.data.context) + " tokens a step");
   for (const std::string& line : options_.ring) say(line);
   say("attention kernel " + kernel_);
   const std::string gpu = gpu_name(options_.device);
   const std::optional<double> peak = peak_flops(gpu, compute_dtype(config_), config_.tf32);
-  if (peak) {
-    peak_flops_ = *peak * world_.size();
-    flops_per_token_ = training_->flops_per_token();
-  }
+  if (peak) peak_flops_ = *peak * world_.size();
+  if (gpu.empty()) return;
   say(peak ? "MFU is of " + rounded(*peak / 1e12, 1) + " TFLOP/s a rank (" + gpu + ", dense, by its data sheet)"
-           : "no MFU: the peak of " + (gpu.empty() ? "a CPU" : gpu + " in " + config_.model.dtype) + " is not known");
+           : "no MFU: the peak of " + gpu + " in " + config_.model.dtype + " is not known");
+}
+
+std::optional<AvailableMemory> Run::available() const {
+  if (options_.available) return options_.available();
+  if (!options_.device.is_cuda()) return available_memory();
+  const DeviceMemory memory = device_memory(options_.device);
+  return AvailableMemory{memory.total - memory.outside - memory.allocated, "the GPU's memory"};
+}
+
+// What the run will take is worked out, said and held against what is free before any of it is taken. Every rank does:
+// the kernel ends whom it likes where a host has too little, and without a word.
+void Run::require_memory_for(const LayerRequests& layers) {
+  const bool gpu = options_.device.is_cuda();
+  const int context = world_.size() / static_cast<int>(config_.mesh.data), ranks = gpu ? 1 : options_.ranks_here;
+  std::optional<AvailableMemory> free;
+  together(world_, {"planning the memory", 0}, [&] {
+    free = available();
+    require_memory("at least ", least_memory(config_, context), ranks, free);
+    memory_ = plan_memory(config_, layers, context, world_.rank() % context, gpu);
+  });
   say("memory: " + memory_.text());
-  say("text " + text_->text() + "  run folder " + path_ +
-      (options_.resume ? "  resumed after step " + std::to_string(training_->steps_done()) : ""));
+  // A checkpoint is read while there are no activations yet: weights and moments once more, on the host.
+  const int64_t read = options_.resume && !gpu ? 3 * sizeof(float) * parameter_count(model_shape(config_)) : 0;
+  const int64_t most = std::max(memory_.total(), memory_.step.lasting() + read);
+  together(world_, {"planning the memory", 1}, [&] { require_memory("", static_cast<double>(most), ranks, free); });
 }
 
 void Run::report(const StepResult& result, bool validated) {
@@ -417,17 +450,17 @@ int Run::train() {
   });
   load_text();
   if (options_.resume) open_resumed();
-  const int context = world_.size() / static_cast<int>(config_.mesh.data);
-  together(
-      world_, {"planning the memory", 0},
-      [&] { memory_ = plan_memory(config_, layers, context, /*rank=*/0, options_.device.is_cuda()); },
-      /*only_first=*/true);
+  announce();
+  tell_changes();
+  require_memory_for(layers);
   training_ = std::make_unique<Training>(config_, std::move(layers), world_, *text_, options_.device);
   if (options_.resume) load_checkpoint();
   require_equal_ranks();
   require_something_to_do();  // alike on all ranks by now
   open_folder();
-  greet();
+  if (peak_flops_) flops_per_token_ = training_->flops_per_token();
+  say("text " + text_->text() + "  run folder " + path_ +
+      (options_.resume ? "  resumed after step " + std::to_string(training_->steps_done()) : ""));
 
   const bool validates = config_.validation.every > 0 && config_.validation.batches > 0 && text_->has_validation();
   interval_ = clock();

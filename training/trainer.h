@@ -13,6 +13,7 @@
 
 #include "comm/communicator.h"
 #include "config/config.h"
+#include "memory/available.h"
 #include "training/layer_requests.h"
 
 namespace annulus {
@@ -29,7 +30,11 @@ struct TrainOptions {
   // What the user typed to start this job, to print how to go on: "./annulus launch -n 2 train quickstart.toml".
   std::string command;
   std::string program = "./annulus";  // for the sample command
-  std::ostream* out = nullptr;        // rank 0's lines; null: standard output
+  int ranks_here = 1;                 // of this host, which its memory is for
+  // What may still be taken where a run's tensors lie: the host's memory for all its ranks together, or the memory of
+  // this rank's GPU; null: asks the host or the GPU.
+  std::function<std::optional<AvailableMemory>()> available;
+  std::ostream* out = nullptr;  // rank 0's lines; null: standard output
   // Asked once a step and before each validation batch; null: interrupted() of interrupt.h.
   std::function<bool()> stop;
 };

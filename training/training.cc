@@ -36,10 +36,6 @@ constexpr int kLoss = 0;
 constexpr int kStop = 1;
 constexpr int kNorm = 2;
 
-std::vector<MeshAxis> axes(const Config& c) {
-  return {{"data", static_cast<int>(c.mesh.data)}, {"context", static_cast<int>(c.mesh.context)}};
-}
-
 KernelKind kernel(const Config& c) { return parse_kernel(c.attention.kernel, "attention.kernel"); }
 
 // Of the global batch, this rank's.
@@ -60,6 +56,10 @@ bool steps_are_alike(const Config& c, const LayerRequests& layers, const Communi
 
 at::ScalarType compute_dtype(const Config& c) { return c.model.dtype == "bf16" ? at::kBFloat16 : at::kFloat; }
 
+std::vector<MeshAxis> mesh_axes(const Config& c) {
+  return {{"data", static_cast<int>(c.mesh.data)}, {"context", static_cast<int>(c.mesh.context)}};
+}
+
 OptimizerSettings optimizer_settings(const Config& c) {
   return {.lr = c.optimizer.lr,
           .min_lr_ratio = c.optimizer.min_lr_ratio,
@@ -79,7 +79,7 @@ LayerRequests check_training(const Config& c, int ranks) {
                 "model.vocab is " + std::to_string(c.model.vocab) +
                     ", but the tokens of a text are its bytes: it must be at least 256");
   }
-  const std::vector<MeshAxis> sizes = fit_axes(axes(c), ranks);
+  const std::vector<MeshAxis> sizes = fit_axes(mesh_axes(c), ranks);
   const int data = sizes[0].size;
   const int context = sizes[1].size;
   if (c.data.batch % data != 0) {
@@ -155,7 +155,7 @@ Training::Training(const Config& config, LayerRequests layers, Communicator& wor
     : config_(config),
       layers_(std::move(layers)),
       text_(text),
-      mesh_(world, axes(config)),
+      mesh_(world, mesh_axes(config)),
       rows_(rows_of(config, mesh_)),
       requests_(layers_.of_rows(rows_.begin, rows_.count)),
       device_(device),

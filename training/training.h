@@ -32,6 +32,8 @@ namespace annulus {
 // The decoder that a configuration describes, and what it computes in.
 ModelShape model_shape(const Config& config);
 at::ScalarType compute_dtype(const Config& config);
+// Its [mesh], not fitted to any ranks yet.
+std::vector<MeshAxis> mesh_axes(const Config& config);
 // What learning_rate() follows, with the rest of the optimizer's numbers.
 OptimizerSettings optimizer_settings(const Config& config);
 

@@ -113,6 +113,20 @@ TEST(Together, AnyExceptionIsAnError) {
   EXPECT_EQ(said, std::vector<std::string>(4, said[3]));
 }
 
+// What LibTorch raises then is its general error, but for GPUs. None of these takes memory.
+TEST(Together, AnyWayOfRunningOutOfMemoryIsAResource) {
+  const auto fail = [](int rank) {
+    if (rank == 0) at::empty({int64_t{1} << 60}, at::kByte);
+    if (rank == 1) at::empty({int64_t{1} << 31, int64_t{1} << 31, 4}, at::kFloat);
+    if (rank == 2) std::vector<int64_t>().reserve(size_t{1} << 62);
+    if (rank == 3) static_cast<void>(std::vector<int64_t>(size_t{1} << 58));
+  };
+  EXPECT_EQ(messages(5, fail)[4],
+            "8 [memory] on rank 0: reading files: out of memory: 1.2 EB more cannot be had; on rank 1: reading files: "
+            "out of memory: no machine could hold a tensor that was asked for; on ranks 2-3: reading files: out of "
+            "memory");
+}
+
 TEST(Together, RankZeroSpeaksForAllWhereItActsForAll) {
   const auto fail = [](int rank) {
     EXPECT_EQ(rank, 0);

@@ -34,6 +34,17 @@ RC_GTEST_PROP(Text, ExactNumbersReadBackAsTheSameBits, (uint64_t bits)) {
   RC_ASSERT(std::bit_cast<uint64_t>(std::strtod(exact(value).c_str(), nullptr)) == bits);
 }
 
+TEST(Text, CountsAndBytes) {
+  EXPECT_EQ(counted(0, "head"), "0 heads");
+  EXPECT_EQ(counted(1, "head"), "1 head");
+  EXPECT_EQ(counted(2, "query head"), "2 query heads");
+  EXPECT_EQ(bytes_text(0), "0.0 MB");
+  EXPECT_EQ(bytes_text(469762048), "469.8 MB");
+  EXPECT_EQ(bytes_text(1e9), "1.0 GB");
+  EXPECT_EQ(bytes_text(20.6e15), "20.6 PB");
+  EXPECT_EQ(bytes_text(1e30), "1000000000000.0 EB");
+}
+
 TEST(Text, StringsOfToml) {
   EXPECT_EQ(toml_string(""), "\"\"");
   EXPECT_EQ(toml_string("a \"b\" \\ c"), "\"a \\\"b\\\" \\\\ c\"");

@@ -86,13 +86,13 @@ TEST(Trainer, TrainsSavesAndSaysHowToGoOn) {
   const std::string run = folder.path() + "/runs/tiny-001";
   EXPECT_EQ(r.code, 0);
   EXPECT_EQ(losses(run).size(), 6U);
-  for (const char* word :
-       {"data 1 x context 2", "256 tokens a step", "sample ", "--prompt \"def \"",
-        "./annulus launch -n 2 train tiny.toml --set a.b=1 --resume ", " --set run.steps=12\n", "bits per byte",
-        "memory: ", " MB a rank planned: weights ", "no MFU: the peak of a CPU is not known"}) {
+  for (const char* word : {"data 1 x context 2", "256 tokens a step", "sample ", "--prompt \"def \"",
+                           "./annulus launch -n 2 train tiny.toml --set a.b=1 --resume ", " --set run.steps=12\n",
+                           "bits per byte", "memory: ", " MB a rank planned: weights "}) {
     EXPECT_NE(r.out.find(word), std::string::npos) << word << " is not in\n" << r.out;
   }
   EXPECT_EQ(r.out.find("--resume old"), std::string::npos);
+  EXPECT_EQ(r.out.find("MFU"), std::string::npos) << "which is for GPUs";
   EXPECT_EQ(r.out.find("run.steps=9"), std::string::npos);
   EXPECT_EQ(load_config(run + "/config.toml"), config);
   int validations = 0;
@@ -268,6 +268,49 @@ TEST(Trainer, NothingIsMadeWhenTheRunCannotBegin) {
   config.attention.kernel = "cudnn";  // on a CPU
   EXPECT_THROW(train(config, 2), Error);
   EXPECT_FALSE(fs::exists(folder.path() + "/runs"));
+}
+
+// Said first, then refused: nothing of it was taken.
+TEST(Trainer, RefusesWhatDoesNotFitIntoMemory) {
+  const TestFolder folder;
+  const auto refused = [&](const Config& config, int64_t available, int ranks_here) {
+    std::ostringstream out;
+    std::string said;
+    run_ranks(2, [&](Communicator& world) {
+      TrainOptions options;
+      options.out = &out;
+      options.ranks_here = ranks_here;
+      // One host has less than the other.
+      options.available = [&] { return AvailableMemory{world.rank() == 1 ? available : int64_t{1} << 40, "a test"}; };
+      try {
+        run_training(config, world, options);
+        ADD_FAILURE() << "not refused";
+      } catch (const Error& e) {
+        EXPECT_EQ(e.kind(), ErrorKind::kResource) << e.what();
+        if (world.rank() == 1) said = e.what();
+      }
+    });
+    EXPECT_FALSE(fs::exists(config.run.folder));
+    return out.str() + said;
+  };
+  const auto expect_in = [](const std::string& text, const std::vector<std::string>& words) {
+    for (const std::string& word : words) EXPECT_NE(text.find(word), std::string::npos) << word << " not in\n" << text;
+  };
+  Config config = tiny_config(folder);
+  expect_in(refused(config, 1'500'000, 2),
+            {"memory: ", " MB a rank planned: weights", "[memory] the run needs ", " for the 2 ranks of this host",
+             "and 1.5 MB are free (a test)", "ANNULUS_MEMORY_CHECK=0"});
+  config.data.batch = 1 << 24;
+  expect_in(refused(config, 1'000'000'000, 2), {"at least 137.4 GB a rank", "1.0 GB are free"});
+  config = tiny_config(folder);
+  config.model.layers = 100000;
+  config.model.dim = 1 << 24;
+  config.model.ffn = 1 << 24;
+  const std::string absurd = refused(config, 1'000'000'000, 1);
+  expect_in(absurd, {"T parameters", "at least ", " EB a rank"});
+  ::setenv("ANNULUS_MEMORY_CHECK", "0", 1);
+  expect_in(refused(config, 1'000'000'000, 1), {"EB a rank, more than any machine has"});
+  ::unsetenv("ANNULUS_MEMORY_CHECK");
 }
 
 TEST(Trainer, RanksWithDifferentConfigurationsSayInWhat) {
