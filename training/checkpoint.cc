@@ -1,7 +1,11 @@
 // See checkpoint.h.
 #include "training/checkpoint.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <cstdio>
 #include <filesystem>
@@ -10,6 +14,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string_view>
+#include <system_error>
 #include <tuple>
 
 #include "common/checksum.h"
@@ -35,6 +40,31 @@ constexpr const char* kOptimizerFile = "optimizer.safetensors";
   throw Error(ErrorKind::kInput, "checkpoint", path + ": " + message);
 }
 
+// What cannot be read, for the system's `reason`. What is not there or no file is damage; but what may be whole, behind
+// a missing permission or a failing disk, must not be passed over as if it were not.
+[[noreturn]] void unreadable(const std::string& path, const std::error_code& reason) {
+  for (const std::errc hidden :
+       {std::errc::permission_denied, std::errc::operation_not_permitted, std::errc::io_error,
+        std::errc::not_enough_memory, std::errc::too_many_files_open, std::errc::too_many_files_open_in_system}) {
+    if (reason == hidden) {
+      throw Error(ErrorKind::kResource, "checkpoint", path + ": cannot be read: " + reason.message());
+    }
+  }
+  damaged(path, "cannot be read: " + reason.message());
+}
+
+// Of a file that can be opened.
+uintmax_t size_of(const std::string& path) {
+  std::error_code error;
+  const uintmax_t bytes = fs::file_size(path, error);
+  if (error) unreadable(path, error);
+  // O_NONBLOCK: a named pipe has no size, but should not be waited for either.
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (fd < 0) unreadable(path, {errno, std::generic_category()});
+  ::close(fd);
+  return bytes;
+}
+
 const char* file_of(const std::string& tensor) { return tensor.starts_with(kOptimizer) ? kOptimizerFile : kModelFile; }
 
 // The manifest's checksum: of everything else in it, as it would be written.
@@ -46,10 +76,7 @@ std::string manifest_checksum(Json manifest) {
 
 Json read_manifest(const std::string& folder) {
   const std::string path = folder + "/manifest.json";
-  std::error_code error;
-  const uintmax_t bytes = fs::file_size(path, error);
-  if (error) damaged(path, "cannot be read: " + error.message());
-  if (bytes > kLargestManifest) damaged(path, "is too large to be a manifest");
+  if (size_of(path) > kLargestManifest) damaged(path, "is too large to be a manifest");
   std::ifstream in(path, std::ios::binary);
   std::ostringstream text;
   text << in.rdbuf();
@@ -86,9 +113,7 @@ void read_file(const std::string& folder, const std::string& name, const Json& m
   }
   const std::string path = folder + "/" + name;
   const Json& said = manifest.at("files").at(name);
-  std::error_code error;
-  const uintmax_t bytes = fs::file_size(path, error);
-  if (error) damaged(path, "cannot be read: " + error.message());
+  const uintmax_t bytes = size_of(path);
   if (bytes != said.at("bytes").get<uintmax_t>()) {
     damaged(path, "has " + std::to_string(bytes) + " bytes, " + said["bytes"].dump() + " were written");
   }
@@ -235,6 +260,9 @@ std::vector<CheckpointStore::Entry> CheckpointStore::newest_first() const {
     if (dash != std::string::npos && !read_number(std::string_view(name).substr(dash + 1), &entry.revision)) continue;
     entries.push_back(std::move(entry));
   }
+  if (error && error != std::errc::no_such_file_or_directory) {
+    throw Error(ErrorKind::kResource, "checkpoint", folder_ + " cannot be read: " + error.message());
+  }
   std::sort(entries.begin(), entries.end(),
             [](const Entry& a, const Entry& b) { return std::tie(a.step, a.revision) > std::tie(b.step, b.revision); });
   return entries;
@@ -288,7 +316,8 @@ bool CheckpointStore::valid(const Entry& entry) {
     }
     return true;
   } catch (const Error& error) {
-    if (error.kind() != ErrorKind::kInput) throw;
+    // One that cannot be read now is not counted either; it stays.
+    if (error.kind() != ErrorKind::kInput && error.kind() != ErrorKind::kResource) throw;
     known_valid_.erase(entry.path);
     return false;
   }

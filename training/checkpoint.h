@@ -36,7 +36,8 @@ class CheckpointStore {
   std::string save(const TrainingState& state);
 
   // The newest checkpoint that is whole: every size, every checksum. Those passed over are described in `skipped`, one
-  // line each: path and reason. Empty when there is none.
+  // line each: path and reason. Empty when there is none. Raises Error(kResource) where checkpoints, or the folder of
+  // them, are there and may not or cannot be read.
   std::optional<TrainingState> load_newest_valid(std::vector<std::string>* skipped,
                                                  CheckpointPart part = CheckpointPart::kAll);
 

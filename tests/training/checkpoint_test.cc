@@ -17,6 +17,7 @@
 
 #include "common/error.h"
 #include "tests/common/faulty_files.h"
+#include "tests/common/in_child.h"
 
 namespace annulus {
 namespace {
@@ -96,6 +97,38 @@ TEST(Checkpoint, NoneIsNotAnError) {
   EXPECT_TRUE(skipped.empty());
   EXPECT_THROW(CheckpointStore("/nonexistent", 1).save(state_of(1)), Error);
   EXPECT_THROW(CheckpointStore("/nonexistent", 0), Error);
+}
+
+// Which is not the same: what is there must not be begun anew, nor an older one taken for it.
+TEST(Checkpoint, WhatCannotBeReadIsAnError) {
+  const auto expect_resource = [](const std::string& run, const std::string& word) -> std::string {
+    try {
+      CheckpointStore(run, 3).load_newest_valid(nullptr);
+      return "nothing was raised";
+    } catch (const Error& e) {
+      const std::string text = e.what();
+      return e.kind() == ErrorKind::kResource && text.find(word) != std::string::npos ? "" : text;
+    }
+  };
+  const std::string run = fresh_run("unreadable");
+  fs::create_symlink("checkpoints", run + "/checkpoints");  // to itself, which nobody can follow
+  EXPECT_EQ(expect_resource(run, "/checkpoints cannot be read: "), "");
+  fs::remove(run + "/checkpoints");
+
+  CheckpointStore store(run, 3);
+  store.save(state_of(1));
+  const std::string newest = store.save(state_of(2));
+  for (const std::string& path :
+       {newest + "/manifest.json", newest + "/model.safetensors", newest, run + "/checkpoints"}) {
+    fs::permissions(path, fs::perms::none);
+    in_child([&] {
+      give_up_file_powers();
+      return expect_resource(run, "cannot be read: Permission denied");
+    });
+    fs::permissions(path, fs::perms::owner_all);
+  }
+  std::vector<std::string> skipped;
+  EXPECT_EQ(store.load_newest_valid(&skipped)->step, 2);
 }
 
 TEST(Checkpoint, KeepsTheNewest) {
