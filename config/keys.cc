@@ -220,14 +220,16 @@ Value value_of(const Key& key, const Config& config) {
   return std::visit([](auto* at) -> Value { return *at; }, key.slot(const_cast<Config&>(config)));
 }
 
-std::string range_text(const Key& key, bool whole) {
+std::string range_text(const Key& key, bool whole, double refused) {
   if (!key.choices.empty()) {
     std::string text = "one of ";
     for (size_t i = 0; i < key.choices.size(); ++i) text += (i ? ", \"" : "\"") + key.choices[i] + "\"";
     return text;
   }
   const Range& r = key.range;
+  const bool high = r.high < kMany || (std::isfinite(r.high) && refused > r.high);
   const auto show = [&](double v) {
+    if (whole) return std::to_string(static_cast<int64_t>(v));
     std::ostringstream out;
     out.precision(15);
     out << v;
@@ -235,8 +237,8 @@ std::string range_text(const Key& key, bool whole) {
   };
   std::string text;
   if (std::isfinite(r.low)) text = (r.low_in ? (whole ? "" : "at least ") : "above ") + show(r.low);
-  if (whole && std::isfinite(r.low)) text += r.high < kMany ? " to " + show(r.high) : " or more";
-  if (!whole && r.high < kMany)
+  if (whole && std::isfinite(r.low)) text += high ? " to " + show(r.high) : " or more";
+  if (!whole && high)
     text += std::string(text.empty() ? "" : ", ") + (r.high_in ? "at most " : "below ") + show(r.high);
   return text;
 }

@@ -52,8 +52,9 @@ const std::vector<Key>& keys();
 const Key* find_key(std::string_view full);  // null: there is none of this name
 Value value_of(const Key& key, const Config& config);
 
-// The values that a key takes, in words: "1 or more", "one of "a", "b"". `whole`: they are whole numbers.
-std::string range_text(const Key& key, bool whole);
+// The values that a key takes, in words: "1 or more", "one of "a", "b"". `whole`: they are whole numbers. `refused`: a
+// value that is none; where it is too large for a bound that is far beyond any use, and mostly left unsaid, it is said.
+std::string range_text(const Key& key, bool whole, double refused = 0);
 
 // Raises Error(kUsage).
 void check_not_empty(const std::string& value, std::string_view where);

@@ -2,6 +2,7 @@
 #include <toml++/toml.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -63,14 +64,14 @@ class Reader {
   void operator()(int64_t* at) const {
     const auto value = node_.value_exact<int64_t>();
     if (!value) wrong_type("a whole number");
-    if (!key_.range.holds(static_cast<double>(*value))) out_of_range(true);
+    if (!key_.range.holds(static_cast<double>(*value))) out_of_range(true, static_cast<double>(*value));
     *at = *value;
   }
   void operator()(double* at) const {
     auto value = node_.value_exact<double>();
     if (const auto whole = node_.value_exact<int64_t>()) value = static_cast<double>(*whole);
     if (!value) wrong_type("a number");
-    if (!key_.range.holds(*value)) out_of_range(false);
+    if (!key_.range.holds(*value)) out_of_range(false, *value);
     *at = *value;
   }
   void operator()(bool* at) const {
@@ -143,8 +144,8 @@ class Reader {
     text << copy;
     return parse_pattern(text.str(), where);
   }
-  [[noreturn]] void out_of_range(bool whole) const {
-    refuse(where_, "expected " + range_text(key_, whole) + ", got " + shown(node_));
+  [[noreturn]] void out_of_range(bool whole, double value) const {
+    refuse(where_, "expected " + range_text(key_, whole, value) + ", got " + shown(node_));
   }
 
   const Key& key_;
@@ -232,6 +233,36 @@ toml::table parse_toml(std::string_view text, std::string_view source) {
   }
 }
 
+// Numbers that TOML cannot read: 99999999999999999999, 1e400.
+bool is_number_beyond(const std::string& value) {
+  return value.find_first_not_of("0123456789+-._eE") == std::string::npos &&
+         value.find_first_of("0123456789") != std::string::npos;
+}
+
+// A list or a table that lacks the quotes of its strings, which a shell takes where nothing keeps it from that. Raises
+// Error(kUsage) that shows how to type it.
+void refuse_lost_quotes(const std::string& full, const std::string& value) {
+  if (value.size() < 2) return;
+  const bool list = value.front() == '[' && value.back() == ']';
+  if (!list && !(value.front() == '{' && value.back() == '}')) return;
+  std::string meant = value;
+  if (list && value.find_first_of("{\"'") == std::string::npos) {
+    meant = "[";
+    std::istringstream items(value.substr(1, value.size() - 2));
+    for (std::string item; std::getline(items, item, ',');) {
+      const size_t begin = item.find_first_not_of(' ');
+      if (begin == std::string::npos) continue;
+      meant += (meant.size() > 1 ? ", " : "") + toml_string(item.substr(begin, item.find_last_not_of(' ') + 1 - begin));
+    }
+    meant += "]";
+  } else if (!list) {
+    meant = "{ kind = \"causal\" }";
+  }
+  refuse("--set " + full, "is no TOML: " + value +
+                              "; a shell takes quotes away unless all of it stands in single quotes: --set " +
+                              shell_quote({full + "=" + meant}));
+}
+
 // One --set: `value` as TOML where it is that, and else as the string it is.
 void apply_set(const std::string& set, Config& config, std::set<std::string>& seen) {
   const std::string source = "--set " + set;
@@ -255,9 +286,16 @@ void apply_set(const std::string& set, Config& config, std::set<std::string>& se
     }
     return table.size() == 1 && table.contains("value");
   };
-  const bool wants_string = std::holds_alternative<std::string*>(key->slot(config));
+  const Slot slot = key->slot(config);
+  const bool wants_string = std::holds_alternative<std::string*>(slot);
+  const bool whole = std::holds_alternative<int64_t*>(slot), number = whole || std::holds_alternative<double*>(slot);
   // A string may look like a number: --set run.name=7.
-  if (!read(value) || (wants_string && !table.get("value")->is_string())) {
+  if (const bool is_toml = read(value); !is_toml || (wants_string && !table.get("value")->is_string())) {
+    if (!is_toml && !wants_string) refuse_lost_quotes(full, value);
+    if (!is_toml && number && is_number_beyond(value)) {
+      refuse("--set " + full, "expected " + range_text(*key, whole, std::strtod(value.c_str(), nullptr)) + ", got " +
+                                  value + ", which 64 bits do not hold");
+    }
     if (!read(toml_string(value))) refuse(source, "expected text in UTF-8");
   }
   std::visit(Reader(*key, *table.get("value"), "--set " + full), key->slot(config));
@@ -272,8 +310,8 @@ void check_together(const Config& c, std::string_view source) {
   const auto fail = [&](const std::string& message) { refuse(std::string(source), message); };
   const ModelSection& m = c.model;
   if (m.heads % m.kv_heads != 0) {
-    fail("model.heads = " + std::to_string(m.heads) + " query heads cannot share model.kv_heads = " +
-         std::to_string(m.kv_heads) + ": heads must be a multiple of kv_heads");
+    fail("model.heads = " + counted(m.heads, "query head") +
+         " cannot share model.kv_heads = " + std::to_string(m.kv_heads) + ": heads must be a multiple of kv_heads");
   }
   if (m.dim % m.heads != 0) {
     const int64_t below = std::max<int64_t>(1, m.dim / m.heads) * m.heads;
@@ -286,7 +324,7 @@ void check_together(const Config& c, std::string_view source) {
   }
   const auto given = static_cast<int64_t>(m.pattern.each.size());
   if (given != 0 && given != m.layers) {
-    fail("model.pattern lists " + std::to_string(given) + " patterns for model.layers = " + std::to_string(m.layers) +
+    fail("model.pattern lists " + counted(given, "pattern") + " for model.layers = " + std::to_string(m.layers) +
          ": expected one for each layer, or a single table for all");
   }
   if (c.data.documents) {
@@ -298,8 +336,8 @@ void check_together(const Config& c, std::string_view source) {
     }
   }
   if (c.data.batch % c.mesh.data != 0) {
-    fail("data.batch = " + std::to_string(c.data.batch) + " rows cannot be split over mesh.data = " +
-         std::to_string(c.mesh.data) + " ranks: batch must be a multiple of it");
+    fail("data.batch = " + counted(c.data.batch, "row") +
+         " cannot be split over mesh.data = " + counted(c.mesh.data, "rank") + ": batch must be a multiple of it");
   }
 }
 

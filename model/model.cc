@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "common/error.h"
+#include "common/text.h"
 #include "memory/recompute.h"
 
 namespace annulus {
@@ -29,12 +30,12 @@ void validate(const ModelShape& s) {
           "layers, dim, heads, kv_heads, ffn and vocab must be positive, but are " + std::to_string(s.layers) + ", " +
               std::to_string(s.dim) + ", " + std::to_string(s.heads) + ", " + std::to_string(s.kv_heads) + ", " +
               std::to_string(s.ffn) + ", " + std::to_string(s.vocab));
-  require(s.dim % (2 * s.heads) == 0, "dim " + std::to_string(s.dim) + " does not give " + std::to_string(s.heads) +
-                                          " heads of an even dimension: make model.dim a multiple of " +
+  require(s.dim % (2 * s.heads) == 0, "dim " + std::to_string(s.dim) + " does not give " + counted(s.heads, "head") +
+                                          " of an even dimension: make model.dim a multiple of " +
                                           std::to_string(2 * s.heads));
-  require(s.heads % s.kv_heads == 0, std::to_string(s.heads) + " query heads cannot share " +
-                                         std::to_string(s.kv_heads) +
-                                         " kv heads evenly: model.heads must be a multiple of model.kv_heads");
+  require(s.heads % s.kv_heads == 0, counted(s.heads, "query head") + " cannot share " +
+                                         counted(s.kv_heads, "kv head") +
+                                         " evenly: model.heads must be a multiple of model.kv_heads");
 }
 
 namespace {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "common/error.h"
+#include "common/text.h"
 
 namespace annulus {
 
@@ -37,8 +38,8 @@ std::vector<MeshAxis> fit_axes(std::vector<MeshAxis> axes, int ranks) {
   }
   if (product != ranks) {
     throw Error(ErrorKind::kPlan, "mesh",
-                "the mesh " + text + " needs " + (rest != nullptr ? "a multiple of " : "") + std::to_string(product) +
-                    " ranks, but " + std::to_string(ranks) + (ranks == 1 ? " was" : " were") + " started: use -n " +
+                "the mesh " + text + " needs " + (rest != nullptr ? "a multiple of " : "") + counted(product, "rank") +
+                    ", but " + std::to_string(ranks) + (ranks == 1 ? " was" : " were") + " started: use -n " +
                     std::to_string(product) + ", or change [mesh]");
   }
   return axes;

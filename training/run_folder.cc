@@ -54,6 +54,9 @@ std::map<std::string, std::map<int64_t, std::string>> runs_in(const std::string&
     const std::string folder = it->path().filename().string();
     if (const auto split = split_number(folder)) runs[split->first][split->second] = folder;
   }
+  if (error && error != std::errc::no_such_file_or_directory) {
+    throw Error(ErrorKind::kResource, "run", "the folder " + root + " cannot be read: " + error.message());
+  }
   return runs;
 }
 
@@ -74,6 +77,32 @@ std::string owner(int fd) {
   std::string who(text, n > 0 ? static_cast<size_t>(n) : 0);
   who = who.substr(0, who.find('\n'));
   return who.empty() ? "another process" : who;
+}
+
+// What to say of a run that was asked for and is not there: the nearest of those in `root`, and the newest.
+std::string those_there(const std::string& root, const std::string& wanted) {
+  std::vector<std::string> names;
+  std::string list;
+  for (const auto& [name, numbers] : runs_in(root)) {
+    for (const auto& [number, folder] : numbers) names.push_back(folder);
+    names.push_back(name);
+    list += (list.empty() ? "" : ", ") + numbers.rbegin()->second;
+  }
+  const std::string near = nearest(wanted, names);
+  return (near.empty() ? "" : "; did you mean \"" + near + "\"?") +
+         (list.empty() ? "; it holds no runs yet, `annulus train` begins one" : "; newest runs: " + list);
+}
+
+[[noreturn]] void no_run_at(const std::string& path) {
+  std::error_code error;
+  const fs::path asked = path, above = asked.has_parent_path() ? asked.parent_path() : fs::path(".");
+  if (fs::exists(path, error)) {
+    throw Error(ErrorKind::kInput, "run", path + ": is no run folder, it holds no config.toml");
+  }
+  throw Error(
+      ErrorKind::kInput, "run",
+      path + ": there is no such folder" +
+          (fs::is_directory(above, error) ? " in " + above.string() + those_there(above, asked.filename()) : ""));
 }
 
 [[noreturn]] void fail(const std::string& what, const std::string& path) {
@@ -101,7 +130,7 @@ RunFolder RunFolder::create(const std::string& root, const std::string& name) {
 }
 
 RunFolder RunFolder::open(const std::string& path) {
-  if (!is_run(path)) throw Error(ErrorKind::kInput, "run", path + ": is no run folder, it holds no config.toml");
+  if (!is_run(path)) no_run_at(path);
   return RunFolder(path, /*fresh=*/false);
 }
 
@@ -146,7 +175,7 @@ std::string find_run(const std::string& root, const std::string& which) {
   const std::string trimmed = which.size() > 1 && which.back() == '/' ? which.substr(0, which.size() - 1) : which;
   if (trimmed.find('/') != std::string::npos || trimmed == ".") {
     if (is_run(trimmed)) return trimmed;
-    throw Error(ErrorKind::kInput, "run", trimmed + ": is no run folder, it holds no config.toml");
+    no_run_at(trimmed);
   }
   const std::string below = root + "/" + trimmed;
   if (!trimmed.empty() && is_run(below)) return below;
@@ -159,18 +188,7 @@ std::string find_run(const std::string& root, const std::string& which) {
     }
   }
   if (!trimmed.empty() && is_run(trimmed)) return trimmed;
-  std::vector<std::string> names;
-  std::string list;
-  for (const auto& [name, numbers] : runs) {
-    for (const auto& [number, folder] : numbers) names.push_back(folder);
-    names.push_back(name);
-    list += (list.empty() ? "" : ", ") + numbers.rbegin()->second;
-  }
-  const std::string near = nearest(trimmed, names);
-  throw Error(ErrorKind::kInput, "run",
-              "there is no run \"" + trimmed + "\" in " + root +
-                  (near.empty() ? "" : "; did you mean \"" + near + "\"?") +
-                  (list.empty() ? "; it holds no runs yet, `annulus train` begins one" : "; newest runs: " + list));
+  throw Error(ErrorKind::kInput, "run", "there is no run \"" + trimmed + "\" in " + root + those_there(root, trimmed));
 }
 
 }  // namespace annulus

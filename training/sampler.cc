@@ -8,6 +8,7 @@
 
 #include "common/error.h"
 #include "common/interrupt.h"
+#include "common/text.h"
 #include "config/config.h"
 #include "memory/caches.h"
 #include "model/generator.h"
@@ -36,8 +37,10 @@ Model load_model(const Config& config, const std::string& run, std::ostream& not
   if (!state) {
     throw Error(ErrorKind::kInput, "sample",
                 "there is no whole checkpoint in " + run +
-                    (skipped.empty() ? ": training writes the first after checkpoint.every = " +
-                                           std::to_string(config.checkpoint.every) + " steps"
+                    (skipped.empty() ? ": training writes the first after " +
+                                           (config.checkpoint.every > 0
+                                                ? "checkpoint.every = " + counted(config.checkpoint.every, "step")
+                                                : "run.steps = " + counted(config.run.steps, "step"))
                                      : " (" + std::to_string(skipped.size()) + " damaged)"));
   }
   Model model(model_shape(config), static_cast<uint64_t>(config.run.seed));

@@ -21,6 +21,7 @@
 #include "common/error.h"
 #include "common/files.h"
 #include "common/interrupt.h"
+#include "common/text.h"
 #include "data/text_source.h"
 #include "device/device_peak.h"
 #include "device/numerics.h"
@@ -226,7 +227,7 @@ void Run::tell_changes() {
 void Run::require_something_to_do() {
   if (training_->steps_done() >= config_.run.steps) {
     throw Error(ErrorKind::kUsage, "train",
-                path_ + " has done " + std::to_string(training_->steps_done()) + " steps and run.steps is " +
+                path_ + " has done " + counted(training_->steps_done(), "step") + " and run.steps is " +
                     std::to_string(config_.run.steps) + ": nothing is left to do; to train on, add --set run.steps=" +
                     std::to_string(2 * training_->steps_done()));
   }
@@ -423,7 +424,7 @@ int Run::finish(bool stopped) {
     say("continue:    " + command() + " --resume " + path_);
     return interrupt_exit_code();
   }
-  say("done: " + steps + " steps in " + time +
+  say("done: " + counted(config_.run.steps, "step") + " in " + time +
       (validation_ ? ", validation " + rounded(*validation_, 2) + " bits per byte" : "") + ", in " + path_);
   say("sample:      " + options_.program + " sample " + path_ + " --prompt \"def \"");
   say("train on:    " + without_option(command(), "--set run.steps=") + " --resume " + path_ +

@@ -85,9 +85,8 @@ LayerRequests check_training(const Config& c, int ranks) {
   if (c.data.batch % data != 0) {
     const int64_t up = (c.data.batch / data + 1) * data;
     throw Error(ErrorKind::kPlan, "train",
-                "a batch of " + std::to_string(c.data.batch) + " rows cannot be split evenly over " +
-                    std::to_string(data) + " data-parallel ranks: use data.batch = " + std::to_string(up) +
-                    " or mesh.data = 1");
+                "a batch of " + counted(c.data.batch, "row") + " cannot be split evenly over " + std::to_string(data) +
+                    " data-parallel ranks: use data.batch = " + std::to_string(up) + " or mesh.data = 1");
   }
   kernel(c);
   LayerRequests requests = layer_requests(c, context);

@@ -95,7 +95,7 @@ TEST(Config, PatternsMayBeListedByLayer) {
   EXPECT_EQ(one.model.pattern.of(0).text(), window);
   EXPECT_EQ(one.model.pattern.of(1).text(), window);
   expect_in(refusal(kSmall, {"model.pattern=[" + window + "]"}),
-            {"1 patterns", "model.layers = 2", "one for each layer"});
+            {"1 pattern for", "model.layers = 2", "one for each layer"});
   expect_in(refusal(kSmall, {"model.pattern=[]"}), {"model.pattern", "empty list"});
   expect_in(refusal(kSmall, {"model.pattern=[1, 2]"}), {"model.pattern[0]", "expected a table"});
   expect_in(refusal(kSmall, {"model.pattern=[" + window + ", { kind = \"windw\" }]"}), {"model.pattern[1]", "window"});
@@ -158,6 +158,26 @@ TEST(Config, RangesAndCombinations) {
 }
 
 // Of [model], what changes how its weights are used; the others may change from one start of a run to the next.
+TEST(Config, NumbersThatAreTooLargeAreToldTheBound) {
+  const std::string steps = "expected 1 to 1000000000000, got ";
+  expect_in(refusal(kSmall, {"run.steps=9223372036854775807"}), {steps + "9223372036854775807"});
+  expect_in(refusal(kSmall, {"run.steps=99999999999999999999"}), {steps + "99999999999999999999, which 64 bits"});
+  expect_in(refusal(kSmall, {"run.steps=0"}), {"expected 1 or more, got 0"});
+  expect_in(refusal(kSmall, {"run.seed=9223372036854775807"}), {"expected 0 to 9000000000000000000, got"});
+  expect_in(refusal(kSmall, {"run.seed=-99999999999999999999"}), {"expected 0 or more, got -9999"});
+  expect_in(refusal(kSmall, {"optimizer.weight_decay=1e13"}), {"at least 0, at most 1000000000000, got 1"});
+  expect_in(refusal(kSmall, {"optimizer.lr=1e400"}), {"expected above 0, got 1e400, which 64 bits do not hold"});
+}
+
+TEST(Config, QuotesThatAShellTookAreTold) {
+  expect_in(refusal(kSmall, {"data.train=[a b.txt, **/c.md]"}),
+            {"--set data.train: is no TOML: [a b.txt", "--set 'data.train=[\"a b.txt\", \"**/c.md\"]'"});
+  expect_in(refusal(kSmall, {"model.pattern={ kind = causal }"}), {"--set 'model.pattern={ kind = \"causal\" }'"});
+  expect_in(refusal(kSmall, {"model.pattern=[{kind=causal},{kind=full}]"}), {"is no TOML", "single quotes"});
+  EXPECT_EQ(parse_config(kSmall, "s", {"data.train=[ab]*.txt"}).data.train, std::vector<std::string>{"[ab]*.txt"});
+  EXPECT_EQ(parse_config(kSmall, "s", {"run.folder=[x]"}).run.folder, "[x]");
+}
+
 TEST(Config, WhatChangedIsSaidKeyByKey) {
   const Config c = parse_config(kSmall, "s");
   EXPECT_TRUE(changed_keys(c, c).empty());

@@ -30,6 +30,18 @@ TEST(Mesh, NeighboursOfTheLastAxisAreNeighbouringRanks) {
   });
 }
 
+TEST(Mesh, SaysWhatIsLeftToTheOtherRanks) {
+  EXPECT_EQ(axes_text({{"data", 2}, {"context", 4}}), "data 2 x context 4");
+  try {
+    fit_axes({{"data", 2}, {"context", 0}}, 3);
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_NE(std::string(e.what()).find("the mesh data 2 x context (all others) needs a multiple of 2 ranks"),
+              std::string::npos)
+        << e.what();
+  }
+}
+
 TEST(Mesh, RefusesSizesThatDoNotMultiplyToTheRanks) {
   for (const auto& axes : std::vector<std::vector<MeshAxis>>{{{"data", 3}, {"context", 0}},
                                                              {{"data", 2}, {"context", 1}},

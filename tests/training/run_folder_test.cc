@@ -10,6 +10,7 @@
 #include <fstream>
 #include <functional>
 #include <optional>
+#include <vector>
 
 #include "common/error.h"
 
@@ -62,6 +63,17 @@ TEST(RunFolder, IsFoundByPathNumberAndName) {
   EXPECT_NE(text.find("did you mean \"quick\"?"), std::string::npos) << text;
   EXPECT_EQ(failure([&] { find_run(root, root + "/quick-003"); }).first, ErrorKind::kInput);
   EXPECT_NE(failure([&] { find_run(root + "/none", "quick"); }).second.find("no runs yet"), std::string::npos);
+  for (const auto& call : std::vector<std::function<void()>>{[&] { find_run("elsewhere", root + "/qick-001"); },
+                                                             [&] { RunFolder::open(root + "/qick-001"); }}) {
+    const auto [none, said] = failure(call);
+    EXPECT_EQ(none, ErrorKind::kInput);
+    EXPECT_EQ(said, "[run] " + root + "/qick-001: there is no such folder in " + root +
+                        "; did you mean \"quick-001\"?; newest runs: quick-003");
+  }
+  EXPECT_EQ(failure([&] { find_run("elsewhere", "no/where/at/all"); }).second,
+            "[run] no/where/at/all: there is no such folder");
+  std::filesystem::create_symlink("itself", root + "/itself");
+  EXPECT_EQ(failure([&] { find_run(root + "/itself", "quick"); }).first, ErrorKind::kResource);
 }
 
 TEST(RunFolder, BelongsToOneLiveProcess) {
