@@ -76,6 +76,7 @@ struct OptimizerSection {
   double beta2 = 0.95;
   double eps = 1e-8;
   double clip = 1.0;  // 0: none
+  int64_t skips = 10;
 
   friend bool operator==(const OptimizerSection&, const OptimizerSection&) = default;
 };

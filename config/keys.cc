@@ -142,6 +142,9 @@ const std::vector<Key>& keys() {
       {"optimizer", "eps", ANNULUS_AT(optimizer.eps), "AdamW's divisor is at least this", false, above(0)},
       {"optimizer", "clip", ANNULUS_AT(optimizer.clip), "highest global norm of the gradient; 0: no limit", false,
        at_least(0)},
+      {"optimizer", "skips", ANNULUS_AT(optimizer.skips),
+       "updates in a row that are left out, since loss or gradients are not finite, until the run ends as a failure",
+       false, at_least(1)},
 
       {"mesh", "data", ANNULUS_AT(mesh.data), "ranks along the axis that splits the batch", false,
        at_least(1, 1 << 20)},

@@ -467,7 +467,7 @@ int Run::train() {
   interval_ = clock();
   begin_ = interval_.time;
   begin_step_ = training_->steps_done();
-  bool stop = false;
+  bool stop = false, due = false;  // due: a checkpoint
   while (!stop && training_->steps_done() < config_.run.steps) {
     const StepResult result = training_->step(asked_to_stop());
     const int64_t step = training_->steps_done();
@@ -476,7 +476,13 @@ int Run::train() {
     const bool validated = !stop && validates && (last || step % config_.validation.every == 0);
     if (validated) stop = validate();
     report(result, validated);
-    if (stop || last || (config_.checkpoint.every > 0 && step % config_.checkpoint.every == 0)) save();
+    due = due || (config_.checkpoint.every > 0 && step % config_.checkpoint.every == 0);
+    if (last) training_->require_updates();
+    // Weights that gave no finite loss are kept only where there is no other step to wait for.
+    if (stop || last || (due && result.applied)) {
+      save();
+      due = false;
+    }
   }
   return finish(stop && training_->steps_done() < config_.run.steps);
 }

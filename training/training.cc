@@ -27,7 +27,6 @@
 namespace annulus {
 namespace {
 
-constexpr int kMostNotFinite = 10;
 // Elements of one gradient collective: bounds what a backend needs for it beside the gradients themselves.
 constexpr int64_t kBucket = int64_t{1} << 24;
 
@@ -37,6 +36,13 @@ constexpr int kStop = 1;
 constexpr int kNorm = 2;
 
 KernelKind kernel(const Config& c) { return parse_kernel(c.attention.kernel, "attention.kernel"); }
+
+[[noreturn]] void refuse_not_finite(int64_t times, int64_t step) {
+  throw Error(ErrorKind::kUsage, "train",
+              "the loss or the gradients were not finite in " + counted(times, "step") +
+                  (times > 1 ? " in a row, the last at step " : ", at step ") + std::to_string(step) +
+                  "; no such update was applied. Lower optimizer.lr or lengthen optimizer.warmup");
+}
 
 // Of the global batch, this rank's.
 Span rows_of(const Config& c, const Mesh& mesh) {
@@ -309,14 +315,16 @@ StepResult Training::step(bool stop) {
   if (result.applied) {
     optimizer_.update(result.gradient_norm, steps_done_);
     not_finite_ = 0;
-  } else if (++not_finite_ >= kMostNotFinite) {
-    throw Error(ErrorKind::kUsage, "train",
-                "the loss or the gradients were not finite " + std::to_string(kMostNotFinite) +
-                    " steps in a row, the last at step " + std::to_string(steps_done_ + 1) +
-                    "; no such update was applied. Lower optimizer.lr or lengthen optimizer.warmup");
+    ++applied_;
+  } else if (++not_finite_ >= config_.optimizer.skips) {
+    refuse_not_finite(not_finite_, steps_done_ + 1);
   }
   ++steps_done_;
   return result;
+}
+
+void Training::require_updates() const {
+  if (not_finite_ > 0 && not_finite_ >= applied_) refuse_not_finite(not_finite_, steps_done_);
 }
 
 ValidationResult Training::validate(const std::function<bool()>& stop) {

@@ -75,8 +75,12 @@ class Training {
       : Training(config, check_training(config, world.size()), world, text, device) {}
 
   // One update from one global batch. Collective. `stop`: this rank was asked to stop; every rank learns of it.
-  // Raises Error(kUsage) when the loss is not finite for the tenth time in a row.
+  // Raises Error(kUsage) when loss or gradients are not finite for the optimizer.skips-th time in a row.
   StepResult step(bool stop = false);
+
+  // At the end of a run. Raises Error(kUsage) where the last updates were left out, and as many as this Training has
+  // applied: then nothing was learned, whatever the number of steps.
+  void require_updates() const;
 
   // Loss over the fixed validation rows. Collective. Calls `stop` before each batch; ends early when it is true on any
   // rank.
@@ -137,7 +141,8 @@ class Training {
   StepGraph graph_;
   Readback readout_;  // of Parameters::readout()
   int64_t steps_done_ = 0;
-  int not_finite_ = 0;  // in a row
+  int64_t applied_ = 0;     // updates, by this Training
+  int64_t not_finite_ = 0;  // updates that were left out, in a row
 };
 
 }  // namespace annulus

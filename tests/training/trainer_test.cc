@@ -255,6 +255,29 @@ TEST(Trainer, AResumeSaysWhatItChanges) {
   EXPECT_EQ(onward.find("learning rate goes"), std::string::npos) << onward;
 }
 
+// The first update of a rate like this is the last: what follows is no number.
+TEST(Trainer, ARunWhoseUpdatesAreLeftOutIsNoSuccess) {
+  const TestFolder folder;
+  Config config = tiny_config(folder);
+  config.optimizer.lr = 1e30;
+  config.checkpoint.every = 2;
+  std::ostringstream out;
+  run_ranks(2, [&](Communicator& world) {
+    TrainOptions options;
+    options.out = &out;
+    try {
+      run_training(config, world, options);
+      ADD_FAILURE() << "a success";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.kind(), ErrorKind::kUsage);
+      EXPECT_NE(std::string(e.what()).find("in a row, the last at step 6;"), std::string::npos) << e.what();
+    }
+  });
+  EXPECT_NE(out.str().find("this update is left out"), std::string::npos) << out.str();
+  EXPECT_EQ(out.str().find("done:"), std::string::npos) << out.str();
+  EXPECT_FALSE(fs::exists(folder.path() + "/runs/tiny-001/checkpoints")) << "of weights that are worth nothing";
+}
+
 TEST(Trainer, NothingIsMadeWhenTheRunCannotBegin) {
   const TestFolder folder;
   Config config = tiny_config(folder);

@@ -307,8 +307,24 @@ TEST(Training, LeavesOutUpdatesThatAreNotFinite) {
     EXPECT_EQ(training.state().extra.at("updates"), "1");
     training.restore(state);
     EXPECT_TRUE(training.step().applied);  // counts anew from here
+    EXPECT_NO_THROW(training.require_updates());
     training.restore(broken);
-    for (int i = 0; i < 9; ++i) training.step();
+    training.step();
+    EXPECT_NO_THROW(training.require_updates());  // of three, two were applied
+    training.step();
+    EXPECT_THROW(training.require_updates(), Error);
+    for (int i = 2; i < 9; ++i) training.step();
+    EXPECT_THROW(training.step(), Error);
+  });
+  Config two = config;
+  two.optimizer.skips = 2;
+  run_ranks(1, [&](Communicator& world) {
+    Training training(two, world, text, at::kCPU);
+    TrainingState broken = training.state();
+    for (NamedTensor& t : broken.tensors) t.tensor = t.tensor.clone();
+    broken.tensors[1].tensor.fill_(std::numeric_limits<double>::quiet_NaN());
+    training.restore(broken);
+    training.step();
     EXPECT_THROW(training.step(), Error);
   });
 }
