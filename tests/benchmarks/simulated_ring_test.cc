@@ -1,4 +1,6 @@
 // Tests of benchmarks/simulated_ring.h: the ranks' work, run in turn, gives what the oracle says of the whole problem.
+// Bounds are three to four times what was seen, of three seeds and three instruction sets: 2.3e-15 in fp64, 5.8e-7 in
+// fp32, 3.9e-3 in bf16.
 #include "benchmarks/simulated_ring.h"
 
 #include <gtest/gtest.h>
@@ -34,7 +36,7 @@ void expect_exact(const PlanRequest& request, at::ScalarType type, double bound)
     ring.backward();
   }
   const SimulatedRing::Result got = ring.result();
-  for (const double error : errors({got.out, got.lse, got.dq, got.dk, got.dv}, oracle_of(request, in))) {
+  for (const double error : errors({got.out, got.lse, got.dq, got.dk, got.dv}, oracle_of(request, in), 1)) {
     EXPECT_LE(error, bound) << request.text();
   }
 }
@@ -47,7 +49,7 @@ TEST(SimulatedRing, GivesTheWholeProblemsResult) {
         "}"}) {
     for (const ScheduleKind schedule : {ScheduleKind::kRing, ScheduleKind::kAllGather, ScheduleKind::kGroupCast}) {
       for (const LayoutKind layout : {LayoutKind::kZigzag, LayoutKind::kStriped}) {
-        expect_exact(request_of(pattern, 4, layout, schedule), at::kDouble, 1e-10);
+        expect_exact(request_of(pattern, 4, layout, schedule), at::kDouble, 8e-15);
       }
     }
   }
@@ -56,9 +58,9 @@ TEST(SimulatedRing, GivesTheWholeProblemsResult) {
 TEST(SimulatedRing, AnyNumberOfRanksInTheInputsDtype) {
   for (const int ranks : {1, 2, 3, 8}) {
     expect_exact(request_of("{ kind = \"causal\" }", ranks, LayoutKind::kZigzag, ScheduleKind::kRing), at::kFloat,
-                 1e-4);
+                 2e-6);
   }
-  expect_exact(request_of("{ kind = \"causal\" }", 8, LayoutKind::kZigzag, ScheduleKind::kRing), at::kBFloat16, 3e-2);
+  expect_exact(request_of("{ kind = \"causal\" }", 8, LayoutKind::kZigzag, ScheduleKind::kRing), at::kBFloat16, 1.2e-2);
 }
 
 TEST(SimulatedRing, RefusesTensorsOfAnotherShape) {

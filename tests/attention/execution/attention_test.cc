@@ -36,6 +36,11 @@ using testing::run_everywhere;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
+// fp64, with inputs of the order of 1. 4.5e-15 was the most in 3,000 random cases: 1 to 16 ranks, LibTorch, MKL and our
+// kernel with AVX-512, with AVX2 and without either. Sums in another order may double it.
+constexpr double kExact = 2e-14;
+constexpr double kOfOneCase = 1e-14;  // the same of small cases that are no random ones: 3.1e-15 in 24 runs
+
 // Inputs for the request; the command that repeats the case goes to the log.
 Inputs inputs_of(const PlanRequest& request, RandomInput input, KernelKind kernel) {
   RC_LOG() << attend_command(testing::written_out(request), input, kernel, /*backward=*/true) << "\n";
@@ -54,7 +59,7 @@ RC_GTEST_PROP(Attention, EqualsTheOracleInDoublePrecision, ()) {
   const int64_t dim = *rc::gen::element<int64_t>(4, 16, 20);
   const Inputs in = inputs_of(request, {.dim = dim, .dtype = at::kDouble, .seed = any_seed()}, kernel);
   const RankResults run = run_everywhere(request, in, kernel);
-  for (const double error : errors(run.result, oracle_of(request, in))) RC_ASSERT(error < 1e-10);
+  for (const double error : errors(run.result, oracle_of(request, in), 1)) RC_ASSERT(error < kExact);
   // What moved and what was held is what the plan says.
   for (int r = 0; r < request.ranks; ++r) {
     const std::shared_ptr<const Program> program = cached_program(request, r);
@@ -103,8 +108,8 @@ RC_GTEST_PROP(Attention, AnySlicesEqualTheOracle, ()) {
   const Inputs in = random_inputs(request.shape, 8, at::kDouble);
   const KernelKind kernel = *rc::gen::element(KernelKind::kAuto, KernelKind::kEfficient);
   const RankResults run = run_everywhere(request, in, kernel, 0.3);
-  for (const double error : errors(run.result, oracle(in.q, in.k, in.v, in.dout, 0.3, count))) {
-    RC_ASSERT(error < 1e-10);
+  for (const double error : errors(run.result, oracle(in.q, in.k, in.v, in.dout, 0.3, count), 1)) {
+    RC_ASSERT(error < kExact);
   }
 }
 
@@ -195,9 +200,10 @@ TEST(Attention, HugeAndTinyLogitsStayExact) {
     in.q.select(3, 0).fill_(1);
     in.k.select(3, 0).fill_(shift);
     const RankResults run = run_everywhere(request, in, KernelKind::kAuto, 1.0);
-    // Scores are rounded at 1e-16 of their size, and so are the keys they are multiplied with.
+    // Scores are rounded at 1e-16 of their size, and so are the keys they are multiplied with: 1.1e-16 of the square
+    // was seen, in 24 runs.
     for (const double error : errors(run.result, oracle_of(request, in, 1.0))) {
-      EXPECT_LT(error, 1e-9 + 1e-15 * shift * shift) << shift;
+      EXPECT_LT(error, 3e-16 * shift * shift) << shift;
     }
   }
 }
@@ -210,7 +216,7 @@ TEST(Attention, RowsWithoutKeysAreZeroAndMinusInfinity) {
   EXPECT_TRUE((run.result.out.slice(1, 0, 20) == 0).all().item<bool>());
   EXPECT_TRUE((run.result.lse.slice(2, 0, 20) == -kInfinity).all().item<bool>());
   EXPECT_TRUE((run.result.dq.slice(1, 0, 20) == 0).all().item<bool>());
-  for (const double error : errors(run.result, oracle_of(request, in))) EXPECT_LT(error, 1e-5);
+  for (const double error : errors(run.result, oracle_of(request, in))) EXPECT_LT(error, 1.5e-6);  // 4e-7 was seen
 }
 
 TEST(Attention, NothingLeaksFromBehindTheMask) {
@@ -227,9 +233,9 @@ TEST(Attention, NothingLeaksFromBehindTheMask) {
       in.v.slice(1, 40, 41).fill_(poison);
       in.k.slice(1, 41, 42).fill_(poison);
       const RankResults run = run_everywhere(request, in, KernelKind::kAuto);
-      EXPECT_LT(error_of(run.result.out.slice(1, 0, 40), clean.out.slice(1, 0, 40)), 1e-10);
-      EXPECT_LT(error_of(run.result.lse.slice(2, 0, 40), clean.lse.slice(2, 0, 40)), 1e-10);
-      EXPECT_LT(error_of(run.result.dq.slice(1, 0, 40), clean.dq.slice(1, 0, 40)), 1e-10);
+      EXPECT_LT(error_of(run.result.out.slice(1, 0, 40), clean.out.slice(1, 0, 40)), kOfOneCase);
+      EXPECT_LT(error_of(run.result.lse.slice(2, 0, 40), clean.lse.slice(2, 0, 40)), kOfOneCase);
+      EXPECT_LT(error_of(run.result.dq.slice(1, 0, 40), clean.dq.slice(1, 0, 40)), kOfOneCase);
       // Who sees a NaN or an infinite value gets it.
       EXPECT_FALSE(run.result.out.slice(1, 40, 41).isfinite().any().item<bool>());
     }
@@ -262,10 +268,10 @@ TEST(Attention, TheAutogradNodeGivesTheSameGradients) {
                      v = leaf(rows_of(in.v, 1, keys));
     const at::Tensor out = attention(q, k, v, call);
     out.backward(rows_of(in.dout, 1, queries));
-    EXPECT_LT(error_of(out.detach(), rows_of(want.out, 1, queries)), 1e-10);
-    EXPECT_LT(error_of(q.grad(), rows_of(want.dq, 1, queries)), 1e-10);
-    EXPECT_LT(error_of(k.grad(), rows_of(want.dk, 1, keys)), 1e-10);
-    EXPECT_LT(error_of(v.grad(), rows_of(want.dv, 1, keys)), 1e-10);
+    EXPECT_LT(error_of(out.detach(), rows_of(want.out, 1, queries)), kOfOneCase);
+    EXPECT_LT(error_of(q.grad(), rows_of(want.dq, 1, queries)), kOfOneCase);
+    EXPECT_LT(error_of(k.grad(), rows_of(want.dk, 1, keys)), kOfOneCase);
+    EXPECT_LT(error_of(v.grad(), rows_of(want.dv, 1, keys)), kOfOneCase);
   });
 }
 

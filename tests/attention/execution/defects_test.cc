@@ -56,9 +56,10 @@ OracleResult run_alone(const PlanRequest& request, const Inputs& in) {
   return {out.out, out.lse, grads.dq, grads.dk, grads.dv};
 }
 
-// Inputs are of the order of 1: dq and dk, which may cancel to nothing, are not measured against less.
+// Inputs are of the order of 1: dq and dk, which may cancel to nothing, are not measured against less. 2.6e-15 is the
+// most that was seen (five seeds, three instruction sets); sums in another order may double it.
 void expect_alike(const OracleResult& got, const OracleResult& want, const std::string& where = "") {
-  for (const double error : errors(got, want, 1)) EXPECT_LT(error, 1e-12) << where;
+  for (const double error : errors(got, want, 1)) EXPECT_LT(error, 1e-14) << where;
 }
 
 TEST(Defects, ThreadsMakeTheSameCallAtTheSameTime) {
@@ -206,7 +207,8 @@ TEST(Defects, MeanDividesWhatBranchesGiveWhateverIsDropped) {
     for (size_t i = 0; i < mean.size(); ++i) {
       const at::Tensor got = mean[i].narrow(2, 2 * group, 2);
       const at::Tensor want = alone[static_cast<size_t>(group)][i].narrow(2, 2 * group, 2) / 2.0;
-      EXPECT_LT((got - want).abs().max().item<double>(), 1e-12) << "group " << group << ", result " << i;
+      // They have been equal so far; tiles cut in another way would change last places.
+      EXPECT_LT((got - want).abs().max().item<double>(), 1e-14) << "group " << group << ", result " << i;
     }
   }
 }

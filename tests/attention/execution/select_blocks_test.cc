@@ -234,7 +234,8 @@ TEST(SelectBlocks, AttentionRunsForwardAndBackwardWithWhatWasSelected) {
         EXPECT_EQ(*used.blocks.given, selected_by_definition(request.pattern, shape, q, k));
         const OracleResult want = oracle(q, k, v, dout, 1 / std::sqrt(8.0), count_of(used, shape));
         const auto expect_near = [&](const at::Tensor& x, const at::Tensor& whole, const std::vector<Span>& spans) {
-          EXPECT_LT((x - rows_of(whole, spans)).abs().max().item<double>(), 1e-10);
+          // 8e-15 is the most that was seen, of eight seeds.
+          EXPECT_LT((x - rows_of(whole, spans)).abs().max().item<double>(), 3e-14);
         };
         expect_near(out.out, want.out, queries);
         expect_near(got.dq, want.dq, queries);

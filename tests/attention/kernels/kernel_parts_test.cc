@@ -25,6 +25,11 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
+// Bounds are three to four times what eight seeds and three instruction sets showed at most. Scores of about 100 are
+// rounded at 1.4e-14, those near 5000 at 9e-13, and parts of them err by as much as that.
+constexpr double kOfHundreds = 5e-14;   // 1.5e-14 was seen
+constexpr double kOfThousands = 3e-12;  // 9.1e-13
+
 struct Part {
   at::Tensor out, lse;
 };
@@ -44,8 +49,8 @@ TEST(Merge, AnyOrderOfPartsGivesTheWhole) {
       const Part p = softmax_part(scores.slice(3, part * 4, part * 4 + 4), values.slice(2, part * 4, part * 4 + 4));
       merge_partial(out, lse, p.out, p.lse);
     }
-    EXPECT_LT((out - whole.out).abs().max().item<double>(), 1e-12);
-    EXPECT_LT((lse - whole.lse).abs().max().item<double>(), 1e-12);
+    EXPECT_LT((out - whole.out).abs().max().item<double>(), kOfHundreds);
+    EXPECT_LT((lse - whole.lse).abs().max().item<double>(), kOfHundreds);
   }
 }
 
@@ -76,11 +81,11 @@ TEST(Merge, SumsFarBelowAndFarAboveZero) {
       parts.push_back({part.out, part.lse, 0});
       merge_partial(out, lse, part.out, part.lse);
     }
-    EXPECT_LT((out - whole.out).abs().max().item<double>(), 1e-11) << offset;
-    EXPECT_LT((lse - whole.lse).abs().max().item<double>(), 1e-11) << offset;
+    EXPECT_LT((out - whole.out).abs().max().item<double>(), kOfThousands) << offset;
+    EXPECT_LT((lse - whole.lse).abs().max().item<double>(), kOfThousands) << offset;
     merge_parts(out, lse, {}, {}, parts);
-    EXPECT_LT((out - whole.out).abs().max().item<double>(), 1e-11) << offset;
-    EXPECT_LT((lse - whole.lse).abs().max().item<double>(), 1e-11) << offset;
+    EXPECT_LT((out - whole.out).abs().max().item<double>(), kOfThousands) << offset;
+    EXPECT_LT((lse - whole.lse).abs().max().item<double>(), kOfThousands) << offset;
   }
 }
 
@@ -106,8 +111,8 @@ TEST(Merge, SeveralPartsAtOnceGiveTheWhole) {
   at::Tensor out = at::full({2, 3, n, 5}, NAN, options), lse = at::full({2, 3, n}, NAN, options);
   merge_parts(out, lse, {}, {}, all.first(3));
   merge_parts(out, lse, out, lse, all.subspan(3));
-  EXPECT_LT((out - whole.out).abs().max().item<double>(), 1e-12);
-  EXPECT_LT((lse - whole.lse).abs().max().item<double>(), 1e-12);
+  EXPECT_LT((out - whole.out).abs().max().item<double>(), kOfHundreds);
+  EXPECT_LT((lse - whole.lse).abs().max().item<double>(), kOfHundreds);
   // Without the part that has every row, some see nothing.
   merge_parts(out, lse, {}, {}, all.subspan(3, 1));
   EXPECT_TRUE(out.narrow(2, 0, 5).eq(0).all().item<bool>());
@@ -130,7 +135,8 @@ TEST(Merge, SeveralPartsAtOnceGiveTheWhole) {
   }
   merge_parts(sum, {}, {}, {}, all.first(2));
   merge_parts(sum, {}, sum, {}, all.subspan(2));
-  EXPECT_LT((sum - want).abs().max().item<double>(), 1e-13);
+  // Equal so far: four numbers at most. In another order a sum near 8 may differ by twice its last place.
+  EXPECT_LT((sum - want).abs().max().item<double>(), 4e-15);
 }
 
 TEST(HeadGroups, KeepHeadsOfOneKvHeadTogether) {
@@ -244,7 +250,7 @@ TEST(RowMath, MaximaSumsAndGradientsOfRowsOfAnyLength) {
     row_gradient(q.data_ptr<float>(), ds.data_ptr<float>(), n, 1.5f, 0.25f);
     EXPECT_TRUE(q.equal(e)) << n;
     const at::Tensor want = p * (gradients.to(at::kDouble) - 0.25);
-    EXPECT_LT(((ds.to(at::kDouble) - want) / p).abs().max().item<double>(), 1e-5) << n;
+    EXPECT_LT(((ds.to(at::kDouble) - want) / p).abs().max().item<double>(), 4e-6) << n;  // 1.2e-6 was seen
   }
 }
 
