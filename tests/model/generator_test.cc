@@ -55,8 +55,9 @@ at::Tensor whole(const Model& model, std::vector<int64_t> tokens, int64_t left) 
   return model.logits(row, model.rotary(at::arange(n)), attend, /*last_only=*/true)[0].detach();
 }
 
+// Of four models 8e-7 is the most that was seen.
 void expect_near(const at::Tensor& a, const at::Tensor& b) {
-  EXPECT_LE(a.sub(b).abs().max().item<double>(), 1e-4 * b.abs().max().item<double>());
+  EXPECT_LE(a.sub(b).abs().max().item<double>(), 2.5e-6 * b.abs().max().item<double>());
 }
 
 TEST(Generator, OfAModelInBf16) {

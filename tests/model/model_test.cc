@@ -51,10 +51,11 @@ TEST(Model, FusedGradientsEqualThoseOfFp64) {
     const at::Tensor x = tokens.slice(1, 0, 13);
     const at::Tensor y = tokens.slice(1, 1);
     const double want = loss_and_gradient(exact, x, y);
-    EXPECT_NEAR(loss_and_gradient(fused, x, y), want, 1e-5 * want);
+    // Of eight seeds the loss was off by 5e-8 at most, the gradient by 4e-7.
+    EXPECT_NEAR(loss_and_gradient(fused, x, y), want, 2e-7 * want);
     const at::Tensor g = exact.parameters().gradients();
     const double error = fused.parameters().gradients().to(at::kDouble).sub(g).norm().item<double>();
-    EXPECT_LE(error, 1e-5 * g.norm().item<double>());
+    EXPECT_LE(error, 1.2e-6 * g.norm().item<double>());
     for (const NamedTensor& t : exact.parameters().views(g)) EXPECT_GT(t.tensor.norm().item<double>(), 0) << t.name;
   }
 }
@@ -74,7 +75,7 @@ TEST(Model, GradientsOfFp64EqualFiniteDifferences) {
   model.parameters().values().add_(direction, -2 * h);
   const double down = loss_and_gradient(model, x, y);
   const double slope = g.mul(direction).sum().item<double>();
-  EXPECT_NEAR((up - down) / (2 * h), slope, 1e-6 * std::abs(slope));
+  EXPECT_NEAR((up - down) / (2 * h), slope, 1e-7 * std::abs(slope));  // 3e-8 of eight slopes
 }
 
 TEST(Model, RecomputesAllButAttentionAndKeepsLess) {
@@ -164,7 +165,7 @@ TEST(Model, LogitsOfTheLastPositionAlone) {
   const RotaryTable table = model.rotary(at::arange(11, at::kLong));
   const at::Tensor all = model.logits(tokens, table, dense_causal()).view({3, 11, 64}).select(1, 10);
   const at::Tensor last = model.logits(tokens, table, dense_causal(), /*last_only=*/true);
-  EXPECT_LE(all.sub(last).abs().max().item<double>(), 1e-5);
+  EXPECT_LE(all.sub(last).abs().max().item<double>(), 3e-7);  // 9e-8 was seen
 }
 
 TEST(Model, RefusesShapesThatDoNotFit) {

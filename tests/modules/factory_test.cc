@@ -90,7 +90,8 @@ TEST(Factory, EveryNameComputesItsPattern) {
     run_ranks(2, [&](Communicator& comm) {
       const at::Tensor rows = positions_of(make_layout(LayoutKind::kStriped, 64, 2), comm.rank());
       const at::Tensor out = m->forward(x.index_select(1, rows), {.comm = comm});
-      EXPECT_LT((out - want.index_select(1, rows)).abs().max().item<double>(), 1e-12);
+      // 1.8e-15 is the most that was seen, of five seeds.
+      EXPECT_LT((out - want.index_select(1, rows)).abs().max().item<double>(), 6e-15);
     });
   }
 }

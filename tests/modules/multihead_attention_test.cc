@@ -147,7 +147,9 @@ double difference(const at::Tensor& a, const at::Tensor& b) {
   return a.numel() == 0 ? 0 : (a - b).abs().max().item<double>();
 }
 
-void expect_alike(const Outcome& got, const Outcome& want, double tolerance = 1e-11) {
+// Against the same written otherwise, or over other ranks: 3e-14 is the most that was seen, in 27 runs (six seeds,
+// three instruction sets), of the gradients of weights, which are sums over all positions.
+void expect_alike(const Outcome& got, const Outcome& want, double tolerance = 1e-13) {
   EXPECT_LT(difference(got.out, want.out), tolerance);
   ASSERT_EQ(got.gradients.size(), want.gradients.size());
   for (size_t i = 0; i < got.gradients.size(); ++i) {
@@ -211,7 +213,7 @@ TEST(MultiheadAttention, RecomputesProjectionsButNeverAttention) {
   const at::Tensor x = at::randn({2, 17, 12}, at::kDouble), dout = at::randn({2, 17, 12}, at::kDouble);
   for (const int ranks : {1, 3}) {
     const Outcome a = outcome_over(ranks, kept, x, {}, dout), b = outcome_over(ranks, recomputed, x, {}, dout);
-    expect_alike(b, a, 1e-14);
+    expect_alike(b, a, 3e-14);  // ranks' parts are added as they come: 7e-15 was seen
   }
 
   o.dropout = 0;
@@ -289,7 +291,7 @@ TEST(MultiheadAttention, AnyPartsOfTheSequence) {
   run_ranks(3, [&](Communicator& comm) {
     const int64_t begin = begins[comm.rank()], n = lengths[comm.rank()];
     const at::Tensor mine = x.narrow(1, begin, n);
-    EXPECT_LT(difference(m->forward(mine, {.comm = comm}), want.narrow(1, begin, n)), 1e-12);
+    EXPECT_LT(difference(m->forward(mine, {.comm = comm}), want.narrow(1, begin, n)), 4e-15);  // 1.1e-15 was seen
   });
   o.layout = LayoutKind::kZigzag;
   const MultiheadAttention zigzag = made(o);
