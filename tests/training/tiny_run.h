@@ -65,4 +65,9 @@ inline Config tiny_config(const TestFolder& folder) {
   return c;
 }
 
+// How far the loss of step `step`, from 0, may lie from that of other ranks, relative to it. For five steps it is
+// rounding: 2e-7 is the most that was seen (three seeds, every pattern, three instruction sets). Then updates multiply
+// it: 2.5e-6 was seen of the seed used here, 5e-5 of one whose curve leaps.
+inline double loss_tolerance(size_t step) { return step < 5 ? 6e-7 : 1e-4; }
+
 }  // namespace annulus

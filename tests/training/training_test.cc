@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <mutex>
 
@@ -53,12 +54,13 @@ Curve train(const Config& config, int ranks, int64_t steps, const std::vector<in
   return curves[0];
 }
 
-void expect_same_curve(const Curve& a, const Curve& b, const std::string& what, double tolerance = 1e-4) {
+void expect_same_curve(const Curve& a, const Curve& b, const std::string& what,
+                       const std::function<double(size_t)>& tolerance = loss_tolerance) {
   ASSERT_EQ(a.losses.size(), b.losses.size());
   for (size_t i = 0; i < a.losses.size(); ++i) {
-    EXPECT_NEAR(a.losses[i], b.losses[i], tolerance * a.losses[i]) << what << ", step " << i + 1;
+    EXPECT_NEAR(a.losses[i], b.losses[i], tolerance(i) * a.losses[i]) << what << ", step " << i + 1;
   }
-  EXPECT_NEAR(a.validation, b.validation, tolerance * a.validation) << what;
+  EXPECT_NEAR(a.validation, b.validation, tolerance(a.losses.size()) * a.validation) << what;
 }
 
 TEST(Training, TheCurveDoesNotDependOnTheRanks) {
@@ -157,12 +159,15 @@ TEST(Training, Bf16FollowsTheCurveOfFp32) {
   const Curve fp32 = train(config, 1, 30);
   config.model.dtype = "bf16";
   const Curve bf16 = train(config, 1, 30);
-  expect_same_curve(fp32, bf16, "bf16", 0.02);
+  // In the first five steps 8e-4 was seen, of three seeds and instruction sets, later 1.1e-2 of this seed.
+  expect_same_curve(fp32, bf16, "bf16", [](size_t step) { return step < 5 ? 2.5e-3 : 0.03; });
   EXPECT_NE(fp32.losses, bf16.losses);
   EXPECT_LT(bf16.losses.back(), bf16.losses[0] - 1) << "it learns";
-  expect_same_curve(bf16, train(config, 4, 30), "bf16 over 4", 0.02);
+  // 8e-5, later 1.2e-3, of a seed whose curve leaps 3e-2.
+  const auto over_ranks = [](size_t step) { return step < 5 ? 2.5e-4 : 0.02; };
+  expect_same_curve(bf16, train(config, 4, 30), "bf16 over 4", over_ranks);
   config.mesh.data = 2;
-  expect_same_curve(bf16, train(config, 2, 30), "bf16, 2 data", 0.02);
+  expect_same_curve(bf16, train(config, 2, 30), "bf16, 2 data", over_ranks);
 }
 
 TEST(Training, Bf16KeepsFp32WeightsAndItsLeavesFollowThem) {
@@ -283,8 +288,9 @@ TEST(Training, TheLossIsTheMeanOverTheBatch) {
       TrainingState state = training.state();
       for (NamedTensor& t : state.tensors) t.tensor = at::zeros_like(t.tensor);
       training.restore(state);
-      EXPECT_NEAR(training.validate([] { return false; }).loss, std::log(256.0), 1e-5);
-      EXPECT_NEAR(training.step().loss, std::log(256.0), 1e-5);
+      // Two last places of an fp32 of this size; 1.5e-8, the rounding of ln 256, was seen.
+      EXPECT_NEAR(training.validate([] { return false; }).loss, std::log(256.0), 1e-6);
+      EXPECT_NEAR(training.step().loss, std::log(256.0), 1e-6);
     });
   }
 }
