@@ -63,8 +63,8 @@ for layout, schedule, pattern in CASES:
         out = run(*parts)
         got = torch.autograd.grad(out, parts, dout[:, mine])
         for a, b in zip([out, *got], [want, *wanted]):
-            error = (a - b[:, mine]).abs().max().item()
-            assert error < 1e-12, (layout, schedule, pattern, compiled, error)
+            error = (a - b[:, mine]).abs().max().item()  # 3.6e-15 is the most that was seen
+            assert error < 1.2e-14, (layout, schedule, pattern, compiled, error)
 
 total = annulus.all_reduce(torch.full((2, 3), float(rank + 1)))
 assert torch.equal(total, torch.full((2, 3), size * (size + 1) / 2.0)), total

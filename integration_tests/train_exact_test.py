@@ -41,6 +41,10 @@ batches = 2
 every = 4
 """
 
+# How far losses at different numbers of ranks may lie from each other, relative to them: 4.6e-7 is the most that was
+# seen, with three instruction sets.
+RANKS_DIFFER = 2e-6
+
 
 class TrainTest(cli.CliTest):
     def setUp(self):
@@ -91,7 +95,7 @@ class TrainTest(cli.CliTest):
         self.assertLess(one[-1], one[0])
         for run in ("tiny-002", "tiny-003"):
             for a, b in zip(one, self.losses(run), strict=True):
-                self.assertLessEqual(abs(a - b), 1e-4 * a)
+                self.assertLessEqual(abs(a - b), RANKS_DIFFER * a)
 
     def test_patterns_by_layer_and_documents_of_files(self):
         adaptive = "{ kind = 'blocks', map = 'adaptive', block = 16, keep = 2, causal = true }"
@@ -107,7 +111,7 @@ class TrainTest(cli.CliTest):
         self.assertIn("exposed_planning_seconds", one[0])
         for run in ("tiny-002", "tiny-003"):
             for a, b in zip(self.losses("tiny-001"), self.losses(run), strict=True):
-                self.assertLessEqual(abs(a - b), 1e-4 * a)
+                self.assertLessEqual(abs(a - b), RANKS_DIFFER * a)
         code, out, err = self.annulus("sample", "tiny-001", "--prompt", "def ", "--bytes", "100")
         self.assertEqual(code, 0, err)
         self.assertTrue(out.startswith("def "), out)

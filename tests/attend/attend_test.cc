@@ -108,7 +108,8 @@ TEST(Attend, DropoutIsCheckedAndDependsOnItsKeys) {
     return SafetensorsFile(o.output).load("out");
   };
   const at::Tensor one = out([](AttendOptions&) {}, 1);
-  EXPECT_LT((out([](AttendOptions& o) { o.layout = "striped"; }, 3) - one).abs().max().item<double>(), 1e-12);
+  // 1.6e-15 was seen.
+  EXPECT_LT((out([](AttendOptions& o) { o.layout = "striped"; }, 3) - one).abs().max().item<double>(), 6e-15);
   EXPECT_GT((out([](AttendOptions& o) { o.dropout.step = 3; }, 1) - one).abs().max().item<double>(), 0.01);
   EXPECT_GT((out([](AttendOptions& o) { o.dropout.layer = 0; }, 1) - one).abs().max().item<double>(), 0.01);
   EXPECT_GT((out([](AttendOptions& o) { o.dropout.seed = 6; }, 1) - one).abs().max().item<double>(), 0.01);
