@@ -1,14 +1,13 @@
 // See nccl_words.h.
 #include "launcher/network/nccl_words.h"
 
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <map>
 #include <system_error>
 #include <vector>
@@ -16,7 +15,9 @@
 namespace annulus {
 namespace {
 
-std::string words_file;
+// Where NCCL writes: memory with a descriptor, so that nothing of it outlives the process, however that ends, and
+// nobody else can have made it before. -1: NCCL was not asked.
+int words = -1;
 
 // "[0]mlx5_0:1/RoCE [1]eth0:10.0.0.1<0> [RO]; OOB ..." -> 0: "mlx5_0:1", 1: "eth0". Devices that NCCL joined to one,
 // "[0]={[0] mlx5_0:1/RoCE, [1] mlx5_1:1/RoCE}", keep the first's name.
@@ -79,21 +80,29 @@ std::string devices_in_words(std::string_view log) {
 }
 
 void ask_nccl_for_words() {
-  if (std::getenv("NCCL_DEBUG") != nullptr || std::getenv("NCCL_DEBUG_FILE") != nullptr) return;
-  std::error_code error;
-  const std::filesystem::path folder = std::filesystem::temp_directory_path(error);
-  if (error) return;
-  words_file = (folder / ("annulus-nccl-" + std::to_string(getpid()))).string();
+  if (words >= 0 || std::getenv("NCCL_DEBUG") != nullptr || std::getenv("NCCL_DEBUG_FILE") != nullptr) return;
+  const int made = memfd_create("annulus-nccl", MFD_CLOEXEC);
+  if (made < 0) return;
+  const std::string path = "/proc/self/fd/" + std::to_string(made);
+  // A name that NCCL cannot open would send its words to standard output.
+  if (access(path.c_str(), R_OK | W_OK) != 0) {
+    close(made);
+    return;
+  }
+  words = made;
   setenv("NCCL_DEBUG", "INFO", 1);
   setenv("NCCL_DEBUG_SUBSYS", "NET", 0);
-  setenv("NCCL_DEBUG_FILE", words_file.c_str(), 1);
+  setenv("NCCL_DEBUG_FILE", path.c_str(), 1);
 }
 
 std::string nccl_devices() {
-  if (words_file.empty()) return "";
-  std::ifstream file(words_file);
-  const std::string log((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  unlink(words_file.c_str());
+  if (words < 0) return "";
+  std::string log;
+  std::array<char, 4096> piece;
+  ssize_t got = 0;
+  while ((got = pread(words, piece.data(), piece.size(), static_cast<off_t>(log.size()))) > 0) {
+    log.append(piece.data(), static_cast<size_t>(got));
+  }
   return devices_in_words(log);
 }
 

@@ -1,7 +1,7 @@
 // Which network devices NCCL took, by its own words: it has no call that says so, but it writes them down where
 // NCCL_DEBUG=INFO asks for it. For the first lines of `train`, beside the nearest by the topology.
 //
-// Thread safety: ask_nccl_for_words changes the environment and belongs before the first thread.
+// Thread safety: ask_nccl_for_words changes the environment and belongs where no other thread reads it.
 #pragma once
 
 #include <string>
@@ -9,12 +9,11 @@
 
 namespace annulus {
 
-// Lets NCCL write what concerns the network into a file of this process, unless the user listens already (NCCL_DEBUG or
-// NCCL_DEBUG_FILE is set). Before NCCL is first used.
+// Lets NCCL write what concerns the network into memory of this process, unless the user listens already (NCCL_DEBUG or
+// NCCL_DEBUG_FILE is set) or it was asked before. Before NCCL is first used.
 void ask_nccl_for_words();
 
-// The devices in what NCCL has written since, as devices_in_words says; the file is removed, later words are lost.
-// Empty where NCCL was not asked or has not spoken.
+// The devices in what NCCL has written, as devices_in_words says. Empty where NCCL was not asked or has not spoken.
 std::string nccl_devices();
 
 // From NCCL's log. The devices that channels to other hosts go through, "mlx5_0:1 mlx5_3:1", in the order of their

@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
+#include <string>
 
 namespace annulus {
 namespace {
@@ -40,13 +42,24 @@ TEST(NcclWords, AUserWhoListensIsLeftAlone) {
   EXPECT_STREQ(std::getenv("NCCL_DEBUG"), "WARN");
   EXPECT_EQ(std::getenv("NCCL_DEBUG_FILE"), nullptr);
   EXPECT_EQ(nccl_devices(), "");
+}
+
+// NCCL opens the file by its name and keeps it open.
+TEST(NcclWords, AreReadAndLeaveNoFileBehind) {
+  std::string folder = ::testing::TempDir() + "words-XXXXXX";
+  ASSERT_NE(mkdtemp(folder.data()), nullptr);
+  setenv("TMPDIR", folder.c_str(), 1);
   unsetenv("NCCL_DEBUG");
   ask_nccl_for_words();
   ASSERT_NE(std::getenv("NCCL_DEBUG_FILE"), nullptr);
-  const std::string path = std::getenv("NCCL_DEBUG_FILE");
-  std::ofstream(path) << kStart;
+  std::ofstream nccl(std::getenv("NCCL_DEBUG_FILE"));
+  nccl << kStart << std::flush;
+  // As long as `attend` runs, say, which never asks for the devices.
+  EXPECT_TRUE(std::filesystem::is_empty(folder));
   EXPECT_EQ(nccl_devices(), "one of mlx5_0:1 mlx5_1:1 mlx5_10:2");
-  EXPECT_FALSE(std::ifstream(path).good());
+  nccl << "n:1:2 [0] NCCL INFO Channel 00/0 : 7[7] -> 8[0] [send] via NET/IB/10/GDRDMA\n" << std::flush;
+  EXPECT_EQ(nccl_devices(), "mlx5_10:2");
+  std::filesystem::remove(folder);
 }
 
 }  // namespace
