@@ -27,6 +27,20 @@ std::string list(const std::vector<int>& nodes) {
   return out;
 }
 
+// What the kernel says: the nodes that new memory of the calling thread may come from alone; none where it is not
+// bound.
+std::vector<int> bound_nodes() {
+  NodeMask mask{};
+  int policy = MPOL_DEFAULT;
+  std::vector<int> nodes;
+  if (syscall(SYS_get_mempolicy, &policy, mask.data(), kMaxNodes + 1, nullptr, 0UL) != 0) return nodes;
+  if ((policy & ~MPOL_MODE_FLAGS) != MPOL_BIND) return nodes;
+  for (size_t node = 0; node < kMaxNodes; ++node) {
+    if ((mask[node / kWordBits] >> (node % kWordBits) & 1) != 0) nodes.push_back(static_cast<int>(node));
+  }
+  return nodes;
+}
+
 }  // namespace
 
 std::string bind_memory(const std::vector<int>& nodes) {
@@ -43,30 +57,10 @@ std::string bind_memory(const std::vector<int>& nodes) {
     return "memory is not bound to NUMA node " + list(nodes) + ": the kernel refuses (" + std::strerror(errno) +
            "; in a container, allow set_mempolicy, e.g. with the capability SYS_NICE)";
   }
-  const MemoryBinding now = current_memory_binding();
-  if (now.bound && now.nodes == nodes) return "";
+  const std::vector<int> now = bound_nodes();
+  if (now == nodes) return "";
   return "memory was to come from NUMA node " + list(nodes) + ", the kernel reports " +
-         (now.nodes.empty() ? "nothing" : list(now.nodes));
-}
-
-MemoryBinding current_memory_binding() {
-  NodeMask mask{};
-  int policy = MPOL_DEFAULT;
-  MemoryBinding binding;
-  if (syscall(SYS_get_mempolicy, &policy, mask.data(), kMaxNodes + 1, nullptr, 0UL) != 0) return binding;
-  binding.bound = (policy & ~MPOL_MODE_FLAGS) == MPOL_BIND;
-  for (size_t node = 0; binding.bound && node < kMaxNodes; ++node) {
-    if ((mask[node / kWordBits] >> (node % kWordBits) & 1) != 0) binding.nodes.push_back(static_cast<int>(node));
-  }
-  return binding;
-}
-
-std::optional<int> memory_node_of(const void* address) {
-  int node = -1;
-  if (syscall(SYS_get_mempolicy, &node, nullptr, 0UL, address, MPOL_F_NODE | MPOL_F_ADDR) != 0 || node < 0) {
-    return std::nullopt;
-  }
-  return node;
+         (now.empty() ? "nothing" : list(now));
 }
 
 }  // namespace annulus

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <iterator>
 #include <utility>
 
 #include "common/error.h"
@@ -72,12 +71,6 @@ bool CpuSet::contains(int pu) const { return std::binary_search(pus_.begin(), pu
 
 bool CpuSet::contains(const CpuSet& other) const {
   return std::includes(pus_.begin(), pus_.end(), other.pus_.begin(), other.pus_.end());
-}
-
-CpuSet CpuSet::intersection(const CpuSet& other) const {
-  CpuSet out;
-  std::set_intersection(pus_.begin(), pus_.end(), other.pus_.begin(), other.pus_.end(), std::back_inserter(out.pus_));
-  return out;
 }
 
 }  // namespace annulus

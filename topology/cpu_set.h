@@ -28,7 +28,6 @@ class CpuSet {
   int size() const { return static_cast<int>(pus_.size()); }
   bool contains(int pu) const;
   bool contains(const CpuSet& other) const;
-  CpuSet intersection(const CpuSet& other) const;
 
   bool operator==(const CpuSet&) const = default;
 

@@ -65,10 +65,9 @@ struct Placement {
 
 // Places ranks_per_host[i] ranks (0 is allowed) on hosts[i].
 // - CUDA: one GPU a rank; if a host has more GPUs than ranks, those that make the fastest rings. GPUs of a host are
-// given
-//   out so that the slowest link of any ring is as fast as possible, then the sum of all links (ring_order.h); of equal
-//   orders that nearest to the PCI bus ids'. A rank gets cores of the NUMA node of its GPU, which its ranks share as
-//   evenly as possible, in whole cores; so where all GPUs hang on one socket, its cores serve them all and the other
+//   given out so that the slowest link of any ring is as fast as possible, then the sum of all links (ring_order.h); of
+//   equal orders that nearest to the PCI bus ids'. A rank gets cores of the NUMA node of its GPU, which its ranks share
+//   as evenly as possible, in whole cores; so where all GPUs hang on one socket, its cores serve them all and the other
 //   socket stays idle: a near core is worth more than a second far one. Only when a node has fewer cores than ranks do
 //   the ranks too many move to the nearest node with a core left: a far core of one's own is worth more than a near one
 //   shared.
@@ -78,8 +77,8 @@ struct Placement {
 //   are flagged oversubscribed.
 // - NIC: the nearest by the PCI tree (CPU: by NUMA node), RDMA and active ones first, equal ones in turn.
 // - Hosts are in their order, so that rings cross between them as seldom as they can. Where a host's ranks are no
-// multiple
-//   of a ring's, its GPUs are a path of fast links instead of rings. So a host's part depends on its own ranks alone.
+//   multiple of a ring's, its GPUs are a path of fast links instead of rings. So a host's part depends on its own ranks
+//   alone.
 // Errors, kPlan: no host, no rank, more GPU ranks than GPUs on a host, more than 65,536 ranks, ranks that are no
 // multiple of a ring's.
 Placement place(const std::vector<Machine>& hosts, const std::vector<int>& ranks_per_host,

@@ -110,7 +110,7 @@ Job bootstrap(const BootstrapOptions& options) {
   job.launch = launch_info();
   job.host = host_name();
   job.report = options.report ? options.report : print_line;
-  const int expected = options.expected_size.value_or(job.launch.annulus_size);
+  const int expected = job.launch.annulus_size;
   if (!job.launch.launched) {
     if (expected > 1) {
       throw Error(

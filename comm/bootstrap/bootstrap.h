@@ -41,8 +41,6 @@ struct BootstrapOptions {
   std::string device = "cpu";
   // From the first rank's call to the last one's return. Default: ANNULUS_BOOTSTRAP_TIMEOUT, else 60 s.
   std::optional<Seconds> timeout = std::nullopt;
-  // Ranks that must come. Default: ANNULUS_WORLD_SIZE, which `annulus launch` sets, else what the launcher says.
-  std::optional<int> expected_size = std::nullopt;
   // Numbers the ranks host by host, whatever the launcher did (a cyclic distribution, say): Job::rank and the rank in
   // Job::world are then in the order of rank_order_by_host, so that neighbouring ranks share a host where they can.
   // Job::launch keeps the launcher's number, which log files bear.

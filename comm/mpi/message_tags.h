@@ -23,9 +23,6 @@ class MessageTags {
   int of(int64_t sequence, c10::ScalarType dtype) const {
     return static_cast<int>((sequence & sequence_mask_) << kDtypeBits) | static_cast<int>(dtype);
   }
-  // How many messages have tags of their own.
-  int64_t period() const { return sequence_mask_ + 1; }
-
   static int64_t sequence_of(int tag) { return tag >> kDtypeBits; }
   static c10::ScalarType dtype_of(int tag) { return static_cast<c10::ScalarType>(tag & ((1 << kDtypeBits) - 1)); }
 

@@ -46,11 +46,10 @@ std::shared_ptr<MpiRuntime> MpiRuntime::start(const MpiOptions& options) {
   runtime->abandoned_ = true;  // until MPI runs
   {
     const Seconds timeout = options.timeout;
-    Watchdog watchdog(
-        timeout, options.describe_init_timeout ? options.describe_init_timeout : [timeout] {
-          return "[comm] MPI_Init did not return within " + describe_seconds(timeout.count()) +
-                 ": a rank of this job has not started or is stopped; see that every host runs the same program";
-        });
+    Watchdog watchdog(timeout, [timeout] {
+      return "[comm] MPI_Init did not return within " + describe_seconds(timeout.count()) +
+             ": a rank of this job has not started or is stopped; see that every host runs the same program";
+    });
     int provided = MPI_THREAD_SINGLE;
     // Serialized: several threads may hold communicators, one at a time calls MPI.
     check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided), "MPI_Init_thread");

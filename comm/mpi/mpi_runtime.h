@@ -3,7 +3,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -18,8 +17,6 @@ struct MpiOptions {
   Seconds timeout{60};
   // Longer messages travel as one message of a datatype made of pieces of this size: MPI counts are 31 bits.
   int64_t max_piece_bytes = int64_t{1} << 30;
-  // Message when MPI_Init misses the deadline; empty text: print nothing. Unset: a general one.
-  std::function<std::string()> describe_init_timeout;
 };
 
 // Owns MPI_Init and MPI_Finalize. Communicators made from it keep it alive.

@@ -2,13 +2,20 @@
 #include "memory/numa.h"
 
 #include <gtest/gtest.h>
+#include <linux/mempolicy.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <climits>
 #include <filesystem>
 #include <iostream>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "common/error.h"
 #include "tests/common/in_child.h"
@@ -27,6 +34,35 @@ std::vector<int> nodes_of_this_machine() {
   if (nodes.empty()) nodes.push_back(0);
   std::sort(nodes.begin(), nodes.end());
   return nodes;
+}
+
+// What the kernel says about the calling thread's new memory.
+struct MemoryBinding {
+  bool bound = false;      // it may come from `nodes` only
+  std::vector<int> nodes;  // ascending; empty when it is not bound or the kernel would not tell
+  bool operator==(const MemoryBinding&) const = default;
+};
+
+MemoryBinding current_memory_binding() {
+  constexpr size_t kMaxNodes = 4096, kWordBits = sizeof(unsigned long) * CHAR_BIT;
+  std::array<unsigned long, kMaxNodes / kWordBits> mask{};
+  int policy = MPOL_DEFAULT;
+  MemoryBinding binding;
+  if (syscall(SYS_get_mempolicy, &policy, mask.data(), kMaxNodes + 1, nullptr, 0UL) != 0) return binding;
+  binding.bound = (policy & ~MPOL_MODE_FLAGS) == MPOL_BIND;
+  for (size_t node = 0; binding.bound && node < kMaxNodes; ++node) {
+    if ((mask[node / kWordBits] >> (node % kWordBits) & 1) != 0) binding.nodes.push_back(static_cast<int>(node));
+  }
+  return binding;
+}
+
+// The NUMA node of the page at `address`, which must be readable; nothing when the kernel will not say.
+std::optional<int> memory_node_of(const void* address) {
+  int node = -1;
+  if (syscall(SYS_get_mempolicy, &node, nullptr, 0UL, address, MPOL_F_NODE | MPOL_F_ADDR) != 0 || node < 0) {
+    return std::nullopt;
+  }
+  return node;
 }
 
 // Says so where this kernel does not bind: then there is nothing more to see.

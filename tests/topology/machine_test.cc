@@ -58,7 +58,6 @@ TEST(CpuSet, PrintsAndParsesLists) {
 TEST(CpuSet, Sets) {
   const CpuSet a({0, 1, 2});
   const CpuSet b({2, 3});
-  EXPECT_EQ(a.intersection(b), CpuSet({2}));
   EXPECT_TRUE(a.contains(CpuSet({1, 2})));
   EXPECT_FALSE(a.contains(b));
 }

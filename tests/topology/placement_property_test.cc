@@ -80,7 +80,9 @@ Machine load(const testing::MadeUpMachine& made_up) {
   return machine;
 }
 
-bool meet(const CpuSet& a, const CpuSet& b) { return !a.intersection(b).empty(); }
+bool meet(const CpuSet& a, const CpuSet& b) {
+  return std::any_of(a.pus().begin(), a.pus().end(), [&](int pu) { return b.contains(pu); });
+}
 
 CpuSet pus_of(const Machine& machine, int core) { return CpuSet(machine.cores[static_cast<size_t>(core)].pus); }
 
