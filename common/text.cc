@@ -1,6 +1,7 @@
 // See text.h.
 #include "common/text.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cstdio>
 
@@ -66,6 +67,32 @@ std::string shell_quote(const std::vector<std::string>& words) {
     line += '\'';
   }
   return line;
+}
+
+std::string with_commas(int64_t number) {
+  std::string text = std::to_string(number);
+  const size_t first = number < 0 ? 1 : 0;
+  for (size_t at = text.size(); at > first + 3;) text.insert(at -= 3, 1, ',');
+  return text;
+}
+
+std::string join(const std::vector<std::string>& parts, std::string_view between) {
+  std::string text;
+  for (const std::string& part : parts) {
+    if (&part != &parts.front()) text += between;
+    text += part;
+  }
+  return text;
+}
+
+std::vector<std::string> split(std::string_view text, char separator) {
+  std::vector<std::string> parts;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(separator, begin), text.size());
+    parts.emplace_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return parts;
 }
 
 std::string list_text(std::span<const int64_t> numbers) {

@@ -1,6 +1,6 @@
-// How values are written as text, once for all rooms: exact numbers, strings of TOML, words of a shell, lists and
-// shapes. What is written here lies in configurations, checkpoints and plans' requests and is compared as text: the
-// forms stay.
+// How values are written as text, once for all rooms: exact numbers, numbers for people, strings of TOML, words of a
+// shell, lists and shapes. What is written here lies in configurations, checkpoints and plans' requests and is compared
+// as text: the forms stay.
 #pragma once
 
 #include <cstdint>
@@ -25,6 +25,15 @@ std::string toml_string(std::string_view text);
 
 // Words as a POSIX shell reads them back; only those that need it are quoted.
 std::string shell_quote(const std::vector<std::string>& words);
+
+// "1,234,567", "-123".
+std::string with_commas(int64_t number);
+
+// "a,b,c" with `between` = ",".
+std::string join(const std::vector<std::string>& parts, std::string_view between);
+
+// What lies between the separators: of "a,,b" the parts "a", "" and "b"; of "" one empty part.
+std::vector<std::string> split(std::string_view text, char separator);
 
 // "[a, b]", where `write` makes a text of each item.
 template <typename List, typename Write>

@@ -171,10 +171,8 @@ std::string known_instead(const std::string& full) {
   }
   near = nearest(full, names);
   if (!near.empty()) return "; did you mean \"" + near + "\"?";
-  std::string list;
-  for (const std::string& name : leaves) list += (list.empty() ? "" : ", ") + name;
-  if (list.empty()) return "";
-  return section.empty() ? "" : "; [" + section + "] has: " + list;
+  if (leaves.empty() || section.empty()) return "";
+  return "; [" + section + "] has: " + join(leaves, ", ");
 }
 
 std::string section_instead(const std::string& name) {

@@ -21,6 +21,7 @@
 #include "common/checksum.h"
 #include "common/error.h"
 #include "common/nearest.h"
+#include "common/text.h"
 
 namespace annulus {
 namespace {
@@ -35,12 +36,6 @@ constexpr int64_t kFingerprintBlocks = 1024;
 constexpr int64_t kBlock = int64_t{1} << 20;
 
 [[noreturn]] void refuse(const std::string& message) { throw Error(ErrorKind::kInput, "data", message); }
-
-std::string with_commas(int64_t n) {
-  std::string text = std::to_string(n);
-  for (size_t at = text.size(); at > 3;) text.insert(at -= 3, ",");
-  return text;
-}
 
 // ---- finding files
 

@@ -11,6 +11,7 @@
 
 #include "common/error.h"
 #include "common/files.h"
+#include "common/text.h"
 
 namespace annulus {
 namespace {
@@ -78,13 +79,6 @@ void MetricsWriter::write(int64_t step, const Fields& fields) {
   }
 }
 
-std::string with_separators(int64_t number) {
-  std::string text = std::to_string(number);
-  const size_t first = number < 0 ? 1 : 0;
-  for (size_t at = text.size(); at > first + 3;) text.insert(at -= 3, ",");
-  return text;
-}
-
 std::string format_duration(double seconds) {
   const auto s = static_cast<int64_t>(std::llround(std::clamp(seconds, 0.0, 1e12)));
   char text[64];
@@ -99,11 +93,11 @@ std::string format_duration(double seconds) {
 
 std::string format_progress(const ProgressReport& r) {
   const auto known = [](const std::optional<double>& v) { return v && std::isfinite(*v); };
-  std::string text = "step " + with_separators(r.step) + "/" + with_separators(r.steps) + "  loss " + fixed(r.loss) +
-                     "  " + fixed(bits_per_byte(r.loss)) + " bits per byte";
+  std::string text = "step " + with_commas(r.step) + "/" + with_commas(r.steps) + "  loss " + fixed(r.loss) + "  " +
+                     fixed(bits_per_byte(r.loss)) + " bits per byte";
   if (r.validation_bits_per_byte) text += "  validation " + fixed(*r.validation_bits_per_byte) + " bits per byte";
   if (known(r.tokens_per_second)) {
-    text += "  " + with_separators(std::llround(std::clamp(*r.tokens_per_second, 0.0, 1e15))) + " tokens/s";
+    text += "  " + with_commas(std::llround(std::clamp(*r.tokens_per_second, 0.0, 1e15))) + " tokens/s";
   }
   if (known(r.utilization)) {
     char share[32];

@@ -49,7 +49,6 @@ struct ProgressReport {
 
 // step 20/600  loss 2.08  3.00 bits per byte  validation 3.12 bits per byte  8,210 tokens/s  MFU 51.2%  4:10 left
 std::string format_progress(const ProgressReport& report);
-std::string with_separators(int64_t number);  // 1234567 -> "1,234,567"
 std::string format_duration(double seconds);  // 250 -> "4:10", 3700 -> "1:01:40"
 inline double bits_per_byte(double nats) { return nats * 1.4426950408889634; }
 

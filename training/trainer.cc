@@ -272,7 +272,7 @@ void Run::announce() {
       axes_text(fit_axes(mesh_axes(config_), world_.size())) + ")" +
       (options_.placement.empty() ? "" : "  placement " + options_.placement) + "  model " +
       short_count(parameter_estimate(model_shape(config_))) + " parameters  " +
-      with_separators(config_.data.batch * config_.data.context) + " tokens a step");
+      with_commas(config_.data.batch * config_.data.context) + " tokens a step");
   for (const std::string& line : options_.ring) say(line);
   say("attention kernel " + kernel_);
   const std::string gpu = gpu_name(options_.device);

@@ -59,5 +59,24 @@ TEST(Text, Lists) {
   EXPECT_EQ(list_text(std::vector<std::string>{"", "a"}, toml_string), "[\"\", \"a\"]");
 }
 
+TEST(Text, NumbersForPeople) {
+  EXPECT_EQ(with_commas(0), "0");
+  EXPECT_EQ(with_commas(999), "999");
+  EXPECT_EQ(with_commas(1000), "1,000");
+  EXPECT_EQ(with_commas(-123), "-123");
+  EXPECT_EQ(with_commas(-123456), "-123,456");
+  EXPECT_EQ(with_commas(1234567890), "1,234,567,890");
+}
+
+TEST(Text, ListsAreJoinedAndSplit) {
+  using Words = std::vector<std::string>;
+  EXPECT_EQ(join({}, ", "), "");
+  EXPECT_EQ(join({"a", "", "b"}, ", "), "a, , b");
+  EXPECT_EQ(join({"", "a"}, ","), ",a");
+  EXPECT_EQ(split("a,,b", ','), (Words{"a", "", "b"}));
+  EXPECT_EQ(split("a,", ','), (Words{"a", ""}));
+  EXPECT_EQ(split("", ','), Words{""});
+}
+
 }  // namespace
 }  // namespace annulus
