@@ -25,6 +25,21 @@ bool several_ranks_a_gpu(int version) {
   return version >= NCCL_VERSION(2, 30, 0) && enabled != nullptr && std::string_view(enabled) == "1";
 }
 
+void refuse_shared_gpus(const std::vector<std::string>& identities, int version) {
+  if (several_ranks_a_gpu(version)) return;
+  for (size_t r = 0; r < identities.size(); ++r) {
+    for (size_t other = 0; other < r; ++other) {
+      if (identities[r].empty() || identities[r] != identities[other]) continue;
+      throw Error(ErrorKind::kPlan, "comm",
+                  "ranks " + std::to_string(other) + " and " + std::to_string(r) + " use the same GPU (" +
+                      identities[r] + "): NCCL " + nccl_version_text(version) +
+                      " takes one rank a GPU; start as many ranks as GPUs. For a trial of several ranks on one GPU: "
+                      "from NCCL 2.30 on set NCCL_MULTI_RANK_GPU_ENABLE=1, before that start each rank as a process "
+                      "with an NCCL_HOSTID of its own");
+    }
+  }
+}
+
 }  // namespace
 
 std::string nccl_unavailable() {
@@ -60,23 +75,15 @@ std::unique_ptr<Communicator> make_nccl_communicator(Communicator& host, const N
   }
   std::unique_ptr<Communicator> own = host.split(0, host.rank());
   own->set_timeout(options.timeout);
+  int version = 0;
   together(*own, label, [&] {
     if (!problem.empty()) throw Error(ErrorKind::kUnavailable, "comm", "NCCL cannot start: " + problem);
+    version = nccl_version_number();
   });
-  const int version = nccl_version_number();
   require_agreement(*own, {{"NCCL version", nccl_version_text(version)}}, label);
   const std::vector<std::string> identities = all_gather_text(*own, identity, label);
-  for (size_t r = 0; r < identities.size(); ++r) {
-    for (size_t other = 0; other < r; ++other) {
-      if (identities[r].empty() || identities[r] != identities[other] || several_ranks_a_gpu(version)) continue;
-      throw Error(ErrorKind::kPlan, "comm",
-                  "ranks " + std::to_string(other) + " and " + std::to_string(r) + " use the same GPU (" +
-                      identities[r] + "): NCCL " + nccl_version_text(version) +
-                      " takes one rank a GPU; start as many ranks as GPUs. For a trial of several ranks on one GPU: "
-                      "from NCCL 2.30 on set NCCL_MULTI_RANK_GPU_ENABLE=1, before that start each rank as a process "
-                      "with an NCCL_HOSTID of its own");
-    }
-  }
+  // What a rank is allowed is its own environment's word: one that is not ends all.
+  together(*own, label, [&] { refuse_shared_gpus(identities, version); });
   std::unique_ptr<Communicator> headers = own->split(0, own->rank());
   return join_nccl(std::move(own), std::move(headers), options);
 }

@@ -61,7 +61,9 @@ void OperationWatch::fail(ErrorKind kind, const std::string& text) {
 
 void OperationWatch::fail_unless_headers_explain(ErrorKind kind, const std::string& text) {
   const auto believed = clock_.now() + kHeadersBehind;
-  while (!transport_.error().empty() && headers_may_explain() && clock_.now() < believed) {
+  // Headers that have come explain any failure, a call that NCCL never ends, too; those that have not are waited for
+  // where NCCL itself has failed.
+  while (headers_may_explain() && !transport_.error().empty() && clock_.now() < believed) {
     clock_.sleep(std::chrono::milliseconds(1));
   }
   fail(kind, text);

@@ -101,7 +101,6 @@ class OperationWatch {
   // Operations are added in the order of issue, each before it is issued. wake() when it has been: the thread looks.
   void add(std::shared_ptr<Operation> operation) { operations_.push_back(std::move(operation)); }
   void wake() { wake_.notify_all(); }
-  size_t under_way() const { return operations_.size(); }
 
   // One look at everything under way.
   void look();

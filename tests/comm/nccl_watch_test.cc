@@ -95,6 +95,13 @@ struct Scene {
   std::shared_ptr<FakeOperation> first = std::make_shared<FakeOperation>("receiving 200 bytes from rank 1");
   std::shared_ptr<FakeOperation> second = std::make_shared<FakeOperation>("all_reduce");
   OperationWatch watch{nccl, clock};
+
+  // What the watch has neither found complete nor given up with all others.
+  size_t under_way() const {
+    return watch.failure()
+               ? 0
+               : size_t{2} - static_cast<size_t>(first->complete()) - static_cast<size_t>(second->complete());
+  }
 };
 
 struct Step {
@@ -211,7 +218,7 @@ TEST_P(NcclWatch, Answers) {
     scene.clock.set(step.time);
     step.happens(scene);
     scene.watch.look();
-    EXPECT_EQ(scene.watch.under_way(), step.under_way);
+    EXPECT_EQ(scene.under_way(), step.under_way);
     EXPECT_EQ(scene.watch.failure().has_value(), !step.failure.empty());
     if (scene.watch.failure()) {
       EXPECT_EQ(scene.watch.failure()->text, step.failure);
@@ -289,6 +296,17 @@ TEST(NcclWatchIssue, AFailedCallIsBelievedAtOnceWhenNcclItselfIsWell) {
   scene.watch.fail_unless_headers_explain(ErrorKind::kComm, "a CUDA call failed");
   EXPECT_EQ(scene.watch.failure()->text, "a CUDA call failed");
   EXPECT_EQ(scene.clock.sleeps, 0);
+}
+
+// NCCL is in progress for ever where sizes differ, and reports nothing.
+TEST(NcclWatchIssue, ACallThatTimedOutIsExplainedByHeadersThatHaveCome) {
+  Scene scene;
+  scene.second->verdict = kDiffer;
+  scene.watch.fail_unless_headers_explain(ErrorKind::kComm, "not done within 0.3 s");
+  ASSERT_TRUE(scene.watch.failure());
+  EXPECT_EQ(scene.watch.failure()->kind, ErrorKind::kMismatch);
+  EXPECT_EQ(scene.clock.sleeps, 0);
+  EXPECT_EQ(scene.nccl.aborts, 1);
 }
 
 TEST(NcclWatchThread, LooksByItselfAndEndsWithWorkUnderWay) {
