@@ -7,6 +7,7 @@
 #include "comm/launch_info.h"
 #include "comm/nccl/nccl_communicator.h"
 #include "common/error.h"
+#include "launcher/seats.h"
 #include "topology/machine.h"
 
 #ifdef ANNULUS_CUDA
@@ -19,7 +20,7 @@
 #include <vector>
 
 #include "attention/kernels/choose_kernel.h"
-#include "launcher/launch/host_plan.h"
+#include "launcher/launch/rank_place.h"
 #endif
 
 namespace annulus {
@@ -39,8 +40,8 @@ int gpu_of(int local_rank, int local_size, int job_size) {
     }
     visible.push_back(normalize_pci_bus_id(id.data()));
   }
-  place_on_gpus(visible, local_size, job_size);
-  const std::string& own = placed_ranks().at(static_cast<size_t>(local_rank)).gpu_pci;
+  rank_place().place_on_gpus(visible, local_size, job_size);
+  const std::string& own = rank_place().ranks().at(static_cast<size_t>(local_rank)).gpu_pci;
   return static_cast<int>(std::find(visible.begin(), visible.end(), own) - visible.begin());
 }
 
@@ -112,6 +113,7 @@ DeviceChoice choose_devices(Job& job, const std::string& wanted) {
   job.run_together({"choosing a device", 0},
                    [&] { choice = choose_device(wanted, job.local_rank, job.local_size, job.size); });
   job.require_agreement({{"device", choice.device.is_cuda() ? "cuda" : "cpu"}}, {"comparing devices", 0});
+  settle(job, choice.device.is_cuda());
   return choice;
 }
 

@@ -18,8 +18,8 @@ struct DeviceChoice {
 
 // "auto": GPUs where this host has at least one for each of its `local_size` ranks and the build, the driver and the
 // kernels suit; otherwise the CPU. "cuda": any shortfall raises Error(kUnavailable). A rank gets the GPU that it is
-// placed on (host_plan.h), or that of its local rank's number where CUDA names no PCI bus ids; it becomes the thread's
-// current device, so that nothing of this process lands on another.
+// placed on (launch/rank_place.h), or that of its local rank's number where CUDA names no PCI bus ids; it becomes the
+// thread's current device, so that nothing of this process lands on another.
 DeviceChoice choose_device(const std::string& wanted, int local_rank, int local_size, int job_size);
 
 // Why ranks cannot compute on GPUs here; empty when they can.
@@ -29,7 +29,7 @@ std::string cuda_shortfall(int local_size);
 int cuda_devices();
 
 // Collective: chooses as above for every rank of the job. All ranks must come to the same kind of device; what fails on
-// one ends all, with one message.
+// one ends all, with one message. A rank whose place is another by it is bound to that one, and NCCL told its HCA.
 DeviceChoice choose_devices(Job& job, const std::string& wanted);
 
 // Collective: the communicator for tensors on the chosen device, over NCCL for several ranks on GPUs. Null where

@@ -22,8 +22,8 @@
 #include "comm/launch_info.h"
 #include "common/error.h"
 #include "launcher/command_line.h"
-#include "launcher/launch/host_plan.h"
 #include "launcher/launch/rank.h"
+#include "launcher/launch/rank_place.h"
 #include "launcher/network/network.h"
 #include "launcher/seats.h"
 #include "launcher/verb.h"
@@ -81,7 +81,8 @@ int dispatch(std::vector<std::string> args, const LaunchInfo& info) {
   if (entry.ranks && info.launched) {
     const Network network = network_from_environment(parsed.verb->network());
     const int context = parsed.verb->context(std::max({1, info.size, info.local_size}));
-    const std::optional<int> threads = bind_rank(info, context, network.hcas);
+    const std::optional<int> threads =
+        rank_place().take(info, {.context = context, .device = parsed.verb->device(), .hcas = network.hcas});
     join_network(network, info);
     // What the user set is meant.
     if (threads && std::getenv("OMP_NUM_THREADS") == nullptr) at::set_num_threads(*threads);

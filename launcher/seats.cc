@@ -1,9 +1,14 @@
 // See seats.h.
 #include "launcher/seats.h"
 
-#include <algorithm>
+#include <ATen/Parallel.h>
 
-#include "launcher/launch/host_plan.h"
+#include <algorithm>
+#include <cstdlib>
+#include <optional>
+
+#include "common/text.h"
+#include "launcher/launch/rank_place.h"
 #include "launcher/network/nccl_words.h"
 
 namespace annulus {
@@ -11,18 +16,6 @@ namespace {
 
 constexpr size_t kHosts = 16;  // with a line of their own
 constexpr char kBetween = '\x1f';
-
-std::vector<std::string> split(const std::string& text) {
-  std::vector<std::string> parts(1);
-  for (char c : text) {
-    if (c == kBetween) {
-      parts.emplace_back();
-    } else {
-      parts.back() += c;
-    }
-  }
-  return parts;
-}
 
 std::string range(size_t begin, size_t end) {
   return std::to_string(begin) + (end - begin > 1 ? "-" + std::to_string(end - 1) : "");
@@ -33,38 +26,97 @@ std::string ranks_text(size_t begin, size_t end) { return (end - begin > 1 ? "ra
 // "a", or "a b c"; what is the same for all is said once.
 std::string list(const std::vector<std::string>& values) {
   if (std::equal(values.begin() + 1, values.end(), values.begin())) return values.front();
-  std::string out;
-  for (const std::string& value : values) out += (out.empty() ? "" : " ") + value;
-  return out;
+  return join(values, " ");
 }
 
-std::vector<std::string> joined_lines;
+// What this rank has told NCCL and MPI.
+struct Joined {
+  Network network;
+  Applied applied;
+  std::string hca;       // by the rank's place
+  bool known = false;    // that place
+  bool changed = false;  // since MPI started
+  bool other_hosts = false;
+  std::vector<std::string> lines;
+};
+std::optional<Joined> joined;
+
+struct Known {
+  bool place = false;
+  bool gpu = false;
+  std::string hca;
+};
+
+Known known_of(const RankPlace& place, int local_rank) {
+  const auto index = static_cast<size_t>(local_rank);
+  if (index >= place.ranks().size()) return {};
+  const RankPlacement& own = place.ranks()[index];
+  return {true, own.gpu >= 0, own.hca};
+}
+
+std::vector<std::string> lines_of(const Joined& now) {
+  std::vector<std::string> lines = now.applied.lines;
+  const bool nearest = now.network.nearest_hca;
+  if (nearest && !now.known) {
+    lines.push_back(
+        "the nearest HCA was asked for, but the launcher does not say how many ranks share this host, and so not "
+        "where each of them is; NCCL and MPI choose");
+  } else if (nearest && now.hca.empty()) {
+    lines.push_back("the nearest HCA was asked for, but none is known on this host; NCCL and MPI choose");
+  } else if (nearest && now.changed) {
+    lines.push_back("NCCL uses each rank's nearest HCA, which was not known when MPI started; MPI does not");
+  } else if (!now.hca.empty()) {
+    lines.push_back(nearest ? "each rank uses its nearest HCA"
+                            : "NCCL and MPI choose the HCA of each rank, which may not be its nearest "
+                              "(network.rank_hca)");
+  }
+  for (std::string& line : lines) line = "  network: " + line;
+  return lines;
+}
 
 }  // namespace
 
-void join_network(const Network& network, const LaunchInfo& info) {
-  const std::vector<RankPlacement>& placed = placed_ranks();
-  const auto index = static_cast<size_t>(info.local_rank);
-  if (info.size > info.local_size && index < placed.size() && placed[index].gpu >= 0) ask_nccl_for_words();
-  const std::string hca = index < placed.size() ? placed[index].hca : "";
-  joined_lines = apply_network(network_variables(network, hca));
-  for (std::string& line : joined_lines) line = "  network: " + line;
-  if (network.nearest_hca && hca.empty()) {
-    joined_lines.push_back(
-        "  network: the nearest HCA was asked for, but none is known on this host; NCCL and MPI choose");
-  } else if (!hca.empty()) {
-    joined_lines.push_back(network.nearest_hca
-                               ? "  network: each rank uses its nearest HCA"
-                               : "  network: NCCL and MPI choose the HCA of each rank, which may not be "
-                                 "its nearest (network.rank_hca)");
-  }
+void join_network(const Network& network, const LaunchInfo& info, const RankPlace& place) {
+  const Known known = known_of(place, info.local_rank);
+  joined.emplace();
+  joined->network = network;
+  joined->applied = apply_network(network_variables(network, known.hca));
+  joined->hca = known.hca;
+  joined->known = known.place;
+  joined->other_hosts = info.size > info.local_size;
+  if (joined->other_hosts && known.gpu) ask_nccl_for_words();
+  joined->lines = lines_of(*joined);
 }
 
-const std::vector<std::string>& network_lines() { return joined_lines; }
+void rejoin_network(int local_rank, bool gpu, const RankPlace& place) {
+  if (!joined) return;
+  const Known known = known_of(place, local_rank);
+  if (joined->other_hosts && gpu) ask_nccl_for_words();
+  if (known.place == joined->known && known.hca == joined->hca) return;
+  joined->known = known.place;
+  joined->hca = known.hca;
+  joined->changed = true;
+  apply_for_nccl(network_variables(joined->network, known.hca), joined->applied);
+  joined->lines = lines_of(*joined);
+}
+
+void settle(const Job& job, bool gpu) {
+  // Ranks of one machine that call themselves by names of different hosts stay where their launcher's count put them.
+  if (static_cast<int>(rank_place().ranks().size()) != job.local_size) return;
+  const std::optional<int> threads = rank_place().carry_out(job.local_rank, gpu);
+  if (threads && std::getenv("OMP_NUM_THREADS") == nullptr) at::set_num_threads(*threads);
+  if (joined) joined->other_hosts = job.size > job.local_size;
+  rejoin_network(job.local_rank, gpu);
+}
+
+const std::vector<std::string>& network_lines() {
+  static const std::vector<std::string> none;
+  return joined ? joined->lines : none;
+}
 
 std::vector<Seat> gather_seats(Job& job, bool gpu) {
   Seat own{job.host, "cpu", "", gpu ? nccl_devices() : "", job.launch.rank};
-  const std::vector<RankPlacement>& placed = placed_ranks();
+  const std::vector<RankPlacement>& placed = rank_place().ranks();
   if (static_cast<int>(placed.size()) == job.local_size) {
     const RankPlacement& rank = placed[static_cast<size_t>(job.local_rank)];
     if (gpu && !rank.gpu_pci.empty()) own.device = rank.gpu_pci;
@@ -74,7 +126,7 @@ std::vector<Seat> gather_seats(Job& job, bool gpu) {
   const std::string text = own.host + kBetween + own.device + kBetween + own.nic + kBetween + own.nccl + kBetween +
                            std::to_string(own.launch_rank);
   for (const std::string& line : all_gather_text(*job.world, text, {"where the ranks are", 0})) {
-    const std::vector<std::string> parts = split(line);
+    const std::vector<std::string> parts = split(line, kBetween);
     seats.push_back({parts.at(0), parts.at(1), parts.at(2), parts.at(3), std::stoi(parts.at(4))});
   }
   return seats;

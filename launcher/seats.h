@@ -7,6 +7,7 @@
 
 #include "comm/bootstrap/bootstrap.h"
 #include "comm/launch_info.h"
+#include "launcher/launch/rank_place.h"
 #include "launcher/network/network.h"
 
 namespace annulus {
@@ -19,12 +20,20 @@ struct Seat {
   int launch_rank = 0;  // the launcher's number of this rank, which its log file bears
 };
 
-// Tells NCCL and MPI the job's network (network/network.h); before MPI starts. The rank is given its HCA by where
-// bind_rank placed it. Where GPUs of several hosts are to meet, NCCL is asked which devices it takes.
-void join_network(const Network& network, const LaunchInfo& info);
+// Tells NCCL and MPI the job's network (network/network.h); before MPI starts. The rank is given its HCA by where it is
+// placed. Where GPUs of several hosts are to meet, NCCL is asked which devices it takes.
+void join_network(const Network& network, const LaunchInfo& info, const RankPlace& place = rank_place());
 
-// What join_network did on this rank, and who chooses the HCAs; empty where no network was named and no HCA is known.
+// Once the ranks have chosen GPUs (`gpu`) or the CPU, and before NCCL starts: where the rank has come to another place
+// than join_network knew (it may have known none), NCCL is told the HCA of that one. MPI has started and keeps what it
+// was told. Nothing where join_network was not called.
+void rejoin_network(int local_rank, bool gpu, const RankPlace& place = rank_place());
+
+// What was done on this rank, and who chooses the HCAs; empty where no network was named and no HCA is known.
 const std::vector<std::string>& network_lines();
+
+// For a rank whose devices are chosen: carries its place out and tells NCCL, as rank_place.h and above.
+void settle(const Job& job, bool gpu);
 
 // Collective: the seats of all ranks, by rank. `gpu`: this rank computes on the GPU that it was placed on.
 std::vector<Seat> gather_seats(Job& job, bool gpu);

@@ -26,6 +26,9 @@ class Verb {
   // How many of `ranks` ranks are one ring: those of the context axis. Ranks are placed by it (topology/placement.h)
   // before the verb runs.
   virtual int context(int ranks) const { return ranks; }
+  // What its ranks compute on: "cpu", "cuda", or "auto": GPUs where a host has one for each of its ranks. They are
+  // placed by this, too.
+  virtual std::string device() const { return "cpu"; }
   // The network that its options name; what `launch` is told comes before.
   virtual Network network() const { return {}; }
   // Runs it; the return value is the exit code. Errors are raised (common/error.h).

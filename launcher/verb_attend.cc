@@ -58,6 +58,8 @@ class AttendVerb : public Verb {
     check_options(options_);
   }
 
+  std::string device() const override { return device_; }
+
   int run() override {
     Job job = start_job({{"command", shell_quote(command_arguments())}});
     std::optional<AttendJob> attend;

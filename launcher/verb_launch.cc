@@ -4,6 +4,7 @@
 #include <cstdlib>
 
 #include "common/error.h"
+#include "common/text.h"
 #include "launcher/command_line.h"
 #include "launcher/launch/launch.h"
 #include "launcher/launch/mpirun.h"
@@ -62,11 +63,11 @@ class LaunchVerb : public Verb {
     }
     if (!mpi_args_.empty()) options_.mpi_args = shell_split(mpi_args_, "--mpi-args");
     if (rest_.empty()) {
-      std::string known;
+      std::vector<std::string> known;
       for (const VerbEntry& entry : verbs()) {
-        if (entry.ranks) known += (known.empty() ? "" : ", ") + std::string(entry.name);
+        if (entry.ranks) known.emplace_back(entry.name);
       }
-      throw Error(ErrorKind::kUsage, "launcher", "launch needs a verb to run: one of " + known + usage);
+      throw Error(ErrorKind::kUsage, "launcher", "launch needs a verb to run: one of " + join(known, ", ") + usage);
     }
     const VerbEntry& entry = find_verb(rest_.front());
     if (!entry.ranks) {
@@ -81,6 +82,7 @@ class LaunchVerb : public Verb {
     const ParsedVerb parsed = parse_verb(entry, {rest_.begin() + 1, rest_.end()});
     help_ = parsed.text;
     options_.context = parsed.verb == nullptr ? options_.ranks : parsed.verb->context(options_.ranks);
+    options_.device = parsed.verb == nullptr ? "cpu" : parsed.verb->device();
     options_.network = network_from_environment(parsed.verb == nullptr ? Network{} : parsed.verb->network());
     options_.program = rest_;
   }

@@ -8,7 +8,9 @@
 #include <vector>
 
 #include "common/error.h"
+#include "common/names.h"
 #include "launcher/launch/host_plan.h"
+#include "launcher/network/network.h"
 #include "launcher/verb.h"
 #include "topology/machine.h"
 #include "topology/placement.h"
@@ -32,8 +34,12 @@ class TopologyVerb : public Verb {
                    "rings of N ranks each, as mesh.context of a configuration (default: one ring of all ranks)")
         ->type_name("N");
     app.add_option("--device", device_,
-                   "cpu or cuda: what the ranks run on (default: as device = \"auto\" decides; of a "
+                   "what the ranks run on: cpu, cuda, or auto (default: as device = \"auto\" decides; of a "
                    "description, cuda where it has GPUs enough)");
+    app.add_option("--hcas", hcas_,
+                   "the job's RDMA devices, mlx5_0,mlx5_1:1, as `launch --hcas` and [network] name them (default: "
+                   "ANNULUS_HCAS, else all)")
+        ->type_name("LIST");
     app.add_flag("--json", json_, "print JSON instead of a table");
     app.footer(
         "Examples:\n  ./annulus topology -n 2\n"
@@ -49,32 +55,32 @@ class TopologyVerb : public Verb {
       throw Error(ErrorKind::kUsage, "launcher",
                   "topology --context takes a number of ranks, 1 or more, not " + std::to_string(context_));
     }
-    if (!device_.empty() && device_ != "cpu" && device_ != "cuda") {
-      throw Error(ErrorKind::kUsage, "launcher", "topology --device is cpu or cuda, not \"" + device_ + "\"");
-    }
+    index_of_name(device_, {"auto", "cpu", "cuda"}, "device", "topology --device");
+    // What is typed comes before the environment, as for `launch`.
+    const Network typed = parse_network("", hcas_, "auto", "topology --hcas");
+    job_hcas_ = typed.hcas.empty() ? network_from_environment({}).hcas : typed.hcas;
   }
 
   int run() override {
-    std::vector<Machine> hosts;
+    std::vector<Host> hosts;
+    if (xml_.empty()) hosts.push_back(this_host());
+    for (const std::string& file : xml_) hosts.push_back({Machine::from_xml(file), /*cuda=*/true});
+    std::vector<Machine> machines;
     size_t gpus = 0, nodes = 0;
-    bool cuda = true;
-    if (xml_.empty()) {
-      // What ranks of this program would do here.
-      const Host host = this_host(static_cast<int>(ranks_.value_or(1)));
-      hosts.push_back(host.machine);
-      cuda = host.device == DeviceKind::kCuda;
+    for (const Host& host : hosts) {
+      machines.push_back(machine_for(host, job_hcas_));
+      gpus += machines.back().gpus.size();
+      nodes += machines.back().numa_nodes.size();
     }
-    for (const std::string& file : xml_) hosts.push_back(Machine::from_xml(file));
-    for (const Machine& machine : hosts) {
-      gpus += machine.gpus.size();
-      nodes += machine.numa_nodes.size();
-    }
-    cuda = device_.empty() ? cuda && gpus > 0 && ranks_.value_or(1) <= static_cast<int64_t>(gpus) : device_ == "cuda";
-    const auto ranks =
-        static_cast<int>(ranks_.value_or(static_cast<int64_t>(cuda ? std::max<size_t>(1, gpus) : nodes)));
-    const Placement placement = place(
-        hosts, ranks, {.device = cuda ? DeviceKind::kCuda : DeviceKind::kCpu, .context = static_cast<int>(context_)});
-    const std::string text = json_ ? topology_json(hosts, placement).dump(2) + "\n" : topology_table(hosts, placement);
+    // Who asks for cuda where GPUs are too few is told so by `place`.
+    const DeviceKind device = device_ == "cuda"
+                                  ? DeviceKind::kCuda
+                                  : device_for(hosts, machines, static_cast<int>(ranks_.value_or(1)), device_);
+    const auto ranks = static_cast<int>(
+        ranks_.value_or(static_cast<int64_t>(device == DeviceKind::kCuda ? std::max<size_t>(1, gpus) : nodes)));
+    const Placement placement = place(machines, ranks, {.device = device, .context = static_cast<int>(context_)});
+    const std::string text =
+        json_ ? topology_json(machines, placement).dump(2) + "\n" : topology_table(machines, placement);
     std::fputs(text.c_str(), stdout);
     return 0;
   }
@@ -83,7 +89,9 @@ class TopologyVerb : public Verb {
   std::vector<std::string> xml_;
   std::optional<int64_t> ranks_;
   int64_t context_ = 0;
-  std::string device_;
+  std::string device_ = "auto";
+  std::string hcas_;
+  std::vector<std::string> job_hcas_;
   bool json_ = false;
 };
 

@@ -10,7 +10,7 @@
 #include "config/config.h"
 #include "launcher/command_line.h"
 #include "launcher/device.h"
-#include "launcher/launch/host_plan.h"
+#include "launcher/launch/rank_place.h"
 #include "launcher/seats.h"
 #include "launcher/start_job.h"
 #include "launcher/verb.h"
@@ -59,6 +59,8 @@ class TrainVerb : public Verb {
     return parse_network(n.interfaces, n.hcas, n.rank_hca, config_path_ + ": [network]");
   }
 
+  std::string device() const override { return config_.device; }
+
   int context(int ranks) const override {
     const int64_t context = config_.mesh.context > 0 ? config_.mesh.context : ranks / config_.mesh.data;
     // A mesh that does not fit the ranks is refused where all of it can be said (fit_axes).
@@ -82,7 +84,7 @@ class TrainVerb : public Verb {
     if (resuming_) options.resume = resume_run_;
     options.device = choice.device;
     options.device_reason = choice.reason;
-    options.placement = placement_text();
+    options.placement = rank_place().text();
     options.ring = ring_lines(gather_seats(job, choice.device.is_cuda()), context(job.size));
     options.ring.insert(options.ring.end(), network_lines().begin(), network_lines().end());
     const char* const launched = std::getenv("ANNULUS_LAUNCH_COMMAND");

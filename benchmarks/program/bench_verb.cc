@@ -19,6 +19,7 @@
 #include "common/error.h"
 #include "common/files.h"
 #include "common/names.h"
+#include "common/text.h"
 #include "common/version.h"
 #include "launcher/command_line.h"
 #include "launcher/device.h"
@@ -35,6 +36,7 @@ class Word {
   virtual ~Word() = default;
   virtual CLI::App* declare(CLI::App& bench) = 0;
   virtual void check() {}
+  virtual std::string device() const { return "cpu"; }  // as Verb::device
   virtual int run() = 0;
 };
 
@@ -101,7 +103,7 @@ class RingWord : public Word {
   int run() override {
     if (!launch_info().launched) {
       LaunchOptions launch;
-      launch.ranks = 4;
+      launch.ranks = launch.context = 4;
       launch.program = command_arguments();
       launch.typed = typed_command();
       return run_launch(launch);
@@ -221,6 +223,8 @@ class GpuWord : public Word {
 
   void check() override { check_json(json_); }
 
+  std::string device() const override { return device_; }
+
   int run() override {
     refuse_ranks("gpu");
     const bool cuda = device_ == "cuda";
@@ -322,7 +326,7 @@ class AllWord : public Word {
   int add_ring(std::vector<BenchRatio>& ratios) const {
     const ScratchFolder scratch;
     LaunchOptions launch;
-    launch.ranks = 4;
+    launch.ranks = launch.context = 4;
     launch.program = {"bench", "ring", "--rounds", std::to_string(rounds_), "--json", scratch.file("ring.json")};
     if (length_ > 0) launch.program.insert(launch.program.end(), {"--length", std::to_string(length_)});
     launch.typed = typed_command();
@@ -361,10 +365,8 @@ class CompareWord : public Word {
     const BenchReport before = read_report(before_), after = read_report(after_);
     const std::vector<std::string> worse = compare_reports(before, after, margin_, std::cout);
     if (worse.empty()) return 0;
-    std::string names;
-    for (const std::string& name : worse) names += (names.empty() ? "" : ", ") + name;
     throw Error(ErrorKind::kRegression, "bench",
-                "got worse from " + before_ + " to " + after_ + " by more than is allowed: " + names);
+                "got worse from " + before_ + " to " + after_ + " by more than is allowed: " + join(worse, ", "));
   }
 
  private:
@@ -393,6 +395,8 @@ class BenchVerb : public Verb {
     }
     chosen_->check();
   }
+
+  std::string device() const override { return chosen_->device(); }
 
   int run() override { return chosen_->run(); }
 

@@ -1,49 +1,52 @@
-// Where the ranks of a job go on this host, for launch, for `topology` and for the ranks themselves: topology's
-// placement, and what follows from it for threads and devices.
+// Where the ranks of a job go on a host: topology's placement of what the job asks for, once for `launch`, for
+// `topology` and for the ranks themselves (launcher/launch/rank_place.h), so that what is shown is what is carried out.
+//
+// Thread safety: no state.
 #pragma once
 
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "comm/launch_info.h"
 #include "topology/machine.h"
 #include "topology/placement.h"
 
 namespace annulus {
 
-// What this host's ranks are placed on: the machine, with the GPUs that they may use, and the kind of device that they
-// get by device = "auto" if there are `ranks` of them. Starts nothing of CUDA. Raises Error(kUnavailable) when the
-// machine cannot be read.
+// What ranks are placed on.
 struct Host {
   Machine machine;
-  DeviceKind device = DeviceKind::kCpu;
-};
-Host this_host(int ranks, bool respect_affinity = true);
-
-struct HostPlan {
-  std::string table;            // for a person
-  int cores = 1;                // usable cores of this host
-  bool oversubscribed = false;  // more ranks than cores: ranks share them
+  bool cuda = false;  // ranks of this program can compute on its GPUs
+  // What CUDA_VISIBLE_DEVICES says there; nothing: it is not set.
+  std::optional<std::string> visible_devices = std::nullopt;
 };
 
-// For `ranks` ranks on this host, in rings of `context` (PlacementOptions), of a job with these HCAs (all where it
-// names none).
-HostPlan plan_host(int ranks, int context, const std::vector<std::string>& hcas);
+// The one that this process runs on, with its GPUs where the build has CUDA and the driver lets this process in. Starts
+// nothing of CUDA. `respect_affinity` as Machine::this_machine. Raises Error(kUnavailable) when the machine cannot be
+// read.
+Host this_host(bool respect_affinity = true);
 
-// Binds the calling process to its cores and memory and returns how many threads suit it; nothing when it leaves
-// binding as it is: ANNULUS_BIND=0, or nobody says how many ranks share the host. Otherwise as
-// plan_host. Call before any thread starts.
-std::optional<int> bind_rank(const LaunchInfo& info, int context, const std::vector<std::string>& hcas);
+// What a job asks of a host.
+struct HostRequest {
+  int ranks = 1;                       // on this host
+  int job_ranks = 0;                   // PlacementOptions::job_ranks
+  int context = 0;                     // PlacementOptions::context
+  std::string device = "auto";         // "cpu", "cuda" or "auto", as configured
+  std::vector<std::string> hcas = {};  // of the job; empty: all
+};
 
-// Where bind_rank put the ranks of this host, by local rank; empty when it did nothing.
-const std::vector<RankPlacement>& placed_ranks();
+// The machine as a job sees it: without the GPUs that CUDA hides, and without HCAs that are not the job's.
+Machine machine_for(const Host& host, const std::vector<std::string>& hcas);
 
-// Places the ranks of this host on GPUs that CUDA lets this process use, by their PCI bus ids, where bind_rank has not
-// or has placed one on another: afterwards placed_ranks() has `ranks` ranks of a job of `job_ranks`. Binds nothing.
-void place_on_gpus(const std::vector<std::string>& pci_bus_ids, int ranks, int job_ranks);
+// What `ranks` ranks of `hosts` compute on: GPUs where they are not told "cpu" and there is one for each. A job that is
+// told "cuda" and lacks GPUs is refused when it chooses its devices (launcher/device.h).
+DeviceKind device_for(const std::vector<Host>& hosts, const std::vector<Machine>& machines, int ranks,
+                      const std::string& device);
 
-// What bind_rank did, for one line of output: "cpus 0 / 1" by local rank; empty when it did nothing.
-const std::string& placement_text();
+struct PlacedHost {
+  Machine machine;  // machine_for
+  Placement placement;
+};
+PlacedHost place_on(const Host& host, const HostRequest& request);
 
 }  // namespace annulus

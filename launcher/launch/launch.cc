@@ -22,6 +22,7 @@
 #include "launcher/launch/session_dir.h"
 #include "launcher/launch/signals.h"
 #include "launcher/launch/supervisor.h"
+#include "topology/report.h"
 
 extern char** environ;
 
@@ -81,6 +82,24 @@ std::vector<std::string> forwarded_variables() {
   return names;
 }
 
+// Where the ranks go, as far as this host can tell.
+struct Planned {
+  std::string text;             // for a person
+  bool oversubscribed = false;  // more ranks than cores: mpirun must allow it
+};
+
+Planned plan(const LaunchOptions& options) {
+  if (const std::string by = hosts_named_by(options.mpi_args); !by.empty()) {
+    // How many ranks each host gets is mpirun's to say, and so is whether they are more than its cores.
+    return {"placement: the hosts are named by " + by +
+            "; each rank takes its place on its own (`annulus topology --xml FILE`, once a host, shows which)\n"};
+  }
+  const PlacedHost placed = place_on(
+      this_host(),
+      {.ranks = options.ranks, .context = options.context, .device = options.device, .hcas = options.network.hcas});
+  return {topology_table({placed.machine}, placed.placement), placed.placement.oversubscribed};
+}
+
 }  // namespace
 
 int run_launch(const LaunchOptions& options) {
@@ -90,7 +109,7 @@ int run_launch(const LaunchOptions& options) {
                 "ranks; give mpirun the verb without `launch`, or type `launch` without mpirun");
   }
   const Mpirun mpirun = find_mpirun();
-  const HostPlan plan = plan_host(options.ranks, options.context, options.network.hcas);
+  const Planned planned = plan(options);
 
   set_env("ANNULUS_WORLD_SIZE", std::to_string(options.ranks));
   set_env("ANNULUS_LAUNCH_COMMAND", options.typed);
@@ -99,7 +118,7 @@ int run_launch(const LaunchOptions& options) {
     set_env("ANNULUS_PROGRESS", isatty(STDOUT_FILENO) == 1 ? "live" : "plain");
   MpirunRequest request;
   request.ranks = options.ranks;
-  request.oversubscribe = plan.oversubscribed;
+  request.oversubscribe = planned.oversubscribed;
   request.as_root = geteuid() == 0;
   request.interfaces = options.network.interfaces;
   request.extra = options.mpi_args;
@@ -113,7 +132,7 @@ int run_launch(const LaunchOptions& options) {
     set_env("ANNULUS_LAUNCH_DIR", SessionDir::pattern());
     request.session_dir = SessionDir::pattern();
     request.forward = forwarded_variables();
-    std::printf("%s\nOpen MPI %s would be started as (%s: a fresh folder):\n\n  %s\n", plan.table.c_str(),
+    std::printf("%s\nOpen MPI %s would be started as (%s: a fresh folder):\n\n  %s\n", planned.text.c_str(),
                 mpirun.version.c_str(), request.session_dir.c_str(),
                 shell_quote(mpirun_command(mpirun, request)).c_str());
     return 0;
@@ -135,7 +154,7 @@ int run_launch(const LaunchOptions& options) {
   const std::vector<std::string> command = mpirun_command(mpirun, request);
 
   return supervise(command, options, signals, session.path(), log_dir,
-                   options.typed + "\n" + now_text("%Y-%m-%d %H:%M:%S") + "\n\n" + plan.table + "\n" +
+                   options.typed + "\n" + now_text("%Y-%m-%d %H:%M:%S") + "\n\n" + planned.text + "\n" +
                        shell_quote(command) + "\n\n");
 }
 

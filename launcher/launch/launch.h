@@ -16,6 +16,7 @@ namespace annulus {
 struct LaunchOptions {
   int ranks = 1;
   int context = 1;                    // ranks of a ring (Verb::context)
+  std::string device = "cpu";         // what its ranks compute on (Verb::device)
   Network network;                    // of the job: what was typed, else the verb's
   bool dry_run = false;               // print the placement and the mpirun command, start nothing
   std::string log_dir;                // empty: runs/logs/DATE-TIME-PID below the current folder

@@ -4,6 +4,8 @@
 #include <unistd.h>
 #include <wordexp.h>
 
+#include <algorithm>
+#include <array>
 #include <charconv>
 #include <cstdio>
 #include <cstdlib>
@@ -22,11 +24,9 @@ bool is_program(const std::string& path) { return !path.empty() && access(path.c
 std::string search_path(const std::string& name) {
   const char* value = std::getenv("PATH");
   const std::string path = value ? value : "/usr/bin:/bin";
-  for (size_t begin = 0; begin <= path.size();) {
-    const size_t end = std::min(path.find(':', begin), path.size());
-    const std::string candidate = path.substr(begin, end - begin) + "/" + name;
+  for (const std::string& folder : split(path, ':')) {
+    const std::string candidate = folder + "/" + name;
     if (is_program(candidate)) return candidate;
-    begin = end + 1;
   }
   return "";
 }
@@ -84,6 +84,29 @@ Mpirun find_mpirun() {
   return parse_mpirun_version(path, output);
 }
 
+std::string hosts_named_by(const std::vector<std::string>& mpi_args) {
+  constexpr std::array<std::string_view, 9> kOptions = {
+      "H", "host", "hostfile", "machinefile", "default-hostfile", "rankfile", "rf", "app", "add-hostfile"};
+  for (const std::string& word : mpi_args) {
+    const std::string option = word.substr(0, word.find('='));
+    if (option.find("default_hostfile") != std::string::npos) return word;  // --mca orte_default_hostfile FILE
+    if (!option.starts_with("-")) continue;
+    const std::string_view name =
+        std::string_view(option).substr(std::min(option.find_first_not_of('-'), option.size()));
+    if (std::find(kOptions.begin(), kOptions.end(), name) != kOptions.end()) return option;
+  }
+  for (const char* name : {"OMPI_MCA_orte_default_hostfile", "PRTE_MCA_prte_default_hostfile"}) {
+    const char* const value = std::getenv(name);
+    if (value != nullptr && *value != '\0') return name;
+  }
+  // mpirun starts its ranks on the hosts that Slurm gave it.
+  for (const char* name : {"SLURM_JOB_NUM_NODES", "SLURM_NNODES"}) {
+    const char* const value = std::getenv(name);
+    if (value != nullptr && std::atoi(value) > 1) return std::string(name) + "=" + value;
+  }
+  return "";
+}
+
 std::vector<std::string> mpirun_command(const Mpirun& mpirun, const MpirunRequest& request) {
   std::vector<std::string> argv = {mpirun.path, "-np", std::to_string(request.ranks), "--bind-to", "none"};
   const auto mca = [&](const char* option, const char* key, const std::string& value) {
@@ -114,9 +137,7 @@ std::vector<std::string> mpirun_command(const Mpirun& mpirun, const MpirunReques
   mca(runtime, "oob_tcp_keepalive_intvl", "2");
   mca(runtime, "oob_tcp_keepalive_probes", "3");
   if (!request.interfaces.empty()) {
-    std::string list;
-    for (const std::string& name : request.interfaces) list += (list.empty() ? "" : ",") + name;
-    mca(runtime, five ? "prte_if_include" : "oob_tcp_if_include", list);
+    mca(runtime, five ? "prte_if_include" : "oob_tcp_if_include", join(request.interfaces, ","));
   }
   for (const std::string& name : request.forward) argv.insert(argv.end(), {"-x", name});
   argv.insert(argv.end(), request.extra.begin(), request.extra.end());

@@ -34,6 +34,10 @@ struct MpirunRequest {
   std::vector<std::string> program;     // argv of each rank
 };
 
+// What names hosts to mpirun: an option among the user's `mpi_args`, such as "--hostfile", or a variable of the
+// environment (a default host file, an allocation of several hosts). Empty: all ranks are on this host.
+std::string hosts_named_by(const std::vector<std::string>& mpi_args);
+
 // The command line, argv[0] first. Ranks are not bound by mpirun: each binds itself to its place (docs/user-guide.md).
 std::vector<std::string> mpirun_command(const Mpirun& mpirun, const MpirunRequest& request);
 

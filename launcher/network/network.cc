@@ -4,10 +4,12 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
+#include <iterator>
 #include <utility>
 
 #include "common/error.h"
 #include "common/names.h"
+#include "common/text.h"
 
 namespace annulus {
 namespace {
@@ -27,21 +29,8 @@ const char* set_value(const char* name) {
   return value != nullptr && *value != '\0' ? value : nullptr;
 }
 
-std::vector<std::string> split(std::string_view list) {
-  std::vector<std::string> parts;
-  if (list.empty()) return parts;
-  for (size_t begin = 0; begin <= list.size();) {
-    const size_t end = std::min(list.find(',', begin), list.size());
-    parts.emplace_back(list.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  return parts;
-}
-
-std::string joined(const std::vector<std::string>& parts) {
-  std::string out;
-  for (const std::string& part : parts) out += (out.empty() ? "" : ",") + part;
-  return out;
+std::vector<std::string> names_in(std::string_view list) {
+  return list.empty() ? std::vector<std::string>{} : split(list, ',');
 }
 
 bool is_name(std::string_view text) {
@@ -65,7 +54,7 @@ Network parse_network(std::string_view interfaces, std::string_view hcas, std::s
                 std::string(where) + ": " + what + " is named as the system names it, " + form + ", not \"" + got +
                     "\"; NCCL's and MPI's own variables take patterns and networks, and come first");
   };
-  Network network{split(interfaces), split(hcas)};
+  Network network{names_in(interfaces), names_in(hcas)};
   for (const std::string& name : network.interfaces) {
     if (!is_name(name)) refuse("an interface", "such as eth0", name);
   }
@@ -92,8 +81,8 @@ Network network_from_environment(Network configured) {
 
 std::vector<Variable> environment_of(const Network& network) {
   std::vector<Variable> out;
-  if (!network.interfaces.empty()) out.push_back({kInterfaces, joined(network.interfaces)});
-  if (!network.hcas.empty()) out.push_back({kHcas, joined(network.hcas)});
+  if (!network.interfaces.empty()) out.push_back({kInterfaces, join(network.interfaces, ",")});
+  if (!network.hcas.empty()) out.push_back({kHcas, join(network.hcas, ",")});
   if (network.nearest_hca) out.push_back({kRankHca, "nearest"});
   return out;
 }
@@ -101,24 +90,24 @@ std::vector<Variable> environment_of(const Network& network) {
 std::vector<Variable> network_variables(const Network& network, const std::string& nearest) {
   std::vector<Variable> out;
   if (!network.interfaces.empty()) {
-    out.push_back({"NCCL_SOCKET_IFNAME", "=" + joined(network.interfaces)});
-    out.push_back({"OMPI_MCA_btl_tcp_if_include", joined(network.interfaces)});
+    out.push_back({"NCCL_SOCKET_IFNAME", "=" + join(network.interfaces, ",")});
+    out.push_back({"OMPI_MCA_btl_tcp_if_include", join(network.interfaces, ",")});
   }
   const std::vector<std::string> hcas =
       network.nearest_hca && !nearest.empty() ? std::vector<std::string>{nearest} : network.hcas;
   if (!hcas.empty()) {
-    out.push_back({"NCCL_IB_HCA", "=" + joined(hcas)});
-    out.push_back({"OMPI_MCA_btl_openib_if_include", joined(hcas)});
+    out.push_back({"NCCL_IB_HCA", "=" + join(hcas, ",")});
+    out.push_back({"OMPI_MCA_btl_openib_if_include", join(hcas, ",")});
     std::vector<std::string> devices;
     for (const std::string& hca : hcas) devices.push_back(hca.find(':') == std::string::npos ? hca + ":1" : hca);
     devices.insert(devices.end(), network.interfaces.begin(), network.interfaces.end());
-    out.push_back({"UCX_NET_DEVICES", joined(devices)});
+    out.push_back({"UCX_NET_DEVICES", join(devices, ",")});
   }
   return out;
 }
 
-std::vector<std::string> apply_network(const std::vector<Variable>& variables) {
-  std::vector<std::string> lines;
+Applied apply_network(const std::vector<Variable>& variables) {
+  Applied applied;
   for (const Variable& variable : variables) {
     const char* opposite = nullptr;
     for (const auto& [name, other] : kOpposites) {
@@ -126,17 +115,32 @@ std::vector<std::string> apply_network(const std::vector<Variable>& variables) {
     }
     if (const char* const own = set_value(variable.name.c_str())) {
       const bool same = variable.value == own;
-      lines.push_back(variable.name + "=" + own + " is the environment's" +
-                      (same ? "" : " and stays, in place of " + variable.value));
+      applied.lines.push_back(variable.name + "=" + own + " is the environment's" +
+                              (same ? "" : " and stays, in place of " + variable.value));
     } else if (opposite != nullptr) {
-      lines.push_back(std::string(opposite) + " is set in the environment and stays, in place of " + variable.name +
-                      "=" + variable.value);
+      applied.lines.push_back(std::string(opposite) + " is set in the environment and stays, in place of " +
+                              variable.name + "=" + variable.value);
     } else {
       setenv(variable.name.c_str(), variable.value.c_str(), 1);
-      lines.push_back(variable.name + "=" + variable.value);
+      applied.lines.push_back(variable.name + "=" + variable.value);
+      applied.set.push_back(variable);
     }
   }
-  return lines;
+  return applied;
+}
+
+void apply_for_nccl(const std::vector<Variable>& variables, Applied& applied) {
+  const auto is_nccls = [](const Variable& variable) { return variable.name.starts_with("NCCL_"); };
+  for (const Variable& variable : applied.set) {
+    if (is_nccls(variable)) unsetenv(variable.name.c_str());
+  }
+  std::erase_if(applied.set, is_nccls);
+  std::erase_if(applied.lines, [](const std::string& line) { return line.starts_with("NCCL_"); });
+  std::vector<Variable> nccls;
+  std::copy_if(variables.begin(), variables.end(), std::back_inserter(nccls), is_nccls);
+  const Applied again = apply_network(nccls);
+  applied.lines.insert(applied.lines.begin(), again.lines.begin(), again.lines.end());
+  applied.set.insert(applied.set.begin(), again.set.begin(), again.set.end());
 }
 
 }  // namespace annulus

@@ -1,8 +1,9 @@
 // The job's network: which interfaces and which RDMA devices (HCAs) its ranks use, said to NCCL and to MPI in the form
-// that each takes. A rank applies it before MPI starts and before it touches NCCL (main.cc); `launch` hands it to
+// that each takes. A rank applies it before MPI starts and before it touches NCCL (seats.h); `launch` hands it to
 // mpirun's own daemons too (launch/mpirun.h).
 //
-// Thread safety: apply_network changes the environment and belongs before the first thread; the others have no state.
+// Thread safety: apply_network and apply_for_nccl change the environment: the first belongs before the first thread,
+// the second where no other thread reads it. The others have no state.
 #pragma once
 
 #include <functional>
@@ -54,8 +55,17 @@ std::vector<Variable> environment_of(const Network& network);
 // Sources: NCCL's documentation of its environment variables, `ompi_info --all`, UCX's frequently asked questions.
 std::vector<Variable> network_variables(const Network& network, const std::string& nearest);
 
-// Sets the variables that are not set: what the user has set is meant. Returns lines that say what was set and what was
-// left. A variable is also left where its opposite is set (btl_tcp_if_exclude), since MPI refuses both.
-std::vector<std::string> apply_network(const std::vector<Variable>& variables);
+struct Applied {
+  std::vector<std::string> lines = {};  // what was set and what was left
+  std::vector<Variable> set = {};       // by us
+};
+
+// Sets the variables that are not set: what the user has set is meant. A variable is also left where its opposite is
+// set (btl_tcp_if_exclude), since MPI refuses both.
+Applied apply_network(const std::vector<Variable>& variables);
+
+// After MPI has started, and before NCCL is first used: NCCL's variables are taken back where we set them, and set as
+// in `variables`. MPI's stay: it has read them.
+void apply_for_nccl(const std::vector<Variable>& variables, Applied& applied);
 
 }  // namespace annulus

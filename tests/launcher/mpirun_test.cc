@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "common/error.h"
 #include "common/text.h"
@@ -77,6 +78,23 @@ TEST(Mpirun, QuotesAndSplitsAsAShellDoes) {
   EXPECT_EQ(shell_quote(words), "plain-1.toml 'two words' 'it'\\''s' '' '{ kind = \"causal\" }' '$HOME'");
   EXPECT_EQ(shell_split(shell_quote(words), "test"), words);
   for (const char* bad : {"'open", "a | b", "$(ls)", "`ls`"}) EXPECT_THROW(shell_split(bad, "test"), Error) << bad;
+}
+
+TEST(Mpirun, HostsAreNamedByOptionsAndVariables) {
+  for (const char* name : {"OMPI_MCA_orte_default_hostfile", "SLURM_JOB_NUM_NODES", "SLURM_NNODES"}) unsetenv(name);
+  const auto by = [](const char* words) { return hosts_named_by(shell_split(words, "test")); };
+  EXPECT_EQ(by("--hostfile hosts"), "--hostfile");
+  EXPECT_EQ(by("-x A -H a,b"), "-H");
+  EXPECT_EQ(by("--host=a:4,b:4"), "--host");
+  EXPECT_EQ(by("-machinefile m"), "-machinefile");
+  EXPECT_EQ(by("--mca orte_default_hostfile m"), "orte_default_hostfile");
+  EXPECT_EQ(by(""), "");
+  EXPECT_EQ(by("-x HOSTFILE --bind-to none --mca plm_rsh_agent ssh --report-bindings"), "");
+  setenv("SLURM_JOB_NUM_NODES", "1", 1);
+  EXPECT_EQ(by(""), "");
+  setenv("SLURM_JOB_NUM_NODES", "2", 1);
+  EXPECT_EQ(by(""), "SLURM_JOB_NUM_NODES=2");
+  unsetenv("SLURM_JOB_NUM_NODES");
 }
 
 }  // namespace

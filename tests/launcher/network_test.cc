@@ -28,7 +28,7 @@ class NetworkTest : public ::testing::Test {
 
 TEST_F(NetworkTest, NothingNamedSetsNothing) {
   EXPECT_EQ(network_variables({}, "mlx5_3:1"), Variables{});
-  EXPECT_EQ(apply_network({}), std::vector<std::string>{});
+  EXPECT_EQ(apply_network({}).lines, std::vector<std::string>{});
   EXPECT_EQ(network_variables({.nearest_hca = true}, ""), Variables{}) << "no HCA on this host";
 }
 
@@ -53,7 +53,7 @@ TEST_F(NetworkTest, WhatTheUserSetStaysAndIsSaid) {
   setenv("NCCL_SOCKET_IFNAME", "^docker", 1);
   setenv("OMPI_MCA_btl_tcp_if_exclude", "lo", 1);
   const std::vector<std::string> lines =
-      apply_network(network_variables({.interfaces = {"eth0"}, .hcas = {"mlx5_0"}}, ""));
+      apply_network(network_variables({.interfaces = {"eth0"}, .hcas = {"mlx5_0"}}, "")).lines;
   EXPECT_EQ(lines, (std::vector<std::string>{
                        "NCCL_SOCKET_IFNAME=^docker is the environment's and stays, in place of =eth0",
                        "OMPI_MCA_btl_tcp_if_exclude is set in the environment and stays, in place of "

@@ -1,0 +1,110 @@
+// See rank_place.h.
+#include "launcher/launch/rank_place.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <string_view>
+#include <utility>
+
+#include "common/error.h"
+#include "memory/numa.h"
+#include "topology/binding.h"
+
+namespace annulus {
+namespace {
+
+// "cpus 0 / 1", or of many ranks the number of cores each.
+std::string describe(const std::vector<RankPlacement>& ranks) {
+  constexpr size_t kFew = 8;
+  if (ranks.size() > kFew) {
+    const bool shared =
+        std::any_of(ranks.begin(), ranks.end(), [](const RankPlacement& rank) { return rank.oversubscribed; });
+    return std::to_string(ranks.front().threads) + " cores each" + (shared ? ", shared" : "");
+  }
+  std::string text = "cpus ";
+  for (const RankPlacement& rank : ranks) {
+    if (&rank != &ranks.front()) text += " / ";
+    text += rank.cpus.to_string();
+  }
+  return text;
+}
+
+bool may_bind() {
+  const char* const wanted = std::getenv("ANNULUS_BIND");
+  return wanted == nullptr || std::string_view(wanted) != "0";
+}
+
+}  // namespace
+
+void HostAccess::bind_process(const RankPlacement& rank) {
+  try {
+    bind_to_cpus(rank);
+    const std::string warning = bind_memory(rank.memory_nodes);
+    if (!warning.empty() && rank.local_rank == 0) std::fprintf(stderr, "annulus: %s\n", warning.c_str());
+  } catch (const Error& error) {
+    std::fprintf(stderr, "annulus: not bound to its processors: %s\n", error.what());
+  }
+}
+
+// Returns its threads.
+int RankPlace::bind(const RankPlacement& own) {
+  access_.bind(own);
+  bound_ = own;
+  text_ = describe(ranks_);
+  return own.threads;
+}
+
+std::optional<int> RankPlace::take(const LaunchInfo& info, HostRequest request) {
+  request.ranks = info.local_size;
+  request.job_ranks = std::max(info.size, info.local_size);
+  request_ = std::move(request);
+  if (info.local_size < 1) return std::nullopt;  // nobody says how many ranks share this host
+  // mpirun by itself binds ranks: then a rank's affinity is its own share, not what all ranks divide among them.
+  Host host = access_.read(/*respect_affinity=*/info.annulus_size > 0);
+  if (!host.machine.is_this_system) return std::nullopt;  // HWLOC_XMLFILE: a description of another machine
+  host_ = std::move(host);
+  ranks_ = place_on(*host_, request_).placement.ranks;
+  if (!may_bind()) return std::nullopt;
+  return bind(ranks_.at(static_cast<size_t>(info.local_rank)));
+}
+
+void RankPlace::place_on_gpus(const std::vector<std::string>& pci_bus_ids, int ranks, int job_ranks) {
+  const auto usable = [&](const RankPlacement& rank) {
+    return std::find(pci_bus_ids.begin(), pci_bus_ids.end(), rank.gpu_pci) != pci_bus_ids.end();
+  };
+  if (static_cast<int>(ranks_.size()) == ranks && std::all_of(ranks_.begin(), ranks_.end(), usable)) return;
+  if (!host_) host_ = access_.read(/*respect_affinity=*/false);
+  Host host = *host_;
+  // CUDA's own word, in place of what was made of CUDA_VISIBLE_DEVICES.
+  host.visible_devices.reset();
+  host.cuda = true;
+  host.machine.set_visible_gpus(pci_bus_ids);
+  HostRequest request = request_;
+  request.ranks = ranks;
+  request.job_ranks = job_ranks;
+  request.device = "cuda";
+  ranks_ = place_on(host, request).placement.ranks;
+}
+
+std::optional<int> RankPlace::carry_out(int local_rank, bool gpu) {
+  if (ranks_.empty()) return std::nullopt;
+  if (!gpu && ranks_.front().device != DeviceKind::kCpu) {
+    HostRequest request = request_;
+    request.ranks = static_cast<int>(ranks_.size());
+    request.device = "cpu";
+    ranks_ = place_on(*host_, request).placement.ranks;
+  }
+  const RankPlacement& own = ranks_.at(static_cast<size_t>(local_rank));
+  if (!bound_) return std::nullopt;
+  text_ = describe(ranks_);  // where this rank stays, others may have moved
+  if (bound_->cpus == own.cpus && bound_->memory_nodes == own.memory_nodes) return std::nullopt;
+  return bind(own);
+}
+
+RankPlace& rank_place() {
+  static RankPlace place;
+  return place;
+}
+
+}  // namespace annulus

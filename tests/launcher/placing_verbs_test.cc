@@ -1,0 +1,92 @@
+// `topology` and `launch --dry-run` as typed: what they show is what is carried out, and nothing else is shown.
+#include <gtest/gtest.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "launcher/verb.h"
+
+namespace annulus {
+
+// A verb for ranks, which `launch` may be told to start.
+class ProbeVerb : public Verb {
+ public:
+  void declare(CLI::App& app) override { app.footer("Example:\n  ./annulus launch -n 2 probe"); }
+  int run() override { return 0; }
+};
+
+const std::vector<VerbEntry>& verbs() {
+  static const std::vector<VerbEntry> all = {
+      {"launch", "", false, make_launch_verb},
+      {"topology", "", false, make_topology_verb},
+      {"probe", "", true, []() -> std::unique_ptr<Verb> { return std::make_unique<ProbeVerb>(); }},
+  };
+  return all;
+}
+
+namespace {
+
+std::string said_by(const std::string& verb, const std::vector<std::string>& args) {
+  ParsedVerb parsed = parse_verb(find_verb(verb), args);
+  ::testing::internal::CaptureStdout();
+  EXPECT_EQ(parsed.verb->run(), 0);
+  return ::testing::internal::GetCapturedStdout();
+}
+
+std::set<std::string> nics_of(const std::vector<std::string>& more) {
+  std::vector<std::string> args = {"--json", "--xml", "tests/topology/testdata/h200_node.xml", "-n", "8"};
+  args.insert(args.end(), more.begin(), more.end());
+  std::set<std::string> nics;
+  const nlohmann::json said = nlohmann::json::parse(said_by("topology", args));
+  for (const nlohmann::json& rank : said.at("placement").at("ranks")) nics.insert(rank.at("nic").get<std::string>());
+  return nics;
+}
+
+TEST(TopologyVerb, ShowsTheHcasOfTheJob) {
+  using Nics = std::set<std::string>;
+  unsetenv("ANNULUS_HCAS");
+  EXPECT_EQ(nics_of({}), (Nics{"mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3"}));
+  EXPECT_EQ(nics_of({"--hcas", "mlx5_1,mlx5_2:1"}), (Nics{"mlx5_1", "mlx5_2"}));
+  setenv("ANNULUS_HCAS", "mlx5_1,mlx5_2", 1);
+  EXPECT_EQ(nics_of({}), (Nics{"mlx5_1", "mlx5_2"}));
+  EXPECT_EQ(nics_of({"--hcas", "mlx5_3"}), Nics{"mlx5_3"}) << "what is typed comes first";
+  unsetenv("ANNULUS_HCAS");
+}
+
+TEST(TopologyVerb, ShowsTheDeviceOfTheJob) {
+  const std::vector<std::string> args = {"--xml", "tests/topology/testdata/one_socket_gpus.xml", "-n", "2"};
+  const auto nodes = [&](const std::string& device) {
+    std::vector<std::string> with = args;
+    with.insert(with.end(), {"--json", "--device", device});
+    std::set<int> found;
+    const nlohmann::json said = nlohmann::json::parse(said_by("topology", with));
+    for (const nlohmann::json& rank : said.at("placement").at("ranks")) found.insert(rank.at("numa").get<int>());
+    return found;
+  };
+  EXPECT_EQ(nodes("auto"), std::set<int>{0});
+  EXPECT_EQ(nodes("cuda"), std::set<int>{0});
+  EXPECT_EQ(nodes("cpu"), (std::set<int>{0, 1}));
+  EXPECT_ANY_THROW(parse_verb(find_verb("topology"), {"--device", "gpu"}));
+}
+
+TEST(LaunchVerb, PlansForThisHostOnlyWhereTheRanksAreOnIt) {
+  for (const char* name : {"SLURM_JOB_NUM_NODES", "SLURM_NNODES", "OMPI_MCA_orte_default_hostfile"}) unsetenv(name);
+  const std::string many = std::to_string(std::thread::hardware_concurrency() + 2);
+  const std::string here = said_by("launch", {"-n", many, "--dry-run", "probe"});
+  EXPECT_NE(here.find("placement of " + many + " ranks"), std::string::npos) << here;
+  EXPECT_NE(here.find("OVERSUBSCRIBE"), here.find("--oversubscribe")) << "one of them: " << here;
+  const std::string named = said_by("launch", {"-n", many, "--mpi-args", "--hostfile hosts", "--dry-run", "probe"});
+  EXPECT_EQ(named.find("placement of"), std::string::npos) << named;
+  EXPECT_NE(named.find("the hosts are named by --hostfile"), std::string::npos) << named;
+  EXPECT_EQ(named.find("oversubscribe"), std::string::npos) << named;
+  EXPECT_EQ(named.find("OVERSUBSCRIBE"), std::string::npos) << named;
+  EXPECT_NE(named.find("--hostfile hosts"), std::string::npos) << named;
+}
+
+}  // namespace
+}  // namespace annulus
