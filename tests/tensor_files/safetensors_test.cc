@@ -129,9 +129,9 @@ TEST(Safetensors, RefusesWhatIsNoSuchFile) {
   expect_refused(with_header("{\"x\":" + std::string(100000, '['), 0), "nested too deeply");
 }
 
-// The time for a header is linear in its length: this one took half an hour where it was not.
+// The time for a header is linear in its length: this one took minutes where it was not.
 TEST(Safetensors, ReadsManyTensors) {
-  constexpr int kTensors = 200'000;
+  constexpr int kTensors = 100'000;
   std::string header = "{\"__metadata__\":{";
   for (int i = 0; i < kTensors; ++i) header += (i ? ",\"" : "\"") + std::to_string(i) + "\":\"\"";
   header += "}";
@@ -143,7 +143,7 @@ TEST(Safetensors, ReadsManyTensors) {
   const SafetensorsFile file(path);
   EXPECT_EQ(file.tensors().size(), kTensors);
   EXPECT_EQ(file.metadata().size(), kTensors);
-  EXPECT_EQ(file.load("199999").numel(), 0);
+  EXPECT_EQ(file.load("99999").numel(), 0);
   std::filesystem::remove(path);
 }
 
