@@ -1,0 +1,122 @@
+// What the options of any verb take: numbers as they are typed, or not at all.
+#include "launcher/verb.h"
+
+#include <gtest/gtest.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/error.h"
+
+namespace annulus {
+namespace {
+
+// An option of each kind, and a word with one of its own.
+struct Numbers {
+  int64_t any = 0;
+  int64_t positive = 1;
+  int small = 0;
+  uint64_t seed = 0;
+  double real = 0;
+  std::optional<double> share;
+  std::vector<int64_t> list;
+  std::string text;
+  int inner = 0;
+} numbers;
+
+class NumbersVerb : public Verb {
+ public:
+  void declare(CLI::App& app) override {
+    numbers = {};
+    app.add_option("--any", numbers.any);
+    app.add_option("--positive", numbers.positive)->check(CLI::PositiveNumber);
+    app.add_option("--small", numbers.small)->check(CLI::NonNegativeNumber);
+    app.add_option("--seed", numbers.seed);
+    app.add_option("--real", numbers.real);
+    app.add_option("--share", numbers.share)->check(CLI::PositiveNumber);
+    app.add_option("--list", numbers.list)->delimiter(',');
+    app.add_option("--text", numbers.text);
+    app.add_subcommand("word")->add_option("--inner", numbers.inner)->check(CLI::Range(0, 9));
+  }
+  int run() override { return 0; }
+};
+
+const VerbEntry kEntry = {"numbers", "", false, [] { return std::unique_ptr<Verb>(new NumbersVerb); }};
+
+std::string refusal(const std::vector<std::string>& args) {
+  try {
+    parse_verb(kEntry, args);
+  } catch (const Error& e) {
+    EXPECT_EQ(e.kind(), ErrorKind::kUsage) << e.what();
+    return e.what();
+  }
+  return "";
+}
+
+TEST(ParseVerb, TakesNumbersAsTheyAreTyped) {
+  EXPECT_EQ(
+      refusal({"--any", "-9223372036854775808", "--positive", "9223372036854775807", "--small", "2147483647", "--seed",
+               "18446744073709551615", "--real", "-1.5e-3", "--share", "0.1", "--list", "3,-5,0", "--text", "010"}),
+      "");
+  EXPECT_EQ(numbers.any, std::numeric_limits<int64_t>::min());
+  EXPECT_EQ(numbers.positive, std::numeric_limits<int64_t>::max());
+  EXPECT_EQ(numbers.small, std::numeric_limits<int>::max());
+  EXPECT_EQ(numbers.seed, std::numeric_limits<uint64_t>::max());
+  EXPECT_EQ(numbers.real, -1.5e-3);
+  EXPECT_EQ(numbers.share, 0.1);
+  EXPECT_EQ(numbers.list, (std::vector<int64_t>{3, -5, 0}));
+  EXPECT_EQ(numbers.text, "010");
+  EXPECT_EQ(refusal({"word", "--inner", "7"}), "");
+  EXPECT_EQ(numbers.inner, 7);
+}
+
+TEST(ParseVerb, RefusesWhatIsNoNumberOfItsType) {
+  const std::string limit = "9223372036854775807";
+  for (const std::vector<std::string>& row : std::vector<std::vector<std::string>>{
+           {"--seed", "-1", "expected a whole number of at least 0, got \"-1\""},
+           {"--seed", "18446744073709551616", ", and the largest is 18446744073709551615"},
+           {"--any", "9223372036854775808",
+            "expected a whole number, got \"9223372036854775808\", and the largest is " + limit},
+           {"--any", "-9223372036854775809", "expected a whole number, got \"-9223372036854775809\""},
+           {"--any", "010", "expected a whole number, got \"010\""},
+           {"--any", "-010", "expected a whole number, got \"-010\""},
+           {"--any", "0x10", "expected a whole number, got \"0x10\""},
+           {"--any", "1.0", "expected a whole number, got \"1.0\""},
+           {"--any", "", "expected a whole number, got \"\""},
+           {"--any", "3x", "expected a whole number, got \"3x\""},
+           {"--positive", "0", "expected a whole number of at least 1, got \"0\""},
+           {"--positive", "99999999999999999999", ", and the largest is " + limit},
+           {"--small", "-1", "expected a whole number of at least 0, got \"-1\""},
+           {"--small", "2147483648", "2147483648"},
+           {"--real", "nan", "expected a finite number, got \"nan\""},
+           {"--real", "inf", "expected a finite number, got \"inf\""},
+           {"--real", "1e400", "expected a finite number, got \"1e400\""},
+           {"--real", "0.1x", "expected a finite number, got \"0.1x\""},
+           {"--share", "0", "expected a finite number above 0, got \"0\""},
+           {"--list", "3,5x", "expected a whole number, got \"5x\""},
+       }) {
+    const std::string& option = row[0];
+    const std::string text = refusal({option, row[1]});
+    EXPECT_EQ(text.find("[launcher] numbers: "), 0) << text;
+    EXPECT_NE(text.find(option), std::string::npos) << text;
+    EXPECT_NE(text.find(row[2]), std::string::npos) << text;
+    EXPECT_LT(text.size(), 200) << text;
+  }
+  EXPECT_NE(refusal({"word", "--inner", "07"}).find("numbers word: --inner: expected a whole number, got \"07\""),
+            std::string::npos);
+  EXPECT_NE(refusal({"word", "--inner", "10"}).find("--inner"), std::string::npos);
+}
+
+}  // namespace
+
+const std::vector<VerbEntry>& verbs() {
+  static const std::vector<VerbEntry> table;
+  return table;
+}
+
+}  // namespace annulus
