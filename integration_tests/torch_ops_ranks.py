@@ -96,11 +96,12 @@ if size > 1:
 
     def refused(words, by="[comm] ranks disagree", **other):
         part = torch.randn(1, 4, 2, 4, requires_grad=True)
-        given = dict(q=part, k=part, v=part, pattern="{ kind = 'causal' }", layout="contiguous")
+        given = dict(q=part, k=part, v=part, pattern="{ kind = 'causal' }", layout="contiguous", layer=0)
         if rank == 1:
             given |= other
         try:
-            annulus.attention(given["q"], given["k"], given["v"], given["pattern"], layout=given["layout"])
+            settings = {name: given[name] for name in ("layout", "layer")}
+            annulus.attention(given["q"], given["k"], given["v"], given["pattern"], **settings)
         except RuntimeError as e:
             assert by in str(e) and "rank 1" in str(e) and words in str(e), e
         else:
@@ -110,8 +111,9 @@ if size > 1:
     refused("Double", by="[torch] on rank 1: ", q=torch.randn(1, 4, 2, 4, dtype=torch.float64))
     refused("casual", by="[pattern] on rank 1: ", pattern="{ kind = 'casual' }")
     refused("left = 2", pattern="{ kind = 'window', left = 2, right = 0 }")
-    refused("zigzak", by="[plan] on rank 1: ", layout="zigzak")
+    refused("zigzak", by="[layout] on rank 1: ", layout="zigzak")
     refused("zigzag", layout="zigzag")
+    refused("layer", layer=1)
 
     # A file that rank 1 does not have. The ranks look in folders of their own.
     here = os.getcwd()

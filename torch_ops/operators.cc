@@ -37,6 +37,10 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
+// Without the layer, though it is known here: of a backward whose saved state is damaged it is not, and the ranks hear
+// of each other's errors only where they say that they do the same.
+constexpr const char* kLabel = "torch.ops.annulus.attention";
+
 void require(bool ok, const std::string& message) {
   if (!ok) throw Error(ErrorKind::kUsage, "torch", message);
 }
@@ -104,7 +108,7 @@ AttentionCall make_call(const Tensor& q, const Tensor& k, const Tensor& v, const
   if (scale != 0) call.scale = scale;
   call.dropout = {
       .rate = dropout, .seed = static_cast<uint64_t>(seed), .step = step, .layer = layer, .first_row = first_row};
-  call.label = "torch.ops.annulus.attention, layer " + std::to_string(layer);
+  call.label = kLabel;
   const OpLabel label{call.label, 0};
   const SequenceParts parts = agree_on_call(
       [&]() -> CallTerms {
@@ -116,7 +120,9 @@ AttentionCall make_call(const Tensor& q, const Tensor& k, const Tensor& v, const
         require(std::isfinite(scale), "scale must be finite; 0 stands for 1 / sqrt(head size)");
         call.request.layout = parse_layout(layout, "layout");
         call.request.schedule = parse_schedule(schedule, "schedule");
-        return {q.size(1), k.size(1), {{"layout", layout}, {"pattern", pattern_of(pattern)->text()}}};
+        return {q.size(1),
+                k.size(1),
+                {{"layer", std::to_string(layer)}, {"layout", layout}, {"pattern", pattern_of(pattern)->text()}}};
       },
       comm, label);
   call.request.shape = {.batch = q.size(0),
@@ -176,7 +182,7 @@ std::tuple<Tensor, Tensor, Tensor> backward_cpu(const Tensor& dout, const Tensor
     state = state_of(held);
   } catch (const Error& error) {
     // The other ranks, if theirs are right, are about to agree on a backward: they hear of it.
-    agree_together(*turn.comm, {"torch.ops.annulus.attention_backward", 0}, [&]() -> Terms { throw; });
+    agree_together(*turn.comm, {kLabel, 0}, [&]() -> Terms { throw; });
     throw;
   }
   const AttentionGradients d =
