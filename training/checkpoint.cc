@@ -19,6 +19,7 @@
 
 #include "common/checksum.h"
 #include "common/error.h"
+#include "tensor_files/bounded_json.h"
 #include "tensor_files/safetensors.h"
 
 namespace annulus {
@@ -80,16 +81,10 @@ Json read_manifest(const std::string& folder) {
   std::ifstream in(path, std::ios::binary);
   std::ostringstream text;
   text << in.rdbuf();
-  // Nesting is bounded so that a damaged file cannot take memory out of proportion.
-  const auto shallow = [&](int depth, Json::parse_event_t event, Json&) {
-    using Event = Json::parse_event_t;
-    if (depth > 8 && (event == Event::object_start || event == Event::array_start))
-      damaged(path, "is nested too deeply");
-    return true;
-  };
   Json manifest;
   try {
-    manifest = Json::parse(text.str(), shallow);
+    // Nesting is bounded so that a damaged file cannot take memory out of proportion.
+    manifest = parse_bounded_json(text.str(), 9);
     if (manifest.at("format").get<std::string>() != kFormat) damaged(path, "is no annulus checkpoint");
     if (manifest.at("version").get<int>() != kVersion) {
       damaged(path,
@@ -98,6 +93,8 @@ Json read_manifest(const std::string& folder) {
     if (manifest.at("checksum").get<std::string>() != manifest_checksum(manifest)) {
       damaged(path, "its checksum does not match: it was damaged or changed");
     }
+  } catch (const JsonRefused& what) {
+    damaged(path, std::string("is malformed: ") + what.what());
   } catch (const Json::exception& what) {
     damaged(path, std::string("is malformed: ") + what.what());
   }
