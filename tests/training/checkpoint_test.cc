@@ -180,6 +180,19 @@ TEST(Checkpoint, DamagedOnesArePassedOverAndNeverCount) {
   EXPECT_EQ(names(run), (std::vector<std::string>{"step-00000002-2", "step-00000003", "step-00000004"}));
 }
 
+TEST(Checkpoint, ManifestsThatAreNestedOrSayANameTwiceAreMalformed) {
+  for (const auto& [manifest, why] : {std::pair<std::string, std::string>{R"({"step": 1, "step": 2})", "twice"},
+                                      {"{\"a\": " + std::string(100000, '['), "nested too deeply"}}) {
+    const std::string run = fresh_run("manifest");
+    CheckpointStore store(run, 2);
+    std::ofstream(store.save(state_of(1)) + "/manifest.json") << manifest;
+    std::vector<std::string> skipped;
+    EXPECT_FALSE(store.load_newest_valid(&skipped));
+    ASSERT_EQ(skipped.size(), 1u);
+    EXPECT_NE(skipped[0].find(why), std::string::npos) << skipped[0];
+  }
+}
+
 TEST(Checkpoint, TheSameStepTwiceKeepsTheNewWriting) {
   const std::string run = fresh_run("twice");
   CheckpointStore store(run, 3);
