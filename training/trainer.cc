@@ -29,12 +29,12 @@
 #include "memory/caches.h"
 #include "memory/device_memory.h"
 #include "model/model.h"
-#include "training/checkpoint.h"
+#include "training/run/checkpoint.h"
 #include "training/memory_plan.h"
 #include "training/mesh.h"
-#include "training/metrics.h"
+#include "training/run/metrics.h"
 #include "training/optimizer.h"
-#include "training/run_folder.h"
+#include "training/run/run_folder.h"
 #include "training/training.h"
 
 namespace annulus {
