@@ -391,7 +391,7 @@ void Run::save() {
   if (saved_step_ == step) return;
   const Clock before = clock();
   together(
-      world_, {"writing the checkpoint", step},
+      world_, {"writing the checkpoint", step, "step"},
       [&] {
         try {
           store_->save(training_->state());
