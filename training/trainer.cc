@@ -302,7 +302,7 @@ void Run::save() {
   if (saved_step_ == step) return;
   const RunReport::Pause pause(*report_);
   together(
-      world_, {"writing the checkpoint", step},
+      world_, {"writing the checkpoint", step, "step"},
       [&] {
         try {
           store_->save(training_->state());
