@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`annulus plan` and `annulus bench`: what they print, and what they refuse."""
+"""`annulus plan`, `doctor`, `topology` and `annulus bench`: what they print, and what they refuse."""
 
 import json
 import os
@@ -41,12 +41,76 @@ class PlanTest(cli.CliTest):
                 4,
                 "selected from queries and keys",
             ),
+            (["--ranks", "2", "--length", "100", "--heads", "99999999"], 4, "heads must be at most 2^24"),
+            (["--ranks", "2000000000", "--length", "100"], 4, "at most 1048576 ranks"),
+            (["--ranks", "8", "--length", "100", "--even"], 4, "no --even on the command line"),
+            (["--ranks", "2", "--length", str(2**40)], 8, "the proof of a plan of 1,099,511,627,776 positions takes"),
+            (["--length", "100"], 2, "plan needs --ranks, or --lengths"),
+            (["--ranks", "2"], 2, "plan needs --length, or --lengths"),
+            (["--lengths", "5,9,2", "--ranks", "2"], 2, "--lengths has 3 lengths, but --ranks says 2"),
+            (["--lengths", "5,9,2", "--length", "17"], 2, "add up to 16, but --length says 17"),
+            (["--lengths", "5,9,2", "--layout", "contiguous"], 2, "--layout was given as well"),
+            (["--lengths", "5,-9,2"], 2, "from 0"),
             (["--ranks", "2", "--length", "100", "--layout", "zigzak"], 2, 'did you mean "zigzag"'),
             (["--ranks", "2", "--length", "100", "--pattern", '{ kind = "casual" }'], 2, 'did you mean "causal"'),
         ]:
             got, _, err = self.annulus("plan", *args)
             self.assertEqual(got, code, err)
             self.assertIn(part, err)
+
+
+    def test_lengths_are_those_of_the_ranks(self):
+        code, out, err = self.annulus("plan", "--lengths", "500,20,480")
+        self.assertEqual(code, 0, err)
+        self.assertIn("lengths 500 20 480, ", out)
+        self.assertIn("ranks 3\n", out)
+        self.assertRegex(out, rf"each of {1000 * 1001 // 2} pairs is computed once")
+        same = self.annulus("plan", "--lengths", "500,20,480", "--ranks", "3", "--length", "1000")
+        self.assertEqual(out.splitlines()[:2], same[1].splitlines()[:2])
+
+    def test_json_says_what_the_table_says(self):
+        sizes = ["--ranks", "4", "--length", "1000", "--heads", "4", "--kv-heads", "2", "--head-dim", "64"]
+        code, out, err = self.annulus("plan", *sizes, "--json")
+        self.assertEqual(code, 0, err)
+        plan = json.loads(out)
+        _, table, _ = self.annulus("plan", *sizes)
+        self.assertEqual(plan["request"], table.splitlines()[0])
+        self.assertEqual((plan["ranks"], plan["pairs"]), (4, 4 * 1000 * 1001 // 2))
+        self.assertTrue(plan["proof"]["holds"])
+        self.assertEqual(plan["proof"]["pairs"], plan["pairs"])
+        for direction in ("forward", "backward"):
+            part = table[table.index(f"\n{direction} ") :]
+            for key, name, unit in [
+                ("messages_sent", "messages sent", 1),
+                ("kv_bytes_sent", "keys and values sent, MiB", 2**20),
+                ("gradient_bytes_sent", "gradients sent, MiB", 2**20),
+                ("kv_bytes_held", "keys and values held, MiB", 2**20),
+                ("gradient_bytes_held", "gradients held, MiB", 2**20),
+            ]:
+                least, most = map(float, re.search(rf"{name} +([\d.]+) +([\d.]+)\n", part).groups())
+                self.assertAlmostEqual(plan[direction][key]["least"] / unit, least, delta=0.006)
+                self.assertAlmostEqual(plan[direction][key]["most"] / unit, most, delta=0.006)
+        code, out, err = self.annulus("plan", *sizes, "--json", "--no-proof")
+        self.assertIsNone(json.loads(out)["proof"])
+
+    def test_doctor_speaks_json(self):
+        code, out, err = self.annulus("doctor", "--json")
+        self.assertEqual(code, 0, err)
+        doctor = json.loads(out)
+        self.assertTrue(doctor["good"])
+        _, table, _ = self.annulus("doctor")
+        for part in ("found", "used"):
+            for text in doctor[part].values():
+                self.assertIn(text, table)
+        for kernel in doctor["kernels"]:
+            self.assertRegex(table, rf"\n  {re.escape(kernel['name'])} +{'yes' if kernel['found'] else 'no'}: ")
+        self.assertEqual(doctor["cache_bytes"], 1792 * 2**20)
+        self.assertIn("programs", doctor["caches"])
+
+    def test_help_of_topology_shows_one_file_for_each_flag(self):
+        code, out, err = self.annulus("topology", "--help")
+        self.assertEqual(code, 0, err)
+        self.assertRegex(out, r"--xml FILE (?!\.\.\.)")
 
 
 class BenchTest(cli.CliTest):

@@ -26,7 +26,8 @@ class TopologyVerb : public Verb {
            "--xml", xml_,
            "a machine described by an hwloc XML file (`lstopo machine.xml` writes one); once for each host of a "
            "job")
-        ->allow_extra_args(false)
+        ->expected(1)
+        ->take_all()
         ->type_name("FILE");
     app.add_option("-n,--np", ranks_, "place N ranks (default: one per GPU, without GPUs one per NUMA node)")
         ->type_name("N");

@@ -39,9 +39,8 @@ std::shared_ptr<const BlockMap> read_map(const BlocksSpec& spec, const Attention
       size[2] != query_blocks || size[3] != key_blocks) {
     throw Error(ErrorKind::kPlan, "pattern",
                 "the mask in " + spec.file + " has the shape " + list_text(size) + "; for blocks of " +
-                    std::to_string(spec.block) + " expected [" + std::to_string(shape.batch) + " or 1, " +
-                    std::to_string(shape.heads) + " or 1, " + std::to_string(query_blocks) + ", " +
-                    std::to_string(key_blocks) + "]");
+                    std::to_string(spec.block) + " expected " +
+                    block_map_shapes(shape.batch, shape.heads, query_blocks, key_blocks));
   }
   const at::Tensor values = file.load("mask");
   auto map = std::make_shared<BlockMap>(

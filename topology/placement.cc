@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "common/error.h"
+#include "common/text.h"
 #include "topology/ring_order.h"
 
 namespace annulus {
@@ -16,8 +17,6 @@ namespace {
 constexpr int64_t kMaxRanks = 65536;
 
 [[noreturn]] void fail(const std::string& message) { throw Error(ErrorKind::kPlan, "topology", message); }
-
-std::string count_of(int n, const char* what) { return std::to_string(n) + " " + what + (n == 1 ? "" : "s"); }
 
 std::vector<std::vector<int64_t>> bandwidths(const Machine& machine) {
   std::vector<std::vector<int64_t>> out;
@@ -296,13 +295,13 @@ void check_gpus(const Machine& machine, int ranks) {
   const int gpus = static_cast<int>(machine.gpus.size());
   if (ranks <= gpus) return;
   if (gpus == 0) {
-    fail("host " + machine.host + " has no GPU that annulus can see, but " + count_of(ranks, "rank") +
+    fail("host " + machine.host + " has no GPU that annulus can see, but " + counted(ranks, "rank") +
          " with device = \"cuda\" " + (ranks == 1 ? "was" : "were") +
          " asked of it; use device = \"cpu\", or a host with GPUs and the NVIDIA driver");
   }
-  fail("host " + machine.host + " has " + count_of(gpus, "GPU") + ", but " + count_of(ranks, "rank") +
+  fail("host " + machine.host + " has " + counted(gpus, "GPU") + ", but " + counted(ranks, "rank") +
        " with device = \"cuda\" were asked of it, and each needs a GPU of its own; use at most " +
-       count_of(gpus, "rank") + " there, more hosts, or device = \"cpu\"");
+       counted(gpus, "rank") + " there, more hosts, or device = \"cpu\"");
 }
 
 }  // namespace
@@ -320,7 +319,7 @@ Placement place(const std::vector<Machine>& hosts, const std::vector<int>& ranks
   int64_t total = 0;
   for (size_t h = 0; h < hosts.size(); ++h) {
     if (ranks_per_host[h] < 0) {
-      fail("host " + hosts[h].host + " cannot have " + std::to_string(ranks_per_host[h]) + " ranks; use 0 or more");
+      fail("host " + hosts[h].host + " cannot have " + counted(ranks_per_host[h], "rank") + "; use 0 or more");
     }
     total += ranks_per_host[h];
   }
@@ -335,7 +334,7 @@ Placement place(const std::vector<Machine>& hosts, const std::vector<int>& ranks
   Placement placement;
   placement.context = options.context == 0 ? job_ranks : options.context;
   if (placement.context < 1 || job_ranks % placement.context != 0) {
-    fail(count_of(job_ranks, "rank") + " cannot be divided into rings of " + std::to_string(placement.context) +
+    fail(counted(job_ranks, "rank") + " cannot be divided into rings of " + std::to_string(placement.context) +
          ": use a multiple of it");
   }
   for (size_t h = 0; h < hosts.size(); ++h) {
@@ -371,8 +370,8 @@ Placement place(const std::vector<Machine>& hosts, int ranks, const PlacementOpt
     all += room.back();
   }
   if (ranks > all) {
-    fail("the " + std::to_string(hosts.size()) + " hosts have " + count_of(static_cast<int>(all), "GPU") +
-         " together, but " + count_of(ranks, "rank") +
+    fail("the " + counted(static_cast<int64_t>(hosts.size()), "host") + " have " + counted(all, "GPU") +
+         " together, but " + counted(ranks, "rank") +
          " with device = \"cuda\" were asked for, and each needs a GPU of its own; use " +
          (all == 0 ? std::string("device = \"cpu\"") : "-n " + std::to_string(all) + " or less, or device = \"cpu\""));
   }

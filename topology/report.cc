@@ -7,6 +7,8 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "common/text.h"
+
 namespace annulus {
 namespace {
 
@@ -82,8 +84,6 @@ std::string gigabytes(int64_t megabytes_per_s) {
   std::snprintf(text.data(), text.size(), value < 10 ? "%.1f" : "%.0f", value);
   return text.data();
 }
-
-std::string count_of(size_t n, const char* what) { return std::to_string(n) + " " + what + (n == 1 ? "" : "s"); }
 
 // Long lists of processors (every second one of 256) end in their count.
 std::string cpu_list(const CpuSet& cpus) {
@@ -168,7 +168,8 @@ std::string ring_lines(const Placement& placement) {
     }
     out += "\n";
   }
-  if (rings > kRings) out += "  and " + count_of(rings - kRings, "more ring") + ", in the order of the ranks\n";
+  if (rings > kRings)
+    out += "  and " + counted(static_cast<int64_t>(rings - kRings), "more ring") + ", in the order of the ranks\n";
   return out;
 }
 
@@ -177,11 +178,13 @@ std::string ring_lines(const Placement& placement) {
 std::string to_table(const Machine& machine) {
   size_t packages = 0;
   for (const Package& package : machine.packages) packages += package.cpus.empty() ? 0 : 1;
-  std::string out = "host " + clean(machine.host, 40) + ": " + count_of(packages, "package") + ", " +
-                    count_of(machine.numa_nodes.size(), "NUMA node") + ", " + count_of(machine.cores.size(), "core") +
-                    " (" + count_of(static_cast<size_t>(machine.cpus().size()), "thread") + "), " +
-                    bytes(machine.memory_bytes()) + " memory, " + count_of(machine.gpus.size(), "GPU") + ", " +
-                    count_of(machine.nics.size(), "NIC") + "\n";
+  std::string out = "host " + clean(machine.host, 40) + ": " + counted(static_cast<int64_t>(packages), "package") +
+                    ", " + counted(static_cast<int64_t>(machine.numa_nodes.size()), "NUMA node") + ", " +
+                    counted(static_cast<int64_t>(machine.cores.size()), "core") + " (" +
+                    counted(static_cast<int64_t>(machine.cpus().size()), "thread") + "), " +
+                    bytes(machine.memory_bytes()) + " memory, " +
+                    counted(static_cast<int64_t>(machine.gpus.size()), "GPU") + ", " +
+                    counted(static_cast<int64_t>(machine.nics.size()), "NIC") + "\n";
   if (!machine.packages.empty() && !machine.packages.front().model.empty()) {
     out += "  " + clean(machine.packages.front().model, 100) + "\n";
   }
@@ -263,8 +266,8 @@ std::string to_table(const std::vector<Machine>& hosts, const Placement& placeme
     std::vector<bool> used(hosts.size(), false);
     for (const RankPlacement& rank : placement.ranks) used[static_cast<size_t>(rank.host_index)] = true;
     for (size_t h = 0; h < hosts.size(); ++h) cores += used[h] ? hosts[h].cores.size() : 0;
-    out += "  * shares a core with another rank: " + count_of(placement.ranks.size(), "rank") + " on " +
-           count_of(cores, "core") + "\n";
+    out += "  * shares a core with another rank: " + counted(static_cast<int64_t>(placement.ranks.size()), "rank") +
+           " on " + counted(static_cast<int64_t>(cores), "core") + "\n";
   }
   return out;
 }
@@ -369,7 +372,8 @@ std::string topology_table(const std::vector<Machine>& hosts, const Placement& p
     seen.push_back(machine.host);
     out += to_table(machine) + "\n";
   }
-  return out + "placement of " + count_of(placement.ranks.size(), "rank") + "\n\n" + to_table(hosts, placement);
+  return out + "placement of " + counted(static_cast<int64_t>(placement.ranks.size()), "rank") + "\n\n" +
+         to_table(hosts, placement);
 }
 
 nlohmann::json topology_json(const std::vector<Machine>& hosts, const Placement& placement) {

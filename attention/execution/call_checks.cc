@@ -20,8 +20,8 @@ namespace {
 // The communicator is the plan's. No rank numbers in these texts: ranks that complain alike are named together.
 void require_communicator(const AttentionCall& call) {
   if (call.comm->size() == call.request.ranks) return;
-  refuse(call, "expected a communicator of the plan's " + std::to_string(call.request.ranks) +
-                   " ranks, got a communicator of " + std::to_string(call.comm->size()) + " ranks");
+  refuse(call, "expected a communicator of the plan's " + counted(call.request.ranks, "rank") +
+                   ", got a communicator of " + counted(call.comm->size(), "rank"));
 }
 
 // The tensors are this rank's rows of the request's problem.

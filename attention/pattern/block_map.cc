@@ -56,4 +56,10 @@ BlockMap block_map_from_dense(const uint8_t* active, int64_t block, int64_t batc
   return map;
 }
 
+std::string block_map_shapes(int64_t batch, int64_t heads, int64_t query_blocks, int64_t key_blocks) {
+  const auto or_one = [](int64_t n) { return n == 1 ? "1" : std::to_string(n) + " or 1"; };
+  return "[" + or_one(batch) + ", " + or_one(heads) + ", " + std::to_string(query_blocks) + ", " +
+         std::to_string(key_blocks) + "]";
+}
+
 }  // namespace annulus

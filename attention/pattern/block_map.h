@@ -38,6 +38,9 @@ struct BlockMap {
   friend bool operator==(const BlockMap&, const BlockMap&) = default;
 };
 
+// The shapes that a map may have for so many batch rows, heads and blocks: "[1, 4 or 1, 16, 16]".
+std::string block_map_shapes(int64_t batch, int64_t heads, int64_t query_blocks, int64_t key_blocks);
+
 // From uint8 [batch, heads, query_blocks, key_blocks]; anything but 0 is active.
 BlockMap block_map_from_dense(const uint8_t* active, int64_t block, int64_t batch, int64_t heads, int64_t query_blocks,
                               int64_t key_blocks);

@@ -2,16 +2,21 @@
 #include "attention/pattern/checks.h"
 
 #include <algorithm>
+#include <limits>
 #include <tuple>
 #include <utility>
 
 #include "attention/pattern/spec_names.h"
 #include "common/error.h"
+#include "common/text.h"
 
 namespace annulus {
 namespace {
 
 std::string str(int64_t value) { return std::to_string(value); }
+
+// As `counted`, of a noun whose plural takes more than an s.
+std::string number_of(int64_t n, const char* one, const char* many) { return str(n) + " " + (n == 1 ? one : many); }
 
 std::string outside(std::string_view key, int64_t value, int64_t least) {
   if (value >= least && value <= kLongest) return "";
@@ -151,8 +156,8 @@ void check_documents(const PatternSpec& spec, const AttentionShape& shape) {
   check_documents(spec.documents, "documents", shape.q_len, shape);
   if (spec.key_documents.empty()) {
     if (shape.q_len != shape.k_len) {
-      refuse_plan("\"documents\" for " + str(shape.q_len) + " queries and " + str(shape.k_len) +
-                  " keys need \"key_documents\", the lengths of the keys' documents");
+      refuse_plan("\"documents\" for " + number_of(shape.q_len, "query", "queries") + " and " +
+                  counted(shape.k_len, "key") + " need \"key_documents\", the lengths of the keys' documents");
     }
     return;
   }
@@ -161,8 +166,8 @@ void check_documents(const PatternSpec& spec, const AttentionShape& shape) {
     const size_t queries = spec.documents[spec.documents.size() == 1 ? 0 : row].size();
     const size_t keys = spec.key_documents[spec.key_documents.size() == 1 ? 0 : row].size();
     if (queries != keys) {
-      refuse_plan("batch row " + std::to_string(row) + " has " + std::to_string(queries) +
-                  " documents of queries and " + std::to_string(keys) +
+      refuse_plan("batch row " + std::to_string(row) + " has " + counted(static_cast<int64_t>(queries), "document") +
+                  " of queries and " + std::to_string(keys) +
                   " of keys: there must be as many, the n-th sees the n-th (a length may be 0)");
     }
   }
@@ -175,8 +180,7 @@ void check_given(const BlockMap& map, const BlocksSpec& spec, const AttentionSha
       map.key_blocks != key_blocks) {
     refuse_plan("the block map has blocks of " + str(map.block) + " and the shape [" + str(map.batch) + ", " +
                 str(map.heads) + ", " + str(map.query_blocks) + ", " + str(map.key_blocks) + "]; expected blocks of " +
-                str(spec.block) + " and [" + str(shape.batch) + " or 1, " + str(shape.heads) + " or 1, " +
-                str(query_blocks) + ", " + str(key_blocks) + "]");
+                str(spec.block) + " and " + block_map_shapes(shape.batch, shape.heads, query_blocks, key_blocks));
   }
   // In floating point: batch rows and heads may be any number.
   const double expected =
@@ -235,14 +239,15 @@ void check_shape(const PatternSpec& spec, const AttentionShape& shape) {
   if (spec.kind == PatternSpec::Kind::kSlices) check_slices(spec, shape);
   if (spec.kind != PatternSpec::Kind::kDilated) return;
   if (shape.q_len != shape.k_len) {
-    refuse_plan("dilated attention needs as many keys as queries, got " + str(shape.q_len) + " queries and " +
-                str(shape.k_len) + " keys; full, causal, window, blocks and documents take both lengths");
+    refuse_plan("dilated attention needs as many keys as queries, got " + number_of(shape.q_len, "query", "queries") +
+                " and " + counted(shape.k_len, "key") +
+                "; full, causal, window, blocks and documents take both lengths");
   }
   const int64_t branches = static_cast<int64_t>(spec.dilated.segment_lengths.size());
   if (spec.dilated.combine == DilatedSpec::Combine::kMean && branches > shape.heads) {
-    refuse_plan("combine = \"mean\" gives each branch a group of heads: " + str(shape.heads) +
-                " heads cannot be split into " + str(branches) + " groups; use at most " + str(shape.heads) +
-                " branches, or combine = \"lse\"");
+    refuse_plan("combine = \"mean\" gives each branch a group of heads: " + counted(shape.heads, "head") +
+                " cannot be split into " + counted(branches, "group") + "; use at most " +
+                number_of(shape.heads, "branch", "branches") + ", or combine = \"lse\"");
   }
 }
 
@@ -255,15 +260,24 @@ std::string fault_of(const PatternSpec& spec) { return fault_of(spec, 0); }
 void validate(const AttentionShape& s) {
   if (s.batch < 0 || s.q_len < 0 || s.k_len < 0 || s.heads < 1 || s.kv_heads < 1) {
     refuse_plan("expected batch and lengths of at least 0 and heads of at least 1, got batch " + str(s.batch) + ", " +
-                str(s.q_len) + " queries, " + str(s.k_len) + " keys, " + str(s.heads) + " query heads, " +
-                str(s.kv_heads) + " kv heads");
+                number_of(s.q_len, "query", "queries") + ", " + counted(s.k_len, "key") + ", " +
+                counted(s.heads, "query head") + ", " + counted(s.kv_heads, "kv head"));
   }
   if (s.heads % s.kv_heads != 0) {
-    refuse_plan(str(s.heads) + " query heads cannot share " + str(s.kv_heads) +
-                " kv heads: the query heads must be a multiple of the kv heads");
+    refuse_plan(counted(s.heads, "query head") + " cannot share " + counted(s.kv_heads, "kv head") +
+                ": the query heads must be a multiple of the kv heads");
   }
   if (s.q_len > kLongest || s.k_len > kLongest || s.query_offset > kLongest || s.query_offset < -kLongest) {
     refuse_plan("lengths and the query offset must be at most 2^40");
+  }
+  constexpr int64_t kMostHeads = int64_t{1} << 24;
+  if (s.batch > kMostHeads || s.heads > kMostHeads) {
+    refuse_plan("batch rows and heads must be at most 2^24, got " + counted(s.batch, "batch row") + " and " +
+                counted(s.heads, "query head"));
+  }
+  if (__int128{s.batch} * s.heads * std::max(s.q_len, s.k_len) > std::numeric_limits<int64_t>::max()) {
+    refuse_plan(counted(s.batch, "batch row") + " x " + counted(s.heads, "query head") + " x " +
+                str(std::max(s.q_len, s.k_len)) + " positions are more than 2^63 rows");
   }
 }
 

@@ -28,7 +28,8 @@ struct AttentionShape {
   friend bool operator==(const AttentionShape&, const AttentionShape&) = default;
 };
 
-// Raises Error(kPlan) when sizes are negative, heads are no multiple of kv_heads, or lengths are beyond 2^40.
+// Raises Error(kPlan) when sizes are negative, heads are no multiple of kv_heads, lengths are beyond 2^40, batch or
+// heads beyond 2^24, or rows of all of them together beyond 64 bits.
 void validate(const AttentionShape& shape);
 
 // Dilated attention (LongNet, arXiv 2307.02486, section 3): branch i cuts the sequence into segments of

@@ -5,6 +5,7 @@
 
 #include "attention/pattern/checks.h"
 #include "attention/pattern/spec_names.h"
+#include "common/text.h"
 
 namespace annulus {
 namespace {
@@ -75,8 +76,8 @@ Size size_of_selection(const BlocksSpec& spec, const AttentionShape& shape, doub
       use += (use.empty() ? "" : ", or ") + std::string("blocks of ") + str(least) + " or more";
     }
     refuse_plan("an adaptive block map that keeps " + str(spec.keep) + " key blocks of " + str(spec.block) +
-                " for each query block of " + str(shape.q_len) + " queries, " + str(shape.batch) + " batch rows and " +
-                str(shape.heads) + " heads would hold more than " + str(kMostSlices) + " blocks; use " +
+                " for each query block of " + str(shape.q_len) + " queries, " + counted(shape.batch, "batch row") +
+                " and " + counted(shape.heads, "head") + " would hold more than " + str(kMostSlices) + " blocks; use " +
                 (use.empty() ? "fewer batch rows or heads" : use));
   }
   return {query_blocks * heads * keep, heads * keep, heads * keep * q_len, batch};

@@ -23,13 +23,6 @@ Fingerprint weight(uint64_t stream, int64_t index) {
   return splitmix64((stream << 56) + static_cast<uint64_t>(index) * kSplitmix64Step) % kPrime;
 }
 
-Fingerprint product_weight(const Span& batch, const Span& heads) {
-  Fingerprint b = 0, h = 0;
-  for (int64_t i = 0; i < batch.count; ++i) b = add(b, weight(kBatch, batch.at(i)));
-  for (int64_t i = 0; i < heads.count; ++i) h = add(h, weight(kHead, heads.at(i)));
-  return multiply(b, h);
-}
-
 // The stride to sum along: a single member has none of its own, and shares the sums of neighbours.
 int64_t stride_of(const Span& s) { return s.count == 1 ? 1 : s.stride; }
 
@@ -55,16 +48,19 @@ Fingerprint add(Fingerprint a, Fingerprint b) {
   return sum >= kPrime ? sum - kPrime : sum;
 }
 
-PositionWeights::PositionWeights(Of which, int64_t length) : weights_(static_cast<size_t>(length)) {
-  const Stream stream = which == Of::kQueries ? kQuery : kKey;
-  for (int64_t i = 0; i < length; ++i) weights_[static_cast<size_t>(i)] = weight(stream, i);
+PositionWeights::PositionWeights(Of which, int64_t length) : which_(which), length_(length) {}
+
+Fingerprint PositionWeights::at(int64_t position) const {
+  return weight(which_ == Of::kQueries ? kQuery : kKey, position);
 }
 
 const std::vector<Fingerprint>& PositionWeights::prefix(int64_t stride) {
   std::vector<Fingerprint>& sums = prefixes_[stride];
   if (sums.empty()) {
-    sums.assign(weights_.size() + static_cast<size_t>(stride), 0);
-    for (size_t i = 0; i < weights_.size(); ++i) sums[i + static_cast<size_t>(stride)] = add(sums[i], weights_[i]);
+    sums.assign(static_cast<size_t>(length_ + stride), 0);
+    for (int64_t i = 0; i < length_; ++i) {
+      sums[static_cast<size_t>(i + stride)] = add(sums[static_cast<size_t>(i)], at(i));
+    }
   }
   return sums;
 }
@@ -79,12 +75,24 @@ Fingerprint PositionWeights::sum(const Span& span) {
 PairWeights::PairWeights(int64_t queries, int64_t keys)
     : queries_(PositionWeights::Of::kQueries, queries), keys_(PositionWeights::Of::kKeys, keys) {}
 
+Fingerprint PairWeights::product(const Span& batch, const Span& heads) {
+  const auto [found, fresh] =
+      products_.try_emplace({batch.begin, batch.stride, batch.count, heads.begin, heads.stride, heads.count}, 0);
+  if (fresh) {
+    Fingerprint b = 0, h = 0;
+    for (int64_t i = 0; i < batch.count; ++i) b = add(b, weight(kBatch, batch.at(i)));
+    for (int64_t i = 0; i < heads.count; ++i) h = add(h, weight(kHead, heads.at(i)));
+    found->second = multiply(b, h);
+  }
+  return found->second;
+}
+
 Fingerprint PairWeights::of(const Span& batch, const Span& heads, const Span& queries, const Span& keys,
                             const Band& band) {
   if (queries.empty() || keys.empty() || band.empty()) return 0;
-  const Fingerprint product = product_weight(batch, heads);
+  const Fingerprint of_rows = product(batch, heads);
   if (band.unbounded_below() && band.unbounded_above()) {
-    return multiply(product, multiply(queries_.sum(queries), keys_.sum(keys)));
+    return multiply(of_rows, multiply(queries_.sum(queries), keys_.sum(keys)));
   }
   const std::vector<Fingerprint>& sums = keys_.prefix(stride_of(keys));
   Fingerprint total = 0;
@@ -92,7 +100,7 @@ Fingerprint PairWeights::of(const Span& batch, const Span& heads, const Span& qu
     const int64_t q = queries.at(i);
     total = add(total, multiply(queries_.at(q), row_of(sums, keys, band, q).weight));
   }
-  return multiply(product, total);
+  return multiply(of_rows, total);
 }
 
 Fingerprint PairWeights::of_owned(const Slice& slice, const std::vector<Span>& owned, int64_t* pairs) {
@@ -116,7 +124,7 @@ Fingerprint PairWeights::of_owned(const Slice& slice, const std::vector<Span>& o
   }
   if (count == 0) return 0;
   *pairs += count * slice.batch.count * slice.heads.count;
-  return multiply(product_weight(slice.batch, slice.heads), total);
+  return multiply(product(slice.batch, slice.heads), total);
 }
 
 }  // namespace annulus

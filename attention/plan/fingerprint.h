@@ -7,6 +7,7 @@
 // sums, so that the work is in rows, not in pairs.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <vector>
@@ -21,20 +22,21 @@ using Fingerprint = uint64_t;
 Fingerprint add(Fingerprint a, Fingerprint b);
 
 // The weights of the positions 0 .. length - 1 of queries or of keys, and their sums along any stride. Not thread-safe:
-// the sums of a stride are made when first asked for.
+// the sums of a stride are made when first asked for, 8 bytes a position.
 class PositionWeights {
  public:
   enum class Of { kQueries, kKeys };
   PositionWeights(Of which, int64_t length);
 
-  Fingerprint at(int64_t position) const { return weights_[static_cast<size_t>(position)]; }
+  Fingerprint at(int64_t position) const;
   // Of all members of a span within the positions.
   Fingerprint sum(const Span& span);
   // sums[i + stride] = weight(i) + sums[i].
   const std::vector<Fingerprint>& prefix(int64_t stride);
 
  private:
-  std::vector<Fingerprint> weights_;
+  Of which_;
+  int64_t length_;
   std::map<int64_t, std::vector<Fingerprint>> prefixes_;  // by stride
 };
 
@@ -49,7 +51,11 @@ class PairWeights {
   Fingerprint of_owned(const Slice& slice, const std::vector<Span>& owned, int64_t* pairs);
 
  private:
+  // Of batch rows x heads: remembered, since tiles have few.
+  Fingerprint product(const Span& batch, const Span& heads);
+
   PositionWeights queries_, keys_;
+  std::map<std::array<int64_t, 6>, Fingerprint> products_;
 };
 
 }  // namespace annulus

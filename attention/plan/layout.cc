@@ -3,6 +3,7 @@
 
 #include "common/error.h"
 #include "common/names.h"
+#include "common/text.h"
 
 namespace annulus {
 namespace {
@@ -101,11 +102,12 @@ void require_even(LayoutKind kind, int64_t length, int ranks, std::string_view w
   }
   throw Error(ErrorKind::kPlan, "layout",
               std::string(what) + " of length " + std::to_string(length) + " cannot be dealt evenly to " +
-                  std::to_string(ranks) + " ranks by layout \"" + std::string(to_string(kind)) +
+                  counted(ranks, "rank") + " by layout \"" + std::string(to_string(kind)) +
                   "\": the length must be a multiple of " + std::to_string(m) + "; use a length of " +
                   (length / m > 0 ? std::to_string(length / m * m) + " or " : "") +
                   std::to_string((length / m + 1) * m) +
-                  (fitting.empty() ? "" : ", or one of these rank counts: " + fitting) + ", or even = false");
+                  (fitting.empty() ? "" : ", or one of these rank counts: " + fitting) +
+                  ", or uneven shares: even = false in a configuration, no --even on the command line");
 }
 
 }  // namespace annulus

@@ -12,14 +12,36 @@
 namespace annulus {
 namespace {
 
-// Ascending numbers as few spans.
-std::vector<Span> spans_of(const std::vector<int64_t>& numbers) {
+// Ascending ranges of numbers as few spans.
+std::vector<Span> spans_of(const std::vector<Span>& ranges) {
   std::vector<Span> spans;
-  if (numbers.empty()) return spans;
-  std::vector<uint64_t> words(static_cast<size_t>(numbers.back() / 64 + 1));
-  for (const int64_t n : numbers) set_bits(words, n, 1, 1);
-  for_each_span(words, 0, numbers.back() + 1, [&](const Span& s) { spans.push_back(s); });
+  if (ranges.empty()) return spans;
+  const int64_t past = ranges.back().last() + 1;
+  std::vector<uint64_t> words(static_cast<size_t>((past + 63) / 64));
+  for (const Span& range : ranges) set_bits(words, range.begin, 1, range.count);
+  for_each_span(words, 0, past, [&](const Span& s) { spans.push_back(s); });
   return spans;
+}
+
+// The numbers 0, ..., count - 1 as ranges of such that are in the same ones of `spans`; number n stands for the
+// `group` members from n * group on. There are as many ranges as ends of spans, however many numbers.
+std::vector<Span> ranges_alike(int64_t count, int64_t group, const std::vector<Span>& spans) {
+  std::vector<int64_t> ends = {0, count};
+  for (const Span& span : spans) {
+    if (span.empty()) continue;
+    const bool gaps = span.stride > group;  // whole groups may lie between two members
+    for (int64_t i = 0; i < (gaps ? span.count : 1); ++i) {
+      ends.push_back(span.at(i) / group);
+      ends.push_back((gaps ? span.at(i) : span.last()) / group + 1);
+    }
+  }
+  std::sort(ends.begin(), ends.end());
+  ends.erase(std::unique(ends.begin(), ends.end()), ends.end());
+  std::vector<Span> ranges;
+  for (size_t i = 0; i + 1 < ends.size() && ends[i + 1] <= count; ++i) {
+    ranges.push_back(Span::range(ends[i], ends[i + 1]));
+  }
+  return ranges;
 }
 
 // visit(first, count): members of `keys`, by number, that some query meets within the band. Keys that lie between the
@@ -108,16 +130,22 @@ void Needs::make_classes() {
     return bits;
   };
   classes_of_product_.resize(products.size());
-  std::map<std::vector<uint8_t>, std::vector<int64_t>> batch_groups;
-  for (int64_t b = 0; b < shape.batch; ++b) {
-    batch_groups[signature([&](const Slice& s) { return s.batch.contains(b); })].push_back(b);
+  std::vector<Span> batches, head_spans;
+  for (const Slice* product : products) {
+    batches.push_back(product->batch);
+    head_spans.push_back(product->heads);
   }
+  std::map<std::vector<uint8_t>, std::vector<Span>> batch_groups;
+  for (const Span& rows : ranges_alike(shape.batch, 1, batches)) {
+    batch_groups[signature([&](const Slice& s) { return s.batch.contains(rows.begin); })].push_back(rows);
+  }
+  const std::vector<Span> kv_ranges = ranges_alike(shape.kv_heads, group, head_spans);
   for (const auto& [in_batch, batch_rows] : batch_groups) {
-    std::map<std::vector<uint8_t>, std::vector<int64_t>> head_groups;
-    for (int64_t h = 0; h < shape.kv_heads; ++h) {
-      std::vector<uint8_t> bits = signature([&](const Slice& s) { return reads(s.heads, h); });
+    std::map<std::vector<uint8_t>, std::vector<Span>> head_groups;
+    for (const Span& range : kv_ranges) {
+      std::vector<uint8_t> bits = signature([&](const Slice& s) { return reads(s.heads, range.begin); });
       for (size_t p = 0; p < bits.size(); ++p) bits[p] &= in_batch[p];
-      head_groups[bits].push_back(h);
+      head_groups[bits].push_back(range);
     }
     for (const auto& [bits, heads] : head_groups) {
       for (const Span& batch : spans_of(batch_rows)) {

@@ -7,6 +7,7 @@
 #include "attention/plan/schedules.h"
 #include "common/error.h"
 #include "common/names.h"
+#include "common/text.h"
 
 namespace annulus {
 namespace {
@@ -21,6 +22,8 @@ constexpr ScheduleEntry kSchedules[] = {
     {"ring", make_ring}, {"all-gather", make_all_gather}, {"group-cast", make_group_cast}, {"auto", nullptr}};
 
 const ScheduleEntry& entry_of(ScheduleKind kind) { return kSchedules[static_cast<size_t>(kind)]; }
+
+constexpr int kMostRanks = 1 << 20;
 
 [[noreturn]] void refuse(const std::string& message) { throw Error(ErrorKind::kPlan, "plan", message); }
 
@@ -117,11 +120,14 @@ int64_t Program::query_count() const { return total(query_spans); }
 
 void validate(const PlanRequest& request) {
   if (request.ranks < 1) refuse("expected at least one rank, got " + std::to_string(request.ranks));
+  if (request.ranks > kMostRanks) {
+    refuse("expected at most " + std::to_string(kMostRanks) + " ranks, got " + std::to_string(request.ranks));
+  }
   validate(request.shape);
   if (!request.uneven_lengths.empty()) {
     if (static_cast<int>(request.uneven_lengths.size()) != request.ranks) {
-      refuse("expected one length for each of the " + std::to_string(request.ranks) + " ranks, got " +
-             std::to_string(request.uneven_lengths.size()) + " lengths");
+      refuse("expected one length for each of the " + counted(request.ranks, "rank") + ", got " +
+             counted(static_cast<int64_t>(request.uneven_lengths.size()), "length"));
     }
     if (request.shape.q_len != request.shape.k_len) {
       refuse("lengths by rank need as many queries as keys, got " + std::to_string(request.shape.q_len) + " and " +
@@ -144,8 +150,8 @@ namespace {
 
 ScheduleKind choose_schedule(const PlanRequest& request, Needs& needs) {
   const AttentionShape& shape = request.shape;
-  const int64_t foreign = (request.ranks - 1) * shape.k_len * shape.kv_heads * shape.batch;
-  return 2 * needs.foreign_rows() < foreign ? ScheduleKind::kGroupCast : ScheduleKind::kRing;
+  const __int128 foreign = __int128{request.ranks - 1} * (shape.k_len * shape.kv_heads * shape.batch);
+  return 2 * __int128{needs.foreign_rows()} < foreign ? ScheduleKind::kGroupCast : ScheduleKind::kRing;
 }
 
 PlanRequest resolved(PlanRequest request, Needs& needs) {
@@ -174,7 +180,7 @@ Program make_program(const PlanRequest& request, int rank) {
 Program make_program(const PlanRequest& request, const Pattern& pattern, int rank) {
   validate(request);
   if (rank < 0 || rank >= request.ranks) {
-    refuse("rank " + std::to_string(rank) + " is not one of the plan's " + std::to_string(request.ranks) + " ranks");
+    refuse("rank " + std::to_string(rank) + " is not one of the plan's " + counted(request.ranks, "rank"));
   }
   const Layout queries = query_layout(request), keys = key_layout(request);
   Needs needs(pattern, queries, keys);

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
+#include <set>
 #include <utility>
 
 #include "attention/plan/fingerprint.h"
@@ -154,7 +156,8 @@ std::vector<PairDigest> digests(const Program& program, bool sends) {
 
 }  // namespace
 
-Proof verify(const std::vector<Program>& programs, const Pattern& pattern, int max_faults) {
+Proof verify(const std::vector<Program>& programs, const Pattern& pattern, int max_faults,
+             const std::function<void(int)>& proved) {
   if (programs.empty() || static_cast<int>(programs.size()) != programs[0].request.ranks) {
     throw Error(ErrorKind::kPlan, "verifier",
                 "expected the programs of all ranks of a plan, got " + std::to_string(programs.size()));
@@ -176,12 +179,34 @@ Proof verify(const std::vector<Program>& programs, const Pattern& pattern, int m
   for (const bool backward : {false, true}) match_transfers(programs, backward, faults);
   const Layout queries = query_layout(request), keys = key_layout(request);
   PairWeights weights(request.shape.q_len, request.shape.k_len);
-  for (const Program& p : programs) RankProof(p, pattern, queries, keys, weights).run(proof, faults.most());
+  for (const Program& p : programs) {
+    RankProof(p, pattern, queries, keys, weights).run(proof, faults.most());
+    if (proved) proved(p.rank + 1);
+  }
   return proof;
 }
 
-Proof verify(const std::vector<Program>& programs, int max_faults) {
-  return verify(programs, programs.empty() ? Pattern{} : *cached_pattern(programs[0].request), max_faults);
+Proof verify(const std::vector<Program>& programs, int max_faults, const std::function<void(int)>& proved) {
+  return verify(programs, programs.empty() ? Pattern{} : *cached_pattern(programs[0].request), max_faults, proved);
+}
+
+double proof_bytes(const PlanRequest& request, const Pattern& pattern) {
+  // Sums of weights along each stride of a slice's spans and of the tiles made of them: 8 bytes a position.
+  std::set<int64_t> query_strides = {1}, key_strides = {1};
+  const int64_t dealt = request.uneven_lengths.empty() && request.layout == LayoutKind::kStriped ? request.ranks : 1;
+  const auto add = [dealt](std::set<int64_t>& strides, const Span& span) {
+    strides.insert(span.stride);
+    strides.insert(std::lcm(span.stride, dealt));
+  };
+  for (const Slice& slice : pattern.slices) {
+    add(query_strides, slice.queries);
+    add(key_strides, slice.keys);
+  }
+  const auto of = [](const std::set<int64_t>& strides, int64_t length) {
+    // And twice a byte: whose the position is, and scratch.
+    return (8 * static_cast<double>(strides.size()) + 2) * static_cast<double>(length);
+  };
+  return of(query_strides, request.shape.q_len) + of(key_strides, request.shape.k_len);
 }
 
 Proof verify(const PlanRequest& request, int max_faults) { return verify(make_programs(request), max_faults); }

@@ -33,6 +33,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -49,11 +50,16 @@ struct Proof {
   bool holds() const { return faults.empty(); }
 };
 
-// All ranks' programs of one plan, in rank order. At most `max_faults` faults are listed. Raises Error(kPlan) when the
-// programs do not belong together. Thread-safe.
-Proof verify(const std::vector<Program>& programs, int max_faults = 8);
+// All ranks' programs of one plan, in rank order. At most `max_faults` faults are listed. `proved(n)` is told when n
+// ranks are done. Raises Error(kPlan) when the programs do not belong together. Thread-safe.
+Proof verify(const std::vector<Program>& programs, int max_faults = 8,
+             const std::function<void(int)>& proved = nullptr);
 // Of programs that were made for other slices than the request's pattern.
-Proof verify(const std::vector<Program>& programs, const Pattern& pattern, int max_faults = 8);
+Proof verify(const std::vector<Program>& programs, const Pattern& pattern, int max_faults = 8,
+             const std::function<void(int)>& proved = nullptr);
+// The bytes that this takes besides the programs, at most; the memory grows with positions and with the strides that
+// slices have. In floating point: lengths may be 2^40.
+double proof_bytes(const PlanRequest& request, const Pattern& pattern);
 
 // The same for the plan of a request: makes all programs.
 Proof verify(const PlanRequest& request, int max_faults = 8);

@@ -98,7 +98,16 @@ TEST(Pattern, RefusesWhatTheShapeCannotHave) {
   const std::vector<Case> wrong = {
       {dilated + " }", {1, 2, 2, 16, 17, 0}, "as many keys as queries, got 16 queries and 17 keys"},
       {"{ kind = \"union\", of = [{ kind = \"full\" }, " + dilated + " }] }", {1, 2, 2, 16, 17, 0}, "as many keys"},
-      {dilated + ", combine = \"mean\" }", {1, 1, 1, 16, 16, 0}, "at most 1 branches"},
+      {dilated + ", combine = \"mean\" }",
+       {1, 1, 1, 16, 16, 0},
+       "1 head cannot be split into 2 groups; use at most 1 branch, or"},
+      {"{ kind = \"causal\" }",
+       {1, (1 << 24) + 1, 1, 8, 8, 0},
+       "at most 2^24, got 1 batch row and 16777217 query heads"},
+      {"{ kind = \"causal\" }",
+       {(1 << 24) + 1, 1, 1, 8, 8, 0},
+       "at most 2^24, got 16777217 batch rows and 1 query head"},
+      {"{ kind = \"causal\" }", {1 << 24, 1 << 24, 1, 1 << 15, 1 << 15, 0}, "more than 2^63 rows"},
       {"{ kind = \"documents\", documents = [5, 6] }", {1, 1, 1, 12, 12, 0}, "12 queries, but add up to 11"},
       {"{ kind = \"documents\", documents = [5, 6] }", {1, 1, 1, 11, 12, 0}, "need \"key_documents\""},
       {"{ kind = \"documents\", documents = [5, 6], key_documents = [13] }",
@@ -193,10 +202,10 @@ TEST(Pattern, ForeseesHowManySlicesThereCouldBe) {
                     {1, 1 << 14, 1, 1 << 14, 1 << 14, 0}),
             "taken");
 
-  // 2^4 query blocks for each of 2^60 heads.
+  // 2^22 query blocks for each of 2^24 heads.
   EXPECT_THAT(verdict("{ kind = \"blocks\", map = \"bigbird\", block = 16, window_blocks = 1, global_blocks = 0, "
                       "random_blocks = 1 }",
-                      {1, int64_t{1} << 60, 1, 256, 256, 0}),
+                      {1, int64_t{1} << 24, 1, int64_t{1} << 26, int64_t{1} << 26, 0}),
               HasSubstr("use larger blocks or fewer"));
 
   const AttentionShape large{8, 32, 8, 1 << 20, 1 << 20, 0};
@@ -208,7 +217,7 @@ TEST(Pattern, ForeseesHowManySlicesThereCouldBe) {
   EXPECT_EQ(verdict(adaptive(16, 1), large), "taken");
   EXPECT_EQ(verdict(adaptive(128, 8), large), "taken");
   EXPECT_EQ(verdict(adaptive(16, 1 << 16), large), "taken") << "all are kept: one map for all";
-  EXPECT_THAT(verdict(adaptive(16, int64_t{1} << 15), {int64_t{1} << 60, 1, 1, 1 << 20, 1 << 20, 0}),
+  EXPECT_THAT(verdict(adaptive(16, int64_t{1} << 15), {1 << 24, 1, 1, 1 << 20, 1 << 20, 0}),
               HasSubstr("use fewer batch rows or heads"));
 }
 
@@ -237,6 +246,7 @@ TEST(Pattern, RefusesBlockMapsOfAnotherShape) {
   EXPECT_FALSE(taken(16, 1, 2, 7, 7));
   EXPECT_FALSE(taken(16, 1, 1, 6, 7));
   EXPECT_FALSE(taken(16, 1, 1, 7, 8));
+  EXPECT_EQ(block_map_shapes(1, 4, 16, 17), "[1, 4 or 1, 16, 17]");
 }
 
 TEST(Pattern, RefusesAMapThatIsNotTheOneOfItsDigest) {

@@ -125,5 +125,34 @@ TEST(Verifier, ProvesAMillionTokensOverSixtyFourRanks) {
   }
 }
 
+// Rows that are alike are looked at together: as many heads as a shape may have are one class, as one head is.
+TEST(Verifier, ProvesAsManyHeadsAsThereMayBe) {
+  PlanRequest request;
+  request.shape = {1, 1 << 24, 1 << 24, 64, 64, 0};
+  request.pattern = causal_pattern();
+  request.ranks = 4;
+  const Proof proof = verify(request);
+  EXPECT_TRUE(proof.holds()) << proof.faults[0];
+  EXPECT_EQ(proof.pairs, (int64_t{1} << 24) * (64 * 65 / 2));
+  request.shape.heads = request.shape.kv_heads = 1;
+  EXPECT_EQ(proof.tiles, verify(request).tiles);
+}
+
+TEST(Verifier, SaysHowMuchMemoryItTakes) {
+  PlanRequest request;
+  request.shape = {1, 8, 1, 1000, 1000, 0};
+  request.pattern = causal_pattern();
+  request.layout = LayoutKind::kZigzag;
+  request.ranks = 3;
+  const auto bytes = [&] { return proof_bytes(request, make_pattern(request.pattern, request.shape)); };
+  EXPECT_EQ(bytes(), 2 * (8 + 2) * 1000);
+  // Positions of a rank are 3 apart: sums along 1 and 3.
+  request.layout = LayoutKind::kStriped;
+  EXPECT_EQ(bytes(), 2 * (2 * 8 + 2) * 1000);
+  // And with every second one of the pattern, along 1 for single ones, 2 and 6.
+  request.pattern = parse_pattern("{ kind = 'dilated', segment_lengths = [100], dilation_rates = [2] }", "");
+  EXPECT_EQ(bytes(), 2 * (3 * 8 + 2) * 1000);
+}
+
 }  // namespace
 }  // namespace annulus
