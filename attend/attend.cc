@@ -48,7 +48,8 @@ void check_output(const char* option, const std::string& path, const std::string
   }
   const std::string folder = folder_of(path);
   if (!fs::is_directory(folder, error)) {
-    throw Error(ErrorKind::kResource, "attend", "the folder of " + named + " does not exist: mkdir -p " + folder);
+    throw Error(ErrorKind::kResource, "attend",
+                "the folder of " + named + " does not exist: " + shell_quote({"mkdir", "-p", folder}));
   }
   if (access(folder.c_str(), W_OK | X_OK) != 0) {
     throw Error(ErrorKind::kResource, "attend", named + " cannot be written: " + std::strerror(errno));

@@ -69,6 +69,43 @@ std::string shell_quote(const std::vector<std::string>& words) {
   return line;
 }
 
+// Each word ends with a space; in a word, "\\s" is a space, "\\n" a line break and "\\\\" a backslash.
+std::string words_to_line(const std::vector<std::string>& words) {
+  std::string line;
+  for (const std::string& word : words) {
+    for (const char c : word) {
+      if (c == ' ') {
+        line += "\\s";
+      } else if (c == '\n') {
+        line += "\\n";
+      } else if (c == '\\') {
+        line += "\\\\";
+      } else {
+        line += c;
+      }
+    }
+    line += ' ';
+  }
+  return line;
+}
+
+std::vector<std::string> words_of_line(std::string_view line) {
+  std::vector<std::string> words;
+  std::string word;
+  for (size_t i = 0; i < line.size(); ++i) {
+    if (line[i] == ' ') {
+      words.push_back(std::move(word));
+      word.clear();
+    } else if (line[i] == '\\' && i + 1 < line.size()) {
+      const char escaped = line[++i];
+      word += escaped == 's' ? ' ' : escaped == 'n' ? '\n' : escaped;
+    } else {
+      word += line[i];
+    }
+  }
+  return words;
+}
+
 std::string with_commas(int64_t number) {
   std::string text = std::to_string(number);
   const size_t first = number < 0 ? 1 : 0;

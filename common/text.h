@@ -26,6 +26,10 @@ std::string toml_string(std::string_view text);
 // Words as a POSIX shell reads them back; only those that need it are quoted.
 std::string shell_quote(const std::vector<std::string>& words);
 
+// Words on one line for another process to read, and back: any words, without regard to a shell's rules.
+std::string words_to_line(const std::vector<std::string>& words);
+std::vector<std::string> words_of_line(std::string_view line);
+
 // "1,234,567", "-123".
 std::string with_commas(int64_t number);
 

@@ -19,11 +19,13 @@ void remember_command_line(int argc, char** argv) {
 
 const std::string& typed_program() { return program; }
 
-std::string typed_command(int ranks) {
+std::vector<std::string> typed_words(int ranks) {
+  const char* const launched = std::getenv("ANNULUS_LAUNCH_COMMAND");
+  if (launched != nullptr && *launched != '\0') return words_of_line(launched);
   std::vector<std::string> words = {program};
   if (ranks > 1) words.insert(words.end(), {"launch", "-n", std::to_string(ranks)});
   words.insert(words.end(), arguments.begin(), arguments.end());
-  return shell_quote(words);
+  return words;
 }
 
 const std::vector<std::string>& command_arguments() { return arguments; }

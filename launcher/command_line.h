@@ -12,9 +12,10 @@ void remember_command_line(int argc, char** argv);
 // The program's name as it was typed: "./annulus".
 const std::string& typed_program();
 
-// As it would be typed into a shell: "./annulus launch -n 2 train configs/quickstart.toml".
-// `ranks` > 1, in a rank that `launch` did not start: as `launch` would start as many.
-std::string typed_command(int ranks = 1);
+// The words of the command: "./annulus", "launch", "-n", "2", "train", "configs/quickstart.toml". What prints them
+// quotes them (shell_quote of common/text.h). In a rank that `launch` started (ANNULUS_LAUNCH_COMMAND), those of
+// `launch`; in one that it did not start, with `ranks` > 1, as `launch` would start as many.
+std::vector<std::string> typed_words(int ranks = 1);
 
 // The arguments after the program's name.
 const std::vector<std::string>& command_arguments();

@@ -21,6 +21,7 @@
 #include "comm/bootstrap/bootstrap.h"
 #include "comm/launch_info.h"
 #include "common/error.h"
+#include "common/text.h"
 #include "launcher/command_line.h"
 #include "launcher/launch/rank.h"
 #include "launcher/launch/rank_place.h"
@@ -42,9 +43,10 @@ std::string overview() {
     text += "  " + std::string(entry.name) + std::string(width + 3 - entry.name.size(), ' ') + std::string(entry.help) +
             "\n";
   }
-  return text +
-         "\n`annulus VERB --help` shows the options of a verb and an example.\n"
-         "Example:\n  ./annulus launch -n 2 train configs/quickstart.toml\n";
+  return text + "\n`" + shell_quote({typed_program()}) +
+         " VERB --help` shows the options of a verb and an example.\n"
+         "Example:\n  " +
+         shell_quote({typed_program(), "launch", "-n", "2", "train", "configs/quickstart.toml"}) + "\n";
 }
 
 // "-np 4" is one option in the MPI world; option parsers read "-n p 4".

@@ -11,6 +11,8 @@
 
 #include "common/error.h"
 #include "common/names.h"
+#include "common/text.h"
+#include "launcher/command_line.h"
 
 namespace annulus {
 
@@ -21,14 +23,15 @@ const VerbEntry& find_verb(std::string_view name) {
     names.emplace_back(entry.name);
   }
   throw Error(ErrorKind::kUsage, "launcher",
-              "unknown verb \"" + std::string(name) + "\"" + suggestion(name, names) + "; `annulus --help` lists them");
+              "unknown verb \"" + std::string(name) + "\"" + suggestion(name, names) + "; `" +
+                  shell_quote({typed_program(), "--help"}) + "` lists them");
 }
 
 namespace {
 
 [[noreturn]] void refuse_usage(std::string_view verb, const std::string& message) {
   throw Error(ErrorKind::kUsage, "launcher",
-              std::string(verb) + ": " + message + "; `annulus " + std::string(verb) +
+              std::string(verb) + ": " + message + "; `" + shell_quote({typed_program()}) + " " + std::string(verb) +
                   " --help` shows the options and an example");
 }
 

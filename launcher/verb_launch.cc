@@ -92,8 +92,7 @@ class LaunchVerb : public Verb {
       std::fputs(help_.c_str(), stdout);
       return 0;
     }
-    options_.typed = typed_command();
-    options_.typed_program = typed_program();
+    options_.typed = typed_words();
     return run_launch(options_);
   }
 

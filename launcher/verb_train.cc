@@ -1,7 +1,6 @@
 // annulus train: one rank of a training job. Options only; the work is training/trainer.
 #include <CLI/CLI.hpp>
 #include <cstdio>
-#include <cstdlib>
 #include <memory>
 #include <optional>
 
@@ -87,8 +86,7 @@ class TrainVerb : public Verb {
     options.placement = rank_place().text();
     options.ring = ring_lines(gather_seats(job, choice.device.is_cuda()), context(job.size));
     options.ring.insert(options.ring.end(), network_lines().begin(), network_lines().end());
-    const char* const launched = std::getenv("ANNULUS_LAUNCH_COMMAND");
-    options.command = launched != nullptr && *launched != '\0' ? launched : typed_command(job.size);
+    options.command = typed_words(job.size);
     options.program = typed_program();
     options.ranks_here = job.local_size;
     return run_training(config_, gpus ? *gpus : *job.world, options);

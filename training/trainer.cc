@@ -57,21 +57,25 @@ std::string short_count(double value) {
   return rounded(value, 0);
 }
 
-// Removes ` OPTION VALUE` or ` OPTION=VALUE` wherever it stands; a value that begins with "-" is the next option.
-std::string without_option(std::string command, const std::string& option) {
-  for (size_t at = 0; (at = command.find(" " + option, at)) != std::string::npos;) {
-    size_t end = at + 1 + option.size();
-    const bool attached = option.back() == '=' || command[end] == '=';
-    if (!attached && end < command.size() && command[end] != ' ') {  // a longer option
-      at = end;
-      continue;
+using Words = std::vector<std::string>;
+
+// Leaves out OPTION where its value begins with `value`, be they one word, OPTION=VALUE, or two; with an empty `value`
+// also OPTION alone. A word that begins with "-" is the next option.
+Words without_option(const Words& command, const std::string& option, const std::string& value = "") {
+  Words kept;
+  for (auto word = command.begin(); word != command.end(); ++word) {
+    if (word->starts_with(option + "=" + value)) continue;
+    if (*word == option) {
+      const auto next = word + 1;
+      if (next != command.end() && !next->starts_with("-") && next->starts_with(value)) {
+        ++word;
+        continue;
+      }
+      if (value.empty()) continue;
     }
-    if (attached || (end + 1 < command.size() && command[end + 1] != '-')) {
-      end = std::min(command.find(' ', attached ? end : end + 1), command.size());
-    }
-    command.erase(at, end - at);
+    kept.push_back(*word);
   }
-  return command;
+  return kept;
 }
 
 // Of this process so far.
@@ -129,7 +133,7 @@ class Run {
   bool validate();  // true: stop
   void save();
   int finish(bool stopped);
-  std::string command() const;
+  Words command(const Words& more) const;
 
   const Config& config_;
   Communicator& world_;
@@ -398,9 +402,10 @@ void Run::save() {
           if (before_) write_config();
           before_.reset();
         } catch (const Error& e) {
-          const std::string kept = saved_step_ ? "; the checkpoint of step " + std::to_string(*saved_step_) +
-                                                     " is intact: continue with  " + command() + " --resume " + path_
-                                               : "; there is no earlier checkpoint of this run";
+          const std::string kept = saved_step_
+                                       ? "; the checkpoint of step " + std::to_string(*saved_step_) +
+                                             " is intact: continue with  " + shell_quote(command({"--resume", path_}))
+                                       : "; there is no earlier checkpoint of this run";
           throw Error(e.kind(), e.room(), std::string(e.message()) + kept);
         }
       },
@@ -409,8 +414,12 @@ void Run::save() {
   leave_out_since(before);
 }
 
-std::string Run::command() const {
-  return options_.command.empty() ? options_.program + " train CONFIG" : without_option(options_.command, "--resume");
+// The command that was typed, without its --resume, and `more`.
+Words Run::command(const Words& more) const {
+  Words words = options_.command.empty() ? Words{options_.program, "train", "CONFIG"}
+                                         : without_option(options_.command, "--resume");
+  words.insert(words.end(), more.begin(), more.end());
+  return words;
 }
 
 int Run::finish(bool stopped) {
@@ -421,14 +430,15 @@ int Run::finish(bool stopped) {
   const std::string time = format_duration(now() - begin_);
   if (stopped) {
     say("stopped on request after step " + step + " of " + steps + ", with a checkpoint, after " + time);
-    say("continue:    " + command() + " --resume " + path_);
+    say("continue:    " + shell_quote(command({"--resume", path_})));
     return interrupt_exit_code();
   }
   say("done: " + counted(config_.run.steps, "step") + " in " + time +
       (validation_ ? ", validation " + rounded(*validation_, 2) + " bits per byte" : "") + ", in " + path_);
-  say("sample:      " + options_.program + " sample " + path_ + " --prompt \"def \"");
-  say("train on:    " + without_option(command(), "--set run.steps=") + " --resume " + path_ +
-      " --set run.steps=" + std::to_string(2 * config_.run.steps));
+  say("sample:      " + shell_quote({options_.program, "sample", path_, "--prompt", "def "}));
+  Words onward = without_option(command({"--resume", path_}), "--set", "run.steps=");
+  onward.insert(onward.end(), {"--set", "run.steps=" + std::to_string(2 * config_.run.steps)});
+  say("train on:    " + shell_quote(onward));
   return 0;
 }
 

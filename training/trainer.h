@@ -27,9 +27,10 @@ struct TrainOptions {
   std::string device_reason;      // "cpu (no GPU on this host)": the first line of a run
   std::string placement;          // short form of the ranks' placement, for the same line
   std::vector<std::string> ring;  // lines that say which ranks are a ring, and where each is
-  // What the user typed to start this job, to print how to go on: "./annulus launch -n 2 train quickstart.toml".
-  std::string command;
-  std::string program = "./annulus";  // for the sample command
+  // The words that the user typed to start this job, to print how to go on: "./annulus", "launch", "-n", "2", "train",
+  // "quickstart.toml". What prints them quotes them.
+  std::vector<std::string> command;
+  std::string program = "./annulus";  // its first word, for the sample command
   int ranks_here = 1;                 // of this host, which its memory is for
   // What may still be taken where a run's tensors lie: the host's memory for all its ranks together, or the memory of
   // this rank's GPU; null: asks the host or the GPU.

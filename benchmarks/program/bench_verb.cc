@@ -105,7 +105,7 @@ class RingWord : public Word {
       LaunchOptions launch;
       launch.ranks = launch.context = 4;
       launch.program = command_arguments();
-      launch.typed = typed_command();
+      launch.typed = typed_words();
       return run_launch(launch);
     }
     options_.request.pattern = read_block_maps(options_.request.pattern, options_.request.shape);
@@ -329,8 +329,7 @@ class AllWord : public Word {
     launch.ranks = launch.context = 4;
     launch.program = {"bench", "ring", "--rounds", std::to_string(rounds_), "--json", scratch.file("ring.json")};
     if (length_ > 0) launch.program.insert(launch.program.end(), {"--length", std::to_string(length_)});
-    launch.typed = typed_command();
-    launch.typed_program = typed_program();
+    launch.typed = typed_words();
     try {
       if (const int code = run_launch(launch); code != 0) return code;
     } catch (const Error& error) {

@@ -112,8 +112,8 @@ int run_launch(const LaunchOptions& options) {
   const Planned planned = plan(options);
 
   set_env("ANNULUS_WORLD_SIZE", std::to_string(options.ranks));
-  set_env("ANNULUS_LAUNCH_COMMAND", options.typed);
-  set_env("ANNULUS_PROGRAM", options.typed_program);  // ranks say it in the commands they suggest
+  set_env("ANNULUS_LAUNCH_COMMAND", words_to_line(options.typed));
+  set_env("ANNULUS_PROGRAM", options.typed.front());  // ranks say it in the commands they suggest
   if (std::getenv("ANNULUS_PROGRESS") == nullptr)
     set_env("ANNULUS_PROGRESS", isatty(STDOUT_FILENO) == 1 ? "live" : "plain");
   MpirunRequest request;
@@ -154,7 +154,7 @@ int run_launch(const LaunchOptions& options) {
   const std::vector<std::string> command = mpirun_command(mpirun, request);
 
   return supervise(command, options, signals, session.path(), log_dir,
-                   options.typed + "\n" + now_text("%Y-%m-%d %H:%M:%S") + "\n\n" + planned.text + "\n" +
+                   shell_quote(options.typed) + "\n" + now_text("%Y-%m-%d %H:%M:%S") + "\n\n" + planned.text + "\n" +
                        shell_quote(command) + "\n\n");
 }
 

@@ -23,8 +23,7 @@ struct LaunchOptions {
   double grace_seconds = 30;          // from the first Ctrl-C until ranks are ended
   std::vector<std::string> mpi_args;  // handed to mpirun as they are
   std::vector<std::string> program;   // the verb and its arguments
-  std::string typed;                  // the command as the user typed it
-  std::string typed_program;          // and the program alone
+  std::vector<std::string> typed;     // the words of the command as the user typed them, the program first
 };
 
 // The exit code: 0; that of the first rank that failed (a rank killed by signal S: 128 + S); 130, 143 or 129 after

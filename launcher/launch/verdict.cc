@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "common/text.h"
 #include "launcher/launch/signals.h"
 
 namespace annulus {
@@ -88,8 +89,9 @@ Verdict judge(const JobEnd& end) {
     words.push_back(end.forced ? "annulus: stopped; what was not in a finished checkpoint is lost"
                                : "annulus: stopped");
     if (end.forced && end.verb == "train") {
-      words.push_back("annulus: to go on from the newest checkpoint: " + end.typed +
-                      (end.typed.find("--resume") == std::string::npos ? " --resume" : ""));
+      std::vector<std::string> command = end.typed;
+      if (std::find(command.begin(), command.end(), "--resume") == command.end()) command.emplace_back("--resume");
+      words.push_back("annulus: to go on from the newest checkpoint: " + shell_quote(command));
     }
   }
   if (code != 0) words.push_back("annulus: exit code " + std::to_string(code) + ", logs in " + end.log_dir);

@@ -30,8 +30,8 @@ struct JobEnd {
   int stop_signal = 0;  // that asked the job to stop (SIGINT: Ctrl-C, SIGPIPE: the output was closed); 0: nobody did
   bool forced = false;  // the ranks were ended by the launcher
 
-  std::string verb;   // what the ranks ran
-  std::string typed;  // the command as the user typed it
+  std::string verb;                // what the ranks ran
+  std::vector<std::string> typed;  // the words of the command as the user typed them
   std::string log_dir;
 };
 

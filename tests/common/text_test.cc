@@ -78,5 +78,17 @@ TEST(Text, ListsAreJoinedAndSplit) {
   EXPECT_EQ(split("", ','), Words{""});
 }
 
+RC_GTEST_PROP(Text, AnyWordsTravelOnALine, (const std::vector<std::string>& words)) {
+  const std::string line = words_to_line(words);
+  RC_ASSERT(line.find('\n') == std::string::npos);
+  RC_ASSERT(words_of_line(line) == words);
+}
+
+TEST(Text, WordsTravelOnALine) {
+  const std::vector<std::string> words = {"", "a b", "\\s", "it's\n\\", "\t"};
+  EXPECT_EQ(words_to_line(words), " a\\sb \\\\s it's\\n\\\\ \t ");
+  EXPECT_EQ(words_of_line(words_to_line(words)), words);
+}
+
 }  // namespace
 }  // namespace annulus

@@ -23,7 +23,7 @@ JobEnd job(int ranks, int mpirun_code, std::vector<RankEnd> failed = {}) {
   end.mpirun_code = mpirun_code;
   end.failed = std::move(failed);
   end.verb = "train";
-  end.typed = "./annulus launch -n 4 train x.toml";
+  end.typed = {"./annulus", "launch", "-n", "4", "train", "it's x.toml"};
   end.log_dir = "logs";
   return end;
 }
@@ -46,7 +46,8 @@ struct Case {
 
 const std::string kStopped = "annulus: stopped";
 const std::string kLost = "annulus: stopped; what was not in a finished checkpoint is lost";
-const std::string kGoOn = "annulus: to go on from the newest checkpoint: ./annulus launch -n 4 train x.toml --resume";
+const std::string kGoOn =
+    "annulus: to go on from the newest checkpoint: ./annulus launch -n 4 train 'it'\\''s x.toml' --resume";
 std::string last(int code) { return "annulus: exit code " + std::to_string(code) + ", logs in logs"; }
 
 std::vector<Case> cases() {
@@ -131,7 +132,10 @@ std::vector<Case> cases() {
        130,
        {"annulus: rank 2: [x] y", kLost, kGoOn, last(130)}},
       {"--resume is typed once",
-       with(stopped(job(4, 143, {died(0)}), SIGINT, true), [](JobEnd& e) { e.typed = "t --resume"; }),
+       with(stopped(job(4, 143, {died(0)}), SIGINT, true),
+            [](JobEnd& e) {
+              e.typed = {"t", "--resume"};
+            }),
        130,
        {kLost, "annulus: to go on from the newest checkpoint: t --resume", last(130)}},
       {"nothing to resume",

@@ -14,6 +14,7 @@
 #include "comm/threads/threads.h"
 #include "common/error.h"
 #include "common/interrupt.h"
+#include "common/text.h"
 #include "memory/caches.h"
 #include "tensor_files/block_map_file.h"
 #include "tests/training/tiny_run.h"
@@ -38,8 +39,11 @@ Result train(const Config& config, int ranks, std::optional<std::string> resume 
     int calls = 0;
     TrainOptions options;
     options.resume = resume;
-    options.command =
-        "./annulus launch -n " + std::to_string(ranks) + " train tiny.toml --resume old --set run.steps=9 --set a.b=1";
+    options.program = "my tools/annulus";
+    options.command = {options.program, "launch", "-n", std::to_string(ranks), "train", "tiny.toml"};
+    for (const char* word : {"--resume", "old", "--set", "run.steps=9", "--set", "a.b=it's", "--resume=older"}) {
+      options.command.emplace_back(word);
+    }
     options.out = &out;
     options.stop = [&] { return ++calls == stop_at && world.rank() == ranks - 1; };
     const int c = run_training(config, world, options);
@@ -82,24 +86,28 @@ TEST(Trainer, TrainsSavesAndSaysHowToGoOn) {
   const TestFolder folder;
   Config config = tiny_config(folder);
   config.validation.every = 3;
+  config.run.folder = folder.path() + "/a user's runs";
   const Result r = train(config, 2);
-  const std::string run = folder.path() + "/runs/tiny-001";
+  const std::string run = config.run.folder + "/tiny-001";
   EXPECT_EQ(r.code, 0);
   EXPECT_EQ(losses(run).size(), 6U);
-  for (const char* word : {"data 1 x context 2", "256 tokens a step", "sample ", "--prompt \"def \"",
-                           "./annulus launch -n 2 train tiny.toml --set a.b=1 --resume ", " --set run.steps=12\n",
-                           "bits per byte", "memory: ", " MB a rank planned: weights "}) {
-    EXPECT_NE(r.out.find(word), std::string::npos) << word << " is not in\n" << r.out;
+  // Commands as a shell reads them, whatever stands in their words.
+  const std::string sample = shell_quote({"my tools/annulus", "sample", run, "--prompt", "def "});
+  const std::string onward = shell_quote({"my tools/annulus", "launch", "-n", "2", "train", "tiny.toml", "--set",
+                                          "a.b=it's", "--resume", run, "--set", "run.steps=12"});
+  for (const std::string& words :
+       {std::string("data 1 x context 2"), std::string("256 tokens a step"), std::string("bits per byte"),
+        std::string("memory: "), std::string(" MB a rank planned: weights "), "sample:      " + sample + "\n",
+        "train on:    " + onward + "\n"}) {
+    EXPECT_NE(r.out.find(words), std::string::npos) << words << " is not in\n" << r.out;
   }
-  EXPECT_EQ(r.out.find("--resume old"), std::string::npos);
   EXPECT_EQ(r.out.find("MFU"), std::string::npos) << "which is for GPUs";
-  EXPECT_EQ(r.out.find("run.steps=9"), std::string::npos);
   EXPECT_EQ(load_config(run + "/config.toml"), config);
   int validations = 0;
   for (const nlohmann::json& m : metrics(run)) validations += m.contains("validation_bits_per_byte") ? 1 : 0;
   EXPECT_EQ(validations, 2);
   EXPECT_EQ(train(config, 1).code, 0);
-  EXPECT_TRUE(fs::exists(folder.path() + "/runs/tiny-002")) << "a second start makes a second folder";
+  EXPECT_TRUE(fs::exists(config.run.folder + "/tiny-002")) << "a second start makes a second folder";
 }
 
 // What caches hold changes no result: plans that are not kept are made anew.
