@@ -70,6 +70,7 @@ ROOMS = {
         "common",
     ],
     "training": [
+        "training/run",
         "model",
         "data",
         "config",
@@ -82,6 +83,10 @@ ROOMS = {
         "attention/pattern",
         "comm",
         "memory",
+        "common",
+    ],
+    "training/run": [
+        "tensor_files",
         "common",
     ],
     "attend": [

@@ -13,8 +13,8 @@
 #include "memory/caches.h"
 #include "model/generator.h"
 #include "tensor_files/block_map_file.h"
-#include "training/checkpoint.h"
-#include "training/run_folder.h"
+#include "training/run/checkpoint.h"
+#include "training/run/run_folder.h"
 #include "training/training.h"
 
 namespace annulus {

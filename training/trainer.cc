@@ -5,18 +5,15 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <iostream>
-#include <limits>
 #include <memory>
 #include <optional>
 #include <vector>
 
 #include "attention/kernels/choose_kernel.h"
-#include "attention/plan/plan.h"
 #include "comm/agreement.h"
 #include "common/error.h"
 #include "common/files.h"
@@ -29,18 +26,17 @@
 #include "memory/caches.h"
 #include "memory/device_memory.h"
 #include "model/model.h"
-#include "training/checkpoint.h"
 #include "training/memory_plan.h"
 #include "training/mesh.h"
-#include "training/metrics.h"
 #include "training/optimizer.h"
-#include "training/run_folder.h"
+#include "training/run/checkpoint.h"
+#include "training/run/metrics.h"
+#include "training/run/run_folder.h"
+#include "training/run_report.h"
 #include "training/training.h"
 
 namespace annulus {
 namespace {
-
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 std::string rounded(double value, int digits) {
   std::array<char, 64> text{};
@@ -78,23 +74,6 @@ Words without_option(const Words& command, const std::string& option, const std:
   return kept;
 }
 
-// Of this process so far.
-MetricsWriter::Table used_caches() {
-  MetricsWriter::Table table;
-  for (const CacheReport& cache : cache_reports()) {
-    const CacheStats& s = cache.stats;
-    if (s.hits + s.misses == 0) continue;
-    table.push_back({cache.name,
-                     {{"bytes", s.bytes},
-                      {"entries", s.entries},
-                      {"hits", s.hits},
-                      {"misses", s.misses},
-                      {"evictions", s.evictions},
-                      {"too_large", s.too_large}}});
-  }
-  return table;
-}
-
 // One run on one rank. Rank 0 alone has an opened folder, metrics and progress.
 class Run {
  public:
@@ -110,15 +89,6 @@ class Run {
   void require_something_to_do();
   void refuse_another_model();
   void tell_changes();
-  double waited() const;
-  // Model FLOPs utilization at this speed; empty where the devices' peak is not known.
-  std::optional<double> utilization(double tokens_per_second) const;
-  // Puts the interval's beginning forward by what has passed since `before`: it is no part of the steps.
-  struct Clock {
-    double time, waited, planned;
-  };
-  Clock clock() const { return {now(), waited(), plan_stats().seconds_on_path}; }
-  void leave_out_since(const Clock& before);
   void require_equal_ranks();
   void write_config() { write_atomically(FileSystem::real(), folder_->config_path(), to_toml(config_)); }
   void open_folder();
@@ -129,7 +99,6 @@ class Run {
   void say(std::string_view text) {
     if (progress_) progress_->message(text);
   }
-  void report(const StepResult& result, bool validated);
   bool validate();  // true: stop
   void save();
   int finish(bool stopped);
@@ -146,18 +115,11 @@ class Run {
   std::string path_;    // of the run's folder, on every rank
   std::unique_ptr<CheckpointStore> store_;
   std::optional<Config> before_;  // on rank 0, of a run that is resumed, until its own first checkpoint
-  std::unique_ptr<MetricsWriter> metrics_;
   std::unique_ptr<Progress> progress_;
-  std::optional<double> validation_;   // bits per byte, of the last validation
+  std::optional<RunReport> report_;
   std::optional<int64_t> saved_step_;  // of the newest checkpoint
-  double begin_ = 0;                   // of the first step
-  int64_t begin_step_ = 0;
-  Clock interval_ = {};  // at the last metrics line, put forward by validations and checkpoints since
-  int64_t interval_steps_ = 0;
-  double tokens_per_second_ = 0;
   MemoryPlan memory_;
   std::optional<double> peak_flops_;  // of all ranks' devices together
-  double flops_per_token_ = 0;
 };
 
 void Run::load_text() {
@@ -258,15 +220,22 @@ void Run::open_folder() {
     });
     store_ = std::make_unique<CheckpointStore>(path_, config_.checkpoint.keep);
   }
+  std::unique_ptr<MetricsWriter> metrics;
   together(
       world_, {"opening the run's files", 0},
       [&] {
         // That of a resumed run stays what its checkpoints were made with until there is a new one.
         if (!options_.resume) write_config();
-        metrics_ = std::make_unique<MetricsWriter>(
+        metrics = std::make_unique<MetricsWriter>(
             folder_->metrics_path(), options_.resume ? std::optional<int64_t>(training_->steps_done()) : std::nullopt);
       },
       /*only_first=*/true);
+  report_.emplace(RunReport::Settings{.steps = config_.run.steps,
+                                      .log_every = config_.run.log_every,
+                                      .on_gpu = options_.device.is_cuda(),
+                                      .peak_flops = peak_flops_,
+                                      .flops_per_token = peak_flops_ ? training_->flops_per_token() : 0},
+                  world_, *training_, std::move(metrics), progress_.get());
 }
 
 // What the run is and what it computes on, as far as that is known before any of its memory is taken.
@@ -312,88 +281,18 @@ void Run::require_memory_for(const LayerRequests& layers) {
   together(world_, {"planning the memory", 1}, [&] { require_memory("", static_cast<double>(most), ranks, free); });
 }
 
-void Run::report(const StepResult& result, bool validated) {
-  ++interval_steps_;
-  const int64_t step = training_->steps_done();
-  if (!result.applied) {
-    say("step " + std::to_string(step) + ": the loss or the gradients are not finite, this update is left out");
-  }
-  if (!result.note.empty()) say(result.note);
-  if (!first_) return;
-  const bool log = step % std::max<int64_t>(1, config_.run.log_every) == 0 || step == config_.run.steps || result.stop;
-  const Clock here = clock();
-  const double time = here.time;
-  const double tokens = static_cast<double>(training_->tokens_per_step()) * static_cast<double>(interval_steps_);
-  const double elapsed = time - interval_.time;
-  const double speed = elapsed > 0 ? tokens / elapsed : 0;
-  if (log) {
-    tokens_per_second_ = speed;
-    // Hosts do not wait for transfers between GPUs, and nothing measures the devices' waits.
-    const double exposed =
-        options_.device.is_cuda() ? std::numeric_limits<double>::quiet_NaN() : here.waited - interval_.waited;
-    MetricsWriter::Fields fields = {{"loss", result.loss},
-                                    {"bits_per_byte", bits_per_byte(result.loss)},
-                                    {"gradient_norm", result.gradient_norm},
-                                    {"learning_rate", result.lr},
-                                    {"tokens", step * training_->tokens_per_step()},
-                                    {"tokens_per_second", speed},
-                                    {"exposed_communication_seconds", exposed},
-                                    {"exposed_planning_seconds", here.planned - interval_.planned},
-                                    {"plans_made", plan_stats().programs_made},
-                                    {"plan_cache_hits", plan_stats().programs.hits},
-                                    {"caches", used_caches()},
-                                    {"seconds", time - begin_}};
-    if (const auto share = utilization(speed)) fields.emplace_back("model_flops_utilization", *share);
-    metrics_->write(step, fields);
-    interval_ = here;
-    interval_steps_ = 0;
-  }
-  const int64_t done = step - begin_step_;
-  progress_->report(
-      {.step = step,
-       .steps = config_.run.steps,
-       .loss = result.loss,
-       .validation_bits_per_byte = validation_,
-       .tokens_per_second = tokens_per_second_ > 0 ? tokens_per_second_ : speed,
-       .utilization = utilization(tokens_per_second_ > 0 ? tokens_per_second_ : speed),
-       .seconds_left = (time - begin_) / static_cast<double>(done) * static_cast<double>(config_.run.steps - step)},
-      /*important=*/validated || step == config_.run.steps);
-}
-
-// Seconds that this rank has waited for others so far.
-double Run::waited() const {
-  return world_.stats().wait_seconds + training_->mesh().axis("context").stats().wait_seconds;
-}
-
-std::optional<double> Run::utilization(double tokens_per_second) const {
-  if (!peak_flops_) return std::nullopt;
-  return tokens_per_second * flops_per_token_ / *peak_flops_;
-}
-
-void Run::leave_out_since(const Clock& before) {
-  const Clock after = clock();
-  interval_.time += after.time - before.time;
-  interval_.waited += after.waited - before.waited;
-  interval_.planned += after.planned - before.planned;
-}
-
 bool Run::validate() {
-  const Clock before = clock();
+  const RunReport::Pause pause(*report_);
   const ValidationResult result = training_->validate([&] { return asked_to_stop(); });
-  leave_out_since(before);
   if (result.stop) return true;
-  validation_ = bits_per_byte(result.loss);
-  if (first_) {
-    metrics_->write(training_->steps_done(),
-                    {{"validation_loss", result.loss}, {"validation_bits_per_byte", *validation_}});
-  }
+  report_->validation(result.loss);
   return false;
 }
 
 void Run::save() {
   const int64_t step = training_->steps_done();
   if (saved_step_ == step) return;
-  const Clock before = clock();
+  const RunReport::Pause pause(*report_);
   together(
       world_, {"writing the checkpoint", step},
       [&] {
@@ -411,7 +310,6 @@ void Run::save() {
       },
       /*only_first=*/true);
   saved_step_ = step;
-  leave_out_since(before);
 }
 
 // The command that was typed, without its --resume, and `more`.
@@ -427,14 +325,15 @@ int Run::finish(bool stopped) {
   progress_->finish();
   const std::string step = std::to_string(training_->steps_done());
   const std::string steps = std::to_string(config_.run.steps);
-  const std::string time = format_duration(now() - begin_);
+  const std::string time = format_duration(report_->seconds());
   if (stopped) {
     say("stopped on request after step " + step + " of " + steps + ", with a checkpoint, after " + time);
     say("continue:    " + shell_quote(command({"--resume", path_})));
     return interrupt_exit_code();
   }
+  const std::optional<double> validation = report_->validation_bits_per_byte();
   say("done: " + counted(config_.run.steps, "step") + " in " + time +
-      (validation_ ? ", validation " + rounded(*validation_, 2) + " bits per byte" : "") + ", in " + path_);
+      (validation ? ", validation " + rounded(*validation, 2) + " bits per byte" : "") + ", in " + path_);
   say("sample:      " + shell_quote({options_.program, "sample", path_, "--prompt", "def "}));
   Words onward = without_option(command({"--resume", path_}), "--set", "run.steps=");
   onward.insert(onward.end(), {"--set", "run.steps=" + std::to_string(2 * config_.run.steps)});
@@ -469,14 +368,10 @@ int Run::train() {
   require_equal_ranks();
   require_something_to_do();  // alike on all ranks by now
   open_folder();
-  if (peak_flops_) flops_per_token_ = training_->flops_per_token();
   say("text " + text_->text() + "  run folder " + path_ +
       (options_.resume ? "  resumed after step " + std::to_string(training_->steps_done()) : ""));
 
   const bool validates = config_.validation.every > 0 && config_.validation.batches > 0 && text_->has_validation();
-  interval_ = clock();
-  begin_ = interval_.time;
-  begin_step_ = training_->steps_done();
   bool stop = false, due = false;  // due: a checkpoint
   while (!stop && training_->steps_done() < config_.run.steps) {
     const StepResult result = training_->step(asked_to_stop());
@@ -485,7 +380,11 @@ int Run::train() {
     stop = result.stop;
     const bool validated = !stop && validates && (last || step % config_.validation.every == 0);
     if (validated) stop = validate();
-    report(result, validated);
+    if (!result.applied) {
+      say("step " + std::to_string(step) + ": the loss or the gradients are not finite, this update is left out");
+    }
+    if (!result.note.empty()) say(result.note);
+    report_->step(result, validated);
     due = due || (config_.checkpoint.every > 0 && step % config_.checkpoint.every == 0);
     if (last) training_->require_updates();
     // Weights that gave no finite loss are kept only where there is no other step to wait for.

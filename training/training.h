@@ -21,10 +21,10 @@
 #include "data/text_source.h"
 #include "memory/pinned.h"
 #include "model/model.h"
-#include "training/checkpoint.h"
 #include "training/layer_requests.h"
 #include "training/mesh.h"
 #include "training/optimizer.h"
+#include "training/run/checkpoint.h"
 #include "training/step_graph.h"
 
 namespace annulus {

@@ -78,6 +78,16 @@ std::vector<Slice> slices_of(const PatternSpec& spec, const AttentionShape& shap
   return slices;
 }
 
+// With all keys for each query where a map is not known yet.
+PatternSpec with_unknown_maps_full(PatternSpec spec) {
+  for (PatternSpec& member : spec.members) member = with_unknown_maps_full(std::move(member));
+  const BlocksSpec& blocks = spec.blocks;
+  const bool unknown =
+      blocks.map == BlocksSpec::Map::kAdaptive || (blocks.map == BlocksSpec::Map::kFile && !blocks.given);
+  if (spec.kind == PatternSpec::Kind::kBlocks && unknown) spec.kind = PatternSpec::Kind::kFull;
+  return spec;
+}
+
 }  // namespace
 
 int64_t output_divisor(const PatternSpec& spec) {
@@ -121,6 +131,14 @@ PatternSpec with_causal_members(PatternSpec spec) {
 Pattern make_pattern(const PatternSpec& spec, const AttentionShape& shape) {
   validate(spec, shape);
   return {shape, slices_of(with_causal_members(spec), shape)};
+}
+
+bool sees_later(const PatternSpec& spec, const AttentionShape& shape) {
+  validate(spec, shape);
+  if (spec.causal) return false;
+  Pattern later{shape, slices_of(with_unknown_maps_full(with_causal_members(spec)), shape)};
+  for (Slice& slice : later.slices) slice.band.lo = std::max(slice.band.lo, shape.query_offset + 1);
+  return count_pairs(later) > 0;
 }
 
 BlockMap make_block_map(const PatternSpec& spec, const AttentionShape& shape) {

@@ -154,6 +154,10 @@ Pattern make_pattern(const PatternSpec& spec, const AttentionShape& shape);
 // blocks left out where causal. Raises as make_pattern does, and for another kind.
 BlockMap make_block_map(const PatternSpec& spec, const AttentionShape& shape);
 
+// Whether some query may see a key at a later position than its own. A map that is still to be selected or read counts
+// as having every block. Raises as make_pattern does otherwise. For whoever trains a model that is to write text.
+bool sees_later(const PatternSpec& spec, const AttentionShape& shape);
+
 // Counted pairs of all batch rows and heads: 4 D of them are the multiply-adds, twice, of a forward.
 int64_t count_pairs(const Pattern& pattern);
 

@@ -7,11 +7,6 @@
 namespace annulus {
 namespace {
 
-const std::vector<std::string>& names() {
-  static const std::vector<std::string> table = {"contiguous", "zigzag", "striped"};  // in the order of LayoutKind
-  return table;
-}
-
 // Neighbouring ranges become one: rank P-1 of a zigzag owns two chunks that touch, and fewer spans are fewer tiles.
 void append(std::vector<Span>& spans, Span span) {
   if (span.empty()) return;
@@ -24,10 +19,15 @@ void append(std::vector<Span>& spans, Span span) {
 
 }  // namespace
 
-std::string_view to_string(LayoutKind kind) { return names()[static_cast<size_t>(kind)]; }
+const std::vector<std::string>& layout_names() {
+  static const std::vector<std::string> names = {"contiguous", "zigzag", "striped"};
+  return names;
+}
+
+std::string_view to_string(LayoutKind kind) { return layout_names()[static_cast<size_t>(kind)]; }
 
 LayoutKind parse_layout(std::string_view name, std::string_view where) {
-  return static_cast<LayoutKind>(index_of_name(name, names(), "layout", where));
+  return static_cast<LayoutKind>(index_of_name(name, layout_names(), "layout", where));
 }
 
 int64_t Layout::count(int rank) const {

@@ -13,7 +13,9 @@ namespace annulus {
 
 enum class LayoutKind { kContiguous, kZigzag, kStriped };
 
-// "contiguous", "zigzag", "striped". parse raises Error(kUsage) naming the nearest; `where` as in parse_pattern.
+// "contiguous", "zigzag", "striped", in the order of LayoutKind. parse raises Error(kUsage) naming the nearest; `where`
+// as in parse_pattern.
+const std::vector<std::string>& layout_names();
 std::string_view to_string(LayoutKind kind);
 LayoutKind parse_layout(std::string_view name, std::string_view where);
 

@@ -12,16 +12,15 @@ namespace annulus {
 namespace {
 
 struct ScheduleEntry {
-  std::string name;
+  const char* name;
   void (*make)(Needs&, Program&);
 };
 
 // In the order of ScheduleKind.
-const std::vector<ScheduleEntry>& schedules() {
-  static const std::vector<ScheduleEntry> table = {
-      {"ring", make_ring}, {"all-gather", make_all_gather}, {"group-cast", make_group_cast}, {"auto", nullptr}};
-  return table;
-}
+constexpr ScheduleEntry kSchedules[] = {
+    {"ring", make_ring}, {"all-gather", make_all_gather}, {"group-cast", make_group_cast}, {"auto", nullptr}};
+
+const ScheduleEntry& entry_of(ScheduleKind kind) { return kSchedules[static_cast<size_t>(kind)]; }
 
 [[noreturn]] void refuse(const std::string& message) { throw Error(ErrorKind::kPlan, "plan", message); }
 
@@ -53,12 +52,19 @@ int64_t total(const std::vector<Span>& spans) {
 
 }  // namespace
 
-std::string_view to_string(ScheduleKind kind) { return schedules()[static_cast<size_t>(kind)].name; }
+const std::vector<std::string>& schedule_names() {
+  static const std::vector<std::string> names = [] {
+    std::vector<std::string> all;
+    for (const ScheduleEntry& entry : kSchedules) all.emplace_back(entry.name);
+    return all;
+  }();
+  return names;
+}
+
+std::string_view to_string(ScheduleKind kind) { return entry_of(kind).name; }
 
 ScheduleKind parse_schedule(std::string_view name, std::string_view where) {
-  std::vector<std::string> names;
-  for (const ScheduleEntry& entry : schedules()) names.push_back(entry.name);
-  return static_cast<ScheduleKind>(index_of_name(name, names, "schedule", where));
+  return static_cast<ScheduleKind>(index_of_name(name, schedule_names(), "schedule", where));
 }
 
 std::string PlanRequest::text() const {
@@ -155,7 +161,7 @@ Program program_of(const PlanRequest& request, Needs& needs, const Layout& queri
   program.key_spans = keys.spans[static_cast<size_t>(rank)];
   const RowSet own = needs.all_rows(rank);
   program.buffers = {{BufferKind::kOwnKV, own}, {BufferKind::kOwnGrad, own}};
-  schedules()[static_cast<size_t>(request.schedule)].make(needs, program);
+  entry_of(request.schedule).make(needs, program);
   return program;
 }
 

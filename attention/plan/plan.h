@@ -27,7 +27,9 @@ enum class ScheduleKind {
   kAuto,  // group-cast where ranks need less than half of the others' rows on the whole, else ring; resolve_schedule
 };
 
-std::string_view to_string(ScheduleKind kind);  // "ring", "all-gather", "group-cast", "auto"
+// "ring", "all-gather", "group-cast", "auto", in the order of ScheduleKind. parse raises as parse_layout does.
+const std::vector<std::string>& schedule_names();
+std::string_view to_string(ScheduleKind kind);
 ScheduleKind parse_schedule(std::string_view name, std::string_view where);
 
 // What a plan is made from; equal requests give equal plans on every rank.

@@ -18,7 +18,7 @@
 #include "memory/caches.h"
 #include "tensor_files/block_map_file.h"
 #include "tests/training/tiny_run.h"
-#include "training/checkpoint.h"
+#include "training/run/checkpoint.h"
 #include "training/sampler.h"
 
 namespace annulus {

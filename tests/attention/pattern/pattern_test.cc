@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
+#include <algorithm>
 #include <fstream>
 #include <set>
 
@@ -194,6 +195,51 @@ TEST(Pattern, MeanDividesByTheBranches) {
     }
   }
   EXPECT_EQ(with_long_segments, (std::set<int64_t>{6, 7}));
+}
+
+RC_GTEST_PROP(Pattern, SeesLaterWhereAPairOfTheDefinitionIsLater, ()) {
+  for (int i = 0; i < 20; ++i) {
+    const AttentionShape shape = any_shape();
+    const PatternSpec spec = testing::any_pattern(shape);
+    const Count count = count_of(spec, shape);
+    bool later = false;
+    for (int64_t b = 0; b < shape.batch; ++b) {
+      for (int64_t h = 0; h < shape.heads; ++h) {
+        for (int64_t q = 0; q < shape.q_len; ++q) {
+          for (int64_t k = std::max<int64_t>(0, q + shape.query_offset + 1); k < shape.k_len; ++k) {
+            later = later || count(b, h, q, k) > 0;
+          }
+        }
+      }
+    }
+    if (sees_later(spec, shape) != later) RC_FAIL(to_string(shape) + "\n" + spec.text());
+  }
+}
+
+TEST(Pattern, SeesLaterWithMapsThatAreNotKnownYet) {
+  const AttentionShape shape{1, 2, 1, 64, 64, 0};
+  for (const std::string map : {"map = \"adaptive\", keep = 1", "map = \"file\", file = \"a.safetensors\""}) {
+    const std::string member = "{ kind = \"blocks\", block = 16, " + map;
+    const std::string both = "{ kind = \"union\", of = [{ kind = \"causal\" }, " + member;
+    EXPECT_TRUE(sees_later(parse_pattern(member + " }", ""), shape));
+    EXPECT_TRUE(sees_later(parse_pattern(both + " }] }", ""), shape));
+    EXPECT_FALSE(sees_later(parse_pattern(member + ", causal = true }", ""), shape));
+    EXPECT_FALSE(sees_later(parse_pattern(both + ", causal = true }] }", ""), shape));
+    EXPECT_FALSE(sees_later(parse_pattern(both + " }], causal = true }", ""), shape));
+  }
+  EXPECT_THROW(sees_later(parse_pattern("{ kind = \"causal\", documents = [3] }", ""), shape), Error);
+}
+
+// Keys 2, 6, ... are 2 or more after queries 0, 4, ...: a band that ends at 1 holds none of the pairs.
+TEST(Pattern, SeesLaterGoesByPairsNotByRanges) {
+  const auto slices = [](int64_t hi) {
+    return parse_pattern("{ kind = \"slices\", slices = [{ queries = [0, 4, 4], keys = [2, 4, 4], lo = 1, hi = " +
+                             std::to_string(hi) + " }] }",
+                         "");
+  };
+  const AttentionShape shape{1, 1, 1, 16, 16, 0};
+  EXPECT_FALSE(sees_later(slices(1), shape));
+  EXPECT_TRUE(sees_later(slices(2), shape));
 }
 
 TEST(Pattern, IsAdaptiveWhereAMemberIs) {

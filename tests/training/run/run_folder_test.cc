@@ -1,5 +1,5 @@
-// Tests of training/run_folder.h.
-#include "training/run_folder.h"
+// Tests of training/run/run_folder.h.
+#include "training/run/run_folder.h"
 
 #include <gtest/gtest.h>
 #include <signal.h>

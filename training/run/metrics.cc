@@ -1,5 +1,5 @@
 // See metrics.h.
-#include "training/metrics.h"
+#include "training/run/metrics.h"
 
 #include <algorithm>
 #include <cerrno>

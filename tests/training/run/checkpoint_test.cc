@@ -1,5 +1,5 @@
-// Tests of training/checkpoint.h.
-#include "training/checkpoint.h"
+// Tests of training/run/checkpoint.h.
+#include "training/run/checkpoint.h"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>

@@ -1,5 +1,5 @@
 // See checkpoint.h.
-#include "training/checkpoint.h"
+#include "training/run/checkpoint.h"
 
 #include <fcntl.h>
 #include <unistd.h>

@@ -1,5 +1,5 @@
-// Tests of training/metrics.h.
-#include "training/metrics.h"
+// Tests of training/run/metrics.h.
+#include "training/run/metrics.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // See run_folder.h.
-#include "training/run_folder.h"
+#include "training/run/run_folder.h"
 
 #include <fcntl.h>
 #include <sys/file.h>
