@@ -89,7 +89,8 @@ int run_sample(const SampleOptions& o) {
     out << text.push(static_cast<unsigned char>(next)) << std::flush;
   }
   out << text.finish() << std::endl;
-  if (!out) throw Error(ErrorKind::kResource, "sample", "the text could not be written: is the disk full?");
+  if (!out && !interrupted())
+    throw Error(ErrorKind::kResource, "sample", "the text could not be written: is the disk full?");
   return interrupted() ? interrupt_exit_code() : 0;
 }
 
