@@ -16,6 +16,7 @@ namespace {
 constexpr int64_t kMaxRanks = 65536;
 
 [[noreturn]] void fail(const std::string& message) { throw Error(ErrorKind::kPlan, "topology", message); }
+[[noreturn]] void lack(const std::string& message) { throw Error(ErrorKind::kUnavailable, "topology", message); }
 
 std::string count_of(int n, const char* what) { return std::to_string(n) + " " + what + (n == 1 ? "" : "s"); }
 
@@ -296,11 +297,11 @@ void check_gpus(const Machine& machine, int ranks) {
   const int gpus = static_cast<int>(machine.gpus.size());
   if (ranks <= gpus) return;
   if (gpus == 0) {
-    fail("host " + machine.host + " has no GPU that annulus can see, but " + count_of(ranks, "rank") +
+    lack("host " + machine.host + " has no GPU that annulus can see, but " + count_of(ranks, "rank") +
          " with device = \"cuda\" " + (ranks == 1 ? "was" : "were") +
          " asked of it; use device = \"cpu\", or a host with GPUs and the NVIDIA driver");
   }
-  fail("host " + machine.host + " has " + count_of(gpus, "GPU") + ", but " + count_of(ranks, "rank") +
+  lack("host " + machine.host + " has " + count_of(gpus, "GPU") + ", but " + count_of(ranks, "rank") +
        " with device = \"cuda\" were asked of it, and each needs a GPU of its own; use at most " +
        count_of(gpus, "rank") + " there, more hosts, or device = \"cpu\"");
 }
@@ -371,7 +372,7 @@ Placement place(const std::vector<Machine>& hosts, int ranks, const PlacementOpt
     all += room.back();
   }
   if (ranks > all) {
-    fail("the " + std::to_string(hosts.size()) + " hosts have " + count_of(static_cast<int>(all), "GPU") +
+    lack("the " + std::to_string(hosts.size()) + " hosts have " + count_of(static_cast<int>(all), "GPU") +
          " together, but " + count_of(ranks, "rank") +
          " with device = \"cuda\" were asked for, and each needs a GPU of its own; use " +
          (all == 0 ? std::string("device = \"cpu\"") : "-n " + std::to_string(all) + " or less, or device = \"cpu\""));
