@@ -18,6 +18,7 @@
 #include "common/error.h"
 #include "common/files.h"
 #include "common/interrupt.h"
+#include "common/terminal.h"
 #include "common/text.h"
 #include "data/text_source.h"
 #include "device/device_peak.h"
@@ -345,7 +346,7 @@ int Run::train() {
   if (first_) {
     std::ostream& out = options_.out != nullptr ? *options_.out : std::cout;
     // mpirun gives its first rank a terminal whatever its own output is; `launch` says what it has.
-    const bool terminal = options_.out == nullptr && world_.size() == 1 && isatty(STDOUT_FILENO) == 1;
+    const bool terminal = options_.out == nullptr && world_.size() == 1 && takes_escapes(STDOUT_FILENO);
     progress_ = std::make_unique<Progress>(progress_mode(std::getenv("ANNULUS_PROGRESS"), terminal), out);
   }
   world_.set_timeout(Seconds(config_.timeout));
