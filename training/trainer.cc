@@ -104,6 +104,10 @@ class Run {
   void save();
   int finish(bool stopped);
   Words command(const Words& more) const;
+  // Whoever started this run is told how it could go on from here; on rank 0, from when it has begun.
+  void tell_checkpoint() {
+    if (options_.on_checkpoint) options_.on_checkpoint(saved_step_.value_or(0), kept_, command({"--resume", path_}));
+  }
 
   const Config& config_;
   Communicator& world_;
@@ -119,6 +123,7 @@ class Run {
   std::unique_ptr<Progress> progress_;
   std::optional<RunReport> report_;
   std::optional<int64_t> saved_step_;  // of the newest checkpoint
+  std::string kept_;                   // its folder
   MemoryPlan memory_;
   std::optional<double> peak_flops_;  // of all ranks' devices together
 };
@@ -153,6 +158,7 @@ void Run::load_checkpoint() {
     }
     training_->restore(*state);
     saved_step_ = state->step;
+    kept_ = state->folder;
     const auto text = state->extra.find("text");
     if (text != state->extra.end() && text->second != text_->fingerprint()) {
       say("the text is not the one this run was begun with: the loss may jump");
@@ -229,6 +235,7 @@ void Run::open_folder() {
         if (!options_.resume) write_config();
         metrics = std::make_unique<MetricsWriter>(
             folder_->metrics_path(), options_.resume ? std::optional<int64_t>(training_->steps_done()) : std::nullopt);
+        tell_checkpoint();
       },
       /*only_first=*/true);
   report_.emplace(RunReport::Settings{.steps = config_.run.steps,
@@ -298,7 +305,7 @@ void Run::save() {
       world_, {"writing the checkpoint", step},
       [&] {
         try {
-          store_->save(training_->state());
+          kept_ = store_->save(training_->state());
           if (before_) write_config();
           before_.reset();
         } catch (const Error& e) {
@@ -311,6 +318,7 @@ void Run::save() {
       },
       /*only_first=*/true);
   saved_step_ = step;
+  if (first_) tell_checkpoint();
 }
 
 // The command that was typed, without its --resume, and `more`.

@@ -358,6 +358,7 @@ std::optional<TrainingState> CheckpointStore::load_newest_valid(std::vector<std:
         found = read_checkpoint(entry.path, entry.step, part,
                                 [&](NamedTensor tensor) { tensors.push_back(std::move(tensor)); });
         found->tensors = std::move(tensors);
+        found->folder = entry.path;
         if (part == CheckpointPart::kAll) known_valid_.insert(entry.path);
         break;
       } catch (const Error& error) {
