@@ -34,6 +34,7 @@ ROOMS = {
         "launcher/launch",
         "launcher/network",
         "training",
+        "training/run",
         "attend",
         "config",
         "tensor_files",

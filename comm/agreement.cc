@@ -44,7 +44,7 @@ struct Group {
   std::vector<int> ranks;
 };
 
-std::optional<Error> one_error(const Outcomes& all, bool only_first) {
+std::optional<Error> one_error(const Communicator& comm, const Outcomes& all, bool only_first) {
   std::vector<Group> groups;
   for (size_t rank = 0; rank < all.size(); ++rank) {
     if (!all[rank]) continue;
@@ -70,12 +70,11 @@ std::optional<Error> one_error(const Outcomes& all, bool only_first) {
       others.insert(others.end(), ranks.begin(), ranks.end());
       continue;
     }
-    message += (i > 0 ? "; on " : "on ") + comm_internal::describe_ranks(ranks) + ": ";
+    message += (i > 0 ? "; on " : "on ") + comm_internal::describe_ranks(comm, ranks) + ": ";
     if (error->room() != first.room()) message += "[" + std::string(error->room()) + "] ";
     message += error->message();
   }
-  std::sort(others.begin(), others.end());
-  if (!others.empty()) message += "; with other words also on " + comm_internal::describe_ranks(others);
+  if (!others.empty()) message += "; with other words also on " + comm_internal::describe_ranks(comm, others);
   return Error(first.kind(), first.room(), message);
 }
 
@@ -130,7 +129,7 @@ Error error_in_flight(std::string_view doing) {
 
 void together(Communicator& comm, OpLabel label, const std::function<void()>& action, bool only_first) {
   const Outcomes all = outcomes(comm, label, action, only_first);
-  const std::optional<Error> error = one_error(all, only_first);
+  const std::optional<Error> error = one_error(comm, all, only_first);
   if (!error) return;
   const auto failed = std::count_if(all.begin(), all.end(), [](const auto& outcome) { return outcome.has_value(); });
   const std::optional<Error>& own = all[static_cast<size_t>(comm.rank())];
@@ -139,7 +138,7 @@ void together(Communicator& comm, OpLabel label, const std::function<void()>& ac
 
 std::optional<Error> failure_of_any(Communicator& comm, OpLabel label, const std::function<void()>& action,
                                     bool only_first) {
-  return one_error(outcomes(comm, label, action, only_first), only_first);
+  return one_error(comm, outcomes(comm, label, action, only_first), only_first);
 }
 
 std::string from_first(Communicator& comm, OpLabel label, const std::function<std::string()>& make) {

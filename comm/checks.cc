@@ -29,8 +29,9 @@ std::string excerpt(const std::string& text, size_t from) {
 }  // namespace
 
 std::string where(OpLabel label) {
-  return std::string(label.operation.empty() ? "unnamed operation" : label.operation) + ", step " +
-         std::to_string(label.step);
+  std::string text(label.operation.empty() ? "unnamed operation" : label.operation);
+  if (label.number == 0 && label.counted == OpLabel().counted) return text;
+  return text + ", " + std::string(label.counted) + " " + std::to_string(label.number);
 }
 
 std::string describe_ranks(const std::vector<int>& ranks) {
@@ -44,6 +45,19 @@ std::string describe_ranks(const std::vector<int>& ranks) {
     i = j + 1;
   }
   return out;
+}
+
+std::string describe_ranks(const Communicator& comm, std::vector<int> ranks) {
+  bool others = false;
+  for (int rank = 0; rank < comm.size(); ++rank) others = others || comm.in_job(rank) != rank;
+  for (int& rank : ranks) rank = comm.in_job(rank);
+  std::sort(ranks.begin(), ranks.end());
+  return describe_ranks(ranks) + (others ? " of the job" : "");
+}
+
+std::string describe_stopped(const std::vector<int>& ranks, const std::string& host) {
+  return describe_ranks(ranks) + (ranks.size() == 1 ? " is" : " are") + " stopped (SIGSTOP or a debugger; host " +
+         host + ")";
 }
 
 std::string dtype_name(at::ScalarType dtype) {
@@ -145,7 +159,7 @@ void check_root(int root, int size, OpLabel label) {
       where(label) + ": root " + std::to_string(root) + ": expected a rank from 0 to " + std::to_string(size - 1));
 }
 
-std::string describe_difference(const std::vector<std::string>& values) {
+std::string describe_difference(const Communicator& comm, const std::vector<std::string>& values) {
   constexpr size_t kMostShown = 4;
   std::vector<std::string> distinct;
   std::vector<std::vector<int>> ranks;  // of each
@@ -161,13 +175,12 @@ std::string describe_difference(const std::vector<std::string>& values) {
   const size_t from = first_difference(distinct), shown = std::min(distinct.size(), kMostShown);
   std::string out = "is ";
   for (size_t i = 0; i < shown; ++i) {
-    out += (i > 0 ? ", " : "") + excerpt(distinct[i], from) + " on " + describe_ranks(ranks[i]);
+    out += (i > 0 ? ", " : "") + excerpt(distinct[i], from) + " on " + describe_ranks(comm, ranks[i]);
   }
   if (shown == distinct.size()) return out;
   std::vector<int> others;
   for (size_t i = shown; i < ranks.size(); ++i) others.insert(others.end(), ranks[i].begin(), ranks[i].end());
-  std::sort(others.begin(), others.end());
-  return out + " and " + std::to_string(distinct.size() - shown) + " more values on " + describe_ranks(others);
+  return out + " and " + std::to_string(distinct.size() - shown) + " more values on " + describe_ranks(comm, others);
 }
 
 }  // namespace annulus::comm_internal

@@ -11,10 +11,14 @@
 
 namespace annulus::comm_internal {
 
-// "attention forward, step 2"
+// "attention forward, hop 2"
 std::string where(OpLabel label);
 // "rank 3", "ranks 0-2", "ranks 0,2-4". Ascending input.
 std::string describe_ranks(const std::vector<int>& ranks);
+// The same of ranks of a communicator, by their numbers in the job: "ranks 1,3 of the job" where these are others.
+std::string describe_ranks(const Communicator& comm, std::vector<int> ranks);
+// "rank 1 is stopped (SIGSTOP or a debugger; host vm)"
+std::string describe_stopped(const std::vector<int>& ranks, const std::string& host);
 // "fp32", "bf16", ...
 std::string dtype_name(at::ScalarType dtype);
 // "0.5 s"
@@ -44,6 +48,6 @@ void check_gather_shapes(const at::Tensor& big, const char* big_role, const at::
 void check_root(int root, int size, OpLabel label);
 
 // "is A on ranks 0-2, B on rank 3": values in rank order, long ones cut to where they differ.
-std::string describe_difference(const std::vector<std::string>& values);
+std::string describe_difference(const Communicator& comm, const std::vector<std::string>& values);
 
 }  // namespace annulus::comm_internal

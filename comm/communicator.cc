@@ -66,7 +66,7 @@ void Communicator::agree(const Call& call) {
   const CollectiveHeader mine = make_header(call.collective, calls_++, call.brings, call.op, call.root, call.label);
   const std::vector<CollectiveHeader> all =
       gather_headers(mine, call.brings == nullptr ? at::Tensor() : *call.brings, call.label);
-  require_same_headers(all, call.label);
+  require_same_headers(*this, all, call.label);
 }
 
 std::vector<CollectiveHeader> Communicator::gather_headers(const CollectiveHeader& mine, const at::Tensor&,

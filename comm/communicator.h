@@ -3,7 +3,7 @@
 //
 // Contract, the same for every backend:
 // - Every rank of a communicator calls the same operations in the same order.
-// - Every wait has a deadline (`timeout`). What fails raises Error(kComm) naming operation, step and peer. After that
+// - Every wait has a deadline (`timeout`). What fails raises Error(kComm) naming operation and peer. After that
 //   the communicator is dead: every later call raises at once, and buffers handed to it are neither freed nor reused.
 // - What all ranks can see to be wrong together (shape, dtype, operation of a collective) raises Error(kMismatch) on
 //   every rank, naming the ranks that differ and in what. Nothing hangs.
@@ -37,10 +37,12 @@ struct Message {
   int peer = 0;
 };
 
-// Where an operation stands in the program, for error messages: "attention forward, layer 3", step 2.
+// Where an operation stands in the program, for error messages: "attention forward, layer 3", hop 2.
 struct OpLabel {
   std::string_view operation;  // must outlive the operation: a literal or a member
-  int64_t step = 0;
+  int64_t number = 0;          // a call that has no number has 0
+  // What the number counts: "step" (of training), "hop" (of what travels), "batch". A literal.
+  std::string_view counted = "call";
 };
 
 // Started transfers. Destroying a Work that was not waited for waits for it (and reports, without throwing, a failure);
@@ -87,6 +89,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   int rank() const { return rank_; }
   int size() const { return size_; }
   virtual std::string_view backend() const = 0;  // "threads", "mpi", "nccl"
+
+  // The number of one of these ranks among all ranks of the job: what messages call it.
+  virtual int in_job(int rank) const { return rank; }
 
   // The communicator of the same ranks that carries CPU tensors: itself, except on a GPU. Agreement in words uses it.
   virtual Communicator& host() { return *this; }

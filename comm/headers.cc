@@ -49,7 +49,7 @@ CollectiveHeader make_header(Collective collective, int64_t call, const at::Tens
   CollectiveHeader header;
   header.collective = static_cast<int8_t>(collective);
   header.call = call;
-  header.step = label.step;
+  header.number = label.number;
   header.reduce_op = static_cast<int8_t>(reduce_op);
   header.root = root;
   if (tensor != nullptr) {
@@ -65,23 +65,23 @@ CollectiveHeader make_header(Collective collective, int64_t call, const at::Tens
   return header;
 }
 
-void require_same_headers(const std::vector<CollectiveHeader>& headers, OpLabel label) {
+void require_same_headers(const Communicator& comm, const std::vector<CollectiveHeader>& headers, OpLabel label) {
   const CollectiveHeader& first = headers.front();
   const bool same = std::all_of(headers.begin(), headers.end(), [&](const CollectiveHeader& header) {
     return std::memcmp(&header, &first, sizeof header) == 0;
   });
   if (same) return;
   std::string differences;
-  const auto compare = [&](const char* name, auto text) {
+  const auto compare = [&](const std::string& name, auto text) {
     std::vector<std::string> values;
     for (const CollectiveHeader& header : headers) values.push_back(text(header));
     if (std::all_of(values.begin(), values.end(), [&](const std::string& v) { return v == values.front(); })) return;
-    differences += (differences.empty() ? "" : "; ") + std::string(name) + " " + describe_difference(values);
+    differences += (differences.empty() ? "" : "; ") + name + " " + describe_difference(comm, values);
   };
   compare("collective", [](const CollectiveHeader& h) { return std::string(collective_name(h.collective)); });
   compare("operation", [](const CollectiveHeader& h) { return "\"" + std::string(h.label) + "\""; });
-  compare("step", [](const CollectiveHeader& h) { return std::to_string(h.step); });
-  compare("call number", [](const CollectiveHeader& h) { return std::to_string(h.call); });
+  compare(std::string(label.counted), [](const CollectiveHeader& h) { return std::to_string(h.number); });
+  compare("number of the collective", [](const CollectiveHeader& h) { return std::to_string(h.call); });
   compare("dtype", [](const CollectiveHeader& h) {
     return h.dtype < 0 ? std::string("none") : dtype_name(static_cast<at::ScalarType>(h.dtype));
   });

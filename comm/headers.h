@@ -22,8 +22,8 @@ struct CollectiveHeader {
   int8_t reduce_op = -1;  // ReduceOp
   int8_t dims = 0;
   int32_t root = -1;
-  int64_t call = 0;  // collectives of this communicator so far
-  int64_t step = 0;
+  int64_t call = 0;              // collectives of this communicator so far
+  int64_t number = 0;            // of the label
   int64_t shape[kMaxDims] = {};  // more dimensions are folded into the first
   char label[kLabelBytes] = {};  // cut off
 };
@@ -32,7 +32,7 @@ static_assert(sizeof(CollectiveHeader) == 120);
 // tensor may be null (barrier, split).
 CollectiveHeader make_header(Collective collective, int64_t call, const at::Tensor* tensor, int reduce_op, int root,
                              OpLabel label);
-// Error(kMismatch), the same on every rank, when headers (in rank order) differ.
-void require_same_headers(const std::vector<CollectiveHeader>& headers, OpLabel label);
+// Error(kMismatch) on every rank when the headers of a communicator's ranks (in rank order) differ.
+void require_same_headers(const Communicator& comm, const std::vector<CollectiveHeader>& headers, OpLabel label);
 
 }  // namespace annulus::comm_internal

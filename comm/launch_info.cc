@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "common/error.h"
+#include "common/text.h"
 
 namespace annulus {
 namespace {
@@ -19,7 +20,7 @@ const char* text_of(const char* name) {
 }
 
 int int_of(const char* name, int fallback, int low) {
-  return static_cast<int>(number_from_environment(name, fallback, low, 10'000'000));
+  return static_cast<int>(number_from_environment(name, fallback, low, 9'999'999));
 }
 
 // Launchers whose processes do not become ranks by themselves: torchrun's know nothing of MPI, others belong to another
@@ -64,8 +65,7 @@ double number_from_environment(const char* name, double fallback, double low, do
   if (error == std::errc() && rest == end && std::isfinite(value) && value >= low && value <= high) return value;
   throw Error(ErrorKind::kUsage, "comm",
               std::string("environment variable ") + name + " is \"" + text + "\": expected a number from " +
-                  std::to_string(static_cast<long long>(low)) + " to " + std::to_string(static_cast<long long>(high)) +
-                  "; correct or unset it");
+                  exact(low) + " to " + exact(high) + "; correct or unset it");
 }
 
 LaunchInfo launch_info() {

@@ -69,7 +69,8 @@ std::vector<Field> lines_of(const std::string& text) {
 }
 
 // One sentence per name whose values differ. by_rank: fields of each rank.
-std::vector<std::string> differences(const std::vector<std::vector<Field>>& by_rank, bool expand) {
+std::vector<std::string> differences(const Communicator& comm, const std::vector<std::vector<Field>>& by_rank,
+                                     bool expand) {
   std::vector<std::string> names;  // in order of appearance
   std::vector<std::map<std::string, std::string>> values(by_rank.size());
   for (size_t r = 0; r < by_rank.size(); ++r) {
@@ -89,12 +90,12 @@ std::vector<std::string> differences(const std::vector<std::vector<Field>>& by_r
     }
     if (std::all_of(of_rank.begin(), of_rank.end(), [&](const std::string& v) { return v == of_rank[0]; })) continue;
     if (!expand || !lines) {
-      out.push_back(name + " " + comm_internal::describe_difference(of_rank));
+      out.push_back(name + " " + comm_internal::describe_difference(comm, of_rank));
       continue;
     }
     std::vector<std::vector<Field>> inner;
     for (const std::string& text : of_rank) inner.push_back(lines_of(text));
-    const std::vector<std::string> found = differences(inner, false);
+    const std::vector<std::string> found = differences(comm, inner, false);
     // Texts that differ only in order or white space still differ.
     if (found.empty()) out.push_back(name + " differs in the order or spacing of its lines");
     for (const std::string& sentence : found) out.push_back(name + ": " + sentence);
@@ -116,10 +117,8 @@ std::vector<std::string> differences(const std::vector<std::vector<Field>>& by_r
     by_rank.push_back(std::move(of_rank));
   }
   constexpr size_t kMaxSentences = 12;
-  const std::vector<std::string> sentences = differences(by_rank, true);
-  std::string message = "ranks disagree before " + std::string(label.operation);
-  if (label.step != 0) message += ", call " + std::to_string(label.step);
-  message += ": ";
+  const std::vector<std::string> sentences = differences(host, by_rank, true);
+  std::string message = "ranks disagree before " + comm_internal::where(label) + ": ";
   for (size_t i = 0; i < sentences.size(); ++i) {
     if (i == kMaxSentences) {
       message += "; and " + std::to_string(sentences.size() - i) + " more";

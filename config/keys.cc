@@ -36,9 +36,6 @@ Key of_model(Key key) {
   return key;
 }
 
-void check_layout(const std::string& value, std::string_view where) { parse_layout(value, where); }
-void check_schedule(const std::string& value, std::string_view where) { parse_schedule(value, where); }
-
 }  // namespace
 
 void check_not_empty(const std::string& value, std::string_view where) {
@@ -171,16 +168,14 @@ const std::vector<Key>& keys() {
        "which rank owns which positions of a sequence",
        false,
        {},
-       {},
-       check_layout},
+       layout_names()},
       {"attention",
        "schedule",
        ANNULUS_AT(attention.schedule),
        "how keys and values travel; \"auto\" is group-cast where ranks need few rows of others, else ring",
        false,
        {},
-       {},
-       check_schedule},
+       schedule_names()},
       {"attention",
        "kernel",
        ANNULUS_AT(attention.kernel),

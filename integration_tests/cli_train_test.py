@@ -126,6 +126,23 @@ class TrainTest(cli.CliTest):
         self.assertNotIn("\r", log)
         self.assertIn("done: 6 steps", log)
 
+    def test_a_run_is_resumed_without_its_configuration(self):
+        self.assert_refused(3, "runs", "train", "--resume")
+        self.assert_refused(2, "name CONFIG first", "train", "--resume", "config.toml")
+        self.assertEqual(self.annulus("train", "config.toml")[0], 0)
+        # A newer run that has no checkpoint yet is not the one that is meant.
+        os.makedirs(self.path("runs/tiny-002"))
+        shutil.copy(self.path("runs/tiny-001/config.toml"), self.path("runs/tiny-002/config.toml"))
+        for steps, which in [(8, ["tiny-001"]), (9, ["tiny"]), (10, ["runs/tiny-001"]), (11, [])]:
+            args = ["train", "--resume", *which, "--set", f"run.steps={steps}"]
+            code, out, err = self.annulus("launch", "-n", "2", *args)
+            self.assertEqual(code, 0, err)
+            self.assertIn("run folder runs/tiny-001  resumed after step", out)
+            self.assertEqual(len(self.losses("tiny-001")), steps)
+        code, text, err = self.annulus("sample", "tiny", "--step", "10", "--bytes", "4")
+        self.assertEqual(code, 0, err)
+        self.assert_refused(3, "it holds those of steps", "sample", "tiny", "--step", "3")
+
     def stop(self, number, code):
         run = self.train_in_background()
         run.signal(number)

@@ -112,6 +112,14 @@ int run(int argc, char** argv) {
     floats = floats.device(at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(gpu)));
   }
   Communicator& comm = gpus ? *gpus : *job.world;
+  if (fault == "stops before a sum") {
+    comm.set_timeout(Seconds(1.5));
+    for (int step = 1;; ++step) {
+      if (mine && step == 6) raise(SIGSTOP);
+      at::Tensor sum = at::zeros({4}, floats);
+      comm.all_reduce(sum, ReduceOp::kSum, {"sum", step, "step"});
+    }
+  }
   // A ring that goes on until something happens to it.
   at::Tensor held = at::zeros({100000}, floats);
   at::Tensor next = at::empty({100000}, floats);
@@ -121,7 +129,7 @@ int run(int argc, char** argv) {
     if (mine && step == 5 && fault == "stops later") raise(SIGSTOP);
     if (mine && step == 5 && fault == "killed later") raise(SIGKILL);
     auto work = comm.exchange({{held, (job.rank + 1) % job.size}}, {{next, (job.rank + job.size - 1) % job.size}},
-                              {"ring", step});
+                              {"ring", step, "hop"});
     if (mine && step == 5 && fault == "throws later") throw Error(ErrorKind::kResource, "kernel", "out of memory");
     work->wait();
     while (!work->test()) sched_yield();  // on a GPU wait() does not block

@@ -57,13 +57,15 @@ def comm_tests():
         expect_exit = 5,
         expect_once = ["ranks disagree before attention forward, call 12: shape is [1,128] on rank 0, [1,64] on rank 1"],
     )
-    _fault("stops_later", "stops later", 1, np = 2, expect_exit = 6, expect_once = ["[comm] ring, step"])
+    stopped = "rank 1 is stopped (SIGSTOP or a debugger; host "
+    _fault("stops_later", "stops later", 1, np = 2, expect_exit = 6, expect_once = ["[comm] ring, hop", stopped])
+    _fault("stops_before_a_sum", "stops before a sum", 1, np = 2, expect_exit = 6, expect_once = ["[comm] sum, step 6", stopped])
     _fault("killed_later", "killed later", 1, np = 2, expect_exit = 137)
     _fault("throws_later", "throws later", 1, np = 2, expect_exit = 8, expect_once = ["[kernel] out of memory"])
 
     # As if no launcher ended the others: what the one that is left says for itself, and its own exit code.
     killed_alone = {
-        "expect_once": ["[comm] ring, step", "bytes from rank 1", "(exit code 6)"],
+        "expect_once": ["[comm] ring, hop", "bytes from rank 1", "(exit code 6)"],
         "mpi_args": ["--enable-recovery"],
         "np": 2,
     }
@@ -72,6 +74,6 @@ def comm_tests():
     # The same between GPUs, on one where there are no more.
     nccl = {"backend": "nccl", "np": 2, "size": "medium", "mpi_timeout": 120, "tags": ["gpu"]}
     _fault("nccl_healthy", "none", 0, expect_once = ["finished"], forbid = ["[comm]"], **nccl)
-    _fault("nccl_stops_later", "stops later", 1, expect_exit = 6, expect_once = ["[comm] ring, step"], **nccl)
+    _fault("nccl_stops_later", "stops later", 1, expect_exit = 6, expect_once = ["[comm] ring, hop"], **nccl)
     _fault("nccl_killed_alone", "killed later", 1, **dict(nccl, **killed_alone))
     _fault("nccl_throws_later", "throws later", 1, expect_exit = 8, expect_once = ["[kernel] out of memory"], **nccl)

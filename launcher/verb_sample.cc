@@ -13,6 +13,7 @@ class SampleVerb : public Verb {
   void declare(CLI::App& app) override {
     app.add_option("RUN", options_.run, "a run folder, or the name of a run")->required();
     app.add_option("--runs", options_.root, "where names are looked up (default: runs)")->type_name("FOLDER");
+    app.add_option("--step", options_.step, "of the checkpoint (default: the newest)");
     app.add_option("--prompt", options_.prompt, "the text to continue (default: none)");
     app.add_option("--bytes", options_.bytes, "how many bytes to write (default: 500)");
     app.add_option("--temperature", options_.temperature, "0: always the most likely byte (default: 0.8)");

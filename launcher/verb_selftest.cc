@@ -110,7 +110,7 @@ class SelftestVerb : public Verb {
     at::Tensor held = own.clone();
     for (int hop = 0; hop < world.size(); ++hop) {
       at::Tensor next = at::empty_like(held);
-      world.exchange({{held, right}}, {{next, left}}, {"selftest, ring", hop})->wait();
+      world.exchange({{held, right}}, {{next, left}}, {"selftest, ring", hop + 1, "hop"})->wait();
       held = next;
       const double from = (world.rank() + world.size() - 1 - hop) % world.size();
       if (!held.equal(at::full_like(held, from))) {

@@ -1,6 +1,7 @@
 // annulus train: one rank of a training job. Options only; the work is training/trainer.
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 #include <optional>
 
@@ -14,6 +15,7 @@
 #include "launcher/seats.h"
 #include "launcher/start_job.h"
 #include "launcher/verb.h"
+#include "training/run/run_folder.h"
 #include "training/trainer.h"
 #include "training/training.h"
 
@@ -23,13 +25,15 @@ namespace {
 class TrainVerb : public Verb {
  public:
   void declare(CLI::App& app) override {
-    app.add_option("CONFIG", config_path_, "TOML file, such as configs/quickstart.toml");
+    app.add_option("CONFIG", config_path_,
+                   "TOML file, such as configs/quickstart.toml (default with --resume: the run's own)");
     app.add_option("--set", sets_, "override one key of the configuration: --set run.steps=100 (may be repeated)")
-        ->allow_extra_args(false)
+        ->expected(1)
+        ->take_all()
         ->type_name("KEY=VALUE");
     resume_ = app.add_option("--resume", resume_run_,
-                             "go on with a run, from its newest checkpoint: a run folder or name "
-                             "(default: the newest run of this configuration)")
+                             "go on with a run, from its newest checkpoint: a run folder or name (default: the newest "
+                             "run with a checkpoint, of this configuration's name where one is given)")
                   ->expected(0, 1)
                   ->type_name("[RUN]");
     app.add_flag("--help-config", help_config_, "print every key of the configuration and leave");
@@ -38,18 +42,13 @@ class TrainVerb : public Verb {
         "Examples:\n"
         "  ./annulus launch -n 2 train configs/quickstart.toml\n"
         "  ./annulus launch -n 2 train configs/quickstart.toml --set run.steps=50 --set run.name=short\n"
-        "  ./annulus launch -n 2 train configs/quickstart.toml --resume");
+        "  ./annulus launch -n 2 train configs/quickstart.toml --resume\n"
+        "  ./annulus launch -n 2 train --resume quickstart-001");
   }
 
   void check() override {
     if (help_config_) return;
-    if (config_path_.empty()) {
-      throw Error(ErrorKind::kUsage, "launcher",
-                  "train needs a configuration: a TOML file, such as configs/quickstart.toml" +
-                      std::string(resuming_ && !resume_run_.empty()
-                                      ? " (\"" + resume_run_ + "\" was read as the run to resume: name CONFIG first)"
-                                      : ""));
-    }
+    if (config_path_.empty()) take_configuration_of_run();
     config_ = load_config(config_path_, sets_);
     network();  // refuses what is no name
   }
@@ -95,6 +94,18 @@ class TrainVerb : public Verb {
   }
 
  private:
+  void take_configuration_of_run() {
+    const std::string needs = "train needs a configuration: a TOML file, such as configs/quickstart.toml";
+    if (!resuming_) throw Error(ErrorKind::kUsage, "launcher", needs + ", or a run to --resume");
+    std::error_code error;
+    if (std::filesystem::is_regular_file(resume_run_, error)) {
+      throw Error(ErrorKind::kUsage, "launcher",
+                  needs + " (\"" + resume_run_ + "\" was read as the run to resume: name CONFIG first)");
+    }
+    resume_run_ = find_run(RunConfig{}.folder, resume_run_);
+    config_path_ = resume_run_ + "/config.toml";
+  }
+
   std::string config_path_;
   std::vector<std::string> sets_;
   CLI::Option* resume_ = nullptr;

@@ -4,29 +4,17 @@ The library is found in ANNULUS_TORCH_LIBRARY, or where `./annulus torch` built 
 """
 
 import os
-import sys
 
 import torch
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
-def _end_with_the_others(hook):
-    """After an error nobody caught, this process does not wait for the other ranks at its end: mpirun then ends them."""
+def load(library=None, timeout=None):
+    """torch.ops.annulus, with the operators attention, all_reduce, rank and size.
 
-    def report(*error):
-        hook(*error)
-        sys.stderr.flush()
-        # Libraries print errors that they have dealt with through this hook, too (PyTorch, where it misses NumPy); an
-        # error that ends the program has no caller left.
-        if sys._getframe().f_back is None:
-            torch.ops.annulus.abandon()
-
-    return report
-
-
-def load(library=None):
-    """torch.ops.annulus, with the operators attention, all_reduce, rank and size."""
+    timeout: seconds that an operation between ranks may take; by default ANNULUS_TIMEOUT, else 300.
+    """
     library = library or os.environ.get("ANNULUS_TORCH_LIBRARY")
     library = library or os.path.join(_HERE, "..", ".bazel", "bin", "torch_ops", "libannulus_torch.so")
     if not os.path.exists(library):
@@ -35,5 +23,6 @@ def load(library=None):
         )
     if os.path.realpath(library) not in torch.ops.loaded_libraries:
         torch.ops.load_library(os.path.realpath(library))
-        sys.excepthook = _end_with_the_others(sys.excepthook)
+    if timeout is not None:
+        torch.ops.annulus.set_timeout(timeout)
     return torch.ops.annulus

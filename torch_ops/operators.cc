@@ -320,7 +320,8 @@ TORCH_LIBRARY(annulus, m) {
   m.def("all_reduce(Tensor x) -> Tensor", {at::Tag::pt2_compliant_tag});
   m.def("rank() -> int", []() { return rank(); });
   m.def("size() -> int", []() { return size(); });
-  m.def("abandon() -> ()", []() { abandon(); });
+  // Seconds that an operation between ranks may take.
+  m.def("set_timeout(float seconds) -> ()", [](double seconds) { set_timeout(seconds); });
 }
 
 TORCH_LIBRARY_IMPL(annulus, CPU, m) {

@@ -1,16 +1,24 @@
 // See world.h.
 #include "torch_ops/world.h"
 
-#include <atomic>
+#include <cstdlib>
+#include <optional>
+#include <string>
 
 #include "comm/bootstrap/bootstrap.h"
+#include "comm/launch_info.h"
 #include "comm/threads/threads.h"
+#include "common/error.h"
+#include "common/text.h"
 #include "common/version.h"
 
 namespace annulus::torch_ops {
 namespace {
 
+constexpr double kShortest = 0.1, kLongest = 365.0 * 86400;  // seconds
+
 struct World {
+  explicit World(Seconds timeout) { comm->set_timeout(timeout); }
   // What Python never frees (a graph that an exception's traceback holds, say) may hold the communicator.
   ~World() {
     comm.reset();
@@ -22,12 +30,24 @@ struct World {
   std::mutex mutex;
 };
 
-std::atomic<World*> made = nullptr;
+std::mutex guard;               // of these two
+std::optional<Seconds> chosen;  // by set_timeout
+World* made = nullptr;
+
+// A process that ends with an error has not done what the other ranks expect: it does not wait for them in
+// MPI_Finalize, and so the launcher ends them.
+void at_exit(int status, void*) {
+  if (status != 0 && made->job.runtime) made->job.runtime->abandon();
+}
 
 World& world() {
-  // Ends with the process: MPI_Finalize, unless abandon() was called.
-  static World only;
-  made = &only;
+  const std::lock_guard lock(guard);
+  // Ends with the process: MPI_Finalize, unless abandoned.
+  static World only(chosen.value_or(Seconds(number_from_environment("ANNULUS_TIMEOUT", 300, kShortest, kLongest))));
+  if (made == nullptr) {
+    made = &only;
+    on_exit(at_exit, nullptr);  // after `only` was made, so it runs before that is destroyed
+  }
   return only;
 }
 
@@ -39,9 +59,17 @@ Turn take_turn() {
   return {w.comm, std::unique_lock(w.mutex)};
 }
 
-void abandon() {
-  World* const w = made;
-  if (w != nullptr && w->job.runtime) w->job.runtime->abandon();
+void set_timeout(double seconds) {
+  if (!(seconds >= kShortest && seconds <= kLongest)) {
+    throw Error(ErrorKind::kUsage, "comm",
+                "a timeout is a number of seconds from " + exact(kShortest) + " to " + exact(kLongest) + ", got " +
+                    exact(seconds));
+  }
+  const std::lock_guard lock(guard);
+  chosen = Seconds(seconds);
+  if (made == nullptr) return;
+  const std::lock_guard turn(made->mutex);
+  made->comm->set_timeout(*chosen);
 }
 
 }  // namespace annulus::torch_ops

@@ -16,11 +16,12 @@ struct Turn {
   std::unique_lock<std::mutex> lock;
 };
 
-// The first call finds the other ranks (comm/bootstrap/bootstrap.h), within a deadline. Raises as bootstrap does.
+// The first call finds the other ranks (comm/bootstrap/bootstrap.h), within a deadline. Raises as bootstrap does. From
+// then on a process that exits with an error ends the others: it does not wait for them, so the launcher ends them.
 Turn take_turn();
 
-// The process is about to end without having done what the other ranks expect: it will not wait for them. Makes the
-// launcher end them. Does nothing before the first turn.
-void abandon();
+// Deadline of each operation between ranks, from now on; before that ANNULUS_TIMEOUT, else 300 s. Finds no ranks.
+// Error(kUsage) unless it is from 0.1 s to a year.
+void set_timeout(double seconds);
 
 }  // namespace annulus::torch_ops

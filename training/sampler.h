@@ -1,8 +1,9 @@
-// What `annulus sample` does: continues a prompt with a run's newest checkpoint, on one rank. Called by the launcher's
+// What `annulus sample` does: continues a prompt with a checkpoint of a run, on one rank. Called by the launcher's
 // verb and by tests.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <ostream>
 #include <string>
 
@@ -11,17 +12,18 @@ namespace annulus {
 struct SampleOptions {
   std::string run{};              // a run folder, or the name of one below `root`
   std::string root = "runs";      // where names are looked up
+  std::optional<int64_t> step{};  // of the checkpoint; none: the newest that is whole
   std::string prompt{};           // any bytes, also none
   int64_t bytes = 500;            // how many to write
   double temperature = 0.8;       // 0: always the most likely byte
   int64_t top_k = 40;             // 0: all
   uint64_t seed = 1;              // the same seed writes the same text
   std::ostream* out = nullptr;    // the prompt and what follows; null: standard output
-  std::ostream* notes = nullptr;  // damaged checkpoints passed over; null: standard error
+  std::ostream* notes = nullptr;  // damaged checkpoints passed over, warnings; null: standard error
 };
 
 // Returns the exit code: 0, or interrupt_exit_code(). Bytes that are no UTF-8 are shown as U+FFFD. Raises Error(kInput)
-// when there is no such run or no whole checkpoint in it, Error(kUsage) for options out of range.
+// when there is no such run, or no whole checkpoint in it or none of that step, Error(kUsage) for options out of range.
 int run_sample(const SampleOptions& options);
 
 }  // namespace annulus

@@ -94,6 +94,7 @@ class Run {
   void write_config() { write_atomically(FileSystem::real(), folder_->config_path(), to_toml(config_)); }
   void open_folder();
   void announce();
+  void warn_of_later_keys(const LayerRequests& layers);
   std::optional<AvailableMemory> available() const;
   void require_memory_for(const LayerRequests& layers);
   bool asked_to_stop() const { return options_.stop ? options_.stop() : interrupted(); }
@@ -264,6 +265,13 @@ void Run::announce() {
            : "no MFU: the peak of " + gpu + " in " + config_.model.dtype + " is not known");
 }
 
+void Run::warn_of_later_keys(const LayerRequests& layers) {
+  const auto sees = [](const PlanRequest& request) { return sees_later(request.pattern, request.shape); };
+  if (!first_ || std::none_of(layers.distinct.begin(), layers.distinct.end(), sees)) return;
+  say("warning: model.pattern lets a query see later keys, so the loss says nothing of the text that the model could "
+      "write: that needs patterns that are causal");
+}
+
 std::optional<AvailableMemory> Run::available() const {
   if (options_.available) return options_.available();
   if (!options_.device.is_cuda()) return available_memory();
@@ -302,7 +310,7 @@ void Run::save() {
   if (saved_step_ == step) return;
   const RunReport::Pause pause(*report_);
   together(
-      world_, {"writing the checkpoint", step},
+      world_, {"writing the checkpoint", step, "step"},
       [&] {
         try {
           kept_ = store_->save(training_->state());
@@ -370,6 +378,7 @@ int Run::train() {
   load_text();
   if (options_.resume) open_resumed();
   announce();
+  warn_of_later_keys(layers);
   tell_changes();
   require_memory_for(layers);
   training_ = std::make_unique<Training>(config_, std::move(layers), world_, *text_, options_.device);

@@ -210,7 +210,7 @@ void Training::plan_ahead(const std::vector<PlanRequest>& requests) {
   }
 }
 
-Attend Training::attend(const std::vector<PlanRequest>& requests, const Dropout& dropout) {
+Attend Training::attend(const std::vector<PlanRequest>& requests, const Dropout& dropout, const std::string& when) {
   std::vector<AttentionCall> calls;
   for (size_t i = 0; i < layers_.of_layer.size(); ++i) {
     AttentionCall call;
@@ -219,7 +219,7 @@ Attend Training::attend(const std::vector<PlanRequest>& requests, const Dropout&
     call.kernel = kernel(config_);
     call.dropout = dropout;
     call.dropout.layer = static_cast<int64_t>(i);
-    call.label = "attention, layer " + std::to_string(i);
+    call.label = when + ", attention, layer " + std::to_string(i);
     calls.push_back(std::move(call));
   }
   return [calls = std::move(calls)](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t layer) {
@@ -294,13 +294,13 @@ StepResult Training::step(bool stop) {
                         .layer = 0,
                         .first_row = rows_.begin};
   load_batch([&](int64_t row) { return text_.sample(steps_done_, row); });
-  graph_.run([&] { forward_backward(attend(now, dropout)); });
+  graph_.run([&] { forward_backward(attend(now, dropout, "step " + std::to_string(steps_done_ + 1))); });
   parameters.readout()[kStop].fill_(stop ? 1 : 0);
   Communicator& world = mesh_.world();
   if (world.size() > 1) {
     for (int64_t begin = 0; begin < reduced.numel(); begin += kBucket) {
       at::Tensor bucket = reduced.narrow(0, begin, std::min(kBucket, reduced.numel() - begin));
-      world.all_reduce(bucket, ReduceOp::kSum, {"gradients", steps_done_});
+      world.all_reduce(bucket, ReduceOp::kSum, {"gradients", steps_done_ + 1, "step"});
     }
   }
   parameters.readout()[kNorm].copy_(optimizer_.gradient_norm());
@@ -341,9 +341,9 @@ ValidationResult Training::validate(const std::function<bool()>& stop) {
     look_up(now);
     if (config_.data.documents && i + 1 < batches) plan_ahead(planned(i + 1));
     load_batch([&](int64_t row) { return text_.validation_row(i * config_.data.batch + row, rows); });
-    const at::Tensor local = loss(attend(now, {}));
+    const at::Tensor local = loss(attend(now, {}, "validation, batch " + std::to_string(i + 1)));
     at::Tensor sums = at::stack({local, at::full_like(local, stop_now ? 1 : 0)});
-    if (mesh_.world().size() > 1) mesh_.world().all_reduce(sums, ReduceOp::kSum, {"validation loss", i});
+    if (mesh_.world().size() > 1) mesh_.world().all_reduce(sums, ReduceOp::kSum, {"validation loss", i + 1, "batch"});
     sums = sums.to(at::kCPU, at::kDouble);
     total += sums[0].item<double>();
     if (sums[1].item<double>() > 0) return {0, true};

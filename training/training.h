@@ -124,7 +124,7 @@ class Training {
   void look_up(const std::vector<PlanRequest>& requests);
   // Begins to plan on another thread.
   void plan_ahead(const std::vector<PlanRequest>& requests);
-  Attend attend(const std::vector<PlanRequest>& requests, const Dropout& dropout);
+  Attend attend(const std::vector<PlanRequest>& requests, const Dropout& dropout, const std::string& when);
 
   Config config_;
   LayerRequests layers_;

@@ -32,7 +32,7 @@ std::shared_ptr<const Program> select_and_plan(const at::Tensor& q, const at::Te
   const PlanRequest request = select_blocks(call.request, q, k, *call.comm, call.label);
   std::shared_ptr<const Program> program;
   std::optional<RankShare> share;
-  agree_together(*call.comm, {call.label, 1}, [&]() -> Terms {
+  agree_together(*call.comm, {call.label}, [&]() -> Terms {
     const Pattern pattern = make_pattern(request.pattern, request.shape);
     program = std::make_shared<const Program>(make_program(request, pattern, call.comm->rank()));
     if (call.prove) share = prove_share(*program, pattern);
@@ -102,7 +102,7 @@ struct Execution {
         const std::vector<Message> sends = messages(step.sends);
         for (const Message& m : sends) bytes_sent += static_cast<int64_t>(m.tensor.nbytes());
         messages_sent += static_cast<int64_t>(sends.size());
-        work = call.comm->exchange(sends, messages(step.receives), {operation, number});
+        work = call.comm->exchange(sends, messages(step.receives), {operation, number + 1, "hop"});
       }
       fresh.clear();
       for (const int buffer : step.zero) {

@@ -81,7 +81,7 @@ void prove_together(const RankShare& share, const PlanRequest& request, Communic
     require_right(share, share.sent, request, 0);
   } else {
     const std::vector<PairDigest> heard = hear(share.sent, comm);
-    together(comm, {"proving the plan", 1}, [&] { require_right(share, heard, request, comm.rank()); });
+    together(comm, {"proving the plan"}, [&] { require_right(share, heard, request, comm.rank()); });
   }
   *share.shown = true;
 }

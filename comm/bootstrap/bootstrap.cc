@@ -158,6 +158,12 @@ Job bootstrap(const BootstrapOptions& options) {
     // Longer than the watchdog, which knows more.
     MpiOptions mpi;
     mpi.timeout = timeout + Seconds(10);
+    mpi.describe_stalled = [presence = job.presence, host = job.host](const std::function<int(int)>& in_job) {
+      std::vector<int> stopped = presence->look().stopped;
+      for (int& rank : stopped) rank = in_job(rank);
+      std::sort(stopped.begin(), stopped.end());
+      return stopped.empty() ? std::string() : describe_stopped(stopped, host);
+    };
     job.runtime = MpiRuntime::start(mpi);
     try {
       check_size(job.launch, expected > 0 ? expected : job.launch.size, job.runtime->size(), job.runtime->version());
@@ -198,6 +204,10 @@ Job bootstrap(const BootstrapOptions& options) {
         const auto place = std::find(order.begin(), order.end(), job.rank) - order.begin();
         job.world = job.world->split(0, static_cast<int>(place));
         job.rank = job.world->rank();
+        std::vector<int> in_job(order.size());
+        for (size_t rank = 0; rank < order.size(); ++rank)
+          in_job[static_cast<size_t>(order[rank])] = static_cast<int>(rank);
+        job.runtime->number_ranks(std::move(in_job));
         std::vector<std::string> in_order;
         for (int rank : order) in_order.push_back(hosts[static_cast<size_t>(rank)]);
         hosts = std::move(in_order);

@@ -125,8 +125,7 @@ std::string describe_missing(const LaunchInfo& info, const Presence& presence, c
         " have not come (here: " + (seen.here.empty() ? "none" : describe_ranks(seen.here)) + ")");
   }
   if (!seen.stopped.empty()) {
-    add(describe_ranks(seen.stopped) + (seen.stopped.size() == 1 ? " is" : " are") +
-        " stopped (SIGSTOP or a debugger; host " + host + ")");
+    add(describe_stopped(seen.stopped, host));
   }
   if (text.empty() && one_host) add("all ranks have come, but one does not answer");
   if (text.empty()) add("nothing is wrong on host " + host + ", so ranks of other hosts have not come");

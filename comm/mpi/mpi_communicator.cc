@@ -11,6 +11,7 @@
 #include <deque>
 #include <exception>
 #include <mutex>
+#include <numeric>
 #include <utility>
 
 #include "comm/checks.h"
@@ -46,15 +47,17 @@ int64_t highest_tag(MPI_Comm comm) {
 
 class MpiCommunicator final : public Communicator {
  public:
-  MpiCommunicator(std::shared_ptr<MpiRuntime> runtime, MPI_Comm data, MPI_Comm control, int rank, int size)
-      : Communicator(rank, size, at::kCPU),
+  MpiCommunicator(std::shared_ptr<MpiRuntime> runtime, MPI_Comm data, MPI_Comm control, int rank,
+                  std::vector<int> in_world)
+      : Communicator(rank, static_cast<int>(in_world.size()), at::kCPU),
         runtime_(std::move(runtime)),
+        in_world_(std::move(in_world)),
         data_(data),
         control_(control),
         tags_(highest_tag(data)),
-        sent_(static_cast<size_t>(size), 0),
-        received_(static_cast<size_t>(size), 0),
-        expected_(static_cast<size_t>(size)) {}
+        sent_(in_world_.size(), 0),
+        received_(in_world_.size(), 0),
+        expected_(in_world_.size()) {}
 
   ~MpiCommunicator() override {
     // Freeing is collective: not when the others may never come.
@@ -67,6 +70,7 @@ class MpiCommunicator final : public Communicator {
   }
 
   std::string_view backend() const override { return "mpi"; }
+  int in_job(int rank) const override { return runtime_->in_job(in_world_[static_cast<size_t>(rank)]); }
 
   void progress() override {
     if (failed()) return;
@@ -145,11 +149,10 @@ class MpiCommunicator final : public Communicator {
   }
 
   std::unique_ptr<Communicator> make_split(int color, int key, OpLabel label) override {
-    const Seconds timeout = timeout_;
-    const int rank = rank_;
-    Watchdog watchdog(timeout, [timeout, rank, label] {
-      return "[comm] " + where(label) + ": rank " + std::to_string(rank) + " waited in MPI_Comm_split for more than " +
-             describe_seconds(timeout.count()) + ": another rank is stopped or gone";
+    Watchdog watchdog(timeout_, [this, label] {
+      return "[comm] " + where(label) + ": " + describe_ranks(*this, {rank_}) +
+             " waited in MPI_Comm_split for more than " + describe_seconds(timeout_.count()) +
+             ": another rank is stopped or gone" + runtime_->stalled();
     });
     MPI_Comm data = MPI_COMM_NULL;
     {
@@ -207,8 +210,8 @@ class MpiCommunicator final : public Communicator {
         MPI_Count bytes = 0;
         check_mpi(MPI_Get_elements_x(&status, MPI_BYTE, &bytes), "MPI_Get_elements_x");
         if (status.MPI_TAG != item.tag || bytes != item.bytes) {
-          pending->mismatch = "rank " + std::to_string(item.peer) + " sent " + std::to_string(bytes) + " bytes (" +
-                              describe_tag(status.MPI_TAG) + "), but rank " + std::to_string(rank_) + " expected " +
+          pending->mismatch = describe_ranks(*this, {item.peer}) + " sent " + std::to_string(bytes) + " bytes (" +
+                              describe_tag(status.MPI_TAG) + "), but " + describe_ranks(*this, {rank_}) + " expected " +
                               std::to_string(item.bytes) + " bytes (" + describe_tag(item.tag) + ", " +
                               list_text(item.tensor.sizes()) + ")";
           die(pending, where(pending->label) + ": " + pending->mismatch);
@@ -262,7 +265,7 @@ class MpiCommunicator final : public Communicator {
       Pending::Item& item = p.items[static_cast<size_t>(p.indices[static_cast<size_t>(i)])];
       const int error = p.statuses[static_cast<size_t>(i)].MPI_ERROR;
       if (code == MPI_ERR_IN_STATUS && error != MPI_SUCCESS) {
-        throw_comm(p.label, describe(item) + " failed: " + mpi_error_text(error));
+        throw_comm(p.label, describe(*this, item) + " failed: " + mpi_error_text(error));
       }
       item.done = true;
       --p.open;
@@ -274,14 +277,16 @@ class MpiCommunicator final : public Communicator {
     const Waiting waiting(*this);
     const OpLabel label = pending->label;
     if (poll_until([&] { return test(pending, label); }, deadline, expected)) return;
-    const std::string why = describe_unfinished(*pending) + " within " + describe_seconds(timeout.count());
+    const std::string why =
+        describe_unfinished(*this, *pending) + " within " + describe_seconds(timeout.count()) + runtime_->stalled();
     die(pending, where(label) + ": " + why);
     throw_comm(label, why);
   }
 
   // Records a request that a non-blocking call has started, or has failed to.
-  static void post(Pending& p, MPI_Request request, Pending::Item item, int code) {
-    if (code != MPI_SUCCESS) throw_comm(p.label, describe(item) + " could not be started: " + mpi_error_text(code));
+  void post(Pending& p, MPI_Request request, Pending::Item item, int code) {
+    if (code != MPI_SUCCESS)
+      throw_comm(p.label, describe(*this, item) + " could not be started: " + mpi_error_text(code));
     p.requests.push_back(request);
     p.items.push_back(std::move(item));
     ++p.open;
@@ -305,6 +310,7 @@ class MpiCommunicator final : public Communicator {
                                          Body body);
 
   std::shared_ptr<MpiRuntime> runtime_;
+  std::vector<int> in_world_;  // the rank of each in MPI_COMM_WORLD
   MPI_Comm data_;
   MPI_Comm control_;
   MessageTags tags_;
@@ -333,7 +339,7 @@ class MpiWork final : public Work {
     try {
       wait();
     } catch (const std::exception& e) {
-      std::fprintf(stderr, "rank %d: %s\n", comm_.rank(), e.what());
+      std::fprintf(stderr, "rank %d: %s\n", comm_.in_job(comm_.rank()), e.what());
     }
   }
 
@@ -452,12 +458,20 @@ std::unique_ptr<Communicator> make_mpi_communicator(std::shared_ptr<MpiRuntime> 
   int rank = 0;
   int size = 1;
   MPI_Comm control = MPI_COMM_NULL;
+  MPI_Group group = MPI_GROUP_NULL, world = MPI_GROUP_NULL;
   check_mpi(MPI_Comm_rank(data, &rank), "MPI_Comm_rank");
   check_mpi(MPI_Comm_size(data, &size), "MPI_Comm_size");
+  check_mpi(MPI_Comm_group(data, &group), "MPI_Comm_group");
+  check_mpi(MPI_Comm_group(MPI_COMM_WORLD, &world), "MPI_Comm_group");
+  std::vector<int> ranks(static_cast<size_t>(size)), in_world(ranks.size());
+  std::iota(ranks.begin(), ranks.end(), 0);
+  check_mpi(MPI_Group_translate_ranks(group, size, ranks.data(), world, in_world.data()), "MPI_Group_translate_ranks");
+  check_mpi(MPI_Group_free(&group), "MPI_Group_free");
+  check_mpi(MPI_Group_free(&world), "MPI_Group_free");
   check_mpi(MPI_Comm_dup(data, &control), "MPI_Comm_dup");
   check_mpi(MPI_Comm_set_errhandler(data, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   check_mpi(MPI_Comm_set_errhandler(control, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
-  return std::make_unique<MpiCommunicator>(runtime, data, control, rank, size);
+  return std::make_unique<MpiCommunicator>(runtime, data, control, rank, std::move(in_world));
 }
 
 }  // namespace annulus::mpi_internal

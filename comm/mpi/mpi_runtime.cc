@@ -75,9 +75,9 @@ std::shared_ptr<MpiRuntime> MpiRuntime::start(const MpiOptions& options) {
 
 std::unique_ptr<Communicator> MpiRuntime::make_world() {
   const Seconds timeout = options_.timeout;
-  Watchdog watchdog(timeout, [timeout] {
+  Watchdog watchdog(timeout, [this, timeout] {
     return "[comm] MPI_Comm_dup of all ranks did not return within " + describe_seconds(timeout.count()) +
-           ": a rank is stopped or gone";
+           ": a rank is stopped or gone" + stalled();
   });
   MPI_Comm data = MPI_COMM_NULL;
   {
@@ -87,6 +87,12 @@ std::unique_ptr<Communicator> MpiRuntime::make_world() {
   return mpi_internal::make_mpi_communicator(shared_from_this(), data);
 }
 
+std::string MpiRuntime::stalled() const {
+  if (!options_.describe_stalled) return "";
+  const std::string text = options_.describe_stalled([this](int rank) { return in_job(rank); });
+  return text.empty() ? "" : "; " + text;
+}
+
 MpiRuntime::~MpiRuntime() {
   if (std::uncaught_exceptions() == 0) finish();
 }
@@ -94,10 +100,9 @@ MpiRuntime::~MpiRuntime() {
 void MpiRuntime::finish() {
   if (abandoned_.exchange(true)) return;
   const Seconds timeout = options_.timeout;
-  const int rank = rank_;
-  Watchdog watchdog(timeout, [timeout, rank] {
-    return "[comm] rank " + std::to_string(rank) + ": MPI_Finalize did not return within " +
-           describe_seconds(timeout.count()) + ": another rank is still busy, stopped or gone";
+  Watchdog watchdog(timeout, [this, timeout] {
+    return "[comm] rank " + std::to_string(in_job(rank_)) + ": MPI_Finalize did not return within " +
+           describe_seconds(timeout.count()) + ": another rank is still busy, stopped or gone" + stalled();
   });
   std::lock_guard<std::mutex> lock(mutex_);
   const int code = MPI_Finalize();

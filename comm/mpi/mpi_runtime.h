@@ -3,9 +3,12 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "comm/communicator.h"
 
@@ -17,6 +20,9 @@ struct MpiOptions {
   Seconds timeout{60};
   // Longer messages travel as one message of a datatype made of pieces of this size: MPI counts are 31 bits.
   int64_t max_piece_bytes = int64_t{1} << 30;
+  // What is known of ranks that keep others waiting; `in_job` is MpiRuntime::in_job. Asked when a wait has missed its
+  // deadline. "rank 1 is stopped", or empty. May be called by any thread.
+  std::function<std::string(const std::function<int(int)>& in_job)> describe_stalled = nullptr;
 };
 
 // Owns MPI_Init and MPI_Finalize. Communicators made from it keep it alive.
@@ -42,6 +48,10 @@ class MpiRuntime : public std::enable_shared_from_this<MpiRuntime> {
   // A communicator over all ranks: CPU tensors of any dtype; reductions on fp32, fp64 and int64. Collective.
   std::unique_ptr<Communicator> make_world();
 
+  // Says which number each rank of MPI_COMM_WORLD has in the job, where that is another. Not while ranks communicate.
+  void number_ranks(std::vector<int> in_job) { in_job_ = std::move(in_job); }
+  int in_job(int world_rank) const { return in_job_.empty() ? world_rank : in_job_[static_cast<size_t>(world_rank)]; }
+
   // From now on the process leaves without MPI_Finalize.
   void abandon() { abandoned_ = true; }
 
@@ -52,6 +62,8 @@ class MpiRuntime : public std::enable_shared_from_this<MpiRuntime> {
   // Internal to comm/mpi.
   std::mutex& mutex() { return mutex_; }
   const MpiOptions& options() const { return options_; }
+  // "; rank 1 is stopped", or empty: the end of a message about a deadline.
+  std::string stalled() const;
 
  private:
   MpiRuntime() = default;
@@ -61,6 +73,7 @@ class MpiRuntime : public std::enable_shared_from_this<MpiRuntime> {
   int rank_ = 0;
   int size_ = 1;
   std::string version_;
+  std::vector<int> in_job_;  // empty: the same
 };
 
 }  // namespace annulus

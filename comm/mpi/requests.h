@@ -104,10 +104,10 @@ struct Pending {
 };
 using PendingPtr = std::shared_ptr<Pending>;
 
-// "receiving 16 bytes from rank 1"
-std::string describe(const Pending::Item& item);
+// "receiving 16 bytes from rank 1"; of a rank of comm.
+std::string describe(const Communicator& comm, const Pending::Item& item);
 // What the items that are not done wait for: "receiving 16 bytes from rank 1: not done (nor 2 more transfers)",
 // "all_reduce: rank 3 did not come".
-std::string describe_unfinished(const Pending& pending);
+std::string describe_unfinished(const Communicator& comm, const Pending& pending);
 
 }  // namespace annulus::mpi_internal

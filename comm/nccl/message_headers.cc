@@ -69,8 +69,9 @@ HeaderVerdict MessageHeaders::Comparison::look() {
   for (const Expected& e : expected_) {
     const auto* came = e.came.const_data_ptr<int64_t>();
     if (came[0] == e.sequence && came[1] == static_cast<int64_t>(e.dtype) && came[2] == e.bytes) continue;
-    return {HeaderVerdict::kDiffer, "rank " + std::to_string(e.peer) + " sent " + describe(came[2], came[0], came[1]) +
-                                        ", but rank " + std::to_string(rank_) + " expected " +
+    return {HeaderVerdict::kDiffer, comm_internal::describe_ranks(*channel_, {e.peer}) + " sent " +
+                                        describe(came[2], came[0], came[1]) + ", but " +
+                                        comm_internal::describe_ranks(*channel_, {rank_}) + " expected " +
                                         describe(e.bytes, e.sequence, static_cast<int64_t>(e.dtype))};
   }
   expected_.clear();

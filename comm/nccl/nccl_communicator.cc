@@ -125,6 +125,7 @@ class NcclCommunicator final : public Communicator {
   }
 
   std::string_view backend() const override { return "nccl"; }
+  int in_job(int rank) const override { return host_->in_job(rank); }
   Communicator& host() override {
     host_->set_timeout(timeout_);
     return *host_;
@@ -333,12 +334,12 @@ std::unique_ptr<Work> NcclCommunicator::start_exchange(const std::vector<Message
   const auto hold = [&](const Message& message, const char* doing, const char* whom) {
     if (message.tensor.nbytes() == 0) return;
     if (description.empty()) {
-      description = doing + std::to_string(message.tensor.nbytes()) + whom + std::to_string(message.peer);
+      description = doing + std::to_string(message.tensor.nbytes()) + whom + describe_ranks(*this, {message.peer});
     }
     held.push_back(message.tensor);
   };
-  for (const Message& message : receives) hold(message, "receiving ", " bytes from rank ");
-  for (const Message& message : sends) hold(message, "sending ", " bytes to rank ");
+  for (const Message& message : receives) hold(message, "receiving ", " bytes from ");
+  for (const Message& message : sends) hold(message, "sending ", " bytes to ");
   const auto op = new_operation(label, std::move(description), std::move(held), std::move(comparison));
 
   enqueue(op, label, [&](ncclComm_t comm, cudaStream_t stream) {

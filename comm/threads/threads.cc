@@ -63,6 +63,7 @@ class ThreadCommunicator final : public Communicator {
       : Communicator(rank, group->size(), at::kCPU), group_(std::move(group)) {}
 
   std::string_view backend() const override { return "threads"; }
+  int in_job(int rank) const override { return group_->in_world(rank); }
 
   void progress() override {}
 
@@ -193,8 +194,8 @@ class ThreadCommunicator final : public Communicator {
       }
       if (gone.empty() && woken == World::Woken::kByPeer) continue;
       const std::string why = gone.empty()
-                                  ? describe_ranks(missing) + " did not come " + not_done_within(timeout_, woken)
-                                  : describe_ranks(gone) + " returned without taking part";
+                                  ? describe_ranks(*this, missing) + " did not come " + not_done_within(timeout_, woken)
+                                  : describe_ranks(*this, gone) + " returned without taking part";
       group_->kill(where(label) + ": " + why);
       throw_comm(label, why);
     }
@@ -221,13 +222,13 @@ class ThreadWork final : public Work {
     if (finished_) return;
     if (std::uncaught_exceptions() > exceptions_) {
       std::lock_guard<std::mutex> lock(group_->world->mutex);
-      if (!all_done()) group_->kill(where(label_) + ": abandoned by rank " + std::to_string(comm_.rank()));
+      if (!all_done()) group_->kill(where(label_) + ": abandoned by " + describe_ranks(comm_, {comm_.rank()}));
       return;
     }
     try {
       wait();
     } catch (const std::exception& e) {
-      std::fprintf(stderr, "rank %d: %s\n", comm_.rank(), e.what());
+      std::fprintf(stderr, "rank %d: %s\n", comm_.in_job(comm_.rank()), e.what());
     }
   }
 
@@ -270,20 +271,20 @@ class ThreadWork final : public Work {
     if (pending == nullptr) return false;  // a peer is copying: soon done
     if (const std::string why = group_->hopeless(); !why.empty()) {
       finished_ = true;
-      throw DeadCommunicator(label_, pending->describe() + ": " + why);
+      throw DeadCommunicator(label_, pending->describe(comm_) + ": " + why);
     }
     std::string why;
     for (const auto& transfer : transfers_) {
       if (transfer->state != Transfer::State::kPosted || !group_->ended(transfer->peer)) continue;
-      why = transfer->describe() + ": that rank returned without taking part";
+      why = transfer->describe(comm_) + ": that rank returned without taking part";
       break;
     }
     if (why.empty() && woken != World::Woken::kByPeer) {
-      why = pending->describe() + ": not done " + not_done_within(timeout_, woken);
+      why = pending->describe(comm_) + ": not done " + not_done_within(timeout_, woken);
     }
     if (why.empty()) return false;
     finished_ = true;
-    group_->kill(where(label_) + ": rank " + std::to_string(comm_.rank()) + " " + why);
+    group_->kill(where(label_) + ": " + describe_ranks(comm_, {comm_.rank()}) + " " + why);
     throw_comm(label_, why);
   }
 
@@ -311,8 +312,7 @@ std::unique_ptr<Work> ThreadCommunicator::start_exchange(const std::vector<Messa
       transfer->peer = message.peer;
       transfer->is_send = is_send;
       transfer->bytes = message.tensor.nbytes();
-      transfer->operation = std::string(label.operation);
-      transfer->step = label.step;
+      transfer->where = where(label);
       all.push_back(transfer);
       const auto key = is_send ? std::pair(rank_, message.peer) : std::pair(message.peer, rank_);
       auto& others = is_send ? group_->receives[key] : group_->sends[key];
@@ -327,12 +327,11 @@ std::unique_ptr<Work> ThreadCommunicator::start_exchange(const std::vector<Messa
       const at::ScalarType sent = send->tensor.scalar_type();
       const at::ScalarType expected = receive->tensor.scalar_type();
       if (send->bytes != receive->bytes || sent != expected) {
-        const std::string what = "message from rank " + std::to_string(send->self) + " to rank " +
-                                 std::to_string(receive->self) + ": sent " + std::to_string(send->bytes) +
-                                 " bytes of " + dtype_name(sent) + " (" + send->operation + ", step " +
-                                 std::to_string(send->step) + "), but the receiver expected " +
-                                 std::to_string(receive->bytes) + " bytes of " + dtype_name(expected) + " (" +
-                                 receive->operation + ", step " + std::to_string(receive->step) + ")";
+        const std::string what = "message from " + describe_ranks(*this, {send->self}) + " to " +
+                                 describe_ranks(*this, {receive->self}) + ": sent " + std::to_string(send->bytes) +
+                                 " bytes of " + dtype_name(sent) + " (" + send->where +
+                                 "), but the receiver expected " + std::to_string(receive->bytes) + " bytes of " +
+                                 dtype_name(expected) + " (" + receive->where + ")";
         send->error = receive->error = what;
         send->state = receive->state = Transfer::State::kFailed;
         group_->kill(what);

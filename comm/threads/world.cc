@@ -1,6 +1,8 @@
 // See world.h.
 #include "comm/threads/world.h"
 
+#include "comm/checks.h"
+
 namespace annulus::threads_internal {
 
 using comm_internal::Clock;
@@ -76,9 +78,9 @@ std::string World::failure_text() const {
   return failed_rank_ < 0 ? "" : "rank " + std::to_string(failed_rank_) + " failed: " + failure_text_;
 }
 
-std::string Transfer::describe() const {
-  return (is_send ? "sending " : "receiving ") + std::to_string(bytes) +
-         (is_send ? " bytes to rank " : " bytes from rank ") + std::to_string(peer);
+std::string Transfer::describe(const Communicator& comm) const {
+  return (is_send ? "sending " : "receiving ") + std::to_string(bytes) + (is_send ? " bytes to " : " bytes from ") +
+         comm_internal::describe_ranks(comm, {peer});
 }
 
 void Group::kill(const std::string& why) {

@@ -67,13 +67,12 @@ struct Transfer {
   int peer = 0;
   bool is_send = false;
   size_t bytes = 0;
-  std::string operation;
-  int64_t step = 0;
+  std::string where;
   State state = State::kPosted;
   std::string error;
 
-  // "receiving 16 bytes from rank 1"
-  std::string describe() const;
+  // "receiving 16 bytes from rank 1"; of a rank of comm.
+  std::string describe(const Communicator& comm) const;
 };
 
 struct Group;

@@ -99,6 +99,16 @@ TEST_F(Environment, RefusesNonsense) {
   }
 }
 
+TEST_F(Environment, RefusalsSayTheRangeThatIsMeant) {
+  set("ANNULUS_BOOTSTRAP_TIMEOUT", "0");
+  try {
+    number_from_environment("ANNULUS_BOOTSTRAP_TIMEOUT", 60, 0.1, 86400);
+    ADD_FAILURE() << "accepted";
+  } catch (const Error& e) {
+    EXPECT_NE(std::string(e.what()).find("expected a number from 0.1 to 86400;"), std::string::npos) << e.what();
+  }
+}
+
 TEST_F(Environment, OneRankNeverStartsMpi) {
   Job job = bootstrap({.fingerprint = {{"version", "0.1.0"}}});
   EXPECT_EQ(job.size, 1);

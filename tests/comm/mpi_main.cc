@@ -1,14 +1,18 @@
 // The suite over MPI: every rank of an mpirun runs it (see mpi_test in bazel/mpi.bzl).
 // --piece=N: messages longer than N bytes travel in pieces, which otherwise needs 1 GiB.
+#include <ATen/ops/empty.h>
 #include <gtest/gtest.h>
 #include <mpi.h>
 
 #include <cstdlib>
+#include <functional>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "comm/mpi/mpi_runtime.h"
 #include "comm/watchdog.h"
-#include "tests/comm/suite.h"
+#include "tests/comm/suite_fixture.h"
 
 namespace annulus {
 namespace {
@@ -23,6 +27,31 @@ TEST(Mpi, FormsTheWorldThatWasAskedFor) {
   ASSERT_NE(wanted, nullptr) << "run by mpi_test";
   EXPECT_EQ(runtime()->size(), std::atoi(wanted));
   EXPECT_FALSE(runtime()->version().empty());
+}
+
+// What is known of the ranks that keep others waiting stands behind every message about a deadline, and both go by the
+// numbers of the job.
+TEST(Mpi, NamesRanksAsTheJobNumbersThem) {
+  const int size = runtime()->size(), last = size - 1;
+  if (size < 2) GTEST_SKIP() << "one rank waits for none";
+  std::vector<int> reversed(static_cast<size_t>(size));
+  for (int rank = 0; rank < size; ++rank) reversed[static_cast<size_t>(rank)] = last - rank;
+  comm_test::backend().run(size, [&](Communicator& comm) {
+    const auto apart = comm.split(0, comm.rank());
+    runtime()->number_ranks(reversed);
+    EXPECT_EQ(apart->in_job(0), last);
+    if (comm.rank() == 0) {
+      apart->set_timeout(Seconds(0.2));
+      comm_test::expect_error(
+          ErrorKind::kComm, {"from rank 0 of the job: not done within 0.2 s; rank " + std::to_string(last) + " sleeps"},
+          [&] {
+            at::Tensor in = at::empty({4}, at::kFloat);
+            apart->exchange({}, {{in, last}}, {"ring", 1, "hop"})->wait();
+          });
+    }
+    runtime()->number_ranks({});
+    comm.barrier({"end"});
+  });
 }
 
 }  // namespace
@@ -53,6 +82,9 @@ int main(int argc, char** argv) {
     const std::string_view argument = argv[i];
     if (argument.substr(0, 8) == "--piece=") options.max_piece_bytes = std::atoll(argv[i] + 8);
   }
+  options.describe_stalled = [](const std::function<int(int)>& in_job) {
+    return "rank " + std::to_string(in_job(0)) + " sleeps";
+  };
   annulus::runtime() = annulus::MpiRuntime::start(options);
   testing::InitGoogleTest(&argc, argv);
   annulus::comm_test::leave_at_a_failure();

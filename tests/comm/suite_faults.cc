@@ -24,10 +24,10 @@ TEST_P(CommSuite, RefusesWhatItCannotCarry) {
     };
     const int me = comm.rank();
     refused({"layer 3", "step 2", "not contiguous", "[6, 4]"}, [&] {
-      comm.exchange({{good.t(), me}}, {}, {"layer 3", 2});
+      comm.exchange({{good.t(), me}}, {}, {"layer 3", 2, "step"});
     });
-    refused({"receive buffer", "not contiguous"}, [&] { comm.exchange({}, {{good.t(), me}}, {"layer 3", 2}); });
-    refused({"undefined"}, [&] { comm.exchange({{at::Tensor(), me}}, {}, {"layer 3", 2}); });
+    refused({"receive buffer", "not contiguous"}, [&] { comm.exchange({}, {{good.t(), me}}, {"layer 3", 2, "step"}); });
+    refused({"undefined"}, [&] { comm.exchange({{at::Tensor(), me}}, {}, {"layer 3", 2, "step"}); });
     refused({"peer " + std::to_string(comm.size())}, [&] { comm.exchange({{good, comm.size()}}, {}, {"x", 0}); });
     refused({"peer -1"}, [&] { comm.exchange({}, {{good, -1}}, {"x", 0}); });
     refused({"meta"}, [&] { comm.exchange({{good.to(at::kMeta), me}}, {}, {"x", 0}); });
@@ -63,19 +63,20 @@ TEST_P(CommSuite, RanksThatDisagreeAllKnow) {
     };
     at::Tensor tensor = at::zeros({odd ? 5 : 6}, options(at::kFloat));
     disagree({"gradients", "step 9", "shape is [6]", "[5] on"}, [&] {
-      comm.all_reduce(tensor, ReduceOp::kSum, {"gradients", 9});
+      comm.all_reduce(tensor, ReduceOp::kSum, {"gradients", 9, "step"});
     });
     at::Tensor typed = at::zeros({6}, options(odd ? at::kLong : at::kFloat));
-    disagree({"dtype is fp32", "int64"}, [&] { comm.all_reduce(typed, ReduceOp::kSum, {"gradients", 9}); });
+    disagree({"dtype is fp32", "int64"}, [&] { comm.all_reduce(typed, ReduceOp::kSum, {"gradients", 9, "step"}); });
     at::Tensor same = at::zeros({6}, options(at::kFloat));
     disagree({"reduction is sum", "max"}, [&] {
-      comm.all_reduce(same, odd ? ReduceOp::kMax : ReduceOp::kSum, {"gradients", 9});
+      comm.all_reduce(same, odd ? ReduceOp::kMax : ReduceOp::kSum, {"gradients", 9, "step"});
     });
     disagree({"root is 0"}, [&] { comm.broadcast(same, odd ? 1 : 0, {"parameters", 0}); });
     disagree({"operation is \"loss\"", "\"norm\""}, [&] {
       comm.all_reduce(same, ReduceOp::kSum, {odd ? "norm" : "loss", 0});
     });
-    disagree({"step is 3", "4 on"}, [&] { comm.barrier({"barrier", odd ? 4 : 3}); });
+    disagree({"step is 3", "4 on"}, [&] { comm.barrier({"barrier", odd ? 4 : 3, "step"}); });
+    disagree({"call is 3", "4 on"}, [&] { comm.barrier({"barrier", odd ? 4 : 3}); });
     disagree({"collective is all_reduce", "broadcast"}, [&] {
       if (odd) {
         comm.broadcast(same, 0, {"x", 0});
@@ -154,14 +155,14 @@ TEST_P(CommSuite, MessagesOfAnotherSizeOrDtype) {
       at::Tensor out = at::zeros({c.sent}, options(c.sent_dtype));
       if (comm.rank() == 0) {
         expect_error(ErrorKind::kMismatch, {"layer 1", "step 4", rank_text(last), c.text}, [&] {
-          auto work = apart->exchange({}, {{in, last}}, {"layer 1", 4});
+          auto work = apart->exchange({}, {{in, last}}, {"layer 1", 4, "step"});
           work->wait();
           while (!work->test()) sched_yield();  // on a GPU wait() does not block
         });
         expect_error(ErrorKind::kComm, {"dead"}, [&] { apart->barrier({"later", 5}); });
       } else if (comm.rank() == last) {
         try {
-          apart->exchange({{out, 0}}, {}, {"layer 1", 4})->wait();
+          apart->exchange({{out, 0}}, {}, {"layer 1", 4, "step"})->wait();
         } catch (const Error& e) {
           EXPECT_TRUE(e.kind() == ErrorKind::kMismatch || e.kind() == ErrorKind::kComm) << e.what();
         }
@@ -182,13 +183,13 @@ TEST_P(CommSuite, PeerThatNeverComes) {
       apart->set_timeout(Seconds(0.2));
       at::Tensor in = at::empty({512}, options(at::kDouble));
       at::Tensor out = at::empty({512}, options(at::kDouble));
-      std::unique_ptr<Work> work = apart->exchange({{out, last}}, {{in, last}}, {"attention backward", 7});
+      std::unique_ptr<Work> work = apart->exchange({{out, last}}, {{in, last}}, {"attention backward", 7, "step"});
       expect_error(ErrorKind::kComm, {"attention backward", "step 7", rank_text(last), "4096 bytes", "0.2 s"}, [&] {
         work->wait();
         while (!work->test()) sched_yield();  // on a GPU wait() does not block
       });
       expect_error(ErrorKind::kComm, {"attention forward", "step 8", "dead"}, [&] {
-        apart->exchange({{out, last}}, {}, {"attention forward", 8});
+        apart->exchange({{out, last}}, {}, {"attention forward", 8, "step"});
       });
       expect_error(ErrorKind::kComm, {"dead"}, [&] { apart->barrier({"after", 9}); });
     }
@@ -209,7 +210,7 @@ TEST_P(CommSuite, WaitForAPeerThatIsBusyMissesTheDeadline) {
     at::Tensor word = at::zeros({1}, options(at::kLong));
     if (comm.rank() == 0) {
       apart->set_timeout(Seconds(0.2));
-      std::unique_ptr<Work> work = apart->exchange({}, {{rows, last}}, {"attention backward", 7});
+      std::unique_ptr<Work> work = apart->exchange({}, {{rows, last}}, {"attention backward", 7, "step"});
       expect_error(ErrorKind::kComm, {"attention backward", "step 7", rank_text(last), "4096 bytes", "0.2 s"},
                    [&] { work->wait(); });
       comm.exchange({{word, last}}, {}, {"told", 8})->wait();
@@ -217,7 +218,7 @@ TEST_P(CommSuite, WaitForAPeerThatIsBusyMissesTheDeadline) {
       const auto never = std::chrono::steady_clock::now() + std::chrono::seconds(15);
       std::unique_ptr<Work> told = comm.exchange({}, {{word, 0}}, {"told", 8});
       while (!told->test() && std::chrono::steady_clock::now() < never) sched_yield();
-      if (!told->test()) apart->exchange({{rows, 0}}, {}, {"attention backward", 7})->wait();
+      if (!told->test()) apart->exchange({{rows, 0}}, {}, {"attention backward", 7, "step"})->wait();
       told->wait();
     }
     comm.barrier({"end", 0});
@@ -235,7 +236,7 @@ TEST_P(CommSuite, TestMissesTheDeadlineToo) {
       apart->set_timeout(Seconds(0.2));
       const auto never = std::chrono::steady_clock::now() + std::chrono::seconds(15);
       at::Tensor in = at::empty({512}, options(at::kDouble));
-      std::unique_ptr<Work> work = apart->exchange({}, {{in, last}}, {"attention backward", 7});
+      std::unique_ptr<Work> work = apart->exchange({}, {{in, last}}, {"attention backward", 7, "step"});
       expect_error(ErrorKind::kComm, {"attention backward", "step 7", rank_text(last), "4096 bytes", "0.2 s"}, [&] {
         while (!work->test() && std::chrono::steady_clock::now() < never) sched_yield();
       });
@@ -254,10 +255,57 @@ TEST_P(CommSuite, CollectiveNamesTheRanksThatDoNotCome) {
       apart->set_timeout(Seconds(0.3));
       at::Tensor tensor = at::zeros({8}, options(at::kFloat));
       expect_error(ErrorKind::kComm, {"gradients", "step 11", rank_text(last)}, [&] {
-        apart->all_reduce(tensor, ReduceOp::kSum, {"gradients", 11});
+        apart->all_reduce(tensor, ReduceOp::kSum, {"gradients", 11, "step"});
       });
       expect_error(ErrorKind::kComm, {"dead"}, [&] { apart->barrier({"after", 12}); });
     }
+    comm.barrier({"end", 0});
+  });
+}
+
+// Messages are for people who know the ranks of the job, not those of a part of it that somebody split off.
+TEST_P(CommSuite, RanksOfASplitAreNamedByTheirNumbersInTheJob) {
+  ranks([&](Communicator& comm) {
+    if (comm.size() < 2) return;
+    const int last = comm.size() - 1;
+    const auto reversed = [&] {
+      auto apart = comm.split(0, -comm.rank());
+      meet(*apart, 0, last);
+      apart->set_timeout(Seconds(0.3));
+      return apart;
+    };
+    const std::string absent = "rank " + std::to_string(last) + " of the job";
+    std::unique_ptr<Communicator> apart = reversed();
+    for (int rank = 0; rank < comm.size(); ++rank) EXPECT_EQ(apart->in_job(rank), last - rank);
+    if (comm.rank() == 0) {
+      at::Tensor in = at::empty({8}, options(at::kFloat));
+      expect_error(ErrorKind::kComm, {"bytes from " + absent}, [&] {
+        auto work = apart->exchange({}, {{in, 0}}, {"ring", 1, "hop"});
+        work->wait();
+        while (!work->test()) sched_yield();  // on a GPU wait() does not block
+      });
+    }
+    comm.barrier({"next", 1});
+    apart = reversed();
+    if (comm.rank() != last) {
+      expect_error(ErrorKind::kComm, {"gradients, step 11: ", absent + " did not come"}, [&] {
+        at::Tensor tensor = at::zeros({8}, options(at::kFloat));
+        apart->all_reduce(tensor, ReduceOp::kSum, {"gradients", 11, "step"});
+      });
+    }
+    comm.barrier({"next", 2});
+    apart = comm.split(0, -comm.rank());
+    const bool odd = comm.rank() == last;
+    expect_error(ErrorKind::kMismatch, {"[5] on " + absent}, [&] {
+      at::Tensor tensor = at::zeros({odd ? 5 : 6}, options(at::kFloat));
+      apart->all_reduce(tensor, ReduceOp::kSum, {"gradients", 11, "step"});
+    });
+    expect_error(ErrorKind::kMismatch, {"a is 2 on " + absent}, [&] {
+      require_agreement(*apart, {{"a", odd ? "2" : "1"}}, {"start"});
+    });
+    expect_error(ErrorKind::kInput, {"on " + absent + ": no file; on "}, [&] {
+      together(*apart, {"reading"}, [&] { throw Error(ErrorKind::kInput, "comm", odd ? "no file" : "no words"); });
+    });
     comm.barrier({"end", 0});
   });
 }

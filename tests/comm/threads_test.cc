@@ -62,7 +62,7 @@ TEST(Threads, MissedDeadlineIsTheErrorReported) {
       if (comm.rank() == 0) {
         comm.set_timeout(Seconds(0.05));
         at::Tensor in = at::empty({4}, at::kFloat);
-        auto work = comm.exchange({}, {{in, 1}}, {"hop", 3});
+        auto work = comm.exchange({}, {{in, 1}}, {"ring", 3, "hop"});
         try {
           work->wait();
         } catch (...) {
@@ -78,7 +78,7 @@ TEST(Threads, MissedDeadlineIsTheErrorReported) {
     });
     ADD_FAILURE() << "no error";
   } catch (const Error& e) {
-    EXPECT_STREQ(e.what(), "[comm] hop, step 3: receiving 16 bytes from rank 1: not done within 0.05 s");
+    EXPECT_STREQ(e.what(), "[comm] ring, hop 3: receiving 16 bytes from rank 1: not done within 0.05 s");
   }
 }
 
@@ -119,12 +119,12 @@ TEST(Threads, EveryRankWaitingIsNoticedAtOnce) {
     run_ranks(3, [](Communicator& comm) {
       comm.set_timeout(Seconds(comm.rank() == 1 ? 900 : 86400));
       at::Tensor in = at::empty({4}, at::kFloat);
-      comm.exchange({}, {{in, (comm.rank() + 1) % 3}}, {"hop", 3})->wait();
+      comm.exchange({}, {{in, (comm.rank() + 1) % 3}}, {"ring", 3, "hop"})->wait();
     });
     ADD_FAILURE() << "no error";
   } catch (const Error& e) {
     EXPECT_STREQ(e.what(),
-                 "[comm] hop, step 3: receiving 16 bytes from rank 2: not done within 900 s (given up at once: every "
+                 "[comm] ring, hop 3: receiving 16 bytes from rank 2: not done within 900 s (given up at once: every "
                  "rank waits)");
   }
 }

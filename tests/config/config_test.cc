@@ -150,8 +150,9 @@ TEST(Config, RangesAndCombinations) {
   expect_in(refusal(kSmall, {"mesh.data=3"}), {"data.batch = 4", "mesh.data = 3"});
   expect_in(refusal(kSmall, {"device=gpu"}), {"\"auto\", \"cpu\", \"cuda\"", "gpu"});
   expect_in(refusal(kSmall, {"run.name=../x"}), {"run.name"});
-  expect_in(refusal(kSmall, {"attention.layout=zigzap"}), {"zigzag"});
-  expect_in(refusal(kSmall, {"attention.schedule=rung"}), {"ring"});
+  expect_in(refusal(kSmall, {"attention.layout=zigzap"}),
+            {"\"contiguous\", \"zigzag\", \"striped\"", "did you mean \"zigzag\""});
+  expect_in(refusal(kSmall, {"attention.schedule=rung"}), {"did you mean \"ring\""});
   expect_in(refusal(kSmall, {"model.pattern={ kind = \"casual\" }"}), {"causal"});
   expect_in(refusal(kSmall, {"data.train=[]"}), {"at least one"});
   expect_in(refusal("[run]\nsteps = 3\n"), {"missing", "data.train", "model.layers", "optimizer.lr"});

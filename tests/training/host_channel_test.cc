@@ -19,12 +19,16 @@
 namespace annulus {
 namespace {
 
-// The names of what the device's channel carried, over all ranks.
+// The names of what the device's channel carried, over all ranks, with their numbers but for those of hops.
 class Names {
  public:
   void add(OpLabel label) {
     const std::lock_guard lock(mutex_);
-    seen_.insert(std::string(label.operation));
+    std::string name(label.operation);
+    if (label.counted != "hop" && label.number > 0) {
+      name += ", " + std::string(label.counted) + " " + std::to_string(label.number);
+    }
+    seen_.insert(name);
   }
   std::set<std::string> seen() const { return seen_; }
 
@@ -115,9 +119,17 @@ TEST(HostChannel, TrainingSendsOnlyAttentionAndSumsOverTheDevice) {
     options.out = &out;
     EXPECT_EQ(run_training(config, world, options), 0);
   });
-  EXPECT_EQ(names.count("gradients"), 1U);
+  // Named by what was under way, as progress counts it: from 1.
+  const std::string last = std::to_string(config.run.steps);
+  for (const std::string& step : {std::string("1"), last}) {
+    EXPECT_EQ(names.count("gradients, step " + step), 1U) << ::testing::PrintToString(names);
+    EXPECT_EQ(names.count("step " + step + ", attention, layer 0 forward"), 1U);
+  }
+  EXPECT_EQ(names.count("validation loss, batch 1"), 1U);
   for (const std::string& name : names) {
-    EXPECT_TRUE(name == "gradients" || name == "validation loss" || name.rfind("attention, layer ", 0) == 0) << name;
+    EXPECT_TRUE(name.rfind("gradients, step ", 0) == 0 || name.rfind("validation loss, batch ", 0) == 0 ||
+                name.find(", attention, layer ") != std::string::npos)
+        << name;
   }
 }
 

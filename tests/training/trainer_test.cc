@@ -432,6 +432,43 @@ TEST(Sampler, ContinuesAPromptTheSameWayForTheSameSeed) {
   EXPECT_THROW(run_sample({.run = "nothing", .root = folder.path() + "/runs"}), Error);
 }
 
+TEST(Sampler, TakesTheCheckpointOfAStep) {
+  const TestFolder folder;
+  Config config = tiny_config(folder);
+  config.checkpoint.every = 3;
+  train(config, 1);
+  const auto sample = [&](std::optional<int64_t> step) {
+    std::ostringstream out;
+    EXPECT_EQ(run_sample({.run = folder.path() + "/runs/tiny-001", .step = step, .bytes = 60, .out = &out}), 0);
+    return out.str();
+  };
+  EXPECT_EQ(sample(6), sample(std::nullopt));
+  EXPECT_NE(sample(3), sample(6));
+  EXPECT_THROW(sample(4), Error);
+}
+
+// Text that is being written has no later keys; only whoever trains for something else wants such a pattern.
+TEST(Trainer, WarnsOfPatternsThatSeeLaterKeys) {
+  const TestFolder folder;
+  Config config = tiny_config(folder);
+  config.run.steps = 1;
+  const std::string said = "lets a query see later keys";
+  const auto run = [&](const std::vector<std::string>& patterns) {
+    std::vector<PatternSpec> each;
+    for (const std::string& text : patterns) each.push_back(parse_pattern(text, "test"));
+    config.model.pattern = each;
+    const std::string out = train(config, 2).out;
+    std::ostringstream text, notes;
+    EXPECT_EQ(run_sample({.run = "tiny", .root = config.run.folder, .bytes = 4, .out = &text, .notes = &notes}), 0);
+    EXPECT_EQ(out.find(said) == std::string::npos, notes.str().find(said) == std::string::npos) << out << notes.str();
+    return out.find(said) != std::string::npos;
+  };
+  EXPECT_TRUE(run({"{ kind = 'causal' }", "{ kind = 'window', left = 7, right = 1 }"}));
+  EXPECT_FALSE(run({"{ kind = 'causal' }", "{ kind = 'window', left = 7, right = 0 }"}));
+  EXPECT_FALSE(run({"{ kind = 'blocks', map = 'adaptive', block = 16, keep = 2, causal = true }",
+                    "{ kind = 'dilated', segment_lengths = [32], dilation_rates = [2], causal = true }"}));
+}
+
 TEST(Sampler, ContinuesAPromptOfARunInBf16) {
   const TestFolder folder;
   Config config = tiny_config(folder);

@@ -19,6 +19,7 @@
 
 #include "common/checksum.h"
 #include "common/error.h"
+#include "common/text.h"
 #include "tensor_files/bounded_json.h"
 #include "tensor_files/safetensors.h"
 
@@ -265,6 +266,16 @@ std::vector<CheckpointStore::Entry> CheckpointStore::newest_first() const {
   return entries;
 }
 
+TrainingState CheckpointStore::read_all(const Entry& entry, CheckpointPart part) {
+  std::vector<NamedTensor> tensors;
+  TrainingState state =
+      read_checkpoint(entry.path, entry.step, part, [&](NamedTensor tensor) { tensors.push_back(std::move(tensor)); });
+  state.tensors = std::move(tensors);
+  state.folder = entry.path;
+  if (part == CheckpointPart::kAll) known_valid_.insert(entry.path);
+  return state;
+}
+
 std::string CheckpointStore::save(const TrainingState& state) {
   if (state.step < 0) throw Error(ErrorKind::kInternal, "checkpoint", "negative step");
   std::error_code error;
@@ -346,6 +357,27 @@ void CheckpointStore::remove_old() {
   for (const std::string& path : doomed) files_.remove_all(path);
 }
 
+TrainingState CheckpointStore::load(int64_t step, CheckpointPart part) {
+  std::optional<Error> damage;
+  std::vector<std::string> steps;
+  for (const Entry& entry : newest_first()) {
+    const std::string name = std::to_string(entry.step);
+    if (steps.empty() || steps.back() != name) steps.push_back(name);
+    if (entry.step != step) continue;
+    try {
+      return read_all(entry, part);
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::kInput) throw;
+      if (!damage) damage = error;
+    }
+  }
+  if (damage) throw *damage;
+  std::reverse(steps.begin(), steps.end());
+  throw Error(ErrorKind::kInput, "checkpoint",
+              folder_ + " holds no checkpoint of step " + std::to_string(step) +
+                  (steps.empty() ? "; it holds none" : "; it holds those of steps " + join(steps, ", ")));
+}
+
 std::optional<TrainingState> CheckpointStore::load_newest_valid(std::vector<std::string>* skipped,
                                                                 CheckpointPart part) {
   std::vector<Entry> entries = newest_first();
@@ -354,12 +386,7 @@ std::optional<TrainingState> CheckpointStore::load_newest_valid(std::vector<std:
     std::optional<TrainingState> found;
     for (const Entry& entry : entries) {
       try {
-        std::vector<NamedTensor> tensors;
-        found = read_checkpoint(entry.path, entry.step, part,
-                                [&](NamedTensor tensor) { tensors.push_back(std::move(tensor)); });
-        found->tensors = std::move(tensors);
-        found->folder = entry.path;
-        if (part == CheckpointPart::kAll) known_valid_.insert(entry.path);
+        found = read_all(entry, part);
         break;
       } catch (const Error& error) {
         if (error.kind() != ErrorKind::kInput) throw;

@@ -1,6 +1,6 @@
 // CheckpointStore: the checkpoints of one run. A checkpoint is a folder that is whole or does not exist
 // (docs/formats.md): RUN/checkpoints/step-00000200/{model.safetensors, optimizer.safetensors, manifest.json}. Used by
-// trainer.cc (one rank writes, every rank reads) and sampler.cc.
+// the trainer (one rank writes, every rank reads) and the sampler.
 #pragma once
 
 #include <cstdint>
@@ -42,6 +42,10 @@ class CheckpointStore {
   std::optional<TrainingState> load_newest_valid(std::vector<std::string>* skipped,
                                                  CheckpointPart part = CheckpointPart::kAll);
 
+  // The checkpoint of this step. Raises Error(kInput) that names the steps there are where it is not one of them, or
+  // says what is damaged; Error(kResource) as above.
+  TrainingState load(int64_t step, CheckpointPart part = CheckpointPart::kAll);
+
   const std::string& folder() const { return folder_; }
 
  private:
@@ -51,6 +55,7 @@ class CheckpointStore {
     int64_t revision;
   };
   std::vector<Entry> newest_first() const;
+  TrainingState read_all(const Entry& entry, CheckpointPart part);
   bool valid(const Entry& entry);
   void remove_old();
 

@@ -65,6 +65,19 @@ bool is_run(const std::string& path) {
   return fs::is_regular_file(path + "/config.toml", error);
 }
 
+// When the run's newest checkpoint was written, as far as its manifest tells; none: it has none.
+std::optional<fs::file_time_type> checkpoint_time(const std::string& run) {
+  std::optional<fs::file_time_type> newest;
+  std::error_code error;
+  for (fs::directory_iterator it(run + "/checkpoints", error), end; !error && it != end; it.increment(error)) {
+    if (!it->path().filename().string().starts_with("step-")) continue;
+    std::error_code gone;
+    const auto time = fs::last_write_time(it->path() / "manifest.json", gone);
+    if (!gone && (!newest || time > *newest)) newest = time;
+  }
+  return newest;
+}
+
 std::string this_host() {
   char name[256] = "unknown";
   ::gethostname(name, sizeof name - 1);
@@ -171,23 +184,50 @@ RunFolder::~RunFolder() {
   if (lock_ >= 0) ::close(lock_);
 }
 
+namespace {
+
+std::string run_written_last(const std::string& root) {
+  std::string last;
+  std::optional<fs::file_time_type> last_time;
+  for (const auto& [name, numbers] : runs_in(root)) {
+    for (const auto& [number, folder] : numbers) {
+      const std::string run = root + "/" + folder;
+      const std::optional<fs::file_time_type> time = is_run(run) ? checkpoint_time(run) : std::nullopt;
+      if (!time || (last_time && *time < *last_time)) continue;
+      last = run;
+      last_time = time;
+    }
+  }
+  if (last.empty())
+    throw Error(ErrorKind::kInput, "run", "no run in " + root + " has a checkpoint" + those_there(root, ""));
+  return last;
+}
+
+}  // namespace
+
 std::string find_run(const std::string& root, const std::string& which) {
+  if (which.empty()) return run_written_last(root);
   const std::string trimmed = which.size() > 1 && which.back() == '/' ? which.substr(0, which.size() - 1) : which;
   if (trimmed.find('/') != std::string::npos || trimmed == ".") {
-    if (is_run(trimmed)) return trimmed;
+    if (is_run(trimmed)) return trimmed == "." ? "./" : trimmed;
     no_run_at(trimmed);
   }
   const std::string below = root + "/" + trimmed;
-  if (!trimmed.empty() && is_run(below)) return below;
+  if (is_run(below)) return below;
   const auto runs = runs_in(root);
   const auto same = runs.find(trimmed);
   if (same != runs.end()) {
+    std::string newest;
     for (auto it = same->second.rbegin(); it != same->second.rend(); ++it) {
+      const std::string run = root + "/" + it->second;
       // A start that failed early leaves a folder without a configuration.
-      if (is_run(root + "/" + it->second)) return root + "/" + it->second;
+      if (!is_run(run)) continue;
+      if (checkpoint_time(run)) return run;
+      if (newest.empty()) newest = run;
     }
+    if (!newest.empty()) return newest;
   }
-  if (!trimmed.empty() && is_run(trimmed)) return trimmed;
+  if (is_run(trimmed)) return "./" + trimmed;
   throw Error(ErrorKind::kInput, "run", "there is no run \"" + trimmed + "\" in " + root + those_there(root, trimmed));
 }
 

@@ -32,7 +32,10 @@ class RunFolder {
 };
 
 // The run folder that is meant: `which` is a path of one, or the name of one below `root` ("quickstart-002"), or a
-// run's name ("quickstart": its newest). Changes and locks nothing. Raises Error(kInput) naming what is there.
+// run's name ("quickstart"): its newest that has a checkpoint, or where none has, its newest; or "": of all runs in
+// `root` the one whose newest checkpoint was written last. The result, relative or not, is a path of its own: it holds
+// a
+// "/". Changes and locks nothing. Raises Error(kInput) naming what is there.
 std::string find_run(const std::string& root, const std::string& which);
 
 }  // namespace annulus

@@ -131,6 +131,33 @@ TEST(Checkpoint, WhatCannotBeReadIsAnError) {
   EXPECT_EQ(store.load_newest_valid(&skipped)->step, 2);
 }
 
+TEST(Checkpoint, OneOfAStepIsReadOrSaidToBeMissing) {
+  const std::string run = fresh_run("of_step");
+  CheckpointStore store(run, 3);
+  const auto failure = [&](int64_t step) -> std::string {
+    try {
+      store.load(step);
+      return "nothing was raised";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.kind(), ErrorKind::kInput);
+      return e.what();
+    }
+  };
+  EXPECT_EQ(failure(2), "[checkpoint] " + store.folder() + " holds no checkpoint of step 2; it holds none");
+  for (const int64_t step : {2, 4, 6}) store.save(state_of(step));
+  EXPECT_TRUE(same(store.load(4), state_of(4)));
+  EXPECT_EQ(store.load(6, CheckpointPart::kModel).step, 6);
+  EXPECT_EQ(failure(5),
+            "[checkpoint] " + store.folder() + " holds no checkpoint of step 5; it holds those of steps 2, 4, 6");
+  // Of two writings of a step the newer one, unless it is damaged.
+  const std::string older = run + "/checkpoints/step-00000006", newer = older + "-2";
+  fs::copy(older, newer);
+  fs::resize_file(newer + "/model.safetensors", 100);
+  EXPECT_TRUE(same(store.load(6), state_of(6)));
+  fs::resize_file(older + "/model.safetensors", 100);
+  EXPECT_NE(failure(6).find(newer), std::string::npos) << failure(6);
+}
+
 TEST(Checkpoint, KeepsTheNewest) {
   const std::string run = fresh_run("keep");
   CheckpointStore store(run, 2);

@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -74,6 +75,34 @@ TEST(RunFolder, IsFoundByPathNumberAndName) {
             "[run] no/where/at/all: there is no such folder");
   std::filesystem::create_symlink("itself", root + "/itself");
   EXPECT_EQ(failure([&] { find_run(root + "/itself", "quick"); }).first, ErrorKind::kResource);
+}
+
+// A run that died before its first checkpoint has nothing to go on from, nor to sample.
+TEST(RunFolder, TheNewestWithACheckpointIsMeant) {
+  namespace fs = std::filesystem;
+  const std::string root = fresh_root("checkpoints");
+  for (const char* name : {"quick", "quick", "quick", "other", "quick-x"}) configure(RunFolder::create(root, name));
+  const auto [kind, text] = failure([&] { find_run(root, ""); });
+  EXPECT_EQ(kind, ErrorKind::kInput);
+  EXPECT_EQ(text, "[run] no run in " + root + " has a checkpoint; newest runs: other-001, quick-003, quick-x-001");
+  EXPECT_EQ(find_run(root, "quick"), root + "/quick-003");
+  const auto checkpoint = [&](const std::string& run, int64_t step, int minutes_ago) {
+    const std::string folder = root + "/" + run + "/checkpoints/step-0000000" + std::to_string(step);
+    fs::create_directories(folder);
+    if (minutes_ago < 0) return;
+    std::ofstream(folder + "/manifest.json") << "{}";
+    fs::last_write_time(folder + "/manifest.json",
+                        fs::file_time_type::clock::now() - std::chrono::minutes(minutes_ago));
+  };
+  checkpoint("quick-001", 1, 50);
+  checkpoint("quick-002", 1, 40);
+  checkpoint("quick-003", 1, -1);  // half of one
+  checkpoint("other-001", 1, 60);
+  EXPECT_EQ(find_run(root, "quick"), root + "/quick-002");
+  EXPECT_EQ(find_run(root, ""), root + "/quick-002");
+  checkpoint("other-001", 2, 30);
+  EXPECT_EQ(find_run(root, ""), root + "/other-001");
+  EXPECT_EQ(find_run(root, "quick-003"), root + "/quick-003") << "which was named";
 }
 
 TEST(RunFolder, BelongsToOneLiveProcess) {
