@@ -35,31 +35,17 @@ namespace annulus {
 namespace {
 
 void check_output(const char* option, const std::string& path, const std::string& input) {
-  namespace fs = std::filesystem;
-  const std::string named = std::string(option) + " " + path;
   std::error_code error;
-  if (fs::exists(path, error) && !fs::is_regular_file(path, error)) {
-    throw Error(
-        ErrorKind::kUsage, "attend",
-        named + (fs::is_directory(path, error) ? " is a folder" : " is no regular file") + ": name a file to write");
-  }
-  if (!input.empty() && fs::equivalent(input, path, error)) {
+  if (!input.empty() && std::filesystem::equivalent(input, path, error)) {
     throw Error(ErrorKind::kUsage, "attend", std::string(option) + " and --input are the same file, " + input);
   }
-  const std::string folder = folder_of(path);
-  if (!fs::is_directory(folder, error)) {
-    throw Error(ErrorKind::kResource, "attend",
-                "the folder of " + named + " does not exist: " + shell_quote({"mkdir", "-p", folder}));
-  }
-  if (access(folder.c_str(), W_OK | X_OK) != 0) {
-    throw Error(ErrorKind::kResource, "attend", named + " cannot be written: " + std::strerror(errno));
-  }
+  require_output("attend", std::string(option) + " " + path, path);
 }
 
 // Reads the rows at `spans` (one after the other) of a tensor [B, S, heads, D]: only those, in few pieces.
 at::Tensor read_rows(const std::string& path, const TensorInfo& info, const std::vector<Span>& spans) {
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) throw Error(ErrorKind::kInput, "attend", path + ": " + std::strerror(errno));
+  if (fd < 0) throw Error(kind_of_errno(errno), "attend", path + ": " + std::strerror(errno));
   const std::unique_ptr<const int, void (*)(const int*)> closer(&fd, [](const int* f) { close(*f); });
   int64_t rows = 0;
   for (const Span& span : spans) rows += span.count;
@@ -73,7 +59,7 @@ at::Tensor read_rows(const std::string& path, const TensorInfo& info, const std:
       const ssize_t n = pread(fd, to, static_cast<size_t>(left), offset);
       if (n <= 0) {
         if (n < 0 && errno == EINTR) continue;
-        throw Error(ErrorKind::kInput, "attend",
+        throw Error(kind_of_errno(n < 0 ? errno : 0), "attend",
                     path + ", tensor \"" + info.name +
                         "\": " + (n < 0 ? std::strerror(errno) : "the file became shorter while it was read"));
       }

@@ -162,7 +162,7 @@ BenchReport read_report(const std::string& path) {
   std::ostringstream text;
   // A folder opens and fails at the first byte.
   if (!in || !(text << in.rdbuf())) {
-    throw Error(ErrorKind::kInput, "bench",
+    throw Error(kind_of_errno(errno), "bench",
                 path + " cannot be read: " + (errno != 0 ? std::strerror(errno) : "it is empty") +
                     "; a file that `annulus bench all --json FILE` wrote is expected");
   }

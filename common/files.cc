@@ -11,7 +11,7 @@
 #include <filesystem>
 #include <system_error>
 
-#include "common/error.h"
+#include "common/text.h"
 
 namespace annulus {
 namespace {
@@ -93,6 +93,40 @@ FileSystem& FileSystem::real() {
 }
 
 std::string temporary_beside(const std::string& path) { return path + ".tmp-" + std::to_string(::getpid()); }
+
+ErrorKind kind_of_errno(int error) {
+  switch (error) {
+    case 0:
+    case ENOENT:
+    case ENOTDIR:
+    case EISDIR:
+    case ELOOP:
+    case ENAMETOOLONG:
+    case EINVAL:
+    case ENXIO:
+      return ErrorKind::kInput;
+    default:
+      return ErrorKind::kResource;
+  }
+}
+
+void require_output(std::string_view room, const std::string& named, const std::string& path) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  const fs::file_status status = fs::status(path, error);
+  if (fs::exists(status) && !fs::is_regular_file(status)) {
+    throw Error(ErrorKind::kUsage, room,
+                named + (fs::is_directory(status) ? " is a folder" : " is no regular file") + ": name a file to write");
+  }
+  const std::string folder = folder_of(path);
+  if (!fs::is_directory(folder, error)) {
+    throw Error(ErrorKind::kResource, room,
+                "the folder of " + named + " does not exist: " + shell_quote({"mkdir", "-p", folder}));
+  }
+  if (access(folder.c_str(), W_OK | X_OK) != 0) {
+    throw Error(ErrorKind::kResource, room, named + " cannot be written: " + std::strerror(errno));
+  }
+}
 
 std::string folder_of(const std::string& path) {
   const std::string folder = std::filesystem::path(path).parent_path().string();

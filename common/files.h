@@ -9,6 +9,8 @@
 #include <string>
 #include <string_view>
 
+#include "common/error.h"
+
 namespace annulus {
 
 // A file being written, from its beginning. Destroying it closes it. Not thread-safe.
@@ -47,6 +49,15 @@ void replace_file(FileSystem& files, const std::string& path,
 
 // The same with this content.
 void write_atomically(FileSystem& files, const std::string& path, std::string_view content);
+
+// The kind of an error of the system's, for what is read: kInput where it is not there or not what it should be
+// (ENOENT, ENOTDIR, EISDIR, ELOOP; 0: the file was too short), kResource where it is but may not or cannot be read
+// (EACCES, EIO, EMFILE). What cannot be written is kResource, whatever the reason.
+ErrorKind kind_of_errno(int error);
+
+// Refuses a file to be written as early as that can be known: Error(kUsage) where `path` is there and no regular file,
+// Error(kResource) where its folder is not there or may not be written. `named`: the option and the path, as typed.
+void require_output(std::string_view room, const std::string& named, const std::string& path);
 
 // The folder a path lies in ("." for a bare name).
 std::string folder_of(const std::string& path);

@@ -23,13 +23,14 @@ long now_ms() {
   return static_cast<long>(t.tv_sec) * 1000 + t.tv_nsec / 1000000;
 }
 
-int exit_code(int signal) { return signal == SIGINT ? 128 + SIGINT : 128 + SIGTERM; }
+// Also of a process that stops because another one was asked to: 0.
+int exit_code(int signal) { return 128 + (signal == SIGUSR1 || signal == 0 ? SIGTERM : signal); }
 
 void handle(int signal) {
   int none = 0;
   if (g_signal.compare_exchange_strong(none, signal)) {
     g_first_ms = now_ms();
-  } else if (now_ms() - g_first_ms >= kSameRequestMs) {
+  } else if (signal != SIGPIPE && now_ms() - g_first_ms >= kSameRequestMs) {
     _exit(exit_code(signal));
   }
 }
@@ -42,6 +43,11 @@ void install_interrupt_handlers() {
   action.sa_flags = SA_RESTART;
   sigemptyset(&action.sa_mask);
   for (const int signal : {SIGINT, SIGTERM, SIGUSR1}) sigaction(signal, &action, nullptr);
+  for (const int signal : {SIGHUP, SIGPIPE}) {
+    struct sigaction before {};
+    sigaction(signal, nullptr, &before);
+    if (before.sa_handler != SIG_IGN) sigaction(signal, &action, nullptr);
+  }
 }
 
 bool interrupted() { return g_signal != 0; }

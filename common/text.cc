@@ -69,7 +69,7 @@ std::string shell_quote(const std::vector<std::string>& words) {
   return line;
 }
 
-// Each word ends with a space; in a word, "\\s" is a space, "\\n" a line break and "\\\\" a backslash.
+// Each word ends with a space; in a word, "\\s" is a space, "\\n" and "\\r" are ends of lines and "\\\\" a backslash.
 std::string words_to_line(const std::vector<std::string>& words) {
   std::string line;
   for (const std::string& word : words) {
@@ -78,6 +78,8 @@ std::string words_to_line(const std::vector<std::string>& words) {
         line += "\\s";
       } else if (c == '\n') {
         line += "\\n";
+      } else if (c == '\r') {
+        line += "\\r";
       } else if (c == '\\') {
         line += "\\\\";
       } else {
@@ -98,7 +100,7 @@ std::vector<std::string> words_of_line(std::string_view line) {
       word.clear();
     } else if (line[i] == '\\' && i + 1 < line.size()) {
       const char escaped = line[++i];
-      word += escaped == 's' ? ' ' : escaped == 'n' ? '\n' : escaped;
+      word += escaped == 's' ? ' ' : escaped == 'n' ? '\n' : escaped == 'r' ? '\r' : escaped;
     } else {
       word += line[i];
     }

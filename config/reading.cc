@@ -12,6 +12,7 @@
 #include <variant>
 
 #include "common/error.h"
+#include "common/files.h"
 #include "common/nearest.h"
 #include "common/text.h"
 #include "config/config.h"
@@ -341,10 +342,15 @@ void check_together(const Config& c, std::string_view source) {
 
 std::string read_file(const std::string& path) {
   std::error_code error;
-  if (!std::filesystem::exists(path, error)) {
+  const std::filesystem::file_status status = std::filesystem::status(path, error);
+  if (status.type() == std::filesystem::file_type::not_found) {
     throw Error(ErrorKind::kInput, "config", path + ": there is no such file");
   }
-  if (!std::filesystem::is_regular_file(path, error)) {
+  const auto unreadable = [&](int reason) {
+    return Error(kind_of_errno(reason), "config", path + ": cannot be read: " + std::strerror(reason));
+  };
+  if (!std::filesystem::exists(status)) throw unreadable(error.value());
+  if (!std::filesystem::is_regular_file(status)) {
     throw Error(ErrorKind::kInput, "config", path + ": expected a TOML file, found something else");
   }
   constexpr uintmax_t kLargest = 16 << 20;
@@ -354,7 +360,7 @@ std::string read_file(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   std::ostringstream text;
   text << in.rdbuf();
-  if (!in) throw Error(ErrorKind::kInput, "config", path + ": cannot be read: " + std::strerror(errno));
+  if (!in) throw unreadable(errno);
   return text.str();
 }
 

@@ -20,6 +20,7 @@
 
 #include "common/checksum.h"
 #include "common/error.h"
+#include "common/files.h"
 #include "common/nearest.h"
 #include "common/text.h"
 
@@ -36,6 +37,11 @@ constexpr int64_t kFingerprintBlocks = 1024;
 constexpr int64_t kBlock = int64_t{1} << 20;
 
 [[noreturn]] void refuse(const std::string& message) { throw Error(ErrorKind::kInput, "data", message); }
+
+// A file that cannot be read, for the system's reason.
+[[noreturn]] void unreadable(const std::string& path, int reason) {
+  throw Error(kind_of_errno(reason), "data", "data.train: " + path + " cannot be read: " + std::strerror(reason));
+}
 
 // ---- finding files
 
@@ -177,7 +183,9 @@ std::vector<std::string> find_text_files(const std::string& entry) {
     refuse("data.train: " + entry + " is a folder; say which files in it, for example \"" + entry +
            (entry.ends_with("/") ? "" : "/") + "**/*.txt\"");
   }
-  if (fs::exists(path, error)) refuse("data.train: " + entry + " is no regular file");
+  const fs::file_status status = fs::status(path, error);
+  if (fs::exists(status)) refuse("data.train: " + entry + " is no regular file");
+  if (status.type() != fs::file_type::not_found) unreadable(entry, error.value());
   const bool meant_python = nearest(entry, {std::string(kPythonSources)}) == kPythonSources;
   refuse("data.train: there is no file " + entry + " (looked from " + fs::current_path(error).string() + ")" +
          (meant_python ? "; did you mean \"python-sources\"?" : ""));
@@ -213,15 +221,15 @@ struct TextSource::Files {
 
   static void read_file(const std::string& path, int64_t offset, int64_t count, char* to) {
     const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    if (fd < 0) refuse("data.train: " + path + " cannot be read: " + std::strerror(errno));
+    if (fd < 0) unreadable(path, errno);
     while (count > 0) {
       const ssize_t n = ::pread(fd, to, static_cast<size_t>(std::min(count, kFingerprintAll)), offset);
       if (n < 0 && errno == EINTR) continue;
       if (n <= 0) {
-        const std::string why =
-            n < 0 ? std::string("cannot be read: ") + std::strerror(errno) : "has become shorter since the run began";
+        const int reason = errno;
         ::close(fd);
-        refuse("data.train: " + path + " " + why);
+        if (n < 0) unreadable(path, reason);
+        refuse("data.train: " + path + " has become shorter since the run began");
       }
       to += n;
       offset += n;
@@ -245,8 +253,8 @@ TextSource::TextSource(const DataConfig& data, int64_t seed)
       const fs::path real = fs::canonical(path, error);
       if (!seen.insert(error ? path : real.string()).second) continue;
       const auto size = fs::file_size(path, error);
-      if (error) refuse("data.train: " + path + " cannot be read: " + error.message());
-      if (::access(path.c_str(), R_OK) != 0) refuse("data.train: " + path + " cannot be read: " + std::strerror(errno));
+      if (error) unreadable(path, error.value());
+      if (::access(path.c_str(), R_OK) != 0) unreadable(path, errno);
       bytes_ += std::min(static_cast<int64_t>(std::min<uintmax_t>(size, INT64_MAX / 2)), limit - bytes_);
       files_->paths.push_back(std::move(path));
       files_->ends.push_back(bytes_);

@@ -194,6 +194,25 @@ class LaunchTest(cli.CliTest):
 
 
 class CommandLineTest(cli.CliTest):
+    def test_verbs_of_one_process_are_no_ranks(self):
+        for verb in (("sample", "run"), ("plan", "--length", "64", "--ranks", "2")):
+            for rank in ("0", "1"):
+                rank_of = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": rank, "OMPI_COMM_WORLD_LOCAL_RANK": rank}
+                code, out, err = self.annulus(*verb, **rank_of)
+                self.assertEqual((code, out), (2, ""), err)
+                self.assertEqual("runs in one process, and this is a job of 2 ranks" in err, rank == "0", err)
+
+    def test_help_of_the_script(self):
+        for script in (None, "/somewhere/annulus"):
+            code, out, _ = self.annulus("--help", ANNULUS_SCRIPT=script)
+            self.assertEqual(code, 0)
+            for word in ("test", "examples", "torch", "setup"):
+                self.assertEqual(re.search(rf"^  {word} {{2,}}\S", out, re.M) is not None, script is not None, out)
+
+    def test_hints_name_the_program_as_typed(self):
+        _, _, err = self.annulus("plan", "--lenght", "3", ANNULUS_PROGRAM="my tools/annulus")
+        self.assertIn("`'my tools/annulus' plan --help`", err)
+
     def test_refusals(self):
         for pattern, *args in [
             ("whole number of ranks.*\"0\"", "launch", "-n", "0", "selftest", "print"),
@@ -238,6 +257,9 @@ class CommandLineTest(cli.CliTest):
             ("selftest", "exchange"),
             ("train", "--help-config"),
             ("train", config),
+            ("launch", "-n", "1", "selftest", "print"),
+            ("launch", "-n", "1", "selftest", "spin"),
+            ("launch", "-n", "1", "--dry-run", "selftest", "print"),
         ]:
             with self.subTest(args=args), open("/dev/full", "w") as full:
                 done = subprocess.run(

@@ -1,9 +1,10 @@
 #!/bin/bash
 # ./annulus and tools/setup.sh as a user meets them, in a folder of their own. A small script stands in for Bazel, one
 # that must never be called for apt-get; what is looked for on the machine is looked for as always.
-#   setup_test.sh ANNULUS SETUP LIVE
+#   setup_test.sh ANNULUS SCRIPTS_OF_TOOLS...
 set -u
-scripts=("$(readlink -f "$1")" "$(readlink -f "$2")" "$(readlink -f "$3")")
+scripts=()
+for script; do scripts+=("$(readlink -f "$script")"); done
 work=$(mktemp -d /tmp/annulus_setup_test.XXXXXX) # where another user can read
 trap 'rm -rf "$work"' EXIT
 failures=0
@@ -62,12 +63,29 @@ for rank in OMPI_COMM_WORLD_RANK PMIX_RANK PMI_RANK; do
   exits 9 "$rank=1, nothing built"
   silent "$rank=1"
 done
+run env OMPI_COMM_WORLD_RANK=0 "$home/annulus" train x
+says "$(printf %q "$home/annulus") version"
 run env SLURM_PROCID=0 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 "$home/annulus" train x
 exits 9 "a rank of Slurm, nothing built"
 run env OMPI_COMM_WORLD_RANK=0 "$home/annulus" test
 exits 9 "test as a rank"
 says "not for ranks"
 [[ ! -e $home/.bazel && ! -e $home/.venv && $(calls) == 0 ]] || fail "a rank set up or built"
+
+# ---- Help of what the script does itself, and wrong arguments: nothing is set up or built for them.
+fresh
+for word in test examples torch setup; do
+  for option in -h --help; do
+    run "$home/annulus" $word $option
+    exits 0 "$word $option"
+    says "./annulus $word"
+  done
+done
+for word in examples torch setup; do
+  run "$home/annulus" $word --no-such-option
+  exits 2 "$word --no-such-option"
+done
+[[ ! -e $home/.bazel && ! -e $home/.venv && $(calls) == 0 ]] || fail "help set up or built"
 
 # ---- The first call sets up and builds, the second only runs; the program gets the arguments and the user's folder.
 export LIBTORCH=$work/torch
@@ -165,6 +183,31 @@ grep -q '^apt-get' "$work/forbidden" 2>/dev/null && fail "apt-get was called"
 [[ ! -e $home/.bazel/setup ]] || fail "a set-up that failed left its mark"
 run "$home/annulus" version
 exits 7 "the same with the libraries there"
+
+# ---- Somebody else's clone: what its owner has built runs while it is up to date; it is never built.
+chmod -R go-w "$home"
+run "$home/annulus" version
+chmod a-w "$home/.bazel"
+before=$(calls)
+other() { run env PATH="$PATH:/none" ${as_nobody[@]+"${as_nobody[@]}"} "$home/annulus" "$@"; }
+other version
+exits 7 "another user"
+[[ $(cat "$work/out") == "program version of $PWD" ]] || { fail "only the program speaks to another user" && cat "$work/out"; }
+other bench ring
+exits 8 "another user, benchmarks that are not built"
+echo '// other' >>"$home/launcher/main.cc"
+for word in version test setup; do
+  other $word
+  exits 8 "$word of another user, where something has changed"
+  says "git clone $(printf %q "$home")"
+  grep -qE 'Permission denied|unexpectedly' "$work/out" && fail "noise for another user" && cat "$work/out"
+done
+((EUID == 0)) && chmod -R go-r "$home/.bazel"
+other version
+exits 8 "another user, who cannot read what is built"
+grep -qE 'Permission denied|unexpectedly' "$work/out" && fail "noise for another user" && cat "$work/out"
+[[ $(calls) == "$before" ]] || fail "another user built"
+chmod -R u+w "$home"
 
 ((failures == 0)) && echo "all good"
 exit $((failures > 0))

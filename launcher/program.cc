@@ -43,6 +43,14 @@ std::string overview() {
     text += "  " + std::string(entry.name) + std::string(width + 3 - entry.name.size(), ' ') + std::string(entry.help) +
             "\n";
   }
+  if (const char* script = std::getenv("ANNULUS_SCRIPT"); script != nullptr && *script != '\0') {
+    text +=
+        "\nBesides, the script ./annulus has\n\n"
+        "  test       every test, or the targets named\n"
+        "  examples   build and run examples/cpp, a workspace that uses annulus\n"
+        "  torch      build the library for PyTorch, and print where it is\n"
+        "  setup      show what the build needs and what was found, and install what is missing\n";
+  }
   return text + "\n`" + shell_quote({typed_program()}) +
          " VERB --help` shows the options of a verb and an example.\n"
          "Example:\n  " +
@@ -74,6 +82,13 @@ int dispatch(std::vector<std::string> args, const LaunchInfo& info) {
   }
   const VerbEntry& entry = find_verb(word == "--version" ? "version" : word);
   if (!entry.program.empty()) run_other_program(entry);
+  if (entry.alone && info.launched && info.size > 1) {
+    const Error error(ErrorKind::kUsage, "launcher",
+                      "`" + std::string(entry.name) + "` runs in one process, and this is a job of " +
+                          std::to_string(info.size) + " ranks: type it without mpirun or srun");
+    if (info.rank != 0) throw ReportedError(error);
+    throw error;
+  }
   if (entry.name == "launch" || entry.name == "topology") args = with_long_np(std::move(args));
   ParsedVerb parsed = parse_verb(entry, args);
   if (parsed.verb == nullptr) {

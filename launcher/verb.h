@@ -40,6 +40,7 @@ struct VerbEntry {
   std::string_view help;  // one line
   bool ranks;             // may be run by `launch`
   std::unique_ptr<Verb> (*make)();
+  bool alone = false;             // does nothing that several ranks could share: refused in a job of several
   std::string_view program = {};  // not empty: another program has it, which lies beside this one; `make` is null then
 };
 

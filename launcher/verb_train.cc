@@ -10,6 +10,7 @@
 #include "config/config.h"
 #include "launcher/command_line.h"
 #include "launcher/device.h"
+#include "launcher/launch/rank.h"
 #include "launcher/launch/rank_place.h"
 #include "launcher/seats.h"
 #include "launcher/start_job.h"
@@ -87,6 +88,7 @@ class TrainVerb : public Verb {
     options.ring.insert(options.ring.end(), network_lines().begin(), network_lines().end());
     options.command = typed_words(job.size);
     options.program = typed_program();
+    if (attached_to_launcher()) options.on_checkpoint = report_checkpoint;
     options.ranks_here = job.local_size;
     return run_training(config_, gpus ? *gpus : *job.world, options);
   }

@@ -57,6 +57,11 @@ const DtypeName& dtype_entry(at::ScalarType dtype, const std::string& name) {
                   "; it has F64, F32, F16, BF16, I64, I32, U8 and BOOL");
 }
 
+// What the system refuses to read.
+[[noreturn]] void unreadable(const std::string& path, const char* what, int reason) {
+  throw Error(kind_of_errno(reason), "safetensors", path + ": " + what + ": " + std::strerror(reason));
+}
+
 std::string shown(std::string_view name) { return shown_name(name); }
 
 // Tensor name -> {"shape": [..]}: three levels.
@@ -140,7 +145,7 @@ std::string_view safetensors_dtype(at::ScalarType dtype) { return dtype_entry(dt
 SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path) {
   // O_NONBLOCK: opening a named pipe must not wait for a writer.
   fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd_ < 0) refuse(path, std::string("cannot be opened: ") + std::strerror(errno));
+  if (fd_ < 0) unreadable(path, "cannot be opened", errno);
   try {
     struct stat status {};
     if (::fstat(fd_, &status) != 0 || !S_ISREG(status.st_mode)) refuse(path, "is no regular file");
@@ -212,7 +217,7 @@ void SafetensorsFile::read(void* to, uint64_t bytes, uint64_t offset) const {
   while (bytes > 0) {
     const ssize_t n = ::pread(fd_, at, std::min<uint64_t>(bytes, uint64_t{1} << 30), static_cast<off_t>(offset));
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) refuse(path_, std::string("cannot be read: ") + std::strerror(errno));
+    if (n < 0) unreadable(path_, "cannot be read", errno);
     if (n == 0) refuse(path_, "has become shorter while it was read");
     at += n;
     offset += static_cast<uint64_t>(n);

@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# Sourced by ./annulus and the scripts in tools/: one live line on a terminal, plain lines elsewhere, all on stderr.
+# Sourced by ./annulus and the scripts in tools/: one live line on a terminal, plain lines elsewhere, all on stderr; and
+# what is said to a user who cannot build in this folder.
 
 [[ -t 2 && ${TERM-dumb} != dumb ]] && live_terminal=1 || live_terminal=
 live_at=-10 live_shown='' live_width=0
@@ -69,4 +70,18 @@ compiler_messages() { # LOG
     }
     /^(ERROR|FAIL|FLAKY|TIMEOUT):/ { skip = /^(FAIL|FLAKY|TIMEOUT):/ || seen[$0]++; if (!skip) print; next }
     !skip && NF { print }' "$1"
+}
+
+# A clone of somebody else's, or on a disk that is only read: nothing can be built in it.
+cannot_build() { # FOLDER
+  if [[ -e $1/.bazel ]]; then [[ ! -w $1/.bazel ]]; else [[ ! -w $1 ]]; fi
+}
+refuse_to_build() { # FOLDER
+  local owner
+  owner=$(stat -c %U "$1")
+  {
+    echo "annulus: $1 belongs to $owner and cannot be built by you, and what is built there is missing or not up to date."
+    printf 'Ask %s to run  %q version  there, or build in a clone of your own:  git clone %q\n' "$owner" "$1/annulus" "$1"
+  } >&2
+  exit 8
 }

@@ -4,7 +4,8 @@
 #   --tests    and what its tests need; ./annulus test
 #   --dev      and formatter, tidy, Slurm, and NCCL so that the CUDA build links; .ci/run
 #   --table    shows what was found even if nothing had to be done; ./annulus setup
-# Exit code 9: something is missing and could not be installed; the message says what to do.
+# Exit code 9: something is missing and could not be installed; 8: this folder cannot be written. The message says what
+# to do.
 #
 # Honoured: LIBTORCH, MPI_HOME, CUDA_HOME (CUDA_PATH), NCCL_HOME, PKG_CONFIG_PATH, CC; PYTHON (for the .venv);
 # ANNULUS_CUDA=0/1 (build for CUDA or not; without it: where the machine has a GPU, its driver and nvcc).
@@ -23,6 +24,7 @@ for arg; do
     --tests) level=1 ;;
     --dev) level=2 ;;
     --table) table=1 ;;
+    -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' tools/setup.sh && exit 0 ;;
     *) echo "usage: tools/setup.sh [--tests | --dev] [--table]" >&2 && exit 2 ;;
   esac
 done
@@ -53,9 +55,11 @@ all_there() {
 }
 if [[ ! $table ]] && all_there; then exit 0; fi
 
+. tools/live.sh
+if cannot_build "$PWD"; then refuse_to_build "$PWD"; fi
+
 # ---- Looking.
 
-. tools/live.sh
 torch_version=2.11.0
 arch=$(uname -m)
 rows=() packages=() missing=() found=() notes=()

@@ -4,7 +4,11 @@
 #   LIBTORCH=$(python3 -c 'import torch; print(torch.__path__[0])') ./annulus torch
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-if (($#)); then sed -n '2,/^set/s/^# \{0,1\}//p' tools/torch_library.sh >&2 && exit 2; fi
+case ${1-} in
+  '') ;;
+  -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' tools/torch_library.sh && exit 0 ;;
+  *) echo "./annulus torch takes no arguments, got: $*" >&2 && exit 2 ;;
+esac
 tools/setup.sh
 . tools/live.sh
 log=$(mktemp)

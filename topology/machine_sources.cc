@@ -19,6 +19,7 @@
 #include <utility>
 
 #include "common/error.h"
+#include "common/files.h"
 #include "topology/hwloc_reader.h"
 #include "topology/machine.h"
 
@@ -120,10 +121,14 @@ std::string read_file(const std::string& path) {
   const auto fail = [&](const std::string& why) { fail_xml(path, why); };
   std::error_code error;
   const auto status = std::filesystem::status(path, error);
-  if (error || !std::filesystem::exists(status)) fail("no such file");
+  const auto unreadable = [&](int reason) {
+    throw Error(kind_of_errno(reason), "topology", path + ": it cannot be read (" + std::strerror(reason) + ")");
+  };
+  if (status.type() == std::filesystem::file_type::not_found) fail("no such file");
+  if (!std::filesystem::exists(status)) unreadable(error.value());
   if (!std::filesystem::is_regular_file(status)) fail("not a file");
   const auto size = std::filesystem::file_size(path, error);
-  if (error) fail("its size cannot be read (" + error.message() + ")");
+  if (error) unreadable(error.value());
   if (size == 0) fail("it is empty");
   if (size > static_cast<uintmax_t>(kMaxXmlBytes)) {
     fail("it has " + std::to_string(size) + " bytes; a description of a machine has at most 64 MiB");
@@ -131,7 +136,7 @@ std::string read_file(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   std::string text(static_cast<size_t>(size), '\0');
   if (!in.read(text.data(), static_cast<std::streamsize>(text.size()))) {
-    fail(std::string("it cannot be read (") + std::strerror(errno) + ")");
+    unreadable(errno);
   }
   return text;
 }

@@ -17,6 +17,7 @@ namespace {
 constexpr int64_t kMaxRanks = 65536;
 
 [[noreturn]] void fail(const std::string& message) { throw Error(ErrorKind::kPlan, "topology", message); }
+[[noreturn]] void lack(const std::string& message) { throw Error(ErrorKind::kUnavailable, "topology", message); }
 
 std::vector<std::vector<int64_t>> bandwidths(const Machine& machine) {
   std::vector<std::vector<int64_t>> out;
@@ -295,11 +296,11 @@ void check_gpus(const Machine& machine, int ranks) {
   const int gpus = static_cast<int>(machine.gpus.size());
   if (ranks <= gpus) return;
   if (gpus == 0) {
-    fail("host " + machine.host + " has no GPU that annulus can see, but " + counted(ranks, "rank") +
+    lack("host " + machine.host + " has no GPU that annulus can see, but " + counted(ranks, "rank") +
          " with device = \"cuda\" " + (ranks == 1 ? "was" : "were") +
          " asked of it; use device = \"cpu\", or a host with GPUs and the NVIDIA driver");
   }
-  fail("host " + machine.host + " has " + counted(gpus, "GPU") + ", but " + counted(ranks, "rank") +
+  lack("host " + machine.host + " has " + counted(gpus, "GPU") + ", but " + counted(ranks, "rank") +
        " with device = \"cuda\" were asked of it, and each needs a GPU of its own; use at most " +
        counted(gpus, "rank") + " there, more hosts, or device = \"cpu\"");
 }
@@ -370,7 +371,7 @@ Placement place(const std::vector<Machine>& hosts, int ranks, const PlacementOpt
     all += room.back();
   }
   if (ranks > all) {
-    fail("the " + counted(static_cast<int64_t>(hosts.size()), "host") + " have " + counted(all, "GPU") +
+    lack("the " + counted(static_cast<int64_t>(hosts.size()), "host") + " have " + counted(all, "GPU") +
          " together, but " + counted(ranks, "rank") +
          " with device = \"cuda\" were asked for, and each needs a GPU of its own; use " +
          (all == 0 ? std::string("device = \"cpu\"") : "-n " + std::to_string(all) + " or less, or device = \"cpu\""));

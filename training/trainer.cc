@@ -18,6 +18,7 @@
 #include "common/error.h"
 #include "common/files.h"
 #include "common/interrupt.h"
+#include "common/terminal.h"
 #include "common/text.h"
 #include "data/text_source.h"
 #include "device/device_peak.h"
@@ -104,6 +105,10 @@ class Run {
   void save();
   int finish(bool stopped);
   Words command(const Words& more) const;
+  // Whoever started this run is told how it could go on from here; on rank 0, from when it has begun.
+  void tell_checkpoint() {
+    if (options_.on_checkpoint) options_.on_checkpoint(saved_step_.value_or(0), kept_, command({"--resume", path_}));
+  }
 
   const Config& config_;
   Communicator& world_;
@@ -119,6 +124,7 @@ class Run {
   std::unique_ptr<Progress> progress_;
   std::optional<RunReport> report_;
   std::optional<int64_t> saved_step_;  // of the newest checkpoint
+  std::string kept_;                   // its folder
   MemoryPlan memory_;
   std::optional<double> peak_flops_;  // of all ranks' devices together
 };
@@ -153,6 +159,7 @@ void Run::load_checkpoint() {
     }
     training_->restore(*state);
     saved_step_ = state->step;
+    kept_ = state->folder;
     const auto text = state->extra.find("text");
     if (text != state->extra.end() && text->second != text_->fingerprint()) {
       say("the text is not the one this run was begun with: the loss may jump");
@@ -229,6 +236,7 @@ void Run::open_folder() {
         if (!options_.resume) write_config();
         metrics = std::make_unique<MetricsWriter>(
             folder_->metrics_path(), options_.resume ? std::optional<int64_t>(training_->steps_done()) : std::nullopt);
+        tell_checkpoint();
       },
       /*only_first=*/true);
   report_.emplace(RunReport::Settings{.steps = config_.run.steps,
@@ -305,7 +313,7 @@ void Run::save() {
       world_, {"writing the checkpoint", step, "step"},
       [&] {
         try {
-          store_->save(training_->state());
+          kept_ = store_->save(training_->state());
           if (before_) write_config();
           before_.reset();
         } catch (const Error& e) {
@@ -318,6 +326,7 @@ void Run::save() {
       },
       /*only_first=*/true);
   saved_step_ = step;
+  if (first_) tell_checkpoint();
 }
 
 // The command that was typed, without its --resume, and `more`.
@@ -353,7 +362,7 @@ int Run::train() {
   if (first_) {
     std::ostream& out = options_.out != nullptr ? *options_.out : std::cout;
     // mpirun gives its first rank a terminal whatever its own output is; `launch` says what it has.
-    const bool terminal = options_.out == nullptr && world_.size() == 1 && isatty(STDOUT_FILENO) == 1;
+    const bool terminal = options_.out == nullptr && world_.size() == 1 && takes_escapes(STDOUT_FILENO);
     progress_ = std::make_unique<Progress>(progress_mode(std::getenv("ANNULUS_PROGRESS"), terminal), out);
   }
   world_.set_timeout(Seconds(config_.timeout));

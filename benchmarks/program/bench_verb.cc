@@ -42,14 +42,7 @@ class Word {
 
 // Before minutes are spent on what cannot be written.
 void check_json(const std::string& path) {
-  if (path.empty()) return;
-  const std::string folder = folder_of(path);
-  if (!std::filesystem::is_directory(folder)) {
-    throw Error(ErrorKind::kUsage, "bench", "--json " + path + ": there is no folder " + folder + "; make it first");
-  }
-  if (std::filesystem::exists(path) && !std::filesystem::is_regular_file(path)) {
-    throw Error(ErrorKind::kUsage, "bench", "--json " + path + " is no regular file; name another one");
-  }
+  if (!path.empty()) require_output("bench", "--json " + path, path);
 }
 
 void write_json(const std::string& path, std::vector<BenchRatio> ratios) {

@@ -16,6 +16,7 @@
 
 #include "comm/launch_info.h"
 #include "common/error.h"
+#include "common/terminal.h"
 #include "common/text.h"
 #include "launcher/launch/host_plan.h"
 #include "launcher/launch/mpirun.h"
@@ -115,7 +116,8 @@ int run_launch(const LaunchOptions& options) {
   set_env("ANNULUS_LAUNCH_COMMAND", words_to_line(options.typed));
   set_env("ANNULUS_PROGRAM", options.typed.front());  // ranks say it in the commands they suggest
   if (std::getenv("ANNULUS_PROGRESS") == nullptr)
-    set_env("ANNULUS_PROGRESS", isatty(STDOUT_FILENO) == 1 ? "live" : "plain");
+    set_env("ANNULUS_PROGRESS", takes_escapes(STDOUT_FILENO) ? "live" : "plain");
+  set_env("ANNULUS_COLUMNS", std::to_string(terminal_columns(STDOUT_FILENO)));
   MpirunRequest request;
   request.ranks = options.ranks;
   request.oversubscribe = planned.oversubscribed;

@@ -12,8 +12,12 @@
 #include <cstdlib>
 #include <string>
 
+#include "common/text.h"
+
 namespace annulus {
 namespace {
+
+constexpr size_t kLongestPiece = 3500;  // of a text in one line
 
 int control_fd = -1;
 int own_rank = 0;
@@ -63,7 +67,18 @@ bool attached_to_launcher() { return control_fd >= 0; }
 void report_exit(int code) { send_line("exit " + std::to_string(own_rank) + " " + std::to_string(code)); }
 
 void report_error(const Error& error, bool said) {
-  send_line((said ? "said " : "failed ") + std::to_string(own_rank) + " " + error.wire().substr(0, 3500));
+  send_line((said ? "said " : "failed ") + std::to_string(own_rank) + " " + error.wire().substr(0, kLongestPiece));
+}
+
+void report_checkpoint(int64_t step, const std::string& folder, const std::vector<std::string>& command) {
+  std::vector<std::string> words = {std::to_string(step), folder};
+  words.insert(words.end(), command.begin(), command.end());
+  const std::string text = words_to_line(words);
+  // A command may be longer than a line of the pipe; what follows is of a piece that says so.
+  for (size_t at = 0; at < text.size(); at += kLongestPiece) {
+    const bool last = at + kLongestPiece >= text.size();
+    send_line((last ? "kept " : "keeps ") + std::to_string(own_rank) + " " + text.substr(at, kLongestPiece));
+  }
 }
 
 }  // namespace annulus

@@ -2,6 +2,10 @@
 // program.cc before anything starts a thread.
 #pragma once
 
+#include <cstdint>
+#include <string>
+#include <vector>
+
 #include "comm/launch_info.h"
 #include "common/error.h"
 
@@ -18,5 +22,9 @@ bool attached_to_launcher();
 // one of the ranks. Does nothing unless attached.
 void report_exit(int code);
 void report_error(const Error& error, bool said);
+
+// Tells it from where a run of `train` could go on should this job end now: from the checkpoint of `step` in `folder`,
+// with the words of `command`. An empty folder: the run has begun and has no checkpoint yet.
+void report_checkpoint(int64_t step, const std::string& folder, const std::vector<std::string>& command);
 
 }  // namespace annulus

@@ -19,8 +19,10 @@
 #include <cstring>
 #include <fstream>
 #include <optional>
+#include <utility>
 
 #include "common/error.h"
+#include "common/text.h"
 #include "launcher/launch/pipes.h"
 #include "launcher/launch/rank_streams.h"
 #include "launcher/launch/terminal.h"
@@ -146,7 +148,7 @@ class Supervisor {
       mpirun_log_ << bytes << std::flush;
       mpirun_text_.append(bytes.substr(0, kKeptText - std::min(kKeptText, mpirun_text_.size())));
     });
-    if (terminal_.broken() && !stop_signal_) interrupt(SIGPIPE);
+    if (terminal_.error() != 0 && !stop_signal_) interrupt(SIGPIPE);
   }
 
   void read_signals() {
@@ -167,8 +169,8 @@ class Supervisor {
     if (WIFSIGNALED(status)) mpirun_signal_ = WTERMSIG(status);
   }
 
-  // Control lines, launcher/launch/rank.cc: "start RANK PID", "exit RANK CODE", "failed RANK ERROR" and "said
-  // RANK ERROR".
+  // Control lines, launcher/launch/rank.cc: "start RANK PID", "exit RANK CODE", "failed RANK ERROR", "said RANK ERROR",
+  // and "kept RANK WORDS" after any number of "keeps RANK WORDS".
   void read_control() {
     drain(control_, [&](std::string_view bytes) {
       control_lines_.feed(bytes, [&](std::string_view line, bool) { take_control(std::string(line)); });
@@ -184,6 +186,12 @@ class Supervisor {
       if (r.pidfd < 0) r.pidfd = static_cast<int>(syscall(SYS_pidfd_open, static_cast<pid_t>(b), 0));
       // A rank that started after the signal went out has missed it.
       if (stop_signal_ && r.pidfd >= 0) syscall(SYS_pidfd_send_signal, r.pidfd, SIGUSR1, nullptr, 0);
+      return;
+    }
+    const bool whole = std::sscanf(line.c_str(), "kept %ld%n", &a, &used) == 1;
+    if (whole || std::sscanf(line.c_str(), "keeps %ld%n", &a, &used) == 1) {
+      kept_text_ += line.substr(std::min(line.size(), static_cast<size_t>(used) + 1));
+      if (whole) kept_ = words_of_line(std::exchange(kept_text_, ""));
       return;
     }
     const bool said = std::sscanf(line.c_str(), "said %ld%n", &a, &used) == 1;
@@ -256,8 +264,10 @@ class Supervisor {
     if (!stop_signal_) {
       stop_signal_ = signal;
       const std::string name = signal == SIGINT    ? "Ctrl-C"
-                               : signal == SIGPIPE ? "the output was closed"
-                                                   : strsignal(signal);
+                               : signal != SIGPIPE ? strsignal(signal)
+                               : terminal_.error() == EPIPE
+                                   ? "the output was closed"
+                                   : std::string("the output cannot be written: ") + std::strerror(terminal_.error());
       std::array<char, 160> text;
       std::snprintf(text.data(), text.size(), "annulus: %s: the ranks finish their step and stop%s", name.c_str(),
                     signal == SIGINT ? " (Ctrl-C again: at once)" : "");
@@ -308,13 +318,27 @@ class Supervisor {
     end.any_started = std::any_of(ranks_.begin(), ranks_.end(), [](const RankState& r) { return r.started; });
     end.stop_signal = stop_signal_;
     end.forced = forced_;
-    end.verb = options_.program.front();
-    end.typed = options_.typed;
+    end.output_error = terminal_.error();
+    end.resume = resume_point();
     end.log_dir = log_dir_;
     const Verdict verdict = judge(end);
     for (const std::string& line : verdict.words) say(line);
     log_ << "exit code " << verdict.code << std::endl;
     return verdict.code;
+  }
+
+  // From the last word of the run's, and from what is on the disk by now.
+  std::optional<ResumePoint> resume_point() const {
+    if (kept_.size() < 2) return std::nullopt;
+    ResumePoint point;
+    point.step = std::strtoll(kept_[0].c_str(), nullptr, 10);
+    point.folder = kept_[1];
+    point.command.assign(kept_.begin() + 2, kept_.end());
+    if (!point.folder.empty()) {
+      const bool there = access((point.folder + "/manifest.json").c_str(), F_OK) == 0;
+      point.checkpoint = there ? ResumePoint::Checkpoint::kThere : ResumePoint::Checkpoint::kGone;
+    }
+    return point;
   }
 
   enum class Stage { kAsked, kTerminated };
@@ -329,7 +353,9 @@ class Supervisor {
   std::ofstream mpirun_log_, log_;
   int control_ = -1;
   LineSplitter control_lines_;
-  int mpirun_ = -1;  // what it prints itself
+  std::string kept_text_;          // of a word on a checkpoint that is not whole yet
+  std::vector<std::string> kept_;  // the last one: step, folder, the words of a command
+  int mpirun_ = -1;                // what it prints itself
   std::string mpirun_text_;
   pid_t mpirun_pid_ = -1;
   std::optional<int> mpirun_code_;

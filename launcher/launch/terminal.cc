@@ -6,9 +6,12 @@
 
 #include <cerrno>
 
+#include "common/terminal.h"
+
 namespace annulus {
 
-Terminal::Terminal(int out, int err) : fd_{out, err}, tty_{isatty(out) == 1, isatty(err) == 1} {
+Terminal::Terminal(int out, int err)
+    : fd_{out, err}, tty_{isatty(out) == 1, isatty(err) == 1}, erases_{takes_escapes(out), takes_escapes(err)} {
   struct stat a {
   }, b{};
   shared_ = (tty_[0] && tty_[1]) ||
@@ -16,12 +19,12 @@ Terminal::Terminal(int out, int err) : fd_{out, err}, tty_{isatty(out) == 1, isa
 }
 
 void Terminal::put(Stream stream, std::string_view bytes) {
-  while (!bytes.empty() && !broken_[stream]) {
+  while (!bytes.empty() && error_[stream] == 0) {
     const ssize_t n = write(fd_[stream], bytes.data(), bytes.size());
     if (n > 0) {
       bytes.remove_prefix(static_cast<size_t>(n));
     } else if (errno != EINTR && errno != EAGAIN) {
-      broken_[stream] = true;
+      error_[stream] = errno == EIO && tty_[stream] ? EPIPE : errno;
     }
   }
 }
@@ -35,7 +38,7 @@ void Terminal::write_raw(Stream stream, std::string_view bytes) {
 
 void Terminal::write_line(Stream stream, std::string_view text) {
   std::string line;
-  if (mid_line_[stream]) line = tty_[stream] ? "\r\x1b[K" : "\n";
+  if (mid_line_[stream]) line = erases_[stream] ? "\r\x1b[K" : "\n";
   line += text;
   line += '\n';
   put(stream, line);

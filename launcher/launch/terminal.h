@@ -9,7 +9,8 @@ namespace annulus {
 
 class Terminal {
  public:
-  // Descriptors of standard output and error, and whether a lone '\r' line can be cleared (a real terminal).
+  // Descriptors of standard output and error. A line that is not at its end can be erased on a terminal that takes
+  // escapes (common/terminal.h).
   Terminal(int out, int err);
 
   enum Stream { kOut = 0, kErr = 1 };
@@ -18,17 +19,19 @@ class Terminal {
   // A whole line, `text` without its end. On a terminal it replaces the live line, which comes back with its next
   // update.
   void write_line(Stream stream, std::string_view text);
-  // True once the reader of standard output has gone (a closed pipe).
-  bool broken() const { return broken_[kOut]; }
+  // Why standard output takes nothing more: EPIPE where its reader has gone (a closed pipe, a terminal that was hung
+  // up), ENOSPC on a full disk; 0: it does.
+  int error() const { return error_[kOut]; }
 
  private:
   void put(Stream stream, std::string_view bytes);
 
   int fd_[2];
   bool tty_[2];
+  bool erases_[2];
   bool shared_;                        // both streams end up in the same place
   bool mid_line_[2] = {false, false};  // the last byte written was no line end
-  bool broken_[2] = {false, false};
+  int error_[2] = {0, 0};
 };
 
 // Cuts a stream into lines for a prefix or a log file. A '\r' ends a line that is to be replaced.

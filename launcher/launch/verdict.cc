@@ -4,7 +4,10 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 
+#include "common/error.h"
 #include "common/text.h"
 #include "launcher/launch/signals.h"
 
@@ -54,6 +57,27 @@ void tell(const std::vector<RankEnd>& told, int code, const JobEnd& end, std::ve
   if (!other.empty()) words.push_back("annulus: " + rank_list(other) + " failed after it");
 }
 
+// How to go on with a run of `train`, unless it has said so itself: rank 0 when it was asked to stop and did, or the
+// rank whose checkpoint could not be written.
+void tell_resume(const ResumePoint& resume, const std::vector<RankEnd>& failed, std::vector<std::string>& words) {
+  const std::string command = shell_quote(resume.command);
+  for (const RankEnd& f : failed) {
+    const bool stopped = f.rank == 0 && !f.abrupt && !f.said && f.message.empty() && f.code > 128;
+    if (stopped || f.message.find(command) != std::string::npos) return;
+  }
+  const std::string step = std::to_string(resume.step);
+  switch (resume.checkpoint) {
+    case ResumePoint::Checkpoint::kThere:
+      words.push_back("annulus: to go on from the checkpoint of step " + step + ": " + command);
+      break;
+    case ResumePoint::Checkpoint::kGone:
+      words.push_back("annulus: the checkpoint of step " + step + " is not in " + resume.folder + " any more");
+      break;
+    case ResumePoint::Checkpoint::kNoneYet:
+      words.push_back("annulus: there is no checkpoint yet: the steps that were done are lost");
+  }
+}
+
 }  // namespace
 
 Verdict judge(const JobEnd& end) {
@@ -88,12 +112,17 @@ Verdict judge(const JobEnd& end) {
     code = 128 + end.stop_signal;
     words.push_back(end.forced ? "annulus: stopped; what was not in a finished checkpoint is lost"
                                : "annulus: stopped");
-    if (end.forced && end.verb == "train") {
-      std::vector<std::string> command = end.typed;
-      if (std::find(command.begin(), command.end(), "--resume") == command.end()) command.emplace_back("--resume");
-      words.push_back("annulus: to go on from the newest checkpoint: " + shell_quote(command));
+  }
+  if (end.output_error != 0 && (code == 0 || code == 128 + SIGPIPE)) {
+    code = 128 + SIGPIPE;
+    if (end.output_error != EPIPE) {
+      const Error error(ErrorKind::kResource, "output",
+                        std::string("standard output could not be written: ") + std::strerror(end.output_error));
+      code = error.exit_code();
+      words.push_back(std::string("annulus: ") + error.what());
     }
   }
+  if (code != 0 && end.resume) tell_resume(*end.resume, end.failed, words);
   if (code != 0) words.push_back("annulus: exit code " + std::to_string(code) + ", logs in " + end.log_dir);
   return {code, std::move(words)};
 }

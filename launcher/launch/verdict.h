@@ -2,6 +2,8 @@
 // clock is touched here, so that a table of cases tests it (tests/launcher/verdict_test.cc). Used by supervisor.cc.
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,6 +16,15 @@ struct RankEnd {
   std::string message;  // what it reported; may be empty
   bool said = false;    // one rank has printed the message for all
   bool abrupt = false;  // ended without a word: a signal, or _exit
+};
+
+// From where a run of `train` can go on.
+struct ResumePoint {
+  enum class Checkpoint { kNoneYet, kThere, kGone };
+  Checkpoint checkpoint = Checkpoint::kNoneYet;  // on the disk, when the job has ended
+  int64_t step = 0;                              // of it
+  std::string folder;                            // of it
+  std::vector<std::string> command;              // the words that go on from it
 };
 
 struct JobEnd {
@@ -30,8 +41,9 @@ struct JobEnd {
   int stop_signal = 0;  // that asked the job to stop (SIGINT: Ctrl-C, SIGPIPE: the output was closed); 0: nobody did
   bool forced = false;  // the ranks were ended by the launcher
 
-  std::string verb;                // what the ranks ran
-  std::vector<std::string> typed;  // the words of the command as the user typed them
+  int output_error = 0;  // errno of the launcher's standard output, EPIPE: its reader has gone; 0: all was written
+
+  std::optional<ResumePoint> resume;  // of a run of `train` that has begun
   std::string log_dir;
 };
 

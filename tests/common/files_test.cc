@@ -3,11 +3,14 @@
 
 #include <gtest/gtest.h>
 
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
 
 #include "common/error.h"
+#include "common/text.h"
 #include "tests/common/faulty_files.h"
 
 namespace annulus {
@@ -63,6 +66,36 @@ TEST(Files, FolderOf) {
   EXPECT_EQ(folder_of("a"), ".");
   EXPECT_EQ(folder_of("b/a"), "b");
   EXPECT_EQ(folder_of("/a"), "/");
+}
+
+TEST(Files, KindsOfWhatCannotBeRead) {
+  for (const int reason : {0, ENOENT, ENOTDIR, EISDIR, ELOOP}) {
+    EXPECT_EQ(kind_of_errno(reason), ErrorKind::kInput) << std::strerror(reason);
+  }
+  for (const int reason : {EACCES, EPERM, EROFS, EIO, ENOSPC, EMFILE, ENOMEM}) {
+    EXPECT_EQ(kind_of_errno(reason), ErrorKind::kResource) << std::strerror(reason);
+  }
+}
+
+TEST(Files, OutputsThatCannotBeAreRefusedEarly) {
+  const std::string folder = fresh_folder("a user's outputs");
+  const auto refusal = [](const std::string& path) -> std::pair<int, std::string> {
+    try {
+      require_output("test", "--output " + path, path);
+    } catch (const Error& error) {
+      return {error.exit_code(), error.what()};
+    }
+    return {0, ""};
+  };
+  EXPECT_EQ(refusal(folder + "/new").first, 0);
+  write_atomically(FileSystem::real(), folder + "/old", "");
+  EXPECT_EQ(refusal(folder + "/old").first, 0);
+  EXPECT_EQ(refusal(folder), std::pair(2, "[test] --output " + folder + " is a folder: name a file to write"));
+  EXPECT_EQ(refusal("/dev/null"),
+            std::pair(2, std::string("[test] --output /dev/null is no regular file: name a file to write")));
+  const std::string path = folder + "/nowhere/new";
+  EXPECT_EQ(refusal(path), std::pair(8, "[test] the folder of --output " + path +
+                                            " does not exist: " + shell_quote({"mkdir", "-p", folder + "/nowhere"})));
 }
 
 TEST(Files, EveryFaultLeavesOldOrNew) {

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <initializer_list>
@@ -23,6 +24,29 @@ TEST(Interrupt, TheFirstSignalSetsTheFlag) {
   EXPECT_EXIT(end_after({SIGINT}), testing::ExitedWithCode(130), "");
   EXPECT_EXIT(end_after({SIGINT, SIGUSR1}), testing::ExitedWithCode(130), "");  // the same request by another way
   EXPECT_EXIT(end_after({SIGUSR1}), testing::ExitedWithCode(143), "");
+  EXPECT_EXIT(end_after({SIGHUP}), testing::ExitedWithCode(129), "");
+  EXPECT_EXIT(end_after({SIGPIPE}), testing::ExitedWithCode(141), "");
+}
+
+TEST(Interrupt, WhatIsIgnoredStaysSo) {
+  const auto ignoring = [](int ignored) {
+    std::signal(ignored, SIG_IGN);
+    end_after({ignored});
+  };
+  EXPECT_EXIT(ignoring(SIGHUP), testing::ExitedWithCode(1), "") << "nohup";
+  EXPECT_EXIT(ignoring(SIGPIPE), testing::ExitedWithCode(1), "");
+}
+
+// A run that stops writes on for longer than it takes a second Ctrl-C to end it.
+TEST(InterruptDeathTest, AClosedPipeAsksAsOftenAsItIsWrittenTo) {
+  EXPECT_EXIT(
+      {
+        install_interrupt_handlers();
+        const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(700);
+        while (std::chrono::steady_clock::now() < end) raise(SIGPIPE);
+        std::_Exit(interrupted() ? 3 : 1);
+      },
+      testing::ExitedWithCode(3), "");
 }
 
 TEST(InterruptDeathTest, AnotherOneEndsTheProcess) {

@@ -80,7 +80,7 @@ TEST(Text, ListsAreJoinedAndSplit) {
 
 RC_GTEST_PROP(Text, AnyWordsTravelOnALine, (const std::vector<std::string>& words)) {
   const std::string line = words_to_line(words);
-  RC_ASSERT(line.find('\n') == std::string::npos);
+  RC_ASSERT(line.find_first_of("\r\n") == std::string::npos);
   RC_ASSERT(words_of_line(line) == words);
 }
 

@@ -1,10 +1,16 @@
 // Lines of several ranks put together.
 #include "launcher/launch/terminal.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <pty.h>
+#include <stdlib.h>
+#include <termios.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
+#include <cerrno>
 #include <string>
 #include <vector>
 
@@ -44,7 +50,45 @@ TEST(Terminal, BytesPassThroughAndLinesDoNotTearThem) {
   terminal.write_line(Terminal::kErr, "elsewhere");  // another pipe: standard output's half line is not in the way
   EXPECT_EQ(pipes.out(), "step 1\n[rank 1] hello\nstep 2\n[rank 2] hello\n");
   EXPECT_EQ(pipes.err(), "elsewhere\n");
-  EXPECT_FALSE(terminal.broken());
+  EXPECT_EQ(terminal.error(), 0);
+}
+
+TEST(Terminal, OutputThatIsLostIsNamed) {
+  const int full = open("/dev/full", O_WRONLY);
+  ASSERT_GE(full, 0);
+  Terminal terminal(full, STDERR_FILENO);
+  terminal.write_line(Terminal::kOut, "lost");
+  EXPECT_EQ(terminal.error(), ENOSPC);
+  close(full);
+  int outside = -1, inside = -1;
+  ASSERT_EQ(openpty(&outside, &inside, nullptr, nullptr, nullptr), 0);
+  Terminal hung_up(inside, inside);
+  close(outside);
+  hung_up.write_line(Terminal::kOut, "nobody reads it");
+  EXPECT_EQ(hung_up.error(), EPIPE);
+  close(inside);
+}
+
+// Erasing takes a terminal that understands how to.
+TEST(Terminal, ALiveLineIsErasedWhereItCanBe) {
+  for (const auto& [term, between] :
+       std::vector<std::pair<std::string, std::string>>{{"xterm", "\r\x1b[K"}, {"dumb", "\n"}, {"", "\n"}}) {
+    setenv("TERM", term.c_str(), 1);
+    int outside = -1, inside = -1;
+    ASSERT_EQ(openpty(&outside, &inside, nullptr, nullptr, nullptr), 0);
+    termios plain{};
+    tcgetattr(inside, &plain);
+    cfmakeraw(&plain);  // no "\r\n" for "\n"
+    tcsetattr(inside, TCSANOW, &plain);
+    Terminal terminal(inside, inside);
+    terminal.write_raw(Terminal::kOut, "\rstep 1");
+    terminal.write_line(Terminal::kErr, "hello");
+    std::string text(4096, '\0');
+    text.resize(static_cast<size_t>(std::max<ssize_t>(0, read(outside, text.data(), text.size()))));
+    EXPECT_EQ(text, "\rstep 1" + between + "hello\n") << term;
+    close(outside);
+    close(inside);
+  }
 }
 
 TEST(Terminal, SplitsLines) {

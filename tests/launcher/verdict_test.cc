@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <cerrno>
 #include <string>
 #include <vector>
 
@@ -22,14 +23,20 @@ JobEnd job(int ranks, int mpirun_code, std::vector<RankEnd> failed = {}) {
   end.ranks = ranks;
   end.mpirun_code = mpirun_code;
   end.failed = std::move(failed);
-  end.verb = "train";
-  end.typed = {"./annulus", "launch", "-n", "4", "train", "it's x.toml"};
   end.log_dir = "logs";
   return end;
 }
 JobEnd stopped(JobEnd end, int signal, bool forced = false) {
   end.stop_signal = signal;
   end.forced = forced;
+  return end;
+}
+JobEnd resumable(JobEnd end, ResumePoint::Checkpoint checkpoint = ResumePoint::Checkpoint::kThere) {
+  const bool none = checkpoint == ResumePoint::Checkpoint::kNoneYet;
+  end.resume = ResumePoint{checkpoint,
+                           none ? 0 : 90,
+                           none ? "" : "runs/x-001/checkpoints/step-00000090",
+                           {"./annulus", "train", "it's x.toml", "--resume", "runs/x-001"}};
   return end;
 }
 JobEnd with(JobEnd end, void (*change)(JobEnd&)) {
@@ -46,8 +53,10 @@ struct Case {
 
 const std::string kStopped = "annulus: stopped";
 const std::string kLost = "annulus: stopped; what was not in a finished checkpoint is lost";
-const std::string kGoOn =
-    "annulus: to go on from the newest checkpoint: ./annulus launch -n 4 train 'it'\\''s x.toml' --resume";
+const std::string kCommand = "./annulus train 'it'\\''s x.toml' --resume runs/x-001";
+const std::string kGoOn = "annulus: to go on from the checkpoint of step 90: " + kCommand;
+const std::string kNothing = "annulus: there is no checkpoint yet: the steps that were done are lost";
+const std::string kFull = "annulus: [output] standard output could not be written: No space left on device";
 std::string last(int code) { return "annulus: exit code " + std::to_string(code) + ", logs in logs"; }
 
 std::vector<Case> cases() {
@@ -126,22 +135,66 @@ std::vector<Case> cases() {
        stopped(job(4, 4, {reported(0, 4, "[checkpoint] the disk is full")}), SIGINT),
        4,
        {"annulus: rank 0: [checkpoint] the disk is full", last(4)}},
-      {"it did not stop in time", stopped(job(4, 143, {died(0)}), SIGINT, true), 130, {kLost, kGoOn, last(130)}},
+      {"it did not stop in time", stopped(job(4, 143, {died(0)}), SIGINT, true), 130, {kLost, last(130)}},
       {"one fails, the others do not stop",
        stopped(job(4, 4, {reported(2, 4, "[x] y")}), SIGINT, true),
        130,
-       {"annulus: rank 2: [x] y", kLost, kGoOn, last(130)}},
-      {"--resume is typed once",
-       with(stopped(job(4, 143, {died(0)}), SIGINT, true),
-            [](JobEnd& e) {
-              e.typed = {"t", "--resume"};
-            }),
+       {"annulus: rank 2: [x] y", kLost, last(130)}},
+
+      // A run of `train` that has begun: how to go on.
+      {"all is well, and there is nothing to go on with", resumable(job(4, 0)), 0, {}},
+      {"a rank fails", resumable(job(4, 1, {reported(2, 6, "[x] y")})), 6, {"annulus: rank 2: [x] y", kGoOn, last(6)}},
+      {"one has printed the failure for all",
+       resumable(job(4, 5, {reported(0, 5, "[job] differs", kSaid)})),
+       5,
+       {kGoOn, last(5)}},
+      {"a rank is killed",
+       resumable(job(4, 137, {died(1)})),
+       137,
+       {"annulus: rank 1 was ended by signal 9 (Killed)", kGoOn, last(137)}},
+      {"rank 0 is killed",
+       resumable(job(4, 137, {died(0)})),
+       137,
+       {"annulus: rank 0 was ended by signal 9 (Killed)", kGoOn, last(137)}},
+      {"before the first checkpoint",
+       resumable(job(4, 137, {died(1)}), ResumePoint::Checkpoint::kNoneYet),
+       137,
+       {"annulus: rank 1 was ended by signal 9 (Killed)", kNothing, last(137)}},
+      {"the checkpoint was removed",
+       resumable(job(4, 137, {died(1)}), ResumePoint::Checkpoint::kGone),
+       137,
+       {"annulus: rank 1 was ended by signal 9 (Killed)",
+        "annulus: the checkpoint of step 90 is not in runs/x-001/checkpoints/step-00000090 any more", last(137)}},
+      {"it did not stop in time, and can go on",
+       resumable(stopped(job(4, 143, {died(0)}), SIGINT, true)),
        130,
-       {kLost, "annulus: to go on from the newest checkpoint: t --resume", last(130)}},
-      {"nothing to resume",
-       with(stopped(job(4, 143, {died(0)}), SIGINT, true), [](JobEnd& e) { e.verb = "attend"; }),
+       {kLost, kGoOn, last(130)}},
+      {"stopped in order: rank 0 has said how to go on",
+       resumable(stopped(job(4, 130, {reported(1, 130, ""), reported(0, 130, "")}), SIGINT)),
        130,
-       {kLost, last(130)}},
+       {kStopped, last(130)}},
+      {"its error says how to go on",
+       resumable(job(4, 8, {reported(0, 8, "[files] disk full: continue with " + kCommand)})),
+       8,
+       {"annulus: rank 0: [files] disk full: continue with " + kCommand, last(8)}},
+
+      // Output of the launcher's own that is lost.
+      {"on a full disk, which stops the job",
+       with(stopped(job(4, 138, {died(0)}), SIGPIPE), [](JobEnd& e) { e.output_error = ENOSPC; }),
+       8,
+       {kStopped, kFull, last(8)}},
+      {"on a full disk, at the very end",
+       with(job(4, 0), [](JobEnd& e) { e.output_error = ENOSPC; }),
+       8,
+       {kFull, last(8)}},
+      {"its reader has gone at the very end",
+       with(job(4, 0), [](JobEnd& e) { e.output_error = EPIPE; }),
+       141,
+       {last(141)}},
+      {"after a failure that counts more",
+       with(job(2, 7, {reported(1, 7, "[x] y")}), [](JobEnd& e) { e.output_error = ENOSPC; }),
+       7,
+       {"annulus: rank 1: [x] y", last(7)}},
 
       // A job that hangs after a failure is ended by the launcher, which nobody has asked to stop.
       {"ended by the launcher",

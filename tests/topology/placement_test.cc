@@ -45,11 +45,12 @@ std::vector<int> nodes(const Placement& placement) {
   return column<int>(placement, [](const RankPlacement& r) { return r.numa_node; });
 }
 
-std::string plan_error(const std::vector<Machine>& hosts, int ranks, const PlacementOptions& options) {
+std::string plan_error(const std::vector<Machine>& hosts, int ranks, const PlacementOptions& options,
+                       ErrorKind kind = ErrorKind::kPlan) {
   try {
     place(hosts, ranks, options);
   } catch (const Error& error) {
-    EXPECT_EQ(error.kind(), ErrorKind::kPlan);
+    EXPECT_EQ(error.kind(), kind) << error.what();
     return error.what();
   }
   ADD_FAILURE() << "no error";
@@ -197,12 +198,12 @@ TEST(Placement, Refusals) {
   const Machine m = load("h200_node.xml");
   const Machine cpu = Machine::from_synthetic("[numa] core:2 pu:1");
   EXPECT_EQ(
-      plan_error({m}, 9, kCuda),
+      plan_error({m}, 9, kCuda, ErrorKind::kUnavailable),
       "[topology] host h200-node has 8 GPUs, but 9 ranks with device = \"cuda\" were asked of it, and each needs a "
       "GPU of its own; use at most 8 ranks there, more hosts, or device = \"cpu\"");
-  EXPECT_NE(plan_error({m, m}, 17, kCuda).find("-n 16"), std::string::npos);
-  EXPECT_NE(plan_error({cpu}, 1, kCuda).find("no GPU"), std::string::npos);
-  EXPECT_NE(plan_error({cpu, cpu}, 1, kCuda).find("device = \"cpu\""), std::string::npos);
+  EXPECT_NE(plan_error({m, m}, 17, kCuda, ErrorKind::kUnavailable).find("-n 16"), std::string::npos);
+  EXPECT_NE(plan_error({cpu}, 1, kCuda, ErrorKind::kUnavailable).find("no GPU"), std::string::npos);
+  EXPECT_NE(plan_error({cpu, cpu}, 1, kCuda, ErrorKind::kUnavailable).find("device = \"cpu\""), std::string::npos);
   plan_error({m}, 0, {});
   plan_error({m}, -1, {});
   plan_error({m, m}, 0, {});

@@ -110,6 +110,46 @@ TEST(Trainer, TrainsSavesAndSaysHowToGoOn) {
   EXPECT_TRUE(fs::exists(config.run.folder + "/tiny-002")) << "a second start makes a second folder";
 }
 
+// Whoever started the run hears from where it can go on, from its beginning on.
+TEST(Trainer, TellsOfEachCheckpoint) {
+  const TestFolder folder;
+  Config config = tiny_config(folder);
+  config.run.folder = folder.path() + "/a user's runs";
+  config.checkpoint.every = 2;
+  const std::string run = config.run.folder + "/tiny-001";
+  struct Told {
+    int64_t step;
+    std::string folder;
+    std::vector<std::string> command;
+    bool whole;
+    bool operator==(const Told&) const = default;
+  };
+  const auto told = [&](std::optional<std::string> resume) {
+    std::vector<Told> all;
+    std::ostringstream out;
+    run_ranks(2, [&](Communicator& world) {
+      TrainOptions options;
+      options.resume = resume;
+      options.command = {"./annulus", "train", "tiny.toml", "--resume"};
+      options.out = &out;
+      options.on_checkpoint = [&](int64_t step, const std::string& at, const std::vector<std::string>& command) {
+        EXPECT_EQ(world.rank(), 0);
+        all.push_back({step, at, command, fs::exists(at + "/manifest.json")});
+      };
+      run_training(config, world, options);
+    });
+    return all;
+  };
+  const std::vector<std::string> command = {"./annulus", "train", "tiny.toml", "--resume", run};
+  const std::string at = run + "/checkpoints/step-0000000";
+  EXPECT_EQ(told({}), (std::vector<Told>{{0, "", command, false},
+                                         {2, at + "2", command, true},
+                                         {4, at + "4", command, true},
+                                         {6, at + "6", command, true}}));
+  config.run.steps = 7;
+  EXPECT_EQ(told("tiny-001"), (std::vector<Told>{{6, at + "6", command, true}, {7, at + "7", command, true}}));
+}
+
 // What caches hold changes no result: plans that are not kept are made anew.
 TEST(Trainer, ARunsConfigurationBoundsItsCachesAndItsMetricsSayWhatTheyHold) {
   const TestFolder folder;

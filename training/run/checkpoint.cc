@@ -271,6 +271,7 @@ TrainingState CheckpointStore::read_all(const Entry& entry, CheckpointPart part)
   TrainingState state =
       read_checkpoint(entry.path, entry.step, part, [&](NamedTensor tensor) { tensors.push_back(std::move(tensor)); });
   state.tensors = std::move(tensors);
+  state.folder = entry.path;
   if (part == CheckpointPart::kAll) known_valid_.insert(entry.path);
   return state;
 }

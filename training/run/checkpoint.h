@@ -20,6 +20,7 @@ struct TrainingState {
   int64_t step = 0;                          // steps done
   std::vector<NamedTensor> tensors;          // loaded ones: CPU, contiguous, dtype as saved
   std::map<std::string, std::string> extra;  // whatever else a resumed run needs: counters, fingerprints
+  std::string folder = {};                   // of a loaded one: where it lies
 };
 
 enum class CheckpointPart { kAll, kModel };

@@ -1,6 +1,8 @@
 // See metrics.h.
 #include "training/run/metrics.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
@@ -11,6 +13,7 @@
 
 #include "common/error.h"
 #include "common/files.h"
+#include "common/terminal.h"
 #include "common/text.h"
 
 namespace annulus {
@@ -91,21 +94,34 @@ std::string format_duration(double seconds) {
   return text;
 }
 
-std::string format_progress(const ProgressReport& r) {
+std::string format_progress(const ProgressReport& r, int columns) {
   const auto known = [](const std::optional<double>& v) { return v && std::isfinite(*v); };
-  std::string text = "step " + with_commas(r.step) + "/" + with_commas(r.steps) + "  loss " + fixed(r.loss) + "  " +
-                     fixed(bits_per_byte(r.loss)) + " bits per byte";
-  if (r.validation_bits_per_byte) text += "  validation " + fixed(*r.validation_bits_per_byte) + " bits per byte";
-  if (known(r.tokens_per_second)) {
-    text += "  " + with_commas(std::llround(std::clamp(*r.tokens_per_second, 0.0, 1e15))) + " tokens/s";
-  }
+  std::string loss = "  loss " + fixed(r.loss), validation, utilization;
+  if (r.validation_bits_per_byte) validation = "  validation " + fixed(*r.validation_bits_per_byte) + " bits per byte";
   if (known(r.utilization)) {
     char share[32];
     std::snprintf(share, sizeof share, "  MFU %.1f%%", 100 * *r.utilization);
-    text += share;
+    utilization = share;
   }
-  if (known(r.seconds_left)) text += "  " + format_duration(*r.seconds_left) + " left";
-  return text;
+  const auto line = [&] {
+    std::string text = "step " + with_commas(r.step) + "/" + with_commas(r.steps) + loss + "  " +
+                       fixed(bits_per_byte(r.loss)) + " bits per byte" + validation;
+    if (known(r.tokens_per_second)) {
+      text += "  " + with_commas(std::llround(std::clamp(*r.tokens_per_second, 0.0, 1e15))) + " tokens/s";
+    }
+    text += utilization;
+    if (known(r.seconds_left)) text += "  " + format_duration(*r.seconds_left) + " left";
+    return text;
+  };
+  std::string text = line();
+  if (columns <= 0) return text;
+  const auto room = static_cast<size_t>(columns);  // its characters are all ASCII
+  for (std::string* part : {&validation, &utilization, &loss}) {
+    if (text.size() <= room) break;
+    part->clear();
+    text = line();
+  }
+  return text.substr(0, room);
 }
 
 ProgressMode progress_mode(const char* environment, bool terminal) {
@@ -118,8 +134,8 @@ ProgressMode progress_mode(const char* environment, bool terminal) {
               "ANNULUS_PROGRESS: expected live, plain or none, got \"" + std::string(asked) + "\"");
 }
 
-Progress::Progress(ProgressMode mode, std::ostream& out, Clock clock)
-    : mode_(mode), out_(out), clock_(std::move(clock)) {}
+Progress::Progress(ProgressMode mode, std::ostream& out, Clock clock, Width width)
+    : mode_(mode), out_(out), clock_(std::move(clock)), width_(std::move(width)) {}
 
 Progress::~Progress() { finish(); }
 
@@ -127,15 +143,17 @@ double Progress::steady_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
+int Progress::columns_of_output() { return terminal_columns(STDOUT_FILENO); }
+
 void Progress::report(const ProgressReport& report, bool important) {
   if (mode_ == ProgressMode::kNone) return;
-  const std::string line = format_progress(report);
   if (mode_ == ProgressMode::kLive) {
-    // To the left edge, the new line, what was longer of the old one erased.
-    out_ << '\r' << line << "\x1b[K" << std::flush;
-    line_ = line;
+    // One column stays free: many terminals go to the next line once the last one is written.
+    line_ = format_progress(report, std::max(1, width_() - 1));
+    show_line();
     return;
   }
+  const std::string line = format_progress(report);
   const double now = clock_();
   // Shown now if the next report, should it take as long as this one did, would be too late.
   const bool due = !shown_at_ || now + (now - *reported_at_) - *shown_at_ > kPlainSeconds;
@@ -147,11 +165,16 @@ void Progress::report(const ProgressReport& report, bool important) {
 
 void Progress::message(std::string_view text) {
   if (mode_ == ProgressMode::kLive && !line_.empty()) {
-    out_ << '\r' << text << "\x1b[K\n" << line_ << std::flush;
+    out_ << '\r' << text << "\x1b[K\n";
+    show_line();
     return;
   }
   out_ << text << '\n' << std::flush;
 }
+
+// To the left edge, the line, what was longer of the old one erased. A terminal that has become narrower meanwhile cuts
+// the line as well: it is not to wrap.
+void Progress::show_line() { out_ << "\r\x1b[?7l" << line_ << "\x1b[K\x1b[?7h" << std::flush; }
 
 void Progress::finish() {
   if (line_.empty()) return;

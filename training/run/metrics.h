@@ -48,14 +48,16 @@ struct ProgressReport {
 };
 
 // step 20/600  loss 2.08  3.00 bits per byte  validation 3.12 bits per byte  8,210 tokens/s  MFU 51.2%  4:10 left
-std::string format_progress(const ProgressReport& report);
+// Where `columns` (0: any number) are too few, it goes without the validation, then without MFU, then without the loss,
+// and what is still too long is cut.
+std::string format_progress(const ProgressReport& report, int columns = 0);
 std::string format_duration(double seconds);  // 250 -> "4:10", 3700 -> "1:01:40"
 inline double bits_per_byte(double nats) { return nats * 1.4426950408889634; }
 
 enum class ProgressMode { kLive, kPlain, kNone };
 
 // ANNULUS_PROGRESS=live|plain|none where it is set (the launcher does: ranks have no terminal), else live on a terminal
-// and plain elsewhere. Raises Error(kUsage) for another value.
+// that takes escapes (common/terminal.h) and plain elsewhere. Raises Error(kUsage) for another value.
 ProgressMode progress_mode(const char* environment, bool terminal);
 
 // Shows reports: live, one line that is written over; plain, a line now and then, no more than 10 s apart as long as
@@ -63,8 +65,9 @@ ProgressMode progress_mode(const char* environment, bool terminal);
 class Progress {
  public:
   using Clock = std::function<double()>;  // seconds, never going back
+  using Width = std::function<int()>;     // of the terminal now, in columns
 
-  Progress(ProgressMode mode, std::ostream& out, Clock clock = steady_seconds);
+  Progress(ProgressMode mode, std::ostream& out, Clock clock = steady_seconds, Width width = columns_of_output);
   ~Progress();  // ends a live line
 
   // `important`: shown in plain mode even if the last line is recent (a new validation, the last step).
@@ -75,11 +78,15 @@ class Progress {
   void finish();
 
   static double steady_seconds();
+  static int columns_of_output();
 
  private:
+  void show_line();
+
   ProgressMode mode_;
   std::ostream& out_;
   Clock clock_;
+  Width width_;
   std::string line_;  // the live line now shown
   std::optional<double> shown_at_;
   std::optional<double> reported_at_;

@@ -100,14 +100,56 @@ TEST(Progress, ImportantReportsAreAlwaysShown) {
 TEST(Progress, LiveLineIsWrittenOver) {
   std::ostringstream out;
   {
-    Progress progress(ProgressMode::kLive, out, [] { return 0.0; });
+    Progress progress(
+        ProgressMode::kLive, out, [] { return 0.0; }, [] { return 200; });
     progress.report(report(1));
     progress.report(report(2));
     progress.message("saved");
   }
-  const std::string erase = "\x1b[K";
-  EXPECT_EQ(out.str(), "\r" + format_progress(report(1)) + erase + "\r" + format_progress(report(2)) + erase +
-                           "\rsaved" + erase + "\n" + format_progress(report(2)) + "\n");
+  const auto live = [](int64_t step) { return "\r\x1b[?7l" + format_progress(report(step)) + "\x1b[K\x1b[?7h"; };
+  EXPECT_EQ(out.str(), live(1) + live(2) + "\rsaved\x1b[K\n" + live(2) + "\n");
+}
+
+ProgressReport full_report() {
+  return {.step = 20,
+          .steps = 600,
+          .loss = 2.08,
+          .validation_bits_per_byte = 3.12,
+          .tokens_per_second = 8210,
+          .utilization = 0.512,
+          .seconds_left = 250};
+}
+
+TEST(Progress, NarrowLinesGoWithoutTheLeast) {
+  const std::string begin = "step 20/600", loss = "  loss 2.08", bits = "  3.00 bits per byte",
+                    validation = "  validation 3.12 bits per byte", speed = "  8,210 tokens/s", mfu = "  MFU 51.2%",
+                    left = "  4:10 left";
+  const std::string whole = begin + loss + bits + validation + speed + mfu + left;
+  const std::string fewer = begin + loss + bits + speed + mfu + left, few = begin + loss + bits + speed + left,
+                    least = begin + bits + speed + left;
+  for (int columns = 1; columns <= 120; ++columns) {
+    const auto room = static_cast<size_t>(columns);
+    const std::string expected = whole.size() <= room   ? whole
+                                 : fewer.size() <= room ? fewer
+                                 : few.size() <= room   ? few
+                                                        : least.substr(0, room);
+    EXPECT_EQ(format_progress(full_report(), columns), expected) << columns;
+  }
+  EXPECT_EQ(format_progress(full_report()), whole);
+}
+
+// As wide as the terminal is now; its last column stays free.
+TEST(Progress, LiveLineFitsTheTerminal) {
+  std::ostringstream out;
+  int columns = 60;
+  Progress progress(
+      ProgressMode::kLive, out, [] { return 0.0; }, [&] { return columns; });
+  for (columns = 120; columns >= 1; --columns) {
+    out.str("");
+    progress.report(full_report());
+    const std::string line = format_progress(full_report(), std::max(1, columns - 1));
+    EXPECT_EQ(out.str(), "\r\x1b[?7l" + line + "\x1b[K\x1b[?7h");
+  }
 }
 
 TEST(Progress, NoneShowsMessagesAlone) {

@@ -1,0 +1,167 @@
+#!/usr/bin/env python3
+"""Exit codes for files that cannot be read or written, verb by verb, as docs/user-guide.md has them ("Files")."""
+
+import ctypes
+import os
+import re
+import subprocess
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import cli  # noqa: E402
+
+GUIDE = cli.HELPERS[0] if cli.HELPERS else ""
+CONFIG = """
+[run]
+name = "tiny"
+steps = 1
+[data]
+train = ["text.txt"]
+context = 64
+batch = 1
+[model]
+layers = 1
+dim = 16
+heads = 2
+[optimizer]
+lr = 0.01
+"""
+PR_CAPBSET_DROP, CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH = 24, 1, 2
+BLOCKS = "{ kind = 'blocks', map = 'file', block = 16, file = '{0}' }"
+
+
+def like_everybody():
+    """From the next program on, permissions of files count for root, too."""
+    if os.geteuid() == 0:
+        for capability in (CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH):
+            if ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
+                raise OSError("the capability cannot be given up")
+
+
+def documented():
+    """{row: {column: code}} of each table in the section "Files"."""
+    with open(GUIDE) as f:
+        section = re.search(r"^### Files\n(.*?)(?=^##|\Z)", f.read(), re.M | re.S).group(1)
+    tables, head = [], None
+    for line in section.splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")] if line.startswith("|") else None
+        if cells is None:
+            head = None
+        elif head is None:
+            head = cells[1:]
+            tables.append({})
+        elif not set(line) <= set("|- "):
+            tables[-1][cells[0]] = dict(zip(head, map(int, cells[1:])))
+    return tables
+
+
+class ExitCodesTest(cli.CliTest):
+    def setUp(self):
+        super().setUp()
+        self.write("config.toml", CONFIG)
+        self.write("text.txt", "all work and no play " * 200)
+
+    def write(self, name, text):
+        with open(self.path(name), "w") as f:
+            f.write(text)
+
+    def end(self, args, **how):
+        done = subprocess.run(
+            [cli.ANNULUS, *args],
+            cwd=self.folder,
+            env=cli.environment(),
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=cli.LIMIT,
+            preexec_fn=like_everybody,
+            **how,
+        )
+        self.assertGreaterEqual(done.returncode, 0, done.stderr)
+        return done.returncode, done.stderr
+
+    READ = {
+        "`train CONFIG`": ("config.toml", ["train", "{0}"]),
+        "`train`, `data.train`": ("text.txt", ["train", "config.toml", "--set", "data.train=['{0}']"]),
+        "`sample RUN`": ("run", ["sample", "./{0}"]),
+        "`attend --input`": ("in.safetensors", ["attend", "--input", "{0}", "--output", "out"]),
+        "`plan`, a block map's `file`": ("map.safetensors", ["plan", "--ranks", "2", "--length", "64", "--pattern", BLOCKS]),
+        "`topology --xml`": ("machine.xml", ["topology", "--xml", "{0}"]),
+        "`bench compare`": ("all.json", ["bench", "compare", "{0}", "{0}"]),
+    }
+    WRITTEN = {
+        "`attend --output`": ["attend", "--random", "queries=8,heads=1,dim=4", "--output", "{0}"],
+        "`bench ring --json`": ["bench", "ring", "--json", "{0}"],
+    }
+
+    def prepared(self, name, state):
+        """The path of what is in this state."""
+        path = self.path(name)
+        if name == "run" and state != "missing":  # of a folder, its configuration is what is read first
+            os.makedirs(path, exist_ok=True)
+            path = os.path.join(path, "config.toml")
+        if os.path.isfile(path) and name != "config.toml":
+            os.chmod(path, 0o600)
+            os.remove(path)
+        if state == "a folder":
+            name, path = "folder", self.path("folder")
+            os.makedirs(path, exist_ok=True)
+        elif state == "malformed":
+            with open(path, "w") as f:
+                f.write("short" if name == "text.txt" else "[what is this")
+        elif state == "not readable":
+            with open(path, "w") as f:
+                f.write(CONFIG)
+            os.chmod(path, 0)
+        return "nowhere" if state == "missing" else name
+
+    def test_what_is_read(self):
+        measured = {}
+        for row, (name, args) in self.READ.items():
+            measured[row] = {}
+            for state in ("missing", "a folder", "malformed", "not readable"):
+                given = self.prepared(name, state)
+                code, err = self.end([word.replace("{0}", given) for word in args])
+                measured[row][state] = code
+                self.assertIn("annulus:", err)
+                self.assertIn(given, err, f"{row}, {state}: the file is named")
+            os.path.exists(self.path("config.toml")) and os.chmod(self.path("config.toml"), 0o600)
+            self.write("config.toml", CONFIG)
+        self.assertEqual(measured, documented()[0])
+
+    def test_what_is_written(self):
+        os.makedirs(self.path("folder"))
+        os.makedirs(self.path("locked"))
+        os.chmod(self.path("locked"), 0o500)
+        measured = {}
+        for row, args in self.WRITTEN.items():
+            measured[row] = {
+                state: self.end([word.replace("{0}", path) for word in args], stdout=subprocess.DEVNULL)[0]
+                for state, path in (
+                    ("its folder is missing", "nowhere/out"),
+                    ("a folder", "folder"),
+                    ("its folder is not writable", "locked/out"),
+                )
+            }
+        self.assertEqual(measured, documented()[1])
+
+    def test_every_verb(self):
+        _, out, _ = self.annulus("--help")
+        verbs = re.findall(r"^  (\w+) {2,}\S", out, re.M)
+        self.assertIn("train", verbs)
+        expected = documented()[2]["every verb"]
+        for verb in verbs:
+            with self.subTest(verb=verb), open("/dev/full", "w") as full:
+                code, err = self.end([verb, "--help"], stdout=full)
+                self.assertEqual(code, expected["standard output on a full disk"], err)
+                code, err = self.end([verb, "--no-such-option"])
+                self.assertEqual(code, expected["an unknown option"], err)
+
+    def test_a_device_that_is_not_there(self):
+        if os.path.exists("/dev/nvidiactl"):
+            self.skipTest("there is a GPU")
+        self.assert_refused(9, "no GPU", "topology", "-n", "1", "--device", "cuda")
+
+
+if __name__ == "__main__":
+    cli.main()

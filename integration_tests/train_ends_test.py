@@ -1,0 +1,167 @@
+#!/usr/bin/env python3
+"""How a training job says to go on when it is killed, stalls, fails or loses its terminal, with and without `launch`."""
+
+import glob
+import os
+import re
+import shlex
+import signal
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import cli  # noqa: E402
+
+CONFIG = """
+[run]
+name = "tiny"
+folder = "a user's runs"
+steps = 1000000
+log_every = 1
+[data]
+train = ["text.txt"]
+context = 64
+batch = 2
+[model]
+layers = 1
+dim = 32
+heads = 2
+[optimizer]
+lr = 0.01
+[validation]
+every = 0
+[checkpoint]
+every = 1
+"""
+GO_ON = re.compile(r"^annulus: to go on from the checkpoint of step (\d+): (.*)$", re.M)
+NO_CHECKPOINT = ("--set", "checkpoint.every=0")
+
+
+class TrainEndsTest(cli.CliTest):
+    def setUp(self):
+        super().setUp()
+        with open(self.path("config.toml"), "w") as f:
+            f.write(CONFIG)
+        with open(self.path("text.txt"), "w") as f:
+            f.write("all work and no play " * 500)
+
+    def train(self, *more, ranks=2, **env):
+        command = ("launch", "-n", str(ranks)) if ranks else ()
+        run = self.start(*command, "train", "config.toml", *more, env={"ANNULUS_PROGRESS": "live", **env})
+        run.wait_for("step ")
+        return run
+
+    def wait_for_checkpoint(self, step):
+        """While the job runs; its output is read on, so that it does."""
+        while not glob.glob(self.path(f"a user's runs/tiny-001/checkpoints/step-{step:08}*/manifest.json")):
+            self.assertTrue(self.running.process.stdout.read(1), "it has ended")
+
+    def send(self, run, rank, number):
+        def is_rank(pid):
+            with open(f"/proc/{pid}/environ", "rb") as f:
+                return b"OMPI_COMM_WORLD_RANK=%d" % rank in f.read().split(b"\0")
+
+        found = [pid for pid in cli.processes_with(run.mark) if is_rank(pid)]
+        self.assertEqual(len(found), 1)
+        os.kill(found[0], number)
+
+    def goes_on(self, err, *more):
+        """What was said works as it stands."""
+        said = GO_ON.findall(err)
+        self.assertEqual(len(said), 1, err)
+        step, command = int(said[0][0]), shlex.split(said[0][1])
+        code, out, err = self.annulus(*command[1:], *more, "--set", f"run.steps={step + 5}")
+        self.assertEqual(code, 0, err)
+        self.assertGreaterEqual(int(re.search(r"resumed after step (\d+)", out).group(1)), step)
+
+    def test_a_rank_that_is_killed(self):
+        # A command that is longer than one line between a rank and the launcher.
+        texts = ", ".join(["'text.txt'"] * 1000)
+        self.running = self.train("--set", f"data.train=[{texts}]")
+        self.wait_for_checkpoint(2)
+        self.send(self.running, 1, signal.SIGKILL)
+        code, err = self.running.finish()
+        self.assertEqual(code, 137, err)
+        self.assertIn("rank 1 was ended by signal 9", err)
+        self.goes_on(err)
+
+    def test_rank_0_is_killed(self):
+        self.running = self.train()
+        self.wait_for_checkpoint(1)
+        self.send(self.running, 0, signal.SIGKILL)
+        code, err = self.running.finish()
+        self.assertEqual(code, 137, err)
+        self.goes_on(err)
+
+    def test_a_rank_that_stalls(self):
+        self.running = self.train("--set", "timeout=2")
+        self.wait_for_checkpoint(1)
+        self.send(self.running, 1, signal.SIGSTOP)
+        code, err = self.running.finish()
+        self.assertEqual(code, 6, err)
+        self.goes_on(err, "--set", "timeout=60")
+
+    def test_before_the_first_checkpoint(self):
+        run = self.train(*NO_CHECKPOINT)
+        self.send(run, 1, signal.SIGKILL)
+        code, err = run.finish()
+        self.assertEqual(code, 137, err)
+        self.assertIn("annulus: there is no checkpoint yet", err)
+        self.assertNotIn("to go on", err)
+
+    def test_a_checkpoint_that_is_gone(self):
+        run = self.train(*NO_CHECKPOINT)
+        run.signal(signal.SIGINT)
+        self.assertEqual(run.finish()[0], 130)
+        run = self.start("launch", "-n", "2", "train", "config.toml", *NO_CHECKPOINT, "--resume",
+                         env={"ANNULUS_PROGRESS": "live"})
+        run.wait_for("step ")
+        for manifest in glob.glob(self.path("a user's runs/tiny-001/checkpoints/*/manifest.json")):
+            os.remove(manifest)
+        self.send(run, 1, signal.SIGKILL)
+        code, err = run.finish()
+        self.assertEqual(code, 137, err)
+        self.assertRegex(err, r"annulus: the checkpoint of step \d+ is not in .* any more")
+        self.assertNotIn("to go on", err)
+
+    def test_a_run_that_never_began(self):
+        self.assert_refused(3, "missing", "launch", "-n", "2", "train", "config.toml", "--set", "data.train=['missing']")
+
+    def test_what_the_run_has_said_is_not_said_again(self):
+        run = self.train(*NO_CHECKPOINT)
+        run.signal(signal.SIGTERM)
+        code, err = run.finish()
+        self.assertEqual(code, 143, err)
+        self.assertRegex("".join(run.lines), r"(?m)^\r?continue: +")
+        self.assertNotIn("to go on", err)
+
+    def stopped_alone(self, run, code):
+        got, err = run.finish()
+        self.assertEqual(got, code, err)
+        self.assertEqual(len(glob.glob(self.path("a user's runs/tiny-001/checkpoints/*/manifest.json"))), 1)
+        step = int(re.search(r"step-0*(\d+)", glob.glob(self.path("a user's runs/tiny-001/checkpoints/*"))[0]).group(1))
+        code, out, err = self.annulus("train", "config.toml", "--resume", "--set", f"run.steps={step + 1}")
+        self.assertEqual(code, 0, err)
+        self.assertIn(f"resumed after step {step}", out)
+
+    def test_a_closed_output_without_launch(self):
+        run = self.train(*NO_CHECKPOINT, ranks=0)
+        run.process.stdout.close()
+        run.process.stdout = open(os.devnull)
+        self.stopped_alone(run, 141)
+
+    def test_a_closed_terminal_without_launch(self):
+        run = self.train(*NO_CHECKPOINT, ranks=0)
+        run.signal(signal.SIGHUP)
+        self.stopped_alone(run, 129)
+
+    def test_nohup_without_launch(self):
+        run = self.start("train", "config.toml", *NO_CHECKPOINT, prefix=("nohup",), env={"ANNULUS_PROGRESS": "live"})
+        run.wait_for("step ")
+        run.signal(signal.SIGHUP)
+        run.wait_for("step ")  # it goes on
+        run.signal(signal.SIGTERM)
+        self.assertEqual(run.finish()[0], 143)
+
+
+if __name__ == "__main__":
+    cli.main()
