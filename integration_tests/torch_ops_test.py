@@ -285,6 +285,12 @@ class TorchOps(unittest.TestCase):
         with self.assertRaisesRegex(RuntimeError, "not implemented|does not require grad"):
             torch.autograd.grad(dq.sum(), q)
 
+    def test_timeouts_are_numbers_of_seconds(self):
+        for seconds in (0, -1.0, float("nan"), 1e9):
+            with self.assertRaisesRegex(RuntimeError, "a timeout is a number of seconds from 0.1 to 31536000, got "):
+                annulus_torch.load(timeout=seconds)
+        annulus_torch.load(timeout=300)
+
     def test_processes_of_torchrun_are_refused(self):
         """They would each attend to their own rows alone, without a word."""
         program = (
