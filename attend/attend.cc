@@ -83,7 +83,7 @@ at::Tensor read_rows(const std::string& path, const TensorInfo& info, const std:
 // The rank's part of dimension `dim` of every rank's results, put together on rank 0's CPU; undefined elsewhere. One
 // peer after the other, so that rank 0 holds one part beside the whole.
 at::Tensor gather(Communicator& host, const at::Tensor& on_device, const Layout& layout, int64_t dim) {
-  const OpLabel label{"attend, gathering results", dim};
+  const OpLabel label{"attend, gathering results"};
   const at::Tensor part = on_device.cpu();
   if (host.rank() != 0) {
     host.exchange({{part.contiguous(), 0}}, {}, label)->wait();
@@ -292,7 +292,7 @@ void AttendJob::run(Communicator& world, at::Device device) const {
   // Ranks start together, so that the time is that of the attention.
   Communicator& host = world.host();
   finish(device);
-  host.barrier({"attend, start", 0});
+  host.barrier({"attend, start"});
   const auto begin = std::chrono::steady_clock::now();
   AttentionStats forward, backward;
   const AttentionOutput output = attention_forward(in.q, in.k, in.v, call, &forward);
@@ -305,8 +305,8 @@ void AttendJob::run(Communicator& world, at::Device device) const {
   at::Tensor sums = at::tensor(
       {forward.messages_sent + backward.messages_sent, forward.bytes_sent + backward.bytes_sent}, at::ScalarType::Long);
   at::Tensor slowest = at::tensor({seconds}, at::ScalarType::Double);
-  host.all_reduce(sums, ReduceOp::kSum, {"attend, totals", 0});
-  host.all_reduce(slowest, ReduceOp::kMax, {"attend, totals", 1});
+  host.all_reduce(sums, ReduceOp::kSum, {"attend, totals"});
+  host.all_reduce(slowest, ReduceOp::kMax, {"attend, totals"});
 
   AttendResults whole;
   if (!options_.output.empty() || options_.check) {
@@ -322,7 +322,7 @@ void AttendJob::run(Communicator& world, at::Device device) const {
   const PlanRequest& ran = output.program->request;
   // Together: the others wait, and a full disk is everyone's error.
   together(
-      world, {"attend, writing the output", 0}, [&] { write(whole, ran.pattern); }, /*only_first=*/true);
+      world, {"attend, writing the output"}, [&] { write(whole, ran.pattern); }, /*only_first=*/true);
   if (rank == 0) {
     const std::string layout =
         request_.uneven_lengths.empty() ? std::string(to_string(request_.layout)) : "contiguous, uneven";
@@ -336,7 +336,7 @@ void AttendJob::run(Communicator& world, at::Device device) const {
   }
   if (!options_.check) return;
   together(
-      world, {"attend, comparing with the oracle", 0},
+      world, {"attend, comparing with the oracle"},
       [&] {
         const double scale = options_.scale.value_or(1 / std::sqrt(static_cast<double>(head_dim_)));
         std::printf(

@@ -104,6 +104,7 @@ ErrorKind kind_of_errno(int error) {
     case ENAMETOOLONG:
     case EINVAL:
     case ENXIO:
+    case ENOTSUP:  // std::filesystem's, of the size of a pipe
       return ErrorKind::kInput;
     default:
       return ErrorKind::kResource;

@@ -5,8 +5,10 @@ import glob
 import os
 import re
 import shlex
+import shutil
 import signal
 import sys
+import tempfile
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import cli  # noqa: E402
@@ -98,7 +100,25 @@ class TrainEndsTest(cli.CliTest):
         self.send(self.running, 1, signal.SIGSTOP)
         code, err = self.running.finish()
         self.assertEqual(code, 6, err)
+        self.assertRegex(err, r"step \d+: .*; rank 1 is stopped \(SIGSTOP or a debugger; host \S+\)")
         self.goes_on(err, "--set", "timeout=60")
+
+    def test_a_rank_that_stalls_without_launch(self):
+        """Two ranks under plain mpirun: rank 0 says how to go on, as nothing else watches them."""
+        if shutil.which("mpirun") is None:
+            self.skipTest("no mpirun on PATH")
+        short = tempfile.TemporaryDirectory(dir="/dev/shm")  # a long path breaks Open MPI's sockets
+        self.addCleanup(short.cleanup)
+        mpirun = ("mpirun", "--oversubscribe", "--mca", "btl_vader_backing_directory", short.name, "-np", "2")
+        env = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "TMPDIR": short.name}
+        self.running = self.start("train", "config.toml", "--set", "timeout=2", prefix=mpirun,
+                                  env={"ANNULUS_PROGRESS": "live", "HOME": short.name, **env})
+        self.running.wait_for("step ")
+        self.wait_for_checkpoint(1)
+        self.send(self.running, 1, signal.SIGSTOP)
+        _, err = self.running.finish()
+        self.goes_on(err, "--set", "timeout=60")
+        self.assertIn("rank 1 is stopped", err)
 
     def test_before_the_first_checkpoint(self):
         run = self.train(*NO_CHECKPOINT)

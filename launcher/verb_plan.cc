@@ -6,16 +6,15 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "attention/plan/traffic.h"
 #include "attention/plan/verifier.h"
 #include "common/error.h"
+#include "common/terminal.h"
 #include "common/text.h"
 #include "launcher/verb.h"
 #include "memory/available.h"
@@ -26,12 +25,6 @@ namespace {
 
 double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-}
-
-// A terminal that understands what moves the cursor.
-bool takes_escapes(int fd) {
-  const char* const term = std::getenv("TERM");
-  return isatty(fd) != 0 && term != nullptr && *term != '\0' && std::string_view(term) != "dumb";
 }
 
 // What is being done, on a terminal, once it has taken a while; one line that is written over and wiped away at last.

@@ -12,6 +12,7 @@
 #include "launcher/device.h"
 #include "launcher/launch/rank.h"
 #include "launcher/launch/rank_place.h"
+#include "launcher/launch/verdict.h"
 #include "launcher/seats.h"
 #include "launcher/start_job.h"
 #include "launcher/verb.h"
@@ -88,9 +89,24 @@ class TrainVerb : public Verb {
     options.ring.insert(options.ring.end(), network_lines().begin(), network_lines().end());
     options.command = typed_words(job.size);
     options.program = typed_program();
-    if (attached_to_launcher()) options.on_checkpoint = report_checkpoint;
     options.ranks_here = job.local_size;
-    return run_training(config_, gpus ? *gpus : *job.world, options);
+    std::optional<ResumePoint> last;  // of a run that no launcher watches: it says itself how to go on
+    options.on_checkpoint = [&last](int64_t step, const std::string& folder, const std::vector<std::string>& command) {
+      if (attached_to_launcher()) {
+        report_checkpoint(step, folder, command);
+      } else {
+        last = {.step = step, .folder = folder, .command = command};
+      }
+    };
+    try {
+      return run_training(config_, gpus ? *gpus : *job.world, options);
+    } catch (const std::exception&) {
+      if (last) {
+        const std::string text = resume_text(resume_point(last->step, last->folder, last->command));
+        std::fprintf(stderr, "annulus: %s\n", text.c_str());
+      }
+      throw;
+    }
   }
 
  private:

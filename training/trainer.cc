@@ -130,24 +130,23 @@ class Run {
 };
 
 void Run::load_text() {
-  together(world_, {"reading the text", 0},
-           [&] { text_ = std::make_unique<TextSource>(config_.data, config_.run.seed); });
+  together(world_, {"reading the text"}, [&] { text_ = std::make_unique<TextSource>(config_.data, config_.run.seed); });
 }
 
 // Takes the folder before anything is read from it: its owner could write meanwhile.
 void Run::open_resumed() {
-  path_ = from_first(world_, {"opening the run folder", 0}, [&] {
+  path_ = from_first(world_, {"opening the run folder"}, [&] {
     const std::string which = options_.resume->empty() ? config_.run.name : *options_.resume;
     folder_ = std::make_unique<RunFolder>(RunFolder::open(find_run(config_.run.folder, which)));
     return folder_->path();
   });
   together(
-      world_, {"comparing with the run's configuration", 0}, [&] { refuse_another_model(); }, /*only_first=*/true);
+      world_, {"comparing with the run's configuration"}, [&] { refuse_another_model(); }, /*only_first=*/true);
   store_ = std::make_unique<CheckpointStore>(path_, config_.checkpoint.keep);
 }
 
 void Run::load_checkpoint() {
-  together(world_, {"loading the checkpoint", 0}, [&] {
+  together(world_, {"loading the checkpoint"}, [&] {
     std::vector<std::string> skipped;
     const std::optional<TrainingState> state = store_->load_newest_valid(&skipped);
     for (const std::string& reason : skipped) say("passed over a checkpoint: " + reason);
@@ -217,12 +216,12 @@ void Run::require_equal_ranks() {
   fields.push_back({"attention", training_->attention_text()});
   fields.push_back({"resumed step", std::to_string(training_->steps_done())});
   fields.push_back({"weights", training_->weights_digest()});
-  require_agreement(world_, fields, {"agreeing on the run", 0});
+  require_agreement(world_, fields, {"agreeing on the run"});
 }
 
 void Run::open_folder() {
   if (path_.empty()) {
-    path_ = from_first(world_, {"making the run folder", 0}, [&] {
+    path_ = from_first(world_, {"making the run folder"}, [&] {
       folder_ = std::make_unique<RunFolder>(RunFolder::create(config_.run.folder, config_.run.name));
       return folder_->path();
     });
@@ -230,7 +229,7 @@ void Run::open_folder() {
   }
   std::unique_ptr<MetricsWriter> metrics;
   together(
-      world_, {"opening the run's files", 0},
+      world_, {"opening the run's files"},
       [&] {
         // That of a resumed run stays what its checkpoints were made with until there is a new one.
         if (!options_.resume) write_config();
@@ -285,7 +284,7 @@ void Run::require_memory_for(const LayerRequests& layers) {
   const bool gpu = options_.device.is_cuda();
   const int context = world_.size() / static_cast<int>(config_.mesh.data), ranks = gpu ? 1 : options_.ranks_here;
   std::optional<AvailableMemory> free;
-  together(world_, {"planning the memory", 0}, [&] {
+  together(world_, {"planning the memory"}, [&] {
     free = available();
     require_memory("at least ", least_memory(config_, context), ranks, free);
     memory_ = plan_memory(config_, layers, context, world_.rank() % context, gpu);
@@ -294,7 +293,7 @@ void Run::require_memory_for(const LayerRequests& layers) {
   // A checkpoint is read while there are no activations yet: weights and moments once more, on the host.
   const int64_t read = options_.resume && !gpu ? 3 * sizeof(float) * parameter_count(model_shape(config_)) : 0;
   const int64_t most = std::max(memory_.total(), memory_.step.lasting() + read);
-  together(world_, {"planning the memory", 1}, [&] { require_memory("", static_cast<double>(most), ranks, free); });
+  together(world_, {"planning the memory"}, [&] { require_memory("", static_cast<double>(most), ranks, free); });
 }
 
 bool Run::validate() {
@@ -312,17 +311,9 @@ void Run::save() {
   together(
       world_, {"writing the checkpoint", step, "step"},
       [&] {
-        try {
-          kept_ = store_->save(training_->state());
-          if (before_) write_config();
-          before_.reset();
-        } catch (const Error& e) {
-          const std::string kept = saved_step_
-                                       ? "; the checkpoint of step " + std::to_string(*saved_step_) +
-                                             " is intact: continue with  " + shell_quote(command({"--resume", path_}))
-                                       : "; there is no earlier checkpoint of this run";
-          throw Error(e.kind(), e.room(), std::string(e.message()) + kept);
-        }
+        kept_ = store_->save(training_->state());
+        if (before_) write_config();
+        before_.reset();
       },
       /*only_first=*/true);
   saved_step_ = step;
@@ -370,7 +361,7 @@ int Run::train() {
   LayerRequests layers = options_.layers ? *options_.layers : check_training(config_, world_.size());
   // The choice of a kernel depends on it.
   if (options_.device.is_cuda()) set_gpu_numerics({.tf32 = config_.tf32, .deterministic = config_.deterministic});
-  together(world_, {"choosing the attention kernel", 0}, [&] {
+  together(world_, {"choosing the attention kernel"}, [&] {
     kernel_ = choose_kernel(parse_kernel(config_.attention.kernel, "attention.kernel"), options_.device.type(),
                             compute_dtype(config_), config_.model.dim / config_.model.heads, config_.model.dropout > 0)
                   .reason;

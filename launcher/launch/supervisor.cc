@@ -319,26 +319,15 @@ class Supervisor {
     end.stop_signal = stop_signal_;
     end.forced = forced_;
     end.output_error = terminal_.error();
-    end.resume = resume_point();
+    if (kept_.size() >= 2) {
+      end.resume =
+          resume_point(std::strtoll(kept_[0].c_str(), nullptr, 10), kept_[1], {kept_.begin() + 2, kept_.end()});
+    }
     end.log_dir = log_dir_;
     const Verdict verdict = judge(end);
     for (const std::string& line : verdict.words) say(line);
     log_ << "exit code " << verdict.code << std::endl;
     return verdict.code;
-  }
-
-  // From the last word of the run's, and from what is on the disk by now.
-  std::optional<ResumePoint> resume_point() const {
-    if (kept_.size() < 2) return std::nullopt;
-    ResumePoint point;
-    point.step = std::strtoll(kept_[0].c_str(), nullptr, 10);
-    point.folder = kept_[1];
-    point.command.assign(kept_.begin() + 2, kept_.end());
-    if (!point.folder.empty()) {
-      const bool there = access((point.folder + "/manifest.json").c_str(), F_OK) == 0;
-      point.checkpoint = there ? ResumePoint::Checkpoint::kThere : ResumePoint::Checkpoint::kGone;
-    }
-    return point;
   }
 
   enum class Stage { kAsked, kTerminated };

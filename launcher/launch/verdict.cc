@@ -2,6 +2,7 @@
 #include "launcher/launch/verdict.h"
 
 #include <signal.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -57,28 +58,34 @@ void tell(const std::vector<RankEnd>& told, int code, const JobEnd& end, std::ve
   if (!other.empty()) words.push_back("annulus: " + rank_list(other) + " failed after it");
 }
 
-// How to go on with a run of `train`, unless it has said so itself: rank 0 when it was asked to stop and did, or the
-// rank whose checkpoint could not be written.
-void tell_resume(const ResumePoint& resume, const std::vector<RankEnd>& failed, std::vector<std::string>& words) {
-  const std::string command = shell_quote(resume.command);
-  for (const RankEnd& f : failed) {
-    const bool stopped = f.rank == 0 && !f.abrupt && !f.said && f.message.empty() && f.code > 128;
-    if (stopped || f.message.find(command) != std::string::npos) return;
-  }
-  const std::string step = std::to_string(resume.step);
-  switch (resume.checkpoint) {
-    case ResumePoint::Checkpoint::kThere:
-      words.push_back("annulus: to go on from the checkpoint of step " + step + ": " + command);
-      break;
-    case ResumePoint::Checkpoint::kGone:
-      words.push_back("annulus: the checkpoint of step " + step + " is not in " + resume.folder + " any more");
-      break;
-    case ResumePoint::Checkpoint::kNoneYet:
-      words.push_back("annulus: there is no checkpoint yet: the steps that were done are lost");
-  }
+// Rank 0 of a run that was asked to stop, and did, has said how to go on.
+bool has_said_how_to_go_on(const RankEnd& f) {
+  return f.rank == 0 && !f.abrupt && !f.said && f.message.empty() && f.code > 128;
 }
 
 }  // namespace
+
+ResumePoint resume_point(int64_t step, const std::string& folder, const std::vector<std::string>& command) {
+  using Checkpoint = ResumePoint::Checkpoint;
+  Checkpoint checkpoint = Checkpoint::kNoneYet;
+  if (!folder.empty()) {
+    checkpoint = access((folder + "/manifest.json").c_str(), F_OK) == 0 ? Checkpoint::kThere : Checkpoint::kGone;
+  }
+  return {checkpoint, step, folder, command};
+}
+
+std::string resume_text(const ResumePoint& resume) {
+  const std::string step = std::to_string(resume.step);
+  switch (resume.checkpoint) {
+    case ResumePoint::Checkpoint::kThere:
+      return "to go on from the checkpoint of step " + step + ": " + shell_quote(resume.command);
+    case ResumePoint::Checkpoint::kGone:
+      return "the checkpoint of step " + step + " is not in " + resume.folder + " any more";
+    case ResumePoint::Checkpoint::kNoneYet:
+      break;
+  }
+  return "there is no checkpoint yet: the steps that were done are lost";
+}
 
 Verdict judge(const JobEnd& end) {
   std::vector<std::string> words;
@@ -122,7 +129,9 @@ Verdict judge(const JobEnd& end) {
       words.push_back(std::string("annulus: ") + error.what());
     }
   }
-  if (code != 0 && end.resume) tell_resume(*end.resume, end.failed, words);
+  if (code != 0 && end.resume && std::none_of(end.failed.begin(), end.failed.end(), has_said_how_to_go_on)) {
+    words.push_back("annulus: " + resume_text(*end.resume));
+  }
   if (code != 0) words.push_back("annulus: exit code " + std::to_string(code) + ", logs in " + end.log_dir);
   return {code, std::move(words)};
 }

@@ -1,5 +1,6 @@
 // How a job ended: from what each rank, mpirun and the user did to an exit code and what is said. No process, file or
-// clock is touched here, so that a table of cases tests it (tests/launcher/verdict_test.cc). Used by supervisor.cc.
+// clock is touched by judge(), so that a table of cases tests it (tests/launcher/verdict_test.cc). Used by
+// supervisor.cc, and by `train` for a run that nothing watches.
 #pragma once
 
 #include <cstdint>
@@ -26,6 +27,12 @@ struct ResumePoint {
   std::string folder;                            // of it
   std::vector<std::string> command;              // the words that go on from it
 };
+
+// From the checkpoint of `step` in `folder`, if that is still on the disk; an empty folder: there is none yet.
+ResumePoint resume_point(int64_t step, const std::string& folder, const std::vector<std::string>& command);
+
+// What to tell the user: "to go on from the checkpoint of step 40: ./annulus train ...", or why that cannot be.
+std::string resume_text(const ResumePoint& resume);
 
 struct JobEnd {
   int ranks = 1;

@@ -45,14 +45,7 @@ constexpr const char* kOptimizerFile = "optimizer.safetensors";
 // What cannot be read, for the system's `reason`. What is not there or no file is damage; but what may be whole, behind
 // a missing permission or a failing disk, must not be passed over as if it were not.
 [[noreturn]] void unreadable(const std::string& path, const std::error_code& reason) {
-  for (const std::errc hidden :
-       {std::errc::permission_denied, std::errc::operation_not_permitted, std::errc::io_error,
-        std::errc::not_enough_memory, std::errc::too_many_files_open, std::errc::too_many_files_open_in_system}) {
-    if (reason == hidden) {
-      throw Error(ErrorKind::kResource, "checkpoint", path + ": cannot be read: " + reason.message());
-    }
-  }
-  damaged(path, "cannot be read: " + reason.message());
+  throw Error(kind_of_errno(reason.value()), "checkpoint", path + ": cannot be read: " + reason.message());
 }
 
 // Of a file that can be opened.
