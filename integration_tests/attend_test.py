@@ -136,6 +136,9 @@ class AttendTest(cli.CliTest):
         refused(3, "missing.safetensors", "attend", "--input", "missing.safetensors", "--output", "o")
         refused(8, "folder .*nowhere", "attend", "--input", "in.safetensors", "--output", "nowhere/out.safetensors")
         refused(2, "same file", "attend", "--input", "in.safetensors", "--output", "./in.safetensors")
+        blocks = "{ kind = 'blocks', map = 'local', block = 16, window_blocks = 1 }"
+        written = ["attend", "--random", "queries=32", "--pattern", blocks, "--output", "new"]
+        refused(2, "--mask-out ./new and --output, new, are the same file", *written, "--mask-out", "./new")
         os.mkfifo(self.path("pipe"))
         refused(2, "no regular file", "attend", "--input", "in.safetensors", "--output", "pipe")
         # 30 positions are no multiple of 2 x 2 chunks.

@@ -176,6 +176,44 @@ TEST(Attend, RefusesWhatCannotBe) {
       "mkdir", ErrorKind::kResource);
 }
 
+TEST(Attend, NoFileIsWrittenOverAnother) {
+  const TestFolder folder;
+  const std::filesystem::path at = folder.path();
+  const std::string map = at / "map.safetensors";
+  AttendOptions local = random_options("{ kind = 'blocks', map = 'local', block = 16, window_blocks = 1 }");
+  local.mask_out = map;
+  attend(local, 1);
+  const auto kept = [&] { return SafetensorsFile(map).load("mask").sum().item<int64_t>(); };
+  const int64_t blocks = kept();
+  std::filesystem::create_directory(at / "sub");
+  std::filesystem::create_symlink(map, at / "link");
+  const auto refused = [&](const std::string& output, const std::string& mask_out, const std::string& pattern,
+                           const std::string& word) {
+    SCOPED_TRACE(output + " " + mask_out + " " + pattern);
+    AttendOptions o = local;
+    o.output = output;
+    o.mask_out = mask_out;
+    if (!pattern.empty()) o.pattern = pattern;
+    expect_refused(o, 2, ErrorKind::kUsage, word);
+  };
+  refused(at / "new", at / "new", "", "--mask-out");
+  refused(at / "new", at / "sub" / ".." / "." / "new", "", "--output");
+  refused(map, at / "link", "", "same file");
+  EXPECT_FALSE(std::filesystem::exists(at / "new"));
+  const std::string file = "{ kind = 'blocks', map = 'file', block = 16, file = '" + map + "' }";
+  refused(map, "", file, "--output");
+  refused(at / "link", "", file, "--pattern");
+  refused(at / "new", map, file, "--mask-out");
+  refused(map, "", "{ kind = 'union', of = [{ kind = 'causal' }, " + file + "] }", "--pattern");
+  EXPECT_EQ(kept(), blocks);
+  AttendOptions input = local;
+  input.random = "";
+  input.input = map;
+  input.output = at / "new";
+  input.mask_out = at / "link";
+  expect_refused(input, 2, ErrorKind::kUsage, "--input");
+}
+
 TEST(Attend, TheCommandOfARequestComputesIt) {
   PlanRequest request;
   request.shape = {2, 4, 2, 30, 30, 5};
