@@ -301,6 +301,13 @@ RandomTensors AttendJob::inputs(const std::vector<Span>* queries, const std::vec
 
 void AttendJob::run(Communicator& world, at::Device device) const {
   const auto rank = static_cast<size_t>(world.rank());
+  if (options_.check) {
+    // Before anything is computed or written.
+    together(
+        world, {"attend, checking that the input is finite"},
+        [&] { require_finite(inputs(nullptr, nullptr), random_ ? "--random " + random_->text() : options_.input); },
+        /*only_first=*/true);
+  }
   if (!is_adaptive(request_.pattern)) {
     // Before the clock starts.
     if (proves_by_default()) prove_plan(request_, world);
