@@ -107,6 +107,12 @@ class AttendTest(cli.CliTest):
             self.assertEqual(code, 0, line + err)
             self.assertIn("check: out", out, line)
 
+    def test_help_shows_the_defaults_of_random_inputs(self):
+        code, out, _ = self.annulus("attend", "--help")
+        self.assertEqual(code, 0)
+        for words in ("keys=QUERIES", "heads=1,", "kv_heads=HEADS", "magnitude=1"):
+            self.assertIn(words, out)
+
     def test_refusals_leave_nothing(self):
         self.make(1, 30, 30, 4, 2, 8, "f32")
         source = self.path("in.safetensors")
