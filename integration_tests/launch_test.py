@@ -85,6 +85,10 @@ class LaunchTest(cli.CliTest):
         self.assertEqual(code, 137)
         self.assertIn("annulus: rank 1 was ended by signal 9", err)
 
+    def test_a_signal_that_is_ignored_elsewhere_ends_the_rank(self):
+        code, err = self.start("launch", "-n", "2", "selftest", "kill", "--rank", "1", "--signal", "13").finish()
+        self.assertEqual(code, 141, err)
+
     def stopped_by(self, number, code):
         run = self.start("launch", "-n", "2", "selftest", "stop")
         run.wait_for("rank 0 waits", "[rank 1] rank 1 waits")
@@ -228,6 +232,16 @@ class CommandLineTest(cli.CliTest):
             ("in one process", "launch", "-n", "2", "topology"),
             ("did you mean \"topology\"", "topologie"),
             ("did you mean \"print\"", "selftest", "prnt"),
+            ("--code is an option of exit, and the test is exchange", "selftest", "exchange", "--code", "5", "--deaf"),
+            ("--deaf is an option of hang, and the test is stop", "launch", "-n", "2", "selftest", "stop", "--deaf"),
+            ("--rank is an option of exit, fail and kill, and", "selftest", "print", "--rank", "0"),
+            ("--signal is an option of kill, and the test is exit", "selftest", "exit", "--signal", "9"),
+            ("--signal 18 .*does not end a process", "selftest", "kill", "--signal", "18"),
+            ("--signal 19 .*does not end a process", "launch", "-n", "2", "selftest", "kill", "--signal", "19"),
+            ("--signal 32 .*does not end a process", "selftest", "kill", "--signal", "32"),
+            ("ranks are started by `.* launch -n 2 attend ...`", "attend", "--random", "queries=8", "-n", "2"),
+            ("ranks are started by `.* launch -n 4 train ...`", "train", "configs/quickstart.toml", "-np", "4"),
+            ("ranks are started by `.* launch -n N bench ring ...`", "bench", "ring", "--np"),
             ("timeout-grace", "launch", "-n", "2", "--timeout-grace", "-1", "selftest", "print"),
             ("-n", "topology", "-n", "0"),
             ('attend: --seed: expected a whole number of at least 0, got "-1"', "attend", "--random", "queries=3", "--seed", "-1"),
