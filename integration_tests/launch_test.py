@@ -53,6 +53,23 @@ class LaunchTest(cli.CliTest):
         self.assertTrue(os.path.exists(self.path("here/logs/rank-0.log")))
         self.assertFalse(os.path.exists(self.path("runs")))
 
+    def test_logs_that_are_lost_are_told_once(self):
+        """The device that is always full stands in for a full disk."""
+        missing = "annulus: lines are missing in the log file "
+        for logs, full, words, code, *test in [
+            ("one", ["rank-1.log"], "one/rank-1.log: No space left on device", 0, "print"),
+            ("two", ["rank-1.log", "launch.log"], "two/rank-1.log: No space left on device (and in 1 other)", 0, "print"),
+            ("ends", ["launch.log"], "ends/launch.log: No space left on device", 42, "exit", "--rank", "1", "--code", "42"),
+        ]:
+            os.makedirs(self.path(logs))
+            for name in full:
+                os.symlink("/dev/full", os.path.join(self.path(logs), name))
+            got, out, err = self.annulus("launch", "-n", "2", "--log-dir", logs, "selftest", *test)
+            self.assertEqual(got, code, err)
+            self.assertEqual(err.count(missing), 1, err)
+            self.assertIn(missing + words + "\n", err)
+            self.assertEqual("[rank 1] rank 1 of 2" in out, code == 0, "the terminal shows it all the same")
+
     def test_exit_code_of_the_first_rank_that_failed(self):
         run = self.start("launch", "-n", "3", "selftest", "exit", "--rank", "1", "--code", "42")
         code, err = run.finish()
