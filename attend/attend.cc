@@ -34,12 +34,45 @@
 namespace annulus {
 namespace {
 
-void check_output(const char* option, const std::string& path, const std::string& input) {
+struct NamedFile {
+  std::string name;  // "--output"
+  std::string path;
+};
+
+// Whether both paths lead to the same file, which need not exist yet.
+bool same_file(const std::string& a, const std::string& b) {
+  namespace fs = std::filesystem;
   std::error_code error;
-  if (!input.empty() && std::filesystem::equivalent(input, path, error)) {
-    throw Error(ErrorKind::kUsage, "attend", std::string(option) + " and --input are the same file, " + input);
+  if (fs::equivalent(a, b, error)) return true;
+  const auto whole = [](const std::string& path) {
+    std::error_code unknown;
+    const fs::path resolved = fs::weakly_canonical(fs::absolute(path), unknown);
+    return unknown ? fs::absolute(path).lexically_normal() : resolved;
+  };
+  return whole(a) == whole(b);
+}
+
+void add_map_files(const PatternSpec& pattern, std::vector<NamedFile>& files) {
+  if (!pattern.blocks.file.empty()) files.push_back({"the block map's file of --pattern", pattern.blocks.file});
+  for (const PatternSpec& member : pattern.members) add_map_files(member, files);
+}
+
+// What is written replaces neither what is read nor the other file that is written.
+void check_outputs(const AttendOptions& options, const PatternSpec& pattern) {
+  std::vector<NamedFile> others;
+  if (!options.input.empty()) others.push_back({"--input", options.input});
+  add_map_files(pattern, others);
+  for (const NamedFile& file : {NamedFile{"--output", options.output}, NamedFile{"--mask-out", options.mask_out}}) {
+    if (file.path.empty()) continue;
+    for (const NamedFile& other : others) {
+      if (!same_file(file.path, other.path)) continue;
+      throw Error(ErrorKind::kUsage, "attend",
+                  file.name + " " + file.path + " and " + other.name + ", " + other.path +
+                      ", are the same file: name another file to write");
+    }
+    require_output("attend", file.name + " " + file.path, file.path);
+    others.push_back(file);
   }
-  require_output("attend", std::string(option) + " " + path, path);
 }
 
 // Reads the rows at `spans` (one after the other) of a tensor [B, S, heads, D]: only those, in few pieces.
@@ -170,8 +203,7 @@ AttendJob::AttendJob(const AttendOptions& options, int ranks) : options_(options
   request_.pattern = parse_pattern(options.pattern, "--pattern");
   request_.layout = parse_layout(options.layout.value_or("contiguous"), "--layout");
   request_.schedule = parse_schedule(options.schedule, "--schedule");
-  if (!options.output.empty()) check_output("--output", options.output, options.input);
-  if (!options.mask_out.empty()) check_output("--mask-out", options.mask_out, options.input);
+  check_outputs(options, request_.pattern);
   if (!options.random.empty()) {
     random_ = parse_random_input(options.random, "--random");
     dtype_ = random_->dtype;
@@ -269,6 +301,13 @@ RandomTensors AttendJob::inputs(const std::vector<Span>* queries, const std::vec
 
 void AttendJob::run(Communicator& world, at::Device device) const {
   const auto rank = static_cast<size_t>(world.rank());
+  if (options_.check) {
+    // Before anything is computed or written.
+    together(
+        world, {"attend, checking that the input is finite"},
+        [&] { require_finite(inputs(nullptr, nullptr), random_ ? "--random " + random_->text() : options_.input); },
+        /*only_first=*/true);
+  }
   if (!is_adaptive(request_.pattern)) {
     // Before the clock starts.
     if (proves_by_default()) prove_plan(request_, world);

@@ -58,9 +58,9 @@ class AttendJob {
 
   // Collective. Each rank reads or makes its own rows and computes on `device`, which the communicator carries; the
   // first one gathers the results and writes the output: whole, or not at all. Prints one line on rank 0, and one with
-  // `check`. Raises as attention_forward does, Error(kInput,
-  // kResource) from reading and writing, and Error(kInternal) where the results are further from the oracle's than
-  // attend_check.h allows.
+  // `check`. Raises as attention_forward does, Error(kInput, kResource) from reading and writing, Error(kInput) where
+  // `check` is asked for inputs that are not finite, and Error(kInternal) where the results are further from the
+  // oracle's than attend_check.h allows.
   void run(Communicator& world, at::Device device = at::kCPU) const;
 
  private:

@@ -10,9 +10,12 @@
 #include <cmath>
 #include <cstdio>
 #include <limits>
+#include <utility>
+#include <vector>
 
 #include "attention/oracle/oracle.h"
 #include "common/error.h"
+#include "common/text.h"
 
 namespace annulus {
 namespace {
@@ -73,12 +76,25 @@ std::string line(const char* format, auto... values) {
   return text;
 }
 
+const char* name_of(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kDouble:
+      return "fp64";
+    case at::kBFloat16:
+      return "bf16";
+    case at::kHalf:
+      return "fp16";
+    default:
+      return "fp32";
+  }
+}
+
 // No result could fail, or none could pass: the check would say nothing of the computation.
 [[noreturn]] void refuse_vague(double scores, double bound, at::ScalarType dtype) {
   throw Error(ErrorKind::kUsage, "attend",
               line("--check says nothing here: rounding scores as large as %.3g in %s allows errors of %.3g, and more "
                    "than %.1g is no check; take a smaller --scale or magnitude%s",
-                   scores, c10::toString(dtype), bound, kVague, dtype == at::kDouble ? "" : ", or dtype=f64"));
+                   scores, name_of(dtype), bound, kVague, dtype == at::kDouble ? "" : ", or dtype=f64"));
 }
 
 }  // namespace
@@ -92,6 +108,29 @@ void check_oracle_size(const AttentionShape& s, int64_t head_dim) {
       line("--check compares with plain loops over all pairs: batch x heads x queries x keys x head size is %.3g, "
            "the most is %.3g; check a smaller problem",
            work, kMost));
+}
+
+void require_finite(const RandomTensors& inputs, const std::string& where) {
+  const std::pair<const char*, const at::Tensor&> named[] = {
+      {"q", inputs.q}, {"k", inputs.k}, {"v", inputs.v}, {"dout", inputs.dout}};
+  for (const auto& [name, tensor] : named) {
+    if (!tensor.defined() || tensor.isfinite().all().item<bool>()) continue;
+    int64_t rest = tensor.isfinite().logical_not().flatten().to(at::kByte).argmax().item<int64_t>();  // the first
+    const auto value = tensor.flatten()[rest].item<double>();
+    std::vector<int64_t> place = tensor.sizes().vec();
+    for (size_t i = place.size(); i-- > 0;) {
+      const int64_t size = place[i];
+      place[i] = rest % size;
+      rest /= size;
+    }
+    throw Error(ErrorKind::kInput, "attend",
+                where + ", tensor \"" + name + "\": the element " + list_text(place) + " is " +
+                    (std::isnan(value) ? "nan"
+                     : value > 0       ? "inf"
+                                       : "-inf") +
+                    " in " + name_of(tensor.scalar_type()) +
+                    ", and --check compares results of finite inputs only; make it finite, or leave out --check");
+  }
 }
 
 std::string check_results(const PatternSpec& pattern, const AttentionShape& shape, const RandomTensors& in,

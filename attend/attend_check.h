@@ -13,6 +13,10 @@ namespace annulus {
 // Raises Error(kUsage) where the oracle, plain loops over all pairs on one core, would take more than about a minute.
 void check_oracle_size(const AttentionShape& shape, int64_t head_dim);
 
+// Raises Error(kInput) for the first element of a tensor of `inputs` that is not finite: nothing can be checked then.
+// `where`: the file, or the option that describes them.
+void require_finite(const RandomTensors& inputs, const std::string& where);
+
 // Results of all ranks put together; dq, dk and dv undefined where there was no backward.
 struct AttendResults {
   at::Tensor out, lse, dq, dk, dv;

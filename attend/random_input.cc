@@ -25,6 +25,13 @@ const std::vector<std::pair<std::string, at::ScalarType>>& dtypes() {
   return table;
 }
 
+std::string dtype_name(at::ScalarType dtype) {
+  for (const auto& [name, known] : dtypes()) {
+    if (known == dtype) return name;
+  }
+  return "";
+}
+
 template <typename Number>
 Number parse_number(const std::string& text, const std::string& where, Number least, Number most) {
   Number value{};
@@ -38,16 +45,19 @@ Number parse_number(const std::string& text, const std::string& where, Number le
 }  // namespace
 
 std::string RandomInput::text() const {
-  std::string type;
-  for (const auto& [name, known] : dtypes()) {
-    if (known == dtype) type = name;
-  }
   const auto field = [](const char* name, int64_t value) {
     return std::string(name) + "=" + std::to_string(value) + ",";
   };
   return field("batch", batch) + field("queries", queries) + field("keys", keys) + field("heads", heads) +
-         field("kv_heads", kv_heads) + field("dim", dim) + "dtype=" + type + ",seed=" + std::to_string(seed) +
-         (magnitude == 1 ? "" : ",magnitude=" + exact(magnitude));
+         field("kv_heads", kv_heads) + field("dim", dim) + "dtype=" + dtype_name(dtype) +
+         ",seed=" + std::to_string(seed) + (magnitude == 1 ? "" : ",magnitude=" + exact(magnitude));
+}
+
+std::string random_input_defaults() {
+  const RandomInput d;
+  return "batch=" + std::to_string(d.batch) + ",queries=" + std::to_string(d.queries) +
+         ",keys=QUERIES,heads=" + std::to_string(d.heads) + ",kv_heads=HEADS,dim=" + std::to_string(d.dim) +
+         ",dtype=" + dtype_name(d.dtype) + ",seed=" + std::to_string(d.seed) + ",magnitude=" + exact(d.magnitude);
 }
 
 RandomInput parse_random_input(std::string_view text, std::string_view where) {

@@ -32,6 +32,9 @@ struct RandomInput {
 // (the nearest is given), a value that is no number or out of range, more than 2^27 elements in all.
 RandomInput parse_random_input(std::string_view text, std::string_view where);
 
+// The names that it knows, each with its default: for --help.
+std::string random_input_defaults();
+
 struct RandomTensors {
   at::Tensor q, k, v, dout;  // as in attention.h, of all positions
 };

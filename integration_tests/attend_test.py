@@ -107,6 +107,12 @@ class AttendTest(cli.CliTest):
             self.assertEqual(code, 0, line + err)
             self.assertIn("check: out", out, line)
 
+    def test_help_shows_the_defaults_of_random_inputs(self):
+        code, out, _ = self.annulus("attend", "--help")
+        self.assertEqual(code, 0)
+        for words in ("keys=QUERIES", "heads=1,", "kv_heads=HEADS", "magnitude=1"):
+            self.assertIn(words, out)
+
     def test_refusals_leave_nothing(self):
         self.make(1, 30, 30, 4, 2, 8, "f32")
         source = self.path("in.safetensors")
@@ -136,6 +142,9 @@ class AttendTest(cli.CliTest):
         refused(3, "missing.safetensors", "attend", "--input", "missing.safetensors", "--output", "o")
         refused(8, "folder .*nowhere", "attend", "--input", "in.safetensors", "--output", "nowhere/out.safetensors")
         refused(2, "same file", "attend", "--input", "in.safetensors", "--output", "./in.safetensors")
+        blocks = "{ kind = 'blocks', map = 'local', block = 16, window_blocks = 1 }"
+        written = ["attend", "--random", "queries=32", "--pattern", blocks, "--output", "new"]
+        refused(2, "--mask-out ./new and --output, new, are the same file", *written, "--mask-out", "./new")
         os.mkfifo(self.path("pipe"))
         refused(2, "no regular file", "attend", "--input", "in.safetensors", "--output", "pipe")
         # 30 positions are no multiple of 2 x 2 chunks.

@@ -28,6 +28,7 @@ lr = 0.01
 """
 PR_CAPBSET_DROP, CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH = 24, 1, 2
 BLOCKS = "{ kind = 'blocks', map = 'file', block = 16, file = '{0}' }"
+LOCAL = "{ kind = 'blocks', map = 'local', block = 16, window_blocks = 0 }"
 
 
 def like_everybody():
@@ -91,7 +92,9 @@ class ExitCodesTest(cli.CliTest):
     }
     WRITTEN = {
         "`attend --output`": ["attend", "--random", "queries=8,heads=1,dim=4", "--output", "{0}"],
+        "`attend --mask-out`": ["attend", "--random", "queries=32", "--pattern", LOCAL, "--mask-out", "{0}"],
         "`bench ring --json`": ["bench", "ring", "--json", "{0}"],
+        "`launch --log-dir`": ["launch", "-n", "1", "--log-dir", "{0}", "selftest", "print"],
     }
 
     def prepared(self, name, state):
@@ -134,11 +137,11 @@ class ExitCodesTest(cli.CliTest):
         os.makedirs(self.path("locked"))
         os.chmod(self.path("locked"), 0o500)
         measured = {}
-        for row, args in self.WRITTEN.items():
+        for number, (row, args) in enumerate(self.WRITTEN.items()):
             measured[row] = {
                 state: self.end([word.replace("{0}", path) for word in args], stdout=subprocess.DEVNULL)[0]
                 for state, path in (
-                    ("its folder is missing", "nowhere/out"),
+                    ("its folder is missing", f"nowhere-{number}/out"),
                     ("a folder", "folder"),
                     ("its folder is not writable", "locked/out"),
                 )

@@ -53,6 +53,23 @@ class LaunchTest(cli.CliTest):
         self.assertTrue(os.path.exists(self.path("here/logs/rank-0.log")))
         self.assertFalse(os.path.exists(self.path("runs")))
 
+    def test_logs_that_are_lost_are_told_once(self):
+        """The device that is always full stands in for a full disk."""
+        missing = "annulus: lines are missing in the log file "
+        for logs, full, words, code, *test in [
+            ("one", ["rank-1.log"], "one/rank-1.log: No space left on device", 0, "print"),
+            ("two", ["rank-1.log", "launch.log"], "two/rank-1.log: No space left on device (and in 1 other)", 0, "print"),
+            ("ends", ["launch.log"], "ends/launch.log: No space left on device", 42, "exit", "--rank", "1", "--code", "42"),
+        ]:
+            os.makedirs(self.path(logs))
+            for name in full:
+                os.symlink("/dev/full", os.path.join(self.path(logs), name))
+            got, out, err = self.annulus("launch", "-n", "2", "--log-dir", logs, "selftest", *test)
+            self.assertEqual(got, code, err)
+            self.assertEqual(err.count(missing), 1, err)
+            self.assertIn(missing + words + "\n", err)
+            self.assertEqual("[rank 1] rank 1 of 2" in out, code == 0, "the terminal shows it all the same")
+
     def test_exit_code_of_the_first_rank_that_failed(self):
         run = self.start("launch", "-n", "3", "selftest", "exit", "--rank", "1", "--code", "42")
         code, err = run.finish()
@@ -84,6 +101,10 @@ class LaunchTest(cli.CliTest):
         code, err = run.finish()
         self.assertEqual(code, 137)
         self.assertIn("annulus: rank 1 was ended by signal 9", err)
+
+    def test_a_signal_that_is_ignored_elsewhere_ends_the_rank(self):
+        code, err = self.start("launch", "-n", "2", "selftest", "kill", "--rank", "1", "--signal", "13").finish()
+        self.assertEqual(code, 141, err)
 
     def stopped_by(self, number, code):
         run = self.start("launch", "-n", "2", "selftest", "stop")
@@ -228,6 +249,16 @@ class CommandLineTest(cli.CliTest):
             ("in one process", "launch", "-n", "2", "topology"),
             ("did you mean \"topology\"", "topologie"),
             ("did you mean \"print\"", "selftest", "prnt"),
+            ("--code is an option of exit, and the test is exchange", "selftest", "exchange", "--code", "5", "--deaf"),
+            ("--deaf is an option of hang, and the test is stop", "launch", "-n", "2", "selftest", "stop", "--deaf"),
+            ("--rank is an option of exit, fail and kill, and", "selftest", "print", "--rank", "0"),
+            ("--signal is an option of kill, and the test is exit", "selftest", "exit", "--signal", "9"),
+            ("--signal 18 .*does not end a process", "selftest", "kill", "--signal", "18"),
+            ("--signal 19 .*does not end a process", "launch", "-n", "2", "selftest", "kill", "--signal", "19"),
+            ("--signal 32 .*does not end a process", "selftest", "kill", "--signal", "32"),
+            ("ranks are started by `.* launch -n 2 attend ...`", "attend", "--random", "queries=8", "-n", "2"),
+            ("ranks are started by `.* launch -n 4 train ...`", "train", "configs/quickstart.toml", "-np", "4"),
+            ("ranks are started by `.* launch -n N bench ring ...`", "bench", "ring", "--np"),
             ("timeout-grace", "launch", "-n", "2", "--timeout-grace", "-1", "selftest", "print"),
             ("-n", "topology", "-n", "0"),
             ('attend: --seed: expected a whole number of at least 0, got "-1"', "attend", "--random", "queries=3", "--seed", "-1"),

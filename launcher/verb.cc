@@ -2,12 +2,15 @@
 #include "launcher/verb.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "common/error.h"
 #include "common/names.h"
@@ -48,8 +51,27 @@ void refuse_option(std::string_view verb, const CLI::App& app, const std::string
 
 namespace {
 
+// Of an option that means launch's number of ranks (-n 4, -n4, -np 4, --np=4): the number, "N" where none is given;
+// of another option nothing.
+std::optional<std::string> number_of_ranks(const std::string& option, const std::vector<std::string>& args) {
+  const auto is_number = [](const std::string& text) {
+    return !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
+  };
+  for (const std::string name : {"--np", "-np", "-n"}) {
+    if (!option.starts_with(name)) continue;
+    std::string rest = option.substr(name.size());
+    if (rest.starts_with("=")) rest.erase(0, 1);
+    if (is_number(rest)) return rest;
+    if (!rest.empty()) continue;
+    const auto next = std::find(args.begin(), args.end(), option) + 1;
+    return next < args.end() && is_number(*next) ? *next : "N";
+  }
+  return std::nullopt;
+}
+
 // CLI11's messages, in our form.
-[[noreturn]] void refuse(const VerbEntry& entry, const CLI::App& app, const CLI::ParseError& error) {
+[[noreturn]] void refuse(const VerbEntry& entry, const CLI::App& app, const CLI::ParseError& error,
+                         const std::vector<std::string>& args) {
   // Of a verb with words of its own (`bench ring`), the word's options are meant.
   const std::vector<CLI::App*> words = app.get_subcommands();
   const CLI::App& meant = words.empty() ? app : *words.front();
@@ -58,6 +80,10 @@ namespace {
   if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr) {
     const std::vector<std::string> extras = app.remaining(/*recurse=*/true);
     const std::string first = extras.empty() ? "" : extras.front();
+    if (const std::optional<std::string> ranks = number_of_ranks(first, args); ranks && entry.ranks) {
+      refuse_usage(name, "unknown option " + first + ": ranks are started by `" +
+                             shell_quote({typed_program(), "launch", "-n", *ranks}) + " " + name + " ...`");
+    }
     if (first.starts_with("-")) refuse_option(name, meant, first);
     message = "unexpected argument \"" + first + "\"";
     if (words.empty()) {
@@ -145,7 +171,7 @@ ParsedVerb parse_verb(const VerbEntry& entry, const std::vector<std::string>& ar
   } catch (const CLI::CallForHelp&) {
     return {nullptr, app.help()};
   } catch (const CLI::ParseError& error) {
-    refuse(entry, app, error);
+    refuse(entry, app, error, args);
   }
   parsed.verb->check();
   return parsed;

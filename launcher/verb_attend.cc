@@ -20,8 +20,9 @@ class AttendVerb : public Verb {
   void declare(CLI::App& app) override {
     app.add_option("--input", options_.input, "safetensors file with q, k, v (and dout)")->type_name("FILE");
     app.add_option("--random", options_.random,
-                   "instead of --input: make the inputs, the same at any number of ranks:\n"
-                   "batch=1,queries=128,keys=128,heads=4,kv_heads=2,dim=16,dtype=f32,seed=7")
+                   "instead of --input: make the inputs, the same at any number of ranks. NAME=VALUE,...; defaults:\n" +
+                       random_input_defaults() +
+                       "\ndtype: f32, f64, bf16 or f16; magnitude: the standard deviation of q and k")
         ->type_name("SIZES");
     app.add_option("--output", options_.output,
                    "safetensors file to write: out, lse (and dq, dk, dv); may be left out with --random")

@@ -10,8 +10,11 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <array>
 #include <cstdio>
+#include <cstring>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,6 +30,13 @@ namespace {
 volatile sig_atomic_t asked_to_stop = 0;
 void on_stop(int) { asked_to_stop = 1; }
 
+// By what it does where nothing else was asked for; those below SIGRTMIN and above 31 are the C library's own.
+bool ends_a_process(int signal) {
+  const std::array<int, 8> others = {SIGCHLD, SIGCONT, SIGURG, SIGWINCH, SIGSTOP, SIGTSTP, SIGTTIN, SIGTTOU};
+  if (signal > 31 && signal < SIGRTMIN) return false;
+  return std::find(others.begin(), others.end(), signal) == others.end();
+}
+
 class SelftestVerb : public Verb {
  public:
   void declare(CLI::App& app) override {
@@ -35,7 +45,7 @@ class SelftestVerb : public Verb {
         ->check(CLI::NonNegativeNumber);
     app.add_option("--code", code_, "its exit code (exit; default: 1)")->check(CLI::Range(0, 255));
     app.add_option("--signal", signal_, "the signal that ends it (kill; default: 9)")->check(CLI::Range(1, 64));
-    app.add_flag("--deaf", deaf_, "hang: ignore requests to stop");
+    app.add_flag("--deaf", deaf_, "ignore requests to stop (hang)");
     app.footer(
         "  exchange  ranks send 1 MiB once around a ring, add up, and check what arrived\n"
         "  print     every rank prints a line to standard output and one to standard error\n"
@@ -50,6 +60,16 @@ class SelftestVerb : public Verb {
 
   void check() override {
     index_of_name(what_, {"exchange", "print", "exit", "fail", "kill", "hang", "stop", "spin"}, "test", "selftest");
+    require_test("--rank", rank_.has_value(), {"exit", "fail", "kill"});
+    require_test("--code", code_.has_value(), {"exit"});
+    require_test("--signal", signal_.has_value(), {"kill"});
+    require_test("--deaf", deaf_, {"hang"});
+    if (signal_ && !ends_a_process(*signal_)) {
+      throw Error(
+          ErrorKind::kUsage, "selftest",
+          "--signal " + std::to_string(*signal_) + " (" + strsignal(*signal_) +
+              ") does not end a process, and the ranks would wait for ever; take one that does, such as 9 or 15");
+    }
   }
 
   int run() override {
@@ -63,22 +83,29 @@ class SelftestVerb : public Verb {
       std::fprintf(stderr, "standard error of rank %d\n", info.rank);
       return 0;
     }
+    const int failing = rank_.value_or(0), signal_number = signal_.value_or(SIGKILL);
     const bool one_ends = what_ == "exit" || what_ == "fail" || what_ == "kill";
-    if (const int ranks = info.launched ? info.size : 1; one_ends && ranks > 0 && rank_ >= ranks) {
+    if (const int ranks = info.launched ? info.size : 1; one_ends && ranks > 0 && failing >= ranks) {
       // They would wait for ever.
       throw Error(ErrorKind::kUsage, "selftest",
-                  "--rank " + std::to_string(rank_) + ": there is no such rank, " +
+                  "--rank " + std::to_string(failing) + ": there is no such rank, " +
                       (ranks == 1 ? "only rank 0" : "only ranks 0 to " + std::to_string(ranks - 1)));
     }
-    if (what_ == "exit" && info.rank == rank_) return code_;
-    if (what_ == "fail" && info.rank == rank_) {
+    if (what_ == "exit" && info.rank == failing) return code_.value_or(1);
+    if (what_ == "fail" && info.rank == failing) {
       throw Error(ErrorKind::kInput, "selftest", "this rank was told to fail; nothing is wrong");
     }
-    if (what_ == "kill" && info.rank == rank_) {
-      std::fprintf(stderr, "rank %d ends itself with signal %d\n", info.rank, signal_);
+    if (what_ == "kill" && info.rank == failing) {
+      std::fprintf(stderr, "rank %d ends itself with signal %d\n", info.rank, signal_number);
       const rlimit none{0, 0};
       setrlimit(RLIMIT_CORE, &none);
-      raise(signal_);
+      // Whatever this process has inherited.
+      signal(signal_number, SIG_DFL);
+      sigset_t blocked;
+      sigemptyset(&blocked);
+      sigaddset(&blocked, signal_number);
+      sigprocmask(SIG_UNBLOCK, &blocked, nullptr);
+      raise(signal_number);
     }
     if (what_ == "stop" || what_ == "spin") {
       struct sigaction action {};
@@ -131,10 +158,19 @@ class SelftestVerb : public Verb {
     return 0;
   }
 
+  // Refuses an option that the chosen test does not have.
+  void require_test(const std::string& option, bool given, const std::vector<std::string>& tests) const {
+    if (!given || std::find(tests.begin(), tests.end(), what_) != tests.end()) return;
+    std::string names;
+    for (size_t i = 0; i < tests.size(); ++i) {
+      names += (i == 0 ? "" : i + 1 == tests.size() ? " and " : ", ") + tests[i];
+    }
+    throw Error(ErrorKind::kUsage, "selftest",
+                option + " is an option of " + names + ", and the test is " + what_ + "; leave it out");
+  }
+
   std::string what_;
-  int rank_ = 0;
-  int code_ = 1;
-  int signal_ = SIGKILL;
+  std::optional<int> rank_, code_, signal_;
   bool deaf_ = false;
 };
 

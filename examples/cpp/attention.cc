@@ -1,9 +1,13 @@
 // Causal attention over all ranks, forward and backward, held against a dense computation:
 //   mpirun -n 4 .bazel/bin/attention --length=1000
+#include <algorithm>
+#include <charconv>
+#include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <iostream>
 #include <string>
+#include <string_view>
+#include <system_error>
 
 #include "comm/bootstrap/bootstrap.h"
 #include "problem.h"
@@ -11,12 +15,14 @@
 int main(int argc, char** argv) try {
   int64_t length = 1000;
   for (int i = 1; i < argc; ++i) {
-    const std::string arg = argv[i];
-    if (!arg.starts_with("--length=")) {
-      std::cerr << "usage: attention [--length=POSITIONS]\n";
+    const std::string_view arg = argv[i], option = "--length=";
+    const std::string_view number = arg.substr(std::min(arg.size(), option.size()));
+    const char* const end = number.data() + number.size();
+    const auto [stop, error] = std::from_chars(number.data(), end, length);
+    if (!arg.starts_with(option) || error != std::errc() || stop != end || length < 1) {
+      std::cerr << "usage: attention [--length=POSITIONS], at least 1; got " << arg << "\n";
       return 2;
     }
-    length = std::atoll(arg.c_str() + 9);
   }
   // Finds the other ranks; what they must agree on is compared before anything else.
   annulus::Job job = annulus::bootstrap({.fingerprint = {{"length", std::to_string(length)}}});

@@ -17,12 +17,28 @@ std::string prefix(size_t i) { return "[rank " + std::to_string(i) + "] "; }
 
 }  // namespace
 
-std::ofstream open_log(const std::string& log_dir, const std::string& name) {
-  const std::string path = log_dir + "/" + name;
-  std::ofstream file(path, std::ios::trunc);
-  if (!file) throw Error(ErrorKind::kResource, "launcher", "cannot write " + path + ": " + std::strerror(errno));
-  return file;
+LogFile::LogFile(const std::string& log_dir, const std::string& name)
+    : path_(log_dir + "/" + name), file_(path_, std::ios::trunc) {
+  if (!file_) throw Error(ErrorKind::kResource, "launcher", "cannot write " + path_ + ": " + std::strerror(errno));
 }
+
+void LogFile::add(std::string_view text) {
+  errno = 0;
+  file_ << text;
+  note_failure();
+}
+
+void LogFile::flush() {
+  errno = 0;
+  file_.flush();
+  note_failure();
+}
+
+void LogFile::note_failure() {
+  if (error_ == 0 && !file_) error_ = errno == 0 ? EIO : errno;
+}
+
+std::string LogFile::lost() const { return error_ == 0 ? "" : path_ + ": " + std::strerror(error_); }
 
 RankStreams::RankStreams(int ranks, const std::string& session_dir, const std::string& log_dir, Terminal& terminal)
     : terminal_(terminal), ranks_(static_cast<size_t>(ranks)) {
@@ -35,7 +51,7 @@ RankStreams::RankStreams(int ranks, const std::string& session_dir, const std::s
     const std::string base = "rank-" + std::to_string(i);
     ranks_[i].out.fd = open_fifo(session_dir + "/" + base + ".out");
     ranks_[i].err.fd = open_fifo(session_dir + "/" + base + ".err");
-    ranks_[i].log = open_log(log_dir, base + ".log");
+    ranks_[i].log = LogFile(log_dir, base + ".log");
   }
 }
 
@@ -87,7 +103,7 @@ void RankStreams::log_line(size_t i, Terminal::Stream stream, std::string_view l
     if (now - r.last_live < std::chrono::seconds(10)) return;
     r.last_live = now;
   }
-  r.log << line << '\n';
+  r.log.add(std::string(line) + "\n");
   if (stream == Terminal::kErr) {
     r.tail.emplace_back(line);
     if (r.tail.size() > 10) r.tail.pop_front();
@@ -109,7 +125,17 @@ void RankStreams::finish() {
 }
 
 void RankStreams::note(int rank, const std::string& line) {
-  ranks_[static_cast<size_t>(rank)].log << line << std::endl;
+  LogFile& log = ranks_[static_cast<size_t>(rank)].log;
+  log.add(line + "\n");
+  log.flush();
+}
+
+std::vector<std::string> RankStreams::lost_logs() const {
+  std::vector<std::string> lost;
+  for (const Rank& r : ranks_) {
+    if (!r.log.lost().empty()) lost.push_back(r.log.lost());
+  }
+  return lost;
 }
 
 std::vector<std::string> RankStreams::unseen(int rank) const {

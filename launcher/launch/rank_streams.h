@@ -15,8 +15,25 @@
 
 namespace annulus {
 
-// A file LOG_DIR/NAME, empty. Raises Error(kResource).
-std::ofstream open_log(const std::string& log_dir, const std::string& name);
+// The file LOG_DIR/NAME of a job. What it does not take, on a full disk, is lost, and lost() says so: a job does not
+// fail for its logs.
+class LogFile {
+ public:
+  LogFile() = default;
+  // Empty at first. Raises Error(kResource).
+  LogFile(const std::string& log_dir, const std::string& name);
+  void add(std::string_view text);
+  void flush();
+  // "LOG_DIR/NAME: No space left on device"; empty where everything was written.
+  std::string lost() const;
+
+ private:
+  void note_failure();
+
+  std::string path_;
+  std::ofstream file_;
+  int error_ = 0;
+};
 
 class RankStreams {
  public:
@@ -39,6 +56,8 @@ class RankStreams {
   void note(int rank, const std::string& line);
   // The last lines of a rank's standard error, where the terminal has shown much else since; else nothing.
   std::vector<std::string> unseen(int rank) const;
+  // Of the ranks' logs that are not whole (LogFile::lost), in order of ranks.
+  std::vector<std::string> lost_logs() const;
 
  private:
   struct Source {
@@ -48,7 +67,7 @@ class RankStreams {
   };
   struct Rank {
     Source out, err;
-    std::ofstream log;
+    LogFile log;
     std::chrono::steady_clock::time_point last_live{};  // when a replaced ('\r') line was last written to the log
     std::deque<std::string> tail;                       // last lines of standard error
     int64_t shown = 0;                                  // when the terminal last showed something of it, in shown_

@@ -17,7 +17,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <optional>
 #include <utility>
 
@@ -54,8 +53,8 @@ class Supervisor {
         streams_(options.ranks, session_dir, log_dir, terminal_),
         ranks_(static_cast<size_t>(options.ranks)) {
     control_ = open_fifo(session_dir + "/control");
-    mpirun_log_ = open_log(log_dir, "mpirun.log");
-    log_ = open_log(log_dir, "launch.log");
+    mpirun_log_ = LogFile(log_dir, "mpirun.log");
+    log_ = LogFile(log_dir, "launch.log");
   }
 
   ~Supervisor() {
@@ -68,7 +67,8 @@ class Supervisor {
   }
 
   void start(const std::vector<std::string>& command, const std::string& heading) {
-    log_ << heading << std::flush;
+    log_.add(heading);
+    log_.flush();
     std::array<int, 2> pipe_fds{};
     if (pipe2(pipe_fds.data(), O_CLOEXEC) != 0) refuse_call("pipe");
     std::vector<char*> argv;
@@ -115,7 +115,8 @@ class Supervisor {
 
  private:
   void say(const std::string& text) {
-    log_ << text << std::endl;
+    log_.add(text + "\n");
+    log_.flush();
     terminal_.write_line(Terminal::kErr, text);
   }
 
@@ -145,7 +146,8 @@ class Supervisor {
     check_deaths();
     read_control();
     drain(mpirun_, [&](std::string_view bytes) {
-      mpirun_log_ << bytes << std::flush;
+      mpirun_log_.add(bytes);
+      mpirun_log_.flush();
       mpirun_text_.append(bytes.substr(0, kKeptText - std::min(kKeptText, mpirun_text_.size())));
     });
     if (terminal_.error() != 0 && !stop_signal_) interrupt(SIGPIPE);
@@ -326,8 +328,22 @@ class Supervisor {
     end.log_dir = log_dir_;
     const Verdict verdict = judge(end);
     for (const std::string& line : verdict.words) say(line);
-    log_ << "exit code " << verdict.code << std::endl;
+    log_.add("exit code " + std::to_string(verdict.code) + "\n");
+    log_.flush();
+    say_lost_logs();
     return verdict.code;
+  }
+
+  // Once, and the job's exit code stays its own: what it computed is not touched by it.
+  void say_lost_logs() {
+    std::vector<std::string> lost = streams_.lost_logs();
+    for (const LogFile* log : {&mpirun_log_, &log_}) {
+      if (!log->lost().empty()) lost.push_back(log->lost());
+    }
+    if (lost.empty()) return;
+    const size_t others = lost.size() - 1;
+    say("annulus: lines are missing in the log file " + lost.front() +
+        (others == 0 ? "" : " (and in " + std::to_string(others) + (others == 1 ? " other)" : " others)")));
   }
 
   enum class Stage { kAsked, kTerminated };
@@ -339,7 +355,7 @@ class Supervisor {
   Terminal terminal_;
   RankStreams streams_;
   std::vector<RankState> ranks_;
-  std::ofstream mpirun_log_, log_;
+  LogFile mpirun_log_, log_;
   int control_ = -1;
   LineSplitter control_lines_;
   std::string kept_text_;          // of a word on a checkpoint that is not whole yet

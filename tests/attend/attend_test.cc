@@ -8,9 +8,12 @@
 #include <ATen/ops/zeros_like.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <filesystem>
 #include <functional>
+#include <limits>
 #include <sstream>
+#include <vector>
 
 #include "comm/threads/threads.h"
 #include "common/error.h"
@@ -97,6 +100,38 @@ TEST(Attend, AFailingCheckIsAnErrorThatSaysByHowMuch) {
   }
 }
 
+TEST(Attend, OnlyFiniteInputsAreChecked) {
+  const TestFolder folder;
+  const std::string file = folder.path() + "/in.safetensors";
+  const auto refused = [&](const std::string& name, double value, at::ScalarType dtype, const std::string& words) {
+    SCOPED_TRACE(name);
+    const RandomTensors in = make_random(parse_random_input("queries=20,heads=2,dim=4", "test"));
+    std::vector<NamedTensor> tensors = {{"q", in.q}, {"k", in.k}, {"v", in.v}, {"dout", in.dout}};
+    for (NamedTensor& t : tensors) {
+      t.tensor = t.tensor.to(dtype).contiguous();
+      if (t.name == name) t.tensor.slice(1, 7).select(2, 1).fill_(value);
+    }
+    write_safetensors(file, tensors);
+    AttendOptions o;
+    o.input = file;
+    o.output = folder.path() + "/out.safetensors";
+    o.backward = o.check = true;
+    expect_refused(o, 2, ErrorKind::kInput, words);
+    EXPECT_FALSE(std::filesystem::exists(o.output));
+    if (name == "dout") {
+      o.backward = false;  // is not read
+      attend(o, 2);
+    }
+  };
+  const double inf = std::numeric_limits<double>::infinity();
+  refused("q", std::nan(""), at::kFloat, "in.safetensors, tensor \"q\": the element [0, 7, 1, 0] is nan in fp32");
+  refused("k", -inf, at::kDouble, "\"k\": the element [0, 7, 1, 0] is -inf in fp64");
+  refused("v", inf, at::kBFloat16, "\"v\": the element [0, 7, 1, 0] is inf in bf16");
+  refused("dout", inf, at::kHalf, "\"dout\": the element [0, 7, 1, 0] is inf in fp16");
+  AttendOptions random = random_options("{ kind = 'causal' }", "dtype=f16,magnitude=1e6");
+  expect_refused(random, 1, ErrorKind::kInput, "magnitude=1e+06, tensor \"q\"");
+}
+
 TEST(Attend, DropoutIsCheckedAndDependsOnItsKeys) {
   const TestFolder folder;
   const auto out = [&](const std::function<void(AttendOptions&)>& change, int ranks) {
@@ -156,6 +191,7 @@ TEST(Attend, RefusesWhatCannotBe) {
   refused([](AttendOptions& o) { o.scale = 1e30; }, "--check says nothing here");
   refused([](AttendOptions& o) { o.scale = 1e300; }, "--check says nothing here");
   refused([](AttendOptions& o) { o.scale = -1e308, o.random += ",magnitude=1000"; }, "--check says nothing here");
+  refused([](AttendOptions& o) { o.random += ",magnitude=1e4"; }, "in fp32 allows");
   refused([](AttendOptions& o) { o.random += ",magnitude=1e4"; }, "or dtype=f64");
   refused([](AttendOptions& o) { o.random += ",dtype=f64,magnitude=1e6", o.scale = 100; },
           "smaller --scale or magnitude");
@@ -174,6 +210,44 @@ TEST(Attend, RefusesWhatCannotBe) {
         o.mask_out = "/nowhere/mask";
       },
       "mkdir", ErrorKind::kResource);
+}
+
+TEST(Attend, NoFileIsWrittenOverAnother) {
+  const TestFolder folder;
+  const std::filesystem::path at = folder.path();
+  const std::string map = at / "map.safetensors";
+  AttendOptions local = random_options("{ kind = 'blocks', map = 'local', block = 16, window_blocks = 1 }");
+  local.mask_out = map;
+  attend(local, 1);
+  const auto kept = [&] { return SafetensorsFile(map).load("mask").sum().item<int64_t>(); };
+  const int64_t blocks = kept();
+  std::filesystem::create_directory(at / "sub");
+  std::filesystem::create_symlink(map, at / "link");
+  const auto refused = [&](const std::string& output, const std::string& mask_out, const std::string& pattern,
+                           const std::string& word) {
+    SCOPED_TRACE(output + " " + mask_out + " " + pattern);
+    AttendOptions o = local;
+    o.output = output;
+    o.mask_out = mask_out;
+    if (!pattern.empty()) o.pattern = pattern;
+    expect_refused(o, 2, ErrorKind::kUsage, word);
+  };
+  refused(at / "new", at / "new", "", "--mask-out");
+  refused(at / "new", at / "sub" / ".." / "." / "new", "", "--output");
+  refused(map, at / "link", "", "same file");
+  EXPECT_FALSE(std::filesystem::exists(at / "new"));
+  const std::string file = "{ kind = 'blocks', map = 'file', block = 16, file = '" + map + "' }";
+  refused(map, "", file, "--output");
+  refused(at / "link", "", file, "--pattern");
+  refused(at / "new", map, file, "--mask-out");
+  refused(map, "", "{ kind = 'union', of = [{ kind = 'causal' }, " + file + "] }", "--pattern");
+  EXPECT_EQ(kept(), blocks);
+  AttendOptions input = local;
+  input.random = "";
+  input.input = map;
+  input.output = at / "new";
+  input.mask_out = at / "link";
+  expect_refused(input, 2, ErrorKind::kUsage, "--input");
 }
 
 TEST(Attend, TheCommandOfARequestComputesIt) {

@@ -19,6 +19,19 @@ TEST(RandomInput, ReadsWhatItWrites) {
             "batch=1,queries=30,keys=30,heads=3,kv_heads=3,dim=16,dtype=f32,seed=1");
 }
 
+TEST(RandomInput, ItsDefaultsAreThoseThatHelpShows) {
+  std::string shown = random_input_defaults();
+  for (const char* const name :
+       {"batch=", ",queries=", ",keys=", ",heads=", ",kv_heads=", ",dim=", ",dtype=", ",seed=", ",magnitude="}) {
+    EXPECT_NE(shown.find(name), std::string::npos) << name << " in " << shown;
+  }
+  const RandomInput input = parse_random_input("", "test");
+  shown.replace(shown.find("QUERIES"), 7, std::to_string(input.queries));
+  shown.replace(shown.find("HEADS"), 5, std::to_string(input.heads));
+  EXPECT_EQ(parse_random_input(shown, "test").text(), input.text());
+  EXPECT_EQ(parse_random_input(shown, "test").magnitude, input.magnitude);
+}
+
 TEST(RandomInput, RefusesWhatIsNone) {
   for (const auto& [text, word] :
        std::vector<std::pair<std::string, std::string>>{{"querys=30", "did you mean \"queries\""},

@@ -48,9 +48,11 @@ class NumbersVerb : public Verb {
 
 const VerbEntry kEntry = {"numbers", "", false, [] { return std::unique_ptr<Verb>(new NumbersVerb); }};
 
-std::string refusal(const std::vector<std::string>& args) {
+const VerbEntry kRanksEntry = {"numbers", "", true, kEntry.make};
+
+std::string refusal(const std::vector<std::string>& args, const VerbEntry& entry = kEntry) {
   try {
-    parse_verb(kEntry, args);
+    parse_verb(entry, args);
   } catch (const Error& e) {
     EXPECT_EQ(e.kind(), ErrorKind::kUsage) << e.what();
     return e.what();
@@ -110,6 +112,21 @@ TEST(ParseVerb, RefusesWhatIsNoNumberOfItsType) {
   EXPECT_NE(refusal({"word", "--inner", "07"}).find("numbers word: --inner: expected a whole number, got \"07\""),
             std::string::npos);
   EXPECT_NE(refusal({"word", "--inner", "10"}).find("--inner"), std::string::npos);
+}
+
+TEST(ParseVerb, AVerbOfRanksSaysWhoStartsThem) {
+  for (const std::vector<std::string>& args : std::vector<std::vector<std::string>>{
+           {"-n", "3"}, {"-n3"}, {"-np", "3"}, {"--np", "3"}, {"--np=3"}, {"--any", "7", "-n", "3"}}) {
+    const std::string words = "ranks are started by `", command = " launch -n 3 numbers ...`";
+    const std::string text = refusal(args, kRanksEntry);
+    EXPECT_NE(text.find(words), std::string::npos) << text;
+    EXPECT_NE(text.find(command), std::string::npos) << text;
+    EXPECT_EQ(refusal(args).find("started by"), std::string::npos) << "no verb of ranks";
+  }
+  EXPECT_NE(refusal({"word", "-n", "3"}, kRanksEntry).find(" launch -n 3 numbers word ...`"), std::string::npos);
+  EXPECT_NE(refusal({"--any", "7", "-n"}, kRanksEntry).find(" launch -n N numbers ...`"), std::string::npos);
+  EXPECT_NE(refusal({"-n", "--any"}, kRanksEntry).find("--any"), std::string::npos);
+  EXPECT_EQ(refusal({"-nx"}, kRanksEntry).find("started by"), std::string::npos);
 }
 
 }  // namespace
