@@ -20,7 +20,7 @@ const char* text_of(const char* name) {
 }
 
 int int_of(const char* name, int fallback, int low) {
-  return static_cast<int>(number_from_environment(name, fallback, low, 9'999'999));
+  return static_cast<int>(number_from_environment(name, fallback, low, 10'000'000));
 }
 
 // Launchers whose processes do not become ranks by themselves: torchrun's know nothing of MPI, others belong to another
@@ -56,6 +56,16 @@ Announcement announcement() {
 
 }  // namespace
 
+namespace {
+
+// Whole numbers without an exponent.
+std::string plain(double value) {
+  return value == std::floor(value) && std::abs(value) < 1e15 ? std::to_string(static_cast<int64_t>(value))
+                                                              : exact(value);
+}
+
+}  // namespace
+
 double number_from_environment(const char* name, double fallback, double low, double high) {
   const char* text = text_of(name);
   if (text == nullptr) return fallback;
@@ -65,7 +75,17 @@ double number_from_environment(const char* name, double fallback, double low, do
   if (error == std::errc() && rest == end && std::isfinite(value) && value >= low && value <= high) return value;
   throw Error(ErrorKind::kUsage, "comm",
               std::string("environment variable ") + name + " is \"" + text + "\": expected a number from " +
-                  exact(low) + " to " + exact(high) + "; correct or unset it");
+                  plain(low) + " to " + plain(high) + "; correct or unset it");
+}
+
+bool switch_from_environment(const char* name, bool fallback) {
+  const char* const text = text_of(name);
+  if (text == nullptr) return fallback;
+  const std::string_view given = text;
+  if (given == "1" || given == "0") return given == "1";
+  throw Error(
+      ErrorKind::kUsage, "comm",
+      std::string("environment variable ") + name + " is \"" + text + "\": expected 1 or 0; correct or unset it");
 }
 
 LaunchInfo launch_info() {

@@ -35,4 +35,8 @@ LaunchInfo launch_info();
 // high].
 double number_from_environment(const char* name, double fallback, double low, double high);
 
+// An environment variable that is 1 or 0; `fallback` where it is not set or empty. Raises Error(kUsage) for another
+// value.
+bool switch_from_environment(const char* name, bool fallback);
+
 }  // namespace annulus

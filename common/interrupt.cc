@@ -30,9 +30,10 @@ void handle(int signal) {
   int none = 0;
   if (g_signal.compare_exchange_strong(none, signal)) {
     g_first_ms = now_ms();
-  } else if (signal != SIGPIPE && now_ms() - g_first_ms >= kSameRequestMs) {
-    _exit(exit_code(signal));
+    return;
   }
+  const long first = g_first_ms;  // 0: the first one is being noted on another thread
+  if (signal != SIGPIPE && first != 0 && now_ms() - first >= kSameRequestMs) _exit(exit_code(signal));
 }
 
 }  // namespace

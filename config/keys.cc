@@ -31,6 +31,15 @@ void check_run_name(const std::string& value, std::string_view where) {
                   "\"");
 }
 
+void check_folder(const std::string& value, std::string_view where) {
+  check_not_empty(value, where);
+  if (value.starts_with("~")) {
+    throw Error(
+        ErrorKind::kUsage, "config",
+        std::string(where) + ": \"~\" is a home folder to a shell alone: write the whole path, got \"" + value + "\"");
+  }
+}
+
 Key of_model(Key key) {
   key.of_model = true;
   return key;
@@ -75,7 +84,7 @@ const std::vector<Key>& keys() {
        {},
        {},
        check_run_name},
-      {"run", "folder", ANNULUS_AT(run.folder), "where runs are kept", false, {}, {}, check_not_empty},
+      {"run", "folder", ANNULUS_AT(run.folder), "where runs are kept", false, {}, {}, check_folder},
       {"run", "seed", ANNULUS_AT(run.seed), "of the weights and of the order of the text", false, at_least(0, 9e18)},
       {"run", "steps", ANNULUS_AT(run.steps), "optimizer steps of the whole run", true, at_least(1)},
       {"run", "log_every", ANNULUS_AT(run.log_every), "steps between two reports", false, at_least(1)},

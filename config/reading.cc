@@ -2,6 +2,7 @@
 #include <toml++/toml.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -232,10 +233,13 @@ toml::table parse_toml(std::string_view text, std::string_view source) {
   }
 }
 
-// Numbers that TOML cannot read: 99999999999999999999, 1e400.
+// Numbers that are too large for TOML: 99999999999999999999, 1e400.
 bool is_number_beyond(const std::string& value) {
-  return value.find_first_not_of("0123456789+-._eE") == std::string::npos &&
-         value.find_first_of("0123456789") != std::string::npos;
+  const auto beyond = [&](auto number) {
+    const auto [stop, error] = std::from_chars(value.data(), value.data() + value.size(), number);
+    return error == std::errc::result_out_of_range && stop == value.data() + value.size();
+  };
+  return beyond(int64_t{0}) || beyond(0.0);
 }
 
 // A list or a table that lacks the quotes of its strings, which a shell takes where nothing keeps it from that. Raises

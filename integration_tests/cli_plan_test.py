@@ -44,7 +44,7 @@ class PlanTest(cli.CliTest):
             (["--ranks", "2", "--length", "100", "--heads", "99999999"], 4, "heads must be at most 2^24"),
             (["--ranks", "2000000000", "--length", "100"], 4, "at most 1048576 ranks"),
             (["--ranks", "8", "--length", "100", "--even"], 4, "no --even on the command line"),
-            (["--ranks", "2", "--length", str(2**40)], 8, "the proof of a plan of 1,099,511,627,776 positions takes"),
+            (["--ranks", "2", "--length", str(2**40)], 8, "the proof of a plan of 1,099,511,627,776 positions for 2 ranks takes"),
             (["--length", "100"], 2, "plan needs --ranks, or --lengths"),
             (["--ranks", "2"], 2, "plan needs --length, or --lengths"),
             (["--lengths", "5,9,2", "--ranks", "2"], 2, "--lengths has 3 lengths, but --ranks says 2"),

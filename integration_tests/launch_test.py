@@ -53,6 +53,13 @@ class LaunchTest(cli.CliTest):
         self.assertTrue(os.path.exists(self.path("here/logs/rank-0.log")))
         self.assertFalse(os.path.exists(self.path("runs")))
 
+    def test_logs_of_an_earlier_job_are_kept(self):
+        for _ in range(2):
+            self.assertEqual(self.annulus("launch", "-n", "2", "--log-dir", "logs", "selftest", "print")[0], 0)
+        found = sorted(os.path.relpath(f, self.folder) for f in glob.glob(self.path("logs/**/rank-0.log"), recursive=True))
+        self.assertEqual(len(found), 2, found)
+        self.assertIn("logs/rank-0.log", found)
+
     def test_logs_that_are_lost_are_told_once(self):
         """The device that is always full stands in for a full disk."""
         missing = "annulus: lines are missing in the log file "

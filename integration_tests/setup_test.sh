@@ -189,7 +189,7 @@ chmod -R go-w "$home"
 run "$home/annulus" version
 chmod a-w "$home/.bazel"
 before=$(calls)
-other() { run env PATH="$PATH:/none" ${as_nobody[@]+"${as_nobody[@]}"} "$home/annulus" "$@"; }
+other() { run ${as_nobody[@]+"${as_nobody[@]}"} "$home/annulus" "$@"; }
 other version
 exits 7 "another user"
 [[ $(cat "$work/out") == "program version of $PWD" ]] || { fail "only the program speaks to another user" && cat "$work/out"; }

@@ -157,17 +157,28 @@ class TrainEndsTest(cli.CliTest):
     def stopped_alone(self, run, code):
         got, err = run.finish()
         self.assertEqual(got, code, err)
+        said = err
         self.assertEqual(len(glob.glob(self.path("a user's runs/tiny-001/checkpoints/*/manifest.json"))), 1)
         step = int(re.search(r"step-0*(\d+)", glob.glob(self.path("a user's runs/tiny-001/checkpoints/*"))[0]).group(1))
         code, out, err = self.annulus("train", "config.toml", "--resume", "--set", f"run.steps={step + 1}")
         self.assertEqual(code, 0, err)
         self.assertIn(f"resumed after step {step}", out)
+        return said
 
     def test_a_closed_output_without_launch(self):
         run = self.train(*NO_CHECKPOINT, ranks=0)
         run.process.stdout.close()
         run.process.stdout = open(os.devnull)
-        self.stopped_alone(run, 141)
+        self.assertRegex(self.stopped_alone(run, 141), GO_ON)
+
+    def test_a_closed_output_below_launch(self):
+        run = self.train(*NO_CHECKPOINT)
+        run.process.stdout.close()
+        run.process.stdout = open(os.devnull)
+        self.assertRegex(self.stopped_alone(run, 141), GO_ON)
+
+    def test_a_resume_of_a_run_that_lies_elsewhere(self):
+        self.assert_refused(2, "--resume FOLDER/NAME", "train", "--resume", "tiny", "--set", "run.folder=other")
 
     def test_a_closed_terminal_without_launch(self):
         run = self.train(*NO_CHECKPOINT, ranks=0)

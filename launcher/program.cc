@@ -111,7 +111,7 @@ int dispatch(std::vector<std::string> args, const LaunchInfo& info) {
 // What a verb printed must have arrived: a job's output that is lost on a full disk is no success. Also what failed
 // long ago is asked for: a line that was lost leaves its mark on stdout and is not tried again by the last flush.
 // Returns the exit code of a program whose reader has gone, and 0 where all arrived; raises Error(kResource) otherwise.
-int require_output() {
+int require_printed() {
   std::cout.flush();
   errno = 0;
   const bool flushed = std::fflush(stdout) == 0;
@@ -159,7 +159,7 @@ int run_program(int argc, char** argv) {
     rank = launch_info();
     attach_to_launcher(rank);
     code = dispatch(command_arguments(), rank);
-    if (const int lost = require_output(); code == 0) code = lost;
+    if (const int lost = require_printed(); code == 0) code = lost;
   } catch (const ReportedError& reported) {
     error = reported;
     said = true;

@@ -22,8 +22,10 @@ class LaunchVerb : public Verb {
     app.prefix_command();  // what follows the verb is the verb's
     app.add_option("-n,--np", ranks_, "number of ranks (also -np)")->type_name("N");
     app.add_flag("--dry-run", options_.dry_run, "print the placement and the mpirun command; start nothing");
-    app.add_option("--log-dir", options_.log_dir,
-                   "folder for the log files of the ranks (default: a new one in runs/logs)");
+    app.add_option(
+        "--log-dir", options_.log_dir,
+        "folder for the log files of the ranks, or for a new folder of them where it holds those of an earlier "
+        "job (default: a new one in runs/logs)");
     app.add_option("--timeout-grace", options_.grace_seconds,
                    "seconds that ranks have to stop after Ctrl-C or SIGTERM before they are ended (default: 30)")
         ->type_name("S");

@@ -107,7 +107,8 @@ class PlanVerb : public Verb {
   int run() override {
     const auto begin = std::chrono::steady_clock::now();
     request_.pattern = read_block_maps(request_.pattern, request_.shape);
-    require_memory();
+    free_ = available_memory();
+    require_memory(0);
     request_ = resolve_schedule(request_);
     pairs_ = count_pairs(*cached_pattern(request_));
     std::vector<Program> programs;
@@ -117,7 +118,12 @@ class PlanVerb : public Verb {
       for_each_program(request_, [&](Program program) {
         forward.push_back(traffic(program, program.forward));
         backward.push_back(traffic(program, program.backward));
-        if (!no_proof_) programs.push_back(std::move(program));
+        if (!no_proof_) {
+          program_bytes_ += static_cast<double>(program_bytes(program));
+          programs.push_back(std::move(program));
+          // As many bytes for each rank to come as for those that are made.
+          require_memory(program_bytes_ / static_cast<double>(programs.size()) * request_.ranks);
+        }
         line.say("made " + std::to_string(forward.size()) + " of " + std::to_string(request_.ranks) + " ranks");
       });
     }
@@ -174,20 +180,23 @@ class PlanVerb : public Verb {
     request_.shape.q_len = total;
   }
 
-  // Before anything is taken: a process that the kernel ends says nothing.
-  void require_memory() const {
-    const std::optional<AvailableMemory> free = available_memory();
-    if (!free) return;
-    const auto most = static_cast<double>(free->bytes);
-    // What ranks need of each other is found in bits, one a key (attention/plan/needs.h).
-    const double plan = static_cast<double>(request_.shape.k_len) / 8;
-    const double bytes = no_proof_ ? plan : plan + proof_bytes(request_, *cached_pattern(request_));
+  // Before the memory is taken: a process that the kernel ends says nothing. `programs`: the bytes of all ranks', which
+  // the proof keeps.
+  void require_memory(double programs) {
+    if (!free_) return;
+    const auto most = static_cast<double>(free_->bytes);
+    // What ranks need of each other is found in bits, one a key, and in two ints for each key of one owner
+    // (attention/plan/needs.h).
+    const auto keys = static_cast<double>(request_.shape.k_len);
+    const double plan = keys / 8 + keys / request_.ranks * 2 * sizeof(int);
+    if (!no_proof_ && !proof_bytes_) proof_bytes_ = proof_bytes(request_, *cached_pattern(request_));
+    const double bytes = no_proof_ ? plan : plan + *proof_bytes_ + programs;
     if (bytes <= most) return;
-    throw Error(
-        ErrorKind::kResource, "plan",
-        std::string(no_proof_ ? "a plan" : "the proof of a plan") + " of " + with_commas(request_.shape.q_len) +
-            " positions takes " + bytes_text(bytes) + ", and " + bytes_text(most) + " are free (" + free->limit +
-            "): " + (plan <= most && !no_proof_ ? "--no-proof only makes the plan" : "plan a shorter sequence"));
+    throw Error(ErrorKind::kResource, "plan",
+                std::string(no_proof_ ? "a plan" : "the proof of a plan") + " of " + with_commas(request_.shape.q_len) +
+                    " positions for " + counted(request_.ranks, "rank") + " takes " + bytes_text(bytes) + ", and " +
+                    bytes_text(most) + " are free (" + free_->limit + "): " +
+                    (plan <= most && !no_proof_ ? "--no-proof only makes the plan" : "plan a shorter sequence"));
   }
 
   std::vector<Cost> costs(const std::vector<Traffic>& ranks) const {
@@ -282,6 +291,9 @@ class PlanVerb : public Verb {
   int64_t pairs_ = 0;
   std::vector<Cost> forward_, backward_;
   std::optional<Proof> proof_;
+  std::optional<AvailableMemory> free_;
+  std::optional<double> proof_bytes_;
+  double program_bytes_ = 0;  // of the programs made so far
   double made_ = 0, proved_ = 0;
 };
 

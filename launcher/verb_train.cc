@@ -1,7 +1,9 @@
 // annulus train: one rank of a training job. Options only; the work is training/trainer.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
+#include <iostream>
 #include <memory>
 #include <optional>
 
@@ -50,6 +52,12 @@ class TrainVerb : public Verb {
   void check() override {
     if (help_config_) return;
     if (config_path_.empty()) take_configuration_of_run();
+    std::error_code error;
+    if (std::filesystem::is_regular_file(config_path_ + "/config.toml", error)) {
+      throw Error(ErrorKind::kInput, "launcher",
+                  config_path_ + " is a run folder: go on with it by --resume " + config_path_ +
+                      ", or name a TOML file to begin another run");
+    }
     config_ = load_config(config_path_, sets_);
     network();  // refuses what is no name
   }
@@ -98,13 +106,17 @@ class TrainVerb : public Verb {
         last = {.step = step, .folder = folder, .command = command};
       }
     };
+    const auto say_how_to_go_on = [&last] {
+      if (!last || last->command.empty()) return;
+      const std::string text = resume_text(resume_point(last->step, last->folder, last->command));
+      std::fprintf(stderr, "annulus: %s\n", text.c_str());
+    };
     try {
-      return run_training(config_, gpus ? *gpus : *job.world, options);
+      const int code = run_training(config_, gpus ? *gpus : *job.world, options);
+      if (code != 0 && !std::cout) say_how_to_go_on();  // what the trainer said has reached nobody
+      return code;
     } catch (const std::exception&) {
-      if (last) {
-        const std::string text = resume_text(resume_point(last->step, last->folder, last->command));
-        std::fprintf(stderr, "annulus: %s\n", text.c_str());
-      }
+      say_how_to_go_on();
       throw;
     }
   }
@@ -117,6 +129,12 @@ class TrainVerb : public Verb {
     if (std::filesystem::is_regular_file(resume_run_, error)) {
       throw Error(ErrorKind::kUsage, "launcher",
                   needs + " (\"" + resume_run_ + "\" was read as the run to resume: name CONFIG first)");
+    }
+    const auto moves = [](const std::string& set) { return set.starts_with("run.folder"); };
+    if (resume_run_.find('/') == std::string::npos && std::any_of(sets_.begin(), sets_.end(), moves)) {
+      throw Error(ErrorKind::kUsage, "launcher",
+                  "without CONFIG a run is looked up in " + RunConfig{}.folder +
+                      ", whatever --set run.folder says: name its path, --resume FOLDER/NAME");
     }
     resume_run_ = find_run(RunConfig{}.folder, resume_run_);
     config_path_ = resume_run_ + "/config.toml";

@@ -79,9 +79,11 @@ cannot_build() { # FOLDER
 refuse_to_build() { # FOLDER
   local owner
   owner=$(stat -c %U "$1")
-  {
-    echo "annulus: $1 belongs to $owner and cannot be built by you, and what is built there is missing or not up to date."
+  if [[ $owner == "$(id -un)" ]]; then
+    printf 'annulus: %s cannot be written, so nothing can be built in it.\nMake it writable, or build in another clone:  git clone %q\n' "$1" "$1"
+  else
+    printf 'annulus: %s belongs to %s, and you cannot build in it.\n' "$1" "$owner"
     printf 'Ask %s to run  %q version  there, or build in a clone of your own:  git clone %q\n' "$owner" "$1/annulus" "$1"
-  } >&2
+  fi >&2
   exit 8
 }

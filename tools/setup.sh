@@ -53,10 +53,9 @@ all_there() {
     esac
   done <.bazel/setup
 }
-if [[ ! $table ]] && all_there; then exit 0; fi
-
 . tools/live.sh
 if cannot_build "$PWD"; then refuse_to_build "$PWD"; fi
+if [[ ! $table ]] && all_there; then exit 0; fi
 
 # ---- Looking.
 

@@ -3,9 +3,7 @@
 
 #include <array>
 #include <cstdio>
-#include <cstdlib>
 #include <memory>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -13,6 +11,7 @@
 #include "attention/kernels/choose_kernel.h"
 #include "attention/plan/layout.h"
 #include "attention/plan/plan.h"
+#include "comm/launch_info.h"
 #include "common/error.h"
 #include "common/text.h"
 #include "memory/caches.h"
@@ -93,8 +92,7 @@ double least_memory(const Config& c, int context_ranks) {
 }
 
 void require_memory(const char* what, double bytes, int ranks, const std::optional<AvailableMemory>& available) {
-  const char* const check = std::getenv("ANNULUS_MEMORY_CHECK");
-  const bool asked = check == nullptr || std::string_view(check) != "0";
+  const bool asked = switch_from_environment("ANNULUS_MEMORY_CHECK", true);
   const bool too_much = asked && available && bytes * ranks > static_cast<double>(available->bytes);
   if (!too_much && bytes < kAnyMachine) return;
   std::string text = "the run needs " + std::string(what) + bytes_text(bytes) + " a rank";

@@ -107,7 +107,9 @@ class Run {
   Words command(const Words& more) const;
   // Whoever started this run is told how it could go on from here; on rank 0, from when it has begun.
   void tell_checkpoint() {
-    if (options_.on_checkpoint) options_.on_checkpoint(saved_step_.value_or(0), kept_, command({"--resume", path_}));
+    if (!options_.on_checkpoint) return;
+    const bool complete = training_->steps_done() >= config_.run.steps;
+    options_.on_checkpoint(saved_step_.value_or(0), kept_, complete ? Words() : command({"--resume", path_}));
   }
 
   const Config& config_;
@@ -231,6 +233,7 @@ void Run::open_folder() {
   together(
       world_, {"opening the run's files"},
       [&] {
+        store_->require_writable();
         // That of a resumed run stays what its checkpoints were made with until there is a new one.
         if (!options_.resume) write_config();
         metrics = std::make_unique<MetricsWriter>(

@@ -32,7 +32,7 @@ struct TrainOptions {
   std::vector<std::string> command;
   std::string program = "./annulus";  // its first word, for the sample command
   // Told on rank 0 from where the run could go on, and with which command: when it has begun and after each checkpoint.
-  // `folder`: of the checkpoint of `step`; empty where there is none yet.
+  // `folder`: of the checkpoint of `step`; empty where there is none yet. `command` is empty once the run is complete.
   std::function<void(int64_t step, const std::string& folder, const std::vector<std::string>& command)> on_checkpoint;
   int ranks_here = 1;  // of this host, which its memory is for
   // What may still be taken where a run's tensors lie: the host's memory for all its ranks together, or the memory of

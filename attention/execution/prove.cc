@@ -3,13 +3,12 @@
 
 #include <ATen/ops/empty.h>
 
-#include <cstdlib>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "attention/pattern/pattern.h"
 #include "comm/agreement.h"
+#include "comm/launch_info.h"
 #include "common/error.h"
 
 namespace annulus {
@@ -66,15 +65,7 @@ void require_right(const RankShare& share, const std::vector<PairDigest>& heard,
 
 }  // namespace
 
-bool proves_by_default() {
-  const char* const text = std::getenv("ANNULUS_PROVE");
-  const std::string_view given = text == nullptr ? "" : text;
-  if (given.empty() || given == "1") return true;
-  if (given == "0") return false;
-  throw Error(ErrorKind::kUsage, "plan",
-              "ANNULUS_PROVE: expected 1 (plans are proved before they run) or 0 (they are not), got \"" +
-                  std::string(given) + "\"");
-}
+bool proves_by_default() { return switch_from_environment("ANNULUS_PROVE", true); }
 
 void prove_together(const RankShare& share, const PlanRequest& request, Communicator& comm) {
   if (comm.size() == 1) {

@@ -23,8 +23,9 @@ std::vector<Span> spans_of(const std::vector<Span>& ranges) {
   return spans;
 }
 
-// The numbers 0, ..., count - 1 as ranges of such that are in the same ones of `spans`; number n stands for the
-// `group` members from n * group on. There are as many ranges as ends of spans, however many numbers.
+// Cuts the numbers 0, ..., count - 1 into ranges whose numbers all lie in the same ones of `spans`. The number n stands
+// for the members n * group, ..., n * group + group - 1. How many ranges there are depends on the spans, not on
+// `count`.
 std::vector<Span> ranges_alike(int64_t count, int64_t group, const std::vector<Span>& spans) {
   std::vector<int64_t> ends = {0, count};
   for (const Span& span : spans) {
@@ -275,11 +276,11 @@ std::vector<RowBits> Needs::read_of(int owner) {
   return read;
 }
 
-int64_t Needs::foreign_rows() {
+__int128 Needs::foreign_rows() {
   // What one reader's queries meet, as bits over all positions, by class; and the words that may not be 0.
   std::vector<std::vector<uint64_t>> met(classes_.size());
   std::vector<std::pair<size_t, size_t>> touched(classes_.size());
-  int64_t rows = 0;
+  __int128 rows = 0;
   for (int reader = 0; reader < ranks(); ++reader) {
     for (const QueryPart& part : parts(reader)) {
       const Slice& slice = *part.slice;
@@ -304,7 +305,7 @@ int64_t Needs::foreign_rows() {
       positions += count_bits(words);
       std::fill(words.begin(), words.end(), 0);
       begin = end = 0;
-      rows += positions * classes_[c].batch.count * classes_[c].heads.count;
+      rows += __int128{positions} * classes_[c].batch.count * classes_[c].heads.count;
     }
   }
   return rows;

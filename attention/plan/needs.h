@@ -63,7 +63,7 @@ class Needs {
   // The same from the other side: the rows of `owner` that each reader's queries meet, by reader.
   std::vector<RowBits> read_of(int owner);
   // How many rows of other ranks the queries of each rank meet, summed over the ranks, batch rows and kv heads.
-  int64_t foreign_rows();
+  __int128 foreign_rows();
 
   // What the ranks of visits [first, past) of a ring need of the owner's rows (see Reach). Either first is 1, or past
   // is ranks(). No blocks where they need nothing.

@@ -151,7 +151,7 @@ namespace {
 ScheduleKind choose_schedule(const PlanRequest& request, Needs& needs) {
   const AttentionShape& shape = request.shape;
   const __int128 foreign = __int128{request.ranks - 1} * (shape.k_len * shape.kv_heads * shape.batch);
-  return 2 * __int128{needs.foreign_rows()} < foreign ? ScheduleKind::kGroupCast : ScheduleKind::kRing;
+  return 2 * needs.foreign_rows() < foreign ? ScheduleKind::kGroupCast : ScheduleKind::kRing;
 }
 
 PlanRequest resolved(PlanRequest request, Needs& needs) {

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "attention/plan/plan.h"
+#include "attention/plan/traffic.h"
 #include "memory/caches.h"
 
 namespace annulus {
@@ -21,28 +22,8 @@ std::string pattern_key(const PlanRequest& request) {
   return key + request.pattern.text();
 }
 
-int64_t bytes_of(const std::vector<Span>& spans) { return static_cast<int64_t>(spans.size() * sizeof(Span)); }
-int64_t bytes_of(const RowSet& rows) {
-  int64_t bytes = 0;
-  for (const RowBlock& block : rows.blocks) bytes += static_cast<int64_t>(sizeof block) + bytes_of(block.positions);
-  return bytes;
-}
 int64_t bytes_of(const Pattern& pattern) {
   return static_cast<int64_t>(sizeof pattern + pattern.slices.size() * sizeof(Slice));
-}
-int64_t bytes_of(const Program& program) {
-  int64_t bytes = static_cast<int64_t>(sizeof program + program.request.uneven_lengths.size() * sizeof(int64_t)) +
-                  program.request.pattern.bytes() + bytes_of(program.query_spans) + bytes_of(program.key_spans);
-  for (const Buffer& buffer : program.buffers) bytes += static_cast<int64_t>(sizeof buffer) + bytes_of(buffer.rows);
-  for (const auto* steps : {&program.forward, &program.backward}) {
-    for (const Step& step : *steps) {
-      bytes += static_cast<int64_t>(sizeof step + step.tiles.size() * sizeof(Tile) + step.adds.size() * sizeof(Add));
-      for (const auto* transfers : {&step.sends, &step.receives}) {
-        for (const Transfer& t : *transfers) bytes += static_cast<int64_t>(sizeof t) + bytes_of(t.rows);
-      }
-    }
-  }
-  return bytes;
 }
 
 struct Caches {
@@ -60,7 +41,7 @@ std::shared_ptr<const Program> find_program(const PlanRequest& request, int rank
   const std::string key = request.text() + (request.even ? ", even" : "") + ", rank " + std::to_string(rank);
   return caches().programs.get(
       key, [&] { return make_program(request, *cached_pattern(request), rank); },
-      [](const Program& program) { return bytes_of(program); });
+      [](const Program& program) { return program_bytes(program); });
 }
 
 }  // namespace

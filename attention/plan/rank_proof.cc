@@ -40,8 +40,8 @@ bool rows_are(const Span& rows, const Span& positions, const std::vector<Span>& 
   return false;
 }
 
-// How far apart the members lie that need to be looked for in a span: where it has no gaps, the ends stand for all.
-int64_t hop(const Span& members, const Span& held) {
+// The step between the members that must be looked up: in a span without gaps it is enough to look up both ends.
+int64_t lookup_step(const Span& members, const Span& held) {
   return held.stride == 1 ? std::max<int64_t>(1, members.count - 1) : 1;
 }
 
@@ -287,11 +287,11 @@ bool RankProof::holds(const Buffer& held_in, int number, const Tile& tile, const
   if (number < 0 || number >= static_cast<int>(held_in.rows.blocks.size())) return false;
   if (tile.batch.empty() || tile.heads.empty()) return false;
   const RowBlock& block = held_in.rows.blocks[static_cast<size_t>(number)];
-  for (int64_t i = 0; i < tile.batch.count; i += hop(tile.batch, block.batch)) {
+  for (int64_t i = 0; i < tile.batch.count; i += lookup_step(tile.batch, block.batch)) {
     if (!block.batch.contains(tile.batch.at(i))) return false;
   }
   const int64_t group = shape_.heads / shape_.kv_heads;
-  for (int64_t i = 0; i < tile.heads.count; i += hop(tile.heads, block.heads)) {
+  for (int64_t i = 0; i < tile.heads.count; i += lookup_step(tile.heads, block.heads)) {
     if (!block.heads.contains(floor_div(tile.heads.at(i), group))) return false;
   }
   return rows_are(rows, tile.key_positions, block.positions);

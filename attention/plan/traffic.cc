@@ -6,6 +6,31 @@
 #include "attention/plan/schedules.h"
 
 namespace annulus {
+namespace {
+
+int64_t bytes_of(const std::vector<Span>& spans) { return static_cast<int64_t>(spans.size() * sizeof(Span)); }
+int64_t bytes_of(const RowSet& rows) {
+  int64_t bytes = 0;
+  for (const RowBlock& block : rows.blocks) bytes += static_cast<int64_t>(sizeof block) + bytes_of(block.positions);
+  return bytes;
+}
+
+}  // namespace
+
+int64_t program_bytes(const Program& program) {
+  int64_t bytes = static_cast<int64_t>(sizeof program + program.request.uneven_lengths.size() * sizeof(int64_t)) +
+                  program.request.pattern.bytes() + bytes_of(program.query_spans) + bytes_of(program.key_spans);
+  for (const Buffer& buffer : program.buffers) bytes += static_cast<int64_t>(sizeof buffer) + bytes_of(buffer.rows);
+  for (const auto* steps : {&program.forward, &program.backward}) {
+    for (const Step& step : *steps) {
+      bytes += static_cast<int64_t>(sizeof step + step.tiles.size() * sizeof(Tile) + step.adds.size() * sizeof(Add));
+      for (const auto* transfers : {&step.sends, &step.receives}) {
+        for (const Transfer& t : *transfers) bytes += static_cast<int64_t>(sizeof t) + bytes_of(t.rows);
+      }
+    }
+  }
+  return bytes;
+}
 
 std::vector<Lifetime> lifetimes(const Program& program, const std::vector<Step>& steps) {
   std::vector<Lifetime> lives(program.buffers.size());

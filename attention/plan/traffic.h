@@ -29,6 +29,9 @@ struct Traffic {
 // Of `steps`, one of the program's two directions.
 Traffic traffic(const Program& program, const std::vector<Step>& steps);
 
+// The bytes that a program itself takes on the host.
+int64_t program_bytes(const Program& program);
+
 // For each buffer, the first and the last of `steps` in which it holds something or is filled; empty if never. Own keys
 // and values are the caller's: alive from the first step to the last.
 std::vector<Lifetime> lifetimes(const Program& program, const std::vector<Step>& steps);

@@ -57,7 +57,7 @@ Proof verify(const std::vector<Program>& programs, int max_faults = 8,
 // Of programs that were made for other slices than the request's pattern.
 Proof verify(const std::vector<Program>& programs, const Pattern& pattern, int max_faults = 8,
              const std::function<void(int)>& proved = nullptr);
-// The bytes that this takes besides the programs, at most; the memory grows with positions and with the strides that
+// About the bytes that this takes besides the programs; the memory grows with positions and with the strides that
 // slices have. In floating point: lengths may be 2^40.
 double proof_bytes(const PlanRequest& request, const Pattern& pattern);
 

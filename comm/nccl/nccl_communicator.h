@@ -30,7 +30,7 @@ struct NcclOptions {
 //   The sizes and dtypes of an exchange are compared over host while it runs; a mismatch aborts it.
 // - barrier() is one of hosts: it does not wait for the device.
 // - A thread watches deadlines and NCCL's asynchronous errors. When one strikes it calls ncclCommAbort, which ends the
-//   kernels that wait, and the next call of this communicator raises the error that names operation, step and peer.
+//   kernels that wait, and the next call of this communicator raises the error that names operation, hop and peer.
 // - The deadline of a transfer runs from when the device gets to it, not from the call: the host may be far ahead. That
 //   of the comparison of sizes and dtypes, which hosts make, runs from the call: a rank whose host is further behind
 //   than the deadline ends the transfer.

@@ -23,7 +23,7 @@ using comm_internal::Clock;
 // One exchange or collective, until it is known to be complete.
 class Operation {
  public:
-  // label: "attention forward, step 2"; description: "receiving 4096 bytes from rank 3".
+  // label: "attention forward, hop 2"; description: "receiving 4096 bytes from rank 3".
   Operation(std::string label, std::string description, Seconds timeout)
       : label_(std::move(label)), description_(std::move(description)), timeout_(timeout) {}
   virtual ~Operation() = default;

@@ -49,9 +49,15 @@ std::string make_log_dir(const std::string& wanted) {
       throw Error(ErrorKind::kResource, "launcher",
                   "--log-dir " + wanted + " cannot be written: " + (error ? error.message() : std::strerror(errno)));
     }
-    return wanted;
+    // What is there of an earlier job is kept: a command that goes on with a failed run names the same folder.
+    if (!fs::exists(fs::path(wanted) / "launch.log", error)) return wanted;
   }
   const std::string name = now_text("%Y%m%d-%H%M%S-") + std::to_string(getpid());
+  if (!wanted.empty()) {
+    const std::string dir = wanted + "/" + name;
+    if (fs::create_directories(dir, error) && !error) return dir;
+    throw Error(ErrorKind::kResource, "launcher", "--log-dir: " + dir + " cannot be made: " + error.message());
+  }
   const char* tmp = std::getenv("TMPDIR");
   const std::string fallback = std::string(tmp && *tmp ? tmp : "/tmp") + "/annulus-logs-" + std::to_string(getuid());
   for (const std::string& base : {std::string("runs/logs"), fallback}) {

@@ -27,9 +27,9 @@ struct LaunchOptions {
 };
 
 // The exit code: 0; that of the first rank that failed (a rank killed by signal S: 128 + S); 130, 143 or 129 after
-// SIGINT, SIGTERM or SIGHUP, 138 after SIGUSR1, 141 when the output was closed, unless a rank failed while it stopped.
-// Raises Error(kUnavailable) without mpirun, Error(kUsage) inside a rank, Error(kResource) when no log folder can be
-// made.
+// SIGINT, SIGTERM or SIGHUP, 138 after SIGUSR1, 141 when the output was closed, 8 when it could not be written, unless
+// a rank failed while it stopped. Raises Error(kUnavailable) without mpirun, Error(kUsage) inside a rank,
+// Error(kResource) when no log folder can be made.
 int run_launch(const LaunchOptions& options);
 
 }  // namespace annulus

@@ -74,7 +74,7 @@ void report_checkpoint(int64_t step, const std::string& folder, const std::vecto
   std::vector<std::string> words = {std::to_string(step), folder};
   words.insert(words.end(), command.begin(), command.end());
   const std::string text = words_to_line(words);
-  // A command may be longer than a line of the pipe; what follows is of a piece that says so.
+  // A command may be longer than a line of the pipe. All pieces but the last go as "keeps", the last one as "kept".
   for (size_t at = 0; at < text.size(); at += kLongestPiece) {
     const bool last = at + kLongestPiece >= text.size();
     send_line((last ? "kept " : "keeps ") + std::to_string(own_rank) + " " + text.substr(at, kLongestPiece));

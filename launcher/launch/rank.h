@@ -24,7 +24,8 @@ void report_exit(int code);
 void report_error(const Error& error, bool said);
 
 // Tells it from where a run of `train` could go on should this job end now: from the checkpoint of `step` in `folder`,
-// with the words of `command`. An empty folder: the run has begun and has no checkpoint yet.
+// with the words of `command`. An empty folder: the run has begun and has no checkpoint yet; no command: it is
+// complete.
 void report_checkpoint(int64_t step, const std::string& folder, const std::vector<std::string>& command);
 
 }  // namespace annulus

@@ -3,10 +3,9 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
-#include <string_view>
 #include <utility>
 
+#include "comm/launch_info.h"
 #include "common/error.h"
 #include "memory/numa.h"
 #include "topology/binding.h"
@@ -30,10 +29,7 @@ std::string describe(const std::vector<RankPlacement>& ranks) {
   return text;
 }
 
-bool may_bind() {
-  const char* const wanted = std::getenv("ANNULUS_BIND");
-  return wanted == nullptr || std::string_view(wanted) != "0";
-}
+bool may_bind() { return switch_from_environment("ANNULUS_BIND", true); }
 
 }  // namespace
 

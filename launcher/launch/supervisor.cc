@@ -321,7 +321,7 @@ class Supervisor {
     end.stop_signal = stop_signal_;
     end.forced = forced_;
     end.output_error = terminal_.error();
-    if (kept_.size() >= 2) {
+    if (kept_.size() > 2) {  // no command: the run is complete
       end.resume =
           resume_point(std::strtoll(kept_[0].c_str(), nullptr, 10), kept_[1], {kept_.begin() + 2, kept_.end()});
     }
@@ -358,7 +358,7 @@ class Supervisor {
   LogFile mpirun_log_, log_;
   int control_ = -1;
   LineSplitter control_lines_;
-  std::string kept_text_;          // of a word on a checkpoint that is not whole yet
+  std::string kept_text_;          // pieces of a "kept" message whose last piece has not come
   std::vector<std::string> kept_;  // the last one: step, folder, the words of a command
   int mpirun_ = -1;                // what it prints itself
   std::string mpirun_text_;

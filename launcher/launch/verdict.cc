@@ -6,7 +6,10 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <system_error>
 
 #include "common/error.h"
 #include "common/text.h"
@@ -66,12 +69,20 @@ bool has_said_how_to_go_on(const RankEnd& f) {
 }  // namespace
 
 ResumePoint resume_point(int64_t step, const std::string& folder, const std::vector<std::string>& command) {
-  using Checkpoint = ResumePoint::Checkpoint;
-  Checkpoint checkpoint = Checkpoint::kNoneYet;
-  if (!folder.empty()) {
-    checkpoint = access((folder + "/manifest.json").c_str(), F_OK) == 0 ? Checkpoint::kThere : Checkpoint::kGone;
+  namespace fs = std::filesystem;
+  if (folder.empty()) return {ResumePoint::Checkpoint::kNoneYet, step, folder, command};
+  // The command takes the newest that is there: mostly `folder`, else one beside it.
+  std::string newest;
+  std::error_code error;
+  for (fs::directory_iterator it(fs::path(folder).parent_path(), error), end; !error && it != end;
+       it.increment(error)) {
+    const std::string name = it->path().filename().string();
+    if (!name.starts_with("step-") || name <= newest) continue;
+    if (access((it->path() / "manifest.json").c_str(), F_OK) == 0) newest = name;
   }
-  return {checkpoint, step, folder, command};
+  if (newest.empty()) return {ResumePoint::Checkpoint::kGone, step, folder, command};
+  return {ResumePoint::Checkpoint::kThere, std::strtoll(newest.c_str() + std::strlen("step-"), nullptr, 10),
+          fs::path(folder).parent_path() / newest, command};
 }
 
 std::string resume_text(const ResumePoint& resume) {
@@ -129,7 +140,9 @@ Verdict judge(const JobEnd& end) {
       words.push_back(std::string("annulus: ") + error.what());
     }
   }
-  if (code != 0 && end.resume && std::none_of(end.failed.begin(), end.failed.end(), has_said_how_to_go_on)) {
+  // What a rank has said may have gone where nobody reads.
+  const bool said = end.output_error == 0 && std::any_of(end.failed.begin(), end.failed.end(), has_said_how_to_go_on);
+  if (code != 0 && end.resume && !said) {
     words.push_back("annulus: " + resume_text(*end.resume));
   }
   if (code != 0) words.push_back("annulus: exit code " + std::to_string(code) + ", logs in " + end.log_dir);

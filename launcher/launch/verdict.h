@@ -28,7 +28,8 @@ struct ResumePoint {
   std::vector<std::string> command;              // the words that go on from it
 };
 
-// From the checkpoint of `step` in `folder`, if that is still on the disk; an empty folder: there is none yet.
+// From the checkpoint of `step` in `folder`, or the newest one beside it that is on the disk; an empty folder: there is
+// none yet.
 ResumePoint resume_point(int64_t step, const std::string& folder, const std::vector<std::string>& command);
 
 // What to tell the user: "to go on from the checkpoint of step 40: ./annulus train ...", or why that cannot be.

@@ -5,6 +5,8 @@
 #include <mpi.h>
 
 #include <cstdlib>
+#include <map>
+#include <string>
 
 #include "comm/bootstrap/presence.h"
 #include "comm/launch_info.h"
@@ -97,6 +99,17 @@ TEST_F(Environment, RefusesNonsense) {
       EXPECT_NE(std::string(e.what()).find("OMPI_COMM_WORLD_SIZE"), std::string::npos) << e.what();
     }
   }
+}
+
+TEST_F(Environment, ASwitchIsOneOrZero) {
+  for (const auto& [text, meant] : std::map<std::string, bool>{{"", true}, {"1", true}, {"0", false}}) {
+    setenv("ANNULUS_BIND", text.c_str(), 1);
+    EXPECT_EQ(switch_from_environment("ANNULUS_BIND", true), meant) << text;
+  }
+  setenv("ANNULUS_BIND", "no", 1);
+  EXPECT_THROW(switch_from_environment("ANNULUS_BIND", true), Error);
+  unsetenv("ANNULUS_BIND");
+  EXPECT_FALSE(switch_from_environment("ANNULUS_BIND", false));
 }
 
 TEST_F(Environment, RefusalsSayTheRangeThatIsMeant) {

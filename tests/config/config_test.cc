@@ -150,6 +150,12 @@ TEST(Config, RangesAndCombinations) {
   expect_in(refusal(kSmall, {"mesh.data=3"}), {"data.batch = 4", "mesh.data = 3"});
   expect_in(refusal(kSmall, {"device=gpu"}), {"\"auto\", \"cpu\", \"cuda\"", "gpu"});
   expect_in(refusal(kSmall, {"run.name=../x"}), {"run.name"});
+  expect_in(refusal(kSmall, {"run.folder=~/runs"}), {"run.folder", "whole path"});
+  for (const char* odd : {".5", "5.", "0x"}) {
+    const std::string said = refusal(kSmall, {std::string("optimizer.lr=") + odd});
+    expect_in(said, {"a number", odd});
+    EXPECT_EQ(said.find("64 bits"), std::string::npos) << said;
+  }
   expect_in(refusal(kSmall, {"attention.layout=zigzap"}),
             {"\"contiguous\", \"zigzag\", \"striped\"", "did you mean \"zigzag\""});
   expect_in(refusal(kSmall, {"attention.schedule=rung"}), {"did you mean \"ring\""});

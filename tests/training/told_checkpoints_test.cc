@@ -27,8 +27,9 @@ TEST(Trainer, TellsOfEachCheckpoint) {
   options.on_checkpoint = [&](int64_t step, const std::string& at, const std::vector<std::string>& command) {
     EXPECT_EQ(fs::exists(at + "/manifest.json"), step > 0);
     told.push_back(std::to_string(step) + (at.empty() ? "" : " " + fs::path(at).filename().string()));
-    EXPECT_EQ(command, (std::vector<std::string>{"annulus", "train", "it's.toml", "--resume",
-                                                 folder.path() + "/runs/tiny-001"}));
+    const std::vector<std::string> onward = {"annulus", "train", "it's.toml", "--resume",
+                                             folder.path() + "/runs/tiny-001"};
+    EXPECT_EQ(command, step == config.run.steps ? std::vector<std::string>() : onward) << "nothing is left to do";
   };
   const auto train = [&](Communicator& world) { run_training(config, world, options); };
   run_ranks(2, train);

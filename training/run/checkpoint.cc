@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <charconv>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -267,6 +268,11 @@ TrainingState CheckpointStore::read_all(const Entry& entry, CheckpointPart part)
   state.folder = entry.path;
   if (part == CheckpointPart::kAll) known_valid_.insert(entry.path);
   return state;
+}
+
+void CheckpointStore::require_writable() const {
+  if (access(folder_.c_str(), W_OK | X_OK) == 0 || errno == ENOENT) return;
+  throw Error(ErrorKind::kResource, "checkpoint", folder_ + " cannot be written: " + std::strerror(errno));
 }
 
 std::string CheckpointStore::save(const TrainingState& state) {

@@ -31,6 +31,10 @@ class CheckpointStore {
   // Touches nothing before the first save. `keep`: at least 1.
   CheckpointStore(std::string run_folder, int64_t keep, FileSystem& files = FileSystem::real());
 
+  // Raises Error(kResource) where checkpoints of this run are there and no more can be written: better before the steps
+  // than after them.
+  void require_writable() const;
+
   // Written beside, every file and the folder synced, renamed; only then are checkpoints beyond the newest `keep` valid
   // ones removed. Whenever it fails or the process dies, what was there before is still there. Raises Error(kResource).
   // Returns the folder.

@@ -92,7 +92,8 @@ std::string owner(int fd) {
   return who.empty() ? "another process" : who;
 }
 
-// What to say of a run that was asked for and is not there: the nearest of those in `root`, and the newest.
+// What to say of a run that was asked for and is not there: the nearest of those in `root`, and the newest of each
+// name.
 std::string those_there(const std::string& root, const std::string& wanted) {
   std::vector<std::string> names;
   std::string list;
@@ -100,6 +101,14 @@ std::string those_there(const std::string& root, const std::string& wanted) {
     for (const auto& [number, folder] : numbers) names.push_back(folder);
     names.push_back(name);
     list += (list.empty() ? "" : ", ") + numbers.rbegin()->second;
+  }
+  // Runs that were given another name.
+  std::error_code error;
+  for (fs::directory_iterator it(root, error), end; !error && it != end; it.increment(error)) {
+    const std::string folder = it->path().filename().string();
+    if (split_number(folder) || !is_run(it->path().string())) continue;
+    names.push_back(folder);
+    list += (list.empty() ? "" : ", ") + folder;
   }
   const std::string near = nearest(wanted, names);
   return (near.empty() ? "" : "; did you mean \"" + near + "\"?") +
@@ -228,6 +237,8 @@ std::string find_run(const std::string& root, const std::string& which) {
     if (!newest.empty()) return newest;
   }
   if (is_run(trimmed)) return "./" + trimmed;
+  std::error_code error;
+  if (fs::symlink_status(below, error).type() != fs::file_type::not_found) no_run_at(below);
   throw Error(ErrorKind::kInput, "run", "there is no run \"" + trimmed + "\" in " + root + those_there(root, trimmed));
 }
 

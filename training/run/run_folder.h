@@ -33,9 +33,8 @@ class RunFolder {
 
 // The run folder that is meant: `which` is a path of one, or the name of one below `root` ("quickstart-002"), or a
 // run's name ("quickstart"): its newest that has a checkpoint, or where none has, its newest; or "": of all runs in
-// `root` the one whose newest checkpoint was written last. The result, relative or not, is a path of its own: it holds
-// a
-// "/". Changes and locks nothing. Raises Error(kInput) naming what is there.
+// `root` the one whose newest checkpoint was written last. The result always contains a "/", so that it is never read
+// as a name again. Changes and locks nothing. Raises Error(kInput) naming what is there.
 std::string find_run(const std::string& root, const std::string& which);
 
 }  // namespace annulus

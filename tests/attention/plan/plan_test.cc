@@ -169,7 +169,7 @@ void expect_unions_of_visits(const Pattern& pattern, const Layout& layout) {
     RC_ASSERT(needs.first_and_last_visit(owner) == std::pair(first_visit, last_visit));
     if (P > 1) RC_ASSERT(needs.last_visit_needs_all(owner) == (expect(1, P) == needs.count(visitor(P - 1))));
   }
-  RC_ASSERT(needs.foreign_rows() == foreign);
+  RC_ASSERT(static_cast<int64_t>(needs.foreign_rows()) == foreign);
 }
 
 RC_GTEST_PROP(Needs, OnTheWayAreTheUnionsOfVisits, ()) {

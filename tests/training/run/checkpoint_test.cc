@@ -116,7 +116,20 @@ TEST(Checkpoint, WhatCannotBeReadIsAnError) {
   fs::remove(run + "/checkpoints");
 
   CheckpointStore store(run, 3);
+  store.require_writable();
   store.save(state_of(1));
+  store.require_writable();
+  fs::permissions(run + "/checkpoints", fs::perms::owner_read | fs::perms::owner_exec);
+  in_child([&]() -> std::string {
+    give_up_file_powers();
+    try {
+      store.require_writable();
+      return "nothing was raised";
+    } catch (const Error& e) {
+      return e.kind() == ErrorKind::kResource ? "" : e.what();
+    }
+  });
+  fs::permissions(run + "/checkpoints", fs::perms::owner_all);
   const std::string newest = store.save(state_of(2));
   for (const std::string& path :
        {newest + "/manifest.json", newest + "/model.safetensors", newest, run + "/checkpoints"}) {

@@ -103,6 +103,13 @@ TEST(RunFolder, TheNewestWithACheckpointIsMeant) {
   checkpoint("other-001", 2, 30);
   EXPECT_EQ(find_run(root, ""), root + "/other-001");
   EXPECT_EQ(find_run(root, "quick-003"), root + "/quick-003") << "which was named";
+  // What is there and is no run is said to be that; one that was renamed is listed.
+  fs::rename(root + "/other-001", root + "/renamed");
+  fs::remove(root + "/quick-003/config.toml");
+  EXPECT_EQ(failure([&] { find_run(root, "quick-003"); }).second,
+            "[run] " + root + "/quick-003: is no run folder, it holds no config.toml");
+  EXPECT_NE(failure([&] { find_run(root, "elsewhere"); }).second.find("renamed"), std::string::npos);
+  EXPECT_EQ(find_run(root, "renamed"), root + "/renamed");
 }
 
 TEST(RunFolder, BelongsToOneLiveProcess) {
