@@ -158,12 +158,11 @@ Job bootstrap(const BootstrapOptions& options) {
     // Longer than the watchdog, which knows more.
     MpiOptions mpi;
     mpi.timeout = timeout + Seconds(10);
-    mpi.describe_stalled = [presence = job.presence, host = job.host](const std::function<int(int)>& in_job) {
-      std::vector<int> stopped = presence->look().stopped;
-      for (int& rank : stopped) rank = in_job(rank);
-      std::sort(stopped.begin(), stopped.end());
-      return stopped.empty() ? std::string() : describe_stopped(stopped, host);
+    mpi.describe_stalled = [launch = job.launch, presence = job.presence,
+                            host = job.host](const std::function<int(int)>& in_job) {
+      return describe_stalled(launch, *presence, host, in_job);
     };
+    mpi.all_live = [presence = job.presence] { return presence->all_live(); };
     job.runtime = MpiRuntime::start(mpi);
     try {
       check_size(job.launch, expected > 0 ? expected : job.launch.size, job.runtime->size(), job.runtime->version());

@@ -5,6 +5,9 @@
 #include <mpi.h>
 
 #include <cstdlib>
+#include <future>
+#include <memory>
+#include <optional>
 
 #include "comm/bootstrap/presence.h"
 #include "comm/launch_info.h"
@@ -226,6 +229,43 @@ TEST(Presence, SeesWhoIsHereAndWhoSpeaks) {
   EXPECT_EQ(comm_internal::describe_missing(info, one, "h", &fault),
             "nothing is wrong on host h, so ranks of other hosts have not come");
   EXPECT_FALSE(fault);
+}
+
+// After all have come, who is missing is gone.
+TEST(Presence, KnowsWhetherAllLive) {
+  LaunchInfo info;
+  info.launched = true;
+  info.job = "liveness test " + std::to_string(getpid());
+  info.size = info.local_size = 2;
+  const comm_internal::Presence zero(info);
+  info.rank = 1;
+  auto one = std::make_unique<comm_internal::Presence>(info);
+  info.rank = 0;
+  const auto stalled = [&] {
+    return comm_internal::describe_stalled(info, zero, "h", [](int rank) { return rank + 10; });
+  };
+  EXPECT_TRUE(zero.all_live());
+  EXPECT_EQ(stalled(), "");
+  // Many may look, for long: nobody takes up their connections.
+  for (int i = 0; i < 300; ++i) EXPECT_TRUE(zero.all_live());
+  one.reset();
+  EXPECT_FALSE(zero.all_live());
+  EXPECT_EQ(stalled(), "rank 11 is gone (host h)");
+  info.size = 3;  // ranks of other hosts cannot be seen
+  EXPECT_EQ(stalled(), "");
+  info.size = 2;
+  info.rank = 1;  // which never announced itself: nothing is known
+  EXPECT_EQ(stalled(), "");
+}
+
+TEST(Watchdog, WaitsOnWhereItIsToldTo) {
+  std::promise<void> third;
+  int asked = 0;
+  const comm_internal::Watchdog watchdog(Seconds(0.001), [&]() -> std::optional<std::string> {
+    if (++asked == 3) third.set_value();
+    return std::nullopt;
+  });
+  third.get_future().wait();
 }
 
 TEST(WatchdogDeathTest, EndsTheProcess) {
