@@ -124,15 +124,20 @@ TEST_F(Environment, OneRankNeverStartsMpi) {
   EXPECT_EQ(started, 0);
 }
 
+// The remedy starts the program that reads it: annulus launch starts annulus alone.
 TEST_F(Environment, RanksWithoutALauncherAreAnError) {
   set("ANNULUS_WORLD_SIZE", "4");
-  try {
-    bootstrap({});
-    ADD_FAILURE() << "no error";
-  } catch (const Error& e) {
-    EXPECT_EQ(e.kind(), ErrorKind::kComm);
-    EXPECT_NE(std::string(e.what()).find("annulus launch -n 4"), std::string::npos) << e.what();
-  }
+  const auto refused = [](const BootstrapOptions& options, const std::string& remedy) {
+    try {
+      bootstrap(options);
+      ADD_FAILURE() << "no error";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.kind(), ErrorKind::kComm);
+      EXPECT_NE(std::string(e.what()).find("start the ranks with `" + remedy + " ...`"), std::string::npos) << e.what();
+    }
+  };
+  refused({}, "mpirun -n 4");
+  refused({.start = "annulus launch -n"}, "annulus launch -n 4");
 }
 
 // Each process of such a launcher would compute alone what was meant for all.
@@ -145,6 +150,7 @@ TEST_F(Environment, MoreProcessesThanRanksAreRefused) {
       EXPECT_EQ(e.kind(), ErrorKind::kUnavailable);
       EXPECT_EQ(std::string(e.what()).find("[comm] " + words), 0) << e.what();
       EXPECT_NE(std::string(e.what()).find("mpirun -n 3 "), std::string::npos) << e.what();
+      EXPECT_EQ(std::string(e.what()).find("annulus launch"), std::string::npos) << e.what();
       EXPECT_NE(std::string(e.what()).find("ANNULUS_WORLD_SIZE=1"), std::string::npos) << e.what();
     }
   };
