@@ -10,14 +10,16 @@
 
 namespace annulus::comm_internal {
 
-Watchdog::Watchdog(Seconds timeout, std::function<std::string()> message)
+Watchdog::Watchdog(Seconds timeout, std::function<std::optional<std::string>()> message)
     : thread_([this, timeout, message = std::move(message)] {
-        const auto deadline = deadline_of(timeout);
         std::unique_lock<std::mutex> lock(mutex_);
-        if (wake_.wait_until(lock, deadline, [this] { return done_; })) return;
-        const std::string text = message();
-        if (!text.empty()) {
-          const std::string line = text + "\n";
+        std::optional<std::string> text;
+        while (!text) {
+          if (wake_.wait_until(lock, deadline_of(timeout), [this] { return done_; })) return;
+          text = message();
+        }
+        if (!text->empty()) {
+          const std::string line = *text + "\n";
           [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, line.data(), line.size());
         }
         _exit(static_cast<int>(ErrorKind::kComm));

@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -12,11 +13,12 @@
 
 namespace annulus::comm_internal {
 
-// Watches from its construction to its destruction. After `timeout` it prints message() to stderr (nothing when empty)
-// and ends the process with _exit(6), the code of ErrorKind::kComm: no destructors, which might block as well.
+// Watches from its construction to its destruction. After `timeout` it prints message() to stderr (nothing when it is
+// an empty text) and ends the process with _exit(6), the code of ErrorKind::kComm: no destructors, which might block as
+// well. Where message() is nullopt, the wait is to go on: it is asked again after another `timeout`.
 class Watchdog {
  public:
-  Watchdog(Seconds timeout, std::function<std::string()> message);
+  Watchdog(Seconds timeout, std::function<std::optional<std::string>()> message);
   ~Watchdog();
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;

@@ -136,8 +136,16 @@ int run(int argc, char** argv) {
     work.reset();
     std::swap(held, next);
   }
-  comm.set_timeout(Seconds(30));  // and NCCL is to be ended
+  const bool at_its_end = fault == "ends late" || fault == "stops at its end";
+  comm.set_timeout(Seconds(at_its_end ? 5 : 30));  // and NCCL is to be ended
   comm.barrier({"the end", 0});
+  if (mine && fault == "stops at its end") raise(SIGSTOP);
+  if (mine && fault == "ends late") {
+    // Beyond the deadline that the others have in MPI_Finalize: 10 s more than ANNULUS_BOOTSTRAP_TIMEOUT.
+    const auto done = std::chrono::steady_clock::now() + std::chrono::seconds(17);
+    while (std::chrono::steady_clock::now() < done) sched_yield();
+    std::printf("the last one is done\n");
+  }
   if (job.rank == 0) std::printf("finished\n");
   return 0;
 }

@@ -60,6 +60,17 @@ def comm_tests():
     stopped = "rank 1 is stopped (SIGSTOP or a debugger; host "
     _fault("stops_later", "stops later", 1, np = 2, expect_exit = 6, expect_once = ["[comm] ring, hop", stopped])
     _fault("stops_before_a_sum", "stops before a sum", 1, np = 2, expect_exit = 6, expect_once = ["[comm] sum, step 6", stopped])
+    end = {"env": {"ANNULUS_BOOTSTRAP_TIMEOUT": "5"}, "np": 2}
+    _fault("ends_late", "ends late", 1, expect_once = ["the last one is done"], forbid = ["[comm]"], **end)
+    _fault(
+        "stops_at_its_end",
+        "stops at its end",
+        1,
+        expect_exit = 6,
+        expect_once = ["[comm] rank 0: MPI_Finalize did not return within 15 s", stopped],
+        forbid = ["Segmentation fault"],
+        **end
+    )
     _fault("killed_later", "killed later", 1, np = 2, expect_exit = 137)
     _fault("throws_later", "throws later", 1, np = 2, expect_exit = 8, expect_once = ["[kernel] out of memory"])
 
@@ -69,7 +80,8 @@ def comm_tests():
         "mpi_args": ["--enable-recovery"],
         "np": 2,
     }
-    _fault("killed_alone", "killed later", 1, **killed_alone)
+    gone = dict(killed_alone, expect_once = killed_alone["expect_once"] + ["; rank 1 is gone (host "])
+    _fault("killed_alone", "killed later", 1, **gone)
 
     # The same between GPUs, on one where there are no more.
     nccl = {"backend": "nccl", "np": 2, "size": "medium", "mpi_timeout": 120, "tags": ["gpu"]}

@@ -146,6 +146,16 @@ run "$home/annulus" setup
 exits 0 "annulus setup"
 says "LibTorch       2.11.0                 $work/torch"
 
+# ---- The library for PyTorch: which torch it is for is said apart from its path.
+mkdir -p "$home/.bazel/bin/torch_ops"
+run "$home/annulus" torch
+exits 0 "annulus torch"
+says "annulus: built against the torch in $work/torch"
+[[ $(tail -n 1 "$work/out") == */torch_ops/libannulus_torch.so ]] || { fail "the last line should be the library's path" && cat "$work/out"; }
+run env LIBTORCH= "$home/annulus" torch
+exits 9 "LIBTORCH= ./annulus torch"
+says "LIBTORCH is set, but empty"
+
 # ---- Variables that do not fit are named.
 wrong() { # NAME VALUE WORDS
   run env "$1=$2" "$home/annulus" version

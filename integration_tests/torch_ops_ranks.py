@@ -20,7 +20,7 @@ rank, size = annulus.rank(), annulus.size()
 assert size == int(os.environ.get("WANT_SIZE", "1")), size
 
 # The last rank leaves in some way after a first operation, before a second one that the others wait in.
-if faults := {"--fail", "--exit", "--stop"} & set(sys.argv):
+if faults := {"--fail", "--exit", "--stop", "--caught"} & set(sys.argv):
     part = torch.randn(1, 4, 2, 4)
     annulus.attention(part, part, part, "{ kind = 'causal' }")
     if rank == size - 1 and "--fail" in faults:
@@ -29,6 +29,15 @@ if faults := {"--fail", "--exit", "--stop"} & set(sys.argv):
         sys.exit(3)
     if rank == size - 1 and "--stop" in faults:
         os.kill(os.getpid(), signal.SIGSTOP)
+    if "--caught" in faults:
+        if rank == 0:
+            try:
+                annulus.attention(part, part, part, "{ kind = 'causal' }")
+            except RuntimeError as e:
+                print(e)
+        else:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        sys.exit(0)
     annulus.attention(part, part, part, "{ kind = 'causal' }")
     sys.exit("the other rank came")
 
@@ -123,11 +132,38 @@ if size > 1:
 
     refused("k and v [batch, m, kv heads, head size]", by="[torch] on rank 1: ", k=torch.randn(1, 4, 2))
     refused("Double", by="[torch] on rank 1: ", q=torch.randn(1, 4, 2, 4, dtype=torch.float64))
+    refused("q must be a tensor, but is None", by="[torch] on rank 1: ", q=None)
+    refused("k must be a dense tensor", by="[torch] on rank 1: ", k=torch.randn(1, 4, 2, 4).to_sparse())
     refused("casual", by="[pattern] on rank 1: ", pattern="{ kind = 'casual' }")
     refused("left = 2", pattern="{ kind = 'window', left = 2, right = 0 }")
     refused("zigzak", by="[layout] on rank 1: ", layout="zigzak")
     refused("zigzag", layout="zigzag")
     refused("layer", layer=1)
+
+    # The same of a sum: what comes next is summed up with its like.
+    for wrong, words in [(torch.bfloat16, "x is BFloat16"), (None, "x is None")]:
+        try:
+            x = torch.full((2,), float(rank), dtype=wrong if wrong and rank == 1 else torch.float32)
+            annulus.all_reduce(None if rank == 1 and wrong is None else x)
+            raise AssertionError("taken")
+        except RuntimeError as e:
+            assert "[torch] on rank 1: all_reduce takes" in str(e) and words in str(e), e
+        total = annulus.all_reduce(torch.full((2,), 100.0 + rank))
+        assert torch.equal(total, torch.full((2,), sum(100.0 + r for r in range(size)))), total
+
+    # A forked process may not use its parent's connections, and its end does not disturb them.
+    child = os.fork()
+    if child == 0:
+        assert (annulus.rank(), annulus.size()) == (rank, size)
+        for call in (lambda: annulus.attention(part, part, part, "{ kind = 'causal' }"), lambda: annulus.all_reduce(part)):
+            try:
+                call()
+                os._exit(1)
+            except RuntimeError as e:
+                if "[torch] this process was forked" not in str(e):
+                    os._exit(2)
+        sys.exit(0)
+    assert os.waitpid(child, 0)[1] == 0
 
     # A file that rank 1 does not have. The ranks look in folders of their own.
     here = os.getcwd()

@@ -285,6 +285,24 @@ class TorchOps(unittest.TestCase):
         with self.assertRaisesRegex(RuntimeError, "not implemented|does not require grad"):
             torch.autograd.grad(dq.sum(), q)
 
+    def test_what_is_no_dense_tensor_is_named(self):
+        q, k, v = inputs()
+        for given, name in [((None, k, v), "q"), ((q, None, v), "k"), ((q, k, None), "v"), ((None, None, None), "q")]:
+            for grad in (torch.enable_grad(), torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16)):
+                with grad, self.assertRaisesRegex(RuntimeError, rf"^\[torch\] {name} must be a tensor, but is None"):
+                    annulus.attention(*given, CAUSAL)
+        for tensor in (k.detach().to_sparse(), k.detach().flatten(0, 2).to_sparse_csr()):
+            with self.assertRaisesRegex(RuntimeError, r"^\[torch\] k must be a dense tensor, but is sparse"):
+                annulus.attention(q, tensor, v, CAUSAL)
+        for x, text in [
+            (None, "x is None"),
+            (k.detach().to_sparse(), "x is sparse"),
+            (k.bfloat16(), r"x is BFloat16: convert it first, for example with x.float\(\)"),
+            (torch.ones(2, dtype=torch.int32), "x is Int: convert it first"),
+        ]:
+            with self.assertRaisesRegex(RuntimeError, r"^\[torch\] all_reduce takes .*" + text):
+                annulus.all_reduce(x)
+
     def test_timeouts_are_numbers_of_seconds(self):
         for seconds in (0, -1.0, float("nan"), 1e9):
             with self.assertRaisesRegex(RuntimeError, "a timeout is a number of seconds from 0.1 to 31536000, got "):
@@ -309,7 +327,7 @@ class TorchOps(unittest.TestCase):
         torchrun = dict(RANK="0", LOCAL_RANK="0", WORLD_SIZE="2")
         done = run(**torchrun)
         self.assertNotEqual(done.returncode, 0, done.stdout)
-        self.assertRegex(done.stderr, r"RuntimeError: \[comm\] torchrun.* started 2 processes .*`mpirun -n 2 python3 \.\.\.`")
+        self.assertRegex(done.stderr, r"RuntimeError: \[comm\] torchrun.* started 2 processes .*`mpirun -n 2 \.\.\.`")
         done = run(**torchrun, ANNULUS_WORLD_SIZE="1")
         self.assertEqual((done.returncode, done.stdout), (0, "32.0\n"), done.stderr)
 

@@ -13,6 +13,7 @@ Job start_job(std::vector<Field> fields, const std::string& device) {
   options.fingerprint.insert(options.fingerprint.begin(), {"version", kVersion});
   options.device = device;
   options.host_by_host = true;
+  options.start = "annulus launch -n";
   options.report = [](const std::string& message) { std::fprintf(stderr, "annulus: %s\n", message.c_str()); };
   return bootstrap(options);
 }

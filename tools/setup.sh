@@ -35,6 +35,12 @@ for name in LIBTORCH MPI_HOME CUDA_HOME CUDA_PATH NCCL_HOME; do
     exit 9
   fi
 done
+# What was to name a torch has failed; another one would be built against without a word.
+if [[ ${LIBTORCH+set} && ! $LIBTORCH ]]; then
+  echo "LIBTORCH is set, but empty: the folder of a LibTorch, or .../site-packages/torch, is expected. Did the command" \
+    "that finds it fail? To have annulus take its own LibTorch: unset LIBTORCH." >&2
+  exit 9
+fi
 
 # ---- The quick way: all was there at the last call, and nothing changed since.
 

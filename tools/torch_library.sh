@@ -2,6 +2,7 @@
 # ./annulus torch: builds the library that registers torch.ops.annulus and prints its path, for ANNULUS_TORCH_LIBRARY or
 # torch.ops.load_library. It is built against LIBTORCH, which must be the torch of the Python that loads it:
 #   LIBTORCH=$(python3 -c 'import torch; print(torch.__path__[0])') ./annulus torch
+# Without LIBTORCH it is the one that annulus installed for itself. The last line on standard error says which it was.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 case ${1-} in
@@ -22,4 +23,5 @@ if ((rc)); then
   echo "annulus: the build failed (above: what the compiler said)" >&2
   exit 1
 fi
+echo "annulus: built against the torch in $(realpath -s "$(sed -n 's|^found \(.*\)/lib/libtorch_cpu.so$|\1|p' .bazel/setup)")" >&2
 readlink -f .bazel/bin/torch_ops/libannulus_torch.so

@@ -27,7 +27,7 @@ Tensor attention_autocast(const Tensor& q, const Tensor& k, const Tensor& v, std
   const c10::impl::ExcludeDispatchKeyGuard below(c10::DispatchKey::AutocastCPU);
   const std::array<const Tensor*, 3> given = {&q, &k, &v};
   const bool casts = std::all_of(given.begin(), given.end(), [](const Tensor* t) {
-    return t->is_floating_point() && t->scalar_type() != at::kDouble;
+    return t->defined() && t->is_floating_point() && t->scalar_type() != at::kDouble;
   });
   const at::ScalarType dtype = at::autocast::get_autocast_dtype(at::kCPU);
   const auto as = [&](const Tensor& t) { return casts ? at::autocast::cached_cast(dtype, t, at::kCPU) : t; };

@@ -79,6 +79,10 @@ void require_tensors(const Tensor& q, const Tensor& k, const Tensor& v) {
   const auto same = [](const c10::SymInt& a, const c10::SymInt& b) {
     return a.sym_eq(b).expect_true(__FILE__, __LINE__);
   };
+  for (const auto& [name, t] : {std::pair{"q", &q}, {"k", &k}, {"v", &v}}) {
+    require(t->defined(), std::string(name) + " must be a tensor, but is None");
+    require(t->layout() == at::kStrided, std::string(name) + " must be a dense tensor, but is sparse");
+  }
   bool fit = q.dim() == 4 && k.dim() == 4 && v.dim() == 4;
   for (int64_t i = 0; i < 4; ++i) fit = fit && same(k.sym_size(i), v.sym_size(i));
   for (const int64_t i : {0, 3}) fit = fit && same(q.sym_size(i), k.sym_size(i));
@@ -113,6 +117,7 @@ AttentionCall make_call(const Tensor& q, const Tensor& k, const Tensor& v, const
   const SequenceParts parts = agree_on_call(
       [&]() -> CallTerms {
         require_tensors(q, k, v);
+        require(q.device().is_cpu(), "q, k and v must be on the CPU, but are on " + q.device().str());
         require(dropout >= 0 && dropout < 1,
                 "dropout must be at least 0 and below 1, but is " + std::to_string(dropout));
         require(first_row >= 0,
@@ -148,10 +153,10 @@ AttentionCall make_call(const Tensor& q, const Tensor& k, const Tensor& v, const
 
 // ---- attention_forward(q, k, v, ...) -> (out, lse, state); out is not divided by the pattern's divisor.
 
-std::tuple<Tensor, Tensor, Tensor> forward_cpu(const Tensor& q, const Tensor& k, const Tensor& v, std::string pattern,
-                                               std::string layout, std::string schedule, double scale, double dropout,
-                                               int64_t seed, int64_t step, int64_t layer, int64_t first_row,
-                                               int64_t query_offset) {
+std::tuple<Tensor, Tensor, Tensor> forward_plain(const Tensor& q, const Tensor& k, const Tensor& v, std::string pattern,
+                                                 std::string layout, std::string schedule, double scale, double dropout,
+                                                 int64_t seed, int64_t step, int64_t layer, int64_t first_row,
+                                                 int64_t query_offset) {
   const Turn turn = take_turn();
   auto state = std::make_shared<ForwardState>(make_call(q, k, v, pattern, layout, schedule, scale, dropout, seed, step,
                                                         layer, first_row, query_offset, *turn.comm));
@@ -174,8 +179,8 @@ std::tuple<Tensor, Tensor, Tensor> forward_meta(const Tensor& q, const Tensor& k
 
 // ---- attention_backward(dout, q, k, v, out, lse, state) -> (dq, dk, dv)
 
-std::tuple<Tensor, Tensor, Tensor> backward_cpu(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
-                                                const Tensor& out, const Tensor& lse, const Tensor& held) {
+std::tuple<Tensor, Tensor, Tensor> backward_plain(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
+                                                  const Tensor& out, const Tensor& lse, const Tensor& held) {
   const Turn turn = take_turn();
   std::shared_ptr<const ForwardState> state;
   try {
@@ -259,16 +264,36 @@ class AttentionNode : public torch::autograd::Function<AttentionNode> {
 Tensor attention_autograd(const Tensor& q, const Tensor& k, const Tensor& v, std::string pattern, std::string layout,
                           std::string schedule, double scale, double dropout, c10::SymInt seed, c10::SymInt step,
                           int64_t layer, c10::SymInt first_row, c10::SymInt query_offset) {
+  // PyTorch's node takes no None, and would refuse it on this rank alone.
+  if (!q.defined() || !k.defined() || !v.defined()) {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    return attention_plain(q, k, v, pattern, layout, schedule, scale, dropout, seed, step, layer, first_row,
+                           query_offset);
+  }
   return AttentionNode::apply(q, k, v, pattern, layout, schedule, scale, dropout, seed, step, layer, first_row,
                               query_offset);
 }
 
 // ---- For programs over ranks.
 
-Tensor all_reduce_cpu(const Tensor& x) {
+// What one rank cannot take is raised on all: the others would sum it up with what this one brings next.
+Tensor all_reduce_plain(const Tensor& x) {
   const Turn turn = take_turn();
-  Tensor sum = x.clone(at::MemoryFormat::Contiguous);
-  turn.comm->all_reduce(sum, ReduceOp::kSum, {"torch.ops.annulus.all_reduce", 0});
+  const OpLabel label{"torch.ops.annulus.all_reduce", 0};
+  Tensor sum;
+  agree_together(*turn.comm, label, [&]() -> Terms {
+    require(x.defined(), "all_reduce takes a tensor, but x is None");
+    require(x.layout() == at::kStrided && x.device().is_cpu(),
+            "all_reduce takes a dense tensor on the CPU, but x is " +
+                (x.layout() == at::kStrided ? "on " + x.device().str() : "sparse"));
+    const at::ScalarType type = x.scalar_type();
+    require(type == at::kFloat || type == at::kDouble || type == at::kLong,
+            std::string("all_reduce takes fp32, fp64 and int64, so that sums are exact to the accumulator, but x is ") +
+                c10::toString(type) + ": convert it first, for example with x.float()");
+    sum = x.clone(at::MemoryFormat::Contiguous);
+    return {};
+  });
+  turn.comm->all_reduce(sum, ReduceOp::kSum, label);
   return sum;
 }
 
@@ -291,10 +316,7 @@ class AllReduceNode : public torch::autograd::Function<AllReduceNode> {
   static variable_list backward(AutogradContext*, const variable_list& grads) { return {all_reduce(grads[0])}; }
 };
 
-Tensor all_reduce_autograd(const Tensor& x) { return AllReduceNode::apply(x); }
-
-int64_t rank() { return take_turn().comm->rank(); }
-int64_t size() { return take_turn().comm->size(); }
+Tensor all_reduce_autograd(const Tensor& x) { return x.defined() ? AllReduceNode::apply(x) : all_reduce_plain(x); }
 
 }  // namespace
 
@@ -318,17 +340,19 @@ TORCH_LIBRARY(annulus, m) {
       {at::Tag::pt2_compliant_tag});
   // The sum over all ranks: of gradients, losses. Its backward sums the gradients over all ranks.
   m.def("all_reduce(Tensor x) -> Tensor", {at::Tag::pt2_compliant_tag});
-  m.def("rank() -> int", []() { return rank(); });
-  m.def("size() -> int", []() { return size(); });
+  m.def("rank() -> int", []() { return int64_t{ranks().rank()}; });
+  m.def("size() -> int", []() { return int64_t{ranks().size()}; });
   // Seconds that an operation between ranks may take.
   m.def("set_timeout(float seconds) -> ()", [](double seconds) { set_timeout(seconds); });
 }
 
-TORCH_LIBRARY_IMPL(annulus, CPU, m) {
+// For tensors of every kind, though they take dense ones on the CPU: what one rank alone cannot take, such as a sparse
+// tensor, is refused where the others hear of it.
+TORCH_LIBRARY_IMPL(annulus, CompositeExplicitAutograd, m) {
   m.impl("attention", attention_plain);
-  m.impl("attention_forward", forward_cpu);
-  m.impl("attention_backward", backward_cpu);
-  m.impl("all_reduce", all_reduce_cpu);
+  m.impl("attention_forward", forward_plain);
+  m.impl("attention_backward", backward_plain);
+  m.impl("all_reduce", all_reduce_plain);
 }
 
 TORCH_LIBRARY_IMPL(annulus, Meta, m) {

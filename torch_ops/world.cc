@@ -1,6 +1,9 @@
 // See world.h.
 #include "torch_ops/world.h"
 
+#include <unistd.h>
+
+#include <cstdio>
 #include <cstdlib>
 #include <optional>
 #include <string>
@@ -21,12 +24,18 @@ struct World {
   explicit World(Seconds timeout) { comm->set_timeout(timeout); }
   // What Python never frees (a graph that an exception's traceback holds, say) may hold the communicator.
   ~World() {
+    if (getpid() != pid) {  // nothing of MPI is a forked process's to free
+      new std::shared_ptr(std::move(comm));
+      return;
+    }
+    if (job.runtime) job.runtime->note_timeout(comm->timeout());
     comm.reset();
     if (job.runtime) job.runtime->finish();
   }
 
   Job job = bootstrap({.fingerprint = {{"version", std::string(kVersion)}, {"program", "torch.ops.annulus"}}});
   std::shared_ptr<Communicator> comm{std::move(job.world)};
+  const pid_t pid = getpid();
   std::mutex mutex;
 };
 
@@ -35,9 +44,18 @@ std::optional<Seconds> chosen;  // by set_timeout
 World* made = nullptr;
 
 // A process that ends with an error has not done what the other ranks expect: it does not wait for them in
-// MPI_Finalize, and so the launcher ends them.
+// MPI_Finalize, and so the launcher ends them. Neither does a process that was forked: MPI is its parent's.
 void at_exit(int status, void*) {
-  if (status != 0 && made->job.runtime) made->job.runtime->abandon();
+  MpiRuntime* const runtime = made->job.runtime.get();
+  if (runtime == nullptr) return;
+  if (getpid() != made->pid || status != 0) {
+    runtime->abandon();
+  } else if (runtime->abandoned()) {
+    std::fprintf(stderr,
+                 "[comm] rank %d: this process ends without MPI_Finalize, because an operation between ranks failed in "
+                 "it: the launcher will report the job as failed\n",
+                 made->job.rank);
+  }
 }
 
 World& world() {
@@ -56,8 +74,16 @@ World& world() {
 Turn take_turn() {
   World& w = world();
   if (w.comm->size() == 1) return {make_self_communicator(), {}};
+  if (getpid() != w.pid) {
+    throw Error(ErrorKind::kUsage, "torch",
+                "this process was forked after its parent had found the other ranks, and MPI's connections stay the "
+                "parent's: call attention and all_reduce in the parent alone, not in workers that load data, or start "
+                "processes before the first call or with the start method \"spawn\" of multiprocessing");
+  }
   return {w.comm, std::unique_lock(w.mutex)};
 }
+
+const Communicator& ranks() { return *world().comm; }
 
 void set_timeout(double seconds) {
   if (!(seconds >= kShortest && seconds <= kLongest)) {

@@ -18,7 +18,12 @@ struct Turn {
 
 // The first call finds the other ranks (comm/bootstrap/bootstrap.h), within a deadline. Raises as bootstrap does. From
 // then on a process that exits with an error ends the others: it does not wait for them, so the launcher ends them.
+// Error(kUsage) in a process that was forked since: the ranks' connections are its parent's.
 Turn take_turn();
+
+// Its rank and size, which may be asked for at any time, also in a process that was forked. Finds the ranks as
+// take_turn does.
+const Communicator& ranks();
 
 // Deadline of each operation between ranks, from now on; before that ANNULUS_TIMEOUT, else 300 s. Finds no ranks.
 // Error(kUsage) unless it is from 0.1 s to a year.

@@ -54,7 +54,8 @@ void print_line(const std::string& message) {
   throw ReportedError(error);
 }
 
-void check_size(const LaunchInfo& launch, int expected, int formed, const std::string& version) {
+void check_size(const LaunchInfo& launch, int expected, int formed, const std::string& version,
+                const std::string& start) {
   if (expected <= 0 || expected == formed) return;
   std::string message = "MPI formed a world of " + std::to_string(formed) + (formed == 1 ? " rank" : " ranks") +
                         ", but " + std::to_string(expected) + " were started";
@@ -64,20 +65,21 @@ void check_size(const LaunchInfo& launch, int expected, int formed, const std::s
   } else {
     message +=
         ": ANNULUS_WORLD_SIZE or the launcher's environment is not that of this job; unset ANNULUS_WORLD_SIZE "
-        "or start the ranks with `annulus launch`";
+        "or start the ranks with `" +
+        start + " " + std::to_string(expected) + " ...`";
   }
   throw Error(ErrorKind::kComm, "comm", message);
 }
 
 // Nobody is left to compute alone, and wrongly, what was meant for all. Who sets ANNULUS_WORLD_SIZE has said how many.
-void check_announced(const Announcement& announced, int expected, int formed) {
+void check_announced(const Announcement& announced, int expected, int formed, const std::string& start) {
   if (expected > 0 || announced.size <= formed) return;
   const std::string size = std::to_string(announced.size);
   throw Error(ErrorKind::kUnavailable, "comm",
               announced.launcher + " started " + size + " processes (" + announced.variable + " = " + size +
                   "), but the ranks of annulus come through MPI, and this process sees " + std::to_string(formed) +
-                  ": start them with `mpirun -n " + size + " python3 ...`, or with `annulus launch -n " + size +
-                  "`; processes that are to compute each for itself: ANNULUS_WORLD_SIZE=1");
+                  ": start them with `" + start + " " + size +
+                  " ...`; processes that are to compute each for itself: ANNULUS_WORLD_SIZE=1");
 }
 
 }  // namespace
@@ -116,16 +118,16 @@ Job bootstrap(const BootstrapOptions& options) {
       throw Error(
           ErrorKind::kComm, "comm",
           "this process was not started by a launcher of ranks (mpirun, srun), but ANNULUS_WORLD_SIZE asks for " +
-              std::to_string(expected) + " ranks: unset it, or start the ranks with `annulus launch -n " +
-              std::to_string(expected) + "`");
+              std::to_string(expected) + " ranks: unset it, or start the ranks with `" + options.start + " " +
+              std::to_string(expected) + " ...`");
     }
-    check_announced(job.launch.announced, expected, 1);
+    check_announced(job.launch.announced, expected, 1, options.start);
     job.world = make_self_communicator();
     return job;
   }
   // A launcher's processes below MPI's (srun starts a torchrun on each host) share a rank: MPI cannot start them.
   if (job.launch.size > 0 && job.launch.announced.size > job.launch.size) {
-    check_announced(job.launch.announced, expected, job.launch.size);
+    check_announced(job.launch.announced, expected, job.launch.size, options.start);
     if (expected == 1) {
       job.world = make_self_communicator();
       return job;
@@ -158,16 +160,16 @@ Job bootstrap(const BootstrapOptions& options) {
     // Longer than the watchdog, which knows more.
     MpiOptions mpi;
     mpi.timeout = timeout + Seconds(10);
-    mpi.describe_stalled = [presence = job.presence, host = job.host](const std::function<int(int)>& in_job) {
-      std::vector<int> stopped = presence->look().stopped;
-      for (int& rank : stopped) rank = in_job(rank);
-      std::sort(stopped.begin(), stopped.end());
-      return stopped.empty() ? std::string() : describe_stopped(stopped, host);
+    mpi.describe_stalled = [launch = job.launch, presence = job.presence,
+                            host = job.host](const std::function<int(int)>& in_job) {
+      return describe_stalled(launch, *presence, host, in_job);
     };
+    mpi.all_live = [presence = job.presence] { return presence->all_live(); };
     job.runtime = MpiRuntime::start(mpi);
     try {
-      check_size(job.launch, expected > 0 ? expected : job.launch.size, job.runtime->size(), job.runtime->version());
-      check_announced(job.launch.announced, expected, job.runtime->size());
+      check_size(job.launch, expected > 0 ? expected : job.launch.size, job.runtime->size(), job.runtime->version(),
+                 options.start);
+      check_announced(job.launch.announced, expected, job.runtime->size(), options.start);
     } catch (const Error& e) {
       // As many worlds as ranks know this; the launcher's rank 0 says it, the others give it the time to: the first to
       // exit may end the job.

@@ -45,6 +45,8 @@ struct BootstrapOptions {
   // Job::world are then in the order of rank_order_by_host, so that neighbouring ranks share a host where they can.
   // Job::launch keeps the launcher's number, which log files bear.
   bool host_by_host = false;
+  // How users start the ranks of this program, up to their number: for messages.
+  std::string start = "mpirun -n";
   // Prints the message of the rank that speaks for all. Default: one line on stderr. Thread-safe, please.
   std::function<void(const std::string&)> report = nullptr;
 };

@@ -37,7 +37,8 @@ int bind_abstract(const std::string& name) {
   const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (fd < 0) return -1;
   const Address address = abstract_address(name);
-  if (bind(fd, reinterpret_cast<const sockaddr*>(&address.address), address.length) == 0 && listen(fd, 128) == 0) {
+  if (bind(fd, reinterpret_cast<const sockaddr*>(&address.address), address.length) == 0 &&
+      listen(fd, SOMAXCONN) == 0) {
     return fd;
   }
   close(fd);
@@ -98,6 +99,11 @@ Presence::Seen Presence::look() const {
   return seen;
 }
 
+bool Presence::all_live() const {
+  const Seen seen = look();
+  return static_cast<int>(seen.here.size()) == info_.size && seen.stopped.empty();
+}
+
 bool Presence::report_claimed() const { return find(name_of("report")).here; }
 
 bool Presence::claim_report() {
@@ -130,6 +136,29 @@ std::string describe_missing(const LaunchInfo& info, const Presence& presence, c
   if (text.empty() && one_host) add("all ranks have come, but one does not answer");
   if (text.empty()) add("nothing is wrong on host " + host + ", so ranks of other hosts have not come");
   return text;
+}
+
+std::string describe_stalled(const LaunchInfo& info, const Presence& presence, const std::string& host,
+                             const std::function<int(int)>& in_job) {
+  const auto numbered = [&](std::vector<int> ranks) {
+    for (int& rank : ranks) rank = in_job(rank);
+    std::sort(ranks.begin(), ranks.end());
+    return ranks;
+  };
+  const auto holds = [](const std::vector<int>& ranks, int rank) {
+    return std::binary_search(ranks.begin(), ranks.end(), rank);
+  };
+  const Presence::Seen seen = presence.look();
+  std::vector<int> gone;
+  if (info.local_size == info.size && holds(seen.here, info.rank)) {
+    for (int rank = 0; rank < info.size; ++rank) {
+      if (!holds(seen.here, rank)) gone.push_back(rank);
+    }
+  }
+  std::string text = seen.stopped.empty() ? "" : describe_stopped(numbered(seen.stopped), host);
+  if (gone.empty()) return text;
+  if (!text.empty()) text += "; ";
+  return text + describe_ranks(numbered(gone)) + (gone.size() == 1 ? " is" : " are") + " gone (host " + host + ")";
 }
 
 }  // namespace annulus::comm_internal

@@ -2,6 +2,7 @@
 // with its process. Lets bootstrap name a rank that never arrives or is stopped. Internal to comm/.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,9 @@ class Presence {
   };
   Seen look() const;
 
+  // Whether every rank of the job is on this host, lives and is not stopped.
+  bool all_live() const;
+
   // True in one rank of this host, once: the one that speaks for all.
   bool claim_report();
   // Whether a living rank of this host has.
@@ -39,5 +43,11 @@ class Presence {
 // local_fault: set to whether something on this host is wrong.
 std::string describe_missing(const LaunchInfo& info, const Presence& presence, const std::string& host,
                              bool* local_fault);
+
+// "rank 1 is stopped (...)", "rank 1 is gone (host vm)": of ranks that had all come. Empty where nothing is known: of
+// ranks of other hosts, and of any where this rank could not announce itself. `in_job`: the number of a rank in the
+// job.
+std::string describe_stalled(const LaunchInfo& info, const Presence& presence, const std::string& host,
+                             const std::function<int(int)>& in_job);
 
 }  // namespace annulus::comm_internal

@@ -296,6 +296,7 @@ class MpiCommunicator final : public Communicator {
   template <typename Body>
   void start(const PendingPtr& pending, Body body) {
     try {
+      runtime_->note_timeout(timeout_);
       std::lock_guard<std::mutex> lock(runtime_->mutex());
       body();
     } catch (const Error& e) {

@@ -1,8 +1,10 @@
 // MPI_Init and MPI_Finalize under a watchdog.
 #include "comm/mpi/mpi_runtime.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <exception>
+#include <optional>
 
 #include "comm/checks.h"
 #include "comm/mpi/mpi_internal.h"
@@ -99,10 +101,14 @@ MpiRuntime::~MpiRuntime() {
 
 void MpiRuntime::finish() {
   if (abandoned_.exchange(true)) return;
-  const Seconds timeout = options_.timeout;
-  Watchdog watchdog(timeout, [this, timeout] {
+  const Seconds timeout = std::max(options_.timeout, operation_timeout_.load());
+  Watchdog watchdog(timeout, [this, timeout]() -> std::optional<std::string> {
+    if (options_.all_live && options_.all_live()) return std::nullopt;
+    const std::string known = stalled();
     return "[comm] rank " + std::to_string(in_job(rank_)) + ": MPI_Finalize did not return within " +
-           describe_seconds(timeout.count()) + ": another rank is still busy, stopped or gone" + stalled();
+           describe_seconds(timeout.count()) + ": another rank is still busy, stopped or gone" +
+           (known.empty() ? "; no rank of this host is known to be stopped or gone, so look at the other hosts"
+                          : known);
   });
   std::lock_guard<std::mutex> lock(mutex_);
   const int code = MPI_Finalize();

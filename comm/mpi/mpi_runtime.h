@@ -16,13 +16,17 @@ namespace annulus {
 
 struct MpiOptions {
   // Deadline of each of MPI_Init, MPI_Comm_split, MPI_Comm_dup and MPI_Finalize, which cannot be polled. When it
-  // passes, the process prints one message and ends with _exit(6).
+  // passes, the process prints one message and ends with _exit(6). That of MPI_Finalize is no shorter than the timeout
+  // of the operations before it, and starts anew as long as `all_live` says so.
   Seconds timeout{60};
   // Longer messages travel as one message of a datatype made of pieces of this size: MPI counts are 31 bits.
   int64_t max_piece_bytes = int64_t{1} << 30;
   // What is known of ranks that keep others waiting; `in_job` is MpiRuntime::in_job. Asked when a wait has missed its
   // deadline. "rank 1 is stopped", or empty. May be called by any thread.
   std::function<std::string(const std::function<int(int)>& in_job)> describe_stalled = nullptr;
+  // Whether it is known that every rank of the job lives and none is stopped: those that have not come to MPI_Finalize
+  // are still at work. Null: it is never known. May be called by any thread.
+  std::function<bool()> all_live = nullptr;
 };
 
 // Owns MPI_Init and MPI_Finalize. Communicators made from it keep it alive.
@@ -54,10 +58,15 @@ class MpiRuntime : public std::enable_shared_from_this<MpiRuntime> {
 
   // From now on the process leaves without MPI_Finalize.
   void abandon() { abandoned_ = true; }
+  bool abandoned() const { return abandoned_; }
 
   // MPI_Finalize now, unless abandon() was called, though communicators live: they must not be used any more. For hosts
   // such as Python, which at their end leave objects alive that hold some.
   void finish();
+
+  // How long an operation between ranks may take: communicators say it at each of theirs, and a host that may end
+  // without any says it itself. Thread-safe.
+  void note_timeout(Seconds timeout) { operation_timeout_ = timeout; }
 
   // Internal to comm/mpi.
   std::mutex& mutex() { return mutex_; }
@@ -70,6 +79,7 @@ class MpiRuntime : public std::enable_shared_from_this<MpiRuntime> {
   MpiOptions options_;
   std::mutex mutex_;
   std::atomic<bool> abandoned_ = false;
+  std::atomic<Seconds> operation_timeout_ = Seconds(0);
   int rank_ = 0;
   int size_ = 1;
   std::string version_;

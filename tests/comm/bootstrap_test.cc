@@ -5,7 +5,10 @@
 #include <mpi.h>
 
 #include <cstdlib>
+#include <future>
 #include <map>
+#include <memory>
+#include <optional>
 #include <string>
 
 #include "comm/bootstrap/presence.h"
@@ -134,15 +137,20 @@ TEST_F(Environment, OneRankNeverStartsMpi) {
   EXPECT_EQ(started, 0);
 }
 
+// The remedy starts the program that reads it: annulus launch starts annulus alone.
 TEST_F(Environment, RanksWithoutALauncherAreAnError) {
   set("ANNULUS_WORLD_SIZE", "4");
-  try {
-    bootstrap({});
-    ADD_FAILURE() << "no error";
-  } catch (const Error& e) {
-    EXPECT_EQ(e.kind(), ErrorKind::kComm);
-    EXPECT_NE(std::string(e.what()).find("annulus launch -n 4"), std::string::npos) << e.what();
-  }
+  const auto refused = [](const BootstrapOptions& options, const std::string& remedy) {
+    try {
+      bootstrap(options);
+      ADD_FAILURE() << "no error";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.kind(), ErrorKind::kComm);
+      EXPECT_NE(std::string(e.what()).find("start the ranks with `" + remedy + " ...`"), std::string::npos) << e.what();
+    }
+  };
+  refused({}, "mpirun -n 4");
+  refused({.start = "annulus launch -n"}, "annulus launch -n 4");
 }
 
 // Each process of such a launcher would compute alone what was meant for all.
@@ -155,6 +163,7 @@ TEST_F(Environment, MoreProcessesThanRanksAreRefused) {
       EXPECT_EQ(e.kind(), ErrorKind::kUnavailable);
       EXPECT_EQ(std::string(e.what()).find("[comm] " + words), 0) << e.what();
       EXPECT_NE(std::string(e.what()).find("mpirun -n 3 "), std::string::npos) << e.what();
+      EXPECT_EQ(std::string(e.what()).find("annulus launch"), std::string::npos) << e.what();
       EXPECT_NE(std::string(e.what()).find("ANNULUS_WORLD_SIZE=1"), std::string::npos) << e.what();
     }
   };
@@ -239,6 +248,43 @@ TEST(Presence, SeesWhoIsHereAndWhoSpeaks) {
   EXPECT_EQ(comm_internal::describe_missing(info, one, "h", &fault),
             "nothing is wrong on host h, so ranks of other hosts have not come");
   EXPECT_FALSE(fault);
+}
+
+// After all have come, who is missing is gone.
+TEST(Presence, KnowsWhetherAllLive) {
+  LaunchInfo info;
+  info.launched = true;
+  info.job = "liveness test " + std::to_string(getpid());
+  info.size = info.local_size = 2;
+  const comm_internal::Presence zero(info);
+  info.rank = 1;
+  auto one = std::make_unique<comm_internal::Presence>(info);
+  info.rank = 0;
+  const auto stalled = [&] {
+    return comm_internal::describe_stalled(info, zero, "h", [](int rank) { return rank + 10; });
+  };
+  EXPECT_TRUE(zero.all_live());
+  EXPECT_EQ(stalled(), "");
+  // Many may look, for long: nobody takes up their connections.
+  for (int i = 0; i < 300; ++i) EXPECT_TRUE(zero.all_live());
+  one.reset();
+  EXPECT_FALSE(zero.all_live());
+  EXPECT_EQ(stalled(), "rank 11 is gone (host h)");
+  info.size = 3;  // ranks of other hosts cannot be seen
+  EXPECT_EQ(stalled(), "");
+  info.size = 2;
+  info.rank = 1;  // which never announced itself: nothing is known
+  EXPECT_EQ(stalled(), "");
+}
+
+TEST(Watchdog, WaitsOnWhereItIsToldTo) {
+  std::promise<void> third;
+  int asked = 0;
+  const comm_internal::Watchdog watchdog(Seconds(0.001), [&]() -> std::optional<std::string> {
+    if (++asked == 3) third.set_value();
+    return std::nullopt;
+  });
+  third.get_future().wait();
 }
 
 TEST(WatchdogDeathTest, EndsTheProcess) {
