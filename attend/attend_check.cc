@@ -16,6 +16,7 @@
 #include "attention/oracle/oracle.h"
 #include "common/error.h"
 #include "common/text.h"
+#include "tensor_files/safetensors.h"
 
 namespace annulus {
 namespace {
@@ -76,25 +77,13 @@ std::string line(const char* format, auto... values) {
   return text;
 }
 
-const char* name_of(at::ScalarType dtype) {
-  switch (dtype) {
-    case at::kDouble:
-      return "fp64";
-    case at::kBFloat16:
-      return "bf16";
-    case at::kHalf:
-      return "fp16";
-    default:
-      return "fp32";
-  }
-}
-
 // No result could fail, or none could pass: the check would say nothing of the computation.
 [[noreturn]] void refuse_vague(double scores, double bound, at::ScalarType dtype) {
   throw Error(ErrorKind::kUsage, "attend",
               line("--check says nothing here: rounding scores as large as %.3g in %s allows errors of %.3g, and more "
                    "than %.1g is no check; take a smaller --scale or magnitude%s",
-                   scores, name_of(dtype), bound, kVague, dtype == at::kDouble ? "" : ", or dtype=f64"));
+                   scores, std::string(safetensors_dtype(dtype)).c_str(), bound, kVague,
+                   dtype == at::kDouble ? "" : ", or dtype=f64"));
 }
 
 }  // namespace
@@ -128,7 +117,7 @@ void require_finite(const RandomTensors& inputs, const std::string& where) {
                     (std::isnan(value) ? "nan"
                      : value > 0       ? "inf"
                                        : "-inf") +
-                    " in " + name_of(tensor.scalar_type()) +
+                    " in " + std::string(safetensors_dtype(tensor.scalar_type())) +
                     ", and --check compares results of finite inputs only; make it finite, or leave out --check");
   }
 }

@@ -51,6 +51,8 @@ class PlanTest(cli.CliTest):
             (["--lengths", "5,9,2", "--length", "17"], 2, "add up to 16, but --length says 17"),
             (["--lengths", "5,9,2", "--layout", "contiguous"], 2, "--layout was given as well"),
             (["--lengths", "5,-9,2"], 2, "from 0"),
+            (["--lengths", "5,,2"], 2, 'expected a whole number, got "" in "5,,2"'),
+            (["--lengths", "5,9,"], 2, "expected a whole number"),
             (["--ranks", "2", "--length", "100", "--layout", "zigzak"], 2, 'did you mean "zigzag"'),
             (["--ranks", "2", "--length", "100", "--pattern", '{ kind = "casual" }'], 2, 'did you mean "causal"'),
         ]:

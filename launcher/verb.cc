@@ -6,6 +6,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <functional>
 #include <limits>
 #include <optional>
@@ -158,6 +159,25 @@ void check_numbers(CLI::App& app) {
 }
 
 }  // namespace
+
+void add_numbers(CLI::App& app, const std::string& name, std::vector<int64_t>& numbers, const std::string& help) {
+  CLI::Option* const option = app.add_option_function<std::string>(
+      name,
+      [&numbers](const std::string& text) {
+        numbers.clear();
+        for (const std::string& one : split(text, ',')) numbers.push_back(std::strtoll(one.c_str(), nullptr, 10));
+      },
+      help);
+  // CLI11's own lists pass over what is left out: 1,,3 is two numbers to them.
+  const auto complaint = [](std::string& text) {
+    for (const std::string& one : split(text, ',')) {
+      std::string wrong = whole_number_or_complaint(one, std::numeric_limits<int64_t>::min());
+      if (!wrong.empty()) return wrong + " in \"" + text + "\"";
+    }
+    return std::string();
+  };
+  option->type_name("N,N,...")->transform(CLI::Validator(complaint, ""));
+}
 
 ParsedVerb parse_verb(const VerbEntry& entry, const std::vector<std::string>& args) {
   // Options hold references into the verb, which therefore outlives the app.

@@ -3,6 +3,7 @@
 // that a typing error is reported once and before any rank starts.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -60,6 +61,10 @@ struct ParsedVerb {
 // Reads the options of a verb. Raises Error(kUsage): an unknown option (the nearest one is named), a missing or
 // malformed value. An option of a number takes a number alone that its type holds: none is cut, rounded or wrapped.
 ParsedVerb parse_verb(const VerbEntry& entry, const std::vector<std::string>& args);
+
+// Declares an option that takes whole numbers in one word, 5,9,2, none of them left out. `numbers` outlives the
+// parsing.
+void add_numbers(CLI::App& app, const std::string& name, std::vector<int64_t>& numbers, const std::string& help);
 
 // The refusal of an option that `app` does not have, naming the nearest.
 [[noreturn]] void refuse_option(std::string_view verb, const CLI::App& app, const std::string& option);

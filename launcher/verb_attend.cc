@@ -36,8 +36,7 @@ class AttendVerb : public Verb {
     app.add_option("--scale", options_.scale, "factor on q.k (default: 1/sqrt(head size))");
     app.add_option("--query-offset", options_.query_offset, "query i has the position i + N (default: 0)");
     app.add_flag("--even", options_.even, "refuse lengths that do not give every rank the same share");
-    app.add_option("--lengths", options_.lengths, "contiguous parts of these lengths, one for each rank: 5,9,2")
-        ->delimiter(',');
+    add_numbers(app, "--lengths", options_.lengths, "contiguous parts of these lengths, one for each rank: 5,9,2");
     app.add_option("--mask-out", options_.mask_out, "safetensors file to write: the block map that was used")
         ->type_name("FILE");
     app.add_option("--dropout", options_.dropout.rate, "share of probabilities to drop (default: 0)");

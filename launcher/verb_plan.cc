@@ -62,9 +62,8 @@ class PlanVerb : public Verb {
   void declare(CLI::App& app) override {
     app.add_option("--ranks", ranks_, "ranks to plan for");
     app.add_option("--length", length_, "tokens of the whole sequence");
-    app.add_option("--lengths", request_.uneven_lengths,
-                   "contiguous parts of these lengths, one for each rank: 5,9,2; in place of --ranks and --length")
-        ->delimiter(',');
+    add_numbers(app, "--lengths", request_.uneven_lengths,
+                "contiguous parts of these lengths, one for each rank: 5,9,2; in place of --ranks and --length");
     app.add_option("--key-length", key_length_, "keys, where there are not as many as queries");
     app.add_option("--query-offset", request_.shape.query_offset, "query i has the position i + N (default: 0)");
     app.add_option("--batch", request_.shape.batch, "batch rows (default: 1)");

@@ -124,7 +124,7 @@ TEST(Attend, OnlyFiniteInputsAreChecked) {
     }
   };
   const double inf = std::numeric_limits<double>::infinity();
-  refused("q", std::nan(""), at::kFloat, "in.safetensors, tensor \"q\": the element [0, 7, 1, 0] is nan in fp32");
+  refused("q", std::nan(""), at::kFloat, "in.safetensors, tensor \"q\": the element [0, 7, 1, 0] is nan in F32");
   refused("k", -inf, at::kDouble, "\"k\": the element [0, 7, 1, 0] is -inf in fp64");
   refused("v", inf, at::kBFloat16, "\"v\": the element [0, 7, 1, 0] is inf in bf16");
   refused("dout", inf, at::kHalf, "\"dout\": the element [0, 7, 1, 0] is inf in fp16");
@@ -191,7 +191,7 @@ TEST(Attend, RefusesWhatCannotBe) {
   refused([](AttendOptions& o) { o.scale = 1e30; }, "--check says nothing here");
   refused([](AttendOptions& o) { o.scale = 1e300; }, "--check says nothing here");
   refused([](AttendOptions& o) { o.scale = -1e308, o.random += ",magnitude=1000"; }, "--check says nothing here");
-  refused([](AttendOptions& o) { o.random += ",magnitude=1e4"; }, "in fp32 allows");
+  refused([](AttendOptions& o) { o.random += ",magnitude=1e4"; }, "in F32 allows");
   refused([](AttendOptions& o) { o.random += ",magnitude=1e4"; }, "or dtype=f64");
   refused([](AttendOptions& o) { o.random += ",dtype=f64,magnitude=1e6", o.scale = 100; },
           "smaller --scale or magnitude");
