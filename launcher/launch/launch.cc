@@ -50,7 +50,7 @@ std::string make_log_dir(const std::string& wanted) {
                   "--log-dir " + wanted + " cannot be written: " + (error ? error.message() : std::strerror(errno)));
     }
     // What is there of an earlier job is kept: a command that goes on with a failed run names the same folder.
-    if (!fs::exists(fs::path(wanted) / "launch.log", error)) return wanted;
+    if (!fs::is_regular_file(fs::path(wanted) / "launch.log", error)) return wanted;
   }
   const std::string name = now_text("%Y%m%d-%H%M%S-") + std::to_string(getpid());
   if (!wanted.empty()) {

@@ -125,9 +125,9 @@ TEST(Attend, OnlyFiniteInputsAreChecked) {
   };
   const double inf = std::numeric_limits<double>::infinity();
   refused("q", std::nan(""), at::kFloat, "in.safetensors, tensor \"q\": the element [0, 7, 1, 0] is nan in F32");
-  refused("k", -inf, at::kDouble, "\"k\": the element [0, 7, 1, 0] is -inf in fp64");
-  refused("v", inf, at::kBFloat16, "\"v\": the element [0, 7, 1, 0] is inf in bf16");
-  refused("dout", inf, at::kHalf, "\"dout\": the element [0, 7, 1, 0] is inf in fp16");
+  refused("k", -inf, at::kDouble, "\"k\": the element [0, 7, 1, 0] is -inf in F64");
+  refused("v", inf, at::kBFloat16, "\"v\": the element [0, 7, 1, 0] is inf in BF16");
+  refused("dout", inf, at::kHalf, "\"dout\": the element [0, 7, 1, 0] is inf in F16");
   AttendOptions random = random_options("{ kind = 'causal' }", "dtype=f16,magnitude=1e6");
   expect_refused(random, 1, ErrorKind::kInput, "magnitude=1e+06, tensor \"q\"");
 }

@@ -271,7 +271,7 @@ TrainingState CheckpointStore::read_all(const Entry& entry, CheckpointPart part)
 }
 
 void CheckpointStore::require_writable() const {
-  if (access(folder_.c_str(), W_OK | X_OK) == 0 || errno == ENOENT) return;
+  if (faccessat(AT_FDCWD, folder_.c_str(), W_OK | X_OK, AT_EACCESS) == 0 || errno == ENOENT) return;
   throw Error(ErrorKind::kResource, "checkpoint", folder_ + " cannot be written: " + std::strerror(errno));
 }
 
