@@ -43,20 +43,15 @@ std::string now_text(const char* format) {
 // The folder for the log files. Without --log-dir in a folder that cannot be written, logs go where temporary files go.
 std::string make_log_dir(const std::string& wanted) {
   std::error_code error;
-  if (!wanted.empty()) {
-    fs::create_directories(wanted, error);
-    if (error || access(wanted.c_str(), W_OK | X_OK) != 0) {
-      throw Error(ErrorKind::kResource, "launcher",
-                  "--log-dir " + wanted + " cannot be written: " + (error ? error.message() : std::strerror(errno)));
-    }
-    // What is there of an earlier job is kept: a command that goes on with a failed run names the same folder.
-    if (!fs::is_regular_file(fs::path(wanted) / "launch.log", error)) return wanted;
-  }
   const std::string name = now_text("%Y%m%d-%H%M%S-") + std::to_string(getpid());
   if (!wanted.empty()) {
-    const std::string dir = wanted + "/" + name;
-    if (fs::create_directories(dir, error) && !error) return dir;
-    throw Error(ErrorKind::kResource, "launcher", "--log-dir: " + dir + " cannot be made: " + error.message());
+    // What is there of an earlier job is kept: a command that goes on with a failed run names the same folder.
+    const bool used = fs::is_regular_file(fs::path(wanted) / "launch.log", error);
+    const std::string dir = used ? wanted + "/" + name : wanted;
+    fs::create_directories(dir, error);
+    if (!error && access(dir.c_str(), W_OK | X_OK) == 0) return dir;
+    throw Error(ErrorKind::kResource, "launcher",
+                "--log-dir " + wanted + " cannot be written: " + (error ? error.message() : std::strerror(errno)));
   }
   const char* tmp = std::getenv("TMPDIR");
   const std::string fallback = std::string(tmp && *tmp ? tmp : "/tmp") + "/annulus-logs-" + std::to_string(getuid());
