@@ -4,20 +4,12 @@
 #include <unistd.h>
 
 #include <charconv>
-#include <cmath>
-#include <cstdlib>
 #include <cstring>
 
-#include "common/error.h"
-#include "common/text.h"
+#include "common/environment.h"
 
 namespace annulus {
 namespace {
-
-const char* text_of(const char* name) {
-  const char* value = std::getenv(name);
-  return value != nullptr && *value != '\0' ? value : nullptr;
-}
 
 int int_of(const char* name, int fallback, int low) {
   return static_cast<int>(number_from_environment(name, fallback, low, 10'000'000));
@@ -44,8 +36,8 @@ constexpr OtherLauncher kOthers[] = {
 Announcement announcement() {
   Announcement most;
   for (const OtherLauncher& other : kOthers) {
-    const char* const text = text_of(other.size);
-    if (text == nullptr || text_of(other.rank) == nullptr) continue;
+    const char* const text = text_from_environment(other.size);
+    if (text == nullptr || text_from_environment(other.rank) == nullptr) continue;
     int size = 0;
     const char* const end = text + std::strlen(text);
     const auto [rest, error] = std::from_chars(text, end, size);
@@ -56,74 +48,43 @@ Announcement announcement() {
 
 }  // namespace
 
-namespace {
-
-// Whole numbers without an exponent.
-std::string plain(double value) {
-  return value == std::floor(value) && std::abs(value) < 1e15 ? std::to_string(static_cast<int64_t>(value))
-                                                              : exact(value);
-}
-
-}  // namespace
-
-double number_from_environment(const char* name, double fallback, double low, double high) {
-  const char* text = text_of(name);
-  if (text == nullptr) return fallback;
-  double value = 0;
-  const char* end = text + std::strlen(text);
-  const auto [rest, error] = std::from_chars(text, end, value);
-  if (error == std::errc() && rest == end && std::isfinite(value) && value >= low && value <= high) return value;
-  throw Error(ErrorKind::kUsage, "comm",
-              std::string("environment variable ") + name + " is \"" + text + "\": expected a number from " +
-                  plain(low) + " to " + plain(high) + "; correct or unset it");
-}
-
-bool switch_from_environment(const char* name, bool fallback) {
-  const char* const text = text_of(name);
-  if (text == nullptr) return fallback;
-  const std::string_view given = text;
-  if (given == "1" || given == "0") return given == "1";
-  throw Error(
-      ErrorKind::kUsage, "comm",
-      std::string("environment variable ") + name + " is \"" + text + "\": expected 1 or 0; correct or unset it");
-}
-
 LaunchInfo launch_info() {
   LaunchInfo info;
   info.annulus_size = int_of("ANNULUS_WORLD_SIZE", 0, 0);
-  if (const char* space = text_of("PMIX_NAMESPACE")) {
+  if (const char* space = text_from_environment("PMIX_NAMESPACE")) {
     info.job = space;
     // Jobs in different PID namespaces may share the name, but not the port of their server.
     for (const char* name : {"PMIX_SERVER_URI41", "PMIX_SERVER_URI4", "PMIX_SERVER_URI2"}) {
-      if (const char* uri = text_of(name)) {
+      if (const char* uri = text_from_environment(name)) {
         info.job += std::string(" ") + uri;
         break;
       }
     }
-  } else if (const char* job = text_of("SLURM_JOB_ID")) {
-    info.job = std::string(job) + "." + (text_of("SLURM_STEP_ID") ? text_of("SLURM_STEP_ID") : "");
+  } else if (const char* job = text_from_environment("SLURM_JOB_ID")) {
+    info.job =
+        std::string(job) + "." + (text_from_environment("SLURM_STEP_ID") ? text_from_environment("SLURM_STEP_ID") : "");
   } else {
     info.job = "children of " + std::to_string(getppid());
   }
-  if (text_of("OMPI_COMM_WORLD_SIZE")) {
+  if (text_from_environment("OMPI_COMM_WORLD_SIZE")) {
     info.launcher = "Open MPI";
     info.rank = int_of("OMPI_COMM_WORLD_RANK", 0, 0);
     info.size = int_of("OMPI_COMM_WORLD_SIZE", 1, 1);
     info.local_rank = int_of("OMPI_COMM_WORLD_LOCAL_RANK", 0, 0);
     info.local_size = int_of("OMPI_COMM_WORLD_LOCAL_SIZE", -1, -1);
-  } else if (text_of("SLURM_STEP_NUM_TASKS") && text_of("SLURM_PROCID")) {
+  } else if (text_from_environment("SLURM_STEP_NUM_TASKS") && text_from_environment("SLURM_PROCID")) {
     info.launcher = "Slurm";
     info.rank = int_of("SLURM_PROCID", 0, 0);
     info.size = int_of("SLURM_STEP_NUM_TASKS", 1, 1);
     info.local_rank = int_of("SLURM_LOCALID", 0, 0);
     info.local_size = info.size == 1 ? 1 : -1;
-  } else if (text_of("PMI_SIZE")) {
+  } else if (text_from_environment("PMI_SIZE")) {
     info.launcher = "PMI (MPICH, Intel MPI)";
     info.rank = int_of("PMI_RANK", 0, 0);
     info.size = int_of("PMI_SIZE", 1, 1);
     info.local_rank = int_of("MPI_LOCALRANKID", 0, 0);
     info.local_size = int_of("MPI_LOCALNRANKS", -1, -1);
-  } else if (text_of("PMIX_RANK")) {
+  } else if (text_from_environment("PMIX_RANK")) {
     info.launcher = "PMIx";
     info.rank = int_of("PMIX_RANK", 0, 0);
     info.size = info.annulus_size > 0 ? info.annulus_size : 0;  // not in the environment

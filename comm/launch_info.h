@@ -31,12 +31,4 @@ struct LaunchInfo {
 // environment.
 LaunchInfo launch_info();
 
-// The environment variable as a number, fallback when unset or empty. Error(kUsage) when it is no number in [low,
-// high].
-double number_from_environment(const char* name, double fallback, double low, double high);
-
-// An environment variable that is 1 or 0; `fallback` where it is not set or empty. Raises Error(kUsage) for another
-// value.
-bool switch_from_environment(const char* name, bool fallback);
-
 }  // namespace annulus

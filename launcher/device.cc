@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <cstdlib>
 
-#include "comm/launch_info.h"
 #include "comm/nccl/nccl_communicator.h"
+#include "common/environment.h"
 #include "common/error.h"
 #include "launcher/seats.h"
 #include "topology/machine.h"

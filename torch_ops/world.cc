@@ -9,8 +9,8 @@
 #include <string>
 
 #include "comm/bootstrap/bootstrap.h"
-#include "comm/launch_info.h"
 #include "comm/threads/threads.h"
+#include "common/environment.h"
 #include "common/error.h"
 #include "common/text.h"
 #include "common/version.h"

@@ -11,7 +11,7 @@
 #include "attention/kernels/choose_kernel.h"
 #include "attention/plan/layout.h"
 #include "attention/plan/plan.h"
-#include "comm/launch_info.h"
+#include "common/environment.h"
 #include "common/error.h"
 #include "common/text.h"
 #include "memory/caches.h"

@@ -8,7 +8,7 @@
 
 #include "attention/pattern/pattern.h"
 #include "comm/agreement.h"
-#include "comm/launch_info.h"
+#include "common/environment.h"
 #include "common/error.h"
 
 namespace annulus {

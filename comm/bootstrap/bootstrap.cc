@@ -17,6 +17,7 @@
 #include "comm/checks.h"
 #include "comm/threads/threads.h"
 #include "comm/watchdog.h"
+#include "common/environment.h"
 
 namespace annulus {
 namespace {

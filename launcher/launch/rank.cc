@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <string>
 
+#include "common/environment.h"
 #include "common/text.h"
 
 namespace annulus {

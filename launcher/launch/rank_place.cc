@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "comm/launch_info.h"
+#include "common/environment.h"
 #include "common/error.h"
 #include "memory/numa.h"
 #include "topology/binding.h"

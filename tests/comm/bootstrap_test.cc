@@ -6,7 +6,6 @@
 
 #include <cstdlib>
 #include <future>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -101,27 +100,6 @@ TEST_F(Environment, RefusesNonsense) {
       EXPECT_EQ(e.kind(), ErrorKind::kUsage);
       EXPECT_NE(std::string(e.what()).find("OMPI_COMM_WORLD_SIZE"), std::string::npos) << e.what();
     }
-  }
-}
-
-TEST_F(Environment, ASwitchIsOneOrZero) {
-  for (const auto& [text, meant] : std::map<std::string, bool>{{"", true}, {"1", true}, {"0", false}}) {
-    setenv("ANNULUS_BIND", text.c_str(), 1);
-    EXPECT_EQ(switch_from_environment("ANNULUS_BIND", true), meant) << text;
-  }
-  setenv("ANNULUS_BIND", "no", 1);
-  EXPECT_THROW(switch_from_environment("ANNULUS_BIND", true), Error);
-  unsetenv("ANNULUS_BIND");
-  EXPECT_FALSE(switch_from_environment("ANNULUS_BIND", false));
-}
-
-TEST_F(Environment, RefusalsSayTheRangeThatIsMeant) {
-  set("ANNULUS_BOOTSTRAP_TIMEOUT", "0");
-  try {
-    number_from_environment("ANNULUS_BOOTSTRAP_TIMEOUT", 60, 0.1, 86400);
-    ADD_FAILURE() << "accepted";
-  } catch (const Error& e) {
-    EXPECT_NE(std::string(e.what()).find("expected a number from 0.1 to 86400;"), std::string::npos) << e.what();
   }
 }
 

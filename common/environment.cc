@@ -1,0 +1,55 @@
+// See environment.h.
+#include "common/environment.h"
+
+#include <charconv>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <string_view>
+
+#include "common/error.h"
+#include "common/text.h"
+
+namespace annulus {
+namespace {
+
+// Whole numbers without an exponent.
+std::string plain(double value) {
+  return value == std::floor(value) && std::abs(value) < 1e15 ? std::to_string(static_cast<int64_t>(value))
+                                                              : exact(value);
+}
+
+[[noreturn]] void refuse(const char* name, const char* text, const std::string& expected) {
+  throw Error(ErrorKind::kUsage, "environment",
+              std::string("environment variable ") + name + " is \"" + text + "\": expected " + expected +
+                  "; correct or unset it");
+}
+
+}  // namespace
+
+const char* text_from_environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value != nullptr && *value != '\0' ? value : nullptr;
+}
+
+double number_from_environment(const char* name, double fallback, double low, double high) {
+  const char* text = text_from_environment(name);
+  if (text == nullptr) return fallback;
+  double value = 0;
+  const char* end = text + std::strlen(text);
+  const auto [rest, error] = std::from_chars(text, end, value);
+  if (error == std::errc() && rest == end && std::isfinite(value) && value >= low && value <= high) return value;
+  refuse(name, text, "a number from " + plain(low) + " to " + plain(high));
+}
+
+bool switch_from_environment(const char* name, bool fallback) {
+  const char* const text = text_from_environment(name);
+  if (text == nullptr) return fallback;
+  const std::string_view given = text;
+  if (given != "1" && given != "0") refuse(name, text, "1 or 0");
+  return given == "1";
+}
+
+}  // namespace annulus
