@@ -23,6 +23,19 @@ struct RunConfig {
   friend bool operator==(const RunConfig&, const RunConfig&) = default;
 };
 
+// One source of tokens: what data/corpus.h opens.
+struct SourceConfig {
+  std::string name;                // of its metrics; empty: "train", or of several the number, from 1
+  std::vector<std::string> files;  // required: files, globs, "python-sources" (data/find_files.h)
+  std::string format = "auto";     // "auto", "text", "annulus", "megatron", "llmc", "nanogpt"
+  int64_t width = 0;               // bits of a token where the format has no mark: 16, 32; 0: 16
+  int64_t begin = -1;  // the id with which every document begins, in formats without boundaries; -1: there is none
+  int64_t end = -1;    // the id with which every document ends, likewise
+  double weight = 0;   // share of rows, relative to the other sources'; 0: all in proportion to their sizes
+
+  friend bool operator==(const SourceConfig&, const SourceConfig&) = default;
+};
+
 struct DataConfig {
   std::vector<std::string> train;  // required: files, globs, "python-sources" (text_source.h)
   int64_t max_bytes = 0;           // 0: all
