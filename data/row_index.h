@@ -43,8 +43,8 @@ struct RowsLeft {
 class RowIndex {
  public:
   // Which documents are held out for validation: those with hash / 2^64 < validation_fraction, whole. A document's hash
-  // is of its tokens, so that a corpus that grows keeps them. Where these are none, or more than half of the tokens, the
-  // source's tail is held out instead: a share of validation_fraction of its tokens, rounded up.
+  // is of its tokens, so that a corpus that grows keeps them. Where these are none, or more than half of the tokens,
+  // the source's tail is held out instead: a share of validation_fraction of its tokens, rounded up.
 
   // In memory: for texts. Raises Error(kInput) for a document that is too long where that is refused, and as the
   // corpus does.
@@ -60,8 +60,8 @@ class RowIndex {
                                                       FileSystem& files = FileSystem::real());
 
   // The training rows of `before` that were not drawn, packed anew with other settings (another context): pieces in the
-  // order of their tokens, neighbours joined. There is no validation part. In memory where `folder` is empty; else found
-  // there or made as above.
+  // order of their tokens, neighbours joined. There is no validation part. In memory where `folder` is empty; else
+  // found there or made as above.
   static std::shared_ptr<const RowIndex> remaining(const RowIndex& before, const RowsLeft& left,
                                                    const PackSettings& settings, const std::string& folder = "",
                                                    FileSystem& files = FileSystem::real());

@@ -17,12 +17,12 @@ struct Tokenization {
     std::string checksum;  // XXH3-128 of the file, 32 digits; of a Megatron pair, of the .idx and then the .bin
   };
 
-  std::string path;       // of the file itself
-  std::string format;     // "annulus", "megatron", "llmc", "nanogpt"
-  std::string tokenizer;  // its digest, 32 hexadecimal digits
-  std::string name;       // of the tokenizer
-  int64_t vocab = 0;      // every id is below it
-  std::optional<int64_t> begin, end;   // the ids that every document begins and ends with
+  std::string path;                     // of the file itself
+  std::string format;                   // "annulus", "megatron", "llmc", "nanogpt"
+  std::string tokenizer;                // its digest, 32 hexadecimal digits
+  std::string name;                     // of the tokenizer
+  int64_t vocab = 0;                    // every id is below it
+  std::optional<int64_t> begin, end;    // the ids that every document begins and ends with
   std::map<std::string, Shard> shards;  // by file name
 };
 
