@@ -5,9 +5,6 @@
 // was there before.
 #pragma once
 
-#include <sys/types.h>
-
-#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -30,8 +27,6 @@ class FileState {
   friend bool operator==(const FileState&, const FileState&) = default;
 
  private:
-  explicit FileState(const struct stat& status);
-
   uint64_t device_ = 0, inode_ = 0;
   int64_t size_ = 0;
   int64_t seconds_ = 0, nanoseconds_ = 0;  // of the last modification

@@ -45,8 +45,8 @@ class Corpus {
 
   // "FILE, token 1,234 (byte 5,678)", for messages.
   std::string where(int64_t token) const;
-  // Of sizes and a bounded part of the content (of texts up to 1 GiB: all of it), without the files' names. Ranks compare
-  // it, an index is found by it, and a resumed run compares it with its checkpoint.
+  // Of sizes and a bounded part of the content (of texts up to 1 GiB: all of it), without the files' names. Ranks
+  // compare it, an index is found by it, and a resumed run compares it with its checkpoint.
   const std::string& fingerprint() const { return fingerprint_; }
   // "2,141 files, 41,335,867 bytes"; tokens where they are not bytes.
   std::string text() const;

@@ -1,5 +1,5 @@
-// SourceOrder: which row of a source is drawn when. Used by the dataset: every rank computes the same from the number of
-// a draw alone.
+// SourceOrder: which row of a source is drawn when. Used by the dataset: every rank computes the same from the number
+// of a draw alone.
 #pragma once
 
 #include <cstdint>
@@ -28,9 +28,9 @@ class SourceOrder {
   };
   Drawn at(int64_t draw) const;
 
-  // From this draw on rows are those of `index`, with another context: first what is left of the epoch, packed anew with
-  // its settings (in memory where `folder` is empty, else found there or made), then whole epochs. Later changes are
-  // forgotten. The epoch's tokens that were a target before are none again, the others are once.
+  // From this draw on rows are those of `index`, with another context: first what is left of the epoch, packed anew
+  // with its settings (in memory where `folder` is empty, else found there or made), then whole epochs. Later changes
+  // are forgotten. The epoch's tokens that were a target before are none again, the others are once.
   void change(int64_t draw, std::shared_ptr<const RowIndex> index, const std::string& folder = "",
               FileSystem& files = FileSystem::real());
 

@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -39,12 +40,22 @@ struct RowsLeft {
   int64_t drawn = 0;
 };
 
+// What an index says of its pieces.
+struct RowIndexFacts {
+  PackSettings settings;
+  std::string digest;
+  bool tail_held_out = false;
+  std::array<PartCounts, 2> counts;
+  std::array<int64_t, 2> pieces{};  // of each part
+  std::vector<uint64_t> windows;    // of training: the piece behind the last of each window of the packing
+};
+
 // Thread-safe after construction.
 class RowIndex {
  public:
   // Which documents are held out for validation: those with hash / 2^64 < validation_fraction, whole. A document's hash
-  // is of its tokens, so that a corpus that grows keeps them. Where these are none, or more than half of the tokens, the
-  // source's tail is held out instead: a share of validation_fraction of its tokens, rounded up.
+  // is of its tokens, so that a corpus that grows keeps them. Where these are none, or more than half of the tokens,
+  // the source's tail is held out instead: a share of validation_fraction of its tokens, rounded up.
 
   // In memory: for texts. Raises Error(kInput) for a document that is too long where that is refused, and as the
   // corpus does.
@@ -60,8 +71,8 @@ class RowIndex {
                                                       FileSystem& files = FileSystem::real());
 
   // The training rows of `before` that were not drawn, packed anew with other settings (another context): pieces in the
-  // order of their tokens, neighbours joined. There is no validation part. In memory where `folder` is empty; else found
-  // there or made as above.
+  // order of their tokens, neighbours joined. There is no validation part. In memory where `folder` is empty; else
+  // found there or made as above.
   static std::shared_ptr<const RowIndex> remaining(const RowIndex& before, const RowsLeft& left,
                                                    const PackSettings& settings, const std::string& folder = "",
                                                    FileSystem& files = FileSystem::real());
@@ -70,20 +81,23 @@ class RowIndex {
   RowIndex(const RowIndex&) = delete;
   RowIndex& operator=(const RowIndex&) = delete;
 
-  const PackSettings& settings() const { return settings_; }
-  const PartCounts& counts(Part part) const { return counts_[static_cast<size_t>(part)]; }
+  const PackSettings& settings() const { return facts_.settings; }
+  const PartCounts& counts(Part part) const { return facts_.counts[static_cast<size_t>(part)]; }
   int64_t rows(Part part) const { return counts(part).rows; }
   int64_t targets(Part part) const { return counts(part).targets; }
   // Whether the tail is held out, not documents by their hashes.
-  bool tail_held_out() const { return tail_held_out_; }
+  bool tail_held_out() const { return facts_.tail_held_out; }
   // Names corpus, settings and what it was made from: 32 hexadecimal digits, equal where the rows are.
-  const std::string& digest() const { return digest_; }
+  const std::string& digest() const { return facts_.digest; }
   // Of the file; empty where it is in memory.
   virtual std::string path() const { return ""; }
 
   // The pieces of a row, one behind the other; what they leave of `context` is padding. A binary search. Raises
   // Error(kInput) where the file has changed or cannot be read.
   std::vector<Piece> row(Part part, int64_t r) const;
+
+  // The pieces of the training rows that were not drawn, in the order of their tokens, neighbours joined.
+  void visit_left(const RowsLeft& left, const std::function<void(const Piece&)>& visit) const;
 
   // Reads all and checks it: hashes, order, counts. Raises Error(kInput).
   void verify() const;
@@ -96,14 +110,14 @@ class RowIndex {
 
   // Pieces of both parts, training first, [first, first + count).
   virtual void read_pieces(int64_t first, int64_t count, PlacedPiece* to) const = 0;
+  virtual void require_unchanged() const {}
   virtual void verify_stored() const {}
 
-  PackSettings settings_;
-  std::string digest_;
-  bool tail_held_out_ = false;
-  std::array<PartCounts, 2> counts_;
-  std::array<int64_t, 2> pieces_{};  // of each part
-  std::vector<uint64_t> windows_;    // of training: the piece behind the last of each window
+  RowIndexFacts facts_;
+
+ private:
+  [[noreturn]] void damaged(const std::string& what) const;
+  void verify_part(Part part) const;
 };
 
 }  // namespace annulus

@@ -46,7 +46,7 @@ class TokenFile {
 
   TokenFormat format() const { return format_; }
   const std::string& path() const { return path_; }  // of a Megatron pair: the .idx
-  // All files that it is made of.
+  // All files that it is made of, that with the tokens first.
   virtual std::vector<std::string> paths() const { return {path_}; }
   int64_t tokens() const { return tokens_; }
   int bits() const { return bits_; }  // of a token in the file: 8, 16 or 32
@@ -76,22 +76,25 @@ class TokenFile {
   // Adds sizes, what decides about documents, and a bounded part of the content.
   void add_fingerprint(Checksum& sum) const;
 
-  // The first bytes of the file with the tokens, and the place of a token in it: for messages ("byte 4,096 of FILE").
+  // Where a token lies in its file, for messages.
   virtual int64_t byte_of(int64_t token) const = 0;
 
  protected:
   TokenFile(TokenFormat format, std::string path) : format_(format), path_(std::move(path)) {}
 
-  // The tokens as they lie in the file, little-endian, `bits()` each: whole ranges at once.
-  virtual void read_raw(int64_t first, int64_t count, void* to) const = 0;
+  // Gives tokens as they lie in the file, little-endian, of `bits()` each, in pieces of at most kPiece.
+  using RawVisitor = std::function<void(const void* tokens, int64_t count)>;
+  static constexpr int64_t kPiece = 4096;
+  virtual void visit_raw(int64_t first, int64_t count, const RawVisitor& take) const = 0;
   virtual void require_unchanged() const = 0;
   virtual void verify_stored() const {}
   virtual void add_stored_fingerprint(Checksum&) const {}
 
   // The hash of tokens [first, first + count), for DocumentVisitor.
   uint64_t hash(int64_t first, int64_t count) const;
-  // Takes over what tokenization.json says of this file.
-  void use(std::shared_ptr<const Tokenization> made_by);
+  void add_to_hash(Hash64& sum, const void* raw, int64_t count) const;  // count: at most kPiece
+  // Takes over what tokenization.json says of this file, known there as `name`, and compares it.
+  void use(std::shared_ptr<const Tokenization> made_by, const std::string& name);
 
   TokenFormat format_;
   std::string path_;
@@ -100,6 +103,7 @@ class TokenFile {
   std::optional<int64_t> vocab_, documents_, begin_, end_;
   std::string tokenizer_;
   std::shared_ptr<const Tokenization> made_by_;
+  const Tokenization::Shard* made_as_ = nullptr;
 };
 
 }  // namespace annulus

@@ -14,16 +14,17 @@ namespace annulus {
 struct Tokenization {
   struct Shard {
     int64_t tokens = 0, documents = 0, bytes = 0;
-    std::string checksum;  // XXH3-128 of the file, 32 digits; of a Megatron pair, of the .idx and then the .bin
+    std::string checksum;  // XXH3-128 of the file, 32 digits; of a Megatron pair, of the .bin and then the .idx
   };
 
-  std::string path;       // of the file itself
-  std::string format;     // "annulus", "megatron", "llmc", "nanogpt"
-  std::string tokenizer;  // its digest, 32 hexadecimal digits
-  std::string name;       // of the tokenizer
-  int64_t vocab = 0;      // every id is below it
-  std::optional<int64_t> begin, end;   // the ids that every document begins and ends with
-  std::map<std::string, Shard> shards;  // by file name
+  std::string path;                     // of the file itself
+  std::string format;                   // "annulus", "megatron", "llmc", "nanogpt"
+  int width = 0;                        // bits of a token
+  std::string tokenizer;                // its digest, 32 hexadecimal digits
+  std::string name;                     // of the tokenizer
+  int64_t vocab = 0;                    // every id is below it
+  std::optional<int64_t> begin, end;    // the ids that every document begins and ends with
+  std::map<std::string, Shard> shards;  // by file name, of a Megatron pair the .bin's
 };
 
 // Reads each folder's tokenization.json once. Thread-safe.
