@@ -86,12 +86,19 @@ void add_ends(Checksum& sum, const MappedFile& file) {
 void FlatTokens::visit_raw(int64_t first, int64_t count, const RawVisitor& take) const {
   alignas(8) char piece[kPiece * 4];
   const int64_t width = bits_ / 8;
-  while (count > 0) {
-    const int64_t n = std::min(count, kPiece);
+  const int64_t end = first + count;
+  // While a part is used the system reads the next one.
+  constexpr int64_t kAhead = 256 * kPiece;
+  for (int64_t asked = first; first < end;) {
+    if (asked < end && asked - first <= kAhead / 2) {
+      const int64_t n = std::min(end - asked, kAhead);
+      data_.will_need(offset_ + asked * width, n * width);
+      asked += n;
+    }
+    const int64_t n = std::min(end - first, kPiece);
     data_.copy(offset_ + first * width, n * width, piece);
     take(piece, n);
     first += n;
-    count -= n;
   }
 }
 

@@ -53,6 +53,9 @@ class MappedArray {
     if (i < begin_ || i >= begin_ + static_cast<int64_t>(piece_.size())) {
       begin_ = i;
       piece_.resize(static_cast<size_t>(std::min<int64_t>(kPiece, count_ - i)));
+      // While this piece is used the system reads the next one.
+      file_.will_need(offset_ + i * static_cast<int64_t>(sizeof(T)),
+                      std::min<int64_t>(2 * kPiece, count_ - i) * static_cast<int64_t>(sizeof(T)));
       file_.copy(offset_ + i * static_cast<int64_t>(sizeof(T)), static_cast<int64_t>(piece_.size() * sizeof(T)),
                  piece_.data());
     }
@@ -60,7 +63,7 @@ class MappedArray {
   }
 
  private:
-  static constexpr int64_t kPiece = 8192;
+  static constexpr int64_t kPiece = 65536;
   const MappedFile& file_;
   int64_t offset_, count_;
   int64_t begin_ = 0;

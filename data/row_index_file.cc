@@ -117,7 +117,6 @@ struct Unusable {
 class MappedRows : public RowIndex {
  public:
   explicit MappedRows(const std::string& path) : file_("data", path) {
-    file_.expect_random_reads();
     if (file_.size() < kHead + static_cast<int64_t>(sizeof(Tail))) throw Unusable{"it was cut off"};
     const auto head = file_.at<Head>(0);
     const auto tail = file_.at<Tail>(file_.size() - static_cast<int64_t>(sizeof(Tail)));
