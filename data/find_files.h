@@ -1,4 +1,4 @@
-// From the entries of [data] train to file paths. Used by corpus.cc and text_source.cc.
+// From the entries of [data] train to file paths. Used by corpus.cc.
 #pragma once
 
 #include <string>

@@ -11,7 +11,7 @@ namespace annulus {
 namespace {
 
 int64_t rows_of(const RowIndex& index) {
-  const int64_t rows = index.rows(Part::kTrain);
+  const int64_t rows = index.rows(Split::kTrain);
   if (rows > 0) return rows;
   throw Error(
       ErrorKind::kInput, "data",
@@ -63,7 +63,7 @@ void SourceOrder::change(int64_t draw, std::shared_ptr<const RowIndex> index, co
     return;
   }
   const double done = before.done + (1 - before.done) * static_cast<double>(drawn) / static_cast<double>(rows);
-  const int64_t next = draw + rest->rows(Part::kTrain);
+  const int64_t next = draw + rest->rows(Split::kTrain);
   segments_.push_back({draw, epoch, true, std::move(rest), done});
   segments_.push_back({next, epoch + 1, false, std::move(index), 0});
 }

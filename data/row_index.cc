@@ -21,12 +21,12 @@ std::string digest_of(const std::string& text) { return checksum(text.data(), te
 // One part while it is being made: units of its documents go to its packer.
 class PartMaker : public Packer::Sink {
  public:
-  PartMaker(Part part, const Corpus* corpus, RowIndexFacts& facts, RowStore& store)
-      : part_(part),
+  PartMaker(Split split, const Corpus* corpus, RowIndexFacts& facts, RowStore& store)
+      : split_(split),
         corpus_(corpus),
         settings_(facts.settings),
-        counts_(facts.counts[static_cast<size_t>(part)]),
-        pieces_(facts.pieces[static_cast<size_t>(part)]),
+        counts_(facts.counts[static_cast<size_t>(split)]),
+        pieces_(facts.pieces[static_cast<size_t>(split)]),
         facts_(facts),
         store_(store),
         packer_(facts.settings.packing, facts.settings.context, *this) {}
@@ -58,10 +58,10 @@ class PartMaker : public Packer::Sink {
 
   void add(const PlacedPiece& piece) override {
     ++pieces_;
-    store_.add(part_, piece);
+    store_.add(split_, piece);
   }
   void end_window() override {
-    if (part_ == Part::kTrain) facts_.windows.push_back(static_cast<uint64_t>(pieces_));
+    if (split_ == Split::kTrain) facts_.windows.push_back(static_cast<uint64_t>(pieces_));
   }
 
  private:
@@ -84,7 +84,7 @@ class PartMaker : public Packer::Sink {
     packer_.add(begin, length - 1);
   }
 
-  Part part_;
+  Split split_;
   const Corpus* corpus_;
   const PackSettings& settings_;
   PartCounts& counts_;
@@ -100,7 +100,7 @@ RowIndexFacts split_and_pack(const Corpus& corpus, const PackSettings& settings,
   facts.settings = settings;
   facts.tail_held_out = tail;
   store.restart();
-  PartMaker train(Part::kTrain, &corpus, facts, store), validation(Part::kValidation, &corpus, facts, store);
+  PartMaker train(Split::kTrain, &corpus, facts, store), validation(Split::kValidation, &corpus, facts, store);
   const double fraction = settings.validation_fraction;
   if (tail) {
     const auto held_out = static_cast<int64_t>(std::ceil(static_cast<double>(corpus.tokens()) * fraction));
@@ -186,7 +186,7 @@ std::shared_ptr<const RowIndex> RowIndex::remaining(const RowIndex& before, cons
     facts.settings = settings;
     facts.digest = digest;
     store.restart();
-    PartMaker train(Part::kTrain, nullptr, facts, store);
+    PartMaker train(Split::kTrain, nullptr, facts, store);
     before.visit_left(left, [&](const Piece& piece) { train.add_rest(piece.token, piece.count); });
     train.finish();
     return facts;
@@ -195,7 +195,7 @@ std::shared_ptr<const RowIndex> RowIndex::remaining(const RowIndex& before, cons
 }
 
 void RowIndex::visit_left(const RowsLeft& left, const std::function<void(const Piece&)>& visit) const {
-  const int64_t n = rows(Part::kTrain), context = settings().context;
+  const int64_t n = rows(Split::kTrain), context = settings().context;
   std::vector<bool> is_left(static_cast<size_t>(n));
   const KeyedPermutation order(n, left.key);
   for (int64_t i = left.drawn; i < n; ++i) is_left[static_cast<size_t>(order.at(i))] = true;
@@ -244,12 +244,12 @@ void RowIndex::damaged(const std::string& what) const {
               "the row index " + path() + " is damaged: " + what + "; remove it, it is made anew from the tokens");
 }
 
-std::vector<Piece> RowIndex::row(Part part, int64_t r) const {
-  if (r < 0 || r >= rows(part)) throw Error(ErrorKind::kInternal, "data", "a row beyond the index was asked for");
+std::vector<Piece> RowIndex::row(Split split, int64_t r) const {
+  if (r < 0 || r >= rows(split)) throw Error(ErrorKind::kInternal, "data", "a row beyond the index was asked for");
   const auto context = static_cast<uint64_t>(settings().context);
   const uint64_t begin = static_cast<uint64_t>(r) * context, end = begin + context;
-  const int64_t first = part == Part::kTrain ? 0 : facts_.pieces[0];
-  const int64_t last = first + facts_.pieces[static_cast<size_t>(part)];
+  const int64_t first = split == Split::kTrain ? 0 : facts_.pieces[0];
+  const int64_t last = first + facts_.pieces[static_cast<size_t>(split)];
   // The first piece that ends behind the row's beginning.
   int64_t low = first, high = last;
   PlacedPiece p;
@@ -285,16 +285,16 @@ std::vector<Piece> RowIndex::row(Part part, int64_t r) const {
 
 void RowIndex::verify() const {
   verify_stored();
-  for (const Part part : {Part::kTrain, Part::kValidation}) verify_part(part);
+  for (const Split split : {Split::kTrain, Split::kValidation}) verify_part(split);
 }
 
-void RowIndex::verify_part(Part part) const {
-  const PartCounts& its = counts(part);
+void RowIndex::verify_part(Split split) const {
+  const PartCounts& its = counts(split);
   const auto context = static_cast<uint64_t>(settings().context);
   const auto targets = static_cast<uint64_t>(its.targets);
-  const int64_t first = part == Part::kTrain ? 0 : facts_.pieces[0];
+  const int64_t first = split == Split::kTrain ? 0 : facts_.pieces[0];
   uint64_t end = 0, sum = 0, rows = 0;
-  const int64_t n = facts_.pieces[static_cast<size_t>(part)];
+  const int64_t n = facts_.pieces[static_cast<size_t>(split)];
   constexpr int64_t kBatch = 4096;
   std::vector<PlacedPiece> batch;
   for (int64_t i = 0; i < n; i += kBatch) {

@@ -18,7 +18,7 @@
 
 namespace annulus {
 
-enum class Part { kTrain, kValidation };
+enum class Split { kTrain, kValidation };
 
 // What a part is made of. targets + first_tokens + lone_tokens = tokens.
 struct PartCounts {
@@ -82,9 +82,9 @@ class RowIndex {
   RowIndex& operator=(const RowIndex&) = delete;
 
   const PackSettings& settings() const { return facts_.settings; }
-  const PartCounts& counts(Part part) const { return facts_.counts[static_cast<size_t>(part)]; }
-  int64_t rows(Part part) const { return counts(part).rows; }
-  int64_t targets(Part part) const { return counts(part).targets; }
+  const PartCounts& counts(Split split) const { return facts_.counts[static_cast<size_t>(split)]; }
+  int64_t rows(Split split) const { return counts(split).rows; }
+  int64_t targets(Split split) const { return counts(split).targets; }
   // Whether the tail is held out, not documents by their hashes.
   bool tail_held_out() const { return facts_.tail_held_out; }
   // Names corpus, settings and what it was made from: 32 hexadecimal digits, equal where the rows are.
@@ -94,7 +94,7 @@ class RowIndex {
 
   // The pieces of a row, one behind the other; what they leave of `context` is padding. A binary search. Raises
   // Error(kInput) where the file has changed or cannot be read.
-  std::vector<Piece> row(Part part, int64_t r) const;
+  std::vector<Piece> row(Split split, int64_t r) const;
 
   // The pieces of the training rows that were not drawn, in the order of their tokens, neighbours joined.
   void visit_left(const RowsLeft& left, const std::function<void(const Piece&)>& visit) const;
@@ -117,7 +117,7 @@ class RowIndex {
 
  private:
   [[noreturn]] void damaged(const std::string& what) const;
-  void verify_part(Part part) const;
+  void verify_part(Split split) const;
 };
 
 }  // namespace annulus

@@ -96,7 +96,7 @@ class MemoryRows : public RowIndex, public RowStore {
   }
 
   void restart() override { pieces_ = {}; }
-  void add(Part part, const PlacedPiece& piece) override { pieces_[static_cast<size_t>(part)].push_back(piece); }
+  void add(Split split, const PlacedPiece& piece) override { pieces_[static_cast<size_t>(split)].push_back(piece); }
 
  protected:
   void read_pieces(int64_t first, int64_t count, PlacedPiece* to) const override {
@@ -199,10 +199,10 @@ class FileStore : public RowStore {
     out_->write(&head, sizeof head);
   }
 
-  void add(Part part, const PlacedPiece& piece) override {
-    std::vector<PlacedPiece>& block = part == Part::kTrain ? block_ : held_out_block_;
+  void add(Split split, const PlacedPiece& piece) override {
+    std::vector<PlacedPiece>& block = split == Split::kTrain ? block_ : held_out_block_;
     block.push_back(piece);
-    if (static_cast<int64_t>(block.size()) == kBlock) part == Part::kTrain ? flush() : flush_held_out();
+    if (static_cast<int64_t>(block.size()) == kBlock) split == Split::kTrain ? flush() : flush_held_out();
   }
 
   void finish(const RowIndexFacts& facts) {
@@ -243,9 +243,9 @@ class FileStore : public RowStore {
       held_out_->close();
       held_out_.reset();
       const MappedFile file("data", beside_);
-      for (int64_t at = 0; at < file.size(); at += kPiece) add(Part::kTrain, file.at<PlacedPiece>(at));
+      for (int64_t at = 0; at < file.size(); at += kPiece) add(Split::kTrain, file.at<PlacedPiece>(at));
     }
-    for (const PlacedPiece& piece : last) add(Part::kTrain, piece);
+    for (const PlacedPiece& piece : last) add(Split::kTrain, piece);
   }
 
   FileSystem& files_;

@@ -16,7 +16,7 @@ class RowStore {
   virtual ~RowStore() = default;
   // Forgets what came before.
   virtual void restart() = 0;
-  virtual void add(Part part, const PlacedPiece& piece) = 0;
+  virtual void add(Split split, const PlacedPiece& piece) = 0;
 };
 
 // Fills a store and says what of; `digest` is set by the caller.

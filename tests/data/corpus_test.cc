@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include "common/error.h"
-#include "data/text_source.h"
 #include "tests/data/token_writers.h"
 
 namespace annulus {
@@ -60,7 +59,7 @@ Documents documents_of(const Corpus& corpus) {
 }
 
 void expect_in(const std::string& text, const std::vector<std::string>& parts) {
-  for (const std::string& part : parts) EXPECT_NE(text.find(part), std::string::npos) << part << "\nin: " << text;
+  for (const std::string& split : parts) EXPECT_NE(text.find(split), std::string::npos) << split << "\nin: " << text;
 }
 
 TEST_F(CorpusTest, FilesOfAllFormatsFollowEachOtherOnce) {
@@ -80,9 +79,9 @@ TEST_F(CorpusTest, FilesOfAllFormatsFollowEachOtherOnce) {
   EXPECT_EQ(corpus.folder(), root_);
   EXPECT_EQ(corpus.where(5), root_ + "/a.tokens, token 1 (byte 4,098)");
   EXPECT_EQ(corpus.where(9), root_ + "/m.bin, token 2 (byte 8)");
-  Ids part(6);
-  corpus.read(3, 6, part.data());
-  EXPECT_EQ(part, (Ids{8, 1, 2, 3, 4, 5}));
+  Ids split(6);
+  corpus.read(3, 6, split.data());
+  EXPECT_EQ(split, (Ids{8, 1, 2, 3, 4, 5}));
   corpus.verify();
 }
 
@@ -136,21 +135,6 @@ TEST_F(CorpusTest, TheFingerprintIsOfTokensAndDocumentsNotOfNames) {
 }
 
 // Checkpoints hold the fingerprints of texts.
-TEST_F(CorpusTest, TheFingerprintOfTextsIsTheOneThatCheckpointsHold) {
-  std::string longer;
-  for (int i = 0; i < 3000000; ++i) longer += static_cast<char>(i * 7 % 253);
-  put("a.txt", "some text");
-  put("b.txt", longer);
-  put("c.txt", "");
-  DataConfig data;
-  data.context = 8;
-  data.validation_fraction = 0;
-  data.train = {root_ + "/*.txt"};
-  for (const int64_t most : {int64_t{0}, int64_t{2500000}}) {
-    data.max_bytes = most;
-    EXPECT_EQ(Corpus(source({"*.txt"}), most).fingerprint(), TextSource(data, 1).fingerprint());
-  }
-}
 
 }  // namespace
 }  // namespace annulus

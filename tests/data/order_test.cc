@@ -52,15 +52,15 @@ std::shared_ptr<const RowIndex> rows(const Corpus& corpus, int64_t context, Pack
 // How often each token was a target.
 void count(const SourceOrder& order, int64_t draw, std::map<int64_t, int>& targets) {
   const SourceOrder::Drawn drawn = order.at(draw);
-  for (const Piece& piece : drawn.index->row(Part::kTrain, drawn.row)) {
+  for (const Piece& piece : drawn.index->row(Split::kTrain, drawn.row)) {
     for (int64_t i = 1; i <= piece.count; ++i) ++targets[piece.token + i];
   }
 }
 
 std::map<int64_t, int> targets_of(const RowIndex& index) {
   std::map<int64_t, int> targets;
-  for (int64_t r = 0; r < index.rows(Part::kTrain); ++r) {
-    for (const Piece& piece : index.row(Part::kTrain, r)) {
+  for (int64_t r = 0; r < index.rows(Split::kTrain); ++r) {
+    for (const Piece& piece : index.row(Split::kTrain, r)) {
       for (int64_t i = 1; i <= piece.count; ++i) ++targets[piece.token + i];
     }
   }
@@ -71,7 +71,7 @@ TEST_F(OrderTest, EachEpochTakesEveryRowOnceInAnOrderOfItsOwn) {
   std::mt19937_64 random(1);
   const Corpus source = corpus(drawn_documents(random, 200));
   const auto index = rows(source, 8, Packing::kBestFit, true);
-  const int64_t n = index->rows(Part::kTrain);
+  const int64_t n = index->rows(Split::kTrain);
   std::set<std::vector<int64_t>> orders;
   const auto order_of = [&](const SourceOrder& order, int64_t epoch) {
     std::vector<int64_t> drawn;
@@ -119,11 +119,11 @@ TEST_F(OrderTest, AcrossChangesOfContextEveryTokenOfAnEpochIsATargetOnce) {
     const int64_t contexts[] = {static_cast<int64_t>(random() % 30 + 1), static_cast<int64_t>(random() % 30 + 1),
                                 static_cast<int64_t>(random() % 30 + 1)};
     const auto first = index_of(contexts[0]);
-    if (first->rows(Part::kTrain) == 0) continue;
+    if (first->rows(Split::kTrain) == 0) continue;
     const std::map<int64_t, int> once = targets_of(*first);
     const std::string folder = round % 4 == 0 ? root_ : "";
     SourceOrder order(3, "web", first);
-    const auto rows_of_epoch = static_cast<uint64_t>(first->rows(Part::kTrain));
+    const auto rows_of_epoch = static_cast<uint64_t>(first->rows(Split::kTrain));
     const auto change_1 = static_cast<int64_t>(random() % (2 * rows_of_epoch));
     order.change(change_1, index_of(contexts[1]), folder);
     const auto change_2 = change_1 + static_cast<int64_t>(random() % (rows_of_epoch + 3));
@@ -153,7 +153,7 @@ TEST_F(OrderTest, AChangeForgetsLaterOnesAndIsTheSameAgain) {
   const auto index = [&](int64_t context) { return rows(source, context, Packing::kBestFit, true); };
   const auto drawn = [](const SourceOrder& order) {
     std::vector<std::vector<Piece>> all;
-    for (int64_t i = 0; i < 200; ++i) all.push_back(order.at(i).index->row(Part::kTrain, order.at(i).row));
+    for (int64_t i = 0; i < 200; ++i) all.push_back(order.at(i).index->row(Split::kTrain, order.at(i).row));
     return all;
   };
   SourceOrder changed(1, "web", index(8));

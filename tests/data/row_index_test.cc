@@ -72,9 +72,9 @@ struct Seen {
   std::map<int64_t, int64_t> before;   // the token that predicts it
 };
 
-void add_row(const Corpus& corpus, const RowIndex& index, Part part, int64_t r, Seen& seen) {
+void add_row(const Corpus& corpus, const RowIndex& index, Split split, int64_t r, Seen& seen) {
   int64_t filled = 0;
-  for (const Piece& piece : index.row(part, r)) {
+  for (const Piece& piece : index.row(split, r)) {
     ASSERT_GT(piece.count, 0);
     Ids ids(static_cast<size_t>(piece.count) + 1);
     corpus.read(piece.token, piece.count + 1, ids.data());
@@ -87,10 +87,10 @@ void add_row(const Corpus& corpus, const RowIndex& index, Part part, int64_t r, 
   EXPECT_LE(filled, index.settings().context);
 }
 
-Seen part_of(const Corpus& corpus, const RowIndex& index, Part part) {
+Seen part_of(const Corpus& corpus, const RowIndex& index, Split split) {
   Seen seen;
-  for (int64_t r = 0; r < index.rows(part); ++r) add_row(corpus, index, part, r, seen);
-  const PartCounts& counts = index.counts(part);
+  for (int64_t r = 0; r < index.rows(split); ++r) add_row(corpus, index, split, r, seen);
+  const PartCounts& counts = index.counts(split);
   EXPECT_EQ(static_cast<int64_t>(seen.targets.size()), counts.targets);
   EXPECT_EQ(counts.targets + counts.first_tokens + counts.lone_tokens, counts.tokens);
   for (const auto& [token, times] : seen.targets) EXPECT_EQ(times, 1) << token;
@@ -116,10 +116,11 @@ TEST_F(RowIndexTest, EveryTokenIsATargetOnceOrLeftOut) {
     on_disk->verify();
     EXPECT_EQ(in_memory->digest(), on_disk->digest());
 
-    const Seen train = part_of(source, *on_disk, Part::kTrain), held_out = part_of(source, *on_disk, Part::kValidation);
-    for (const Part part : {Part::kTrain, Part::kValidation}) {
-      ASSERT_EQ(in_memory->rows(part), on_disk->rows(part));
-      for (int64_t r = 0; r < in_memory->rows(part); ++r) EXPECT_EQ(in_memory->row(part, r), on_disk->row(part, r));
+    const Seen train = part_of(source, *on_disk, Split::kTrain),
+               held_out = part_of(source, *on_disk, Split::kValidation);
+    for (const Split split : {Split::kTrain, Split::kValidation}) {
+      ASSERT_EQ(in_memory->rows(split), on_disk->rows(split));
+      for (int64_t r = 0; r < in_memory->rows(split); ++r) EXPECT_EQ(in_memory->row(split, r), on_disk->row(split, r));
     }
     // Which tokens are none, from the definition.
     int64_t documents_seen = 0;
@@ -146,8 +147,8 @@ TEST_F(RowIndexTest, EveryTokenIsATargetOnceOrLeftOut) {
         last_part = static_cast<int>(is_held_out);
       }
     }
-    const PartCounts& a = on_disk->counts(Part::kTrain);
-    const PartCounts& b = on_disk->counts(Part::kValidation);
+    const PartCounts& a = on_disk->counts(Split::kTrain);
+    const PartCounts& b = on_disk->counts(Split::kValidation);
     EXPECT_EQ(a.tokens + b.tokens, id);
     EXPECT_GE(a.documents + b.documents, documents_seen);
     EXPECT_LE(a.documents + b.documents, documents_seen + 1);  // the tail may cut one
@@ -170,8 +171,8 @@ TEST_F(RowIndexTest, ACorpusThatGrowsKeepsItsHeldOutDocuments) {
     const Corpus source = corpus(shards);
     const auto index = RowIndex::make(source, settings(16, Packing::kBestFit, true, 0.1));
     EXPECT_FALSE(index->tail_held_out());
-    const Seen validation = part_of(source, *index, Part::kValidation), train = part_of(source, *index, Part::kTrain);
-    const auto share = static_cast<double>(index->counts(Part::kValidation).documents) / (200.0 * (growth + 1));
+    const Seen validation = part_of(source, *index, Split::kValidation), train = part_of(source, *index, Split::kTrain);
+    const auto share = static_cast<double>(index->counts(Split::kValidation).documents) / (200.0 * (growth + 1));
     EXPECT_GT(share, 0.03);
     EXPECT_LT(share, 0.2);
     for (const int64_t token : held_out) EXPECT_EQ(validation.targets.count(token), 1u);
@@ -187,17 +188,17 @@ TEST_F(RowIndexTest, WithoutAHeldOutDocumentTheTailIs) {
   const Corpus source = corpus({{ids}});
   const auto index = RowIndex::make(source, settings(100, Packing::kStream, false, 0.25));
   EXPECT_TRUE(index->tail_held_out());
-  EXPECT_EQ(index->counts(Part::kValidation).tokens, 251);  // rounded up
-  EXPECT_EQ(index->row(Part::kValidation, 0)[0], (Piece{750, 100}));
-  EXPECT_EQ(index->row(Part::kTrain, 7), (std::vector<Piece>{{700, 49}}));
-  EXPECT_EQ(RowIndex::make(source, settings(100, Packing::kStream))->counts(Part::kValidation).tokens, 0);
+  EXPECT_EQ(index->counts(Split::kValidation).tokens, 251);  // rounded up
+  EXPECT_EQ(index->row(Split::kValidation, 0)[0], (Piece{750, 100}));
+  EXPECT_EQ(index->row(Split::kTrain, 7), (std::vector<Piece>{{700, 49}}));
+  EXPECT_EQ(RowIndex::make(source, settings(100, Packing::kStream))->counts(Split::kValidation).tokens, 0);
 }
 
 TEST_F(RowIndexTest, ALongDocumentIsRefusedWhereThatIsSaid) {
   const Corpus source = corpus({{{1, 2, 3}, Ids(11, 4)}});
   PackSettings s = settings(10, Packing::kBestFit);
   s.refuse_long = true;
-  EXPECT_EQ(RowIndex::make(source, s)->rows(Part::kTrain), 2);
+  EXPECT_EQ(RowIndex::make(source, s)->rows(Split::kTrain), 2);
   s.context = 9;
   for (const Packing packing : {Packing::kBestFit, Packing::kDocument}) {
     s.packing = packing;
@@ -213,7 +214,7 @@ TEST_F(RowIndexTest, ALongDocumentIsRefusedWhereThatIsSaid) {
   }
   EXPECT_TRUE(files_of_index().empty());
   s.packing = Packing::kStream;
-  EXPECT_EQ(RowIndex::make(source, s)->rows(Part::kTrain), 2);
+  EXPECT_EQ(RowIndex::make(source, s)->rows(Split::kTrain), 2);
 }
 
 TEST_F(RowIndexTest, AnIndexIsFoundAgainByTokensAndSettings) {
@@ -281,9 +282,9 @@ TEST_F(RowIndexTest, ADamagedIndexIsMadeAnew) {
 TEST_F(RowIndexTest, AnIndexThatChangesUnderTheRunIsNotRead) {
   const Corpus source = corpus({{{1, 2, 3}, {4, 5}}});
   const auto index = RowIndex::find_or_make(source, settings(4, Packing::kDocument), root_ + "/index");
-  EXPECT_EQ(index->row(Part::kTrain, 0), (std::vector<Piece>{{0, 2}}));
+  EXPECT_EQ(index->row(Split::kTrain, 0), (std::vector<Piece>{{0, 2}}));
   fs::resize_file(index->path(), 80);
-  EXPECT_THROW(index->row(Part::kTrain, 1), Error);
+  EXPECT_THROW(index->row(Split::kTrain, 1), Error);
 }
 
 TEST_F(RowIndexTest, NothingIsLeftHalfWritten) {
@@ -310,7 +311,7 @@ TEST_F(RowIndexTest, NothingIsLeftHalfWritten) {
     if (fault < 0) {
       operations = files.operations();
       EXPECT_GT(operations, 10);
-      EXPECT_GT(index->counts(Part::kValidation).documents, 4096);
+      EXPECT_GT(index->counts(Split::kValidation).documents, 4096);
     }
     for (const std::string& name : files_of_index()) {
       // The removal of the side file may be what failed: nobody reads that.
@@ -326,7 +327,7 @@ TEST_F(RowIndexTest, NothingIsLeftHalfWritten) {
 TEST_F(RowIndexTest, TheFolderIsMadeAndAnotherIsNot) {
   const Corpus source = corpus({{{1, 2, 3}}});
   const PackSettings s = settings(4, Packing::kDocument);
-  EXPECT_EQ(RowIndex::find_or_make(source, s, root_ + "/new")->rows(Part::kTrain), 1);
+  EXPECT_EQ(RowIndex::find_or_make(source, s, root_ + "/new")->rows(Split::kTrain), 1);
   try {
     RowIndex::find_or_make(source, s, root_ + "/not/there");
     ADD_FAILURE();
@@ -376,8 +377,8 @@ TEST_F(RowIndexTest, AnIndexOfAThousandMillionDocumentsOpensByABoundedPart) {
 
   const auto index = RowIndex::find(source, s, folder);
   ASSERT_NE(index, nullptr);
-  EXPECT_EQ(index->rows(Part::kTrain), documents);
-  EXPECT_EQ(index->row(Part::kTrain, documents - 1), (std::vector<Piece>{{3 * (documents - 1), 2}}));
+  EXPECT_EQ(index->rows(Split::kTrain), documents);
+  EXPECT_EQ(index->row(Split::kTrain, documents - 1), (std::vector<Piece>{{3 * (documents - 1), 2}}));
   // What was read of it is in memory: less than a hundredth.
   const int fd = open(path.c_str(), O_RDONLY);
   const auto size = fs::file_size(path);
