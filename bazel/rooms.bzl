@@ -121,6 +121,7 @@ ROOMS = {
     ],
     "data": [
         "config",
+        "tensor_files",
         "common",
     ],
     "config": [

@@ -40,4 +40,21 @@ Digest digest(const void* data, size_t bytes) {
 
 uint64_t hash64(const void* data, size_t bytes) { return XXH3_64bits(bytes ? data : "", bytes); }
 
+Hash64::Hash64() : state_(XXH3_createState()) {
+  if (!state_) throw std::bad_alloc();
+  XXH3_64bits_reset(state_);
+}
+
+Hash64::~Hash64() { XXH3_freeState(state_); }
+
+void Hash64::update(const void* data, size_t bytes) {
+  if (bytes) XXH3_64bits_update(state_, data, bytes);
+}
+
+uint64_t Hash64::take() {
+  const uint64_t hash = XXH3_64bits_digest(state_);
+  XXH3_64bits_reset(state_);
+  return hash;
+}
+
 }  // namespace annulus

@@ -36,4 +36,20 @@ Digest digest(const void* data, size_t bytes);
 // XXH3-64, another function: a number that depends on every bit of a short key.
 uint64_t hash64(const void* data, size_t bytes);
 
+// The same of bytes that come piece by piece. Not thread-safe.
+class Hash64 {
+ public:
+  Hash64();
+  ~Hash64();
+  Hash64(const Hash64&) = delete;
+  Hash64& operator=(const Hash64&) = delete;
+
+  void update(const void* data, size_t bytes);
+  // Of all bytes since the last call, or since the beginning.
+  uint64_t take();
+
+ private:
+  XXH3_state_s* state_;
+};
+
 }  // namespace annulus

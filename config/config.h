@@ -37,7 +37,7 @@ struct SourceConfig {
 };
 
 struct DataConfig {
-  std::vector<std::string> train;  // required: files, globs, "python-sources" (text_source.h)
+  std::vector<std::string> train;  // required: files, globs, "python-sources" (data/find_files.h)
   int64_t max_bytes = 0;           // 0: all
   double validation_fraction = 0.05;
   int64_t context = 2048;  // tokens in a row

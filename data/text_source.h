@@ -1,9 +1,6 @@
 // TextSource: the bytes of text files as training and validation rows. Used by trainer.cc.
 //
-// An entry of [data] train is a file, a glob (*, ?, [...] within a name, ** over folders), or "python-sources": the
-// Python sources that come inside LibTorch's wheel, or else the system Python's standard library. Files follow each
-// other in the order of entries, within an entry sorted by their path below the entry's fixed folder, each file once:
-// the machine's own folders do not matter. A token is a byte.
+// The files of the entries of [data] train (find_files.h) follow each other, each file once. A token is a byte.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -61,8 +58,5 @@ class TextSource {
   int64_t train_bytes_ = 0;
   std::string fingerprint_;
 };
-
-// The file paths of one entry, in order. Raises as the constructor does. For tests and `doctor`.
-std::vector<std::string> find_text_files(const std::string& entry);
 
 }  // namespace annulus

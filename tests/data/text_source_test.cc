@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <set>
@@ -26,10 +25,7 @@ class TextSourceTest : public ::testing::Test {
     before_ = fs::current_path();
     fs::current_path(root_);
   }
-  void TearDown() override {
-    fs::current_path(before_);
-    ::unsetenv("ANNULUS_LIBTORCH");
-  }
+  void TearDown() override { fs::current_path(before_); }
 
   void put(const std::string& path, const std::string& bytes) {
     fs::create_directories(fs::path(root_ + "/" + path).parent_path());
@@ -77,31 +73,9 @@ std::string alphabet(size_t n) {
   return out;
 }
 
-TEST_F(TextSourceTest, FindsFilesAndGlobs) {
-  for (const std::string path :
-       {"b.txt", "a.txt", "a.md", "sub/c.txt", "sub/deep/d.txt", ".hidden/e.txt", ".f.txt", "s[x].txt"}) {
-    put(path, "x");
-  }
-  fs::create_directory_symlink(root_, root_ + "/sub/loop");
-  EXPECT_EQ(find_text_files("*.txt"), (Paths{"a.txt", "b.txt", "s[x].txt"}));
-  EXPECT_EQ(find_text_files("./?.txt"), (Paths{"./a.txt", "./b.txt"}));
-  EXPECT_EQ(find_text_files("**/*.txt"), (Paths{"a.txt", "b.txt", "s[x].txt", "sub/c.txt", "sub/deep/d.txt"}));
-  EXPECT_EQ(find_text_files("sub/**"), (Paths{"sub/c.txt", "sub/deep/d.txt"}));
-  EXPECT_EQ(find_text_files("*/[cd].txt"), (Paths{"sub/c.txt"}));
-  EXPECT_EQ(find_text_files("s[x].txt"), (Paths{"s[x].txt"}));
-  EXPECT_EQ(find_text_files(".hidden/*.txt"), (Paths{".hidden/e.txt"}));
-  EXPECT_EQ(find_text_files(root_ + "/a.txt"), (Paths{root_ + "/a.txt"}));
-  ::setenv("HOME", root_.c_str(), 1);
-  EXPECT_EQ(find_text_files("~/a.md"), (Paths{root_ + "/a.md"}));
-}
-
 TEST_F(TextSourceTest, RefusalsNameWhatIsWrong) {
   put("a.txt", "0123456789");
   expect_in(refusal(data({"none.txt"})), {"[data]", "none.txt", "no file"});
-  expect_in(refusal(data({"*.md"})), {"*.md", "matches no file"});
-  expect_in(refusal(data({"."})), {"is a folder", "**/*.txt"});
-  expect_in(refusal(data({"python_sources"})), {"did you mean \"python-sources\"?"});
-  expect_in(refusal(data({"/dev/null"})), {"no regular file"});
   expect_in(refusal(data({"a.txt"}, 10)), {"a.txt", "has 10 bytes, a row needs 11"});
   expect_in(refusal(data({"a.txt"}, 2048)), {"2,049"});
   expect_in(refusal(data({"a.txt"}, 7, 0.3)), {"training part", "has 7 bytes, a row needs 8"});
@@ -223,23 +197,6 @@ TEST_F(TextSourceTest, LongTextsAreReadFromTheFiles) {
     ADD_FAILURE();
   } catch (const Error& error) {
     expect_in(error.what(), {"c has become shorter"});
-  }
-}
-
-TEST_F(TextSourceTest, PythonSourcesComeFromLibTorchOrTheSystem) {
-  put("torch/b.py", "import a");
-  put("torch/sub/a.py", "x = 1");
-  put("torch/lib/notes.txt", "x");
-  ::setenv("ANNULUS_LIBTORCH", (root_ + "/torch").c_str(), 1);
-  EXPECT_EQ(find_text_files("python-sources"), (Paths{root_ + "/torch/b.py", root_ + "/torch/sub/a.py"}));
-  // LibTorch without Python: the system's own. LibTorch where it was loaded from: whichever it is.
-  ::setenv("ANNULUS_LIBTORCH", (root_ + "/torch/lib").c_str(), 1);
-  for (int i = 0; i < 2; ++i) {
-    const Paths files = find_text_files("python-sources");
-    EXPECT_GT(files.size(), 100u);
-    EXPECT_TRUE(std::is_sorted(files.begin(), files.end()));
-    for (const std::string& file : files) EXPECT_TRUE(file.ends_with(".py")) << file;
-    ::unsetenv("ANNULUS_LIBTORCH");
   }
 }
 

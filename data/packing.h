@@ -1,0 +1,83 @@
+// Which tokens of a source make which row. Used by row_index.cc, which stores the result.
+//
+// A unit is a stretch of the source whose tokens each predict the next: a document of L tokens, or, where documents do
+// not matter, a stretch of neighbouring ones. It has L - 1 positions: its last token is no input, its first no target.
+// A row has `context` positions.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace annulus {
+
+// Inputs [token, token + count), targets [token + 1, token + count + 1) of a source's sequence.
+struct Piece {
+  int64_t token = 0, count = 0;
+
+  friend bool operator==(const Piece&, const Piece&) = default;
+};
+
+enum class Packing {
+  kStream,    // units follow each other and are cut every `context` positions; the last row is padded
+  kBestFit,   // whole documents, those of a window of 65,536 put together so that little is padded
+  kDocument,  // one document a row
+};
+std::string_view packing_name(Packing packing);  // "stream", "best-fit", "document"
+
+struct PackSettings {
+  int64_t context = 0;
+  Packing packing = Packing::kStream;
+  bool documents = false;  // of kStream: units are documents. The other packings' always are
+  double validation_fraction = 0;
+  // kBestFit and kDocument cut a document that is longer than a row; with this they raise Error(kInput) instead.
+  bool refuse_long = false;
+
+  std::string text() const;  // for digests: equal settings, equal texts
+
+  friend bool operator==(const PackSettings&, const PackSettings&) = default;
+};
+
+// Where a piece lies: place = row * context + its offset in the row. A piece of kStream may go over several rows.
+struct PlacedPiece {
+  uint64_t token = 0, place = 0, count = 0;
+};
+
+// Takes units in their order and gives placed pieces, sorted by place. Holds one window of units at most.
+class Packer {
+ public:
+  static constexpr int64_t kWindow = 65536;
+
+  class Sink {
+   public:
+    virtual ~Sink() = default;
+    virtual void add(const PlacedPiece& piece) = 0;
+    // Every piece before has smaller tokens than every piece behind.
+    virtual void end_window() = 0;
+  };
+
+  Packer(Packing packing, int64_t context, Sink& sink) : packing_(packing), context_(context), sink_(sink) {}
+
+  // A unit of `positions` positions whose first input is `token`; units without positions are passed over.
+  void add(int64_t token, int64_t positions);
+  // Call once, after the last unit.
+  void finish();
+
+  int64_t rows() const { return rows_; }
+  int64_t targets() const { return targets_; }
+
+ private:
+  void pack_window();
+
+  Packing packing_;
+  int64_t context_;
+  Sink& sink_;
+  std::vector<Piece> window_;
+  int64_t units_ = 0;  // in this window
+  int64_t rows_ = 0;
+  int64_t targets_ = 0;
+  int64_t place_ = 0;  // kStream: the next one
+};
+
+}  // namespace annulus
