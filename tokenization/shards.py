@@ -1,8 +1,8 @@
 """Writes shards of tokens, one class a format; docs/formats.md has their layouts. Used by work.py.
 
 A shard is written beside its place, under a hidden name, synced, and renamed: it is there whole or not at all. Its
-entry in tokenization.json holds the checksum of what was written: XXH3-128 of the file, of Megatron's two of the .idx and
-then the .bin.
+entry in tokenization.json holds the checksum of what was written: XXH3-128 of the file, of Megatron's two of the .bin and
+then the .idx.
 """
 
 import os
@@ -93,7 +93,7 @@ class Shard:
         self.file.close()
         entry = {"file": self.names[0], "tokens": self.tokens, "documents": len(self.lengths),
                  "bytes": sum(os.path.getsize(p) for p in self.beside), "text_bytes": self.text_bytes,
-                 "checksum": checksum(reversed(self.beside))}
+                 "checksum": checksum(self.beside)}
         for beside, name in zip(self.beside, self.names):
             os.replace(beside, os.path.join(self.folder, name))
         sync_folder(self.folder)

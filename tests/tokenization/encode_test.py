@@ -173,7 +173,7 @@ class Encode(support.Test):
         self.assertEqual(files["tokenizer.json"], content)
         self.assertEqual(made["text_bytes"], sum(len(text.encode()) for text in self.documents))
         for shard in made["shards"]:
-            both = files[shard["file"][:-3] + "idx"] + files[shard["file"]]
+            both = files[shard["file"]] + files[shard["file"][:-3] + "idx"]
             self.assertEqual((shard["checksum"], shard["bytes"]), (xxhash.xxh3_128_hexdigest(both), len(both)))
 
     def test_header_and_hashes_of_an_annulus_shard(self):
