@@ -74,6 +74,7 @@ ROOMS = {
         "training/run",
         "model",
         "data",
+        "data/shards",
         "config",
         "tensor_files",
         "device",
