@@ -36,6 +36,7 @@ ROOMS = {
         "training",
         "training/run",
         "attend",
+        "data",
         "config",
         "tensor_files",
         "device",
