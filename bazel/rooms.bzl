@@ -121,6 +121,11 @@ ROOMS = {
         "common",
     ],
     "data": [
+        "data/shards",
+        "config",
+        "common",
+    ],
+    "data/shards": [
         "config",
         "tensor_files",
         "common",

@@ -221,13 +221,15 @@ def _impl(rctx):
     rctx.file("BUILD.bazel", out)
     missing = [l[len("# missing: "):] for l in out.split("\n") if l.startswith("# missing: ")]
     rctx.file("missing.txt", "".join([l.replace(": ", "\t", 1) + "\n" for l in missing]))
-    rctx.file("config.bzl", "CUDA_HOME = %r\nNVCC = %r\nCUDA_LIB = %r\nMPIRUN = %r\nTORCH_ROOT = %r\nTORCH_CUDA = %r\n" % (
+    rctx.file("config.bzl", "CUDA_HOME = %r\nNVCC = %r\nCUDA_LIB = %r\nMPIRUN = %r\nTORCH_ROOT = %r\nTORCH_CUDA = %r\nTOKENIZER_PYTHON = %r\n" % (
         cuda_home,
         cuda_home + "/bin/nvcc" if cuda_home else "",
         cuda_lib,
         mpirun,
         torch_root,
         torch_cuda,
+        # Where tools/tokenizer_wheels.sh puts it, in time for the tests that run it.
+        str(rctx.path(rctx.attr.workspace_file).realpath.dirname) + "/.venv/bin/python",
     ))
 
 system_deps = repository_rule(

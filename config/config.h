@@ -24,10 +24,10 @@ struct RunConfig {
   friend bool operator==(const RunConfig&, const RunConfig&) = default;
 };
 
-// One source of tokens: what data/corpus.h opens.
+// One source of tokens: what data/shards/corpus.h opens.
 struct SourceConfig {
   std::string name = {};                // of its metrics; empty: "train", or of several the number, from 1
-  std::vector<std::string> files = {};  // required: files, globs, "python-sources" (data/find_files.h)
+  std::vector<std::string> files = {};  // required: files, globs, "python-sources" (data/shards/find_files.h)
   std::string format = "auto";          // "auto", "text", "annulus", "megatron", "llmc", "nanogpt"
   int64_t width = 0;                    // bits of a token where the format has no mark: 16, 32; 0: 16
   int64_t begin = -1;  // the id with which every document begins, in formats without boundaries; -1: there is none

@@ -12,10 +12,10 @@
 #include <vector>
 
 #include "config/config.h"
-#include "data/corpus.h"
 #include "data/mixture.h"
 #include "data/order.h"
 #include "data/row_index.h"
+#include "data/shards/corpus.h"
 
 namespace annulus {
 

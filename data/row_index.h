@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "common/files.h"
-#include "data/corpus.h"
 #include "data/packing.h"
+#include "data/shards/corpus.h"
 
 namespace annulus {
 

@@ -156,6 +156,38 @@ run env LIBTORCH= "$home/annulus" torch
 exits 9 "LIBTORCH= ./annulus torch"
 says "LIBTORCH is set, but empty"
 
+# ---- The libraries of tokenizers: installed when they are first asked for, and only then.
+cat >"$work/python" <<'END'
+#!/bin/bash
+# Stands in for Python, and makes a .venv with itself in it: notes what pip is to install.
+case "$1 $2" in
+  "-m venv") mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
+  "-m pip") echo "$*" >>"$PIP_CALLS" && [[ ! -e $PIP_CALLS.refuse ]] || { echo "ERROR: no network" && exit 1; } ;;
+  -I*) printf 'python:' && printf ' %q' "${@:3}" && echo ;;
+esac
+END
+chmod +x "$work/python"
+export PIP_CALLS=$work/pip
+pips() { cat "$work/pip" 2>/dev/null | wc -l; }
+touch "$work/pip.refuse"
+run env PYTHON="$work/python" "$home/annulus" tokenizer encode-prompt
+exits 9 "without a network"
+says "ERROR: no network"
+rm "$work/pip.refuse"
+for call in first second; do
+  run env PYTHON="$work/python" "$home/annulus" tokenizer encode-prompt --tokenizer "a b"
+  exits 0 "annulus tokenizer, the $call call"
+  [[ $(tail -n 1 "$work/out") == "python: "*'/tokenization encode-prompt --tokenizer a\ b' ]] || { fail "the arguments" && cat "$work/out"; }
+  [[ $(pips) == 2 ]] || fail "the $call call: pip was called $(pips) times, expected 2"
+done
+grep -q -- '--no-deps tokenizers==[0-9.]* sentencepiece==[0-9.]* pyarrow==' "$work/pip" || { fail "pip's arguments" && cat "$work/pip"; }
+run env PYTHON="$work/python" OMPI_COMM_WORLD_RANK=0 "$home/annulus" tokenizer encode-prompt
+exits 0 "annulus tokenizer in a rank"
+mv "$home/.venv" "$work/venv"
+run env PYTHON="$work/nothing" "$home/annulus" tokenizer encode-prompt
+exits 9 "annulus tokenizer without a Python"
+says "$work/nothing is not of version 3.10"
+
 # ---- Variables that do not fit are named.
 wrong() { # NAME VALUE WORDS
   run env "$1=$2" "$home/annulus" version

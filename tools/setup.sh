@@ -1,7 +1,7 @@
 #!/bin/bash
 # tools/setup.sh [--tests | --dev] [--table]: finds what the build needs and installs what is missing.
 #   (nothing)  what building and running annulus needs; ./annulus calls it so
-#   --tests    and what its tests need; ./annulus test
+#   --tests    and what its tests need, the libraries of tokenizers among it; ./annulus test
 #   --dev      and formatter, tidy, Slurm, and NCCL so that the CUDA build links; .ci/run
 #   --table    shows what was found even if nothing had to be done; ./annulus setup
 # Exit code 9: something is missing and could not be installed; 8: this folder cannot be written. The message says what
@@ -61,7 +61,9 @@ all_there() {
 }
 . tools/live.sh
 if cannot_build "$PWD"; then refuse_to_build "$PWD"; fi
-if [[ ! $table ]] && all_there; then exit 0; fi
+# Besides, what only making tokens needs: a script of its own, since users who bring tokens never call it.
+tokenizer_wheels() { ((level == 0)) || tools/tokenizer_wheels.sh; }
+if [[ ! $table ]] && all_there; then tokenizer_wheels && exit 0; fi
 
 # ---- Looking.
 
@@ -489,3 +491,4 @@ for option in ${bazel_options[@]+"${bazel_options[@]}"}; do deps+=$'\n'$option; 
   printf 'found %s\n' "${found[@]}"
 } >.bazel/setup.new
 mv .bazel/setup.new .bazel/setup
+tokenizer_wheels

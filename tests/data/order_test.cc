@@ -8,7 +8,7 @@
 #include <set>
 
 #include "common/error.h"
-#include "tests/data/token_writers.h"
+#include "tests/data/shards/token_writers.h"
 
 namespace annulus {
 namespace {

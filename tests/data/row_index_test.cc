@@ -15,7 +15,7 @@
 #include "common/checksum.h"
 #include "common/error.h"
 #include "tests/common/faulty_files.h"
-#include "tests/data/token_writers.h"
+#include "tests/data/shards/token_writers.h"
 
 namespace annulus {
 namespace {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "common/error.h"
-#include "data/corpus.h"
+#include "data/shards/corpus.h"
 
 int main(int argc, char** argv) {
   annulus::SourceConfig source;

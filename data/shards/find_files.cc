@@ -1,5 +1,5 @@
 // See find_files.h.
-#include "data/find_files.h"
+#include "data/shards/find_files.h"
 
 #include <fnmatch.h>
 #include <link.h>

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "config/config.h"
-#include "data/token_file.h"
+#include "data/shards/token_file.h"
 
 namespace annulus {
 

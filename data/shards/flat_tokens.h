@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "common/mapped_file.h"
-#include "data/token_file.h"
+#include "data/shards/token_file.h"
 
 namespace annulus {
 

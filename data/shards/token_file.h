@@ -18,7 +18,7 @@
 
 #include "common/checksum.h"
 #include "config/config.h"
-#include "data/tokenization.h"
+#include "data/shards/tokenization.h"
 
 namespace annulus {
 

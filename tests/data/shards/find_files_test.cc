@@ -1,5 +1,5 @@
-// Tests of data/find_files.h.
-#include "data/find_files.h"
+// Tests of data/shards/find_files.h.
+#include "data/shards/find_files.h"
 
 #include <gtest/gtest.h>
 

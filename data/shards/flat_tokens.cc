@@ -1,5 +1,5 @@
 // See flat_tokens.h.
-#include "data/flat_tokens.h"
+#include "data/shards/flat_tokens.h"
 
 #include <algorithm>
 #include <cstring>

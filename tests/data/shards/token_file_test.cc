@@ -1,5 +1,5 @@
-// Tests of data/token_file.h.
-#include "data/token_file.h"
+// Tests of data/shards/token_file.h.
+#include "data/shards/token_file.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -7,7 +7,7 @@
 #include <functional>
 
 #include "common/error.h"
-#include "tests/data/token_writers.h"
+#include "tests/data/shards/token_writers.h"
 
 namespace annulus {
 namespace {

@@ -1,5 +1,5 @@
 // See token_file.h. What the formats have in common, and which of them a file is of.
-#include "data/token_file.h"
+#include "data/shards/token_file.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -15,7 +15,7 @@
 #include "common/files.h"
 #include "common/mapped_file.h"
 #include "common/text.h"
-#include "data/flat_tokens.h"
+#include "data/shards/flat_tokens.h"
 
 namespace annulus {
 namespace {

@@ -1,10 +1,10 @@
-// Tests of data/corpus.h.
-#include "data/corpus.h"
+// Tests of data/shards/corpus.h.
+#include "data/shards/corpus.h"
 
 #include <gtest/gtest.h>
 
 #include "common/error.h"
-#include "tests/data/token_writers.h"
+#include "tests/data/shards/token_writers.h"
 
 namespace annulus {
 namespace {

@@ -1,5 +1,5 @@
 // See tokenization.h.
-#include "data/tokenization.h"
+#include "data/shards/tokenization.h"
 
 #include <filesystem>
 #include <fstream>

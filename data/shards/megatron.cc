@@ -7,7 +7,7 @@
 
 #include "common/error.h"
 #include "common/text.h"
-#include "data/flat_tokens.h"
+#include "data/shards/flat_tokens.h"
 
 namespace annulus {
 namespace {

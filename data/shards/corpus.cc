@@ -1,5 +1,5 @@
 // See corpus.h.
-#include "data/corpus.h"
+#include "data/shards/corpus.h"
 
 #include <algorithm>
 #include <filesystem>
@@ -11,7 +11,7 @@
 #include "common/error.h"
 #include "common/files.h"
 #include "common/text.h"
-#include "data/find_files.h"
+#include "data/shards/find_files.h"
 
 namespace annulus {
 namespace {

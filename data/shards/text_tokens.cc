@@ -9,7 +9,7 @@
 #include "common/error.h"
 #include "common/files.h"
 #include "common/mapped_file.h"
-#include "data/flat_tokens.h"
+#include "data/shards/flat_tokens.h"
 
 namespace annulus {
 namespace {

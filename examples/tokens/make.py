@@ -1,0 +1,207 @@
+"""Corpora and tokenizers from what a machine has, for trying annulus with tokens without a download (make.sh starts it).
+
+    make.sh FOLDER [--megabytes N] [--vocab N]
+
+writes below FOLDER
+    python.jsonl            Python sources, one a line
+    debian.jsonl.gz         text of Debian's packages (/usr/share/doc), one file a line
+    licenses/*.txt          /usr/share/common-licenses, as files
+    tokenizers/llama2/      tokenizer.json: BPE with byte fallback; spaces are a character, put by the normalizer
+    tokenizers/mistral/     tokenizer.json: the same, where the pre-tokenizer puts them
+    tokenizers/llama3/      tokenizer.json: byte-level BPE by Llama 3's pattern; <|begin_of_text|> from the post-processor
+    tokenizers/qwen2/       tokenizer.json: byte-level BPE by Qwen 2's pattern, NFC; no token is added
+    tokenizers/sentencepiece/  tokenizer.model: BPE with byte fallback, the settings of Llama 2's
+
+The tokenizers have the classes and patterns of those that they are named after, and a vocabulary of their own, trained on
+the corpora. tests/tokenization uses the functions.
+"""
+
+import argparse
+import glob
+import gzip
+import io
+import json
+import os
+import sys
+import sysconfig
+
+LLAMA3_PATTERN = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+                  r"|\s*[\r\n]+|\s+(?!\S)|\s+")
+QWEN2_PATTERN = LLAMA3_PATTERN.replace(r"\p{N}{1,3}", r"\p{N}")
+SPACE = "\u2581"
+
+
+# ---- Corpora.
+
+
+def read_text(path):
+    """The text of a file, unpacked; None where it is not UTF-8."""
+    try:
+        with (gzip.open if path.endswith(".gz") else open)(path, "rb") as f:
+            return f.read().decode("utf-8")
+    except (OSError, EOFError, UnicodeDecodeError):
+        return None
+
+
+def python_sources():
+    yield from sorted(glob.glob(os.path.join(sysconfig.get_path("stdlib"), "**", "*.py"), recursive=True))
+    yield from sorted(glob.glob(os.path.join(sysconfig.get_path("purelib"), "**", "*.py"), recursive=True))
+
+
+def debian_texts():
+    for path in sorted(glob.glob("/usr/share/doc/**", recursive=True)):
+        if os.path.isfile(path) and not path.endswith((".html", ".png", ".svg", ".pdf", ".js", ".css")):
+            yield path
+
+
+def documents(paths, limit):
+    """(path, text) of as many as `limit` bytes hold."""
+    size = 0
+    for path in paths:
+        text = read_text(path)
+        if text and "\0" not in text:
+            size += len(text.encode("utf-8"))
+            if size > limit:
+                return
+            yield path, text
+
+
+def write_jsonl(path, texts):
+    """Returns their number."""
+    count = 0
+    # The same bytes each time: gzip would note the time.
+    with open(path, "wb") as f, gzip.GzipFile("", "wb", 6, f, 0) if path.endswith(".gz") else f as out:
+        for name, text in texts:
+            out.write(json.dumps({"path": name, "text": text}, ensure_ascii=False).encode("utf-8") + b"\n")
+            count += 1
+    return count
+
+
+# ---- Tokenizers: functions of an iterable of texts, which is gone through once.
+
+
+def fallback_model(texts, vocab):
+    """A BPE model with a token for every byte, as sentencepiece makes it, and what else its tokenizers have alike."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme="always", split=True)
+    first = ["<unk>", "<s>", "</s>"] + [f"<0x{b:02X}>" for b in range(256)]
+    trained.train_from_iterator(texts, trainers.BpeTrainer(
+        vocab_size=vocab, limit_alphabet=200, initial_alphabet=[SPACE], special_tokens=first, show_progress=False))
+    model = json.loads(trained.to_str())["model"]
+    tokenizer = Tokenizer(models.BPE(model["vocab"], [tuple(m) for m in model["merges"]], unk_token="<unk>", fuse_unk=True,
+                                     byte_fallback=True))
+    tokenizer.add_special_tokens(first[:3])
+    tokenizer.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(),
+                                           decoders.Strip(" ", 1, 0)])
+    add_begin(tokenizer, "<s>")
+    return tokenizer
+
+
+def add_begin(tokenizer, token, *before):
+    from tokenizers import processors
+
+    template = processors.TemplateProcessing(single=f"{token} $A", pair=f"{token} $A {token}:1 $B:1",
+                                             special_tokens=[(token, tokenizer.token_to_id(token))])
+    tokenizer.post_processor = processors.Sequence([*before, template]) if before else template
+
+
+def llama2(texts, vocab):
+    from tokenizers import normalizers
+
+    tokenizer = fallback_model(texts, vocab)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), normalizers.Replace(" ", SPACE)])
+    return tokenizer
+
+
+def mistral(texts, vocab):
+    from tokenizers import pre_tokenizers
+
+    tokenizer = fallback_model(texts, vocab)
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme="first", split=False)
+    return tokenizer
+
+
+def byte_level(texts, vocab, pattern, specials, normalizer=None):
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+    tokenizer = Tokenizer(models.BPE(ignore_merges=True))
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Split(Regex(pattern), "isolated", False),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, trim_offsets=True, use_regex=False)])
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+    tokenizer.train_from_iterator(texts, trainers.BpeTrainer(
+        vocab_size=vocab - len(specials), initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
+    tokenizer.add_special_tokens(specials)  # behind the others, as published
+    return tokenizer
+
+
+def llama3(texts, vocab):
+    from tokenizers import processors
+
+    specials = ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
+    tokenizer = byte_level(texts, vocab, LLAMA3_PATTERN, specials)
+    add_begin(tokenizer, specials[0], processors.ByteLevel(trim_offsets=True))
+    return tokenizer
+
+
+def qwen2(texts, vocab):
+    from tokenizers import normalizers
+
+    return byte_level(texts, vocab, QWEN2_PATTERN, ["<|endoftext|>", "<|im_start|>", "<|im_end|>"], normalizers.NFC())
+
+
+def sentencepiece_model(texts, vocab):
+    """The content of a tokenizer.model."""
+    import sentencepiece
+
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=(line for text in texts for line in text.splitlines() if line.strip()), model_writer=model,
+        model_type="bpe", vocab_size=vocab, byte_fallback=True, character_coverage=0.9995, split_digits=True,
+        normalization_rule_name="identity", remove_extra_whitespaces=False, add_dummy_prefix=True,
+        allow_whitespace_only_pieces=True, max_sentence_length=1 << 16, num_threads=1, minloglevel=2)
+    return model.getvalue()
+
+
+HUGGING_FACE = {"llama2": llama2, "mistral": mistral, "llama3": llama3, "qwen2": qwen2}
+
+
+def write_tokenizers(folder, texts, vocab):
+    """All of them; `texts` is a list."""
+    for name, make in HUGGING_FACE.items():
+        os.makedirs(os.path.join(folder, name), exist_ok=True)
+        make(texts, vocab).save(os.path.join(folder, name, "tokenizer.json"))
+    os.makedirs(os.path.join(folder, "sentencepiece"), exist_ok=True)
+    with open(os.path.join(folder, "sentencepiece", "tokenizer.model"), "wb") as f:
+        f.write(sentencepiece_model(texts, vocab))
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="make.sh", description=__doc__.split("\n")[0])
+    parser.add_argument("folder")
+    parser.add_argument("--megabytes", type=float, default=20, help="at most so much of each corpus (default: 20)")
+    parser.add_argument("--vocab", type=int, default=8192, help="tokens of a vocabulary, at least 1000 (default: 8192)")
+    options = parser.parse_args()
+    os.makedirs(os.path.join(options.folder, "licenses"), exist_ok=True)
+    limit = int(options.megabytes * 1e6)
+    sample = []
+    for name, paths in (("python.jsonl", python_sources()), ("debian.jsonl.gz", debian_texts())):
+        texts = list(documents(paths, limit))
+        count = write_jsonl(os.path.join(options.folder, name), texts)
+        size = sum(len(text) for _, text in texts)
+        print(f"{name}: {count:,} documents, {size / 1e6:.1f} million characters", flush=True)
+        sample += [text for _, text in texts[::max(1, size // 4_000_000)]]  # a tokenizer learns enough from a part
+    for path, text in documents(sorted(glob.glob("/usr/share/common-licenses/*")), limit):
+        with open(os.path.join(options.folder, "licenses", os.path.basename(path) + ".txt"), "w", encoding="utf-8") as f:
+            f.write(text)
+    write_tokenizers(os.path.join(options.folder, "tokenizers"), sample, options.vocab)
+    print("tokenizers: " + ", ".join(sorted(os.listdir(os.path.join(options.folder, "tokenizers")))))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,206 @@
+#!/usr/bin/env python3
+"""Ids are those that one plain call of the tokenizer's own library gives for each document by itself, whatever the
+processes, the shards, the files that the documents come from and the format that they go to."""
+
+import json
+import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import support  # noqa: E402
+
+support.enter()
+
+
+class Encode(support.Test):
+    def setUp(self):
+        super().setUp()
+        self.documents = support.texts(300)
+        support.write_jsonl(self.path("in.jsonl"), self.documents)
+
+    def out(self, name="out"):
+        return support.read_folder(self.path(name))[0]
+
+    def test_every_tokenizer(self):
+        for kind in support.KINDS:
+            with self.subTest(kind):
+                self.tokenize("--input", "in.jsonl", "--shard-tokens", "20000", "--processes", "2", kind=kind, output=kind)
+                self.assertEqual(self.out(kind), support.library_ids(kind, self.documents))
+
+    def test_any_number_of_processes_makes_the_same_files(self):
+        first = None
+        for processes in ("1", "2", "3"):
+            self.tokenize("--input", "in.jsonl", "--shard-tokens", "30000", "--processes", processes, output=processes)
+            made = support.contents(self.path(processes))
+            first = first or made
+            self.assertEqual(made.keys(), first.keys())
+            self.assertTrue(made == first, processes)
+        self.assertEqual(sorted(n for n in first if not n.startswith("shard-")),
+                         ["tokenization.json", "tokenizer.json", "tokens.table"])
+
+    def test_shards_end_between_documents_and_are_no_larger_than_said(self):
+        expected = support.library_ids("llama3", self.documents)
+        for limit in (1, 1000, 50000, 0):
+            self.tokenize("--input", "in.jsonl", "--shard-tokens", str(limit), output=str(limit))
+            documents, shards = support.read_folder(self.path(str(limit)))
+            self.assertEqual(documents, expected)
+            for shard in shards:
+                self.assertTrue(limit == 0 or len(shard) == 1 or sum(map(len, shard)) <= limit)
+            for shard, after in zip(shards, shards[1:]):
+                self.assertGreater(sum(map(len, shard)) + len(after[0]), limit)
+        self.assertEqual(len(shards), 1)
+
+    def test_every_kind_of_input(self):
+        texts = support.texts(3000, seed=3)  # of several units
+        expected = support.library_ids("llama3", texts)
+        for name in ("a.jsonl", "b.jsonl.gz", "c.json.zst"):
+            support.write_jsonl(self.path(name), texts, field="content")
+        support.write_parquet(self.path("d.parquet"), texts, field="content")
+        support.write_parquet(self.path("e.parquet"), texts, field="content", rows=100000)
+        for name in ("a.jsonl", "b.jsonl.gz", "c.json.zst", "d.parquet", "e.parquet"):
+            with self.subTest(name):
+                self.tokenize("--input", name, "--field", "content", "--processes", "2", output=name + ".out")
+                self.assertTrue(self.out(name + ".out") == expected)
+
+    def test_text_files_are_documents_in_the_order_of_the_globs(self):
+        texts = support.NASTY + ["last"]
+        os.makedirs(self.path("t/deep"))
+        for i, text in enumerate(texts):
+            self.write(f"t/{'deep/' if i >= 10 else ''}{i:03d}.txt", text)
+        self.tokenize("--input", "t/*.txt", "--input", "t/**/*.txt", "--shard-tokens", "9000")
+        self.assertEqual(self.out(), support.library_ids("llama3", texts))
+
+    def test_mixed_inputs(self):
+        support.write_parquet(self.path("b.parquet"), ["p", "", "q"])
+        self.write("a.txt", "text\n")
+        self.write("c.txt", "more")
+        self.tokenize("--input", "a.txt", "--input", "c.txt", "--input", "in.jsonl", "--input", "b.parquet", "--input", "a.txt")
+        self.assertEqual(self.out(), support.library_ids("llama3", ["text\n", "more", *self.documents, "p", "", "q"]))
+
+    def test_lines_without_their_end_blank_lines_and_lines_longer_than_a_unit(self):
+        texts = ["a", "b " * 800_000, "", "c", "d" * 3_000_000, "e"]
+        lines = "\n\n".join(json.dumps({"text": text}) for text in texts)  # none behind the last
+        self.write("long.jsonl", "\ufeff" + lines)
+        expected = support.library_ids("qwen2", texts)
+        self.tokenize("--input", "long.jsonl", "--processes", "2", kind="qwen2")
+        self.assertTrue(self.out() == expected)
+        import gzip
+
+        self.write("long.jsonl.gz", gzip.compress(lines.encode()))
+        self.tokenize("--input", "long.jsonl.gz", kind="qwen2", output="packed")
+        self.assertTrue(self.out("packed") == expected)
+
+    def test_every_format_is_read_back(self):
+        # Special tokens in documents would be boundaries where they are found by them.
+        documents = [text for text in self.documents if "<" not in text]
+        support.write_jsonl(self.path("in.jsonl"), documents)
+        plain = support.library_ids("llama3", documents, special_tokens=False)
+        with_begin = support.library_ids("llama3", documents)
+        begin = with_begin[0][0]
+        end = 996  # <|end_of_text|>
+        for format in ("annulus", "megatron", "llmc", "nanogpt"):
+            for name, options, expected in (
+                    ("begin", ["--begin", "<|begin_of_text|>"], with_begin),
+                    ("end", ["--no-special-tokens", "--end", "<|end_of_text|>"], [ids + [end] for ids in plain]),
+                    ("both", ["--begin", str(begin), "--end", str(end)], [ids + [end] for ids in with_begin])):
+                with self.subTest(format, ids=name):
+                    out = f"{format}-{name}"
+                    self.tokenize("--input", "in.jsonl", "--format", format, "--shard-tokens", "25000", *options, output=out)
+                    self.assertEqual(self.out(out), expected)
+        names = os.listdir(self.path("llmc-both"))
+        self.assertIn("tokens_train_000000.bin", names)
+        self.tokenize("--input", "in.jsonl", "--format", "nanogpt", "--shard-tokens", "0", "--begin", str(begin), output="one")
+        self.assertIn("train.bin", os.listdir(self.path("one")))
+
+    def test_a_begin_token_is_never_doubled(self):
+        begin = support.library_ids("llama3", [""])[0][0]
+        self.tokenize("--input", "in.jsonl", "--begin", "<|begin_of_text|>")
+        self.assertEqual(self.out(), support.library_ids("llama3", self.documents))
+        self.tokenize("--input", "in.jsonl", "--begin", str(begin), "--no-special-tokens", output="by-hand")
+        plain = support.library_ids("llama3", self.documents, special_tokens=False)
+        self.assertEqual(self.out("by-hand"), [ids if ids[:1] == [begin] else [begin] + ids for ids in plain])
+
+    def test_no_special_tokens_and_specials_as_text(self):
+        self.tokenize("--input", "in.jsonl", "--no-special-tokens")
+        self.assertEqual(self.out(), support.library_ids("llama3", self.documents, special_tokens=False))
+        self.tokenize("--input", "in.jsonl", "--no-special-tokens", "--specials-as-text", output="text")
+        self.assertLess(max(max(ids, default=0) for ids in self.out("text")), 995)
+
+    def test_truncation_padding_and_dropout_that_a_tokenizer_kept_are_off(self):
+        with open(os.path.join(support.tokenizer("llama3"), "tokenizer.json")) as f:
+            saved = json.load(f)
+        saved["truncation"] = {"direction": "Right", "max_length": 5, "strategy": "LongestFirst", "stride": 0}
+        saved["padding"] = {"strategy": "BatchLongest", "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0,
+                            "pad_type_id": 0, "pad_token": "!"}
+        saved["model"]["dropout"] = 0.5
+        saved["model"]["ignore_merges"] = False
+        self.write("tokenizer.json", json.dumps(saved))
+        code, _, err = self.run_words(["tokenize", "--tokenizer", self.folder, "--output", self.path("out"), "--input",
+                                       "in.jsonl"])
+        self.assertEqual(code, 0, err)
+        import tokenizers
+
+        library = tokenizers.Tokenizer.from_file(os.path.join(support.tokenizer("llama3"), "tokenizer.json"))
+        library.model.ignore_merges = False
+        self.assertEqual(self.out(), [library.encode(text).ids for text in self.documents])
+
+    def test_ids_beyond_16_bits(self):
+        with open(os.path.join(support.tokenizer("qwen2"), "tokenizer.json")) as f:
+            saved = json.load(f)
+        saved["added_tokens"].append({"id": 70000, "content": "<far>", "single_word": False, "lstrip": False, "rstrip": False,
+                                      "normalized": False, "special": False})
+        saved["model"]["vocab"]["<far>"] = 70000
+        self.write("tokenizer.json", json.dumps(saved))
+        self.write("in.txt", "a<far>b")
+        for format in ("annulus", "megatron", "llmc", "nanogpt"):
+            code, _, err = self.run_words(["tokenize", "--tokenizer", self.folder, "--output", self.path(format), "--input",
+                                           "in.txt", "--format", format, "--end", "0"])
+            self.assertEqual(code, 0, err)
+            self.assertEqual(support.made_by(self.path(format))["width"], 32)
+            documents = self.out(format)
+            self.assertEqual((len(documents), documents[0][1], documents[0][-1]), (1, 70000, 0))
+
+    def test_what_tokenization_json_says(self):
+        import xxhash
+
+        self.tokenize("--input", "in.jsonl", "--shard-tokens", "30000", "--format", "megatron")
+        made = support.made_by(self.path("out"))
+        with open(os.path.join(support.tokenizer("llama3"), "tokenizer.json"), "rb") as f:
+            content = f.read()
+        self.assertEqual(made["tokenizer"], {"digest": xxhash.xxh3_128_hexdigest(content), "name": "llama3", "vocab": 1000,
+                                             "file": "tokenizer.json"})
+        files = support.contents(self.path("out"))
+        self.assertEqual(files["tokenizer.json"], content)
+        self.assertEqual(made["text_bytes"], sum(len(text.encode()) for text in self.documents))
+        for shard in made["shards"]:
+            both = files[shard["file"]] + files[shard["file"][:-3] + "idx"]
+            self.assertEqual((shard["checksum"], shard["bytes"]), (xxhash.xxh3_128_hexdigest(both), len(both)))
+
+    def test_header_and_hashes_of_an_annulus_shard(self):
+        import struct
+
+        import xxhash
+
+        self.tokenize("--input", "in.jsonl")
+        data = support.contents(self.path("out"))["shard-00000.tokens"]
+        expected = support.library_ids("llama3", self.documents)
+        vocab, offsets, hashes = struct.unpack_from("<3Q", data, 32)
+        digest = support.made_by(self.path("out"))["tokenizer"]["digest"]
+        self.assertEqual(vocab, 1000)
+        self.assertEqual(data[56:72].hex(), digest)
+        self.assertEqual(data[72:88].hex(), xxhash.xxh3_128_hexdigest(data[4096:]))
+        self.assertEqual(struct.unpack_from("<Q", data, 88)[0], sum(len(text.encode()) for text in self.documents))
+        self.assertEqual(list(struct.unpack_from(f"<{len(expected)}Q", data, hashes)),
+                         [xxhash.xxh3_64_intdigest(struct.pack(f"<{len(ids)}I", *ids)) for ids in expected])
+
+    def test_a_prompt_begins_as_documents_do_and_does_not_end_as_they_do(self):
+        self.tokenize("--input", "in.jsonl", "--begin", "<|begin_of_text|>", "--end", "<|end_of_text|>")
+        for text in ("", "def f(x):", "\u4e16\u754c <|end_of_text|>"):
+            for where in (support.tokenizer("llama3"), self.path("out")):
+                process = self.start(["encode-prompt", "--tokenizer", where], stdin=-1)
+                out, err = process.communicate(text, timeout=support.LIMIT)
+                self.assertEqual(json.loads(out), support.library_ids("llama3", [text])[0], err)
+
+
+if __name__ == "__main__":
+    support.main()

@@ -1,0 +1,140 @@
+#!/usr/bin/env python3
+"""Bad input: one clear message that says where, the right exit code, and nothing half-written."""
+
+import gzip
+import json
+import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import support  # noqa: E402
+
+support.enter()
+
+
+class Mistakes(support.Test):
+    def refused(self, code, pattern, *options, **more):
+        super().refused(code, pattern, self.words(*options, **more))
+        self.assertFalse(os.path.exists(self.path("out")), "something is left behind")
+
+    def test_inputs_that_are_not_there(self):
+        self.refused(3, r"--input none\*\.txt matches no file", "--input", "none*.txt")
+        os.mkdir(self.path("sub"))
+        self.refused(3, r"--input sub is a folder: name its files, --input 'sub/\*\*'", "--input", "sub")
+        os.symlink("gone", self.path("link.txt"))
+        self.refused(3, "link.txt cannot be read: No such file", "--input", "*.txt")
+
+    def test_empty_inputs(self):
+        self.write("empty.jsonl", "")
+        self.refused(3, "the input files hold no tokens: empty.jsonl", "--input", "empty.jsonl")
+        self.write("empty.txt", "")
+        self.refused(3, "the input files hold no tokens", "--input", "empty.txt", kind="qwen2")
+
+    def test_json(self):
+        good = json.dumps({"text": "x " * 1000, "id": 1}) + "\n"
+        lines = good * 1500  # of several units
+        for bad, pattern in (('{"text": "a"\n', "is no JSON: Expecting"), ("[1]\n", "is no JSON object"),
+                             ('{"body": "a", "id": 2}\n', 'has no field "text": --field takes one of body, id'),
+                             ('{"text": 5}\n', 'the field "text" is 5, and a text is expected'),
+                             ('{"text": null}\n', 'the field "text" is null'),
+                             ('{"text": "\\ud800"}\n', "half of a surrogate pair"),
+                             ("[" * 100000 + "\n", "is no JSON: ")):
+            content = lines + "\n" + bad + good
+            for name in ("bad.jsonl", "bad.jsonl.gz"):
+                self.write(name, gzip.compress(content.encode()) if name.endswith("gz") else content)
+                self.refused(3, f"{name}, line 1502.*{pattern}", "--input", name)
+
+    def test_the_first_mistake_is_the_one_that_is_said(self):
+        good = json.dumps({"text": "x " * 1000}) + "\n"
+        self.write("a.jsonl", good * 1500 + "first\n" + good * 1500 + "second\n")
+        self.write("b.parquet", "no Parquet")
+        for processes in ("1", "3"):
+            self.refused(3, "a.jsonl, line 1501 is no JSON", "--input", "a.jsonl", "--input", "b.parquet", "--processes", processes)
+
+    def test_bytes_that_are_no_utf8(self):
+        self.write("a.txt", b"abc\xff\xfedef")
+        self.refused(3, "a.txt: byte 3 is not UTF-8; .*--bad-utf8 replace", "--input", "a.txt")
+        self.write("b.jsonl", b'{"text": "ok"}\n{"text": "\xe9"}\n')
+        self.refused(3, "b.jsonl, line 2: byte 10 is not UTF-8", "--input", "b.jsonl")
+        self.write("c.jsonl", r'{"text": "a\ud800b\ud83d\ude00"}')
+        self.tokenize("--input", "a.txt", "--input", "b.jsonl", "--input", "c.jsonl", "--bad-utf8", "replace")
+        self.assertEqual(support.read_folder(self.path("out"))[0], support.library_ids(
+            "llama3", ["abc\ufffd\ufffddef", "ok", "\ufffd", "a\ufffdb\U0001f600"]))
+
+    def test_compressed_files_that_are_damaged(self):
+        import zstandard
+
+        content = (json.dumps({"text": "abc " * 100}) + "\n").encode() * 5000
+        for name, packed in (("a.jsonl.gz", gzip.compress(content)), ("a.jsonl.zst", zstandard.compress(content))):
+            self.write(name, packed[:-9])
+            self.refused(3, f"{name} ends inside of its compressed data: it is truncated", "--input", name)
+            self.write(name, b"nothing of the kind")
+            self.refused(3, f"{name} cannot be unpacked: ", "--input", name)
+
+    def test_parquet(self):
+        self.write("a.parquet", "PAR1 and nothing that is Parquet PAR1")
+        self.refused(3, "a.parquet is no Parquet file that can be read: ", "--input", "a.parquet")
+        self.write("a.parquet", "")
+        self.refused(3, "a.parquet is no Parquet file that can be read: ", "--input", "a.parquet")
+        support.write_parquet(self.path("b.parquet"), ["a", None, "b"])
+        self.refused(3, 'b.parquet: row 1 of row group 0 has no text in the column "text"', "--input", "b.parquet")
+        self.refused(3, 'b.parquet has no column "body": --field takes one of id, text', "--input", "b.parquet", "--field", "body")
+        self.refused(3, 'b.parquet: the column "id" is of type int64, and text is expected', "--input", "b.parquet", "--field", "id")
+        support.write_parquet(self.path("c.parquet"), support.texts(2000), rows=500)
+        with open(self.path("c.parquet"), "r+b") as f:
+            f.seek(1000)
+            f.write(b"\xff" * 5000)
+        self.refused(3, "c.parquet: the rows from 0 on of row group 0 cannot be read", "--input", "c.parquet")
+
+    def test_tokenizers(self):
+        self.write("a.txt", "a")
+        for name, content, pattern in (
+                ("gone", None, "there is no tokenizer .*gone"), ("folder", "", "folder holds no tokenizer: expected tokenizer.json or"),
+                ("t.json", "{}", "t.json is no tokenizer.json that tokenizers [0-9.]+ can read"),
+                ("t.model", "garbage", "t.model is no tokenizer.model that sentencepiece [0-9.]+ can read")):
+            if name == "folder":
+                os.mkdir(self.path(name))
+            elif content is not None:
+                self.write(name, content)
+            words = ["tokenize", "--tokenizer", self.path(name), "--input", "a.txt", "--output", self.path("out")]
+            support.Test.refused(self, 3, pattern, words)
+
+    def test_tokens_and_formats_that_do_not_fit(self):
+        self.write("a.txt", "a")
+        one = ["--input", "a.txt"]
+        self.refused(2, "--begin 1000 is no id of this tokenizer: its ids are below 1000", *one, "--begin", "1000")
+        self.refused(2, '--end "<eos>" is no token of ', *one, "--end", "<eos>")
+        self.refused(2, '--end "<eos>" is no token of ', *one, "--end", "<eos>", kind="sentencepiece")
+        for format in ("llmc", "nanogpt"):
+            self.refused(2, f"--format {format} has no place for the boundaries of documents", *one, "--format", format)
+        self.refused(2, "--begin and --end are the same token, 5", *one, "--format", "llmc", "--begin", "5", "--end", "5")
+        self.refused(2, "--shard-tokens 0: a shard of llm.c", *one, "--format", "llmc", "--begin", "5", "--shard-tokens", "0")
+        self.write("b.txt", "a<|begin_of_text|>b")
+        self.refused(3, "b.txt: the token that separates documents stands inside of one", "--input", "?.txt", "--format", "llmc",
+                     "--begin", "<|begin_of_text|>")
+        self.tokenize("--input", "?.txt", "--format", "llmc", "--begin", "<|begin_of_text|>", "--specials-as-text")
+
+    def test_an_output_that_cannot_be(self):
+        self.write("a.txt", "a")
+        self.write("file", "")
+        support.Test.refused(self, 8, "the output folder .*file/out cannot be made: Not a directory",
+                             self.words("--input", "a.txt", output="file/out"))
+
+    def test_a_file_that_changes_while_it_is_read(self):
+        sys.path.insert(0, support.PROGRAM)
+        import inputs
+        from errors import Refused
+
+        self.write("a.txt", "before")
+        self.write("a.jsonl", '{"text": "before"}\n')
+        for name, task in (("a.txt", ("texts", 0, 1)), ("a.jsonl", ("lines", 0, 0, 19))):
+            found = inputs.find([self.path(name)])
+            reader = inputs.Reader(found, "text", False)
+            self.assertEqual(reader.documents(task), ["before"])
+            self.write(name, "and afterwards")
+            with self.assertRaisesRegex(Refused, f"{name} has changed since tokenizing began"):
+                reader.documents(task)
+
+
+if __name__ == "__main__":
+    support.main()

@@ -1,0 +1,56 @@
+"""Text to tokens: what `annulus tokenize` and `annulus sample` run for work that the libraries of tokenizers do. Started
+by `./annulus tokenizer WORD ...`, which makes sure that the libraries are installed; the options are checked by
+launcher/verb_tokenize.cc before, and have their documentation there.
+"""
+
+import argparse
+import sys
+
+from errors import UNAVAILABLE, Refused
+from shards import FORMATS
+
+
+def parse(words):
+    parser = argparse.ArgumentParser(prog="annulus tokenizer", allow_abbrev=False)
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    tokenize = verbs.add_parser("tokenize", allow_abbrev=False)
+    bench = verbs.add_parser("bench", allow_abbrev=False)
+    prompt = verbs.add_parser("encode-prompt", allow_abbrev=False)
+    for verb in (tokenize, bench, prompt):
+        verb.add_argument("--tokenizer", required=True)
+    tokenize.add_argument("--output", required=True)
+    for verb in (tokenize, bench):
+        verb.add_argument("--input", action="append", required=True)
+        verb.add_argument("--format", choices=FORMATS, default="annulus")
+        verb.add_argument("--kind", choices=("auto", "text", "jsonl", "parquet"), default="auto")
+        verb.add_argument("--field", default="text")
+        verb.add_argument("--begin")
+        verb.add_argument("--end")
+        verb.add_argument("--no-special-tokens", action="store_true")
+        verb.add_argument("--specials-as-text", action="store_true")
+        verb.add_argument("--bad-utf8", choices=("refuse", "replace"), default="refuse")
+        verb.add_argument("--shard-tokens", type=int, default=100_000_000)
+        verb.add_argument("--processes", type=int, default=0)
+    return parser.parse_args(words)
+
+
+def main():
+    options = parse(sys.argv[1:])
+    try:
+        if options.verb == "tokenize":
+            from work import main as run
+        elif options.verb == "bench":
+            from bench import main as run
+        else:
+            from prompt import main as run
+        return run(options)
+    except Refused as refused:
+        print(f"annulus: [tokenize] {refused}", file=sys.stderr)
+        return refused.code
+    except ImportError as error:
+        print(f"annulus: [tokenize] {error}: run it as ./annulus tokenize, which installs what is missing", file=sys.stderr)
+        return UNAVAILABLE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,337 @@
+"""The input files: which they are, and their documents. Used by work.py and its workers.
+
+A text file is a document; a line of JSONL is one, in a field; a row of Parquet is one, in a column. Files are read in
+units of about a mebibyte, each of which one worker takes: some text files, the lines that begin in a range of bytes, or
+some rows. What the units are follows from the files alone, so the documents and their order do, too.
+"""
+
+import glob
+import gzip
+import json
+import os
+import zlib
+from dataclasses import dataclass
+
+from errors import INPUT, RESOURCE, USAGE, Refused, unreadable
+
+UNIT = 1 << 20  # bytes
+FILES_IN_UNIT = 1000
+PACKINGS = {".gz": "gz", ".zst": "zst"}
+KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
+
+
+@dataclass(frozen=True)
+class Input:
+    path: str
+    kind: str  # "text", "jsonl" or "parquet"
+    packing: str  # "", "gz" or "zst"
+    size: int
+    changed: int  # nanoseconds
+
+    def require_unchanged(self, status):
+        if (status.st_size, status.st_mtime_ns) != (self.size, self.changed):
+            raise Refused(INPUT, f"{self.path} has changed since tokenizing began: its tokens would not fit those of "
+                                 "the shards that are finished; remove the output folder to begin anew")
+
+
+def find(patterns, kind="auto"):
+    """The files that the globs name, in the order given, those of one glob sorted, each once. Raises Refused."""
+    found = {}
+    for pattern in patterns:
+        pattern = os.path.expanduser(pattern)
+        matches = [pattern] if os.path.lexists(pattern) else sorted(glob.glob(pattern, recursive=True))
+        if matches == [pattern] and os.path.isdir(pattern):
+            raise Refused(INPUT, f"--input {pattern} is a folder: name its files, --input '{pattern.rstrip('/')}/**'")
+        files = [m for m in matches if not os.path.isdir(m)]
+        if not files:
+            raise Refused(INPUT, f"--input {pattern} matches no file")
+        for path in files:
+            found.setdefault(os.path.abspath(path), None)
+    return [describe(path, kind) for path in found]
+
+
+def describe(path, kind):
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        raise unreadable(path, error)
+    stem, ending = os.path.splitext(path)
+    packing = PACKINGS.get(ending, "")
+    if packing:
+        ending = os.path.splitext(stem)[1]
+    kind = KINDS.get(ending, "text") if kind == "auto" else kind
+    if kind == "parquet" and packing:
+        raise Refused(INPUT, f"{path}: a Parquet file is compressed inside; unpack it")
+    return Input(path, kind, packing, status.st_size, status.st_mtime_ns)
+
+
+# ---- Units, in the order of the documents. The coordinator makes them.
+
+
+@dataclass(frozen=True)
+class Unit:
+    input: int  # of the list of inputs; of text files the first
+    number: int  # in its file
+    cost: int  # bytes of the file, for the progress
+    task: tuple  # for documents_of
+
+
+def units(inputs, field, at=(0, 0)):
+    """All units from number at[1] of the input at[0] on. Raises Refused where a file cannot be read."""
+    i, number = at
+    while i < len(inputs):
+        one = inputs[i]
+        if one.kind == "text":
+            end, size = i, 0
+            while (end < len(inputs) and inputs[end].kind == "text" and end - i < FILES_IN_UNIT
+                   and (end == i or size + inputs[end].size <= UNIT)):
+                size += inputs[end].size
+                end += 1
+            yield Unit(i, 0, size, ("texts", i, end))
+            i, number = end, 0
+            continue
+        if one.kind == "parquet":
+            parts = parquet_units(one, i, field)
+        elif one.packing:
+            parts = packed_units(one, i)
+        else:
+            starts = range(0, one.size, UNIT)
+            parts = (Unit(i, k, min(UNIT, one.size - s), ("lines", i, s, min(s + UNIT, one.size)))
+                     for k, s in enumerate(starts))
+        for unit in parts:
+            if unit.number >= number:
+                yield unit
+        i, number = i + 1, 0
+
+
+def packed_units(one, i):
+    """Of a compressed file: the lines that begin in each range of what it unpacks to."""
+    rest, seen, start, done, number = bytearray(), 0, 0, 0, 0
+    for data, raw in unpack(one):
+        rest += data
+        while True:
+            last = (number + 1) * UNIT - 1 - start  # the unit ends with the first line that ends here or later
+            end = rest.find(b"\n", max(last, seen)) + 1
+            if not end:
+                seen = len(rest)
+                break
+            yield Unit(i, number, raw - done, ("bytes", i, start, bytes(rest[:end])))
+            del rest[:end]
+            seen, start, done = 0, start + end, raw
+            number = max(number + 1, start // UNIT)
+    if rest:
+        yield Unit(i, number, one.size - done, ("bytes", i, start, bytes(rest)))
+
+
+def parquet_units(one, i, field):
+    file, column = open_parquet(one, field)
+    number = 0
+    for group in range(file.metadata.num_row_groups):
+        info = file.metadata.row_group(group)
+        rows = max(1, info.num_rows * UNIT // max(1, info.column(column).total_uncompressed_size))
+        for first in range(0, info.num_rows, rows):
+            count = min(rows, info.num_rows - first)
+            yield Unit(i, number, one.size * count // max(1, file.metadata.num_rows), ("rows", i, group, first, count))
+            number += 1
+
+
+def open_parquet(one, field):
+    """The file, and the number of its column `field`."""
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        one.require_unchanged(os.stat(one.path))
+        file = pyarrow.parquet.ParquetFile(one.path)
+        schema = file.schema_arrow
+    except OSError as error:
+        if error.errno is not None:
+            raise unreadable(one.path, error)
+        raise Refused(INPUT, f"{one.path} is no Parquet file that can be read: {one_line(error)}")
+    except pyarrow.ArrowException as error:
+        raise Refused(INPUT, f"{one.path} is no Parquet file that can be read: {one_line(error)}")
+    if field not in schema.names:
+        raise Refused(INPUT, f"{one.path} has no column \"{field}\": --field takes one of {', '.join(schema.names)}")
+    kind = schema.field(field).type
+    value = kind.value_type if pyarrow.types.is_dictionary(kind) else kind
+    if not any(test(value) for test in (pyarrow.types.is_string, pyarrow.types.is_large_string,
+                                        pyarrow.types.is_string_view)):
+        raise Refused(INPUT, f"{one.path}: the column \"{field}\" is of type {kind}, and text is expected")
+    columns = [file.metadata.schema.column(n).path for n in range(file.metadata.num_columns)]
+    return file, columns.index(field)
+
+
+def one_line(error):
+    return " ".join(str(error).split())
+
+
+# ---- Reading.
+
+
+def unpack(one):
+    """(bytes, position in the file) of a compressed file, piece by piece."""
+    try:
+        with open(one.path, "rb") as f:
+            one.require_unchanged(os.fstat(f.fileno()))
+            if one.packing == "gz":
+                with gzip.GzipFile(fileobj=f) as g:
+                    while data := g.read(UNIT):
+                        yield data, f.tell()
+                return
+            import zstandard
+
+            frame = None
+            while piece := f.read(UNIT // 4):
+                while piece:
+                    if frame is None:
+                        frame = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
+                    data = frame.decompress(piece)
+                    if data:
+                        yield data, f.tell()
+                    piece = b""
+                    if frame.eof:
+                        piece, frame = frame.unused_data, None
+            if frame is not None:
+                raise Refused(INPUT, f"{one.path} ends inside of its compressed data: it is truncated")
+    except EOFError:
+        raise Refused(INPUT, f"{one.path} ends inside of its compressed data: it is truncated")
+    except OSError as error:
+        if error.errno is not None:
+            raise unreadable(one.path, error)
+        raise Refused(INPUT, f"{one.path} cannot be unpacked: {one_line(error)}")
+    except Exception as error:
+        if isinstance(error, zlib.error) or type(error).__name__ == "ZstdError":
+            raise Refused(INPUT, f"{one.path} cannot be unpacked: {one_line(error)}")
+        raise
+
+
+def decode(raw, replace, where):
+    try:
+        return raw.decode("utf-8", "replace" if replace else "strict")
+    except UnicodeDecodeError as error:
+        raise Refused(INPUT, f"{where()}: byte {error.start} is not UTF-8; convert it, or take the character U+FFFD "
+                             "instead with --bad-utf8 replace")
+
+
+class Reader:
+    """Documents of units, in a worker. Keeps a Parquet file open from one unit to the next."""
+
+    def __init__(self, inputs, field, replace):
+        self.inputs, self.field, self.replace = inputs, field, replace
+        self.opened = None  # of Parquet: (input, group), the next row, the batches that follow, the rest of one
+
+    def documents(self, task):
+        """The texts of a unit's documents. Raises Refused, with the place in the file."""
+        kind, i, *rest = task
+        try:
+            return getattr(self, kind)(i, *rest)
+        except MemoryError:
+            raise Refused(RESOURCE, f"there is not enough memory for a document of {self.inputs[i].path}")
+
+    def texts(self, begin, end):
+        return [self.text(self.inputs[i]) for i in range(begin, end)]
+
+    def text(self, one):
+        if one.packing:
+            raw = b"".join(data for data, _ in unpack(one))
+        else:
+            try:
+                with open(one.path, "rb") as f:
+                    one.require_unchanged(os.fstat(f.fileno()))
+                    raw = f.read()
+            except OSError as error:
+                raise unreadable(one.path, error)
+        return decode(raw, self.replace, lambda: one.path)
+
+    def lines(self, i, begin, end):
+        """Those that begin in [begin, end)."""
+        one = self.inputs[i]
+        try:
+            with open(one.path, "rb") as f:
+                one.require_unchanged(os.fstat(f.fileno()))
+                if begin:
+                    f.seek(begin - 1)
+                    begin += len(f.readline(end - begin + 1)) - 1
+                data = f.read(max(0, end - begin))
+                if data and not data.endswith(b"\n"):
+                    data += f.readline()
+        except OSError as error:
+            raise unreadable(one.path, error)
+        return self.bytes(i, begin, data)
+
+    def bytes(self, i, begin, data):
+        one, texts, at = self.inputs[i], [], begin
+        for line in data.split(b"\n"):
+            if at == 0 and line.startswith(b"\xef\xbb\xbf"):
+                line, at = line[3:], 3
+            if line.strip():
+                texts.append(self.value(one, line, lambda at=at: f"{one.path}, line {line_number(one, at)}"))
+            at += len(line) + 1
+        return texts
+
+    def value(self, one, line, where):
+        text = decode(line, self.replace, where)
+        try:
+            record = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise Refused(INPUT, f"{where()} is no JSON: {one_line(error)}")
+        if not isinstance(record, dict):
+            raise Refused(INPUT, f"{where()} is no JSON object: {{\"{self.field}\": \"...\"}} is expected")
+        if self.field not in record:
+            raise Refused(INPUT, f"{where()} has no field \"{self.field}\": --field takes one of {', '.join(record)}")
+        value = record[self.field]
+        if not isinstance(value, str):
+            raise Refused(INPUT, f"{where()}: the field \"{self.field}\" is {json.dumps(value)[:40]}, and a text is expected")
+        try:
+            value.encode("utf-8")
+        except UnicodeEncodeError:  # half of a surrogate pair, "\ud800"
+            if not self.replace:
+                raise Refused(INPUT, f"{where()}: the text holds half of a surrogate pair, which no UTF-8 has; repair it, "
+                                     "or take the character U+FFFD instead with --bad-utf8 replace")
+            value = value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        return value
+
+    def rows(self, i, group, first, count):
+        import pyarrow
+
+        one = self.inputs[i]
+        try:
+            if self.opened is None or self.opened[0] != (i, group) or self.opened[1] > first:
+                file, _ = open_parquet(one, self.field)
+                batches = file.iter_batches(batch_size=max(count, 64), row_groups=[group], columns=[self.field])
+                self.opened = (i, group), 0, batches, []
+            _, at, batches, rest = self.opened
+            texts = []
+            while at < first + count:
+                rest = rest or next(batches).column(0).to_pylist()
+                take = min(first + count - at, len(rest))
+                texts += rest[max(0, first - at):take]
+                at, rest = at + take, rest[take:]
+            self.opened = (i, group), at, batches, rest
+        except (pyarrow.ArrowException, OSError, StopIteration, UnicodeDecodeError) as error:
+            raise Refused(INPUT, f"{one.path}: the rows from {first:,} on of row group {group} cannot be read: "
+                                 f"{one_line(error)}")
+        if None in texts:
+            raise Refused(INPUT, f"{one.path}: row {first + texts.index(None):,} of row group {group} has no text in "
+                                 f"the column \"{self.field}\"; leave such rows out")
+        return texts
+
+
+def line_number(one, at):
+    """Of the line that begins at byte `at` of what the file holds, from 1. Reads the file: for messages."""
+    if not one.packing:
+        with open(one.path, "rb") as f:
+            return 1 + sum(piece.count(b"\n") for piece in pieces(f, at))
+    count, left = 1, at
+    for data, _ in unpack(one):
+        count += data[:left].count(b"\n")
+        left -= len(data)
+        if left <= 0:
+            break
+    return count
+
+
+def pieces(file, size):
+    while size > 0 and (data := file.read(min(size, 1 << 20))):
+        size -= len(data)
+        yield data

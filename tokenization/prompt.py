@@ -1,0 +1,53 @@
+"""`tokenizer encode-prompt`: one text on standard input, its ids as JSON on standard output. `annulus sample` runs it.
+
+A prompt is the beginning of a document: it has what documents begin with, and not what they end with.
+"""
+
+import json
+import os
+import sys
+
+from errors import INPUT, Refused, unreadable
+from tokenizer import Tokenizer
+
+
+def settings_beside(path):
+    """How the shards in the folder `path` were made; {} where it holds none."""
+    try:
+        with open(os.path.join(path, "tokenization.json"), encoding="utf-8") as f:
+            return json.load(f)
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (ValueError, OSError) as error:
+        raise Refused(INPUT, f"{path}/tokenization.json cannot be read: {error}")
+
+
+def encode_prompt(path, text):
+    made = settings_beside(os.path.expanduser(path))
+    settings = made.get("settings", {})
+    options = {"specials_as_text": settings.get("specials_as_text", False)}
+    tokenizer = Tokenizer(path, settings.get("special_tokens", True), **options)
+    if made and made["tokenizer"]["digest"] != tokenizer.digest:
+        raise Refused(INPUT, f"{tokenizer.file} is not the tokenizer that the shards beside it were made with")
+    ids = list(tokenizer.encode([text])[0])
+    if tokenizer.kind == "tokenizers":
+        # Leave out what the post-processor puts behind a text.
+        def plain(of):
+            return tokenizer.behind.library.encode(of, add_special_tokens=False).ids
+
+        some, with_all = plain("a"), tokenizer.encode(["a"])[0]
+        front = next((n for n in range(len(with_all)) if with_all[n:n + len(some)] == some), 0)
+        ids = ids[:front + len(plain(text))]
+    begin = made.get("begin")
+    return ids if begin is None or ids[:1] == [begin] else [begin] + ids
+
+
+def main(options):
+    try:
+        text = sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise Refused(INPUT, f"the prompt is not UTF-8: byte {error.start} cannot be read")
+    except OSError as error:
+        raise unreadable("the prompt", error)
+    print(json.dumps(encode_prompt(options.tokenizer, text)))
+    return 0

@@ -1,0 +1,194 @@
+"""Writes shards of tokens, one class a format; docs/formats.md has their layouts. Used by work.py.
+
+A shard is written beside its place, under a hidden name, synced, and renamed: it is there whole or not at all. Its
+entry in tokenization.json holds the checksum of what was written: XXH3-128 of the file, of Megatron's two of the .bin and
+then the .idx.
+"""
+
+import os
+import struct
+from array import array
+
+import xxhash
+
+from errors import USAGE, Refused
+
+FORMATS = ("annulus", "megatron", "llmc", "nanogpt")
+BOUNDARIES = ("annulus", "megatron")  # these keep them; in the others the begin or end token shows them
+
+
+def sync_folder(folder):
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_whole(path, content):
+    """Replaces the file by these bytes, or leaves it as it was."""
+    folder, name = os.path.split(path)
+    beside = os.path.join(folder, f".{name}.tmp")
+    try:
+        with open(beside, "wb") as f:
+            f.write(content)
+            f.flush()
+            os.fsync(f.fileno())
+        os.replace(beside, path)
+    except BaseException:
+        discard(beside)
+        raise
+    sync_folder(folder)
+
+
+def discard(path):
+    try:
+        os.remove(path)
+    except OSError:
+        pass
+
+
+def checksum(paths):
+    state = xxhash.xxh3_128()
+    for path in paths:
+        with open(path, "rb") as f:
+            while piece := f.read(1 << 22):
+                state.update(piece)
+    return state.hexdigest()
+
+
+class Shard:
+    """One being written. `width`: bytes of a token. Raises OSError of the disk's."""
+
+    endings = (".bin",)  # of its files; the last one is renamed last
+    header_bytes = 0
+
+    def __init__(self, folder, stem, width, vocab, digest):
+        self.folder, self.width, self.vocab, self.digest = folder, width, vocab, digest
+        self.names = [stem + ending for ending in self.endings]
+        self.beside = [os.path.join(folder, f".{name}.tmp") for name in self.names]
+        self.lengths, self.hashes = array("q"), array("Q")
+        self.tokens = self.text_bytes = 0
+        self.file = None
+        try:
+            self.file = open(self.beside[0], "wb", buffering=1 << 20)
+            self.file.write(bytes(self.header_bytes))
+        except BaseException:
+            self.discard()
+            raise
+
+    def append(self, tokens, lengths, hashes, text_bytes):
+        """Documents: their tokens as bytes, and arrays of a number each."""
+        self.file.write(tokens)
+        self.lengths.extend(lengths)
+        self.hashes.extend(hashes)
+        self.tokens += sum(lengths)
+        self.text_bytes += sum(text_bytes)
+
+    def finish(self):
+        """Puts the shard in its place; returns its entry in tokenization.json."""
+        self.complete()
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        self.file.close()
+        entry = {"file": self.names[0], "tokens": self.tokens, "documents": len(self.lengths),
+                 "bytes": sum(os.path.getsize(p) for p in self.beside), "text_bytes": self.text_bytes,
+                 "checksum": checksum(self.beside)}
+        for beside, name in zip(self.beside, self.names):
+            os.replace(beside, os.path.join(self.folder, name))
+        sync_folder(self.folder)
+        return entry
+
+    def complete(self):
+        pass
+
+    def discard(self):
+        if self.file is not None:
+            try:
+                self.file.close()
+            except OSError:
+                pass
+        for path in self.beside:
+            discard(path)
+
+
+class Annulus(Shard):
+    endings = (".tokens",)
+    header_bytes = 4096
+
+    def complete(self):
+        f = self.file
+        end = self.header_bytes + self.tokens * self.width
+        offsets_at = (end + 7) // 8 * 8
+        offsets = array("Q", [0])
+        total = 0
+        for length in self.lengths:
+            total += length
+            offsets.append(total)
+        f.write(bytes(offsets_at - end))
+        f.write(offsets.tobytes())
+        f.write(self.hashes.tobytes())
+        f.flush()
+        body = xxhash.xxh3_128()
+        with open(self.beside[0], "rb") as written:
+            written.seek(self.header_bytes)
+            while piece := written.read(1 << 22):
+                body.update(piece)
+        f.seek(0)
+        f.write(struct.pack("<8sIIQQQQQ", b"ANNTOKEN", 1, self.width, self.tokens, len(self.lengths), self.vocab, offsets_at,
+                            offsets_at + len(offsets) * 8)
+                + bytes.fromhex(self.digest) + body.digest() + struct.pack("<Q", self.text_bytes))
+
+
+class Megatron(Shard):
+    endings = (".bin", ".idx")
+    INT32, UINT16 = 4, 8
+
+    def complete(self):
+        if max(self.lengths, default=0) >= 1 << 31:
+            raise Refused(USAGE, "a document has 2^31 tokens or more, which Megatron's index cannot hold; take --format annulus")
+        documents = len(self.lengths)
+        pointers = array("q")
+        at = 0
+        for length in self.lengths:
+            pointers.append(at)
+            at += length * self.width
+        with open(self.beside[1], "wb") as f:
+            code = self.UINT16 if self.width == 2 else self.INT32
+            f.write(struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, code, documents, documents + 1))
+            f.write(array("i", self.lengths).tobytes())
+            f.write(pointers.tobytes())
+            f.write(array("q", range(documents + 1)).tobytes())
+            f.flush()
+            os.fsync(f.fileno())
+
+
+class Llmc(Shard):
+    header_bytes = 1024
+
+    def complete(self):
+        if self.tokens >= 1 << 31:
+            raise Refused(USAGE, "a document has 2^31 tokens or more, which llm.c's header cannot hold; take --format annulus")
+        magic, version = (20240520, 1) if self.width == 2 else (20240801, 7)
+        self.file.seek(0)
+        self.file.write(struct.pack("<3i", magic, version, self.tokens))
+
+
+class Nanogpt(Shard):
+    pass
+
+
+CLASSES = {"annulus": Annulus, "megatron": Megatron, "llmc": Llmc, "nanogpt": Nanogpt}
+
+
+def shard_name(format, number, single):
+    """Without its ending. `single`: all tokens go to one shard."""
+    if format == "llmc":
+        return f"tokens_train_{number:06d}"
+    if format == "nanogpt":
+        return "train" if single else f"train-{number:05d}"
+    return f"shard-{number:05d}"
+
+
+def new_shard(format, folder, number, single, width, vocab, digest):
+    return CLASSES[format](folder, shard_name(format, number, single), width, vocab, digest)

@@ -1,0 +1,131 @@
+"""What the output folder says of itself: tokenization.json when all is done, .tokenizing.json until then. Used by work.py
+and prompt.py; docs/formats.md describes the first."""
+
+import fcntl
+import json
+import os
+import re
+
+import xxhash
+
+from errors import BUSY, INPUT, RESOURCE, Refused
+from shards import discard, shard_name, write_whole
+
+FINAL, STATE = "tokenization.json", ".tokenizing.json"
+LEFT_BEHIND = re.compile(r"\.(shard-\d+|train(-\d+)?|tokens_train_\d+|tokenization|\.tokenizing|tokens|tokenizer)\.\w+\.tmp")
+
+
+def read_json(path):
+    """None where the file is not there. Raises Refused."""
+    try:
+        with open(path, encoding="utf-8") as f:
+            return json.load(f)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise Refused(INPUT, f"{path} cannot be read: {error}")
+
+
+class Folder:
+    """The output folder, held by this process until the process ends. Raises Refused."""
+
+    def __init__(self, path, about):
+        """`about`: what must be the same for shards to belong together; `tokenizer`, `settings` and `inputs`."""
+        self.path, self.about = path, about
+        self.shards, self.next = [], {"input": 0, "unit": 0, "document": 0}
+        self.made = not os.path.isdir(path)
+        try:
+            os.makedirs(path, exist_ok=True)
+            self.lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as error:
+            raise Refused(RESOURCE, f"the output folder {path} cannot be made: {error.strerror}")
+        try:
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise Refused(BUSY, f"another process is making the shards in {path}")
+        self.finished = read_json(self.place(FINAL))
+        state = read_json(self.place(STATE))
+        if self.finished is not None:
+            self.require_same(self.finished, "holds the shards")
+        elif state is not None:
+            self.require_same(state, "holds shards of an unfinished call")
+            self.shards, self.next = state["shards"], state["next"]
+            self.require_shards()
+        else:
+            self.require_empty()
+        for name in os.listdir(path):
+            if LEFT_BEHIND.fullmatch(name):
+                discard(self.place(name))
+
+    def place(self, name):
+        return os.path.join(self.path, name)
+
+    def require_same(self, there, what):
+        other = "choose another --output, or remove that folder"
+        here = self.about
+        try:
+            if there["tokenizer"]["digest"] != here["tokenizer"]["digest"]:
+                raise Refused(INPUT, f"{self.path} {what} of another tokenizer, {there['tokenizer']['name']} (digest "
+                                     f"{there['tokenizer']['digest']}; this one's is {here['tokenizer']['digest']}): {other}")
+            for key, value in here["settings"].items():
+                if there["settings"].get(key) != value:
+                    raise Refused(INPUT, f"{self.path} {what} that were made with {key} = "
+                                         f"{json.dumps(there['settings'].get(key))}, and this call has "
+                                         f"{json.dumps(value)}: {other}")
+            before, now = there["inputs"], here["inputs"]
+        except (KeyError, TypeError) as error:
+            raise Refused(INPUT, f"{self.path} is a folder of shards that this version cannot read ({error}): {other}")
+        if before == now:
+            return
+        if isinstance(before, list):
+            for (path, *size), (path_now, *size_now) in zip(before, now):
+                if path == path_now and size != size_now:
+                    raise Refused(INPUT, f"{path} has changed since tokenizing into {self.path} began: its tokens would "
+                                         f"not fit those of the shards that are finished; {other}")
+        raise Refused(INPUT, f"{self.path} {what} of other input files: {other}")
+
+    def require_shards(self):
+        for entry in self.shards:
+            try:
+                names = [entry["file"]] + [entry["file"][:-3] + "idx"] * (self.about["settings"]["format"] == "megatron")
+                there = sum(os.path.getsize(self.place(name)) for name in names)
+            except OSError as error:
+                raise Refused(INPUT, f"{self.place(entry['file'])}, a finished shard, cannot be read: {error.strerror}; "
+                                     "remove the output folder to begin anew")
+            if there != entry["bytes"]:
+                raise Refused(INPUT, f"{self.place(entry['file'])}, a finished shard, has changed: remove the output "
+                                     "folder to begin anew")
+
+    def require_empty(self):
+        for name in os.listdir(self.path):
+            if not name.startswith(".") and (name in ("tokens.table", "tokenizer.json", "tokenizer.model") or re.fullmatch(
+                    r"(shard-\d+|train(-\d+)?|tokens_train_\d+)\.(tokens|bin|idx)", name)):
+                raise Refused(INPUT, f"{self.place(name)} is there already, and no call of tokenize that could go on has "
+                                     "made it: choose another --output, or remove it")
+
+    def save(self):
+        state = {"version": 1, **self.about, "next": self.next, "shards": self.shards}
+        write_whole(self.place(STATE), json.dumps(state).encode())
+
+    def add(self, entry, next):
+        self.shards.append(entry)
+        self.next = next
+        self.save()
+
+    def give_up(self):
+        """After an error: nothing stays of a call that has finished no shard."""
+        if not self.shards and self.finished is None:
+            discard(self.place(STATE))
+            if self.made:
+                try:
+                    os.rmdir(self.path)
+                except OSError:
+                    pass
+
+    def finish(self, description):
+        write_whole(self.place(FINAL), (json.dumps(description, indent=1) + "\n").encode())
+        discard(self.place(STATE))
+
+
+def inputs_digest(inputs):
+    return xxhash.xxh3_128_hexdigest(json.dumps(inputs).encode())

@@ -1,0 +1,113 @@
+"""The tokenizer's own library behind one form: texts in, ids out. tokenizer.json is read by Hugging Face's `tokenizers`,
+tokenizer.model by `sentencepiece`. Used by work.py (documents), prompt.py (prompts) and table.py (decoding).
+
+Ids are those of one plain call of the library for each text: `encode(text)`, with what its post-processor adds unless
+`special_tokens` is false. Three settings that a tokenizer.json may have kept from its training are turned off, because
+they would lose text, invent tokens or be random: truncation, padding and dropout.
+"""
+
+import json
+import os
+
+import xxhash
+
+from errors import INPUT, USAGE, Refused, unreadable
+
+NAMES = ("tokenizer.json", "tokenizer.model")
+
+
+def file_of(path):
+    """The file that defines the tokenizer at `path`, a file or a folder that holds one."""
+    path = os.path.expanduser(path)
+    if os.path.isdir(path):
+        for name in NAMES:
+            if os.path.isfile(os.path.join(path, name)):
+                return os.path.join(path, name)
+        raise Refused(INPUT, f"the folder {path} holds no tokenizer: expected {' or '.join(NAMES)} in it")
+    if not os.path.exists(path):
+        raise Refused(INPUT, f"there is no tokenizer {path}: name a tokenizer.json, a tokenizer.model or a folder with one")
+    return path
+
+
+class HuggingFace:
+    kind = "tokenizers"
+
+    def __init__(self, path, content, special_tokens, specials_as_text):
+        import tokenizers
+
+        try:
+            self.library = tokenizers.Tokenizer.from_str(content.decode("utf-8"))
+        except Exception as error:  # the library raises nothing narrower
+            raise Refused(INPUT, f"{path} is no tokenizer.json that tokenizers {tokenizers.__version__} can read: {error}")
+        self.library.no_truncation()
+        self.library.no_padding()
+        if getattr(self.library.model, "dropout", None):
+            self.library.model.dropout = None
+        self.library.encode_special_tokens = specials_as_text
+        self.special_tokens = special_tokens
+        self.description = json.loads(content)
+        self.vocabulary = self.library.get_vocab(with_added_tokens=True)
+        self.vocab = max(self.vocabulary.values(), default=-1) + 1  # ids may have gaps
+
+    def encode(self, texts):
+        return [e.ids for e in self.library.encode_batch_fast(texts, add_special_tokens=self.special_tokens)]
+
+    def id_of(self, text):
+        return self.library.token_to_id(text)
+
+
+class SentencePiece:
+    kind = "sentencepiece"
+
+    def __init__(self, path, content, special_tokens, specials_as_text):
+        del special_tokens, specials_as_text  # a plain call adds none, and reads none in a text
+        import sentencepiece
+
+        self.library = sentencepiece.SentencePieceProcessor()
+        try:
+            self.library.LoadFromSerializedProto(content)
+        except Exception as error:
+            raise Refused(INPUT, f"{path} is no tokenizer.model that sentencepiece {sentencepiece.__version__} can read: "
+                                 f"{str(error) or type(error).__name__}")
+        self.vocab = self.library.get_piece_size()
+
+    def encode(self, texts):
+        return self.library.encode(texts, num_threads=1)
+
+    def id_of(self, text):
+        found = self.library.piece_to_id(text)
+        return found if self.library.id_to_piece(found) == text else None
+
+
+class Tokenizer:
+    """`path`: a file or a folder. Raises Refused."""
+
+    def __init__(self, path, special_tokens=True, specials_as_text=False):
+        # One process a core does better than the library's threads, which share a cache behind a lock.
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
+        self.file = os.path.abspath(file_of(path))
+        try:
+            with open(self.file, "rb") as f:
+                self.content = f.read()
+        except OSError as error:
+            raise unreadable(self.file, error)
+        self.digest = xxhash.xxh3_128_hexdigest(self.content)
+        kind = HuggingFace if self.content.lstrip()[:1] == b"{" else SentencePiece
+        self.behind = kind(self.file, self.content, special_tokens, specials_as_text)
+        self.kind, self.vocab, self.encode = kind.kind, self.behind.vocab, self.behind.encode
+        folder, name = os.path.split(self.file)
+        self.name = os.path.basename(folder) if name in NAMES else name
+        self.file_name = NAMES[0] if kind is HuggingFace else NAMES[1]
+
+    def token(self, option, text):
+        """The id that an option names: a number, or a token's text. None for None."""
+        if text is None:
+            return None
+        if text.isascii() and text.isdigit():
+            if int(text) >= self.vocab:
+                raise Refused(USAGE, f"{option} {text} is no id of this tokenizer: its ids are below {self.vocab}")
+            return int(text)
+        found = self.behind.id_of(text)
+        if found is None:
+            raise Refused(USAGE, f"{option} \"{text}\" is no token of {self.file}: name a token's whole text, or its id")
+        return found

@@ -1,0 +1,261 @@
+"""`tokenizer tokenize`: input files to shards. The coordinator: deals units out to the pool and writes what comes back in
+the order of the units, so that the shards do not depend on the number of processes.
+
+A shard ends before the document that would make it larger than --shard-tokens. After each shard the state file says
+where the next one begins; a call that was ended goes on there.
+"""
+
+import os
+import signal
+import sys
+import time
+
+from errors import INPUT, RESOURCE, USAGE, Refused
+from inputs import find, units
+from pool import Pool, processors
+from progress import Progress, bytes_text, duration_text
+from shards import BOUNDARIES, new_shard, write_whole
+from state import Folder, inputs_digest
+from table import make_table
+from tokenizer import Tokenizer
+
+
+class Interrupted(Exception):
+    def __init__(self, number):
+        super().__init__()
+        self.code = 128 + number
+
+
+class Signals:
+    """The first one is noted, the second ends the process at once; the workers end with it."""
+
+    def __init__(self):
+        self.number = None
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, self.note)
+
+    def note(self, number, _):
+        if self.number is not None:
+            os._exit(128 + number)
+        self.number = number
+
+    def require_none(self):
+        if self.number is not None:
+            raise Interrupted(self.number)
+
+
+def boundaries_are_found(begin, end, width):
+    """The check of a worker's result for formats in which a document begins where `begin` stands behind `end`, as far as
+    they are used: nowhere inside of a document."""
+
+    def check(inputs, task, result):
+        tokens, lengths, _, _ = result
+        tokens = memoryview(tokens).cast("H" if width == 2 else "I")
+        at = 0
+        for document, length in enumerate(lengths):
+            ids = tokens[at:at + length].tolist()
+            at += length
+            if begin is None:
+                wrong = end in ids[:-1]
+            elif end is None:
+                wrong = begin in ids[1:]
+            else:
+                wrong = begin in ids[1:] and (end, begin) in zip(ids, ids[1:])
+            if wrong:
+                path = inputs[task[1] + document if task[0] == "texts" else task[1]].path
+                raise Refused(INPUT, f"{path}: the token that separates documents stands inside of one, which could not be "
+                                     "found again in this format; take --specials-as-text, or --format annulus")
+
+    return check
+
+
+def no_check(inputs, task, result):
+    pass
+
+
+class Work:
+    """One call. Raises Refused, Interrupted, OSError of the disk's."""
+
+    def __init__(self, options):
+        self.options = o = options
+        self.signals = Signals()
+        if o.format == "llmc" and not 0 < o.shard_tokens < 1 << 31:
+            raise Refused(USAGE, f"--shard-tokens {o.shard_tokens}: a shard of llm.c holds 1 to 2147483647 tokens")
+        self.tokenizer = t = Tokenizer(o.tokenizer, not o.no_special_tokens, o.specials_as_text)
+        self.begin, self.end = t.token("--begin", o.begin), t.token("--end", o.end)
+        if o.format not in BOUNDARIES:
+            if self.begin is None and self.end is None:
+                raise Refused(USAGE, f"--format {o.format} has no place for the boundaries of documents: name the token that "
+                                     "they begin with or end with, --begin or --end, by which they are found again")
+            if self.begin == self.end:
+                raise Refused(USAGE, f"--begin and --end are the same token, {self.begin}: in --format {o.format} one of "
+                                     "them is enough")
+        self.width = 2 if t.vocab <= 1 << 16 else 4
+        self.inputs = find(o.input, o.kind)
+        settings = {"format": o.format, "field": o.field, "kind": o.kind, "special_tokens": not o.no_special_tokens,
+                    "specials_as_text": o.specials_as_text, "bad_utf8": o.bad_utf8, "begin": self.begin, "end": self.end,
+                    "shard_tokens": o.shard_tokens, "library": library_version(t.kind)}
+        files = [[one.path, one.size, one.changed] for one in self.inputs]
+        self.inputs_summary = {"files": len(files), "bytes": sum(one.size for one in self.inputs),
+                               "digest": inputs_digest(files)}
+        about = {"tokenizer": {"digest": t.digest, "name": t.name, "vocab": t.vocab}, "settings": settings}
+        final = os.path.join(o.output, "tokenization.json")
+        self.folder = Folder(o.output, {**about, "inputs": self.inputs_summary if os.path.exists(final) else files})
+        self.shard, self.tokens = None, sum(s["tokens"] for s in self.folder.shards)
+
+    def run(self):
+        if self.folder.finished is not None:
+            print(f"{self.options.output} holds all shards of these inputs already: "
+                  f"{self.folder.finished['tokens']:,} tokens of {self.folder.finished['documents']:,} documents")
+            return 0
+        began = time.monotonic()
+        before = len(self.folder.shards)
+        if before:
+            print(f"going on after {before:,} finished shard{'' if before == 1 else 's'}", flush=True)
+        self.folder.save()
+        check = (no_check if self.options.format in BOUNDARIES else
+                 boundaries_are_found(self.begin, self.end, self.width))
+        pool = Pool(self.options.processes or processors(), self.tokenizer, self.inputs, self.options.field,
+                    self.options.bad_utf8 == "replace", self.width, self.begin, self.end, check)
+        at = self.folder.next
+        self.progress = Progress(sum(one.size for one in self.inputs), sum(one.size for one in self.inputs[:at["input"]]))
+        try:
+            self.encode(pool)
+            if not self.tokens:
+                raise Refused(INPUT, "the input files hold no tokens: " + ", ".join(self.options.input))
+            if self.shard is not None:
+                self.close_shard({"input": len(self.inputs), "unit": 0, "document": 0})
+        finally:
+            self.progress.end()
+            pool.close()
+            if self.shard is not None:
+                self.shard.discard()
+        self.finish(time.monotonic() - began)
+        return 0
+
+    def encode(self, pool):
+        at = self.folder.next
+        skip = at["document"]
+        todo = units(self.inputs, self.options.field, (at["input"], at["unit"]))
+        sent, results, sent_units, written = 0, {}, {}, 0
+        window = (Pool.DEPTH + 2) * len(pool.workers)  # units that wait for an earlier one are held in memory
+        error = None
+        while True:
+            self.signals.require_none()
+            while todo is not None and sent - written < window and pool.has_room():
+                try:
+                    unit = next(todo)
+                except StopIteration:
+                    todo = None
+                except Refused as refused:  # its turn is after the units before it
+                    todo, error = None, refused
+                else:
+                    sent_units[sent] = (unit.input, unit.number, unit.cost, unit.task[0] == "texts")
+                    pool.send(sent, unit.task)
+                    sent += 1
+            if todo is None and written == sent:
+                break
+            for number, result in pool.results(0.5):
+                results[number] = result
+            while written in results:
+                result = results.pop(written)
+                if isinstance(result, Refused):
+                    raise result
+                self.write(sent_units.pop(written), result, skip)
+                skip = 0
+                written += 1
+        if error is not None:
+            raise error
+
+    def write(self, unit, result, first):
+        """The documents of a unit from number `first` on."""
+        i, number, cost, texts = unit
+        tokens, lengths, hashes, sizes = result
+        tokens = memoryview(tokens)
+        limit = self.options.shard_tokens or 1 << 62
+        at = sum(lengths[:first]) * self.width
+        while first < len(lengths):
+            if self.shard is None:
+                self.shard = new_shard(self.options.format, self.options.output, len(self.folder.shards),
+                                       self.options.shard_tokens == 0, self.width, self.tokenizer.vocab,
+                                       self.tokenizer.digest)
+            end, total = first, 0
+            while end < len(lengths) and (self.shard.tokens + total + lengths[end] <= limit
+                                          or not self.shard.lengths and end == first):
+                total += lengths[end]
+                end += 1
+            size = total * self.width
+            self.shard.append(tokens[at:at + size], lengths[first:end], hashes[first:end], sizes[first:end])
+            self.tokens += total
+            first, at = end, at + size
+            if end < len(lengths):
+                self.close_shard({"input": i + end, "unit": 0, "document": 0} if texts else
+                                 {"input": i, "unit": number, "document": end})
+        self.progress.update(cost, self.tokens, len(self.folder.shards))
+
+    def close_shard(self, next):
+        entry = self.shard.finish()
+        self.shard = None
+        self.folder.add(entry, next)
+
+    def finish(self, seconds):
+        t, o, shards = self.tokenizer, self.options, self.folder.shards
+        write_whole(os.path.join(o.output, t.file_name), t.content)
+        table, why_not = make_table(t)
+        if table is not None:
+            write_whole(os.path.join(o.output, "tokens.table"), table)
+        documents, text_bytes = (sum(s[key] for s in shards) for key in ("documents", "text_bytes"))
+        self.folder.finish({
+            "version": 1, "format": o.format, "width": 8 * self.width,
+            "tokenizer": {"digest": t.digest, "name": t.name, "vocab": t.vocab, "file": t.file_name},
+            "begin": self.begin, "end": self.end, "tokens": self.tokens, "documents": documents,
+            "text_bytes": text_bytes, "settings": self.folder.about["settings"], "inputs": self.inputs_summary,
+            "shards": shards})
+        print(f"{self.tokens:,} tokens of {documents:,} document{'' if documents == 1 else 's'}, "
+              f"{bytes_text(text_bytes)} of text ({text_bytes / self.tokens:.2f} bytes a token), in {len(shards):,} "
+              f"shard{'' if len(shards) == 1 else 's'} of {o.output}; {duration_text(seconds)}")
+        if why_not:
+            print(f"no tokens.table, so that `annulus sample` and --inspect show ids: {why_not}")
+
+
+def library_version(kind):
+    from importlib.metadata import version
+
+    return f"{kind} {version(kind)}"
+
+
+def main(options):
+    options.output = os.path.abspath(os.path.expanduser(options.output))
+    work = None
+    try:
+        work = Work(options)
+        return work.run()
+    except Interrupted as interrupted:
+        keep(work)
+        print(f"annulus: interrupted; {kept(work)}", file=sys.stderr)
+        return interrupted.code
+    except BrokenPipeError:
+        keep(work)
+        return 128 + signal.SIGPIPE
+    except Refused as refused:
+        keep(work)
+        if refused.code == RESOURCE and work is not None:
+            raise Refused(RESOURCE, f"{refused}; {kept(work)}")
+        raise
+    except OSError as error:
+        keep(work)
+        where = error.filename or options.output
+        raise Refused(RESOURCE, f"{where} could not be written: {error.strerror} (is the disk full?); {kept(work)}")
+
+
+def keep(work):
+    if work is not None:
+        work.folder.give_up()
+
+
+def kept(work):
+    count = len(work.folder.shards) if work is not None else 0
+    if not count:
+        return "no shard was finished, and nothing is left behind"
+    return f"{count:,} finished shard{' is' if count == 1 else 's are'} kept: the same command goes on after them"
