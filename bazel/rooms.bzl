@@ -37,6 +37,7 @@ ROOMS = {
         "training/run",
         "attend",
         "data",
+        "data/shards",
         "config",
         "tensor_files",
         "device",
