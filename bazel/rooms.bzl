@@ -36,6 +36,8 @@ ROOMS = {
         "training",
         "training/run",
         "attend",
+        "data",
+        "data/shards",
         "config",
         "tensor_files",
         "device",

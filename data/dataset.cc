@@ -132,17 +132,17 @@ std::string Dataset::text() const {
 
 // ---- indexes
 
-PackSettings Dataset::settings_of(int64_t context) const {
+PackSettings Dataset::pack_settings(const DataConfig& data, int64_t context) {
   return {.context = context,
-          .packing = packing_of(data_),
-          .documents = data_.documents,
-          .validation_fraction = data_.validation_fraction,
-          .refuse_long = data_.long_documents == "refuse"};
+          .packing = packing_of(data),
+          .documents = data.documents,
+          .validation_fraction = data.validation_fraction,
+          .refuse_long = data.long_documents == "refuse"};
 }
 
-std::string Dataset::index_folder(const Source& source) const {
-  if (source.corpus->is_text()) return "";
-  return data_.index.empty() ? source.corpus->folder() : data_.index;
+std::string Dataset::index_folder(const DataConfig& data, const Corpus& corpus) {
+  if (corpus.is_text()) return "";
+  return data.index.empty() ? corpus.folder() : data.index;
 }
 
 std::shared_ptr<const RowIndex> Dataset::index_of(size_t source, const PackSettings& settings) const {
@@ -150,7 +150,7 @@ std::shared_ptr<const RowIndex> Dataset::index_of(size_t source, const PackSetti
   std::shared_ptr<const RowIndex>& index = indexes_[{source, settings.text()}];
   if (index) return index;
   const Corpus& corpus = *sources_[source].corpus;
-  const std::string folder = index_folder(sources_[source]);
+  const std::string folder = index_folder(data_, corpus);
   index = folder.empty() ? RowIndex::make(corpus, settings) : RowIndex::find_or_make(corpus, settings, folder);
   const PartCounts& counts = index->counts(Split::kTrain);
   const bool short_stream = settings.packing == Packing::kStream && counts.targets < settings.context;
@@ -174,7 +174,7 @@ std::vector<Dataset::Phase> Dataset::planned(int64_t from) const {
     phase.step = std::max(from, stages[i].step);
     phase.context = stages[i].context;
     phase.rows = data_.batch_of(stages[i]) * data_.accumulate;
-    phase.settings = settings_of(phase.context);
+    phase.settings = pack_settings(data_, phase.context);
     for (size_t s = 0; s < sources_.size(); ++s) {
       const double weight = data_.train.list[s].weight;
       const double size = weight > 0 ? weight : static_cast<double>(index_of(s, phase.settings)->rows(Split::kTrain));
@@ -205,7 +205,7 @@ void Dataset::follow(std::vector<Phase> phases) {
       if (!order) {
         order.emplace(seed_, sources_[s].digest, index_of(s, phase.settings));
       } else if (settings[s] != phase.settings) {
-        order->change(drawn[sources_[s].digest], index_of(s, phase.settings), index_folder(sources_[s]));
+        order->change(drawn[sources_[s].digest], index_of(s, phase.settings), index_folder(data_, *sources_[s].corpus));
       }
       settings[s] = phase.settings;
     }

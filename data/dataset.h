@@ -84,6 +84,11 @@ class Dataset {
   // "2,141 files, 41,335,867 bytes (2,066,794 for validation)", of several sources one after the other.
   std::string text() const;
 
+  // How rows of this length are packed by the configuration, and in which folder their index lies: empty for texts,
+  // whose index is in memory.
+  static PackSettings pack_settings(const DataConfig& data, int64_t context);
+  static std::string index_folder(const DataConfig& data, const Corpus& corpus);
+
   // ---- across a resume
 
   // For a checkpoint after `step` steps: JSON, of what rows were drawn from and how, and of what each source has given.
@@ -128,9 +133,7 @@ class Dataset {
     SourceOrder::Drawn drawn;
   };
 
-  PackSettings settings_of(int64_t context) const;
   std::shared_ptr<const RowIndex> index_of(size_t source, const PackSettings& settings) const;
-  std::string index_folder(const Source& source) const;
   std::vector<Phase> planned(int64_t from) const;  // by the configuration, from that step on
   void follow(std::vector<Phase> phases);          // makes the sources' orders
   const Phase& phase_of(int64_t step) const;
