@@ -33,6 +33,7 @@ ROOMS = {
     "launcher": [
         "launcher/launch",
         "launcher/network",
+        "launcher/tokens",
         "training",
         "training/run",
         "attend",
@@ -58,6 +59,12 @@ ROOMS = {
         "common",
     ],
     "launcher/network": ["common"],
+    "launcher/tokens": [
+        "data",
+        "config",
+        "comm/bootstrap",
+        "common",
+    ],
     "torch_ops": [
         "modules",
         "tensor_files",
