@@ -2,6 +2,7 @@
 #include <CLI/CLI.hpp>
 
 #include "common/interrupt.h"
+#include "launcher/tokens/encode_prompt.h"
 #include "launcher/verb.h"
 #include "training/sampler.h"
 
@@ -27,6 +28,7 @@ class SampleVerb : public Verb {
 
   int run() override {
     install_interrupt_handlers();
+    options_.encode = encode_prompt;
     return run_sample(options_);
   }
 
