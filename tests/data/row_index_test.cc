@@ -317,7 +317,9 @@ TEST_F(RowIndexTest, NothingIsLeftHalfWritten) {
       // The removal of the side file may be what failed: nobody reads that.
       if (name.ends_with(".held-out")) continue;
       EXPECT_EQ(name, RowIndex::file_name(RowIndex::make(source, s)->digest())) << fault;
-      RowIndex::find(source, s, folder)->verify();
+      const auto found = RowIndex::find(source, s, folder);
+      ASSERT_NE(found, nullptr) << fault;
+      found->verify();
     }
     fs::remove_all(folder);
     fs::create_directories(folder);
