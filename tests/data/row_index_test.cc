@@ -8,13 +8,16 @@
 
 #include <algorithm>
 #include <cmath>
+#include <csignal>
 #include <map>
 #include <random>
 #include <set>
 
 #include "common/checksum.h"
 #include "common/error.h"
+#include "common/interrupt.h"
 #include "tests/common/faulty_files.h"
+#include "tests/common/in_child.h"
 #include "tests/data/shards/token_writers.h"
 
 namespace annulus {
@@ -324,6 +327,20 @@ TEST_F(RowIndexTest, NothingIsLeftHalfWritten) {
     fs::remove_all(folder);
     fs::create_directories(folder);
   }
+}
+
+TEST_F(RowIndexTest, ARequestToStopLeavesNothing) {
+  const Corpus source = corpus({Documents(70000, Ids{1, 2})});
+  in_child([&]() -> std::string {
+    install_interrupt_handlers();
+    raise(SIGINT);
+    try {
+      RowIndex::find_or_make(source, settings(8, Packing::kBestFit), root_ + "/index");
+      return "packed on";
+    } catch (const Error& error) {
+      return files_of_index().empty() ? "" : "left " + files_of_index()[0];
+    }
+  });
 }
 
 TEST_F(RowIndexTest, TheFolderIsMadeAndAnotherIsNot) {
