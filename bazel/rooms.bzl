@@ -33,6 +33,7 @@ ROOMS = {
     "launcher": [
         "launcher/launch",
         "launcher/network",
+        "launcher/tokens",
         "training",
         "training/run",
         "attend",
@@ -60,6 +61,12 @@ ROOMS = {
         "common",
     ],
     "launcher/network": ["common"],
+    "launcher/tokens": [
+        "data/shards",
+        "config",
+        "comm/bootstrap",
+        "common",
+    ],
     "torch_ops": [
         "modules",
         "tensor_files",
@@ -76,6 +83,7 @@ ROOMS = {
         "training/run",
         "model",
         "data",
+        "data/shards",
         "config",
         "tensor_files",
         "device",

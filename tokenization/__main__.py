@@ -4,6 +4,7 @@ launcher/verb_tokenize.cc before, and have their documentation there.
 """
 
 import argparse
+import signal
 import sys
 
 from errors import UNAVAILABLE, Refused
@@ -35,6 +36,8 @@ def parse(words):
 
 
 def main():
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends the program, without Python's own report
     options = parse(sys.argv[1:])
     try:
         if options.verb == "tokenize":

@@ -25,19 +25,21 @@ def processors():
 def encode_unit(reader, tokenizer, task, width, begin, end):
     """(tokens as bytes, and of each document its length, the hash of its tokens, the bytes of its text)."""
     texts = reader.documents(task)
-    tokens = array("H" if width == 2 else "I")
-    lengths, hashes, sizes = array("q"), array("Q"), array("Q")
+    tokens, lengths, hashes, sizes = array("I"), array("q"), array("Q"), array("Q")
     for text, ids in zip(texts, tokenizer.encode(texts)):
         if begin is not None and (not ids or ids[0] != begin):
             ids = [begin, *ids]
         if end is not None and (not ids or ids[-1] != end):
             ids = [*ids, end]
-        wide = array("I", ids)
-        tokens.extend(wide if width == 4 else array("H", ids))
+        document = array("I", ids)
+        tokens.extend(document)
         lengths.append(len(ids))
-        hashes.append(xxhash.xxh3_64_intdigest(wide))
+        hashes.append(xxhash.xxh3_64_intdigest(document))
         sizes.append(len(text.encode("utf-8")))
-    return tokens.tobytes(), lengths, hashes, sizes
+    content = tokens.tobytes()
+    if width == 2 and content:
+        content = memoryview(content).cast("H")[::2].tobytes()  # the lower halves
+    return content, lengths, hashes, sizes
 
 
 def work(connection, tokenizer, inputs, field, replace, width, begin, end, check):

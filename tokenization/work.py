@@ -102,6 +102,7 @@ class Work:
         about = {"tokenizer": {"digest": t.digest, "name": t.name, "vocab": t.vocab}, "settings": settings}
         final = os.path.join(o.output, "tokenization.json")
         self.folder = Folder(o.output, {**about, "inputs": self.inputs_summary if os.path.exists(final) else files})
+        self.summary = True
         self.shard, self.tokens = None, sum(s["tokens"] for s in self.folder.shards)
 
     def run(self):
@@ -212,6 +213,8 @@ class Work:
             "begin": self.begin, "end": self.end, "tokens": self.tokens, "documents": documents,
             "text_bytes": text_bytes, "settings": self.folder.about["settings"], "inputs": self.inputs_summary,
             "shards": shards})
+        if not self.summary:
+            return
         print(f"{self.tokens:,} tokens of {documents:,} document{'' if documents == 1 else 's'}, "
               f"{bytes_text(text_bytes)} of text ({text_bytes / self.tokens:.2f} bytes a token), in {len(shards):,} "
               f"shard{'' if len(shards) == 1 else 's'} of {o.output}; {duration_text(seconds)}")

@@ -1,0 +1,83 @@
+// Tests of launcher/tokens/encode_prompt.h with scripts in the place of ./annulus; tests/tokenization has the real one.
+#include "launcher/tokens/encode_prompt.h"
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+
+#include "comm/bootstrap/bootstrap.h"
+#include "common/error.h"
+
+namespace annulus {
+namespace {
+
+class EncodePrompt : public ::testing::Test {
+ protected:
+  void script(const std::string& body) {
+    const std::string path = folder_ + "/encode_prompt_script";
+    std::ofstream(path) << "#!/bin/bash\n" << body;
+    ASSERT_EQ(chmod(path.c_str(), 0755), 0);
+    setenv("ANNULUS_SCRIPT", path.c_str(), 1);
+  }
+  std::string content(const std::string& name) {
+    std::ifstream in(folder_ + "/" + name, std::ios::binary);
+    return {std::istreambuf_iterator<char>(in), {}};
+  }
+  ErrorKind refusal() {
+    try {
+      encode_prompt("t", "text");
+    } catch (const Error& error) {
+      reported_ = dynamic_cast<const ReportedError*>(&error) != nullptr;
+      return error.kind();
+    }
+    ADD_FAILURE() << "not refused";
+    return ErrorKind::kUsage;
+  }
+
+  const std::string folder_ = ::testing::TempDir();
+  bool reported_ = false;
+};
+
+TEST_F(EncodePrompt, TheTextGoesInAndTheIdsComeOut) {
+  script("printf '%s\\n' \"$@\" >" + folder_ + "/words; cat >" + folder_ + "/text; echo '[5, 0, 70000]'");
+  const std::string text = std::string("a\0b\n\xff", 5) + std::string(3'000'000, 'x');
+  EXPECT_EQ(encode_prompt("some folder", text), (std::vector<int64_t>{5, 0, 70000}));
+  EXPECT_EQ(content("words"), "tokenizer\nencode-prompt\n--tokenizer=some folder\n");
+  EXPECT_EQ(content("text"), text);
+}
+
+TEST_F(EncodePrompt, NoIds) {
+  script("echo '[]'");
+  EXPECT_EQ(encode_prompt("t", ""), std::vector<int64_t>());
+}
+
+TEST_F(EncodePrompt, ATextThatIsNotRead) {
+  script("echo '[1]'");
+  EXPECT_EQ(encode_prompt("t", std::string(3'000'000, 'x')), std::vector<int64_t>{1});
+}
+
+TEST_F(EncodePrompt, WhatTheProcessHasSaidIsNotSaidAgain) {
+  script("exit 3");
+  EXPECT_EQ(refusal(), ErrorKind::kInput);
+  EXPECT_TRUE(reported_);
+  script("exit 77");
+  EXPECT_EQ(refusal(), ErrorKind::kInternal);
+}
+
+TEST_F(EncodePrompt, OtherEndsAreErrors) {
+  script("kill -9 $$");
+  EXPECT_EQ(refusal(), ErrorKind::kResource);
+  for (const char* answer : {"", "ids", "{}", "[1", "[1, -2]", "[\"1\"]", "[1.5]"}) {
+    script(std::string("echo '") + answer + "'");
+    EXPECT_EQ(refusal(), ErrorKind::kInternal) << answer;
+    EXPECT_FALSE(reported_);
+  }
+  unsetenv("ANNULUS_SCRIPT");
+  EXPECT_EQ(refusal(), ErrorKind::kUnavailable);
+}
+
+}  // namespace
+}  // namespace annulus
