@@ -37,6 +37,7 @@ ROOMS = {
         "training",
         "training/run",
         "attend",
+        "data",
         "config",
         "tensor_files",
         "device",
@@ -60,7 +61,7 @@ ROOMS = {
     ],
     "launcher/network": ["common"],
     "launcher/tokens": [
-        "data",
+        "data/shards",
         "config",
         "comm/bootstrap",
         "common",
@@ -127,6 +128,11 @@ ROOMS = {
         "common",
     ],
     "data": [
+        "data/shards",
+        "config",
+        "common",
+    ],
+    "data/shards": [
         "config",
         "tensor_files",
         "common",

@@ -13,7 +13,7 @@
 #include "comm/threads/threads.h"
 #include "common/error.h"
 #include "config/config.h"
-#include "data/text_source.h"
+#include "data/dataset.h"
 #include "device/device_peak.h"
 #include "memory/device_memory.h"
 #include "training/memory_plan.h"
@@ -75,21 +75,22 @@ struct Steps {
 // A step ends with the readout of its loss: the wall clock is the device's.
 Steps run_steps(const Config& config, at::Device device, int64_t warm_ups, int64_t counted) {
   release_cached_memory(device);
-  const TextSource text(config.data, config.run.seed);
+  const Dataset data(config.data, config.run.seed);
   const std::shared_ptr<Communicator> world = make_self_communicator();
-  Training training(config, *world, text, device);
+  Training training(config, *world, data, device);
   Steps steps;
-  steps.tokens = static_cast<double>(training.tokens_per_step());
-  steps.flops = training.flops_per_token() * steps.tokens;
   steps.memory.planned = plan_memory(config, check_training(config, 1), 1, 0, device.is_cuda()).total();
   steps.parameters = training.model().parameters().count();
   // The peak is that of steps that run and are recorded: a replay takes no memory.
   reset_peak_memory(device);
   for (int64_t i = -warm_ups; i < counted; ++i) {
     const double begin = wall_seconds();
-    steps.notes += training.step().note;
+    const StepResult result = training.step();
+    steps.notes += result.note;
+    steps.tokens = static_cast<double>(result.tokens);
     if (i >= 0) steps.seconds.push_back(wall_seconds() - begin);
   }
+  steps.flops = training.flops_per_token() * steps.tokens;
   steps.memory.after = device_memory(device);
   steps.replayed = training.replays();
   return steps;
@@ -115,7 +116,7 @@ void bench_training_step(GpuBench& bench) {
       "  seconds             %10.3f (median %.3f)\n"
       "  tokens per second   %10.0f\n"
       "  TFLOP/s             %10.1f (pairs that count)\n",
-      static_cast<long long>(steps.parameters), static_cast<long long>(config.data.context),
+      static_cast<long long>(steps.parameters), static_cast<long long>(config.data.context.longest()),
       static_cast<long long>(config.data.batch), seconds, middle, steps.tokens / seconds, steps.flops / seconds / 1e12);
   bench.out << (steps.replayed ? "  steps are replays of a CUDA graph\n"
                                : "  steps are not recorded" + (steps.notes.empty() ? "" : ": " + steps.notes) + "\n");
@@ -124,9 +125,10 @@ void bench_training_step(GpuBench& bench) {
   bench.figure("training", "TFLOP/s", steps.flops / seconds / 1e12, steps.flops / middle / 1e12);
   const std::optional<double> peak =
       o.peak_flops ? o.peak_flops : peak_flops(gpu_name(o.device), compute_dtype(config), config.tf32);
-  const std::string model = line("%s, %lld parameters, %lld tokens in a row, %lld rows", bench.facts.name.c_str(),
-                                 static_cast<long long>(steps.parameters), static_cast<long long>(config.data.context),
-                                 static_cast<long long>(config.data.batch));
+  const std::string model =
+      line("%s, %lld parameters, %lld tokens in a row, %lld rows", bench.facts.name.c_str(),
+           static_cast<long long>(steps.parameters), static_cast<long long>(config.data.context.longest()),
+           static_cast<long long>(config.data.batch));
   if (peak) {
     const double mfu = steps.flops / seconds / *peak;
     const double goal_seconds = steps.flops / (kGoalMfu * *peak);

@@ -14,7 +14,7 @@
 #include "benchmarks/operator_clock.h"
 #include "comm/threads/threads.h"
 #include "common/error.h"
-#include "data/text_source.h"
+#include "data/dataset.h"
 #include "training/training.h"
 
 namespace annulus {
@@ -60,9 +60,9 @@ std::vector<BenchRatio> run_train_bench(const TrainBenchOptions& options, std::o
   config.model.kv_heads = options.kv_heads;
   config.model.ffn = options.ffn;
   config.optimizer.lr = 1e-4;
-  const TextSource text(config.data, config.run.seed);
+  const Dataset data(config.data, config.run.seed);
   const std::shared_ptr<Communicator> world = make_self_communicator();
-  Training training(config, *world, text, at::kCPU);
+  Training training(config, *world, data, at::kCPU);
   training.step();  // first touches of memory
 
   struct Turn {
@@ -78,7 +78,7 @@ std::vector<BenchRatio> run_train_bench(const TrainBenchOptions& options, std::o
   }
   const Turn best =
       *std::min_element(turns.begin(), turns.end(), [](const Turn& a, const Turn& b) { return a.cpu < b.cpu; });
-  const double tokens = static_cast<double>(training.tokens_per_step());
+  const double tokens = static_cast<double>(options.batch * options.context);
   const double flops = training.flops_per_token() * tokens;
   // With several threads the hooks see the calling thread alone, so its share is only known for one.
   const bool whole = options.threads == 1;

@@ -113,6 +113,8 @@ MappedFile::MappedFile(std::string_view room, std::string path) : room_(room), p
         throw Error(ErrorKind::kResource, room_, path_ + " cannot be mapped: " + std::strerror(reason));
       }
       data_ = static_cast<const char*>(data);
+      // A fault would otherwise read what the disk is set to read ahead, megabytes in places.
+      ::madvise(data, static_cast<size_t>(size()), MADV_RANDOM);
     }
   } catch (...) {
     ::close(fd);
@@ -131,6 +133,8 @@ void MappedFile::copy(int64_t offset, int64_t count, void* to) const {
                 path_ + ": bytes " + with_commas(offset) + " to " + with_commas(offset + count) + " of " +
                     with_commas(size()) + " were asked for");
   }
+  constexpr int64_t kMany = 32768;
+  if (count > kMany) will_need(offset, count);
   if (count == 0 || guarded_copy(to, data_ + offset, static_cast<size_t>(count))) return;
   require_unchanged();
   throw Error(ErrorKind::kResource, room_,
@@ -138,12 +142,11 @@ void MappedFile::copy(int64_t offset, int64_t count, void* to) const {
                   ": " + std::strerror(EIO));
 }
 
-void MappedFile::expect_sequential_reads() const {
-  if (data_) ::madvise(const_cast<char*>(data_), static_cast<size_t>(size()), MADV_SEQUENTIAL);
-}
-
-void MappedFile::expect_random_reads() const {
-  if (data_) ::madvise(const_cast<char*>(data_), static_cast<size_t>(size()), MADV_RANDOM);
+void MappedFile::will_need(int64_t offset, int64_t count) const {
+  constexpr int64_t kPage = 4096;
+  if (offset < 0 || count <= kPage || offset > size() || count > size() - offset) return;
+  const int64_t begin = offset / kPage * kPage;
+  ::madvise(const_cast<char*>(data_) + begin, static_cast<size_t>(offset + count - begin), MADV_WILLNEED);
 }
 
 }  // namespace annulus

@@ -32,7 +32,8 @@ class FileState {
   int64_t seconds_ = 0, nanoseconds_ = 0;  // of the last modification
 };
 
-// Thread-safe after construction. The descriptor is closed at once, so that thousands of files may be mapped.
+// Thread-safe after construction. The descriptor is closed at once, so that thousands of files may be mapped. What is
+// read of the disk is what is copied, without what may lie behind it.
 class MappedFile {
  public:
   // room: of the errors. Raises Error (kind_of_errno) where the file cannot be opened or mapped, or is no regular file.
@@ -61,9 +62,8 @@ class MappedFile {
   // content must be that of the file when it was opened.
   void require_unchanged() const { state_.require_unchanged(room_, path_); }
 
-  // Tells the system that the file will be read once from begin to end, or here and there. Advice alone.
-  void expect_sequential_reads() const;
-  void expect_random_reads() const;
+  // Lets the system begin to read a range that will be copied soon, in parts. Advice alone.
+  void will_need(int64_t offset, int64_t count) const;
 
  private:
   std::string room_, path_;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -23,12 +24,12 @@ struct RunConfig {
   friend bool operator==(const RunConfig&, const RunConfig&) = default;
 };
 
-// One source of tokens: what data/corpus.h opens.
+// One source of tokens: what data/shards/corpus.h opens.
 struct SourceConfig {
-  std::string name;                // of its metrics; empty: "train", or of several the number, from 1
-  std::vector<std::string> files;  // required: files, globs, "python-sources" (data/find_files.h)
-  std::string format = "auto";     // "auto", "text", "annulus", "megatron", "llmc", "nanogpt"
-  int64_t width = 0;               // bits of a token where the format has no mark: 16, 32; 0: 16
+  std::string name = {};                // of its metrics; empty: "train", or of several the number, from 1
+  std::vector<std::string> files = {};  // required: files, globs, "python-sources" (data/shards/find_files.h)
+  std::string format = "auto";          // "auto", "text", "annulus", "megatron", "llmc", "nanogpt"
+  int64_t width = 0;                    // bits of a token where the format has no mark: 16, 32; 0: 16
   int64_t begin = -1;  // the id with which every document begins, in formats without boundaries; -1: there is none
   int64_t end = -1;    // the id with which every document ends, likewise
   double weight = 0;   // share of rows, relative to the other sources'; 0: all in proportion to their sizes
@@ -36,13 +37,62 @@ struct SourceConfig {
   friend bool operator==(const SourceConfig&, const SourceConfig&) = default;
 };
 
+// What a run trains on: one source, or several that are mixed. In TOML a list of files is one source; a list of tables
+// is one source a table: [{ files = ["web/*.tokens"], weight = 0.7 }, { files = "code/*.tokens", weight = 0.3 }].
+struct Sources {
+  std::vector<SourceConfig> list;
+
+  Sources() = default;
+  Sources(std::vector<SourceConfig> sources) : list(std::move(sources)) {}  // NOLINT(google-explicit-constructor)
+  Sources(std::vector<std::string> files);                                  // NOLINT(google-explicit-constructor)
+  Sources(std::initializer_list<std::string> files) : Sources(std::vector<std::string>(files)) {}
+
+  // Of source i in metrics and messages: its own, or "train", or of several "source 1".
+  std::string name(size_t i) const;
+  std::string text() const;  // as TOML
+
+  friend bool operator==(const Sources&, const Sources&) = default;
+};
+
+// The lengths of the rows that a run trains on, by step. In TOML one number, or a list of [step, context] and [step,
+// context, batch]: from that step on.
+struct ContextSchedule {
+  struct Stage {
+    int64_t step = 0;
+    int64_t context = 2048;  // tokens in a row
+    int64_t batch = 0;       // rows in a batch; 0: data.batch
+
+    friend bool operator==(const Stage&, const Stage&) = default;
+  };
+  std::vector<Stage> stages = {Stage{}};  // at least one, the first of step 0, steps rising
+
+  ContextSchedule() = default;
+  ContextSchedule(int64_t context) : stages{Stage{.context = context}} {}  // NOLINT(google-explicit-constructor)
+
+  int64_t longest() const;
+  // The last of them that has begun at `step`, from 0.
+  size_t stage_of(int64_t step) const;
+  std::string text() const;  // as TOML
+
+  friend bool operator==(const ContextSchedule&, const ContextSchedule&) = default;
+};
+
 struct DataConfig {
-  std::vector<std::string> train;  // required: files, globs, "python-sources" (data/find_files.h)
-  int64_t max_bytes = 0;           // 0: all
+  Sources train;          // required
+  int64_t max_bytes = 0;  // of each source of text; 0: all
   double validation_fraction = 0.05;
-  int64_t context = 2048;  // tokens in a row
-  int64_t batch = 4;       // rows in a step, over all ranks
-  bool documents = false;  // every file is a document; a token sees its own document only
+  ContextSchedule context;
+  int64_t batch = 4;                   // rows of one forward and backward, over all ranks
+  int64_t accumulate = 1;              // of which a step has as many
+  std::string packing = "stream";      // "stream", "best-fit", "document"
+  bool documents = false;              // a token sees its own document only
+  std::string long_documents = "cut";  // "cut", "refuse": those longer than a row
+  std::string positions = "running";   // "running", "restart": with every document
+  std::vector<int64_t> ignore;         // ids that are no targets
+  std::string index;                   // folder of row indexes; empty: beside a source's first file
+
+  // Rows of a batch from `stage` of context on.
+  int64_t batch_of(const ContextSchedule::Stage& stage) const { return stage.batch > 0 ? stage.batch : batch; }
 
   friend bool operator==(const DataConfig&, const DataConfig&) = default;
 };

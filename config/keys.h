@@ -15,9 +15,11 @@
 namespace annulus::config_keys {
 
 // Where a key's value lies in a Config, and of which type it is.
-using Slot = std::variant<int64_t*, double*, bool*, std::string*, std::vector<std::string>*, LayerPatterns*>;
+using Slot = std::variant<int64_t*, double*, bool*, std::string*, std::vector<int64_t>*, Sources*, ContextSchedule*,
+                          LayerPatterns*>;
 // The same for reading.
-using Value = std::variant<int64_t, double, bool, std::string, std::vector<std::string>, LayerPatterns>;
+using Value =
+    std::variant<int64_t, double, bool, std::string, std::vector<int64_t>, Sources, ContextSchedule, LayerPatterns>;
 
 struct Range {
   double low = -std::numeric_limits<double>::infinity();
@@ -58,6 +60,9 @@ std::string range_text(const Key& key, bool whole, double refused = 0);
 
 // Raises Error(kUsage).
 void check_not_empty(const std::string& value, std::string_view where);
+
+// As a float of TOML.
+std::string toml_number(double value);
 
 // A value as TOML.
 std::string value_text(const Key& key, const Config& config);

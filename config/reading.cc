@@ -17,6 +17,7 @@
 #include "common/nearest.h"
 #include "common/text.h"
 #include "config/config.h"
+#include "config/data_values.h"
 #include "config/keys.h"
 
 namespace annulus {
@@ -24,38 +25,6 @@ namespace annulus {
 using namespace config_keys;  // NOLINT(google-build-using-namespace): this file is the other half of it
 
 namespace {
-
-std::string_view type_name(const toml::node& node) {
-  switch (node.type()) {
-    case toml::node_type::table:
-      return "a table";
-    case toml::node_type::array:
-      return "a list";
-    case toml::node_type::string:
-      return "a string";
-    case toml::node_type::integer:
-      return "a whole number";
-    case toml::node_type::floating_point:
-      return "a number with a fraction";
-    case toml::node_type::boolean:
-      return "a truth value";
-    default:
-      return "a date or time";
-  }
-}
-
-// The value as the user wrote it, for messages; long ones are cut.
-std::string shown(const toml::node& node) {
-  std::ostringstream out;
-  node.visit([&](const auto& n) { out << n; });
-  std::string text = out.str();
-  if (text.size() > 60) text = text.substr(0, 57) + "...";
-  return text;
-}
-
-[[noreturn]] void refuse(const std::string& where, const std::string& message) {
-  throw Error(ErrorKind::kUsage, "config", where + ": " + message);
-}
 
 // Puts a node's value into the configuration. `where`: "file:line: key".
 class Reader {
@@ -92,26 +61,22 @@ class Reader {
     if (key_.check) key_.check(*value, where_);
     *at = *value;
   }
-  void operator()(std::vector<std::string>* at) const {
-    std::vector<std::string> values;
-    if (const auto one = node_.value_exact<std::string>()) {
-      values.push_back(*one);
-    } else {
-      const toml::array* list = node_.as_array();
-      if (!list) wrong_type("a list of strings");
-      for (const toml::node& element : *list) {
-        const auto value = element.value_exact<std::string>();
-        if (!value) {
-          refuse(where_,
-                 "expected a list of strings, got " + std::string(type_name(element)) + " in it: " + shown(element));
-        }
-        values.push_back(*value);
+  void operator()(std::vector<int64_t>* at) const {
+    const toml::array* list = node_.as_array();
+    if (!list) wrong_type("a list of whole numbers");
+    std::vector<int64_t> values;
+    for (const toml::node& element : *list) {
+      const auto value = element.value_exact<int64_t>();
+      if (!value || *value < 0) {
+        refuse(where_, "expected a list of whole numbers from 0 on, got " + std::string(type_name(element)) +
+                           " in it: " + shown(element));
       }
+      values.push_back(*value);
     }
-    if (values.empty()) refuse(where_, "expected at least one entry, got an empty list");
-    for (const std::string& value : values) check_not_empty(value, where_);
     *at = std::move(values);
   }
+  void operator()(Sources* at) const { *at = read_sources(node_, where_); }
+  void operator()(ContextSchedule* at) const { *at = read_contexts(node_, where_); }
   void operator()(LayerPatterns* at) const {
     if (const toml::table* table = node_.as_table()) {
       *at = pattern(*table, where_);
@@ -334,12 +299,14 @@ void check_together(const Config& c, std::string_view source) {
     for (int64_t i = 0; i < std::max<int64_t>(1, given); ++i) {
       if (!has_documents(m.pattern.of(i))) continue;
       fail(
-          "data.documents = true takes the documents from the files, but model.pattern has documents of its own: "
+          "data.documents = true takes the documents from the data, but model.pattern has documents of its own: "
           "leave one of them out");
     }
   }
-  if (c.data.batch % c.mesh.data != 0) {
-    fail("data.batch = " + counted(c.data.batch, "row") +
+  for (const ContextSchedule::Stage& stage : c.data.context.stages) {
+    const int64_t batch = c.data.batch_of(stage);
+    if (batch % c.mesh.data == 0) continue;
+    fail((stage.batch > 0 ? "data.context: a batch of " : "data.batch = ") + counted(batch, "row") +
          " cannot be split over mesh.data = " + counted(c.mesh.data, "rank") + ": batch must be a multiple of it");
   }
 }

@@ -8,20 +8,21 @@
 namespace annulus {
 namespace config_keys {
 
-namespace {
-
-// As a float of TOML.
-std::string number(double v) {
-  const std::string text = exact(v);
+std::string toml_number(double value) {
+  const std::string text = exact(value);
   return text.find_first_of(".e") == std::string::npos ? text + ".0" : text;
 }
 
+namespace {
+
 struct ToToml {
   std::string operator()(int64_t v) const { return std::to_string(v); }
-  std::string operator()(double v) const { return number(v); }
+  std::string operator()(double v) const { return toml_number(v); }
   std::string operator()(bool v) const { return v ? "true" : "false"; }
   std::string operator()(const std::string& v) const { return toml_string(v); }
-  std::string operator()(const std::vector<std::string>& v) const { return list_text(v, toml_string); }
+  std::string operator()(const std::vector<int64_t>& v) const { return list_text(v); }
+  std::string operator()(const Sources& v) const { return v.text(); }
+  std::string operator()(const ContextSchedule& v) const { return v.text(); }
   std::string operator()(const LayerPatterns& v) const { return v.text(); }
 };
 

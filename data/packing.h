@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -34,7 +35,8 @@ struct PackSettings {
   // kBestFit and kDocument cut a document that is longer than a row; with this they raise Error(kInput) instead.
   bool refuse_long = false;
 
-  std::string text() const;  // for digests: equal settings, equal texts
+  bool units_are_documents() const { return documents || packing != Packing::kStream; }
+  std::string text() const;  // for digests: settings that give the same rows have the same text
 
   friend bool operator==(const PackSettings&, const PackSettings&) = default;
 };
@@ -57,7 +59,8 @@ class Packer {
     virtual void end_window() = 0;
   };
 
-  Packer(Packing packing, int64_t context, Sink& sink) : packing_(packing), context_(context), sink_(sink) {}
+  Packer(Packing packing, int64_t context, Sink& sink);
+  ~Packer();
 
   // A unit of `positions` positions whose first input is `token`; units without positions are passed over.
   void add(int64_t token, int64_t positions);
@@ -68,12 +71,15 @@ class Packer {
   int64_t targets() const { return targets_; }
 
  private:
+  struct Bins;
+  void end_window();
   void pack_window();
 
   Packing packing_;
   int64_t context_;
   Sink& sink_;
-  std::vector<Piece> window_;
+  std::vector<Piece> window_;  // kBestFit: what is shorter than a row
+  std::unique_ptr<Bins> bins_;
   int64_t units_ = 0;  // in this window
   int64_t rows_ = 0;
   int64_t targets_ = 0;

@@ -6,18 +6,19 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "common/files.h"
-#include "data/corpus.h"
 #include "data/packing.h"
+#include "data/shards/corpus.h"
 
 namespace annulus {
 
-enum class Part { kTrain, kValidation };
+enum class Split { kTrain, kValidation };
 
 // What a part is made of. targets + first_tokens + lone_tokens = tokens.
 struct PartCounts {
@@ -37,6 +38,16 @@ struct PartCounts {
 struct RowsLeft {
   uint64_t key = 0;
   int64_t drawn = 0;
+};
+
+// What an index says of its pieces.
+struct RowIndexFacts {
+  PackSettings settings;
+  std::string digest;
+  bool tail_held_out = false;
+  std::array<PartCounts, 2> counts;
+  std::array<int64_t, 2> pieces{};  // of each part
+  std::vector<uint64_t> windows;    // of training: the piece behind the last of each window of the packing
 };
 
 // Thread-safe after construction.
@@ -70,20 +81,23 @@ class RowIndex {
   RowIndex(const RowIndex&) = delete;
   RowIndex& operator=(const RowIndex&) = delete;
 
-  const PackSettings& settings() const { return settings_; }
-  const PartCounts& counts(Part part) const { return counts_[static_cast<size_t>(part)]; }
-  int64_t rows(Part part) const { return counts(part).rows; }
-  int64_t targets(Part part) const { return counts(part).targets; }
+  const PackSettings& settings() const { return facts_.settings; }
+  const PartCounts& counts(Split split) const { return facts_.counts[static_cast<size_t>(split)]; }
+  int64_t rows(Split split) const { return counts(split).rows; }
+  int64_t targets(Split split) const { return counts(split).targets; }
   // Whether the tail is held out, not documents by their hashes.
-  bool tail_held_out() const { return tail_held_out_; }
+  bool tail_held_out() const { return facts_.tail_held_out; }
   // Names corpus, settings and what it was made from: 32 hexadecimal digits, equal where the rows are.
-  const std::string& digest() const { return digest_; }
+  const std::string& digest() const { return facts_.digest; }
   // Of the file; empty where it is in memory.
   virtual std::string path() const { return ""; }
 
   // The pieces of a row, one behind the other; what they leave of `context` is padding. A binary search. Raises
   // Error(kInput) where the file has changed or cannot be read.
-  std::vector<Piece> row(Part part, int64_t r) const;
+  std::vector<Piece> row(Split split, int64_t r) const;
+
+  // The pieces of the training rows that were not drawn, in the order of their tokens, neighbours joined.
+  void visit_left(const RowsLeft& left, const std::function<void(const Piece&)>& visit) const;
 
   // Reads all and checks it: hashes, order, counts. Raises Error(kInput).
   void verify() const;
@@ -96,14 +110,14 @@ class RowIndex {
 
   // Pieces of both parts, training first, [first, first + count).
   virtual void read_pieces(int64_t first, int64_t count, PlacedPiece* to) const = 0;
+  virtual void require_unchanged() const {}
   virtual void verify_stored() const {}
 
-  PackSettings settings_;
-  std::string digest_;
-  bool tail_held_out_ = false;
-  std::array<PartCounts, 2> counts_;
-  std::array<int64_t, 2> pieces_{};  // of each part
-  std::vector<uint64_t> windows_;    // of training: the piece behind the last of each window
+  RowIndexFacts facts_;
+
+ private:
+  [[noreturn]] void damaged(const std::string& what) const;
+  void verify_part(Split split) const;
 };
 
 }  // namespace annulus

@@ -85,7 +85,7 @@ class TrainVerb : public Verb {
     for (const std::string& line : flatten(config_)) text += line + "\n";
     Job job = start_job({{"configuration", text}, {"resume", resuming_ ? "yes " + resume_run_ : "no"}});
     TrainOptions options;
-    job.run_together({"checking the configuration", 0}, [&] { options.layers = check_training(config_, job.size); });
+    job.run_together({"checking the configuration", 0}, [&] { options.stages = check_training(config_, job.size); });
     const DeviceChoice choice = choose_devices(job, config_.device);
     const std::shared_ptr<Communicator> gpus = connect_devices(job, choice);
 

@@ -9,6 +9,8 @@ const std::vector<VerbEntry>& verbs() {
       {"train", "train a model: one rank's program, also under plain mpirun or srun", true, make_train_verb},
       {"sample", "write text with a trained model", false, make_sample_verb, true},
       {"tokenize", "make shards of tokens from text, show them, check them", false, make_tokenize_verb, true},
+      {"pack", "find or make the row indexes of a configuration's tokens, and count what is in them", false,
+       make_pack_verb, true},
       {"attend", "exact attention over tensors in a safetensors file", true, make_attend_verb},
       {"plan", "make, prove and cost a plan, for any number of ranks", false, make_plan_verb, true},
       {"topology", "show the machine (or an XML description), its rings and where ranks go", false, make_topology_verb},

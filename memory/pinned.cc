@@ -13,6 +13,10 @@ at::Tensor empty_pinned(at::IntArrayRef sizes, at::ScalarType type) {
 
 }  // namespace
 
+at::Tensor host_memory(at::IntArrayRef sizes, at::ScalarType type, at::Device device) {
+  return device.is_cpu() ? at::empty(sizes, type) : empty_pinned(sizes, type);
+}
+
 at::Tensor host_side(const at::Tensor& target) {
   return target.is_cpu() ? target : empty_pinned(target.sizes(), target.scalar_type());
 }

@@ -11,6 +11,9 @@
 
 namespace annulus {
 
+// Memory of the host from which `device` is sent to: pinned where that is a GPU.
+at::Tensor host_memory(at::IntArrayRef sizes, at::ScalarType type, at::Device device);
+
 // Where the host writes what `target` is to hold: the target itself on a CPU, else new pinned memory of its sizes and
 // dtype, contiguous. Pinned memory may be freed as soon as send() has been called: LibTorch's host allocator keeps it
 // until the copy is done.

@@ -97,14 +97,14 @@ at::Tensor wide_product(const at::Tensor& a, const at::Tensor& b) {
 }
 
 CrossEntropy cross_entropy(at::Tensor logits, const at::Tensor& targets, double scale, bool with_gradient) {
-  const at::Tensor index = targets.unsqueeze(1);
+  const at::Tensor index = targets.unsqueeze(1), left_out = index.lt(0);
   at::Tensor log_p = at::_log_softmax(logits, 1, /*half_to_float=*/false);
   logits.reset();
-  CrossEntropy r{.loss = log_p.gather(1, index).sum().neg(), .dlogits = {}};
+  CrossEntropy r{.loss = log_p.gather(1, index.clamp_min(0)).masked_fill_(left_out, 0).sum().neg(), .dlogits = {}};
   if (with_gradient) {
     // Not scatter_: with deterministic algorithms that is index_put_ on a GPU, which looks at its indices on the host.
     const at::Tensor columns = at::arange(log_p.size(1), targets.options());
-    r.dlogits = log_p.exp_().add_(columns.eq(index), -1).mul_(scale);
+    r.dlogits = log_p.exp_().add_(columns.eq(index), -1).mul_(scale).masked_fill_(left_out, 0);
   }
   return r;
 }

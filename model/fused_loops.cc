@@ -2,6 +2,7 @@
 // fast-math is switched on.
 #include "model/fused_loops.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 
@@ -175,6 +176,10 @@ double cross_entropy(const float* logits, const int64_t* targets, int64_t rows, 
                      float* dlogits) {
   double loss = 0;
   for (int64_t r = 0; r < rows; ++r, logits += vocab) {
+    if (targets[r] < 0) {
+      if (dlogits != nullptr) dlogits = std::fill_n(dlogits, vocab, 0.0F);
+      continue;
+    }
     float top = logits[0];
 #pragma omp simd reduction(max : top)
     for (int64_t i = 0; i < vocab; ++i) top = logits[i] > top ? logits[i] : top;

@@ -32,7 +32,8 @@ void swiglu(const float* gate_up, int64_t rows, int64_t ffn, float* out);
 void swiglu_backward(const float* dout, const float* gate_up, int64_t rows, int64_t ffn, float* dgate_up);
 
 // The loss of each row, -log softmax(logits)[target], summed and returned. Where `dlogits` is not null it becomes
-// (softmax - onehot) * scale; it may be `logits` itself. Targets must lie in [0, vocab).
+// (softmax - onehot) * scale; it may be `logits` itself. Targets must lie below vocab; a row whose target is -1
+// does not count: no loss, no gradient.
 double cross_entropy(const float* logits, const int64_t* targets, int64_t rows, int64_t vocab, float scale,
                      float* dlogits);
 

@@ -348,16 +348,16 @@ Part loss_charges(int64_t rows, int64_t dim, int64_t vocab, const Computes& on) 
 at::Tensor linear_cross_entropy_sum(const at::Tensor& hidden, const at::Tensor& head, const at::Tensor& targets,
                                     double scale, int64_t chunk_rows) {
   const int64_t vocab = head.size(0);
-  if (targets.is_cpu()) check_tokens(targets, vocab);
+  if (targets.is_cpu()) check_tokens(targets, vocab, /*lowest=*/-1);
   if (chunk_rows <= 0) chunk_rows = loss_chunk_rows(vocab, hidden.scalar_type());
   return LinearCrossEntropySum::apply(hidden, head, targets, scale, chunk_rows,
                                       at::GradMode::is_enabled() && (hidden.requires_grad() || head.requires_grad()));
 }
 
-void check_tokens(const at::Tensor& tokens, int64_t vocab) {
+void check_tokens(const at::Tensor& tokens, int64_t vocab, int64_t lowest) {
   const int64_t* p = tokens.const_data_ptr<int64_t>();
   for (int64_t i = 0; i < tokens.numel(); ++i) {
-    if (p[i] < 0 || p[i] >= vocab) {
+    if (p[i] < lowest || p[i] >= vocab) {
       throw Error(ErrorKind::kInput, "model",
                   "token " + std::to_string(p[i]) + " is outside the vocabulary [0, " + std::to_string(vocab) +
                       "): set model.vocab to hold every token of the data");

@@ -60,15 +60,17 @@ inline constexpr int64_t kLossChunkBytes = int64_t{256} << 20;
 int64_t loss_chunk_rows(int64_t vocab, at::ScalarType dtype);
 
 // scale * sum over rows of -log softmax(hidden head^T)[target], a scalar of the accumulator's dtype (fp32 for bf16).
+// Rows whose target is -1 do not count: no loss, no gradient.
 // hidden [rows, dim], head [vocab, dim], targets int64 [rows]. Both gradients are made together with the loss, chunk by
 // chunk of rows, so that there are never logits of all rows. Where targets lie on a CPU: Error(kInput) when one is
-// outside [0, vocab); elsewhere the caller has checked them (check_tokens) before they went there.
+// vocab or more; elsewhere the caller has checked them (check_tokens) before they went there.
 at::Tensor linear_cross_entropy_sum(const at::Tensor& hidden, const at::Tensor& head, const at::Tensor& targets,
                                     double scale, int64_t chunk_rows = 0);
 
 Part loss_charges(int64_t rows, int64_t dim, int64_t vocab, const Computes& on);
 
-// tokens int64, contiguous, on a CPU. Error(kInput) when one is outside [0, vocab).
-void check_tokens(const at::Tensor& tokens, int64_t vocab);
+// tokens int64, contiguous, on a CPU. Error(kInput) when one is outside [lowest, vocab); `lowest` is -1 for targets,
+// where that stands for one that does not count.
+void check_tokens(const at::Tensor& tokens, int64_t vocab, int64_t lowest = 0);
 
 }  // namespace annulus

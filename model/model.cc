@@ -212,11 +212,15 @@ at::Tensor Model::hidden(const at::Tensor& tokens, const RotaryTable& table, con
   };
   // By value, what they use: they may run again in the backward. The residual stream x is [batch * n, dim]; `delta` is
   // what the next norm adds to it first.
-  const TensorFunction before_attention = [shape = shape_, table](const std::vector<at::Tensor>& in) {
+  const TensorFunction before_attention = [shape = shape_, table, batch](const std::vector<at::Tensor>& in) {
     const at::Tensor delta = in.size() > 3 ? in[3] : at::Tensor();
     const Normed a = add_rms_norm(in[0], delta, in[1], shape.norm_eps);
     const Heads heads = rotary_split(at::linear(a.y, in[2]), table, shape.heads, shape.kv_heads);
-    return std::vector<at::Tensor>{a.sum, heads.q, heads.k, heads.v};
+    // A table of all rows makes one row of them.
+    const auto rows = [batch](const at::Tensor& t) {
+      return t.size(0) == batch ? t : t.view({batch, -1, t.size(2), t.size(3)});
+    };
+    return std::vector<at::Tensor>{a.sum, rows(heads.q), rows(heads.k), rows(heads.v)};
   };
   const TensorFunction after_attention = [shape = shape_](const std::vector<at::Tensor>& in) {
     const at::Tensor attended = at::linear(in[1].reshape({in[0].size(0), shape.dim}), in[2]);

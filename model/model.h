@@ -68,7 +68,7 @@ class Model {
   // projections and the MLP are computed again in the backward, attention is not. The gradients are the same.
   void set_recompute(bool on) { recompute_ = on; }
 
-  // The table for these positions (int64 [n]), on the model's device.
+  // The table for these positions, on the model's device: int64 [n] where all rows of tokens have the same, or [B * n].
   RotaryTable rotary(const at::Tensor& positions) const;
 
   // tokens int64 [B, n] -> logits [B * n, vocab]. Differentiable in the parameters. Where `last_only`, the logits of
@@ -76,8 +76,8 @@ class Model {
   at::Tensor logits(const at::Tensor& tokens, const RotaryTable& table, const Attend& attend,
                     bool last_only = false) const;
 
-  // scale * sum of the cross entropies of targets int64 [B * n], differentiable in the parameters; never holds all
-  // logits (linear_cross_entropy_sum, which says who checks targets).
+  // scale * sum of the cross entropies of targets int64 [B * n], of which those of -1 do not count; differentiable in
+  // the parameters; never holds all logits (linear_cross_entropy_sum, which says who checks targets).
   at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets, const RotaryTable& table, const Attend& attend,
                   double scale) const;
 

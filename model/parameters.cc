@@ -81,8 +81,18 @@ void Parameters::refresh_leaves() {
   if (!leaf_values_.is_same(values_)) leaf_values_.copy_(values_);
 }
 
-void Parameters::gather_gradients() {
-  if (!leaf_gradients_.is_same(gradients_)) gradients_.copy_(leaf_gradients_);
+void Parameters::begin_backward(bool first) {
+  // Leaves in bf16 are added up in fp32, backward by backward.
+  if (first || !leaf_gradients_.is_same(gradients_)) leaf_gradients_.zero_();
+}
+
+void Parameters::gather_gradients(bool first) {
+  if (leaf_gradients_.is_same(gradients_)) return;
+  if (first) {
+    gradients_.copy_(leaf_gradients_);
+  } else {
+    gradients_.add_(leaf_gradients_);
+  }
 }
 
 at::Tensor Parameters::leaf(std::string_view name, int parts) const {

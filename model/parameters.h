@@ -31,10 +31,11 @@ struct ParameterInfo {
 
 class Parameters {
  public:
-  // Scalars that travel with the gradients in one collective: the loss, and a request to stop.
-  static constexpr int64_t kExtras = 2;
+  // Scalars that travel with the gradients in one collective: the loss, a request to stop, and the number of targets
+  // that count, in two parts of 24 bits: fp32 adds them up exactly.
+  static constexpr int64_t kExtras = 4;
   // Those, and the norm of the reduced gradients.
-  static constexpr int64_t kReadout = 3;
+  static constexpr int64_t kReadout = 5;
 
   // Declares a parameter of one dimension (no weight decay) or two. All matrices must come before the first vector.
   void add(std::string name, std::vector<int64_t> shape, double std = 0);
@@ -60,9 +61,10 @@ class Parameters {
   const at::Tensor& leaf_gradients() const { return leaf_gradients_; }
   // Whoever has changed values() brings the change to the leaves.
   void refresh_leaves();
-  // Before a backward, which adds to the leaves' gradients; after it, into gradients().
-  void zero_leaf_gradients() { leaf_gradients_.zero_(); }
-  void gather_gradients();
+  // A step of one or more backwards: before each, which adds to the leaves' gradients, and after it, into gradients().
+  // `first`: of the step.
+  void begin_backward(bool first);
+  void gather_gradients(bool first);
 
   // The autograd leaf of `parts` parameters that lie one after the other from `name` on, matrices of equal width
   // stacked by rows; its .grad is a view of leaf_gradients(). Call once per leaf.

@@ -1,4 +1,4 @@
-"""Makes tokens.table: the bytes of every id, so that programs without the tokenizer's library decode (data/token_table.h
+"""Makes tokens.table: the bytes of every id, so that programs without the tokenizer's library decode (data/shards/token_table.h
 reads it; docs/formats.md has the layout). Used by work.py.
 
 The bytes follow from the tokenizer's decoder, of which three kinds are known; then the library itself is asked, for every

@@ -57,12 +57,14 @@ std::vector<PlanRequest> LayerRequests::of_rows(int64_t first, int64_t count) co
   return requests;
 }
 
-LayerRequests layer_requests(const Config& c, int context_ranks) {
-  PlanRequest request{.shape = {.batch = c.data.batch,
+namespace {
+
+LayerRequests layer_requests(const Config& c, int64_t batch, int64_t context, int context_ranks) {
+  PlanRequest request{.shape = {.batch = batch,
                                 .heads = c.model.heads,
                                 .kv_heads = c.model.kv_heads,
-                                .q_len = c.data.context,
-                                .k_len = c.data.context,
+                                .q_len = context,
+                                .k_len = context,
                                 .query_offset = 0},
                       .pattern = {},
                       .layout = parse_layout(c.attention.layout, "attention.layout"),
@@ -83,6 +85,17 @@ LayerRequests layer_requests(const Config& c, int context_ranks) {
     requests.distinct.push_back(request);
   }
   return requests;
+}
+
+}  // namespace
+
+std::vector<Stage> training_stages(const Config& c, int context_ranks) {
+  std::vector<Stage> stages;
+  for (const ContextSchedule::Stage& stage : c.data.context.stages) {
+    const int64_t batch = c.data.batch_of(stage);
+    stages.push_back({stage.step, stage.context, batch, layer_requests(c, batch, stage.context, context_ranks)});
+  }
+  return stages;
 }
 
 }  // namespace annulus

@@ -22,8 +22,17 @@ struct LayerRequests {
   std::vector<PlanRequest> of_rows(int64_t first, int64_t count) const;
 };
 
-// For this many ranks along the mesh's context axis. Everything that can be wrong with them raises Error(kPlan), or
-// Error(kInput) for files.
-LayerRequests layer_requests(const Config& config, int context_ranks);
+// A stage of data.context: how long rows are from `step` on, how many of them pass through the model together, and what
+// their attention is planned from.
+struct Stage {
+  int64_t step = 0;
+  int64_t context = 0;
+  int64_t batch = 0;  // rows, over all ranks
+  LayerRequests layers;
+};
+
+// The stages of a configuration, in their order, for this many ranks along the mesh's context axis. Everything that can
+// be wrong with them raises Error(kPlan), or Error(kInput) for files.
+std::vector<Stage> training_stages(const Config& config, int context_ranks);
 
 }  // namespace annulus

@@ -1,6 +1,7 @@
 // See memory_plan.h.
 #include "training/memory_plan.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <memory>
@@ -49,13 +50,15 @@ std::string MemoryPlan::text() const {
          (selects_what_travels ? "; besides, what the blocks selected at run time make travel" : "");
 }
 
-MemoryPlan plan_memory(const Config& c, const LayerRequests& layers, int context_ranks, int rank, bool gpu) {
+namespace {
+
+MemoryPlan plan_stage(const Config& c, const Stage& stage, int context_ranks, int rank, bool gpu) {
   const ModelShape shape = model_shape(c);
   const at::ScalarType dtype = compute_dtype(c);
   const at::DeviceType device = gpu ? at::kCUDA : at::kCPU;
-  const int64_t batch = c.data.batch / c.mesh.data;
-  const Layout layout =
-      make_layout(parse_layout(c.attention.layout, "attention.layout"), c.data.context, context_ranks);
+  const LayerRequests& layers = stage.layers;
+  const int64_t batch = stage.batch / c.mesh.data;
+  const Layout layout = make_layout(parse_layout(c.attention.layout, "attention.layout"), stage.context, context_ranks);
   const int64_t positions = layout.count(rank);
   const std::unique_ptr<Kernel> kernel =
       make_chosen_kernel(planned_kernel(parse_kernel(c.attention.kernel, "attention.kernel"), device, dtype,
@@ -76,17 +79,31 @@ MemoryPlan plan_memory(const Config& c, const LayerRequests& layers, int context
   std::vector<Part> attention;
   for (const size_t which : layers.of_layer) attention.push_back(distinct[which]);
 
-  add_training_charges(c, batch, positions, static_cast<int>(c.mesh.data) * context_ranks, gpu, plan.step);
+  add_training_charges(c, stage, positions, static_cast<int>(c.mesh.data) * context_ranks, gpu, plan.step);
   add_model_charges(shape, batch * positions, {dtype, gpu}, c.model.recompute, attention, plan.step);
   plan.caches = c.memory.caches << 20;
   plan.caches_on_device = gpu ? cache_total_on_device(plan.caches) : 0;
   return plan;
 }
 
+}  // namespace
+
+MemoryPlan plan_memory(const Config& c, const std::vector<Stage>& stages, int context_ranks, int rank, bool gpu) {
+  MemoryPlan most = plan_stage(c, stages[0], context_ranks, rank, gpu);
+  for (size_t i = 1; i < stages.size(); ++i) {
+    MemoryPlan plan = plan_stage(c, stages[i], context_ranks, rank, gpu);
+    if (plan.total() > most.total()) most = std::move(plan);
+  }
+  return most;
+}
+
 double least_memory(const Config& c, int context_ranks) {
   const double element = static_cast<double>(c10::elementSize(compute_dtype(c)));
-  const double rows = static_cast<double>(c.data.batch) / static_cast<double>(c.mesh.data);
-  const double tokens = rows * static_cast<double>(c.data.context) / context_ranks;
+  double tokens = 0;
+  for (const ContextSchedule::Stage& stage : c.data.context.stages) {
+    const double rows = static_cast<double>(c.data.batch_of(stage)) / static_cast<double>(c.mesh.data);
+    tokens = std::max(tokens, rows * static_cast<double>(stage.context) / context_ranks);
+  }
   const double streams = static_cast<double>(c.model.layers) * tokens * static_cast<double>(c.model.dim) * element;
   return 4 * sizeof(float) * parameter_estimate(model_shape(c)) + streams;
 }

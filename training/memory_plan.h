@@ -33,9 +33,10 @@ struct MemoryPlan {
   std::string text() const;
 };
 
-// For rank `rank` of the mesh's context axis of `context_ranks`; `layers` of layer_requests() for as many, of the
-// global batch. Of block maps that are selected at run time it is not known what they make travel: text() says so.
-MemoryPlan plan_memory(const Config& config, const LayerRequests& layers, int context_ranks, int rank, bool gpu);
+// For rank `rank` of the mesh's context axis of `context_ranks`; `stages` of training_stages() for as many. Of several
+// stages, that which takes the most. Of block maps that are selected at run time it is not known what they make travel:
+// text() says so.
+MemoryPlan plan_memory(const Config& config, const std::vector<Stage>& stages, int context_ranks, int rank, bool gpu);
 
 // Bytes that a rank holds at the least, whatever the plan: weights, gradients, moments, the residual stream of each
 // layer. To be asked before plan_memory, which is not for sizes that no machine has: in fp64, nothing is too large.

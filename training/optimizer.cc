@@ -45,14 +45,16 @@ AdamW::AdamW(Parameters& parameters, const OptimizerSettings& settings)
 
 at::Tensor AdamW::gradient_norm() const { return at::linalg_vector_norm(parameters_.gradients()); }
 
-void AdamW::update(double norm, int64_t step) {
+void AdamW::update(double scale, double norm, int64_t step) {
   ++updates_;
   const Parameters& p = parameters_;
   const at::TensorOptions scalar = at::TensorOptions(at::kFloat).device(p.values().device());
   const at::Tensor count = at::full({}, static_cast<double>(updates_), scalar);
-  // The fused step divides gradients by this while it reads them: clipping without a pass of its own.
+  // The fused step divides gradients by this while it reads them: scaling and clipping without a pass of their own.
+  double divide = 1 / scale;
+  if (settings_.clip > 0 && norm > settings_.clip) divide *= norm / settings_.clip;
   std::optional<at::Tensor> divisor;
-  if (settings_.clip > 0 && norm > settings_.clip) divisor = at::full({}, norm / settings_.clip, scalar);
+  if (divide != 1) divisor = at::full({}, divide, scalar);
   const auto part = [&](int64_t begin, int64_t end, double decay) {
     if (begin == end) return;
     const auto cut = [&](const at::Tensor& t) { return std::vector<at::Tensor>{t.narrow(0, begin, end - begin)}; };

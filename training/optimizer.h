@@ -43,9 +43,10 @@ class AdamW {
   // The norm of all gradients, a scalar on their device. Every rank gets the same bits from the same gradients.
   at::Tensor gradient_norm() const;
 
-  // Updates the values, and with them the leaves, from the gradients, which are scaled down first when `norm` is above
-  // the clip (the gradients may be overwritten). The caller has made sure that norm is finite.
-  void update(double norm, int64_t step);
+  // Updates the values, and with them the leaves, from the gradients times `scale`, whose norm is `norm`: they are
+  // scaled down further where that is above the clip (the gradients may be overwritten). The caller has made sure that
+  // scale and norm are finite.
+  void update(double scale, double norm, int64_t step);
 
   // What a checkpoint keeps: flat like the parameters, and the number of updates made (bias correction).
   const at::Tensor& exp_avg() const { return exp_avg_; }

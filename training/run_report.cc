@@ -14,13 +14,28 @@ namespace {
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
+// What each source has given so far.
+MetricsWriter::Table given_by_sources(const Training& training) {
+  MetricsWriter::Table table;
+  const Dataset& data = training.data();
+  for (size_t i = 0; i < data.sources(); ++i) {
+    const SourceUse& use = training.uses()[i];
+    table.push_back({data.name(i),
+                     {{"rows", use.rows},
+                      {"targets", use.targets},
+                      {"documents", use.documents},
+                      {"epochs", data.epochs(i, training.steps_done())}}});
+  }
+  return table;
+}
+
 // Of this process so far.
 MetricsWriter::Table used_caches() {
   MetricsWriter::Table table;
   for (const CacheReport& cache : cache_reports()) {
     const CacheStats& s = cache.stats;
     if (s.hits + s.misses == 0) continue;
-    table.push_back({cache.name,
+    table.push_back({std::string(cache.name),
                      {{"bytes", s.bytes},
                       {"entries", s.entries},
                       {"hits", s.hits},
@@ -47,7 +62,7 @@ RunReport::RunReport(const Settings& settings, Communicator& world, Training& tr
 RunReport::Clock RunReport::clock() const {
   // What this rank has waited for others so far.
   const double waited = world_.stats().wait_seconds + training_.mesh().axis("context").stats().wait_seconds;
-  return {now(), waited, plan_stats().seconds_on_path};
+  return {now(), waited, plan_stats().seconds_on_path, training_.waited_for_data()};
 }
 
 void RunReport::leave_out_since(const Clock& before) {
@@ -55,6 +70,7 @@ void RunReport::leave_out_since(const Clock& before) {
   interval_.time += after.time - before.time;
   interval_.waited += after.waited - before.waited;
   interval_.planned += after.planned - before.planned;
+  interval_.read += after.read - before.read;
 }
 
 double RunReport::seconds() const { return now() - begin_; }
@@ -65,41 +81,47 @@ std::optional<double> RunReport::utilization(double tokens_per_second) const {
 }
 
 void RunReport::step(const StepResult& result, bool validated) {
-  ++interval_steps_;
+  interval_tokens_ += result.tokens;
+  interval_targets_ += result.targets;
   if (!metrics_) return;
+  const bool bytes = training_.data().is_text();
   const int64_t step = training_.steps_done();
   const bool last = step == settings_.steps;
   const Clock here = clock();
   const double time = here.time;
-  const double tokens = static_cast<double>(training_.tokens_per_step()) * static_cast<double>(interval_steps_);
   const double elapsed = time - interval_.time;
-  const double speed = elapsed > 0 ? tokens / elapsed : 0;
+  const double speed = elapsed > 0 ? static_cast<double>(interval_tokens_) / elapsed : 0;
   if (step % settings_.log_every == 0 || last || result.stop) {
     tokens_per_second_ = speed;
     // Hosts do not wait for transfers between GPUs, and nothing measures the devices' waits.
     const double exposed = settings_.on_gpu ? std::numeric_limits<double>::quiet_NaN() : here.waited - interval_.waited;
-    MetricsWriter::Fields fields = {{"loss", result.loss},
-                                    {"bits_per_byte", bits_per_byte(result.loss)},
-                                    {"gradient_norm", result.gradient_norm},
-                                    {"learning_rate", result.lr},
-                                    {"tokens", step * training_.tokens_per_step()},
-                                    {"tokens_per_second", speed},
-                                    {"exposed_communication_seconds", exposed},
-                                    {"exposed_planning_seconds", here.planned - interval_.planned},
-                                    {"plans_made", plan_stats().programs_made},
-                                    {"plan_cache_hits", plan_stats().programs.hits},
-                                    {"caches", used_caches()},
-                                    {"seconds", time - begin_}};
+    MetricsWriter::Fields fields = {{"loss", result.loss}};
+    if (bytes) fields.emplace_back("bits_per_byte", bits_per_byte(result.loss));
+    fields.insert(fields.end(),
+                  {{"gradient_norm", result.gradient_norm},
+                   {"learning_rate", result.lr},
+                   {"tokens", training_.tokens_done()},
+                   {"tokens_per_second", speed},
+                   {"targets_share", static_cast<double>(interval_targets_) / static_cast<double>(interval_tokens_)},
+                   {"exposed_communication_seconds", exposed},
+                   {"exposed_planning_seconds", here.planned - interval_.planned},
+                   {"exposed_data_seconds", here.read - interval_.read},
+                   {"plans_made", plan_stats().programs_made},
+                   {"plan_cache_hits", plan_stats().programs.hits},
+                   {"sources", given_by_sources(training_)},
+                   {"caches", used_caches()},
+                   {"seconds", time - begin_}});
     if (const auto share = utilization(speed)) fields.emplace_back("model_flops_utilization", *share);
     metrics_->write(step, fields);
     interval_ = here;
-    interval_steps_ = 0;
+    interval_tokens_ = interval_targets_ = 0;
   }
   const double shown_speed = tokens_per_second_ > 0 ? tokens_per_second_ : speed;
   progress_->report({.step = step,
                      .steps = settings_.steps,
                      .loss = result.loss,
-                     .validation_bits_per_byte = validation_,
+                     .validation_loss = validation_,
+                     .of_bytes = bytes,
                      .tokens_per_second = shown_speed,
                      .utilization = utilization(shown_speed),
                      .seconds_left = (time - begin_) / static_cast<double>(step - begin_step_) *
@@ -107,10 +129,16 @@ void RunReport::step(const StepResult& result, bool validated) {
                     /*important=*/validated || last);
 }
 
-void RunReport::validation(double loss) {
-  validation_ = bits_per_byte(loss);
+void RunReport::validation(const ValidationResult& result) {
+  validation_ = result.loss;
   if (!metrics_) return;
-  metrics_->write(training_.steps_done(), {{"validation_loss", loss}, {"validation_bits_per_byte", *validation_}});
+  const Dataset& data = training_.data();
+  MetricsWriter::Fields fields = {{"validation_loss", result.loss}};
+  if (data.is_text()) fields.emplace_back("validation_bits_per_byte", bits_per_byte(result.loss));
+  MetricsWriter::Table sources;
+  for (size_t i = 0; i < data.sources(); ++i) sources.push_back({data.name(i), {{"loss", result.of_source[i]}}});
+  if (data.sources() > 1) fields.emplace_back("validation_sources", std::move(sources));
+  metrics_->write(training_.steps_done(), fields);
 }
 
 }  // namespace annulus

@@ -15,7 +15,7 @@ namespace annulus {
 // Not thread-safe.
 class RunReport {
   struct Clock {
-    double time = 0, waited = 0, planned = 0;  // seconds
+    double time = 0, waited = 0, planned = 0, read = 0;  // seconds
   };
 
  public:
@@ -33,9 +33,9 @@ class RunReport {
 
   // After each step. `validated`: a validation followed it.
   void step(const StepResult& result, bool validated);
-  // After a validation; `loss` in nats per byte.
-  void validation(double loss);
-  std::optional<double> validation_bits_per_byte() const { return validation_; }
+  // After a validation.
+  void validation(const ValidationResult& result);
+  std::optional<double> validation_loss() const { return validation_; }
   double seconds() const;  // since the run's first step
 
   // What happens while one of these lives is no part of the steps that speeds are computed from.
@@ -62,11 +62,11 @@ class RunReport {
   Training& training_;
   std::unique_ptr<MetricsWriter> metrics_;
   Progress* progress_;
-  std::optional<double> validation_;  // bits per byte, of the last validation
+  std::optional<double> validation_;  // nats per token, of the last validation
   int64_t begin_step_;
   Clock interval_;  // at the last metrics line, put forward by pauses since
   double begin_;    // of the first step
-  int64_t interval_steps_ = 0;
+  int64_t interval_tokens_ = 0, interval_targets_ = 0;
   double tokens_per_second_ = 0;
 };
 

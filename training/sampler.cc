@@ -58,8 +58,8 @@ std::vector<PatternSpec> patterns(const Config& c, std::ostream& notes) {
   AttentionShape shape{.batch = c.data.batch,
                        .heads = c.model.heads,
                        .kv_heads = c.model.kv_heads,
-                       .q_len = c.data.context,
-                       .k_len = c.data.context,
+                       .q_len = c.data.context.longest(),
+                       .k_len = c.data.context.longest(),
                        .query_offset = 0};
   std::vector<PatternSpec> patterns;
   for (size_t i = 0; i < std::max<size_t>(1, c.model.pattern.each.size()); ++i) {
@@ -86,7 +86,7 @@ int run_sample(const SampleOptions& o) {
   CheckpointStore store(run, config.checkpoint.keep);
   const Model model = load_model(
       config, o.step ? store.load(*o.step, CheckpointPart::kModel) : newest_state(store, config, run, notes));
-  Generator generator(model, patterns(config, notes), config.data.context);
+  Generator generator(model, patterns(config, notes), config.data.context.longest());
   Utf8Stream text;
   std::vector<int64_t> tokens;
   for (const char c : o.prompt) {

@@ -5,12 +5,16 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <iostream>
 #include <memory>
 #include <optional>
+#include <sstream>
 #include <vector>
 
 #include "attention/kernels/choose_kernel.h"
@@ -20,7 +24,7 @@
 #include "common/interrupt.h"
 #include "common/terminal.h"
 #include "common/text.h"
-#include "data/text_source.h"
+#include "data/dataset.h"
 #include "device/device_peak.h"
 #include "device/numerics.h"
 #include "memory/available.h"
@@ -84,9 +88,10 @@ class Run {
   int train();
 
  private:
-  void load_text();
+  void load_data();
   void open_resumed();
-  void load_checkpoint();
+  void read_checkpoint();
+  void restore();
   void require_something_to_do();
   void refuse_another_model();
   void tell_changes();
@@ -94,9 +99,11 @@ class Run {
   void write_config() { write_atomically(FileSystem::real(), folder_->config_path(), to_toml(config_)); }
   void open_folder();
   void announce();
-  void warn_of_later_keys(const LayerRequests& layers);
+  std::string rows_text() const;
+  void keep_token_table();
+  void warn_of_later_keys(const std::vector<Stage>& stages);
   std::optional<AvailableMemory> available() const;
-  void require_memory_for(const LayerRequests& layers);
+  void require_memory_for(const std::vector<Stage>& stages);
   bool asked_to_stop() const { return options_.stop ? options_.stop() : interrupted(); }
   void say(std::string_view text) {
     if (progress_) progress_->message(text);
@@ -116,13 +123,14 @@ class Run {
   Communicator& world_;
   const TrainOptions& options_;
   const bool first_;
-  std::unique_ptr<TextSource> text_;
+  std::unique_ptr<Dataset> data_;
   std::unique_ptr<Training> training_;
   std::unique_ptr<RunFolder> folder_;
   std::string kernel_;  // which one attention is computed with, and why
   std::string path_;    // of the run's folder, on every rank
   std::unique_ptr<CheckpointStore> store_;
-  std::optional<Config> before_;  // on rank 0, of a run that is resumed, until its own first checkpoint
+  std::optional<TrainingState> resumed_;  // until it is restored
+  std::optional<Config> before_;          // on rank 0, of a run that is resumed, until its own first checkpoint
   std::unique_ptr<Progress> progress_;
   std::optional<RunReport> report_;
   std::optional<int64_t> saved_step_;  // of the newest checkpoint
@@ -131,8 +139,13 @@ class Run {
   std::optional<double> peak_flops_;  // of all ranks' devices together
 };
 
-void Run::load_text() {
-  together(world_, {"reading the text"}, [&] { text_ = std::make_unique<TextSource>(config_.data, config_.run.seed); });
+void Run::load_data() {
+  const auto open = [&] { data_ = std::make_unique<Dataset>(config_.data, config_.run.seed, config_.model.vocab); };
+  // Rows of token shards that nobody has packed yet are packed by one rank; those that see its disk find them.
+  together(world_, {"packing the data"}, open, /*only_first=*/true);
+  together(world_, {"opening the data"}, [&] {
+    if (!data_) open();
+  });
 }
 
 // Takes the folder before anything is read from it: its owner could write meanwhile.
@@ -147,29 +160,35 @@ void Run::open_resumed() {
   store_ = std::make_unique<CheckpointStore>(path_, config_.checkpoint.keep);
 }
 
-void Run::load_checkpoint() {
-  together(world_, {"loading the checkpoint"}, [&] {
+// Before anything is made for training: which rows are next is said by the checkpoint, too.
+void Run::read_checkpoint() {
+  together(world_, {"reading the checkpoint"}, [&] {
     std::vector<std::string> skipped;
-    const std::optional<TrainingState> state = store_->load_newest_valid(&skipped);
+    resumed_ = store_->load_newest_valid(&skipped);
     for (const std::string& reason : skipped) say("passed over a checkpoint: " + reason);
-    if (!state) {
+    if (!resumed_) {
       throw Error(ErrorKind::kInput, "train",
                   "there is no whole checkpoint in " + path_ + " to resume from" +
                       (skipped.empty() ? "" : " (" + std::to_string(skipped.size()) + " damaged)") +
                       ": start anew without --resume");
     }
-    training_->restore(*state);
-    saved_step_ = state->step;
-    kept_ = state->folder;
-    const auto text = state->extra.find("text");
-    if (text != state->extra.end() && text->second != text_->fingerprint()) {
-      say("the text is not the one this run was begun with: the loss may jump");
-    }
+    const auto data = resumed_->extra.find("data");
+    const std::string drawn = data == resumed_->extra.end() ? "" : data->second;
+    for (const std::string& line : data_->resume(drawn, resumed_->step)) say(line);
+  });
+}
+
+void Run::restore() {
+  together(world_, {"loading the checkpoint"}, [&] {
+    training_->restore(*resumed_);
+    saved_step_ = resumed_->step;
+    kept_ = resumed_->folder;
     if (!before_) return;
     const std::string rates =
-        learning_rate_change(optimizer_settings(*before_), optimizer_settings(config_), state->step);
+        learning_rate_change(optimizer_settings(*before_), optimizer_settings(config_), resumed_->step);
     if (!rates.empty()) say(rates);
   });
+  resumed_.reset();
 }
 
 // Other than the one that was trained, though its weights may have the same shapes.
@@ -214,7 +233,7 @@ void Run::require_equal_ranks() {
     const size_t equals = line.find(" = ");
     fields.push_back({line.substr(0, equals), equals == std::string::npos ? "" : line.substr(equals + 3)});
   }
-  fields.push_back({"text", text_->fingerprint() + ", " + text_->text()});
+  fields.push_back({"data", data_->fingerprint() + ", " + data_->text()});
   fields.push_back({"attention", training_->attention_text()});
   fields.push_back({"resumed step", std::to_string(training_->steps_done())});
   fields.push_back({"weights", training_->weights_digest()});
@@ -234,6 +253,7 @@ void Run::open_folder() {
       world_, {"opening the run's files"},
       [&] {
         store_->require_writable();
+        keep_token_table();
         // That of a resumed run stays what its checkpoints were made with until there is a new one.
         if (!options_.resume) write_config();
         metrics = std::make_unique<MetricsWriter>(
@@ -249,14 +269,35 @@ void Run::open_folder() {
                   world_, *training_, std::move(metrics), progress_.get());
 }
 
+// "65,536 tokens a step, from step 1,001 on 131,072".
+std::string Run::rows_text() const {
+  std::string text;
+  for (const ContextSchedule::Stage& stage : config_.data.context.stages) {
+    const int64_t tokens = config_.data.batch_of(stage) * config_.data.accumulate * stage.context;
+    text += (text.empty() ? with_commas(tokens) + " tokens a step"
+                          : ", from step " + with_commas(stage.step + 1) + " on " + with_commas(tokens));
+  }
+  return text;
+}
+
+// A run can be sampled from wherever its shards are by then.
+void Run::keep_token_table() {
+  const std::string table = data_->token_table(), kept = path_ + "/tokens.table";
+  if (table.empty() || std::filesystem::exists(kept)) return;
+  std::ifstream in(table, std::ios::binary);
+  std::ostringstream content;
+  content << in.rdbuf();
+  if (!in) throw Error(kind_of_errno(errno), "train", table + " cannot be read: " + std::strerror(errno));
+  write_atomically(FileSystem::real(), kept, content.str());
+}
+
 // What the run is and what it computes on, as far as that is known before any of its memory is taken.
 void Run::announce() {
   const std::string device = options_.device_reason.empty() ? options_.device.str() : options_.device_reason;
   say("device " + device + "  ranks " + std::to_string(world_.size()) + " (" +
       axes_text(fit_axes(mesh_axes(config_), world_.size())) + ")" +
       (options_.placement.empty() ? "" : "  placement " + options_.placement) + "  model " +
-      short_count(parameter_estimate(model_shape(config_))) + " parameters  " +
-      with_commas(config_.data.batch * config_.data.context) + " tokens a step");
+      short_count(parameter_estimate(model_shape(config_))) + " parameters  " + rows_text());
   for (const std::string& line : options_.ring) say(line);
   say("attention kernel " + kernel_);
   const std::string gpu = gpu_name(options_.device);
@@ -267,9 +308,10 @@ void Run::announce() {
            : "no MFU: the peak of " + gpu + " in " + config_.model.dtype + " is not known");
 }
 
-void Run::warn_of_later_keys(const LayerRequests& layers) {
+void Run::warn_of_later_keys(const std::vector<Stage>& stages) {
   const auto sees = [](const PlanRequest& request) { return sees_later(request.pattern, request.shape); };
-  if (!first_ || std::none_of(layers.distinct.begin(), layers.distinct.end(), sees)) return;
+  const std::vector<PlanRequest>& requests = stages.back().layers.distinct;
+  if (!first_ || std::none_of(requests.begin(), requests.end(), sees)) return;
   say("warning: model.pattern lets a query see later keys, so the loss says nothing of the text that the model could "
       "write: that needs patterns that are causal");
 }
@@ -283,14 +325,14 @@ std::optional<AvailableMemory> Run::available() const {
 
 // What the run will take is worked out, said and held against what is free before any of it is taken. Every rank does:
 // the kernel ends whom it likes where a host has too little, and without a word.
-void Run::require_memory_for(const LayerRequests& layers) {
+void Run::require_memory_for(const std::vector<Stage>& stages) {
   const bool gpu = options_.device.is_cuda();
   const int context = world_.size() / static_cast<int>(config_.mesh.data), ranks = gpu ? 1 : options_.ranks_here;
   std::optional<AvailableMemory> free;
   together(world_, {"planning the memory"}, [&] {
     free = available();
     require_memory("at least ", least_memory(config_, context), ranks, free);
-    memory_ = plan_memory(config_, layers, context, world_.rank() % context, gpu);
+    memory_ = plan_memory(config_, stages, context, world_.rank() % context, gpu);
   });
   say("memory: " + memory_.text());
   // A checkpoint is read while there are no activations yet: weights and moments once more, on the host.
@@ -303,7 +345,7 @@ bool Run::validate() {
   const RunReport::Pause pause(*report_);
   const ValidationResult result = training_->validate([&] { return asked_to_stop(); });
   if (result.stop) return true;
-  report_->validation(result.loss);
+  report_->validation(result);
   return false;
 }
 
@@ -342,9 +384,12 @@ int Run::finish(bool stopped) {
     say("continue:    " + shell_quote(command({"--resume", path_})));
     return interrupt_exit_code();
   }
-  const std::optional<double> validation = report_->validation_bits_per_byte();
+  const std::optional<double> validation = report_->validation_loss();
+  const auto shown = [&](double loss) {
+    return data_->is_text() ? rounded(bits_per_byte(loss), 2) + " bits per byte" : "loss " + rounded(loss, 3);
+  };
   say("done: " + counted(config_.run.steps, "step") + " in " + time +
-      (validation ? ", validation " + rounded(*validation, 2) + " bits per byte" : "") + ", in " + path_);
+      (validation ? ", validation " + shown(*validation) : "") + ", in " + path_);
   say("sample:      " + shell_quote({options_.program, "sample", path_, "--prompt", "def "}));
   Words onward = without_option(command({"--resume", path_}), "--set", "run.steps=");
   onward.insert(onward.end(), {"--set", "run.steps=" + std::to_string(2 * config_.run.steps)});
@@ -361,7 +406,7 @@ int Run::train() {
   }
   world_.set_timeout(Seconds(config_.timeout));
   set_cache_total(config_.memory.caches << 20);
-  LayerRequests layers = options_.layers ? *options_.layers : check_training(config_, world_.size());
+  std::vector<Stage> stages = options_.stages ? *options_.stages : check_training(config_, world_.size());
   // The choice of a kernel depends on it.
   if (options_.device.is_cuda()) set_gpu_numerics({.tf32 = config_.tf32, .deterministic = config_.deterministic});
   together(world_, {"choosing the attention kernel"}, [&] {
@@ -369,21 +414,22 @@ int Run::train() {
                             compute_dtype(config_), config_.model.dim / config_.model.heads, config_.model.dropout > 0)
                   .reason;
   });
-  load_text();
+  load_data();
   if (options_.resume) open_resumed();
   announce();
-  warn_of_later_keys(layers);
+  warn_of_later_keys(stages);
   tell_changes();
-  require_memory_for(layers);
-  training_ = std::make_unique<Training>(config_, std::move(layers), world_, *text_, options_.device);
-  if (options_.resume) load_checkpoint();
+  require_memory_for(stages);
+  if (options_.resume) read_checkpoint();
+  training_ = std::make_unique<Training>(config_, std::move(stages), world_, *data_, options_.device);
+  if (options_.resume) restore();
   require_equal_ranks();
   require_something_to_do();  // alike on all ranks by now
   open_folder();
-  say("text " + text_->text() + "  run folder " + path_ +
+  say("data " + data_->text() + "  run folder " + path_ +
       (options_.resume ? "  resumed after step " + std::to_string(training_->steps_done()) : ""));
 
-  const bool validates = config_.validation.every > 0 && config_.validation.batches > 0 && text_->has_validation();
+  const bool validates = config_.validation.every > 0 && config_.validation.batches > 0 && data_->has_validation();
   bool stop = false, due = false;  // due: a checkpoint
   while (!stop && training_->steps_done() < config_.run.steps) {
     const StepResult result = training_->step(asked_to_stop());
@@ -392,9 +438,6 @@ int Run::train() {
     stop = result.stop;
     const bool validated = !stop && validates && (last || step % config_.validation.every == 0);
     if (validated) stop = validate();
-    if (!result.applied) {
-      say("step " + std::to_string(step) + ": the loss or the gradients are not finite, this update is left out");
-    }
     if (!result.note.empty()) say(result.note);
     report_->step(result, validated);
     due = due || (config_.checkpoint.every > 0 && step % config_.checkpoint.every == 0);

@@ -22,7 +22,7 @@ struct TrainOptions {
   // --resume: a run folder, or the name of one below run.folder; "" is the newest run of run.name.
   std::optional<std::string> resume;
   // What check_training returned for the configuration and the world; without it run_training asks.
-  std::optional<LayerRequests> layers;
+  std::optional<std::vector<Stage>> stages;
   at::Device device = at::kCPU;
   std::string device_reason;      // "cpu (no GPU on this host)": the first line of a run
   std::string placement;          // short form of the ranks' placement, for the same line

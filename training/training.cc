@@ -2,6 +2,7 @@
 #include "training/training.h"
 
 #include <ATen/OpMathType.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/full_like.h>
@@ -33,7 +34,13 @@ constexpr int64_t kBucket = int64_t{1} << 24;
 // Of Parameters::readout().
 constexpr int kLoss = 0;
 constexpr int kStop = 1;
-constexpr int kNorm = 2;
+constexpr int kTargets = 2;     // that count, in units of kTargetUnit, ...
+constexpr int kTargetRest = 3;  // ... and what is left
+constexpr int kNorm = 4;
+constexpr int64_t kTargetUnit = 4096;
+
+// Steps whose tokens are there at once: this one's and those that are read ahead.
+constexpr int64_t kSlots = 3;
 
 KernelKind kernel(const Config& c) { return parse_kernel(c.attention.kernel, "attention.kernel"); }
 
@@ -44,92 +51,44 @@ KernelKind kernel(const Config& c) { return parse_kernel(c.attention.kernel, "at
                   "; no such update was applied. Lower optimizer.lr or lengthen optimizer.warmup");
 }
 
-// Of the global batch, this rank's.
-Span rows_of(const Config& c, const Mesh& mesh) {
-  const int64_t count = c.data.batch / mesh.size("data");
+// Of a batch, this rank's.
+Span rows_of(int64_t batch, const Mesh& mesh) {
+  const int64_t count = batch / mesh.size("data");
   return {mesh.index("data") * count, 1, count};
 }
 
 // Every step does the same work on the same memory, and waits for no other rank before its gradients are there: the
 // context axis has one rank.
 bool steps_are_alike(const Config& c, const LayerRequests& layers, const Communicator& world) {
-  return world.size() == c.mesh.data && !c.data.documents && c.model.dropout == 0 &&
+  return world.size() == c.mesh.data && !c.data.documents && c.data.positions == "running" && c.model.dropout == 0 &&
          std::none_of(layers.distinct.begin(), layers.distinct.end(),
                       [](const PlanRequest& request) { return is_adaptive(request.pattern); });
 }
 
+void set_documents(std::vector<PlanRequest>& requests, const std::vector<std::vector<int64_t>>& parts) {
+  for (PlanRequest& request : requests) request.pattern.documents = parts;
+}
+
 }  // namespace
 
-at::ScalarType compute_dtype(const Config& c) { return c.model.dtype == "bf16" ? at::kBFloat16 : at::kFloat; }
-
-std::vector<MeshAxis> mesh_axes(const Config& c) {
-  return {{"data", static_cast<int>(c.mesh.data)}, {"context", static_cast<int>(c.mesh.context)}};
-}
-
-OptimizerSettings optimizer_settings(const Config& c) {
-  return {.lr = c.optimizer.lr,
-          .min_lr_ratio = c.optimizer.min_lr_ratio,
-          .warmup = c.optimizer.warmup,
-          .steps = c.run.steps,
-          .weight_decay = c.optimizer.weight_decay,
-          .beta1 = c.optimizer.beta1,
-          .beta2 = c.optimizer.beta2,
-          .eps = c.optimizer.eps,
-          .clip = c.optimizer.clip};
-}
-
-LayerRequests check_training(const Config& c, int ranks) {
-  validate(model_shape(c));
-  if (c.model.vocab < 256) {
-    throw Error(ErrorKind::kPlan, "train",
-                "model.vocab is " + std::to_string(c.model.vocab) +
-                    ", but the tokens of a text are its bytes: it must be at least 256");
-  }
-  const std::vector<MeshAxis> sizes = fit_axes(mesh_axes(c), ranks);
-  const int data = sizes[0].size;
-  const int context = sizes[1].size;
-  if (c.data.batch % data != 0) {
-    const int64_t up = (c.data.batch / data + 1) * data;
-    throw Error(ErrorKind::kPlan, "train",
-                "a batch of " + counted(c.data.batch, "row") + " cannot be split evenly over " + std::to_string(data) +
-                    " data-parallel ranks: use data.batch = " + std::to_string(up) + " or mesh.data = 1");
-  }
-  kernel(c);
-  LayerRequests requests = layer_requests(c, context);
-  if (c.data.context < 2 * context) {
-    throw Error(ErrorKind::kPlan, "train",
-                "data.context is " + std::to_string(c.data.context) + ", too short for " + std::to_string(context) +
-                    " ranks: it must be at least " + std::to_string(2 * context));
-  }
-  return requests;
-}
-
-ModelShape model_shape(const Config& c) {
-  return {.layers = c.model.layers,
-          .dim = c.model.dim,
-          .heads = c.model.heads,
-          .kv_heads = c.model.kv_heads,
-          .ffn = c.model.ffn,
-          .vocab = c.model.vocab,
-          .rope_theta = c.model.rope_theta,
-          .tie_embeddings = c.model.tie_embeddings,
-          .norm_eps = c.model.norm_eps};
-}
-
-void add_training_charges(const Config& c, int64_t rows, int64_t positions, int ranks, bool gpu, StepCharges& step) {
+void add_training_charges(const Config& c, const Stage& stage, int64_t positions, int ranks, bool gpu,
+                          StepCharges& step) {
   const ModelShape shape = model_shape(c);
   const at::ScalarType dtype = compute_dtype(c);
   const auto wide = static_cast<int64_t>(c10::elementSize(at::toOpMathType(dtype)));
-  const int64_t count = parameter_count(shape), tokens = 2 * rows * positions * 8;
+  const bool restart = c.data.positions == "restart";
+  const int64_t rows = stage.batch / c.mesh.data;
+  const int64_t count = parameter_count(shape), batch = (restart ? 3 : 2) * rows * positions * 8;
+  const int64_t turned = restart ? stage.context : positions;  // positions in the rotary table
   for (const Charge& charge : parameter_charges(count, dtype)) step.lasts(charge);
   step.lasts(optimizer_charge(count, dtype));
-  step.lasts({"inputs", tokens + positions * shape.head_dim() * wide, When::kLasts});  // and the rotary table
-  if (!gpu) step.lasts({"positions", positions * 8, When::kLasts});
-  // As many rows as it takes one after the other, each with the token that follows it.
-  const int64_t loading = gpu ? 0 : tokens + (c.data.context + 1 + positions) * 8;
+  // On a CPU a step reads its tokens where they were read to.
+  const int64_t inputs = gpu ? batch : kSlots * c.data.accumulate * batch;
+  step.lasts({"inputs", inputs + turned * shape.head_dim() * wide, When::kLasts});
+  // A table of each row's own positions.
+  const int64_t table = restart ? rows * positions * shape.head_dim() * wide : 0;
   const int64_t bucket = ranks > 1 ? std::min(kBucket, count) * wide : 0;
-  step.then({"batch",
-             {{"rows that are loaded", loading, When::kForward}, {"a collective's bucket", bucket, When::kBackward}}});
+  step.then({"batch", {{"rotary table", table, When::kKept}, {"a collective's bucket", bucket, When::kBackward}}});
   // A recorded step keeps its memory (step_graph.h): what a validation takes comes besides.
   const bool recorded = gpu && c.cuda_graphs == "auto" && ranks == c.mesh.data;
   const bool validated = c.validation.every > 0 && c.validation.batches > 0 && c.data.validation_fraction > 0;
@@ -155,41 +114,113 @@ void restore_tensors(const TrainingState& state, const std::vector<NamedTensor>&
   for (const NamedTensor& to : into) at::Tensor(to.tensor).copy_(*saved[to.name]);
 }
 
-Training::Training(const Config& config, LayerRequests layers, Communicator& world, const TextSource& text,
+struct Training::Share {
+  Share(const Config& config, const LayerRequests& layers, BatchShape batch_shape, const Communicator& world,
+        const Model& model, at::Device device)
+      : shape(std::move(batch_shape)),
+        requests(layers.of_rows(shape.first_row, shape.own_rows)),
+        graph(device, config.cuda_graphs == "auto" && steps_are_alike(config, layers, world)) {
+    const auto positions = static_cast<int64_t>(shape.positions.size());
+    std::vector<int64_t> sizes = {shape.planes(), shape.own_rows, positions};
+    if (device.is_cuda()) batch = at::empty(sizes, at::TensorOptions(at::kLong).device(device));
+    sizes.insert(sizes.begin(), config.data.accumulate);
+    for (int64_t i = 0; i < kSlots; ++i) slots.push_back(host_memory(sizes, at::kLong, device));
+    const int64_t context = layers.distinct[0].shape.q_len;
+    rotary = model.rotary(shape.restart ? at::arange(context, at::kLong)
+                                        : at::from_blob(shape.positions.data(), {positions}, at::kLong));
+  }
+
+  // Begins to read steps [begin, until).
+  void read(const Dataset& data, int64_t accumulate, int64_t begin, int64_t until) {
+    std::vector<int64_t*> memory;
+    for (const at::Tensor& slot : slots) memory.push_back(slot.data_ptr<int64_t>());
+    reader.reset();  // it writes to the same memory
+    reader = std::make_unique<BatchReader>(data, shape, accumulate, begin, until, std::move(memory));
+    next = begin;
+    end = until;
+  }
+
+  // What a step computes with: [planes, rows, positions] on its device.
+  at::Tensor on_device(const at::Tensor& host) {
+    if (!batch.defined()) return host;
+    send(host, batch);
+    return batch;
+  }
+
+  RotaryTable table(const at::Tensor& of) const {
+    if (!shape.restart) return rotary;
+    const at::Tensor positions = of[2].view({-1});
+    return {rotary.cosine.index_select(0, positions), rotary.sine.index_select(0, positions)};
+  }
+
+  BatchShape shape;
+  std::vector<PlanRequest> requests;  // of these rows, without their documents
+  RotaryTable rotary;                 // of the positions; where they restart, of the whole context's
+  at::Tensor batch;                   // on a GPU, where a recorded step reads it
+  std::vector<at::Tensor> slots;      // int64 [accumulate, planes, rows, positions], of the host
+  StepGraph graph;
+  int64_t next = -1;  // the step that the reader gives next, ...
+  int64_t end = -1;   // ... unless it is this one
+  std::unique_ptr<BatchReader> reader;
+};
+
+Training::Training(const Config& config, std::vector<Stage> stages, Communicator& world, const Dataset& data,
                    at::Device device)
     : config_(config),
-      layers_(std::move(layers)),
-      text_(text),
+      stages_(std::move(stages)),
+      data_(data),
       mesh_(world, mesh_axes(config)),
-      rows_(rows_of(config, mesh_)),
-      requests_(layers_.of_rows(rows_.begin, rows_.count)),
       device_(device),
       model_(model_shape(config), static_cast<uint64_t>(config.run.seed), compute_dtype(config), device),
       optimizer_(model_.parameters(), optimizer_settings(config)),
-      graph_(device, config.cuda_graphs == "auto" && steps_are_alike(config, layers_, world)),
-      readout_({Parameters::kReadout}, model_.parameters().readout().scalar_type(), device) {
+      readout_({Parameters::kReadout}, model_.parameters().readout().scalar_type(), device),
+      uses_(data.resumed_uses()) {
   if (device.is_cuda()) set_gpu_numerics({.tf32 = config.tf32, .deterministic = config.deterministic});
   model_.set_recompute(config.model.recompute);
-  const Layout layout = make_layout(parse_layout(config.attention.layout, "attention.layout"), config.data.context,
-                                    mesh_.size("context"));
-  std::vector<int64_t> mine = layout.positions(mesh_.index("context"));
-  positions_ = at::from_blob(mine.data(), {static_cast<int64_t>(mine.size())}, at::kLong).clone();
-  rotary_ = model_.rotary(positions_);
-  batch_ = at::empty({2, rows_.count, positions_.numel()}, at::TensorOptions(at::kLong).device(device));
-  // What is wrong with a plan is said before the first step. Those of later documents are proved where they are made,
-  // ahead of their step; adaptive ones by the calls that make them.
-  for (const PlanRequest& request : requests([&](int64_t row) { return text_.sample_documents(0, row); })) {
-    if (proves_by_default()) prove_plan(request, mesh_.axis("context"));
-  }
+  const int64_t first = data_.first_step();
+  enter(config_.data.context.stage_of(first), first);
 }
 
-template <typename Documents>
-std::vector<PlanRequest> Training::requests(const Documents& documents) const {
-  std::vector<PlanRequest> requests = requests_;
+Training::~Training() = default;
+
+void Training::require_stage(int64_t step) {
+  if (const size_t stage = config_.data.context.stage_of(step); stage != stage_) enter(stage, step);
+}
+
+void Training::enter(size_t stage, int64_t step) {
+  const Stage& now = stages_[stage];
+  if (share_ && share_->reader) waited_for_data_ += share_->reader->waited();
+  share_.reset();  // before the next one takes its memory
+  stage_ = stage;
+  const Layout layout =
+      make_layout(parse_layout(config_.attention.layout, "attention.layout"), now.context, mesh_.size("context"));
+  const Span rows = rows_of(now.batch, mesh_);
+  BatchShape shape{.rows = now.batch,
+                   .first_row = rows.begin,
+                   .own_rows = rows.count,
+                   .positions = layout.positions(mesh_.index("context")),
+                   .restart = config_.data.positions == "restart"};
+  share_ = std::make_unique<Share>(config_, now.layers, std::move(shape), mesh_.world(), model_, device_);
+  // What is wrong with a plan is said before the stage's first step. Those of later documents are proved where they are
+  // made, ahead of their step; adaptive ones by the calls that make them.
+  if (!proves_by_default()) return;
+  for (const PlanRequest& request : requests_ahead(step, 0)) prove_plan(request, mesh_.axis("context"));
+}
+
+std::vector<PlanRequest> Training::requests(const std::vector<std::vector<int64_t>>& parts) const {
+  std::vector<PlanRequest> requests = share_->requests;
+  if (config_.data.documents) set_documents(requests, parts);
+  return requests;
+}
+
+std::vector<PlanRequest> Training::requests_ahead(int64_t step, int64_t i) const {
+  const Stage& stage = stages_[config_.data.context.stage_of(step)];
+  const Span rows = rows_of(stage.batch, mesh_);
+  std::vector<PlanRequest> requests = stage.layers.of_rows(rows.begin, rows.count);
   if (!config_.data.documents) return requests;
-  std::vector<std::vector<int64_t>> mine;
-  for (int64_t i = 0; i < rows_.count; ++i) mine.push_back(documents(rows_.at(i)));
-  for (PlanRequest& request : requests) request.pattern.documents = mine;
+  std::vector<std::vector<int64_t>> parts;
+  for (int64_t row = 0; row < rows.count; ++row) parts.push_back(data_.parts(step, i * stage.batch + rows.at(row)));
+  set_documents(requests, parts);
   return requests;
 }
 
@@ -212,9 +243,10 @@ void Training::plan_ahead(const std::vector<PlanRequest>& requests) {
 
 Attend Training::attend(const std::vector<PlanRequest>& requests, const Dropout& dropout, const std::string& when) {
   std::vector<AttentionCall> calls;
-  for (size_t i = 0; i < layers_.of_layer.size(); ++i) {
+  const std::vector<size_t>& of_layer = stages_[stage_].layers.of_layer;
+  for (size_t i = 0; i < of_layer.size(); ++i) {
     AttentionCall call;
-    call.request = requests[layers_.of_layer[i]];
+    call.request = requests[of_layer[i]];
     call.comm = &mesh_.axis("context");
     call.kernel = kernel(config_);
     call.dropout = dropout;
@@ -227,42 +259,44 @@ Attend Training::attend(const std::vector<PlanRequest>& requests, const Dropout&
   };
 }
 
+// Of documents, which are others in every step, and of a stage that begins.
+void Training::plan_what_follows() {
+  const int64_t next = steps_done_ + 1;
+  if (next >= config_.run.steps) return;
+  if (!config_.data.documents && config_.data.context.stage_of(next) == stage_) return;
+  for (int64_t i = 0; i < config_.data.accumulate; ++i) plan_ahead(requests_ahead(next, i));
+}
+
 std::string Training::attention_text() const {
   std::string text;
-  for (const PlanRequest& request : layers_.distinct) text += (text.empty() ? "" : "; ") + request.text();
+  for (const Stage& stage : stages_) {
+    for (const PlanRequest& request : stage.layers.distinct) text += (text.empty() ? "" : "; ") + request.text();
+  }
   return text;
 }
 
-double Training::flops_per_token() const { return annulus::flops_per_token(model_.shape(), layers_.pairs_per_token()); }
+double Training::flops_per_token() const {
+  return annulus::flops_per_token(model_.shape(), stages_[stage_].layers.pairs_per_token());
+}
 
-template <typename Row>
-void Training::load_batch(const Row& row) {
-  const at::Tensor next = positions_.add(1);
-  std::vector<at::Tensor> rows(static_cast<size_t>(2 * rows_.count));
-  for (int64_t i = 0; i < rows_.count; ++i) {
-    const at::Tensor tokens = row(rows_.at(i));
-    rows[static_cast<size_t>(i)] = tokens.index_select(0, positions_);
-    rows[static_cast<size_t>(rows_.count + i)] = tokens.index_select(0, next);
+double Training::waited_for_data() const { return waited_for_data_ + (share_->reader ? share_->reader->waited() : 0); }
+
+bool Training::replays() const { return share_->graph.recorded(); }
+
+at::Tensor Training::loss(const at::Tensor& batch, const RotaryTable& table, const Attend& attend) const {
+  const Stage& now = stages_[stage_];
+  const double scale = 1.0 / static_cast<double>(now.batch * config_.data.accumulate * now.context);
+  return model_.loss(batch[0], batch[1].reshape({-1}), table, attend, scale);
+}
+
+void Training::reduce_gradients() {
+  Communicator& world = mesh_.world();
+  if (world.size() == 1) return;
+  at::Tensor& reduced = model_.parameters().reduced();
+  for (int64_t begin = 0; begin < reduced.numel(); begin += kBucket) {
+    at::Tensor bucket = reduced.narrow(0, begin, std::min(kBucket, reduced.numel() - begin));
+    world.all_reduce(bucket, ReduceOp::kSum, {"gradients", steps_done_ + 1, "step"});
   }
-  const at::Tensor host = host_side(batch_);
-  at::Tensor flat = host.view({2 * rows_.count, positions_.numel()});
-  at::stack_out(flat, rows);
-  check_tokens(host, config_.model.vocab);
-  send(host, batch_);
-}
-
-at::Tensor Training::loss(const Attend& attend) const {
-  return model_.loss(batch_[0], batch_[1].view({-1}), rotary_, attend, 1.0 / static_cast<double>(tokens_per_step()));
-}
-
-void Training::forward_backward(const Attend& attend) {
-  Parameters& parameters = model_.parameters();
-  parameters.zero_leaf_gradients();
-  const c10::AutoGradMode grad(true);
-  const at::Tensor local = loss(attend);
-  local.backward();
-  parameters.gather_gradients();
-  parameters.readout()[kLoss].copy_(local.detach());
 }
 
 std::array<double, Parameters::kReadout> Training::read_out() {
@@ -280,47 +314,91 @@ std::array<double, Parameters::kReadout> Training::read_out() {
 }
 
 StepResult Training::step(bool stop) {
+  require_stage(steps_done_);
+  Share& share = *share_;
+  const Stage& now = stages_[stage_];
+  if (!share.reader || share.next != steps_done_ || share.next == share.end) {
+    const int64_t end = stage_ + 1 < stages_.size() ? stages_[stage_ + 1].step : config_.run.steps;
+    share.read(data_, config_.data.accumulate, steps_done_, std::max(end, steps_done_ + 1));
+  }
+  const BatchReader::Step& read = share.reader->take();
+  const at::Tensor& slot = share.slots[read.slot];
+  ++share.next;
+  plan_what_follows();
+
   Parameters& parameters = model_.parameters();
-  at::Tensor& reduced = parameters.reduced();
-  const auto planned = [&](int64_t step) {
-    return requests([&, step](int64_t row) { return text_.sample_documents(step, row); });
-  };
-  const std::vector<PlanRequest> now = planned(steps_done_);
-  look_up(now);
-  if (config_.data.documents && steps_done_ + 1 < config_.run.steps) plan_ahead(planned(steps_done_ + 1));
-  const Dropout dropout{.rate = config_.model.dropout,
-                        .seed = static_cast<uint64_t>(config_.run.seed),
-                        .step = steps_done_,
-                        .layer = 0,
-                        .first_row = rows_.begin};
-  load_batch([&](int64_t row) { return text_.sample(steps_done_, row); });
-  graph_.run([&] { forward_backward(attend(now, dropout, "step " + std::to_string(steps_done_ + 1))); });
-  parameters.readout()[kStop].fill_(stop ? 1 : 0);
-  Communicator& world = mesh_.world();
-  if (world.size() > 1) {
-    for (int64_t begin = 0; begin < reduced.numel(); begin += kBucket) {
-      at::Tensor bucket = reduced.narrow(0, begin, std::min(kBucket, reduced.numel() - begin));
-      world.all_reduce(bucket, ReduceOp::kSum, {"gradients", steps_done_ + 1, "step"});
-    }
+  at::Tensor readout = parameters.readout();
+  readout.zero_();
+  const std::string when = "step " + std::to_string(steps_done_ + 1);
+  int64_t targets = 0;
+  for (int64_t i = 0; i < config_.data.accumulate; ++i) {
+    const Batch& batch = read.batches[static_cast<size_t>(i)];
+    targets += batch.targets;
+    const std::vector<PlanRequest> requests_now = requests(batch.parts);
+    look_up(requests_now);
+    const Dropout dropout{.rate = config_.model.dropout,
+                          .seed = static_cast<uint64_t>(config_.run.seed),
+                          .step = steps_done_,
+                          .layer = 0,
+                          .first_row = i * now.batch + share.shape.first_row};
+    const at::Tensor host = slot[i];
+    check_tokens(host[0], config_.model.vocab);
+    check_tokens(host[1], config_.model.vocab, kNoTarget);
+    const at::Tensor on_device = share.on_device(host);
+    const Attend attends = attend(requests_now, dropout, when);
+    parameters.begin_backward(i == 0);
+    share.graph.run([&] {
+      const c10::AutoGradMode grad(true);
+      const at::Tensor local = loss(on_device, share.table(on_device), attends);
+      local.backward();
+      readout[kLoss].add_(local.detach());
+    });
+    parameters.gather_gradients(i == 0);
   }
-  parameters.readout()[kNorm].copy_(optimizer_.gradient_norm());
-  const auto read = read_out();
+  readout[kStop].fill_(stop ? 1 : 0);
+  readout[kTargets].fill_(targets / kTargetUnit);
+  readout[kTargetRest].fill_(targets % kTargetUnit);
+  reduce_gradients();
+  readout[kNorm].copy_(optimizer_.gradient_norm());
+  const auto values = read_out();
+
   StepResult result;
-  result.loss = read[kLoss];
-  result.stop = read[kStop] > 0;
-  result.gradient_norm = read[kNorm];
-  result.note = graph_.take_note();
+  result.tokens = now.batch * config_.data.accumulate * now.context;
+  result.targets = static_cast<int64_t>(values[kTargets]) * kTargetUnit + static_cast<int64_t>(values[kTargetRest]);
+  // Until here gradients and loss are sums divided by the number of tokens.
+  const double per_target = static_cast<double>(result.tokens) / static_cast<double>(result.targets);
+  result.loss = values[kLoss] * per_target;
+  result.gradient_norm = values[kNorm] * per_target;
+  result.stop = values[kStop] > 0;
+  result.note = share.graph.take_note();
   result.lr = learning_rate(optimizer_settings(config_), steps_done_);
-  result.applied = std::isfinite(result.loss) && std::isfinite(result.gradient_norm);
-  if (result.applied) {
-    optimizer_.update(result.gradient_norm, steps_done_);
-    not_finite_ = 0;
-    ++applied_;
-  } else if (++not_finite_ >= config_.optimizer.skips) {
-    refuse_not_finite(not_finite_, steps_done_ + 1);
+  apply(per_target, result);
+  for (size_t i = 0; i < uses_.size(); ++i) {
+    uses_[i].rows += read.uses[i].rows;
+    uses_[i].targets += read.uses[i].targets;
+    uses_[i].documents += read.uses[i].documents;
   }
+  tokens_ += result.tokens;
   ++steps_done_;
   return result;
+}
+
+void Training::apply(double gradient_scale, StepResult& result) {
+  const auto leave_out = [&](const std::string& why) {
+    result.note += (result.note.empty() ? "step " : "; step ") + std::to_string(steps_done_ + 1) + ": " + why +
+                   ", this update is left out";
+  };
+  result.applied = result.targets > 0 && std::isfinite(result.loss) && std::isfinite(result.gradient_norm);
+  if (result.applied) {
+    optimizer_.update(gradient_scale, result.gradient_norm, steps_done_);
+    not_finite_ = 0;
+    ++applied_;
+  } else if (result.targets == 0) {
+    leave_out("no target of its rows counts");
+  } else {
+    leave_out("the loss or the gradients are not finite");
+    if (++not_finite_ >= config_.optimizer.skips) refuse_not_finite(not_finite_, steps_done_ + 1);
+  }
 }
 
 void Training::require_updates() const {
@@ -329,26 +407,46 @@ void Training::require_updates() const {
 
 ValidationResult Training::validate(const std::function<bool()>& stop) {
   const c10::AutoGradMode no_grad(false);
-  const int64_t batches = config_.validation.batches;
-  const int64_t rows = batches * config_.data.batch;
-  double total = 0;
-  for (int64_t i = 0; i < batches; ++i) {
-    const bool stop_now = stop();
-    const auto planned = [&](int64_t which) {
-      return requests([&](int64_t row) { return text_.validation_documents(which * config_.data.batch + row, rows); });
-    };
-    const std::vector<PlanRequest> now = planned(i);
-    look_up(now);
-    if (config_.data.documents && i + 1 < batches) plan_ahead(planned(i + 1));
-    load_batch([&](int64_t row) { return text_.validation_row(i * config_.data.batch + row, rows); });
-    const at::Tensor local = loss(attend(now, {}, "validation, batch " + std::to_string(i + 1)));
-    at::Tensor sums = at::stack({local, at::full_like(local, stop_now ? 1 : 0)});
-    if (mesh_.world().size() > 1) mesh_.world().all_reduce(sums, ReduceOp::kSum, {"validation loss", i + 1, "batch"});
-    sums = sums.to(at::kCPU, at::kDouble);
-    total += sums[0].item<double>();
-    if (sums[1].item<double>() > 0) return {0, true};
+  const int64_t step = std::max<int64_t>(0, steps_done_ - 1);  // rows are as long as those of the last step
+  require_stage(step);
+  const BatchShape& shape = share_->shape;
+  const Stage& now = stages_[stage_];
+  const int64_t batches = config_.validation.batches, rows = batches * now.batch;
+  at::Tensor host =
+      host_memory({shape.planes(), shape.own_rows, static_cast<int64_t>(shape.positions.size())}, at::kLong, device_);
+  double total = 0, targets = 0;
+  ValidationResult result;
+  for (size_t source = 0; source < data_.sources(); ++source) {
+    double of_source = 0, targets_of_source = 0;
+    const bool any = data_.validation_rows(source, step) > 0;
+    for (int64_t i = 0; any && i < batches; ++i) {
+      const bool stop_now = stop();
+      const auto parts = [&](int64_t row) { return data_.validation_parts(source, step, i * now.batch + row, rows); };
+      const auto row = [&](int64_t row) { return data_.validation_row(source, step, i * now.batch + row, rows); };
+      const Batch batch = fill_batch(shape, row, parts, host.data_ptr<int64_t>());
+      const std::vector<PlanRequest> requests_now = requests(batch.parts);
+      look_up(requests_now);
+      const at::Tensor on_device = share_->on_device(host);
+      const Attend attends = attend(requests_now, {}, "validation, batch " + std::to_string(i + 1));
+      const at::Tensor local = loss(on_device, share_->table(on_device), attends);
+      const auto filled = [&](int64_t value) { return at::full_like(local, value); };
+      at::Tensor sums = at::stack(
+          {local, filled(stop_now ? 1 : 0), filled(batch.targets / kTargetUnit), filled(batch.targets % kTargetUnit)});
+      if (mesh_.world().size() > 1) mesh_.world().all_reduce(sums, ReduceOp::kSum, {"validation loss", i + 1, "batch"});
+      sums = sums.to(at::kCPU, at::kDouble);
+      of_source += sums[0].item<double>();
+      targets_of_source += sums[2].item<double>() * kTargetUnit + sums[3].item<double>();
+      result.stop = sums[1].item<double>() > 0;
+      if (result.stop) return result;
+    }
+    // Sums until here, divided by the number of tokens of a step.
+    of_source *= static_cast<double>(now.batch * config_.data.accumulate * now.context);
+    result.of_source.push_back(of_source / targets_of_source);
+    total += of_source;
+    targets += targets_of_source;
   }
-  return {total / static_cast<double>(batches), false};
+  result.loss = total / targets;
+  return result;
 }
 
 TrainingState Training::state() const {
@@ -357,19 +455,23 @@ TrainingState Training::state() const {
   for (const NamedTensor& t : p.views(optimizer_.exp_avg(), "optimizer.exp_avg.")) state.tensors.push_back(t);
   for (const NamedTensor& t : p.views(optimizer_.exp_avg_sq(), "optimizer.exp_avg_sq.")) state.tensors.push_back(t);
   state.extra["updates"] = std::to_string(optimizer_.updates());
-  state.extra["text"] = text_.fingerprint();
   state.extra["seed"] = std::to_string(config_.run.seed);
+  state.extra["data"] = data_.state(steps_done_, uses_);
+  state.extra["tokens"] = std::to_string(tokens_);
+  state.extra["token"] = data_.is_text() ? "byte" : "id";
   return state;
 }
 
 void Training::restore(const TrainingState& state) {
-  const auto updates = state.extra.find("updates");
-  int64_t count = -1;
-  try {
-    if (updates != state.extra.end()) count = std::stoll(updates->second);
-  } catch (const std::exception&) {
-    count = -1;
-  }
+  const auto number = [&](const char* key) -> int64_t {
+    const auto found = state.extra.find(key);
+    try {
+      return found == state.extra.end() ? -1 : std::stoll(found->second);
+    } catch (const std::exception&) {
+      return -1;
+    }
+  };
+  const int64_t count = number("updates"), tokens = number("tokens");
   if (count < 0 || count > state.step || state.step < 0) {
     throw Error(ErrorKind::kInput, "checkpoint", "it does not say how many updates were made");
   }
@@ -377,6 +479,8 @@ void Training::restore(const TrainingState& state) {
   model_.parameters().refresh_leaves();
   optimizer_.set_updates(count);
   steps_done_ = state.step;
+  // Earlier versions had one length of rows alone, and said no number of tokens.
+  tokens_ = tokens >= 0 ? tokens : steps_done_ * stages_[0].batch * config_.data.accumulate * stages_[0].context;
 }
 
 std::string Training::weights_digest() const {

@@ -21,9 +21,9 @@
 #include "common/files.h"
 #include "common/terminal.h"
 #include "common/text.h"
-#include "data/token_file.h"
-#include "data/token_table.h"
-#include "data/tokenization.h"
+#include "data/shards/token_file.h"
+#include "data/shards/token_table.h"
+#include "data/shards/tokenization.h"
 
 namespace annulus {
 namespace {

@@ -67,6 +67,8 @@ TEST_F(MappedFileTest, CopiesWhatTheFileHolds) {
   file.copy(4000, 5000, part.data());
   EXPECT_EQ(part, text.substr(4000, 5000));
   EXPECT_EQ(file.at<char>(file.size() - 1), 'd');
+  file.will_need(1, file.size() - 1);
+  file.will_need(0, file.size() + 1);
   uint32_t word = 0;
   std::memcpy(&word, text.data() + 13, sizeof word);
   EXPECT_EQ(file.at<uint32_t>(13), word);
@@ -78,8 +80,7 @@ TEST_F(MappedFileTest, AnEmptyFileIsAFile) {
   const MappedFile file("data", path_);
   EXPECT_EQ(file.size(), 0);
   file.copy(0, 0, nullptr);
-  file.expect_sequential_reads();
-  file.expect_random_reads();
+  file.will_need(0, 0);
 }
 
 TEST_F(MappedFileTest, RangesBeyondTheFileAreNotRead) {

@@ -101,6 +101,61 @@ TEST(Config, PatternsMayBeListedByLayer) {
   expect_in(refusal(kSmall, {"model.pattern=[" + window + ", { kind = \"windw\" }]"}), {"model.pattern[1]", "window"});
 }
 
+TEST(Config, SourcesAreAListOfFilesOrOfTables) {
+  const Config plain = parse_config(kSmall, "s", {"data.train=[\"a\", \"b/*.bin\"]"});
+  ASSERT_EQ(plain.data.train.list.size(), 1U);
+  EXPECT_EQ(plain.data.train.list[0].files, (std::vector<std::string>{"a", "b/*.bin"}));
+  EXPECT_EQ(plain.data.train.name(0), "train");
+  const std::string two =
+      "[{ files = [\"a\"], weight = 0.75, name = \"web\" }, { files = [\"b\", \"c\"], weight = 0.25, format = "
+      "\"nanogpt\", width = 32, begin = 1, end = 0 }]";
+  const Config c = parse_config(kSmall, "s", {"data.train=" + two});
+  ASSERT_EQ(c.data.train.list.size(), 2U);
+  EXPECT_EQ(c.data.train.name(0), "web");
+  EXPECT_EQ(c.data.train.name(1), "source 2");
+  EXPECT_EQ(c.data.train.list[1].end, 0);
+  EXPECT_EQ(c.data.train.text(), two);
+  // A list of strings in a table, and lines below headers.
+  EXPECT_EQ(parse_config(kSmall, "s", {"data.train=[{ files = \"a\", weight = 3 }]"}).data.train.list[0].weight, 3);
+  const auto refused = [](const std::string& train, const std::vector<std::string>& words) {
+    expect_in(refusal(kSmall, {"data.train=" + train}), words);
+  };
+  refused("[{ file = \"a\" }]", {"data.train[0]", "unknown key \"file\"", "did you mean \"files\"?"});
+  refused("[{ weight = 1 }]", {"data.train[0]", "files"});
+  refused("[{ files = \"a\", weight = -1 }]", {"data.train[0].weight", "above 0", "-1"});
+  refused("[{ files = \"a\", weight = 0 }]", {"data.train[0].weight", "above 0"});
+  refused("[{ files = \"a\", weight = nan }]", {"data.train[0].weight", "above 0"});
+  refused("[{ files = \"a\", weight = 1 }, { files = \"b\" }]", {"a weight for every source or for none"});
+  refused("[{ files = \"a\" }, \"b\"]", {"data.train[1]", "a table like the others"});
+  refused("[{ files = \"a\", format = \"megtron\" }]", {"data.train[0].format", "did you mean \"megatron\"?"});
+  refused("[{ files = \"a\", width = 24 }]", {"data.train[0].width", "16 or 32"});
+  refused("[{ files = \"a\", end = -1 }]", {"data.train[0].end", "whole number from 0"});
+  refused("[{ files = \"a\", name = \"x\" }, { files = \"b\", name = \"x\" }]", {"two sources", "\"x\""});
+  refused("[{ files = [] }]", {"data.train[0].files", "empty list"});
+}
+
+TEST(Config, ContextsFollowTheStep) {
+  const std::string text = "[[0, 64], [10, 128, 8], [30, 256]]";
+  const Config c = parse_config(kSmall, "s", {"data.context=" + text});
+  EXPECT_EQ(c.data.context.text(), text);
+  EXPECT_EQ(c.data.context.longest(), 256);
+  for (const auto& [step, stage] : std::vector<std::pair<int64_t, size_t>>{{0, 0}, {9, 0}, {10, 1}, {29, 1}, {99, 2}}) {
+    EXPECT_EQ(c.data.context.stage_of(step), stage) << step;
+  }
+  EXPECT_EQ(c.data.batch_of(c.data.context.stages[0]), c.data.batch);
+  EXPECT_EQ(c.data.batch_of(c.data.context.stages[1]), 8);
+  EXPECT_EQ(parse_config(kSmall, "s", {"data.context=64"}).data.context.text(), "64");
+  const auto refused = [](const std::string& contexts, const std::vector<std::string>& words) {
+    expect_in(refusal(kSmall, {"data.context=" + contexts}), words);
+  };
+  refused("[]", {"data.context", "empty list"});
+  refused("[64, 128]", {"data.context", "[step, context]"});
+  refused("[[5, 64]]", {"data.context", "step 0", "got 5"});
+  refused("[[0, 64], [0, 128]]", {"data.context", "rising", "0 after 0"});
+  refused("[[0, 0]]", {"data.context", "from 1"});
+  expect_in(refusal(kSmall, {"data.context=[[0, 64, 3]]", "mesh.data=2"}), {"data.context", "3 rows", "mesh.data = 2"});
+}
+
 TEST(Config, DocumentsComeFromTheFilesOrFromThePattern) {
   EXPECT_TRUE(parse_config(kSmall, "s", {"data.documents=true"}).data.documents);
   for (const char* pattern : {"{ kind = \"causal\", documents = [2048] }",
@@ -247,7 +302,18 @@ RC_GTEST_PROP(ConfigProperty, WhatIsWrittenReadsBackEqual, ()) {
   c.timeout = *positive();
   c.run.folder = *text();
   c.run.seed = *rc::gen::inRange<int64_t>(0, int64_t{1} << 62);
-  c.data.train = *rc::gen::nonEmpty(rc::gen::container<std::vector<std::string>>(text()));
+  const auto files = [] { return *rc::gen::nonEmpty(rc::gen::container<std::vector<std::string>>(text())); };
+  c.data.train = files();
+  if (*rc::gen::arbitrary<bool>()) {
+    const double weight = *rc::gen::element(0.0, 0.25, 3.0);
+    c.data.train.list = {{.name = *text(), .files = files(), .format = "nanogpt", .width = 32, .weight = weight},
+                         {.files = files(), .begin = 7, .end = 0, .weight = weight}};
+    RC_PRE(c.data.train.name(0) != c.data.train.name(1));
+  }
+  if (*rc::gen::arbitrary<bool>()) {
+    c.data.context.stages = {{.step = 0, .context = 64}, {.step = 5, .context = 128, .batch = 4}};
+  }
+  c.data.ignore = *rc::gen::container<std::vector<int64_t>>(rc::gen::inRange<int64_t>(0, 1000));
   c.data.validation_fraction = std::fmod(*positive(), 1.0);
   c.model.kv_heads = *rc::gen::element<int64_t>(1, 2, 4);
   c.model.norm_eps = *positive();

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """tokens.table: concatenated bytes of tokens are what the library's decoder gives, in Python and in C++
-(data/token_table.h, through tool in the second argument)."""
+(data/shards/token_table.h, through tool in the second argument)."""
 
 import json
 import os

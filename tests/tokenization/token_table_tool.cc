@@ -6,7 +6,7 @@
 #include <sstream>
 #include <string>
 
-#include "data/token_table.h"
+#include "data/shards/token_table.h"
 
 int main(int, char** argv) {
   try {

@@ -62,9 +62,9 @@ class GpuTraining : public ::testing::Test {
 
   // Calls body(training) with a training of one rank.
   static void with_training(const Config& config, at::Device device, const std::function<void(Training&)>& body) {
-    const TextSource text(config.data, config.run.seed);
+    const Dataset data(config.data, config.run.seed);
     const std::shared_ptr<Communicator> world = make_self_communicator();
-    Training training(config, *world, text, device);
+    Training training(config, *world, data, device);
     body(training);
   }
 

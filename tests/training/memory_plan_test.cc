@@ -75,12 +75,12 @@ class AtBackward {
 
 // On each rank. Of the second step: the first takes what lasts.
 std::vector<Taken> taken_by_a_step(const Config& config, int ranks) {
-  const TextSource text(config.data, config.run.seed);
+  const Dataset data(config.data, config.run.seed);
   std::vector<Taken> taken(static_cast<size_t>(ranks));
   run_ranks(ranks, [&](Communicator& world) {
     const auto bytes = std::make_shared<PeakBytes>();
     const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, bytes);
-    Training training(config, world, text, at::kCPU);
+    Training training(config, world, data, at::kCPU);
     training.step();
     world.barrier({"a peer may still read what this rank has sent", 0});
     Taken& mine = taken[static_cast<size_t>(world.rank())];

@@ -39,7 +39,7 @@ TEST(Schedule, WithoutWarmupOrShorterThanIt) {
 }
 
 // Updates at these steps; at those between, none is made, as when the gradients are not finite.
-void expect_formula(double clip, const std::vector<int64_t>& steps) {
+void expect_formula(double clip, const std::vector<int64_t>& steps, double scale = 1) {
   Parameters p = make_parameters();
   const OptimizerSettings s{.lr = 0.01, .warmup = 0, .steps = 10, .weight_decay = 0.3, .clip = clip};
   AdamW adam(p, s);
@@ -50,10 +50,12 @@ void expect_formula(double clip, const std::vector<int64_t>& steps) {
   for (const int64_t step : steps) {
     p.gradients().copy_(at::randn({p.count()}));
     at::Tensor g = p.gradients().to(at::kDouble);
-    const double norm = adam.gradient_norm().item<double>();
+    double norm = adam.gradient_norm().item<double>();
     EXPECT_NEAR(norm, g.norm().item<double>(), 2e-6);  // 5.5e-7, the last place of an fp32 near 5, is seen
+    norm *= scale;
+    g = g.mul(scale);
     if (clip > 0) g = g.mul(std::min(1.0, clip / norm));
-    adam.update(norm, step);
+    adam.update(scale, norm, step);
     const double lr = learning_rate(s, step);
     value.narrow(0, 0, p.decayed()).mul_(1 - lr * s.weight_decay);
     m.mul_(s.beta1).add_(g, 1 - s.beta1);
@@ -69,6 +71,13 @@ void expect_formula(double clip, const std::vector<int64_t>& steps) {
 
 TEST(AdamW, EqualsItsFormula) {
   for (const double clip : {0.0, 0.5}) expect_formula(clip, {0, 1, 2, 3});
+}
+
+// Gradients that are sums over another number of targets than they were divided by.
+TEST(AdamW, ScalesItsGradients) {
+  for (const double scale : {0.25, 1.5}) {
+    for (const double clip : {0.0, 0.5, 100.0}) expect_formula(clip, {0, 1, 2}, scale);
+  }
 }
 
 TEST(LearningRate, SaysWhatAResumeMakesOfIt) {

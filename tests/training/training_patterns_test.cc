@@ -49,10 +49,10 @@ std::vector<std::string> write_documents(const TestFolder& folder) {
 }
 
 std::vector<double> losses(const Config& config, int ranks, int64_t steps = kSteps) {
-  const TextSource text(config.data, config.run.seed);
+  const Dataset data(config.data, config.run.seed);
   std::vector<double> losses;
   run_ranks(ranks, [&](Communicator& world) {
-    Training training(config, world, text, at::kCPU);
+    Training training(config, world, data, at::kCPU);
     std::vector<double> mine;
     for (int64_t i = 0; i < steps; ++i) mine.push_back(training.step().loss);
     mine.push_back(training.validate([] { return false; }).loss);
@@ -124,11 +124,11 @@ TEST(TrainingPatterns, ABlockMapFromAFile) {
       folder, pattern("{ kind = 'blocks', map = 'file', block = 16, file = '" + file + "', causal = true }"));
   expect_same_at_any_ranks(config);
   // What was checked is what is trained with: the file is read once.
-  const TextSource text(config.data, config.run.seed);
+  const Dataset data(config.data, config.run.seed);
   const std::shared_ptr<Communicator> world = make_self_communicator();
-  LayerRequests checked = check_training(config, 1);
+  std::vector<Stage> checked = check_training(config, 1);
   std::filesystem::remove(file);
-  EXPECT_TRUE(Training(config, std::move(checked), *world, text, at::kCPU).step().applied);
+  EXPECT_TRUE(Training(config, std::move(checked), *world, data, at::kCPU).step().applied);
 }
 
 // Whatever a pattern says of each row is said of the rows of a step, however many ranks share them.
@@ -212,9 +212,9 @@ TEST(TrainingPatterns, AnUnchangedPatternPlansNothingInASecondStep) {
   const TestFolder folder;
   const Config config =
       config_with(folder, pattern("{ kind = 'blocks', map = 'strided', block = 16, window_blocks = 1, stride = 3 }"));
-  const TextSource text(config.data, config.run.seed);
+  const Dataset data(config.data, config.run.seed);
   run_ranks(2, [&](Communicator& world) {
-    Training training(config, world, text, at::kCPU);
+    Training training(config, world, data, at::kCPU);
     training.step();
     world.barrier({"test", 0});
     const PlanStats before = plan_stats();
@@ -236,10 +236,10 @@ TEST(TrainingPatterns, DocumentsArePlannedOnceAStepAndAhead) {
   config.data.documents = true;
   config.run.seed = 77;  // no other test's documents
   config.run.steps = 4;
-  const TextSource text(config.data, config.run.seed);
+  const Dataset data(config.data, config.run.seed);
   run_ranks(1, [&](Communicator& world) {
     const PlanStats begin = plan_stats();
-    Training training(config, world, text, at::kCPU);
+    Training training(config, world, data, at::kCPU);
     for (int i = 0; i < 4; ++i) training.step();
     const PlanStats end = plan_stats();
     // Two layers share a plan; what was planned ahead is not planned again. The proof makes plans of its own.
@@ -252,9 +252,9 @@ TEST(TrainingPatterns, CountsThePairsOfThePatternInItsFlops) {
   const TestFolder folder;
   const auto flops = [&](const std::string& toml) {
     const Config config = config_with(folder, pattern(toml));
-    const TextSource text(config.data, config.run.seed);
+    const Dataset data(config.data, config.run.seed);
     const std::shared_ptr<Communicator> world = make_self_communicator();
-    return Training(config, *world, text, at::kCPU).flops_per_token();
+    return Training(config, *world, data, at::kCPU).flops_per_token();
   };
   const double full = flops("{ kind = 'full' }"), causal = flops("{ kind = 'causal' }");
   // 2 layers of 4 heads of 8: 12 * 8 for each pair.

@@ -26,14 +26,14 @@ struct Curve {
 
 // `number[r]`: the place in the job of the rank that is r among the threads; as they come where it is empty.
 Curve train(const Config& config, int ranks, int64_t steps, const std::vector<int>& number = {}) {
-  const TextSource text(config.data, config.run.seed);
+  const Dataset data(config.data, config.run.seed);
   std::mutex mutex;
   std::vector<Curve> curves(ranks);
   run_ranks(ranks, [&](Communicator& started) {
     const std::unique_ptr<Communicator> renumbered =
         started.split(0, number.empty() ? started.rank() : number[static_cast<size_t>(started.rank())]);
     Communicator& world = *renumbered;
-    Training training(config, world, text, at::kCPU);
+    Training training(config, world, data, at::kCPU);
     Curve curve;
     for (int64_t i = 0; i < steps; ++i) {
       const StepResult r = training.step();
@@ -175,9 +175,9 @@ TEST(Training, Bf16KeepsFp32WeightsAndItsLeavesFollowThem) {
   Config config = tiny_config(folder);
   config.model.dtype = "bf16";
   config.optimizer.clip = 0;  // clipping writes to the gradients
-  const TextSource text(config.data, config.run.seed);
+  const Dataset data(config.data, config.run.seed);
   const std::shared_ptr<Communicator> world = make_self_communicator();
-  Training training(config, *world, text, at::kCPU);
+  Training training(config, *world, data, at::kCPU);
   const Parameters& p = training.model().parameters();
   for (int i = 0; i < 3; ++i) {
     EXPECT_EQ(p.leaf_values().scalar_type(), at::kBFloat16);
@@ -195,9 +195,9 @@ TEST(Training, AStateOfOneDtypeGoesOnInTheOther) {
   const TestFolder folder;
   Config fp32 = tiny_config(folder), bf16 = fp32;
   bf16.model.dtype = "bf16";
-  const TextSource text(fp32.data, fp32.run.seed);
+  const Dataset data(fp32.data, fp32.run.seed);
   const std::shared_ptr<Communicator> world = make_self_communicator();
-  Training a(fp32, *world, text, at::kCPU), b(bf16, *world, text, at::kCPU);
+  Training a(fp32, *world, data, at::kCPU), b(bf16, *world, data, at::kCPU);
   EXPECT_EQ(a.weights_digest(), b.weights_digest());
   for (int i = 0; i < 3; ++i) a.step();
   b.restore(a.state());
@@ -211,16 +211,16 @@ TEST(Training, AStateOfOneDtypeGoesOnInTheOther) {
 TEST(Training, RestoredStateContinuesBitIdentically) {
   const TestFolder folder;
   Config config = tiny_config(folder);
-  const TextSource text(config.data, config.run.seed);
+  const Dataset data(config.data, config.run.seed);
   for (const std::string dtype : {"fp32", "bf16"}) {
     config.model.dtype = dtype;
     run_ranks(2, [&](Communicator& world) {
-      Training straight(config, world, text, at::kCPU);
+      Training straight(config, world, data, at::kCPU);
       for (int i = 0; i < 3; ++i) straight.step();
       TrainingState state = straight.state();
       for (NamedTensor& t : state.tensors) t.tensor = t.tensor.clone();
       for (int i = 0; i < 3; ++i) straight.step();
-      Training resumed(config, world, text, at::kCPU);
+      Training resumed(config, world, data, at::kCPU);
       resumed.restore(state);
       EXPECT_EQ(resumed.steps_done(), 3);
       for (int i = 0; i < 3; ++i) resumed.step();
@@ -232,9 +232,9 @@ TEST(Training, RestoredStateContinuesBitIdentically) {
 TEST(Training, RefusesAStateOfAnotherModel) {
   const TestFolder folder;
   const Config config = tiny_config(folder);
-  const TextSource text(config.data, config.run.seed);
+  const Dataset data(config.data, config.run.seed);
   const std::shared_ptr<Communicator> world = make_self_communicator();
-  Training training(config, *world, text, at::kCPU);
+  Training training(config, *world, data, at::kCPU);
   const std::string before = training.weights_digest();
   const auto refuse = [&](const TrainingState& state, const std::string& word) {
     try {
@@ -265,9 +265,9 @@ TEST(Training, RefusesAStateOfAnotherModel) {
 TEST(Training, AskingOneRankToStopTellsAll) {
   const TestFolder folder;
   const Config config = tiny_config(folder);
-  const TextSource text(config.data, config.run.seed);
+  const Dataset data(config.data, config.run.seed);
   run_ranks(2, [&](Communicator& world) {
-    Training training(config, world, text, at::kCPU);
+    Training training(config, world, data, at::kCPU);
     EXPECT_FALSE(training.step(false).stop);
     EXPECT_TRUE(training.step(world.rank() == 1).stop);
     int batches = 0;
@@ -281,10 +281,10 @@ TEST(Training, TheLossIsTheMeanOverTheBatch) {
   const TestFolder folder;
   Config config = tiny_config(folder);
   config.validation.batches = 3;
-  const TextSource text(config.data, config.run.seed);
+  const Dataset data(config.data, config.run.seed);
   for (const int ranks : {1, 2}) {
     run_ranks(ranks, [&](Communicator& world) {
-      Training training(config, world, text, at::kCPU);
+      Training training(config, world, data, at::kCPU);
       TrainingState state = training.state();
       for (NamedTensor& t : state.tensors) t.tensor = at::zeros_like(t.tensor);
       training.restore(state);
@@ -298,9 +298,9 @@ TEST(Training, TheLossIsTheMeanOverTheBatch) {
 TEST(Training, LeavesOutUpdatesThatAreNotFinite) {
   const TestFolder folder;
   const Config config = tiny_config(folder);
-  const TextSource text(config.data, config.run.seed);
+  const Dataset data(config.data, config.run.seed);
   run_ranks(2, [&](Communicator& world) {
-    Training training(config, world, text, at::kCPU);
+    Training training(config, world, data, at::kCPU);
     training.step();
     TrainingState state = training.state();
     for (NamedTensor& t : state.tensors) t.tensor = t.tensor.clone();
@@ -325,7 +325,7 @@ TEST(Training, LeavesOutUpdatesThatAreNotFinite) {
   Config two = config;
   two.optimizer.skips = 2;
   run_ranks(1, [&](Communicator& world) {
-    Training training(two, world, text, at::kCPU);
+    Training training(two, world, data, at::kCPU);
     TrainingState broken = training.state();
     for (NamedTensor& t : broken.tensors) t.tensor = t.tensor.clone();
     broken.tensors[1].tensor.fill_(std::numeric_limits<double>::quiet_NaN());
@@ -353,8 +353,6 @@ TEST(Training, RefusesWhatDoesNotFitTheRanks) {
       3, [](Config& c) { c.mesh.data = 3; }, "data.batch");
   refused(
       3, [](Config&) {}, "64");  // zigzag over 3 needs a multiple of 6
-  refused(
-      1, [](Config& c) { c.model.vocab = 255; }, "model.vocab");
   refused(
       1, [](Config& c) { c.model.heads = 3; }, "model.dim");
   refused(

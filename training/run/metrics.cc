@@ -67,8 +67,10 @@ void MetricsWriter::write(int64_t step, const Fields& fields) {
     if (const Table* table = std::get_if<Table>(&value)) {
       field = nlohmann::ordered_json::object();
       for (const auto& [row, numbers] : *table) {
-        nlohmann::ordered_json& object = field[std::string(row)] = nlohmann::ordered_json::object();
-        for (const auto& [key, number] : numbers) object[std::string(key)] = number;
+        nlohmann::ordered_json& object = field[row] = nlohmann::ordered_json::object();
+        for (const auto& [key, number] : numbers) {
+          std::visit([&, name = std::string(key)](auto v) { object[name] = v; }, number);
+        }
       }
     } else if (const int64_t* whole = std::get_if<int64_t>(&value)) {
       field = *whole;
@@ -96,16 +98,19 @@ std::string format_duration(double seconds) {
 
 std::string format_progress(const ProgressReport& r, int columns) {
   const auto known = [](const std::optional<double>& v) { return v && std::isfinite(*v); };
+  const auto shown = [&](double nats) {
+    return r.of_bytes ? fixed(bits_per_byte(nats)) + " bits per byte" : fixed(nats);
+  };
   std::string loss = "  loss " + fixed(r.loss), validation, utilization;
-  if (r.validation_bits_per_byte) validation = "  validation " + fixed(*r.validation_bits_per_byte) + " bits per byte";
+  if (r.validation_loss) validation = "  validation " + shown(*r.validation_loss);
   if (known(r.utilization)) {
     char share[32];
     std::snprintf(share, sizeof share, "  MFU %.1f%%", 100 * *r.utilization);
     utilization = share;
   }
   const auto line = [&] {
-    std::string text = "step " + with_commas(r.step) + "/" + with_commas(r.steps) + loss + "  " +
-                       fixed(bits_per_byte(r.loss)) + " bits per byte" + validation;
+    std::string text = "step " + with_commas(r.step) + "/" + with_commas(r.steps) + loss +
+                       (r.of_bytes ? "  " + shown(r.loss) : "") + validation;
     if (known(r.tokens_per_second)) {
       text += "  " + with_commas(std::llround(std::clamp(*r.tokens_per_second, 0.0, 1e15))) + " tokens/s";
     }
@@ -117,7 +122,7 @@ std::string format_progress(const ProgressReport& r, int columns) {
   if (columns <= 0) return text;
   const auto room = static_cast<size_t>(columns);  // its characters are all ASCII
   for (std::string* part : {&validation, &utilization, &loss}) {
-    if (text.size() <= room) break;
+    if (text.size() <= room || (part == &loss && !r.of_bytes)) break;
     part->clear();
     text = line();
   }

@@ -18,7 +18,8 @@ namespace annulus {
 class MetricsWriter {
  public:
   // An object of objects of numbers.
-  using Table = std::vector<std::pair<std::string_view, std::vector<std::pair<std::string_view, int64_t>>>>;
+  using Numbers = std::vector<std::pair<std::string_view, std::variant<int64_t, double>>>;
+  using Table = std::vector<std::pair<std::string, Numbers>>;
   using Fields = std::vector<std::pair<std::string_view, std::variant<int64_t, double, Table>>>;
 
   // Appends. With `resumed_step`, lines of later steps and a half-written last line are removed first (atomically).
@@ -40,16 +41,18 @@ class MetricsWriter {
 struct ProgressReport {
   int64_t step = 0;
   int64_t steps = 0;
-  double loss = 0;                                      // nats per byte
-  std::optional<double> validation_bits_per_byte = {};  // of the last validation
+  double loss = 0;                             // nats per token
+  std::optional<double> validation_loss = {};  // of the last validation
+  bool of_bytes = true;                        // a token is a byte: losses are shown in bits per byte
   std::optional<double> tokens_per_second = {};
   std::optional<double> utilization = {};  // of the devices' peak, by the model's FLOPs
   std::optional<double> seconds_left = {};
 };
 
 // step 20/600  loss 2.08  3.00 bits per byte  validation 3.12 bits per byte  8,210 tokens/s  MFU 51.2%  4:10 left
-// Where `columns` (0: any number) are too few, it goes without the validation, then without MFU, then without the loss,
-// and what is still too long is cut.
+// step 20/600  loss 2.08  validation 2.16  8,210 tokens/s  MFU 51.2%  4:10 left
+// Where `columns` (0: any number) are too few, it goes without the validation, then without MFU, then without the loss
+// where bits per byte say the same, and what is still too long is cut.
 std::string format_progress(const ProgressReport& report, int columns = 0);
 std::string format_duration(double seconds);  // 250 -> "4:10", 3700 -> "1:01:40"
 inline double bits_per_byte(double nats) { return nats * 1.4426950408889634; }

@@ -32,7 +32,7 @@ ProgressReport report(int64_t step) {
   return {.step = step,
           .steps = 600,
           .loss = 2.0794,
-          .validation_bits_per_byte = 3.12,
+          .validation_loss = 3.12 / bits_per_byte(1),
           .tokens_per_second = 8210.4,
           .seconds_left = 250};
 }
@@ -114,7 +114,7 @@ ProgressReport full_report() {
   return {.step = 20,
           .steps = 600,
           .loss = 2.08,
-          .validation_bits_per_byte = 3.12,
+          .validation_loss = 3.12 / bits_per_byte(1),
           .tokens_per_second = 8210,
           .utilization = 0.512,
           .seconds_left = 250};

@@ -1,0 +1,86 @@
+// BatchReader: reads the batches of coming steps on a thread of its own, so that a step finds its tokens ready. Used by
+// training/training.cc, which also fills batches of validation itself.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "data/dataset.h"
+
+namespace annulus {
+
+// A rank's share of a batch: some of its rows, and of those some positions.
+struct BatchShape {
+  int64_t rows = 0;       // of the batch, over all ranks
+  int64_t first_row = 0;  // of those, this rank's
+  int64_t own_rows = 0;
+  std::vector<int64_t> positions;  // of a row, this rank's, rising
+  bool restart = false;            // with rotary positions that restart with every part
+
+  int64_t plane() const { return own_rows * static_cast<int64_t>(positions.size()); }
+  // Planes [own_rows, positions]: tokens, targets and, where they restart, rotary positions.
+  int64_t planes() const { return restart ? 3 : 2; }
+  int64_t values() const { return planes() * plane(); }
+};
+
+struct Batch {
+  std::vector<std::vector<int64_t>> parts;  // of each of this rank's rows: lengths that add up to the context
+  int64_t targets = 0;                      // of this rank's that count
+};
+
+// Fills `to`, values() numbers, from row(i) and parts(i) of the batch's rows. Thread-safe.
+Batch fill_batch(const BatchShape& shape, const std::function<Row(int64_t)>& row,
+                 const std::function<std::vector<int64_t>(int64_t)>& parts, int64_t* to);
+
+// take() is called by one thread.
+class BatchReader {
+ public:
+  struct Step {
+    std::vector<Batch> batches;  // data.accumulate of them
+    size_t slot = 0;             // whose memory holds the batches' values, one behind the other
+    std::vector<SourceUse> uses;
+  };
+
+  // Of steps [begin, end), whose rows are `batches` times shape.rows. It reads ahead by as many steps as there are
+  // slots, less the one that take() has given: each slot is memory for batches * shape.values() numbers. All of it
+  // outlives the reader. The thread begins at once.
+  BatchReader(const Dataset& data, BatchShape shape, int64_t batches, int64_t begin, int64_t end,
+              std::vector<int64_t*> slots);
+  ~BatchReader();
+  BatchReader(const BatchReader&) = delete;
+  BatchReader& operator=(const BatchReader&) = delete;
+
+  // The next step, `begin` first. Valid until the next call, which hands its slot back. Raises what reading raised.
+  const Step& take();
+
+  // Seconds that calls of take() have waited so far.
+  double waited() const { return waited_; }
+
+ private:
+  void read();
+  void read_step(int64_t step, Step& to) const;
+
+  const Dataset& data_;
+  BatchShape shape_;
+  int64_t batches_;
+  int64_t begin_, end_;
+  std::vector<int64_t*> memory_;  // of each slot
+  std::vector<Step> slots_;       // that of step i is i % size
+  int64_t taken_ = 0;             // steps
+  double waited_ = 0;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int64_t filled_ = 0;      // steps; guarded by mutex_, as are those below
+  int64_t given_back_ = 0;  // steps
+  bool stop_ = false;
+  std::exception_ptr error_;
+  std::thread thread_;
+};
+
+}  // namespace annulus

@@ -1,0 +1,388 @@
+// Tests of data/dataset.h: which tokens a run trains on, in which order, and what a resume makes of it. Shards hold
+// every id once, so that a token is known by its id.
+#include "data/dataset.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <numeric>
+#include <set>
+
+#include "common/error.h"
+
+namespace annulus {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int64_t kEnd = 0;  // the id that ends every document
+
+class DatasetTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    root_ = ::testing::TempDir() + "/dataset";
+    fs::remove_all(root_);
+    fs::create_directories(root_);
+  }
+
+  // A shard of documents of these lengths, the end included, whose other ids are first, first + 1, ...
+  SourceConfig shard(const std::string& name, const std::vector<int64_t>& lengths, uint16_t first) {
+    std::vector<uint16_t> tokens;
+    for (const int64_t length : lengths) {
+      for (int64_t i = 0; i + 1 < length; ++i) tokens.push_back(first++);
+      tokens.push_back(kEnd);
+    }
+    const std::string path = root_ + "/" + name + ".bin";
+    std::ofstream(path, std::ios::binary)
+        .write(reinterpret_cast<const char*>(tokens.data()), static_cast<std::streamsize>(2 * tokens.size()));
+    return {.name = name, .files = {path}, .format = "nanogpt", .end = kEnd};
+  }
+
+  DataConfig data(std::vector<SourceConfig> sources, int64_t context, const std::string& packing = "stream",
+                  bool documents = false) {
+    DataConfig d;
+    d.train = std::move(sources);
+    d.context = context;
+    d.batch = 3;
+    d.packing = packing;
+    d.documents = documents;
+    d.validation_fraction = 0;
+    return d;
+  }
+
+  std::string refusal(const DataConfig& d, int64_t vocab = 0) {
+    try {
+      const Dataset made(d, 1, vocab);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kInput);
+      return std::string(error.message());
+    }
+    return "";
+  }
+
+  std::string root_;
+};
+
+std::vector<int64_t> some_lengths(int64_t documents, uint32_t seed) {
+  std::vector<int64_t> lengths;
+  for (int64_t i = 0; i < documents; ++i) {
+    seed = seed * 1664525 + 1013904223;
+    lengths.push_back(1 + (seed >> 24) % 60);  // of which 1 is an empty document with its end
+  }
+  return lengths;
+}
+
+int64_t sum(const std::vector<int64_t>& numbers) { return std::accumulate(numbers.begin(), numbers.end(), int64_t{0}); }
+
+// How often each id but kEnd was a target in these steps, by the epoch of its source that the row belongs to.
+std::map<int64_t, int64_t> targets(const Dataset& data, int64_t begin, int64_t end) {
+  std::map<int64_t, int64_t> counts;
+  for (int64_t step = begin; step < end; ++step) {
+    for (int64_t r = 0; r < data.rows(step); ++r) {
+      const Row row = data.row(step, r);
+      EXPECT_EQ(static_cast<int64_t>(row.tokens.size()), data.context(step));
+      EXPECT_EQ(sum(data.parts(step, r)), data.context(step));
+      for (size_t i = 0; i < row.targets.size(); ++i) {
+        if (row.targets[i] == kNoTarget || row.targets[i] == kEnd) continue;
+        ++counts[row.targets[i]];
+        // Ids count up within a document.
+        if (row.tokens[i] != kEnd) {
+          EXPECT_EQ(row.tokens[i] + 1, row.targets[i]);
+        }
+      }
+    }
+  }
+  return counts;
+}
+
+TEST_F(DatasetTest, EveryTokenOfAnEpochIsATargetOnce) {
+  const std::vector<int64_t> lengths = some_lengths(200, 3);
+  const std::vector<SourceConfig> source = {shard("a", lengths, 1)};
+  for (const std::string packing : {"stream", "best-fit", "document"}) {
+    for (const bool documents : {false, true}) {
+      const Dataset made(data(source, 32, packing, documents), 1);
+      // Epochs end within steps of three rows: two thirds of the counts are of whole epochs in any case.
+      int64_t steps = 0;
+      while (made.epochs(0, steps) < 3) ++steps;
+      const std::map<int64_t, int64_t> counts = targets(made, 0, steps);
+      std::set<int64_t> firsts;  // tokens that nothing predicts
+      int64_t id = 1;
+      for (const int64_t length : lengths) {
+        if (length > 1) firsts.insert(id);
+        id += length - 1;
+      }
+      for (int64_t i = 1; i < id; ++i) {
+        const auto found = counts.find(i);
+        const int64_t count = found == counts.end() ? 0 : found->second;
+        // Where documents are not told apart, the first token follows the end of the one before.
+        const bool left_out = firsts.contains(i) && (documents || packing != "stream" || (i == 1 && lengths[0] > 1));
+        if (left_out) {
+          EXPECT_EQ(count, 0) << packing << ", token " << i;
+        } else {
+          EXPECT_TRUE(count == 3 || count == 4) << packing << ", token " << i << ": " << count;
+        }
+      }
+    }
+  }
+}
+
+TEST_F(DatasetTest, AnEpochIsDrawnInAnOrderOfItsOwn) {
+  const Dataset made(data({shard("a", std::vector<int64_t>(64, 33), 1)}, 32, "document"), 1);
+  const auto order = [&](const Dataset& of, int64_t epoch) {
+    std::vector<int64_t> firsts;
+    for (int64_t draw = 64 * epoch; draw < 64 * (epoch + 1); ++draw)
+      firsts.push_back(of.row(draw / 3, draw % 3).tokens[0]);
+    return firsts;
+  };
+  const std::vector<int64_t> first = order(made, 0), second = order(made, 1);
+  EXPECT_FALSE(std::is_sorted(first.begin(), first.end()));
+  EXPECT_NE(first, second);
+  EXPECT_EQ(std::set<int64_t>(first.begin(), first.end()).size(), 64U);
+  EXPECT_EQ(std::set<int64_t>(first.begin(), first.end()), std::set<int64_t>(second.begin(), second.end()));
+  const DataConfig same = data({shard("a", std::vector<int64_t>(64, 33), 1)}, 32, "document");
+  EXPECT_EQ(order(Dataset(same, 1), 0), first);
+  EXPECT_NE(order(Dataset(same, 2), 0), first) << "the seed decides";
+}
+
+TEST_F(DatasetTest, SourcesAreMixedByTheirWeights) {
+  SourceConfig a = shard("a", some_lengths(100, 1), 1), b = shard("b", some_lengths(40, 2), 20000);
+  a.weight = 3;
+  b.weight = 1;
+  const Dataset made(data({a, b}, 16), 1);
+  std::vector<int64_t> rows(2, 0);
+  std::vector<SourceUse> used(2);
+  for (int64_t step = 0; step < 40; ++step) {
+    const std::vector<SourceUse> uses = made.uses(step);
+    for (int64_t r = 0; r < 3; ++r) ++rows[made.source(step, r)];
+    for (size_t s = 0; s < 2; ++s) {
+      used[s].rows += uses[s].rows;
+      used[s].targets += uses[s].targets;
+    }
+  }
+  EXPECT_EQ(rows, (std::vector<int64_t>{90, 30}));
+  EXPECT_EQ(used[0].rows, 90);
+  EXPECT_EQ(used[1].targets, 30 * 16) << "rows of a stream are full, but for the last of an epoch";
+  // Within each source every token of its epoch is drawn before one is drawn again.
+  std::map<int64_t, int64_t> counts;
+  for (const auto& [id, count] : targets(made, 0, 40)) {
+    const size_t source = id < 20000 ? 0 : 1;
+    EXPECT_LE(count, static_cast<int64_t>(made.epochs(source, 40)) + 1) << id;
+    EXPECT_GE(count, static_cast<int64_t>(made.epochs(source, 40))) << id;
+  }
+  // Without weights sources end their epochs together.
+  a.weight = b.weight = 0;
+  const Dataset even(data({a, b}, 16), 1);
+  for (const int64_t step : {10, 57}) EXPECT_NEAR(even.epochs(0, step), even.epochs(1, step), 0.05);
+}
+
+TEST_F(DatasetTest, AChangeOfContextLeavesNoTokenOutAndTakesNoneTwice) {
+  const std::vector<int64_t> lengths = some_lengths(300, 5);
+  for (const std::string packing : {"stream", "best-fit", "document"}) {
+    DataConfig d = data({shard("a", lengths, 1)}, 16, packing, true);
+    d.context.stages = {
+        {.step = 0, .context = 16}, {.step = 30, .context = 64}, {.step = 40, .context = 24, .batch = 2}};
+    const Dataset made(d, 1);
+    EXPECT_EQ(made.context(29), 16);
+    EXPECT_EQ(made.context(30), 64);
+    EXPECT_EQ(made.rows(39), 3);
+    EXPECT_EQ(made.rows(40), 2);
+    int64_t steps = 41;
+    while (made.epochs(0, steps) < 1) ++steps;
+    // The last step may have begun the next epoch.
+    std::map<int64_t, int64_t> counts = targets(made, 0, steps - 1);
+    for (const auto& [id, count] : counts) EXPECT_EQ(count, 1) << packing << ", token " << id;
+    counts = targets(made, 0, steps);
+    EXPECT_EQ(static_cast<int64_t>(counts.size()),
+              sum(lengths) - 300 - std::count_if(lengths.begin(), lengths.end(), [](int64_t l) { return l > 1; }))
+        << packing;
+  }
+}
+
+TEST_F(DatasetTest, AResumeGoesOnWhereTheRunWas) {
+  SourceConfig a = shard("a", some_lengths(100, 1), 1), b = shard("b", some_lengths(40, 2), 20000);
+  a.weight = 0.7;
+  b.weight = 0.3;
+  DataConfig d = data({a, b}, 16, "best-fit", true);
+  d.context.stages = {{.step = 0, .context = 16}, {.step = 20, .context = 32}};
+  d.accumulate = 2;
+  const Dataset straight(d, 1);
+  for (const int64_t step : {1, 7, 20, 25}) {
+    std::vector<SourceUse> uses(2);
+    for (int64_t i = 0; i < step; ++i) {
+      for (size_t s = 0; s < 2; ++s) uses[s].targets += straight.uses(i)[s].targets;
+    }
+    Dataset resumed(d, 1);
+    EXPECT_TRUE(resumed.resume(straight.state(step, uses), step).empty()) << "nothing has changed";
+    EXPECT_EQ(resumed.first_step(), step);
+    EXPECT_EQ(resumed.resumed_uses(), uses);
+    EXPECT_EQ(resumed.fingerprint(), straight.fingerprint());
+    EXPECT_EQ(resumed.state(step + 1, uses), straight.state(step + 1, uses));
+    for (int64_t next = step; next < step + 30; ++next) {
+      for (int64_t r = 0; r < resumed.rows(next); ++r) {
+        EXPECT_EQ(resumed.row(next, r).tokens, straight.row(next, r).tokens) << next;
+      }
+    }
+  }
+}
+
+TEST_F(DatasetTest, AResumeWithAnotherContextTakesTheTokensThatWereNotSeen) {
+  const std::vector<int64_t> lengths = some_lengths(300, 7);
+  const std::vector<SourceConfig> source = {shard("a", lengths, 1)};
+  const Dataset before(data(source, 16, "stream", true), 1);
+  Dataset after(data(source, 40, "best-fit", true), 1);
+  const std::vector<std::string> told = after.resume(before.state(50, {{}}), 50);
+  ASSERT_EQ(told.size(), 1U);
+  EXPECT_NE(told[0].find("step 51"), std::string::npos) << told[0];
+  std::map<int64_t, int64_t> counts = targets(before, 0, 50);
+  int64_t steps = 50;
+  while (after.epochs(0, steps + 1) <= 1) ++steps;
+  for (const auto& [id, count] : targets(after, 50, steps)) counts[id] += count;
+  for (const auto& [id, count] : counts) EXPECT_EQ(count, 1) << id;
+  // And once more: what the second resume knows goes back to the beginning.
+  Dataset third(data(source, 24, "stream", true), 1);
+  third.resume(after.state(60, {{}}), 60);
+  counts = targets(before, 0, 50);
+  for (const auto& [id, count] : targets(after, 50, 60)) counts[id] += count;
+  steps = 60;
+  while (third.epochs(0, steps + 1) <= 1) ++steps;
+  for (const auto& [id, count] : targets(third, 60, steps)) counts[id] += count;
+  for (const auto& [id, count] : counts) EXPECT_EQ(count, 1) << id;
+}
+
+TEST_F(DatasetTest, AResumeSaysWhatIsNewAndWhatIsGone) {
+  SourceConfig a = shard("a", some_lengths(100, 1), 1), b = shard("b", some_lengths(40, 2), 20000),
+               c = shard("c", some_lengths(50, 4), 40000);
+  a.weight = b.weight = c.weight = 1;
+  const Dataset before(data({a, b}, 16), 1);
+  const std::string state = before.state(10, std::vector<SourceUse>(2));
+  Dataset after(data({c, a}, 16), 1);
+  std::string told;
+  for (const std::string& line : after.resume(state, 10)) told += line + "\n";
+  EXPECT_NE(told.find("source b is not there"), std::string::npos) << told;
+  EXPECT_NE(told.find("source c has not been trained on"), std::string::npos) << told;
+  EXPECT_EQ(told.find("source a"), std::string::npos) << told;
+  // What was drawn of `a` is not drawn again.
+  std::map<int64_t, int64_t> counts;
+  for (const auto& [id, count] : targets(before, 0, 10)) {
+    if (id < 20000) counts[id] += count;
+  }
+  for (const auto& [id, count] : targets(after, 10, 40)) {
+    if (id < 20000) counts[id] += count;
+  }
+  ASSERT_LT(after.epochs(1, 40), 1);
+  for (const auto& [id, count] : counts) EXPECT_EQ(count, 1) << id;
+  // Other weights.
+  b.weight = 3;
+  Dataset weighted(data({a, b}, 16), 1);
+  told = weighted.resume(state, 10)[0];
+  EXPECT_NE(told.find("source a gives 25 % of the rows (it gave 50 %)"), std::string::npos) << told;
+}
+
+TEST_F(DatasetTest, RefusesAStateThatIsNone) {
+  const std::vector<SourceConfig> source = {shard("a", some_lengths(100, 1), 1)};
+  const DataConfig d = data(source, 16);
+  const Dataset before(d, 1);
+  const std::string good = before.state(10, {{}});
+  for (const std::string& state : {std::string("{"), std::string("[]"), std::string("{\"version\":1}"),
+                                   std::string("{\"version\":2}"), good.substr(0, good.size() / 2)}) {
+    Dataset after(d, 1);
+    EXPECT_THROW(after.resume(state, 10), Error) << state;
+  }
+  Dataset after(d, 1);
+  EXPECT_EQ(after.resume("", 10).size(), 1U) << "of a run that drew its rows at random";
+  EXPECT_EQ(after.row(10, 0).tokens.size(), 16U);
+  Dataset again(d, 1);
+  again.resume(after.state(20, {{}}), 20);
+  EXPECT_EQ(again.row(20, 1).tokens, after.row(20, 1).tokens);
+}
+
+TEST_F(DatasetTest, HoldsDocumentsOutForValidation) {
+  const std::vector<int64_t> lengths = some_lengths(400, 9);
+  DataConfig d = data({shard("a", lengths, 1)}, 32, "best-fit", true);
+  d.validation_fraction = 0.2;
+  const Dataset made(d, 1);
+  ASSERT_TRUE(made.has_validation());
+  const int64_t rows = made.validation_rows(0, 0);
+  ASSERT_GT(rows, 20);
+  std::set<int64_t> held;
+  for (int64_t i = 0; i < rows; ++i) {
+    const Row row = made.validation_row(0, 0, i, rows);
+    EXPECT_EQ(sum(made.validation_parts(0, 0, i, rows)), 32);
+    for (const int64_t id : row.targets) {
+      if (id == kNoTarget || id == kEnd) continue;
+      EXPECT_TRUE(held.insert(id).second) << id;
+    }
+  }
+  int64_t steps = 0;
+  while (made.epochs(0, steps) < 1) ++steps;
+  for (const auto& [id, count] : targets(made, 0, steps)) EXPECT_FALSE(held.contains(id)) << id;
+  // More rows than there are: the rest has no target.
+  for (int64_t i = 0; i < 2 * rows; ++i) {
+    const Row row = made.validation_row(0, 0, i, 2 * rows);
+    const bool any = std::any_of(row.targets.begin(), row.targets.end(), [](int64_t t) { return t != kNoTarget; });
+    EXPECT_EQ(any, i < rows);
+  }
+  // Few of them are spread over all.
+  EXPECT_EQ(made.validation_row(0, 0, 1, 2).tokens, made.validation_row(0, 0, rows / 2, rows).tokens);
+}
+
+TEST_F(DatasetTest, IgnoredIdsAreNoTargets) {
+  DataConfig d = data({shard("a", {20, 30, 40}, 1)}, 8, "stream", false);
+  d.ignore = {kEnd, 7};
+  const Dataset made(d, 1);
+  int64_t ignored = 0;
+  for (int64_t step = 0; made.epochs(0, step) < 1; ++step) {
+    for (int64_t r = 0; r < 3; ++r) {
+      const Row row = made.row(step, r);
+      for (size_t i = 0; i < row.targets.size(); ++i) {
+        EXPECT_NE(row.targets[i], kEnd);
+        EXPECT_NE(row.targets[i], 7);
+        if (row.tokens[i] == 6) ignored += row.targets[i] == kNoTarget ? 1 : 0;
+      }
+    }
+  }
+  EXPECT_GE(ignored, 1);
+}
+
+TEST_F(DatasetTest, RefusesWhatCannotBeTrainedOn) {
+  const SourceConfig a = shard("a", {20, 30, 40}, 1);
+  const auto expect = [&](const DataConfig& d, int64_t vocab, const std::vector<std::string>& words) {
+    const std::string said = refusal(d, vocab);
+    for (const std::string& word : words) EXPECT_NE(said.find(word), std::string::npos) << word << " not in: " << said;
+  };
+  SourceConfig twice = a;
+  twice.name = "again";
+  expect(data({a, twice}, 8), 0, {"a", "again", "same tokens"});
+  expect(data({a}, 100), 0, {"a.bin", "90", "100", "data.context"});
+  DataConfig limited = data({a}, 8);
+  limited.max_bytes = 5;
+  expect(limited, 0, {"data.max_bytes", "a.bin"});
+  std::ofstream(root_ + "/text.txt") << std::string(1000, 'x');
+  expect(data({{.files = {root_ + "/text.txt"}}}, 8), 200, {"255", "model.vocab is 200", "model.vocab=256"});
+  DataConfig refused = data({a}, 8, "best-fit");
+  refused.long_documents = "refuse";
+  expect(refused, 0, {"20", "8"});
+}
+
+TEST_F(DatasetTest, AnIdBeyondTheVocabularyIsNamedWithItsPlace) {
+  const Dataset made(data({shard("a", {20, 30, 40}, 1)}, 8), 1, 50);
+  std::string said;
+  for (int64_t step = 0; said.empty() && step < 10; ++step) {
+    for (int64_t r = 0; r < 3; ++r) {
+      try {
+        made.row(step, r);
+      } catch (const Error& error) {
+        said = error.message();
+      }
+    }
+  }
+  for (const std::string word : {"a.bin", "token", "model.vocab = 50"}) {
+    EXPECT_NE(said.find(word), std::string::npos) << word << " not in: " << said;
+  }
+}
+
+}  // namespace
+}  // namespace annulus

@@ -1,0 +1,268 @@
+// What a step makes of its rows: packed documents, targets that do not count, accumulation, and stages of data.context.
+#include <ATen/ops/arange.h>
+#include <ATen/ops/from_blob.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+#include <mutex>
+
+#include "comm/threads/threads.h"
+#include "common/error.h"
+#include "tests/model/dense_attention.h"
+#include "tests/training/tiny_run.h"
+#include "training/training.h"
+
+namespace annulus {
+namespace {
+
+// Files of 1 to 90 bytes: several to a row, and some that go over its end.
+std::string write_documents(const TestFolder& folder) {
+  std::filesystem::create_directories(folder.path() + "/documents");
+  uint32_t state = 99;
+  for (int i = 0; i < 60; ++i) {
+    std::string text;
+    state = state * 1664525 + 1013904223;
+    const int length = 1 + static_cast<int>((state >> 24) % 90);
+    for (int j = 0; j < length; ++j) {
+      state = state * 1664525 + 1013904223;
+      text += static_cast<char>('a' + (state >> 28));
+    }
+    std::ofstream(folder.path() + "/documents/" + std::to_string(100 + i)) << text;
+  }
+  return folder.path() + "/documents/*";
+}
+
+Config documents_config(const TestFolder& folder) {
+  Config c = tiny_config(folder);
+  c.data.train = {write_documents(folder)};
+  c.data.validation_fraction = 0;
+  c.data.documents = true;
+  c.data.batch = 2;
+  c.optimizer.clip = 0;
+  c.optimizer.weight_decay = 0;
+  return c;
+}
+
+struct Learned {
+  std::vector<double> losses, norms;
+  std::vector<int64_t> targets;
+  at::Tensor gradients;  // of the last step, of the mean over its targets
+  double validation = 0;
+  std::string digest;
+};
+
+Learned learn(const Config& config, int ranks, int64_t steps) {
+  const Dataset data(config.data, config.run.seed);
+  std::mutex mutex;
+  Learned learned;
+  run_ranks(ranks, [&](Communicator& world) {
+    Training training(config, world, data, at::kCPU);
+    Learned mine;
+    for (int64_t i = 0; i < steps; ++i) {
+      const StepResult result = training.step();
+      EXPECT_TRUE(result.applied) << result.note;
+      mine.losses.push_back(result.loss);
+      mine.norms.push_back(result.gradient_norm);
+      mine.targets.push_back(result.targets);
+    }
+    mine.gradients = training.model().parameters().gradients().clone();
+    if (data.has_validation()) mine.validation = training.validate([] { return false; }).loss;
+    mine.digest = training.weights_digest();
+    const std::lock_guard lock(mutex);
+    if (!learned.losses.empty()) {
+      EXPECT_EQ(learned.losses, mine.losses);
+      EXPECT_EQ(learned.digest, mine.digest);
+    }
+    learned = std::move(mine);
+  });
+  return learned;
+}
+
+// The first step's documents, each run alone through the model from position 0: mean loss and gradients.
+Learned documents_alone(const Config& config) {
+  const Dataset data(config.data, config.run.seed);
+  const Model model(model_shape(config), static_cast<uint64_t>(config.run.seed));
+  Parameters& parameters = const_cast<Model&>(model).parameters();
+  parameters.begin_backward(true);
+  double loss = 0;
+  int64_t targets = 0;
+  for (int64_t r = 0; r < data.rows(0); ++r) {
+    Row row = data.row(0, r);
+    int64_t begin = 0;
+    for (const int64_t part : data.parts(0, r)) {
+      const auto cut = [part, first = begin](std::vector<int64_t>& of) {
+        return at::from_blob(of.data() + first, {1, part}, at::kLong);
+      };
+      begin += part;
+      const at::Tensor counted = cut(row.targets);
+      const int64_t count = counted.ne(kNoTarget).sum().item<int64_t>();
+      targets += count;
+      if (count == 0) continue;  // padding
+      const at::Tensor sum =
+          model.loss(cut(row.tokens), counted.view({-1}), model.rotary(at::arange(part, at::kLong)), dense_causal(), 1);
+      sum.backward();
+      loss += sum.item<double>();
+    }
+  }
+  Learned alone;
+  alone.losses = {loss / static_cast<double>(targets)};
+  alone.targets = {targets};
+  alone.gradients = parameters.gradients().div(static_cast<double>(targets));
+  return alone;
+}
+
+TEST(TrainingData, APackedRowIsItsDocumentsRunAlone) {
+  const TestFolder folder;
+  Config config = documents_config(folder);
+  for (const std::string packing : {"stream", "best-fit", "document"}) {
+    config.data.packing = packing;
+    config.data.ignore = packing == "stream" ? std::vector<int64_t>{'c', 'd'} : std::vector<int64_t>{};
+    const Learned alone = documents_alone(config);
+    ASSERT_GT(alone.targets[0], 50);
+    for (const std::string positions : {"running", "restart"}) {
+      config.data.positions = positions;
+      for (const int ranks : {1, 2, 4}) {
+        for (const bool recompute : {false, true}) {
+          config.model.recompute = recompute;
+          const Learned packed = learn(config, ranks, 1);
+          const std::string what = packing + ", positions " + positions + ", ranks " + std::to_string(ranks);
+          EXPECT_EQ(packed.targets, alone.targets) << what;
+          EXPECT_NEAR(packed.losses[0], alone.losses[0], 2e-6) << what;
+          const double apart = packed.gradients.sub(alone.gradients).norm().item<double>();
+          EXPECT_LT(apart, 2e-6 * alone.gradients.norm().item<double>()) << what;
+          EXPECT_NEAR(packed.norms[0], alone.gradients.norm().item<double>(), 1e-5 * packed.norms[0]) << what;
+        }
+      }
+    }
+  }
+}
+
+// The same rows, in batches of 4, 2 and 1: rounding alone differs, however unequal their numbers of targets are.
+TEST(TrainingData, AccumulationIsOneLargeBatch) {
+  const TestFolder folder;
+  Config config = documents_config(folder);
+  config.data.packing = "document";
+  config.data.batch = 4;
+  const Learned whole = learn(config, 1, 4);
+  EXPECT_LT(whole.targets[0], 4 * 64) << "there is padding";
+  for (const auto& [batch, accumulate] : std::vector<std::pair<int64_t, int64_t>>{{2, 2}, {1, 4}}) {
+    config.data.batch = batch;
+    config.data.accumulate = accumulate;
+    for (const int ranks : {1, 2}) {
+      const Learned parts = learn(config, ranks, 4);
+      EXPECT_EQ(parts.targets, whole.targets);
+      for (size_t i = 0; i < 4; ++i) {
+        EXPECT_NEAR(parts.losses[i], whole.losses[i], loss_tolerance(i) * whole.losses[i]) << batch << ", step " << i;
+      }
+    }
+  }
+  // bf16 gradients of the parts are added up in fp32: as far from fp32 as those of one batch.
+  config.data.batch = 4;
+  config.data.accumulate = 1;
+  const at::Tensor exact = learn(config, 1, 1).gradients;
+  config.model.dtype = "bf16";
+  const double one = learn(config, 1, 1).gradients.sub(exact).norm().item<double>();
+  config.data.batch = 1;
+  config.data.accumulate = 4;
+  EXPECT_LT(learn(config, 1, 1).gradients.sub(exact).norm().item<double>(), 1.2 * one);
+}
+
+TEST(TrainingData, StagesOfContextFollowEachOther) {
+  const TestFolder folder;
+  Config config = documents_config(folder);
+  config.data.packing = "best-fit";
+  config.data.batch = 4;
+  config.data.validation_fraction = 0.2;
+  config.data.context.stages = {
+      {.step = 0, .context = 32}, {.step = 2, .context = 64, .batch = 2}, {.step = 4, .context = 48}};
+  const Learned one = learn(config, 1, 6);
+  EXPECT_GT(one.validation, 0);
+  for (const int ranks : {2, 4}) {
+    for (const int64_t axis : {1, 2}) {
+      config.mesh.data = axis;
+      const Learned more = learn(config, ranks, 6);
+      EXPECT_EQ(more.targets, one.targets);
+      for (size_t i = 0; i < 6; ++i) {
+        EXPECT_NEAR(more.losses[i], one.losses[i], loss_tolerance(i) * one.losses[i]) << ranks << ", step " << i;
+      }
+      EXPECT_NEAR(more.validation, one.validation, 1e-4 * one.validation);
+    }
+  }
+}
+
+TEST(TrainingData, ResumesWithinAndBetweenStages) {
+  const TestFolder folder;
+  Config config = documents_config(folder);
+  config.run.steps = 8;
+  config.data.packing = "best-fit";
+  config.data.accumulate = 2;
+  config.data.context.stages = {{.step = 0, .context = 32}, {.step = 3, .context = 64}, {.step = 6, .context = 48}};
+  const Dataset data(config.data, config.run.seed);
+  for (const int ranks : {1, 2}) {
+    std::string straight;
+    std::vector<TrainingState> states;
+    run_ranks(ranks, [&](Communicator& world) {
+      Training training(config, world, data, at::kCPU);
+      for (int i = 0; i < 8; ++i) {
+        if (world.rank() == 0) {
+          TrainingState state = training.state();
+          for (NamedTensor& t : state.tensors) t.tensor = t.tensor.clone();
+          states.push_back(std::move(state));
+        }
+        training.step();
+      }
+      if (world.rank() == 0) straight = training.weights_digest();
+    });
+    for (const int64_t step : {2, 3, 5, 6, 7}) {
+      Dataset again(config.data, config.run.seed);
+      const TrainingState& state = states[static_cast<size_t>(step)];
+      EXPECT_TRUE(again.resume(state.extra.at("data"), step).empty());
+      run_ranks(ranks, [&](Communicator& world) {
+        Training training(config, world, again, at::kCPU);
+        training.restore(state);
+        for (int64_t i = step; i < 8; ++i) training.step();
+        EXPECT_EQ(training.weights_digest(), straight) << "resumed after step " << step;
+        EXPECT_EQ(training.uses()[0].rows, 8 * 2 * 2);
+        EXPECT_EQ(training.tokens_done(), 2 * 2 * (3 * 32 + 3 * 64 + 2 * 48));
+      });
+    }
+  }
+}
+
+TEST(TrainingData, ABatchWithoutTargetsChangesNothing) {
+  const TestFolder folder;
+  Config config = documents_config(folder);
+  for (char c = 'a'; c <= 'p'; ++c) config.data.ignore.push_back(c);
+  const Dataset data(config.data, config.run.seed);
+  const std::shared_ptr<Communicator> world = make_self_communicator();
+  Training training(config, *world, data, at::kCPU);
+  const std::string before = training.weights_digest();
+  const StepResult result = training.step();
+  EXPECT_FALSE(result.applied);
+  EXPECT_EQ(result.targets, 0);
+  EXPECT_NE(result.note.find("no target"), std::string::npos) << result.note;
+  EXPECT_EQ(training.weights_digest(), before);
+}
+
+TEST(TrainingData, AFileThatChangesIsAnError) {
+  const TestFolder folder;
+  Config config = documents_config(folder);
+  config.run.steps = 50;
+  const Dataset data(config.data, config.run.seed);
+  const std::shared_ptr<Communicator> world = make_self_communicator();
+  Training training(config, *world, data, at::kCPU);
+  training.step();
+  for (const auto& file : std::filesystem::directory_iterator(folder.path() + "/documents")) {
+    std::ofstream(file.path(), std::ios::app) << "more";
+  }
+  try {
+    for (int i = 0; i < 20; ++i) training.step();
+    FAIL() << "the files have changed";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.message()).find("changed"), std::string::npos) << error.message();
+  }
+}
+
+}  // namespace
+}  // namespace annulus

@@ -1,0 +1,65 @@
+// See job.h.
+#include "training/job.h"
+
+#include <string>
+
+#include "attention/kernels/choose_kernel.h"
+#include "common/error.h"
+#include "common/text.h"
+
+namespace annulus {
+
+at::ScalarType compute_dtype(const Config& c) { return c.model.dtype == "bf16" ? at::kBFloat16 : at::kFloat; }
+
+std::vector<MeshAxis> mesh_axes(const Config& c) {
+  return {{"data", static_cast<int>(c.mesh.data)}, {"context", static_cast<int>(c.mesh.context)}};
+}
+
+OptimizerSettings optimizer_settings(const Config& c) {
+  return {.lr = c.optimizer.lr,
+          .min_lr_ratio = c.optimizer.min_lr_ratio,
+          .warmup = c.optimizer.warmup,
+          .steps = c.run.steps,
+          .weight_decay = c.optimizer.weight_decay,
+          .beta1 = c.optimizer.beta1,
+          .beta2 = c.optimizer.beta2,
+          .eps = c.optimizer.eps,
+          .clip = c.optimizer.clip};
+}
+
+std::vector<Stage> check_training(const Config& c, int ranks) {
+  validate(model_shape(c));
+  const std::vector<MeshAxis> sizes = fit_axes(mesh_axes(c), ranks);
+  const int data = sizes[0].size;
+  const int context = sizes[1].size;
+  parse_kernel(c.attention.kernel, "attention.kernel");
+  std::vector<Stage> stages = training_stages(c, context);
+  for (const Stage& stage : stages) {
+    if (stage.batch % data != 0) {
+      const int64_t up = (stage.batch / data + 1) * data;
+      throw Error(ErrorKind::kPlan, "train",
+                  "a batch of " + counted(stage.batch, "row") + " cannot be split evenly over " + std::to_string(data) +
+                      " data-parallel ranks: use data.batch = " + std::to_string(up) + " or mesh.data = 1");
+    }
+    if (stage.context < 2 * context) {
+      throw Error(ErrorKind::kPlan, "train",
+                  "data.context is " + std::to_string(stage.context) + ", too short for " + std::to_string(context) +
+                      " ranks: it must be at least " + std::to_string(2 * context));
+    }
+  }
+  return stages;
+}
+
+ModelShape model_shape(const Config& c) {
+  return {.layers = c.model.layers,
+          .dim = c.model.dim,
+          .heads = c.model.heads,
+          .kv_heads = c.model.kv_heads,
+          .ffn = c.model.ffn,
+          .vocab = c.model.vocab,
+          .rope_theta = c.model.rope_theta,
+          .tie_embeddings = c.model.tie_embeddings,
+          .norm_eps = c.model.norm_eps};
+}
+
+}  // namespace annulus
