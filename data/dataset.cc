@@ -100,12 +100,11 @@ bool Dataset::is_text() const {
   return std::all_of(sources_.begin(), sources_.end(), [](const Source& s) { return s.corpus->is_text(); });
 }
 
-std::string Dataset::token_table() const {
+std::string Dataset::tokenizer_folder() const {
   for (const Source& source : sources_) {
-    if (source.corpus->is_text()) continue;
-    const std::string path = source.corpus->folder() + "/tokens.table";
     std::error_code error;
-    if (std::filesystem::is_regular_file(path, error)) return path;
+    const std::string folder = source.corpus->folder();
+    if (!source.corpus->is_text() && std::filesystem::is_regular_file(folder + "/tokens.table", error)) return folder;
   }
   return "";
 }

@@ -77,8 +77,8 @@ class Dataset {
   bool is_text() const;
   // The digest of the tokenizer that the shards say; empty for texts, and where none says one.
   const std::string& tokenizer() const { return tokenizer_; }
-  // Where its table of ids and texts lies, tokens.table; empty: there is none.
-  std::string token_table() const;
+  // The folder of shards in which its table of ids and texts lies, tokens.table; empty: there is none.
+  std::string tokenizer_folder() const;
   // Of corpora and settings: ranks compare it.
   std::string fingerprint() const;
   // "2,141 files, 41,335,867 bytes (2,066,794 for validation)", of several sources one after the other.

@@ -11,9 +11,9 @@
 #include "common/error.h"
 #include "common/text.h"
 #include "config/config.h"
-#include "data/corpus.h"
 #include "data/dataset.h"
 #include "data/row_index.h"
+#include "data/shards/corpus.h"
 #include "launcher/verb.h"
 
 namespace annulus {

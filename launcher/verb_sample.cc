@@ -2,6 +2,7 @@
 #include <CLI/CLI.hpp>
 
 #include "common/interrupt.h"
+#include "launcher/tokens/encode_prompt.h"
 #include "launcher/verb.h"
 #include "training/sampler.h"
 
@@ -15,9 +16,10 @@ class SampleVerb : public Verb {
     app.add_option("--runs", options_.root, "where names are looked up (default: runs)")->type_name("FOLDER");
     app.add_option("--step", options_.step, "of the checkpoint (default: the newest)");
     app.add_option("--prompt", options_.prompt, "the text to continue (default: none)");
-    app.add_option("--bytes", options_.bytes, "how many bytes to write (default: 500)");
-    app.add_option("--temperature", options_.temperature, "0: always the most likely byte (default: 0.8)");
-    app.add_option("--top-k", options_.top_k, "choose among so many bytes; 0: all (default: 40)");
+    app.add_option("--tokens,--bytes", options_.tokens,
+                   "how many tokens to write at most, of a run on text bytes (default: 500)");
+    app.add_option("--temperature", options_.temperature, "0: always the most likely token (default: 0.8)");
+    app.add_option("--top-k", options_.top_k, "choose among so many tokens; 0: all (default: 40)");
     app.add_option("--seed", options_.seed, "the same seed writes the same text (default: 1)");
     app.footer(
         "Example (after `./annulus launch -n 2 train configs/quickstart.toml`):\n"
@@ -26,6 +28,7 @@ class SampleVerb : public Verb {
 
   int run() override {
     install_interrupt_handlers();
+    options_.encode = encode_prompt;
     return run_sample(options_);
   }
 

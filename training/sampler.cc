@@ -2,8 +2,12 @@
 #include "training/sampler.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <iostream>
+#include <memory>
 #include <optional>
+#include <system_error>
+#include <utility>
 #include <vector>
 
 #include "attention/pattern/pattern.h"
@@ -11,6 +15,8 @@
 #include "common/interrupt.h"
 #include "common/text.h"
 #include "config/config.h"
+#include "data/shards/token_table.h"
+#include "data/shards/tokenization.h"
 #include "memory/caches.h"
 #include "model/generator.h"
 #include "tensor_files/block_map_file.h"
@@ -21,11 +27,75 @@
 namespace annulus {
 namespace {
 
-constexpr int64_t kByteTokens = 256;
+// What ids mean. This one: bytes.
+class Alphabet {
+ public:
+  virtual ~Alphabet() = default;
+  virtual int64_t size() const { return 256; }
+  virtual std::vector<int64_t> encode(const std::string& prompt) const {
+    std::vector<int64_t> ids;
+    for (const char c : prompt) ids.push_back(static_cast<unsigned char>(c));
+    return ids;
+  }
+  // Of tokens one after the other.
+  virtual std::string bytes(int64_t id) { return {static_cast<char>(id)}; }
+  // Something to write from where there is no prompt. It is not shown.
+  virtual int64_t beginning() const { return '\n'; }
+  virtual int64_t end() const { return -1; }  // of a document; -1: there is none
+};
+
+// Ids of the tokenizer that a run keeps.
+class Ids : public Alphabet {
+ public:
+  Ids(const SampleOptions& options, std::string folder)
+      : encode_(options.encode),
+        folder_(std::move(folder)),
+        table_(TokenTable::load(folder_ + "/tokens.table")),
+        text_(table_),
+        made_(Tokenizations().of_folder(folder_)) {}
+
+  int64_t size() const override { return table_.size(); }
+  std::vector<int64_t> encode(const std::string& prompt) const override {
+    std::vector<int64_t> ids = encode_(folder_, prompt);
+    for (const int64_t id : ids) table_.bytes(id);  // raises for one that there is not
+    return ids;
+  }
+  std::string bytes(int64_t id) override {
+    std::string bytes;
+    text_.append(id, bytes);
+    return bytes;
+  }
+  int64_t beginning() const override {
+    if (made_ && made_->end) return *made_->end;  // behind a document's end another one begins
+    throw Error(ErrorKind::kUsage, "sample",
+                "the documents that the run was trained on have no token of their own at their beginning or end to "
+                "write from: give a --prompt");
+  }
+  int64_t end() const override { return made_ && made_->end ? *made_->end : -1; }
+
+ private:
+  std::function<std::vector<int64_t>(const std::string&, const std::string&)> encode_;
+  std::string folder_;
+  TokenTable table_;
+  TokenText text_;
+  std::shared_ptr<const Tokenization> made_;
+};
+
+std::unique_ptr<Alphabet> make_ids(const SampleOptions& options, const std::string& run) {
+  const std::string folder = tokenizer_folder(run);
+  std::error_code error;
+  if (!options.encode || !std::filesystem::is_regular_file(folder + "/tokens.table", error)) {
+    throw Error(ErrorKind::kInput, "sample",
+                "the run was trained on ids of tokens, and there is no " + folder +
+                    "/tokens.table that says what they mean: the shards had none beside them (annulus tokenize writes "
+                    "one); put that of their tokenizer there");
+  }
+  return std::make_unique<Ids>(options, folder);
+}
 
 void check(const SampleOptions& o) {
   const auto refuse = [](const std::string& message) { throw Error(ErrorKind::kUsage, "sample", message); };
-  if (o.bytes < 0) refuse("--bytes must not be negative, but is " + std::to_string(o.bytes));
+  if (o.tokens < 0) refuse("--tokens must not be negative, but is " + std::to_string(o.tokens));
   if (!(o.temperature >= 0)) refuse("--temperature must not be negative, but is " + exact(o.temperature));
   if (o.top_k < 0) refuse("--top-k must not be negative, but is " + std::to_string(o.top_k));
 }
@@ -84,22 +154,27 @@ int run_sample(const SampleOptions& o) {
   set_cache_total(config.memory.caches << 20);
   std::ostream& notes = o.notes != nullptr ? *o.notes : std::cerr;
   CheckpointStore store(run, config.checkpoint.keep);
-  const Model model = load_model(
-      config, o.step ? store.load(*o.step, CheckpointPart::kModel) : newest_state(store, config, run, notes));
+  const TrainingState state =
+      o.step ? store.load(*o.step, CheckpointPart::kModel) : newest_state(store, config, run, notes);
+  const auto token = state.extra.find("token");
+  const bool ids = token != state.extra.end() && token->second == "id";
+  const std::unique_ptr<Alphabet> alphabet = ids ? make_ids(o, run) : std::make_unique<Alphabet>();
+  const Model model = load_model(config, state);
   Generator generator(model, patterns(config, notes), config.data.context.longest());
   Utf8Stream text;
-  std::vector<int64_t> tokens;
-  for (const char c : o.prompt) {
-    const auto byte = static_cast<unsigned char>(c);
-    tokens.push_back(byte);
-    out << text.push(byte);
-  }
-  if (tokens.empty()) tokens.push_back('\n');  // something to begin with; it is not shown
+  const auto show = [&](int64_t id) {
+    for (const char c : alphabet->bytes(id)) out << text.push(static_cast<unsigned char>(c));
+  };
+  std::vector<int64_t> tokens = alphabet->encode(o.prompt);
+  for (const int64_t id : tokens) show(id);
+  if (tokens.empty()) tokens.push_back(alphabet->beginning());
   out << std::flush;
-  for (int64_t i = 0; i < o.bytes && !interrupted(); ++i) {
-    const int64_t next = pick(generator.feed(tokens), kByteTokens, o.temperature, o.top_k, o.seed, i);
+  for (int64_t i = 0; i < o.tokens && !interrupted(); ++i) {
+    const int64_t next = pick(generator.feed(tokens), alphabet->size(), o.temperature, o.top_k, o.seed, i);
+    if (next == alphabet->end()) break;
     tokens.assign(1, next);
-    out << text.push(static_cast<unsigned char>(next)) << std::flush;
+    show(next);
+    out << std::flush;
   }
   out << text.finish() << std::endl;
   // A reader that left early has interrupted the run.

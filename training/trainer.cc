@@ -15,6 +15,7 @@
 #include <memory>
 #include <optional>
 #include <sstream>
+#include <system_error>
 #include <vector>
 
 #include "attention/kernels/choose_kernel.h"
@@ -100,7 +101,7 @@ class Run {
   void open_folder();
   void announce();
   std::string rows_text() const;
-  void keep_token_table();
+  void keep_tokenizer();
   void warn_of_later_keys(const std::vector<Stage>& stages);
   std::optional<AvailableMemory> available() const;
   void require_memory_for(const std::vector<Stage>& stages);
@@ -253,7 +254,7 @@ void Run::open_folder() {
       world_, {"opening the run's files"},
       [&] {
         store_->require_writable();
-        keep_token_table();
+        keep_tokenizer();
         // That of a resumed run stays what its checkpoints were made with until there is a new one.
         if (!options_.resume) write_config();
         metrics = std::make_unique<MetricsWriter>(
@@ -280,15 +281,22 @@ std::string Run::rows_text() const {
   return text;
 }
 
-// A run can be sampled from wherever its shards are by then.
-void Run::keep_token_table() {
-  const std::string table = data_->token_table(), kept = path_ + "/tokens.table";
-  if (table.empty() || std::filesystem::exists(kept)) return;
-  std::ifstream in(table, std::ios::binary);
-  std::ostringstream content;
-  content << in.rdbuf();
-  if (!in) throw Error(kind_of_errno(errno), "train", table + " cannot be read: " + std::strerror(errno));
-  write_atomically(FileSystem::real(), kept, content.str());
+// A run can be sampled from whatever has become of its shards by then.
+void Run::keep_tokenizer() {
+  const std::string from = data_->tokenizer_folder(), to = tokenizer_folder(path_);
+  if (from.empty()) return;
+  FileSystem& files = FileSystem::real();
+  files.make_folder(to);
+  for (const std::string name : {"tokens.table", "tokenization.json", "tokenizer.json", "tokenizer.model"}) {
+    std::error_code error;
+    const std::string file = from + "/" + name, kept = to + "/" + name;
+    if (!std::filesystem::is_regular_file(file, error) || std::filesystem::exists(kept, error)) continue;
+    std::ifstream in(file, std::ios::binary);
+    std::ostringstream content;
+    content << in.rdbuf();
+    if (!in) throw Error(kind_of_errno(errno), "train", file + " cannot be read: " + std::strerror(errno));
+    write_atomically(files, kept, content.str());
+  }
 }
 
 // What the run is and what it computes on, as far as that is known before any of its memory is taken.

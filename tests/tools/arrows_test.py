@@ -29,7 +29,7 @@ MOST_LINES = 500
 WRITTEN = (".cc", ".h", ".cu", ".py", ".sh", ".bzl", ".md")
 # Larger than that, and why.
 LARGE_ROOMS = {
-    "launcher": "one file for each verb, which its table lists",
+    "launcher": "a file for each verb",
     "tests/mutants": "one small patch for each planted fault, listed by a tool",
 }
 LARGE_FILES = {

@@ -385,13 +385,13 @@ TEST(Sampler, ContinuesAPromptTheSameWayForTheSameSeed) {
     EXPECT_EQ(run_sample(o), 0);
     return out.str();
   };
-  const std::string a = sample({.prompt = "def ", .bytes = 100});
+  const std::string a = sample({.prompt = "def ", .tokens = 100});
   EXPECT_EQ(a.substr(0, 4), "def ");
-  EXPECT_EQ(a, sample({.prompt = "def ", .bytes = 100}));
-  EXPECT_NE(a, sample({.prompt = "def ", .bytes = 100, .seed = 2}));
-  EXPECT_EQ(sample({.prompt = "", .bytes = 0}), "\n");
-  EXPECT_GE(sample({.prompt = "", .bytes = 200, .temperature = 0}).size(), 200U) << "longer than the context of 64";
-  EXPECT_THROW(sample({.prompt = "x", .bytes = -1}), Error);
+  EXPECT_EQ(a, sample({.prompt = "def ", .tokens = 100}));
+  EXPECT_NE(a, sample({.prompt = "def ", .tokens = 100, .seed = 2}));
+  EXPECT_EQ(sample({.prompt = "", .tokens = 0}), "\n");
+  EXPECT_GE(sample({.prompt = "", .tokens = 200, .temperature = 0}).size(), 200U) << "longer than the context of 64";
+  EXPECT_THROW(sample({.prompt = "x", .tokens = -1}), Error);
   EXPECT_THROW(sample({.prompt = "x", .temperature = -1}), Error);
   EXPECT_THROW(run_sample({.run = "nothing", .root = folder.path() + "/runs"}), Error);
 }
@@ -403,7 +403,7 @@ TEST(Sampler, TakesTheCheckpointOfAStep) {
   train(config, 1);
   const auto sample = [&](std::optional<int64_t> step) {
     std::ostringstream out;
-    EXPECT_EQ(run_sample({.run = folder.path() + "/runs/tiny-001", .step = step, .bytes = 60, .out = &out}), 0);
+    EXPECT_EQ(run_sample({.run = folder.path() + "/runs/tiny-001", .step = step, .tokens = 60, .out = &out}), 0);
     return out.str();
   };
   EXPECT_EQ(sample(6), sample(std::nullopt));
@@ -423,7 +423,7 @@ TEST(Trainer, WarnsOfPatternsThatSeeLaterKeys) {
     config.model.pattern = each;
     const std::string out = train(config, 2).out;
     std::ostringstream text, notes;
-    EXPECT_EQ(run_sample({.run = "tiny", .root = config.run.folder, .bytes = 4, .out = &text, .notes = &notes}), 0);
+    EXPECT_EQ(run_sample({.run = "tiny", .root = config.run.folder, .tokens = 4, .out = &text, .notes = &notes}), 0);
     EXPECT_EQ(out.find(said) == std::string::npos, notes.str().find(said) == std::string::npos) << out << notes.str();
     return out.find(said) != std::string::npos;
   };
@@ -450,7 +450,7 @@ TEST(Sampler, ContinuesAPromptOfARunInBf16) {
   SampleOptions options;
   options.run = folder.path() + "/runs/tiny-001";
   options.prompt = "def ";
-  options.bytes = 8;
+  options.tokens = 8;
   options.out = &text;
   EXPECT_EQ(run_sample(options), 0);
   EXPECT_EQ(text.str().substr(0, 4), "def ");
@@ -469,7 +469,7 @@ TEST(Sampler, WritesWithPatternsThatDifferFromRowToRow) {
       parse_pattern("{ kind = 'blocks', map = 'file', block = 16, file = '" + file + "', causal = true }", "test")};
   train(config, 1);
   std::ostringstream out;
-  EXPECT_EQ(run_sample({.run = "tiny-001", .root = folder.path() + "/runs", .bytes = 20, .out = &out}), 0);
+  EXPECT_EQ(run_sample({.run = "tiny-001", .root = folder.path() + "/runs", .tokens = 20, .out = &out}), 0);
   EXPECT_GE(out.str().size(), 20U);
 }
 

@@ -1,6 +1,6 @@
 // RunFolder: where a run keeps its configuration, metrics and checkpoints, and the lock that says a live process owns
 // it. Rank 0 of a training job creates or opens it and tells the others the path. Layout in docs/formats.md:
-//   runs/quickstart-001/{config.toml, metrics.jsonl, checkpoints/, lock}
+//   runs/quickstart-001/{config.toml, metrics.jsonl, checkpoints/, tokenizer/, lock}
 #pragma once
 
 #include <string>
@@ -36,5 +36,9 @@ class RunFolder {
 // `root` the one whose newest checkpoint was written last. The result always contains a "/", so that it is never read
 // as a name again. Changes and locks nothing. Raises Error(kInput) naming what is there.
 std::string find_run(const std::string& root, const std::string& which);
+
+// Where a run on shards of tokens keeps what lay beside them of their tokenizer: tokens.table, tokenization.json and
+// the tokenizer itself, as far as they were there.
+inline std::string tokenizer_folder(const std::string& run) { return run + "/tokenizer"; }
 
 }  // namespace annulus
