@@ -97,7 +97,7 @@ class TokenizeTest(cli.CliTest):
         self.assert_refused(3, "shard-00000.tokens cannot be read", "tokenize", "--verify", "annulus")
 
     def test_stopped_by_the_terminal_and_gone_on_with(self):
-        big = support.texts(5000, seed=9)
+        big = support.texts(3000, seed=9)
         support.write_jsonl(self.path("in.jsonl"), big)
         words = ["tokenize", "--tokenizer", support.tokenizer("llama3"), "--input", "in.jsonl", "--output", "out", "--shard-tokens",
                  "20000"]
@@ -116,7 +116,7 @@ class TokenizeTest(cli.CliTest):
         self.assertEqual(support.read_folder(self.path("out"))[0], support.library_ids("llama3", big))
 
     def test_progress_is_live_on_a_terminal(self):
-        support.write_jsonl(self.path("in.jsonl"), support.texts(20000))
+        support.write_jsonl(self.path("in.jsonl"), support.texts(8000))
         terminal, end = pty.openpty()
         columns = 60
         fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))

@@ -88,6 +88,7 @@ class ExitCodesTest(cli.CliTest):
         "`attend --input`": ("in.safetensors", ["attend", "--input", "{0}", "--output", "out"]),
         "`plan`, a block map's `file`": ("map.safetensors", ["plan", "--ranks", "2", "--length", "64", "--pattern", BLOCKS]),
         "`topology --xml`": ("machine.xml", ["topology", "--xml", "{0}"]),
+        "`tokenize --inspect`, `--verify`": ("shard.bin", ["tokenize", "--inspect", "{0}"]),
         "`bench compare`": ("all.json", ["bench", "compare", "{0}", "{0}"]),
     }
     WRITTEN = {

@@ -4,10 +4,11 @@ launcher/verb_tokenize.cc before, and have their documentation there.
 """
 
 import argparse
+import os
 import signal
 import sys
 
-from errors import UNAVAILABLE, Refused
+from errors import RESOURCE, UNAVAILABLE, Refused
 from shards import FORMATS
 
 
@@ -35,24 +36,36 @@ def parse(words):
     return parser.parse_args(words)
 
 
-def main():
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends the program, without Python's own report
-    options = parse(sys.argv[1:])
+def run(options):
+    """The exit code."""
     try:
         if options.verb == "tokenize":
-            from work import main as run
+            from work import main as verb
         elif options.verb == "bench":
-            from bench import main as run
+            from bench import main as verb
         else:
-            from prompt import main as run
-        return run(options)
+            from prompt import main as verb
+        return verb(options)
     except Refused as refused:
         print(f"annulus: [tokenize] {refused}", file=sys.stderr)
         return refused.code
     except ImportError as error:
         print(f"annulus: [tokenize] {error}: run it as ./annulus tokenize, which installs what is missing", file=sys.stderr)
         return UNAVAILABLE
+
+
+def main():
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends the program, without Python's own report
+    code = run(parse(sys.argv[1:]))
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in its buffer goes nowhere
+        if code == 0 and not isinstance(error, BrokenPipeError):
+            print(f"annulus: [tokenize] standard output could not be written: {error.strerror}", file=sys.stderr)
+        code = code or (128 + signal.SIGPIPE if isinstance(error, BrokenPipeError) else RESOURCE)
+    return code
 
 
 if __name__ == "__main__":

@@ -80,12 +80,18 @@ class Pool:
     def __init__(self, processes, *settings):
         context = multiprocessing.get_context("fork")
         self.workers, self.busy = {}, {}
-        for _ in range(processes):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=self.child, args=([*self.workers, ours], theirs, settings), daemon=True)
-            process.start()
-            theirs.close()
-            self.workers[ours], self.busy[ours] = process, 0
+        try:
+            for _ in range(processes):
+                ours, theirs = context.Pipe()
+                process = context.Process(target=self.child, args=([*self.workers, ours], theirs, settings), daemon=True)
+                process.start()
+                theirs.close()
+                self.workers[ours], self.busy[ours] = process, 0
+        except OSError as error:
+            started = len(self.workers)
+            self.close()
+            raise Refused(RESOURCE, f"of {processes} processes only {started} could be started: {error.strerror}; try a "
+                                    "smaller --processes")
 
     @staticmethod
     def child(others, connection, settings):

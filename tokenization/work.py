@@ -114,13 +114,13 @@ class Work:
         before = len(self.folder.shards)
         if before:
             print(f"going on after {before:,} finished shard{'' if before == 1 else 's'}", flush=True)
+        at = self.folder.next
+        self.progress = Progress(sum(one.size for one in self.inputs), sum(one.size for one in self.inputs[:at["input"]]))
         self.folder.save()
         check = (no_check if self.options.format in BOUNDARIES else
                  boundaries_are_found(self.begin, self.end, self.width))
         pool = Pool(self.options.processes or processors(), self.tokenizer, self.inputs, self.options.field,
                     self.options.bad_utf8 == "replace", self.width, self.begin, self.end, check)
-        at = self.folder.next
-        self.progress = Progress(sum(one.size for one in self.inputs), sum(one.size for one in self.inputs[:at["input"]]))
         try:
             self.encode(pool)
             if not self.tokens:

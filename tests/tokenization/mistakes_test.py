@@ -4,6 +4,8 @@
 import gzip
 import json
 import os
+import resource
+import subprocess
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -13,8 +15,8 @@ support.enter()
 
 
 class Mistakes(support.Test):
-    def refused(self, code, pattern, *options, **more):
-        super().refused(code, pattern, self.words(*options, **more))
+    def refused(self, code, pattern, *options, kind="llama3", **more):
+        super().refused(code, pattern, self.words(*options, kind=kind), **more)
         self.assertFalse(os.path.exists(self.path("out")), "something is left behind")
 
     def test_inputs_that_are_not_there(self):
@@ -40,7 +42,7 @@ class Mistakes(support.Test):
                              ('{"text": "\\ud800"}\n', "half of a surrogate pair"),
                              ("[" * 100000 + "\n", "is no JSON: ")):
             content = lines + "\n" + bad + good
-            for name in ("bad.jsonl", "bad.jsonl.gz"):
+            for name in ("bad.jsonl", "bad.jsonl.gz") if bad == "[1]\n" else ("bad.jsonl",):
                 self.write(name, gzip.compress(content.encode()) if name.endswith("gz") else content)
                 self.refused(3, f"{name}, line 1502.*{pattern}", "--input", name)
 
@@ -113,6 +115,29 @@ class Mistakes(support.Test):
         self.refused(3, "b.txt: the token that separates documents stands inside of one", "--input", "?.txt", "--format", "llmc",
                      "--begin", "<|begin_of_text|>")
         self.tokenize("--input", "?.txt", "--format", "llmc", "--begin", "<|begin_of_text|>", "--specials-as-text")
+
+    def test_words_of_the_environment(self):
+        self.write("a.txt", "a")
+        self.refused(2, 'ANNULUS_PROGRESS: expected live, plain or none, got "loud"', "--input", "a.txt",
+                     env={"ANNULUS_PROGRESS": "loud"})
+
+    def test_processes_that_cannot_be_started(self):
+        self.write("a.txt", "a")
+        pipes = 40  # files that may be open
+
+        def limited():
+            resource.setrlimit(resource.RLIMIT_NOFILE, (pipes, pipes))
+
+        self.refused(8, "of 100 processes only [0-9]+ could be started: Too many open files; try a smaller --processes",
+                     "--input", "a.txt", "--processes", "100", preexec_fn=limited)
+
+    def test_standard_output_on_a_full_disk(self):
+        self.write("a.txt", "a")
+        with open("/dev/full", "w") as full:
+            done = subprocess.run([sys.executable, "-I", "-B", support.PROGRAM, *self.words("--input", "a.txt")], cwd=self.folder,
+                                  stdout=full, stderr=subprocess.PIPE, text=True, timeout=support.LIMIT)
+        self.assertEqual(done.returncode, 8, done.stderr)
+        self.assertRegex(done.stderr, r"^annulus: \[tokenize\] standard output could not be written: No space left on device\n$")
 
     def test_an_output_that_cannot_be(self):
         self.write("a.txt", "a")
