@@ -47,7 +47,7 @@ std::string shown(const toml::node& node) {
 
 namespace {
 
-constexpr int64_t kLongest = int64_t{1} << 40;  // tokens in a row: products with a batch stay within 64 bits
+constexpr int64_t kLongest = int64_t{1} << 38;  // tokens in a row: products with a batch stay within 63 bits
 constexpr int64_t kLargestBatch = 1 << 24;
 
 std::vector<std::string> read_files(const toml::node& node, const std::string& where) {

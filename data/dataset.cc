@@ -19,6 +19,7 @@ namespace {
 using nlohmann::json;
 
 constexpr int kStateVersion = 1;
+constexpr int64_t kLongest = int64_t{1} << 40;  // tokens in a row
 
 [[noreturn]] void refuse(const std::string& message) { throw Error(ErrorKind::kInput, "data", message); }
 
@@ -59,11 +60,19 @@ PackSettings settings_from(const json& from, int64_t context) {
 
 }  // namespace
 
-Dataset::Dataset(const DataConfig& data, int64_t seed, int64_t vocab) : data_(data), seed_(seed), vocab_(vocab) {
+Dataset::Dataset(const DataConfig& data, int64_t seed, int64_t vocab, bool resumes)
+    : data_(data), seed_(seed), vocab_(vocab) {
   const std::vector<SourceConfig>& configured = data_.train.list;
   for (size_t i = 0; i < configured.size(); ++i) {
     auto corpus = std::make_unique<Corpus>(configured[i], data_.max_bytes);
     const std::string which = configured.size() == 1 ? "" : name(i) + ": ";
+    if (i > 0 && corpus->is_text() != sources_[0].corpus->is_text()) {
+      refuse(which + corpus->where(0) + " is " +
+             (corpus->is_text() ? "text, whose tokens are bytes" : "of a shard of tokens") + ", but the source " +
+             name(0) +
+             " is not: the same id would mean different things; make shards of the text "
+             "(annulus tokenize)");
+    }
     if (data_.max_bytes > 0 && !corpus->is_text()) {
       refuse(which + "data.max_bytes is for texts, but " + corpus->where(0) + " is a shard of tokens: leave it at 0");
     }
@@ -91,7 +100,7 @@ Dataset::Dataset(const DataConfig& data, int64_t seed, int64_t vocab) : data_(da
     sources_.push_back({.corpus = std::move(corpus), .digest = digest, .order = std::nullopt});
   }
   resumed_uses_.resize(sources_.size());
-  follow(planned(0));
+  if (!resumes) follow(planned(0));
 }
 
 Dataset::~Dataset() = default;
@@ -157,9 +166,9 @@ std::shared_ptr<const RowIndex> Dataset::index_of(size_t source, const PackSetti
   if (counts.rows == 0 || short_stream) {
     const std::string unit = corpus.is_text() ? " bytes" : " tokens";
     const std::string which = corpus.files() == 1 ? corpus.file(0).path() : with_commas(corpus.files()) + " files";
-    refuse("the text of " + name(source) + " (" + which + ", " + with_commas(corpus.tokens()) + unit + ") has " +
+    refuse("source " + name(source) + " (" + which + ", " + with_commas(corpus.tokens()) + unit + ") has " +
            with_commas(counts.targets) + " positions to train on, a row needs " + with_commas(settings.context) +
-           ": use more text, a shorter data.context, or a smaller data.validation_fraction");
+           ": use more data, a shorter data.context, or a smaller data.validation_fraction");
   }
   return index;
 }
@@ -354,7 +363,8 @@ std::string Dataset::state(int64_t step, const std::vector<SourceUse>& uses) con
   return json{{"version", kStateVersion},
               {"phases", std::move(phases)},
               {"sources", std::move(sources)},
-              {"tokenizer", tokenizer_}}
+              {"tokenizer", tokenizer_},
+              {"seed", seed_}}
       .dump();
 }
 
@@ -369,10 +379,12 @@ std::vector<std::string> Dataset::resume(const std::string& state, int64_t step)
   std::map<std::string, std::string> names;
   std::vector<SourceUse> uses(sources_.size());
   std::string tokenizer;
+  int64_t seed = seed_;
   try {
     const json from = json::parse(state);
     if (from.at("version").get<int>() != kStateVersion) refuse("it was written by a later version of annulus");
     tokenizer = from.at("tokenizer").get<std::string>();
+    seed = from.at("seed").get<int64_t>();
     for (const auto& [digest, source] : from.at("sources").items()) {
       names[digest] = source.at("name").get<std::string>();
       for (size_t s = 0; s < sources_.size(); ++s) {
@@ -394,7 +406,9 @@ std::vector<std::string> Dataset::resume(const std::string& state, int64_t step)
       const bool weighs = !phase.sources.empty() &&
                           std::all_of(phase.sources.begin(), phase.sources.end(),
                                       [](const Phase::Source& s) { return s.weight > 0 && std::isfinite(s.weight); });
-      if (!rises || !weighs || phase.step >= step || phase.context < 1 || phase.rows < 1) refuse("it makes no sense");
+      const bool small = phase.context >= 1 && phase.context <= kLongest && phase.rows >= 1 &&
+                         phase.rows <= (int64_t{1} << 62) / std::max<int64_t>(1, step);
+      if (!rises || !weighs || !small || phase.step >= step) refuse("it makes no sense");
       phases.push_back(std::move(phase));
     }
     if (phases.empty()) refuse("it names no rows that were drawn");
@@ -409,6 +423,11 @@ std::vector<std::string> Dataset::resume(const std::string& state, int64_t step)
   }
   std::vector<Phase> ahead = planned(step);
   std::vector<std::string> told;
+  if (seed != seed_) {
+    told.push_back("the data: the order of rows stays that of run.seed = " + std::to_string(seed) +
+                   ", so that no row of an epoch is drawn twice");
+    seed_ = seed;
+  }
   const Phase& was = phases.back();
   const Phase& is = ahead.front();
   // A stage of data.context that begins here is no change.
@@ -416,7 +435,15 @@ std::vector<std::string> Dataset::resume(const std::string& state, int64_t step)
     const std::string from = "from step " + with_commas(step + 1) + " on ";
     if (is.settings != was.settings) {
       told.push_back("the data: " + from + "rows are packed as " + is.settings.text() + " (they were " +
-                     was.settings.text() + "): what is left of each source's epoch is packed anew");
+                     was.settings.text() + "): " +
+                     (is.settings.units_are_documents() == was.settings.units_are_documents()
+                          ? "what is left of each source's epoch is packed anew"
+                          : "documents are told apart in one of the two alone, so each source begins its next epoch"));
+    }
+    if (is.settings.validation_fraction > was.settings.validation_fraction) {
+      told.push_back(
+          "the data: documents that are held out for validation from here on may have been trained on, and in what is "
+          "left of the epoch they still are");
     }
     const auto name_of = [&](const std::string& digest) {
       const auto found = names.find(digest);

@@ -37,13 +37,14 @@ struct SourceUse {
   friend bool operator==(const SourceUse&, const SourceUse&) = default;
 };
 
-// Thread-safe but for resume().
+// Thread-safe but for resume(), which finds or makes row indexes as the constructor does.
 class Dataset {
  public:
   // Opens every source and finds or makes its row indexes, of all stages: of texts in memory, of token shards on disk.
   // `vocab`: of the model; 0: any. Raises Error(kInput) as Corpus and RowIndex do; for ids or a tokenizer that do not
   // fit the model or each other; where a source has fewer tokens than a row of "stream" needs.
-  Dataset(const DataConfig& data, int64_t seed, int64_t vocab = 0);
+  // `resumes`: there are no rows before resume() has been called.
+  Dataset(const DataConfig& data, int64_t seed, int64_t vocab = 0, bool resumes = false);
   ~Dataset();
 
   // ---- training: rows 0, 1, ... of step 0, 1, ...: batch * accumulate of the stage of that step.
@@ -94,7 +95,7 @@ class Dataset {
   // For a checkpoint after `step` steps: JSON, of what rows were drawn from and how, and of what each source has given.
   std::string state(int64_t step, const std::vector<SourceUse>& uses) const;
   // Of a run that goes on after `step` steps: rows that were drawn are not drawn again in their epoch, whatever has
-  // changed. Returns what there is to tell. Raises Error(kInput) for a state that is none.
+  // changed, the seed included. Returns what there is to tell. Raises Error(kInput) for a state that is none.
   std::vector<std::string> resume(const std::string& state, int64_t step);
   // The first step that rows are asked for: 0, or that of resume().
   int64_t first_step() const { return first_step_; }

@@ -21,7 +21,7 @@ class Mixture {
   };
   Draw at(int64_t n) const;  // n from 0
 
-  // How many of the first n draws each source has. Takes time in proportion to the sources, not to n.
+  // How many of the first n draws each source has. The time that it takes grows with the sources, not with n.
   std::vector<int64_t> counts(int64_t n) const;
 
  private:

@@ -53,11 +53,16 @@ void SourceOrder::change(int64_t draw, std::shared_ptr<const RowIndex> index, co
   const Segment before = segment_of(draw);
   const int64_t rows = rows_of(*before.index), drawn = (draw - before.first) % rows;
   const int64_t epoch = before.epoch + (draw - before.first) / rows;
+  std::erase_if(segments_, [&](const Segment& segment) { return segment.first >= draw; });
+  const bool begun = before.rest || drawn > 0;
+  if (before.index->settings().units_are_documents() != index->settings().units_are_documents()) {
+    segments_.push_back({draw, begun ? epoch + 1 : epoch, false, std::move(index), 0});
+    return;
+  }
   std::shared_ptr<const RowIndex> rest;
-  if (before.rest || drawn > 0) {
+  if (begun) {
     rest = RowIndex::remaining(*before.index, {key(before, epoch), drawn}, index->settings(), folder, files);
   }
-  std::erase_if(segments_, [&](const Segment& segment) { return segment.first >= draw; });
   if (!rest) {
     segments_.push_back({draw, epoch, false, std::move(index), 0});
     return;

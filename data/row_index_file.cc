@@ -5,6 +5,7 @@
 #include "data/row_index_file.h"
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cstring>
 #include <filesystem>
@@ -141,6 +142,7 @@ class MappedRows : public RowIndex {
     file_.copy(tables, static_cast<int64_t>(words.size() * 8), words.data());
     if (hash64(words.data(), words.size() * 8) != tail.tables) throw Unusable{"its tables are damaged"};
     hashes_.assign(words.begin(), words.begin() + blocks_);
+    checked_ = std::vector<std::atomic<bool>>(static_cast<size_t>(blocks_));
     facts_.windows.assign(words.begin() + blocks_, words.end());
     const int64_t samples = std::min(kSampledBlocks, blocks_);
     for (int64_t i = 0; i < samples; ++i) check_block(samples < 2 ? 0 : (blocks_ - 1) * i / (samples - 1));
@@ -149,24 +151,39 @@ class MappedRows : public RowIndex {
   std::string path() const override { return file_.path(); }
 
  protected:
+  // Each block is held against its hash when it is first read: opening has looked at a few of them alone.
   void read_pieces(int64_t first, int64_t count, PlacedPiece* to) const override {
-    file_.copy(kHead + first * kPiece, count * kPiece, to);
+    for (int64_t block = first / kBlock; block * kBlock < first + count; ++block) {
+      std::atomic<bool>& checked = checked_[static_cast<size_t>(block)];
+      if (checked.load(std::memory_order_relaxed)) continue;
+      require_block(block);
+      checked.store(true, std::memory_order_relaxed);
+    }
+    copy_pieces(first, count, to);
   }
   void require_unchanged() const override { file_.require_unchanged(); }
 
   void verify_stored() const override {
+    for (int64_t i = 0; i < blocks_; ++i) require_block(i);
+  }
+
+ private:
+  void copy_pieces(int64_t first, int64_t count, PlacedPiece* to) const {
+    file_.copy(kHead + first * kPiece, count * kPiece, to);
+  }
+
+  void require_block(int64_t i) const {
     try {
-      for (int64_t i = 0; i < blocks_; ++i) check_block(i);
+      check_block(i);
     } catch (const Unusable& unusable) {
       throw Error(ErrorKind::kInput, "data",
                   file_.path() + " is damaged: " + unusable.what + "; remove it, it is made anew from the tokens");
     }
   }
 
- private:
   void check_block(int64_t i) const {
     std::vector<PlacedPiece> block(static_cast<size_t>(std::min(kBlock, pieces_ - i * kBlock)));
-    read_pieces(i * kBlock, static_cast<int64_t>(block.size()), block.data());
+    copy_pieces(i * kBlock, static_cast<int64_t>(block.size()), block.data());
     if (hash64(block.data(), block.size() * kPiece) != hashes_[static_cast<size_t>(i)]) {
       throw Unusable{"pieces " + with_commas(i * kBlock) + " and following are not those that were written"};
     }
@@ -175,6 +192,7 @@ class MappedRows : public RowIndex {
   MappedFile file_;
   int64_t pieces_ = 0, blocks_ = 0;
   std::vector<uint64_t> hashes_;
+  mutable std::vector<std::atomic<bool>> checked_;  // blocks
 };
 
 class FileStore : public RowStore {

@@ -87,6 +87,10 @@ class PackVerb : public Verb {
       }
       for (const int64_t context : contexts) pack(corpus, Dataset::pack_settings(data, context));
     }
+    // What is left of an epoch where data.context changes depends on all sources together.
+    if (data.context.stages.size() == 1) return;
+    const Dataset all(data, config_.run.seed, config_.model.vocab);
+    say("what is left of each epoch where data.context changes is packed, too");
   }
 
   void pack(const Corpus& corpus, const PackSettings& settings) const {

@@ -141,7 +141,10 @@ class Run {
 };
 
 void Run::load_data() {
-  const auto open = [&] { data_ = std::make_unique<Dataset>(config_.data, config_.run.seed, config_.model.vocab); };
+  const bool resumes = options_.resume.has_value();
+  const auto open = [&] {
+    data_ = std::make_unique<Dataset>(config_.data, config_.run.seed, config_.model.vocab, resumes);
+  };
   // Rows of token shards that nobody has packed yet are packed by one rank; those that see its disk find them.
   together(world_, {"packing the data"}, open, /*only_first=*/true);
   together(world_, {"opening the data"}, [&] {
@@ -173,9 +176,16 @@ void Run::read_checkpoint() {
                       (skipped.empty() ? "" : " (" + std::to_string(skipped.size()) + " damaged)") +
                       ": start anew without --resume");
     }
-    const auto data = resumed_->extra.find("data");
-    const std::string drawn = data == resumed_->extra.end() ? "" : data->second;
+  });
+  const auto data = resumed_->extra.find("data");
+  const std::string drawn = data == resumed_->extra.end() ? "" : data->second;
+  const auto resume = [&] {
     for (const std::string& line : data_->resume(drawn, resumed_->step)) say(line);
+  };
+  // One rank packs what has to be packed anew, the others find it.
+  together(world_, {"packing the data"}, resume, /*only_first=*/true);
+  together(world_, {"opening the data"}, [&] {
+    if (!first_) resume();
   });
 }
 
@@ -422,7 +432,13 @@ int Run::train() {
                             compute_dtype(config_), config_.model.dim / config_.model.heads, config_.model.dropout > 0)
                   .reason;
   });
-  load_data();
+  try {
+    load_data();
+  } catch (const Error&) {
+    if (!asked_to_stop()) throw;
+    say("stopped on request before the first step: packing leaves nothing half made");
+    return interrupt_exit_code();
+  }
   if (options_.resume) open_resumed();
   announce();
   warn_of_later_keys(stages);

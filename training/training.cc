@@ -44,11 +44,14 @@ constexpr int64_t kSlots = 3;
 
 KernelKind kernel(const Config& c) { return parse_kernel(c.attention.kernel, "attention.kernel"); }
 
-[[noreturn]] void refuse_not_finite(int64_t times, int64_t step) {
-  throw Error(ErrorKind::kUsage, "train",
-              "the loss or the gradients were not finite in " + counted(times, "step") +
-                  (times > 1 ? " in a row, the last at step " : ", at step ") + std::to_string(step) +
-                  "; no such update was applied. Lower optimizer.lr or lengthen optimizer.warmup");
+[[noreturn]] void refuse_left_out(const StepResult& last, int64_t times, int64_t step) {
+  const bool targets = last.targets > 0;
+  throw Error(
+      ErrorKind::kUsage, "train",
+      (targets ? "the loss or the gradients were not finite in " : "no target counted in ") + counted(times, "step") +
+          (times > 1 ? " in a row, the last at step " : ", at step ") + std::to_string(step) +
+          "; no such update was applied. " +
+          (targets ? "Lower optimizer.lr or lengthen optimizer.warmup" : "data.ignore leaves nothing to learn from"));
 }
 
 // Of a batch, this rank's.
@@ -391,18 +394,17 @@ void Training::apply(double gradient_scale, StepResult& result) {
   result.applied = result.targets > 0 && std::isfinite(result.loss) && std::isfinite(result.gradient_norm);
   if (result.applied) {
     optimizer_.update(gradient_scale, result.gradient_norm, steps_done_);
-    not_finite_ = 0;
+    left_out_ = 0;
     ++applied_;
-  } else if (result.targets == 0) {
-    leave_out("no target of its rows counts");
   } else {
-    leave_out("the loss or the gradients are not finite");
-    if (++not_finite_ >= config_.optimizer.skips) refuse_not_finite(not_finite_, steps_done_ + 1);
+    leave_out(result.targets > 0 ? "the loss or the gradients are not finite" : "no target of its rows counts");
+    if (++left_out_ >= config_.optimizer.skips) refuse_left_out(result, left_out_, steps_done_ + 1);
   }
+  last_ = result;
 }
 
 void Training::require_updates() const {
-  if (not_finite_ > 0 && not_finite_ >= applied_) refuse_not_finite(not_finite_, steps_done_);
+  if (left_out_ > 0 && left_out_ >= applied_) refuse_left_out(last_, left_out_, steps_done_);
 }
 
 ValidationResult Training::validate(const std::function<bool()>& stop) {
@@ -426,6 +428,11 @@ ValidationResult Training::validate(const std::function<bool()>& stop) {
       const Batch batch = fill_batch(shape, row, parts, host.data_ptr<int64_t>());
       const std::vector<PlanRequest> requests_now = requests(batch.parts);
       look_up(requests_now);
+      if (config_.data.documents && i + 1 < batches) {
+        std::vector<std::vector<int64_t>> next;
+        for (int64_t r = 0; r < shape.own_rows; ++r) next.push_back(parts(now.batch + shape.first_row + r));
+        plan_ahead(requests(next));
+      }
       const at::Tensor on_device = share_->on_device(host);
       const Attend attends = attend(requests_now, {}, "validation, batch " + std::to_string(i + 1));
       const at::Tensor local = loss(on_device, share_->table(on_device), attends);
@@ -479,8 +486,8 @@ void Training::restore(const TrainingState& state) {
   model_.parameters().refresh_leaves();
   optimizer_.set_updates(count);
   steps_done_ = state.step;
-  // Earlier versions had one length of rows alone, and said no number of tokens.
-  tokens_ = tokens >= 0 ? tokens : steps_done_ * stages_[0].batch * config_.data.accumulate * stages_[0].context;
+  // Earlier versions had one length of rows alone, one batch a step, and said no number of tokens.
+  tokens_ = tokens >= 0 ? tokens : steps_done_ * stages_[0].batch * stages_[0].context;
 }
 
 std::string Training::weights_digest() const {

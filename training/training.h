@@ -69,7 +69,7 @@ class Training {
   ~Training();
 
   // One update from data.accumulate global batches. Collective. `stop`: this rank was asked to stop; every rank learns
-  // of it. Raises Error(kUsage) when loss or gradients are not finite for the optimizer.skips-th time in a row.
+  // of it. Raises Error(kUsage) when an update is left out for the optimizer.skips-th time in a row.
   StepResult step(bool stop = false);
 
   // At the end of a run. Raises Error(kUsage) where the last updates were left out, and as many as this Training has
@@ -144,8 +144,9 @@ class Training {
   double waited_for_data_ = 0;  // in stages before
   int64_t tokens_ = 0;
   int64_t steps_done_ = 0;
-  int64_t applied_ = 0;     // updates, by this Training
-  int64_t not_finite_ = 0;  // updates that were left out, in a row
+  int64_t applied_ = 0;   // updates, by this Training
+  int64_t left_out_ = 0;  // updates that were not applied, in a row
+  StepResult last_;
 };
 
 }  // namespace annulus

@@ -252,6 +252,17 @@ TEST_F(DatasetTest, AResumeWithAnotherContextTakesTheTokensThatWereNotSeen) {
   for (const auto& [id, count] : counts) EXPECT_EQ(count, 1) << id;
 }
 
+TEST_F(DatasetTest, TellingDocumentsApartBeginsTheNextEpoch) {
+  const std::vector<SourceConfig> source = {shard("a", some_lengths(300, 7), 1)};
+  const Dataset before(data(source, 16, "stream", false), 1);
+  Dataset after(data(source, 16, "best-fit", true), 1);
+  const std::vector<std::string> told = after.resume(before.state(50, {{}}), 50);
+  ASSERT_EQ(told.size(), 1U);
+  EXPECT_NE(told[0].find("next epoch"), std::string::npos) << told[0];
+  EXPECT_DOUBLE_EQ(after.epochs(0, 50), 1);
+  for (const auto& [id, count] : targets(after, 50, 60)) EXPECT_EQ(count, 1) << id;
+}
+
 TEST_F(DatasetTest, AResumeSaysWhatIsNewAndWhatIsGone) {
   SourceConfig a = shard("a", some_lengths(100, 1), 1), b = shard("b", some_lengths(40, 2), 20000),
                c = shard("c", some_lengths(50, 4), 40000);

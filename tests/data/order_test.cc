@@ -188,11 +188,20 @@ TEST_F(OrderTest, WhatIsLeftIsFoundAgain) {
   RowIndex::remaining(*index, {5, 10}, longer, root_)->verify();
 }
 
-TEST_F(OrderTest, UnitsCannotChangeWithinAnEpoch) {
+TEST_F(OrderTest, TellingDocumentsApartBeginsTheNextEpoch) {
   std::mt19937_64 random(7);
   const Corpus source = corpus(drawn_documents(random, 50));
   SourceOrder order(1, "web", rows(source, 8, Packing::kStream, false));
-  EXPECT_THROW(order.change(3, rows(source, 8, Packing::kBestFit, true)), Error);
+  const auto apart = rows(source, 8, Packing::kBestFit, true);
+  order.change(3, apart);
+  EXPECT_EQ(order.at(2).epoch, 0);
+  EXPECT_EQ(order.at(3).epoch, 1);
+  EXPECT_EQ(order.at(3).index, apart.get());
+  EXPECT_DOUBLE_EQ(order.epochs(3), 1);
+  // Nothing of an epoch had been drawn: it is this one that begins.
+  SourceOrder fresh(1, "web", rows(source, 8, Packing::kStream, false));
+  fresh.change(0, apart);
+  EXPECT_EQ(fresh.at(0).epoch, 0);
 }
 
 }  // namespace

@@ -58,6 +58,33 @@ PackSettings settings(int64_t context, Packing packing, bool documents = false, 
   return {context, packing, documents, validation, false};
 }
 
+// Opening looks at a few blocks alone; each is looked at before a row is taken from it.
+TEST_F(RowIndexTest, ADamagedBlockGivesNoRows) {
+  const Documents documents(120000, Ids{1, 2});
+  const Corpus source = corpus({documents});
+  const PackSettings packed = settings(8, Packing::kBestFit);
+  const std::string path = RowIndex::find_or_make(source, packed, root_ + "/index")->path();
+  const int fd = ::open(path.c_str(), O_RDWR);
+  // 30 blocks of 4,096 pieces of 24 bytes, of which 0, 1, 3, 5, ... are looked at: one byte of block 2.
+  const off_t at = 64 + (2 * 4096 + 7) * 24;
+  char byte = 0;
+  ASSERT_EQ(::pread(fd, &byte, 1, at), 1);
+  byte = static_cast<char>(byte ^ 4);
+  ASSERT_EQ(::pwrite(fd, &byte, 1, at), 1);
+  ::close(fd);
+  const auto index = RowIndex::find(source, packed, root_ + "/index");
+  ASSERT_TRUE(index);
+  EXPECT_EQ(index->row(Split::kTrain, 0).size(), 8U);
+  const int64_t damaged = (2 * 4096 + 7) / 8;
+  try {
+    index->row(Split::kTrain, damaged);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kInput);
+    EXPECT_NE(std::string(error.what()).find("damaged"), std::string::npos) << error.what();
+  }
+}
+
 // Documents whose tokens are all different, of lengths that make trouble.
 Documents drawn_documents(std::mt19937_64& random, int64_t context, int64_t& id) {
   Documents documents(random() % 40 + 1);

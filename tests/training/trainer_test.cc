@@ -1,11 +1,10 @@
-// Whole runs over threads, as `annulus train` makes them: folder, metrics, checkpoints, interruption, resumption, and
-// sampling from the result.
+// Whole runs over threads, as `annulus train` makes them: folder, metrics, checkpoints, interruption and
+// resumption.
 #include "training/trainer.h"
 
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -13,59 +12,16 @@
 
 #include "comm/threads/threads.h"
 #include "common/error.h"
-#include "common/interrupt.h"
 #include "common/text.h"
 #include "memory/caches.h"
-#include "tensor_files/block_map_file.h"
 #include "tests/training/tiny_run.h"
+#include "tests/training/trainer_runs.h"
 #include "training/run/checkpoint.h"
-#include "training/sampler.h"
 
 namespace annulus {
 namespace {
 
 namespace fs = std::filesystem;
-
-struct Result {
-  int code = 0;
-  std::string out;
-};
-
-// `stop_at`: the call (counted on rank 1, or 0 where there is one rank) that asks to stop; 0: none.
-Result train(const Config& config, int ranks, std::optional<std::string> resume = std::nullopt, int stop_at = 0) {
-  std::ostringstream out;
-  std::atomic<int> code{0};
-  run_ranks(ranks, [&](Communicator& world) {
-    int calls = 0;
-    TrainOptions options;
-    options.resume = resume;
-    options.program = "my tools/annulus";
-    options.command = {options.program, "launch", "-n", std::to_string(ranks), "train", "tiny.toml"};
-    for (const char* word : {"--resume", "old", "--set", "run.steps=9", "--set", "a.b=it's", "--resume=older"}) {
-      options.command.emplace_back(word);
-    }
-    options.out = &out;
-    options.stop = [&] { return ++calls == stop_at && world.rank() == ranks - 1; };
-    const int c = run_training(config, world, options);
-    if (world.rank() == 0) code = c;
-  });
-  return {code, out.str()};
-}
-
-std::vector<nlohmann::json> metrics(const std::string& run) {
-  std::ifstream in(run + "/metrics.jsonl");
-  std::vector<nlohmann::json> out;
-  for (std::string line; std::getline(in, line);) out.push_back(nlohmann::json::parse(line));
-  return out;
-}
-
-std::vector<double> losses(const std::string& run) {
-  std::vector<double> out;
-  for (const nlohmann::json& m : metrics(run)) {
-    if (m.contains("loss")) out.push_back(m["loss"]);
-  }
-  return out;
-}
 
 std::string file_text(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
@@ -440,109 +396,6 @@ TEST(Trainer, RanksWithDifferentConfigurationsSayInWhat) {
   });
   EXPECT_EQ(mismatches, 2);
   EXPECT_FALSE(fs::exists(config.run.folder));
-}
-
-TEST(Sampler, ContinuesAPromptTheSameWayForTheSameSeed) {
-  const TestFolder folder;
-  Config config = tiny_config(folder);
-  config.run.steps = 40;
-  train(config, 1);
-  const auto sample = [&](SampleOptions o) {
-    std::ostringstream out;
-    std::ostringstream notes;
-    o.root = folder.path() + "/runs";
-    o.run = "tiny-001";
-    o.out = &out;
-    o.notes = &notes;
-    EXPECT_EQ(run_sample(o), 0);
-    return out.str();
-  };
-  const std::string a = sample({.prompt = "def ", .tokens = 100});
-  EXPECT_EQ(a.substr(0, 4), "def ");
-  EXPECT_EQ(a, sample({.prompt = "def ", .tokens = 100}));
-  EXPECT_NE(a, sample({.prompt = "def ", .tokens = 100, .seed = 2}));
-  EXPECT_EQ(sample({.prompt = "", .tokens = 0}), "\n");
-  EXPECT_GE(sample({.prompt = "", .tokens = 200, .temperature = 0}).size(), 200U) << "longer than the context of 64";
-  EXPECT_THROW(sample({.prompt = "x", .tokens = -1}), Error);
-  EXPECT_THROW(sample({.prompt = "x", .temperature = -1}), Error);
-  EXPECT_THROW(run_sample({.run = "nothing", .root = folder.path() + "/runs"}), Error);
-}
-
-TEST(Sampler, TakesTheCheckpointOfAStep) {
-  const TestFolder folder;
-  Config config = tiny_config(folder);
-  config.checkpoint.every = 3;
-  train(config, 1);
-  const auto sample = [&](std::optional<int64_t> step) {
-    std::ostringstream out;
-    EXPECT_EQ(run_sample({.run = folder.path() + "/runs/tiny-001", .step = step, .tokens = 60, .out = &out}), 0);
-    return out.str();
-  };
-  EXPECT_EQ(sample(6), sample(std::nullopt));
-  EXPECT_NE(sample(3), sample(6));
-  EXPECT_THROW(sample(4), Error);
-}
-
-// Text that is being written has no later keys; only whoever trains for something else wants such a pattern.
-TEST(Trainer, WarnsOfPatternsThatSeeLaterKeys) {
-  const TestFolder folder;
-  Config config = tiny_config(folder);
-  config.run.steps = 1;
-  const std::string said = "lets a query see later keys";
-  const auto run = [&](const std::vector<std::string>& patterns) {
-    std::vector<PatternSpec> each;
-    for (const std::string& text : patterns) each.push_back(parse_pattern(text, "test"));
-    config.model.pattern = each;
-    const std::string out = train(config, 2).out;
-    std::ostringstream text, notes;
-    EXPECT_EQ(run_sample({.run = "tiny", .root = config.run.folder, .tokens = 4, .out = &text, .notes = &notes}), 0);
-    EXPECT_EQ(out.find(said) == std::string::npos, notes.str().find(said) == std::string::npos) << out << notes.str();
-    return out.find(said) != std::string::npos;
-  };
-  EXPECT_TRUE(run({"{ kind = 'causal' }", "{ kind = 'window', left = 7, right = 1 }"}));
-  EXPECT_FALSE(run({"{ kind = 'causal' }", "{ kind = 'window', left = 7, right = 0 }"}));
-  EXPECT_FALSE(run({"{ kind = 'blocks', map = 'adaptive', block = 16, keep = 2, causal = true }",
-                    "{ kind = 'dilated', segment_lengths = [32], dilation_rates = [2], causal = true }"}));
-}
-
-TEST(Sampler, ContinuesAPromptOfARunInBf16) {
-  const TestFolder folder;
-  Config config = tiny_config(folder);
-  config.model.dtype = "bf16";
-  config.validation.every = 3;
-  EXPECT_EQ(train(config, 1).code, 0);
-  int validations = 0;
-  for (const nlohmann::json& m : metrics(folder.path() + "/runs/tiny-001")) {
-    if (!m.contains("validation_loss")) continue;
-    EXPECT_LT(m["validation_loss"].get<double>(), std::log(256.0));
-    ++validations;
-  }
-  EXPECT_EQ(validations, 2);
-  std::ostringstream text;
-  SampleOptions options;
-  options.run = folder.path() + "/runs/tiny-001";
-  options.prompt = "def ";
-  options.tokens = 8;
-  options.out = &text;
-  EXPECT_EQ(run_sample(options), 0);
-  EXPECT_EQ(text.str().substr(0, 4), "def ");
-}
-
-// Documents and block maps may be listed for each row of a batch; a text that is written is its first row.
-TEST(Sampler, WritesWithPatternsThatDifferFromRowToRow) {
-  const TestFolder folder;
-  const std::string file = folder.path() + "/map.safetensors";
-  std::vector<uint8_t> active(4 * 4 * 4);
-  for (size_t i = 0; i < active.size(); ++i) active[i] = i / 16 > i % 4 || i % 16 % 5 == 0;
-  write_block_map(file, block_map_from_dense(active.data(), 16, 4, 1, 4, 4));
-  Config config = tiny_config(folder);
-  config.model.pattern = std::vector<PatternSpec>{
-      parse_pattern("{ kind = 'causal', documents = [[64], [1, 63], [30, 34], [64]] }", "test"),
-      parse_pattern("{ kind = 'blocks', map = 'file', block = 16, file = '" + file + "', causal = true }", "test")};
-  train(config, 1);
-  std::ostringstream out;
-  EXPECT_EQ(run_sample({.run = "tiny-001", .root = folder.path() + "/runs", .tokens = 20, .out = &out}), 0);
-  EXPECT_GE(out.str().size(), 20U);
 }
 
 }  // namespace
