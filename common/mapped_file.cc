@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <ucontext.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -30,12 +31,16 @@ thread_local Guard* volatile guard_of_thread = nullptr;
 
 struct sigaction before {};
 
-void on_sigbus(int signal, siginfo_t* info, void*) {
+void on_sigbus(int signal, siginfo_t* info, void* context) {
   Guard* guard = guard_of_thread;
   const char* at = static_cast<const char*>(info->si_addr);
   // A failing page is named by its beginning.
   constexpr int kLargestPage = 65536;
-  if (guard && info->si_code > 0 && at + kLargestPage > guard->begin && at < guard->end) siglongjmp(guard->back, 1);
+  if (guard && info->si_code > 0 && at + kLargestPage > guard->begin && at < guard->end) {
+    // A jump leaves the handler without its return, which would restore the signals that this thread takes.
+    pthread_sigmask(SIG_SETMASK, &static_cast<const ucontext_t*>(context)->uc_sigmask, nullptr);
+    siglongjmp(guard->back, 1);
+  }
   // Somebody else's: the instruction that faulted runs again, with the earlier handler; a signal that was sent is sent
   // again.
   sigaction(signal, &before, nullptr);
@@ -47,7 +52,7 @@ void install_handler() {
   std::call_once(once, [] {
     struct sigaction action {};
     action.sa_sigaction = on_sigbus;
-    action.sa_flags = SA_SIGINFO | SA_NODEFER;  // the handler is left by a jump, which restores no mask
+    action.sa_flags = SA_SIGINFO;
     sigemptyset(&action.sa_mask);
     sigaction(SIGBUS, &action, &before);
   });
@@ -130,7 +135,7 @@ MappedFile::~MappedFile() {
 void MappedFile::copy(int64_t offset, int64_t count, void* to) const {
   if (offset < 0 || count < 0 || offset > size() || count > size() - offset) {
     throw Error(ErrorKind::kInternal, room_,
-                path_ + ": bytes " + with_commas(offset) + " to " + with_commas(offset + count) + " of " +
+                path_ + ": " + with_commas(count) + " bytes from " + with_commas(offset) + " on of " +
                     with_commas(size()) + " were asked for");
   }
   constexpr int64_t kMany = 32768;

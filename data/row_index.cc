@@ -9,6 +9,7 @@
 
 #include "common/checksum.h"
 #include "common/error.h"
+#include "common/interrupt.h"
 #include "common/text.h"
 #include "data/permutation.h"
 #include "data/row_index_file.h"
@@ -61,6 +62,9 @@ class PartMaker : public Packer::Sink {
     store_.add(split_, piece);
   }
   void end_window() override {
+    if (interrupted()) {
+      throw Error(ErrorKind::kResource, "data", "packing was interrupted: nothing of the row index is kept");
+    }
     if (split_ == Split::kTrain) facts_.windows.push_back(static_cast<uint64_t>(pieces_));
   }
 

@@ -64,8 +64,8 @@ class RowIndex {
   // The index in this folder, if it is there, whole, and of this corpus and these settings; else null.
   static std::shared_ptr<const RowIndex> find(const Corpus& corpus, const PackSettings& settings,
                                               const std::string& folder);
-  // The same, made where it is not there (or not usable). Raises what make() and writing raise; nothing is left half
-  // written. `files` is replaced in tests.
+  // The same, made where it is not there (or not usable). Raises what make() and writing raise, and Error(kResource) on
+  // a request to stop (common/interrupt.h); nothing is left half written. `files` is replaced in tests.
   static std::shared_ptr<const RowIndex> find_or_make(const Corpus& corpus, const PackSettings& settings,
                                                       const std::string& folder,
                                                       FileSystem& files = FileSystem::real());

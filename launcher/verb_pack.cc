@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "common/error.h"
+#include "common/interrupt.h"
 #include "common/text.h"
 #include "config/config.h"
 #include "data/dataset.h"
@@ -61,6 +62,19 @@ class PackVerb : public Verb {
   void check() override { config_ = load_config(config_path_, sets_); }
 
   int run() override {
+    install_interrupt_handlers();
+    try {
+      pack_all();
+    } catch (const Error&) {
+      if (!interrupted()) throw;
+      std::fputs("annulus: interrupted; what is packed is kept\n", stderr);
+      return interrupt_exit_code();
+    }
+    return 0;
+  }
+
+ private:
+  void pack_all() const {
     const DataConfig& data = config_.data;
     std::set<int64_t> contexts;
     for (const ContextSchedule::Stage& stage : data.context.stages) contexts.insert(stage.context);
@@ -73,10 +87,8 @@ class PackVerb : public Verb {
       }
       for (const int64_t context : contexts) pack(corpus, Dataset::pack_settings(data, context));
     }
-    return 0;
   }
 
- private:
   void pack(const Corpus& corpus, const PackSettings& settings) const {
     const std::string folder = Dataset::index_folder(config_.data, corpus);
     const auto begin = std::chrono::steady_clock::now();

@@ -48,7 +48,15 @@ Corpus::Corpus(const SourceConfig& source, int64_t max_tokens) {
       if (!seen.insert(error ? file->path() : real.string()).second) continue;
       if (file->tokens() > INT64_MAX / 4 - tokens_)
         refuse(path + " and the files before it have more than 2^61 tokens");
-      is_text_ = is_text_ && file->format() == TokenFormat::kText;
+      const bool is_text = file->format() == TokenFormat::kText;
+      if (!files_.empty() && is_text != is_text_) {
+        const std::string other = files_[0]->path();
+        refuse(
+            (is_text ? path : other) + " is text, whose tokens are its bytes, and " + (is_text ? other : path) +
+            " holds the tokens of a tokenizer: a source has one kind; name its files so that the others are not among "
+            "them");
+      }
+      is_text_ = is_text;
       all_say_vocab = all_say_vocab && file->vocab();
       vocab_ = std::max(vocab_, file->vocab());
       if (!file->tokenizer().empty()) {

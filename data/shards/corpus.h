@@ -22,7 +22,8 @@ class Corpus {
 
   // Finds and opens the files: entries in their order, each file once, however it is named. No more than max_tokens
   // tokens are taken (0: all); the file in which they end is cut, later ones are left out. Raises Error(kInput) as
-  // find_files and TokenFile::open do, for a source without a token, and where two files are of different tokenizers.
+  // find_files and TokenFile::open do, for a source without a token, where two files are of different tokenizers, and
+  // where one is text and another is not.
   explicit Corpus(const SourceConfig& source, int64_t max_tokens = 0);
   ~Corpus();
 

@@ -163,7 +163,7 @@ std::vector<std::string> find_files(const std::string& entry) {
   }
   if (fs::is_directory(path, error)) {
     refuse(entry + " is a folder; say which files in it, for example \"" + entry + (entry.ends_with("/") ? "" : "/") +
-           "**/*.txt\"");
+           "**/*.txt\" or \"" + entry + (entry.ends_with("/") ? "" : "/") + "*.tokens\"");
   }
   const fs::file_status status = fs::status(path, error);
   if (fs::exists(status)) refuse(entry + " is no regular file");

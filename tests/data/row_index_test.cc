@@ -8,13 +8,16 @@
 
 #include <algorithm>
 #include <cmath>
+#include <csignal>
 #include <map>
 #include <random>
 #include <set>
 
 #include "common/checksum.h"
 #include "common/error.h"
+#include "common/interrupt.h"
 #include "tests/common/faulty_files.h"
+#include "tests/common/in_child.h"
 #include "tests/data/shards/token_writers.h"
 
 namespace annulus {
@@ -317,11 +320,27 @@ TEST_F(RowIndexTest, NothingIsLeftHalfWritten) {
       // The removal of the side file may be what failed: nobody reads that.
       if (name.ends_with(".held-out")) continue;
       EXPECT_EQ(name, RowIndex::file_name(RowIndex::make(source, s)->digest())) << fault;
-      RowIndex::find(source, s, folder)->verify();
+      const auto found = RowIndex::find(source, s, folder);
+      ASSERT_NE(found, nullptr) << fault;
+      found->verify();
     }
     fs::remove_all(folder);
     fs::create_directories(folder);
   }
+}
+
+TEST_F(RowIndexTest, ARequestToStopLeavesNothing) {
+  const Corpus source = corpus({Documents(70000, Ids{1, 2})});
+  in_child([&]() -> std::string {
+    install_interrupt_handlers();
+    raise(SIGINT);
+    try {
+      RowIndex::find_or_make(source, settings(8, Packing::kBestFit), root_ + "/index");
+      return "packed on";
+    } catch (const Error& error) {
+      return files_of_index().empty() ? "" : "left " + files_of_index()[0];
+    }
+  });
 }
 
 TEST_F(RowIndexTest, TheFolderIsMadeAndAnotherIsNot) {

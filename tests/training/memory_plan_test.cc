@@ -147,6 +147,30 @@ TEST(MemoryPlan, CountsWhatTravels) {
   }
 }
 
+// Batches that are added up, and rows read ahead; and a table of each row's own positions.
+TEST(MemoryPlan, CountsTheRowsOfAStep) {
+  const TestFolder folder;
+  for (const std::string dtype : {"fp32", "bf16"}) {
+    Config config = config_of(folder, {"", 1, 32, 2, 1, 32, 256, 512, 4});
+    config.model.dtype = dtype;
+    config.data.accumulate = 4;
+    expect_planned(config, 1, dtype + ", accumulated");
+    config.data.documents = true;
+    config.data.positions = "restart";
+    expect_planned(config, 1, dtype + ", restarted positions");
+    expect_planned(config, 2, dtype + ", restarted positions");
+  }
+}
+
+TEST(MemoryPlan, IsThatOfTheStageThatTakesTheMost) {
+  const TestFolder folder;
+  Config config = config_of(folder, {"", 2, 64, 2, 2, 96, 256, 512, 4});
+  const MemoryPlan alone = plan_memory(config, check_training(config, 1), 1, 0, /*gpu=*/false);
+  config.data.context.stages = {{.step = 0, .context = 64}, {.step = 5, .context = 512}, {.step = 9, .context = 128}};
+  EXPECT_EQ(plan_memory(config, check_training(config, 1), 1, 0, /*gpu=*/false).total(), alone.total());
+  EXPECT_EQ(least_memory(config, 1), least_memory(config_of(folder, {"", 2, 64, 2, 2, 96, 256, 512, 4}), 1));
+}
+
 // Attention is the most where the MLP is small: then what dropout and a selection take shows.
 TEST(MemoryPlan, CountsDenseBlocksOfDropout) {
   const TestFolder folder;

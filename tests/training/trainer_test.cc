@@ -228,6 +228,78 @@ TEST(Trainer, RefusesWhatCannotBeResumed) {
   refused(run, ErrorKind::kInput, "no whole checkpoint");
 }
 
+// Checkpoints of versions that drew rows at random say nothing of the data.
+TEST(Trainer, ResumesARunThatDrewItsRowsAtRandom) {
+  const TestFolder folder;
+  Config config = tiny_config(folder);
+  EXPECT_EQ(train(config, 1).code, 0);
+  const std::string run = config.run.folder + "/tiny-001";
+  CheckpointStore store(run, 3);
+  std::vector<std::string> skipped;
+  std::optional<TrainingState> state = store.load_newest_valid(&skipped);
+  ASSERT_TRUE(state);
+  for (const char* key : {"data", "tokens", "token"}) EXPECT_EQ(state->extra.erase(key), 1U);
+  state->extra["text"] = "of an earlier version";
+  store.save(*state);
+  config.run.steps = 9;
+  const Result r = train(config, 2, run);
+  EXPECT_EQ(r.code, 0);
+  EXPECT_NE(r.out.find("this run drew its rows at random"), std::string::npos) << r.out;
+  EXPECT_EQ(metrics(run).back()["tokens"], 9 * 256);
+  EXPECT_EQ(metrics(run).back()["sources"]["train"]["rows"], 3 * 4) << "of the steps since";
+  config.run.steps = 10;
+  EXPECT_EQ(train(config, 1, run).out.find("at random"), std::string::npos) << "said once";
+}
+
+// What a job does at one rank it does at any, across kills too: two sources of tokens, packed, of unequal weight.
+TEST(Trainer, OtherRanksAfterAResumeSeeTheSameRows) {
+  const TestFolder folder;
+  Config config = tiny_config(folder);
+  config.run.steps = 12;
+  const auto shard = [&](const std::string& name, uint16_t first) {
+    std::vector<uint16_t> tokens;
+    uint32_t state = first;
+    for (int i = 0; i < 4000; ++i) {
+      state = state * 1664525 + 1013904223;
+      tokens.push_back(static_cast<uint16_t>((state >> 24) < 8 ? 0 : first + (state >> 27)));
+    }
+    const std::string path = folder.path() + "/" + name + ".bin";
+    std::ofstream(path, std::ios::binary).write(reinterpret_cast<const char*>(tokens.data()), 8000);
+    return SourceConfig{.name = name, .files = {path}, .format = "nanogpt", .end = 0, .weight = first == 1 ? 3.0 : 1.0};
+  };
+  config.data.train = std::vector<SourceConfig>{shard("a", 1), shard("b", 100)};
+  config.data.packing = "best-fit";
+  config.data.documents = true;
+  config.data.accumulate = 2;
+  config.data.batch = 2;
+  config.data.context.stages = {{.step = 0, .context = 48}, {.step = 7, .context = 96}};
+  config.validation.every = 6;
+  EXPECT_EQ(train(config, 1).code, 0);
+  const std::string straight = config.run.folder + "/tiny-001";
+  EXPECT_NE(train(config, 4, std::nullopt, 4).code, 0);
+  const std::string run = config.run.folder + "/tiny-002";
+  EXPECT_NE(train(config, 3, run, 8).code, 0);  // in step 8: a validation asks four times
+  EXPECT_EQ(train(config, 2, run).code, 0);
+  const std::vector<double> one = losses(straight), other = losses(run);
+  ASSERT_EQ(one.size(), 12U);
+  ASSERT_EQ(other.size(), 12U);
+  for (size_t i = 0; i < 12; ++i) EXPECT_NEAR(one[i], other[i], loss_tolerance(i) * one[i]) << "step " << i + 1;
+  const nlohmann::json end = metrics(straight).back(), resumed = metrics(run).back();
+  EXPECT_EQ(end["sources"], resumed["sources"]);
+  EXPECT_EQ(end["tokens"], resumed["tokens"]);
+  EXPECT_EQ(end["sources"]["a"]["rows"], 36);
+  EXPECT_EQ(end["sources"]["b"]["rows"], 12);
+  int64_t validations = 0;
+  for (const nlohmann::json& line : metrics(run)) {
+    if (!line.contains("validation_loss")) continue;
+    ++validations;
+    EXPECT_TRUE(line["validation_sources"]["a"]["loss"].is_number());
+    EXPECT_TRUE(line["validation_sources"]["b"]["loss"].is_number());
+    EXPECT_FALSE(line.contains("validation_bits_per_byte")) << "tokens are no bytes";
+  }
+  EXPECT_EQ(validations, 2);
+}
+
 // Until a resumed run has a checkpoint of its own, its folder's configuration is what the checkpoints there came from.
 TEST(Trainer, AResumedRunsConfigurationIsWrittenWithItsFirstCheckpoint) {
   const TestFolder folder;

@@ -72,7 +72,7 @@ TEST_F(FindFiles, ByNameAndGlob) {
 TEST_F(FindFiles, RefusalsNameWhatIsWrong) {
   expect_refused("none.txt", {"[data] data.train", "none.txt", "no file"});
   expect_refused("*.md", {"*.md", "matches no file"});
-  expect_refused(".", {"is a folder", "**/*.txt"});
+  expect_refused(".", {"is a folder", "**/*.txt", "./*.tokens"});
   expect_refused("python_sources", {"did you mean \"python-sources\"?"});
   expect_refused("/dev/null", {"no regular file"});
 }
