@@ -252,6 +252,17 @@ TEST_F(DatasetTest, AResumeWithAnotherContextTakesTheTokensThatWereNotSeen) {
   for (const auto& [id, count] : counts) EXPECT_EQ(count, 1) << id;
 }
 
+TEST_F(DatasetTest, AResumeWithAnotherSeedKeepsTheOrder) {
+  const DataConfig d = data({shard("a", some_lengths(100, 1), 1)}, 16);
+  const Dataset before(d, 1);
+  Dataset after(d, 2, 0, /*resumes=*/true);
+  const std::vector<std::string> told = after.resume(before.state(10, {{}}), 10);
+  ASSERT_EQ(told.size(), 1U);
+  EXPECT_NE(told[0].find("run.seed = 1"), std::string::npos) << told[0];
+  for (int64_t step = 10; step < 30; ++step) EXPECT_EQ(after.row(step, 1).tokens, before.row(step, 1).tokens);
+  EXPECT_EQ(after.state(20, {{}}), before.state(20, {{}})) << "and so it stays";
+}
+
 TEST_F(DatasetTest, TellingDocumentsApartBeginsTheNextEpoch) {
   const std::vector<SourceConfig> source = {shard("a", some_lengths(300, 7), 1)};
   const Dataset before(data(source, 16, "stream", false), 1);
@@ -297,8 +308,10 @@ TEST_F(DatasetTest, RefusesAStateThatIsNone) {
   const DataConfig d = data(source, 16);
   const Dataset before(d, 1);
   const std::string good = before.state(10, {{}});
-  for (const std::string& state : {std::string("{"), std::string("[]"), std::string("{\"version\":1}"),
-                                   std::string("{\"version\":2}"), good.substr(0, good.size() / 2)}) {
+  for (const std::string& state :
+       {std::string("{"), std::string("[]"), std::string("{\"version\":1}"), std::string("{\"version\":2}"),
+        good.substr(0, good.size() / 2), std::string(good).replace(good.find("\"rows\":3"), 8, "\"rows\":0"),
+        std::string(good).replace(good.find("\"context\":16"), 12, "\"context\":0")}) {
     Dataset after(d, 1);
     EXPECT_THROW(after.resume(state, 10), Error) << state;
   }
@@ -373,6 +386,7 @@ TEST_F(DatasetTest, RefusesWhatCannotBeTrainedOn) {
   expect(limited, 0, {"data.max_bytes", "a.bin"});
   std::ofstream(root_ + "/text.txt") << std::string(1000, 'x');
   expect(data({{.files = {root_ + "/text.txt"}}}, 8), 200, {"255", "model.vocab is 200", "model.vocab=256"});
+  expect(data({a, {.name = "t", .files = {root_ + "/text.txt"}}}, 8), 0, {"t: ", "text.txt", "is text", "source a"});
   DataConfig refused = data({a}, 8, "best-fit");
   refused.long_documents = "refuse";
   expect(refused, 0, {"20", "8"});

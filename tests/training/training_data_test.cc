@@ -243,6 +243,13 @@ TEST(TrainingData, ABatchWithoutTargetsChangesNothing) {
   EXPECT_EQ(result.targets, 0);
   EXPECT_NE(result.note.find("no target"), std::string::npos) << result.note;
   EXPECT_EQ(training.weights_digest(), before);
+  EXPECT_THROW(training.require_updates(), Error) << "nothing was learned";
+  try {
+    for (int64_t i = 0; i < config.optimizer.skips; ++i) training.step();
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.message()).find("no target counted in 10 steps"), std::string::npos) << error.message();
+  }
 }
 
 TEST(TrainingData, AFileThatChangesIsAnError) {
