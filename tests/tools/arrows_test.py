@@ -29,6 +29,7 @@ MOST_LINES = 500
 WRITTEN = (".cc", ".h", ".cu", ".py", ".sh", ".bzl", ".md")
 # Larger than that, and why.
 LARGE_ROOMS = {
+    "integration_tests": "a file for each thing that several processes are tried for",
     "launcher": "a file for each verb",
     "tests/mutants": "one small patch for each planted fault, listed by a tool",
 }
