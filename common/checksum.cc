@@ -57,4 +57,14 @@ uint64_t Hash64::take() {
   return hash;
 }
 
+std::string hex_text(const unsigned char (&bytes)[16]) {
+  std::string text;
+  char digits[3];
+  for (const unsigned char byte : bytes) {
+    std::snprintf(digits, sizeof digits, "%02x", byte);
+    text += digits;
+  }
+  return text;
+}
+
 }  // namespace annulus

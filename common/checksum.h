@@ -27,6 +27,9 @@ class Checksum {
 
 std::string checksum(const void* data, size_t bytes);
 
+// The digits of a checksum that lies in a file as 16 bytes, the most significant first.
+std::string hex_text(const unsigned char (&bytes)[16]);
+
 // The same 128 bits as numbers.
 struct Digest {
   uint64_t high, low;

@@ -1,6 +1,5 @@
 // Shards of `annulus tokenize` (docs/formats.md): tokens, where their documents begin, and hashes of these.
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
 
 #include "common/error.h"
@@ -20,16 +19,6 @@ struct Header {
   uint64_t text_bytes;
 };
 static_assert(sizeof(Header) == 96);
-
-std::string hex(const unsigned char (&bytes)[16]) {
-  std::string text;
-  char digits[3];
-  for (const unsigned char byte : bytes) {
-    std::snprintf(digits, sizeof digits, "%02x", byte);
-    text += digits;
-  }
-  return text;
-}
 
 class AnnulusShard : public FlatTokens {
  public:
@@ -58,8 +47,8 @@ class AnnulusShard : public FlatTokens {
     tokens_ = static_cast<int64_t>(header.tokens);
     documents_ = static_cast<int64_t>(header.documents);
     vocab_ = static_cast<int64_t>(header.vocab);
-    tokenizer_ = hex(header.tokenizer);
-    checksum_ = hex(header.checksum);
+    tokenizer_ = hex_text(header.tokenizer);
+    checksum_ = hex_text(header.checksum);
     offset_ = kHeader;
     offsets_ = static_cast<int64_t>(offsets);
     hashes_ = static_cast<int64_t>(hashes);

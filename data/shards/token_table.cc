@@ -2,7 +2,6 @@
 #include "data/shards/token_table.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
 #include <iterator>
 
@@ -23,16 +22,6 @@ struct Header {
 static_assert(sizeof(Header) == 64);
 
 constexpr int64_t kLongest = int64_t{1} << 30;
-
-std::string hex(const unsigned char (&bytes)[16]) {
-  std::string text;
-  char digits[3];
-  for (const unsigned char byte : bytes) {
-    std::snprintf(digits, sizeof digits, "%02x", byte);
-    text += digits;
-  }
-  return text;
-}
 
 }  // namespace
 
@@ -59,13 +48,13 @@ TokenTable TokenTable::load(const std::string& path) {
   std::string content(body, '\0');
   file.copy(sizeof(Header), static_cast<int64_t>(body), content.data());
   file.require_unchanged();
-  if (const std::string sum = checksum(content.data(), content.size()); sum != hex(header.checksum)) {
-    refuse("its checksum is " + sum + ", and its header says " + hex(header.checksum));
+  if (const std::string sum = checksum(content.data(), content.size()); sum != hex_text(header.checksum)) {
+    refuse("its checksum is " + sum + ", and its header says " + hex_text(header.checksum));
   }
 
   TokenTable table;
   table.path_ = path;
-  table.tokenizer_ = hex(header.tokenizer);
+  table.tokenizer_ = hex_text(header.tokenizer);
   if (header.rule > static_cast<uint32_t>(Rule::kStripUntilText)) {
     refuse("its rule for spaces is " + std::to_string(header.rule));
   }
