@@ -68,8 +68,7 @@ class Reader {
     for (const toml::node& element : *list) {
       const auto value = element.value_exact<int64_t>();
       if (!value || *value < 0) {
-        refuse(where_, "expected a list of whole numbers from 0 on, got " + std::string(type_name(element)) +
-                           " in it: " + shown(element));
+        refuse(where_, "expected a list of whole numbers from 0 on, got " + shown(element) + " in it");
       }
       values.push_back(*value);
     }

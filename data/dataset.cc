@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 #include <numeric>
 #include <system_error>
 #include <utility>
@@ -16,19 +15,7 @@
 namespace annulus {
 namespace {
 
-using nlohmann::json;
-
-constexpr int kStateVersion = 1;
-constexpr int64_t kLongest = int64_t{1} << 40;  // tokens in a row
-
 [[noreturn]] void refuse(const std::string& message) { throw Error(ErrorKind::kInput, "data", message); }
-
-Packing packing_of(const DataConfig& data) {
-  for (const Packing packing : {Packing::kStream, Packing::kBestFit, Packing::kDocument}) {
-    if (packing_name(packing) == data.packing) return packing;
-  }
-  throw Error(ErrorKind::kInternal, "data", "data.packing was not checked");
-}
 
 std::vector<int64_t> lengths(const std::vector<Piece>& pieces, int64_t context) {
   std::vector<int64_t> lengths;
@@ -41,21 +28,12 @@ std::vector<int64_t> lengths(const std::vector<Piece>& pieces, int64_t context) 
   return lengths;
 }
 
-json to_json(const PackSettings& s) {
-  return {{"packing", packing_name(s.packing)},
-          {"documents", s.documents},
-          {"validation_fraction", s.validation_fraction},
-          {"refuse_long", s.refuse_long}};
-}
-
-PackSettings settings_from(const json& from, int64_t context) {
-  DataConfig data;
-  data.packing = from.at("packing").get<std::string>();
-  return {.context = context,
-          .packing = packing_of(data),
-          .documents = from.at("documents").get<bool>(),
-          .validation_fraction = from.at("validation_fraction").get<double>(),
-          .refuse_long = from.at("refuse_long").get<bool>()};
+// The ids by which the documents of a file are found.
+std::string ids_text(const TokenFile& file) {
+  std::string text;
+  if (file.begin_id()) text = "id " + std::to_string(*file.begin_id()) + " of a beginning";
+  if (file.end_id()) text += (text.empty() ? "id " : " or id ") + std::to_string(*file.end_id()) + " of an end";
+  return text.empty() ? "id of a beginning or an end" : text;
 }
 
 }  // namespace
@@ -139,11 +117,27 @@ std::string Dataset::text() const {
   return text;
 }
 
+std::vector<std::string> Dataset::warnings() const {
+  std::vector<std::string> warnings;
+  const PackSettings& settings = phases_.back().settings;
+  for (size_t i = 0; settings.units_are_documents() && i < sources_.size(); ++i) {
+    const Corpus& corpus = *sources_[i].corpus;
+    if (corpus.is_text() || corpus.file(0).documents()) continue;  // a file, or as they are stored
+    const RowIndex& index = *index_of(i, settings);
+    const int64_t documents = index.counts(Split::kTrain).documents + index.counts(Split::kValidation).documents;
+    if (documents > corpus.files() + 1) continue;  // a tail that is held out is a document more
+    warnings.push_back("source " + name(i) + " is taken for " + counted(corpus.files(), "document") +
+                       ", a file each, since no " + ids_text(corpus.file(0)) +
+                       " was found: say with which id its documents begin or end, { files = ..., end = ID }");
+  }
+  return warnings;
+}
+
 // ---- indexes
 
 PackSettings Dataset::pack_settings(const DataConfig& data, int64_t context) {
   return {.context = context,
-          .packing = packing_of(data),
+          .packing = packing_named(data.packing),
           .documents = data.documents,
           .validation_fraction = data.validation_fraction,
           .refuse_long = data.long_documents == "refuse"};
@@ -160,7 +154,13 @@ std::shared_ptr<const RowIndex> Dataset::index_of(size_t source, const PackSetti
   if (index) return index;
   const Corpus& corpus = *sources_[source].corpus;
   const std::string folder = index_folder(data_, corpus);
-  index = folder.empty() ? RowIndex::make(corpus, settings) : RowIndex::find_or_make(corpus, settings, folder);
+  try {
+    index = folder.empty() ? RowIndex::make(corpus, settings) : RowIndex::find_or_make(corpus, settings, folder);
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kResource || folder.empty()) throw;
+    throw Error(error.kind(), error.room(),
+                std::string(error.message()) + "; row indexes lie beside the shards unless data.index names a folder");
+  }
   const PartCounts& counts = index->counts(Split::kTrain);
   const bool short_stream = settings.packing == Packing::kStream && counts.targets < settings.context;
   if (counts.rows == 0 || short_stream) {
@@ -213,7 +213,7 @@ void Dataset::follow(std::vector<Phase> phases) {
       std::optional<SourceOrder>& order = sources_[s].order;
       if (!order) {
         order.emplace(seed_, sources_[s].digest, index_of(s, phase.settings));
-      } else if (settings[s] != phase.settings) {
+      } else if (settings[s].text() != phase.settings.text()) {
         order->change(drawn[sources_[s].digest], index_of(s, phase.settings), index_folder(data_, *sources_[s].corpus));
       }
       settings[s] = phase.settings;
@@ -337,151 +337,6 @@ Row Dataset::validation_row(size_t source, int64_t step, int64_t i, int64_t coun
 
 std::vector<int64_t> Dataset::validation_parts(size_t source, int64_t step, int64_t i, int64_t count) const {
   return lengths(validation_pieces(source, step, i, count), context(step));
-}
-
-// ---- across a resume
-
-std::string Dataset::state(int64_t step, const std::vector<SourceUse>& uses) const {
-  json phases = json::array();
-  for (const Phase& phase : phases_) {
-    if (phase.step >= step) continue;  // nothing has been drawn from it
-    json sources = json::array();
-    for (const Phase::Source& source : phase.sources) {
-      sources.push_back({{"digest", source.digest}, {"weight", source.weight}});
-    }
-    phases.push_back({{"step", phase.step},
-                      {"context", phase.context},
-                      {"rows", phase.rows},
-                      {"settings", to_json(phase.settings)},
-                      {"sources", std::move(sources)}});
-  }
-  json sources = json::object();
-  for (size_t s = 0; s < sources_.size(); ++s) {
-    sources[sources_[s].digest] = {
-        {"name", name(s)}, {"rows", uses[s].rows}, {"targets", uses[s].targets}, {"documents", uses[s].documents}};
-  }
-  return json{{"version", kStateVersion},
-              {"phases", std::move(phases)},
-              {"sources", std::move(sources)},
-              {"tokenizer", tokenizer_},
-              {"seed", seed_}}
-      .dump();
-}
-
-std::vector<std::string> Dataset::resume(const std::string& state, int64_t step) {
-  std::vector<Phase> phases;
-  if (state.empty()) {
-    follow(planned(step));
-    first_step_ = step;
-    return {"the data: this run drew its rows at random, some of them more than once; from step " +
-            with_commas(step + 1) + " on every row of an epoch is drawn once"};
-  }
-  std::map<std::string, std::string> names;
-  std::vector<SourceUse> uses(sources_.size());
-  std::string tokenizer;
-  int64_t seed = seed_;
-  try {
-    const json from = json::parse(state);
-    if (from.at("version").get<int>() != kStateVersion) refuse("it was written by a later version of annulus");
-    tokenizer = from.at("tokenizer").get<std::string>();
-    seed = from.at("seed").get<int64_t>();
-    for (const auto& [digest, source] : from.at("sources").items()) {
-      names[digest] = source.at("name").get<std::string>();
-      for (size_t s = 0; s < sources_.size(); ++s) {
-        if (sources_[s].digest != digest) continue;
-        uses[s] = {source.at("rows").get<int64_t>(), source.at("targets").get<int64_t>(),
-                   source.at("documents").get<int64_t>()};
-      }
-    }
-    for (const json& saved : from.at("phases")) {
-      Phase phase;
-      phase.step = saved.at("step").get<int64_t>();
-      phase.context = saved.at("context").get<int64_t>();
-      phase.rows = saved.at("rows").get<int64_t>();
-      phase.settings = settings_from(saved.at("settings"), phase.context);
-      for (const json& source : saved.at("sources")) {
-        phase.sources.push_back({source.at("digest").get<std::string>(), source.at("weight").get<double>()});
-      }
-      const bool rises = phase.step > (phases.empty() ? -1 : phases.back().step);
-      const bool weighs = !phase.sources.empty() &&
-                          std::all_of(phase.sources.begin(), phase.sources.end(),
-                                      [](const Phase::Source& s) { return s.weight > 0 && std::isfinite(s.weight); });
-      const bool small = phase.context >= 1 && phase.context <= kLongest && phase.rows >= 1 &&
-                         phase.rows <= (int64_t{1} << 62) / std::max<int64_t>(1, step);
-      if (!rises || !weighs || !small || phase.step >= step) refuse("it makes no sense");
-      phases.push_back(std::move(phase));
-    }
-    if (phases.empty()) refuse("it names no rows that were drawn");
-  } catch (const json::exception& error) {
-    refuse("the checkpoint's record of the data is damaged: " + std::string(error.what()));
-  } catch (const Error& error) {
-    refuse("the checkpoint's record of the data is damaged: " + std::string(error.message()));
-  }
-  if (!tokenizer.empty() && !tokenizer_.empty() && tokenizer != tokenizer_) {
-    refuse("the run was trained on tokens of the tokenizer " + tokenizer + ", but the shards are of " + tokenizer_ +
-           ": its weights mean nothing with other ids");
-  }
-  std::vector<Phase> ahead = planned(step);
-  std::vector<std::string> told;
-  if (seed != seed_) {
-    told.push_back("the data: the order of rows stays that of run.seed = " + std::to_string(seed) +
-                   ", so that no row of an epoch is drawn twice");
-    seed_ = seed;
-  }
-  const Phase& was = phases.back();
-  const Phase& is = ahead.front();
-  // A stage of data.context that begins here is no change.
-  if (!planned(step - 1).front().continues(was)) {
-    const std::string from = "from step " + with_commas(step + 1) + " on ";
-    if (is.settings != was.settings) {
-      told.push_back("the data: " + from + "rows are packed as " + is.settings.text() + " (they were " +
-                     was.settings.text() + "): " +
-                     (is.settings.units_are_documents() == was.settings.units_are_documents()
-                          ? "what is left of each source's epoch is packed anew"
-                          : "documents are told apart in one of the two alone, so each source begins its next epoch"));
-    }
-    if (is.settings.validation_fraction > was.settings.validation_fraction) {
-      told.push_back(
-          "the data: documents that are held out for validation from here on may have been trained on, and in what is "
-          "left of the epoch they still are");
-    }
-    const auto name_of = [&](const std::string& digest) {
-      const auto found = names.find(digest);
-      return found == names.end() ? digest : found->second;
-    };
-    const auto find = [](const std::vector<Phase::Source>& in, const std::string& digest) {
-      return std::find_if(in.begin(), in.end(), [&](const Phase::Source& s) { return s.digest == digest; });
-    };
-    for (const Phase::Source& source : was.sources) {
-      if (find(is.sources, source.digest) != is.sources.end()) continue;
-      told.push_back("the data: source " + name_of(source.digest) + " is not there as it was: " + from +
-                     "no rows come from it");
-    }
-    const auto sum = [](const std::vector<Phase::Source>& of) {
-      return std::accumulate(of.begin(), of.end(), 0.0,
-                             [](double total, const Phase::Source& s) { return total + s.weight; });
-    };
-    for (size_t s = 0; s < is.sources.size(); ++s) {
-      const auto before = find(was.sources, is.sources[s].digest);
-      const bool seen = std::any_of(phases.begin(), phases.end(), [&](const Phase& phase) {
-        return find(phase.sources, is.sources[s].digest) != phase.sources.end();
-      });
-      const double share = is.sources[s].weight / sum(is.sources);
-      const double share_was = before == was.sources.end() ? 0 : before->weight / sum(was.sources);
-      if (!seen) {
-        told.push_back("the data: source " + name(s) + " has not been trained on: " + from + "its first epoch begins");
-      } else if (std::abs(share - share_was) > 1e-3) {
-        told.push_back("the data: " + from + "source " + name(s) + " gives " + exact(std::round(share * 1000) / 10) +
-                       " % of the rows (it gave " + exact(std::round(share_was * 1000) / 10) + " %)");
-      }
-    }
-  }
-  if (is.continues(was)) ahead.erase(ahead.begin());
-  phases.insert(phases.end(), std::make_move_iterator(ahead.begin()), std::make_move_iterator(ahead.end()));
-  follow(std::move(phases));
-  first_step_ = step;
-  resumed_uses_ = std::move(uses);
-  return told;
 }
 
 }  // namespace annulus

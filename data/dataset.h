@@ -84,6 +84,8 @@ class Dataset {
   std::string fingerprint() const;
   // "2,141 files, 41,335,867 bytes (2,066,794 for validation)", of several sources one after the other.
   std::string text() const;
+  // What a user may not have meant, a line each.
+  std::vector<std::string> warnings() const;
 
   // How rows of this length are packed by the configuration, and in which folder their index lies: empty for texts,
   // whose index is in memory.
@@ -120,8 +122,7 @@ class Dataset {
     std::optional<Mixture> mixture;
 
     bool continues(const Phase& before) const {
-      return context == before.context && rows == before.rows && settings == before.settings &&
-             sources == before.sources;
+      return rows == before.rows && settings.text() == before.settings.text() && sources == before.sources;
     }
   };
   struct Source {
@@ -150,6 +151,7 @@ class Dataset {
   std::vector<Phase> phases_;
   int64_t first_step_ = 0;
   std::vector<SourceUse> resumed_uses_;
+  std::map<std::string, std::pair<std::string, SourceUse>> gone_;  // by digest: name and use of earlier sources
   mutable std::mutex indexes_mutex_;
   mutable std::map<std::pair<size_t, std::string>, std::shared_ptr<const RowIndex>> indexes_;  // by source and settings
 };

@@ -61,10 +61,23 @@ std::string_view packing_name(Packing packing) {
   return kNames[static_cast<size_t>(packing)];
 }
 
+Packing packing_named(std::string_view name) {
+  for (const Packing packing : {Packing::kStream, Packing::kBestFit, Packing::kDocument}) {
+    if (packing_name(packing) == name) return packing;
+  }
+  throw Error(ErrorKind::kInternal, "data", "there is no packing " + std::string(name));
+}
+
 std::string PackSettings::text() const {
   return "context=" + std::to_string(context) + " packing=" + std::string(packing_name(packing)) +
          " documents=" + (units_are_documents() ? "1" : "0") + " validation=" + exact(validation_fraction) +
          " refuse_long=" + (refuse_long ? "1" : "0");
+}
+
+std::string PackSettings::words() const {
+  return "rows of " + with_commas(context) + " tokens, " + std::string(packing_name(packing)) +
+         (units_are_documents() ? ", documents apart" : ", documents one behind the other") +
+         (validation_fraction > 0 ? ", " + exact(validation_fraction) + " held out" : "");
 }
 
 // Best fit by the room that bins have left: the fullest bin that takes a piece, of several the newest.

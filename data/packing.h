@@ -26,6 +26,7 @@ enum class Packing {
   kDocument,  // one document a row
 };
 std::string_view packing_name(Packing packing);  // "stream", "best-fit", "document"
+Packing packing_named(std::string_view name);    // raises Error(kInternal) for another
 
 struct PackSettings {
   int64_t context = 0;
@@ -36,7 +37,8 @@ struct PackSettings {
   bool refuse_long = false;
 
   bool units_are_documents() const { return documents || packing != Packing::kStream; }
-  std::string text() const;  // for digests: settings that give the same rows have the same text
+  std::string text() const;   // for digests: settings that give the same rows have the same text
+  std::string words() const;  // for people: "rows of 512 tokens, best-fit, documents apart"
 
   friend bool operator==(const PackSettings&, const PackSettings&) = default;
 };

@@ -447,6 +447,7 @@ int Run::train() {
   if (options_.resume) read_checkpoint();
   training_ = std::make_unique<Training>(config_, std::move(stages), world_, *data_, options_.device);
   if (options_.resume) restore();
+  for (const std::string& warning : data_->warnings()) say("warning: " + warning);
   require_equal_ranks();
   require_something_to_do();  // alike on all ranks by now
   open_folder();

@@ -95,8 +95,20 @@ std::vector<std::string> files_below(const std::string& base, const std::vector<
   return found;
 }
 
+// What lies beside shards and holds none of their tokens: row indexes, and what `annulus tokenize` writes with them.
+bool is_beside_shards(const std::string& path) {
+  const std::string name = fs::path(path).filename().string();
+  if (name.starts_with("rows-") && name.ends_with(".index")) return true;
+  const bool of_tokenizer =
+      name == "tokenization.json" || name == "tokens.table" || name == "tokenizer.json" || name == "tokenizer.model";
+  std::error_code error;
+  return of_tokenizer && fs::is_regular_file(fs::path(path).replace_filename("tokenization.json"), error);
+}
+
 std::vector<std::string> glob_files(const std::string& pattern) {
-  return files_below(pattern.starts_with("/") ? "/" : "", split(pattern));
+  std::vector<std::string> files = files_below(pattern.starts_with("/") ? "/" : "", split(pattern));
+  std::erase_if(files, is_beside_shards);
+  return files;
 }
 
 // The folder of LibTorch's wheel from where its library was loaded: TORCH/lib/libtorch_cpu.so -> TORCH.

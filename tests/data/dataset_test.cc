@@ -263,6 +263,50 @@ TEST_F(DatasetTest, AResumeWithAnotherSeedKeepsTheOrder) {
   EXPECT_EQ(after.state(20, {{}}), before.state(20, {{}})) << "and so it stays";
 }
 
+TEST_F(DatasetTest, ARunOnTokensDoesNotGoOnOnBytes) {
+  const Dataset ids(data({shard("a", some_lengths(100, 1), 1)}, 16), 1);
+  std::ofstream(root_ + "/text.txt") << std::string(1000, 'x');
+  const DataConfig d = data({{.files = {root_ + "/text.txt"}}}, 16);
+  const Dataset bytes(d, 1);
+  Dataset resumed(d, 1);
+  EXPECT_THROW(resumed.resume(ids.state(10, {{}}), 10), Error);
+  Dataset other(data({shard("a", some_lengths(100, 1), 1)}, 16), 1);
+  EXPECT_THROW(other.resume(bytes.state(10, {{}}), 10), Error);
+}
+
+TEST_F(DatasetTest, CountsGoOnForASourceThatComesBack) {
+  SourceConfig a = shard("a", some_lengths(100, 1), 1), b = shard("b", some_lengths(40, 2), 20000);
+  const Dataset both(data({a, b}, 16), 1);
+  Dataset without(data({a}, 16), 1);
+  without.resume(both.state(10, {{.rows = 20}, {.rows = 10, .targets = 99}}), 10);
+  Dataset again(data({b, a}, 16), 1);
+  again.resume(without.state(20, {{.rows = 50}}), 20);
+  EXPECT_EQ(again.resumed_uses()[0], (SourceUse{.rows = 10, .targets = 99}));
+  EXPECT_EQ(again.resumed_uses()[1].rows, 50);
+}
+
+TEST_F(DatasetTest, ChangesThatChangeNoRowAreNone) {
+  const DataConfig d = data({shard("a", some_lengths(100, 1), 1)}, 16, "best-fit", true);
+  DataConfig same = d;
+  same.documents = false;  // best fit tells documents apart in any case
+  const Dataset before(d, 1);
+  Dataset after(same, 1);
+  EXPECT_TRUE(after.resume(before.state(10, {{}}), 10).empty());
+  EXPECT_EQ(after.row(11, 0).tokens, before.row(11, 0).tokens);
+}
+
+TEST_F(DatasetTest, WarnsWhereNoDocumentsAreFound) {
+  SourceConfig a = shard("a", {300}, 1);
+  EXPECT_TRUE(Dataset(data({a}, 16, "stream", false), 1).warnings().empty());
+  a.end = 55555;
+  const std::vector<std::string> warnings = Dataset(data({a}, 16, "stream", true), 1).warnings();
+  ASSERT_EQ(warnings.size(), 1U);
+  for (const std::string word : {"source a", "1 document", "55555", "end = ID"}) {
+    EXPECT_NE(warnings[0].find(word), std::string::npos) << word << " not in: " << warnings[0];
+  }
+  EXPECT_TRUE(Dataset(data({shard("b", some_lengths(50, 3), 1)}, 16, "stream", true), 1).warnings().empty());
+}
+
 TEST_F(DatasetTest, TellingDocumentsApartBeginsTheNextEpoch) {
   const std::vector<SourceConfig> source = {shard("a", some_lengths(300, 7), 1)};
   const Dataset before(data(source, 16, "stream", false), 1);

@@ -51,6 +51,18 @@ class FindFiles : public ::testing::Test {
   fs::path before_;
 };
 
+TEST_F(FindFiles, AGlobLeavesOutWhatLiesBesideShards) {
+  for (const std::string name : {"shard-00000.tokens", "rows-0123.index", "tokens.table", "tokenization.json",
+                                 "tokenizer.json", "tokenizer.model"}) {
+    put("shards/" + name, "x");
+    put("texts/" + name, "x");
+  }
+  fs::remove(root_ + "/texts/tokenization.json");
+  EXPECT_EQ(find_files("shards/*"), (Paths{"shards/shard-00000.tokens"}));
+  EXPECT_EQ(find_files("texts/*.json"), (Paths{"texts/tokenizer.json"})) << "no shards lie there";
+  EXPECT_EQ(find_files("shards/tokenizer.json"), (Paths{"shards/tokenizer.json"})) << "named, it is meant";
+}
+
 TEST_F(FindFiles, ByNameAndGlob) {
   for (const std::string path :
        {"b.txt", "a.txt", "a.md", "sub/c.txt", "sub/deep/d.txt", ".hidden/e.txt", ".f.txt", "s[x].txt"}) {
