@@ -76,8 +76,6 @@ class Dataset {
   std::string name(size_t source) const { return data_.train.name(source); }
   // All sources are texts: a token is a byte.
   bool is_text() const;
-  // The digest of the tokenizer that the shards say; empty for texts, and where none says one.
-  const std::string& tokenizer() const { return tokenizer_; }
   // The folder of shards in which its table of ids and texts lies, tokens.table; empty: there is none.
   std::string tokenizer_folder() const;
   // Of corpora and settings: ranks compare it.
@@ -147,7 +145,7 @@ class Dataset {
   int64_t seed_;
   int64_t vocab_;
   std::vector<Source> sources_;
-  std::string tokenizer_;
+  std::string tokenizer_;  // the digest of the shards'; empty for texts, and where none says one
   std::vector<Phase> phases_;
   int64_t first_step_ = 0;
   std::vector<SourceUse> resumed_uses_;

@@ -17,10 +17,6 @@ at::Tensor host_memory(at::IntArrayRef sizes, at::ScalarType type, at::Device de
   return device.is_cpu() ? at::empty(sizes, type) : empty_pinned(sizes, type);
 }
 
-at::Tensor host_side(const at::Tensor& target) {
-  return target.is_cpu() ? target : empty_pinned(target.sizes(), target.scalar_type());
-}
-
 void send(const at::Tensor& host, const at::Tensor& target) {
   if (!target.is_cpu()) target.copy_(host, /*non_blocking=*/true);
 }

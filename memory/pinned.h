@@ -11,14 +11,11 @@
 
 namespace annulus {
 
-// Memory of the host from which `device` is sent to: pinned where that is a GPU.
+// Memory of the host from which `device` is sent to, contiguous: pinned where that is a GPU. Pinned memory may be freed
+// as soon as send() has been called: LibTorch's host allocator keeps it until the copy is done.
 at::Tensor host_memory(at::IntArrayRef sizes, at::ScalarType type, at::Device device);
-
-// Where the host writes what `target` is to hold: the target itself on a CPU, else new pinned memory of its sizes and
-// dtype, contiguous. Pinned memory may be freed as soon as send() has been called: LibTorch's host allocator keeps it
-// until the copy is done.
-at::Tensor host_side(const at::Tensor& target);
-// Brings what was written to `host`, a host_side of the target, to the target, in the order of the current stream.
+// Brings what was written to `host`, of the target's sizes and dtype, to the target, in the order of the current
+// stream; nothing where the target is on a CPU, which computes with what lies on the host.
 void send(const at::Tensor& host, const at::Tensor& target);
 
 // A tensor's values brought to the host, where they are read when they have come. Not thread-safe.
