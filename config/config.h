@@ -140,6 +140,8 @@ struct OptimizerSection {
   double eps = 1e-8;
   double clip = 1.0;  // 0: none
   int64_t skips = 10;
+  int64_t shard = 0;                   // 0 to 3: what the ranks hold a part of only
+  std::string shard_within = "world";  // "world", "host": which ranks hold the parts
 
   friend bool operator==(const OptimizerSection&, const OptimizerSection&) = default;
 };
