@@ -117,6 +117,18 @@ void Communicator::reduce_scatter(at::Tensor& out, const at::Tensor& in, OpLabel
   finish(out.nbytes() > 0 ? start_reduce_scatter(out, in, label) : nullptr, in.nbytes());
 }
 
+std::unique_ptr<Work> Communicator::begin_all_gather(const at::Tensor& out, const at::Tensor& in, OpLabel label) {
+  at::Tensor into = out;
+  all_gather(into, in, label);
+  return std::make_unique<CompletedWork>();
+}
+
+std::unique_ptr<Work> Communicator::begin_reduce_scatter(const at::Tensor& out, const at::Tensor& in, OpLabel label) {
+  at::Tensor into = out;
+  reduce_scatter(into, in, label);
+  return std::make_unique<CompletedWork>();
+}
+
 void Communicator::broadcast(at::Tensor& tensor, int root, OpLabel label) {
   check(tensor, "tensor", label);
   check_root(root, size_, label);

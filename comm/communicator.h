@@ -9,7 +9,7 @@
 //   every rank, naming the ranks that differ and in what. Nothing hangs.
 // - Tensors must be contiguous and on a device and of a dtype that the backend supports; anything else is refused with
 //   Error(kPlan) before anything is sent.
-// - Thread safety: a communicator belongs to one thread at a time.
+// - Thread safety: a communicator belongs to one thread at a time; so do its Works.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -47,7 +47,7 @@ struct OpLabel {
 
 // Started transfers. Destroying a Work that was not waited for waits for it (and reports, without throwing, a failure);
 // while an exception unwinds the stack it is abandoned instead: the communicator is dead then, its peers find out by
-// their deadlines (at once on the threads backend).
+// their deadlines (at once on the threads backend). A Work may not outlive its communicator.
 class Work {
  public:
   virtual ~Work() = default;
@@ -65,11 +65,23 @@ struct CommStats {
   int64_t messages_received = 0;
   int64_t bytes_received = 0;
   // Collectives, barriers and splits included, and the sum of their sizes in bytes: of the tensor that is reduced or
-  // broadcast, of all ranks' inputs together for all_gather and reduce_scatter (nccl-tests counts so, too). What a
-  // collective puts on the links is the algorithm's affair, which MPI and NCCL choose and do not tell.
+  // broadcast, of all ranks' inputs together for all_gather and reduce_scatter (nccl-tests counts so, too). What is
+  // begun is counted when it is found complete.
   int64_t collectives = 0;
   int64_t collective_payload = 0;
-  double wait_seconds = 0;  // time the host spent blocked in wait(): exposed communication on a CPU
+  // What an algorithm that is optimal in bytes makes each of N ranks send for these collectives, on average over the
+  // ranks: (N-1)/N of the payload of an all_gather, a reduce_scatter and a broadcast, twice that of an all_reduce. The
+  // CPU backends send exactly that for an all_gather and a reduce_scatter; otherwise the algorithm is the library's
+  // affair, which MPI and NCCL do not tell.
+  int64_t collective_bytes_sent = 0;
+  // Exposed communication. On a CPU: the time that the host spent blocked, in Work::wait() and in blocking collectives.
+  // On a GPU: the time that the current stream stood still in Work::wait() or a collective, known once the device has
+  // got that far and progress() has looked; what hosts wait for each other is in host().stats().
+  double wait_seconds = 0;
+  // Of these: by what was waited for. Barriers, splits and agreement alone are in the total only.
+  double exchange_wait_seconds = 0;
+  double reduce_wait_seconds = 0;  // all_reduce, reduce_scatter
+  double gather_wait_seconds = 0;  // all_gather, broadcast
 };
 
 namespace comm_internal {
@@ -110,10 +122,28 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // and the tensor's shape, so that equal inputs give equal bits. kSum on fp32, fp64, int64; kMax/kMin likewise. Once
   // one has returned, its tensors may be overwritten (on a GPU: by what the current stream holds from then on).
   void all_reduce(at::Tensor& tensor, ReduceOp op, OpLabel label);
-  // out: [size, ...in.shape], rank by rank.
+  // out: [size, ...in.shape], rank by rank. In place where `in` is out[rank()].
   void all_gather(at::Tensor& out, const at::Tensor& in, OpLabel label);
-  // in: [size, ...out.shape]; out = sum over ranks of in[rank()].
+  // in: [size, ...out.shape]; out = sum over ranks of in[rank()]. In place where `out` is in[rank()]. Takes bf16, too.
+  // CPU backends add in the order of the ranks, 0 first, bf16 in fp32 and rounded once; NCCL rounds bf16 as it adds.
   void reduce_scatter(at::Tensor& out, const at::Tensor& in, OpLabel label);
+
+  // Begin what all_gather and reduce_scatter do, and return: the transfer moves along by progress() of any communicator
+  // of this rank and by waits (on a GPU: on a stream of the communicator's own). The tensors are kept; `in` must not
+  // change and `out` not be read until the Work is complete. Several may be under way at once, beside exchanges and
+  // blocking collectives; all ranks begin and call the collectives of a communicator in the same order. Nothing waits
+  // for the ranks to agree either: where they do not, Work::test() and wait() raise Error(kMismatch) on every rank (on
+  // a GPU, where the transfer is then aborted and the communicator dead: or the next operation does). The deadline runs
+  // from the begin. `label.operation` must outlive the Work. Never null.
+  std::unique_ptr<Work> begin_all_gather(const at::Tensor& out, const at::Tensor& in, OpLabel label);
+  std::unique_ptr<Work> begin_reduce_scatter(const at::Tensor& out, const at::Tensor& in, OpLabel label);
+  // The bytes of host memory that a reduce_scatter whose `in` has `payload` bytes takes besides its tensors, until it is
+  // complete.
+  virtual int64_t reduce_scatter_holds(int64_t payload) const {
+    (void)payload;
+    return 0;
+  }
+
   void broadcast(at::Tensor& tensor, int root, OpLabel label);
   void barrier(OpLabel label);
 
