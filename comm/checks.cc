@@ -133,12 +133,14 @@ void check_messages(const std::vector<Message>& sends, const std::vector<Message
   for (const Message& message : receives) check(message, "receive buffer");
 }
 
-void check_reducible(const at::Tensor& tensor, std::string_view backend, OpLabel label) {
+void check_reducible(const at::Tensor& tensor, std::string_view backend, bool bf16, OpLabel label) {
   const at::ScalarType dtype = tensor.scalar_type();
   if (dtype == at::kFloat || dtype == at::kDouble || dtype == at::kLong) return;
+  if (bf16 && dtype == at::kBFloat16) return;
   throw Error(ErrorKind::kPlan, "comm",
               where(label) + ": cannot reduce " + dtype_name(dtype) + " (backend " + std::string(backend) +
-                  "): reductions take fp32, fp64 and int64, so that sums are exact to the accumulator; convert first");
+                  "): this reduction takes fp32, fp64" + (bf16 ? ", bf16" : "") +
+                  " and int64, so that sums are exact to the accumulator; convert first");
 }
 
 void check_gather_shapes(const at::Tensor& big, const char* big_role, const at::Tensor& small, const char* small_role,
@@ -150,6 +152,18 @@ void check_gather_shapes(const at::Tensor& big, const char* big_role, const at::
               where(label) + ": " + big_role + " is " + dtype_name(big.scalar_type()) + " " + list_text(big.sizes()) +
                   ", expected " + dtype_name(small.scalar_type()) + " " + list_text(expected) + ": [ranks, ..." +
                   small_role + "]");
+}
+
+void check_overlap(const at::Tensor& big, const char* big_role, const at::Tensor& small, const char* small_role,
+                   int rank, OpLabel label) {
+  if (small.nbytes() == 0) return;
+  const auto* from = static_cast<const char*>(big.const_data_ptr());
+  const auto* piece = static_cast<const char*>(small.const_data_ptr());
+  if (piece + small.nbytes() <= from || from + big.nbytes() <= piece) return;
+  if (piece == from + static_cast<size_t>(rank) * small.nbytes()) return;
+  throw Error(ErrorKind::kPlan, "comm",
+              where(label) + ": " + small_role + " and " + big_role + " share memory, and " + small_role + " is not " +
+                  big_role + "[" + std::to_string(rank) + "], this rank's part: use that or memory of its own");
 }
 
 void check_root(int root, int size, OpLabel label) {

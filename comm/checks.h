@@ -40,11 +40,14 @@ void check_tensor(const at::Tensor& tensor, at::Device device, std::string_view 
                   OpLabel label);
 void check_messages(const std::vector<Message>& sends, const std::vector<Message>& receives, int size,
                     at::Device device, std::string_view backend, OpLabel label);
-// fp32, fp64 and int64 only.
-void check_reducible(const at::Tensor& tensor, std::string_view backend, OpLabel label);
+// fp32, fp64 and int64 only, and bf16 where it is said.
+void check_reducible(const at::Tensor& tensor, std::string_view backend, bool bf16, OpLabel label);
 // out is [size, ...in]; roles are named in the error.
 void check_gather_shapes(const at::Tensor& big, const char* big_role, const at::Tensor& small, const char* small_role,
                          int size, OpLabel label);
+// small shares no memory with big, or is big[rank].
+void check_overlap(const at::Tensor& big, const char* big_role, const at::Tensor& small, const char* small_role,
+                   int rank, OpLabel label);
 void check_root(int root, int size, OpLabel label);
 
 // "is A on ranks 0-2, B on rank 3": values in rank order, long ones cut to where they differ.

@@ -25,7 +25,7 @@ class CompletedWork final : public Work {
 };
 
 // Adds the messages that hold anything.
-void count(const std::vector<Message>& messages, int64_t& number, int64_t& bytes) {
+void add_up(const std::vector<Message>& messages, int64_t& number, int64_t& bytes) {
   for (const Message& message : messages) {
     const auto size = static_cast<int64_t>(message.tensor.nbytes());
     number += size > 0 ? 1 : 0;
@@ -44,6 +44,33 @@ struct Communicator::Call {
   int root = -1;
 };
 
+// What was begun, counted when it is found complete.
+class Communicator::Counted final : public Work {
+ public:
+  Counted(Communicator& comm, std::unique_ptr<Work> work, size_t payload)
+      : comm_(comm), work_(std::move(work)), payload_(payload) {}
+
+  bool test() override {
+    if (!work_->test()) return false;
+    count();
+    return true;
+  }
+  void wait() override {
+    work_->wait();
+    count();
+  }
+
+ private:
+  void count() {
+    if (!std::exchange(counted_, true)) comm_.count(payload_, 1);
+  }
+
+  Communicator& comm_;
+  std::unique_ptr<Work> work_;
+  size_t payload_;
+  bool counted_ = false;
+};
+
 void Communicator::check(const at::Tensor& tensor, const char* role, OpLabel label) const {
   check_tensor(tensor, device_, backend(), role, label);
 }
@@ -54,8 +81,8 @@ std::unique_ptr<Work> Communicator::exchange(const std::vector<Message>& sends, 
   look(label);
   check_alive(label);
   std::unique_ptr<Work> work = start_exchange(sends, receives, label);
-  count(sends, stats_.messages_sent, stats_.bytes_sent);
-  count(receives, stats_.messages_received, stats_.bytes_received);
+  add_up(sends, stats_.messages_sent, stats_.bytes_sent);
+  add_up(receives, stats_.messages_received, stats_.bytes_received);
   return work ? std::move(work) : std::make_unique<CompletedWork>();
 }
 
@@ -63,6 +90,9 @@ std::unique_ptr<Work> Communicator::exchange(const std::vector<Message>& sends, 
 void Communicator::agree(const Call& call) {
   look(call.label);
   check_alive(call.label);
+  blocked_by_ = call.collective == Collective::kAllReduce   ? WaitFor::kReduce
+                : call.collective == Collective::kBroadcast ? WaitFor::kGather
+                                                            : WaitFor::kOther;
   const CollectiveHeader mine = make_header(call.collective, calls_++, call.brings, call.op, call.root, call.label);
   const std::vector<CollectiveHeader> all =
       gather_headers(mine, call.brings == nullptr ? at::Tensor() : *call.brings, call.label);
@@ -87,59 +117,78 @@ std::vector<CollectiveHeader> Communicator::gather_headers(const CollectiveHeade
   return headers;
 }
 
-void Communicator::finish(std::unique_ptr<Work> work, size_t payload) {
-  if (work) work->wait();
+// sends: how often an algorithm that is optimal sends (N-1)/N of the payload, a rank.
+void Communicator::count(size_t payload, int sends) {
+  const auto bytes = static_cast<int64_t>(payload);
   ++stats_.collectives;
-  stats_.collective_payload += static_cast<int64_t>(payload);
+  stats_.collective_payload += bytes;
+  stats_.collective_bytes_sent += sends * (bytes - bytes / size_);
+}
+
+void Communicator::finish(std::unique_ptr<Work> work, size_t payload, int sends) {
+  if (work) work->wait();
+  count(payload, sends);
+}
+
+void Communicator::add_wait(WaitFor what, Seconds time) {
+  stats_.wait_seconds += time.count();
+  if (what == WaitFor::kExchange) stats_.exchange_wait_seconds += time.count();
+  if (what == WaitFor::kReduce) stats_.reduce_wait_seconds += time.count();
+  if (what == WaitFor::kGather) stats_.gather_wait_seconds += time.count();
 }
 
 void Communicator::all_reduce(at::Tensor& tensor, ReduceOp op, OpLabel label) {
   check(tensor, "tensor", label);
-  check_reducible(tensor, backend(), label);
+  check_reducible(tensor, backend(), /*bf16=*/false, label);
   agree({Collective::kAllReduce, label, &tensor, static_cast<int>(op), -1});
-  finish(tensor.nbytes() > 0 ? start_all_reduce(tensor, op, label) : nullptr, tensor.nbytes());
+  finish(tensor.nbytes() > 0 ? start_all_reduce(tensor, op, label) : nullptr, tensor.nbytes(), 2);
 }
 
 void Communicator::all_gather(at::Tensor& out, const at::Tensor& in, OpLabel label) {
-  check(in, "input", label);
-  check(out, "output", label);
-  check_gather_shapes(out, "output", in, "input", size_, label);
-  agree({Collective::kAllGather, label, &in, -1, -1});
-  finish(in.nbytes() > 0 ? start_all_gather(out, in, label) : nullptr, out.nbytes());
+  begin_all_gather(out, in, label)->wait();
 }
 
 void Communicator::reduce_scatter(at::Tensor& out, const at::Tensor& in, OpLabel label) {
-  check(in, "input", label);
-  check(out, "output", label);
-  check_reducible(in, backend(), label);
-  check_gather_shapes(in, "input", out, "output", size_, label);
-  agree({Collective::kReduceScatter, label, &in, static_cast<int>(ReduceOp::kSum), -1});
-  finish(out.nbytes() > 0 ? start_reduce_scatter(out, in, label) : nullptr, in.nbytes());
+  begin_reduce_scatter(out, in, label)->wait();
 }
 
 std::unique_ptr<Work> Communicator::begin_all_gather(const at::Tensor& out, const at::Tensor& in, OpLabel label) {
-  at::Tensor into = out;
-  all_gather(into, in, label);
-  return std::make_unique<CompletedWork>();
+  check(in, "input", label);
+  check(out, "output", label);
+  check_gather_shapes(out, "output", in, "input", size_, label);
+  check_overlap(out, "output", in, "input", rank_, label);
+  return begin_call(Collective::kAllGather, out, in, label);
 }
 
 std::unique_ptr<Work> Communicator::begin_reduce_scatter(const at::Tensor& out, const at::Tensor& in, OpLabel label) {
-  at::Tensor into = out;
-  reduce_scatter(into, in, label);
-  return std::make_unique<CompletedWork>();
+  check(in, "input", label);
+  check(out, "output", label);
+  check_reducible(in, backend(), /*bf16=*/true, label);
+  check_gather_shapes(in, "input", out, "output", size_, label);
+  check_overlap(in, "input", out, "output", rank_, label);
+  return begin_call(Collective::kReduceScatter, out, in, label);
+}
+
+std::unique_ptr<Work> Communicator::begin_call(Collective which, const at::Tensor& out, const at::Tensor& in,
+                                               OpLabel label) {
+  look(label);
+  check_alive(label);
+  const int op = which == Collective::kReduceScatter ? static_cast<int>(ReduceOp::kSum) : -1;
+  const Begun call{make_header(which, calls_++, &in, op, -1, label), out, in, label};
+  return std::make_unique<Counted>(*this, begin(call), std::max(out.nbytes(), in.nbytes()));
 }
 
 void Communicator::broadcast(at::Tensor& tensor, int root, OpLabel label) {
   check(tensor, "tensor", label);
   check_root(root, size_, label);
   agree({Collective::kBroadcast, label, &tensor, -1, root});
-  finish(tensor.nbytes() > 0 ? start_broadcast(tensor, root, label) : nullptr, tensor.nbytes());
+  finish(tensor.nbytes() > 0 ? start_broadcast(tensor, root, label) : nullptr, tensor.nbytes(), 1);
 }
 
 // Nobody has all headers before everybody has come.
 void Communicator::barrier(OpLabel label) {
   agree({Collective::kBarrier, label});
-  finish(nullptr, 0);
+  finish(nullptr, 0, 0);
 }
 
 std::unique_ptr<Communicator> Communicator::split(int color, int key) {
@@ -147,7 +196,7 @@ std::unique_ptr<Communicator> Communicator::split(int color, int key) {
   agree({Collective::kSplit, label});
   std::unique_ptr<Communicator> out = make_split(color, key, label);
   if (out) out->set_timeout(timeout_);
-  finish(nullptr, 0);
+  finish(nullptr, 0, 0);
   return out;
 }
 

@@ -85,8 +85,10 @@ struct CommStats {
 };
 
 namespace comm_internal {
+struct Begun;
 struct CollectiveHeader;
-}
+enum class Collective : int8_t;
+}  // namespace comm_internal
 
 // The public operations are the same for every backend: they check the arguments, raise what has struck the
 // communicator meanwhile, let the ranks of a collective agree on it, and count. A backend implements what is left, the
@@ -137,8 +139,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // from the begin. `label.operation` must outlive the Work. Never null.
   std::unique_ptr<Work> begin_all_gather(const at::Tensor& out, const at::Tensor& in, OpLabel label);
   std::unique_ptr<Work> begin_reduce_scatter(const at::Tensor& out, const at::Tensor& in, OpLabel label);
-  // The bytes of host memory that a reduce_scatter whose `in` has `payload` bytes takes besides its tensors, until it is
-  // complete.
+  // The bytes of host memory that a reduce_scatter whose `in` has `payload` bytes takes besides its tensors, until it
+  // is complete.
   virtual int64_t reduce_scatter_holds(int64_t payload) const {
     (void)payload;
     return 0;
@@ -161,15 +163,16 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Communicator(int rank, int size, at::Device device) : rank_(rank), size_(size), device_(device) {}
 
   // ---- What a backend implements. The arguments have been checked. A transfer that is complete when the hook returns
-  // is null, any other a Work; so a collective that does not block is the same hook without the wait behind it.
+  // is null, any other a Work.
 
   virtual std::unique_ptr<Work> start_exchange(const std::vector<Message>& sends, const std::vector<Message>& receives,
                                                OpLabel label) = 0;
   // All ranks have agreed on the call (gather_headers), and there is something to move. A barrier is the agreement.
   virtual std::unique_ptr<Work> start_all_reduce(at::Tensor& tensor, ReduceOp op, OpLabel label) = 0;
-  virtual std::unique_ptr<Work> start_all_gather(at::Tensor& out, const at::Tensor& in, OpLabel label) = 0;
-  virtual std::unique_ptr<Work> start_reduce_scatter(at::Tensor& out, const at::Tensor& in, OpLabel label) = 0;
   virtual std::unique_ptr<Work> start_broadcast(at::Tensor& tensor, int root, OpLabel label) = 0;
+  // An all_gather or a reduce_scatter, on which the ranks have not agreed: the Work compares their headers, too, and
+  // neither blocks. There may be nothing to move. Never null.
+  virtual std::unique_ptr<Work> begin(const comm_internal::Begun& call) = 0;
   // Without the timeout, which split() hands on.
   virtual std::unique_ptr<Communicator> make_split(int color, int key, OpLabel label) = 0;
 
@@ -193,16 +196,24 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // Raises when this communicator is dead.
   void check_alive(OpLabel label);
 
-  // Adds the time that it exists to stats().wait_seconds.
+  // ---- The time waited, by what for.
+
+  enum class WaitFor { kOther, kExchange, kReduce, kGather };
+  void add_wait(WaitFor what, Seconds time);
+  // What the blocking collective that is being carried out waits for.
+  WaitFor blocked_by() const { return blocked_by_; }
+
+  // Adds the time that it exists.
   class Waiting {
    public:
-    explicit Waiting(Communicator& comm) : comm_(comm), start_(std::chrono::steady_clock::now()) {}
-    ~Waiting() { comm_.stats_.wait_seconds += Seconds(std::chrono::steady_clock::now() - start_).count(); }
+    Waiting(Communicator& comm, WaitFor what) : comm_(comm), what_(what), start_(std::chrono::steady_clock::now()) {}
+    ~Waiting() { comm_.add_wait(what_, std::chrono::steady_clock::now() - start_); }
     Waiting(const Waiting&) = delete;
     Waiting& operator=(const Waiting&) = delete;
 
    private:
     Communicator& comm_;
+    WaitFor what_;
     std::chrono::steady_clock::time_point start_;
   };
 
@@ -213,12 +224,17 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
  private:
   struct Call;
+  class Counted;
+  std::unique_ptr<Work> begin_call(comm_internal::Collective which, const at::Tensor& out, const at::Tensor& in,
+                                   OpLabel label);
   void agree(const Call& call);
-  void finish(std::unique_ptr<Work> work, size_t payload);
+  void finish(std::unique_ptr<Work> work, size_t payload, int sends);
+  void count(size_t payload, int sends);
   void check(const at::Tensor& tensor, const char* role, OpLabel label) const;
 
   CommStats stats_;
   int64_t calls_ = 0;  // collectives that this rank has begun, in the headers
+  WaitFor blocked_by_ = WaitFor::kOther;
   bool failed_ = false;
   bool told_ = false;
   ErrorKind failed_kind_ = ErrorKind::kComm;

@@ -65,12 +65,13 @@ CollectiveHeader make_header(Collective collective, int64_t call, const at::Tens
   return header;
 }
 
-void require_same_headers(const Communicator& comm, const std::vector<CollectiveHeader>& headers, OpLabel label) {
+std::string describe_disagreement(const Communicator& comm, const std::vector<CollectiveHeader>& headers,
+                                  std::string_view counted) {
   const CollectiveHeader& first = headers.front();
   const bool same = std::all_of(headers.begin(), headers.end(), [&](const CollectiveHeader& header) {
     return std::memcmp(&header, &first, sizeof header) == 0;
   });
-  if (same) return;
+  if (same) return "";
   std::string differences;
   const auto compare = [&](const std::string& name, auto text) {
     std::vector<std::string> values;
@@ -80,7 +81,7 @@ void require_same_headers(const Communicator& comm, const std::vector<Collective
   };
   compare("collective", [](const CollectiveHeader& h) { return std::string(collective_name(h.collective)); });
   compare("operation", [](const CollectiveHeader& h) { return "\"" + std::string(h.label) + "\""; });
-  compare(std::string(label.counted), [](const CollectiveHeader& h) { return std::to_string(h.number); });
+  compare(std::string(counted), [](const CollectiveHeader& h) { return std::to_string(h.number); });
   compare("number of the collective", [](const CollectiveHeader& h) { return std::to_string(h.call); });
   compare("dtype", [](const CollectiveHeader& h) {
     return h.dtype < 0 ? std::string("none") : dtype_name(static_cast<at::ScalarType>(h.dtype));
@@ -91,7 +92,12 @@ void require_same_headers(const Communicator& comm, const std::vector<Collective
   });
   compare("reduction", [](const CollectiveHeader& h) { return std::string(reduce_name(h.reduce_op)); });
   compare("root", [](const CollectiveHeader& h) { return std::to_string(h.root); });
-  throw_mismatch(label, std::string("ranks disagree in ") + collective_name(first.collective) + ": " + differences);
+  return std::string("ranks disagree in ") + collective_name(first.collective) + ": " + differences;
+}
+
+void require_same_headers(const Communicator& comm, const std::vector<CollectiveHeader>& headers, OpLabel label) {
+  const std::string differences = describe_disagreement(comm, headers, label.counted);
+  if (!differences.empty()) throw_mismatch(label, differences);
 }
 
 }  // namespace annulus::comm_internal

@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "comm/communicator.h"
@@ -29,10 +30,25 @@ struct CollectiveHeader {
 };
 static_assert(sizeof(CollectiveHeader) == 120);
 
+// An all_gather or a reduce_scatter that does not block, as a backend gets it.
+struct Begun {
+  CollectiveHeader header;
+  at::Tensor out, in;
+  OpLabel label;
+  bool reduces() const { return header.collective == static_cast<int8_t>(Collective::kReduceScatter); }
+  const char* name() const { return reduces() ? "reduce_scatter" : "all_gather"; }
+  // What every rank gives to, or gets from, each.
+  const at::Tensor& piece() const { return reduces() ? out : in; }
+};
+
 // tensor may be null (barrier, split).
 CollectiveHeader make_header(Collective collective, int64_t call, const at::Tensor* tensor, int reduce_op, int root,
                              OpLabel label);
-// Error(kMismatch) on every rank when the headers of a communicator's ranks (in rank order) differ.
+// "ranks disagree in all_gather: shape is [6] on rank 0, [5] on rank 1", of the headers of a communicator's ranks in
+// rank order; empty where they are the same. counted: OpLabel::counted of the call.
+std::string describe_disagreement(const Communicator& comm, const std::vector<CollectiveHeader>& headers,
+                                  std::string_view counted);
+// Error(kMismatch) on every rank when the headers differ.
 void require_same_headers(const Communicator& comm, const std::vector<CollectiveHeader>& headers, OpLabel label);
 
 }  // namespace annulus::comm_internal

@@ -4,8 +4,9 @@
 // - A point-to-point message is received with MPI_ANY_TAG from a named rank: MPI keeps the order of messages between
 //   two ranks, and the tag that arrives says which message of that pair it is and of what dtype, so that ranks out of
 //   step are told apart instead of waiting for ever for a tag that never comes.
-// - Before a collective every rank sends its header to every other (up to kDirectHeaders ranks; an all-gather beyond),
+// - Before a collective every rank sends its header to every other (up to 32 ranks; an all-gather beyond),
 //   so that a missing rank can be named and ranks that disagree all know it before any data moves.
+// - What is begun travels from rank to rank once the headers agree (begun_collective.h): other collectives are MPI's.
 // - No progress thread: progress() and the waits move data. Waits spin for about the expected time, then sleep.
 #include <cstdio>
 #include <deque>
@@ -15,6 +16,7 @@
 #include <utility>
 
 #include "comm/checks.h"
+#include "comm/mpi/begun_collective.h"
 #include "comm/mpi/message_tags.h"
 #include "comm/mpi/mpi_internal.h"
 #include "comm/mpi/requests.h"
@@ -27,7 +29,7 @@ namespace {
 
 using namespace comm_internal;
 
-constexpr int kDirectHeaders = 32;
+using BegunPtr = std::shared_ptr<BegunCollective>;
 
 MPI_Datatype reducible_type(at::ScalarType dtype) {
   if (dtype == at::kFloat) return MPI_FLOAT;
@@ -78,8 +80,10 @@ class MpiCommunicator final : public Communicator {
     std::lock_guard<std::mutex> lock(runtime_->mutex());
     // Never matches, and so always moves everything along.
     MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_SELF, &flag, MPI_STATUS_IGNORE);
-    match_receives();
+    move_along();
   }
+
+  int64_t reduce_scatter_holds(int64_t payload) const override { return mpi_reduce_scatter_holds(size_, payload); }
 
  protected:
   std::vector<CollectiveHeader> gather_headers(const CollectiveHeader& mine, const at::Tensor& brings,
@@ -104,41 +108,6 @@ class MpiCommunicator final : public Communicator {
     });
   }
 
-  std::unique_ptr<Work> start_all_gather(at::Tensor& out, const at::Tensor& in, OpLabel label) override {
-    return start_collective("all_gather", label, in, out, [&](auto post) {
-      const ByteType type = bytes_of(in.nbytes());
-      post([&](MPI_Request* request) {
-        return MPI_Iallgather(in.const_data_ptr(), type.count(), type.type(), out.mutable_data_ptr(), type.count(),
-                              type.type(), data_, request);
-      });
-    });
-  }
-
-  std::unique_ptr<Work> start_reduce_scatter(at::Tensor& out, const at::Tensor& in, OpLabel label) override {
-    return start_collective("reduce_scatter", label, in, out, [&](auto post) {
-      const int64_t n = out.numel();
-      const int64_t width = out.element_size();
-      const MPI_Datatype type = reducible_type(in.scalar_type());
-      const char* from = static_cast<const char*>(in.const_data_ptr());
-      char* to = static_cast<char*>(out.mutable_data_ptr());
-      const int64_t step = std::max<int64_t>(1, piece_bytes() / width);
-      if (n <= step) {
-        post([&](MPI_Request* request) {
-          return MPI_Ireduce_scatter_block(from, to, static_cast<int>(n), type, MPI_SUM, data_, request);
-        });
-        return;
-      }
-      for (int root = 0; root < size_; ++root) {
-        for (int64_t begin = 0; begin < n; begin += step) {
-          post([&](MPI_Request* request) {
-            return MPI_Ireduce(from + (root * n + begin) * width, to + begin * width,
-                               static_cast<int>(std::min(step, n - begin)), type, MPI_SUM, root, data_, request);
-          });
-        }
-      }
-    });
-  }
-
   std::unique_ptr<Work> start_broadcast(at::Tensor& tensor, int root, OpLabel label) override {
     return start_collective("broadcast", label, tensor, tensor, [&](auto post) {
       const ByteType type = bytes_of(tensor.nbytes());
@@ -147,6 +116,8 @@ class MpiCommunicator final : public Communicator {
       });
     });
   }
+
+  std::unique_ptr<Work> begin(const Begun& call) override;
 
   std::unique_ptr<Communicator> make_split(int color, int key, OpLabel label) override {
     Watchdog watchdog(timeout_, [this, label] {
@@ -163,6 +134,7 @@ class MpiCommunicator final : public Communicator {
   }
 
  private:
+  template <typename Started>
   friend class MpiWork;
 
   int64_t piece_bytes() const { return runtime_->options().max_piece_bytes; }
@@ -174,22 +146,38 @@ class MpiCommunicator final : public Communicator {
            dtype_name(MessageTags::dtype_of(tag));
   }
 
-  // After a failure MPI may still use the buffers of `pending`: they are leaked, and MPI is not finalized.
-  void die(const PendingPtr& pending, const std::string& why) {
+  // After a failure MPI may still use the buffers of what is under way: it is leaked, and MPI is not finalized.
+  // The lock is held, as for what follows.
+  template <typename Kept>
+  void die(const Kept& kept, const std::string& why) {
     kill(why);
-    leak(pending);
+    leak(kept);
   }
 
-  static void leak(const PendingPtr& pending) { [[maybe_unused]] const auto* leaked = new PendingPtr(pending); }
+  template <typename Kept>
+  static void leak(const Kept& kept) {
+    [[maybe_unused]] const auto* leaked = new Kept(kept);
+  }
 
   void kill(const std::string& why) {
     if (failed()) return;
     fail(ErrorKind::kComm, why, /*told=*/true);
-    [[maybe_unused]] const auto* leaked = new auto(std::move(expected_));
+    leak(expected_);
     expected_.clear();
     expected_.resize(static_cast<size_t>(size_));
     expecting_.clear();
+    std::erase_if(runtime_->begun(), [this](const BegunPtr& begun) {
+      if (&begun->comm() != this) return false;
+      leak(begun);
+      return true;
+    });
     runtime_->abandon();
+  }
+
+  // Everything that waits for nothing but messages that have come.
+  void move_along() {
+    match_receives();
+    advance_all(runtime_->begun());
   }
 
   // Takes the messages that have come, in order, into the buffers that wait for them. The lock is held. A message that
@@ -232,14 +220,15 @@ class MpiCommunicator final : public Communicator {
   }
 
   // One pass over the requests. True when all are complete. A failure kills the communicator and raises.
-  bool test(const PendingPtr& pending, OpLabel label) {
+  bool test(const PendingPtr& pending) {
     Pending& p = *pending;
+    const OpLabel label = p.label;
     if (p.open == 0) return true;
     if (!failed()) {
       std::lock_guard<std::mutex> lock(runtime_->mutex());
       try {
-        match_receives();
-        if (!failed()) test_requests(p);
+        move_along();
+        if (!failed()) test_requests(*this, p);
       } catch (const Error& e) {
         die(pending, where(label) + ": " + e.what());
         throw;
@@ -253,51 +242,57 @@ class MpiCommunicator final : public Communicator {
     return p.open == 0;
   }
 
-  void test_requests(Pending& p) {
-    p.indices.resize(p.requests.size());
-    p.statuses.resize(p.requests.size());
-    int done = 0;
-    const int code = MPI_Testsome(static_cast<int>(p.requests.size()), p.requests.data(), &done, p.indices.data(),
-                                  p.statuses.data());
-    if (code != MPI_ERR_IN_STATUS) check_mpi(code, "MPI_Testsome");
-    if (done == MPI_UNDEFINED) return;  // no message has come yet
-    for (int i = 0; i < done; ++i) {
-      Pending::Item& item = p.items[static_cast<size_t>(p.indices[static_cast<size_t>(i)])];
-      const int error = p.statuses[static_cast<size_t>(i)].MPI_ERROR;
-      if (code == MPI_ERR_IN_STATUS && error != MPI_SUCCESS) {
-        throw_comm(p.label, describe(*this, item) + " failed: " + mpi_error_text(error));
+  // One look at what was begun. True when it is complete; raises when it never will be.
+  bool test(const BegunPtr& begun) {
+    {
+      std::lock_guard<std::mutex> lock(runtime_->mutex());
+      try {
+        if (!failed()) move_along();
+        if (begun->complete()) return true;
+        if (begun->failure()) std::rethrow_exception(begun->failure());
+      } catch (const Error& e) {
+        // Ranks that disagree have sent nothing: the communicator lives.
+        if (e.kind() != ErrorKind::kMismatch) {
+          die(begun, where(begun->label()) + ": " + e.what());
+        }
+        throw;
       }
-      item.done = true;
-      --p.open;
     }
+    check_alive(begun->label());
+    return false;
   }
 
-  // Waits for all of pending.
-  void wait(const PendingPtr& pending, Clock::time_point deadline, Seconds timeout, Seconds expected) {
-    const Waiting waiting(*this);
-    const OpLabel label = pending->label;
-    if (poll_until([&] { return test(pending, label); }, deadline, expected)) return;
+  static bool complete(const Pending& pending) { return pending.open == 0; }
+  static bool complete(const BegunCollective& begun) { return begun.complete(); }
+  static OpLabel label_of(const Pending& pending) { return pending.label; }
+  static OpLabel label_of(const BegunCollective& begun) { return begun.label(); }
+  WaitFor waits_for(const Pending& pending) const {
+    return pending.collective == nullptr ? WaitFor::kExchange : blocked_by();
+  }
+  static WaitFor waits_for(const BegunCollective& begun) {
+    return begun.reduces() ? WaitFor::kReduce : WaitFor::kGather;
+  }
+
+  // Waits until `started`, pending or begun, is complete.
+  template <typename Started>
+  void wait(const std::shared_ptr<Started>& started, Clock::time_point deadline, Seconds timeout) {
+    const Waiting waiting(*this, waits_for(*started));
+    if (poll_until([&] { return test(started); }, deadline, expected_time(bytes_open(*started)))) return;
+    const OpLabel label = label_of(*started);
+    const std::string stalled = runtime_->stalled();
+    std::lock_guard<std::mutex> lock(runtime_->mutex());
     const std::string why =
-        describe_unfinished(*this, *pending) + " within " + describe_seconds(timeout.count()) + runtime_->stalled();
-    die(pending, where(label) + ": " + why);
+        describe_unfinished(*this, *started) + " within " + describe_seconds(timeout.count()) + stalled;
+    die(started, where(label) + ": " + why);
     throw_comm(label, why);
-  }
-
-  // Records a request that a non-blocking call has started, or has failed to.
-  void post(Pending& p, MPI_Request request, Pending::Item item, int code) {
-    if (code != MPI_SUCCESS)
-      throw_comm(p.label, describe(*this, item) + " could not be started: " + mpi_error_text(code));
-    p.requests.push_back(request);
-    p.items.push_back(std::move(item));
-    ++p.open;
   }
 
   // Runs body, which posts to pending, under the lock. What was posted before a failure still belongs to MPI.
   template <typename Body>
   void start(const PendingPtr& pending, Body body) {
+    runtime_->note_timeout(timeout_);
+    std::lock_guard<std::mutex> lock(runtime_->mutex());
     try {
-      runtime_->note_timeout(timeout_);
-      std::lock_guard<std::mutex> lock(runtime_->mutex());
       body();
     } catch (const Error& e) {
       die(pending, e.what());
@@ -322,19 +317,22 @@ class MpiCommunicator final : public Communicator {
   std::vector<int> expecting_;
 };
 
+template <typename Started>
 class MpiWork final : public Work {
  public:
-  MpiWork(MpiCommunicator& comm, PendingPtr pending, Clock::time_point deadline)
+  MpiWork(MpiCommunicator& comm, std::shared_ptr<Started> started, Clock::time_point deadline)
       : comm_(comm),
-        pending_(std::move(pending)),
+        started_(std::move(started)),
         deadline_(deadline),
         timeout_(comm.timeout()),
         exceptions_(std::uncaught_exceptions()) {}
 
   ~MpiWork() override {
-    if (!pending_) return;
+    if (!started_) return;
     if (std::uncaught_exceptions() > exceptions_) {
-      comm_.die(pending_, where(pending_->label) + ": abandoned after another error");
+      std::lock_guard<std::mutex> lock(comm_.runtime_->mutex());
+      if (comm_.complete(*started_)) return;
+      comm_.die(started_, where(comm_.label_of(*started_)) + ": abandoned after another error");
       return;
     }
     try {
@@ -345,62 +343,52 @@ class MpiWork final : public Work {
   }
 
   bool test() override {
-    if (!pending_) return true;
-    if (comm_.test(pending_, pending_->label)) {
-      pending_.reset();
-      return true;
-    }
+    if (!started_) return true;
+    // What raises is over.
+    const std::shared_ptr<Started> started = std::exchange(started_, nullptr);
+    if (comm_.test(started)) return true;
+    started_ = started;
     if (Clock::now() >= deadline_) wait();  // one last look, then the error
-    return !pending_;
+    return !started_;
   }
 
   void wait() override {
-    if (!pending_) return;
-    int64_t bytes = 0;
-    for (const Pending::Item& item : pending_->items) bytes += item.done ? 0 : item.bytes;
-    comm_.wait(pending_, deadline_, timeout_, expected_time(bytes));
-    pending_.reset();
+    if (const std::shared_ptr<Started> started = std::exchange(started_, nullptr)) {
+      comm_.wait(started, deadline_, timeout_);
+    }
   }
 
  private:
   MpiCommunicator& comm_;
-  PendingPtr pending_;  // null once complete
+  std::shared_ptr<Started> started_;  // null once it is over
   Clock::time_point deadline_;
   Seconds timeout_;
   int exceptions_;
 };
 
+std::unique_ptr<Work> MpiCommunicator::begin(const Begun& call) {
+  const auto begun = std::make_shared<BegunCollective>(*this, control_, piece_bytes(), call);
+  auto work = std::make_unique<MpiWork<BegunCollective>>(*this, begun, deadline_of(timeout_));
+  runtime_->note_timeout(timeout_);
+  std::lock_guard<std::mutex> lock(runtime_->mutex());
+  runtime_->begun().push_back(begun);
+  try {
+    begun->start();
+    move_along();
+  } catch (const Error& e) {
+    kill(where(call.label) + ": " + e.what());
+    throw;
+  }
+  return work;
+}
+
 std::vector<CollectiveHeader> MpiCommunicator::gather_headers(const CollectiveHeader& mine, const at::Tensor&,
                                                               OpLabel label) {
   const auto pending = std::make_shared<Pending>();
-  Pending& p = *pending;
-  p.label = label;
-  p.collective = "waiting for all ranks";
-  p.mine = mine;
-  p.headers.resize(static_cast<size_t>(size_));
-  p.headers[static_cast<size_t>(rank_)] = mine;
   const auto deadline = deadline_of(timeout_);
-  const int bytes = static_cast<int>(sizeof(CollectiveHeader));
-  start(pending, [&] {
-    if (size_ <= kDirectHeaders) {
-      for (const bool is_send : {false, true}) {
-        for (int i = 1; i < size_; ++i) {
-          const int peer = (rank_ + i) % size_;
-          MPI_Request request = MPI_REQUEST_NULL;
-          const int code =
-              is_send ? MPI_Isend(&p.mine, bytes, MPI_BYTE, peer, 0, control_, &request)
-                      : MPI_Irecv(&p.headers[static_cast<size_t>(peer)], bytes, MPI_BYTE, peer, 0, control_, &request);
-          post(p, request, {at::Tensor(), peer, is_send, bytes, 0, false, {}}, code);
-        }
-      }
-    } else {
-      MPI_Request request = MPI_REQUEST_NULL;
-      const int code = MPI_Iallgather(&p.mine, bytes, MPI_BYTE, p.headers.data(), bytes, MPI_BYTE, control_, &request);
-      post(p, request, {at::Tensor(), -1, false, bytes, 0, false, {}}, code);
-    }
-  });
-  wait(pending, deadline, timeout_, expected_time(0));
-  return p.headers;
+  start(pending, [&] { post_headers(*this, control_, mine, label, *pending); });
+  wait(pending, deadline, timeout_);
+  return pending->headers;
 }
 
 template <typename Body>
@@ -415,10 +403,10 @@ std::unique_ptr<Work> MpiCommunicator::start_collective(const char* name, OpLabe
     body([&](auto call) {
       MPI_Request request = MPI_REQUEST_NULL;
       const int code = call(&request);
-      post(*pending, request, {a, -1, false, pending->items.empty() ? bytes : 0, 0, false, b}, code);
+      post(*this, *pending, request, {a, -1, false, pending->items.empty() ? bytes : 0, 0, false, b}, code);
     });
   });
-  return std::make_unique<MpiWork>(*this, pending, deadline);
+  return std::make_unique<MpiWork<Pending>>(*this, pending, deadline);
 }
 
 std::unique_ptr<Work> MpiCommunicator::start_exchange(const std::vector<Message>& sends,
@@ -437,7 +425,7 @@ std::unique_ptr<Work> MpiCommunicator::start_exchange(const std::vector<Message>
       const ByteType type = bytes_of(message.tensor.nbytes());
       code = MPI_Isend(message.tensor.const_data_ptr(), type.count(), type.type(), message.peer, tag, data_, &request);
     }
-    post(*pending, request, {message.tensor, message.peer, is_send, bytes, tag, false, {}}, code);
+    post(*this, *pending, request, {message.tensor, message.peer, is_send, bytes, tag, false, {}}, code);
     if (!is_send) {
       auto& queue = expected_[static_cast<size_t>(message.peer)];
       if (queue.empty()) expecting_.push_back(message.peer);
@@ -449,7 +437,7 @@ std::unique_ptr<Work> MpiCommunicator::start_exchange(const std::vector<Message>
     for (const Message& message : sends) post_message(message, true);
     match_receives();
   });
-  return std::make_unique<MpiWork>(*this, pending, deadline);
+  return std::make_unique<MpiWork<Pending>>(*this, pending, deadline);
 }
 
 }  // namespace

@@ -14,6 +14,10 @@
 
 namespace annulus {
 
+namespace mpi_internal {
+class BegunCollective;
+}
+
 struct MpiOptions {
   // Deadline of each of MPI_Init, MPI_Comm_split, MPI_Comm_dup and MPI_Finalize, which cannot be polled. When it
   // passes, the process prints one message and ends with _exit(6). That of MPI_Finalize is no shorter than the timeout
@@ -49,7 +53,8 @@ class MpiRuntime : public std::enable_shared_from_this<MpiRuntime> {
   // "Open MPI v4.1.4"
   const std::string& version() const { return version_; }
 
-  // A communicator over all ranks: CPU tensors of any dtype; reductions on fp32, fp64 and int64. Collective.
+  // A communicator over all ranks: CPU tensors of any dtype; reductions on fp32, fp64 and int64, and of bf16
+  // by reduce_scatter. Collective.
   std::unique_ptr<Communicator> make_world();
 
   // Says which number each rank of MPI_COMM_WORLD has in the job, where that is another. Not while ranks communicate.
@@ -71,6 +76,8 @@ class MpiRuntime : public std::enable_shared_from_this<MpiRuntime> {
   // Internal to comm/mpi.
   std::mutex& mutex() { return mutex_; }
   const MpiOptions& options() const { return options_; }
+  // What was begun and is under way, of all communicators, in the order of the begins; under the mutex.
+  std::vector<std::shared_ptr<mpi_internal::BegunCollective>>& begun() { return begun_; }
   // "; rank 1 is stopped", or empty: the end of a message about a deadline.
   std::string stalled() const;
 
@@ -84,6 +91,7 @@ class MpiRuntime : public std::enable_shared_from_this<MpiRuntime> {
   int size_ = 1;
   std::string version_;
   std::vector<int> in_job_;  // empty: the same
+  std::vector<std::shared_ptr<mpi_internal::BegunCollective>> begun_;
 };
 
 }  // namespace annulus

@@ -104,8 +104,18 @@ struct Pending {
 };
 using PendingPtr = std::shared_ptr<Pending>;
 
+// Records a request that a non-blocking call has started. Raises Error(kComm) where it could not.
+void post(const Communicator& comm, Pending& pending, MPI_Request request, Pending::Item item, int code);
+// Posts what lets every rank of comm know the others' headers: `mine` to every rank, and theirs into pending.headers.
+void post_headers(const Communicator& comm, MPI_Comm control, const comm_internal::CollectiveHeader& mine,
+                  OpLabel label, Pending& pending);
+// One pass over the requests. Raises Error(kComm) where one has failed.
+void test_requests(const Communicator& comm, Pending& pending);
+
 // "receiving 16 bytes from rank 1"; of a rank of comm.
 std::string describe(const Communicator& comm, const Pending::Item& item);
+// The sum of what is not done.
+int64_t bytes_open(const Pending& pending);
 // What the items that are not done wait for: "receiving 16 bytes from rank 1: not done (nor 2 more transfers)",
 // "all_reduce: rank 3 did not come".
 std::string describe_unfinished(const Communicator& comm, const Pending& pending);

@@ -1,7 +1,8 @@
 // The threads backend. All ranks of a run share one mutex; a transfer is copied straight from the sender's tensor into
 // the receiver's by whichever side comes second, outside the mutex. That the sender's tensor must not change meanwhile
 // is so as visible to a thread sanitizer as it is real with MPI. A collective is a meeting of all ranks, to which each
-// brings its header and its input; who has met may read the others' inputs until the next meeting.
+// brings its header and its input; who has met may read the others' inputs until the next meeting. What is begun is a
+// meeting at which nobody waits: the last to come carries it out for all.
 #include "comm/threads/threads.h"
 
 #include <ATen/Parallel.h>
@@ -16,6 +17,7 @@
 #include <utility>
 
 #include "comm/checks.h"
+#include "comm/rank_order.h"
 #include "comm/threads/world.h"
 #include "common/error.h"
 
@@ -30,30 +32,24 @@ std::string not_done_within(Seconds timeout, World::Woken woken) {
          (woken == World::Woken::kStuck ? " (given up at once: every rank waits)" : "");
 }
 
-template <typename T>
-void reduce_typed(T* to, const T* from, int64_t n, ReduceOp op, bool first) {
-  if (first) {
-    std::copy(from, from + n, to);
-  } else if (op == ReduceOp::kSum) {
-    for (int64_t i = 0; i < n; ++i) to[i] += from[i];
-  } else if (op == ReduceOp::kMax) {
-    for (int64_t i = 0; i < n; ++i) to[i] = std::max(to[i], from[i]);
-  } else {
-    for (int64_t i = 0; i < n; ++i) to[i] = std::min(to[i], from[i]);
-  }
-}
-
-// to = to (op) from[begin : begin + to.numel()]
-void reduce_into(at::Tensor& to, const at::Tensor& from, int64_t begin, ReduceOp op, bool first) {
-  const int64_t n = to.numel();
-  if (n == 0) return;
-  switch (to.scalar_type()) {
-    case at::kFloat:
-      return reduce_typed(to.mutable_data_ptr<float>(), from.const_data_ptr<float>() + begin, n, op, first);
-    case at::kDouble:
-      return reduce_typed(to.mutable_data_ptr<double>(), from.const_data_ptr<double>() + begin, n, op, first);
-    default:
-      return reduce_typed(to.mutable_data_ptr<int64_t>(), from.const_data_ptr<int64_t>() + begin, n, op, first);
+// What all ranks have begun, with the tensors that each brought.
+void carry_out(const Meeting& meeting, const Begun& call) {
+  const auto ranks = meeting.items.size(), bytes = call.piece().nbytes();
+  if (bytes == 0) return;
+  for (size_t r = 0; r < ranks; ++r) {
+    char* out = static_cast<char*>(meeting.items[r].out.mutable_data_ptr());
+    std::vector<const void*> pieces;
+    for (const Meeting::Item& item : meeting.items) {
+      pieces.push_back(static_cast<const char*>(item.tensor.const_data_ptr()) + (call.reduces() ? r * bytes : 0));
+    }
+    if (call.reduces()) {
+      reduce_in_rank_order(call.out.scalar_type(), ReduceOp::kSum, out, pieces, call.out.numel());
+      continue;
+    }
+    for (size_t from = 0; from < ranks; ++from) {
+      char* to = out + from * bytes;
+      if (to != pieces[from]) std::memcpy(to, pieces[from], bytes);
+    }
   }
 }
 
@@ -75,10 +71,8 @@ class ThreadCommunicator final : public Communicator {
 
   std::vector<CollectiveHeader> gather_headers(const CollectiveHeader& mine, const at::Tensor& brings,
                                                OpLabel label) override {
-    agreed_ = arrive({mine, brings, 0, 0}, label);
-    std::vector<CollectiveHeader> out;
-    for (const Meeting::Item& item : agreed_->items) out.push_back(item.header);
-    return out;
+    agreed_ = arrive({mine, brings}, label);
+    return agreed_->headers();
   }
 
   std::unique_ptr<Work> start_exchange(const std::vector<Message>& sends, const std::vector<Message>& receives,
@@ -90,11 +84,15 @@ class ThreadCommunicator final : public Communicator {
     const int64_t n = tensor.numel();
     const int64_t begin = n * rank_ / size_;
     const int64_t end = n * (rank_ + 1) / size_;
-    at::Tensor part = at::empty({end - begin}, tensor.options());
-    for (int r = 0; r < size_; ++r) reduce_into(part, inputs->tensor(r), begin, op, r == 0);
-    inputs.reset();
-    const auto parts = arrive({{}, part, 0, 0}, label);
     const int64_t width = tensor.element_size();
+    at::Tensor part = at::empty({end - begin}, tensor.options());
+    std::vector<const void*> slices;
+    for (int r = 0; r < size_; ++r) {
+      slices.push_back(static_cast<const char*>(inputs->tensor(r).const_data_ptr()) + begin * width);
+    }
+    reduce_in_rank_order(tensor.scalar_type(), op, part.mutable_data_ptr(), slices, part.numel());
+    inputs.reset();
+    const auto parts = arrive({{}, part}, label);
     char* out = static_cast<char*>(tensor.mutable_data_ptr());
     for (int r = 0; r < size_; ++r) {
       const at::Tensor& slice = parts->tensor(r);
@@ -104,38 +102,22 @@ class ThreadCommunicator final : public Communicator {
     return nullptr;
   }
 
-  std::unique_ptr<Work> start_all_gather(at::Tensor& out, const at::Tensor& in, OpLabel label) override {
-    auto inputs = std::exchange(agreed_, nullptr);
-    char* to = static_cast<char*>(out.mutable_data_ptr());
-    for (int r = 0; r < size_; ++r) {
-      std::memmove(to + static_cast<size_t>(r) * in.nbytes(), inputs->tensor(r).const_data_ptr(), in.nbytes());
-    }
-    all_have_read(inputs, label);
-    return nullptr;
-  }
-
-  std::unique_ptr<Work> start_reduce_scatter(at::Tensor& out, const at::Tensor&, OpLabel label) override {
-    auto inputs = std::exchange(agreed_, nullptr);
-    at::Tensor sum = at::empty(out.sizes(), out.options());
-    for (int r = 0; r < size_; ++r) {
-      reduce_into(sum, inputs->tensor(r), out.numel() * rank_, ReduceOp::kSum, r == 0);
-    }
-    all_have_read(inputs, label);
-    std::memcpy(out.mutable_data_ptr(), sum.const_data_ptr(), out.nbytes());
-    return nullptr;
-  }
-
   std::unique_ptr<Work> start_broadcast(at::Tensor& tensor, int root, OpLabel label) override {
     auto inputs = std::exchange(agreed_, nullptr);
     if (rank_ != root) {
       std::memcpy(tensor.mutable_data_ptr(), inputs->tensor(root).const_data_ptr(), tensor.nbytes());
     }
-    all_have_read(inputs, label);
+    // No input may change before all have read it, and nobody may hold it any longer: when a rank comes back, its input
+    // is its own alone, so that freeing it frees it.
+    inputs.reset();
+    arrive({}, label);
     return nullptr;
   }
 
+  std::unique_ptr<Work> begin(const Begun& call) override;
+
   std::unique_ptr<Communicator> make_split(int color, int key, OpLabel label) override {
-    const auto meeting = arrive({{}, {}, color, key}, label);
+    const auto meeting = arrive({{}, {}, {}, color, key}, label);
     if (color < 0) return nullptr;
     std::vector<std::pair<int, int>> members;  // (key, rank)
     for (int r = 0; r < size_; ++r) {
@@ -157,47 +139,51 @@ class ThreadCommunicator final : public Communicator {
 
  private:
   friend class ThreadWork;
+  friend class ThreadBegun;
 
-  // Nobody's input may change before all have read it, and nobody may hold it any longer: when a rank comes back, its
-  // input is its own alone, so that freeing it frees it.
-  void all_have_read(std::shared_ptr<Meeting>& inputs, OpLabel label) {
-    inputs.reset();
-    arrive({}, label);
-  }
-
-  // Brings item to the group's next meeting and waits until all ranks have come.
-  std::shared_ptr<Meeting> arrive(Meeting::Item item, OpLabel label) {
-    const Waiting waiting(*this);
-    const auto deadline = deadline_of(timeout_);
-    World& world = *group_->world;
-    std::unique_lock<std::mutex> lock(world.mutex);
+  // Brings item to the group's next meeting. The mutex is held, as for what follows.
+  std::shared_ptr<Meeting> come(Meeting::Item item) {
     const int64_t number = meetings_++;
     std::shared_ptr<Meeting>& slot = group_->meetings[number];
     if (!slot) slot = std::make_shared<Meeting>(size_);
-    const std::shared_ptr<Meeting> meeting = slot;
+    std::shared_ptr<Meeting> meeting = slot;
     meeting->items[static_cast<size_t>(rank_)] = std::move(item);
     meeting->here[static_cast<size_t>(rank_)] = true;
     if (++meeting->arrived == size_) {
       group_->meetings.erase(number);
       for (int r = 0; r < size_; ++r) group_->wake(r);
-      return meeting;
     }
+    return meeting;
+  }
+
+  // Raises where the ranks that have not come to a meeting never will, or not in time.
+  void require_hope(const Meeting& meeting, World::Woken woken, Seconds timeout, OpLabel label) {
+    if (const std::string why = group_->hopeless(); !why.empty()) throw DeadCommunicator(label, why);
+    std::vector<int> missing;
+    std::vector<int> gone;
+    for (int r = 0; r < size_; ++r) {
+      if (meeting.here[static_cast<size_t>(r)]) continue;
+      missing.push_back(r);
+      if (group_->ended(r)) gone.push_back(r);
+    }
+    if (gone.empty() && woken == World::Woken::kByPeer) return;
+    const std::string why = gone.empty()
+                                ? describe_ranks(*this, missing) + " did not come " + not_done_within(timeout, woken)
+                                : describe_ranks(*this, gone) + " returned without taking part";
+    group_->kill(where(label) + ": " + why);
+    throw_comm(label, why);
+  }
+
+  // Brings item to the group's next meeting and waits until all ranks have come.
+  std::shared_ptr<Meeting> arrive(Meeting::Item item, OpLabel label) {
+    const Waiting waiting(*this, blocked_by());
+    const auto deadline = deadline_of(timeout_);
+    World& world = *group_->world;
+    std::unique_lock<std::mutex> lock(world.mutex);
+    const std::shared_ptr<Meeting> meeting = come(std::move(item));
     for (auto woken = World::Woken::kByPeer; meeting->arrived < size_;
          woken = world.block(lock, group_->in_world(rank_), deadline)) {
-      if (const std::string why = group_->hopeless(); !why.empty()) throw DeadCommunicator(label, why);
-      std::vector<int> missing;
-      std::vector<int> gone;
-      for (int r = 0; r < size_; ++r) {
-        if (meeting->here[static_cast<size_t>(r)]) continue;
-        missing.push_back(r);
-        if (group_->ended(r)) gone.push_back(r);
-      }
-      if (gone.empty() && woken == World::Woken::kByPeer) continue;
-      const std::string why = gone.empty()
-                                  ? describe_ranks(*this, missing) + " did not come " + not_done_within(timeout_, woken)
-                                  : describe_ranks(*this, gone) + " returned without taking part";
-      group_->kill(where(label) + ": " + why);
-      throw_comm(label, why);
+      require_hope(*meeting, woken, timeout_, label);
     }
     return meeting;
   }
@@ -240,7 +226,7 @@ class ThreadWork final : public Work {
 
   void wait() override {
     if (finished_) return;
-    const ThreadCommunicator::Waiting waiting(comm_);
+    const ThreadCommunicator::Waiting waiting(comm_, ThreadCommunicator::WaitFor::kExchange);
     World& world = *group_->world;
     std::unique_lock<std::mutex> lock(world.mutex);
     for (auto woken = World::Woken::kByPeer; !step(woken);) {
@@ -297,6 +283,93 @@ class ThreadWork final : public Work {
   int exceptions_;
   bool finished_ = false;
 };
+
+// An all_gather or a reduce_scatter: a meeting that nobody waits at. Whoever comes last does what all have begun.
+class ThreadBegun final : public Work {
+ public:
+  ThreadBegun(ThreadCommunicator& comm, std::shared_ptr<Meeting> meeting, const Begun& call)
+      : comm_(comm),
+        group_(comm.group_),
+        meeting_(std::move(meeting)),
+        label_(call.label),
+        wait_for_(call.reduces() ? ThreadCommunicator::WaitFor::kReduce : ThreadCommunicator::WaitFor::kGather),
+        deadline_(deadline_of(comm.timeout_)),
+        timeout_(comm.timeout_),
+        exceptions_(std::uncaught_exceptions()) {}
+
+  ~ThreadBegun() override {
+    if (!meeting_) return;
+    if (std::uncaught_exceptions() > exceptions_) {
+      std::lock_guard<std::mutex> lock(group_->world->mutex);
+      if (!meeting_->carried_out) {
+        group_->kill(where(label_) + ": abandoned by " + describe_ranks(comm_, {comm_.rank()}));
+      }
+      return;
+    }
+    try {
+      wait();
+    } catch (const std::exception& e) {
+      std::fprintf(stderr, "rank %d: %s\n", comm_.in_job(comm_.rank()), e.what());
+    }
+  }
+
+  bool test() override {
+    if (!meeting_) return true;
+    std::unique_lock<std::mutex> lock(group_->world->mutex);
+    return step(Clock::now() >= deadline_ ? World::Woken::kByDeadline : World::Woken::kByPeer);
+  }
+
+  void wait() override {
+    if (!meeting_) return;
+    const ThreadCommunicator::Waiting waiting(comm_, wait_for_);
+    World& world = *group_->world;
+    std::unique_lock<std::mutex> lock(world.mutex);
+    for (auto woken = World::Woken::kByPeer; !step(woken);) {
+      woken = world.block(lock, group_->in_world(comm_.rank()), deadline_);
+    }
+  }
+
+ private:
+  // True when complete; raises when it never will be. The mutex is held.
+  bool step(World::Woken woken) {
+    // What raises is over.
+    const std::shared_ptr<Meeting> meeting = std::exchange(meeting_, nullptr);
+    if (meeting->carried_out) return true;
+    if (meeting->arrived == comm_.size()) {
+      require_same_headers(comm_, meeting->headers(), label_);
+    } else {
+      comm_.require_hope(*meeting, woken, timeout_, label_);
+    }
+    meeting_ = meeting;
+    return false;  // also while the last to come is at work: soon done
+  }
+
+  ThreadCommunicator& comm_;
+  std::shared_ptr<Group> group_;
+  std::shared_ptr<Meeting> meeting_;  // null once it is over
+  OpLabel label_;
+  ThreadCommunicator::WaitFor wait_for_;
+  Clock::time_point deadline_;
+  Seconds timeout_;
+  int exceptions_;
+};
+
+std::unique_ptr<Work> ThreadCommunicator::begin(const Begun& call) {
+  std::unique_lock<std::mutex> lock(group_->world->mutex);
+  const std::shared_ptr<Meeting> meeting = come({call.header, call.in, call.out});
+  auto work = std::make_unique<ThreadBegun>(*this, meeting, call);
+  if (meeting->arrived < size_ || !describe_disagreement(*this, meeting->headers(), call.label.counted).empty()) {
+    return work;
+  }
+  lock.unlock();
+  carry_out(*meeting, call);
+  lock.lock();
+  // Each rank's tensors are its own again.
+  for (Meeting::Item& item : meeting->items) item.tensor = item.out = at::Tensor();
+  meeting->carried_out = true;
+  for (int r = 0; r < size_; ++r) group_->wake(r);
+  return work;
+}
 
 std::unique_ptr<Work> ThreadCommunicator::start_exchange(const std::vector<Message>& sends,
                                                          const std::vector<Message>& receives, OpLabel label) {

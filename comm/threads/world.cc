@@ -83,6 +83,12 @@ std::string Transfer::describe(const Communicator& comm) const {
          comm_internal::describe_ranks(comm, {peer});
 }
 
+std::vector<comm_internal::CollectiveHeader> Meeting::headers() const {
+  std::vector<comm_internal::CollectiveHeader> out;
+  for (const Item& item : items) out.push_back(item.header);
+  return out;
+}
+
 void Group::kill(const std::string& why) {
   if (dead.empty()) dead = why;
   world->wake_all();

@@ -82,15 +82,18 @@ struct Meeting {
   struct Item {
     comm_internal::CollectiveHeader header;
     at::Tensor tensor;
+    at::Tensor out = {};  // of what was begun
     int color = 0;
     int key = 0;
   };
   explicit Meeting(int n) : items(static_cast<size_t>(n)), here(static_cast<size_t>(n), false) {}
   const at::Tensor& tensor(int rank) const { return items[static_cast<size_t>(rank)].tensor; }
+  std::vector<comm_internal::CollectiveHeader> headers() const;
 
   std::vector<Item> items;
   std::vector<bool> here;
   int arrived = 0;
+  bool carried_out = false;                      // what was begun, by the rank that came last
   std::map<int, std::shared_ptr<Group>> groups;  // of a split, by color: made by whoever asks first
 };
 

@@ -69,7 +69,8 @@ comm_test::Backend& comm_test::backend() {
                            const std::unique_ptr<Communicator> comm = world->split(0, world->rank());
                            body(*comm);
                          },
-                         ""};
+                         "",
+                         runtime()->options().max_piece_bytes < MpiOptions().max_piece_bytes};
   return backend;
 }
 

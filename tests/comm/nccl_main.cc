@@ -44,7 +44,8 @@ comm_test::Backend& comm_test::backend() {
                            comm->set_timeout(Seconds(30));
                            body(*comm);
                          },
-                         ""};
+                         "",
+                         false};
   return backend;
 }
 

@@ -37,6 +37,7 @@ TEST_P(CommSuite, RefusesWhatItCannotCarry) {
     for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf, at::kByte}) {
       at::Tensor narrow = at::zeros({3}, options(dtype));
       refused({"cannot reduce"}, [&] { comm.all_reduce(narrow, ReduceOp::kSum, {"x", 0}); });
+      if (dtype == at::kBFloat16) continue;  // reduce_scatter takes it
       at::Tensor all = at::zeros({comm.size(), 3}, options(dtype));
       refused({"cannot reduce"}, [&] { comm.reduce_scatter(narrow, all, {"x", 0}); });
     }

@@ -26,7 +26,8 @@ comm_test::Backend& comm_test::backend() {
                              body(comm);
                            });
                          },
-                         ""};
+                         "",
+                         false};
   return backend;
 }
 
