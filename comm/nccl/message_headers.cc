@@ -3,15 +3,19 @@
 
 #include <ATen/ops/empty.h>
 
+#include <cstring>
 #include <utility>
 
 #include "comm/checks.h"
 
 namespace annulus::nccl_internal {
 
+using comm_internal::CollectiveHeader;
 using comm_internal::dtype_name;
 
 namespace {
+
+using Comparison = MessageHeaders::Comparison;
 
 constexpr int64_t kWords = 3;  // number of the message between the two ranks, dtype, bytes
 
@@ -19,6 +23,70 @@ std::string describe(int64_t bytes, int64_t sequence, int64_t dtype) {
   return std::to_string(bytes) + " bytes (message " + std::to_string(sequence) + " between these ranks, " +
          dtype_name(static_cast<at::ScalarType>(dtype)) + ")";
 }
+
+class ExchangeComparison final : public Comparison {
+ public:
+  struct Expected {
+    at::Tensor came;
+    int peer = 0;
+    int64_t sequence = 0;
+    at::ScalarType dtype = at::kByte;
+    int64_t bytes = 0;
+  };
+
+  explicit ExchangeComparison(std::shared_ptr<Communicator> channel) : channel_(std::move(channel)) {}
+
+  HeaderVerdict look() override {
+    if (!work_) return {};
+    if (!work_->test()) return {HeaderVerdict::kPending};
+    work_.reset();
+    for (const Expected& e : expected_) {
+      const auto* came = e.came.const_data_ptr<int64_t>();
+      if (came[0] == e.sequence && came[1] == static_cast<int64_t>(e.dtype) && came[2] == e.bytes) continue;
+      return {HeaderVerdict::kDiffer, comm_internal::describe_ranks(*channel_, {e.peer}) + " sent " +
+                                          describe(came[2], came[0], came[1]) + ", but " +
+                                          comm_internal::describe_ranks(*channel_, {channel_->rank()}) + " expected " +
+                                          describe(e.bytes, e.sequence, static_cast<int64_t>(e.dtype))};
+    }
+    expected_.clear();
+    sent_.clear();
+    return {};
+  }
+
+  std::shared_ptr<Communicator> channel_;  // outlives work_, whatever becomes of its owner
+  std::vector<Expected> expected_;
+  std::vector<at::Tensor> sent_;
+  std::unique_ptr<Work> work_;
+};
+
+class CollectiveComparison final : public Comparison {
+ public:
+  CollectiveComparison(std::shared_ptr<Communicator> channel, const CollectiveHeader& mine, std::string_view counted)
+      : channel_(std::move(channel)),
+        counted_(counted),
+        all_(at::empty({channel_->size(), static_cast<int64_t>(sizeof mine)}, at::kByte)) {
+    at::Tensor one = at::empty({static_cast<int64_t>(sizeof mine)}, at::kByte);
+    std::memcpy(one.mutable_data_ptr(), &mine, sizeof mine);
+    work_ = channel_->begin_all_gather(all_, one, {"headers of a collective on GPUs", 0});
+  }
+
+  HeaderVerdict look() override {
+    if (!work_) return {};
+    if (!work_->test()) return {HeaderVerdict::kPending};
+    work_.reset();
+    std::vector<CollectiveHeader> headers(static_cast<size_t>(channel_->size()));
+    std::memcpy(headers.data(), all_.const_data_ptr(), all_.nbytes());
+    std::string differences = comm_internal::describe_disagreement(*channel_, headers, counted_);
+    if (!differences.empty()) return {HeaderVerdict::kDiffer, std::move(differences)};
+    return {};
+  }
+
+ private:
+  std::shared_ptr<Communicator> channel_;  // as above
+  std::string counted_;
+  at::Tensor all_;
+  std::unique_ptr<Work> work_;
+};
 
 }  // namespace
 
@@ -29,12 +97,9 @@ MessageHeaders::MessageHeaders(std::unique_ptr<Communicator> channel)
       sent_(static_cast<size_t>(channel_->size()), 0),
       received_(static_cast<size_t>(channel_->size()), 0) {}
 
-std::unique_ptr<MessageHeaders::Comparison> MessageHeaders::start(const std::vector<Message>& sends,
-                                                                  const std::vector<Message>& receives,
-                                                                  Seconds timeout) {
-  auto comparison = std::make_unique<Comparison>();
-  comparison->rank_ = channel_->rank();
-  comparison->channel_ = channel_;
+std::unique_ptr<Comparison> MessageHeaders::start(const std::vector<Message>& sends,
+                                                  const std::vector<Message>& receives, Seconds timeout) {
+  auto comparison = std::make_unique<ExchangeComparison>(channel_);
   std::vector<Message> header_sends, header_receives;
   for (const Message& message : receives) {
     const int64_t sequence = received_[static_cast<size_t>(message.peer)]++;
@@ -62,21 +127,10 @@ std::unique_ptr<MessageHeaders::Comparison> MessageHeaders::start(const std::vec
   return comparison;
 }
 
-HeaderVerdict MessageHeaders::Comparison::look() {
-  if (!work_) return {};
-  if (!work_->test()) return {HeaderVerdict::kPending};
-  work_.reset();
-  for (const Expected& e : expected_) {
-    const auto* came = e.came.const_data_ptr<int64_t>();
-    if (came[0] == e.sequence && came[1] == static_cast<int64_t>(e.dtype) && came[2] == e.bytes) continue;
-    return {HeaderVerdict::kDiffer, comm_internal::describe_ranks(*channel_, {e.peer}) + " sent " +
-                                        describe(came[2], came[0], came[1]) + ", but " +
-                                        comm_internal::describe_ranks(*channel_, {rank_}) + " expected " +
-                                        describe(e.bytes, e.sequence, static_cast<int64_t>(e.dtype))};
-  }
-  expected_.clear();
-  sent_.clear();
-  return {};
+std::unique_ptr<Comparison> MessageHeaders::start_collective(const CollectiveHeader& mine, std::string_view counted,
+                                                             Seconds timeout) {
+  channel_->set_timeout(timeout);
+  return std::make_unique<CollectiveComparison>(channel_, mine, counted);
 }
 
 }  // namespace annulus::nccl_internal

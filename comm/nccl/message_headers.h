@@ -1,15 +1,18 @@
-// What travels beside a message between GPUs, over a communicator of the hosts: which message of its two ranks it is,
-// its dtype and its size. NCCL itself waits for ever for a message of another size, or takes it for the one expected.
-// Used by nccl_communicator.cc and the watch; knows neither CUDA nor NCCL.
+// What travels beside a transfer between GPUs, over a communicator of the hosts: of a message, which one of its two
+// ranks it is, its dtype and its size; of a collective that was begun, what every rank is about to do. NCCL itself
+// waits for ever for a message of another size, or takes it for the one expected. Used by nccl_communicator.cc and the
+// watch; knows neither CUDA nor NCCL.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "comm/communicator.h"
+#include "comm/headers.h"
 
 namespace annulus::nccl_internal {
 
@@ -27,32 +30,21 @@ class MessageHeaders {
   // channel: over the same ranks as the transfers; nothing else may use it.
   explicit MessageHeaders(std::unique_ptr<Communicator> channel);
 
-  // The headers of one exchange under way.
+  // The headers of one transfer under way.
   class Comparison {
    public:
+    virtual ~Comparison() = default;
     // Does not block. Raises Error(kComm) when headers have not come within the deadline.
-    HeaderVerdict look();
-
-   private:
-    friend class MessageHeaders;
-    struct Expected {
-      at::Tensor came;
-      int peer = 0;
-      int64_t sequence = 0;
-      at::ScalarType dtype = at::kByte;
-      int64_t bytes = 0;
-    };
-    std::shared_ptr<Communicator> channel_;  // outlives work_, whatever becomes of its owner
-    int rank_ = 0;
-    std::vector<Expected> expected_;
-    std::vector<at::Tensor> sent_;
-    std::unique_ptr<Work> work_;
+    virtual HeaderVerdict look() = 0;
   };
 
   // Starts the headers of an exchange; null where no message holds anything. Empty messages move nothing, but are
   // counted, so that a peer that does expect data finds the gap.
   std::unique_ptr<Comparison> start(const std::vector<Message>& sends, const std::vector<Message>& receives,
                                     Seconds timeout);
+  // Starts those of a collective, also of one that moves nothing. All ranks start them in the same order.
+  std::unique_ptr<Comparison> start_collective(const comm_internal::CollectiveHeader& mine, std::string_view counted,
+                                               Seconds timeout);
 
  private:
   std::shared_ptr<Communicator> channel_;

@@ -25,6 +25,7 @@
 #include <nccl.h>
 
 #include <cstdio>
+#include <deque>
 #include <exception>
 #include <mutex>
 #include <optional>
@@ -47,6 +48,7 @@ using namespace comm_internal;
 ncclDataType_t nccl_type(at::ScalarType dtype) {
   if (dtype == at::kFloat) return ncclFloat32;
   if (dtype == at::kDouble) return ncclFloat64;
+  if (dtype == at::kBFloat16) return ncclBfloat16;
   return ncclInt64;
 }
 
@@ -78,7 +80,7 @@ class CudaOperation final : public Operation {
   std::optional<c10::cuda::CUDAStream> issued_on;  // the caller's stream
 
  private:
-  std::unique_ptr<MessageHeaders::Comparison> comparison_;  // of an exchange
+  std::unique_ptr<MessageHeaders::Comparison> comparison_;  // null where ranks have agreed before
 };
 
 class NcclCommunicator final : public Communicator {
@@ -164,32 +166,9 @@ class NcclCommunicator final : public Communicator {
   std::unique_ptr<Work> start_exchange(const std::vector<Message>& sends, const std::vector<Message>& receives,
                                        OpLabel label) override;
 
-  std::unique_ptr<Work> start_all_reduce(at::Tensor& tensor, ReduceOp op, OpLabel label) override {
-    return collective("all_reduce", label, {tensor}, [&](ncclComm_t comm, cudaStream_t stream) {
-      return ncclAllReduce(tensor.const_data_ptr(), tensor.mutable_data_ptr(), static_cast<size_t>(tensor.numel()),
-                           nccl_type(tensor.scalar_type()), nccl_op(op), comm, stream);
-    });
-  }
-
-  std::unique_ptr<Work> start_all_gather(at::Tensor& out, const at::Tensor& in, OpLabel label) override {
-    return collective("all_gather", label, {out, in}, [&](ncclComm_t comm, cudaStream_t stream) {
-      return ncclAllGather(in.const_data_ptr(), out.mutable_data_ptr(), in.nbytes(), ncclUint8, comm, stream);
-    });
-  }
-
-  std::unique_ptr<Work> start_reduce_scatter(at::Tensor& out, const at::Tensor& in, OpLabel label) override {
-    return collective("reduce_scatter", label, {out, in}, [&](ncclComm_t comm, cudaStream_t stream) {
-      return ncclReduceScatter(in.const_data_ptr(), out.mutable_data_ptr(), static_cast<size_t>(out.numel()),
-                               nccl_type(in.scalar_type()), ncclSum, comm, stream);
-    });
-  }
-
-  std::unique_ptr<Work> start_broadcast(at::Tensor& tensor, int root, OpLabel label) override {
-    return collective("broadcast", label, {tensor}, [&](ncclComm_t comm, cudaStream_t stream) {
-      return ncclBroadcast(tensor.const_data_ptr(), tensor.mutable_data_ptr(), tensor.nbytes(), ncclUint8, root, comm,
-                           stream);
-    });
-  }
+  std::unique_ptr<Work> start_all_reduce(at::Tensor& tensor, ReduceOp op, OpLabel label) override;
+  std::unique_ptr<Work> start_broadcast(at::Tensor& tensor, int root, OpLabel label) override;
+  std::unique_ptr<Work> begin(const Begun& call) override;
 
   std::unique_ptr<Communicator> make_split(int color, int key, OpLabel) override {
     std::unique_ptr<Communicator> split = host().split(color, key);
@@ -207,6 +186,7 @@ class NcclCommunicator final : public Communicator {
   void look_after(OpLabel label) {
     watch_.look();
     raise_failure(label);
+    add_waits();
   }
 
   void raise_failure(OpLabel label) {
@@ -239,16 +219,34 @@ class NcclCommunicator final : public Communicator {
   }
 
   // Orders the current stream after op and lets go of its tensors. The mutex is held.
-  void follow(CudaOperation& op) {
+  void follow(CudaOperation& op, WaitFor what) {
     const auto on_device = handle_.guard();
     const c10::cuda::CUDAStream current = c10::cuda::getCurrentCUDAStream();
+    if (spare_.empty()) spare_.push_back(std::make_unique<Wait>());
+    std::unique_ptr<Wait> wait = std::move(spare_.back());
+    spare_.pop_back();
+    wait->what = what;
+    wait->before.record(current.stream());
     op.done_event.block(current.stream());
+    wait->after.record(current.stream());
+    waits_.push_back(std::move(wait));
     if (current != *op.issued_on) {
       for (const at::Tensor& tensor : op.tensors) {
         c10::cuda::CUDACachingAllocator::recordStream(tensor.storage().data_ptr(), stream_);
       }
     }
     op.tensors.clear();
+  }
+
+  // Counts the waits that the device has behind it. The mutex is held.
+  void add_waits() {
+    if (waits_.empty() || handle_.capturing()) return;
+    const auto on_device = handle_.guard();
+    while (!waits_.empty() && waits_.front()->after.query() == cudaSuccess) {
+      add_wait(waits_.front()->what, waits_.front()->after.seconds_since(waits_.front()->before));
+      spare_.push_back(std::move(waits_.front()));
+      waits_.pop_front();
+    }
   }
 
   std::shared_ptr<CudaOperation> new_operation(OpLabel label, std::string description, std::vector<at::Tensor> held,
@@ -258,8 +256,16 @@ class NcclCommunicator final : public Communicator {
                                            std::move(comparison));
   }
 
+  // The mutex is held.
   template <typename Issue>
-  std::unique_ptr<Work> collective(const char* name, OpLabel label, std::vector<at::Tensor> tensors, Issue issue);
+  std::unique_ptr<Work> collective(const char* name, OpLabel label, std::vector<at::Tensor> tensors,
+                                   std::unique_ptr<MessageHeaders::Comparison> comparison, WaitFor what, Issue issue);
+
+  // How long the device stood still for a transfer: between two events of the stream that waited.
+  struct Wait {
+    WaitFor what = WaitFor::kOther;
+    Event before{/*timed=*/true}, after{/*timed=*/true};
+  };
 
   std::unique_ptr<Communicator> host_;       // the caller's thread only
   std::unique_ptr<MessageHeaders> headers_;  // under the mutex, as what follows
@@ -267,12 +273,14 @@ class NcclCommunicator final : public Communicator {
   c10::cuda::CUDAStream stream_;
   NcclHandle handle_;
   OperationWatch watch_;
+  std::deque<std::unique_ptr<Wait>> waits_;   // not yet counted, in the order of issue
+  std::vector<std::unique_ptr<Wait>> spare_;  // events are kept: making them takes longer than using them
 };
 
 class NcclWork final : public Work {
  public:
-  NcclWork(NcclCommunicator& comm, std::shared_ptr<CudaOperation> op, OpLabel label)
-      : comm_(comm), op_(std::move(op)), label_(label), exceptions_(std::uncaught_exceptions()) {}
+  NcclWork(NcclCommunicator& comm, std::shared_ptr<CudaOperation> op, OpLabel label, NcclCommunicator::WaitFor what)
+      : comm_(comm), op_(std::move(op)), label_(label), what_(what), exceptions_(std::uncaught_exceptions()) {}
 
   ~NcclWork() override {
     if (waited_) return;
@@ -301,25 +309,61 @@ class NcclWork final : public Work {
     waited_ = true;
     std::lock_guard<std::mutex> lock(comm_.watch_.mutex());
     if (!op_->complete()) comm_.look_after(label_);
-    comm_.follow(*op_);
+    comm_.follow(*op_, what_);
   }
 
  private:
   NcclCommunicator& comm_;
   std::shared_ptr<CudaOperation> op_;
   OpLabel label_;
+  NcclCommunicator::WaitFor what_;
   int exceptions_;
   bool waited_ = false;
 };
 
 template <typename Issue>
 std::unique_ptr<Work> NcclCommunicator::collective(const char* name, OpLabel label, std::vector<at::Tensor> tensors,
+                                                   std::unique_ptr<MessageHeaders::Comparison> comparison, WaitFor what,
                                                    Issue issue) {
+  const auto op = new_operation(label, name, std::move(tensors), std::move(comparison));
+  enqueue(op, label, [&](ncclComm_t comm, cudaStream_t stream) { check_nccl(issue(comm, stream), name, comm); });
+  return std::make_unique<NcclWork>(*this, op, label, what);
+}
+
+std::unique_ptr<Work> NcclCommunicator::start_all_reduce(at::Tensor& tensor, ReduceOp op, OpLabel label) {
   std::lock_guard<std::mutex> lock(watch_.mutex());
   raise_failure(label);
-  const auto op = new_operation(label, name, std::move(tensors), nullptr);
-  enqueue(op, label, [&](ncclComm_t comm, cudaStream_t stream) { check_nccl(issue(comm, stream), name, comm); });
-  return std::make_unique<NcclWork>(*this, op, label);
+  return collective(
+      "all_reduce", label, {tensor}, nullptr, WaitFor::kReduce, [&](ncclComm_t comm, cudaStream_t stream) {
+        return ncclAllReduce(tensor.const_data_ptr(), tensor.mutable_data_ptr(), static_cast<size_t>(tensor.numel()),
+                             nccl_type(tensor.scalar_type()), nccl_op(op), comm, stream);
+      });
+}
+
+std::unique_ptr<Work> NcclCommunicator::start_broadcast(at::Tensor& tensor, int root, OpLabel label) {
+  std::lock_guard<std::mutex> lock(watch_.mutex());
+  raise_failure(label);
+  return collective("broadcast", label, {tensor}, nullptr, WaitFor::kGather, [&](ncclComm_t comm, cudaStream_t stream) {
+    return ncclBroadcast(tensor.const_data_ptr(), tensor.mutable_data_ptr(), tensor.nbytes(), ncclUint8, root, comm,
+                         stream);
+  });
+}
+
+// Issued before the ranks have agreed: the watch compares their headers meanwhile, as those of an exchange.
+std::unique_ptr<Work> NcclCommunicator::begin(const Begun& call) {
+  std::lock_guard<std::mutex> lock(watch_.mutex());
+  raise_failure(call.label);
+  const void* from = call.in.const_data_ptr();
+  void* to = call.out.mutable_data_ptr();
+  const at::Tensor& piece = call.piece();
+  return collective(call.name(), call.label, {call.out, call.in},
+                    headers_->start_collective(call.header, call.label.counted, timeout_),
+                    call.reduces() ? WaitFor::kReduce : WaitFor::kGather, [&](ncclComm_t comm, cudaStream_t stream) {
+                      if (piece.nbytes() == 0) return ncclSuccess;
+                      if (!call.reduces()) return ncclAllGather(from, to, piece.nbytes(), ncclUint8, comm, stream);
+                      return ncclReduceScatter(from, to, static_cast<size_t>(piece.numel()),
+                                               nccl_type(piece.scalar_type()), ncclSum, comm, stream);
+                    });
 }
 
 std::unique_ptr<Work> NcclCommunicator::start_exchange(const std::vector<Message>& sends,
@@ -363,7 +407,7 @@ std::unique_ptr<Work> NcclCommunicator::start_exchange(const std::vector<Message
     check_nccl(code, call, comm);
     check_nccl(ended, "ncclGroupEnd", comm);
   });
-  return std::make_unique<NcclWork>(*this, op, label);
+  return std::make_unique<NcclWork>(*this, op, label, WaitFor::kExchange);
 }
 
 }  // namespace

@@ -26,13 +26,14 @@ struct NcclOptions {
 //   and the collectives order the current stream after them and do not block the host. Buffers are kept from the
 //   allocator until the device is done with them or the current stream is ordered after them. Tensors taken on another
 //   stream than the current one must be recorded with the allocator, as for any use of a tensor on another stream.
-// - Collectives are preceded by a small agreement over host, so that ranks that disagree all raise Error(kMismatch).
-//   The sizes and dtypes of an exchange are compared over host while it runs; a mismatch aborts it.
+// - all_reduce and broadcast are preceded by a small agreement over host, so that ranks that disagree all raise
+//   Error(kMismatch). Of exchanges the sizes and dtypes, of all_gather and reduce_scatter all that ranks must agree on
+//   are compared over host while they run; a mismatch aborts them, and this communicator is dead.
 // - barrier() is one of hosts: it does not wait for the device.
 // - A thread watches deadlines and NCCL's asynchronous errors. When one strikes it calls ncclCommAbort, which ends the
 //   kernels that wait, and the next call of this communicator raises the error that names operation, hop and peer.
 // - The deadline of a transfer runs from when the device gets to it, not from the call: the host may be far ahead. That
-//   of the comparison of sizes and dtypes, which hosts make, runs from the call: a rank whose host is further behind
+//   of the comparison that hosts make meanwhile runs from the call: a rank whose host is further behind
 //   than the deadline ends the transfer.
 //   After having read a result of the device, call progress(): it raises if a transfer on the way there was aborted.
 // - The first exchange with a peer connects to it and may block the host until that peer makes the same exchange, for

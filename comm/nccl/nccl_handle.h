@@ -19,12 +19,22 @@ void check_nccl(ncclResult_t code, const char* call, ncclComm_t comm);
 
 class Event {
  public:
-  Event() { check_cuda(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreateWithFlags"); }
+  // timed: seconds_since() may be asked of two such.
+  explicit Event(bool timed = false) {
+    check_cuda(cudaEventCreateWithFlags(&event_, timed ? cudaEventDefault : cudaEventDisableTiming),
+               "cudaEventCreateWithFlags");
+  }
   ~Event() { cudaEventDestroy(event_); }
   Event(const Event&) = delete;
   Event& operator=(const Event&) = delete;
   void record(cudaStream_t stream) { check_cuda(cudaEventRecord(event_, stream), "cudaEventRecord"); }
   void block(cudaStream_t stream) const { check_cuda(cudaStreamWaitEvent(stream, event_, 0), "cudaStreamWaitEvent"); }
+  // Both have been reached.
+  Seconds seconds_since(const Event& earlier) const {
+    float milliseconds = 0;
+    check_cuda(cudaEventElapsedTime(&milliseconds, earlier.event_, event_), "cudaEventElapsedTime");
+    return Seconds(milliseconds / 1e3);
+  }
   // cudaSuccess, cudaErrorNotReady or what the device failed with. The runtime keeps "not ready" as the thread's last
   // error, where the next kernel launch of LibTorch would find it and raise.
   cudaError_t query() const {

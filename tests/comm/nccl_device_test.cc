@@ -98,6 +98,53 @@ TEST_F(NcclDevice, WorkBeforeATransferIsNoPartOfItsDeadline) {
   EXPECT_TRUE(at::equal(in, out));
 }
 
+// The host goes on though the device has long to go, and every form gives what the blocking one gives.
+TEST_F(NcclDevice, BegunCollectivesDoNotBlockTheHost) {
+  const at::Tensor in = at::full({1024}, 3, kFloats), out = at::empty({1, 1024}, kFloats);
+  const at::Tensor narrow = at::full({1, 1024}, 2, kFloats.dtype(at::kBFloat16));
+  const at::Tensor in_place = narrow[0];
+  at::cuda::sleep(kAboutASecond);
+  const auto gather = comm_->begin_all_gather(out, in, {"weights of layer 1", 0});
+  const auto scatter = comm_->begin_reduce_scatter(in_place, narrow, {"gradients of layer 2", 0});
+  const auto ring = send(in, at::empty({1024}, kFloats));
+  EXPECT_FALSE(gather->test());
+  EXPECT_FALSE(scatter->test());
+  scatter->wait();
+  gather->wait();
+  EXPECT_TRUE(at::equal(out[0], in));
+  EXPECT_TRUE(at::equal(narrow, at::full({1, 1024}, 2, kFloats.dtype(at::kBFloat16))));
+}
+
+// Waits are the time that the stream which waits stands still: here one that has nothing else to do, while the transfer
+// is held up on another. They are told by what for, and only when the device has them behind it.
+TEST_F(NcclDevice, WaitsAreTheTimeThatTheStreamStoodStill) {
+  const auto waits = [&](double CommStats::*kind, const std::function<std::unique_ptr<Work>()>& begin) {
+    c10::cuda::getCurrentCUDAStream().synchronize();
+    comm_->progress();
+    const CommStats before = comm_->stats();
+    at::cuda::sleep(kAboutASecond / 4);
+    const auto work = begin();
+    const c10::cuda::CUDAStream other = c10::cuda::getStreamFromPool(/*isHighPriority=*/false, 0);
+    {
+      const c10::cuda::CUDAStreamGuard guard(other);
+      work->wait();
+      comm_->progress();
+    }
+    EXPECT_EQ(comm_->stats().wait_seconds, before.wait_seconds);
+    other.synchronize();
+    comm_->progress();
+    const CommStats& after = comm_->stats();
+    const double waited = after.wait_seconds - before.wait_seconds;
+    EXPECT_GT(waited, 0.01);  // a quarter of a second, on a device of 2 GHz
+    EXPECT_NEAR(after.*kind - before.*kind, waited, 1e-9);
+  };
+  const at::Tensor in = at::full({1024}, 3, kFloats), out = at::empty({1024}, kFloats);
+  const at::Tensor all = at::empty({1, 1024}, kFloats);
+  waits(&CommStats::exchange_wait_seconds, [&] { return send(in, out); });
+  waits(&CommStats::gather_wait_seconds, [&] { return comm_->begin_all_gather(all, in, {"weights", 0}); });
+  waits(&CommStats::reduce_wait_seconds, [&] { return comm_->begin_reduce_scatter(out, all, {"gradients", 0}); });
+}
+
 // A look at a transfer under way must not be mistaken by LibTorch for a failed kernel.
 TEST_F(NcclDevice, ProgressLeavesNoErrorBehind) {
   const at::Tensor out = at::full({1024}, 6, kFloats), in = at::empty({1024}, kFloats);
@@ -127,6 +174,7 @@ TEST_F(NcclDevice, RefusesToBeCaptured) {
   };
   refused([&] { send(out, in); });
   refused([&] { comm_->all_reduce(out, ReduceOp::kSum, {"captured", 0}); });
+  refused([&] { comm_->begin_all_gather(out.view({1, 1024}), in, {"captured", 0}); });
   out.add_(1);
   graph.capture_end();
   // Neither the graph nor the communicator has suffered.

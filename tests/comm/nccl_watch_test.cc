@@ -13,12 +13,16 @@
 #include <string>
 #include <vector>
 
+#include "comm/headers.h"
 #include "comm/nccl/message_headers.h"
 #include "comm/threads/threads.h"
 #include "common/error.h"
 
 namespace annulus::nccl_internal {
 namespace {
+
+using comm_internal::Collective;
+using comm_internal::make_header;
 
 class FakeClock final : public WatchClock {
  public:
@@ -401,6 +405,67 @@ TEST(MessageHeaders, HaveADeadline) {
       } catch (const Error& e) {
         EXPECT_EQ(e.kind(), ErrorKind::kComm);
         EXPECT_NE(std::string(e.what()).find("0.05 s"), std::string::npos) << e.what();
+      }
+    }
+    comm.barrier({"end", 0});
+  });
+}
+
+// ---- The headers of collectives that were begun.
+
+// What each rank finds when rank `odd` begins something else than the others.
+std::vector<HeaderVerdict> found_of_collectives(int ranks, int odd, int64_t length, OpLabel label) {
+  std::vector<HeaderVerdict> out(static_cast<size_t>(ranks));
+  run_ranks(ranks, [&](Communicator& comm) {
+    MessageHeaders headers(comm.split(0, comm.rank()));
+    const auto start = [&](int64_t call, int64_t n, OpLabel what) {
+      const at::Tensor in = floats(n);
+      return headers.start_collective(make_header(Collective::kAllGather, call, &in, -1, -1, what), what.counted,
+                                      Seconds(20));
+    };
+    // Several under way at once, an exchange among them, and looked at in another order.
+    const auto before = start(0, 0, {"weights of layer 4", 7, "step"});
+    const at::Tensor word = floats(1);
+    const auto exchange =
+        headers.start({{word, (comm.rank() + 1) % ranks}}, {{word, (comm.rank() + ranks - 1) % ranks}}, Seconds(20));
+    const auto asked = comm.rank() == odd ? start(1, length, label) : start(1, 6, {"weights of layer 5", 7, "step"});
+    out[static_cast<size_t>(comm.rank())] = verdict_of(*asked);
+    EXPECT_EQ(verdict_of(*exchange).state, kAgree);
+    EXPECT_EQ(verdict_of(*before).state, kAgree);
+    EXPECT_EQ(asked->look().state, kAgree);  // said once
+    comm.barrier({"end", 0});
+  });
+  return out;
+}
+
+TEST(CollectiveHeaders, AgreeWhereAllRanksBeginTheSame) {
+  for (const HeaderVerdict& verdict : found_of_collectives(3, 2, 6, {"weights of layer 5", 7, "step"})) {
+    EXPECT_EQ(verdict.state, kAgree) << verdict.difference;
+  }
+}
+
+TEST(CollectiveHeaders, SayWhatDiffersOnEveryRank) {
+  for (const HeaderVerdict& verdict : found_of_collectives(3, 2, 5, {"weights of layer 5", 8, "step"})) {
+    EXPECT_EQ(verdict.state, kDiffer);
+    EXPECT_EQ(verdict.difference,
+              "ranks disagree in all_gather: step is 7 on ranks 0-1, 8 on rank 2; shape is [6] on ranks 0-1, [5] on "
+              "rank 2");
+  }
+}
+
+TEST(CollectiveHeaders, NameTheRanksThatDoNotBeginByTheDeadline) {
+  run_ranks(3, [](Communicator& comm) {
+    MessageHeaders headers(comm.split(0, comm.rank()));
+    if (comm.rank() != 2) {
+      const at::Tensor in = floats(6);
+      const auto comparison = headers.start_collective(
+          make_header(Collective::kAllGather, 0, &in, -1, -1, {"weights", 7}), "call", Seconds(0.05));
+      try {
+        verdict_of(*comparison);
+        ADD_FAILURE() << "no error";
+      } catch (const Error& e) {
+        EXPECT_EQ(e.kind(), ErrorKind::kComm);
+        EXPECT_NE(std::string(e.what()).find("rank 2 did not come within 0.05 s"), std::string::npos) << e.what();
       }
     }
     comm.barrier({"end", 0});
