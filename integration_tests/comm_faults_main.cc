@@ -120,6 +120,16 @@ int run(int argc, char** argv) {
       comm.all_reduce(sum, ReduceOp::kSum, {"sum", step, "step"});
     }
   }
+  if (fault == "stops in a gather") {
+    // Once it has said that it comes: the others know by the data alone.
+    comm.set_timeout(Seconds(1.5));
+    const at::Tensor weights = at::zeros({1000000}, floats), all = at::empty({job.size, 1000000}, floats);
+    for (int step = 1;; ++step) {
+      const auto work = comm.begin_all_gather(all, weights, {"weights of layer 3", step, "step"});
+      if (mine && step == 6) raise(SIGSTOP);
+      work->wait();
+    }
+  }
   // A ring that goes on until something happens to it.
   at::Tensor held = at::zeros({100000}, floats);
   at::Tensor next = at::empty({100000}, floats);
