@@ -343,7 +343,7 @@ TEST_P(CommSuite, AnotherErrorAbandonsWhatWasBegun) {
     meet_all(*apart);
     if (comm.rank() == 0) {
       try {
-        const Begun begun = begin_gather(*apart, 100, at::kFloat, 0, {"abandoned", 0});
+        const Begun begun = begin_gather(*apart, 100, at::kFloat, 0, {"weights", 0});
         throw std::runtime_error("a kernel failed");  // nobody else begins it: this must not wait for them
       } catch (const std::runtime_error& e) {
         EXPECT_STREQ(e.what(), "a kernel failed");
