@@ -18,7 +18,7 @@ struct Backend {
   std::function<void(int size, const std::function<void(Communicator&)>& body)> run;
   // The text why nothing can be tested here; empty when all is well.
   std::string unavailable;
-  bool cuts_messages = false;  // into smaller ones than users have
+  bool large_rounds = false;  // sums travel in rounds as large as users have
 };
 
 // Defined by the backend's test file. Called after its main has set up what it needs.
