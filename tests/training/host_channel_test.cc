@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "attend/attend.h"
+#include "comm/headers.h"
 #include "comm/threads/threads.h"
 #include "tests/training/tiny_run.h"
 #include "training/trainer.h"
@@ -60,15 +61,10 @@ class TwoChannels final : public Communicator {
     device_->all_reduce(tensor, op, label);
     return nullptr;
   }
-  std::unique_ptr<Work> start_all_gather(at::Tensor& out, const at::Tensor& in, OpLabel label) override {
-    names_.add(label);
-    device_->all_gather(out, in, label);
-    return nullptr;
-  }
-  std::unique_ptr<Work> start_reduce_scatter(at::Tensor& out, const at::Tensor& in, OpLabel label) override {
-    names_.add(label);
-    device_->reduce_scatter(out, in, label);
-    return nullptr;
+  std::unique_ptr<Work> begin(const comm_internal::Begun& call) override {
+    names_.add(call.label);
+    return call.reduces() ? device_->begin_reduce_scatter(call.out, call.in, call.label)
+                          : device_->begin_all_gather(call.out, call.in, call.label);
   }
   std::unique_ptr<Work> start_broadcast(at::Tensor& tensor, int root, OpLabel label) override {
     names_.add(label);
