@@ -136,8 +136,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // blocking collectives; all ranks begin and call the collectives of a communicator in the same order. Nothing waits
   // for the ranks to agree either: where they do not, Work::test() and wait() raise Error(kMismatch) on every rank (on
   // a GPU, where the transfer is then aborted and the communicator dead: or the next operation does). The deadline runs
-  // from the begin (on a GPU: of the agreement; of the transfer from when the device gets to it). `label.operation` must
-  // outlive the Work. Never null.
+  // from the begin (on a GPU: of the agreement; of the transfer from when the device gets to it). `label.operation`
+  // must outlive the Work. Never null.
   std::unique_ptr<Work> begin_all_gather(const at::Tensor& out, const at::Tensor& in, OpLabel label);
   std::unique_ptr<Work> begin_reduce_scatter(const at::Tensor& out, const at::Tensor& in, OpLabel label);
   // The bytes of host memory that a reduce_scatter whose `in` has `payload` bytes takes besides its tensors, until it
