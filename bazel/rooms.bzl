@@ -92,12 +92,14 @@ ROOMS = {
         "attention/tiles",
         "attention/plan",
         "attention/pattern",
+        "comm/threads",
         "comm",
         "memory",
         "common",
     ],
     "training/run": [
         "tensor_files",
+        "comm",
         "common",
     ],
     "attend": [

@@ -92,13 +92,10 @@ TensorInfo parse_tensor(const std::string& path, const std::string& name, const 
   info.name = name;
   const Json& dtype = entry["dtype"];
   if (!dtype.is_string()) fail("dtype must be a string");
-  const DtypeName* known = nullptr;
-  for (const DtypeName& d : kDtypes) {
-    if (d.name == dtype.get_ref<const std::string&>()) known = &d;
-  }
+  const auto known = dtype_of_safetensors(dtype.get_ref<const std::string&>());
   if (!known)
     fail("dtype " + shown(dtype.get_ref<const std::string&>()) + " is not one of F64 F32 F16 BF16 I64 I32 U8 BOOL");
-  info.dtype = known->dtype;
+  info.dtype = *known;
   const Json& shape = entry["shape"];
   if (!shape.is_array()) fail("shape must be a list");
   if (shape.size() > kMostDimensions) fail("has " + std::to_string(shape.size()) + " dimensions, at most 64 are read");
@@ -116,7 +113,7 @@ TensorInfo parse_tensor(const std::string& path, const std::string& name, const 
     }
   }
   uint64_t bytes = 0;
-  if (__builtin_mul_overflow(elements, known->size, &bytes) ||
+  if (__builtin_mul_overflow(elements, find_dtype(*known)->size, &bytes) ||
       bytes > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
     fail("its shape is too large");
   }
@@ -142,6 +139,13 @@ TensorInfo parse_tensor(const std::string& path, const std::string& name, const 
 
 std::string_view safetensors_dtype(at::ScalarType dtype) { return dtype_entry(dtype, "").name; }
 
+std::optional<at::ScalarType> dtype_of_safetensors(std::string_view name) {
+  for (const DtypeName& d : kDtypes) {
+    if (d.name == name) return d.dtype;
+  }
+  return std::nullopt;
+}
+
 SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path) {
   // O_NONBLOCK: opening a named pipe must not wait for a writer.
   fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
@@ -162,7 +166,7 @@ void SafetensorsFile::parse_header(uint64_t file_bytes) {
   if (file_bytes < kLengthBytes)
     refuse(path_, "is no safetensors file: it has only " + std::to_string(file_bytes) + " bytes");
   unsigned char length_bytes[kLengthBytes];
-  read(length_bytes, kLengthBytes, 0);
+  read_at(length_bytes, kLengthBytes, 0);
   uint64_t length = 0;
   for (size_t i = kLengthBytes; i-- > 0;) length = length << 8 | length_bytes[i];
   if (length > kLargestHeader) {
@@ -174,7 +178,7 @@ void SafetensorsFile::parse_header(uint64_t file_bytes) {
                       std::to_string(file_bytes) + " in all");
   }
   header_.resize(kLengthBytes + length);
-  read(header_.data(), header_.size(), 0);
+  read_at(header_.data(), header_.size(), 0);
   const uint64_t data_bytes = file_bytes - header_.size();
   const std::string_view text = std::string_view(header_).substr(kLengthBytes);
   if (text.empty() || text[0] != '{') refuse(path_, "malformed header: does not begin with '{'");
@@ -212,7 +216,7 @@ void SafetensorsFile::parse_header(uint64_t file_bytes) {
   }
 }
 
-void SafetensorsFile::read(void* to, uint64_t bytes, uint64_t offset) const {
+void SafetensorsFile::read_at(void* to, uint64_t bytes, uint64_t offset) const {
   char* at = static_cast<char*>(to);
   while (bytes > 0) {
     const ssize_t n = ::pread(fd_, at, std::min<uint64_t>(bytes, uint64_t{1} << 30), static_cast<off_t>(offset));
@@ -245,47 +249,49 @@ at::Tensor SafetensorsFile::load(std::string_view name) const {
     throw Error(ErrorKind::kResource, "safetensors",
                 path_ + ": no memory for tensor " + shown(name) + " of " + std::to_string(info->bytes) + " bytes");
   }
-  read(tensor.data_ptr(), info->bytes, info->offset);
-  // A byte that is neither 0 nor 1 is undefined behaviour wherever a bool is read.
-  if (info->dtype == at::kBool) {
-    const auto* at = static_cast<const unsigned char*>(tensor.data_ptr());
-    if (std::any_of(at, at + info->bytes, [](unsigned char c) { return c > 1; })) {
-      refuse(path_, "tensor " + shown(name) + ": holds truth values other than 0 and 1");
-    }
-  }
+  read(*info, 0, info->bytes, tensor.data_ptr());
   return tensor;
 }
 
-std::string write_safetensors_file(const std::string& path, const std::vector<NamedTensor>& tensors,
-                                   const std::map<std::string, std::string>& metadata, FileSystem& files,
-                                   const SeeTensor& seen) {
-  // Wide elements first, so that every tensor lies aligned; then by name, as the format's own writer does.
-  std::vector<const NamedTensor*> order;
+void SafetensorsFile::read(const TensorInfo& tensor, uint64_t begin, uint64_t bytes, void* to) const {
+  if (begin > tensor.bytes || bytes > tensor.bytes - begin) {
+    throw Error(ErrorKind::kInternal, "safetensors",
+                path_ + ": tensor " + shown(tensor.name) + " has " + std::to_string(tensor.bytes) + " bytes, " +
+                    std::to_string(bytes) + " from byte " + std::to_string(begin) + " on are asked for");
+  }
+  read_at(to, bytes, tensor.offset + begin);
+  // A byte that is neither 0 nor 1 is undefined behaviour wherever a bool is read.
+  if (tensor.dtype == at::kBool) {
+    const auto* at = static_cast<const unsigned char*>(to);
+    if (std::any_of(at, at + bytes, [](unsigned char c) { return c > 1; })) {
+      refuse(path_, "tensor " + shown(tensor.name) + ": holds truth values other than 0 and 1");
+    }
+  }
+}
+
+SafetensorsWriter::SafetensorsWriter(const std::string& path, std::vector<TensorInfo> tensors,
+                                     const std::map<std::string, std::string>& metadata, FileSystem& files)
+    : path_(path), tensors_(std::move(tensors)) {
   std::unordered_set<std::string_view> names;
-  for (const NamedTensor& t : tensors) {
-    if (!t.tensor.defined())
-      throw Error(ErrorKind::kInternal, "safetensors", "tensor " + shown(t.name) + " is undefined");
+  for (const TensorInfo& t : tensors_) {
     if (t.name == kMetadata) refuse(path, "a tensor cannot have the name __metadata__");
     if (!names.insert(t.name).second) refuse(path, "two tensors have the name " + shown(t.name));
-    order.push_back(&t);
   }
-  std::sort(order.begin(), order.end(), [](const NamedTensor* a, const NamedTensor* b) {
-    const uint64_t size_a = dtype_entry(a->tensor.scalar_type(), a->name).size;
-    const uint64_t size_b = dtype_entry(b->tensor.scalar_type(), b->name).size;
-    return size_a != size_b ? size_a > size_b : a->name < b->name;
+  // Wide elements first, so that every tensor lies aligned; then by name, as the format's own writer does.
+  std::sort(tensors_.begin(), tensors_.end(), [](const TensorInfo& a, const TensorInfo& b) {
+    const uint64_t size_a = dtype_entry(a.dtype, a.name).size;
+    const uint64_t size_b = dtype_entry(b.dtype, b.name).size;
+    return size_a != size_b ? size_a > size_b : a.name < b.name;
   });
-
   Json header = Json::object();
   if (!metadata.empty()) header[std::string(kMetadata)] = metadata;
-  std::vector<TensorInfo> infos;
-  uint64_t offset = 0;
-  for (const NamedTensor* t : order) {
-    const DtypeName& dtype = dtype_entry(t->tensor.scalar_type(), t->name);
-    const uint64_t bytes = static_cast<uint64_t>(t->tensor.numel()) * dtype.size;
-    header[t->name] = {
-        {"dtype", dtype.name}, {"shape", t->tensor.sizes().vec()}, {"data_offsets", {offset, offset + bytes}}};
-    infos.push_back({t->name, dtype.dtype, t->tensor.sizes().vec(), offset, bytes});
-    offset += bytes;
+  for (TensorInfo& t : tensors_) {
+    const DtypeName& dtype = dtype_entry(t.dtype, t.name);
+    t.offset = data_bytes_;
+    t.bytes = dtype.size;
+    for (const int64_t extent : t.shape) t.bytes *= static_cast<uint64_t>(extent);
+    data_bytes_ += t.bytes;
+    header[t.name] = {{"dtype", dtype.name}, {"shape", t.shape}, {"data_offsets", {t.offset, data_bytes_}}};
   }
   std::string text;
   try {
@@ -295,27 +301,47 @@ std::string write_safetensors_file(const std::string& path, const std::vector<Na
   }
   text.resize((text.size() + 7) / 8 * 8, ' ');
   if (text.size() > kLargestHeader) refuse(path, "the header would be larger than the format allows: too many tensors");
-  std::string head(kLengthBytes, '\0');
-  for (size_t i = 0; i < kLengthBytes; ++i) head[i] = static_cast<char>(text.size() >> (8 * i) & 0xff);
-  head += text;
+  header_.assign(kLengthBytes, '\0');
+  for (size_t i = 0; i < kLengthBytes; ++i) header_[i] = static_cast<char>(text.size() >> (8 * i) & 0xff);
+  header_ += text;
+  for (TensorInfo& t : tensors_) t.offset += header_.size();
+  file_ = files.create(path);
+  file_->write(header_.data(), header_.size());
+}
 
-  auto file = files.create(path);
-  file->write(head.data(), head.size());
-  for (size_t i = 0; i < order.size(); ++i) {
-    const at::Tensor tensor = order[i]->tensor.detach().to(at::kCPU).contiguous();
-    infos[i].offset += head.size();
-    if (seen) seen(infos[i], tensor.data_ptr());
-    file->write(tensor.data_ptr(), infos[i].bytes);
+void SafetensorsWriter::write(const void* data, uint64_t bytes) {
+  written_ += bytes;
+  file_->write(data, bytes);
+}
+
+void SafetensorsWriter::finish() {
+  if (written_ != data_bytes_) {
+    throw Error(ErrorKind::kInternal, "safetensors",
+                path_ + ": " + std::to_string(written_) + " bytes of tensors were written, its header has " +
+                    std::to_string(data_bytes_));
   }
-  file->sync();
-  file->close();
-  return head;
+  file_->sync();
+  file_->close();
 }
 
 void write_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors,
                        const std::map<std::string, std::string>& metadata, FileSystem& files) {
-  replace_file(files, path,
-               [&](const std::string& beside) { write_safetensors_file(beside, tensors, metadata, files, nullptr); });
+  std::vector<TensorInfo> infos;
+  std::unordered_map<std::string_view, const at::Tensor*> by_name;
+  for (const NamedTensor& t : tensors) {
+    if (!t.tensor.defined())
+      throw Error(ErrorKind::kInternal, "safetensors", "tensor " + shown(t.name) + " is undefined");
+    infos.push_back({t.name, t.tensor.scalar_type(), t.tensor.sizes().vec(), 0, 0});
+    by_name[t.name] = &t.tensor;
+  }
+  replace_file(files, path, [&](const std::string& beside) {
+    SafetensorsWriter writer(beside, infos, metadata, files);
+    for (const TensorInfo& info : writer.tensors()) {
+      const at::Tensor tensor = by_name.at(info.name)->detach().to(at::kCPU).contiguous();
+      writer.write(tensor.const_data_ptr(), info.bytes);
+    }
+    writer.finish();
+  });
 }
 
 }  // namespace annulus

@@ -6,8 +6,9 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <functional>
 #include <map>
+#include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -42,12 +43,14 @@ class SafetensorsFile {
   // CPU, contiguous, a copy of its own. Raises Error(kInput): no such tensor (the nearest name is given), the file has
   // changed; Error(kResource): no memory.
   at::Tensor load(std::string_view name) const;
+  // Bytes [begin, begin + bytes) of one of tensors(), with the same errors. They lie within it.
+  void read(const TensorInfo& tensor, uint64_t begin, uint64_t bytes, void* to) const;
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
   // The first bytes of the file, length and header: what a checksum of the header covers.
   const std::string& header() const { return header_; }
 
  private:
-  void read(void* to, uint64_t bytes, uint64_t offset) const;
+  void read_at(void* to, uint64_t bytes, uint64_t offset) const;
   void parse_header(uint64_t file_bytes);
 
   std::string path_;
@@ -64,14 +67,34 @@ class SafetensorsFile {
 void write_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors,
                        const std::map<std::string, std::string>& metadata = {}, FileSystem& files = FileSystem::real());
 
-// The same straight into `path`, synced; the folder is the caller's to sync and, after a failure, to remove. `seen` is
-// given each tensor's bytes before they are written, in the file's order. Returns the header's bytes. For checkpoints.
-using SeeTensor = std::function<void(const TensorInfo& info, const void* data)>;
-std::string write_safetensors_file(const std::string& path, const std::vector<NamedTensor>& tensors,
-                                   const std::map<std::string, std::string>& metadata, FileSystem& files,
-                                   const SeeTensor& seen);
+// A file of tensors whose bytes come piece by piece, straight into `path`; the folder is the caller's to sync and,
+// after a failure, to remove. For checkpoints. Not thread-safe.
+class SafetensorsWriter {
+ public:
+  // Of the tensors, name, dtype and shape are given. Writes the header. Raises as write_safetensors does.
+  SafetensorsWriter(const std::string& path, std::vector<TensorInfo> tensors,
+                    const std::map<std::string, std::string>& metadata, FileSystem& files);
+
+  // In the order of the file, in which their bytes are to be written, with their places.
+  const std::vector<TensorInfo>& tensors() const { return tensors_; }
+  const std::string& header() const { return header_; }  // as SafetensorsFile::header()
+  uint64_t file_bytes() const { return header_.size() + data_bytes_; }
+  void write(const void* data, uint64_t bytes);
+  // Synced and closed. All bytes have been written.
+  void finish();
+
+ private:
+  std::string path_;
+  std::string header_;
+  std::vector<TensorInfo> tensors_;
+  uint64_t data_bytes_ = 0;
+  uint64_t written_ = 0;
+  std::unique_ptr<OutputFile> file_;
+};
 
 // "F32", "BF16", ...; raises Error(kInput) for a dtype that the format lacks.
 std::string_view safetensors_dtype(at::ScalarType dtype);
+// The dtype of such a name; none where the format has none of this name.
+std::optional<at::ScalarType> dtype_of_safetensors(std::string_view name);
 
 }  // namespace annulus

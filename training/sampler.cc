@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "attention/pattern/pattern.h"
+#include "comm/threads/threads.h"
 #include "common/error.h"
 #include "common/interrupt.h"
 #include "common/text.h"
@@ -102,7 +103,8 @@ void check(const SampleOptions& o) {
 
 TrainingState newest_state(CheckpointStore& store, const Config& config, const std::string& run, std::ostream& notes) {
   std::vector<std::string> skipped;
-  std::optional<TrainingState> state = store.load_newest_valid(&skipped, CheckpointPart::kModel);
+  std::optional<TrainingState> state =
+      store.open_newest_valid(*make_self_communicator(), &skipped, CheckpointPart::kModel);
   for (const std::string& reason : skipped) notes << "passed over a checkpoint: " << reason << std::endl;
   if (!state) {
     throw Error(ErrorKind::kInput, "sample",
@@ -116,11 +118,24 @@ TrainingState newest_state(CheckpointStore& store, const Config& config, const s
   return std::move(*state);
 }
 
-Model load_model(const Config& config, const TrainingState& state) {
-  Model model(model_shape(config), static_cast<uint64_t>(config.run.seed));
-  restore_tensors(state, model.parameters().views(model.parameters().values()));
-  model.parameters().refresh_leaves();
-  return model;
+// Of the step that was asked for, or else of the newest one that is whole.
+TrainingState read_weights(const SampleOptions& o, const Config& config, const std::string& run, std::ostream& notes,
+                           Parameters& weights) {
+  CheckpointStore store(run, config.checkpoint.keep);
+  for (;;) {
+    TrainingState state =
+        o.step ? store.open(*o.step, CheckpointPart::kModel) : newest_state(store, config, run, notes);
+    try {
+      store.read(state, whole_slices(weights.views(weights.values())));
+    } catch (const Error& error) {
+      // A live run may have removed it since it was opened: then there is a newer one.
+      std::error_code unknown;
+      if (o.step || error.kind() != ErrorKind::kInput || std::filesystem::exists(state.folder, unknown)) throw;
+      continue;
+    }
+    weights.refresh_leaves();
+    return state;
+  }
 }
 
 // Of each layer, or one for all, with block maps read from their files. They are those of a batch; a text is its row 0.
@@ -153,13 +168,11 @@ int run_sample(const SampleOptions& o) {
   const Config config = load_config(run + "/config.toml");
   set_cache_total(config.memory.caches << 20);
   std::ostream& notes = o.notes != nullptr ? *o.notes : std::cerr;
-  CheckpointStore store(run, config.checkpoint.keep);
-  const TrainingState state =
-      o.step ? store.load(*o.step, CheckpointPart::kModel) : newest_state(store, config, run, notes);
+  Model model(model_shape(config), static_cast<uint64_t>(config.run.seed));
+  const TrainingState state = read_weights(o, config, run, notes, model.parameters());
   const auto token = state.extra.find("token");
   const bool ids = token != state.extra.end() && token->second == "id";
   const std::unique_ptr<Alphabet> alphabet = ids ? make_ids(o, run) : std::make_unique<Alphabet>();
-  const Model model = load_model(config, state);
   Generator generator(model, patterns(config, notes), config.data.context.longest());
   Utf8Stream text;
   const auto show = [&](int64_t id) {

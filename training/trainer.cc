@@ -166,17 +166,15 @@ void Run::open_resumed() {
 
 // Before anything is made for training: which rows are next is said by the checkpoint, too.
 void Run::read_checkpoint() {
-  together(world_, {"reading the checkpoint"}, [&] {
-    std::vector<std::string> skipped;
-    resumed_ = store_->load_newest_valid(&skipped);
-    for (const std::string& reason : skipped) say("passed over a checkpoint: " + reason);
-    if (!resumed_) {
-      throw Error(ErrorKind::kInput, "train",
-                  "there is no whole checkpoint in " + path_ + " to resume from" +
-                      (skipped.empty() ? "" : " (" + std::to_string(skipped.size()) + " damaged)") +
-                      ": start anew without --resume");
-    }
-  });
+  std::vector<std::string> skipped;
+  resumed_ = store_->open_newest_valid(world_, &skipped);
+  for (const std::string& reason : skipped) say("passed over a checkpoint: " + reason);
+  if (!resumed_) {
+    throw Error(ErrorKind::kInput, "train",
+                "there is no whole checkpoint in " + path_ + " to resume from" +
+                    (skipped.empty() ? "" : " (" + std::to_string(skipped.size()) + " damaged)") +
+                    ": start anew without --resume");
+  }
   const auto data = resumed_->extra.find("data");
   const std::string drawn = data == resumed_->extra.end() ? "" : data->second;
   const auto resume = [&] {
@@ -191,7 +189,7 @@ void Run::read_checkpoint() {
 
 void Run::restore() {
   together(world_, {"loading the checkpoint"}, [&] {
-    training_->restore(*resumed_);
+    training_->restore(*resumed_, [&](const std::vector<TensorSlice>& into) { store_->read(*resumed_, into); });
     saved_step_ = resumed_->step;
     kept_ = resumed_->folder;
     if (!before_) return;
@@ -371,10 +369,10 @@ void Run::save() {
   const int64_t step = training_->steps_done();
   if (saved_step_ == step) return;
   const RunReport::Pause pause(*report_);
+  kept_ = store_->save(world_, training_->state(), first_ ? training_->slices() : std::vector<TensorSlice>());
   together(
       world_, {"writing the checkpoint", step, "step"},
       [&] {
-        kept_ = store_->save(training_->state());
         if (before_) write_config();
         before_.reset();
       },

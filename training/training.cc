@@ -99,24 +99,6 @@ void add_training_charges(const Config& c, const Stage& stage, int64_t positions
   step.lasts({"validation", validation, When::kLasts});
 }
 
-void restore_tensors(const TrainingState& state, const std::vector<NamedTensor>& into) {
-  std::map<std::string_view, const at::Tensor*> saved;
-  for (const NamedTensor& t : state.tensors) saved[t.name] = &t.tensor;
-  const std::string hint = "; was it made with another [model]?";
-  for (const NamedTensor& to : into) {
-    const auto found = saved.find(to.name);
-    if (found == saved.end()) throw Error(ErrorKind::kInput, "checkpoint", "it holds no tensor " + to.name + hint);
-    const at::Tensor& from = *found->second;
-    if (from.sizes() != to.tensor.sizes() || from.scalar_type() != to.tensor.scalar_type()) {
-      throw Error(ErrorKind::kInput, "checkpoint",
-                  to.name + " is " + c10::str(from.scalar_type(), " ", list_text(from.sizes())) +
-                      ", but the configuration needs " +
-                      c10::str(to.tensor.scalar_type(), " ", list_text(to.tensor.sizes())) + hint);
-    }
-  }
-  for (const NamedTensor& to : into) at::Tensor(to.tensor).copy_(*saved[to.name]);
-}
-
 struct Training::Share {
   Share(const Config& config, const LayerRequests& layers, BatchShape batch_shape, const Communicator& world,
         const Model& model, at::Device device)
@@ -457,19 +439,31 @@ ValidationResult Training::validate(const std::function<bool()>& stop) {
 }
 
 TrainingState Training::state() const {
-  const Parameters& p = model_.parameters();
-  TrainingState state{.step = steps_done_, .tensors = p.views(p.values()), .extra = {}};
-  for (const NamedTensor& t : p.views(optimizer_.exp_avg(), "optimizer.exp_avg.")) state.tensors.push_back(t);
-  for (const NamedTensor& t : p.views(optimizer_.exp_avg_sq(), "optimizer.exp_avg_sq.")) state.tensors.push_back(t);
+  TrainingState state{.step = steps_done_, .extra = {}};
   state.extra["updates"] = std::to_string(optimizer_.updates());
   state.extra["seed"] = std::to_string(config_.run.seed);
   state.extra["data"] = data_.state(steps_done_, uses_);
   state.extra["tokens"] = std::to_string(tokens_);
   state.extra["token"] = data_.is_text() ? "byte" : "id";
+  constexpr std::string_view kTable = "model.", kIs = " = ";
+  for (const std::string& line : flatten(config_)) {
+    const size_t is = line.find(kIs);
+    if (!line.starts_with(kTable) || is == std::string::npos) continue;
+    state.model[line.substr(kTable.size(), is - kTable.size())] = line.substr(is + kIs.size());
+  }
   return state;
 }
 
-void Training::restore(const TrainingState& state) {
+std::vector<TensorSlice> Training::slices() const {
+  const Parameters& p = model_.parameters();
+  std::vector<NamedTensor> tensors = p.views(p.values());
+  for (const NamedTensor& t : p.views(optimizer_.exp_avg(), "optimizer.exp_avg.")) tensors.push_back(t);
+  for (const NamedTensor& t : p.views(optimizer_.exp_avg_sq(), "optimizer.exp_avg_sq.")) tensors.push_back(t);
+  return whole_slices(tensors);
+}
+
+void Training::restore(const TrainingState& state,
+                       const std::function<void(const std::vector<TensorSlice>& into)>& read) {
   const auto number = [&](const char* key) -> int64_t {
     const auto found = state.extra.find(key);
     try {
@@ -482,7 +476,7 @@ void Training::restore(const TrainingState& state) {
   if (count < 0 || count > state.step || state.step < 0) {
     throw Error(ErrorKind::kInput, "checkpoint", "it does not say how many updates were made");
   }
-  restore_tensors(state, this->state().tensors);
+  read(slices());
   model_.parameters().refresh_leaves();
   optimizer_.set_updates(count);
   steps_done_ = state.step;

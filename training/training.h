@@ -49,10 +49,6 @@ struct ValidationResult {
   bool stop = false;
 };
 
-// Copies a checkpoint's tensors into those of the same names. Raises Error(kInput) when one is missing or of another
-// shape or dtype; touches nothing then. Tensors of other names are ignored.
-void restore_tensors(const TrainingState& state, const std::vector<NamedTensor>& into);
-
 // What a step of Training holds (memory/charge.h) besides the model's parts: what lasts, and what the step begins and
 // ends with. `positions` of each row are this rank's; `ranks` of the world.
 void add_training_charges(const Config& config, const Stage& stage, int64_t positions, int ranks, bool gpu,
@@ -98,10 +94,12 @@ class Training {
   // Steps are replayed from a record (step_graph.h).
   bool replays() const;
 
-  // For a checkpoint: views, valid until the next step.
+  // For a checkpoint: counters, and what this rank holds of the tensors: views, valid until the next step.
   TrainingState state() const;
-  // Raises Error(kInput) as restore_tensors does, or when a counter is missing. Touches nothing then.
-  void restore(const TrainingState& state);
+  std::vector<TensorSlice> slices() const;
+  // `read` fills slices(), as CheckpointStore::read does. Raises Error(kInput) when a counter is missing, with nothing
+  // touched, and what `read` raises.
+  void restore(const TrainingState& state, const std::function<void(const std::vector<TensorSlice>& into)>& read);
 
   // Of all weights: ranks compare it after a start or a resume.
   std::string weights_digest() const;

@@ -5,172 +5,111 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <charconv>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <functional>
-#include <nlohmann/json.hpp>
-#include <sstream>
 #include <string_view>
 #include <system_error>
 #include <tuple>
+#include <utility>
 
-#include "common/checksum.h"
+#include <ATen/ops/from_blob.h>
+
+#include "comm/agreement.h"
 #include "common/error.h"
 #include "common/text.h"
-#include "tensor_files/bounded_json.h"
-#include "tensor_files/safetensors.h"
+#include "training/run/checkpoint_files.h"
 
 namespace annulus {
 namespace {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::json;
 
-constexpr std::string_view kFormat = "annulus-checkpoint";
-constexpr int kVersion = 1;
-constexpr uintmax_t kLargestManifest = 256 << 20;
 constexpr std::string_view kTemporary = ".tmp-";
-constexpr std::string_view kOptimizer = "optimizer.";
-constexpr const char* kModelFile = "model.safetensors";
-constexpr const char* kOptimizerFile = "optimizer.safetensors";
 
-// Damage: the checkpoint is passed over, with this reason.
-[[noreturn]] void damaged(const std::string& path, const std::string& message) {
-  throw Error(ErrorKind::kInput, "checkpoint", path + ": " + message);
+// As failure_of_any, but raises, on every rank the same: also the rank that failed is named to itself.
+void stage(Communicator& comm, OpLabel label, const std::function<void()>& action) {
+  if (const auto error = failure_of_any(comm, label, action)) throw *error;
 }
 
-// What cannot be read, for the system's `reason`. What is not there or no file is damage; but what may be whole, behind
-// a missing permission or a failing disk, must not be passed over as if it were not.
-[[noreturn]] void unreadable(const std::string& path, const std::error_code& reason) {
-  throw Error(kind_of_errno(reason.value()), "checkpoint", path + ": cannot be read: " + reason.message());
+// The text of rank 0.
+std::string text_of_first(Communicator& comm, OpLabel label, const std::function<std::string()>& make) {
+  std::string text;
+  stage(comm, label, [&] {
+    if (comm.rank() == 0) text = make();
+  });
+  return all_gather_text(comm, text, label)[0];
 }
 
-// Of a file that can be opened.
-uintmax_t size_of(const std::string& path) {
-  std::error_code error;
-  const uintmax_t bytes = fs::file_size(path, error);
-  if (error) unreadable(path, error);
-  // O_NONBLOCK: a named pipe has no size, but should not be waited for either.
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0) unreadable(path, {errno, std::generic_category()});
-  ::close(fd);
-  return bytes;
+void check_slice(const TensorSlice& slice) {
+  int64_t elements = 1;
+  for (const int64_t extent : slice.shape) elements *= extent;
+  const at::Tensor& values = slice.values;
+  if (values.defined() && values.dim() == 1 && values.is_contiguous() && slice.begin >= 0 &&
+      slice.begin + values.numel() <= elements) {
+    return;
+  }
+  throw Error(ErrorKind::kInternal, "checkpoint",
+              "the slice of tensor \"" + slice.name + "\" from element " + std::to_string(slice.begin) +
+                  " on is not a contiguous vector within its " + std::to_string(elements) + " elements");
 }
 
-const char* file_of(const std::string& tensor) { return tensor.starts_with(kOptimizer) ? kOptimizerFile : kModelFile; }
+// Slices of the model, slices of the optimizer.
+using Parts = std::array<std::vector<const TensorSlice*>, 2>;
 
-// The manifest's checksum: of everything else in it, as it would be written.
-std::string manifest_checksum(Json manifest) {
-  manifest.erase("checksum");
-  const std::string text = manifest.dump();
-  return checksum(text.data(), text.size());
+Parts parts_of(const std::vector<TensorSlice>& slices) {
+  Parts parts;
+  for (const TensorSlice& slice : slices) {
+    check_slice(slice);
+    parts[is_optimizer(slice.name) ? 1 : 0].push_back(&slice);
+  }
+  return parts;
 }
 
-Json read_manifest(const std::string& folder) {
-  const std::string path = folder + "/manifest.json";
-  if (size_of(path) > kLargestManifest) damaged(path, "is too large to be a manifest");
-  std::ifstream in(path, std::ios::binary);
-  std::ostringstream text;
-  text << in.rdbuf();
-  Json manifest;
-  try {
-    // Nesting is bounded so that a damaged file cannot take memory out of proportion.
-    manifest = parse_bounded_json(text.str(), 9);
-    if (manifest.at("format").get<std::string>() != kFormat) damaged(path, "is no annulus checkpoint");
-    if (manifest.at("version").get<int>() != kVersion) {
-      damaged(path,
-              "has version " + manifest["version"].dump() + ", this program reads version " + std::to_string(kVersion));
-    }
-    if (manifest.at("checksum").get<std::string>() != manifest_checksum(manifest)) {
-      damaged(path, "its checksum does not match: it was damaged or changed");
-    }
-  } catch (const JsonRefused& what) {
-    damaged(path, std::string("is malformed: ") + what.what());
-  } catch (const Json::exception& what) {
-    damaged(path, std::string("is malformed: ") + what.what());
+// "model-00001-of-00004.safetensors", where four ranks write one.
+std::string file_name(size_t part, const std::vector<Terms::Numbers>& writers, int rank) {
+  int64_t number = 0, count = 0;
+  for (size_t r = 0; r < writers.size(); ++r) {
+    if (r == static_cast<size_t>(rank)) number = count;
+    count += writers[r][part];
   }
-  return manifest;
-}
-
-using Sink = std::function<void(NamedTensor)>;
-
-// Checks everything that the manifest says about one file; hands its tensors on one by one.
-void read_file(const std::string& folder, const std::string& name, const Json& manifest, const Sink& sink) {
-  if (name.find('/') != std::string::npos || name.empty() || name[0] == '.') {
-    damaged(folder + "/manifest.json", "names the file \"" + name + "\"");
+  std::string name = part == 0 ? "model" : "optimizer";
+  if (count > 1) {
+    char numbers[64];
+    std::snprintf(numbers, sizeof numbers, "-%05lld-of-%05lld", static_cast<long long>(number),
+                  static_cast<long long>(count));
+    name += numbers;
   }
-  const std::string path = folder + "/" + name;
-  const Json& said = manifest.at("files").at(name);
-  const uintmax_t bytes = size_of(path);
-  if (bytes != said.at("bytes").get<uintmax_t>()) {
-    damaged(path, "has " + std::to_string(bytes) + " bytes, " + said["bytes"].dump() + " were written");
-  }
-  const SafetensorsFile file(path);
-  if (checksum(file.header().data(), file.header().size()) != said.at("header_xxh3_128").get<std::string>()) {
-    damaged(path, "the checksum of its header does not match");
-  }
-  size_t count = 0;
-  for (const Json& tensor : manifest.at("tensors")) {
-    const Json& slices = tensor.at("slices");
-    const auto in_file = std::count_if(slices.begin(), slices.end(),
-                                       [&](const Json& slice) { return slice.at("file").get<std::string>() == name; });
-    if (in_file == 0) continue;
-    const auto tensor_name = tensor.at("name").get<std::string>();
-    const auto shape = tensor.at("shape").get<std::vector<int64_t>>();
-    const Json& slice = slices.at(0);
-    // The format allows a tensor in parts; nothing writes one yet.
-    if (slices.size() != 1 || slice.at("shape").get<std::vector<int64_t>>() != shape ||
-        slice.at("offset").get<std::vector<int64_t>>() != std::vector<int64_t>(shape.size(), 0)) {
-      damaged(path, "tensor \"" + tensor_name + "\" is in parts, this program reads whole tensors alone");
-    }
-    const TensorInfo* info = file.find(tensor_name);
-    if (!info || info->shape != shape || safetensors_dtype(info->dtype) != tensor.at("dtype").get<std::string>()) {
-      damaged(path, "tensor \"" + tensor_name + "\" is not as the manifest says");
-    }
-    at::Tensor data = file.load(tensor_name);
-    if (checksum(data.data_ptr(), info->bytes) != slice.at("xxh3_128").get<std::string>()) {
-      damaged(path, "the checksum of tensor \"" + tensor_name + "\" does not match");
-    }
-    ++count;
-    sink({tensor_name, std::move(data)});
-  }
-  if (count != file.tensors().size()) damaged(path, "holds tensors that the manifest does not name");
-}
-
-// Everything but the tensors, which go to the sink. Raises Error(kInput) where anything is not as it was written.
-TrainingState read_checkpoint(const std::string& folder, int64_t step, CheckpointPart part, const Sink& sink) {
-  const Json manifest = read_manifest(folder);
-  try {
-    TrainingState state;
-    state.step = manifest.at("step").get<int64_t>();
-    if (state.step != step) damaged(folder, "its manifest is that of step " + std::to_string(state.step));
-    state.extra = manifest.at("extra").get<std::map<std::string, std::string>>();
-    for (const auto& [name, said] : manifest.at("files").items()) {
-      if (part == CheckpointPart::kAll || name == kModelFile) read_file(folder, name, manifest, sink);
-    }
-    return state;
-  } catch (const Json::exception& what) {
-    damaged(folder + "/manifest.json", std::string("is malformed: ") + what.what());
-  }
+  return name + ".safetensors";
 }
 
 // Sizes alone: what can be seen without reading everything.
 void check_sizes(const std::string& folder) {
-  const Json manifest = read_manifest(folder);
-  try {
-    for (const auto& [name, said] : manifest.at("files").items()) {
-      std::error_code error;
-      if (fs::file_size(folder + "/" + name, error) != said.at("bytes").get<uintmax_t>() || error) {
-        damaged(folder + "/" + name, "is not as it was written");
-      }
+  for (const auto& [name, said] : read_manifest(folder).files) {
+    std::error_code error;
+    if (fs::file_size(folder + "/" + name, error) != said.bytes || error) {
+      checkpoint_damaged(folder + "/" + name, "is not as it was written");
     }
-  } catch (const Json::exception& what) {
-    damaged(folder + "/manifest.json", std::string("is malformed: ") + what.what());
   }
+}
+
+Manifest manifest_of_step(const std::string& folder, int64_t step) {
+  Manifest manifest = read_manifest(folder);
+  if (manifest.step != step) {
+    checkpoint_damaged(folder, "its manifest is that of step " + std::to_string(manifest.step));
+  }
+  return manifest;
+}
+
+// This rank's share.
+Manifest checked(const std::string& folder, int64_t step, CheckpointPart part, int rank, int ranks) {
+  Manifest manifest = manifest_of_step(folder, step);
+  CheckpointReader(folder, manifest).check(part, rank, ranks);
+  return manifest;
 }
 
 void write_file(const std::string& path, const std::string& content, FileSystem& files) {
@@ -180,44 +119,12 @@ void write_file(const std::string& path, const std::string& content, FileSystem&
   file->close();
 }
 
-// Writes all files of a checkpoint into a folder that is there, and the manifest last.
-void write_checkpoint(const std::string& folder, const TrainingState& state, FileSystem& files) {
-  Json manifest;
-  manifest["format"] = kFormat;
-  manifest["version"] = kVersion;
-  manifest["step"] = state.step;
-  manifest["extra"] = state.extra;
-  manifest["tensors"] = Json::array();
-  manifest["files"] = Json::object();
-  for (const char* name : {kModelFile, kOptimizerFile}) {
-    std::vector<NamedTensor> tensors;
-    std::copy_if(state.tensors.begin(), state.tensors.end(), std::back_inserter(tensors),
-                 [&](const NamedTensor& t) { return file_of(t.name) == std::string_view(name); });
-    if (tensors.empty()) continue;
-    uint64_t data_bytes = 0;
-    const std::string path = folder + "/" + name;
-    const std::string header =
-        write_safetensors_file(path, tensors, {{"format", "pt"}}, files, [&](const TensorInfo& info, const void* data) {
-          data_bytes += info.bytes;
-          manifest["tensors"].push_back(
-              {{"name", info.name},
-               {"dtype", safetensors_dtype(info.dtype)},
-               {"shape", info.shape},
-               {"slices", Json::array({{{"file", name},
-                                        {"offset", std::vector<int64_t>(info.shape.size(), 0)},
-                                        {"shape", info.shape},
-                                        {"xxh3_128", checksum(data, info.bytes)}}})}});
-        });
-    manifest["files"][name] = {{"bytes", header.size() + data_bytes},
-                               {"header_xxh3_128", checksum(header.data(), header.size())}};
-  }
+// After a failure, which is the one to report; the next save removes what is left.
+void discard(const std::string& folder, FileSystem& files) {
   try {
-    manifest["checksum"] = manifest_checksum(manifest);
-    write_file(folder + "/manifest.json", manifest.dump(1) + "\n", files);
-  } catch (const Json::exception& what) {
-    throw Error(ErrorKind::kInternal, "checkpoint", std::string("what is to be saved is no text: ") + what.what());
+    files.remove_all(folder);
+  } catch (...) {
   }
-  files.sync_folder(folder);
 }
 
 std::string folder_name(int64_t step, int64_t revision) {
@@ -233,24 +140,30 @@ bool read_number(std::string_view text, int64_t* number) {
 
 }  // namespace
 
-CheckpointStore::CheckpointStore(std::string run_folder, int64_t keep, FileSystem& files)
-    : folder_(std::move(run_folder) + "/checkpoints"), keep_(keep), files_(files) {
+CheckpointStore::CheckpointStore(std::string run_folder, int64_t keep, FileSystem& files, int64_t block_bytes)
+    : folder_(std::move(run_folder) + "/checkpoints"), keep_(keep), files_(files), block_bytes_(block_bytes) {
   if (keep < 1) throw Error(ErrorKind::kUsage, "checkpoint", "checkpoint.keep must be at least 1");
+}
+
+std::optional<CheckpointStore::Entry> CheckpointStore::entry_of(const std::string& name) const {
+  if (!name.starts_with("step-")) return std::nullopt;
+  const size_t dash = name.find('-', 5);
+  Entry entry{.path = folder_ + "/" + name};
+  if (!read_number(std::string_view(name).substr(5, dash == std::string::npos ? dash : dash - 5), &entry.step)) {
+    return std::nullopt;
+  }
+  if (dash != std::string::npos && !read_number(std::string_view(name).substr(dash + 1), &entry.revision)) {
+    return std::nullopt;
+  }
+  entry.known_valid = known_valid_.contains(entry.path);
+  return entry;
 }
 
 std::vector<CheckpointStore::Entry> CheckpointStore::newest_first() const {
   std::vector<Entry> entries;
   std::error_code error;
   for (fs::directory_iterator it(folder_, error), end; !error && it != end; it.increment(error)) {
-    const std::string name = it->path().filename().string();
-    if (!name.starts_with("step-")) continue;
-    const size_t dash = name.find('-', 5);
-    Entry entry{folder_ + "/" + name, 0, 1};
-    if (!read_number(std::string_view(name).substr(5, dash == std::string::npos ? dash : dash - 5), &entry.step)) {
-      continue;
-    }
-    if (dash != std::string::npos && !read_number(std::string_view(name).substr(dash + 1), &entry.revision)) continue;
-    entries.push_back(std::move(entry));
+    if (const auto entry = entry_of(it->path().filename().string())) entries.push_back(*entry);
   }
   if (error && error != std::errc::no_such_file_or_directory) {
     throw Error(ErrorKind::kResource, "checkpoint", folder_ + " cannot be read: " + error.message());
@@ -260,14 +173,24 @@ std::vector<CheckpointStore::Entry> CheckpointStore::newest_first() const {
   return entries;
 }
 
-TrainingState CheckpointStore::read_all(const Entry& entry, CheckpointPart part) {
-  std::vector<NamedTensor> tensors;
-  TrainingState state =
-      read_checkpoint(entry.path, entry.step, part, [&](NamedTensor tensor) { tensors.push_back(std::move(tensor)); });
-  state.tensors = std::move(tensors);
-  state.folder = entry.path;
-  if (part == CheckpointPart::kAll) known_valid_.insert(entry.path);
-  return state;
+// Those that rank 0 sees, with what it knows of them: ranks that went through different lists would part ways.
+std::vector<CheckpointStore::Entry> CheckpointStore::newest_first(Communicator& comm, OpLabel label) const {
+  const std::string lines = text_of_first(comm, label, [&] {
+    std::string text;
+    for (const Entry& entry : newest_first()) {
+      text += (entry.known_valid ? "+" : "-") + fs::path(entry.path).filename().string() + "\n";
+    }
+    return text;
+  });
+  std::vector<Entry> entries;
+  for (size_t at = 0; at < lines.size();) {
+    const size_t end = lines.find('\n', at);
+    Entry entry = *entry_of(lines.substr(at + 1, end - at - 1));
+    entry.known_valid = lines[at] == '+';
+    entries.push_back(std::move(entry));
+    at = end + 1;
+  }
+  return entries;
 }
 
 void CheckpointStore::require_writable() const {
@@ -275,8 +198,8 @@ void CheckpointStore::require_writable() const {
   throw Error(ErrorKind::kResource, "checkpoint", folder_ + " cannot be written: " + std::strerror(errno));
 }
 
-std::string CheckpointStore::save(const TrainingState& state) {
-  if (state.step < 0) throw Error(ErrorKind::kInternal, "checkpoint", "negative step");
+// Makes the folder that the ranks will write into; the name that it gets at the end.
+std::string CheckpointStore::begin_save(int64_t step) {
   std::error_code error;
   if (!fs::is_directory(folder_, error)) {
     files_.make_folder(folder_);
@@ -290,73 +213,131 @@ std::string CheckpointStore::save(const TrainingState& state) {
   // folder cannot be replaced by another in one step, so the new one gets a name of its own.
   int64_t revision = 1;
   for (const Entry& entry : newest_first()) {
-    if (entry.step == state.step) revision = std::max(revision, entry.revision + 1);
+    if (entry.step == step) revision = std::max(revision, entry.revision + 1);
   }
-  const std::string name = folder_name(state.step, revision);
+  const std::string name = folder_name(step, revision);
+  files_.make_folder(folder_ + "/" + std::string(kTemporary) + name);
+  return name;
+}
+
+std::string CheckpointStore::save(Communicator& comm, const TrainingState& state,
+                                  const std::vector<TensorSlice>& slices) {
+  const OpLabel label{"writing the checkpoint", state.step, "step"};
+  const bool first = comm.rank() == 0;
+  Parts parts;
+  const std::vector<Terms::Numbers> writers = agree_together(comm, label, [&]() -> Terms {
+    if (state.step < 0) throw Error(ErrorKind::kInternal, "checkpoint", "negative step");
+    parts = parts_of(slices);
+    return {{{"step", std::to_string(state.step)}, {"checkpoints", folder_}},
+            {parts[0].empty() ? 0 : 1, parts[1].empty() ? 0 : 1}};
+  });
+  const std::string name = text_of_first(comm, label, [&] { return begin_save(state.step); });
   const std::string path = folder_ + "/" + name;
   const std::string beside = folder_ + "/" + std::string(kTemporary) + name;
-  try {
-    files_.make_folder(beside);
-    write_checkpoint(beside, state, files_);
-    files_.rename(beside, path);
-  } catch (...) {
-    try {
-      files_.remove_all(beside);
-    } catch (...) {  // the first failure is the one to report; the next save removes it
+
+  Manifest manifest{.step = state.step,
+                    .world = comm.size(),
+                    .block_bytes = block_bytes_,
+                    .extra = state.extra,
+                    .model = state.model,
+                    .tensors = {},
+                    .files = {}};
+  std::string written;
+  const auto failure = failure_of_any(comm, label, [&] {
+    for (size_t part = 0; part < parts.size(); ++part) {
+      if (!parts[part].empty()) {
+        write_slices(beside, file_name(part, writers, comm.rank()), parts[part], files_, manifest);
+      }
     }
-    throw;
+    if (!manifest.files.empty()) files_.sync_folder(beside);
+    written = manifest_part_text(manifest);
+  });
+  if (failure) {
+    // Nobody writes any more. Where a rank is gone instead, somebody may: then the next save cleans up.
+    if (first) discard(beside, files_);
+    throw *failure;
   }
-  files_.sync_folder(folder_);
-  known_valid_.insert(path);
-  remove_old();
+  const std::vector<std::string> all = all_gather_text(comm, written, label);
+  stage(comm, label, [&] {
+    if (!first) return;
+    try {
+      manifest.tensors.clear();
+      manifest.files.clear();
+      join_parts(all, manifest);
+      write_file(beside + "/manifest.json", manifest_text(manifest), files_);
+      files_.sync_folder(beside);
+      files_.rename(beside, path);
+    } catch (...) {
+      discard(beside, files_);
+      throw;
+    }
+    files_.sync_folder(folder_);
+    known_valid_.insert(path);
+  });
+  remove_old(comm, label);
   return path;
 }
 
-bool CheckpointStore::valid(const Entry& entry) {
-  try {
-    if (known_valid_.contains(entry.path)) {
+bool CheckpointStore::valid(Communicator& comm, OpLabel label, const Entry& entry) {
+  const auto failure = failure_of_any(comm, label, [&] {
+    if (!entry.known_valid) {
+      checked(entry.path, entry.step, CheckpointPart::kAll, comm.rank(), comm.size());
+    } else if (comm.rank() == 0) {
       check_sizes(entry.path);
-    } else {
-      // Read in full, once; one tensor at a time is in memory.
-      read_checkpoint(entry.path, entry.step, CheckpointPart::kAll, [](const NamedTensor&) {});
-      known_valid_.insert(entry.path);
     }
+  });
+  if (!failure) {
+    known_valid_.insert(entry.path);
     return true;
-  } catch (const Error& error) {
-    // One that cannot be read now is not counted either; it stays.
-    if (error.kind() != ErrorKind::kInput && error.kind() != ErrorKind::kResource) throw;
-    known_valid_.erase(entry.path);
-    return false;
   }
+  // One that cannot be read now is not counted either; it stays.
+  if (failure->kind() != ErrorKind::kInput && failure->kind() != ErrorKind::kResource) throw *failure;
+  known_valid_.erase(entry.path);
+  return false;
 }
 
-void CheckpointStore::remove_old() {
+void CheckpointStore::remove_old(Communicator& comm, OpLabel label) {
   int64_t kept = 0;
   int64_t last_step = -1;
-  std::vector<std::string> doomed;
-  for (const Entry& entry : newest_first()) {
+  std::vector<Entry> doomed;
+  for (const Entry& entry : newest_first(comm, label)) {
     // An older writing of a step that is there anew, or beyond the newest `keep`. Damaged ones never count; those newer
     // than the oldest kept one stay, for whoever wants to know what happened.
     const bool superseded = entry.step == last_step;
-    if (kept < keep_ && !superseded) {
-      if (valid(entry)) {
-        ++kept;
-        last_step = entry.step;
-      }
-      continue;
+    if (kept >= keep_ || superseded) {
+      doomed.push_back(entry);
+    } else if (valid(comm, label, entry)) {
+      ++kept;
+      last_step = entry.step;
     }
-    // Renamed first, and that put on the disk: a removal that is cut off must not leave half a checkpoint that looks
-    // like one.
-    doomed.push_back(folder_ + "/" + std::string(kTemporary) + "old-" + fs::path(entry.path).filename().string());
-    known_valid_.erase(entry.path);
-    files_.rename(entry.path, doomed.back());
   }
   if (doomed.empty()) return;
-  files_.sync_folder(folder_);
-  for (const std::string& path : doomed) files_.remove_all(path);
+  stage(comm, label, [&] {
+    if (comm.rank() == 0) remove_doomed(doomed);
+  });
 }
 
-TrainingState CheckpointStore::load(int64_t step, CheckpointPart part) {
+// Renamed first, and that put on the disk: a removal that is cut off must not leave half a checkpoint that looks like
+// one.
+void CheckpointStore::remove_doomed(const std::vector<Entry>& doomed) {
+  std::vector<std::string> renamed;
+  for (const Entry& entry : doomed) {
+    renamed.push_back(folder_ + "/" + std::string(kTemporary) + "old-" + fs::path(entry.path).filename().string());
+    known_valid_.erase(entry.path);
+    files_.rename(entry.path, renamed.back());
+  }
+  files_.sync_folder(folder_);
+  for (const std::string& path : renamed) files_.remove_all(path);
+}
+
+TrainingState CheckpointStore::opened(const Entry& entry, Manifest manifest) {
+  TrainingState state{.step = manifest.step, .extra = manifest.extra, .model = manifest.model, .folder = entry.path};
+  opened_ = entry.path;
+  manifest_ = std::make_shared<const Manifest>(std::move(manifest));
+  return state;
+}
+
+TrainingState CheckpointStore::open(int64_t step, CheckpointPart part) {
   std::optional<Error> damage;
   std::vector<std::string> steps;
   for (const Entry& entry : newest_first()) {
@@ -364,7 +345,7 @@ TrainingState CheckpointStore::load(int64_t step, CheckpointPart part) {
     if (steps.empty() || steps.back() != name) steps.push_back(name);
     if (entry.step != step) continue;
     try {
-      return read_all(entry, part);
+      return opened(entry, checked(entry.path, step, part, 0, 1));
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::kInput) throw;
       if (!damage) damage = error;
@@ -377,24 +358,28 @@ TrainingState CheckpointStore::load(int64_t step, CheckpointPart part) {
                   (steps.empty() ? "; it holds none" : "; it holds those of steps " + join(steps, ", ")));
 }
 
-std::optional<TrainingState> CheckpointStore::load_newest_valid(std::vector<std::string>* skipped,
+std::optional<TrainingState> CheckpointStore::open_newest_valid(Communicator& comm, std::vector<std::string>* skipped,
                                                                 CheckpointPart part) {
-  std::vector<Entry> entries = newest_first();
+  const OpLabel label{"reading the checkpoint"};
+  std::vector<Entry> entries = newest_first(comm, label);
   for (;;) {
     std::vector<std::string> reasons;
     std::optional<TrainingState> found;
     for (const Entry& entry : entries) {
-      try {
-        found = read_all(entry, part);
+      Manifest manifest;
+      const auto failure = failure_of_any(
+          comm, label, [&] { manifest = checked(entry.path, entry.step, part, comm.rank(), comm.size()); });
+      if (!failure) {
+        found = opened(entry, std::move(manifest));
+        if (part == CheckpointPart::kAll) known_valid_.insert(entry.path);
         break;
-      } catch (const Error& error) {
-        if (error.kind() != ErrorKind::kInput) throw;
-        reasons.push_back(error.what());
       }
+      if (failure->kind() != ErrorKind::kInput) throw *failure;
+      reasons.emplace_back(failure->what());
     }
     // A live run may have saved a newer one and removed the ones listed while they were read: then look again.
     std::vector<Entry> now;
-    if (!found) now = newest_first();
+    if (!found) now = newest_first(comm, label);
     const bool changed = !std::equal(entries.begin(), entries.end(), now.begin(), now.end(),
                                      [](const Entry& a, const Entry& b) { return a.path == b.path; });
     if (!found && changed) {
@@ -403,6 +388,35 @@ std::optional<TrainingState> CheckpointStore::load_newest_valid(std::vector<std:
     }
     if (skipped) skipped->insert(skipped->end(), reasons.begin(), reasons.end());
     return found;
+  }
+}
+
+void CheckpointStore::read(const TrainingState& state, const std::vector<TensorSlice>& into) {
+  if (opened_ != state.folder) {
+    manifest_ = std::make_shared<const Manifest>(manifest_of_step(state.folder, state.step));
+    opened_ = state.folder;
+  }
+  const std::string hint = "; was it made with another [model]?";
+  for (const TensorSlice& to : into) {
+    check_slice(to);
+    const ManifestTensor* from = manifest_->find(to.name);
+    if (!from) throw Error(ErrorKind::kInput, "checkpoint", "it holds no tensor " + to.name + hint);
+    if (from->shape != to.shape || from->dtype != to.values.scalar_type()) {
+      throw Error(ErrorKind::kInput, "checkpoint",
+                  to.name + " is " + c10::str(from->dtype, " ", list_text(from->shape)) +
+                      ", but the configuration needs " + c10::str(to.values.scalar_type(), " ", list_text(to.shape)) +
+                      hint);
+    }
+  }
+  CheckpointReader reader(state.folder, *manifest_);
+  for (const TensorSlice& to : into) {
+    at::Tensor values = to.values.detach();
+    reader.read(*manifest_->find(to.name), to.begin, to.begin + values.numel(),
+                [&](int64_t begin, int64_t end, const void* data) {
+                  const at::Tensor piece =
+                      at::from_blob(const_cast<void*>(data), {end - begin}, at::TensorOptions(values.scalar_type()));
+                  values.narrow(0, begin - to.begin, end - begin).copy_(piece);
+                });
   }
 }
 
