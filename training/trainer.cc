@@ -351,10 +351,8 @@ void Run::require_memory_for(const std::vector<Stage>& stages) {
     memory_ = plan_memory(config_, stages, context, world_.rank() % context, gpu);
   });
   say("memory: " + memory_.text());
-  // A checkpoint is read while there are no activations yet: weights and moments once more, on the host.
-  const int64_t read = options_.resume && !gpu ? 3 * sizeof(float) * parameter_count(model_shape(config_)) : 0;
-  const int64_t most = std::max(memory_.total(), memory_.step.lasting() + read);
-  together(world_, {"planning the memory"}, [&] { require_memory("", static_cast<double>(most), ranks, free); });
+  together(world_, {"planning the memory"},
+           [&] { require_memory("", static_cast<double>(memory_.total()), ranks, free); });
 }
 
 bool Run::validate() {

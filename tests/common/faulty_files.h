@@ -1,6 +1,6 @@
 // A FileSystem that fails where a test says, on top of the real one: the n-th operation runs out of space, or the
 // process "dies" there (nothing after it has any effect), optionally losing what was written but not synced, as when
-// the power fails. Used by every test of code that writes files.
+// the power fails. Used by every test of code that writes files. Thread-safe, so that ranks can share one.
 #pragma once
 
 #include <algorithm>
@@ -10,6 +10,7 @@
 #include <iterator>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -35,15 +36,19 @@ class FaultyFiles : public FileSystem {
 
   int operations() const { return count_; }
   bool failed() const { return failed_; }
+  // Called when the process dies, before Dead is thrown: what catches everything would otherwise go on.
+  std::function<void()> on_death;
 
   // The power fails now, after all operations have succeeded: takes away what Fault::kNames does.
   void lose_power() {
+    const Lock lock(mutex_);
     dead_ = true;
     lose_content();
     lose_names();
   }
 
   std::unique_ptr<OutputFile> create(const std::string& path) override {
+    const Lock lock(mutex_);
     step(path, nullptr);
     const bool is_new = !std::filesystem::exists(path);
     auto file = real().create(path);
@@ -51,6 +56,7 @@ class FaultyFiles : public FileSystem {
     return std::make_unique<File>(*this, path, std::move(file));
   }
   void rename(const std::string& from, const std::string& to) override {
+    const Lock lock(mutex_);
     step(to, nullptr);
     std::optional<std::string> replaced;
     if (std::filesystem::is_regular_file(to)) replaced = content_of(to);
@@ -63,17 +69,20 @@ class FaultyFiles : public FileSystem {
     names_.push_back({Name::kMoved, folder_of(to), from, to, std::filesystem::is_directory(to), std::move(replaced)});
   }
   void sync_folder(const std::string& path) override {
+    const Lock lock(mutex_);
     step(path, nullptr);  // what is lost is decided here: the real disk need not be waited for
     names_.erase(std::remove_if(names_.begin(), names_.end(), [&](const Name& name) { return name.folder == path; }),
                  names_.end());
   }
   void make_folder(const std::string& path) override {
+    const Lock lock(mutex_);
     step(path, nullptr);
     const bool is_new = !std::filesystem::exists(path);
     real().make_folder(path);
     if (is_new) names_.push_back({Name::kMade, folder_of(path), "", path, false, std::nullopt});
   }
   void remove_all(const std::string& path) override {
+    const Lock lock(mutex_);
     // A removal that dies half way leaves part of a folder.
     step(path, [&] {
       std::error_code ignored;
@@ -86,6 +95,8 @@ class FaultyFiles : public FileSystem {
   }
 
  private:
+  using Lock = std::lock_guard<std::recursive_mutex>;
+
   class File : public OutputFile {
    public:
     File(FaultyFiles& owner, std::string path, std::unique_ptr<OutputFile> file)
@@ -93,15 +104,18 @@ class FaultyFiles : public FileSystem {
       owner_.dirty_[path_] = true;
     }
     void write(const void* data, size_t bytes) override {
+      const Lock lock(owner_.mutex_);
       owner_.step(path_, [&] { file_->write(data, bytes / 2); });
       file_->write(data, bytes);
       owner_.dirty_[path_] = true;
     }
     void sync() override {
+      const Lock lock(owner_.mutex_);
       owner_.step(path_, nullptr);
       owner_.dirty_[path_] = false;
     }
     void close() override {
+      const Lock lock(owner_.mutex_);
       owner_.step(path_, nullptr);
       file_->close();
     }
@@ -145,6 +159,7 @@ class FaultyFiles : public FileSystem {
     dead_ = true;
     if (fault_ == Fault::kPower || fault_ == Fault::kNames) lose_content();
     if (fault_ == Fault::kNames) lose_names();
+    if (on_death) on_death();
     throw Dead();
   }
 
@@ -183,6 +198,7 @@ class FaultyFiles : public FileSystem {
     names_.clear();
   }
 
+  std::recursive_mutex mutex_;
   Fault fault_;
   int fault_at_;
   int count_ = 0;

@@ -21,6 +21,7 @@
 
 #include "comm/threads/threads.h"
 #include "device/numerics.h"
+#include "tests/training/snapshot.h"
 #include "tests/training/tiny_run.h"
 #include "training/memory_plan.h"
 #include "training/step_graph.h"
@@ -160,12 +161,11 @@ TEST_F(GpuTraining, GatheredPatternsAreRecorded) {
 TEST_F(GpuTraining, ARecordStaysRightWhateverHappensBetween) {
   with_training(config("bf16"), kGpu, [&](Training& training) {
     for (int i = 0; i < 6; ++i) training.step();
-    TrainingState state = training.state();
-    for (NamedTensor& t : state.tensors) t.tensor = t.tensor.cpu();
+    const Snapshot state = snapshot(training);
     const double loss = training.validate([] { return false; }).loss;
     for (int i = 0; i < 4; ++i) training.step();
     const std::string straight = training.weights_digest();
-    training.restore(state);
+    restore(training, state);
     EXPECT_EQ(training.validate([] { return false; }).loss, loss);
     for (int i = 0; i < 4; ++i) training.step();
     EXPECT_EQ(training.weights_digest(), straight);
@@ -178,17 +178,16 @@ TEST_F(GpuTraining, ARecordStaysRightWhateverHappensBetween) {
 TEST_F(GpuTraining, ResumesWithTheSameBits) {
   for (const std::string dtype : {"fp32", "bf16"}) {
     const Config c = config(dtype);
-    TrainingState state;
+    Snapshot state;
     std::string straight;
     with_training(c, kGpu, [&](Training& training) {
       for (int i = 0; i < 6; ++i) training.step();
-      state = training.state();
-      for (NamedTensor& t : state.tensors) t.tensor = t.tensor.cpu();  // as a checkpoint's are
+      state = snapshot(training);
       for (int i = 0; i < 6; ++i) training.step();
       straight = training.weights_digest();
     });
     with_training(c, kGpu, [&](Training& training) {
-      training.restore(state);
+      restore(training, state);
       for (int i = 0; i < 6; ++i) training.step();
       EXPECT_EQ(training.weights_digest(), straight) << dtype;
     });

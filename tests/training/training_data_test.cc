@@ -10,6 +10,7 @@
 #include "comm/threads/threads.h"
 #include "common/error.h"
 #include "tests/model/dense_attention.h"
+#include "tests/training/snapshot.h"
 #include "tests/training/tiny_run.h"
 #include "training/training.h"
 
@@ -201,26 +202,22 @@ TEST(TrainingData, ResumesWithinAndBetweenStages) {
   const Dataset data(config.data, config.run.seed);
   for (const int ranks : {1, 2}) {
     std::string straight;
-    std::vector<TrainingState> states;
+    std::vector<Snapshot> states;
     run_ranks(ranks, [&](Communicator& world) {
       Training training(config, world, data, at::kCPU);
       for (int i = 0; i < 8; ++i) {
-        if (world.rank() == 0) {
-          TrainingState state = training.state();
-          for (NamedTensor& t : state.tensors) t.tensor = t.tensor.clone();
-          states.push_back(std::move(state));
-        }
+        if (world.rank() == 0) states.push_back(snapshot(training));
         training.step();
       }
       if (world.rank() == 0) straight = training.weights_digest();
     });
     for (const int64_t step : {2, 3, 5, 6, 7}) {
       Dataset again(config.data, config.run.seed);
-      const TrainingState& state = states[static_cast<size_t>(step)];
-      EXPECT_TRUE(again.resume(state.extra.at("data"), step).empty());
+      const Snapshot& state = states[static_cast<size_t>(step)];
+      EXPECT_TRUE(again.resume(state.state.extra.at("data"), step).empty());
       run_ranks(ranks, [&](Communicator& world) {
         Training training(config, world, again, at::kCPU);
-        training.restore(state);
+        restore(training, state);
         for (int64_t i = step; i < 8; ++i) training.step();
         EXPECT_EQ(training.weights_digest(), straight) << "resumed after step " << step;
         EXPECT_EQ(training.uses()[0].rows, 8 * 2 * 2);

@@ -1,8 +1,6 @@
 // A training job over threads: the same curve at every number of ranks, the same bits every time, and what cannot work.
 #include "training/training.h"
 
-#include <ATen/ops/full_like.h>
-#include <ATen/ops/zeros_like.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -12,6 +10,7 @@
 
 #include "comm/threads/threads.h"
 #include "common/error.h"
+#include "tests/training/snapshot.h"
 #include "tests/training/tiny_run.h"
 
 namespace annulus {
@@ -186,7 +185,7 @@ TEST(Training, Bf16KeepsFp32WeightsAndItsLeavesFollowThem) {
     EXPECT_TRUE(p.gradients().equal(p.leaf_gradients().to(at::kFloat)));
     training.step();
   }
-  for (const NamedTensor& t : training.state().tensors) EXPECT_EQ(t.tensor.scalar_type(), at::kFloat) << t.name;
+  for (const TensorSlice& slice : training.slices()) EXPECT_EQ(slice.values.scalar_type(), at::kFloat) << slice.name;
   EXPECT_FALSE(p.values().equal(p.values().to(at::kBFloat16).to(at::kFloat)))
       << "updates below a bf16's last bit count";
 }
@@ -200,11 +199,11 @@ TEST(Training, AStateOfOneDtypeGoesOnInTheOther) {
   Training a(fp32, *world, data, at::kCPU), b(bf16, *world, data, at::kCPU);
   EXPECT_EQ(a.weights_digest(), b.weights_digest());
   for (int i = 0; i < 3; ++i) a.step();
-  b.restore(a.state());
+  restore(b, snapshot(a));
   EXPECT_EQ(a.weights_digest(), b.weights_digest());
   const double loss = a.step().loss;
   EXPECT_NEAR(b.step().loss, loss, 8e-4 * loss);  // four times what rounding to bf16 was seen to make of it
-  a.restore(b.state());
+  restore(a, snapshot(b));
   EXPECT_EQ(a.weights_digest(), b.weights_digest());
 }
 
@@ -217,11 +216,10 @@ TEST(Training, RestoredStateContinuesBitIdentically) {
     run_ranks(2, [&](Communicator& world) {
       Training straight(config, world, data, at::kCPU);
       for (int i = 0; i < 3; ++i) straight.step();
-      TrainingState state = straight.state();
-      for (NamedTensor& t : state.tensors) t.tensor = t.tensor.clone();
+      const Snapshot state = snapshot(straight);
       for (int i = 0; i < 3; ++i) straight.step();
       Training resumed(config, world, data, at::kCPU);
-      resumed.restore(state);
+      restore(resumed, state);
       EXPECT_EQ(resumed.steps_done(), 3);
       for (int i = 0; i < 3; ++i) resumed.step();
       EXPECT_EQ(resumed.weights_digest(), straight.weights_digest());
@@ -236,9 +234,11 @@ TEST(Training, RefusesAStateOfAnotherModel) {
   const std::shared_ptr<Communicator> world = make_self_communicator();
   Training training(config, *world, data, at::kCPU);
   const std::string before = training.weights_digest();
-  const auto refuse = [&](const TrainingState& state, const std::string& word) {
+  const auto refuse = [&](TrainingState state, const std::vector<TensorSlice>& slices, const std::string& word) {
+    CheckpointStore store(folder.path(), 1);
+    state.folder = store.save(*world, state, slices);
     try {
-      training.restore(state);
+      training.restore(state, [&](const std::vector<TensorSlice>& into) { store.read(state, into); });
       FAIL() << word;
     } catch (const Error& e) {
       EXPECT_EQ(e.kind(), ErrorKind::kInput);
@@ -247,18 +247,20 @@ TEST(Training, RefusesAStateOfAnotherModel) {
     EXPECT_EQ(training.weights_digest(), before);
   };
   TrainingState state = training.state();
-  state.tensors.back().name = "another";
-  refuse(state, "optimizer.exp_avg_sq.model.norm.weight");
-  state = training.state();
-  state.tensors[0].tensor = state.tensors[0].tensor.narrow(0, 0, 3);
-  refuse(state, "model.embed_tokens.weight");
-  state = training.state();
-  state.tensors[0].tensor = state.tensors[0].tensor.to(at::kDouble);
-  refuse(state, "Double");
+  std::vector<TensorSlice> slices = training.slices();
+  for (TensorSlice& slice : slices) slice.values = slice.values.clone().add_(1);
+  slices.back().name = "another";
+  refuse(state, slices, "optimizer.exp_avg_sq.model.norm.weight");
+  slices = training.slices();
+  slices[0].shape[0] = 3;
+  slices[0].values = slices[0].values.narrow(0, 0, 3 * slices[0].shape[1]);
+  refuse(state, slices, "model.embed_tokens.weight");
+  slices = training.slices();
+  slices[0].values = slices[0].values.to(at::kDouble);
+  refuse(state, slices, "Double");
   for (const char* updates : {"", "-1", "7", "x"}) {
-    state = training.state();
     state.extra["updates"] = updates;
-    refuse(state, "updates");
+    refuse(state, training.slices(), "updates");
   }
 }
 
@@ -285,9 +287,9 @@ TEST(Training, TheLossIsTheMeanOverTheBatch) {
   for (const int ranks : {1, 2}) {
     run_ranks(ranks, [&](Communicator& world) {
       Training training(config, world, data, at::kCPU);
-      TrainingState state = training.state();
-      for (NamedTensor& t : state.tensors) t.tensor = at::zeros_like(t.tensor);
-      training.restore(state);
+      Snapshot state = snapshot(training);
+      for (TensorSlice& slice : state.slices) slice.values.zero_();
+      restore(training, state);
       // Two last places of an fp32 of this size; 1.5e-8, the rounding of ln 256, was seen.
       EXPECT_NEAR(training.validate([] { return false; }).loss, std::log(256.0), 1e-6);
       EXPECT_NEAR(training.step().loss, std::log(256.0), 1e-6);
@@ -302,19 +304,18 @@ TEST(Training, LeavesOutUpdatesThatAreNotFinite) {
   run_ranks(2, [&](Communicator& world) {
     Training training(config, world, data, at::kCPU);
     training.step();
-    TrainingState state = training.state();
-    for (NamedTensor& t : state.tensors) t.tensor = t.tensor.clone();
-    TrainingState broken = state;
-    broken.tensors[1].tensor = at::full_like(state.tensors[1].tensor, std::numeric_limits<double>::quiet_NaN());
-    training.restore(broken);
+    const Snapshot state = snapshot(training);
+    Snapshot broken = snapshot(training);
+    broken.slices[1].values.fill_(std::numeric_limits<double>::quiet_NaN());
+    restore(training, broken);
     const std::string before = training.weights_digest();
     for (int i = 0; i < 9; ++i) EXPECT_FALSE(training.step().applied);
     EXPECT_EQ(training.weights_digest(), before);
     EXPECT_EQ(training.state().extra.at("updates"), "1");
-    training.restore(state);
+    restore(training, state);
     EXPECT_TRUE(training.step().applied);  // counts anew from here
     EXPECT_NO_THROW(training.require_updates());
-    training.restore(broken);
+    restore(training, broken);
     training.step();
     EXPECT_NO_THROW(training.require_updates());  // of three, two were applied
     training.step();
@@ -326,10 +327,9 @@ TEST(Training, LeavesOutUpdatesThatAreNotFinite) {
   two.optimizer.skips = 2;
   run_ranks(1, [&](Communicator& world) {
     Training training(two, world, data, at::kCPU);
-    TrainingState broken = training.state();
-    for (NamedTensor& t : broken.tensors) t.tensor = t.tensor.clone();
-    broken.tensors[1].tensor.fill_(std::numeric_limits<double>::quiet_NaN());
-    training.restore(broken);
+    Snapshot broken = snapshot(training);
+    broken.slices[1].values.fill_(std::numeric_limits<double>::quiet_NaN());
+    restore(training, broken);
     training.step();
     EXPECT_THROW(training.step(), Error);
   });

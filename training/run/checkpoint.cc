@@ -12,6 +12,7 @@
 #include <cstring>
 #include <filesystem>
 #include <functional>
+#include <numeric>
 #include <string_view>
 #include <system_error>
 #include <tuple>
@@ -45,10 +46,13 @@ std::string text_of_first(Communicator& comm, OpLabel label, const std::function
   return all_gather_text(comm, text, label)[0];
 }
 
+int64_t elements_of(const TensorSlice& slice) {
+  return std::accumulate(slice.shape.begin(), slice.shape.end(), int64_t{1}, std::multiplies<>());
+}
+
 void check_slice(const TensorSlice& slice) {
-  int64_t elements = 1;
-  for (const int64_t extent : slice.shape) elements *= extent;
   const at::Tensor& values = slice.values;
+  const int64_t elements = elements_of(slice);
   if (values.defined() && values.dim() == 1 && values.is_contiguous() && slice.begin >= 0 &&
       slice.begin + values.numel() <= elements) {
     return;
@@ -58,13 +62,14 @@ void check_slice(const TensorSlice& slice) {
                   " on is not a contiguous vector within its " + std::to_string(elements) + " elements");
 }
 
-// Slices of the model, slices of the optimizer.
+// Slices of the model, slices of the optimizer. Those without elements are left out, unless their tensor has none.
 using Parts = std::array<std::vector<const TensorSlice*>, 2>;
 
 Parts parts_of(const std::vector<TensorSlice>& slices) {
   Parts parts;
   for (const TensorSlice& slice : slices) {
     check_slice(slice);
+    if (slice.values.numel() == 0 && elements_of(slice) > 0) continue;
     parts[is_optimizer(slice.name) ? 1 : 0].push_back(&slice);
   }
   return parts;

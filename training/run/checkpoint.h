@@ -22,7 +22,7 @@ namespace annulus {
 // All of a training state but its tensors.
 struct TrainingState {
   int64_t step = 0;                               // steps done
-  std::map<std::string, std::string> extra;       // whatever else a resumed run needs: counters, fingerprints
+  std::map<std::string, std::string> extra = {};  // whatever else a resumed run needs: counters, fingerprints
   std::map<std::string, std::string> model = {};  // what the model is, for people and other programs; may be empty
   std::string folder = {};                        // of an opened one: where it lies
 };

@@ -30,11 +30,14 @@ void write_slices(const std::string& folder, const std::string& name, const std:
   for (const TensorSlice* slice : slices) {
     ManifestTensor tensor{slice->name, slice->values.scalar_type(), slice->shape, {}};
     const int64_t end = slice->begin + slice->values.numel();
-    if (end == slice->begin && tensor.elements() > 0) continue;
     tensor.slices.push_back({name, slice->begin, end, {}});
     const std::string stored = stored_name(tensor, tensor.slices[0]);
-    infos.push_back({stored, tensor.dtype, stored_shape(tensor, tensor.slices[0]), 0, 0});
-    sources.emplace(stored, Source{slice, std::move(tensor)});
+    TensorInfo info{stored, tensor.dtype, stored_shape(tensor, tensor.slices[0]), 0, 0};
+    if (sources.emplace(stored, Source{slice, std::move(tensor)}).second) {
+      infos.push_back(std::move(info));
+    } else if (end > slice->begin) {
+      throw Error(ErrorKind::kInternal, "checkpoint", stored + " is given twice");
+    }
   }
   SafetensorsWriter writer(folder + "/" + name, std::move(infos), {{"format", "pt"}}, files);
   for (const TensorInfo& info : writer.tensors()) {

@@ -18,7 +18,7 @@
 namespace annulus {
 
 // Writes these slices to FOLDER/name and syncs it; adds what was written to the manifest, with checksums of what was to
-// be written. Slices without elements are left out, unless their tensor has none.
+// be written.
 void write_slices(const std::string& folder, const std::string& name, const std::vector<const TensorSlice*>& slices,
                   FileSystem& files, Manifest& manifest);
 
