@@ -2,6 +2,7 @@
 #include "common/text.h"
 
 #include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <cstdio>
 
@@ -27,6 +28,32 @@ std::string bytes_text(double bytes) {
   char text[64];
   std::snprintf(text, sizeof text, "%.1f %s", bytes, unit);
   return text;
+}
+
+std::optional<int64_t> bytes_of_text(std::string_view text) {
+  double value = 0;
+  const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc()) return std::nullopt;
+  std::string_view unit = text.substr(static_cast<size_t>(rest - text.data()));
+  while (unit.starts_with(' ')) unit.remove_prefix(1);
+  if (!unit.empty()) {
+    if (!unit.ends_with('B') && !unit.ends_with('b')) return std::nullopt;
+    unit.remove_suffix(1);
+  }
+  double factor = 1000;
+  if (unit.ends_with('i')) {
+    factor = 1024;
+    unit.remove_suffix(1);
+    if (unit.empty()) return std::nullopt;
+  }
+  if (!unit.empty()) {
+    constexpr std::string_view kPrefixes = "KMGTPE";
+    const size_t power = kPrefixes.find(static_cast<char>(std::toupper(static_cast<unsigned char>(unit[0]))));
+    if (unit.size() != 1 || power == std::string_view::npos) return std::nullopt;
+    for (size_t i = 0; i <= power; ++i) value *= factor;
+  }
+  if (!(value >= 1 && value < 0x1p63)) return std::nullopt;
+  return static_cast<int64_t>(value);
 }
 
 std::string toml_string(std::string_view text) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -19,6 +20,10 @@ std::string counted(int64_t n, std::string_view noun);
 
 // A number of bytes for people, in powers of 1000: "12.3 MB", "2.0 GB", "20.6 PB".
 std::string bytes_text(double bytes);
+
+// A number of bytes as people type it: "141GB", "5 GB", "1.5e9", "16MiB", "1 TB"; units of 1000 and, with an i, of
+// 1024. None where the text is no such number, or one that is not at least 1 and less than 2^63.
+std::optional<int64_t> bytes_of_text(std::string_view text);
 
 // A basic string of TOML with its quotes: "a \"b\" \u000A".
 std::string toml_string(std::string_view text);

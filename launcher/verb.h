@@ -74,6 +74,7 @@ std::unique_ptr<Verb> make_launch_verb();
 std::unique_ptr<Verb> make_attend_verb();
 std::unique_ptr<Verb> make_train_verb();
 std::unique_ptr<Verb> make_sample_verb();
+std::unique_ptr<Verb> make_checkpoint_verb();
 std::unique_ptr<Verb> make_tokenize_verb();
 std::unique_ptr<Verb> make_pack_verb();
 std::unique_ptr<Verb> make_plan_verb();

@@ -8,6 +8,8 @@ const std::vector<VerbEntry>& verbs() {
       {"launch", "start, watch and stop the ranks of any verb", false, make_launch_verb},
       {"train", "train a model: one rank's program, also under plain mpirun or srun", true, make_train_verb},
       {"sample", "write text with a trained model", false, make_sample_verb, true},
+      {"checkpoint", "show and verify checkpoints, and merge their weights into safetensors", false,
+       make_checkpoint_verb, true},
       {"tokenize", "make shards of tokens from text, show them, check them", false, make_tokenize_verb, true},
       {"pack", "find or make the row indexes of a configuration's tokens, and count what is in them", false,
        make_pack_verb, true},

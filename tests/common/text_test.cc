@@ -45,6 +45,20 @@ TEST(Text, CountsAndBytes) {
   EXPECT_EQ(bytes_text(1e30), "1000000000000.0 EB");
 }
 
+TEST(Text, BytesThatPeopleType) {
+  EXPECT_EQ(bytes_of_text("1"), 1);
+  EXPECT_EQ(bytes_of_text("141GB"), 141'000'000'000);
+  EXPECT_EQ(bytes_of_text("5 gb"), 5'000'000'000);
+  EXPECT_EQ(bytes_of_text("1.5kB"), 1500);
+  EXPECT_EQ(bytes_of_text("16MiB"), 16 << 20);
+  EXPECT_EQ(bytes_of_text("12B"), 12);
+  EXPECT_EQ(bytes_of_text("1e6"), 1'000'000);
+  EXPECT_EQ(bytes_of_text("8EB"), 8'000'000'000'000'000'000);
+  for (const char* text : {"", "GB", "0", "-1", "5XB", "5G", "5iB", "5 GBs", "10EB", "inf", "nan", "0.5B"}) {
+    EXPECT_EQ(bytes_of_text(text), std::nullopt) << text;
+  }
+}
+
 TEST(Text, StringsOfToml) {
   EXPECT_EQ(toml_string(""), "\"\"");
   EXPECT_EQ(toml_string("a \"b\" \\ c"), "\"a \\\"b\\\" \\\\ c\"");

@@ -178,6 +178,23 @@ std::vector<CheckpointStore::Entry> CheckpointStore::newest_first() const {
   return entries;
 }
 
+std::vector<CheckpointStore::Entry> CheckpointStore::newest_first(std::optional<int64_t> step) const {
+  const std::vector<Entry> all = newest_first();
+  std::vector<Entry> meant;
+  std::vector<std::string> steps;
+  for (const Entry& entry : all) {
+    if (!step || entry.step == *step) meant.push_back(entry);
+    const std::string name = std::to_string(entry.step);
+    if (steps.empty() || steps.back() != name) steps.push_back(name);
+  }
+  if (!meant.empty()) return meant;
+  if (!step) throw Error(ErrorKind::kInput, "checkpoint", folder_ + " holds no checkpoint");
+  std::reverse(steps.begin(), steps.end());
+  throw Error(ErrorKind::kInput, "checkpoint",
+              folder_ + " holds no checkpoint of step " + std::to_string(*step) +
+                  (steps.empty() ? "; it holds none" : "; it holds those of steps " + join(steps, ", ")));
+}
+
 // Those that rank 0 sees, with what it knows of them: ranks that went through different lists would part ways.
 std::vector<CheckpointStore::Entry> CheckpointStore::newest_first(Communicator& comm, OpLabel label) const {
   const std::string lines = text_of_first(comm, label, [&] {
@@ -344,11 +361,7 @@ TrainingState CheckpointStore::opened(const Entry& entry, Manifest manifest) {
 
 TrainingState CheckpointStore::open(int64_t step, CheckpointPart part) {
   std::optional<Error> damage;
-  std::vector<std::string> steps;
-  for (const Entry& entry : newest_first()) {
-    const std::string name = std::to_string(entry.step);
-    if (steps.empty() || steps.back() != name) steps.push_back(name);
-    if (entry.step != step) continue;
+  for (const Entry& entry : newest_first(step)) {
     try {
       return opened(entry, checked(entry.path, step, part, 0, 1));
     } catch (const Error& error) {
@@ -356,11 +369,7 @@ TrainingState CheckpointStore::open(int64_t step, CheckpointPart part) {
       if (!damage) damage = error;
     }
   }
-  if (damage) throw *damage;
-  std::reverse(steps.begin(), steps.end());
-  throw Error(ErrorKind::kInput, "checkpoint",
-              folder_ + " holds no checkpoint of step " + std::to_string(step) +
-                  (steps.empty() ? "; it holds none" : "; it holds those of steps " + join(steps, ", ")));
+  throw *damage;
 }
 
 std::optional<TrainingState> CheckpointStore::open_newest_valid(Communicator& comm, std::vector<std::string>* skipped,

@@ -67,15 +67,19 @@ class CheckpointStore {
 
   const std::string& folder() const { return folder_; }
 
- private:
   struct Entry {
     std::string path;
     int64_t step = 0;
-    int64_t revision = 1;
-    bool known_valid = false;
+    int64_t revision = 1;      // of several writings of a step
+    bool known_valid = false;  // to these ranks
   };
-  std::optional<Entry> entry_of(const std::string& name) const;
+  // What looks like a checkpoint, whole or not. Raises Error(kResource) where the folder is there and cannot be read.
   std::vector<Entry> newest_first() const;
+  // The same of one step, or of all without one. Raises Error(kInput), naming the steps there are, where there is none.
+  std::vector<Entry> newest_first(std::optional<int64_t> step) const;
+
+ private:
+  std::optional<Entry> entry_of(const std::string& name) const;
   std::vector<Entry> newest_first(Communicator& comm, OpLabel label) const;
   std::string begin_save(int64_t step);
   bool valid(Communicator& comm, OpLabel label, const Entry& entry);
