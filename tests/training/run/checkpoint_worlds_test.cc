@@ -401,5 +401,34 @@ TEST(CheckpointWorlds, CheckpointsOfVersion1AreRead) {
   EXPECT_EQ(names(run), (std::vector<std::string>{"step-00000001", "step-00000002", "step-00000003"}));
 }
 
+// Two steps of a tiny model, saved by the program as it was before version 2.
+TEST(CheckpointWorlds, ACheckpointThatTheProgramOfVersion1WroteIsRead) {
+  const std::string run = fresh_run("written_by_version_1"), folder = run + "/checkpoints/step-00000002";
+  fs::create_directories(folder);
+  for (const char* file : {"manifest.json", "model.safetensors", "optimizer.safetensors"}) {
+    fs::copy_file(std::string("tests/training/run/testdata/version-1/") + file, folder + "/" + file);
+  }
+  for (const int ranks : {1, 3}) {
+    run_ranks(ranks, [&](Communicator& world) {
+      CheckpointStore store(run, 1);
+      const auto state = store.open_newest_valid(world, nullptr);
+      ASSERT_TRUE(state);
+      EXPECT_EQ(state->step, 2);
+      EXPECT_EQ(state->extra.at("updates"), "2");
+      const SafetensorsFile model(folder + "/model.safetensors"), optimizer(folder + "/optimizer.safetensors");
+      for (const SafetensorsFile* file : {&model, &optimizer}) {
+        for (const TensorInfo& t : file->tensors()) {
+          const at::Tensor whole = file->load(t.name).view({-1});
+          const int64_t begin = whole.numel() * world.rank() / ranks, end = whole.numel() * (world.rank() + 1) / ranks;
+          const at::Tensor values = at::zeros({end - begin}, at::TensorOptions(t.dtype));
+          store.read(*state, {{t.name, t.shape, begin, values}});
+          EXPECT_TRUE(at::equal(values, whole.narrow(0, begin, end - begin))) << t.name;
+        }
+      }
+    });
+  }
+  EXPECT_EQ(read_manifest(folder).tensors.size(), 33U);
+}
+
 }  // namespace
 }  // namespace annulus
