@@ -95,6 +95,35 @@ TEST(Safetensors, ReadsBackWhatItWrote) {
   }
 }
 
+// A tensor's bytes in any pieces, in the file's order, and any range of them back.
+TEST(Safetensors, WritesAndReadsInPieces) {
+  const std::string path = temporary("pieces.safetensors");
+  const at::Tensor a = at::arange(100, at::kFloat), b = at::arange(7, at::kLong);
+  SafetensorsWriter writer(path, {{"a", at::kFloat, {4, 25}, 0, 0}, {"b", at::kLong, {7}, 0, 0}}, {},
+                           FileSystem::real());
+  ASSERT_EQ(writer.tensors()[0].name, "b") << "wide elements come first";
+  writer.write(b.const_data_ptr(), 56);
+  const char* const bytes = static_cast<const char*>(a.const_data_ptr());
+  writer.write(bytes, 123);
+  EXPECT_THROW(writer.finish(), Error);
+  writer.write(bytes + 123, 277);
+  writer.finish();
+  const SafetensorsFile file(path);
+  EXPECT_EQ(file.header(), writer.header());
+  EXPECT_EQ(std::filesystem::file_size(path), writer.file_bytes());
+  EXPECT_TRUE(at::equal(file.load("a"), a.view({4, 25})));
+  EXPECT_TRUE(at::equal(file.load("b"), b));
+  std::vector<float> some(10);
+  file.read(*file.find("a"), 4 * 17, 40, some.data());
+  for (size_t i = 0; i < some.size(); ++i) EXPECT_EQ(some[i], static_cast<float>(17 + i));
+  for (const auto& [begin, length] : {std::pair<uint64_t, uint64_t>{396, 8}, {401, 0}, {0, 401}, {8, uint64_t(-8)}}) {
+    EXPECT_THROW(file.read(*file.find("a"), begin, length, some.data()), Error) << begin;
+  }
+  // What was cut off since it was opened.
+  std::filesystem::resize_file(path, writer.file_bytes() - 4);
+  EXPECT_THROW(file.read(*file.find("a"), 380, 20, some.data()), Error);
+}
+
 TEST(Safetensors, ReadsFilesOfOthers) {
   // Keys in another order, spaces behind the header: as the format's own library writes.
   const std::string path = temporary("other.safetensors");

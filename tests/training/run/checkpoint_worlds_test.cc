@@ -188,6 +188,7 @@ TEST(CheckpointWorlds, DamageIsFoundByTheRanksTogether) {
       if (slice.begin == slice.end) continue;
       flip(path, at, 5);
       expect_found(slice.file);
+      ASSERT_EQ(skipped.size(), 1U);
       const int64_t end = std::min(slice.end, slice.begin + manifest.block_elements(tensor));
       EXPECT_NE(skipped[0].find(path + ": the checksum of tensor \"" + tensor.name + "\", elements [" +
                                 std::to_string(slice.begin) + ":" + std::to_string(end) + "], does not match"),
