@@ -4,6 +4,7 @@
 ROOMS = {
     "benchmarks/program": [
         "benchmarks",
+        "benchmarks/report",
         "launcher",
         "launcher/launch",
         "tensor_files",
@@ -13,7 +14,11 @@ ROOMS = {
         "comm",
         "common",
     ],
+    "benchmarks/report": [
+        "common",
+    ],
     "benchmarks": [
+        "benchmarks/report",
         "training",
         "config",
         "data",
@@ -80,6 +85,7 @@ ROOMS = {
         "common",
     ],
     "training": [
+        "training/state",
         "training/run",
         "model",
         "data",
@@ -93,6 +99,14 @@ ROOMS = {
         "attention/plan",
         "attention/pattern",
         "comm/threads",
+        "comm",
+        "memory",
+        "common",
+    ],
+    "training/state": [
+        "training/run",
+        "model",
+        "config",
         "comm",
         "memory",
         "common",

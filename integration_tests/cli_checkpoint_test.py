@@ -111,7 +111,7 @@ class CheckpointTest(cli.CliTest):
         # Each place is named, by file, tensor and range; the other checkpoint is as it was.
         weights = self.weights_file(4)
         self.damage(4, weights, -1)
-        self.damage(4, weights, -4000)
+        self.damage(4, weights, -30000)
         code, out, err = self.annulus("checkpoint", "verify", "tiny")
         self.assertEqual(code, 3, err)
         self.assertEqual(len(out.splitlines()), 2, out)

@@ -78,7 +78,11 @@ class TrainTest(cli.CliTest):
         return [int(p[-8:]) for p in sorted(glob.glob(self.path(f"runs/{run}/checkpoints/step-*")))]
 
     def weights(self, run, step=12):
-        return [self.read(f"runs/{run}/checkpoints/step-{step:08}/{f}.safetensors") for f in ("model", "optimizer")]
+        """The files of tensors of a checkpoint, by name: each rank's weights and its part of the optimizer's state."""
+        folder = f"runs/{run}/checkpoints/step-{step:08}"
+        files = {f: self.read(f"{folder}/{f}") for f in os.listdir(self.path(folder)) if f.endswith(".safetensors")}
+        self.assertTrue(files)
+        return files
 
     def train(self, ranks, *args, code=0, **env):
         launch = ["launch", "-n", str(ranks)] if ranks else []
@@ -121,6 +125,28 @@ class TrainTest(cli.CliTest):
         self.train(2)
         self.assertEqual(self.losses("tiny-001"), self.losses("tiny-002"))
         self.assertEqual(self.weights("tiny-001"), self.weights("tiny-002"))
+
+    def test_every_level_of_sharing_has_the_same_bits(self):
+        steps = ["--set", "run.steps=3", "--set", "validation.every=3"]
+        number = 0
+        for ranks, sets in (
+            (2, ["model.recompute=true", "model.tie_embeddings=true", "data.accumulate=2"]),
+            (3, ["mesh.data=3", "data.batch=6", "model.dtype=bf16"]),
+            (4, ["mesh.data=2", "data.accumulate=3", "model.recompute=true", "optimizer.clip=0.1"]),
+        ):
+            runs = []
+            for level in range(4):
+                number += 1
+                runs.append(f"tiny-{number:03}")
+                words = [*sets, f"optimizer.shard={level}"]
+                self.train(ranks, *steps, *[w for s in words for w in ("--set", s)])
+            whole = self.metrics(runs[0])
+            self.assertEqual(len(self.weights(runs[0], 3)), 2 * ranks)
+            for run in runs[1:]:
+                for a, b in zip(whole, self.metrics(run), strict=True):
+                    for key in ("loss", "gradient_norm", "validation_loss"):
+                        self.assertEqual(a.get(key), b.get(key), f"{run}, {key}")
+                self.assertEqual(self.weights(runs[0], 3), self.weights(run, 3), run)
 
     def stop_by(self, signal_number, code, *sets):
         """A run of 3,000 small steps, stopped after its first line; returns the step of its checkpoint."""

@@ -1,7 +1,6 @@
 // annulus plan: makes the plan of a problem for any number of ranks, proves it, and says what it costs; runs nothing.
-// Of any pattern but adaptive block maps, which are selected at each call.
-#include <unistd.h>
-
+// Of any pattern but adaptive block maps, which are selected at each call. With --model it plans the memory of a
+// training step instead (plan_memory.h).
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
@@ -14,40 +13,15 @@
 #include "attention/plan/traffic.h"
 #include "attention/plan/verifier.h"
 #include "common/error.h"
-#include "common/terminal.h"
 #include "common/text.h"
+#include "launcher/live_line.h"
+#include "launcher/plan_memory.h"
 #include "launcher/verb.h"
 #include "memory/available.h"
 #include "tensor_files/block_map_file.h"
 
 namespace annulus {
 namespace {
-
-double seconds_since(std::chrono::steady_clock::time_point begin) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-}
-
-// What is being done, on a terminal, once it has taken a while; one line that is written over and wiped away at last.
-class LiveLine {
- public:
-  ~LiveLine() {
-    if (shown_) std::fputs("\r\x1b[K", stderr);
-  }
-  void say(const std::string& text) {
-    const double now = seconds_since(begin_);
-    if (!live_ || now < 2 || (shown_ && now - said_ < 0.1)) return;
-    std::fprintf(stderr, "\r%s\x1b[K", text.c_str());
-    std::fflush(stderr);
-    shown_ = true;
-    said_ = now;
-  }
-
- private:
-  const bool live_ = takes_escapes(STDERR_FILENO);
-  const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
-  double said_ = 0;
-  bool shown_ = false;
-};
 
 // What one rank sends and holds in one direction, of all ranks the least and the most.
 struct Cost {
@@ -78,15 +52,24 @@ class PlanVerb : public Verb {
     app.add_flag("--even", request_.even, "refuse lengths that do not give every rank the same share");
     app.add_flag("--no-proof", no_proof_, "only make the plan: for very many ranks or positions");
     app.add_flag("--json", json_, "print JSON instead of a table");
+    memory_.declare(app);
+    app.callback([this, &app] {
+      for (const CLI::Option* option : app.get_options()) {
+        if (option->count() > 0) given_.push_back(option->get_name());
+      }
+    });
     app.footer(
         "Examples:\n"
         "  ./annulus plan --ranks 64 --length 1048576 --heads 64 --kv-heads 8\n"
         "  ./annulus plan --lengths 4096,2048,1024 --json\n"
         "  ./annulus plan --ranks 8 --length 65536 --layout contiguous \\\n"
-        "      --pattern '{ kind = \"window\", left = 4095, right = 0 }'");
+        "      --pattern '{ kind = \"window\", left = 4095, right = 0 }'\n"
+        "  ./annulus plan --model configs/plan/8b.toml --ranks 8 --device-memory 141GB");
   }
 
   void check() override {
+    memory_.check(given_, ranks_);
+    if (memory_.asked()) return;
     place();
     request_.shape.k_len = key_length_.value_or(request_.shape.q_len);
     request_.shape.kv_heads = kv_heads_.value_or(request_.shape.heads);
@@ -104,6 +87,7 @@ class PlanVerb : public Verb {
   }
 
   int run() override {
+    if (memory_.asked()) return memory_.run(json_);
     const auto begin = std::chrono::steady_clock::now();
     request_.pattern = read_block_maps(request_.pattern, request_.shape);
     free_ = available_memory();
@@ -286,6 +270,8 @@ class PlanVerb : public Verb {
   int64_t head_dim_ = 128, element_bytes_ = 2;
   std::string pattern_ = "{ kind = \"causal\" }", schedule_ = "auto";
   bool no_proof_ = false, json_ = false;
+  PlanMemory memory_;
+  std::vector<std::string> given_;  // options
 
   int64_t pairs_ = 0;
   std::vector<Cost> forward_, backward_;

@@ -44,6 +44,16 @@ int64_t StepCharges::kept() const {
   return bytes;
 }
 
+int64_t StepCharges::kept(std::string_view what) const {
+  int64_t bytes = 0;
+  for (const Stretch& s : stretches_) {
+    for (const Charge& charge : (s.recomputed ? s.whole : s.parts[0]).charges) {
+      bytes += charge.what == what && charge.when == When::kKept ? charge.bytes : 0;
+    }
+  }
+  return bytes;
+}
+
 std::vector<StepCharges::Most> StepCharges::moments() const {
   std::vector<Most> moments;
   Storage storage;

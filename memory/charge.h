@@ -45,8 +45,9 @@ class StepCharges {
   // Bytes of what lasts, of all charges or of one.
   int64_t lasting() const;
   int64_t lasting(std::string_view what) const;
-  // Kept for the backward when the forward has ended.
+  // Kept for the backward when the forward has ended, by all charges or by one.
   int64_t kept() const;
+  int64_t kept(std::string_view what) const;
   // Held at most at once, what lasts included, and in which part: "swiglu, backward".
   struct Most {
     int64_t bytes = 0;

@@ -108,7 +108,7 @@ at::Tensor pattern_bias(const Pattern& pattern, int64_t first, int64_t n, int64_
 Generator::Generator(const Model& model, const std::vector<PatternSpec>& patterns, int64_t context)
     : model_(model), context_(context) {
   const ModelShape& s = model.shape();
-  const at::TensorOptions options = model.parameters().leaf_values().options();
+  const at::TensorOptions options = at::TensorOptions(model.parameters().dtype()).device(model.parameters().device());
   for (const PatternSpec& pattern : patterns) {
     const auto same =
         std::find_if(kinds_.begin(), kinds_.end(), [&](const LayerKind& kind) { return kind.spec == pattern; });
@@ -156,7 +156,7 @@ at::Tensor Generator::feed(const std::vector<int64_t>& tokens) {
 
 at::Tensor Generator::extend(const int64_t* tokens, int64_t n) {
   const c10::AutoGradMode no_grad(false);
-  const at::Device device = model_.parameters().values().device();
+  const at::Device device = model_.parameters().device();
   const int64_t before = length();
   for (LayerKind& kind : kinds_) {
     if (!kind.adaptive) kind.bias = bias_of(kind.whole, n);

@@ -1,11 +1,15 @@
 // See model.h.
 #include "model/model.h"
 
+#include <ATen/OpMathType.h>
+#include <ATen/core/ivalue.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/linear.h>
 #include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include <cmath>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -61,15 +65,16 @@ double flops_per_token(const ModelShape& s, double pairs) {
   return 6 * weights + 12 * static_cast<double>(s.head_dim()) * pairs;
 }
 
-Model::Model(const ModelShape& shape, uint64_t seed, at::ScalarType dtype, at::Device device) : shape_(shape) {
-  validate(shape);
+Parameters declare_parameters(const ModelShape& shape) {
   const double std = 0.02;
   const double residual_std = std / std::sqrt(2.0 * static_cast<double>(shape.layers));
   const int64_t d = shape.dim;
   const int64_t kv = shape.kv_heads * shape.head_dim();
-  Parameters& p = parameters_;
+  Parameters p;
+  p.begin_unit("the embedding", /*read_in_backward=*/false);
   p.add("model.embed_tokens.weight", {shape.vocab, d}, std);
   for (int64_t i = 0; i < shape.layers; ++i) {
+    p.begin_unit("layer " + std::to_string(i));
     p.add(layer_name(i, "self_attn.q_proj.weight"), {d, d}, std);
     p.add(layer_name(i, "self_attn.k_proj.weight"), {kv, d}, std);
     p.add(layer_name(i, "self_attn.v_proj.weight"), {kv, d}, std);
@@ -77,15 +82,27 @@ Model::Model(const ModelShape& shape, uint64_t seed, at::ScalarType dtype, at::D
     p.add(layer_name(i, "mlp.gate_proj.weight"), {shape.ffn, d}, std);
     p.add(layer_name(i, "mlp.up_proj.weight"), {shape.ffn, d}, std);
     p.add(layer_name(i, "mlp.down_proj.weight"), {d, shape.ffn}, residual_std);
-  }
-  if (!shape.tie_embeddings) p.add("lm_head.weight", {shape.vocab, d}, std);
-  for (int64_t i = 0; i < shape.layers; ++i) {
     p.add(layer_name(i, "input_layernorm.weight"), {d});
     p.add(layer_name(i, "post_attention_layernorm.weight"), {d});
+    if (i + 1 == shape.layers) p.add("model.norm.weight", {d});
   }
-  p.add("model.norm.weight", {d});
-  p.allocate(seed, dtype, device);
+  if (!shape.tie_embeddings) {
+    p.begin_unit("the output", /*read_in_backward=*/false);  // its gradient is made with the loss
+    p.add("lm_head.weight", {shape.vocab, d}, std);
+  }
+  return p;
+}
 
+Model::Model(const ModelShape& shape, uint64_t seed, at::ScalarType dtype, at::Device device)
+    : Model(shape, dtype, device, Unheld{}) {
+  parameters_.hold_all(seed);
+}
+
+Model::Model(const ModelShape& shape, at::ScalarType dtype, at::Device device, Unheld unheld) : shape_(shape) {
+  validate(shape);
+  Parameters& p = parameters_ = declare_parameters(shape);
+  p.lay_out(unheld.parts);
+  p.make_leaves(dtype, device);
   embedding_ = p.leaf("model.embed_tokens.weight");
   for (int64_t i = 0; i < shape.layers; ++i) {
     layers_.push_back({.attention_norm = p.leaf(layer_name(i, "input_layernorm.weight")),
@@ -102,6 +119,7 @@ Model::Model(const ModelShape& shape, uint64_t seed, at::ScalarType dtype, at::D
 namespace {
 
 constexpr std::string_view kWeightGradient = "gradient of the weight";
+constexpr std::string_view kWeightsOfPlaces = "weights and gradients that are not there all the time";
 
 // x [rows, in] times a matrix [out, in]. `saves`: nobody else keeps x.
 Part linear_charges(std::string_view name, int64_t rows, int64_t in, int64_t out, bool saves, const Computes& on) {
@@ -129,20 +147,33 @@ int64_t taken_off(std::string_view what, std::vector<Part>& parts) {
 }  // namespace
 
 void add_model_charges(const ModelShape& s, int64_t rows, const Computes& on, bool recompute,
-                       const std::vector<Part>& attention, StepCharges& step) {
+                       const std::vector<Part>& attention, const std::vector<PlaceCharges>& places, StepCharges& step) {
   const int64_t e = on.element(), stream = rows * s.dim * e, heads = s.dim + 2 * s.kv_heads * s.head_dim();
   const Charge residual{"gradient of the residual stream", stream, When::kBackward};
   // Parts that keep `inputs`. The gradient of the residual stream is there from the backward of the last of them, to
   // which it may be given, to that of their norm, which is given it, too; with recomputation `results`, and the
   // weights' gradients, are there as long as they are.
-  const auto add = [&](std::vector<Part> parts, int64_t inputs, int64_t results, bool given_to_last) {
+  const auto taken_at = [&](size_t place) { return place < places.size() ? places[place] : PlaceCharges{}; };
+  const auto at_place = [&](size_t place, Part part) {
+    part.charges.push_back({kWeightsOfPlaces, taken_at(place).forward, When::kForward});
+    part.charges.push_back({kWeightsOfPlaces, taken_at(place).backward, When::kBackward});
+    return part;
+  };
+  const auto add = [&](size_t place, std::vector<Part> parts, int64_t inputs, int64_t results, bool given_to_last) {
     if (!recompute) {
       const size_t norm = parts[0].name == kNormPart ? 0 : 1;
       for (size_t i = norm + 1; i < parts.size(); ++i) {
         if (!given_to_last || i + 1 < parts.size()) parts[i].charges.push_back(residual);
       }
-      for (Part& part : parts) step.then(std::move(part));
+      if (!given_to_last) parts[0].charges.push_back({kWeightsKept, taken_at(place).kept, When::kKept});
+      for (Part& part : parts) step.then(at_place(place, std::move(part)));
       return;
+    }
+    // In the backward, where the forward runs again, the place takes what it takes then.
+    const PlaceCharges taken = taken_at(place);
+    for (Part& part : parts) {
+      part.charges.push_back({kWeightsOfPlaces, taken.forward, When::kForward});
+      part.charges.push_back({kWeightsOfPlaces, taken.forward, When::kBackward});
     }
     // What is given from outside is there all the time; parts in between pass on what they make.
     for (Part& part : parts) {
@@ -155,33 +186,45 @@ void add_model_charges(const ModelShape& s, int64_t rows, const Computes& on, bo
     const int64_t given = given_to_last ? stream : stream + results;
     step.then_recomputed({"recomputed",
                           {{"inputs", inputs, When::kKept},
+                           {kWeightsKept, given_to_last ? 0 : taken.kept, When::kKept},
                            {"results", results, When::kBackward},
                            {"gradients of the results", given, When::kBackward},
-                           {"gradients of the weights", weights, When::kBackward}}},
+                           {"gradients of the weights", weights, When::kBackward},
+                           {kWeightsOfPlaces, taken.backward - taken.forward, When::kBackward}}},
                          std::move(parts));
   };
-  step.then({"embedding",
-             {{"result", stream, When::kForward},
-              {kGivenGradient, stream, When::kBackward},
-              {kWeightGradient, s.vocab * s.dim * e, When::kBackward}}});
+  const auto begin = [&](size_t place) {
+    if (taken_at(place).ends > 0)
+      step.then({"sums of gradients", {{kWeightsOfPlaces, taken_at(place).ends, When::kBackward}}});
+  };
+  begin(0);
+  step.then(at_place(0, {"embedding",
+                         {{"result", stream, When::kForward},
+                          {kGivenGradient, stream, When::kBackward},
+                          {kWeightGradient, s.vocab * s.dim * e, When::kBackward}}}));
   for (size_t i = 0; i < attention.size(); ++i) {
+    const size_t place = i + 1;
+    begin(place);
     // The first norm adds nothing, and where it is composed its sum is its input: kept by the parts after attention.
     const int64_t inputs = i > 0 ? 2 * stream : on.loops() ? stream : 0;
-    add({norm_charges(rows, s.dim, /*with_sum=*/true, on),
+    add(place,
+        {norm_charges(rows, s.dim, /*with_sum=*/true, on),
          linear_charges("projection to heads", rows, s.dim, heads, /*saves=*/true, on),
          rotary_charges(rows, s.heads, s.kv_heads, s.head_dim(), on)},
         inputs, /*results=*/rows * heads * e, /*given_to_last=*/false);
     Part attended = attention[i];
     attended.charges.push_back(residual);
-    step.then(std::move(attended));
-    add({linear_charges("projection of heads", rows, s.dim, s.dim, /*saves=*/false, on),
+    step.then(at_place(place, std::move(attended)));
+    add(place,
+        {linear_charges("projection of heads", rows, s.dim, s.dim, /*saves=*/false, on),
          norm_charges(rows, s.dim, /*with_sum=*/true, on),
          linear_charges("projection to gate and up", rows, s.dim, 2 * s.ffn, /*saves=*/true, on),
          swiglu_charges(rows, s.ffn, on), linear_charges("projection down", rows, s.ffn, s.dim, /*saves=*/true, on)},
         /*inputs=*/stream, /*results=*/stream, /*given_to_last=*/true);
   }
-  step.then(norm_charges(rows, s.dim, /*with_sum=*/false, on));
-  step.then(loss_charges(rows, s.dim, s.vocab, on));
+  step.then(at_place(attention.size(), norm_charges(rows, s.dim, /*with_sum=*/false, on)));
+  begin(attention.size() + 1);
+  step.then(at_place(attention.size() + 1, loss_charges(rows, s.dim, s.vocab, on)));
 }
 
 int64_t forward_bytes(const ModelShape& s, int64_t rows, const Computes& on) {
@@ -189,18 +232,67 @@ int64_t forward_bytes(const ModelShape& s, int64_t rows, const Computes& on) {
 }
 
 RotaryTable Model::rotary(const at::Tensor& positions) const {
-  return make_rotary_table(positions, shape_.head_dim(), shape_.rope_theta, parameters_.values().scalar_type(),
+  return make_rotary_table(positions, shape_.head_dim(), shape_.rope_theta, at::toOpMathType(parameters_.dtype()),
                            embedding_.device());
+}
+
+namespace {
+
+// Passes tensors on; calls a function when their gradients have come.
+class OnTheWayBack : public torch::autograd::Function<OnTheWayBack> {
+ public:
+  struct Held : torch::CustomClassHolder {
+    explicit Held(std::function<void()> function) : call(std::move(function)) {}
+    const std::function<void()> call;
+  };
+
+  static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context, at::TensorList tensors,
+                                                const c10::intrusive_ptr<Held>& held) {
+    context->set_materialize_grads(false);
+    context->saved_data["held"] = c10::IValue::make_capsule(held);
+    return tensors.vec();
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list gradients) {
+    c10::static_intrusive_pointer_cast<Held>(context->saved_data["held"].toCapsule())->call();
+    gradients.emplace_back();  // of `held`
+    return gradients;
+  }
+};
+
+}  // namespace
+
+// The node's turn comes after that of every node that was made after it and whose gradients are there: after what reads
+// the weights of the next place, and what adds to their gradients.
+void Model::pass_from(size_t place, std::vector<at::Tensor>& between) const {
+  if (use_ == nullptr || !at::GradMode::is_enabled()) return;
+  const auto call = [use = use_, place, is_last = place > layers_.size()] {
+    if (!is_last) use->after_backward(place + 1);
+    use->before_backward(place);
+  };
+  between = OnTheWayBack::apply(at::TensorList(between), c10::make_intrusive<OnTheWayBack::Held>(call));
 }
 
 at::Tensor Model::logits(const at::Tensor& tokens, const RotaryTable& table, const Attend& attend,
                          bool last_only) const {
-  return at::linear(hidden(tokens, table, attend, last_only), head_);
+  const at::Tensor read = hidden(tokens, table, attend, last_only);
+  const size_t output = layers_.size() + 1;
+  if (use_ != nullptr) use_->before_forward(output);
+  at::Tensor logits = at::linear(read, head_);
+  if (use_ != nullptr) use_->after_forward(output);
+  return logits;
 }
 
 at::Tensor Model::loss(const at::Tensor& tokens, const at::Tensor& targets, const RotaryTable& table,
                        const Attend& attend, double scale) const {
-  return linear_cross_entropy_sum(hidden(tokens, table, attend, /*last_only=*/false), head_, targets, scale);
+  const at::Tensor read = hidden(tokens, table, attend, /*last_only=*/false);
+  const size_t output = layers_.size() + 1;
+  if (use_ != nullptr) use_->before_forward(output);
+  std::vector<at::Tensor> loss = {linear_cross_entropy_sum(read, head_, targets, scale)};
+  if (use_ != nullptr) use_->after_forward(output);
+  pass_from(output, loss);
+  return loss[0];
 }
 
 at::Tensor Model::hidden(const at::Tensor& tokens, const RotaryTable& table, const Attend& attend,
@@ -227,24 +319,27 @@ at::Tensor Model::hidden(const at::Tensor& tokens, const RotaryTable& table, con
     const Normed m = add_rms_norm(in[0], attended, in[3], shape.norm_eps);
     return std::vector<at::Tensor>{m.sum, at::linear(swiglu(at::linear(m.y, in[4])), in[5])};
   };
-  at::Tensor x = at::embedding(embedding_, tokens.reshape({batch * n}));
-  at::Tensor delta;
-  for (int64_t i = 0; i < shape_.layers; ++i) {
+  if (use_ != nullptr) use_->before_forward(0);
+  std::vector<at::Tensor> stream = {at::embedding(embedding_, tokens.reshape({batch * n}))};  // and what is added
+  if (use_ != nullptr) use_->after_forward(0);
+  for (size_t i = 0; i < layers_.size(); ++i) {
     const Layer& layer = layers_[i];
-    std::vector<at::Tensor> inputs = {x, layer.attention_norm, layer.qkv};
-    if (delta.defined()) inputs.push_back(delta);
+    pass_from(i, stream);
+    if (use_ != nullptr) use_->before_forward(i + 1);
+    std::vector<at::Tensor> inputs = {stream[0], layer.attention_norm, layer.qkv};
+    if (stream.size() > 1) inputs.push_back(stream[1]);
     const std::vector<at::Tensor> a = run(before_attention, inputs);
-    const at::Tensor attended = attend(a[1], a[2], a[3], i);
-    const std::vector<at::Tensor> m =
-        run(after_attention, {a[0], attended, layer.out, layer.mlp_norm, layer.gate_up, layer.down});
-    x = m[0];
-    delta = m[1];
+    const at::Tensor attended = attend(a[1], a[2], a[3], static_cast<int64_t>(i));
+    stream = run(after_attention, {a[0], attended, layer.out, layer.mlp_norm, layer.gate_up, layer.down});
+    if (use_ != nullptr && i + 1 < layers_.size()) use_->after_forward(i + 1);
   }
   if (last_only) {
-    x = x.view({batch, n, shape_.dim}).select(1, n - 1).contiguous();
-    delta = delta.view({batch, n, shape_.dim}).select(1, n - 1).contiguous();
+    for (at::Tensor& t : stream) t = t.view({batch, n, shape_.dim}).select(1, n - 1).contiguous();
   }
-  return add_rms_norm(x, delta, norm_, shape_.norm_eps).y;
+  std::vector<at::Tensor> read = {add_rms_norm(stream[0], stream[1], norm_, shape_.norm_eps).y};
+  if (use_ != nullptr) use_->after_forward(layers_.size());
+  pass_from(layers_.size(), read);
+  return read[0];
 }
 
 }  // namespace annulus

@@ -1,23 +1,24 @@
-// A model's parameters as flat vectors: values and gradients side by side in one order, so that one collective reduces
-// all gradients, one call updates all weights, and a reduce-scatter can shard them later. Used by model.cc (declares
-// and reads), optimizer.cc (updates), training.cc (reduces) and checkpoints (save).
+// A model's parameters: their names and shapes, the units in which they are used, and the memory that autograd's leaves
+// view. Used by model.cc (declares and reads), training/state (which holds what is trained, cuts it over ranks and
+// fills the leaves) and the memory plan (which asks for sizes before there is any memory).
 //
-// A model that computes in bf16 has fp32 values all the same: they are what is updated, saved and compared. The
-// autograd leaves view a bf16 copy of them, and their gradients are bf16 until they are reduced. In fp32 and fp64 the
-// leaves view the values and gradients themselves and nothing is copied.
+// A unit is what is used together: the embedding, each layer, the output. Its values are one flat vector, its gradients
+// another: matrices first, then vectors (which have no weight decay), each of the two filled up with zeros to a
+// multiple of kAlign, so that a unit can be cut into as many parts as there are ranks to hold them and vector loops
+// over the parts begin where those over the whole would. The memory of either may be let go and taken again.
 //
-// Names and shapes are those of Hugging Face's Llama layout. Matrices come first, then vectors: weight decay is for the
-// first `decayed` elements. Not thread-safe.
+// Names and shapes are those of Hugging Face's Llama layout. Not thread-safe.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "memory/charge.h"
+#include "memory/releasable.h"
 #include "tensor_files/named_tensor.h"
 
 namespace annulus {
@@ -25,71 +26,76 @@ namespace annulus {
 struct ParameterInfo {
   std::string name;
   std::vector<int64_t> shape;
-  int64_t offset = 0;  // elements from the beginning of a flat vector
-  double std = 0;      // of the initial normal distribution; vectors begin as ones
+  double std = 0;  // of the initial normal distribution; vectors begin as ones
+  size_t unit = 0;
+  int64_t offset = 0;  // elements from the beginning of its unit
+
+  int64_t count() const;
+};
+
+struct ParameterUnit {
+  std::string name;              // "the embedding", "layer 3", "the output"
+  bool read_in_backward = true;  // else its gradient is made without its values
+  size_t first = 0, last = 0;    // its parameters: [first, last) of the list
+  int64_t decayed = 0;           // elements at the beginning that have weight decay, filled up
+  int64_t elements = 0;          // filled up
 };
 
 class Parameters {
  public:
-  // Scalars that travel with the gradients in one collective: the loss, a request to stop, and the number of targets
-  // that count, in two parts of 24 bits: fp32 adds them up exactly.
-  static constexpr int64_t kExtras = 4;
-  // Those, and the norm of the reduced gradients.
-  static constexpr int64_t kReadout = 5;
+  static constexpr int64_t kAlign = 16;
 
-  // Declares a parameter of one dimension (no weight decay) or two. All matrices must come before the first vector.
+  // What is added from here on is a unit.
+  void begin_unit(std::string name, bool read_in_backward = true);
+  // A parameter of one dimension (no weight decay) or two. In a unit all matrices must come before the first vector.
   void add(std::string name, std::vector<int64_t> shape, double std = 0);
-
-  // Takes the memory and fills the values, each from a generator of its own (seed, name): the weights depend on
-  // neither the number of ranks nor the order of names. `dtype`: of the leaves.
-  void allocate(uint64_t seed, at::ScalarType dtype, at::Device device);
+  // Fills each unit up so that it can be cut into `parts` equal ones. To be called once, after the last parameter.
+  void lay_out(int parts);
 
   const std::vector<ParameterInfo>& list() const { return list_; }
-  int64_t count() const { return count_; }
-  int64_t decayed() const { return decayed_; }
+  const std::vector<ParameterUnit>& units() const { return units_; }
+  int64_t count() const;     // elements of all parameters
+  int64_t elements() const;  // of all units, filled up
 
-  // [count], contiguous; fp32, or fp64 where the leaves are.
-  const at::Tensor& values() const { return values_; }
-  const at::Tensor& gradients() const { return gradients_; }
-  // [count + kExtras]: gradients, then the extras.
-  at::Tensor& reduced() { return reduced_; }
-  // [kReadout]: what a step tells the host, side by side so that one copy brings it there.
-  const at::Tensor& readout() const { return readout_; }
+  // Makes the leaves' tensors, of this dtype. None is held yet.
+  void make_leaves(at::ScalarType dtype, at::Device device);
+  at::ScalarType dtype() const { return dtype_; }
+  at::Device device() const { return device_; }
 
-  // What the leaves view: the values and gradients themselves, or copies in the leaves' dtype.
-  const at::Tensor& leaf_values() const { return leaf_values_; }
-  const at::Tensor& leaf_gradients() const { return leaf_gradients_; }
-  // Whoever has changed values() brings the change to the leaves.
-  void refresh_leaves();
-  // A step of one or more backwards: before each, which adds to the leaves' gradients, and after it, into gradients().
-  // `first`: of the step.
-  void begin_backward(bool first);
-  void gather_gradients(bool first);
+  // [elements] of a unit, contiguous.
+  ReleasableTensor& values(size_t unit) { return values_[unit]; }
+  const ReleasableTensor& values(size_t unit) const { return values_[unit]; }
+  ReleasableTensor& gradients(size_t unit) { return gradients_[unit]; }
+  const ReleasableTensor& gradients(size_t unit) const { return gradients_[unit]; }
+
+  // The initial values of elements [begin, begin + into.numel()) of a unit, written to `into` [n], of any float dtype
+  // and device: each parameter's from a generator of its own (seed, name), so that they depend on neither the number of
+  // ranks nor the order of names.
+  void initialize(uint64_t seed, size_t unit, int64_t begin, at::Tensor into) const;
+  // Holds everything, with initial values, and gradients of zero: for a model on one rank.
+  void hold_all(uint64_t seed);
 
   // The autograd leaf of `parts` parameters that lie one after the other from `name` on, matrices of equal width
-  // stacked by rows; its .grad is a view of leaf_gradients(). Call once per leaf.
+  // stacked by rows; its .grad is a view of the unit's gradients. Call once per leaf.
   at::Tensor leaf(std::string_view name, int parts = 1) const;
 
-  // Views of a flat vector of this layout, named prefix + name.
-  std::vector<NamedTensor> views(const at::Tensor& flat, const std::string& prefix = "") const;
+  // Views of each parameter, named prefix + name, in vectors laid out as units are: flat(u) is that of unit u. Those of
+  // the leaves' values, and of their gradients.
+  using OfUnit = std::function<at::Tensor(size_t unit)>;
+  std::vector<NamedTensor> views(const OfUnit& flat, const std::string& prefix = "") const;
+  std::vector<NamedTensor> value_views() const;
+  std::vector<NamedTensor> gradient_views() const;
 
  private:
   std::vector<ParameterInfo> list_;
-  int64_t count_ = 0;
-  int64_t decayed_ = 0;
-  at::Tensor values_;
-  at::Tensor reduced_;
-  at::Tensor gradients_;
-  at::Tensor readout_;
-  at::Tensor leaf_values_;
-  at::Tensor leaf_gradients_;
+  std::vector<ParameterUnit> units_;
+  std::vector<ReleasableTensor> values_, gradients_;  // of each unit
+  at::ScalarType dtype_ = at::kFloat;
+  at::Device device_ = at::kCPU;
 };
 
-// What Parameters::allocate takes for `count` elements: "weights", "gradients", and "leaves" where they are copies.
-std::vector<Charge> parameter_charges(int64_t count, at::ScalarType dtype);
-
-// n values of the standard normal distribution (fp32, CPU) from splitmix64 counters and Box-Muller in fp64; the same
-// seed and name give the same values everywhere.
-at::Tensor named_normal(uint64_t seed, std::string_view name, int64_t n);
+// Values [first, first + n) of those of the standard normal distribution (fp32, CPU) that belong to seed and name, from
+// splitmix64 counters and Box-Muller in fp64.
+at::Tensor named_normal(uint64_t seed, std::string_view name, int64_t n, int64_t first = 0);
 
 }  // namespace annulus

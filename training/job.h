@@ -10,7 +10,7 @@
 #include "model/model.h"
 #include "training/layer_requests.h"
 #include "training/mesh.h"
-#include "training/optimizer.h"
+#include "training/state/optimizer.h"
 
 namespace annulus {
 

@@ -17,7 +17,8 @@
 #include "common/text.h"
 #include "memory/caches.h"
 #include "model/model.h"
-#include "training/training.h"
+#include "training/job.h"
+#include "training/training_charges.h"
 
 namespace annulus {
 namespace {
@@ -28,21 +29,24 @@ std::string in_units(int64_t bytes, double unit) {
   return text.data();
 }
 
-// Products of sizes beyond this are beyond 64 bits before long.
-constexpr double kAnyMachine = 1e16;
-
 }  // namespace
 
+MemoryKinds MemoryPlan::kinds() const {
+  MemoryKinds kinds{.weights = step.lasting("weights"),
+                    .gradients = step.lasting("gradients"),
+                    .optimizer = step.lasting("optimizer"),
+                    .activations = step.kept() - step.kept(kWeightsKept)};
+  kinds.working = total() - kinds.total();
+  return kinds;
+}
+
 std::string MemoryPlan::text() const {
-  const bool large = total() >= 1'000'000'000;
+  const MemoryKinds held = kinds();
+  const bool large = held.total() >= 1'000'000'000;
   const auto show = [&](int64_t bytes) { return in_units(bytes, large ? 1e9 : 1e6); };
-  const int64_t leaves = step.lasting("leaves");  // of weights and gradients alike
-  const int64_t weights = step.lasting("weights") + leaves / 2, gradients = step.lasting("gradients") + leaves / 2;
-  const int64_t optimizer = step.lasting("optimizer"), activations = step.kept();
-  return show(total()) + (large ? " GB" : " MB") + " a rank planned: weights " + show(weights) + ", gradients " +
-         show(gradients) + ", optimizer " + show(optimizer) + ", activations " + show(activations) +
-         ", working memory " + show(total() - weights - gradients - optimizer - activations) +
-         "; caches besides: at most " +
+  return show(held.total()) + (large ? " GB" : " MB") + " a rank planned: weights " + show(held.weights) +
+         ", gradients " + show(held.gradients) + ", optimizer " + show(held.optimizer) + ", activations " +
+         show(held.activations) + ", working memory " + show(held.working) + "; caches besides: at most " +
          bytes_text(static_cast<double>(caches_on_device > 0 ? caches_on_device : caches)) +
          (caches_on_device > 0
               ? ", and " + bytes_text(static_cast<double>(caches - caches_on_device)) + " of the host's memory"
@@ -52,7 +56,9 @@ std::string MemoryPlan::text() const {
 
 namespace {
 
-MemoryPlan plan_stage(const Config& c, const Stage& stage, int context_ranks, int rank, bool gpu) {
+MemoryPlan plan_stage(const Config& c, const Stage& stage, const Sharding& sharding, int context_ranks, int rank,
+                      RanksAre are) {
+  const bool gpu = are == RanksAre::kGpus;
   const ModelShape shape = model_shape(c);
   const at::ScalarType dtype = compute_dtype(c);
   const at::DeviceType device = gpu ? at::kCUDA : at::kCPU;
@@ -79,8 +85,9 @@ MemoryPlan plan_stage(const Config& c, const Stage& stage, int context_ranks, in
   std::vector<Part> attention;
   for (const size_t which : layers.of_layer) attention.push_back(distinct[which]);
 
-  add_training_charges(c, stage, positions, static_cast<int>(c.mesh.data) * context_ranks, gpu, plan.step);
-  add_model_charges(shape, batch * positions, {dtype, gpu}, c.model.recompute, attention, plan.step);
+  const int ranks = static_cast<int>(c.mesh.data) * context_ranks;
+  const std::vector<PlaceCharges> places = add_training_charges(c, stage, positions, ranks, sharding, are, plan.step);
+  add_model_charges(shape, batch * positions, {dtype, gpu}, c.model.recompute, attention, places, plan.step);
   plan.caches = c.memory.caches << 20;
   plan.caches_on_device = gpu ? cache_total_on_device(plan.caches) : 0;
   return plan;
@@ -88,16 +95,17 @@ MemoryPlan plan_stage(const Config& c, const Stage& stage, int context_ranks, in
 
 }  // namespace
 
-MemoryPlan plan_memory(const Config& c, const std::vector<Stage>& stages, int context_ranks, int rank, bool gpu) {
-  MemoryPlan most = plan_stage(c, stages[0], context_ranks, rank, gpu);
+MemoryPlan plan_memory(const Config& c, const std::vector<Stage>& stages, const Sharding& sharding, int context_ranks,
+                       int rank, RanksAre are) {
+  MemoryPlan most = plan_stage(c, stages[0], sharding, context_ranks, rank, are);
   for (size_t i = 1; i < stages.size(); ++i) {
-    MemoryPlan plan = plan_stage(c, stages[i], context_ranks, rank, gpu);
+    MemoryPlan plan = plan_stage(c, stages[i], sharding, context_ranks, rank, are);
     if (plan.total() > most.total()) most = std::move(plan);
   }
   return most;
 }
 
-double least_memory(const Config& c, int context_ranks) {
+double least_memory(const Config& c, const Sharding& s, int context_ranks) {
   const double element = static_cast<double>(c10::elementSize(compute_dtype(c)));
   double tokens = 0;
   for (const ContextSchedule::Stage& stage : c.data.context.stages) {
@@ -105,20 +113,24 @@ double least_memory(const Config& c, int context_ranks) {
     tokens = std::max(tokens, rows * static_cast<double>(stage.context) / context_ranks);
   }
   const double streams = static_cast<double>(c.model.layers) * tokens * static_cast<double>(c.model.dim) * element;
-  return 4 * sizeof(float) * parameter_estimate(model_shape(c)) + streams;
+  // Weights, gradients and two means: of each the whole or a shard.
+  const int whole = s.level == 0 ? 4 : s.level == 1 ? 2 : s.level == 2 ? 1 : 0;
+  const double copies = whole + static_cast<double>(4 - whole) / s.shards;
+  return copies * element * parameter_estimate(model_shape(c)) + streams;
 }
 
-void require_memory(const char* what, double bytes, int ranks, const std::optional<AvailableMemory>& available) {
+void require_memory(const char* what, double bytes, int ranks, const std::optional<AvailableMemory>& available,
+                    const std::function<std::string()>& nearest) {
   const bool asked = switch_from_environment("ANNULUS_MEMORY_CHECK", true);
   const bool too_much = asked && available && bytes * ranks > static_cast<double>(available->bytes);
   if (!too_much && bytes < kAnyMachine) return;
   std::string text = "the run needs " + std::string(what) + bytes_text(bytes) + " a rank";
   if (too_much) {
     if (ranks > 1) text += ", " + bytes_text(bytes * ranks) + " for the " + counted(ranks, "rank") + " of this host";
-    text +=
-        ", and " + bytes_text(static_cast<double>(available->bytes)) + " are free (" + available->limit +
-        "): fewer rows (data.batch), a shorter data.context, model.recompute = true, a smaller model, or more ranks "
-        "on other hosts; ANNULUS_MEMORY_CHECK=0 tries it all the same";
+    text += ", and " + bytes_text(static_cast<double>(available->bytes)) + " are free (" + available->limit +
+            "): " + nearest() +
+            "; fewer rows (data.batch), a smaller model and more ranks on other hosts take less, too, and "
+            "ANNULUS_MEMORY_CHECK=0 tries it all the same";
   } else {
     text += ", more than any machine has: [model] and [data] say how large it is";
   }

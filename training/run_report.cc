@@ -2,7 +2,6 @@
 #include "training/run_report.h"
 
 #include <chrono>
-#include <limits>
 #include <string>
 #include <utility>
 
@@ -60,9 +59,22 @@ RunReport::RunReport(const Settings& settings, Communicator& world, Training& tr
       begin_(interval_.time) {}
 
 RunReport::Clock RunReport::clock() const {
-  // What this rank has waited for others so far.
-  const double waited = world_.stats().wait_seconds + training_.mesh().axis("context").stats().wait_seconds;
-  return {now(), waited, plan_stats().seconds_on_path, training_.waited_for_data()};
+  // What this rank has waited for others so far: its stream on a GPU, and its host where that carries what is said.
+  const CommStats& world = world_.stats();
+  const CommStats& ring = training_.mesh().axis("context").stats();
+  Clock clock{.time = now(),
+              .waited = world.wait_seconds + ring.wait_seconds,
+              .planned = plan_stats().seconds_on_path,
+              .read = training_.waited_for_data(),
+              .ring = ring.wait_seconds};
+  const ModelState& state = training_.model_state();
+  for (const Communicator* comm : {state.sharers(), state.replicas()}) {
+    if (comm == nullptr) continue;
+    clock.waited += comm->stats().wait_seconds;
+    clock.reduced += comm->stats().reduce_wait_seconds;
+    clock.gathered += comm->stats().gather_wait_seconds;
+  }
+  return clock;
 }
 
 void RunReport::leave_out_since(const Clock& before) {
@@ -71,6 +83,9 @@ void RunReport::leave_out_since(const Clock& before) {
   interval_.waited += after.waited - before.waited;
   interval_.planned += after.planned - before.planned;
   interval_.read += after.read - before.read;
+  interval_.ring += after.ring - before.ring;
+  interval_.reduced += after.reduced - before.reduced;
+  interval_.gathered += after.gathered - before.gathered;
 }
 
 double RunReport::seconds() const { return now() - begin_; }
@@ -93,8 +108,6 @@ void RunReport::step(const StepResult& result, bool validated) {
   const double speed = elapsed > 0 ? static_cast<double>(interval_tokens_) / elapsed : 0;
   if (step % settings_.log_every == 0 || last || result.stop) {
     tokens_per_second_ = speed;
-    // Hosts do not wait for transfers between GPUs, and nothing measures the devices' waits.
-    const double exposed = settings_.on_gpu ? std::numeric_limits<double>::quiet_NaN() : here.waited - interval_.waited;
     MetricsWriter::Fields fields = {{"loss", result.loss}};
     if (bytes) fields.emplace_back("bits_per_byte", bits_per_byte(result.loss));
     fields.insert(fields.end(),
@@ -103,7 +116,10 @@ void RunReport::step(const StepResult& result, bool validated) {
                    {"tokens", training_.tokens_done()},
                    {"tokens_per_second", speed},
                    {"targets_share", static_cast<double>(interval_targets_) / static_cast<double>(interval_tokens_)},
-                   {"exposed_communication_seconds", exposed},
+                   {"exposed_communication_seconds", here.waited - interval_.waited},
+                   {"exposed_ring_seconds", here.ring - interval_.ring},
+                   {"exposed_reduce_seconds", here.reduced - interval_.reduced},
+                   {"exposed_gather_seconds", here.gathered - interval_.gathered},
                    {"exposed_planning_seconds", here.planned - interval_.planned},
                    {"exposed_data_seconds", here.read - interval_.read},
                    {"plans_made", plan_stats().programs_made},

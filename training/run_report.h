@@ -16,13 +16,13 @@ namespace annulus {
 class RunReport {
   struct Clock {
     double time = 0, waited = 0, planned = 0, read = 0;  // seconds
+    double ring = 0, reduced = 0, gathered = 0;          // of what was waited
   };
 
  public:
   struct Settings {
-    int64_t steps = 0;      // of the whole run
-    int64_t log_every = 1;  // steps between two lines of metrics
-    bool on_gpu = false;
+    int64_t steps = 0;                      // of the whole run
+    int64_t log_every = 1;                  // steps between two lines of metrics
     std::optional<double> peak_flops = {};  // of all ranks' devices together, where it is known
     double flops_per_token = 0;             // of the model; read where peak_flops is known
   };

@@ -126,14 +126,13 @@ TrainingState read_weights(const SampleOptions& o, const Config& config, const s
     TrainingState state =
         o.step ? store.open(*o.step, CheckpointPart::kModel) : newest_state(store, config, run, notes);
     try {
-      store.read(state, whole_slices(weights.views(weights.values())));
+      store.read(state, whole_slices(weights.value_views()));
     } catch (const Error& error) {
       // A live run may have removed it since it was opened: then there is a newer one.
       std::error_code unknown;
       if (o.step || error.kind() != ErrorKind::kInput || std::filesystem::exists(state.folder, unknown)) throw;
       continue;
     }
-    weights.refresh_leaves();
     return state;
   }
 }

@@ -32,13 +32,15 @@
 #include "memory/caches.h"
 #include "memory/device_memory.h"
 #include "model/model.h"
+#include "training/fitting.h"
 #include "training/memory_plan.h"
 #include "training/mesh.h"
-#include "training/optimizer.h"
 #include "training/run/checkpoint.h"
 #include "training/run/metrics.h"
 #include "training/run/run_folder.h"
 #include "training/run_report.h"
+#include "training/state/optimizer.h"
+#include "training/state/sharding.h"
 #include "training/training.h"
 
 namespace annulus {
@@ -136,6 +138,7 @@ class Run {
   std::optional<RunReport> report_;
   std::optional<int64_t> saved_step_;  // of the newest checkpoint
   std::string kept_;                   // its folder
+  Sharding sharding_;
   MemoryPlan memory_;
   std::optional<double> peak_flops_;  // of all ranks' devices together
 };
@@ -272,7 +275,6 @@ void Run::open_folder() {
       /*only_first=*/true);
   report_.emplace(RunReport::Settings{.steps = config_.run.steps,
                                       .log_every = config_.run.log_every,
-                                      .on_gpu = options_.device.is_cuda(),
                                       .peak_flops = peak_flops_,
                                       .flops_per_token = peak_flops_ ? training_->flops_per_token() : 0},
                   world_, *training_, std::move(metrics), progress_.get());
@@ -343,16 +345,26 @@ std::optional<AvailableMemory> Run::available() const {
 // the kernel ends whom it likes where a host has too little, and without a word.
 void Run::require_memory_for(const std::vector<Stage>& stages) {
   const bool gpu = options_.device.is_cuda();
+  const RanksAre are = gpu ? RanksAre::kGpus : RanksAre::kProcesses;
   const int context = world_.size() / static_cast<int>(config_.mesh.data), ranks = gpu ? 1 : options_.ranks_here;
+  const int rank = world_.rank() % context;
   std::optional<AvailableMemory> free;
+  const auto nearest = [&] {
+    return nearest_fit(config_, {.ranks = world_.size(),
+                                 .ranks_of_a_host = options_.ranks_here,
+                                 .are = are,
+                                 .memory = static_cast<double>(free->bytes) / ranks,
+                                 .planned = rank})
+        .text;
+  };
   together(world_, {"planning the memory"}, [&] {
     free = available();
-    require_memory("at least ", least_memory(config_, context), ranks, free);
-    memory_ = plan_memory(config_, stages, context, world_.rank() % context, gpu);
+    require_memory("at least ", least_memory(config_, sharding_, context), ranks, free, nearest);
+    memory_ = plan_memory(config_, stages, sharding_, context, rank, are);
   });
   say("memory: " + memory_.text());
   together(world_, {"planning the memory"},
-           [&] { require_memory("", static_cast<double>(memory_.total()), ranks, free); });
+           [&] { require_memory("", static_cast<double>(memory_.total()), ranks, free, nearest); });
 }
 
 bool Run::validate() {
@@ -367,7 +379,7 @@ void Run::save() {
   const int64_t step = training_->steps_done();
   if (saved_step_ == step) return;
   const RunReport::Pause pause(*report_);
-  kept_ = store_->save(world_, training_->state(), first_ ? training_->slices() : std::vector<TensorSlice>());
+  kept_ = store_->save(world_, training_->state(), training_->slices_to_write());
   together(
       world_, {"writing the checkpoint", step, "step"},
       [&] {
@@ -421,6 +433,11 @@ int Run::train() {
   world_.set_timeout(Seconds(config_.timeout));
   set_cache_total(config_.memory.caches << 20);
   std::vector<Stage> stages = options_.stages ? *options_.stages : check_training(config_, world_.size());
+  if (config_.optimizer.shard_within == "host") {
+    require_agreement(world_, {{"number of ranks on a host", std::to_string(options_.ranks_here)}},
+                      {"sharing the state within hosts"});
+  }
+  sharding_ = make_sharding(config_, world_.size(), options_.ranks_here);
   // The choice of a kernel depends on it.
   if (options_.device.is_cuda()) set_gpu_numerics({.tf32 = config_.tf32, .deterministic = config_.deterministic});
   together(world_, {"choosing the attention kernel"}, [&] {
@@ -441,7 +458,7 @@ int Run::train() {
   tell_changes();
   require_memory_for(stages);
   if (options_.resume) read_checkpoint();
-  training_ = std::make_unique<Training>(config_, std::move(stages), world_, *data_, options_.device);
+  training_ = std::make_unique<Training>(config_, std::move(stages), world_, *data_, options_.device, sharding_);
   if (options_.resume) restore();
   for (const std::string& warning : data_->warnings()) say("warning: " + warning);
   require_equal_ranks();

@@ -7,6 +7,7 @@
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
@@ -20,27 +21,19 @@
 
 #include "attention/plan/layout.h"
 #include "attention/plan/proofs.h"
-#include "common/checksum.h"
 #include "common/error.h"
 #include "common/text.h"
 #include "device/numerics.h"
+#include "training/training_charges.h"
 
 namespace annulus {
 namespace {
 
-// Elements of one gradient collective: bounds what a backend needs for it beside the gradients themselves.
-constexpr int64_t kBucket = int64_t{1} << 24;
-
-// Of Parameters::readout().
-constexpr int kLoss = 0;
-constexpr int kStop = 1;
-constexpr int kTargets = 2;     // that count, in units of kTargetUnit, ...
-constexpr int kTargetRest = 3;  // ... and what is left
-constexpr int kNorm = 4;
-constexpr int64_t kTargetUnit = 4096;
-
-// Steps whose tokens are there at once: this one's and those that are read ahead.
-constexpr int64_t kSlots = 3;
+// What a rank tells of a step.
+constexpr int kLoss = 0;     // its part, divided by the number of all tokens
+constexpr int kStop = 1;     // whether it was asked to stop
+constexpr int kTargets = 2;  // that count
+constexpr int kSquares = 3;  // of its shard of the gradients
 
 KernelKind kernel(const Config& c) { return parse_kernel(c.attention.kernel, "attention.kernel"); }
 
@@ -74,42 +67,17 @@ void set_documents(std::vector<PlanRequest>& requests, const std::vector<std::ve
 
 }  // namespace
 
-void add_training_charges(const Config& c, const Stage& stage, int64_t positions, int ranks, bool gpu,
-                          StepCharges& step) {
-  const ModelShape shape = model_shape(c);
-  const at::ScalarType dtype = compute_dtype(c);
-  const auto wide = static_cast<int64_t>(c10::elementSize(at::toOpMathType(dtype)));
-  const bool restart = c.data.positions == "restart";
-  const int64_t rows = stage.batch / c.mesh.data;
-  const int64_t count = parameter_count(shape), batch = (restart ? 3 : 2) * rows * positions * 8;
-  const int64_t turned = restart ? stage.context : positions;  // positions in the rotary table
-  for (const Charge& charge : parameter_charges(count, dtype)) step.lasts(charge);
-  step.lasts(optimizer_charge(count, dtype));
-  // On a CPU a step reads its tokens where they were read to.
-  const int64_t inputs = gpu ? batch : kSlots * c.data.accumulate * batch;
-  step.lasts({"inputs", inputs + turned * shape.head_dim() * wide, When::kLasts});
-  // A table of each row's own positions.
-  const int64_t table = restart ? rows * positions * shape.head_dim() * wide : 0;
-  const int64_t bucket = ranks > 1 ? std::min(kBucket, count) * wide : 0;
-  step.then({"batch", {{"rotary table", table, When::kKept}, {"a collective's bucket", bucket, When::kBackward}}});
-  // A recorded step keeps its memory (step_graph.h): what a validation takes comes besides.
-  const bool recorded = gpu && c.cuda_graphs == "auto" && ranks == c.mesh.data;
-  const bool validated = c.validation.every > 0 && c.validation.batches > 0 && c.data.validation_fraction > 0;
-  const int64_t validation = recorded && validated ? forward_bytes(shape, rows * positions, {dtype, gpu}) : 0;
-  step.lasts({"validation", validation, When::kLasts});
-}
-
 struct Training::Share {
-  Share(const Config& config, const LayerRequests& layers, BatchShape batch_shape, const Communicator& world,
-        const Model& model, at::Device device)
+  Share(const Config& config, const LayerRequests& layers, BatchShape batch_shape, bool recorded, const Model& model,
+        at::Device device)
       : shape(std::move(batch_shape)),
         requests(layers.of_rows(shape.first_row, shape.own_rows)),
-        graph(device, config.cuda_graphs == "auto" && steps_are_alike(config, layers, world)) {
+        graph(device, recorded) {
     const auto positions = static_cast<int64_t>(shape.positions.size());
     std::vector<int64_t> sizes = {shape.planes(), shape.own_rows, positions};
     if (device.is_cuda()) batch = at::empty(sizes, at::TensorOptions(at::kLong).device(device));
     sizes.insert(sizes.begin(), config.data.accumulate);
-    for (int64_t i = 0; i < kSlots; ++i) slots.push_back(host_memory(sizes, at::kLong, device));
+    for (int64_t i = 0; i < kTokenSlots; ++i) slots.push_back(host_memory(sizes, at::kLong, device));
     const int64_t context = layers.distinct[0].shape.q_len;
     rotary = model.rotary(shape.restart ? at::arange(context, at::kLong)
                                         : at::from_blob(shape.positions.data(), {positions}, at::kLong));
@@ -150,15 +118,21 @@ struct Training::Share {
 };
 
 Training::Training(const Config& config, std::vector<Stage> stages, Communicator& world, const Dataset& data,
-                   at::Device device)
+                   at::Device device, const Sharding& sharding)
     : config_(config),
       stages_(std::move(stages)),
       data_(data),
       mesh_(world, mesh_axes(config)),
       device_(device),
-      model_(model_shape(config), static_cast<uint64_t>(config.run.seed), compute_dtype(config), device),
-      optimizer_(model_.parameters(), optimizer_settings(config)),
-      readout_({Parameters::kReadout}, model_.parameters().readout().scalar_type(), device),
+      recorded_(device.is_cuda() && may_be_recorded(config, sharding) &&
+                std::all_of(stages_.begin(), stages_.end(),
+                            [&](const Stage& s) { return steps_are_alike(config, s.layers, world); })),
+      model_(model_shape(config), compute_dtype(config), device, Model::Unheld{sharding.shards}),
+      model_state_(model_, world, state_traits(config, sharding, recorded_), static_cast<uint64_t>(config.run.seed)),
+      optimizer_(model_state_.updated(), optimizer_settings(config)),
+      numbers_(at::zeros({kNumbers}, at::TensorOptions(at::kDouble).device(device))),
+      everybodys_(at::zeros({world.size(), kNumbers}, numbers_.options())),
+      readout_({world.size(), kNumbers}, at::kDouble, device),
       uses_(data.resumed_uses()) {
   if (device.is_cuda()) set_gpu_numerics({.tf32 = config.tf32, .deterministic = config.deterministic});
   model_.set_recompute(config.model.recompute);
@@ -185,7 +159,7 @@ void Training::enter(size_t stage, int64_t step) {
                    .own_rows = rows.count,
                    .positions = layout.positions(mesh_.index("context")),
                    .restart = config_.data.positions == "restart"};
-  share_ = std::make_unique<Share>(config_, now.layers, std::move(shape), mesh_.world(), model_, device_);
+  share_ = std::make_unique<Share>(config_, now.layers, std::move(shape), recorded_, model_, device_);
   // What is wrong with a plan is said before the stage's first step. Those of later documents are proved where they are
   // made, ahead of their step; adaptive ones by the calls that make them.
   if (!proves_by_default()) return;
@@ -274,28 +248,28 @@ at::Tensor Training::loss(const at::Tensor& batch, const RotaryTable& table, con
   return model_.loss(batch[0], batch[1].reshape({-1}), table, attend, scale);
 }
 
-void Training::reduce_gradients() {
+std::vector<std::array<double, Training::kNumbers>> Training::read_out() {
   Communicator& world = mesh_.world();
-  if (world.size() == 1) return;
-  at::Tensor& reduced = model_.parameters().reduced();
-  for (int64_t begin = 0; begin < reduced.numel(); begin += kBucket) {
-    at::Tensor bucket = reduced.narrow(0, begin, std::min(kBucket, reduced.numel() - begin));
-    world.all_reduce(bucket, ReduceOp::kSum, {"gradients", steps_done_ + 1, "step"});
+  if (world.size() > 1) {
+    world.all_gather(everybodys_, numbers_, {"what ranks tell of a step", steps_done_ + 1, "step"});
+  } else {
+    everybodys_[0].copy_(numbers_);
   }
-}
-
-std::array<double, Parameters::kReadout> Training::read_out() {
-  readout_.start(model_.parameters().readout());
+  readout_.start(everybodys_);
   // Other ranks may have failed: progress() raises what the communication met.
-  while (mesh_.world().size() > 1 && !readout_.ready()) {
+  while (world.size() > 1 && !readout_.ready()) {
     mesh_.progress();
     std::this_thread::yield();
   }
   const at::Tensor& values = readout_.wait();
   mesh_.progress();
-  std::array<double, Parameters::kReadout> result{};
-  for (int i = 0; i < Parameters::kReadout; ++i) result[static_cast<size_t>(i)] = values[i].item<double>();
-  return result;
+  std::vector<std::array<double, kNumbers>> numbers(static_cast<size_t>(world.size()));
+  const double* from = values.const_data_ptr<double>();
+  for (auto& of_rank : numbers) {
+    std::copy_n(from, kNumbers, of_rank.begin());
+    from += kNumbers;
+  }
+  return numbers;
 }
 
 StepResult Training::step(bool stop) {
@@ -311,9 +285,7 @@ StepResult Training::step(bool stop) {
   ++share.next;
   plan_what_follows();
 
-  Parameters& parameters = model_.parameters();
-  at::Tensor readout = parameters.readout();
-  readout.zero_();
+  numbers_.zero_();
   const std::string when = "step " + std::to_string(steps_done_ + 1);
   int64_t targets = 0;
   for (int64_t i = 0; i < config_.data.accumulate; ++i) {
@@ -331,30 +303,35 @@ StepResult Training::step(bool stop) {
     check_tokens(host[1], config_.model.vocab, kNoTarget);
     const at::Tensor on_device = share.on_device(host);
     const Attend attends = attend(requests_now, dropout, when);
-    parameters.begin_backward(i == 0);
+    model_state_.begin_pass(steps_done_ + 1, i == 0, i + 1 == config_.data.accumulate);
     share.graph.run([&] {
       const c10::AutoGradMode grad(true);
       const at::Tensor local = loss(on_device, share.table(on_device), attends);
       local.backward();
-      readout[kLoss].add_(local.detach());
+      numbers_[kLoss].add_(local.detach());
     });
-    parameters.gather_gradients(i == 0);
+    model_state_.end_pass();
   }
-  readout[kStop].fill_(stop ? 1 : 0);
-  readout[kTargets].fill_(targets / kTargetUnit);
-  readout[kTargetRest].fill_(targets % kTargetUnit);
-  reduce_gradients();
-  readout[kNorm].copy_(optimizer_.gradient_norm());
-  const auto values = read_out();
+  numbers_[kStop].fill_(stop ? 1 : 0);
+  numbers_[kTargets].fill_(targets);
+  numbers_[kSquares].copy_(model_state_.squares());
+  const auto numbers = read_out();
+  model_state_.finish_gradients();
 
+  // Added up in rank order; the shards of the first replica are all there are.
+  double loss = 0, squares = 0;
   StepResult result;
+  for (size_t rank = 0; rank < numbers.size(); ++rank) {
+    loss += numbers[rank][kLoss];
+    result.targets += static_cast<int64_t>(numbers[rank][kTargets]);
+    result.stop = result.stop || numbers[rank][kStop] > 0;
+    if (model_state_.sharding().replica_of(static_cast<int>(rank)) == 0) squares += numbers[rank][kSquares];
+  }
   result.tokens = now.batch * config_.data.accumulate * now.context;
-  result.targets = static_cast<int64_t>(values[kTargets]) * kTargetUnit + static_cast<int64_t>(values[kTargetRest]);
   // Until here gradients and loss are sums divided by the number of tokens.
   const double per_target = static_cast<double>(result.tokens) / static_cast<double>(result.targets);
-  result.loss = values[kLoss] * per_target;
-  result.gradient_norm = values[kNorm] * per_target;
-  result.stop = values[kStop] > 0;
+  result.loss = loss * per_target;
+  result.gradient_norm = std::sqrt(squares) * per_target;
   result.note = share.graph.take_note();
   result.lr = learning_rate(optimizer_settings(config_), steps_done_);
   apply(per_target, result);
@@ -376,6 +353,7 @@ void Training::apply(double gradient_scale, StepResult& result) {
   result.applied = result.targets > 0 && std::isfinite(result.loss) && std::isfinite(result.gradient_norm);
   if (result.applied) {
     optimizer_.update(gradient_scale, result.gradient_norm, steps_done_);
+    model_state_.changed();
     left_out_ = 0;
     ++applied_;
   } else {
@@ -417,14 +395,15 @@ ValidationResult Training::validate(const std::function<bool()>& stop) {
       }
       const at::Tensor on_device = share_->on_device(host);
       const Attend attends = attend(requests_now, {}, "validation, batch " + std::to_string(i + 1));
+      model_state_.begin_forward();
       const at::Tensor local = loss(on_device, share_->table(on_device), attends);
-      const auto filled = [&](int64_t value) { return at::full_like(local, value); };
-      at::Tensor sums = at::stack(
-          {local, filled(stop_now ? 1 : 0), filled(batch.targets / kTargetUnit), filled(batch.targets % kTargetUnit)});
+      const auto filled = [&](double value) { return at::full_like(local, value, at::kDouble); };
+      at::Tensor sums =
+          at::stack({local.to(at::kDouble), filled(stop_now ? 1 : 0), filled(static_cast<double>(batch.targets))});
       if (mesh_.world().size() > 1) mesh_.world().all_reduce(sums, ReduceOp::kSum, {"validation loss", i + 1, "batch"});
-      sums = sums.to(at::kCPU, at::kDouble);
+      sums = sums.to(at::kCPU);
       of_source += sums[0].item<double>();
-      targets_of_source += sums[2].item<double>() * kTargetUnit + sums[3].item<double>();
+      targets_of_source += sums[2].item<double>();
       result.stop = sums[1].item<double>() > 0;
       if (result.stop) return result;
     }
@@ -454,12 +433,15 @@ TrainingState Training::state() const {
   return state;
 }
 
-std::vector<TensorSlice> Training::slices() const {
-  const Parameters& p = model_.parameters();
-  std::vector<NamedTensor> tensors = p.views(p.values());
-  for (const NamedTensor& t : p.views(optimizer_.exp_avg(), "optimizer.exp_avg.")) tensors.push_back(t);
-  for (const NamedTensor& t : p.views(optimizer_.exp_avg_sq(), "optimizer.exp_avg_sq.")) tensors.push_back(t);
-  return whole_slices(tensors);
+std::vector<TensorSlice> Training::slices(bool written) const {
+  std::vector<TensorSlice> slices = model_state_.slices("", nullptr, written);
+  for (const TensorSlice& slice : model_state_.slices("optimizer.exp_avg.", &optimizer_.exp_avg(), written)) {
+    slices.push_back(slice);
+  }
+  for (const TensorSlice& slice : model_state_.slices("optimizer.exp_avg_sq.", &optimizer_.exp_avg_sq(), written)) {
+    slices.push_back(slice);
+  }
+  return slices;
 }
 
 void Training::restore(const TrainingState& state,
@@ -476,17 +458,13 @@ void Training::restore(const TrainingState& state,
   if (count < 0 || count > state.step || state.step < 0) {
     throw Error(ErrorKind::kInput, "checkpoint", "it does not say how many updates were made");
   }
-  read(slices());
-  model_.parameters().refresh_leaves();
+  model_state_.settle();
+  read(slices(/*written=*/false));
+  model_state_.changed();
   optimizer_.set_updates(count);
   steps_done_ = state.step;
   // Earlier versions had one length of rows alone, one batch a step, and said no number of tokens.
   tokens_ = tokens >= 0 ? tokens : steps_done_ * stages_[0].batch * stages_[0].context;
-}
-
-std::string Training::weights_digest() const {
-  const at::Tensor values = model_.parameters().values().cpu().contiguous();
-  return checksum(values.const_data_ptr(), values.nbytes());
 }
 
 }  // namespace annulus

@@ -25,8 +25,9 @@
 #include "training/job.h"
 #include "training/layer_requests.h"
 #include "training/mesh.h"
-#include "training/optimizer.h"
 #include "training/run/checkpoint.h"
+#include "training/state/model_state.h"
+#include "training/state/optimizer.h"
 #include "training/step_graph.h"
 
 namespace annulus {
@@ -49,19 +50,16 @@ struct ValidationResult {
   bool stop = false;
 };
 
-// What a step of Training holds (memory/charge.h) besides the model's parts: what lasts, and what the step begins and
-// ends with. `positions` of each row are this rank's; `ranks` of the world.
-void add_training_charges(const Config& config, const Stage& stage, int64_t positions, int ranks, bool gpu,
-                          StepCharges& step);
-
 class Training {
  public:
   // Collective. The data and the world must outlive this. `stages`: of check_training, for this configuration and as
   // many ranks. The first step is the one from which the data has rows.
-  Training(const Config& config, std::vector<Stage> stages, Communicator& world, const Dataset& data,
-           at::Device device);
+  Training(const Config& config, std::vector<Stage> stages, Communicator& world, const Dataset& data, at::Device device,
+           const Sharding& sharding);
+  // All ranks on one host.
   Training(const Config& config, Communicator& world, const Dataset& data, at::Device device)
-      : Training(config, check_training(config, world.size()), world, data, device) {}
+      : Training(config, check_training(config, world.size()), world, data, device,
+                 make_sharding(config, world.size(), world.size())) {}
   ~Training();
 
   // One update from data.accumulate global batches. Collective. `stop`: this rank was asked to stop; every rank learns
@@ -94,15 +92,18 @@ class Training {
   // Steps are replayed from a record (step_graph.h).
   bool replays() const;
 
-  // For a checkpoint: counters, and what this rank holds of the tensors: views, valid until the next step.
+  // For a checkpoint: counters and the model's description, and the slices of tensors that this rank writes: views,
+  // valid until the next step.
   TrainingState state() const;
-  std::vector<TensorSlice> slices() const;
-  // `read` fills slices(), as CheckpointStore::read does. Raises Error(kInput) when a counter is missing, with nothing
-  // touched, and what `read` raises.
+  std::vector<TensorSlice> slices_to_write() const { return slices(/*written=*/true); }
+  // `read` fills the slices that it is given, of what this rank holds, as CheckpointStore::read does. Raises
+  // Error(kInput) when a counter is missing, with nothing touched, and what `read` raises. Where state is cut,
+  // collective.
   void restore(const TrainingState& state, const std::function<void(const std::vector<TensorSlice>& into)>& read);
 
-  // Of all weights: ranks compare it after a start or a resume.
-  std::string weights_digest() const;
+  // Of all weights: ranks compare it after a start or a resume. Collective where weights are cut.
+  std::string weights_digest() const { return model_state_.digest(); }
+  const ModelState& model_state() const { return model_state_; }
 
  private:
   struct Share;  // of the rows of a stage, this rank's
@@ -112,11 +113,12 @@ class Training {
   void require_stage(int64_t step);
   // This rank's part of the loss: a sum divided by the number of tokens of a step.
   at::Tensor loss(const at::Tensor& batch, const RotaryTable& table, const Attend& attend) const;
-  void reduce_gradients();
   // Updates the weights, unless the result says that nothing can be learned from the gradients.
   void apply(double gradient_scale, StepResult& result);
-  // Waits for the device and brings Parameters::readout() to the host: the only such wait of a step.
-  std::array<double, Parameters::kReadout> read_out();
+  // What every rank tells of a step, in rank order. Waits for the device: the only such wait of a step.
+  static constexpr int64_t kNumbers = 4;
+  std::vector<std::array<double, kNumbers>> read_out();
+  std::vector<TensorSlice> slices(bool written) const;
   // The distinct requests of a batch whose rows have these parts (BatchReader).
   std::vector<PlanRequest> requests(const std::vector<std::vector<int64_t>>& parts) const;
   // The same of batch i of a coming step, of whichever stage.
@@ -133,9 +135,13 @@ class Training {
   const Dataset& data_;
   Mesh mesh_;
   at::Device device_;
+  bool recorded_;  // steps are, where the device can (step_graph.h)
   Model model_;
+  ModelState model_state_;
   AdamW optimizer_;
-  Readback readout_;  // of Parameters::readout()
+  at::Tensor numbers_;     // fp64 [kNumbers], of this rank
+  at::Tensor everybodys_;  // fp64 [ranks, kNumbers]
+  Readback readout_;       // of those
   size_t stage_ = 0;
   std::unique_ptr<Share> share_;  // of that stage
   std::vector<SourceUse> uses_;

@@ -19,6 +19,7 @@
 #include "attention/oracle/oracle.h"
 #include "comm/threads/threads.h"
 #include "common/error.h"
+#include "tests/model/flat_parameters.h"
 
 namespace annulus {
 namespace {
@@ -27,7 +28,7 @@ ModelShape tiny() { return {.layers = 2, .dim = 32, .heads = 4, .kv_heads = 2, .
 
 Model lively_model() {
   Model model(tiny(), 3);
-  model.parameters().values().narrow(0, 0, model.parameters().decayed()).mul_(5);
+  scale_matrices(model.parameters(), 5);
   return model;
 }
 
@@ -63,8 +64,7 @@ void expect_near(const at::Tensor& a, const at::Tensor& b) {
 TEST(Generator, OfAModelInBf16) {
   const Model fp32 = lively_model();
   Model bf16(fp32.shape(), 3, at::kBFloat16);
-  at::Tensor(bf16.parameters().values()).copy_(fp32.parameters().values());
-  bf16.parameters().refresh_leaves();
+  copy_values(fp32.parameters(), bf16.parameters());
   const std::vector<PatternSpec> pattern = {causal_pattern()};
   const at::Tensor want = Generator(fp32, pattern, 100).feed(some_tokens(40));
   const at::Tensor got = Generator(bf16, pattern, 100).feed(some_tokens(40));

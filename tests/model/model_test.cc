@@ -2,6 +2,7 @@
 #include "model/model.h"
 
 #include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/randint.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <gtest/gtest.h>
@@ -12,11 +13,13 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/error.h"
 #include "tests/memory/peak_bytes.h"
 #include "tests/model/dense_attention.h"
+#include "tests/model/flat_parameters.h"
 
 namespace annulus {
 namespace {
@@ -26,7 +29,7 @@ ModelShape tiny(bool tied = false) {
 }
 
 double loss_and_gradient(Model& model, const at::Tensor& tokens, const at::Tensor& targets) {
-  model.parameters().reduced().zero_();
+  zero_gradients(model.parameters());
   const RotaryTable table = model.rotary(at::arange(tokens.size(1), at::kLong));
   const at::Tensor loss =
       model.loss(tokens, targets.flatten(), table, dense_causal(), 1.0 / static_cast<double>(targets.numel()));
@@ -44,35 +47,36 @@ TEST(Model, FusedGradientsEqualThoseOfFp64) {
   for (const bool tied : {false, true}) {
     Model exact(tiny(tied), 1, at::kDouble);
     Model fused(tiny(tied), 1);
-    // Larger weights than the initial ones, so that attention and gates are far from linear.
-    exact.parameters().values().narrow(0, 0, exact.parameters().decayed()).mul_(4);
-    fused.parameters().values().copy_(exact.parameters().values());
+    scale_matrices(exact.parameters(), 4);
+    copy_values(exact.parameters(), fused.parameters());
     const at::Tensor tokens = at::randint(0, 64, {3, 14}, at::kLong);
     const at::Tensor x = tokens.slice(1, 0, 13);
     const at::Tensor y = tokens.slice(1, 1);
     const double want = loss_and_gradient(exact, x, y);
     // Of eight seeds the loss was off by 5e-8 at most, the gradient by 4e-7.
     EXPECT_NEAR(loss_and_gradient(fused, x, y), want, 2e-7 * want);
-    const at::Tensor g = exact.parameters().gradients();
-    const double error = fused.parameters().gradients().to(at::kDouble).sub(g).norm().item<double>();
+    const at::Tensor g = flat(exact.parameters().gradient_views());
+    const double error = flat(fused.parameters().gradient_views()).to(at::kDouble).sub(g).norm().item<double>();
     EXPECT_LE(error, 1.2e-6 * g.norm().item<double>());
-    for (const NamedTensor& t : exact.parameters().views(g)) EXPECT_GT(t.tensor.norm().item<double>(), 0) << t.name;
+    for (const NamedTensor& t : exact.parameters().gradient_views()) {
+      EXPECT_GT(t.tensor.norm().item<double>(), 0) << t.name;
+    }
   }
 }
 
 TEST(Model, GradientsOfFp64EqualFiniteDifferences) {
   Model model(tiny(), 3, at::kDouble);
-  model.parameters().values().narrow(0, 0, model.parameters().decayed()).mul_(4);
+  scale_matrices(model.parameters(), 4);
   const at::Tensor tokens = at::randint(0, 64, {2, 10}, at::kLong);
   const at::Tensor x = tokens.slice(1, 0, 9);
   const at::Tensor y = tokens.slice(1, 1);
   loss_and_gradient(model, x, y);
-  const at::Tensor g = model.parameters().gradients().clone();
+  const at::Tensor g = flat(model.parameters().gradient_views());
   const at::Tensor direction = named_normal(5, "direction", model.parameters().count()).to(at::kDouble);
   const double h = 1e-6;
-  model.parameters().values().add_(direction, h);
+  add_to_values(model.parameters(), direction, h);
   const double up = loss_and_gradient(model, x, y);
-  model.parameters().values().add_(direction, -2 * h);
+  add_to_values(model.parameters(), direction, -2 * h);
   const double down = loss_and_gradient(model, x, y);
   const double slope = g.mul(direction).sum().item<double>();
   EXPECT_NEAR((up - down) / (2 * h), slope, 1e-7 * std::abs(slope));  // 3e-8 of eight slopes
@@ -85,7 +89,7 @@ TEST(Model, RecomputesAllButAttentionAndKeepsLess) {
   const at::Tensor x = tokens.slice(1, 0, 64), y = tokens.slice(1, 1);
   for (const at::ScalarType type : {at::kFloat, at::kDouble}) {
     Model model(shape, 1, type);
-    model.parameters().values().narrow(0, 0, model.parameters().decayed()).mul_(4);
+    scale_matrices(model.parameters(), 4);
     const RotaryTable table = model.rotary(at::arange(64, at::kLong));
     int64_t attended = 0;
     const Attend attend = [&](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t layer) {
@@ -96,7 +100,7 @@ TEST(Model, RecomputesAllButAttentionAndKeepsLess) {
     std::vector<int64_t> peaks;
     for (const bool recompute : {false, true}) {
       model.set_recompute(recompute);
-      model.parameters().reduced().zero_();
+      zero_gradients(model.parameters());
       attended = 0;
       const auto peak = std::make_shared<PeakBytes>();
       {
@@ -106,7 +110,7 @@ TEST(Model, RecomputesAllButAttentionAndKeepsLess) {
         losses.push_back(loss.detach());
       }
       EXPECT_EQ(attended, shape.layers);
-      gradients.push_back(model.parameters().gradients().clone());
+      gradients.push_back(flat(model.parameters().gradient_views()));
       peaks.push_back(peak->peak());
     }
     EXPECT_TRUE(losses[0].equal(losses[1]));
@@ -124,7 +128,7 @@ TEST(Model, WeightsDependOnSeedAndNameAlone) {
   Model b(deeper, 7);
   Model c(tiny(), 8);
   const auto find = [](const Model& m, const std::string& name) {
-    for (const NamedTensor& t : m.parameters().views(m.parameters().values())) {
+    for (const NamedTensor& t : m.parameters().value_views()) {
       if (t.name == name) return t.tensor;
     }
     ADD_FAILURE() << name;
@@ -145,18 +149,48 @@ TEST(Model, CountsItsParametersBeforeItHasThem) {
   }
 }
 
-TEST(Model, ParametersCoverTheFlatVectorOnce) {
-  const Model model(tiny(true), 1);
-  int64_t offset = 0;
-  std::set<std::string> names;
-  for (const ParameterInfo& p : model.parameters().list()) {
-    EXPECT_EQ(p.offset, offset);
-    offset += p.shape.size() == 2 ? p.shape[0] * p.shape[1] : p.shape[0];
-    EXPECT_TRUE(names.insert(p.name).second) << p.name;
-    EXPECT_EQ(p.shape.size() == 2, p.offset < model.parameters().decayed());
+TEST(Model, UnitsHoldEachParameterOnce) {
+  for (const bool tied : {false, true}) {
+    for (const int parts : {1, 3, 4}) {
+      Parameters parameters = declare_parameters(tiny(tied));
+      parameters.lay_out(parts);
+      ASSERT_EQ(parameters.units().size(), tied ? 3U : 4U);
+      std::set<std::string> names;
+      size_t next = 0;
+      for (const ParameterUnit& unit : parameters.units()) {
+        EXPECT_EQ(unit.first, next) << unit.name;
+        next = unit.last;
+        int64_t end = 0;
+        for (size_t i = unit.first; i < unit.last; ++i) {
+          const ParameterInfo& p = parameters.list()[i];
+          EXPECT_TRUE(names.insert(p.name).second) << p.name;
+          EXPECT_GE(p.offset, end);
+          EXPECT_LT(p.offset, end + Parameters::kAlign) << "no more is filled up than must be";
+          EXPECT_EQ(p.shape.size() == 2, p.offset < unit.decayed) << p.name;
+          end = p.offset + p.count();
+        }
+        EXPECT_EQ(unit.decayed % Parameters::kAlign, 0);
+        EXPECT_EQ(unit.elements % (Parameters::kAlign * parts), 0);
+        EXPECT_GE(unit.elements, end);
+        EXPECT_LT(unit.elements, end + Parameters::kAlign * parts);
+      }
+      EXPECT_EQ(next, parameters.list().size());
+      EXPECT_EQ(names.count("lm_head.weight"), tied ? 0U : 1U);
+    }
   }
-  EXPECT_EQ(offset, model.parameters().count());
-  EXPECT_EQ(names.count("lm_head.weight"), 0U);
+}
+
+TEST(Model, APartOfAUnitBeginsAsItDoesInTheWhole) {
+  const Model whole(tiny(), 5);
+  const Parameters& p = whole.parameters();
+  for (size_t unit = 0; unit < p.units().size(); ++unit) {
+    const int64_t elements = p.units()[unit].elements;
+    for (const auto& [begin, end] : {std::pair<int64_t, int64_t>{0, elements}, {elements / 3, elements / 2}, {7, 8}}) {
+      const at::Tensor part = at::empty({end - begin}, at::kDouble);
+      p.initialize(5, unit, begin, part);
+      EXPECT_TRUE(part.equal(p.values(unit).tensor().slice(0, begin, end).to(at::kDouble))) << unit << " " << begin;
+    }
+  }
 }
 
 TEST(Model, LogitsOfTheLastPositionAlone) {

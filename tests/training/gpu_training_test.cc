@@ -21,7 +21,7 @@
 
 #include "comm/threads/threads.h"
 #include "device/numerics.h"
-#include "tests/training/snapshot.h"
+#include "tests/training/kept_state.h"
 #include "tests/training/tiny_run.h"
 #include "training/memory_plan.h"
 #include "training/step_graph.h"
@@ -161,11 +161,12 @@ TEST_F(GpuTraining, GatheredPatternsAreRecorded) {
 TEST_F(GpuTraining, ARecordStaysRightWhateverHappensBetween) {
   with_training(config("bf16"), kGpu, [&](Training& training) {
     for (int i = 0; i < 6; ++i) training.step();
-    const Snapshot state = snapshot(training);
+    KeptState kept;
+    kept.keep(training);
     const double loss = training.validate([] { return false; }).loss;
     for (int i = 0; i < 4; ++i) training.step();
     const std::string straight = training.weights_digest();
-    restore(training, state);
+    kept.restore(training);
     EXPECT_EQ(training.validate([] { return false; }).loss, loss);
     for (int i = 0; i < 4; ++i) training.step();
     EXPECT_EQ(training.weights_digest(), straight);
@@ -178,16 +179,16 @@ TEST_F(GpuTraining, ARecordStaysRightWhateverHappensBetween) {
 TEST_F(GpuTraining, ResumesWithTheSameBits) {
   for (const std::string dtype : {"fp32", "bf16"}) {
     const Config c = config(dtype);
-    Snapshot state;
+    KeptState kept;
     std::string straight;
     with_training(c, kGpu, [&](Training& training) {
       for (int i = 0; i < 6; ++i) training.step();
-      state = snapshot(training);
+      kept.keep(training);
       for (int i = 0; i < 6; ++i) training.step();
       straight = training.weights_digest();
     });
     with_training(c, kGpu, [&](Training& training) {
-      restore(training, state);
+      kept.restore(training);
       for (int i = 0; i < 6; ++i) training.step();
       EXPECT_EQ(training.weights_digest(), straight) << dtype;
     });
@@ -337,7 +338,7 @@ TEST_F(GpuTraining, TakesNoMoreMemoryThanPlanned) {
       c.data.context = 8192;
       c.data.batch = 1;
       c.data.validation_fraction = 0;
-      const MemoryPlan plan = plan_memory(c, check_training(c, 1), 1, 0, /*gpu=*/true);
+      const MemoryPlan plan = plan_memory(c, check_training(c, 1), {}, 1, 0, RanksAre::kGpus);
       at::ones({}, kGpu);  // there are no counters before the first tensor
       c10::cuda::CUDACachingAllocator::emptyCache();
       c10::cuda::CUDACachingAllocator::resetPeakStats(kGpu.index());

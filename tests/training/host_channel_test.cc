@@ -118,13 +118,15 @@ TEST(HostChannel, TrainingSendsOnlyAttentionAndSumsOverTheDevice) {
   // Named by what was under way, as progress counts it: from 1.
   const std::string last = std::to_string(config.run.steps);
   for (const std::string& step : {std::string("1"), last}) {
-    EXPECT_EQ(names.count("gradients, step " + step), 1U) << ::testing::PrintToString(names);
+    EXPECT_EQ(names.count("summing the gradients of layer 1, step " + step), 1U) << ::testing::PrintToString(names);
+    EXPECT_EQ(names.count("gathering the gradients of the embedding, step " + step), 1U);
+    EXPECT_EQ(names.count("what ranks tell of a step, step " + step), 1U);
     EXPECT_EQ(names.count("step " + step + ", attention, layer 0 forward"), 1U);
   }
   EXPECT_EQ(names.count("validation loss, batch 1"), 1U);
   for (const std::string& name : names) {
-    EXPECT_TRUE(name.rfind("gradients, step ", 0) == 0 || name.rfind("validation loss, batch ", 0) == 0 ||
-                name.find(", attention, layer ") != std::string::npos)
+    EXPECT_TRUE(name.find("the gradients of ") != std::string::npos || name.starts_with("what ranks tell of a step") ||
+                name.starts_with("validation loss, batch ") || name.find(", attention, layer ") != std::string::npos)
         << name;
   }
 }

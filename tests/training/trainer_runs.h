@@ -1,9 +1,14 @@
 // Runs of the trainer over threads, and what they leave. For the tests of the trainer and the sampler.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <atomic>
 #include <cstdint>
+#include <cstdio>
+#include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <sstream>
@@ -56,6 +61,33 @@ inline std::vector<double> losses(const std::string& run) {
     if (m.contains("loss")) out.push_back(m["loss"]);
   }
   return out;
+}
+
+inline std::string file_text(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  EXPECT_TRUE(in.good()) << path;
+  std::ostringstream out;
+  out << in.rdbuf();
+  return out.str();
+}
+
+// A file of a run's checkpoint of this step.
+inline std::string checkpoint_bytes(const std::string& run, int64_t step, const std::string& file) {
+  char name[32];
+  std::snprintf(name, sizeof name, "step-%08lld", static_cast<long long>(step));
+  return file_text(run + "/checkpoints/" + name + "/" + file);
+}
+
+// The bytes of the files of tensors of a run's checkpoint of this step, by name.
+inline std::map<std::string, std::string> checkpoint_tensors(const std::string& run, int64_t step) {
+  char name[32];
+  std::snprintf(name, sizeof name, "step-%08lld", static_cast<long long>(step));
+  std::map<std::string, std::string> files;
+  for (const auto& entry : std::filesystem::directory_iterator(run + "/checkpoints/" + name)) {
+    if (entry.path().extension() == ".safetensors") files[entry.path().filename()] = file_text(entry.path());
+  }
+  EXPECT_FALSE(files.empty());
+  return files;
 }
 
 }  // namespace annulus

@@ -10,7 +10,8 @@
 #include "comm/threads/threads.h"
 #include "common/error.h"
 #include "tests/model/dense_attention.h"
-#include "tests/training/snapshot.h"
+#include "tests/model/flat_parameters.h"
+#include "tests/training/kept_state.h"
 #include "tests/training/tiny_run.h"
 #include "training/training.h"
 
@@ -67,7 +68,8 @@ Learned learn(const Config& config, int ranks, int64_t steps) {
       mine.norms.push_back(result.gradient_norm);
       mine.targets.push_back(result.targets);
     }
-    mine.gradients = training.model().parameters().gradients().clone();
+    mine.gradients = flat(training.model().parameters().views(
+        [&](size_t unit) { return training.model_state().updated()[unit].gradients; }));
     if (data.has_validation()) mine.validation = training.validate([] { return false; }).loss;
     mine.digest = training.weights_digest();
     const std::lock_guard lock(mutex);
@@ -84,8 +86,6 @@ Learned learn(const Config& config, int ranks, int64_t steps) {
 Learned documents_alone(const Config& config) {
   const Dataset data(config.data, config.run.seed);
   const Model model(model_shape(config), static_cast<uint64_t>(config.run.seed));
-  Parameters& parameters = const_cast<Model&>(model).parameters();
-  parameters.begin_backward(true);
   double loss = 0;
   int64_t targets = 0;
   for (int64_t r = 0; r < data.rows(0); ++r) {
@@ -109,7 +109,7 @@ Learned documents_alone(const Config& config) {
   Learned alone;
   alone.losses = {loss / static_cast<double>(targets)};
   alone.targets = {targets};
-  alone.gradients = parameters.gradients().div(static_cast<double>(targets));
+  alone.gradients = flat(model.parameters().gradient_views()).div(static_cast<double>(targets));
   return alone;
 }
 
@@ -202,22 +202,22 @@ TEST(TrainingData, ResumesWithinAndBetweenStages) {
   const Dataset data(config.data, config.run.seed);
   for (const int ranks : {1, 2}) {
     std::string straight;
-    std::vector<Snapshot> states;
+    std::vector<KeptState> states(8);
     run_ranks(ranks, [&](Communicator& world) {
       Training training(config, world, data, at::kCPU);
       for (int i = 0; i < 8; ++i) {
-        if (world.rank() == 0) states.push_back(snapshot(training));
+        states[static_cast<size_t>(i)].keep(training);
         training.step();
       }
       if (world.rank() == 0) straight = training.weights_digest();
     });
     for (const int64_t step : {2, 3, 5, 6, 7}) {
       Dataset again(config.data, config.run.seed);
-      const Snapshot& state = states[static_cast<size_t>(step)];
-      EXPECT_TRUE(again.resume(state.state.extra.at("data"), step).empty());
+      const KeptState& kept = states[static_cast<size_t>(step)];
+      EXPECT_TRUE(again.resume(kept.state.extra.at("data"), step).empty());
       run_ranks(ranks, [&](Communicator& world) {
         Training training(config, world, again, at::kCPU);
-        restore(training, state);
+        kept.restore(training);
         for (int64_t i = step; i < 8; ++i) training.step();
         EXPECT_EQ(training.weights_digest(), straight) << "resumed after step " << step;
         EXPECT_EQ(training.uses()[0].rows, 8 * 2 * 2);

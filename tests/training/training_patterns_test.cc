@@ -128,7 +128,7 @@ TEST(TrainingPatterns, ABlockMapFromAFile) {
   const std::shared_ptr<Communicator> world = make_self_communicator();
   std::vector<Stage> checked = check_training(config, 1);
   std::filesystem::remove(file);
-  EXPECT_TRUE(Training(config, std::move(checked), *world, data, at::kCPU).step().applied);
+  EXPECT_TRUE(Training(config, std::move(checked), *world, data, at::kCPU, {}).step().applied);
 }
 
 // Whatever a pattern says of each row is said of the rows of a step, however many ranks share them.

@@ -1,7 +1,10 @@
 // AdamW against its formula in fp64, clipping, decay of matrices alone, and the learning rate's schedule.
-#include "training/optimizer.h"
+#include "training/state/optimizer.h"
 
+#include <ATen/Context.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <gtest/gtest.h>
 
@@ -13,12 +16,14 @@
 namespace annulus {
 namespace {
 
-Parameters make_parameters() {
-  Parameters p;
-  p.add("matrix", {4, 5}, 1.0);
-  p.add("vector", {6});
-  p.allocate(1, at::kFloat, at::kCPU);
-  return p;
+// Two vectors, of which parts decay.
+std::vector<Updated> some_weights() {
+  return {{.values = at::randn({40}), .gradients = at::zeros({40}), .decayed = 32},
+          {.values = at::randn({16}), .gradients = at::zeros({16}), .decayed = 0}};
+}
+
+at::Tensor joined(const std::vector<Updated>& updated, at::Tensor Updated::*of) {
+  return at::cat({updated[0].*of, updated[1].*of});
 }
 
 TEST(Schedule, WarmsUpThenFallsToItsMinimum) {
@@ -40,31 +45,31 @@ TEST(Schedule, WithoutWarmupOrShorterThanIt) {
 
 // Updates at these steps; at those between, none is made, as when the gradients are not finite.
 void expect_formula(double clip, const std::vector<int64_t>& steps, double scale = 1) {
-  Parameters p = make_parameters();
+  at::manual_seed(1);
+  const std::vector<Updated> p = some_weights();
   const OptimizerSettings s{.lr = 0.01, .warmup = 0, .steps = 10, .weight_decay = 0.3, .clip = clip};
   AdamW adam(p, s);
-  at::Tensor value = p.values().to(at::kDouble);
+  at::Tensor value = joined(p, &Updated::values).to(at::kDouble);
   at::Tensor m = at::zeros_like(value);
   at::Tensor v = at::zeros_like(value);
   double updates = 0;
   for (const int64_t step : steps) {
-    p.gradients().copy_(at::randn({p.count()}));
-    at::Tensor g = p.gradients().to(at::kDouble);
-    double norm = adam.gradient_norm().item<double>();
-    EXPECT_NEAR(norm, g.norm().item<double>(), 2e-6);  // 5.5e-7, the last place of an fp32 near 5, is seen
-    norm *= scale;
+    for (const Updated& u : p) at::Tensor(u.gradients).copy_(at::randn({u.gradients.numel()}));
+    at::Tensor g = joined(p, &Updated::gradients).to(at::kDouble);
+    const double norm = scale * g.norm().item<double>();
     g = g.mul(scale);
     if (clip > 0) g = g.mul(std::min(1.0, clip / norm));
     adam.update(scale, norm, step);
     const double lr = learning_rate(s, step);
-    value.narrow(0, 0, p.decayed()).mul_(1 - lr * s.weight_decay);
+    value.narrow(0, 0, 32).mul_(1 - lr * s.weight_decay);
     m.mul_(s.beta1).add_(g, 1 - s.beta1);
     v.mul_(s.beta2).add_(g.square(), 1 - s.beta2);
     ++updates;
     const at::Tensor mean = m.div(1 - std::pow(s.beta1, updates)), square = v.div(1 - std::pow(s.beta2, updates));
     value.sub_(mean.div(square.sqrt().add(s.eps)).mul(lr));
     // Eight seeds: 2.5e-7 at most, two last places of the largest weights.
-    EXPECT_LE(p.values().to(at::kDouble).sub(value).abs().max().item<double>(), 8e-7) << "step " << step;
+    EXPECT_LE(joined(p, &Updated::values).to(at::kDouble).sub(value).abs().max().item<double>(), 8e-7)
+        << "step " << step;
   }
   EXPECT_EQ(adam.updates(), static_cast<int64_t>(steps.size()));
 }
@@ -90,6 +95,31 @@ TEST(LearningRate, SaysWhatAResumeMakesOfIt) {
   now = before;
   now.lr = 2e-2;
   EXPECT_EQ(learning_rate_change(before, now, 6), "the learning rate goes from 0.001 to 0.002");
+}
+
+// Ranks that hold a part each make the bits of one that holds all.
+TEST(AdamW, PartsOfMultiplesOf16ElementsHaveTheBitsOfTheWhole) {
+  at::manual_seed(2);
+  const int64_t n = 16 * 41;
+  const at::Tensor start = at::randn({n}), gradients = at::randn({n});
+  const OptimizerSettings s{.lr = 0.01, .warmup = 0, .steps = 10, .weight_decay = 0.3, .clip = 0.5};
+  const auto updated_in = [&](const std::vector<int64_t>& cuts) {
+    at::Tensor values = start.clone();
+    std::vector<Updated> parts;
+    for (size_t i = 0; i + 1 < cuts.size(); ++i) {
+      const int64_t begin = cuts[i], count = cuts[i + 1] - begin;
+      parts.push_back({.values = values.narrow(0, begin, count),
+                       .gradients = gradients.narrow(0, begin, count).clone(),
+                       .decayed = std::clamp<int64_t>(16 * 30 - begin, 0, count)});
+    }
+    AdamW adam(parts, s);
+    for (int64_t step = 0; step < 3; ++step) adam.update(0.7, 3.1, step);
+    return values;
+  };
+  const at::Tensor whole = updated_in({0, n});
+  EXPECT_FALSE(whole.equal(start));
+  EXPECT_TRUE(updated_in({0, 16, n}).equal(whole));
+  EXPECT_TRUE(updated_in({0, 16 * 7, 16 * 30, 16 * 33, n}).equal(whole));
 }
 
 TEST(AdamW, CorrectsItsBiasByTheNumberOfUpdates) { expect_formula(0.5, {1, 2, 5, 9}); }

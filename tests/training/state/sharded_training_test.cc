@@ -1,0 +1,341 @@
+// A training job whose state is cut over ranks: the same bits at every level, the same curve at every world, what is
+// sent, and states that go on elsewhere.
+#include <ATen/ops/arange.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros_like.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "comm/threads/threads.h"
+#include "common/error.h"
+#include "tests/model/dense_attention.h"
+#include "tests/model/flat_parameters.h"
+#include "tests/training/kept_state.h"
+#include "tests/training/tiny_run.h"
+#include "training/training.h"
+
+namespace annulus {
+namespace {
+
+struct Trained {
+  std::vector<double> losses, norms;
+  double validation = 0;
+  std::string digest;
+  std::map<std::string, at::Tensor> tensors;  // at the end
+};
+
+// On `ranks` threads, of which each host is thought to have `ranks_of_a_host`.
+Trained train(const Config& config, int ranks, int64_t steps, int ranks_of_a_host = 0,
+              const KeptState* from = nullptr) {
+  const Dataset data(config.data, config.run.seed);
+  std::mutex mutex;
+  std::vector<Trained> trained(static_cast<size_t>(ranks));
+  KeptState kept;
+  run_ranks(ranks, [&](Communicator& world) {
+    const Sharding sharding = make_sharding(config, ranks, ranks_of_a_host > 0 ? ranks_of_a_host : ranks);
+    Training training(config, check_training(config, ranks), world, data, at::kCPU, sharding);
+    if (from != nullptr) from->restore(training);
+    Trained& mine = trained[static_cast<size_t>(world.rank())];
+    while (training.steps_done() < steps) {
+      const StepResult result = training.step();
+      EXPECT_TRUE(result.applied) << result.note;
+      mine.losses.push_back(result.loss);
+      mine.norms.push_back(result.gradient_norm);
+    }
+    mine.validation = training.validate([] { return false; }).loss;
+    mine.digest = training.weights_digest();
+    keep_together(kept, training, world);
+  });
+  for (const Trained& t : trained) {
+    EXPECT_EQ(t.losses, trained[0].losses) << "all ranks see the same loss";
+    EXPECT_EQ(t.digest, trained[0].digest);
+  }
+  trained[0].tensors = kept.tensors;
+  return trained[0];
+}
+
+void expect_same_bits(const Trained& a, const Trained& b, const std::string& what) {
+  EXPECT_EQ(a.losses, b.losses) << what;
+  EXPECT_EQ(a.norms, b.norms) << what;
+  EXPECT_EQ(a.validation, b.validation) << what;
+  EXPECT_EQ(a.digest, b.digest) << what;
+  ASSERT_EQ(a.tensors.size(), b.tensors.size()) << what;
+  for (const auto& [name, tensor] : a.tensors) EXPECT_TRUE(tensor.equal(b.tensors.at(name))) << what << ", " << name;
+}
+
+// Shapes that no number of ranks divides, and everything else drawn.
+Config drawn_config(const TestFolder& folder, std::mt19937& random, int ranks) {
+  const auto one_of = [&](auto... values) {
+    const std::common_type_t<decltype(values)...> list[] = {values...};
+    return list[random() % sizeof...(values)];
+  };
+  Config c = tiny_config(folder);
+  c.model.layers = one_of(1, 2, 3);
+  c.model.dim = one_of(24, 40);
+  c.model.heads = 2;
+  c.model.kv_heads = one_of(1, 2);
+  c.model.ffn = one_of(52, 64);
+  c.model.vocab = one_of(256, 301);
+  c.model.tie_embeddings = one_of(0, 1) == 1;
+  c.model.recompute = one_of(0, 1) == 1;
+  c.model.dropout = one_of(0.0, 0.1);
+  c.model.dtype = one_of(0, 1) == 1 ? "bf16" : "fp32";
+  c.data.accumulate = one_of(1, 2, 3);
+  c.data.documents = one_of(0, 1) == 1;
+  c.data.context = 48;
+  c.data.batch = 12;
+  c.mesh.data = one_of(1, ranks, ranks == 4 ? 2 : 1);
+  c.optimizer.clip = one_of(0.0, 0.5);
+  return c;
+}
+
+std::string text_of(const Config& c, int ranks) {
+  return std::to_string(ranks) + " ranks, data " + std::to_string(c.mesh.data) + ", " + std::to_string(c.model.layers) +
+         " layers, " + c.model.dtype + (c.model.tie_embeddings ? ", tied" : "") +
+         (c.model.recompute ? ", recomputed" : "") + ", accumulate " + std::to_string(c.data.accumulate);
+}
+
+TEST(ShardedTraining, EveryLevelHasTheSameBits) {
+  const TestFolder folder;
+  std::mt19937 random(7);
+  for (int draw = 0; draw < 12; ++draw) {
+    const int ranks = 2 + draw % 3;
+    Config config = drawn_config(folder, random, ranks);
+    const Trained whole = train(config, ranks, 4);
+    EXPECT_NE(whole.losses.front(), whole.losses.back());
+    for (const int64_t level : {1, 2, 3}) {
+      config.optimizer.shard = level;
+      expect_same_bits(whole, train(config, ranks, 4),
+                       "level " + std::to_string(level) + ", " + text_of(config, ranks));
+    }
+  }
+}
+
+// Shares within hosts add in another order than one over the world: the same bits among themselves, and nearly those.
+TEST(ShardedTraining, SharingWithinHostsHasTheSameBitsAtEveryLevel) {
+  const TestFolder folder;
+  Config config = tiny_config(folder);
+  const Trained world = train(config, 4, 4);
+  config.optimizer.shard_within = "host";
+  for (const int ranks_of_a_host : {1, 2, 4}) {
+    config.optimizer.shard = 0;
+    const Trained whole = train(config, 4, 4, ranks_of_a_host);
+    for (size_t i = 0; i < whole.losses.size(); ++i) {
+      EXPECT_NEAR(whole.losses[i], world.losses[i], loss_tolerance(i) * world.losses[i]);
+    }
+    for (const int64_t level : {1, 2, 3}) {
+      config.optimizer.shard = level;
+      expect_same_bits(whole, train(config, 4, 4, ranks_of_a_host),
+                       std::to_string(ranks_of_a_host) + " a host, level " + std::to_string(level));
+    }
+  }
+}
+
+TEST(ShardedTraining, RefusesHostsThatDoNotShareAlike) {
+  Config config;
+  config.optimizer.shard_within = "host";
+  try {
+    make_sharding(config, 6, 4);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kPlan);
+    EXPECT_NE(std::string(error.what()).find("of 6 ranks 4 are on one"), std::string::npos) << error.what();
+  }
+}
+
+// Worlds, levels and a model on one rank without any of this: one curve.
+TEST(ShardedTraining, TheCurveDoesNotDependOnTheWorld) {
+  const TestFolder folder;
+  Config config = tiny_config(folder);
+  config.run.steps = 20;
+  config.data.batch = 12;
+  config.data.context = 48;
+  const Trained one = train(config, 1, 20);
+  double most = 0;
+  for (const int ranks : {2, 3, 4}) {
+    config.optimizer.shard = ranks - 1;
+    const Trained many = train(config, ranks, 20);
+    for (size_t i = 0; i < one.losses.size(); ++i) {
+      const double off = std::abs(many.losses[i] - one.losses[i]) / one.losses[i];
+      most = std::max(most, off);
+      EXPECT_LE(off, 1e-4) << ranks << " ranks, step " << i + 1;
+    }
+  }
+  RecordProperty("largest relative difference", std::to_string(most));
+  std::printf("largest relative difference of a loss: %.2g\n", most);
+}
+
+// The losses of a job whose whole batch passes through one model, in fp64, with dense attention and AdamW's formula.
+std::vector<double> losses_of_one_model(const Config& config, int64_t steps) {
+  const Dataset data(config.data, config.run.seed);
+  Model model(model_shape(config), static_cast<uint64_t>(config.run.seed), at::kDouble);
+  const std::vector<NamedTensor> values = model.parameters().value_views();
+  const std::vector<NamedTensor> gradients = model.parameters().gradient_views();
+  const OptimizerSettings s = optimizer_settings(config);
+  std::vector<at::Tensor> m, v;
+  for (const NamedTensor& t : values) {
+    m.push_back(at::zeros_like(t.tensor));
+    v.push_back(at::zeros_like(t.tensor));
+  }
+  std::vector<double> losses;
+  for (int64_t step = 0; step < steps; ++step) {
+    std::vector<at::Tensor> tokens, targets;
+    for (int64_t r = 0; r < data.rows(step); ++r) {
+      const Row row = data.row(step, r);
+      tokens.push_back(at::tensor(row.tokens));
+      targets.push_back(at::tensor(row.targets));
+    }
+    const at::Tensor all = at::stack(targets).view({-1});
+    zero_gradients(model.parameters());
+    const at::Tensor loss =
+        model.loss(at::stack(tokens), all, model.rotary(at::arange(tokens[0].numel(), at::kLong)), dense_causal(),
+                   1.0 / static_cast<double>(all.ne(kNoTarget).sum().item<int64_t>()));
+    loss.backward();
+    losses.push_back(loss.item<double>());
+    double squares = 0;
+    for (const NamedTensor& t : gradients) squares += t.tensor.square().sum().item<double>();
+    const double clipped = s.clip > 0 ? std::min(1.0, s.clip / std::sqrt(squares)) : 1;
+    const double lr = learning_rate(s, step), n = static_cast<double>(step + 1);
+    for (size_t i = 0; i < values.size(); ++i) {
+      const at::Tensor g = gradients[i].tensor.mul(clipped);
+      m[i].mul_(s.beta1).add_(g, 1 - s.beta1);
+      v[i].mul_(s.beta2).add_(g.square(), 1 - s.beta2);
+      if (values[i].tensor.dim() == 2) values[i].tensor.mul_(1 - lr * s.weight_decay);
+      const at::Tensor mean = m[i].div(1 - std::pow(s.beta1, n)), square = v[i].div(1 - std::pow(s.beta2, n));
+      values[i].tensor.sub_(mean.div(square.sqrt().add(s.eps)).mul(lr));
+    }
+  }
+  return losses;
+}
+
+TEST(ShardedTraining, IsTheFullBatchOfOneModel) {
+  const TestFolder folder;
+  Config config = tiny_config(folder);
+  config.run.steps = 20;
+  config.data.batch = 12;
+  config.data.context = 48;
+  config.optimizer.shard = 3;
+  double most = 0;
+  for (const bool tied : {false, true}) {
+    config.model.tie_embeddings = tied;
+    const std::vector<double> want = losses_of_one_model(config, 20);
+    EXPECT_LT(want.back(), want.front() - 1) << "it learns";
+    for (const int ranks : {2, 4}) {
+      const Trained got = train(config, ranks, 20);
+      for (size_t i = 0; i < want.size(); ++i) {
+        const double off = std::abs(got.losses[i] - want[i]) / want[i];
+        most = std::max(most, off);
+        EXPECT_LE(off, 1e-4) << (tied ? "tied, " : "") << ranks << " ranks, step " << i + 1;
+      }
+    }
+  }
+  RecordProperty("largest relative difference", std::to_string(most));
+  std::printf("largest relative difference of a loss: %.2g\n", most);
+}
+
+TEST(ShardedTraining, AStateGoesOnAtEveryLevelAndWorld) {
+  const TestFolder folder;
+  Config config = tiny_config(folder);
+  config.data.batch = 12;
+  config.data.context = 48;
+  config.optimizer.shard = 3;
+  const Dataset data(config.data, config.run.seed);
+  KeptState kept;
+  std::string straight;
+  run_ranks(4, [&](Communicator& world) {
+    Training training(config, world, data, at::kCPU);
+    for (int i = 0; i < 3; ++i) training.step();
+    keep_together(kept, training, world);
+    for (int i = 0; i < 3; ++i) training.step();
+    const std::string digest = training.weights_digest();
+    if (world.rank() == 0) straight = digest;
+  });
+  config.optimizer.shard = 0;
+  config.mesh.data = 1;
+  const Trained want = train(config, 4, 6, 0, &kept);
+  EXPECT_EQ(want.digest, straight) << "the same world goes on with the same bits";
+  for (const int ranks : {1, 2, 3, 6}) {
+    config.mesh.data = ranks;
+    for (const int64_t level : {0, 1, 2, 3}) {
+      config.optimizer.shard = level;
+      const Trained got = train(config, ranks, 6, 0, &kept);
+      ASSERT_EQ(got.losses.size(), 3U);
+      for (size_t i = 0; i < 3; ++i) EXPECT_NEAR(got.losses[i], want.losses[i], loss_tolerance(i) * want.losses[i]);
+    }
+  }
+}
+
+TEST(ShardedTraining, EveryElementIsWrittenByOneRank) {
+  const TestFolder folder;
+  Config config = tiny_config(folder);
+  const Dataset data(config.data, config.run.seed);
+  for (const std::string within : {"world", "host"}) {
+    for (const int64_t level : {0, 3}) {
+      config.optimizer.shard_within = within;
+      config.optimizer.shard = level;
+      std::mutex mutex;
+      int64_t written = 0, parameters = 0;
+      run_ranks(4, [&](Communicator& world) {
+        const Training training(config, check_training(config, 4), world, data, at::kCPU, make_sharding(config, 4, 2));
+        const std::lock_guard lock(mutex);
+        for (const TensorSlice& slice : training.slices_to_write()) written += slice.values.numel();
+        parameters = training.model().parameters().count();
+      });
+      EXPECT_EQ(written, 3 * parameters) << within << ", level " << level;
+    }
+  }
+}
+
+// What each rank sends for its state is what the formula says, to the byte.
+TEST(ShardedTraining, SendsWhatTheFormulaSays) {
+  const TestFolder folder;
+  for (const std::string dtype : {"fp32", "bf16"}) {
+    for (const bool tied : {false, true}) {
+      for (const int ranks : {2, 4}) {
+        for (const int64_t accumulate : {1, 2}) {
+          for (const int64_t level : {0, 1, 2, 3}) {
+            Config config = tiny_config(folder);
+            config.model.layers = 3;
+            config.model.dtype = dtype;
+            config.model.tie_embeddings = tied;
+            config.model.recompute = true;
+            config.data.accumulate = accumulate;
+            config.optimizer.shard = level;
+            const Dataset data(config.data, config.run.seed);
+            run_ranks(ranks, [&](Communicator& world) {
+              Training training(config, world, data, at::kCPU);
+              training.step();
+              const ModelState& state = training.model_state();
+              const int64_t before = state.sharers()->stats().collective_bytes_sent;
+              training.step();
+              const StateTraffic t = state_traffic(training.model().parameters(), state.sharding(), tied, accumulate);
+              const int64_t leaf = dtype == "bf16" && level > 0 ? 2 : 4;
+              const double want = 4 * t.reduced + static_cast<double>(leaf) * t.gathered;
+              EXPECT_EQ(static_cast<double>(state.sharers()->stats().collective_bytes_sent - before), want)
+                  << dtype << (tied ? ", tied, " : ", ") << ranks << " ranks, level " << level << ", accumulate "
+                  << accumulate;
+              EXPECT_LE(t.reduced + t.gathered / static_cast<double>(accumulate),
+                        (level == 3 ? 3.0 : 2.0) * (ranks - 1) / ranks *
+                            static_cast<double>(training.model().parameters().elements() +
+                                                (tied && level == 3 ? 256 * 32 : 0)));
+            });
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace annulus

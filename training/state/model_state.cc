@@ -1,0 +1,344 @@
+// See model_state.h.
+#include "training/state/model_state.h"
+
+#include <ATen/OpMathType.h>
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "common/checksum.h"
+
+namespace annulus {
+namespace {
+
+// Elements whose squares are added up on their own.
+constexpr int64_t kChunk = int64_t{1} << 14;
+// Elements that are widened at once on a GPU.
+constexpr int64_t kWidened = int64_t{1} << 20;
+
+// Of fp32 the squares are exact in fp64, so that processors which add them in one instruction make the same bits.
+template <typename T>
+double squares_of_chunk(const T* p, int64_t n) {
+  std::array<double, 16> sums{};
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    for (size_t lane = 0; lane < 16; ++lane) {
+      const auto x = static_cast<double>(p[i + static_cast<int64_t>(lane)]);
+      sums[lane] += x * x;
+    }
+  }
+  double sum = 0;
+  for (const double lane : sums) sum += lane;
+  for (; i < n; ++i) sum += static_cast<double>(p[i]) * static_cast<double>(p[i]);
+  return sum;
+}
+
+template <typename T>
+double squares_on_cpu(const at::Tensor& x) {
+  const int64_t n = x.numel(), chunks = (n + kChunk - 1) / kChunk;
+  std::vector<double> sums(static_cast<size_t>(chunks));
+  const T* p = x.const_data_ptr<T>();
+  at::parallel_for(0, chunks, 8, [&](int64_t begin, int64_t end) {
+    for (int64_t c = begin; c < end; ++c) {
+      sums[static_cast<size_t>(c)] = squares_of_chunk(p + c * kChunk, std::min(kChunk, n - c * kChunk));
+    }
+  });
+  double sum = 0;
+  for (const double chunk : sums) sum += chunk;
+  return sum;
+}
+
+at::Tensor squares_of(const at::Tensor& x) {
+  at::Tensor sum = at::zeros({}, x.options().dtype(at::kDouble));
+  if (x.is_cpu()) {
+    return sum.fill_(x.scalar_type() == at::kDouble ? squares_on_cpu<double>(x) : squares_on_cpu<float>(x));
+  }
+  for (int64_t begin = 0; begin < x.numel(); begin += kWidened) {
+    const at::Tensor some = x.narrow(0, begin, std::min(kWidened, x.numel() - begin));
+    sum.add_(at::linalg_vector_norm(some, 2, std::nullopt, false, at::kDouble).square());
+  }
+  return sum;
+}
+
+}  // namespace
+
+struct ModelState::Unit {
+  const ParameterUnit& is;
+  std::string gathering, summing, gathering_gradients;  // what messages call its collectives
+  Leaves leaves = Leaves::kOld;
+  std::unique_ptr<Work> coming = nullptr;    // the leaves
+  at::Tensor wide = {};                      // sums of gradients, where leaves' are of another dtype
+  at::Tensor shard = {};                     // of the reduced gradients, where the whole is not kept
+  bool gradients_begun = false;              // in this pass
+  std::unique_ptr<Work> reducing = nullptr;  // gradients
+  std::unique_ptr<Work> whole = nullptr;     // the same, to all
+};
+
+ModelState::ModelState(Model& model, Communicator& world, const StateTraits& traits, uint64_t seed)
+    : parameters_(model.parameters()),
+      tied_(model.shape().tie_embeddings),
+      last_layer_(static_cast<size_t>(model.shape().layers)),
+      output_(last_layer_ + 1),
+      world_(world),
+      traits_(traits),
+      shard_(traits.sharding.shard_of(world.rank())),
+      copies_(at::toOpMathType(traits.dtype) != traits.dtype),
+      whole_gradients_(traits.sharding.whole_gradients(traits.accumulate)) {
+  const Sharding& s = traits_.sharding;
+  if (s.shards > 1) sharers_ = world.split(s.replica_of(world.rank()), world.rank());
+  if (s.replicas > 1) replicas_ = world.split(s.shard_of(world.rank()), world.rank());
+  for (Communicator* comm : {sharers_.get(), replicas_.get()}) {
+    if (comm != nullptr) comm->set_timeout(world.timeout());
+  }
+  const at::TensorOptions wide = at::TensorOptions(at::toOpMathType(traits.dtype)).device(parameters_.device());
+  const bool gathered = s.level == 3;
+  for (size_t unit = 0; unit < parameters_.units().size(); ++unit) {
+    const ParameterUnit& is = parameters_.units()[unit];
+    units_.push_back(std::make_unique<Unit>(Unit{.is = is,
+                                                 .gathering = "gathering the weights of " + is.name,
+                                                 .summing = "summing the gradients of " + is.name,
+                                                 .gathering_gradients = "gathering the gradients of " + is.name}));
+    Unit& u = *units_.back();
+    const UnitRange range = own(unit);
+    ReleasableTensor& values = parameters_.values(unit);
+    ReleasableTensor& gradients = parameters_.gradients(unit);
+    if (!gathered) values.take();
+    Updated updated;
+    updated.values =
+        copies_ || gathered ? at::empty({range.count()}, wide) : values.tensor().narrow(0, range.begin, range.count());
+    parameters_.initialize(seed, unit, range.begin, updated.values);
+    if (!copies_ && s.level == 0) u.leaves = Leaves::kThere;
+    if (copies_ ? traits_.recorded : whole_gradients_) gradients.take();
+    if (copies_ && whole_gradients_) u.wide = at::zeros({is.elements}, wide);
+    if (!whole_gradients_) u.shard = at::zeros({range.count()}, wide);
+    updated.gradients = whole_gradients_ ? wide_gradients(unit).narrow(0, range.begin, range.count()) : u.shard;
+    if (!copies_ && whole_gradients_) at::Tensor(gradients.tensor()).zero_();
+    updated.decayed = std::clamp<int64_t>(is.decayed - range.begin, 0, range.count());
+    updated_.push_back(std::move(updated));
+  }
+  if (!traits_.recorded) model.set_use(this);
+}
+
+ModelState::~ModelState() = default;
+
+// What this rank updates.
+UnitRange ModelState::own(size_t unit) const {
+  const int64_t elements = parameters_.units()[unit].elements;
+  if (traits_.sharding.level == 0) return {unit, 0, elements};
+  const int64_t each = elements / traits_.sharding.shards;
+  return {unit, shard_ * each, (shard_ + 1) * each};
+}
+
+at::Tensor ModelState::wide_gradients(size_t unit) {
+  return copies_ ? units_[unit]->wide : parameters_.gradients(unit).tensor();
+}
+
+void ModelState::gather(size_t unit) {
+  Unit& u = *units_[unit];
+  if (u.leaves != Leaves::kOld) return;
+  ReleasableTensor& values = parameters_.values(unit);
+  values.take();
+  const UnitRange range = own(unit);
+  const at::Tensor mine = values.tensor().narrow(0, range.begin, range.count());
+  if (!mine.is_alias_of(updated_[unit].values)) at::Tensor(mine).copy_(updated_[unit].values);
+  u.leaves = Leaves::kThere;
+  if (traits_.sharding.level == 0) return;
+  u.coming = sharers_->begin_all_gather(values.tensor().view({traits_.sharding.shards, -1}), mine,
+                                        {u.gathering, step_, "step"});
+  u.leaves = Leaves::kComing;
+}
+
+void ModelState::need(size_t unit) {
+  gather(unit);
+  Unit& u = *units_[unit];
+  if (u.leaves != Leaves::kComing) return;
+  std::exchange(u.coming, nullptr)->wait();
+  u.leaves = Leaves::kThere;
+}
+
+// Their memory, where it is not theirs for good.
+void ModelState::let_go(size_t unit) {
+  if (traits_.sharding.level < 3 || units_[unit]->leaves == Leaves::kOld) return;
+  need(unit);  // nobody may write to memory that is let go
+  parameters_.values(unit).release();
+  units_[unit]->leaves = Leaves::kOld;
+}
+
+void ModelState::before_forward(size_t place) {
+  need(unit_of(place));
+  if (place < output_) gather(unit_of(place + 1));
+}
+
+void ModelState::after_forward(size_t place) {
+  if (c10::GradMode::is_enabled() && place == last_layer_) return;  // the backward reads it first
+  let_go(unit_of(place));
+}
+
+void ModelState::before_backward(size_t place) {
+  hold_gradients(unit_of(place));
+  if (place == 0 || place == output_) return;  // read no weights
+  need(unit_of(place));
+  if (place > 1) gather(unit_of(place - 1));
+}
+
+void ModelState::after_backward(size_t place) {
+  if (tied_ && place == output_) return;
+  const size_t unit = unit_of(place);
+  Unit& u = *units_[unit];
+  ReleasableTensor& leaves = parameters_.gradients(unit);
+  let_go(unit);
+  u.gradients_begun = false;
+  if (last_) finish_reduction();  // of the place behind, before more memory is taken
+  if (copies_) {
+    if (!u.wide.defined()) {
+      u.wide = leaves.tensor().to(at::toOpMathType(traits_.dtype));
+    } else if (first_) {
+      u.wide.copy_(leaves.tensor());
+    } else {
+      u.wide.add_(leaves.tensor());
+    }
+    if (!traits_.recorded) leaves.release();
+  }
+  if (last_) reduce(unit);
+}
+
+// Once in a pass: what a tied output has added stays.
+void ModelState::hold_gradients(size_t unit) {
+  Unit& u = *units_[unit];
+  if (std::exchange(u.gradients_begun, true)) return;
+  ReleasableTensor& leaves = parameters_.gradients(unit);
+  leaves.take();
+  // Leaves that are no copies are added up from pass to pass where they are.
+  if (first_ || copies_) at::Tensor(leaves.tensor()).zero_();
+}
+
+void ModelState::reduce(size_t unit) {
+  Unit& u = *units_[unit];
+  reducing_ = unit;
+  if (!sharers_) return;
+  const at::Tensor in = wide_gradients(unit).view({traits_.sharding.shards, -1});
+  const at::Tensor out = u.shard.defined() ? u.shard : in[shard_];
+  u.reducing = sharers_->begin_reduce_scatter(out, in, {u.summing, step_, "step"});
+}
+
+void ModelState::finish_reduction() {
+  if (!reducing_) return;
+  const size_t unit = *std::exchange(reducing_, std::nullopt);
+  Unit& u = *units_[unit];
+  if (u.reducing) std::exchange(u.reducing, nullptr)->wait();
+  if (!whole_gradients_) {
+    copies_ ? u.wide.reset() : parameters_.gradients(unit).release();
+  }
+  const int shards = traits_.sharding.shards;
+  at::Tensor mine = u.shard.defined() ? u.shard : wide_gradients(unit).view({shards, -1})[shard_];
+  if (replicas_) replicas_->all_reduce(mine, ReduceOp::kSum, {u.summing, step_, "step"});
+  if (sharers_ && traits_.sharding.level == 0) {
+    u.whole = sharers_->begin_all_gather(wide_gradients(unit).view({shards, -1}), mine,
+                                         {u.gathering_gradients, step_, "step"});
+  }
+}
+
+void ModelState::begin_pass(int64_t step, bool first, bool last) {
+  step_ = step;
+  first_ = first;
+  last_ = last;
+  begin_forward();
+  if (!traits_.recorded) return;
+  for (size_t unit = 0; unit < units_.size(); ++unit) hold_gradients(unit);
+}
+
+// A model whose steps are recorded tells nobody of its use: all is there before it.
+void ModelState::begin_forward() {
+  if (!traits_.recorded) return;
+  for (size_t unit = 0; unit < units_.size(); ++unit) need(unit);
+}
+
+void ModelState::end_pass() {
+  if (traits_.recorded) {
+    for (size_t unit = units_.size() - 1; unit > 0; --unit) after_backward(unit);
+  }
+  after_backward(0);
+  finish_reduction();
+}
+
+void ModelState::finish_gradients() {
+  for (const auto& u : units_) {
+    if (u->whole) std::exchange(u->whole, nullptr)->wait();
+  }
+}
+
+at::Tensor ModelState::squares() const {
+  at::Tensor sum;
+  for (size_t unit = 0; unit < units_.size(); ++unit) {
+    at::Tensor mine = updated_[unit].gradients;
+    if (traits_.sharding.level == 0) mine = mine.view({traits_.sharding.shards, -1})[shard_];
+    sum = sum.defined() ? sum.add_(squares_of(mine)) : squares_of(mine);
+  }
+  return sum;
+}
+
+void ModelState::settle() {
+  for (size_t unit = 0; unit < units_.size(); ++unit) {
+    if (units_[unit]->leaves == Leaves::kComing) need(unit);
+  }
+}
+
+void ModelState::changed() {
+  if (traits_.sharding.level == 0 && !copies_) return;
+  settle();
+  for (const auto& u : units_) u->leaves = Leaves::kOld;
+  // The next forward begins with it; where weights are gathered each time, memory is not taken before.
+  if (traits_.sharding.level < 3) gather(0);
+}
+
+std::vector<TensorSlice> ModelState::slices(const std::string& prefix, const std::vector<at::Tensor>* of,
+                                            bool written) const {
+  std::vector<TensorSlice> slices;
+  if (written && traits_.sharding.replica_of(world_.rank()) > 0) return slices;
+  const std::vector<UnitRange> shard = shard_ranges(parameters_, traits_.sharding.shards, shard_);
+  for (size_t unit = 0; unit < units_.size(); ++unit) {
+    const UnitRange held = own(unit), range = written ? shard[unit] : held;
+    const at::Tensor& values = of != nullptr ? (*of)[unit] : updated_[unit].values;
+    for (size_t i = units_[unit]->is.first; i < units_[unit]->is.last; ++i) {
+      const ParameterInfo& p = parameters_.list()[i];
+      const int64_t begin = std::max(range.begin, p.offset), end = std::min(range.end, p.offset + p.count());
+      if (begin >= end) continue;
+      slices.push_back({.name = prefix + p.name,
+                        .shape = p.shape,
+                        .begin = begin - p.offset,
+                        .values = values.narrow(0, begin - held.begin, end - begin)});
+    }
+  }
+  return slices;
+}
+
+std::string ModelState::digest() const {
+  const Sharding& s = traits_.sharding;
+  const auto of_shard = [&](int shard) {
+    std::string text;
+    for (const UnitRange& range : shard_ranges(parameters_, s.shards, shard)) {
+      const at::Tensor values =
+          updated_[range.unit].values.narrow(0, range.begin - own(range.unit).begin, range.count()).cpu();
+      text += checksum(values.const_data_ptr(), values.nbytes());
+    }
+    return checksum(text.data(), text.size());
+  };
+  std::string all;
+  if (s.level == 0) {
+    for (int shard = 0; shard < s.shards; ++shard) all += of_shard(shard);
+  } else {
+    for (const std::string& one :
+         all_gather_text(*sharers_, of_shard(shard_), {"comparing the weights", step_, "step"})) {
+      all += one;
+    }
+  }
+  return checksum(all.data(), all.size());
+}
+
+}  // namespace annulus
