@@ -10,7 +10,7 @@
 
 #include "benchmarks/device.h"
 #include "benchmarks/gpu.h"
-#include "benchmarks/report.h"
+#include "benchmarks/report/report.h"
 
 namespace annulus {
 

@@ -79,7 +79,9 @@ Steps run_steps(const Config& config, at::Device device, int64_t warm_ups, int64
   const std::shared_ptr<Communicator> world = make_self_communicator();
   Training training(config, *world, data, device);
   Steps steps;
-  steps.memory.planned = plan_memory(config, check_training(config, 1), 1, 0, device.is_cuda()).total();
+  steps.memory.planned =
+      plan_memory(config, check_training(config, 1), {}, 1, 0, device.is_cuda() ? RanksAre::kGpus : RanksAre::kThreads)
+          .total();
   steps.parameters = training.model().parameters().count();
   // The peak is that of steps that run and are recorded: a replay takes no memory.
   reset_peak_memory(device);

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "attention/pattern/pattern.h"
-#include "benchmarks/report.h"
+#include "benchmarks/report/report.h"
 
 namespace annulus {
 

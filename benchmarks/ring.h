@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "attention/plan/plan.h"
-#include "benchmarks/report.h"
+#include "benchmarks/report/report.h"
 #include "comm/communicator.h"
 
 namespace annulus {

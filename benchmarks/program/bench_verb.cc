@@ -9,11 +9,12 @@
 #include <iostream>
 #include <utility>
 
-#include "benchmarks/compare.h"
 #include "benchmarks/gpu.h"
 #include "benchmarks/patterns.h"
-#include "benchmarks/report.h"
+#include "benchmarks/report/compare.h"
+#include "benchmarks/report/report.h"
 #include "benchmarks/ring.h"
+#include "benchmarks/shard.h"
 #include "benchmarks/train.h"
 #include "comm/bootstrap/bootstrap.h"
 #include "common/error.h"
@@ -112,6 +113,45 @@ class RingWord : public Word {
   int64_t length_ = 8192, heads_ = 8, kv_heads_ = 8, head_dim_ = 64, repeats_ = 5;
   std::string pattern_ = "{ kind = \"causal\" }", layout_ = "zigzag", schedule_ = "ring", json_;
   RingBenchOptions options_;
+};
+
+class ShardWord : public Word {
+ public:
+  CLI::App* declare(CLI::App& bench) override {
+    CLI::App* const app = bench.add_subcommand(
+        "shard", "a training step whose state the ranks share, over one whose ranks hold all of it each");
+    app->add_option("--layers", options_.layers, "layers (default: 4)")->check(CLI::PositiveNumber);
+    app->add_option("--dim", options_.dim, "width, a multiple of 16 (default: 512)")->check(CLI::PositiveNumber);
+    app->add_option("--length", options_.context, "tokens of a row (default: 1024)")->check(CLI::PositiveNumber);
+    app->add_option("--dtype", options_.dtype, "fp32 (default) or bf16")->check(CLI::IsMember({"fp32", "bf16"}));
+    app->add_option("--repeats,--rounds", options_.rounds, "rounds that count (default: 7)")
+        ->check(CLI::PositiveNumber);
+    add_json(app, json_);
+    app->footer(
+        "Starts its own 2 ranks where it is not started by launch.\n"
+        "Example:\n  ./annulus bench shard");
+    return app;
+  }
+
+  void check() override { check_json(json_); }
+
+  int run() override {
+    if (!launch_info().launched) {
+      LaunchOptions launch;
+      launch.ranks = launch.context = 2;
+      launch.program = command_arguments();
+      launch.typed = typed_words();
+      return run_launch(launch);
+    }
+    Job job = bootstrap({.fingerprint = {{"version", kVersion}, {"benchmark", "shard"}}});
+    std::vector<BenchRatio> ratios = run_shard_bench(options_, *job.world, std::cout);
+    if (job.world->rank() == 0) write_json(json_, std::move(ratios));
+    return 0;
+  }
+
+ private:
+  ShardBenchOptions options_;
+  std::string json_;
 };
 
 constexpr const char* kBaselineHelp =
@@ -403,7 +443,7 @@ class BenchVerb : public Verb {
     (all.push_back({std::make_unique<Words>()}), ...);
     return all;
   }
-  std::vector<Entry> words_ = entries<RingWord, TrainWord, PatternsWord, GpuWord, AllWord, CompareWord>();
+  std::vector<Entry> words_ = entries<RingWord, TrainWord, ShardWord, PatternsWord, GpuWord, AllWord, CompareWord>();
   Word* chosen_ = nullptr;
 };
 

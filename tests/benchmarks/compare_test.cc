@@ -1,5 +1,5 @@
 // Tests of benchmarks/compare.h.
-#include "benchmarks/compare.h"
+#include "benchmarks/report/compare.h"
 
 #include <gtest/gtest.h>
 

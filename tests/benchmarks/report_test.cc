@@ -1,5 +1,5 @@
 // Tests of benchmarks/report.h.
-#include "benchmarks/report.h"
+#include "benchmarks/report/report.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>

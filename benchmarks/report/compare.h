@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "benchmarks/report.h"
+#include "benchmarks/report/report.h"
 
 namespace annulus {
 

@@ -1,5 +1,5 @@
 // See report.h.
-#include "benchmarks/report.h"
+#include "benchmarks/report/report.h"
 
 #include <ATen/Version.h>
 #include <unistd.h>

@@ -1,5 +1,5 @@
 // See compare.h.
-#include "benchmarks/compare.h"
+#include "benchmarks/report/compare.h"
 
 #include <algorithm>
 #include <cstdio>

@@ -1,0 +1,121 @@
+// See shard.h.
+#include "benchmarks/shard.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/full.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "benchmarks/measure.h"
+#include "data/dataset.h"
+#include "training/memory_plan.h"
+#include "training/training.h"
+
+namespace annulus {
+namespace {
+
+constexpr int64_t kLevels = 4;
+// The most that levels 1 to 3 may cost over level 0, where a layer takes kLayer seconds and more.
+constexpr std::array<double, kLevels> kGoals = {1, 1.03, 1.03, 1.06};
+constexpr double kLayer = 0.010;
+
+double over_all_ranks(Communicator& world, double mine, int64_t round) {
+  at::Tensor sum = at::full({1}, mine, at::kDouble);
+  if (world.size() > 1) world.all_reduce(sum, ReduceOp::kSum, {"CPU seconds", round, "round"});
+  return sum.item<double>();
+}
+
+}  // namespace
+
+std::vector<BenchRatio> run_shard_bench(const ShardBenchOptions& options, Communicator& world, std::ostream& out) {
+  at::set_num_threads(1);
+  Config config;
+  config.device = "cpu";
+  config.run.steps = options.rounds + 1;
+  config.data.train = {"python-sources"};
+  config.data.max_bytes = 16 << 20;
+  config.data.context = options.context;
+  config.data.batch = options.batch;
+  config.model.layers = options.layers;
+  config.model.dim = options.dim;
+  config.model.heads = options.heads;
+  config.model.kv_heads = options.kv_heads;
+  config.model.ffn = options.ffn;
+  config.model.dtype = options.dtype;
+  config.optimizer.lr = 1e-4;
+  const Dataset data(config.data, config.run.seed);
+
+  struct Level {
+    std::unique_ptr<Training> training;
+    std::vector<double> cpu, wall;
+    int64_t sent = 0, planned = 0;  // bytes of a step
+    double loss = 0;
+  };
+  std::array<Level, kLevels> levels;
+  for (int64_t level = 0; level < kLevels; ++level) {
+    config.optimizer.shard = level;
+    Level& l = levels[static_cast<size_t>(level)];
+    l.training = std::make_unique<Training>(config, world, data, at::kCPU);
+    l.training->step();  // first touches of memory
+    l.planned =
+        plan_memory(config, check_training(config, world.size()), make_sharding(config, world.size(), world.size()),
+                    world.size(), world.rank(), RanksAre::kProcesses)
+            .total();
+  }
+  for (int64_t round = 0; round < options.rounds; ++round) {
+    for (Level& l : levels) {
+      const Communicator* state = l.training->model_state().sharers();
+      const int64_t sent = state != nullptr ? state->stats().collective_bytes_sent : 0;
+      world.barrier({"a round of the benchmark", round, "round"});
+      const double cpu = cpu_seconds(), wall = wall_seconds();
+      l.loss = l.training->step().loss;
+      l.cpu.push_back(over_all_ranks(world, cpu_seconds() - cpu, round));
+      l.wall.push_back(wall_seconds() - wall);
+      l.sent = (state != nullptr ? state->stats().collective_bytes_sent : 0) - sent;
+    }
+  }
+
+  std::array<char, 256> text{};
+  std::snprintf(text.data(), text.size(), "a Llama of %lld parameters in %s, %lld tokens, %d ranks of one thread",
+                static_cast<long long>(levels[0].training->model().parameters().count()), options.dtype.c_str(),
+                static_cast<long long>(options.batch * options.context), world.size());
+  const std::string settings = text.data();
+  const double least = *std::min_element(levels[0].cpu.begin(), levels[0].cpu.end());
+  const double layer = least / world.size() / static_cast<double>(options.layers);
+  std::vector<BenchRatio> ratios;
+  for (size_t level = 1; level < kLevels; ++level) {
+    const std::optional<double> goal = layer >= kLayer ? std::optional(kGoals[level]) : std::nullopt;
+    ratios.push_back(
+        ratio_of("shard/level " + std::to_string(level), settings, levels[level].cpu, levels[0].cpu, goal));
+  }
+  if (world.rank() != 0) return ratios;
+  std::snprintf(text.data(), text.size(), "%s; least of %lld steps; %.0f ms a layer and rank\n\n", settings.c_str(),
+                static_cast<long long>(options.rounds), 1e3 * layer);
+  out << text.data() << "  level  CPU s a step   over level 0   goal   MB sent a rank   MB planned a rank\n";
+  nlohmann::json json = {{"bench", "shard"}, {"ranks", world.size()}, {"layer_seconds", layer}};
+  for (size_t level = 0; level < kLevels; ++level) {
+    const Level& l = levels[level];
+    const double cpu = *std::min_element(l.cpu.begin(), l.cpu.end());
+    const double ratio = level == 0 ? 1 : ratios[level - 1].ratio;
+    std::snprintf(text.data(), text.size(), "  %5zu  %12.4f   %12.3f   %4.2f   %14.2f   %17.1f\n", level, cpu, ratio,
+                  kGoals[level], static_cast<double>(l.sent) / 1e6, static_cast<double>(l.planned) / 1e6);
+    out << text.data();
+    json["levels"].push_back({{"level", level},
+                              {"cpu_seconds", cpu},
+                              {"wall_seconds", *std::min_element(l.wall.begin(), l.wall.end())},
+                              {"over_level_0", ratio},
+                              {"bytes_sent", l.sent},
+                              {"bytes_planned", l.planned},
+                              {"loss", l.loss}});
+  }
+  out << "\n" << json.dump() << std::endl;
+  return ratios;
+}
+
+}  // namespace annulus

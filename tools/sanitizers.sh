@@ -1,0 +1,32 @@
+#!/bin/bash
+# Tests under the compiler's sanitizers, each in folders of its own: threads (collectives), addresses and undefined
+# behaviour (collectives, and what writes and reads checkpoints). The last line is "N passed, N failed".
+#   --all   the training step whose state ranks share as well, under all three: minutes more
+# Used by .ci/run.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+all=''
+[[ ${1-} != --all ]] || all=//tests/training/state:sharded_training_test
+collectives=//tests/comm:threads_test
+checkpoints=(//tests/training/run:checkpoint_test //tests/training/run:checkpoint_faults_test)
+
+passed=0 failed=0
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+under() { # SANITIZER TARGET...
+  echo "-- $1"
+  ./annulus test --ci "--config=$1" "${@:2}" 2>&1 | tee "$log"
+  local rc=${PIPESTATUS[0]}
+  if [[ $(tail -n 1 "$log") =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed$ ]]; then
+    ((passed += BASH_REMATCH[1], failed += BASH_REMATCH[2]))
+    if ((rc != 0 && BASH_REMATCH[2] == 0)); then ((++failed)); fi
+  else
+    ((++failed))
+  fi
+}
+under tsan "$collectives" $all
+under asan "$collectives" "${checkpoints[@]}" $all
+under ubsan "$collectives" "${checkpoints[@]}" $all
+echo "$passed passed, $failed failed"
+((failed == 0))
