@@ -53,14 +53,6 @@ Span rows_of(int64_t batch, const Mesh& mesh) {
   return {mesh.index("data") * count, 1, count};
 }
 
-// Every step does the same work on the same memory, and waits for no other rank before its gradients are there: the
-// context axis has one rank.
-bool steps_are_alike(const Config& c, const LayerRequests& layers, const Communicator& world) {
-  return world.size() == c.mesh.data && !c.data.documents && c.data.positions == "running" && c.model.dropout == 0 &&
-         std::none_of(layers.distinct.begin(), layers.distinct.end(),
-                      [](const PlanRequest& request) { return is_adaptive(request.pattern); });
-}
-
 void set_documents(std::vector<PlanRequest>& requests, const std::vector<std::vector<int64_t>>& parts) {
   for (PlanRequest& request : requests) request.pattern.documents = parts;
 }
@@ -124,9 +116,9 @@ Training::Training(const Config& config, std::vector<Stage> stages, Communicator
       data_(data),
       mesh_(world, mesh_axes(config)),
       device_(device),
-      recorded_(device.is_cuda() && may_be_recorded(config, sharding) &&
+      recorded_(device.is_cuda() &&
                 std::all_of(stages_.begin(), stages_.end(),
-                            [&](const Stage& s) { return steps_are_alike(config, s.layers, world); })),
+                            [&](const Stage& s) { return may_be_recorded(config, s, sharding, world.size()); })),
       model_(model_shape(config), compute_dtype(config), device, Model::Unheld{sharding.shards}),
       model_state_(model_, world, state_traits(config, sharding, recorded_), static_cast<uint64_t>(config.run.seed)),
       optimizer_(model_state_.updated(), optimizer_settings(config)),
@@ -211,6 +203,8 @@ Attend Training::attend(const std::vector<PlanRequest>& requests, const Dropout&
     call.dropout = dropout;
     call.dropout.layer = static_cast<int64_t>(i);
     call.label = when + ", attention, layer " + std::to_string(i);
+    // Gradients and weights are under way meanwhile.
+    if (mesh_.world().size() > 1) call.poll = [this] { progress(); };
     calls.push_back(std::move(call));
   }
   return [calls = std::move(calls)](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t layer) {
@@ -248,6 +242,11 @@ at::Tensor Training::loss(const at::Tensor& batch, const RotaryTable& table, con
   return model_.loss(batch[0], batch[1].reshape({-1}), table, attend, scale);
 }
 
+void Training::progress() {
+  mesh_.progress();
+  model_state_.progress();
+}
+
 std::vector<std::array<double, Training::kNumbers>> Training::read_out() {
   Communicator& world = mesh_.world();
   if (world.size() > 1) {
@@ -258,11 +257,11 @@ std::vector<std::array<double, Training::kNumbers>> Training::read_out() {
   readout_.start(everybodys_);
   // Other ranks may have failed: progress() raises what the communication met.
   while (world.size() > 1 && !readout_.ready()) {
-    mesh_.progress();
+    progress();
     std::this_thread::yield();
   }
   const at::Tensor& values = readout_.wait();
-  mesh_.progress();
+  progress();
   std::vector<std::array<double, kNumbers>> numbers(static_cast<size_t>(world.size()));
   const double* from = values.const_data_ptr<double>();
   for (auto& of_rank : numbers) {
@@ -458,7 +457,6 @@ void Training::restore(const TrainingState& state,
   if (count < 0 || count > state.step || state.step < 0) {
     throw Error(ErrorKind::kInput, "checkpoint", "it does not say how many updates were made");
   }
-  model_state_.settle();
   read(slices(/*written=*/false));
   model_state_.changed();
   optimizer_.set_updates(count);

@@ -118,6 +118,8 @@ class Training {
   // What every rank tells of a step, in rank order. Waits for the device: the only such wait of a step.
   static constexpr int64_t kNumbers = 4;
   std::vector<std::array<double, kNumbers>> read_out();
+  // Of all that is under way: moves it along, and raises what it has met.
+  void progress();
   std::vector<TensorSlice> slices(bool written) const;
   // The distinct requests of a batch whose rows have these parts (BatchReader).
   std::vector<PlanRequest> requests(const std::vector<std::vector<int64_t>>& parts) const;

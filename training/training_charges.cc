@@ -3,12 +3,18 @@
 
 #include <ATen/OpMathType.h>
 
+#include <algorithm>
+
 #include "training/job.h"
 
 namespace annulus {
 
-bool may_be_recorded(const Config& c, const Sharding& sharding) {
-  return c.cuda_graphs == "auto" && sharding.level < 2;
+bool may_be_recorded(const Config& c, const Stage& stage, const Sharding& sharding, int ranks) {
+  const std::vector<PlanRequest>& requests = stage.layers.distinct;
+  return c.cuda_graphs == "auto" && sharding.level < 2 && ranks == c.mesh.data && !c.data.documents &&
+         c.data.positions == "running" && c.model.dropout == 0 &&
+         std::none_of(requests.begin(), requests.end(),
+                      [](const PlanRequest& request) { return is_adaptive(request.pattern); });
 }
 
 StateTraits state_traits(const Config& c, const Sharding& sharding, bool recorded) {
@@ -25,7 +31,7 @@ std::vector<PlaceCharges> add_training_charges(const Config& c, const Stage& sta
   const int64_t rows = stage.batch / c.mesh.data;
   const int64_t batch = (restart ? 3 : 2) * rows * positions * 8;
   const int64_t turned = restart ? stage.context : positions;  // positions in the rotary table
-  const bool recorded = gpu && may_be_recorded(c, sharding) && ranks == c.mesh.data;
+  const bool recorded = gpu && may_be_recorded(c, stage, sharding, ranks);
   Parameters parameters = declare_parameters(shape);
   parameters.lay_out(sharding.shards);
   StateTraits traits = state_traits(c, sharding, recorded);

@@ -16,9 +16,9 @@ namespace annulus {
 // Steps whose tokens are there at once: the current one's and those that are read ahead.
 inline constexpr int64_t kTokenSlots = 3;
 
-// Whether steps of such a job may be recorded (step_graph.h), where they are all alike: not where gradients wait for
-// other ranks while the backward runs.
-bool may_be_recorded(const Config& config, const Sharding& sharding);
+// Whether the steps of a stage may be recorded on a GPU (step_graph.h): where each does the same work on the same
+// memory and waits for no other rank before its gradients are there. `ranks`: of the world.
+bool may_be_recorded(const Config& config, const Stage& stage, const Sharding& sharding, int ranks);
 
 // What ranks compute on, and how they reach each other.
 enum class RanksAre {

@@ -12,6 +12,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -35,6 +36,9 @@ struct AttentionCall {
   // The first call of a request proves its plan before anything is sent by it, and every call of an adaptive one does
   // (prove.h); others look the proof up by the request's text. False: nobody does.
   bool prove = proves_by_default();
+  // Called between pieces of computation of a few milliseconds, in the backward, too; it moves along what is under way,
+  // comm's transfers included. None: comm's progress(), where it has other ranks.
+  std::function<void()> poll = nullptr;
 };
 
 // A call that outlives its caller, and keeps the communicator with it: what autograd nodes hold from forward to

@@ -74,8 +74,10 @@ struct Execution {
         operation(c.label + " " + direction),
         steps(s),
         buffers(p, s, k),
-        // One rank waits for nobody: its kernel may take as long a piece of work as it likes.
-        poll(c.comm->size() > 1 ? Kernel::Poll([comm = c.comm] { comm->progress(); }) : nullptr) {}
+        // Where nothing is under way a kernel may take as long a piece of work as it likes.
+        poll(c.poll               ? Kernel::Poll(c.poll)
+             : c.comm->size() > 1 ? Kernel::Poll([comm = c.comm] { comm->progress(); })
+                                  : nullptr) {}
 
   KeyBlock block(int buffer, int number) {
     const TensorPair& pair = buffers.get(buffer);

@@ -283,18 +283,15 @@ at::Tensor ModelState::squares() const {
   return sum;
 }
 
-void ModelState::settle() {
-  for (size_t unit = 0; unit < units_.size(); ++unit) {
-    if (units_[unit]->leaves == Leaves::kComing) need(unit);
-  }
-}
-
 void ModelState::changed() {
   if (traits_.sharding.level == 0 && !copies_) return;
-  settle();
   for (const auto& u : units_) u->leaves = Leaves::kOld;
-  // The next forward begins with it; where weights are gathered each time, memory is not taken before.
-  if (traits_.sharding.level < 3) gather(0);
+}
+
+void ModelState::progress() {
+  for (Communicator* comm : {sharers_.get(), replicas_.get()}) {
+    if (comm != nullptr) comm->progress();
+  }
 }
 
 std::vector<TensorSlice> ModelState::slices(const std::string& prefix, const std::vector<at::Tensor>* of,

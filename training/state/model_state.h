@@ -34,7 +34,7 @@ class ModelState final : public WeightUse {
 
   // A step: passes forward and backward, each between begin_pass and end_pass; then squares and finish_gradients, and
   // where the weights are to change the optimizer's update of updated(), and changed(). `step`: its number, for
-  // messages; `first`, `last`: of the step's passes.
+  // messages; `first`, `last`: whether this is the step's first pass, its last.
   void begin_pass(int64_t step, bool first, bool last);
   void end_pass();
   // The sum of the squares of this rank's shard of the gradients: fp64 [], of fixed chunks one after the other.
@@ -44,10 +44,11 @@ class ModelState final : public WeightUse {
   void begin_forward();
   // Of what this rank updates, unit by unit: views that stay.
   const std::vector<Updated>& updated() const { return updated_; }
-  // Waits for what is under way: before somebody else than the optimizer writes to what is held.
-  void settle();
-  // The values of updated() are others: all leaves follow.
+  // The values of updated() are others: the leaves follow when they are next used. Between a step and the next use no
+  // collective is under way.
   void changed();
+  // Moves what is under way along, and raises what it has met.
+  void progress();
   // Names and whole shapes of parameters with this rank's part of `of`, vectors beside updated() (null: the values
   // themselves). `written`: what this rank writes of a checkpoint; else all that it holds.
   std::vector<TensorSlice> slices(const std::string& prefix, const std::vector<at::Tensor>* of, bool written) const;

@@ -304,6 +304,22 @@ TEST(Attention, ABackwardWithoutWhatItNeedsIsRefusedEverywhere) {
   }
 }
 
+// A caller's own transfers move along while one rank alone computes, forward and backward.
+TEST(Attention, CallsThePollOfACallBetweenPieces) {
+  const std::shared_ptr<Communicator> self = make_self_communicator();
+  AttentionCall call;
+  call.request = causal_ring(1, 512);
+  call.comm = self.get();
+  int64_t polled = 0;
+  call.poll = [&] { ++polled; };
+  const at::Tensor q = at::ones({1, 512, 4, 8}), k = at::ones({1, 512, 2, 8});
+  const AttentionOutput out = attention_forward(q, k, k, call);
+  const int64_t forward = std::exchange(polled, 0);
+  EXPECT_GT(forward, 0);
+  attention_backward(q, q, k, k, out, call);
+  EXPECT_GT(polled, 0);
+}
+
 TEST(Attention, RanksThatDifferAreNamedOnEveryRank) {
   const PlanRequest request = causal_ring(3, 48);
   PlanRequest other = request;
