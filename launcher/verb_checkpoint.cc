@@ -111,7 +111,8 @@ class CheckpointVerb : public Verb {
         ->required();
     merge_
         ->add_option("--max-file-bytes", max_file_text_,
-                     "5GB, 500MiB: a set of files of so many bytes of tensors at most, with the index that Hugging "
+                     "5GB, 500MiB: a set of files of so many bytes of tensors at most (a larger tensor has one of its "
+                     "own), with the index that Hugging "
                      "Face's libraries read")
         ->type_name("BYTES");
     merge_->footer(

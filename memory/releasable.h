@@ -20,7 +20,6 @@ class ReleasableTensor {
   // of this one that autograd would see.
   at::Tensor alias(int64_t begin, at::IntArrayRef shape) const;
 
-  bool held() const { return held_; }
   // Takes memory, whose content is undefined. Nothing where it is held.
   void take();
   void release();

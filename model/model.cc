@@ -71,7 +71,7 @@ Parameters declare_parameters(const ModelShape& shape) {
   const int64_t d = shape.dim;
   const int64_t kv = shape.kv_heads * shape.head_dim();
   Parameters p;
-  p.begin_unit("the embedding", /*read_in_backward=*/false);
+  p.begin_unit("the embedding");
   p.add("model.embed_tokens.weight", {shape.vocab, d}, std);
   for (int64_t i = 0; i < shape.layers; ++i) {
     p.begin_unit("layer " + std::to_string(i));
@@ -87,7 +87,7 @@ Parameters declare_parameters(const ModelShape& shape) {
     if (i + 1 == shape.layers) p.add("model.norm.weight", {d});
   }
   if (!shape.tie_embeddings) {
-    p.begin_unit("the output", /*read_in_backward=*/false);  // its gradient is made with the loss
+    p.begin_unit("the output");
     p.add("lm_head.weight", {shape.vocab, d}, std);
   }
   return p;

@@ -44,9 +44,9 @@ at::Tensor named_normal(uint64_t seed, std::string_view name, int64_t n, int64_t
 
 int64_t ParameterInfo::count() const { return c10::multiply_integers(shape); }
 
-void Parameters::begin_unit(std::string name, bool read_in_backward) {
+void Parameters::begin_unit(std::string name) {
   const size_t first = list_.size();
-  units_.push_back({.name = std::move(name), .read_in_backward = read_in_backward, .first = first, .last = first});
+  units_.push_back({.name = std::move(name), .first = first, .last = first});
 }
 
 void Parameters::add(std::string name, std::vector<int64_t> shape, double std) {

@@ -34,11 +34,10 @@ struct ParameterInfo {
 };
 
 struct ParameterUnit {
-  std::string name;              // "the embedding", "layer 3", "the output"
-  bool read_in_backward = true;  // else its gradient is made without its values
-  size_t first = 0, last = 0;    // its parameters: [first, last) of the list
-  int64_t decayed = 0;           // elements at the beginning that have weight decay, filled up
-  int64_t elements = 0;          // filled up
+  std::string name;            // "the embedding", "layer 3", "the output"
+  size_t first = 0, last = 0;  // its parameters: [first, last) of the list
+  int64_t decayed = 0;         // elements at the beginning that have weight decay, filled up
+  int64_t elements = 0;        // filled up
 };
 
 class Parameters {
@@ -46,7 +45,7 @@ class Parameters {
   static constexpr int64_t kAlign = 16;
 
   // What is added from here on is a unit.
-  void begin_unit(std::string name, bool read_in_backward = true);
+  void begin_unit(std::string name);
   // A parameter of one dimension (no weight decay) or two. In a unit all matrices must come before the first vector.
   void add(std::string name, std::vector<int64_t> shape, double std = 0);
   // Fills each unit up so that it can be cut into `parts` equal ones. To be called once, after the last parameter.

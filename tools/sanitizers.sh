@@ -1,7 +1,7 @@
 #!/bin/bash
 # Tests under the compiler's sanitizers, each in folders of its own: threads (collectives), addresses and undefined
 # behaviour (collectives, and what writes and reads checkpoints). The last line is "N passed, N failed".
-#   --all   the training step whose state ranks share as well, under all three: minutes more
+#   --all   the training step whose state is dealt over ranks as well, and all of them under all three: minutes more
 # Used by .ci/run.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -25,7 +25,7 @@ under() { # SANITIZER TARGET...
     ((++failed))
   fi
 }
-under tsan "$collectives" $all
+under tsan "$collectives" ${all:+"${checkpoints[@]}"} $all
 under asan "$collectives" "${checkpoints[@]}" $all
 under ubsan "$collectives" "${checkpoints[@]}" $all
 echo "$passed passed, $failed failed"

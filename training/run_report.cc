@@ -59,7 +59,7 @@ RunReport::RunReport(const Settings& settings, Communicator& world, Training& tr
       begin_(interval_.time) {}
 
 RunReport::Clock RunReport::clock() const {
-  // What this rank has waited for others so far: its stream on a GPU, and its host where that carries what is said.
+  // What this rank has waited for others so far: its host on a CPU, its compute stream on a GPU.
   const CommStats& world = world_.stats();
   const CommStats& ring = training_.mesh().axis("context").stats();
   Clock clock{.time = now(),

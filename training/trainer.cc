@@ -434,8 +434,10 @@ int Run::train() {
   set_cache_total(config_.memory.caches << 20);
   std::vector<Stage> stages = options_.stages ? *options_.stages : check_training(config_, world_.size());
   if (config_.optimizer.shard_within == "host") {
-    require_agreement(world_, {{"number of ranks on a host", std::to_string(options_.ranks_here)}},
-                      {"sharing the state within hosts"});
+    const std::string what =
+        "number of ranks on a host, which must be one (start as many on each, or set optimizer.shard_within = "
+        "\"world\"),";
+    require_agreement(world_, {{what, std::to_string(options_.ranks_here)}}, {"sharing the state within hosts"});
   }
   sharding_ = make_sharding(config_, world_.size(), options_.ranks_here);
   // The choice of a kernel depends on it.

@@ -42,7 +42,7 @@ struct UnitRange {
 // Shard `shard` of each unit. `parameters` are laid out for as many parts as there are shards.
 std::vector<UnitRange> shard_ranges(const Parameters& parameters, int shards, int shard);
 
-// What is so of a rank's state whatever the rank.
+// What is the same for every rank's state.
 struct StateTraits {
   at::ScalarType dtype = at::kFloat;  // of the leaves
   Sharding sharding;
