@@ -116,7 +116,7 @@ class CheckpointVerb : public Verb {
                      "Face's libraries read")
         ->type_name("BYTES");
     merge_->footer(
-        "Without --step, the newest checkpoint that is whole. Names, shapes and dtypes are the model's own.\n"
+        "Without --step, the newest checkpoint whose weights are whole. Names, shapes and dtypes are the model's own.\n"
         "Example:\n  ./annulus checkpoint merge quickstart --out /tmp/quickstart.safetensors");
     app.footer(
         "`annulus checkpoint WORD --help` shows the options of each.\n"
