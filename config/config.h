@@ -222,8 +222,15 @@ Config parse_config(std::string_view toml, std::string_view source, const std::v
 // The whole configuration as TOML; load_config of it gives an equal Config.
 std::string to_toml(const Config& config);
 
-// "section.key = value", one per key, in the table's order: what ranks compare at bootstrap.
-std::vector<std::string> flatten(const Config& config);
+// A key, "section.key", and its value as it is written.
+struct KeyText {
+  std::string key, value;
+
+  friend bool operator==(const KeyText&, const KeyText&) = default;
+};
+
+// Every key, in the table's order: what ranks compare at bootstrap.
+std::vector<KeyText> flatten(const Config& config);
 
 // A key that two configurations give different values, as they are written.
 struct ChangedKey {

@@ -54,10 +54,10 @@ std::string to_toml(const Config& config) {
   return out;
 }
 
-std::vector<std::string> flatten(const Config& config) {
-  std::vector<std::string> lines;
-  for (const Key& key : keys()) lines.push_back(key.full() + " = " + value_text(key, config));
-  return lines;
+std::vector<KeyText> flatten(const Config& config) {
+  std::vector<KeyText> texts;
+  for (const Key& key : keys()) texts.push_back({key.full(), value_text(key, config)});
+  return texts;
 }
 
 std::vector<ChangedKey> changed_keys(const Config& before, const Config& now) {

@@ -82,7 +82,7 @@ class TrainVerb : public Verb {
     }
     install_interrupt_handlers();
     std::string text;
-    for (const std::string& line : flatten(config_)) text += line + "\n";
+    for (const KeyText& text_of : flatten(config_)) text += text_of.key + " = " + text_of.value + "\n";
     Job job = start_job({{"configuration", text}, {"resume", resuming_ ? "yes " + resume_run_ : "no"}});
     TrainOptions options;
     job.run_together({"checking the configuration", 0}, [&] { options.stages = check_training(config_, job.size); });

@@ -150,15 +150,15 @@ void add_model_charges(const ModelShape& s, int64_t rows, const Computes& on, bo
                        const std::vector<Part>& attention, const std::vector<PlaceCharges>& places, StepCharges& step) {
   const int64_t e = on.element(), stream = rows * s.dim * e, heads = s.dim + 2 * s.kv_heads * s.head_dim();
   const Charge residual{"gradient of the residual stream", stream, When::kBackward};
-  // Parts that keep `inputs`. The gradient of the residual stream is there from the backward of the last of them, to
-  // which it may be given, to that of their norm, which is given it, too; with recomputation `results`, and the
-  // weights' gradients, are there as long as they are.
   const auto taken_at = [&](size_t place) { return place < places.size() ? places[place] : PlaceCharges{}; };
   const auto at_place = [&](size_t place, Part part) {
     part.charges.push_back({kWeightsOfPlaces, taken_at(place).forward, When::kForward});
     part.charges.push_back({kWeightsOfPlaces, taken_at(place).backward, When::kBackward});
     return part;
   };
+  // Parts that keep `inputs`. The gradient of the residual stream is there from the backward of the last of them, to
+  // which it may be given, to that of their norm, which is given it, too; with recomputation `results`, and the
+  // weights' gradients, are there as long as they are.
   const auto add = [&](size_t place, std::vector<Part> parts, int64_t inputs, int64_t results, bool given_to_last) {
     if (!recompute) {
       const size_t norm = parts[0].name == kNormPart ? 0 : 1;

@@ -241,10 +241,7 @@ void Run::require_something_to_do() {
 
 void Run::require_equal_ranks() {
   std::vector<Field> fields;
-  for (const std::string& line : flatten(config_)) {
-    const size_t equals = line.find(" = ");
-    fields.push_back({line.substr(0, equals), equals == std::string::npos ? "" : line.substr(equals + 3)});
-  }
+  for (const KeyText& text : flatten(config_)) fields.push_back({text.key, text.value});
   fields.push_back({"data", data_->fingerprint() + ", " + data_->text()});
   fields.push_back({"attention", training_->attention_text()});
   fields.push_back({"resumed step", std::to_string(training_->steps_done())});

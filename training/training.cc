@@ -423,11 +423,9 @@ TrainingState Training::state() const {
   state.extra["data"] = data_.state(steps_done_, uses_);
   state.extra["tokens"] = std::to_string(tokens_);
   state.extra["token"] = data_.is_text() ? "byte" : "id";
-  constexpr std::string_view kTable = "model.", kIs = " = ";
-  for (const std::string& line : flatten(config_)) {
-    const size_t is = line.find(kIs);
-    if (!line.starts_with(kTable) || is == std::string::npos) continue;
-    state.model[line.substr(kTable.size(), is - kTable.size())] = line.substr(is + kIs.size());
+  constexpr std::string_view kTable = "model.";
+  for (const KeyText& text : flatten(config_)) {
+    if (text.key.starts_with(kTable)) state.model[text.key.substr(kTable.size())] = text.value;
   }
   return state;
 }

@@ -93,9 +93,6 @@ ModelState::ModelState(Model& model, Communicator& world, const StateTraits& tra
   const Sharding& s = traits_.sharding;
   if (s.shards > 1) sharers_ = world.split(s.replica_of(world.rank()), world.rank());
   if (s.replicas > 1) replicas_ = world.split(s.shard_of(world.rank()), world.rank());
-  for (Communicator* comm : {sharers_.get(), replicas_.get()}) {
-    if (comm != nullptr) comm->set_timeout(world.timeout());
-  }
   const at::TensorOptions wide = at::TensorOptions(at::toOpMathType(traits.dtype)).device(parameters_.device());
   const bool gathered = s.level == 3;
   for (size_t unit = 0; unit < parameters_.units().size(); ++unit) {

@@ -36,6 +36,13 @@ std::vector<UnitRange> shard_ranges(const Parameters& parameters, int shards, in
   return ranges;
 }
 
+namespace {
+
+// The unit, and place, of the last layer: an output that is tied has no unit of its own.
+size_t last_layer(const Parameters& parameters, bool tied) { return parameters.units().size() - (tied ? 1 : 2); }
+
+}  // namespace
+
 std::vector<PlaceCharges> add_state_charges(const Parameters& parameters, bool tied, const StateTraits& t,
                                             StepCharges& step) {
   const auto e = static_cast<int64_t>(c10::elementSize(t.dtype));
@@ -47,7 +54,7 @@ std::vector<PlaceCharges> add_state_charges(const Parameters& parameters, bool t
   step.lasts({"optimizer", 2 * own * wide, When::kLasts});
 
   const std::vector<ParameterUnit>& units = parameters.units();
-  const size_t last = units.size() - (tied ? 1 : 2), output = last + 1;  // places: of the last layer, of the output
+  const size_t last = last_layer(parameters, tied), output = last + 1;  // places
   const auto elements = [&](size_t place) { return units[tied && place == output ? 0 : place].elements; };
   // What a reduction takes that is under way: sums that are not kept, and what the communicator holds.
   const auto reduction = [&](size_t place) {
@@ -86,8 +93,8 @@ StateTraffic state_traffic(const Parameters& parameters, const Sharding& s, bool
   if (s.level == 3) {
     if (tied) gathered += static_cast<double>(units[0].elements);
     // The last layer stays from the forward to the backward.
-    const size_t last = units.size() - (tied ? 1 : 2);
-    for (size_t unit = 1; unit < last; ++unit) gathered += static_cast<double>(units[unit].elements);
+    for (size_t unit = 1; unit < last_layer(parameters, tied); ++unit)
+      gathered += static_cast<double>(units[unit].elements);
     gathered *= static_cast<double>(accumulate);
   }
   return {share * static_cast<double>(parameters.elements()), share * gathered};
