@@ -18,6 +18,7 @@
 #include "attention/execution/attention.h"
 #include "attention/oracle/oracle.h"
 #include "benchmarks/gpu_parts.h"
+#include "benchmarks/measure.h"
 #include "benchmarks/patterns.h"
 #include "benchmarks/simulated_ring.h"
 #include "comm/threads/threads.h"
@@ -363,12 +364,6 @@ bool wanted(const GpuBenchOptions& o, const std::string& part) {
 }  // namespace
 
 double least(const std::vector<double>& costs) { return *std::min_element(costs.begin(), costs.end()); }
-
-double median(std::vector<double> costs) {
-  std::sort(costs.begin(), costs.end());
-  const size_t n = costs.size();
-  return n % 2 ? costs[n / 2] : (costs[n / 2 - 1] + costs[n / 2]) / 2;
-}
 
 void measure_in_turn(std::vector<TimedSide>& sides, at::Device device, int64_t rounds) {
   const std::unique_ptr<DeviceClock> clock = make_device_clock(device);

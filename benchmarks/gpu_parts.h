@@ -21,7 +21,6 @@ std::string line(const char* format, auto... values) {
 }
 
 double least(const std::vector<double>& costs);
-double median(std::vector<double> costs);
 
 // What a part found besides ratios. `value` and `median` of the rounds; the same where there is one round.
 struct GpuFigure {

@@ -2,7 +2,9 @@
 // machine does meanwhile.
 #pragma once
 
+#include <algorithm>
 #include <ctime>
+#include <vector>
 
 namespace annulus {
 
@@ -14,5 +16,11 @@ inline double seconds_of(clockid_t clock) {
 inline double cpu_seconds() { return seconds_of(CLOCK_PROCESS_CPUTIME_ID); }
 inline double thread_cpu_seconds() { return seconds_of(CLOCK_THREAD_CPUTIME_ID); }
 inline double wall_seconds() { return seconds_of(CLOCK_MONOTONIC); }
+
+inline double median(std::vector<double> costs) {
+  std::sort(costs.begin(), costs.end());
+  const size_t n = costs.size();
+  return n % 2 ? costs[n / 2] : (costs[n / 2 - 1] + costs[n / 2]) / 2;
+}
 
 }  // namespace annulus

@@ -53,7 +53,7 @@ std::vector<BenchRatio> run_shard_bench(const ShardBenchOptions& options, Commun
 
   struct Level {
     std::unique_ptr<Training> training;
-    std::vector<double> cpu, wall;
+    std::vector<double> cpu, wall, reduce_wait, gather_wait;
     int64_t sent = 0, planned = 0;  // bytes of a step
     double loss = 0;
   };
@@ -69,15 +69,20 @@ std::vector<BenchRatio> run_shard_bench(const ShardBenchOptions& options, Commun
             .total();
   }
   for (int64_t round = 0; round < options.rounds; ++round) {
-    for (Level& l : levels) {
+    // Another first in each round, so that none always follows the same.
+    for (int64_t turn = 0; turn < kLevels; ++turn) {
+      Level& l = levels[static_cast<size_t>((round + turn) % kLevels)];
       const Communicator* state = l.training->model_state().sharers();
-      const int64_t sent = state != nullptr ? state->stats().collective_bytes_sent : 0;
+      const CommStats before = state != nullptr ? state->stats() : CommStats();
       world.barrier({"a round of the benchmark", round, "round"});
       const double cpu = cpu_seconds(), wall = wall_seconds();
       l.loss = l.training->step().loss;
       l.cpu.push_back(over_all_ranks(world, cpu_seconds() - cpu, round));
       l.wall.push_back(wall_seconds() - wall);
-      l.sent = (state != nullptr ? state->stats().collective_bytes_sent : 0) - sent;
+      const CommStats after = state != nullptr ? state->stats() : CommStats();
+      l.sent = after.collective_bytes_sent - before.collective_bytes_sent;
+      l.reduce_wait.push_back(after.reduce_wait_seconds - before.reduce_wait_seconds);
+      l.gather_wait.push_back(after.gather_wait_seconds - before.gather_wait_seconds);
     }
   }
 
@@ -97,19 +102,26 @@ std::vector<BenchRatio> run_shard_bench(const ShardBenchOptions& options, Commun
   if (world.rank() != 0) return ratios;
   std::snprintf(text.data(), text.size(), "%s; least of %lld steps; %.0f ms a layer and rank\n\n", settings.c_str(),
                 static_cast<long long>(options.rounds), 1e3 * layer);
-  out << text.data() << "  level  CPU s a step   over level 0   goal   MB sent a rank   MB planned a rank\n";
+  out << text.data()
+      << "  level  CPU s a step   over level 0   quartiles       goal   s a step   reduce  gather   MB sent   MB "
+         "planned\n";
   nlohmann::json json = {{"bench", "shard"}, {"ranks", world.size()}, {"layer_seconds", layer}};
   for (size_t level = 0; level < kLevels; ++level) {
     const Level& l = levels[level];
     const double cpu = *std::min_element(l.cpu.begin(), l.cpu.end());
-    const double ratio = level == 0 ? 1 : ratios[level - 1].ratio;
-    std::snprintf(text.data(), text.size(), "  %5zu  %12.4f   %12.3f   %4.2f   %14.2f   %17.1f\n", level, cpu, ratio,
-                  kGoals[level], static_cast<double>(l.sent) / 1e6, static_cast<double>(l.planned) / 1e6);
+    const BenchRatio ratio = level == 0 ? ratio_of("", "", l.cpu, l.cpu) : ratios[level - 1];
+    const double wall = median(l.wall), reduce = median(l.reduce_wait), gather = median(l.gather_wait);
+    std::snprintf(text.data(), text.size(),
+                  "  %5zu  %12.4f   %12.3f   %.3f to %.3f   %4.2f   %8.3f   %6.3f  %6.3f   %7.2f   %10.1f\n", level,
+                  cpu, ratio.ratio, ratio.low, ratio.high, kGoals[level], wall, reduce, gather,
+                  static_cast<double>(l.sent) / 1e6, static_cast<double>(l.planned) / 1e6);
     out << text.data();
     json["levels"].push_back({{"level", level},
                               {"cpu_seconds", cpu},
-                              {"wall_seconds", *std::min_element(l.wall.begin(), l.wall.end())},
-                              {"over_level_0", ratio},
+                              {"wall_seconds", wall},
+                              {"reduce_wait_seconds", reduce},
+                              {"gather_wait_seconds", gather},
+                              {"over_level_0", ratio.ratio},
                               {"bytes_sent", l.sent},
                               {"bytes_planned", l.planned},
                               {"loss", l.loss}});

@@ -16,7 +16,7 @@ namespace annulus {
 struct ShardBenchOptions {
   int64_t layers = 4, dim = 512, heads = 8, kv_heads = 4, ffn = 1376;
   int64_t context = 1024, batch = 1;
-  int64_t rounds = 7;  // that count; one more runs first
+  int64_t rounds = 40;  // that count; one more runs first
   std::string dtype = "fp32";
 };
 

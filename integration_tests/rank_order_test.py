@@ -61,7 +61,7 @@ class RankOrderTest(cli.CliTest):
         hosts = ["unshare", "--uts", "sh", "-c", CYCLIC, "sh"] if cyclic else []
         done = subprocess.run(
             ["mpirun", "--oversubscribe", "--bind-to", "none", "--mca", "btl_vader_backing_directory", short.name]
-            + ["--mca", "btl_vader_single_copy_mechanism", "none", "-np", "4", *hosts, cli.ANNULUS, *args],
+            + ["-np", "4", *hosts, cli.ANNULUS, *args],
             cwd=self.folder,
             env=cli.environment(
                 TMPDIR=short.name, HOME=short.name, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OMPI_MCA_mpi_yield_when_idle="1"

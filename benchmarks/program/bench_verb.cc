@@ -124,7 +124,7 @@ class ShardWord : public Word {
     app->add_option("--dim", options_.dim, "width, a multiple of 16 (default: 512)")->check(CLI::PositiveNumber);
     app->add_option("--length", options_.context, "tokens of a row (default: 1024)")->check(CLI::PositiveNumber);
     app->add_option("--dtype", options_.dtype, "fp32 (default) or bf16")->check(CLI::IsMember({"fp32", "bf16"}));
-    app->add_option("--repeats,--rounds", options_.rounds, "rounds that count (default: 7)")
+    app->add_option("--repeats,--rounds", options_.rounds, "rounds that count (default: 40)")
         ->check(CLI::PositiveNumber);
     add_json(app, json_);
     app->footer(

@@ -128,8 +128,6 @@ std::vector<std::string> mpirun_command(const Mpirun& mpirun, const MpirunReques
     mca("--mca", five ? "btl_sm_backing_directory" : "btl_vader_backing_directory", request.session_dir);
     mca("--mca", "osc_sm_backing_directory", request.session_dir);
   }
-  // Copying from another process's memory needs ptrace permission, which containers withhold, and was slower.
-  mca("--mca", five ? "btl_sm_single_copy_mechanism" : "btl_vader_single_copy_mechanism", "none");
   mca("--mca", "btl_base_warn_component_unused", "0");
   // A cut cable is noticed in about 10 s instead of never.
   const char* const runtime = five ? "--prtemca" : "--mca";

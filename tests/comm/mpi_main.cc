@@ -29,6 +29,27 @@ TEST(Mpi, FormsTheWorldThatWasAskedFor) {
   EXPECT_FALSE(runtime()->version().empty());
 }
 
+// What Open MPI goes by, as its tools interface tells; -1 where it has no such setting.
+int setting(const char* name) {
+  int provided = 0, index = 0, count = 0, value = -1;
+  MPI_T_cvar_handle handle = MPI_T_CVAR_HANDLE_NULL;
+  EXPECT_EQ(MPI_T_init_thread(MPI_THREAD_SERIALIZED, &provided), MPI_SUCCESS);
+  if (MPI_T_cvar_get_index(name, &index) == MPI_SUCCESS &&
+      MPI_T_cvar_handle_alloc(index, nullptr, &handle, &count) == MPI_SUCCESS) {
+    EXPECT_EQ(MPI_T_cvar_read(handle, &value), MPI_SUCCESS);
+    MPI_T_cvar_handle_free(&handle);
+  }
+  MPI_T_finalize();
+  return value;
+}
+
+// Three fragments of 32 KiB a call, as Open MPI would by itself, make a long message wait for hundreds of calls,
+// between which waiting ranks sleep.
+TEST(Mpi, MovesAMegabyteInACall) {
+  const char* own = std::getenv("WANT_DEPTH");
+  EXPECT_EQ(setting("pml_ob1_send_pipeline_depth"), own != nullptr ? std::atoi(own) : 32);
+}
+
 // What is known of the ranks that keep others waiting stands behind every message about a deadline, and both go by the
 // numbers of the job.
 TEST(Mpi, NamesRanksAsTheJobNumbersThem) {

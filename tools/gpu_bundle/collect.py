@@ -46,7 +46,6 @@ NETWORKS = re.compile(r"lib(fabric|uc[pst]|ucm|ibverbs|rdmacm|psm2?|infinipath|n
 MPI_SETTINGS = """btl = self,%s
 pml = ob1
 plm_rsh_agent = false
-btl_vader_single_copy_mechanism = none
 btl_base_warn_component_unused = 0
 mca_base_component_show_load_errors = 0
 hwloc_base_binding_policy = none
