@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -42,6 +43,22 @@ struct Taken {
   int64_t lasting = 0;  // between two steps
   int64_t kept = 0;     // when the backward begins, besides
   int64_t peak = 0;
+  int64_t weights = 0, gradients = 0, optimizer = 0;  // of what lasts
+};
+
+// The memory behind tensors, each piece once.
+class Pieces {
+ public:
+  void add(const at::Tensor& t) {
+    if (t.defined() && t.storage().data() != nullptr && seen_.insert(t.storage().data()).second) {
+      bytes_ += static_cast<int64_t>(t.storage().nbytes());
+    }
+  }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  std::set<const void*> seen_;
+  int64_t bytes_ = 0;
 };
 
 // What is taken on this thread when the first node of a backward begins.
@@ -85,10 +102,24 @@ std::vector<Taken> taken_by_a_step(const Config& config, int ranks) {
     world.barrier({"a peer may still read what this rank has sent", 0});
     Taken& mine = taken[static_cast<size_t>(world.rank())];
     mine.lasting = bytes->alive();
+    const std::vector<Updated>& updated = training.model_state().updated();
+    const Parameters& parameters = training.model().parameters();
+    Pieces weights, gradients;
+    for (size_t unit = 0; unit < updated.size(); ++unit) {
+      weights.add(parameters.values(unit).tensor());
+      weights.add(updated[unit].values);
+      gradients.add(parameters.gradients(unit).tensor());
+      gradients.add(updated[unit].gradients);
+    }
+    mine.weights = weights.bytes();
+    mine.gradients = gradients.bytes();
     const AtBackward at_backward(*bytes);
     training.step();
     mine.kept = at_backward.taken() - mine.lasting;
     mine.peak = bytes->peak();
+    const int64_t before = bytes->alive();
+    const AdamW another(updated, {});
+    mine.optimizer = bytes->alive() - before;
   });
   return taken;
 }
@@ -113,6 +144,9 @@ void expect_planned(const Config& config, int ranks, const std::string& what, do
     // let go of some temporaries before they make others, and 8 % on several, where what peers have sent or still hold
     // comes besides.
     compare("lasting", mine.lasting, plan.step.lasting(), 1.002);
+    compare("weights", mine.weights, plan.step.lasting("weights"), 1.002);
+    compare("gradients", mine.gradients, plan.step.lasting("gradients"), 1.002);
+    compare("optimizer", mine.optimizer, plan.step.lasting("optimizer"), 1.002);
     compare("kept", mine.kept, plan.step.kept(), 1.002);
     compare("most", mine.peak, plan.total(), ranks == 1 ? 1.05 : most_of_the_most);
   }
