@@ -135,6 +135,7 @@ ROOMS = {
         "comm/threads",
         "comm",
         "memory",
+        "simd",
         "common",
     ],
     "modules": [
@@ -182,6 +183,7 @@ ROOMS = {
         "attention/plan",
         "attention/pattern",
         "memory",
+        "simd",
         "common",
     ],
     "attention/composition": [
@@ -194,6 +196,7 @@ ROOMS = {
     "attention/cpu_flash": [
         "attention/tiles",
         "attention/pattern",
+        "simd",
     ],
     "attention/tiles": [
         "attention/plan",
@@ -229,6 +232,7 @@ ROOMS = {
     "comm": ["common"],
     "topology": ["common"],
     "memory": ["common"],
+    "simd": ["common"],
     "common": [],
 }
 

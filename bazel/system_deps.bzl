@@ -214,6 +214,7 @@ def _impl(rctx):
         ("gmock", "gmock"),
     ]:
         out += _pkg_config(rctx, name, pkg)
+    out += _headers(rctx, "hwy", "hwy/highway.h", ["hwy"])
     out += _headers(rctx, "cli11", "CLI/CLI.hpp", ["CLI"])
     out += _headers(rctx, "json", "nlohmann/json.hpp", ["nlohmann"])
     out += _headers(rctx, "rapidcheck", "rapidcheck.h", ["rapidcheck", "rapidcheck.h"], ["-lrapidcheck"])

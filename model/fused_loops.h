@@ -1,6 +1,6 @@
 // The element-wise loops of the decoder on a CPU, fp32, over contiguous memory: each one pass over its arrays. Called
-// by fused_ops.cc with ranges of rows; knows neither tensors nor threads. Every function is compiled for several
-// instruction sets, the best one is taken when the program starts.
+// by fused_ops.cc with ranges of rows; knows neither tensors nor threads. Every function is compiled for each
+// instruction set (simd/versions.h).
 #pragma once
 
 #include <cstdint>

@@ -321,6 +321,7 @@ look() {
   by_pkg_config xxHash libxxhash xxhash.h libxxhash-dev
   by_header CLI11 CLI11 CLI/CLI.hpp libcli11-dev
   by_header nlohmann-json nlohmann_json nlohmann/json.hpp nlohmann-json3-dev
+  by_header Highway libhwy hwy/highway.h libhwy-dev
   if ((level >= 1)); then
     by_pkg_config GoogleTest gtest_main gtest/gtest.h libgtest-dev
     by_header rapidcheck rapidcheck rapidcheck.h librapidcheck-dev rapidcheck

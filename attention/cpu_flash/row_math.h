@@ -1,5 +1,5 @@
-// The passes of flash attention over rows of scores: maximum, exponential and sum, gradient. Compiled for the best
-// instruction set at run time. Used by flash.cc.
+// The passes of flash attention over rows of scores: maximum, exponential and sum, gradient. Compiled for
+// each instruction set (simd/versions.h). Used by flash.cc.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,5 @@ double row_exp(double* x, int64_t n, double shift);
 // p[i] = exp(p[i] - lse), ds[i] = p[i] * (ds[i] - delta).
 void row_gradient(float* p, float* ds, int64_t n, float lse, float delta);
 void row_gradient(double* p, double* ds, int64_t n, double lse, double delta);
-
-// The instructions that the fp32 passes were chosen for on this machine: "AVX-512", "AVX2", "plain".
-const char* row_math_instructions();
 
 }  // namespace annulus

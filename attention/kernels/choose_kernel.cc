@@ -7,13 +7,13 @@
 #include <mutex>
 #include <set>
 
-#include "attention/cpu_flash/row_math.h"
 #include "attention/kernels/composed_kernel.h"
 #include "attention/kernels/detect.h"
 #include "attention/kernels/kernel_makers.h"
 #include "attention/operators/library_operators.h"
 #include "common/error.h"
 #include "common/names.h"
+#include "simd/instruction_set.h"
 
 namespace annulus {
 namespace {
@@ -75,7 +75,7 @@ KernelChoice choose_kernel(KernelKind asked, at::DeviceType device, at::ScalarTy
   }
   return {KernelKind::kAten, std::string(asked == KernelKind::kAuto ? "aten: " : "aten, as asked: ") +
                                  "flash attention on CPU, head size " + std::to_string(head_dim) + ", " +
-                                 row_math_instructions() + computes + falls_back};
+                                 instruction_set_name(instruction_set()) + computes + falls_back};
 }
 
 KernelChoice choose_gpu_kernel(KernelKind asked, const GpuAbilities& gpu, at::ScalarType type, int64_t head_dim,

@@ -1,0 +1,63 @@
+// The exponential of vectors of fp32, the one that attention and the model's operators compute with. Included by files
+// that are compiled for each instruction set (versions.h), within HWY_BEFORE_NAMESPACE and HWY_AFTER_NAMESPACE of this
+// file's own.
+
+#if defined(ANNULUS_SIMD_EXPONENTIAL_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ANNULUS_SIMD_EXPONENTIAL_INL_H_
+#undef ANNULUS_SIMD_EXPONENTIAL_INL_H_
+#else
+#define ANNULUS_SIMD_EXPONENTIAL_INL_H_
+#endif
+
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace annulus {
+namespace simd {
+namespace HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+// e^x to 2 units in the last place: x = n ln 2 + r, |r| <= ln 2 / 2, and a polynomial in r (the coefficients of Cephes'
+// expf). Below -87 (results below the smallest normal number) 0, above 88 infinite, NaN for NaN.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V exponential(D d, V x) {
+  const hn::RebindToSigned<D> di;
+  const V round = hn::Set(d, 12582912.0f);  // 1.5 x 2^23: adding it rounds to an integer in the low bits
+  const V shifted = hn::MulAdd(x, hn::Set(d, 1.44269504088896341f), round);
+  const V n = hn::Sub(shifted, round);
+  const V r = hn::MulAdd(n, hn::Set(d, 2.12194440e-4f), hn::NegMulAdd(n, hn::Set(d, 0.693359375f), x));
+  V p = hn::MulAdd(r, hn::Set(d, 1.9875691500e-4f), hn::Set(d, 1.3981999507e-3f));
+  p = hn::MulAdd(p, r, hn::Set(d, 8.3334519073e-3f));
+  p = hn::MulAdd(p, r, hn::Set(d, 4.1665795894e-2f));
+  p = hn::MulAdd(p, r, hn::Set(d, 1.6666665459e-1f));
+  p = hn::MulAdd(p, r, hn::Set(d, 5.0000001201e-1f));
+  p = hn::Add(hn::MulAdd(p, hn::Mul(r, r), r), hn::Set(d, 1.0f));
+  // 2^n: the low bits of `shifted` are n.
+  const auto power = hn::ShiftLeft<23>(hn::Add(hn::BitCast(di, shifted), hn::Set(di, 127)));
+  p = hn::Mul(p, hn::BitCast(d, power));
+  p = hn::IfThenElse(hn::Gt(x, hn::Set(d, 88.0f)), hn::Inf(d), p);
+  return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, -87.0f)), p);
+}
+
+// The first n < Lanes(d) elements at x, and `rest` in the other lanes; and back.
+template <class D>
+HWY_INLINE hn::Vec<D> load_some(D d, const float* x, size_t n, float rest) {
+  HWY_ALIGN float lanes[HWY_MAX_BYTES / sizeof(float)];
+  hn::Store(hn::Set(d, rest), d, lanes);
+  for (size_t i = 0; i < n; ++i) lanes[i] = x[i];
+  return hn::Load(d, lanes);
+}
+template <class D>
+HWY_INLINE void store_some(hn::Vec<D> v, D d, float* x, size_t n) {
+  HWY_ALIGN float lanes[HWY_MAX_BYTES / sizeof(float)];
+  hn::Store(v, d, lanes);
+  for (size_t i = 0; i < n; ++i) x[i] = lanes[i];
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace simd
+}  // namespace annulus
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

@@ -1,0 +1,63 @@
+// See instruction_set.h.
+#include "simd/instruction_set.h"
+
+#include <algorithm>
+#include <string>
+#include <string_view>
+
+#include "common/environment.h"
+#include "common/error.h"
+
+namespace annulus {
+namespace {
+
+// What Highway compiles its targets for (hwy/ops/set_macros-inl.h) must be there.
+InstructionSet of_processor() {
+#if defined(__x86_64__)
+  const bool baseline =
+      __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("aes") && __builtin_cpu_supports("pclmul");
+  const bool avx2 = baseline && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                    __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("f16c");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  if (avx512) return InstructionSet::kAvx512;
+  if (avx2) return InstructionSet::kAvx2;
+  if (baseline) return InstructionSet::kBaseline;
+#endif
+  return InstructionSet::kScalar;
+}
+
+InstructionSet allowed() {
+  const char* const given = text_from_environment("ANNULUS_ISA");
+  const std::string_view word = given != nullptr ? given : "avx512";
+  if (word == "avx512") return InstructionSet::kAvx512;
+  if (word == "avx2") return InstructionSet::kAvx2;
+  if (word == "baseline") return InstructionSet::kBaseline;
+  throw Error(ErrorKind::kUsage, "environment",
+              "environment variable ANNULUS_ISA is \"" + std::string(word) +
+                  "\": expected the vector instructions that may be used at most, baseline, avx2 or avx512; correct or "
+                  "unset it");
+}
+
+}  // namespace
+
+InstructionSet instruction_set() {
+  static const InstructionSet set = std::min(of_processor(), allowed());
+  return set;
+}
+
+const char* instruction_set_name(InstructionSet set) {
+  switch (set) {
+    case InstructionSet::kAvx512:
+      return "AVX-512";
+    case InstructionSet::kAvx2:
+      return "AVX2";
+    case InstructionSet::kBaseline:
+      return "SSE4";
+    case InstructionSet::kScalar:
+      break;
+  }
+  return "scalar";
+}
+
+}  // namespace annulus

@@ -1,0 +1,51 @@
+// How a file with vector code becomes a version for each instruction set, by Highway's foreach_target.h. The file looks
+// like this, and is the only thing that is compiled more than once:
+//
+//   #undef HWY_TARGET_INCLUDE
+//   #define HWY_TARGET_INCLUDE "room/file.cc"
+//   #include "simd/versions.h"
+//
+//   HWY_BEFORE_NAMESPACE();
+//   namespace annulus::room_file::HWY_NAMESPACE {
+//   ...functions...
+//   constexpr Functions kFunctions = {...};  // pointers to them
+//   }
+//   HWY_AFTER_NAMESPACE();
+//
+//   #if HWY_ONCE
+//   namespace annulus {
+//   const room_file::Functions& functions() {
+//     static const room_file::Functions& chosen = ANNULUS_VERSION(room_file, kFunctions);
+//     return chosen;
+//   }
+//   }
+//   #endif
+//
+// The choice is not Highway's: ANNULUS_ISA limits it (instruction_set.h), and its library is not needed for it.
+
+#ifndef HWY_DISABLED_TARGETS
+#define HWY_DISABLED_TARGETS HWY_SSSE3
+#endif
+
+// clang-format off
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+// clang-format on
+
+#ifndef ANNULUS_SIMD_VERSIONS_H_
+#define ANNULUS_SIMD_VERSIONS_H_
+
+#include "simd/instruction_set.h"
+
+// What a file's namespace calls `name` in the version for this process, as a reference. For use under HWY_ONCE.
+#if HWY_TARGETS & HWY_AVX3
+#define ANNULUS_VERSION(space, name)                                                            \
+  (::annulus::instruction_set() == ::annulus::InstructionSet::kAvx512     ? space::N_AVX3::name \
+   : ::annulus::instruction_set() == ::annulus::InstructionSet::kAvx2     ? space::N_AVX2::name \
+   : ::annulus::instruction_set() == ::annulus::InstructionSet::kBaseline ? space::N_SSE4::name \
+                                                                          : space::HWY_NAMESPACE::name)
+#else
+#define ANNULUS_VERSION(space, name) (space::HWY_NAMESPACE::name)
+#endif
+
+#endif  // ANNULUS_SIMD_VERSIONS_H_

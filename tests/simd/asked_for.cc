@@ -1,0 +1,54 @@
+// Linked into tests that run with several sets of vector instructions (isa_tests.bzl): the one that ANNULUS_ISA asks
+// for runs, else the best. Where the processor lacks what is asked for, the whole test is skipped.
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include "simd/instruction_set.h"
+
+namespace annulus {
+namespace {
+
+// As the kernel says, not as the code under test asks.
+bool processor_has(const std::string& flag) {
+  std::ifstream file("/proc/cpuinfo");
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  return text.find(" " + flag + " ") != std::string::npos;
+}
+
+struct Set {
+  std::string word, flag, name;
+};
+const std::vector<Set> kSets = {
+    {"avx512", "avx512bw", "AVX-512"}, {"avx2", "avx2", "AVX2"}, {"baseline", "sse4_2", "SSE4"}};
+
+// What is asked for, or the best that the processor has; null where it lacks it.
+const Set* expected() {
+  const char* const word = std::getenv("ANNULUS_ISA");
+  for (const Set& set : kSets) {
+    if ((word == nullptr || set.word == word) && processor_has(set.flag)) return &set;
+  }
+  return nullptr;
+}
+
+class SkipsWhatCannotRun : public testing::Environment {
+ public:
+  void SetUp() override {
+    if (expected() != nullptr || std::getenv("ANNULUS_ISA") == nullptr) return;
+    std::printf("SKIPPED: this processor has no %s\n", std::getenv("ANNULUS_ISA"));
+    std::exit(0);
+  }
+};
+const testing::Environment* const environment = testing::AddGlobalTestEnvironment(new SkipsWhatCannotRun);
+
+TEST(InstructionSet, IsTheOneAskedForOrTheBest) {
+  EXPECT_STREQ(instruction_set_name(instruction_set()), expected() != nullptr ? expected()->name.c_str() : "scalar");
+}
+
+}  // namespace
+}  // namespace annulus

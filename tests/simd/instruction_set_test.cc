@@ -1,0 +1,39 @@
+// Which vector instructions a process takes.
+#include "simd/instruction_set.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <string>
+
+#include "common/error.h"
+
+namespace annulus {
+namespace {
+
+// In a process of its own: the choice is made once.
+void choose(const char* word) {
+  setenv("ANNULUS_ISA", word, 1);
+  try {
+    std::fprintf(stderr, "%s\n", instruction_set_name(instruction_set()));
+  } catch (const Error& e) {
+    std::fprintf(stderr, "%s\n", e.what());
+  }
+  std::_Exit(0);
+}
+
+TEST(InstructionSetDeathTest, IsAtMostTheOneAllowed) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(choose("baseline"), testing::ExitedWithCode(0), "^(SSE4|scalar)\n$");
+  EXPECT_EXIT(choose("avx2"), testing::ExitedWithCode(0), "^(AVX2|SSE4|scalar)\n$");
+  EXPECT_EXIT(choose(""), testing::ExitedWithCode(0), "^(AVX-512|AVX2|SSE4|scalar)\n$");
+}
+
+TEST(InstructionSetDeathTest, AnotherWordIsAnError) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(choose("avx3"), testing::ExitedWithCode(0),
+              "environment variable ANNULUS_ISA is \"avx3\": expected .*baseline, avx2 or avx512; correct or unset it");
+}
+
+}  // namespace
+}  // namespace annulus

@@ -1,0 +1,23 @@
+"""isa_test: a test that also runs with lesser vector instructions than the processor has (simd/instruction_set.h)."""
+
+load("@rules_cc//cc:defs.bzl", "cc_test")
+
+def isa_test(name, srcs, deps, **kwargs):
+    """NAME, which ends in _test and takes the processor's best; ..._avx2_test and ..._baseline_test, limited by ANNULUS_ISA.
+
+    Each also fails where another version ran than the one to be expected, and is skipped where the processor lacks the
+    instructions (asked_for.cc). The sources are compiled once.
+    """
+    cc_test(
+        name = name,
+        srcs = srcs,
+        deps = deps + ["//tests/simd:asked_for"],
+        **kwargs
+    )
+    for isa in ["avx2", "baseline"]:
+        native.sh_test(
+            name = "%s_%s_test" % (name[:-len("_test")], isa),
+            srcs = [":" + name],
+            env = {"ANNULUS_ISA": isa},
+            **kwargs
+        )
