@@ -79,6 +79,7 @@ ROOMS = {
         "attention/plan",
         "attention/pattern",
         "comm/bootstrap",
+        "comm/c10d",
         "comm/threads",
         "comm",
         "memory",
@@ -214,6 +215,10 @@ ROOMS = {
     "comm/bootstrap": [
         "comm/mpi",
         "comm/threads",
+        "comm",
+        "common",
+    ],
+    "comm/c10d": [
         "comm",
         "common",
     ],

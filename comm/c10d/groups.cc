@@ -1,0 +1,57 @@
+// See groups.h.
+#include "comm/c10d/groups.h"
+
+#include <map>
+#include <mutex>
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
+#include <utility>
+
+#include "comm/c10d/c10d_communicator.h"
+#include "common/error.h"
+
+namespace annulus {
+
+namespace {
+
+using GroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
+
+// Null where PyTorch knows no group of this name.
+GroupPtr registered(const std::string& name) {
+  try {
+    return c10d::resolve_process_group(name);
+  } catch (const c10::Error&) {
+    return {};
+  }
+}
+
+struct Entry {
+  GroupPtr group;
+  std::shared_ptr<Communicator> comm;
+};
+
+struct Groups {
+  std::mutex mutex;
+  std::map<std::pair<std::string, std::string>, Entry> entries;  // by names of group and device
+};
+
+}  // namespace
+
+std::shared_ptr<Communicator> c10d_communicator(const std::string& group_name, at::Device device, Seconds timeout) {
+  // Never destroyed: at the end of a process, gloo and NCCL may have gone before.
+  static auto& groups = *new Groups;
+  const GroupPtr group = registered(group_name);
+  if (!group) {
+    throw Error(ErrorKind::kUsage, "comm",
+                "no process group is registered under the name \"" + group_name +
+                    "\" in this process: pass the group_name of a group that init_process_group or new_group has made "
+                    "and destroy_process_group has not ended");
+  }
+  const std::lock_guard lock(groups.mutex);
+  std::erase_if(groups.entries, [](const auto& entry) { return registered(entry.first.first) != entry.second.group; });
+  Entry& entry = groups.entries[{group_name, device.str()}];
+  if (!entry.comm) entry = {group, make_c10d_communicator(group, device, timeout)};
+  entry.comm->set_timeout(timeout);
+  return entry.comm;
+}
+
+}  // namespace annulus
