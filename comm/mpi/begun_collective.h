@@ -11,12 +11,14 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "comm/communicator.h"
 #include "comm/headers.h"
 #include "comm/mpi/requests.h"
 #include "comm/rank_order.h"
+#include "comm/rounds.h"
 
 namespace annulus::mpi_internal {
 
@@ -49,10 +51,7 @@ class BegunCollective {
 
   void agree();
   void post_round();
-  void add_round();
-  Pending& slot(int64_t round) { return rounds_[static_cast<size_t>(round % comm_internal::kRoundsAtOnce)]; }
-  char* received(int64_t round, int peer) const;
-  int64_t length(int64_t round) const;  // of this rank's, and of any peer's, part
+  Pending& slot(int64_t round) { return pending_[static_cast<size_t>(round % comm_internal::kRoundsAtOnce)]; }
 
   const Communicator& comm_;
   MPI_Comm control_;
@@ -65,12 +64,9 @@ class BegunCollective {
   std::exception_ptr failure_;
 
   Pending headers_;
-  // In rounds, each a part of every rank's piece, so that a reduce_scatter holds little of what is to be added: an
-  // all_gather, which receives in place, has one.
-  std::array<Pending, comm_internal::kRoundsAtOnce> rounds_;
-  int64_t piece_ = 0, part_ = 0, count_ = 0;  // bytes of a piece and of a round's part of it; rounds
-  int64_t posted_ = 0, done_ = 0;             // rounds
-  at::Tensor held_;                           // [rounds at once, other ranks, part_] bytes
+  std::optional<comm_internal::Rounds> rounds_;  // once the ranks have agreed
+  std::array<Pending, comm_internal::kRoundsAtOnce> pending_;
+  int64_t posted_ = 0, done_ = 0;  // rounds
 };
 
 // "receiving 16 bytes from rank 1: not done"

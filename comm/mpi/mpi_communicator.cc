@@ -403,7 +403,7 @@ std::unique_ptr<Work> MpiCommunicator::start_collective(const char* name, OpLabe
     body([&](auto call) {
       MPI_Request request = MPI_REQUEST_NULL;
       const int code = call(&request);
-      post(*this, *pending, request, {a, -1, false, pending->items.empty() ? bytes : 0, 0, false, b}, code);
+      post(*this, *pending, request, {{-1, false, pending->items.empty() ? bytes : 0}, a, 0, b}, code);
     });
   });
   return std::make_unique<MpiWork<Pending>>(*this, pending, deadline);
@@ -425,7 +425,7 @@ std::unique_ptr<Work> MpiCommunicator::start_exchange(const std::vector<Message>
       const ByteType type = bytes_of(message.tensor.nbytes());
       code = MPI_Isend(message.tensor.const_data_ptr(), type.count(), type.type(), message.peer, tag, data_, &request);
     }
-    post(*this, *pending, request, {message.tensor, message.peer, is_send, bytes, tag, false, {}}, code);
+    post(*this, *pending, request, {{message.peer, is_send, bytes}, message.tensor, tag, {}}, code);
     if (!is_send) {
       auto& queue = expected_[static_cast<size_t>(message.peer)];
       if (queue.empty()) expecting_.push_back(message.peer);

@@ -30,7 +30,7 @@ void post_headers(const Communicator& comm, MPI_Comm control, const comm_interna
     MPI_Request request = MPI_REQUEST_NULL;
     const int code =
         MPI_Iallgather(&pending.mine, kBytes, MPI_BYTE, pending.headers.data(), kBytes, MPI_BYTE, control, &request);
-    return post(comm, pending, request, {at::Tensor(), -1, false, kBytes, 0, false, {}}, code);
+    return post(comm, pending, request, {{-1, false, kBytes}, {}, 0, {}}, code);
   }
   for (const bool is_send : {false, true}) {
     for (int i = 1; i < size; ++i) {
@@ -39,7 +39,7 @@ void post_headers(const Communicator& comm, MPI_Comm control, const comm_interna
       const int code = is_send ? MPI_Isend(&pending.mine, kBytes, MPI_BYTE, peer, 0, control, &request)
                                : MPI_Irecv(&pending.headers[static_cast<size_t>(peer)], kBytes, MPI_BYTE, peer, 0,
                                            control, &request);
-      post(comm, pending, request, {at::Tensor(), peer, is_send, kBytes, 0, false, {}}, code);
+      post(comm, pending, request, {{peer, is_send, kBytes}, {}, 0, {}}, code);
     }
   }
 }
@@ -64,12 +64,6 @@ void test_requests(const Communicator& comm, Pending& p) {
   }
 }
 
-std::string describe(const Communicator& comm, const Pending::Item& item) {
-  if (item.peer < 0) return "a collective";
-  return (item.is_send ? "sending " : "receiving ") + std::to_string(item.bytes) +
-         (item.is_send ? " bytes to " : " bytes from ") + comm_internal::describe_ranks(comm, {item.peer});
-}
-
 int64_t bytes_open(const Pending& pending) {
   int64_t bytes = 0;
   for (const Pending::Item& item : pending.items) bytes += item.done ? 0 : item.bytes;
@@ -77,25 +71,7 @@ int64_t bytes_open(const Pending& pending) {
 }
 
 std::string describe_unfinished(const Communicator& comm, const Pending& pending) {
-  std::vector<int> peers;
-  const Pending::Item* first = nullptr;
-  for (const Pending::Item& item : pending.items) {
-    if (item.done) continue;
-    // A message not received says more than one not sent: its sender has not come.
-    if (first == nullptr || (first->is_send && !item.is_send)) first = &item;
-    if (item.peer >= 0 && !item.is_send) peers.push_back(item.peer);
-  }
-  if (pending.collective != nullptr) {
-    std::sort(peers.begin(), peers.end());
-    peers.erase(std::unique(peers.begin(), peers.end()), peers.end());
-    if (peers.empty()) return std::string(pending.collective) + ": another rank did not finish";
-    return std::string(pending.collective) + ": " + comm_internal::describe_ranks(comm, peers) + " did not come";
-  }
-  std::string text = describe(comm, *first) + ": not done";
-  const auto open =
-      std::count_if(pending.items.begin(), pending.items.end(), [](const Pending::Item& item) { return !item.done; });
-  if (open > 1) text += " (nor " + std::to_string(open - 1) + " more transfers)";
-  return text;
+  return comm_internal::describe_unfinished(comm, {pending.items.begin(), pending.items.end()}, pending.collective);
 }
 
 }  // namespace annulus::mpi_internal

@@ -16,6 +16,7 @@
 #include "comm/deadline.h"
 #include "comm/headers.h"
 #include "comm/mpi/mpi_internal.h"
+#include "comm/unfinished.h"
 
 namespace annulus::mpi_internal {
 
@@ -81,13 +82,9 @@ class ByteType {
 
 // What MPI may still read or write. When its wait fails it is never freed.
 struct Pending {
-  struct Item {
+  struct Item : comm_internal::TransferState {
     at::Tensor tensor;
-    int peer = -1;  // -1: a collective
-    bool is_send = false;
-    int64_t bytes = 0;
     int tag = 0;
-    bool done = false;
     at::Tensor extra;  // a collective's second buffer
   };
   std::vector<MPI_Request> requests;  // null: a receive whose message has not come, or done
@@ -112,12 +109,8 @@ void post_headers(const Communicator& comm, MPI_Comm control, const comm_interna
 // One pass over the requests. Raises Error(kComm) where one has failed.
 void test_requests(const Communicator& comm, Pending& pending);
 
-// "receiving 16 bytes from rank 1"; of a rank of comm.
-std::string describe(const Communicator& comm, const Pending::Item& item);
 // The sum of what is not done.
 int64_t bytes_open(const Pending& pending);
-// What the items that are not done wait for: "receiving 16 bytes from rank 1: not done (nor 2 more transfers)",
-// "all_reduce: rank 3 did not come".
 std::string describe_unfinished(const Communicator& comm, const Pending& pending);
 
 }  // namespace annulus::mpi_internal

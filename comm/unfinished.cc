@@ -1,0 +1,39 @@
+// See unfinished.h.
+#include "comm/unfinished.h"
+
+#include <algorithm>
+
+#include "comm/checks.h"
+
+namespace annulus::comm_internal {
+
+std::string describe(const Communicator& comm, const TransferState& transfer) {
+  if (transfer.peer < 0) return "a collective";
+  return (transfer.is_send ? "sending " : "receiving ") + std::to_string(transfer.bytes) +
+         (transfer.is_send ? " bytes to " : " bytes from ") + describe_ranks(comm, {transfer.peer});
+}
+
+std::string describe_unfinished(const Communicator& comm, const std::vector<TransferState>& transfers,
+                                const char* collective) {
+  std::vector<int> peers;
+  const TransferState* first = nullptr;
+  int64_t open = 0;
+  for (const TransferState& transfer : transfers) {
+    if (transfer.done) continue;
+    ++open;
+    // A message not received says more than one not sent: its sender has not come.
+    if (first == nullptr || (first->is_send && !transfer.is_send)) first = &transfer;
+    if (transfer.peer >= 0 && !transfer.is_send) peers.push_back(transfer.peer);
+  }
+  if (collective != nullptr) {
+    std::sort(peers.begin(), peers.end());
+    peers.erase(std::unique(peers.begin(), peers.end()), peers.end());
+    if (peers.empty()) return std::string(collective) + ": another rank did not finish";
+    return std::string(collective) + ": " + describe_ranks(comm, peers) + " did not come";
+  }
+  std::string text = describe(comm, *first) + ": not done";
+  if (open > 1) text += " (nor " + std::to_string(open - 1) + " more transfers)";
+  return text;
+}
+
+}  // namespace annulus::comm_internal

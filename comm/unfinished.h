@@ -1,0 +1,27 @@
+// What transfers that are not done wait for, in words. Internal to comm/: for the backends that carry messages.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.h"
+
+namespace annulus::comm_internal {
+
+// A message to or from a rank of a communicator, or a part in a collective.
+struct TransferState {
+  int peer = -1;  // -1: a collective
+  bool is_send = false;
+  int64_t bytes = 0;
+  bool done = false;
+};
+
+// "receiving 16 bytes from rank 1"
+std::string describe(const Communicator& comm, const TransferState& transfer);
+// "receiving 16 bytes from rank 1: not done (nor 2 more transfers)", "all_reduce: rank 3 did not come". At least one is
+// not done. collective: what the ranks do together; null for an exchange.
+std::string describe_unfinished(const Communicator& comm, const std::vector<TransferState>& transfers,
+                                const char* collective);
+
+}  // namespace annulus::comm_internal
