@@ -1,0 +1,310 @@
+// See channel.h.
+#include "comm/c10d/channel.h"
+
+#include <ATen/ops/from_blob.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <thread>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <utility>
+
+#include "comm/checks.h"
+#include "common/error.h"
+#include "common/text.h"
+
+namespace annulus::c10d_internal {
+
+namespace {
+
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
+
+// ---- Tags. All of ours have bit 30 set, which leaves a caller's own sends and receives all tags below 2^30; what the
+// backend does for collectives has tags of another kind. Then 16 bits of the context, 2 of the lane, 12 of the message.
+// gloo keeps the order of messages of one tag between two ranks.
+
+constexpr int kInOrder = 0;         // the message's bits where both sides post in order
+constexpr int64_t kNumbers = 4095;  // other values: by the number of the message
+
+int tag_of(int64_t context, Lane lane, int64_t bits) {
+  return (1 << 30) | static_cast<int>(context & 0xffff) << 14 | static_cast<int>(lane) << 12 | static_cast<int>(bits);
+}
+
+int tag_of_payload(int64_t context, int64_t number) { return tag_of(context, Lane::kExchange, 1 + number % kNumbers); }
+
+// ---- What goes before a message, and with it where it is short.
+
+struct Frame {
+  static constexpr int64_t kInside = 4096 - 24;
+  int64_t bytes = 0;
+  int64_t number = 0;
+  int64_t dtype = 0;
+  std::array<char, kInside> inside;  // not sent beyond `bytes`
+};
+static_assert(sizeof(Frame) == 4096);
+constexpr int64_t kFrameHead = sizeof(Frame) - Frame::kInside;
+
+at::Tensor as_bytes(void* data, int64_t bytes) { return at::from_blob(data, {bytes}, at::kByte); }
+
+// ---- Threads that wait.
+
+class Waiters {
+ public:
+  void run(std::function<void()> job) {
+    const std::lock_guard lock(mutex_);
+    jobs_.push_back(std::move(job));
+    if (static_cast<int64_t>(jobs_.size()) > idle_) {
+      std::thread([this] { loop(); }).detach();
+    } else {
+      wake_.notify_one();
+    }
+  }
+
+ private:
+  void loop() {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      ++idle_;
+      wake_.wait(lock, [&] { return !jobs_.empty(); });
+      --idle_;
+      const std::function<void()> job = std::move(jobs_.front());
+      jobs_.pop_front();
+      lock.unlock();
+      job();
+      lock.lock();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<std::function<void()>> jobs_;
+  int64_t idle_ = 0;
+};
+
+// Never destroyed: threads may wait when the process ends.
+Waiters& waiters() {
+  static auto& waiters = *new Waiters;
+  return waiters;
+}
+
+std::string describe_message(int64_t bytes, int64_t number, at::ScalarType dtype, const std::string& shape) {
+  return std::to_string(bytes) + " bytes (message " + std::to_string(number) + " between these ranks, " +
+         comm_internal::dtype_name(dtype) + shape + ")";
+}
+
+// gloo's message begins with where its source lies and ends with advice.
+std::string in_short(const std::string& text) {
+  const size_t begin = text.rfind('[', 0) == 0 ? text.find("] ") + 2 : 0;
+  return text.substr(begin, text.find_first_of(".\n", text.find("]:", begin)) - begin);
+}
+
+struct Posted final : Transfer {
+  Kept kept;
+  void* data = nullptr;
+  std::vector<WorkPtr> works;  // in the order in which they are waited for; grows as a thread posts more
+  std::unique_ptr<Frame> frame;
+  bool abandoned = false;
+};
+using PostedPtr = std::shared_ptr<Posted>;
+
+void abort(const WorkPtr& work) {
+  try {
+    work->abort();
+  } catch (const c10::Error&) {  // not every backend can: its thread waits on
+  }
+}
+
+// Makes `work` the one that is waited for. False where the transfer has been abandoned.
+bool add(Posted& posted, const WorkPtr& work) {
+  const std::lock_guard lock(arrivals().mutex);
+  posted.works.push_back(work);
+  if (posted.abandoned) abort(work);
+  return !posted.abandoned;
+}
+
+// False where it was aborted.
+bool await(const WorkPtr& work) {
+  // "Without a timeout" would be the group's, which breaks its connections when it strikes.
+  constexpr std::chrono::milliseconds kForEver = std::chrono::hours(24 * 365);
+  return work->wait(kForEver);
+}
+
+// Runs `body` on a thread that waits; the transfer is done when it returns true.
+template <typename Body>
+void complete_by(const PostedPtr& posted, Body body) {
+  waiters().run([posted, body = std::move(body)] {
+    bool done = false;
+    std::string failure;
+    try {
+      done = body(*posted);
+    } catch (const std::exception& e) {
+      failure = in_short(e.what());
+      if (failure.empty()) failure = "the process group gives no reason";
+    }
+    const std::lock_guard lock(arrivals().mutex);
+    posted->done = done;
+    if (!failure.empty()) posted->failure = std::move(failure);
+    if (done) {
+      posted->works.clear();
+      posted->kept = nullptr;
+    }
+    arrivals().came.notify_all();
+  });
+}
+
+bool await_all(Posted& posted) {
+  // A send posts all at the start: nobody else changes `works`.
+  const std::vector<WorkPtr> works = posted.works;
+  return std::all_of(works.begin(), works.end(), await);
+}
+
+PostedPtr new_transfer(bool is_send, const Channel::Address& address, void* data, int64_t bytes, Kept kept) {
+  auto posted = std::make_shared<Posted>();
+  posted->peer = address.peer;
+  posted->is_send = is_send;
+  posted->bytes = bytes;
+  posted->data = data;
+  posted->kept = std::move(kept);
+  return posted;
+}
+
+}  // namespace
+
+struct Channel::Group {
+  c10::intrusive_ptr<c10d::ProcessGroup> group;
+  BackendPtr backend;
+
+  WorkPtr start(bool is_send, int rank, int tag, void* data, int64_t bytes) const {
+    std::vector<at::Tensor> tensors{as_bytes(data, bytes)};
+    try {
+      return is_send ? backend->send(tensors, rank, tag) : backend->recv(tensors, rank, tag);
+    } catch (const std::exception& e) {
+      throw Error(ErrorKind::kComm, "comm", in_short(e.what()));
+    }
+  }
+};
+
+Arrivals& arrivals() {
+  static auto& arrivals = *new Arrivals;
+  return arrivals;
+}
+
+namespace {
+
+std::shared_ptr<Channel::Contexts> contexts_of(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
+  using Entry = std::pair<c10::weak_intrusive_ptr<c10d::ProcessGroup>, std::shared_ptr<Channel::Contexts>>;
+  static auto& all = *new std::map<const c10d::ProcessGroup*, Entry>;
+  const std::lock_guard lock(arrivals().mutex);
+  std::erase_if(all, [](const auto& entry) { return entry.second.first.expired(); });
+  return all.try_emplace(group.get(), group, std::make_shared<Channel::Contexts>()).first->second.second;
+}
+
+}  // namespace
+
+Channel::Channel(const c10::intrusive_ptr<c10d::ProcessGroup>& group)
+    : group_(std::make_shared<Group>()),
+      contexts_(contexts_of(group)),
+      name_(group->getGroupName()),
+      rank_(group->getRank()) {
+  group_->group = group;
+  try {
+    group_->backend = group->getBackend(c10::DeviceType::CPU);
+  } catch (const c10::Error&) {
+    throw Error(ErrorKind::kUsage, "comm",
+                "the process group \"" + name_ +
+                    "\" has no backend for CPU tensors, over which ranks agree: make it with gloo beside its other "
+                    "backends, as by init_process_group(\"cpu:gloo,cuda:nccl\")");
+  }
+  in_job_.resize(static_cast<size_t>(group->getSize()));
+  std::vector<uint64_t> global;
+  try {
+    global = group_->backend->getBackendOptions()->global_ranks_in_group;
+  } catch (const c10::Error&) {  // a backend without options: its ranks are called by their numbers in the group
+  }
+  for (size_t i = 0; i < in_job_.size(); ++i) {
+    in_job_[i] = static_cast<int>(global.size() == in_job_.size() ? global[i] : i);
+  }
+}
+
+TransferPtr Channel::post(bool is_send, const Address& address, int tag, void* data, int64_t bytes, Kept kept) {
+  auto posted = new_transfer(is_send, address, data, bytes, std::move(kept));
+  posted->works.push_back(group_->start(is_send, address.rank, tag, data, bytes));
+  complete_by(posted, await_all);
+  return posted;
+}
+
+TransferPtr Channel::send(const Address& to, Lane lane, const void* data, int64_t bytes, Kept kept) {
+  return post(true, to, tag_of(to.context, lane, kInOrder), const_cast<void*>(data), bytes, kept);
+}
+
+TransferPtr Channel::receive(const Address& from, Lane lane, void* data, int64_t bytes, Kept kept) {
+  return post(false, from, tag_of(from.context, lane, kInOrder), data, bytes, std::move(kept));
+}
+
+TransferPtr Channel::send(const Address& to, const Described& message) {
+  const auto bytes = static_cast<int64_t>(message.tensor.nbytes());
+  void* data = const_cast<void*>(message.tensor.const_data_ptr());
+  auto posted = new_transfer(true, to, data, bytes, std::make_shared<at::Tensor>(message.tensor));
+  posted->frame = std::make_unique<Frame>();
+  posted->frame->bytes = bytes;
+  posted->frame->number = message.number;
+  posted->frame->dtype = static_cast<int64_t>(message.tensor.scalar_type());
+  const bool inside = bytes <= Frame::kInside;
+  if (inside) std::memcpy(posted->frame->inside.data(), data, static_cast<size_t>(bytes));
+  posted->works.push_back(group_->start(true, to.rank, tag_of(to.context, Lane::kExchange, kInOrder),
+                                        posted->frame.get(), kFrameHead + (inside ? bytes : 0)));
+  if (!inside) {
+    posted->works.push_back(group_->start(true, to.rank, tag_of_payload(to.context, message.number), data, bytes));
+  }
+  complete_by(posted, await_all);
+  return posted;
+}
+
+TransferPtr Channel::receive(const Address& from, const Described& message) {
+  const auto bytes = static_cast<int64_t>(message.tensor.nbytes());
+  auto posted =
+      new_transfer(false, from, message.tensor.mutable_data_ptr(), bytes, std::make_shared<at::Tensor>(message.tensor));
+  posted->expected = describe_message(message);
+  posted->frame = std::make_unique<Frame>();
+  posted->works.push_back(group_->start(false, from.rank, tag_of(from.context, Lane::kExchange, kInOrder),
+                                        posted->frame.get(), sizeof(Frame)));
+  complete_by(posted, [group = group_, rank = from.rank, tag = tag_of_payload(from.context, message.number),
+                       number = message.number, dtype = message.tensor.scalar_type()](Posted& p) {
+    if (!await(p.works.front())) return false;
+    const Frame& frame = *p.frame;
+    if (frame.bytes != p.bytes || frame.number != number || frame.dtype != static_cast<int64_t>(dtype)) {
+      const std::lock_guard lock(arrivals().mutex);
+      p.came = describe_message(frame.bytes, frame.number, static_cast<at::ScalarType>(frame.dtype), "");
+      return false;
+    }
+    if (p.bytes <= Frame::kInside) {
+      std::memcpy(p.data, frame.inside.data(), static_cast<size_t>(p.bytes));
+      return true;
+    }
+    const WorkPtr payload = group->start(false, rank, tag, p.data, p.bytes);
+    return add(p, payload) && await(payload);
+  });
+  return posted;
+}
+
+void Channel::abandon(const TransferPtr& transfer) {
+  auto& posted = static_cast<Posted&>(*transfer);
+  if (posted.done || posted.abandoned) return;
+  posted.abandoned = true;
+  [[maybe_unused]] const auto* leaked = new TransferPtr(transfer);
+  for (const WorkPtr& work : posted.works) abort(work);
+}
+
+std::string describe_message(const Channel::Described& message) {
+  return describe_message(static_cast<int64_t>(message.tensor.nbytes()), message.number, message.tensor.scalar_type(),
+                          ", " + list_text(message.tensor.sizes()));
+}
+
+}  // namespace annulus::c10d_internal

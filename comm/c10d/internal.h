@@ -1,0 +1,25 @@
+// The parts of a communicator over a process group. Internal to comm/c10d, and for its tests.
+#pragma once
+
+#include <c10/core/Device.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <memory>
+
+#include "comm/communicator.h"
+
+namespace c10d {
+class ProcessGroup;
+}
+
+namespace annulus::c10d_internal {
+
+// For CPU tensors, over the group's backend for these.
+std::unique_ptr<Communicator> make_host_communicator(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
+                                                     Seconds timeout);
+
+// For tensors on a device, over the group's backend for these; host carries what ranks agree on.
+std::unique_ptr<Communicator> make_device_communicator(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
+                                                       at::Device device, std::unique_ptr<Communicator> host);
+
+}  // namespace annulus::c10d_internal
