@@ -42,13 +42,13 @@ void require_agreement(Communicator& comm, const std::vector<Field>& fields, OpL
 // What a rank brings to a call that all ranks are about to make.
 struct Terms {
   std::vector<Field> alike;  // must be the same on every rank
-  using Numbers = std::array<int64_t, 2>;
+  using Numbers = std::array<int64_t, 3>;
   Numbers numbers{};  // its own; what they mean is for the caller to say
 };
 
 // Before every call of attention: runs `find` on every rank, and returns the numbers of all ranks in rank order. Where
 // `find` raises on any, all raise what failure_of_any returns; where the terms are not alike, what require_agreement
-// raises. One collective of 40 bytes a rank when all is well; on one rank none, and what `find` raises passes
+// raises. One collective of 48 bytes a rank when all is well; on one rank none, and what `find` raises passes
 // unchanged.
 std::vector<Terms::Numbers> agree_together(Communicator& comm, OpLabel label, const std::function<Terms()>& find);
 

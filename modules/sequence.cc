@@ -29,12 +29,13 @@ std::vector<int64_t> dealt(LayoutKind layout, int64_t length, int ranks) {
 SequenceParts agree_on_call(const std::function<CallTerms()>& find, Communicator& comm, OpLabel label) {
   const auto terms = [&]() -> Terms {
     CallTerms found = find();
-    return {std::move(found.alike), {found.queries, found.keys}};
+    return {std::move(found.alike), {found.queries, found.keys, found.keep_last}};
   };
   SequenceParts parts;
-  for (const auto& [queries, keys] : agree_together(comm, label, terms)) {
+  for (const auto& [queries, keys, keep_last] : agree_together(comm, label, terms)) {
     parts.queries.push_back(queries);
     parts.keys.push_back(keys);
+    parts.keep_last = parts.keep_last && keep_last != 0;
   }
   return parts;
 }
@@ -42,6 +43,7 @@ SequenceParts agree_on_call(const std::function<CallTerms()>& find, Communicator
 void place_sequence(PlanRequest& request, const SequenceParts& parts) {
   const int ranks = static_cast<int>(parts.queries.size());
   request.ranks = ranks;
+  request.keep_last = parts.keep_last;
   request.shape.q_len = std::accumulate(parts.queries.begin(), parts.queries.end(), int64_t{0});
   request.shape.k_len = std::accumulate(parts.keys.begin(), parts.keys.end(), int64_t{0});
   request.uneven_lengths.clear();

@@ -19,20 +19,22 @@ namespace annulus {
 struct SequenceParts {
   std::vector<int64_t> queries;
   std::vector<int64_t> keys;
+  bool keep_last = true;  // every rank can keep what it holds last (PlanRequest)
 };
 
 // What a rank brings to a call.
 struct CallTerms {
   int64_t queries = 0, keys = 0;  // positions it holds
   std::vector<Field> alike;       // what must be the same on every rank
+  bool keep_last = true;          // this rank can keep what it holds last
 };
 
 // find() looks at what this rank was given and raises when it cannot be: see agree_together. Collective.
 SequenceParts agree_on_call(const std::function<CallTerms()>& find, Communicator& comm, OpLabel label);
 
-// Sets ranks and lengths of the request. The layout contiguous takes any parts that queries and keys have in common;
-// any other layout, and queries and keys of different parts, must be what make_layout deals: otherwise Error(kPlan),
-// alike on every rank.
+// Sets ranks, lengths and keep_last of the request. The layout contiguous takes any parts that queries and keys have in
+// common; any other layout, and queries and keys of different parts, must be what make_layout deals: otherwise
+// Error(kPlan), alike on every rank.
 void place_sequence(PlanRequest& request, const SequenceParts& parts);
 
 }  // namespace annulus

@@ -76,6 +76,9 @@ struct AttentionStats {
   double exposed_seconds = 0;  // waiting for transfers
 };
 
+// The backward without `forward.program` looks the program of call.request up, as the forward does; of an adaptive
+// pattern it needs the program.
+//
 // Collective. Raises Error(kMismatch) on every rank when plan, shapes, dtypes, scale or call number differ between
 // ranks, Error(kPlan) when the tensors do not fit the program, Error(kInternal) when the plan is not proved,
 // Error(kComm) when a transfer fails or misses its deadline.
@@ -83,7 +86,7 @@ AttentionOutput attention_forward(const at::Tensor& q, const at::Tensor& k, cons
                                   const AttentionCall& call, AttentionStats* stats = nullptr);
 
 AttentionGradients attention_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
-                                      const at::Tensor& v, const AttentionOutput& forward, const AttentionCall& call,
+                                      const at::Tensor& v, AttentionOutput forward, const AttentionCall& call,
                                       AttentionStats* stats = nullptr);
 
 // out, divided by output_divisor of the pattern, differentiable in q, k and v. The backward is collective too: every

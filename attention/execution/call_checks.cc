@@ -131,9 +131,12 @@ bool agree_on_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor
 }
 
 void agree_on_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                       const AttentionOutput& forward, const AttentionCall& call) {
+                       AttentionOutput& forward, const AttentionCall& call) {
   agree(q, call, "backward", forward.program ? forward.program->request : call.request, [&] {
     require_fit(q, k, v, call);
+    if (!forward.program && !is_adaptive(call.request.pattern)) {
+      forward.program = cached_program(call.request, call.comm->rank());
+    }
     require_fit(dout, forward, q, call);
     return false;
   });

@@ -16,8 +16,9 @@ namespace annulus {
 // agree_together does.
 bool agree_on_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionCall& call,
                       const std::function<bool()>& find);
+// Looks up forward.program where it is not given.
 void agree_on_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                       const AttentionOutput& forward, const AttentionCall& call);
+                       AttentionOutput& forward, const AttentionCall& call);
 
 // The call's, or 1 / sqrt(D).
 double scale_of(const at::Tensor& q, const AttentionCall& call);

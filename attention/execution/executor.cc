@@ -201,7 +201,7 @@ AttentionOutput attention_forward(const at::Tensor& q, const at::Tensor& k, cons
 }
 
 AttentionGradients attention_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
-                                      const at::Tensor& v, const AttentionOutput& forward, const AttentionCall& call,
+                                      const at::Tensor& v, AttentionOutput forward, const AttentionCall& call,
                                       AttentionStats* stats) {
   agree_on_backward(dout, q, k, v, forward, call);
   const Program& program = *forward.program;

@@ -81,7 +81,8 @@ std::string PlanRequest::text() const {
     text += "lengths";
     for (const int64_t n : uneven_lengths) text += " " + std::to_string(n);
   }
-  return text + ", schedule " + std::string(to_string(schedule)) + ", ranks " + std::to_string(ranks);
+  text += ", schedule " + std::string(to_string(schedule)) + ", ranks " + std::to_string(ranks);
+  return text + (keep_last ? "" : ", nothing kept");
 }
 
 Layout query_layout(const PlanRequest& request) { return layout_of(request, request.shape.q_len); }

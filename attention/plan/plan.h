@@ -41,6 +41,9 @@ struct PlanRequest {
   int ranks = 1;
   bool even = false;                    // refuse lengths that do not give every rank the same share
   std::vector<int64_t> uneven_lengths;  // if not empty: contiguous parts of these lengths (queries and keys alike)
+  // Whether a plan may keep the keys and values that a rank held last for the backward. Where it may not, they are sent
+  // again, and what the backward needs of the forward has sizes that q, k and v alone tell.
+  bool keep_last = true;
 
   std::string text() const;  // canonical: the fingerprint that ranks compare
   friend bool operator==(const PlanRequest&, const PlanRequest&) = default;

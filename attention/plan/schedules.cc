@@ -71,7 +71,7 @@ class Ring : Maker {
   }
 
   void make() {
-    const bool from_the_end = last_needs_all();
+    const bool from_the_end = program_.request.keep_last && last_needs_all();
     make_forward(from_the_end);
     make_backward(from_the_end ? -1 : 1);
   }

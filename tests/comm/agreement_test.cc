@@ -155,8 +155,8 @@ std::vector<std::string> agreed(int ranks, const std::function<Terms(int)>& find
     std::string& mine = said[static_cast<size_t>(world.rank())];
     const int64_t before = world.stats().collectives;
     try {
-      for (const auto& [a, b] : agree_together(world, {"a call", 0}, [&] { return find(world.rank()); })) {
-        mine += std::to_string(a) + "," + std::to_string(b) + ";";
+      for (const auto& [a, b, c] : agree_together(world, {"a call", 0}, [&] { return find(world.rank()); })) {
+        mine += std::to_string(a) + "," + std::to_string(b) + "," + std::to_string(c) + ";";
       }
       EXPECT_EQ(world.stats().collectives - before, ranks > 1 ? 1 : 0);
     } catch (const Error& e) {
@@ -168,9 +168,9 @@ std::vector<std::string> agreed(int ranks, const std::function<Terms(int)>& find
 }
 
 TEST(AgreeTogether, ReturnsTheNumbersOfAllRanks) {
-  const auto find = [](int rank) -> Terms { return {{{"heads", "4"}}, {rank, 10 * rank}}; };
-  EXPECT_EQ(agreed(1, find), std::vector<std::string>{"0,0;"});
-  EXPECT_EQ(agreed(3, find), std::vector<std::string>(3, "0,0;1,10;2,20;"));
+  const auto find = [](int rank) -> Terms { return {{{"heads", "4"}}, {rank, 10 * rank, 7}}; };
+  EXPECT_EQ(agreed(1, find), std::vector<std::string>{"0,0,7;"});
+  EXPECT_EQ(agreed(3, find), std::vector<std::string>(3, "0,0,7;1,10,7;2,20,7;"));
 }
 
 TEST(AgreeTogether, NamesTheRankThatDiffers) {

@@ -304,6 +304,26 @@ TEST(Attention, ABackwardWithoutWhatItNeedsIsRefusedEverywhere) {
   }
 }
 
+// For callers that can keep tensors alone from the forward: with and without blocks that the plan keeps.
+TEST(Attention, ABackwardFindsItsProgramByTheRequest) {
+  PlanRequest request = causal_ring(3, 48);
+  for (const bool keep_last : {true, false}) {
+    request.keep_last = keep_last;
+    run_ranks(3, [&](Communicator& comm) {
+      AttentionCall call;
+      call.request = request;
+      call.comm = &comm;
+      const at::Tensor q = at::randn({1, 16, 4, 8}), k = at::randn({1, 16, 2, 8});
+      AttentionOutput out = attention_forward(q, k, k, call);
+      EXPECT_EQ(out.saved_k.defined(), keep_last);
+      const AttentionGradients want = attention_backward(q, q, k, k, out, call);
+      out.program = nullptr;
+      const AttentionGradients got = attention_backward(q, q, k, k, out, call);
+      EXPECT_TRUE(got.dq.equal(want.dq) && got.dk.equal(want.dk) && got.dv.equal(want.dv));
+    });
+  }
+}
+
 // A caller's own transfers move along while one rank alone computes, forward and backward.
 TEST(Attention, CallsThePollOfACallBetweenPieces) {
   const std::shared_ptr<Communicator> self = make_self_communicator();

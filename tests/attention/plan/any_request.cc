@@ -54,6 +54,7 @@ PlanRequest any_request() {
   request.schedule =
       *rc::gen::element(ScheduleKind::kRing, ScheduleKind::kAllGather, ScheduleKind::kGroupCast, ScheduleKind::kAuto);
   request.ranks = *rc::gen::inRange(1, 17);
+  request.keep_last = *rc::gen::inRange(0, 4) != 0;
   if (q == k && *rc::gen::inRange(0, 5) == 0) {  // any lengths that add up
     request.uneven_lengths = any_documents(q, request.ranks);
   }

@@ -344,6 +344,12 @@ TEST(Plan, ARingSendsEachBlockOnceAndHoldsTwo) {
     EXPECT_EQ(backward.peak_kv_rows, 3 * block);
     EXPECT_EQ(backward.peak_grad_rows, 3 * block);
     EXPECT_GE(program.saved, 0);
+    PlanRequest keeps_nothing = request;
+    keeps_nothing.keep_last = false;
+    const Program again = make_program(keeps_nothing, r);
+    EXPECT_EQ(again.saved, -1);
+    EXPECT_EQ(traffic(again, again.forward).kv_rows, 7 * block);
+    EXPECT_EQ(traffic(again, again.backward).kv_rows, 7 * block);
   }
 }
 
@@ -406,6 +412,7 @@ TEST(Plan, RequestsHaveOneTextAndCachedProgramsAreShared) {
   differs([](PlanRequest& r) { r.schedule = ScheduleKind::kAllGather; });
   differs([](PlanRequest& r) { r.ranks = 4; });
   differs([](PlanRequest& r) { r.uneven_lengths = {50, 30, 20}; });
+  differs([](PlanRequest& r) { r.keep_last = false; });
 }
 
 // A second step with the same patterns plans nothing; a next one's documents may be planned meanwhile.
