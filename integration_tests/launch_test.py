@@ -358,7 +358,8 @@ class CommandLineTest(cli.CliTest):
         for word in ("LibTorch", "Open MPI", "device", "backend", "kernel"):
             self.assertIn(word, out)
         self.assertIn("caches: 1792 MiB together", out)
-        for name in ("programs", "patterns", "proofs", "compositions", "rotary tables", "pattern texts", "block maps"):
+        operators = ("pattern texts", "selected programs", "block maps")
+        for name in ("programs", "patterns", "proofs", "compositions", "rotary tables", *operators):
             self.assertRegex(out, rf"(?m)^  {name} +[\d.]+ of [\d.]+ MiB in \d+ entries, \d+ hits, \d+ misses, ")
         code, out, err = self.annulus("doctor", ANNULUS_CACHES_MIB="448")
         self.assertIn("caches: 448 MiB together", out)

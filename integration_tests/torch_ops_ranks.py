@@ -182,15 +182,33 @@ if size > 1:
             assert "] on rank 1: " in str(e) and "mask.safetensors" in str(e), e
         os.chdir(here)
 
-    # The same of a backward: this rank's saved state is a copy.
+    # The same of a backward: rank 1 does not give what its forward gave.
     part = torch.randn(1, 4, 2, 4)
-    settings = ("{ kind = 'causal' }", "contiguous", "auto", 0.0, 0.0, 0, 0, 0, 0, 0)
-    out, lse, state = annulus.attention_forward(part, part, part, *settings)
+    settings = (None, "{ kind = 'causal' }", "", "contiguous", "auto", 0.0, 0.0, 0, 0, 0, 0, 0, True)
+    out, lse, *saved = annulus.attention_forward(part, part, part, *settings)
     try:
-        annulus.attention_backward(out, part, part, part, out, lse, state.clone() if rank == 1 else state)
+        annulus.attention_backward(out, part, part, part, out, lse[:, :1] if rank == 1 else lse, *saved, *settings)
         raise AssertionError("taken")
     except RuntimeError as e:
-        assert "on rank 1: " in str(e), e
+        assert "on rank 1: " in str(e) and "expected lse" in str(e), e
+
+    # What a plan keeps has no sizes without the plan.
+    try:
+        annulus.attention_forward(*[part.to("meta")] * 3, *settings)
+        raise AssertionError("taken")
+    except RuntimeError as e:
+        assert "keep = True is for tensors with content" in str(e), e
+
+    # Ranks of which one traces and the others do not: they keep nothing, and none waits.
+    def attend(x):
+        return annulus.attention(x, x, x, "{ kind = 'causal' }").square().sum()
+
+    traced = torch.compile(attend, fullgraph=True, backend="aot_eager")
+    torch.manual_seed(rank)
+    part = torch.randn(1, 4, 2, 4, dtype=torch.float64, requires_grad=True)
+    (want,) = torch.autograd.grad(attend(part), part)
+    (got,) = torch.autograd.grad((traced if rank == 1 else attend)(part), part)
+    assert (want - got).abs().max() < 1e-13, (want, got)
 
 if rank == 0:
     print(f"{size} ranks: all as one", flush=True)

@@ -23,6 +23,9 @@ import torch_reference  # noqa: E402
 
 annulus = annulus_torch.load()
 CAUSAL = "{ kind = 'causal' }"
+ADAPTIVE = "{ kind = 'blocks', map = 'adaptive', block = 16, keep = 2 }"
+# Of attention_forward and attention_backward: cu_seqlens, pattern, group, ..., keep.
+SETTINGS = (None, CAUSAL, "", "contiguous", "auto", 0.0, 0.0, 0, 0, 0, 0, 0)
 PATTERNS = [
     {"kind": "full"},
     {"kind": "causal"},
@@ -145,9 +148,15 @@ class TorchOps(unittest.TestCase):
             self.assertTrue(torch.equal(a, c))
 
     def test_adaptive_blocks_are_those_of_the_forward(self):
-        pattern = "{ kind = 'blocks', map = 'adaptive', block = 16, keep = 2 }"
         q, k, v = inputs(64, 64)
-        self.assertTrue(torch.autograd.gradcheck(lambda *x: annulus.attention(*x, pattern), (q, k, v), fast_mode=True))
+        self.assertTrue(torch.autograd.gradcheck(lambda *x: annulus.attention(*x, ADAPTIVE), (q, k, v), fast_mode=True))
+        # Other q and k than the forward's select others, and that is noticed.
+        x = inputs(64, 64, grad=False)
+        settings = (None, ADAPTIVE, *SETTINGS[2:], True)
+        out, *saved = annulus.attention_forward(*x, *settings)
+        annulus.attention_backward(out, *x, out, *saved, *settings)
+        with self.assertRaisesRegex(RuntimeError, r"^\[torch\] attention_backward: q and k select other blocks"):
+            annulus.attention_backward(out, x[0].flip(1), *x[1:], out, *saved, *settings)
 
     def test_block_mask_of_a_file(self):
         mask = torch.tensor([[1, 0, 0], [0, 1, 0], [1, 0, 1]], dtype=torch.uint8)
@@ -167,9 +176,12 @@ class TorchOps(unittest.TestCase):
             x = inputs(grad=grad)
             torch.library.opcheck(annulus.attention.default, (*x, CAUSAL))
             torch.library.opcheck(annulus.attention.default, (*x, CAUSAL), dict(layout="zigzag", dropout=0.5, step=3))
-        x = inputs(grad=False)
-        settings = (CAUSAL, "contiguous", "auto", 0.0, 0.0, 0, 0, 0, 0, 0)
-        torch.library.opcheck(annulus.attention_forward.default, (*x, *settings))
+        for pattern in (CAUSAL, ADAPTIVE):
+            x = inputs(32, 32, grad=False)
+            settings = (torch.tensor([0, 20, 32]), pattern, "", "contiguous", "auto", 0.0, 0.0, 0, 0, 0, 0, 0, False)
+            torch.library.opcheck(annulus.attention_forward.default, (*x, *settings))
+            out, *saved = annulus.attention_forward(*x, *settings)
+            torch.library.opcheck(annulus.attention_backward.default, (out, *x, out, *saved, *settings))
         torch.library.opcheck(annulus.all_reduce.default, (torch.randn(3),))
 
     def test_autocast(self):
@@ -209,12 +221,12 @@ class TorchOps(unittest.TestCase):
     def test_meta(self):
         """Tensors without content: the shapes that come out, and refusals as of tensors with content."""
         q, k, v = (t.to("meta") for t in inputs(9, 21, dtype=torch.bfloat16, grad=False))
-        for adaptive in (CAUSAL, "{ kind = 'blocks', map = 'adaptive', block = 16, keep = 2 }"):
-            out = annulus.attention(q.requires_grad_(), k, v, adaptive)
+        for pattern in (CAUSAL, ADAPTIVE):
+            out = annulus.attention(q.requires_grad_(), k, v, pattern)
             self.assertEqual((out.device.type, out.shape, out.dtype), ("meta", q.shape, q.dtype))
             self.assertEqual(torch.autograd.grad(out.sum(), q)[0].shape, q.shape)
             with torch.device("meta"):
-                self.assertEqual(annulus.attention(q, k, v, adaptive).shape, q.shape)
+                self.assertEqual(annulus.attention(q, k, v, pattern).shape, q.shape)
         q = q.detach()
         real = inputs(9, 21, dtype=torch.bfloat16, grad=False)
         for given, text in [
@@ -231,10 +243,11 @@ class TorchOps(unittest.TestCase):
         ]:
             with self.assertRaisesRegex(RuntimeError, r"^\[torch\] .*" + text):
                 annulus.attention(*given, CAUSAL)
-        settings = (CAUSAL, "contiguous", "auto", 0.0, 0.0, 0, 0, 0, 0, 0)
-        out, lse, state = annulus.attention_forward(*real, *settings)
+        out, *saved = annulus.attention_forward(*real, *SETTINGS, True)
         with self.assertRaisesRegex(RuntimeError, "all tensors must be on one device"):
-            annulus.attention_backward(out.to("meta"), *real, out, lse, state)
+            annulus.attention_backward(out.to("meta"), *real, out, *saved, *SETTINGS, True)
+        shapes = [t.shape for t in annulus.attention_forward(q, k, v, *SETTINGS, True)]
+        self.assertEqual(shapes, [t.shape for t in (out, *saved)])
 
     def test_all_reduce_has_gradients(self):
         x = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
@@ -275,11 +288,10 @@ class TorchOps(unittest.TestCase):
                 annulus.attention(q, k, v, pattern, **arguments)
         with self.assertRaisesRegex(RuntimeError, r"^\[torch\] q must be \[batch"):
             annulus.attention(q[0], k, v, CAUSAL)
-        out, lse, state = annulus.attention_forward(
-            *inputs(grad=False), CAUSAL, "contiguous", "auto", 0.0, 0.0, 0, 0, 0, 0, 0
-        )
-        with self.assertRaisesRegex(RuntimeError, r"^\[torch\] attention_backward: `state` must be the tensor"):
-            annulus.attention_backward(out, *inputs(grad=False), out, lse, state.clone())
+        x = inputs(grad=False)
+        out, lse, *saved = annulus.attention_forward(*x, *SETTINGS, True)
+        with self.assertRaisesRegex(RuntimeError, r"^\[attention\] .*backward.*expected lse|expected lse as the forward"):
+            annulus.attention_backward(out, *x, out, lse[:1], *saved, *SETTINGS, True)
         loss = annulus.attention(q, k, v, CAUSAL).sum()
         (dq,) = torch.autograd.grad(loss, q, create_graph=True)
         with self.assertRaisesRegex(RuntimeError, "not implemented|does not require grad"):

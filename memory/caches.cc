@@ -24,14 +24,15 @@ struct TableEntry {
 
 // In proportion to what a long run keeps: the programs of 64 ranks over a million tokens are tens of megabytes, and a
 // rotary table of a million positions of head_dim 128 in bf16 is 256 MiB. A part is 4 MiB of the default total.
-constexpr std::array<TableEntry, 7> kTable = {{
+constexpr std::array<TableEntry, 8> kTable = {{
     {"programs", 128, false, "a rank's part of each plan"},
     {"patterns", 60, false, "slices of patterns"},
     {"proofs", 4, false, "what a rank has proved of each plan"},
     {"compositions", 64, true, "calls of operators that tiles are computed with, and their rows"},
     {"rotary tables", 128, true, "sines and cosines of positions"},
     {"pattern texts", 1, false, "patterns that the operator for PyTorch was given"},
-    {"block maps", 63, false, "block maps that the operator for PyTorch has read from files"},
+    {"selected programs", 16, false, "plans of adaptive patterns that the operator for PyTorch has run"},
+    {"block maps", 47, false, "block maps that the operator for PyTorch has read from files"},
 }};
 
 constexpr int64_t all_parts() {

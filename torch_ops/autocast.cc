@@ -7,36 +7,40 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <string>
+
+#include "torch_ops/call.h"
 
 namespace annulus::torch_ops {
 namespace {
 
 using at::Tensor;
 
-using Signature = Tensor(const Tensor&, const Tensor&, const Tensor&, std::string, std::string, std::string, double,
-                         double, c10::SymInt, c10::SymInt, int64_t, c10::SymInt, c10::SymInt);
-
-// To the region's dtype, unless one of q, k and v is fp64: who computes in that means it. Casts are seen by autograd,
-// so gradients have the dtypes of what was given.
-Tensor attention_autocast(const Tensor& q, const Tensor& k, const Tensor& v, std::string pattern, std::string layout,
-                          std::string schedule, double scale, double dropout, c10::SymInt seed, c10::SymInt step,
-                          int64_t layer, c10::SymInt first_row, c10::SymInt query_offset) {
-  static const auto attention =
-      c10::Dispatcher::singleton().findSchemaOrThrow("annulus::attention", "").typed<Signature>();
-  const c10::impl::ExcludeDispatchKeyGuard below(c10::DispatchKey::AutocastCPU);
-  const std::array<const Tensor*, 3> given = {&q, &k, &v};
-  const bool casts = std::all_of(given.begin(), given.end(), [](const Tensor* t) {
-    return t->defined() && t->is_floating_point() && t->scalar_type() != at::kDouble;
-  });
-  const at::ScalarType dtype = at::autocast::get_autocast_dtype(at::kCPU);
-  const auto as = [&](const Tensor& t) { return casts ? at::autocast::cached_cast(dtype, t, at::kCPU) : t; };
-  return attention.call(as(q), as(k), as(v), pattern, layout, schedule, scale, dropout, seed, step, layer, first_row,
-                        query_offset);
-}
+template <typename... P>
+struct Autocast {
+  // To the region's dtype, unless one of q, k and v is fp64: who computes in that means it. Casts are seen by autograd,
+  // so gradients have the dtypes of what was given.
+  template <at::DeviceType device>
+  static Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, P... p,
+                          const std::optional<Tensor>& cu_seqlens) {
+    using Signature = Tensor(const Tensor&, const Tensor&, const Tensor&, P..., const std::optional<Tensor>&);
+    static const auto attention =
+        c10::Dispatcher::singleton().findSchemaOrThrow("annulus::attention", "").typed<Signature>();
+    const c10::impl::ExcludeDispatchKeyGuard below(at::autocast::get_autocast_dispatch_key_from_device_type(device));
+    const std::array<const Tensor*, 3> given = {&q, &k, &v};
+    const bool casts = std::all_of(given.begin(), given.end(), [](const Tensor* t) {
+      return t->defined() && t->is_floating_point() && t->scalar_type() != at::kDouble;
+    });
+    const at::ScalarType dtype = at::autocast::get_autocast_dtype(device);
+    const auto as = [&](const Tensor& t) { return casts ? at::autocast::cached_cast(dtype, t, device) : t; };
+    return attention.call(as(q), as(k), as(v), p..., cu_seqlens);
+  }
+};
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(annulus, AutocastCPU, m) { m.impl("attention", attention_autocast); }
+TORCH_LIBRARY_IMPL(annulus, AutocastCPU, m) { m.impl("attention", WithSettings<Autocast>::attention<at::kCPU>); }
+TORCH_LIBRARY_IMPL(annulus, AutocastCUDA, m) { m.impl("attention", WithSettings<Autocast>::attention<at::kCUDA>); }
 
 }  // namespace annulus::torch_ops

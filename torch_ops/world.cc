@@ -3,87 +3,78 @@
 
 #include <unistd.h>
 
-#include <cstdio>
-#include <cstdlib>
-#include <optional>
-#include <string>
+#include <atomic>
+#include <map>
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
+#include <utility>
 
-#include "comm/bootstrap/bootstrap.h"
+#include "comm/c10d/groups.h"
 #include "comm/threads/threads.h"
 #include "common/environment.h"
 #include "common/error.h"
 #include "common/text.h"
-#include "common/version.h"
+#include "torch_ops/launched.h"
 
 namespace annulus::torch_ops {
 namespace {
 
 constexpr double kShortest = 0.1, kLongest = 365.0 * 86400;  // seconds
 
-struct World {
-  explicit World(Seconds timeout) { comm->set_timeout(timeout); }
-  // What Python never frees (a graph that an exception's traceback holds, say) may hold the communicator.
-  ~World() {
-    if (getpid() != pid) {  // nothing of MPI is a forked process's to free
-      new std::shared_ptr(std::move(comm));
-      return;
-    }
-    if (job.runtime) job.runtime->note_timeout(comm->timeout());
-    comm.reset();
-    if (job.runtime) job.runtime->finish();
-  }
+std::atomic<double> chosen{0};  // by set_timeout, in seconds; 0: not yet
 
-  Job job = bootstrap({.fingerprint = {{"version", std::string(kVersion)}, {"program", "torch.ops.annulus"}}});
-  std::shared_ptr<Communicator> comm{std::move(job.world)};
-  const pid_t pid = getpid();
-  std::mutex mutex;
-};
-
-std::mutex guard;               // of these two
-std::optional<Seconds> chosen;  // by set_timeout
-World* made = nullptr;
-
-// A process that ends with an error has not done what the other ranks expect: it does not wait for them in
-// MPI_Finalize, and so the launcher ends them. Neither does a process that was forked: MPI is its parent's.
-void at_exit(int status, void*) {
-  MpiRuntime* const runtime = made->job.runtime.get();
-  if (runtime == nullptr) return;
-  if (getpid() != made->pid || status != 0) {
-    runtime->abandon();
-  } else if (runtime->abandoned()) {
-    std::fprintf(stderr,
-                 "[comm] rank %d: this process ends without MPI_Finalize, because an operation between ranks failed in "
-                 "it: the launcher will report the job as failed\n",
-                 made->job.rank);
-  }
+Seconds timeout() {
+  const double seconds = chosen;
+  return Seconds(seconds > 0 ? seconds : number_from_environment("ANNULUS_TIMEOUT", 300, kShortest, kLongest));
 }
 
-World& world() {
+// One of each communicator, as long as that exists.
+std::shared_ptr<std::mutex> turns_of(const std::shared_ptr<Communicator>& comm) {
+  static std::mutex& guard = *new std::mutex;
+  static auto& turns =
+      *new std::map<std::weak_ptr<Communicator>, std::shared_ptr<std::mutex>, std::owner_less<>>;  // outlives threads
   const std::lock_guard lock(guard);
-  // Ends with the process: MPI_Finalize, unless abandoned.
-  static World only(chosen.value_or(Seconds(number_from_environment("ANNULUS_TIMEOUT", 300, kShortest, kLongest))));
-  if (made == nullptr) {
-    made = &only;
-    on_exit(at_exit, nullptr);  // after `only` was made, so it runs before that is destroyed
+  std::erase_if(turns, [](const auto& entry) { return entry.first.expired(); });
+  std::shared_ptr<std::mutex>& mutex = turns[comm];
+  if (!mutex) mutex = std::make_shared<std::mutex>();
+  return mutex;
+}
+
+Turn turn_with(std::shared_ptr<Communicator> comm, pid_t process, const char* connections) {
+  if (getpid() != process) {
+    throw Error(ErrorKind::kUsage, "torch",
+                std::string("this process was forked after its parent had found the other ranks, and ") + connections +
+                    " stay the parent's: call attention and all_reduce in the parent alone, not in workers that load "
+                    "data, or start processes before the first call or with the start method \"spawn\" of "
+                    "multiprocessing");
   }
-  return only;
+  std::shared_ptr<std::mutex> mutex = turns_of(comm);
+  std::unique_lock lock(*mutex);
+  comm->set_timeout(timeout());
+  return {std::move(comm), std::move(mutex), std::move(lock)};
 }
 
 }  // namespace
 
-Turn take_turn() {
-  World& w = world();
-  if (w.comm->size() == 1) return {make_self_communicator(), {}};
-  if (getpid() != w.pid) {
-    throw Error(ErrorKind::kUsage, "torch",
-                "this process was forked after its parent had found the other ranks, and MPI's connections stay the "
-                "parent's: call attention and all_reduce in the parent alone, not in workers that load data, or start "
-                "processes before the first call or with the start method \"spawn\" of multiprocessing");
+Turn take_turn(const std::string& group, const at::Tensor& tensor) {
+  if (!group.empty()) {
+    static const pid_t first = getpid();
+    const at::Device device = tensor.defined() && tensor.is_cuda() ? tensor.device() : at::Device(at::kCPU);
+    if (getpid() != first) return turn_with(nullptr, first, "the connections of process groups");
+    return turn_with(c10d_communicator(group, device, timeout()), first, "the connections of process groups");
   }
-  return {w.comm, std::unique_lock(w.mutex)};
+  const Launched& ranks = launched(timeout());
+  if (ranks.comm->size() == 1) return {make_self_communicator(), nullptr, {}};
+  return turn_with(ranks.comm, ranks.process, "MPI's connections");
 }
 
-const Communicator& ranks() { return *world().comm; }
+Place place_in(const std::string& group) {
+  if (!group.empty()) {
+    const auto ranks = c10d::resolve_process_group(group);
+    return {ranks->getRank(), ranks->getSize()};
+  }
+  const Launched& ranks = launched(timeout());
+  return {ranks.comm->rank(), ranks.comm->size()};
+}
 
 void set_timeout(double seconds) {
   if (!(seconds >= kShortest && seconds <= kLongest)) {
@@ -91,11 +82,7 @@ void set_timeout(double seconds) {
                 "a timeout is a number of seconds from " + exact(kShortest) + " to " + exact(kLongest) + ", got " +
                     exact(seconds));
   }
-  const std::lock_guard lock(guard);
-  chosen = Seconds(seconds);
-  if (made == nullptr) return;
-  const std::lock_guard turn(made->mutex);
-  made->comm->set_timeout(*chosen);
+  chosen = seconds;
 }
 
 }  // namespace annulus::torch_ops

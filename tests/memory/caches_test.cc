@@ -90,7 +90,7 @@ TEST(Caches, ACacheHasANameOfTheTableOfItsOwn) {
   EXPECT_EQ(report_of("block maps").stats.entries, 1);
   first.reset();
   EXPECT_EQ(report_of("block maps").stats.entries, 0);  // gone with the cache
-  EXPECT_EQ(report_of("block maps").stats.capacity, 252 * kMib);
+  EXPECT_EQ(report_of("block maps").stats.capacity, 188 * kMib);
   EXPECT_NO_THROW(NamedCache<int>("block maps"));
 }
 

@@ -1,0 +1,199 @@
+// See call.h.
+#include "torch_ops/call.h"
+
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <cmath>
+#include <sstream>
+#include <utility>
+#include <vector>
+
+#include "attention/plan/layout.h"
+#include "comm/agreement.h"
+#include "common/error.h"
+#include "common/text.h"
+#include "memory/caches.h"
+#include "modules/sequence.h"
+#include "tensor_files/block_map_file.h"
+
+namespace annulus::torch_ops {
+namespace {
+
+using at::Tensor;
+
+// Without the layer, which one rank may say otherwise than another: the ranks hear of each other's errors only where
+// they say that they do the same.
+constexpr const char* kLabel = "torch.ops.annulus.attention";
+
+bool reads_a_file(const PatternSpec& p) {
+  return (p.kind == PatternSpec::Kind::kBlocks && p.blocks.map == BlocksSpec::Map::kFile) ||
+         std::any_of(p.members.begin(), p.members.end(), reads_a_file);
+}
+
+// With the block maps of files, which are read once for each shape.
+PatternSpec with_block_maps(const std::string& text, const PatternSpec& pattern, const AttentionShape& s) {
+  static NamedCache<PatternSpec> cache("block maps");
+  const std::string key =
+      c10::str(text, "|", s.batch, "|", s.heads, "|", s.kv_heads, "|", s.q_len, "|", s.k_len, "|", s.query_offset);
+  return *cache.get(
+      key, [&] { return read_block_maps(pattern, s); }, [](const PatternSpec& p) { return p.bytes(); });
+}
+
+// Also of sizes that are symbols.
+std::string shape_text(const Tensor& t) {
+  std::ostringstream text;
+  for (int64_t i = 0; i < t.dim(); ++i) text << (i == 0 ? "[" : ",") << t.sym_size(i);
+  return (t.dim() == 0 ? "[" : text.str()) + "]";
+}
+
+// The lengths of the documents that these boundaries delimit. Boundaries that are equal delimit none: lists of a fixed
+// length end with such.
+std::vector<int64_t> document_lengths(const Tensor& cu_seqlens) {
+  const Tensor here = cu_seqlens.to(at::kCPU, at::kLong).contiguous();
+  const int64_t* const bound = here.const_data_ptr<int64_t>();
+  require(here.numel() > 0 && bound[0] == 0,
+          "cu_seqlens must begin with 0, but " +
+              (here.numel() == 0 ? "is empty" : "begins with " + std::to_string(bound[0])));
+  std::vector<int64_t> lengths;
+  for (int64_t i = 1; i < here.numel(); ++i) {
+    require(bound[i] >= bound[i - 1], "cu_seqlens must not descend, but its element " + std::to_string(i) + " is " +
+                                          std::to_string(bound[i]) + ", after " + std::to_string(bound[i - 1]));
+    if (bound[i] > bound[i - 1]) lengths.push_back(bound[i] - bound[i - 1]);
+  }
+  return lengths;
+}
+
+PatternSpec within_documents(PatternSpec pattern, const std::vector<int64_t>& lengths) {
+  require(pattern.documents.empty(),
+          "cu_seqlens gives the documents, and the pattern names documents as well: leave one of them out; the pattern "
+          "is " +
+              pattern.text());
+  if (!lengths.empty()) pattern.documents = {lengths};
+  return pattern;
+}
+
+}  // namespace
+
+void require(bool ok, const std::string& message) {
+  if (!ok) throw Error(ErrorKind::kUsage, "torch", message);
+}
+
+void require_tensors(const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& cu_seqlens) {
+  const auto same = [](const c10::SymInt& a, const c10::SymInt& b) {
+    return a.sym_eq(b).expect_true(__FILE__, __LINE__);
+  };
+  for (const auto& [name, t] : {std::pair{"q", &q}, {"k", &k}, {"v", &v}}) {
+    require(t->defined(), std::string(name) + " must be a tensor, but is None");
+    require(t->layout() == at::kStrided, std::string(name) + " must be a dense tensor, but is sparse");
+  }
+  bool fit = q.dim() == 4 && k.dim() == 4 && v.dim() == 4;
+  for (int64_t i = 0; i < 4; ++i) fit = fit && same(k.sym_size(i), v.sym_size(i));
+  for (const int64_t i : {0, 3}) fit = fit && same(q.sym_size(i), k.sym_size(i));
+  require(fit, "q must be [batch, n, heads, head size], k and v [batch, m, kv heads, head size], but they are " +
+                   shape_text(q) + ", " + shape_text(k) + " and " + shape_text(v));
+  const auto heads = q.sym_size(2).maybe_as_int(), kv_heads = k.sym_size(2).maybe_as_int();
+  require(
+      !heads || !kv_heads || (*kv_heads > 0 && *heads % *kv_heads == 0),
+      "the heads of q must be a multiple of those of k and v, but q is " + shape_text(q) + " and k " + shape_text(k));
+  for (const Tensor* t : {&k, &v}) {
+    require(t->scalar_type() == q.scalar_type() && t->device() == q.device(),
+            std::string("q, k and v must be of one dtype on one device, but q is ") + c10::toString(q.scalar_type()) +
+                " on " + q.device().str() + " and " + (t == &k ? "k " : "v ") + c10::toString(t->scalar_type()) +
+                " on " + t->device().str());
+  }
+  const at::ScalarType type = q.scalar_type();
+  require(type == at::kFloat || type == at::kDouble || type == at::kBFloat16 || type == at::kHalf,
+          std::string("q, k and v must be fp32, fp64, bf16 or fp16, but are ") + c10::toString(type));
+  if (!cu_seqlens || !cu_seqlens->defined()) return;
+  const Tensor& bounds = *cu_seqlens;
+  require(bounds.layout() == at::kStrided && bounds.dim() == 1 &&
+              (bounds.scalar_type() == at::kInt || bounds.scalar_type() == at::kLong),
+          "cu_seqlens must be a dense int32 or int64 tensor of [documents + 1] boundaries, but is " +
+              (bounds.layout() == at::kStrided ? shape_text(bounds) : "sparse") + " of " +
+              c10::toString(bounds.scalar_type()));
+}
+
+std::shared_ptr<const PatternSpec> pattern_of(const std::string& text) {
+  static NamedCache<PatternSpec> cache("pattern texts");
+  return cache.get(
+      text, [&] { return parse_pattern(text, "pattern"); }, [](const PatternSpec& p) { return p.bytes(); });
+}
+
+AttentionCall make_call(const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& cu_seqlens,
+                        const Settings& settings, bool keep_last, const char* direction, Communicator& comm) {
+  AttentionCall call;
+  call.comm = &comm;
+  call.label = kLabel;
+  const OpLabel label{call.label, 0};
+  PatternSpec given;
+  std::vector<int64_t> documents;
+  const bool packed = cu_seqlens && cu_seqlens->defined();
+  const SequenceParts parts = agree_on_call(
+      [&]() -> CallTerms {
+        require_tensors(q, k, v, cu_seqlens);
+        require(q.is_cpu() || q.is_cuda(),
+                "q, k and v must be on the CPU or a CUDA device, but are on " + q.device().str());
+        require(q.is_cpu() || !settings.group.empty() || comm.size() == 1,
+                "q, k and v are on " + q.device().str() +
+                    ", and the ranks of mpirun exchange tensors on the CPU alone: start the processes with torchrun "
+                    "and pass the name of their process group as group");
+        require(settings.dropout >= 0 && settings.dropout < 1,
+                "dropout must be at least 0 and below 1, but is " + std::to_string(settings.dropout));
+        const int64_t first_row = settings.first_row.expect_int();
+        require(first_row >= 0,
+                "first_row must be the global number of batch row 0, but is " + std::to_string(first_row));
+        require(std::isfinite(settings.scale), "scale must be finite; 0 stands for 1 / sqrt(head size)");
+        if (settings.scale != 0) call.scale = settings.scale;
+        call.dropout = {.rate = settings.dropout,
+                        .seed = static_cast<uint64_t>(settings.seed.expect_int()),
+                        .step = settings.step.expect_int(),
+                        .layer = settings.layer,
+                        .first_row = first_row};
+        call.request.layout = parse_layout(settings.layout, "layout");
+        call.request.schedule = parse_schedule(settings.schedule, "schedule");
+        given = *pattern_of(settings.pattern);
+        if (packed) {
+          documents = document_lengths(*cu_seqlens);
+          given = within_documents(std::move(given), documents);
+        }
+        return {q.size(1),
+                k.size(1),
+                {{"call", direction},
+                 {"layer", std::to_string(settings.layer)},
+                 {"layout", settings.layout},
+                 {"pattern", given.text()},
+                 {"batch, heads, kv heads and head size",
+                  list_text(std::vector<int64_t>{q.size(0), q.size(2), k.size(2), q.size(3)})},
+                 {"dtype", c10::toString(q.scalar_type())}},
+                keep_last};
+      },
+      comm, label);
+  call.request.shape = {.batch = q.size(0),
+                        .heads = q.size(2),
+                        .kv_heads = k.size(2),
+                        .q_len = 0,
+                        .k_len = 0,
+                        .query_offset = settings.query_offset.expect_int()};
+  place_sequence(call.request, parts);
+  if (packed) {  // alike on every rank
+    int64_t end = 0;
+    for (const int64_t length : documents) end += length;
+    require(end == call.request.shape.q_len && end == call.request.shape.k_len,
+            "cu_seqlens must end with the number of positions that all ranks hold together, " +
+                std::to_string(call.request.shape.q_len) + " queries and " + std::to_string(call.request.shape.k_len) +
+                " keys, but ends with " + std::to_string(end));
+  }
+  call.request.pattern = std::move(given);
+  if (!reads_a_file(call.request.pattern)) return call;
+  agree_on_call(
+      [&]() -> CallTerms {
+        PatternSpec read = with_block_maps(settings.pattern, *pattern_of(settings.pattern), call.request.shape);
+        call.request.pattern = packed ? within_documents(std::move(read), documents) : std::move(read);
+        return {};
+      },
+      comm, label);
+  return call;
+}
+
+}  // namespace annulus::torch_ops
