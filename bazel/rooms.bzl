@@ -72,6 +72,7 @@ ROOMS = {
         "comm/bootstrap",
         "common",
     ],
+    "python/annulus": ["torch_ops"],
     "torch_ops": [
         "modules",
         "tensor_files",

@@ -11,11 +11,11 @@ import torch_python  # noqa: E402
 
 torch_python.enter()
 
-import annulus_torch  # noqa: E402
 import torch  # noqa: E402
 import torch_reference  # noqa: E402
+from annulus import load  # noqa: E402
 
-annulus = annulus_torch.load(timeout=2 if "--timeout" in sys.argv else None)
+annulus = load(timeout=2 if "--timeout" in sys.argv else None)
 rank, size = annulus.rank(), annulus.size()
 assert size == int(os.environ.get("WANT_SIZE", "1")), size
 

@@ -15,13 +15,13 @@ import torch_python  # noqa: E402
 
 torch_python.enter()
 
-import annulus_torch  # noqa: E402
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 import torch.utils.checkpoint  # noqa: E402
 import torch_reference  # noqa: E402
+from annulus import load  # noqa: E402
 
-annulus = annulus_torch.load()
+annulus = load()
 CAUSAL = "{ kind = 'causal' }"
 ADAPTIVE = "{ kind = 'blocks', map = 'adaptive', block = 16, keep = 2 }"
 # Of attention_forward and attention_backward: cu_seqlens, pattern, group, ..., keep.
@@ -318,14 +318,14 @@ class TorchOps(unittest.TestCase):
     def test_timeouts_are_numbers_of_seconds(self):
         for seconds in (0, -1.0, float("nan"), 1e9):
             with self.assertRaisesRegex(RuntimeError, "a timeout is a number of seconds from 0.1 to 31536000, got "):
-                annulus_torch.load(timeout=seconds)
-        annulus_torch.load(timeout=300)
+                load(timeout=seconds)
+        load(timeout=300)
 
     def test_processes_of_torchrun_are_refused(self):
         """They would each attend to their own rows alone, without a word."""
         program = (
-            "import annulus_torch, torch; x = torch.ones(1, 4, 1, 8); "
-            "print(annulus_torch.load().attention(x, x, x, \"{ kind = 'causal' }\").sum().item())"
+            "import annulus, torch; x = torch.ones(1, 4, 1, 8); "
+            "print(annulus.attention(x, x, x).sum().item())"
         )
 
         def run(**variables):
@@ -339,7 +339,7 @@ class TorchOps(unittest.TestCase):
         torchrun = dict(RANK="0", LOCAL_RANK="0", WORLD_SIZE="2")
         done = run(**torchrun)
         self.assertNotEqual(done.returncode, 0, done.stdout)
-        self.assertRegex(done.stderr, r"RuntimeError: \[comm\] torchrun.* started 2 processes .*`mpirun -n 2 \.\.\.`")
+        self.assertRegex(done.stderr, r"annulus.AnnulusError: \[comm\] torchrun.* started 2 processes .*`mpirun -n 2 \.\.\.`")
         done = run(**torchrun, ANNULUS_WORLD_SIZE="1")
         self.assertEqual((done.returncode, done.stdout), (0, "32.0\n"), done.stderr)
 

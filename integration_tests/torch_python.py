@@ -15,7 +15,7 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 def enter():
     """Starts this program again in that Python, where NVIDIA's libraries are stood in for (cuda_stubs.py)."""
     if os.environ.get("ANNULUS_TORCH_PYTHON"):
-        sys.path.insert(0, os.path.join(os.getcwd(), "torch_ops"))
+        sys.path.insert(0, os.path.join(os.getcwd(), "python"))
         return
     root = sys.argv.pop()
     if not os.path.exists(os.path.join(root, "__init__.py")):

@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "torch_ops"))
-import annulus_torch  # noqa: E402
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "python"))
+import annulus  # noqa: E402
 
 # ---- The model as it was: nothing here knows annulus.
 
@@ -85,15 +85,9 @@ def swap(model, pattern="{ kind = 'causal' }", layout="zigzag"):
     for layer, module in enumerate(m for m in model.modules() if isinstance(m, Attention)):
 
         def attend(q, k, v, layer=layer):
-            return torch.ops.annulus.attention(q, k, v, pattern, layout=layout, layer=layer)
+            return annulus.attention(q, k, v, pattern, layout=layout, layer=layer)
 
         module.attend = attend
-
-
-def zigzag(length, rank, size):
-    """The positions of a rank: chunks rank and 2 size - 1 - rank of 2 size, so that all have as much to do."""
-    bounds = [i * length // (2 * size) for i in range(2 * size + 1)]
-    return torch.cat([torch.arange(bounds[i], bounds[i + 1]) for i in (rank, 2 * size - 1 - rank)])
 
 
 def main():
@@ -102,8 +96,6 @@ def main():
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--compile", action="store_true", help="torch.compile the model")
     arguments = parser.parse_args()
-    annulus = annulus_torch.load()
-    rank, size = annulus.rank(), annulus.size()
 
     torch.manual_seed(0)
     model = Model().double()
@@ -114,8 +106,8 @@ def main():
 
     swap(model)
     run = torch.compile(model, fullgraph=True) if arguments.compile else model
-    mine = zigzag(arguments.length, rank, size)
-    tokens, targets = text[:, :-1][:, mine], text[:, 1:][:, mine]
+    mine = annulus.shard(positions, "zigzag", dim=0)
+    tokens, targets = annulus.shard((text[:, :-1], text[:, 1:]), "zigzag")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for step in range(arguments.steps):
         optimizer.zero_grad()
@@ -127,7 +119,7 @@ def main():
         whole = annulus.all_reduce(loss.detach())
         if step == 0:
             assert abs(whole - before) < 1e-9, (whole, before)
-        if rank == 0 and step in (0, arguments.steps - 1):
+        if annulus.rank() == 0 and step in (0, arguments.steps - 1):
             print(f"step {step}: loss {whole:.6f}" + (f" (before the swap {before:.6f})" if step == 0 else ""), flush=True)
 
 

@@ -1,0 +1,90 @@
+#!/usr/bin/env python3
+"""The package annulus in one process: where layouts deal positions, labels, groups that are none, errors, torch.compile."""
+
+import os
+import subprocess
+import sys
+import unittest
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import torch_python  # noqa: E402
+
+torch_python.enter()
+
+import annulus  # noqa: E402
+import torch  # noqa: E402
+import torch_reference  # noqa: E402
+
+
+class Package(unittest.TestCase):
+    def test_layouts_deal_every_position_once_and_as_documented(self):
+        for length in (0, 1, 5, 16, 67):
+            for size in (1, 2, 3, 8):
+                for layout in ("contiguous", "zigzag", "striped"):
+                    dealt = [annulus.positions(length, layout, rank=r, size=size).tolist() for r in range(size)]
+                    self.assertEqual(sorted(sum(dealt, [])), list(range(length)), (length, size, layout))
+        self.assertEqual(annulus.positions(11, "contiguous", rank=1, size=4).tolist(), [2, 3, 4])
+        self.assertEqual(annulus.positions(11, "zigzag", rank=0, size=4).tolist(), [0, 9, 10])
+        self.assertEqual(annulus.positions(11, "striped", rank=3, size=4).tolist(), [3, 7])
+
+    def test_labels_do_not_cross_documents(self):
+        labels = torch.arange(6).view(1, 6)
+        self.assertEqual(annulus.shift_labels(labels).tolist(), [[1, 2, 3, 4, 5, -100]])
+        documents = torch.tensor([[0, 1, 2, 0, 1, 0]])
+        self.assertEqual(annulus.shift_labels(labels, documents, ignore=-1).tolist(), [[1, 2, -1, 4, -1, -1]])
+        rows = annulus.shift_labels(labels.expand(2, 6), documents)
+        self.assertEqual(rows.tolist(), [[1, 2, -100, 4, -100, -100]] * 2)
+
+    def test_shard_takes_tensors_in_mappings_lists_and_tuples(self):
+        tokens = torch.arange(6).view(1, 6)
+        cut = annulus.shard({"tokens": tokens, "none": None, "pair": (tokens, [tokens])}, "zigzag")
+        for part in (cut["tokens"], cut["pair"][0], cut["pair"][1][0]):
+            self.assertTrue(torch.equal(part, tokens))
+        self.assertIsNone(cut["none"])
+        with self.assertRaisesRegex(annulus.AnnulusError, "hold a str"):
+            annulus.shard({"tokens": "abc"})
+        with self.assertRaisesRegex(annulus.AnnulusError, r"no dimension 1 to cut in a tensor of the shape \[6\]"):
+            annulus.shard(tokens[0])
+        with self.assertRaisesRegex(annulus.AnnulusError, "'zigzak'"):
+            annulus.shard(tokens, "zigzak")
+
+    def test_a_pattern_may_be_a_mapping(self):
+        q = torch.randn(2, 17, 2, 8, dtype=torch.float64)
+        for pattern in (
+            {"kind": "documents", "documents": [4, 7, 6], "causal": True},
+            {"kind": "union", "of": [{"kind": "causal"}, {"kind": "window", "left": 2, "right": 0}]},
+        ):
+            want = torch_reference.attention(q, q, q, pattern)
+            self.assertLess((annulus.attention(q, q, q, pattern) - want).abs().max().item(), 1e-14)
+
+    def test_is_traced_whole(self):
+        q = torch.randn(1, 8, 2, 8, dtype=torch.float64, requires_grad=True)
+
+        def loss(q):
+            return annulus.all_reduce(annulus.attention(q, q, q, {"kind": "causal"}).square().sum())
+
+        compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+        wanted, got = (torch.autograd.grad(f(q), q)[0] for f in (loss, compiled))
+        self.assertTrue(torch.equal(wanted, got))
+
+    def test_errors_are_its_own(self):
+        q = torch.randn(1, 8, 2, 8)
+        with self.assertRaisesRegex(annulus.AnnulusError, r'^\[pattern\] .*did you mean "causal"'):
+            annulus.attention(q, q, q, "{ kind = 'casual' }")
+        with self.assertRaisesRegex(annulus.AnnulusError, "^\\[torch\\] all_reduce takes"):
+            annulus.all_reduce(q.half())
+        with self.assertRaisesRegex(annulus.AnnulusError, "group must be a ProcessGroup .* but is int"):
+            annulus.attention(q, q, q, group=3)
+        with self.assertRaisesRegex(annulus.AnnulusError, "no process group of the name 'nobody'"):
+            annulus.shard(q, group="nobody")
+
+    def test_a_library_that_is_not_there_or_not_for_this_torch_is_named(self):
+        for path, words in [("/nowhere/lib.so", "not in /nowhere/lib.so: build it with"), (__file__, "does not load into torch")]:
+            env = dict(os.environ, ANNULUS_TORCH_LIBRARY=path, PYTHONPATH=os.pathsep.join(sys.path))
+            done = subprocess.run([sys.executable, "-c", "import annulus"], env=env, capture_output=True, text=True)
+            self.assertEqual(done.returncode, 1)
+            self.assertRegex(done.stderr, "ImportError: the library of annulus.*" + words)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,32 @@
+"""Exact attention over the ranks of a process group, for PyTorch programs (docs/embedding.md).
+
+    import annulus
+    mine = annulus.shard({"tokens": tokens, "positions": positions}, layout="zigzag", group=group)
+    out = annulus.attention(q, k, v, "{ kind = 'causal' }", layout="zigzag", group=group)
+
+`import annulus` registers the operators torch.ops.annulus.*, of which these functions are the Python side.
+"""
+
+from ._diagnosis import doctor, plan
+from ._errors import AnnulusError
+from ._library import __version__, load
+from ._operators import all_reduce, attention, rank, size
+from ._sharding import positions, shard, shift_labels, unshard
+
+AnnulusError.__module__ = __name__  # as users name it
+
+__all__ = [
+    "AnnulusError",
+    "__version__",
+    "all_reduce",
+    "attention",
+    "doctor",
+    "load",
+    "plan",
+    "positions",
+    "rank",
+    "shard",
+    "shift_labels",
+    "size",
+    "unshard",
+]

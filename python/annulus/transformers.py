@@ -1,0 +1,256 @@
+"""annulus as an attention of transformers: `attn_implementation="annulus"`, in one process or over a context group.
+
+    annulus.transformers.register(group=mesh["context"], layout="zigzag")
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="annulus")
+    loss = model(**annulus.transformers.shard_batch(batch, "zigzag", mesh["context"])).loss
+
+The mask of a layer is what transformers' mask interface hands over, read exactly: causal, bidirectional, a sliding window,
+documents that are packed into a row. Anything else is an error that names it: no layer ever attends by another mask.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
+
+from ._errors import AnnulusError
+from ._operators import Group, attention, size
+from ._sharding import shard, shift_labels, unshard
+
+
+@dataclasses.dataclass(eq=False)
+class Mask:
+    """What layers get for `attention_mask`: pairs within a band, and within a document. Made once a forward."""
+
+    left: int | None  # keys from query - left on; None: from the first
+    right: int | None  # keys up to query + right; None: up to the last
+    query_offset: int
+    padding_mask: bool  # one was given, without padding: then transformers does not look for documents
+    documents: list[list[int]] | None  # lengths, a list for each row of the batch; None: a row is one document
+    gathered: bool = False  # `documents` are those of whole rows
+
+    def pattern(self, keys: int) -> dict[str, Any]:
+        if self.left is None and self.right is None:
+            pattern: dict[str, Any] = {"kind": "full"}
+        elif self.left is None and self.right == 0:
+            pattern = {"kind": "causal"}
+        else:
+            ends = [keys if end is None else end for end in (self.left, self.right)]
+            pattern = {"kind": "window", "left": ends[0], "right": ends[1]}
+        return pattern if self.documents is None else pattern | {"documents": self.documents}
+
+
+def _refuse(what: str, instead: str) -> AnnulusError:
+    return AnnulusError(f"[transformers] {what}, which annulus cannot express: {instead}")
+
+
+# ---- Masks as transformers writes them: functions made of functions.
+
+
+def _read(function: Callable, mask: Mask) -> Tensor | None:
+    """Restricts `mask` to what `function` allows. The numbers of packed documents [batch, n], where it tells them apart."""
+    if function is masking_utils.causal_mask_function:
+        mask.right = 0 if mask.right is None else min(mask.right, 0)
+        return None
+    if function is masking_utils.bidirectional_mask_function:
+        return None
+    maker = getattr(function, "__qualname__", repr(function)).removesuffix(".<locals>.inner_mask")
+    made_of = {}
+    if getattr(function, "__module__", None) == masking_utils.__name__ and function.__closure__ is not None:
+        made_of = dict(zip(function.__code__.co_freevars, (cell.cell_contents for cell in function.__closure__)))
+    match maker, made_of:
+        case "sliding_window_overlay", {"sliding_window": int(window)} if window > 0:
+            mask.left = window - 1 if mask.left is None else min(mask.left, window - 1)
+            return None
+        case "sliding_window_bidirectional_overlay", {"sliding_window": int(window)}:
+            mask.left, mask.right = (window if end is None else min(end, window) for end in (mask.left, mask.right))
+            return None
+        case "packed_sequence_mask_function", {"packed_sequence_mask": Tensor() as numbers}:
+            return numbers
+        case "remap_positions_for_packed_sequence", {"mask_function": inner, "position_ids": Tensor() as ids}:
+            # Within a document position ids count up by one, so that a band of them is the same band of indices.
+            if _read(inner, mask) is None:
+                return (ids.diff(dim=1, prepend=ids[:, :1] - 1) != 1).cumsum(1)
+        case "and_masks.<locals>.and_mask", {"mask_functions": tuple(parts)}:
+            numbers = [n for n in (_read(part, mask) for part in parts) if n is not None]
+            if all(torch.equal(n, numbers[0]) for n in numbers):
+                return numbers[0] if numbers else None
+    raise _refuse(
+        f"the mask of this model is made by {maker}",
+        'choose attn_implementation="sdpa" or "eager" for it. Known are causal and bidirectional masks, sliding windows and '
+        "packed documents",
+    )
+
+
+def _lengths(numbers: Tensor) -> list[list[int]] | None:
+    """Lengths of the runs of equal numbers in each row, as many for each; None where every row is one."""
+    rows = [row.unique_consecutive(return_counts=True)[1].tolist() for row in numbers]
+    most = max(map(len, rows))
+    return None if most == 1 else [row + [0] * (most - len(row)) for row in rows]
+
+
+def _make_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor = 0,
+    kv_offset: int = 0,
+    mask_function: Callable = masking_utils.causal_mask_function,
+    attention_mask: Tensor | None = None,
+    **_: Any,
+) -> Mask:
+    # A cache of a fixed size pads on the right, with keys that are later than every query.
+    if attention_mask is not None and not attention_mask[:, kv_offset : kv_offset + kv_length].all():
+        raise _refuse(
+            f"attention_mask hides {(~attention_mask.bool()).sum().item()} positions (padding)",
+            "pack rows instead of padding them (DataCollatorWithFlattening, position_ids that begin again at 0 with each "
+            'document and attention_mask=None), or pad on the right with labels of -100 and attention_mask=None',
+        )
+    mask = Mask(None, None, int(q_offset) - kv_offset, attention_mask is not None, None)
+    numbers = _read(mask_function, mask)
+    if numbers is not None:
+        mask.documents = _lengths(numbers.expand(batch_size, -1))
+    return mask
+
+
+# ---- Over ranks.
+
+
+def _gather_documents(mask: Mask, position_ids: Tensor | None, batch: int, group: Group, layout: str) -> None:
+    """The documents of whole rows, by the position ids of all ranks. Collective; what is refused is so on all ranks."""
+    if position_ids is None:
+        raise AnnulusError(
+            "[transformers] over several ranks a layer must be given position_ids, but this model does not pass them to its "
+            "attention: annulus cannot tell documents apart, nor whether a rank's rotary positions are right"
+        )
+    ids = position_ids.detach().cpu().expand(batch, -1)
+    counted = (ids == torch.arange(ids.shape[1])).all().to(ids.dtype)
+    whole = unshard(torch.cat([ids, counted.expand(1, ids.shape[1])]), layout, group)
+    if whole[-1].all():
+        raise AnnulusError(
+            f"[transformers] the position ids of each of the {size(group)} ranks count from 0, as if each held the beginning "
+            "of the rows: pass position_ids=annulus.shard(position_ids, layout, group), or take "
+            "annulus.transformers.shard_batch"
+        )
+    documents = _lengths((whole[:-1].diff(dim=1, prepend=whole[:-1, :1] - 1) != 1).cumsum(1))
+    if documents is not None and mask.padding_mask:
+        raise AnnulusError(
+            "[transformers] position_ids begin again within a row, but transformers tells packed documents apart only where "
+            "there is no attention_mask: leave it out. If these are one document, were they cut in the layout "
+            f"{layout!r} that was registered?"
+        )
+    mask.documents, mask.gathered = documents, True
+
+
+# ---- The attention of a layer.
+
+# What models hand on to every attention and no attention reads.
+_HARMLESS = {
+    "cache_position", "labels", "logits_to_keep", "max_length_k", "max_length_q", "num_items_in_batch",
+    "output_attentions", "output_hidden_states", "output_router_logits", "position_ids", "return_dict", "shift_labels",
+    "sliding_window", "use_cache", "cu_seq_lens_k", "cu_seq_lens_q",
+}  # fmt: skip
+
+
+def _attend(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Mask | Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    *,
+    group: Group,
+    layout: str,
+    schedule: str,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    mask = attention_mask
+    if not isinstance(mask, Mask):
+        raise _refuse(
+            "this model has no mask of transformers' mask interface"
+            if mask is None
+            else f"attention_mask is a {type(mask).__name__} {list(mask.shape)} of its own",
+            "give rows without one, documents by position_ids, and models that use create_causal_mask and its like",
+        )
+    if dropout != 0:
+        raise _refuse(f"attention_dropout is {dropout}, drawn by PyTorch's generator", "set it to 0")
+    for name, given in others.items():
+        if name not in _HARMLESS and given is not None and given is not False:
+            raise _refuse(f"this model's attention takes {name}", 'choose attn_implementation="sdpa" or "eager" for it')
+    if others.get("output_attentions"):
+        raise _refuse("output_attentions asks for probabilities", "no rank ever holds them; leave it out")
+    if is_causal is not None and is_causal != (mask.right == 0):
+        raise _refuse(f"a layer has is_causal={is_causal}, but its mask says otherwise", "one of them must be changed")
+    window = others.get("sliding_window")
+    if window is not None and mask.left != window - 1:
+        raise _refuse(
+            f"a layer has sliding_window={window}, but its mask's window is {mask.left and mask.left + 1}",
+            "one of them must be changed",
+        )
+    if size(group) > 1:
+        if others.get("use_cache"):
+            raise _refuse("a cache of keys over several ranks", "pass use_cache=False")
+        if not mask.gathered:
+            _gather_documents(mask, others.get("position_ids"), query.shape[0], group, layout)
+    for name in ("cu_seq_lens_q", "cu_seq_lens_k"):
+        _check_boundaries(name, others.get(name), mask)
+    out = attention(
+        *(t.transpose(1, 2) for t in (query, key, value)),
+        mask.pattern(key.shape[2]),
+        group=group,
+        layout=layout,
+        schedule=schedule,
+        scale=0.0 if scaling is None else scaling,
+        layer=getattr(module, "layer_idx", None) or 0,
+        query_offset=mask.query_offset,
+    )
+    return out, None
+
+
+def _check_boundaries(name: str, boundaries: Tensor | None, mask: Mask) -> None:
+    """Documents come from position ids; boundaries that a collator made besides (those of whole rows) must be theirs."""
+    if boundaries is None:
+        return
+    given = boundaries.diff().tolist()
+    known = [n for n in (mask.documents or [[sum(given)]])[0] if n > 0]
+    if len(mask.documents or [0]) != 1 or [n for n in given if n > 0] != known:
+        raise _refuse(f"{name} has documents of {given} tokens, but position_ids of {known}", "make them agree")
+
+
+def register(group: Group = None, layout: str = "contiguous", schedule: str = "auto", name: str = "annulus") -> None:
+    """Makes `attn_implementation=name` attention over the ranks of `group`, whose rows are cut by `layout`.
+
+    group: as in `annulus.attention`. Registering a name again replaces it; several names serve several groups.
+    """
+    AttentionInterface.register(name, functools.partial(_attend, group=group, layout=layout, schedule=schedule))
+    AttentionMaskInterface.register(name, _make_mask)
+
+
+def shard_batch(batch: Mapping[str, Tensor], layout: str = "contiguous", group: Group = None) -> dict[str, Any]:
+    """What a causal language model takes for this rank, of a batch of whole rows that every rank of the group has.
+
+    batch: input_ids [batch, n]; labels, if a loss is wanted; position_ids, which begin again with each packed document.
+    The loss that the model then returns is this rank's part: the sum over the ranks is the mean over the batch's labels,
+    and so are gradients. Labels are shifted here, before they are cut, and do not cross documents.
+    """
+    if unknown := set(batch) - {"input_ids", "labels", "position_ids", "attention_mask"}:
+        raise AnnulusError(f"[transformers] a batch of input_ids, labels and position_ids is taken, but has {sorted(unknown)}")
+    whole = {key: value for key, value in batch.items() if value is not None}
+    mask = whole.pop("attention_mask", None)
+    if mask is not None and not mask.all():
+        raise _refuse("attention_mask has padding", "pack rows instead of padding them")
+    ids = whole["input_ids"]
+    whole.setdefault("position_ids", torch.arange(ids.shape[1], device=ids.device).unsqueeze(0))
+    if "labels" in whole:
+        whole["labels"] = whole["shift_labels"] = shift_labels(whole["labels"], whole["position_ids"])
+    part: dict[str, Any] = dict(shard(whole, layout, group), use_cache=False)
+    if "labels" in whole:
+        part["num_items_in_batch"] = int((whole["labels"] != -100).sum())
+    return part
