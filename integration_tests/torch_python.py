@@ -4,6 +4,7 @@ A test begins with `torch_python.enter()`, before it imports torch. The last arg
 of torch (@sys//:config.bzl) and nothing else; enter() takes them away.
 """
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -40,3 +41,10 @@ def enter():
     done = subprocess.run([python if os.path.exists(python) else sys.executable, *sys.argv], env=env)
     subprocess.run(["rm", "-rf", stubs])
     sys.exit(done.returncode if done.returncode >= 0 else 128 - done.returncode)
+
+
+def need(package):
+    """Ends the test where that Python lacks a package which tools/setup.sh installs beside its own torch."""
+    if importlib.util.find_spec(package) is None:
+        print(f"SKIPPED: the Python of LIBTORCH has no {package}")
+        sys.exit(0)

