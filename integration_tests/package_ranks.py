@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""annulus.shard and unshard over ranks: values, gradients, uneven parts, and what no layout deals. For package_*_ranks_test."""
+"""annulus.shard and unshard over ranks: values, gradients, uneven parts, and what no layout deals.
+
+Under mpirun, or under torchrun over gloo. For package_*_test."""
 
 import os
 import sys
@@ -13,40 +15,68 @@ import annulus  # noqa: E402
 import torch  # noqa: E402
 import torch_reference  # noqa: E402
 
-rank, size = annulus.rank(), annulus.size()
+group = None
+if "TORCHELASTIC_RUN_ID" in os.environ:
+    torch.distributed.init_process_group("gloo")
+    group = torch.distributed.group.WORLD
+rank, size = annulus.rank(group), annulus.size(group)
 torch.manual_seed(3)
 
 for layout in ("contiguous", "zigzag", "striped"):
     for length in (2, 8, 67):
         for dtype in (torch.float64, torch.bfloat16, torch.int32, torch.bool):
             whole = (torch.randn(2, length, 3) * 100).to(dtype)
-            part = annulus.shard(whole, layout)
+            part = annulus.shard(whole, layout, group)
             assert torch.equal(part, whole[:, annulus.positions(length, layout, rank=rank, size=size)])
-            assert torch.equal(annulus.unshard(part, layout), whole), (layout, length, dtype)
-            assert torch.equal(annulus.unshard(annulus.shard(whole[0], layout, dim=0), layout, dim=0), whole[0])
+            assert torch.equal(annulus.unshard(part, layout, group), whole), (layout, length, dtype)
+            part = annulus.shard(whole[0], layout, group, dim=0)
+            assert torch.equal(annulus.unshard(part, layout, group, dim=0), whole[0])
 
     # Attention agrees with the layouts about who has what, and gradients come home through both.
     q = torch.randn(1, 13, 2, 4, dtype=torch.float64, requires_grad=True)
     weight = torch.randn_like(q)
     want = torch_reference.attention(q, q, q, {"kind": "causal"})
-    part = annulus.shard(q, layout)
-    out = annulus.unshard(annulus.attention(part, part, part, layout=layout), layout)
+    part = annulus.shard(q, layout, group)
+    out = annulus.unshard(annulus.attention(part, part, part, group=group, layout=layout), layout, group)
     assert (out - want).abs().max() < 1e-14
     # Each rank has the whole loss: what is differentiated is the sum of all of them.
     (got,) = torch.autograd.grad((out * weight).sum() / size, q)
-    got = annulus.all_reduce(got)
+    got = annulus.all_reduce(got, group=group)
     (wanted,) = torch.autograd.grad((want * weight).sum(), q)
     assert (got - wanted).abs().max() < 1e-13, (got - wanted).abs().max()
 
 # Contiguous parts of any length; other layouts say what they deal.
 mine = torch.full((1, rank), rank)
-assert annulus.unshard(mine).tolist() == [sum([[r] * r for r in range(size)], [])]
+assert annulus.unshard(mine, group=group).tolist() == [sum([[r] * r for r in range(size)], [])]
 if size > 1:
     try:
-        annulus.unshard(torch.ones(1, 4 + rank), "zigzag")
+        annulus.unshard(torch.ones(1, 4 + rank), "zigzag", group)
         raise AssertionError("taken")
     except annulus.AnnulusError as e:
         assert f"the ranks hold {[4 + r for r in range(size)]} positions, but the layout 'zigzag' deals" in str(e), e
 
+# A group may be given as a mesh of one dimension or by its name, and is a constant of a compiled graph.
+if group is not None:
+    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (size, 1), mesh_dim_names=("context", "other"))
+    q = torch.randn(1, 4, 2, 4, dtype=torch.float64, requires_grad=True)
+    wanted = annulus.attention(q, q, q, group=group)
+    for given in (mesh["context"], mesh["context"].get_group().group_name, mesh["context"].get_group()):
+        assert (annulus.rank(given), annulus.size(given)) == (rank, size)
+
+        def attend(q, given=given):
+            return annulus.attention(q, q, q, group=given)
+
+        for run in (attend, torch.compile(attend, fullgraph=True, backend="aot_eager")):
+            out = run(q)
+            assert torch.equal(out, wanted)
+            out.sum().backward()
+    try:
+        annulus.attention(q, q, q, group=mesh)
+        raise AssertionError("taken")
+    except annulus.AnnulusError as e:
+        assert "group must be a mesh of one dimension, but has 2" in str(e), e
+
 if rank == 0:
     print(f"{size} ranks: cut and put together", flush=True)
+if group is not None:
+    torch.distributed.destroy_process_group()

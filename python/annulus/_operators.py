@@ -88,9 +88,7 @@ def attention(
     Raises AnnulusError on all ranks where they disagree or one of them gives what cannot be taken.
     """
     settings = dict(layout=layout, schedule=schedule, scale=scale, dropout=dropout, seed=seed, step=step, layer=layer)
-    settings |= dict(first_row=first_row, query_offset=query_offset)
-    if group is not None: settings |= dict(group=group_name(group))
-    if cu_seqlens is not None: settings |= dict(cu_seqlens=cu_seqlens)
+    settings |= dict(first_row=first_row, query_offset=query_offset, group=group_name(group), cu_seqlens=cu_seqlens)
     if torch.compiler.is_compiling():
         return torch.ops.annulus.attention(q, k, v, pattern_text(pattern), **settings)
     with own_errors():
@@ -102,11 +100,11 @@ def all_reduce(x: Tensor, *, group: Group = None) -> Tensor:
 
     What is differentiated is the sum of all ranks' losses, so its backward sums the gradients over the ranks.
     """
-    name = {} if group is None else dict(group=group_name(group))
+    name = group_name(group)
     if torch.compiler.is_compiling():
-        return torch.ops.annulus.all_reduce(x, **name)
+        return torch.ops.annulus.all_reduce(x, group=name)
     with own_errors():
-        return torch.ops.annulus.all_reduce(x, **name)
+        return torch.ops.annulus.all_reduce(x, group=name)
 
 
 def _process_group(group: Group) -> ProcessGroup:

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
 
 from ._errors import AnnulusError
-from ._operators import Group, attention, size
+from ._operators import Group, all_reduce, attention, size
 from ._sharding import shard, shift_labels, unshard
 
 
@@ -101,12 +101,19 @@ def _make_mask(
     kv_offset: int = 0,
     mask_function: Callable = masking_utils.causal_mask_function,
     attention_mask: Tensor | None = None,
+    *,
+    group: Group,
     **_: Any,
 ) -> Mask:
-    # A cache of a fixed size pads on the right, with keys that are later than every query.
-    if attention_mask is not None and not attention_mask[:, kv_offset : kv_offset + kv_length].all():
+    hidden = 0
+    if attention_mask is not None:
+        # A cache of a fixed size has more keys, which are later than every query.
+        hidden = (attention_mask[:, kv_offset : kv_offset + kv_length] == 0).sum().cpu()
+        if size(group) > 1:
+            hidden = all_reduce(hidden, group=group)  # padding on one rank alone is refused on all
+    if hidden:
         raise _refuse(
-            f"attention_mask hides {(~attention_mask.bool()).sum().item()} positions (padding)",
+            f"attention_mask hides {int(hidden)} positions (padding)",
             "pack rows instead of padding them (DataCollatorWithFlattening, position_ids that begin again at 0 with each "
             'document and attention_mask=None), or pad on the right with labels of -100 and attention_mask=None',
         )
@@ -230,7 +237,7 @@ def register(group: Group = None, layout: str = "contiguous", schedule: str = "a
     group: as in `annulus.attention`. Registering a name again replaces it; several names serve several groups.
     """
     AttentionInterface.register(name, functools.partial(_attend, group=group, layout=layout, schedule=schedule))
-    AttentionMaskInterface.register(name, _make_mask)
+    AttentionMaskInterface.register(name, functools.partial(_make_mask, group=group))
 
 
 def shard_batch(batch: Mapping[str, Tensor], layout: str = "contiguous", group: Group = None) -> dict[str, Any]:

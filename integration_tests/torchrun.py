@@ -1,0 +1,23 @@
+#!/usr/bin/env python3
+"""Runs a program by torchrun, in the Python of the torch that the library was built against, and looks for words in what it prints.
+
+    torchrun.py PROCESSES WORDS PROGRAM [ARGUMENT...] TORCH
+"""
+
+import os
+import subprocess
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import torch_python  # noqa: E402
+
+torch_python.enter()
+
+processes, words, program, *arguments = sys.argv[1:]
+if "llama" in program:
+    torch_python.need("transformers")
+torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+done = subprocess.run([*torchrun, program, *arguments], stdout=subprocess.PIPE, text=True)
+print(done.stdout)
+if done.returncode != 0 or (done.stdout.count(words) != 1 and "SKIPPED" not in done.stdout):
+    sys.exit(f"torchrun ended with {done.returncode}; expected once: {words}")

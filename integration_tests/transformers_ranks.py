@@ -1,0 +1,72 @@
+#!/usr/bin/env python3
+"""attn_implementation="annulus" over ranks: loss and gradients are those of sdpa in one process, and what would silently be
+another mask or other positions is refused on all ranks. Under mpirun, or under torchrun over gloo. For transformers_*_test."""
+
+import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import torch_python  # noqa: E402
+
+torch_python.enter()
+torch_python.need("transformers")
+
+import annulus  # noqa: E402
+import annulus.transformers  # noqa: E402
+import torch  # noqa: E402
+import transformers_models as models  # noqa: E402
+
+group = None
+if "TORCHELASTIC_RUN_ID" in os.environ:
+    torch.distributed.init_process_group("gloo")
+    group = torch.distributed.group.WORLD
+rank, size = annulus.rank(group), annulus.size(group)
+
+for layout in ("contiguous", "zigzag", "striped"):
+    annulus.transformers.register(group, layout)
+    for name in models.CONFIGS:
+        for packed in (False, True):
+            batch = models.batch(packed)
+            whole = models.make(name, "sdpa")
+            shifted = annulus.shift_labels(batch["labels"], batch["position_ids"])
+            wanted = whole(**batch, shift_labels=shifted, use_cache=False).loss
+            wanted.backward()
+
+            model = models.make(name, "annulus")
+            loss = model(**annulus.transformers.shard_batch(batch, layout, group)).loss
+            loss.backward()
+            loss = annulus.all_reduce(loss.detach(), group=group)
+            grads = {n: annulus.all_reduce(g, group=group) for n, g in models.gradients(model).items()}
+            models.assert_same(loss.item(), grads, wanted.item(), models.gradients(whole), (layout, name, packed))
+
+
+def refused(words, **given):
+    try:
+        model(**given)
+        raise AssertionError(f"taken: {words}")
+    except annulus.AnnulusError as e:
+        assert words in str(e), e
+
+
+if size > 1:
+    for layout in ("contiguous", "zigzag"):
+        annulus.transformers.register(group, layout)
+        whole = models.batch(True)
+        part = annulus.shard({"input_ids": whole["input_ids"]}, layout, group)
+        ids = annulus.shard(whole["position_ids"], layout, group)
+        # Rotary positions would be wrong without a word.
+        refused(f"position ids of each of the {size} ranks count from 0", **part, use_cache=False)
+        ones = torch.ones_like(part["input_ids"])
+        refused("there is no attention_mask", **part, position_ids=ids, attention_mask=ones, use_cache=False)
+        padding = ones.clone()
+        padding[0, 0] = rank  # on the first rank alone
+        refused("attention_mask hides 1 positions (padding)", **part, position_ids=ids, attention_mask=padding, use_cache=False)
+        refused("a cache of keys over several ranks", **part, position_ids=ids, use_cache=True)
+        # One document, of which transformers is told that nothing is hidden.
+        single = annulus.shard(models.batch(False)["position_ids"], layout, group)
+        model(**part, position_ids=single, attention_mask=ones, use_cache=False)
+
+if rank == 0:
+    print(f"{size} ranks: loss and gradients of one process", flush=True)
+if group is not None:
+    torch.distributed.destroy_process_group()
