@@ -1,0 +1,134 @@
+// See plan_report.h.
+#include "attention/execution/plan_report.h"
+
+#include <algorithm>
+#include <chrono>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "attention/pattern/pattern.h"
+#include "attention/plan/traffic.h"
+#include "common/error.h"
+#include "common/text.h"
+
+namespace annulus {
+namespace {
+
+double seconds_since(std::chrono::steady_clock::time_point begin) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+std::vector<PlanCost> costs(const std::vector<Traffic>& ranks, int64_t head_dim, int64_t element_bytes) {
+  const int64_t accumulator_bytes = element_bytes == 8 ? 8 : 4;
+  std::vector<PlanCost> costs;
+  const auto add = [&](const char* key, const char* name, bool bytes, int64_t scale, auto value) {
+    const auto less = [&](const Traffic& a, const Traffic& b) { return value(a) < value(b); };
+    const auto [least, most] = std::minmax_element(ranks.begin(), ranks.end(), less);
+    costs.push_back({key, name, bytes, static_cast<double>(scale) * static_cast<double>(value(*least)),
+                     static_cast<double>(scale) * static_cast<double>(value(*most))});
+  };
+  const int64_t kv = head_dim * element_bytes, grad = head_dim * accumulator_bytes;
+  add("messages_sent", "messages sent", false, 1, [](const Traffic& t) { return t.kv_messages + t.grad_messages; });
+  add("kv_bytes_sent", "keys and values sent", true, kv, [](const Traffic& t) { return t.kv_rows; });
+  add("gradient_bytes_sent", "gradients sent", true, grad, [](const Traffic& t) { return t.grad_rows; });
+  add("kv_bytes_held", "keys and values held", true, kv, [](const Traffic& t) { return t.peak_kv_rows; });
+  add("gradient_bytes_held", "gradients held", true, grad, [](const Traffic& t) { return t.peak_grad_rows; });
+  return costs;
+}
+
+}  // namespace
+
+void require_plannable(const PlanRequest& request) {
+  validate(request);
+  if (!is_adaptive(request.pattern)) return;
+  throw Error(ErrorKind::kPlan, "plan",
+              "an adaptive block map is selected from queries and keys at each call, so there is no plan before one; "
+              "`annulus attend --mask-out F` writes the map of a call, which map = \"file\" reads");
+}
+
+PlanReport::PlanReport(const PlanRequest& request, int64_t head_dim, int64_t element_bytes, bool prove, const Say& say)
+    : request_(request), prove_(prove), free_(available_memory()) {
+  const auto begin = std::chrono::steady_clock::now();
+  require_plannable(request_);
+  require_memory(0);
+  request_ = resolve_schedule(request_);
+  pairs_ = count_pairs(*cached_pattern(request_));
+  std::vector<Traffic> forward, backward;
+  for_each_program(request_, [&](Program program) {
+    forward.push_back(traffic(program, program.forward));
+    backward.push_back(traffic(program, program.backward));
+    if (prove_) {
+      program_bytes_ += static_cast<double>(program_bytes(program));
+      programs_.push_back(std::move(program));
+      // As many bytes for each rank to come as for those that are made.
+      require_memory(program_bytes_ / static_cast<double>(programs_.size()) * request_.ranks);
+    }
+    say("made " + std::to_string(forward.size()) + " of " + std::to_string(request_.ranks) + " ranks");
+  });
+  forward_ = costs(forward, head_dim, element_bytes);
+  backward_ = costs(backward, head_dim, element_bytes);
+  made_ = seconds_since(begin);
+}
+
+const Proof& PlanReport::prove(const Say& say) {
+  const auto begin = std::chrono::steady_clock::now();
+  proof_ = verify(programs_, 8, [&](int rank) {
+    say("proved " + std::to_string(rank) + " of " + std::to_string(request_.ranks) + " ranks");
+  });
+  proved_ = seconds_since(begin);
+  return *proof_;
+}
+
+// Before the memory is taken: a process that the kernel ends says nothing. `programs`: the bytes of all ranks', which
+// the proof keeps.
+void PlanReport::require_memory(double programs) {
+  if (!free_) return;
+  const auto most = static_cast<double>(free_->bytes);
+  // What ranks need of each other is found in bits, one a key, and in two ints for each key of one owner
+  // (attention/plan/needs.h).
+  const auto keys = static_cast<double>(request_.shape.k_len);
+  const double plan = keys / 8 + keys / request_.ranks * 2 * sizeof(int);
+  if (prove_ && !proof_bytes_) proof_bytes_ = proof_bytes(request_, *cached_pattern(request_));
+  const double bytes = prove_ ? plan + *proof_bytes_ + programs : plan;
+  if (bytes <= most) return;
+  throw Error(ErrorKind::kResource, "plan",
+              std::string(prove_ ? "the proof of a plan" : "a plan") + " of " + with_commas(request_.shape.q_len) +
+                  " positions for " + counted(request_.ranks, "rank") + " takes " + bytes_text(bytes) + ", and " +
+                  bytes_text(most) + " are free (" + free_->limit +
+                  "): " + (plan <= most && prove_ ? "--no-proof only makes the plan" : "plan a shorter sequence"));
+}
+
+double PlanReport::share() const {
+  const AttentionShape& s = request_.shape;
+  const double all =
+      static_cast<double>(s.batch * s.heads) * static_cast<double>(s.q_len) * static_cast<double>(s.k_len);
+  return all > 0 ? static_cast<double>(pairs_) / all : 0;
+}
+
+std::string PlanReport::json() const {
+  using Json = nlohmann::ordered_json;
+  const auto of = [](const std::vector<PlanCost>& costs) {
+    Json all;
+    for (const PlanCost& cost : costs) all[cost.key] = {{"least", cost.least}, {"most", cost.most}};
+    return all;
+  };
+  Json plan = {{"request", request_.text()},
+               {"ranks", request_.ranks},
+               {"schedule", to_string(request_.schedule)},
+               {"pairs", pairs_},
+               {"share_of_pairs", share()},
+               {"forward", of(forward_)},
+               {"backward", of(backward_)},
+               {"made_seconds", made_},
+               {"proof", nullptr}};
+  if (proof_) {
+    plan["proof"] = {{"holds", proof_->holds()},
+                     {"faults", proof_->faults},
+                     {"pairs", proof_->pairs},
+                     {"transfers", proof_->transfers / 2},
+                     {"seconds", proved_}};
+  }
+  return plan.dump(2);
+}
+
+}  // namespace annulus
