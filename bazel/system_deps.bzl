@@ -207,8 +207,6 @@ def _impl(rctx):
     out += torch + cuda + mpi
     for name, pkg in [
         ("hwloc", "hwloc"),
-        ("tomlplusplus", "tomlplusplus"),
-        ("xxhash", "libxxhash"),
         ("gtest", "gtest"),
         ("gtest_main", "gtest_main"),
         ("gmock", "gmock"),
@@ -216,6 +214,10 @@ def _impl(rctx):
         out += _pkg_config(rctx, name, pkg)
     out += _headers(rctx, "hwy", "hwy/highway.h", ["hwy"])
     out += _headers(rctx, "cli11", "CLI/CLI.hpp", ["CLI"])
+
+    # The headers alone, which hold the libraries whole: what is installed in a Python has no others beside it.
+    out += _headers(rctx, "tomlplusplus", "toml++/toml.h", ["toml++"])
+    out += _headers(rctx, "xxhash", "xxhash.h", ["xxhash.h"])
     out += _headers(rctx, "json", "nlohmann/json.hpp", ["nlohmann"])
     out += _headers(rctx, "rapidcheck", "rapidcheck.h", ["rapidcheck", "rapidcheck.h"], ["-lrapidcheck"])
     out += "\nexports_files([\"missing.txt\"])\n"

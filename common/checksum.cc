@@ -1,6 +1,10 @@
 // See checksum.h.
 #include "common/checksum.h"
 
+// The library's code, under names of our own: another one in the process may be of another version.
+#define XXH_NAMESPACE annulus_
+#define XXH_STATIC_LINKING_ONLY
+#define XXH_IMPLEMENTATION
 #include <xxhash.h>
 
 #include <cstdio>
