@@ -77,6 +77,7 @@ ROOMS = {
         "modules",
         "tensor_files",
         "attention/execution",
+        "attention/kernels",
         "attention/plan",
         "attention/pattern",
         "comm/bootstrap",

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -115,6 +116,128 @@ class TorchOps(unittest.TestCase):
             self.assert_close(
                 annulus.attention(*x, torch_reference.text(pattern)), torch_reference.attention(*x, pattern)
             )
+
+    def test_documents_by_their_boundaries(self):
+        for kind, dtype in (({"kind": "full"}, torch.int32), ({"kind": "causal"}, torch.int64)):
+            text = torch_reference.text(kind)
+            for bounds in ([0, 4, 11, 17], [0, 17], [0, 0, 4, 4, 17, 17]):  # equal ones delimit nothing
+                x = inputs()
+                out = annulus.attention(*x, text, cu_seqlens=torch.tensor(bounds, dtype=dtype))
+                lengths = [b - a for a, b in zip(bounds, bounds[1:]) if b > a]
+                documents = {"kind": "documents", "documents": lengths, "causal": kind["kind"] == "causal"}
+                want = torch_reference.attention(*x, documents)
+                self.assert_close(out, want)
+                for a, b in zip(torch.autograd.grad(out.sum(), x), torch.autograd.grad(want.sum(), x)):
+                    self.assert_close(a, b)
+        bounds = torch.tensor([0, 4, 17])
+        # Of any pattern: what its own documents would be.
+        dilated = "kind = 'dilated', segment_lengths = [4, 8], dilation_rates = [1, 2]"
+        want = annulus.attention(*x, f"{{ {dilated}, documents = [4, 13] }}")
+        self.assertTrue(torch.equal(annulus.attention(*x, f"{{ {dilated} }}", cu_seqlens=bounds), want))
+        self.assertTrue(torch.autograd.gradcheck(lambda *x: annulus.attention(*x, CAUSAL, cu_seqlens=bounds), x))
+        torch.library.opcheck(annulus.attention.default, (*x, CAUSAL), dict(cu_seqlens=bounds))
+        for wrong, words in [
+            (torch.tensor([1, 17]), "cu_seqlens must begin with 0, but begins with 1"),
+            (torch.tensor([], dtype=torch.int64), "cu_seqlens must begin with 0, but is empty"),
+            (torch.tensor([0, 9, 4, 17]), "its element 2 is 4, after 9"),
+            (torch.tensor([0, 16]), "cu_seqlens must end with .* 17 queries and 17 keys, but ends with 16"),
+            (torch.tensor([[0, 17]]), r"must be a dense int32 or int64 tensor .* but is \[1,2\] of Long"),
+            (torch.tensor([0.0, 17.0]), r"but is \[2\] of Float"),
+        ]:
+            with self.assertRaisesRegex(RuntimeError, r"^\[torch\] .*" + words):
+                annulus.attention(*x, CAUSAL, cu_seqlens=wrong)
+        with self.assertRaisesRegex(RuntimeError, "the pattern names documents as well"):
+            annulus.attention(*x, "{ kind = 'documents', documents = [17] }", cu_seqlens=bounds)
+
+    def test_boundaries_may_change_in_one_graph(self):
+        def run(q, k, v, bounds):
+            return annulus.attention(torch.sin(q), k, v, CAUSAL, cu_seqlens=bounds)
+
+        torch._dynamo.reset()
+        compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+        counters = torch._dynamo.utils.counters
+        counters.clear()
+        x = inputs()
+        for bounds in ([0, 4, 17], [0, 9, 17], [0, 1, 17]):
+            bounds = torch.tensor(bounds)
+            got, want = (torch.autograd.grad(f(*x, bounds).square().sum(), x) for f in (compiled, run))
+            for a, b in zip(got, want):
+                self.assert_close(a, b)
+        self.assertEqual(counters["stats"]["unique_graphs"], 1)
+
+    def test_saved_tensors_may_be_copied_and_used_twice(self):
+        for pattern in (CAUSAL, ADAPTIVE):
+            x = inputs(40, 40)
+
+            def run():
+                first = annulus.attention(*x, pattern)
+                second = annulus.attention(first, x[1], x[2], pattern)
+                return torch.autograd.grad((first + second).square().sum(), x)
+
+            want = run()
+            hooks = torch.autograd.graph.saved_tensors_hooks(torch.clone, torch.clone)
+            for how in (torch.autograd.graph.save_on_cpu(), hooks):
+                with how:
+                    got = run()
+                for a, b in zip(got, want):
+                    self.assertTrue(torch.equal(a, b))
+
+    def test_plans_are_made_ahead(self):
+        def made():
+            return json.loads(annulus.stats())["plans"]["made"]
+
+        bounds = torch.tensor([0, 30, 51])
+        before = made()
+        annulus.plan_ahead(CAUSAL, 51, heads=4, kv_heads=2, batch=2, cu_seqlens=bounds)
+        deadline = time.monotonic() + 60
+        while made() == before:
+            self.assertLess(time.monotonic(), deadline)
+        calls = json.loads(annulus.stats())["forward"]["calls"]
+        annulus.attention(*inputs(51, 51), CAUSAL, cu_seqlens=bounds)
+        self.assertEqual(made(), before + 1)
+        self.assertEqual(json.loads(annulus.stats())["forward"]["calls"], calls + 1)
+
+    def test_plan_and_build_info(self):
+        plan = json.loads(annulus.plan(CAUSAL, 64, 4, layout="zigzag", heads=2, cu_seqlens=torch.tensor([0, 40, 64])))
+        self.assertEqual((plan["ranks"], plan["pairs"]), (4, 2 * (40 * 41 + 24 * 25) // 2))
+        self.assertTrue(plan["proof"]["holds"])
+        self.assertIn("documents = [40, 24]", plan["request"])
+        plan = json.loads(annulus.plan(CAUSAL, 64, 2, lengths=[60, 4], prove=False))
+        self.assertIsNone(plan["proof"])
+        self.assertIn("lengths 60 4", plan["request"])
+        for arguments, words in [
+            (dict(lengths=[60, 3]), "lengths must add up to the 64 queries"),
+            (dict(lengths=[64]), "lengths must be one for each of the 2 ranks"),
+            (dict(layout="zigzak"), "did you mean \"zigzag\""),
+            (dict(pattern=ADAPTIVE), "there is no plan before one"),
+        ]:
+            with self.assertRaisesRegex(RuntimeError, words):
+                annulus.plan(arguments.pop("pattern", CAUSAL), 64, 2, **arguments)
+        info = json.loads(annulus.build_info())
+        self.assertEqual(info["torch"].split(".")[:2], torch.__version__.split(".")[:2])
+        self.assertEqual((info["mpi"], info["cuda"]), (True, False))
+        self.assertIn("flash attention on CPU", info["cpu_kernel"])
+
+    def test_fake_tensors_of_a_device(self):
+        """No device is needed to trace for one: shapes, dtypes and devices, and what cannot be."""
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        with FakeTensorMode():
+            q, k, v = (torch.empty(2, 32, h, 8, dtype=torch.bfloat16, device="cuda") for h in (4, 2, 2))
+            bounds = torch.empty(3, dtype=torch.int32, device="cuda")
+            for pattern in (CAUSAL, ADAPTIVE):
+                for grad in (False, True):
+                    x = [t.detach().requires_grad_(grad) for t in (q, k, v)]
+                    out = annulus.attention(*x, pattern, group="0", cu_seqlens=bounds)
+                    self.assertEqual((out.device.type, out.shape, out.dtype), ("cuda", q.shape, q.dtype))
+                settings = (bounds, pattern, "0", *SETTINGS[3:], False)
+                out, *saved = annulus.attention_forward(q, k, v, *settings)
+                self.assertEqual([t.device.type for t in saved], ["cuda"] * len(saved))
+                # By the operator: autograd's engine would start a thread for the device.
+                gradients = annulus.attention_backward(out, q, k, v, out, *saved, *settings)
+                for got, t in zip(gradients, (q, k, v)):
+                    self.assertEqual((got.device, got.shape, got.dtype), (t.device, t.shape, t.dtype))
+            self.assertEqual(annulus.all_reduce(q.float(), group="0").device.type, "cuda")
 
     def test_checkpointing_that_keeps_attention_does_not_run_it_again(self):
         policy = torch.utils.checkpoint.CheckpointPolicy
@@ -339,7 +462,7 @@ class TorchOps(unittest.TestCase):
         torchrun = dict(RANK="0", LOCAL_RANK="0", WORLD_SIZE="2")
         done = run(**torchrun)
         self.assertNotEqual(done.returncode, 0, done.stdout)
-        self.assertRegex(done.stderr, r"annulus.AnnulusError: \[comm\] torchrun.* started 2 processes .*`mpirun -n 2 \.\.\.`")
+        self.assertRegex(done.stderr, r"annulus.AnnulusError: \[torch\] torchrun.* started 2 processes .* pass group = ")
         done = run(**torchrun, ANNULUS_WORLD_SIZE="1")
         self.assertEqual((done.returncode, done.stdout), (0, "32.0\n"), done.stderr)
 

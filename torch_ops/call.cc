@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <sstream>
 #include <utility>
 #include <vector>
@@ -64,6 +65,14 @@ std::vector<int64_t> document_lengths(const Tensor& cu_seqlens) {
   return lengths;
 }
 
+void require_end(const std::vector<int64_t>& documents, const AttentionShape& shape) {
+  const int64_t end = std::accumulate(documents.begin(), documents.end(), int64_t{0});
+  require(end == shape.q_len && end == shape.k_len,
+          "cu_seqlens must end with the number of positions that all ranks hold together, " +
+              std::to_string(shape.q_len) + " queries and " + std::to_string(shape.k_len) + " keys, but ends with " +
+              std::to_string(end));
+}
+
 PatternSpec within_documents(PatternSpec pattern, const std::vector<int64_t>& lengths) {
   require(pattern.documents.empty(),
           "cu_seqlens gives the documents, and the pattern names documents as well: leave one of them out; the pattern "
@@ -118,6 +127,26 @@ std::shared_ptr<const PatternSpec> pattern_of(const std::string& text) {
   static NamedCache<PatternSpec> cache("pattern texts");
   return cache.get(
       text, [&] { return parse_pattern(text, "pattern"); }, [](const PatternSpec& p) { return p.bytes(); });
+}
+
+PatternSpec pattern_for(const std::string& text, const std::optional<Tensor>& cu_seqlens, const AttentionShape& shape) {
+  const std::shared_ptr<const PatternSpec> given = pattern_of(text);
+  PatternSpec pattern = reads_a_file(*given) ? with_block_maps(text, *given, shape) : *given;
+  if (!cu_seqlens || !cu_seqlens->defined()) return pattern;
+  const std::vector<int64_t> documents = document_lengths(*cu_seqlens);
+  require_end(documents, shape);
+  return within_documents(std::move(pattern), documents);
+}
+
+void place_parts(PlanRequest& request, const std::vector<int64_t>& lengths) {
+  require(static_cast<int64_t>(lengths.size()) == request.ranks, "lengths must be one for each of the " +
+                                                                     counted(request.ranks, "rank") + ", but are " +
+                                                                     std::to_string(lengths.size()));
+  const AttentionShape shape = request.shape;
+  place_sequence(request, {.queries = lengths, .keys = lengths});
+  require(request.shape == shape, "lengths must add up to the " + std::to_string(shape.q_len) + " queries and the " +
+                                      std::to_string(shape.k_len) + " keys, but add up to " +
+                                      std::to_string(request.shape.q_len));
 }
 
 AttentionCall make_call(const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& cu_seqlens,
@@ -176,20 +205,12 @@ AttentionCall make_call(const Tensor& q, const Tensor& k, const Tensor& v, const
                         .k_len = 0,
                         .query_offset = settings.query_offset.expect_int()};
   place_sequence(call.request, parts);
-  if (packed) {  // alike on every rank
-    int64_t end = 0;
-    for (const int64_t length : documents) end += length;
-    require(end == call.request.shape.q_len && end == call.request.shape.k_len,
-            "cu_seqlens must end with the number of positions that all ranks hold together, " +
-                std::to_string(call.request.shape.q_len) + " queries and " + std::to_string(call.request.shape.k_len) +
-                " keys, but ends with " + std::to_string(end));
-  }
+  if (packed) require_end(documents, call.request.shape);  // alike on every rank
   call.request.pattern = std::move(given);
   if (!reads_a_file(call.request.pattern)) return call;
   agree_on_call(
       [&]() -> CallTerms {
-        PatternSpec read = with_block_maps(settings.pattern, *pattern_of(settings.pattern), call.request.shape);
-        call.request.pattern = packed ? within_documents(std::move(read), documents) : std::move(read);
+        call.request.pattern = pattern_for(settings.pattern, cu_seqlens, call.request.shape);
         return {};
       },
       comm, label);

@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "attention/execution/attention.h"
 #include "comm/communicator.h"
@@ -38,6 +39,13 @@ void require_tensors(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
 
 // Of a pattern's text: users pass the same one at every call.
 std::shared_ptr<const PatternSpec> pattern_of(const std::string& text);
+
+// The pattern of a text and of the documents that cu_seqlens delimits, with the block maps of files, for one shape.
+PatternSpec pattern_for(const std::string& text, const std::optional<at::Tensor>& cu_seqlens,
+                        const AttentionShape& shape);
+
+// Sets the lengths of the ranks' parts of the request's ranks. Error(kPlan) where its layout does not deal such.
+void place_parts(PlanRequest& request, const std::vector<int64_t>& lengths);
 
 // The call of all ranks of `comm`, which is that of the settings' group. Collective: what is wrong on one rank, or not
 // the same on all, is raised on all of them. `direction`: "forward" or "backward"; ranks that are not in the same one

@@ -15,8 +15,9 @@ struct Launched {
   pid_t process;                       // that found the ranks: they are not those of a process that it forks
 };
 
-// The first call finds them and sets the deadline of their operations; it may raise, and the next one tries again.
-// Thread-safe.
+extern const bool kHasMpi;
+
+// Finds them, once, and sets the deadline of their operations. Where it raises, it may be called again.
 const Launched& launched(Seconds timeout);
 
 }  // namespace annulus::torch_ops

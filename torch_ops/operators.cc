@@ -29,6 +29,7 @@
 #include "common/error.h"
 #include "memory/caches.h"
 #include "torch_ops/call.h"
+#include "torch_ops/counts.h"
 #include "torch_ops/world.h"
 
 namespace annulus::torch_ops {
@@ -67,7 +68,9 @@ Forward forward(const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTe
   const Turn turn = take_turn(settings.group, q);
   const c10::OptionalDeviceGuard guard(at::device_of(q));
   const AttentionCall call = make_call(q, k, v, cu_seqlens, settings, keep, "forward", *turn.comm);
-  const AttentionOutput result = attention_forward(q, k, v, call);
+  AttentionStats stats;
+  const AttentionOutput result = attention_forward(q, k, v, call, &stats);
+  count(settings.group, &GroupCounts::forward, stats);
   const bool adaptive = is_adaptive(call.request.pattern);
   Tensor selected = at::empty({adaptive ? kDigestBytes : 0}, at::kByte);
   if (adaptive) {
@@ -127,8 +130,10 @@ Gradients backward(const Tensor& dout, const Tensor& q, const Tensor& k, const T
   const AttentionCall call = make_call(q, k, v, cu_seqlens, settings, keep, "backward", *turn.comm);
   std::shared_ptr<const Program> program;
   if (is_adaptive(call.request.pattern)) program = select_again(q, k, saved.selected, call);
+  AttentionStats stats;
   const AttentionGradients d =
-      attention_backward(dout, q, k, v, {std::move(program), saved.out, saved.lse, saved.k, saved.v}, call);
+      attention_backward(dout, q, k, v, {std::move(program), saved.out, saved.lse, saved.k, saved.v}, call, &stats);
+  count(settings.group, &GroupCounts::backward, stats);
   return {d.dq.contiguous(), d.dk.contiguous(), d.dv.contiguous()};
 }
 

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "comm/c10d/groups.h"
+#include "comm/launch_info.h"
 #include "comm/threads/threads.h"
 #include "common/environment.h"
 #include "common/error.h"
@@ -53,6 +54,27 @@ Turn turn_with(std::shared_ptr<Communicator> comm, pid_t process, const char* co
   return {std::move(comm), std::move(mutex), std::move(lock)};
 }
 
+// Nobody is left to compute alone, and wrongly, what was meant for all. Who sets ANNULUS_WORLD_SIZE has said how many.
+const Launched& found() {
+  const LaunchInfo info = launch_info();
+  const Announcement& announced = info.announced;
+  if (info.annulus_size == 0 && announced.size > (info.launched ? info.size : 1)) {
+    const std::string size = std::to_string(announced.size);
+    throw Error(ErrorKind::kUsage, "torch",
+                announced.launcher + " started " + size + " processes (" + announced.variable + " = " + size +
+                    "), and the call names no process group: pass group = the name of one, such as "
+                    "torch.distributed.group.WORLD.group_name after init_process_group; processes that are to compute "
+                    "each for itself: ANNULUS_WORLD_SIZE=1");
+  }
+  return launched(timeout());
+}
+
+// Those of this process, found by the first call.
+const Launched& ranks_without_a_name() {
+  static const Launched& ranks = found();
+  return ranks;
+}
+
 }  // namespace
 
 Turn take_turn(const std::string& group, const at::Tensor& tensor) {
@@ -62,7 +84,7 @@ Turn take_turn(const std::string& group, const at::Tensor& tensor) {
     if (getpid() != first) return turn_with(nullptr, first, "the connections of process groups");
     return turn_with(c10d_communicator(group, device, timeout()), first, "the connections of process groups");
   }
-  const Launched& ranks = launched(timeout());
+  const Launched& ranks = ranks_without_a_name();
   if (ranks.comm->size() == 1) return {make_self_communicator(), nullptr, {}};
   return turn_with(ranks.comm, ranks.process, "MPI's connections");
 }
@@ -72,7 +94,7 @@ Place place_in(const std::string& group) {
     const auto ranks = c10d::resolve_process_group(group);
     return {ranks->getRank(), ranks->getSize()};
   }
-  const Launched& ranks = launched(timeout());
+  const Launched& ranks = ranks_without_a_name();
   return {ranks.comm->rank(), ranks.comm->size()};
 }
 

@@ -1,0 +1,374 @@
+"""torch.ops.annulus over process groups, a rank of it: torch_groups_test.py starts the ranks.
+
+torch_groups.py CASE
+"""
+
+import contextlib
+import datetime
+import itertools
+import json
+import os
+import random
+import signal
+import sys
+
+os.environ["ANNULUS_WORLD_SIZE"] = "1"  # without a group a call is of this process alone: what all are held against
+
+import torch
+import torch.distributed as dist
+import torch.utils.checkpoint
+import torch_reference
+
+CAUSAL = "{ kind = 'causal' }"
+KINDS = ["full", "causal", "window", "documents", "blocks", "union", "dilated", "adaptive"]
+torch.ops.load_library(os.environ["ANNULUS_TORCH_LIBRARY"])
+annulus = torch.ops.annulus
+annulus.set_timeout(60)
+
+
+def init():
+    """The group of all ranks, over a file where there is no torchrun."""
+    store = os.environ.get("STORE")
+    where = dict(init_method=f"file://{store}", rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]))
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60), **(where if store else {}))
+    return dist.group.WORLD
+
+
+def dealt(layout, length, size):
+    """The positions of each rank, in storage order."""
+    position = torch.arange(length)
+    if layout == "striped":
+        return [position[rank::size] for rank in range(size)]
+    chunks = 2 * size if layout == "zigzag" else size
+    chunk = [position[i * length // chunks : (i + 1) * length // chunks] for i in range(chunks)]
+    return [torch.cat([chunk[r], chunk[2 * size - 1 - r]]) for r in range(size)] if layout == "zigzag" else chunk
+
+
+def parts_of(draw, length, count):
+    """Numbers that add up to the length."""
+    cuts = sorted(draw.randrange(length + 1) for _ in range(count - 1))
+    return [b - a for a, b in zip([0, *cuts], [*cuts, length])]
+
+
+def drawn_pattern(draw, length, kind):
+    causal = draw.random() < 0.5
+    if kind == "window":
+        return {"kind": kind, "left": draw.randrange(20), "right": draw.randrange(6), "causal": causal}
+    if kind == "documents":
+        lengths = [n for n in parts_of(draw, length, draw.randrange(1, 6)) if n]
+        return {"kind": kind, "documents": lengths, "causal": causal} if lengths else {"kind": "full"}
+    if kind == "blocks":
+        return {"kind": kind, "map": "local", "block": 16, "window_blocks": draw.randrange(3), "causal": causal}
+    if kind == "union":
+        return {"kind": kind, "of": [drawn_pattern(draw, length, k) for k in ("full", "window")], "causal": causal}
+    if kind == "dilated":
+        spec = {"segment_lengths": [8, 32], "dilation_rates": [1, 2], "combine": draw.choice(["lse", "mean"])}
+        return {"kind": kind, **spec, "causal": causal}
+    if kind == "adaptive":
+        return {"kind": "blocks", "map": "adaptive", "block": 16, "keep": draw.randrange(1, 3), "causal": causal}
+    return {"kind": kind}
+
+
+def sent(group):
+    return json.loads(annulus.stats(group))
+
+
+def check_one(draw, kind, group):
+    """Output, gradients and bytes of one drawn call, against those of one process and of the plan."""
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    length = draw.choice([0, 1, 2, 31, 64, 67, 96, 130])
+    kv_heads = draw.randrange(1, 3)
+    heads = kv_heads * draw.choice([1, 2, 3]) if kind != "dilated" else 2 * kv_heads
+    pattern = drawn_pattern(draw, length, kind)
+    text = torch_reference.text(pattern)
+    layout = draw.choice(["contiguous", "zigzag", "striped", "uneven"])
+    schedule = draw.choice(["auto", "ring", "all-gather", "group-cast"])
+    settings = dict(schedule=schedule)
+    if "documents" not in pattern and draw.random() < 0.4:
+        bounds = [0, *itertools.accumulate(parts_of(draw, length, draw.randrange(1, 5)))]
+        settings["cu_seqlens"] = torch.tensor(bounds, dtype=draw.choice([torch.int32, torch.int64]))
+    if draw.random() < 0.3:
+        settings.update(dropout=0.25, seed=3, step=draw.randrange(9))
+    dtype = draw.choice([torch.float32, torch.float32, torch.bfloat16, torch.float16])
+    what = (text, layout, settings, length, heads, kv_heads, dtype)
+
+    torch.manual_seed(draw.randrange(1 << 30))
+    whole = [torch.randn(2, length, h, 8, requires_grad=True) for h in (heads, kv_heads, kv_heads)]
+    whole = [t.detach().to(dtype).requires_grad_() for t in whole]
+    dout = torch.randn(2, length, heads, 8).to(dtype)
+    want = annulus.attention(*whole, text, **settings)
+    wanted = torch.autograd.grad(want, whole, dout)
+
+    if layout == "uneven":
+        lengths = parts_of(draw, length, size)
+        mine = torch.arange(length).split(lengths)[rank]
+        settings["layout"] = "contiguous"
+    else:
+        lengths = None
+        mine = dealt(layout, length, size)[rank]
+        settings["layout"] = layout
+    parts = [t.detach()[:, mine].requires_grad_() for t in whole]
+    before = sent(group.group_name)
+    out = annulus.attention(*parts, text, group=group.group_name, **settings)
+    got = torch.autograd.grad(out, parts, dout[:, mine])
+    after = sent(group.group_name)
+    # Sums of bf16 and fp16 results differ by what one rounding of them differs by.
+    tolerance = {torch.float32: 1e-5, torch.bfloat16: 8e-2, torch.float16: 1e-2}[dtype]
+    for a, b in zip([out, *got], [want, *wanted]):
+        error = (a - b[:, mine]).abs().max().item() if mine.numel() else 0
+        assert error < tolerance, (what, error)
+    if kind == "adaptive":
+        return
+    size_of = dtype.itemsize
+    plan = json.loads(
+        annulus.plan(text, length, size, heads=heads, kv_heads=kv_heads, batch=2, head_dim=8, element_bytes=size_of,
+                     lengths=lengths, **{k: settings[k] for k in ("schedule", "layout", "cu_seqlens") if k in settings})
+    )
+    assert plan["proof"]["holds"], plan
+    for direction in ("forward", "backward"):
+        bytes_sent = after[direction]["bytes_sent"] - before[direction]["bytes_sent"]
+        assert after[direction]["calls"] == before[direction]["calls"] + 1
+        planned = plan[direction]
+        low = planned["kv_bytes_sent"]["least"] + planned["gradient_bytes_sent"]["least"]
+        high = planned["kv_bytes_sent"]["most"] + planned["gradient_bytes_sent"]["most"]
+        assert low <= bytes_sent <= high, (what, direction, bytes_sent, planned)
+        every = [torch.zeros(1, dtype=torch.int64) for _ in range(size)]
+        dist.all_gather(every, torch.tensor([bytes_sent]), group=group)
+        every = [t.item() for t in every]
+        if direction == "forward":  # keys and values alone: the bounds are some ranks' own
+            assert (min(every), max(every)) == (low, high), (what, every, planned)
+
+
+def same(group):
+    draw = random.Random(5)
+    for i in range(48):
+        check_one(draw, KINDS[i % len(KINDS)], group)
+
+
+def compiled(group):
+    """One graph for all lengths and boundaries, beside eager calls; the name of the group is a constant of it."""
+    rank, size, name = dist.get_rank(), dist.get_world_size(), group.group_name
+
+    def loss(q, k, v, bounds):
+        out = annulus.attention(torch.sin(q), k, v, CAUSAL, group=name, layout="zigzag", cu_seqlens=bounds)
+        return out.square().sum()
+
+    graphs = 0
+
+    def backend(graph, example):
+        nonlocal graphs
+        graphs += 1
+        return graph.forward
+
+    eager_graph = torch.compile(loss, fullgraph=True, backend=backend, dynamic=True)
+    aot = torch.compile(loss, fullgraph=True, backend="aot_eager", dynamic=True)
+    for length, cuts in ((16 * size, [5]), (24 * size, [3, 9]), (40 * size, [1, 30])):
+        torch.manual_seed(length)
+        whole = [torch.randn(1, length, 2, 8, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+        bounds = torch.tensor([0, *cuts, length])
+        alone = annulus.attention(torch.sin(whole[0]), *whole[1:], CAUSAL, cu_seqlens=bounds).square().sum()
+        wanted = torch.autograd.grad(alone, whole)
+        mine = dealt("zigzag", length, size)[rank]
+        for run in (loss, eager_graph, aot):
+            parts = [t.detach()[:, mine].requires_grad_() for t in whole]
+            got = torch.autograd.grad(run(*parts, bounds), parts)
+            for a, b in zip(got, wanted):
+                assert (a - b[:, mine]).abs().max() < 1e-12
+    # Lengths alone make no graph; the number of boundaries may make a second one.
+    assert graphs <= 2, graphs
+
+
+def hooks(group):
+    """Whatever is done with saved tensors: copied to the host, made anew, kept in part."""
+    rank, size, name = dist.get_rank(), dist.get_world_size(), group.group_name
+    torch.manual_seed(3)
+    weight = torch.randn(8, 8, dtype=torch.float64, requires_grad=True)
+    whole = [torch.randn(1, 16 * size, 2, 8, dtype=torch.float64) for _ in range(3)]
+    mine = dealt("zigzag", 16 * size, size)[rank]
+    adaptive = "{ kind = 'blocks', map = 'adaptive', block = 16, keep = 1, causal = true }"
+    policy = torch.utils.checkpoint.CheckpointPolicy
+
+    def keep(context, op, *args, **kwargs):
+        return policy.MUST_SAVE if op == annulus.attention_forward.default else policy.PREFER_RECOMPUTE
+
+    for pattern, bounds in ((CAUSAL, None), (CAUSAL, torch.tensor([0, 7, 16 * size])), (adaptive, None)):
+        held = []
+
+        def layer(q, k, v):
+            out = annulus.attention(torch.sin(q @ weight), k, v, pattern, group=name, layout="zigzag",
+                                    schedule="ring", cu_seqlens=bounds)
+            again = annulus.attention(out, k, v, pattern, group=name, layout="zigzag", cu_seqlens=bounds)  # twice
+            return torch.tanh((out + again) @ weight)
+
+        def run(how):
+            x = [t[:, mine].clone().requires_grad_() for t in whole]
+            with how() if how in (torch.autograd.graph.save_on_cpu, copies) else contextlib.nullcontext():
+                y = how(layer, *x) if how in (full, reentrant, selective) else layer(*x)
+            return torch.autograd.grad(y.square().sum(), (*x, weight)) if how is not reentrant else backward(y, x)
+
+        def copies():
+            return torch.autograd.graph.saved_tensors_hooks(lambda t: held.append(t.clone()) or held[-1], lambda t: t.clone())
+
+        def full(f, *x):
+            return torch.utils.checkpoint.checkpoint(f, *x, use_reentrant=False)
+
+        def reentrant(f, *x):
+            return torch.utils.checkpoint.checkpoint(f, *x, use_reentrant=True)
+
+        def backward(y, x):
+            weight.grad = None
+            y.square().sum().backward()
+            return [t.grad for t in (*x, weight)]
+
+        def selective(f, *x):
+            contexts = lambda: torch.utils.checkpoint.create_selective_checkpoint_contexts(keep)  # noqa: E731
+            return torch.utils.checkpoint.checkpoint(f, *x, use_reentrant=False, context_fn=contexts)
+
+        want = run(None)
+        for how in (torch.autograd.graph.save_on_cpu, copies, full, reentrant, selective):
+            for a, b in zip(run(how), want):
+                assert torch.equal(a, b), (how, pattern, bounds)
+        assert held
+        # What the plan keeps is among the tensors that are saved: a block of 16 positions of 2 heads.
+        assert pattern != CAUSAL or bounds is not None or any(t.shape == (32, 8) for t in held)
+
+
+def sharded(group):
+    """FSDP2: weights are gathered for each layer and freed again, by its hooks, and the layers are computed twice."""
+    from torch.distributed.fsdp import fully_shard
+
+    rank, size, name = dist.get_rank(), dist.get_world_size(), group.group_name
+
+    class Layer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.project = torch.nn.Linear(16, 48, bias=False, dtype=torch.float64)
+
+        def forward(self, x, where):
+            q, k, v = (t.unflatten(-1, (2, 8)) for t in self.project(x).chunk(3, -1))
+            return x + annulus.attention(q, k, v, CAUSAL, group=where, layout="zigzag").flatten(2)
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(4)
+            self.layers = torch.nn.ModuleList(Layer() for _ in range(3))
+
+        def forward(self, x, where):
+            for layer in self.layers:
+                x = torch.utils.checkpoint.checkpoint(layer, x, where, use_reentrant=False)
+            return x.square().sum()
+
+    whole, parts = Model(), Model()
+    torch.manual_seed(9)
+    x = torch.randn(1, 16 * size, 16, dtype=torch.float64)
+    alone = whole(x, "")
+    alone.backward()
+    mesh = dist.init_device_mesh("cpu", (size,))
+    for layer in parts.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(parts, mesh=mesh)
+    loss = parts(x[:, dealt("zigzag", 16 * size, size)[rank]], name)
+    loss.backward()
+    total = annulus.all_reduce(loss.detach(), group=name)
+    assert abs(total / alone - 1) < 1e-12, (total, alone)
+    for a, b in zip(parts.parameters(), whole.parameters()):
+        # FSDP averages over its ranks; what is wanted is the sum.
+        assert (a.grad.full_tensor() * size - b.grad).abs().max() < 1e-10
+
+
+def meshes(group):
+    """data x context: two groups at once whose ranks are not 0, 1, ... of the job."""
+    mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "context"))
+    for context in (mesh["context"].get_group(), mesh["data"].get_group()):
+        draw = random.Random(11)
+        check_one(draw, "causal", context)
+        total = annulus.all_reduce(torch.tensor([float(dist.get_rank())]), group=context.group_name)
+        assert total.item() == sum(dist.get_process_group_ranks(context)), total
+        assert annulus.rank(context.group_name) == dist.get_rank(context)
+        assert annulus.size(context.group_name) == 2
+    # Both axes in one graph, a call after the other.
+    x = torch.randn(1, 8, 2, 8, dtype=torch.float64, requires_grad=True)
+    names = [mesh[axis].get_group().group_name for axis in ("context", "data")]
+    y = annulus.attention(annulus.attention(x, x, x, CAUSAL, group=names[0]), x, x, CAUSAL, group=names[1])
+    assert torch.isfinite(torch.autograd.grad(y.sum(), x)[0]).all()
+    some = dist.new_group([1, 3])
+    if dist.get_rank() in (1, 3):
+        check_one(random.Random(12), "window", some)
+
+
+def refused(group):
+    """What one rank alone gets wrong is raised on all of them and names it; the group can be used afterwards."""
+    rank, name = dist.get_rank(), group.group_name
+
+    def expect(run, *words):
+        try:
+            run()
+        except RuntimeError as e:
+            assert all(word in str(e) for word in words), (words, e)
+        else:
+            raise AssertionError(f"taken: {words}")
+        total = annulus.all_reduce(torch.ones(1), group=name)
+        assert total.item() == dist.get_world_size(), total
+
+    def call(**other):
+        x = torch.ones(1, 4, 2, 4)
+        given = dict(q=x, k=x, v=x, pattern=CAUSAL) | (other if rank == 1 else {})
+        tensors = [given.pop(key) for key in ("q", "k", "v", "pattern")]
+        return annulus.attention(*tensors, group=name, **given)
+
+    half = torch.ones(1, 4, 2, 4, dtype=torch.bfloat16)
+    wide = torch.ones(1, 4, 2, 8)
+    differ = "[comm] ranks disagree"
+    expect(lambda: call(q=half, k=half, v=half), differ, "dtype", "rank 1", "BFloat16")
+    expect(lambda: call(q=wide, k=wide, v=wide), differ, "head size", "rank 1")
+    expect(lambda: call(pattern="{ kind = 'full' }"), differ, "pattern", "rank 1")
+    expect(lambda: call(layout="zigzag"), differ, "layout", "rank 1")
+    expect(lambda: call(schedule="ring"), differ, "schedule", "rank 1")
+    expect(lambda: call(k=wide), "[torch] on rank 1: ", "q must be [batch")
+    expect(lambda: call(cu_seqlens=torch.tensor([0, 3])), differ, "pattern", "rank 1")
+    expect(lambda: call(cu_seqlens=torch.tensor([1, 3])), "[torch] on rank 1: ", "cu_seqlens must begin with 0")
+    expect(lambda: call(dropout=0.5), differ, "dropout", "rank 1")
+    size = dist.get_world_size()
+    x = torch.ones(1, 4, 2, 4)
+    ends = lambda: annulus.attention(x, x, x, CAUSAL, group=name, cu_seqlens=torch.tensor([0, 3]))  # noqa: E731
+    expect(ends, "[torch] cu_seqlens must end with", f"{4 * size} queries", "ends with 3")
+    # One rank is in a backward, the others in a forward.
+    y = torch.ones(1, 4, 2, 4, requires_grad=True)
+    out = annulus.attention(y, y, y, CAUSAL, group=name)
+    order = lambda: out.sum().backward() if rank == 1 else annulus.attention(y, y, y, CAUSAL, group=name)  # noqa: E731
+    expect(order, differ, "backward", "rank 1")
+    try:
+        annulus.attention(y, y, y, CAUSAL, group="nobody")
+        raise AssertionError("taken")
+    except RuntimeError as e:
+        assert "no process group is registered under the name \"nobody\"" in str(e), e
+
+
+def killed(group):
+    """The last rank is killed between two calls: the others raise within the deadline, not at the end of the test."""
+    annulus.set_timeout(5)
+    x = torch.ones(1, 4, 2, 4)
+    annulus.attention(x, x, x, CAUSAL, group=group.group_name)
+    if dist.get_rank() == dist.get_world_size() - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        annulus.attention(x, x, x, CAUSAL, group=group.group_name)
+    except RuntimeError as e:
+        assert "[comm]" in str(e), e
+        print("raised:", e, flush=True)
+        os._exit(0)  # the group cannot be used any more, nor be taken down together
+    raise AssertionError("the killed rank came")
+
+
+def main():
+    case = sys.argv[1]
+    group = init()
+    {f.__name__: f for f in (same, compiled, hooks, sharded, meshes, refused, killed)}[case](group)
+    dist.barrier()
+    dist.destroy_process_group()
+    print(f"rank {os.environ['RANK']}: {case} done", flush=True)
+
+
+if __name__ == "__main__":
+    main()

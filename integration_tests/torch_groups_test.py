@@ -1,0 +1,49 @@
+#!/usr/bin/env python3
+"""torch.ops.annulus over process groups of gloo: starts the ranks of torch_groups.py, by torchrun.
+
+torch_groups_test.py CASE RANKS TORCH_ROOT
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import torch_python  # noqa: E402
+
+torch_python.enter()
+
+os.environ["ANNULUS_TORCH_LIBRARY"] = os.path.join(os.getcwd(), "torch_ops", "libannulus_torch_wheel.so")
+RANK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "torch_groups.py")
+DEADLINE = 60  # seconds until the ranks that are left have raised
+
+
+def by_torchrun(case, ranks):
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", RANK, case]
+    env = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))
+    return subprocess.run(run, env=env).returncode
+
+
+def killed(ranks):
+    """Without torchrun, which ends all ranks when one is gone."""
+    with tempfile.TemporaryDirectory() as folder:
+        children = []
+        for rank in range(ranks):
+            env = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path), RANK=str(rank), WORLD_SIZE=str(ranks))
+            env["STORE"] = os.path.join(folder, "store")
+            children.append(subprocess.Popen([sys.executable, RANK, "killed"], env=env))
+        try:
+            assert children[-1].wait() == -signal.SIGKILL, children[-1].returncode
+            until = time.monotonic() + DEADLINE
+            return max(child.wait(timeout=max(0, until - time.monotonic())) for child in children[:-1])
+        finally:
+            for child in children:
+                child.kill()
+
+
+if __name__ == "__main__":
+    case, ranks = sys.argv[1], int(sys.argv[2])
+    sys.exit(killed(ranks) if case == "killed" else by_torchrun(case, ranks))
