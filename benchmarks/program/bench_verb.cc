@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "benchmarks/gpu.h"
+#include "benchmarks/operator.h"
 #include "benchmarks/patterns.h"
 #include "benchmarks/report/compare.h"
 #include "benchmarks/report/report.h"
@@ -180,6 +181,35 @@ class TrainWord : public Word {
 
  private:
   TrainBenchOptions options_;
+  std::string json_;
+};
+
+class OperatorWord : public Word {
+ public:
+  CLI::App* declare(CLI::App& bench) override {
+    CLI::App* const app =
+        bench.add_subcommand("operator", "what torch.ops.annulus.attention costs over the C++ call that it makes");
+    app->add_option("--length", options_.lengths, "tokens; may be given several times (default: 512 and 8192)")
+        ->expected(1)
+        ->take_all()
+        ->check(CLI::PositiveNumber);
+    app->add_option("--seconds", options_.seconds, "to measure for, for each length (default: 10)")
+        ->check(CLI::PositiveNumber);
+    add_json(app, json_);
+    app->footer("Example:\n  ./annulus bench operator");
+    return app;
+  }
+
+  void check() override { check_json(json_); }
+
+  int run() override {
+    refuse_ranks("operator");
+    write_json(json_, run_operator_bench(options_, std::cout));
+    return 0;
+  }
+
+ private:
+  OperatorBenchOptions options_;
   std::string json_;
 };
 
@@ -443,7 +473,8 @@ class BenchVerb : public Verb {
     (all.push_back({std::make_unique<Words>()}), ...);
     return all;
   }
-  std::vector<Entry> words_ = entries<RingWord, TrainWord, ShardWord, PatternsWord, GpuWord, AllWord, CompareWord>();
+  std::vector<Entry> words_ =
+      entries<RingWord, TrainWord, ShardWord, OperatorWord, PatternsWord, GpuWord, AllWord, CompareWord>();
   Word* chosen_ = nullptr;
 };
 
