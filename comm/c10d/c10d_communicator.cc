@@ -11,8 +11,9 @@
 
 #include <ATen/ops/empty.h>
 
+#include <unistd.h>
+
 #include <algorithm>
-#include <array>
 #include <cstdio>
 #include <cstring>
 #include <deque>
@@ -66,6 +67,16 @@ class C10dCommunicator final : public Communicator, private Sender {
   int64_t reduce_scatter_holds(int64_t payload) const override { return mpi_reduce_scatter_holds(size_, payload); }
 
  protected:
+  // Threads that wait, and gloo's, are the parent's alone.
+  void look(OpLabel label) override {
+    if (getpid() == process_) return;
+    throw Error(ErrorKind::kUsage, "comm",
+                where(label) +
+                    ": this process was forked after its parent had made this communicator, and the connections of a "
+                    "process group stay the parent's: communicate in the parent alone, or start processes with the "
+                    "start method \"spawn\" of multiprocessing");
+  }
+
   std::vector<CollectiveHeader> gather_headers(const CollectiveHeader& mine, const at::Tensor&,
                                                OpLabel label) override {
     const auto deadline = deadline_of(timeout_);
@@ -175,7 +186,7 @@ class C10dCommunicator final : public Communicator, private Sender {
     try {
       pending->raise(*this);
     } catch (const Error& e) {
-      die(where(pending->label) + ": " + std::string(e.message()));
+      die(std::string(e.message()));
       throw;
     }
     check_alive(pending->label);
@@ -189,7 +200,7 @@ class C10dCommunicator final : public Communicator, private Sender {
       if (begun->failure()) std::rethrow_exception(begun->failure());
     } catch (const Error& e) {
       // Ranks that disagree have sent nothing: the communicator lives.
-      if (e.kind() != ErrorKind::kMismatch) die(where(begun->label()) + ": " + std::string(e.message()));
+      if (e.kind() != ErrorKind::kMismatch) die(std::string(e.message()));
       throw;
     }
     check_alive(begun->label());
@@ -225,6 +236,7 @@ class C10dCommunicator final : public Communicator, private Sender {
   std::shared_ptr<Channel> channel_;
   std::vector<int> members_;
   int64_t context_;
+  pid_t process_ = getpid();
   std::vector<int64_t> sent_;  // messages so far, by peer
   std::vector<int64_t> received_;
   std::vector<TransferPtr> open_;  // perhaps not done

@@ -15,6 +15,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 
+#include "comm/c10d/internal.h"
 #include "comm/checks.h"
 #include "common/error.h"
 #include "common/text.h"
@@ -34,7 +35,8 @@ constexpr int kInOrder = 0;         // the message's bits where both sides post 
 constexpr int64_t kNumbers = 4095;  // other values: by the number of the message
 
 int tag_of(int64_t context, Lane lane, int64_t bits) {
-  return (1 << 30) | static_cast<int>(context & 0xffff) << 14 | static_cast<int>(lane) << 12 | static_cast<int>(bits);
+  const int64_t number = context == 0 ? 0 : 1 + (context - 1) % 0xffff;
+  return (1 << 30) | static_cast<int>(number) << 14 | static_cast<int>(lane) << 12 | static_cast<int>(bits);
 }
 
 int tag_of_payload(int64_t context, int64_t number) { return tag_of(context, Lane::kExchange, 1 + number % kNumbers); }
@@ -99,12 +101,6 @@ std::string describe_message(int64_t bytes, int64_t number, at::ScalarType dtype
          comm_internal::dtype_name(dtype) + shape + ")";
 }
 
-// gloo's message begins with where its source lies and ends with advice.
-std::string in_short(const std::string& text) {
-  const size_t begin = text.rfind('[', 0) == 0 ? text.find("] ") + 2 : 0;
-  return text.substr(begin, text.find_first_of(".\n", text.find("]:", begin)) - begin);
-}
-
 struct Posted final : Transfer {
   Kept kept;
   void* data = nullptr;
@@ -145,8 +141,7 @@ void complete_by(const PostedPtr& posted, Body body) {
     try {
       done = body(*posted);
     } catch (const std::exception& e) {
-      failure = in_short(e.what());
-      if (failure.empty()) failure = "the process group gives no reason";
+      failure = in_short(e);
     }
     const std::lock_guard lock(arrivals().mutex);
     posted->done = done;
@@ -186,10 +181,18 @@ struct Channel::Group {
     try {
       return is_send ? backend->send(tensors, rank, tag) : backend->recv(tensors, rank, tag);
     } catch (const std::exception& e) {
-      throw Error(ErrorKind::kComm, "comm", in_short(e.what()));
+      throw Error(ErrorKind::kComm, "comm", in_short(e));
     }
   }
 };
+
+std::string in_short(const std::exception& e) {
+  const std::string text = e.what(), line = text.substr(0, text.find('\n'));
+  const size_t begin = line.rfind('[', 0) == 0 ? line.find("] ") + 2 : 0;
+  const size_t address = line.find("]:", begin);  // of a peer; advice follows
+  const size_t end = address == std::string::npos ? address : line.find('.', address);
+  return begin < line.size() ? line.substr(begin, end - begin) : "the process group gives no reason";
+}
 
 Arrivals& arrivals() {
   static auto& arrivals = *new Arrivals;

@@ -4,7 +4,9 @@
 #include <c10/core/Device.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include <exception>
 #include <memory>
+#include <string>
 
 #include "comm/communicator.h"
 
@@ -13,6 +15,9 @@ class ProcessGroup;
 }
 
 namespace annulus::c10d_internal {
+
+// What an error of c10d's says, without where in a source it was raised, advice and a backtrace.
+std::string in_short(const std::exception& e);
 
 // For CPU tensors, over the group's backend for these.
 std::unique_ptr<Communicator> make_host_communicator(const c10::intrusive_ptr<c10d::ProcessGroup>& group,

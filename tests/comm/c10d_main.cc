@@ -1,6 +1,8 @@
 // The suite over a process group of PyTorch's, and what such groups alone bring: a shared library that c10d_test.py
 // loads into the processes of a job. Groups are found by their names: ANNULUS_WORLD has that of all ranks, ANNULUS_ROW
 // and ANNULUS_COLUMN those of this rank in a mesh of 2 x 2, ANNULUS_ODD that of ranks 1 and 3, where there are four.
+// Where ANNULUS_DEVICE is set, the suite runs over what carries tensors of a device, with gloo and CPU tensors in the
+// place of NCCL and a GPU's.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
@@ -16,6 +18,7 @@
 
 #include "comm/c10d/c10d_communicator.h"
 #include "comm/c10d/groups.h"
+#include "comm/c10d/internal.h"
 #include "tests/comm/suite_fixture.h"
 
 namespace annulus {
@@ -150,6 +153,27 @@ TEST(C10d, GroupOfSomeRanks) {
   world->barrier({"end"});
 }
 
+std::shared_ptr<Communicator> whole() {
+  if (std::getenv("ANNULUS_DEVICE") == nullptr) return comm_of("ANNULUS_WORLD");
+  const auto registered = c10d::resolve_process_group(group("ANNULUS_WORLD"));
+  std::shared_ptr<Communicator> device = c10d_internal::make_device_communicator(
+      registered, at::kCPU, c10d_internal::make_host_communicator(registered, Seconds(20)));
+  device->set_timeout(Seconds(20));
+  return device;
+}
+
+// The device is given nothing of a message that is not expected.
+TEST(C10d, HostsFindMismatchesOfADevice) {
+  const auto comm = whole()->split(0, 0);
+  if (comm->size() < 2 || comm->rank() > 1) return;
+  const int peer = 1 - comm->rank();
+  const at::Tensor in = at::empty({50}, at::kFloat), out = at::zeros({100}, at::kFloat);
+  const auto exchange = [&] { comm->exchange({{out, peer}}, {{in, peer}}, {"layer 1", 4, "step"})->wait(); };
+  expect_error(ErrorKind::kMismatch,
+               {"layer 1, step 4: rank " + std::to_string(peer) + " sent 400 bytes", "expected 200"}, exchange);
+  expect_error(ErrorKind::kComm, {"dead"}, exchange);
+}
+
 }  // namespace
 
 comm_test::Backend& comm_test::backend() {
@@ -157,7 +181,8 @@ comm_test::Backend& comm_test::backend() {
                          at::kCPU,
                          {std::atoi(std::getenv("WORLD_SIZE"))},
                          [](int, const std::function<void(Communicator&)>& body) {
-                           const std::unique_ptr<Communicator> comm = comm_of("ANNULUS_WORLD")->split(0, 0);
+                           static const std::shared_ptr<Communicator> world = whole();
+                           const std::unique_ptr<Communicator> comm = world->split(0, 0);
                            body(*comm);
                          },
                          "",

@@ -3,7 +3,8 @@
 
 c10d_test.py CASE RANKS [FILTER] TORCH_ROOT
 
-CASE: suite     the tests of c10d_main.cc
+CASE: suite     the tests of c10d_main.cc, or those that FILTER chooses (googletest's)
+      device    those that the part for devices passes over gloo and CPU tensors
       killed    the last rank is killed; the others must say so
       again     a group is destroyed and made anew under the same name
 """
@@ -22,6 +23,14 @@ sys.path.insert(0, os.path.join(HERE, "integration_tests"))
 import torch_python  # noqa: E402
 
 DEADLINE = 250  # seconds, of all ranks together
+# Not those that only look at a Work, which gloo completes in wait() alone, or await a deadline, which devices have of
+# their group, nor of sums in the order of the ranks.
+PASSED_BY_A_DEVICE = ("KnowsItself", "RefusesWhat*", "RanksThatDisagree*", "AgreementNames*", "GroupedExchange*",
+                      "RandomExchanges*", "WorkWaits*", "NothingToDo", "CountsMessages*", "CountsCollectives*",
+                      "LargeMessages", "AllReduce",
+                      "SumsAre*", "AllGather", "ReduceScatter", "Broadcast", "Split", "TensorsOf*", "GathersTexts",
+                      "InPlace", "BegunWorkWaits*", "BegunCollectivesOf*")
+ON_A_DEVICE = "C10d.HostsFind*:" + ":".join(f"Ranks/CommSuite.{test}/*" for test in PASSED_BY_A_DEVICE)
 
 
 def start(ranks):
@@ -82,7 +91,7 @@ def run(case, filter):
     world = dist.group.WORLD.group_name
     expected = str(ranks * (ranks - 1) // 2)
     code = 0
-    if case == "suite":
+    if case in ("suite", "device"):
         names = {"ANNULUS_WORLD": world}
         if ranks == 4:
             made = [(("ANNULUS_ROW"), [0, 1]), ("ANNULUS_ROW", [2, 3]), ("ANNULUS_COLUMN", [0, 2]),
@@ -93,6 +102,8 @@ def run(case, filter):
                     names[name] = group.group_name
         for name, value in names.items():
             os.environ[name] = value
+        if case == "device":
+            os.environ["ANNULUS_DEVICE"], filter = "1", ON_A_DEVICE
         code = library.run_tests(filter.encode())
     elif case == "killed":
         said = sum_of_ranks(library, world, 30)
@@ -110,6 +121,12 @@ def run(case, filter):
     else:
         said = sum_of_ranks(library, world, 30)
         check(said == expected, said)
+        child = os.fork()
+        if child == 0:
+            said = sum_of_ranks(library, world, 30)
+            check("forked" in said, said)
+            os._exit(0)
+        check(os.waitpid(child, 0)[1] == 0, "the forked process failed")
         dist.destroy_process_group()
         said = sum_of_ranks(library, world, 30)
         check("no process group is registered" in said and f'"{world}"' in said, said)
@@ -117,6 +134,7 @@ def run(case, filter):
         check(dist.group.WORLD.group_name == world, "PyTorch gives the new group another name")
         said = sum_of_ranks(library, world, 30)
         check(said == expected, said)
+        sys.exit(0)  # and everything ends in an orderly way, with the group alive
     sys.stdout.flush()
     # What is left of communicators that died in a test would keep the process from ending in an orderly way.
     os._exit(code)
