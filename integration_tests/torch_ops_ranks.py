@@ -209,6 +209,9 @@ if size > 1:
     (want,) = torch.autograd.grad(attend(part), part)
     (got,) = torch.autograd.grad((traced if rank == 1 else attend)(part), part)
     assert (want - got).abs().max() < 1e-13, (want, got)
+    with torch.no_grad():
+        kept = annulus.attention_forward(part, part, part, *settings[:-1], rank != 1)[2:4]
+        assert [t.shape for t in kept] == [(0,), (0,)], kept
 
 if rank == 0:
     print(f"{size} ranks: all as one", flush=True)
