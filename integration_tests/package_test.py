@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
-"""The package annulus in one process: where layouts deal positions, labels, groups that are none, errors, torch.compile."""
+"""The package annulus in one process: where layouts deal positions, labels, groups that are none, errors,
+torch.compile."""
 
 import os
+import re
 import subprocess
 import sys
 import unittest
+import unittest.mock
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import torch_python  # noqa: E402
@@ -57,6 +60,32 @@ class Package(unittest.TestCase):
             want = torch_reference.attention(q, q, q, pattern)
             self.assertLess((annulus.attention(q, q, q, pattern) - want).abs().max().item(), 1e-14)
 
+    def test_plans_are_proved_and_made_ahead(self):
+        given = dict(heads=4, kv_heads=2, layout="zigzag", cu_seqlens=torch.tensor([0, 100, 512]))
+        plan = annulus.plan({"kind": "window", "left": 63, "right": 0}, 512, 4, **given)
+        self.assertEqual((plan["ranks"], plan["proof"]["holds"], plan["proof"]["faults"]), (4, True, []))
+        in_window = sum(min(i + 1, 64) for n in (100, 412) for i in range(n))
+        self.assertEqual(plan["proof"]["pairs"], 4 * in_window)
+        self.assertIsNone(annulus.plan("{ kind = 'causal' }", 512, 4, prove=False)["proof"])
+        with self.assertRaisesRegex(annulus.AnnulusError, "casual"):
+            annulus.plan("{ kind = 'casual' }", 512, 4)
+
+        before = annulus.stats()
+        q = torch.randn(1, 40, 2, 8)
+        annulus.plan_ahead({"kind": "causal"}, 40, heads=2, cu_seqlens=torch.tensor([0, 11, 40]))
+        annulus.attention(q, q, q, {"kind": "causal"}, cu_seqlens=torch.tensor([0, 11, 40]))
+        after = annulus.stats()
+        self.assertEqual(after["forward"]["calls"], before["forward"]["calls"] + 1)
+
+    def test_doctor_says_what_was_found_and_what_does_not_fit(self):
+        table = annulus.doctor()
+        for line in (r"annulus +\d+\.\d+\.\d+, /", rf"torch +{re.escape(torch.__version__)}; .* built against"):
+            self.assertRegex(table, line)
+        self.assertRegex(table, "group +none: torch.distributed.init_process_group has not been called")
+        self.assertNotIn("WRONG", table)
+        with unittest.mock.patch.object(torch, "__version__", "2.10.0"):
+            self.assertRegex(annulus.doctor(), "WRONG +library and torch are of different minor versions")
+
     def test_is_traced_whole(self):
         q = torch.randn(1, 8, 2, 8, dtype=torch.float64, requires_grad=True)
 
@@ -79,7 +108,8 @@ class Package(unittest.TestCase):
             annulus.shard(q, group="nobody")
 
     def test_a_library_that_is_not_there_or_not_for_this_torch_is_named(self):
-        for path, words in [("/nowhere/lib.so", "not in /nowhere/lib.so: build it with"), (__file__, "does not load into torch")]:
+        missing = ("/nowhere/lib.so", "not in /nowhere/lib.so: build it with")
+        for path, words in [missing, (__file__, "does not load into torch")]:
             env = dict(os.environ, ANNULUS_TORCH_LIBRARY=path, PYTHONPATH=os.pathsep.join(sys.path))
             done = subprocess.run([sys.executable, "-c", "import annulus"], env=env, capture_output=True, text=True)
             self.assertEqual(done.returncode, 1)

@@ -155,6 +155,9 @@ says "annulus: built against the torch in $work/torch"
 run env LIBTORCH= "$home/annulus" torch
 exits 9 "LIBTORCH= ./annulus torch"
 says "LIBTORCH is set, but empty"
+run "$home/annulus" wheel
+exits 2 "annulus wheel against a LIBTORCH of one's own"
+says "a wheel is built against the torch of PyPI that set-up installs, but LIBTORCH is set: unset it."
 
 # ---- The libraries of tokenizers: installed when they are first asked for, and only then.
 cat >"$work/python" <<'END'

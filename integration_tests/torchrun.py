@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Runs a program by torchrun, in the Python of the torch that the library was built against, and looks for words in what it prints.
+"""Runs a program by torchrun, in the Python of the torch that the library was built against, and looks for words in
+what it prints.
 
     torchrun.py PROCESSES WORDS PROGRAM [ARGUMENT...] TORCH
 """

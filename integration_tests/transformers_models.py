@@ -1,4 +1,5 @@
-"""Small models of transformers with random weights, rows for them, and how two of them are compared. For transformers_*.py."""
+"""Small models of transformers with random weights, rows for them, and how two of them are compared. For
+transformers_*.py."""
 
 import copy
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""attn_implementation="annulus" over ranks: loss and gradients are those of sdpa in one process, and what would silently be
-another mask or other positions is refused on all ranks. Under mpirun, or under torchrun over gloo. For transformers_*_test."""
+"""attn_implementation="annulus" over ranks: loss and gradients are those of sdpa in one process, and what would
+silently be another mask or other positions is refused on all ranks. Under mpirun, or under torchrun over gloo. For
+transformers_*_test."""
 
 import os
 import sys
@@ -60,7 +61,8 @@ if size > 1:
         refused("there is no attention_mask", **part, position_ids=ids, attention_mask=ones, use_cache=False)
         padding = ones.clone()
         padding[0, 0] = rank  # on the first rank alone
-        refused("attention_mask hides 1 positions (padding)", **part, position_ids=ids, attention_mask=padding, use_cache=False)
+        hiding = dict(part, position_ids=ids, attention_mask=padding, use_cache=False)
+        refused("attention_mask hides 1 positions (padding)", **hiding)
         refused("a cache of keys over several ranks", **part, position_ids=ids, use_cache=True)
         # One document, of which transformers is told that nothing is hidden.
         single = annulus.shard(models.batch(False)["position_ids"], layout, group)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""attn_implementation="annulus" in one process: Llama, Mistral and Qwen 3 against transformers' own attention, and every mask
-that annulus cannot express refused by name."""
+"""attn_implementation="annulus" in one process: Llama, Mistral and Qwen 3 against transformers' own attention, and
+every mask that annulus cannot express refused by name."""
 
 import os
 import sys
@@ -89,7 +89,8 @@ class Transformers(unittest.TestCase):
         padded = ones.clone()
         padded[0, :3] = 0
         self.refused(r"attention_mask hides 3 positions \(padding\)", attention_mask=padded)
-        self.refused("attention_mask is a Tensor", attention_mask=torch.ones(2, 1, models.LENGTH, models.LENGTH).tril() > 0)
+        own = torch.ones(2, 1, models.LENGTH, models.LENGTH).tril() > 0
+        self.refused("attention_mask is a Tensor", attention_mask=own)
         self.refused("takes softcap", softcap=30.0)
         self.refused("takes s_aux", s_aux=torch.ones(4))
         self.refused("cu_seq_lens_q has documents of", cu_seq_lens_q=torch.tensor([0, 4, 48]))

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""A training loop written by hand: dilated attention (LongNet) over the processes of torchrun, on rows of packed documents
-whose lengths change with every step.
+"""A training loop written by hand: dilated attention (LongNet) over the processes of torchrun, on rows of packed
+documents whose lengths change with every step.
 
     torchrun --nproc-per-node 2 examples/pytorch/dilated.py
 

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""A Llama of transformers whose sequences are cut over the processes of torchrun: one line registers annulus's attention.
+"""A Llama of transformers whose sequences are cut over the processes of torchrun: one line registers annulus's
+attention.
 
     torchrun --nproc-per-node 2 examples/pytorch/llama.py
 
-Rows are packed with documents that do not see each other. Prints the loss and how far loss and gradients are from those of the
-same model in one process, with PyTorch's own attention. The weights are random.
+Rows are packed with documents that do not see each other. Prints the loss and how far loss and gradients are from
+those of the same model in one process, with PyTorch's own attention. The weights are random.
 """
 
 import os
@@ -19,7 +20,12 @@ import annulus  # noqa: E402
 import annulus.transformers  # noqa: E402
 
 CONFIG = transformers.LlamaConfig(
-    vocab_size=256, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2
+    vocab_size=256,
+    hidden_size=64,
+    intermediate_size=128,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
 )
 
 

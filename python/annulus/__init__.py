@@ -7,7 +7,7 @@
 `import annulus` registers the operators torch.ops.annulus.*, of which these functions are the Python side.
 """
 
-from ._diagnosis import doctor, plan
+from ._diagnosis import doctor, plan, plan_ahead, stats
 from ._errors import AnnulusError
 from ._library import __version__, load
 from ._operators import all_reduce, attention, rank, size
@@ -23,10 +23,12 @@ __all__ = [
     "doctor",
     "load",
     "plan",
+    "plan_ahead",
     "positions",
     "rank",
     "shard",
     "shift_labels",
     "size",
+    "stats",
     "unshard",
 ]

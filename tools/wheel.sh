@@ -1,0 +1,32 @@
+#!/bin/bash
+# ./annulus wheel: builds a wheel of the package annulus for Python, with its library, and prints its path. pip installs it
+# beside the torch of the same minor version, and nothing else is needed there: no compiler, no Bazel, no MPI.
+# It is built against the torch that tools/setup.sh installs, with the tools that --tests installs besides.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+case ${1-} in
+  '') ;;
+  -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' tools/wheel.sh && exit 0 ;;
+  *) echo "./annulus wheel takes no arguments, got: $*" >&2 && exit 2 ;;
+esac
+if [[ ${LIBTORCH+set} ]]; then
+  echo "annulus: a wheel is built against the torch of PyPI that set-up installs, but LIBTORCH is set: unset it." \
+    "For one machine's own torch there is ./annulus torch." >&2
+  exit 2
+fi
+tools/setup.sh --tests
+. tools/live.sh
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+rc=0
+bazel build --curses=no --color=no --show_progress_rate_limit=0.3 //torch_ops:libannulus_torch_wheel.so 2>&1 |
+  follow_bazel "$log" || rc=$?
+if ((rc == 8 || rc == 130)); then exit 130; fi # Ctrl-C
+if ((rc)); then
+  compiler_messages "$log" >&2
+  echo "annulus: the build failed (above: what the compiler said)" >&2
+  exit 1
+fi
+torch=$(sed -n "s/^__version__ = '\(.*\)'/\1/p" .venv/lib/python3.*/site-packages/torch/version.py)
+library=.bazel/bin/torch_ops/libannulus_torch_wheel.so
+readlink -f "$(.venv/bin/python tools/wheel.py --library "$library" --torch "$torch" --out .bazel/wheel)"
