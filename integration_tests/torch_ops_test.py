@@ -366,6 +366,10 @@ class TorchOps(unittest.TestCase):
         ]:
             with self.assertRaisesRegex(RuntimeError, r"^\[torch\] .*" + text):
                 annulus.attention(*given, CAUSAL)
+        bounds = torch.tensor([0, 4, 9])
+        for given, ends in [(inputs(9, 9, grad=False), bounds.to("meta")), ([t.to("meta") for t in inputs(9, 9, grad=False)], bounds)]:
+            with self.assertRaisesRegex(RuntimeError, r"^\[torch\] .*q and cu_seqlens must both be on meta or neither"):
+                annulus.attention(*given, CAUSAL, cu_seqlens=ends)
         out, *saved = annulus.attention_forward(*real, *SETTINGS, True)
         with self.assertRaisesRegex(RuntimeError, "all tensors must be on one device"):
             annulus.attention_backward(out.to("meta"), *real, out, *saved, *SETTINGS, True)

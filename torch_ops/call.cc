@@ -116,6 +116,8 @@ void require_tensors(const Tensor& q, const Tensor& k, const Tensor& v, const st
           std::string("q, k and v must be fp32, fp64, bf16 or fp16, but are ") + c10::toString(type));
   if (!cu_seqlens || !cu_seqlens->defined()) return;
   const Tensor& bounds = *cu_seqlens;
+  require(bounds.is_meta() == q.is_meta(), "q and cu_seqlens must both be on meta or neither, but are on " +
+                                               q.device().str() + " and " + bounds.device().str());
   require(bounds.layout() == at::kStrided && bounds.dim() == 1 &&
               (bounds.scalar_type() == at::kInt || bounds.scalar_type() == at::kLong),
           "cu_seqlens must be a dense int32 or int64 tensor of [documents + 1] boundaries, but is " +

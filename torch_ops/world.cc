@@ -3,9 +3,10 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <map>
-#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 
 #include "comm/c10d/groups.h"
@@ -82,7 +83,10 @@ Turn take_turn(const std::string& group, const at::Tensor& tensor) {
     static const pid_t first = getpid();
     const at::Device device = tensor.defined() && tensor.is_cuda() ? tensor.device() : at::Device(at::kCPU);
     if (getpid() != first) return turn_with(nullptr, first, "the connections of process groups");
-    return turn_with(c10d_communicator(group, device, timeout()), first, "the connections of process groups");
+    // Processes that have just started come to their first call further apart than to any later one.
+    const Seconds start(number_from_environment("ANNULUS_BOOTSTRAP_TIMEOUT", 60, 0.1, 86400));
+    return turn_with(c10d_communicator(group, device, std::max(timeout(), start)), first,
+                     "the connections of process groups");
   }
   const Launched& ranks = ranks_without_a_name();
   if (ranks.comm->size() == 1) return {make_self_communicator(), nullptr, {}};
@@ -91,7 +95,7 @@ Turn take_turn(const std::string& group, const at::Tensor& tensor) {
 
 Place place_in(const std::string& group) {
   if (!group.empty()) {
-    const auto ranks = c10d::resolve_process_group(group);
+    const auto ranks = named_group(group);
     return {ranks->getRank(), ranks->getSize()};
   }
   const Launched& ranks = ranks_without_a_name();

@@ -10,6 +10,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <system_error>
 #include <thread>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -63,7 +64,14 @@ class Waiters {
     const std::lock_guard lock(mutex_);
     jobs_.push_back(std::move(job));
     if (static_cast<int64_t>(jobs_.size()) > idle_) {
-      std::thread([this] { loop(); }).detach();
+      try {
+        std::thread([this] { loop(); }).detach();
+      } catch (const std::system_error& e) {
+        jobs_.pop_back();
+        throw Error(ErrorKind::kComm, "comm",
+                    std::string("no thread could be started to wait for a message (") + e.what() +
+                        "); every message under way takes one: raise the limit of processes (ulimit -u, pids.max)");
+      }
     } else {
       wake_.notify_one();
     }
@@ -135,7 +143,7 @@ bool await(const WorkPtr& work) {
 // Runs `body` on a thread that waits; the transfer is done when it returns true.
 template <typename Body>
 void complete_by(const PostedPtr& posted, Body body) {
-  waiters().run([posted, body = std::move(body)] {
+  const auto wait = [posted, body = std::move(body)] {
     bool done = false;
     std::string failure;
     try {
@@ -151,7 +159,14 @@ void complete_by(const PostedPtr& posted, Body body) {
       posted->kept = nullptr;
     }
     arrivals().came.notify_all();
-  });
+  };
+  try {
+    waiters().run(wait);
+  } catch (const Error&) {
+    [[maybe_unused]] const auto* leaked = new PostedPtr(posted);  // the backend may still write to it
+    for (const WorkPtr& work : posted->works) abort(work);
+    throw;
+  }
 }
 
 bool await_all(Posted& posted) {
@@ -291,7 +306,11 @@ TransferPtr Channel::receive(const Address& from, const Described& message) {
       std::memcpy(p.data, frame.inside.data(), static_cast<size_t>(p.bytes));
       return true;
     }
-    const WorkPtr payload = group->start(false, rank, tag, p.data, p.bytes);
+    WorkPtr payload;
+    {
+      const std::lock_guard lock(arrivals().mutex);  // under which all messages of a group are posted
+      payload = group->start(false, rank, tag, p.data, p.bytes);
+    }
     return add(p, payload) && await(payload);
   });
   return posted;

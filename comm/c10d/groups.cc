@@ -26,32 +26,46 @@ GroupPtr registered(const std::string& name) {
 
 struct Entry {
   GroupPtr group;
+  std::mutex mutex;  // of comm, while it is made
   std::shared_ptr<Communicator> comm;
 };
 
 struct Groups {
   std::mutex mutex;
-  std::map<std::pair<std::string, std::string>, Entry> entries;  // by names of group and device
+  std::map<std::pair<std::string, std::string>, std::shared_ptr<Entry>> entries;  // by names of group and device
 };
 
 }  // namespace
 
-std::shared_ptr<Communicator> c10d_communicator(const std::string& group_name, at::Device device, Seconds timeout) {
-  // Never destroyed: at the end of a process, gloo and NCCL may have gone before.
-  static auto& groups = *new Groups;
-  const GroupPtr group = registered(group_name);
+GroupPtr named_group(const std::string& name) {
+  GroupPtr group = registered(name);
   if (!group) {
     throw Error(ErrorKind::kUsage, "comm",
-                "no process group is registered under the name \"" + group_name +
+                "no process group is registered under the name \"" + name +
                     "\" in this process: pass the group_name of a group that init_process_group or new_group has made "
                     "and destroy_process_group has not ended");
   }
-  const std::lock_guard lock(groups.mutex);
-  std::erase_if(groups.entries, [](const auto& entry) { return registered(entry.first.first) != entry.second.group; });
-  Entry& entry = groups.entries[{group_name, device.str()}];
-  if (!entry.comm) entry = {group, make_c10d_communicator(group, device, timeout)};
-  entry.comm->set_timeout(timeout);
-  return entry.comm;
+  return group;
+}
+
+std::shared_ptr<Communicator> c10d_communicator(const std::string& group_name, at::Device device, Seconds timeout) {
+  // Never destroyed: at the end of a process, gloo and NCCL may have gone before.
+  static auto& groups = *new Groups;
+  const GroupPtr group = named_group(group_name);
+  std::shared_ptr<Entry> entry;
+  {
+    const std::lock_guard lock(groups.mutex);
+    std::erase_if(groups.entries, [](const auto& e) { return registered(e.first.first) != e.second->group; });
+    std::shared_ptr<Entry>& found = groups.entries[{group_name, device.str()}];
+    if (!found) {
+      found = std::make_shared<Entry>();
+      found->group = group;
+    }
+    entry = found;
+  }
+  const std::lock_guard lock(entry->mutex);
+  if (!entry->comm) entry->comm = make_c10d_communicator(group, device, timeout);
+  return entry->comm;
 }
 
 }  // namespace annulus

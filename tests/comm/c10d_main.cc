@@ -57,7 +57,7 @@ void use(Communicator& comm, int seed) {
 TEST(C10d, GroupsAreFoundByName) {
   const auto comm = comm_of("ANNULUS_WORLD");
   EXPECT_EQ(c10d_communicator(group("ANNULUS_WORLD"), at::kCPU, Seconds(30)), comm);
-  EXPECT_EQ(comm->timeout(), Seconds(30));
+  EXPECT_EQ(comm->timeout(), Seconds(20));  // as it was made
   expect_error(ErrorKind::kUsage, {"\"no such group\"", "init_process_group"},
                [] { c10d_communicator("no such group", at::kCPU, Seconds(20)); });
 }
