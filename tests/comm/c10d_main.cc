@@ -1,6 +1,7 @@
 // The suite over a process group of PyTorch's, and what such groups alone bring: a shared library that c10d_test.py
 // loads into the processes of a job. Groups are found by their names: ANNULUS_WORLD has that of all ranks, ANNULUS_ROW
-// and ANNULUS_COLUMN those of this rank in a mesh of 2 x 2, ANNULUS_ODD that of ranks 1 and 3, where there are four.
+// and ANNULUS_COLUMN those of this rank in a mesh of 2 x 2, ANNULUS_ODD that of ranks 1 and 3, where there are four,
+// ANNULUS_FIRST and ANNULUS_SECOND two more of all ranks where there are several.
 // Where ANNULUS_DEVICE is set, the suite runs over what carries tensors of a device, with gloo and CPU tensors in the
 // place of NCCL and a GPU's.
 #include <ATen/ops/empty.h>
@@ -13,6 +14,7 @@
 #include <cstring>
 #include <functional>
 #include <string>
+#include <thread>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <vector>
 
@@ -106,6 +108,18 @@ TEST(C10d, TheCallersOwnTraffic) {
     EXPECT_TRUE(at::equal(received[0], pattern(3000, at::kFloat, previous)));
   }
   EXPECT_TRUE(at::equal(ring, pattern(9000, at::kFloat, 7)));
+}
+
+// Two threads of each rank, one for each group, of which the ranks begin another first: neither holds up the other.
+TEST(C10d, GroupsOpenInAnyOrder) {
+  if (group("ANNULUS_FIRST").empty()) GTEST_SKIP() << "needs two ranks";
+  const bool odd = comm_of("ANNULUS_WORLD")->rank() % 2 == 1;
+  std::shared_ptr<Communicator> early, late;
+  std::thread other([&] { early = comm_of(odd ? "ANNULUS_SECOND" : "ANNULUS_FIRST"); });
+  late = comm_of(odd ? "ANNULUS_FIRST" : "ANNULUS_SECOND");
+  other.join();
+  use(odd ? *late : *early, 1);
+  use(odd ? *early : *late, 2);
 }
 
 TEST(C10d, GroupsOfAMeshAtOnce) {

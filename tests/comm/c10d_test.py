@@ -93,13 +93,16 @@ def run(case, filter):
     code = 0
     if case in ("suite", "device"):
         names = {"ANNULUS_WORLD": world}
+        made = []
+        if ranks > 1:
+            made += [("ANNULUS_FIRST", list(range(ranks))), ("ANNULUS_SECOND", list(range(ranks)))]
         if ranks == 4:
-            made = [(("ANNULUS_ROW"), [0, 1]), ("ANNULUS_ROW", [2, 3]), ("ANNULUS_COLUMN", [0, 2]),
-                    ("ANNULUS_COLUMN", [1, 3]), ("ANNULUS_ODD", [1, 3])]
-            for name, members in made:
-                group = dist.new_group(members)
-                if rank in members:
-                    names[name] = group.group_name
+            made += [("ANNULUS_ROW", [0, 1]), ("ANNULUS_ROW", [2, 3]), ("ANNULUS_COLUMN", [0, 2]),
+                     ("ANNULUS_COLUMN", [1, 3]), ("ANNULUS_ODD", [1, 3])]
+        for name, members in made:
+            group = dist.new_group(members)
+            if rank in members:
+                names[name] = group.group_name
         for name, value in names.items():
             os.environ[name] = value
         if case == "device":
