@@ -357,7 +357,10 @@ def killed(group):
     except RuntimeError as e:
         assert "[comm]" in str(e), e
         print("raised:", e, flush=True)
-        os._exit(0)  # the group cannot be used any more, nor be taken down together
+        # The group cannot be used any more; a program ends with it taken down or as it is.
+        if dist.get_rank() == 0:
+            dist.destroy_process_group()
+        sys.exit(0)
     raise AssertionError("the killed rank came")
 
 
