@@ -3,6 +3,7 @@
 silently be another mask or other positions is refused on all ranks. Under mpirun, or under torchrun over gloo. For
 transformers_*_test."""
 
+import itertools
 import os
 import sys
 
@@ -34,7 +35,7 @@ for layout in ("contiguous", "zigzag", "striped"):
             wanted.backward()
 
             model = models.make(name, "annulus")
-            loss = model(**annulus.transformers.shard_batch(batch, layout, group)).loss
+            loss = model(**annulus.transformers.shard_batch(batch)).loss
             loss.backward()
             loss = annulus.all_reduce(loss.detach(), group=group)
             grads = {n: annulus.all_reduce(g, group=group) for n, g in models.gradients(model).items()}
@@ -67,6 +68,13 @@ if size > 1:
         # One document, of which transformers is told that nothing is hidden.
         single = annulus.shard(models.batch(False)["position_ids"], layout, group)
         model(**part, position_ids=single, attention_mask=ones, use_cache=False)
+
+    # Rows in another layout than the registered one would be other documents.
+    for layout, other in itertools.permutations(("contiguous", "zigzag", "striped"), 2):
+        annulus.transformers.register(group, layout)
+        for packed in (False, True):
+            part = annulus.transformers.shard_batch(models.batch(packed), other, group)
+            refused(f"put together in the registered layout '{layout}'", **part)
 
 if rank == 0:
     print(f"{size} ranks: loss and gradients of one process", flush=True)

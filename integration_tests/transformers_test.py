@@ -136,6 +136,8 @@ class Transformers(unittest.TestCase):
             annulus.transformers.shard_batch(batch | {"pixels": torch.ones(1)})
         with self.assertRaisesRegex(annulus.AnnulusError, "attention_mask has padding"):
             annulus.transformers.shard_batch(batch | {"attention_mask": torch.zeros(2, models.LENGTH)})
+        with self.assertRaisesRegex(annulus.AnnulusError, "no attention of the name 'other' is registered"):
+            annulus.transformers.shard_batch(batch, name="other")
 
 
 if __name__ == "__main__":

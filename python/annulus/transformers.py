@@ -2,7 +2,7 @@
 
     annulus.transformers.register(group=mesh["context"], layout="zigzag")
     model = AutoModelForCausalLM.from_config(config, attn_implementation="annulus")
-    loss = model(**annulus.transformers.shard_batch(batch, "zigzag", mesh["context"])).loss
+    loss = model(**annulus.transformers.shard_batch(batch)).loss
 
 The mask of a layer is what transformers' mask interface hands over, read exactly: causal, bidirectional, a sliding
 window, documents that are packed into a row. Anything else is an error that names it: no layer ever attends by
@@ -145,12 +145,19 @@ def _gather_documents(mask: Mask, position_ids: Tensor | None, batch: int, group
             "of the rows: pass position_ids=annulus.shard(position_ids, layout, group), or take "
             "annulus.transformers.shard_batch"
         )
-    documents = _lengths((whole[:-1].diff(dim=1, prepend=whole[:-1, :1] - 1) != 1).cumsum(1))
+    whole = whole[:-1]
+    begins = whole.diff(dim=1, prepend=whole[:, :1] - 1) != 1
+    if (elsewhere := whole[begins & (whole != whole[:, :1])]).numel() > 0:
+        raise AnnulusError(
+            "[transformers] every document of a row must begin at the row's first position id, but when the parts of the "
+            f"{size(group)} ranks are put together in the registered layout {layout!r}, one begins at {int(elsewhere[0])}: cut "
+            "rows in that layout, as annulus.transformers.shard_batch does by default, and let position ids count up by one"
+        )
+    documents = _lengths(begins.cumsum(1))
     if documents is not None and mask.padding_mask:
         raise AnnulusError(
             "[transformers] position_ids begin again within a row, but transformers tells packed documents apart only where "
-            "there is no attention_mask: leave it out. If these are one document, were they cut in the layout "
-            f"{layout!r} that was registered?"
+            "there is no attention_mask: leave it out"
         )
     mask.documents, mask.gathered = documents, True
 
@@ -234,22 +241,36 @@ def _check_boundaries(name: str, boundaries: Tensor | None, mask: Mask) -> None:
         raise _refuse(f"{name} has documents of {given} tokens, but position_ids of {known}", "make them agree")
 
 
+_registered: dict[str, tuple[Group, str]] = {}  # group and layout by name
+
+
 def register(group: Group = None, layout: str = "contiguous", schedule: str = "auto", name: str = "annulus") -> None:
     """Makes `attn_implementation=name` attention over the ranks of `group`, whose rows are cut by `layout`.
 
     group: as in `annulus.attention`. Registering a name again replaces it; several names serve several groups.
     """
+    _registered[name] = group, layout
     AttentionInterface.register(name, functools.partial(_attend, group=group, layout=layout, schedule=schedule))
     AttentionMaskInterface.register(name, functools.partial(_make_mask, group=group))
 
 
-def shard_batch(batch: Mapping[str, Tensor], layout: str = "contiguous", group: Group = None) -> dict[str, Any]:
+def shard_batch(
+    batch: Mapping[str, Tensor], layout: str | None = None, group: Group = None, *, name: str = "annulus"
+) -> dict[str, Any]:
     """What a causal language model takes for this rank, of a batch of whole rows that every rank of the group has.
 
     batch: input_ids [batch, n]; labels, if a loss is wanted; position_ids, which begin again with each packed
     document. The loss that the model then returns is this rank's part: the sum over the ranks is the mean over the
     batch's labels, and so are gradients. Labels are shifted here, before they are cut, and do not cross documents.
+    layout and group: those that were registered under `name`, where they are not given.
     """
+    if layout is None and name not in _registered:
+        raise AnnulusError(
+            f"[transformers] there is no layout, and no attention of the name {name!r} is registered: call "
+            "annulus.transformers.register first, or pass layout and group"
+        )
+    registered = _registered.get(name, (None, layout))
+    group, layout = registered[0] if group is None else group, layout or registered[1]
     if unknown := set(batch) - {"input_ids", "labels", "position_ids", "attention_mask"}:
         raise AnnulusError(f"[transformers] a batch of input_ids, labels and position_ids is taken, but has {sorted(unknown)}")
     whole = {key: value for key, value in batch.items() if value is not None}
