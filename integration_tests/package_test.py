@@ -48,6 +48,8 @@ class Package(unittest.TestCase):
             annulus.shard({"tokens": "abc"})
         with self.assertRaisesRegex(annulus.AnnulusError, r"no dimension 1 to cut in a tensor of the shape \[6\]"):
             annulus.shard(tokens[0])
+        with self.assertRaisesRegex(annulus.AnnulusError, "a model that shifts labels itself"):
+            annulus.shard({"input_ids": tokens, "labels": tokens})
         with self.assertRaisesRegex(annulus.AnnulusError, "'zigzak'"):
             annulus.shard(tokens, "zigzak")
 

@@ -60,10 +60,17 @@ def shard(tensors: Tensors, layout: str = "contiguous", group: Group = None, *, 
     """This rank's part of whole sequences, which every rank has: of a tensor, or of each tensor in a mapping, list or
     tuple.
 
-    dim is the sequence's dimension. Labels are shifted before they are cut (`shift_labels`), because a rank's part
-    does not hold the token that follows its last one. No communication; gradients flow to the positions that were
+    dim is the sequence's dimension. Shift labels first, with `shift_labels`: nothing is shifted here, and a rank's part
+    does not hold the token that follows its last one. A mapping with `input_ids` and `labels` is therefore refused: it
+    is a batch for models that shift labels themselves. No communication; gradients flow to the positions that were
     taken.
     """
+    if isinstance(tensors, Mapping) and {"input_ids", "labels"} <= tensors.keys():
+        raise AnnulusError(
+            "[layout] input_ids and labels are a batch for a model that shifts labels itself, which goes wrong where a part "
+            "ends: cut it with annulus.transformers.shard_batch, or give annulus.shift_labels(labels, position_ids) by "
+            "another name, such as shift_labels"
+        )
     own, ranks = rank(group), size(group)
 
     def part(tensor: Tensor) -> Tensor:

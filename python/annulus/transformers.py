@@ -280,8 +280,9 @@ def shard_batch(
     ids = whole["input_ids"]
     whole.setdefault("position_ids", torch.arange(ids.shape[1], device=ids.device).unsqueeze(0))
     if "labels" in whole:
-        whole["labels"] = whole["shift_labels"] = shift_labels(whole["labels"], whole["position_ids"])
+        whole["shift_labels"] = shift_labels(whole.pop("labels"), whole["position_ids"])
     part: dict[str, Any] = dict(shard(whole, layout, group), use_cache=False)
-    if "labels" in whole:
-        part["num_items_in_batch"] = int((whole["labels"] != -100).sum())
+    if "shift_labels" in whole:
+        part["labels"] = part["shift_labels"]  # models compute a loss only where there are labels
+        part["num_items_in_batch"] = int((whole["shift_labels"] != -100).sum())
     return part
