@@ -24,11 +24,13 @@ torch.manual_seed(3)
 
 for layout in ("contiguous", "zigzag", "striped"):
     for length in (2, 8, 67):
-        for dtype in (torch.float64, torch.bfloat16, torch.int32, torch.bool):
-            whole = (torch.randn(2, length, 3) * 100).to(dtype)
+        for dtype in (torch.float64, torch.bfloat16, torch.int32, torch.bool, torch.complex64, torch.complex128):
+            whole = torch.randn(2, length, 3, dtype=torch.complex128) * 100
+            whole = (whole if dtype.is_complex else whole.real).to(dtype)
             part = annulus.shard(whole, layout, group)
             assert torch.equal(part, whole[:, annulus.positions(length, layout, rank=rank, size=size)])
             assert torch.equal(annulus.unshard(part, layout, group), whole), (layout, length, dtype)
+            assert torch.equal(annulus.unshard(part, layout, group, dim=-2), whole)
             part = annulus.shard(whole[0], layout, group, dim=0)
             assert torch.equal(annulus.unshard(part, layout, group, dim=0), whole[0])
 

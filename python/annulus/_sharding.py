@@ -90,10 +90,14 @@ def unshard(tensors: Tensors, layout: str = "contiguous", group: Group = None, *
     own, ranks = rank(group), size(group)
 
     def whole(tensor: Tensor) -> Tensor:
+        length = _length(tensor, dim)
         if ranks == 1:
             return tensor
+        if tensor.is_complex():
+            real = torch.view_as_real(tensor.resolve_conj())
+            return torch.view_as_complex(unshard(real, layout, group, dim=dim % tensor.dim()))
         mine = torch.zeros(ranks, dtype=torch.int64)
-        mine[own] = _length(tensor, dim)
+        mine[own] = length
         lengths = all_reduce(mine, group=group).tolist()
         total = sum(lengths)
         if layout == "contiguous":
