@@ -14,6 +14,7 @@ CONFIGS = {
     "mistral": transformers.MistralConfig(sliding_window=5, **_SIZES),
     # The first layer sees all, the others a window.
     "qwen3": transformers.Qwen3Config(use_sliding_window=True, sliding_window=4, max_window_layers=1, **_SIZES),
+    "mixtral": transformers.MixtralConfig(num_local_experts=4, sliding_window=None, **_SIZES),
 }
 
 LENGTH = 24

@@ -69,6 +69,16 @@ if size > 1:
         single = annulus.shard(models.batch(False)["position_ids"], layout, group)
         model(**part, position_ids=single, attention_mask=ones, use_cache=False)
 
+    # The balancing loss of experts is no sum over tokens.
+    part = annulus.transformers.shard_batch(models.batch(True))
+    plain = model
+    model = models.make("mixtral", "annulus")
+    refused("output_router_logits over several ranks", **part, output_router_logits=True)
+    model.config.output_router_logits = True
+    refused("output_router_logits over several ranks", **part)
+    model(**part, output_router_logits=False)
+    model = plain
+
     # Rows in another layout than the registered one would be other documents.
     for layout, other in itertools.permutations(("contiguous", "zigzag", "striped"), 2):
         annulus.transformers.register(group, layout)

@@ -213,6 +213,14 @@ def _attend(
     if size(group) > 1:
         if others.get("use_cache"):
             raise _refuse("a cache of keys over several ranks", "pass use_cache=False")
+        balancing = others.get("output_router_logits")
+        if balancing is None:
+            balancing = getattr(getattr(module, "config", None), "output_router_logits", False)
+        if balancing:
+            raise _refuse(
+                "output_router_logits over several ranks asks for a balancing loss over the tokens of all of them",
+                "set it to False, as an argument and in the configuration",
+            )
         if not mask.gathered:
             _gather_documents(mask, others.get("position_ids"), query.shape[0], group, layout)
     for name in ("cu_seq_lens_q", "cu_seq_lens_k"):
