@@ -78,6 +78,16 @@ if group is not None:
     except annulus.AnnulusError as e:
         assert "group must be a mesh of one dimension, but has 2" in str(e), e
 
+# What goes wrong in a backward is annulus's own error where it is asked for: here the ranks reduce tensors of different shapes.
+if size > 1:
+    sums = [annulus.all_reduce(torch.ones(n, requires_grad=True), group=group) for n in (3, 4)]
+    try:
+        with annulus.errors():
+            sums[min(rank, 1)].sum().backward()
+        raise AssertionError("taken")
+    except annulus.AnnulusError as e:
+        assert "all_reduce" in str(e), e
+
 if rank == 0:
     print(f"{size} ranks: cut and put together", flush=True)
 if group is not None:

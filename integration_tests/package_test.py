@@ -109,6 +109,19 @@ class Package(unittest.TestCase):
         with self.assertRaisesRegex(annulus.AnnulusError, "no process group of the name 'nobody'"):
             annulus.shard(q, group="nobody")
 
+    def test_errors_of_compiled_calls_are_its_own_where_they_are_asked_for(self):
+        q = torch.randn(1, 8, 2, 8)
+
+        def attend(q, boundaries):
+            return annulus.attention(q, q, q, {"kind": "causal"}, cu_seqlens=boundaries)
+
+        compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
+        self.assertEqual(compiled(q, torch.tensor([0, 3, 8])).shape, q.shape)
+        with self.assertRaisesRegex(annulus.AnnulusError, r"^\[[a-z]+\] .*cu_seqlens"), annulus.errors():
+            compiled(q, torch.tensor([0, 3, 9]))
+        with self.assertRaises(ValueError), annulus.errors():
+            raise ValueError("of others")
+
     def test_a_library_that_is_not_there_or_not_for_this_torch_is_named(self):
         missing = ("/nowhere/lib.so", "not in /nowhere/lib.so: build it with")
         for path, words in [missing, (__file__, "does not load into torch")]:

@@ -8,7 +8,7 @@
 """
 
 from ._diagnosis import doctor, plan, plan_ahead, stats
-from ._errors import AnnulusError
+from ._errors import AnnulusError, errors
 from ._library import __version__, load
 from ._operators import all_reduce, attention, rank, size
 from ._sharding import positions, shard, shift_labels, unshard
@@ -21,6 +21,7 @@ __all__ = [
     "all_reduce",
     "attention",
     "doctor",
+    "errors",
     "load",
     "plan",
     "plan_ahead",

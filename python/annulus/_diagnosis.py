@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from . import _library
-from ._errors import own_errors
+from ._errors import errors
 from ._operators import Group, Pattern, group_name, pattern_text
 
 
@@ -42,7 +42,7 @@ def plan(
     contiguous parts, in place of a layout. keep: False plans what torch.compile runs, whose backward sends again what
     the forward held last.
     """
-    with own_errors():
+    with errors():
         text = torch.ops.annulus.plan(
             pattern_text(pattern),
             length,
@@ -86,7 +86,7 @@ def plan_ahead(
     length: of the whole sequence. heads, batch and the rest are those of the call to come, which finds the plan or
     waits for what is left of it. keep: False where that call comes from torch.compile.
     """
-    with own_errors():
+    with errors():
         torch.ops.annulus.plan_ahead(
             pattern_text(pattern),
             length,
@@ -106,7 +106,7 @@ def plan_ahead(
 
 def stats(group: Group = None) -> dict[str, Any]:
     """What this process has sent for attention over `group`, forward and backward, and what it has planned."""
-    with own_errors():
+    with errors():
         return json.loads(torch.ops.annulus.stats(group_name(group)))
 
 

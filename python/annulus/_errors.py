@@ -13,8 +13,14 @@ class AnnulusError(RuntimeError):
 
 
 @contextlib.contextmanager
-def own_errors() -> Iterator[None]:
-    """Raises the library's errors, which reach Python as RuntimeError, as AnnulusError. All others pass."""
+def errors() -> Iterator[None]:
+    """Raises the library's errors, which reach Python as RuntimeError, as AnnulusError. All others pass.
+
+    For backward and compiled calls, which this package does not see:
+
+        with annulus.errors():
+            loss.backward()
+    """
     try:
         yield
     except RuntimeError as error:

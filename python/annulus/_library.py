@@ -61,10 +61,10 @@ def load(timeout: float | None = None) -> Any:
 
     timeout: seconds that an operation between ranks may take; by default ANNULUS_TIMEOUT, else 300.
     """
-    from ._errors import own_errors
+    from ._errors import errors
 
     if timeout is not None:
-        with own_errors():
+        with errors():
             torch.ops.annulus.set_timeout(timeout)
     return torch.ops.annulus
 

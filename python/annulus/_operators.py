@@ -9,7 +9,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from . import _library  # noqa: F401  (registers the operators)
-from ._errors import AnnulusError, own_errors
+from ._errors import AnnulusError, errors
 
 Group = ProcessGroup | DeviceMesh | str | None
 Pattern = str | Mapping[str, Any]
@@ -95,7 +95,7 @@ def attention(
     settings |= dict(first_row=first_row, query_offset=query_offset, group=group_name(group), cu_seqlens=cu_seqlens)
     if torch.compiler.is_compiling():
         return torch.ops.annulus.attention(q, k, v, pattern_text(pattern), **settings)
-    with own_errors():
+    with errors():
         return torch.ops.annulus.attention(q, k, v, pattern_text(pattern), **settings)
 
 
@@ -107,7 +107,7 @@ def all_reduce(x: Tensor, *, group: Group = None) -> Tensor:
     name = group_name(group)
     if torch.compiler.is_compiling():
         return torch.ops.annulus.all_reduce(x, group=name)
-    with own_errors():
+    with errors():
         return torch.ops.annulus.all_reduce(x, group=name)
 
 
@@ -123,7 +123,7 @@ def rank(group: Group = None) -> int:
     """This process's rank among those that attend together."""
     if group is not None:
         return _process_group(group).rank()
-    with own_errors():
+    with errors():
         return torch.ops.annulus.rank()
 
 
@@ -131,5 +131,5 @@ def size(group: Group = None) -> int:
     """How many ranks attend together."""
     if group is not None:
         return _process_group(group).size()
-    with own_errors():
+    with errors():
         return torch.ops.annulus.size()
