@@ -17,6 +17,7 @@ import annulus  # noqa: E402
 import annulus.transformers  # noqa: E402
 import torch  # noqa: E402
 import transformers_models as models  # noqa: E402
+from transformers import AttentionInterface, masking_utils  # noqa: E402
 
 group = None
 if "TORCHELASTIC_RUN_ID" in os.environ:
@@ -68,6 +69,16 @@ if size > 1:
         # One document, of which transformers is told that nothing is hidden.
         single = annulus.shard(models.batch(False)["position_ids"], layout, group)
         model(**part, position_ids=single, attention_mask=ones, use_cache=False)
+
+    # Positions of several axes, as multimodal models hand them to their attention.
+    mask = masking_utils.create_causal_mask(model.config, torch.zeros(2, 8, 4), None, past_key_values=None)
+    heads = torch.zeros(2, 4, 8, 8)
+    axes = torch.zeros(3, 2, 8, dtype=torch.int64)
+    try:
+        AttentionInterface()["annulus"](model, heads, heads, heads, mask, position_ids=axes)
+        raise AssertionError("taken")
+    except annulus.AnnulusError as e:
+        assert "position_ids are [3, 2, 8], not [batch, n]" in str(e), e
 
     # The balancing loss of experts is no sum over tokens.
     part = annulus.transformers.shard_batch(models.batch(True))

@@ -130,12 +130,21 @@ class Transformers(unittest.TestCase):
         with self.assertRaisesRegex(annulus.AnnulusError, "is made by chunked_overlay"):
             make(masking_utils.create_chunked_causal_mask)
 
+    def test_rows_of_a_batch_may_be_taken(self):
+        batch = models.batch(False)
+        for ids in (None, batch["position_ids"][:1]):
+            part = annulus.transformers.shard_batch(batch | {"position_ids": ids})
+            self.assertTrue(torch.equal(part["position_ids"], batch["position_ids"]))
+
     def test_batches_are_checked(self):
         batch = models.batch(False)
         with self.assertRaisesRegex(annulus.AnnulusError, "but has \\['pixels'\\]"):
             annulus.transformers.shard_batch(batch | {"pixels": torch.ones(1)})
         with self.assertRaisesRegex(annulus.AnnulusError, "attention_mask has padding"):
             annulus.transformers.shard_batch(batch | {"attention_mask": torch.zeros(2, models.LENGTH)})
+        axes = torch.zeros(3, 2, models.LENGTH, dtype=torch.int64)
+        with self.assertRaisesRegex(annulus.AnnulusError, r"position_ids are \[3, 2, 24\], not \[batch, n\]"):
+            annulus.transformers.shard_batch(batch | {"position_ids": axes})
         with self.assertRaisesRegex(annulus.AnnulusError, "no attention of the name 'other' is registered"):
             annulus.transformers.shard_batch(batch, name="other")
 

@@ -129,6 +129,14 @@ def _make_mask(
 # ---- Over ranks.
 
 
+def _check_positions(position_ids: Tensor) -> None:
+    if position_ids.dim() != 2:
+        raise _refuse(
+            f"position_ids are {list(position_ids.shape)}, not [batch, n], as those of several axes (multimodal rotary)",
+            "over several ranks use models with one position for each token",
+        )
+
+
 def _gather_documents(mask: Mask, position_ids: Tensor | None, batch: int, group: Group, layout: str) -> None:
     """The documents of whole rows, by the position ids of all ranks. Collective; what is refused is so on all ranks."""
     if position_ids is None:
@@ -136,6 +144,7 @@ def _gather_documents(mask: Mask, position_ids: Tensor | None, batch: int, group
             "[transformers] over several ranks a layer must be given position_ids, but this model does not pass them to its "
             "attention: annulus cannot tell documents apart, nor whether a rank's rotary positions are right"
         )
+    _check_positions(position_ids)
     ids = position_ids.detach().cpu().expand(batch, -1)
     counted = (ids == torch.arange(ids.shape[1])).all().to(ids.dtype)
     whole = unshard(torch.cat([ids, counted.expand(1, ids.shape[1])]), layout, group)
@@ -286,7 +295,9 @@ def shard_batch(
     if mask is not None and not mask.all():
         raise _refuse("attention_mask has padding", "pack rows instead of padding them")
     ids = whole["input_ids"]
-    whole.setdefault("position_ids", torch.arange(ids.shape[1], device=ids.device).unsqueeze(0))
+    positions = whole.setdefault("position_ids", torch.arange(ids.shape[1], device=ids.device).unsqueeze(0))
+    _check_positions(positions)
+    whole["position_ids"] = positions.expand(ids.shape)  # so that rows of each entry may be taken
     if "labels" in whole:
         whole["shift_labels"] = shift_labels(whole.pop("labels"), whole["position_ids"])
     part: dict[str, Any] = dict(shard(whole, layout, group), use_cache=False)
