@@ -80,6 +80,14 @@ if size > 1:
     except annulus.AnnulusError as e:
         assert "position_ids are [3, 2, 8], not [batch, n]" in str(e), e
 
+    # Documents that coincide with contiguous parts look like forgotten positions; zigzag tells them apart.
+    batch = models.batch(False)
+    batch["position_ids"] = batch["position_ids"] % (models.LENGTH // size)
+    annulus.transformers.register(group, "contiguous")
+    refused("layout 'zigzag'", **annulus.transformers.shard_batch(batch))
+    annulus.transformers.register(group, "zigzag")
+    model(**annulus.transformers.shard_batch(batch))
+
     # The balancing loss of experts is no sum over tokens.
     part = annulus.transformers.shard_batch(models.batch(True))
     plain = model

@@ -152,7 +152,8 @@ def _gather_documents(mask: Mask, position_ids: Tensor | None, batch: int, group
         raise AnnulusError(
             f"[transformers] the position ids of each of the {size(group)} ranks count from 0, as if each held the beginning "
             "of the rows: pass position_ids=annulus.shard(position_ids, layout, group), or take "
-            "annulus.transformers.shard_batch"
+            "annulus.transformers.shard_batch. If a document does begin at the beginning of every contiguous part, take the "
+            "layout 'zigzag', which tells the two apart"
         )
     whole = whole[:-1]
     begins = whole.diff(dim=1, prepend=whole[:, :1] - 1) != 1
