@@ -21,6 +21,7 @@ namespace {
 
 // The operator may take this much more than the C++ call: seconds at short lengths, a share of it at long ones.
 constexpr double kMostSeconds = 100e-6, kMostShare = 0.01;
+constexpr int64_t kLong = 4096;
 constexpr const char* kPattern = "{ kind = 'causal' }";
 constexpr size_t kFewestCalls = 3;
 
@@ -66,7 +67,7 @@ std::vector<BenchRatio> run_operator_bench(const OperatorBenchOptions& options, 
       for (const size_t side : {turn % 2, 1 - turn % 2}) run(side);
     }
     const double base = *std::min_element(costs[0].begin(), costs[0].end());
-    const double most = std::max(kMostSeconds, kMostShare * base);
+    const double most = length < kLong ? kMostSeconds : kMostShare * base;
     std::snprintf(text.data(), text.size(), "%lld tokens, %lld heads of %lld", static_cast<long long>(length),
                   static_cast<long long>(options.heads), static_cast<long long>(options.head_dim));
     const BenchRatio& ratio = ratios.emplace_back(
