@@ -23,9 +23,7 @@
 //
 // The choice is not Highway's: ANNULUS_ISA limits it (instruction_set.h), and its library is not needed for it.
 
-#ifndef HWY_DISABLED_TARGETS
 #define HWY_DISABLED_TARGETS HWY_SSSE3
-#endif
 
 // clang-format off
 #include "hwy/foreach_target.h"

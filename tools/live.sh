@@ -72,6 +72,19 @@ compiler_messages() { # LOG
     !skip && NF { print }' "$1"
 }
 
+# For scripts that build one thing: builds it, and exits where that fails or is interrupted.
+build_or_exit() { # TARGET
+  local log rc=0
+  log=$(mktemp)
+  bazel build --curses=no --color=no --show_progress_rate_limit=0.3 "$1" 2>&1 | follow_bazel "$log" || rc=$?
+  ((rc == 0)) || compiler_messages "$log" >&2
+  rm -f "$log"
+  if ((rc == 8 || rc == 130)); then exit 130; fi # Ctrl-C
+  ((rc == 0)) && return
+  echo "annulus: the build failed (above: what the compiler said)" >&2
+  exit 1
+}
+
 # A clone of somebody else's, or on a disk that is only read: nothing can be built in it.
 cannot_build() { # FOLDER
   if [[ -e $1/.bazel ]]; then [[ ! -w $1/.bazel ]]; else [[ ! -w $1 ]]; fi

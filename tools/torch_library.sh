@@ -12,16 +12,6 @@ case ${1-} in
 esac
 tools/setup.sh
 . tools/live.sh
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
-rc=0
-bazel build --curses=no --color=no --show_progress_rate_limit=0.3 //torch_ops:libannulus_torch.so 2>&1 |
-  follow_bazel "$log" || rc=$?
-if ((rc == 8 || rc == 130)); then exit 130; fi # Ctrl-C
-if ((rc)); then
-  compiler_messages "$log" >&2
-  echo "annulus: the build failed (above: what the compiler said)" >&2
-  exit 1
-fi
+build_or_exit //torch_ops:libannulus_torch.so
 echo "annulus: built against the torch in $(realpath -s "$(sed -n 's|^found \(.*\)/lib/libtorch_cpu.so$|\1|p' .bazel/setup)")" >&2
 readlink -f .bazel/bin/torch_ops/libannulus_torch.so

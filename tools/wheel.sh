@@ -16,17 +16,7 @@ if [[ ${LIBTORCH+set} ]]; then
 fi
 tools/setup.sh --tests
 . tools/live.sh
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
-rc=0
-bazel build --curses=no --color=no --show_progress_rate_limit=0.3 //torch_ops:libannulus_torch_wheel.so 2>&1 |
-  follow_bazel "$log" || rc=$?
-if ((rc == 8 || rc == 130)); then exit 130; fi # Ctrl-C
-if ((rc)); then
-  compiler_messages "$log" >&2
-  echo "annulus: the build failed (above: what the compiler said)" >&2
-  exit 1
-fi
+build_or_exit //torch_ops:libannulus_torch_wheel.so
 torch=$(sed -n "s/^__version__ = '\(.*\)'/\1/p" .venv/lib/python3.*/site-packages/torch/version.py)
 library=.bazel/bin/torch_ops/libannulus_torch_wheel.so
 readlink -f "$(.venv/bin/python tools/wheel.py --library "$library" --torch "$torch" --out .bazel/wheel)"

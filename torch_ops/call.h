@@ -15,7 +15,7 @@
 
 namespace annulus::torch_ops {
 
-// In the order of the operators' schemas (AsArguments).
+// In the order of the operators' schemas (WithSettings).
 struct Settings {
   std::string pattern, group, layout, schedule;
   double scale = 0, dropout = 0;

@@ -94,8 +94,9 @@ void PlanReport::require_memory(double programs) {
   throw Error(ErrorKind::kResource, "plan",
               std::string(prove_ ? "the proof of a plan" : "a plan") + " of " + with_commas(request_.shape.q_len) +
                   " positions for " + counted(request_.ranks, "rank") + " takes " + bytes_text(bytes) + ", and " +
-                  bytes_text(most) + " are free (" + free_->limit +
-                  "): " + (plan <= most && prove_ ? "--no-proof only makes the plan" : "plan a shorter sequence"));
+                  bytes_text(most) + " are free (" + free_->limit + "): " +
+                  (plan <= most && prove_ ? "without the proof it fits (--no-proof; in Python prove=False)"
+                                          : "plan a shorter sequence"));
 }
 
 double PlanReport::share() const {

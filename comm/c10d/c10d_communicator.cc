@@ -1,8 +1,7 @@
 // The CPU's part of the backend over process groups.
 //
 // - All data move as messages between two ranks (channel.h), never by the group's own collectives: a group has no way
-// to
-//   let go of a collective that some ranks do not join, and orders those of a caller's among ours.
+//   to let go of a collective that some ranks do not join, and orders those of a caller's among ours.
 // - A communicator has a context, a number that all its ranks agree on and that their tags hold: several communicators
 //   over one group, splits among them, do not meet.
 // - Before a collective every rank sends its header to every other, so that a missing rank can be named and ranks that

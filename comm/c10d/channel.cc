@@ -104,11 +104,6 @@ Waiters& waiters() {
   return waiters;
 }
 
-std::string describe_message(int64_t bytes, int64_t number, at::ScalarType dtype, const std::string& shape) {
-  return std::to_string(bytes) + " bytes (message " + std::to_string(number) + " between these ranks, " +
-         comm_internal::dtype_name(dtype) + shape + ")";
-}
-
 struct Posted final : Transfer {
   Kept kept;
   void* data = nullptr;
@@ -200,6 +195,11 @@ struct Channel::Group {
     }
   }
 };
+
+std::string describe_message(int64_t bytes, int64_t number, at::ScalarType dtype, const std::string& shape) {
+  return std::to_string(bytes) + " bytes (message " + std::to_string(number) + " between these ranks, " +
+         comm_internal::dtype_name(dtype) + shape + ")";
+}
 
 std::string in_short(const std::exception& e) {
   const std::string text = e.what(), line = text.substr(0, text.find('\n'));
@@ -299,7 +299,7 @@ TransferPtr Channel::receive(const Address& from, const Described& message) {
     const Frame& frame = *p.frame;
     if (frame.bytes != p.bytes || frame.number != number || frame.dtype != static_cast<int64_t>(dtype)) {
       const std::lock_guard lock(arrivals().mutex);
-      p.came = describe_message(frame.bytes, frame.number, static_cast<at::ScalarType>(frame.dtype), "");
+      p.came = describe_message(frame.bytes, frame.number, static_cast<at::ScalarType>(frame.dtype));
       return false;
     }
     if (p.bytes <= Frame::kInside) {

@@ -63,8 +63,7 @@ struct Words {
   }
   static std::string text(const at::Tensor& words) {
     const auto* data = words.const_data_ptr<int64_t>();
-    return std::to_string(data[2]) + " bytes (message " + std::to_string(data[0]) + " between these ranks, " +
-           dtype_name(static_cast<at::ScalarType>(data[1])) + ")";
+    return describe_message(data[2], data[0], static_cast<at::ScalarType>(data[1]));
   }
 };
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include <exception>
@@ -18,6 +19,9 @@ namespace annulus::c10d_internal {
 
 // What an error of c10d's says, without where in a source it was raised, advice and a backtrace.
 std::string in_short(const std::exception& e);
+
+// "200 bytes (message 3 between these ranks, fp32)"; `shape` goes behind the dtype.
+std::string describe_message(int64_t bytes, int64_t number, at::ScalarType dtype, const std::string& shape = "");
 
 // For CPU tensors, over the group's backend for these.
 std::unique_ptr<Communicator> make_host_communicator(const c10::intrusive_ptr<c10d::ProcessGroup>& group,

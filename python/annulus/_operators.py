@@ -73,17 +73,14 @@ def attention(
     """Exact attention over the ranks of `group`, each of which gives its own rows of the sequence. Collective.
 
     q: [batch, n, heads, head size], k and v: [batch, m, kv heads, head size], this rank's rows in the order of
-    `layout`;
-        fp32, fp64, bf16 or fp16. The result is like q. Its backward is collective, too.
+        `layout`; fp32, fp64, bf16 or fp16. The result is like q. Its backward is collective, too.
     pattern: which pairs of positions are counted, as inline TOML or as a mapping of the same keys (docs/attention.md).
     group: a ProcessGroup, a DeviceMesh of one dimension or the name of a group. None: the ranks of mpirun where
-    Python was
-        started under it, otherwise this process by itself.
+        Python was started under it, otherwise this process by itself.
     layout: "contiguous", "zigzag" or "striped": how the sequence was cut (`annulus.shard`).
     schedule: "auto", "ring", "all-gather" or "group-cast".
     cu_seqlens: where packed documents begin in the whole sequence, and where the last one ends: [documents + 1],
-    int32 or
-        int64, the same on all ranks. Attention does not cross documents.
+        int32 or int64, the same on all ranks. Attention does not cross documents.
     scale: 0 stands for 1 / sqrt(head size).
     dropout: of probabilities. The draw is a function of `seed`, `step`, `layer`, the global batch row (row 0 is
         `first_row`) and the position alone.

@@ -124,8 +124,7 @@ def shift_labels(labels: Tensor, position_ids: Tensor | None = None, *, ignore: 
     """Labels [batch, n] of whole rows, shifted: at each position the label of the next one, `ignore` at the last.
 
     position_ids: [batch or 1, n], where packed documents are to be told apart: a document's last position gets
-    `ignore`
-        as well. A document begins wherever a position id does not follow its predecessor.
+        `ignore` as well. A document begins wherever a position id does not follow its predecessor.
     """
     shifted = torch.full_like(labels, ignore)
     shifted[:, :-1] = labels[:, 1:]
