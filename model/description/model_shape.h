@@ -1,0 +1,73 @@
+// ModelShape: the one description of a decoder, from which its parameters, their names, its FLOPs, its memory plan and
+// its forward follow. Llama, Mistral, Qwen 2.5 and Qwen 3 are values of it. Used by the model, configurations, the
+// planner of memory and the mapping from and to Hugging Face's config.json. No LibTorch. Thread-safe: values and pure
+// functions.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "model/description/rotary_spec.h"
+
+namespace annulus {
+
+struct ModelShape {
+  int64_t layers = 0;
+  int64_t dim = 0;  // width of the residual stream
+  int64_t heads = 0;
+  int64_t kv_heads = 0;
+  int64_t ffn = 0;
+  int64_t vocab = 0;
+  int64_t head_size = 0;  // 0: dim / heads
+  double rope_theta = 10000;
+  RotaryScaling rope_scaling = {};
+  bool rope_fp32 = false;  // RotarySpec::fp32
+  bool tie_embeddings = false;
+  double norm_eps = 1e-5;
+  bool qkv_bias = false;  // of the projections to queries, keys and values
+  bool out_bias = false;  // of attention's output projection
+  bool mlp_bias = false;  // of the MLP's three projections
+  bool qk_norm = false;   // RMSNorm of each query and key over the head dimension, before the rotation
+
+  int64_t head_dim() const { return head_size > 0 || heads <= 0 ? head_size : dim / heads; }
+  int64_t q_width() const { return heads * head_dim(); }      // of all queries of a token
+  int64_t kv_width() const { return kv_heads * head_dim(); }  // of all its keys, or values
+  RotarySpec rotary() const { return {head_dim(), rope_theta, rope_scaling, rope_fp32}; }
+
+  friend bool operator==(const ModelShape&, const ModelShape&) = default;
+};
+
+// Error(kPlan) when sizes are not positive or do not divide: heads by kv_heads, dim by heads where head_size is 0; or
+// the head dimension is odd.
+void validate(const ModelShape& shape);
+
+// A parameter: a matrix [out, in] or a vector, by its name in Hugging Face's layout.
+struct ParameterShape {
+  std::string name;
+  std::vector<int64_t> shape;
+  // What it begins as: values of N(0, std), or where std is 0 all of them `value`.
+  double std = 0;
+  double value = 0;
+
+  int64_t count() const;
+};
+
+// What is used together: the embedding, each layer (the last with the norm behind it) and, where it is a matrix of its
+// own, the output. In each all matrices come before the first vector; the projections to queries, keys and values lie
+// one after the other, and so do those to gate and up, and their biases.
+struct ParameterGroup {
+  std::string name;  // "the embedding", "layer 3", "the output"
+  std::vector<ParameterShape> parameters;
+};
+std::vector<ParameterGroup> parameter_groups(const ModelShape& shape);
+
+// Elements of all parameters; `parameter_estimate` also of a model whose count has more than 63 bits.
+int64_t parameter_count(const ModelShape& shape);
+double parameter_estimate(const ModelShape& shape);
+
+// Multiply-additions counted twice, forward and backward, for one token: 6 per weight that is multiplied, and 12 *
+// head_dim for each (query, key) pair of attention, of which there are `pairs` a token over all layers and query heads.
+double flops_per_token(const ModelShape& shape, double pairs);
+
+}  // namespace annulus
