@@ -92,6 +92,7 @@ ROOMS = {
         "training/state",
         "training/run",
         "model",
+        "model/description",
         "data",
         "data/shards",
         "config",
@@ -110,6 +111,7 @@ ROOMS = {
     "training/state": [
         "training/run",
         "model",
+        "model/description",
         "config",
         "comm",
         "memory",
@@ -132,6 +134,7 @@ ROOMS = {
         "common",
     ],
     "model": [
+        "model/description",
         "modules",
         "tensor_files",
         "attention/execution",
@@ -143,6 +146,7 @@ ROOMS = {
         "common",
     ],
     "modules": [
+        "model/description",
         "attention/execution",
         "attention/plan",
         "attention/pattern",
@@ -161,10 +165,12 @@ ROOMS = {
         "common",
     ],
     "config": [
+        "model/description",
         "attention/plan",
         "attention/pattern",
         "common",
     ],
+    "model/description": ["common"],
     "tensor_files": [
         "attention/pattern",
         "common",

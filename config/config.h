@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <initializer_list>
 #include <string>
 #include <string_view>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "attention/pattern/pattern.h"
+#include "model/description/model_shape.h"
 
 namespace annulus {
 
@@ -112,17 +114,12 @@ struct LayerPatterns {
   friend bool operator==(const LayerPatterns&, const LayerPatterns&) = default;
 };
 
-struct ModelSection {
-  int64_t layers = 0;    // required
-  int64_t dim = 0;       // required
-  int64_t heads = 0;     // required
-  int64_t kv_heads = 0;  // 0: as many as heads; filled in by load_config
-  int64_t ffn = 0;       // 0: 8/3 dim rounded up to a multiple of 64; filled in by load_config
-  int64_t vocab = 256;
+// The model's shape, and how it is trained. load_config fills in kv_heads and ffn where they are 0.
+struct ModelSection : ModelShape {
+  ModelSection() : ModelShape{.vocab = 256} {}
+
+  std::string from;            // a folder in Hugging Face's layout that the weights begin as; empty: by run.seed
   std::string dtype = "fp32";  // "fp32", "bf16"
-  double rope_theta = 10000;
-  bool tie_embeddings = false;
-  double norm_eps = 1e-5;
   LayerPatterns pattern;
   double dropout = 0;  // of attention probabilities, in training
   bool recompute = false;
@@ -211,13 +208,22 @@ struct Config {
   friend bool operator==(const Config&, const Config&) = default;
 };
 
+// The model in a folder, as its config.json describes it (huggingface/model_config.h).
+using ModelReader = std::function<ModelSection(const std::string& folder)>;
+
 // Reads the file, then applies `sets`, each "section.key=value" with a value in TOML or, where it is no TOML, taken as
 // a string. Raises Error(kInput) for a file that is missing or no TOML, Error(kUsage) for an unknown key (the nearest
 // one is named), a wrong type, a value out of range, or values that do not fit together; with file, line and key.
-Config load_config(const std::string& path, const std::vector<std::string>& sets = {});
+//
+// Where model.from names a folder, `read_model` says what [model] is but for the keys that are given; of these, keys of
+// the model's shape must be what the folder has, and the rotary embedding's base and scaling may be others. Without
+// `read_model`, as where a run's own configuration is read, which has every key, nobody looks into the folder.
+Config load_config(const std::string& path, const std::vector<std::string>& sets = {},
+                   const ModelReader& read_model = {});
 
 // The same from a text; `source` stands for the file in messages.
-Config parse_config(std::string_view toml, std::string_view source, const std::vector<std::string>& sets = {});
+Config parse_config(std::string_view toml, std::string_view source, const std::vector<std::string>& sets = {},
+                    const ModelReader& read_model = {});
 
 // The whole configuration as TOML; load_config of it gives an equal Config.
 std::string to_toml(const Config& config);
@@ -241,7 +247,7 @@ struct ChangedKey {
 };
 std::vector<ChangedKey> changed_keys(const Config& before, const Config& now);
 
-// Markdown table of every key: default, range, meaning. docs/user-guide.md and `train --help-config` show it.
+// Markdown table of every key: default, range, meaning. docs/configuration.md and `train --help-config` show it.
 std::string config_reference();
 
 }  // namespace annulus

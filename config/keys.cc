@@ -45,6 +45,11 @@ Key of_model(Key key) {
   return key;
 }
 
+Key of_shape(Key key) {
+  key.imported = true;
+  return of_model(std::move(key));
+}
+
 }  // namespace
 
 void check_not_empty(const std::string& value, std::string_view where) {
@@ -134,16 +139,20 @@ const std::vector<Key>& keys() {
       {"data", "index", ANNULUS_AT(data.index),
        "folder of row indexes of token shards; empty: beside the first file of their source"},
 
-      of_model({"model", "layers", ANNULUS_AT(model.layers), "decoder layers", true, at_least(1, 100000)}),
-      of_model({"model", "dim", ANNULUS_AT(model.dim), "width of the residual stream, a multiple of heads", true,
-                at_least(2, kWide)}),
-      of_model(
+      {"model", "from", ANNULUS_AT(model.from),
+       "a folder in Hugging Face's layout (docs/models.md): the model's shape, and the weights to begin with; empty: "
+       "the keys below, and weights by run.seed"},
+      of_shape({"model", "layers", ANNULUS_AT(model.layers), "decoder layers", true, at_least(1, 100000)}),
+      of_shape({"model", "dim", ANNULUS_AT(model.dim), "width of the residual stream", true, at_least(2, kWide)}),
+      of_shape(
           {"model", "heads", ANNULUS_AT(model.heads), "query heads, a multiple of kv_heads", true, at_least(1, kWide)}),
-      of_model({"model", "kv_heads", ANNULUS_AT(model.kv_heads), "key/value heads; 0: as many as heads", false,
+      of_shape({"model", "kv_heads", ANNULUS_AT(model.kv_heads), "key/value heads; 0: as many as heads", false,
                 at_least(0, kWide)}),
-      of_model({"model", "ffn", ANNULUS_AT(model.ffn),
+      of_shape({"model", "head_dim", ANNULUS_AT(model.head_size), "width of a head, even; 0: dim / heads", false,
+                at_least(0, kWide)}),
+      of_shape({"model", "ffn", ANNULUS_AT(model.ffn),
                 "hidden width of SwiGLU; 0: 8/3 dim rounded up to a multiple of 64", false, at_least(0, kWide)}),
-      of_model({"model", "vocab", ANNULUS_AT(model.vocab),
+      of_shape({"model", "vocab", ANNULUS_AT(model.vocab),
                 "ids of tokens: more than the largest of the data; those of a text are its bytes, 256", false,
                 at_least(2, kWide)}),
       {"model",
@@ -156,9 +165,20 @@ const std::vector<Key>& keys() {
       of_model({"model", "rope_theta", ANNULUS_AT(model.rope_theta), "base of the rotary embedding's wavelengths",
                 false, above(0)}),
       of_model(
+          {"model", "rope_scaling", ANNULUS_AT(model.rope_scaling),
+           "of its frequencies for a longer context: kind \"default\", \"linear\", \"llama3\" or \"yarn\" with its "
+           "numbers"}),
+      of_model({"model", "rope_fp32", ANNULUS_AT(model.rope_fp32),
+                "round its angles in fp32 as `transformers` does, where imported models begin; else they are fp64"}),
+      of_shape(
           {"model", "tie_embeddings", ANNULUS_AT(model.tie_embeddings), "one matrix for the embedding and the output"}),
-      of_model(
+      of_shape(
           {"model", "norm_eps", ANNULUS_AT(model.norm_eps), "added to the mean square in RMSNorm", false, above(0)}),
+      of_shape({"model", "qkv_bias", ANNULUS_AT(model.qkv_bias), "biases of the projections to queries, keys, values"}),
+      of_shape({"model", "out_bias", ANNULUS_AT(model.out_bias), "a bias of attention's output projection"}),
+      of_shape({"model", "mlp_bias", ANNULUS_AT(model.mlp_bias), "biases of the MLP's projections"}),
+      of_shape({"model", "qk_norm", ANNULUS_AT(model.qk_norm),
+                "RMSNorm of each query and key over head_dim, before the rotation"}),
       {"model", "pattern", ANNULUS_AT(model.pattern),
        "which keys a query sees: an attention pattern, or a list of one for each layer"},
       {"model", "dropout", ANNULUS_AT(model.dropout), "share of attention probabilities that training drops", false,

@@ -16,10 +16,10 @@ namespace annulus::config_keys {
 
 // Where a key's value lies in a Config, and of which type it is.
 using Slot = std::variant<int64_t*, double*, bool*, std::string*, std::vector<int64_t>*, Sources*, ContextSchedule*,
-                          LayerPatterns*>;
+                          LayerPatterns*, RotaryScaling*>;
 // The same for reading.
-using Value =
-    std::variant<int64_t, double, bool, std::string, std::vector<int64_t>, Sources, ContextSchedule, LayerPatterns>;
+using Value = std::variant<int64_t, double, bool, std::string, std::vector<int64_t>, Sources, ContextSchedule,
+                           LayerPatterns, RotaryScaling>;
 
 struct Range {
   double low = -std::numeric_limits<double>::infinity();
@@ -42,6 +42,7 @@ struct Key {
   std::vector<std::string> choices = {};                                 // of a string, if not empty
   void (*check)(const std::string& value, std::string_view where) = {};  // of a string
   bool of_model = false;  // weights that were trained with one value mean nothing with another
+  bool imported = false;  // of the folder that model.from names: nothing else can be given beside it
 
   std::string full() const {
     return section.empty() ? std::string(name) : std::string(section) + "." + std::string(name);

@@ -19,6 +19,7 @@
 #include "config/config.h"
 #include "config/data_values.h"
 #include "config/keys.h"
+#include "config/model_values.h"
 
 namespace annulus {
 
@@ -76,6 +77,7 @@ class Reader {
   }
   void operator()(Sources* at) const { *at = read_sources(node_, where_); }
   void operator()(ContextSchedule* at) const { *at = read_contexts(node_, where_); }
+  void operator()(RotaryScaling* at) const { *at = read_rotary_scaling(node_, where_); }
   void operator()(LayerPatterns* at) const {
     if (const toml::table* table = node_.as_table()) {
       *at = pattern(*table, where_);
@@ -280,13 +282,13 @@ void check_together(const Config& c, std::string_view source) {
     fail("model.heads = " + counted(m.heads, "query head") +
          " cannot share model.kv_heads = " + std::to_string(m.kv_heads) + ": heads must be a multiple of kv_heads");
   }
-  if (m.dim % m.heads != 0) {
+  if (m.head_size == 0 && m.dim % m.heads != 0) {
     const int64_t below = std::max<int64_t>(1, m.dim / m.heads) * m.heads;
     fail("model.dim = " + std::to_string(m.dim) + " cannot be split over model.heads = " + std::to_string(m.heads) +
-         ": dim must be a multiple of heads, for example " + std::to_string(below));
+         ": dim must be a multiple of heads, for example " + std::to_string(below) + ", or model.head_dim be given");
   }
-  if ((m.dim / m.heads) % 2 != 0) {
-    fail("model.dim / model.heads = " + std::to_string(m.dim / m.heads) +
+  if (m.head_dim() % 2 != 0) {
+    fail((m.head_size > 0 ? "model.head_dim = " : "model.dim / model.heads = ") + std::to_string(m.head_dim()) +
          " must be even: the rotary embedding turns pairs of numbers");
   }
   const auto given = static_cast<int64_t>(m.pattern.each.size());
@@ -336,14 +338,32 @@ std::string read_file(const std::string& path) {
 
 }  // namespace
 
-Config parse_config(std::string_view text, std::string_view source, const std::vector<std::string>& sets) {
+Config parse_config(std::string_view text, std::string_view source, const std::vector<std::string>& sets,
+                    const ModelReader& read_model) {
+  const toml::table table = parse_toml(text, source);
   Config config;
   std::set<std::string> seen;
-  apply(parse_toml(text, source), source, config, seen);
-  for (const std::string& set : sets) apply_set(set, config, seen);
+  const auto apply_all = [&] {
+    apply(table, source, config, seen);
+    for (const std::string& set : sets) apply_set(set, config, seen);
+  };
+  apply_all();
+  const bool reads_model = read_model && !config.model.from.empty();
+  if (reads_model) {
+    const std::string folder = config.model.from;
+    config = Config();
+    config.model = read_model(folder);
+    const Config imported = config;
+    apply_all();
+    for (const Key& key : keys()) {
+      if (!key.imported || value_text(key, config) == value_text(key, imported)) continue;
+      refuse(std::string(source), key.full() + " = " + value_text(key, config) + ", but the model in " + folder +
+                                      " has " + value_text(key, imported) + ": leave the key out");
+    }
+  }
   std::string missing;
   for (const Key& key : keys()) {
-    if (key.required && !seen.contains(key.full())) {
+    if (key.required && !(reads_model && key.imported) && !seen.contains(key.full())) {
       missing += "\n  " + key.full() + ": " + std::string(key.doc);
     }
   }
@@ -355,8 +375,8 @@ Config parse_config(std::string_view text, std::string_view source, const std::v
   return config;
 }
 
-Config load_config(const std::string& path, const std::vector<std::string>& sets) {
-  return parse_config(read_file(path), path, sets);
+Config load_config(const std::string& path, const std::vector<std::string>& sets, const ModelReader& read_model) {
+  return parse_config(read_file(path), path, sets, read_model);
 }
 
 }  // namespace annulus

@@ -24,6 +24,7 @@ struct ToToml {
   std::string operator()(const Sources& v) const { return v.text(); }
   std::string operator()(const ContextSchedule& v) const { return v.text(); }
   std::string operator()(const LayerPatterns& v) const { return v.text(); }
+  std::string operator()(const RotaryScaling& v) const { return v.text(); }
 };
 
 }  // namespace

@@ -45,7 +45,20 @@ class Recomputed : public torch::autograd::Function<Recomputed> {
 }  // namespace
 
 std::vector<at::Tensor> recomputed(const TensorFunction& f, const std::vector<at::Tensor>& inputs) {
-  return Recomputed::apply(at::TensorList(inputs), c10::make_intrusive<Held>(f));
+  // Autograd's nodes take defined tensors alone.
+  std::vector<at::Tensor> given;
+  std::vector<size_t> places;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (!inputs[i].defined()) continue;
+    given.push_back(inputs[i]);
+    places.push_back(i);
+  }
+  const TensorFunction of_given = [f, places, count = inputs.size()](const std::vector<at::Tensor>& given) {
+    std::vector<at::Tensor> all(count);
+    for (size_t i = 0; i < places.size(); ++i) all[places[i]] = given[i];
+    return f(all);
+  };
+  return Recomputed::apply(at::TensorList(given), c10::make_intrusive<Held>(of_given));
 }
 
 }  // namespace annulus

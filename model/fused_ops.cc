@@ -12,6 +12,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
+#include <array>
 #include <numeric>
 #include <optional>
 #include <string>
@@ -122,6 +123,97 @@ class AddRmsNorm : public Function<AddRmsNorm> {
       g = composed::add_rms_norm_backward(dy, dsum, sum, weight, saved[2]);
     }
     return {g.dx, has_delta ? g.dx : at::Tensor(), g.dweight, at::Tensor()};
+  }
+};
+
+class HeadNorm : public Function<HeadNorm> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& qkv, const at::Tensor& q_weight,
+                            const at::Tensor& k_weight, int64_t heads, int64_t kv_heads, double eps) {
+    const int64_t rows = qkv.size(0), d = q_weight.size(0), width = qkv.size(1);
+    at::Tensor out = at::empty_like(qkv);
+    at::Tensor inv_rms = at::empty({rows, heads + kv_heads}, qkv.options().dtype(at::toOpMathType(qkv.scalar_type())));
+    if (fusable(qkv) && fusable(q_weight)) {
+      const float *in = data(qkv), *wq = data(q_weight), *wk = data(k_weight);
+      float *po = out.data_ptr<float>(), *pi = inv_rms.data_ptr<float>();
+      for_rows(rows, width, [&](int64_t first, int64_t n) {
+        for (int64_t r = first; r < first + n; ++r) {
+          const float* x = in + r * width;
+          float *y = po + r * width, *inv = pi + r * (heads + kv_heads);
+          const int64_t k = heads * d, v = k + kv_heads * d;
+          // The sum, which is the input, goes where the result then takes its place.
+          fused::add_rms_norm(x, nullptr, wq, static_cast<float>(eps), heads, d, y, y, inv);
+          fused::add_rms_norm(x + k, nullptr, wk, static_cast<float>(eps), kv_heads, d, y + k, y + k, inv + heads);
+          std::copy(x + v, x + width, y + v);
+        }
+      });
+    } else {
+      for (const auto& [from, count, weight] : parts(q_weight, k_weight, heads, kv_heads)) {
+        const composed::RmsNorm r = composed::add_rms_norm(flat(qkv, from, count, d), {}, weight, eps);
+        out.narrow(1, from * d, count * d).copy_(r.y.view({rows, count * d}));
+        inv_rms.narrow(1, from, count).copy_(r.inv_rms.view({rows, count}));
+      }
+      const int64_t v = (heads + kv_heads) * d;
+      out.narrow(1, v, width - v).copy_(qkv.narrow(1, v, width - v));
+    }
+    ctx->save_for_backward({qkv, q_weight, k_weight, inv_rms});
+    ctx->saved_data["heads"] = heads;
+    return out;
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const auto saved = ctx->get_saved_variables();
+    const at::Tensor &qkv = saved[0], &q_weight = saved[1], &k_weight = saved[2], &inv_rms = saved[3];
+    const at::Tensor dy = dense(grads[0]);
+    const int64_t rows = qkv.size(0), d = q_weight.size(0), width = qkv.size(1);
+    const int64_t heads = ctx->saved_data["heads"].toInt(), kv_heads = inv_rms.size(1) - heads;
+    at::Tensor dqkv = at::empty_like(qkv);
+    variable_list result(6);
+    if (fusable(qkv) && fusable(dy)) {
+      at::Tensor partial = at::zeros({kBlocks, 2 * d}, qkv.options());
+      const float *pdy = data(dy), *in = data(qkv), *wq = data(q_weight), *wk = data(k_weight), *pi = data(inv_rms);
+      float *po = dqkv.data_ptr<float>(), *pp = partial.data_ptr<float>();
+      for_blocks(rows, width, [&](int64_t block, int64_t first, int64_t n) {
+        float* dweight = pp + block * 2 * d;
+        for (int64_t r = first; r < first + n; ++r) {
+          const float *x = in + r * width, *dyr = pdy + r * width, *inv = pi + r * (heads + kv_heads);
+          float* dx = po + r * width;
+          const int64_t k = heads * d, v = k + kv_heads * d;
+          fused::add_rms_norm_backward(dyr, nullptr, x, wq, inv, heads, d, dx, dweight);
+          fused::add_rms_norm_backward(dyr + k, nullptr, x + k, wk, inv + heads, kv_heads, d, dx + k, dweight + d);
+          std::copy(dyr + v, dyr + width, dx + v);
+        }
+      });
+      const at::Tensor sums = partial.sum(0);
+      result[1] = sums.narrow(0, 0, d);
+      result[2] = sums.narrow(0, d, d);
+    } else {
+      size_t i = 1;
+      for (const auto& [from, count, weight] : parts(q_weight, k_weight, heads, kv_heads)) {
+        const composed::RmsNormGradient g =
+            composed::add_rms_norm_backward(flat(dy, from, count, d), {}, flat(qkv, from, count, d), weight,
+                                            inv_rms.narrow(1, from, count).reshape({rows * count, 1}));
+        dqkv.narrow(1, from * d, count * d).copy_(g.dx.view({rows, count * d}));
+        result[i++] = g.dweight;
+      }
+      const int64_t v = (heads + kv_heads) * d;
+      dqkv.narrow(1, v, width - v).copy_(dy.narrow(1, v, width - v));
+    }
+    result[0] = dqkv;
+    return result;
+  }
+
+ private:
+  struct Heads {
+    int64_t from, count;  // in heads
+    const at::Tensor& weight;
+  };
+  static std::array<Heads, 2> parts(const at::Tensor& q, const at::Tensor& k, int64_t heads, int64_t kv_heads) {
+    return {{{0, heads, q}, {heads, kv_heads, k}}};
+  }
+  // Some heads of each row as rows of their own: [rows * count, head_dim].
+  static at::Tensor flat(const at::Tensor& t, int64_t from, int64_t count, int64_t head_dim) {
+    return t.narrow(1, from * head_dim, count * head_dim).reshape({-1, head_dim});
   }
 };
 
@@ -274,6 +366,11 @@ Normed add_rms_norm(const at::Tensor& x, const at::Tensor& delta, const at::Tens
   return {out[0], out[1]};
 }
 
+at::Tensor head_norm(const at::Tensor& qkv, const at::Tensor& q_weight, const at::Tensor& k_weight, int64_t heads,
+                     int64_t kv_heads, double eps) {
+  return HeadNorm::apply(qkv, q_weight, k_weight, heads, kv_heads, eps);
+}
+
 Heads rotary_split(const at::Tensor& qkv, const RotaryTable& table, int64_t heads, int64_t kv_heads) {
   const variable_list out = RotarySplit::apply(qkv, table.cosine, table.sine, heads, kv_heads);
   return {out[0], out[1], out[2]};
@@ -297,6 +394,25 @@ Part norm_charges(int64_t rows, int64_t dim, bool with_sum, const Computes& on) 
              {kGivenGradient, with_sum ? all : 0, When::kBackward},
              {"gradients of the normed and of the sum", 2 * all, When::kBackward}}};
   for (const Charge& charge : composed::norm_charges(rows, dim, on.loops() || on.gpu ? 0 : on.wide())) {
+    part.charges.push_back(charge);
+  }
+  return part;
+}
+
+Part head_norm_charges(int64_t rows, int64_t heads, int64_t kv_heads, int64_t head_dim, const Computes& on) {
+  const int64_t all = rows * (heads + 2 * kv_heads) * head_dim * on.element();
+  Part part{"norm of heads",
+            {{"projection", all, When::kKept},
+             {"statistics", rows * (heads + kv_heads) * on.wide(), When::kKept},
+             {"result", all, When::kForward},
+             {kGivenGradient, all, When::kBackward},
+             {"gradient of the projection", all, When::kBackward}}};
+  if (on.loops()) return part;
+  // The queries by themselves, as rows of heads, and what their norm takes.
+  const int64_t queries = rows * heads * head_dim * on.element();
+  part.charges.push_back({"queries and their norm", 2 * queries, When::kForward});
+  part.charges.push_back({"queries and their gradients", 3 * queries, When::kBackward});
+  for (const Charge& charge : composed::norm_charges(rows * heads, head_dim, on.gpu ? 0 : on.wide())) {
     part.charges.push_back(charge);
   }
   return part;

@@ -39,6 +39,13 @@ Normed add_rms_norm(const at::Tensor& x, const at::Tensor& delta, const at::Tens
 // Of [rows, dim]. kGivenGradient is that of `sum`; `with_sum`: something else reads it, too.
 Part norm_charges(int64_t rows, int64_t dim, bool with_sum, const Computes& on);
 
+// RMSNorm of each query and key over the head dimension (Qwen 3, before the rotation): qkv [rows, (heads + 2 kv_heads)
+// head_dim] -> the same with queries and keys normed; q_weight and k_weight [head_dim]. Differentiable in all three.
+at::Tensor head_norm(const at::Tensor& qkv, const at::Tensor& q_weight, const at::Tensor& k_weight, int64_t heads,
+                     int64_t kv_heads, double eps);
+
+Part head_norm_charges(int64_t rows, int64_t heads, int64_t kv_heads, int64_t head_dim, const Computes& on);
+
 struct Heads {
   at::Tensor q;  // [batch, n, heads, head_dim]
   at::Tensor k;  // [batch, n, kv_heads, head_dim]

@@ -8,90 +8,20 @@
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include <cmath>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 
-#include "common/error.h"
-#include "common/text.h"
 #include "memory/recompute.h"
 
 namespace annulus {
 namespace {
 
-void require(bool ok, const std::string& message) {
-  if (!ok) throw Error(ErrorKind::kPlan, "model", message);
-}
-
 std::string layer_name(int64_t layer, const char* rest) { return "model.layers." + std::to_string(layer) + "." + rest; }
 
 }  // namespace
-
-void validate(const ModelShape& s) {
-  require(s.layers > 0 && s.dim > 0 && s.heads > 0 && s.kv_heads > 0 && s.ffn > 0 && s.vocab > 0,
-          "layers, dim, heads, kv_heads, ffn and vocab must be positive, but are " + std::to_string(s.layers) + ", " +
-              std::to_string(s.dim) + ", " + std::to_string(s.heads) + ", " + std::to_string(s.kv_heads) + ", " +
-              std::to_string(s.ffn) + ", " + std::to_string(s.vocab));
-  require(s.dim % (2 * s.heads) == 0, "dim " + std::to_string(s.dim) + " does not give " + counted(s.heads, "head") +
-                                          " of an even dimension: make model.dim a multiple of " +
-                                          std::to_string(2 * s.heads));
-  require(s.heads % s.kv_heads == 0, counted(s.heads, "query head") + " cannot share " +
-                                         counted(s.kv_heads, "kv head") +
-                                         " evenly: model.heads must be a multiple of model.kv_heads");
-}
-
-namespace {
-
-template <typename Number>
-Number count_of(const ModelShape& s) {
-  const Number dim = static_cast<Number>(s.dim), ffn = static_cast<Number>(s.ffn);
-  const Number attention = dim * static_cast<Number>(2 * s.heads + 2 * s.kv_heads) * static_cast<Number>(s.head_dim());
-  return static_cast<Number>(s.layers) * (attention + 3 * dim * ffn + 2 * dim) + dim +
-         (s.tie_embeddings ? 1 : 2) * static_cast<Number>(s.vocab) * dim;
-}
-
-}  // namespace
-
-int64_t parameter_count(const ModelShape& s) { return count_of<int64_t>(s); }
-double parameter_estimate(const ModelShape& s) { return count_of<double>(s); }
-
-double flops_per_token(const ModelShape& s, double pairs) {
-  const double d = static_cast<double>(s.dim);
-  const double qkvo = d * static_cast<double>(2 * s.heads + 2 * s.kv_heads) * static_cast<double>(s.head_dim());
-  const double weights =
-      static_cast<double>(s.layers) * (qkvo + 3 * d * static_cast<double>(s.ffn)) + d * static_cast<double>(s.vocab);
-  return 6 * weights + 12 * static_cast<double>(s.head_dim()) * pairs;
-}
-
-Parameters declare_parameters(const ModelShape& shape) {
-  const double std = 0.02;
-  const double residual_std = std / std::sqrt(2.0 * static_cast<double>(shape.layers));
-  const int64_t d = shape.dim;
-  const int64_t kv = shape.kv_heads * shape.head_dim();
-  Parameters p;
-  p.begin_unit("the embedding");
-  p.add("model.embed_tokens.weight", {shape.vocab, d}, std);
-  for (int64_t i = 0; i < shape.layers; ++i) {
-    p.begin_unit("layer " + std::to_string(i));
-    p.add(layer_name(i, "self_attn.q_proj.weight"), {d, d}, std);
-    p.add(layer_name(i, "self_attn.k_proj.weight"), {kv, d}, std);
-    p.add(layer_name(i, "self_attn.v_proj.weight"), {kv, d}, std);
-    p.add(layer_name(i, "self_attn.o_proj.weight"), {d, d}, residual_std);
-    p.add(layer_name(i, "mlp.gate_proj.weight"), {shape.ffn, d}, std);
-    p.add(layer_name(i, "mlp.up_proj.weight"), {shape.ffn, d}, std);
-    p.add(layer_name(i, "mlp.down_proj.weight"), {d, shape.ffn}, residual_std);
-    p.add(layer_name(i, "input_layernorm.weight"), {d});
-    p.add(layer_name(i, "post_attention_layernorm.weight"), {d});
-    if (i + 1 == shape.layers) p.add("model.norm.weight", {d});
-  }
-  if (!shape.tie_embeddings) {
-    p.begin_unit("the output");
-    p.add("lm_head.weight", {shape.vocab, d}, std);
-  }
-  return p;
-}
 
 Model::Model(const ModelShape& shape, uint64_t seed, at::ScalarType dtype, at::Device device)
     : Model(shape, dtype, device, Unheld{}) {
@@ -100,17 +30,26 @@ Model::Model(const ModelShape& shape, uint64_t seed, at::ScalarType dtype, at::D
 
 Model::Model(const ModelShape& shape, at::ScalarType dtype, at::Device device, Unheld unheld) : shape_(shape) {
   validate(shape);
-  Parameters& p = parameters_ = declare_parameters(shape);
+  Parameters& p = parameters_ = Parameters(parameter_groups(shape));
   p.lay_out(unheld.parts);
   p.make_leaves(dtype, device);
   embedding_ = p.leaf("model.embed_tokens.weight");
   for (int64_t i = 0; i < shape.layers; ++i) {
-    layers_.push_back({.attention_norm = p.leaf(layer_name(i, "input_layernorm.weight")),
-                       .qkv = p.leaf(layer_name(i, "self_attn.q_proj.weight"), 3),
-                       .out = p.leaf(layer_name(i, "self_attn.o_proj.weight")),
-                       .mlp_norm = p.leaf(layer_name(i, "post_attention_layernorm.weight")),
-                       .gate_up = p.leaf(layer_name(i, "mlp.gate_proj.weight"), 2),
-                       .down = p.leaf(layer_name(i, "mlp.down_proj.weight"))});
+    const auto leaf = [&](bool there, const char* name, int parts = 1) {
+      return there ? p.leaf(layer_name(i, name), parts) : at::Tensor();
+    };
+    layers_.push_back({.attention_norm = leaf(true, "input_layernorm.weight"),
+                       .qkv = leaf(true, "self_attn.q_proj.weight", 3),
+                       .qkv_bias = leaf(shape.qkv_bias, "self_attn.q_proj.bias", 3),
+                       .q_norm = leaf(shape.qk_norm, "self_attn.q_norm.weight"),
+                       .k_norm = leaf(shape.qk_norm, "self_attn.k_norm.weight"),
+                       .out = leaf(true, "self_attn.o_proj.weight"),
+                       .out_bias = leaf(shape.out_bias, "self_attn.o_proj.bias"),
+                       .mlp_norm = leaf(true, "post_attention_layernorm.weight"),
+                       .gate_up = leaf(true, "mlp.gate_proj.weight", 2),
+                       .gate_up_bias = leaf(shape.mlp_bias, "mlp.gate_proj.bias", 2),
+                       .down = leaf(true, "mlp.down_proj.weight"),
+                       .down_bias = leaf(shape.mlp_bias, "mlp.down_proj.bias")});
   }
   norm_ = p.leaf("model.norm.weight");
   head_ = shape.tie_embeddings ? embedding_ : p.leaf("lm_head.weight");
@@ -148,7 +87,7 @@ int64_t taken_off(std::string_view what, std::vector<Part>& parts) {
 
 void add_model_charges(const ModelShape& s, int64_t rows, const Computes& on, bool recompute,
                        const std::vector<Part>& attention, const std::vector<PlaceCharges>& places, StepCharges& step) {
-  const int64_t e = on.element(), stream = rows * s.dim * e, heads = s.dim + 2 * s.kv_heads * s.head_dim();
+  const int64_t e = on.element(), stream = rows * s.dim * e, heads = s.q_width() + 2 * s.kv_width();
   const Charge residual{"gradient of the residual stream", stream, When::kBackward};
   const auto taken_at = [&](size_t place) { return place < places.size() ? places[place] : PlaceCharges{}; };
   const auto at_place = [&](size_t place, Part part) {
@@ -207,16 +146,16 @@ void add_model_charges(const ModelShape& s, int64_t rows, const Computes& on, bo
     begin(place);
     // The first norm adds nothing, and where it is composed its sum is its input: kept by the parts after attention.
     const int64_t inputs = i > 0 ? 2 * stream : on.loops() ? stream : 0;
-    add(place,
-        {norm_charges(rows, s.dim, /*with_sum=*/true, on),
-         linear_charges("projection to heads", rows, s.dim, heads, /*saves=*/true, on),
-         rotary_charges(rows, s.heads, s.kv_heads, s.head_dim(), on)},
-        inputs, /*results=*/rows * heads * e, /*given_to_last=*/false);
+    std::vector<Part> to_heads = {norm_charges(rows, s.dim, /*with_sum=*/true, on),
+                                  linear_charges("projection to heads", rows, s.dim, heads, /*saves=*/true, on)};
+    if (s.qk_norm) to_heads.push_back(head_norm_charges(rows, s.heads, s.kv_heads, s.head_dim(), on));
+    to_heads.push_back(rotary_charges(rows, s.heads, s.kv_heads, s.head_dim(), on));
+    add(place, std::move(to_heads), inputs, /*results=*/rows * heads * e, /*given_to_last=*/false);
     Part attended = attention[i];
     attended.charges.push_back(residual);
     step.then(at_place(place, std::move(attended)));
     add(place,
-        {linear_charges("projection of heads", rows, s.dim, s.dim, /*saves=*/false, on),
+        {linear_charges("projection of heads", rows, s.q_width(), s.dim, /*saves=*/false, on),
          norm_charges(rows, s.dim, /*with_sum=*/true, on),
          linear_charges("projection to gate and up", rows, s.dim, 2 * s.ffn, /*saves=*/true, on),
          swiglu_charges(rows, s.ffn, on), linear_charges("projection down", rows, s.ffn, s.dim, /*saves=*/true, on)},
@@ -232,8 +171,7 @@ int64_t forward_bytes(const ModelShape& s, int64_t rows, const Computes& on) {
 }
 
 RotaryTable Model::rotary(const at::Tensor& positions) const {
-  return make_rotary_table(positions, shape_.head_dim(), shape_.rope_theta, at::toOpMathType(parameters_.dtype()),
-                           embedding_.device());
+  return make_rotary_table(positions, shape_.rotary(), at::toOpMathType(parameters_.dtype()), embedding_.device());
 }
 
 namespace {
@@ -302,22 +240,30 @@ at::Tensor Model::hidden(const at::Tensor& tokens, const RotaryTable& table, con
   const auto run = [&](const TensorFunction& f, const std::vector<at::Tensor>& inputs) {
     return recompute_ && at::GradMode::is_enabled() ? recomputed(f, inputs) : f(inputs);
   };
+  const auto linear = [](const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+    return at::linear(x, weight, bias.defined() ? std::optional<at::Tensor>(bias) : std::nullopt);
+  };
   // By value, what they use: they may run again in the backward. The residual stream x is [batch * n, dim]; `delta` is
   // what the next norm adds to it first.
-  const TensorFunction before_attention = [shape = shape_, table, batch](const std::vector<at::Tensor>& in) {
-    const at::Tensor delta = in.size() > 3 ? in[3] : at::Tensor();
-    const Normed a = add_rms_norm(in[0], delta, in[1], shape.norm_eps);
-    const Heads heads = rotary_split(at::linear(a.y, in[2]), table, shape.heads, shape.kv_heads);
+  const TensorFunction before_attention = [shape = shape_, table, batch, linear](const std::vector<at::Tensor>& in) {
+    enum { kStream, kDelta, kNorm, kQkv, kQkvBias, kQNorm, kKNorm };
+    const Normed a = add_rms_norm(in[kStream], in[kDelta], in[kNorm], shape.norm_eps);
+    at::Tensor qkv = linear(a.y, in[kQkv], in[kQkvBias]);
+    if (shape.qk_norm) qkv = head_norm(qkv, in[kQNorm], in[kKNorm], shape.heads, shape.kv_heads, shape.norm_eps);
+    const Heads heads = rotary_split(qkv, table, shape.heads, shape.kv_heads);
     // A table of all rows makes one row of them.
     const auto rows = [batch](const at::Tensor& t) {
       return t.size(0) == batch ? t : t.view({batch, -1, t.size(2), t.size(3)});
     };
     return std::vector<at::Tensor>{a.sum, rows(heads.q), rows(heads.k), rows(heads.v)};
   };
-  const TensorFunction after_attention = [shape = shape_](const std::vector<at::Tensor>& in) {
-    const at::Tensor attended = at::linear(in[1].reshape({in[0].size(0), shape.dim}), in[2]);
-    const Normed m = add_rms_norm(in[0], attended, in[3], shape.norm_eps);
-    return std::vector<at::Tensor>{m.sum, at::linear(swiglu(at::linear(m.y, in[4])), in[5])};
+  const TensorFunction after_attention = [shape = shape_, linear](const std::vector<at::Tensor>& in) {
+    enum { kStream, kAttended, kOut, kOutBias, kNorm, kGateUp, kGateUpBias, kDown, kDownBias };
+    const int64_t rows = in[kStream].size(0);
+    const at::Tensor attended = linear(in[kAttended].reshape({rows, shape.q_width()}), in[kOut], in[kOutBias]);
+    const Normed m = add_rms_norm(in[kStream], attended, in[kNorm], shape.norm_eps);
+    const at::Tensor gate_up = linear(m.y, in[kGateUp], in[kGateUpBias]);
+    return std::vector<at::Tensor>{m.sum, linear(swiglu(gate_up), in[kDown], in[kDownBias])};
   };
   if (use_ != nullptr) use_->before_forward(0);
   std::vector<at::Tensor> stream = {at::embedding(embedding_, tokens.reshape({batch * n}))};  // and what is added
@@ -326,11 +272,12 @@ at::Tensor Model::hidden(const at::Tensor& tokens, const RotaryTable& table, con
     const Layer& layer = layers_[i];
     pass_from(i, stream);
     if (use_ != nullptr) use_->before_forward(i + 1);
-    std::vector<at::Tensor> inputs = {stream[0], layer.attention_norm, layer.qkv};
-    if (stream.size() > 1) inputs.push_back(stream[1]);
-    const std::vector<at::Tensor> a = run(before_attention, inputs);
+    const at::Tensor delta = stream.size() > 1 ? stream[1] : at::Tensor();
+    const std::vector<at::Tensor> a = run(before_attention, {stream[0], delta, layer.attention_norm, layer.qkv,
+                                                             layer.qkv_bias, layer.q_norm, layer.k_norm});
     const at::Tensor attended = attend(a[1], a[2], a[3], static_cast<int64_t>(i));
-    stream = run(after_attention, {a[0], attended, layer.out, layer.mlp_norm, layer.gate_up, layer.down});
+    stream = run(after_attention, {a[0], attended, layer.out, layer.out_bias, layer.mlp_norm, layer.gate_up,
+                                   layer.gate_up_bias, layer.down, layer.down_bias});
     if (use_ != nullptr && i + 1 < layers_.size()) use_->after_forward(i + 1);
   }
   if (last_only) {

@@ -1,6 +1,6 @@
-// A Llama-style decoder: RMSNorm, rotary embedding by global position, grouped heads, SwiGLU, optionally tied
-// embeddings. It knows neither ranks nor attention patterns: it is given the positions of its tokens (as a rotary
-// table) and a function that attends. Used by trainer.cc and sampler.cc.
+// The decoder that a ModelShape describes: RMSNorm, rotary embedding by global position, grouped heads, SwiGLU. It
+// knows neither ranks nor attention patterns: it is given the positions of its tokens (as a rotary table) and a
+// function that attends. Used by trainer.cc and sampler.cc.
 //
 // Thread safety: const calls may run at the same time as long as nobody updates the parameters.
 #pragma once
@@ -13,40 +13,11 @@
 #include <vector>
 
 #include "memory/charge.h"
+#include "model/description/model_shape.h"
 #include "model/fused_ops.h"
 #include "model/parameters.h"
 
 namespace annulus {
-
-struct ModelShape {
-  int64_t layers = 0;
-  int64_t dim = 0;
-  int64_t heads = 0;
-  int64_t kv_heads = 0;
-  int64_t ffn = 0;
-  int64_t vocab = 0;
-  double rope_theta = 10000;
-  bool tie_embeddings = false;
-  double norm_eps = 1e-5;
-
-  int64_t head_dim() const { return dim / heads; }
-};
-
-// Error(kPlan) when sizes are not positive or do not divide: dim by heads into an even head dimension, heads by
-// kv_heads.
-void validate(const ModelShape& shape);
-
-// Elements of all parameters; `parameter_estimate` also of a model whose count has more than 63 bits.
-int64_t parameter_count(const ModelShape& shape);
-double parameter_estimate(const ModelShape& shape);
-
-// Multiply-additions counted twice, forward and backward, for one token: 6 per weight that is multiplied, and 12 *
-// head_dim for each (query, key) pair of attention, of which there are `pairs` a token over all layers and query heads.
-double flops_per_token(const ModelShape& shape, double pairs);
-
-// Declares the parameters of such a model, in units: the embedding, each layer (the last with the norm behind it) and,
-// where it is a matrix of its own, the output. Not laid out yet.
-Parameters declare_parameters(const ModelShape& shape);
 
 // Where weights are used, in the order of the forward: place 0 is the embedding, place 1 + i layer i (the last with the
 // norm behind it), and place 1 + layers the output. A place's weights are the unit of that number, but for an output
@@ -88,8 +59,8 @@ int64_t forward_bytes(const ModelShape& shape, int64_t rows, const Computes& on)
 
 class Model {
  public:
-  // Checks the shape and takes the memory. Weights are N(0, 0.02), those of the outputs that are added to the residual
-  // stream 0.02 / sqrt(2 layers), norms 1; they depend on (shape, seed) only. `dtype` is what it computes in: in bf16
+  // Checks the shape and takes the memory. Weights begin as parameter_groups(shape) says and depend on (shape, seed)
+  // only. `dtype` is what it computes in: in bf16
   // norms' statistics, rotations and the loss are fp32.
   Model(const ModelShape& shape, uint64_t seed, at::ScalarType dtype = at::kFloat, at::Device device = at::kCPU);
   // The same without weights: who holds them takes their memory, and fills it. Units can be cut into `parts`.
@@ -122,13 +93,15 @@ class Model {
                   double scale) const;
 
  private:
+  // Undefined where the shape has none.
   struct Layer {
-    at::Tensor attention_norm;  // [dim]
-    at::Tensor qkv;             // [(heads + 2 kv_heads) head_dim, dim]
-    at::Tensor out;             // [dim, dim]
-    at::Tensor mlp_norm;        // [dim]
-    at::Tensor gate_up;         // [2 ffn, dim]
-    at::Tensor down;            // [dim, ffn]
+    at::Tensor attention_norm;         // [dim]
+    at::Tensor qkv, qkv_bias;          // [(heads + 2 kv_heads) head_dim, dim]
+    at::Tensor q_norm, k_norm;         // [head_dim]
+    at::Tensor out, out_bias;          // [dim, heads head_dim]
+    at::Tensor mlp_norm;               // [dim]
+    at::Tensor gate_up, gate_up_bias;  // [2 ffn, dim]
+    at::Tensor down, down_bias;        // [dim, ffn]
   };
   // What the output matrix is applied to: [B * n, dim], or [B, dim].
   at::Tensor hidden(const at::Tensor& tokens, const RotaryTable& table, const Attend& attend, bool last_only) const;

@@ -3,7 +3,6 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
-#include <c10/util/accumulate.h>
 
 #include <algorithm>
 #include <cmath>
@@ -42,20 +41,17 @@ at::Tensor named_normal(uint64_t seed, std::string_view name, int64_t n, int64_t
   return out;
 }
 
-int64_t ParameterInfo::count() const { return c10::multiply_integers(shape); }
-
-void Parameters::begin_unit(std::string name) {
-  const size_t first = list_.size();
-  units_.push_back({.name = std::move(name), .first = first, .last = first});
-}
-
-void Parameters::add(std::string name, std::vector<int64_t> shape, double std) {
-  ParameterUnit& unit = units_.back();
-  if (shape.size() == 2 && unit.last > unit.first && list_.back().shape.size() == 1) {
-    throw Error(ErrorKind::kInternal, "model", "matrix " + name + " is declared after a vector");
+Parameters::Parameters(const std::vector<ParameterGroup>& groups) {
+  for (const ParameterGroup& group : groups) {
+    const size_t first = list_.size();
+    for (const ParameterShape& p : group.parameters) {
+      if (p.shape.size() == 2 && list_.size() > first && list_.back().shape.size() == 1) {
+        throw Error(ErrorKind::kInternal, "model", "matrix " + p.name + " is described after a vector");
+      }
+      list_.push_back({p, units_.size()});
+    }
+    units_.push_back({.name = group.name, .first = first, .last = list_.size()});
   }
-  list_.push_back({.name = std::move(name), .shape = std::move(shape), .std = std, .unit = units_.size() - 1});
-  unit.last = list_.size();
 }
 
 void Parameters::lay_out(int parts) {
@@ -103,8 +99,8 @@ void Parameters::initialize(uint64_t seed, size_t unit, int64_t begin, at::Tenso
     for (int64_t from = std::max(begin, p.offset); from < last; from += kDrawn) {
       const int64_t n = std::min(kDrawn, last - from);
       at::Tensor target = into.narrow(0, from - begin, n);
-      if (p.shape.size() == 1) {
-        target.fill_(1);
+      if (p.std == 0) {
+        target.fill_(p.value);
       } else {
         target.copy_(named_normal(seed, p.name, n, from - p.offset).mul_(p.std));
       }

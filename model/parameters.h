@@ -19,18 +19,14 @@
 #include <vector>
 
 #include "memory/releasable.h"
+#include "model/description/model_shape.h"
 #include "tensor_files/named_tensor.h"
 
 namespace annulus {
 
-struct ParameterInfo {
-  std::string name;
-  std::vector<int64_t> shape;
-  double std = 0;  // of the initial normal distribution; vectors begin as ones
+struct ParameterInfo : ParameterShape {
   size_t unit = 0;
   int64_t offset = 0;  // elements from the beginning of its unit
-
-  int64_t count() const;
 };
 
 struct ParameterUnit {
@@ -44,11 +40,10 @@ class Parameters {
  public:
   static constexpr int64_t kAlign = 16;
 
-  // What is added from here on is a unit.
-  void begin_unit(std::string name);
-  // A parameter of one dimension (no weight decay) or two. In a unit all matrices must come before the first vector.
-  void add(std::string name, std::vector<int64_t> shape, double std = 0);
-  // Fills each unit up so that it can be cut into `parts` equal ones. To be called once, after the last parameter.
+  Parameters() = default;
+  // A group is a unit. Matrices have weight decay, vectors do not.
+  explicit Parameters(const std::vector<ParameterGroup>& groups);
+  // Fills each unit up so that it can be cut into `parts` equal ones. To be called once.
   void lay_out(int parts);
 
   const std::vector<ParameterInfo>& list() const { return list_; }
@@ -74,8 +69,8 @@ class Parameters {
   // Holds everything, with initial values, and gradients of zero: for a model on one rank.
   void hold_all(uint64_t seed);
 
-  // The autograd leaf of `parts` parameters that lie one after the other from `name` on, matrices of equal width
-  // stacked by rows; its .grad is a view of the unit's gradients. Call once per leaf.
+  // The autograd leaf of `parts` parameters that lie one after the other from `name` on, vectors, or matrices of equal
+  // width, stacked by rows; its .grad is a view of the unit's gradients. Call once per leaf.
   at::Tensor leaf(std::string_view name, int parts = 1) const;
 
   // Views of each parameter, named prefix + name, in vectors laid out as units are: flat(u) is that of unit u. Those of

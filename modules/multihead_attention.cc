@@ -179,8 +179,8 @@ at::Tensor MultiheadAttentionImpl::attend(const at::Tensor& x, const at::Tensor&
   if (o.rotary_base > 0) {
     const int rank = scope.comm.rank();
     const auto table = [&](const Layout& layout, int64_t offset) {
-      return rotary_table_at(layout.spans[static_cast<size_t>(rank)], offset, o.head_dim, o.rotary_base,
-                             x.scalar_type(), x.device());
+      return rotary_table_at(layout.spans[static_cast<size_t>(rank)], offset,
+                             {.head_dim = o.head_dim, .theta = o.rotary_base}, x.scalar_type(), x.device());
     };
     plan.query_rotary = table(query_layout(call.request), scope.query_offset);
     plan.key_rotary = table(key_layout(call.request), 0);

@@ -9,6 +9,7 @@
 
 #include "attention/pattern/span.h"
 #include "memory/byte_cache.h"
+#include "model/description/rotary_spec.h"
 
 namespace annulus {
 
@@ -17,16 +18,19 @@ struct RotaryTable {
   at::Tensor sine;
 };
 
-// positions: int64 [n], on the CPU unless the host may wait for them; angles are made in fp64 on the CPU. head_dim must
-// be even.
-RotaryTable make_rotary_table(const at::Tensor& positions, int64_t head_dim, double theta, at::ScalarType dtype,
+// What a position is multiplied by, for each pair: [head_dim / 2], fp64 or with spec.fp32 fp32, CPU.
+at::Tensor rotary_frequencies(const RotarySpec& spec);
+
+// positions: int64 [n], on the CPU unless the host may wait for them; angles are made on the CPU. Cosine and sine are
+// scaled by spec.attention_factor(). spec.head_dim must be even.
+RotaryTable make_rotary_table(const at::Tensor& positions, const RotarySpec& spec, at::ScalarType dtype,
                               at::Device device);
 
 // The same for the positions of `spans`, one span after the other, plus offset: from a cache of the process, so that
 // the layers and steps of a model share one table, and queries and keys at the same positions. Not to be changed. Reads
 // on the current stream are in order after its upload, and the host does not wait. A CUDA graph may be recorded with a
 // table that was made before; it does not hold it: whoever replays the graph holds the RotaryTable.
-RotaryTable rotary_table_at(const std::vector<Span>& spans, int64_t offset, int64_t head_dim, double theta,
+RotaryTable rotary_table_at(const std::vector<Span>& spans, int64_t offset, const RotarySpec& spec,
                             at::ScalarType dtype, at::Device device);
 
 // x [..., n, heads, head_dim], n as in the table. Differentiable in x.

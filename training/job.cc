@@ -50,16 +50,6 @@ std::vector<Stage> check_training(const Config& c, int ranks) {
   return stages;
 }
 
-ModelShape model_shape(const Config& c) {
-  return {.layers = c.model.layers,
-          .dim = c.model.dim,
-          .heads = c.model.heads,
-          .kv_heads = c.model.kv_heads,
-          .ffn = c.model.ffn,
-          .vocab = c.model.vocab,
-          .rope_theta = c.model.rope_theta,
-          .tie_embeddings = c.model.tie_embeddings,
-          .norm_eps = c.model.norm_eps};
-}
+ModelShape model_shape(const Config& c) { return c.model; }
 
 }  // namespace annulus

@@ -101,6 +101,68 @@ TEST(Config, PatternsMayBeListedByLayer) {
   expect_in(refusal(kSmall, {"model.pattern=[" + window + ", { kind = \"windw\" }]"}), {"model.pattern[1]", "window"});
 }
 
+TEST(Config, RotaryScalingIsATableOfItsKind) {
+  const auto scaling = [](const std::string& value) {
+    return parse_config(kSmall, "s", {"model.rope_scaling=" + value}).model.rope_scaling;
+  };
+  EXPECT_EQ(scaling("{ kind = \"default\" }"), RotaryScaling());
+  const RotaryScaling yarn = scaling("{ kind = \"yarn\", factor = 4, original_context = 8192, truncate = false }");
+  EXPECT_EQ(yarn.kind, RotaryScaling::Kind::kYarn);
+  EXPECT_EQ(yarn.factor, 4);
+  EXPECT_EQ(yarn.original_context, 8192);
+  EXPECT_EQ(yarn.beta_fast, 32);
+  EXPECT_FALSE(yarn.truncate);
+  EXPECT_EQ(scaling("{ kind = \"llama3\", factor = 8.0, original_context = 8192 }").high_freq_factor, 4);
+  const std::vector<std::pair<std::string, std::string>> wrong = {
+      {"{ kind = \"yarm\" }", "did you mean \"yarn\""},
+      {"{ factor = 4.0 }", "kind must be one of"},
+      {"{ kind = \"yarn\", factor = 4.0 }", "original_context"},
+      {"{ kind = \"linear\", factor = 0.5 }", "factor must be at least 1"},
+      {"{ kind = \"linear\", facto = 2.0 }", "did you mean \"factor\""},
+      {"{ kind = \"linear\", truncate = true }", "unknown key"},
+      {"{ kind = \"linear\", factor = \"2\" }", "expected a number"},
+      {"{ kind = \"llama3\", factor = 2, original_context = 64, low_freq_factor = 4 }", "high_freq_factor"},
+      {"\"yarn\"", "expected a table"},
+  };
+  for (const auto& [value, says] : wrong) {
+    try {
+      scaling(value);
+      ADD_FAILURE() << value;
+    } catch (const Error& e) {
+      EXPECT_EQ(e.kind(), ErrorKind::kUsage);
+      EXPECT_NE(std::string(e.what()).find(says), std::string::npos) << e.what();
+    }
+  }
+}
+
+TEST(Config, AModelFromAFolderHasItsShape) {
+  const ModelReader reader = [](const std::string& folder) {
+    EXPECT_EQ(folder, "models/a");
+    ModelSection model;
+    model.layers = 3, model.dim = 64, model.heads = model.kv_heads = 4, model.head_size = 32, model.ffn = 96;
+    model.vocab = 1000, model.rope_theta = 5e5, model.rope_fp32 = true, model.qk_norm = true;
+    return model;
+  };
+  const std::string toml =
+      "[run]\nsteps = 5\n[data]\ntrain = [\"t\"]\n[model]\nfrom = \"models/a\"\n[optimizer]\nlr = 0.1\n";
+  const Config c = parse_config(toml, "s", {"model.rope_theta=1e6", "model.dropout=0.1", "model.dim=64"}, reader);
+  EXPECT_EQ(c.model.layers, 3);
+  EXPECT_EQ(c.model.head_dim(), 32);
+  EXPECT_EQ(c.model.rope_theta, 1e6);
+  EXPECT_TRUE(c.model.rope_fp32 && c.model.qk_norm);
+  EXPECT_EQ(c.model.dropout, 0.1);
+  // A run's own configuration has every key, and is read without the folder.
+  EXPECT_EQ(parse_config(to_toml(c), "written"), c);
+  try {
+    parse_config(toml, "s", {"model.heads=8"}, reader);
+    ADD_FAILURE();
+  } catch (const Error& e) {
+    EXPECT_NE(std::string(e.what()).find("model.heads = 8, but the model in models/a has 4"), std::string::npos)
+        << e.what();
+  }
+  EXPECT_THROW(parse_config(toml, "s"), Error);  // the sizes are missing
+}
+
 TEST(Config, SourcesAreAListOfFilesOrOfTables) {
   const Config plain = parse_config(kSmall, "s", {"data.train=[\"a\", \"b/*.bin\"]"});
   ASSERT_EQ(plain.data.train.list.size(), 1U);
@@ -315,6 +377,20 @@ RC_GTEST_PROP(ConfigProperty, WhatIsWrittenReadsBackEqual, ()) {
   c.data.validation_fraction = std::fmod(*positive(), 1.0);
   c.model.kv_heads = *rc::gen::element<int64_t>(1, 2, 4);
   c.model.norm_eps = *positive();
+  c.model.head_size = 2 * *rc::gen::inRange<int64_t>(1, 200);
+  c.model.rope_fp32 = *rc::gen::arbitrary<bool>();
+  c.model.qkv_bias = *rc::gen::arbitrary<bool>();
+  c.model.qk_norm = *rc::gen::arbitrary<bool>();
+  c.model.from = *text();
+  const double factor = *positive();
+  using Kind = RotaryScaling::Kind;
+  c.model.rope_scaling.kind = *rc::gen::element(Kind::kDefault, Kind::kLinear, Kind::kLlama3, Kind::kYarn);
+  if (c.model.rope_scaling.kind != Kind::kDefault) c.model.rope_scaling.factor = 1 + factor;
+  if (c.model.rope_scaling.kind == Kind::kLlama3) c.model.rope_scaling.high_freq_factor = 1.5 + factor;
+  if (c.model.rope_scaling.kind == Kind::kYarn) c.model.rope_scaling.attention_factor = factor;
+  if (c.model.rope_scaling.kind == Kind::kLlama3 || c.model.rope_scaling.kind == Kind::kYarn) {
+    c.model.rope_scaling.original_context = 1 + *positive();
+  }
   c.model.tie_embeddings = *rc::gen::arbitrary<bool>();
   c.model.recompute = *rc::gen::arbitrary<bool>();
   const auto pattern = [] {

@@ -9,14 +9,14 @@
 namespace annulus {
 namespace {
 
-TEST(UserGuide, HoldsTheTableOfKeys) {
-  std::ifstream file("docs/user-guide.md");
+TEST(ConfigurationPage, HoldsTheTableOfKeys) {
+  std::ifstream file("docs/configuration.md");
   std::stringstream text;
   text << file.rdbuf();
   std::string table = config_reference();
   while (!table.empty() && table.back() == '\n') table.pop_back();
   EXPECT_NE(text.str().find(table), std::string::npos)
-      << "docs/user-guide.md should hold what `annulus train --help-config` prints:\n"
+      << "docs/configuration.md should hold what `annulus train --help-config` prints:\n"
       << table;
 }
 

@@ -113,6 +113,25 @@ TEST(FusedOps, RmsNormWithoutResidual) {
       {at::randn({5, 48}), at::randn({48})}, {at::randn({5, 48}), at::randn({5, 48})});
 }
 
+TEST(FusedOps, HeadNorm) {
+  for (const int64_t d : {6, 32}) {
+    const int64_t rows = 19, heads = 4, kv = 2;
+    check([&](const Tensors& t) { return Tensors{head_norm(t[0], t[1], t[2], heads, kv, 1e-6)}; },
+          [&](const Tensors& t) {
+            const at::Tensor all = t[0].view({rows, heads + 2 * kv, d});
+            const auto normed = [](const at::Tensor& x, const at::Tensor& weight) {
+              return x * at::rsqrt(x.square().mean(-1, /*keepdim=*/true) + 1e-6) * weight;
+            };
+            return Tensors{at::cat({normed(all.narrow(1, 0, heads), t[1]), normed(all.narrow(1, heads, kv), t[2]),
+                                    all.narrow(1, heads + kv, kv)},
+                                   1)
+                               .view({rows, -1})};
+          },
+          {at::randn({rows, (heads + 2 * kv) * d}), at::randn({d}), at::randn({d})},
+          {at::randn({rows, (heads + 2 * kv) * d})});
+  }
+}
+
 TEST(FusedOps, RotarySplit) {
   const int64_t n = 7;
   const int64_t heads = 4;
@@ -120,7 +139,7 @@ TEST(FusedOps, RotarySplit) {
   const int64_t d = 6;
   const at::Tensor positions = at::arange(n, at::kLong).mul(37).add(3);
   const auto table_for = [&](const at::Tensor& t) {
-    return make_rotary_table(positions, d, 10000, at::toOpMathType(t.scalar_type()), at::kCPU);
+    return make_rotary_table(positions, {.head_dim = d}, at::toOpMathType(t.scalar_type()), at::kCPU);
   };
   check(
       [&](const Tensors& t) {
@@ -139,7 +158,8 @@ TEST(FusedOps, RotarySplit) {
 
 TEST(FusedOps, RotaryScoresDependOnDistanceAlone) {
   const at::Tensor qkv = at::randn({1, 3 * 8}).expand({4, 24}).contiguous();
-  const RotaryTable table = make_rotary_table(at::arange(4, at::kLong).mul(5).add(100), 8, 10000, at::kFloat, at::kCPU);
+  const RotaryTable table =
+      make_rotary_table(at::arange(4, at::kLong).mul(5).add(100), {.head_dim = 8}, at::kFloat, at::kCPU);
   const Heads h = rotary_split(qkv, table, 1, 1);
   const auto score = [&](int64_t i, int64_t j) { return h.q.select(1, i).mul(h.k.select(1, j)).sum().item<double>(); };
   EXPECT_NEAR(score(1, 0), score(3, 2), 2e-6);  // 4.8e-7 was seen, of eight draws

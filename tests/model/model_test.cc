@@ -28,6 +28,22 @@ ModelShape tiny(bool tied = false) {
   return {.layers = 2, .dim = 32, .heads = 4, .kv_heads = 2, .ffn = 48, .vocab = 64, .tie_embeddings = tied};
 }
 
+// Everything that a shape can have.
+ModelShape rich(bool tied = false) {
+  ModelShape shape = tiny(tied);
+  shape.head_size = 12;
+  shape.qkv_bias = shape.out_bias = shape.mlp_bias = shape.qk_norm = true;
+  shape.rope_scaling = {.kind = RotaryScaling::Kind::kYarn, .factor = 4, .original_context = 16};
+  return shape;
+}
+
+// Biases begin as zeros, and so would hide a mistake.
+void fill_vectors(Parameters& parameters) {
+  for (const NamedTensor& t : parameters.value_views()) {
+    if (t.tensor.dim() == 1) at::Tensor(t.tensor).add_(named_normal(9, t.name, t.tensor.numel()), 0.3);
+  }
+}
+
 double loss_and_gradient(Model& model, const at::Tensor& tokens, const at::Tensor& targets) {
   zero_gradients(model.parameters());
   const RotaryTable table = model.rotary(at::arange(tokens.size(1), at::kLong));
@@ -44,10 +60,11 @@ TEST(Model, BeginsAtTheLossOfAUniformGuess) {
 }
 
 TEST(Model, FusedGradientsEqualThoseOfFp64) {
-  for (const bool tied : {false, true}) {
-    Model exact(tiny(tied), 1, at::kDouble);
-    Model fused(tiny(tied), 1);
+  for (const ModelShape& shape : {tiny(false), tiny(true), rich(false), rich(true)}) {
+    Model exact(shape, 1, at::kDouble);
+    Model fused(shape, 1);
     scale_matrices(exact.parameters(), 4);
+    fill_vectors(exact.parameters());
     copy_values(exact.parameters(), fused.parameters());
     const at::Tensor tokens = at::randint(0, 64, {3, 14}, at::kLong);
     const at::Tensor x = tokens.slice(1, 0, 13);
@@ -65,59 +82,64 @@ TEST(Model, FusedGradientsEqualThoseOfFp64) {
 }
 
 TEST(Model, GradientsOfFp64EqualFiniteDifferences) {
-  Model model(tiny(), 3, at::kDouble);
-  scale_matrices(model.parameters(), 4);
-  const at::Tensor tokens = at::randint(0, 64, {2, 10}, at::kLong);
-  const at::Tensor x = tokens.slice(1, 0, 9);
-  const at::Tensor y = tokens.slice(1, 1);
-  loss_and_gradient(model, x, y);
-  const at::Tensor g = flat(model.parameters().gradient_views());
-  const at::Tensor direction = named_normal(5, "direction", model.parameters().count()).to(at::kDouble);
-  const double h = 1e-6;
-  add_to_values(model.parameters(), direction, h);
-  const double up = loss_and_gradient(model, x, y);
-  add_to_values(model.parameters(), direction, -2 * h);
-  const double down = loss_and_gradient(model, x, y);
-  const double slope = g.mul(direction).sum().item<double>();
-  EXPECT_NEAR((up - down) / (2 * h), slope, 1e-7 * std::abs(slope));  // 3e-8 of eight slopes
+  for (const ModelShape& shape : {tiny(), rich()}) {
+    Model model(shape, 3, at::kDouble);
+    scale_matrices(model.parameters(), 4);
+    fill_vectors(model.parameters());
+    const at::Tensor tokens = at::randint(0, 64, {2, 10}, at::kLong);
+    const at::Tensor x = tokens.slice(1, 0, 9);
+    const at::Tensor y = tokens.slice(1, 1);
+    loss_and_gradient(model, x, y);
+    const at::Tensor g = flat(model.parameters().gradient_views());
+    const at::Tensor direction = named_normal(5, "direction", model.parameters().count()).to(at::kDouble);
+    const double h = 1e-6;
+    add_to_values(model.parameters(), direction, h);
+    const double up = loss_and_gradient(model, x, y);
+    add_to_values(model.parameters(), direction, -2 * h);
+    const double down = loss_and_gradient(model, x, y);
+    const double slope = g.mul(direction).sum().item<double>();
+    EXPECT_NEAR((up - down) / (2 * h), slope, 1e-7 * std::abs(slope));  // 3e-8 of eight slopes
+  }
 }
 
 TEST(Model, RecomputesAllButAttentionAndKeepsLess) {
-  ModelShape shape = tiny();
-  shape.layers = 6, shape.ffn = 96;
-  const at::Tensor tokens = at::randint(0, 64, {3, 65}, at::kLong);
-  const at::Tensor x = tokens.slice(1, 0, 64), y = tokens.slice(1, 1);
-  for (const at::ScalarType type : {at::kFloat, at::kDouble}) {
-    Model model(shape, 1, type);
-    scale_matrices(model.parameters(), 4);
-    const RotaryTable table = model.rotary(at::arange(64, at::kLong));
-    int64_t attended = 0;
-    const Attend attend = [&](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t layer) {
-      ++attended;
-      return dense_causal()(q, k, v, layer);
-    };
-    std::vector<at::Tensor> losses, gradients;
-    std::vector<int64_t> peaks;
-    for (const bool recompute : {false, true}) {
-      model.set_recompute(recompute);
-      zero_gradients(model.parameters());
-      attended = 0;
-      const auto peak = std::make_shared<PeakBytes>();
-      {
-        const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, peak);
-        const at::Tensor loss = model.loss(x, y.flatten(), table, attend, 1.0 / 192);
-        loss.backward();
-        losses.push_back(loss.detach());
+  for (ModelShape shape : {tiny(), rich()}) {
+    shape.layers = 6, shape.ffn = 96;
+    const at::Tensor tokens = at::randint(0, 64, {3, 65}, at::kLong);
+    const at::Tensor x = tokens.slice(1, 0, 64), y = tokens.slice(1, 1);
+    for (const at::ScalarType type : {at::kFloat, at::kDouble}) {
+      Model model(shape, 1, type);
+      scale_matrices(model.parameters(), 4);
+      const RotaryTable table = model.rotary(at::arange(64, at::kLong));
+      int64_t attended = 0;
+      const Attend attend = [&](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t layer) {
+        ++attended;
+        return dense_causal()(q, k, v, layer);
+      };
+      std::vector<at::Tensor> losses, gradients;
+      std::vector<int64_t> peaks;
+      for (const bool recompute : {false, true}) {
+        model.set_recompute(recompute);
+        zero_gradients(model.parameters());
+        attended = 0;
+        const auto peak = std::make_shared<PeakBytes>();
+        {
+          const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, peak);
+          const at::Tensor loss = model.loss(x, y.flatten(), table, attend, 1.0 / 192);
+          loss.backward();
+          losses.push_back(loss.detach());
+        }
+        EXPECT_EQ(attended, shape.layers);
+        gradients.push_back(flat(model.parameters().gradient_views()));
+        peaks.push_back(peak->peak());
       }
-      EXPECT_EQ(attended, shape.layers);
-      gradients.push_back(flat(model.parameters().gradient_views()));
-      peaks.push_back(peak->peak());
+      EXPECT_TRUE(losses[0].equal(losses[1]));
+      EXPECT_TRUE(gradients[0].equal(gradients[1]));
+      EXPECT_GT(gradients[0].norm().item<double>(), 0);
+      EXPECT_LT(peaks[1], peaks[0] * 2 / 3) << toString(type);
+      RecordProperty(std::string("peak_") + toString(type),
+                     std::to_string(peaks[1]) + " of " + std::to_string(peaks[0]));
     }
-    EXPECT_TRUE(losses[0].equal(losses[1]));
-    EXPECT_TRUE(gradients[0].equal(gradients[1]));
-    EXPECT_GT(gradients[0].norm().item<double>(), 0);
-    EXPECT_LT(peaks[1], peaks[0] * 2 / 3) << toString(type);
-    RecordProperty(std::string("peak_") + toString(type), std::to_string(peaks[1]) + " of " + std::to_string(peaks[0]));
   }
 }
 
@@ -150,11 +172,11 @@ TEST(Model, CountsItsParametersBeforeItHasThem) {
 }
 
 TEST(Model, UnitsHoldEachParameterOnce) {
-  for (const bool tied : {false, true}) {
+  for (const ModelShape& shape : {tiny(false), tiny(true), rich(false), rich(true)}) {
     for (const int parts : {1, 3, 4}) {
-      Parameters parameters = declare_parameters(tiny(tied));
+      Parameters parameters(parameter_groups(shape));
       parameters.lay_out(parts);
-      ASSERT_EQ(parameters.units().size(), tied ? 3U : 4U);
+      ASSERT_EQ(parameters.units().size(), shape.tie_embeddings ? 3U : 4U);
       std::set<std::string> names;
       size_t next = 0;
       for (const ParameterUnit& unit : parameters.units()) {
@@ -175,7 +197,7 @@ TEST(Model, UnitsHoldEachParameterOnce) {
         EXPECT_LT(unit.elements, end + Parameters::kAlign * parts);
       }
       EXPECT_EQ(next, parameters.list().size());
-      EXPECT_EQ(names.count("lm_head.weight"), tied ? 0U : 1U);
+      EXPECT_EQ(names.count("lm_head.weight"), shape.tie_embeddings ? 0U : 1U);
     }
   }
 }
@@ -205,7 +227,8 @@ TEST(Model, LogitsOfTheLastPositionAlone) {
 TEST(Model, RefusesShapesThatDoNotFit) {
   for (const auto& change : std::vector<std::function<void(ModelShape&)>>{
            [](ModelShape& s) { s.layers = 0; }, [](ModelShape& s) { s.heads = 3; }, [](ModelShape& s) { s.dim = 36; },
-           [](ModelShape& s) { s.kv_heads = 3; }, [](ModelShape& s) { s.vocab = -1; }}) {
+           [](ModelShape& s) { s.kv_heads = 3; }, [](ModelShape& s) { s.vocab = -1; },
+           [](ModelShape& s) { s.head_size = 7; }, [](ModelShape& s) { s.head_size = -2; }}) {
     ModelShape shape = tiny();
     change(shape);
     try {

@@ -168,6 +168,21 @@ TEST(MemoryPlan, IsWhatAStepTakes) {
   }
 }
 
+// Heads of a width of their own, norms of queries and keys, biases.
+TEST(MemoryPlan, CountsWhatAFamilyHas) {
+  const TestFolder folder;
+  for (const std::string dtype : {"fp32", "bf16"}) {
+    for (const bool recompute : {false, true}) {
+      Config config = config_of(folder, {"", 4, 64, 4, 2, 160, 256, 1024, 1});
+      config.model.head_size = 32;
+      config.model.qk_norm = config.model.qkv_bias = config.model.out_bias = config.model.mlp_bias = true;
+      config.model.dtype = dtype;
+      config.model.recompute = recompute;
+      expect_planned(config, 1, "rich, " + dtype + (recompute ? ", recomputed" : ""));
+    }
+  }
+}
+
 TEST(MemoryPlan, CountsWhatTravels) {
   const TestFolder folder;
   for (const std::string schedule : {"ring", "all-gather"}) {
