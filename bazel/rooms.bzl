@@ -117,6 +117,15 @@ ROOMS = {
         "memory",
         "common",
     ],
+    "huggingface": [
+        "training/run",
+        "config",
+        "model/description",
+        "tensor_files",
+        "attention/pattern",
+        "comm",
+        "common",
+    ],
     "training/run": [
         "tensor_files",
         "comm",

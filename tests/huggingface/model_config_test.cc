@@ -1,0 +1,377 @@
+// config.json of each family becomes the model that transformers would make of it, and is written so that it reads as
+// the same model; what is not computed here is refused by the name of its key.
+#include "huggingface/model_config.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "attention/pattern/pattern.h"
+#include "common/error.h"
+
+namespace annulus {
+namespace {
+
+using Json = nlohmann::json;
+
+Json base(const std::string& family, const std::string& architecture) {
+  return {{"model_type", family},
+          {"architectures", {architecture}},
+          {"hidden_size", 64},
+          {"num_hidden_layers", 4},
+          {"num_attention_heads", 4},
+          {"num_key_value_heads", 2},
+          {"intermediate_size", 96},
+          {"vocab_size", 320},
+          {"max_position_embeddings", 512},
+          {"hidden_act", "silu"},
+          {"rms_norm_eps", 1e-5},
+          {"rope_theta", 500000.0},
+          {"torch_dtype", "bfloat16"},
+          {"id2label", {{"0", "LABEL_0"}}},
+          {"transformers_version", "4.43.0"}};
+}
+Json llama() { return base("llama", "LlamaForCausalLM"); }
+Json mistral() { return base("mistral", "MistralForCausalLM"); }
+Json qwen2() { return base("qwen2", "Qwen2ForCausalLM"); }
+Json qwen3() { return base("qwen3", "Qwen3ForCausalLM"); }
+
+FolderConfig read(const Json& config) { return parse_folder_config(config.dump(), "model/config.json"); }
+
+Json with(Json config, const std::string& key, const Json& value) {
+  config[key] = value;
+  return config;
+}
+
+// What reading it raises.
+std::string refusal_of_text(const std::string& text) {
+  try {
+    parse_folder_config(text, "model/config.json");
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kInput) << error.what();
+    return std::string(error.message());
+  }
+  return "nothing";
+}
+std::string refusal(const Json& config) { return refusal_of_text(config.dump()); }
+
+void expect_refusal(const Json& config, const std::string& key) {
+  const std::string said = refusal(config);
+  EXPECT_NE(said.find("model/config.json: \"" + key + "\""), std::string::npos) << key << ": " << said;
+}
+
+std::string window(int64_t left) { return "{ kind = \"window\", left = " + std::to_string(left) + ", right = 0 }"; }
+
+TEST(ModelConfig, SizesAndWhatComesOfThem) {
+  const FolderConfig config = read(llama());
+  const ModelSection& m = config.model;
+  EXPECT_EQ(config.family, "llama");
+  EXPECT_EQ(config.context, 512);
+  EXPECT_EQ(config.dtype, "bfloat16");
+  EXPECT_EQ(m.dim, 64);
+  EXPECT_EQ(m.layers, 4);
+  EXPECT_EQ(m.heads, 4);
+  EXPECT_EQ(m.kv_heads, 2);
+  EXPECT_EQ(m.head_size, 16);
+  EXPECT_EQ(m.ffn, 96);
+  EXPECT_EQ(m.vocab, 320);
+  EXPECT_EQ(m.rope_theta, 500000);
+  EXPECT_EQ(m.norm_eps, 1e-5);
+  EXPECT_EQ(m.dtype, "bf16");
+  EXPECT_TRUE(m.rope_fp32);
+  EXPECT_FALSE(m.tie_embeddings || m.qkv_bias || m.out_bias || m.mlp_bias || m.qk_norm);
+  EXPECT_EQ(m.pattern, LayerPatterns());
+  EXPECT_EQ(m.rope_scaling, RotaryScaling());
+}
+
+TEST(ModelConfig, DefaultsAreThoseOfTransformers) {
+  const auto without = [](Json config, std::initializer_list<const char*> keys) {
+    for (const char* key : keys) config.erase(key);
+    return config;
+  };
+  const ModelSection m = read(without(llama(), {"num_key_value_heads", "rms_norm_eps", "rope_theta"})).model;
+  EXPECT_EQ(m.kv_heads, 4);
+  EXPECT_EQ(m.norm_eps, 1e-6);
+  EXPECT_EQ(m.rope_theta, 10000);
+  Json many = without(mistral(), {"num_key_value_heads"});
+  many["num_attention_heads"] = 16;
+  EXPECT_EQ(read(many).model.kv_heads, 8);
+  EXPECT_EQ(read(with(many, "num_key_value_heads", nullptr)).model.kv_heads, 16);
+  EXPECT_EQ(read(mistral()).model.pattern.all.text(), window(4095));
+  EXPECT_EQ(read(qwen3()).model.head_size, 128);
+  EXPECT_EQ(read(qwen2()).model.head_size, 16);
+}
+
+TEST(ModelConfig, BiasesNormsAndHeadSizes) {
+  ModelSection m = read(with(with(llama(), "attention_bias", true), "mlp_bias", true)).model;
+  EXPECT_TRUE(m.qkv_bias && m.out_bias && m.mlp_bias);
+  m = read(qwen2()).model;
+  EXPECT_TRUE(m.qkv_bias && !m.out_bias && !m.mlp_bias && !m.qk_norm);
+  m = read(with(qwen3(), "head_dim", 32)).model;
+  EXPECT_TRUE(m.qk_norm && !m.qkv_bias && !m.out_bias);
+  EXPECT_EQ(m.head_dim(), 32);
+  EXPECT_TRUE(read(with(qwen3(), "attention_bias", true)).model.out_bias);
+  EXPECT_TRUE(read(with(llama(), "tie_word_embeddings", true)).model.tie_embeddings);
+  EXPECT_EQ(read(with(llama(), "attention_dropout", 0.25)).model.dropout, 0.25);
+  EXPECT_EQ(read(with(llama(), "torch_dtype", "float16")).model.dtype, "fp32");
+  EXPECT_EQ(read(with(llama(), "dtype", "float32")).model.dtype, "fp32");  // the newer name comes first
+}
+
+TEST(ModelConfig, WindowsAndLayerTypesBecomePatterns) {
+  EXPECT_EQ(read(with(mistral(), "sliding_window", 128)).model.pattern.text(), window(127));
+  EXPECT_EQ(read(with(mistral(), "sliding_window", nullptr)).model.pattern, LayerPatterns());
+
+  Json config = with(qwen2(), "sliding_window", 64);
+  config["max_window_layers"] = 1;
+  EXPECT_EQ(read(config).model.pattern, LayerPatterns()) << "use_sliding_window is missing";
+  config["use_sliding_window"] = true;
+  const PatternSpec full = causal_pattern(), sliding = parse_pattern(window(63), "test");
+  EXPECT_EQ(read(config).model.pattern, LayerPatterns({full, sliding, sliding, sliding}));
+  config["layer_types"] = {"sliding_attention", "full_attention", "sliding_attention", "full_attention"};
+  EXPECT_EQ(read(config).model.pattern, LayerPatterns({sliding, full, sliding, full}));
+  config["layer_types"] = {"sliding_attention", "sliding_attention", "sliding_attention", "sliding_attention"};
+  EXPECT_EQ(read(config).model.pattern, LayerPatterns(sliding));
+  expect_refusal(with(config, "use_sliding_window", false), "layer_types");
+  expect_refusal(with(config, "sliding_window", nullptr), "layer_types");
+  expect_refusal(with(config, "layer_types", {"full_attention"}), "layer_types");
+  expect_refusal(with(config, "layer_types", Json::array({"full_attention", "conv", "conv", "conv"})), "layer_types");
+  expect_refusal(with(config, "sliding_window", 0), "sliding_window");
+}
+
+TEST(ModelConfig, RotaryScalingInBothSpellings) {
+  const Json llama3 = {{"rope_type", "llama3"},
+                       {"factor", 8.0},
+                       {"low_freq_factor", 1.0},
+                       {"high_freq_factor", 4.0},
+                       {"original_max_position_embeddings", 8192}};
+  const RotaryScaling expected{.kind = RotaryScaling::Kind::kLlama3,
+                               .factor = 8,
+                               .original_context = 8192,
+                               .low_freq_factor = 1,
+                               .high_freq_factor = 4};
+  EXPECT_EQ(read(with(llama(), "rope_scaling", llama3)).model.rope_scaling, expected);
+  Json newer = llama();
+  newer.erase("rope_theta");
+  newer["rope_parameters"] = with(llama3, "rope_theta", 250000.0);
+  EXPECT_EQ(read(newer).model.rope_scaling, expected);
+  EXPECT_EQ(read(newer).model.rope_theta, 250000);
+
+  const Json linear = {{"type", "linear"}, {"factor", 4}};
+  EXPECT_EQ(read(with(llama(), "rope_scaling", linear)).model.rope_scaling,
+            (RotaryScaling{.kind = RotaryScaling::Kind::kLinear, .factor = 4}));
+
+  const Json yarn = {{"type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 128}};
+  RotaryScaling y{.kind = RotaryScaling::Kind::kYarn, .factor = 4, .original_context = 128};
+  EXPECT_EQ(read(with(qwen2(), "rope_scaling", yarn)).model.rope_scaling, y);
+  EXPECT_EQ(read(with(qwen2(), "rope_scaling", with(yarn, "factor", nullptr))).model.rope_scaling, y) << "512 / 128";
+  Json more = yarn;
+  more["beta_fast"] = 16;
+  more["beta_slow"] = 0;
+  more["attention_factor"] = 1.5;
+  more["truncate"] = false;
+  y.beta_fast = 16;
+  y.attention_factor = 1.5;
+  y.truncate = false;
+  EXPECT_EQ(read(with(qwen2(), "rope_scaling", more)).model.rope_scaling, y);
+  Json lacks = yarn;
+  lacks.erase("original_max_position_embeddings");
+  EXPECT_EQ(read(with(qwen2(), "rope_scaling", lacks)).model.rope_scaling.original_context, 512);
+  EXPECT_EQ(read(with(with(qwen2(), "rope_scaling", yarn), "original_max_position_embeddings", 64))
+                .model.rope_scaling.original_context,
+            64);
+  EXPECT_EQ(read(with(llama(), "rope_scaling", {{"type", "default"}})).model.rope_scaling, RotaryScaling());
+}
+
+TEST(ModelConfig, RefusesRotaryScalingThatIsNotComputed) {
+  const auto scaling = [](const Json& members) { return with(llama(), "rope_scaling", members); };
+  expect_refusal(scaling({{"type", "dynamic"}, {"factor", 2.0}}), "rope_scaling.type");
+  expect_refusal(scaling({{"rope_type", "longrope"}, {"factor", 2.0}}), "rope_scaling.rope_type");
+  const Json yarn = {{"rope_type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 128}};
+  expect_refusal(scaling(with(yarn, "mscale", 1.0)), "rope_scaling.mscale");
+  expect_refusal(scaling(with(yarn, "mscale_all_dim", 1.0)), "rope_scaling.mscale_all_dim");
+  expect_refusal(scaling(with(yarn, "partial_rotary_factor", 0.5)), "rope_scaling.partial_rotary_factor");
+  expect_refusal(scaling(with(yarn, "low_freq_factor", 1.0)), "rope_scaling.low_freq_factor");
+  expect_refusal(scaling(with(yarn, "surprise", 1.0)), "rope_scaling.surprise");
+  expect_refusal(scaling(with(yarn, "factor", 0.5)), "rope_scaling.factor");
+  expect_refusal(scaling(with(yarn, "attention_factor", 0)), "rope_scaling.attention_factor");
+  expect_refusal(scaling(with(yarn, "type", "linear")), "rope_scaling.type");
+  expect_refusal(scaling({{"rope_type", "llama3"}, {"factor", 8.0}}), "rope_scaling.low_freq_factor");
+  expect_refusal(scaling(with(yarn, "rope_theta", 1.0)), "rope_theta");
+  expect_refusal(scaling("yarn"), "rope_scaling");
+  expect_refusal(with(scaling(yarn), "rope_parameters", {{"rope_type", "default"}}), "rope_scaling");
+  expect_refusal(with(llama(), "rope_parameters", {{"full_attention", {{"rope_type", "default"}}}}),
+                 "rope_parameters.full_attention");
+}
+
+TEST(ModelConfig, RefusesWhatIsNotComputedByTheNameOfItsKey) {
+  for (const auto& [key, value] :
+       std::initializer_list<std::pair<std::string, Json>>{{"num_local_experts", 8},
+                                                           {"num_experts", 64},
+                                                           {"attn_logit_softcapping", 50.0},
+                                                           {"final_logit_softcapping", 30.0},
+                                                           {"attention_sinks", 4},
+                                                           {"quantization_config", {{"quant_method", "gptq"}}},
+                                                           {"auto_map", {{"AutoModel", "modeling.Mine"}}},
+                                                           {"partial_rotary_factor", 0.5},
+                                                           {"hidden_act", "gelu"},
+                                                           {"is_encoder_decoder", true},
+                                                           {"chunk_size_feed_forward", 8},
+                                                           {"pruned_heads", {{"0", {1}}}},
+                                                           {"num_hiden_layers", 4},
+                                                           {"rope_parameters.factor", 4},
+                                                           {"sliding_window", 128},
+                                                           {"layer_types", {"full_attention"}},
+                                                           {"attention_dropout", 1.0},
+                                                           {"hidden_size", 64.0},
+                                                           {"hidden_size", -64},
+                                                           {"hidden_size", 18446744073709551615u},
+                                                           {"num_hidden_layers", 100001},
+                                                           {"num_hidden_layers", nullptr},
+                                                           {"vocab_size", "many"},
+                                                           {"head_dim", int64_t{1} << 40},
+                                                           {"rms_norm_eps", -1e-5},
+                                                           {"max_position_embeddings", 0},
+                                                           {"tie_word_embeddings", 1},
+                                                           {"model_type", "gemma3"},
+                                                           {"architectures", {"LlamaForSequenceClassification"}}}) {
+    expect_refusal(with(llama(), key, value), key);
+  }
+  expect_refusal(with(mistral(), "attention_bias", true), "attention_bias");
+  expect_refusal(with(mistral(), "layer_types", {"full_attention"}), "layer_types");
+  expect_refusal(with(qwen3(), "mlp_bias", true), "mlp_bias");
+  EXPECT_NE(refusal(with(llama(), "num_hiden_layers", 4)).find("did you mean \"num_hidden_layers\"?"),
+            std::string::npos);
+  EXPECT_NE(refusal(with(llama(), "num_key_value_heads", 3)).find("kv_heads"), std::string::npos);
+  EXPECT_NE(refusal(with(llama(), "head_dim", 15)).find("even"), std::string::npos);
+  // What says nothing is nothing.
+  EXPECT_EQ(refusal(with(llama(), "quantization_config", nullptr)), "nothing");
+  EXPECT_EQ(refusal(with(mistral(), "attention_bias", false)), "nothing");
+}
+
+TEST(ModelConfig, RefusesWhatIsNoConfiguration) {
+  EXPECT_NE(refusal_of_text("{").find("model/config.json: no JSON"), std::string::npos);
+  EXPECT_NE(refusal_of_text("[1]").find("expected an object"), std::string::npos);
+  EXPECT_NE(refusal_of_text(R"({"model_type": "llama", "model_type": "qwen2"})").find("appears twice"),
+            std::string::npos);
+  EXPECT_NE(refusal_of_text("{\"id2label\": " + std::string(1000, '[') + std::string(1000, ']') + "}")
+                .find("nested too deeply"),
+            std::string::npos);
+  EXPECT_THROW(read_model_config("/nowhere/at/all"), Error);
+}
+
+// ---- Writing.
+
+ConfigToWrite to_write(const FolderConfig& from) {
+  return {.model = from.model, .context = from.context, .original = from.text, .dtype = "bf16"};
+}
+
+Json written(const ConfigToWrite& config) { return Json::parse(write_model_config(config)); }
+
+TEST(ModelConfig, WritesTheOriginalWhereNothingChanged) {
+  Json windows = with(qwen2(), "sliding_window", 64);
+  windows["use_sliding_window"] = true;
+  windows["max_window_layers"] = 1;
+  const Json yarn = {{"type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 128}};
+  for (const Json& config : {llama(), mistral(), qwen2(), qwen3(), windows, with(llama(), "rope_scaling", yarn),
+                             with(llama(), "rope_parameters", yarn)}) {
+    EXPECT_EQ(written(to_write(read(config))), config);
+  }
+}
+
+TEST(ModelConfig, WritesWhatTrainingChanged) {
+  ConfigToWrite config = to_write(read(llama()));
+  config.context = 8192;
+  config.dtype = "fp32";
+  config.model.rope_theta = 1e6;
+  config.model.rope_scaling = {.kind = RotaryScaling::Kind::kYarn, .factor = 16, .original_context = 512};
+  config.model.dropout = 0.125;
+  const Json json = written(config);
+  EXPECT_EQ(json["max_position_embeddings"], 8192);
+  EXPECT_EQ(json["torch_dtype"], "float32");
+  EXPECT_EQ(json["rope_theta"], 1e6);
+  EXPECT_EQ(json["rope_scaling"]["rope_type"], "yarn");
+  EXPECT_EQ(json["rope_scaling"]["original_max_position_embeddings"], 512);
+  EXPECT_EQ(json["attention_dropout"], 0.125);
+  EXPECT_EQ(json["id2label"], llama()["id2label"]) << "passed through";
+  EXPECT_EQ(read(json).model.rope_scaling, config.model.rope_scaling);
+}
+
+// The factor that follows from the contexts would be another one where the context is.
+TEST(ModelConfig, AnotherContextKeepsTheScaling) {
+  const Json yarn = {{"rope_type", "yarn"}, {"factor", nullptr}, {"original_max_position_embeddings", 128}};
+  ConfigToWrite config = to_write(read(with(llama(), "rope_parameters", yarn)));
+  config.context = 4096;
+  const Json json = written(config);
+  EXPECT_EQ(json["rope_parameters"]["factor"], 4);
+  EXPECT_EQ(json["rope_parameters"]["rope_theta"], 500000);
+  EXPECT_FALSE(json.contains("rope_scaling"));
+}
+
+TEST(ModelConfig, PatternsAsTheFamilyCanSayThem) {
+  const PatternSpec sliding = parse_pattern(window(63), "test"), full = causal_pattern();
+  ConfigToWrite config = to_write(read(qwen2()));
+  config.model.pattern = LayerPatterns({full, sliding, full, sliding});
+  EXPECT_EQ(read(written(config)).model.pattern, config.model.pattern);
+  EXPECT_EQ(written(config)["max_window_layers"], 4);
+  config.model.pattern = LayerPatterns({full, full, sliding, sliding});
+  EXPECT_EQ(written(config)["max_window_layers"], 2);
+
+  config = to_write(read(llama()));
+  config.model.pattern = sliding;
+  try {
+    write_model_config(config);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kUsage);
+    EXPECT_NE(std::string(error.message()).find("--leave-pattern"), std::string::npos) << error.what();
+  }
+  config.leave_pattern = true;
+  EXPECT_EQ(written(config), llama());
+  config = to_write(read(mistral()));
+  config.model.pattern = LayerPatterns({full, sliding, full, sliding});
+  EXPECT_THROW(write_model_config(config), Error);
+  config.model.pattern = parse_pattern("{ kind = \"dilated\", segment_lengths = [64], dilation_rates = [2] }", "test");
+  EXPECT_THROW(write_model_config(config), Error);
+}
+
+TEST(ModelConfig, AModelBegunHereIsOfTheSimplestFamily) {
+  ModelSection m;
+  m.layers = 2;
+  m.dim = 64;
+  m.heads = 4;
+  m.kv_heads = 2;
+  m.head_size = 16;
+  m.ffn = 96;
+  m.rope_scaling = {.kind = RotaryScaling::Kind::kLinear, .factor = 2};
+  const PatternSpec sliding = parse_pattern(window(63), "test");
+  const auto family = [](const ModelSection& model) {
+    const FolderConfig read_again = read(written({.model = model, .context = 1024, .original = "", .dtype = "fp32"}));
+    EXPECT_EQ(read_again.context, 1024);
+    ModelSection same = read_again.model;
+    same.rope_fp32 = model.rope_fp32;
+    EXPECT_EQ(same, model);
+    return read_again.family;
+  };
+  EXPECT_EQ(family(m), "llama");
+  m.mlp_bias = true;
+  EXPECT_EQ(family(m), "llama");
+  m.mlp_bias = false;
+  m.head_size = 32;
+  EXPECT_EQ(family(m), "llama");
+  m.pattern = sliding;
+  EXPECT_EQ(family(m), "mistral");
+  m.qkv_bias = true;
+  m.pattern = LayerPatterns({sliding, causal_pattern()});
+  EXPECT_EQ(family(m), "qwen2");
+  m.qkv_bias = false;
+  EXPECT_THROW(family(m), Error) << "no family without biases and norms has windows in some layers alone";
+  m.qk_norm = true;
+  EXPECT_EQ(family(m), "qwen3");
+  m.mlp_bias = true;
+  EXPECT_THROW(family(m), Error);
+}
+
+}  // namespace
+}  // namespace annulus
