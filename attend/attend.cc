@@ -6,7 +6,6 @@
 #include <ATen/ops/div.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
-#include <ATen/ops/index_copy.h>
 #include <ATen/ops/tensor.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <fcntl.h>
@@ -25,6 +24,7 @@
 #include <system_error>
 
 #include "attention/execution/attention.h"
+#include "attention/execution/gather_positions.h"
 #include "comm/agreement.h"
 #include "common/error.h"
 #include "common/files.h"
@@ -38,19 +38,6 @@ struct NamedFile {
   std::string name;  // "--output"
   std::string path;
 };
-
-// Whether both paths lead to the same file, which need not exist yet.
-bool same_file(const std::string& a, const std::string& b) {
-  namespace fs = std::filesystem;
-  std::error_code error;
-  if (fs::equivalent(a, b, error)) return true;
-  const auto whole = [](const std::string& path) {
-    std::error_code unknown;
-    const fs::path resolved = fs::weakly_canonical(fs::absolute(path), unknown);
-    return unknown ? fs::absolute(path).lexically_normal() : resolved;
-  };
-  return whole(a) == whole(b);
-}
 
 void add_map_files(const PatternSpec& pattern, std::vector<NamedFile>& files) {
   if (!pattern.blocks.file.empty()) files.push_back({"the block map's file of --pattern", pattern.blocks.file});
@@ -113,32 +100,7 @@ at::Tensor read_rows(const std::string& path, const TensorInfo& info, const std:
   return tensor;
 }
 
-// The rank's part of dimension `dim` of every rank's results, put together on rank 0's CPU; undefined elsewhere. One
-// peer after the other, so that rank 0 holds one part beside the whole.
-at::Tensor gather(Communicator& host, const at::Tensor& on_device, const Layout& layout, int64_t dim) {
-  const OpLabel label{"attend, gathering results"};
-  const at::Tensor part = on_device.cpu();
-  if (host.rank() != 0) {
-    host.exchange({{part.contiguous(), 0}}, {}, label)->wait();
-    return {};
-  }
-  std::vector<int64_t> shape = part.sizes().vec();
-  shape[static_cast<size_t>(dim)] = layout.length;
-  at::Tensor whole = at::empty(shape, part.options());
-  for (int rank = 0; rank < host.size(); ++rank) {
-    std::vector<int64_t> positions = layout.positions(rank);
-    at::Tensor piece = part;
-    if (rank != 0) {
-      shape[static_cast<size_t>(dim)] = static_cast<int64_t>(positions.size());
-      piece = at::empty(shape, part.options());
-      host.exchange({}, {{piece, rank}}, label)->wait();
-    }
-    const at::Tensor index =
-        at::from_blob(positions.data(), {static_cast<int64_t>(positions.size())}, at::ScalarType::Long);
-    whole.index_copy_(dim, index, piece);
-  }
-  return whole;
-}
+constexpr OpLabel kGathering{"attend, gathering results"};
 
 // Until the device has done what this thread has given it.
 void finish(at::Device device) {
@@ -349,12 +311,12 @@ void AttendJob::run(Communicator& world, at::Device device) const {
 
   AttendResults whole;
   if (!options_.output.empty() || options_.check) {
-    whole.out = gather(host, at::div(output.out, divisor), queries, 1);
-    whole.lse = gather(host, output.lse, queries, 2);
+    whole.out = gather_positions(host, at::div(output.out, divisor), queries, 1, kGathering);
+    whole.lse = gather_positions(host, output.lse, queries, 2, kGathering);
     if (options_.backward) {
-      whole.dq = gather(host, gradients.dq, queries, 1);
-      whole.dk = gather(host, gradients.dk, keys, 1);
-      whole.dv = gather(host, gradients.dv, keys, 1);
+      whole.dq = gather_positions(host, gradients.dq, queries, 1, kGathering);
+      whole.dk = gather_positions(host, gradients.dk, keys, 1, kGathering);
+      whole.dv = gather_positions(host, gradients.dv, keys, 1, kGathering);
     }
   }
   // What ran: adaptive maps are those that were selected.

@@ -9,6 +9,8 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
+#include <sstream>
 #include <system_error>
 
 #include "common/text.h"
@@ -127,6 +129,37 @@ void require_output(std::string_view room, const std::string& named, const std::
   if (access(folder.c_str(), W_OK | X_OK) != 0) {
     throw Error(ErrorKind::kResource, room, named + " cannot be written: " + std::strerror(errno));
   }
+}
+
+std::string read_small_file(std::string_view room, const std::string& path, size_t most) {
+  const auto unreadable = [&](int reason) {
+    return Error(kind_of_errno(reason), std::string(room), path + " cannot be read: " + std::strerror(reason));
+  };
+  std::error_code error;
+  const uintmax_t bytes = std::filesystem::file_size(path, error);
+  if (error) throw unreadable(error.value());
+  if (bytes > most) {
+    throw Error(ErrorKind::kInput, std::string(room),
+                path + " has " + std::to_string(bytes) + " bytes, and at most " + std::to_string(most) +
+                    " were expected: this is another kind of file");
+  }
+  std::ifstream in(path, std::ios::binary);
+  std::ostringstream text;
+  text << in.rdbuf();
+  if (!in) throw unreadable(errno);
+  return text.str();
+}
+
+bool same_file(const std::string& a, const std::string& b) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  if (fs::equivalent(a, b, error)) return true;
+  const auto whole = [](const std::string& path) {
+    std::error_code unknown;
+    const fs::path resolved = fs::weakly_canonical(fs::absolute(path), unknown);
+    return unknown ? fs::absolute(path).lexically_normal() : resolved;
+  };
+  return whole(a) == whole(b);
 }
 
 std::string folder_of(const std::string& path) {

@@ -59,6 +59,13 @@ ErrorKind kind_of_errno(int error);
 // Error(kResource) where its folder is not there or may not be written. `named`: the option and the path, as typed.
 void require_output(std::string_view room, const std::string& named, const std::string& path);
 
+// The content of a file that is small by its nature. Raises Error(kInput) where it is missing or has more than `most`
+// bytes, Error(kResource) where it cannot be read.
+std::string read_small_file(std::string_view room, const std::string& path, size_t most = size_t{16} << 20);
+
+// Whether both paths lead to the same file, which need not exist yet.
+bool same_file(const std::string& a, const std::string& b);
+
 // The folder a path lies in ("." for a bare name).
 std::string folder_of(const std::string& path);
 

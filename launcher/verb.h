@@ -72,6 +72,7 @@ void add_numbers(CLI::App& app, const std::string& name, std::vector<int64_t>& n
 // The constructors of the verbs.
 std::unique_ptr<Verb> make_launch_verb();
 std::unique_ptr<Verb> make_attend_verb();
+std::unique_ptr<Verb> make_logits_verb();
 std::unique_ptr<Verb> make_train_verb();
 std::unique_ptr<Verb> make_sample_verb();
 std::unique_ptr<Verb> make_checkpoint_verb();

@@ -1,10 +1,11 @@
-// annulus sample: text from a trained run. Options only; the work is training/sampler.
+// annulus sample: text from a model. Options only; the work is inference/sampler.
 #include <CLI/CLI.hpp>
 
 #include "common/interrupt.h"
-#include "launcher/tokens/encode_prompt.h"
+#include "common/names.h"
+#include "inference/sampler.h"
+#include "launcher/tokens/sample_tokenizer.h"
 #include "launcher/verb.h"
-#include "training/sampler.h"
 
 namespace annulus {
 namespace {
@@ -12,7 +13,8 @@ namespace {
 class SampleVerb : public Verb {
  public:
   void declare(CLI::App& app) override {
-    app.add_option("RUN", options_.run, "a run folder, or the name of a run")->required();
+    app.add_option("MODEL", options_.run, "a run folder, the name of a run, or a folder in Hugging Face's layout")
+        ->required();
     app.add_option("--runs", options_.root, "where names are looked up (default: runs)")->type_name("FOLDER");
     app.add_option("--step", options_.step, "of the checkpoint (default: the newest)");
     app.add_option("--prompt", options_.prompt, "the text to continue (default: none)");
@@ -20,15 +22,25 @@ class SampleVerb : public Verb {
                    "how many tokens to write at most, of a run on text bytes (default: 500)");
     app.add_option("--temperature", options_.temperature, "0: always the most likely token (default: 0.8)");
     app.add_option("--top-k", options_.top_k, "choose among so many tokens; 0: all (default: 40)");
+    app.add_option("--top-p", options_.top_p,
+                   "of these, among the most likely ones whose probabilities come to this (default: 1)");
+    app.add_option("--stop", options_.stop, "ends the text, and is not shown (may be repeated)")
+        ->expected(1)
+        ->take_all()
+        ->type_name("TEXT");
+    app.add_option("--dtype", options_.dtype, "fp32 (default) or bf16: what the model computes in");
     app.add_option("--seed", options_.seed, "the same seed writes the same text (default: 1)");
     app.footer(
         "Example (after `./annulus launch -n 2 train configs/quickstart.toml`):\n"
         "  ./annulus sample quickstart --prompt \"def \"");
   }
 
+  void check() override { index_of_name(options_.dtype, {"fp32", "bf16"}, "dtype", "--dtype"); }
+
   int run() override {
     install_interrupt_handlers();
     options_.encode = encode_prompt;
+    options_.make_table = make_token_table;
     return run_sample(options_);
   }
 

@@ -220,21 +220,26 @@ at::Tensor Generator::attend(const at::Tensor& q, const at::Tensor& k, const at:
       .unsqueeze(0);
 }
 
-int64_t pick(const at::Tensor& logits, int64_t limit, double temperature, int64_t top_k, uint64_t seed, int64_t i) {
+int64_t pick(const at::Tensor& logits, int64_t limit, const Choice& choice, int64_t i) {
   const at::Tensor values = logits.to(at::kCPU, at::kDouble).contiguous();
   const double* p = values.const_data_ptr<double>();
   std::vector<int64_t> order(std::min<int64_t>(limit, values.numel()));
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return p[a] > p[b]; });
-  if (temperature <= 0) return order[0];
-  if (top_k > 0 && top_k < static_cast<int64_t>(order.size())) order.resize(top_k);
+  if (choice.temperature <= 0) return order[0];
+  if (choice.top_k > 0 && choice.top_k < static_cast<int64_t>(order.size())) order.resize(choice.top_k);
   std::vector<double> sums;
   double sum = 0;
-  for (const int64_t token : order) sums.push_back(sum += std::exp((p[token] - p[order[0]]) / temperature));
-  const uint64_t random = splitmix64(splitmix64(seed) + static_cast<uint64_t>(i) * kSplitmix64Step);
+  for (const int64_t token : order) sums.push_back(sum += std::exp((p[token] - p[order[0]]) / choice.temperature));
+  if (choice.top_p < 1) {
+    const auto last = std::lower_bound(sums.begin(), sums.end(), choice.top_p * sum);
+    sums.resize(std::min<size_t>(last - sums.begin() + 1, sums.size()));
+    sum = sums.back();
+  }
+  const uint64_t random = splitmix64(splitmix64(choice.seed) + static_cast<uint64_t>(i) * kSplitmix64Step);
   const double u = static_cast<double>(random >> 11) * 0x1.0p-53 * sum;
   const auto at = std::upper_bound(sums.begin(), sums.end(), u);
-  return order[std::min<size_t>(at - sums.begin(), order.size() - 1)];
+  return order[std::min<size_t>(at - sums.begin(), sums.size() - 1)];
 }
 
 std::string Utf8Stream::push(unsigned char byte) {

@@ -66,9 +66,15 @@ class Generator {
 // keys] fp32, or [1, ...] where all heads are alike. Of batch row 0.
 at::Tensor pattern_bias(const Pattern& pattern, int64_t first, int64_t n, int64_t keys, bool* empty_rows);
 
-// Picks a token below `limit` from logits [vocab]: softmax(logits / temperature) over the top_k largest (0: all).
-// temperature 0 takes the largest. Draw number i of a seed is always the same.
-int64_t pick(const at::Tensor& logits, int64_t limit, double temperature, int64_t top_k, uint64_t seed, int64_t i);
+struct Choice {
+  double temperature = 1;  // 0: the largest
+  int64_t top_k = 0;       // among so many of the largest; 0: all
+  double top_p = 1;        // of these, the largest whose probabilities come to this (arXiv 1904.09751)
+  uint64_t seed = 0;
+};
+// Picks a token below `limit` from logits [vocab], by softmax(logits / temperature) over those that the choice leaves.
+// Draw number i of a seed is always the same.
+int64_t pick(const at::Tensor& logits, int64_t limit, const Choice& choice, int64_t i);
 
 // Bytes to text for a terminal: complete UTF-8 characters pass; anything else, and control characters but newline and
 // tab, become U+FFFD.

@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "memory/recompute.h"
+#include "model/composed_ops.h"
 
 namespace annulus {
 namespace {
@@ -220,6 +221,11 @@ at::Tensor Model::logits(const at::Tensor& tokens, const RotaryTable& table, con
   at::Tensor logits = at::linear(read, head_);
   if (use_ != nullptr) use_->after_forward(output);
   return logits;
+}
+
+at::Tensor Model::wide_logits(const at::Tensor& hidden) const {
+  const c10::AutoGradMode no_grad(false);
+  return composed::wide_product(hidden, head_.t());
 }
 
 at::Tensor Model::loss(const at::Tensor& tokens, const at::Tensor& targets, const RotaryTable& table,

@@ -87,6 +87,12 @@ class Model {
   at::Tensor logits(const at::Tensor& tokens, const RotaryTable& table, const Attend& attend,
                     bool last_only = false) const;
 
+  // What the output matrix is applied to: [B * n, dim], or where `last_only` [B, dim]. Differentiable.
+  at::Tensor hidden(const at::Tensor& tokens, const RotaryTable& table, const Attend& attend,
+                    bool last_only = false) const;
+  // Logits of some rows of that: [rows, vocab], in the accumulator's dtype (fp32 for bf16). Not differentiable.
+  at::Tensor wide_logits(const at::Tensor& hidden) const;
+
   // scale * sum of the cross entropies of targets int64 [B * n], of which those of -1 do not count; differentiable in
   // the parameters; never holds all logits (linear_cross_entropy_sum, which says who checks targets).
   at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets, const RotaryTable& table, const Attend& attend,
@@ -103,9 +109,6 @@ class Model {
     at::Tensor gate_up, gate_up_bias;  // [2 ffn, dim]
     at::Tensor down, down_bias;        // [dim, ffn]
   };
-  // What the output matrix is applied to: [B * n, dim], or [B, dim].
-  at::Tensor hidden(const at::Tensor& tokens, const RotaryTable& table, const Attend& attend, bool last_only) const;
-
   // What passes from one place to the next, or the loss: in the backward, the next ends there and `place` begins.
   void pass_from(size_t place, std::vector<at::Tensor>& between) const;
 

@@ -1,4 +1,4 @@
-"""Text to tokens: what `annulus tokenize` and `annulus sample` run for work that the libraries of tokenizers do. Started
+"""Text to tokens and back: what `annulus tokenize` and `annulus sample` run for work that the libraries of tokenizers do. Started
 by `./annulus tokenizer WORD ...`, which makes sure that the libraries are installed; the options are checked by
 launcher/verb_tokenize.cc before, and have their documentation there.
 """
@@ -18,9 +18,11 @@ def parse(words):
     tokenize = verbs.add_parser("tokenize", allow_abbrev=False)
     bench = verbs.add_parser("bench", allow_abbrev=False)
     prompt = verbs.add_parser("encode-prompt", allow_abbrev=False)
-    for verb in (tokenize, bench, prompt):
+    table = verbs.add_parser("table", allow_abbrev=False)
+    for verb in (tokenize, bench, prompt, table):
         verb.add_argument("--tokenizer", required=True)
-    tokenize.add_argument("--output", required=True)
+    for verb in (tokenize, table):
+        verb.add_argument("--output", required=True)
     for verb in (tokenize, bench):
         verb.add_argument("--input", action="append", required=True)
         verb.add_argument("--format", choices=FORMATS, default="annulus")
@@ -43,6 +45,8 @@ def run(options):
             from work import main as verb
         elif options.verb == "bench":
             from bench import main as verb
+        elif options.verb == "table":
+            from table import main as verb
         else:
             from prompt import main as verb
         return verb(options)

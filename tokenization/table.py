@@ -1,5 +1,6 @@
 """Makes tokens.table: the bytes of every id, so that programs without the tokenizer's library decode (data/shards/token_table.h
-reads it; docs/formats.md has the layout). Used by work.py.
+reads it; docs/formats.md has the layout). Used by work.py, and by `tokenizer table`, which `annulus sample` runs for a
+folder in Hugging Face's layout.
 
 The bytes follow from the tokenizer's decoder, of which three kinds are known; then the library itself is asked, for every
 id alone, twice in a row and in random sequences. Where it says something else, there is no table rather than a wrong one.
@@ -10,6 +11,9 @@ import struct
 from array import array
 
 import xxhash
+
+from errors import INPUT, RESOURCE, Refused
+from tokenizer import Tokenizer
 
 KEEP, STRIP_ONE, STRIP_FIRST_TOKEN, STRIP_UNTIL_TEXT = range(4)  # the rule for spaces at the beginning of a text
 ORDINARY, SPECIAL, UNUSED, UNSTRIPPED = range(4)  # special tokens are no text; the last keep spaces that the rule strips
@@ -171,3 +175,16 @@ def make_table(tokenizer):
     body = offsets.tobytes() + bytes(kinds) + b"".join(texts)
     header = struct.pack("<8sIIQQ", b"ANNTABLE", 1, rule, len(texts), total) + bytes.fromhex(tokenizer.digest)
     return header + xxhash.xxh3_128_digest(body) + body, None
+
+
+def main(options):
+    tokenizer = Tokenizer(options.tokenizer)
+    content, why = make_table(tokenizer)
+    if content is None:
+        raise Refused(INPUT, f"the bytes of the tokens of {tokenizer.file} cannot be told: {why}")
+    try:
+        with open(options.output, "wb") as f:
+            f.write(content)
+    except OSError as error:
+        raise Refused(RESOURCE, f"{options.output} cannot be written: {error.strerror}")
+    return 0

@@ -201,22 +201,29 @@ TEST(PatternBias, CountsPairs) {
 
 TEST(Pick, TakesTheLargestWithoutTemperature) {
   const at::Tensor logits = at::tensor({1.0, 5.0, 3.0, 9.0});
-  EXPECT_EQ(pick(logits, 4, 0, 0, 1, 0), 3);
-  EXPECT_EQ(pick(logits, 3, 0, 0, 1, 0), 1);  // tokens that are no bytes do not count
-  for (int64_t i = 0; i < 20; ++i) EXPECT_EQ(pick(logits, 4, 5.0, 1, 1, i), 3);
+  EXPECT_EQ(pick(logits, 4, {.temperature = 0}, 0), 3);
+  EXPECT_EQ(pick(logits, 3, {.temperature = 0}, 0), 1);  // tokens that are no bytes do not count
+  for (int64_t i = 0; i < 20; ++i) EXPECT_EQ(pick(logits, 4, {.temperature = 5, .top_k = 1}, i), 3);
 }
 
 TEST(Pick, FollowsTheDistribution) {
   const at::Tensor logits = at::tensor({std::log(0.5), std::log(0.3), std::log(0.2)});
   std::map<int64_t, int> counts;
   const int n = 4000;
-  for (int64_t i = 0; i < n; ++i) ++counts[pick(logits, 3, 1.0, 0, 7, i)];
+  for (int64_t i = 0; i < n; ++i) ++counts[pick(logits, 3, {.seed = 7}, i)];
   EXPECT_NEAR(counts[0], 0.5 * n, 130);
   EXPECT_NEAR(counts[1], 0.3 * n, 120);
   counts.clear();
-  for (int64_t i = 0; i < n; ++i) ++counts[pick(logits, 3, 1.0, 2, 7, i)];
+  for (int64_t i = 0; i < n; ++i) ++counts[pick(logits, 3, {.top_k = 2, .seed = 7}, i)];
   EXPECT_EQ(counts[2], 0);
-  EXPECT_EQ(pick(logits, 3, 1.0, 0, 9, 4), pick(logits, 3, 1.0, 0, 9, 4));
+  counts.clear();
+  for (int64_t i = 0; i < n; ++i) ++counts[pick(logits, 3, {.top_p = 0.75, .seed = 7}, i)];
+  EXPECT_NEAR(counts[0], 0.625 * n, 130);
+  EXPECT_EQ(counts[2], 0) << "the first two come to 0.8";
+  counts.clear();
+  for (int64_t i = 0; i < n; ++i) ++counts[pick(logits, 3, {.top_p = 0.4, .seed = 7}, i)];
+  EXPECT_EQ(counts[0], n) << "one is always left";
+  EXPECT_EQ(pick(logits, 3, {.seed = 9}, 4), pick(logits, 3, {.seed = 9}, 4));
 }
 
 std::string shown(std::string_view bytes) {

@@ -1,5 +1,5 @@
-// See encode_prompt.h.
-#include "launcher/tokens/encode_prompt.h"
+// See sample_tokenizer.h.
+#include "launcher/tokens/sample_tokenizer.h"
 
 #include <fcntl.h>
 #include <spawn.h>
@@ -9,10 +9,12 @@
 
 #include <array>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <nlohmann/json.hpp>
 
 #include "comm/bootstrap/bootstrap.h"
+#include "common/environment.h"
 #include "common/error.h"
 #include "common/interrupt.h"
 #include "launcher/tokens/tokenizer_script.h"
@@ -22,7 +24,7 @@ namespace {
 
 [[noreturn]] void fail(const std::string& what, int reason) {
   throw Error(ErrorKind::kResource, "sample",
-              "the prompt could not be encoded: " + what + ": " + std::strerror(reason));
+              "the tokenizer could not be asked: " + what + ": " + std::strerror(reason));
 }
 
 // Closed when it goes.
@@ -72,18 +74,16 @@ std::string read_all(int descriptor) {
   }
 }
 
-}  // namespace
-
-std::vector<int64_t> encode_prompt(const std::string& tokenizer, const std::string& text) {
-  const std::vector<std::string> command = tokenizer_command({"encode-prompt", "--tokenizer=" + tokenizer});
-  const Descriptor in{file_with(text)};
+// What the process writes, or nothing where a signal has interrupted this one.
+std::string ask_tokenizer(const std::vector<std::string>& words, const std::string& input, const std::string& what) {
+  const Descriptor in{file_with(input)};
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) fail("pipe", errno);
   const Descriptor from{ends[0]};
   pid_t child = -1;
   {
     const Descriptor to{ends[1]};
-    child = start(command, in.number, to.number);
+    child = start(tokenizer_command(words), in.number, to.number);
   }
   const std::string answer = read_all(from.number);
   int status = 0;
@@ -91,13 +91,21 @@ std::vector<int64_t> encode_prompt(const std::string& tokenizer, const std::stri
   if (interrupted()) return {};
   if (WIFSIGNALED(status)) {
     throw Error(ErrorKind::kResource, "sample",
-                "the process that encodes the prompt was ended by signal " + std::to_string(WTERMSIG(status)));
+                "the process that " + what + " was ended by signal " + std::to_string(WTERMSIG(status)));
   }
   if (const int code = WEXITSTATUS(status); code != 0) {
     const auto kind =
         code <= static_cast<int>(ErrorKind::kUnavailable) ? static_cast<ErrorKind>(code) : ErrorKind::kInternal;
-    throw ReportedError(Error(kind, "sample", "the prompt could not be encoded"));
+    throw ReportedError(Error(kind, "sample", "the process that " + what + " failed"));
   }
+  return answer;
+}
+
+}  // namespace
+
+std::vector<int64_t> encode_prompt(const std::string& tokenizer, const std::string& text) {
+  const std::string answer = ask_tokenizer({"encode-prompt", "--tokenizer=" + tokenizer}, text, "encodes the prompt");
+  if (interrupted()) return {};
   const nlohmann::json ids = nlohmann::json::parse(answer, nullptr, /*allow_exceptions=*/false);
   std::vector<int64_t> tokens;
   for (const nlohmann::json& id : ids) {
@@ -108,6 +116,20 @@ std::vector<int64_t> encode_prompt(const std::string& tokenizer, const std::stri
     throw Error(ErrorKind::kInternal, "sample", "the process that encodes the prompt wrote no ids: " + answer);
   }
   return tokens;
+}
+
+std::string make_token_table(const std::string& tokenizer) {
+  const char* const folder = text_from_environment("TMPDIR");
+  std::string path = std::string(folder == nullptr ? "/tmp" : folder) + "/annulus-table-XXXXXX";
+  const Descriptor made{mkostemp(path.data(), O_CLOEXEC)};
+  if (made.number < 0) fail(path, errno);
+  try {
+    ask_tokenizer({"table", "--tokenizer=" + tokenizer, "--output=" + path}, "", "makes the table of tokens");
+  } catch (...) {
+    unlink(path.c_str());
+    throw;
+  }
+  return path;
 }
 
 }  // namespace annulus

@@ -1,5 +1,5 @@
-// Tests of training/sampler.h: text from a run.
-#include "training/sampler.h"
+// Tests of inference/sampler.h: text from a run.
+#include "inference/sampler.h"
 
 #include <gtest/gtest.h>
 
@@ -38,6 +38,28 @@ TEST(Sampler, ContinuesAPromptTheSameWayForTheSameSeed) {
   EXPECT_THROW(sample({.prompt = "x", .tokens = -1}), Error);
   EXPECT_THROW(sample({.prompt = "x", .temperature = -1}), Error);
   EXPECT_THROW(run_sample({.run = "nothing", .root = folder.path() + "/runs"}), Error);
+}
+
+TEST(Sampler, EndsBeforeAStopString) {
+  const TestFolder folder;
+  Config config = tiny_config(folder);
+  config.run.steps = 40;
+  train(config, 1);
+  const auto sample = [&](std::vector<std::string> stop) {
+    std::ostringstream out;
+    SampleOptions o{.run = folder.path() + "/runs/tiny-001", .prompt = "def ", .tokens = 120};
+    o.stop = std::move(stop);
+    o.out = &out;
+    EXPECT_EQ(run_sample(o), 0);
+    return out.str();
+  };
+  const std::string all = sample({});
+  // Three characters of the middle, and where they first come after the prompt.
+  const std::string stop = all.substr(60, 3);
+  const size_t end = all.find(stop, 4);
+  EXPECT_EQ(sample({stop, "never to be seen"}), all.substr(0, end) + "\n");
+  EXPECT_EQ(sample({stop + "\x01"}), all) << "what is held back is shown in the end";
+  EXPECT_THROW(sample({""}), Error);
 }
 
 TEST(Sampler, TakesTheCheckpointOfAStep) {

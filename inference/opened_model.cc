@@ -1,0 +1,116 @@
+// See opened_model.h.
+#include "inference/opened_model.h"
+
+#include <ATen/ops/empty.h>
+
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include "comm/threads/threads.h"
+#include "common/error.h"
+#include "common/text.h"
+#include "huggingface/model_config.h"
+#include "huggingface/weights.h"
+#include "training/run/checkpoint.h"
+#include "training/run/run_folder.h"
+
+namespace annulus {
+namespace {
+
+bool is_file(const std::string& path) {
+  std::error_code error;
+  return std::filesystem::is_regular_file(path, error);
+}
+
+TrainingState newest_state(CheckpointStore& store, const Config& config, const std::string& run, std::ostream& notes) {
+  std::vector<std::string> skipped;
+  std::optional<TrainingState> state =
+      store.open_newest_valid(*make_self_communicator(), &skipped, CheckpointPart::kModel);
+  for (const std::string& reason : skipped) notes << "passed over a checkpoint: " << reason << std::endl;
+  if (!state) {
+    throw Error(ErrorKind::kInput, "model",
+                "there is no whole checkpoint in " + run +
+                    (skipped.empty() ? ": training writes the first after " +
+                                           (config.checkpoint.every > 0
+                                                ? "checkpoint.every = " + counted(config.checkpoint.every, "step")
+                                                : "run.steps = " + counted(config.run.steps, "step"))
+                                     : " (" + std::to_string(skipped.size()) + " damaged)"));
+  }
+  return std::move(*state);
+}
+
+// Unit by unit.
+void fill(Parameters& parameters, const std::function<void(const std::vector<TensorSlice>&)>& read) {
+  const bool straight = parameters.dtype() == at::kFloat && parameters.device().is_cpu();
+  for (size_t unit = 0; unit < parameters.units().size(); ++unit) {
+    at::Tensor values = parameters.values(unit).tensor();
+    const at::Tensor wide = straight ? values : at::empty({values.numel()}, at::TensorOptions(at::kFloat));
+    const ParameterUnit& of = parameters.units()[unit];
+    std::vector<TensorSlice> slices;
+    for (size_t i = of.first; i < of.last; ++i) {
+      const ParameterInfo& p = parameters.list()[i];
+      slices.push_back({p.name, p.shape, 0, wide.narrow(0, p.offset, p.count())});
+    }
+    read(slices);
+    if (!straight) {
+      for (size_t i = of.first; i < of.last; ++i) {
+        const ParameterInfo& p = parameters.list()[i];
+        values.narrow(0, p.offset, p.count()).copy_(wide.narrow(0, p.offset, p.count()));
+      }
+    }
+  }
+}
+
+}  // namespace
+
+OpenedModel::OpenedModel(const std::string& which, const std::string& root, std::optional<int64_t> step)
+    : wanted_(step) {
+  if (is_file(which + "/config.json") && !is_file(which + "/config.toml")) {
+    if (step) {
+      throw Error(ErrorKind::kUsage, "model",
+                  "--step is of a run's checkpoints, and " + which + " is a folder in Hugging Face's layout");
+    }
+    path_ = which;
+    const FolderConfig folder = read_folder_config(which);
+    model_ = folder.model;
+    context_ = folder.context;
+    return;
+  }
+  path_ = find_run(root, which);
+  run_ = load_config(path_ + "/config.toml");
+  model_ = run_->model;
+  context_ = run_->data.context.longest();
+}
+
+void OpenedModel::load(Parameters& parameters, std::ostream& notes) {
+  for (size_t unit = 0; unit < parameters.units().size(); ++unit) parameters.values(unit).take();
+  if (run_) {
+    load_checkpoint(parameters, notes);
+    return;
+  }
+  const ModelWeights weights(path_, model_);
+  fill(parameters, [&](const std::vector<TensorSlice>& into) { weights.read(into); });
+}
+
+void OpenedModel::load_checkpoint(Parameters& parameters, std::ostream& notes) {
+  CheckpointStore store(path_, run_->checkpoint.keep);
+  for (;;) {
+    const TrainingState state =
+        wanted_ ? store.open(*wanted_, CheckpointPart::kModel) : newest_state(store, *run_, path_, notes);
+    try {
+      fill(parameters, [&](const std::vector<TensorSlice>& into) { store.read(state, into); });
+    } catch (const Error& error) {
+      // A live run may have removed it since it was opened: then there is a newer one.
+      std::error_code unknown;
+      if (wanted_ || error.kind() != ErrorKind::kInput || std::filesystem::exists(state.folder, unknown)) throw;
+      continue;
+    }
+    const auto token = state.extra.find("token");
+    ids_ = token != state.extra.end() && token->second == "id";
+    step_ = state.step;
+    return;
+  }
+}
+
+}  // namespace annulus

@@ -1,0 +1,232 @@
+// See sampler.h.
+#include "inference/sampler.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <iostream>
+#include <memory>
+#include <optional>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "attention/pattern/pattern.h"
+#include "common/error.h"
+#include "common/interrupt.h"
+#include "common/text.h"
+#include "config/config.h"
+#include "data/shards/token_table.h"
+#include "data/shards/tokenization.h"
+#include "huggingface/text_ids.h"
+#include "inference/opened_model.h"
+#include "memory/caches.h"
+#include "model/generator.h"
+#include "tensor_files/block_map_file.h"
+#include "training/run/run_folder.h"
+
+namespace annulus {
+namespace {
+
+// What ids mean. This one: bytes.
+class Alphabet {
+ public:
+  virtual ~Alphabet() = default;
+  virtual int64_t size() const { return 256; }
+  virtual std::vector<int64_t> encode(const std::string& prompt) const {
+    std::vector<int64_t> ids;
+    for (const char c : prompt) ids.push_back(static_cast<unsigned char>(c));
+    return ids;
+  }
+  // Of tokens one after the other.
+  virtual std::string bytes(int64_t id) { return {static_cast<char>(id)}; }
+  // Something to write from where there is no prompt. It is not shown.
+  virtual int64_t beginning() const { return '\n'; }
+  virtual bool ends(int64_t /*id*/) const { return false; }  // a document
+};
+
+using Encode = std::function<std::vector<int64_t>(const std::string& folder, const std::string& prompt)>;
+
+// Ids of a tokenizer. `ends`: those that end a document.
+class Ids : public Alphabet {
+ public:
+  Ids(Encode encode, std::string folder, const std::string& table, std::vector<int64_t> ends,
+      std::optional<int64_t> beginning)
+      : encode_(std::move(encode)),
+        folder_(std::move(folder)),
+        table_(TokenTable::load(table)),
+        text_(table_),
+        ends_(std::move(ends)),
+        beginning_(beginning) {}
+
+  int64_t size() const override { return table_.size(); }
+  std::vector<int64_t> encode(const std::string& prompt) const override {
+    std::vector<int64_t> ids = encode_(folder_, prompt);
+    for (const int64_t id : ids) table_.bytes(id);  // raises for one that there is not
+    return ids;
+  }
+  std::string bytes(int64_t id) override {
+    std::string bytes;
+    text_.append(id, bytes);
+    return bytes;
+  }
+  int64_t beginning() const override {
+    if (beginning_) return *beginning_;
+    throw Error(ErrorKind::kUsage, "sample",
+                "documents of this model have no token of their own at their beginning or end to write from: give a "
+                "--prompt");
+  }
+  bool ends(int64_t id) const override { return std::find(ends_.begin(), ends_.end(), id) != ends_.end(); }
+
+ private:
+  Encode encode_;
+  std::string folder_;
+  TokenTable table_;
+  TokenText text_;
+  std::vector<int64_t> ends_;
+  std::optional<int64_t> beginning_;
+};
+
+// Of a run: what lay beside its shards.
+std::unique_ptr<Alphabet> ids_of_run(const SampleOptions& options, const std::string& run) {
+  const std::string folder = tokenizer_folder(run), table = folder + "/tokens.table";
+  std::error_code error;
+  if (!options.encode || !std::filesystem::is_regular_file(table, error)) {
+    throw Error(ErrorKind::kInput, "sample",
+                "the run was trained on ids of tokens, and there is no " + table +
+                    " that says what they mean: the shards had none beside them (annulus tokenize writes "
+                    "one); put that of their tokenizer there");
+  }
+  const std::shared_ptr<const Tokenization> made = Tokenizations().of_folder(folder);
+  const std::optional<int64_t> end = made ? made->end : std::nullopt;
+  // Behind a document's end another one begins.
+  return std::make_unique<Ids>(options.encode, folder, table, end ? std::vector<int64_t>{*end} : std::vector<int64_t>(),
+                               end);
+}
+
+// Of a folder in Hugging Face's layout.
+std::unique_ptr<Alphabet> ids_of_folder(const SampleOptions& options, const std::string& folder) {
+  if (!options.encode || !options.make_table) {
+    throw Error(ErrorKind::kUnavailable, "sample", "there is nothing here that can encode a prompt for " + folder);
+  }
+  const TextIds ids = read_text_ids(folder);
+  const std::string table = options.make_table(folder);
+  const std::unique_ptr<const std::string, void (*)(const std::string*)> remove(
+      &table, [](const std::string* path) { ::unlink(path->c_str()); });
+  return std::make_unique<Ids>(options.encode, folder, table, ids.ends, ids.begin);
+}
+
+// Text up to the first of some strings, piece by piece: what may be the beginning of one is held back.
+class UntilStop {
+ public:
+  explicit UntilStop(std::vector<std::string> stops) : stops_(std::move(stops)) {}
+
+  // What can be shown now.
+  std::string push(const std::string& text) {
+    held_ += text;
+    size_t end = std::string::npos, keep = 0;
+    for (const std::string& stop : stops_) {
+      end = std::min(end, held_.find(stop));
+      for (size_t n = std::min(stop.size() - 1, held_.size()); n > keep; --n) {
+        if (held_.compare(held_.size() - n, n, stop, 0, n) == 0) keep = n;
+      }
+    }
+    stopped_ = end != std::string::npos;
+    const std::string shown = held_.substr(0, stopped_ ? end : held_.size() - keep);
+    held_.erase(0, stopped_ ? held_.size() : shown.size());
+    return shown;
+  }
+  bool stopped() const { return stopped_; }
+  // What is left.
+  std::string finish() { return std::exchange(held_, ""); }
+
+ private:
+  const std::vector<std::string> stops_;
+  std::string held_;
+  bool stopped_ = false;
+};
+
+void check(const SampleOptions& o) {
+  const auto refuse = [](const std::string& message) { throw Error(ErrorKind::kUsage, "sample", message); };
+  if (o.tokens < 0) refuse("--tokens must not be negative, but is " + std::to_string(o.tokens));
+  if (!(o.temperature >= 0)) refuse("--temperature must not be negative, but is " + exact(o.temperature));
+  if (o.top_k < 0) refuse("--top-k must not be negative, but is " + std::to_string(o.top_k));
+  if (!(o.top_p > 0 && o.top_p <= 1)) refuse("--top-p must be above 0 and at most 1, but is " + exact(o.top_p));
+  for (const std::string& stop : o.stop) {
+    if (stop.empty()) refuse("--stop must not be empty");
+  }
+}
+
+// Of each layer, or one for all, with block maps read from their files. They are those of a batch; a text is its row 0.
+std::vector<PatternSpec> patterns(const Config& c, std::ostream& notes) {
+  AttentionShape shape{.batch = c.data.batch,
+                       .heads = c.model.heads,
+                       .kv_heads = c.model.kv_heads,
+                       .q_len = c.data.context.longest(),
+                       .k_len = c.data.context.longest(),
+                       .query_offset = 0};
+  std::vector<PatternSpec> patterns;
+  for (size_t i = 0; i < std::max<size_t>(1, c.model.pattern.each.size()); ++i) {
+    patterns.push_back(of_batch_rows(read_block_maps(c.model.pattern.of(static_cast<int64_t>(i)), shape), 0, 1));
+  }
+  shape.batch = 1;
+  if (std::any_of(patterns.begin(), patterns.end(), [&](const PatternSpec& p) { return sees_later(p, shape); })) {
+    notes << "model.pattern lets a query see later keys, which a text that is being written does not have: this model "
+             "was trained for another use"
+          << std::endl;
+  }
+  return patterns;
+}
+
+}  // namespace
+
+int run_sample(const SampleOptions& o) {
+  check(o);
+  std::ostream& out = o.out != nullptr ? *o.out : std::cout;
+  std::ostream& notes = o.notes != nullptr ? *o.notes : std::cerr;
+  OpenedModel opened(o.run, o.root, o.step);
+  if (opened.run()) set_cache_total(opened.run()->memory.caches << 20);
+  validate(opened.model());
+  std::unique_ptr<Alphabet> alphabet;
+  if (!opened.run()) alphabet = ids_of_folder(o, opened.path());
+  Model model(opened.model(), o.dtype == "bf16" ? at::kBFloat16 : at::kFloat, at::kCPU, Model::Unheld{});
+  opened.load(model.parameters(), notes);
+  if (!alphabet) {
+    alphabet = opened.tokens_are_ids() ? ids_of_run(o, opened.path()) : std::make_unique<Alphabet>();
+  }
+  std::vector<int64_t> tokens = alphabet->encode(o.prompt);
+  // Causal and windowed patterns are the same for any length: no more is kept than what is written.
+  const int64_t written = static_cast<int64_t>(tokens.size()) + o.tokens + 1;
+  Generator generator = opened.run() ? Generator(model, patterns(*opened.run(), notes), opened.context())
+                                     : Generator(model,
+                                                 opened.model().pattern.each.empty()
+                                                     ? std::vector<PatternSpec>{opened.model().pattern.all}
+                                                     : opened.model().pattern.each,
+                                                 std::min(opened.context(), written));
+  Utf8Stream text;
+  UntilStop until(o.stop);
+  const auto characters = [&](int64_t id) {
+    std::string shown;
+    for (const char c : alphabet->bytes(id)) shown += text.push(static_cast<unsigned char>(c));
+    return shown;
+  };
+  for (const int64_t id : tokens) out << characters(id);
+  if (tokens.empty()) tokens.push_back(alphabet->beginning());
+  out << std::flush;
+  for (int64_t i = 0; i < o.tokens && !interrupted() && !until.stopped(); ++i) {
+    const Choice choice{.temperature = o.temperature, .top_k = o.top_k, .top_p = o.top_p, .seed = o.seed};
+    const int64_t next = pick(generator.feed(tokens), alphabet->size(), choice, i);
+    if (alphabet->ends(next)) break;
+    tokens.assign(1, next);
+    out << until.push(characters(next)) << std::flush;
+  }
+  if (!until.stopped()) out << until.push(text.finish()) << until.finish();
+  out << std::endl;
+  // A reader that left early has interrupted the run.
+  if (!out && !interrupted())
+    throw Error(ErrorKind::kResource, "sample", "the text could not be written: is the disk full?");
+  return interrupted() ? interrupt_exit_code() : 0;
+}
+
+}  // namespace annulus

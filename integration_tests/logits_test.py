@@ -1,0 +1,124 @@
+#!/usr/bin/env python3
+"""`annulus logits` against transformers: every family and scaling of the rotary embedding, on one rank and over a
+zigzag ring; in bf16; and what is refused."""
+
+import os
+import sys
+import unittest
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import torch_python  # noqa: E402
+
+torch_python.enter()
+torch_python.need("transformers")
+
+import cli  # noqa: E402
+import model_folders as models  # noqa: E402
+import torch  # noqa: E402
+
+
+class Logits(cli.CliTest):
+    def logits(self, folder, data, *more, ranks=1):
+        models.write(data, self.path("in.safetensors"))
+        words = ["logits", "--model", folder, "--input", "in.safetensors", "--output", "out.safetensors", *more]
+        if ranks > 1:
+            words = ["launch", "-n", str(ranks), *words, "--layout", "zigzag"]
+        code, out, err = self.annulus(*words)
+        self.assertEqual(code, 0, err)
+        return models.read(self.path("out.safetensors"))
+
+    def assert_same(self, got, wanted, what):
+        self.assertEqual(got.keys(), wanted.keys(), what)
+        for name, value in wanted.items():
+            self.assertEqual(got[name].shape, value.shape, (what, name))
+            error = (got[name] - value).double()
+            if name == "logits":
+                self.assertLess((error.abs().max() / value.abs().max()).item(), 1e-5, what)
+            elif name == "loss":
+                self.assertLess(abs(error.item()), 1e-5, what)
+            else:
+                self.assertLess((error.norm() / value.double().norm()).item(), 1e-4, (what, name))
+
+    def test_every_family_and_scaling(self):
+        data = models.batch()
+        for name in models.CONFIGS:
+            folder = models.save(models.make(name), self.path(name.replace(" ", "_")))
+            wanted = models.expected(models.make(name), data)
+            for ranks in (1, 2, 4):
+                self.assert_same(self.logits(folder, data, "--backward", ranks=ranks), wanted, (name, ranks))
+
+    def test_the_older_spelling_of_the_rotary_keys(self):
+        data = models.batch()
+        for name in ("llama 2", "llama, linear", "llama 3.1", "mistral, yarn"):
+            folder = models.save(models.make(name), self.path(name.replace(" ", "_")))
+            wanted = models.expected(models.make(name), data)
+            models.old_spelling(folder)
+            self.assert_same(self.logits(folder, data, "--backward"), wanted, name)
+
+    def test_the_last_position_alone(self):
+        folder = models.save(models.make("qwen 3"), self.path("model"))
+        data = {"tokens": models.batch(length=51)["tokens"]}
+        whole = self.logits(folder, data)
+        self.assertEqual(list(whole), ["logits"])
+        for ranks in (1, 3):
+            last = self.logits(folder, data, "--last", ranks=ranks)["logits"]
+            self.assertEqual(list(last.shape), [2, models.VOCAB])
+            self.assertLess((last - whole["logits"][:, -1]).abs().max().item(), 1e-4)
+
+    def test_a_pattern_in_place_of_the_models_own(self):
+        config = models.CONFIGS["mistral"]
+        folder = models.save(models.make("mistral"), self.path("model"))
+        data = models.batch()
+        wide = type(config)(**config.to_dict() | {"sliding_window": None})
+        wanted = models.expected(models.make("mistral", config=wide), data)
+        got = self.logits(folder, data, "--backward", "--pattern", '{ kind = "causal" }', ranks=2)
+        self.assert_same(got, wanted, "causal")
+
+    def test_bf16_is_as_near_to_fp32_as_transformers_is(self):
+        data = models.batch()
+        for name in ("llama 3.1", "qwen 3"):
+            folder = models.save(models.make(name), self.path(name.replace(" ", "_")))
+            exact = models.expected(models.make(name), data)["logits"]
+            self.assertGreater(exact.numel(), 100_000)
+            with torch.no_grad():
+                theirs = models.make(name, torch.bfloat16)(input_ids=data["tokens"]).logits.float()
+            allowed = 1.1 * (theirs - exact).square().mean().sqrt().item()
+            for ranks in (1, 2):
+                ours = self.logits(folder, data, "--dtype", "bf16", ranks=ranks)["logits"]
+                self.assertLess((ours - exact).square().mean().sqrt().item(), allowed, (name, ranks))
+
+    def test_what_is_refused(self):
+        folder = models.save(models.make("llama 2"), self.path("model"))
+        good = models.batch(length=40)
+
+        def refused(code, says, data, *more, model=folder, output="out.safetensors"):
+            models.write(data, self.path("in.safetensors"))
+            self.assert_refused(
+                code, says, "logits", "--model", model, "--input", "in.safetensors", "--output", output, *more
+            )
+
+        tokens = good["tokens"]
+        refused(3, "vocabulary of 320", good | {"tokens": tokens + 300})
+        refused(3, "vocabulary of 320", good | {"targets": tokens + 300})
+        refused(3, "vocabulary of 320", {"tokens": -tokens})
+        refused(3, "should be I64", good | {"tokens": tokens.int()})
+        refused(3, r"should be \[batch, length\]", {"tokens": tokens[0]})
+        refused(3, "should be that of tokens", good | {"targets": tokens[:, 1:]})
+        refused(3, 'no tensor "tokens"', {"targets": tokens})
+        refused(3, 'no tensor "targets"', {"tokens": tokens}, "--backward")
+        refused(3, "none counts", good | {"targets": torch.full_like(tokens, -100)}, "--backward")
+        refused(2, "same file", good, output="in.safetensors")
+        refused(2, "dtype", good, "--dtype", "fp8")
+        refused(2, "step", good, "--step", "3")
+        refused(3, "", good, model=self.path("nothing"))
+        refused(4, "", good, output="nowhere/out.safetensors")
+        models.write({"tokens": tokens[:, :3]}, self.path("in.safetensors"))
+        words = ["--model", folder, "--input", "in.safetensors", "--output", "out.safetensors"]
+        code, _, err = self.annulus("launch", "-n", "4", "logits", *words)
+        self.assertEqual(code, 2, err)
+        self.assertIn("use fewer ranks", err)
+        self.assertFalse(os.path.exists(self.path("out.safetensors")))
+
+
+if __name__ == "__main__":
+    cli.main()

@@ -1,0 +1,129 @@
+"""Folders in Hugging Face's layout with small models of random weights, every family and scaling of the rotary
+embedding, and what transformers makes of them. For tests of models that come in and go out."""
+
+import json
+import os
+
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+VOCAB, LENGTH = 320, 208
+_SIZES = dict(vocab_size=VOCAB, hidden_size=64, intermediate_size=112, num_hidden_layers=3, num_attention_heads=4)
+_SIZES |= dict(num_key_value_heads=2, max_position_embeddings=256)
+
+_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+_LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+_LLAMA3 |= {"original_max_position_embeddings": 64}
+_LINEAR = {"rope_type": "linear", "factor": 2.0}
+
+
+def _rope(theta, **scaling):
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": theta} | scaling}
+
+
+CONFIGS = {
+    "llama 2": transformers.LlamaConfig(**_SIZES | {"num_key_value_heads": 4}, **_rope(10000.0)),
+    "llama, linear": transformers.LlamaConfig(**_SIZES, **_rope(10000.0, **_LINEAR)),
+    "llama 3.1": transformers.LlamaConfig(**_SIZES, rms_norm_eps=1e-5, **_rope(500000.0, **_LLAMA3)),
+    "llama, yarn": transformers.LlamaConfig(**_SIZES, head_dim=24, **_rope(10000.0, **_YARN)),
+    "llama, biases": transformers.LlamaConfig(
+        **_SIZES, attention_bias=True, mlp_bias=True, tie_word_embeddings=True, **_rope(10000.0)
+    ),
+    "mistral": transformers.MistralConfig(**_SIZES, sliding_window=37, head_dim=32, **_rope(1e6)),
+    "mistral, yarn": transformers.MistralConfig(
+        **_SIZES, sliding_window=None, **_rope(1e6, **_YARN, beta_fast=16.0, attention_factor=1.1)
+    ),
+    "qwen 2.5": transformers.Qwen2Config(**_SIZES, tie_word_embeddings=True, **_rope(1e6)),
+    "qwen 2.5, windows": transformers.Qwen2Config(
+        **_SIZES, use_sliding_window=True, sliding_window=50, max_window_layers=1, **_rope(1e6, **_YARN)
+    ),
+    "qwen 3": transformers.Qwen3Config(**_SIZES, head_dim=32, **_rope(1e6)),
+    "qwen 3, layers": transformers.Qwen3Config(
+        **_SIZES,
+        head_dim=16,
+        use_sliding_window=True,
+        sliding_window=29,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        attention_bias=True,
+        **_rope(1e6, **_LLAMA3),
+    ),
+}
+
+
+def make(name, dtype=torch.float32, config=None):
+    """A model whose logits and gradients are far from those of a uniform guess, norms and biases included."""
+    torch.manual_seed(len(name))
+    model = transformers.AutoModelForCausalLM.from_config(config or CONFIGS[name], attn_implementation="eager")
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+            elif "embed" not in key:
+                parameter.mul_(4)
+    return model.to(dtype).eval()
+
+
+def save(model, folder, **how):
+    model.save_pretrained(folder, **how)
+    return folder
+
+
+def old_spelling(folder):
+    """Rewrites FOLDER/config.json as versions of transformers before 5 wrote it."""
+    path = os.path.join(folder, "config.json")
+    with open(path) as f:
+        config = json.load(f)
+    rope = config.pop("rope_parameters")
+    config["rope_theta"] = rope.pop("rope_theta")
+    kind = rope.pop("rope_type")
+    config["rope_scaling"] = None if kind == "default" else {"type": kind} | rope
+    config["torch_dtype"] = config.pop("dtype", "float32")
+    with open(path, "w") as f:
+        json.dump(config, f)
+
+
+def batch(seed=3, rows=2, length=LENGTH):
+    """Tokens, and targets of which some do not count."""
+    draw = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(VOCAB, (rows, length), generator=draw)
+    targets = torch.randint(VOCAB, (rows, length), generator=draw)
+    targets[:, ::7] = -100
+    return {"tokens": tokens, "targets": targets}
+
+
+def write(data, path):
+    save_file({name: t.contiguous() for name, t in data.items()}, path)
+    return path
+
+
+def read(path):
+    return load_file(path)
+
+
+def expected(model, data):
+    """What `annulus logits --backward` writes, by transformers."""
+    model.zero_grad()
+    logits = model(input_ids=data["tokens"]).logits
+    loss = torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), data["targets"].flatten(), ignore_index=-100)
+    loss.backward()
+    results = {"logits": logits.detach(), "loss": loss.detach()}
+    results |= {name: parameter.grad for name, parameter in model.named_parameters()}
+    return results
+
+
+TEXT = "The ring passes keys and values from rank to rank, and every rank adds what it has seen. " * 20
+
+
+def tokenizer(folder):
+    """A byte-level tokenizer of a few merges, in FOLDER, of whose ids the model has all."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<|begin|>", "<|end|>"], initial_alphabet=alphabet)
+    made.train_from_iterator([TEXT], trainer)
+    made.save(os.path.join(folder, "tokenizer.json"))
+    return made

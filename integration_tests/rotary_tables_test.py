@@ -1,0 +1,63 @@
+#!/usr/bin/env python3
+"""Rotary tables of imported models against those of transformers, at positions up to 1,048,575."""
+
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import torch_python  # noqa: E402
+
+torch_python.enter()
+torch_python.need("transformers")
+
+import model_folders as models  # noqa: E402
+import torch  # noqa: E402
+import transformers  # noqa: E402
+
+TOOL = os.path.abspath(sys.argv[1])
+
+# As models of these families have them.
+SHAPES = [
+    ("llama", 128, 5e5, {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}, 8192),
+    ("llama", 64, 5e5, {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}, 8192),
+    ("llama", 128, 1e4, {"rope_type": "default"}, 4096),
+    ("llama", 96, 1e4, {"rope_type": "linear", "factor": 8.0}, 4096),
+    ("mistral", 128, 1e6, {"rope_type": "default"}, 32768),
+    ("qwen2", 128, 1e6, {"rope_type": "yarn", "factor": 4.0}, 32768),
+    ("qwen3", 128, 1e6, {"rope_type": "yarn", "factor": 32.0}, 32768),
+    ("qwen3", 128, 5e6, {"rope_type": "yarn", "factor": 3.7, "beta_fast": 20.0, "beta_slow": 2.0}, 40960),
+    ("llama", 64, 1e4, {"rope_type": "yarn", "factor": 16.0, "truncate": False, "attention_factor": 0.9}, 4096),
+]
+
+
+class RotaryTables(unittest.TestCase):
+    def test_are_those_of_transformers(self):
+        positions = torch.cat([torch.arange(64), torch.tensor([4095, 8191, 32767, 131071, 524287]),
+                               torch.randint(1 << 20, (200,)), torch.tensor([(1 << 20) - 1])])
+        for family, head_dim, theta, rope, context in SHAPES:
+            rope = rope | {"rope_theta": theta}
+            if rope["rope_type"] in ("llama3", "yarn"):
+                rope["original_max_position_embeddings"] = context
+            config = transformers.AutoConfig.for_model(
+                family, hidden_size=4 * head_dim, num_attention_heads=4, num_key_value_heads=4, head_dim=head_dim,
+                max_position_embeddings=int(context * rope.get("factor", 1)), rope_parameters=rope)
+            with tempfile.TemporaryDirectory() as folder:
+                config.architectures = {"llama": ["LlamaForCausalLM"], "mistral": ["MistralForCausalLM"],
+                                        "qwen2": ["Qwen2ForCausalLM"], "qwen3": ["Qwen3ForCausalLM"]}[family]
+                config.save_pretrained(folder)
+                models.write({"positions": positions}, os.path.join(folder, "in"))
+                subprocess.run([TOOL, folder, os.path.join(folder, "in"), os.path.join(folder, "out")], check=True)
+                table = models.read(os.path.join(folder, "out"))
+            model = transformers.AutoModel.from_config(
+                type(config)(**config.to_dict() | {"num_hidden_layers": 0, "vocab_size": 8}))
+            cosine, sine = model.rotary_emb(torch.zeros(1), positions.unsqueeze(0))
+            for name, theirs in (("cosine", cosine), ("sine", sine)):
+                error = (table[name] - theirs[0, :, : head_dim // 2]).abs().max().item()
+                self.assertLess(error, 1e-6, (family, rope, name))
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0]], verbosity=2)

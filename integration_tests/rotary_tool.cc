@@ -1,0 +1,23 @@
+// Writes the rotary table of a model: rotary_tool FOLDER IN OUT, where FOLDER has a config.json and IN the tensor
+// `positions` [n] int64; OUT gets `cosine` and `sine` [n, head_dim / 2], fp32. For rotary_tables_test.py.
+#include <cstdio>
+
+#include "common/error.h"
+#include "huggingface/model_config.h"
+#include "modules/rotary.h"
+#include "tensor_files/safetensors.h"
+
+int main(int argc, char** argv) {
+  using namespace annulus;
+  if (argc != 4) return 2;
+  try {
+    const ModelSection model = read_model_config(argv[1]);
+    const RotaryTable table =
+        make_rotary_table(SafetensorsFile(argv[2]).load("positions"), model.rotary(), at::kFloat, at::kCPU);
+    write_safetensors(argv[3], {{"cosine", table.cosine}, {"sine", table.sine}});
+  } catch (const Error& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return error.exit_code();
+  }
+  return 0;
+}

@@ -1,0 +1,103 @@
+#!/usr/bin/env python3
+"""`annulus sample` with a folder in Hugging Face's layout: the text that transformers writes, and what ends it."""
+
+import json
+import os
+import sys
+import unittest
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import torch_python  # noqa: E402
+
+torch_python.enter()
+torch_python.need("transformers")
+
+import cli  # noqa: E402
+import model_folders as models  # noqa: E402
+import torch  # noqa: E402
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+PYTHON = sys.argv[2] if len(sys.argv) > 2 else ""
+PROMPT = "The ring passes keys"
+
+
+class SampleFolder(cli.CliTest):
+    def setUp(self):
+        super().setUp()
+        # In place of ./annulus, which would look for what is to be installed.
+        self.script = self.path("annulus.sh")
+        with open(self.script, "w") as f:
+            f.write(f'#!/bin/bash\n[[ $1 == tokenizer ]] && exec {PYTHON} -I -B {ROOT}/tokenization "${{@:2}}"\n')
+        os.chmod(self.script, 0o755)
+
+    def sample(self, *more):
+        code, out, err = self.annulus("sample", *more, ANNULUS_SCRIPT=self.script)
+        self.assertEqual((code, err), (0, ""), out)
+        return out.removesuffix("\n")
+
+    def greedy(self, model, ids, steps):
+        """transformers' most likely ids, as far as no other one is nearly as likely."""
+        chosen = []
+        with torch.no_grad():
+            for _ in range(steps):
+                best = model(input_ids=torch.tensor([ids + chosen])).logits[0, -1, :300].topk(2)
+                if best.values[0] - best.values[1] < 1e-4:
+                    break
+                if best.indices[0] == model.config.eos_token_id:
+                    break
+                chosen.append(int(best.indices[0]))
+        return chosen
+
+    def test_text_is_that_of_transformers(self):
+        for name in ("llama 3.1", "mistral", "qwen 3, layers"):
+            model = models.make(name)
+            folder = models.save(model, self.path(name.replace(" ", "_")))
+            tokenizer = models.tokenizer(folder)
+            ids = tokenizer.encode(PROMPT).ids
+            chosen = self.greedy(model, ids, 60)
+            self.assertGreater(len(chosen), 30, name)
+            wanted = tokenizer.decode(ids + chosen)
+            got = self.sample(folder, "--prompt", PROMPT, "--temperature", "0", "--tokens", str(len(chosen)))
+            # Control characters and incomplete ones are shown as U+FFFD.
+            shown = "".join("\ufffd" if not c.isprintable() and c not in "\n\t" else c for c in wanted)
+            self.assertEqual(got, shown, name)
+
+    def test_a_document_ends_with_the_models_ids(self):
+        model = models.make("llama 3.1")
+        folder = models.save(model, self.path("model"))
+        tokenizer = models.tokenizer(folder)
+        ids = tokenizer.encode(PROMPT).ids
+        chosen = self.greedy(model, ids, 12)
+        end = next(i for i in range(3, len(chosen)) if chosen[i] not in chosen[:i])
+        words = [folder, "--prompt", PROMPT, "--temperature", "0", "--tokens", "12"]
+        whole = self.sample(*words)
+        with open(os.path.join(folder, "generation_config.json"), "w") as f:
+            json.dump({"eos_token_id": [1, chosen[end]], "bos_token_id": 0}, f)
+        cut = self.sample(*words)
+        self.assertTrue(whole.startswith(cut))
+        self.assertLess(len(cut), len(whole))
+        # Without a prompt the text begins behind the token with which documents begin.
+        self.assertNotEqual(self.sample(folder, "--tokens", "5", "--seed", "3"), "")
+
+    def test_what_is_refused(self):
+        folder = models.save(models.make("qwen 2.5"), self.path("model"))
+        refused = [("holds no tokenizer", [folder, "--prompt", "x"])]
+        models.tokenizer(folder)
+        for says, words in [
+            ("--step is of a run", [folder, "--prompt", "x", "--step", "3"]),
+            ("--top-p", [folder, "--prompt", "x", "--top-p", "0"]),
+            ("give a --prompt", [folder]),
+            ("dtype", [folder, "--prompt", "x", "--dtype", "fp8"]),
+        ]:
+            code, out, err = self.annulus("sample", *words, ANNULUS_SCRIPT=self.script)
+            self.assertEqual((code, out), (2, ""), err)
+            self.assertIn(says, err)
+        os.remove(os.path.join(folder, "tokenizer.json"))
+        for says, words in refused:
+            code, out, err = self.annulus("sample", *words, ANNULUS_SCRIPT=self.script)
+            self.assertEqual((code, out), (3, ""), err)
+            self.assertIn(says, err)
+
+
+if __name__ == "__main__":
+    cli.main()

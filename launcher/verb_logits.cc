@@ -1,0 +1,71 @@
+// annulus logits: what a model says of given tokens. Options only; the work is inference/logits.
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <optional>
+
+#include "common/names.h"
+#include "common/text.h"
+#include "inference/logits.h"
+#include "launcher/command_line.h"
+#include "launcher/device.h"
+#include "launcher/start_job.h"
+#include "launcher/verb.h"
+
+namespace annulus {
+namespace {
+
+class LogitsVerb : public Verb {
+ public:
+  void declare(CLI::App& app) override {
+    app.add_option("--model", options_.model, "a folder in Hugging Face's layout, a run folder, or the name of a run")
+        ->type_name("FOLDER_OR_RUN");
+    app.add_option("--runs", options_.root, "where names are looked up (default: runs)")->type_name("FOLDER");
+    app.add_option("--step", options_.step, "of a run's checkpoint (default: the newest)");
+    app.add_option("--input", options_.input, "safetensors file with tokens (and targets)")->type_name("FILE");
+    app.add_option("--output", options_.output, "safetensors file to write: logits (and loss, gradients)")
+        ->type_name("FILE");
+    app.add_flag("--last", options_.last, "only the logits of the last position");
+    app.add_flag("--backward", options_.backward, "also the gradient of the loss by every parameter");
+    app.add_option("--pattern", options_.pattern, "which keys a query sees, in all layers (default: the model's own)");
+    app.add_option("--layout", options_.layout, "positions over ranks: contiguous (default), zigzag or striped");
+    app.add_option("--schedule", options_.schedule, "auto (default), ring, all-gather or group-cast");
+    app.add_option("--kernel", options_.kernel, "auto (default), aten, reference, efficient, cudnn, flash2 or flash3");
+    app.add_option("--dtype", options_.dtype, "fp32 (default) or bf16: what the model computes in");
+    app.add_option("--device", device_, "auto (default: GPUs where there is one for each rank), cpu or cuda");
+    app.footer(
+        "tokens and targets are [batch, length] of int64; targets below 0 do not count. Written are logits [batch,\n"
+        "length, vocabulary], loss (the mean over the targets that count), and gradients by the parameters' names.\n"
+        "Example:\n"
+        "  ./annulus launch -n 4 logits --model models/llama --input in.safetensors --output out.safetensors \\\n"
+        "      --layout zigzag --backward");
+  }
+
+  void check() override {
+    index_of_name(device_, {"auto", "cpu", "cuda"}, "device", "--device");
+    index_of_name(options_.dtype, {"fp32", "bf16"}, "dtype", "--dtype");
+    check_options(options_);
+  }
+
+  std::string device() const override { return device_; }
+
+  int run() override {
+    Job job = start_job({{"command", shell_quote(command_arguments())}});
+    std::optional<LogitsJob> logits;
+    job.run_together({"logits, checking the model and the input", 0}, [&] { logits.emplace(options_, job.size); });
+    job.require_agreement(logits->fields(), {"logits, comparing the model and the input", 0});
+    const DeviceChoice choice = choose_devices(job, device_);
+    const std::shared_ptr<Communicator> gpus = connect_devices(job, choice);
+    logits->run(gpus ? *gpus : *job.world, choice.device);
+    return 0;
+  }
+
+ private:
+  LogitsOptions options_;
+  std::string device_ = "auto";
+};
+
+}  // namespace
+
+std::unique_ptr<Verb> make_logits_verb() { return std::make_unique<LogitsVerb>(); }
+
+}  // namespace annulus
