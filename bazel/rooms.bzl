@@ -37,6 +37,7 @@ ROOMS = {
         "common",
     ],
     "launcher": [
+        "huggingface",
         "launcher/launch",
         "launcher/network",
         "launcher/tokens",
@@ -107,6 +108,7 @@ ROOMS = {
         "common",
     ],
     "training": [
+        "huggingface",
         "training/state",
         "training/run",
         "model",

@@ -78,6 +78,8 @@ class Dataset {
   bool is_text() const;
   // The folder of shards in which its table of ids and texts lies, tokens.table; empty: there is none.
   std::string tokenizer_folder() const;
+  // The digest of the tokenizer that made the shards; empty: they do not say.
+  const std::string& tokenizer() const { return tokenizer_; }
   // Of corpora and settings: ranks compare it.
   std::string fingerprint() const;
   // "2,141 files, 41,335,867 bytes (2,066,794 for validation)", of several sources one after the other.

@@ -15,6 +15,7 @@
 #include "data/dataset.h"
 #include "data/row_index.h"
 #include "data/shards/corpus.h"
+#include "huggingface/model_config.h"
 #include "launcher/verb.h"
 
 namespace annulus {
@@ -59,7 +60,7 @@ class PackVerb : public Verb {
         "  ./annulus pack configs/quickstart.toml --set data.packing=best-fit --set data.context=1024");
   }
 
-  void check() override { config_ = load_config(config_path_, sets_); }
+  void check() override { config_ = load_config(config_path_, sets_, read_model_config); }
 
   int run() override {
     install_interrupt_handlers();

@@ -9,7 +9,9 @@
 
 #include "common/error.h"
 #include "common/interrupt.h"
+#include "common/text.h"
 #include "config/config.h"
+#include "huggingface/model_config.h"
 #include "launcher/command_line.h"
 #include "launcher/device.h"
 #include "launcher/launch/rank.h"
@@ -39,6 +41,10 @@ class TrainVerb : public Verb {
                              "run with a checkpoint, of this configuration's name where one is given)")
                   ->expected(0, 1)
                   ->type_name("[RUN]");
+    app.add_option("--init", init_,
+                   "begin with the model in a folder of Hugging Face's: --set model.from=FOLDER; of a run that is "
+                   "resumed, its own")
+        ->type_name("FOLDER");
     app.add_flag("--help-config", help_config_, "print every key of the configuration and leave");
     app.callback([this] { resuming_ = resume_->count() > 0; });
     app.footer(
@@ -58,7 +64,8 @@ class TrainVerb : public Verb {
                   config_path_ + " is a run folder: go on with it by --resume " + config_path_ +
                       ", or name a TOML file to begin another run");
     }
-    config_ = load_config(config_path_, sets_);
+    if (!init_.empty()) sets_.push_back("model.from=" + toml_string(init_));
+    config_ = load_config(config_path_, sets_, [&](const std::string& folder) { return read_model(folder); });
     network();  // refuses what is no name
   }
 
@@ -140,7 +147,16 @@ class TrainVerb : public Verb {
     config_path_ = resume_run_ + "/config.toml";
   }
 
-  std::string config_path_;
+  // A run goes on as the model that it began as, whatever has become of the folder.
+  ModelSection read_model(const std::string& folder) const {
+    std::error_code error;
+    const std::string kept = huggingface_folder(resume_run_);
+    const bool is_kept = resuming_ && resume_run_.find('/') != std::string::npos &&
+                         std::filesystem::is_regular_file(kept + "/config.json", error);
+    return read_model_config(is_kept ? kept : folder);
+  }
+
+  std::string config_path_, init_;
   std::vector<std::string> sets_;
   CLI::Option* resume_ = nullptr;
   std::string resume_run_;

@@ -5,17 +5,11 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <iostream>
 #include <memory>
 #include <optional>
-#include <sstream>
-#include <system_error>
 #include <vector>
 
 #include "attention/kernels/choose_kernel.h"
@@ -28,6 +22,8 @@
 #include "data/dataset.h"
 #include "device/device_peak.h"
 #include "device/numerics.h"
+#include "huggingface/model_files.h"
+#include "huggingface/model_import.h"
 #include "memory/available.h"
 #include "memory/caches.h"
 #include "memory/device_memory.h"
@@ -127,6 +123,7 @@ class Run {
   const TrainOptions& options_;
   const bool first_;
   std::unique_ptr<Dataset> data_;
+  std::optional<ModelImport> import_;  // of a new run with model.from, until its folder is made
   std::unique_ptr<Training> training_;
   std::unique_ptr<RunFolder> folder_;
   std::string kernel_;  // which one attention is computed with, and why
@@ -245,6 +242,7 @@ void Run::require_equal_ranks() {
   fields.push_back({"data", data_->fingerprint() + ", " + data_->text()});
   fields.push_back({"attention", training_->attention_text()});
   fields.push_back({"resumed step", std::to_string(training_->steps_done())});
+  if (import_) fields.push_back({"model.from", import_->weights().fingerprint()});
   fields.push_back({"weights", training_->weights_digest()});
   require_agreement(world_, fields, {"agreeing on the run"});
 }
@@ -263,6 +261,7 @@ void Run::open_folder() {
       [&] {
         store_->require_writable();
         keep_tokenizer();
+        if (import_) import_->keep_files(path_);
         // That of a resumed run stays what its checkpoints were made with until there is a new one.
         if (!options_.resume) write_config();
         metrics = std::make_unique<MetricsWriter>(
@@ -292,18 +291,8 @@ std::string Run::rows_text() const {
 void Run::keep_tokenizer() {
   const std::string from = data_->tokenizer_folder(), to = tokenizer_folder(path_);
   if (from.empty()) return;
-  FileSystem& files = FileSystem::real();
-  files.make_folder(to);
-  for (const std::string name : {"tokens.table", "tokenization.json", "tokenizer.json", "tokenizer.model"}) {
-    std::error_code error;
-    const std::string file = from + "/" + name, kept = to + "/" + name;
-    if (!std::filesystem::is_regular_file(file, error) || std::filesystem::exists(kept, error)) continue;
-    std::ifstream in(file, std::ios::binary);
-    std::ostringstream content;
-    content << in.rdbuf();
-    if (!in) throw Error(kind_of_errno(errno), "train", file + " cannot be read: " + std::strerror(errno));
-    write_atomically(files, kept, content.str());
-  }
+  FileSystem::real().make_folder(to);
+  copy_files({"tokens.table", "tokenization.json", "tokenizer.json", "tokenizer.model"}, from, to);
 }
 
 // What the run is and what it computes on, as far as that is known before any of its memory is taken.
@@ -315,6 +304,7 @@ void Run::announce() {
       short_count(parameter_estimate(model_shape(config_))) + " parameters  " + rows_text());
   for (const std::string& line : options_.ring) say(line);
   say("attention kernel " + kernel_);
+  if (import_) say(import_->text());
   const std::string gpu = gpu_name(options_.device);
   const std::optional<double> peak = peak_flops(gpu, compute_dtype(config_), config_.tf32);
   if (peak) peak_flops_ = *peak * world_.size();
@@ -452,6 +442,10 @@ int Run::train() {
     return interrupt_exit_code();
   }
   if (options_.resume) open_resumed();
+  if (!options_.resume && !config_.model.from.empty()) {
+    together(world_, {"opening the model"},
+             [&] { import_.emplace(config_.model, data_->is_text(), data_->tokenizer()); });
+  }
   announce();
   warn_of_later_keys(stages);
   tell_changes();
@@ -459,10 +453,16 @@ int Run::train() {
   if (options_.resume) read_checkpoint();
   training_ = std::make_unique<Training>(config_, std::move(stages), world_, *data_, options_.device, sharding_);
   if (options_.resume) restore();
+  if (import_) {
+    together(world_, {"reading the model"}, [&] {
+      training_->begin_with([&](const std::vector<TensorSlice>& into) { import_->weights().read(into); });
+    });
+  }
   for (const std::string& warning : data_->warnings()) say("warning: " + warning);
   require_equal_ranks();
   require_something_to_do();  // alike on all ranks by now
   open_folder();
+  import_.reset();
   say("data " + data_->text() + "  run folder " + path_ +
       (options_.resume ? "  resumed after step " + std::to_string(training_->steps_done()) : ""));
 

@@ -441,6 +441,11 @@ std::vector<TensorSlice> Training::slices(bool written) const {
   return slices;
 }
 
+void Training::begin_with(const std::function<void(const std::vector<TensorSlice>& into)>& read) {
+  read(model_state_.slices("", nullptr, /*written=*/false));
+  model_state_.changed();
+}
+
 void Training::restore(const TrainingState& state,
                        const std::function<void(const std::vector<TensorSlice>& into)>& read) {
   const auto number = [&](const char* key) -> int64_t {

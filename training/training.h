@@ -101,6 +101,9 @@ class Training {
   // collective.
   void restore(const TrainingState& state, const std::function<void(const std::vector<TensorSlice>& into)>& read);
 
+  // Begins with other weights than those of the seed: `read` as for restore().
+  void begin_with(const std::function<void(const std::vector<TensorSlice>& into)>& read);
+
   // Of all weights: ranks compare it after a start or a resume. Collective where weights are cut.
   std::string weights_digest() const { return model_state_.digest(); }
   const ModelState& model_state() const { return model_state_; }

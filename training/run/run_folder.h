@@ -1,6 +1,6 @@
 // RunFolder: where a run keeps its configuration, metrics and checkpoints, and the lock that says a live process owns
 // it. Rank 0 of a training job creates or opens it and tells the others the path. Layout in docs/formats.md:
-//   runs/quickstart-001/{config.toml, metrics.jsonl, checkpoints/, tokenizer/, lock}
+//   runs/quickstart-001/{config.toml, metrics.jsonl, checkpoints/, tokenizer/, huggingface/, lock}
 #pragma once
 
 #include <string>
@@ -40,5 +40,9 @@ std::string find_run(const std::string& root, const std::string& which);
 // Where a run on shards of tokens keeps what lay beside them of their tokenizer: tokens.table, tokenization.json and
 // the tokenizer itself, as far as they were there.
 inline std::string tokenizer_folder(const std::string& run) { return run + "/tokenizer"; }
+
+// Where a run whose weights began as a model of Hugging Face's keeps what export passes through: config.json, tokenizer
+// and generation files.
+inline std::string huggingface_folder(const std::string& run) { return run + "/huggingface"; }
 
 }  // namespace annulus

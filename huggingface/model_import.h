@@ -1,0 +1,32 @@
+// ModelImport: the start of a run whose weights begin as a model in Hugging Face's layout (model.from). Used by the
+// trainer on every rank; a run that is resumed needs it no more, nor the folder.
+#pragma once
+
+#include <string>
+
+#include "config/config.h"
+#include "huggingface/weights.h"
+
+namespace annulus {
+
+class ModelImport {
+ public:
+  // Opens model.from and holds it against the configuration and the data: whether its tokens are bytes, and the digest
+  // of the tokenizer that made them (empty: not known). Takes no memory for weights. Raises Error(kInput) that names
+  // file and tensor or key.
+  ModelImport(const ModelSection& model, bool data_is_text, const std::string& data_tokenizer);
+
+  const ModelWeights& weights() const { return weights_; }
+  // "weights BF16 of FOLDER, trained in bf16; its tokenizer is the data's".
+  const std::string& text() const { return text_; }
+
+  // Copies what export passes through into RUN/huggingface.
+  void keep_files(const std::string& run) const;
+
+ private:
+  std::string folder_;
+  ModelWeights weights_;
+  std::string text_;
+};
+
+}  // namespace annulus
