@@ -6,7 +6,8 @@ import os
 import sys
 import unittest
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[:0] = [HERE, os.path.dirname(HERE)]
 import torch_python  # noqa: E402
 
 torch_python.enter()
@@ -16,7 +17,7 @@ import cli  # noqa: E402
 import model_folders as models  # noqa: E402
 import torch  # noqa: E402
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+ROOT = os.path.dirname(os.path.dirname(HERE))
 PYTHON = sys.argv[2] if len(sys.argv) > 2 else ""
 PROMPT = "The ring passes keys"
 
