@@ -239,7 +239,6 @@ void LogitsJob::run(Communicator& world, at::Device device) {
     std::vector<at::Tensor> sums;
     for (size_t unit = 0; unit < parameters.units().size(); ++unit) {
       at::Tensor sum = parameters.gradients(unit).tensor().to(at::kCPU, at::kFloat);
-      parameters.gradients(unit).release();
       if (world.size() > 1)
         host.all_reduce(sum, ReduceOp::kSum, {"logits, gradients of unit", static_cast<int64_t>(unit)});
       sums.push_back(first ? sum : at::Tensor());

@@ -111,12 +111,12 @@ class Logits(cli.CliTest):
         refused(2, "same file", good, output="in.safetensors")
         refused(2, "dtype", good, "--dtype", "fp8")
         refused(2, "step", good, "--step", "3")
-        refused(3, "", good, model=self.path("nothing"))
-        refused(4, "", good, output="nowhere/out.safetensors")
+        refused(3, "nothing", good, model=self.path("nothing"))
+        refused(8, "nowhere", good, output="nowhere/out.safetensors")
         models.write({"tokens": tokens[:, :3]}, self.path("in.safetensors"))
         words = ["--model", folder, "--input", "in.safetensors", "--output", "out.safetensors"]
         code, _, err = self.annulus("launch", "-n", "4", "logits", *words)
-        self.assertEqual(code, 2, err)
+        self.assertEqual(code, 4, err)
         self.assertIn("use fewer ranks", err)
         self.assertFalse(os.path.exists(self.path("out.safetensors")))
 

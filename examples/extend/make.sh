@@ -1,0 +1,25 @@
+#!/bin/bash
+# Makes FOLDER/model, a small model and its tokenizer in Hugging Face's layout, of what this machine has; nothing is
+# downloaded but, once, the libraries of tokenizers. The model is a Llama of 1.3 million weights that was trained on rows
+# of 512 tokens (base.toml): what docs/extend.md begins with.
+#
+#   make.sh FOLDER [OPTION ...]    the options are of examples/tokens/make.py and, behind --, of the training
+#
+# Below FOLDER: text/ (corpora and tokenizers), shards/ (of tokens), runs/ (of the training), model/.
+set -euo pipefail
+[[ ${1-} == -h || ${1-} == --help || $# == 0 ]] && { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0"; exit 0; }
+here=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
+annulus=${ANNULUS_SCRIPT:-$here/../../annulus}
+out=$1
+shift
+text=(--megabytes 4 --vocab 2000)
+while (($#)) && [[ $1 != -- ]]; do
+  text+=("$1")
+  shift
+done
+shift $(($# > 0))
+
+"$here/../tokens/make.sh" "$out/text" "${text[@]}"
+"$annulus" tokenize --tokenizer "$out/text/tokenizers/llama3" --input "$out/text/python.jsonl" --output "$out/shards"
+"$annulus" launch -n 2 train "$here/base.toml" --set "data.train=[\"$out/shards/*.tokens\"]" --set "run.folder=$out/runs" "$@"
+"$annulus" export "$out/runs/base-001" "$out/model"

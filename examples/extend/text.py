@@ -1,0 +1,22 @@
+"""Loads the model in a folder by transformers, says what it is and writes some text with it: `text.py FOLDER [PROMPT]`.
+The last step of docs/extend.md; needs torch and transformers."""
+
+import sys
+
+import transformers
+
+
+def main(folder, prompt="def "):
+    model, report = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    wrong = {name: sorted(keys) for name, keys in report.items() if keys}
+    if wrong:
+        raise SystemExit(f"{folder}: {wrong}")
+    print(f"{type(model).__name__}, {model.num_parameters():,} parameters, {model.config.max_position_embeddings:,} positions")
+    print(f"rotary embedding: {model.config.rope_parameters}")
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=f"{folder}/tokenizer.json")
+    ids = tokenizer(prompt, return_tensors="pt").input_ids
+    print(tokenizer.decode(model.generate(ids, max_new_tokens=40, do_sample=False)[0], skip_special_tokens=True))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,77 @@
+#!/usr/bin/env python3
+"""The commands of docs/extend.md, from a model in a folder to a longer one in transformers, as they stand there but for
+their sizes."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[:0] = [HERE, os.path.dirname(HERE)]
+import torch_python  # noqa: E402
+
+torch_python.enter()
+torch_python.need("transformers")
+
+import cli  # noqa: E402
+
+ROOT = os.path.dirname(os.path.dirname(HERE))
+PYTHON = sys.argv[2] if len(sys.argv) > 2 else ""
+SMALLER = {
+    "examples/extend/make.sh": ["--megabytes", "0.6", "--vocab", "1000", "--", "--set", "run.steps=30"],
+    "train": ["--set", "run.steps=12", "--set", "validation.every=6", "--set", "checkpoint.every=6"],
+}
+cli.LIMIT = 240
+
+
+def commands():
+    with open(os.path.join(ROOT, "docs", "extend.md")) as f:
+        return re.findall(r"^    ((?:\./annulus|examples/|python3) ?\S* .*)$", f.read(), re.M)
+
+
+class ExtendPageTest(cli.CliTest):
+    def setUp(self):
+        super().setUp()
+        # In place of ./annulus, and of the script that installs what makes corpora.
+        os.makedirs(self.path("examples/tokens"))
+        shutil.copytree(os.path.join(ROOT, "examples/extend"), self.path("examples/extend"))
+        shutil.copytree(os.path.join(ROOT, "configs"), self.path("configs"))
+        make = f'exec {PYTHON} -I -B {ROOT}/examples/tokens/make.py "$@"'
+        annulus = f'[[ $1 == tokenizer ]] && exec {PYTHON} -I -B {ROOT}/tokenization "${{@:2}}"\nexec {cli.ANNULUS} "$@"'
+        for path, text in [("examples/tokens/make.sh", make), ("annulus", annulus)]:
+            with open(self.path(path), "w") as f:
+                f.write(f"#!/bin/bash\n{text}\n")
+            os.chmod(self.path(path), 0o755)
+
+    def run_words(self, words):
+        done = subprocess.run(words, cwd=self.folder, env=cli.environment(ANNULUS_SCRIPT=self.path("annulus")),
+                              stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=cli.LIMIT)
+        self.assertEqual(done.returncode, 0, f"{words}\n{done.stdout}{done.stderr}")
+        return done.stdout
+
+    def test_from_a_folder_to_transformers(self):
+        outputs = []
+        for command in commands():
+            words = shlex.split(command)
+            if words[0] == "python3":
+                words[0] = sys.executable
+            for name, more in SMALLER.items():
+                if name in words:
+                    words += more
+            outputs.append(self.run_words(words))
+        make, inspect, train, export, sample, python = outputs
+        self.assertIn("rope", inspect)
+        self.assertRegex(train, r"done: 12 steps")
+        self.assertIn("LlamaForCausalLM, ", python)
+        self.assertIn("2,048 positions", python)
+        self.assertIn("'rope_type': 'yarn'", python)
+        self.assertNotEqual(sample.strip(), "")
+        first, last = re.findall(r"loss ([\d.]+)", train)[0], re.findall(r"loss ([\d.]+)", train)[-1]
+        self.assertLess(float(last), 8, first)
+
+
+if __name__ == "__main__":
+    cli.main()

@@ -1,0 +1,104 @@
+#!/usr/bin/env python3
+"""`annulus train --init` against a training loop of PyTorch over transformers: the loss of 20 steps of AdamW."""
+
+import json
+import math
+import os
+import sys
+import unittest
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[:0] = [HERE, os.path.dirname(HERE)]
+import torch_python  # noqa: E402
+
+torch_python.enter()
+torch_python.need("transformers")
+
+import cli  # noqa: E402
+import model_folders as models  # noqa: E402
+import torch  # noqa: E402
+
+STEPS, WARMUP, LR, DOCUMENTS, LENGTH = 20, 5, 2e-3, 4, 96
+
+# Each document is a row, and each step takes all of them: their order changes nothing.
+CONFIG = f"""
+[run]
+name = "model"
+steps = {STEPS}
+log_every = 1
+[data]
+train = [{{ files = ["documents.bin"], format = "nanogpt", begin = 0 }}]
+context = {LENGTH}
+batch = {DOCUMENTS}
+packing = "document"
+validation_fraction = 0
+[model]
+from = "model"
+[optimizer]
+lr = {LR}
+warmup = {WARMUP}
+weight_decay = 0.1
+[validation]
+every = 0
+[checkpoint]
+every = 0
+"""
+
+
+def documents():
+    draw = torch.Generator().manual_seed(5)
+    made = torch.randint(1, models.VOCAB, (DOCUMENTS, LENGTH + 1), generator=draw)
+    made[:, 0] = 0
+    return made
+
+
+def losses_of_pytorch(model):
+    """As docs/user-guide.md says that annulus trains: matrices decay, a linear warm-up, half a cosine to a tenth."""
+    model.train()
+    weights = list(model.parameters())
+    groups = [{"params": [w for w in weights if w.dim() == 2], "weight_decay": 0.1},
+              {"params": [w for w in weights if w.dim() == 1], "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=LR, betas=(0.9, 0.95), eps=1e-8)
+    rows, losses = documents(), []
+    for step in range(STEPS):
+        share = (step + 1) / WARMUP
+        if step >= WARMUP:
+            share = 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * (step - WARMUP) / (STEPS - WARMUP)))
+        for group in optimizer.param_groups:
+            group["lr"] = LR * share
+        logits = model(input_ids=rows[:, :-1]).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(weights, 1.0)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+class TrainModel(cli.CliTest):
+    def losses(self, ranks):
+        words = ["train", "config.toml", "--set", "attention.even=false"]
+        code, out, err = self.annulus(*(["launch", "-n", str(ranks)] if ranks > 1 else []), *words)
+        self.assertEqual(code, 0, out + err)
+        runs = sorted(os.listdir(self.path("runs")))
+        with open(self.path(f"runs/{runs[-1]}/metrics.jsonl")) as f:
+            return [line["loss"] for line in map(json.loads, f) if "loss" in line]
+
+    def test_losses_are_those_of_pytorch(self):
+        documents().numpy().astype("uint16").tofile(self.path("documents.bin"))
+        with open(self.path("config.toml"), "w") as f:
+            f.write(CONFIG)
+        for name, all_ranks in [("llama 3.1", (1, 2, 4)), ("mistral", (2,)), ("qwen 2.5", (1,)), ("qwen 3, layers", (2,))]:
+            models.save(models.make(name), self.path("model"))
+            wanted = losses_of_pytorch(models.make(name))
+            self.assertLess(wanted[-1], 0.9 * wanted[0], "nothing was learned")
+            for ranks in all_ranks:
+                got = self.losses(ranks)
+                self.assertEqual(len(got), STEPS)
+                for step, (ours, theirs) in enumerate(zip(got, wanted)):
+                    self.assertLess(abs(ours - theirs), 1e-4 * max(1, theirs), (name, ranks, step))
+
+
+if __name__ == "__main__":
+    cli.main()
