@@ -192,23 +192,21 @@ class CheckpointVerb : public Verb {
   // Of the newest checkpoint that is whole as far as it is read.
   int merge(const std::vector<CheckpointStore::Entry>& newest_first) {
     install_interrupt_handlers();
-    for (const CheckpointStore::Entry& entry : newest_first) {
-      try {
-        const Manifest manifest = read_manifest(entry.path);
-        for (const std::string& file : merge_checkpoint(entry.path, manifest, out_, max_file_bytes_)) {
-          std::printf("%s\n", file.c_str());
-        }
-        return 0;
-      } catch (const Error& error) {
-        if (interrupted()) {
-          std::fputs("annulus: interrupted; nothing is written\n", stderr);
-          return interrupt_exit_code();
-        }
-        if (error.kind() != ErrorKind::kInput || &entry == &newest_first.back()) throw;
-        std::fprintf(stderr, "passed over a checkpoint: %s\n", error.what());
-      }
+    try {
+      use_newest_whole(
+          newest_first,
+          [&](const CheckpointStore::Entry& entry, const Manifest& manifest) {
+            const Merging to{.out = out_, .named = "--out " + out_, .max_file_bytes = max_file_bytes_};
+            for (const std::string& file : merge_checkpoint(entry.path, manifest, to))
+              std::printf("%s\n", file.c_str());
+          },
+          [](const std::string& reason) { std::fprintf(stderr, "passed over a checkpoint: %s\n", reason.c_str()); });
+    } catch (const Error&) {
+      if (!interrupted()) throw;
+      std::fputs("annulus: interrupted; nothing is written\n", stderr);
+      return interrupt_exit_code();
     }
-    return 0;  // not reached: there is one at least
+    return 0;
   }
 
   CLI::App *show_ = nullptr, *verify_ = nullptr, *merge_ = nullptr;

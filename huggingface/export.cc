@@ -1,0 +1,143 @@
+// See export.h.
+#include "huggingface/export.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <system_error>
+
+#include "common/error.h"
+#include "common/text.h"
+#include "config/config.h"
+#include "huggingface/model_config.h"
+#include "huggingface/model_files.h"
+#include "training/run/checkpoint.h"
+#include "training/run/checkpoint_manifest.h"
+#include "training/run/checkpoint_merge.h"
+#include "training/run/run_folder.h"
+
+namespace annulus {
+namespace {
+
+// What a checkpoint's weights were trained as: the run's configuration with what the checkpoint itself says of [model],
+// which may have changed since.
+Config config_of(const std::string& run, const Manifest& manifest) {
+  std::vector<std::string> sets;
+  for (const auto& [key, value] : manifest.model) sets.push_back("model." + key + "=" + value);
+  return load_config(run + "/config.toml", sets);
+}
+
+// Of the rows up to this step.
+int64_t longest_rows(const DataConfig& data, int64_t step) {
+  int64_t longest = 0;
+  for (const ContextSchedule::Stage& stage : data.context.stages) {
+    if (stage.step == 0 || stage.step < step) longest = std::max(longest, stage.context);
+  }
+  return longest;
+}
+
+// The config.json that the run began as; empty: it began here.
+std::string original_of(const std::string& run) {
+  const std::string path = huggingface_folder(run) + "/config.json";
+  std::error_code error;
+  if (!std::filesystem::exists(path, error) && !error) return "";
+  std::ifstream in(path, std::ios::binary);
+  std::ostringstream text;
+  text << in.rdbuf();
+  if (!in) throw Error(kind_of_errno(errno), "huggingface", path + " cannot be read: " + std::strerror(errno));
+  return text.str();
+}
+
+// That the checkpoint's tensors are this model's.
+void check_tensors(const std::string& folder, const Manifest& manifest, const ModelShape& shape) {
+  std::map<std::string, std::vector<int64_t>> expected;
+  for (const ParameterGroup& group : parameter_groups(shape)) {
+    for (const ParameterShape& parameter : group.parameters) expected[parameter.name] = parameter.shape;
+  }
+  for (const ManifestTensor& tensor : manifest.tensors) {
+    if (is_optimizer(tensor.name)) continue;
+    const auto found = expected.find(tensor.name);
+    if (found == expected.end() || found->second != tensor.shape) {
+      checkpoint_damaged(folder, "tensor \"" + tensor.name + "\" " + list_text(tensor.shape) +
+                                     " is not of the model that its run is configured as");
+    }
+    expected.erase(found);
+  }
+  if (!expected.empty()) checkpoint_damaged(folder, "it has no tensor \"" + expected.begin()->first + "\"");
+}
+
+// Versions of transformers that find no word about it take a tokenizer for that of the model's family.
+void describe_tokenizer(const std::string& folder, FileSystem& files) {
+  std::error_code error;
+  if (!std::filesystem::exists(folder + "/tokenizer.json", error)) return;
+  if (std::filesystem::exists(folder + "/tokenizer_config.json", error)) return;
+  write_atomically(files, folder + "/tokenizer_config.json",
+                   "{\n  \"tokenizer_class\": \"PreTrainedTokenizerFast\"\n}\n");
+}
+
+ExportedModel export_checkpoint(const ExportOptions& options, const std::string& checkpoint, const Manifest& manifest,
+                                FileSystem& files) {
+  const Config config = config_of(options.run, manifest);
+  const ModelSection& model = config.model;
+  check_tensors(checkpoint, manifest, model);
+  ExportedModel made;
+  made.step = manifest.step;
+  made.dtype = options.dtype.empty() ? model.dtype : options.dtype;
+  ConfigToWrite to{.model = model,
+                   .context = longest_rows(config.data, manifest.step),
+                   .original = original_of(options.run),
+                   .dtype = made.dtype,
+                   .leave_pattern = options.leave_pattern};
+  if (!to.original.empty()) {
+    to.context = std::max(to.context, parse_folder_config(to.original, huggingface_folder(options.run)).context);
+  }
+  made.context = to.context;
+  const std::string text = write_model_config(to);
+  made.architecture = nlohmann::json::parse(text).at("architectures").at(0);
+  const auto add_files = [&](const std::string& folder, FileSystem& into) {
+    write_atomically(into, folder + "/config.json", text);
+    std::vector<std::string> added = {"config.json"};
+    for (const std::string& from : {huggingface_folder(options.run), tokenizer_folder(options.run)}) {
+      for (const std::string& name : copy_files(passed_files(), from, folder, into)) added.push_back(name);
+    }
+    describe_tokenizer(folder, into);
+    for (const std::string& name : added) made.files.push_back(options.out + "/" + name);
+  };
+  const std::vector<std::string> weights = merge_checkpoint(checkpoint, manifest,
+                                                            {.out = options.out,
+                                                             .max_file_bytes = options.shard_bytes,
+                                                             .dtype = made.dtype == "bf16" ? at::kBFloat16 : at::kFloat,
+                                                             .add_files = add_files},
+                                                            files);
+  made.files.insert(made.files.begin(), weights.begin(), weights.end());
+  if (!model.rope_fp32) {
+    made.notes.emplace_back(
+        "the model was trained with rotary angles in fp64 (model.rope_fp32 = false); transformers rounds them to fp32, "
+        "which is another 4e-3 of a turn's cosine at position 131,072 and 5e-2 at 1,048,576");
+  }
+  if (options.leave_pattern) {
+    made.notes.emplace_back("config.json does not say model.pattern = " + model.pattern.text());
+  }
+  return made;
+}
+
+}  // namespace
+
+ExportedModel export_model(const ExportOptions& options, const std::function<void(const std::string&)>& passed_over,
+                           FileSystem& files) {
+  ExportedModel made;
+  use_newest_whole(
+      CheckpointStore(options.run, 1).newest_first(options.step),
+      [&](const CheckpointStore::Entry& entry, const Manifest& manifest) {
+        made = export_checkpoint(options, entry.path, manifest, files);
+      },
+      passed_over);
+  return made;
+}
+
+}  // namespace annulus

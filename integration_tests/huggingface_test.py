@@ -1,0 +1,177 @@
+#!/usr/bin/env python3
+"""Models of transformers, of every family, into a run and out again: `train --init`, `export`. What comes out has the
+same keys and bits, and transformers loads it without missing or unexpected ones."""
+
+import copy
+import json
+import os
+import shutil
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import torch_python  # noqa: E402
+
+torch_python.enter()
+torch_python.need("transformers")
+
+import cli  # noqa: E402
+import torch  # noqa: E402
+import transformers  # noqa: E402
+
+SIZES = dict(
+    vocab_size=260,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=64,
+)
+LLAMA3 = dict(
+    rope_type="llama3",
+    factor=4.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+    original_max_position_embeddings=16,
+    rope_theta=500000.0,
+)
+YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16, rope_theta=1000000.0)
+CONFIGS = {
+    "llama": transformers.LlamaConfig(**SIZES),
+    "llama3": transformers.LlamaConfig(
+        rope_parameters=LLAMA3, tie_word_embeddings=True, attention_bias=True, mlp_bias=True, **SIZES
+    ),
+    "linear": transformers.LlamaConfig(rope_parameters=dict(rope_type="linear", factor=2.0, rope_theta=1e4), **SIZES),
+    "mistral": transformers.MistralConfig(sliding_window=8, head_dim=16, **SIZES),
+    "qwen2": transformers.Qwen2Config(
+        rope_parameters=YARN, use_sliding_window=True, sliding_window=8, max_window_layers=1, **SIZES
+    ),
+    "qwen3": transformers.Qwen3Config(head_dim=16, rope_parameters=dict(YARN, attention_factor=1.25), **SIZES),
+}
+TRAIN = """
+run = { name = "tiny", steps = 1 }
+data = { train = ["text.txt"], context = 32, batch = 2 }
+optimizer = { lr = 1e-30, weight_decay = 0.0 }
+validation.every = 0
+"""
+# What a configuration says besides the model.
+BESIDES = {"transformers_version", "_name_or_path", "dtype", "max_position_embeddings"}
+
+
+def said(config):
+    return {key: value for key, value in config.to_dict().items() if key not in BESIDES}
+
+
+class HuggingFaceTest(cli.CliTest):
+    def setUp(self):
+        super().setUp()
+        with open(self.path("config.toml"), "w") as f:
+            f.write(TRAIN)
+        with open(self.path("text.txt"), "w") as f:
+            f.write("all work and no play makes jack a dull boy\n" * 100)
+
+    def make(self, name, dtype=torch.float32, **how):
+        torch.manual_seed(1)
+        model = transformers.AutoModelForCausalLM.from_config(copy.deepcopy(CONFIGS[name]))
+        for parameter in model.parameters():  # no zeros, which the smallest update moves
+            parameter.data.normal_(0, 0.1)
+        model = model.to(dtype)
+        model.save_pretrained(self.path(name), **how)
+        return model
+
+    def done(self, *args):
+        code, out, err = self.annulus(*args)
+        self.assertEqual(code, 0, f"{args}: {err}")
+        return out
+
+    def load(self, folder):
+        model, info = transformers.AutoModelForCausalLM.from_pretrained(self.path(folder), output_loading_info=True)
+        for kind, what in info.items():
+            self.assertFalse(what, f"{folder}: {kind}")
+        return model
+
+    def assert_same_weights(self, got, wanted, what):
+        wanted = wanted.state_dict()
+        self.assertEqual(set(got.state_dict()), set(wanted))
+        for name, value in got.state_dict().items():
+            self.assertTrue(torch.equal(value, wanted[name]), f"{what}: {name}")
+
+    def test_every_family_comes_out_as_it_went_in(self):
+        for i, name in enumerate(CONFIGS):
+            dtype = torch.bfloat16 if i % 2 else torch.float32
+            model = self.make(name, dtype, **({"max_shard_size": "40KB"} if i % 3 else {}))
+            self.done("launch", "-n", "2", "train", "config.toml", "--init", name, "--set", f"run.name={name}",
+                      "--set", f"optimizer.shard={i % 4}")
+            out = self.done("export", name, f"out-{name}", "--shard-size", "30KB" if i % 2 else "1GB")
+            self.assertIn(type(model).__name__, out)
+            self.assertNotIn("note:", out)
+            again = self.load(f"out-{name}")
+            self.assertEqual(again.dtype, dtype, name)
+            self.assertEqual(said(again.config), said(model.config), name)
+            self.assert_same_weights(again, model, name)
+
+    def test_the_older_spelling(self):
+        model = self.make("llama3")
+        path = self.path("llama3/config.json")
+        with open(path) as f:
+            config = json.load(f)
+        rope = config.pop("rope_parameters")
+        config["rope_theta"] = rope.pop("rope_theta")
+        config["rope_scaling"] = rope
+        rope["type"] = rope.pop("rope_type")
+        config["torch_dtype"] = config.pop("dtype")
+        with open(path, "w") as f:
+            json.dump(config, f)
+        self.done("train", "config.toml", "--init", "llama3")
+        self.done("export", "tiny", "out")
+        with open(self.path("out/config.json")) as f:
+            self.assertEqual(json.load(f), config)
+        again = self.load("out")
+        self.assertEqual(again.config.rope_parameters["rope_type"], "llama3")
+        self.assert_same_weights(again, model, "llama3")
+
+    def test_what_was_trained_is_what_comes_out(self):
+        """A longer context by yarn, with a window: the configuration says it, and a run goes on without the folder."""
+        self.make("mistral")
+        train = ["train", "config.toml", "--init", "mistral", "--set", "data.context=128", "--set",
+                 'model.rope_scaling={ kind = "yarn", factor = 2.0, original_context = 64 }', "--set",
+                 'model.pattern={ kind = "window", left = 15, right = 0 }']
+        self.done(*train)
+        shutil.rmtree(self.path("mistral"))
+        self.done(*train, "--resume", "runs/tiny-001", "--set", "run.steps=2")
+        out = self.done("export", "tiny", "out")
+        self.assertIn("MistralForCausalLM in fp32, context 128", out)
+        config = self.load("out").config
+        self.assertEqual(config.sliding_window, 16)
+        self.assertEqual(config.max_position_embeddings, 128)
+        rope = config.rope_parameters
+        self.assertEqual(
+            (rope["rope_type"], rope["factor"], rope["original_max_position_embeddings"]), ("yarn", 2.0, 64)
+        )
+
+    def test_a_model_begun_here(self):
+        self.done("train", "config.toml", "--set", "model.layers=2", "--set", "model.dim=32", "--set", "model.heads=2")
+        out = self.done("export", "tiny", "out", "--dtype", "bf16")
+        self.assertIn("note: the model was trained with rotary angles in fp64", out)
+        self.assertEqual(type(self.load("out")).__name__, "LlamaForCausalLM")
+        self.assert_refused(2, "out is there already", "export", "tiny", "out")
+        self.assert_refused(2, "--dtype must be bf16 or fp32", "export", "tiny", "other", "--dtype", "fp8")
+
+    def test_what_is_refused(self):
+        self.make("llama")
+        self.assert_refused(2, "leave the key out", "train", "config.toml", "--init", "llama", "--set", "model.dim=64")
+        path = self.path("llama/config.json")
+        with open(path) as f:
+            config = json.load(f)
+        with open(path, "w") as f:
+            json.dump(config | {"num_local_experts": 8}, f)
+        self.assert_refused(3, '"num_local_experts" is not supported', "train", "config.toml", "--init", "llama")
+        with open(path, "w") as f:
+            json.dump(config | {"intermediate_size": 64}, f)
+        self.assert_refused(3, r"model\.safetensors: tensor .*\[48, 32\].*\[64, 32\]|\[32, 48\]", "train", "config.toml",
+                            "--init", "llama")
+        self.assert_refused(3, "there is no such folder", "train", "config.toml", "--init", "nowhere")
+
+
+if __name__ == "__main__":
+    cli.main()
