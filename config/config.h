@@ -128,9 +128,11 @@ struct ModelSection : ModelShape {
 };
 
 struct OptimizerSection {
-  double lr = 0;  // required
+  double lr = 0;                    // required
+  std::string schedule = "cosine";  // "cosine", "linear", "constant", "wsd"
   double min_lr_ratio = 0.1;
   int64_t warmup = 0;  // steps
+  int64_t decay = 0;   // steps of the last phase of "wsd"
   double weight_decay = 0.1;
   double beta1 = 0.9;
   double beta2 = 0.95;

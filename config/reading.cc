@@ -304,6 +304,11 @@ void check_together(const Config& c, std::string_view source) {
           "leave one of them out");
     }
   }
+  if (c.optimizer.schedule == "wsd" && c.optimizer.decay == 0) {
+    fail(
+        "optimizer.schedule = \"wsd\" needs optimizer.decay, the number of steps over which the learning rate falls "
+        "at the end");
+  }
   for (const ContextSchedule::Stage& stage : c.data.context.stages) {
     const int64_t batch = c.data.batch_of(stage);
     if (batch % c.mesh.data == 0) continue;

@@ -16,9 +16,11 @@ std::vector<MeshAxis> mesh_axes(const Config& c) {
 }
 
 OptimizerSettings optimizer_settings(const Config& c) {
-  return {.lr = c.optimizer.lr,
+  return {.schedule = parse_rate_schedule(c.optimizer.schedule),
+          .lr = c.optimizer.lr,
           .min_lr_ratio = c.optimizer.min_lr_ratio,
           .warmup = c.optimizer.warmup,
+          .decay = c.optimizer.decay,
           .steps = c.run.steps,
           .weight_decay = c.optimizer.weight_decay,
           .beta1 = c.optimizer.beta1,

@@ -13,12 +13,37 @@
 #include <optional>
 #include <utility>
 
+#include "common/error.h"
+
 namespace annulus {
+
+namespace {
+
+constexpr std::array<std::pair<std::string_view, RateSchedule>, 4> kSchedules = {{{"cosine", RateSchedule::kCosine},
+                                                                                  {"linear", RateSchedule::kLinear},
+                                                                                  {"constant", RateSchedule::kConstant},
+                                                                                  {"wsd", RateSchedule::kWsd}}};
+
+}  // namespace
+
+RateSchedule parse_rate_schedule(std::string_view name) {
+  for (const auto& [known, schedule] : kSchedules) {
+    if (known == name) return schedule;
+  }
+  throw Error(ErrorKind::kUsage, "train",
+              "optimizer.schedule: expected \"cosine\", \"linear\", \"constant\" or \"wsd\", got \"" +
+                  std::string(name) + "\"");
+}
+
+std::string_view rate_schedule_name(RateSchedule schedule) { return kSchedules[static_cast<size_t>(schedule)].first; }
 
 double learning_rate(const OptimizerSettings& s, int64_t step) {
   if (step < s.warmup) return s.lr * static_cast<double>(step + 1) / static_cast<double>(s.warmup);
-  const double span = static_cast<double>(std::max<int64_t>(1, s.steps - s.warmup));
-  const double done = std::min(1.0, static_cast<double>(step - s.warmup) / span);
+  const int64_t falls = s.schedule == RateSchedule::kWsd ? std::max(s.warmup, s.steps - s.decay) : s.warmup;
+  if (s.schedule == RateSchedule::kConstant || step < falls) return s.lr;
+  const double span = static_cast<double>(std::max<int64_t>(1, s.steps - falls));
+  const double done = std::min(1.0, static_cast<double>(step - falls) / span);
+  if (s.schedule != RateSchedule::kCosine) return s.lr * (1 - (1 - s.min_lr_ratio) * done);
   return s.lr * (s.min_lr_ratio + (1 - s.min_lr_ratio) * 0.5 * (1 + std::cos(std::numbers::pi * done)));
 }
 
@@ -27,8 +52,13 @@ std::string learning_rate_change(const OptimizerSettings& before, const Optimize
   if (std::abs(is - was) <= 0.01 * was) return "";
   std::array<char, 120> text{};
   std::snprintf(text.data(), text.size(), "the learning rate goes from %.2g to %.2g", was, is);
-  const std::string steps = ": it decays until run.steps, which was " + std::to_string(before.steps);
-  return text.data() + (before.steps != now.steps ? steps : "");
+  if (before.schedule != now.schedule) {
+    return text.data() + (": optimizer.schedule was \"" + std::string(rate_schedule_name(before.schedule)) + "\"");
+  }
+  if (before.steps == now.steps || now.schedule == RateSchedule::kConstant) return text.data();
+  const std::string over =
+      now.schedule == RateSchedule::kWsd ? "over the last " + std::to_string(now.decay) + " steps " : "";
+  return text.data() + (": it decays " + over + "until run.steps, which was " + std::to_string(before.steps));
 }
 
 AdamW::AdamW(std::vector<Updated> updated, const OptimizerSettings& settings)

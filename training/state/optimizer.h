@@ -5,14 +5,23 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace annulus {
 
+// How the learning rate goes on behind the warm-up; see learning_rate().
+enum class RateSchedule { kCosine, kLinear, kConstant, kWsd };
+// "cosine", "linear", "constant", "wsd". Raises Error(kUsage) for any other name.
+RateSchedule parse_rate_schedule(std::string_view name);
+std::string_view rate_schedule_name(RateSchedule schedule);
+
 struct OptimizerSettings {
+  RateSchedule schedule = RateSchedule::kCosine;
   double lr = 1e-3;
   double min_lr_ratio = 0.1;
   int64_t warmup = 0;  // steps
+  int64_t decay = 0;   // steps of the last phase of kWsd
   int64_t steps = 1;   // of the whole run
   double weight_decay = 0.1;
   double beta1 = 0.9;
@@ -21,8 +30,9 @@ struct OptimizerSettings {
   double clip = 1.0;  // global norm; 0: none
 };
 
-// Of step 0, 1, ...: linear warmup to lr over `warmup` steps, then half a cosine down to lr * min_lr_ratio at `steps`,
-// where it stays.
+// Of step 0, 1, ...: linear warm-up to lr over `warmup` steps, then by the schedule: half a cosine (kCosine) or a line
+// (kLinear) down to lr * min_lr_ratio at `steps`, lr (kConstant), or lr until `decay` steps before `steps`, but no less
+// than until the warm-up's end, and from there a line as before (kWsd). Behind `steps` it stays as it is there.
 double learning_rate(const OptimizerSettings& settings, int64_t step);
 // What becomes of it when a run goes on after `step` steps with other settings, where that is more than 1 %: "the
 // learning rate goes from 0.00012 to 0.00023: it decays until run.steps, which was 600"; else "".

@@ -11,7 +11,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <string_view>
 #include <vector>
+
+#include "common/error.h"
 
 namespace annulus {
 namespace {
@@ -41,6 +44,32 @@ TEST(Schedule, WithoutWarmupOrShorterThanIt) {
   EXPECT_DOUBLE_EQ(learning_rate({.lr = 2, .warmup = 0, .steps = 5}, 0), 2);
   EXPECT_DOUBLE_EQ(learning_rate({.lr = 2, .min_lr_ratio = 0.5, .warmup = 4, .steps = 2}, 1), 1);
   EXPECT_TRUE(std::isfinite(learning_rate({.lr = 2, .warmup = 2, .steps = 2}, 2)));
+}
+
+// integration_tests/schedules_test.py holds whole runs against PyTorch's schedulers.
+TEST(Schedule, OthersThanTheCosine) {
+  OptimizerSettings s{.schedule = RateSchedule::kLinear, .lr = 1.0, .min_lr_ratio = 0.1, .warmup = 10, .steps = 110};
+  EXPECT_DOUBLE_EQ(learning_rate(s, 4), 0.5);
+  EXPECT_DOUBLE_EQ(learning_rate(s, 10), 1.0);
+  EXPECT_DOUBLE_EQ(learning_rate(s, 60), 0.55);
+  EXPECT_DOUBLE_EQ(learning_rate(s, 110), 0.1);
+  EXPECT_DOUBLE_EQ(learning_rate(s, 100000), 0.1);
+  s.schedule = RateSchedule::kConstant;
+  for (const int64_t step : {9, 10, 60, 110, 100000}) EXPECT_EQ(learning_rate(s, step), 1.0);
+  s.schedule = RateSchedule::kWsd;
+  s.decay = 20;
+  for (const int64_t step : {9, 10, 60, 90}) EXPECT_EQ(learning_rate(s, step), 1.0);
+  EXPECT_DOUBLE_EQ(learning_rate(s, 100), 0.55);
+  EXPECT_DOUBLE_EQ(learning_rate(s, 110), 0.1);
+  s.decay = 1000;
+  EXPECT_DOUBLE_EQ(learning_rate(s, 60), 0.55) << "it falls from the warm-up's end on at the earliest";
+}
+
+TEST(Schedule, HasANameThatIsRead) {
+  for (const std::string_view name : {"cosine", "linear", "constant", "wsd"}) {
+    EXPECT_EQ(rate_schedule_name(parse_rate_schedule(name)), name);
+  }
+  EXPECT_THROW(parse_rate_schedule("step"), Error);
 }
 
 // Updates at these steps; at those between, none is made, as when the gradients are not finite.
@@ -95,6 +124,17 @@ TEST(LearningRate, SaysWhatAResumeMakesOfIt) {
   now = before;
   now.lr = 2e-2;
   EXPECT_EQ(learning_rate_change(before, now, 6), "the learning rate goes from 0.001 to 0.002");
+  now = before;
+  now.schedule = RateSchedule::kConstant;
+  now.steps = 12;
+  EXPECT_EQ(learning_rate_change(before, now, 6),
+            "the learning rate goes from 0.001 to 0.01: optimizer.schedule was \"cosine\"");
+  before.schedule = RateSchedule::kConstant;
+  EXPECT_EQ(learning_rate_change(before, now, 6), "");
+  before.schedule = now.schedule = RateSchedule::kWsd;
+  before.decay = now.decay = 2;
+  EXPECT_EQ(learning_rate_change(before, now, 6),
+            "the learning rate goes from 0.001 to 0.01: it decays over the last 2 steps until run.steps, which was 6");
 }
 
 // Ranks that hold a part each make the bits of one that holds all.
