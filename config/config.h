@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <initializer_list>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -127,6 +128,24 @@ struct ModelSection : ModelShape {
   friend bool operator==(const ModelSection&, const ModelSection&) = default;
 };
 
+// Parameters that are updated otherwise than the rest.
+struct ParameterGroup {
+  std::string match;                   // names (model/parameters.h), with `*` and `?`
+  double lr = 1;                       // times that of the schedule
+  std::optional<double> weight_decay;  // of all that match; empty: as without the group
+
+  friend bool operator==(const ParameterGroup&, const ParameterGroup&) = default;
+};
+
+// In TOML a list of tables: [{ match = "*norm.weight", lr = 0.5 }]. The first that matches a parameter counts.
+struct ParameterGroups {
+  std::vector<ParameterGroup> list;
+
+  std::string text() const;  // as TOML
+
+  friend bool operator==(const ParameterGroups&, const ParameterGroups&) = default;
+};
+
 struct OptimizerSection {
   double lr = 0;                    // required
   std::string schedule = "cosine";  // "cosine", "linear", "constant", "wsd"
@@ -137,6 +156,7 @@ struct OptimizerSection {
   double beta1 = 0.9;
   double beta2 = 0.95;
   double eps = 1e-8;
+  ParameterGroups groups;
   double clip = 1.0;  // 0: none
   int64_t skips = 10;
   int64_t shard = 0;                   // 0 to 3: what the ranks hold a part of only

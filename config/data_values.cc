@@ -1,4 +1,4 @@
-// See data_values.h. Also what Sources and ContextSchedule (config.h) are, and how they are written.
+// See data_values.h. Also what the types of these values (config.h) are, and how they are written.
 #include "config/data_values.h"
 
 #include <algorithm>
@@ -179,6 +179,42 @@ ContextSchedule read_contexts(const toml::node& node, const std::string& where) 
   return schedule;
 }
 
+ParameterGroups read_groups(const toml::node& node, const std::string& where) {
+  static const std::vector<std::string> names = {"match", "lr", "weight_decay"};
+  const toml::array* list = node.as_array();
+  const std::string expected = "a list of tables such as [{ match = \"*norm.weight\", lr = 0.5 }]";
+  if (!list) refuse(where, "expected " + expected + ", got " + std::string(type_name(node)) + ": " + shown(node));
+  ParameterGroups groups;
+  for (const toml::node& element : *list) {
+    const std::string at = where + "[" + std::to_string(groups.list.size()) + "]";
+    const toml::table* table = element.as_table();
+    if (!table) refuse(at, "expected " + expected + ", got " + std::string(type_name(element)) + ": " + shown(element));
+    ParameterGroup group;
+    for (const auto& [key, value] : *table) {
+      const std::string name(key.str()), place = at + "." + name;
+      const auto number = [&, &node = value] {
+        const auto read = node.value<double>();
+        if (!read || !(*read >= 0 && *read <= 1e12)) refuse(place, "expected a number from 0 on, got " + shown(node));
+        return *read;
+      };
+      if (name == "match") {
+        group.match = value.value_exact<std::string>().value_or("");
+      } else if (name == "lr") {
+        group.lr = number();
+      } else if (name == "weight_decay") {
+        group.weight_decay = number();
+      } else {
+        const std::string near = nearest(name, names);
+        refuse(at, "unknown key \"" + name + "\" of a group" +
+                       (near.empty() ? "; there are " + join(names, ", ") : "; did you mean \"" + near + "\"?"));
+      }
+    }
+    if (group.match.empty()) refuse(at, "a group needs match = \"NAME\", the parameters that it is of");
+    groups.list.push_back(std::move(group));
+  }
+  return groups;
+}
+
 }  // namespace config_keys
 
 using config_keys::refuse;
@@ -232,6 +268,17 @@ std::string ContextSchedule::text() const {
             (stage.batch > 0 ? ", " + std::to_string(stage.batch) : "") + "]";
   }
   return text + "]";
+}
+
+std::string ParameterGroups::text() const {
+  std::string text;
+  for (const ParameterGroup& group : list) {
+    text += (text.empty() ? "[{ match = " : ", { match = ") + toml_string(group.match);
+    if (group.lr != 1) text += ", lr = " + config_keys::toml_number(group.lr);
+    if (group.weight_decay) text += ", weight_decay = " + config_keys::toml_number(*group.weight_decay);
+    text += " }";
+  }
+  return text.empty() ? "[]" : text + "]";
 }
 
 }  // namespace annulus

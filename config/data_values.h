@@ -1,5 +1,5 @@
-// The values of [data] that are more than a number or a text: read from TOML for reading.cc, with the words for nodes
-// of TOML that both use. Internal to config/.
+// The values of [data] and [optimizer] that are more than a number or a text: read from TOML for reading.cc, with the
+// words for nodes of TOML that both use. Internal to config/.
 #pragma once
 
 #include <toml++/toml.h>
@@ -18,8 +18,9 @@ std::string shown(const toml::node& node);
 // Raises Error(kUsage).
 [[noreturn]] void refuse(const std::string& where, const std::string& message);
 
-// Of data.train and data.context. `where`: "file:line: key". Raise Error(kUsage).
+// Of data.train, data.context and optimizer.groups. `where`: "file:line: key". Raise Error(kUsage).
 Sources read_sources(const toml::node& node, const std::string& where);
 ContextSchedule read_contexts(const toml::node& node, const std::string& where);
+ParameterGroups read_groups(const toml::node& node, const std::string& where);
 
 }  // namespace annulus::config_keys

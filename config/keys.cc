@@ -210,6 +210,9 @@ const std::vector<Key>& keys() {
       {"optimizer", "beta2", ANNULUS_AT(optimizer.beta2), "AdamW's decay of the mean squared gradient", false,
        fraction()},
       {"optimizer", "eps", ANNULUS_AT(optimizer.eps), "AdamW's divisor is at least this", false, above(0)},
+      {"optimizer", "groups", ANNULUS_AT(optimizer.groups),
+       "parameters with rates of their own, tables of `match` (a name with `*` and `?`), `lr` (times the schedule's) "
+       "and `weight_decay`; the first that matches counts"},
       {"optimizer", "clip", ANNULUS_AT(optimizer.clip), "highest global norm of the gradient; 0: no limit", false,
        at_least(0)},
       {"optimizer", "skips", ANNULUS_AT(optimizer.skips),

@@ -6,6 +6,7 @@
 #include "attention/kernels/choose_kernel.h"
 #include "common/error.h"
 #include "common/text.h"
+#include "training/state/parameter_groups.h"
 
 namespace annulus {
 
@@ -22,7 +23,6 @@ OptimizerSettings optimizer_settings(const Config& c) {
           .warmup = c.optimizer.warmup,
           .decay = c.optimizer.decay,
           .steps = c.run.steps,
-          .weight_decay = c.optimizer.weight_decay,
           .beta1 = c.optimizer.beta1,
           .beta2 = c.optimizer.beta2,
           .eps = c.optimizer.eps,
@@ -31,6 +31,11 @@ OptimizerSettings optimizer_settings(const Config& c) {
 
 std::vector<Stage> check_training(const Config& c, int ranks) {
   validate(model_shape(c));
+  if (!c.optimizer.groups.list.empty()) {
+    Parameters parameters = declare_parameters(model_shape(c));
+    parameters.lay_out(1);
+    parameter_rates(parameters, c.optimizer.weight_decay, c.optimizer.groups);
+  }
   const std::vector<MeshAxis> sizes = fit_axes(mesh_axes(c), ranks);
   const int data = sizes[0].size;
   const int context = sizes[1].size;

@@ -18,7 +18,12 @@ bool may_be_recorded(const Config& c, const Stage& stage, const Sharding& shardi
 }
 
 StateTraits state_traits(const Config& c, const Sharding& sharding, bool recorded) {
-  return {.dtype = compute_dtype(c), .sharding = sharding, .accumulate = c.data.accumulate, .recorded = recorded};
+  return {.dtype = compute_dtype(c),
+          .sharding = sharding,
+          .accumulate = c.data.accumulate,
+          .recorded = recorded,
+          .weight_decay = c.optimizer.weight_decay,
+          .groups = c.optimizer.groups};
 }
 
 std::vector<PlaceCharges> add_training_charges(const Config& c, const Stage& stage, int64_t positions, int ranks,

@@ -218,6 +218,27 @@ TEST(Config, ContextsFollowTheStep) {
   expect_in(refusal(kSmall, {"data.context=[[0, 64, 3]]", "mesh.data=2"}), {"data.context", "3 rows", "mesh.data = 2"});
 }
 
+TEST(Config, GroupsOfParametersAreAListOfTables) {
+  const std::string text =
+      "[{ match = \"*.bias\", lr = 0.5, weight_decay = 0.0 }, { match = \"model.embed*\", lr = 0.1 }]";
+  const Config c = parse_config(kSmall, "s", {"optimizer.groups=" + text});
+  EXPECT_EQ(c.optimizer.groups.text(), text);
+  ASSERT_EQ(c.optimizer.groups.list.size(), 2U);
+  EXPECT_EQ(c.optimizer.groups.list[0].weight_decay, 0.0);
+  EXPECT_EQ(c.optimizer.groups.list[1].weight_decay, std::nullopt);
+  EXPECT_EQ(parse_config(kSmall, "s").optimizer.groups.text(), "[]");
+  const auto refused = [](const std::string& groups, const std::vector<std::string>& words) {
+    expect_in(refusal(kSmall, {"optimizer.groups=" + groups}), words);
+  };
+  refused("{ match = 'a' }", {"optimizer.groups", "a list of tables"});
+  refused("['a']", {"optimizer.groups[0]", "a list of tables"});
+  refused("[{ lr = 1 }]", {"optimizer.groups[0]", "needs match"});
+  refused("[{ match = 'a', lr = -1 }]", {"optimizer.groups[0].lr", "from 0 on"});
+  refused("[{ match = 'a', weight_decay = nan }]", {"optimizer.groups[0].weight_decay", "from 0 on"});
+  refused("[{ match = 'a', decay = 1 }]", {"unknown key \"decay\"", "match, lr, weight_decay"});
+  refused("[{ mach = 'a' }]", {"did you mean \"match\"?"});
+}
+
 TEST(Config, DocumentsComeFromTheFilesOrFromThePattern) {
   EXPECT_TRUE(parse_config(kSmall, "s", {"data.documents=true"}).data.documents);
   for (const char* pattern : {"{ kind = \"causal\", documents = [2048] }",
@@ -278,6 +299,8 @@ TEST(Config, RangesAndCombinations) {
   expect_in(refusal(kSmall, {"attention.schedule=rung"}), {"did you mean \"ring\""});
   expect_in(refusal(kSmall, {"model.pattern={ kind = \"casual\" }"}), {"causal"});
   expect_in(refusal(kSmall, {"data.train=[]"}), {"at least one"});
+  expect_in(refusal(kSmall, {"optimizer.schedule=linar"}), {"did you mean \"linear\""});
+  expect_in(refusal(kSmall, {"optimizer.schedule=wsd"}), {"needs optimizer.decay"});
   expect_in(refusal("[run]\nsteps = 3\n"), {"missing", "data.train", "model.layers", "optimizer.lr"});
 }
 
@@ -372,6 +395,10 @@ RC_GTEST_PROP(ConfigProperty, WhatIsWrittenReadsBackEqual, ()) {
   }
   if (*rc::gen::arbitrary<bool>()) {
     c.data.context.stages = {{.step = 0, .context = 64}, {.step = 5, .context = 128, .batch = 4}};
+  }
+  if (*rc::gen::arbitrary<bool>()) {
+    c.optimizer.groups.list = {{.match = *text(), .lr = 0.25, .weight_decay = {}},
+                               {.match = "b*", .lr = 1, .weight_decay = 0.5}};
   }
   c.data.ignore = *rc::gen::container<std::vector<int64_t>>(rc::gen::inRange<int64_t>(0, 1000));
   c.data.validation_fraction = std::fmod(*positive(), 1.0);

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "common/checksum.h"
+#include "training/state/parameter_groups.h"
 
 namespace annulus {
 namespace {
@@ -95,6 +96,7 @@ ModelState::ModelState(Model& model, Communicator& world, const StateTraits& tra
   if (s.replicas > 1) replicas_ = world.split(s.shard_of(world.rank()), world.rank());
   const at::TensorOptions wide = at::TensorOptions(at::toOpMathType(traits.dtype)).device(parameters_.device());
   const bool gathered = s.level == 3;
+  const std::vector<Rates> rates = parameter_rates(parameters_, traits.weight_decay, traits.groups);
   for (size_t unit = 0; unit < parameters_.units().size(); ++unit) {
     const ParameterUnit& is = parameters_.units()[unit];
     units_.push_back(std::make_unique<Unit>(Unit{.is = is,
@@ -116,7 +118,7 @@ ModelState::ModelState(Model& model, Communicator& world, const StateTraits& tra
     if (!whole_gradients_) u.shard = at::zeros({range.count()}, wide);
     updated.gradients = whole_gradients_ ? wide_gradients(unit).narrow(0, range.begin, range.count()) : u.shard;
     if (!copies_ && whole_gradients_) at::Tensor(gradients.tensor()).zero_();
-    updated.decayed = std::clamp<int64_t>(is.decayed - range.begin, 0, range.count());
+    updated.rated = rated_ranges(parameters_, rates, range);
     updated_.push_back(std::move(updated));
   }
   if (!traits_.recorded) model.set_use(this);

@@ -24,6 +24,11 @@ constexpr std::array<std::pair<std::string_view, RateSchedule>, 4> kSchedules = 
                                                                                   {"constant", RateSchedule::kConstant},
                                                                                   {"wsd", RateSchedule::kWsd}}};
 
+// Elements that a vector loop takes at once, at most.
+constexpr int64_t kBlock = 16;
+
+int64_t filled_up(int64_t n) { return (n + kBlock - 1) / kBlock * kBlock; }
+
 }  // namespace
 
 RateSchedule parse_rate_schedule(std::string_view name) {
@@ -74,6 +79,37 @@ AdamW::AdamW(std::vector<Updated> updated, const OptimizerSettings& settings)
     exp_avg_sq_.push_back(means[1].narrow(0, begin, u.values.numel()));
     begin += u.values.numel();
   }
+  for (size_t i = 0; i < updated_.size(); ++i) {
+    const int64_t count = updated_[i].values.numel();
+    for (const RatedRange& range : updated_[i].rated) {
+      const size_t group = group_of(range.rates);
+      // A block belongs to the range that its first element is in; what another range has of it is strays.
+      const int64_t first = filled_up(range.begin), last = std::min(filled_up(range.end), count);
+      if (first < last) {
+        const std::array<at::Tensor, 4> blocks = part(i, first, last);
+        for (size_t list = 0; list < blocks.size(); ++list) groups_[group].lists[list].push_back(blocks[list]);
+      }
+      if (range.begin == first) continue;
+      const int64_t block = first - kBlock;
+      strays_.push_back({.group = group,
+                         .block = part(i, block, std::min(first, count)),
+                         .begin = range.begin - block,
+                         .end = std::min(first, range.end) - block});
+    }
+  }
+}
+
+// Of what is updated together, the elements of each argument of the fused step.
+std::array<at::Tensor, 4> AdamW::part(size_t of, int64_t begin, int64_t end) const {
+  const auto cut = [&](const at::Tensor& t) { return t.narrow(0, begin, end - begin); };
+  return {cut(updated_[of].values), cut(updated_[of].gradients), cut(exp_avg_[of]), cut(exp_avg_sq_[of])};
+}
+
+size_t AdamW::group_of(const Rates& rates) {
+  const auto found = std::find_if(groups_.begin(), groups_.end(), [&](const Group& g) { return g.rates == rates; });
+  if (found != groups_.end()) return static_cast<size_t>(found - groups_.begin());
+  groups_.push_back({.rates = rates, .lists = {}});
+  return groups_.size() - 1;
 }
 
 void AdamW::update(double scale, double norm, int64_t step) {
@@ -86,23 +122,31 @@ void AdamW::update(double scale, double norm, int64_t step) {
   if (settings_.clip > 0 && norm > settings_.clip) divide *= norm / settings_.clip;
   std::optional<at::Tensor> divisor;
   if (divide != 1) divisor = at::full({}, divide, scalar);
-  for (const bool decays : {true, false}) {
-    std::array<std::vector<at::Tensor>, 4> lists;
-    for (size_t i = 0; i < updated_.size(); ++i) {
-      const Updated& u = updated_[i];
-      const int64_t begin = decays ? 0 : u.decayed, end = decays ? u.decayed : u.values.numel();
-      if (begin == end) continue;
-      size_t list = 0;
-      for (const at::Tensor& t : {u.values, u.gradients, exp_avg_[i], exp_avg_sq_[i]}) {
-        lists[list++].push_back(t.narrow(0, begin, end - begin));
-      }
+  // Strays are updated in a copy of their block, in which they lie as in the block itself.
+  std::vector<std::array<at::Tensor, 4>> copies;
+  for (const Strays& strays : strays_) {
+    copies.emplace_back();
+    for (size_t list = 0; list < strays.block.size(); ++list) copies.back()[list] = strays.block[list].clone();
+  }
+  const double lr = learning_rate(settings_, step);
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    Lists lists = groups_[g].lists;
+    for (size_t i = 0; i < strays_.size(); ++i) {
+      if (strays_[i].group != g) continue;
+      for (size_t list = 0; list < lists.size(); ++list) lists[list].push_back(copies[i][list]);
     }
     if (lists[0].empty()) continue;
+    const Rates& rates = groups_[g].rates;
     const std::vector<at::Tensor> counts(lists[0].size(), count);
-    at::_fused_adamw_(lists[0], lists[1], lists[2], lists[3], /*max_exp_avg_sqs=*/{}, counts,
-                      learning_rate(settings_, step), settings_.beta1, settings_.beta2,
-                      decays ? settings_.weight_decay : 0, settings_.eps, /*amsgrad=*/false, /*maximize=*/false,
-                      divisor, /*found_inf=*/std::nullopt);
+    at::_fused_adamw_(lists[0], lists[1], lists[2], lists[3], /*max_exp_avg_sqs=*/{}, counts, rates.lr * lr,
+                      settings_.beta1, settings_.beta2, rates.weight_decay, settings_.eps, /*amsgrad=*/false,
+                      /*maximize=*/false, divisor, /*found_inf=*/std::nullopt);
+  }
+  // The means depend on no rates: those of the whole block are right as they are.
+  for (size_t i = 0; i < strays_.size(); ++i) {
+    const Strays& strays = strays_[i];
+    const int64_t n = strays.end - strays.begin;
+    at::Tensor(strays.block[0]).narrow(0, strays.begin, n).copy_(copies[i][0].narrow(0, strays.begin, n));
   }
 }
 

@@ -49,6 +49,8 @@ struct StateTraits {
   int64_t accumulate = 1;
   bool recorded = false;  // steps are recorded (training/step_graph.h): leaves and their gradients stay where they are
   bool messages = false;  // ranks send each other messages of CPU tensors: then summing takes memory, too
+  double weight_decay = 0;
+  ParameterGroups groups = {};
 };
 
 // What the state takes on each rank (memory/charge.h): what lasts is added to `step` as "weights", "gradients" and

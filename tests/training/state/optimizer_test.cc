@@ -19,10 +19,12 @@
 namespace annulus {
 namespace {
 
+constexpr double kDecay = 0.3;
+
 // Two vectors, of which parts decay.
 std::vector<Updated> some_weights() {
-  return {{.values = at::randn({40}), .gradients = at::zeros({40}), .decayed = 32},
-          {.values = at::randn({16}), .gradients = at::zeros({16}), .decayed = 0}};
+  return {{.values = at::randn({40}), .gradients = at::zeros({40}), .rated = {{0, 32, {1, kDecay}}, {32, 40, {}}}},
+          {.values = at::randn({16}), .gradients = at::zeros({16}), .rated = {{0, 16, {}}}}};
 }
 
 at::Tensor joined(const std::vector<Updated>& updated, at::Tensor Updated::*of) {
@@ -76,7 +78,7 @@ TEST(Schedule, HasANameThatIsRead) {
 void expect_formula(double clip, const std::vector<int64_t>& steps, double scale = 1) {
   at::manual_seed(1);
   const std::vector<Updated> p = some_weights();
-  const OptimizerSettings s{.lr = 0.01, .warmup = 0, .steps = 10, .weight_decay = 0.3, .clip = clip};
+  const OptimizerSettings s{.lr = 0.01, .warmup = 0, .steps = 10, .clip = clip};
   AdamW adam(p, s);
   at::Tensor value = joined(p, &Updated::values).to(at::kDouble);
   at::Tensor m = at::zeros_like(value);
@@ -90,7 +92,7 @@ void expect_formula(double clip, const std::vector<int64_t>& steps, double scale
     if (clip > 0) g = g.mul(std::min(1.0, clip / norm));
     adam.update(scale, norm, step);
     const double lr = learning_rate(s, step);
-    value.narrow(0, 0, 32).mul_(1 - lr * s.weight_decay);
+    value.narrow(0, 0, 32).mul_(1 - lr * kDecay);
     m.mul_(s.beta1).add_(g, 1 - s.beta1);
     v.mul_(s.beta2).add_(g.square(), 1 - s.beta2);
     ++updates;
@@ -137,12 +139,70 @@ TEST(LearningRate, SaysWhatAResumeMakesOfIt) {
             "the learning rate goes from 0.001 to 0.01: it decays over the last 2 steps until run.steps, which was 6");
 }
 
+// Those of elements [begin, end), counted from `begin`.
+std::vector<RatedRange> cut(const std::vector<RatedRange>& ranges, int64_t begin, int64_t end) {
+  std::vector<RatedRange> of;
+  for (const RatedRange& r : ranges) {
+    const int64_t first = std::max(begin, r.begin), last = std::min(end, r.end);
+    if (first < last) of.push_back({first - begin, last - begin, r.rates});
+  }
+  return of;
+}
+
+// Wherever their ranges begin, and however the whole is cut, elements have the bits of a vector that has their rates
+// alone.
+TEST(AdamW, RatesMayBeginAtAnyElement) {
+  at::manual_seed(3);
+  const int64_t n = 16 * 12;
+  const at::Tensor start = at::randn({n}), gradients = at::randn({n});
+  const OptimizerSettings s{.lr = 0.01, .warmup = 0, .steps = 10, .clip = 0.5};
+  const std::vector<RatedRange> ranges = {{0, 20, {1, kDecay}},     {20, 25, {0.1, 0}},      {25, 26, {0.5, kDecay}},
+                                          {26, 31, {0.1, 0}},       {31, 64, {2, 0.1}},      {64, 80, {1, 0}},
+                                          {80, 159, {0.1, kDecay}}, {159, 161, {1, kDecay}}, {161, n, {0, 0.2}}};
+  struct Result {
+    at::Tensor values, means, squares;
+  };
+  const auto updated_in = [&](const std::vector<int64_t>& cuts, const std::vector<RatedRange>& rated) {
+    at::Tensor values = start.clone();
+    std::vector<Updated> parts;
+    for (size_t i = 0; i + 1 < cuts.size(); ++i) {
+      const int64_t begin = cuts[i], count = cuts[i + 1] - begin;
+      parts.push_back({.values = values.narrow(0, begin, count),
+                       .gradients = gradients.narrow(0, begin, count).clone(),
+                       .rated = cut(rated, begin, begin + count)});
+    }
+    AdamW adam(parts, s);
+    for (int64_t step = 0; step < 3; ++step) {
+      for (size_t i = 0; i < parts.size(); ++i) {
+        at::Tensor(parts[i].gradients).copy_(gradients.narrow(0, cuts[i], cuts[i + 1] - cuts[i]));
+      }
+      adam.update(0.7, 3.1, step);
+    }
+    return Result{values, at::cat(adam.exp_avg()), at::cat(adam.exp_avg_sq())};
+  };
+  for (const std::vector<int64_t>& cuts : {std::vector<int64_t>{0, n}, {0, 16, 32, n}, {0, 32, 96, 160, n}}) {
+    const Result mixed = updated_in(cuts, ranges);
+    for (const RatedRange& range : ranges) {
+      const Result alone = updated_in({0, n}, {{0, n, range.rates}});
+      const auto same = [&](const at::Tensor& a, const at::Tensor& b) {
+        return a.slice(0, range.begin, range.end).equal(b.slice(0, range.begin, range.end));
+      };
+      EXPECT_TRUE(same(mixed.values, alone.values)) << range.begin;
+      EXPECT_TRUE(same(mixed.means, alone.means)) << range.begin;
+      EXPECT_TRUE(same(mixed.squares, alone.squares)) << range.begin;
+    }
+  }
+  const Result frozen = updated_in({0, n}, {{0, n, {0, 0.2}}});
+  EXPECT_TRUE(frozen.values.equal(start)) << "a rate of 0 leaves values as they are";
+}
+
 // Ranks that hold a part each make the bits of one that holds all.
 TEST(AdamW, PartsOfMultiplesOf16ElementsHaveTheBitsOfTheWhole) {
   at::manual_seed(2);
   const int64_t n = 16 * 41;
   const at::Tensor start = at::randn({n}), gradients = at::randn({n});
-  const OptimizerSettings s{.lr = 0.01, .warmup = 0, .steps = 10, .weight_decay = 0.3, .clip = 0.5};
+  const OptimizerSettings s{.lr = 0.01, .warmup = 0, .steps = 10, .clip = 0.5};
+  const std::vector<RatedRange> whole_ranges = {{0, 16 * 30, {1, kDecay}}, {16 * 30, n, {}}};
   const auto updated_in = [&](const std::vector<int64_t>& cuts) {
     at::Tensor values = start.clone();
     std::vector<Updated> parts;
@@ -150,7 +210,7 @@ TEST(AdamW, PartsOfMultiplesOf16ElementsHaveTheBitsOfTheWhole) {
       const int64_t begin = cuts[i], count = cuts[i + 1] - begin;
       parts.push_back({.values = values.narrow(0, begin, count),
                        .gradients = gradients.narrow(0, begin, count).clone(),
-                       .decayed = std::clamp<int64_t>(16 * 30 - begin, 0, count)});
+                       .rated = cut(whole_ranges, begin, begin + count)});
     }
     AdamW adam(parts, s);
     for (int64_t step = 0; step < 3; ++step) adam.update(0.7, 3.1, step);

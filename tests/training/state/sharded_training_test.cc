@@ -15,6 +15,7 @@
 #include <mutex>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/threads/threads.h"
@@ -100,6 +101,23 @@ Config drawn_config(const TestFolder& folder, std::mt19937& random, int ranks) {
   return c;
 }
 
+// Norms' ranges begin in the middle of a block of 16 elements wherever the width is no multiple of it.
+ParameterGroups some_groups() {
+  return {{{.match = "*.post_attention_layernorm.weight", .lr = 0.5, .weight_decay = 0.3},
+           {.match = "model.embed_tokens.*", .lr = 0.1, .weight_decay = {}},
+           {.match = "*.1.*_proj.weight", .lr = 2, .weight_decay = 0}}};
+}
+
+// What they mean, and what holds without: learning rate over the schedule's, and weight decay.
+std::pair<double, double> rates_of(const Config& config, const std::string& name, int64_t dimensions) {
+  const double decay = dimensions == 2 ? config.optimizer.weight_decay : 0;
+  if (config.optimizer.groups.list.empty()) return {1, decay};
+  if (name.ends_with("post_attention_layernorm.weight")) return {0.5, 0.3};
+  if (name.starts_with("model.embed_tokens.")) return {0.1, decay};
+  if (name.starts_with("model.layers.1.") && name.ends_with("_proj.weight")) return {2, 0};
+  return {1, decay};
+}
+
 std::string text_of(const Config& c, int ranks) {
   return std::to_string(ranks) + " ranks, data " + std::to_string(c.mesh.data) + ", " + std::to_string(c.model.layers) +
          " layers, " + c.model.dtype + (c.model.tie_embeddings ? ", tied" : "") +
@@ -114,6 +132,27 @@ TEST(ShardedTraining, EveryLevelHasTheSameBits) {
     Config config = drawn_config(folder, random, ranks);
     const Trained whole = train(config, ranks, 4);
     EXPECT_NE(whole.losses.front(), whole.losses.back());
+    for (const int64_t level : {1, 2, 3}) {
+      config.optimizer.shard = level;
+      expect_same_bits(whole, train(config, ranks, 4),
+                       "level " + std::to_string(level) + ", " + text_of(config, ranks));
+    }
+  }
+}
+
+// Rates of groups whose ranges begin anywhere in a shard.
+TEST(ShardedTraining, GroupsHaveTheSameBitsAtEveryLevel) {
+  const TestFolder folder;
+  std::mt19937 random(11);
+  for (int draw = 0; draw < 6; ++draw) {
+    const int ranks = 2 + draw % 3;
+    Config config = drawn_config(folder, random, ranks);
+    config.model.dim = draw % 2 == 0 ? 20 : 36;
+    config.model.layers = 2;
+    const Trained plain = train(config, ranks, 4);
+    config.optimizer.groups = some_groups();
+    const Trained whole = train(config, ranks, 4);
+    EXPECT_NE(whole.digest, plain.digest);
     for (const int64_t level : {1, 2, 3}) {
       config.optimizer.shard = level;
       expect_same_bits(whole, train(config, ranks, 4),
@@ -206,12 +245,14 @@ std::vector<double> losses_of_one_model(const Config& config, int64_t steps) {
     double squares = 0;
     for (const NamedTensor& t : gradients) squares += t.tensor.square().sum().item<double>();
     const double clipped = s.clip > 0 ? std::min(1.0, s.clip / std::sqrt(squares)) : 1;
-    const double lr = learning_rate(s, step), n = static_cast<double>(step + 1);
+    const double n = static_cast<double>(step + 1);
     for (size_t i = 0; i < values.size(); ++i) {
       const at::Tensor g = gradients[i].tensor.mul(clipped);
       m[i].mul_(s.beta1).add_(g, 1 - s.beta1);
       v[i].mul_(s.beta2).add_(g.square(), 1 - s.beta2);
-      if (values[i].tensor.dim() == 2) values[i].tensor.mul_(1 - lr * s.weight_decay);
+      const auto [of_lr, decay] = rates_of(config, values[i].name, values[i].tensor.dim());
+      const double lr = of_lr * learning_rate(s, step);
+      values[i].tensor.mul_(1 - lr * decay);
       const at::Tensor mean = m[i].div(1 - std::pow(s.beta1, n)), square = v[i].div(1 - std::pow(s.beta2, n));
       values[i].tensor.sub_(mean.div(square.sqrt().add(s.eps)).mul(lr));
     }
@@ -229,6 +270,7 @@ TEST(ShardedTraining, IsTheFullBatchOfOneModel) {
   double most = 0;
   for (const bool tied : {false, true}) {
     config.model.tie_embeddings = tied;
+    config.optimizer.groups = tied ? ParameterGroups() : some_groups();
     const std::vector<double> want = losses_of_one_model(config, 20);
     EXPECT_LT(want.back(), want.front() - 1) << "it learns";
     for (const int ranks : {2, 4}) {
