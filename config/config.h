@@ -159,6 +159,9 @@ struct OptimizerSection {
   ParameterGroups groups;
   double clip = 1.0;  // 0: none
   int64_t skips = 10;
+  double spike = 0;                    // times the running median of the gradient norm; 0: no rule
+  int64_t spike_window = 100;          // norms
+  std::string spike_action = "skip";   // "skip", "rewind"
   int64_t shard = 0;                   // 0 to 3: what the ranks hold a part of only
   std::string shard_within = "world";  // "world", "host": which ranks hold the parts
 

@@ -310,6 +310,10 @@ void check_together(const Config& c, std::string_view source) {
         "optimizer.schedule = \"wsd\" needs optimizer.decay, the number of steps over which the learning rate falls "
         "at the end");
   }
+  if (c.optimizer.spike > 0 && c.optimizer.spike <= 1) {
+    fail("optimizer.spike = " + exact(c.optimizer.spike) +
+         " would make a spike of every norm above a share of the median: expected 0, which is off, or more than 1");
+  }
   for (const ContextSchedule::Stage& stage : c.data.context.stages) {
     const int64_t batch = c.data.batch_of(stage);
     if (batch % c.mesh.data == 0) continue;

@@ -101,6 +101,7 @@ std::string Dataset::fingerprint() const {
   for (const Phase& phase : phases_) {
     all += std::to_string(phase.step) + " " + std::to_string(phase.rows) + " " + phase.settings.text();
     for (const Phase::Source& source : phase.sources) all += " " + source.digest + " " + exact(source.weight);
+    for (const int64_t out : phase.left_out) all += " without " + std::to_string(out);
     all += "\n";
   }
   return checksum(all.data(), all.size());
@@ -219,16 +220,36 @@ void Dataset::follow(std::vector<Phase> phases) {
       settings[s] = phase.settings;
     }
     if (i + 1 == phases.size()) break;
-    const std::vector<int64_t> counts = phase.mixture->counts((phases[i + 1].step - phase.step) * phase.rows);
+    const std::vector<int64_t> counts = phase.mixture->counts(phase.draws_before(phases[i + 1].step));
     for (size_t s = 0; s < counts.size(); ++s) drawn[phase.sources[s].digest] += counts[s];
   }
   phases_ = std::move(phases);
 }
 
-const Dataset::Phase& Dataset::phase_of(int64_t step) const {
+size_t Dataset::number_of_phase(int64_t step) const {
   size_t at = 0;
   while (at + 1 < phases_.size() && phases_[at + 1].step <= step) ++at;
-  return phases_[at];
+  return at;
+}
+
+int64_t Dataset::Phase::first_draw(int64_t of) const {
+  int64_t place = of - step;
+  for (const int64_t out : left_out) place += out <= place ? 1 : 0;
+  return place * rows;
+}
+
+void Dataset::leave_out(int64_t step) {
+  std::vector<Phase> phases = phases_;
+  Phase& phase = phases[number_of_phase(step)];
+  const int64_t place = phase.first_draw(step) / phase.rows;
+  phase.left_out.insert(std::upper_bound(phase.left_out.begin(), phase.left_out.end(), place), place);
+  follow(std::move(phases));
+}
+
+int64_t Dataset::rows_left_out() const {
+  int64_t rows = 0;
+  for (const Phase& phase : phases_) rows += phase.rows * static_cast<int64_t>(phase.left_out.size());
+  return rows;
 }
 
 // ---- rows
@@ -239,7 +260,7 @@ Dataset::Place Dataset::place(int64_t step, int64_t row) const {
     throw Error(ErrorKind::kInternal, "data",
                 "there is no row " + std::to_string(row) + " of step " + std::to_string(step));
   }
-  const Mixture::Draw draw = phase.mixture->at((step - phase.step) * phase.rows + row);
+  const Mixture::Draw draw = phase.mixture->at(phase.first_draw(step) + row);
   for (size_t s = 0; s < sources_.size(); ++s) {
     if (sources_[s].digest != phase.sources[draw.source].digest) continue;
     return {s, sources_[s].order->at(phase.drawn[draw.source] + draw.number)};
@@ -300,7 +321,7 @@ std::vector<SourceUse> Dataset::uses(int64_t step) const {
 
 double Dataset::epochs(size_t source, int64_t step) const {
   const Phase& phase = phase_of(step);
-  const std::vector<int64_t> counts = phase.mixture->counts((step - phase.step) * phase.rows);
+  const std::vector<int64_t> counts = phase.mixture->counts(phase.draws_before(step));
   for (size_t s = 0; s < counts.size(); ++s) {
     if (phase.sources[s].digest == sources_[source].digest) {
       return sources_[source].order->epochs(phase.drawn[s] + counts[s]);

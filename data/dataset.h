@@ -37,7 +37,7 @@ struct SourceUse {
   friend bool operator==(const SourceUse&, const SourceUse&) = default;
 };
 
-// Thread-safe but for resume(), which finds or makes row indexes as the constructor does.
+// Thread-safe but for resume() and leave_out(), which find or make row indexes as the constructor does.
 class Dataset {
  public:
   // Opens every source and finds or makes its row indexes, of all stages: of texts in memory, of token shards on disk.
@@ -60,6 +60,12 @@ class Dataset {
   std::vector<SourceUse> uses(int64_t step) const;
   // Epochs of a source that the steps before this one have completed, with the share of the one that they began.
   double epochs(size_t source, int64_t step) const;
+
+  // The rows of this step are drawn for no step: it takes those that follow, and so do the steps behind it. Packs anew
+  // what is left of epochs where a later stage has rows of another length. Not while rows are read.
+  void leave_out(int64_t step);
+  // Rows that were left out so, of all steps.
+  int64_t rows_left_out() const;
 
   // ---- validation: rows of documents that are held out, in rows as long as those of `step`.
 
@@ -118,8 +124,14 @@ class Dataset {
     int64_t rows = 0;  // of a step
     PackSettings settings;
     std::vector<Source> sources;
-    std::vector<int64_t> drawn;  // of each source of the phase, before it
+    std::vector<int64_t> drawn;     // of each source of the phase, before it
+    std::vector<int64_t> left_out;  // which rows are, in steps as if none were, from 0; rising
     std::optional<Mixture> mixture;
+
+    // Where the rows of a step begin among the draws of the phase.
+    int64_t first_draw(int64_t of) const;
+    // How many of those the steps before this one have behind them.
+    int64_t draws_before(int64_t of) const { return of == step ? 0 : first_draw(of - 1) + rows; }
 
     bool continues(const Phase& before) const {
       return rows == before.rows && settings.text() == before.settings.text() && sources == before.sources;
@@ -138,7 +150,8 @@ class Dataset {
   std::shared_ptr<const RowIndex> index_of(size_t source, const PackSettings& settings) const;
   std::vector<Phase> planned(int64_t from) const;  // by the configuration, from that step on
   void follow(std::vector<Phase> phases);          // makes the sources' orders
-  const Phase& phase_of(int64_t step) const;
+  size_t number_of_phase(int64_t step) const;
+  const Phase& phase_of(int64_t step) const { return phases_[number_of_phase(step)]; }
   Place place(int64_t step, int64_t row) const;
   std::vector<Piece> validation_pieces(size_t source, int64_t step, int64_t i, int64_t count) const;
   Row assemble(size_t source, const std::vector<Piece>& pieces, int64_t context) const;

@@ -50,15 +50,23 @@ std::string Dataset::state(int64_t step, const std::vector<SourceUse>& uses) con
                       {"settings", to_json(phase.settings)},
                       {"sources", std::move(sources)}});
   }
+  // Also of phases that have not begun: a run that has gone back may leave out rows of later ones.
+  json left_out = json::array();
+  for (const Phase& phase : phases_) {
+    for (const int64_t out : phase.left_out) {
+      left_out.push_back({{"phase", phase.step}, {"first", out * phase.rows}, {"rows", phase.rows}});
+    }
+  }
   json sources = json::object();
   const auto add = [&](const std::string& digest, const std::string& name, const SourceUse& use) {
     sources[digest] = {{"name", name}, {"rows", use.rows}, {"targets", use.targets}, {"documents", use.documents}};
   };
   for (const auto& [digest, source] : gone_) add(digest, source.first, source.second);
   for (size_t s = 0; s < sources_.size(); ++s) add(sources_[s].digest, name(s), uses[s]);
-  return json{{"version", kStateVersion}, {"phases", std::move(phases)},        {"sources", std::move(sources)},
-              {"tokenizer", tokenizer_},  {"token", is_text() ? "byte" : "id"}, {"seed", seed_}}
-      .dump();
+  json all{{"version", kStateVersion}, {"phases", std::move(phases)},        {"sources", std::move(sources)},
+           {"tokenizer", tokenizer_},  {"token", is_text() ? "byte" : "id"}, {"seed", seed_}};
+  if (!left_out.empty()) all["left_out"] = std::move(left_out);
+  return all.dump();
 }
 
 std::vector<std::string> Dataset::resume(const std::string& state, int64_t step) {
@@ -75,6 +83,10 @@ std::vector<std::string> Dataset::resume(const std::string& state, int64_t step)
   int64_t seed = seed_;
   bool bytes = false;
   decltype(gone_) gone;
+  struct LeftOut {
+    int64_t phase, first, rows;
+  };
+  std::vector<LeftOut> left_out;
   try {
     const json from = json::parse(state);
     if (from.at("version").get<int>() != kStateVersion) refuse("it was written by a later version of annulus");
@@ -112,6 +124,12 @@ std::vector<std::string> Dataset::resume(const std::string& state, int64_t step)
       phases.push_back(std::move(phase));
     }
     if (phases.empty()) refuse("it names no rows that were drawn");
+    for (const json& saved : from.value("left_out", json::array())) {
+      left_out.push_back(
+          {saved.at("phase").get<int64_t>(), saved.at("first").get<int64_t>(), saved.at("rows").get<int64_t>()});
+      const LeftOut& out = left_out.back();
+      if (out.rows < 1 || out.first < 0 || out.first % out.rows != 0) refuse("the rows that it leaves out are none");
+    }
   } catch (const json::exception& error) {
     refuse("the checkpoint's record of the data is damaged: " + std::string(error.what()));
   } catch (const Error& error) {
@@ -183,6 +201,19 @@ std::vector<std::string> Dataset::resume(const std::string& state, int64_t step)
   }
   if (is.continues(was)) ahead.erase(ahead.begin());
   phases.insert(phases.end(), std::make_move_iterator(ahead.begin()), std::make_move_iterator(ahead.end()));
+  bool unknown = false;
+  for (const LeftOut& out : left_out) {
+    const auto phase = std::find_if(phases.begin(), phases.end(),
+                                    [&](const Phase& p) { return p.step == out.phase && p.rows == out.rows; });
+    unknown = unknown || phase == phases.end();
+    if (phase != phases.end()) phase->left_out.push_back(out.first / out.rows);
+  }
+  for (Phase& phase : phases) std::sort(phase.left_out.begin(), phase.left_out.end());
+  if (unknown) {
+    told.emplace_back(
+        "the data: rows that were to be left out after a spike are not known with these stages: they are "
+        "drawn as all others");
+  }
   follow(std::move(phases));
   first_step_ = step;
   resumed_uses_ = std::move(uses);

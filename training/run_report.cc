@@ -2,6 +2,7 @@
 #include "training/run_report.h"
 
 #include <chrono>
+#include <cmath>
 #include <string>
 #include <utility>
 
@@ -127,6 +128,11 @@ void RunReport::step(const StepResult& result, bool validated) {
                    {"sources", given_by_sources(training_)},
                    {"caches", used_caches()},
                    {"seconds", time - begin_}});
+    if (settings_.spikes) {
+      fields.emplace_back("gradient_norm_median", result.median.value_or(std::nan("")));
+      fields.emplace_back("spikes_left_out", training_.spike_rule().spikes());
+      fields.emplace_back("rows_left_out", training_.data().rows_left_out());
+    }
     if (const auto share = utilization(speed)) fields.emplace_back("model_flops_utilization", *share);
     metrics_->write(step, fields);
     interval_ = here;
@@ -143,6 +149,17 @@ void RunReport::step(const StepResult& result, bool validated) {
                      .seconds_left = (time - begin_) / static_cast<double>(step - begin_step_) *
                                      static_cast<double>(settings_.steps - step)},
                     /*important=*/validated || last);
+}
+
+void RunReport::rewound(int64_t from, const StepResult& spike) {
+  interval_ = clock();
+  interval_tokens_ = interval_targets_ = 0;
+  if (!metrics_) return;
+  metrics_->remove_after(training_.steps_done());
+  metrics_->write(training_.steps_done(), {{"rewound_from", from},
+                                           {"gradient_norm", spike.gradient_norm},
+                                           {"gradient_norm_median", spike.median.value_or(std::nan(""))},
+                                           {"rows_left_out", training_.data().rows_left_out()}});
 }
 
 void RunReport::validation(const ValidationResult& result) {

@@ -25,6 +25,7 @@ class RunReport {
     int64_t log_every = 1;                  // steps between two lines of metrics
     std::optional<double> peak_flops = {};  // of all ranks' devices together, where it is known
     double flops_per_token = 0;             // of the model; read where peak_flops is known
+    bool spikes = false;                    // there is a rule for them
   };
 
   // The run's clock starts here. `metrics` and `progress`: null on ranks other than 0; `progress` outlives the report.
@@ -33,6 +34,8 @@ class RunReport {
 
   // After each step. `validated`: a validation followed it.
   void step(const StepResult& result, bool validated);
+  // After a return from step `from`, a spike, to the checkpoint of steps_done().
+  void rewound(int64_t from, const StepResult& spike);
   // After a validation.
   void validation(const ValidationResult& result);
   std::optional<double> validation_loss() const { return validation_; }

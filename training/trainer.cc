@@ -4,9 +4,8 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
-#include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <iostream>
 #include <memory>
 #include <optional>
@@ -34,6 +33,7 @@
 #include "training/run/checkpoint.h"
 #include "training/run/metrics.h"
 #include "training/run/run_folder.h"
+#include "training/run/run_words.h"
 #include "training/run_report.h"
 #include "training/state/optimizer.h"
 #include "training/state/sharding.h"
@@ -41,42 +41,6 @@
 
 namespace annulus {
 namespace {
-
-std::string rounded(double value, int digits) {
-  std::array<char, 64> text{};
-  std::snprintf(text.data(), text.size(), "%.*f", digits, value);
-  return text.data();
-}
-
-// 1267008 -> "1.27M"
-std::string short_count(double value) {
-  if (value >= 1e12) return rounded(value / 1e12, 2) + "T";
-  if (value >= 1e9) return rounded(value / 1e9, 2) + "B";
-  if (value >= 1e6) return rounded(value / 1e6, 2) + "M";
-  if (value >= 1e3) return rounded(value / 1e3, 1) + "k";
-  return rounded(value, 0);
-}
-
-using Words = std::vector<std::string>;
-
-// Leaves out OPTION where its value begins with `value`, be they one word, OPTION=VALUE, or two; with an empty `value`
-// also OPTION alone. A word that begins with "-" is the next option.
-Words without_option(const Words& command, const std::string& option, const std::string& value = "") {
-  Words kept;
-  for (auto word = command.begin(); word != command.end(); ++word) {
-    if (word->starts_with(option + "=" + value)) continue;
-    if (*word == option) {
-      const auto next = word + 1;
-      if (next != command.end() && !next->starts_with("-") && next->starts_with(value)) {
-        ++word;
-        continue;
-      }
-      if (value.empty()) continue;
-    }
-    kept.push_back(*word);
-  }
-  return kept;
-}
 
 // One run on one rank. Rank 0 alone has an opened folder, metrics and progress.
 class Run {
@@ -89,6 +53,7 @@ class Run {
  private:
   void load_data();
   void open_resumed();
+  void in_turn(const std::function<void()>& pack);
   void read_checkpoint();
   void restore();
   void require_something_to_do();
@@ -107,7 +72,8 @@ class Run {
   void say(std::string_view text) {
     if (progress_) progress_->message(text);
   }
-  bool validate();  // true: stop
+  bool rewind(StepResult& spike);  // true: it was
+  bool validate();                 // true: stop
   void save();
   int finish(bool stopped);
   Words command(const Words& more) const;
@@ -180,10 +146,14 @@ void Run::read_checkpoint() {
   const auto resume = [&] {
     for (const std::string& line : data_->resume(drawn, resumed_->step)) say(line);
   };
-  // One rank packs what has to be packed anew, the others find it.
-  together(world_, {"packing the data"}, resume, /*only_first=*/true);
+  in_turn(resume);
+}
+
+// One rank packs what has to be packed anew, the others find it.
+void Run::in_turn(const std::function<void()>& pack) {
+  together(world_, {"packing the data"}, pack, /*only_first=*/true);
   together(world_, {"opening the data"}, [&] {
-    if (!first_) resume();
+    if (!first_) pack();
   });
 }
 
@@ -272,7 +242,8 @@ void Run::open_folder() {
   report_.emplace(RunReport::Settings{.steps = config_.run.steps,
                                       .log_every = config_.run.log_every,
                                       .peak_flops = peak_flops_,
-                                      .flops_per_token = peak_flops_ ? training_->flops_per_token() : 0},
+                                      .flops_per_token = peak_flops_ ? training_->flops_per_token() : 0,
+                                      .spikes = config_.optimizer.spike > 0},
                   world_, *training_, std::move(metrics), progress_.get());
 }
 
@@ -352,6 +323,30 @@ void Run::require_memory_for(const std::vector<Stage>& stages) {
   say("memory: " + memory_.text());
   together(world_, {"planning the memory"},
            [&] { require_memory("", static_cast<double>(memory_.total()), ranks, free, nearest); });
+}
+
+// From the step that has just been made, a spike, to the newest checkpoint; from there on the rows of that step are
+// left out. Where there is no checkpoint the update is left out instead.
+bool Run::rewind(StepResult& spike) {
+  const int64_t step = training_->steps_done() - 1;
+  std::vector<std::string> skipped;
+  std::optional<TrainingState> state;
+  if (saved_step_) state = store_->open_newest_valid(world_, &skipped);
+  for (const std::string& reason : skipped) say("passed over a checkpoint: " + reason);
+  if (!state) {
+    spike.note += "; there is no checkpoint to go back to: this update is left out";
+    return false;
+  }
+  together(world_, {"loading the checkpoint"}, [&] {
+    training_->restore(*state, [&](const std::vector<TensorSlice>& into) { store_->read(*state, into); });
+  });
+  in_turn([&] { data_->leave_out(step); });
+  saved_step_ = state->step;
+  kept_ = state->folder;
+  say(spike.note + "; back to the checkpoint of step " + std::to_string(state->step) + ", and on without the " +
+      counted(data_->rows(step), "row") + " of this step");
+  report_->rewound(step + 1, spike);
+  return true;
 }
 
 bool Run::validate() {
@@ -469,10 +464,14 @@ int Run::train() {
   const bool validates = config_.validation.every > 0 && config_.validation.batches > 0 && data_->has_validation();
   bool stop = false, due = false;  // due: a checkpoint
   while (!stop && training_->steps_done() < config_.run.steps) {
-    const StepResult result = training_->step(asked_to_stop());
+    StepResult result = training_->step(asked_to_stop());
+    stop = result.stop;
+    if (result.spike && config_.optimizer.spike_action == "rewind" && rewind(result)) {
+      due = false;
+      continue;
+    }
     const int64_t step = training_->steps_done();
     const bool last = step == config_.run.steps;
-    stop = result.stop;
     const bool validated = !stop && validates && (last || step % config_.validation.every == 0);
     if (validated) stop = validate();
     if (!result.note.empty()) say(result.note);

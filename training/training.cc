@@ -35,17 +35,13 @@ constexpr int kStop = 1;     // whether it was asked to stop
 constexpr int kTargets = 2;  // that count
 constexpr int kSquares = 3;  // of its shard of the gradients
 
-KernelKind kernel(const Config& c) { return parse_kernel(c.attention.kernel, "attention.kernel"); }
-
-[[noreturn]] void refuse_left_out(const StepResult& last, int64_t times, int64_t step) {
-  const bool targets = last.targets > 0;
-  throw Error(
-      ErrorKind::kUsage, "train",
-      (targets ? "the loss or the gradients were not finite in " : "no target counted in ") + counted(times, "step") +
-          (times > 1 ? " in a row, the last at step " : ", at step ") + std::to_string(step) +
-          "; no such update was applied. " +
-          (targets ? "Lower optimizer.lr or lengthen optimizer.warmup" : "data.ignore leaves nothing to learn from"));
+std::string rounded(double value) {
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%.3g", value);
+  return text.data();
 }
+
+KernelKind kernel(const Config& c) { return parse_kernel(c.attention.kernel, "attention.kernel"); }
 
 // Of a batch, this rank's.
 Span rows_of(int64_t batch, const Mesh& mesh) {
@@ -122,6 +118,8 @@ Training::Training(const Config& config, std::vector<Stage> stages, Communicator
       model_(model_shape(config), compute_dtype(config), device, Model::Unheld{sharding.shards}),
       model_state_(model_, world, state_traits(config, sharding, recorded_), static_cast<uint64_t>(config.run.seed)),
       optimizer_(model_state_.updated(), optimizer_settings(config)),
+      spikes_(config.optimizer.spike, config.optimizer.spike_window),
+      left_out_(config.optimizer.skips),
       numbers_(at::zeros({kNumbers}, at::TensorOptions(at::kDouble).device(device))),
       everybodys_(at::zeros({world.size(), kNumbers}, numbers_.options())),
       readout_({world.size(), kNumbers}, at::kDouble, device),
@@ -138,9 +136,15 @@ void Training::require_stage(int64_t step) {
   if (const size_t stage = config_.data.context.stage_of(step); stage != stage_) enter(stage, step);
 }
 
+void Training::stop_reading() {
+  if (!share_ || !share_->reader) return;
+  waited_for_data_ += share_->reader->waited();
+  share_->reader.reset();
+}
+
 void Training::enter(size_t stage, int64_t step) {
   const Stage& now = stages_[stage];
-  if (share_ && share_->reader) waited_for_data_ += share_->reader->waited();
+  stop_reading();
   share_.reset();  // before the next one takes its memory
   stage_ = stage;
   const Layout layout =
@@ -345,25 +349,31 @@ StepResult Training::step(bool stop) {
 }
 
 void Training::apply(double gradient_scale, StepResult& result) {
-  const auto leave_out = [&](const std::string& why) {
-    result.note += (result.note.empty() ? "step " : "; step ") + std::to_string(steps_done_ + 1) + ": " + why +
-                   ", this update is left out";
+  const auto leave_out = [&](const std::string& why, LeftOut::Reason reason) {
+    result.note += (result.note.empty() ? "step " : "; step ") + std::to_string(steps_done_ + 1) + ": " + why;
+    left_out_.add(steps_done_, reason);
   };
-  result.applied = result.targets > 0 && std::isfinite(result.loss) && std::isfinite(result.gradient_norm);
+  const std::string left_out = ", this update is left out";
+  const bool sound = result.targets > 0 && std::isfinite(result.loss) && std::isfinite(result.gradient_norm);
+  result.median = spikes_.median();
+  result.spike = sound && spikes_.is_spike(result.gradient_norm);
+  result.applied = sound && !result.spike;
   if (result.applied) {
     optimizer_.update(gradient_scale, result.gradient_norm, steps_done_);
     model_state_.changed();
-    left_out_ = 0;
-    ++applied_;
+    spikes_.applied(result.gradient_norm);
+    left_out_.applied(steps_done_);
+  } else if (result.spike) {
+    spikes_.left_out();
+    leave_out("the gradient norm " + rounded(result.gradient_norm) + " is above " + exact(config_.optimizer.spike) +
+                  " times its running median " + rounded(*result.median) +
+                  (config_.optimizer.spike_action == "skip" ? left_out : ""),
+              LeftOut::Reason::kSpike);
+  } else if (result.targets > 0) {
+    leave_out("the loss or the gradients are not finite" + left_out, LeftOut::Reason::kNotFinite);
   } else {
-    leave_out(result.targets > 0 ? "the loss or the gradients are not finite" : "no target of its rows counts");
-    if (++left_out_ >= config_.optimizer.skips) refuse_left_out(result, left_out_, steps_done_ + 1);
+    leave_out("no target of its rows counts" + left_out, LeftOut::Reason::kNoTarget);
   }
-  last_ = result;
-}
-
-void Training::require_updates() const {
-  if (left_out_ > 0 && left_out_ >= applied_) refuse_left_out(last_, left_out_, steps_done_);
 }
 
 ValidationResult Training::validate(const std::function<bool()>& stop) {
@@ -422,6 +432,7 @@ TrainingState Training::state() const {
   state.extra["seed"] = std::to_string(config_.run.seed);
   state.extra["data"] = data_.state(steps_done_, uses_);
   state.extra["tokens"] = std::to_string(tokens_);
+  if (const std::string spikes = spikes_.text(); !spikes.empty()) state.extra["spikes"] = spikes;
   state.extra["token"] = data_.is_text() ? "byte" : "id";
   constexpr std::string_view kTable = "model.";
   for (const KeyText& text : flatten(config_)) {
@@ -459,6 +470,17 @@ void Training::restore(const TrainingState& state,
   const int64_t count = number("updates"), tokens = number("tokens");
   if (count < 0 || count > state.step || state.step < 0) {
     throw Error(ErrorKind::kInput, "checkpoint", "it does not say how many updates were made");
+  }
+  const auto spikes = state.extra.find("spikes");
+  spikes_.restore(spikes == state.extra.end() ? "" : spikes->second);
+  stop_reading();
+  for (int64_t step = state.step; step < steps_done_; ++step) {
+    const std::vector<SourceUse> given = data_.uses(step);
+    for (size_t i = 0; i < uses_.size(); ++i) {
+      uses_[i].rows -= given[i].rows;
+      uses_[i].targets -= given[i].targets;
+      uses_[i].documents -= given[i].documents;
+    }
   }
   read(slices(/*written=*/false));
   model_state_.changed();

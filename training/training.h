@@ -11,6 +11,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -26,8 +27,10 @@
 #include "training/layer_requests.h"
 #include "training/mesh.h"
 #include "training/run/checkpoint.h"
+#include "training/state/left_out.h"
 #include "training/state/model_state.h"
 #include "training/state/optimizer.h"
+#include "training/state/spike_rule.h"
 #include "training/step_graph.h"
 
 namespace annulus {
@@ -38,10 +41,13 @@ struct StepResult {
   double lr = 0;
   int64_t tokens = 0;   // positions of all rows
   int64_t targets = 0;  // of them, those with a target that counts
-  // false: the loss or the norm was not finite, or no target counts; the weights are as they were and `note` says why
+  // false: the loss or the norm was not finite, no target counts, or it is a spike; the weights are as they were and
+  // `note` says why
   bool applied = true;
-  bool stop = false;  // some rank was asked to stop
-  std::string note;   // something to tell the user, mostly nothing
+  bool spike = false;            // the norm is that far above its median
+  std::optional<double> median;  // running, of the norms before it: where there is a rule, and enough of them
+  bool stop = false;             // some rank was asked to stop
+  std::string note;              // something to tell the user, mostly nothing
 };
 
 struct ValidationResult {
@@ -63,12 +69,13 @@ class Training {
   ~Training();
 
   // One update from data.accumulate global batches. Collective. `stop`: this rank was asked to stop; every rank learns
-  // of it. Raises Error(kUsage) when an update is left out for the optimizer.skips-th time in a row.
+  // of it. Raises Error(kUsage) when an update is left out for the optimizer.skips-th time in a row; steps that are
+  // made again, after a restore() of an earlier state, do not count as steps between.
   StepResult step(bool stop = false);
 
   // At the end of a run. Raises Error(kUsage) where the last updates were left out, and as many as this Training has
   // applied: then nothing was learned, whatever the number of steps.
-  void require_updates() const;
+  void require_updates() const { left_out_.require_updates(); }
 
   // Loss over validation.batches batches of each source's held-out rows, always the same ones. Collective. Calls `stop`
   // before each batch; ends early when it is true on any rank.
@@ -76,6 +83,7 @@ class Training {
 
   int64_t steps_done() const { return steps_done_; }
   int64_t tokens_done() const { return tokens_; }  // positions of all rows so far
+  const SpikeRule& spike_rule() const { return spikes_; }
   // What each source has given so far, and how many of its epochs.
   const std::vector<SourceUse>& uses() const { return uses_; }
   const Dataset& data() const { return data_; }
@@ -98,7 +106,8 @@ class Training {
   std::vector<TensorSlice> slices_to_write() const { return slices(/*written=*/true); }
   // `read` fills the slices that it is given, of what this rank holds, as CheckpointStore::read does. Raises
   // Error(kInput) when a counter is missing, with nothing touched, and what `read` raises. Where state is cut,
-  // collective.
+  // collective. Of an earlier state of this run what the data gave is taken back, too; until the next step nothing
+  // reads the data.
   void restore(const TrainingState& state, const std::function<void(const std::vector<TensorSlice>& into)>& read);
 
   // Begins with other weights than those of the seed: `read` as for restore().
@@ -113,6 +122,7 @@ class Training {
 
   // Makes the share of a stage in which `step` lies; require_stage, where that is another one.
   void enter(size_t stage, int64_t step);
+  void stop_reading();
   void require_stage(int64_t step);
   // This rank's part of the loss: a sum divided by the number of tokens of a step.
   at::Tensor loss(const at::Tensor& batch, const RotaryTable& table, const Attend& attend) const;
@@ -144,6 +154,8 @@ class Training {
   Model model_;
   ModelState model_state_;
   AdamW optimizer_;
+  SpikeRule spikes_;
+  LeftOut left_out_;
   at::Tensor numbers_;     // fp64 [kNumbers], of this rank
   at::Tensor everybodys_;  // fp64 [ranks, kNumbers]
   Readback readout_;       // of those
@@ -153,9 +165,6 @@ class Training {
   double waited_for_data_ = 0;  // in stages before
   int64_t tokens_ = 0;
   int64_t steps_done_ = 0;
-  int64_t applied_ = 0;   // updates, by this Training
-  int64_t left_out_ = 0;  // updates that were not applied, in a row
-  StepResult last_;
 };
 
 }  // namespace annulus

@@ -301,6 +301,9 @@ TEST(Config, RangesAndCombinations) {
   expect_in(refusal(kSmall, {"data.train=[]"}), {"at least one"});
   expect_in(refusal(kSmall, {"optimizer.schedule=linar"}), {"did you mean \"linear\""});
   expect_in(refusal(kSmall, {"optimizer.schedule=wsd"}), {"needs optimizer.decay"});
+  expect_in(refusal(kSmall, {"optimizer.spike=0.5"}), {"optimizer.spike = 0.5", "more than 1"});
+  expect_in(refusal(kSmall, {"optimizer.spike_window=0"}), {"1 to 10000", "got 0"});
+  expect_in(refusal(kSmall, {"optimizer.spike_action=back"}), {"\"skip\", \"rewind\""});
   expect_in(refusal("[run]\nsteps = 3\n"), {"missing", "data.train", "model.layers", "optimizer.lr"});
 }
 

@@ -228,6 +228,47 @@ TEST_F(DatasetTest, AResumeGoesOnWhereTheRunWas) {
   }
 }
 
+// Also rows of a later stage, before it has begun.
+TEST_F(DatasetTest, RowsThatAreLeftOutAreDrawnForNoStep) {
+  SourceConfig a = shard("a", some_lengths(200, 1), 1), b = shard("b", some_lengths(80, 2), 20000);
+  a.weight = 0.7;
+  b.weight = 0.3;
+  for (const std::string packing : {"stream", "best-fit"}) {
+    DataConfig d = data({a, b}, 16, packing, true);
+    d.context.stages = {{.step = 0, .context = 16}, {.step = 20, .context = 24}};
+    const auto tokens = [](const Dataset& of, int64_t step) {
+      std::vector<std::vector<int64_t>> rows;
+      for (int64_t r = 0; r < of.rows(step); ++r) rows.push_back(of.row(step, r).tokens);
+      return rows;
+    };
+    const Dataset all(d, 1);
+    Dataset some(d, 1);
+    some.leave_out(5);
+    some.leave_out(5);  // those that had taken their place
+    some.leave_out(12);
+    EXPECT_EQ(some.rows_left_out(), 9);
+    for (int64_t step = 0; step < 17; ++step) {
+      EXPECT_EQ(tokens(some, step), tokens(all, step < 5 ? step : step < 12 ? step + 2 : step + 3)) << step;
+    }
+    // What the first stage has drawn more is not drawn in the second.
+    for (const auto& [id, count] : targets(some, 0, 40)) EXPECT_EQ(count, 1) << packing << ", token " << id;
+    some.leave_out(25);
+    for (const int64_t step : {1, 8, 15, 22, 30}) {
+      Dataset resumed(d, 1);
+      EXPECT_TRUE(resumed.resume(some.state(step, std::vector<SourceUse>(2)), step).empty()) << "nothing has changed";
+      EXPECT_EQ(resumed.fingerprint(), some.fingerprint());
+      for (int64_t next = step; next < 35; ++next) EXPECT_EQ(tokens(resumed, next), tokens(some, next)) << next;
+    }
+    // A stage that is not there any more has no such rows.
+    d.context.stages.pop_back();
+    Dataset shorter(d, 1);
+    const std::vector<std::string> told = shorter.resume(some.state(15, std::vector<SourceUse>(2)), 15);
+    ASSERT_EQ(told.size(), 1U);
+    EXPECT_NE(told[0].find("left out after a spike"), std::string::npos) << told[0];
+    EXPECT_EQ(shorter.rows_left_out(), 9);
+  }
+}
+
 TEST_F(DatasetTest, AResumeWithAnotherContextTakesTheTokensThatWereNotSeen) {
   const std::vector<int64_t> lengths = some_lengths(300, 7);
   const std::vector<SourceConfig> source = {shard("a", lengths, 1)};

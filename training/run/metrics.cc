@@ -10,6 +10,7 @@
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "common/error.h"
 #include "common/files.h"
@@ -53,11 +54,23 @@ std::string fixed(double v) {
 
 MetricsWriter::MetricsWriter(const std::string& path, std::optional<int64_t> resumed_step) : path_(path) {
   if (resumed_step) truncate_after(path, *resumed_step);
-  file_ = std::fopen(path.c_str(), "ae");
-  if (!file_) throw Error(ErrorKind::kResource, "metrics", "cannot open " + path + ": " + std::strerror(errno));
+  open();
 }
 
-MetricsWriter::~MetricsWriter() { std::fclose(file_); }
+MetricsWriter::~MetricsWriter() {
+  if (file_) std::fclose(file_);
+}
+
+void MetricsWriter::open() {
+  file_ = std::fopen(path_.c_str(), "ae");
+  if (!file_) throw Error(ErrorKind::kResource, "metrics", "cannot open " + path_ + ": " + std::strerror(errno));
+}
+
+void MetricsWriter::remove_after(int64_t step) {
+  std::fclose(std::exchange(file_, nullptr));
+  truncate_after(path_, step);
+  open();
+}
 
 void MetricsWriter::write(int64_t step, const Fields& fields) {
   nlohmann::ordered_json line;

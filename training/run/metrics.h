@@ -29,10 +29,14 @@ class MetricsWriter {
   MetricsWriter(const MetricsWriter&) = delete;
   MetricsWriter& operator=(const MetricsWriter&) = delete;
 
+  // Removes lines of later steps, which are made again (atomically). Raises Error(kResource).
+  void remove_after(int64_t step);
   // Numbers that JSON lacks (infinity, not a number) become null. Raises Error(kResource) when the disk is full.
   void write(int64_t step, const Fields& fields);
 
  private:
+  void open();
+
   std::string path_;
   std::FILE* file_ = nullptr;
 };

@@ -194,6 +194,18 @@ TEST(Metrics, ResumingForgetsWhatCameAfterTheCheckpoint) {
   MetricsWriter none(fresh_file("none.jsonl"), 3);  // nothing there: nothing to forget
 }
 
+TEST(Metrics, ARunThatGoesBackForgetsWhatItMakesAgain) {
+  const std::string path = fresh_file("back.jsonl");
+  MetricsWriter writer(path);
+  for (int64_t step = 1; step <= 5; ++step) writer.write(step, {{"loss", 1.0}});
+  writer.remove_after(2);
+  writer.write(3, {{"loss", 2.0}});
+  const auto text = lines(path);
+  ASSERT_EQ(text.size(), 3u);
+  EXPECT_EQ(text[1], "{\"step\":2,\"loss\":1.0}");
+  EXPECT_EQ(text[2], "{\"step\":3,\"loss\":2.0}");
+}
+
 TEST(Metrics, FailuresAreNamed) {
   EXPECT_THROW(MetricsWriter("/nonexistent/metrics.jsonl"), Error);
   MetricsWriter full("/dev/full");

@@ -1,0 +1,40 @@
+// See run_words.h.
+#include "training/run/run_words.h"
+
+#include <array>
+#include <cstdio>
+
+namespace annulus {
+
+std::string rounded(double value, int digits) {
+  std::array<char, 64> text{};
+  std::snprintf(text.data(), text.size(), "%.*f", digits, value);
+  return text.data();
+}
+
+std::string short_count(double value) {
+  if (value >= 1e12) return rounded(value / 1e12, 2) + "T";
+  if (value >= 1e9) return rounded(value / 1e9, 2) + "B";
+  if (value >= 1e6) return rounded(value / 1e6, 2) + "M";
+  if (value >= 1e3) return rounded(value / 1e3, 1) + "k";
+  return rounded(value, 0);
+}
+
+Words without_option(const Words& command, const std::string& option, const std::string& value) {
+  Words kept;
+  for (auto word = command.begin(); word != command.end(); ++word) {
+    if (word->starts_with(option + "=" + value)) continue;
+    if (*word == option) {
+      const auto next = word + 1;
+      if (next != command.end() && !next->starts_with("-") && next->starts_with(value)) {
+        ++word;
+        continue;
+      }
+      if (value.empty()) continue;
+    }
+    kept.push_back(*word);
+  }
+  return kept;
+}
+
+}  // namespace annulus
