@@ -80,13 +80,43 @@ struct ContextSchedule {
   friend bool operator==(const ContextSchedule&, const ContextSchedule&) = default;
 };
 
+// How many batches a step has, by step. In TOML one number, or a list of [step, batches]: from that step on.
+struct AccumulateSchedule {
+  struct Stage {
+    int64_t step = 0;
+    int64_t batches = 1;
+
+    friend bool operator==(const Stage&, const Stage&) = default;
+  };
+  std::vector<Stage> stages = {Stage{}};  // at least one, the first of step 0, steps rising
+
+  AccumulateSchedule() = default;
+  AccumulateSchedule(int64_t batches) : stages{Stage{.batches = batches}} {}  // NOLINT(google-explicit-constructor)
+
+  int64_t most() const;
+  int64_t at(int64_t step) const;  // from 0
+  std::string text() const;        // as TOML
+
+  friend bool operator==(const AccumulateSchedule&, const AccumulateSchedule&) = default;
+};
+
 struct DataConfig {
+  // What steps are made of from `step` on.
+  struct Stage {
+    int64_t step = 0;
+    int64_t context = 0;     // tokens in a row
+    int64_t batch = 0;       // rows of one forward and backward, over all ranks
+    int64_t accumulate = 1;  // batches of a step
+
+    int64_t rows() const { return batch * accumulate; }  // of a step
+  };
+
   Sources train;          // required
   int64_t max_bytes = 0;  // of each source of text; 0: all
   double validation_fraction = 0.05;
   ContextSchedule context;
   int64_t batch = 4;                   // rows of one forward and backward, over all ranks
-  int64_t accumulate = 1;              // of which a step has as many
+  AccumulateSchedule accumulate;       // of which a step has as many
   std::string packing = "stream";      // "stream", "best-fit", "document"
   bool documents = false;              // a token sees its own document only
   std::string long_documents = "cut";  // "cut", "refuse": those longer than a row
@@ -96,6 +126,8 @@ struct DataConfig {
 
   // Rows of a batch from `stage` of context on.
   int64_t batch_of(const ContextSchedule::Stage& stage) const { return stage.batch > 0 ? stage.batch : batch; }
+  // One for each step from which on `context` or `accumulate` says something else; the first of step 0, steps rising.
+  std::vector<Stage> stages() const;
 
   friend bool operator==(const DataConfig&, const DataConfig&) = default;
 };

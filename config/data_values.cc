@@ -2,6 +2,7 @@
 #include "config/data_values.h"
 
 #include <algorithm>
+#include <set>
 #include <sstream>
 #include <utility>
 
@@ -123,6 +124,19 @@ SourceConfig read_source(const toml::table& table, const std::string& where) {
   return source;
 }
 
+template <typename Stage>
+void require_rising(const std::vector<Stage>& stages, const std::string& expected, const std::string& where) {
+  if (stages.empty()) refuse(where, "expected " + expected + ", got an empty list");
+  if (stages[0].step != 0) {
+    refuse(where, "expected the first stage to begin at step 0, got " + std::to_string(stages[0].step));
+  }
+  for (size_t i = 1; i < stages.size(); ++i) {
+    if (stages[i].step > stages[i - 1].step) continue;
+    refuse(where, "expected rising steps, got " + std::to_string(stages[i].step) + " after " +
+                      std::to_string(stages[i - 1].step));
+  }
+}
+
 }  // namespace
 
 Sources read_sources(const toml::node& node, const std::string& where) {
@@ -166,16 +180,23 @@ ContextSchedule read_contexts(const toml::node& node, const std::string& where) 
          .context = read_whole((*stage)[1], 1, kLongest, where + ": context"),
          .batch = stage->size() > 2 ? read_whole((*stage)[2], 1, kLargestBatch, where + ": batch") : 0});
   }
-  const std::vector<ContextSchedule::Stage>& stages = schedule.stages;
-  if (stages.empty()) refuse(where, "expected " + expected + ", got an empty list");
-  if (stages[0].step != 0) {
-    refuse(where, "expected the first stage to begin at step 0, got " + std::to_string(stages[0].step));
+  require_rising(schedule.stages, expected, where);
+  return schedule;
+}
+
+AccumulateSchedule read_accumulate(const toml::node& node, const std::string& where) {
+  const toml::array* list = node.as_array();
+  if (!list) return read_whole(node, 1, kLargestBatch, where);
+  const std::string expected = "a number, or a list of [step, batches] such as [[0, 1], [1000, 4]]";
+  AccumulateSchedule schedule;
+  schedule.stages.clear();
+  for (const toml::node& element : *list) {
+    const toml::array* stage = element.as_array();
+    if (!stage || stage->size() != 2) refuse(where, "expected " + expected + ", got " + shown(node));
+    schedule.stages.push_back({.step = read_whole((*stage)[0], 0, kLongest, where + ": step"),
+                               .batches = read_whole((*stage)[1], 1, kLargestBatch, where + ": batches")});
   }
-  for (size_t i = 1; i < stages.size(); ++i) {
-    if (stages[i].step > stages[i - 1].step) continue;
-    refuse(where, "expected rising steps, got " + std::to_string(stages[i].step) + " after " +
-                      std::to_string(stages[i - 1].step));
-  }
+  require_rising(schedule.stages, expected, where);
   return schedule;
 }
 
@@ -268,6 +289,39 @@ std::string ContextSchedule::text() const {
             (stage.batch > 0 ? ", " + std::to_string(stage.batch) : "") + "]";
   }
   return text + "]";
+}
+
+int64_t AccumulateSchedule::most() const {
+  const auto fewer = [](const Stage& a, const Stage& b) { return a.batches < b.batches; };
+  return std::max_element(stages.begin(), stages.end(), fewer)->batches;
+}
+
+int64_t AccumulateSchedule::at(int64_t step) const {
+  size_t at = 0;
+  while (at + 1 < stages.size() && stages[at + 1].step <= step) ++at;
+  return stages[at].batches;
+}
+
+std::string AccumulateSchedule::text() const {
+  if (stages.size() == 1) return std::to_string(stages[0].batches);
+  std::string text;
+  for (const Stage& stage : stages) {
+    text += (text.empty() ? "[[" : ", [") + std::to_string(stage.step) + ", " + std::to_string(stage.batches) + "]";
+  }
+  return text + "]";
+}
+
+std::vector<DataConfig::Stage> DataConfig::stages() const {
+  std::set<int64_t> begins;
+  for (const ContextSchedule::Stage& stage : context.stages) begins.insert(stage.step);
+  for (const AccumulateSchedule::Stage& stage : accumulate.stages) begins.insert(stage.step);
+  std::vector<Stage> stages;
+  for (const int64_t step : begins) {
+    const ContextSchedule::Stage& rows = context.stages[context.stage_of(step)];
+    stages.push_back(
+        {.step = step, .context = rows.context, .batch = batch_of(rows), .accumulate = accumulate.at(step)});
+  }
+  return stages;
 }
 
 std::string ParameterGroups::text() const {

@@ -18,9 +18,10 @@ std::string shown(const toml::node& node);
 // Raises Error(kUsage).
 [[noreturn]] void refuse(const std::string& where, const std::string& message);
 
-// Of data.train, data.context and optimizer.groups. `where`: "file:line: key". Raise Error(kUsage).
+// Of data.train, data.context, data.accumulate and optimizer.groups. `where`: "file:line: key". Raise Error(kUsage).
 Sources read_sources(const toml::node& node, const std::string& where);
 ContextSchedule read_contexts(const toml::node& node, const std::string& where);
+AccumulateSchedule read_accumulate(const toml::node& node, const std::string& where);
 ParameterGroups read_groups(const toml::node& node, const std::string& where);
 
 }  // namespace annulus::config_keys

@@ -109,8 +109,8 @@ const std::vector<Key>& keys() {
       {"data", "batch", ANNULUS_AT(data.batch), "rows that pass through the model together, over all ranks", false,
        at_least(1, kWide)},
       {"data", "accumulate", ANNULUS_AT(data.accumulate),
-       "batches whose gradients are added up to one step, which has batch * accumulate rows", false,
-       at_least(1, kWide)},
+       "batches whose gradients are added up to one step, which has batch * accumulate rows; or by step, a batch ramp: "
+       "`[[0, 1], [500, 2], [1000, 4]]`"},
       {"data",
        "packing",
        ANNULUS_AT(data.packing),

@@ -16,10 +16,10 @@ namespace annulus::config_keys {
 
 // Where a key's value lies in a Config, and of which type it is.
 using Slot = std::variant<int64_t*, double*, bool*, std::string*, std::vector<int64_t>*, Sources*, ContextSchedule*,
-                          ParameterGroups*, LayerPatterns*, RotaryScaling*>;
+                          AccumulateSchedule*, ParameterGroups*, LayerPatterns*, RotaryScaling*>;
 // The same for reading.
 using Value = std::variant<int64_t, double, bool, std::string, std::vector<int64_t>, Sources, ContextSchedule,
-                           ParameterGroups, LayerPatterns, RotaryScaling>;
+                           AccumulateSchedule, ParameterGroups, LayerPatterns, RotaryScaling>;
 
 struct Range {
   double low = -std::numeric_limits<double>::infinity();

@@ -78,6 +78,7 @@ class Reader {
   void operator()(Sources* at) const { *at = read_sources(node_, where_); }
   void operator()(ContextSchedule* at) const { *at = read_contexts(node_, where_); }
   void operator()(RotaryScaling* at) const { *at = read_rotary_scaling(node_, where_); }
+  void operator()(AccumulateSchedule* at) const { *at = read_accumulate(node_, where_); }
   void operator()(ParameterGroups* at) const { *at = read_groups(node_, where_); }
   void operator()(LayerPatterns* at) const {
     if (const toml::table* table = node_.as_table()) {

@@ -23,6 +23,7 @@ struct ToToml {
   std::string operator()(const std::vector<int64_t>& v) const { return list_text(v); }
   std::string operator()(const Sources& v) const { return v.text(); }
   std::string operator()(const ContextSchedule& v) const { return v.text(); }
+  std::string operator()(const AccumulateSchedule& v) const { return v.text(); }
   std::string operator()(const ParameterGroups& v) const { return v.text(); }
   std::string operator()(const LayerPatterns& v) const { return v.text(); }
   std::string operator()(const RotaryScaling& v) const { return v.text(); }

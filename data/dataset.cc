@@ -178,12 +178,13 @@ std::shared_ptr<const RowIndex> Dataset::index_of(size_t source, const PackSetti
 
 std::vector<Dataset::Phase> Dataset::planned(int64_t from) const {
   std::vector<Phase> phases;
-  const std::vector<ContextSchedule::Stage>& stages = data_.context.stages;
-  for (size_t i = data_.context.stage_of(from); i < stages.size(); ++i) {
+  const std::vector<DataConfig::Stage> stages = data_.stages();
+  for (size_t i = 0; i < stages.size(); ++i) {
+    if (i + 1 < stages.size() && stages[i + 1].step <= from) continue;  // over by then
     Phase phase;
     phase.step = std::max(from, stages[i].step);
     phase.context = stages[i].context;
-    phase.rows = data_.batch_of(stages[i]) * data_.accumulate;
+    phase.rows = stages[i].rows();
     phase.settings = pack_settings(data_, phase.context);
     for (size_t s = 0; s < sources_.size(); ++s) {
       const double weight = data_.train.list[s].weight;

@@ -205,7 +205,7 @@ FitTable what_fits(const Config& config, const FitRanks& ranks,
       table.selects_what_travels = plan.selects_what_travels;
     }
     const StateTraffic sent =
-        state_traffic(parameters, fitting.sharding(level), shape.tie_embeddings, config.data.accumulate);
+        state_traffic(parameters, fitting.sharding(level), shape.tie_embeddings, config.data.accumulate.most());
     table.traffic.push_back({level, wide * sent.reduced, (level == 0 ? wide : element) * sent.gathered});
   }
   return table;

@@ -91,9 +91,9 @@ LayerRequests layer_requests(const Config& c, int64_t batch, int64_t context, in
 
 std::vector<Stage> training_stages(const Config& c, int context_ranks) {
   std::vector<Stage> stages;
-  for (const ContextSchedule::Stage& stage : c.data.context.stages) {
-    const int64_t batch = c.data.batch_of(stage);
-    stages.push_back({stage.step, stage.context, batch, layer_requests(c, batch, stage.context, context_ranks)});
+  for (const DataConfig::Stage& stage : c.data.stages()) {
+    stages.push_back({stage.step, stage.context, stage.batch, stage.accumulate,
+                      layer_requests(c, stage.batch, stage.context, context_ranks)});
   }
   return stages;
 }

@@ -22,13 +22,16 @@ struct LayerRequests {
   std::vector<PlanRequest> of_rows(int64_t first, int64_t count) const;
 };
 
-// A stage of data.context: how long rows are from `step` on, how many of them pass through the model together, and what
-// their attention is planned from.
+// A stage of the data: how long rows are from `step` on, how many of them pass through the model together, how often in
+// a step, and what their attention is planned from.
 struct Stage {
   int64_t step = 0;
   int64_t context = 0;
-  int64_t batch = 0;  // rows, over all ranks
+  int64_t batch = 0;       // rows, over all ranks
+  int64_t accumulate = 1;  // batches of a step
   LayerRequests layers;
+
+  int64_t tokens() const { return batch * accumulate * context; }  // of a step
 };
 
 // The stages of a configuration, in their order, for this many ranks along the mesh's context axis. Everything that can

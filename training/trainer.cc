@@ -250,8 +250,8 @@ void Run::open_folder() {
 // "65,536 tokens a step, from step 1,001 on 131,072".
 std::string Run::rows_text() const {
   std::string text;
-  for (const ContextSchedule::Stage& stage : config_.data.context.stages) {
-    const int64_t tokens = config_.data.batch_of(stage) * config_.data.accumulate * stage.context;
+  for (const DataConfig::Stage& stage : config_.data.stages()) {
+    const int64_t tokens = stage.rows() * stage.context;
     text += (text.empty() ? with_commas(tokens) + " tokens a step"
                           : ", from step " + with_commas(stage.step + 1) + " on " + with_commas(tokens));
   }

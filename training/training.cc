@@ -56,7 +56,7 @@ void set_documents(std::vector<PlanRequest>& requests, const std::vector<std::ve
 }  // namespace
 
 struct Training::Share {
-  Share(const Config& config, const LayerRequests& layers, BatchShape batch_shape, bool recorded, const Model& model,
+  Share(int64_t accumulate, const LayerRequests& layers, BatchShape batch_shape, bool recorded, const Model& model,
         at::Device device)
       : shape(std::move(batch_shape)),
         requests(layers.of_rows(shape.first_row, shape.own_rows)),
@@ -64,7 +64,7 @@ struct Training::Share {
     const auto positions = static_cast<int64_t>(shape.positions.size());
     std::vector<int64_t> sizes = {shape.planes(), shape.own_rows, positions};
     if (device.is_cuda()) batch = at::empty(sizes, at::TensorOptions(at::kLong).device(device));
-    sizes.insert(sizes.begin(), config.data.accumulate);
+    sizes.insert(sizes.begin(), accumulate);
     for (int64_t i = 0; i < kTokenSlots; ++i) slots.push_back(host_memory(sizes, at::kLong, device));
     const int64_t context = layers.distinct[0].shape.q_len;
     rotary = model.rotary(shape.restart ? at::arange(context, at::kLong)
@@ -127,13 +127,19 @@ Training::Training(const Config& config, std::vector<Stage> stages, Communicator
   if (device.is_cuda()) set_gpu_numerics({.tf32 = config.tf32, .deterministic = config.deterministic});
   model_.set_recompute(config.model.recompute);
   const int64_t first = data_.first_step();
-  enter(config_.data.context.stage_of(first), first);
+  enter(stage_of(first), first);
 }
 
 Training::~Training() = default;
 
+size_t Training::stage_of(int64_t step) const {
+  size_t at = 0;
+  while (at + 1 < stages_.size() && stages_[at + 1].step <= step) ++at;
+  return at;
+}
+
 void Training::require_stage(int64_t step) {
-  if (const size_t stage = config_.data.context.stage_of(step); stage != stage_) enter(stage, step);
+  if (const size_t stage = stage_of(step); stage != stage_) enter(stage, step);
 }
 
 void Training::stop_reading() {
@@ -155,7 +161,7 @@ void Training::enter(size_t stage, int64_t step) {
                    .own_rows = rows.count,
                    .positions = layout.positions(mesh_.index("context")),
                    .restart = config_.data.positions == "restart"};
-  share_ = std::make_unique<Share>(config_, now.layers, std::move(shape), recorded_, model_, device_);
+  share_ = std::make_unique<Share>(now.accumulate, now.layers, std::move(shape), recorded_, model_, device_);
   // What is wrong with a plan is said before the stage's first step. Those of later documents are proved where they are
   // made, ahead of their step; adaptive ones by the calls that make them.
   if (!proves_by_default()) return;
@@ -169,7 +175,7 @@ std::vector<PlanRequest> Training::requests(const std::vector<std::vector<int64_
 }
 
 std::vector<PlanRequest> Training::requests_ahead(int64_t step, int64_t i) const {
-  const Stage& stage = stages_[config_.data.context.stage_of(step)];
+  const Stage& stage = stages_[stage_of(step)];
   const Span rows = rows_of(stage.batch, mesh_);
   std::vector<PlanRequest> requests = stage.layers.of_rows(rows.begin, rows.count);
   if (!config_.data.documents) return requests;
@@ -220,8 +226,8 @@ Attend Training::attend(const std::vector<PlanRequest>& requests, const Dropout&
 void Training::plan_what_follows() {
   const int64_t next = steps_done_ + 1;
   if (next >= config_.run.steps) return;
-  if (!config_.data.documents && config_.data.context.stage_of(next) == stage_) return;
-  for (int64_t i = 0; i < config_.data.accumulate; ++i) plan_ahead(requests_ahead(next, i));
+  if (!config_.data.documents && stage_of(next) == stage_) return;
+  for (int64_t i = 0; i < stages_[stage_of(next)].accumulate; ++i) plan_ahead(requests_ahead(next, i));
 }
 
 std::string Training::attention_text() const {
@@ -242,7 +248,7 @@ bool Training::replays() const { return share_->graph.recorded(); }
 
 at::Tensor Training::loss(const at::Tensor& batch, const RotaryTable& table, const Attend& attend) const {
   const Stage& now = stages_[stage_];
-  const double scale = 1.0 / static_cast<double>(now.batch * config_.data.accumulate * now.context);
+  const double scale = 1.0 / static_cast<double>(now.tokens());
   return model_.loss(batch[0], batch[1].reshape({-1}), table, attend, scale);
 }
 
@@ -281,7 +287,7 @@ StepResult Training::step(bool stop) {
   const Stage& now = stages_[stage_];
   if (!share.reader || share.next != steps_done_ || share.next == share.end) {
     const int64_t end = stage_ + 1 < stages_.size() ? stages_[stage_ + 1].step : config_.run.steps;
-    share.read(data_, config_.data.accumulate, steps_done_, std::max(end, steps_done_ + 1));
+    share.read(data_, now.accumulate, steps_done_, std::max(end, steps_done_ + 1));
   }
   const BatchReader::Step& read = share.reader->take();
   const at::Tensor& slot = share.slots[read.slot];
@@ -291,7 +297,7 @@ StepResult Training::step(bool stop) {
   numbers_.zero_();
   const std::string when = "step " + std::to_string(steps_done_ + 1);
   int64_t targets = 0;
-  for (int64_t i = 0; i < config_.data.accumulate; ++i) {
+  for (int64_t i = 0; i < now.accumulate; ++i) {
     const Batch& batch = read.batches[static_cast<size_t>(i)];
     targets += batch.targets;
     const std::vector<PlanRequest> requests_now = requests(batch.parts);
@@ -306,7 +312,7 @@ StepResult Training::step(bool stop) {
     check_tokens(host[1], config_.model.vocab, kNoTarget);
     const at::Tensor on_device = share.on_device(host);
     const Attend attends = attend(requests_now, dropout, when);
-    model_state_.begin_pass(steps_done_ + 1, i == 0, i + 1 == config_.data.accumulate);
+    model_state_.begin_pass(steps_done_ + 1, i == 0, i + 1 == now.accumulate);
     share.graph.run([&] {
       const c10::AutoGradMode grad(true);
       const at::Tensor local = loss(on_device, share.table(on_device), attends);
@@ -330,7 +336,7 @@ StepResult Training::step(bool stop) {
     result.stop = result.stop || numbers[rank][kStop] > 0;
     if (model_state_.sharding().replica_of(static_cast<int>(rank)) == 0) squares += numbers[rank][kSquares];
   }
-  result.tokens = now.batch * config_.data.accumulate * now.context;
+  result.tokens = now.tokens();
   // Until here gradients and loss are sums divided by the number of tokens.
   const double per_target = static_cast<double>(result.tokens) / static_cast<double>(result.targets);
   result.loss = loss * per_target;
@@ -417,7 +423,7 @@ ValidationResult Training::validate(const std::function<bool()>& stop) {
       if (result.stop) return result;
     }
     // Sums until here, divided by the number of tokens of a step.
-    of_source *= static_cast<double>(now.batch * config_.data.accumulate * now.context);
+    of_source *= static_cast<double>(now.tokens());
     result.of_source.push_back(of_source / targets_of_source);
     total += of_source;
     targets += targets_of_source;

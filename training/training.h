@@ -123,6 +123,7 @@ class Training {
   // Makes the share of a stage in which `step` lies; require_stage, where that is another one.
   void enter(size_t stage, int64_t step);
   void stop_reading();
+  size_t stage_of(int64_t step) const;
   void require_stage(int64_t step);
   // This rank's part of the loss: a sum divided by the number of tokens of a step.
   at::Tensor loss(const at::Tensor& batch, const RotaryTable& table, const Attend& attend) const;

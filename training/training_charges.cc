@@ -20,7 +20,7 @@ bool may_be_recorded(const Config& c, const Stage& stage, const Sharding& shardi
 StateTraits state_traits(const Config& c, const Sharding& sharding, bool recorded) {
   return {.dtype = compute_dtype(c),
           .sharding = sharding,
-          .accumulate = c.data.accumulate,
+          .accumulate = c.data.accumulate.most(),
           .recorded = recorded,
           .weight_decay = c.optimizer.weight_decay,
           .groups = c.optimizer.groups};
@@ -43,7 +43,7 @@ std::vector<PlaceCharges> add_training_charges(const Config& c, const Stage& sta
   traits.messages = are == RanksAre::kProcesses;
   std::vector<PlaceCharges> places = add_state_charges(parameters, shape.tie_embeddings, traits, step);
   // On a CPU a step reads its tokens where they were read to.
-  const int64_t inputs = gpu ? batch : kTokenSlots * c.data.accumulate * batch;
+  const int64_t inputs = gpu ? batch : kTokenSlots * stage.accumulate * batch;
   step.lasts({"inputs", inputs + turned * shape.head_dim() * wide, When::kLasts});
   // A table of each row's own positions.
   step.then({"batch", {{"rotary table", restart ? rows * positions * shape.head_dim() * wide : 0, When::kKept}}});

@@ -218,6 +218,26 @@ TEST(Config, ContextsFollowTheStep) {
   expect_in(refusal(kSmall, {"data.context=[[0, 64, 3]]", "mesh.data=2"}), {"data.context", "3 rows", "mesh.data = 2"});
 }
 
+TEST(Config, ABatchRampMakesStagesWithTheContexts) {
+  const std::string ramp = "[[0, 1], [10, 2], [20, 4]]";
+  const Config c = parse_config(kSmall, "s", {"data.accumulate=" + ramp, "data.context=[[0, 64], [15, 128, 2]]"});
+  EXPECT_EQ(c.data.accumulate.text(), ramp);
+  EXPECT_EQ(c.data.accumulate.most(), 4);
+  std::vector<std::vector<int64_t>> stages;
+  for (const DataConfig::Stage& s : c.data.stages()) stages.push_back({s.step, s.context, s.batch, s.accumulate});
+  EXPECT_EQ(stages,
+            (std::vector<std::vector<int64_t>>{{0, 64, 4, 1}, {10, 64, 4, 2}, {15, 128, 2, 2}, {20, 128, 2, 4}}));
+  EXPECT_EQ(parse_config(kSmall, "s", {"data.accumulate=3"}).data.accumulate.text(), "3");
+  const auto refused = [](const std::string& batches, const std::vector<std::string>& words) {
+    expect_in(refusal(kSmall, {"data.accumulate=" + batches}), words);
+  };
+  refused("0", {"data.accumulate", "from 1"});
+  refused("[]", {"data.accumulate", "empty list"});
+  refused("[[0, 1, 2]]", {"data.accumulate", "[step, batches]"});
+  refused("[[5, 1]]", {"data.accumulate", "step 0", "got 5"});
+  refused("[[0, 1], [0, 2]]", {"data.accumulate", "rising"});
+}
+
 TEST(Config, GroupsOfParametersAreAListOfTables) {
   const std::string text =
       "[{ match = \"*.bias\", lr = 0.5, weight_decay = 0.0 }, { match = \"model.embed*\", lr = 0.1 }]";
@@ -399,6 +419,7 @@ RC_GTEST_PROP(ConfigProperty, WhatIsWrittenReadsBackEqual, ()) {
   if (*rc::gen::arbitrary<bool>()) {
     c.data.context.stages = {{.step = 0, .context = 64}, {.step = 5, .context = 128, .batch = 4}};
   }
+  if (*rc::gen::arbitrary<bool>()) c.data.accumulate.stages = {{.step = 0, .batches = 2}, {.step = 7, .batches = 3}};
   if (*rc::gen::arbitrary<bool>()) {
     c.optimizer.groups.list = {{.match = *text(), .lr = 0.25, .weight_decay = {}},
                                {.match = "b*", .lr = 1, .weight_decay = 0.5}};

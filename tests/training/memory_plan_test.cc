@@ -212,6 +212,22 @@ TEST(MemoryPlan, CountsTheRowsOfAStep) {
   }
 }
 
+TEST(MemoryPlan, OfABatchRampIsThatOfItsLargestStep) {
+  const TestFolder folder;
+  Config config = config_of(folder, {"", 2, 64, 2, 2, 96, 256, 512, 4});
+  for (const int64_t level : {0, 2}) {
+    config.optimizer.shard = level;
+    const auto total = [&] {
+      return plan_memory(config, check_training(config, 2), make_sharding(config, 2, 2), 2, 0, RanksAre::kThreads)
+          .total();
+    };
+    config.data.accumulate = 4;
+    const int64_t alone = total();
+    config.data.accumulate.stages = {{.step = 0, .batches = 1}, {.step = 3, .batches = 4}, {.step = 9, .batches = 2}};
+    EXPECT_EQ(total(), alone) << level;
+  }
+}
+
 TEST(MemoryPlan, IsThatOfTheStageThatTakesTheMost) {
   const TestFolder folder;
   Config config = config_of(folder, {"", 2, 64, 2, 2, 96, 256, 512, 4});

@@ -227,6 +227,56 @@ TEST(TrainingData, ResumesWithinAndBetweenStages) {
   }
 }
 
+TEST(TrainingData, ResumesWithinABatchRamp) {
+  const TestFolder folder;
+  Config config = documents_config(folder);
+  config.run.steps = 7;
+  config.data.packing = "best-fit";
+  config.data.context = 32;
+  config.data.batch = 2;
+  config.data.accumulate.stages = {{.step = 0, .batches = 1}, {.step = 2, .batches = 2}, {.step = 5, .batches = 4}};
+  const Dataset data(config.data, config.run.seed);
+  for (const int64_t level : {0, 3}) {
+    config.optimizer.shard = level;
+    std::string straight;
+    std::vector<KeptState> states(7);
+    run_ranks(2, [&](Communicator& world) {
+      Training training(config, world, data, at::kCPU);
+      for (int64_t i = 0; i < 7; ++i) {
+        keep_together(states[static_cast<size_t>(i)], training, world);
+        EXPECT_EQ(training.step().tokens, (i < 2 ? 2 : i < 5 ? 4 : 8) * 32) << i;
+      }
+      const std::string digest = training.weights_digest();
+      if (world.rank() == 0) straight = digest;
+    });
+    for (int64_t step = 1; step < 7; ++step) {
+      Dataset again(config.data, config.run.seed);
+      const KeptState& kept = states[static_cast<size_t>(step)];
+      EXPECT_TRUE(again.resume(kept.state.extra.at("data"), step).empty()) << "a stage of the ramp is no change";
+      run_ranks(2, [&](Communicator& world) {
+        Training training(config, world, again, at::kCPU);
+        kept.restore(training);
+        for (int64_t i = step; i < 7; ++i) training.step();
+        EXPECT_EQ(training.weights_digest(), straight) << "resumed after step " << step;
+        EXPECT_EQ(training.uses()[0].rows, 2 * 2 + 3 * 4 + 2 * 8);
+      });
+    }
+  }
+}
+
+// More batches of fewer rows are the same step, on the ramp as without.
+TEST(TrainingData, ABatchRampHasTheRowsOfItsStages) {
+  const TestFolder folder;
+  Config config = documents_config(folder);
+  config.data.context.stages = {{.step = 0, .context = 32, .batch = 2}, {.step = 3, .context = 32, .batch = 4}};
+  const Learned rows = learn(config, 1, 6);
+  config.data.context.stages = {{.step = 0, .context = 32, .batch = 2}};
+  config.data.accumulate.stages = {{.step = 0, .batches = 1}, {.step = 3, .batches = 2}};
+  const Learned ramp = learn(config, 1, 6);
+  EXPECT_EQ(ramp.targets, rows.targets);
+  for (size_t i = 0; i < 6; ++i) EXPECT_NEAR(ramp.losses[i], rows.losses[i], loss_tolerance(i) * rows.losses[i]) << i;
+}
+
 TEST(TrainingData, ABatchWithoutTargetsChangesNothing) {
   const TestFolder folder;
   Config config = documents_config(folder);

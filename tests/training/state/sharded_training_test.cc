@@ -121,7 +121,7 @@ std::pair<double, double> rates_of(const Config& config, const std::string& name
 std::string text_of(const Config& c, int ranks) {
   return std::to_string(ranks) + " ranks, data " + std::to_string(c.mesh.data) + ", " + std::to_string(c.model.layers) +
          " layers, " + c.model.dtype + (c.model.tie_embeddings ? ", tied" : "") +
-         (c.model.recompute ? ", recomputed" : "") + ", accumulate " + std::to_string(c.data.accumulate);
+         (c.model.recompute ? ", recomputed" : "") + ", accumulate " + c.data.accumulate.text();
 }
 
 TEST(ShardedTraining, EveryLevelHasTheSameBits) {
@@ -140,8 +140,8 @@ TEST(ShardedTraining, EveryLevelHasTheSameBits) {
   }
 }
 
-// Rates of groups whose ranges begin anywhere in a shard.
-TEST(ShardedTraining, GroupsHaveTheSameBitsAtEveryLevel) {
+// Rates of groups whose ranges begin anywhere in a shard, and steps of more and more rows.
+TEST(ShardedTraining, GroupsAndABatchRampHaveTheSameBitsAtEveryLevel) {
   const TestFolder folder;
   std::mt19937 random(11);
   for (int draw = 0; draw < 6; ++draw) {
@@ -151,6 +151,7 @@ TEST(ShardedTraining, GroupsHaveTheSameBitsAtEveryLevel) {
     config.model.layers = 2;
     const Trained plain = train(config, ranks, 4);
     config.optimizer.groups = some_groups();
+    config.data.accumulate.stages = {{.step = 0, .batches = 1}, {.step = 1, .batches = 2}, {.step = 3, .batches = 3}};
     const Trained whole = train(config, ranks, 4);
     EXPECT_NE(whole.digest, plain.digest);
     for (const int64_t level : {1, 2, 3}) {
