@@ -56,7 +56,7 @@ std::string original_of(const std::string& run) {
 // That the checkpoint's tensors are this model's.
 void check_tensors(const std::string& folder, const Manifest& manifest, const ModelShape& shape) {
   std::map<std::string, std::vector<int64_t>> expected;
-  for (const ParameterGroup& group : parameter_groups(shape)) {
+  for (const DescribedUnit& group : described_units(shape)) {
     for (const ParameterShape& parameter : group.parameters) expected[parameter.name] = parameter.shape;
   }
   for (const ManifestTensor& tensor : manifest.tensors) {

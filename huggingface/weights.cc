@@ -117,7 +117,7 @@ ModelWeights::ModelWeights(const std::string& folder, const ModelShape& shape) :
   check_tie(shape);
 
   std::map<std::string, ParameterShape> expected;
-  for (ParameterGroup& group : parameter_groups(shape)) {
+  for (DescribedUnit& group : described_units(shape)) {
     for (ParameterShape& parameter : group.parameters) expected.emplace(parameter.name, std::move(parameter));
   }
   check_known(expected);

@@ -31,7 +31,7 @@ Model::Model(const ModelShape& shape, uint64_t seed, at::ScalarType dtype, at::D
 
 Model::Model(const ModelShape& shape, at::ScalarType dtype, at::Device device, Unheld unheld) : shape_(shape) {
   validate(shape);
-  Parameters& p = parameters_ = Parameters(parameter_groups(shape));
+  Parameters& p = parameters_ = Parameters(described_units(shape));
   p.lay_out(unheld.parts);
   p.make_leaves(dtype, device);
   embedding_ = p.leaf("model.embed_tokens.weight");

@@ -59,7 +59,7 @@ int64_t forward_bytes(const ModelShape& shape, int64_t rows, const Computes& on)
 
 class Model {
  public:
-  // Checks the shape and takes the memory. Weights begin as parameter_groups(shape) says and depend on (shape, seed)
+  // Checks the shape and takes the memory. Weights begin as described_units(shape) says and depend on (shape, seed)
   // only. `dtype` is what it computes in: in bf16
   // norms' statistics, rotations and the loss are fp32.
   Model(const ModelShape& shape, uint64_t seed, at::ScalarType dtype = at::kFloat, at::Device device = at::kCPU);

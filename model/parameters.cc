@@ -41,8 +41,8 @@ at::Tensor named_normal(uint64_t seed, std::string_view name, int64_t n, int64_t
   return out;
 }
 
-Parameters::Parameters(const std::vector<ParameterGroup>& groups) {
-  for (const ParameterGroup& group : groups) {
+Parameters::Parameters(const std::vector<DescribedUnit>& groups) {
+  for (const DescribedUnit& group : groups) {
     const size_t first = list_.size();
     for (const ParameterShape& p : group.parameters) {
       if (p.shape.size() == 2 && list_.size() > first && list_.back().shape.size() == 1) {

@@ -42,7 +42,7 @@ class Parameters {
 
   Parameters() = default;
   // A group is a unit. Matrices have weight decay, vectors do not.
-  explicit Parameters(const std::vector<ParameterGroup>& groups);
+  explicit Parameters(const std::vector<DescribedUnit>& groups);
   // Fills each unit up so that it can be cut into `parts` equal ones. To be called once.
   void lay_out(int parts);
 

@@ -187,7 +187,7 @@ FitTable what_fits(const Config& config, const FitRanks& ranks,
                  .shards = cut.shards,
                  .replicas = cut.replicas,
                  .planned = fitting.planned()};
-  Parameters parameters(parameter_groups(shape));
+  Parameters parameters(described_units(shape));
   parameters.lay_out(cut.shards);
   const auto element = static_cast<double>(c10::elementSize(compute_dtype(config)));
   const auto wide = static_cast<double>(c10::elementSize(at::toOpMathType(compute_dtype(config))));

@@ -32,7 +32,7 @@ OptimizerSettings optimizer_settings(const Config& c) {
 std::vector<Stage> check_training(const Config& c, int ranks) {
   validate(model_shape(c));
   if (!c.optimizer.groups.list.empty()) {
-    Parameters parameters = declare_parameters(model_shape(c));
+    Parameters parameters(described_units(model_shape(c)));
     parameters.lay_out(1);
     parameter_rates(parameters, c.optimizer.weight_decay, c.optimizer.groups);
   }

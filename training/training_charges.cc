@@ -37,7 +37,7 @@ std::vector<PlaceCharges> add_training_charges(const Config& c, const Stage& sta
   const int64_t batch = (restart ? 3 : 2) * rows * positions * 8;
   const int64_t turned = restart ? stage.context : positions;  // positions in the rotary table
   const bool recorded = gpu && may_be_recorded(c, stage, sharding, ranks);
-  Parameters parameters(parameter_groups(shape));
+  Parameters parameters(described_units(shape));
   parameters.lay_out(sharding.shards);
   StateTraits traits = state_traits(c, sharding, recorded);
   traits.messages = are == RanksAre::kProcesses;

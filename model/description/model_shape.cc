@@ -24,16 +24,16 @@ ParameterShape vector(std::string name, int64_t n, double value) {
   return {.name = std::move(name), .shape = {n}, .std = 0, .value = value};
 }
 
-ParameterGroup embedding(const ModelShape& s) {
+DescribedUnit embedding(const ModelShape& s) {
   return {"the embedding", {matrix("model.embed_tokens.weight", s.vocab, s.dim)}};
 }
 
-ParameterGroup layer(const ModelShape& s, int64_t i) {
+DescribedUnit layer(const ModelShape& s, int64_t i) {
   // What is added to the residual stream begins smaller, by the number of additions (Radford et al. 2019).
   const double residual = kStd / std::sqrt(2.0 * static_cast<double>(s.layers));
   const std::string prefix = "model.layers." + std::to_string(i) + ".", attention = prefix + "self_attn.",
                     mlp = prefix + "mlp.";
-  ParameterGroup group{
+  DescribedUnit group{
       "layer " + std::to_string(i),
       {matrix(attention + "q_proj.weight", s.q_width(), s.dim),
        matrix(attention + "k_proj.weight", s.kv_width(), s.dim),
@@ -61,10 +61,10 @@ ParameterGroup layer(const ModelShape& s, int64_t i) {
   return group;
 }
 
-ParameterGroup output(const ModelShape& s) { return {"the output", {matrix("lm_head.weight", s.vocab, s.dim)}}; }
+DescribedUnit output(const ModelShape& s) { return {"the output", {matrix("lm_head.weight", s.vocab, s.dim)}}; }
 
 template <typename Number>
-Number elements(const ParameterGroup& group, bool matrices_only = false) {
+Number elements(const DescribedUnit& group, bool matrices_only = false) {
   Number sum = 0;
   for (const ParameterShape& p : group.parameters) {
     if (matrices_only && p.shape.size() < 2) continue;
@@ -105,8 +105,8 @@ int64_t ParameterShape::count() const {
   return count;
 }
 
-std::vector<ParameterGroup> parameter_groups(const ModelShape& s) {
-  std::vector<ParameterGroup> groups = {embedding(s)};
+std::vector<DescribedUnit> described_units(const ModelShape& s) {
+  std::vector<DescribedUnit> groups = {embedding(s)};
   for (int64_t i = 0; i < s.layers; ++i) groups.push_back(layer(s, i));
   groups.back().parameters.push_back(vector("model.norm.weight", s.dim, 1));
   if (!s.tie_embeddings) groups.push_back(output(s));

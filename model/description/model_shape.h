@@ -56,11 +56,11 @@ struct ParameterShape {
 // What is used together: the embedding, each layer (the last with the norm behind it) and, where it is a matrix of its
 // own, the output. In each all matrices come before the first vector; the projections to queries, keys and values lie
 // one after the other, and so do those to gate and up, and their biases.
-struct ParameterGroup {
+struct DescribedUnit {
   std::string name;  // "the embedding", "layer 3", "the output"
   std::vector<ParameterShape> parameters;
 };
-std::vector<ParameterGroup> parameter_groups(const ModelShape& shape);
+std::vector<DescribedUnit> described_units(const ModelShape& shape);
 
 // Elements of all parameters; `parameter_estimate` also of a model whose count has more than 63 bits.
 int64_t parameter_count(const ModelShape& shape);

@@ -48,7 +48,7 @@ using Tensors = std::map<std::string, at::Tensor>;
 inline Tensors weights_of(const ModelShape& shape, at::ScalarType dtype = at::kFloat) {
   Tensors tensors;
   double begin = 1;
-  for (const ParameterGroup& group : parameter_groups(shape)) {
+  for (const DescribedUnit& group : described_units(shape)) {
     for (const ParameterShape& p : group.parameters) {
       tensors[p.name] = at::arange(p.count(), at::kFloat).add(begin++).mul(1e-3).sin().to(dtype).view(p.shape);
     }
@@ -105,7 +105,7 @@ inline nlohmann::json write_weights(const std::string& folder, const Tensors& te
 // Slices to read all tensors of a shape into.
 inline std::vector<TensorSlice> empty_slices(const ModelShape& shape, at::ScalarType dtype = at::kFloat) {
   std::vector<TensorSlice> slices;
-  for (const ParameterGroup& group : parameter_groups(shape)) {
+  for (const DescribedUnit& group : described_units(shape)) {
     for (const ParameterShape& p : group.parameters) {
       slices.push_back({p.name, p.shape, 0, at::empty({p.count()}, at::TensorOptions().dtype(dtype))});
     }

@@ -174,7 +174,7 @@ TEST(Model, CountsItsParametersBeforeItHasThem) {
 TEST(Model, UnitsHoldEachParameterOnce) {
   for (const ModelShape& shape : {tiny(false), tiny(true), rich(false), rich(true)}) {
     for (const int parts : {1, 3, 4}) {
-      Parameters parameters(parameter_groups(shape));
+      Parameters parameters(described_units(shape));
       parameters.lay_out(parts);
       ASSERT_EQ(parameters.units().size(), shape.tie_embeddings ? 3U : 4U);
       std::set<std::string> names;

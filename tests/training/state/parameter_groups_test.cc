@@ -16,7 +16,7 @@ namespace {
 
 Parameters two_layers() {
   Parameters parameters =
-      declare_parameters({.layers = 2, .dim = 24, .heads = 2, .kv_heads = 1, .ffn = 20, .vocab = 256});
+      Parameters(described_units({.layers = 2, .dim = 24, .heads = 2, .kv_heads = 1, .ffn = 20, .vocab = 256}));
   parameters.lay_out(2);
   return parameters;
 }
