@@ -92,9 +92,11 @@ ROOMS = {
     ],
     "inference": [
         "training",
+        "training/state",
         "huggingface",
         "training/run",
         "model",
+        "model/description",
         "data/shards",
         "config",
         "tensor_files",

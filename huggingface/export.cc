@@ -53,6 +53,15 @@ std::string original_of(const std::string& run) {
   return text.str();
 }
 
+// `longest`: rows that it was trained on.
+ConfigToWrite config_to_write(const std::string& run, const ModelSection& model, int64_t longest) {
+  ConfigToWrite to{.model = model, .context = longest, .original = original_of(run), .dtype = model.dtype};
+  if (!to.original.empty()) {
+    to.context = std::max(longest, parse_folder_config(to.original, huggingface_folder(run)).context);
+  }
+  return to;
+}
+
 // That the checkpoint's tensors are this model's.
 void check_tensors(const std::string& folder, const Manifest& manifest, const ModelShape& shape) {
   std::map<std::string, std::vector<int64_t>> expected;
@@ -88,14 +97,9 @@ ExportedModel export_checkpoint(const ExportOptions& options, const std::string&
   ExportedModel made;
   made.step = manifest.step;
   made.dtype = options.dtype.empty() ? model.dtype : options.dtype;
-  ConfigToWrite to{.model = model,
-                   .context = longest_rows(config.data, manifest.step),
-                   .original = original_of(options.run),
-                   .dtype = made.dtype,
-                   .leave_pattern = options.leave_pattern};
-  if (!to.original.empty()) {
-    to.context = std::max(to.context, parse_folder_config(to.original, huggingface_folder(options.run)).context);
-  }
+  ConfigToWrite to = config_to_write(options.run, model, longest_rows(config.data, manifest.step));
+  to.dtype = made.dtype;
+  to.leave_pattern = options.leave_pattern;
   made.context = to.context;
   const std::string text = write_model_config(to);
   made.architecture = nlohmann::json::parse(text).at("architectures").at(0);
@@ -127,6 +131,14 @@ ExportedModel export_checkpoint(const ExportOptions& options, const std::string&
 }
 
 }  // namespace
+
+std::string exported_family(const std::string& run) {
+  const Config config = load_config(run + "/config.toml");
+  const std::string text = write_model_config(config_to_write(run, config.model, config.data.context.longest()));
+  return parse_folder_config(text, run).family;
+}
+
+int64_t export_bytes() { return kBlockBytes; }
 
 ExportedModel export_model(const ExportOptions& options, const std::function<void(const std::string&)>& passed_over,
                            FileSystem& files) {

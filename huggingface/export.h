@@ -37,4 +37,10 @@ struct ExportedModel {
 ExportedModel export_model(const ExportOptions& options, const std::function<void(const std::string&)>& passed_over,
                            FileSystem& files = FileSystem::real());
 
+// The family ("llama") that the run's newest configuration would be exported as. Raises Error(kUsage) where none can.
+std::string exported_family(const std::string& run);
+
+// Bytes of the host that export_model holds at most, but for what a process takes anyway: a block.
+int64_t export_bytes();
+
 }  // namespace annulus

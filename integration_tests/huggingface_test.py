@@ -84,6 +84,21 @@ class HuggingFaceTest(cli.CliTest):
         self.assertEqual(code, 0, f"{args}: {err}")
         return out
 
+    def assert_inspects(self, folder, config, parameters):
+        """What `inspect` says is what transformers reads."""
+        of = json.loads(self.done("inspect", self.path(folder), "--length", "64", "--json"))
+        self.assertEqual(of["family"], config.model_type)
+        self.assertEqual(of["parameters"], parameters)
+        for key, theirs in {"dim": "hidden_size", "layers": "num_hidden_layers", "heads": "num_attention_heads",
+                            "kv_heads": "num_key_value_heads", "ffn": "intermediate_size", "vocab": "vocab_size",
+                            "norm_eps": "rms_norm_eps", "tie_embeddings": "tie_word_embeddings",
+                            "context": "max_position_embeddings"}.items():
+            self.assertEqual(of[key], getattr(config, theirs), f"{folder}: {key}")
+        self.assertEqual(of["rope_theta"], config.rope_parameters["rope_theta"])
+        self.assertIn(f'kind = "{config.rope_parameters["rope_type"]}"', of["rope_scaling"])
+        self.assertTrue(of["rope_fp32"])
+        self.assertIn("angles in fp32", self.done("inspect", folder, "--length", "64"))
+
     def load(self, folder):
         model, info = transformers.AutoModelForCausalLM.from_pretrained(self.path(folder), output_loading_info=True)
         for kind, what in info.items():
@@ -105,6 +120,7 @@ class HuggingFaceTest(cli.CliTest):
             out = self.done("export", name, f"out-{name}", "--shard-size", "30KB" if i % 2 else "1GB")
             self.assertIn(type(model).__name__, out)
             self.assertNotIn("note:", out)
+            self.assert_inspects(name, CONFIGS[name], sum(p.numel() for p in model.parameters()))
             again = self.load(f"out-{name}")
             self.assertEqual(again.dtype, dtype, name)
             self.assertEqual(said(again.config), said(model.config), name)

@@ -77,6 +77,7 @@ std::unique_ptr<Verb> make_train_verb();
 std::unique_ptr<Verb> make_sample_verb();
 std::unique_ptr<Verb> make_checkpoint_verb();
 std::unique_ptr<Verb> make_export_verb();
+std::unique_ptr<Verb> make_inspect_verb();
 std::unique_ptr<Verb> make_tokenize_verb();
 std::unique_ptr<Verb> make_pack_verb();
 std::unique_ptr<Verb> make_plan_verb();

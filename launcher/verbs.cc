@@ -10,6 +10,7 @@ const std::vector<VerbEntry>& verbs() {
       {"sample", "write text with a model", false, make_sample_verb, true},
       {"checkpoint", "show and verify checkpoints, and merge their weights into safetensors", false,
        make_checkpoint_verb, true},
+      {"inspect", "say what a run or a folder of Hugging Face's is, and what it costs", false, make_inspect_verb, true},
       {"export", "write a run's model as a folder of Hugging Face's", false, make_export_verb, true},
       {"tokenize", "make shards of tokens from text, show them, check them", false, make_tokenize_verb, true},
       {"pack", "find or make the row indexes of a configuration's tokens, and count what is in them", false,

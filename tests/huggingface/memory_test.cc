@@ -1,4 +1,4 @@
-// What reading a model takes of the host's memory is what was said: the slices that are read into, and one block.
+// What reading and exporting a model takes of the host's memory is what inspect says.
 #include <gtest/gtest.h>
 #include <malloc.h>
 
@@ -7,8 +7,13 @@
 #include <string>
 #include <vector>
 
+#include "comm/threads/threads.h"
+#include "config/config.h"
+#include "huggingface/export.h"
 #include "huggingface/weights.h"
+#include "inference/inspection.h"
 #include "tests/huggingface/folders.h"
+#include "training/run/checkpoint.h"
 #include "training/run/checkpoint_manifest.h"
 
 namespace annulus {
@@ -29,11 +34,18 @@ void forget_peak() {
   std::ofstream("/proc/self/clear_refs") << "5";
 }
 
-TEST(Memory, OfReadingAModel) {
-  const ModelShape shape{
-      .layers = 8, .dim = 512, .heads = 8, .kv_heads = 4, .ffn = 1536, .vocab = 16384, .head_size = 64};
+ModelShape large() {
+  return {.layers = 8, .dim = 512, .heads = 8, .kv_heads = 4, .ffn = 1536, .vocab = 16384, .head_size = 64};
+}
+
+void expect_taken(double taken, int64_t said) { EXPECT_NEAR(taken / static_cast<double>(said), 1, 0.1) << said; }
+
+TEST(Memory, OfReadingAModelIsWhatInspectSays) {
+  const ModelShape shape = large();
   const std::string folder = fresh_folder("large");
+  write_text(folder + "/config.json", llama_config(shape).dump());
   write_weights(folder, weights_of(shape, at::kBFloat16), 4);
+  const Inspection said = inspect_model(folder, "runs", 64);
   const ModelWeights weights(folder, shape);
   const std::vector<TensorSlice> warm = {
       {"model.norm.weight", {512}, 0, at::empty({512}, at::TensorOptions().dtype(at::kFloat))}};
@@ -42,10 +54,35 @@ TEST(Memory, OfReadingAModel) {
   const int64_t before = status("VmRSS");
   const std::vector<TensorSlice> slices = empty_slices(shape);
   weights.read(slices);
-  const double taken = static_cast<double>(status("VmHWM") - before);
-  const double said = static_cast<double>(4 * parameter_count(shape) + kBlockBytes);
-  EXPECT_GT(said, 150e6);
-  EXPECT_NEAR(taken / said, 1, 0.1);
+  EXPECT_GT(said.import_bytes, 150'000'000);
+  expect_taken(static_cast<double>(status("VmHWM") - before), said.import_bytes);
+}
+
+TEST(Memory, OfExportingAModelIsWhatInspectSays) {
+  const std::string run = fresh_folder("run");
+  Config config;
+  config.run.steps = 1;
+  config.data.train = {"nothing"};
+  config.optimizer.lr = 1;
+  static_cast<ModelShape&>(config.model) = large();
+  for (const char* dtype : {"fp32", "bf16"}) {
+    config.model.dtype = dtype;
+    write_text(run + "/config.toml", to_toml(config));
+    std::vector<TensorSlice> slices;
+    for (const auto& [name, tensor] : weights_of(large())) {
+      slices.push_back({name, tensor.sizes().vec(), 0, tensor.view({-1})});
+    }
+    CheckpointStore(run, 1).save(*make_self_communicator(), {.step = 1}, slices);
+    slices.clear();
+    const Inspection said = inspect_model(run, "runs", 64);
+    const auto passed_over = [](const std::string& reason) { ADD_FAILURE() << reason; };
+    export_model({.run = run, .out = fresh_folder("parent") + "/warm"}, passed_over);
+    forget_peak();
+    const int64_t before = status("VmRSS");
+    export_model({.run = run, .out = fresh_folder("parent") + "/out"}, passed_over);
+    EXPECT_GE(said.export_bytes, kBlockBytes);
+    expect_taken(static_cast<double>(status("VmHWM") - before), said.export_bytes);
+  }
 }
 
 }  // namespace

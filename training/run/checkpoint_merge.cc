@@ -3,6 +3,7 @@
 
 #include <ATen/ops/from_blob.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -19,6 +20,8 @@ namespace {
 
 namespace fs = std::filesystem;
 using Tensors = std::vector<const ManifestTensor*>;
+
+constexpr int64_t kRounded = 1 << 18;  // elements at once, of a block of millions
 
 at::ScalarType dtype_of(const ManifestTensor& tensor, const Merging& to) { return to.dtype.value_or(tensor.dtype); }
 
@@ -38,8 +41,11 @@ void write_tensors(CheckpointReader& reader, const Manifest& manifest, const Ten
     const at::TensorOptions stored = at::TensorOptions().dtype(tensor.dtype);
     reader.read(tensor, 0, tensor.elements(), [&](int64_t begin, int64_t end, const void* data) {
       if (interrupted()) throw Error(ErrorKind::kResource, "checkpoint", "merging was interrupted: nothing is kept");
-      const at::Tensor block = at::from_blob(const_cast<void*>(data), {end - begin}, stored).to(info.dtype);
-      writer.write(block.const_data_ptr(), block.nbytes());
+      const at::Tensor block = at::from_blob(const_cast<void*>(data), {end - begin}, stored);
+      for (int64_t at = 0; at < end - begin; at += kRounded) {
+        const at::Tensor values = block.narrow(0, at, std::min(kRounded, end - begin - at)).to(info.dtype);
+        writer.write(values.const_data_ptr(), values.nbytes());
+      }
     });
   }
   writer.finish();

@@ -28,7 +28,7 @@ struct Merging {
 // Writes the model's tensors of the checkpoint in `folder`: to one file; or, with `max_file_bytes`, to a new folder in
 // Hugging Face's layout: files of at most so many bytes of tensors (a larger tensor has one of its own) with
 // model.safetensors.index.json, or model.safetensors alone where one takes all. Every block that is read is checked; no
-// more than one is held, and where values are rounded that one's. Written beside, synced and renamed. Returns the paths
+// more than one is held. Written beside, synced and renamed. Returns the paths
 // of the files.
 //
 // Raises Error(kUsage) where `out` is there, Error(kInput) for damage, Error(kResource) for a disk or a permission and

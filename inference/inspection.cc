@@ -1,0 +1,100 @@
+// See inspection.h.
+#include "inference/inspection.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <system_error>
+
+#include "common/error.h"
+#include "huggingface/export.h"
+#include "huggingface/model_config.h"
+#include "huggingface/weights.h"
+#include "inference/opened_model.h"
+#include "model/description/model_shape.h"
+#include "training/layer_requests.h"
+#include "training/run/checkpoint.h"
+#include "training/run/checkpoint_manifest.h"
+#include "training/state/sharding.h"
+
+namespace annulus {
+namespace {
+
+std::vector<Inspection::Pattern> patterns_of(const ModelSection& model) {
+  std::vector<Inspection::Pattern> patterns;
+  for (int64_t layer = 0; layer < model.layers; ++layer) {
+    const std::string text = model.pattern.of(layer).text();
+    const auto found = std::find_if(patterns.begin(), patterns.end(), [&](const auto& p) { return p.text == text; });
+    if (found == patterns.end()) {
+      patterns.push_back({text, {layer}});
+    } else {
+      found->layers.push_back(layer);
+    }
+  }
+  return patterns;
+}
+
+// A job of one rank that trains one row of this length at a time.
+Config alone(const Inspection& of, const std::optional<Config>& run) {
+  Config config = run.value_or(Config());
+  config.model = of.model;
+  config.data.context = of.length;
+  config.data.batch = config.data.accumulate = 1;
+  config.data.documents = false;  // their lengths are not known
+  config.mesh = {};
+  config.optimizer.shard = 0;
+  config.attention.layout = "contiguous";
+  config.attention.even = false;
+  return config;
+}
+
+void look_at_run(const OpenedModel& opened, Inspection& to) {
+  try {
+    to.family = exported_family(opened.path());
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kUsage) throw;
+    to.no_family = error.message();
+  }
+  const CheckpointStore store(opened.path(), 1);
+  const std::vector<CheckpointStore::Entry> newest = store.newest_first();
+  if (newest.empty()) return;
+  to.step = newest.front().step;
+  for (const ManifestTensor& tensor : read_manifest(newest.front().path).tensors) {
+    if (!is_optimizer(tensor.name)) to.weight_bytes += tensor.bytes();
+  }
+  to.dtypes = {"F32"};
+}
+
+}  // namespace
+
+Inspection inspect_model(const std::string& which, const std::string& root, std::optional<int64_t> length) {
+  const OpenedModel opened(which, root, std::nullopt);
+  Inspection to;
+  to.path = opened.path();
+  to.is_run = opened.run().has_value();
+  to.model = opened.model();
+  to.context = opened.context();
+  to.parameters = parameter_count(to.model);
+  to.patterns = patterns_of(to.model);
+  if (to.is_run) {
+    look_at_run(opened, to);
+  } else {
+    to.family = read_folder_config(to.path).family;
+    const ModelWeights weights(to.path, to.model);
+    to.dtypes = weights.dtypes();
+    to.weight_bytes = weights.bytes();
+  }
+  to.length = length.value_or(to.context);
+  const Config config = alone(to, opened.run());
+  const std::vector<Stage> stages = training_stages(config, 1);
+  const double pairs = stages[0].layers.pairs_per_token();
+  to.flops = flops_per_token(to.model, pairs);
+  to.attention_flops = to.flops - flops_per_token(to.model, 0);
+  to.training = plan_memory(config, stages, make_sharding(config, 1, 1), 1, 0, RanksAre::kProcesses).kinds();
+  to.import_bytes = parameter_count(to.model) * 4 + kBlockBytes;
+  to.export_bytes = export_bytes();
+  return to;
+}
+
+}  // namespace annulus

@@ -1,0 +1,82 @@
+// What `inspect` says of a folder and of a run: sizes, patterns, FLOPs and memory as the model's description and the
+// memory plan have them.
+#include "inference/inspection.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "common/error.h"
+#include "tests/huggingface/folders.h"
+#include "tests/training/tiny_run.h"
+#include "tests/training/trainer_runs.h"
+
+namespace annulus {
+namespace {
+
+TEST(Inspection, OfAFolder) {
+  const ModelShape shape = small_shape();
+  const std::string folder = fresh_folder("inspected");
+  nlohmann::ordered_json config = llama_config(shape);
+  config["model_type"] = "qwen2";
+  config["architectures"] = {"Qwen2ForCausalLM"};
+  config["use_sliding_window"] = true;
+  config["sliding_window"] = 8;
+  config["max_window_layers"] = 1;
+  write_text(folder + "/config.json", config.dump());
+  ModelShape with_biases = shape;
+  with_biases.qkv_bias = true;
+  write_weights(folder, weights_of(with_biases, at::kBFloat16));
+
+  const Inspection of = inspect_model(folder, "runs", 64);
+  EXPECT_FALSE(of.is_run);
+  EXPECT_EQ(of.family, "qwen2");
+  EXPECT_EQ(of.context, 256);
+  EXPECT_TRUE(of.model.rope_fp32);
+  EXPECT_EQ(of.parameters, parameter_count(with_biases));
+  EXPECT_EQ(of.weight_bytes, 2 * of.parameters);
+  EXPECT_EQ(of.dtypes, std::vector<std::string>{"BF16"});
+  ASSERT_EQ(of.patterns.size(), 2U);
+  EXPECT_EQ(of.patterns[0].text, "{ kind = \"causal\" }");
+  EXPECT_EQ(of.patterns[1].layers, std::vector<int64_t>{1});
+  // Of 64 queries: 1 + 2 + ... + 64 pairs in the first layer, 1 + ... + 7 + 57 * 8 in the second, times 4 heads.
+  const double pairs = 4.0 * (64 * 65 / 2 + 28 + 57 * 8) / 64;
+  EXPECT_DOUBLE_EQ(of.flops, flops_per_token(with_biases, pairs));
+  EXPECT_NEAR(of.attention_flops, 12 * 4 * pairs, 1e-6);
+  EXPECT_EQ(inspect_model(folder, "runs", std::nullopt).length, 256);
+  // What lasts: fp32 weights, gradients and both moments, each a little more than its elements.
+  const double state = 4.0 * static_cast<double>(of.parameters);
+  EXPECT_NEAR(static_cast<double>(of.training.weights) / state, 1, 0.1);
+  EXPECT_NEAR(static_cast<double>(of.training.optimizer) / state, 2, 0.2);
+  EXPECT_GT(of.training.activations, 0);
+}
+
+TEST(Inspection, OfARun) {
+  const TestFolder folder;
+  Config config = tiny_config(folder);
+  config.data.context.stages = {{.step = 0, .context = 32}, {.step = 3, .context = 128}};
+  EXPECT_EQ(train(config, 2).code, 0);
+  const std::string run = config.run.folder + "/tiny-001";
+  const Inspection of = inspect_model("tiny", config.run.folder, std::nullopt);
+  EXPECT_EQ(of.path, run);
+  EXPECT_TRUE(of.is_run);
+  EXPECT_EQ(of.family, "llama");
+  EXPECT_FALSE(of.model.rope_fp32);
+  EXPECT_EQ(of.context, 128);
+  EXPECT_EQ(of.step, 6);
+  EXPECT_EQ(of.weight_bytes, 4 * of.parameters);
+  std::filesystem::remove_all(run + "/checkpoints");
+  EXPECT_FALSE(inspect_model(run, "runs", std::nullopt).step);
+  config = load_config(run + "/config.toml",
+                       {"model.pattern={ kind = \"dilated\", segment_lengths = [32], dilation_rates = [2] }"});
+  write_text(run + "/config.toml", to_toml(config));
+  const Inspection dilated = inspect_model(run, "runs", 64);
+  EXPECT_EQ(dilated.family, "");
+  EXPECT_NE(dilated.no_family.find("dilated"), std::string::npos) << dilated.no_family;
+  EXPECT_THROW(inspect_model(folder.path() + "/nothing", "runs", 64), Error);
+}
+
+}  // namespace
+}  // namespace annulus
