@@ -1,5 +1,5 @@
 // The script ./annulus, which starts what is not of this program: making tokens takes the libraries of tokenizers,
-// which are Python's (tokenization/). Used by verb_tokenize.cc and encode_prompt.cc.
+// which are Python's (tokenization/). Used by verb_tokenize.cc and sample_tokenizer.cc.
 #pragma once
 
 #include <string>

@@ -15,8 +15,7 @@ namespace annulus {
 namespace {
 
 Parameters two_layers() {
-  Parameters parameters(
-      described_units({.layers = 2, .dim = 24, .heads = 2, .kv_heads = 1, .ffn = 20, .vocab = 256}));
+  Parameters parameters(described_units({.layers = 2, .dim = 24, .heads = 2, .kv_heads = 1, .ffn = 20, .vocab = 256}));
   parameters.lay_out(2);
   return parameters;
 }

@@ -1,9 +1,11 @@
-// Tests of launcher/tokens/encode_prompt.h with scripts in the place of ./annulus; tests/tokenization has the real one.
-#include "launcher/tokens/encode_prompt.h"
+// Tests of launcher/tokens/sample_tokenizer.h with scripts in the place of ./annulus; tests/tokenization has the real
+// one.
+#include "launcher/tokens/sample_tokenizer.h"
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
@@ -17,7 +19,7 @@ namespace {
 class EncodePrompt : public ::testing::Test {
  protected:
   void script(const std::string& body) {
-    const std::string path = folder_ + "/encode_prompt_script";
+    const std::string path = folder_ + "/tokenizer_script";
     std::ofstream(path) << "#!/bin/bash\n" << body;
     ASSERT_EQ(chmod(path.c_str(), 0755), 0);
     setenv("ANNULUS_SCRIPT", path.c_str(), 1);
@@ -77,6 +79,21 @@ TEST_F(EncodePrompt, OtherEndsAreErrors) {
   }
   unsetenv("ANNULUS_SCRIPT");
   EXPECT_EQ(refusal(), ErrorKind::kUnavailable);
+}
+
+TEST_F(EncodePrompt, ATableIsWrittenWhereItIsRead) {
+  script("printf '%s' \"${3#--output=}\" > '" + folder_ + "/output'; printf table > \"${3#--output=}\"");
+  const std::string path = make_token_table("t");
+  EXPECT_EQ(content("output"), path);
+  std::ifstream made(path, std::ios::binary);
+  EXPECT_EQ(std::string(std::istreambuf_iterator<char>(made), {}), "table");
+  std::remove(path.c_str());
+}
+
+TEST_F(EncodePrompt, NoTableIsLeftBehindByAFailure) {
+  script("printf '%s' \"${3#--output=}\" > '" + folder_ + "/output'; exit 3");
+  EXPECT_THROW(make_token_table("t"), ReportedError);
+  EXPECT_FALSE(std::ifstream(content("output")).good());
 }
 
 }  // namespace
