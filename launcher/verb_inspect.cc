@@ -25,7 +25,8 @@ std::string rounded(double value, int digits) {
 std::string bytes(int64_t n) { return bytes_text(static_cast<double>(n)); }
 
 std::string flops_text(double flops) {
-  return flops >= 1e12 ? rounded(flops / 1e12, 2) + " TFLOP" : rounded(flops / 1e9, 3) + " GFLOP";
+  if (flops >= 1e12) return rounded(flops / 1e12, 2) + " TFLOP";
+  return flops >= 1e9 ? rounded(flops / 1e9, 2) + " GFLOP" : rounded(flops / 1e6, 2) + " MFLOP";
 }
 
 // [0, 1, 2, 5]: "0-2, 5".
@@ -76,9 +77,9 @@ void show(const Inspection& of) {
   say("compute", flops_text(of.flops) + " a token, forward and backward; attention is " +
                      rounded(100 * of.attention_flops / of.flops, 1) + " % of it");
   const MemoryKinds& t = of.training;
-  say("training", bytes(t.total()) + " in " + m.dtype + " on one rank that holds all, a row at a time: weights " +
-                      bytes(t.weights) + ", gradients " + bytes(t.gradients) + ", optimizer " + bytes(t.optimizer) +
-                      ", activations " + bytes(t.activations) + ", working " + bytes(t.working));
+  say("training", bytes(t.total()) + " in " + m.dtype + " on one rank that holds all, a row at a time:");
+  say("", "weights " + bytes(t.weights) + ", gradients " + bytes(t.gradients) + ", optimizer " + bytes(t.optimizer) +
+              ", activations " + bytes(t.activations) + ", working " + bytes(t.working));
   say("import", bytes(of.import_bytes) + " of the host at most on one rank that holds all: fp32 weights and a block");
   say("export", bytes(of.export_bytes) + " of the host at most");
 }

@@ -1,0 +1,22 @@
+// What docs/models.md says of config.json is what is done with it.
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <sstream>
+
+#include "huggingface/model_config.h"
+
+namespace annulus {
+namespace {
+
+TEST(ModelsPage, HoldsTheTableOfKeys) {
+  std::ifstream file("docs/models.md");
+  std::stringstream text;
+  text << file.rdbuf();
+  std::string table = model_config_reference();
+  while (!table.empty() && table.back() == '\n') table.pop_back();
+  EXPECT_NE(text.str().find(table), std::string::npos) << "docs/models.md should hold:\n" << table;
+}
+
+}  // namespace
+}  // namespace annulus
