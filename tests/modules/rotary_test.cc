@@ -1,0 +1,71 @@
+// Tests of modules/rotary.h: frequencies of each scaling, in fp64 and fp32, and tables from the cache. Those of
+// transformers are compared in integration_tests/models/rotary_tables_test.py.
+#include "modules/rotary.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+namespace annulus {
+namespace {
+
+using Kind = RotaryScaling::Kind;
+
+RotarySpec spec(RotaryScaling scaling = {}, bool fp32 = false) {
+  return {.head_dim = 64, .theta = 10000, .scaling = scaling, .fp32 = fp32};
+}
+
+const RotaryScaling kLinear{.kind = Kind::kLinear, .factor = 4};
+const RotaryScaling kLlama3{.kind = Kind::kLlama3, .factor = 8, .original_context = 512};
+const RotaryScaling kYarn{.kind = Kind::kYarn, .factor = 4, .original_context = 512};
+
+TEST(Rotary, ScalingDividesWhatTurnsLessThanOverTheOriginalContext) {
+  const at::Tensor plain = rotary_frequencies(spec());
+  EXPECT_EQ(plain.scalar_type(), at::kDouble);
+  EXPECT_DOUBLE_EQ(plain[0].item<double>(), 1);
+  EXPECT_DOUBLE_EQ(plain[16].item<double>(), 0.01);
+  EXPECT_TRUE(rotary_frequencies(spec(kLinear)).equal(plain / 4));
+  for (const RotaryScaling& scaling : {kLlama3, kYarn}) {
+    const at::Tensor ratio = plain / rotary_frequencies(spec(scaling));
+    EXPECT_NEAR(ratio[0].item<double>(), 1, 1e-12);
+    EXPECT_NEAR(ratio[31].item<double>(), scaling.factor, 1e-12);
+    EXPECT_TRUE((ratio.slice(0, 1) >= ratio.slice(0, 0, -1) - 1e-12).all().item<bool>()) << "it rises between";
+  }
+}
+
+TEST(Rotary, Fp32IsNearFp64) {
+  for (const RotaryScaling& scaling : {RotaryScaling(), kLinear, kLlama3, kYarn}) {
+    const at::Tensor wide = rotary_frequencies(spec(scaling)), narrow = rotary_frequencies(spec(scaling, true));
+    EXPECT_EQ(narrow.scalar_type(), at::kFloat);
+    EXPECT_LT(((narrow.to(at::kDouble) - wide) / wide).abs().max().item<double>(), 1e-6);
+  }
+}
+
+TEST(Rotary, YarnScalesCosineAndSine) {
+  EXPECT_DOUBLE_EQ(spec(kYarn).attention_factor(), 0.1 * std::log(4.0) + 1);
+  EXPECT_EQ(spec(kLlama3).attention_factor(), 1);
+  RotaryScaling given = kYarn;
+  given.attention_factor = 0.5;
+  EXPECT_EQ(spec(given).attention_factor(), 0.5);
+  const RotaryTable table = make_rotary_table(at::arange(3, at::kLong), spec(given), at::kDouble, at::kCPU);
+  EXPECT_TRUE((table.cosine.square() + table.sine.square() - 0.25).abs().max().item<double>() < 1e-15);
+}
+
+TEST(Rotary, TablesFromTheCacheAreOfWhatIsAskedFor) {
+  const std::vector<Span> spans = {{.begin = 3, .stride = 2, .count = 40}};
+  const auto table = [&](const RotarySpec& s) { return rotary_table_at(spans, 0, s, at::kFloat, at::kCPU).cosine; };
+  const at::Tensor plain = table(spec());
+  EXPECT_TRUE(table(spec()).is_same(plain));
+  RotaryScaling another = kYarn;
+  another.beta_fast = 20;
+  const std::vector<RotarySpec> others = {spec(kLinear), spec(kLlama3), spec(kYarn), spec(another), spec({}, true)};
+  for (size_t i = 0; i < others.size(); ++i) {
+    EXPECT_FALSE(table(others[i]).equal(plain)) << i;
+    for (size_t j = 0; j < i; ++j) EXPECT_FALSE(table(others[i]).equal(table(others[j]))) << i << " " << j;
+  }
+}
+
+}  // namespace
+}  // namespace annulus
