@@ -1,6 +1,7 @@
 // See run_report.h.
 #include "training/run_report.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <string>
@@ -152,6 +153,7 @@ void RunReport::step(const StepResult& result, bool validated) {
 }
 
 void RunReport::rewound(int64_t from, const StepResult& spike) {
+  begin_step_ = std::min(begin_step_, training_.steps_done());  // the newest checkpoint may have been damaged
   interval_ = clock();
   interval_tokens_ = interval_targets_ = 0;
   if (!metrics_) return;
