@@ -40,7 +40,8 @@ Config alone(const Inspection& of, const std::optional<Config>& run) {
   Config config = run.value_or(Config());
   config.model = of.model;
   config.data.context = of.length;
-  config.data.batch = config.data.accumulate = 1;
+  config.data.batch = 1;
+  config.data.accumulate = AccumulateSchedule();
   config.data.documents = false;  // their lengths are not known
   config.mesh = {};
   config.optimizer.shard = 0;
