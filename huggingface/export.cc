@@ -138,7 +138,7 @@ std::string exported_family(const std::string& run) {
   return parse_folder_config(text, run).family;
 }
 
-int64_t export_bytes() { return kBlockBytes; }
+int64_t export_bytes() { return kBlockBytes + (1 << 20); }
 
 ExportedModel export_model(const ExportOptions& options, const std::function<void(const std::string&)>& passed_over,
                            FileSystem& files) {

@@ -40,7 +40,8 @@ ExportedModel export_model(const ExportOptions& options, const std::function<voi
 // The family ("llama") that the run's newest configuration would be exported as. Raises Error(kUsage) where none can.
 std::string exported_family(const std::string& run);
 
-// Bytes of the host that export_model holds at most, but for what a process takes anyway: a block.
+// Bytes of the host that export_model holds at most, but for what a process takes anyway: a block, and what is
+// rounded of it at once.
 int64_t export_bytes();
 
 }  // namespace annulus

@@ -41,7 +41,7 @@ Config alone(const Inspection& of, const std::optional<Config>& run) {
   config.model = of.model;
   config.data.context = of.length;
   config.data.batch = 1;
-  config.data.accumulate = AccumulateSchedule();
+  config.data.accumulate = 1;
   config.data.documents = false;  // their lengths are not known
   config.mesh = {};
   config.optimizer.shard = 0;

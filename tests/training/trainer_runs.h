@@ -48,6 +48,13 @@ inline Result train(const Config& config, int ranks, std::optional<std::string> 
   return {code, out.str()};
 }
 
+// Updates that move no weight but those of exactly 0.
+inline void still(OptimizerSection& optimizer) {
+  optimizer.lr = 1e-30;
+  optimizer.warmup = 0;
+  optimizer.weight_decay = 0;
+}
+
 inline std::vector<nlohmann::json> metrics(const std::string& run) {
   std::ifstream in(run + "/metrics.jsonl");
   std::vector<nlohmann::json> out;
