@@ -50,7 +50,7 @@ class PlanMemoryTest(cli.CliTest):
     def test_the_page_shows_what_is_printed(self):
         with open(os.path.join(ROOT, "docs", "memory.md")) as f:
             shown = re.findall(r"^    (\./annulus plan .*)\n\n```\n((?:[^`].*\n|\n)*)```$", f.read(), re.M)
-        self.assertEqual(len(shown), 5)
+        self.assertEqual(len(shown), 6)
         for command, table in shown:
             code, out, err = self.annulus(*shlex.split(command)[1:])
             self.assertEqual((code, err, out), (0, "", table), command)
