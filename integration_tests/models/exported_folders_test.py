@@ -147,6 +147,23 @@ class HuggingFaceTest(cli.CliTest):
         self.assertEqual(again.config.rope_parameters["rope_type"], "llama3")
         self.assert_same_weights(again, model, "llama3")
 
+    def test_what_a_config_leaves_out_is_what_transformers_makes_of_it(self):
+        for family in ("llama", "mistral", "qwen2", "qwen3"):
+            os.makedirs(self.path(family))
+            with open(self.path(f"{family}/config.json"), "w") as f:
+                json.dump(dict(SIZES, model_type=family), f)
+            config = transformers.AutoConfig.from_pretrained(self.path(family))
+            model = transformers.AutoModelForCausalLM.from_config(config)
+            model.save_pretrained(self.path(f"{family}-saved"))
+            shutil.copy(self.path(f"{family}-saved/model.safetensors"), self.path(family))
+            self.assert_inspects(family, config, sum(p.numel() for p in model.parameters()))
+            of = json.loads(self.done("inspect", self.path(family), "--length", "64", "--json"))
+            head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+            self.assertEqual(of["head_dim"], head_dim)
+            window = config.sliding_window if family == "mistral" else None
+            said = f'{{ kind = "window", left = {window - 1}, right = 0 }}' if window else '{ kind = "causal" }'
+            self.assertEqual(of["patterns"], [{"pattern": said, "layers": [0, 1, 2]}])
+
     def test_what_was_trained_is_what_comes_out(self):
         """A longer context by yarn, with a window: the configuration says it, and a run goes on without the folder."""
         self.make("mistral")
@@ -167,10 +184,14 @@ class HuggingFaceTest(cli.CliTest):
         )
 
     def test_a_model_begun_here(self):
-        self.done("train", "config.toml", "--set", "model.layers=2", "--set", "model.dim=32", "--set", "model.heads=2")
+        self.done("train", "config.toml", "--set", "model.layers=2", "--set", "model.dim=32", "--set", "model.heads=2",
+                  "--set", 'model.rope_scaling={ kind = "yarn", factor = 2.0, original_context = 16, beta_fast = 16 }')
         out = self.done("export", "tiny", "out", "--dtype", "bf16")
         self.assertIn("note: the model was trained with rotary angles in fp64", out)
-        self.assertEqual(type(self.load("out")).__name__, "LlamaForCausalLM")
+        model = self.load("out")
+        self.assertEqual((type(model).__name__, model.dtype), ("LlamaForCausalLM", torch.bfloat16))
+        rope = model.config.rope_parameters
+        self.assertEqual((rope["rope_type"], rope["factor"], rope["beta_fast"], rope["rope_theta"]), ("yarn", 2, 16, 1e4))
         self.assert_refused(2, "out is there already", "export", "tiny", "out")
         self.assert_refused(2, "--dtype must be bf16 or fp32", "export", "tiny", "other", "--dtype", "fp8")
 
