@@ -1,6 +1,7 @@
 // annulus inspect: what a run or a folder in Hugging Face's layout is. Options and printing only; the work is
 // inference/inspection.
 #include <CLI/CLI.hpp>
+#include <cmath>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -61,7 +62,9 @@ void show(const Inspection& of) {
   say("attention", counted(m.heads, "head") + " of " + std::to_string(m.head_dim()) + ", " +
                        counted(m.kv_heads, "kv head") + "; " + biases(m) +
                        (m.qk_norm ? "; norms of queries and keys" : ""));
-  say("positions", "rotary, theta " + exact(m.rope_theta) + ", " + m.rope_scaling.text() + "; angles in " +
+  const bool whole = m.rope_theta == std::floor(m.rope_theta) && m.rope_theta < 1e15;
+  const std::string theta = whole ? with_commas(static_cast<int64_t>(m.rope_theta)) : exact(m.rope_theta);
+  say("positions", "rotary, theta " + theta + ", " + m.rope_scaling.text() + "; angles in " +
                        (m.rope_fp32 ? "fp32, as transformers computes them" : "fp64"));
   std::string name = "patterns";
   for (const Inspection::Pattern& pattern : of.patterns) {

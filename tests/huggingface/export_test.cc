@@ -90,9 +90,16 @@ TEST(Export, ImportExportImportIsTheSameBitsAtEveryWorldAndLevel) {
         EXPECT_EQ(file_text(out + "/" + name), file_text(from + "/" + name));
       }
       // As if nobody had exported, and the folder is one to begin with.
+      still_run(folder, from, ranks, shard);
+      const std::string other = folder.path() + "/runs/tiny-002";
       Config again = load_config(run + "/config.toml");
       again.run.steps = 3;
       EXPECT_EQ(train(again, ranks, run).code, 0);
+      EXPECT_EQ(train(again, ranks, other).code, 0);
+      const std::string last = "/checkpoints/step-00000003";
+      std::map<std::string, std::string> trained = content(run + last), as_without = content(other + last);
+      EXPECT_GE(trained.size(), 3U);
+      EXPECT_TRUE(trained == as_without);
       EXPECT_EQ(exported({.run = run, .out = folder.path() + "/later"}).step, 3);
       std::filesystem::remove_all(from);
       std::filesystem::rename(out, from);
