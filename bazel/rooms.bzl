@@ -140,6 +140,7 @@ ROOMS = {
         "common",
     ],
     "huggingface": [
+        "data/shards",
         "training/run",
         "config",
         "model/description",

@@ -265,8 +265,10 @@ struct Config {
   friend bool operator==(const Config&, const Config&) = default;
 };
 
-// The model in a folder, as its config.json describes it (huggingface/model_config.h).
-using ModelReader = std::function<ModelSection(const std::string& folder)>;
+// The model in the folder given.model.from, as its config.json describes it (huggingface/model_config.h). `given` has
+// the keys that are given, and is no whole configuration.
+struct Config;
+using ModelReader = std::function<ModelSection(const Config& given)>;
 
 // Reads the file, then applies `sets`, each "section.key=value" with a value in TOML or, where it is no TOML, taken as
 // a string. Raises Error(kInput) for a file that is missing or no TOML, Error(kUsage) for an unknown key (the nearest

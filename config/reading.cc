@@ -362,8 +362,9 @@ Config parse_config(std::string_view text, std::string_view source, const std::v
   const bool reads_model = read_model && !config.model.from.empty();
   if (reads_model) {
     const std::string folder = config.model.from;
+    ModelSection model = read_model(config);
     config = Config();
-    config.model = read_model(folder);
+    config.model = std::move(model);
     const Config imported = config;
     apply_all();
     for (const Key& key : keys()) {

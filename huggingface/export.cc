@@ -14,6 +14,7 @@
 #include "common/error.h"
 #include "common/text.h"
 #include "config/config.h"
+#include "data/shards/tokenization.h"
 #include "huggingface/model_config.h"
 #include "huggingface/model_files.h"
 #include "training/run/checkpoint.h"
@@ -56,6 +57,10 @@ std::string original_of(const std::string& run) {
 // `longest`: rows that it was trained on.
 ConfigToWrite config_to_write(const std::string& run, const ModelSection& model, int64_t longest) {
   ConfigToWrite to{.model = model, .context = longest, .original = original_of(run), .dtype = model.dtype};
+  if (const auto made = Tokenizations().of_folder(tokenizer_folder(run))) {
+    to.begin = made->begin;
+    to.end = made->end;
+  }
   if (!to.original.empty()) {
     to.context = std::max(longest, parse_folder_config(to.original, huggingface_folder(run)).context);
   }
@@ -80,13 +85,15 @@ void check_tensors(const std::string& folder, const Manifest& manifest, const Mo
   if (!expected.empty()) checkpoint_damaged(folder, "it has no tensor \"" + expected.begin()->first + "\"");
 }
 
-// Versions of transformers that find no word about it take a tokenizer for that of the model's family.
-void describe_tokenizer(const std::string& folder, FileSystem& files) {
+// Versions of transformers that find no word about it take a tokenizer for that of the model's family. Returns whether
+// a file was added.
+bool describe_tokenizer(const std::string& folder, FileSystem& files) {
   std::error_code error;
-  if (!std::filesystem::exists(folder + "/tokenizer.json", error)) return;
-  if (std::filesystem::exists(folder + "/tokenizer_config.json", error)) return;
+  if (!std::filesystem::exists(folder + "/tokenizer.json", error)) return false;
+  if (std::filesystem::exists(folder + "/tokenizer_config.json", error)) return false;
   write_atomically(files, folder + "/tokenizer_config.json",
                    "{\n  \"tokenizer_class\": \"PreTrainedTokenizerFast\"\n}\n");
+  return true;
 }
 
 ExportedModel export_checkpoint(const ExportOptions& options, const std::string& checkpoint, const Manifest& manifest,
@@ -109,7 +116,7 @@ ExportedModel export_checkpoint(const ExportOptions& options, const std::string&
     for (const std::string& from : {huggingface_folder(options.run), tokenizer_folder(options.run)}) {
       for (const std::string& name : copy_files(passed_files(), from, folder, into)) added.push_back(name);
     }
-    describe_tokenizer(folder, into);
+    if (describe_tokenizer(folder, into)) added.emplace_back("tokenizer_config.json");
     for (const std::string& name : added) made.files.push_back(options.out + "/" + name);
   };
   const std::vector<std::string> weights = merge_checkpoint(checkpoint, manifest,
@@ -122,7 +129,7 @@ ExportedModel export_checkpoint(const ExportOptions& options, const std::string&
   if (!model.rope_fp32) {
     made.notes.emplace_back(
         "the model was trained with rotary angles in fp64 (model.rope_fp32 = false); transformers rounds them to fp32, "
-        "which is another 4e-3 of a turn's cosine at position 131,072 and 5e-2 at 1,048,576");
+        "so that its angles differ by 4e-3 at position 131,072 and by 5e-2 at 1,048,576");
   }
   if (options.leave_pattern) {
     made.notes.emplace_back("config.json does not say model.pattern = " + model.pattern.text());
@@ -142,6 +149,10 @@ int64_t export_bytes() { return kBlockBytes + (1 << 20); }
 
 ExportedModel export_model(const ExportOptions& options, const std::function<void(const std::string&)>& passed_over,
                            FileSystem& files) {
+  // What is wrong with these is no damage of a checkpoint.
+  const std::string original = original_of(options.run);
+  if (!original.empty()) parse_folder_config(original, huggingface_folder(options.run));
+  load_config(options.run + "/config.toml");
   ExportedModel made;
   use_newest_whole(
       CheckpointStore(options.run, 1).newest_first(options.step),

@@ -226,4 +226,6 @@ FolderConfig read_folder_config(const std::string& folder) {
 
 ModelSection read_model_config(const std::string& folder) { return read_folder_config(folder).model; }
 
+ModelSection read_model_from(const Config& given) { return read_model_config(given.model.from); }
+
 }  // namespace annulus

@@ -25,15 +25,19 @@ struct FolderConfig {
 // not computed here, a key that is not known; Error(kResource) where it cannot be read.
 FolderConfig read_folder_config(const std::string& folder);
 ModelSection read_model_config(const std::string& folder);
+// For load_config: the model in the folder that model.from names.
+ModelSection read_model_from(const Config& given);
 
 // The same of a text; `path` stands for the file in messages.
 FolderConfig parse_folder_config(const std::string& text, const std::string& path);
 
 struct ConfigToWrite {
   ModelSection model;
-  int64_t context = 0;         // max_position_embeddings
-  std::string original;        // the config.json that the model began as; empty: it began here
-  std::string dtype;           // of the weights beside it: "bf16", "fp32"
+  int64_t context = 0;   // max_position_embeddings
+  std::string original;  // the config.json that the model began as; empty: it began here
+  std::string dtype;     // of the weights beside it: "bf16", "fp32"
+  // The ids with which documents begin and end, of a model that began here.
+  std::optional<int64_t> begin = {}, end = {};
   bool leave_pattern = false;  // whatever the model's patterns are, those of the original are written, or causal ones
 };
 

@@ -55,7 +55,7 @@ std::string digest_of(const std::string& path) {
 // The largest id: of model.vocab, an object of ids or a list of pieces by id, and of added_tokens.
 class Ids : public Json::json_sax_t {
  public:
-  int64_t largest() const { return largest_; }
+  int64_t largest() const { return std::max(largest_, pieces_ - 1); }
   const std::string& complaint() const { return complaint_; }
 
   bool null() override { return true; }
@@ -72,7 +72,7 @@ class Ids : public Json::json_sax_t {
   bool binary(binary_t&) override { return true; }
   bool start_object(size_t) override { return enter(); }
   bool start_array(size_t) override {
-    if (path_.size() == 3 && path_[0] == "model" && path_[1] == "vocab" && path_[2].empty()) ++largest_;  // a piece
+    if (path_.size() == 3 && path_[0] == "model" && path_[1] == "vocab" && path_[2].empty()) ++pieces_;
     return enter();
   }
   bool end_object() override { return leave(); }
@@ -104,6 +104,7 @@ class Ids : public Json::json_sax_t {
 
   std::vector<std::string> path_;  // of each object that is open the member, of each list ""
   int64_t largest_ = -1;
+  int64_t pieces_ = 0;  // of a list, whose ids are their places
   std::string complaint_;
 };
 
@@ -113,8 +114,9 @@ class Ids : public Json::json_sax_t {
 
 const std::vector<std::string>& passed_files() {
   static const std::vector<std::string> names = {
-      "generation_config.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json",
-      "added_tokens.json",      "vocab.json",     "merges.txt",      "chat_template.jinja",   "chat_template.json"};
+      "generation_config.json",  "tokenizer.json",     "tokenizer.model", "tokenizer_config.json",
+      "special_tokens_map.json", "added_tokens.json",  "vocab.json",      "merges.txt",
+      "chat_template.jinja",     "chat_template.json", "tekken.json",     "tokenizer.model.v3"};
   return names;
 }
 

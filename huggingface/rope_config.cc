@@ -47,7 +47,7 @@ Kind kind_of(const ConfigReader& rope) {
               "is " + shown_name(name) + ": computed are \"default\", \"linear\", \"llama3\" and \"yarn\" alone");
 }
 
-// Every key that says something is one of this kind's.
+// Every key that says something is known, and changes nothing that is not computed.
 void check_keys(const ConfigReader& rope, const nlohmann::json& object, Kind kind) {
   const std::vector<std::string_view> own = keys_of(kind);
   for (const auto& [name, value] : object.items()) {
@@ -55,14 +55,21 @@ void check_keys(const ConfigReader& rope, const nlohmann::json& object, Kind kin
     if (std::find(own.begin(), own.end(), name) != own.end()) continue;
     const ConfigKey* key = find_config_key("rope_parameters." + name);
     if (key == nullptr) rope.refuse(name, "is not known: it might change what the model computes");
+    if (name == "mscale" || name == "mscale_all_dim") {
+      // transformers takes them into account together alone, and where nothing says the factor.
+      const auto says = [&](const char* of) { return rope.number(of, 0, kMost, 0) != 0; };
+      if (kind != Kind::kYarn || !says("mscale") || !says("mscale_all_dim") ||
+          rope.find("attention_factor") != nullptr) {
+        continue;
+      }
+    }
     if (key->use == KeyUse::kRefused) rope.refuse(name, "is not supported: " + std::string(key->doc));
     if (key->use == KeyUse::kChecked) {
       if (!value.is_number() || value.get<double>() != 1) {
         rope.refuse(name, "must be 1, but is " + shown(value) + ": " + std::string(key->doc));
       }
-      continue;
     }
-    rope.refuse(name, std::string("means nothing where rope_type is \"") + rotary_kind_name(kind) + "\": leave it out");
+    // What is left is of another kind, and transformers does not read it either.
   }
 }
 

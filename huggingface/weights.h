@@ -18,11 +18,12 @@ namespace annulus {
 // Opened and checked in full; the files stay open. Thread-safe.
 class ModelWeights {
  public:
-  // Looks at the headers of all files, and takes no memory for weights. Every tensor of the model must be there in its
-  // shape, as fp64, fp32, fp16 or bf16, and no other one: but for rotary_emb.inv_freq of older files, which follows
-  // from the configuration, and for an output matrix of a tied model that has the same bits as the embedding. Raises
-  // Error(kInput) that names tensor and file: a file is missing or damaged, an index says what is not so, a tensor is
-  // missing, transposed, fused with others, unknown, quantised or pickled; Error(kResource) for what cannot be read.
+  // Looks at the headers of all files, and takes no memory for weights; where embedding and output are tied and both
+  // are there, it reads both. Every tensor of the model must be there in its shape, as fp64, fp32, fp16 or bf16, and no
+  // other one: but for rotary_emb.inv_freq of older files, which follows from the configuration, and for an output
+  // matrix of a tied model that has the same bits as the embedding. Raises Error(kInput) that names tensor and file: a
+  // file is missing or damaged, an index says what is not so, a tensor is missing, transposed, fused with others,
+  // unknown, quantised or pickled; Error(kResource) for what cannot be read.
   ModelWeights(const std::string& folder, const ModelShape& shape);
 
   // Copies into the slices' `values`, on any device, in their dtype: rounded to nearest where it is narrower. Holds
@@ -45,7 +46,7 @@ class ModelWeights {
   };
 
   void open_single(const std::string& path);
-  void open_set(const std::string& folder, const std::string& index);
+  void open_set(const std::string& folder, const std::string& index, bool tied);
   void add(const std::string& path, const SafetensorsFile& file);
   void check_known(const std::map<std::string, ParameterShape>& expected) const;
   void check_tie(const ModelShape& shape);

@@ -105,6 +105,8 @@ std::string write_model_config(const ConfigToWrite& to) {
   if (here) {
     family = &simplest(m, !to.leave_pattern);
     config = of_sizes(*family, m);
+    if (to.begin) config["bos_token_id"] = *to.begin;
+    if (to.end) config["eos_token_id"] = *to.end;
     write_patterns(*family, m, to.leave_pattern, config);
   } else {
     const FolderConfig original = parse_folder_config(to.original, "the config.json that the model began as");

@@ -58,13 +58,21 @@ void look_at_run(const OpenedModel& opened, Inspection& to) {
     to.no_family = error.message();
   }
   const CheckpointStore store(opened.path(), 1);
-  const std::vector<CheckpointStore::Entry> newest = store.newest_first();
-  if (newest.empty()) return;
-  to.step = newest.front().step;
-  for (const ManifestTensor& tensor : read_manifest(newest.front().path).tensors) {
-    if (!is_optimizer(tensor.name)) to.weight_bytes += tensor.bytes();
+  for (const CheckpointStore::Entry& entry : store.newest_first()) {
+    Manifest manifest;
+    try {
+      manifest = read_manifest(entry.path);
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::kInput) throw;
+      continue;  // damaged, or removed by the run meanwhile
+    }
+    to.step = entry.step;
+    for (const ManifestTensor& tensor : manifest.tensors) {
+      if (!is_optimizer(tensor.name)) to.weight_bytes += tensor.bytes();
+    }
+    to.dtypes = {"F32"};
+    return;
   }
-  to.dtypes = {"F32"};
 }
 
 }  // namespace

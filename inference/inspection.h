@@ -1,5 +1,5 @@
 // What a run or a folder in Hugging Face's layout is: its shape, its parameters, what it costs to compute with and to
-// train. Used by the verb `inspect`; reads no weights.
+// train. Used by the verb `inspect`.
 #pragma once
 
 #include <cstdint>

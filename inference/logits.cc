@@ -20,6 +20,7 @@
 #include "common/files.h"
 #include "common/text.h"
 #include "memory/available.h"
+#include "memory/device_memory.h"
 #include "model/model.h"
 #include "tensor_files/safetensors.h"
 
@@ -54,6 +55,7 @@ void check_options(const LogitsOptions& o) {
   parse_layout(o.layout, "--layout");
   parse_schedule(o.schedule, "--schedule");
   parse_kernel(o.kernel, "--kernel");
+  if (!(o.timeout > 0)) refuse("--timeout must be above 0 seconds");
   require_output("logits", "--output " + o.output, o.output);
 }
 
@@ -71,7 +73,6 @@ LogitsJob::LogitsJob(const LogitsOptions& options, int ranks)
                 counted(length, "position") + " give rank " + std::to_string(rank) + " of " + std::to_string(ranks) +
                     " none with --layout " + options.layout + ": use fewer ranks");
   }
-  require_memory(ranks);
 }
 
 void LogitsJob::read_input() {
@@ -121,23 +122,41 @@ void LogitsJob::read_input() {
   if (counted_ == 0) fail("targets", "all of them are negative, and so none counts");
 }
 
-void LogitsJob::require_memory(int ranks) const {
-  const std::optional<AvailableMemory> free = available_memory();
-  if (!free) return;
-  const double weights = parameter_estimate(opened_.model());
-  const double element = options_.dtype == "bf16" ? 2 : 4;
-  const double rows = static_cast<double>(options_.last ? tokens_.size(0) : tokens_.numel());
-  const double logits = 4 * rows * static_cast<double>(opened_.model().vocab);
-  // Of all ranks of a host: weights, and gradients with those that the first one gathers; the logits and a part of
-  // them.
-  const double all = ranks * element * weights * (options_.backward ? 2 : 1) + (options_.backward ? 4 * weights : 0) +
-                     logits * (ranks > 1 ? 2 : 1);
-  if (all <= static_cast<double>(free->bytes)) return;
+// What a rank holds at most, about: the weights; what the layers keep, of which the backward computes the rest again,
+// or what one of them takes; its logits. Where it is the first one, also the results of all.
+double LogitsJob::bytes_of_rank(const Layout& layout, int rank) const {
+  const ModelShape& s = opened_.model();
+  const double element = options_.dtype == "bf16" ? 2 : 4, weights = parameter_estimate(s);
+  const auto number = [](int64_t n) { return static_cast<double>(n); };
+  const double rows = number(tokens_.size(0) * layout.count(rank)), vocab = number(s.vocab);
+  const double of_layer = number(3 * s.dim + 2 * s.q_width() + 2 * s.kv_width()) * element + 4 * number(s.heads);
+  const double working = number(4 * s.dim + 6 * s.ffn + 4 * s.q_width() + 4 * s.kv_width()) * element;
+  const double logits = options_.last ? 0 : 4 * rows * vocab;
+  const double bytes = element * weights * (options_.backward ? 2 : 1) +
+                       rows * (options_.backward ? number(s.layers) * of_layer : 0) + rows * working + logits;
+  if (rank > 0 || layout.ranks() == 1) return bytes;
+  return bytes + 4 * vocab * number(options_.last ? tokens_.size(0) : tokens_.numel()) +
+         (options_.backward ? 4 * weights : 0);
+}
+
+void LogitsJob::require_memory(const Communicator& world, int ranks_here, at::Device device) const {
+  const Layout layout = query_layout(layers_.distinct[0]);
+  std::optional<AvailableMemory> free;
+  double bytes = bytes_of_rank(layout, world.rank());
+  if (device.is_cuda()) {
+    const DeviceMemory memory = device_memory(device);
+    free = AvailableMemory{memory.total - memory.outside - memory.allocated, "the GPU's memory"};
+  } else {
+    free = available_memory();
+    bytes += (ranks_here - 1) * bytes_of_rank(layout, world.size() - 1);  // the others of the host
+  }
+  if (!free || bytes <= static_cast<double>(free->bytes)) return;
   throw Error(ErrorKind::kResource, "logits",
-              "the weights on " + counted(ranks, "rank") + (options_.backward ? ", their gradients" : "") +
-                  " and the logits take " + bytes_text(all) + ", and " + bytes_text(static_cast<double>(free->bytes)) +
-                  " are free (" + free->limit + ")" +
-                  (options_.last ? "" : ": --last writes those of the last position alone"));
+              "weights, logits and what the layers take come to about " + bytes_text(bytes) +
+                  (device.is_cuda() || ranks_here == 1 ? "" : " on " + counted(ranks_here, "rank") + " of this host") +
+                  ", and " + bytes_text(static_cast<double>(free->bytes)) + " are free (" + free->limit +
+                  "): use more hosts or --dtype bf16" +
+                  (options_.last ? "" : ", or --last for the last position alone"));
 }
 
 std::vector<Field> LogitsJob::fields() const {
@@ -156,7 +175,10 @@ std::vector<Field> LogitsJob::fields() const {
           {"results", std::string(options_.last ? "last" : "all") + (options_.backward ? ", backward" : "")}};
 }
 
-void LogitsJob::run(Communicator& world, at::Device device) {
+void LogitsJob::run(Communicator& world, int ranks_here, at::Device device) {
+  world.set_timeout(Seconds(options_.timeout));
+  world.host().set_timeout(Seconds(options_.timeout));
+  together(world, {"logits, planning the memory"}, [&] { require_memory(world, ranks_here, device); });
   const bool first = world.rank() == 0;
   Communicator& host = world.host();
   Model model(opened_.model(), dtype_of(options_.dtype), device, Model::Unheld{});
@@ -193,48 +215,44 @@ void LogitsJob::run(Communicator& world, at::Device device) {
   const at::Tensor tokens = tokens_.index_select(1, positions).to(device);
   const int64_t batch = tokens.size(0), count = tokens.size(1), length = tokens_.size(1), vocab = model.shape().vocab;
   std::vector<NamedTensor> results;
-  {
-    const c10::AutoGradMode no_grad(false);
-    const at::Tensor hidden = model.hidden(tokens, table, attend).view({batch, count, -1});
-    if (options_.last) {
-      // One position, of the rank that has it.
-      Layout last{.length = 1, .spans = std::vector<std::vector<Span>>(layout.spans.size())};
-      at::Tensor row = hidden.narrow(1, 0, 0);
-      for (int rank = 0; rank < world.size(); ++rank) {
-        const std::vector<int64_t> theirs = layout.positions(rank);
-        const auto found = std::find(theirs.begin(), theirs.end(), length - 1);
-        if (found == theirs.end()) continue;
-        last.spans[static_cast<size_t>(rank)] = {{0, 1, 1}};
-        if (rank == world.rank()) row = hidden.narrow(1, found - theirs.begin(), 1);
-      }
-      const at::Tensor logits = model.wide_logits(row.reshape({-1, hidden.size(2)})).view({batch, row.size(1), vocab});
-      const at::Tensor whole =
-          gather_positions(host, logits, last, 1, {"logits, gathering those of the last position"});
-      if (first) results.push_back({"logits", whole.squeeze(1)});
-    } else {
-      const at::Tensor logits = model.wide_logits(hidden.view({batch * count, -1})).view({batch, count, vocab});
-      const at::Tensor whole = gather_positions(host, logits, layout, 1, {"logits, gathering them"});
-      if (first) results.push_back({"logits", whole});
+  if (options_.backward) {
+    model.set_recompute(true);
+    for (size_t unit = 0; unit < parameters.units().size(); ++unit) {
+      parameters.gradients(unit).take();
+      at::Tensor(parameters.gradients(unit).tensor()).zero_();
     }
   }
+  const c10::AutoGradMode grad(options_.backward);
+  const at::Tensor flat = model.hidden(tokens, table, attend);
   double mean = 0;
   if (targets_.defined()) {
     const at::Tensor targets = targets_.index_select(1, positions).reshape({-1}).to(device);
-    if (options_.backward) {
-      for (size_t unit = 0; unit < parameters.units().size(); ++unit) {
-        parameters.gradients(unit).take();
-        at::Tensor(parameters.gradients(unit).tensor()).zero_();
-      }
-    }
-    const c10::AutoGradMode grad(options_.backward);
-    const at::Tensor local = model.loss(tokens, targets, table, attend, 1.0 / static_cast<double>(counted_));
+    const at::Tensor local = model.loss_of(flat, targets, 1.0 / static_cast<double>(counted_));
     if (options_.backward) local.backward();
-    const c10::AutoGradMode no_grad(false);
     at::Tensor loss = local.detach().to(at::kCPU, at::kDouble);
     if (world.size() > 1) host.all_reduce(loss, ReduceOp::kSum, {"logits, the loss"});
     mean = loss.item<double>();
     if (first) results.push_back({"loss", loss.to(at::kFloat)});
   }
+  Layout of_logits = layout;
+  at::Tensor hidden = flat.detach().view({batch, count, -1});
+  if (options_.last) {
+    // One position, of the rank that has it.
+    of_logits = {.length = 1, .spans = std::vector<std::vector<Span>>(layout.spans.size())};
+    at::Tensor row = hidden.narrow(1, 0, 0);
+    for (int rank = 0; rank < world.size(); ++rank) {
+      const std::vector<int64_t> theirs = layout.positions(rank);
+      const auto found = std::find(theirs.begin(), theirs.end(), length - 1);
+      if (found == theirs.end()) continue;
+      of_logits.spans[static_cast<size_t>(rank)] = {{0, 1, 1}};
+      if (rank == world.rank()) row = hidden.narrow(1, found - theirs.begin(), 1);
+    }
+    hidden = row;
+  }
+  const at::Tensor logits =
+      model.wide_logits(hidden.reshape({-1, hidden.size(2)})).view({batch, hidden.size(1), vocab});
+  const at::Tensor whole = gather_positions(host, logits, of_logits, 1, {"logits, gathering them"});
+  if (first) results.push_back({"logits", options_.last ? whole.squeeze(1) : whole});
   if (options_.backward) {
     std::vector<at::Tensor> sums;
     for (size_t unit = 0; unit < parameters.units().size(); ++unit) {

@@ -33,6 +33,7 @@ struct LogitsOptions {
   std::string schedule = "auto";
   std::string kernel = "auto";
   std::string dtype = "fp32";  // what it computes in: "fp32", "bf16"
+  double timeout = 300;        // seconds: deadline of each communication
   bool last = false;
   bool backward = false;
 };
@@ -45,7 +46,7 @@ class LogitsJob {
  public:
   // Reads the model's description and the input. Raises Error(kUsage): options; Error(kInput): the files, a tensor that
   // is missing or of the wrong dtype or shape, a token outside the vocabulary; Error(kPlan): length, heads or layout do
-  // not fit `ranks`; Error(kResource): the output's folder, memory that is not there.
+  // not fit `ranks`; Error(kResource): the output's folder.
   LogitsJob(const LogitsOptions& options, int ranks);
 
   // Everything that must be equal on all ranks.
@@ -53,11 +54,14 @@ class LogitsJob {
 
   // Collective. Every rank holds the whole weights and computes its positions on `device`, which the communicator
   // carries; the first one gathers the results and writes the output: whole, or not at all. Prints one line on rank 0.
-  void run(Communicator& world, at::Device device = at::kCPU);
+  // `ranks_here`: of this host, which its memory is for. Raises Error(kResource) where that does not do, before weights
+  // are read.
+  void run(Communicator& world, int ranks_here, at::Device device = at::kCPU);
 
  private:
   void read_input();
-  void require_memory(int ranks) const;
+  double bytes_of_rank(const Layout& layout, int rank) const;
+  void require_memory(const Communicator& world, int ranks_here, at::Device device) const;
 
   LogitsOptions options_;
   OpenedModel opened_;

@@ -84,7 +84,10 @@ OpenedModel::OpenedModel(const std::string& which, const std::string& root, std:
 }
 
 void OpenedModel::load(Parameters& parameters, std::ostream& notes) {
-  for (size_t unit = 0; unit < parameters.units().size(); ++unit) parameters.values(unit).take();
+  for (size_t unit = 0; unit < parameters.units().size(); ++unit) {
+    parameters.values(unit).take();
+    at::Tensor(parameters.values(unit).tensor()).zero_();  // what fills a unit up is compared, too
+  }
   if (run_) {
     load_checkpoint(parameters, notes);
     return;

@@ -48,22 +48,25 @@ class Alphabet {
 
 using Encode = std::function<std::vector<int64_t>(const std::string& folder, const std::string& prompt)>;
 
-// Ids of a tokenizer. `ends`: those that end a document.
+// Ids of a tokenizer. `ends`: those that end a document; `prefix`: with which a prompt begins, where its library leaves
+// that to others.
 class Ids : public Alphabet {
  public:
   Ids(Encode encode, std::string folder, const std::string& table, std::vector<int64_t> ends,
-      std::optional<int64_t> beginning)
+      std::optional<int64_t> beginning, std::optional<int64_t> prefix = {})
       : encode_(std::move(encode)),
         folder_(std::move(folder)),
         table_(TokenTable::load(table)),
         text_(table_),
         ends_(std::move(ends)),
-        beginning_(beginning) {}
+        beginning_(beginning),
+        prefix_(prefix) {}
 
   int64_t size() const override { return table_.size(); }
   std::vector<int64_t> encode(const std::string& prompt) const override {
     std::vector<int64_t> ids = encode_(folder_, prompt);
     for (const int64_t id : ids) table_.bytes(id);  // raises for one that there is not
+    if (prefix_ && (ids.empty() || ids[0] != *prefix_)) ids.insert(ids.begin(), *prefix_);
     return ids;
   }
   std::string bytes(int64_t id) override {
@@ -85,7 +88,7 @@ class Ids : public Alphabet {
   TokenTable table_;
   TokenText text_;
   std::vector<int64_t> ends_;
-  std::optional<int64_t> beginning_;
+  std::optional<int64_t> beginning_, prefix_;
 };
 
 // Of a run: what lay beside its shards.
@@ -114,7 +117,10 @@ std::unique_ptr<Alphabet> ids_of_folder(const SampleOptions& options, const std:
   const std::string table = options.make_table(folder);
   const std::unique_ptr<const std::string, void (*)(const std::string*)> remove(
       &table, [](const std::string* path) { ::unlink(path->c_str()); });
-  return std::make_unique<Ids>(options.encode, folder, table, ids.ends, ids.begin);
+  // sentencepiece's library adds nothing; Llama 2 and Mistral have been trained with it, and Qwen has none.
+  std::error_code error;
+  const bool adds = std::filesystem::is_regular_file(folder + "/tokenizer.json", error);
+  return std::make_unique<Ids>(options.encode, folder, table, ids.ends, ids.begin, adds ? std::nullopt : ids.begin);
 }
 
 // Text up to the first of some strings, piece by piece: what may be the beginning of one is held back.
@@ -196,6 +202,14 @@ int run_sample(const SampleOptions& o) {
     alphabet = opened.tokens_are_ids() ? ids_of_run(o, opened.path()) : std::make_unique<Alphabet>();
   }
   std::vector<int64_t> tokens = alphabet->encode(o.prompt);
+  const bool from_nothing = tokens.empty();
+  if (from_nothing && !interrupted()) tokens.push_back(alphabet->beginning());
+  for (const int64_t id : tokens) {
+    if (id < opened.model().vocab) continue;
+    throw Error(ErrorKind::kInput, "sample",
+                "the tokenizer of " + opened.path() + " gives the id " + std::to_string(id) + ", but the model has " +
+                    std::to_string(opened.model().vocab) + " of them (vocab_size): they do not belong together");
+  }
   // Causal and windowed patterns are the same for any length: no more is kept than what is written.
   const int64_t written = static_cast<int64_t>(tokens.size()) + o.tokens + 1;
   Generator generator = opened.run() ? Generator(model, patterns(*opened.run(), notes), opened.context())
@@ -211,8 +225,9 @@ int run_sample(const SampleOptions& o) {
     for (const char c : alphabet->bytes(id)) shown += text.push(static_cast<unsigned char>(c));
     return shown;
   };
-  for (const int64_t id : tokens) out << characters(id);
-  if (tokens.empty()) tokens.push_back(alphabet->beginning());
+  if (!from_nothing) {
+    for (const int64_t id : tokens) out << characters(id);
+  }
   out << std::flush;
   for (int64_t i = 0; i < o.tokens && !interrupted() && !until.stopped(); ++i) {
     const Choice choice{.temperature = o.temperature, .top_k = o.top_k, .top_p = o.top_p, .seed = o.seed};

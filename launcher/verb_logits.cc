@@ -31,6 +31,8 @@ class LogitsVerb : public Verb {
     app.add_option("--schedule", options_.schedule, "auto (default), ring, all-gather or group-cast");
     app.add_option("--kernel", options_.kernel, "auto (default), aten, reference, efficient, cudnn, flash2 or flash3");
     app.add_option("--dtype", options_.dtype, "fp32 (default) or bf16: what the model computes in");
+    app.add_option("--timeout", options_.timeout,
+                   "seconds until a communication that does not end is an error, and for writing the output (300)");
     app.add_option("--device", device_, "auto (default: GPUs where there is one for each rank), cpu or cuda");
     app.footer(
         "tokens and targets are [batch, length] of int64; targets below 0 do not count. Written are logits [batch,\n"
@@ -55,7 +57,7 @@ class LogitsVerb : public Verb {
     job.require_agreement(logits->fields(), {"logits, comparing the model and the input", 0});
     const DeviceChoice choice = choose_devices(job, device_);
     const std::shared_ptr<Communicator> gpus = connect_devices(job, choice);
-    logits->run(gpus ? *gpus : *job.world, choice.device);
+    logits->run(gpus ? *gpus : *job.world, job.local_size, choice.device);
     return 0;
   }
 

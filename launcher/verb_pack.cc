@@ -60,7 +60,7 @@ class PackVerb : public Verb {
         "  ./annulus pack configs/quickstart.toml --set data.packing=best-fit --set data.context=1024");
   }
 
-  void check() override { config_ = load_config(config_path_, sets_, read_model_config); }
+  void check() override { config_ = load_config(config_path_, sets_, read_model_from); }
 
   int run() override {
     install_interrupt_handlers();

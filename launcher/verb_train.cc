@@ -65,7 +65,7 @@ class TrainVerb : public Verb {
                       ", or name a TOML file to begin another run");
     }
     if (!init_.empty()) sets_.push_back("model.from=" + toml_string(init_));
-    config_ = load_config(config_path_, sets_, [&](const std::string& folder) { return read_model(folder); });
+    config_ = load_config(config_path_, sets_, [&](const Config& given) { return read_model(given); });
     network();  // refuses what is no name
   }
 
@@ -148,12 +148,14 @@ class TrainVerb : public Verb {
   }
 
   // A run goes on as the model that it began as, whatever has become of the folder.
-  ModelSection read_model(const std::string& folder) const {
-    std::error_code error;
-    const std::string kept = huggingface_folder(resume_run_);
-    const bool is_kept = resuming_ && resume_run_.find('/') != std::string::npos &&
-                         std::filesystem::is_regular_file(kept + "/config.json", error);
-    return read_model_config(is_kept ? kept : folder);
+  ModelSection read_model(const Config& given) const {
+    if (resuming_) {
+      const std::string run = find_run(given.run.folder, resume_run_.empty() ? given.run.name : resume_run_);
+      const std::string kept = huggingface_folder(run);
+      std::error_code error;
+      if (std::filesystem::is_regular_file(kept + "/config.json", error)) return read_model_config(kept);
+    }
+    return read_model_from(given);
   }
 
   std::string config_path_, init_;

@@ -228,15 +228,18 @@ at::Tensor Model::wide_logits(const at::Tensor& hidden) const {
   return composed::wide_product(hidden, head_.t());
 }
 
-at::Tensor Model::loss(const at::Tensor& tokens, const at::Tensor& targets, const RotaryTable& table,
-                       const Attend& attend, double scale) const {
-  const at::Tensor read = hidden(tokens, table, attend, /*last_only=*/false);
+at::Tensor Model::loss_of(const at::Tensor& hidden, const at::Tensor& targets, double scale) const {
   const size_t output = layers_.size() + 1;
   if (use_ != nullptr) use_->before_forward(output);
-  std::vector<at::Tensor> loss = {linear_cross_entropy_sum(read, head_, targets, scale)};
+  std::vector<at::Tensor> loss = {linear_cross_entropy_sum(hidden, head_, targets, scale)};
   if (use_ != nullptr) use_->after_forward(output);
   pass_from(output, loss);
   return loss[0];
+}
+
+at::Tensor Model::loss(const at::Tensor& tokens, const at::Tensor& targets, const RotaryTable& table,
+                       const Attend& attend, double scale) const {
+  return loss_of(hidden(tokens, table, attend), targets, scale);
 }
 
 at::Tensor Model::hidden(const at::Tensor& tokens, const RotaryTable& table, const Attend& attend,

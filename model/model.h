@@ -93,8 +93,10 @@ class Model {
   // Logits of some rows of that: [rows, vocab], in the accumulator's dtype (fp32 for bf16). Not differentiable.
   at::Tensor wide_logits(const at::Tensor& hidden) const;
 
-  // scale * sum of the cross entropies of targets int64 [B * n], of which those of -1 do not count; differentiable in
-  // the parameters; never holds all logits (linear_cross_entropy_sum, which says who checks targets).
+  // scale * sum of the cross entropies of targets int64 [rows], of which those of -1 do not count, from what hidden()
+  // gave; differentiable; never holds all logits (linear_cross_entropy_sum, which says who checks targets).
+  at::Tensor loss_of(const at::Tensor& hidden, const at::Tensor& targets, double scale) const;
+  // The same of tokens.
   at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets, const RotaryTable& table, const Attend& attend,
                   double scale) const;
 

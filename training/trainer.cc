@@ -426,7 +426,7 @@ int Run::train() {
   if (options_.device.is_cuda()) set_gpu_numerics({.tf32 = config_.tf32, .deterministic = config_.deterministic});
   together(world_, {"choosing the attention kernel"}, [&] {
     kernel_ = choose_kernel(parse_kernel(config_.attention.kernel, "attention.kernel"), options_.device.type(),
-                            compute_dtype(config_), config_.model.dim / config_.model.heads, config_.model.dropout > 0)
+                            compute_dtype(config_), config_.model.head_dim(), config_.model.dropout > 0)
                   .reason;
   });
   try {

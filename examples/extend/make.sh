@@ -1,6 +1,6 @@
 #!/bin/bash
 # Makes FOLDER/model, a small model and its tokenizer in Hugging Face's layout, of what this machine has; nothing is
-# downloaded but, once, the libraries of tokenizers. The model is a Llama of 1.3 million weights that was trained on rows
+# downloaded but, once, the libraries of tokenizers. The model is a Llama of a million weights that was trained on rows
 # of 512 tokens (base.toml): what docs/extend.md begins with.
 #
 #   make.sh FOLDER [OPTION ...]    the options are of examples/tokens/make.py and, behind --, of the training

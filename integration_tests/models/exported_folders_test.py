@@ -172,7 +172,8 @@ class HuggingFaceTest(cli.CliTest):
                  'model.pattern={ kind = "window", left = 15, right = 0 }']
         self.done(*train)
         shutil.rmtree(self.path("mistral"))
-        self.done(*train, "--resume", "runs/tiny-001", "--set", "run.steps=2")
+        for steps, which in enumerate([["runs/tiny-001"], ["tiny-001"], []], 2):  # a path, a name, the newest
+            self.done(*train, "--resume", *which, "--set", f"run.steps={steps}")
         out = self.done("export", "tiny", "out")
         self.assertIn("MistralForCausalLM in fp32, context 128", out)
         config = self.load("out").config

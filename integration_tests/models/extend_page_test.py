@@ -2,6 +2,7 @@
 """The commands of docs/extend.md, from a model in a folder to a longer one in transformers, as they stand there but for
 their sizes."""
 
+import json
 import os
 import re
 import shlex
@@ -68,9 +69,12 @@ class ExtendPageTest(cli.CliTest):
         self.assertIn("LlamaForCausalLM, ", python)
         self.assertIn("2,048 positions", python)
         self.assertIn("'rope_type': 'yarn'", python)
-        self.assertNotEqual(sample.strip(), "")
-        first, last = re.findall(r"loss ([\d.]+)", train)[0], re.findall(r"loss ([\d.]+)", train)[-1]
-        self.assertLess(float(last), 8, first)
+        with open(self.path("runs/extend-small-001/metrics.jsonl")) as f:
+            losses = [line["loss"] for line in map(json.loads, f) if "loss" in line]
+        self.assertLess(losses[-1], losses[0] - 0.05, "nothing was learned")
+        # The most likely text, by both; nearly equal logits may part them later.
+        theirs = python.split("\n", 2)[2]
+        self.assertEqual(sample[:12], theirs[:12])
 
 
 if __name__ == "__main__":

@@ -41,8 +41,8 @@ class Logits(cli.CliTest):
                 self.assertLess((error.norm() / value.double().norm()).item(), 1e-4, (what, name))
 
     def test_every_family_and_scaling(self):
-        data = models.batch()
-        for name in models.CONFIGS:
+        for name, config in models.CONFIGS.items():
+            data = models.batch(vocab=config.vocab_size)
             folder = models.save(models.make(name), self.path(name.replace(" ", "_")))
             wanted = models.expected(models.make(name), data)
             for ranks in (1, 2, 4):
@@ -77,14 +77,14 @@ class Logits(cli.CliTest):
 
     def test_bf16_is_as_near_to_fp32_as_transformers_is(self):
         data = models.batch()
-        for name in ("llama 3.1", "qwen 3"):
+        for name in set(models.CONFIGS) - {"llama, odd"}:  # of a smaller vocabulary
             folder = models.save(models.make(name), self.path(name.replace(" ", "_")))
             exact = models.expected(models.make(name), data)["logits"]
             self.assertGreater(exact.numel(), 100_000)
             with torch.no_grad():
                 theirs = models.make(name, torch.bfloat16)(input_ids=data["tokens"]).logits.float()
             allowed = 1.1 * (theirs - exact).square().mean().sqrt().item()
-            for ranks in (1, 2):
+            for ranks in (1, 2) if name in ("llama 3.1", "qwen 3") else (1,):
                 ours = self.logits(folder, data, "--dtype", "bf16", ranks=ranks)["logits"]
                 self.assertLess((ours - exact).square().mean().sqrt().item(), allowed, (name, ranks))
 

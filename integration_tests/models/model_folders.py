@@ -30,6 +30,10 @@ CONFIGS = {
     "llama, biases": transformers.LlamaConfig(
         **_SIZES, attention_bias=True, mlp_bias=True, tie_word_embeddings=True, **_rope(10000.0)
     ),
+    # Sizes that no vector of 16 divides.
+    "llama, odd": transformers.LlamaConfig(
+        **_SIZES | {"hidden_size": 44, "intermediate_size": 75, "vocab_size": 301}, head_dim=10, **_rope(10000.0)
+    ),
     "mistral": transformers.MistralConfig(**_SIZES, sliding_window=37, head_dim=32, **_rope(1e6)),
     "mistral, yarn": transformers.MistralConfig(
         **_SIZES, sliding_window=None, **_rope(1e6, **_YARN, beta_fast=16.0, attention_factor=1.1)
@@ -83,11 +87,11 @@ def old_spelling(folder):
         json.dump(config, f)
 
 
-def batch(seed=3, rows=2, length=LENGTH):
+def batch(seed=3, rows=2, length=LENGTH, vocab=VOCAB):
     """Tokens, and targets of which some do not count."""
     draw = torch.Generator().manual_seed(seed)
-    tokens = torch.randint(VOCAB, (rows, length), generator=draw)
-    targets = torch.randint(VOCAB, (rows, length), generator=draw)
+    tokens = torch.randint(vocab, (rows, length), generator=draw)
+    targets = torch.randint(vocab, (rows, length), generator=draw)
     targets[:, ::7] = -100
     return {"tokens": tokens, "targets": targets}
 

@@ -89,11 +89,11 @@ class TrainModel(cli.CliTest):
         documents().numpy().astype("uint16").tofile(self.path("documents.bin"))
         with open(self.path("config.toml"), "w") as f:
             f.write(CONFIG)
-        for name, all_ranks in [("llama 3.1", (1, 2, 4)), ("mistral", (2,)), ("qwen 2.5", (1,)), ("qwen 3, layers", (2,))]:
+        for name in set(models.CONFIGS) - {"llama, odd"}:  # of a smaller vocabulary
             models.save(models.make(name), self.path("model"))
             wanted = losses_of_pytorch(models.make(name))
             self.assertLess(wanted[-1], 0.9 * wanted[0], "nothing was learned")
-            for ranks in all_ranks:
+            for ranks in (1, 2, 4):
                 got = self.losses(ranks)
                 self.assertEqual(len(got), STEPS)
                 for step, (ours, theirs) in enumerate(zip(got, wanted)):

@@ -136,8 +136,9 @@ TEST(Config, RotaryScalingIsATableOfItsKind) {
 }
 
 TEST(Config, AModelFromAFolderHasItsShape) {
-  const ModelReader reader = [](const std::string& folder) {
-    EXPECT_EQ(folder, "models/a");
+  const ModelReader reader = [](const Config& given) {
+    EXPECT_EQ(given.model.from, "models/a");
+    EXPECT_EQ(given.run.steps, 5);
     ModelSection model;
     model.layers = 3, model.dim = 64, model.heads = model.kv_heads = 4, model.head_size = 32, model.ffn = 96;
     model.vocab = 1000, model.rope_theta = 5e5, model.rope_fp32 = true, model.qk_norm = true;

@@ -39,6 +39,9 @@ TEST(ModelFiles, CountsTheIdsOfATokenizer) {
   EXPECT_EQ(tokenizer_ids(with_tokenizer(R"({"model": {"type": "Unigram", "vocab": [["a", -1.5], ["b", 2]]}})") +
                           "/tokenizer.json"),
             2);
+  const std::string pieces =
+      R"({"added_tokens": [{"id": 0}, {"id": 1}], "model": {"vocab": [["a", 0], ["b", 0], ["c", 0]]}})";
+  EXPECT_EQ(tokenizer_ids(with_tokenizer(pieces) + "/tokenizer.json"), 3) << "added ids are those of pieces";
   for (const std::string& text :
        {std::string("{"), std::string("{}"), std::string(R"({"model": {"vocab": {}}})"), std::string(100000, '[')}) {
     const std::string path = with_tokenizer(text) + "/tokenizer.json";

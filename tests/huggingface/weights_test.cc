@@ -165,8 +165,9 @@ TEST(ModelWeights, AnIndexThatLies) {
   lie["weight_map"][kDown] = 7;
   expect_says(says(lie), {kDown, "beside the index"});
   lie = index;
+  // Converted folders keep the total_size of the pickled files, and transformers does not read it.
   lie["metadata"]["total_size"] = 5;
-  expect_says(says(lie), {"total_size", "5"});
+  EXPECT_EQ(says(lie), "nothing");
   lie = index;
   lie.erase("metadata");
   EXPECT_EQ(says(lie), "nothing") << "it need not say a size";
