@@ -64,7 +64,7 @@ class ExtendPageTest(cli.CliTest):
                     words += more
             outputs.append(self.run_words(words))
         make, inspect, train, export, sample, python = outputs
-        self.assertIn("rope", inspect)
+        self.assertIn("context      512 positions", inspect)
         self.assertRegex(train, r"done: 12 steps")
         self.assertIn("LlamaForCausalLM, ", python)
         self.assertIn("2,048 positions", python)
