@@ -236,10 +236,13 @@ TEST(ModelConfig, RefusesRotaryScalingThatIsNotComputed) {
   expect_refusal(scaling({{"type", "dynamic"}, {"factor", 2.0}}), "rope_scaling.type");
   expect_refusal(scaling({{"rope_type", "longrope"}, {"factor", 2.0}}), "rope_scaling.rope_type");
   const Json yarn = {{"rope_type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 128}};
-  expect_refusal(scaling(with(yarn, "mscale", 1.0)), "rope_scaling.mscale");
-  expect_refusal(scaling(with(yarn, "mscale_all_dim", 1.0)), "rope_scaling.mscale_all_dim");
+  // As transformers: one of them alone, or beside an attention factor, says nothing.
+  const Json both = with(with(yarn, "mscale", 1.0), "mscale_all_dim", 0.7);
+  expect_refusal(scaling(both), "rope_scaling.mscale");
+  const auto factor = [&](const Json& members) { return read(scaling(members)).model.rotary().attention_factor(); };
+  EXPECT_EQ(factor(with(yarn, "mscale", 1.0)), factor(yarn));
+  EXPECT_EQ(factor(with(both, "attention_factor", 1.5)), 1.5);
   expect_refusal(scaling(with(yarn, "partial_rotary_factor", 0.5)), "rope_scaling.partial_rotary_factor");
-  expect_refusal(scaling(with(yarn, "low_freq_factor", 1.0)), "rope_scaling.low_freq_factor");
   expect_refusal(scaling(with(yarn, "surprise", 1.0)), "rope_scaling.surprise");
   expect_refusal(scaling(with(yarn, "factor", 0.5)), "rope_scaling.factor");
   expect_refusal(scaling(with(yarn, "attention_factor", 0)), "rope_scaling.attention_factor");

@@ -82,7 +82,7 @@ TEST_F(EncodePrompt, OtherEndsAreErrors) {
 }
 
 TEST_F(EncodePrompt, ATableIsWrittenWhereItIsRead) {
-  script("printf '%s' \"${3#--output=}\" > '" + folder_ + "/output'; printf table > \"${3#--output=}\"");
+  script("printf '%s' \"${4#--output=}\" > '" + folder_ + "/output'; printf table > \"${4#--output=}\"");
   const std::string path = make_token_table("t");
   EXPECT_EQ(content("output"), path);
   std::ifstream made(path, std::ios::binary);
@@ -91,7 +91,7 @@ TEST_F(EncodePrompt, ATableIsWrittenWhereItIsRead) {
 }
 
 TEST_F(EncodePrompt, NoTableIsLeftBehindByAFailure) {
-  script("printf '%s' \"${3#--output=}\" > '" + folder_ + "/output'; exit 3");
+  script("printf '%s' \"${4#--output=}\" > '" + folder_ + "/output'; exit 3");
   EXPECT_THROW(make_token_table("t"), ReportedError);
   EXPECT_FALSE(std::ifstream(content("output")).good());
 }
