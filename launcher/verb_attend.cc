@@ -8,7 +8,7 @@
 #include "common/text.h"
 #include "launcher/command_line.h"
 #include "launcher/device.h"
-#include "launcher/launch/mpirun.h"
+#include "launcher/hosts/mpirun.h"
 #include "launcher/start_job.h"
 #include "launcher/verb.h"
 

@@ -15,7 +15,7 @@
 #include "common/text.h"
 #include "common/version.h"
 #include "launcher/device.h"
-#include "launcher/launch/mpirun.h"
+#include "launcher/hosts/mpirun.h"
 #include "launcher/verb.h"
 #include "memory/caches.h"
 #include "topology/binding.h"

@@ -6,8 +6,8 @@
 #include "common/error.h"
 #include "common/text.h"
 #include "launcher/command_line.h"
+#include "launcher/hosts/mpirun.h"
 #include "launcher/launch/launch.h"
-#include "launcher/launch/mpirun.h"
 #include "launcher/program.h"
 #include "launcher/verb.h"
 

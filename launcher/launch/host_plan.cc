@@ -1,21 +1,9 @@
 // See host_plan.h.
 #include "launcher/launch/host_plan.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <cstdlib>
 
 namespace annulus {
-
-Host this_host(bool respect_affinity) {
-  Host host{Machine::this_machine(respect_affinity)};
-#ifdef ANNULUS_CUDA
-  host.cuda = access("/dev/nvidiactl", R_OK | W_OK) == 0;
-  if (const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES")) host.visible_devices = visible;
-#endif
-  return host;
-}
 
 Machine machine_for(const Host& host, const std::vector<std::string>& hcas) {
   Machine machine = host.machine;

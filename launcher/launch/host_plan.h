@@ -4,27 +4,14 @@
 // Thread safety: no state.
 #pragma once
 
-#include <optional>
 #include <string>
 #include <vector>
 
+#include "topology/host.h"
 #include "topology/machine.h"
 #include "topology/placement.h"
 
 namespace annulus {
-
-// What ranks are placed on.
-struct Host {
-  Machine machine;
-  bool cuda = false;  // ranks of this program can compute on its GPUs
-  // What CUDA_VISIBLE_DEVICES says there; nothing: it is not set.
-  std::optional<std::string> visible_devices = std::nullopt;
-};
-
-// The one that this process runs on, with its GPUs where the build has CUDA and the driver lets this process in. Starts
-// nothing of CUDA. `respect_affinity` as Machine::this_machine. Raises Error(kUnavailable) when the machine cannot be
-// read.
-Host this_host(bool respect_affinity = true);
 
 // What a job asks of a host.
 struct HostRequest {

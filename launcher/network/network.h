@@ -1,6 +1,6 @@
 // The job's network: which interfaces and which RDMA devices (HCAs) its ranks use, said to NCCL and to MPI in the form
 // that each takes. A rank applies it before MPI starts and before it touches NCCL (seats.h); `launch` hands it to
-// mpirun's own daemons too (launch/mpirun.h).
+// mpirun's own daemons too (launcher/hosts/mpirun.h).
 //
 // Thread safety: apply_network and apply_for_nccl change the environment: the first belongs before the first thread,
 // the second where no other thread reads it. The others have no state.

@@ -1,5 +1,5 @@
 // The mpirun command for both versions of Open MPI, and the shell words around it.
-#include "launcher/launch/mpirun.h"
+#include "launcher/hosts/mpirun.h"
 
 #include <gtest/gtest.h>
 

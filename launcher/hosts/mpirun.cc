@@ -1,5 +1,5 @@
 // See mpirun.h.
-#include "launcher/launch/mpirun.h"
+#include "launcher/hosts/mpirun.h"
 
 #include <unistd.h>
 #include <wordexp.h>

@@ -1,0 +1,21 @@
+// The report of the host that this process runs on. The verb `host` prints it (hidden; the survey starts it on every
+// host), `doctor` and `launch` call it for their own.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "launcher/hosts/host_report.h"
+
+namespace annulus {
+
+struct FactsRequest {
+  std::vector<std::string> files;  // whose digests are asked for
+  bool devices = true;             // ask the driver and NCCL, which takes a second with GPUs
+};
+
+// Starts no MPI. What cannot be found out is left as it is in an empty report; raises Error(kUnavailable) only where
+// the machine cannot be read at all. Thread safety: one caller at a time (it forks to try process_vm_readv).
+HostReport report_of_this_host(const FactsRequest& request);
+
+}  // namespace annulus

@@ -1,0 +1,79 @@
+// What a host says of itself before a job starts there, or when `doctor` asks: versions, limits, devices, interfaces,
+// clock. Gathered by host_facts.h on each host, sent as JSON through the back channel, judged by host_checks.h.
+//
+// Thread safety: plain data and functions without state.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "topology/host.h"
+
+namespace annulus {
+
+// A limit of the system's; -1: unlimited.
+struct Limits {
+  int64_t locked_bytes = -1;  // RLIMIT_MEMLOCK, the hard limit
+  int64_t open_files = -1;    // RLIMIT_NOFILE, the hard limit
+  int64_t processes = -1;     // RLIMIT_NPROC
+};
+
+// Space on the file system of a folder.
+struct Space {
+  std::string path;
+  int64_t free_bytes = 0;
+  int64_t total_bytes = 0;
+  bool writable = false;
+};
+
+struct HostReport {
+  std::string name;     // as the system calls it
+  std::string boot_id;  // the same on two names of one machine
+  std::string user;
+  bool root = false;
+
+  std::string program;         // the path of this binary
+  std::string program_digest;  // SHA-256 (hex) of it
+  std::string version;         // of annulus
+  std::string architecture;    // "x86_64"
+  std::string isa;             // the best vector instructions of the processor: "AVX-512"
+  std::string kernel;          // "6.1.0-18-amd64"
+  std::string libtorch;        // version, and the file that was loaded
+  std::string libtorch_path;
+  std::string mpi_library;  // the version of the MPI library that is loaded: "Open MPI v4.1.4"
+  std::string mpirun;       // path and version, or why there is none
+  std::string mpirun_version;
+
+  double clock_seconds = 0;   // UTC, when the report was made
+  double clock_offset = 0;    // against the launcher's, by the survey: positive where it is ahead; 0 on one host
+  double clock_accuracy = 0;  // half the round trip by which the offset was found
+
+  Limits limits;
+  Space shm, tmp, work;   // /dev/shm, $TMPDIR or /tmp, the current folder
+  int ptrace_scope = -1;  // /proc/sys/kernel/yama/ptrace_scope; -1: there is none
+  bool cma = false;       // process_vm_readv from another process of this user works
+
+  Host host;
+  int hwloc_gpus = 0;                          // that the PCI bus shows
+  std::string driver;                          // of NVIDIA, its version; empty without
+  std::string driver_cuda;                     // the newest CUDA that the driver takes, "13.0"
+  std::string build_cuda;                      // that this program was built for; empty: none
+  std::string nccl, nccl_of_torch, nccl_path;  // version built for, version loaded, file
+  std::vector<std::vector<bool>> peer_access;  // [gpu][gpu]
+
+  std::map<std::string, std::string>
+      environment;                           // ANNULUS_*, NCCL_*, UCX_*, OMPI_*, CUDA_VISIBLE_DEVICES, OMP_NUM_THREADS
+  std::map<std::string, std::string> files;  // files that the job reads, as typed -> SHA-256, or "missing: ..."
+  // What this host could not connect to over TCP: "b at 10.0.0.2:41234: Connection timed out".
+  std::vector<std::string> unreachable;
+};
+
+nlohmann::json report_to_json(const HostReport& report);
+// Error(kInput) names `source` and the member.
+HostReport report_from_json(const nlohmann::json& json, const std::string& source);
+
+}  // namespace annulus
