@@ -5,7 +5,8 @@ Counted are GoogleTest's cases where a test wrote them, otherwise the test as on
 said, skipped ones with their number and reasons. What could not be built is a failure. Called by tools/test.sh and .ci/run; exits
 with 1 after a failure and with 4 where there was nothing to run.
 
-A test that is not GoogleTest's says that it skips itself with a line "SKIPPED: reason" (and exit code 0).
+A test that is not GoogleTest's says that it skips itself with a line "SKIPPED: reason" (and exit code 0), or, where CI has what it
+lacks, "SKIPPED, A FAILURE IN CI: reason".
 """
 import argparse
 import collections
@@ -237,9 +238,10 @@ def main():
             log = text_of(files.get("test.log"))
             cases = gtest_cases(files.get("test.xml"))
             if cases is None:
-                why = re.search(r"^SKIPPED: *(.*)$", log, re.M)
-                cases = [Case("", "skipped" if why and status == "PASSED" else "passed" if status == "PASSED" else "failed",
-                              why.group(1) if why else "")]
+                why = re.search(r"^SKIPPED(, A FAILURE IN CI)?: *(.*)$", log, re.M) if status == "PASSED" else None
+                refused = why and why.group(1) and args.ci
+                cases = [Case("", "failed" if refused or status != "PASSED" else "skipped" if why else "passed",
+                              why.group(2) if why else "")]
             for case in cases:
                 if case.result == "skipped":
                     skipped.append(((label + " " + case.name).strip(), case.message or "no reason given"))

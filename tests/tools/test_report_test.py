@@ -136,6 +136,16 @@ class ReportTest(unittest.TestCase):
         self.assertEqual((code, self.last(out)), (0, "0 passed, 0 failed"))
         self.assertIn("//t:root: needs root", out)
 
+    def test_a_skip_for_want_of_what_ci_has_is_a_failure_there(self):
+        self.target("//t:hosts", "sh_test rule")
+        self.result("//t:hosts", "PASSED", PLAIN, log="SKIPPED, A FAILURE IN CI: no namespaces\n")
+        code, out = self.report()
+        self.assertEqual((code, self.last(out)), (0, "0 passed, 0 failed"))
+        self.assertIn("//t:hosts: no namespaces", out)
+        code, out = self.report("--ci")
+        self.assertEqual((code, self.last(out)), (1, "0 passed, 1 failed"))
+        self.assertIn("no namespaces", out)
+
     def test_cases_skipped_for_one_reason_share_a_line(self):
         self.target("//t:gpu")
         self.result("//t:gpu", "PASSED", '<testsuites name="AllTests"><testsuite name="G">%s</testsuite></testsuites>' % "".join(

@@ -1,0 +1,43 @@
+#!/usr/bin/env python3
+"""The simulated hosts are what they say, by mpirun. Where they are not, no other test of this folder says anything."""
+
+import os
+import sys
+import unittest
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import hosts as simulated
+import namespaces
+
+namespaces.isolate()
+
+
+class HarnessTest(unittest.TestCase):
+    def said(self, hosts, command, **kwargs):
+        done = hosts.run(command, capture_output=True, text=True, timeout=60, **kwargs)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return sorted(done.stdout.split("\n"))[1:]
+
+    def test_mpirun_reaches_every_host(self):
+        with simulated.Hosts(["host1", "Host2", "host3"]) as hosts:
+            command = ["mpirun", "--host", "host1:2,Host2:1,host3:1", "--oversubscribe", "hostname"]
+            self.assertEqual(self.said(hosts, command), ["Host2", "host1", "host1", "host3"])
+
+    def test_a_host_has_files_of_shared_memory_of_its_own(self):
+        with simulated.Hosts(["host1", "host2"]) as hosts:
+            self.said(hosts, ["touch", "/dev/shm/here"])
+            self.assertEqual(hosts.run(["ls", "/dev/shm"], on="host2", capture_output=True).stdout, b"")
+            self.assertEqual(hosts.run(["ls", "/dev/shm"], on="host1", capture_output=True).stdout, b"here\n")
+
+    def test_a_host_that_is_killed_is_gone(self):
+        with simulated.Hosts(["host1", "host2"]) as hosts:
+            ping = ["bash", "-c", "exec 3<>/dev/tcp/host2/1"]
+            self.assertIn(b"refused", hosts.run(ping, capture_output=True).stderr)  # it answers
+            hosts.kill("host2")
+            done = hosts.run(["mpirun", "--host", "host1,host2", "hostname"], capture_output=True, text=True, timeout=60)
+            self.assertNotEqual(done.returncode, 0)
+            self.assertIn("No route to host", done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0]], verbosity=2)

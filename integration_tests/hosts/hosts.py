@@ -1,0 +1,135 @@
+"""Several hosts on one machine: namespaces with a name, a network card, a process table and a /dev/shm of their own, on
+one switch. For tests that have called namespaces.isolate().
+
+    with Hosts(["host1", "Host2", "host3"]) as hosts:
+        hosts.run([...])         # on the first; mpirun there reaches the others by their names
+        hosts.kill("Host2")      # the host is gone, processes and network card at once
+        hosts.cut("host3")       # its cable is pulled
+
+What mpirun starts on another host comes through `agent`, which stands for ssh: it is given a host and words for a shell,
+which runs them with the environment of a login. Host I has the address 10.231.7.I, and its files are this machine's.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+
+_AGENT = """#!/bin/bash
+while [[ $1 == -* ]]; do shift; done
+pid=$(cat "{folder}/pid.$1" 2>/dev/null) || {{ echo "ssh: Could not resolve hostname $1: Name or service not known" >&2; exit 255; }}
+kill -0 "$pid" 2>/dev/null || {{ echo "ssh: connect to host $1 port 22: No route to host" >&2; exit 255; }}
+shift
+exec env -i PATH="$PATH" HOME="$HOME" nsenter -t "$pid" --net --uts --mount --pid -- sh -c "$*"
+"""
+
+
+class Hosts:
+    def __init__(self, names):
+        self.names = list(names)
+        self.address = {name: f"10.231.7.{i}" for i, name in enumerate(self.names, 1)}
+
+    def __enter__(self):
+        self.folder = tempfile.mkdtemp(dir=os.environ.get("TEST_TMPDIR"))
+        self._keepers = {}
+        self._write("hosts", "127.0.0.1 localhost\n" + "".join(f"{a} {n}\n" for n, a in self.address.items()))
+        self._write("agent", _AGENT.format(folder=self.folder))
+        os.chmod(self._path("agent"), 0o755)
+        try:
+            self._start_all()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        for keeper in self._keepers.values():
+            keeper.kill()
+            keeper.wait()
+            keeper.stdout.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _path(self, name):
+        return os.path.join(self.folder, name)
+
+    def _write(self, name, text):
+        with open(self._path(name), "w") as f:
+            f.write(text)
+
+    def _start_all(self):
+        switch = self._start("switch", ["--net"])
+        self._in_network(switch, "link", "add", "br0", "type", "bridge")
+        self._in_network(switch, "link", "set", "br0", "up")
+        for i, name in enumerate(self.names, 1):
+            # The first keeps this test's process table: there the agent finds the other hosts.
+            first = i == 1
+            init = self._start(name, ["--net", "--uts", "--mount"] + ([] if first else ["--pid", "--fork", "--kill-child", "--mount-proc"]))
+            self._in_network(switch, "link", "add", f"p{i}", "type", "veth", "peer", "name", "eth0", "netns", str(init))
+            self._in_network(switch, "link", "set", f"p{i}", "master", "br0", "up")
+            self._in_network(init, "addr", "add", f"{self.address[name]}/24", "dev", "eth0")
+            self._in_network(init, "link", "set", "eth0", "up")
+
+    def _start(self, name, spaces):
+        """The pid of a process that keeps the namespaces; its end is the host's."""
+        set_up = "" if name == "switch" else (
+            'hostname "$1" && mount -t tmpfs -o size=1g tmpfs /dev/shm && mount --bind "$2" /etc/hosts && ')
+        keeper = subprocess.Popen(
+            ["unshare", *spaces, "sh", "-c", set_up + "ip link set lo up && echo up && exec sleep infinity", "sh", name,
+             self._path("hosts")],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+        self._keepers[name] = keeper
+        if keeper.stdout.readline() != b"up\n":
+            raise RuntimeError(f"the simulated host {name} did not start")
+        pid = keeper.pid
+        if "--fork" in spaces:
+            with open(f"/proc/{pid}/task/{pid}/children") as f:
+                pid = int(f.read().split()[0])
+        self._write(f"pid.{name}", str(pid))
+        self._write(f"pid.{self.address.get(name, 'switch')}", str(pid))
+        return pid
+
+    @staticmethod
+    def _in_network(pid, *words):
+        subprocess.run(["nsenter", "-t", str(pid), "--net", "ip", *words], check=True)
+
+    def _pid(self, name):
+        with open(self._path(f"pid.{name}")) as f:
+            return int(f.read())
+
+    def environment(self):
+        """What makes mpirun take `agent` for ssh, and lets ranks of several hosts share this machine's cores."""
+        return {
+            "OMPI_MCA_plm": "rsh",
+            "OMPI_MCA_plm_rsh_agent": self._path("agent"),
+            "OMPI_MCA_plm_rsh_no_tree_spawn": "1",
+            "OMPI_MCA_mpi_yield_when_idle": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        }
+
+    def prefix(self, on=None):
+        """Words that run a command on a host: on the first, or `on`."""
+        name = on or self.names[0]
+        spaces = ["--net", "--uts", "--mount"] + ([] if name == self.names[0] else ["--pid"])
+        return ["nsenter", "-t", str(self._pid(name)), *spaces, f"--wd={os.getcwd()}", "--"]
+
+    def run(self, command, on=None, **kwargs):
+        """subprocess.run of a command on a host."""
+        env = {**kwargs.pop("env", os.environ), **self.environment()}
+        folder = kwargs.pop("cwd", os.getcwd())
+        prefix = [w if not w.startswith("--wd=") else f"--wd={folder}" for w in self.prefix(on)]
+        return subprocess.run([*prefix, *command], env=env, **kwargs)
+
+    def popen(self, command, on=None, **kwargs):
+        """subprocess.Popen of a command on a host."""
+        env = {**kwargs.pop("env", os.environ), **self.environment()}
+        folder = kwargs.pop("cwd", os.getcwd())
+        prefix = [w if not w.startswith("--wd=") else f"--wd={folder}" for w in self.prefix(on)]
+        return subprocess.Popen([*prefix, *command], env=env, **kwargs)
+
+    def kill(self, name):
+        os.kill(self._pid(name), signal.SIGKILL)
+
+    def cut(self, name):
+        self._in_network(self._pid("switch"), "link", "set", f"p{self.names.index(name) + 1}", "down")
