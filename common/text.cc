@@ -135,6 +135,12 @@ std::vector<std::string> words_of_line(std::string_view line) {
   return words;
 }
 
+std::string printable(std::string_view text, size_t most) {
+  std::string out;
+  for (char c : text.substr(0, most + 1)) out += c >= ' ' && c <= '~' ? c : '?';
+  return out.size() <= most ? out : out.substr(0, most - 2) + "..";
+}
+
 std::string with_commas(int64_t number) {
   std::string text = std::to_string(number);
   const size_t first = number < 0 ? 1 : 0;

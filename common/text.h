@@ -35,6 +35,10 @@ std::string shell_quote(const std::vector<std::string>& words);
 std::string words_to_line(const std::vector<std::string>& words);
 std::vector<std::string> words_of_line(std::string_view line);
 
+// For tables and JSON, of names that may be anything: '?' for what is not printable ASCII, and ".." where more than
+// `most` characters were cut off.
+std::string printable(std::string_view text, size_t most = 4096);
+
 // "1,234,567", "-123".
 std::string with_commas(int64_t number);
 

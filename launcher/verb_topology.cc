@@ -68,8 +68,9 @@ class TopologyVerb : public Verb {
     for (const std::string& file : xml_) hosts.push_back({Machine::from_xml(file), /*cuda=*/true});
     std::vector<Machine> machines;
     size_t gpus = 0, nodes = 0;
-    for (const Host& host : hosts) {
-      machines.push_back(machine_for(host, job_hcas_));
+    for (Host& host : hosts) {
+      host.machine = machine_for(host, job_hcas_);
+      machines.push_back(host.machine);
       gpus += machines.back().gpus.size();
       nodes += machines.back().numa_nodes.size();
     }
@@ -81,7 +82,7 @@ class TopologyVerb : public Verb {
         ranks_.value_or(static_cast<int64_t>(device == DeviceKind::kCuda ? std::max<size_t>(1, gpus) : nodes)));
     const Placement placement = place(machines, ranks, {.device = device, .context = static_cast<int>(context_)});
     const std::string text =
-        json_ ? topology_json(machines, placement).dump(2) + "\n" : topology_table(machines, placement);
+        json_ ? topology_json(hosts, placement).dump(2) + "\n" : topology_table(machines, placement);
     std::fputs(text.c_str(), stdout);
     return 0;
   }

@@ -30,6 +30,7 @@ struct Host {
   // What CUDA_VISIBLE_DEVICES says there; nothing: it is not set.
   std::optional<std::string> visible_devices = std::nullopt;
   std::vector<NetInterface> interfaces = {};  // by name
+  bool operator==(const Host&) const = default;
 };
 
 // The one that this process runs on, with its GPUs where the build has CUDA and the driver lets this process in. Starts

@@ -21,8 +21,6 @@
 namespace annulus {
 namespace {
 
-constexpr size_t kMaxNics = 4096;
-constexpr int kMaxNumaNodes = 4096;
 constexpr unsigned kNvidia = 0x10de;
 constexpr uint64_t kMaxMegabytes = uint64_t{1} << 40;  // per second; more is no bandwidth
 
@@ -93,6 +91,12 @@ class Reader {
     for (hwloc_obj_t o = nullptr; (o = hwloc_get_next_obj_by_type(topology_, HWLOC_OBJ_PACKAGE, o)) != nullptr;) {
       package_of_gp_[o->gp_index] = static_cast<int>(machine_.packages.size());
       machine_.packages.push_back({static_cast<int>(o->os_index), info(o, "CPUModel"), {}});
+    }
+    std::set<int> ids;
+    for (const Package& package : machine_.packages) ids.insert(package.id);
+    if (ids.size() < machine_.packages.size() ||
+        (!ids.empty() && *ids.begin() < 0)) {  // the system does not number them
+      for (size_t i = 0; i < machine_.packages.size(); ++i) machine_.packages[i].id = static_cast<int>(i);
     }
     if (machine_.packages.empty()) {  // some virtual machines show none
       machine_.packages.push_back({0, info(hwloc_get_root_obj(topology_), "CPUModel"), {}});
@@ -261,20 +265,22 @@ class Reader {
     }
   }
 
-  // The first port that is up; 0 where the machine says nothing of ports, nothing where none is up.
-  static std::optional<int> active_port(hwloc_obj_t rdma) {
-    bool stated = false;
+  // As far as hwloc states them: by "Port1State" alone.
+  static std::vector<RdmaPort> ports_of(hwloc_obj_t rdma) {
+    std::map<int, RdmaPort> ports;
     for (unsigned i = 0; i < rdma->infos_count; ++i) {
       std::string_view name = rdma->infos[i].name;
       if (!name.starts_with("Port") || !name.ends_with("State")) continue;
-      stated = true;
-      if (std::string_view(rdma->infos[i].value) != "4") continue;  // IBV_PORT_ACTIVE
       name.remove_prefix(4);
-      int port = 0;
-      std::from_chars(name.data(), name.data() + name.size(), port);
-      return port;
+      RdmaPort port;
+      std::from_chars(name.data(), name.data() + name.size(), port.number);
+      if (port.number < 1 || port.number > kMaxRdmaPorts) continue;
+      port.active = std::string_view(rdma->infos[i].value) == "4";  // IBV_PORT_ACTIVE
+      ports.emplace(port.number, port);
     }
-    return stated ? std::nullopt : std::optional<int>(0);
+    std::vector<RdmaPort> list;
+    for (const auto& [number, port] : ports) list.push_back(port);
+    return list;
   }
 
   void read_nics() {
@@ -293,9 +299,7 @@ class Reader {
       if (rdma && !nic.rdma) {
         nic.rdma = true;
         nic.name = o->name;
-        const std::optional<int> port = active_port(o);
-        nic.active = port.has_value();
-        nic.port = port.value_or(0);
+        nic.set_ports(ports_of(o));
       } else if (!rdma && nic.interface.empty()) {
         nic.interface = o->name;
       }
@@ -345,6 +349,7 @@ class Reader {
         machine_.links[gpu[i]][gpu[j]] = {LinkKind::kNvlink, static_cast<int64_t>(value)};
       }
     }
+    machine_.nvswitches = static_cast<int>(std::min(switches.size(), kMaxNvswitches));
     hwloc_distances_release(topology_, distances);
   }
 

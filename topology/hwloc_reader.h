@@ -13,8 +13,6 @@ struct hwloc_topology;
 
 namespace annulus {
 
-constexpr size_t kMaxGpus = 1024;  // the link matrix is its square
-
 struct HwlocTopologyDeleter {
   void operator()(hwloc_topology* topology) const;
 };

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <set>
 #include <system_error>
+#include <utility>
 
 #include "common/error.h"
 #include "topology/hwloc_reader.h"
@@ -97,6 +98,13 @@ void derive_links(Machine& machine) {
       machine.links[i][j] = {kind, speed};
     }
   }
+}
+
+void Nic::set_ports(std::vector<RdmaPort> of_device) {
+  ports = std::move(of_device);
+  const auto up = std::find_if(ports.begin(), ports.end(), [](const RdmaPort& p) { return p.active; });
+  active = ports.empty() || up != ports.end();
+  port = up == ports.end() ? 0 : up->number;
 }
 
 CpuSet Machine::cpus() const {

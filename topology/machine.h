@@ -15,10 +15,18 @@
 
 namespace annulus {
 
+// More than any machine has; what is read is refused above them.
+constexpr size_t kMaxGpus = 1024;  // the link matrix is its square
+constexpr size_t kMaxNics = 4096;
+constexpr size_t kMaxNvswitches = 1024;
+constexpr int kMaxNumaNodes = 4096;
+constexpr int kMaxRdmaPorts = 255;
+
 struct Package {
   int id = 0;  // as the operating system numbers it
   std::string model;
   CpuSet cpus;
+  bool operator==(const Package&) const = default;
 };
 
 struct NumaNode {
@@ -26,12 +34,14 @@ struct NumaNode {
   int package = 0;  // index into Machine::packages
   int64_t memory_bytes = 0;
   CpuSet cpus;  // of the cores whose first memory this is; empty for a node of memory only
+  bool operator==(const NumaNode&) const = default;
 };
 
 struct Core {
   int package = 0;       // index into Machine::packages
   int numa = 0;          // index into Machine::numa_nodes
   std::vector<int> pus;  // its hardware threads, ascending, never empty
+  bool operator==(const Core&) const = default;
 };
 
 // Where a device hangs: the bridges above it, host bridge first, each by a number that is unique within the machine.
@@ -44,6 +54,16 @@ struct Gpu {
   double pci_gigabytes_per_s = 0;  // of its PCI link; 0: unknown
   std::vector<int> numa;           // nodes near it, indices into Machine::numa_nodes; all of them when nothing is known
   PciPath path;
+  bool operator==(const Gpu&) const = default;
+};
+
+// A port of an RDMA device.
+struct RdmaPort {
+  int number = 1;
+  bool active = false;
+  bool ethernet = false;       // RoCE; otherwise InfiniBand
+  int64_t megabits_per_s = 0;  // 0: unknown
+  bool operator==(const RdmaPort&) const = default;
 };
 
 struct Nic {
@@ -51,10 +71,15 @@ struct Nic {
   std::string interface;  // "ib0", "eth0"; empty when there is none
   std::string pci;
   bool rdma = false;
-  bool active = true;  // false when the machine said that no port is up
-  int port = 0;        // of an RDMA device: the first that is up; 0: unknown
+  bool active = true;           // false when the machine said that no port is up
+  int port = 0;                 // of an RDMA device: the first that is up; 0: unknown
+  std::vector<RdmaPort> ports;  // of an RDMA device, by number; empty where the machine says nothing of them
   std::vector<int> numa;
   PciPath path;
+  bool operator==(const Nic&) const = default;
+
+  // And `active` and `port` by them.
+  void set_ports(std::vector<RdmaPort> ports);
 };
 
 // How two GPUs of a host reach each other, best first.
@@ -80,6 +105,9 @@ struct Machine {
   std::vector<Gpu> gpus;  // by PCI bus id, each GPU once
   std::vector<Nic> nics;  // by PCI bus id
   std::vector<std::vector<Link>> links;  // [gpu][gpu], symmetric
+  int nvswitches = 0;                    // that NVLinks of these GPUs lead to; 0: none, or not known
+
+  bool operator==(const Machine&) const = default;
 
   CpuSet cpus() const;  // all allowed PUs
   int64_t memory_bytes() const;

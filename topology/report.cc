@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "common/text.h"
+#include "topology/cluster.h"
 
 namespace annulus {
 namespace {
@@ -53,16 +54,6 @@ class Table {
   std::vector<bool> left_;
   std::vector<std::vector<std::string>> rows_;
 };
-
-// Printable and no longer than `max`: names come from files that are not trusted.
-std::string clean(const std::string& text, size_t max) {
-  std::string out;
-  for (char c : text) out += c >= ' ' && c <= '~' ? c : '?';
-  return out.size() <= max ? out : out.substr(0, max - 2) + "..";
-}
-
-// JSON must be UTF-8, and a name from a file may be anything.
-std::string plain(const std::string& text) { return clean(text, 4096); }
 
 std::string bytes(int64_t n) {
   if (n <= 0) return "-";
@@ -178,7 +169,7 @@ std::string ring_lines(const Placement& placement) {
 std::string to_table(const Machine& machine) {
   size_t packages = 0;
   for (const Package& package : machine.packages) packages += package.cpus.empty() ? 0 : 1;
-  std::string out = "host " + clean(machine.host, 40) + ": " + counted(static_cast<int64_t>(packages), "package") +
+  std::string out = "host " + printable(machine.host, 40) + ": " + counted(static_cast<int64_t>(packages), "package") +
                     ", " + counted(static_cast<int64_t>(machine.numa_nodes.size()), "NUMA node") + ", " +
                     counted(static_cast<int64_t>(machine.cores.size()), "core") + " (" +
                     counted(static_cast<int64_t>(machine.cpus().size()), "thread") + "), " +
@@ -186,7 +177,7 @@ std::string to_table(const Machine& machine) {
                     counted(static_cast<int64_t>(machine.gpus.size()), "GPU") + ", " +
                     counted(static_cast<int64_t>(machine.nics.size()), "NIC") + "\n";
   if (!machine.packages.empty() && !machine.packages.front().model.empty()) {
-    out += "  " + clean(machine.packages.front().model, 100) + "\n";
+    out += "  " + printable(machine.packages.front().model, 100) + "\n";
   }
 
   out += "\n";
@@ -205,7 +196,7 @@ std::string to_table(const Machine& machine) {
     Table gpus({"<GPU", "<PCI", "<model", ">memory", ">NUMA", ">PCI GB/s"});
     for (size_t i = 0; i < machine.gpus.size(); ++i) {
       const Gpu& gpu = machine.gpus[i];
-      gpus.add({"GPU" + std::to_string(i), gpu.pci, clean(gpu.model, 40), bytes(gpu.memory_bytes),
+      gpus.add({"GPU" + std::to_string(i), gpu.pci, printable(gpu.model, 40), bytes(gpu.memory_bytes),
                 node_ids(machine, gpu.numa),
                 gpu.pci_gigabytes_per_s > 0 ? gigabytes(static_cast<int64_t>(gpu.pci_gigabytes_per_s * 1000)) : "-"});
     }
@@ -215,7 +206,7 @@ std::string to_table(const Machine& machine) {
     out += "\n";
     Table nics({"<NIC", "<interface", "<PCI", ">NUMA", "<kind"});
     for (const Nic& nic : machine.nics) {
-      nics.add({clean(nic.name, 24), nic.interface.empty() ? "-" : clean(nic.interface, 24),
+      nics.add({printable(nic.name, 24), nic.interface.empty() ? "-" : printable(nic.interface, 24),
                 nic.pci.empty() ? "-" : nic.pci, node_ids(machine, nic.numa),
                 std::string(nic.rdma ? "RDMA" : "network") + (nic.active ? "" : ", no port up")});
     }
@@ -237,7 +228,7 @@ std::string to_table(const std::vector<Machine>& hosts, const Placement& placeme
   Table table(headings);
   for (size_t i = 0; i < placement.ranks.size(); ++i) {
     const RankPlacement& rank = placement.ranks[i];
-    std::vector<std::string> row{std::to_string(rank.rank), clean(rank.host, 20), std::to_string(rank.local_rank)};
+    std::vector<std::string> row{std::to_string(rank.rank), printable(rank.host, 20), std::to_string(rank.local_rank)};
     if (cuda) {
       row.push_back("GPU" + std::to_string(rank.gpu));
       row.push_back(rank.gpu_pci);
@@ -248,7 +239,7 @@ std::string to_table(const std::vector<Machine>& hosts, const Placement& placeme
     row.push_back(cpu_list(rank.cpus) + (rank.oversubscribed ? " *" : ""));
     row.push_back(std::to_string(rank.threads));
     row.push_back("node " + CpuSet(rank.memory_nodes).to_string());
-    row.push_back(rank.nic < 0 ? "-" : clean(rank.nic_name, 14));
+    row.push_back(rank.nic < 0 ? "-" : printable(rank.nic_name, 14));
     row.push_back(
         placement.hops.empty() ? "-" : std::to_string(placement.hops[i].to) + " over " + hop_text(placement.hops[i]));
     table.add(std::move(row));
@@ -272,69 +263,13 @@ std::string to_table(const std::vector<Machine>& hosts, const Placement& placeme
   return out;
 }
 
-nlohmann::json to_json(const Machine& machine) {
-  nlohmann::json out;
-  out["host"] = plain(machine.host);
-  out["this_system"] = machine.is_this_system;
-  out["memory_bytes"] = machine.memory_bytes();
-  out["packages"] = nlohmann::json::array();
-  for (const Package& package : machine.packages) {
-    out["packages"].push_back(
-        {{"id", package.id}, {"model", plain(package.model)}, {"cpus", package.cpus.to_string()}});
-  }
-  out["cores"] = nlohmann::json::array();
-  for (const Core& core : machine.cores) {
-    out["cores"].push_back({{"package", machine.packages[static_cast<size_t>(core.package)].id},
-                            {"numa", machine.numa_nodes[static_cast<size_t>(core.numa)].id},
-                            {"cpus", CpuSet(core.pus).to_string()}});
-  }
-  out["numa_nodes"] = nlohmann::json::array();
-  for (const NumaNode& node : machine.numa_nodes) {
-    out["numa_nodes"].push_back({{"id", node.id},
-                                 {"package", machine.packages[static_cast<size_t>(node.package)].id},
-                                 {"memory_bytes", node.memory_bytes},
-                                 {"cpus", node.cpus.to_string()}});
-  }
-  const auto ids = [&](const std::vector<int>& indices) {
-    nlohmann::json list = nlohmann::json::array();
-    for (int i : indices) list.push_back(machine.numa_nodes[static_cast<size_t>(i)].id);
-    return list;
-  };
-  out["gpus"] = nlohmann::json::array();
-  for (const Gpu& gpu : machine.gpus) {
-    out["gpus"].push_back({{"pci", gpu.pci},
-                           {"model", plain(gpu.model)},
-                           {"memory_bytes", gpu.memory_bytes},
-                           {"pci_gigabytes_per_s", gpu.pci_gigabytes_per_s},
-                           {"numa", ids(gpu.numa)}});
-  }
-  out["nics"] = nlohmann::json::array();
-  for (const Nic& nic : machine.nics) {
-    out["nics"].push_back({{"name", plain(nic.name)},
-                           {"interface", plain(nic.interface)},
-                           {"pci", nic.pci},
-                           {"rdma", nic.rdma},
-                           {"active", nic.active},
-                           {"numa", ids(nic.numa)}});
-  }
-  out["links"] = nlohmann::json::array();
-  for (const auto& row : machine.links) {
-    nlohmann::json list = nlohmann::json::array();
-    for (const Link& link : row) {
-      list.push_back({{"kind", to_string(link.kind)}, {"megabytes_per_s", link.megabytes_per_s}});
-    }
-    out["links"].push_back(std::move(list));
-  }
-  return out;
-}
-
 nlohmann::json to_json(const Placement& placement) {
   nlohmann::json out;
   out["ranks"] = nlohmann::json::array();
   for (const RankPlacement& rank : placement.ranks) {
     nlohmann::json entry{{"rank", rank.rank},
                          {"host_index", rank.host_index},
-                         {"host", plain(rank.host)},
+                         {"host", printable(rank.host)},
                          {"local_rank", rank.local_rank},
                          {"device", to_string(rank.device)},
                          {"numa", rank.numa_node},
@@ -344,8 +279,8 @@ nlohmann::json to_json(const Placement& placement) {
                          {"oversubscribed", rank.oversubscribed}};
     entry["gpu"] = rank.gpu < 0 ? nlohmann::json() : nlohmann::json(rank.gpu);
     entry["gpu_pci"] = rank.gpu < 0 ? nlohmann::json() : nlohmann::json(rank.gpu_pci);
-    entry["hca"] = rank.hca.empty() ? nlohmann::json() : nlohmann::json(plain(rank.hca));
-    entry["nic"] = rank.nic < 0 ? nlohmann::json() : nlohmann::json(plain(rank.nic_name));
+    entry["hca"] = rank.hca.empty() ? nlohmann::json() : nlohmann::json(printable(rank.hca));
+    entry["nic"] = rank.nic < 0 ? nlohmann::json() : nlohmann::json(printable(rank.nic_name));
     out["ranks"].push_back(std::move(entry));
   }
   out["rings"] = nlohmann::json::array();
@@ -376,10 +311,10 @@ std::string topology_table(const std::vector<Machine>& hosts, const Placement& p
          to_table(hosts, placement);
 }
 
-nlohmann::json topology_json(const std::vector<Machine>& hosts, const Placement& placement) {
+nlohmann::json topology_json(const std::vector<Host>& hosts, const Placement& placement) {
   nlohmann::json out;
   out["hosts"] = nlohmann::json::array();
-  for (const Machine& machine : hosts) out["hosts"].push_back(to_json(machine));
+  for (const Host& host : hosts) out["hosts"].push_back(host_to_json(host));
   out["placement"] = to_json(placement);
   return out;
 }

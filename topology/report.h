@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "topology/host.h"
 #include "topology/machine.h"
 #include "topology/placement.h"
 
@@ -19,12 +20,12 @@ std::string to_table(const Machine& machine);
 // One row a rank, then the rings and their slowest link. `hosts` as given to `place`, of a whole job.
 std::string to_table(const std::vector<Machine>& hosts, const Placement& placement);
 
-// Units in the keys' names; processors as lists ("0-3,8"); NUMA nodes as the system numbers them.
-nlohmann::json to_json(const Machine& machine);
+// As the hosts of a cluster file (cluster.h): units in the keys' names; processors as lists ("0-3,8"); NUMA nodes as
+// the system numbers them.
 nlohmann::json to_json(const Placement& placement);
 
 // For the verb: each different host once, then the placement; and {"hosts": [...], "placement": {...}}.
 std::string topology_table(const std::vector<Machine>& hosts, const Placement& placement);
-nlohmann::json topology_json(const std::vector<Machine>& hosts, const Placement& placement);
+nlohmann::json topology_json(const std::vector<Host>& hosts, const Placement& placement);
 
 }  // namespace annulus

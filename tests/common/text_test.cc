@@ -104,5 +104,12 @@ TEST(Text, WordsTravelOnALine) {
   EXPECT_EQ(words_of_line(words_to_line(words)), words);
 }
 
+TEST(Text, PrintableOfAnything) {
+  EXPECT_EQ(printable("mlx5_0"), "mlx5_0");
+  EXPECT_EQ(printable("\x1b[31m\xff\n"), "?[31m??");
+  EXPECT_EQ(printable("abcdef", 6), "abcdef");
+  EXPECT_EQ(printable("abcdefg", 6), "abcd..");
+}
+
 }  // namespace
 }  // namespace annulus

@@ -307,12 +307,12 @@ TEST(Report, ManyRanksAndOddNames) {
     EXPECT_EQ(line.find('\x1b'), std::string::npos);
   }
   EXPECT_NE(to_table({m}, p).find("* shares a core with another rank: 100 ranks on 64 cores"), std::string::npos);
-  EXPECT_NO_THROW(topology_json({m}, p).dump());
+  EXPECT_NO_THROW(topology_json({{m}}, p).dump());
 }
 
 TEST(Report, Json) {
   const Machine m = load("one_socket_gpus.xml");
-  const auto json = nlohmann::json::parse(topology_json({m}, place({m}, 4, kCuda)).dump());
+  const auto json = nlohmann::json::parse(topology_json({{m}}, place({m}, 4, kCuda)).dump());
   EXPECT_EQ(json["hosts"][0]["gpus"][2]["pci"], "0000:41:00.0");
   EXPECT_EQ(json["hosts"][0]["links"][0][2]["kind"], "NVLink");
   EXPECT_EQ(json["hosts"][0]["links"][0][2]["megabytes_per_s"], 300000);
@@ -320,7 +320,7 @@ TEST(Report, Json) {
   EXPECT_EQ(json["placement"]["ranks"][2]["gpu"], 3);
   EXPECT_EQ(json["placement"]["ranks"][3]["cpus"], "6-7,22-23");
   EXPECT_EQ(json["placement"]["ranks"][3]["device"], "cuda");
-  const auto cpu = topology_json({m}, place({m}, 1));
+  const auto cpu = topology_json({{m}}, place({m}, 1));
   EXPECT_TRUE(cpu["placement"]["ranks"][0]["gpu_pci"].is_null());
   EXPECT_EQ(cpu["placement"]["ranks"][0]["memory_nodes"], nlohmann::json({0, 1}));
 }
