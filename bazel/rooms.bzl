@@ -58,6 +58,7 @@ ROOMS = {
         "comm/bootstrap",
         "comm/nccl",
         "comm",
+        "topology/picture",
         "topology",
         "memory",
         "common",
@@ -288,6 +289,10 @@ ROOMS = {
         "common",
     ],
     "comm": ["common"],
+    "topology/picture": [
+        "topology",
+        "common",
+    ],
     "topology": ["common"],
     "memory": ["common"],
     "simd": ["common"],

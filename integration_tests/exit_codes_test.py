@@ -88,6 +88,7 @@ class ExitCodesTest(cli.CliTest):
         "`attend --input`": ("in.safetensors", ["attend", "--input", "{0}", "--output", "out"]),
         "`plan`, a block map's `file`": ("map.safetensors", ["plan", "--ranks", "2", "--length", "64", "--pattern", BLOCKS]),
         "`topology --xml`": ("machine.xml", ["topology", "--xml", "{0}"]),
+        "`topology --load`": ("hosts.json", ["topology", "--load", "{0}"]),
         "`tokenize --inspect`, `--verify`": ("shard.bin", ["tokenize", "--inspect", "{0}"]),
         "`bench compare`": ("all.json", ["bench", "compare", "{0}", "{0}"]),
     }
@@ -95,6 +96,7 @@ class ExitCodesTest(cli.CliTest):
         "`attend --output`": ["attend", "--random", "queries=8,heads=1,dim=4", "--output", "{0}"],
         "`attend --mask-out`": ["attend", "--random", "queries=32", "--pattern", LOCAL, "--mask-out", "{0}"],
         "`bench ring --json`": ["bench", "ring", "--json", "{0}"],
+        "`topology --save`, `--svg`": ["topology", "-n", "1", "--save", "{0}", "--svg", "{0}"],
         "`launch --log-dir`": ["launch", "-n", "1", "--log-dir", "{0}", "selftest", "print"],
     }
 

@@ -5,14 +5,18 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/error.h"
+#include "common/files.h"
 #include "common/names.h"
 #include "launcher/launch/host_plan.h"
 #include "launcher/network/network.h"
 #include "launcher/verb.h"
+#include "topology/cluster.h"
 #include "topology/machine.h"
+#include "topology/picture/topology_svg.h"
 #include "topology/placement.h"
 #include "topology/report.h"
 
@@ -29,6 +33,11 @@ class TopologyVerb : public Verb {
         ->expected(1)
         ->take_all()
         ->type_name("FILE");
+    app.add_option("--load", load_, "the hosts that `topology --save` described, in place of this one")
+        ->type_name("FILE")
+        ->excludes("--xml");
+    app.add_option("--save", save_, "describe the hosts in FILE, to be loaded where they are not")->type_name("FILE");
+    app.add_option("--svg", svg_, "draw hosts, ranks and rings in FILE")->type_name("FILE");
     app.add_option("-n,--np", ranks_, "place N ranks (default: one per GPU, without GPUs one per NUMA node)")
         ->type_name("N");
     app.add_option("--context", context_,
@@ -44,7 +53,8 @@ class TopologyVerb : public Verb {
     app.add_flag("--json", json_, "print JSON instead of a table");
     app.footer(
         "Examples:\n  ./annulus topology -n 2\n"
-        "  ./annulus topology -n 8 --context 4");
+        "  ./annulus topology -n 8 --context 4\n"
+        "  ./annulus topology --save machine.json --svg machine.svg");
   }
 
   void check() override {
@@ -63,9 +73,11 @@ class TopologyVerb : public Verb {
   }
 
   int run() override {
-    std::vector<Host> hosts;
-    if (xml_.empty()) hosts.push_back(this_host());
-    for (const std::string& file : xml_) hosts.push_back({Machine::from_xml(file), /*cuda=*/true});
+    for (const auto& [option, path] : {std::pair("--save ", &save_), std::pair("--svg ", &svg_)}) {
+      if (!path->empty()) require_output("launcher", option + *path, *path);
+    }
+    std::vector<Host> hosts = gather();
+    if (!save_.empty()) write_cluster(save_, hosts);
     std::vector<Machine> machines;
     size_t gpus = 0, nodes = 0;
     for (Host& host : hosts) {
@@ -84,11 +96,21 @@ class TopologyVerb : public Verb {
     const std::string text =
         json_ ? topology_json(hosts, placement).dump(2) + "\n" : topology_table(machines, placement);
     std::fputs(text.c_str(), stdout);
+    if (!svg_.empty()) write_atomically(FileSystem::real(), svg_, topology_svg(machines, placement));
     return 0;
   }
 
  private:
+  std::vector<Host> gather() const {
+    if (!load_.empty()) return read_cluster(load_);
+    std::vector<Host> hosts;
+    if (xml_.empty()) hosts.push_back(this_host());
+    for (const std::string& file : xml_) hosts.push_back({Machine::from_xml(file), /*cuda=*/true});
+    return hosts;
+  }
+
   std::vector<std::string> xml_;
+  std::string load_, save_, svg_;
   std::optional<int64_t> ranks_;
   int64_t context_ = 0;
   std::string device_ = "auto";

@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "common/files.h"
 #include "launcher/verb.h"
 
 namespace annulus {
@@ -34,7 +35,12 @@ namespace {
 std::string said_by(const std::string& verb, const std::vector<std::string>& args) {
   ParsedVerb parsed = parse_verb(find_verb(verb), args);
   ::testing::internal::CaptureStdout();
-  EXPECT_EQ(parsed.verb->run(), 0);
+  try {
+    EXPECT_EQ(parsed.verb->run(), 0);
+  } catch (...) {
+    ::testing::internal::GetCapturedStdout();
+    throw;
+  }
   return ::testing::internal::GetCapturedStdout();
 }
 
@@ -72,6 +78,38 @@ TEST(TopologyVerb, ShowsTheDeviceOfTheJob) {
   EXPECT_EQ(nodes("cuda"), std::set<int>{0});
   EXPECT_EQ(nodes("cpu"), (std::set<int>{0, 1}));
   EXPECT_ANY_THROW(parse_verb(find_verb("topology"), {"--device", "gpu"}));
+}
+
+TEST(TopologyVerb, AHostThatWasSavedIsPlacedOnElsewhere) {
+  const std::string path = ::testing::TempDir() + "/two hosts; \"quoted\".json";
+  const std::string xml = "tests/topology/testdata/one_socket_gpus.xml";
+  const std::vector<std::string> placed = {"-n", "8", "--context", "4", "--json"};
+  const auto with = [&](std::vector<std::string> args) {
+    args.insert(args.end(), placed.begin(), placed.end());
+    return said_by("topology", args);
+  };
+  const std::string there = with({"--xml", xml, "--xml", xml, "--save", path});
+  EXPECT_EQ(with({"--load", path}), there);
+  EXPECT_EQ(with({"--load", path, "--save", path}), there);
+  EXPECT_EQ(nlohmann::json::parse(there).at("hosts").size(), 2U);
+  EXPECT_ANY_THROW(with({"--load", path, "--xml", xml}));
+  EXPECT_ANY_THROW(with({"--load", xml}));
+  EXPECT_ANY_THROW(with({"--xml", xml, "--save", "no/such/folder/x.json"}));
+}
+
+TEST(TopologyVerb, SavesAllDevicesWhateverTheJobUses) {
+  const std::string path = ::testing::TempDir() + "/whole.json";
+  EXPECT_EQ(nics_of({"--hcas", "mlx5_1", "--save", path}), std::set<std::string>{"mlx5_1"});
+  const nlohmann::json said = nlohmann::json::parse(said_by("topology", {"--load", path, "--json"}));
+  EXPECT_EQ(said.at("hosts").at(0).at("nics").size(), 4U);
+}
+
+TEST(TopologyVerb, DrawsWhereRanksGo) {
+  const std::string path = ::testing::TempDir() + "/picture.svg";
+  said_by("topology", {"--xml", "tests/topology/testdata/h200_node.xml", "-n", "8", "--context", "4", "--svg", path});
+  const std::string svg = read_small_file("test", path);
+  EXPECT_TRUE(svg.starts_with("<svg")) << svg;
+  EXPECT_NE(svg.find("ring 1: ranks 4 to 7"), std::string::npos) << svg;
 }
 
 TEST(LaunchVerb, PlansForThisHostOnlyWhereTheRanksAreOnIt) {
