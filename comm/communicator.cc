@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <utility>
 
 #include "comm/checks.h"
@@ -47,8 +48,12 @@ struct Communicator::Call {
 // What was begun, counted when it is found complete.
 class Communicator::Counted final : public Work {
  public:
-  Counted(Communicator& comm, std::unique_ptr<Work> work, size_t payload)
-      : comm_(comm), work_(std::move(work)), payload_(payload) {}
+  Counted(Communicator& comm, std::unique_ptr<Work> work, const Begun& call)
+      : comm_(comm),
+        work_(std::move(work)),
+        payload_(std::max(call.out.nbytes(), call.in.nbytes())),
+        sends_(call.collective() == Collective::kAllReduce ? 2 : 1),
+        to_other_hosts_(call.to_other_hosts) {}
 
   bool test() override {
     if (!work_->test()) return false;
@@ -62,12 +67,16 @@ class Communicator::Counted final : public Work {
 
  private:
   void count() {
-    if (!std::exchange(counted_, true)) comm_.count(payload_, 1);
+    if (std::exchange(counted_, true)) return;
+    comm_.count(payload_, sends_);
+    comm_.stats_.collective_bytes_to_other_hosts += *to_other_hosts_;
   }
 
   Communicator& comm_;
   std::unique_ptr<Work> work_;
   size_t payload_;
+  int sends_;
+  std::shared_ptr<const int64_t> to_other_hosts_;
   bool counted_ = false;
 };
 
@@ -83,6 +92,10 @@ std::unique_ptr<Work> Communicator::exchange(const std::vector<Message>& sends, 
   std::unique_ptr<Work> work = start_exchange(sends, receives, label);
   add_up(sends, stats_.messages_sent, stats_.bytes_sent);
   add_up(receives, stats_.messages_received, stats_.bytes_received);
+  for (const Message& message : sends) {
+    if (hosts_.of(message.peer) == hosts_.of(rank_)) continue;
+    stats_.bytes_to_other_hosts += static_cast<int64_t>(message.tensor.nbytes());
+  }
   return work ? std::move(work) : std::make_unique<CompletedWork>();
 }
 
@@ -138,6 +151,7 @@ void Communicator::add_wait(WaitFor what, Seconds time) {
 }
 
 void Communicator::all_reduce(at::Tensor& tensor, ReduceOp op, OpLabel label) {
+  if (hosts_.count() > 1 && adds_in_rank_order()) return begin_all_reduce(tensor, op, label)->wait();
   check(tensor, "tensor", label);
   check_reducible(tensor, backend(), /*bf16=*/false, label);
   agree({Collective::kAllReduce, label, &tensor, static_cast<int>(op), -1});
@@ -157,7 +171,7 @@ std::unique_ptr<Work> Communicator::begin_all_gather(const at::Tensor& out, cons
   check(out, "output", label);
   check_gather_shapes(out, "output", in, "input", size_, label);
   check_overlap(out, "output", in, "input", rank_, label);
-  return begin_call(Collective::kAllGather, out, in, label);
+  return begin_call(Collective::kAllGather, ReduceOp::kSum, out, in, label);
 }
 
 std::unique_ptr<Work> Communicator::begin_reduce_scatter(const at::Tensor& out, const at::Tensor& in, OpLabel label) {
@@ -166,16 +180,22 @@ std::unique_ptr<Work> Communicator::begin_reduce_scatter(const at::Tensor& out, 
   check_reducible(in, backend(), /*bf16=*/true, label);
   check_gather_shapes(in, "input", out, "output", size_, label);
   check_overlap(in, "input", out, "output", rank_, label);
-  return begin_call(Collective::kReduceScatter, out, in, label);
+  return begin_call(Collective::kReduceScatter, ReduceOp::kSum, out, in, label);
 }
 
-std::unique_ptr<Work> Communicator::begin_call(Collective which, const at::Tensor& out, const at::Tensor& in,
-                                               OpLabel label) {
+std::unique_ptr<Work> Communicator::begin_all_reduce(const at::Tensor& tensor, ReduceOp op, OpLabel label) {
+  check(tensor, "tensor", label);
+  check_reducible(tensor, backend(), /*bf16=*/false, label);
+  return begin_call(Collective::kAllReduce, op, tensor, tensor, label);
+}
+
+std::unique_ptr<Work> Communicator::begin_call(Collective which, ReduceOp op, const at::Tensor& out,
+                                               const at::Tensor& in, OpLabel label) {
   look(label);
   check_alive(label);
-  const int op = which == Collective::kReduceScatter ? static_cast<int>(ReduceOp::kSum) : -1;
-  const Begun call{make_header(which, calls_++, &in, op, -1, label), out, in, label};
-  return std::make_unique<Counted>(*this, begin(call), std::max(out.nbytes(), in.nbytes()));
+  const int shown = which == Collective::kAllGather ? -1 : static_cast<int>(op);
+  const Begun call{make_header(which, calls_++, &in, shown, -1, label), out, in, label, std::make_shared<int64_t>(0)};
+  return std::make_unique<Counted>(*this, begin(call), call);
 }
 
 void Communicator::broadcast(at::Tensor& tensor, int root, OpLabel label) {
@@ -195,9 +215,30 @@ std::unique_ptr<Communicator> Communicator::split(int color, int key) {
   const OpLabel label{"split", calls_};
   agree({Collective::kSplit, label});
   std::unique_ptr<Communicator> out = make_split(color, key, label);
-  if (out) out->set_timeout(timeout_);
+  if (out) {
+    out->set_timeout(timeout_);
+    out->hosts_ = hosts_of(*out);
+  }
   finish(nullptr, 0, 0);
   return out;
+}
+
+void Communicator::set_hosts(const std::vector<int>& of) {
+  if (of.size() != static_cast<size_t>(size_)) {
+    throw Error(ErrorKind::kPlan, "comm",
+                "the hosts of " + std::to_string(of.size()) + " ranks were given to a communicator of " +
+                    std::to_string(size_) + ": expected one for each rank");
+  }
+  hosts_ = RankHosts(of);
+}
+
+RankHosts Communicator::hosts_of(const Communicator& split) const {
+  if (hosts_.count() < 2) return RankHosts(split.size());
+  std::map<int, int> host_of;  // by the rank in the job
+  for (int rank = 0; rank < size_; ++rank) host_of[in_job(rank)] = hosts_.of(rank);
+  std::vector<int> of;
+  for (int rank = 0; rank < split.size(); ++rank) of.push_back(host_of.at(split.in_job(rank)));
+  return RankHosts(of);
 }
 
 void Communicator::fail(ErrorKind kind, const std::string& why, bool told) {

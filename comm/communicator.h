@@ -22,6 +22,7 @@
 #include <string_view>
 #include <vector>
 
+#include "comm/hosts.h"
 #include "common/error.h"
 
 namespace annulus {
@@ -64,6 +65,7 @@ struct CommStats {
   int64_t bytes_sent = 0;
   int64_t messages_received = 0;
   int64_t bytes_received = 0;
+  int64_t bytes_to_other_hosts = 0;  // of bytes_sent: to ranks of other hosts (Communicator::hosts)
   // Collectives, barriers and splits included, and the sum of their sizes in bytes: of the tensor that is reduced or
   // broadcast, of all ranks' inputs together for all_gather and reduce_scatter (nccl-tests counts so, too). What is
   // begun is counted when it is found complete.
@@ -71,9 +73,14 @@ struct CommStats {
   int64_t collective_payload = 0;
   // What an algorithm that is optimal in bytes makes each of N ranks send for these collectives, on average over the
   // ranks: (N-1)/N of the payload of an all_gather, a reduce_scatter and a broadcast, twice that of an all_reduce. The
-  // CPU backends send exactly that for an all_gather and a reduce_scatter; otherwise the algorithm is the library's
-  // affair, which MPI and NCCL do not tell.
+  // CPU backends send exactly that for an all_gather and a reduce_scatter (but between hosts sums of bf16 travel in
+  // fp32); otherwise the algorithm is the library's affair, which MPI and NCCL do not tell.
   int64_t collective_bytes_sent = 0;
+  // What this rank sent to ranks of other hosts for all_gathers, reduce_scatters and all_reduces on a CPU; headers do
+  // not count. All ranks together: (H-1) times the payload over H hosts, twice that of an all_reduce, where the ranks
+  // of a host are neighbours (for sums of bf16 as many bytes as for fp32 where a host has several ranks). The threads
+  // backend, which sends nothing, counts what the others send.
+  int64_t collective_bytes_to_other_hosts = 0;
   // Exposed communication. On a CPU: the time that the host spent blocked, in Work::wait() and in blocking collectives.
   // On a GPU: the time that the current stream stood still in Work::wait() or a collective, known once the device has
   // got that far and progress() has looked; what hosts wait for each other is in host().stats().
@@ -110,6 +117,13 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // The communicator of the same ranks that carries CPU tensors: itself, except on a GPU. Agreement in words uses it.
   virtual Communicator& host() { return *this; }
 
+  // Which ranks share a host. All are on one until set_hosts() says otherwise (bootstrap and process groups do); those
+  // of a split are its ranks'.
+  const RankHosts& hosts() const { return hosts_; }
+  // of[r]: the host of rank r, under any number. The same on all ranks, before they communicate. Error(kPlan) where it
+  // has not one for each rank.
+  void set_hosts(const std::vector<int>& of);
+
   // Deadline of each operation, from its start to its end. Default: 300 s.
   Seconds timeout() const { return timeout_; }
   void set_timeout(Seconds timeout) { timeout_ = timeout; }
@@ -120,17 +134,20 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::unique_ptr<Work> exchange(const std::vector<Message>& sends, const std::vector<Message>& receives,
                                  OpLabel label);
 
-  // Collectives, in place where one tensor is given; blocking on a CPU. The order of additions depends only on size()
-  // and the tensor's shape, so that equal inputs give equal bits. kSum on fp32, fp64, int64; kMax/kMin likewise. Once
-  // one has returned, its tensors may be overwritten (on a GPU: by what the current stream holds from then on).
+  // Collectives, in place where one tensor is given; blocking on a CPU. The order of additions depends only on size(),
+  // hosts() and the tensor's shape, so that equal inputs give equal bits. kSum on fp32, fp64, int64; kMax/kMin
+  // likewise. Once one has returned, its tensors may be overwritten (on a GPU: by what the current stream holds from
+  // then on). On one host the order of an all_reduce is the backend's; over several all CPU backends have that of
+  // reduce_scatter.
   void all_reduce(at::Tensor& tensor, ReduceOp op, OpLabel label);
   // out: [size, ...in.shape], rank by rank. In place where `in` is out[rank()].
   void all_gather(at::Tensor& out, const at::Tensor& in, OpLabel label);
   // in: [size, ...out.shape]; out = sum over ranks of in[rank()]. In place where `out` is in[rank()]. Takes bf16, too.
-  // CPU backends add in the order of the ranks, 0 first, bf16 in fp32 and rounded once; NCCL rounds bf16 as it adds.
+  // CPU backends add in the order of the ranks, 0 first, over several hosts inside each and then host by host
+  // (hosts.h), bf16 in fp32 and rounded once; NCCL rounds bf16 as it adds, and goes by trees and rings of its own.
   void reduce_scatter(at::Tensor& out, const at::Tensor& in, OpLabel label);
 
-  // Begin what all_gather and reduce_scatter do, and return: the transfer moves along by progress() of any communicator
+  // Begin what these do, and return: the transfer moves along by progress() of any communicator
   // of this rank and by waits (on a GPU: on a stream of the communicator's own). The tensors are kept; `in` must not
   // change and `out` not be read until the Work is complete. Several may be under way at once, beside exchanges and
   // blocking collectives; all ranks begin and call the collectives of a communicator in the same order. Nothing waits
@@ -140,8 +157,10 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // must outlive the Work. Never null.
   std::unique_ptr<Work> begin_all_gather(const at::Tensor& out, const at::Tensor& in, OpLabel label);
   std::unique_ptr<Work> begin_reduce_scatter(const at::Tensor& out, const at::Tensor& in, OpLabel label);
+  // The order of a CPU backend's additions is that of reduce_scatter, on one host, too.
+  std::unique_ptr<Work> begin_all_reduce(const at::Tensor& tensor, ReduceOp op, OpLabel label);
   // The bytes of host memory that a reduce_scatter whose `in` has `payload` bytes takes besides its tensors, until it
-  // is complete.
+  // is complete; a begun all_reduce of as many bytes likewise. Of bf16 over several hosts it is less than twice that.
   virtual int64_t reduce_scatter_holds(int64_t payload) const {
     (void)payload;
     return 0;
@@ -161,7 +180,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
  protected:
   // device: where tensors must lie; with an index, on that very device.
-  Communicator(int rank, int size, at::Device device) : rank_(rank), size_(size), device_(device) {}
+  Communicator(int rank, int size, at::Device device) : rank_(rank), size_(size), device_(device), hosts_(size) {}
 
   // ---- What a backend implements. The arguments have been checked. A transfer that is complete when the hook returns
   // is null, any other a Work.
@@ -171,9 +190,11 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // All ranks have agreed on the call (gather_headers), and there is something to move. A barrier is the agreement.
   virtual std::unique_ptr<Work> start_all_reduce(at::Tensor& tensor, ReduceOp op, OpLabel label) = 0;
   virtual std::unique_ptr<Work> start_broadcast(at::Tensor& tensor, int root, OpLabel label) = 0;
-  // An all_gather or a reduce_scatter, on which the ranks have not agreed: the Work compares their headers, too, and
-  // neither blocks. There may be nothing to move. Never null.
+  // An all_gather, a reduce_scatter or an all_reduce, on which the ranks have not agreed: the Work compares their
+  // headers, too, and neither blocks. There may be nothing to move. Never null.
   virtual std::unique_ptr<Work> begin(const comm_internal::Begun& call) = 0;
+  // Whether what is begun adds in the order that reduce_scatter() describes.
+  virtual bool adds_in_rank_order() const { return true; }
   // Without the timeout, which split() hands on.
   virtual std::unique_ptr<Communicator> make_split(int color, int key, OpLabel label) = 0;
 
@@ -221,13 +242,15 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   int rank_;
   int size_;
   at::Device device_;
+  RankHosts hosts_;
   Seconds timeout_{300};
 
  private:
   struct Call;
   class Counted;
-  std::unique_ptr<Work> begin_call(comm_internal::Collective which, const at::Tensor& out, const at::Tensor& in,
-                                   OpLabel label);
+  std::unique_ptr<Work> begin_call(comm_internal::Collective which, ReduceOp op, const at::Tensor& out,
+                                   const at::Tensor& in, OpLabel label);
+  RankHosts hosts_of(const Communicator& split) const;
   void agree(const Call& call);
   void finish(std::unique_ptr<Work> work, size_t payload, int sends);
   void count(size_t payload, int sends);

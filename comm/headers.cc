@@ -9,7 +9,6 @@
 #include "common/text.h"
 
 namespace annulus::comm_internal {
-namespace {
 
 const char* collective_name(int8_t collective) {
   switch (static_cast<Collective>(collective)) {
@@ -28,6 +27,8 @@ const char* collective_name(int8_t collective) {
   }
   return "unknown";
 }
+
+namespace {
 
 const char* reduce_name(int8_t op) {
   switch (op) {

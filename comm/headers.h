@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,7 @@
 namespace annulus::comm_internal {
 
 enum class Collective : int8_t { kAllReduce = 1, kAllGather, kReduceScatter, kBroadcast, kBarrier, kSplit };
+const char* collective_name(int8_t collective);  // "all_reduce"
 
 // What a rank is about to do. Travels as raw bytes between ranks of one build (bootstrap has compared versions).
 struct CollectiveHeader {
@@ -30,15 +32,20 @@ struct CollectiveHeader {
 };
 static_assert(sizeof(CollectiveHeader) == 120);
 
-// An all_gather or a reduce_scatter that does not block, as a backend gets it.
+// An all_gather, a reduce_scatter or an all_reduce that does not block, as a backend gets it.
 struct Begun {
   CollectiveHeader header;
-  at::Tensor out, in;
+  at::Tensor out, in;  // of an all_reduce the same
   OpLabel label;
-  bool reduces() const { return header.collective == static_cast<int8_t>(Collective::kReduceScatter); }
-  const char* name() const { return reduces() ? "reduce_scatter" : "all_gather"; }
-  // What every rank gives to, or gets from, each.
-  const at::Tensor& piece() const { return reduces() ? out : in; }
+  // The backend adds the bytes that this rank sends to ranks of other hosts; read when the call is complete.
+  std::shared_ptr<int64_t> to_other_hosts;
+
+  Collective collective() const { return static_cast<Collective>(header.collective); }
+  bool reduces() const { return collective() != Collective::kAllGather; }
+  ReduceOp op() const { return static_cast<ReduceOp>(header.reduce_op); }
+  const char* name() const { return collective_name(header.collective); }
+  // All ranks' parts, one after the other.
+  const at::Tensor& whole() const { return collective() == Collective::kAllGather ? out : in; }
 };
 
 // tensor may be null (barrier, split).

@@ -422,6 +422,7 @@ int Run::train() {
     require_agreement(world_, {{what, std::to_string(options_.ranks_here)}}, {"sharing the state within hosts"});
   }
   sharding_ = make_sharding(config_, world_.size(), options_.ranks_here);
+  if (!sharding_.groups.empty()) sharding_.groups = world_.hosts().groups().sizes();  // hosts may differ
   // The choice of a kernel depends on it.
   if (options_.device.is_cuda()) set_gpu_numerics({.tf32 = config_.tf32, .deterministic = config_.deterministic});
   together(world_, {"choosing the attention kernel"}, [&] {

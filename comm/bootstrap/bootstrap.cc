@@ -8,13 +8,13 @@
 #include <chrono>
 #include <cstdio>
 #include <exception>
-#include <fstream>
 #include <numeric>
 #include <thread>
 
 #include "comm/agreement.h"
 #include "comm/bootstrap/presence.h"
 #include "comm/checks.h"
+#include "comm/hosts.h"
 #include "comm/threads/threads.h"
 #include "comm/watchdog.h"
 #include "common/environment.h"
@@ -28,14 +28,6 @@ std::string host_name() {
   char name[256] = {};
   if (gethostname(name, sizeof name - 1) != 0) return "unknown";
   return name;
-}
-
-// Hosts of one name are told apart by their kernel's start.
-std::string host_identity(const std::string& host) {
-  std::ifstream file("/proc/sys/kernel/random/boot_id");
-  std::string id;
-  std::getline(file, id);
-  return host + " " + id;
 }
 
 void print_line(const std::string& message) {
@@ -199,7 +191,7 @@ Job bootstrap(const BootstrapOptions& options) {
     fields.push_back({"MPI", job.runtime->version()});
     fields.push_back({"ranks", std::to_string(job.size)});
     job.require_agreement(fields, {"the start", 0});
-    const std::string me = host_identity(job.host);
+    const std::string me = host_identity();
     std::vector<std::string> hosts = all_gather_text(*job.world, me, {"bootstrap: hosts", 0});
     if (options.host_by_host) {
       const std::vector<int> order = rank_order_by_host(hosts);
@@ -216,6 +208,7 @@ Job bootstrap(const BootstrapOptions& options) {
         hosts = std::move(in_order);
       }
     }
+    job.world->set_hosts(numbered(hosts));
     job.local_size = static_cast<int>(std::count(hosts.begin(), hosts.end(), me));
     job.local_rank = static_cast<int>(std::count(hosts.begin(), hosts.begin() + job.rank, me));
     job.world->barrier({"initialization barrier", 0});

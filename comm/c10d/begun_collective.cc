@@ -44,16 +44,16 @@ void BegunCollective::advance(bool first) noexcept {
     }
     if (!first) return;
     if (stage_ == Stage::kAgreed) {
-      rounds_ = std::make_shared<Rounds>(comm_.rank(), comm_.size(), std::numeric_limits<int64_t>::max(), call_);
+      rounds_ = std::make_shared<Rounds>(comm_.rank(), comm_.hosts(), std::numeric_limits<int64_t>::max(), call_);
       stage_ = Stage::kMoving;
-      while (posted_ < rounds_->at_once()) post_round();
+      post_steps();
     }
     while (done_ < rounds_->count()) {
       under_way_.front().raise(comm_);
       if (!under_way_.front().over()) return;
       under_way_.pop_front();
       rounds_->finish(done_++);
-      if (posted_ < rounds_->count()) post_round();
+      post_steps();
     }
     stage_ = Stage::kComplete;
     call_.out = call_.in = at::Tensor();
@@ -63,20 +63,13 @@ void BegunCollective::advance(bool first) noexcept {
   }
 }
 
-void BegunCollective::post_round() {
-  const int64_t round = posted_++;
-  Pending& pending = under_way_.emplace_back();
-  pending.label = call_.label;
-  const int64_t bytes = rounds_->length(round);
-  sender_.post(
-      pending, Lane::kBegun,
-      [&](int peer) {
-        return Part{rounds_->sent(round, peer), bytes};
-      },
-      [&](int peer) {
-        return Part{rounds_->received(round, peer), bytes};
-      },
-      rounds_);
+// Those that may be.
+void BegunCollective::post_steps() {
+  for (; posted_ < rounds_->count() && rounds_->needs(posted_) <= done_; ++posted_) {
+    Pending& pending = under_way_.emplace_back();
+    pending.label = call_.label;
+    sender_.post(pending, rounds_->sends(posted_), rounds_->receives(posted_), rounds_);
+  }
 }
 
 std::string BegunCollective::describe_unfinished() const {

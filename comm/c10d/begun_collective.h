@@ -1,12 +1,11 @@
-// An all_gather or a reduce_scatter under way between ranks of a process group: the headers first, then the data in
-// rounds, of which none blocks. Used by c10d_communicator.cc. All of a process are moved along together
-// (begun_collectives()), so that waiting for one transfer never holds up another. Under arrivals().mutex.
+// An all_gather, a reduce_scatter or an all_reduce under way between ranks of a process group: the headers first, then
+// the data in steps (rounds.h), of which none blocks. Used by c10d_communicator.cc. All of a process are moved along
+// together (begun_collectives()), so that waiting for one transfer never holds up another. Under arrivals().mutex.
 #pragma once
 
 #include <cstdint>
 #include <deque>
 #include <exception>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -37,19 +36,13 @@ struct Headers {
   std::vector<comm_internal::CollectiveHeader> all;
 };
 
-// Where a message to or from a rank lies; without bytes none is sent.
-struct Part {
-  const void* data = nullptr;
-  int64_t bytes = 0;
-};
-using PartOf = std::function<Part(int rank)>;
-
 // How a communicator posts what its collectives need.
 class Sender {
  public:
   virtual ~Sender() = default;
-  // To and from every other rank. All ranks use a lane in the same order. arrivals().mutex is held.
-  virtual void post(Pending& pending, Lane lane, const PartOf& from, const PartOf& to, const Kept& kept) = 0;
+  // In the lane of what is begun, which all ranks use in the same order. arrivals().mutex is held.
+  virtual void post(Pending& pending, const std::vector<comm_internal::Rounds::Message>& sends,
+                    const std::vector<comm_internal::Rounds::Message>& receives, const Kept& kept) = 0;
 };
 
 class BegunCollective {
@@ -74,7 +67,7 @@ class BegunCollective {
  private:
   enum class Stage { kAgreeing, kAgreed, kMoving, kComplete };
 
-  void post_round();
+  void post_steps();
 
   const Communicator& comm_;
   Sender& sender_;
@@ -83,8 +76,8 @@ class BegunCollective {
   Stage stage_ = Stage::kAgreeing;
   std::exception_ptr failure_;
   std::shared_ptr<comm_internal::Rounds> rounds_;  // once it moves data
-  std::deque<Pending> under_way_;                  // a round each
-  int64_t posted_ = 0, done_ = 0;                  // rounds
+  std::deque<Pending> under_way_;                  // a step each
+  int64_t posted_ = 0, done_ = 0;                  // steps
 };
 using BegunPtr = std::shared_ptr<BegunCollective>;
 

@@ -17,6 +17,7 @@
 #include <cstring>
 #include <deque>
 #include <exception>
+#include <functional>
 #include <mutex>
 #include <numeric>
 #include <utility>
@@ -27,6 +28,7 @@
 #include "comm/checks.h"
 #include "comm/deadline.h"
 #include "comm/headers.h"
+#include "comm/hosts.h"
 #include "comm/rank_order.h"
 #include "common/error.h"
 #include "common/text.h"
@@ -37,6 +39,13 @@ namespace {
 using namespace comm_internal;
 
 using PendingPtr = std::shared_ptr<Pending>;
+
+// Where a message to or from a rank lies; without bytes none is sent.
+struct Part {
+  const void* data = nullptr;
+  int64_t bytes = 0;
+};
+using PartOf = std::function<Part(int rank)>;
 
 class C10dCommunicator final : public Communicator, private Sender {
  public:
@@ -63,7 +72,9 @@ class C10dCommunicator final : public Communicator, private Sender {
     advance_all();
   }
 
-  int64_t reduce_scatter_holds(int64_t payload) const override { return mpi_reduce_scatter_holds(size_, payload); }
+  int64_t reduce_scatter_holds(int64_t payload) const override {
+    return messages_hold(hosts_.groups(), rank_, payload);
+  }
 
  protected:
   // Threads that wait, and gloo's, are the parent's alone.
@@ -132,17 +143,26 @@ class C10dCommunicator final : public Communicator, private Sender {
     }
   }
 
-  void post(Pending& pending, Lane lane, const PartOf& from, const PartOf& to, const Kept& kept) override {
+  // To and from every other rank. arrivals().mutex is held, as for the others.
+  void post(Pending& pending, Lane lane, const PartOf& from, const PartOf& to, const Kept& kept) {
     for (const bool is_send : {false, true}) {
       for (int i = 1; i < size_; ++i) {
         const int peer = is_send ? (rank_ + i) % size_ : (rank_ + size_ - i) % size_;
         const Part part = (is_send ? from : to)(peer);
-        if (part.bytes == 0) continue;
-        remember(pending, is_send
-                              ? channel_->send(address(peer), lane, part.data, part.bytes, kept)
-                              : channel_->receive(address(peer), lane, const_cast<void*>(part.data), part.bytes, kept));
+        if (part.bytes > 0) post(pending, is_send, peer, lane, const_cast<void*>(part.data), part.bytes, kept);
       }
     }
+  }
+
+  void post(Pending& pending, const std::vector<Rounds::Message>& sends, const std::vector<Rounds::Message>& receives,
+            const Kept& kept) override {
+    for (const Rounds::Message& m : receives) post(pending, false, m.peer, Lane::kBegun, m.data, m.bytes, kept);
+    for (const Rounds::Message& m : sends) post(pending, true, m.peer, Lane::kBegun, m.data, m.bytes, kept);
+  }
+
+  void post(Pending& pending, bool is_send, int peer, Lane lane, void* data, int64_t bytes, const Kept& kept) {
+    remember(pending, is_send ? channel_->send(address(peer), lane, data, bytes, kept)
+                              : channel_->receive(address(peer), lane, data, bytes, kept));
   }
 
   std::shared_ptr<Headers> post_headers(const CollectiveHeader& mine, OpLabel label) {
@@ -391,7 +411,8 @@ std::unique_ptr<Work> C10dCommunicator::start_all_reduce(at::Tensor& tensor, Red
         buffers);
     std::vector<const void*> from;
     for (int r = 0; r < size_; ++r) from.push_back(r == rank_ ? mine.data : held + r * part * width);
-    reduce_in_rank_order(tensor.scalar_type(), op, const_cast<void*>(mine.data), from, mine.bytes / width);
+    reduce_in_rank_order(tensor.scalar_type(), op, const_cast<void*>(mine.data), from, mine.bytes / width,
+                         RankGroups({size_}));
     if (whole) return nullptr;
     exchange_all(
         label, "all_reduce", deadline, [&](int) { return mine; }, part_of, buffers);
@@ -454,7 +475,9 @@ std::unique_ptr<Communicator> make_host_communicator(const c10::intrusive_ptr<c1
   std::string& broken = channel->contexts().broken;
   if (!broken.empty()) fail(ErrorKind::kComm, "an earlier one could not be made: " + broken);
   try {
-    return all.split(0, 0);
+    std::unique_ptr<Communicator> comm = all.split(0, 0);
+    comm->set_hosts(numbered(all_gather_text(*comm, host_identity(), {"hosts of the process group"})));
+    return comm;
   } catch (const Error& e) {
     broken = e.message();
     fail(e.kind(), broken);

@@ -82,6 +82,7 @@ class DeviceCommunicator final : public Communicator {
     std::vector<int> all(static_cast<size_t>(backend_->getSize()));
     std::iota(all.begin(), all.end(), 0);
     whole_ = members_ == all;
+    hosts_ = host_->hosts();
   }
 
   std::string_view backend() const override { return "c10d"; }
@@ -112,6 +113,7 @@ class DeviceCommunicator final : public Communicator {
   std::unique_ptr<Work> start_all_reduce(at::Tensor& tensor, ReduceOp op, OpLabel label) override;
   std::unique_ptr<Work> start_broadcast(at::Tensor& tensor, int root, OpLabel label) override;
   std::unique_ptr<Work> begin(const Begun& call) override;
+  bool adds_in_rank_order() const override { return false; }
   std::unique_ptr<Communicator> make_split(int color, int key, OpLabel label) override;
 
  private:
@@ -313,7 +315,11 @@ at::Tensor reduce(const at::Tensor& parts, ReduceOp op) {
 std::unique_ptr<Work> DeviceCommunicator::begin(const Begun& call) {
   require_same_headers(*this, gather_headers(call.header, call.in, call.label), call.label);
   at::Tensor out = call.out, in = call.in;
-  if (call.piece().nbytes() == 0) return start({}, call.label, [] { return Works(); });
+  if (in.nbytes() == 0) return start({}, call.label, [] { return Works(); });
+  if (call.collective() == Collective::kAllReduce) {
+    std::unique_ptr<Work> work = start_all_reduce(in, call.op(), call.label);
+    return work ? std::move(work) : start({}, call.label, [] { return Works(); });
+  }
   if (whole_) {
     return start({out, in}, call.label, [&]() -> Works {
       if (call.reduces()) {

@@ -23,8 +23,8 @@ BegunCollective::BegunCollective(const Communicator& comm, MPI_Comm control, int
       call_(std::move(call)),
       label_(call_.label),
       reduces_(call_.reduces()),
-      bytes_(static_cast<int64_t>(call_.piece().nbytes()) * (comm.size() - 1)) {
-  for (Pending& round : pending_) round.label = label_;
+      bytes_(static_cast<int64_t>(call_.whole().nbytes()) / comm.size() * (comm.size() - 1)) {
+  for (Pending& step : pending_) step.label = label_;
 }
 
 void BegunCollective::start() { post_headers(comm_, control_, call_.header, label_, headers_); }
@@ -38,11 +38,11 @@ void BegunCollective::advance() noexcept {
       agree();
     }
     if (done_ < rounds_->count()) {
-      Pending& round = slot(done_);
-      test_requests(comm_, round);
-      if (round.open > 0) return;
+      Pending& step = slot(done_);
+      test_requests(comm_, step);
+      if (step.open > 0) return;
       rounds_->finish(done_++);
-      if (posted_ < rounds_->count()) post_round();
+      post_steps();
     }
     if (done_ < rounds_->count()) return;
     stage_ = Stage::kComplete;
@@ -58,33 +58,36 @@ void BegunCollective::agree() {
   const std::string differences = describe_disagreement(comm_, headers_.headers, label_.counted);
   if (!differences.empty()) throw_mismatch(label_, differences);
   stage_ = Stage::kMoving;
-  rounds_.emplace(comm_.rank(), comm_.size(), max_message_, call_);
-  while (posted_ < rounds_->at_once()) post_round();
+  rounds_.emplace(comm_.rank(), comm_.hosts(), max_message_, call_);
+  post_steps();
 }
 
-void BegunCollective::post_round() {
-  const int64_t round = posted_++, bytes = rounds_->length(round);
-  Pending& pending = slot(round);
+// Those that may be.
+void BegunCollective::post_steps() {
+  while (posted_ < rounds_->count() && rounds_->needs(posted_) <= done_) post_step(posted_++);
+}
+
+void BegunCollective::post_step(int64_t step) {
+  Pending& pending = slot(step);
   pending.requests.clear();
   pending.items.clear();
-  const ByteType type(bytes, max_message_);
-  const int tag = tag_of(call_), size = comm_.size(), rank = comm_.rank();
+  const int tag = tag_of(call_);
   for (const bool is_send : {false, true}) {
-    for (int i = 1; i < size; ++i) {
-      const int peer = is_send ? (rank + i) % size : (rank + size - i) % size;
+    for (const Rounds::Message& message : is_send ? rounds_->sends(step) : rounds_->receives(step)) {
+      const ByteType type(message.bytes, max_message_);
       MPI_Request request = MPI_REQUEST_NULL;
-      const int code =
-          is_send ? MPI_Isend(rounds_->sent(round, peer), type.count(), type.type(), peer, tag, control_, &request)
-                  : MPI_Irecv(rounds_->received(round, peer), type.count(), type.type(), peer, tag, control_, &request);
-      post(comm_, pending, request, {{peer, is_send, bytes}, {}, tag, {}}, code);
+      const int code = is_send
+                           ? MPI_Isend(message.data, type.count(), type.type(), message.peer, tag, control_, &request)
+                           : MPI_Irecv(message.data, type.count(), type.type(), message.peer, tag, control_, &request);
+      post(comm_, pending, request, {{message.peer, is_send, message.bytes}, {}, tag, {}}, code);
     }
   }
 }
 
 const Pending* BegunCollective::under_way() const {
   if (headers_.open > 0) return &headers_;
-  for (const Pending& round : pending_) {
-    if (round.open > 0) return &round;
+  for (const Pending& step : pending_) {
+    if (step.open > 0) return &step;
   }
   return nullptr;
 }

@@ -1,7 +1,7 @@
-// An all_gather or a reduce_scatter under way between ranks of MPI: the headers first, then the data from rank to rank,
-// in steps of which none blocks. Every communicator of the process that moves MPI along moves all of them
-// (MpiRuntime::begun), so that waiting for one kind of transfer, or computing beside it, never holds up the other.
-// Used by mpi_communicator.cc. Thread safety: under the mutex of the runtime.
+// An all_gather, a reduce_scatter or an all_reduce under way between ranks of MPI: the headers first, then the data
+// from rank to rank, in steps (rounds.h) of which none blocks. Every communicator of the process that moves MPI along
+// moves all of them (MpiRuntime::begun), so that waiting for one kind of transfer, or computing beside it, never holds
+// up the other. Used by mpi_communicator.cc. Thread safety: under the mutex of the runtime.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,7 +17,6 @@
 #include "comm/communicator.h"
 #include "comm/headers.h"
 #include "comm/mpi/requests.h"
-#include "comm/rank_order.h"
 #include "comm/rounds.h"
 
 namespace annulus::mpi_internal {
@@ -42,7 +41,7 @@ class BegunCollective {
   const Communicator& comm() const { return comm_; }
   OpLabel label() const { return label_; }
   bool reduces() const { return reduces_; }
-  int64_t bytes() const { return bytes_; }  // that this rank sends
+  int64_t bytes() const { return bytes_; }  // that a rank sends, about
   // What is unfinished at the moment; null between two steps.
   const Pending* under_way() const;
 
@@ -50,8 +49,9 @@ class BegunCollective {
   enum class Stage { kAgreeing, kMoving, kComplete };
 
   void agree();
-  void post_round();
-  Pending& slot(int64_t round) { return pending_[static_cast<size_t>(round % comm_internal::kRoundsAtOnce)]; }
+  void post_steps();
+  void post_step(int64_t step);
+  Pending& slot(int64_t step) { return pending_[static_cast<size_t>(step % comm_internal::kRoundsAtOnce)]; }
 
   const Communicator& comm_;
   MPI_Comm control_;
@@ -66,7 +66,7 @@ class BegunCollective {
   Pending headers_;
   std::optional<comm_internal::Rounds> rounds_;  // once the ranks have agreed
   std::array<Pending, comm_internal::kRoundsAtOnce> pending_;
-  int64_t posted_ = 0, done_ = 0;  // rounds
+  int64_t posted_ = 0, done_ = 0;  // steps
 };
 
 // "receiving 16 bytes from rank 1: not done"

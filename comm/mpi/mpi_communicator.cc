@@ -83,7 +83,9 @@ class MpiCommunicator final : public Communicator {
     move_along();
   }
 
-  int64_t reduce_scatter_holds(int64_t payload) const override { return mpi_reduce_scatter_holds(size_, payload); }
+  int64_t reduce_scatter_holds(int64_t payload) const override {
+    return messages_hold(hosts_.groups(), rank_, payload);
+  }
 
  protected:
   std::vector<CollectiveHeader> gather_headers(const CollectiveHeader& mine, const at::Tensor& brings,

@@ -94,6 +94,7 @@ class NcclCommunicator final : public Communicator {
         stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/true, static_cast<c10::DeviceIndex>(options.device))),
         handle_(rank_, options.device),
         watch_(handle_) {
+    hosts_ = host_->hosts();
     const OpLabel label{"starting NCCL", 0};
     const auto on_device = handle_.guard();
     // Rank 0's id lets the others find it; without one all say why.
@@ -169,6 +170,7 @@ class NcclCommunicator final : public Communicator {
   std::unique_ptr<Work> start_all_reduce(at::Tensor& tensor, ReduceOp op, OpLabel label) override;
   std::unique_ptr<Work> start_broadcast(at::Tensor& tensor, int root, OpLabel label) override;
   std::unique_ptr<Work> begin(const Begun& call) override;
+  bool adds_in_rank_order() const override { return false; }
 
   std::unique_ptr<Communicator> make_split(int color, int key, OpLabel) override {
     std::unique_ptr<Communicator> split = host().split(color, key);
@@ -355,14 +357,21 @@ std::unique_ptr<Work> NcclCommunicator::begin(const Begun& call) {
   raise_failure(call.label);
   const void* from = call.in.const_data_ptr();
   void* to = call.out.mutable_data_ptr();
-  const at::Tensor& piece = call.piece();
+  const auto dtype = call.in.scalar_type();
+  const size_t bytes = call.in.nbytes();
   return collective(call.name(), call.label, {call.out, call.in},
                     headers_->start_collective(call.header, call.label.counted, timeout_),
                     call.reduces() ? WaitFor::kReduce : WaitFor::kGather, [&](ncclComm_t comm, cudaStream_t stream) {
-                      if (piece.nbytes() == 0) return ncclSuccess;
-                      if (!call.reduces()) return ncclAllGather(from, to, piece.nbytes(), ncclUint8, comm, stream);
-                      return ncclReduceScatter(from, to, static_cast<size_t>(piece.numel()),
-                                               nccl_type(piece.scalar_type()), ncclSum, comm, stream);
+                      if (bytes == 0) return ncclSuccess;
+                      if (call.collective() == Collective::kAllGather) {
+                        return ncclAllGather(from, to, bytes, ncclUint8, comm, stream);
+                      }
+                      if (call.collective() == Collective::kAllReduce) {
+                        return ncclAllReduce(from, to, static_cast<size_t>(call.in.numel()), nccl_type(dtype),
+                                             nccl_op(call.op()), comm, stream);
+                      }
+                      return ncclReduceScatter(from, to, static_cast<size_t>(call.out.numel()), nccl_type(dtype),
+                                               ncclSum, comm, stream);
                     });
 }
 

@@ -18,6 +18,7 @@
 
 #include "comm/checks.h"
 #include "comm/rank_order.h"
+#include "comm/rounds.h"
 #include "comm/threads/world.h"
 #include "common/error.h"
 
@@ -33,22 +34,29 @@ std::string not_done_within(Seconds timeout, World::Woken woken) {
 }
 
 // What all ranks have begun, with the tensors that each brought.
-void carry_out(const Meeting& meeting, const Begun& call) {
-  const auto ranks = meeting.items.size(), bytes = call.piece().nbytes();
-  if (bytes == 0) return;
+void carry_out(const Meeting& meeting, const Begun& call, const RankGroups& groups) {
+  const auto ranks = meeting.items.size(), whole = call.whole().nbytes(), bytes = whole / ranks;
+  if (whole == 0) return;
+  const auto in = [&](size_t rank) { return static_cast<const char*>(meeting.items[rank].tensor.const_data_ptr()); };
+  const auto out = [&](size_t rank) { return static_cast<char*>(meeting.items[rank].out.mutable_data_ptr()); };
+  const at::ScalarType dtype = call.in.scalar_type();
+  std::vector<const void*> pieces(ranks);
+  if (call.collective() == Collective::kAllReduce) {
+    for (size_t r = 0; r < ranks; ++r) pieces[r] = in(r);
+    // Whoever's place the sum is in, each of its elements depends on those of the same place alone.
+    reduce_in_rank_order(dtype, call.op(), out(0), pieces, call.in.numel(), groups);
+    for (size_t r = 1; r < ranks; ++r) std::memcpy(out(r), out(0), whole);
+    return;
+  }
   for (size_t r = 0; r < ranks; ++r) {
-    char* out = static_cast<char*>(meeting.items[r].out.mutable_data_ptr());
-    std::vector<const void*> pieces;
-    for (const Meeting::Item& item : meeting.items) {
-      pieces.push_back(static_cast<const char*>(item.tensor.const_data_ptr()) + (call.reduces() ? r * bytes : 0));
-    }
     if (call.reduces()) {
-      reduce_in_rank_order(call.out.scalar_type(), ReduceOp::kSum, out, pieces, call.out.numel());
+      for (size_t from = 0; from < ranks; ++from) pieces[from] = in(from) + r * bytes;
+      reduce_in_rank_order(dtype, ReduceOp::kSum, out(r), pieces, call.out.numel(), groups);
       continue;
     }
     for (size_t from = 0; from < ranks; ++from) {
-      char* to = out + from * bytes;
-      if (to != pieces[from]) std::memcpy(to, pieces[from], bytes);
+      char* to = out(r) + from * bytes;
+      if (to != in(from)) std::memcpy(to, in(from), bytes);
     }
   }
 }
@@ -90,7 +98,7 @@ class ThreadCommunicator final : public Communicator {
     for (int r = 0; r < size_; ++r) {
       slices.push_back(static_cast<const char*>(inputs->tensor(r).const_data_ptr()) + begin * width);
     }
-    reduce_in_rank_order(tensor.scalar_type(), op, part.mutable_data_ptr(), slices, part.numel());
+    reduce_in_rank_order(tensor.scalar_type(), op, part.mutable_data_ptr(), slices, part.numel(), RankGroups({size_}));
     inputs.reset();
     const auto parts = arrive({{}, part}, label);
     char* out = static_cast<char*>(tensor.mutable_data_ptr());
@@ -284,7 +292,7 @@ class ThreadWork final : public Work {
   bool finished_ = false;
 };
 
-// An all_gather or a reduce_scatter: a meeting that nobody waits at. Whoever comes last does what all have begun.
+// What is begun: a meeting that nobody waits at. Whoever comes last does what all have begun.
 class ThreadBegun final : public Work {
  public:
   ThreadBegun(ThreadCommunicator& comm, std::shared_ptr<Meeting> meeting, const Begun& call)
@@ -355,6 +363,7 @@ class ThreadBegun final : public Work {
 };
 
 std::unique_ptr<Work> ThreadCommunicator::begin(const Begun& call) {
+  *call.to_other_hosts = bytes_to_other_hosts(rank_, hosts_, call);
   std::unique_lock<std::mutex> lock(group_->world->mutex);
   const std::shared_ptr<Meeting> meeting = come({call.header, call.in, call.out});
   auto work = std::make_unique<ThreadBegun>(*this, meeting, call);
@@ -362,7 +371,7 @@ std::unique_ptr<Work> ThreadCommunicator::begin(const Begun& call) {
     return work;
   }
   lock.unlock();
-  carry_out(*meeting, call);
+  carry_out(*meeting, call, hosts_.groups());
   lock.lock();
   // Each rank's tensors are its own again.
   for (Meeting::Item& item : meeting->items) item.tensor = item.out = at::Tensor();

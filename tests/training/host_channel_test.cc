@@ -63,6 +63,7 @@ class TwoChannels final : public Communicator {
   }
   std::unique_ptr<Work> begin(const comm_internal::Begun& call) override {
     names_.add(call.label);
+    if (call.out.is_same(call.in)) return device_->begin_all_reduce(call.in, call.op(), call.label);
     return call.reduces() ? device_->begin_reduce_scatter(call.out, call.in, call.label)
                           : device_->begin_all_gather(call.out, call.in, call.label);
   }

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "comm/hosts.h"
 #include "comm/rank_order.h"
 #include "common/error.h"
 #include "common/text.h"
@@ -22,6 +23,8 @@ Sharding make_sharding(const Config& c, int ranks, int ranks_of_a_host) {
     }
     sharding.shards = ranks_of_a_host;
     sharding.replicas = ranks / ranks_of_a_host;
+  } else {
+    sharding.groups = RankHosts::filled(ranks, ranks_of_a_host).groups().sizes();
   }
   if (sharding.shards == 1) sharding.level = 0;  // a shard is all there is
   return sharding;
@@ -37,6 +40,15 @@ std::vector<UnitRange> shard_ranges(const Parameters& parameters, int shards, in
 }
 
 namespace {
+
+// What summing `bytes` takes on the rank that holds the most, of ranks that send messages.
+int64_t summing_holds(const RankGroups& groups, int64_t bytes) {
+  int64_t most = 0;
+  for (int group = 0; group < groups.count(); ++group) {
+    most = std::max(most, messages_hold(groups, groups.first(group), bytes));
+  }
+  return most;
+}
 
 // The unit, and place, of the last layer: an output that is tied has no unit of its own.
 size_t last_layer(const Parameters& parameters, bool tied) { return parameters.units().size() - (tied ? 1 : 2); }
@@ -56,10 +68,15 @@ std::vector<PlaceCharges> add_state_charges(const Parameters& parameters, bool t
   const std::vector<ParameterUnit>& units = parameters.units();
   const size_t last = last_layer(parameters, tied), output = last + 1;  // places
   const auto elements = [&](size_t place) { return units[tied && place == output ? 0 : place].elements; };
+  const Sharding& s = t.sharding;
+  const RankGroups sharers(s.groups.empty() ? std::vector<int>{s.shards} : s.groups), replicas({s.replicas});
   // What a reduction takes that is under way: sums that are not kept, and what the communicator holds.
   const auto reduction = [&](size_t place) {
     const int64_t sums = elements(place) * wide;
-    return (whole ? 0 : sums) + (t.messages ? mpi_reduce_scatter_holds(t.sharding.shards, sums) : 0);
+    return (whole ? 0 : sums) + (t.messages ? summing_holds(sharers, sums) : 0);
+  };
+  const auto between_replicas = [&](size_t place) {
+    return t.messages ? summing_holds(replicas, elements(place) * wide / s.shards) : 0;
   };
   // Gradients of leaves that are there only while their place runs backwards.
   const bool passing = copies ? !t.recorded : !whole;
@@ -77,6 +94,8 @@ std::vector<PlaceCharges> add_state_charges(const Parameters& parameters, bool t
     if (passing) charge.backward += (elements(place) + (tied && place > 0 && place < output ? elements(0) : 0)) * e;
     // That of the place behind it is under way until its own begins.
     if (place < last || (place == last && !tied)) charge.backward += reduction(place + 1);
+    // And that of the place before between replicas.
+    if (place + 1 < last || (place + 1 == last && !tied)) charge.backward += between_replicas(place + 2);
     // Then the leaves' are made sums.
     if (copies && !whole && !(tied && place == output)) {
       const bool before = gathered && place > 1 && place <= last;
@@ -98,6 +117,15 @@ StateTraffic state_traffic(const Parameters& parameters, const Sharding& s, bool
     gathered *= static_cast<double>(accumulate);
   }
   return {share * static_cast<double>(parameters.elements()), share * gathered};
+}
+
+double bytes_between_hosts(const Parameters& parameters, const Sharding& s, const StateTraffic& t, int hosts,
+                           int64_t leaf, int64_t sum) {
+  const double crossings = hosts - 1;
+  if (s.replicas > 1) return crossings * 2 * static_cast<double>(parameters.elements() * sum);
+  if (s.shards == 1) return 0;
+  const double payload = static_cast<double>(s.shards) / (s.shards - 1);  // of what a rank sends
+  return crossings * payload * (t.reduced * static_cast<double>(sum) + t.gathered * static_cast<double>(leaf));
 }
 
 }  // namespace annulus

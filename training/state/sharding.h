@@ -20,6 +20,8 @@ struct Sharding {
   int level = 0;  // 0: nothing is cut, 1: weights that are updated and the optimizer's means, 2: and gradients, 3: all
   int shards = 1;
   int replicas = 1;
+  // How many ranks sum inside a host first (comm/hosts.h, RankHosts::groups); empty: all shards are on one.
+  std::vector<int> groups = {};
 
   int shard_of(int rank) const { return rank % shards; }
   int replica_of(int rank) const { return rank / shards; }
@@ -28,8 +30,8 @@ struct Sharding {
   bool whole_gradients(int64_t accumulate) const { return level < 2 || accumulate > 1; }
 };
 
-// Of a configuration over `ranks` ranks of which each host has `ranks_of_a_host`. Raises Error(kPlan) where the ranks
-// of hosts are to share the state and not every host has as many.
+// Of a configuration over `ranks` ranks of which each host has `ranks_of_a_host`, the last one the rest. Raises
+// Error(kPlan) where the ranks of hosts are to share the state and not every host has as many.
 Sharding make_sharding(const Config& config, int ranks, int ranks_of_a_host);
 
 // Elements [begin, end) of a unit.
@@ -65,6 +67,11 @@ struct StateTraffic {
   double reduced = 0;   // of the sums' dtype
   double gathered = 0;  // of the leaves' dtype; at level 0 of the sums'
 };
+// Bytes that all ranks together send to other hosts in a step for this, where the ranks of each host are neighbours:
+// what CommStats::collective_bytes_to_other_hosts counts. Of shards that are dealt over `hosts` hosts, or of replicas
+// of which each has one. `leaf`, `sum`: bytes of an element.
+double bytes_between_hosts(const Parameters& parameters, const Sharding& sharding, const StateTraffic& traffic,
+                           int hosts, int64_t leaf, int64_t sum);
 StateTraffic state_traffic(const Parameters& parameters, const Sharding& sharding, bool tied, int64_t accumulate);
 
 }  // namespace annulus
