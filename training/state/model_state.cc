@@ -78,6 +78,7 @@ struct ModelState::Unit {
   at::Tensor shard = {};                     // of the reduced gradients, where the whole is not kept
   bool gradients_begun = false;              // in this pass
   std::unique_ptr<Work> reducing = nullptr;  // gradients
+  std::unique_ptr<Work> between = nullptr;   // this rank's shard of them, over the replicas
   std::unique_ptr<Work> whole = nullptr;     // the same, to all
 };
 
@@ -234,11 +235,25 @@ void ModelState::finish_reduction() {
   if (!whole_gradients_) {
     copies_ ? u.wide.reset() : parameters_.gradients(unit).release();
   }
-  const int shards = traits_.sharding.shards;
-  at::Tensor mine = u.shard.defined() ? u.shard : wide_gradients(unit).view({shards, -1})[shard_];
-  if (replicas_) replicas_->all_reduce(mine, ReduceOp::kSum, {u.summing, step_, "step"});
+  finish_between();
+  if (replicas_) u.between = replicas_->begin_all_reduce(shard_of(unit), ReduceOp::kSum, {u.summing, step_, "step"});
+  between_ = unit;
+  if (!replicas_) finish_between();
+}
+
+// The shard of the gradients that is reduced here.
+at::Tensor ModelState::shard_of(size_t unit) {
+  const Unit& u = *units_[unit];
+  return u.shard.defined() ? u.shard : wide_gradients(unit).view({traits_.sharding.shards, -1})[shard_];
+}
+
+void ModelState::finish_between() {
+  if (!between_) return;
+  const size_t unit = *std::exchange(between_, std::nullopt);
+  Unit& u = *units_[unit];
+  if (u.between) std::exchange(u.between, nullptr)->wait();
   if (sharers_ && traits_.sharding.level == 0) {
-    u.whole = sharers_->begin_all_gather(wide_gradients(unit).view({shards, -1}), mine,
+    u.whole = sharers_->begin_all_gather(wide_gradients(unit).view({traits_.sharding.shards, -1}), shard_of(unit),
                                          {u.gathering_gradients, step_, "step"});
   }
 }
@@ -264,6 +279,7 @@ void ModelState::end_pass() {
   }
   after_backward(0);
   finish_reduction();
+  finish_between();
 }
 
 void ModelState::finish_gradients() {

@@ -78,6 +78,8 @@ class ModelState final : public WeightUse {
   void hold_gradients(size_t unit);
   void reduce(size_t unit);
   void finish_reduction();
+  at::Tensor shard_of(size_t unit);
+  void finish_between();
 
   Parameters& parameters_;
   const bool tied_;
@@ -90,7 +92,8 @@ class ModelState final : public WeightUse {
   std::shared_ptr<Communicator> sharers_, replicas_;
   std::vector<std::unique_ptr<Unit>> units_;
   std::vector<Updated> updated_;
-  std::optional<size_t> reducing_;
+  std::optional<size_t> reducing_;  // the unit whose gradients are being summed
+  std::optional<size_t> between_;   // and the one before, whose sums are added between hosts
   int64_t step_ = 0;
   bool first_ = true, last_ = true;  // of the step's passes, the current one
 };

@@ -36,6 +36,13 @@ struct Trained {
   std::map<std::string, at::Tensor> tensors;  // at the end
 };
 
+// Ranks r of the host r / ranks_of_a_host.
+void put_on_hosts(Communicator& world, int ranks_of_a_host) {
+  std::vector<int> of;
+  for (int r = 0; r < world.size(); ++r) of.push_back(r / ranks_of_a_host);
+  world.set_hosts(of);
+}
+
 // On `ranks` threads, of which each host is thought to have `ranks_of_a_host`.
 Trained train(const Config& config, int ranks, int64_t steps, int ranks_of_a_host = 0,
               const KeptState* from = nullptr) {
@@ -45,6 +52,7 @@ Trained train(const Config& config, int ranks, int64_t steps, int ranks_of_a_hos
   KeptState kept;
   run_ranks(ranks, [&](Communicator& world) {
     const Sharding sharding = make_sharding(config, ranks, ranks_of_a_host > 0 ? ranks_of_a_host : ranks);
+    if (ranks_of_a_host > 0) put_on_hosts(world, ranks_of_a_host);
     Training training(config, check_training(config, ranks), world, data, at::kCPU, sharding);
     if (from != nullptr) from->restore(training);
     Trained& mine = trained[static_cast<size_t>(world.rank())];
@@ -179,6 +187,31 @@ TEST(ShardedTraining, SharingWithinHostsHasTheSameBitsAtEveryLevel) {
       expect_same_bits(whole, train(config, 4, 4, ranks_of_a_host),
                        std::to_string(ranks_of_a_host) + " a host, level " + std::to_string(level));
     }
+  }
+}
+
+// Sums over a world of several hosts have the order of those between replicas, one a host: one definition.
+TEST(ShardedTraining, SharingTheWorldOverHostsHasTheBitsOfSharingWithinThem) {
+  const TestFolder folder;
+  Config config = tiny_config(folder);
+  config.data.batch = 12;
+  config.data.context = 48;
+  config.optimizer.clip = 0;  // the norm is the sum of the shards' squares, which differ
+  for (const auto& [ranks, a_host] : {std::pair(4, 2), std::pair(3, 2)}) {
+    config.optimizer.shard = 3;
+    config.optimizer.shard_within = "world";
+    const Trained over_hosts = train(config, ranks, 4, a_host), one_host = train(config, ranks, 4);
+    for (size_t i = 0; i < 4; ++i) {
+      EXPECT_NEAR(over_hosts.losses[i], one_host.losses[i], loss_tolerance(i) * one_host.losses[i]);
+    }
+    for (const int64_t level : {0, 1, 2}) {
+      config.optimizer.shard = level;
+      expect_same_bits(over_hosts, train(config, ranks, 4, a_host),
+                       std::to_string(ranks) + " ranks, level " + std::to_string(level));
+    }
+    if (ranks % a_host != 0) continue;
+    config.optimizer.shard_within = "host";
+    EXPECT_EQ(train(config, ranks, 4, a_host).losses, over_hosts.losses);
   }
 }
 
@@ -375,6 +408,55 @@ TEST(ShardedTraining, SendsWhatTheFormulaSays) {
             });
           }
         }
+      }
+    }
+  }
+}
+
+// What crosses hosts for the state is what the formula says, to the byte.
+TEST(ShardedTraining, SendsToOtherHostsWhatTheFormulaSays) {
+  const TestFolder folder;
+  const std::vector<std::pair<int, int>> layouts{{4, 2}, {4, 1}, {3, 2}, {4, 4}};  // ranks, and of a host
+  for (const auto& [ranks, a_host] : layouts) {
+    for (const std::string within : {"world", "host"}) {
+      if (within == "host" && ranks % a_host != 0) continue;
+      for (const int64_t level : {0, 1, 2, 3}) {
+        Config config = tiny_config(folder);
+        config.model.layers = 3;
+        config.model.dtype = "bf16";
+        config.data.batch = 12;
+        config.data.context = 48;
+        config.optimizer.shard = level;
+        config.optimizer.shard_within = within;
+        const Dataset data(config.data, config.run.seed);
+        std::mutex mutex;
+        int64_t sent = 0;
+        double want = 0;
+        run_ranks(ranks, [&, ranks = ranks, a_host = a_host](Communicator& world) {
+          put_on_hosts(world, a_host);
+          Training training(config, check_training(config, ranks), world, data, at::kCPU,
+                            make_sharding(config, ranks, a_host));
+          training.step();
+          const ModelState& state = training.model_state();
+          const auto crossed = [&] {
+            int64_t bytes = 0;
+            for (const Communicator* comm : {state.sharers(), state.replicas()}) {
+              if (comm != nullptr) bytes += comm->stats().collective_bytes_to_other_hosts;
+            }
+            return bytes;
+          };
+          const int64_t before = crossed();
+          training.step();
+          const Parameters& parameters = training.model().parameters();
+          const StateTraffic t = state_traffic(parameters, state.sharding(), false, 1);
+          const std::lock_guard lock(mutex);
+          sent += crossed() - before;
+          want = bytes_between_hosts(parameters, state.sharding(), t, (ranks + a_host - 1) / a_host,
+                                     state.sharding().level > 0 ? 2 : 4, 4);
+        });
+        EXPECT_EQ(static_cast<double>(sent), want)
+            << ranks << " ranks, " << a_host << " a host, sharing within " << within << ", level " << level;
+        EXPECT_EQ(want > 0, a_host < ranks);
       }
     }
   }
