@@ -14,6 +14,9 @@ std::string nccl_unavailable();
 // The version that was loaded, "2.28.9"; empty in a build without NCCL.
 std::string nccl_version();
 
+// The version whose headers this program was compiled with; empty in a build without NCCL.
+std::string nccl_version_built();
+
 struct NcclOptions {
   int device = 0;       // CUDA ordinal of this rank
   Seconds timeout{60};  // deadline of making the communicator

@@ -55,6 +55,8 @@ std::string nccl_unavailable() {
 
 std::string nccl_version() { return nccl_version_text(nccl_version_number()); }
 
+std::string nccl_version_built() { return nccl_version_text(NCCL_VERSION_CODE); }
+
 std::unique_ptr<Communicator> make_nccl_communicator(Communicator& host, const NcclOptions& options) {
   const OpLabel label{"starting NCCL", 0};
   std::string problem = nccl_unavailable();

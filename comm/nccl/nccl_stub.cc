@@ -11,6 +11,8 @@ std::string nccl_unavailable() {
 
 std::string nccl_version() { return ""; }
 
+std::string nccl_version_built() { return ""; }
+
 std::unique_ptr<Communicator> make_nccl_communicator(Communicator&, const NcclOptions&) {
   throw Error(ErrorKind::kUnavailable, "comm", nccl_unavailable());
 }

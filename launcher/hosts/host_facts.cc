@@ -1,0 +1,339 @@
+// See host_facts.h.
+#include "launcher/hosts/host_facts.h"
+
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <link.h>
+#include <pwd.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/uio.h>
+#include <sys/utsname.h>
+#include <sys/wait.h>
+#include <torch/version.h>
+#include <unistd.h>
+
+#ifdef ANNULUS_CUDA
+#include <cuda_runtime_api.h>
+#endif
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <sstream>
+#include <string_view>
+
+#include "comm/nccl/nccl_communicator.h"
+#include "common/checksum.h"
+#include "common/error.h"
+#include "common/version.h"
+#include "launcher/hosts/mpirun.h"
+#include "simd/instruction_set.h"
+
+extern char** environ;
+
+namespace annulus {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string first_line(const std::string& path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+std::string link_target(const std::string& path) {
+  std::error_code error;
+  const fs::path target = fs::read_symlink(path, error);
+  return error ? "" : target.string();
+}
+
+std::string user_name() {
+  const passwd* const entry = getpwuid(geteuid());
+  return entry != nullptr ? entry->pw_name : "user " + std::to_string(geteuid());
+}
+
+int64_t soft_limit(__rlimit_resource resource) {
+  rlimit limit{};
+  if (getrlimit(resource, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return -1;
+  return static_cast<int64_t>(limit.rlim_cur);
+}
+
+Space space_of(const std::string& path) {
+  Space space{path};
+  struct statvfs found {};
+  if (statvfs(path.c_str(), &found) != 0) return space;
+  space.free_bytes = static_cast<int64_t>(found.f_bavail) * static_cast<int64_t>(found.f_frsize);
+  space.total_bytes = static_cast<int64_t>(found.f_blocks) * static_cast<int64_t>(found.f_frsize);
+  space.writable = access(path.c_str(), W_OK | X_OK) == 0;
+  return space;
+}
+
+// The file of a library that this process has loaded, by the beginning of its name; empty where none is.
+std::string loaded_library(std::string_view name) {
+  struct Search {
+    std::string_view name;
+    std::string path;
+  } search{name, ""};
+  dl_iterate_phdr(
+      [](dl_phdr_info* info, size_t, void* data) {
+        auto& search = *static_cast<Search*>(data);
+        const std::string_view path = info->dlpi_name;
+        const size_t slash = path.rfind('/');
+        if (!path.substr(slash == std::string_view::npos ? 0 : slash + 1).starts_with(search.name)) return 0;
+        search.path = path;
+        return 1;
+      },
+      &search);
+  std::error_code error;
+  const fs::path real = fs::weakly_canonical(search.path, error);
+  return error || search.path.empty() ? search.path : real.string();
+}
+
+// What the folder of the library says of its version, in a wheel or an unpacked LibTorch; otherwise the version that
+// this program was compiled with.
+std::string libtorch_version(const std::string& library) {
+  const fs::path root = fs::path(library).parent_path().parent_path();
+  std::ifstream python(root / "version.py");
+  for (std::string line; std::getline(python, line);) {
+    constexpr std::string_view kMark = "__version__ = '";
+    if (line.starts_with(kMark)) return line.substr(kMark.size(), line.find('\'', kMark.size()) - kMark.size());
+  }
+  const std::string version = first_line(root / "build-version");
+  return version.empty() ? TORCH_VERSION : version;
+}
+
+std::string mpi_library_version() {
+  // Asked for by name, so that this room and its tests need no MPI.
+  using Ask = int (*)(char*, int*);
+  const auto ask = reinterpret_cast<Ask>(dlsym(RTLD_DEFAULT, "MPI_Get_library_version"));
+  if (ask == nullptr) return "";
+  std::array<char, 16384> text{};  // MPICH wants 8 KiB
+  int length = 0;
+  if (ask(text.data(), &length) != 0) return "";
+  const std::string_view version(text.data());
+  return std::string(version.substr(0, version.find(',')));  // "Open MPI v4.1.4, package: Debian OpenMPI, ..."
+}
+
+void add_mpi(HostReport& report) {
+  report.mpi_library = mpi_library_version();
+  try {
+    const Mpirun mpirun = find_mpirun();
+    report.mpirun = mpirun.path;
+    report.mpirun_version = mpirun.version;
+  } catch (const Error& error) {
+    report.mpirun = error.message();
+  }
+}
+
+// "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 27 ..." -> "580.65.06"
+std::string driver_version() {
+  std::istringstream words(first_line("/proc/driver/nvidia/version"));
+  for (std::string word; words >> word;) {
+    if (word.find('.') != std::string::npos &&
+        std::all_of(word.begin(), word.end(), [](unsigned char c) { return std::isdigit(c) != 0 || c == '.'; })) {
+      return word;
+    }
+  }
+  return "";
+}
+
+// 13000 -> "13.0"
+std::string cuda_version_text(int version) {
+  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
+
+// Asked without starting CUDA.
+std::string cuda_of_driver() {
+  void* const library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
+  if (library == nullptr) return "";
+  using Ask = int (*)(int*);
+  const auto ask = reinterpret_cast<Ask>(dlsym(library, "cuDriverGetVersion"));
+  int version = 0;
+  const bool known = ask != nullptr && ask(&version) == 0 && version > 0;
+  dlclose(library);
+  return known ? cuda_version_text(version) : "";
+}
+
+int gpus_of_driver() {
+  std::error_code error;
+  int count = 0;
+  for (fs::directory_iterator it("/proc/driver/nvidia/gpus", error), end; !error && it != end; it.increment(error)) {
+    ++count;
+  }
+  return error ? -1 : count;
+}
+
+void add_devices(HostReport& report) {
+  report.hwloc_gpus = static_cast<int>(Machine::this_machine().gpus.size());
+#ifdef ANNULUS_CUDA
+  report.build_cuda = cuda_version_text(CUDART_VERSION);
+#endif
+  report.nccl = nccl_version_built();
+  report.nccl_of_torch = nccl_version();
+  report.nccl_path = loaded_library("libnccl.so");
+  report.driver = driver_version();
+  report.driver_gpus = gpus_of_driver();
+  report.driver_cuda = cuda_of_driver();
+}
+
+// Whether a process of this user may read another's memory. As Open MPI does it: between two processes that a third has
+// started, the one that is read from having said that it may be. Only what is safe after a fork is called.
+bool cma_works() {
+  static volatile char word = 'x';  // at the same address in all three
+  std::array<int, 2> ready{}, done{};
+  if (pipe2(ready.data(), O_CLOEXEC) != 0) return false;
+  if (pipe2(done.data(), O_CLOEXEC) != 0) {
+    close(ready[0]), close(ready[1]);
+    return false;
+  }
+  const pid_t target = fork();
+  if (target == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);
+    close(done[1]);
+    char byte = 'r';
+    if (write(ready[1], &byte, 1) == 1) {
+      while (read(done[0], &byte, 1) < 0 && errno == EINTR) {
+      }
+    }
+    _exit(0);
+  }
+  close(ready[1]), close(done[0]);
+  char byte = 0;
+  pid_t reader = -1;
+  bool works = false;
+  if (target > 0 && read(ready[0], &byte, 1) == 1) reader = fork();
+  if (reader == 0) {
+    char got = 0;
+    const iovec local{&got, 1}, remote{const_cast<char*>(&word), 1};
+    _exit(process_vm_readv(target, &local, 1, &remote, 1, 0) == 1 && got == 'x' ? 0 : 1);
+  }
+  const auto reap = [](pid_t child, int& status) {
+    pid_t reaped;
+    while ((reaped = waitpid(child, &status, 0)) < 0 && errno == EINTR) {
+    }
+    return reaped == child;
+  };
+  int status = 0;
+  if (reader > 0 && reap(reader, status)) works = WIFEXITED(status) && WEXITSTATUS(status) == 0;
+  close(ready[0]), close(done[1]);
+  if (target > 0) reap(target, status);
+  return works;
+}
+
+// Variables that say something to us, NCCL, UCX or MPI and that a user sets: not those by which mpirun and `launch`
+// tell a rank what it is, which differ everywhere, and no secret.
+bool is_of_interest(std::string_view name) {
+  for (const std::string_view own : {"ANNULUS_BACK", "ANNULUS_SCRIPT", "ANNULUS_PROGRAM", "ANNULUS_LAUNCH_DIR"}) {
+    if (name == own) return false;
+  }
+  for (const std::string_view word :
+       {"CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"}) {
+    if (name == word) return true;
+  }
+  if (name.ends_with("_backing_directory")) return false;
+  for (const std::string_view begin : {"ANNULUS_", "NCCL_", "UCX_", "OMPI_MCA_btl", "OMPI_MCA_pml", "OMPI_MCA_mtl",
+                                       "OMPI_MCA_oob", "OMPI_MCA_coll", "OMPI_MCA_osc", "OMPI_MCA_opal"}) {
+    if (name.starts_with(begin)) return true;
+  }
+  return false;
+}
+
+std::map<std::string, std::string> environment_of_interest() {
+  std::map<std::string, std::string> found;
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+    const std::string_view text = *entry;
+    const size_t equals = text.find('=');
+    if (equals == std::string_view::npos || !is_of_interest(text.substr(0, equals))) continue;
+    found.emplace(text.substr(0, equals), text.substr(equals + 1));
+  }
+  return found;
+}
+
+double seconds_of_clock() {
+  timespec now{};
+  clock_gettime(CLOCK_REALTIME, &now);
+  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
+}
+
+}  // namespace
+
+std::string digest_of_file(const std::string& path) {
+  constexpr off_t kWhole = off_t{64} << 20, kPart = off_t{1} << 20;
+  const auto missing = [](int error) { return "missing: " + std::string(std::strerror(error)); };
+  // Not blocking, for a FIFO without a writer.
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (fd < 0) return missing(errno);
+  struct Closer {
+    int fd;
+    ~Closer() { close(fd); }
+  } const closer{fd};
+  struct stat found {};
+  if (fstat(fd, &found) != 0) return missing(errno);
+  if (S_ISDIR(found.st_mode)) return "folder";
+  if (!S_ISREG(found.st_mode)) return "no regular file";
+  Checksum sum;
+  std::vector<char> buffer(static_cast<size_t>(kPart));
+  const auto add = [&](off_t from, off_t to) {
+    while (from < to) {
+      const ssize_t n = pread(fd, buffer.data(), std::min(buffer.size(), static_cast<size_t>(to - from)), from);
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0) return false;
+      if (n == 0) break;  // it has become shorter
+      sum.update(buffer.data(), static_cast<size_t>(n));
+      from += n;
+    }
+    return true;
+  };
+  if (found.st_size <= kWhole) return add(0, found.st_size) ? sum.hex() : missing(errno);
+  if (!add(0, kPart) || !add(found.st_size - kPart, found.st_size)) return missing(errno);
+  return sum.hex() + " of the ends of " + std::to_string(found.st_size) + " bytes";
+}
+
+HostReport report_of_this_host(const FactsRequest& request) {
+  HostReport report;
+  utsname system{};
+  uname(&system);
+  report.name = system.nodename;
+  report.kernel = system.release;
+  report.architecture = system.machine;
+  report.boot_id = first_line("/proc/sys/kernel/random/boot_id") + " " + link_target("/proc/self/ns/net");
+  report.user = user_name();
+  report.root = geteuid() == 0;
+  report.program = link_target("/proc/self/exe");
+  report.program_digest = digest_of_file("/proc/self/exe");
+  report.version = kVersion;
+  report.isa = instruction_set_name(instruction_set());
+  report.libtorch_path = loaded_library("libtorch_cpu.so");
+  report.libtorch = libtorch_version(report.libtorch_path);
+  add_mpi(report);
+  report.limits = {soft_limit(RLIMIT_MEMLOCK), soft_limit(RLIMIT_NOFILE), soft_limit(RLIMIT_NPROC)};
+  const char* const tmp = std::getenv("TMPDIR");
+  std::error_code error;
+  report.shm = space_of("/dev/shm");
+  report.tmp = space_of(tmp != nullptr && *tmp != '\0' ? tmp : "/tmp");
+  report.work = space_of(fs::current_path(error).string());
+  if (!(std::ifstream("/proc/sys/kernel/yama/ptrace_scope") >> report.ptrace_scope)) report.ptrace_scope = -1;
+  report.cma = cma_works();
+  report.host = this_host();
+  if (request.devices) add_devices(report);
+  report.environment = environment_of_interest();
+  for (const std::string& file : request.files) report.files[file] = digest_of_file(file);
+  report.clock_seconds = seconds_of_clock();
+  return report;
+}
+
+}  // namespace annulus
