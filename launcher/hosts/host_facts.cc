@@ -115,6 +115,17 @@ std::string libtorch_version(const std::string& library) {
   return version.empty() ? TORCH_VERSION : version;
 }
 
+// The NCCL that the same LibTorch brings: in a wheel of its own, or in the same folder.
+std::string nccl_beside(const std::string& libtorch) {
+  if (libtorch.empty()) return "";
+  const fs::path folder = fs::path(libtorch).parent_path();
+  std::error_code error;
+  for (const fs::path& path : {folder / "../../nvidia/nccl/lib/libnccl.so.2", folder / "libnccl.so.2"}) {
+    if (const fs::path real = fs::canonical(path, error); !error) return real.string();
+  }
+  return "";
+}
+
 std::string mpi_library_version() {
   // Asked for by name, so that this room and its tests need no MPI.
   using Ask = int (*)(char*, int*);
@@ -182,8 +193,9 @@ void add_devices(HostReport& report) {
   report.build_cuda = cuda_version_text(CUDART_VERSION);
 #endif
   report.nccl = nccl_version_built();
-  report.nccl_of_torch = nccl_version();
+  report.nccl_loaded = nccl_version();
   report.nccl_path = loaded_library("libnccl.so");
+  report.nccl_of_torch = nccl_beside(report.libtorch_path);
   report.driver = driver_version();
   report.driver_gpus = gpus_of_driver();
   report.driver_cuda = cuda_of_driver();

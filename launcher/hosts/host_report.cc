@@ -49,8 +49,9 @@ void visit_members(R& r, const Visit& visit) {
   visit("driver_cuda", r.driver_cuda);
   visit("build_cuda", r.build_cuda);
   visit("nccl", r.nccl);
-  visit("nccl_of_torch", r.nccl_of_torch);
+  visit("nccl_loaded", r.nccl_loaded);
   visit("nccl_path", r.nccl_path);
+  visit("nccl_of_torch", r.nccl_of_torch);
   visit("peer_access", r.peer_access);
   visit("environment", r.environment);
   visit("files", r.files);

@@ -64,7 +64,8 @@ struct HostReport {
   std::string driver;                          // of NVIDIA, its version; empty without
   std::string driver_cuda;                     // the newest CUDA that the driver takes, "13.0"
   std::string build_cuda;                      // that this program was built for; empty: none
-  std::string nccl, nccl_of_torch, nccl_path;  // version built for, version loaded, file
+  std::string nccl, nccl_loaded;               // the version built for, and the one that was loaded
+  std::string nccl_path, nccl_of_torch;        // the file of that, and of the one that LibTorch brings; empty: none
   std::vector<std::vector<bool>> peer_access;  // [gpu][gpu]; empty: not known
 
   std::map<std::string, std::string>
