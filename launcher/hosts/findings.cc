@@ -47,6 +47,7 @@ std::string findings_table(const std::vector<Finding>& findings, bool all) {
   size_t width = 0;
   for (const Entry& e : entries) width = std::max(width, e.finding->check.size());
   constexpr size_t kHosts = 4;  // more are counted
+  constexpr size_t kLine = 2000;
   std::string out;
   for (Entry& e : entries) {
     std::string line = "  " + std::string(to_string(e.finding->severity));
@@ -57,8 +58,9 @@ std::string findings_table(const std::vector<Finding>& findings, bool all) {
     e.hosts.resize(e.hosts.size() - more);
     std::string hosts = join(e.hosts, ", ");
     if (more > 0) hosts += " and " + std::to_string(more) + " more";
-    out += line + (hosts.empty() ? "" : hosts + ": ") + e.finding->found + '\n';
-    if (!e.finding->remedy.empty()) out += std::string(indent, ' ') + "-> " + e.finding->remedy + '\n';
+    out += line + printable((hosts.empty() ? "" : hosts + ": ") + e.finding->found, kLine) + '\n';
+    if (!e.finding->remedy.empty())
+      out += std::string(indent, ' ') + "-> " + printable(e.finding->remedy, kLine) + '\n';
   }
   return out;
 }

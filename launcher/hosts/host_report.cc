@@ -1,10 +1,10 @@
 // See host_report.h.
 #include "launcher/hosts/host_report.h"
 
-#include <limits>
+#include <climits>
 #include <nlohmann/json.hpp>
-#include <string_view>
 
+#include "common/checked_json.h"
 #include "common/error.h"
 #include "common/version.h"
 #include "topology/cluster.h"
@@ -85,72 +85,45 @@ struct Writer {
   void operator()(const char* name, const Space& space) const { visit_space(space, Writer{out[name]}); }
 };
 
+// Nothing is longer than any system makes it.
+constexpr size_t kMostText = size_t{1} << 20, kMostItems = 65536;
+
 struct Reader {
-  const json& in;
+  const json& whole;
+  CheckedJson in;
   const std::string& source;
 
-  [[noreturn]] void fail(const std::string& name, const char* expected, const json& got) const {
-    throw Error(ErrorKind::kInput, "launcher",
-                source + ": member \"" + name + "\" should be " + expected + ", but is " + got.type_name());
-  }
-
-  // Each reads a value that is there.
-  void read(const std::string& name, const json& got, std::string& value) const {
-    if (!got.is_string()) fail(name, "a text", got);
-    value = got.get<std::string>();
-  }
-  void read(const std::string& name, const json& got, bool& value) const {
-    if (!got.is_boolean()) fail(name, "true or false", got);
-    value = got.get<bool>();
-  }
-  void read(const std::string& name, const json& got, double& value) const {
-    if (!got.is_number()) fail(name, "a number", got);
-    value = got.get<double>();
-  }
-  void read(const std::string& name, const json& got, int64_t& value) const {
-    const bool fits = got.is_number_unsigned() ? got.get<uint64_t>() <= uint64_t{std::numeric_limits<int64_t>::max()}
-                                               : got.is_number_integer();
-    if (!fits) fail(name, "a whole number of 64 bits", got);
-    value = got.get<int64_t>();
-  }
-  void read(const std::string& name, const json& got, int& value) const {
-    int64_t wide = 0;
-    read(name, got, wide);
-    if (wide < std::numeric_limits<int>::min() || wide > std::numeric_limits<int>::max()) {
-      fail(name, "a whole number of 32 bits", got);
-    }
-    value = static_cast<int>(wide);
+  static void read(const CheckedJson& got, std::string& value) { value = got.text(kMostText); }
+  static void read(const CheckedJson& got, bool& value) { value = got.boolean(); }
+  static void read(const CheckedJson& got, double& value) { value = got.number(-1e300, 1e300); }
+  static void read(const CheckedJson& got, int64_t& value) { value = got.integer(INT64_MIN, INT64_MAX); }
+  static void read(const CheckedJson& got, int& value) { value = static_cast<int>(got.integer(INT_MIN, INT_MAX)); }
+  static void read(const CheckedJson& got, std::map<std::string, std::string>& value) {
+    value.clear();
+    for (const std::string& key : got.keys(kMostItems)) read(got.at(key), value[key]);
   }
   template <typename T>
-  void read(const std::string& name, const json& got, std::vector<T>& value) const {
-    if (!got.is_array()) fail(name, "a list", got);
+  static void read(const CheckedJson& got, std::vector<T>& value) {
     value.clear();
-    for (const json& item : got) {
+    for (const CheckedJson& item : got.list(kMostItems)) {
       T one{};
-      read(name + "[" + std::to_string(value.size()) + "]", item, one);
+      read(item, one);
       value.push_back(std::move(one));
     }
-  }
-  void read(const std::string& name, const json& got, std::map<std::string, std::string>& value) const {
-    if (!got.is_object()) fail(name, "an object", got);
-    value.clear();
-    for (const auto& [key, item] : got.items()) read(name + "." + key, item, value[key]);
-  }
-  void read(const std::string& name, const json& got, Limits& value) const {
-    if (!got.is_object()) fail(name, "an object", got);
-    visit_limits(value, Reader{got, source});
-  }
-  void read(const std::string& name, const json& got, Space& value) const {
-    if (!got.is_object()) fail(name, "an object", got);
-    visit_space(value, Reader{got, source});
-  }
-  void read(const std::string& name, const json& got, Host& value) const {
-    value = host_from_json(got, source + ", member \"" + name + "\"");
   }
 
   template <typename T>
   void operator()(const char* name, T& value) const {
-    if (const auto found = in.find(name); found != in.end()) read(name, *found, value);
+    if (in.has(name)) read(in.at(name), value);
+  }
+  void operator()(const char* name, Limits& limits) const {
+    if (in.has(name)) visit_limits(limits, Reader{whole, in.at(name), source});
+  }
+  void operator()(const char* name, Space& space) const {
+    if (in.has(name)) visit_space(space, Reader{whole, in.at(name), source});
+  }
+  void operator()(const char* name, Host& host) const {
+    if (in.has(name)) host = host_from_json(whole[name], source + ", member \"" + name + "\"");
   }
 };
 
@@ -163,17 +136,11 @@ json report_to_json(const HostReport& report) {
 }
 
 HostReport report_from_json(const json& json, const std::string& source) {
-  if (!json.is_object()) {
-    throw Error(ErrorKind::kInput, "launcher", source + ": a report of a host is expected, a JSON object");
-  }
-  for (const char* name : {"name", "version"}) {
-    if (!json.contains(name) || !json[name].is_string()) {
-      throw Error(ErrorKind::kInput, "launcher", source + ": member \"" + name + "\" is missing or no text");
-    }
-  }
+  const CheckedJson checked(json, "launcher", source);
+  const bool same_version = checked.at("version").text() == kVersion;
+  checked.at("name").text();
   HostReport report;
-  const Reader reader{json, source};
-  const bool same_version = json["version"].get<std::string>() == kVersion;
+  const Reader reader{json, checked, source};
   visit_members(report, [&](const char* name, auto& value) {
     try {
       reader(name, value);

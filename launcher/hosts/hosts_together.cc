@@ -396,14 +396,14 @@ std::vector<Finding> check_together(const Reports& reports, const CheckRequest& 
 
 std::string difference_table(const Reports& reports) {
   if (reports.size() < 2) return "";
-  constexpr size_t kWidth = 120;
+  constexpr size_t kWidth = 120, kCell = 60, kLine = 2000;
   std::vector<std::vector<std::string>> rows = {{""}};
-  for (const HostReport& r : reports) rows[0].push_back(label_of(r));
+  for (const HostReport& r : reports) rows[0].push_back(printable(label_of(r), kCell));
   std::vector<Member> differing;
   for (Member& member : members(reports)) {
     if (all_alike(reports, member.value)) continue;
-    rows.push_back({member.name});
-    for (const HostReport& r : reports) rows.back().push_back(member.value(r));
+    rows.push_back({printable(member.name, kCell)});
+    for (const HostReport& r : reports) rows.back().push_back(printable(member.value(r), kCell));
     differing.push_back(std::move(member));
   }
   if (differing.empty()) return "";
@@ -424,8 +424,9 @@ std::string difference_table(const Reports& reports) {
     return out;
   }
   for (const Member& member : differing) {
-    out += "  " + member.name + std::string(widths[0] - member.name.size() + 2, ' ') +
-           values_text(reports, member.value) + '\n';
+    const std::string name = printable(member.name, kCell);
+    out += "  " + name + std::string(widths[0] - name.size() + 2, ' ') +
+           printable(values_text(reports, member.value), kLine) + '\n';
   }
   return out;
 }
