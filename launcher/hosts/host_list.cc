@@ -1,0 +1,274 @@
+// See host_list.h.
+#include "launcher/hosts/host_list.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <cerrno>
+#include <charconv>
+#include <cstdint>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <numeric>
+
+#include "common/environment.h"
+#include "common/error.h"
+#include "common/text.h"
+#include "topology/host.h"
+
+namespace annulus {
+namespace {
+
+constexpr int kMostSlots = 65536;  // of a host, and of ranks at all
+constexpr size_t kMostHosts = 16384;
+
+[[noreturn]] void refuse(ErrorKind kind, std::string_view where, const std::string& what) {
+  throw Error(kind, "launcher", std::string(where) + ": " + what);
+}
+
+bool is_name(std::string_view text) {
+  return !text.empty() && text.size() <= 253 && text.front() != '-' &&
+         std::all_of(text.begin(), text.end(), [](unsigned char c) {
+           return c < 128 && (std::isalnum(c) != 0 || c == '-' || c == '.' || c == '_');
+         });
+}
+
+std::optional<int> whole_number(std::string_view text, int low, int high) {
+  int value = 0;
+  const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || rest != text.data() + text.size() || value < low || value > high) return std::nullopt;
+  return value;
+}
+
+std::string lower(std::string_view text) {
+  std::string out(text);
+  std::transform(out.begin(), out.end(), out.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return out;
+}
+
+// Adds what lists name one by one; refuses what is no name, and a name that comes twice.
+class ListMaker {
+ public:
+  ListMaker(ErrorKind kind, std::string source) : kind_(kind) { list_.source = std::move(source); }
+
+  void add(std::string_view where, std::string_view name, int slots) {
+    if (name.find(':') != std::string_view::npos || name.starts_with('[')) {
+      refuse(kind_, where,
+             "\"" + std::string(name) +
+                 "\" is taken for an IPv6 address, which mpirun does not take; give that host a name");
+    }
+    if (!is_name(name)) {
+      refuse(kind_, where,
+             "\"" + std::string(name) +
+                 "\" is no name of a host: letters, digits and -._ were expected, as in node1 or 10.0.0.1");
+    }
+    const auto same = [&](const HostSlots& host) { return lower(host.name) == lower(name); };
+    if (std::any_of(list_.hosts.begin(), list_.hosts.end(), same)) {
+      refuse(kind_, where, "host " + std::string(name) + " is named twice; name it once, with all its slots");
+    }
+    if (list_.hosts.size() >= kMostHosts) refuse(kind_, where, "more than " + std::to_string(kMostHosts) + " hosts");
+    list_.hosts.push_back({std::string(name), slots});
+  }
+
+  int slots(std::string_view where, std::string_view name, std::string_view text) const {
+    const std::optional<int> slots = whole_number(text, 1, kMostSlots);
+    if (slots) return *slots;
+    refuse(kind_, where,
+           "host " + std::string(name) + " has the slots \"" + std::string(text) + "\"; a whole number from 1 to " +
+               std::to_string(kMostSlots) + " was expected");
+  }
+
+  HostList finish() {
+    if (list_.hosts.empty()) refuse(kind_, list_.source, "no host is named");
+    return std::move(list_);
+  }
+
+ private:
+  ErrorKind kind_;
+  HostList list_;
+};
+
+// One line of a host file; empty words are none.
+std::vector<std::string> words_in(std::string line) {
+  line.resize(std::min(line.find('#'), line.size()));
+  std::replace_if(
+      line.begin(), line.end(), [](unsigned char c) { return std::isspace(c) != 0; }, ' ');
+  std::vector<std::string> words = split(line, ' ');
+  std::erase(words, "");
+  return words;
+}
+
+// Slurm's short form of names, "n[1-3,07],login". `text` is one of its parts, from `at` on all that is left to expand.
+void expand_names(const std::string& text, size_t at, const std::function<void(const std::string&)>& add) {
+  const size_t open = text.find('[', at);
+  if (open == std::string::npos) return add(text);
+  const size_t close = text.find(']', open);
+  const auto bad = [&] { refuse(ErrorKind::kUsage, "SLURM_JOB_NODELIST", "\"" + text + "\" cannot be read"); };
+  if (close == std::string::npos) bad();
+  for (const std::string& range : split(std::string_view(text).substr(open + 1, close - open - 1), ',')) {
+    const std::vector<std::string> ends = split(range, '-');
+    const std::optional<int> first = whole_number(ends.front(), 0, 99'999'999);
+    const std::optional<int> last = whole_number(ends.back(), 0, 99'999'999);
+    if (!first || !last || ends.size() > 2 || *last - *first >= static_cast<int>(kMostHosts)) bad();
+    for (int i = *first; i <= *last; ++i) {
+      std::string number = std::to_string(i);
+      // As many digits as the first number was written with.
+      number.insert(0, ends.front().size() - std::min(ends.front().size(), number.size()), '0');
+      const std::string head = text.substr(0, open) + number;
+      expand_names(head + text.substr(close + 1), head.size(), add);
+    }
+  }
+}
+
+// "2(x3),1" -> 2, 2, 2, 1.
+std::vector<int> expand_counts(const std::string& text) {
+  std::vector<int> counts;
+  for (const std::string& part : split(text, ',')) {
+    const size_t open = part.find("(x");
+    const std::optional<int> count = whole_number(std::string_view(part).substr(0, open), 1, kMostSlots);
+    std::optional<int> times = 1;
+    if (open != std::string::npos) {
+      times = part.ends_with(')') ? whole_number(std::string_view(part).substr(open + 2, part.size() - open - 3), 1,
+                                                 static_cast<int>(kMostHosts))
+                                  : std::nullopt;
+    }
+    if (!count || !times) refuse(ErrorKind::kUsage, "SLURM_TASKS_PER_NODE", "\"" + text + "\" cannot be read");
+    counts.insert(counts.end(), static_cast<size_t>(*times), *count);
+  }
+  return counts;
+}
+
+}  // namespace
+
+HostList parse_hosts(std::string_view text, std::string_view where) {
+  ListMaker maker(ErrorKind::kUsage, std::string(where));
+  for (const std::string& part : split(text, ',')) {
+    const size_t colon = part.find(':');
+    const bool address = part.find(':', colon + 1) != std::string::npos && colon != std::string::npos;
+    const std::string name = address ? part : part.substr(0, colon);
+    maker.add(where, name,
+              colon == std::string::npos || address ? 0 : maker.slots(where, name, part.substr(colon + 1)));
+  }
+  return maker.finish();
+}
+
+HostList read_hostfile(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) {
+    throw Error(ErrorKind::kUsage, "launcher", "--hostfile " + path + " cannot be read: " + std::strerror(errno));
+  }
+  const std::string source = "--hostfile " + path;
+  ListMaker maker(ErrorKind::kInput, source);
+  int number = 0;
+  for (std::string line; std::getline(file, line);) {
+    const std::string where = source + ", line " + std::to_string(++number);
+    const std::vector<std::string> words = words_in(line);
+    if (words.empty()) continue;
+    const size_t colon = words.front().find(':');
+    const bool address = colon != std::string::npos && words.front().find(':', colon + 1) != std::string::npos;
+    const std::string name = address ? words.front() : words.front().substr(0, colon);
+    int slots = colon == std::string::npos || address ? 0 : maker.slots(where, name, words.front().substr(colon + 1));
+    for (size_t i = 1; i < words.size(); ++i) {
+      const size_t equals = words[i].find('=');
+      const std::string key = words[i].substr(0, equals);
+      if (equals == std::string::npos || (key != "slots" && key != "max_slots" && key != "max-slots")) {
+        refuse(ErrorKind::kInput, where,
+               "\"" + words[i] + "\" is not understood; a line is NAME, NAME:8 or NAME slots=8");
+      }
+      const int value = maker.slots(where, name, words[i].substr(equals + 1));
+      if (key == "slots") slots = value;
+    }
+    maker.add(where, name, slots);
+  }
+  return maker.finish();
+}
+
+std::optional<HostList> hosts_of_slurm() {
+  const char* const nodes = text_from_environment("SLURM_JOB_NODELIST");
+  if (nodes == nullptr || text_from_environment("SLURM_JOB_ID") == nullptr) return std::nullopt;
+  std::vector<std::string> names;
+  std::string part;
+  int depth = 0;
+  for (const char c : std::string(nodes) + ",") {
+    if (c == ',' && depth == 0) {
+      expand_names(part, 0, [&](const std::string& name) { names.push_back(name); });
+      part.clear();
+      continue;
+    }
+    depth += c == '[' ? 1 : c == ']' ? -1 : 0;
+    part += c;
+  }
+  if (depth != 0) refuse(ErrorKind::kUsage, "SLURM_JOB_NODELIST", "\"" + std::string(nodes) + "\" cannot be read");
+  std::vector<int> slots(names.size(), 0);
+  const char* const tasks = text_from_environment("SLURM_TASKS_PER_NODE");
+  const bool asked = text_from_environment("SLURM_NTASKS") || text_from_environment("SLURM_NTASKS_PER_NODE");
+  if (asked && tasks != nullptr) {
+    slots = expand_counts(tasks);
+    if (slots.size() != names.size()) {
+      refuse(ErrorKind::kUsage, "SLURM_TASKS_PER_NODE",
+             "\"" + std::string(tasks) + "\" is of " + counted(static_cast<int64_t>(slots.size()), "host") +
+                 ", and SLURM_JOB_NODELIST, \"" + nodes + "\", of " + std::to_string(names.size()));
+    }
+  }
+  ListMaker maker(ErrorKind::kUsage, "Slurm's allocation (SLURM_JOB_NODELIST)");
+  for (size_t i = 0; i < names.size(); ++i) maker.add("SLURM_JOB_NODELIST", names[i], slots[i]);
+  return maker.finish();
+}
+
+std::vector<int> ranks_of_hosts(const HostList& list, int ranks) {
+  std::vector<int> most;
+  const HostSlots* unsaid = nullptr;
+  for (const HostSlots& host : list.hosts) {
+    if (host.slots == 0 && unsaid == nullptr) unsaid = &host;
+    most.push_back(host.slots == 0 ? kMostSlots : host.slots);
+  }
+  if (ranks == 0) {
+    if (unsaid == nullptr) return most;
+    refuse(ErrorKind::kUsage, list.source,
+           "how many ranks host " + unsaid->name +
+               " gets is not said; give the number of all with -n N, or of each host: " + unsaid->name + ":8");
+  }
+  const int64_t sum = std::accumulate(most.begin(), most.end(), int64_t{0});
+  if (ranks > sum) {
+    refuse(ErrorKind::kUsage, list.source,
+           std::to_string(ranks) + " ranks do not fit into the " + std::to_string(sum) +
+               " slots of the hosts; name more slots, or leave them out to let a host take any number");
+  }
+  // One level for all that have room, then one more for the first of those that have room above it.
+  std::vector<int> given(most.size(), 0);
+  int left = ranks;
+  while (left > 0) {
+    const auto open = std::count_if(given.begin(), given.end(),
+                                    [&](const int& g) { return g < most[static_cast<size_t>(&g - given.data())]; });
+    const int each = std::max(1, left / static_cast<int>(open));
+    for (size_t i = 0; i < given.size() && left > 0; ++i) {
+      const int more = std::min({each, most[i] - given[i], left});
+      given[i] += more;
+      left -= more;
+    }
+  }
+  return given;
+}
+
+bool is_this_host(std::string_view name) {
+  std::array<char, 256> text{};
+  gethostname(text.data(), text.size() - 1);
+  const std::string own = lower(text.data());
+  const std::string asked = lower(name);
+  if (asked == own || asked == "localhost" || asked == own.substr(0, own.find('.')) ||
+      (own.find('.') == std::string::npos && asked.starts_with(own + "."))) {
+    return true;
+  }
+  for (const NetInterface& interface : network_interfaces()) {
+    for (const std::string& address : interface.addresses) {
+      if (asked == address.substr(0, address.find('/'))) return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace annulus

@@ -1,0 +1,173 @@
+// The hosts of a job by their names: from an option, a file and Slurm's variables, and the ranks that each gets.
+#include "launcher/hosts/host_list.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdlib>
+#include <fstream>
+#include <numeric>
+#include <random>
+
+#include "common/error.h"
+
+namespace annulus {
+namespace {
+
+using Hosts = std::vector<HostSlots>;
+
+// The message, which begins with the kind's exit code.
+template <typename Call>
+std::string refusal(Call&& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return std::to_string(error.exit_code()) + " " + error.what();
+  }
+  return "nothing was refused";
+}
+
+std::string file_of(const std::string& text) {
+  const std::string path = testing::TempDir() + "/hosts; of \"a\" job";
+  std::ofstream(path) << text;
+  return path;
+}
+
+TEST(HostList, NamesAndSlots) {
+  EXPECT_EQ(parse_hosts("a:8,Node-2.site,10.0.0.3:4,under_score:1", "--hosts").hosts,
+            (Hosts{{"a", 8}, {"Node-2.site", 0}, {"10.0.0.3", 4}, {"under_score", 1}}));
+  EXPECT_EQ(parse_hosts("a", "--hosts").source, "--hosts");
+}
+
+TEST(HostList, WhatIsNoNameIsRefused) {
+  for (const char* name : {"", "a,,b", "-oProxyCommand=x", "a;b", "a b", "$(reboot)", "a'", "a\"b", "a|b",
+                           "h\xc3\xa4usern", "a/b", "a`b`", "a\nb", "a[1-3]"}) {
+    const std::string text = refusal([&] { parse_hosts(name, "--hosts"); });
+    EXPECT_TRUE(text.starts_with("2 [launcher] --hosts: \"")) << text;
+    EXPECT_NE(text.find("is no name of a host"), std::string::npos) << text;
+  }
+  for (const char* slots : {"a:", "a:0", "a:-1", "a:x", "a:8x", "a:99999999"}) {
+    EXPECT_NE(refusal([&] { parse_hosts(slots, "--hosts"); }).find("host a has the slots \""), std::string::npos)
+        << slots;
+  }
+  EXPECT_NE(refusal([] { parse_hosts("a:2,b,A", "--hosts"); }).find("host A is named twice"), std::string::npos);
+  for (const char* address : {"fe80::1", "[fe80::1]:4", "b,::1"}) {
+    EXPECT_NE(refusal([&] { parse_hosts(address, "--hosts"); }).find("IPv6 address"), std::string::npos) << address;
+  }
+}
+
+TEST(HostList, AFileOfEitherForm) {
+  const std::string path =
+      file_of("# of ours\n\nn1 slots=8 max_slots=16\n  n2:4\t# the small one\nn3\r\nn4 max-slots=2 slots=1\n");
+  const HostList list = read_hostfile(path);
+  EXPECT_EQ(list.hosts, (Hosts{{"n1", 8}, {"n2", 4}, {"n3", 0}, {"n4", 1}}));
+  EXPECT_EQ(list.source, "--hostfile " + path);
+  const auto refused = [](const std::string& text) { return refusal([&] { read_hostfile(file_of(text)); }); };
+  EXPECT_NE(refused("n1\nn2 slots=\n").find("line 2: host n2 has the slots \"\""), std::string::npos);
+  EXPECT_NE(refused("n1 8\n").find("line 1: \"8\" is not understood"), std::string::npos);
+  EXPECT_NE(refused("n1\n\nn1\n").find("line 3: host n1 is named twice"), std::string::npos);
+  EXPECT_NE(refused("; rm -r /\n").find("line 1: \""), std::string::npos);
+  EXPECT_NE(refused("# nothing\n").find("no host is named"), std::string::npos);
+  EXPECT_TRUE(refused("-x\n").starts_with("3 ")) << refused("-x\n");
+  EXPECT_TRUE(refusal([] { read_hostfile("/nowhere/hosts"); }).starts_with("2 "));
+}
+
+class Slurm : public testing::Test {
+ protected:
+  Slurm() { clear(); }
+  ~Slurm() override { clear(); }
+  static void clear() {
+    for (const char* name :
+         {"SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_TASKS_PER_NODE", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"}) {
+      unsetenv(name);
+    }
+  }
+  static void allocate(const char* nodes, const char* tasks, const char* asked) {
+    setenv("SLURM_JOB_ID", "7", 1);
+    setenv("SLURM_JOB_NODELIST", nodes, 1);
+    setenv("SLURM_TASKS_PER_NODE", tasks, 1);
+    setenv("SLURM_NTASKS", asked, 1);
+  }
+};
+
+TEST_F(Slurm, NoAllocation) { EXPECT_EQ(hosts_of_slurm(), std::nullopt); }
+
+TEST_F(Slurm, NodesAndTasks) {
+  allocate("n[1-3,07],login,r[1-2]c[08-10]", "2(x3),1,4(x7)", "");
+  EXPECT_EQ(hosts_of_slurm()->hosts.front(), (HostSlots{"n1", 0})) << "nobody asked for tasks";
+  setenv("SLURM_NTASKS", "35", 1);
+  EXPECT_EQ(hosts_of_slurm()->hosts, (Hosts{{"n1", 2},
+                                            {"n2", 2},
+                                            {"n3", 2},
+                                            {"n07", 1},
+                                            {"login", 4},
+                                            {"r1c08", 4},
+                                            {"r1c09", 4},
+                                            {"r1c10", 4},
+                                            {"r2c08", 4},
+                                            {"r2c09", 4},
+                                            {"r2c10", 4}}));
+  allocate("n[098-101]", "1(x4)", "4");
+  EXPECT_EQ(hosts_of_slurm()->hosts, (Hosts{{"n098", 1}, {"n099", 1}, {"n100", 1}, {"n101", 1}}));
+}
+
+TEST_F(Slurm, WhatCannotBeReadIsRefused) {
+  for (const char* nodes : {"n[1-", "n1]", "n[a-b]", "n[1-2-3]", "n[0-99999999]", "n;reboot", "n[1],n1"}) {
+    allocate(nodes, "2", "");
+    EXPECT_TRUE(refusal(hosts_of_slurm).starts_with("2 [launcher] SLURM_JOB_NODELIST")) << nodes;
+  }
+  for (const char* tasks : {"2(x", "2(x0)", "x", "2(x2)3", "2,2,2"}) {
+    allocate("n[1-2]", tasks, "4");
+    EXPECT_TRUE(refusal(hosts_of_slurm).starts_with("2 [launcher] SLURM_TASKS_PER_NODE")) << tasks;
+  }
+}
+
+TEST(RanksOfHosts, AsEvenlyAsTheSlotsAllow) {
+  const auto ranks = [](const char* hosts, int n) { return ranks_of_hosts(parse_hosts(hosts, "--hosts"), n); };
+  EXPECT_EQ(ranks("a:8,b:8,c:4", 0), (std::vector<int>{8, 8, 4}));
+  EXPECT_EQ(ranks("a:8,b:8,c:4", 12), (std::vector<int>{4, 4, 4}));
+  EXPECT_EQ(ranks("a:8,b:8,c:4", 16), (std::vector<int>{6, 6, 4}));
+  EXPECT_EQ(ranks("a:8,b:8,c:4", 15), (std::vector<int>{6, 5, 4}));
+  EXPECT_EQ(ranks("a,b,c", 8), (std::vector<int>{3, 3, 2}));
+  EXPECT_EQ(ranks("a,b,c", 2), (std::vector<int>{1, 1, 0}));
+  EXPECT_EQ(ranks("a:1,b", 7), (std::vector<int>{1, 6}));
+  EXPECT_NE(refusal([&] { ranks("a:2,b", 0); }).find("how many ranks host b gets is not said"), std::string::npos);
+  EXPECT_NE(refusal([&] { ranks("a:2,b:2", 5); }).find("5 ranks do not fit into the 4 slots"), std::string::npos);
+}
+
+TEST(RanksOfHosts, AnyList) {
+  std::mt19937 random(7);
+  for (int i = 0; i < 500; ++i) {
+    HostList list;
+    int slots = 0;
+    const int hosts = 1 + static_cast<int>(random() % 9);
+    for (int h = 0; h < hosts; ++h) {
+      list.hosts.push_back({"n" + std::to_string(h), 1 + static_cast<int>(random() % 12)});
+      slots += list.hosts.back().slots;
+    }
+    const int ranks = 1 + static_cast<int>(random() % static_cast<unsigned>(slots));
+    const std::vector<int> given = ranks_of_hosts(list, ranks);
+    EXPECT_EQ(std::accumulate(given.begin(), given.end(), 0), ranks);
+    // Nobody with room has two fewer than another.
+    for (size_t a = 0; a < given.size(); ++a) {
+      EXPECT_LE(given[a], list.hosts[a].slots);
+      for (size_t b = 0; b < given.size(); ++b) {
+        EXPECT_TRUE(given[a] == list.hosts[a].slots || given[b] <= given[a] + 1) << given[a] << " and " << given[b];
+      }
+    }
+  }
+}
+
+TEST(ThisHost, ByNameAndAddress) {
+  std::array<char, 256> own{};
+  ASSERT_EQ(gethostname(own.data(), own.size() - 1), 0);
+  EXPECT_TRUE(is_this_host(own.data()));
+  EXPECT_TRUE(is_this_host("LocalHost"));
+  EXPECT_TRUE(is_this_host("127.0.0.1"));
+  EXPECT_FALSE(is_this_host("no-such-host"));
+  EXPECT_FALSE(is_this_host("203.0.113.77"));
+}
+
+}  // namespace
+}  // namespace annulus
