@@ -2,26 +2,22 @@
 // through it (survey.h), and ranks on other hosts what they print and how they end (launcher/launch/rank.h), so that
 // nothing depends on how mpirun cuts and mixes output.
 //
-// A connection begins with one line, TOKEN KIND NUMBER STREAM: the token is 128 random bits made for this launch, and
-// who does not say it is dropped. It travels in the environment (ANNULUS_BACK), not on a command line. Nothing is
-// encrypted, as between the ranks. Thread safety: one thread at a time.
+// A connection begins with one line, TOKEN KIND NUMBER STREAM, which the launcher answers with "ok": the token is 128
+// random bits made for this launch, and who does not say it is dropped. It travels in the environment (ANNULUS_BACK),
+// not on a command line. Nothing is encrypted, as between the ranks. Thread safety: one thread at a time.
 #pragma once
 
 #include <chrono>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
-
-#include "topology/host.h"
 
 namespace annulus {
 
 class BackChannel {
  public:
-  // Listens on a free port of all addresses; `interfaces`: those whose addresses are offered (empty: all that are up
-  // and no loopback; loopback alone where there is no other). Error(kUsage): an interface that this host does not have,
-  // naming those it has; Error(kResource).
+  // Listens on a free port of all addresses, and offers those of `interfaces` (own_addresses in sockets.h).
+  // Error(kUsage): an interface that this host does not have, naming those it has; Error(kResource).
   explicit BackChannel(const std::vector<std::string>& interfaces);
   ~BackChannel();
   BackChannel(const BackChannel&) = delete;
@@ -45,7 +41,11 @@ class BackChannel {
   const std::vector<int>& pending() const { return pending_fds_; }
 
  private:
-  struct Pending;
+  struct Pending {
+    int fd;
+    std::string text;
+    std::chrono::steady_clock::time_point since;
+  };
   std::string token_, address_;
   int fd_ = -1;
   std::vector<Pending> pending_;
