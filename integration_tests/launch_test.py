@@ -122,7 +122,7 @@ class LaunchTest(cli.CliTest):
         self.assertIn("annulus: stopped", err)
         for rank in range(2):  # they were asked, not killed
             self.assertIn(f"rank {rank} stops", self.logs()[f"rank-{rank}.log"])
-        session = re.search(r"btl_(?:vader|sm)_backing_directory (\S+)", self.logs()["launch.log"]).group(1)
+        session = re.search(r"_local_tmpdir_base (\S+)", self.logs()["launch.log"]).group(1)
         self.assertFalse(os.path.exists(session), "left in shared memory")
 
     def test_ctrl_c_lets_ranks_finish(self):

@@ -40,6 +40,7 @@ std::string overview() {
   size_t width = 0;
   for (const VerbEntry& entry : verbs()) width = std::max(width, entry.name.size());
   for (const VerbEntry& entry : verbs()) {
+    if (entry.hidden) continue;
     text += "  " + std::string(entry.name) + std::string(width + 3 - entry.name.size(), ' ') + std::string(entry.help) +
             "\n";
   }

@@ -24,7 +24,7 @@ const VerbEntry& find_verb(std::string_view name) {
   std::vector<std::string> names;
   for (const VerbEntry& entry : verbs()) {
     if (entry.name == name) return entry;
-    names.emplace_back(entry.name);
+    if (!entry.hidden) names.emplace_back(entry.name);
   }
   throw Error(ErrorKind::kUsage, "launcher",
               "unknown verb \"" + std::string(name) + "\"" + suggestion(name, names) + "; `" +

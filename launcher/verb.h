@@ -43,6 +43,7 @@ struct VerbEntry {
   std::unique_ptr<Verb> (*make)();
   bool alone = false;             // does nothing that several ranks could share: refused in a job of several
   std::string_view program = {};  // not empty: another program has it, which lies beside this one; `make` is null then
+  bool hidden = false;            // not for people: not listed, and no suggestion
 };
 
 // The verbs of this program, in the order in which `--help` lists them. Each program defines its own: verbs.cc,
@@ -70,6 +71,7 @@ void add_numbers(CLI::App& app, const std::string& name, std::vector<int64_t>& n
 [[noreturn]] void refuse_option(std::string_view verb, const CLI::App& app, const std::string& option);
 
 // The constructors of the verbs.
+std::unique_ptr<Verb> make_host_verb();
 std::unique_ptr<Verb> make_launch_verb();
 std::unique_ptr<Verb> make_attend_verb();
 std::unique_ptr<Verb> make_logits_verb();

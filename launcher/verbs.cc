@@ -23,6 +23,7 @@ const std::vector<VerbEntry>& verbs() {
       {"doctor", "check what is installed and which backends and kernels will be used", false, make_doctor_verb},
       {"selftest", "check that ranks start, exchange, fail and stop as they should", true, make_selftest_verb},
       {"version", "print the version", false, make_version_verb},
+      {.name = "host", .help = "", .ranks = false, .make = make_host_verb, .hidden = true},
   };
   return table;
 }

@@ -108,14 +108,14 @@ std::vector<BackChannel::Caller> BackChannel::accept() {
   return callers;
 }
 
-int call_back(std::string_view back, std::string_view kind, int number, std::string_view stream,
-              std::chrono::milliseconds timeout) {
+int reach(std::string_view back, std::string_view kind, int number, std::string_view stream,
+          std::chrono::milliseconds timeout, std::string& tried) {
   const std::vector<std::string> parts = split(back, '/');
   int port = 0;
   if (parts.size() == 3) std::from_chars(parts[1].data(), parts[1].data() + parts[1].size(), port);
   if (port < 1 || port > 65535) {
-    throw Error(ErrorKind::kUnavailable, "launcher",
-                "ANNULUS_BACK is \"" + std::string(back) + "\", which names no launcher; was it set by hand?");
+    tried = "\"" + std::string(back) + "\", which is no address of a launcher";
+    return -1;
   }
   const std::string hello =
       parts[0] + " " + std::string(kind) + " " + std::to_string(number) + " " + std::string(stream) + "\n";
@@ -173,15 +173,24 @@ int call_back(std::string_view back, std::string_view kind, int number, std::str
       return fd;
     }
   }
-  std::vector<std::string> tried;
+  std::vector<std::string> texts;
   for (Attempt& attempt : attempts) {
     if (attempt.fd >= 0) give_up(attempt, std::strerror(ETIMEDOUT));
-    tried.push_back(attempt.where + " (" + attempt.why + ")");
+    texts.push_back(attempt.where + " (" + attempt.why + ")");
   }
+  tried = join(texts, ", ");
+  return -1;
+}
+
+int call_back(std::string_view back, std::string_view kind, int number, std::string_view stream,
+              std::chrono::milliseconds timeout) {
+  std::string tried;
+  const int fd = reach(back, kind, number, stream, timeout, tried);
+  if (fd >= 0) return fd;
   throw Error(ErrorKind::kUnavailable, "launcher",
-              "the launcher cannot be reached from this host: tried " + join(tried, ", ") +
-                  "; name the interfaces by which the hosts reach one another with `launch --interfaces`, and let its "
-                  "firewall pass TCP between them");
+              "the launcher cannot be reached from this host: tried " + tried +
+                  "; name the interfaces by which the hosts reach one another with `launch --interfaces`, and let "
+                  "firewalls pass TCP between them");
 }
 
 }  // namespace annulus

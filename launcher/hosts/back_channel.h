@@ -52,8 +52,13 @@ class BackChannel {
   std::vector<int> pending_fds_;
 };
 
-// The other side: a blocking, close-on-exec socket, after trying each address of `back` (ANNULUS_BACK) for up to
-// `timeout` together. Error(kUnavailable) names what was tried and why it failed.
+// Connects to the channel `back` (BackChannel::address) by the first of its addresses that answers, for up to `timeout`
+// together. A blocking, close-on-exec socket, or -1 and what was tried: "10.0.0.2:41234 (Connection refused), ...".
+int reach(std::string_view back, std::string_view kind, int number, std::string_view stream,
+          std::chrono::milliseconds timeout, std::string& tried);
+
+// The same for the launcher's, with an error for its user: a blocking, close-on-exec socket, for `back` from
+// ANNULUS_BACK. Error(kUnavailable) names what was tried, why it failed and what to do.
 int call_back(std::string_view back, std::string_view kind, int number, std::string_view stream,
               std::chrono::milliseconds timeout);
 

@@ -1,20 +1,26 @@
 // See mpirun.h.
 #include "launcher/hosts/mpirun.h"
 
+#include <fcntl.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 #include <wordexp.h>
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <charconv>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <memory>
 #include <system_error>
 
 #include "common/error.h"
 #include "common/text.h"
+
+extern char** environ;
 
 namespace annulus {
 namespace {
@@ -99,11 +105,6 @@ std::string hosts_named_by(const std::vector<std::string>& mpi_args) {
     const char* const value = std::getenv(name);
     if (value != nullptr && *value != '\0') return name;
   }
-  // mpirun starts its ranks on the hosts that Slurm gave it.
-  for (const char* name : {"SLURM_JOB_NUM_NODES", "SLURM_NNODES"}) {
-    const char* const value = std::getenv(name);
-    if (value != nullptr && std::atoi(value) > 1) return std::string(name) + "=" + value;
-  }
   return "";
 }
 
@@ -114,19 +115,24 @@ std::vector<std::string> mpirun_command(const Mpirun& mpirun, const MpirunReques
   };
   if (request.as_root) argv.push_back("--allow-run-as-root");
   const bool five = mpirun.major >= 5;
+  // Rank by rank: by "slot" mpirun would begin with its own host, wherever that stands.
+  std::string map = request.hosts.empty() ? "" : "seq";
   if (request.oversubscribe) {
     if (five) {
-      argv.insert(argv.end(), {"--map-by", ":OVERSUBSCRIBE"});
+      map += ":OVERSUBSCRIBE";
     } else {
       argv.push_back("--oversubscribe");
     }
     mca("--mca", "mpi_yield_when_idle", "1");
   }
-  // Shared memory of this job lives in its own folder: two jobs in two PID namespaces would choose the same names, and
-  // what a killed job leaves is removed with the folder.
+  if (!map.empty()) argv.insert(argv.end(), {"--map-by", map});
+  if (!request.hosts.empty()) {
+    std::vector<std::string> names;
+    for (const auto& [name, ranks] : request.hosts) names.insert(names.end(), static_cast<size_t>(ranks), name);
+    argv.insert(argv.end(), {"--host", join(names, ",")});
+  }
   if (!request.session_dir.empty()) {
-    mca("--mca", five ? "btl_sm_backing_directory" : "btl_vader_backing_directory", request.session_dir);
-    mca("--mca", "osc_sm_backing_directory", request.session_dir);
+    mca(five ? "--prtemca" : "--mca", five ? "prte_local_tmpdir_base" : "orte_local_tmpdir_base", request.session_dir);
   }
   mca("--mca", "btl_base_warn_component_unused", "0");
   // A cut cable is noticed in about 10 s instead of never.
@@ -141,6 +147,52 @@ std::vector<std::string> mpirun_command(const Mpirun& mpirun, const MpirunReques
   argv.insert(argv.end(), request.extra.begin(), request.extra.end());
   argv.insert(argv.end(), request.program.begin(), request.program.end());
   return argv;
+}
+
+std::vector<std::string> forwarded_variables() {
+  std::vector<std::string> names;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string_view text = *entry;
+    const std::string_view name = text.substr(0, text.find('='));
+    const bool ours = name.starts_with("ANNULUS_") || name == "OMP_NUM_THREADS";
+    const bool network = name.starts_with("NCCL_") || name.starts_with("UCX_");
+    if (ours || (network && name != "NCCL_HOSTID")) names.emplace_back(name);
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+MpirunProcess start_mpirun(const std::vector<std::string>& command, const sigset_t& mask) {
+  const auto refuse_call = [](const char* what) {
+    throw Error(ErrorKind::kResource, "launcher", std::string(what) + " failed: " + std::strerror(errno));
+  };
+  std::array<int, 2> pipe_fds{};
+  if (pipe2(pipe_fds.data(), O_CLOEXEC) != 0) refuse_call("pipe");
+  std::vector<char*> argv;
+  for (const std::string& word : command) argv.push_back(const_cast<char*>(word.c_str()));
+  argv.push_back(nullptr);
+  const pid_t launcher = getpid();
+  const pid_t pid = fork();
+  if (pid < 0) refuse_call("fork");
+  if (pid == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);  // a killed launcher takes the job with it
+    if (getppid() != launcher) _exit(137);
+    setpgid(0, 0);  // Ctrl-C reaches the launcher alone, which asks the ranks to stop
+    setenv("ANNULUS_LAUNCH_MPIRUN", std::to_string(getpid()).c_str(), 1);
+    const int null = open("/dev/null", O_RDONLY);
+    dup2(null, STDIN_FILENO);
+    dup2(pipe_fds[1], STDOUT_FILENO);
+    dup2(pipe_fds[1], STDERR_FILENO);
+    signal(SIGPIPE, SIG_DFL);
+    sigprocmask(SIG_SETMASK, &mask, nullptr);
+    execv(argv[0], argv.data());
+    std::fprintf(stderr, "cannot run %s: %s\n", argv[0], std::strerror(errno));
+    _exit(127);
+  }
+  setpgid(pid, pid);
+  close(pipe_fds[1]);
+  fcntl(pipe_fds[0], F_SETFL, O_NONBLOCK);
+  return {pid, pipe_fds[0]};
 }
 
 std::vector<std::string> shell_split(const std::string& text, std::string_view where) {

@@ -1,8 +1,12 @@
 // The machine's mpirun: where it is, which version, and the exact command that starts ranks. Used by launch and doctor.
 #pragma once
 
+#include <signal.h>
+#include <sys/types.h>
+
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace annulus {
@@ -25,21 +29,35 @@ Mpirun find_mpirun();
 
 struct MpirunRequest {
   int ranks = 1;
-  bool oversubscribe = false;           // more ranks than cores
-  bool as_root = false;                 // Open MPI wants to be told
-  std::string session_dir;              // a folder of this launch alone
+  bool oversubscribe = false;  // more ranks than cores
+  bool as_root = false;        // Open MPI wants to be told
+  std::string session_dir;     // a folder of this launch on this host, for mpirun's own files; empty: $TMPDIR
+  // Hosts in the order of their ranks, and how many each has: exactly those. Empty: this host, or as `extra` says.
+  std::vector<std::pair<std::string, int>> hosts;
   std::vector<std::string> interfaces;  // that mpirun's daemons reach one another by; empty: all
   std::vector<std::string> forward;     // names of variables handed to every rank, also on other hosts
   std::vector<std::string> extra;       // the user's own, last before the program
   std::vector<std::string> program;     // argv of each rank
 };
 
-// What names hosts to mpirun: an option among the user's `mpi_args`, such as "--hostfile", or a variable of the
-// environment (a default host file, an allocation of several hosts). Empty: all ranks are on this host.
+// What names hosts to mpirun, other than this program: an option among the user's `mpi_args`, such as "--hostfile", or
+// a variable of the environment (a default host file). Empty: nothing does.
 std::string hosts_named_by(const std::vector<std::string>& mpi_args);
 
 // The command line, argv[0] first. Ranks are not bound by mpirun: each binds itself to its place (docs/user-guide.md).
 std::vector<std::string> mpirun_command(const Mpirun& mpirun, const MpirunRequest& request);
+
+// The variables that ranks need, also on other hosts: annulus's own, and what the user says to NCCL and UCX (Open MPI
+// carries its own). A host's identity stays there.
+std::vector<std::string> forwarded_variables();
+
+// A started mpirun: its process, which ends with this one, and what it prints, to be read without waiting.
+struct MpirunProcess {
+  pid_t pid = -1;
+  int output = -1;  // non-blocking, close-on-exec; the taker closes it
+};
+// Ctrl-C does not reach it, and it reads nothing. `mask`: its signal mask. Raises Error(kResource).
+MpirunProcess start_mpirun(const std::vector<std::string>& command, const sigset_t& mask);
 
 // Splits as a shell does, with quotes and $VARIABLES but without running commands. Raises Error(kUsage); `where` is the
 // option.

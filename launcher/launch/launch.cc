@@ -25,8 +25,6 @@
 #include "launcher/launch/supervisor.h"
 #include "topology/report.h"
 
-extern char** environ;
-
 namespace annulus {
 namespace {
 
@@ -66,21 +64,10 @@ std::string make_log_dir(const std::string& wanted) {
 
 void set_env(const char* name, const std::string& value) { setenv(name, value.c_str(), 1); }
 
-// The variables of this program that ranks need, also on other hosts.
-std::vector<std::string> forwarded_variables() {
-  std::vector<std::string> names;
-  for (char** entry = environ; *entry != nullptr; ++entry) {
-    const std::string_view text = *entry;
-    const std::string_view name = text.substr(0, text.find('='));
-    const bool ours = name.starts_with("ANNULUS_") || name == "OMP_NUM_THREADS";
-    // What the user says to NCCL and UCX is meant on every host; Open MPI carries its own. A host's identity stays
-    // there.
-    const bool network = name.starts_with("NCCL_") || name.starts_with("UCX_");
-    if (ours || (network && name != "NCCL_HOSTID")) names.emplace_back(name);
-  }
-  names.emplace_back("ANNULUS_LAUNCH_MPIRUN");  // set when mpirun starts
-  std::sort(names.begin(), names.end());
-  names.erase(std::unique(names.begin(), names.end()), names.end());
+// Beside those, ANNULUS_LAUNCH_MPIRUN, which is set when mpirun starts.
+std::vector<std::string> variables_of_ranks() {
+  std::vector<std::string> names = forwarded_variables();
+  if (std::getenv("ANNULUS_LAUNCH_MPIRUN") == nullptr) names.emplace_back("ANNULUS_LAUNCH_MPIRUN");
   return names;
 }
 
@@ -134,7 +121,7 @@ int run_launch(const LaunchOptions& options) {
   if (options.dry_run) {
     set_env("ANNULUS_LAUNCH_DIR", SessionDir::pattern());
     request.session_dir = SessionDir::pattern();
-    request.forward = forwarded_variables();
+    request.forward = variables_of_ranks();
     std::printf("%s\nOpen MPI %s would be started as (%s: a fresh folder):\n\n  %s\n", planned.text.c_str(),
                 mpirun.version.c_str(), request.session_dir.c_str(),
                 shell_quote(mpirun_command(mpirun, request)).c_str());
@@ -146,14 +133,13 @@ int run_launch(const LaunchOptions& options) {
   const std::string log_dir = make_log_dir(options.log_dir);
   set_env("ANNULUS_LAUNCH_DIR", session.path());
   set_env("ANNULUS_LOG_DIR", log_dir);
-  set_env("TMPDIR", session.path());  // Open MPI's session folder
   if (std::getenv("HOME") == nullptr) set_env("HOME", session.path());
   if (request.as_root) {
     set_env("OMPI_ALLOW_RUN_AS_ROOT", "1");
     set_env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
   }
   request.session_dir = session.path();
-  request.forward = forwarded_variables();
+  request.forward = variables_of_ranks();
   const std::vector<std::string> command = mpirun_command(mpirun, request);
 
   return supervise(command, options, signals, session.path(), log_dir,

@@ -55,6 +55,11 @@ void attach_to_launcher(const LaunchInfo& info) {
   dup2(err, STDERR_FILENO);
   close(out);
   close(err);
+  // Shared memory of this job lies in its own folder: two jobs in two PID namespaces would choose the same names, and
+  // what a killed job leaves is removed with the folder. Not said to mpirun, because other hosts have no such folder.
+  for (const char* name : {"btl_vader", "btl_sm", "osc_sm"}) {
+    setenv(("OMPI_MCA_" + std::string(name) + "_backing_directory").c_str(), dir, 1);
+  }
   setvbuf(stdout, nullptr, _IOLBF, 0);  // a pipe would be buffered by the block: lines should show as they are made
   control_fd = control;
   const std::string hello =

@@ -1,10 +1,8 @@
 // See supervisor.h.
 #include "launcher/launch/supervisor.h"
 
-#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -22,6 +20,7 @@
 
 #include "common/error.h"
 #include "common/text.h"
+#include "launcher/hosts/mpirun.h"
 #include "launcher/launch/pipes.h"
 #include "launcher/launch/rank_streams.h"
 #include "launcher/launch/terminal.h"
@@ -69,33 +68,9 @@ class Supervisor {
   void start(const std::vector<std::string>& command, const std::string& heading) {
     log_.add(heading);
     log_.flush();
-    std::array<int, 2> pipe_fds{};
-    if (pipe2(pipe_fds.data(), O_CLOEXEC) != 0) refuse_call("pipe");
-    std::vector<char*> argv;
-    for (const std::string& word : command) argv.push_back(const_cast<char*>(word.c_str()));
-    argv.push_back(nullptr);
-    const pid_t launcher = getpid();
-    mpirun_pid_ = fork();
-    if (mpirun_pid_ < 0) refuse_call("fork");
-    if (mpirun_pid_ == 0) {
-      prctl(PR_SET_PDEATHSIG, SIGKILL);  // a killed launcher takes the job with it
-      if (getppid() != launcher) _exit(137);
-      setpgid(0, 0);  // Ctrl-C reaches the launcher alone, which asks the ranks to stop
-      setenv("ANNULUS_LAUNCH_MPIRUN", std::to_string(getpid()).c_str(), 1);
-      const int null = open("/dev/null", O_RDONLY);
-      dup2(null, STDIN_FILENO);
-      dup2(pipe_fds[1], STDOUT_FILENO);
-      dup2(pipe_fds[1], STDERR_FILENO);
-      signal(SIGPIPE, SIG_DFL);
-      sigprocmask(SIG_SETMASK, &signals_.before, nullptr);
-      execv(argv[0], argv.data());
-      std::fprintf(stderr, "cannot run %s: %s\n", argv[0], std::strerror(errno));
-      _exit(127);
-    }
-    setpgid(mpirun_pid_, mpirun_pid_);
-    close(pipe_fds[1]);
-    mpirun_ = pipe_fds[0];
-    fcntl(mpirun_, F_SETFL, O_NONBLOCK);
+    const MpirunProcess process = start_mpirun(command, signals_.before);
+    mpirun_pid_ = process.pid;
+    mpirun_ = process.output;
   }
 
   // Until mpirun has ended and nothing is left to read. Returns the exit code.

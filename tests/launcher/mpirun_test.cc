@@ -46,7 +46,7 @@ TEST(Mpirun, CommandForVersion4) {
   EXPECT_TRUE(has(words, {"-np", "4", "--bind-to", "none"}));
   EXPECT_TRUE(has(words, {"--allow-run-as-root"}));
   EXPECT_TRUE(has(words, {"--oversubscribe"}));
-  EXPECT_TRUE(has(words, {"--mca", "btl_vader_backing_directory", "/dev/shm/x"}));
+  EXPECT_TRUE(has(words, {"--mca", "orte_local_tmpdir_base", "/dev/shm/x"}));
   EXPECT_TRUE(has(words, {"--mca", "oob_tcp_keepalive_time", "5"}));
   EXPECT_TRUE(has(words, {"-x", "ANNULUS_WORLD_SIZE", "--tag-output", "/opt/annulus", "train", "a b.toml"}));
   EXPECT_EQ(words.back(), "a b.toml");
@@ -57,7 +57,7 @@ TEST(Mpirun, CommandForVersion5) {
   r.oversubscribe = true;
   const auto words = mpirun_command({"/usr/bin/mpirun", "5.0.3", 5, 0}, r);
   EXPECT_TRUE(has(words, {"--map-by", ":OVERSUBSCRIBE"}));
-  EXPECT_TRUE(has(words, {"--mca", "btl_sm_backing_directory", "/dev/shm/x"}));
+  EXPECT_TRUE(has(words, {"--prtemca", "prte_local_tmpdir_base", "/dev/shm/x"}));
   EXPECT_TRUE(has(words, {"--prtemca", "oob_tcp_keepalive_time", "5"}));
   EXPECT_FALSE(has(words, {"--allow-run-as-root"}));
   for (const std::string& word : words) EXPECT_EQ(word.find("vader"), std::string::npos) << word;
@@ -81,7 +81,7 @@ TEST(Mpirun, QuotesAndSplitsAsAShellDoes) {
 }
 
 TEST(Mpirun, HostsAreNamedByOptionsAndVariables) {
-  for (const char* name : {"OMPI_MCA_orte_default_hostfile", "SLURM_JOB_NUM_NODES", "SLURM_NNODES"}) unsetenv(name);
+  unsetenv("OMPI_MCA_orte_default_hostfile");
   const auto by = [](const char* words) { return hosts_named_by(shell_split(words, "test")); };
   EXPECT_EQ(by("--hostfile hosts"), "--hostfile");
   EXPECT_EQ(by("-x A -H a,b"), "-H");
@@ -90,11 +90,20 @@ TEST(Mpirun, HostsAreNamedByOptionsAndVariables) {
   EXPECT_EQ(by("--mca orte_default_hostfile m"), "orte_default_hostfile");
   EXPECT_EQ(by(""), "");
   EXPECT_EQ(by("-x HOSTFILE --bind-to none --mca plm_rsh_agent ssh --report-bindings"), "");
-  setenv("SLURM_JOB_NUM_NODES", "1", 1);
-  EXPECT_EQ(by(""), "");
-  setenv("SLURM_JOB_NUM_NODES", "2", 1);
-  EXPECT_EQ(by(""), "SLURM_JOB_NUM_NODES=2");
-  unsetenv("SLURM_JOB_NUM_NODES");
+  setenv("OMPI_MCA_orte_default_hostfile", "f", 1);
+  EXPECT_EQ(by(""), "OMPI_MCA_orte_default_hostfile");
+  unsetenv("OMPI_MCA_orte_default_hostfile");
+}
+
+TEST(Mpirun, HostsInTheOrderOfTheirRanks) {
+  MpirunRequest r = request();
+  r.hosts = {{"b", 1}, {"a", 3}};
+  r.oversubscribe = true;
+  const std::vector<std::string> four = mpirun_command({"mpirun", "4.1.4", 4, 1}, r);
+  EXPECT_TRUE(has(four, {"--map-by", "seq", "--host", "b,a,a,a"}));
+  EXPECT_TRUE(has(four, {"--oversubscribe"}));
+  EXPECT_TRUE(
+      has(mpirun_command({"mpirun", "5.0.3", 5, 0}, r), {"--map-by", "seq:OVERSUBSCRIBE", "--host", "b,a,a,a"}));
 }
 
 }  // namespace

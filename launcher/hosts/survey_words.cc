@@ -1,0 +1,33 @@
+// See survey_words.h.
+#include "launcher/hosts/survey_words.h"
+
+#include <algorithm>
+#include <cctype>
+#include <vector>
+
+#include "common/text.h"
+
+namespace annulus {
+
+std::string words_of_mpirun(std::string_view text) {
+  std::vector<std::string> outside, inside;
+  bool frame = false, told = false;
+  for (std::string line : split(text, '\n')) {
+    while (!line.empty() && std::isspace(static_cast<unsigned char>(line.back())) != 0) line.pop_back();
+    line.erase(0, std::min(line.find_first_not_of(" \t"), line.size()));
+    if (line.starts_with("-----")) {
+      frame = !frame;
+      told = told || (!frame && !inside.empty());
+    } else if (!line.empty() && !frame) {
+      outside.push_back(line);
+    } else if (!line.empty() && !told && !line.starts_with("This usually is caused by")) {
+      inside.push_back(line);
+      if (line.ends_with("daemons.")) told = true;  // what follows is what it might be
+    }
+  }
+  std::vector<std::string> words = outside.empty() ? inside : outside;
+  words.resize(std::min<size_t>(words.size(), 6));
+  return join(words, " ");
+}
+
+}  // namespace annulus

@@ -1,0 +1,20 @@
+// annulus host: what a survey (launcher/hosts/survey.h) starts on each host. Not for people, and not listed.
+#include <CLI/CLI.hpp>
+
+#include "launcher/hosts/survey.h"
+#include "launcher/verb.h"
+
+namespace annulus {
+namespace {
+
+class HostVerb : public Verb {
+ public:
+  void declare(CLI::App&) override {}
+  int run() override { return answer_survey(); }
+};
+
+}  // namespace
+
+std::unique_ptr<Verb> make_host_verb() { return std::make_unique<HostVerb>(); }
+
+}  // namespace annulus

@@ -1,0 +1,38 @@
+// What is repeated of mpirun's words when a host does not start, from its own texts.
+#include "launcher/hosts/survey_words.h"
+
+#include <gtest/gtest.h>
+
+namespace annulus {
+namespace {
+
+constexpr const char* kNoDaemon = R"(
+ORTE was unable to reliably start one or more daemons.
+This usually is caused by:
+
+* not finding the required libraries and/or binaries on
+  one or more nodes. Please check your PATH and LD_LIBRARY_PATH
+--------------------------------------------------------------------------
+)";
+
+TEST(WordsOfMpirun, TheShellsBeforeItsOwn) {
+  const std::string frame = std::string(74, '-');
+  EXPECT_EQ(words_of_mpirun("ssh: Could not resolve hostname b: Name or service not known\r\n" + frame + kNoDaemon),
+            "ssh: Could not resolve hostname b: Name or service not known");
+  EXPECT_EQ(words_of_mpirun(frame + kNoDaemon), "ORTE was unable to reliably start one or more daemons.");
+  EXPECT_EQ(words_of_mpirun(frame + R"(
+mpirun was unable to launch the specified application as it could not access
+or execute an executable:
+
+Executable: /opt/annulus/bin/annulus
+Node: Host2
+
+while attempting to start process rank 1.
+)" + frame + "\n"),
+            "mpirun was unable to launch the specified application as it could not access or execute an executable: "
+            "Executable: /opt/annulus/bin/annulus Node: Host2 while attempting to start process rank 1.");
+  EXPECT_EQ(words_of_mpirun(""), "");
+}
+
+}  // namespace
+}  // namespace annulus
