@@ -2,6 +2,7 @@
 #include "common/text.h"
 
 #include <algorithm>
+#include <array>
 #include <cctype>
 #include <charconv>
 #include <cstdio>
@@ -139,6 +140,17 @@ std::string printable(std::string_view text, size_t most) {
   std::string out;
   for (char c : text.substr(0, most + 1)) out += c >= ' ' && c <= '~' ? c : '?';
   return out.size() <= most ? out : out.substr(0, most - 2) + "..";
+}
+
+std::string rounded(double value, int digits) {
+  std::array<char, 512> text{};  // the largest double has 309 digits before the point
+  std::snprintf(text.data(), text.size(), "%.*f", std::min(digits, 100), value);
+  return text.data();
+}
+
+std::string toml_number(double value) {
+  const std::string text = exact(value);
+  return text.find_first_of(".e") == std::string::npos ? text + ".0" : text;
 }
 
 std::string with_commas(int64_t number) {

@@ -25,6 +25,12 @@ std::string bytes_text(double bytes);
 // 1024. None where the text is no such number, or one that is not at least 1 and less than 2^63.
 std::optional<int64_t> bytes_of_text(std::string_view text);
 
+// With so many digits after the point: "3.14".
+std::string rounded(double value, int digits);
+
+// A float of TOML, exactly: "1.0", "0.1", "1e-05".
+std::string toml_number(double value);
+
 // A basic string of TOML with its quotes: "a \"b\" \u000A".
 std::string toml_string(std::string_view text);
 

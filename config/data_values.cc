@@ -259,7 +259,7 @@ std::string Sources::text() const {
   std::string text;
   for (const SourceConfig& source : list) {
     text += (text.empty() ? "[{ files = " : ", { files = ") + files(source);
-    if (source.weight > 0) text += ", weight = " + config_keys::toml_number(source.weight);
+    if (source.weight > 0) text += ", weight = " + toml_number(source.weight);
     if (!source.name.empty()) text += ", name = " + toml_string(source.name);
     if (source.format != "auto") text += ", format = " + toml_string(source.format);
     if (source.width > 0) text += ", width = " + std::to_string(source.width);
@@ -328,8 +328,8 @@ std::string ParameterGroups::text() const {
   std::string text;
   for (const ParameterGroup& group : list) {
     text += (text.empty() ? "[{ match = " : ", { match = ") + toml_string(group.match);
-    if (group.lr != 1) text += ", lr = " + config_keys::toml_number(group.lr);
-    if (group.weight_decay) text += ", weight_decay = " + config_keys::toml_number(*group.weight_decay);
+    if (group.lr != 1) text += ", lr = " + toml_number(group.lr);
+    if (group.weight_decay) text += ", weight_decay = " + toml_number(*group.weight_decay);
     text += " }";
   }
   return text.empty() ? "[]" : text + "]";

@@ -62,9 +62,6 @@ std::string range_text(const Key& key, bool whole, double refused = 0);
 // Raises Error(kUsage).
 void check_not_empty(const std::string& value, std::string_view where);
 
-// As a float of TOML.
-std::string toml_number(double value);
-
 // A value as TOML.
 std::string value_text(const Key& key, const Config& config);
 

@@ -8,11 +8,6 @@
 namespace annulus {
 namespace config_keys {
 
-std::string toml_number(double value) {
-  const std::string text = exact(value);
-  return text.find_first_of(".e") == std::string::npos ? text + ".0" : text;
-}
-
 namespace {
 
 struct ToToml {

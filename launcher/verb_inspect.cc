@@ -17,12 +17,6 @@ namespace {
 
 void say(const std::string& what, const std::string& text) { std::printf("  %-12s %s\n", what.c_str(), text.c_str()); }
 
-std::string rounded(double value, int digits) {
-  char text[64];
-  std::snprintf(text, sizeof text, "%.*f", digits, value);
-  return text;
-}
-
 std::string bytes(int64_t n) { return bytes_text(static_cast<double>(n)); }
 
 std::string flops_text(double flops) {

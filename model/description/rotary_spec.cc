@@ -7,15 +7,6 @@
 #include "common/text.h"
 
 namespace annulus {
-namespace {
-
-std::string number(double value) {
-  const std::string text = exact(value);
-  return text.find_first_of(".e") == std::string::npos ? text + ".0" : text;
-}
-
-}  // namespace
-
 const char* rotary_kind_name(RotaryScaling::Kind kind) {
   switch (kind) {
     case RotaryScaling::Kind::kLinear:
@@ -32,7 +23,9 @@ const char* rotary_kind_name(RotaryScaling::Kind kind) {
 
 std::string RotaryScaling::text() const {
   std::string text = std::string("{ kind = \"") + rotary_kind_name(kind) + "\"";
-  const auto add = [&](const char* name, double value) { text += std::string(", ") + name + " = " + number(value); };
+  const auto add = [&](const char* name, double value) {
+    text += std::string(", ") + name + " = " + toml_number(value);
+  };
   if (kind != Kind::kDefault) add("factor", factor);
   if (kind == Kind::kLlama3 || kind == Kind::kYarn) add("original_context", original_context);
   if (kind == Kind::kLlama3) {
@@ -55,7 +48,7 @@ double RotarySpec::attention_factor() const {
 }
 
 std::string RotarySpec::text() const {
-  return std::to_string(head_dim) + " " + number(theta) + " " + scaling.text() + (fp32 ? " fp32" : " fp64");
+  return std::to_string(head_dim) + " " + toml_number(theta) + " " + scaling.text() + (fp32 ? " fp32" : " fp64");
 }
 
 void validate(const RotaryScaling& s, const std::string& where) {
@@ -63,7 +56,8 @@ void validate(const RotaryScaling& s, const std::string& where) {
     if (!ok) throw Error(ErrorKind::kUsage, "config", where + ": " + message);
   };
   const auto at_least_one = [&](double value, const char* name) {
-    require(std::isfinite(value) && value >= 1, std::string(name) + " must be at least 1, but is " + number(value));
+    require(std::isfinite(value) && value >= 1,
+            std::string(name) + " must be at least 1, but is " + toml_number(value));
   };
   if (s.kind == RotaryScaling::Kind::kDefault) return;
   at_least_one(s.factor, "factor");
@@ -72,14 +66,14 @@ void validate(const RotaryScaling& s, const std::string& where) {
   if (s.kind == RotaryScaling::Kind::kLlama3) {
     require(s.low_freq_factor > 0 && s.high_freq_factor > s.low_freq_factor && std::isfinite(s.high_freq_factor),
             "high_freq_factor must be above low_freq_factor and both above 0, but they are " +
-                number(s.high_freq_factor) + " and " + number(s.low_freq_factor));
+                toml_number(s.high_freq_factor) + " and " + toml_number(s.low_freq_factor));
     return;
   }
   require(s.beta_slow > 0 && s.beta_fast > s.beta_slow && std::isfinite(s.beta_fast),
-          "beta_fast must be above beta_slow and both above 0, but they are " + number(s.beta_fast) + " and " +
-              number(s.beta_slow));
+          "beta_fast must be above beta_slow and both above 0, but they are " + toml_number(s.beta_fast) + " and " +
+              toml_number(s.beta_slow));
   require(s.attention_factor >= 0 && std::isfinite(s.attention_factor),
-          "attention_factor must not be negative, but is " + number(s.attention_factor));
+          "attention_factor must not be negative, but is " + toml_number(s.attention_factor));
 }
 
 }  // namespace annulus

@@ -111,5 +111,14 @@ TEST(Text, PrintableOfAnything) {
   EXPECT_EQ(printable("abcdefg", 6), "abcd..");
 }
 
+TEST(Text, NumbersForPeopleAndForToml) {
+  EXPECT_EQ(rounded(3.14159, 2), "3.14");
+  EXPECT_EQ(rounded(2, 0), "2");
+  EXPECT_EQ(rounded(-1e308, 1).size(), 312u);
+  EXPECT_EQ(toml_number(1), "1.0");
+  EXPECT_EQ(toml_number(0.1), "0.1");
+  EXPECT_EQ(toml_number(1e-5), "1e-05");
+}
+
 }  // namespace
 }  // namespace annulus

@@ -1,16 +1,9 @@
 // See run_words.h.
 #include "training/run/run_words.h"
 
-#include <array>
-#include <cstdio>
+#include "common/text.h"
 
 namespace annulus {
-
-std::string rounded(double value, int digits) {
-  std::array<char, 64> text{};
-  std::snprintf(text.data(), text.size(), "%.*f", digits, value);
-  return text.data();
-}
 
 std::string short_count(double value) {
   if (value >= 1e12) return rounded(value / 1e12, 2) + "T";

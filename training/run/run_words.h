@@ -6,7 +6,6 @@
 
 namespace annulus {
 
-std::string rounded(double value, int digits);
 // 1267008 -> "1.27M"
 std::string short_count(double value);
 
