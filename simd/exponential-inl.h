@@ -1,6 +1,6 @@
-// The exponential of vectors of fp32, the one that attention and the model's operators compute with. Included by files
-// that are compiled for each instruction set (versions.h), within HWY_BEFORE_NAMESPACE and HWY_AFTER_NAMESPACE of this
-// file's own.
+// The exponential of vectors of fp32 and fp64, the one that attention and the model's operators compute with. Included
+// by files that are compiled for each instruction set (versions.h), within HWY_BEFORE_NAMESPACE and HWY_AFTER_NAMESPACE
+// of this file's own.
 
 #if defined(ANNULUS_SIMD_EXPONENTIAL_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ANNULUS_SIMD_EXPONENTIAL_INL_H_
@@ -8,6 +8,8 @@
 #else
 #define ANNULUS_SIMD_EXPONENTIAL_INL_H_
 #endif
+
+#include <type_traits>
 
 #include "hwy/highway.h"
 
@@ -21,7 +23,8 @@ namespace hn = hwy::HWY_NAMESPACE;
 // e^x to 2 units in the last place: x = n ln 2 + r, |r| <= ln 2 / 2, and a polynomial in r (the coefficients of Cephes'
 // expf). Below -87 (results below the smallest normal number) 0, above 88 infinite, NaN for NaN.
 template <class D, class V = hn::Vec<D>>
-HWY_INLINE V exponential(D d, V x) {
+requires std::is_same_v < hn::TFromD<D>,
+float > HWY_INLINE V exponential(D d, V x) {
   const hn::RebindToSigned<D> di;
   const V round = hn::Set(d, 12582912.0f);  // 1.5 x 2^23: adding it rounds to an integer in the low bits
   const V shifted = hn::MulAdd(x, hn::Set(d, 1.44269504088896341f), round);
@@ -38,6 +41,35 @@ HWY_INLINE V exponential(D d, V x) {
   p = hn::Mul(p, hn::BitCast(d, power));
   p = hn::IfThenElse(hn::Gt(x, hn::Set(d, 88.0f)), hn::Inf(d), p);
   return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, -87.0f)), p);
+}
+
+// The same in fp64, with Taylor's polynomial of degree 13, whose remainder is below 1e-17. Below -708 0, above 709
+// infinite, NaN for NaN.
+template <class D, class V = hn::Vec<D>>
+requires std::is_same_v < hn::TFromD<D>,
+double > HWY_INLINE V exponential(D d, V x) {
+  const hn::RebindToSigned<D> di;
+  const V round = hn::Set(d, 6755399441055744.0);  // 1.5 x 2^52
+  const V shifted = hn::MulAdd(x, hn::Set(d, 1.4426950408889634), round);
+  const V n = hn::Sub(shifted, round);
+  // ln 2 in two parts, the first short enough for n times it to be exact.
+  const V r = hn::NegMulAdd(n, hn::Set(d, 1.9082149292705877e-10), hn::NegMulAdd(n, hn::Set(d, 0.6931471803691238), x));
+  V p = hn::MulAdd(r, hn::Set(d, 1.0 / 6227020800), hn::Set(d, 1.0 / 479001600));
+  p = hn::MulAdd(p, r, hn::Set(d, 1.0 / 39916800));
+  p = hn::MulAdd(p, r, hn::Set(d, 1.0 / 3628800));
+  p = hn::MulAdd(p, r, hn::Set(d, 1.0 / 362880));
+  p = hn::MulAdd(p, r, hn::Set(d, 1.0 / 40320));
+  p = hn::MulAdd(p, r, hn::Set(d, 1.0 / 5040));
+  p = hn::MulAdd(p, r, hn::Set(d, 1.0 / 720));
+  p = hn::MulAdd(p, r, hn::Set(d, 1.0 / 120));
+  p = hn::MulAdd(p, r, hn::Set(d, 1.0 / 24));
+  p = hn::MulAdd(p, r, hn::Set(d, 1.0 / 6));
+  p = hn::MulAdd(p, r, hn::Set(d, 0.5));
+  p = hn::Add(hn::MulAdd(p, hn::Mul(r, r), r), hn::Set(d, 1.0));
+  const auto power = hn::ShiftLeft<52>(hn::Add(hn::BitCast(di, shifted), hn::Set(di, 1023)));
+  p = hn::Mul(p, hn::BitCast(d, power));
+  p = hn::IfThenElse(hn::Gt(x, hn::Set(d, 709.0)), hn::Inf(d), p);
+  return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, -708.0)), p);
 }
 
 // The first n < Lanes(d) elements at x, and `rest` in the other lanes; and back.

@@ -5,8 +5,6 @@
 #include <cmath>
 #include <limits>
 
-#include "attention/cpu_flash/gemm.h"
-#include "attention/cpu_flash/row_math.h"
 #include "attention/tiles/tile_groups.h"
 
 namespace annulus {
@@ -14,6 +12,27 @@ namespace {
 
 template <typename T>
 constexpr T kInfinity = std::numeric_limits<T>::infinity();
+
+int64_t round_up(int64_t n, int64_t unit) { return ceil_div(n, unit) * unit; }
+
+StoredRows from_row(StoredRows rows, int64_t row) {
+  const int64_t width = rows.storage == Storage::kDouble ? 8 : rows.storage == Storage::kFloat ? 4 : 2;
+  rows.data = static_cast<const char*>(rows.data) + row * rows.step * width;
+  return rows;
+}
+
+template <typename T>
+T* room(std::vector<T>& buffer, int64_t elements) {
+  if (static_cast<int64_t>(buffer.size()) < elements) buffer.resize(static_cast<size_t>(elements));
+  return buffer.data();
+}
+
+template <typename T>
+T* zeros(std::vector<T>& buffer, int64_t elements) {
+  T* const data = room(buffer, elements);
+  std::fill_n(data, elements, T{0});
+  return data;
+}
 
 // Keys [first, past) of a piece.
 template <typename T>
@@ -24,13 +43,13 @@ struct Part {
   bool cut;        // its band hides some of these pairs
 
   int64_t count() const { return past - first; }
+  // The columns of the keys that some of these queries sees.
+  Run seen_by(const Span& queries) const {
+    const Span seen = keys_seen(queries, piece->positions, piece->band);
+    const int64_t begin = std::clamp(seen.begin, first, past), end = std::clamp(seen.begin + seen.count, begin, past);
+    return {column + begin - first, column + end - first};
+  }
 };
-
-template <typename T>
-T* room(std::vector<T>& buffer, int64_t elements) {
-  if (static_cast<int64_t>(buffer.size()) < elements) buffer.resize(static_cast<size_t>(elements));
-  return buffer.data();
-}
 
 // The keys that some row of the block sees, in chunks of at most kMostKeys: visit(parts, keys).
 template <typename T, typename Visit>
@@ -57,180 +76,268 @@ void for_each_chunk(const QueryBlock<T>& block, std::span<const KeyPiece<T>> pie
   flush();
 }
 
-// Keys of a chunk that one matrix product takes.
+// Columns [columns, past) of panels become 0: what is there of an earlier chunk may not be finite, and is multiplied by
+// 0.
 template <typename T>
-struct Operand {
-  int64_t column, count;
-  Rows<const T> k, v;
-  Rows<T> dk, dv;
-};
-
-// Copies a chunk's rows side by side.
-template <typename T>
-Rows<const T> gather(std::span<const Part<T>> parts, Rows<const T> KeyPiece<T>::*which, int64_t columns, int64_t dim,
-                     std::vector<T>& buffer) {
-  T* const to = room(buffer, columns * dim);
-  for (const Part<T>& part : parts) {
-    for (int64_t j = 0; j < part.count(); ++j) {
-      std::copy_n((part.piece->*which).at(part.first + j), dim, to + (part.column + j) * dim);
-    }
-  }
-  return {to, dim};
-}
-
-// Adds a chunk's gathered rows to where they belong.
-template <typename T>
-void scatter(std::span<const Part<T>> parts, Rows<T> KeyPiece<T>::*which, int64_t dim, const Rows<T>& rows) {
-  for (const Part<T>& part : parts) {
-    for (int64_t j = 0; j < part.count(); ++j) {
-      T* const to = (part.piece->*which).at(part.first + j);
-      const T* const from = rows.at(part.column + j);
-      for (int64_t d = 0; d < dim; ++d) to[d] += from[d];
-    }
+void clear_columns(T* panels, int64_t dim, int64_t columns, int64_t past) {
+  const int64_t panel = tile_math<T>().panel;
+  for (int64_t c = columns; c < past; ++c) {
+    T* const to = panels + c / panel * panel * dim + c % panel;
+    for (int64_t i = 0; i < dim; ++i) to[i * panel] = 0;
   }
 }
 
-// Parts of many keys are multiplied where they lie: copying costs more than products of 64 keys and more lose. Short
-// ones are gathered.
+// Which scores of a register tile's rows with a chunk are computed: runs of columns that some of the rows sees, with
+// ends at whole vectors, so that a tile costs what its pairs do. Pairs within them that a band hides are -inf.
 template <typename T>
-class Operands {
+class TileRuns {
  public:
-  Operands(std::span<const Part<T>> parts, int64_t columns, int64_t dim, bool backward, FlashScratch<T>& scratch)
-      : parts_(parts), dim_(dim), gathered_(columns < kFewestKeys * static_cast<int64_t>(parts.size())) {
-    if (gathered_ && parts.size() > 1) {
-      Operand<T> all{0,
-                     columns,
-                     gather(parts, &KeyPiece<T>::k, columns, dim, scratch.keys),
-                     gather(parts, &KeyPiece<T>::v, columns, dim, scratch.values),
-                     {},
-                     {}};
-      if (backward) {
-        all.dk = {room(scratch.dk, columns * dim), dim};
-        all.dv = {room(scratch.dv, columns * dim), dim};
-        std::fill_n(all.dk.data, columns * dim, T{0});
-        std::fill_n(all.dv.data, columns * dim, T{0});
+  TileRuns(const QueryBlock<T>& block, std::span<const Part<T>> parts, int64_t columns)
+      : block_(block), parts_(parts), columns_(columns), all_(round_up(columns, tile_math<T>().lanes)) {
+    cut_ = columns != all_;
+    for (const Part<T>& part : parts) cut_ = cut_ || part.cut;
+  }
+
+  // For rows row, ..., row + n - 1 of the block.
+  void find(int64_t row, int64_t n) {
+    runs_.clear();
+    const int64_t lanes = tile_math<T>().lanes;
+    const Span queries = block_.positions.sub(row, n);
+    for (const Part<T>& part : parts_) {
+      const Run seen = part.cut ? part.seen_by(queries) : Run{part.column, part.column + part.count()};
+      if (seen.first == seen.past) continue;
+      const Run run{seen.first / lanes * lanes, round_up(seen.past, lanes)};
+      if (!runs_.empty() && run.first <= runs_.back().past) {
+        runs_.back().past = std::max(runs_.back().past, run.past);
+      } else {
+        runs_.push_back(run);
       }
-      list_.push_back(all);
-      return;
     }
-    gathered_ = false;
-    const auto from = [](const auto& rows, int64_t row) {
-      auto moved = rows;
-      moved.data = rows.at(row);
-      return moved;
-    };
-    for (const Part<T>& part : parts) {
-      const KeyPiece<T>& piece = *part.piece;
-      list_.push_back({part.column, part.count(), from(piece.k, part.first), from(piece.v, part.first), {}, {}});
-      if (backward) list_.back().dk = from(piece.dk, part.first), list_.back().dv = from(piece.dv, part.first);
+  }
+  const std::vector<Run>& runs() const { return runs_; }
+
+  // Hides what rows row, ..., row + n - 1 do not see of the runs.
+  void hide(int64_t row, int64_t n, T* scores, int64_t step) const {
+    if (!cut_) return;
+    for (int64_t r = 0; r < n; ++r) {
+      T* const line = scores + r * step;
+      const Span query = block_.positions.sub(row + r, 1);
+      for (const Run& run : runs_) {
+        int64_t from = run.first;  // hidden from here on
+        for (const Part<T>& part : parts_) {
+          if (part.column >= run.past || part.column + part.count() <= run.first) continue;
+          const Run seen = part.cut ? part.seen_by(query) : Run{part.column, part.column + part.count()};
+          if (seen.first == seen.past) continue;
+          const int64_t first = std::clamp(seen.first, run.first, run.past);
+          if (from < first) std::fill(line + from, line + first, -kInfinity<T>);
+          from = std::clamp(seen.past, run.first, run.past);
+        }
+        std::fill(line + from, line + run.past, -kInfinity<T>);
+      }
     }
   }
 
-  const std::vector<Operand<T>>& list() const { return list_; }
-  void scatter_gradients() const {
-    if (!gathered_) return;
-    scatter(parts_, &KeyPiece<T>::dk, dim_, list_[0].dk);
-    scatter(parts_, &KeyPiece<T>::dv, dim_, list_[0].dv);
+  // p and its gradient are 0 outside of the runs, where others read them.
+  void clear_rest(int64_t n, T* p, T* ds, int64_t step) const {
+    if (runs_.size() == 1 && runs_[0].first == 0 && runs_[0].past == all_) return;
+    for (int64_t r = 0; r < n; ++r) {
+      int64_t from = 0;
+      const auto clear = [&](int64_t past) {
+        std::fill(p + r * step + from, p + r * step + past, T{0});
+        std::fill(ds + r * step + from, ds + r * step + past, T{0});
+      };
+      for (const Run& run : runs_) {
+        clear(run.first);
+        from = run.past;
+      }
+      clear(all_);
+    }
   }
 
  private:
-  static constexpr int64_t kFewestKeys = 64;  // of a part, on average
+  const QueryBlock<T>& block_;
   std::span<const Part<T>> parts_;
-  int64_t dim_;
-  bool gathered_;
-  std::vector<Operand<T>> list_;
+  int64_t columns_, all_;
+  bool cut_;
+  std::vector<Run> runs_;
 };
-
-// -inf where a band hides the pair.
-template <typename T>
-void hide(const QueryBlock<T>& block, std::span<const Part<T>> parts, int64_t columns, T* scores) {
-  for (const Part<T>& part : parts) {
-    if (!part.cut) continue;
-    for (int64_t i = 0; i < block.count; ++i) {
-      const Span seen = keys_seen(block.positions.sub(i, 1), part.piece->positions, part.piece->band);
-      const int64_t first = std::clamp(seen.begin, part.first, part.past) - part.first;
-      const int64_t past = std::clamp(seen.begin + seen.count, part.first, part.past) - part.first;
-      T* const row = scores + i * columns + part.column;
-      std::fill(row, row + first, -kInfinity<T>);
-      std::fill(row + past, row + part.count(), -kInfinity<T>);
-    }
-  }
-}
 
 }  // namespace
 
 template <typename T>
 void flash_forward(const QueryBlock<T>& block, std::span<const KeyPiece<T>> pieces, int64_t dim, T scale,
                    FlashScratch<T>& scratch) {
-  const int64_t rows = block.count;
-  T* const out = room(scratch.out, rows * dim);
-  T* const maximum = room(scratch.maximum, rows);
-  T* const sum = room(scratch.sum, rows);
-  for (int64_t i = 0; i < rows; ++i) {
-    maximum[i] = block.lse[i * block.lse_step];
-    sum[i] = maximum[i] == -kInfinity<T> ? 0 : 1;
-    std::copy_n(block.out.at(i), dim, out + i * dim);
+  const TileMath<T>& math = tile_math<T>();
+  const auto heads = static_cast<int64_t>(block.heads.size());
+  const int64_t count = block.count, rows = round_up(count, math.rows), width = round_up(dim, math.lanes);
+  const int64_t step = round_up(kMostKeys, math.panel);
+  T* const q = room(scratch.q, heads * rows * width);
+  T* const out = zeros(scratch.out, heads * rows * width);
+  T* const maximum = room(scratch.per_row, 2 * heads * rows);
+  T* const sum = maximum + heads * rows;
+  T* const scores = room(scratch.scores, math.rows * step);
+  std::vector<T> keep(static_cast<size_t>(math.rows));
+  for (int64_t h = 0; h < heads; ++h) {
+    const QueryRows<T>& head = block.heads[static_cast<size_t>(h)];
+    math.copy(head.q, count, dim, scale, q + h * rows * width, width);
+    for (int64_t i = 0; i < count; ++i) {
+      const T lse = head.lse[i * head.lse_step];
+      maximum[h * rows + i] = lse;
+      sum[h * rows + i] = lse == -kInfinity<T> ? 0 : 1;
+      if (lse != -kInfinity<T>) std::copy_n(head.out.at(i), dim, out + (h * rows + i) * width);
+    }
+    std::fill(q + (h * rows + count) * width, q + (h + 1) * rows * width, T{0});
+    std::fill(maximum + h * rows + count, maximum + (h + 1) * rows, -kInfinity<T>);
+    std::fill(sum + h * rows + count, sum + (h + 1) * rows, T{0});
   }
+  T* const k = room(scratch.k_columns, step * dim);
+  T* const v = room(scratch.v, step * width);
   for_each_chunk(block, pieces, [&](std::span<const Part<T>> parts, int64_t columns) {
-    T* const scores = room(scratch.scores, rows * columns);
-    const Operands<T> operands(parts, columns, dim, false, scratch);
-    for (const Operand<T>& o : operands.list()) {
-      gemm<T>('N', 'T', rows, o.count, dim, scale, block.q.data, block.q.step, o.k.data, o.k.step, 0, scores + o.column,
-              columns);
+    for (const Part<T>& part : parts) {
+      math.transpose(from_row(part.piece->k, part.first), part.count(), dim, k, part.column);
+      math.copy(from_row(part.piece->v, part.first), part.count(), dim, 1, v + part.column * width, width);
     }
-    hide(block, parts, columns, scores);
-    for (int64_t i = 0; i < rows; ++i) {
-      T* const row = scores + i * columns;
-      const T most = row_max(row, columns, maximum[i]);
-      const T shift = most == -kInfinity<T> ? 0 : most;
-      const T kept = std::exp(maximum[i] - shift);
-      sum[i] = sum[i] * kept + row_exp(row, columns, shift);
-      if (kept != 1) {
-        for (int64_t d = 0; d < dim; ++d) out[i * dim + d] *= kept;
+    const int64_t padded = round_up(columns, math.lanes);
+    clear_columns(k, dim, columns, padded);
+    std::fill(v + columns * width, v + padded * width, T{0});
+    TileRuns<T> tile(block, parts, columns);
+    for (int64_t i = 0; i < rows; i += math.rows) {
+      const int64_t n = std::min(math.rows, count - i);
+      tile.find(i, n);
+      if (tile.runs().empty()) continue;
+      for (int64_t h = 0; h < heads; ++h) {
+        const int64_t row = h * rows + i;
+        for (const Run& run : tile.runs()) math.scores(q + row * width, width, k, dim, run, scores, step);
+        tile.hide(i, n, scores, step);
+        math.softmax(scores, step, tile.runs().data(), static_cast<int64_t>(tile.runs().size()), maximum + row,
+                     sum + row, keep.data());
+        const T* factor = keep.data();
+        for (const Run& run : tile.runs()) {
+          math.add_product(scores + run.first, step, 1, v + run.first * width, width, run.past - run.first,
+                           out + row * width, width, width, factor);
+          factor = nullptr;
+        }
       }
-      maximum[i] = most;
-    }
-    for (const Operand<T>& o : operands.list()) {
-      gemm<T>('N', 'N', rows, dim, o.count, 1, scores + o.column, columns, o.v.data, o.v.step, 1, out, dim);
     }
   });
-  for (int64_t i = 0; i < rows; ++i) {
-    if (sum[i] == 0) continue;  // no key so far
-    block.lse[i * block.lse_step] = maximum[i] + std::log(sum[i]);
-    const T share = 1 / sum[i];
-    for (int64_t d = 0; d < dim; ++d) block.out.at(i)[d] = out[i * dim + d] * share;
+  for (int64_t h = 0; h < heads; ++h) {
+    const QueryRows<T>& head = block.heads[static_cast<size_t>(h)];
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t row = h * rows + i;
+      if (sum[row] == 0) continue;  // no key so far
+      head.lse[i * head.lse_step] = maximum[row] + std::log(sum[row]);
+      const T share = 1 / sum[row];
+      for (int64_t d = 0; d < dim; ++d) head.out.at(i)[d] = out[row * width + d] * share;
+    }
   }
 }
+
+namespace {
+
+// Query rows whose scores are held at once in the backward: few enough for the second cache, many enough for dk and dv
+// to be read and written seldom.
+constexpr int64_t kRowsHeld = 48;
+
+// The register tiles of query rows, of those that are held, that see something of a register tile of keys.
+struct Seen {
+  int64_t first = kRowsHeld, past = 0;
+};
+
+}  // namespace
 
 template <typename T>
 void flash_backward(const QueryBlock<T>& block, std::span<const KeyPiece<T>> pieces, int64_t dim, T scale,
                     FlashScratch<T>& scratch) {
-  const int64_t rows = block.count;
-  for_each_chunk(block, pieces, [&](std::span<const Part<T>> parts, int64_t columns) {
-    T* const p = room(scratch.scores, rows * columns);
-    T* const ds = room(scratch.gradients, rows * columns);
-    const Operands<T> operands(parts, columns, dim, true, scratch);
-    for (const Operand<T>& o : operands.list()) {
-      gemm<T>('N', 'T', rows, o.count, dim, scale, block.q.data, block.q.step, o.k.data, o.k.step, 0, p + o.column,
-              columns);
-      gemm<T>('N', 'T', rows, o.count, dim, 1, block.dout.data, block.dout.step, o.v.data, o.v.step, 0, ds + o.column,
-              columns);
-    }
-    hide(block, parts, columns, p);
+  const TileMath<T>& math = tile_math<T>();
+  const auto heads = static_cast<int64_t>(block.heads.size());
+  const int64_t count = block.count, rows = round_up(count, math.rows), width = round_up(dim, math.lanes);
+  const int64_t step = round_up(kMostKeys, math.panel) + round_up(math.rows, math.lanes);
+  T* const q = zeros(scratch.q, heads * rows * width);
+  T* const dout = zeros(scratch.dout, heads * rows * width);
+  T* const dq = zeros(scratch.out, heads * rows * width);
+  T* const lse = room(scratch.per_row, 2 * heads * rows);
+  T* const delta = lse + heads * rows;
+  for (int64_t h = 0; h < heads; ++h) {
+    const QueryRows<T>& head = block.heads[static_cast<size_t>(h)];
+    math.copy(head.q, count, dim, scale, q + h * rows * width, width);
+    math.copy(head.dout, count, dim, 1, dout + h * rows * width, width);
     for (int64_t i = 0; i < rows; ++i) {
-      row_gradient(p + i * columns, ds + i * columns, columns, block.lse[i * block.lse_step],
-                   block.delta[i * block.delta_step]);
+      lse[h * rows + i] = i < count ? head.lse[i * head.lse_step] : kInfinity<T>;
+      delta[h * rows + i] = i < count ? head.delta[i * head.delta_step] : 0;
     }
-    for (const Operand<T>& o : operands.list()) {
-      gemm<T>('N', 'N', rows, dim, o.count, scale, ds + o.column, columns, o.k.data, o.k.step, 1, block.dq.data,
-              block.dq.step);
-      gemm<T>('T', 'N', o.count, dim, rows, scale, ds + o.column, columns, block.q.data, block.q.step, 1, o.dk.data,
-              o.dk.step);
-      gemm<T>('T', 'N', o.count, dim, rows, 1, p + o.column, columns, block.dout.data, block.dout.step, 1, o.dv.data,
-              o.dv.step);
+  }
+  T* const p = room(scratch.scores, kRowsHeld * step);
+  T* const ds = room(scratch.gradients, kRowsHeld * step);
+  T* const k = room(scratch.k, step * width);
+  T* const k_columns = room(scratch.k_columns, step * dim);
+  T* const v_columns = room(scratch.v_columns, step * dim);
+  std::vector<Seen> seen;
+  for_each_chunk(block, pieces, [&](std::span<const Part<T>> parts, int64_t columns) {
+    const int64_t tiles = ceil_div(columns, math.rows);
+    T* const dk = zeros(scratch.dk, tiles * math.rows * width);
+    T* const dv = zeros(scratch.dv, tiles * math.rows * width);
+    for (const Part<T>& part : parts) {
+      const StoredRows keys = from_row(part.piece->k, part.first);
+      math.copy(keys, part.count(), dim, 1, k + part.column * width, width);
+      math.transpose(keys, part.count(), dim, k_columns, part.column);
+      math.transpose(from_row(part.piece->v, part.first), part.count(), dim, v_columns, part.column);
     }
-    operands.scatter_gradients();
+    const int64_t padded = round_up(columns, math.lanes);
+    std::fill(k + columns * width, k + padded * width, T{0});
+    clear_columns(k_columns, dim, columns, padded);
+    clear_columns(v_columns, dim, columns, padded);
+    TileRuns<T> tile(block, parts, columns);
+    for (int64_t h = 0; h < heads; ++h) {
+      for (int64_t held = 0; held < rows; held += kRowsHeld) {
+        const int64_t past = std::min(rows, held + kRowsHeld);
+        seen.assign(static_cast<size_t>(tiles), {});
+        for (int64_t i = held; i < past; i += math.rows) {
+          const int64_t n = std::min(math.rows, count - i), row = h * rows + i;
+          T *const p_rows = p + (i - held) * step, *const ds_rows = ds + (i - held) * step;
+          tile.find(i, n);
+          for (const Run& run : tile.runs()) {
+            math.scores(q + row * width, width, k_columns, dim, run, p_rows, step);
+            math.scores(dout + row * width, width, v_columns, dim, run, ds_rows, step);
+          }
+          tile.hide(i, n, p_rows, step);
+          math.gradient(p_rows, ds_rows, step, tile.runs().data(), static_cast<int64_t>(tile.runs().size()), lse + row,
+                        delta + row);
+          tile.clear_rest(math.rows, p_rows, ds_rows, step);
+          for (const Run& run : tile.runs()) {
+            math.add_product(ds_rows + run.first, step, 1, k + run.first * width, width, run.past - run.first,
+                             dq + row * width, width, width, nullptr);
+            for (int64_t t = run.first / math.rows; t < std::min(tiles, ceil_div(run.past, math.rows)); ++t) {
+              Seen& rows_seeing = seen[static_cast<size_t>(t)];
+              rows_seeing = {std::min(rows_seeing.first, i - held), std::max(rows_seeing.past, i - held + math.rows)};
+            }
+          }
+        }
+        for (int64_t t = 0; t < tiles; ++t) {
+          const auto [first, last] = seen[static_cast<size_t>(t)];
+          if (first >= last) continue;
+          const int64_t from = first * step + t * math.rows, to = t * math.rows * width;
+          const int64_t row = (h * rows + held + first) * width;
+          math.add_product(p + from, 1, step, dout + row, width, last - first, dv + to, width, width, nullptr);
+          math.add_product(ds + from, 1, step, q + row, width, last - first, dk + to, width, width, nullptr);
+        }
+      }
+    }
+    for (const Part<T>& part : parts) {
+      for (int64_t j = 0; j < part.count(); ++j) {
+        T *const to_k = part.piece->dk.at(part.first + j), *const to_v = part.piece->dv.at(part.first + j);
+        const T *const from_k = dk + (part.column + j) * width, *const from_v = dv + (part.column + j) * width;
+        for (int64_t d = 0; d < dim; ++d) to_k[d] += from_k[d];
+        for (int64_t d = 0; d < dim; ++d) to_v[d] += from_v[d];
+      }
+    }
   });
+  for (int64_t h = 0; h < heads; ++h) {
+    for (int64_t i = 0; i < count; ++i) {
+      T* const to = block.heads[static_cast<size_t>(h)].dq.at(i);
+      const T* const from = dq + (h * rows + i) * width;
+      for (int64_t d = 0; d < dim; ++d) to[d] += scale * from[d];
+    }
+  }
 }
 
 template void flash_forward(const QueryBlock<float>&, std::span<const KeyPiece<float>>, int64_t, float,

@@ -1,15 +1,17 @@
-// Flash attention on CPU for one block of query rows of one head: its keys may be gathered from any number of pieces of
-// storage, strided, each cut by a band. Pointers only; the caller cuts the work and gives it to threads. Used by
-// kernels/aten_kernel.cc.
+// Flash attention on CPU for a block of query rows of one head, or of several heads that share their keys: the keys may
+// be gathered from any number of pieces of storage, strided, each cut by a band. Pointers only; the caller cuts the
+// work and gives it to threads. Used by kernels/aten_kernel.cc.
 //
 // FlashAttention 2 (arXiv 2307.08691, algorithms 1 and 2), with the running out and lse as its state, so that nothing
-// is merged afterwards.
+// is merged afterwards. Keys are packed once for all rows of a call, a chunk at a time, and the scores of a few rows
+// with a chunk stay in the first cache (tile_math.h has the products).
 #pragma once
 
 #include <cstdint>
 #include <span>
 #include <vector>
 
+#include "attention/cpu_flash/tile_math.h"
 #include "attention/pattern/span.h"
 
 namespace annulus {
@@ -23,40 +25,46 @@ struct Rows {
   T* at(int64_t i) const { return data + i * step; }
 };
 
+// Rows of one query head. q and dout: float, bf16 or fp16 where T is float, double where it is double.
 template <typename T>
-struct QueryBlock {
-  int64_t count = 0;
-  Span positions;
-  Rows<const T> q;
+struct QueryRows {
+  StoredRows q;
   T* lse = nullptr;  // `count` values, lse_step apart
   int64_t lse_step = 1;
   Rows<T> out;  // forward: state; together with lse
   // Backward.
-  Rows<const T> dout;
+  StoredRows dout;
   const T* delta = nullptr;  // rowsum(dout * out), delta_step apart
   int64_t delta_step = 1;
   Rows<T> dq;  // added to
 };
 
 template <typename T>
+struct QueryBlock {
+  int64_t count = 0;  // rows of each head, at most kMostRows
+  Span positions;     // of these rows
+  std::vector<QueryRows<T>> heads;
+};
+
+template <typename T>
 struct KeyPiece {
   Span positions;
   Band band;
-  Rows<const T> k, v;
+  StoredRows k, v;
   Rows<T> dk, dv;  // backward: added to
 };
 
-// What one thread needs besides: at most kMostRows x kMostKeys scores and as many of their gradients, and kMostKeys
-// rows of keys, values and gradients. Grows to what is needed and stays.
+// What one thread needs besides. It grows to what is needed and stays: for H heads at once, of dim D, about
+// H (2 kMostRows D) + 3 kMostKeys D elements forward and H (3 kMostRows D) + 7 kMostKeys D backward, and the scores of
+// a few rows.
 template <typename T>
 struct FlashScratch {
-  std::vector<T> scores, gradients, out, keys, values, dk, dv, maximum, sum;
+  std::vector<T> q, dout, out, per_row, scores, gradients, k, v, k_columns, v_columns, dk, dv;
 };
-constexpr int64_t kMostRows = 256;
-constexpr int64_t kMostKeys = 512;
+constexpr int64_t kMostRows = 1024;
+constexpr int64_t kMostKeys = 256;
 
-// Updates block.out and block.lse by all keys of `pieces`. block.count <= kMostRows. Keys and values behind a band must
-// be finite.
+// Updates out and lse of all rows by all keys of `pieces`. Keys and values behind a band must be finite.
 template <typename T>
 void flash_forward(const QueryBlock<T>& block, std::span<const KeyPiece<T>> pieces, int64_t dim, T scale,
                    FlashScratch<T>& scratch);

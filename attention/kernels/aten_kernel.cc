@@ -1,5 +1,6 @@
-// The aten kernel: flash attention on CPU (flash.h) on LibTorch's matrix products. This file cuts a step's tiles into
-// blocks of query rows and gives these to threads. bf16 and fp16 are computed in fp32.
+// The aten kernel: flash attention on CPU (flash.h) over LibTorch's tensors. This file cuts a step's tiles into blocks
+// of query rows and gives these to threads. bf16 and fp16 are computed in fp32, to which they are widened as they are
+// packed.
 //
 // Tiles with the same query rows are computed together (tile_groups.h): the cost of a pattern is that of its pairs,
 // however scattered its keys. Dropout, and bands over keys or values that are not finite (0 x inf would leak from
@@ -18,7 +19,6 @@
 #include <utility>
 
 #include "attention/cpu_flash/flash.h"
-#include "attention/cpu_flash/gemm.h"
 #include "attention/kernels/kernel_makers.h"
 #include "attention/tiles/dense.h"
 #include "attention/tiles/dense_tiles.h"
@@ -31,36 +31,34 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// Rows of one head of a [batch, rows, heads, D] tensor.
+// Rows of one head of a [batch, rows, heads, D] tensor, to be read.
+StoredRows stored_rows(const at::Tensor& tensor, int64_t batch, int64_t head, const Span& rows) {
+  const at::ScalarType type = tensor.scalar_type();
+  const int64_t first = batch * tensor.stride(0) + head * tensor.stride(2) + rows.begin * tensor.stride(1);
+  return {static_cast<const char*>(tensor.const_data_ptr()) + first * tensor.element_size(),
+          tensor.stride(1) * rows.stride,
+          type == at::kDouble     ? Storage::kDouble
+          : type == at::kBFloat16 ? Storage::kBFloat16
+          : type == at::kHalf     ? Storage::kHalf
+                                  : Storage::kFloat};
+}
+
+// The same, to be written.
 template <typename T>
 Rows<T> head_rows(const at::Tensor& tensor, int64_t batch, int64_t head, const Span& rows) {
   T* const data = static_cast<T*>(tensor.data_ptr());
-  if (rows.count > 1 && tensor.stride(1) * rows.stride > std::numeric_limits<int>::max()) {
-    throw Error(
-        ErrorKind::kUnavailable, "kernel",
-        "rows " + std::to_string(tensor.stride(1) * rows.stride) +
-            " elements apart are beyond what matrix products on CPUs can address; use kernel = \"reference\", a "
-            "smaller dilation rate, or more ranks");
-  }
   return {data + batch * tensor.stride(0) + head * tensor.stride(2) + rows.begin * tensor.stride(1),
-          std::max(tensor.stride(1) * rows.stride, tensor.size(3))};
-}
-template <typename T>
-Rows<const T> const_rows(const Rows<T>& rows) {
-  return {rows.data, rows.step};
+          tensor.stride(1) * rows.stride};
 }
 
-// In dtype `type`, with rows that a matrix product takes as they lie.
-at::Tensor prepared(const at::Tensor& tensor, at::ScalarType type) {
-  const at::Tensor t = tensor.to(type);
-  const bool fits = t.stride(3) == 1 && (t.size(1) < 2 || t.stride(1) >= t.size(3));
-  return fits ? t : t.contiguous();
-}
+// With elements of a row side by side.
+at::Tensor prepared(const at::Tensor& tensor) { return tensor.stride(3) == 1 ? tensor : tensor.contiguous(); }
 
-// A block of query rows of one head, and its keys.
+// A block of query rows of some heads that share their keys.
 struct Item {
   const TileGroup* group;
-  int64_t batch, head;
+  int64_t batch;
+  Span heads;
   Span rows;  // indices into the group's query rows
 };
 
@@ -77,7 +75,6 @@ void for_each_in_parallel(int64_t n, int64_t threads, std::vector<FlashScratch<T
   threads = std::min(n, threads);
   if (static_cast<int64_t>(scratch.size()) < threads) scratch.resize(static_cast<size_t>(threads));
   if (threads == 1) {
-    const SerialProducts serial;
     for (int64_t i = 0; i < n; ++i) work(static_cast<size_t>(i), scratch[0]);
     return;
   }
@@ -94,28 +91,30 @@ class AtenKernel : public Kernel {
  public:
   void begin_forward(const at::Tensor& q, const KernelCall& call) override {
     call_ = call;
-    q_ = prepared(q, kType);
-    out_ = at::zeros(q.sizes(), q_.options());
-    lse_ = at::full({q.size(0), q.size(2), q.size(1)}, -kInfinity, q_.options());
+    q_ = prepared(q);
+    out_ = at::zeros(q.sizes(), q_.options().dtype(kType));
+    lse_ = at::full({q.size(0), q.size(2), q.size(1)}, -kInfinity, out_.options());
   }
 
   void forward(const KeyBlock& keys, std::span<const Tile> tiles, const Poll& poll) override {
     load(keys);
     for (const Tile& tile : tiles) {
-      if (is_dense(tile)) dense_tile_forward(q_, keys_, tile, call_, out_, lse_, poll);
+      if (is_dense(tile)) dense_tile_forward(q_.to(kType), widened_keys(), tile, call_, out_, lse_, poll);
     }
     constexpr bool kApart = true;  // blocks of a wave run at the same time: no two may hold the same row
     for_each_wave(tiles, 4, kApart, poll, [&](const std::vector<Item>& wave, double flops) {
       RECORD_FUNCTION(kForwardRecord, std::vector<c10::IValue>{});
-      for_each_in_parallel<T>(static_cast<int64_t>(wave.size()), threads_for(flops), scratch_,
-                              [&](size_t i, FlashScratch<T>& scratch) {
-                                const Item& item = wave[i];
-                                std::vector<KeyPiece<T>> pieces;
-                                for (const Tile& tile : item.group->tiles) pieces.push_back(piece_of(item, tile));
-                                QueryBlock<T> block = block_of(item);
-                                block.out = head_rows<T>(out_, item.batch, item.head, rows_of(item));
-                                flash_forward<T>(block, pieces, q_.size(3), static_cast<T>(call_.scale), scratch);
-                              });
+      for_each_in_parallel<T>(
+          static_cast<int64_t>(wave.size()), threads_for(flops), scratch_, [&](size_t i, FlashScratch<T>& scratch) {
+            const Item& item = wave[i];
+            std::vector<KeyPiece<T>> pieces;
+            for (const Tile& tile : item.group->tiles) pieces.push_back(piece_of(item, tile));
+            QueryBlock<T> block = block_of(item);
+            for (int64_t h = 0; h < item.heads.count; ++h) {
+              block.heads[static_cast<size_t>(h)].out = head_rows<T>(out_, item.batch, item.heads.at(h), rows_of(item));
+            }
+            flash_forward<T>(block, pieces, q_.size(3), static_cast<T>(call_.scale), scratch);
+          });
     });
   }
 
@@ -127,13 +126,13 @@ class AtenKernel : public Kernel {
   void begin_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& out, const at::Tensor& lse,
                       const KernelCall& call) override {
     call_ = call;
-    q_ = prepared(q, kType);
-    dout_ = prepared(dout, kType);
-    out_ = out.to(kType);
+    q_ = prepared(q);
+    dout_ = prepared(dout);
+    out_ = out;
     // exp(score - lse) must be 0 in rows without keys.
     lse_ = lse.to(kType).masked_fill(lse.eq(-kInfinity), kInfinity);
-    delta_ = (dout_ * out_).sum(-1).transpose(1, 2).contiguous();
-    dq_ = at::zeros(q.sizes(), q_.options());
+    delta_ = (dout_.to(kType) * out_).sum(-1).transpose(1, 2).contiguous();
+    dq_ = at::zeros(q.sizes(), q_.options().dtype(kType));
   }
 
   void backward(const KeyBlock& keys, const KeyBlock& grads, std::span<const Tile> tiles, const Poll& poll) override {
@@ -141,7 +140,8 @@ class AtenKernel : public Kernel {
     load(keys);
     for (const Tile& tile : tiles) {
       if (!is_dense(tile)) continue;
-      const int64_t held = dense_tile_backward({dout_, q_, out_, lse_}, keys_, grads, tile, call_, dq_, poll);
+      const DenseQueries queries{dout_.to(kType), q_.to(kType), out_.to(kType), lse_};
+      const int64_t held = dense_tile_backward(queries, widened_keys(), grads, tile, call_, dq_, poll);
       peak_result_elements_ = std::max(peak_result_elements_, held);
     }
     for_each_wave(tiles, 10, false, poll,
@@ -160,12 +160,8 @@ class AtenKernel : public Kernel {
     std::vector<Charge> charges = {{"dq", queries, When::kBackward}, {"lse and delta", 2 * lse, When::kBackward}};
     add_dense_charges(size, wide, charges);
     if (size.type == kType) return charges;
-    // A block's keys and values are converted while those of the block before are still there.
-    const int64_t keys = std::min<int64_t>(2, size.blocks) * size.key_elements() * wide;
-    charges.push_back({"q and out, converted", 2 * queries, When::kForward});
-    charges.push_back({"keys and values, converted", keys, When::kForward});
-    charges.push_back({"q, out and dout, converted", 3 * queries, When::kBackward});
-    charges.push_back({"keys and values, converted", keys, When::kBackward});
+    charges.push_back({"out, in fp32", queries, When::kForward});
+    charges.push_back({"dout and its product with out, in fp32", 2 * queries, When::kBackward});
     return charges;
   }
 
@@ -177,9 +173,10 @@ class AtenKernel : public Kernel {
   static constexpr size_t kMostGroups = 256;  // in a wave
 
   void load(const KeyBlock& keys) {
-    keys_ = {prepared(keys.k, kType), prepared(keys.v, kType), keys.batch, keys.heads};
+    keys_ = {prepared(keys.k), prepared(keys.v), keys.batch, keys.heads};
     finite_ = Finite::kUnknown;
   }
+  KeyBlock widened_keys() const { return {keys_.k.to(kType), keys_.v.to(kType), keys_.batch, keys_.heads}; }
   bool loaded_is_finite() {
     if (finite_ == Finite::kUnknown) finite_ = all_finite(keys_.k) && all_finite(keys_.v) ? Finite::kYes : Finite::kNo;
     return finite_ == Finite::kYes;
@@ -216,28 +213,44 @@ class AtenKernel : public Kernel {
       if (apart && (held.size() == kMostGroups || std::any_of(held.begin(), held.end(), meets))) flush();
       const Tile& tile = group.tiles[0];
       const int64_t rows = rows_at_once(group, kMostRows), count = tile.query_rows.count;
-      const auto take = [&](int64_t first, int64_t b, int64_t h) {
+      const auto take = [&](int64_t first, int64_t b, const Span& heads) {
         const Span block = Span::range(first, std::min(count, first + rows));
-        const double work = pair * static_cast<double>(block.count * keys_of(group, block));
+        const double work = pair * static_cast<double>(block.count * keys_of(group, block) * heads.count);
         if (work == 0) return;
         if (held.empty() || held.back() != &group) held.push_back(&group);
-        wave.push_back({&group, tile.batch.at(b), tile.heads.at(h), block});
+        wave.push_back({&group, tile.batch.at(b), heads, block});
         flops += work;
         if (flops >= most) flush();
       };
+      const std::vector<Span> sets = heads_together(tile.heads, std::max<int64_t>(1, 2 * kMostRows / rows));
       for (int64_t b = 0; b < tile.batch.count; ++b) {
         if (heads_apart) {
           for (int64_t i = 0; i < count; i += rows) {
-            for (int64_t h = 0; h < tile.heads.count; ++h) take(i, b, h);
+            for (const Span& heads : sets) take(i, b, heads);
           }
         } else {
-          for (int64_t h = 0; h < tile.heads.count; ++h) {
-            for (int64_t i = 0; i < count; i += rows) take(i, b, h);
+          for (const Span& heads : sets) {
+            for (int64_t i = 0; i < count; i += rows) take(i, b, heads);
           }
         }
       }
     }
     flush();
+  }
+
+  // In sets of at most `most` that share their keys, which are packed once for a set.
+  std::vector<Span> heads_together(const Span& heads, int64_t most) const {
+    std::vector<Span> sets;
+    for (int64_t h = 0; h < heads.count; ++h) {
+      const bool joins =
+          !sets.empty() && sets.back().count < most && sets.back().begin / call_.group == heads.at(h) / call_.group;
+      if (joins) {
+        ++sets.back().count;
+      } else {
+        sets.push_back(heads.sub(h, 1));
+      }
+    }
+    return sets;
   }
 
   static int64_t keys_of(const TileGroup& group, const Span& rows) {
@@ -251,23 +264,26 @@ class AtenKernel : public Kernel {
 
   QueryBlock<T> block_of(const Item& item) const {
     const Span rows = rows_of(item);
-    QueryBlock<T> block;
-    block.count = rows.count;
-    block.positions = members(item.group->tiles[0].query_positions, item.rows);
-    block.q = const_rows(head_rows<T>(q_, item.batch, item.head, rows));
-    block.lse = lse_.data_ptr<T>() + (item.batch * lse_.size(1) + item.head) * lse_.size(2) + rows.begin;
-    block.lse_step = rows.stride;
+    QueryBlock<T> block{rows.count, members(item.group->tiles[0].query_positions, item.rows), {}};
+    for (int64_t h = 0; h < item.heads.count; ++h) {
+      const int64_t head = item.heads.at(h);
+      QueryRows<T> of_head;
+      of_head.q = stored_rows(q_, item.batch, head, rows);
+      of_head.lse = lse_.data_ptr<T>() + (item.batch * lse_.size(1) + head) * lse_.size(2) + rows.begin;
+      of_head.lse_step = rows.stride;
+      block.heads.push_back(of_head);
+    }
     return block;
   }
 
   KeyPiece<T> piece_of(const Item& item, const Tile& tile) const {
     const int64_t b = indices_of({item.batch, 1, 1}, keys_.batch, "batch rows").begin;
-    const int64_t h = indices_of({item.head / call_.group, 1, 1}, keys_.heads, "kv heads").begin;
+    const int64_t h = indices_of({item.heads.begin / call_.group, 1, 1}, keys_.heads, "kv heads").begin;
     KeyPiece<T> piece;
     piece.positions = tile.key_positions;
     piece.band = tile.band;
-    piece.k = const_rows(head_rows<T>(keys_.k, b, h, tile.key_rows));
-    piece.v = const_rows(head_rows<T>(keys_.v, b, h, tile.key_rows));
+    piece.k = stored_rows(keys_.k, b, h, tile.key_rows);
+    piece.v = stored_rows(keys_.v, b, h, tile.key_rows);
     return piece;
   }
 
@@ -276,7 +292,7 @@ class AtenKernel : public Kernel {
   // but the first adds to a dq of its own.
   void run_backward(const std::vector<Item>& wave, int64_t threads, const KeyBlock& grads) {
     std::map<std::pair<int64_t, int64_t>, std::vector<size_t>> heads;  // batch row and kv head: its blocks
-    for (size_t i = 0; i < wave.size(); ++i) heads[{wave[i].batch, wave[i].head / call_.group}].push_back(i);
+    for (size_t i = 0; i < wave.size(); ++i) heads[{wave[i].batch, wave[i].heads.begin / call_.group}].push_back(i);
     const std::vector<std::pair<std::pair<int64_t, int64_t>, std::vector<size_t>>> lists(heads.begin(), heads.end());
     const auto count = static_cast<int64_t>(lists.size());
     const int64_t shares = ceil_div(threads, count);
@@ -288,14 +304,20 @@ class AtenKernel : public Kernel {
         const Item& item = wave[i];
         const Span rows = rows_of(item);
         QueryBlock<T> block = block_of(item);
-        block.dout = const_rows(head_rows<T>(dout_, item.batch, item.head, rows));
-        block.delta = delta_.data_ptr<T>() + (item.batch * delta_.size(1) + item.head) * delta_.size(2) + rows.begin;
-        block.delta_step = rows.stride;
-        block.dq = head_rows<T>(dq_, item.batch, item.head, rows);
+        T* own = nullptr;
         if (share > 0) {
           std::vector<T>& dq = partial[i * static_cast<size_t>(shares - 1) + static_cast<size_t>(share - 1)];
-          dq.resize(static_cast<size_t>(rows.count * q_.size(3)));
-          block.dq = {dq.data(), q_.size(3)};
+          dq.resize(static_cast<size_t>(item.heads.count * rows.count * q_.size(3)));
+          own = dq.data();
+        }
+        for (int64_t h = 0; h < item.heads.count; ++h) {
+          const int64_t head = item.heads.at(h);
+          QueryRows<T>& of_head = block.heads[static_cast<size_t>(h)];
+          of_head.dout = stored_rows(dout_, item.batch, head, rows);
+          of_head.delta = delta_.data_ptr<T>() + (item.batch * delta_.size(1) + head) * delta_.size(2) + rows.begin;
+          of_head.delta_step = rows.stride;
+          of_head.dq = own != nullptr ? Rows<T>{own + h * rows.count * q_.size(3), q_.size(3)}
+                                      : head_rows<T>(dq_, item.batch, head, rows);
         }
         const std::vector<KeyPiece<T>> pieces = pieces_of(item, grads, share, shares);
         flash_backward<T>(block, pieces, q_.size(3), static_cast<T>(call_.scale), scratch);
@@ -304,10 +326,12 @@ class AtenKernel : public Kernel {
     for (size_t p = 0; p < partial.size(); ++p) {
       if (partial[p].empty()) continue;
       const Item& item = wave[p / static_cast<size_t>(shares - 1)];
-      const Rows<T> dq = head_rows<T>(dq_, item.batch, item.head, rows_of(item));
       const T* from = partial[p].data();
-      for (int64_t i = 0; i < item.rows.count; ++i) {
-        for (int64_t d = 0; d < q_.size(3); ++d) dq.at(i)[d] += *from++;
+      for (int64_t h = 0; h < item.heads.count; ++h) {
+        const Rows<T> dq = head_rows<T>(dq_, item.batch, item.heads.at(h), rows_of(item));
+        for (int64_t i = 0; i < item.rows.count; ++i) {
+          for (int64_t d = 0; d < q_.size(3); ++d) dq.at(i)[d] += *from++;
+        }
       }
     }
   }
@@ -315,7 +339,7 @@ class AtenKernel : public Kernel {
   // Those pieces whose gradients belong to one of the shares: rows are dealt in runs of kMostKeys.
   std::vector<KeyPiece<T>> pieces_of(const Item& item, const KeyBlock& grads, int64_t share, int64_t shares) const {
     const int64_t b = indices_of({item.batch, 1, 1}, grads.batch, "batch rows").begin;
-    const int64_t h = indices_of({item.head / call_.group, 1, 1}, grads.heads, "kv heads").begin;
+    const int64_t h = indices_of({item.heads.begin / call_.group, 1, 1}, grads.heads, "kv heads").begin;
     std::vector<KeyPiece<T>> pieces;
     const auto add = [&](const Tile& tile) {
       pieces.push_back(piece_of(item, tile));
@@ -344,7 +368,7 @@ class AtenKernel : public Kernel {
 
   KernelCall call_;
   at::Tensor q_, out_, lse_, dout_, delta_, dq_;
-  KeyBlock keys_;  // in the dtype that is computed in
+  KeyBlock keys_;
   std::vector<FlashScratch<T>> scratch_;
   enum class Finite { kUnknown, kYes, kNo } finite_ = Finite::kUnknown;
 };

@@ -1,0 +1,356 @@
+// See tile_math.h.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "attention/cpu_flash/tile_math.cc"
+// versions.h comes first.
+// clang-format off
+#include "simd/versions.h"
+#include "simd/exponential-inl.h"
+// clang-format on
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+
+#include "attention/cpu_flash/tile_math.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace annulus {
+namespace tile_math_versions {
+namespace HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+using simd::HWY_NAMESPACE::exponential;
+
+template <typename T>
+using Tag = hn::ScalableTag<T>;
+template <typename T>
+using Vec = hn::Vec<Tag<T>>;
+template <typename T>
+constexpr int64_t kLanes = static_cast<int64_t>(hn::MaxLanes(Tag<T>()));
+
+// A register tile of kRows x 2 vectors leaves registers for the two vectors of the other side and a broadcast element.
+#if HWY_TARGET <= HWY_AVX3
+constexpr int kRows = 12;  // of 32 registers
+#else
+constexpr int kRows = 6;  // of 16
+#endif
+template <typename T>
+constexpr int64_t kPanel = 2 * kLanes<T>;
+
+// ---- Packing
+
+template <typename T, typename S>
+HWY_INLINE Vec<T> widened(const S* x) {
+  const Tag<T> d;
+  if constexpr (std::is_same_v<S, T>) {
+    return hn::LoadU(d, x);
+  } else if constexpr (std::is_same_v<S, hwy::bfloat16_t>) {
+    const hn::Rebind<uint16_t, Tag<T>> narrow;
+    const hn::Rebind<uint32_t, Tag<T>> wide;
+    const auto bits = hn::PromoteTo(wide, hn::LoadU(narrow, reinterpret_cast<const uint16_t*>(x)));
+    return hn::BitCast(d, hn::ShiftLeft<16>(bits));
+  } else {
+    return hn::PromoteTo(d, hn::LoadU(hn::Rebind<S, Tag<T>>(), x));
+  }
+}
+
+template <typename T, typename S>
+HWY_INLINE void copy_row(const S* x, int64_t dim, T scale, T* to, int64_t to_step) {
+  const Tag<T> d;
+  const auto s = hn::Set(d, scale);
+  int64_t i = 0;
+  for (; i + kLanes<T> <= dim; i += kLanes<T>) hn::StoreU(hn::Mul(s, widened<T>(x + i)), d, to + i);
+  if (i < dim) {
+    const auto rest = static_cast<size_t>(dim - i);
+    S some[kLanes<T>] = {};
+    T wide[kLanes<T>];
+    std::memcpy(some, x + i, rest * sizeof(S));
+    hn::StoreU(hn::Mul(s, widened<T>(some)), d, wide);
+    std::memcpy(to + i, wide, rest * sizeof(T));
+  }
+  std::fill(to + dim, to + to_step, T{0});
+}
+
+template <typename T, typename S>
+HWY_INLINE void copy_of(const StoredRows& x, int64_t n, int64_t dim, T scale, T* to, int64_t to_step) {
+  const S* from = static_cast<const S*>(x.data);
+  for (int64_t j = 0; j < n; ++j) copy_row(from + j * x.step, dim, scale, to + j * to_step, to_step);
+}
+
+// Four rows of fp32 as columns side by side; dim is a multiple of 4.
+HWY_INLINE void transpose_four(const float* const* x, int64_t dim, float* to, int64_t to_step) {
+#if HWY_TARGET == HWY_SCALAR
+  for (int64_t i = 0; i < dim; ++i) {
+    for (int j = 0; j < 4; ++j) to[i * to_step + j] = x[j][i];
+  }
+#else
+  const hn::FixedTag<float, 4> d;
+  for (int64_t i = 0; i < dim; i += 4) {
+    const auto a = hn::LoadU(d, x[0] + i), b = hn::LoadU(d, x[1] + i);
+    const auto c = hn::LoadU(d, x[2] + i), e = hn::LoadU(d, x[3] + i);
+    const auto ac = hn::InterleaveLower(d, a, c), be = hn::InterleaveLower(d, b, e);
+    const auto ac2 = hn::InterleaveUpper(d, a, c), be2 = hn::InterleaveUpper(d, b, e);
+    hn::StoreU(hn::InterleaveLower(d, ac, be), d, to + i * to_step);
+    hn::StoreU(hn::InterleaveUpper(d, ac, be), d, to + (i + 1) * to_step);
+    hn::StoreU(hn::InterleaveLower(d, ac2, be2), d, to + (i + 2) * to_step);
+    hn::StoreU(hn::InterleaveUpper(d, ac2, be2), d, to + (i + 3) * to_step);
+  }
+#endif
+}
+
+constexpr int64_t kWidened = 512;  // elements of a row that are widened at a time
+
+template <typename T, typename S>
+HWY_INLINE void transpose_of(const StoredRows& x, int64_t n, int64_t dim, T* panels, int64_t column) {
+  const S* const from = static_cast<const S*>(x.data);
+  HWY_ALIGN T wide[4][kWidened];
+  for (int64_t j = 0; j < n;) {
+    const int64_t at = column + j;
+    T* const to = panels + at / kPanel<T> * kPanel<T> * dim + at % kPanel<T>;
+    // Four rows whose columns are in one panel, since it has a multiple of four.
+    const bool four = std::is_same_v<T, float> && j + 4 <= n && at % 4 == 0 && kPanel<T> % 4 == 0;
+    const int64_t count = four ? 4 : 1;
+    for (int64_t begin = 0; begin < dim; begin += kWidened) {
+      const int64_t part = std::min(kWidened, dim - begin);
+      const T* rows[4];
+      for (int64_t r = 0; r < count; ++r) {
+        const S* const row = from + (j + r) * x.step + begin;
+        if constexpr (std::is_same_v<S, T>) {
+          rows[r] = row;
+        } else {
+          copy_row(row, part, T{1}, wide[r], part);
+          rows[r] = wide[r];
+        }
+      }
+      T* const target = to + begin * kPanel<T>;
+      int64_t done = 0;
+      if constexpr (std::is_same_v<T, float>) {
+        if (four) transpose_four(rows, done = part / 4 * 4, target, kPanel<T>);
+      }
+      for (; done < part; ++done) {
+        for (int64_t r = 0; r < count; ++r) target[done * kPanel<T> + r] = rows[r][done];
+      }
+    }
+    j += count;
+  }
+}
+
+void copy_double(const StoredRows& x, int64_t n, int64_t dim, double scale, double* to, int64_t to_step) {
+  copy_of<double, double>(x, n, dim, scale, to, to_step);
+}
+void copy_float(const StoredRows& x, int64_t n, int64_t dim, float scale, float* to, int64_t to_step) {
+  if (x.storage == Storage::kFloat) return copy_of<float, float>(x, n, dim, scale, to, to_step);
+  if (x.storage == Storage::kHalf) return copy_of<float, hwy::float16_t>(x, n, dim, scale, to, to_step);
+  copy_of<float, hwy::bfloat16_t>(x, n, dim, scale, to, to_step);
+}
+void transpose_double(const StoredRows& x, int64_t n, int64_t dim, double* panels, int64_t column) {
+  transpose_of<double, double>(x, n, dim, panels, column);
+}
+void transpose_float(const StoredRows& x, int64_t n, int64_t dim, float* panels, int64_t column) {
+  if (x.storage == Storage::kFloat) return transpose_of<float, float>(x, n, dim, panels, column);
+  if (x.storage == Storage::kHalf) return transpose_of<float, hwy::float16_t>(x, n, dim, panels, column);
+  transpose_of<float, hwy::bfloat16_t>(x, n, dim, panels, column);
+}
+
+// ---- Products
+
+// sums[r][v] += a[r * a_row + j * a_column] * b[j * b_step + v * lanes] over j < n. The loops over the tile are
+// unrolled whole, so that it stays in registers.
+template <int kVectors, typename T>
+HWY_INLINE void multiply(const T* HWY_RESTRICT a, int64_t a_row, int64_t a_column, const T* HWY_RESTRICT b,
+                         int64_t b_step, int64_t n, Vec<T> (&sums)[kRows][kVectors]) {
+  const Tag<T> d;
+  for (int64_t j = 0; j < n; ++j) {
+    Vec<T> side[kVectors];
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) side[v] = hn::LoadU(d, b + j * b_step + v * kLanes<T>);
+#pragma GCC unroll 12
+    for (int r = 0; r < kRows; ++r) {
+      const Vec<T> one = hn::Set(d, a[r * a_row + j * a_column]);
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v) sums[r][v] = hn::MulAdd(one, side[v], sums[r][v]);
+    }
+  }
+}
+
+template <int kVectors, typename T>
+HWY_INLINE void score_tile(const T* a, int64_t a_step, const T* panel, int64_t dim, T* s, int64_t s_step) {
+  const Tag<T> d;
+  Vec<T> sums[kRows][kVectors];
+#pragma GCC unroll 12
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) sums[r][v] = hn::Zero(d);
+  }
+  multiply<kVectors>(a, a_step, 1, panel, kPanel<T>, dim, sums);
+#pragma GCC unroll 12
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) hn::StoreU(sums[r][v], d, s + r * s_step + v * kLanes<T>);
+  }
+}
+
+template <typename T>
+void scores(const T* a, int64_t a_step, const T* panels, int64_t dim, Run run, T* s, int64_t s_step) {
+  for (int64_t c = run.first; c < run.past;) {
+    const int64_t within = c % kPanel<T>;
+    const T* const panel = panels + (c - within) * dim + within;
+    if (within == 0 && c + kPanel<T> <= run.past) {
+      score_tile<2>(a, a_step, panel, dim, s + c, s_step);
+      c += kPanel<T>;
+    } else {
+      score_tile<1>(a, a_step, panel, dim, s + c, s_step);
+      c += kLanes<T>;
+    }
+  }
+}
+
+template <int kVectors, typename T>
+HWY_INLINE void add_tile(const T* a, int64_t a_row, int64_t a_column, const T* b, int64_t b_step, int64_t n, T* c,
+                         int64_t c_step, const T* keep) {
+  const Tag<T> d;
+  Vec<T> sums[kRows][kVectors];
+#pragma GCC unroll 12
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) {
+      sums[r][v] = hn::LoadU(d, c + r * c_step + v * kLanes<T>);
+      if (keep != nullptr) sums[r][v] = hn::Mul(hn::Set(d, keep[r]), sums[r][v]);
+    }
+  }
+  multiply<kVectors>(a, a_row, a_column, b, b_step, n, sums);
+#pragma GCC unroll 12
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) hn::StoreU(sums[r][v], d, c + r * c_step + v * kLanes<T>);
+  }
+}
+
+template <typename T>
+void add_product(const T* a, int64_t a_row, int64_t a_column, const T* b, int64_t b_step, int64_t n, T* c,
+                 int64_t c_step, int64_t dim, const T* keep) {
+  int64_t i = 0;
+  for (; i + kPanel<T> <= dim; i += kPanel<T>) {
+    add_tile<2>(a, a_row, a_column, b + i, b_step, n, c + i, c_step, keep);
+  }
+  for (; i < dim; i += kLanes<T>) add_tile<1>(a, a_row, a_column, b + i, b_step, n, c + i, c_step, keep);
+}
+
+// ---- Rows of scores
+
+// The operand that may be NaN comes where a comparison with it gives the other.
+template <typename V>
+HWY_INLINE V larger(V x, V most) {
+  return hn::IfThenElse(hn::Gt(x, most), x, most);
+}
+
+// In four vectors: the comparisons of one would wait for each other.
+template <typename T>
+HWY_INLINE T most_of(const T* x, const Run* runs, int64_t count, T floor) {
+  const Tag<T> d;
+  auto a = hn::Set(d, floor), b = a, c = a, e = a;
+  for (const Run* run = runs; run != runs + count; ++run) {
+    int64_t i = run->first;
+    for (; i + 4 * kLanes<T> <= run->past; i += 4 * kLanes<T>) {
+      a = larger(hn::LoadU(d, x + i), a);
+      b = larger(hn::LoadU(d, x + i + kLanes<T>), b);
+      c = larger(hn::LoadU(d, x + i + 2 * kLanes<T>), c);
+      e = larger(hn::LoadU(d, x + i + 3 * kLanes<T>), e);
+    }
+    for (; i < run->past; i += kLanes<T>) a = larger(hn::LoadU(d, x + i), a);
+  }
+  return hn::GetLane(hn::MaxOfLanes(d, larger(larger(a, b), larger(c, e))));
+}
+
+// Two vectors at a time: an exponential is a chain of operations that wait for each other.
+template <typename T>
+HWY_INLINE T exponentials(T* x, const Run* runs, int64_t count, T shift) {
+  const Tag<T> d;
+  const auto s = hn::Set(d, shift);
+  auto sum = hn::Zero(d), sum2 = sum;
+  for (const Run* run = runs; run != runs + count; ++run) {
+    int64_t i = run->first;
+    for (; i + 2 * kLanes<T> <= run->past; i += 2 * kLanes<T>) {
+      const auto e = exponential(d, hn::Sub(hn::LoadU(d, x + i), s));
+      const auto f = exponential(d, hn::Sub(hn::LoadU(d, x + i + kLanes<T>), s));
+      hn::StoreU(e, d, x + i);
+      hn::StoreU(f, d, x + i + kLanes<T>);
+      sum = hn::Add(sum, e);
+      sum2 = hn::Add(sum2, f);
+    }
+    for (; i < run->past; i += kLanes<T>) {
+      const auto e = exponential(d, hn::Sub(hn::LoadU(d, x + i), s));
+      hn::StoreU(e, d, x + i);
+      sum = hn::Add(sum, e);
+    }
+  }
+  return hn::GetLane(hn::SumOfLanes(d, hn::Add(sum, sum2)));
+}
+
+template <typename T>
+void softmax(T* s, int64_t s_step, const Run* runs, int64_t count, T* maximum, T* sum, T* keep) {
+  constexpr T kInfinity = std::numeric_limits<T>::infinity();
+  for (int r = 0; r < kRows; ++r) {
+    T* const row = s + r * s_step;
+    const T most = most_of(row, runs, count, maximum[r]);
+    const T shift = most == -kInfinity ? 0 : most;
+    keep[r] = maximum[r] == most && most != -kInfinity ? T{1} : std::exp(maximum[r] - shift);
+    sum[r] = sum[r] * keep[r] + exponentials(row, runs, count, shift);
+    maximum[r] = most;
+  }
+}
+
+template <typename T>
+HWY_INLINE void gradient_step(T* p, T* ds, Vec<T> lse, Vec<T> delta) {
+  const Tag<T> d;
+  const auto e = exponential(d, hn::Sub(hn::LoadU(d, p), lse));
+  hn::StoreU(e, d, p);
+  hn::StoreU(hn::Mul(e, hn::Sub(hn::LoadU(d, ds), delta)), d, ds);
+}
+
+template <typename T>
+void gradient(T* p, T* ds, int64_t step, const Run* runs, int64_t count, const T* lse, const T* delta) {
+  const Tag<T> d;
+  for (int r = 0; r < kRows; ++r) {
+    const auto l = hn::Set(d, lse[r]), less = hn::Set(d, delta[r]);
+    T *const scores = p + r * step, *const gradients = ds + r * step;
+    for (const Run* run = runs; run != runs + count; ++run) {
+      int64_t i = run->first;
+      for (; i + 2 * kLanes<T> <= run->past; i += 2 * kLanes<T>) {
+        gradient_step(scores + i, gradients + i, l, less);
+        gradient_step(scores + i + kLanes<T>, gradients + i + kLanes<T>, l, less);
+      }
+      for (; i < run->past; i += kLanes<T>) gradient_step(scores + i, gradients + i, l, less);
+    }
+  }
+}
+
+constexpr TileMath<float> kFloat = {kRows,         kPanel<float>,      kLanes<float>,  copy_float,     transpose_float,
+                                    scores<float>, add_product<float>, softmax<float>, gradient<float>};
+constexpr TileMath<double> kDouble = {
+    kRows,          kPanel<double>,      kLanes<double>,  copy_double,     transpose_double,
+    scores<double>, add_product<double>, softmax<double>, gradient<double>};
+
+}  // namespace HWY_NAMESPACE
+}  // namespace tile_math_versions
+}  // namespace annulus
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace annulus {
+
+template <>
+const TileMath<float>& tile_math<float>() {
+  static const TileMath<float>& chosen = ANNULUS_VERSION(tile_math_versions, kFloat);
+  return chosen;
+}
+template <>
+const TileMath<double>& tile_math<double>() {
+  static const TileMath<double>& chosen = ANNULUS_VERSION(tile_math_versions, kDouble);
+  return chosen;
+}
+
+}  // namespace annulus
+#endif  // HWY_ONCE
