@@ -3,6 +3,7 @@
 # Room: the rooms that it may use. `tests`, `integration_tests` and `examples` may use all.
 ROOMS = {
     "benchmarks/program": [
+        "benchmarks/kernel",
         "benchmarks",
         "benchmarks/report",
         "launcher",
@@ -15,6 +16,16 @@ ROOMS = {
         "common",
     ],
     "benchmarks/report": [
+        "common",
+    ],
+    "benchmarks/kernel": [
+        "benchmarks",
+        "benchmarks/report",
+        "attention/execution",
+        "attention/pattern",
+        "attention/plan",
+        "comm/threads",
+        "simd",
         "common",
     ],
     "benchmarks": [
