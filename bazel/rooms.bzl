@@ -268,6 +268,7 @@ ROOMS = {
         "attention/plan",
         "attention/pattern",
         "memory",
+        "simd",
         "common",
     ],
     "attention/plan": [

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "attention/tiles/draws.h"
 #include "attention/tiles/tile_groups.h"
 
 namespace annulus {
@@ -137,6 +138,26 @@ class TileRuns {
     }
   }
 
+  // Multiplies rows row, ..., row + n - 1 by what dropout leaves of each pair, drawn to `factors` where `draw` is said
+  // and found there otherwise.
+  void drop(const QueryRows<T>& head, int64_t row, int64_t n, bool draw, T* scores, T* factors, int64_t step) const {
+    for (const Run& run : runs_) {
+      for (int64_t r = 0; r < n; ++r) {
+        T *const line = scores + r * step, *const of_pair = factors + r * step;
+        for (const Part<T>& part : parts_) {
+          const int64_t first = std::max(run.first, part.column), past = std::min(run.past, part.column + part.count());
+          if (first >= past) continue;
+          if (draw) {
+            const Span keys = part.piece->positions.sub(part.first + first - part.column, past - first);
+            draw_row(head.philox_key, block_.positions.at(row + r), keys, block_.drop_threshold, block_.kept,
+                     of_pair + first);
+          }
+          for (int64_t c = first; c < past; ++c) line[c] *= of_pair[c];
+        }
+      }
+    }
+  }
+
   // p and its gradient are 0 outside of the runs, where others read them.
   void clear_rest(int64_t n, T* p, T* ds, int64_t step) const {
     if (runs_.size() == 1 && runs_[0].first == 0 && runs_[0].past == all_) return;
@@ -176,6 +197,7 @@ void flash_forward(const QueryBlock<T>& block, std::span<const KeyPiece<T>> piec
   T* const maximum = room(scratch.per_row, 2 * heads * rows);
   T* const sum = maximum + heads * rows;
   T* const scores = room(scratch.scores, math.rows * step);
+  T* const factors = room(scratch.factors, math.rows * step);
   std::vector<T> keep(static_cast<size_t>(math.rows));
   for (int64_t h = 0; h < heads; ++h) {
     const QueryRows<T>& head = block.heads[static_cast<size_t>(h)];
@@ -211,6 +233,9 @@ void flash_forward(const QueryBlock<T>& block, std::span<const KeyPiece<T>> piec
         tile.hide(i, n, scores, step);
         math.softmax(scores, step, tile.runs().data(), static_cast<int64_t>(tile.runs().size()), maximum + row,
                      sum + row, keep.data());
+        if (block.drop_threshold > 0) {
+          tile.drop(block.heads[static_cast<size_t>(h)], i, n, true, scores, factors, step);
+        }
         const T* factor = keep.data();
         for (const Run& run : tile.runs()) {
           math.add_product(scores + run.first, step, 1, v + run.first * width, width, run.past - run.first,
@@ -268,6 +293,7 @@ void flash_backward(const QueryBlock<T>& block, std::span<const KeyPiece<T>> pie
   }
   T* const p = room(scratch.scores, kRowsHeld * step);
   T* const ds = room(scratch.gradients, kRowsHeld * step);
+  T* const factors = room(scratch.factors, math.rows * step);
   T* const k = room(scratch.k, step * width);
   T* const k_columns = room(scratch.k_columns, step * dim);
   T* const v_columns = room(scratch.v_columns, step * dim);
@@ -300,8 +326,12 @@ void flash_backward(const QueryBlock<T>& block, std::span<const KeyPiece<T>> pie
             math.scores(dout + row * width, width, v_columns, dim, run, ds_rows, step);
           }
           tile.hide(i, n, p_rows, step);
+          const QueryRows<T>& head = block.heads[static_cast<size_t>(h)];
+          const bool drops = block.drop_threshold > 0;
+          if (drops) tile.drop(head, i, n, true, ds_rows, factors, step);
           math.gradient(p_rows, ds_rows, step, tile.runs().data(), static_cast<int64_t>(tile.runs().size()), lse + row,
                         delta + row);
+          if (drops) tile.drop(head, i, n, false, p_rows, factors, step);  // as dv takes it
           tile.clear_rest(math.rows, p_rows, ds_rows, step);
           for (const Run& run : tile.runs()) {
             math.add_product(ds_rows + run.first, step, 1, k + run.first * width, width, run.past - run.first,

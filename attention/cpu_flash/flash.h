@@ -34,6 +34,7 @@ struct QueryRows {
   Rows<T> out;  // forward: state; together with lse
   // Backward.
   StoredRows dout;
+  uint64_t philox_key = 0;   // with dropout (dropout.h)
   const T* delta = nullptr;  // rowsum(dout * out), delta_step apart
   int64_t delta_step = 1;
   Rows<T> dq;  // added to
@@ -44,6 +45,9 @@ struct QueryBlock {
   int64_t count = 0;  // rows of each head, at most kMostRows
   Span positions;     // of these rows
   std::vector<QueryRows<T>> heads;
+  // Dropout of pairs (attention/tiles/draws.h): what the others are multiplied by, and where it ends; 0: none.
+  T kept = 1;
+  uint64_t drop_threshold = 0;
 };
 
 template <typename T>
@@ -59,7 +63,7 @@ struct KeyPiece {
 // a few rows.
 template <typename T>
 struct FlashScratch {
-  std::vector<T> q, dout, out, per_row, scores, gradients, k, v, k_columns, v_columns, dk, dv;
+  std::vector<T> q, dout, out, per_row, scores, gradients, factors, k, v, k_columns, v_columns, dk, dv;
 };
 constexpr int64_t kMostRows = 1024;
 constexpr int64_t kMostKeys = 256;

@@ -3,8 +3,8 @@
 // packed.
 //
 // Tiles with the same query rows are computed together (tile_groups.h): the cost of a pattern is that of its pairs,
-// however scattered its keys. Dropout, and bands over keys or values that are not finite (0 x inf would leak from
-// behind them), are computed densely in small blocks (dense_tiles.h).
+// however scattered its keys. Bands over keys or values that are not finite (0 x inf would leak from behind them) are
+// computed densely in small blocks (dense_tiles.h).
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/full.h>
@@ -158,7 +158,6 @@ class AtenKernel : public Kernel {
     const auto wide = static_cast<int64_t>(sizeof(T));
     const int64_t queries = size.query_elements() * wide, lse = size.lse_elements() * wide;
     std::vector<Charge> charges = {{"dq", queries, When::kBackward}, {"lse and delta", 2 * lse, When::kBackward}};
-    add_dense_charges(size, wide, charges);
     if (size.type == kType) return charges;
     charges.push_back({"out, in fp32", queries, When::kForward});
     charges.push_back({"dout and its product with out, in fp32", 2 * queries, When::kBackward});
@@ -183,7 +182,7 @@ class AtenKernel : public Kernel {
   }
   bool is_dense(const Tile& tile) {
     const bool banded = !(tile.band.unbounded_below() && tile.band.unbounded_above());
-    return call_.dropout.rate > 0 || (banded && !loaded_is_finite());
+    return banded && !loaded_is_finite();
   }
 
   // run(items, flops) for all tiles that are not dense, of waves of about as much work as may be done between two
@@ -212,7 +211,8 @@ class AtenKernel : public Kernel {
       const auto meets = [&group](const TileGroup* other) { return share_queries(*other, group); };
       if (apart && (held.size() == kMostGroups || std::any_of(held.begin(), held.end(), meets))) flush();
       const Tile& tile = group.tiles[0];
-      const int64_t rows = rows_at_once(group, kMostRows), count = tile.query_rows.count;
+      const int64_t count = tile.query_rows.count;
+      const int64_t rows = rows_at_once(count, tile.batch.count * tile.heads.count);
       const auto take = [&](int64_t first, int64_t b, const Span& heads) {
         const Span block = Span::range(first, std::min(count, first + rows));
         const double work = pair * static_cast<double>(block.count * keys_of(group, block) * heads.count);
@@ -222,7 +222,7 @@ class AtenKernel : public Kernel {
         flops += work;
         if (flops >= most) flush();
       };
-      const std::vector<Span> sets = heads_together(tile.heads, std::max<int64_t>(1, 2 * kMostRows / rows));
+      const std::vector<Span> sets = heads_together(tile.heads, std::max<int64_t>(1, kMostRows / rows));
       for (int64_t b = 0; b < tile.batch.count; ++b) {
         if (heads_apart) {
           for (int64_t i = 0; i < count; i += rows) {
@@ -236,6 +236,17 @@ class AtenKernel : public Kernel {
       }
     }
     flush();
+  }
+
+  // Large blocks pack their keys seldom; threads need some to share. The number of threads beyond one does not count,
+  // so that it changes no bit.
+  static int64_t rows_at_once(int64_t rows, int64_t heads) {
+    constexpr int64_t kFewestRows = 256, kFewestBlocks = 16;
+    int64_t most = kMostRows;
+    if (at::get_num_threads() > 1) {
+      while (most > kFewestRows && heads * ceil_div(rows, most) < kFewestBlocks) most /= 2;
+    }
+    return ceil_div(rows, ceil_div(rows, most));  // blocks of about equal size
   }
 
   // In sets of at most `most` that share their keys, which are packed once for a set.
@@ -264,13 +275,20 @@ class AtenKernel : public Kernel {
 
   QueryBlock<T> block_of(const Item& item) const {
     const Span rows = rows_of(item);
-    QueryBlock<T> block{rows.count, members(item.group->tiles[0].query_positions, item.rows), {}};
+    QueryBlock<T> block;
+    block.count = rows.count;
+    block.positions = members(item.group->tiles[0].query_positions, item.rows);
+    if (call_.dropout.rate > 0) {
+      block.drop_threshold = drop_threshold(call_.dropout);
+      block.kept = static_cast<T>(1 / (1 - call_.dropout.rate));
+    }
     for (int64_t h = 0; h < item.heads.count; ++h) {
       const int64_t head = item.heads.at(h);
       QueryRows<T> of_head;
       of_head.q = stored_rows(q_, item.batch, head, rows);
       of_head.lse = lse_.data_ptr<T>() + (item.batch * lse_.size(1) + head) * lse_.size(2) + rows.begin;
       of_head.lse_step = rows.stride;
+      if (call_.dropout.rate > 0) of_head.philox_key = philox_key(call_.dropout, item.batch, head);
       block.heads.push_back(of_head);
     }
     return block;

@@ -26,6 +26,11 @@ struct Dropout {
   friend bool operator==(const Dropout&, const Dropout&) = default;
 };
 
+// The generator's key for a batch row and query head of the call, and below which word a pair is dropped: what
+// draw_row() takes (draws.h).
+uint64_t philox_key(const Dropout& dropout, int64_t batch_row, int64_t head);
+uint64_t drop_threshold(const Dropout& dropout);
+
 // z / (1 - rate) of the pairs (queries x keys, positions) for these batch rows and query heads: [b, h, n, m], of the
 // dtype and device of `like`. rate must not be 0.
 at::Tensor dropout_factors(const Dropout& dropout, const Span& batch, const Span& heads, const Span& queries,

@@ -60,17 +60,4 @@ Span keys_seen(const Span& queries, const Span& keys, const Band& band) {
   return Span::range(first, past);
 }
 
-int64_t rows_at_once(const TileGroup& group, int64_t most) {
-  const int64_t rows = group.tiles[0].query_rows.count;
-  int64_t width = 0;  // keys that a row sees at most
-  for (const Tile& tile : group.tiles) {
-    const bool narrow = !tile.band.unbounded_below() && !tile.band.unbounded_above();
-    const int64_t seen = narrow ? (tile.band.hi - tile.band.lo) / tile.key_positions.stride + 1 : tile.key_rows.count;
-    width += std::min(seen, tile.key_rows.count);
-  }
-  constexpr int64_t kFewest = 64;
-  const int64_t at_once = std::clamp(width, kFewest, most);
-  return ceil_div(rows, ceil_div(rows, at_once));  // blocks of about equal size
-}
-
 }  // namespace annulus

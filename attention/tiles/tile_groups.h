@@ -27,7 +27,4 @@ bool share_queries(const TileGroup& a, const TileGroup& b);
 // Keys, as indices into `keys`, that some of `queries` sees; one interval, since both ends grow with the position.
 Span keys_seen(const Span& queries, const Span& keys, const Band& band);
 
-// Query rows to take at once, at most `most`: fewer where a narrow band would hide most of what a large block computes.
-int64_t rows_at_once(const TileGroup& group, int64_t most);
-
 }  // namespace annulus

@@ -1,5 +1,6 @@
 // What kernels are made of: merging partial results, grouping tiles and heads, exponentials of rows, dropout's draws.
 #include <ATen/TensorOperators.h>
+#include <ATen/core/PhiloxRNGEngine.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
@@ -18,6 +19,7 @@
 #include <vector>
 
 #include "attention/cpu_flash/tile_math.h"
+#include "attention/tiles/draws.h"
 #include "attention/tiles/dropout.h"
 #include "attention/tiles/merge.h"
 #include "attention/tiles/tile_groups.h"
@@ -397,6 +399,33 @@ TYPED_TEST(TileMathOf, ExponentialsAreExactToTwoUnits) {
   EXPECT_TRUE(std::isnan(y[1].template item<double>()));
   EXPECT_EQ(y[2].template item<double>(), INFINITY);
   EXPECT_EQ(y[3].template item<double>(), 0);
+}
+
+// Keys that begin anywhere in a group of four, that are strided, and whose groups need more than 32 bits; against
+// LibTorch's generator.
+TEST(Dropout, DrawsAreThoseOfPhilox) {
+  constexpr uint64_t kKey = 0x123456789abcdef0;
+  const std::vector<Span> spans{
+      {0, 1, 300}, {3, 1, 1}, {5, 1, 770}, {2, 7, 100}, {(int64_t{1} << 34) - 10, 1, 50}, {int64_t{1} << 40, 1, 100},
+      {6, 2, 33}};
+  for (const uint64_t threshold : {uint64_t{0}, uint64_t{1} << 31, uint64_t{1} << 32}) {
+    for (const Span& keys : spans) {
+      for (const int64_t query : {int64_t{0}, int64_t{7}, int64_t{1} << 33}) {
+        std::vector<float> factors(static_cast<size_t>(keys.count));
+        std::vector<double> wide(factors.size());
+        draw_row(kKey, query, keys, threshold, 2.0f, factors.data());
+        draw_row(kKey, query, keys, threshold, 1 / 0.3, wide.data());
+        for (int64_t j = 0; j < keys.count; ++j) {
+          at::Philox4_32 philox(kKey, static_cast<uint64_t>(query), static_cast<uint64_t>(keys.at(j) / 4));
+          uint32_t words[4];
+          for (uint32_t& word : words) word = philox();
+          const bool stays = words[keys.at(j) % 4] >= threshold;
+          ASSERT_EQ(factors[static_cast<size_t>(j)], stays ? 2.0f : 0.0f) << keys.at(j);
+          ASSERT_EQ(wide[static_cast<size_t>(j)], stays ? 1 / 0.3 : 0.0) << keys.at(j);
+        }
+      }
+    }
+  }
 }
 
 TEST(Dropout, FactorsAreTheSameHoweverTheyAreCut) {
