@@ -92,6 +92,15 @@ const Pending* BegunCollective::under_way() const {
   return nullptr;
 }
 
+// The agreement, steps that are through, and messages of those under way.
+Movement BegunCollective::movement() const {
+  Movement moved{(agreed() ? 1 : 0) + done_, bytes_};
+  for (const Pending& step : pending_) {
+    if (step.open > 0) moved.events += static_cast<int64_t>(step.items.size() - step.open);
+  }
+  return moved;
+}
+
 std::string describe_unfinished(const Communicator& comm, const BegunCollective& begun) {
   const Pending* pending = begun.under_way();
   return pending == nullptr ? "not done" : describe_unfinished(comm, *pending);

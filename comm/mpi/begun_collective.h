@@ -41,7 +41,8 @@ class BegunCollective {
   const Communicator& comm() const { return comm_; }
   OpLabel label() const { return label_; }
   bool reduces() const { return reduces_; }
-  int64_t bytes() const { return bytes_; }  // that a rank sends, about
+  bool agreed() const { return stage_ != Stage::kAgreeing; }
+  Movement movement() const;
   // What is unfinished at the moment; null between two steps.
   const Pending* under_way() const;
 
@@ -59,7 +60,7 @@ class BegunCollective {
   comm_internal::Begun call_;  // its tensors until it is complete
   OpLabel label_;
   bool reduces_;
-  int64_t bytes_;
+  int64_t bytes_;  // that a rank sends, about
   Stage stage_ = Stage::kAgreeing;
   std::exception_ptr failure_;
 
@@ -71,7 +72,7 @@ class BegunCollective {
 
 // "receiving 16 bytes from rank 1: not done"
 std::string describe_unfinished(const Communicator& comm, const BegunCollective& begun);
-inline int64_t bytes_open(const BegunCollective& begun) { return begun.bytes(); }
+inline Movement movement(const BegunCollective& begun) { return begun.movement(); }
 
 // A pass over all that are under way; those that are over are dropped.
 void advance_all(std::vector<std::shared_ptr<BegunCollective>>& begun);

@@ -211,6 +211,7 @@ class MpiCommunicator final : public Communicator {
         check_mpi(
             MPI_Imrecv(item.tensor.mutable_data_ptr(), type.count(), type.type(), &message, &pending->requests[index]),
             "MPI_Imrecv");
+        ++pending->found;
       }
       if (queue.empty()) {
         expecting_[i] = expecting_.back();
@@ -266,6 +267,12 @@ class MpiCommunicator final : public Communicator {
 
   static bool complete(const Pending& pending) { return pending.open == 0; }
   static bool complete(const BegunCollective& begun) { return begun.complete(); }
+  // Events of before the wait that do not tell that peers are in it: headers are sent by ranks that then compute.
+  static int64_t unseen(const Pending&) { return 0; }
+  int64_t unseen(const BegunCollective& begun) const {
+    std::lock_guard<std::mutex> lock(runtime_->mutex());
+    return begun.agreed() ? 1 : 0;
+  }
   static OpLabel label_of(const Pending& pending) { return pending.label; }
   static OpLabel label_of(const BegunCollective& begun) { return begun.label(); }
   WaitFor waits_for(const Pending& pending) const {
@@ -279,7 +286,13 @@ class MpiCommunicator final : public Communicator {
   template <typename Started>
   void wait(const std::shared_ptr<Started>& started, Clock::time_point deadline, Seconds timeout) {
     const Waiting waiting(*this, waits_for(*started));
-    if (poll_until([&] { return test(started); }, deadline, expected_time(bytes_open(*started)))) return;
+    const auto moved = [&, before = unseen(*started)] {
+      std::lock_guard<std::mutex> lock(runtime_->mutex());
+      Movement moved = movement(*started);
+      moved.events -= before;
+      return moved;
+    };
+    if (poll_until([&] { return test(started); }, moved, deadline)) return;
     const OpLabel label = label_of(*started);
     const std::string stalled = runtime_->stalled();
     std::lock_guard<std::mutex> lock(runtime_->mutex());

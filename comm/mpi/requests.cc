@@ -64,10 +64,12 @@ void test_requests(const Communicator& comm, Pending& p) {
   }
 }
 
-int64_t bytes_open(const Pending& pending) {
-  int64_t bytes = 0;
-  for (const Pending::Item& item : pending.items) bytes += item.done ? 0 : item.bytes;
-  return bytes;
+Movement movement(const Pending& pending) {
+  Movement moved{pending.found + static_cast<int64_t>(pending.items.size() - pending.open), 0};
+  // To a collective of MPI's all ranks have come: they have shown their headers.
+  if (pending.collective != nullptr && pending.headers.empty()) ++moved.events;
+  for (const Pending::Item& item : pending.items) moved.open += item.done ? 0 : item.bytes;
+  return moved;
 }
 
 std::string describe_unfinished(const Communicator& comm, const Pending& pending) {

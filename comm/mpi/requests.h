@@ -10,6 +10,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "comm/communicator.h"
@@ -20,20 +21,38 @@
 
 namespace annulus::mpi_internal {
 
-// Calls done() until it is true or the deadline has passed. Spins for `expected`, giving way to other threads, then
-// sleeps for an eighth of the time waited so far, at most a millisecond, with a burst of calls in between: a late
-// message is noticed within an eighth of its lateness, and a waiting rank leaves its core to the others.
-template <typename Done>
-bool poll_until(Done done, comm_internal::Clock::time_point deadline, Seconds expected) {
-  constexpr int kBurst = 16;
-  const auto start = comm_internal::Clock::now();
-  for (;;) {
-    for (int i = 0; i < kBurst; ++i) {
+// How far a transfer has come: what poll_until() goes by.
+struct Movement {
+  int64_t events = 0;  // messages that have been found or are through
+  int64_t open = 0;    // bytes that are not
+};
+
+// The time that the rest of a transfer on this host takes. Before anything of it has come, when all goes well, 20 us
+// and 8 GB/s, and no longer: what has not come by then waits for a rank that still computes, perhaps for this core.
+// Once a message has been found its sender takes part, and both ranks must be in calls of MPI, of which each moves a
+// piece, until all is through: at the speed of memory that others use as well.
+inline Seconds expected_time(Movement moved) {
+  return Seconds(20e-6 + static_cast<double>(moved.open) / (moved.events == 0 ? 8e9 : 1e9));
+}
+
+// Calls done() until it is true or the deadline has passed. Spins, giving way to other threads, for the time that the
+// transfer should take, anew whenever movement() tells of another event; then sleeps for an eighth of the time waited
+// since, at most a millisecond, with a burst of calls in between: a late message is noticed within an eighth of its
+// lateness, and a waiting rank leaves its core to the others.
+template <typename Done, typename Moves>
+bool poll_until(Done done, Moves movement, comm_internal::Clock::time_point deadline) {
+  constexpr int kBurst = 16, kLongBurst = 256;
+  auto start = comm_internal::Clock::now();
+  for (int64_t events = 0;;) {
+    // What moves is not interrupted for others after every megabyte.
+    for (int i = 0; i < (events > 0 ? kLongBurst : kBurst); ++i) {
       if (done()) return true;
     }
     const auto now = comm_internal::Clock::now();
     if (now >= deadline) return done();
-    const Seconds waited = now - start;
+    const Movement moved = movement();
+    if (std::exchange(events, moved.events) != moved.events) start = now;
+    const Seconds waited = now - start, expected = expected_time(moved);
     if (waited < expected) {
       sched_yield();
       continue;
@@ -42,10 +61,6 @@ bool poll_until(Done done, comm_internal::Clock::time_point deadline, Seconds ex
     std::this_thread::sleep_for(std::min<Seconds>(pause, deadline - now));
   }
 }
-
-// The time a transfer on this host takes when all goes well, 20 us and 8 GB/s. Not longer: what has not come by then
-// waits for a rank that still computes, perhaps for this core.
-inline Seconds expected_time(int64_t bytes) { return Seconds(20e-6 + static_cast<double>(bytes) / 8e9); }
 
 // `bytes` bytes as (count, type): MPI counts are 31 bits. Freed at once after posting, as MPI allows.
 class ByteType {
@@ -90,6 +105,7 @@ struct Pending {
   std::vector<MPI_Request> requests;  // null: a receive whose message has not come, or done
   std::vector<Item> items;            // beside requests
   size_t open = 0;                    // items not done
+  int64_t found = 0;                  // messages that have been matched with a receive
   OpLabel label;
   const char* collective = nullptr;  // what the ranks do together; null for an exchange
   std::string mismatch;              // a message that came was not the one expected
@@ -109,8 +125,7 @@ void post_headers(const Communicator& comm, MPI_Comm control, const comm_interna
 // One pass over the requests. Raises Error(kComm) where one has failed.
 void test_requests(const Communicator& comm, Pending& pending);
 
-// The sum of what is not done.
-int64_t bytes_open(const Pending& pending);
+Movement movement(const Pending& pending);
 std::string describe_unfinished(const Communicator& comm, const Pending& pending);
 
 }  // namespace annulus::mpi_internal
