@@ -92,7 +92,10 @@ ROOMS = {
         "simd",
         "common",
     ],
-    "launcher/network": ["common"],
+    "launcher/network": [
+        "topology",
+        "common",
+    ],
     "launcher/tokens": [
         "data/shards",
         "config",

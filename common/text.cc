@@ -15,7 +15,7 @@ std::string exact(double value) {
 }
 
 std::string counted(int64_t n, std::string_view noun) {
-  return std::to_string(n) + " " + std::string(noun) + (n == 1 ? "" : "s");
+  return std::to_string(n) + " " + std::string(noun) + (n == 1 ? "" : noun.ends_with("ch") ? "es" : "s");
 }
 
 std::string bytes_text(double bytes) {

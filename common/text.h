@@ -15,7 +15,7 @@ namespace annulus {
 // The shortest decimal number that reads back as the same bits: "0.1", "1e+06", "3", "nan", "-inf". In any locale.
 std::string exact(double value);
 
-// A count with its noun, which takes an s but for one: "1 head", "2 heads".
+// A count with its noun, which takes an s but for one: "1 head", "2 heads", "2 switches".
 std::string counted(int64_t n, std::string_view noun);
 
 // A number of bytes for people, in powers of 1000: "12.3 MB", "2.0 GB", "20.6 PB".

@@ -2,8 +2,10 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,8 +13,10 @@
 #include "common/error.h"
 #include "common/files.h"
 #include "common/names.h"
+#include "common/text.h"
 #include "launcher/launch/host_plan.h"
 #include "launcher/network/network.h"
+#include "launcher/network/use.h"
 #include "launcher/verb.h"
 #include "topology/cluster.h"
 #include "topology/machine.h"
@@ -22,6 +26,36 @@
 
 namespace annulus {
 namespace {
+
+nlohmann::json network_json(const std::vector<std::vector<NetworkUse>>& uses) {
+  nlohmann::json out = nlohmann::json::array();
+  for (const auto& of_host : uses) {
+    nlohmann::json list = nlohmann::json::array();
+    for (const NetworkUse& use : of_host) {
+      nlohmann::json devices = nlohmann::json::array();
+      for (const std::string& device : use.devices) devices.push_back(printable(device));
+      list.push_back({{"user", use.user}, {"devices", devices}, {"how", use.how}, {"why", printable(use.why)}});
+    }
+    out.push_back(std::move(list));
+  }
+  return out;
+}
+
+// Of each different host whose network is known.
+std::string network_text(const std::vector<Host>& hosts, const std::vector<std::vector<NetworkUse>>& uses) {
+  std::string out;
+  std::set<std::string> seen;
+  for (size_t h = 0; h < hosts.size(); ++h) {
+    if (hosts[h].interfaces.empty() || !seen.insert(hosts[h].machine.host).second) continue;
+    out += "\nnetwork of host " + printable(hosts[h].machine.host, 40) + "\n\n" + to_table(hosts[h].interfaces) +
+           "\n  between hosts\n";
+    for (const NetworkUse& use : uses[h]) {
+      const std::string devices = use.devices.empty() ? "nothing that is up" : printable(join(use.devices, " "), 80);
+      out += "  " + use.user + ": " + devices + "\n    " + use.how + "; " + printable(use.why, 100) + "\n";
+    }
+  }
+  return out;
+}
 
 class TopologyVerb : public Verb {
  public:
@@ -50,6 +84,10 @@ class TopologyVerb : public Verb {
                    "the job's RDMA devices, mlx5_0,mlx5_1:1, as `launch --hcas` and [network] name them (default: "
                    "ANNULUS_HCAS, else all)")
         ->type_name("LIST");
+    app.add_option("--interfaces", interfaces_,
+                   "the job's interfaces, eth0,eth1, as `launch --interfaces` names them (default: "
+                   "ANNULUS_INTERFACES, else all)")
+        ->type_name("LIST");
     app.add_flag("--json", json_, "print JSON instead of a table");
     app.footer(
         "Examples:\n  ./annulus topology -n 2\n"
@@ -68,8 +106,10 @@ class TopologyVerb : public Verb {
     }
     index_of_name(device_, {"auto", "cpu", "cuda"}, "device", "topology --device");
     // What is typed comes before the environment, as for `launch`.
-    const Network typed = parse_network("", hcas_, "auto", "topology --hcas");
-    job_hcas_ = typed.hcas.empty() ? network_from_environment({}).hcas : typed.hcas;
+    const Network typed = parse_network(interfaces_, hcas_, "auto", "topology --interfaces, --hcas");
+    network_ = network_from_environment({});
+    if (!typed.interfaces.empty()) network_.interfaces = typed.interfaces;
+    if (!typed.hcas.empty()) network_.hcas = typed.hcas;
   }
 
   int run() override {
@@ -78,10 +118,11 @@ class TopologyVerb : public Verb {
     }
     std::vector<Host> hosts = gather();
     if (!save_.empty()) write_cluster(save_, hosts);
+    const std::vector<std::vector<NetworkUse>> uses = uses_of(hosts);
     std::vector<Machine> machines;
     size_t gpus = 0, nodes = 0;
     for (Host& host : hosts) {
-      host.machine = machine_for(host, job_hcas_);
+      host.machine = machine_for(host, network_.hcas);
       machines.push_back(host.machine);
       gpus += machines.back().gpus.size();
       nodes += machines.back().numa_nodes.size();
@@ -93,8 +134,14 @@ class TopologyVerb : public Verb {
     const auto ranks = static_cast<int>(
         ranks_.value_or(static_cast<int64_t>(device == DeviceKind::kCuda ? std::max<size_t>(1, gpus) : nodes)));
     const Placement placement = place(machines, ranks, {.device = device, .context = static_cast<int>(context_)});
-    const std::string text =
-        json_ ? topology_json(hosts, placement).dump(2) + "\n" : topology_table(machines, placement);
+    std::string text;
+    if (json_) {
+      nlohmann::json json = topology_json(hosts, placement);
+      json["network"] = network_json(uses);
+      text = json.dump(2) + "\n";
+    } else {
+      text = topology_table(machines, placement) + network_text(hosts, uses);
+    }
     std::fputs(text.c_str(), stdout);
     if (!svg_.empty()) write_atomically(FileSystem::real(), svg_, topology_svg(machines, placement));
     return 0;
@@ -109,13 +156,22 @@ class TopologyVerb : public Verb {
     return hosts;
   }
 
+  // By host.
+  std::vector<std::vector<NetworkUse>> uses_of(const std::vector<Host>& hosts) const {
+    std::vector<std::vector<NetworkUse>> uses;
+    const bool here = xml_.empty() && load_.empty();
+    const auto environment = here ? network_environment() : std::map<std::string, std::string>{};
+    for (const Host& host : hosts) uses.push_back(network_use(host, network_, environment));
+    return uses;
+  }
+
   std::vector<std::string> xml_;
   std::string load_, save_, svg_;
   std::optional<int64_t> ranks_;
   int64_t context_ = 0;
   std::string device_ = "auto";
-  std::string hcas_;
-  std::vector<std::string> job_hcas_;
+  std::string hcas_, interfaces_;
+  Network network_;
   bool json_ = false;
 };
 

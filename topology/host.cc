@@ -18,6 +18,8 @@
 #include <system_error>
 
 #include "common/error.h"
+#include "topology/nvml.h"
+#include "topology/rdma.h"
 
 namespace annulus {
 namespace {
@@ -66,6 +68,10 @@ void add_device(NetInterface& interface) {
 
 Host this_host(bool respect_affinity) {
   Host host{Machine::this_machine(respect_affinity)};
+  if (host.machine.is_this_system) {
+    add_nvml(host.machine);
+    add_rdma(host.machine);
+  }
 #ifdef ANNULUS_CUDA
   host.cuda = access("/dev/nvidiactl", R_OK | W_OK) == 0;
   if (const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES")) host.visible_devices = visible;

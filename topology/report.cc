@@ -90,6 +90,18 @@ std::string node_ids(const Machine& machine, const std::vector<int>& indices) {
   return text.size() <= 12 ? text : "any";
 }
 
+// "RDMA, InfiniBand 400 Gb/s", by the port that is used.
+std::string nic_kind(const Nic& nic) {
+  std::string text = nic.rdma ? "RDMA" : "network";
+  if (!nic.active) return text + ", no port up";
+  for (const RdmaPort& port : nic.ports) {
+    if (port.number != nic.port) continue;
+    text += port.ethernet ? ", RoCE" : ", InfiniBand";
+    if (port.megabits_per_s > 0) text += " " + gigabytes(port.megabits_per_s) + " Gb/s";
+  }
+  return text;
+}
+
 std::string hop_text(const Hop& hop) {
   if (hop.other_host) return "network";
   if (hop.link.megabytes_per_s == 0) {  // between CPU ranks
@@ -134,6 +146,7 @@ std::string matrix(const Machine& machine) {
   }
   std::string title = "\n  links between GPUs";
   if (nvlink) title += ", NVLink in GB/s";
+  if (nvlink && machine.nvswitches > 0) title += " through " + counted(machine.nvswitches, "NVSwitch");
   if (other) title += nvlink ? ", others by PCI" : " by PCI (nearest first: switch, root, socket, system)";
   return title + "\n" + table.print();
 }
@@ -207,13 +220,26 @@ std::string to_table(const Machine& machine) {
     Table nics({"<NIC", "<interface", "<PCI", ">NUMA", "<kind"});
     for (const Nic& nic : machine.nics) {
       nics.add({printable(nic.name, 24), nic.interface.empty() ? "-" : printable(nic.interface, 24),
-                nic.pci.empty() ? "-" : nic.pci, node_ids(machine, nic.numa),
-                std::string(nic.rdma ? "RDMA" : "network") + (nic.active ? "" : ", no port up")});
+                nic.pci.empty() ? "-" : nic.pci, node_ids(machine, nic.numa), nic_kind(nic)});
     }
     out += nics.print();
   }
   if (machine.gpus.size() > 1 && machine.gpus.size() <= kMatrixGpus) out += matrix(machine);
   return out;
+}
+
+std::string to_table(const std::vector<NetInterface>& interfaces) {
+  Table table({"<interface", "<state", ">Gb/s", "<PCI", "<addresses"});
+  for (const NetInterface& interface : interfaces) {
+    table.add({printable(interface.name, 20),
+               interface.loopback ? "loopback"
+               : interface.up     ? "up"
+                                  : "down",
+               interface.megabits_per_s > 0 ? gigabytes(interface.megabits_per_s) : "-",
+               interface.pci.empty() ? "-" : printable(interface.pci, 16),
+               printable(join(interface.addresses, " "), 60)});
+  }
+  return table.print();
 }
 
 std::string to_table(const std::vector<Machine>& hosts, const Placement& placement) {

@@ -17,6 +17,9 @@ namespace annulus {
 // One line about the host, its NUMA nodes, GPUs, NICs, and the matrix of GPU links (left out above 16 GPUs).
 std::string to_table(const Machine& machine);
 
+// One row an interface.
+std::string to_table(const std::vector<NetInterface>& interfaces);
+
 // One row a rank, then the rings and their slowest link. `hosts` as given to `place`, of a whole job.
 std::string to_table(const std::vector<Machine>& hosts, const Placement& placement);
 

@@ -38,6 +38,7 @@ TEST(Text, CountsAndBytes) {
   EXPECT_EQ(counted(0, "head"), "0 heads");
   EXPECT_EQ(counted(1, "head"), "1 head");
   EXPECT_EQ(counted(2, "query head"), "2 query heads");
+  EXPECT_EQ(counted(2, "NVSwitch"), "2 NVSwitches");
   EXPECT_EQ(bytes_text(0), "0.0 MB");
   EXPECT_EQ(bytes_text(469762048), "469.8 MB");
   EXPECT_EQ(bytes_text(1e9), "1.0 GB");

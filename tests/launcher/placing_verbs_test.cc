@@ -11,6 +11,7 @@
 
 #include "common/files.h"
 #include "launcher/verb.h"
+#include "topology/cluster.h"
 
 namespace annulus {
 
@@ -102,6 +103,23 @@ TEST(TopologyVerb, SavesAllDevicesWhateverTheJobUses) {
   EXPECT_EQ(nics_of({"--hcas", "mlx5_1", "--save", path}), std::set<std::string>{"mlx5_1"});
   const nlohmann::json said = nlohmann::json::parse(said_by("topology", {"--load", path, "--json"}));
   EXPECT_EQ(said.at("hosts").at(0).at("nics").size(), 4U);
+}
+
+TEST(TopologyVerb, ShowsWhichInterfacesAreUsed) {
+  Host host{Machine::from_xml("tests/topology/testdata/h200_node.xml"), /*cuda=*/true};
+  host.interfaces.push_back({"eth0", true, false, 10000, {"10.0.0.1/24"}, ""});
+  host.interfaces.push_back({"eth1", true, false, 1000, {"10.0.1.1/24"}, ""});
+  const std::string path = ::testing::TempDir() + "/network.json";
+  write_cluster(path, {host, host});
+  const std::string all = said_by("topology", {"--load", path});
+  EXPECT_NE(all.find("  mpirun's daemons: eth0 eth1\n    TCP; all that are up\n"), std::string::npos) << all;
+  EXPECT_NE(all.find("RDMA, each GPU the nearest; connecting over eth0 eth1; active ports"), std::string::npos) << all;
+  const nlohmann::json one = nlohmann::json::parse(
+      said_by("topology", {"--load", path, "--interfaces", "eth1", "--hcas", "mlx5_3", "--json"}));
+  EXPECT_EQ(one.at("network").size(), 2U);
+  EXPECT_EQ(one.at("network").at(1).at(0).at("devices"), nlohmann::json({"eth1"}));
+  EXPECT_EQ(one.at("network").at(1).at(2).at("devices"), nlohmann::json({"mlx5_3:1"}));
+  EXPECT_NE(said_by("topology", {"-n", "1"}).find("network of host "), std::string::npos);
 }
 
 TEST(TopologyVerb, DrawsWhereRanksGo) {

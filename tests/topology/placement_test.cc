@@ -288,6 +288,30 @@ TEST(Report, EightGpusFitATerminal) {
             std::string::npos);
 }
 
+TEST(Report, PortsAndSwitches) {
+  Machine m = load("h200_node.xml");
+  m.nvswitches = 4;
+  m.nics[0].set_ports({{1, false, false, 400000}, {2, true, false, 400000}});
+  m.nics[1].set_ports({{1, true, true, 2500}});
+  m.nics[2].set_ports({{1, false, false, 0}});
+  const std::string table = to_table(m);
+  for (const char* words : {"RDMA, InfiniBand 400 Gb/s\n", "RDMA, RoCE 2.5 Gb/s\n", "RDMA, no port up\n", "RDMA\n",
+                            "NVLink in GB/s through 4 NVSwitches\n"}) {
+    EXPECT_NE(table.find(words), std::string::npos) << words << table;
+  }
+}
+
+TEST(Report, Interfaces) {
+  EXPECT_EQ(
+      to_table(std::vector<NetInterface>{{"eth0", true, false, 2500, {"10.0.0.1/24", "fe80::1/64"}, "0000:01:00.0"},
+                                         {"lo", true, true, 0, {"127.0.0.1/8"}, ""},
+                                         {"wlan0", false, false, 0, {}, ""}}),
+      "  interface  state     Gb/s  PCI           addresses\n"
+      "  eth0       up         2.5  0000:01:00.0  10.0.0.1/24 fe80::1/64\n"
+      "  lo         loopback     -  -             127.0.0.1/8\n"
+      "  wlan0      down         -  -\n");
+}
+
 TEST(Report, RingsOfGroups) {
   const Machine m = load("h200_node.xml");
   const std::string table = to_table({m}, place({m}, 8, {.device = DeviceKind::kCuda, .context = 4}));
