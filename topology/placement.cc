@@ -19,13 +19,26 @@ constexpr int64_t kMaxRanks = 65536;
 [[noreturn]] void fail(const std::string& message) { throw Error(ErrorKind::kPlan, "topology", message); }
 [[noreturn]] void lack(const std::string& message) { throw Error(ErrorKind::kUnavailable, "topology", message); }
 
-std::vector<std::vector<int64_t>> bandwidths(const Machine& machine) {
-  std::vector<std::vector<int64_t>> out;
+// The nearest NIC of a GPU counts, among those that ranks are given: RDMA before others, and only if a port is up.
+GpuGraph graph_of(const Machine& machine) {
+  GpuGraph graph;
   for (const auto& row : machine.links) {
-    auto& values = out.emplace_back();
+    auto& values = graph.bandwidth.emplace_back();
     for (const Link& link : row) values.push_back(link.megabytes_per_s);
   }
-  return out;
+  const auto worth = [](const Nic& nic) { return nic.active ? nic.rdma ? 2 : 1 : 0; };
+  int best = 0;
+  for (const Nic& nic : machine.nics) best = std::max(best, worth(nic));
+  for (const Gpu& gpu : machine.gpus) {
+    int nearest = 0;
+    for (const Nic& nic : machine.nics) {
+      if (worth(nic) < best) continue;
+      const LinkKind kind = pci_distance(machine, gpu.path, gpu.numa, nic.path, nic.numa);
+      nearest = std::max(nearest, static_cast<int>(LinkKind::kSystem) - static_cast<int>(kind));
+    }
+    graph.nearness.push_back(nearest);
+  }
+  return graph;
 }
 
 // floor(i * total / parts), the begin of part i.
@@ -65,8 +78,8 @@ class HostPlacer {
   int cores(int node) const { return static_cast<int>(cores_of_[static_cast<size_t>(node)].size()); }
 
   void place_gpus() {
-    const auto bandwidth = bandwidths(machine_);
-    const std::vector<int> gpus = best_ring_order(bandwidth, best_members(bandwidth, pieces_), pieces_);
+    const GpuGraph graph = graph_of(machine_);
+    const std::vector<int> gpus = best_ring_order(graph, best_members(graph, pieces_), pieces_);
     for (size_t i = 0; i < ranks_.size(); ++i) {
       ranks_[i].gpu = gpus[i];
       ranks_[i].gpu_pci = machine_.gpus[static_cast<size_t>(gpus[i])].pci;
@@ -305,12 +318,54 @@ void check_gpus(const Machine& machine, int ranks) {
        counted(gpus, "rank") + " there, more hosts, or device = \"cpu\"");
 }
 
-}  // namespace
+// `ranks` over hosts with `room`, as evenly as that allows; the first hosts get what is left over.
+std::vector<int> even_shares(const std::vector<int>& room, int ranks) {
+  std::vector<int> counts(room.size(), 0);
+  for (int left = ranks; left > 0;) {
+    int open = 0;
+    for (size_t h = 0; h < room.size(); ++h) open += counts[h] < room[h] ? 1 : 0;
+    const int base = std::max(1, left / open);
+    for (size_t h = 0; h < room.size() && left > 0; ++h) {
+      const int more = std::min({base, room[h] - counts[h], left});
+      counts[h] += more;
+      left -= more;
+    }
+  }
+  return counts;
+}
 
-std::string_view to_string(DeviceKind kind) { return kind == DeviceKind::kCuda ? "cuda" : "cpu"; }
+// The same room, but for hosts that `ranks` ranks can do without: those with the least.
+std::vector<int> fewest_hosts(std::vector<int> room, int ranks) {
+  std::vector<size_t> order(room.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return room[a] > room[b]; });
+  int64_t sum = 0;
+  for (size_t h : order) {
+    if (sum >= ranks) room[h] = 0;
+    sum += room[h];
+  }
+  return room;
+}
 
-Placement place(const std::vector<Machine>& hosts, const std::vector<int>& ranks_per_host,
-                const PlacementOptions& options) {
+// Hops between hosts of all rings together: of a ring on several hosts, one for each of them.
+int crossings(const std::vector<int>& ranks_per_host, const std::vector<size_t>& order, int context) {
+  int64_t before = 0;
+  int count = 0;
+  bool cut = false;  // the ring that is open goes over a boundary
+  for (size_t h : order) {
+    if (ranks_per_host[h] == 0) continue;
+    const int64_t after = before + ranks_per_host[h];
+    if (before % context != 0) {
+      count += cut ? 1 : 2;
+      cut = after / context == before / context;
+    }
+    before = after;
+  }
+  return count;
+}
+
+Placement place_in_order(const std::vector<Machine>& hosts, const std::vector<int>& ranks_per_host,
+                         const std::vector<size_t>& order, const PlacementOptions& options) {
   check_hosts(hosts);
   if (ranks_per_host.size() != hosts.size()) {
     throw Error(ErrorKind::kInternal, "topology",
@@ -338,7 +393,7 @@ Placement place(const std::vector<Machine>& hosts, const std::vector<int>& ranks
     fail(counted(job_ranks, "rank") + " cannot be divided into rings of " + std::to_string(placement.context) +
          ": use a multiple of it");
   }
-  for (size_t h = 0; h < hosts.size(); ++h) {
+  for (size_t h : order) {
     if (ranks_per_host[h] == 0) continue;
     const int first = static_cast<int>(placement.ranks.size());
     HostPlacer placer(hosts[h], pieces_of(ranks_per_host[h], placement.context), ranks_per_host[h]);
@@ -356,6 +411,59 @@ Placement place(const std::vector<Machine>& hosts, const std::vector<int>& ranks
     placement.hops.push_back(make_hop(hosts, from, placement.ranks[static_cast<size_t>(to)]));
   }
   return placement;
+}
+
+}  // namespace
+
+std::string_view to_string(DeviceKind kind) { return kind == DeviceKind::kCuda ? "cuda" : "cpu"; }
+
+std::vector<int> deal_ranks(const std::vector<int>& room, int ranks, int context) {
+  const int64_t all = std::accumulate(room.begin(), room.end(), int64_t{0});
+  if (ranks < 1 || ranks > all) {
+    fail(counted(ranks, "rank") + " cannot be dealt out to " + counted(static_cast<int64_t>(room.size()), "host") +
+         " with room for " + std::to_string(all));
+  }
+  if (context < 1) return even_shares(room, ranks);
+  std::vector<int> whole;  // rings that fit
+  for (int r : room) whole.push_back(r / context);
+  const int64_t fit = std::accumulate(whole.begin(), whole.end(), int64_t{0});
+  std::vector<int> counts = even_shares(whole, static_cast<int>(std::min<int64_t>(fit, ranks / context)));
+  std::vector<int> left;
+  for (size_t h = 0; h < room.size(); ++h) {
+    counts[h] *= context;
+    left.push_back(room[h] - counts[h]);
+  }
+  const int rest = ranks - std::accumulate(counts.begin(), counts.end(), 0);
+  const std::vector<int> more = even_shares(fewest_hosts(left, rest), rest);
+  for (size_t h = 0; h < room.size(); ++h) counts[h] += more[h];
+  return counts;
+}
+
+std::vector<size_t> order_hosts(const std::vector<int>& ranks_per_host, int context) {
+  std::vector<size_t> own(ranks_per_host.size());
+  std::iota(own.begin(), own.end(), size_t{0});
+  if (context < 2 || crossings(ranks_per_host, own, context) == 0) return own;
+  // Whenever a ring is open, the host that leaves the least of it to others, and has the fewest ranks besides.
+  std::vector<size_t> left = own, order;
+  for (int open = 0; !left.empty();) {
+    const auto rest = [&](size_t h) { return (open + ranks_per_host[h]) % context; };
+    const auto missing = [&](size_t h) {
+      return open == 0 ? std::pair(0, 0) : std::pair((context - rest(h)) % context, ranks_per_host[h]);
+    };
+    const auto next =
+        std::min_element(left.begin(), left.end(), [&](size_t a, size_t b) { return missing(a) < missing(b); });
+    order.push_back(*next);
+    open = rest(*next);
+    left.erase(next);
+  }
+  return crossings(ranks_per_host, order, context) < crossings(ranks_per_host, own, context) ? order : own;
+}
+
+Placement place(const std::vector<Machine>& hosts, const std::vector<int>& ranks_per_host,
+                const PlacementOptions& options) {
+  std::vector<size_t> order(hosts.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  return place_in_order(hosts, ranks_per_host, order, options);
 }
 
 Placement place(const std::vector<Machine>& hosts, int ranks, const PlacementOptions& options) {
@@ -376,19 +484,9 @@ Placement place(const std::vector<Machine>& hosts, int ranks, const PlacementOpt
          " with device = \"cuda\" were asked for, and each needs a GPU of its own; use " +
          (all == 0 ? std::string("device = \"cpu\"") : "-n " + std::to_string(all) + " or less, or device = \"cpu\""));
   }
-  // Even shares; what a host has no GPU for goes to the others.
-  std::vector<int> counts(hosts.size(), 0);
-  for (int left = ranks; left > 0;) {
-    int open = 0;
-    for (size_t h = 0; h < hosts.size(); ++h) open += counts[h] < room[h] ? 1 : 0;
-    const int base = std::max(1, left / open);
-    for (size_t h = 0; h < hosts.size() && left > 0; ++h) {
-      const int more = std::min({base, room[h] - counts[h], left});
-      counts[h] += more;
-      left -= more;
-    }
-  }
-  return place(hosts, counts, options);
+  const bool cuda = options.device == DeviceKind::kCuda;
+  const std::vector<int> counts = deal_ranks(room, ranks, cuda ? options.context : 0);
+  return place_in_order(hosts, counts, order_hosts(counts, options.context), options);
 }
 
 }  // namespace annulus

@@ -65,8 +65,9 @@ struct Placement {
 
 // Places ranks_per_host[i] ranks (0 is allowed) on hosts[i].
 // - CUDA: one GPU a rank; if a host has more GPUs than ranks, those that make the fastest rings. GPUs of a host are
-//   given out so that the slowest link of any ring is as fast as possible, then the sum of all links (ring_order.h); of
-//   equal orders that nearest to the PCI bus ids'. A rank gets cores of the NUMA node of its GPU, which its ranks share
+//   given out so that the slowest link of any ring is as fast as possible, then the sum of all links, then the ranks
+//   from which a ring goes on to another host as near to a NIC (ring_order.h); of equal orders that nearest to the PCI
+//   bus ids'. A rank gets cores of the NUMA node of its GPU, which its ranks share
 //   as evenly as possible, in whole cores; so where all GPUs hang on one socket, its cores serve them all and the other
 //   socket stays idle: a near core is worth more than a second far one. Only when a node has fewer cores than ranks do
 //   the ranks too many move to the nearest node with a core left: a far core of one's own is worth more than a near one
@@ -76,7 +77,8 @@ struct Placement {
 // - More ranks than cores on a host: hardware threads are divided while they last, then cores are shared; such ranks
 //   are flagged oversubscribed.
 // - NIC: the nearest by the PCI tree (CPU: by NUMA node), RDMA and active ones first, equal ones in turn.
-// - Hosts are in their order, so that rings cross between them as seldom as they can. Where a host's ranks are no
+// - Hosts are in their order, and the ranks of a host follow one another: a ring goes once into each host that it has
+//   ranks on and once out of it. Where a host's ranks are no
 //   multiple of a ring's, its GPUs are a path of fast links instead of rings. So a host's part depends on its own ranks
 //   alone.
 // Errors, kPlan: no host, no rank, more GPU ranks than GPUs on a host, more than 65,536 ranks, ranks that are no
@@ -84,7 +86,18 @@ struct Placement {
 Placement place(const std::vector<Machine>& hosts, const std::vector<int>& ranks_per_host,
                 const PlacementOptions& options = {});
 
-// Places `ranks` ranks: as evenly as possible over the hosts, with CUDA no more on a host than it has GPUs.
+// How many of `ranks` go to each host, which has `room` for so many: first whole rings of `context` while they fit,
+// evenly over the hosts, then the ranks of the others, over as few hosts as have room for them. So a ring is cut only
+// where no host has room for all of it. Context 0, nothing said of rings: evenly. Error(kPlan) where there is not room
+// for all.
+std::vector<int> deal_ranks(const std::vector<int>& room, int ranks, int context);
+
+// An order of the hosts in which rings are cut by fewer of their boundaries, where their own order is not as good:
+// hosts whose ranks make up whole rings together stand side by side. Indices.
+std::vector<size_t> order_hosts(const std::vector<int>& ranks_per_host, int context);
+
+// Places `ranks` ranks, numbered in the order of order_hosts: with CUDA as deal_ranks says, and no more on a host than
+// it has GPUs; on CPUs as evenly as possible, since a host with more ranks would be slower.
 Placement place(const std::vector<Machine>& hosts, int ranks, const PlacementOptions& options = {});
 
 }  // namespace annulus

@@ -18,14 +18,17 @@ using Matrix = std::vector<std::vector<int64_t>>;
 constexpr size_t kExact = 9;
 constexpr size_t kTwoOpt = 32;  // 2-opt weighs members^2 changes in members steps each; no host has more GPUs
 constexpr size_t kStarts = 4;
+constexpr int64_t kLinkShare = 256;  // more than kExact pieces' ends of nearness 7 are together
 constexpr int64_t kNever = std::numeric_limits<int64_t>::min() / 4;
 
-Matrix submatrix(const Matrix& bandwidth, const std::vector<int>& members) {
-  Matrix out(members.size(), std::vector<int64_t>(members.size()));
+GpuGraph subgraph(const GpuGraph& gpus, const std::vector<int>& members) {
+  GpuGraph out{Matrix(members.size(), std::vector<int64_t>(members.size()))};
   for (size_t i = 0; i < members.size(); ++i) {
+    const auto from = static_cast<size_t>(members[i]);
     for (size_t j = 0; j < members.size(); ++j) {
-      out[i][j] = bandwidth[static_cast<size_t>(members[i])][static_cast<size_t>(members[j])];
+      out.bandwidth[i][j] = gpus.bandwidth[from][static_cast<size_t>(members[j])];
     }
+    out.nearness.push_back(gpus.nearness.empty() ? 0 : gpus.nearness[from]);
   }
   return out;
 }
@@ -52,14 +55,37 @@ std::vector<After> links_of(const RingPieces& pieces) {
   return after;
 }
 
+// How many ways to other hosts begin or end at each position of an order: two where a piece that goes on elsewhere has
+// one member.
+std::vector<int> ways_out(const RingPieces& pieces) {
+  std::vector<int> ways(static_cast<size_t>(total(pieces)), 0);
+  size_t begin = 0;
+  for (const RingPiece& piece : pieces) {
+    const size_t end = begin + static_cast<size_t>(piece.members);
+    if (!piece.closed && piece.members > 0) {
+      ++ways[begin];
+      ++ways[end - 1];
+    }
+    begin = end;
+  }
+  return ways;
+}
+
 // Held-Karp from the end: rest[mask][last][first] is the best that can still be had when `mask` is visited, `last` was
 // the latest, and its piece begins with `first`. Going forward, the lowest next index that keeps the best gives the
-// order nearest to 0, 1, 2, ... `join` adds a link to what follows it: the sum, or the minimum.
-template <typename Join>
+// order nearest to 0, 1, 2, ... `join` adds a link to what follows it: the sum, or the minimum. `at_place(position,
+// member)` is added for every member.
+template <typename Join, typename AtPlace>
 class HeldKarp {
  public:
-  HeldKarp(const Matrix& w, const std::vector<After>& after, int64_t nothing, Join join)
-      : w_(w), after_(after), nothing_(nothing), join_(join), n_(w.size()), rest_(n_ * n_ << n_, kNever) {
+  HeldKarp(const Matrix& w, const std::vector<After>& after, int64_t nothing, Join join, AtPlace at_place)
+      : w_(w),
+        after_(after),
+        nothing_(nothing),
+        join_(join),
+        at_place_(at_place),
+        n_(w.size()),
+        rest_(n_ * n_ << n_, kNever) {
     for (size_t mask = full(); mask > 0; --mask) {
       for (size_t last = 0; last < n_; ++last) {
         for (size_t first = 0; first < n_ && (mask >> last & 1); ++first) {
@@ -70,13 +96,14 @@ class HeldKarp {
   }
 
   std::pair<int64_t, std::vector<int>> best() {
+    const auto from = [&](size_t s) { return at(size_t{1} << s, s, s) + at_place_(0, s); };
     size_t start = 0;
     for (size_t s = 1; s < n_; ++s) {
-      if (at(size_t{1} << s, s, s) > at(size_t{1} << start, start, start)) start = s;
+      if (from(s) > from(start)) start = s;
     }
     std::vector<int> order{static_cast<int>(start)};
     size_t mask = size_t{1} << start;
-    const int64_t best = at(mask, start, start);
+    const int64_t best = from(start);
     for (size_t last = start, first = start; mask != full();) {
       for (size_t next = 0; next < n_; ++next) {
         if ((mask >> next & 1) || with(mask, last, first, next) != at(mask, last, first)) continue;
@@ -97,7 +124,8 @@ class HeldKarp {
   bool ends(size_t mask) const { return after(mask) != After::kNext; }
 
   int64_t with(size_t mask, size_t last, size_t first, size_t next) {
-    const int64_t then = at(mask | size_t{1} << next, next, ends(mask) ? next : first);
+    int64_t then = at(mask | size_t{1} << next, next, ends(mask) ? next : first);
+    if (then != kNever) then += at_place_(static_cast<size_t>(std::popcount(mask)), next);
     if (after(mask) == After::kNone) return then;
     return join_(w_[last][after(mask) == After::kNext ? next : first], then);
   }
@@ -115,29 +143,35 @@ class HeldKarp {
   const std::vector<After>& after_;
   const int64_t nothing_;
   const Join join_;
+  const AtPlace at_place_;
   const size_t n_;
   std::vector<int64_t> rest_;
 };
 
-std::vector<int> exact_order(Matrix w, const RingPieces& pieces) {
+std::vector<int> exact_order(GpuGraph gpus, const RingPieces& pieces) {
   const std::vector<After> after = links_of(pieces);
   // The sum may only use links as fast as the slowest of the best ring: then every such ring has the best slowest link.
-  const int64_t slowest = HeldKarp(w, after, std::numeric_limits<int64_t>::max(),
-                                   [](int64_t link, int64_t then) { return std::min(link, then); })
-                              .best()
-                              .first;
-  for (auto& row : w) {
-    for (int64_t& value : row) {
-      if (value < slowest) value = kNever;
-    }
+  const int64_t slowest =
+      HeldKarp(
+          gpus.bandwidth, after, std::numeric_limits<int64_t>::max(),
+          [](int64_t link, int64_t then) { return std::min(link, then); }, [](size_t, size_t) { return int64_t{0}; })
+          .best()
+          .first;
+  // A sum of links is worth more than any sum of what is near to the network.
+  for (auto& row : gpus.bandwidth) {
+    for (int64_t& value : row) value = value < slowest ? kNever : value * kLinkShare;
   }
-  return HeldKarp(w, after, 0,
-                  [](int64_t link, int64_t then) { return link == kNever || then == kNever ? kNever : link + then; })
+  const std::vector<int> ways = ways_out(pieces);
+  return HeldKarp(
+             gpus.bandwidth, after, 0,
+             [](int64_t link, int64_t then) { return link == kNever || then == kNever ? kNever : link + then; },
+             [&](size_t position, size_t member) { return int64_t{ways[position]} * gpus.nearness[member]; })
       .best()
       .second;
 }
 
-std::vector<int> greedy_order(const Matrix& w, size_t start) {
+std::vector<int> greedy_order(const GpuGraph& gpus, size_t start) {
+  const Matrix& w = gpus.bandwidth;
   std::vector<int> order{static_cast<int>(start)};
   std::vector<bool> used(w.size(), false);
   used[start] = true;
@@ -155,7 +189,7 @@ std::vector<int> greedy_order(const Matrix& w, size_t start) {
 
 bool one_ring(const RingPieces& pieces) { return pieces.size() == 1 && pieces.front().closed; }
 
-void two_opt(const Matrix& w, std::vector<int>& order, const RingPieces& pieces) {
+void two_opt(const GpuGraph& w, std::vector<int>& order, const RingPieces& pieces) {
   RingWorth worth = ring_worth(w, order, pieces);
   // Each round makes the order worth more, so it ends; the bound keeps an odd matrix from taking long.
   for (size_t round = 0; round < order.size(); ++round) {
@@ -178,14 +212,15 @@ void two_opt(const Matrix& w, std::vector<int>& order, const RingPieces& pieces)
   }
 }
 
-std::vector<int> heuristic_order(const Matrix& w, const RingPieces& pieces) {
-  std::vector<int> best(w.size());
+std::vector<int> heuristic_order(const GpuGraph& w, const RingPieces& pieces) {
+  const size_t n = w.bandwidth.size();
+  std::vector<int> best(n);
   std::iota(best.begin(), best.end(), 0);
-  const bool improve = w.size() <= kTwoOpt;
+  const bool improve = n <= kTwoOpt;
   if (improve) two_opt(w, best, pieces);
   RingWorth worth = ring_worth(w, best, pieces);
-  for (size_t s = 0; s < std::min(w.size(), kStarts); ++s) {
-    std::vector<int> order = greedy_order(w, s * w.size() / std::min(w.size(), kStarts));
+  for (size_t s = 0; s < std::min(n, kStarts); ++s) {
+    std::vector<int> order = greedy_order(w, s * n / std::min(n, kStarts));
     if (improve) two_opt(w, order, pieces);
     const RingWorth now = ring_worth(w, order, pieces);
     if (now > worth) {
@@ -199,36 +234,40 @@ std::vector<int> heuristic_order(const Matrix& w, const RingPieces& pieces) {
 
 }  // namespace
 
-RingWorth ring_worth(const Matrix& bandwidth, const std::vector<int>& order, const RingPieces& pieces) {
-  RingWorth worth{std::numeric_limits<int64_t>::max(), 0};
+RingWorth ring_worth(const GpuGraph& gpus, const std::vector<int>& order, const RingPieces& pieces) {
+  RingWorth worth{std::numeric_limits<int64_t>::max(), 0, 0};
+  const std::vector<int> ways = ways_out(pieces);
   bool any = false;
   const std::vector<After> after = links_of(pieces);
   for (size_t i = 0, first = 0; i < after.size(); ++i) {
     if (after[i] != After::kNone) {
       const size_t to = after[i] == After::kNext ? i + 1 : first;
-      const int64_t link = bandwidth[static_cast<size_t>(order[i])][static_cast<size_t>(order[to])];
+      const int64_t link = gpus.bandwidth[static_cast<size_t>(order[i])][static_cast<size_t>(order[to])];
       worth.slowest = std::min(worth.slowest, link);
       worth.sum += link;
       any = true;
     }
     if (after[i] != After::kNext) first = i + 1;
+    if (!gpus.nearness.empty()) worth.ends += ways[i] * gpus.nearness[static_cast<size_t>(order[i])];
   }
-  return any ? worth : RingWorth{};
+  if (!any) worth.slowest = 0;
+  return worth;
 }
 
-std::vector<int> best_ring_order(const Matrix& bandwidth, const std::vector<int>& members, const RingPieces& pieces) {
+std::vector<int> best_ring_order(const GpuGraph& gpus, const std::vector<int>& members, const RingPieces& pieces) {
   if (members.size() != static_cast<size_t>(total(pieces))) {
     throw Error(ErrorKind::kInternal, "topology",
                 std::to_string(members.size()) + " members for pieces of " + std::to_string(total(pieces)));
   }
   if (members.size() < 2 || (members.size() == 2 && pieces.size() == 1)) return members;
-  const Matrix w = submatrix(bandwidth, members);
+  const GpuGraph w = subgraph(gpus, members);
   std::vector<int> order = members.size() <= kExact ? exact_order(w, pieces) : heuristic_order(w, pieces);
   for (int& i : order) i = members[static_cast<size_t>(i)];
   return order;
 }
 
-std::vector<int> best_members(const Matrix& bandwidth, const RingPieces& pieces) {
+std::vector<int> best_members(const GpuGraph& gpus, const RingPieces& pieces) {
+  const Matrix& bandwidth = gpus.bandwidth;
   const size_t n = bandwidth.size();
   const auto want = static_cast<size_t>(total(pieces));
   std::vector<int> all(n);
@@ -238,7 +277,7 @@ std::vector<int> best_members(const Matrix& bandwidth, const RingPieces& pieces)
   std::vector<int> best;
   RingWorth worth;
   const auto consider = [&](std::vector<int> members) {
-    const RingWorth now = ring_worth(bandwidth, best_ring_order(bandwidth, members, pieces), pieces);
+    const RingWorth now = ring_worth(gpus, best_ring_order(gpus, members, pieces), pieces);
     if (best.empty() || now > worth) {
       worth = now;
       best = std::move(members);

@@ -82,6 +82,18 @@ TEST(Nvml, SwitchesLeadToAllThatLeadToThem) {
   EXPECT_EQ(machine.nvswitches, 2);
 }
 
+TEST(Nvml, AGpuWithoutLinksIsJoinedToNone) {
+  Machine machine = four_gpus();
+  std::string told;
+  for (size_t i = 0; i < 4; ++i) {
+    told += "gpu " + machine.gpus[i].pci + " NVIDIA H100\n";
+    if (i > 0) told += "link switch 0000:f0:00.0 26562\n";
+  }
+  ASSERT_TRUE(add(machine, told));
+  EXPECT_EQ(machine.links[1][3], (Link{LinkKind::kNvlink, 26562}));
+  EXPECT_EQ(machine.links[0], four_gpus().links[0]);
+}
+
 TEST(Nvml, WhatTheDriverDoesNotTellOfLinks) {
   Machine machine = four_gpus();
   std::string told;

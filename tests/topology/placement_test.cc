@@ -235,14 +235,14 @@ TEST(RingOrder, EqualsBruteForce) {
         RingWorth best;
         std::vector<int> first;
         do {
-          const RingWorth worth = ring_worth(w, order, pieces);
+          const RingWorth worth = ring_worth({w}, order, pieces);
           if (first.empty() || worth > best) {
             best = worth;
             first = order;
           }
         } while (std::next_permutation(order.begin(), order.end()));
-        const std::vector<int> found = best_ring_order(w, members, pieces);
-        EXPECT_EQ(ring_worth(w, found, pieces), best);
+        const std::vector<int> found = best_ring_order({w}, members, pieces);
+        EXPECT_EQ(ring_worth({w}, found, pieces), best);
         EXPECT_EQ(found, first);  // of equal ones the nearest to 0, 1, 2, ...
       }
     }
@@ -262,11 +262,11 @@ TEST(RingOrder, ManyGpus) {
   }
   std::vector<int> members(16);
   std::iota(members.begin(), members.end(), 0);
-  const std::vector<int> order = best_ring_order(w, members, {{16, true}});
+  const std::vector<int> order = best_ring_order({w}, members, {{16, true}});
   EXPECT_EQ(order[0], 0);
-  EXPECT_EQ(ring_worth(w, order, {{16, true}}).slowest, 100);
+  EXPECT_EQ(ring_worth({w}, order, {{16, true}}).slowest, 100);
   const RingPieces path = {{8, false}};
-  EXPECT_EQ(ring_worth(w, best_ring_order(w, best_members(w, path), path), path).slowest, 100);
+  EXPECT_EQ(ring_worth({w}, best_ring_order({w}, best_members({w}, path), path), path).slowest, 100);
 }
 
 TEST(Report, EightGpusFitATerminal) {
