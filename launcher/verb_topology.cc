@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <optional>
 #include <set>
 #include <string>
@@ -14,6 +15,10 @@
 #include "common/files.h"
 #include "common/names.h"
 #include "common/text.h"
+#include "launcher/hosts/back_channel.h"
+#include "launcher/hosts/host_list.h"
+#include "launcher/hosts/host_report.h"
+#include "launcher/hosts/survey.h"
 #include "launcher/launch/host_plan.h"
 #include "launcher/network/network.h"
 #include "launcher/network/use.h"
@@ -70,6 +75,12 @@ class TopologyVerb : public Verb {
     app.add_option("--load", load_, "the hosts that `topology --save` described, in place of this one")
         ->type_name("FILE")
         ->excludes("--xml");
+    app.add_option("--hosts", hosts_, "ask these hosts, a,b, each with the slots that a job may have there: a:8,b:8")
+        ->type_name("LIST")
+        ->excludes("--xml", "--load");
+    app.add_option("--hostfile", hostfile_, "ask the hosts that FILE names, as `launch --hostfile`")
+        ->type_name("FILE")
+        ->excludes("--xml", "--load", "--hosts");
     app.add_option("--save", save_, "describe the hosts in FILE, to be loaded where they are not")->type_name("FILE");
     app.add_option("--svg", svg_, "draw hosts, ranks and rings in FILE")->type_name("FILE");
     app.add_option("-n,--np", ranks_, "place N ranks (default: one per GPU, without GPUs one per NUMA node)")
@@ -92,7 +103,8 @@ class TopologyVerb : public Verb {
     app.footer(
         "Examples:\n  ./annulus topology -n 2\n"
         "  ./annulus topology -n 8 --context 4\n"
-        "  ./annulus topology --save machine.json --svg machine.svg");
+        "  ./annulus topology --save machine.json --svg machine.svg\n"
+        "  ./annulus topology --hosts localhost:8 --context 4");
   }
 
   void check() override {
@@ -116,9 +128,13 @@ class TopologyVerb : public Verb {
     for (const auto& [option, path] : {std::pair("--save ", &save_), std::pair("--svg ", &svg_)}) {
       if (!path->empty()) require_output("launcher", option + *path, *path);
     }
-    std::vector<Host> hosts = gather();
+    const Gathered gathered = gather();
+    std::vector<Host> hosts = gathered.hosts;
     if (!save_.empty()) write_cluster(save_, hosts);
-    const std::vector<std::vector<NetworkUse>> uses = uses_of(hosts);
+    std::vector<std::vector<NetworkUse>> uses;
+    for (size_t h = 0; h < hosts.size(); ++h) {
+      uses.push_back(network_use(hosts[h], network_, gathered.environments[h]));
+    }
     std::vector<Machine> machines;
     size_t gpus = 0, nodes = 0;
     for (Host& host : hosts) {
@@ -127,13 +143,16 @@ class TopologyVerb : public Verb {
       gpus += machines.back().gpus.size();
       nodes += machines.back().numa_nodes.size();
     }
+    const bool slots_said = !gathered.slots.empty() && std::count(gathered.slots.begin(), gathered.slots.end(), 0) == 0;
+    if (!ranks_ && slots_said) ranks_ = std::accumulate(gathered.slots.begin(), gathered.slots.end(), int64_t{0});
     // Who asks for cuda where GPUs are too few is told so by `place`.
     const DeviceKind device = device_ == "cuda"
                                   ? DeviceKind::kCuda
                                   : device_for(hosts, machines, static_cast<int>(ranks_.value_or(1)), device_);
     const auto ranks = static_cast<int>(
         ranks_.value_or(static_cast<int64_t>(device == DeviceKind::kCuda ? std::max<size_t>(1, gpus) : nodes)));
-    const Placement placement = place(machines, ranks, {.device = device, .context = static_cast<int>(context_)});
+    const Placement placement =
+        place(machines, ranks, {.device = device, .context = static_cast<int>(context_), .slots = gathered.slots});
     std::string text;
     if (json_) {
       nlohmann::json json = topology_json(hosts, placement);
@@ -148,25 +167,41 @@ class TopologyVerb : public Verb {
   }
 
  private:
-  std::vector<Host> gather() const {
-    if (!load_.empty()) return read_cluster(load_);
+  // By host.
+  struct Gathered {
     std::vector<Host> hosts;
-    if (xml_.empty()) hosts.push_back(this_host());
-    for (const std::string& file : xml_) hosts.push_back({Machine::from_xml(file), /*cuda=*/true});
-    return hosts;
+    std::vector<std::map<std::string, std::string>> environments;
+    std::vector<int> slots;
+  };
+
+  Gathered gather() const {
+    Gathered all;
+    if (!hosts_.empty() || !hostfile_.empty()) {
+      const HostList list = hosts_.empty() ? read_hostfile(hostfile_) : parse_hosts(hosts_, "topology --hosts");
+      for (const HostSlots& host : list.hosts) all.slots.push_back(host.slots);
+      if (list.hosts.size() > 1 || !is_this_host(list.hosts.front().name)) return ask(list, std::move(all));
+    }
+    if (!load_.empty()) all.hosts = read_cluster(load_);
+    for (const std::string& file : xml_) all.hosts.push_back({Machine::from_xml(file), /*cuda=*/true});
+    all.environments.resize(all.hosts.size());
+    if (all.hosts.empty()) {
+      all.hosts.push_back(this_host());
+      all.environments.push_back(network_environment());
+    }
+    return all;
   }
 
-  // By host.
-  std::vector<std::vector<NetworkUse>> uses_of(const std::vector<Host>& hosts) const {
-    std::vector<std::vector<NetworkUse>> uses;
-    const bool here = xml_.empty() && load_.empty();
-    const auto environment = here ? network_environment() : std::map<std::string, std::string>{};
-    for (const Host& host : hosts) uses.push_back(network_use(host, network_, environment));
-    return uses;
+  Gathered ask(const HostList& list, Gathered all) const {
+    BackChannel channel(network_.interfaces);
+    for (HostReport& report : survey({.hosts = list, .interfaces = network_.interfaces}, channel)) {
+      all.hosts.push_back(std::move(report.host));
+      all.environments.push_back(std::move(report.environment));
+    }
+    return all;
   }
 
   std::vector<std::string> xml_;
-  std::string load_, save_, svg_;
+  std::string hosts_, hostfile_, load_, save_, svg_;
   std::optional<int64_t> ranks_;
   int64_t context_ = 0;
   std::string device_ = "auto";

@@ -470,21 +470,27 @@ Placement place(const std::vector<Machine>& hosts, int ranks, const PlacementOpt
   check_hosts(hosts);
   if (ranks < 1) fail("a job needs at least 1 rank, got " + std::to_string(ranks) + "; use -n 1 or more");
   if (ranks > kMaxRanks) fail("a job has at most 65,536 ranks, got " + std::to_string(ranks));
-  if (hosts.size() == 1) return place(hosts, std::vector<int>{ranks}, options);
-
+  const bool cuda = options.device == DeviceKind::kCuda;
   std::vector<int> room;
-  int64_t all = 0;
-  for (const Machine& machine : hosts) {
-    room.push_back(options.device == DeviceKind::kCuda ? static_cast<int>(machine.gpus.size()) : ranks);
+  int64_t all = 0, gpus = 0;
+  for (size_t h = 0; h < hosts.size(); ++h) {
+    room.push_back(cuda ? static_cast<int>(hosts[h].gpus.size()) : ranks);
+    gpus += room.back();
+    if (h < options.slots.size() && options.slots[h] > 0) room.back() = std::min(room.back(), options.slots[h]);
     all += room.back();
   }
-  if (ranks > all) {
-    lack("the " + counted(static_cast<int64_t>(hosts.size()), "host") + " have " + counted(all, "GPU") +
-         " together, but " + counted(ranks, "rank") +
-         " with device = \"cuda\" were asked for, and each needs a GPU of its own; use " +
-         (all == 0 ? std::string("device = \"cpu\"") : "-n " + std::to_string(all) + " or less, or device = \"cpu\""));
+  if (cuda && ranks > gpus) {
+    if (hosts.size() == 1) check_gpus(hosts.front(), ranks);
+    lack(
+        "the " + counted(static_cast<int64_t>(hosts.size()), "host") + " have " + counted(gpus, "GPU") +
+        " together, but " + counted(ranks, "rank") +
+        " with device = \"cuda\" were asked for, and each needs a GPU of its own; use " +
+        (gpus == 0 ? std::string("device = \"cpu\"") : "-n " + std::to_string(gpus) + " or less, or device = \"cpu\""));
   }
-  const bool cuda = options.device == DeviceKind::kCuda;
+  if (ranks > all) {
+    fail(counted(ranks, "rank") + " do not fit into the " + std::to_string(all) + " slots of the hosts" +
+         (cuda ? " that have a GPU" : "") + "; name more slots, or use -n " + std::to_string(all) + " or less");
+  }
   const std::vector<int> counts = deal_ranks(room, ranks, cuda ? options.context : 0);
   return place_in_order(hosts, counts, order_hosts(counts, options.context), options);
 }

@@ -26,6 +26,8 @@ struct PlacementOptions {
   // Where these hosts are a part of a job, as a rank sees it that knows its own host alone: the ranks of the job. Ranks
   // are then numbered from 0, and there are no hops. 0: those placed are all.
   int job_ranks = 0;
+  // Where ranks are dealt out: the most that each host may have, by host; 0 or empty: not said.
+  std::vector<int> slots = {};
 };
 
 struct RankPlacement {
@@ -97,7 +99,8 @@ std::vector<int> deal_ranks(const std::vector<int>& room, int ranks, int context
 std::vector<size_t> order_hosts(const std::vector<int>& ranks_per_host, int context);
 
 // Places `ranks` ranks, numbered in the order of order_hosts: with CUDA as deal_ranks says, and no more on a host than
-// it has GPUs; on CPUs as evenly as possible, since a host with more ranks would be slower.
+// it has GPUs; on CPUs as evenly as possible, since a host with more ranks would be slower. On no host more than its
+// slots.
 Placement place(const std::vector<Machine>& hosts, int ranks, const PlacementOptions& options = {});
 
 }  // namespace annulus

@@ -122,6 +122,18 @@ TEST(TopologyVerb, ShowsWhichInterfacesAreUsed) {
   EXPECT_NE(said_by("topology", {"-n", "1"}).find("network of host "), std::string::npos);
 }
 
+TEST(TopologyVerb, HostsAreNamedInOneWay) {
+  const std::string xml = "tests/topology/testdata/h200_node.xml";
+  const nlohmann::json here =
+      nlohmann::json::parse(said_by("topology", {"--hosts", "localhost:3", "--device", "cpu", "--json"}));
+  EXPECT_EQ(here.at("placement").at("ranks").size(), 3U) << "as many ranks as slots";
+  EXPECT_ANY_THROW(said_by("topology", {"--hosts", "localhost:3", "-n", "4", "--device", "cpu"}));
+  EXPECT_ANY_THROW(said_by("topology", {"--hosts", "localhost", "--xml", xml}));
+  EXPECT_ANY_THROW(said_by("topology", {"--hosts", "localhost", "--load", xml}));
+  EXPECT_ANY_THROW(said_by("topology", {"--hosts", "localhost", "--hostfile", xml}));
+  EXPECT_ANY_THROW(said_by("topology", {"--hosts", "a;b"}));
+}
+
 TEST(TopologyVerb, DrawsWhereRanksGo) {
   const std::string path = ::testing::TempDir() + "/picture.svg";
   said_by("topology", {"--xml", "tests/topology/testdata/h200_node.xml", "-n", "8", "--context", "4", "--svg", path});

@@ -181,6 +181,30 @@ TEST(PlacementHosts, DealsWholeRingsFirst) {
   EXPECT_EQ(counts(place(cpus, 12, {.context = 4}), 2), (std::vector<int>{6, 6}));
 }
 
+TEST(PlacementHosts, NoMoreThanTheirSlots) {
+  const std::vector<Machine> hosts(2, load("dgx.xml"));
+  const auto dealt = [&](int ranks, PlacementOptions options, const std::vector<int>& slots) {
+    options.slots = slots;
+    return counts(place(hosts, ranks, options), 2);
+  };
+  EXPECT_EQ(dealt(8, cuda(0), {2, 0}), (std::vector<int>{2, 6}));
+  EXPECT_EQ(dealt(8, cuda(4), {5, 5}), (std::vector<int>{4, 4}));
+  EXPECT_EQ(dealt(8, {}, {0, 2}), (std::vector<int>{6, 2}));
+  EXPECT_EQ(dealt(20, {}, {16, 16}), (std::vector<int>{10, 10}));
+  const auto refusal = [&](int ranks, const PlacementOptions& options, const std::vector<int>& slots) {
+    try {
+      dealt(ranks, options, slots);
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string("nothing was refused");
+  };
+  EXPECT_EQ(refusal(8, {}, {3, 3}),
+            "[topology] 8 ranks do not fit into the 6 slots of the hosts; name more slots, or use -n 6 or less");
+  EXPECT_NE(refusal(10, cuda(0), {16, 1}).find("the 9 slots of the hosts that have a GPU"), std::string::npos);
+  EXPECT_NE(refusal(17, cuda(0), {16, 16}).find("-n 16 or less"), std::string::npos);
+}
+
 // A ring goes on to the next host from a GPU beside a NIC.
 TEST(PlacementHosts, ARingLeavesAHostBesideItsNic) {
   Machine machine = made_up({.packages = 2, .gpus = {3, 3}, .nics_per_package = 1});
