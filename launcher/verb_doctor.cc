@@ -1,10 +1,9 @@
-// annulus doctor: what is installed, and what will be used of it.
-#include <torch/version.h>
-
+// annulus doctor: what is wrong with this host, or with those of a job; what is installed, and what will be used of it.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
-#include <fstream>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,7 +14,12 @@
 #include "common/text.h"
 #include "common/version.h"
 #include "launcher/device.h"
-#include "launcher/hosts/mpirun.h"
+#include "launcher/hosts/back_channel.h"
+#include "launcher/hosts/host_checks.h"
+#include "launcher/hosts/host_facts.h"
+#include "launcher/hosts/host_list.h"
+#include "launcher/hosts/survey.h"
+#include "launcher/network/network.h"
 #include "launcher/verb.h"
 #include "memory/caches.h"
 #include "topology/binding.h"
@@ -35,13 +39,6 @@ void print(const std::vector<Row>& rows) {
   for (const Row& row : rows) std::printf("  %-16s %s\n", row.what, row.text.c_str());
 }
 
-std::string first_line(const char* path) {
-  std::ifstream file(path);
-  std::string line;
-  std::getline(file, line);
-  return line;
-}
-
 std::string text_of(const CacheReport& cache) {
   const CacheStats& s = cache.stats;
   const auto mib = [](int64_t bytes) {
@@ -54,27 +51,22 @@ std::string text_of(const CacheReport& cache) {
          " evicted, " + std::to_string(s.too_large) + " too large: " + std::string(cache.holds);
 }
 
-// What is installed, and what will be used of it.
-struct Findings {
+// What is installed on this host, and what will be used of it.
+struct Inventory {
   std::vector<Row> found, used;
   std::vector<DetectedKernel> kernels;
   int64_t cache_bytes = 0;
   std::vector<CacheReport> caches;
-  bool good = true;
 };
 
-Findings look() {
-  Findings f;
-  f.cache_bytes = cache_total();  // refuses what it cannot read before anything is said
-  f.found.push_back({"libtorch", "LibTorch", TORCH_VERSION});
-  try {
-    const Mpirun mpirun = find_mpirun();
-    f.found.push_back({"mpi", "MPI", "Open MPI " + mpirun.version + ", " + mpirun.path});
-  } catch (const Error& error) {
-    f.found.push_back({"mpi", "MPI", std::string("no: ") + error.what()});
-    f.good = false;
-  }
-  const Machine machine = Machine::this_machine();
+Inventory look(const HostReport& report) {
+  Inventory f;
+  f.cache_bytes = cache_total();
+  f.found.push_back({"libtorch", "LibTorch", report.libtorch});
+  f.found.push_back({"mpi", "MPI",
+                     report.mpirun_version.empty() ? "no: " + report.mpirun
+                                                   : "Open MPI " + report.mpirun_version + ", " + report.mpirun});
+  const Machine& machine = report.host.machine;
   f.found.push_back({"machine", "machine",
                      counted(static_cast<int64_t>(machine.cores.size()), "core") +
                          ", NUMA nodes: " + std::to_string(machine.numa_nodes.size()) + ", " +
@@ -82,8 +74,7 @@ Findings look() {
   f.found.push_back(
       {"gpus", "GPUs",
        machine.gpus.empty() ? "none" : std::to_string(machine.gpus.size()) + " x " + machine.gpus[0].model});
-  const std::string driver = first_line("/proc/driver/nvidia/version");
-  f.found.push_back({"driver", "driver", driver.empty() ? "no NVIDIA driver" : driver});
+  f.found.push_back({"driver", "driver", report.driver.empty() ? "no NVIDIA driver" : report.driver});
   const std::string nccl = nccl_unavailable();
   f.found.push_back({"nccl", "NCCL", nccl.empty() ? nccl_version() : nccl});
   f.kernels = detected_kernels();
@@ -114,8 +105,8 @@ Findings look() {
   return f;
 }
 
-void print_table(const Findings& f) {
-  std::printf("annulus %s\n\nfound\n", kVersion);
+void print_table(const Inventory& f) {
+  std::printf("\nfound\n");
   print(f.found);
   std::printf("\nattention kernels\n");
   for (const DetectedKernel& kernel : f.kernels) {
@@ -128,8 +119,9 @@ void print_table(const Findings& f) {
   for (const CacheReport& cache : f.caches) print({{"", std::string(cache.name).c_str(), text_of(cache)}});
 }
 
-void print_json(const Findings& f) {
-  using Json = nlohmann::ordered_json;
+using Json = nlohmann::ordered_json;
+
+Json json_of(const Inventory& f) {
   const auto members = [](const std::vector<Row>& rows) {
     Json all;
     for (const Row& row : rows) all[row.key] = row.text;
@@ -143,27 +135,144 @@ void print_json(const Findings& f) {
     const CacheStats& s = cache.stats;
     caches[std::string(cache.name)] = {{"bytes", s.bytes}, {"capacity", s.capacity}, {"entries", s.entries}};
   }
-  const Json all = {{"version", kVersion}, {"good", f.good},          {"found", members(f.found)},
-                    {"kernels", kernels},  {"used", members(f.used)}, {"cache_bytes", f.cache_bytes},
-                    {"caches", caches}};
-  std::printf("%s\n", all.dump(2, ' ', false, Json::error_handler_t::replace).c_str());
+  return {{"found", members(f.found)},
+          {"kernels", kernels},
+          {"used", members(f.used)},
+          {"cache_bytes", f.cache_bytes},
+          {"caches", caches}};
 }
+
+// "2 errors, 1 warning, 14 good".
+std::string counts_text(const std::vector<Finding>& findings) {
+  std::vector<std::string> parts;
+  for (const Severity severity : {Severity::kError, Severity::kWarning, Severity::kUnknown, Severity::kGood}) {
+    const auto count =
+        std::count_if(findings.begin(), findings.end(), [&](const Finding& f) { return f.severity == severity; });
+    const bool adjective = severity == Severity::kGood || severity == Severity::kUnknown;
+    const std::string word(to_string(severity));
+    if (count > 0) parts.push_back(adjective ? std::to_string(count) + " " + word : counted(count, word));
+  }
+  return join(parts, ", ");
+}
+
+// What was found out about hosts.
+struct Diagnosis {
+  std::vector<HostReport> reports;
+  std::vector<Finding> findings;
+};
 
 class DoctorVerb : public Verb {
  public:
   void declare(CLI::App& app) override {
+    app.add_option("--hosts", hosts_, "look at these hosts, a:8,b:8, which mpirun starts processes on")
+        ->type_name("LIST");
+    app.add_option("--hostfile", hostfile_, "look at the hosts of a file of mpirun's")->type_name("FILE");
+    app.add_option("-n,--np", ranks_, "for N ranks in all (default: one per GPU, without GPUs one per NUMA node)")
+        ->type_name("N")
+        ->check(CLI::Range(1, 65536));
+    app.add_option("--device", device_, "what the ranks compute on: auto (default), cpu or cuda")
+        ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
+    app.add_option("--interfaces", interfaces_, "the job's IP interfaces, eth0,eth1")->type_name("LIST");
+    app.add_flag("--all", all_, "show also the checks that find nothing wrong");
     app.add_flag("--json", json_, "print JSON instead of a table");
-    app.footer("Example:\n  ./annulus doctor");
+    app.footer(
+        "Inside an allocation of Slurm of several hosts it looks at those.\n"
+        "Examples:\n"
+        "  ./annulus doctor\n"
+        "  ./annulus doctor -n 8 --device cpu --all");
+  }
+
+  void check() override {
+    network_ = parse_network(interfaces_, "", "auto", "doctor --interfaces");
+    if (!hosts_.empty() && !hostfile_.empty()) {
+      throw Error(ErrorKind::kUsage, "launcher", "doctor takes --hosts or --hostfile, not both");
+    }
+    if (!hosts_.empty()) list_ = parse_hosts(hosts_, "--hosts");
+    if (!hostfile_.empty()) list_ = read_hostfile(hostfile_);
+    if (!list_) {
+      list_ = hosts_of_slurm();
+      if (list_ && list_->hosts.size() < 2) list_.reset();
+    }
+    const bool counted = list_ && std::all_of(list_->hosts.begin(), list_->hosts.end(),
+                                              [](const HostSlots& host) { return host.slots > 0; });
+    if (counted || (list_ && ranks_ > 0)) shares_ = ranks_of_hosts(*list_, ranks_);
+    if (!list_ && ranks_ > 0) shares_ = {ranks_};
   }
 
   int run() override {
-    const Findings findings = look();
-    json_ ? print_json(findings) : print_table(findings);
-    return findings.good ? 0 : static_cast<int>(ErrorKind::kUnavailable);
+    cache_total();  // refuses what it cannot read before anything is said
+    // Before the inventory, which starts CUDA: a report forks.
+    const Diagnosis diagnosis = list_ ? diagnose_hosts() : diagnose_this_host();
+    const std::vector<Finding>& findings = diagnosis.findings;
+    const bool good =
+        std::none_of(findings.begin(), findings.end(), [](const Finding& f) { return f.severity == Severity::kError; });
+    std::optional<Inventory> inventory;
+    if (!list_) inventory = look(diagnosis.reports.front());
+    json_ ? print_json(diagnosis, inventory, good) : print_tables(diagnosis, inventory);
+    return good ? 0 : static_cast<int>(ErrorKind::kUnavailable);
   }
 
  private:
-  bool json_ = false;
+  CheckRequest request() const { return {shares_, network_.interfaces, device_}; }
+
+  Diagnosis diagnose_this_host() const {
+    Diagnosis d;
+    d.reports.push_back(report_of_this_host({}));
+    d.findings = check_host(d.reports.front(), request(), 0);
+    return d;
+  }
+
+  // Where hosts cannot be asked, that is what is wrong, beside what is wrong here.
+  Diagnosis diagnose_hosts() const {
+    Diagnosis d;
+    try {
+      BackChannel channel(network_.interfaces);
+      SurveyOptions options;
+      options.hosts = *list_;
+      options.interfaces = network_.interfaces;
+      d.reports = survey(options, channel);
+    } catch (const Error& error) {
+      if (error.kind() == ErrorKind::kUsage) throw;
+      HostReport here = report_of_this_host({});
+      d.findings = check_host(here, {{}, network_.interfaces, device_}, 0);
+      d.findings.insert(d.findings.begin(), {"hosts", Severity::kError, "", std::string(error.message()),
+                                             "try `ssh HOST true` and `" + here.program +
+                                                 " version` there; docs/clusters.md, \"Before the first job\""});
+      d.reports.push_back(std::move(here));
+      return d;
+    }
+    for (size_t i = 0; i < d.reports.size(); ++i) {
+      const std::vector<Finding> own = check_host(d.reports[i], request(), i);
+      d.findings.insert(d.findings.end(), own.begin(), own.end());
+    }
+    const std::vector<Finding> together = check_together(d.reports, request());
+    d.findings.insert(d.findings.end(), together.begin(), together.end());
+    return d;
+  }
+
+  void print_tables(const Diagnosis& d, const std::optional<Inventory>& inventory) const {
+    std::printf("annulus %s\n\nchecks: %s%s\n%s", kVersion, counts_text(d.findings).c_str(),
+                all_ ? "" : " (--all shows every one)", findings_table(d.findings, all_).c_str());
+    if (const std::string table = difference_table(d.reports); !table.empty()) {
+      std::printf("\nwhat differs\n%s", table.c_str());
+    }
+    if (inventory) print_table(*inventory);
+  }
+
+  void print_json(const Diagnosis& d, const std::optional<Inventory>& inventory, bool good) const {
+    Json all = {{"version", kVersion}, {"good", good}, {"findings", findings_json(d.findings)}};
+    if (inventory) all.update(json_of(*inventory));
+    all["hosts"] = Json::array();
+    for (const HostReport& report : d.reports) all["hosts"].push_back(Json(report_to_json(report)));
+    std::printf("%s\n", all.dump(2, ' ', false, Json::error_handler_t::replace).c_str());
+  }
+
+  std::string hosts_, hostfile_, device_ = "auto", interfaces_;
+  int ranks_ = 0;
+  bool all_ = false, json_ = false;
+  Network network_;
+  std::optional<HostList> list_;  // without one, this host
+  std::vector<int> shares_;       // ranks of each host, where they are known
 };
 
 }  // namespace
