@@ -21,7 +21,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cctype>
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
@@ -29,14 +28,13 @@
 #include <ctime>
 #include <filesystem>
 #include <fstream>
-#include <memory>
-#include <sstream>
 #include <string_view>
 
 #include "comm/nccl/nccl_communicator.h"
 #include "common/checksum.h"
 #include "common/error.h"
 #include "common/version.h"
+#include "launcher/hosts/driver_facts.h"
 #include "launcher/hosts/mpirun.h"
 #include "simd/instruction_set.h"
 
@@ -149,44 +147,6 @@ void add_mpi(HostReport& report) {
   }
 }
 
-// "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 27 ..." -> "580.65.06"
-std::string driver_version() {
-  std::istringstream words(first_line("/proc/driver/nvidia/version"));
-  for (std::string word; words >> word;) {
-    if (word.find('.') != std::string::npos &&
-        std::all_of(word.begin(), word.end(), [](unsigned char c) { return std::isdigit(c) != 0 || c == '.'; })) {
-      return word;
-    }
-  }
-  return "";
-}
-
-// 13000 -> "13.0"
-std::string cuda_version_text(int version) {
-  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
-}
-
-// Asked without starting CUDA.
-std::string cuda_of_driver() {
-  void* const library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
-  if (library == nullptr) return "";
-  using Ask = int (*)(int*);
-  const auto ask = reinterpret_cast<Ask>(dlsym(library, "cuDriverGetVersion"));
-  int version = 0;
-  const bool known = ask != nullptr && ask(&version) == 0 && version > 0;
-  dlclose(library);
-  return known ? cuda_version_text(version) : "";
-}
-
-int gpus_of_driver() {
-  std::error_code error;
-  int count = 0;
-  for (fs::directory_iterator it("/proc/driver/nvidia/gpus", error), end; !error && it != end; it.increment(error)) {
-    ++count;
-  }
-  return error ? -1 : count;
-}
-
 void add_devices(HostReport& report) {
   report.hwloc_gpus = static_cast<int>(Machine::this_machine().gpus.size());
 #ifdef ANNULUS_CUDA
@@ -199,6 +159,7 @@ void add_devices(HostReport& report) {
   report.driver = driver_version();
   report.driver_gpus = gpus_of_driver();
   report.driver_cuda = cuda_of_driver();
+  report.peer_access = peer_access();
 }
 
 // Whether a process of this user may read another's memory. As Open MPI does it: between two processes that a third has
@@ -249,8 +210,9 @@ bool cma_works() {
 // Variables that say something to us, NCCL, UCX or MPI and that a user sets: not those by which mpirun and `launch`
 // tell a rank what it is, which differ everywhere, and no secret.
 bool is_of_interest(std::string_view name) {
-  for (const std::string_view own : {"ANNULUS_BACK", "ANNULUS_SCRIPT", "ANNULUS_PROGRAM", "ANNULUS_LAUNCH_DIR"}) {
-    if (name == own) return false;
+  for (const std::string_view own : {"ANNULUS_BACK", "ANNULUS_SCRIPT", "ANNULUS_PROGRAM", "ANNULUS_LAUNCH",
+                                     "ANNULUS_WORLD_SIZE", "ANNULUS_PROGRESS", "ANNULUS_COLUMNS"}) {
+    if (name.starts_with(own)) return false;
   }
   for (const std::string_view word :
        {"CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"}) {
