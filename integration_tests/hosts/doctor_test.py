@@ -1,0 +1,169 @@
+#!/usr/bin/env python3
+"""`annulus doctor` on hosts with faults that are planted for real, and over several hosts.
+
+    doctor_test.py ANNULUS MACHINE.xml
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import hosts as simulated
+import namespaces
+
+namespaces.isolate()
+
+MACHINE = os.path.abspath(sys.argv.pop())  # with GPUs and RDMA devices
+ANNULUS = os.path.abspath(sys.argv.pop())
+
+
+def environment(**extra):
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMIX_", "ANNULUS_", "SLURM_"))}
+    return {**env, "OMP_NUM_THREADS": "1", **extra}
+
+
+class DoctorTest(unittest.TestCase):
+    def doctor(self, *args, prefix=(), run=subprocess.run, annulus=ANNULUS, **env):
+        """The exit code, and the findings by their checks."""
+        done = run([*prefix, annulus, "doctor", "--json", *args], env=environment(**env), stdin=subprocess.DEVNULL,
+                   capture_output=True, text=True, timeout=60)
+        self.assertTrue(done.stdout, done.stderr)
+        said = json.loads(done.stdout)
+        self.assertEqual(done.returncode, 0 if said["good"] else 9, done.stderr)
+        self.assertEqual(said["good"], all(f["severity"] != "error" for f in said["findings"]))
+        self.reports = said["hosts"]
+        found = {}
+        for finding in said["findings"]:
+            found.setdefault(finding["check"], []).append(finding)
+        return done.returncode, found
+
+    def assert_found(self, found, check, severity, text, remedy, at=0):
+        finding = found[check][at]
+        self.assertEqual(finding["severity"], severity, finding)
+        self.assertIn(text, finding["found"])
+        self.assertIn(remedy, finding["remedy"])
+
+    def in_shell(self, before):
+        """Words that run what follows after a command of a shell."""
+        return ["bash", "-c", before + ' && exec "$@"', "bash"]
+
+    def test_limits(self):
+        # Of a machine with RDMA devices, by hwloc's own variable.
+        code, found = self.doctor(prefix=self.in_shell("ulimit -l 64"), HWLOC_XMLFILE=MACHINE, HWLOC_THISSYSTEM="0")
+        self.assertEqual(code, 9)
+        self.assert_found(found, "locked-memory", "error", "64 KiB, but mlx5", "ulimit -l unlimited")
+        code, found = self.doctor(prefix=self.in_shell("ulimit -l 64"))
+        self.assertEqual(found["locked-memory"][0]["severity"], "good")
+        code, found = self.doctor("-n", "8", prefix=self.in_shell("ulimit -n 150"))
+        self.assertEqual(code, 9)
+        self.assert_found(found, "open-files", "error", "150 for each process", "ulimit -n 4096")
+
+    def test_ranks_that_share_a_core(self):
+        core = str(min(os.sched_getaffinity(0)))
+        code, found = self.doctor("-n", "2", prefix=["taskset", "-c", core])
+        self.assertEqual(code, 0)
+        self.assert_found(found, "cores", "warning", "1 core for 2 ranks", "taskset")
+        code, found = self.doctor("-n", "1", prefix=["taskset", "-c", core], OMP_NUM_THREADS="64")
+        self.assert_found(found, "cores", "warning", "OMP_NUM_THREADS=64", "unset OMP_NUM_THREADS")
+
+    def test_another_mpirun(self):
+        with tempfile.TemporaryDirectory(dir=os.environ.get("TEST_TMPDIR")) as folder:
+            mpirun = os.path.join(folder, "a; mpirun")
+            for version, severity, text in (
+                ("mpirun (Open MPI) 5.0.3", "error", "is Open MPI 5.0.3"),
+                ("HYDRA build details: Version: 4.0.2", "error", "should be Open MPI 4.1 or newer"),
+            ):
+                with open(mpirun, "w") as f:
+                    f.write(f"#!/bin/sh\necho '{version}'\n")
+                os.chmod(mpirun, 0o755)
+                code, found = self.doctor(MPIRUN=mpirun)
+                self.assertEqual(code, 9)
+                self.assert_found(found, "mpi", severity, text, "MPI_HOME=")
+            code, found = self.doctor(MPIRUN=os.path.join(folder, "none"))
+            self.assert_found(found, "mpi", "error", "mpirun not found", "apt-get install openmpi-bin")
+
+    def test_small_shared_memory_and_no_place_for_files(self):
+        small = ["unshare", "--mount", *self.in_shell(
+            "mount -t tmpfs -o size=8m tmpfs /dev/shm && mkdir /dev/shm/t && mount -t tmpfs -o ro tmpfs /dev/shm/t && cd /dev/shm/t")]
+        code, found = self.doctor("-n", "2", prefix=small, TMPDIR="/dev/shm/t")
+        self.assertEqual(code, 9)
+        self.assert_found(found, "shared-memory", "error", "2 ranks take about 32 MiB", "--shm-size")
+        self.assert_found(found, "temporary-space", "error", "/dev/shm/t is not there or cannot be written", "TMPDIR")
+        self.assert_found(found, "free-disk", "warning", "/dev/shm/t is not there or cannot be written", "run.folder")
+
+    def test_interfaces(self):
+        subprocess.run(["ip", "link", "add", "down0", "type", "veth", "peer", "name", "down1"], check=True)
+        self.addCleanup(subprocess.run, ["ip", "link", "del", "down0"], check=True)
+        code, found = self.doctor("--interfaces", "down0,ib7")
+        self.assertEqual(code, 9)
+        self.assert_found(found, "interfaces", "error", "down0 is down; ib7 is not there", "--interfaces")
+
+    def test_the_table_is_for_people(self):
+        done = subprocess.run([*self.in_shell("ulimit -n 100"), ANNULUS, "doctor"], env=environment(), capture_output=True,
+                              text=True, timeout=60)
+        self.assertEqual(done.returncode, 9)
+        self.assertRegex(done.stdout, r"\nchecks: 1 error, .*\d+ good \(--all shows every one\)\n  error +open-files ")
+        self.assertRegex(done.stdout, r"\n +-> ulimit -n 4096 ")
+        self.assertNotIn("  good ", done.stdout)
+        self.assertIn("\nfound\n  LibTorch ", done.stdout)
+
+    def test_what_cannot_be_asked_for(self):
+        for args, text in (
+            (["--hosts", "a b"], "--hosts"),
+            (["--hosts", "-x"], "--hosts"),
+            (["--hosts", "a", "--hostfile", "f"], "not both"),
+            (["--hostfile", "no such; file"], "no such; file"),
+            (["-n", "0"], "-n"),
+            (["--device", "tpu"], "--device"),
+        ):
+            done = subprocess.run([ANNULUS, "doctor", *args], env=environment(), capture_output=True, text=True, timeout=60)
+            self.assertEqual(done.returncode, 2, (args, done.stdout, done.stderr))
+            self.assertIn(text, done.stderr)
+
+    def test_over_hosts(self):
+        with simulated.Hosts(["host1", "Host2", "host3"]) as hosts:
+            code, found = self.doctor("--hosts", "host1:1,Host2:1,host3:1", run=hosts.run)
+            self.assertEqual([r["name"] for r in self.reports], ["host1", "Host2", "host3"])
+            for finding in sum(found.values(), []):
+                self.assertIn(finding["severity"], ("good", "warning"), finding)
+            for check in ("different-machines", "same-program", "same-files", "clocks", "common-network", "reachable"):
+                self.assertEqual(found[check][0]["severity"], "good", found[check])
+            self.assertEqual([f["host"] for f in found["cores"]], ["host1", "Host2", "host3"])
+
+            self.assertEqual(found["same-environment"][0]["severity"], "good", found["same-environment"])
+
+            hosts.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", "/dev/shm"], on="host3", check=True)
+            code, found = self.doctor("--hosts", "host1:1,Host2:1,host3:1", run=hosts.run)
+            self.assertEqual(code, 9)
+            self.assertEqual(found["shared-memory"][0]["severity"], "good")
+            self.assert_found(found, "shared-memory", "error", "8 MiB of 8 MiB free", "--shm-size", at=2)
+
+    def test_hosts_that_cannot_be_asked(self):
+        with simulated.Hosts(["host1", "host2"]) as hosts:
+            hosts.kill("host2")
+            code, found = self.doctor("--hosts", "host1:1,host2:1", run=hosts.run, ANNULUS_BOOTSTRAP_TIMEOUT="20")
+            self.assertEqual(code, 9)
+            self.assert_found(found, "hosts", "error", "host2", "ssh HOST true")
+            self.assertIn("mpi", found)  # what this host is, all the same
+
+    def test_another_program_on_a_host(self):
+        with tempfile.TemporaryDirectory(dir=os.environ.get("TEST_TMPDIR")) as folder, \
+                simulated.Hosts(["host1", "host2"]) as hosts:
+            own, other = os.path.join(folder, "annulus"), os.path.join(folder, "other")
+            shutil.copy(ANNULUS, own)
+            shutil.copy(ANNULUS, other)
+            with open(other, "ab") as f:
+                f.write(b"\0")
+            hosts.run(["mount", "--bind", other, own], on="host2", check=True)
+            code, found = self.doctor("--hosts", "host1:1,host2:1", run=hosts.run, annulus=own)
+            self.assertEqual(code, 9)
+            self.assert_found(found, "same-program", "error", "on host2", "annulus install")
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0]], verbosity=2)
