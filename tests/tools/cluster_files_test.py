@@ -1,0 +1,193 @@
+#!/usr/bin/env python3
+"""What is given to batch systems and containers: the MPIJob against the operator's schema, the batch script as bash and
+Slurm read it, the Containerfile's instructions and packages.
+
+    cluster_files_test.py CONFIGS_CLUSTER_FILE CONTAINERFILE TORCH_ROOT
+
+MPIJOB_CRD=FILE: checks the MPIJob against the whole definition that the operator publishes
+(kubeflow/mpi-operator, manifests/base/kubeflow.org_mpijobs.yaml; last done with its v0.8.2), too.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import unittest
+
+SITE = os.path.dirname(sys.argv.pop())  # where set-up has installed PyYAML
+CONTAINERFILE = os.path.abspath(sys.argv.pop())
+CLUSTER = os.path.dirname(os.path.abspath(sys.argv.pop()))
+if not os.path.isdir(os.path.join(SITE, "yaml")):
+    print("SKIPPED: LIBTORCH has no PyYAML beside it")
+    sys.exit(0)
+sys.path.append(SITE)
+import yaml  # noqa: E402
+
+TEXT, COUNT, YES, ANY = {"type": "string"}, {"type": "integer"}, {"type": "boolean"}, {"x-kubernetes-int-or-string": True}
+
+
+def a_list(items):
+    return {"type": "array", "items": items}
+
+
+def an_object(required=(), **properties):
+    return {"type": "object", "required": list(required), "properties": properties}
+
+
+def one_of(*words):
+    return {"type": "string", "enum": list(words)}
+
+
+# What kubeflow.org/v2beta1 and Kubernetes's pods allow, as far as our file uses it; a member that is not here is a fault.
+RESOURCES = an_object(limits={"type": "object", "additionalProperties": ANY}, requests={"type": "object", "additionalProperties": ANY})
+CONTAINER = an_object(
+    ["name"], name=TEXT, image=TEXT, imagePullPolicy=TEXT, workingDir=TEXT, command=a_list(TEXT), args=a_list(TEXT),
+    env=a_list(an_object(["name"], name=TEXT, value=TEXT)), resources=RESOURCES,
+    securityContext=an_object(runAsUser=COUNT, capabilities=an_object(add=a_list(TEXT), drop=a_list(TEXT))),
+    volumeMounts=a_list(an_object(["mountPath", "name"], name=TEXT, mountPath=TEXT, readOnly=YES)))
+VOLUME = an_object(
+    ["name"], name=TEXT, emptyDir=an_object(medium=TEXT, sizeLimit=ANY),
+    persistentVolumeClaim=an_object(["claimName"], claimName=TEXT, readOnly=YES))
+POD = an_object(["containers"], containers=a_list(CONTAINER), volumes=a_list(VOLUME), terminationGracePeriodSeconds=COUNT)
+REPLICAS = an_object(replicas=COUNT, restartPolicy=TEXT, template=an_object(metadata={"type": "object"}, spec=POD))
+MPIJOB = an_object(
+    apiVersion=TEXT, kind=TEXT, metadata={"type": "object", "additionalProperties": TEXT},
+    spec=an_object(
+        ["mpiReplicaSpecs"], slotsPerWorker=COUNT, sshAuthMountPath=TEXT, runLauncherAsWorker=YES,
+        mpiImplementation=one_of("OpenMPI", "Intel", "MPICH"),
+        launcherCreationPolicy=one_of("AtStartup", "WaitForWorkersReady"),
+        runPolicy=an_object(cleanPodPolicy=TEXT, backoffLimit=COUNT, activeDeadlineSeconds=COUNT,
+                            ttlSecondsAfterFinished=COUNT, suspend=YES),
+        mpiReplicaSpecs={"type": "object", "additionalProperties": REPLICAS}))
+
+TYPES = {"object": dict, "array": list, "string": str, "integer": int, "boolean": bool, "number": (int, float)}
+
+
+def faults(value, schema, way=""):
+    """Where a value does not fit a schema of Kubernetes's kind (OpenAPI 3, closed unless it says otherwise)."""
+    kind = schema.get("type")
+    if schema.get("x-kubernetes-int-or-string"):
+        return [] if isinstance(value, (int, str)) and not isinstance(value, bool) else [f"{way}: a number or a text"]
+    if kind and (not isinstance(value, TYPES[kind]) or (kind == "integer" and isinstance(value, bool))):
+        return [f"{way}: {kind}"]
+    found = []
+    if "enum" in schema and value not in schema["enum"]:
+        found.append(f"{way}: one of {schema['enum']}")
+    if isinstance(value, dict):
+        found += [f"{way}.{name}: missing" for name in schema.get("required", []) if name not in value]
+        for name, item in value.items():
+            inner = schema.get("properties", {}).get(name, schema.get("additionalProperties"))
+            if inner is not None:
+                found += faults(item, inner, f"{way}.{name}") if isinstance(inner, dict) else []
+            elif schema.keys() & {"properties", "additionalProperties"}:
+                found.append(f"{way}.{name}: unknown")
+    if isinstance(value, list):
+        for i, item in enumerate(value):
+            found += faults(item, schema["items"], f"{way}[{i}]")
+    return found
+
+
+def read(path):
+    with open(path) as f:
+        return f.read()
+
+
+class MpijobTest(unittest.TestCase):
+    def setUp(self):
+        self.job = yaml.safe_load(read(os.path.join(CLUSTER, "mpijob.yaml")))
+
+    def test_it_fits_the_schema(self):
+        self.assertEqual(faults(self.job, MPIJOB), [])
+        self.assertEqual((self.job["apiVersion"], self.job["kind"]), ("kubeflow.org/v2beta1", "MPIJob"))
+        if os.environ.get("MPIJOB_CRD"):
+            versions = {v["name"]: v for v in yaml.safe_load(read(os.environ["MPIJOB_CRD"]))["spec"]["versions"]}
+            self.assertEqual(faults(self.job, versions["v2beta1"]["schema"]["openAPIV3Schema"]), [])
+
+    def test_the_schema_finds_faults(self):
+        worker = self.job["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["spec"]
+        for plant, where in (
+            (lambda: self.job["spec"].update(slotsPerWorker="8"), ".spec.slotsPerWorker"),
+            (lambda: self.job["spec"].update(mpiImplementation="openmpi"), ".spec.mpiImplementation"),
+            (lambda: self.job["spec"].update(slots=1), ".spec.slots: unknown"),
+            (lambda: worker.pop("containers"), ".containers: missing"),
+            (lambda: self.job["spec"].pop("mpiReplicaSpecs"), ".spec.mpiReplicaSpecs: missing"),
+        ):
+            self.setUp()
+            worker = self.job["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["spec"]
+            plant()
+            self.assertTrue(any(where in f for f in faults(self.job, MPIJOB)), (where, faults(self.job, MPIJOB)))
+
+    def test_its_parts_fit_together(self):
+        specs = self.job["spec"]["mpiReplicaSpecs"]
+        self.assertEqual(set(specs), {"Launcher", "Worker"})
+        pods = [s["template"]["spec"] for s in specs.values()]
+        self.assertEqual(len({c["image"] for p in pods for c in p["containers"]}), 1)
+        for pod in pods:
+            volumes = {v["name"] for v in pod["volumes"]}
+            self.assertEqual({m["name"] for c in pod["containers"] for m in c["volumeMounts"]}, volumes)
+        worker = specs["Worker"]["template"]["spec"]["containers"][0]
+        self.assertIn("/dev/shm", [m["mountPath"] for m in worker["volumeMounts"]])
+        self.assertEqual(worker["resources"]["limits"]["nvidia.com/gpu"], self.job["spec"]["slotsPerWorker"])
+        # What the image has: its user, the configuration of sshd.
+        image = read(CONTAINERFILE)
+        self.assertIn("--uid %d " % worker["securityContext"]["runAsUser"], image)
+        self.assertIn(" %s " % worker["args"][-1], image)
+        self.assertTrue(self.job["spec"]["sshAuthMountPath"] in image)
+
+
+class SlurmTest(unittest.TestCase):
+    def setUp(self):
+        self.path = os.path.join(CLUSTER, "slurm.sbatch")
+
+    def test_bash_reads_it(self):
+        subprocess.run(["bash", "-n", self.path], check=True)
+
+    def test_it_becomes_launch(self):
+        """Its last command, with a program that says its words: blanks and quotes arrive as they are."""
+        env = dict(os.environ, ANNULUS="/bin/echo")
+        done = subprocess.run(["bash", self.path, "a 'b'; c.toml", "--resume"], env=env, capture_output=True, text=True)
+        self.assertEqual((done.returncode, done.stdout), (0, "launch train a 'b'; c.toml --resume\n"), done.stderr)
+        done = subprocess.run(["bash", self.path], env=env, capture_output=True, text=True)
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("usage: sbatch slurm.sbatch CONFIG", done.stderr)
+
+    def test_its_options_stand_before_the_first_command(self):
+        lines = read(self.path).splitlines()
+        first = next(i for i, line in enumerate(lines) if line and not line.startswith("#"))
+        options = [i for i, line in enumerate(lines) if line.startswith("#SBATCH ")]
+        self.assertTrue(options and max(options) < first)
+        self.assertRegex(read(self.path), r"(?m)^#SBATCH --signal=B:USR1@\d+ ")
+
+
+class ContainerfileTest(unittest.TestCase):
+    def setUp(self):
+        # Comments stand on lines of their own; a backslash goes on in the next line.
+        text = re.sub(r"(?m)^#.*\n", "", read(CONTAINERFILE))
+        self.steps = [line.split(None, 1) for line in re.sub(r"\\\n", " ", text).splitlines() if line.strip()]
+
+    def test_its_instructions(self):
+        known = {"FROM", "RUN", "COPY", "ENV", "USER", "WORKDIR", "ENTRYPOINT", "CMD"}
+        self.assertEqual([s[0] for s in self.steps if s[0] not in known], [])
+        self.assertEqual(self.steps[0][0], "FROM")
+        for word, rest in self.steps:
+            if word in ("ENTRYPOINT", "CMD"):
+                self.assertTrue(all(isinstance(w, str) for w in json.loads(rest)), rest)
+            if word == "RUN":
+                subprocess.run(["sh", "-n", "-c", rest], check=True)
+
+    def test_its_packages_exist(self):
+        install = next(rest for word, rest in self.steps if "apt-get install" in rest)
+        names = re.search(r"apt-get install((?: +-\S+| +[a-z][\w.+-]*)+)", install).group(1).split()
+        packages = [n for n in names if not n.startswith("-")]
+        self.assertIn("openmpi-bin", packages)
+        if not shutil.which("apt-cache"):
+            self.skipTest("SKIPPED: no apt-cache, so no Debian or Ubuntu")
+        for package in packages:
+            shown = subprocess.run(["apt-cache", "show", package], capture_output=True, text=True)
+            self.assertIn("Package: " + package + "\n", shown.stdout)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0]], verbosity=2)
