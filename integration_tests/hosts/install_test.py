@@ -1,0 +1,163 @@
+#!/usr/bin/env python3
+"""`./annulus install`: the folder, moved to another path with a blank, in an environment without anything of the clone: it
+trains, launches, says what it is, and a program in C++ is built against its headers and library.
+
+    install_test.py INSTALL.py ANNULUS BENCH LIBRARY HEADERS TORCH_ROOT
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+TORCH, HEADERS, LIBRARY, BENCH, ANNULUS, INSTALL = (os.path.abspath(sys.argv.pop()) for _ in range(6))
+ROOT = os.getcwd()
+
+CONFIG = """
+[run]
+name = "tiny"
+steps = 2
+log_every = 1
+[data]
+train = ["text.txt"]
+context = 64
+batch = 2
+[model]
+layers = 1
+dim = 32
+heads = 2
+[optimizer]
+lr = 0.01
+[validation]
+every = 0
+"""
+
+PROGRAM = """
+#include <cstdio>
+#include "attention/pattern/pattern.h"
+#include "common/error.h"
+int main() {
+  try {
+    annulus::parse_pattern("{ kind = 'causa' }", "a text");
+  } catch (const annulus::Error& error) {
+    std::printf("%d %s\\n", error.exit_code(), error.what());
+  }
+}
+"""
+
+
+def run(*command, **kwargs):
+    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, **kwargs)
+
+
+class InstallTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.mkdtemp(dir=os.environ.get("TEST_TMPDIR"))
+        cls.addClassCleanup(shutil.rmtree, cls.folder)
+        cls.made = os.path.join(cls.folder, "made")
+        # As Bazel lays out what it builds.
+        cls.bin = os.path.join(cls.folder, "bin")
+        for source, path in ((ANNULUS, "launcher/annulus"), (BENCH, "benchmarks/program/annulus_bench"), (LIBRARY, "tools/libannulus.so")):
+            os.makedirs(os.path.join(cls.bin, os.path.dirname(path)), exist_ok=True)
+            os.symlink(os.path.realpath(source), os.path.join(cls.bin, path))
+        done = cls.install(cls.made)
+        assert done.returncode == 0, done.stderr
+        cls.prefix = os.path.join(cls.folder, "another place; 'quoted'")
+        os.rename(cls.made, cls.prefix)
+        cls.annulus = os.path.join(cls.prefix, "bin", "annulus")
+        # Nothing of the clone, of Bazel or of the test.
+        cls.env = {"PATH": "/usr/bin:/bin", "HOME": cls.folder, "OMP_NUM_THREADS": "1"}
+
+    @classmethod
+    def install(cls, prefix):
+        with open(HEADERS) as f:
+            return run(sys.executable, INSTALL, "--bin", cls.bin, "--headers", f.read(), prefix)
+
+    def setUp(self):
+        self.work = tempfile.mkdtemp(dir=self.folder)
+        with open(os.path.join(self.work, "config.toml"), "w") as f:
+            f.write(CONFIG)
+        with open(os.path.join(self.work, "text.txt"), "w") as f:
+            f.write("all work and no play " * 500)
+
+    def ran(self, *args, program=None, **env):
+        return run(program or self.annulus, *args, cwd=self.work, env={**self.env, **env})
+
+    def test_it_is_the_same_program(self):
+        done = self.ran("version")
+        self.assertEqual((done.returncode, done.stdout), (0, run(ANNULUS, "version").stdout), done.stderr)
+
+    def test_it_trains(self):
+        for command in (["train", "config.toml"], ["launch", "-n", "2", "train", "config.toml"]):
+            done = self.ran(*command)
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            self.assertRegex(done.stdout, r"(?m)^step +2")
+
+    def test_all_libraries_are_its_own_or_the_systems(self):
+        for name in ("annulus", "annulus_bench"):
+            done = run("ldd", os.path.join(self.prefix, "libexec", name), env=self.env)
+            self.assertNotIn("not found", done.stdout)
+            for line in done.stdout.splitlines():
+                path = line.partition("=> ")[2].rpartition(" (")[0]
+                own = os.path.realpath(path).startswith(os.path.realpath(self.prefix))
+                self.assertEqual(own, any(n in line.split()[0] for n in ("torch", "c10", "gomp", "cudart", "cupti")), line)
+                self.assertTrue(own or not path or path.startswith(("/lib", "/usr/lib")), line)
+        done = self.ran("bench", "--help")
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_doctor_knows_where_it_is(self):
+        done = self.ran("doctor", "--json")
+        report = json.loads(done.stdout)["hosts"][0]
+        self.assertEqual(report["program"], os.path.join(self.prefix, "libexec", "annulus"))
+        self.assertEqual(report["libtorch_path"], os.path.join(self.prefix, "lib", "libtorch_cpu.so"))
+
+    def test_a_program_in_cpp(self):
+        source, program = os.path.join(self.work, "a.cc"), os.path.join(self.work, "a")
+        with open(source, "w") as f:
+            f.write(PROGRAM)
+        lib = os.path.join(self.prefix, "lib")
+        done = run("g++", "-std=c++20", "-I", os.path.join(self.prefix, "include", "annulus"), "-isystem",
+                   os.path.join(TORCH, "include"), source, "-o", program, "-L", lib, "-lannulus", "-Wl,-rpath-link," + lib,
+                   "-Wl,-rpath," + lib)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        done = self.ran(program=program)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertRegex(done.stdout, r'^2 \[\w+\] .*did you mean "causal"\?')
+
+    def test_what_is_there_is_replaced_and_nothing_else(self):
+        readme = os.path.join(self.prefix, "README")
+        stale = os.path.join(self.prefix, "share", "annulus", "MANIFEST")
+        with open(stale, "a") as f:
+            f.write("0" * 64 + "  share/annulus/stale\n" + "0" * 64 + "  ../outside\n")
+        for path in (os.path.join(self.prefix, "share", "annulus", "stale"), os.path.join(self.folder, "outside")):
+            open(path, "w").close()
+        os.remove(readme)
+        self.assertEqual(self.install(self.prefix).returncode, 0)
+        self.assertTrue(os.path.exists(readme))
+        self.assertFalse(os.path.exists(os.path.join(self.prefix, "share", "annulus", "stale")))
+        self.assertTrue(os.path.exists(os.path.join(self.folder, "outside")))
+
+    def test_a_folder_of_something_else_is_refused(self):
+        before = os.listdir(self.work)
+        for prefix in (self.work, os.path.join(self.work, "config.toml")):
+            for words in (["--check"], ["--bin", self.bin]):
+                done = run(sys.executable, INSTALL, *words, prefix)
+                self.assertEqual(done.returncode, 2, done.stderr)
+                self.assertIn(prefix, done.stderr)
+        self.assertEqual(os.listdir(self.work), before)
+
+    def test_configurations_and_documents_are_there(self):
+        for path in ("README", "share/annulus/configs/quickstart.toml", "share/annulus/configs/cluster/mpijob.yaml",
+                     "share/annulus/docs/clusters.md", "share/annulus/tokenization/__main__.py", "share/annulus/licenses/xxhash.txt"):
+            self.assertTrue(os.path.isfile(os.path.join(self.prefix, path)), path)
+        done = self.ran("train", os.path.join(self.prefix, "share/annulus/configs/quickstart.toml"), "--set", "data.train=['text.txt']",
+                        "--set", "run.steps=1", "--set", "data.context=64", "--set", "validation.every=0")
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0]], verbosity=2)

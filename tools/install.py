@@ -1,0 +1,267 @@
+#!/usr/bin/env python3
+"""Copies what Bazel built to a folder that runs by itself. Called by tools/install.sh.
+
+    install.py --check PREFIX                          whether PREFIX may be installed to
+    install.py --bin FOLDER --headers LIST PREFIX      fills PREFIX; LIST: labels of headers, one a line
+
+PREFIX holds
+
+    bin/annulus          the command: a script that starts the program beside it
+    libexec/             the programs; they find their libraries in ../lib, wherever the folder lies
+    lib/                 the libraries of LibTorch, and of NVIDIA's wheels where it is built for CUDA; libannulus.so
+    include/annulus/     headers of annulus for C++
+    share/annulus/       configurations, documents, licenses, what makes tokens; MANIFEST: what is installed
+"""
+
+import argparse
+import glob
+import hashlib
+import os
+import re
+import shutil
+import sys
+
+ROOT = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+sys.path.insert(0, os.path.join(ROOT, "tools", "gpu_bundle"))
+import elf  # noqa: E402
+
+MANIFEST = os.path.join("share", "annulus", "MANIFEST")
+TITLE = "annulus, installed by ./annulus install"
+# The C library's and g++'s: those of every system.
+SYSTEM = re.compile(r"(ld-linux-[\w-]+|lib(c|m|dl|pthread|rt|resolv|util|stdc\+\+|gcc_s))\.so(\.\d+)*")
+# What loads LibTorch into Python.
+PYTHON = re.compile(r"lib(torch_python|shm\w*|nnapi\w*)\.so")
+
+COMMAND = """#!/bin/bash
+# The command annulus, from a folder that `./annulus install` made. The folder may be moved and copied as a whole.
+# ANNULUS_ISA=baseline/avx2/avx512: the vector instructions that are used at most.
+# ANNULUS_PYTHON: the Python that has the libraries of tokenizers (share/annulus/README), for `tokenize` and `sample`.
+set -euo pipefail
+here=$(dirname "$(dirname "$(readlink -f "${{BASH_SOURCE[0]}}")")")
+export ANNULUS_SCRIPT="$here/bin/annulus" ANNULUS_PROGRAM="${{ANNULUS_PROGRAM:-$0}}"
+
+{isa}
+if [[ ${{1-}} == tokenizer ]]; then
+  exec "${{ANNULUS_PYTHON:-python3}}" -B "$here/share/annulus/tokenization" "${{@:2}}"
+fi
+exec "$here/libexec/annulus" "$@"
+"""
+
+README = """annulus {version}, LibTorch {torch}, {cuda}
+
+    bin/annulus doctor                               what is wrong with this host, and what to do
+    bin/annulus launch -n 2 train CONFIG             CONFIG: one of share/annulus/configs, or yours
+    bin/annulus launch --hosts a:8,b:8 train CONFIG
+
+The folder may be moved or copied as a whole; every host of a job needs the same one at the same path (a shared file
+system, a copy on each, a container image). Hosts need besides
+
+    Open MPI {mpi} (mpirun and its libraries; Debian, Ubuntu: apt-get install openmpi-bin)
+    {system}
+    NVIDIA's driver where they compute on GPUs
+    {glibc} of the C library and the runtime of g++ ({glibcxx}) at least
+
+Making tokens takes a Python with the packages {wheels};
+ANNULUS_PYTHON names it. Programs of your own in C++: include/annulus and lib/libannulus.so, share/annulus/docs/embedding.md.
+share/annulus/docs/clusters.md says how jobs are started over hosts, with Slurm and in Kubernetes.
+"""
+
+
+def fail(code, text):
+    print("annulus: " + text, file=sys.stderr)
+    sys.exit(code)
+
+
+def read(*names):
+    with open(os.path.join(ROOT, *names)) as f:
+        return f.read()
+
+
+def installed(prefix):
+    """The files of an installation that is there; none where the folder is empty or not there."""
+    if os.path.lexists(prefix) and not os.path.isdir(prefix):
+        fail(2, prefix + " is no folder: name one to install to")
+    if not os.path.isdir(prefix) or not os.listdir(prefix):
+        return []
+    try:
+        with open(os.path.join(prefix, MANIFEST)) as f:
+            lines = f.read().splitlines()
+    except OSError:
+        lines = []
+    if lines[:1] != [TITLE]:
+        fail(2, prefix + " holds something else than an installation of annulus: name a folder of its own, such as " +
+             os.path.join(prefix, "annulus"))
+    paths = [line.split("  ", 1)[1] for line in lines if re.match(r"[0-9a-f]{64}  ", line)]
+    return [p for p in paths if not os.path.isabs(p) and ".." not in p.split("/")]
+
+
+class Prefix:
+    """Files are written beside their place and renamed, so that a job that runs from here keeps what it has."""
+
+    def __init__(self, prefix):
+        self.prefix = prefix
+        self.files = {}  # path: its SHA-256
+
+    def _place(self, path, mode, write):
+        place = os.path.join(self.prefix, path)
+        try:
+            os.makedirs(os.path.dirname(place), exist_ok=True)
+            write(place + ".new")
+            os.chmod(place + ".new", mode)
+            os.replace(place + ".new", place)
+        except OSError as error:
+            if os.path.exists(place + ".new"):
+                os.remove(place + ".new")
+            fail(8, "cannot write %s: %s" % (place, error.strerror))
+        with open(place, "rb") as f:
+            self.files[path] = hashlib.file_digest(f, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else \
+                hashlib.sha256(f.read()).hexdigest()
+
+    def add(self, source, path, mode=0o644):
+        self._place(path, mode, lambda to: shutil.copyfile(source, to))
+
+    def write(self, path, text, mode=0o644):
+        def write(to):
+            with open(to, "w") as f:
+                f.write(text)
+
+        self._place(path, mode, write)
+
+    def add_program(self, source, path, run_path):
+        def write(to):
+            shutil.copyfile(source, to)
+            os.chmod(to, 0o755)
+            patch = elf.Patch(to)
+            patch.set_run_path(run_path)
+            patch.save()
+
+        self._place(path, 0o755, write)
+
+
+class Libraries:
+    """What programs need of LibTorch, with what that needs; and what they need of the system."""
+
+    def __init__(self, programs):
+        folders = elf.run_path(programs[0])
+        self.torch = next((f for f in folders if os.path.exists(os.path.join(f, "libtorch_cpu.so"))), None)
+        if not self.torch:
+            fail(1, "%s does not say where LibTorch is" % programs[0])
+        # Found by themselves wherever all hosts have them: a site's own MPI, say.
+        self.elsewhere = [f for f in folders if os.path.realpath(f) != os.path.realpath(self.torch)]
+        self.own, self.system = {}, set()
+        for program in programs:
+            self._collect(program, [self.torch])
+        self.cuda = "libtorch_cuda.so" in self.own
+        if self.cuda:  # these open others by their names
+            for path in sorted(glob.glob(os.path.join(self.torch, "*.so*")) +
+                               glob.glob(os.path.join(self.torch, "../../nvidia/*/lib/*.so*"))):
+                if not PYTHON.match(os.path.basename(path)) and os.path.basename(path) not in self.own:
+                    self.own[os.path.basename(path)] = path
+                    self._collect(path, [os.path.dirname(path)])
+
+    def _collect(self, file, folders):
+        for name in elf.needed(file):
+            if SYSTEM.fullmatch(name) or name in self.own or name in self.system:
+                continue
+            path = next((p for p in (os.path.join(f, name) for f in folders) if os.path.exists(p)), None)
+            if not path:
+                self.system.add(name)
+                continue
+            self.own[name] = path
+            here = os.path.dirname(path)
+            self._collect(path, [p.replace("$ORIGIN", here) for p in elf.run_path(path)] + folders)
+
+
+def torch_version(folder):
+    for name, pattern in (("../version.py", r"__version__ = '([^']+)'"), ("../build-version", r"(\S+)")):
+        try:
+            with open(os.path.join(folder, name)) as f:
+                return re.search(pattern, f.read()).group(1)
+        except (OSError, AttributeError):
+            pass
+    return "of unknown version"
+
+
+def newest(files, family):
+    version = max((elf.newest(f, family) for f in files), default=(0,))
+    return family + "_" + ".".join(map(str, version))
+
+
+def install(binaries, headers, prefix):
+    old = installed(prefix)
+    programs = {"annulus": "launcher/annulus", "annulus_bench": "benchmarks/program/annulus_bench"}
+    programs = {name: os.path.realpath(os.path.join(binaries, path)) for name, path in programs.items()}
+    library = os.path.realpath(os.path.join(binaries, "tools", "libannulus.so"))
+    libraries = Libraries([*programs.values(), library])
+    out = Prefix(prefix)
+    size = sum(os.path.getsize(p) for p in [*programs.values(), library, *libraries.own.values()])
+    above = prefix
+    while not os.path.isdir(above):
+        above = os.path.dirname(above)
+    if not old and shutil.disk_usage(above).free < size + (64 << 20):
+        fail(8, "%s has less than the %d MB free that the installation takes" % (above, (size >> 20) + 64))
+
+    for name, path in libraries.own.items():
+        out.add(os.path.realpath(path), "lib/" + name)
+    run_path = ["$ORIGIN/../lib", *libraries.elsewhere]
+    out.add_program(library, "lib/libannulus.so", ":".join(["$ORIGIN", *libraries.elsewhere]))
+    for name, path in programs.items():
+        out.add_program(path, "libexec/" + name, ":".join(run_path))
+    for header in headers:
+        out.add(os.path.join(ROOT, header), "include/annulus/" + header)
+    isa = re.search(r"(?ms)^# What limits our vector code.*?^esac$", read("annulus")).group(0)
+    out.write("bin/annulus", COMMAND.format(isa=isa), 0o755)
+
+    for folder, pattern in (("configs", "**/*"), ("docs", "*.md"), ("tokenization", "*.py")):
+        for path in sorted(glob.glob(os.path.join(ROOT, folder, pattern), recursive=True)):
+            if os.path.isfile(path) and os.path.basename(path) != "BUILD":
+                out.add(path, "share/annulus/" + os.path.relpath(path, ROOT))
+    for path in sorted(glob.glob(os.path.join(ROOT, "third_party", "licenses", "*.txt"))):
+        out.add(path, "share/annulus/licenses/" + os.path.basename(path))
+    beside = os.path.join(libraries.torch, "..", "..")
+    for pattern in ("torch-*.dist-info/**/LICENSE*", "torch-*.dist-info/**/NOTICE*", "nvidia_*.dist-info/**/License*"):
+        for path in sorted(glob.glob(os.path.join(beside, pattern), recursive=True)):
+            if os.path.isfile(path):
+                package = os.path.relpath(path, beside).split(os.sep)[0].split("-")[0]
+                out.add(path, "share/annulus/licenses/%s-%s" % (package, os.path.basename(path)))
+
+    version = re.search(r'kVersion\[\] = "([^"]+)"', read("common", "version.h")).group(1)
+    torch = torch_version(libraries.torch)
+    files = [*programs.values(), library, *libraries.own.values()]
+    cuda = "for CUDA" if libraries.cuda else "for CPUs"
+    out.write("README", README.format(
+        version=version, torch=torch, cuda=cuda,
+        mpi="of the series that has " + next((n for n in sorted(libraries.system) if n.startswith("libmpi.")), "libmpi"),
+        system=", ".join(n for n in sorted(libraries.system) if not n.startswith("libmpi.")) + " (hwloc: libhwloc15)",
+        glibc=newest(files, "GLIBC"), glibcxx=newest(files, "GLIBCXX"),
+        wheels=re.search(r"(?m)^wheels=\((.*)\)$", read("tools", "tokenizer_wheels.sh")).group(1)))
+    text = [TITLE, "annulus %s, LibTorch %s, %s" % (version, torch, cuda), ""]
+    text += ["%s  %s" % (digest, path) for path, digest in sorted(out.files.items())]
+    out.write(MANIFEST, "\n".join(text) + "\n")
+    for path in sorted(set(old) - set(out.files)):
+        try:
+            os.remove(os.path.join(prefix, path))
+        except FileNotFoundError:
+            pass
+    print("%s: annulus %s, LibTorch %s, %s; %d files, %d MB" % (
+        prefix, version, torch, cuda, len(out.files),
+        sum(os.path.getsize(os.path.join(prefix, p)) for p in out.files) / 1e6))
+    print("  " + os.path.join(prefix, "bin", "annulus") + " doctor")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--bin", metavar="FOLDER")
+    parser.add_argument("--headers", metavar="LIST", default="")
+    parser.add_argument("prefix")
+    options = parser.parse_args()
+    prefix = os.path.abspath(options.prefix)
+    if options.check:
+        installed(prefix)
+    else:
+        install(options.bin, [label.lstrip("/").replace(":", "/") for label in options.headers.split()], prefix)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,26 @@
+#!/bin/bash
+# ./annulus install PREFIX: builds annulus and copies what running it takes to the folder PREFIX: the program, the libraries
+# of LibTorch that it needs, headers and a library for programs of one's own, configurations and documents. Other hosts run
+# PREFIX/bin/annulus from there, over a shared file system, in a copy of the folder or in a container, without Bazel,
+# Python or this folder. Open MPI's mpirun and hwloc's library are theirs to have; PREFIX/README says which versions.
+# PREFIX is made, or holds an older installation, which is replaced; a folder with anything else in it is refused.
+set -euo pipefail
+typed=$PWD
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+case ${1-} in
+  -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' tools/install.sh && exit 0 ;;
+esac
+if [[ $# != 1 || ! $1 || $1 == -* ]]; then
+  echo "usage: ./annulus install PREFIX   (the folder to install to; --help says more)" >&2
+  exit 2
+fi
+prefix=$1
+[[ $prefix == /* ]] || prefix=$typed/$prefix
+python3 tools/install.py --check "$prefix" # before anything takes time
+tools/setup.sh
+. tools/live.sh
+config=()
+[[ $'\n'$(<.bazel/setup)$'\n' == *$'\ncuda 1\n'* ]] && config=(--config=cuda)
+build_or_exit "${config[@]}" //launcher:annulus //benchmarks/program:annulus_bench //tools:libannulus.so
+headers=$(bazel query --noshow_progress 'filter("^//.*[.]h$", kind("source file", deps(//tools:libannulus.so)))' 2>/dev/null)
+python3 tools/install.py --bin .bazel/bin --headers "$headers" "$prefix"
