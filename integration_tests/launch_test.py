@@ -231,11 +231,14 @@ class CommandLineTest(cli.CliTest):
                 self.assertEqual("runs in one process, and this is a job of 2 ranks" in err, rank == "0", err)
 
     def test_help_of_the_script(self):
-        for script in (None, "/somewhere/annulus"):
+        # That of a clone does more than that of an installation.
+        os.mkdir(self.path("tools"))
+        open(self.path("tools/install.sh"), "w").close()
+        for script, clone in ((None, False), (self.path("bin/annulus"), False), (self.path("annulus"), True)):
             code, out, _ = self.annulus("--help", ANNULUS_SCRIPT=script)
             self.assertEqual(code, 0)
-            for word in ("test", "examples", "torch", "setup"):
-                self.assertEqual(re.search(rf"^  {word} {{2,}}\S", out, re.M) is not None, script is not None, out)
+            for word in ("test", "examples", "torch", "install", "setup"):
+                self.assertEqual(re.search(rf"^  {word} {{2,}}\S", out, re.M) is not None, clone, out)
 
     def test_hints_name_the_program_as_typed(self):
         _, _, err = self.annulus("plan", "--lenght", "3", ANNULUS_PROGRAM="my tools/annulus")

@@ -33,6 +33,8 @@
 namespace annulus {
 namespace {
 
+namespace fs = std::filesystem;
+
 std::string overview() {
   std::string text =
       "annulus: exact attention over sequences too long for one device\n\n"
@@ -44,12 +46,15 @@ std::string overview() {
     text += "  " + std::string(entry.name) + std::string(width + 3 - entry.name.size(), ' ') + std::string(entry.help) +
             "\n";
   }
-  if (const char* script = std::getenv("ANNULUS_SCRIPT"); script != nullptr && *script != '\0') {
+  // Of a clone; the script of an installation has none of these.
+  const char* const script = std::getenv("ANNULUS_SCRIPT");
+  if (script != nullptr && fs::exists(fs::path(script).parent_path() / "tools" / "install.sh")) {
     text +=
         "\nBesides, the script ./annulus has\n\n"
         "  test       every test, or the targets named\n"
         "  examples   build and run examples/cpp, a workspace that uses annulus\n"
         "  torch      build the library for PyTorch, and print where it is\n"
+        "  install    copy what running takes to a folder, for other hosts\n"
         "  setup      show what the build needs and what was found, and install what is missing\n";
   }
   return text + "\n`" + shell_quote({typed_program()}) +
@@ -130,7 +135,6 @@ int require_printed() {
 }  // namespace
 
 void run_other_program(const VerbEntry& entry) {
-  namespace fs = std::filesystem;
   const std::string name(entry.program);
   std::error_code error;
   const fs::path here = fs::read_symlink("/proc/self/exe", error).parent_path();
