@@ -33,7 +33,8 @@ void handle(int signal) {
     return;
   }
   const long first = g_first_ms;  // 0: the first one is being noted on another thread
-  if (signal != SIGPIPE && first != 0 && now_ms() - first >= kSameRequestMs) _exit(exit_code(signal));
+  if (signal != SIGPIPE && signal != SIGUSR1 && first != 0 && now_ms() - first >= kSameRequestMs)
+    _exit(exit_code(signal));
 }
 
 }  // namespace

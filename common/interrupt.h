@@ -7,7 +7,8 @@ namespace annulus {
 
 // From now on the first signal sets the flag, another one half a second or more after it ends the process at once (the
 // same key press may reach a rank twice, through the terminal and through the launcher); but each write to a closed
-// pipe raises SIGPIPE, which only asks. SIGHUP and SIGPIPE stay ignored where they are (nohup). Call once, from main.
+// pipe raises SIGPIPE, and a launcher repeats SIGUSR1 for ranks that start late: these two only ask. SIGHUP and SIGPIPE
+// stay ignored where they are (nohup). Call once, from main.
 void install_interrupt_handlers();
 
 // True after the first signal. Thread-safe, as are the others.

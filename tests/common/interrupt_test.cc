@@ -37,16 +37,21 @@ TEST(Interrupt, WhatIsIgnoredStaysSo) {
   EXPECT_EXIT(ignoring(SIGPIPE), testing::ExitedWithCode(1), "");
 }
 
-// A run that stops writes on for longer than it takes a second Ctrl-C to end it.
+// For longer than it takes a second Ctrl-C to end the process.
+void ask_again_and_again(int signal) {
+  install_interrupt_handlers();
+  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(700);
+  while (std::chrono::steady_clock::now() < end) raise(signal);
+  std::_Exit(interrupted() ? 3 : 1);
+}
+
+// A run that stops writes on.
 TEST(InterruptDeathTest, AClosedPipeAsksAsOftenAsItIsWrittenTo) {
-  EXPECT_EXIT(
-      {
-        install_interrupt_handlers();
-        const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(700);
-        while (std::chrono::steady_clock::now() < end) raise(SIGPIPE);
-        std::_Exit(interrupted() ? 3 : 1);
-      },
-      testing::ExitedWithCode(3), "");
+  EXPECT_EXIT(ask_again_and_again(SIGPIPE), testing::ExitedWithCode(3), "");
+}
+
+TEST(InterruptDeathTest, ALauncherMayRepeatItself) {
+  EXPECT_EXIT(ask_again_and_again(SIGUSR1), testing::ExitedWithCode(3), "");
 }
 
 TEST(InterruptDeathTest, AnotherOneEndsTheProcess) {
