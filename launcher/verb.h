@@ -32,6 +32,8 @@ class Verb {
   virtual std::string device() const { return "cpu"; }
   // The network that its options name; what `launch` is told comes before.
   virtual Network network() const { return {}; }
+  // Files that its ranks read, as they are named, and that must be the same on every host.
+  virtual std::vector<std::string> files() const { return {}; }
   // Runs it; the return value is the exit code. Errors are raised (common/error.h).
   virtual int run() = 0;
 };

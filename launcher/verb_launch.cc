@@ -2,10 +2,12 @@
 #include <CLI/CLI.hpp>
 #include <charconv>
 #include <cstdlib>
+#include <numeric>
 
 #include "common/error.h"
 #include "common/text.h"
 #include "launcher/command_line.h"
+#include "launcher/hosts/host_list.h"
 #include "launcher/hosts/mpirun.h"
 #include "launcher/launch/launch.h"
 #include "launcher/program.h"
@@ -20,7 +22,12 @@ class LaunchVerb : public Verb {
  public:
   void declare(CLI::App& app) override {
     app.prefix_command();  // what follows the verb is the verb's
-    app.add_option("-n,--np", ranks_, "number of ranks (also -np)")->type_name("N");
+    app.add_option("-n,--np", ranks_, "number of ranks (also -np; default: all slots of the hosts)")->type_name("N");
+    app.add_option("--hosts", hosts_,
+                   "the hosts that the ranks run on and how many each may have, a:8,b:8 (default: those of Slurm's "
+                   "allocation, else this one)")
+        ->type_name("LIST");
+    app.add_option("--hostfile", hostfile_, "a file of them, one a line: NAME slots=8")->type_name("FILE");
     app.add_flag("--dry-run", options_.dry_run, "print the placement and the mpirun command; start nothing");
     app.add_option(
         "--log-dir", options_.log_dir,
@@ -47,12 +54,21 @@ class LaunchVerb : public Verb {
         "VERB and its own options come last.\n"
         "Examples:\n"
         "  ./annulus launch -n 2 train configs/quickstart.toml\n"
-        "  ./annulus launch -n 4 --dry-run selftest exchange");
+        "  ./annulus launch -n 4 --dry-run selftest exchange\n"
+        "  ./annulus launch --hosts node1:8,node2:8 train configs/quickstart.toml");
   }
 
   void check() override {
     const std::string usage = "; example: annulus launch -n 2 train configs/quickstart.toml";
-    if (ranks_.empty()) throw Error(ErrorKind::kUsage, "launcher", "launch needs the number of ranks, -n N" + usage);
+    if (!mpi_args_.empty()) options_.mpi_args = shell_split(mpi_args_, "--mpi-args");
+    take_hosts();
+    if (ranks_.empty() && !options_.hosts) {
+      throw Error(ErrorKind::kUsage, "launcher", "launch needs the number of ranks, -n N" + usage);
+    }
+    if (ranks_.empty()) {
+      const std::vector<int> slots = ranks_of_hosts(*options_.hosts, 0);
+      ranks_ = std::to_string(std::accumulate(slots.begin(), slots.end(), int64_t{0}));
+    }
     const char* const end = ranks_.data() + ranks_.size();
     const auto [stop, error] = std::from_chars(ranks_.data(), end, options_.ranks);
     if (error != std::errc() || stop != end || options_.ranks < 1 || options_.ranks > kMostRanks) {
@@ -63,7 +79,7 @@ class LaunchVerb : public Verb {
     if (!(options_.grace_seconds >= 0 && options_.grace_seconds <= 86400)) {
       throw Error(ErrorKind::kUsage, "launcher", "launch --timeout-grace takes seconds from 0 to 86400");
     }
-    if (!mpi_args_.empty()) options_.mpi_args = shell_split(mpi_args_, "--mpi-args");
+    if (options_.hosts) ranks_of_hosts(*options_.hosts, options_.ranks);  // more than there are slots: refused here
     if (rest_.empty()) {
       std::vector<std::string> known;
       for (const VerbEntry& entry : verbs()) {
@@ -86,6 +102,7 @@ class LaunchVerb : public Verb {
     options_.context = parsed.verb == nullptr ? options_.ranks : parsed.verb->context(options_.ranks);
     options_.device = parsed.verb == nullptr ? "cpu" : parsed.verb->device();
     options_.network = network_from_environment(parsed.verb == nullptr ? Network{} : parsed.verb->network());
+    if (parsed.verb != nullptr) options_.files = parsed.verb->files();
     options_.program = rest_;
   }
 
@@ -99,7 +116,24 @@ class LaunchVerb : public Verb {
   }
 
  private:
+  void take_hosts() {
+    const std::string typed = !hosts_.empty() ? "--hosts" : !hostfile_.empty() ? "--hostfile" : "";
+    if (!typed.empty()) {  // comes before what a site or an operator has set for every mpirun
+      for (const char* name : {"OMPI_MCA_orte_default_hostfile", "PRTE_MCA_prte_default_hostfile"}) unsetenv(name);
+    }
+    const std::string named = hosts_named_by(options_.mpi_args);
+    const auto refuse = [](const std::string& what) { throw Error(ErrorKind::kUsage, "launcher", what); };
+    if (!hosts_.empty() && !hostfile_.empty()) refuse("launch takes --hosts or --hostfile, not both");
+    if (!typed.empty() && !named.empty()) {
+      refuse("the hosts are named twice, by " + typed + " and, to mpirun, by " + named + "; leave out one of them");
+    }
+    if (!hosts_.empty()) options_.hosts = parse_hosts(hosts_, typed);
+    if (!hostfile_.empty()) options_.hosts = read_hostfile(hostfile_);
+    if (typed.empty() && named.empty()) options_.hosts = hosts_of_slurm();
+  }
+
   LaunchOptions options_;
+  std::string hosts_, hostfile_;
   std::string ranks_;
   std::string mpi_args_;
   std::string interfaces_, hcas_, rank_hca_;

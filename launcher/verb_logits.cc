@@ -50,6 +50,9 @@ class LogitsVerb : public Verb {
 
   std::string device() const override { return device_; }
 
+  std::vector<std::string> files() const override {
+    return options_.input.empty() ? std::vector<std::string>() : std::vector<std::string>{options_.input};
+  }
   int run() override {
     Job job = start_job({{"command", shell_quote(command_arguments())}});
     std::optional<LogitsJob> logits;

@@ -75,6 +75,7 @@ class TrainVerb : public Verb {
   }
 
   std::string device() const override { return config_.device; }
+  std::vector<std::string> files() const override { return {config_path_}; }
 
   int context(int ranks) const override {
     const int64_t context = config_.mesh.context > 0 ? config_.mesh.context : ranks / config_.mesh.data;

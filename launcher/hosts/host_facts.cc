@@ -284,7 +284,8 @@ HostReport report_of_this_host(const FactsRequest& request) {
   report.name = system.nodename;
   report.kernel = system.release;
   report.architecture = system.machine;
-  report.boot_id = first_line("/proc/sys/kernel/random/boot_id") + " " + link_target("/proc/self/ns/net");
+  report.boot_id = first_line("/proc/sys/kernel/random/boot_id") + " " + link_target("/proc/self/ns/net") + " " +
+                   link_target("/proc/self/ns/uts");
   report.user = user_name();
   report.root = geteuid() == 0;
   report.program = link_target("/proc/self/exe");

@@ -17,6 +17,7 @@
 #include <memory>
 #include <system_error>
 
+#include "common/environment.h"
 #include "common/error.h"
 #include "common/text.h"
 
@@ -140,6 +141,10 @@ std::vector<std::string> mpirun_command(const Mpirun& mpirun, const MpirunReques
   mca(runtime, "oob_tcp_keepalive_time", "5");
   mca(runtime, "oob_tcp_keepalive_intvl", "2");
   mca(runtime, "oob_tcp_keepalive_probes", "3");
+  if (request.shield_daemons) {
+    mca(runtime, five ? "prte_launch_agent" : "orte_launch_agent",
+        std::string("env --block-signal=TERM ") + (five ? "prted" : "orted"));
+  }
   if (!request.interfaces.empty()) {
     mca(runtime, five ? "prte_if_include" : "oob_tcp_if_include", join(request.interfaces, ","));
   }
@@ -149,12 +154,19 @@ std::vector<std::string> mpirun_command(const Mpirun& mpirun, const MpirunReques
   return argv;
 }
 
+bool daemons_need_shield() {
+  return text_from_environment("SLURM_JOB_ID") != nullptr &&
+         std::system("env --block-signal=TERM true >/dev/null 2>&1") == 0;  // GNU's, from 8.31 on
+}
+
 std::vector<std::string> forwarded_variables() {
   std::vector<std::string> names;
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string_view text = *entry;
     const std::string_view name = text.substr(0, text.find('='));
-    const bool ours = name.starts_with("ANNULUS_") || name == "OMP_NUM_THREADS";
+    // The script ./annulus says the widest instructions (ANNULUS_ISA) to the libraries.
+    const bool ours = name.starts_with("ANNULUS_") || name == "OMP_NUM_THREADS" || name == "ATEN_CPU_CAPABILITY" ||
+                      name == "MKL_ENABLE_INSTRUCTIONS" || name == "ONEDNN_MAX_CPU_ISA";
     const bool network = name.starts_with("NCCL_") || name.starts_with("UCX_");
     if (ours || (network && name != "NCCL_HOSTID")) names.emplace_back(name);
   }

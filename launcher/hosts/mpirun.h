@@ -29,9 +29,10 @@ Mpirun find_mpirun();
 
 struct MpirunRequest {
   int ranks = 1;
-  bool oversubscribe = false;  // more ranks than cores
-  bool as_root = false;        // Open MPI wants to be told
-  std::string session_dir;     // a folder of this launch on this host, for mpirun's own files; empty: $TMPDIR
+  bool oversubscribe = false;   // more ranks than cores
+  bool as_root = false;         // Open MPI wants to be told
+  bool shield_daemons = false;  // daemons_need_shield()
+  std::string session_dir;      // a folder of this launch on this host, for mpirun's own files; empty: $TMPDIR
   // Hosts in the order of their ranks, and how many each has: exactly those. Empty: this host, or as `extra` says.
   std::vector<std::pair<std::string, int>> hosts;
   std::vector<std::string> interfaces;  // that mpirun's daemons reach one another by; empty: all
@@ -46,6 +47,11 @@ std::string hosts_named_by(const std::vector<std::string>& mpi_args);
 
 // The command line, argv[0] first. Ranks are not bound by mpirun: each binds itself to its place (docs/user-guide.md).
 std::vector<std::string> mpirun_command(const Mpirun& mpirun, const MpirunRequest& request);
+
+// Slurm sends SIGTERM to the daemons that start ranks on other hosts when a job is cancelled, and they would end their
+// ranks within a second, while the launcher asks these to finish. True inside of an allocation, where the system's
+// `env` can keep the signal from them.
+bool daemons_need_shield();
 
 // The variables that ranks need, also on other hosts: annulus's own, and what the user says to NCCL and UCX (Open MPI
 // carries its own). A host's identity stays there.

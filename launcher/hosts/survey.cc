@@ -10,6 +10,7 @@
 #include <array>
 #include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -102,6 +103,26 @@ class Child {
   std::string text_;
 };
 
+// For mpirun's own files: $TMPDIR may be too long for its sockets.
+class Folder {
+ public:
+  Folder() {
+    if (mkdtemp(path_.data()) == nullptr) {
+      throw Error(ErrorKind::kResource, "launcher", "cannot make a folder like " + path_ + ": " + std::strerror(errno));
+    }
+  }
+  ~Folder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_ = "/tmp/annulus-XXXXXX";
+};
+
 // The connection to one host.
 struct Line {
   int fd = -1;
@@ -119,7 +140,8 @@ class Survey {
       : options_(options), channel_(channel), mpirun_(find_mpirun()), lines_(options.hosts.hosts.size()) {
     const double limit = number_from_environment("ANNULUS_BOOTSTRAP_TIMEOUT",
                                                  static_cast<double>(options.timeout.count()), 0.001, 86400);
-    deadline_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(limit));
+    limit_ = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(limit));
+    deadline_ = Clock::now() + limit_;
     limit_text_ = exact(limit) + " s";
     refuse_loopback();
   }
@@ -183,6 +205,7 @@ class Survey {
     request.as_root = geteuid() == 0;
     for (const size_t host : hosts) request.hosts.emplace_back(options_.hosts.hosts[host].name, 1);
     request.interfaces = options_.interfaces;
+    request.session_dir = folder_.path();
     request.forward = forwarded_variables();
     request.extra = options_.mpi_args;
     request.program = std::move(program);
@@ -319,27 +342,28 @@ class Survey {
       if (!said[host].empty()) faults.push_back("host " + name + ": " + said[host]);
     }
     const std::string own = words_of_mpirun(child_.text());
+    const std::string network =
+        " A firewall between the hosts, or interfaces that do not reach the others, are common causes: `--interfaces` "
+        "names those that do";
     if (!faults.empty()) {
       throw Error(ErrorKind::kUnavailable, "launcher",
                   "this program cannot be started on " + counted(static_cast<int64_t>(faults.size()), "host") + " of " +
                       options_.hosts.source + ": " + join(faults, "; ") +
                       ". Each host must let this user in without a password (`ssh HOST true`), and have Open MPI and "
                       "this program, " +
-                      own_program() + ", at the same places as here");
+                      own_program() + ", at the same places as here." + (unanswered_ ? network : ""));
     }
     throw Error(ErrorKind::kUnavailable, "launcher",
                 (names.size() == 1 ? "host " : "hosts ") + join(names, ", ") + " of " + options_.hosts.source +
                     " did not report" + (in_time ? "" : " within " + limit_text_) +
-                    "; mpirun said: " + (own.empty() ? "nothing" : own) +
-                    ". A firewall between the hosts, or interfaces that do not reach the others, are common causes: "
-                    "`--interfaces` names those that do");
+                    "; mpirun said: " + (own.empty() ? "nothing" : own) + "." + network);
   }
 
   // Fills said[host] for those of `hosts` on which this program does not start.
   void try_alone(const std::vector<size_t>& hosts, std::vector<std::string>& said) {
     std::vector<Child> children;
     for (const size_t host : hosts) children.emplace_back(command({host}, {own_program(), "version"}));
-    const Clock::time_point end = Clock::now() + kTryTime;
+    const Clock::time_point end = Clock::now() + std::min<Clock::duration>(kTryTime, limit_);
     for (size_t i = 0; i < children.size(); ++i) {
       bool running = true;
       while ((running = children[i].read_output()) && wait_for(children[i].output(), POLLIN, end)) {
@@ -347,7 +371,8 @@ class Survey {
       const int code = children[i].end();
       const std::string words = words_of_mpirun(children[i].text());
       if (running) {
-        said[hosts[i]] = "it does not answer" + (words.empty() ? "" : " (" + words + ")");
+        said[hosts[i]] = "mpirun's daemon there does not answer" + (words.empty() ? "" : " (" + words + ")");
+        unanswered_ = true;
       } else if (code != 0) {
         said[hosts[i]] = words.empty() ? "mpirun ended with exit code " + std::to_string(code) : words;
       }
@@ -357,9 +382,12 @@ class Survey {
   const SurveyOptions& options_;
   BackChannel& channel_;
   const Mpirun mpirun_;
+  const Folder folder_;
   std::vector<Line> lines_;
   Child child_;
+  Clock::duration limit_;
   Clock::time_point deadline_;
+  bool unanswered_ = false;  // a host was tried alone and was silent
   std::string limit_text_;
   bool stopped_ = false;
 };

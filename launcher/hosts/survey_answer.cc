@@ -121,6 +121,7 @@ int answer_survey() {
                 "`host` is what `launch`, `topology --hosts` and `doctor --hosts` start on each host, and does nothing "
                 "by itself; `doctor` says the same of this host");
   }
+  unsetenv("ANNULUS_LAUNCH_MPIRUN");  // of the launcher's own host alone, and no difference between hosts
   const int launcher = call_back(back, "survey", info.rank, "report", kCallTime);
   std::unique_ptr<Reachable> reachable;
   std::string line;

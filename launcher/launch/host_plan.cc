@@ -2,6 +2,7 @@
 #include "launcher/launch/host_plan.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace annulus {
 
@@ -27,6 +28,35 @@ PlacedHost place_on(const Host& host, const HostRequest& request) {
   Placement placement = place({machine}, std::vector<int>{request.ranks},
                               {.device = device, .context = request.context, .job_ranks = request.job_ranks});
   return {std::move(machine), std::move(placement)};
+}
+
+namespace {
+
+std::vector<Machine> machines_for(const std::vector<Host>& hosts, const std::vector<std::string>& hcas) {
+  std::vector<Machine> machines;
+  for (const Host& host : hosts) machines.push_back(machine_for(host, hcas));
+  return machines;
+}
+
+}  // namespace
+
+PlacedHosts place_on(const std::vector<Host>& hosts, const std::vector<int>& ranks, const HostRequest& request) {
+  std::vector<Machine> machines = machines_for(hosts, request.hcas);
+  const int sum = std::accumulate(ranks.begin(), ranks.end(), 0);
+  const DeviceKind device = device_for(hosts, machines, sum, request.device);
+  Placement placement = place(machines, ranks, {.device = device, .context = request.context});
+  return {std::move(machines), std::move(placement)};
+}
+
+HostList with_slots_of_gpus(HostList list, const std::vector<Host>& hosts, int ranks, const HostRequest& request) {
+  const std::vector<Machine> machines = machines_for(hosts, request.hcas);
+  if (device_for(hosts, machines, ranks, request.device) != DeviceKind::kCuda) return list;
+  HostList bounded = list;
+  for (size_t i = 0; i < bounded.hosts.size(); ++i) {
+    if (bounded.hosts[i].slots == 0) bounded.hosts[i].slots = static_cast<int>(machines[i].gpus.size());
+  }
+  std::erase_if(bounded.hosts, [](const HostSlots& host) { return host.slots == 0; });
+  return bounded.hosts.size() == list.hosts.size() ? bounded : list;
 }
 
 }  // namespace annulus

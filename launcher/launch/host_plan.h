@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "launcher/hosts/host_list.h"
 #include "topology/host.h"
 #include "topology/machine.h"
 #include "topology/placement.h"
@@ -35,5 +36,16 @@ struct PlacedHost {
   Placement placement;
 };
 PlacedHost place_on(const Host& host, const HostRequest& request);
+
+// The ranks of a whole job: those of each host are as place_on has them for that host alone.
+struct PlacedHosts {
+  std::vector<Machine> machines;  // machine_for
+  Placement placement;
+};
+// `request.ranks` are not read: `ranks` has those of each host.
+PlacedHosts place_on(const std::vector<Host>& hosts, const std::vector<int>& ranks, const HostRequest& request);
+
+// `list` with the slots that it does not state: a job on GPUs gets at most one rank for each of a host's.
+HostList with_slots_of_gpus(HostList list, const std::vector<Host>& hosts, int ranks, const HostRequest& request);
 
 }  // namespace annulus

@@ -11,15 +11,20 @@
 #include <cstring>
 #include <ctime>
 #include <filesystem>
-#include <string_view>
+#include <optional>
 #include <system_error>
+#include <utility>
 
 #include "comm/launch_info.h"
 #include "common/error.h"
 #include "common/terminal.h"
 #include "common/text.h"
+#include "launcher/hosts/back_channel.h"
+#include "launcher/hosts/host_checks.h"
 #include "launcher/hosts/mpirun.h"
+#include "launcher/hosts/survey.h"
 #include "launcher/launch/host_plan.h"
+#include "launcher/launch/rank.h"
 #include "launcher/launch/session_dir.h"
 #include "launcher/launch/signals.h"
 #include "launcher/launch/supervisor.h"
@@ -71,22 +76,80 @@ std::vector<std::string> variables_of_ranks() {
   return names;
 }
 
-// Where the ranks go, as far as this host can tell.
+// Where the ranks go.
 struct Planned {
-  std::string text;             // for a person
-  bool oversubscribed = false;  // more ranks than cores: mpirun must allow it
+  std::string text;                                     // for a person
+  bool oversubscribed = false;                          // more ranks than cores: mpirun must allow it
+  std::vector<std::pair<std::string, int>> hosts = {};  // and their ranks, for mpirun
 };
 
-Planned plan(const LaunchOptions& options) {
+HostRequest request_of(const LaunchOptions& options) {
+  return {.ranks = options.ranks, .context = options.context, .device = options.device, .hcas = options.network.hcas};
+}
+
+// On this host alone, or on hosts that somebody else has named to mpirun.
+Planned plan_here(const LaunchOptions& options) {
   if (const std::string by = hosts_named_by(options.mpi_args); !by.empty()) {
     // How many ranks each host gets is mpirun's to say, and so is whether they are more than its cores.
     return {"placement: the hosts are named by " + by +
             "; each rank takes its place on its own (`annulus topology --xml FILE`, once a host, shows which)\n"};
   }
-  const PlacedHost placed = place_on(
-      this_host(),
-      {.ranks = options.ranks, .context = options.context, .device = options.device, .hcas = options.network.hcas});
-  return {topology_table({placed.machine}, placed.placement), placed.placement.oversubscribed};
+  const PlacedHost placed = place_on(this_host(), request_of(options));
+  Planned planned{topology_table({placed.machine}, placed.placement), placed.placement.oversubscribed};
+  if (options.hosts) planned.hosts = {{options.hosts->hosts.front().name, options.ranks}};
+  return planned;
+}
+
+// Refuses hosts on which these ranks cannot run; warns once of what is not as it should be. Returns what was found.
+std::string check_hosts(const std::vector<HostReport>& reports, const std::vector<int>& ranks,
+                        const LaunchOptions& options) {
+  const CheckRequest request{
+      .ranks = ranks, .interfaces = options.network.interfaces, .device = options.device, .by_launch = true};
+  std::vector<Finding> findings = check_together(reports, request);
+  for (size_t i = 0; i < reports.size(); ++i) {
+    for (Finding& finding : check_host(reports[i], request, i)) findings.push_back(std::move(finding));
+  }
+  const auto is_error = [](const Finding& finding) { return finding.severity == Severity::kError; };
+  const auto first = std::find_if(findings.begin(), findings.end(), is_error);
+  const std::string differences = difference_table(reports);
+  const std::string table = findings_table(findings, /*all=*/false);
+  if (first == findings.end()) {
+    if (!table.empty() && !options.dry_run) std::fprintf(stderr, "%s\n", table.c_str());
+    return table + (options.dry_run && !differences.empty() ? "what differs between the hosts:\n" + differences : "");
+  }
+  std::fprintf(stderr, "%s", table.c_str());
+  if (!differences.empty()) std::fprintf(stderr, "what differs between the hosts:\n%s", differences.c_str());
+  throw Error(first->kind, "launcher",
+              (first->host.empty() ? "" : "host " + first->host + ": ") + first->check + ": " + first->found + "; " +
+                  first->remedy);
+}
+
+// On hosts of which some are elsewhere. Nothing where `signals` ended it.
+std::optional<Planned> plan_over_hosts(const LaunchOptions& options, BackChannel& channel, const Signals* signals,
+                                       int& stop_signal) {
+  SurveyOptions asked{.hosts = *options.hosts,
+                      .interfaces = options.network.interfaces,
+                      .mpi_args = options.mpi_args,
+                      .facts = {.files = options.files, .devices = options.device != "cpu"}};
+  if (signals != nullptr) {
+    asked.stop_fd = signals->fd;
+    asked.stop = [&] { return (stop_signal = signals->take_request()) != 0; };
+  }
+  const std::vector<HostReport> reports = survey(asked, channel);
+  if (reports.empty()) return std::nullopt;
+  std::vector<Host> hosts;
+  for (const HostReport& report : reports) hosts.push_back(report.host);
+  const HostRequest request = request_of(options);
+  const HostList list = with_slots_of_gpus(*options.hosts, hosts, options.ranks, request);
+  const std::vector<int> ranks = ranks_of_hosts(list, options.ranks);
+  const std::string found = check_hosts(reports, ranks, options);
+  const PlacedHosts placed = place_on(hosts, ranks, request);
+  Planned planned{topology_table(placed.machines, placed.placement) + (found.empty() ? "" : "\n" + found),
+                  placed.placement.oversubscribed};
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    if (ranks[i] > 0) planned.hosts.emplace_back(list.hosts[i].name, ranks[i]);
+  }
+  return planned;
 }
 
 }  // namespace
@@ -98,18 +161,40 @@ int run_launch(const LaunchOptions& options) {
                 "ranks; give mpirun the verb without `launch`, or type `launch` without mpirun");
   }
   const Mpirun mpirun = find_mpirun();
-  const Planned planned = plan(options);
+  const bool elsewhere = options.hosts ? std::any_of(options.hosts->hosts.begin(), options.hosts->hosts.end(),
+                                                     [](const HostSlots& host) { return !is_this_host(host.name); })
+                                       : !hosts_named_by(options.mpi_args).empty();
+  std::optional<BackChannel> channel;
+  if (elsewhere) channel.emplace(options.network.interfaces);
+  // Not for --dry-run, which a signal may end as it ends any program.
+  std::optional<Signals> signals;
+  if (!options.dry_run) signals.emplace();
+  std::optional<Planned> planned;
+  if (elsewhere && options.hosts) {
+    int stop_signal = 0;
+    planned = plan_over_hosts(options, *channel, signals ? &*signals : nullptr, stop_signal);
+    if (!planned) {
+      std::fprintf(stderr, "annulus: stopped before any rank was started\n");
+      return 128 + stop_signal;
+    }
+  } else {
+    planned = plan_here(options);
+  }
 
   set_env("ANNULUS_WORLD_SIZE", std::to_string(options.ranks));
   set_env("ANNULUS_LAUNCH_COMMAND", words_to_line(options.typed));
   set_env("ANNULUS_PROGRAM", options.typed.front());  // ranks say it in the commands they suggest
+  set_env("ANNULUS_LAUNCH_PLACE", process_place());
+  if (channel) set_env("ANNULUS_BACK", channel->address());
   if (std::getenv("ANNULUS_PROGRESS") == nullptr)
     set_env("ANNULUS_PROGRESS", takes_escapes(STDOUT_FILENO) ? "live" : "plain");
   set_env("ANNULUS_COLUMNS", std::to_string(terminal_columns(STDOUT_FILENO)));
   MpirunRequest request;
   request.ranks = options.ranks;
-  request.oversubscribe = planned.oversubscribed;
+  request.oversubscribe = planned->oversubscribed;
   request.as_root = geteuid() == 0;
+  request.hosts = planned->hosts;
+  request.shield_daemons = elsewhere && daemons_need_shield();
   request.interfaces = options.network.interfaces;
   request.extra = options.mpi_args;
   std::error_code error;
@@ -122,13 +207,12 @@ int run_launch(const LaunchOptions& options) {
     set_env("ANNULUS_LAUNCH_DIR", SessionDir::pattern());
     request.session_dir = SessionDir::pattern();
     request.forward = variables_of_ranks();
-    std::printf("%s\nOpen MPI %s would be started as (%s: a fresh folder):\n\n  %s\n", planned.text.c_str(),
+    std::printf("%s\nOpen MPI %s would be started as (%s: a fresh folder):\n\n  %s\n", planned->text.c_str(),
                 mpirun.version.c_str(), request.session_dir.c_str(),
                 shell_quote(mpirun_command(mpirun, request)).c_str());
     return 0;
   }
 
-  const Signals signals;
   const SessionDir session;
   const std::string log_dir = make_log_dir(options.log_dir);
   set_env("ANNULUS_LAUNCH_DIR", session.path());
@@ -142,9 +226,10 @@ int run_launch(const LaunchOptions& options) {
   request.forward = variables_of_ranks();
   const std::vector<std::string> command = mpirun_command(mpirun, request);
 
-  return supervise(command, options, signals, session.path(), log_dir,
-                   shell_quote(options.typed) + "\n" + now_text("%Y-%m-%d %H:%M:%S") + "\n\n" + planned.text + "\n" +
-                       shell_quote(command) + "\n\n");
+  return supervise(command, options, *signals, session.path(), log_dir,
+                   shell_quote(options.typed) + "\n" + now_text("%Y-%m-%d %H:%M:%S") + "\n\n" + planned->text + "\n" +
+                       shell_quote(command) + "\n\n",
+                   channel ? &*channel : nullptr);
 }
 
 }  // namespace annulus

@@ -1,20 +1,24 @@
-// launch: starts the ranks of a verb through mpirun, watches them, merges what they print, stops them and reports how
-// they ended. The verb `launch` (verb_launch.cc) calls it.
+// launch: starts the ranks of a verb through mpirun, on this host or on several, watches them, merges what they print,
+// stops them and reports how they ended. The verb `launch` (verb_launch.cc) calls it.
 //
-// Three processes deep: this launcher -> mpirun -> ranks, all of the same program. Ranks report to the launcher through
-// named pipes in a folder of this launch (launcher/launch/rank.h): what they print, and how they end. A rank on another
-// host has no such pipe; mpirun carries its output.
+// Three processes deep: this launcher -> mpirun -> ranks, all of the same program. Ranks report to the launcher
+// (launcher/launch/rank.h) what they print and how they end: through named pipes in a folder of this launch, from other
+// hosts through the back channel. Other hosts are surveyed before any rank starts (launcher/hosts/survey.h).
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "launcher/hosts/host_list.h"
 #include "launcher/network/network.h"
 
 namespace annulus {
 
 struct LaunchOptions {
   int ranks = 1;
+  std::optional<HostList> hosts;      // nothing: this host, or those that `mpi_args` name
+  std::vector<std::string> files;     // that the ranks read, the same on every host (Verb::files)
   int context = 1;                    // ranks of a ring (Verb::context)
   std::string device = "cpu";         // what its ranks compute on (Verb::device)
   Network network;                    // of the job: what was typed, else the verb's
@@ -28,8 +32,9 @@ struct LaunchOptions {
 
 // The exit code: 0; that of the first rank that failed (a rank killed by signal S: 128 + S); 130, 143 or 129 after
 // SIGINT, SIGTERM or SIGHUP, 138 after SIGUSR1, 141 when the output was closed, 8 when it could not be written, unless
-// a rank failed while it stopped. Raises Error(kUnavailable) without mpirun, Error(kUsage) inside a rank,
-// Error(kResource) when no log folder can be made.
+// a rank failed while it stopped. Raises Error(kUnavailable) without mpirun or where a host does not report,
+// Error(kUsage) inside a rank, Error(kResource) when no log folder can be made, and the kind of the first finding
+// (launcher/hosts/host_checks.h) that keeps a job from these hosts.
 int run_launch(const LaunchOptions& options);
 
 }  // namespace annulus

@@ -7,18 +7,25 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <string>
+#include <system_error>
 
 #include "common/environment.h"
 #include "common/text.h"
+#include "launcher/hosts/back_channel.h"
 
 namespace annulus {
 namespace {
 
-constexpr size_t kLongestPiece = 3500;  // of a text in one line
+constexpr size_t kLongestPiece = 3500;         // of a text in one line
+constexpr std::chrono::seconds kCallTime{20};  // to reach the launcher
 
 int control_fd = -1;
 int own_rank = 0;
@@ -34,38 +41,77 @@ void send_line(std::string text) {
   }  // the launcher is gone: PDEATHSIG ends this process
 }
 
-}  // namespace
-
-void attach_to_launcher(const LaunchInfo& info) {
-  const char* dir = std::getenv("ANNULUS_LAUNCH_DIR");
-  if (dir == nullptr || *dir == '\0' || !info.launched) return;
-  own_rank = info.rank;
-  const std::string base = std::string(dir) + "/rank-" + std::to_string(info.rank);
-  prctl(PR_SET_PDEATHSIG, SIGKILL);  // a launcher that is killed takes mpirun with it, mpirun takes this rank
-  if (access((std::string(dir) + "/control").c_str(), F_OK) != 0) return;  // another host: mpirun carries the output
-  const auto parent = static_cast<pid_t>(number_from_environment("ANNULUS_LAUNCH_MPIRUN", 0, 0, 1e9));
-  if (parent != 0 && getppid() != parent) _exit(137);  // it went before the call
-  // Non-blocking: without a reader, the launcher is gone.
-  const int control = open((std::string(dir) + "/control").c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC);
-  const int out = open((base + ".out").c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC);
-  const int err = open((base + ".err").c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC);
-  if (control < 0 || out < 0 || err < 0) _exit(137);
-  for (int fd : {control, out, err}) fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK);
+void send_output_to(int out, int err) {
   dup2(out, STDOUT_FILENO);
   dup2(err, STDERR_FILENO);
   close(out);
   close(err);
+}
+
+// Of a rank beside the launcher: the named pipes in its folder.
+void open_pipes(const std::string& dir) {
+  const auto parent = static_cast<pid_t>(number_from_environment("ANNULUS_LAUNCH_MPIRUN", 0, 0, 1e9));
+  if (parent != 0 && getppid() != parent) _exit(137);  // it went before the call
+  const std::string base = dir + "/rank-" + std::to_string(own_rank);
+  // Non-blocking: without a reader, the launcher is gone.
+  const int control = open((dir + "/control").c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC);
+  const int out = open((base + ".out").c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC);
+  const int err = open((base + ".err").c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC);
+  if (control < 0 || out < 0 || err < 0) _exit(137);
+  for (int fd : {control, out, err}) fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK);
+  send_output_to(out, err);
+  control_fd = control;
   // Shared memory of this job lies in its own folder: two jobs in two PID namespaces would choose the same names, and
   // what a killed job leaves is removed with the folder. Not said to mpirun, because other hosts have no such folder.
   for (const char* name : {"btl_vader", "btl_sm", "osc_sm"}) {
-    setenv(("OMPI_MCA_" + std::string(name) + "_backing_directory").c_str(), dir, 1);
+    setenv(("OMPI_MCA_" + std::string(name) + "_backing_directory").c_str(), dir.c_str(), 1);
+  }
+}
+
+// Of a rank elsewhere.
+void call_launcher(const char* back) {
+  const auto call = [&](const char* stream) { return call_back(back, "rank", own_rank, stream, kCallTime); };
+  const int control = call("control");
+  const int out = call("out");
+  const int err = call("err");
+  send_output_to(out, err);
+  control_fd = control;
+}
+
+}  // namespace
+
+void attach_to_launcher(const LaunchInfo& info) {
+  const char* const dir = text_from_environment("ANNULUS_LAUNCH_DIR");
+  if (dir == nullptr || !info.launched) return;
+  own_rank = info.rank;
+  prctl(PR_SET_PDEATHSIG, SIGKILL);  // a launcher that is killed takes mpirun with it, mpirun takes this rank
+  // mpirun hands on where it keeps its own files, beside the folder that it gives each rank, and MPI refuses both.
+  unsetenv("OMPI_MCA_orte_local_tmpdir_base");
+  const char* const place = text_from_environment("ANNULUS_LAUNCH_PLACE");
+  const char* const back = text_from_environment("ANNULUS_BACK");
+  if (place != nullptr && place == process_place() && access((std::string(dir) + "/control").c_str(), F_OK) == 0) {
+    open_pipes(dir);
+  } else if (back != nullptr) {
+    call_launcher(back);
+  } else {
+    return;  // mpirun carries the output
   }
   setvbuf(stdout, nullptr, _IOLBF, 0);  // a pipe would be buffered by the block: lines should show as they are made
-  control_fd = control;
   const std::string hello =
       "start " + std::to_string(info.rank) + " " + std::to_string(static_cast<long>(getpid())) + "\n";
   if (write(control_fd, hello.data(), hello.size()) < 0) {
   }  // the launcher is gone: PDEATHSIG ends this process
+}
+
+std::string process_place() {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string boot;
+  std::getline(file, boot);
+  std::array<char, 256> host{};
+  gethostname(host.data(), host.size() - 1);
+  std::error_code error;
+  const std::string processes = std::filesystem::read_symlink("/proc/self/ns/pid", error).string();
+  return boot + " " + host.data() + " " + processes;
 }
 
 bool attached_to_launcher() { return control_fd >= 0; }

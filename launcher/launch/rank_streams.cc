@@ -4,6 +4,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
@@ -61,6 +62,20 @@ RankStreams::~RankStreams() {
       if (fd >= 0) close(fd);
     }
   }
+}
+
+void RankStreams::adopt(int rank, Terminal::Stream stream, int fd) {
+  Rank& r = ranks_[static_cast<size_t>(rank)];
+  Source& source = stream == Terminal::kOut ? r.out : r.err;
+  if (source.fd >= 0) close(source.fd);
+  source.fd = fd;
+  source.adopted = true;
+}
+
+bool RankStreams::expects_more() const {
+  return std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& r) {
+    return (r.out.adopted && r.out.fd >= 0) || (r.err.adopted && r.err.fd >= 0);
+  });
 }
 
 void RankStreams::watch(std::vector<pollfd>& fds) const {

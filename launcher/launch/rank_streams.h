@@ -44,6 +44,11 @@ class RankStreams {
   RankStreams(const RankStreams&) = delete;
   RankStreams& operator=(const RankStreams&) = delete;
 
+  // A rank elsewhere has called back: its standard output or error comes from `fd` instead of its pipe.
+  void adopt(int rank, Terminal::Stream stream, int fd);
+  // Whether something is to come from a rank elsewhere, which has not ended its streams.
+  bool expects_more() const;
+
   // Adds the descriptors to be polled.
   void watch(std::vector<pollfd>& fds) const;
   // Takes what this rank has printed so far.
@@ -62,6 +67,7 @@ class RankStreams {
  private:
   struct Source {
     int fd = -1;
+    bool adopted = false;
     LineSplitter terminal;  // lines for the terminal; unused where bytes pass through
     LineSplitter log;
   };

@@ -29,6 +29,14 @@ Signals::Signals() {
   }
 }
 
+int Signals::take_request() const {
+  signalfd_siginfo info{};
+  while (read(fd, &info, sizeof info) == static_cast<ssize_t>(sizeof info)) {
+    if (info.ssi_signo != SIGCHLD) return static_cast<int>(info.ssi_signo);
+  }
+  return 0;
+}
+
 Signals::~Signals() { close(fd); }
 
 std::string signal_text(int signal) { return "signal " + std::to_string(signal) + " (" + strsignal(signal) + ")"; }

@@ -16,6 +16,9 @@ struct Signals {
   Signals(const Signals&) = delete;
   Signals& operator=(const Signals&) = delete;
 
+  // Reads what has come: the first signal that asks to stop, 0 where there was none. Ends of children are passed over.
+  int take_request() const;
+
   int fd = -1;      // of signalfd, non-blocking
   sigset_t before;  // the mask that children are to have
 };

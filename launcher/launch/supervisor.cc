@@ -35,8 +35,13 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::seconds kTermGrace{5};
 constexpr std::chrono::seconds kFailureGrace{15};
 
+// What a rank on another host printed last is on its way when mpirun has ended.
+constexpr std::chrono::seconds kArrival{3};
+
 struct RankState {
-  int pidfd = -1;
+  int pidfd = -1;      // of a rank beside the launcher
+  int control = -1;    // of a rank elsewhere; its end is the rank's
+  LineSplitter words;  // of that
   bool started = false;
   bool reported = false;  // said how it ended
 };
@@ -44,9 +49,10 @@ struct RankState {
 class Supervisor {
  public:
   Supervisor(const LaunchOptions& options, const Signals& signals, const std::string& session_dir,
-             const std::string& log_dir)
+             const std::string& log_dir, BackChannel* channel)
       : options_(options),
         signals_(signals),
+        channel_(channel),
         log_dir_(log_dir),
         terminal_(STDOUT_FILENO, STDERR_FILENO),
         streams_(options.ranks, session_dir, log_dir, terminal_),
@@ -59,6 +65,7 @@ class Supervisor {
   ~Supervisor() {
     for (const RankState& r : ranks_) {
       if (r.pidfd >= 0) close(r.pidfd);
+      if (r.control >= 0) close(r.control);
     }
     for (int fd : {control_, mpirun_}) {
       if (fd >= 0) close(fd);
@@ -81,6 +88,11 @@ class Supervisor {
       act_on_deadlines();
     }
     read_all();
+    deadline_ = Clock::now() + kArrival;
+    while (expects_more() && Clock::now() < *deadline_) {
+      wait_for_events();
+      read_all();
+    }
     for (RankState& r : ranks_) {
       if (r.pidfd >= 0) syscall(SYS_pidfd_send_signal, r.pidfd, SIGKILL, nullptr, 0);  // one that outlived mpirun
     }
@@ -104,7 +116,14 @@ class Supervisor {
     watch(control_);
     watch(mpirun_);
     streams_.watch(fds);
-    for (const RankState& r : ranks_) watch(r.pidfd);
+    for (const RankState& r : ranks_) {
+      watch(r.pidfd);
+      watch(r.control);
+    }
+    if (channel_ != nullptr) {
+      watch(channel_->fd());
+      for (const int fd : channel_->pending()) watch(fd);
+    }
     int timeout = -1;
     if (deadline_) {
       const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(*deadline_ - Clock::now()).count();
@@ -113,13 +132,36 @@ class Supervisor {
     poll(fds.data(), fds.size(), timeout);
   }
 
+  bool expects_more() const {
+    return streams_.expects_more() ||
+           std::any_of(ranks_.begin(), ranks_.end(), [](const RankState& r) { return r.control >= 0; });
+  }
+
+  // Ranks on other hosts that call back.
+  void accept_ranks() {
+    if (channel_ == nullptr) return;
+    for (const BackChannel::Caller& caller : channel_->accept()) {
+      if (caller.kind != "rank" || caller.number >= options_.ranks) {
+        close(caller.fd);
+      } else if (caller.stream == "control") {
+        RankState& r = ranks_[static_cast<size_t>(caller.number)];
+        if (r.control >= 0) close(r.control);
+        r.control = caller.fd;
+      } else {
+        streams_.adopt(caller.number, caller.stream == "out" ? Terminal::kOut : Terminal::kErr, caller.fd);
+      }
+    }
+  }
+
   void read_all() {
     read_signals();
+    accept_ranks();
     // Output before the control pipe: what a rank printed comes before how it ended. Deaths before that: a rank that
     // died without a word is what the others then complain about.
     streams_.read_all();
     check_deaths();
     read_control();
+    read_remote_control();
     drain(mpirun_, [&](std::string_view bytes) {
       mpirun_log_.add(bytes);
       mpirun_log_.flush();
@@ -154,15 +196,31 @@ class Supervisor {
     });
   }
 
+  // What ranks elsewhere say, and the end of one that has ended and said nothing of it.
+  void read_remote_control() {
+    for (size_t i = 0; i < ranks_.size(); ++i) {
+      RankState& r = ranks_[i];
+      if (r.control < 0) continue;
+      drain(r.control, [&](std::string_view bytes) {
+        r.words.feed(bytes, [&](std::string_view line, bool) { take_control(std::string(line)); });
+      });
+      if (r.control >= 0 || r.reported) continue;
+      r.reported = true;
+      streams_.read(static_cast<int>(i));
+      add_failure({static_cast<int>(i), 0, "", false, true});
+    }
+  }
+
   void take_control(const std::string& line) {
     long a = -1, b = 0;
     int used = 0;
     if (std::sscanf(line.c_str(), "start %ld %ld%n", &a, &b, &used) == 2 && a >= 0 && a < options_.ranks && b > 1) {
       RankState& r = ranks_[static_cast<size_t>(a)];
       r.started = true;
-      if (r.pidfd < 0) r.pidfd = static_cast<int>(syscall(SYS_pidfd_open, static_cast<pid_t>(b), 0));
-      // A rank that started after the signal went out has missed it.
+      if (r.control < 0 && r.pidfd < 0) r.pidfd = static_cast<int>(syscall(SYS_pidfd_open, static_cast<pid_t>(b), 0));
+      // A rank that started after the signal went out has missed it; to the others another one says nothing new.
       if (stop_signal_ && r.pidfd >= 0) syscall(SYS_pidfd_send_signal, r.pidfd, SIGUSR1, nullptr, 0);
+      if (stop_signal_ && r.control >= 0 && !mpirun_code_) kill(mpirun_pid_, SIGUSR1);
       return;
     }
     const bool whole = std::sscanf(line.c_str(), "kept %ld%n", &a, &used) == 1;
@@ -326,6 +384,7 @@ class Supervisor {
 
   const LaunchOptions& options_;
   const Signals& signals_;
+  BackChannel* const channel_;  // null: all ranks are beside this process
   const std::string log_dir_;
   Terminal terminal_;
   RankStreams streams_;
@@ -350,8 +409,9 @@ class Supervisor {
 }  // namespace
 
 int supervise(const std::vector<std::string>& command, const LaunchOptions& options, const Signals& signals,
-              const std::string& session_dir, const std::string& log_dir, const std::string& heading) {
-  Supervisor supervisor(options, signals, session_dir, log_dir);
+              const std::string& session_dir, const std::string& log_dir, const std::string& heading,
+              BackChannel* channel) {
+  Supervisor supervisor(options, signals, session_dir, log_dir, channel);
   supervisor.start(command, heading);
   return supervisor.run();
 }

@@ -95,6 +95,17 @@ TEST(Mpirun, HostsAreNamedByOptionsAndVariables) {
   unsetenv("OMPI_MCA_orte_default_hostfile");
 }
 
+TEST(Mpirun, DaemonsThatSlurmSignals) {
+  MpirunRequest r = request();
+  r.shield_daemons = true;
+  EXPECT_TRUE(
+      has(mpirun_command({"mpirun", "4.1.4", 4, 1}, r), {"orte_launch_agent", "env --block-signal=TERM orted"}));
+  EXPECT_TRUE(
+      has(mpirun_command({"mpirun", "5.0.3", 5, 0}, r), {"prte_launch_agent", "env --block-signal=TERM prted"}));
+  unsetenv("SLURM_JOB_ID");
+  EXPECT_FALSE(daemons_need_shield());
+}
+
 TEST(Mpirun, HostsInTheOrderOfTheirRanks) {
   MpirunRequest r = request();
   r.hosts = {{"b", 1}, {"a", 3}};
