@@ -4,6 +4,8 @@ tests that have called require() and then namespaces.isolate(): the ports are fi
     with Slurm(2) as slurm:
         slurm.run(["salloc", "-N", "2", "-n", "4", ...])
 
+As on clusters (proctrack/cgroup), what is signalled of a job are the processes that Slurm itself has started.
+
 The nodes n1, n2, ... have a name and a /dev/shm of their own, and talk over this network.
 """
 
@@ -29,7 +31,7 @@ SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd.%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd.%n.log
-ProctrackType=proctrack/linuxproc
+ProctrackType=proctrack/pgid
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
 MpiDefault=none
@@ -39,7 +41,7 @@ SchedulerType=sched/backfill
 SchedulerParameters=sched_interval=2,batch_sched_delay=0,defer_batch=0
 SlurmdParameters=config_overrides
 ReturnToService=2
-KillWait=2
+KillWait=20
 CompleteWait=0
 InactiveLimit=0
 NodeName={nodes} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports} CPUs={cpus} State=UNKNOWN

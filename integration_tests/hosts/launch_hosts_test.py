@@ -1,0 +1,261 @@
+#!/usr/bin/env python3
+"""`annulus launch` over three simulated hosts: the same output, logs, exit codes and losses as on one, and what is said of
+hosts that are not as they should be."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+import cli
+import hosts as simulated
+import namespaces
+
+namespaces.isolate()
+
+NAMES = ["host1", "Host2", "host3"]  # a name with a capital letter is a name
+CONFIG = """
+[run]
+name = "tiny"
+steps = 3
+log_every = 1
+[data]
+train = ["text.txt"]
+context = 64
+batch = 2
+[model]
+layers = 1
+dim = 32
+heads = 2
+[optimizer]
+lr = 0.01
+[validation]
+every = 0
+"""
+
+
+class OverHosts(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.hosts = simulated.Hosts(NAMES)
+        cls.hosts.__enter__()
+        cls.addClassCleanup(cls.hosts.__exit__)
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(dir=os.environ.get("TEST_TMPDIR"))
+        self.addCleanup(folder.cleanup)
+        # Whatever a path has in it is a path.
+        self.folder = os.path.join(folder.name, "a user's \"runs\"; $HOME & co")
+        os.mkdir(self.folder)
+        with open(self.path("config.toml"), "w") as f:
+            f.write(CONFIG)
+        with open(self.path("text.txt"), "w") as f:
+            f.write("all work and no play " * 500)
+
+    def path(self, name):
+        return os.path.join(self.folder, name)
+
+    def launch(self, *args, program=None, **env):
+        """On the first host: (exit code, standard output, standard error)."""
+        done = self.hosts.run([program or cli.ANNULUS, "launch", *args], cwd=self.folder, env=cli.environment(**env),
+                              capture_output=True, text=True, timeout=cli.LIMIT)
+        return done.returncode, done.stdout, done.stderr
+
+    def start(self, *args, **env):
+        run = self.hosts.popen([cli.ANNULUS, "launch", *args], cwd=self.folder, env=cli.environment(**env), text=True,
+                               stdin=-3, stdout=-1, stderr=-1)
+        self.addCleanup(lambda: (run.kill(), run.communicate()))
+        return run
+
+    def wait_for(self, run, *texts):
+        missing, seen = set(texts), []
+        while missing:
+            line = run.stdout.readline()
+            self.assertTrue(line, f"ended without {missing}: {seen}")
+            seen.append(line)
+            missing = {t for t in missing if t not in line}
+
+    def log(self, name, folder="logs"):
+        with open(os.path.join(self.path(folder), name)) as f:
+            return f.read()
+
+    def on(self, host, *command):
+        self.hosts.run(command, on=host, check=True)
+
+    def put(self, host, text, over):
+        """On this host alone, the file `over` has another content."""
+        other = self.path(f"other-{len(os.listdir(self.folder))}")
+        with open(other, "wb") as f:
+            f.write(text)
+        shutil.copymode(over, other)
+        self.on(host, "mount", "--bind", other, over)
+        self.addCleanup(self.on, host, "umount", over)
+
+
+class LaunchHostsTest(OverHosts):
+    def test_ranks_are_where_the_list_says_and_print_as_on_one_host(self):
+        code, out, err = self.launch("--hosts", "Host2:1,host1:2,host3:1", "--log-dir", "logs", "selftest", "print")
+        self.assertEqual(code, 0, err)
+        want = ["rank 0 of 4 on Host2", "rank 1 of 4 on host1", "rank 2 of 4 on host1", "rank 3 of 4 on host3"]
+        self.assertEqual(sorted(out.splitlines()), sorted([want[0]] + [f"[rank {i}] {want[i]}" for i in (1, 2, 3)]))
+        for rank in range(4):
+            self.assertIn(f"[rank {rank}] " * (rank > 0) + f"standard error of rank {rank}\n", err)
+            self.assertIn(want[rank], self.log(f"rank-{rank}.log"))
+            self.assertIn(f"standard error of rank {rank}", self.log(f"rank-{rank}.log"))
+        self.assertRegex(self.log("launch.log"), r"placement of 4 ranks[^$]*--host Host2,host1,host1,host3")
+        self.assertEqual(self.log("mpirun.log"), "", "nothing goes through mpirun")
+
+    def test_a_host_file_of_addresses_and_fewer_ranks_than_slots(self):
+        with open(self.path("the hosts"), "w") as f:
+            f.write("# ours\n10.231.7.3 slots=2\n10.231.7.1 slots=4 max_slots=4\n")
+        # A default that a site has set for every mpirun comes after it.
+        code, out, err = self.launch("--hostfile", "the hosts", "-n", "3", "selftest", "print",
+                                     OMPI_MCA_orte_default_hostfile=self.path("text.txt"))
+        self.assertEqual(code, 0, err)
+        self.assertEqual(sorted(re.findall(r"rank \d of 3 on \S+", out)),
+                         ["rank 0 of 3 on host3", "rank 1 of 3 on host3", "rank 2 of 3 on host1"])
+
+    def test_hosts_that_mpirun_was_told_of(self):
+        code, out, err = self.launch("-n", "2", "--mpi-args", "--host host3,Host2", "--log-dir", "logs", "selftest", "print")
+        self.assertEqual(code, 0, err)
+        self.assertEqual(sorted(line.split(" on ")[0] for line in out.splitlines()), ["[rank 1] rank 1 of 2", "rank 0 of 2"])
+        self.assertIn("rank 1 of 2 on", self.log("rank-1.log"))
+        code, _, err = self.launch("--hosts", "host1:2", "--mpi-args", "--host host3", "selftest", "print")
+        self.assertEqual(code, 2)
+        self.assertIn("named twice, by --hosts and, to mpirun, by --host", err)
+
+    def test_dry_run_shows_the_placement_and_starts_nothing(self):
+        code, out, err = self.launch("--hosts", "host1:2,host3:2", "--dry-run", "selftest", "exchange")
+        self.assertEqual(code, 0, err)
+        self.assertRegex(out, r"placement of 4 ranks")
+        self.assertRegex(out, r"mpirun -np 4 .*--host host1,host1,host3,host3 .* selftest exchange\n")
+        self.assertFalse(os.path.exists(self.path("runs")))
+
+    def test_messages_cross_hosts(self):
+        code, out, err = self.launch("--hosts", "host1:1,Host2:1,host3:1", "selftest", "exchange")
+        self.assertEqual((code, out), (0, "3 ranks exchanged over mpi: all arrived\n"), err)
+
+    def test_exit_codes_of_ranks_elsewhere(self):
+        hosts = ("--hosts", "host1:1,Host2:1,host3:1")
+        code, _, err = self.launch(*hosts, "selftest", "exit", "--rank", "2", "--code", "42")
+        self.assertEqual(code, 42, err)
+        self.assertIn("annulus: rank 2 ended with exit code 42\n", err)
+        code, _, err = self.launch(*hosts, "--log-dir", "logs", "selftest", "fail", "--rank", "1")
+        self.assertEqual(code, 3, err)
+        self.assertIn("annulus: rank 1: [selftest] this rank was told to fail", err)
+        self.assertEqual(err.count("told to fail"), 1, err)
+        self.assertIn("told to fail", self.log("rank-1.log"))
+        code, _, err = self.launch(*hosts, "selftest", "kill", "--rank", "2")
+        self.assertEqual(code, 137, err)
+        self.assertIn("annulus: rank 2 was ended by signal 9", err)
+
+    def test_ctrl_c_lets_ranks_elsewhere_finish(self):
+        run = self.start("--hosts", "host1:1,Host2:1,host3:1", "--log-dir", "logs", "selftest", "stop")
+        self.wait_for(run, "rank 0 waits", "[rank 1] rank 1 waits", "[rank 2] rank 2 waits")
+        run.send_signal(signal.SIGINT)
+        _, err = run.communicate(timeout=cli.LIMIT)
+        self.assertEqual(run.returncode, 130, err)
+        self.assertIn("annulus: stopped", err)
+        for rank in range(3):
+            self.assertIn(f"rank {rank} stops", self.log(f"rank-{rank}.log"))
+
+    def losses(self, run):
+        with open(self.path(f"runs/{run}/metrics.jsonl")) as f:
+            return [record["loss"] for record in map(json.loads, f) if "loss" in record]
+
+    def test_training_has_the_same_losses_as_on_one_host(self):
+        for hosts in (("-n", "4"), ("--hosts", "host1:2,Host2:1,host3:1")):
+            code, out, err = self.launch(*hosts, "train", "config.toml", "--set", "run.folder='runs'")
+            self.assertEqual(code, 0, err)
+        self.assertRegex(out, r"host Host2: rank 2 ")
+        alone, over = self.losses("tiny-001"), self.losses("tiny-002")
+        self.assertEqual(len(alone), 3)
+        for a, b in zip(alone, over, strict=True):
+            self.assertAlmostEqual(a, b, delta=1e-5 * a)
+
+    def test_attention_over_hosts_is_that_of_the_oracle(self):
+        code, out, err = self.launch("--hosts", "host1:1,Host2:2,host3:1", "attend", "--random", "queries=64,heads=2,dim=8",
+                                     "--check")
+        self.assertEqual(code, 0, out + err)
+
+    def test_a_program_at_a_path_of_a_person(self):
+        program = self.path("my annulus; 'v2'")
+        shutil.copy(cli.ANNULUS, program)
+        code, out, err = self.launch("--hosts", "host1:1,host3:1", "selftest", "print", program=program)
+        self.assertEqual(code, 0, err)
+        self.assertIn("rank 1 of 2 on host3", out)
+
+
+class FaultyHostsTest(OverHosts):
+    TWO = ("--hosts", "host1:1,host3:1")
+
+    def assert_refused(self, code, pattern, *args, **env):
+        got, out, err = self.launch(*args, **env)
+        self.assertEqual((got, out), (code, ""), err)
+        self.assertRegex(err, pattern)
+        self.assertFalse(os.path.exists(self.path("runs")), "no rank has started")
+        return err
+
+    def test_another_program_on_a_host(self):
+        with open(cli.ANNULUS, "rb") as f:
+            self.put("host3", f.read() + b"another build", os.path.realpath(cli.ANNULUS))
+        err = self.assert_refused(5, r"annulus: .*program", *self.TWO, "selftest", "print")
+        self.assertIn("what differs between the hosts:", err)
+
+    def test_another_configuration_on_a_host(self):
+        self.put("host3", CONFIG.replace("0.01", "0.02").encode(), self.path("config.toml"))
+        self.assert_refused(5, r"config\.toml", *self.TWO, "train", "config.toml")
+
+    def test_a_host_without_the_program(self):
+        self.on("host3", "mount", "-t", "tmpfs", "empty", os.path.dirname(os.path.realpath(cli.ANNULUS)))
+        self.addCleanup(self.on, "host3", "umount", os.path.dirname(os.path.realpath(cli.ANNULUS)))
+        self.assert_refused(9, r"host host3: .*could not access or execute an executable", *self.TWO, "selftest", "print")
+
+    def test_a_host_that_nobody_knows(self):
+        err = self.assert_refused(9, r"host nobody: ssh: Could not resolve hostname nobody", "--hosts",
+                                  "host1:1,nobody:1,host3:1", "selftest", "print")
+        self.assertIn("on 1 host of --hosts: host nobody: ", err)
+        self.assertIn("`ssh HOST true`", err)
+
+    def test_interfaces_that_do_not_reach_the_others(self):
+        self.assert_refused(2, r"interface eth9 .*is not on this host; interfaces with an address here: eth0, lo",
+                            *self.TWO, "--interfaces", "eth9", "selftest", "print")
+        self.assert_refused(2, r"interface lo is the loopback, by which host host3 is not reached", *self.TWO,
+                            "--interfaces", "lo", "selftest", "print")
+        # Here alone, and so no way to anywhere.
+        self.on("host1", "ip", "link", "add", "eth5", "type", "veth", "peer", "name", "wire5")
+        self.on("host1", "ip", "addr", "add", "10.9.9.1/24", "dev", "eth5")
+        for card in ("eth5", "wire5"):
+            self.on("host1", "ip", "link", "set", card, "up")
+        self.addCleanup(self.on, "host1", "ip", "link", "del", "eth5")
+        self.assert_refused(9, r"host host3: mpirun's daemon there does not answer.*`--interfaces` names those", *self.TWO, "--interfaces", "eth5", "selftest",
+                            "print", ANNULUS_BOOTSTRAP_TIMEOUT="4")
+
+    def test_more_ranks_than_slots(self):
+        self.assert_refused(2, "3 ranks do not fit into the 2 slots", "-n", "3", *self.TWO, "selftest", "print")
+        self.assert_refused(2, "how many ranks host host3 gets", "--hosts", "host1:2,host3", "selftest", "print")
+        self.assert_refused(2, '"host1;reboot" is no name of a host', "--hosts", "host1;reboot", "selftest", "print")
+
+
+class LostHostTest(OverHosts):
+    def test_a_host_that_is_gone_before_and_during_a_job(self):
+        run = self.start("--hosts", "host1:1,Host2:1,host3:1", "--log-dir", "logs", "selftest", "stop")
+        self.wait_for(run, "[rank 1] rank 1 waits", "[rank 2] rank 2 waits")
+        self.hosts.kill("Host2")
+        _, err = run.communicate(timeout=cli.LIMIT)
+        self.assertNotEqual(run.returncode, 0, err)
+        self.assertIn("annulus: ", err)
+        self.assertIn("rank 1 waits", self.log("rank-1.log"))
+        code, _, err = self.launch("--hosts", "host1:1,Host2:1", "selftest", "print")
+        self.assertEqual(code, 9, err)
+        self.assertIn("host Host2: ssh: connect to host Host2 port 22: No route to host", err)
+
+
+if __name__ == "__main__":
+    cli.main()

@@ -1,0 +1,136 @@
+#!/usr/bin/env python3
+"""`annulus launch` inside Slurm's allocations, and plain srun, on a private Slurm of two nodes: it takes nodes and tasks from
+the allocation, and a job that is cancelled or gets near its time limit finishes its step and keeps a checkpoint."""
+
+import glob
+import os
+import re
+import sys
+import tempfile
+import time
+import unittest
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+import cli
+import namespaces
+import slurm as private
+
+private.require()
+namespaces.isolate()
+
+CONFIG = """
+[run]
+name = "tiny"
+steps = {steps}
+log_every = 1
+[data]
+train = ["text.txt"]
+context = 64
+batch = 2
+[model]
+layers = 1
+dim = 32
+heads = 2
+[optimizer]
+lr = 0.01
+[validation]
+every = 0
+[checkpoint]
+every = 0
+"""
+
+
+class LaunchSlurmTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.slurm = private.Slurm(2)
+        cls.slurm.__enter__()
+        cls.addClassCleanup(cls.slurm.__exit__)
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(dir=os.environ.get("TEST_TMPDIR"))
+        self.addCleanup(folder.cleanup)
+        self.folder = folder.name
+        with open(self.path("config.toml"), "w") as f:
+            f.write(CONFIG.format(steps=1000000))
+        with open(self.path("text.txt"), "w") as f:
+            f.write("all work and no play " * 500)
+
+    def path(self, name):
+        return os.path.join(self.folder, name)
+
+    def read(self, name):
+        try:
+            with open(self.path(name)) as f:
+                return f.read()
+        except FileNotFoundError:
+            return ""
+
+    def run_command(self, *command):
+        done = self.slurm.run(command, cwd=self.folder, env=cli.environment(), capture_output=True, text=True, timeout=cli.LIMIT)
+        return done.returncode, done.stdout, done.stderr
+
+    def submit(self, *options, command):
+        """The number of a job of two nodes and four tasks that becomes this command."""
+        with open(self.path("job.sh"), "w") as f:
+            f.write(f"#!/bin/bash\nexec {command} 2>&1\n")
+        code, out, err = self.run_command("sbatch", "--parsable", "-N", "2", "-n", "4", "-o", "job.out", *options, "job.sh")
+        self.assertEqual(code, 0, err)
+        return out.strip()
+
+    def wait_until(self, what, true):
+        deadline = time.monotonic() + 2 * cli.LIMIT
+        while not true():
+            self.assertLess(time.monotonic(), deadline, f"{what}: {self.read('job.out')}")
+
+    def wait_for_a_step(self):
+        self.wait_until("no step was done", lambda: re.search(r"(?m)^step +\d", self.read("job.out")))
+
+    def wait_for_the_end(self, job):
+        self.wait_until("it does not end", lambda: not self.run_command("squeue", "-h", "-j", job)[1].strip())
+        return self.read("job.out")
+
+    def assert_kept(self, said):
+        self.assertEqual(len(glob.glob(self.path("runs/tiny-001/checkpoints/step-*/manifest.json"))), 1, said)
+        self.assertRegex(said, r"stopped on request after step \d+ of \d+, with a checkpoint")
+
+    def test_salloc(self):
+        code, out, err = self.run_command("salloc", "-Q", "-N", "2", "-n", "3", cli.ANNULUS, "launch", "selftest", "print")
+        self.assertEqual(code, 0, err)
+        self.assertEqual(sorted(re.findall(r"rank \d of 3 on \S+", out)),
+                         ["rank 0 of 3 on n1", "rank 1 of 3 on n1", "rank 2 of 3 on n2"])
+        code, out, err = self.run_command("salloc", "-Q", "-N", "2", cli.ANNULUS, "launch", "-n", "2", "selftest", "exchange")
+        self.assertEqual((code, out), (0, "2 ranks exchanged over mpi: all arrived\n"), err)
+        code, _, err = self.run_command("salloc", "-Q", "-N", "2", "-n", "2", cli.ANNULUS, "launch", "-n", "3", "selftest", "print")
+        self.assertEqual(code, 2, err)
+        self.assertIn("Slurm's allocation (SLURM_JOB_NODELIST): 3 ranks do not fit into the 2 slots", err)
+
+    def test_srun_starts_ranks_itself(self):
+        with open(self.path("config.toml"), "w") as f:
+            f.write(CONFIG.format(steps=2))
+        code, out, err = self.run_command("srun", "-Q", "--mpi=pmix", "-N", "2", "-n", "2", cli.ANNULUS, "train", "config.toml")
+        self.assertEqual(code, 0, err)
+        self.assertRegex(out, r"host n1: rank 0 .*\n +host n2: rank 1 ")
+        self.assertRegex(out, r"(?m)^step +2\b")
+
+    def test_a_job_that_is_cancelled_keeps_a_checkpoint(self):
+        job = self.submit(command=f"{cli.ANNULUS} launch train config.toml")
+        self.wait_for_a_step()
+        self.assertEqual(self.run_command("scancel", job)[0], 0)
+        said = self.wait_for_the_end(job)
+        self.assertIn("annulus: Terminated: the ranks finish their step and stop", said)
+        self.assertIn("annulus: exit code 143", said)
+        self.assert_kept(said)
+
+    def test_a_job_near_its_time_limit_keeps_a_checkpoint(self):
+        # Slurm looks every 30 s, and sends the signal up to 30 s early: 15 to 45 s from the start.
+        job = self.submit("--time=2", "--signal=B:USR1@75", command=f"{cli.ANNULUS} launch train config.toml")
+        said = self.wait_for_the_end(job)
+        self.assertIn("annulus: User defined signal 1: the ranks finish their step and stop", said)
+        self.assertIn("annulus: exit code 138", said)
+        self.assert_kept(said)
+
+
+if __name__ == "__main__":
+    cli.main()
