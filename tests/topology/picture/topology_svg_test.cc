@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/files.h"
 #include "tests/topology/machine_xml.h"
 #include "topology/picture/canvas.h"
 
@@ -171,6 +172,13 @@ TEST(TopologySvg, DescribedMachines) {
   check({dgx, dgx}, place({dgx, dgx}, 16, kCuda));
   check({dgx, socket, node}, place({dgx, socket, node}, 18, {.device = DeviceKind::kCuda, .context = 6}));
   check({dgx, socket, node}, place({dgx, socket, node}, std::vector<int>{3, 0, 2}, kCuda));
+}
+
+TEST(TopologySvg, TheOneOfTheUserGuide) {
+  const std::vector<Machine> hosts(2, load("h200_node.xml"));
+  EXPECT_TRUE(read_small_file("test", "docs/rings.svg") == topology_svg(hosts, place(hosts, 16, kCuda)))
+      << "make it again: ./annulus topology --xml tests/topology/testdata/h200_node.xml --xml "
+         "tests/topology/testdata/h200_node.xml -n 16 --svg docs/rings.svg";
 }
 
 TEST(TopologySvg, ManyHosts) {
