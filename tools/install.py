@@ -22,6 +22,7 @@ import shutil
 import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+sys.dont_write_bytecode = True
 sys.path.insert(0, os.path.join(ROOT, "tools", "gpu_bundle"))
 import elf  # noqa: E402
 

@@ -113,6 +113,7 @@ class InstallTest(unittest.TestCase):
         done = self.ran("doctor", "--json")
         report = json.loads(done.stdout)["hosts"][0]
         self.assertEqual(report["program"], os.path.join(self.prefix, "libexec", "annulus"))
+        self.assertRegex(report["folder_digest"], r"^[0-9a-f]{32}$")
         self.assertEqual(report["libtorch_path"], os.path.join(self.prefix, "lib", "libtorch_cpu.so"))
 
     def test_a_program_in_cpp(self):

@@ -290,6 +290,9 @@ HostReport report_of_this_host(const FactsRequest& request) {
   report.root = geteuid() == 0;
   report.program = link_target("/proc/self/exe");
   report.program_digest = digest_of_file("/proc/self/exe");
+  const fs::path manifest = fs::path(report.program).parent_path().parent_path() / "share" / "annulus" / "MANIFEST";
+  std::error_code error;
+  if (fs::is_regular_file(manifest, error)) report.folder_digest = digest_of_file(manifest);
   report.version = kVersion;
   report.isa = instruction_set_name(instruction_set());
   report.libtorch_path = loaded_library("libtorch_cpu.so");
@@ -297,7 +300,6 @@ HostReport report_of_this_host(const FactsRequest& request) {
   add_mpi(report);
   report.limits = {soft_limit(RLIMIT_MEMLOCK), soft_limit(RLIMIT_NOFILE), soft_limit(RLIMIT_NPROC)};
   const char* const tmp = std::getenv("TMPDIR");
-  std::error_code error;
   report.shm = space_of("/dev/shm");
   report.tmp = space_of(tmp != nullptr && *tmp != '\0' ? tmp : "/tmp");
   report.work = space_of(fs::current_path(error).string());

@@ -24,6 +24,7 @@ void visit_members(R& r, const Visit& visit) {
   visit("root", r.root);
   visit("program", r.program);
   visit("program_digest", r.program_digest);
+  visit("folder_digest", r.folder_digest);
   visit("version", r.version);
   visit("architecture", r.architecture);
   visit("isa", r.isa);

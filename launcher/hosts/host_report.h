@@ -39,6 +39,7 @@ struct HostReport {
 
   std::string program;         // the path of this binary
   std::string program_digest;  // checksum (common/checksum.h) of it
+  std::string folder_digest;   // of the list of files of an installation (tools/install.py); empty for a build
   std::string version;         // of annulus
   std::string architecture;    // "x86_64"
   std::string isa;             // the vector instructions that are computed with: "AVX-512"

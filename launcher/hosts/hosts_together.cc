@@ -121,7 +121,11 @@ class Together {
         "same-architecture", Severity::kError, [](const HostReport& r) { return r.architecture; },
         "leave out the hosts of the other architecture: one program has to run on all");
     same(
-        "same-program", Severity::kError, [](const HostReport& r) { return r.program_digest.substr(0, 12); },
+        "same-program", Severity::kError,
+        [](const HostReport& r) {
+          return r.program_digest.substr(0, 12) +
+                 (r.folder_digest.empty() ? "" : ", installed as " + r.folder_digest.substr(0, 12));
+        },
         "run the same file everywhere: `./annulus install PREFIX` to a folder that all hosts share, or copy it to "
         "each");
     same(

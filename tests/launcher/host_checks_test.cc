@@ -232,6 +232,7 @@ TEST(HostChecks, EachFaultAmongHostsIsFoundAndHasItsRemedy) {
       {{"same-architecture", e, [](R& r, Q&) { r.architecture = "aarch64"; }, "x86_64 on a, c; aarch64 on b",
         "leave out"}},
       {{"same-program", e, [](R& r, Q&) { r.program_digest = "ffff"; }, "ffff on b", "annulus install"}},
+      {{"same-program", e, [](R& r, Q&) { r.folder_digest = "eeee"; }, "eeee on b", "annulus install"}},
       {{"same-libtorch", e, [](R& r, Q&) { r.libtorch = "2.10.0"; }, "2.10.0 on b", "LD_LIBRARY_PATH"}},
       {{"same-mpi", e, [](R& r, Q&) { r.mpi_library = "Open MPI v5.0.3"; }, "Open MPI v5.0 on b", "same series"}},
       {{"same-nccl", e, [](R& r, Q&) { r.nccl_loaded = "2.27.1"; }, "2.27.1 on b", "LD_LIBRARY_PATH"}},
