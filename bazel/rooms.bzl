@@ -4,6 +4,7 @@
 ROOMS = {
     "benchmarks/program": [
         "benchmarks/kernel",
+        "benchmarks/comm",
         "benchmarks",
         "benchmarks/report",
         "launcher",
@@ -26,6 +27,14 @@ ROOMS = {
         "attention/plan",
         "comm/threads",
         "simd",
+        "common",
+    ],
+    "benchmarks/comm": [
+        "benchmarks",
+        "benchmarks/report",
+        "training",
+        "data",
+        "comm",
         "common",
     ],
     "benchmarks": [

@@ -137,6 +137,27 @@ class BenchTest(cli.CliTest):
         self.assertIn("annulus on one rank", out)
         self.assertRegex(out, r"\n +4 +[\d.]+ +[\d.]+ +[\d.]+ +[\d.]+ +1\.000 ")  # bytes sent over bytes planned
 
+    def test_communication_is_measured_beside_plain_mpi(self):
+        sizes = ["--smallest", "1024", "--largest", "4096", "--rounds", "1"]
+        code, out, err = self.annulus("bench", "comm", *sizes, "--json", "comm.json")
+        self.assertEqual(code, 0, err)
+        kinds = ["exchange", "all_gather", "reduce_scatter", "all_reduce", "broadcast"]
+        names = [f"comm/{kind} of {size} KiB" for kind in kinds for size in (1, 4)]
+        self.assertEqual([r["name"] for r in self.report("comm.json")["ratios"]], ["comm/barrier", *names])
+        for kind in kinds:
+            self.assertEqual(len(re.findall(rf"^  {kind} +[14] KiB( +[\d.]+){{6}}$", out, re.M)), 2, out)
+        self.assert_refused(2, "a multiple of 4", "bench", "comm", "--smallest", "6")
+        self.assert_refused(2, "exchange", "bench", "comm", "--part", "exchanges")
+
+    def test_a_start_is_timed_from_launch_to_the_first_step(self):
+        code, out, err = self.annulus("bench", "comm", "--start", "--rounds", "1")
+        self.assertEqual(code, 0, err)
+        for ranks in (2, 8):
+            found = re.search(rf"^ +{ranks}((?: +[\d.]+){{6}})$", out, re.M)
+            self.assertTrue(found, out)
+            *parts, whole = [float(x) for x in found[1].split()]
+            self.assertAlmostEqual(sum(parts), whole, delta=0.04)
+
     def test_training_is_measured_and_ends_with_json(self):
         code, out, err = self.annulus("bench", "train", "--repeats", "1")
         self.assertEqual(code, 0, err)
@@ -208,7 +229,7 @@ class BenchTest(cli.CliTest):
 
     def test_an_unknown_benchmark_is_refused(self):
         self.assert_refused(2, 'did you mean "ring"', "bench", "rign")
-        self.assert_refused(2, "ring, train, patterns, gpu, all or compare", "bench")
+        self.assert_refused(2, "ring, train, shard, comm, operator, patterns, gpu, all or compare", "bench")
         self.assert_refused(2, 'did you mean "--length"', "bench", "ring", "--lenght", "9")
 
 

@@ -12,6 +12,7 @@
 #include "benchmarks/gpu.h"
 #include "benchmarks/operator.h"
 #include "benchmarks/patterns.h"
+#include "benchmarks/program/word.h"
 #include "benchmarks/report/compare.h"
 #include "benchmarks/report/report.h"
 #include "benchmarks/ring.h"
@@ -19,7 +20,6 @@
 #include "benchmarks/train.h"
 #include "comm/bootstrap/bootstrap.h"
 #include "common/error.h"
-#include "common/files.h"
 #include "common/names.h"
 #include "common/text.h"
 #include "common/version.h"
@@ -31,37 +31,6 @@
 
 namespace annulus {
 namespace {
-
-// One word of `bench`.
-class Word {
- public:
-  virtual ~Word() = default;
-  virtual CLI::App* declare(CLI::App& bench) = 0;
-  virtual void check() {}
-  virtual std::string device() const { return "cpu"; }  // as Verb::device
-  virtual int run() = 0;
-};
-
-// Before minutes are spent on what cannot be written.
-void check_json(const std::string& path) {
-  if (!path.empty()) require_output("bench", "--json " + path, path);
-}
-
-void write_json(const std::string& path, std::vector<BenchRatio> ratios) {
-  if (!path.empty()) write_report(report_of(std::move(ratios)), path);
-}
-
-constexpr const char* kJsonHelp = "write the ratios to a file that `bench compare` reads";
-
-void add_json(CLI::App* app, std::string& path) { app->add_option("--json", path, kJsonHelp)->type_name("FILE"); }
-
-void refuse_ranks(const char* word) {
-  const LaunchInfo info = launch_info();
-  if (info.launched && info.size > 1) {
-    throw Error(ErrorKind::kUsage, "bench",
-                std::string(word) + " measures one rank; run it without launch: ./annulus bench " + word);
-  }
-}
 
 class RingWord : public Word {
  public:
@@ -320,28 +289,6 @@ class GpuWord : public Word {
   std::string device_ = "cuda", json_;
 };
 
-// A folder for the file that another process of this program writes.
-class ScratchFolder {
- public:
-  ScratchFolder() {
-    path_ = (std::filesystem::temp_directory_path() / "annulus-bench-XXXXXX").string();
-    if (mkdtemp(path_.data()) == nullptr) {
-      throw Error(ErrorKind::kResource, "bench", "cannot make the folder " + path_ + "; TMPDIR names another place");
-    }
-  }
-  ~ScratchFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  ScratchFolder(const ScratchFolder&) = delete;
-  ScratchFolder& operator=(const ScratchFolder&) = delete;
-
-  std::string file(const char* name) const { return path_ + "/" + name; }
-
- private:
-  std::string path_;
-};
-
 class AllWord : public Word {
  public:
   CLI::App* declare(CLI::App& bench) override {
@@ -451,9 +398,9 @@ class BenchVerb : public Verb {
       if (word.app->parsed()) chosen_ = word.word.get();
     }
     if (chosen_ == nullptr) {
-      throw Error(
-          ErrorKind::kUsage, "bench",
-          "bench needs a word that says what: ring, train, patterns, gpu, all or compare; example: annulus bench ring");
+      throw Error(ErrorKind::kUsage, "bench",
+                  "bench needs a word that says what: ring, train, shard, comm, operator, patterns, gpu, all or "
+                  "compare; example: annulus bench ring");
     }
     chosen_->check();
   }
@@ -471,6 +418,7 @@ class BenchVerb : public Verb {
   static std::vector<Entry> entries() {
     std::vector<Entry> all;
     (all.push_back({std::make_unique<Words>()}), ...);
+    all.push_back({make_comm_word()});
     return all;
   }
   std::vector<Entry> words_ =
