@@ -418,6 +418,7 @@ class BenchVerb : public Verb {
   static std::vector<Entry> entries() {
     std::vector<Entry> all;
     (all.push_back({std::make_unique<Words>()}), ...);
+    all.push_back({make_attention_word()});
     all.push_back({make_comm_word()});
     return all;
   }

@@ -1,5 +1,5 @@
 // One word of `bench` (ring, train, ...), and what words have in common. Each is declared, checked and run as a verb is
-// (launcher/verb.h). Used by bench_verb.cc, which has most of them, and comm_word.cc.
+// (launcher/verb.h). Used by bench_verb.cc, which has most of them, and files of their own.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -20,6 +20,7 @@ class Word {
   virtual int run() = 0;
 };
 
+std::unique_ptr<Word> make_attention_word();
 std::unique_ptr<Word> make_comm_word();
 
 // --json FILE. check_json raises before minutes are spent on what cannot be written.

@@ -2,7 +2,6 @@
 #include "launcher/launch/host_plan.h"
 
 #include <algorithm>
-#include <numeric>
 
 namespace annulus {
 
@@ -40,23 +39,11 @@ std::vector<Machine> machines_for(const std::vector<Host>& hosts, const std::vec
 
 }  // namespace
 
-PlacedHosts place_on(const std::vector<Host>& hosts, const std::vector<int>& ranks, const HostRequest& request) {
+PlacedHosts place_on(const std::vector<Host>& hosts, const std::vector<int>& slots, const HostRequest& request) {
   std::vector<Machine> machines = machines_for(hosts, request.hcas);
-  const int sum = std::accumulate(ranks.begin(), ranks.end(), 0);
-  const DeviceKind device = device_for(hosts, machines, sum, request.device);
-  Placement placement = place(machines, ranks, {.device = device, .context = request.context});
+  const DeviceKind device = device_for(hosts, machines, request.ranks, request.device);
+  Placement placement = place(machines, request.ranks, {.device = device, .context = request.context, .slots = slots});
   return {std::move(machines), std::move(placement)};
-}
-
-HostList with_slots_of_gpus(HostList list, const std::vector<Host>& hosts, int ranks, const HostRequest& request) {
-  const std::vector<Machine> machines = machines_for(hosts, request.hcas);
-  if (device_for(hosts, machines, ranks, request.device) != DeviceKind::kCuda) return list;
-  HostList bounded = list;
-  for (size_t i = 0; i < bounded.hosts.size(); ++i) {
-    if (bounded.hosts[i].slots == 0) bounded.hosts[i].slots = static_cast<int>(machines[i].gpus.size());
-  }
-  std::erase_if(bounded.hosts, [](const HostSlots& host) { return host.slots == 0; });
-  return bounded.hosts.size() == list.hosts.size() ? bounded : list;
 }
 
 }  // namespace annulus

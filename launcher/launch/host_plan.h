@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "launcher/hosts/host_list.h"
 #include "topology/host.h"
 #include "topology/machine.h"
 #include "topology/placement.h"
@@ -42,10 +41,7 @@ struct PlacedHosts {
   std::vector<Machine> machines;  // machine_for
   Placement placement;
 };
-// `request.ranks` are not read: `ranks` has those of each host.
-PlacedHosts place_on(const std::vector<Host>& hosts, const std::vector<int>& ranks, const HostRequest& request);
-
-// `list` with the slots that it does not state: a job on GPUs gets at most one rank for each of a host's.
-HostList with_slots_of_gpus(HostList list, const std::vector<Host>& hosts, int ranks, const HostRequest& request);
+// Deals `request.ranks` out to the hosts, on none more than its slots (0: not said), and orders these as `place` says.
+PlacedHosts place_on(const std::vector<Host>& hosts, const std::vector<int>& slots, const HostRequest& request);
 
 }  // namespace annulus

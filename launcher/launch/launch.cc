@@ -140,15 +140,25 @@ std::optional<Planned> plan_over_hosts(const LaunchOptions& options, BackChannel
   std::vector<Host> hosts;
   for (const HostReport& report : reports) hosts.push_back(report.host);
   const HostRequest request = request_of(options);
-  const HostList list = with_slots_of_gpus(*options.hosts, hosts, options.ranks, request);
-  const std::vector<int> ranks = ranks_of_hosts(list, options.ranks);
-  const std::string found = check_hosts(reports, ranks, options);
-  const PlacedHosts placed = place_on(hosts, ranks, request);
-  Planned planned{topology_table(placed.machines, placed.placement) + (found.empty() ? "" : "\n" + found),
-                  placed.placement.oversubscribed};
-  for (size_t i = 0; i < ranks.size(); ++i) {
-    if (ranks[i] > 0) planned.hosts.emplace_back(list.hosts[i].name, ranks[i]);
+  std::vector<int> slots;
+  for (const HostSlots& host : options.hosts->hosts) slots.push_back(host.slots);
+  std::optional<PlacedHosts> placed;
+  try {
+    placed = place_on(hosts, slots, request);
+  } catch (const Error&) {
+    check_hosts(reports, {}, options);  // which may know why, such as GPUs that a host should have
+    throw;
   }
+  std::vector<int> ranks(hosts.size(), 0);
+  Planned planned;
+  for (const RankPlacement& rank : placed->placement.ranks) {
+    const auto host = static_cast<size_t>(rank.host_index);
+    if (ranks[host]++ == 0) planned.hosts.emplace_back(options.hosts->hosts[host].name, 0);
+    ++planned.hosts.back().second;
+  }
+  const std::string found = check_hosts(reports, ranks, options);
+  planned.text = topology_table(placed->machines, placed->placement) + (found.empty() ? "" : "\n" + found);
+  planned.oversubscribed = placed->placement.oversubscribed;
   return planned;
 }
 
