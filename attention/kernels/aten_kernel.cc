@@ -193,7 +193,7 @@ class AtenKernel : public Kernel {
     std::copy_if(tiles.begin(), tiles.end(), std::back_inserter(fast), [&](const Tile& t) { return !is_dense(t); });
     const double pair = static_cast<double>(cost * q_.size(3));
     const double most = (poll ? kPolledFlops : kFlops) * at::get_num_threads();
-    const int64_t most_keys = poll ? static_cast<int64_t>(kPolledFlops / (pair * kMostRows)) : Band::kUnbounded;
+    const int64_t most_keys = poll ? static_cast<int64_t>(kPolledFlops / (2 * pair * kMostRows)) : Band::kUnbounded;
     const std::vector<TileGroup> groups = group_tiles(fast, std::max(kMostKeys, most_keys));
     // One head's blocks after the other, so that its keys stay in the cache; but in a backward with threads, which
     // share heads among them, all heads side by side.
