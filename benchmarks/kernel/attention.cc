@@ -44,7 +44,7 @@ struct Cell {
 
 PatternSpec pattern_of(const Cell& cell) {
   if (cell.mask == "full") return {};
-  if (cell.mask == "causal" || cell.mask == "grouped") return causal_pattern();
+  if (cell.mask == "causal" || cell.mask == "grouped" || cell.mask == "dropout") return causal_pattern();
   if (cell.mask == "window1024") return parse_pattern("{ kind = \"window\", left = 1023, right = 0 }", "bench");
   if (cell.mask == "window256") return parse_pattern("{ kind = \"window\", left = 255, right = 0 }", "bench");
   if (cell.mask == "dilated") {
@@ -68,6 +68,7 @@ std::vector<Cell> cells_of(const AttentionBenchOptions& o) {
       for (const int64_t dim : {32, 80, 256}) cells.push_back({mask, 1024, dim, "fp32"});
     }
     cells.push_back({"causal", 16384, 64, "fp32"});
+    cells.push_back({"dropout", 4096, 64, "fp32"});
     for (const char* dtype : {"bf16", "fp64"}) {
       cells.push_back({"causal", 1024, 64, dtype});
       cells.push_back({"causal", 4096, 64, dtype});
@@ -120,6 +121,7 @@ Measured measure(const Cell& cell, double seconds) {
   call.request.pattern = pattern_of(cell);
   call.comm = self.get();
   call.label = "bench attention";
+  if (cell.mask == "dropout") call.dropout.rate = 0.1;
   const auto heads_first = [](const at::Tensor& t) { return t.transpose(1, 2); };
   const bool causal = cell.mask == "causal";
   const double begin = wall_seconds();
@@ -165,7 +167,7 @@ std::string line(const char* format, auto... values) {
 
 const std::vector<std::string>& attention_bench_masks() {
   static const std::vector<std::string> masks = {"causal",  "full",    "window1024", "window256",
-                                                 "grouped", "dilated", "blocks"};
+                                                 "grouped", "dilated", "blocks",     "dropout"};
   return masks;
 }
 

@@ -20,7 +20,7 @@ struct AttentionBenchOptions {
 };
 
 // The masks that have a name here: "causal", "full", "window1024", "window256", "grouped" (causal, four query heads to
-// a kv head), "dilated", "blocks" (of 128, density 0.1).
+// a kv head), "dilated", "blocks" (of 128, density 0.1), "dropout" (causal, a tenth of the pairs).
 const std::vector<std::string>& attention_bench_masks();
 
 // Refuses names that are none and lengths that blocks do not divide: Error(kUsage).
