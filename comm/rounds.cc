@@ -77,8 +77,9 @@ Rounds::Range Rounds::part(int rank, int64_t round) const {
   return {all.begin + from, std::min(part_, all.bytes - from)};
 }
 
-// ---- What is held of a round: of each piece that this rank carries, what the others of its group have of it; then,
-// for several groups, the sums of these pieces, and what the other groups have of its own piece.
+// ---- What is held of a round: for several groups, the sums of the pieces that this rank carries, and what the other
+// groups have of its own piece (first, since sums are aligned more widely than bf16); then, of each piece that it
+// carries, what the others of its group have of it.
 
 char* Rounds::slot(int64_t round) const {
   return static_cast<char*>(held_.mutable_data_ptr()) + round % kRoundsAtOnce * held_.size(1);
@@ -86,12 +87,12 @@ char* Rounds::slot(int64_t round) const {
 
 char* Rounds::value_of(int64_t round, size_t carried, int peer) const {
   const int64_t others = groups_.size(group_) - 1, place = peer - groups_.first(group_) - (peer > rank_ ? 1 : 0);
-  return slot(round) + (static_cast<int64_t>(carried) * others + place) * part_;
+  const auto sums = groups_.count() > 1 ? carried_.size() + static_cast<size_t>(groups_.count()) - 1 : size_t{0};
+  return sum_of(round, sums) + (static_cast<int64_t>(carried) * others + place) * part_;
 }
 
 char* Rounds::sum_of(int64_t round, size_t row) const {
-  const int64_t values = static_cast<int64_t>(carried_.size()) * (groups_.size(group_) - 1) * part_;
-  return slot(round) + values + static_cast<int64_t>(row) * (part_ / width_ * sum_width_);
+  return slot(round) + static_cast<int64_t>(row) * (part_ / width_ * sum_width_);
 }
 
 // The messages of a step between this rank and a peer.

@@ -191,7 +191,7 @@ class DoctorVerb : public Verb {
     if (!hostfile_.empty()) list_ = read_hostfile(hostfile_);
     if (!list_) {
       list_ = hosts_of_slurm();
-      if (list_ && list_->hosts.size() < 2) list_.reset();
+      if (list_ && list_->hosts.size() < 2 && is_this_host(list_->hosts.front().name)) list_.reset();
     }
     const bool counted = list_ && std::all_of(list_->hosts.begin(), list_->hosts.end(),
                                               [](const HostSlots& host) { return host.slots > 0; });

@@ -202,6 +202,9 @@ def install(binaries, headers, prefix):
     if not old and shutil.disk_usage(above).free < size + (64 << 20):
         fail(8, "%s has less than the %d MB free that the installation takes" % (above, (size >> 20) + 64))
 
+    if not os.path.exists(os.path.join(prefix, MANIFEST)):
+        out.write(MANIFEST, TITLE + "\n")  # a folder that is left half made is taken up again
+        del out.files[MANIFEST]
     for name, path in libraries.own.items():
         out.add(os.path.realpath(path), "lib/" + name)
     run_path = ["$ORIGIN/../lib", *libraries.elsewhere]

@@ -22,5 +22,5 @@ tools/setup.sh
 config=()
 [[ $'\n'$(<.bazel/setup)$'\n' == *$'\ncuda 1\n'* ]] && config=(--config=cuda)
 build_or_exit "${config[@]}" //launcher:annulus //benchmarks/program:annulus_bench //tools:libannulus.so
-headers=$(bazel query --noshow_progress 'filter("^//.*[.]h$", kind("source file", deps(//tools:libannulus.so)))' 2>/dev/null)
+headers=$(bazel query --noshow_progress 'filter("^//.*[.]h$", kind("source file", deps(//tools:libannulus.so)))')
 python3 tools/install.py --bin .bazel/bin --headers "$headers" "$prefix"

@@ -158,6 +158,16 @@ class TileRuns {
     }
   }
 
+  // A row that only fills the tile adds nothing to dk and dv, not even where its zeros meet keys that are infinite.
+  void clear_padding(int64_t n, T* p, T* ds, int64_t step) const {
+    for (int64_t r = n; r < tile_math<T>().rows; ++r) {
+      for (const Run& run : runs_) {
+        std::fill(p + r * step + run.first, p + r * step + run.past, T{0});
+        std::fill(ds + r * step + run.first, ds + r * step + run.past, T{0});
+      }
+    }
+  }
+
   // p and its gradient are 0 outside of the runs, where others read them.
   void clear_rest(int64_t n, T* p, T* ds, int64_t step) const {
     if (runs_.size() == 1 && runs_[0].first == 0 && runs_[0].past == all_) return;
@@ -332,6 +342,7 @@ void flash_backward(const QueryBlock<T>& block, std::span<const KeyPiece<T>> pie
           math.gradient(p_rows, ds_rows, step, tile.runs().data(), static_cast<int64_t>(tile.runs().size()), lse + row,
                         delta + row);
           if (drops) tile.drop(head, i, n, false, p_rows, factors, step);  // as dv takes it
+          tile.clear_padding(n, p_rows, ds_rows, step);
           tile.clear_rest(math.rows, p_rows, ds_rows, step);
           for (const Run& run : tile.runs()) {
             math.add_product(ds_rows + run.first, step, 1, k + run.first * width, width, run.past - run.first,

@@ -52,7 +52,19 @@ HWY_INLINE Vec<T> widened(const S* x) {
     const auto bits = hn::PromoteTo(wide, hn::LoadU(narrow, reinterpret_cast<const uint16_t*>(x)));
     return hn::BitCast(d, hn::ShiftLeft<16>(bits));
   } else {
-    return hn::PromoteTo(d, hn::LoadU(hn::Rebind<S, Tag<T>>(), x));
+    const auto wide = hn::PromoteTo(d, hn::LoadU(hn::Rebind<S, Tag<T>>(), x));
+#if HWY_TARGET <= HWY_AVX2
+    return wide;
+#else
+    // Without F16C Highway takes infinities and NaN for numbers.
+    const hn::Rebind<uint16_t, Tag<T>> narrow;
+    const hn::Rebind<uint32_t, Tag<T>> bits;
+    const auto half = hn::PromoteTo(bits, hn::LoadU(narrow, reinterpret_cast<const uint16_t*>(x)));
+    const auto exponent = hn::Set(bits, 0x7C00u);
+    const auto no_number = hn::Eq(hn::And(half, exponent), exponent);
+    const auto mended = hn::Or(hn::BitCast(bits, wide), hn::IfThenElseZero(no_number, hn::Set(bits, 0x7F800000u)));
+    return hn::BitCast(d, mended);
+#endif
   }
 }
 

@@ -98,8 +98,11 @@ class AtenKernel : public Kernel {
 
   void forward(const KeyBlock& keys, std::span<const Tile> tiles, const Poll& poll) override {
     load(keys);
+    at::Tensor wide;
     for (const Tile& tile : tiles) {
-      if (is_dense(tile)) dense_tile_forward(q_.to(kType), widened_keys(), tile, call_, out_, lse_, poll);
+      if (!is_dense(tile)) continue;
+      if (!wide.defined()) wide = q_.to(kType);
+      dense_tile_forward(wide, keys_, tile, call_, out_, lse_, poll);
     }
     constexpr bool kApart = true;  // blocks of a wave run at the same time: no two may hold the same row
     for_each_wave(tiles, 4, kApart, poll, [&](const std::vector<Item>& wave, double flops) {
@@ -138,10 +141,11 @@ class AtenKernel : public Kernel {
   void backward(const KeyBlock& keys, const KeyBlock& grads, std::span<const Tile> tiles, const Poll& poll) override {
     zero_if_fresh(grads);
     load(keys);
+    DenseQueries queries;
     for (const Tile& tile : tiles) {
       if (!is_dense(tile)) continue;
-      const DenseQueries queries{dout_.to(kType), q_.to(kType), out_.to(kType), lse_};
-      const int64_t held = dense_tile_backward(queries, widened_keys(), grads, tile, call_, dq_, poll);
+      if (!queries.q.defined()) queries = {dout_.to(kType), q_.to(kType), out_.to(kType), lse_};
+      const int64_t held = dense_tile_backward(queries, keys_, grads, tile, call_, dq_, poll);
       peak_result_elements_ = std::max(peak_result_elements_, held);
     }
     for_each_wave(tiles, 10, false, poll,
@@ -169,13 +173,13 @@ class AtenKernel : public Kernel {
   // Between two polls no thread does much more than this: about 4 ms. Without transfers to wait for, waves only keep
   // their lists short.
   static constexpr double kPolledFlops = 3e8, kFlops = 1e10;
-  static constexpr size_t kMostGroups = 256;  // in a wave
+  static constexpr size_t kMostGroups = 256;    // in a wave
+  static constexpr int64_t kFewestBlocks = 16;  // of query rows, for threads to share
 
   void load(const KeyBlock& keys) {
     keys_ = {prepared(keys.k), prepared(keys.v), keys.batch, keys.heads};
     finite_ = Finite::kUnknown;
   }
-  KeyBlock widened_keys() const { return {keys_.k.to(kType), keys_.v.to(kType), keys_.batch, keys_.heads}; }
   bool loaded_is_finite() {
     if (finite_ == Finite::kUnknown) finite_ = all_finite(keys_.k) && all_finite(keys_.v) ? Finite::kYes : Finite::kNo;
     return finite_ == Finite::kYes;
@@ -222,7 +226,12 @@ class AtenKernel : public Kernel {
         flops += work;
         if (flops >= most) flush();
       };
-      const std::vector<Span> sets = heads_together(tile.heads, std::max<int64_t>(1, kMostRows / rows));
+      int64_t together = std::max<int64_t>(1, kMostRows / rows);
+      if (at::get_num_threads() > 1) {
+        const int64_t blocks = tile.batch.count * tile.heads.count * ceil_div(count, rows);
+        together = std::clamp<int64_t>(blocks / kFewestBlocks, 1, together);
+      }
+      const std::vector<Span> sets = heads_together(tile.heads, together);
       for (int64_t b = 0; b < tile.batch.count; ++b) {
         if (heads_apart) {
           for (int64_t i = 0; i < count; i += rows) {
@@ -241,7 +250,7 @@ class AtenKernel : public Kernel {
   // Large blocks pack their keys seldom; threads need some to share. The number of threads beyond one does not count,
   // so that it changes no bit.
   static int64_t rows_at_once(int64_t rows, int64_t heads) {
-    constexpr int64_t kFewestRows = 256, kFewestBlocks = 16;
+    constexpr int64_t kFewestRows = 256;
     int64_t most = kMostRows;
     if (at::get_num_threads() > 1) {
       while (most > kFewestRows && heads * ceil_div(rows, most) < kFewestBlocks) most /= 2;
@@ -320,6 +329,8 @@ class AtenKernel : public Kernel {
       const int64_t share = static_cast<int64_t>(task) / count;
       for (const size_t i : lists[task % lists.size()].second) {
         const Item& item = wave[i];
+        const std::vector<KeyPiece<T>> pieces = pieces_of(item, grads, share, shares);
+        if (pieces.empty()) continue;
         const Span rows = rows_of(item);
         QueryBlock<T> block = block_of(item);
         T* own = nullptr;
@@ -337,7 +348,6 @@ class AtenKernel : public Kernel {
           of_head.dq = own != nullptr ? Rows<T>{own + h * rows.count * q_.size(3), q_.size(3)}
                                       : head_rows<T>(dq_, item.batch, head, rows);
         }
-        const std::vector<KeyPiece<T>> pieces = pieces_of(item, grads, share, shares);
         flash_backward<T>(block, pieces, q_.size(3), static_cast<T>(call_.scale), scratch);
       }
     });

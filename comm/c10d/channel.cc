@@ -138,14 +138,17 @@ bool await(const WorkPtr& work) {
 // Runs `body` on a thread that waits; the transfer is done when it returns true.
 template <typename Body>
 void complete_by(const PostedPtr& posted, Body body) {
-  const auto wait = [posted, body = std::move(body)] {
+  const auto wait = [posted, body = std::make_shared<Body>(std::move(body))]() mutable {
     bool done = false;
     std::string failure;
     try {
-      done = body(*posted);
+      done = (*body)(*posted);
     } catch (const std::exception& e) {
       failure = in_short(e);
     }
+    // What it holds of the group goes before anyone is told: the process may end then, and this thread would be the
+    // last to hold what belongs to Python.
+    body.reset();
     const std::lock_guard lock(arrivals().mutex);
     posted->done = done;
     if (!failure.empty()) posted->failure = std::move(failure);

@@ -63,6 +63,7 @@ void keep_alive(int fd) {
 
 BackChannel::BackChannel(const std::vector<std::string>& interfaces) : token_(random_token()) {
   const std::vector<std::string> addresses = own_addresses(interfaces);
+  raise_file_limit();
   const Listener listener = listen_anywhere();
   fd_ = listener.fd;
   address_ = token_ + "/" + std::to_string(listener.port) + "/" + join(addresses, ",");

@@ -124,7 +124,8 @@ class Checks {
       good(kCheck, text + (limit < 0 ? "" : "; no RDMA device wants more"));
       return;
     }
-    add(kCheck, limit < 64 * kMiB ? Severity::kError : Severity::kWarning,
+    // A job may do without that device, by --hcas or over TCP.
+    add(kCheck, limit < 64 * kMiB && !request_.by_launch ? Severity::kError : Severity::kWarning,
         text + ", but " + rdma->name + " locks the memory that it sends from and receives into",
         "ulimit -l unlimited before the start; for good: \"* soft memlock unlimited\" and \"* hard memlock unlimited\" "
         "in /etc/security/limits.conf, LimitMEMLOCK=infinity for slurmd (and PropagateResourceLimitsExcept=MEMLOCK in "

@@ -63,10 +63,10 @@ std::string user_name() {
   return entry != nullptr ? entry->pw_name : "user " + std::to_string(geteuid());
 }
 
-int64_t soft_limit(__rlimit_resource resource) {
+int64_t limit_of(__rlimit_resource resource, rlim_t rlimit::*which) {
   rlimit limit{};
-  if (getrlimit(resource, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return -1;
-  return static_cast<int64_t>(limit.rlim_cur);
+  if (getrlimit(resource, &limit) != 0 || limit.*which == RLIM_INFINITY) return -1;
+  return static_cast<int64_t>(limit.*which);
 }
 
 Space space_of(const std::string& path) {
@@ -298,7 +298,9 @@ HostReport report_of_this_host(const FactsRequest& request) {
   report.libtorch_path = loaded_library("libtorch_cpu.so");
   report.libtorch = libtorch_version(report.libtorch_path);
   add_mpi(report);
-  report.limits = {soft_limit(RLIMIT_MEMLOCK), soft_limit(RLIMIT_NOFILE), soft_limit(RLIMIT_NPROC)};
+  // Ranks raise their number of files to the hard limit (launcher/launch/rank.cc).
+  report.limits = {limit_of(RLIMIT_MEMLOCK, &rlimit::rlim_cur), limit_of(RLIMIT_NOFILE, &rlimit::rlim_max),
+                   limit_of(RLIMIT_NPROC, &rlimit::rlim_cur)};
   const char* const tmp = std::getenv("TMPDIR");
   report.shm = space_of("/dev/shm");
   report.tmp = space_of(tmp != nullptr && *tmp != '\0' ? tmp : "/tmp");

@@ -1,8 +1,10 @@
 // See survey.h: the launcher's side. The other: survey_answer.cc.
 #include "launcher/hosts/survey.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/file.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -12,6 +14,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <initializer_list>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <optional>
@@ -31,9 +34,10 @@ using Clock = std::chrono::steady_clock;
 using nlohmann::json;
 
 constexpr int kClockRounds = 8;
-constexpr size_t kKeptText = 20000;  // of what mpirun says
-constexpr size_t kMostTried = 16;    // hosts that are started alone at the same time
-constexpr std::chrono::seconds kTryTime{30};
+constexpr size_t kKeptText = 20000;                  // of what mpirun says
+constexpr size_t kMostTried = 16;                    // hosts that are started alone at the same time
+constexpr std::chrono::seconds kTryTime{30};         // for all of them
+constexpr std::chrono::milliseconds kLookTime{200};  // between two looks for the user's wish to stop
 
 std::string own_program() {
   std::error_code error;
@@ -103,24 +107,31 @@ class Child {
   std::string text_;
 };
 
-// For mpirun's own files: $TMPDIR may be too long for its sockets.
+// For mpirun's own files: $TMPDIR may be too long for its sockets. Named and locked as a launch's folder, so that the
+// next launch removes what a survey that was killed has left (launcher/launch/session_dir.cc).
 class Folder {
  public:
-  Folder() {
+  Folder()
+      : path_((access("/dev/shm", W_OK | X_OK) == 0 ? "/dev/shm" : "/tmp") + std::string("/annulus-") +
+              std::to_string(getuid()) + "-XXXXXX") {
     if (mkdtemp(path_.data()) == nullptr) {
       throw Error(ErrorKind::kResource, "launcher", "cannot make a folder like " + path_ + ": " + std::strerror(errno));
     }
+    lock_ = open((path_ + "/lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (lock_ >= 0) flock(lock_, LOCK_EX | LOCK_NB);
   }
   ~Folder() {
     std::error_code ignored;
     std::filesystem::remove_all(path_, ignored);
+    if (lock_ >= 0) close(lock_);
   }
   Folder(const Folder&) = delete;
   Folder& operator=(const Folder&) = delete;
   const std::string& path() const { return path_; }
 
  private:
-  std::string path_ = "/tmp/annulus-XXXXXX";
+  std::string path_;
+  int lock_ = -1;
 };
 
 // The connection to one host.
@@ -160,8 +171,8 @@ class Survey {
     child_ = Child(command(all, {own_program(), "host"}));
     bool running = true;
     while (!stopped_ && !all_are(Line::State::kDone)) {
-      if (!running && !any_open()) refuse_absent();
-      if (Clock::now() >= deadline_) refuse_absent();
+      if ((!running && !any_open()) || Clock::now() >= deadline_) refuse_absent();
+      if (stopped_) break;
       wait_for_events(running);
       running = child_.read_output();
       for (BackChannel::Caller& caller : channel_.accept()) take(caller);
@@ -231,6 +242,12 @@ class Survey {
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline_ - Clock::now()).count();
     poll(fds.data(), fds.size(), static_cast<int>(std::clamp<int64_t>(left + 1, 0, 60000)));
     if (options_.stop_fd >= 0 && (fds.back().revents & POLLIN) != 0 && options_.stop()) stopped_ = true;
+  }
+
+  bool asked_to_stop() {
+    if (options_.stop_fd < 0) return false;
+    if (wait_for(options_.stop_fd, POLLIN, Clock::now()) && options_.stop()) stopped_ = true;
+    return stopped_;
   }
 
   void say(Line& line, const std::string& text) {
@@ -320,21 +337,30 @@ class Survey {
 
   // Some host has not come, or left. mpirun starts nothing at all where one host fails, and does not always name it:
   // each host that has not come is started alone.
-  [[noreturn]] void refuse_absent() {
+  // Returns where the user wants to stop meanwhile.
+  void refuse_absent() {
     const bool in_time = Clock::now() < deadline_;
     child_.end();
     std::vector<size_t> absent;
-    for (size_t i = 0; i < lines_.size(); ++i) {
-      if (lines_[i].state == Line::State::kAbsent || !in_time) {
-        if (lines_[i].state != Line::State::kDone) absent.push_back(i);
+    // Late are those that hold up the others, which wait for what all have said.
+    const auto take = [&](std::initializer_list<Line::State> states) {
+      for (size_t i = 0; i < lines_.size(); ++i) {
+        if (std::find(states.begin(), states.end(), lines_[i].state) != states.end()) absent.push_back(i);
       }
-    }
+    };
+    take({Line::State::kAbsent});
+    if (!in_time) take({Line::State::kReport, Line::State::kClock});
+    if (absent.empty()) take({Line::State::kPeers});
     std::vector<std::string> said(lines_.size());
+    const Clock::time_point end = Clock::now() + std::min<Clock::duration>(kTryTime, limit_);
     for (size_t at = 0; at < absent.size(); at += kMostTried) {
-      try_alone({absent.begin() + static_cast<std::ptrdiff_t>(at),
+      if (stopped_ || Clock::now() >= end) break;
+      try_alone(end,
+                {absent.begin() + static_cast<std::ptrdiff_t>(at),
                  absent.begin() + static_cast<std::ptrdiff_t>(std::min(absent.size(), at + kMostTried))},
                 said);
     }
+    if (stopped_) return;
     std::vector<std::string> names, faults;
     for (const size_t host : absent) {
       const std::string& name = options_.hosts.hosts[host].name;
@@ -360,14 +386,15 @@ class Survey {
   }
 
   // Fills said[host] for those of `hosts` on which this program does not start.
-  void try_alone(const std::vector<size_t>& hosts, std::vector<std::string>& said) {
+  void try_alone(Clock::time_point end, const std::vector<size_t>& hosts, std::vector<std::string>& said) {
     std::vector<Child> children;
     for (const size_t host : hosts) children.emplace_back(command({host}, {own_program(), "version"}));
-    const Clock::time_point end = Clock::now() + std::min<Clock::duration>(kTryTime, limit_);
     for (size_t i = 0; i < children.size(); ++i) {
       bool running = true;
-      while ((running = children[i].read_output()) && wait_for(children[i].output(), POLLIN, end)) {
+      while ((running = children[i].read_output()) && Clock::now() < end && !asked_to_stop()) {
+        wait_for(children[i].output(), POLLIN, std::min(end, Clock::now() + kLookTime));
       }
+      if (stopped_) return;
       const int code = children[i].end();
       const std::string words = words_of_mpirun(children[i].text());
       if (running) {

@@ -28,8 +28,9 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::chrono::seconds kCallTime{20};  // to reach the launcher
-constexpr std::chrono::seconds kPeerTime{5};   // to reach another host
+constexpr std::chrono::seconds kCallTime{20};   // to reach the launcher
+constexpr std::chrono::seconds kPeerTime{5};    // to reach another host
+constexpr std::chrono::seconds kPeersTime{20};  // to reach all of them
 constexpr size_t kPeersAtOnce = 32;
 
 // Lets the other hosts find out whether they reach this one, on a thread of its own: of the interfaces that the job
@@ -83,12 +84,18 @@ class Reachable {
   std::thread thread_;
 };
 
+// Where many hosts are silent, the last ones are given little time.
+std::chrono::milliseconds time_left(std::chrono::steady_clock::time_point end) {
+  const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - std::chrono::steady_clock::now());
+  return std::clamp<std::chrono::milliseconds>(left, std::chrono::milliseconds(200), kPeerTime);
+}
+
 // What could not be reached of one host: "b at 10.0.0.2:41234 (Connection timed out)".
-std::vector<std::string> unreachable(const json& peer, int own) {
+std::vector<std::string> unreachable(const json& peer, int own, std::chrono::steady_clock::time_point end) {
   std::vector<std::string> out;
   for (const std::string& address : peer.value("addresses", std::vector<std::string>())) {
     std::string tried;
-    const int fd = reach(address, "peer", own, "-", kPeerTime, tried);
+    const int fd = reach(address, "peer", own, "-", time_left(end), tried);
     if (fd < 0) out.push_back(peer.value("name", "") + " at " + tried);
     if (fd >= 0) close(fd);
   }
@@ -97,10 +104,11 @@ std::vector<std::string> unreachable(const json& peer, int own) {
 
 json unreachable_of(const json& peers, size_t own) {
   std::vector<std::vector<std::string>> found(peers.size());
+  const auto end = std::chrono::steady_clock::now() + kPeersTime;
   for (size_t begin = 0; begin < peers.size(); begin += kPeersAtOnce) {
     std::vector<std::thread> threads;
     for (size_t i = begin; i < std::min(peers.size(), begin + kPeersAtOnce); ++i) {
-      if (i != own) threads.emplace_back([&, i] { found[i] = unreachable(peers[i], static_cast<int>(own)); });
+      if (i != own) threads.emplace_back([&, i] { found[i] = unreachable(peers[i], static_cast<int>(own), end); });
     }
     for (std::thread& thread : threads) thread.join();
   }

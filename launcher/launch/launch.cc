@@ -165,7 +165,9 @@ std::optional<Planned> plan_over_hosts(const LaunchOptions& options, BackChannel
 }  // namespace
 
 int run_launch(const LaunchOptions& options) {
-  if (launch_info().launched) {
+  const LaunchInfo info = launch_info();
+  // The shell of salloc may be a step of one task.
+  if (info.launched && !(info.launcher == "Slurm" && info.size == 1)) {
     throw Error(ErrorKind::kUsage, "launcher",
                 "`launch` inside a rank: this process was itself started by mpirun or srun, and would start ranks of "
                 "ranks; give mpirun the verb without `launch`, or type `launch` without mpirun");

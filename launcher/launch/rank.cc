@@ -20,6 +20,7 @@
 #include "common/environment.h"
 #include "common/text.h"
 #include "launcher/hosts/back_channel.h"
+#include "launcher/hosts/sockets.h"
 
 namespace annulus {
 namespace {
@@ -84,6 +85,7 @@ void attach_to_launcher(const LaunchInfo& info) {
   const char* const dir = text_from_environment("ANNULUS_LAUNCH_DIR");
   if (dir == nullptr || !info.launched) return;
   own_rank = info.rank;
+  raise_file_limit();
   prctl(PR_SET_PDEATHSIG, SIGKILL);  // a launcher that is killed takes mpirun with it, mpirun takes this rank
   // mpirun hands on where it keeps its own files, beside the folder that it gives each rank, and MPI refuses both.
   unsetenv("OMPI_MCA_orte_local_tmpdir_base");

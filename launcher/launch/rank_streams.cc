@@ -1,7 +1,6 @@
 // See rank_streams.h.
 #include "launcher/launch/rank_streams.h"
 
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,6 +8,7 @@
 #include <cstring>
 
 #include "common/error.h"
+#include "launcher/hosts/sockets.h"
 #include "launcher/launch/pipes.h"
 
 namespace annulus {
@@ -43,11 +43,7 @@ std::string LogFile::lost() const { return error_ == 0 ? "" : path_ + ": " + std
 
 RankStreams::RankStreams(int ranks, const std::string& session_dir, const std::string& log_dir, Terminal& terminal)
     : terminal_(terminal), ranks_(static_cast<size_t>(ranks)) {
-  rlimit files{};
-  if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
-    files.rlim_cur = files.rlim_max;  // four for each rank, with its pidfd
-    setrlimit(RLIMIT_NOFILE, &files);
-  }
+  raise_file_limit();  // four for each rank, with its pidfd
   for (size_t i = 0; i < ranks_.size(); ++i) {
     const std::string base = "rank-" + std::to_string(i);
     ranks_[i].out.fd = open_fifo(session_dir + "/" + base + ".out");

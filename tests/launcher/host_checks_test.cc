@@ -113,6 +113,8 @@ TEST(HostChecks, EachFaultIsFoundAndHasItsRemedy) {
       {"locked-memory", e, [](R& r, Q&) { r.limits.locked_bytes = 65536; }, "64 KiB, but mlx5_0",
        "ulimit -l unlimited"},
       {"locked-memory", w, [](R& r, Q&) { r.limits.locked_bytes = 4 * kGiB; }, "4,096 MiB", "LimitMEMLOCK=infinity"},
+      {"locked-memory", w, [](R& r, Q& q) { r.limits.locked_bytes = 65536, q.by_launch = true; }, "64 KiB, but mlx5_0",
+       "ulimit -l unlimited"},
       {"open-files", e, [](R& r, Q&) { r.limits.open_files = 100; }, "100 for each process", "ulimit -n"},
       {"open-files", w,
        [](R& r, Q& q) {

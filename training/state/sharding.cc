@@ -100,6 +100,7 @@ std::vector<PlaceCharges> add_state_charges(const Parameters& parameters, bool t
     if (copies && !whole && !(tied && place == output)) {
       const bool before = gathered && place > 1 && place <= last;
       charge.ends = elements(place) * (e + wide) + (before ? elements(place - 1) * e : 0);
+      if (place < last || (place == last && !tied)) charge.ends += between_replicas(place + 1);
     }
   }
   return charges;
