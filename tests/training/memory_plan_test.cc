@@ -287,15 +287,13 @@ TEST(MemoryPlan, AtLevel3GrowsWithTheModelByItsShareAlone) {
   EXPECT_NEAR(static_cast<double>(grown), share, 0.02 * share);
 }
 
-// Attention is the most where the MLP is small: then what dropout and a selection take shows.
-TEST(MemoryPlan, CountsDenseBlocksOfDropout) {
+// On CPUs dropout takes no more than attention without it, whose part shows where the MLP is small.
+TEST(MemoryPlan, CountsDropout) {
   const TestFolder folder;
   for (const std::string dtype : {"fp32", "bf16"}) {
     Config config = config_of(folder, {"", 2, 64, 4, 2, 32, 256, 1024, 1});
     config.model.dropout = 0.1;
     config.model.dtype = dtype;
-    const MemoryPlan plan = plan_memory(config, check_training(config, 1), {}, 1, 0, RanksAre::kThreads);
-    EXPECT_EQ(plan.step.most().part, kAttentionPart);
     expect_planned(config, 1, dtype + ", dropout");
     expect_planned(config, 2, dtype + ", dropout");
   }
