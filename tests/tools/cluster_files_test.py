@@ -148,7 +148,7 @@ class SlurmTest(unittest.TestCase):
         """Its last command, with a program that says its words: blanks and quotes arrive as they are."""
         env = dict(os.environ, ANNULUS="/bin/echo")
         done = subprocess.run(["bash", self.path, "a 'b'; c.toml", "--resume"], env=env, capture_output=True, text=True)
-        self.assertEqual((done.returncode, done.stdout), (0, "launch train a 'b'; c.toml --resume\n"), done.stderr)
+        self.assertEqual((done.returncode, done.stdout), (0, "launch --timeout-grace 270 train a 'b'; c.toml --resume\n"), done.stderr)
         done = subprocess.run(["bash", self.path], env=env, capture_output=True, text=True)
         self.assertNotEqual(done.returncode, 0)
         self.assertIn("usage: sbatch slurm.sbatch CONFIG", done.stderr)
