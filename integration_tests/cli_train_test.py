@@ -94,6 +94,16 @@ class TrainTest(cli.CliTest):
         self.assertEqual(self.annulus("train", "config.toml", "--set", "run.steps=1")[0], 0)
         self.assertTrue(os.path.isdir(self.path("runs/tiny-002")))
 
+    def test_resume_says_when_the_vector_instructions_changed(self):
+        self.assertEqual(self.annulus("train", "config.toml", "--set", "run.steps=2", ANNULUS_ISA="baseline")[0], 0)
+        more = ["train", "config.toml", "--resume", "runs/tiny-001"]
+        code, out, err = self.annulus(*more, "--set", "run.steps=3", ANNULUS_ISA="baseline")
+        self.assertEqual(code, 0, err)
+        self.assertNotIn("vector instructions", out)
+        code, out, err = self.annulus(*more, "--set", "run.steps=4", ANNULUS_ISA="avx2")
+        self.assertEqual(code, 0, err)
+        self.assertIn("changed: vector instructions AVX2 (they were SSE4)", out)
+
     def test_progress_is_live_on_a_terminal(self):
         terminal, end = pty.openpty()
         columns = 50

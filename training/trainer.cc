@@ -27,6 +27,7 @@
 #include "memory/caches.h"
 #include "memory/device_memory.h"
 #include "model/model.h"
+#include "simd/instruction_set.h"
 #include "training/fitting.h"
 #include "training/memory_plan.h"
 #include "training/mesh.h"
@@ -166,6 +167,12 @@ void Run::restore() {
     const std::string rates =
         learning_rate_change(optimizer_settings(*before_), optimizer_settings(config_), resumed_->step);
     if (!rates.empty()) say(rates);
+    const auto instructions = resumed_->extra.find("instructions");
+    const std::string now = instruction_set_name(instruction_set());
+    if (options_.device.is_cpu() && instructions != resumed_->extra.end() && instructions->second != now) {
+      say("changed: vector instructions " + now + " (they were " + instructions->second +
+          "): sums round differently from here on, so the bits are not those of an uninterrupted run");
+    }
   });
   resumed_.reset();
 }
