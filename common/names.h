@@ -1,4 +1,4 @@
-// Names a user chooses among ("zigzag", "ring", "aten"): looked up in one place, with one form of refusal.
+// Names a user chooses among ("zigzag", "ring", "cpu"): looked up in one place, with one form of refusal.
 #pragma once
 
 #include <cstddef>

@@ -283,7 +283,7 @@ const std::vector<Key>& keys() {
       {"attention",
        "kernel",
        ANNULUS_AT(attention.kernel),
-       "what computes a tile: \"reference\", \"aten\", \"efficient\", \"cudnn\", \"flash2\", \"flash3\"; \"auto\" "
+       "what computes a tile: \"reference\", \"cpu\", \"efficient\", \"cudnn\", \"flash2\", \"flash3\"; \"auto\" "
        "chooses by "
        "capability",
        false,

@@ -30,7 +30,7 @@ class AttendVerb : public Verb {
     app.add_option("--pattern", options_.pattern, "which keys a query sees (default: { kind = \"causal\" })");
     app.add_option("--layout", options_.layout, "positions over ranks: contiguous (default), zigzag or striped");
     app.add_option("--schedule", options_.schedule, "auto (default), ring, all-gather or group-cast");
-    app.add_option("--kernel", options_.kernel, "auto (default), aten, reference, efficient, cudnn, flash2 or flash3");
+    app.add_option("--kernel", options_.kernel, "auto (default), cpu, reference, efficient, cudnn, flash2 or flash3");
     app.add_option("--device", device_, "auto (default: GPUs where there is one for each rank), cpu or cuda");
     app.add_flag("--backward", options_.backward, "also the gradients, from the tensor dout");
     app.add_option("--scale", options_.scale, "factor on q.k (default: 1/sqrt(head size))");

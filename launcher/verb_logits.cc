@@ -29,7 +29,7 @@ class LogitsVerb : public Verb {
     app.add_option("--pattern", options_.pattern, "which keys a query sees, in all layers (default: the model's own)");
     app.add_option("--layout", options_.layout, "positions over ranks: contiguous (default), zigzag or striped");
     app.add_option("--schedule", options_.schedule, "auto (default), ring, all-gather or group-cast");
-    app.add_option("--kernel", options_.kernel, "auto (default), aten, reference, efficient, cudnn, flash2 or flash3");
+    app.add_option("--kernel", options_.kernel, "auto (default), cpu, reference, efficient, cudnn, flash2 or flash3");
     app.add_option("--dtype", options_.dtype, "fp32 (default) or bf16: what the model computes in");
     app.add_option("--timeout", options_.timeout,
                    "seconds until a communication that does not end is an error, and for writing the output (300)");

@@ -1,6 +1,6 @@
 // Flash attention on CPU for a block of query rows of one head, or of several heads that share their keys: the keys may
 // be gathered from any number of pieces of storage, strided, each cut by a band. Pointers only; the caller cuts the
-// work and gives it to threads. Used by kernels/aten_kernel.cc.
+// work and gives it to threads. Used by kernels/cpu_kernel.cc.
 //
 // FlashAttention 2 (arXiv 2307.08691, algorithms 1 and 2), with the running out and lse as its state, so that nothing
 // is merged afterwards. Keys are packed once for all rows of a call, a chunk at a time, and the scores of a few rows

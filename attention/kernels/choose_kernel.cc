@@ -19,7 +19,7 @@ namespace annulus {
 namespace {
 
 const std::vector<std::string>& names() {
-  static const std::vector<std::string> table = {"reference", "aten",   "efficient", "cudnn",
+  static const std::vector<std::string> table = {"reference", "cpu",    "efficient", "cudnn",
                                                  "flash2",    "flash3", "auto"};  // in the order of KernelKind
   return table;
 }
@@ -68,14 +68,14 @@ KernelChoice choose_kernel(KernelKind asked, at::DeviceType device, at::ScalarTy
   if (asked == KernelKind::kEfficient) {
     return {asked, "efficient, as asked: LibTorch's flash attention operator on CPU" + computes + falls_back};
   }
-  if (asked != KernelKind::kAten && asked != KernelKind::kAuto) {
+  if (asked != KernelKind::kCpu && asked != KernelKind::kAuto) {
     throw Error(ErrorKind::kUnavailable, "kernel",
                 "kernel \"" + std::string(to_string(asked)) +
                     "\" needs tensors on a GPU, got tensors on the CPU; use kernel = \"auto\", or device = \"cuda\"");
   }
-  return {KernelKind::kAten, std::string(asked == KernelKind::kAuto ? "aten: " : "aten, as asked: ") +
-                                 "flash attention on CPU, head size " + std::to_string(head_dim) + ", " +
-                                 instruction_set_name(instruction_set()) + computes + falls_back};
+  return {KernelKind::kCpu, std::string(asked == KernelKind::kAuto ? "cpu: " : "cpu, as asked: ") +
+                                "flash attention on CPU, head size " + std::to_string(head_dim) + ", " +
+                                instruction_set_name(instruction_set()) + computes + falls_back};
 }
 
 KernelChoice choose_gpu_kernel(KernelKind asked, const GpuAbilities& gpu, at::ScalarType type, int64_t head_dim,
@@ -84,7 +84,7 @@ KernelChoice choose_gpu_kernel(KernelKind asked, const GpuAbilities& gpu, at::Sc
   const int64_t size = ceil_div(head_dim, 8) * 8;  // as operators see it
   // Why a kernel cannot be used; empty where it can.
   const auto obstacle = [&](KernelKind kind) -> std::string {
-    if (kind == KernelKind::kAten) return "it computes on CPUs";
+    if (kind == KernelKind::kCpu) return "it computes on CPUs";
     if (kind == KernelKind::kEfficient) {
       if (type == at::kDouble) return "it takes fp32, fp16 and bf16";
       return type == at::kBFloat16 && gpu.capability < 80 ? "bf16 needs compute capability 8.0" : "";
@@ -158,7 +158,7 @@ std::unique_ptr<Kernel> make_chosen_kernel(KernelKind chosen, at::DeviceType dev
     case KernelKind::kFlash3:
       return make_composed_kernel({flash3_operator()});
     default:
-      return make_aten_kernel(type);
+      return make_cpu_kernel(type);
   }
 }
 

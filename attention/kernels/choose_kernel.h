@@ -14,7 +14,7 @@ namespace annulus {
 
 enum class KernelKind {
   kReference,  // dense fp64 over each tile: the oracle's cousin, any pattern, slow
-  kAten,       // flash attention of our own (cpu_flash/), CPU
+  kCpu,        // flash attention of our own (cpu_flash/), CPU
   kEfficient,  // a library's operators, composed (composed_kernel.h): LibTorch's efficient attention; on CPUs its flash
   kCudnn,      // likewise: cuDNN, GPU; bands and small blocks by FlashAttention 2
   kFlash2,     // likewise: FlashAttention 2, GPU
@@ -22,15 +22,15 @@ enum class KernelKind {
   kAuto,       // the fastest that can be used for the inputs; see choose_kernel
 };
 
-std::string_view to_string(KernelKind kind);  // "reference", "aten", "efficient", "cudnn", "flash2", "flash3", "auto"
+std::string_view to_string(KernelKind kind);  // "reference", "cpu", "efficient", "cudnn", "flash2", "flash3", "auto"
 KernelKind parse_kernel(std::string_view name, std::string_view where);
 
 // What is used for such inputs, and why; what there is: detect.h. `asked` kAuto: the fastest that can be used. A choice
 // that falls back says so in `reason`. Raises Error(kUnavailable) where no kernel takes them, saying why and what to
 // use. Thread-safe.
 struct KernelChoice {
-  KernelKind kind = KernelKind::kAten;  // never kAuto
-  std::string reason;                   // one line
+  KernelKind kind = KernelKind::kCpu;  // never kAuto
+  std::string reason;                  // one line
 };
 KernelChoice choose_kernel(KernelKind asked, at::DeviceType device, at::ScalarType type, int64_t head_dim,
                            bool dropout);

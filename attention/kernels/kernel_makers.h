@@ -11,7 +11,7 @@
 namespace annulus {
 
 std::unique_ptr<Kernel> make_reference_kernel();
-std::unique_ptr<Kernel> make_aten_kernel(at::ScalarType type);  // of q
+std::unique_ptr<Kernel> make_cpu_kernel(at::ScalarType type);  // of q
 
 // Of a kernel that computes tiles densely where pairs are dropped, in elements of `wide` bytes.
 inline void add_dense_charges(const CallSize& size, int64_t wide, std::vector<Charge>& charges) {

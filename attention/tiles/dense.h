@@ -1,6 +1,6 @@
 // Dense attention over one masked rectangle, exact about what the mask hides: nothing of a hidden key or value, not
 // even an infinity or a NaN, reaches a result. Used by dense_tiles.cc and the
-// aten kernel.
+// cpu kernel.
 #pragma once
 
 #include <ATen/core/Tensor.h>

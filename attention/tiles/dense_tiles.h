@@ -1,5 +1,5 @@
 // Tiles computed densely, block by block: any band, dropout, values that are not finite, any device. The reference
-// kernel is these two functions in fp64; the aten kernel takes them for what its fast path cannot do, and
+// kernel is these two functions in fp64; the cpu kernel takes them for what its fast path cannot do, and
 // so does the composed kernel.
 //
 // Memory: each intermediate holds at most kDenseRows x kDenseKeys scores for each query head of one batch row.

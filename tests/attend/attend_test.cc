@@ -258,10 +258,10 @@ TEST(Attend, TheCommandOfARequestComputesIt) {
   request.layout = LayoutKind::kZigzag;
   request.schedule = ScheduleKind::kRing;
   EXPECT_EQ(
-      attend_command(request, {.dim = 8, .dtype = at::kDouble, .seed = 4}, KernelKind::kAten, true,
+      attend_command(request, {.dim = 8, .dtype = at::kDouble, .seed = 4}, KernelKind::kCpu, true,
                      {.rate = 0.25, .seed = 7, .step = 1, .layer = 2}, 0.5),
       "./annulus launch -n 3 attend --random batch=2,queries=30,keys=30,heads=4,kv_heads=2,dim=8,dtype=f64,seed=4 "
-      "--pattern '{ kind = \"window\", left = 3, right = 0 }' --layout zigzag --schedule ring --kernel aten "
+      "--pattern '{ kind = \"window\", left = 3, right = 0 }' --layout zigzag --schedule ring --kernel cpu "
       "--query-offset 5 --scale 0.5 --dropout 0.25 --seed 7 --step 1 --layer 2 --backward --check");
   request.uneven_lengths = {10, 0, 20};
   request.shape.query_offset = 0;

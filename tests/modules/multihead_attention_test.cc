@@ -201,7 +201,7 @@ TEST(MultiheadAttention, RecomputesProjectionsButNeverAttention) {
   at::manual_seed(3);
   MultiheadAttentionOptions o = small();
   o.rotary_base = 100, o.norm = true, o.dropout = 0.3, o.seed = 9;
-  o.kernel = KernelKind::kAten;
+  o.kernel = KernelKind::kCpu;
   const MultiheadAttention kept = made(o);
   o.recompute = true;
   MultiheadAttention recomputed(o);

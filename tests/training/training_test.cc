@@ -365,7 +365,7 @@ TEST(Training, RefusesWhatDoesNotFitTheRanks) {
   refused(
       40, [](Config& c) { c.attention.even = false; }, "data.context");
   refused(
-      1, [](Config& c) { c.attention.kernel = "atem"; }, "aten");
+      1, [](Config& c) { c.attention.kernel = "cpus"; }, "cpu");
 }
 
 }  // namespace

@@ -14,7 +14,7 @@ namespace {
 
 TEST(ChooseKernel, SaysWhy) {
   const KernelChoice fp32 = choose_kernel(KernelKind::kAuto, at::kCPU, at::kFloat, 64, false);
-  EXPECT_EQ(fp32.kind, KernelKind::kAten);
+  EXPECT_EQ(fp32.kind, KernelKind::kCpu);
   EXPECT_NE(fp32.reason.find("CPU"), std::string::npos);
   EXPECT_NE(choose_kernel(KernelKind::kAuto, at::kCPU, at::kHalf, 64, true).reason.find("falls back"),
             std::string::npos);
@@ -47,7 +47,7 @@ TEST(ChooseKernel, OnGpusByWhatTheyAre) {
   const GpuAbilities t4{"Tesla T4", 75, 91900, 40, true, ""};
   EXPECT_EQ(chosen(t4, at::kHalf, 64), KernelKind::kEfficient);
   EXPECT_EQ(chosen(t4, at::kBFloat16, 64), KernelKind::kReference);
-  for (const auto& [kind, type, why] : {std::tuple{KernelKind::kAten, at::kFloat, "CPUs"},
+  for (const auto& [kind, type, why] : {std::tuple{KernelKind::kCpu, at::kFloat, "CPUs"},
                                         {KernelKind::kCudnn, at::kFloat, "bf16 and fp16"},
                                         {KernelKind::kFlash3, at::kHalf, "capability 8.0"}}) {
     try {

@@ -58,7 +58,7 @@ TEST_F(Kernels, ScatteredTilesOfPartsOfBatchRowsAndHeads) {
         c.call.dropout = {rate, 7, 3, 1, 5};
         const Result want = by_definition(c);
         EXPECT_LT(worst(run(c, KernelKind::kReference), want), type == at::kDouble ? kExact : kSingle);
-        EXPECT_LT(worst(run(c, KernelKind::kAten), want), type == at::kDouble ? kExact : kSingle);
+        EXPECT_LT(worst(run(c, KernelKind::kCpu), want), type == at::kDouble ? kExact : kSingle);
         EXPECT_LT(worst(run(c, KernelKind::kEfficient), want), type == at::kDouble ? kExact : kSingle);
       }
     }
@@ -142,7 +142,7 @@ TEST_F(Kernels, LogitsFarBelowAndFarAboveZero) {
       c.q.select(3, 0).fill_(100);
       c.keys.k.select(3, 0).fill_(offset / 100 / c.call.scale);
       const Result want = by_definition(c);
-      for (const KernelKind kind : {KernelKind::kReference, KernelKind::kAten, KernelKind::kEfficient}) {
+      for (const KernelKind kind : {KernelKind::kReference, KernelKind::kCpu, KernelKind::kEfficient}) {
         EXPECT_LT(worst(run(c, kind), want), kDistant) << to_string(kind) << " " << offset;
       }
       for (const bool any_band : {false, true}) {
@@ -185,7 +185,7 @@ Result run_tile_by_tile(const Case& c, const std::function<std::unique_ptr<Kerne
   return r;
 }
 
-const std::vector<KernelKind> kCpuKernels{KernelKind::kReference, KernelKind::kAten, KernelKind::kEfficient};
+const std::vector<KernelKind> kCpuKernels{KernelKind::kReference, KernelKind::kCpu, KernelKind::kEfficient};
 
 TEST_F(Kernels, CallByCallOfBlocksThatCome) {
   for (const bool one_head : {false, true}) {
@@ -325,7 +325,7 @@ TEST_F(Kernels, WhatIsNotFiniteBehindABandGoesNowhere) {
         Case holes = c;
         holes.keys.v = c.keys.v.clone(), holes.keys.v.narrow(1, 150, 26).fill_(value);
         if (keys_too) holes.keys.k = c.keys.k.clone(), holes.keys.k.narrow(1, 150, 26).fill_(value);
-        for (const KernelKind kind : {KernelKind::kReference, KernelKind::kAten}) {
+        for (const KernelKind kind : {KernelKind::kReference, KernelKind::kCpu}) {
           const auto forward = make_kernel(kind, c.q), backward = make_kernel(kind, c.q);
           Result got;
           forward->begin_forward(c.q, c.call);
@@ -357,7 +357,7 @@ TEST_F(Kernels, PollBetweenPieces) {
   t.batch = t.heads = {0, 1, 1};
   t.query_rows = t.query_positions = t.key_rows = t.key_positions = t.grad_rows = {0, 1, n};
   for (const auto& [kind, least] :
-       {std::pair{KernelKind::kAten, 3}, {KernelKind::kReference, 8}, {KernelKind::kEfficient, 1}}) {
+       {std::pair{KernelKind::kCpu, 3}, {KernelKind::kReference, 8}, {KernelKind::kEfficient, 1}}) {
     int polls = 0;
     const Kernel::Poll poll = [&polls] { ++polls; };
     const auto forward = make_kernel(kind, c.q), backward = make_kernel(kind, c.q);
@@ -416,7 +416,7 @@ TEST_F(Kernels, PaddingRowsAddNothingToInfiniteKeys) {
   t.batch = t.heads = {0, 1, 1};
   t.query_rows = t.query_positions = {0, 1, 1};
   t.key_rows = t.key_positions = t.grad_rows = {0, 1, 3};
-  const auto kernel = make_kernel(KernelKind::kAten, c.q);
+  const auto kernel = make_kernel(KernelKind::kCpu, c.q);
   at::Tensor out, lse, dk = at::zeros_like(k), dv = at::zeros_like(k);
   kernel->begin_forward(c.q, c.call);
   kernel->forward(c.keys, std::vector<Tile>{t}, {});
@@ -483,7 +483,7 @@ TEST_F(Kernels, NothingIsOfTheSizeOfAllPairs) {
   for (const double rate : {0.0, 0.5}) {
     c.call.dropout.rate = rate;
     const int64_t before = peak_bytes();
-    run(c, KernelKind::kAten);
+    run(c, KernelKind::kCpu);
     EXPECT_LT(peak_bytes() - before, 2 * n * n) << rate;  // all pairs' scores are 4 n^2 bytes
   }
 }

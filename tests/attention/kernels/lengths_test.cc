@@ -20,8 +20,8 @@ TEST(Lengths, LibTorchsOperatorComposed) {
 }
 
 TEST(Lengths, OwnKernel) {
-  expect_right(KernelKind::kAten, at::kFloat, 8, 1, 64);
-  expect_right(KernelKind::kAten, at::kHalf, 2, 2, 96);
+  expect_right(KernelKind::kCpu, at::kFloat, 8, 1, 64);
+  expect_right(KernelKind::kCpu, at::kHalf, 2, 2, 96);
 }
 
 TEST(Lengths, Reference) { expect_right(KernelKind::kReference, at::kFloat, 2, 1, 20); }

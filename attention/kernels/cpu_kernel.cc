@@ -1,4 +1,4 @@
-// The aten kernel: flash attention on CPU (flash.h) over LibTorch's tensors. This file cuts a step's tiles into blocks
+// The cpu kernel: flash attention on CPU (flash.h) over LibTorch's tensors. This file cuts a step's tiles into blocks
 // of query rows and gives these to threads. bf16 and fp16 are computed in fp32, to which they are widened as they are
 // packed.
 //
@@ -87,7 +87,7 @@ void for_each_in_parallel(int64_t n, int64_t threads, std::vector<FlashScratch<T
 }
 
 template <typename T>
-class AtenKernel : public Kernel {
+class CpuKernel : public Kernel {
  public:
   void begin_forward(const at::Tensor& q, const KernelCall& call) override {
     call_ = call;
@@ -403,9 +403,9 @@ class AtenKernel : public Kernel {
 
 }  // namespace
 
-std::unique_ptr<Kernel> make_aten_kernel(at::ScalarType type) {
-  if (type == at::kDouble) return std::make_unique<AtenKernel<double>>();
-  return std::make_unique<AtenKernel<float>>();
+std::unique_ptr<Kernel> make_cpu_kernel(at::ScalarType type) {
+  if (type == at::kDouble) return std::make_unique<CpuKernel<double>>();
+  return std::make_unique<CpuKernel<float>>();
 }
 
 }  // namespace annulus
