@@ -164,6 +164,7 @@ ROOMS = {
         "comm/threads",
         "comm",
         "memory",
+        "simd",
         "common",
     ],
     "training/state": [
