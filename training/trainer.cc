@@ -142,12 +142,9 @@ void Run::read_checkpoint() {
                     (skipped.empty() ? "" : " (" + std::to_string(skipped.size()) + " damaged)") +
                     ": start anew without --resume");
   }
-  const auto data = resumed_->extra.find("data");
-  const std::string drawn = data == resumed_->extra.end() ? "" : data->second;
-  const auto resume = [&] {
-    for (const std::string& line : data_->resume(drawn, resumed_->step)) say(line);
-  };
-  in_turn(resume);
+  in_turn([&] {
+    for (const std::string& line : data_->resume(resumed_->extra["data"], resumed_->step)) say(line);
+  });
 }
 
 // One rank packs what has to be packed anew, the others find it.
@@ -167,12 +164,8 @@ void Run::restore() {
     const std::string rates =
         learning_rate_change(optimizer_settings(*before_), optimizer_settings(config_), resumed_->step);
     if (!rates.empty()) say(rates);
-    const auto instructions = resumed_->extra.find("instructions");
-    const std::string now = instruction_set_name(instruction_set());
-    if (options_.device.is_cpu() && instructions != resumed_->extra.end() && instructions->second != now) {
-      say("changed: vector instructions " + now + " (they were " + instructions->second +
-          "): sums round differently from here on, so the bits are not those of an uninterrupted run");
-    }
+    const std::string was = resumed_->extra["instructions"], now = instruction_set_name(instruction_set());
+    if (options_.device.is_cpu() && !was.empty() && was != now) say(instructions_change(was, now));
   });
   resumed_.reset();
 }
@@ -368,7 +361,9 @@ void Run::save() {
   const int64_t step = training_->steps_done();
   if (saved_step_ == step) return;
   const RunReport::Pause pause(*report_);
-  kept_ = store_->save(world_, training_->state(), training_->slices_to_write());
+  TrainingState state = training_->state();
+  if (options_.device.is_cpu()) state.extra["instructions"] = instruction_set_name(instruction_set());
+  kept_ = store_->save(world_, state, training_->slices_to_write());
   together(
       world_, {"writing the checkpoint", step, "step"},
       [&] {

@@ -24,7 +24,6 @@
 #include "common/error.h"
 #include "common/text.h"
 #include "device/numerics.h"
-#include "simd/instruction_set.h"
 #include "training/training_charges.h"
 
 namespace annulus {
@@ -441,7 +440,6 @@ TrainingState Training::state() const {
   state.extra["tokens"] = std::to_string(tokens_);
   if (const std::string spikes = spikes_.text(); !spikes.empty()) state.extra["spikes"] = spikes;
   state.extra["token"] = data_.is_text() ? "byte" : "id";
-  if (device_.is_cpu()) state.extra["instructions"] = instruction_set_name(instruction_set());
   constexpr std::string_view kTable = "model.";
   for (const KeyText& text : flatten(config_)) {
     if (text.key.starts_with(kTable)) state.model[text.key.substr(kTable.size())] = text.value;

@@ -365,8 +365,16 @@ void flash_backward(const QueryBlock<T>& block, std::span<const KeyPiece<T>> pie
     }
     for (const Part<T>& part : parts) {
       for (int64_t j = 0; j < part.count(); ++j) {
-        T *const to_k = part.piece->dk.at(part.first + j), *const to_v = part.piece->dv.at(part.first + j);
+        const KeyPiece<T>& piece = *part.piece;
+        T *const to_k = piece.dk.at(part.first + j), *const to_v = piece.dv.at(part.first + j);
         const T *const from_k = dk + (part.column + j) * width, *const from_v = dv + (part.column + j) * width;
+        uint8_t* const holds = piece.holds == nullptr ? nullptr : piece.holds + (part.first + j) * piece.holds_step;
+        if (holds != nullptr && *holds == 0) {
+          *holds = 1;
+          std::copy_n(from_k, dim, to_k);
+          std::copy_n(from_v, dim, to_v);
+          continue;
+        }
         for (int64_t d = 0; d < dim; ++d) to_k[d] += from_k[d];
         for (int64_t d = 0; d < dim; ++d) to_v[d] += from_v[d];
       }

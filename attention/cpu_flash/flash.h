@@ -56,6 +56,10 @@ struct KeyPiece {
   Band band;
   StoredRows k, v;
   Rows<T> dk, dv;  // backward: added to
+  // A flag for each row of dk and dv, holds_step apart: whether the row holds something. A row that does not is set,
+  // and its flag too. Null: all rows hold something.
+  uint8_t* holds = nullptr;
+  int64_t holds_step = 1;
 };
 
 // What one thread needs besides. It grows to what is needed and stays: for H heads at once, of dim D, about
@@ -73,7 +77,7 @@ template <typename T>
 void flash_forward(const QueryBlock<T>& block, std::span<const KeyPiece<T>> pieces, int64_t dim, T scale,
                    FlashScratch<T>& scratch);
 
-// Adds to dq, dk and dv. lse is the merged one, +inf for rows without a key.
+// Adds to dq, dk and dv (and sets rows that hold nothing). lse is the merged one, +inf for rows without a key.
 template <typename T>
 void flash_backward(const QueryBlock<T>& block, std::span<const KeyPiece<T>> pieces, int64_t dim, T scale,
                     FlashScratch<T>& scratch);

@@ -139,8 +139,11 @@ class CpuKernel : public Kernel {
   }
 
   void backward(const KeyBlock& keys, const KeyBlock& grads, std::span<const Tile> tiles, const Poll& poll) override {
-    zero_if_fresh(grads);
     load(keys);
+    const bool sets =
+        grads.fresh && std::none_of(tiles.begin(), tiles.end(), [&](const Tile& t) { return is_dense(t); });
+    if (!sets) zero_if_fresh(grads);
+    holds_.assign(sets ? static_cast<size_t>(grads.k.numel() / grads.k.size(3)) : 0, 0);
     DenseQueries queries;
     for (const Tile& tile : tiles) {
       if (!is_dense(tile)) continue;
@@ -150,6 +153,7 @@ class CpuKernel : public Kernel {
     }
     for_each_wave(tiles, 10, false, poll,
                   [&](const std::vector<Item>& wave, double flops) { run_backward(wave, threads_for(flops), grads); });
+    if (sets) zero_the_rest(grads);
     for (const FlashScratch<T>& scratch : scratch_) {
       const size_t held = scratch.dk.size() + scratch.dv.size();
       peak_result_elements_ = std::max(peak_result_elements_, static_cast<int64_t>(held));
@@ -364,8 +368,28 @@ class CpuKernel : public Kernel {
     }
   }
 
+  // The flags of a head's rows of `grads`, in holds_.
+  uint8_t* holds_of(const KeyBlock& grads, int64_t batch, int64_t head) {
+    return holds_.data() + (batch * grads.k.size(2) + head) * grads.k.size(1);
+  }
+  // Rows of fresh gradients to which no tile has added.
+  void zero_the_rest(const KeyBlock& grads) {
+    for (int64_t b = 0; b < grads.k.size(0); ++b) {
+      for (int64_t h = 0; h < grads.k.size(2); ++h) {
+        const Rows<T> dk = head_rows<T>(grads.k, b, h, Span::range(0, grads.k.size(1)));
+        const Rows<T> dv = head_rows<T>(grads.v, b, h, Span::range(0, grads.v.size(1)));
+        const uint8_t* const holds = holds_of(grads, b, h);
+        for (int64_t row = 0; row < grads.k.size(1); ++row) {
+          if (holds[row] != 0) continue;
+          std::fill_n(dk.at(row), grads.k.size(3), T{0});
+          std::fill_n(dv.at(row), grads.v.size(3), T{0});
+        }
+      }
+    }
+  }
+
   // Those pieces whose gradients belong to one of the shares: rows are dealt in runs of kMostKeys.
-  std::vector<KeyPiece<T>> pieces_of(const Item& item, const KeyBlock& grads, int64_t share, int64_t shares) const {
+  std::vector<KeyPiece<T>> pieces_of(const Item& item, const KeyBlock& grads, int64_t share, int64_t shares) {
     const int64_t b = indices_of({item.batch, 1, 1}, grads.batch, "batch rows").begin;
     const int64_t h = indices_of({item.heads.begin / call_.group, 1, 1}, grads.heads, "kv heads").begin;
     std::vector<KeyPiece<T>> pieces;
@@ -373,6 +397,9 @@ class CpuKernel : public Kernel {
       pieces.push_back(piece_of(item, tile));
       pieces.back().dk = head_rows<T>(grads.k, b, h, tile.grad_rows);
       pieces.back().dv = head_rows<T>(grads.v, b, h, tile.grad_rows);
+      if (holds_.empty()) return;
+      pieces.back().holds = holds_of(grads, b, h) + tile.grad_rows.begin;
+      pieces.back().holds_step = tile.grad_rows.stride;
     };
     for (const Tile& tile : item.group->tiles) {
       if (shares == 1) {
@@ -398,6 +425,7 @@ class CpuKernel : public Kernel {
   at::Tensor q_, out_, lse_, dout_, delta_, dq_;
   KeyBlock keys_;
   std::vector<FlashScratch<T>> scratch_;
+  std::vector<uint8_t> holds_;  // of fresh gradients: which rows hold something (KeyPiece::holds)
   enum class Finite { kUnknown, kYes, kNo } finite_ = Finite::kUnknown;
 };
 

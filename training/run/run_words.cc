@@ -13,6 +13,11 @@ std::string short_count(double value) {
   return rounded(value, 0);
 }
 
+std::string instructions_change(const std::string& was, const std::string& now) {
+  return "changed: vector instructions " + now + " (they were " + was +
+         "): sums round differently from here on, so the bits are not those of an uninterrupted run";
+}
+
 Words without_option(const Words& command, const std::string& option, const std::string& value) {
   Words kept;
   for (auto word = command.begin(); word != command.end(); ++word) {
