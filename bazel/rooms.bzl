@@ -54,6 +54,7 @@ ROOMS = {
         "comm/threads",
         "comm",
         "memory",
+        "simd",
         "common",
     ],
     "launcher": [
