@@ -5,8 +5,11 @@
 
 #include <charconv>
 #include <cstring>
+#include <string_view>
 
 #include "common/environment.h"
+#include "common/error.h"
+#include "common/text.h"
 
 namespace annulus {
 namespace {
@@ -46,7 +49,43 @@ Announcement announcement() {
   return most;
 }
 
+// How many tasks of this Slurm step run on this task's node; -1 where Slurm does not say.
+int slurm_tasks_here() {
+  const char* const name = "SLURM_STEP_TASKS_PER_NODE";
+  if (text_from_environment(name) == nullptr || text_from_environment("SLURM_NODEID") == nullptr) return -1;
+  const std::vector<int> tasks = slurm_tasks_per_node(name);
+  const auto node = static_cast<size_t>(int_of("SLURM_NODEID", 0, 0));
+  return node < tasks.size() ? tasks[node] : -1;
+}
+
 }  // namespace
+
+std::vector<int> slurm_tasks_per_node(const char* variable) {
+  const char* const value = text_from_environment(variable);
+  const std::string text = value != nullptr ? value : "";
+  const auto bad = [&] {
+    throw Error(ErrorKind::kUsage, "environment",
+                "environment variable " + std::string(variable) + " is \"" + text +
+                    "\": expected how many tasks each node has, as Slurm writes it, like 2(x3),1");
+  };
+  const auto number = [&](std::string_view digits) {
+    int n = 0;
+    const auto [rest, error] = std::from_chars(digits.data(), digits.data() + digits.size(), n);
+    if (error != std::errc() || rest != digits.data() + digits.size() || n < 1) bad();
+    return n;
+  };
+  constexpr size_t kMostNodes = 100'000;
+  std::vector<int> tasks;
+  for (const std::string& part : split(text, ',')) {
+    const std::string_view run = part;
+    const size_t open = run.find("(x");
+    if (open != std::string_view::npos && !run.ends_with(')')) bad();
+    const int nodes = open == std::string_view::npos ? 1 : number(run.substr(open + 2, run.size() - open - 3));
+    if (tasks.size() + static_cast<size_t>(nodes) > kMostNodes) bad();
+    tasks.insert(tasks.end(), static_cast<size_t>(nodes), number(run.substr(0, open)));
+  }
+  return tasks;
+}
 
 LaunchInfo launch_info() {
   LaunchInfo info;
@@ -77,7 +116,7 @@ LaunchInfo launch_info() {
     info.rank = int_of("SLURM_PROCID", 0, 0);
     info.size = int_of("SLURM_STEP_NUM_TASKS", 1, 1);
     info.local_rank = int_of("SLURM_LOCALID", 0, 0);
-    info.local_size = info.size == 1 ? 1 : -1;
+    info.local_size = info.size == 1 ? 1 : slurm_tasks_here();
   } else if (text_from_environment("PMI_SIZE")) {
     info.launcher = "PMI (MPICH, Intel MPI)";
     info.rank = int_of("PMI_RANK", 0, 0);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 namespace annulus {
 
@@ -26,6 +27,10 @@ struct LaunchInfo {
   // The largest number of processes that any launcher says which gives annulus no ranks.
   Announcement announced;
 };
+
+// How many tasks each node has, as Slurm writes it in an environment variable: "2(x3),1" is 2, 2, 2, 1. Error(kUsage)
+// where the variable holds something else. Thread-safe as launch_info() is.
+std::vector<int> slurm_tasks_per_node(const char* variable);
 
 // Error(kUsage) when a variable it reads holds no sensible number. Thread-safe as long as nobody changes the
 // environment.

@@ -34,6 +34,8 @@ class Environment : public testing::Test {
                              "SLURM_PROCID",
                              "SLURM_STEP_NUM_TASKS",
                              "SLURM_LOCALID",
+                             "SLURM_NODEID",
+                             "SLURM_STEP_TASKS_PER_NODE",
                              "SLURM_JOB_ID",
                              "SLURM_STEP_ID",
                              "ANNULUS_WORLD_SIZE",
@@ -88,6 +90,27 @@ TEST_F(Environment, KnowsSlurmStepsButNotBatchScripts) {
   EXPECT_TRUE(info.launched);
   EXPECT_EQ(info.size, 4);
   EXPECT_EQ(info.rank, 3);
+  EXPECT_EQ(info.local_size, -1) << "Slurm did not say";
+}
+
+TEST_F(Environment, KnowsHowManyTasksOfASlurmStepShareANode) {
+  set("SLURM_STEP_NUM_TASKS", "7");
+  set("SLURM_PROCID", "6");
+  set("SLURM_STEP_TASKS_PER_NODE", "2(x3),1");
+  for (const auto& [node, tasks] : {std::pair{"0", 2}, {"2", 2}, {"3", 1}, {"4", -1}}) {
+    set("SLURM_NODEID", node);
+    EXPECT_EQ(launch_info().local_size, tasks) << node;
+  }
+  for (const char* value : {"two", "2(x3", "2(x)", "0", "2,", "2(x1000000)", "-1"}) {
+    set("SLURM_STEP_TASKS_PER_NODE", value);
+    try {
+      launch_info();
+      ADD_FAILURE() << value << " was accepted";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.kind(), ErrorKind::kUsage);
+      EXPECT_NE(std::string(e.what()).find("SLURM_STEP_TASKS_PER_NODE"), std::string::npos) << e.what();
+    }
+  }
 }
 
 TEST_F(Environment, RefusesNonsense) {
