@@ -64,9 +64,9 @@ KernelChoice choose_kernel(KernelKind asked, at::DeviceType device, at::ScalarTy
   }
   const bool half = type == at::kBFloat16 || type == at::kHalf;
   const std::string computes = half ? std::string("; computes ") + c10::toString(type) + " in fp32" : "";
-  const std::string falls_back = dropout ? "; dropout falls back to dense blocks" : "";
   if (asked == KernelKind::kEfficient) {
-    return {asked, "efficient, as asked: LibTorch's flash attention operator on CPU" + computes + falls_back};
+    return {asked, "efficient, as asked: LibTorch's flash attention operator on CPU" + computes +
+                       (dropout ? "; dropout falls back to dense blocks" : "")};
   }
   if (asked != KernelKind::kCpu && asked != KernelKind::kAuto) {
     throw Error(ErrorKind::kUnavailable, "kernel",
@@ -75,7 +75,7 @@ KernelChoice choose_kernel(KernelKind asked, at::DeviceType device, at::ScalarTy
   }
   return {KernelKind::kCpu, std::string(asked == KernelKind::kAuto ? "cpu: " : "cpu, as asked: ") +
                                 "flash attention on CPU, head size " + std::to_string(head_dim) + ", " +
-                                instruction_set_name(instruction_set()) + computes + falls_back};
+                                instruction_set_name(instruction_set()) + computes};
 }
 
 KernelChoice choose_gpu_kernel(KernelKind asked, const GpuAbilities& gpu, at::ScalarType type, int64_t head_dim,
