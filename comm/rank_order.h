@@ -39,7 +39,7 @@ constexpr int64_t kRoundsAtOnce = 2;
 // ... and each of which reduces so many bytes of every rank's piece, more only if an element has more: small enough for
 // progress() to add a round in passing, large enough for few messages. piece: the longest.
 int64_t round_bytes(const RankGroups& groups, int64_t piece);
-// What `rank` holds of a round, in parts of that length. Parts of sums are counted as of values.
+// What `rank` holds of a round, in parts of that length. A part of sums is counted as long as one of values.
 int64_t held_parts(const RankGroups& groups, int rank);
 
 }  // namespace comm_internal

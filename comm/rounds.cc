@@ -48,6 +48,8 @@ Rounds::Rounds(int rank, const RankHosts& hosts, int64_t max_message, const Begu
 // Two steps at a time are under way, of two rounds: while one is between the groups the next is inside them.
 void Rounds::add_reduction(int64_t longest, int64_t max_message) {
   part_ = std::max<int64_t>(1, std::min(round_bytes(groups_, longest), max_message) / width_) * width_;
+  // Of several rounds two are held, one after the other, and each begins with sums: these must be aligned.
+  if (part_ < longest) part_ = std::max<int64_t>(1, part_ / sum_width_) * sum_width_;
   const int64_t rounds = (longest + part_ - 1) / part_, others = groups_.size(group_) - 1;
   const auto carried = static_cast<int64_t>(carried_.size());
   const int64_t sums = groups_.count() > 1 ? carried + groups_.count() - 1 : 0;

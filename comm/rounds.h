@@ -16,8 +16,8 @@ namespace annulus::comm_internal {
 
 // A reduction goes in rounds, each of which moves a part of every rank's piece, so that little is held of what is to be
 // added: a step inside the groups (hosts.h) and, where there are several, one between them. What is gathered is
-// received in place: one step, or one between groups and one inside them. Groups of one rank more or fewer carry pieces
-// for the others; every rank works out the same.
+// received in place: one step, or one between groups and one inside them. Where groups have different numbers of ranks,
+// those of a smaller one carry pieces of several ranks each; every rank works out the same.
 class Rounds {
  public:
   // A message, as its two ranks see it. Two ranks list their messages of a step in one order.
@@ -27,13 +27,13 @@ class Rounds {
     int64_t bytes = 0;
   };
 
-  // max_message: the most that a round holds of one rank, in bytes. Takes what a reduction holds until drop(), and puts
-  // this rank's piece of an all_gather in its place.
+  // max_message: the most that a round holds of one rank, in bytes of values; their sums may be twice as long. Takes
+  // what a reduction holds until drop(), and puts this rank's piece of an all_gather in its place.
   Rounds(int rank, const RankHosts& hosts, int64_t max_message, const Begun& call);
 
   int64_t count() const { return static_cast<int64_t>(steps_.size()); }  // 0 where there is nothing to move
-  // How many steps must be finished before this one may be posted: all but kRoundsAtOnce - 1 of those before it at
-  // least.
+  // How many steps must be finished before this one may be posted: at least all but the last kRoundsAtOnce - 1 before
+  // it.
   int64_t needs(int64_t step) const { return steps_[static_cast<size_t>(step)].needs; }
   // To be asked once for each step, when it is posted. Counts what goes to other hosts.
   std::vector<Message> sends(int64_t step);
