@@ -41,6 +41,7 @@ void BegunCollective::advance() noexcept {
       Pending& step = slot(done_);
       test_requests(comm_, step);
       if (step.open > 0) return;
+      through_ += static_cast<int64_t>(step.items.size());
       rounds_->finish(done_++);
       post_steps();
     }
@@ -92,9 +93,9 @@ const Pending* BegunCollective::under_way() const {
   return nullptr;
 }
 
-// The agreement, steps that are through, and messages of those under way.
+// The agreement, and messages that are through, of steps that are and of those under way.
 Movement BegunCollective::movement() const {
-  Movement moved{(agreed() ? 1 : 0) + done_, bytes_};
+  Movement moved{(agreed() ? 1 : 0) + through_, bytes_};
   for (const Pending& step : pending_) {
     if (step.open > 0) moved.events += static_cast<int64_t>(step.items.size() - step.open);
   }

@@ -42,6 +42,7 @@ class BegunCollective {
   OpLabel label() const { return label_; }
   bool reduces() const { return reduces_; }
   bool agreed() const { return stage_ != Stage::kAgreeing; }
+  // Its events never fall, so that whoever compares two misses none in between.
   Movement movement() const;
   // What is unfinished at the moment; null between two steps.
   const Pending* under_way() const;
@@ -68,6 +69,7 @@ class BegunCollective {
   std::optional<comm_internal::Rounds> rounds_;  // once the ranks have agreed
   std::array<Pending, comm_internal::kRoundsAtOnce> pending_;
   int64_t posted_ = 0, done_ = 0;  // steps
+  int64_t through_ = 0;            // messages of the steps that are done
 };
 
 // "receiving 16 bytes from rank 1: not done"

@@ -1,6 +1,7 @@
 // The suite over MPI: every rank of an mpirun runs it (see mpi_test in bazel/mpi.bzl).
 // --piece=N: messages longer than N bytes travel in pieces, which otherwise needs 1 GiB.
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 #include <mpi.h>
 
@@ -10,6 +11,8 @@
 #include <string_view>
 #include <vector>
 
+#include "comm/headers.h"
+#include "comm/mpi/begun_collective.h"
 #include "comm/mpi/mpi_runtime.h"
 #include "comm/watchdog.h"
 #include "tests/comm/suite_fixture.h"
@@ -71,6 +74,33 @@ TEST(Mpi, NamesRanksAsTheJobNumbersThem) {
     }
     runtime()->number_ranks({});
     comm.barrier({"end"});
+  });
+}
+
+// Events are counted and never forgotten, so that a waiting rank misses none between two looks: a step that is through
+// keeps its messages. Of a reduce_scatter that takes several steps, each rank sends one to every other and gets one.
+TEST(Mpi, CountsEveryMessageOfACollective) {
+  using namespace comm_internal;
+  comm_test::backend().run(runtime()->size(), [&](Communicator& comm) {
+    MPI_Comm control = MPI_COMM_NULL;
+    ASSERT_EQ(MPI_Comm_dup(MPI_COMM_WORLD, &control), MPI_SUCCESS);
+    constexpr int64_t kSteps = 5, kMost = 400;  // bytes of a message
+    const at::Tensor in = at::zeros({comm.size(), kSteps * kMost / 4}, at::kFloat);
+    const at::Tensor out = at::zeros({kSteps * kMost / 4}, at::kFloat);
+    const OpLabel label{"counted", 0};
+    const CollectiveHeader header =
+        make_header(Collective::kReduceScatter, 0, &in, static_cast<int>(ReduceOp::kSum), -1, label);
+    mpi_internal::BegunCollective begun(comm, control, kMost, {header, out, in, label, std::make_shared<int64_t>(0)});
+    begun.start();
+    int64_t events = 0;
+    while (!begun.over()) {
+      begun.advance();
+      EXPECT_GE(begun.movement().events, events);
+      events = begun.movement().events;
+    }
+    EXPECT_TRUE(begun.complete());
+    EXPECT_EQ(events, 1 + kSteps * 2 * (comm.size() - 1));  // 1: the agreement
+    MPI_Comm_free(&control);
   });
 }
 
