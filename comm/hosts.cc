@@ -70,12 +70,16 @@ RankHosts RankHosts::filled(int ranks, int a_host) {
   return RankHosts(of);
 }
 
-std::string host_identity() {
+std::string host_name() {
   char name[256] = {};
+  return gethostname(name, sizeof name - 1) == 0 ? name : "unknown";
+}
+
+std::string host_identity() {
   std::string id;
   std::ifstream file("/proc/sys/kernel/random/boot_id");
   std::getline(file, id);
-  return (gethostname(name, sizeof name - 1) == 0 ? std::string(name) : "unknown") + " " + id;
+  return host_name() + " " + id;
 }
 
 std::vector<int> numbered(const std::vector<std::string>& hosts) {

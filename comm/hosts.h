@@ -58,6 +58,8 @@ class RankHosts {
   RankGroups groups_;
 };
 
+// Of the host that this process runs on; "unknown" where the system does not say.
+std::string host_name();
 // What tells this process's host from all others: its name and its kernel's start.
 std::string host_identity();
 // hosts[r], a name of rank r's host, as numbers for RankHosts.

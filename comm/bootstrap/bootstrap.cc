@@ -1,8 +1,6 @@
 // From processes to a job.
 #include "comm/bootstrap/bootstrap.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -23,12 +21,6 @@ namespace annulus {
 namespace {
 
 using namespace comm_internal;
-
-std::string host_name() {
-  char name[256] = {};
-  if (gethostname(name, sizeof name - 1) != 0) return "unknown";
-  return name;
-}
 
 void print_line(const std::string& message) {
   const std::string line = message + "\n";
