@@ -147,14 +147,14 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // (hosts.h), bf16 in fp32 and rounded once; NCCL rounds bf16 as it adds, and goes by trees and rings of its own.
   void reduce_scatter(at::Tensor& out, const at::Tensor& in, OpLabel label);
 
-  // Begin what these do, and return: the transfer moves along by progress() of any communicator
-  // of this rank and by waits (on a GPU: on a stream of the communicator's own). The tensors are kept; `in` must not
-  // change and `out` not be read until the Work is complete. Several may be under way at once, beside exchanges and
-  // blocking collectives; all ranks begin and call the collectives of a communicator in the same order. Nothing waits
-  // for the ranks to agree either: where they do not, Work::test() and wait() raise Error(kMismatch) on every rank (on
-  // a GPU, where the transfer is then aborted and the communicator dead: or the next operation does). The deadline runs
-  // from the begin (on a GPU: of the agreement; of the transfer from when the device gets to it). `label.operation`
-  // must outlive the Work. Never null.
+  // Begin what these do, and return: the transfer moves along by progress() of any communicator of this rank and by
+  // waits (on a GPU: on a stream of the communicator's own). The tensors are kept; `in` must not change and `out` not
+  // be read until the Work is complete. Several may be under way at once, beside exchanges and blocking collectives;
+  // all ranks begin and call the collectives of a communicator in the same order. Nothing waits for the ranks to agree
+  // either: where they do not, Work::test() and wait() raise Error(kMismatch) on every rank (on a GPU, where the
+  // transfer is then aborted and the communicator dead: or the next operation does). The deadline runs from the begin
+  // (on a GPU: of the agreement; of the transfer from when the device gets to it). `label.operation` must outlive the
+  // Work. Never null.
   std::unique_ptr<Work> begin_all_gather(const at::Tensor& out, const at::Tensor& in, OpLabel label);
   std::unique_ptr<Work> begin_reduce_scatter(const at::Tensor& out, const at::Tensor& in, OpLabel label);
   // The order of a CPU backend's additions is that of reduce_scatter, on one host, too.

@@ -1,6 +1,6 @@
 // Which tiles are computed together: those with the same query rows, whose keys then are one softmax over pieces of
-// storage. What kernels for gathered keys do before they compute. No tensors here. Used by the cpu
-// kernel, cpu_flash/ and composition/.
+// storage. What kernels for gathered keys do before they compute. No tensors here. Used by the cpu kernel, cpu_flash/
+// and composition/.
 #pragma once
 
 #include <cstdint>

@@ -43,7 +43,7 @@ void carry_out(const Meeting& meeting, const Begun& call, const RankGroups& grou
   std::vector<const void*> pieces(ranks);
   if (call.collective() == Collective::kAllReduce) {
     for (size_t r = 0; r < ranks; ++r) pieces[r] = in(r);
-    // Whoever's place the sum is in, each of its elements depends on those of the same place alone.
+    // out(0) may be in(0): each element of the sum is read before it is written.
     reduce_in_rank_order(dtype, call.op(), out(0), pieces, call.in.numel(), groups);
     for (size_t r = 1; r < ranks; ++r) std::memcpy(out(r), out(0), whole);
     return;
