@@ -120,13 +120,4 @@ StateTraffic state_traffic(const Parameters& parameters, const Sharding& s, bool
   return {share * static_cast<double>(parameters.elements()), share * gathered};
 }
 
-double bytes_between_hosts(const Parameters& parameters, const Sharding& s, const StateTraffic& t, int hosts,
-                           int64_t leaf, int64_t sum) {
-  const double crossings = hosts - 1;
-  if (s.replicas > 1) return crossings * 2 * static_cast<double>(parameters.elements() * sum);
-  if (s.shards == 1) return 0;
-  const double payload = static_cast<double>(s.shards) / (s.shards - 1);  // of what a rank sends
-  return crossings * payload * (t.reduced * static_cast<double>(sum) + t.gathered * static_cast<double>(leaf));
-}
-
 }  // namespace annulus

@@ -67,11 +67,6 @@ struct StateTraffic {
   double reduced = 0;   // of the sums' dtype
   double gathered = 0;  // of the leaves' dtype; at level 0 of the sums'
 };
-// Bytes that all ranks together send to other hosts in a step for this, where the ranks of each host are neighbours:
-// what CommStats::collective_bytes_to_other_hosts counts. Of shards that are dealt over `hosts` hosts, or of replicas
-// of which each has one. `leaf`, `sum`: bytes of an element.
-double bytes_between_hosts(const Parameters& parameters, const Sharding& sharding, const StateTraffic& traffic,
-                           int hosts, int64_t leaf, int64_t sum);
 StateTraffic state_traffic(const Parameters& parameters, const Sharding& sharding, bool tied, int64_t accumulate);
 
 }  // namespace annulus
