@@ -148,6 +148,9 @@ class BenchTest(cli.CliTest):
             self.assertEqual(len(re.findall(rf"^  {kind} +[14] KiB( +[\d.]+){{6}}$", out, re.M)), 2, out)
         self.assert_refused(2, "a multiple of 4", "bench", "comm", "--smallest", "6")
         self.assert_refused(2, "exchange", "bench", "comm", "--part", "exchanges")
+        self.assert_refused(2, "at most 4294967296 bytes", "bench", "comm", "--largest", "8589934592")
+        part = "exchange inside hosts"
+        self.assert_refused(4, f'"{part}" needs several hosts.* 2 ranks on 1 host', "bench", "comm", "--part", part)
 
     def test_a_start_is_timed_from_launch_to_the_first_step(self):
         code, out, err = self.annulus("bench", "comm", "--start", "--rounds", "1")
@@ -157,6 +160,13 @@ class BenchTest(cli.CliTest):
             self.assertTrue(found, out)
             *parts, whole = [float(x) for x in found[1].split()]
             self.assertAlmostEqual(sum(parts), whole, delta=0.04)
+
+    def test_a_start_takes_nothing_that_it_would_ignore(self):
+        start = ["bench", "comm", "--start"]
+        for ranks in ("1", "2"):
+            self.assert_refused(2, "run it without launch", "launch", "-n", ranks, *start)
+        for ignored in (["--json", "a.json"], ["--part", "barrier"], ["--smallest", "4"], ["--largest", "4"]):
+            self.assert_refused(2, "--start", *start, *ignored)
 
     def test_training_is_measured_and_ends_with_json(self):
         code, out, err = self.annulus("bench", "train", "--repeats", "1")

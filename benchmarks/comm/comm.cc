@@ -14,6 +14,7 @@
 #include "benchmarks/measure.h"
 #include "comm/hosts.h"
 #include "common/error.h"
+#include "common/text.h"
 
 namespace annulus {
 namespace {
@@ -216,6 +217,13 @@ std::vector<BenchRatio> run_comm_bench(const CommBenchOptions& options, Communic
     throw Error(ErrorKind::kPlan, "bench", "messages need at least 2 ranks; use `annulus launch -n 2 bench comm`");
   }
   Bench bench(options, world);
+  for (const std::string& part : options.parts) {
+    if (!bench.operations(part).empty()) continue;
+    throw Error(ErrorKind::kPlan, "bench",
+                "\"" + part + "\" needs several hosts with as many neighbouring ranks each" +
+                    (part == "exchange inside hosts" ? ", of which there are two or more" : "") + ", but these are " +
+                    std::to_string(world.size()) + " ranks on " + counted(world.hosts().count(), "host"));
+  }
   std::vector<BenchRatio> ratios;
   std::string settings = std::to_string(world.size()) + " ranks";
   if (world.hosts().count() > 1) settings += " on " + std::to_string(world.hosts().count()) + " hosts";

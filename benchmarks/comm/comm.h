@@ -24,7 +24,8 @@ std::vector<std::string> comm_bench_parts();
 // Collective over `world`, a communicator over MPI that has all ranks in the order of MPI_COMM_WORLD: every operation
 // and size, plain MPI and annulus in turn. A size is that of what one rank sends to another: a message of an exchange,
 // a rank's piece of an all_gather and a reduce_scatter, the whole of an all_reduce and a broadcast. Rank 0 prints a
-// table; the ratios are the same on every rank. Raises Error(kPlan) where it has one rank.
+// table; the ratios are the same on every rank. Raises Error(kPlan) where it has one rank, and where a part that
+// is asked for needs hosts that these ranks are not on.
 std::vector<BenchRatio> run_comm_bench(const CommBenchOptions& options, Communicator& world, std::ostream& out);
 
 // When a rank of a job that starts got how far, in seconds of the clock that all processes of a host share.

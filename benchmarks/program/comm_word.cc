@@ -1,4 +1,5 @@
 // `annulus bench comm`: options only; the work is benchmarks/comm/.
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -9,6 +10,7 @@
 #include "benchmarks/measure.h"
 #include "benchmarks/program/word.h"
 #include "comm/bootstrap/bootstrap.h"
+#include "comm/launch_info.h"
 #include "common/error.h"
 #include "common/text.h"
 #include "common/version.h"
@@ -30,11 +32,15 @@ class CommWord : public Word {
         ->check(CLI::IsMember(comm_bench_parts()));
     app->add_option("--smallest", options_.smallest, "bytes, a multiple of 4 (default: 1024)")
         ->check(CLI::PositiveNumber);
-    app->add_option("--largest", options_.largest, "bytes (default: 67108864)")->check(CLI::PositiveNumber);
+    app->add_option("--largest", options_.largest, "bytes, at most 4 GiB (default: 67108864)")
+        ->check(CLI::PositiveNumber);
     app->add_option("--rounds,--repeats", options_.rounds, "turns that count (default: 7)")->check(CLI::PositiveNumber);
-    app->add_flag("--start", start_, "instead: from `launch` to the first step over 2 and 8 ranks, and where it goes");
+    CLI::Option* const start = app->add_flag(
+        "--start", start_, "instead: from `launch` to the first step over 2 and 8 ranks, and where it goes");
     app->add_option("--start-times", times_, "")->group("");  // of a rank of --start: the file that it writes
     add_json(app, json_);
+    for (const char* ignored : {"--part", "--smallest", "--largest", "--json"})
+      start->excludes(app->get_option(ignored));
     app->footer(
         "Starts its own 2 ranks where it is not started by launch.\n"
         "Examples:\n  ./annulus bench comm\n  ./annulus bench comm --start");
@@ -47,6 +53,12 @@ class CommWord : public Word {
                   "comm: expected a --smallest that is a multiple of 4 and a --largest that is no smaller, but got " +
                       std::to_string(options_.smallest) + " and " + std::to_string(options_.largest));
     }
+    constexpr int64_t kMost = int64_t{4} << 30;  // plain MPI counts floats in an int
+    if (options_.largest > kMost) {
+      throw Error(ErrorKind::kUsage, "bench",
+                  "comm: expected a --largest of at most " + std::to_string(kMost) + " bytes, but got " +
+                      std::to_string(options_.largest));
+    }
     check_json(json_);
   }
 
@@ -56,7 +68,10 @@ class CommWord : public Word {
       if (start_) return measure_starts(times);
       return run_launch(launch_of(2, command_arguments()));
     }
-    if (start_) refuse_ranks("comm --start");
+    if (start_) {
+      throw Error(ErrorKind::kUsage, "bench",
+                  "comm --start starts ranks of its own; run it without launch: ./annulus bench comm --start");
+    }
     Job job = bootstrap({.fingerprint = {{"version", kVersion}, {"benchmark", "comm"}}});
     if (!times_.empty()) {
       start_and_step(*job.world, times, times_);
