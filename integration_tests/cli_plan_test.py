@@ -239,7 +239,7 @@ class BenchTest(cli.CliTest):
 
     def test_an_unknown_benchmark_is_refused(self):
         self.assert_refused(2, 'did you mean "ring"', "bench", "rign")
-        self.assert_refused(2, "ring, train, shard, comm, operator, patterns, gpu, all or compare", "bench")
+        self.assert_refused(2, "ring, train, shard, operator, patterns, gpu, all, compare, attention or comm;", "bench")
         self.assert_refused(2, 'did you mean "--length"', "bench", "ring", "--lenght", "9")
 
 

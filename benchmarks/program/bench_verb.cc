@@ -1,11 +1,6 @@
 // annulus bench: measure, side by side with a baseline, in one run. Options only; the work is benchmarks/. Each word
 // (ring, train, ...) has options of its own.
-#include <unistd.h>
-
 #include <CLI/CLI.hpp>
-#include <cstdio>
-#include <filesystem>
-#include <fstream>
 #include <iostream>
 #include <utility>
 
@@ -19,6 +14,7 @@
 #include "benchmarks/shard.h"
 #include "benchmarks/train.h"
 #include "comm/bootstrap/bootstrap.h"
+#include "comm/launch_info.h"
 #include "common/error.h"
 #include "common/names.h"
 #include "common/text.h"
@@ -398,9 +394,13 @@ class BenchVerb : public Verb {
       if (word.app->parsed()) chosen_ = word.word.get();
     }
     if (chosen_ == nullptr) {
-      throw Error(ErrorKind::kUsage, "bench",
-                  "bench needs a word that says what: ring, train, shard, comm, operator, patterns, gpu, all or "
-                  "compare; example: annulus bench ring");
+      std::vector<std::string> names;
+      for (const auto& word : words_) names.push_back(word.app->get_name());
+      const std::string last = names.back();
+      names.pop_back();
+      throw Error(
+          ErrorKind::kUsage, "bench",
+          "bench needs a word that says what: " + join(names, ", ") + " or " + last + "; example: annulus bench ring");
     }
     chosen_->check();
   }

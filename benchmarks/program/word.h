@@ -1,5 +1,5 @@
 // One word of `bench` (ring, train, ...), and what words have in common. Each is declared, checked and run as a verb is
-// (launcher/verb.h). Used by bench_verb.cc, which has most of them, and files of their own.
+// (launcher/verb.h). Most are in bench_verb.cc, the others in files of their own.
 #pragma once
 
 #include <CLI/CLI.hpp>
