@@ -23,7 +23,7 @@ struct AttentionBenchOptions {
 // a kv head), "dilated", "blocks" (of 128, density 0.1), "dropout" (causal, a tenth of the pairs).
 const std::vector<std::string>& attention_bench_masks();
 
-// Refuses names that are none and lengths that blocks do not divide: Error(kUsage).
+// Refuses names that are none, Error(kUsage), and lengths that blocks do not divide, Error(kPlan).
 void check(const AttentionBenchOptions& options);
 
 // One rank, one thread, no launcher. Prints a table, line by line as it is measured.
