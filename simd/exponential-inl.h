@@ -9,8 +9,6 @@
 #define ANNULUS_SIMD_EXPONENTIAL_INL_H_
 #endif
 
-#include <type_traits>
-
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -22,9 +20,8 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 // e^x to 2 units in the last place: x = n ln 2 + r, |r| <= ln 2 / 2, and a polynomial in r (the coefficients of Cephes'
 // expf). Below -87 (results below the smallest normal number) 0, above 88 infinite, NaN for NaN.
-template <class D, class V = hn::Vec<D>>
-requires std::is_same_v < hn::TFromD<D>,
-float > HWY_INLINE V exponential(D d, V x) {
+template <class D, class V = hn::Vec<D>, hwy::EnableIf<hwy::IsSame<hn::TFromD<D>, float>()>* = nullptr>
+HWY_INLINE V exponential(D d, V x) {
   const hn::RebindToSigned<D> di;
   const V round = hn::Set(d, 12582912.0f);  // 1.5 x 2^23: adding it rounds to an integer in the low bits
   const V shifted = hn::MulAdd(x, hn::Set(d, 1.44269504088896341f), round);
@@ -45,9 +42,8 @@ float > HWY_INLINE V exponential(D d, V x) {
 
 // The same in fp64, with Taylor's polynomial of degree 13, whose remainder is below 1e-17. Below -708 0, above 709
 // infinite, NaN for NaN.
-template <class D, class V = hn::Vec<D>>
-requires std::is_same_v < hn::TFromD<D>,
-double > HWY_INLINE V exponential(D d, V x) {
+template <class D, class V = hn::Vec<D>, hwy::EnableIf<hwy::IsSame<hn::TFromD<D>, double>()>* = nullptr>
+HWY_INLINE V exponential(D d, V x) {
   const hn::RebindToSigned<D> di;
   const V round = hn::Set(d, 6755399441055744.0);  // 1.5 x 2^52
   const V shifted = hn::MulAdd(x, hn::Set(d, 1.4426950408889634), round);

@@ -1,5 +1,6 @@
-// Which vector instructions this process computes with. Files with vector code are compiled once for each (targets.h)
-// and ask here which version to call. Used by attention/cpu_flash and model.
+// Which vector instructions this process computes with. Files with vector code are compiled once for each (versions.h)
+// and ask here which version to call. Used through versions.h, and by who tells which instructions those are: kernels'
+// reasons, training, hosts' reports, benchmarks.
 #pragma once
 
 namespace annulus {

@@ -3,6 +3,8 @@
 #define HWY_TARGET_INCLUDE "attention/tiles/draws.cc"
 #include "simd/versions.h"
 
+#include <algorithm>
+
 #include "attention/tiles/draws.h"
 
 #ifndef ANNULUS_DRAWS_PHILOX_
@@ -32,7 +34,7 @@ inline void philox(uint64_t key, uint64_t query, uint64_t group, uint32_t (&word
 struct Groups {
   // 1 for the words of groups first, ..., first + count - 1, four after the other, that are above `last`, 0 for the
   // others; count is a multiple of lanes. The low half of the groups' numbers does not run over.
-  void (*stay)(uint64_t key, uint64_t query, uint64_t first, int64_t count, uint32_t last, float* stay);
+  void (*stay)(uint64_t key, uint64_t query, uint64_t first, int64_t count, uint32_t last, float* to);
   int64_t lanes;
 };
 
@@ -56,12 +58,13 @@ void stay(uint64_t key, uint64_t query, uint64_t first, int64_t count, uint32_t 
 }
 constexpr Groups kGroups = {stay, 1};
 #else
-const hn::ScalableTag<uint32_t> d;
-const hn::RepartitionToWide<hn::ScalableTag<uint32_t> > wide;
-using V = hn::Vec<hn::ScalableTag<uint32_t> >;
+using Words = hn::ScalableTag<uint32_t>;
+using V = hn::Vec<Words>;
 
 // Both halves of the products of 32-bit lanes.
 HWY_INLINE void multiply(V x, V m, V& high, V& low) {
+  const Words d;
+  const hn::RepartitionToWide<Words> wide;
   const auto even = hn::BitCast(d, hn::MulEven(x, m));
   const auto odd = hn::BitCast(d, hn::MulEven(hn::BitCast(d, hn::ShiftRight<32>(hn::BitCast(wide, x))), m));
   high = hn::OddEven(odd, hn::BitCast(d, hn::ShiftRight<32>(hn::BitCast(wide, even))));
@@ -75,6 +78,7 @@ HWY_INLINE hn::Vec<hn::ScalableTag<float> > above(V word, V most) {
 }
 
 void stay(uint64_t key, uint64_t query, uint64_t first, int64_t count, uint32_t last, float* to) {
+  const Words d;
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
   const auto m0 = hn::Set(d, kMultiplier0), m1 = hn::Set(d, kMultiplier1);
   for (int64_t g = 0; g < count; g += lanes) {
@@ -97,7 +101,7 @@ void stay(uint64_t key, uint64_t query, uint64_t first, int64_t count, uint32_t 
                           to + 4 * g);
   }
 }
-constexpr Groups kGroups = {stay, static_cast<int64_t>(hn::MaxLanes(hn::ScalableTag<uint32_t>()))};
+constexpr Groups kGroups = {stay, static_cast<int64_t>(hn::MaxLanes(Words()))};
 #endif
 
 }  // namespace HWY_NAMESPACE
@@ -106,8 +110,6 @@ constexpr Groups kGroups = {stay, static_cast<int64_t>(hn::MaxLanes(hn::Scalable
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-#include <algorithm>
-
 namespace annulus {
 
 template <typename T>
