@@ -44,7 +44,7 @@ struct Part {
   bool cut;        // its band hides some of these pairs
 
   int64_t count() const { return past - first; }
-  // The columns of the keys that some of these queries sees.
+  // The columns of the keys that any of these queries sees.
   Run seen_by(const Span& queries) const {
     const Span seen = keys_seen(queries, piece->positions, piece->band);
     const int64_t begin = std::clamp(seen.begin, first, past), end = std::clamp(seen.begin + seen.count, begin, past);
@@ -88,7 +88,7 @@ void clear_columns(T* panels, int64_t dim, int64_t columns, int64_t past) {
   }
 }
 
-// Which scores of a register tile's rows with a chunk are computed: runs of columns that some of the rows sees, with
+// Which scores of a register tile's rows with a chunk are computed: runs of columns that any of the rows sees, with
 // ends at whole vectors, so that a tile costs what its pairs do. Pairs within them that a band hides are -inf.
 template <typename T>
 class TileRuns {

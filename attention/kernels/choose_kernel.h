@@ -14,7 +14,7 @@ namespace annulus {
 
 enum class KernelKind {
   kReference,  // dense fp64 over each tile: the oracle's cousin, any pattern, slow
-  kCpu,        // flash attention of our own (cpu_flash/), CPU
+  kCpu,        // annulus's own flash attention (cpu_flash/), CPU
   kEfficient,  // a library's operators, composed (composed_kernel.h): LibTorch's efficient attention; on CPUs its flash
   kCudnn,      // likewise: cuDNN, GPU; bands and small blocks by FlashAttention 2
   kFlash2,     // likewise: FlashAttention 2, GPU

@@ -95,7 +95,7 @@ std::vector<DetectedKernel> look() {
              "LibTorch is built without FlashAttention"),
       on_gpu("efficient", "fp32, fp16, bf16; any head size; with dropout in dense blocks", true, of_torch, ""),
       {"CPU", "fp32, fp64, bf16 and fp16 in fp32; any head size; with dropout", true,
-       "flash attention of its own, " + std::string(instruction_set_name(instruction_set()))},
+       "annulus's own flash attention, " + std::string(instruction_set_name(instruction_set()))},
   };
 }
 
