@@ -2,10 +2,6 @@
 #include "inference/inspection.h"
 
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
-#include <sstream>
-#include <system_error>
 
 #include "common/error.h"
 #include "huggingface/export.h"
