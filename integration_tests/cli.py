@@ -3,6 +3,7 @@
 A test file ends with `cli.main()`. The program's path is the first argument (see BUILD).
 """
 
+import json
 import os
 import re
 import signal
@@ -26,6 +27,38 @@ def environment(**extra):
     env["OMP_NUM_THREADS"] = "1"
     env.update(extra)
     return {k: v for k, v in env.items() if v is not None}
+
+
+def tiny_config(steps, **more):
+    """The text of a configuration that trains a tiny model. more: keys of sections, added or in place of these."""
+    sections = {
+        "run": {"name": "tiny", "steps": steps, "log_every": 1},
+        "data": {"train": ["text.txt"], "context": 64, "batch": 2},
+        "model": {"layers": 1, "dim": 32, "heads": 2},
+        "optimizer": {"lr": 0.01},
+        "validation": {"every": 0},
+    }
+    for name, keys in more.items():
+        sections[name] = {**sections.get(name, {}), **keys}
+    lines = []
+    for name, keys in sections.items():
+        lines += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in keys.items())]
+    return "\n".join(lines) + "\n"
+
+
+def write_tiny_run(folder, steps, text="all work and no play " * 500, **more):
+    """config.toml, of tiny_config(steps, **more), and the text.txt that it trains on."""
+    for name, content in [("config.toml", tiny_config(steps, **more)), ("text.txt", text)]:
+        with open(os.path.join(folder, name), "w") as f:
+            f.write(content)
+
+
+def write_stand_in(path, python, tokenization):
+    """A script in place of ./annulus, which would look for what is to be installed and built: `tokenizer` is the program
+    `tokenization` in this Python, all else the program that is tested."""
+    with open(path, "w") as f:
+        f.write(f'#!/bin/bash\n[[ $1 == tokenizer ]] && exec {python} -I -B {tokenization} "${{@:2}}"\nexec {ANNULUS} "$@"\n')
+    os.chmod(path, 0o755)
 
 
 def processes_with(mark):

@@ -27,11 +27,8 @@ if not os.environ.get("ANNULUS_TOKENIZER_PYTHON"):
 class TokenizeTest(cli.CliTest):
     def setUp(self):
         super().setUp()
-        # In place of ./annulus, which would look for what is to be installed and built.
         self.script = self.path("annulus.sh")
-        with open(self.script, "w") as f:
-            f.write(f'#!/bin/bash\n[[ $1 == tokenizer ]] && exec {PYTHON} -I -B {support.PROGRAM} "${{@:2}}"\n')
-        os.chmod(self.script, 0o755)
+        cli.write_stand_in(self.script, PYTHON, support.PROGRAM)
         self.texts = [t for t in support.texts(200) if "<" not in t]
         support.write_jsonl(self.path("in.jsonl"), self.texts)
 

@@ -20,26 +20,6 @@ import termios
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import cli  # noqa: E402
 
-CONFIG = """
-[run]
-name = "tiny"
-steps = 6
-log_every = 1
-[data]
-train = ["text.txt"]
-context = 64
-batch = 2
-[model]
-layers = 1
-dim = 32
-heads = 2
-[optimizer]
-lr = 0.01
-[validation]
-every = 0
-[checkpoint]
-every = 2
-"""
 
 ENDLESS = ["--set", "run.steps=1000000", "--set", "checkpoint.every=1000000"]
 
@@ -47,9 +27,9 @@ ENDLESS = ["--set", "run.steps=1000000", "--set", "checkpoint.every=1000000"]
 class TrainTest(cli.CliTest):
     def setUp(self):
         super().setUp()
-        self.write("config.toml", CONFIG)
         words = ["alpha", "beta", "def f(x):\n", "    return x\n"]
-        self.write("text.txt", " ".join(random.Random(1).choices(words, k=3000)))
+        text = " ".join(random.Random(1).choices(words, k=3000))
+        cli.write_tiny_run(self.folder, 6, text, checkpoint={"every": 2})
 
     def write(self, name, text):
         with open(self.path(name), "w") as f:
@@ -258,7 +238,7 @@ class TrainTest(cli.CliTest):
 
     def test_refusals_leave_nothing(self):
         self.write("broken.toml", "[run\nsteps = 3")
-        self.write("wrong_type.toml", CONFIG.replace("steps = 6", 'steps = "six"'))
+        self.write("wrong_type.toml", cli.tiny_config("six", checkpoint={"every": 2}))
         self.write("short.txt", "too short")
         for code, pattern, *args in [
             (2, "needs a configuration", "train"),

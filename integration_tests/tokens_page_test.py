@@ -27,11 +27,8 @@ def commands():
 class TokensPageTest(cli.CliTest):
     def setUp(self):
         super().setUp()
-        # In place of ./annulus, which would look for what is to be installed and built.
         self.script = self.path("annulus.sh")
-        with open(self.script, "w") as f:
-            f.write(f'#!/bin/bash\n[[ $1 == tokenizer ]] && exec {PYTHON} -I -B {ROOT}/tokenization "${{@:2}}"\n')
-        os.chmod(self.script, 0o755)
+        cli.write_stand_in(self.script, PYTHON, os.path.join(ROOT, "tokenization"))
         shutil.copytree(os.path.join(ROOT, "configs"), self.path("configs"))
 
     def run_annulus(self, command, *more):

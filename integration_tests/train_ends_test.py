@@ -13,27 +13,6 @@ import tempfile
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import cli  # noqa: E402
 
-CONFIG = """
-[run]
-name = "tiny"
-folder = "a user's runs"
-steps = 1000000
-log_every = 1
-[data]
-train = ["text.txt"]
-context = 64
-batch = 2
-[model]
-layers = 1
-dim = 32
-heads = 2
-[optimizer]
-lr = 0.01
-[validation]
-every = 0
-[checkpoint]
-every = 1
-"""
 GO_ON = re.compile(r"^annulus: to go on from the checkpoint of step (\d+): (.*)$", re.M)
 NO_CHECKPOINT = ("--set", "checkpoint.every=0")
 
@@ -41,10 +20,7 @@ NO_CHECKPOINT = ("--set", "checkpoint.every=0")
 class TrainEndsTest(cli.CliTest):
     def setUp(self):
         super().setUp()
-        with open(self.path("config.toml"), "w") as f:
-            f.write(CONFIG)
-        with open(self.path("text.txt"), "w") as f:
-            f.write("all work and no play " * 500)
+        cli.write_tiny_run(self.folder, 1000000, run={"folder": "a user's runs"}, checkpoint={"every": 1})
 
     def train(self, *more, ranks=2, **env):
         command = ("launch", "-n", str(ranks)) if ranks else ()

@@ -20,24 +20,6 @@ import namespaces
 namespaces.isolate()
 
 NAMES = ["host1", "Host2", "host3"]  # a name with a capital letter is a name
-CONFIG = """
-[run]
-name = "tiny"
-steps = 3
-log_every = 1
-[data]
-train = ["text.txt"]
-context = 64
-batch = 2
-[model]
-layers = 1
-dim = 32
-heads = 2
-[optimizer]
-lr = 0.01
-[validation]
-every = 0
-"""
 
 
 class OverHosts(unittest.TestCase):
@@ -53,10 +35,7 @@ class OverHosts(unittest.TestCase):
         # Whatever a path has in it is a path.
         self.folder = os.path.join(folder.name, "a user's \"runs\"; $HOME & co")
         os.mkdir(self.folder)
-        with open(self.path("config.toml"), "w") as f:
-            f.write(CONFIG)
-        with open(self.path("text.txt"), "w") as f:
-            f.write("all work and no play " * 500)
+        cli.write_tiny_run(self.folder, 3)
 
     def path(self, name):
         return os.path.join(self.folder, name)
@@ -209,7 +188,7 @@ class FaultyHostsTest(OverHosts):
         self.assertIn("what differs between the hosts:", err)
 
     def test_another_configuration_on_a_host(self):
-        self.put("host3", CONFIG.replace("0.01", "0.02").encode(), self.path("config.toml"))
+        self.put("host3", cli.tiny_config(3, optimizer={"lr": 0.02}).encode(), self.path("config.toml"))
         self.assert_refused(5, r"config\.toml", *self.TWO, "train", "config.toml")
 
     def test_a_host_without_the_program(self):

@@ -19,27 +19,6 @@ import slurm as private
 private.require()
 namespaces.isolate()
 
-CONFIG = """
-[run]
-name = "tiny"
-steps = {steps}
-log_every = 1
-[data]
-train = ["text.txt"]
-context = 64
-batch = 2
-[model]
-layers = 1
-dim = 32
-heads = 2
-[optimizer]
-lr = 0.01
-[validation]
-every = 0
-[checkpoint]
-every = 0
-"""
-
 
 class LaunchSlurmTest(unittest.TestCase):
     @classmethod
@@ -52,13 +31,13 @@ class LaunchSlurmTest(unittest.TestCase):
         folder = tempfile.TemporaryDirectory(dir=os.environ.get("TEST_TMPDIR"))
         self.addCleanup(folder.cleanup)
         self.folder = folder.name
-        with open(self.path("config.toml"), "w") as f:
-            f.write(CONFIG.format(steps=1000000))
-        with open(self.path("text.txt"), "w") as f:
-            f.write("all work and no play " * 500)
+        self.write_run(1000000)
 
     def path(self, name):
         return os.path.join(self.folder, name)
+
+    def write_run(self, steps):
+        cli.write_tiny_run(self.folder, steps, checkpoint={"every": 0})
 
     def read(self, name):
         try:
@@ -107,8 +86,7 @@ class LaunchSlurmTest(unittest.TestCase):
         self.assertIn("Slurm's allocation (SLURM_JOB_NODELIST): 3 ranks do not fit into the 2 slots", err)
 
     def test_srun_starts_ranks_itself(self):
-        with open(self.path("config.toml"), "w") as f:
-            f.write(CONFIG.format(steps=2))
+        self.write_run(2)
         code, out, err = self.run_command("srun", "-Q", "--mpi=pmix", "-N", "2", "-n", "2", cli.ANNULUS, "train", "config.toml")
         self.assertEqual(code, 0, err)
         self.assertRegex(out, r"host n1: rank 0 .*\n +host n2: rank 1 ")

@@ -25,11 +25,8 @@ PROMPT = "The ring passes keys"
 class SampleFolder(cli.CliTest):
     def setUp(self):
         super().setUp()
-        # In place of ./annulus, which would look for what is to be installed.
         self.script = self.path("annulus.sh")
-        with open(self.script, "w") as f:
-            f.write(f'#!/bin/bash\n[[ $1 == tokenizer ]] && exec {PYTHON} -I -B {ROOT}/tokenization "${{@:2}}"\n')
-        os.chmod(self.script, 0o755)
+        cli.write_stand_in(self.script, PYTHON, os.path.join(ROOT, "tokenization"))
 
     def sample(self, *more):
         code, out, err = self.annulus("sample", *more, ANNULUS_SCRIPT=self.script)
