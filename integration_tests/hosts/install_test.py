@@ -13,27 +13,11 @@ import sys
 import tempfile
 import unittest
 
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+import cli  # noqa: E402
+
 TORCH, HEADERS, LIBRARY, BENCH, ANNULUS, INSTALL = (os.path.abspath(sys.argv.pop()) for _ in range(6))
 ROOT = os.getcwd()
-
-CONFIG = """
-[run]
-name = "tiny"
-steps = 2
-log_every = 1
-[data]
-train = ["text.txt"]
-context = 64
-batch = 2
-[model]
-layers = 1
-dim = 32
-heads = 2
-[optimizer]
-lr = 0.01
-[validation]
-every = 0
-"""
 
 PROGRAM = """
 #include <cstdio>
@@ -79,10 +63,7 @@ class InstallTest(unittest.TestCase):
 
     def setUp(self):
         self.work = tempfile.mkdtemp(dir=self.folder)
-        with open(os.path.join(self.work, "config.toml"), "w") as f:
-            f.write(CONFIG)
-        with open(os.path.join(self.work, "text.txt"), "w") as f:
-            f.write("all work and no play " * 500)
+        cli.write_tiny_run(self.work, 2)
 
     def ran(self, *args, program=None, **env):
         return run(program or self.annulus, *args, cwd=self.work, env={**self.env, **env})

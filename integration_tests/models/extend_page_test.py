@@ -36,16 +36,15 @@ def commands():
 class ExtendPageTest(cli.CliTest):
     def setUp(self):
         super().setUp()
-        # In place of ./annulus, and of the script that installs what makes corpora.
         os.makedirs(self.path("examples/tokens"))
         shutil.copytree(os.path.join(ROOT, "examples/extend"), self.path("examples/extend"))
         shutil.copytree(os.path.join(ROOT, "configs"), self.path("configs"))
+        # In place of the script that installs what makes corpora.
         make = f'exec {PYTHON} -I -B {ROOT}/examples/tokens/make.py "$@"'
-        annulus = f'[[ $1 == tokenizer ]] && exec {PYTHON} -I -B {ROOT}/tokenization "${{@:2}}"\nexec {cli.ANNULUS} "$@"'
-        for path, text in [("examples/tokens/make.sh", make), ("annulus", annulus)]:
-            with open(self.path(path), "w") as f:
-                f.write(f"#!/bin/bash\n{text}\n")
-            os.chmod(self.path(path), 0o755)
+        with open(self.path("examples/tokens/make.sh"), "w") as f:
+            f.write(f"#!/bin/bash\n{make}\n")
+        os.chmod(self.path("examples/tokens/make.sh"), 0o755)
+        cli.write_stand_in(self.path("annulus"), PYTHON, os.path.join(ROOT, "tokenization"))
 
     def run_words(self, words):
         done = subprocess.run(words, cwd=self.folder, env=cli.environment(ANNULUS_SCRIPT=self.path("annulus")),
