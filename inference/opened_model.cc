@@ -3,6 +3,7 @@
 
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <system_error>
 #include <utility>
@@ -21,6 +22,13 @@ namespace {
 bool is_file(const std::string& path) {
   std::error_code error;
   return std::filesystem::is_regular_file(path, error);
+}
+
+bool holds_weights(const std::string& folder) {
+  std::error_code error;
+  const std::filesystem::directory_iterator files(folder, error);
+  return std::any_of(begin(files), end(files),
+                     [](const auto& file) { return file.path().extension() == ".safetensors"; });
 }
 
 TrainingState newest_state(CheckpointStore& store, const Config& config, const std::string& run, std::ostream& notes) {
@@ -77,7 +85,15 @@ OpenedModel::OpenedModel(const std::string& which, const std::string& root, std:
     context_ = folder.context;
     return;
   }
-  path_ = find_run(root, which);
+  try {
+    path_ = find_run(root, which);
+  } catch (const Error& error) {
+    if (!holds_weights(which)) throw;
+    throw Error(error.kind(), "model",
+                which +
+                    " has weights but no config.json, which says of which model they are: add the one that they "
+                    "were published or saved with");
+  }
   run_ = load_config(path_ + "/config.toml");
   model_ = run_->model;
   context_ = run_->data.context.longest();

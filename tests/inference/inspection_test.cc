@@ -53,6 +53,19 @@ TEST(Inspection, OfAFolder) {
   EXPECT_GT(of.training.activations, 0);
 }
 
+TEST(Inspection, OfWeightsWithoutAConfigSaysWhatIsMissing) {
+  const std::string folder = fresh_folder("unsaid");
+  write_weights(folder, weights_of(small_shape(), at::kFloat));
+  try {
+    inspect_model(folder, "runs", std::nullopt);
+    ADD_FAILURE();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kInput);
+    EXPECT_NE(std::string(error.what()).find(folder + " has weights but no config.json"), std::string::npos)
+        << error.what();
+  }
+}
+
 TEST(Inspection, OfARun) {
   const TestFolder folder;
   Config config = tiny_config(folder);
