@@ -269,11 +269,8 @@ void flash_forward(const QueryBlock<T>& block, std::span<const KeyPiece<T>> piec
 
 namespace {
 
-// Query rows whose scores are held at once in the backward: few enough for the second cache, many enough for dk and dv
-// to be read and written seldom.
-constexpr int64_t kRowsHeld = 48;
-
-// The register tiles of query rows, of those that are held, that see something of a register tile of keys.
+// The query rows, of those that are held, from the first to the last whose register tile sees any key of a register
+// tile of keys.
 struct Seen {
   int64_t first = kRowsHeld, past = 0;
 };

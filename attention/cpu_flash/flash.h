@@ -62,22 +62,31 @@ struct KeyPiece {
   int64_t holds_step = 1;
 };
 
-// What one thread needs besides. It grows to what is needed and stays: for H heads at once, of dim D, about
-// H (2 kMostRows D) + 3 kMostKeys D elements forward and H (3 kMostRows D) + 7 kMostKeys D backward, and the scores of
-// a few rows.
+// What one thread needs besides. It grows to what is needed and stays.
 template <typename T>
 struct FlashScratch {
   std::vector<T> q, dout, out, per_row, scores, gradients, factors, k, v, k_columns, v_columns, dk, dv;
 };
 constexpr int64_t kMostRows = 1024;
 constexpr int64_t kMostKeys = 256;
+// Query rows whose scores are held at once in the backward: few enough for the second cache, many enough for dk and dv
+// to be read and written seldom.
+constexpr int64_t kRowsHeld = 48;
 
-// Updates out and lse of all rows by all keys of `pieces`. Keys and values behind a band must be finite.
+// About how many elements that is, where all heads together have at most `rows` rows at a time.
+constexpr int64_t flash_scratch_elements(int64_t rows, int64_t dim, bool backward) {
+  return backward ? (3 * rows + 5 * kMostKeys) * dim + 2 * kRowsHeld * kMostKeys : 2 * (rows + kMostKeys) * dim;
+}
+
+// Updates out and lse of all rows by all keys of `pieces`. Keys and values behind a band must be finite: they are
+// multiplied by a probability of 0.
 template <typename T>
 void flash_forward(const QueryBlock<T>& block, std::span<const KeyPiece<T>> pieces, int64_t dim, T scale,
                    FlashScratch<T>& scratch);
 
-// Adds to dq, dk and dv (and sets rows that hold nothing). lse is the merged one, +inf for rows without a key.
+// Adds to dq, dk and dv, and sets rows that hold nothing. lse is the merged one, +inf for rows without a key. Besides
+// keys and values behind a band, q and dout of all rows must be finite: dk and dv of keys that a row does not see add
+// its q and dout times 0.
 template <typename T>
 void flash_backward(const QueryBlock<T>& block, std::span<const KeyPiece<T>> pieces, int64_t dim, T scale,
                     FlashScratch<T>& scratch);

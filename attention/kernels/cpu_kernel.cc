@@ -24,7 +24,6 @@
 #include "attention/tiles/dense_tiles.h"
 #include "attention/tiles/tile_groups.h"
 #include "attention/tiles/tile_views.h"
-#include "common/error.h"
 
 namespace annulus {
 namespace {
@@ -165,7 +164,17 @@ class CpuKernel : public Kernel {
   std::vector<Charge> charges(const CallSize& size) const override {
     const auto wide = static_cast<int64_t>(sizeof(T));
     const int64_t queries = size.query_elements() * wide, lse = size.lse_elements() * wide;
-    std::vector<Charge> charges = {{"dq", queries, When::kBackward}, {"lse and delta", 2 * lse, When::kBackward}};
+    const int64_t threads = at::get_num_threads(), rows = std::min(kMostRows, size.lse_elements());
+    const auto scratch = [&](bool backward) {
+      return threads * flash_scratch_elements(rows, size.head_dim, backward) * wide;
+    };
+    // Of c kv heads in a wave each is shared by at most (threads - 1) / c threads beyond one.
+    const int64_t partial = (threads - 1) * queries / std::max<int64_t>(1, size.batch * size.kv_heads);
+    std::vector<Charge> charges = {{"dq", queries, When::kBackward},
+                                   {"dq of threads that share a kv head", partial, When::kBackward},
+                                   {"lse and delta", 2 * lse, When::kBackward},
+                                   {"scratch of threads", scratch(false), When::kForward},
+                                   {"scratch of threads, backward", scratch(true), When::kBackward}};
     if (size.type == kType) return charges;
     charges.push_back({"out, in fp32", queries, When::kForward});
     charges.push_back({"dout and its product with out, in fp32", 2 * queries, When::kBackward});
@@ -252,7 +261,8 @@ class CpuKernel : public Kernel {
   }
 
   // Large blocks pack their keys seldom; threads need some to share. The number of threads beyond one does not count,
-  // so that it changes no bit.
+  // so that it changes no bit of a forward, nor of dk and dv. It may change dq where a wave has fewer kv heads than
+  // threads: then several threads share a head, and each but the first adds a part of its own (run_backward).
   static int64_t rows_at_once(int64_t rows, int64_t heads) {
     constexpr int64_t kFewestRows = 256;
     int64_t most = kMostRows;

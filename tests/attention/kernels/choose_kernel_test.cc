@@ -1,5 +1,7 @@
-// The choice of a kernel, and why: on CPUs, and on GPUs by what they are, which need not be there.
+// The choice of a kernel, and why: on CPUs, and on GPUs by what they are, which need not be there. And what the CPU's
+// says that it holds.
 #include <ATen/Context.h>
+#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
 #include <string>
@@ -68,6 +70,29 @@ TEST(ChooseKernel, OnGpusByWhatTheyAre) {
   at::globalContext().setDeterministicAlgorithms(false, /*warn_only=*/false);
   const std::string reason = choose_gpu_kernel(KernelKind::kAuto, old_cudnn, at::kBFloat16, 128, false).reason;
   EXPECT_NE(reason.find("9.15.1"), std::string::npos) << reason;  // why the faster one is not taken
+}
+
+// Each thread has its own scratch, and in the backward all but one of those that share a kv head a dq.
+TEST(ChooseKernel, TheCpuKernelChargesWhatThreadsHold) {
+  const std::unique_ptr<Kernel> kernel = make_chosen_kernel(KernelKind::kCpu, at::kCPU, at::kFloat);
+  const auto charged = [&](int threads, int64_t kv_heads, When when) {
+    at::set_num_threads(threads);
+    int64_t bytes = 0;
+    for (const Charge& charge : kernel->charges(
+             {.batch = 1, .queries = 5000, .heads = 4, .kv_heads = kv_heads, .head_dim = 64, .keys = 5000})) {
+      if (charge.when == when) bytes += charge.bytes;
+    }
+    at::set_num_threads(1);
+    return bytes;
+  };
+  constexpr int64_t kElement = 64 * 4, kDq = 5000 * 4 * kElement;         // rows of 64 fp32
+  constexpr int64_t kForward = 2 * (1024 + 256) * kElement;               // q, out; k, v
+  constexpr int64_t kBackward = (3 * 1024 + 5 * 256) * kElement + 98304;  // and two times 48 x 256 scores
+  EXPECT_EQ(charged(1, 1, When::kForward), kForward);
+  EXPECT_EQ(charged(4, 1, When::kForward), 4 * kForward);
+  const int64_t alone = charged(1, 1, When::kBackward);
+  EXPECT_EQ(charged(4, 1, When::kBackward) - alone, 3 * kBackward + 3 * kDq);
+  EXPECT_EQ(charged(4, 2, When::kBackward) - alone, 3 * kBackward + 3 * kDq / 2);
 }
 
 }  // namespace
