@@ -1,5 +1,6 @@
-// The program annulus_bench: the verb `bench`, and `launch` to start ranks of it. A program of its own, so that the one
-// that trains neither holds benchmarks nor waits for their build; `annulus bench` becomes it (launcher/program.h).
+// The program annulus_bench: the verb `bench`, `launch` to start ranks of it, and what a survey of the hosts of these
+// starts. A program of its own, so that the one that trains neither holds benchmarks nor waits for their build;
+// `annulus bench` becomes it (launcher/program.h).
 #include <memory>
 #include <vector>
 
@@ -14,6 +15,8 @@ const std::vector<VerbEntry>& verbs() {
   static const std::vector<VerbEntry> table = {
       {"launch", "start, watch and stop the ranks of `bench`", false, make_launch_verb},
       {"bench", "measure, side by side with a baseline, in one run", true, make_bench_verb},
+      {.name = "version", .help = "", .ranks = false, .make = make_version_verb, .hidden = true},
+      {.name = "host", .help = "", .ranks = false, .make = make_host_verb, .hidden = true},
   };
   return table;
 }

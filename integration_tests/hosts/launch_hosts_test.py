@@ -163,6 +163,17 @@ class LaunchHostsTest(OverHosts):
                                      "--check")
         self.assertEqual(code, 0, out + err)
 
+    def test_a_verb_of_another_program(self):
+        """`bench` is annulus_bench's, which surveys the hosts and starts the ranks itself."""
+        bench = ("bench", "comm", "--part", "exchange", "--smallest", "1024", "--largest", "1024", "--rounds", "1")
+        code, out, err = self.launch("--hosts", "host1:1,host3:1", *bench)
+        self.assertEqual(code, 0, err)
+        self.assertIn("exchange", out)
+        # Who does not come is tried alone, by `annulus_bench version`.
+        code, _, err = self.launch("--hosts", "host1:1,nobody:1", *bench)
+        self.assertEqual(code, 9, err)
+        self.assertIn("on 1 host of --hosts: host nobody: ssh: Could not resolve hostname nobody", err)
+
     def test_a_program_at_a_path_of_a_person(self):
         program = self.path("my annulus; 'v2'")
         shutil.copy(cli.ANNULUS, program)
