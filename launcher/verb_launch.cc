@@ -118,9 +118,7 @@ class LaunchVerb : public Verb {
  private:
   void take_hosts() {
     const std::string typed = !hosts_.empty() ? "--hosts" : !hostfile_.empty() ? "--hostfile" : "";
-    if (!typed.empty()) {  // comes before what a site or an operator has set for every mpirun
-      for (const char* name : {"OMPI_MCA_orte_default_hostfile", "PRTE_MCA_prte_default_hostfile"}) unsetenv(name);
-    }
+    if (!typed.empty()) forget_default_hosts();
     const std::string named = hosts_named_by(options_.mpi_args);
     const auto refuse = [](const std::string& what) { throw Error(ErrorKind::kUsage, "launcher", what); };
     if (!hosts_.empty() && !hostfile_.empty()) refuse("launch takes --hosts or --hostfile, not both");

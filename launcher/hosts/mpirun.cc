@@ -91,6 +91,18 @@ Mpirun find_mpirun() {
   return parse_mpirun_version(path, output);
 }
 
+namespace {
+
+// A host file for every mpirun, by its versions.
+constexpr std::array<const char*, 2> kDefaultHosts = {"OMPI_MCA_orte_default_hostfile",
+                                                      "PRTE_MCA_prte_default_hostfile"};
+
+}  // namespace
+
+void forget_default_hosts() {
+  for (const char* const name : kDefaultHosts) unsetenv(name);
+}
+
 std::string hosts_named_by(const std::vector<std::string>& mpi_args) {
   constexpr std::array<std::string_view, 9> kOptions = {
       "H", "host", "hostfile", "machinefile", "default-hostfile", "rankfile", "rf", "app", "add-hostfile"};
@@ -102,7 +114,7 @@ std::string hosts_named_by(const std::vector<std::string>& mpi_args) {
         std::string_view(option).substr(std::min(option.find_first_not_of('-'), option.size()));
     if (std::find(kOptions.begin(), kOptions.end(), name) != kOptions.end()) return option;
   }
-  for (const char* name : {"OMPI_MCA_orte_default_hostfile", "PRTE_MCA_prte_default_hostfile"}) {
+  for (const char* const name : kDefaultHosts) {
     const char* const value = std::getenv(name);
     if (value != nullptr && *value != '\0') return name;
   }
@@ -189,7 +201,7 @@ MpirunProcess start_mpirun(const std::vector<std::string>& command, const sigset
   if (pid == 0) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);  // a killed launcher takes the job with it
     if (getppid() != launcher) _exit(137);
-    setpgid(0, 0);  // Ctrl-C reaches the launcher alone, which asks the ranks to stop
+    setsid();  // Ctrl-C reaches the launcher alone, which asks the ranks to stop
     setenv("ANNULUS_LAUNCH_MPIRUN", std::to_string(getpid()).c_str(), 1);
     const int null = open("/dev/null", O_RDONLY);
     dup2(null, STDIN_FILENO);
@@ -201,7 +213,6 @@ MpirunProcess start_mpirun(const std::vector<std::string>& command, const sigset
     std::fprintf(stderr, "cannot run %s: %s\n", argv[0], std::strerror(errno));
     _exit(127);
   }
-  setpgid(pid, pid);
   close(pipe_fds[1]);
   fcntl(pipe_fds[0], F_SETFL, O_NONBLOCK);
   return {pid, pipe_fds[0]};

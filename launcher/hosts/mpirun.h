@@ -45,6 +45,10 @@ struct MpirunRequest {
 // a variable of the environment (a default host file). Empty: nothing does.
 std::string hosts_named_by(const std::vector<std::string>& mpi_args);
 
+// Takes those variables away from the mpirun that is started next: hosts that are named to annulus come before what a
+// site has set for every mpirun.
+void forget_default_hosts();
+
 // The command line, argv[0] first. Ranks are not bound by mpirun: each binds itself to its place (docs/user-guide.md).
 std::vector<std::string> mpirun_command(const Mpirun& mpirun, const MpirunRequest& request);
 
@@ -62,7 +66,9 @@ struct MpirunProcess {
   pid_t pid = -1;
   int output = -1;  // non-blocking, close-on-exec; the taker closes it
 };
-// Ctrl-C does not reach it, and it reads nothing. `mask`: its signal mask. Raises Error(kResource).
+// Ctrl-C does not reach it, and it reads nothing. It has no terminal, so that an ssh below it which would ask for a
+// password or about a host's key says so and ends, instead of waiting for an answer that nobody can give. `mask`: its
+// signal mask. Raises Error(kResource).
 MpirunProcess start_mpirun(const std::vector<std::string>& command, const sigset_t& mask);
 
 // Splits as a shell does, with quotes and $VARIABLES but without running commands. Raises Error(kUsage); `where` is the

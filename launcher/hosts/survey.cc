@@ -165,6 +165,7 @@ class Survey {
   Survey& operator=(const Survey&) = delete;
 
   std::vector<HostReport> run() {
+    forget_default_hosts();
     setenv("ANNULUS_BACK", channel_.address().c_str(), 1);
     std::vector<size_t> all(lines_.size());
     std::iota(all.begin(), all.end(), size_t{0});

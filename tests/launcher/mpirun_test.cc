@@ -2,8 +2,12 @@
 #include "launcher/hosts/mpirun.h"
 
 #include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 
 #include "common/error.h"
@@ -93,6 +97,32 @@ TEST(Mpirun, HostsAreNamedByOptionsAndVariables) {
   setenv("OMPI_MCA_orte_default_hostfile", "f", 1);
   EXPECT_EQ(by(""), "OMPI_MCA_orte_default_hostfile");
   unsetenv("OMPI_MCA_orte_default_hostfile");
+}
+
+TEST(Mpirun, HostsThatAreNamedComeBeforeAnyDefault) {
+  for (const char* name : {"OMPI_MCA_orte_default_hostfile", "PRTE_MCA_prte_default_hostfile"}) setenv(name, "f", 1);
+  EXPECT_NE(hosts_named_by({}), "");
+  forget_default_hosts();
+  EXPECT_EQ(hosts_named_by({}), "");
+}
+
+// What is below it and asks for a password would otherwise wait for an answer from the launcher's terminal.
+TEST(Mpirun, HasNoTerminal) {
+  sigset_t none;
+  sigemptyset(&none);
+  const MpirunProcess process = start_mpirun({"/bin/sh", "-c", "cut -d' ' -f6 /proc/self/stat"}, none);
+  std::string said;
+  std::array<char, 64> buffer;
+  ssize_t n = 0;
+  do {
+    pollfd one{process.output, POLLIN, 0};
+    poll(&one, 1, 30000);
+    n = read(process.output, buffer.data(), buffer.size());
+    if (n > 0) said.append(buffer.data(), static_cast<size_t>(n));
+  } while (n > 0);
+  close(process.output);
+  EXPECT_EQ(waitpid(process.pid, nullptr, 0), process.pid);
+  EXPECT_EQ(said, std::to_string(process.pid) + "\n") << "a session of its own";
 }
 
 TEST(Mpirun, DaemonsThatSlurmSignals) {
