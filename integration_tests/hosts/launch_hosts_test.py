@@ -2,6 +2,7 @@
 """`annulus launch` over three simulated hosts: the same output, logs, exit codes and losses as on one, and what is said of
 hosts that are not as they should be."""
 
+import fcntl
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import termios
 import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -201,6 +203,37 @@ class FaultyHostsTest(OverHosts):
     def test_another_configuration_on_a_host(self):
         self.put("host3", cli.tiny_config(3, optimizer={"lr": 0.02}).encode(), self.path("config.toml"))
         self.assert_refused(5, r"config\.toml", *self.TWO, "train", "config.toml")
+
+    def test_a_host_that_gets_no_rank_stops_nothing(self):
+        self.put("host3", CONFIG.replace("0.01", "0.02").encode(), self.path("config.toml"))
+        code, out, err = self.launch("-n", "2", "--hosts", "host1:1,Host2:1,host3:1", "train", "config.toml")
+        self.assertEqual(code, 0, err)
+        self.assertNotIn("same-files", err)
+
+    def test_one_host_by_two_names(self):
+        err = self.assert_refused(4, r"different-machines: localhost and host1 are names of one machine", "--hosts",
+                                  "localhost:1,host1:1", "selftest", "print")
+        self.assertIn("name each machine once", err)
+
+    def test_an_ssh_that_would_ask(self):
+        """It has no terminal to ask on, and says so, though the user has one."""
+        agent = os.path.join(os.path.dirname(self.folder), "agent")  # Open MPI takes it apart at spaces
+        with open(agent, "w") as f:
+            f.write('#!/bin/sh\n(read answer < /dev/tty) 2>/dev/null || { echo "Permission denied (publickey)."; exit 255; } >&2\n')
+        os.chmod(agent, 0o755)
+        user, terminal = os.openpty()
+        self.addCleanup(os.close, user)
+
+        def sit_down():
+            os.setsid()
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+        done = self.hosts.run(["env", f"OMPI_MCA_plm_rsh_agent={agent}", cli.ANNULUS, "launch", *self.TWO, "selftest", "print"],
+                              cwd=self.folder, env=cli.environment(), stdin=terminal, preexec_fn=sit_down,
+                              capture_output=True, text=True, timeout=cli.LIMIT)
+        os.close(terminal)
+        self.assertEqual(done.returncode, 9, done.stderr)
+        self.assertIn("host host3: Permission denied (publickey).", done.stderr)
 
     def test_a_host_without_the_program(self):
         self.on("host3", "mount", "-t", "tmpfs", "empty", os.path.dirname(os.path.realpath(cli.ANNULUS)))

@@ -156,7 +156,15 @@ std::optional<Planned> plan_over_hosts(const LaunchOptions& options, BackChannel
     if (ranks[host]++ == 0) planned.hosts.emplace_back(options.hosts->hosts[host].name, 0);
     ++planned.hosts.back().second;
   }
-  const std::string found = check_hosts(reports, ranks, options);
+  // A host that gets no rank cannot stop the job.
+  std::vector<HostReport> used;
+  std::vector<int> ranks_of_used;
+  for (size_t i = 0; i < reports.size(); ++i) {
+    if (ranks[i] == 0) continue;
+    used.push_back(reports[i]);
+    ranks_of_used.push_back(ranks[i]);
+  }
+  const std::string found = check_hosts(used, ranks_of_used, options);
   planned.text = topology_table(placed->machines, placed->placement) + (found.empty() ? "" : "\n" + found);
   planned.oversubscribed = placed->placement.oversubscribed;
   return planned;
@@ -173,9 +181,11 @@ int run_launch(const LaunchOptions& options) {
                 "ranks; give mpirun the verb without `launch`, or type `launch` without mpirun");
   }
   const Mpirun mpirun = find_mpirun();
-  const bool elsewhere = options.hosts ? std::any_of(options.hosts->hosts.begin(), options.hosts->hosts.end(),
-                                                     [](const HostSlots& host) { return !is_this_host(host.name); })
-                                       : !hosts_named_by(options.mpi_args).empty();
+  if (!options.dry_run) require_files(options.ranks);
+  // Several names are surveyed even where each is one of this host's: that is an error, which the survey finds.
+  const bool elsewhere = options.hosts
+                             ? options.hosts->hosts.size() > 1 || !is_this_host(options.hosts->hosts.front().name)
+                             : !hosts_named_by(options.mpi_args).empty();
   std::optional<BackChannel> channel;
   if (elsewhere) channel.emplace(options.network.interfaces);
   // Not for --dry-run, which a signal may end as it ends any program.
