@@ -15,6 +15,29 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import cli  # noqa: E402
 
 
+# An mpirun that is the control connections of two ranks on another host. The launcher sleeps while both say how they end.
+MPIRUN = """#!/usr/bin/env python3
+import os, signal, socket, sys
+if sys.argv[1:] == ["--version"]:
+    print("mpirun (Open MPI) 4.1.4")
+    sys.exit()
+token, port, addresses = os.environ["ANNULUS_BACK"].split("/")
+ranks = []
+for rank in range(2):
+    ranks.append(socket.create_connection((addresses.split(",")[0], int(port))))
+    ranks[rank].sendall(f"{token} rank {rank} control\\n".encode())
+    assert ranks[rank].recv(3) == b"ok\\n"
+launcher = os.getppid()
+os.kill(launcher, signal.SIGSTOP)
+while open(f"/proc/{launcher}/stat").read().rpartition(")")[2].split()[0] != "T":
+    pass
+ranks[0].sendall(b"exit 0 7\\n")
+ranks[1].close()
+os.kill(launcher, signal.SIGCONT)
+sys.exit(137)
+"""
+
+
 class LaunchTest(cli.CliTest):
     def logs(self):
         folders = glob.glob(self.path("runs/logs/*"))
@@ -196,6 +219,24 @@ class LaunchTest(cli.CliTest):
     def test_no_mpirun(self):
         self.assert_refused(9, "mpirun not found.*MPIRUN", "launch", "-n", "1", "selftest", "print", MPIRUN="/nowhere/mpirun")
         self.assert_refused(9, "should be Open MPI", "launch", "-n", "1", "selftest", "print", MPIRUN="/bin/true")
+
+    def test_more_ranks_than_files(self):
+        done = subprocess.run(
+            ["bash", "-c", 'ulimit -n 200 && exec "$@"', "bash", cli.ANNULUS, "launch", "-n", "40", "selftest", "print"],
+            cwd=self.folder, env=cli.environment(), capture_output=True, text=True, timeout=cli.LIMIT)
+        self.assertEqual(done.returncode, 8, done.stderr)
+        self.assertIn("the launcher of 40 ranks has 224 files open, and this process may have 200; ulimit -n 4096", done.stderr)
+        self.assertFalse(os.path.exists(self.path("runs")), "nothing has started")
+
+    def test_a_rank_elsewhere_that_died_comes_before_complaints(self):
+        """Both have come when the launcher looks: rank 0's complaint, and the end of rank 1's connection."""
+        with open(self.path("mpirun"), "w") as f:
+            f.write(MPIRUN)
+        os.chmod(self.path("mpirun"), 0o755)
+        code, _, err = self.annulus("launch", "-n", "2", "--mpi-args", "--host elsewhere", "selftest", "print",
+                                    MPIRUN=self.path("mpirun"))
+        self.assertEqual(code, 137, err)
+        self.assertIn("annulus: rank 1 was ended by signal 9 (Killed)\nannulus: rank 0 failed after it\n", err)
 
     def test_launch_inside_a_rank(self):
         inside = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}

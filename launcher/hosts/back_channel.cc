@@ -77,6 +77,13 @@ BackChannel::~BackChannel() {
 std::vector<BackChannel::Caller> BackChannel::accept() {
   for (;;) {
     const int fd = accept4(fd_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    // The caller would wait for an answer, and this process find the socket ready without end.
+    if (fd < 0 && (errno == EMFILE || errno == ENFILE)) {
+      throw Error(ErrorKind::kResource, "launcher",
+                  std::string("a connection from a rank or a host cannot be taken: ") + std::strerror(errno) +
+                      (errno == EMFILE ? "; let this process have more with ulimit -n N before the start"
+                                       : "; let the system have more (sysctl fs.file-max)"));
+    }
     if (fd < 0) break;
     if (pending_.size() >= kMostPending) {
       close(fd);

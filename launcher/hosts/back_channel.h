@@ -36,6 +36,7 @@ class BackChannel {
     std::string stream;  // "out", "err", "control", "report"
   };
   // Those whose first line has come whole; never blocks. Strangers, and who says nothing for 10 s, are dropped.
+  // Error(kResource) where no more files may be open.
   std::vector<Caller> accept();
   // Descriptors of connections whose first line is not whole yet, to be polled too.
   const std::vector<int>& pending() const { return pending_fds_; }

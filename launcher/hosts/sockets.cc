@@ -124,11 +124,12 @@ int connect_error(int fd) {
   return getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size) == 0 ? error : errno;
 }
 
-void raise_file_limit() {
+int64_t raise_file_limit() {
   rlimit files{};
-  if (getrlimit(RLIMIT_NOFILE, &files) != 0) return;
+  if (getrlimit(RLIMIT_NOFILE, &files) != 0) return INT64_MAX;
   files.rlim_cur = files.rlim_max;
   setrlimit(RLIMIT_NOFILE, &files);
+  return files.rlim_max > INT64_MAX ? INT64_MAX : static_cast<int64_t>(files.rlim_max);
 }
 
 bool wait_for(int fd, short events, std::chrono::steady_clock::time_point deadline) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -30,8 +31,9 @@ int begin_connect(const std::string& address, int port);
 // How the attempt went, once the descriptor can be written: 0 or an errno.
 int connect_error(int fd);
 
-// As many descriptors as this process may have at most: a connection for each host, or some for each rank.
-void raise_file_limit();
+// As many descriptors as this process may have at most: a connection for each host, or some for each rank. Returns how
+// many these are.
+int64_t raise_file_limit();
 
 // Up to `timeout` for one descriptor; false where the time is over.
 bool wait_for(int fd, short events, std::chrono::steady_clock::time_point deadline);

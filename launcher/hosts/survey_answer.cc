@@ -71,7 +71,12 @@ class Reachable {
     do {
       fds = {{stop_, POLLIN, 0}};
       for (const auto& channel : channels_) {
-        for (const BackChannel::Caller& caller : channel->accept()) close(caller.fd);
+        try {
+          for (const BackChannel::Caller& caller : channel->accept()) close(caller.fd);
+        } catch (const Error& error) {
+          std::fprintf(stderr, "%s\n", error.what());
+          return;  // to the others this host is one that does not answer
+        }
         fds.push_back({channel->fd(), POLLIN, 0});
         for (const int fd : channel->pending()) fds.push_back({fd, POLLIN, 0});
       }

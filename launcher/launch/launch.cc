@@ -22,6 +22,7 @@
 #include "launcher/hosts/back_channel.h"
 #include "launcher/hosts/host_checks.h"
 #include "launcher/hosts/mpirun.h"
+#include "launcher/hosts/sockets.h"
 #include "launcher/hosts/survey.h"
 #include "launcher/launch/host_plan.h"
 #include "launcher/launch/rank.h"
@@ -168,6 +169,19 @@ std::optional<Planned> plan_over_hosts(const LaunchOptions& options, BackChannel
   planned.text = topology_table(placed->machines, placed->placement) + (found.empty() ? "" : "\n" + found);
   planned.oversubscribed = placed->placement.oversubscribed;
   return planned;
+}
+
+// Before anything starts: a launcher that runs out of files leaves ranks without an answer.
+void require_files(int ranks) {
+  const int64_t most = raise_file_limit();
+  // Of each rank its two outputs, its control or its process, and its log.
+  const int64_t wanted = 64 + int64_t{4} * ranks;
+  if (most >= wanted) return;
+  throw Error(ErrorKind::kResource, "launcher",
+              "the launcher of " + counted(ranks, "rank") + " has " + std::to_string(wanted) +
+                  " files open, and this process may have " + std::to_string(most) + "; ulimit -n " +
+                  std::to_string(std::max<int64_t>(wanted, 4096)) +
+                  " before the start, or, for good, nofile in /etc/security/limits.conf");
 }
 
 }  // namespace

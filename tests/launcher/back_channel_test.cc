@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -147,6 +148,29 @@ TEST(BackChannel, WhatWasTriedIsNamed) {
     EXPECT_NE(std::string(error.what()).find("--interfaces"), std::string::npos);
   }
   EXPECT_THROW(call_back("nonsense", "rank", 0, "out", seconds(1)), Error);
+}
+
+// It would otherwise find its socket ready without end, and its caller hear nothing.
+TEST(BackChannel, WithoutAFileLeftItSaysSo) {
+  BackChannel channel({});
+  const int caller = connect_plainly(channel);
+  rlimit before{};
+  getrlimit(RLIMIT_NOFILE, &before);
+  const int lowest = dup(caller);
+  close(lowest);
+  const rlimit none_left{static_cast<rlim_t>(lowest), before.rlim_max};
+  setrlimit(RLIMIT_NOFILE, &none_left);
+  std::string said;
+  try {
+    channel.accept();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kResource);
+    said = error.what();
+  }
+  setrlimit(RLIMIT_NOFILE, &before);
+  close(caller);
+  EXPECT_NE(said.find("Too many open files"), std::string::npos) << said;
+  EXPECT_NE(said.find("ulimit -n"), std::string::npos) << said;
 }
 
 // Something that takes connections and says nothing, in the place of the launcher.
