@@ -39,9 +39,10 @@ constexpr std::chrono::seconds kFailureGrace{15};
 constexpr std::chrono::seconds kArrival{3};
 
 struct RankState {
-  int pidfd = -1;      // of a rank beside the launcher
-  int control = -1;    // of a rank elsewhere; its end is the rank's
-  LineSplitter words;  // of that
+  int pidfd = -1;          // of a rank beside the launcher
+  int control = -1;        // of a rank elsewhere; its end is the rank's
+  bool connected = false;  // it has had that, and its end has not been seen
+  LineSplitter words;      // of that
   bool started = false;
   bool reported = false;  // said how it ended
 };
@@ -147,6 +148,7 @@ class Supervisor {
         RankState& r = ranks_[static_cast<size_t>(caller.number)];
         if (r.control >= 0) close(r.control);
         r.control = caller.fd;
+        r.connected = true;
       } else {
         streams_.adopt(caller.number, caller.stream == "out" ? Terminal::kOut : Terminal::kErr, caller.fd);
       }
@@ -156,12 +158,9 @@ class Supervisor {
   void read_all() {
     read_signals();
     accept_ranks();
-    // Output before the control pipe: what a rank printed comes before how it ended. Deaths before that: a rank that
-    // died without a word is what the others then complain about.
+    // Output before the control pipe: what a rank printed comes before how it ended.
     streams_.read_all();
-    check_deaths();
-    read_control();
-    read_remote_control();
+    read_ends();
     drain(mpirun_, [&](std::string_view bytes) {
       mpirun_log_.add(bytes);
       mpirun_log_.flush();
@@ -196,18 +195,11 @@ class Supervisor {
     });
   }
 
-  // What ranks elsewhere say, and the end of one that has ended and said nothing of it.
   void read_remote_control() {
-    for (size_t i = 0; i < ranks_.size(); ++i) {
-      RankState& r = ranks_[i];
-      if (r.control < 0) continue;
+    for (RankState& r : ranks_) {
       drain(r.control, [&](std::string_view bytes) {
         r.words.feed(bytes, [&](std::string_view line, bool) { take_control(std::string(line)); });
       });
-      if (r.control >= 0 || r.reported) continue;
-      r.reported = true;
-      streams_.read(static_cast<int>(i));
-      add_failure({static_cast<int>(i), 0, "", false, true});
     }
   }
 
@@ -249,43 +241,41 @@ class Supervisor {
     add_failure({static_cast<int>(a), static_cast<int>(b), error ? error->what() : "", said, false});
   }
 
-  // A rank that has ended and said nothing of it.
-  void check_deaths() {
-    bool control_read = false;
-    for (size_t i = 0; i < ranks_.size(); ++i) {
-      RankState& r = ranks_[i];
-      if (r.pidfd < 0) continue;
-      pollfd dead{r.pidfd, POLLIN, 0};
-      if (poll(&dead, 1, 0) != 1) continue;
-      if (!control_read) {
-        // Its last word, if there is one, was written before it died. Others' words wait: they may be complaints about
-        // this death.
-        control_read = true;
-        read_control_of_the_dead();
-      }
-      streams_.read(static_cast<int>(i));
-      close(r.pidfd);
-      r.pidfd = -1;
-      if (!r.reported) add_failure({static_cast<int>(i), 0, "", false, true});
-    }
-  }
-
-  // Collects control lines; abrupt deaths found in the same round are put in front of the failures that came with them.
-  void read_control_of_the_dead() {
+  // How ranks have ended. Those that died without a word come before those that say something: it may be a complaint
+  // about these deaths.
+  void read_ends() {
     const size_t before = failures_.size();
-    read_control();
-    std::vector<RankEnd> later(failures_.begin() + static_cast<std::ptrdiff_t>(before), failures_.end());
+    std::vector<size_t> dead;
+    // Until nothing is new: whoever is complained about died before, and whoever has died wrote its last word before.
+    for (bool more = true; more;) {
+      const size_t known = failures_.size() + dead.size();
+      read_control();
+      read_remote_control();
+      find_dead(dead);
+      more = failures_.size() + dead.size() > known;
+    }
+    const std::vector<RankEnd> later(failures_.begin() + static_cast<std::ptrdiff_t>(before), failures_.end());
     failures_.resize(before);
-    for (size_t i = 0; i < ranks_.size(); ++i) {
-      RankState& r = ranks_[i];
-      if (r.pidfd < 0 || r.reported) continue;
-      pollfd dead{r.pidfd, POLLIN, 0};
-      if (poll(&dead, 1, 0) == 1) {
-        r.reported = true;
-        add_failure({static_cast<int>(i), 0, "", false, true});
-      }
+    for (const size_t i : dead) {
+      streams_.read(static_cast<int>(i));
+      if (ranks_[i].reported) continue;
+      ranks_[i].reported = true;
+      add_failure({static_cast<int>(i), 0, "", false, true});
     }
     failures_.insert(failures_.end(), later.begin(), later.end());
+  }
+
+  // Adds ranks that have died since: beside the launcher the process has ended, elsewhere its connection.
+  void find_dead(std::vector<size_t>& dead) {
+    for (size_t i = 0; i < ranks_.size(); ++i) {
+      RankState& r = ranks_[i];
+      pollfd ended{r.pidfd, POLLIN, 0};
+      const bool here = r.pidfd >= 0 && poll(&ended, 1, 0) == 1;
+      if (here) close(std::exchange(r.pidfd, -1));
+      const bool elsewhere = r.connected && r.control < 0;
+      if (elsewhere) r.connected = false;
+      if (here || elsewhere) dead.push_back(i);
+    }
   }
 
   void add_failure(RankEnd failure) {
