@@ -87,6 +87,7 @@ ROOMS = {
     "launcher/launch": [
         "launcher/hosts",
         "launcher/network",
+        "launcher/session",
         "comm",
         "topology",
         "memory",
@@ -94,6 +95,7 @@ ROOMS = {
     ],
     "launcher/hosts": [
         "launcher/network",
+        "launcher/session",
         "device",
         "comm/nccl",
         "comm",
@@ -106,6 +108,7 @@ ROOMS = {
         "topology",
         "common",
     ],
+    "launcher/session": ["common"],
     "launcher/tokens": [
         "data/shards",
         "config",

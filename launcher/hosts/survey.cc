@@ -1,10 +1,9 @@
 // See survey.h: the launcher's side. The other: survey_answer.cc.
 #include "launcher/hosts/survey.h"
 
-#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <sys/file.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -12,7 +11,6 @@
 #include <array>
 #include <cerrno>
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <initializer_list>
 #include <nlohmann/json.hpp>
@@ -21,11 +19,13 @@
 #include <system_error>
 #include <utility>
 
+#include "common/checked_json.h"
 #include "common/environment.h"
 #include "common/error.h"
 #include "common/text.h"
 #include "launcher/hosts/sockets.h"
 #include "launcher/hosts/survey_words.h"
+#include "launcher/session/session_dir.h"
 
 namespace annulus {
 namespace {
@@ -34,16 +34,23 @@ using Clock = std::chrono::steady_clock;
 using nlohmann::json;
 
 constexpr int kClockRounds = 8;
-constexpr size_t kKeptText = 20000;                  // of what mpirun says
-constexpr size_t kMostTried = 16;                    // hosts that are started alone at the same time
-constexpr std::chrono::seconds kTryTime{30};         // for all of them
-constexpr std::chrono::milliseconds kLookTime{200};  // between two looks for the user's wish to stop
+constexpr size_t kKeptText = 20000;           // of what mpirun says
+constexpr size_t kMostTried = 16;             // hosts that are started alone at the same time
+constexpr std::chrono::seconds kTryTime{30};  // for all of them
+constexpr std::chrono::seconds kEndTime{3};   // that mpirun may take to end when it is asked to
+constexpr std::chrono::seconds kRestTime{5};  // and by itself, when all hosts have said everything
 
 std::string own_program() {
   std::error_code error;
   const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", error);
   if (error) throw Error(ErrorKind::kResource, "launcher", "cannot read /proc/self/exe: " + error.message());
   return self.string();
+}
+
+// poll until `deadline`.
+int poll_until(std::vector<pollfd>& fds, Clock::time_point deadline) {
+  const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
+  return poll(fds.data(), fds.size(), static_cast<int>(std::clamp<int64_t>(left + 1, 0, 60000)));
 }
 
 // A running mpirun with what it has said; ended with this object.
@@ -55,20 +62,65 @@ class Child {
     sigset_t none;
     sigemptyset(&none);
     process_ = start_mpirun(command, none);
+    pidfd_ = static_cast<int>(syscall(SYS_pidfd_open, process_.pid, 0));
+    running_ = true;
   }
-  Child(Child&& other) noexcept : process_(std::exchange(other.process_, {})), text_(std::move(other.text_)) {}
+  Child(Child&& other) noexcept { *this = std::move(other); }
   Child& operator=(Child&& other) noexcept {
     std::swap(process_, other.process_);
+    std::swap(pidfd_, other.pidfd_);
+    std::swap(running_, other.running_);
     std::swap(text_, other.text_);
     return *this;
   }
-  ~Child() { end(); }
+  ~Child() { end(Clock::now() + kEndTime); }
 
-  int output() const { return process_.output; }
   const std::string& text() const { return text_; }
 
-  // Takes what was said; false once it has ended.
+  // What to poll: it has said something, or has ended.
+  void watch(std::vector<pollfd>& fds) const {
+    for (const int fd : {process_.output, pidfd_}) {
+      if (fd >= 0) fds.push_back({fd, POLLIN, 0});
+    }
+  }
+
+  // Takes what was said; false once it has ended. That is not the end of its output, which others may hold for long:
+  // ssh's master of later connections, for one. A kernel that has no pidfd leaves no other sign.
   bool read_output() {
+    if (!running_) return false;
+    pollfd ended{pidfd_, POLLIN, 0};
+    const bool has_ended = poll(&ended, 1, 0) == 1;
+    take();
+    running_ = pidfd_ >= 0 ? !has_ended : process_.output >= 0;
+    if (!running_) close_all();
+    return running_;
+  }
+
+  void ask_to_end() const {
+    if (running_) kill(process_.pid, SIGTERM);
+  }
+
+  // Its exit code. It is asked to end, and killed where it still runs at `deadline`.
+  int end(Clock::time_point deadline) {
+    if (process_.pid <= 0) return -1;
+    ask_to_end();
+    while (read_output() && Clock::now() < deadline) {
+      std::vector<pollfd> fds;
+      watch(fds);
+      poll_until(fds, deadline);
+    }
+    if (running_) kill(-process_.pid, SIGKILL);
+    close_all();
+    int status = 0;
+    while (waitpid(process_.pid, &status, 0) < 0 && errno == EINTR) {
+    }
+    process_ = {};
+    running_ = false;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  }
+
+ private:
+  void take() {
     std::array<char, 4096> buffer;
     while (process_.output >= 0) {
       const ssize_t n = read(process_.output, buffer.data(), buffer.size());
@@ -76,62 +128,23 @@ class Child {
         text_.append(buffer.data(), std::min(static_cast<size_t>(n), kKeptText - std::min(kKeptText, text_.size())));
       } else if (n < 0 && errno == EINTR) {
       } else if (n < 0 && errno == EAGAIN) {
-        return true;
+        return;
       } else {
         close(std::exchange(process_.output, -1));
       }
     }
-    return false;
   }
 
-  // Its exit code; ends it where it still runs, within a few seconds.
-  int end() {
-    if (process_.pid <= 0) return -1;
-    if (process_.output >= 0) {
-      kill(process_.pid, SIGTERM);
-      const Clock::time_point deadline = Clock::now() + std::chrono::seconds(3);
-      while (read_output() && wait_for(process_.output, POLLIN, deadline)) {
-      }
-      kill(-process_.pid, SIGKILL);
-      if (process_.output >= 0) close(process_.output);
+  void close_all() {
+    for (int* const fd : {&process_.output, &pidfd_}) {
+      if (*fd >= 0) close(std::exchange(*fd, -1));
     }
-    int status = 0;
-    while (waitpid(process_.pid, &status, 0) < 0 && errno == EINTR) {
-    }
-    process_ = {};
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   }
 
- private:
   MpirunProcess process_;
+  int pidfd_ = -1;
+  bool running_ = false;
   std::string text_;
-};
-
-// For mpirun's own files: $TMPDIR may be too long for its sockets. Named and locked as a launch's folder, so that the
-// next launch removes what a survey that was killed has left (launcher/launch/session_dir.cc).
-class Folder {
- public:
-  Folder()
-      : path_((access("/dev/shm", W_OK | X_OK) == 0 ? "/dev/shm" : "/tmp") + std::string("/annulus-") +
-              std::to_string(getuid()) + "-XXXXXX") {
-    if (mkdtemp(path_.data()) == nullptr) {
-      throw Error(ErrorKind::kResource, "launcher", "cannot make a folder like " + path_ + ": " + std::strerror(errno));
-    }
-    lock_ = open((path_ + "/lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-    if (lock_ >= 0) flock(lock_, LOCK_EX | LOCK_NB);
-  }
-  ~Folder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-    if (lock_ >= 0) close(lock_);
-  }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-  int lock_ = -1;
 };
 
 // The connection to one host.
@@ -140,7 +153,7 @@ struct Line {
   std::string text;
   enum class State { kAbsent, kReport, kClock, kWaiting, kPeers, kDone } state = State::kAbsent;
   HostReport report;
-  json addresses;  // by which the others may reach it
+  std::vector<std::string> addresses;  // by which the others may reach it
   int clock_rounds = 0;
   double asked = 0;  // the clock here, when the host was asked for its own
 };
@@ -174,7 +187,7 @@ class Survey {
     while (!stopped_ && !all_are(Line::State::kDone)) {
       if ((!running && !any_open()) || Clock::now() >= deadline_) refuse_absent();
       if (stopped_) break;
-      wait_for_events(running);
+      wait(events(), deadline_);
       running = child_.read_output();
       for (BackChannel::Caller& caller : channel_.accept()) take(caller);
       for (Line& line : lines_) read(line);
@@ -185,10 +198,14 @@ class Survey {
     for (Line& line : lines_) say(line, "done\n");
     std::vector<HostReport> reports;
     for (Line& line : lines_) reports.push_back(std::move(line.report));
-    // Its end is not waited for: all has been said.
-    while (child_.read_output() && wait_for(child_.output(), POLLIN, Clock::now() + std::chrono::seconds(5))) {
+    // All has been said. mpirun ends by itself when its processes have; one that does not is ended with this object.
+    const Clock::time_point end = Clock::now() + kRestTime;
+    while (!stopped_ && child_.read_output() && Clock::now() < end) {
+      std::vector<pollfd> fds;
+      child_.watch(fds);
+      wait(std::move(fds), end);
     }
-    return reports;
+    return stopped_ ? std::vector<HostReport>() : reports;
   }
 
  private:
@@ -232,27 +249,31 @@ class Survey {
     return std::any_of(lines_.begin(), lines_.end(), [](const Line& line) { return line.fd >= 0; });
   }
 
-  void wait_for_events(bool running) {
+  std::vector<pollfd> events() const {
     std::vector<pollfd> fds = {{channel_.fd(), POLLIN, 0}};
     for (const int fd : channel_.pending()) fds.push_back({fd, POLLIN, 0});
     for (const Line& line : lines_) {
       if (line.fd >= 0) fds.push_back({line.fd, POLLIN, 0});
     }
-    if (running) fds.push_back({child_.output(), POLLIN, 0});
-    if (options_.stop_fd >= 0) fds.push_back({options_.stop_fd, POLLIN, 0});
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline_ - Clock::now()).count();
-    poll(fds.data(), fds.size(), static_cast<int>(std::clamp<int64_t>(left + 1, 0, 60000)));
-    if (options_.stop_fd >= 0 && (fds.back().revents & POLLIN) != 0 && options_.stop()) stopped_ = true;
+    child_.watch(fds);
+    return fds;
   }
 
-  bool asked_to_stop() {
-    if (options_.stop_fd < 0) return false;
-    if (wait_for(options_.stop_fd, POLLIN, Clock::now()) && options_.stop()) stopped_ = true;
-    return stopped_;
+  // Until one of them is ready, `deadline` has come, or the user wants to stop.
+  void wait(std::vector<pollfd> fds, Clock::time_point deadline) {
+    if (options_.stop_fd >= 0) fds.push_back({options_.stop_fd, POLLIN, 0});
+    const bool ready = poll_until(fds, deadline) > 0;
+    if (ready && options_.stop_fd >= 0 && (fds.back().revents & POLLIN) != 0 && options_.stop()) stopped_ = true;
   }
 
   void say(Line& line, const std::string& text) {
-    if (line.fd >= 0 && !write_all(line.fd, text, deadline_)) close(std::exchange(line.fd, -1));
+    if (line.fd >= 0 && !write_all(line.fd, text, deadline_)) leave(line);
+  }
+
+  // The host has gone.
+  static void leave(Line& line) {
+    close(std::exchange(line.fd, -1));
+    if (line.state != Line::State::kDone) line.state = Line::State::kAbsent;
   }
 
   void take(const BackChannel::Caller& caller) {
@@ -274,11 +295,7 @@ class Survey {
     while (line.fd >= 0) {
       const LineState state = read_line(line.fd, line.text, kLongestSurveyLine);
       if (state == LineState::kWaiting) return;
-      if (state == LineState::kClosed) {
-        close(std::exchange(line.fd, -1));
-        if (line.state != Line::State::kDone) line.state = Line::State::kAbsent;
-        return;
-      }
+      if (state == LineState::kClosed) return leave(line);
       take_line(line, std::exchange(line.text, ""));
     }
   }
@@ -287,31 +304,30 @@ class Survey {
     const auto host = static_cast<size_t>(&line - lines_.data());
     const std::string& name = options_.hosts.hosts[host].name;
     const std::string source = "the report of host " + name;
+    const double now = utc_now();
+    const json value = parse_checked_json(text, "launcher", source);
+    const CheckedJson said(value, "launcher", source);
     if (line.state == Line::State::kClock) {
-      const double now = utc_now();
       const double accuracy = (now - line.asked) / 2;
+      const double clock = said.number(0, 1e12);
       if (line.clock_rounds == 1 || accuracy < line.report.clock_accuracy) {
         line.report.clock_accuracy = accuracy;
-        line.report.clock_offset = std::strtod(text.c_str(), nullptr) - (line.asked + now) / 2;
+        line.report.clock_offset = clock - (line.asked + now) / 2;
       }
       return ask_clock(line);
     }
-    const json said = json::parse(text, nullptr, /*allow_exceptions=*/false);
-    if (!said.is_object()) throw Error(ErrorKind::kInput, "launcher", source + " is no JSON object");
-    if (said.contains("error")) {
-      const Error error =
-          Error::from_wire(said.value("error", "")).value_or(Error(ErrorKind::kInternal, "launcher", text));
+    if (said.has("error")) {
+      const std::string wire = said.at("error").text(kLongestSurveyLine);
+      const Error error = Error::from_wire(wire).value_or(Error(ErrorKind::kInternal, "launcher", wire));
       throw Error(error.kind(), error.room(), "host " + name + ": " + std::string(error.message()));
     }
     if (line.state == Line::State::kReport) {
-      line.report = report_from_json(said.value("report", json::object()), source);
+      line.report = report_from_json(value.value("report", json::object()), source);
       line.report.listed = name;
-      line.addresses = said.value("addresses", json::array());
+      if (said.has("addresses")) line.addresses = texts_in(said.at("addresses"));
       ask_clock(line);
     } else if (line.state == Line::State::kPeers) {
-      for (const json& one : said.value("unreachable", json::array())) {
-        if (one.is_string()) line.report.unreachable.push_back(one.get<std::string>());
-      }
+      if (said.has("unreachable")) line.report.unreachable = texts_in(said.at("unreachable"));
       line.state = Line::State::kDone;
     }
   }
@@ -341,7 +357,7 @@ class Survey {
   // Returns where the user wants to stop meanwhile.
   void refuse_absent() {
     const bool in_time = Clock::now() < deadline_;
-    child_.end();
+    child_.end(Clock::now() + kEndTime);
     std::vector<size_t> absent;
     // Late are those that hold up the others, which wait for what all have said.
     const auto take = [&](std::initializer_list<Line::State> states) {
@@ -390,15 +406,23 @@ class Survey {
   void try_alone(Clock::time_point end, const std::vector<size_t>& hosts, std::vector<std::string>& said) {
     std::vector<Child> children;
     for (const size_t host : hosts) children.emplace_back(command({host}, {own_program(), "version"}));
+    std::vector<bool> running(children.size(), true);
+    const auto look = [&] {
+      for (size_t i = 0; i < children.size(); ++i) running[i] = children[i].read_output();
+      return std::find(running.begin(), running.end(), true) != running.end();
+    };
+    while (look() && Clock::now() < end && !stopped_) {
+      std::vector<pollfd> fds;
+      for (const Child& child : children) child.watch(fds);
+      wait(std::move(fds), end);
+    }
+    // All of them first, so that they end at the same time.
+    for (const Child& child : children) child.ask_to_end();
+    const Clock::time_point last = Clock::now() + kEndTime;
     for (size_t i = 0; i < children.size(); ++i) {
-      bool running = true;
-      while ((running = children[i].read_output()) && Clock::now() < end && !asked_to_stop()) {
-        wait_for(children[i].output(), POLLIN, std::min(end, Clock::now() + kLookTime));
-      }
-      if (stopped_) return;
-      const int code = children[i].end();
+      const int code = children[i].end(last);
       const std::string words = words_of_mpirun(children[i].text());
-      if (running) {
+      if (running[i]) {
         said[hosts[i]] = "mpirun's daemon there does not answer" + (words.empty() ? "" : " (" + words + ")");
         unanswered_ = true;
       } else if (code != 0) {
@@ -410,7 +434,7 @@ class Survey {
   const SurveyOptions& options_;
   BackChannel& channel_;
   const Mpirun mpirun_;
-  const Folder folder_;
+  const SessionDir folder_;
   std::vector<Line> lines_;
   Child child_;
   Clock::duration limit_;

@@ -8,6 +8,9 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
+#include <exception>
+#include <functional>
+#include <future>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -16,6 +19,7 @@
 #include <vector>
 
 #include "comm/launch_info.h"
+#include "common/checked_json.h"
 #include "common/environment.h"
 #include "common/error.h"
 #include "common/text.h"
@@ -95,34 +99,68 @@ std::chrono::milliseconds time_left(std::chrono::steady_clock::time_point end) {
   return std::clamp<std::chrono::milliseconds>(left, std::chrono::milliseconds(200), kPeerTime);
 }
 
+struct Peer {
+  std::string name;
+  std::vector<std::string> addresses;
+};
+
 // What could not be reached of one host: "b at 10.0.0.2:41234 (Connection timed out)".
-std::vector<std::string> unreachable(const json& peer, int own, std::chrono::steady_clock::time_point end) {
+std::vector<std::string> unreachable(const Peer& peer, int own, std::chrono::steady_clock::time_point end) {
   std::vector<std::string> out;
-  for (const std::string& address : peer.value("addresses", std::vector<std::string>())) {
+  for (const std::string& address : peer.addresses) {
     std::string tried;
     const int fd = reach(address, "peer", own, "-", time_left(end), tried);
-    if (fd < 0) out.push_back(peer.value("name", "") + " at " + tried);
+    if (fd < 0) out.push_back(peer.name + " at " + tried);
     if (fd >= 0) close(fd);
   }
   return out;
 }
 
-json unreachable_of(const json& peers, size_t own) {
-  std::vector<std::vector<std::string>> found(peers.size());
+std::vector<std::string> unreachable_of(const std::vector<Peer>& peers, size_t own) {
+  std::vector<std::string> out;
   const auto end = std::chrono::steady_clock::now() + kPeersTime;
   for (size_t begin = 0; begin < peers.size(); begin += kPeersAtOnce) {
-    std::vector<std::thread> threads;
+    // A future waits for its thread, and hands on what that throws.
+    std::vector<std::future<std::vector<std::string>>> found;
     for (size_t i = begin; i < std::min(peers.size(), begin + kPeersAtOnce); ++i) {
-      if (i != own) threads.emplace_back([&, i] { found[i] = unreachable(peers[i], static_cast<int>(own), end); });
+      if (i == own) continue;
+      found.push_back(std::async(std::launch::async, unreachable, std::cref(peers[i]), static_cast<int>(own), end));
     }
-    for (std::thread& thread : threads) thread.join();
-  }
-  json out = json::array();
-  for (const auto& of_one : found) {
-    for (const std::string& text : of_one) out.push_back(text);
+    for (auto& of_one : found) {
+      for (std::string& text : of_one.get()) out.push_back(std::move(text));
+    }
   }
   return out;
 }
+
+// What the host answers to a request other than for its clock.
+class Answers {
+ public:
+  explicit Answers(int number) : number_(number) {}
+
+  json to(const std::string& text) {
+    const json value = parse_checked_json(text, "launcher", kSource);
+    const CheckedJson request(value, "launcher", kSource);
+    if (request.has("peers")) {
+      std::vector<Peer> peers;
+      for (const CheckedJson& one : request.at("peers").list(kMostPeers)) {
+        peers.push_back({one.at("name").text(), texts_in(one.at("addresses"))});
+      }
+      return {{"unreachable", unreachable_of(peers, static_cast<size_t>(number_))}};
+    }
+    const HostReport report =
+        report_of_this_host({.files = texts_in(request.at("files")), .devices = request.at("devices").boolean()});
+    reachable_ = std::make_unique<Reachable>(texts_in(request.at("interfaces")));
+    return {{"report", report_to_json(report)}, {"addresses", reachable_->addresses()}};
+  }
+
+ private:
+  static constexpr const char* kSource = "the launcher's request";
+  static constexpr size_t kMostPeers = 65536;
+
+  const int number_;  // of this host
+  std::unique_ptr<Reachable> reachable_;
+};
 
 }  // namespace
 
@@ -136,7 +174,7 @@ int answer_survey() {
   }
   unsetenv("ANNULUS_LAUNCH_MPIRUN");  // of the launcher's own host alone, and no difference between hosts
   const int launcher = call_back(back, "survey", info.rank, "report", kCallTime);
-  std::unique_ptr<Reachable> reachable;
+  Answers answers(info.rank);
   std::string line;
   const auto say = [&](const std::string& text) {
     return write_all(launcher, text + "\n", std::chrono::steady_clock::now() + kCallTime);
@@ -147,17 +185,12 @@ int answer_survey() {
       say(exact(utc_now()));
       continue;
     }
-    const json request = json::parse(asked);
-    if (request.contains("peers")) {
-      say(survey_line({{"unreachable", unreachable_of(request["peers"], static_cast<size_t>(info.rank))}}));
-      continue;
-    }
     try {
-      const HostReport report = report_of_this_host({.files = request.at("files"), .devices = request.at("devices")});
-      reachable = std::make_unique<Reachable>(request.at("interfaces").get<std::vector<std::string>>());
-      say(survey_line({{"report", report_to_json(report)}, {"addresses", reachable->addresses()}}));
+      say(survey_line(answers.to(asked)));
     } catch (const Error& error) {
       say(survey_line({{"error", error.wire()}}));
+    } catch (const std::exception& error) {
+      say(survey_line({{"error", Error(ErrorKind::kInternal, "launcher", error.what()).wire()}}));
     }
   }
   close(launcher);

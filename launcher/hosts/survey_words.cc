@@ -9,6 +9,13 @@
 
 namespace annulus {
 
+std::vector<std::string> texts_in(const CheckedJson& list) {
+  constexpr size_t kMost = 65536;
+  std::vector<std::string> texts;
+  for (const CheckedJson& one : list.list(kMost)) texts.push_back(one.text(kLongestSurveyLine));
+  return texts;
+}
+
 std::string words_of_mpirun(std::string_view text) {
   std::vector<std::string> outside, inside;
   bool frame = false, told = false;

@@ -6,6 +6,9 @@
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
+#include <vector>
+
+#include "common/checked_json.h"
 
 namespace annulus {
 
@@ -15,6 +18,9 @@ constexpr size_t kLongestSurveyLine = size_t{64} << 20;
 inline std::string survey_line(const nlohmann::json& value) {
   return value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
+
+// A list of texts; Error(kInput) where it is something else.
+std::vector<std::string> texts_in(const CheckedJson& list);
 
 inline double utc_now() {
   timespec now{};

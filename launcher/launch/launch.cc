@@ -26,9 +26,9 @@
 #include "launcher/hosts/survey.h"
 #include "launcher/launch/host_plan.h"
 #include "launcher/launch/rank.h"
-#include "launcher/launch/session_dir.h"
 #include "launcher/launch/signals.h"
 #include "launcher/launch/supervisor.h"
+#include "launcher/session/session_dir.h"
 #include "topology/report.h"
 
 namespace annulus {

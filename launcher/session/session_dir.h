@@ -1,4 +1,5 @@
-// SessionDir: a folder in shared memory for one launch: Open MPI's own files, the pipes of the ranks. Used by launch.
+// SessionDir: a folder in shared memory for one launch or one survey of its hosts: Open MPI's own files, the pipes of
+// the ranks. Used by launcher/launch/ and launcher/hosts/survey.cc.
 #pragma once
 
 #include <string>
@@ -8,7 +9,7 @@ namespace annulus {
 class SessionDir {
  public:
   // Makes a fresh folder below /dev/shm (without one: TMPDIR, /tmp), which only this user can enter, and removes
-  // those of launches that were killed. Raises Error(kResource).
+  // those of launches and surveys that were killed. Raises Error(kResource).
   SessionDir();
   ~SessionDir();
   SessionDir(const SessionDir&) = delete;

@@ -1,5 +1,5 @@
 // See session_dir.h.
-#include "launcher/launch/session_dir.h"
+#include "launcher/session/session_dir.h"
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -28,8 +28,8 @@ std::string base() {
   return tmp != nullptr && *tmp == '/' && std::strlen(tmp) < 40 ? tmp : "/tmp";
 }
 
-// A live launch holds a lock in its folder; the kernel drops it with the process, whatever ends it. A folder without a
-// lock file is one that is just being made, unless it is old.
+// A live launch or survey holds a lock in its folder; the kernel drops it with the process, whatever ends it. A folder
+// without a lock file is one that is just being made, unless it is old.
 void remove_abandoned() {
   std::error_code ignored;
   for (const auto& entry : fs::directory_iterator(base(), ignored)) {

@@ -1,0 +1,222 @@
+// A survey whose mpirun is a script and whose hosts are threads of the test: what the launcher makes of hosts that
+// leave, that say what cannot be, and of an mpirun that does not end.
+#include "launcher/hosts/survey.h"
+
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "common/error.h"
+#include "common/text.h"
+#include "common/version.h"
+#include "launcher/hosts/sockets.h"
+#include "launcher/hosts/survey_words.h"
+
+namespace annulus {
+namespace {
+
+using nlohmann::json;
+using std::chrono::seconds;
+
+constexpr size_t kLongest = size_t{64} << 20;
+
+std::chrono::steady_clock::time_point soon() { return std::chrono::steady_clock::now() + seconds(30); }
+
+std::string report_line(const std::string& name) {
+  HostReport report;
+  report.name = name;
+  report.version = kVersion;
+  report.host.machine = Machine::from_synthetic("pack:1 [numa] core:2 pu:1", name);
+  return survey_line({{"report", report_to_json(report)}, {"addresses", {"00/1/127.0.0.1"}}});
+}
+
+// What a host says to each line of the launcher's, "" for nothing.
+using Answers = std::function<std::string(const std::string& asked)>;
+
+std::string well(const std::string& asked) {
+  if (asked == "clock") return "1700000000.5";
+  return json::parse(asked).contains("peers") ? R"({"unreachable": []})" : report_line("a");
+}
+
+class SurveyTest : public testing::Test {
+ protected:
+  SurveyTest() : folder_(std::filesystem::path(testing::TempDir()) / "survey; of \"hosts\"") {
+    std::filesystem::remove_all(folder_);
+    std::filesystem::create_directories(folder_);
+  }
+  ~SurveyTest() override {
+    unsetenv("MPIRUN");
+    unsetenv("ANNULUS_BACK");
+  }
+
+  // `on_hosts` is what the script does where it is to start the survey, `alone` where it is to try one host.
+  void make_mpirun(const std::string& on_hosts, const std::string& alone) {
+    const std::string path = folder_ / "mpirun";
+    std::ofstream(path) << "#!/bin/sh\ncd '" + folder_.string() + "'\n" +
+                               "case \"$*\" in\n--version) echo 'mpirun (Open MPI) 4.1.4';;\n" + "*' version') " +
+                               alone + ";;\n*) " + on_hosts + ";;\nesac\n";
+    chmod(path.c_str(), 0755);
+    setenv("MPIRUN", path.c_str(), 1);
+  }
+
+  // The first host, in a thread of its own, until the launcher has gone or said "done".
+  std::thread host(const Answers& answers, const std::function<void()>& at_the_end = nullptr) {
+    return std::thread([back = channel_.address(), answers, at_the_end] {
+      const int launcher = call_back(back, "survey", 0, "report", seconds(30));
+      for (std::string line; read_line(launcher, line, kLongest) == LineState::kWhole && line != "done"; line.clear()) {
+        const std::string answer = answers(line);
+        if (!answer.empty()) write_all(launcher, answer + "\n", soon());
+      }
+      if (at_the_end) at_the_end();
+      close(launcher);
+    });
+  }
+
+  std::string refusal(ErrorKind kind) {
+    try {
+      survey(options_, channel_);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), kind) << error.what();
+      return error.what();
+    }
+    return "";
+  }
+
+  const std::filesystem::path folder_;
+  BackChannel channel_{{}};
+  SurveyOptions options_{.hosts = {{{"hosta", 1}}, "--hosts"}};
+};
+
+TEST_F(SurveyTest, ReportsComeBack) {
+  const std::string fifo = folder_ / "fifo";
+  ASSERT_EQ(mkfifo(fifo.c_str(), 0600), 0);
+  make_mpirun("exec cat fifo", "exit 1");
+  std::thread one = host(well, [&] { std::ofstream(fifo) << ""; });  // mpirun ends with its processes
+  const std::vector<HostReport> reports = survey(options_, channel_);
+  one.join();
+  ASSERT_EQ(reports.size(), 1U);
+  EXPECT_EQ(reports[0].listed, "hosta");
+  EXPECT_EQ(reports[0].name, "a");
+}
+
+// As ssh's master of later connections holds what it was given as its standard error.
+TEST_F(SurveyTest, AnMpirunHasEndedThoughItsOutputIsHeld) {
+  const std::string hold = "sleep 1000 & echo $! >> held; echo 'ssh: connect to host hosta: No route to host'; exit 1";
+  make_mpirun(hold, hold);
+  options_.timeout = seconds(10);  // when one that waits for the end of the output gives up
+  const std::string said = refusal(ErrorKind::kUnavailable);
+  std::ifstream held(folder_ / "held");
+  for (pid_t pid = 0; held >> pid;) kill(pid, SIGKILL);
+  EXPECT_NE(said.find("host hosta: ssh: connect to host hosta: No route to host."), std::string::npos) << said;
+}
+
+TEST_F(SurveyTest, TheUserMayStopItWhileMpirunDoesNotEnd) {
+  make_mpirun("exec sleep 1000", "exit 1");
+  options_.stop_fd = eventfd(0, EFD_CLOEXEC);
+  options_.stop = [] { return true; };
+  std::thread one = host(well, [&] { EXPECT_EQ(eventfd_write(options_.stop_fd, 1), 0); });
+  EXPECT_TRUE(survey(options_, channel_).empty()) << "all had reported, and the user's wish was not heard";
+  one.join();
+  close(options_.stop_fd);
+}
+
+// It resets its connection behind a report that is read all the same, so that the next write to it fails.
+TEST_F(SurveyTest, AHostThatLeavesWhileItIsWrittenToIsNamed) {
+  const std::string fifo = folder_ / "fifo";
+  ASSERT_EQ(mkfifo(fifo.c_str(), 0600), 0);
+  make_mpirun("exec cat fifo", "exit 0");
+  std::thread one([&, back = channel_.address()] {
+    const int launcher = call_back(back, "survey", 0, "report", seconds(30));
+    EXPECT_TRUE(wait_for(launcher, POLLIN, soon()));  // a request that stays unread
+    HostReport report;
+    report.name = std::string(900000, 'a');
+    report.version = kVersion;
+    report.host.machine = Machine::from_synthetic("pack:1 [numa] core:2 pu:1", "a");
+    write_all(launcher, survey_line({{"report", report_to_json(report)}}) + "\n", soon());
+    close(launcher);
+    std::ofstream(fifo) << "";  // mpirun ends
+  });
+  const std::string said = refusal(ErrorKind::kUnavailable);
+  one.join();
+  EXPECT_NE(said.find("host hosta of --hosts did not report"), std::string::npos) << said;
+}
+
+TEST_F(SurveyTest, WhatAHostSaysIsChecked) {
+  make_mpirun("exec sleep 1000", "exit 1");
+  const auto said_to = [](const std::string& part, const std::string& answer) -> Answers {
+    return [=](const std::string& asked) { return asked.find(part) != std::string::npos ? answer : well(asked); };
+  };
+  json no_addresses = json::parse(report_line("a"));
+  no_addresses["addresses"] = 5;
+  const std::vector<std::pair<Answers, std::string>> cases = {
+      {said_to("interfaces", R"({"error": 7})"), "error should be a text"},
+      {said_to("interfaces", "not JSON"), "JSON"},
+      {said_to("interfaces", "[]"), "an object"},
+      {said_to("interfaces", no_addresses.dump()), "addresses should be a list"},
+      {said_to("clock", "nan"), "JSON"},
+      {said_to("clock", "1e999"), ""},
+      {said_to("clock", "\"late\""), "a number"},
+      {said_to("peers", R"({"unreachable": "all"})"), "unreachable should be a list"},
+      {said_to("peers", R"({"unreachable": [1]})"), "unreachable[0] should be a text"},
+      {said_to("peers", R"({"error": "no wire"})"), "no wire"},
+  };
+  for (const auto& [answers, text] : cases) {
+    std::thread one = host(answers);
+    std::string said;
+    try {
+      survey(options_, channel_);
+    } catch (const std::exception& error) {
+      said = error.what();
+    }
+    one.join();
+    EXPECT_NE(said.find("host hosta"), std::string::npos) << text << ": " << said;
+    EXPECT_NE(said.find(text), std::string::npos) << said;
+  }
+}
+
+TEST(AnswerSurvey, ARequestThatCannotBeReadIsSaidSo) {
+  const std::vector<std::pair<const char*, const char*>> rank = {
+      {"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "0"}};
+  for (const auto& [name, value] : rank) setenv(name, value, 1);
+  BackChannel channel({});
+  setenv("ANNULUS_BACK", channel.address().c_str(), 1);
+  std::thread host([] { EXPECT_EQ(answer_survey(), 0); });
+  std::vector<BackChannel::Caller> callers;
+  while (callers.empty()) {
+    EXPECT_TRUE(wait_for(channel.pending().empty() ? channel.fd() : channel.pending().front(), POLLIN, soon()));
+    callers = channel.accept();
+  }
+  const int fd = callers.front().fd;
+  for (const char* asked : {R"({"peers": [{"name": "a"}, {"name": "b", "addresses": 5}]})", "nonsense", "{}"}) {
+    write_all(fd, std::string(asked) + "\n", soon());
+    std::string line;
+    LineState state = LineState::kWaiting;
+    while ((state = read_line(fd, line, kLongest)) == LineState::kWaiting && wait_for(fd, POLLIN, soon())) {
+    }
+    EXPECT_EQ(state, LineState::kWhole);
+    const auto error = Error::from_wire(json::parse(line).at("error").get<std::string>());
+    ASSERT_TRUE(error) << line;
+    EXPECT_EQ(error->kind(), ErrorKind::kInput);
+    EXPECT_NE(error->message().find("the launcher's request"), std::string::npos) << error->message();
+  }
+  write_all(fd, "done\n", soon());
+  host.join();
+  close(fd);
+  for (const auto& [name, value] : rank) unsetenv(name);
+  unsetenv("ANNULUS_BACK");
+}
+
+}  // namespace
+}  // namespace annulus
