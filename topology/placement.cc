@@ -488,8 +488,8 @@ Placement place(const std::vector<Machine>& hosts, int ranks, const PlacementOpt
         (gpus == 0 ? std::string("device = \"cpu\"") : "-n " + std::to_string(gpus) + " or less, or device = \"cpu\""));
   }
   if (ranks > all) {
-    fail(counted(ranks, "rank") + " do not fit into the " + std::to_string(all) + " slots of the hosts" +
-         (cuda ? " that have a GPU" : "") + "; name more slots, or use -n " + std::to_string(all) + " or less");
+    fail(counted(ranks, "rank") + " do not fit into the " + counted(all, "slot") + " of the hosts" +
+         (cuda ? " that have a GPU" : "") + "; use -n " + std::to_string(all) + " or less, or hosts with more slots");
   }
   const std::vector<int> counts = deal_ranks(room, ranks, cuda ? options.context : 0);
   return place_in_order(hosts, counts, order_hosts(counts, options.context), options);

@@ -216,7 +216,9 @@ std::optional<HostList> hosts_of_slurm() {
   }
   ListMaker maker(ErrorKind::kUsage, "Slurm's allocation (SLURM_JOB_NODELIST)");
   for (size_t i = 0; i < names.size(); ++i) maker.add("SLURM_JOB_NODELIST", names[i], slots[i]);
-  return maker.finish();
+  HostList list = maker.finish();
+  list.remedy = "ask Slurm for more tasks (--ntasks-per-node=N)";
+  return list;
 }
 
 std::vector<int> ranks_of_hosts(const HostList& list, int ranks) {
@@ -234,9 +236,9 @@ std::vector<int> ranks_of_hosts(const HostList& list, int ranks) {
   }
   const int64_t sum = std::accumulate(most.begin(), most.end(), int64_t{0});
   if (ranks > sum) {
-    refuse(ErrorKind::kUsage, list.source,
-           std::to_string(ranks) + " ranks do not fit into the " + std::to_string(sum) +
-               " slots of the hosts; name more slots, or leave them out to let a host take any number");
+    refuse(
+        ErrorKind::kUsage, list.source,
+        std::to_string(ranks) + " ranks do not fit into the " + counted(sum, "slot") + " of the hosts; " + list.remedy);
   }
   // One level for all that have room, then one more for the first of those that have room above it.
   std::vector<int> given(most.size(), 0);

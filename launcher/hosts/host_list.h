@@ -21,6 +21,8 @@ struct HostSlots {
 struct HostList {
   std::vector<HostSlots> hosts;  // each once, in the order in which they were named
   std::string source;            // for messages: "--hosts", "--hostfile F", "Slurm's allocation (SLURM_JOB_NODELIST)"
+  // What to do where it has too few slots.
+  std::string remedy = "name more slots, or leave them out to let a host take any number";
 };
 
 // "a:8,b,10.0.0.3:4". Error(kUsage), naming `where` and what is wrong with which name. An IPv6 address is refused,

@@ -112,6 +112,15 @@ TEST_F(Slurm, NodesAndTasks) {
   EXPECT_EQ(hosts_of_slurm()->hosts, (Hosts{{"n098", 1}, {"n099", 1}, {"n100", 1}, {"n101", 1}}));
 }
 
+TEST_F(Slurm, TooFewTasksAreAskedForThere) {
+  allocate("n1", "1", "1");
+  const HostList list = *hosts_of_slurm();
+  EXPECT_NE(refusal([&] {
+              ranks_of_hosts(list, 4);
+            }).find("4 ranks do not fit into the 1 slot of the hosts; ask Slurm for more tasks"),
+            std::string::npos);
+}
+
 TEST_F(Slurm, WhatCannotBeReadIsRefused) {
   for (const char* nodes : {"n[1-", "n1]", "n[a-b]", "n[1-2-3]", "n[0-99999999]", "n;reboot", "n[1],n1"}) {
     allocate(nodes, "2", "");

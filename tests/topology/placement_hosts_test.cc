@@ -200,7 +200,7 @@ TEST(PlacementHosts, NoMoreThanTheirSlots) {
     return std::string("nothing was refused");
   };
   EXPECT_EQ(refusal(8, {}, {3, 3}),
-            "[topology] 8 ranks do not fit into the 6 slots of the hosts; name more slots, or use -n 6 or less");
+            "[topology] 8 ranks do not fit into the 6 slots of the hosts; use -n 6 or less, or hosts with more slots");
   EXPECT_NE(refusal(10, cuda(0), {16, 1}).find("the 9 slots of the hosts that have a GPU"), std::string::npos);
   EXPECT_NE(refusal(17, cuda(0), {16, 16}).find("-n 16 or less"), std::string::npos);
 }
