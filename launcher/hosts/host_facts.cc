@@ -33,6 +33,7 @@
 #include "common/version.h"
 #include "launcher/hosts/driver_facts.h"
 #include "launcher/hosts/mpirun.h"
+#include "launcher/network/use.h"
 #include "simd/instruction_set.h"
 
 extern char** environ;
@@ -171,11 +172,7 @@ bool is_of_interest(std::string_view name) {
     if (name == word) return true;
   }
   if (name.ends_with("_backing_directory")) return false;
-  for (const std::string_view begin : {"ANNULUS_", "NCCL_", "UCX_", "OMPI_MCA_btl", "OMPI_MCA_pml", "OMPI_MCA_mtl",
-                                       "OMPI_MCA_oob", "OMPI_MCA_coll", "OMPI_MCA_osc", "OMPI_MCA_opal"}) {
-    if (name.starts_with(begin)) return true;
-  }
-  return false;
+  return name.starts_with("ANNULUS_") || is_network_variable(name);
 }
 
 std::map<std::string, std::string> environment_of_interest() {

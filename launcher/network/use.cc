@@ -185,15 +185,20 @@ std::vector<NetworkUse> network_use(const Host& host, const Network& network,
   return uses;
 }
 
+bool is_network_variable(std::string_view name) {
+  constexpr std::array<std::string_view, 11> kBegin = {
+      "NCCL_",         "UCX_",         "OMPI_MCA_btl",  "OMPI_MCA_pml", "OMPI_MCA_mtl",     "OMPI_MCA_oob",
+      "OMPI_MCA_coll", "OMPI_MCA_osc", "OMPI_MCA_opal", "PRTE_MCA_oob", "PRTE_MCA_prte_if_"};
+  return std::any_of(kBegin.begin(), kBegin.end(), [&](std::string_view begin) { return name.starts_with(begin); });
+}
+
 std::map<std::string, std::string> network_environment() {
-  constexpr std::array<std::string_view, 4> kBegin = {"NCCL_", "OMPI_MCA_", "PRTE_MCA_", "UCX_"};
   std::map<std::string, std::string> found;
   for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
     const std::string_view text(*entry);
     const size_t equals = text.find('=');
-    const bool ours =
-        std::any_of(kBegin.begin(), kBegin.end(), [&](std::string_view b) { return text.starts_with(b); });
-    if (ours && equals != std::string_view::npos) found.emplace(text.substr(0, equals), text.substr(equals + 1));
+    if (equals == std::string_view::npos || !is_network_variable(text.substr(0, equals))) continue;
+    found.emplace(text.substr(0, equals), text.substr(equals + 1));
   }
   return found;
 }

@@ -6,6 +6,7 @@
 
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "launcher/network/network.h"
@@ -22,13 +23,18 @@ struct NetworkUse {
 };
 
 // Between hosts; on one host MPI uses shared memory, and NCCL NVLink, PCI and shared memory. NCCL is left out where
-// ranks cannot compute on GPUs. `environment`: the variables that are set on the host, those of NCCL_*, OMPI_MCA_*,
-// PRTE_MCA_* and UCX_*.
+// ranks cannot compute on GPUs. `environment`: the variables that are set on the host, at least those of
+// is_network_variable.
 // Sources: NCCL's socket.cc and net_ib (the order "ib", neither docker nor lo nor virbr, docker, lo, virbr; lists
 // with "^" and "="), Open MPI's `ompi_info --all` (btl_tcp_if_exclude's default takes away loopback alone), UCX's
 // frequently asked questions.
 std::vector<NetworkUse> network_use(const Host& host, const Network& network,
                                     const std::map<std::string, std::string>& environment);
+
+// Whether a variable is one by which a user tells NCCL, UCX, MPI or mpirun's daemons how they shall send. Those by
+// which an mpirun tells its ranks what they are (OMPI_MCA_ess, ...) are none. Also for reports of hosts
+// (launcher/hosts/host_facts.h).
+bool is_network_variable(std::string_view name);
 
 // Those of this process, for this host.
 std::map<std::string, std::string> network_environment();

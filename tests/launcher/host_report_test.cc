@@ -107,6 +107,7 @@ TEST(HostReport, OfAnotherVersionIsReadAsFarAsItGoes) {
 
 TEST(HostFacts, OfThisHost) {
   setenv("NCCL_DEBUG", "WARN", 1);
+  setenv("PRTE_MCA_prte_if_include", "eth7", 1);
   setenv("ANNULUS_BACK", "a secret", 1);
   const std::filesystem::path folder = std::filesystem::path(testing::TempDir()) / "facts of a host";
   std::filesystem::create_directories(folder);
@@ -134,6 +135,7 @@ TEST(HostFacts, OfThisHost) {
   EXPECT_FALSE(report.host.interfaces.empty());
   EXPECT_NE(report.boot_id.find("net:["), std::string::npos) << report.boot_id;
   EXPECT_EQ(report.environment.at("NCCL_DEBUG"), "WARN");
+  EXPECT_EQ(report.environment.at("PRTE_MCA_prte_if_include"), "eth7");
   EXPECT_EQ(report.environment.count("ANNULUS_BACK"), 0u);
   EXPECT_EQ(report.files.at(file), digest_of_file(file));
   EXPECT_EQ(report.files.at("no such file"), "missing: No such file or directory");

@@ -90,5 +90,16 @@ TEST(NetworkUse, TheEnvironmentComesFirst) {
   EXPECT_EQ(use, (NetworkUse{"mpirun's daemons", {"eth1", "ib0"}, "TCP", "OMPI_MCA_oob_tcp_if_exclude=lo,eth0"}));
 }
 
+TEST(NetworkUse, VariablesThatSayHowToSend) {
+  for (const char* name : {"NCCL_NET", "UCX_TLS", "OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_oob_tcp_if_include",
+                           "PRTE_MCA_prte_if_include", "PRTE_MCA_prte_if_exclude"}) {
+    EXPECT_TRUE(is_network_variable(name)) << name;
+  }
+  // By which an mpirun tells each of its ranks what it is.
+  for (const char* name : {"OMPI_MCA_ess", "OMPI_MCA_orte_hnp_uri", "PRTE_MCA_ess_base_nspace", "PATH"}) {
+    EXPECT_FALSE(is_network_variable(name)) << name;
+  }
+}
+
 }  // namespace
 }  // namespace annulus
