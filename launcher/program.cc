@@ -95,7 +95,9 @@ int dispatch(std::vector<std::string> args, const LaunchInfo& info) {
     if (info.rank != 0) throw ReportedError(error);
     throw error;
   }
-  if (entry.name == "launch" || entry.name == "topology") args = with_long_np(std::move(args));
+  for (const char* const placing : {"launch", "topology", "doctor"}) {
+    if (entry.name == placing) args = with_long_np(std::move(args));
+  }
   ParsedVerb parsed = parse_verb(entry, args);
   if (parsed.verb == nullptr) {
     std::fputs(parsed.text.c_str(), stdout);

@@ -172,7 +172,8 @@ class DoctorVerb : public Verb {
         ->check(CLI::Range(1, 65536));
     app.add_option("--device", device_, "what the ranks compute on: auto (default), cpu or cuda")
         ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
-    app.add_option("--interfaces", interfaces_, "the job's IP interfaces, eth0,eth1")->type_name("LIST");
+    app.add_option("--interfaces", interfaces_, "the job's IP interfaces, eth0,eth1 (default: ANNULUS_INTERFACES)")
+        ->type_name("LIST");
     app.add_flag("--all", all_, "show also the checks that find nothing wrong");
     app.add_flag("--json", json_, "print JSON instead of a table");
     app.footer(
@@ -183,7 +184,9 @@ class DoctorVerb : public Verb {
   }
 
   void check() override {
+    // What is typed comes before the environment, as for `launch`.
     network_ = parse_network(interfaces_, "", "auto", "doctor --interfaces");
+    if (network_.interfaces.empty()) network_ = network_from_environment({});
     if (!hosts_.empty() && !hostfile_.empty()) {
       throw Error(ErrorKind::kUsage, "launcher", "doctor takes --hosts or --hostfile, not both");
     }

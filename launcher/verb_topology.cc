@@ -75,7 +75,9 @@ class TopologyVerb : public Verb {
     app.add_option("--load", load_, "the hosts that `topology --save` described, in place of this one")
         ->type_name("FILE")
         ->excludes("--xml");
-    app.add_option("--hosts", hosts_, "ask these hosts, a,b, each with the slots that a job may have there: a:8,b:8")
+    app.add_option("--hosts", hosts_,
+                   "ask these hosts, a,b, each with the slots that a job may have there: a:8,b:8 (default: those of "
+                   "Slurm's allocation, else this one)")
         ->type_name("LIST")
         ->excludes("--xml", "--load");
     app.add_option("--hostfile", hostfile_, "ask the hosts that FILE names, as `launch --hostfile`")
@@ -176,10 +178,13 @@ class TopologyVerb : public Verb {
 
   Gathered gather() const {
     Gathered all;
-    if (!hosts_.empty() || !hostfile_.empty()) {
-      const HostList list = hosts_.empty() ? read_hostfile(hostfile_) : parse_hosts(hosts_, "topology --hosts");
-      for (const HostSlots& host : list.hosts) all.slots.push_back(host.slots);
-      if (list.hosts.size() > 1 || !is_this_host(list.hosts.front().name)) return ask(list, std::move(all));
+    std::optional<HostList> list;
+    if (!hosts_.empty()) list = parse_hosts(hosts_, "topology --hosts");
+    if (!hostfile_.empty()) list = read_hostfile(hostfile_);
+    if (!list && load_.empty() && xml_.empty()) list = hosts_of_slurm();
+    if (list) {
+      for (const HostSlots& host : list->hosts) all.slots.push_back(host.slots);
+      if (list->hosts.size() > 1 || !is_this_host(list->hosts.front().name)) return ask(*list, std::move(all));
     }
     if (!load_.empty()) all.hosts = read_cluster(load_);
     for (const std::string& file : xml_) all.hosts.push_back({Machine::from_xml(file), /*cuda=*/true});

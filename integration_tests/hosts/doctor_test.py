@@ -102,6 +102,10 @@ class DoctorTest(unittest.TestCase):
         code, found = self.doctor("--interfaces", "down0,ib7")
         self.assertEqual(code, 9)
         self.assert_found(found, "interfaces", "error", "down0 is down; ib7 is not there", "--interfaces")
+        code, found = self.doctor(ANNULUS_INTERFACES="ib7")
+        self.assert_found(found, "interfaces", "error", "ib7 is not there", "--interfaces")
+        code, found = self.doctor("--interfaces", "down0", ANNULUS_INTERFACES="ib7")
+        self.assert_found(found, "interfaces", "error", "down0 is down; ", "--interfaces")
 
     def test_the_table_is_for_people(self):
         done = subprocess.run([*self.in_shell("ulimit -n 100"), ANNULUS, "doctor"], env=environment(), capture_output=True,

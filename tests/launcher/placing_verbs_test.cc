@@ -134,6 +134,21 @@ TEST(TopologyVerb, HostsAreNamedInOneWay) {
   EXPECT_ANY_THROW(said_by("topology", {"--hosts", "a;b"}));
 }
 
+TEST(TopologyVerb, LooksAtSlurmsAllocationWhereNoHostIsNamed) {
+  const std::vector<std::pair<const char*, const char*>> slurm = {
+      {"SLURM_JOB_ID", "7"}, {"SLURM_JOB_NODELIST", "localhost"}, {"SLURM_TASKS_PER_NODE", "3"}, {"SLURM_NTASKS", "3"}};
+  for (const auto& [name, value] : slurm) setenv(name, value, 1);
+  const auto ranks = [](const std::vector<std::string>& more) {
+    std::vector<std::string> args = {"--device", "cpu", "--json"};
+    args.insert(args.end(), more.begin(), more.end());
+    return nlohmann::json::parse(said_by("topology", args)).at("placement").at("ranks").size();
+  };
+  EXPECT_EQ(ranks({}), 3U) << "as many ranks as tasks";
+  EXPECT_EQ(ranks({"--hosts", "localhost:2"}), 2U);
+  EXPECT_EQ(ranks({"--xml", "tests/topology/testdata/h200_node.xml", "-n", "5"}), 5U);
+  for (const auto& [name, value] : slurm) unsetenv(name);
+}
+
 TEST(TopologyVerb, DrawsWhereRanksGo) {
   const std::string path = ::testing::TempDir() + "/picture.svg";
   said_by("topology", {"--xml", "tests/topology/testdata/h200_node.xml", "-n", "8", "--context", "4", "--svg", path});
