@@ -48,6 +48,14 @@ bool all_alike(const Reports& reports, const std::function<std::string(const Hos
   return std::all_of(reports.begin(), reports.end(), [&](const HostReport& r) { return value(r) == first; });
 }
 
+// What ANNULUS_ISA calls the vector instructions that all have; "" where one computes without (simd/instruction_set.h).
+std::string common_instructions(const Reports& reports) {
+  const auto any = [&](std::string_view isa) {
+    return std::any_of(reports.begin(), reports.end(), [&](const HostReport& r) { return r.isa == isa; });
+  };
+  return any("scalar") ? "" : any("SSE4") ? "baseline" : "avx2";
+}
+
 // An address of a network, as interfaces list it: "10.0.0.1/24".
 struct Address {
   int family = AF_INET;
@@ -105,7 +113,7 @@ class Together {
   Together(const Reports& reports, const CheckRequest& request) : reports_(reports), request_(request) {}
 
   std::vector<Finding> all() {
-    const auto same = [&](const char* check, Severity severity, const auto& value, const char* remedy) {
+    const auto same = [&](const char* check, Severity severity, const auto& value, const std::string& remedy) {
       if (all_alike(reports_, value)) {
         add(check, Severity::kGood, value(reports_.front()).empty() ? "none anywhere" : value(reports_.front()));
       } else {
@@ -140,9 +148,12 @@ class Together {
     same(
         "same-driver", Severity::kWarning, [](const HostReport& r) { return r.driver; },
         "install the same driver on all hosts, where something fails on some of them only");
+    const std::string common = common_instructions(reports_);
     same(
         "same-instructions", Severity::kWarning, [](const HostReport& r) { return r.isa; },
-        "CPU ranks round differently so; for the same bits everywhere: ANNULUS_ISA=avx2 (or baseline), which all have");
+        common.empty() ? "CPU ranks round differently so, and these processors have no vector instructions in common"
+                       : "CPU ranks round differently so; for the same bits everywhere: ANNULUS_ISA=" + common +
+                             ", which all have");
     devices();
     same(
         "same-user", Severity::kWarning, [](const HostReport& r) { return r.user; },
