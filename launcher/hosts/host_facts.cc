@@ -77,6 +77,20 @@ Space space_of(const std::string& path) {
   return space;
 }
 
+// Whether the limit on locked memory does not hold for this process: it has the capability (CAP_IPC_LOCK), and not in a
+// container's own namespace of users, where the kernel takes no notice of it.
+bool locks_any_memory() {
+  constexpr const char* kFirstUsers = "user:[4026531837]";  // PROC_USER_INIT_INO of Linux
+  constexpr uint64_t kIpcLock = uint64_t{1} << 14;
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (!line.starts_with("CapEff:")) continue;
+    return (std::strtoull(line.c_str() + 7, nullptr, 16) & kIpcLock) != 0 &&
+           link_target("/proc/self/ns/user") == kFirstUsers;
+  }
+  return false;
+}
+
 // The file of a library that this process has loaded, by the beginning of its name; empty where none is.
 std::string loaded_library(std::string_view name) {
   struct Search {
@@ -248,8 +262,8 @@ HostReport report_of_this_host(const FactsRequest& request) {
   report.libtorch = libtorch_version(report.libtorch_path);
   add_mpi(report);
   // Ranks raise their number of files to the hard limit (launcher/launch/rank.cc).
-  report.limits = {limit_of(RLIMIT_MEMLOCK, &rlimit::rlim_cur), limit_of(RLIMIT_NOFILE, &rlimit::rlim_max),
-                   limit_of(RLIMIT_NPROC, &rlimit::rlim_cur)};
+  report.limits = {locks_any_memory() ? -1 : limit_of(RLIMIT_MEMLOCK, &rlimit::rlim_cur),
+                   limit_of(RLIMIT_NOFILE, &rlimit::rlim_max), limit_of(RLIMIT_NPROC, &rlimit::rlim_cur)};
   const char* const tmp = std::getenv("TMPDIR");
   report.shm = space_of("/dev/shm");
   report.tmp = space_of(tmp != nullptr && *tmp != '\0' ? tmp : "/tmp");

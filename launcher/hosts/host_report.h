@@ -17,7 +17,7 @@ namespace annulus {
 
 // A limit of the system's that this process has and its ranks inherit (the soft one); -1: unlimited.
 struct Limits {
-  int64_t locked_bytes = -1;  // RLIMIT_MEMLOCK
+  int64_t locked_bytes = -1;  // RLIMIT_MEMLOCK, which does not hold for who has CAP_IPC_LOCK
   int64_t open_files = -1;    // RLIMIT_NOFILE, the hard limit
   int64_t processes = -1;     // RLIMIT_NPROC, which does not hold for root
 };
