@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
-#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <functional>
@@ -266,15 +265,18 @@ class Together {
 
   void clocks() {
     constexpr double kMost = 1;  // s
-    std::vector<std::string> wrong;
-    for (const HostReport& r : reports_) {
-      if (std::abs(r.clock_offset) - r.clock_accuracy < kMost) continue;
-      char text[64];
-      std::snprintf(text, sizeof text, "%.1f s %s", std::abs(r.clock_offset), r.clock_offset > 0 ? "ahead" : "behind");
-      wrong.push_back("that of " + label_of(r) + " is " + text);
-    }
-    if (wrong.empty()) return add("clocks", Severity::kGood, "less than 1 s apart");
-    add("clocks", Severity::kWarning, join(wrong, "; "),
+    // Offsets are against the launcher's clock, which need not be one of these. Each counts as little as it may be.
+    const auto least = [](const HostReport& r) { return r.clock_offset - r.clock_accuracy; };
+    const auto most = [](const HostReport& r) { return r.clock_offset + r.clock_accuracy; };
+    const HostReport& ahead =
+        *std::max_element(reports_.begin(), reports_.end(),
+                          [&](const HostReport& a, const HostReport& b) { return least(a) < least(b); });
+    const HostReport& behind = *std::min_element(
+        reports_.begin(), reports_.end(), [&](const HostReport& a, const HostReport& b) { return most(a) < most(b); });
+    if (least(ahead) - most(behind) < kMost) return add("clocks", Severity::kGood, "less than 1 s apart");
+    char text[64];
+    std::snprintf(text, sizeof text, " is %.1f s behind that of ", ahead.clock_offset - behind.clock_offset);
+    add("clocks", Severity::kWarning, "that of " + label_of(behind) + text + label_of(ahead),
         "have the hosts follow one time server (chrony, systemd-timesyncd: timedatectl set-ntp true): logs and the "
         "times of files mislead otherwise, and tickets and certificates fail");
   }

@@ -253,7 +253,7 @@ TEST(HostChecks, EachFaultAmongHostsIsFoundAndHasItsRemedy) {
         "shared file system"}},
       {{"same-files", e, [](R& r, Q&) { r.files["a.toml"] = "missing: No such file or directory"; },
         "missing: No such file or directory on b", "copy them"}},
-      {{"clocks", w, [](R& r, Q&) { r.clock_offset = -90.5; }, "that of b is 90.5 s behind", "chrony"}},
+      {{"clocks", w, [](R& r, Q&) { r.clock_offset = -90.5; }, "that of b is 90.5 s behind that of a", "chrony"}},
       {{"common-network", w,
         [](R& r, Q&) {
           r.host.interfaces[0].addresses = {"10.0.1.2/24", "fe80::1/64"};
@@ -292,7 +292,7 @@ TEST(HostChecks, WhatMayDifferAmongHosts) {
   reports[1].mpi_library = "Open MPI v4.1.6";
   reports[1].environment["CUDA_VISIBLE_DEVICES"] = "0,1";
   reports[1].clock_offset = 1.5;
-  reports[1].clock_accuracy = 0.8;  // a slow network: the offset may be none
+  reports[1].clock_accuracy = 0.8;  // a slow network: the offset may be less than 1 s
   reports[1].host.machine.gpus.pop_back();
   expect_all_good(check_together(reports, {}));
   reports[1].host.cuda = false;
@@ -300,6 +300,19 @@ TEST(HostChecks, WhatMayDifferAmongHosts) {
   // A file that no host can read is missing on all.
   for (HostReport& r : reports) r.files["b"] = "missing: Permission denied";
   EXPECT_EQ(finding(check_together(reports, {}), "same-files").severity, Severity::kError);
+}
+
+// Between the hosts, wherever the launcher's own clock stands.
+TEST(HostChecks, ClocksAreComparedWithEachOther) {
+  std::vector<HostReport> reports = {well("a", 1), well("b", 2), well("c", 3)};
+  for (HostReport& r : reports) r.clock_offset = 40;
+  EXPECT_EQ(finding(check_together(reports, {}), "clocks").severity, Severity::kGood);
+  reports[0].clock_offset = 0.7;
+  reports[1].clock_offset = 0;
+  reports[2].clock_offset = -0.7;
+  EXPECT_EQ(finding(check_together(reports, {}), "clocks").found, "that of c is 1.4 s behind that of a");
+  reports[2].clock_accuracy = 0.5;
+  EXPECT_EQ(finding(check_together(reports, {}), "clocks").severity, Severity::kGood);
 }
 
 // Networks are compared by their bits: 10.0.0.70 and 10.0.0.130 are neighbours in /24 and not in /26.
