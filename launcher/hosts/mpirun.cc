@@ -14,6 +14,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <memory>
 #include <system_error>
 
@@ -93,6 +94,13 @@ Mpirun find_mpirun() {
 
 namespace {
 
+// Each name once for each of its ranks.
+std::string names_of(const std::vector<std::pair<std::string, int>>& hosts, std::string_view between) {
+  std::vector<std::string> names;
+  for (const auto& [name, ranks] : hosts) names.insert(names.end(), static_cast<size_t>(ranks), name);
+  return join(names, between);
+}
+
 // A host file for every mpirun, by its versions.
 constexpr std::array<const char*, 2> kDefaultHosts = {"OMPI_MCA_orte_default_hostfile",
                                                       "PRTE_MCA_prte_default_hostfile"};
@@ -140,9 +148,9 @@ std::vector<std::string> mpirun_command(const Mpirun& mpirun, const MpirunReques
   }
   if (!map.empty()) argv.insert(argv.end(), {"--map-by", map});
   if (!request.hosts.empty()) {
-    std::vector<std::string> names;
-    for (const auto& [name, ranks] : request.hosts) names.insert(names.end(), static_cast<size_t>(ranks), name);
-    argv.insert(argv.end(), {"--host", join(names, ",")});
+    const bool by_file = !request.hostfile.empty();
+    argv.insert(argv.end(),
+                {by_file ? "--hostfile" : "--host", by_file ? request.hostfile : names_of(request.hosts, ",")});
   }
   if (!request.session_dir.empty()) {
     mca(five ? "--prtemca" : "--mca", five ? "prte_local_tmpdir_base" : "orte_local_tmpdir_base", request.session_dir);
@@ -164,6 +172,21 @@ std::vector<std::string> mpirun_command(const Mpirun& mpirun, const MpirunReques
   argv.insert(argv.end(), request.extra.begin(), request.extra.end());
   argv.insert(argv.end(), request.program.begin(), request.program.end());
   return argv;
+}
+
+bool need_hostfile(const std::vector<std::pair<std::string, int>>& hosts) {
+  constexpr size_t kMostBytes = size_t{127} << 10;
+  size_t bytes = 0;
+  for (const auto& [name, ranks] : hosts) bytes += (name.size() + 1) * static_cast<size_t>(ranks);
+  return bytes > kMostBytes;
+}
+
+void write_hostfile(const std::string& path, const std::vector<std::pair<std::string, int>>& hosts) {
+  errno = 0;
+  std::ofstream file(path);
+  file << names_of(hosts, "\n") << "\n";
+  file.close();
+  if (!file) throw Error(ErrorKind::kResource, "launcher", "cannot write " + path + ": " + std::strerror(errno));
 }
 
 bool daemons_need_shield() {

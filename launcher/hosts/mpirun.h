@@ -35,6 +35,7 @@ struct MpirunRequest {
   std::string session_dir;      // a folder of this launch on this host, for mpirun's own files; empty: $TMPDIR
   // Hosts in the order of their ranks, and how many each has: exactly those. Empty: this host, or as `extra` says.
   std::vector<std::pair<std::string, int>> hosts;
+  std::string hostfile;                 // one that names them (write_hostfile); empty: the command line does
   std::vector<std::string> interfaces;  // that mpirun's daemons reach one another by; empty: all
   std::vector<std::string> forward;     // names of variables handed to every rank, also on other hosts
   std::vector<std::string> extra;       // the user's own, last before the program
@@ -51,6 +52,11 @@ void forget_default_hosts();
 
 // The command line, argv[0] first. Ranks are not bound by mpirun: each binds itself to its place (docs/user-guide.md).
 std::vector<std::string> mpirun_command(const Mpirun& mpirun, const MpirunRequest& request);
+
+// Whether they are more than one argument can name, each once for each of its ranks: Linux takes 128 KiB.
+bool need_hostfile(const std::vector<std::pair<std::string, int>>& hosts);
+// A file of them for MpirunRequest::hostfile, a rank a line. Error(kResource).
+void write_hostfile(const std::string& path, const std::vector<std::pair<std::string, int>>& hosts);
 
 // Slurm sends SIGTERM to the daemons that start ranks on other hosts when a job is cancelled, and they would end their
 // ranks within a second, while the launcher asks these to finish. True inside of an allocation, where the system's

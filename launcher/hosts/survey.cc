@@ -233,6 +233,10 @@ class Survey {
     request.oversubscribe = true;
     request.as_root = geteuid() == 0;
     for (const size_t host : hosts) request.hosts.emplace_back(options_.hosts.hosts[host].name, 1);
+    if (need_hostfile(request.hosts)) {
+      request.hostfile = folder_.path() + "/hosts";
+      write_hostfile(request.hostfile, request.hosts);
+    }
     request.interfaces = options_.interfaces;
     request.session_dir = folder_.path();
     request.forward = forwarded_variables();

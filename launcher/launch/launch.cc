@@ -242,6 +242,7 @@ int run_launch(const LaunchOptions& options) {
   if (options.dry_run) {
     set_env("ANNULUS_LAUNCH_DIR", SessionDir::pattern());
     request.session_dir = SessionDir::pattern();
+    if (need_hostfile(request.hosts)) request.hostfile = request.session_dir + "/hosts";
     request.forward = variables_of_ranks();
     std::printf("%s\nOpen MPI %s would be started as (%s: a fresh folder):\n\n  %s\n", planned->text.c_str(),
                 mpirun.version.c_str(), request.session_dir.c_str(),
@@ -259,6 +260,10 @@ int run_launch(const LaunchOptions& options) {
     set_env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
   }
   request.session_dir = session.path();
+  if (need_hostfile(request.hosts)) {
+    request.hostfile = session.path() + "/hosts";
+    write_hostfile(request.hostfile, request.hosts);
+  }
   request.forward = variables_of_ranks();
   const std::vector<std::string> command = mpirun_command(mpirun, request);
 

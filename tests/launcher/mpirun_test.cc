@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
+#include <fstream>
 
 #include "common/error.h"
 #include "common/text.h"
@@ -134,6 +135,27 @@ TEST(Mpirun, DaemonsThatSlurmSignals) {
       has(mpirun_command({"mpirun", "5.0.3", 5, 0}, r), {"prte_launch_agent", "env --block-signal=TERM prted"}));
   unsetenv("SLURM_JOB_ID");
   EXPECT_FALSE(daemons_need_shield());
+}
+
+// Linux takes 128 KiB in one argument.
+TEST(Mpirun, MoreHostsThanAnArgumentCanName) {
+  MpirunRequest r = request();
+  r.hosts = {{"node0001", 14000}, {"node0002", 2}};
+  EXPECT_FALSE(need_hostfile(r.hosts));
+  r.hosts = {{"node0002", 1}, {"node0001", 15000}};
+  ASSERT_TRUE(need_hostfile(r.hosts));
+  r.hostfile = testing::TempDir() + "/hosts";
+  write_hostfile(r.hostfile, r.hosts);
+  std::ifstream file(r.hostfile);
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(file, line);) lines.push_back(line);
+  ASSERT_EQ(lines.size(), 15001U);
+  EXPECT_EQ(lines.front(), "node0002");
+  EXPECT_EQ(lines.back(), "node0001");
+  const std::vector<std::string> command = mpirun_command({"mpirun", "4.1.4", 4, 1}, r);
+  EXPECT_TRUE(has(command, {"--map-by", "seq", "--hostfile", r.hostfile}));
+  for (const std::string& word : command) EXPECT_LT(word.size(), 1000U);
+  EXPECT_THROW(write_hostfile("/no such folder/hosts", r.hosts), Error);
 }
 
 TEST(Mpirun, HostsInTheOrderOfTheirRanks) {
