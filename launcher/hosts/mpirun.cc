@@ -21,6 +21,7 @@
 #include "common/environment.h"
 #include "common/error.h"
 #include "common/text.h"
+#include "launcher/hosts/host_list.h"
 
 extern char** environ;
 
@@ -181,7 +182,12 @@ bool need_hostfile(const std::vector<std::pair<std::string, int>>& hosts) {
   return bytes > kMostBytes;
 }
 
-void write_hostfile(const std::string& path, const std::vector<std::pair<std::string, int>>& hosts) {
+void write_hostfile(const std::string& path, std::vector<std::pair<std::string, int>> hosts) {
+  std::array<char, 256> own{};
+  gethostname(own.data(), own.size() - 1);
+  for (auto& [name, ranks] : hosts) {
+    if (is_this_host(name)) name = own.data();  // in a file mpirun knows its own host by no other name
+  }
   errno = 0;
   std::ofstream file(path);
   file << names_of(hosts, "\n") << "\n";

@@ -56,7 +56,7 @@ std::vector<std::string> mpirun_command(const Mpirun& mpirun, const MpirunReques
 // Whether they are more than one argument can name, each once for each of its ranks: Linux takes 128 KiB.
 bool need_hostfile(const std::vector<std::pair<std::string, int>>& hosts);
 // A file of them for MpirunRequest::hostfile, a rank a line. Error(kResource).
-void write_hostfile(const std::string& path, const std::vector<std::pair<std::string, int>>& hosts);
+void write_hostfile(const std::string& path, std::vector<std::pair<std::string, int>> hosts);
 
 // Slurm sends SIGTERM to the daemons that start ranks on other hosts when a job is cancelled, and they would end their
 // ranks within a second, while the launcher asks these to finish. True inside of an allocation, where the system's
