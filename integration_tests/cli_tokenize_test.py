@@ -3,7 +3,6 @@
 ids themselves are the affair of tests/tokenization."""
 
 import fcntl
-import json
 import os
 import pty
 import re

@@ -4,7 +4,6 @@ zigzag ring; in bf16; and what is refused."""
 
 import os
 import sys
-import unittest
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [HERE, os.path.dirname(HERE)]

@@ -14,6 +14,7 @@
 #include <functional>
 #include <numeric>
 
+#include "comm/launch_info.h"
 #include "common/environment.h"
 #include "common/error.h"
 #include "common/text.h"
@@ -124,24 +125,6 @@ void expand_names(const std::string& text, size_t at, const std::function<void(c
   }
 }
 
-// "2(x3),1" -> 2, 2, 2, 1.
-std::vector<int> expand_counts(const std::string& text) {
-  std::vector<int> counts;
-  for (const std::string& part : split(text, ',')) {
-    const size_t open = part.find("(x");
-    const std::optional<int> count = whole_number(std::string_view(part).substr(0, open), 1, kMostSlots);
-    std::optional<int> times = 1;
-    if (open != std::string::npos) {
-      times = part.ends_with(')') ? whole_number(std::string_view(part).substr(open + 2, part.size() - open - 3), 1,
-                                                 static_cast<int>(kMostHosts))
-                                  : std::nullopt;
-    }
-    if (!count || !times) refuse(ErrorKind::kUsage, "SLURM_TASKS_PER_NODE", "\"" + text + "\" cannot be read");
-    counts.insert(counts.end(), static_cast<size_t>(*times), *count);
-  }
-  return counts;
-}
-
 }  // namespace
 
 HostList parse_hosts(std::string_view text, std::string_view where) {
@@ -207,7 +190,7 @@ std::optional<HostList> hosts_of_slurm() {
   const char* const tasks = text_from_environment("SLURM_TASKS_PER_NODE");
   const bool asked = text_from_environment("SLURM_NTASKS") || text_from_environment("SLURM_NTASKS_PER_NODE");
   if (asked && tasks != nullptr) {
-    slots = expand_counts(tasks);
+    slots = slurm_tasks_per_node("SLURM_TASKS_PER_NODE");
     if (slots.size() != names.size()) {
       refuse(ErrorKind::kUsage, "SLURM_TASKS_PER_NODE",
              "\"" + std::string(tasks) + "\" is of " + counted(static_cast<int64_t>(slots.size()), "host") +
