@@ -166,7 +166,7 @@ class DoctorVerb : public Verb {
   void declare(CLI::App& app) override {
     app.add_option("--hosts", hosts_, "look at these hosts, a:8,b:8, which mpirun starts processes on")
         ->type_name("LIST");
-    app.add_option("--hostfile", hostfile_, "look at the hosts of a file of mpirun's")->type_name("FILE");
+    app.add_option("--hostfile", hostfile_, "look at the hosts of a file, one a line: NAME slots=8")->type_name("FILE");
     app.add_option("-n,--np", ranks_, "for N ranks in all (default: one per GPU, without GPUs one per NUMA node)")
         ->type_name("N")
         ->check(CLI::Range(1, 65536));
@@ -244,11 +244,15 @@ class DoctorVerb : public Verb {
       d.reports.push_back(std::move(here));
       return d;
     }
+    CheckRequest asked = request();
+    if (asked.ranks.empty()) {
+      for (const HostReport& report : d.reports) asked.ranks.push_back(default_ranks(report));
+    }
     for (size_t i = 0; i < d.reports.size(); ++i) {
-      const std::vector<Finding> own = check_host(d.reports[i], request(), i);
+      const std::vector<Finding> own = check_host(d.reports[i], asked, i);
       d.findings.insert(d.findings.end(), own.begin(), own.end());
     }
-    const std::vector<Finding> together = check_together(d.reports, request());
+    const std::vector<Finding> together = check_together(d.reports, asked);
     d.findings.insert(d.findings.end(), together.begin(), together.end());
     return d;
   }

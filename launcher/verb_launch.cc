@@ -27,8 +27,9 @@ class LaunchVerb : public Verb {
                    "the hosts that the ranks run on and how many each may have, a:8,b:8 (default: those of Slurm's "
                    "allocation, else this one)")
         ->type_name("LIST");
-    app.add_option("--hostfile", hostfile_, "a file of them, one a line: NAME slots=8")->type_name("FILE");
-    app.add_flag("--dry-run", options_.dry_run, "print the placement and the mpirun command; start nothing");
+    app.add_option("--hostfile", hostfile_, "a file of hosts, one a line: NAME slots=8")->type_name("FILE");
+    app.add_flag("--dry-run", options_.dry_run,
+                 "print the placement and the mpirun command; start no rank (other hosts are asked what they are)");
     app.add_option(
         "--log-dir", options_.log_dir,
         "folder for the log files of the ranks, or for a new folder of them where it holds those of an earlier "

@@ -4,7 +4,8 @@ tests that have called require() and then namespaces.isolate(): the ports are fi
     with Slurm(2) as slurm:
         slurm.run(["salloc", "-N", "2", "-n", "4", ...])
 
-As on clusters (proctrack/cgroup), what is signalled of a job are the processes that Slurm itself has started.
+What is signalled of a job are the process groups that Slurm itself has started (proctrack/pgid), which is less than
+proctrack/cgroup ends on clusters.
 
 The nodes n1, n2, ... have a name and a /dev/shm of their own, and talk over this network.
 """

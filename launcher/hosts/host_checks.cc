@@ -16,7 +16,7 @@ constexpr int64_t kMiB = int64_t{1} << 20, kGiB = int64_t{1} << 30;
 class Checks {
  public:
   Checks(const HostReport& report, const CheckRequest& request, size_t i) : r_(report), request_(request) {
-    ranks_here_ = i < request.ranks.size() ? request.ranks[i] : default_ranks();
+    ranks_here_ = i < request.ranks.size() ? request.ranks[i] : default_ranks(report);
     ranks_ = 0;
     for (const int ranks : request.ranks) ranks_ += ranks;
     ranks_ = std::max(ranks_, ranks_here_);
@@ -47,11 +47,6 @@ class Checks {
   }
 
  private:
-  int default_ranks() const {
-    const Machine& machine = r_.host.machine;
-    const size_t parts = r_.host.cuda && !machine.gpus.empty() ? machine.gpus.size() : machine.numa_nodes.size();
-    return std::max(1, static_cast<int>(parts));
-  }
   // Ranks that compute on GPUs of their own.
   bool on_gpus() const { return r_.host.cuda && request_.device != "cpu" && !r_.host.machine.gpus.empty(); }
 
@@ -440,6 +435,12 @@ class Checks {
 };
 
 }  // namespace
+
+int default_ranks(const HostReport& report) {
+  const Machine& machine = report.host.machine;
+  const size_t parts = report.host.cuda && !machine.gpus.empty() ? machine.gpus.size() : machine.numa_nodes.size();
+  return std::max(1, static_cast<int>(parts));
+}
 
 std::vector<Finding> check_host(const HostReport& report, const CheckRequest& request, size_t i) {
   return Checks(report, request, i).all();

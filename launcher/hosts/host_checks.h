@@ -30,11 +30,14 @@ struct Finding {
 
 // What a job asks of hosts.
 struct CheckRequest {
-  std::vector<int> ranks = {};  // of each host; empty: one a GPU, without GPUs one a NUMA node
+  std::vector<int> ranks = {};  // of each host; empty, for a single host: default_ranks
   std::vector<std::string> interfaces = {};
   std::string device = "auto";
   bool by_launch = false;  // `launch` starts the ranks, and sees itself to what plain mpirun has to be told
 };
+
+// How many ranks a host has that nobody gave a number: one a GPU, without GPUs one a NUMA node.
+int default_ranks(const HostReport& report);
 
 // Of one host alone, the i-th of the request: at least one finding for each check.
 std::vector<Finding> check_host(const HostReport& report, const CheckRequest& request, size_t i);

@@ -1,5 +1,5 @@
-// The report of the host that this process runs on. The verb `host` prints it (hidden; the survey starts it on every
-// host), `doctor` and `launch` call it for their own.
+// The report of the host that this process runs on. The verb `host` (hidden; the survey starts it on every host)
+// sends it to the launcher; `doctor` and `launch` call it for their own.
 #pragma once
 
 #include <string>

@@ -73,7 +73,7 @@ struct HostReport {
       environment;                           // ANNULUS_*, NCCL_*, UCX_*, OMPI_*, CUDA_VISIBLE_DEVICES, OMP_NUM_THREADS
   std::map<std::string, std::string> files;  // files that the job reads, as typed -> what stands for their content
                                              // (digest_of_file), or "missing: ..."
-  // What this host could not connect to over TCP: "b at 10.0.0.2:41234: Connection timed out".
+  // What this host could not connect to over TCP: "b at 10.0.0.2:41234 (Connection timed out)".
   std::vector<std::string> unreachable;
 };
 

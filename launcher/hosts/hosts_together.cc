@@ -150,8 +150,8 @@ class Together {
     const std::string common = common_instructions(reports_);
     same(
         "same-instructions", Severity::kWarning, [](const HostReport& r) { return r.isa; },
-        common.empty() ? "CPU ranks round differently so, and these processors have no vector instructions in common"
-                       : "CPU ranks round differently so; for the same bits everywhere: ANNULUS_ISA=" + common +
+        common.empty() ? "CPU ranks then round differently, and these processors have no vector instructions in common"
+                       : "CPU ranks then round differently; for the same bits everywhere: ANNULUS_ISA=" + common +
                              ", which all have");
     devices();
     same(
@@ -229,7 +229,7 @@ class Together {
         return it == r.environment.end() ? std::string("unset") : name + "=" + it->second;
       };
       // Which of its devices a host shows is its own matter.
-      if (name != "CUDA_VISIBLE_DEVICES" && !all_alike(reports_, value)) {
+      if (name != "CUDA_VISIBLE_DEVICES" && name != "NCCL_HOSTID" && !all_alike(reports_, value)) {
         differing.push_back(values_text(reports_, value) + " (" + name + ")");
       }
     }
@@ -305,8 +305,7 @@ class Together {
             (request_.interfaces.empty() ? "" : " by " + join(request_.interfaces, ", ")) +
             ": what they send is routed, or does not arrive",
         "name interfaces of one network with --interfaces (`annulus topology --hosts ...` lists them); where a router "
-        "is "
-        "meant to join them, all is well");
+        "is meant to join them, all is well");
   }
 
   // A bridge of docker's or libvirt's has the same address on every host: MPI would connect to itself.
@@ -324,8 +323,7 @@ class Together {
     if (doubles.empty()) return add("different-addresses", Severity::kGood, "each address belongs to one host");
     add("different-addresses", Severity::kWarning, join(doubles, "; "),
         "name the interfaces that join the hosts with --interfaces: otherwise MPI and NCCL may try such an address, "
-        "which "
-        "leads back to the own host");
+        "which leads back to the same host");
   }
 
   void reachable() {

@@ -22,7 +22,7 @@ struct LaunchOptions {
   int context = 1;                    // ranks of a ring (Verb::context)
   std::string device = "cpu";         // what its ranks compute on (Verb::device)
   Network network;                    // of the job: what was typed, else the verb's
-  bool dry_run = false;               // print the placement and the mpirun command, start nothing
+  bool dry_run = false;               // print the placement and the mpirun command, start no rank
   std::string log_dir;                // empty: runs/logs/DATE-TIME-PID below the current folder
   double grace_seconds = 30;          // from the first Ctrl-C until ranks are ended
   std::vector<std::string> mpi_args;  // handed to mpirun as they are
