@@ -13,6 +13,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <latch>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <thread>
@@ -132,24 +133,34 @@ TEST_F(SurveyTest, TheUserMayStopItWhileMpirunDoesNotEnd) {
   close(options_.stop_fd);
 }
 
-// It resets its connection behind a report that is read all the same, so that the next write to it fails.
+// It resets its connection behind a report that is read all the same, so that the next write to it fails. The launcher
+// waits meanwhile, asking whether it shall stop.
 TEST_F(SurveyTest, AHostThatLeavesWhileItIsWrittenToIsNamed) {
   const std::string fifo = folder_ / "fifo";
   ASSERT_EQ(mkfifo(fifo.c_str(), 0600), 0);
   make_mpirun("exec cat fifo", "exit 0");
+  std::latch asks(1), left(1);
+  options_.stop_fd = eventfd(0, EFD_CLOEXEC);
+  options_.stop = [&] {
+    eventfd_t count = 0;
+    EXPECT_EQ(eventfd_read(options_.stop_fd, &count), 0);
+    asks.count_down();
+    left.wait();
+    return false;
+  };
   std::thread one([&, back = channel_.address()] {
     const int launcher = call_back(back, "survey", 0, "report", seconds(30));
     EXPECT_TRUE(wait_for(launcher, POLLIN, soon()));  // a request that stays unread
-    HostReport report;
-    report.name = std::string(900000, 'a');
-    report.version = kVersion;
-    report.host.machine = Machine::from_synthetic("pack:1 [numa] core:2 pu:1", "a");
-    write_all(launcher, survey_line({{"report", report_to_json(report)}}) + "\n", soon());
+    EXPECT_EQ(eventfd_write(options_.stop_fd, 1), 0);
+    asks.wait();
+    write_all(launcher, report_line("a") + "\n", soon());
     close(launcher);
+    left.count_down();
     std::ofstream(fifo) << "";  // mpirun ends
   });
   const std::string said = refusal(ErrorKind::kUnavailable);
   one.join();
+  close(options_.stop_fd);
   EXPECT_NE(said.find("host hosta of --hosts did not report"), std::string::npos) << said;
 }
 
