@@ -298,6 +298,8 @@ class CommandLineTest(cli.CliTest):
             ("did you mean \"--dry-run\"", "launch", "-n", "2", "--dryrun", "selftest", "print"),
             ("did you mean \"--code\"", "launch", "-n", "2", "selftest", "exit", "--cod", "3"),
             ("in one process", "launch", "-n", "2", "topology"),
+            ('--hosts: "" is no name of a host', "launch", "--hosts", "", "-n", "2", "selftest", "print"),
+            ('--hosts: "" is no name of a host', "topology", "--hosts", ""),
             ("did you mean \"topology\"", "topologie"),
             ("did you mean \"print\"", "selftest", "prnt"),
             ("--code is an option of exit, and the test is exchange", "selftest", "exchange", "--code", "5", "--deaf"),

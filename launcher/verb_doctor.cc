@@ -187,11 +187,11 @@ class DoctorVerb : public Verb {
     // What is typed comes before the environment, as for `launch`.
     network_ = parse_network(interfaces_, "", "auto", "doctor --interfaces");
     if (network_.interfaces.empty()) network_ = network_from_environment({});
-    if (!hosts_.empty() && !hostfile_.empty()) {
+    if (hosts_ && hostfile_) {
       throw Error(ErrorKind::kUsage, "launcher", "doctor takes --hosts or --hostfile, not both");
     }
-    if (!hosts_.empty()) list_ = parse_hosts(hosts_, "--hosts");
-    if (!hostfile_.empty()) list_ = read_hostfile(hostfile_);
+    if (hosts_) list_ = parse_hosts(*hosts_, "--hosts");
+    if (hostfile_) list_ = read_hostfile(*hostfile_);
     if (!list_) {
       list_ = hosts_of_slurm();
       if (list_ && list_->hosts.size() < 2 && is_this_host(list_->hosts.front().name)) list_.reset();
@@ -274,7 +274,8 @@ class DoctorVerb : public Verb {
     std::printf("%s\n", all.dump(2, ' ', false, Json::error_handler_t::replace).c_str());
   }
 
-  std::string hosts_, hostfile_, device_ = "auto", interfaces_;
+  std::optional<std::string> hosts_, hostfile_;
+  std::string device_ = "auto", interfaces_;
   int ranks_ = 0;
   bool all_ = false, json_ = false;
   Network network_;

@@ -3,6 +3,7 @@
 #include <charconv>
 #include <cstdlib>
 #include <numeric>
+#include <optional>
 
 #include "common/error.h"
 #include "common/text.h"
@@ -118,21 +119,21 @@ class LaunchVerb : public Verb {
 
  private:
   void take_hosts() {
-    const std::string typed = !hosts_.empty() ? "--hosts" : !hostfile_.empty() ? "--hostfile" : "";
+    const std::string typed = hosts_ ? "--hosts" : hostfile_ ? "--hostfile" : "";
     if (!typed.empty()) forget_default_hosts();
     const std::string named = hosts_named_by(options_.mpi_args);
     const auto refuse = [](const std::string& what) { throw Error(ErrorKind::kUsage, "launcher", what); };
-    if (!hosts_.empty() && !hostfile_.empty()) refuse("launch takes --hosts or --hostfile, not both");
+    if (hosts_ && hostfile_) refuse("launch takes --hosts or --hostfile, not both");
     if (!typed.empty() && !named.empty()) {
       refuse("the hosts are named twice, by " + typed + " and, to mpirun, by " + named + "; leave out one of them");
     }
-    if (!hosts_.empty()) options_.hosts = parse_hosts(hosts_, typed);
-    if (!hostfile_.empty()) options_.hosts = read_hostfile(hostfile_);
+    if (hosts_) options_.hosts = parse_hosts(*hosts_, typed);
+    if (hostfile_) options_.hosts = read_hostfile(*hostfile_);
     if (typed.empty() && named.empty()) options_.hosts = hosts_of_slurm();
   }
 
   LaunchOptions options_;
-  std::string hosts_, hostfile_;
+  std::optional<std::string> hosts_, hostfile_;
   std::string ranks_;
   std::string mpi_args_;
   std::string interfaces_, hcas_, rank_hca_;

@@ -179,8 +179,8 @@ class TopologyVerb : public Verb {
   Gathered gather() const {
     Gathered all;
     std::optional<HostList> list;
-    if (!hosts_.empty()) list = parse_hosts(hosts_, "topology --hosts");
-    if (!hostfile_.empty()) list = read_hostfile(hostfile_);
+    if (hosts_) list = parse_hosts(*hosts_, "topology --hosts");
+    if (hostfile_) list = read_hostfile(*hostfile_);
     if (!list && load_.empty() && xml_.empty()) list = hosts_of_slurm();
     if (list) {
       for (const HostSlots& host : list->hosts) all.slots.push_back(host.slots);
@@ -206,7 +206,8 @@ class TopologyVerb : public Verb {
   }
 
   std::vector<std::string> xml_;
-  std::string hosts_, hostfile_, load_, save_, svg_;
+  std::optional<std::string> hosts_, hostfile_;
+  std::string load_, save_, svg_;
   std::optional<int64_t> ranks_;
   int64_t context_ = 0;
   std::string device_ = "auto";

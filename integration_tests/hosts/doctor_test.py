@@ -124,6 +124,7 @@ class DoctorTest(unittest.TestCase):
     def test_what_cannot_be_asked_for(self):
         for args, text in (
             (["--hosts", "a b"], "--hosts"),
+            (["--hosts", ""], "\"\" is no name of a host"),
             (["--hosts", "-x"], "--hosts"),
             (["--hosts", "a", "--hostfile", "f"], "not both"),
             (["--hostfile", "no such; file"], "no such; file"),
