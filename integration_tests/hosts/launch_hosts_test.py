@@ -205,7 +205,7 @@ class FaultyHostsTest(OverHosts):
         self.assert_refused(5, r"config\.toml", *self.TWO, "train", "config.toml")
 
     def test_a_host_that_gets_no_rank_stops_nothing(self):
-        self.put("host3", CONFIG.replace("0.01", "0.02").encode(), self.path("config.toml"))
+        self.put("host3", cli.tiny_config(3, optimizer={"lr": 0.02}).encode(), self.path("config.toml"))
         code, out, err = self.launch("-n", "2", "--hosts", "host1:1,Host2:1,host3:1", "train", "config.toml")
         self.assertEqual(code, 0, err)
         self.assertNotIn("same-files", err)
