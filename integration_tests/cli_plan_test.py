@@ -121,11 +121,11 @@ class BenchTest(cli.CliTest):
         self.assertEqual(code, 0, err)
         rows = {}
         for line in out.splitlines():
-            found = re.match(r" +([124]) +([\d.]+) +([\d.]+)(.*)", line)
+            found = re.match(r" +([124]|1, \w+) +([\d.]+) +([\d.]+)(.*)", line)
             if found:
-                rows[int(found[1])] = [float(x) for x in found[4].split()]
-        self.assertEqual(sorted(rows), [1, 2, 4])
-        for ranks in (2, 4):
+                rows[found[1]] = [float(x) for x in found[4].split()]
+        self.assertEqual(sorted(rows), ["1, LibTorch", "1, annulus", "2", "4"])
+        for ranks in ("2", "4"):
             self.assertEqual(rows[ranks][2], 1.0, out)  # bytes sent over bytes planned
             self.assertGreaterEqual(rows[ranks][3], 1.0, out)  # over the lower bound
 

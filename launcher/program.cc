@@ -54,6 +54,7 @@ std::string overview() {
         "  test       every test, or the targets named\n"
         "  examples   build and run examples/cpp, a workspace that uses annulus\n"
         "  torch      build the library for PyTorch, and print where it is\n"
+        "  wheel      make the wheel `annulus` for PyTorch, and print where it is\n"
         "  install    copy what running takes to a folder, for other hosts\n"
         "  setup      show what the build needs and what was found, and install what is missing\n";
   }

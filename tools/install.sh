@@ -19,8 +19,6 @@ prefix=$1
 python3 tools/install.py --check "$prefix" # before anything takes time
 tools/setup.sh
 . tools/live.sh
-config=()
-[[ $'\n'$(<.bazel/setup)$'\n' == *$'\ncuda 1\n'* ]] && config=(--config=cuda)
-build_or_exit "${config[@]}" //launcher:annulus //benchmarks/program:annulus_bench //tools:libannulus.so
+build_or_exit //launcher:annulus //benchmarks/program:annulus_bench //tools:libannulus.so
 headers=$(bazel query --noshow_progress 'filter("^//.*[.]h$", kind("source file", deps(//tools:libannulus.so)))')
 python3 tools/install.py --bin .bazel/bin --headers "$headers" "$prefix"

@@ -73,10 +73,12 @@ compiler_messages() { # LOG
 }
 
 # For scripts that build one thing: builds it, and exits where that fails or is interrupted.
-build_or_exit() { # [OPTION] TARGETS...
-  local log rc=0
+# For CUDA where set-up found it. In the repository, after set-up.
+build_or_exit() { # TARGETS...
+  local log rc=0 config=()
+  ! grep -qx 'cuda 1' .bazel/setup || config=(--config=cuda)
   log=$(mktemp)
-  bazel build --curses=no --color=no --show_progress_rate_limit=0.3 "$@" 2>&1 | follow_bazel "$log" || rc=$?
+  bazel build ${config[@]+"${config[@]}"} --curses=no --color=no --show_progress_rate_limit=0.3 "$@" 2>&1 | follow_bazel "$log" || rc=$?
   ((rc == 0)) || compiler_messages "$log" >&2
   rm -f "$log"
   if ((rc == 8 || rc == 130)); then exit 130; fi # Ctrl-C

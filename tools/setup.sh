@@ -164,7 +164,7 @@ look_for_bazel() {
   local path version
   if ! path=$(command -v bazel); then
     if grep -qs '^VERSION_ID="22.04"' /etc/os-release && grep -qs '^ID=ubuntu' /etc/os-release; then
-      fail "Ubuntu 22.04 brings Bazel 3.5, which is too old (4.2 to 7 are supported): install one from bazel.build, or" \
+      fail "Ubuntu 22.04 brings Bazel 3.5, which is too old (4.2 to 8 are supported): install one from bazel.build, or" \
         "bazelisk under the name bazel with USE_BAZEL_VERSION=7.6.1, and toml++ 3 from its source."
     fi
     lack Bazel "no bazel" bazel-bootstrap bazel-rules-java

@@ -241,7 +241,7 @@ void check_shape(const PatternSpec& spec, const AttentionShape& shape) {
   if (shape.q_len != shape.k_len) {
     refuse_plan("dilated attention needs as many keys as queries, got " + number_of(shape.q_len, "query", "queries") +
                 " and " + counted(shape.k_len, "key") +
-                "; full, causal, window, blocks and documents take both lengths");
+                "; full, causal, window, blocks, slices and documents take both lengths");
   }
   const int64_t branches = static_cast<int64_t>(spec.dilated.segment_lengths.size());
   if (spec.dilated.combine == DilatedSpec::Combine::kMean && branches > shape.heads) {

@@ -1,5 +1,5 @@
-// Needs: which key rows of one rank the queries of another rank meet. Schedules send no others. Internal to
-// attention/plan.
+// Needs: which key rows of one rank the queries of another rank meet. Schedules send no others, but all-gather sends
+// each rank what any rank needs. Internal to attention/plan.
 //
 // Rows are held as bits, one for each row of the owner, separately for each class: batch rows and kv heads that every
 // slice of the pattern treats alike. What is found serves all programs of a plan: an object is made once for them.
