@@ -9,7 +9,6 @@
 
 #include "comm/checks.h"
 #include "comm/mpi/mpi_internal.h"
-#include "comm/single_copy.h"
 #include "comm/watchdog.h"
 #include "common/error.h"
 
@@ -42,8 +41,8 @@ void set_transport() {
   // between which waiting ranks sleep and others compute. So many that a call moves a megabyte, a quarter of what a
   // rank has for its messages by default.
   setenv("OMPI_MCA_pml_ob1_send_pipeline_depth", "32", 0);
-  // Open MPI copies a message once, out of the sender's memory, without asking whether the kernel lets it.
-  if (may_copy_between_processes()) return;
+  // Copying once, out of another process's memory, needs ptrace permission, which containers withhold, and is slower
+  // from 4 MiB on (docs/performance.md, "Communication").
   setenv("OMPI_MCA_btl_vader_single_copy_mechanism", "none", 0);
   setenv("OMPI_MCA_btl_sm_single_copy_mechanism", "none", 0);
 }

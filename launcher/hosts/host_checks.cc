@@ -384,7 +384,7 @@ class Checks {
         "the kernel forbids process_vm_readv between processes of this user" +
             std::string(r_.ptrace_scope >= 2 ? " (kernel.yama.ptrace_scope is " + std::to_string(r_.ptrace_scope) + ")"
                                              : "") +
-            ": MPI copies each message twice",
+            ": other programs of MPI copy each message twice; annulus does so anyway",
         r_.ptrace_scope >= 2
             ? "sysctl kernel.yama.ptrace_scope=1 (3 lasts until the next boot)"
             : "in a container: docker run --cap-add=SYS_PTRACE, in Kubernetes securityContext.capabilities.add: "

@@ -5,10 +5,13 @@
 #include <fcntl.h>
 #include <link.h>
 #include <pwd.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <sys/uio.h>
 #include <sys/utsname.h>
+#include <sys/wait.h>
 #include <torch/version.h>
 #include <unistd.h>
 
@@ -19,6 +22,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
@@ -27,7 +31,6 @@
 #include <string_view>
 
 #include "comm/nccl/nccl_communicator.h"
-#include "comm/single_copy.h"
 #include "common/checksum.h"
 #include "common/error.h"
 #include "common/version.h"
@@ -174,6 +177,51 @@ void add_devices(HostReport& report) {
   report.peer_access = peer_access();
 }
 
+// Whether a process of this user may read another's memory. As Open MPI does it: between two processes that a third has
+// started, the one that is read from having said that it may be. Only what is safe after a fork is called.
+bool cma_works() {
+  static volatile char word = 'x';  // at the same address in all three
+  std::array<int, 2> ready{}, done{};
+  if (pipe2(ready.data(), O_CLOEXEC) != 0) return false;
+  if (pipe2(done.data(), O_CLOEXEC) != 0) {
+    close(ready[0]), close(ready[1]);
+    return false;
+  }
+  const pid_t target = fork();
+  if (target == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);
+    close(done[1]);
+    char byte = 'r';
+    if (write(ready[1], &byte, 1) == 1) {
+      while (read(done[0], &byte, 1) < 0 && errno == EINTR) {
+      }
+    }
+    _exit(0);
+  }
+  close(ready[1]), close(done[0]);
+  char byte = 0;
+  pid_t reader = -1;
+  bool works = false;
+  if (target > 0 && read(ready[0], &byte, 1) == 1) reader = fork();
+  if (reader == 0) {
+    char got = 0;
+    const iovec local{&got, 1}, remote{const_cast<char*>(&word), 1};
+    _exit(process_vm_readv(target, &local, 1, &remote, 1, 0) == 1 && got == 'x' ? 0 : 1);
+  }
+  const auto reap = [](pid_t child, int& status) {
+    pid_t reaped;
+    while ((reaped = waitpid(child, &status, 0)) < 0 && errno == EINTR) {
+    }
+    return reaped == child;
+  };
+  int status = 0;
+  if (reader > 0 && reap(reader, status)) works = WIFEXITED(status) && WEXITSTATUS(status) == 0;
+  close(ready[0]), close(done[1]);
+  if (target > 0) reap(target, status);
+  return works;
+}
+
 // Variables that say something to us, NCCL, UCX or MPI and that a user sets: not those by which mpirun and `launch`
 // tell a rank what it is, which differ everywhere, and no secret.
 bool is_of_interest(std::string_view name) {
@@ -269,7 +317,7 @@ HostReport report_of_this_host(const FactsRequest& request) {
   report.tmp = space_of(tmp != nullptr && *tmp != '\0' ? tmp : "/tmp");
   report.work = space_of(fs::current_path(error).string());
   if (!(std::ifstream("/proc/sys/kernel/yama/ptrace_scope") >> report.ptrace_scope)) report.ptrace_scope = -1;
-  report.cma = may_copy_between_processes();
+  report.cma = cma_works();
   report.host = this_host();
   if (request.devices) add_devices(report);
   report.environment = environment_of_interest();
