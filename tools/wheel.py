@@ -22,7 +22,8 @@ import tempfile
 import zipfile
 
 # Comes with torch, which is imported first.
-TORCHS = ["libtorch.so", "libtorch_cpu.so", "libtorch_cuda.so", "libc10.so", "libc10_cuda.so", "libgomp.so.1"]
+TORCHS = ["libtorch.so", "libtorch_cpu.so", "libtorch_cuda.so", "libc10.so", "libc10_cuda.so", "libgomp.so.1", "libcudart.so.12",
+          "libcudart.so.13"]
 
 METADATA = """\
 Metadata-Version: 2.4
