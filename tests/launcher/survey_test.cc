@@ -56,6 +56,7 @@ class SurveyTest : public testing::Test {
   SurveyTest() : folder_(std::filesystem::path(testing::TempDir()) / "survey; of \"hosts\"") {
     std::filesystem::remove_all(folder_);
     std::filesystem::create_directories(folder_);
+    EXPECT_EQ(mkfifo(fifo_.c_str(), 0600), 0);
   }
   ~SurveyTest() override {
     unsetenv("MPIRUN");
@@ -96,15 +97,14 @@ class SurveyTest : public testing::Test {
   }
 
   const std::filesystem::path folder_;
+  const std::string fifo_ = folder_ / "fifo";  // who reads it waits until the test writes to it, or kills the reader
   BackChannel channel_{{}};
   SurveyOptions options_{.hosts = {{{"hosta", 1}}, "--hosts"}};
 };
 
 TEST_F(SurveyTest, ReportsComeBack) {
-  const std::string fifo = folder_ / "fifo";
-  ASSERT_EQ(mkfifo(fifo.c_str(), 0600), 0);
   make_mpirun("exec cat fifo", "exit 1");
-  std::thread one = host(well, [&] { std::ofstream(fifo) << ""; });  // mpirun ends with its processes
+  std::thread one = host(well, [&] { std::ofstream(fifo_) << ""; });  // mpirun ends with its processes
   const std::vector<HostReport> reports = survey(options_, channel_);
   one.join();
   ASSERT_EQ(reports.size(), 1U);
@@ -114,7 +114,7 @@ TEST_F(SurveyTest, ReportsComeBack) {
 
 // As ssh's master of later connections holds what it was given as its standard error.
 TEST_F(SurveyTest, AnMpirunHasEndedThoughItsOutputIsHeld) {
-  const std::string hold = "sleep 1000 & echo $! >> held; echo 'ssh: connect to host hosta: No route to host'; exit 1";
+  const std::string hold = "cat fifo & echo $! >> held; echo 'ssh: connect to host hosta: No route to host'; exit 1";
   make_mpirun(hold, hold);
   options_.timeout = seconds(10);  // when one that waits for the end of the output gives up
   const std::string said = refusal(ErrorKind::kUnavailable);
@@ -124,7 +124,7 @@ TEST_F(SurveyTest, AnMpirunHasEndedThoughItsOutputIsHeld) {
 }
 
 TEST_F(SurveyTest, TheUserMayStopItWhileMpirunDoesNotEnd) {
-  make_mpirun("exec sleep 1000", "exit 1");
+  make_mpirun("exec cat fifo", "exit 1");
   options_.stop_fd = eventfd(0, EFD_CLOEXEC);
   options_.stop = [] { return true; };
   std::thread one = host(well, [&] { EXPECT_EQ(eventfd_write(options_.stop_fd, 1), 0); });
@@ -136,8 +136,6 @@ TEST_F(SurveyTest, TheUserMayStopItWhileMpirunDoesNotEnd) {
 // It resets its connection behind a report that is read all the same, so that the next write to it fails. The launcher
 // waits meanwhile, asking whether it shall stop.
 TEST_F(SurveyTest, AHostThatLeavesWhileItIsWrittenToIsNamed) {
-  const std::string fifo = folder_ / "fifo";
-  ASSERT_EQ(mkfifo(fifo.c_str(), 0600), 0);
   make_mpirun("exec cat fifo", "exit 0");
   std::latch asks(1), left(1);
   options_.stop_fd = eventfd(0, EFD_CLOEXEC);
@@ -156,7 +154,7 @@ TEST_F(SurveyTest, AHostThatLeavesWhileItIsWrittenToIsNamed) {
     write_all(launcher, report_line("a") + "\n", soon());
     close(launcher);
     left.count_down();
-    std::ofstream(fifo) << "";  // mpirun ends
+    std::ofstream(fifo_) << "";  // mpirun ends
   });
   const std::string said = refusal(ErrorKind::kUnavailable);
   one.join();
@@ -165,7 +163,7 @@ TEST_F(SurveyTest, AHostThatLeavesWhileItIsWrittenToIsNamed) {
 }
 
 TEST_F(SurveyTest, WhatAHostSaysIsChecked) {
-  make_mpirun("exec sleep 1000", "exit 1");
+  make_mpirun("exec cat fifo", "exit 1");
   const auto said_to = [](const std::string& part, const std::string& answer) -> Answers {
     return [=](const std::string& asked) { return asked.find(part) != std::string::npos ? answer : well(asked); };
   };
