@@ -164,7 +164,8 @@ class Ring {
 constexpr double kGoal = 1.05;
 
 constexpr const char* kLegend =
-    "\nOutside of kernel: the CPU seconds of all ranks that do not compute tiles. MB sent: by all ranks. Lower bound:\n"
+    "\nOutside of kernel: CPU seconds of all ranks together, without computing tiles. MB sent: by all ranks. Lower "
+    "bound:\n"
     "each key and value row once to each rank that needs it, its gradient back once. Exposed: the longest any\n"
     "rank waited for transfers. MB held: keys, values, gradients and kernel results at once on one rank, its own "
     "too.\n";
@@ -221,7 +222,7 @@ std::vector<BenchRatio> run_ring_bench(const RingBenchOptions& options, Communic
   const std::string pattern = options.request.pattern.text();
   out << "forward and backward, " << settings << "\npattern " << pattern << "\n";
   out << line("least of %lld interleaved turns; baseline: one process, one thread, %s; vector instructions: %s\n\n",
-              static_cast<long long>(options.repeats), both ? "the better of two" : "annulus on one rank",
+              static_cast<long long>(options.repeats), both ? "the better of two kernels" : "annulus on one rank",
               instruction_set_name(instruction_set()));
   out << "  ranks          CPU seconds  over one process  outside of kernel, s   MB sent  of the plan  of the lower "
          "bound   exposed s   wall s   MB held\n";

@@ -80,7 +80,7 @@ class TopologyVerb : public Verb {
                    "Slurm's allocation, else this one)")
         ->type_name("LIST")
         ->excludes("--xml", "--load");
-    app.add_option("--hostfile", hostfile_, "ask the hosts that FILE names, as `launch --hostfile`")
+    app.add_option("--hostfile", hostfile_, "ask the hosts of a file, one a line: NAME slots=8")
         ->type_name("FILE")
         ->excludes("--xml", "--load", "--hosts");
     app.add_option("--save", save_, "describe the hosts in FILE, to be loaded where they are not")->type_name("FILE");

@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cctype>
 #include <cerrno>
 #include <charconv>
@@ -14,6 +13,7 @@
 #include <functional>
 #include <numeric>
 
+#include "comm/hosts.h"
 #include "comm/launch_info.h"
 #include "common/environment.h"
 #include "common/error.h"
@@ -240,9 +240,7 @@ std::vector<int> ranks_of_hosts(const HostList& list, int ranks) {
 }
 
 bool is_this_host(std::string_view name) {
-  std::array<char, 256> text{};
-  gethostname(text.data(), text.size() - 1);
-  const std::string own = lower(text.data());
+  const std::string own = lower(host_name());
   const std::string asked = lower(name);
   if (asked == own || asked == "localhost" || asked == own.substr(0, own.find('.')) ||
       (own.find('.') == std::string::npos && asked.starts_with(own + "."))) {

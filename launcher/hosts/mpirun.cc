@@ -18,6 +18,7 @@
 #include <memory>
 #include <system_error>
 
+#include "comm/hosts.h"
 #include "common/environment.h"
 #include "common/error.h"
 #include "common/text.h"
@@ -183,10 +184,8 @@ bool need_hostfile(const std::vector<std::pair<std::string, int>>& hosts) {
 }
 
 void write_hostfile(const std::string& path, std::vector<std::pair<std::string, int>> hosts) {
-  std::array<char, 256> own{};
-  gethostname(own.data(), own.size() - 1);
   for (auto& [name, ranks] : hosts) {
-    if (is_this_host(name)) name = own.data();  // in a file mpirun knows its own host by no other name
+    if (is_this_host(name)) name = host_name();  // in a file mpirun knows its own host by no other name
   }
   errno = 0;
   std::ofstream file(path);
