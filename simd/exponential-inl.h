@@ -1,6 +1,7 @@
-// The exponential of vectors of fp32 and fp64, the one that attention and the model's operators compute with. Included
-// by files that are compiled for each instruction set (versions.h), within HWY_BEFORE_NAMESPACE and HWY_AFTER_NAMESPACE
-// of this file's own.
+// The exponential of vectors of fp32 and fp64 that attention (attention/cpu_flash/tile_math.cc) and the model's
+// operators (model/fused_loops.cc) compute with. The files that include this header are compiled once for each
+// instruction set (versions.h). The header opens and closes Highway's namespaces itself, so it is included outside of
+// HWY_BEFORE_NAMESPACE.
 
 #if defined(ANNULUS_SIMD_EXPONENTIAL_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ANNULUS_SIMD_EXPONENTIAL_INL_H_
@@ -18,8 +19,9 @@ namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// e^x to 2 units in the last place: x = n ln 2 + r, |r| <= ln 2 / 2, and a polynomial in r (the coefficients of Cephes'
-// expf). Below -87 (results below the smallest normal number) 0, above 88 infinite, NaN for NaN.
+// Computes e^x with an error of at most 2 units in the last place: x = n ln 2 + r with |r| <= ln 2 / 2, and e^r is a
+// polynomial in r (the coefficients of Cephes' expf). The result is 0 for x < -87 (where e^x is about to fall below the
+// smallest normal number), infinity for x > 88, and NaN for NaN.
 template <class D, class V = hn::Vec<D>, hwy::EnableIf<hwy::IsSame<hn::TFromD<D>, float>()>* = nullptr>
 HWY_INLINE V exponential(D d, V x) {
   const hn::RebindToSigned<D> di;
@@ -33,22 +35,22 @@ HWY_INLINE V exponential(D d, V x) {
   p = hn::MulAdd(p, r, hn::Set(d, 1.6666665459e-1f));
   p = hn::MulAdd(p, r, hn::Set(d, 5.0000001201e-1f));
   p = hn::Add(hn::MulAdd(p, hn::Mul(r, r), r), hn::Set(d, 1.0f));
-  // 2^n: the low bits of `shifted` are n.
+  // 2^n is built from its exponent bits; the low bits of `shifted` contain n.
   const auto power = hn::ShiftLeft<23>(hn::Add(hn::BitCast(di, shifted), hn::Set(di, 127)));
   p = hn::Mul(p, hn::BitCast(d, power));
   p = hn::IfThenElse(hn::Gt(x, hn::Set(d, 88.0f)), hn::Inf(d), p);
   return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, -87.0f)), p);
 }
 
-// The same in fp64, with Taylor's polynomial of degree 13, whose remainder is below 1e-17. Below -708 0, above 709
-// infinite, NaN for NaN.
+// The same in fp64, with the Taylor polynomial of degree 13, whose remainder is below 1e-17. The result is 0 for x <
+// -708, infinity for x > 709, and NaN for NaN.
 template <class D, class V = hn::Vec<D>, hwy::EnableIf<hwy::IsSame<hn::TFromD<D>, double>()>* = nullptr>
 HWY_INLINE V exponential(D d, V x) {
   const hn::RebindToSigned<D> di;
   const V round = hn::Set(d, 6755399441055744.0);  // 1.5 x 2^52
   const V shifted = hn::MulAdd(x, hn::Set(d, 1.4426950408889634), round);
   const V n = hn::Sub(shifted, round);
-  // ln 2 in two parts, the first short enough for n times it to be exact.
+  // ln 2 is split into two parts, of which the first is short enough for its product with n to be exact.
   const V r = hn::NegMulAdd(n, hn::Set(d, 1.9082149292705877e-10), hn::NegMulAdd(n, hn::Set(d, 0.6931471803691238), x));
   V p = hn::MulAdd(r, hn::Set(d, 1.0 / 6227020800), hn::Set(d, 1.0 / 479001600));
   p = hn::MulAdd(p, r, hn::Set(d, 1.0 / 39916800));
@@ -68,7 +70,8 @@ HWY_INLINE V exponential(D d, V x) {
   return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, -708.0)), p);
 }
 
-// The first n < Lanes(d) elements at x, and `rest` in the other lanes; and back.
+// load_some loads the first n < Lanes(d) elements at x and fills the other lanes with `rest`; store_some stores the
+// first n lanes at x.
 template <class D>
 HWY_INLINE hn::Vec<D> load_some(D d, const float* x, size_t n, float rest) {
   HWY_ALIGN float lanes[HWY_MAX_BYTES / sizeof(float)];

@@ -1,4 +1,4 @@
-// See instruction_set.h.
+// Finds out which vector instructions the processor has and ANNULUS_ISA allows; see instruction_set.h.
 #include "simd/instruction_set.h"
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 namespace annulus {
 namespace {
 
-// What Highway compiles its targets for (hwy/ops/set_macros-inl.h) must be there.
+// The processor must have every extension that Highway's target is compiled for (hwy/ops/set_macros-inl.h).
 InstructionSet of_processor() {
 #if defined(__x86_64__)
   const bool baseline =
@@ -35,8 +35,8 @@ InstructionSet allowed() {
   if (word == "baseline") return InstructionSet::kBaseline;
   throw Error(ErrorKind::kUsage, "environment",
               "environment variable ANNULUS_ISA is \"" + std::string(word) +
-                  "\": expected the vector instructions that may be used at most, baseline, avx2 or avx512; correct or "
-                  "unset it");
+                  "\": expected the most advanced vector instructions that may be used: baseline, avx2 or avx512; "
+                  "correct it or unset it");
 }
 
 }  // namespace

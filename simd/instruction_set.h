@@ -1,22 +1,22 @@
-// Which vector instructions this process computes with. Files with vector code are compiled once for each (versions.h)
-// and ask here which version to call. Used through versions.h, and by who tells which instructions those are: kernels'
-// reasons, training, hosts' reports, benchmarks.
+// Which vector instructions this process computes with. A file with vector code is compiled once for each instruction
+// set (versions.h), and this header says which of these versions the process calls. It is used through versions.h, and
+// directly by code that reports the instructions: the reason for a kernel, training, the reports of hosts, benchmarks.
 #pragma once
 
 namespace annulus {
 
 enum class InstructionSet {
-  kScalar,    // what every processor of the architecture has
+  kScalar,    // the instructions that every processor of the architecture has
   kBaseline,  // SSE4 with AES, which x86-64 processors have had since 2010
-  kAvx2,      // with FMA
-  kAvx512,    // F, BW, DQ and VL
+  kAvx2,      // AVX2 with FMA
+  kAvx512,    // AVX-512 F, BW, DQ and VL
 };
 
-// The best that the processor has, at most the one that ANNULUS_ISA names ("baseline", "avx2" or "avx512"). Looked up
-// once. Raises Error(kUsage) where ANNULUS_ISA is another word. Thread-safe.
+// Returns the best instruction set that the processor has, limited by ANNULUS_ISA ("baseline", "avx2" or "avx512"). The
+// first call looks it up. Raises Error(kUsage) if ANNULUS_ISA has another value. Thread safe.
 InstructionSet instruction_set();
 
-// "AVX-512", "AVX2", "SSE4", "scalar".
+// Returns "AVX-512", "AVX2", "SSE4" or "scalar".
 const char* instruction_set_name(InstructionSet set);
 
 }  // namespace annulus

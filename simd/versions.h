@@ -1,5 +1,5 @@
-// How a file with vector code becomes a version for each instruction set, by Highway's foreach_target.h. The file looks
-// like this, and is the only thing that is compiled more than once:
+// Compiles a file with vector code once for each instruction set, by means of Highway's foreach_target.h. Only the file
+// itself is compiled more than once. It looks like this:
 //
 //   #undef HWY_TARGET_INCLUDE
 //   #define HWY_TARGET_INCLUDE "room/file.cc"
@@ -21,7 +21,8 @@
 //   }
 //   #endif
 //
-// The choice is not Highway's: ANNULUS_ISA limits it (instruction_set.h), and its library is not needed for it.
+// instruction_set.h chooses the version instead of Highway, so that ANNULUS_ISA can limit the choice. Highway's own
+// dispatch, which would need its library, is not used.
 
 #define HWY_DISABLED_TARGETS HWY_SSSE3
 
@@ -35,7 +36,7 @@
 
 #include "simd/instruction_set.h"
 
-// What a file's namespace calls `name` in the version for this process, as a reference. For use under HWY_ONCE.
+// The object `name` of the file's namespace `space`, in the version for this process. For use under HWY_ONCE.
 #if HWY_TARGETS & HWY_AVX3
 #define ANNULUS_VERSION(space, name)                                                            \
   (::annulus::instruction_set() == ::annulus::InstructionSet::kAvx512     ? space::N_AVX3::name \

@@ -1,4 +1,4 @@
-// Patterns of a part of the batch; see pattern.h.
+// Cuts a pattern to some rows of the batch (of_batch_rows in pattern.h).
 #include <utility>
 
 #include "attention/pattern/pattern.h"

@@ -1,4 +1,4 @@
-// See blocks.h. The maps' definitions: docs/attention.md, "Block-sparse attention".
+// See blocks.h. docs/attention.md, "Block-sparse attention", defines the maps.
 #include "attention/pattern/blocks.h"
 
 #include <algorithm>
@@ -8,8 +8,8 @@
 namespace annulus {
 namespace {
 
-// `wanted` of the numbers 0..eligible-1, without replacement: draw t is the x-th of those not drawn yet, in ascending
-// order, x = splitmix64(key + t) mod (eligible - t).
+// Draws `wanted` of the numbers 0, ..., eligible - 1 without replacement and returns them in ascending order. Draw t
+// takes the number at index x of those not drawn yet, with x = splitmix64(key + t) mod (eligible - t).
 std::vector<int64_t> draw(uint64_t key, int64_t wanted, int64_t eligible) {
   std::vector<int64_t> drawn;  // ascending
   for (int64_t t = 0; t < std::min(wanted, eligible); ++t) {
@@ -24,21 +24,21 @@ std::vector<int64_t> draw(uint64_t key, int64_t wanted, int64_t eligible) {
 // The active key blocks of one query block.
 class Row {
  public:
-  // Blocks visible: [0, end).
+  // The visible key blocks are [0, end).
   Row(int64_t end, std::vector<BlockRun>& runs) : end_(end), first_(runs.size()), runs_(runs) {}
 
-  // [begin, end), as far as visible.
+  // Adds the visible blocks of [begin, end).
   void add(int64_t begin, int64_t end) {
     begin = std::max<int64_t>(begin, 0), end = std::min(end, end_);
     if (begin < end) runs_.push_back({begin, end});
   }
-  // Those in [begin, end) that are congruent to `residue`, 0 <= residue < stride.
+  // Adds the visible blocks of [begin, end) that are congruent to `residue` modulo `stride`; 0 <= residue < stride.
   void add_every(int64_t begin, int64_t end, int64_t stride, int64_t residue) {
     if (stride == 1) return add(begin, end);
     begin = std::max<int64_t>(begin, 0), end = std::min(end, end_);
     for (int64_t j = begin + (((residue - begin) % stride) + stride) % stride; j < end; j += stride) add(j, j + 1);
   }
-  // Sorts and joins what was added.
+  // Sorts the added runs and joins those that overlap or touch.
   void finish() {
     const auto begin = runs_.begin() + static_cast<ptrdiff_t>(first_);
     std::sort(begin, runs_.end(), [](const BlockRun& a, const BlockRun& b) { return a.begin < b.begin; });
@@ -59,7 +59,8 @@ class Row {
   std::vector<BlockRun>& runs_;
 };
 
-// `query`: the number of the query block by positions. `end`: visible key blocks are [0, end).
+// Appends the runs of one query block. `query` is the number of the query block by position, and `head` is the query
+// head. The visible key blocks are [0, end).
 void fill_row(const BlocksSpec& spec, bool causal, int64_t head, int64_t query, int64_t end,
               std::vector<BlockRun>& runs) {
   using Map = BlocksSpec::Map;
@@ -80,7 +81,7 @@ void fill_row(const BlocksSpec& spec, bool causal, int64_t head, int64_t query, 
     case Map::kBigBird: {
       add_globals();
       if (!causal && query >= 0 && query < spec.global_blocks) break;
-      // Eligible are two ranges: beyond the globals, before and after the window.
+      // Two ranges of blocks may be drawn: those before and those after the window, without the global ones.
       const int64_t begin = std::min(spec.global_blocks, end);
       const int64_t before = std::max<int64_t>(0, std::min(query - window, end) - begin);
       const int64_t after = std::max(begin, query + window + 1);
@@ -107,12 +108,12 @@ void fill_row(const BlocksSpec& spec, bool causal, int64_t head, int64_t query, 
   row.finish();
 }
 
-// Slices of one map, of query blocks x runs, for these batch rows and heads.
+// Appends the slices of the query blocks that begin at row `first_row` of the map, for these batch rows and heads.
 void append_rows(const BlockMap& map, const AttentionShape& shape, int64_t first_row, const Span& batch,
                  const Span& heads, std::vector<Slice>& slices) {
   struct Open {
     BlockRun run;
-    int64_t since = 0;  // query block
+    int64_t since = 0;  // the first query block that has the run
   };
   std::vector<Open> open, next;  // ascending
   const auto close = [&](const Open& o, int64_t past) {
@@ -141,7 +142,7 @@ void append_rows(const BlockMap& map, const AttentionShape& shape, int64_t first
   for (const Open& o : open) close(o, map.query_blocks);
 }
 
-// Whether query blocks [a, a + n) have the runs of [b, b + n).
+// Whether the rows [a, a + n) of the map have the same runs as the rows [b, b + n).
 bool same_rows(const BlockMap& map, int64_t a, int64_t b, int64_t n) {
   const auto at = [&](int64_t row) { return map.offsets[static_cast<size_t>(row)]; };
   if (at(a + n) - at(a) != at(b + n) - at(b)) return false;
@@ -162,7 +163,7 @@ BlockMap named_block_map(const BlocksSpec& spec, bool causal, const AttentionSha
   map.heads = drawn && spec.per_head ? shape.heads : 1;
   map.offsets.reserve(static_cast<size_t>(map.heads * map.query_blocks) + 1);
   map.offsets.push_back(0);
-  const int64_t first = shape.query_offset / spec.block;  // a multiple, says validate
+  const int64_t first = shape.query_offset / spec.block;  // validate has checked that it is a multiple
   for (int64_t head = 0; head < map.heads; ++head) {
     for (int64_t i = first; i < first + map.query_blocks; ++i) {
       fill_row(spec, causal, head, i, causal ? std::min(map.key_blocks, i + 1) : map.key_blocks, map.runs);

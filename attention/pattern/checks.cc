@@ -15,7 +15,7 @@ namespace {
 
 std::string str(int64_t value) { return std::to_string(value); }
 
-// As `counted`, of a noun whose plural takes more than an s.
+// Like `counted` (common/text.h), for a noun whose plural is not formed with an s alone.
 std::string number_of(int64_t n, const char* one, const char* many) { return str(n) + " " + (n == 1 ? one : many); }
 
 std::string outside(std::string_view key, int64_t value, int64_t least) {
@@ -44,7 +44,7 @@ std::string fault_of(const DilatedSpec& d) {
 
 std::string fault_of(const BlocksSpec& b) {
   if (b.block < 16 || b.block > kLongest || b.block % 16 != 0) {
-    return "\"block\" must be a multiple of 16 tokens, from 16, got " + str(b.block);
+    return "\"block\" must be a multiple of 16 tokens between 16 and 2^40, got " + str(b.block);
   }
   for (const auto& [key, value, least] :
        {std::tuple{"window_blocks", b.window_blocks, 0}, std::tuple{"rate", b.rate, 1},
@@ -57,11 +57,11 @@ std::string fault_of(const BlocksSpec& b) {
   }
   for (const BlocksSpec::Level& level : b.levels) {
     if (level.stride < 1 || level.stride > kLongest || level.reach < 0 || level.reach > kLongest) {
-      return "a level is [stride, reach] in blocks, stride between 1 and 2^40 and reach between 0 and 2^40, got [" +
+      return "a level is [stride, reach] in blocks, with stride from 1 to 2^40 and reach from 0 to 2^40, got [" +
              str(level.stride) + ", " + str(level.reach) + "]";
     }
   }
-  if (b.map == BlocksSpec::Map::kFile && b.file.empty()) return "\"file\" must name a file of safetensors";
+  if (b.map == BlocksSpec::Map::kFile && b.file.empty()) return "\"file\" must name a safetensors file";
   return "";
 }
 
@@ -71,8 +71,8 @@ std::string fault_of(const Span& span, std::string_view name) {
     return "";
   }
   return "\"" + std::string(name) +
-         "\" of a slice is [begin, stride, count], begin and count of at least 0, stride of " +
-         "at least 1, none beyond 2^40; got [" + str(span.begin) + ", " + str(span.stride) + ", " + str(span.count) +
+         "\" of a slice is [begin, stride, count] with begin and count of at least 0, stride of " +
+         "at least 1 and none above 2^40; got [" + str(span.begin) + ", " + str(span.stride) + ", " + str(span.count) +
          "]";
 }
 
@@ -88,7 +88,7 @@ std::string fault_of(const std::vector<std::vector<int64_t>>& lists, std::string
   for (const std::vector<int64_t>& list : lists) {
     int64_t sum = 0;
     for (const int64_t length : list) {
-      if (length < 0) return "\"" + std::string(name) + "\" are lengths of at least 0, got " + str(length);
+      if (length < 0) return "\"" + std::string(name) + "\" must be lengths of at least 0, got " + str(length);
       if (length > kLongest || (sum += length) > kLongest) return "\"" + std::string(name) + "\" add up to over 2^40";
     }
   }
@@ -96,7 +96,7 @@ std::string fault_of(const std::vector<std::vector<int64_t>>& lists, std::string
 }
 
 std::string fault_of(const PatternSpec& spec, int depth) {
-  if (depth > kDeepest) return "unions may be nested " + str(kDeepest) + " deep, not deeper";
+  if (depth > kDeepest) return "unions may be nested " + str(kDeepest) + " deep, but not deeper";
   std::string fault;
   switch (spec.kind) {
     case PatternSpec::Kind::kFull:
@@ -122,7 +122,7 @@ std::string fault_of(const PatternSpec& spec, int depth) {
         if (fault.empty()) fault = fault_of(member, depth + 1);
         const bool dilated = member.kind == PatternSpec::Kind::kDilated;
         if (fault.empty() && dilated && member.dilated.combine == DilatedSpec::Combine::kMean) {
-          fault = "combine = \"mean\" divides a whole output and cannot stand inside a union; use combine = \"lse\"";
+          fault = "combine = \"mean\" divides the whole output, so a union may not contain it; use combine = \"lse\"";
         }
       }
       break;
@@ -135,7 +135,8 @@ std::string fault_of(const PatternSpec& spec, int depth) {
   return fault;
 }
 
-// Documents of one side: a list for all rows or one for each, adding up to the side's length.
+// Checks the documents of the queries or of the keys: one list for all batch rows or one for each of them, with lengths
+// that add up to `length`.
 void check_documents(const std::vector<std::vector<int64_t>>& lists, std::string_view name, int64_t length,
                      const AttentionShape& shape) {
   if (lists.size() != 1 && static_cast<int64_t>(lists.size()) != shape.batch) {
@@ -168,7 +169,8 @@ void check_documents(const PatternSpec& spec, const AttentionShape& shape) {
     if (queries != keys) {
       refuse_plan("batch row " + std::to_string(row) + " has " + counted(static_cast<int64_t>(queries), "document") +
                   " of queries and " + std::to_string(keys) +
-                  " of keys: there must be as many, the n-th sees the n-th (a length may be 0)");
+                  " of keys: there must be as many of both, because the n-th document of the queries sees the n-th of "
+                  "the keys; a length may be 0");
     }
   }
 }
@@ -182,7 +184,7 @@ void check_given(const BlockMap& map, const BlocksSpec& spec, const AttentionSha
                 str(map.heads) + ", " + str(map.query_blocks) + ", " + str(map.key_blocks) + "]; expected blocks of " +
                 str(spec.block) + " and " + block_map_shapes(shape.batch, shape.heads, query_blocks, key_blocks));
   }
-  // In floating point: batch rows and heads may be any number.
+  // The product is taken in floating point because the numbers of batch rows and heads of a map are not limited.
   const double expected =
       static_cast<double>(map.batch) * static_cast<double>(map.heads) * static_cast<double>(map.query_blocks);
   const size_t rows = map.offsets.empty() ? 0 : map.offsets.size() - 1;
@@ -197,7 +199,7 @@ void check_given(const BlockMap& map, const BlocksSpec& spec, const AttentionSha
       past = run.end;
     }
   }
-  if (!sound) refuse_plan("the runs of the block map are not ascending, disjoint and within its blocks");
+  if (!sound) refuse_plan("the runs of the block map must be ascending, apart from each other and within its blocks");
 }
 
 void check_blocks(const BlocksSpec& spec, const AttentionShape& shape) {
@@ -205,9 +207,9 @@ void check_blocks(const BlocksSpec& spec, const AttentionShape& shape) {
   if (spec.map == Map::kGiven || spec.map == Map::kFile) {
     if (spec.given) check_given(*spec.given, spec, shape);
     if (spec.given && spec.digest.empty()) {
-      refuse_plan("a block map made by a program is without its digest: given_map sets both");
+      refuse_plan("a block map made by a program has no digest; use given_map, which sets the map and its digest");
     }
-    if (!spec.given && spec.map == Map::kGiven) refuse_plan("a block map made by a program is missing");
+    if (!spec.given && spec.map == Map::kGiven) refuse_plan("map \"given\" has no block map; use given_map");
     return;
   }
   if (shape.query_offset % spec.block != 0) {
@@ -218,15 +220,16 @@ void check_blocks(const BlocksSpec& spec, const AttentionShape& shape) {
 
 void check_slices(const PatternSpec& spec, const AttentionShape& shape) {
   const auto within = [](const Span& span, int64_t length, std::string_view name) {
-    // In 128 bits: begin and (count - 1) * stride are below 2^40 and 2^80.
+    // The sum needs 128 bits: begin is at most 2^40, and (count - 1) * stride is below 2^80.
     if (span.empty() || span.begin + __int128{span.count - 1} * span.stride < length) return;
-    refuse_plan("a slice has " + std::string(name) + " from " + str(span.begin) + ", every " + str(span.stride) + ", " +
-                str(span.count) + " of them, but there are only " + str(length));
+    refuse_plan("a slice has " + std::string(name) + " from " + str(span.begin) + " in steps of " + str(span.stride) +
+                ", " + str(span.count) + " of them, but there are only " + str(length));
   };
   for (const Slice& s : spec.slices) {
     within(s.queries, shape.q_len, "queries");
     within(s.keys, shape.k_len, "keys");
-    // These two may be left out and mean all there are; pattern.cc cuts them.
+    // A slice may leave out heads and batch rows, which means all of them; pattern.cc then cuts kEverything to the
+    // shape.
     if (s.heads != kEverything) within(s.heads, shape.heads, "heads");
     if (s.batch != kEverything) within(s.batch, shape.batch, "batch rows");
   }

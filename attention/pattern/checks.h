@@ -1,4 +1,5 @@
-// What cannot be, and why. Used by parse.cc (which says where it stood) and pattern.cc; nothing is made here.
+// Finds what is wrong with patterns and shapes and says so; nothing is made here. Used by parse.cc, which adds where
+// the pattern was written, and by pattern.cc. sizes.cc implements require_size.
 #pragma once
 
 #include <string>
@@ -8,16 +9,16 @@
 namespace annulus {
 
 constexpr int64_t kLongest = int64_t{1} << 40;  // positions
-constexpr int kDeepest = 8;                     // unions within unions
+constexpr int kDeepest = 8;                     // levels of unions within unions
 
-// What no shape could have, in one line that says what would be valid; empty where there is nothing.
+// Describes in one line what makes the pattern invalid for every shape, and what would be valid. Empty if nothing does.
 std::string fault_of(const PatternSpec& spec);
 
-// Refuses what could be more than 2 GiB of slices, or selections as large. The pattern is otherwise valid for the
-// shape.
+// Raises Error(kPlan) if the pattern could have more than 2 GiB of slices, or select that many blocks. In all other
+// respects the pattern is valid for the shape.
 void require_size(const PatternSpec& spec, const AttentionShape& shape);
 
-// Error(kPlan) of this room.
+// Raises Error(kPlan) of the room "pattern".
 [[noreturn]] void refuse_plan(const std::string& message);
 
 }  // namespace annulus

@@ -1,4 +1,5 @@
-// Counts the pairs of a pattern without visiting them: what the work is.
+// Counts the pairs of a pattern, and so the work of an attention call, without visiting them (count_pairs in
+// pattern.h).
 #include <algorithm>
 #include <limits>
 
@@ -7,9 +8,10 @@
 namespace annulus {
 namespace {
 
-using Wide = __int128;  // 2^40 queries see 2^40 keys
+using Wide = __int128;  // 2^40 queries may see 2^40 keys each
 
-// The sum over 0 <= i < n of floor((a i + b) / m); a, b >= 0, m >= 1. By exchanging the axes, as Euclid's algorithm.
+// The sum over 0 <= i < n of floor((a i + b) / m) for a, b >= 0 and m >= 1. It counts the lattice points below a line
+// and exchanges the axes in each round, as Euclid's algorithm does, so the number of rounds is logarithmic.
 Wide sum_of_floors(Wide n, Wide m, Wide a, Wide b) {
   Wide sum = 0;
   while (n > 0) {
@@ -26,7 +28,8 @@ Wide sum_of_floors(Wide n, Wide m, Wide a, Wide b) {
 
 // Pairs with key - query <= reach.
 Wide pairs_up_to(const Span& queries, const Span& keys, int64_t reach) {
-  // Query i sees the keys up to queries.at(i) + reach: none before i = none, all of them from i = all.
+  // Query i sees the keys up to queries.at(i) + reach. The queries before `none` see no key, and those from `all` on
+  // see all keys.
   const int64_t none =
       std::clamp<int64_t>(ceil_div(keys.begin - reach - queries.begin, queries.stride), 0, queries.count);
   const int64_t all =

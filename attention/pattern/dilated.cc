@@ -1,4 +1,4 @@
-// See dilated.h.
+// See dilated.h. docs/attention.md, "Dilated attention", has the definition.
 #include "attention/pattern/dilated.h"
 
 namespace annulus {
@@ -27,7 +27,7 @@ void append_dilated(const DilatedSpec& spec, const AttentionShape& shape, std::v
     const int64_t length = spec.segment_lengths[i], rate = spec.dilation_rates[i];
     const Span branch = branch_heads(spec, static_cast<int64_t>(i), shape.heads);
     const int64_t offsets = std::min(rate, shape.heads);
-    // Segments, by positions, that hold both queries and keys.
+    // The segments, by position, that contain both queries and keys.
     const int64_t first = std::max<int64_t>(0, floor_div(shape.query_offset, length));
     const int64_t last =
         std::min(floor_div(shape.k_len - 1, length), floor_div(shape.q_len - 1 + shape.query_offset, length));

@@ -1,5 +1,5 @@
-// Reads patterns: TOML to PatternSpec. Each kind and each block map has a line in a table that says which keys it
-// takes; names, types and refusals follow from that. What values may be is checks.cc's to say.
+// Reads patterns from TOML (parse_pattern in pattern.h). Tables say which keys each kind and each block map takes, and
+// the messages about unknown or missing keys follow from them. checks.cc says which values are valid.
 #include <toml++/toml.h>
 
 #include <algorithm>
@@ -19,7 +19,7 @@ namespace {
   throw Error(ErrorKind::kUsage, "pattern", where + ": " + message);
 }
 
-// The index of `got`; `what` is the kind of name.
+// The index of `got` in `known`. `what` says in the message what kind of name it is.
 size_t index_of(const std::string& got, const std::vector<std::string>& known, const std::string& what,
                 const std::string& where) {
   const auto it = std::find(known.begin(), known.end(), got);
@@ -32,7 +32,7 @@ struct Value {
   const toml::node& node;
   std::string where;
   std::string key;
-  int depth = 0;  // of the pattern it stands in
+  int depth = 0;  // of the pattern that has the key: how many unions are around it
 
   [[noreturn]] void refuse(const std::string& message) const {
     annulus::refuse(where, "\"" + key + "\" must be " + message);
@@ -51,7 +51,7 @@ struct Value {
   }
   std::string text() const {
     const auto value = node.value_exact<std::string>();
-    if (!value) refuse("a text in quotes");
+    if (!value) refuse("a string in quotes");
     return *value;
   }
   const toml::array& list(const std::string& what) const {
@@ -67,7 +67,7 @@ struct Value {
     }
     return values;
   }
-  // One of the first `known` of the names.
+  // The enumerator that the value names. Only the first `known` names are accepted.
   template <typename Enum, size_t N>
   Enum name(const std::array<std::string_view, N>& names, size_t known = N) const {
     const std::string got = text();
@@ -160,7 +160,7 @@ void read_slices(const Value& value, PatternSpec& spec) {
   }
 }
 
-// What any kind takes.
+// The keys that every kind takes.
 const std::vector<Key>& common_keys() {
   static const std::vector<Key> keys = {
       {"causal", false, [](const Value& v, PatternSpec& s) { s.causal = v.truth(); }},
@@ -196,7 +196,7 @@ const std::vector<KindName>& kinds() {
         {"equal_segments", false, [](const Value& v, PatternSpec& s) { s.dilated.equal_segments = v.truth(); }}}},
       {Kind::kBlocks,
        "blocks",
-       {// The last name stands for maps made by programs.
+       {// The last name, "given", stands for maps made by programs and cannot be written.
         {"map", true,
          [](const Value& v, PatternSpec& s) {
            s.blocks.map = v.name<BlocksSpec::Map>(kMapNames, kMapNames.size() - 1);
@@ -209,7 +209,7 @@ const std::vector<KindName>& kinds() {
   return table;
 }
 
-// What each map of `blocks` takes besides.
+// The further keys that each map of the kind "blocks" takes.
 const std::vector<Key>& map_keys(BlocksSpec::Map map) {
   static const Key window = {"window_blocks", true,
                              [](const Value& v, PatternSpec& s) { s.blocks.window_blocks = v.whole(); }};
@@ -242,7 +242,7 @@ const std::vector<Key>& map_keys(BlocksSpec::Map map) {
   return table[static_cast<size_t>(map)];
 }
 
-// Reads `keys`; `title` is what they belong to: kind "window".
+// Reads `keys` from the table. `title` names what they belong to in messages, such as kind "window".
 void read_keys(const toml::table& table, const std::vector<Key>& keys, const std::string& title,
                const std::string& where, int depth, PatternSpec& spec) {
   for (const Key& key : keys) {
@@ -259,15 +259,15 @@ void read_keys(const toml::table& table, const std::vector<Key>& keys, const std
 }
 
 PatternSpec read_pattern(const toml::table& table, const std::string& where, int depth) {
-  if (depth > kDeepest) refuse(where, "unions may be nested " + std::to_string(kDeepest) + " deep, not deeper");
+  if (depth > kDeepest) refuse(where, "unions may be nested " + std::to_string(kDeepest) + " deep, but not deeper");
   const auto kind_name = table["kind"].value_exact<std::string>();
   if (!kind_name) refuse(where, "expected kind = \"...\", as in { kind = \"causal\" }");
   std::vector<std::string> names;
   for (const KindName& k : kinds()) names.push_back(k.name);
-  // A map's name is the likeliest slip, and near to none of the kinds.
+  // Writing a map's name as the kind is the likeliest mistake, and no kind has a similar name that could be suggested.
   if (std::find(kMapNames.begin(), kMapNames.end(), *kind_name) != kMapNames.end() &&
       std::find(names.begin(), names.end(), *kind_name) == names.end()) {
-    refuse(where, "unknown kind \"" + *kind_name + "\", but a map of blocks: { kind = \"blocks\", map = \"" +
+    refuse(where, "unknown kind \"" + *kind_name + "\"; it is a map of blocks: write { kind = \"blocks\", map = \"" +
                       *kind_name + "\", ... }");
   }
   const KindName& kind = kinds()[index_of(*kind_name, names, "kind", where)];
@@ -277,7 +277,7 @@ PatternSpec read_pattern(const toml::table& table, const std::string& where, int
   std::string title = "kind \"" + kind.name + "\"";
   std::vector<Key> keys = kind.keys;
   if (spec.kind == PatternSpec::Kind::kBlocks) {
-    read_keys(table, kind.keys, title, where, depth, spec);  // which map it is
+    read_keys(table, kind.keys, title, where, depth, spec);  // reads which map it is
     const std::vector<Key>& more = map_keys(spec.blocks.map);
     keys.insert(keys.end(), more.begin(), more.end());
     title = "map \"" + std::string(kMapNames[static_cast<size_t>(spec.blocks.map)]) + "\"";

@@ -1,4 +1,4 @@
-// See pattern.h: from specs to slices. Kinds with more to say have files of their own.
+// Makes slices from specs; see pattern.h. Dilated attention, block maps and the restrictions have files of their own.
 #include "attention/pattern/pattern.h"
 
 #include <algorithm>
@@ -14,8 +14,7 @@
 namespace annulus {
 namespace {
 
-// All of the shape, cut by a band of positions. Bands are over indices: key - query index = (key position - query
-// position) + query_offset.
+// A slice with all pairs of the shape.
 Slice whole(const AttentionShape& shape) {
   return {Span::range(0, shape.batch),
           Span::range(0, shape.heads),
@@ -24,20 +23,22 @@ Slice whole(const AttentionShape& shape) {
           {}};
 }
 
-// Validated specs only.
+// The spec has been validated.
 BlockMap block_map_of(const PatternSpec& spec, const AttentionShape& shape) {
   using Map = BlocksSpec::Map;
   const BlocksSpec& blocks = spec.blocks;
   if (blocks.map == Map::kAdaptive) {
-    refuse_plan("an adaptive block map is selected from q and k at each call: it has no blocks before that");
+    refuse_plan("an adaptive block map is selected from q and k at each call and has no blocks before that");
   }
   if (blocks.map == Map::kFile && !blocks.given) {
-    refuse_plan("the block map of " + blocks.file + " has not been read yet: read_block_maps comes before planning");
+    refuse_plan("the block map of " + blocks.file + " has not been read yet; call read_block_maps before planning");
   }
   if (!blocks.given) return named_block_map(blocks, spec.causal, shape);
-  // Texts, and with them caches and agreement between ranks, go by it.
+  // The text of a pattern names its map by the digest, and caches and the agreement between ranks compare texts. The
+  // digest must therefore be right.
   if (!blocks.digest.empty() && blocks.digest != blocks.given->digest()) {
-    refuse_plan("the block map has the digest " + blocks.given->digest() + ", its pattern says " + blocks.digest);
+    refuse_plan("the block map has the digest " + blocks.given->digest() + ", but its pattern demands " +
+                blocks.digest);
   }
   return spec.causal ? without_future(*blocks.given, shape) : *blocks.given;
 }
@@ -78,7 +79,7 @@ std::vector<Slice> slices_of(const PatternSpec& spec, const AttentionShape& shap
   return slices;
 }
 
-// With all keys for each query where a map is not known yet.
+// The pattern in which a map that is not known yet is replaced by all keys for each query.
 PatternSpec with_unknown_maps_full(PatternSpec spec) {
   for (PatternSpec& member : spec.members) member = with_unknown_maps_full(std::move(member));
   const BlocksSpec& blocks = spec.blocks;
@@ -144,7 +145,7 @@ bool sees_later(const PatternSpec& spec, const AttentionShape& shape) {
 BlockMap make_block_map(const PatternSpec& spec, const AttentionShape& shape) {
   validate(spec, shape);
   if (spec.kind != PatternSpec::Kind::kBlocks) {
-    refuse_plan("only kind \"blocks\" has a block map, not " + spec.text());
+    refuse_plan("only a pattern of kind \"blocks\" has a block map, got " + spec.text());
   }
   return block_map_of(spec, shape);
 }

@@ -1,8 +1,9 @@
-// Pattern: which (query, key) pairs are counted, per batch row and head, with no word about ranks. A pattern is a sum
-// of slices. Plans are made from it, the verifier proves plans against it.
+// Pattern: which (query, key) pairs are counted for each batch row and head, independently of ranks. A pattern is a sum
+// of slices. The planner makes plans from it, and the verifier proves plans against it (attention/plan).
 //
-// PatternSpec is what a user writes (TOML, docs/user-guide.md): { kind = "causal" }. A new kind of attention is a new
-// generator of slices in pattern.cc and touches nothing else.
+// PatternSpec is what a user writes as a TOML table (docs/attention.md), such as { kind = "causal" }. A new kind of
+// attention needs a generator of slices in this room, its reading and writing (parse.cc, text.cc) and its definition in
+// the oracle; planner, executor and kernels stay as they are. All functions here are thread safe.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +17,7 @@
 
 namespace annulus {
 
-// The problem a pattern is made for. Query i has the position i + query_offset, key j the position j.
+// The sizes of the problem that a pattern is made for. Query i has the position i + query_offset, key j the position j.
 struct AttentionShape {
   int64_t batch = 1;
   int64_t heads = 1;     // query heads H
@@ -28,8 +29,8 @@ struct AttentionShape {
   friend bool operator==(const AttentionShape&, const AttentionShape&) = default;
 };
 
-// Raises Error(kPlan) when sizes are negative, heads are no multiple of kv_heads, lengths are beyond 2^40, batch or
-// heads beyond 2^24, or rows of all of them together beyond 64 bits.
+// Raises Error(kPlan) if a size is negative, heads is not a multiple of kv_heads, a length exceeds 2^40, batch or heads
+// exceeds 2^24, or batch * heads * length does not fit 64 bits.
 void validate(const AttentionShape& shape);
 
 // Dilated attention (LongNet, arXiv 2307.02486, section 3): branch i cuts the sequence into segments of
@@ -40,11 +41,11 @@ struct DilatedSpec {
     kGroups,  // floor(h / ceil(H / rate))
   };
   enum class Combine {
-    kLse,   // every head in every branch, weighted by the softmax denominators (the paper's equation 10)
-    kMean,  // heads in as many contiguous groups as branches, one branch each; output_divisor() divides the output
+    kLse,   // every head computes every branch, weighted by the softmax denominators (the paper's equation 10)
+    kMean,  // one contiguous group of heads for each branch; the output is divided by output_divisor()
   };
-  std::vector<int64_t> segment_lengths;  // tokens; longer than the sequence acts as the sequence
-  std::vector<int64_t> dilation_rates;   // as many
+  std::vector<int64_t> segment_lengths;  // tokens; a segment longer than the sequence acts as the whole sequence
+  std::vector<int64_t> dilation_rates;   // one for each segment length
   Offsets offsets = Offsets::kModulo;
   Combine combine = Combine::kLse;
   bool equal_segments = false;  // the length must be a multiple of ranks * max(segment_lengths)
@@ -55,17 +56,17 @@ struct DilatedSpec {
 // Block-sparse attention; docs/attention.md defines each map.
 struct BlocksSpec {
   enum class Map {
-    kLocal,         // window
-    kDilated,       // window, rate
-    kGlobalLocal,   // global, window
-    kBigBird,       // window, global, random, seed
-    kStrided,       // window, stride
-    kHierarchical,  // levels
-    kAdaptive,      // keep, query; selected from q and k at each call (execution/select_blocks.h)
-    kFile,          // file, digest; read by whoever starts the job (tensor_files/block_map_file.h)
+    kLocal,         // uses window_blocks
+    kDilated,       // uses window_blocks, rate
+    kGlobalLocal,   // uses global_blocks, window_blocks
+    kBigBird,       // uses window_blocks, global_blocks, random_blocks, seed, per_head
+    kStrided,       // uses window_blocks, stride
+    kHierarchical,  // uses levels
+    kAdaptive,      // uses keep, query; selected from q and k at each call (attention/execution/select_blocks.h)
+    kFile,          // uses file, digest; read before planning (tensor_files/block_map_file.h)
     kGiven,         // made by a program
   };
-  enum class Query { kMean, kFirst };  // what of a query block adaptive selection compares: its mean, its first query
+  enum class Query { kMean, kFirst };  // adaptive selection compares the mean or the first query of a query block
   struct Level {
     int64_t stride = 1, reach = 0;  // blocks
     friend bool operator==(const Level&, const Level&) = default;
@@ -79,36 +80,38 @@ struct BlocksSpec {
   int64_t seed = 0;
   int64_t stride = 1;
   std::vector<Level> levels;
-  int64_t keep = 1;  // key blocks for each query block, its own one included
+  int64_t keep = 1;  // key blocks for each query block, including its own
   Query query = Query::kMean;
-  bool per_head = true;  // bigbird: random blocks drawn for each head; false: head 0's for all of them
+  bool per_head = true;  // bigbird: each head draws random blocks of its own; false: all heads share those of head 0
   std::string file;
-  std::string digest;                     // of the file's map, if it must be this one; of `given`
-  std::shared_ptr<const BlockMap> given;  // kGiven, and kFile once it was read
+  std::string digest;                     // of `given`; for kFile the one that the file's map must have, or empty
+  std::shared_ptr<const BlockMap> given;  // the map of kGiven, and of kFile after it has been read
 };
 
-// A map made by a program, and the digest that texts, caches and ranks know it by: hashed here, once.
+// The spec of a map made by a program. Texts, caches and ranks identify the map by its digest, which is computed here.
 BlocksSpec given_map(std::shared_ptr<const BlockMap> map);
 
-// What the user wrote, checked. Equal texts mean equal patterns: `text` is the canonical form and part of plan keys.
+// A pattern as the user wrote it. text() is its canonical form: patterns with equal texts are equal, and the keys under
+// which plans are cached contain it.
 struct PatternSpec {
   enum class Kind { kFull, kWindow, kDilated, kBlocks, kUnion, kSlices };
   Kind kind = Kind::kFull;
-  bool causal = false;  // restricts any kind to key position <= query position; "causal" is full and causal
+  bool causal = false;  // restricts any kind to key position <= query position; kind "causal" is kFull with this
   int64_t left = 0;     // window: keys from query - left
   int64_t right = 0;    //         to query + right, both inclusive
   DilatedSpec dilated;
   BlocksSpec blocks;
   std::vector<PatternSpec> members;  // union: counts are added
-  std::vector<Slice> slices;         // slices: as they are; for patterns made by programs and in reproductions
-  // Packed sequences: lengths of the documents of each batch row, or one list for all rows; empty: no documents. They
-  // restrict any kind to pairs of one document. "documents" is full with documents.
+  std::vector<Slice> slices;         // slices: taken as they are; written by programs and to reproduce failures
+  // Packed sequences: the lengths of the documents of each batch row, or one list for all rows; empty if there are no
+  // documents. They restrict any kind to pairs within one document. Kind "documents" is kFull with these.
   std::vector<std::vector<int64_t>> documents;
-  std::vector<std::vector<int64_t>> key_documents;  // of the keys where they differ (cross-attention); else empty
+  std::vector<std::vector<int64_t>> key_documents;  // the keys' documents if they differ (cross-attention), else empty
 
-  // TOML that parse_pattern reads to an equal spec, but for block maps made by a program, which it names by digest.
+  // TOML that parse_pattern reads into an equal spec. A block map made by a program is named by its digest and cannot
+  // be read back.
   std::string text() const;
-  int64_t bytes() const;  // of memory, block maps included
+  int64_t bytes() const;  // the memory that it occupies, including block maps
   friend bool operator==(const PatternSpec& a, const PatternSpec& b) { return a.text() == b.text(); }
 };
 
@@ -118,48 +121,53 @@ inline PatternSpec causal_pattern() {
   return spec;
 }
 
-// What the output of attention is divided by: the number of head groups where branches combine by mean, else 1.
+// The number that the output of attention is divided by: the number of branches if they combine by mean, else 1.
 int64_t output_divisor(const PatternSpec& spec);
 
-// Some part of it is selected from q and k (an adaptive block map): it has no slices before that.
+// Whether some part of the pattern is selected from q and k (an adaptive block map). It has no slices before that.
 bool is_adaptive(const PatternSpec& spec);
 
 // Reads an inline TOML table such as `{ kind = "window", left = 1023, right = 0 }`. `where` names the place in messages
-// ("--pattern", "model.pattern"). Raises Error(kUsage): not TOML, unknown kind or key (the nearest one is named), a key
-// of the wrong type, and whatever cannot be for any shape (a negative reach, rates not matching segments, ...).
+// ("--pattern", "model.pattern"). Raises Error(kUsage) if the text is not TOML, a kind or key is unknown (the message
+// names the nearest), a value has the wrong type, or the pattern is invalid for every shape (a negative reach, a number
+// of rates that differs from the number of segments, ...).
 PatternSpec parse_pattern(std::string_view toml, std::string_view where);
 
-// Raises Error(kPlan) where the pattern cannot be for this shape, as make_pattern does and before any memory is taken;
-// maps that are still to be selected or read pass.
+// Raises Error(kPlan) if the pattern is invalid for this shape, as make_pattern does, but before memory is taken. Maps
+// that are yet to be selected or read are accepted.
 void validate(const PatternSpec& spec, const AttentionShape& shape);
 
-// The pattern with the `causal` of a union said of each of its members, too: what a member draws or selects depends on
-// it. What patterns are made from and selected for is this.
+// The pattern in which the members of each causal union are causal, too, because what a member draws or selects depends
+// on it. make_pattern and the selection of blocks use this form.
 PatternSpec with_causal_members(PatternSpec spec);
 
-// Of batch rows first, ..., first + count - 1 alone, as rows 0, 1, ...: what is listed for each row (documents, maps
-// given or read, slices) is cut to these, at least one. The pattern is valid for a batch that has them.
+// The pattern of the batch rows first, ..., first + count - 1 alone, which become rows 0, 1, ...; count >= 1. What is
+// listed for each row (documents, maps given or read, slices) is cut to these rows. The pattern must be valid for a
+// batch that has them.
 PatternSpec of_batch_rows(PatternSpec spec, int64_t first, int64_t count);
 
-// A sum of slices over a shape; pairs are counted as often as slices contain them.
+// A sum of slices over a shape. A pair is counted once for each slice that contains it.
 struct Pattern {
   AttentionShape shape;
   std::vector<Slice> slices;
 };
 
-// Raises Error(kPlan) where the pattern cannot be for this shape: documents that do not add up, Sq != Sk for a kind
-// that knows no cross-attention, a block map of another shape, more branches than heads, an adaptive or unread map.
+// Raises Error(kPlan) if the pattern is invalid for this shape: documents that do not add up to the lengths, Sq != Sk
+// for dilated attention, a block map of another shape, more branches than heads with combine = "mean", too many slices,
+// or an adaptive or unread map.
 Pattern make_pattern(const PatternSpec& spec, const AttentionShape& shape);
 
-// The active blocks of a pattern of kind blocks (not of members of a union): what its slices were made from, future
-// blocks left out where causal. Raises as make_pattern does, and for another kind.
+// The active blocks of a pattern of kind blocks, from which its slices are made; if the pattern is causal, without
+// future blocks. Raises the errors of make_pattern, and Error(kPlan) for another kind (unions included).
 BlockMap make_block_map(const PatternSpec& spec, const AttentionShape& shape);
 
-// Whether some query may see a key at a later position than its own. A map that is still to be selected or read counts
-// as having every block. Raises as make_pattern does otherwise. For whoever trains a model that is to write text.
+// Whether some query may see a key at a later position than its own; a model that is to generate text must not be
+// trained with such a pattern. A map that is yet to be selected or read counts as having every block. Otherwise raises
+// the errors of make_pattern.
 bool sees_later(const PatternSpec& spec, const AttentionShape& shape);
 
-// Counted pairs of all batch rows and heads: 4 D of them are the multiply-adds, twice, of a forward.
+// The number of counted pairs of all batch rows and heads. A forward costs 4 D floating-point operations for each of
+// them: D multiplications and D additions in each of its two matrix products.
 int64_t count_pairs(const Pattern& pattern);
 
 }  // namespace annulus

@@ -12,7 +12,7 @@ const std::vector<int64_t>& of_row(const Lists& lists, int64_t row) {
   return lists[lists.size() == 1 ? 0 : static_cast<size_t>(row)];
 }
 
-// Where documents begin, and at last where they end: document d is [bounds[d], bounds[d + 1]).
+// The positions where documents begin, followed by the end of the last one: document d is [bounds[d], bounds[d + 1]).
 std::vector<int64_t> bounds_of(const std::vector<int64_t>& lengths) {
   std::vector<int64_t> bounds = {0};
   for (const int64_t length : lengths) bounds.push_back(bounds.back() + length);
@@ -42,7 +42,7 @@ std::vector<Slice> within_documents(const PatternSpec& spec, const AttentionShap
   std::vector<Slice> parts;
   const int64_t rows = of_queries.size() == 1 && of_keys.size() == 1 ? 1 : shape.batch;
   for (int64_t row = 0, past = 0; row < rows; row = past) {
-    // Rows that follow each other with the same documents share their slices.
+    // Neighbouring rows with the same documents share their slices.
     for (past = row + 1; past < rows && of_row(of_queries, past) == of_row(of_queries, row) &&
                          of_row(of_keys, past) == of_row(of_keys, row);) {
       ++past;

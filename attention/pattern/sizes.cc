@@ -1,4 +1,4 @@
-// How many slices a pattern could have at most, before any is made; see checks.h.
+// Bounds the number of slices of a pattern before any is made (require_size in checks.h).
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -16,22 +16,22 @@ constexpr int64_t kMostSlices = (int64_t{2} << 30) / static_cast<int64_t>(sizeof
 
 std::string str(int64_t value) { return std::to_string(value); }
 
-// Upper bounds. In floating point: products of what may be written do not fit 64 bits.
+// Upper bounds, in floating point, because products of valid values may not fit 64 bits.
 struct Size {
-  double slices = 0;   // that hold pairs of one batch row
-  double at_once = 0;  // of these, that hold one query: as many more come with each border between documents
-  double queries = 0;  // of these, added up: no slice is cut into more parts
+  double slices = 0;   // slices with pairs of one batch row
+  double at_once = 0;  // those of them that contain one query; each border between documents adds that many
+  double queries = 0;  // the queries of all slices, added up; documents cannot cut the slices into more parts than that
   double batches = 1;  // parts of the batch that have slices of their own
 
   double total() const { return slices * batches; }
 };
 
-// Every stride-th of the blocks within reach of a block.
+// A bound on the runs that consist of every stride-th of the blocks within `reach` of a block.
 double scattered(int64_t reach, int64_t stride, int64_t key_blocks) {
   return stride == 1 ? 1 : static_cast<double>(ceil_div(std::min(2 * reach + 1, key_blocks), stride) + 1);
 }
 
-// At least as many as the runs of one query block.
+// An upper bound on the number of runs of one query block.
 double most_runs(const BlocksSpec& spec, int64_t key_blocks) {
   switch (spec.map) {
     case Map::kDilated:
@@ -65,7 +65,8 @@ Size size_of_map(const BlockMap& map, double q_len) {
 }
 
 Size size_of_selection(const BlocksSpec& spec, const AttentionShape& shape, double query_blocks, double q_len) {
-  if (spec.keep >= ceil_div(shape.k_len, spec.block)) return {query_blocks, 1, q_len};  // one map for all
+  if (spec.keep >= ceil_div(shape.k_len, spec.block))
+    return {query_blocks, 1, q_len};  // all blocks are active: one map serves all heads and batch rows
   const double heads = static_cast<double>(shape.heads), batch = static_cast<double>(shape.batch);
   const double keep = static_cast<double>(spec.keep), limit = static_cast<double>(kMostSlices);
   if (query_blocks * batch * heads * keep > limit) {
@@ -86,7 +87,7 @@ Size size_of_selection(const BlocksSpec& spec, const AttentionShape& shape, doub
 Size size_of_blocks(const BlocksSpec& spec, const AttentionShape& shape) {
   const double q_len = static_cast<double>(shape.q_len);
   if (spec.given) return size_of_map(*spec.given, q_len);
-  if (spec.map == Map::kFile) return {};  // asked again when it was read
+  if (spec.map == Map::kFile) return {};  // checked again when it has been read
   const double query_blocks = static_cast<double>(ceil_div(shape.q_len, spec.block));
   if (spec.map == Map::kAdaptive) return size_of_selection(spec, shape, query_blocks, q_len);
   const bool by_head = spec.map == Map::kBigBird && spec.per_head && spec.random_blocks > 0;
@@ -103,18 +104,18 @@ Size size_of_blocks(const BlocksSpec& spec, const AttentionShape& shape) {
 Size size_of_dilated(const DilatedSpec& spec, const AttentionShape& shape) {
   Size size;
   const int64_t branches = static_cast<int64_t>(spec.segment_lengths.size());
-  const int64_t heads =
-      spec.combine == DilatedSpec::Combine::kMean ? ceil_div(shape.heads, branches) : shape.heads;  // of one branch
+  const int64_t heads = spec.combine == DilatedSpec::Combine::kMean ? ceil_div(shape.heads, branches)
+                                                                    : shape.heads;  // heads that compute one branch
   for (int64_t i = 0; i < branches; ++i) {
     const int64_t length = spec.segment_lengths[static_cast<size_t>(i)];
     const double offsets = static_cast<double>(std::min(spec.dilation_rates[static_cast<size_t>(i)], heads));
     size.slices += static_cast<double>(ceil_div(shape.k_len, length)) * offsets;
     size.at_once += offsets;
-    size.queries += static_cast<double>(shape.q_len);  // an offset has positions of its own
+    size.queries += static_cast<double>(shape.q_len);  // the offsets share no position
   }
   if (size.slices > static_cast<double>(kMostSlices)) {
-    refuse_plan("the segments of dilated attention over " + str(shape.k_len) + " positions are more than " +
-                str(kMostSlices) + " pieces, all branches together; use longer segments");
+    refuse_plan("all branches of dilated attention over " + str(shape.k_len) + " positions could have more than " +
+                str(kMostSlices) + " slices together; use longer segments");
   }
   return size;
 }
@@ -160,8 +161,8 @@ void require_size(const PatternSpec& spec, const AttentionShape& shape) {
   if (total <= static_cast<double>(kMostSlices)) return;
   char count[32];
   std::snprintf(count, sizeof count, "%.3g", total);
-  refuse_plan("the pattern could have " + std::string(count) + " slices, and " + str(kMostSlices) +
-              " (2 GiB) are the most; use fewer documents, members or branches, or larger blocks and segments");
+  refuse_plan("the pattern could have " + std::string(count) + " slices, but at most " + str(kMostSlices) +
+              " (2 GiB) are allowed; use fewer documents, members or branches, or larger blocks and segments");
 }
 
 }  // namespace annulus

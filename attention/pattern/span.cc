@@ -9,7 +9,7 @@ namespace {
 
 using Wide = __int128;  // products of two positions (2^40) and their strides do not fit 64 bits
 
-// x with a x = 1 (mod m); a and m coprime, m >= 1.
+// The x in [0, m) with a x = 1 (mod m); a and m are coprime, m >= 1.
 int64_t inverse(int64_t a, int64_t m) {
   int64_t r0 = m, r1 = a % m, t0 = 0, t1 = 1;
   while (r1 != 0) {

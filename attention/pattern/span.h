@@ -1,7 +1,8 @@
-// Span, Band and Slice: the three words in which every pattern, layout and plan is written. Plain values, no device.
+// Span, Band and Slice: the three types in which patterns, layouts and plans are expressed. They are plain values on
+// the host. Used by attention/pattern, attention/plan and the rooms that execute plans.
 //
-// Positions here are indices into the sequence: query i and key j of 0..S-1. A query offset (the position of query 0)
-// is folded into the bands when a pattern is made (pattern.h), so that nothing below needs to know of it.
+// Positions here are indices into the sequence: query i and key j of 0, ..., S-1. A query offset (the position of query
+// 0) is added to the bands when a pattern is made (pattern.cc), so code that uses slices need not consider it.
 #pragma once
 
 #include <algorithm>
@@ -12,17 +13,18 @@
 
 namespace annulus {
 
-// Rounded towards minus and plus infinity; b > 0.
+// The quotient rounded towards minus infinity and towards plus infinity; b > 0.
 inline int64_t floor_div(int64_t a, int64_t b) { return a >= 0 ? a / b : -((-a + b - 1) / b); }
 inline int64_t ceil_div(int64_t a, int64_t b) { return a >= 0 ? (a + b - 1) / b : -(-a / b); }
 
-// The arithmetic progression begin, begin + stride, ..., count of them. stride >= 1. Closed under intersection.
+// The arithmetic progression begin, begin + stride, ... with `count` members; stride >= 1. The intersection of two
+// spans is a span.
 struct Span {
   int64_t begin = 0;
   int64_t stride = 1;
   int64_t count = 0;
 
-  // [begin, end)
+  // The span [begin, end) of stride 1.
   static Span range(int64_t begin, int64_t end) { return {begin, 1, std::max<int64_t>(0, end - begin)}; }
 
   bool empty() const { return count <= 0; }
@@ -39,10 +41,11 @@ struct Span {
   friend bool operator==(const Span&, const Span&) = default;
 };
 
-// The members common to both. Exact for all strides (Chinese remainder theorem).
+// The members common to both spans, exactly for all strides (Chinese remainder theorem). For example every 4th from 2
+// and every 6th from 0 have 6, 18, 30, ... in common.
 Span intersect(const Span& a, const Span& b);
 
-// Keeps the pairs with lo <= key - query <= hi. Unbounded sides are -kUnbounded and kUnbounded.
+// The pairs with lo <= key - query <= hi. A side without a bound is -kUnbounded or kUnbounded.
 struct Band {
   static constexpr int64_t kUnbounded = int64_t{1} << 50;
   int64_t lo = -kUnbounded;
@@ -52,13 +55,14 @@ struct Band {
   bool unbounded_above() const { return hi >= kUnbounded; }
   bool empty() const { return lo > hi; }
   bool contains(int64_t query, int64_t key) const { return lo <= key - query && key - query <= hi; }
-  // Both bands at once.
+  // The pairs that are in both bands.
   Band meet(const Band& other) const { return {std::max(lo, other.lo), std::min(hi, other.hi)}; }
 
   friend bool operator==(const Band&, const Band&) = default;
 };
 
-// A set of (batch row, query head, query, key): the product of four spans, cut by a band. Each pair is counted once.
+// A set of (batch row, query head, query, key): the product of four spans, cut by a band. A slice counts each of its
+// pairs once.
 struct Slice {
   Span batch;
   Span heads;  // query heads

@@ -1,5 +1,5 @@
-// The words that stand for enumerators in pattern texts, in the enumerators' order, and what both reading and writing
-// them need to know. Used by parse.cc and text.cc.
+// The names of enumerators in the texts of patterns, in the order of the enumerators, and the span that stands for all
+// batch rows or heads. Used by parse.cc and text.cc, and by other files of this room that check or cut specs.
 #pragma once
 
 #include <array>
@@ -15,7 +15,7 @@ inline constexpr std::array<std::string_view, 9> kMapNames = {
     "local", "dilated", "global-local", "bigbird", "strided", "hierarchical", "adaptive", "file", "given"};
 inline constexpr std::array<std::string_view, 2> kQueryNames = {"mean", "first"};
 
-// Batch rows or heads of a slice that names none: all that there are.
+// The batch rows or heads of a slice that names none: all of them.
 inline constexpr Span kEverything = {0, 1, int64_t{1} << 40};
 
 }  // namespace annulus

@@ -1,5 +1,6 @@
-// Writes patterns: the canonical text that parse.cc reads back. Defaults are written out, so that equal texts go on
-// meaning equal patterns should a default change; what a kind does not use is not written.
+// Writes the canonical text of a pattern, which parse.cc reads back (PatternSpec::text in pattern.h). Defaults are
+// written out, so that equal texts still mean equal patterns if a default changes. Values that a kind does not use are
+// omitted.
 #include <array>
 
 #include "attention/pattern/pattern.h"
