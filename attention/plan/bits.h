@@ -1,5 +1,5 @@
-// Sets of rows or positions as bits: setting, counting, and writing them down as spans. Internal to attention/plan
-// (needs.cc).
+// Sets of rows or positions as bits, 64 in each word: functions that set and count bits and write them as spans.
+// Internal to attention/plan (needs.cc).
 #pragma once
 
 #include <algorithm>
@@ -32,14 +32,14 @@ inline int64_t count_bits(std::span<const uint64_t> words) {
   return n;
 }
 
-// Those of `span`.
+// Counts the set bits among the members of `span`.
 inline int64_t count_bits(std::span<const uint64_t> words, const Span& span) {
   int64_t n = 0;
   for (int64_t i = 0; i < span.count; ++i) n += words[static_cast<size_t>(span.at(i) >> 6)] >> (span.at(i) & 63) & 1;
   return n;
 }
 
-// The first bit in [from, past) that is set, or where `flip` is all ones, that is not; past if there is none.
+// The first bit in [from, past) that is set (flip = 0) or clear (flip = all ones); `past` if there is none.
 inline int64_t next_bit(std::span<const uint64_t> words, int64_t from, int64_t past, uint64_t flip = 0) {
   while (from < past) {
     const uint64_t word = (words[static_cast<size_t>(from >> 6)] ^ flip) >> (from & 63);
@@ -49,8 +49,9 @@ inline int64_t next_bit(std::span<const uint64_t> words, int64_t from, int64_t p
   return past;
 }
 
-// The set bits in [begin, past) as few spans. A pair with a gap of its own stays two spans: the second may begin a
-// longer one.
+// Calls visit(span) for spans that together cover the set bits in [begin, past), ascending and as few as a greedy
+// search finds. Two bits with a gap that no third continues become two spans, because the second may begin a longer
+// one: bits 0, 3, 4, 5 give [0] and [3..5].
 template <typename Visit>
 void for_each_span(std::span<const uint64_t> words, int64_t begin, int64_t past, Visit visit) {
   for (int64_t first = next_bit(words, begin, past); first < past;) {

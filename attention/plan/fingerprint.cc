@@ -18,16 +18,16 @@ Fingerprint multiply(Fingerprint a, Fingerprint b) {
 
 enum Stream : uint64_t { kQuery = 1, kKey = 2, kBatch = 3, kHead = 4 };
 
-// Reduced to the field.
+// The pseudo-random weight of an index, as an element of the field.
 Fingerprint weight(uint64_t stream, int64_t index) {
   return splitmix64((stream << 56) + static_cast<uint64_t>(index) * kSplitmix64Step) % kPrime;
 }
 
-// The stride to sum along: a single member has none of its own, and shares the sums of neighbours.
+// The stride of the sums that serve a span. A single member has no stride of its own and uses the sums of stride 1.
 int64_t stride_of(const Span& s) { return s.count == 1 ? 1 : s.stride; }
 
-// The keys that lie in the band of one query: their number, and the sum of their weights. `sums` are of the keys'
-// stride.
+// The number of keys within the band of one query, and the sum of their weights. `sums` are the prefix sums along the
+// stride of the keys.
 struct Row {
   int64_t count = 0;
   Fingerprint weight = 0;

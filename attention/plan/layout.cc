@@ -8,7 +8,8 @@
 namespace annulus {
 namespace {
 
-// Neighbouring ranges become one: rank P-1 of a zigzag owns two chunks that touch, and fewer spans are fewer tiles.
+// Appends a span and joins neighbouring ranges: rank P-1 of a zigzag owns two chunks that touch, and fewer spans give
+// fewer tiles.
 void append(std::vector<Span>& spans, Span span) {
   if (span.empty()) return;
   if (!spans.empty() && spans.back().stride == 1 && span.stride == 1 && spans.back().last() + 1 == span.begin) {
@@ -101,7 +102,7 @@ void require_even(LayoutKind kind, int64_t length, int ranks, std::string_view w
     if (length % unit(n) == 0) fitting += (found++ ? ", " : "") + std::to_string(n);
   }
   throw Error(ErrorKind::kPlan, "layout",
-              std::string(what) + " of length " + std::to_string(length) + " cannot be dealt evenly to " +
+              std::string(what) + " of length " + std::to_string(length) + " cannot be divided evenly among " +
                   counted(ranks, "rank") + " by layout \"" + std::string(to_string(kind)) +
                   "\": the length must be a multiple of " + std::to_string(m) + "; use a length of " +
                   (length / m > 0 ? std::to_string(length / m * m) + " or " : "") +

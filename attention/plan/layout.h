@@ -1,5 +1,6 @@
-// Layout: which rank owns which positions of a sequence, and in which order it stores them. Queries and keys each have
-// one. Used by the planner, the verifier, and by whoever scatters or gathers a sequence (attend, the trainer).
+// Layout: which rank owns which positions of a sequence, and in which order it stores them. Queries and keys have one
+// layout each. Used by the planner, the verifier, and the code that scatters or gathers a sequence (modules, torch_ops,
+// training, attend through attention/execution).
 #pragma once
 
 #include <cstdint>
@@ -13,37 +14,40 @@ namespace annulus {
 
 enum class LayoutKind { kContiguous, kZigzag, kStriped };
 
-// "contiguous", "zigzag", "striped", in the order of LayoutKind. parse raises Error(kUsage) naming the nearest; `where`
-// as in parse_pattern.
+// "contiguous", "zigzag", "striped", in the order of LayoutKind. parse_layout raises Error(kUsage) for another name and
+// suggests the nearest; `where` is as in parse_pattern.
 const std::vector<std::string>& layout_names();
 std::string_view to_string(LayoutKind kind);
 LayoutKind parse_layout(std::string_view name, std::string_view where);
 
-// Rank r stores the positions of spans[r] one after the other: row i of its tensors is the i-th of them. Together the
-// ranks' spans hold every position of [0, length) exactly once.
+// Rank r stores the positions of spans[r] one after the other, and row i of its tensors is the i-th of them. The spans
+// of all ranks together contain every position of [0, length) exactly once.
 struct Layout {
   int64_t length = 0;
   std::vector<std::vector<Span>> spans;
 
   int ranks() const { return static_cast<int>(spans.size()); }
+  // The number of positions of a rank.
   int64_t count(int rank) const;
   // All positions of a rank in storage order.
   std::vector<int64_t> positions(int rank) const;
 };
 
-// Any length over any number of ranks, also fewer positions than ranks. Chunk i of c is [floor(i S/c), floor((i+1)
-// S/c)):
+// Divides `length` positions S among P ranks; there may be fewer positions than ranks. Chunk i of c is
+// [floor(i S/c), floor((i+1) S/c)):
 //   contiguous  rank r owns chunk r of P
-//   zigzag      rank r owns chunks r and 2P-1-r of 2P: every rank has the same share of a causal triangle
+//   zigzag      rank r owns chunks r and 2P-1-r of 2P; if 2P divides S, all shares of a causal triangle are equal
 //   striped     rank r owns positions r, r + P, r + 2P, ...
+// Raises Error(kPlan) if ranks < 1.
 Layout make_layout(LayoutKind kind, int64_t length, int ranks);
 
-// Lengths of each rank's contiguous part, in rank order; any values that add up to the sequence. Error(kPlan)
-// otherwise.
+// Gives each rank a contiguous part; `lengths` are the parts' lengths in rank order. Raises Error(kPlan) if a length is
+// not in [0, length] or they do not add up to `length`.
 Layout make_uneven_layout(const std::vector<int64_t>& lengths, int64_t length);
 
-// The rule `even = true`: every rank has the same share (zigzag: length a multiple of 2P; otherwise of P). Raises
-// Error(kPlan) naming the nearest valid lengths and the rank counts that would fit.
+// Checks the rule `even = true`, by which every rank has the same share: the length must be a multiple of 2P for zigzag
+// and of P otherwise. Raises Error(kPlan) with the nearest valid lengths and with rank counts that would fit; `what`
+// names the sequence in the message.
 void require_even(LayoutKind kind, int64_t length, int ranks, std::string_view what);
 
 }  // namespace annulus

@@ -12,7 +12,7 @@
 namespace annulus {
 namespace {
 
-// Ascending ranges of numbers as few spans.
+// Writes ascending ranges of numbers as few spans (for_each_span in bits.h).
 std::vector<Span> spans_of(const std::vector<Span>& ranges) {
   std::vector<Span> spans;
   if (ranges.empty()) return spans;
@@ -23,9 +23,9 @@ std::vector<Span> spans_of(const std::vector<Span>& ranges) {
   return spans;
 }
 
-// Cuts the numbers 0, ..., count - 1 into ranges whose numbers all lie in the same ones of `spans`. The number n stands
-// for the members n * group, ..., n * group + group - 1. How many ranges there are depends on the spans, not on
-// `count`.
+// Cuts the numbers 0, ..., count - 1 into ranges such that all numbers of a range lie in the same ones of `spans`. The
+// number n stands for the members n * group, ..., n * group + group - 1. The number of ranges depends on the spans, not
+// on `count`.
 std::vector<Span> ranges_alike(int64_t count, int64_t group, const std::vector<Span>& spans) {
   std::vector<int64_t> ends = {0, count};
   for (const Span& span : spans) {
@@ -45,8 +45,8 @@ std::vector<Span> ranges_alike(int64_t count, int64_t group, const std::vector<S
   return ranges;
 }
 
-// visit(first, count): members of `keys`, by number, that some query meets within the band. Keys that lie between the
-// bands of two queries far apart meet none of them.
+// Calls visit(first, count) for the members first, ..., first + count - 1 of `keys`, by index, that meet some query
+// within the band. Keys that lie between the bands of two distant queries meet neither and are left out.
 template <typename Visit>
 void for_each_met(const Band& band, const Span& queries, const Span& keys, Visit visit) {
   if (keys.empty() || band.empty()) return;
@@ -64,12 +64,12 @@ void for_each_met(const Band& band, const Span& queries, const Span& keys, Visit
   }
 }
 
-// Whether no member of `queries` can meet one of `keys`, by their ends alone.
+// Whether no member of `queries` can meet one of `keys` within the band, judged by the ends of the spans alone.
 bool apart(const Band& band, const Span& queries, const Span& keys) {
   return queries.last() < keys.begin - band.hi || queries.begin > keys.last() - band.lo;
 }
 
-// A slice's keys that one rank holds in one of its spans, and the rows that they are stored in.
+// The keys of a slice that one rank holds in one of its spans, and the rows in which they are stored.
 struct HeldKeys {
   Span keys;
   int64_t first_row = 0, stride = 1;
@@ -101,7 +101,7 @@ Needs::Needs(const Pattern& pattern, const Layout& queries, const Layout& keys)
 }
 
 void Needs::make_classes() {
-  // Slices differ in few products of batch rows and heads, however many slices there are.
+  // However many slices there are, they have few different products of batch rows and heads.
   const auto key_of = [](const Slice& s) {
     return std::make_tuple(s.batch.begin, s.batch.stride, s.batch.count, s.heads.begin, s.heads.stride, s.heads.count);
   };
@@ -277,7 +277,7 @@ std::vector<RowBits> Needs::read_of(int owner) {
 }
 
 __int128 Needs::foreign_rows() {
-  // What one reader's queries meet, as bits over all positions, by class; and the words that may not be 0.
+  // The positions that one reader's queries meet, as bits, for each class; and the range of words that may not be 0.
   std::vector<std::vector<uint64_t>> met(classes_.size());
   std::vector<std::pair<size_t, size_t>> touched(classes_.size());
   __int128 rows = 0;
@@ -316,14 +316,15 @@ Reach Needs::find_reach(int owner) {
   constexpr int kNone = std::numeric_limits<int>::max();
   std::vector<int> firsts(rows * classes_.size(), kNone), lasts(rows * classes_.size(), 0);
 
-  // Enters the visits of a slice's readers, in the order of the ring (direction 1) or against it (-1), for the keys in
-  // one span. A row's first entry is its first or its last visit, and where one interval of keys holds all that was
-  // entered so far, what falls into it again is passed over: few readers are looked at closely.
+  // Enters the visits of a slice's readers for the keys in one span, in the order of the ring (direction 1) or against
+  // it (-1). So the first entry of a row is its first visit (direction 1) or its last (-1). One interval of keys that
+  // have been entered is remembered, and keys that fall into it again are skipped, so few readers are looked at
+  // closely.
   const auto enter = [&](const Slice& slice, std::span<const uint32_t> readers, const HeldKeys& of, int direction) {
     const size_t n = readers.size();
     const size_t ahead = static_cast<size_t>(
         std::upper_bound(readers.begin(), readers.end(), static_cast<uint32_t>(owner)) - readers.begin());
-    int64_t begin = 0, past = 0;  // of the interval
+    int64_t begin = 0, past = 0;  // the interval of entered keys
     for (size_t j = 0; j < n && past - begin < of.keys.count; ++j) {
       const uint32_t reader = readers[(direction > 0 ? ahead + j : ahead + n - 1 - j) % n];
       if (static_cast<int>(reader) == owner) continue;
@@ -416,7 +417,8 @@ RowSet Needs::needed_on_the_way(int owner, int first, int past) {
       row += run.rows;
     }
   }
-  // A program asks for two numbers of visits that follow each other, in both directions, and so does the next rank's.
+  // A program uses two consecutive numbers of visits in each direction, and the program of the next rank shares some of
+  // them.
   constexpr size_t kRemembered = 4;
   if (reach.remembered.size() == kRemembered) reach.remembered.erase(reach.remembered.begin());
   reach.remembered.emplace_back(key, rows(bits));

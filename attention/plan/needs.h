@@ -1,8 +1,9 @@
-// Needs: which key rows of one rank the queries of another rank meet. Schedules send no others, but all-gather sends
-// each rank what any rank needs. Internal to attention/plan.
+// Needs: which key rows of one rank meet queries of another rank. Schedules send only these rows; all-gather sends to
+// every rank the rows that any rank needs. Internal to attention/plan.
 //
-// Rows are held as bits, one for each row of the owner, separately for each class: batch rows and kv heads that every
-// slice of the pattern treats alike. What is found serves all programs of a plan: an object is made once for them.
+// Rows are kept as bits, one for each row of the owner, separately for each class. A class consists of batch rows and
+// kv heads that every slice of the pattern treats alike. One object serves all programs of a plan. docs/attention.md,
+// "Needs", has an example. Not thread safe: results are computed at their first use and kept.
 #pragma once
 
 #include <cstdint>
@@ -18,31 +19,32 @@ namespace annulus {
 // Some key rows of one owner.
 struct RowBits {
   int owner = 0;
-  std::vector<uint64_t> words;  // as many for each class, one class after the other; bit i: the owner's row i. Or none
+  // Words for each class, one class after the other; bit i of a class stands for the owner's row i. Empty: no rows.
+  std::vector<uint64_t> words;
 
   bool any() const;
-  // Adds the rows of `other`, of the same owner.
+  // Adds the rows of `other`, which must have the same owner.
   void join(const RowBits& other);
 };
 
-// A slice's part that falls to one rank's queries.
+// The part of a slice that belongs to one rank's queries.
 struct QueryPart {
   const Slice* slice = nullptr;
   Span queries;  // positions
   Span rows;     // their storage rows
 };
 
-// How far the rows of one owner travel. The block of an owner visits the ranks owner + 1, owner + 2, ...: rank
-// owner + i in visit i. Each row of each class has a first and a last visit of a rank that needs it; 0 where there is
-// none. What the ranks of the visits up to i need, and what those from i on need, follows from these two numbers.
+// How far the rows of one owner travel in a ring. The owner's block visits rank owner + i in visit i, for i = 1, 2, ...
+// For each row of each class this has the first and the last visit of a rank that needs the row, or 0 if no rank does.
+// These two numbers say what the ranks of visits 1, ..., i need, and what the ranks from visit i on need.
 struct Reach {
   struct Run {  // rows that are alike, in storage order
     int64_t rows = 0;
     int first = 0, last = 0;
   };
   std::vector<std::vector<Run>> runs;  // by class
-  std::vector<int> firsts, lasts;      // all that occur but 0, ascending
-  // What was asked for last: by number of firsts (counted negative) or lasts that it holds.
+  std::vector<int> firsts, lasts;      // the values that occur, without 0, ascending
+  // The row sets used last. The key is the number of `lasts` that a set includes, or minus the number of `firsts`.
   std::vector<std::pair<int64_t, RowSet>> remembered;
 };
 
@@ -52,32 +54,31 @@ class Needs {
   Needs(const Pattern& pattern, const Layout& queries, const Layout& keys);
 
   int ranks() const { return keys_.ranks(); }
-  // By slice, then by the rank's spans.
+  // The parts of the slices that belong to the reader's queries, by slice and then by the rank's spans.
   std::vector<QueryPart> parts(int reader);
-  // For each owner the numbers of those of `parts` whose queries may meet its rows, ascending.
+  // For each owner, the ascending indices of those `parts` whose queries may meet its rows.
   Lists by_owner(const std::vector<QueryPart>& parts) const;
 
-  // The rows of each owner that meet a query of `reader` within some slice, by owner; exact. The reader's own are among
-  // them.
+  // For each owner, exactly the rows that meet a query of `reader` within some slice, including the reader's own rows.
   std::vector<RowBits> read_by(int reader);
-  // The same from the other side: the rows of `owner` that each reader's queries meet, by reader.
+  // The same from the owner's side: for each reader, the rows of `owner` that its queries meet.
   std::vector<RowBits> read_of(int owner);
-  // How many rows of other ranks the queries of each rank meet, summed over the ranks, batch rows and kv heads.
+  // The number of rows of other ranks that the queries of a rank meet, summed over all ranks, batch rows and kv heads.
   __int128 foreign_rows();
 
-  // What the ranks of visits [first, past) of a ring need of the owner's rows (see Reach). Either first is 1, or past
-  // is ranks(). No blocks where they need nothing.
+  // The owner's rows that the ranks of visits [first, past) of a ring need (see Reach). Either first must be 1, or past
+  // must be ranks(). The set has no blocks if they need nothing.
   RowSet needed_on_the_way(int owner, int first, int past);
-  // The first and the last visit of a rank that needs any row of the owner; 0 where none does.
+  // The first and the last visit of a rank that needs any row of the owner; {0, 0} if no rank does.
   std::pair<int, int> first_and_last_visit(int owner);
-  // Whether the last visit's rank needs all that the ranks of the visits before it do.
+  // Whether the rank of the last visit needs every row that the ranks of earlier visits need.
   bool last_visit_needs_all(int owner);
 
-  // Every row of the owner, of all batch rows and heads.
+  // Whether `bits` contains every row of the owner, for all batch rows and kv heads.
   bool complete(const RowBits& bits) const;
-  // Counted over batch rows and kv heads.
+  // The number of rows, counted over batch rows and kv heads.
   int64_t count(const RowBits& bits) const;
-  // All rows of an owner as one block, in its storage order; and some of them, in the same order.
+  // All rows of an owner as one block, and some of its rows, both in the owner's storage order.
   RowSet all_rows(int owner) const;
   RowSet rows(const RowBits& bits) const;
 
@@ -101,13 +102,13 @@ class Needs {
   const Layout& queries_;
   const Layout& keys_;
   const Holders query_holders_, key_holders_;
-  std::vector<uint32_t> product_;  // by slice: number of its (batch rows, heads)
+  std::vector<uint32_t> product_;  // by slice: the number of its product of batch rows and heads
   std::vector<Class> classes_;
   std::vector<std::vector<uint32_t>> classes_of_product_;
-  // Made when first asked for.
+  // These are made at their first use.
   std::optional<Lists> readers_by_slice_, slices_by_reader_, slices_by_owner_;
   std::vector<std::optional<Reach>> reaches_;  // by owner
-  std::optional<Reach> unkept_;                // the last one asked for, where all would be large
+  std::optional<Reach> unkept_;                // the last one used, if all of them would take too much memory
   int64_t kept_bytes_ = 0;
 };
 

@@ -32,7 +32,8 @@ Layout layout_of(const PlanRequest& request, int64_t length) {
                                         : make_uneven_layout(request.uneven_lengths, length);
 }
 
-// The rule of other libraries, for those who want it enforced: every rank gets whole segments of the longest kind.
+// Enforces the rule `equal_segments` of other libraries, which require that every rank gets whole segments of the
+// greatest length.
 void require_equal_segments(const PatternSpec& spec, const PlanRequest& request) {
   for (const PatternSpec& member : spec.members) require_equal_segments(member, request);
   if (spec.kind != PatternSpec::Kind::kDilated || !spec.dilated.equal_segments) return;
@@ -44,7 +45,7 @@ void require_equal_segments(const PatternSpec& spec, const PlanRequest& request)
          std::to_string(request.ranks) + " x " + std::to_string(unit / request.ranks) + " = " + std::to_string(unit) +
          ", got " + std::to_string(length) + "; use a length of " +
          (length / unit > 0 ? std::to_string(length / unit * unit) + " or " : "") +
-         std::to_string((length / unit + 1) * unit) + ", or leave equal_segments out: any length works then");
+         std::to_string((length / unit + 1) * unit) + ", or leave equal_segments out, and any length will work");
 }
 
 int64_t total(const std::vector<Span>& spans) {
@@ -131,10 +132,10 @@ void validate(const PlanRequest& request) {
              counted(static_cast<int64_t>(request.uneven_lengths.size()), "length"));
     }
     if (request.shape.q_len != request.shape.k_len) {
-      refuse("lengths by rank need as many queries as keys, got " + std::to_string(request.shape.q_len) + " and " +
-             std::to_string(request.shape.k_len) + "; use a named layout");
+      refuse("a length for each rank needs as many queries as keys, got " + std::to_string(request.shape.q_len) +
+             " and " + std::to_string(request.shape.k_len) + "; use a named layout");
     }
-    if (request.even) refuse("lengths by rank were given, and even = true as well; leave one of them out");
+    if (request.even) refuse("both a length for each rank and even = true were given; leave one of them out");
     make_uneven_layout(request.uneven_lengths, request.shape.q_len);
   }
   validate(request.pattern, request.shape);

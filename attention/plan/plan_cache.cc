@@ -1,4 +1,5 @@
-// Plans kept by content, and made ahead on another thread. See plan.h.
+// Caches patterns and programs by the text of their request, and makes them ahead of their step on another thread:
+// cached_pattern, cached_program, plan_ahead and plan_stats of plan.h.
 #include <chrono>
 #include <condition_variable>
 #include <deque>
@@ -65,7 +66,8 @@ void count_planning(double seconds) {
 }
 
 void plan_ahead(const PlanRequest& request, int rank, std::function<void(const Program&)> then) {
-  // What the thread uses is made before it, and so outlives it when the process ends: caches, tables of names.
+  // The static objects that the thread uses (caches, tables of names) are made before it, so they are destroyed after
+  // it when the process ends.
   caches();
   request.text();
   struct Task {
@@ -73,7 +75,7 @@ void plan_ahead(const PlanRequest& request, int rank, std::function<void(const P
     int rank;
     std::function<void(const Program&)> then;
   };
-  // One thread plans for all: a step is longer than its plan takes.
+  // One thread plans for all callers. Making a plan is expected to take less time than a step.
   class Planner {
    public:
     Planner() : thread_([this] { run(); }) {}
@@ -103,7 +105,7 @@ void plan_ahead(const PlanRequest& request, int rank, std::function<void(const P
         try {
           const auto program = find_program(task.request, task.rank);
           if (task.then) task.then(*program);
-        } catch (...) {  // whoever asks for the program raises it again
+        } catch (...) {  // cached_program will raise it again
         }
       }
     }
@@ -111,7 +113,7 @@ void plan_ahead(const PlanRequest& request, int rank, std::function<void(const P
     std::condition_variable more_;
     bool ended_ = false;
     std::deque<Task> todo_;
-    std::thread thread_;  // the last: it uses the others
+    std::thread thread_;  // the last member, because it uses the others
   };
   static Planner planner;
   planner.add({request, rank, std::move(then)});

@@ -9,7 +9,7 @@ namespace annulus {
 namespace {
 
 NamedCache<RankShare>& shares() {
-  // Never destroyed: a thread that plans ahead may use it until the end of the process.
+  // It is never destroyed, because a thread that plans ahead may use it until the process ends.
   static auto& cache = *new NamedCache<RankShare>("proofs");
   return cache;
 }

@@ -8,10 +8,10 @@
 namespace annulus {
 namespace {
 
-// Not empty, and within [0, length).
+// Whether the span is not empty and lies within [0, length).
 bool within(const Span& s, int64_t length) { return !s.empty() && s.stride >= 1 && s.begin >= 0 && s.last() < length; }
 
-// Whether some member is common; of short spans.
+// Whether two short spans have a common member.
 bool share_member(const Span& a, const Span& b) {
   for (int64_t i = 0; i < a.count; ++i) {
     if (b.contains(a.at(i))) return true;
@@ -25,7 +25,8 @@ int64_t count_common(const Span& a, const Span& b) {
   return n;
 }
 
-// The storage rows named, of spans stored one after the other, hold these positions. They lie in one span.
+// Whether the storage rows `rows` of `spans`, which are stored one after the other, hold `positions`. All rows must lie
+// in one span.
 bool rows_are(const Span& rows, const Span& positions, const std::vector<Span>& spans) {
   if (rows.empty() || rows.begin < 0 || rows.stride < 1) return false;
   int64_t first_row = 0;
@@ -40,7 +41,7 @@ bool rows_are(const Span& rows, const Span& positions, const std::vector<Span>& 
   return false;
 }
 
-// The step between the members that must be looked up: in a span without gaps it is enough to look up both ends.
+// The step between the members that must be looked up. If `held` has no gaps, it is enough to look up both ends.
 int64_t lookup_step(const Span& members, const Span& held) {
   return held.stride == 1 ? std::max<int64_t>(1, members.count - 1) : 1;
 }
@@ -86,9 +87,9 @@ void RankProof::mark(const std::vector<Span>& positions, uint8_t value) {
   }
 }
 
-// ---- What the program says before its steps
+// ---- What the program declares before its steps
 
-// Callers cut their tensors by the layout: what the program takes for its rows must be that.
+// Callers cut their tensors by the layout, so the program must own exactly what the layout gives the rank.
 void RankProof::check_own_rows() {
   const size_t r = static_cast<size_t>(program_.rank);
   if (program_.query_spans != queries_.spans[r]) fault("its queries are not those that the layout gives it");
@@ -111,17 +112,18 @@ void RankProof::check_buffers() {
         (b.kind == BufferKind::kOwnGrad && number != kOwnGradBuffer)) {
       fault(name + " is named its own rows, but is not what the caller hands in or gets back");
     }
-    // Own rows are checked above; a rank may own no position at all.
+    // Own rows have been checked above. They may be empty, since a rank may own no position.
     if (number == kOwnKVBuffer || number == kOwnGradBuffer) continue;
     if (const auto what = ill_formed(b.rows)) fault(name + *what);
   }
   const Buffer* saved = buffer(program_.saved);
   if (program_.saved != -1 && (!saved || saved->kind != BufferKind::kSavedKV)) {
-    fault("what it keeps for the backward is no buffer for that");
+    fault("what it keeps for the backward is not a buffer for saved keys and values");
   }
 }
 
-// What the executor takes for granted of rows: in storage, positions ascend, and no row lies there twice.
+// Returns what is wrong with a buffer's rows. The executor relies on positions that ascend in storage, and on no row
+// being stored twice.
 std::optional<std::string> RankProof::ill_formed(const RowSet& rows) {
   for (const RowBlock& block : rows.blocks) {
     if (!within(block.batch, shape_.batch) || !within(block.heads, shape_.kv_heads)) {
@@ -154,7 +156,7 @@ bool RankProof::share_rows(const RowBlock& a, const RowBlock& b) {
   return shared;
 }
 
-// From the pattern alone: what the tiles of either direction must add up to.
+// Computes from the pattern alone what the tiles of either direction must add up to.
 void RankProof::expect_pairs() {
   const std::vector<Span>& owned = queries_.spans[static_cast<size_t>(program_.rank)];
   for (const Slice& s : pattern_.slices) expected_ = add(expected_, weights_.of_owned(s, owned, &proof_->pairs));
@@ -166,7 +168,7 @@ void RankProof::follow(bool backward) {
   states_.assign(program_.buffers.size(), {});
   for (size_t b = 0; b < states_.size(); ++b) {
     const bool saved = backward && static_cast<int>(b) == program_.saved;
-    // A buffer without rows has nothing to wait for.
+    // A buffer without rows counts as full.
     states_[b].full = program_.buffers[b].kind == BufferKind::kOwnKV || saved || rows_[b] == 0;
   }
   arriving_.assign(program_.buffers.size(), 0);
@@ -193,7 +195,7 @@ bool RankProof::check_transfer(const Transfer& t, bool send) {
     fault("a transfer names a rank or buffer that does not exist");
     return false;
   }
-  // Of keys and values some may be sent; a gradient that stays behind would be lost.
+  // A part of a buffer of keys and values may be sent, but of gradients the part left behind would be lost.
   if (send && !b->holds_gradient() ? !includes(b->rows, t.rows) : !(t.rows == b->rows)) {
     fault("a transfer moves other rows than its buffer " + std::to_string(t.buffer) + " holds");
     return false;
@@ -235,8 +237,8 @@ void RankProof::zero(const Step& step) {
   }
 }
 
-// What was sent, in this step or before, is its receiver's: what is added to it now would be lost, or change what still
-// travels.
+// A gradient that was sent, in this step or before, belongs to its receiver. What is added to it now would be lost, or
+// would change data that is still being sent.
 void RankProof::change_gradient(int number, const std::string& what) {
   if (!state(number).full) fault(what + " buffer " + std::to_string(number) + " before it is filled");
   if (state(number).left > 0) fault("changes buffer " + std::to_string(number) + " while it travels, or after it left");
@@ -282,7 +284,7 @@ bool RankProof::check_tile(const Tile& tile, bool backward) {
   return true;
 }
 
-// The tile's keys, batch rows and heads are those rows of that block of the buffer.
+// Whether the tile's keys, batch rows and heads are stored in these rows of this block of the buffer.
 bool RankProof::holds(const Buffer& held_in, int number, const Tile& tile, const Span& rows) const {
   if (number < 0 || number >= static_cast<int>(held_in.rows.blocks.size())) return false;
   if (tile.batch.empty() || tile.heads.empty()) return false;
@@ -297,7 +299,8 @@ bool RankProof::holds(const Buffer& held_in, int number, const Tile& tile, const
   return rows_are(rows, tile.key_positions, block.positions);
 }
 
-// Every row of `part` is one of `whole`, whose blocks share none: counted row by row, marking positions.
+// Whether every row of `part` is one of `whole`. It counts the rows found, which is right because no row is in two
+// blocks of `whole`.
 bool RankProof::includes(const RowSet& whole, const RowSet& part) {
   if (whole == part) return true;
   for (const RowBlock& block : part.blocks) {
@@ -320,7 +323,7 @@ bool RankProof::includes(const RowSet& whole, const RowSet& part) {
   return found == part.rows();
 }
 
-// The transfers have arrived, then additions run in their order.
+// The transfers of the step have arrived, and then its additions run in their order.
 void RankProof::finish_step(const Step& step) {
   for (const Transfer& t : step.receives) {
     state(t.buffer).full = true;
@@ -336,7 +339,7 @@ void RankProof::finish_step(const Step& step) {
       fault("adds gradients of other rows");
       continue;
     }
-    // It would count as having left, and never get home.
+    // The gradient would count as having left this buffer, and would never reach its owner.
     if (a.dst == a.src) fault("adds buffer " + std::to_string(a.src) + " to itself");
     if (!state(a.src).full) fault("adds buffer " + std::to_string(a.src) + " before it is filled");
     change_gradient(a.dst, "adds to");
@@ -360,10 +363,8 @@ void RankProof::finish(bool backward) {
     const bool own = number == kOwnGradBuffer;
     if (own && !full) fault("the gradients of its keys and values are never set");
     if (full && left != (own ? 0 : 1)) {
-      fault("the gradients in buffer " + std::to_string(number) +
-            " are lost or counted twice on the way home: they leave "
-            "it " +
-            std::to_string(left) + " times, not " + (own ? "never" : "once"));
+      fault("the gradients in buffer " + std::to_string(number) + " are lost or counted twice: they leave it " +
+            std::to_string(left) + " times instead of " + (own ? "0" : "1"));
     }
   }
 }

@@ -1,4 +1,4 @@
-// What the verifier proves of one rank's program, alone: the parts 1 to 4 of verifier.h. Internal to the verifier.
+// Proves what can be proved from one rank's program alone: parts 1 to 4 of verifier.h. Internal to the verifier.
 #pragma once
 
 #include <cstdint>
@@ -14,18 +14,19 @@ namespace annulus {
 
 class RankProof {
  public:
-  // `layouts` are the request's. `weights` may be shared by proofs made one after the other. All must outlive this.
+  // `queries` and `keys` are the layouts of the program's request. Proofs that are made one after the other may share
+  // `weights`. All arguments must outlive this object.
   RankProof(const Program& program, const Pattern& pattern, const Layout& queries, const Layout& keys,
             PairWeights& weights);
 
-  // Adds to `proof`: faults until there are `max_faults`, and this rank's tiles, transfers and pairs. Of each direction
-  // the first step with faults is told: what follows from it says nothing.
+  // Adds to `proof` this rank's tiles, transfers and pairs, and its faults until the proof lists `max_faults`. In each
+  // direction it stops after the first step with faults, since later faults would only follow from them.
   void run(Proof& proof, size_t max_faults);
 
  private:
   struct State {
     bool full = false;
-    int left = 0;  // how often a gradient buffer's content was sent or added elsewhere
+    int left = 0;  // how often the content of a gradient buffer was sent or added to another buffer
   };
 
   void check_own_rows();
@@ -59,13 +60,13 @@ class RankProof {
   std::vector<int64_t> rows_;      // by buffer
   std::vector<uint8_t> marks_;     // scratch, by key
   std::vector<State> states_;      // by buffer
-  std::vector<uint8_t> arriving_;  // by buffer, in the step that is followed
-  Fingerprint expected_ = 0;       // pairs of this rank's queries
-  Fingerprint computed_ = 0;       // in the direction that is followed
+  std::vector<uint8_t> arriving_;  // by buffer, in the current step
+  Fingerprint expected_ = 0;       // of the pattern's pairs of this rank's queries
+  Fingerprint computed_ = 0;       // of the tiles so far in the current direction
   std::string place_;              // "rank 2, forward step 3: "
   Proof* proof_ = nullptr;
   size_t max_faults_ = 0;
-  int faults_ = 0;  // found, listed or not
+  int faults_ = 0;  // the faults found, whether listed or not
 };
 
 }  // namespace annulus

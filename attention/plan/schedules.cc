@@ -12,7 +12,7 @@ namespace {
 
 int wrap(int64_t rank, int ranks) { return static_cast<int>((rank % ranks + ranks) % ranks); }
 
-// One rank's program in the making.
+// Builds one rank's program; the parts that all schedules share.
 class Maker {
  public:
   Maker(Needs& needs, Program& program)
@@ -35,8 +35,8 @@ class Maker {
   void send_all(Step& step, int peer, int buffer) const { step.sends.push_back({peer, buffer, rows_of(buffer)}); }
   void receive(Step& step, int peer, int buffer) const { step.receives.push_back({peer, buffer, rows_of(buffer)}); }
 
-  // The tiles of a step against `buffer`, which holds rows of `owner`; in the backward with their gradients going to
-  // `grad_buffer`.
+  // Appends the tiles of this rank's queries with the rows of `owner` in `buffer` to a step. In the backward their
+  // gradients are added to `grad_buffer`.
   void compute(Step& step, int owner, int buffer, int grad_buffer = -1) {
     static const RowSet none;
     const std::span<const uint32_t> numbers = parts_by_owner_.of(static_cast<size_t>(owner));
@@ -63,7 +63,7 @@ class Maker {
   std::vector<QueryPart> against_;  // scratch of compute()
 };
 
-// A block of owner o visits rank o + d, o + 2 d, ...; the rank of its visit i holds it at one step.
+// The ring. The block of owner o visits the ranks o + d, o + 2 d, ..., where d is 1 or -1 (the opposite direction).
 class Ring : Maker {
  public:
   Ring(Needs& needs, Program& program) : Maker(needs, program) {
@@ -80,14 +80,14 @@ class Ring : Maker {
   int visitor(int owner, int d, int visit) const { return wrap(int64_t{owner} + int64_t{d} * visit, ranks()); }
   int owner_at(int d, int visit) const { return wrap(int64_t{rank()} - int64_t{d} * visit, ranks()); }
 
-  // What the ranks of visits [first, past) need of a block: of the first visits, or of the last ones. What is visit i
-  // against the ring is visit ranks - i with it.
+  // The rows of a block that the ranks of visits [first, past) need, where first is 1 or past is ranks(). Visit i
+  // against the direction of the ring is visit ranks() - i with it.
   RowSet needed(int owner, int d, int first, int past) const {
     return d > 0 ? needs_.needed_on_the_way(owner, first, past)
                  : needs_.needed_on_the_way(owner, ranks() - past + 1, ranks() - first + 1);
   }
 
-  // Whatever of a block any rank needs, the rank that holds it last in the forward needs too.
+  // Whether, for every block, the rank that holds it last in the forward needs every row that any other rank needs.
   bool last_needs_all() const {
     for (int owner = 0; owner < ranks(); ++owner) {
       if (!needs_.last_visit_needs_all(owner)) return false;
@@ -95,7 +95,7 @@ class Ring : Maker {
     return true;
   }
 
-  // Visit 0 is the owner's; blocks arrive one step before they are computed.
+  // Visit 0 is that of the owner. A block arrives in the step before the one that computes with it.
   void make_forward(bool keep_last) {
     program_.forward.resize(static_cast<size_t>(ranks()));
     int held = kOwnKVBuffer;
@@ -106,8 +106,8 @@ class Ring : Maker {
     }
   }
 
-  // In the step of this rank's visit `visit`: sends what ranks ahead need of the block held, receives what comes next.
-  // Returns the buffer that is held at the next visit, -1 where nothing comes.
+  // In the step in which this rank computes with the block of visit `visit`, sends the rows of that block that ranks
+  // further along need, and receives the next block. Returns the buffer of the next block, or -1 if nothing comes.
   int pass_on(Step& step, int d, int visit, int held, BufferKind kind) {
     if (visit + 1 >= ranks()) return -1;
     RowSet ahead = needed(owner_at(d, visit), d, visit + 1, ranks());
@@ -125,8 +125,8 @@ class Ring : Maker {
     return d > 0 || first == 0 ? last : ranks() - first;
   }
 
-  // d = 1: the owner's visit is step 0, and a last step brings gradients home. d = -1: visit 1, whose block was kept,
-  // is step 0, and the owner's own block comes last.
+  // d = 1: step 0 is the owner's visit, and an additional last step brings gradients to their owners. d = -1: step 0 is
+  // visit 1, whose block was kept, and the rank's own block comes last.
   void make_backward(int d) {
     const int P = ranks();
     const int first = d > 0 ? 0 : 1;
@@ -149,8 +149,8 @@ class Ring : Maker {
     }
   }
 
-  // This rank's part in the gradient of the block of its visit: what came so far arrives meanwhile and is added; the
-  // sum leaves in the next step.
+  // Computes this rank's part of the gradient of the visiting block. The sum of the earlier ranks' parts arrives
+  // meanwhile and is added, and the new sum is sent in the next step.
   void contribute(Step& step, int d, int visit, int held, Step& next) {
     const int owner = owner_at(d, visit);
     const int last = last_visit(owner, d);
@@ -173,6 +173,7 @@ class Ring : Maker {
   std::vector<bool> reads_;  // by owner: whether this rank needs any of its rows
 };
 
+// All-gather (`everyone`) and group-cast: rows go straight from their owner to the ranks that get them.
 class Direct : Maker {
  public:
   Direct(Needs& needs, Program& program, bool everyone) : Maker(needs, program), everyone_(everyone) {
@@ -213,8 +214,8 @@ class Direct : Maker {
     int owner, buffer;
   };
 
-  // In the first step: rows from every other owner, and of this rank's own to every other rank. All-gather sends to all
-  // what any other rank needs.
+  // Adds the first step, in which this rank receives rows from the other owners and sends its own rows to the other
+  // ranks. All-gather sends to all ranks what any other rank needs. Returns the received blocks.
   std::vector<Block> gather(std::vector<Step>& steps) {
     steps.emplace_back();
     std::vector<Block> blocks;
@@ -231,7 +232,8 @@ class Direct : Maker {
   }
 
   const bool everyone_;
-  // What this rank needs of each other's rows, and each other one of its own; no blocks where nothing.
+  // The rows of each other rank that this rank needs, and the rows of this rank that each other one needs; by rank,
+  // without blocks if there are none.
   std::vector<RowSet> mine_, theirs_;
 };
 

@@ -1,5 +1,6 @@
-// Schedules: each makes one rank's steps. A new schedule is a function here and a name in plan.cc; the executor, the
-// verifier and the kernels need no change. Internal to attention/, but for the buffers' numbers.
+// Schedules: functions that make one rank's steps. A new schedule needs a function here and a line in plan.cc; the
+// executor, the verifier and the kernels need no change. Internal to attention/, except for the numbers of the buffers,
+// which benchmarks use, too.
 #pragma once
 
 #include "attention/plan/needs.h"
@@ -10,20 +11,23 @@ namespace annulus {
 inline constexpr int kOwnKVBuffer = 0;
 inline constexpr int kOwnGradBuffer = 1;
 
-// Each fills `program`: request, rank and spans are set, buffers 0 and 1 are kOwnKV and kOwnGrad.
+// Each function adds buffers and steps to `program`, in which request, rank, spans and the buffers 0 (kOwnKV) and 1
+// (kOwnGrad) are already set.
 
-// Store and forward: key/value blocks go round the ring rank -> rank + 1; what no rank ahead needs stays behind. Where
-// the last rank needs all that any other does (full, causal zigzag), the backward runs the other way from the block
-// held last, so that no block is fetched again that is still there; else it runs the same way once more. dK/dV arrive
-// while their block is computed, get this rank's part added, and travel on one step behind, from the last rank that
-// needs the block straight home. (Ring Attention, arXiv 2310.01889; the order is docs/attention.md's.)
+// Ring: key/value blocks travel from rank to rank + 1, and rows that no rank further along needs are not sent on. If
+// the last rank needs every row that any other rank needs (full, causal zigzag), the backward runs in the opposite
+// direction and starts with the block that each rank held last, which need not be sent again. Otherwise it runs in the
+// same direction as the forward. The dK/dV of a block arrive while the rank computes with the block; the rank adds its
+// part and sends the sum in the next step, and the last rank that needs the block sends it straight to the owner. (Ring
+// Attention, arXiv 2310.01889; docs/attention.md describes this order of steps.)
 void make_ring(Needs& needs, Program& program);
 
-// Every rank gets, straight from their owner, all rows that any other rank than the owner needs, computing its own
-// meanwhile; gradients return to their owners and are added there in rank order. For short sequences.
+// All-gather: every rank receives, straight from the owners, all rows that any rank other than the owner needs, and
+// computes its own tiles meanwhile. Gradients return to the owners, which add them in rank order. Suits short
+// sequences.
 void make_all_gather(Needs& needs, Program& program);
 
-// The same, but each rank gets only the rows that it needs itself: no schedule sends less.
+// Group-cast: the same, but each rank receives only the rows that it needs itself. No schedule sends less.
 void make_group_cast(Needs& needs, Program& program);
 
 }  // namespace annulus

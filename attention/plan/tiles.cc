@@ -6,7 +6,7 @@
 namespace annulus {
 namespace {
 
-// The query heads that read the kv heads of `kv`: one span where these are neighbours, else one for each kv head.
+// The query heads that read the kv heads of `kv`: one span if these are neighbours, else one span for each kv head.
 std::vector<Span> query_heads(const Span& kv, int64_t group) {
   if (kv.stride == 1 || group == 1) return {{kv.begin * group, kv.stride, kv.count * group}};
   std::vector<Span> spans;
@@ -14,10 +14,11 @@ std::vector<Span> query_heads(const Span& kv, int64_t group) {
   return spans;
 }
 
-// Drops the queries and keys that can meet no partner, and forgets a band that keeps everything that is left.
+// Drops queries and keys at the ends that meet nothing within the band, and removes the sides of the band that cut none
+// of the rest. Returns false if nothing is left.
 bool trim(Span& queries, Span& keys, Band& band) {
   if (band.empty()) return false;
-  for (int round = 0; round < 2; ++round) {  // trimming one side can free ends of the other
+  for (int round = 0; round < 2; ++round) {  // dropping keys can leave queries that meet nothing
     if (queries.empty() || keys.empty()) return false;
     queries = queries.clip(keys.begin - band.hi, keys.last() - band.lo);
     if (queries.empty()) return false;
@@ -29,12 +30,13 @@ bool trim(Span& queries, Span& keys, Band& band) {
   return true;
 }
 
-// The storage rows of `part`, a subset of `span` whose first member is stored at row `first_row`.
+// The storage rows of `part`, a subset of `span`, whose first member is stored in row `first_row`.
 Span rows_of(const Span& part, const Span& span, int64_t first_row) {
   return {first_row + span.index_of(part.begin), part.count > 1 ? part.stride / span.stride : 1, part.count};
 }
 
-// The spans of a block with the row that each begins at. Spans ascend and their ranges do not overlap, as storage does.
+// A span of a block and the row in which it begins. In storage the spans of a block ascend and their ranges do not
+// overlap.
 struct Stored {
   Span span;
   int64_t row;
@@ -49,7 +51,7 @@ std::vector<Stored> stored_of(const std::vector<Span>& positions) {
   return list;
 }
 
-// visit(part of `wanted`, where it is stored) for each stored span that holds some of it.
+// Calls visit(part of `wanted`, the stored span) for each stored span that contains a part of `wanted`.
 template <typename Visit>
 void for_each_stored(const Span& wanted, const std::vector<Stored>& stored, Visit visit) {
   if (wanted.empty()) return;

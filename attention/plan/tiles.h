@@ -1,4 +1,4 @@
-// Where pattern and layout meet: the one function that cuts a pattern into tiles. Used by every schedule. Internal to
+// The one function that cuts a pattern into tiles by the layout. Used by every schedule (schedules.cc). Internal to
 // attention/plan.
 #pragma once
 
@@ -9,11 +9,11 @@
 
 namespace annulus {
 
-// Appends the tiles of one rank's queries (`parts`, Needs::parts) against the rows of `buffer`; in the backward, with
-// their gradients in `grad_buffer` (else -1), whose rows must hold all keys that `parts` meet in `rows`. Every counted
-// pair of the two lies in as many tiles as the pattern counts it. Tiles without a pair are left out; rows and keys that
-// can meet nothing are trimmed; a band that cuts nothing becomes unbounded. Order: by blocks, then slice and queries,
-// then keys.
+// Appends the tiles of one rank's queries (`parts`, from Needs::parts) with the rows of `buffer`. In the backward the
+// tiles' gradients are added to `grad_buffer`, whose rows must contain all keys that `parts` meet in `rows`; in the
+// forward grad_buffer is -1. Every counted pair lies in as many tiles as the pattern counts it. Tiles without a pair
+// are left out, queries and keys at the ends that meet nothing are dropped, and a side of a band that cuts nothing
+// becomes unbounded. The tiles are ordered by block, then by slice and queries, then by keys.
 void append_tiles(const std::vector<QueryPart>& parts, int64_t heads_per_kv_head, const RowSet& rows, int buffer,
                   const RowSet& grad_rows, int grad_buffer, std::vector<Tile>& tiles);
 

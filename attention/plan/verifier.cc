@@ -1,4 +1,4 @@
-// See verifier.h. What is proved of one rank alone is in rank_proof.cc; here is what ties the ranks together.
+// See verifier.h. rank_proof.cc proves what concerns one rank alone; this file compares the ranks with each other.
 #include "attention/plan/verifier.h"
 
 #include <algorithm>
@@ -25,7 +25,7 @@ const std::vector<Step>& steps_of(const Program& program, bool backward) {
   return backward ? program.backward : program.forward;
 }
 
-// The faults of one proof, of which some are listed.
+// Adds faults to a proof until it lists as many as it may.
 class Faults {
  public:
   Faults(Proof& proof, int most) : proof_(proof), most_(static_cast<size_t>(most)) {}
@@ -39,7 +39,7 @@ class Faults {
   const size_t most_;
 };
 
-// Every position belongs to exactly one rank. spans_of(rank) -> its spans.
+// Checks that every position belongs to exactly one rank. spans_of(rank) returns the spans of a rank.
 template <typename SpansOf>
 void check_ownership(int ranks, SpansOf spans_of, int64_t length, const std::string& what, Faults& faults) {
   std::vector<uint8_t> owned(static_cast<size_t>(length));
@@ -64,7 +64,7 @@ struct Endpoint {
   bool gradient;
 };
 
-// What two ranks' programs say of the transfers from one to the other, in order.
+// The transfers from one rank to another, as the sender's and the receiver's program list them.
 struct Channel {
   std::vector<Endpoint> sends, receives;
 };
@@ -81,7 +81,7 @@ void match(int from, int to, const Channel& channel, bool backward, Faults& faul
     if (send.step != receive.step) {
       return faults.add(at(to, backward, receive.step) + "waits for what rank " + std::to_string(from) +
                         " sends at step " + std::to_string(send.step) +
-                        ": both ends of a transfer must lie in steps of one number, or a deadlock is possible");
+                        ": both ends of a transfer must lie in steps of the same number, or ranks may deadlock");
     }
   }
   if (sends.size() > n) {
@@ -92,8 +92,8 @@ void match(int from, int to, const Channel& channel, bool backward, Faults& faul
   }
 }
 
-// Transfers between each pair of ranks in the order both sides list them. Those that name no rank or no buffer are
-// found by RankProof.
+// Matches the transfers between each pair of ranks in the order in which both sides list them. RankProof finds those
+// that name no rank or no buffer.
 void match_transfers(const std::vector<Program>& programs, bool backward, Faults& faults) {
   std::map<std::pair<int, int>, Channel> channels;  // (from, to)
   for (const Program& p : programs) {
@@ -123,7 +123,7 @@ void mix(uint64_t& hash, const Span& s) {
   mix(hash, s.count);
 }
 
-// Lists begin with their lengths, so that no two sets of rows are written alike.
+// Lists begin with their lengths, so that different sets of rows give different sequences of numbers.
 void mix(uint64_t& hash, const RowSet& rows) {
   mix(hash, static_cast<int64_t>(rows.blocks.size()));
   for (const RowBlock& block : rows.blocks) {
@@ -165,7 +165,8 @@ Proof verify(const std::vector<Program>& programs, const Pattern& pattern, int m
   for (size_t r = 0; r < programs.size(); ++r) {
     if (programs[r].rank != static_cast<int>(r) || !(programs[r].request == programs[0].request)) {
       throw Error(ErrorKind::kPlan, "verifier",
-                  "expected programs of one plan in rank order; number " + std::to_string(r) + " is another");
+                  "expected the programs of one plan in rank order; program " + std::to_string(r) +
+                      " is of another rank or plan");
     }
   }
   Proof proof;
@@ -191,7 +192,8 @@ Proof verify(const std::vector<Program>& programs, int max_faults, const std::fu
 }
 
 double proof_bytes(const PlanRequest& request, const Pattern& pattern) {
-  // Sums of weights along each stride of a slice's spans and of the tiles made of them: 8 bytes a position.
+  // The prefix sums along each stride of the slices' spans and of the tiles made from them take 8 bytes for each
+  // position.
   std::set<int64_t> query_strides = {1}, key_strides = {1};
   const int64_t dealt = request.uneven_lengths.empty() && request.layout == LayoutKind::kStriped ? request.ranks : 1;
   const auto add = [dealt](std::set<int64_t>& strides, const Span& span) {
@@ -203,7 +205,7 @@ double proof_bytes(const PlanRequest& request, const Pattern& pattern) {
     add(key_strides, slice.keys);
   }
   const auto of = [](const std::set<int64_t>& strides, int64_t length) {
-    // And twice a byte: whose the position is, and scratch.
+    // Two more bytes for each position: one in check_ownership, one in RankProof's scratch.
     return (8 * static_cast<double>(strides.size()) + 2) * static_cast<double>(length);
   };
   return of(query_strides, request.shape.q_len) + of(key_strides, request.shape.k_len);
@@ -231,7 +233,7 @@ std::vector<std::string> compare_digests(int from, int to, const PairDigest& sen
     std::string text = std::string(direction == 0 ? "forward" : "backward") + ": rank " + std::to_string(from) +
                        " sends rank " + std::to_string(to) + " " + std::to_string(s.transfers) + " blocks, and rank " +
                        std::to_string(to) + " expects ";
-    text += s.transfers == r.transfers ? "others, or in other steps" : std::to_string(r.transfers);
+    text += s.transfers == r.transfers ? "other blocks, or in other steps" : std::to_string(r.transfers);
     faults.push_back(text);
   }
   return faults;

@@ -279,7 +279,7 @@ std::vector<Mistake> of_gradients() {
          p[0].backward.front().zero.push_back(elsewhere);
          p[0].backward.back().adds.push_back({elsewhere, kOwnGradBuffer});
        },
-       "leave it 1 times, not never"},
+       "leave it 1 times instead of 0"},
       {"GradientsAddedToThemselves", all_gather,
        [](Programs& p) {
          for (Step& step : p[0].backward) {
