@@ -1,4 +1,4 @@
-// See composition.h.
+// Makes a Composition from tiles; see composition.h.
 #include "attention/composition/composition.h"
 
 #include <algorithm>
@@ -12,16 +12,17 @@
 namespace annulus {
 namespace {
 
-// Keys of one gathered problem; longer lists are cut and merged.
+// The most keys of one gathered problem. Longer lists of keys are cut, and the parts' results are merged.
 constexpr int64_t kMostKeys = 16384;
-// In one call: batches of operators are bounded by 65535.
+// The most problems in one call. Operators limit their batch to 65535.
 constexpr int64_t kMostProblems = 32768;
 
-// A problem before it is known whether it is gathered: rows of one rectangle, or several lists of keys that are whole.
+// One problem, which may become a call on views or be gathered with others: one rectangle, or several rectangles
+// without a band that share their queries.
 struct Problem {
   Span batch;  // global rows
   HeadGroup heads;
-  std::vector<Rectangle> rectangles;  // of the same queries
+  std::vector<Rectangle> rectangles;  // all have the same queries
 
   int64_t queries() const { return rectangles[0].query_rows.count; }
   int64_t keys() const {
@@ -31,7 +32,7 @@ struct Problem {
   }
 };
 
-// Storage [batch, rows, heads] taken apart into rows of `width` heads.
+// Numbers the rows of `width` heads that storage [batch, rows, heads] consists of.
 struct RowNumbers {
   int64_t rows, heads, width;
   int64_t at(int64_t batch, int64_t row, int64_t head) const {
@@ -39,7 +40,7 @@ struct RowNumbers {
   }
 };
 
-// Whether such rows hold exactly these heads.
+// Whether rows of heads.count heads can hold exactly these heads, among `all` heads of the storage.
 bool aligned(const Span& heads, int64_t all) {
   return (heads.count == 1 || heads.stride == 1) && heads.begin % heads.count == 0 && all % heads.count == 0;
 }
@@ -80,7 +81,7 @@ class Composer {
       add(group.tiles[0].batch, group.tiles[0].heads, std::move(rectangles));
     }
     for (const auto& [shape, problems] : views_) {
-      if (problems.size() == 1) {  // nothing to gather it with
+      if (problems.size() == 1) {  // there is nothing to gather it with
         out_.direct.push_back({problems[0].batch, problems[0].heads, problems[0].rectangles[0]});
         continue;
       }
@@ -98,10 +99,10 @@ class Composer {
     Rectangle rectangle;
   };
 
-  // Two triangles along the diagonal and the rectangle between them are one triangle: what a rank sees of its own keys
-  // in zigzag is one call, as if they lay next to one another.
+  // Joins two triangles along the diagonal and the rectangle between them to one triangle. So the causal part of a
+  // rank's own two zigzag chunks becomes one call (docs/attention.md has a drawing).
   void join_triangles() {
-    constexpr size_t kFew = 64;  // all pairs are looked at
+    constexpr size_t kFew = 64;  // the limit for comparing all pairs
     const auto is_triangle = [](const Piece& p) { return p.rectangle.lower_triangle() && !p.rectangle.reversed; };
     if (static_cast<size_t>(std::count_if(pieces_.begin(), pieces_.end(), is_triangle)) > kFew) return;
     for (size_t i = 0; i < pieces_.size(); ++i) {
@@ -162,7 +163,8 @@ class Composer {
     return {heads.query.count, heads.kv.count, problem.queries(), problem.keys(), band.lo, band.hi};
   }
 
-  // In rows of all its heads where storage has such rows, else head by head.
+  // Adds a problem that is gathered. Its rows comprise all its heads if the storage consists of such rows; otherwise
+  // each head becomes a problem.
   void add_gathered(const Problem& problem) {
     const Span kv = indices_of(problem.heads.kv, in_.keys.heads, "kv heads");
     const Span grad_kv = in_.grads.rows > 0 ? indices_of(problem.heads.kv, in_.grads.heads, "kv heads") : kv;
@@ -185,13 +187,13 @@ class Composer {
   }
 
   void gather() {
-    std::vector<int32_t> wave_of;  // of each query row, the last wave that names it
+    std::vector<int32_t> wave_of;  // for each query row the last wave that names it, or -1
     for (const auto& [shape, problems] : problems_) {
       const auto& [heads, kv_heads, n, m, lo, hi] = shape;
       const RowNumbers numbers{in_.rows, in_.heads, heads};
       const int64_t most = std::clamp<int64_t>(in_.most_gathered / (std::max(n, m) * heads), 1, kMostProblems);
       wave_of.assign(wave_of.size(), -1);
-      std::vector<GatherCall> calls;  // the waves' open calls
+      std::vector<GatherCall> calls;  // the open call of each wave
       for (const Problem& problem : problems) {
         const Span& rows = problem.rectangles[0].query_rows;
         const auto number = [&](int64_t i) {
@@ -243,8 +245,8 @@ class Composer {
   const CompositionInput& in_;
   Composition out_;
   std::vector<Piece> pieces_;
-  std::map<Shape, std::vector<Problem>> views_;  // too few to fill a device
-  std::map<Shape, std::vector<Problem>> problems_;
+  std::map<Shape, std::vector<Problem>> views_;     // problems that are too small to fill a device alone
+  std::map<Shape, std::vector<Problem>> problems_;  // problems to be gathered
 };
 
 }  // namespace

@@ -13,7 +13,7 @@ int64_t shifted(int64_t bound, int64_t by) {
 
 Span part(const Span& rows, int64_t first, int64_t count) { return rows.empty() ? rows : rows.sub(first, count); }
 
-// The rectangle of some of its rows and keys, numbered from the first of them in index order.
+// The part of a rectangle with these queries and keys, given as ranges of indices; the part's indices begin at 0.
 Rectangle cut(const Rectangle& r, const Span& queries, const Span& keys) {
   Rectangle out = r;
   const auto first = [&](const Span& rows, const Span& indices) {
@@ -27,12 +27,12 @@ Rectangle cut(const Rectangle& r, const Span& queries, const Span& keys) {
   return out;
 }
 
-// Without the rows and keys that are in no counted pair, and the band's sides unbounded where they cut nothing. Nothing
-// where no pair is left.
+// The rectangle without rows and keys that are in no counted pair, with the sides of the band unbounded that cut
+// nothing. Returns nothing if no pair is left.
 std::optional<Rectangle> trimmed(const Rectangle& r) {
   const int64_t n = r.query_rows.count, m = r.key_rows.count;
   if (n <= 0 || m <= 0 || r.band.empty()) return std::nullopt;
-  const int64_t lo = std::max(r.band.lo, -n), hi = std::min(r.band.hi, m);  // as good as unbounded
+  const int64_t lo = std::max(r.band.lo, -n), hi = std::min(r.band.hi, m);  // wider bounds cut no more
   const Span queries = Span::range(std::max<int64_t>(0, -hi), std::min(n, m - lo));
   const Span keys = Span::range(std::max<int64_t>(0, lo), std::min(m, n + hi));
   if (queries.empty() || keys.empty()) return std::nullopt;
@@ -42,14 +42,14 @@ std::optional<Rectangle> trimmed(const Rectangle& r) {
   return out;
 }
 
-// take() for the rectangle, in ranges of rows so that what is not whole has no more rows than keys: rows that the band
-// does not cut, of which there may be any number, go by themselves. Operators differ in where they align a band's
-// corner when rows and keys differ in number, and some in when they take a wide one for none.
+// Calls take() for ranges of rows of the rectangle, such that a part with a band has no more rows than keys. For this,
+// rows that the band does not cut become parts of their own. Operators differ in where they align a band if there are
+// more rows than keys, and some ignore a band that is wider than they expect.
 template <typename Take>
 void take_rows(const Rectangle& r, const Take& take) {
   const int64_t n = r.query_rows.count, m = r.key_rows.count;
   if (r.whole() || n <= m) return take(r);
-  // Rows up to `lower` are not cut below, rows from `upper` on not above.
+  // The band does not cut rows before `lower` from below, nor rows from `upper` on from above.
   const int64_t lower = r.band.unbounded_below() ? n : std::clamp<int64_t>(1 - r.band.lo, 0, n);
   const int64_t upper = r.band.unbounded_above() ? 0 : std::clamp<int64_t>(m - 1 - r.band.hi, 0, n);
   const int64_t first = std::min(lower, upper), second = std::max(lower, upper);
@@ -59,7 +59,7 @@ void take_rows(const Rectangle& r, const Take& take) {
   }
 }
 
-// The same pairs, counted from the other end.
+// The same pairs with rows and keys numbered from the other end.
 Rectangle turned(const Rectangle& r) {
   Rectangle out = r;
   out.reversed = !r.reversed;
@@ -76,16 +76,16 @@ void add_triangles(const Rectangle& untrimmed, std::vector<Rectangle>& out) {
   if (r->whole() || r->lower_triangle()) {
     take_rows(*r, [&](const Rectangle& part) {
       out.push_back(part);
-      // The order of what is whole is of no matter; one order of all lets rectangles of one shape be taken together.
+      // Without a band the order of rows does not matter. A common order lets rectangles of one shape share a call.
       if (part.whole()) out.back().reversed = false;
     });
-  } else if (r->band.unbounded_below()) {  // keys up to the index of row 0 are seen by all rows
+  } else if (r->band.unbounded_below()) {  // all rows see the keys before the last one that row 0 sees
     add_triangles(cut(*r, Span::range(0, n), Span::range(0, r->band.hi)), out);
     add_triangles(cut(*r, Span::range(0, n), Span::range(r->band.hi, m)), out);
   } else if (r->band.unbounded_above()) {
     add_triangles(turned(*r), out);
   } else {
-    // In as many rows as the band is wide, its two edges meet no common key.
+    // If there are at most as many rows as the band is wide, its two edges have no key in common.
     const int64_t width = r->band.hi - r->band.lo + 1;
     for (int64_t i = 0; i < n; i += width) {
       const int64_t last = std::min(n, i + width) - 1;

@@ -1,4 +1,4 @@
-// See flash.h.
+// Flash attention for a block of query rows; see flash.h. tile_math.h has the vector code.
 #include "attention/cpu_flash/flash.h"
 
 #include <algorithm>
@@ -35,16 +35,16 @@ T* zeros(std::vector<T>& buffer, int64_t elements) {
   return data;
 }
 
-// Keys [first, past) of a piece.
+// The keys [first, past) of a piece, as part of a chunk.
 template <typename T>
 struct Part {
   const KeyPiece<T>* piece;
   int64_t first, past;
-  int64_t column;  // of its first key, among the chunk's keys
-  bool cut;        // its band hides some of these pairs
+  int64_t column;  // the column of its first key among the chunk's keys
+  bool cut;        // whether its band hides some of these pairs
 
   int64_t count() const { return past - first; }
-  // The columns of the keys that any of these queries sees.
+  // The columns of the keys that some of these queries see.
   Run seen_by(const Span& queries) const {
     const Span seen = keys_seen(queries, piece->positions, piece->band);
     const int64_t begin = std::clamp(seen.begin, first, past), end = std::clamp(seen.begin + seen.count, begin, past);
@@ -52,7 +52,7 @@ struct Part {
   }
 };
 
-// The keys that some row of the block sees, in chunks of at most kMostKeys: visit(parts, keys).
+// Calls visit(parts, number of keys) for chunks of at most kMostKeys of the keys that some row of the block sees.
 template <typename T, typename Visit>
 void for_each_chunk(const QueryBlock<T>& block, std::span<const KeyPiece<T>> pieces, Visit visit) {
   std::vector<Part<T>> parts;
@@ -77,8 +77,8 @@ void for_each_chunk(const QueryBlock<T>& block, std::span<const KeyPiece<T>> pie
   flush();
 }
 
-// Columns [columns, past) of panels become 0: what is there of an earlier chunk may not be finite, and is multiplied by
-// 0.
+// Sets the columns [columns, past) of panels to 0. They are multiplied by 0, and what an earlier chunk left there may
+// not be finite.
 template <typename T>
 void clear_columns(T* panels, int64_t dim, int64_t columns, int64_t past) {
   const int64_t panel = tile_math<T>().panel;
@@ -88,8 +88,9 @@ void clear_columns(T* panels, int64_t dim, int64_t columns, int64_t past) {
   }
 }
 
-// Which scores of a register tile's rows with a chunk are computed: runs of columns that any of the rows sees, with
-// ends at whole vectors, so that a tile costs what its pairs do. Pairs within them that a band hides are -inf.
+// Says which scores of a register tile's rows with a chunk are computed: runs of columns that some of the rows see,
+// rounded to whole vectors, so that the cost of a tile follows its pairs. Pairs within the runs that a band hides get
+// the score -inf.
 template <typename T>
 class TileRuns {
  public:
@@ -99,7 +100,7 @@ class TileRuns {
     for (const Part<T>& part : parts) cut_ = cut_ || part.cut;
   }
 
-  // For rows row, ..., row + n - 1 of the block.
+  // Finds the runs for rows row, ..., row + n - 1 of the block.
   void find(int64_t row, int64_t n) {
     runs_.clear();
     const int64_t lanes = tile_math<T>().lanes;
@@ -117,7 +118,7 @@ class TileRuns {
   }
   const std::vector<Run>& runs() const { return runs_; }
 
-  // Hides what rows row, ..., row + n - 1 do not see of the runs.
+  // Sets the scores of those pairs in the runs to -inf that rows row, ..., row + n - 1 do not see.
   void hide(int64_t row, int64_t n, T* scores, int64_t step) const {
     if (!cut_) return;
     for (int64_t r = 0; r < n; ++r) {
@@ -138,8 +139,8 @@ class TileRuns {
     }
   }
 
-  // Multiplies rows row, ..., row + n - 1 by what dropout leaves of each pair, drawn to `factors` where `draw` is said
-  // and found there otherwise.
+  // Multiplies the scores of rows row, ..., row + n - 1 by the dropout factor of each pair. If `draw`, the factors are
+  // drawn and stored in `factors`; otherwise they are read from there.
   void drop(const QueryRows<T>& head, int64_t row, int64_t n, bool draw, T* scores, T* factors, int64_t step) const {
     for (const Run& run : runs_) {
       for (int64_t r = 0; r < n; ++r) {
@@ -158,7 +159,7 @@ class TileRuns {
     }
   }
 
-  // A row that only fills the tile adds nothing to dk and dv, not even where its zeros meet keys that are infinite.
+  // Makes rows that only fill up the tile add nothing to dk and dv, not even if their zeros meet infinite keys.
   void clear_padding(int64_t n, T* p, T* ds, int64_t step) const {
     for (int64_t r = n; r < tile_math<T>().rows; ++r) {
       for (const Run& run : runs_) {
@@ -168,7 +169,7 @@ class TileRuns {
     }
   }
 
-  // p and its gradient are 0 outside of the runs, where others read them.
+  // Sets p and its gradient to 0 outside of the runs, where the products over several register tiles read them.
   void clear_rest(int64_t n, T* p, T* ds, int64_t step) const {
     if (runs_.size() == 1 && runs_[0].first == 0 && runs_[0].past == all_) return;
     for (int64_t r = 0; r < n; ++r) {
@@ -259,7 +260,7 @@ void flash_forward(const QueryBlock<T>& block, std::span<const KeyPiece<T>> piec
     const QueryRows<T>& head = block.heads[static_cast<size_t>(h)];
     for (int64_t i = 0; i < count; ++i) {
       const int64_t row = h * rows + i;
-      if (sum[row] == 0) continue;  // no key so far
+      if (sum[row] == 0) continue;  // the row has seen no key so far
       head.lse[i * head.lse_step] = maximum[row] + std::log(sum[row]);
       const T share = 1 / sum[row];
       for (int64_t d = 0; d < dim; ++d) head.out.at(i)[d] = out[row * width + d] * share;
@@ -269,8 +270,8 @@ void flash_forward(const QueryBlock<T>& block, std::span<const KeyPiece<T>> piec
 
 namespace {
 
-// The query rows, of those that are held, from the first to the last whose register tile sees any key of a register
-// tile of keys.
+// Of the query rows whose scores are held, the range of those whose register tiles see some key of one register tile of
+// keys.
 struct Seen {
   int64_t first = kRowsHeld, past = 0;
 };
@@ -338,7 +339,7 @@ void flash_backward(const QueryBlock<T>& block, std::span<const KeyPiece<T>> pie
           if (drops) tile.drop(head, i, n, true, ds_rows, factors, step);
           math.gradient(p_rows, ds_rows, step, tile.runs().data(), static_cast<int64_t>(tile.runs().size()), lse + row,
                         delta + row);
-          if (drops) tile.drop(head, i, n, false, p_rows, factors, step);  // as dv takes it
+          if (drops) tile.drop(head, i, n, false, p_rows, factors, step);  // dv needs the dropped p
           tile.clear_padding(n, p_rows, ds_rows, step);
           tile.clear_rest(math.rows, p_rows, ds_rows, step);
           for (const Run& run : tile.runs()) {

@@ -1,10 +1,9 @@
-// See tile_math.h.
+// The vector code of tile_math.h, compiled once for each instruction set.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "attention/cpu_flash/tile_math.cc"
-// versions.h comes first.
-// clang-format off
-#include "simd/versions.h"
+// versions.h must come first. clang-format off
 #include "simd/exponential-inl.h"
+#include "simd/versions.h"
 // clang-format on
 
 #include <algorithm>
@@ -30,11 +29,12 @@ using Vec = hn::Vec<Tag<T>>;
 template <typename T>
 constexpr int64_t kLanes = static_cast<int64_t>(hn::MaxLanes(Tag<T>()));
 
-// A register tile of kRows x 2 vectors leaves registers for the two vectors of the other side and a broadcast element.
+// A register tile of kRows x 2 vectors leaves registers for two vectors of the second operand and a broadcast element
+// of the first.
 #if HWY_TARGET <= HWY_AVX3
-constexpr int kRows = 12;  // of 32 registers
+constexpr int kRows = 12;  // the tile takes 24 of 32 registers
 #else
-constexpr int kRows = 6;  // of 16
+constexpr int kRows = 6;  // the tile takes 12 of 16 registers
 #endif
 template <typename T>
 constexpr int64_t kPanel = 2 * kLanes<T>;
@@ -56,7 +56,7 @@ HWY_INLINE Vec<T> widened(const S* x) {
 #if HWY_TARGET <= HWY_AVX2
     return wide;
 #else
-    // Without F16C Highway takes infinities and NaN for numbers.
+    // Without F16C Highway converts infinities and NaN as if they were finite numbers, so they are corrected here.
     const hn::Rebind<uint16_t, Tag<T>> narrow;
     const hn::Rebind<uint32_t, Tag<T>> bits;
     const auto half = hn::PromoteTo(bits, hn::LoadU(narrow, reinterpret_cast<const uint16_t*>(x)));
@@ -91,7 +91,7 @@ HWY_INLINE void copy_of(const StoredRows& x, int64_t n, int64_t dim, T scale, T*
   for (int64_t j = 0; j < n; ++j) copy_row(from + j * x.step, dim, scale, to + j * to_step, to_step);
 }
 
-// Four rows of fp32 as columns side by side; dim is a multiple of 4.
+// Writes four rows of fp32 as four adjacent columns; dim is a multiple of 4.
 HWY_INLINE void transpose_four(const float* const* x, int64_t dim, float* to, int64_t to_step) {
 #if HWY_TARGET == HWY_SCALAR
   for (int64_t i = 0; i < dim; ++i) {
@@ -112,7 +112,7 @@ HWY_INLINE void transpose_four(const float* const* x, int64_t dim, float* to, in
 #endif
 }
 
-constexpr int64_t kWidened = 512;  // elements of a row that are widened at a time
+constexpr int64_t kWidened = 512;  // the number of elements of a row that are widened at a time
 
 template <typename T, typename S>
 HWY_INLINE void transpose_of(const StoredRows& x, int64_t n, int64_t dim, T* panels, int64_t column) {
@@ -121,7 +121,7 @@ HWY_INLINE void transpose_of(const StoredRows& x, int64_t n, int64_t dim, T* pan
   for (int64_t j = 0; j < n;) {
     const int64_t at = column + j;
     T* const to = panels + at / kPanel<T> * kPanel<T> * dim + at % kPanel<T>;
-    // Four rows whose columns are in one panel, since it has a multiple of four.
+    // Four rows at a time, if their columns are in one panel; the width of a panel is a multiple of four.
     const bool four = std::is_same_v<T, float> && j + 4 <= n && at % 4 == 0 && kPanel<T> % 4 == 0;
     const int64_t count = four ? 4 : 1;
     for (int64_t begin = 0; begin < dim; begin += kWidened) {
@@ -168,8 +168,8 @@ void transpose_float(const StoredRows& x, int64_t n, int64_t dim, float* panels,
 
 // ---- Products
 
-// sums[r][v] += a[r * a_row + j * a_column] * b[j * b_step + v * lanes] over j < n. The loops over the tile are
-// unrolled whole, so that it stays in registers.
+// sums[r][v] += the sum over j < n of a[r * a_row + j * a_column] * b[j * b_step + v * lanes]. The loops over the tile
+// are fully unrolled, so that it stays in registers.
 template <int kVectors, typename T>
 HWY_INLINE void multiply(const T* HWY_RESTRICT a, int64_t a_row, int64_t a_column, const T* HWY_RESTRICT b,
                          int64_t b_step, int64_t n, Vec<T> (&sums)[kRows][kVectors]) {
@@ -252,13 +252,14 @@ void add_product(const T* a, int64_t a_row, int64_t a_column, const T* b, int64_
 
 // ---- Rows of scores
 
-// The operand that may be NaN comes where a comparison with it gives the other.
+// The larger of x and `most`, or `most` if x is NaN, because a comparison with NaN is false.
 template <typename V>
 HWY_INLINE V larger(V x, V most) {
   return hn::IfThenElse(hn::Gt(x, most), x, most);
 }
 
-// In four vectors: the comparisons of one would wait for each other.
+// The largest element of the runs of x, at least `floor`. It uses four vectors, because the comparisons of a single one
+// would wait for each other.
 template <typename T>
 HWY_INLINE T most_of(const T* x, const Run* runs, int64_t count, T floor) {
   const Tag<T> d;
@@ -276,7 +277,8 @@ HWY_INLINE T most_of(const T* x, const Run* runs, int64_t count, T floor) {
   return hn::GetLane(hn::MaxOfLanes(d, larger(larger(a, b), larger(c, e))));
 }
 
-// Two vectors at a time: an exponential is a chain of operations that wait for each other.
+// Replaces the elements x of the runs by exp(x - shift) and returns their sum. It handles two vectors at a time,
+// because an exponential is a chain of operations that wait for each other.
 template <typename T>
 HWY_INLINE T exponentials(T* x, const Run* runs, int64_t count, T shift) {
   const Tag<T> d;

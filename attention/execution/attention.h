@@ -1,12 +1,14 @@
-// Exact attention over all ranks of a communicator: what models and `annulus attend` call.
+// Exact attention over all ranks of a communicator. Used by the modules, torch.ops.annulus, `annulus attend` and
+// `annulus logits`, training, benchmarks, and programs that embed annulus (docs/embedding.md).
 //
-// Two stateless functions, forward and backward, and `attention`, an autograd node around them. All data the backward
-// needs is an explicit tensor. The mathematics: docs/attention.md; FlashAttention's backward (arXiv 2205.14135,
-// algorithm 4) with the merged out and lse.
+// There are two stateless functions, forward and backward, and `attention`, an autograd node around them. All data that
+// the backward needs are explicit tensors. docs/attention.md has the mathematics; the backward is that of
+// FlashAttention (arXiv 2205.14135, algorithm 4) with the merged out and lse.
 //
-// Shapes (n = rows of this rank's queries, m = of its keys, in the layout's storage order):
-//   q [B, n, H, D], k and v [B, m, Hk, D]; out like q; lse [B, H, n] natural log, scale included, -inf for empty rows
-// Dtypes: fp32, fp64, bf16, fp16. Accumulation and lse are fp32, for fp64 inputs fp64; out has q's dtype.
+// Shapes, with n queries and m keys of this rank, in the storage order of the layout:
+//   q [B, n, H, D]; k and v [B, m, Hk, D]; out like q; lse [B, H, n], the natural logarithm of the softmax denominators
+//   of the scaled scores, -inf for queries without keys
+// Dtypes: fp32, fp64, bf16, fp16. Accumulation and lse are fp32, or fp64 for fp64 inputs; out has q's dtype.
 // Thread safety: calls on different communicators may run at the same time; programs are immutable.
 #pragma once
 
@@ -25,24 +27,24 @@
 
 namespace annulus {
 
-// Everything about a call that is not a tensor. All ranks give the same but for `comm`.
+// Everything about a call that is not a tensor. All ranks pass the same values, except for `comm` and `poll`.
 struct AttentionCall {
-  PlanRequest request;           // what is computed, over comm's ranks; its program is found or made by it
-  Communicator* comm = nullptr;  // of this call; `attention` keeps a share of it until the backward has run
+  PlanRequest request;           // what is computed, over comm's ranks; the program is cached under it
+  Communicator* comm = nullptr;  // must not be null; `attention` shares its ownership until the backward has run
   KernelKind kernel = KernelKind::kAuto;
-  std::optional<double> scale;  // of q.k; 1 / sqrt(D) unless given
+  std::optional<double> scale;  // the factor of q.k; 1 / sqrt(D) unless given
   Dropout dropout;
-  std::string label = "attention";  // in error messages: "attention, layer 3"
-  // The first call of a request proves its plan before anything is sent by it, and every call of an adaptive one does
-  // (prove.h); others look the proof up by the request's text. False: nobody does.
+  std::string label = "attention";  // names the call in error messages: "attention, layer 3"
+  // Whether the first call of a request proves its plan before keys and values are sent; later calls find the proof by
+  // the request's text. A request with an adaptive pattern is proved by every call (prove.h). All ranks must agree.
   bool prove = proves_by_default();
-  // Called between pieces of computation of a few milliseconds, in the backward, too; it moves along what is under way,
-  // comm's transfers included. None: comm's progress(), where it has other ranks.
+  // Called between pieces of computation of a few milliseconds, in the backward, too. It must advance pending
+  // transfers, including those of comm. If empty, comm->progress() is called, provided that comm has several ranks.
   std::function<void()> poll = nullptr;
 };
 
-// A call that outlives its caller, and keeps the communicator with it: what autograd nodes hold from forward to
-// backward. Raises Error(kUsage) where there is a communicator that no std::shared_ptr holds.
+// A call that also keeps its communicator alive. Autograd nodes hold one from forward to backward. The constructor
+// raises Error(kUsage) if the communicator is not owned by a std::shared_ptr.
 class KeptCall {
  public:
   explicit KeptCall(AttentionCall call);
@@ -54,43 +56,43 @@ class KeptCall {
 };
 
 struct AttentionOutput {
-  std::shared_ptr<const Program> program;  // what ran, for the backward: adaptive block maps are frozen in it
-  at::Tensor out;                          // not divided by output_divisor(pattern): attention() does that
+  std::shared_ptr<const Program> program;  // the program that ran, with the block maps that it selected
+  at::Tensor out;                          // not divided by output_divisor(pattern); attention() does that
   at::Tensor lse;
-  at::Tensor saved_k;  // last-held keys and values, [rows, D]; undefined where the plan keeps none
-  at::Tensor saved_v;
+  at::Tensor saved_k;  // the keys that the rank held last, [rows, D]; undefined if the plan keeps none
+  at::Tensor saved_v;  // the values of the same rows
 };
 
 struct AttentionGradients {
-  at::Tensor dq, dk, dv;  // shapes and dtypes of q, k, v
+  at::Tensor dq, dk, dv;  // with the shapes and dtypes of q, k, v
 };
 
-// What a call did, for tests, metrics and benchmarks: counted, not planned. What is held are all tensors of buffers
-// that exist, alive or kept for whatever reason (travelling_blocks.h).
+// What a call really did on this rank, for tests, metrics and benchmarks. A buffer's tensors count as held for as long
+// as they exist, for whatever reason (travelling_blocks.h).
 struct AttentionStats {
-  int64_t peak_kv_elements = 0;      // K and V elements held at once: own, travelling, saved
-  int64_t peak_grad_elements = 0;    // dK and dV likewise, own included
-  int64_t peak_result_elements = 0;  // a kernel's dK and dV results before they are added
-  int64_t messages_sent = 0;         // of keys, values and gradients: two a transfer
+  int64_t peak_kv_elements = 0;      // the most K and V elements held at once: own, travelling and saved ones
+  int64_t peak_grad_elements = 0;    // the same for dK and dV, including the rank's own
+  int64_t peak_result_elements = 0;  // the most elements of a kernel's dK and dV results before they are added
+  int64_t messages_sent = 0;         // tensors of keys, values and gradients: two for each transfer
   int64_t bytes_sent = 0;
-  double exposed_seconds = 0;  // waiting for transfers
+  double exposed_seconds = 0;  // the time spent waiting for transfers
 };
 
-// The backward without `forward.program` looks the program of call.request up, as the forward does; of an adaptive
-// pattern it needs the program.
-//
-// Collective. Raises Error(kMismatch) on every rank when plan, shapes, dtypes, scale or call number differ between
-// ranks, Error(kPlan) when the tensors do not fit the program, Error(kInternal) when the plan is not proved,
-// Error(kComm) when a transfer fails or misses its deadline.
+// Collective. Raises Error(kMismatch) on every rank if plan, dtype, head size, scale, dropout, kernel, device or label
+// differ between ranks; Error(kPlan) if the tensors of a rank do not fit the request; Error(kInternal) if the plan
+// turns out to be wrong; and Error(kComm) if a transfer fails or misses its deadline. `stats`, if given, is
+// overwritten.
 AttentionOutput attention_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                   const AttentionCall& call, AttentionStats* stats = nullptr);
 
+// `forward` is what attention_forward returned. Without forward.program the backward looks up the program of
+// call.request, as the forward does; for an adaptive pattern forward.program is required.
 AttentionGradients attention_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
                                       const at::Tensor& v, AttentionOutput forward, const AttentionCall& call,
                                       AttentionStats* stats = nullptr);
 
-// out, divided by output_divisor of the pattern, differentiable in q, k and v. The backward is collective too: every
-// rank must run it.
+// Returns out divided by output_divisor(pattern), differentiable in q, k and v. The backward is collective, too: every
+// rank must run it. Raises the errors of attention_forward and KeptCall.
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionCall& call);
 
 }  // namespace annulus

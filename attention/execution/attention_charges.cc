@@ -1,5 +1,5 @@
-// See attention_charges.h. What is kept is what the node in autograd.cc saves; the rest is the executor's: the buffers
-// of its blocks, and what a kernel says of itself.
+// See attention_charges.h. What is kept for the backward is what the node in autograd.cc saves. The rest is held by the
+// executor (the buffers of blocks) and by the kernel, which declares it itself.
 #include "attention/execution/attention_charges.h"
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 namespace annulus {
 namespace {
 
-// The positions of the largest block of keys that a kernel is given, and how many there are.
+// Sets size.keys to the positions of the largest block of keys that a kernel is given, and size.blocks to their number.
 void count_blocks(const Program& program, CallSize& size) {
   int64_t blocks = 0;
   for (const Buffer& buffer : program.buffers) {
@@ -47,7 +47,7 @@ Part attention_charges(const PlanRequest& request, const Program* program, int r
   if (program) count_blocks(*program, size);
   const int64_t e = size.element(), wide = static_cast<int64_t>(c10::elementSize(accumulator_type(type)));
   const int64_t queries = size.query_elements() * e;
-  const bool several = output_divisor(pattern) > 1;  // attention() divides the sum
+  const bool several = output_divisor(pattern) > 1;  // attention() divides the output
 
   Part part{kAttentionPart, {}};
   std::vector<Charge>& charges = part.charges;
@@ -67,7 +67,7 @@ Part attention_charges(const PlanRequest& request, const Program* program, int r
                        When::kForward});
     gradients = storage_of(*program, program->backward).peak(bytes);
   }
-  // Nothing travels any more when the results are brought to the inputs' dtype.
+  // When the results are converted to the inputs' dtype, nothing travels any more.
   const int64_t results = e == wide ? 0 : queries + own_keys * e;
   charges.push_back(
       {"blocks that travel, and gradients", std::max(gradients, own_keys * wide + results), When::kBackward});

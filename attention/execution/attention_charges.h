@@ -1,4 +1,5 @@
-// What attention() holds (memory/charge.h), before there are tensors: for the memory plan of a training step.
+// Computes, before there are tensors, what attention() will hold (memory/charge.h). Used by the memory plan of a
+// training step (training/memory_plan.cc).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,12 +17,12 @@ struct CallTraits {
   int64_t head_dim;
   at::ScalarType type;
   bool gpu;
-  bool dropout;  // some pairs are dropped
+  bool dropout;  // whether some pairs are dropped
 };
 
-// The part "attention" of a step: a call of this rank's program by `kernel`. Block maps that are selected at run time
-// make a program of their own at each call: of such a request `program` is null, and what travels and what is kept of
-// it are left out.
+// The part "attention" of a step: the charges in bytes of a call of this rank's program with `kernel`. `program` is
+// null for requests with adaptive block maps, which get a program at each call; travelling blocks and blocks kept for
+// the backward are then left out.
 inline constexpr std::string_view kAttentionPart = "attention";
 Part attention_charges(const PlanRequest& request, const Program* program, int rank, const CallTraits& call,
                        const Kernel& kernel);

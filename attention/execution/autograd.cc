@@ -1,4 +1,4 @@
-// The autograd node around attention_forward and attention_backward.
+// The autograd node around attention_forward and attention_backward: attention() and KeptCall of attention.h.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
@@ -16,14 +16,15 @@ namespace {
 struct CallHolder : torch::CustomClassHolder {
   explicit CallHolder(const AttentionCall& c) : kept(c) {}
   const KeptCall kept;
-  std::shared_ptr<const Program> program;  // what the forward ran
+  std::shared_ptr<const Program> program;  // the program that the forward ran
 };
 
 class AttentionNode : public torch::autograd::Function<AttentionNode> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& q, const at::Tensor& k,
                             const at::Tensor& v, const c10::intrusive_ptr<CallHolder>& holder) {
-    // Views among the results are the kernel's affair, not autograd's: a caller may change them in place.
+    // A kernel may return a view of its own storage. Autograd must not treat it as a view, so that callers may change
+    // the result in place.
     const at::AutoDispatchBelowADInplaceOrView below;
     const AttentionOutput result = attention_forward(q, k, v, holder->kept.call());
     context->save_for_backward({q, k, v, result.out, result.lse, result.saved_k, result.saved_v});
@@ -46,11 +47,11 @@ class AttentionNode : public torch::autograd::Function<AttentionNode> {
 }  // namespace
 
 KeptCall::KeptCall(AttentionCall call) : call_(std::move(call)) {
-  if (call_.comm == nullptr) return;  // the call itself refuses, on all ranks alike
+  if (call_.comm == nullptr) return;  // the call itself will raise the error, on all ranks alike
   comm_ = call_.comm->weak_from_this().lock();
   if (comm_ == nullptr) {
     throw Error(ErrorKind::kUsage, "attention",
-                call_.label + ": the backward needs the communicator, too: hold it by a std::shared_ptr");
+                call_.label + ": the backward needs the communicator, too; create it as a std::shared_ptr");
   }
 }
 

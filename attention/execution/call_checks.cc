@@ -17,14 +17,15 @@ namespace {
   throw Error(ErrorKind::kPlan, "attention", call.label + ": " + message);
 }
 
-// The communicator is the plan's. No rank numbers in these texts: ranks that complain alike are named together.
+// The communicator must have as many ranks as the plan. The messages here contain no rank numbers, so that ranks with
+// the same message are named together.
 void require_communicator(const AttentionCall& call) {
   if (call.comm->size() == call.request.ranks) return;
   refuse(call, "expected a communicator of the plan's " + counted(call.request.ranks, "rank") +
                    ", got a communicator of " + counted(call.comm->size(), "rank"));
 }
 
-// The tensors are this rank's rows of the request's problem.
+// The tensors must be this rank's rows of the request's problem.
 void require_fit(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionCall& call) {
   const PlanRequest& request = call.request;
   if (!(call.dropout.rate >= 0 && call.dropout.rate < 1)) {
@@ -55,20 +56,20 @@ void require_fit(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, 
   expect(v, "v", keys, request.shape.kv_heads);
 }
 
-// What the backward is given besides: dout like q, and what the forward returned.
+// dout must be like q, and `forward` must be what the forward of the same request returned on this rank.
 void require_fit(const at::Tensor& dout, const AttentionOutput& forward, const at::Tensor& q,
                  const AttentionCall& call) {
-  if (!forward.program) refuse(call, "expected what the forward returned, got an output without a program");
+  if (!forward.program) refuse(call, "expected the output of attention_forward, got an output without a program");
   const Program& program = *forward.program;
   const PlanRequest& request = call.request;
   if (program.rank != call.comm->rank() || program.request.ranks != request.ranks ||
       !(program.request.shape == request.shape) || program.query_count() != q.size(1)) {
-    refuse(call, "expected what this rank's forward of the same request returned, got an output of another one");
+    refuse(call, "expected the output of this rank's forward of the same request, got that of another rank or request");
   }
   const auto expect = [&](const at::Tensor& tensor, const char* name, at::IntArrayRef sizes, at::ScalarType type) {
     if (!tensor.defined()) refuse(call, std::string("expected ") + name + ", got an undefined tensor");
     if (tensor.sizes() != sizes || tensor.scalar_type() != type || tensor.device() != q.device()) {
-      refuse(call, std::string("expected ") + name + " as the forward's q and results ask, got " +
+      refuse(call, std::string("expected ") + name + " with sizes, dtype and device as in the forward, got " +
                        list_text(tensor.sizes()) + " " + toString(tensor.scalar_type()) + " on " +
                        tensor.device().str());
     }
@@ -89,7 +90,7 @@ std::string text_of(const Dropout& d) {
          std::to_string(d.layer) + ", first row " + std::to_string(d.first_row);
 }
 
-// One comparison before anything travels; see call_checks.h. `look` -> whether this rank asks for the proof.
+// The one comparison before anything is sent; see call_checks.h. look() returns whether this rank asks for the proof.
 template <typename Look>
 bool agree(const at::Tensor& q, const AttentionCall& call, const char* direction, const PlanRequest& request,
            Look look) {

@@ -1,5 +1,5 @@
-// Runs one rank's program: transfers through the Communicator, tiles through a Kernel. Knows no pattern and no
-// schedule.
+// Runs one rank's program (attention_forward and attention_backward of attention.h): transfers go through the
+// Communicator, tiles through a Kernel. The code does not depend on patterns or schedules.
 #include <ATen/TensorOperators.h>
 
 #include <algorithm>
@@ -25,8 +25,8 @@
 namespace annulus {
 namespace {
 
-// The program of the block maps that q and k select: made for this call, and so not cached. Ranks compare what they
-// selected, and whether they could plan and prove it, before they go on.
+// Returns the program of the block maps that q and k select. It is made for this call only, so it is not cached. Before
+// they continue, the ranks compare what they selected and whether all of them could plan and prove it.
 std::shared_ptr<const Program> select_and_plan(const at::Tensor& q, const at::Tensor& k, const AttentionCall& call) {
   const auto begin = std::chrono::steady_clock::now();
   const PlanRequest request = select_blocks(call.request, q, k, *call.comm, call.label);
@@ -43,7 +43,7 @@ std::shared_ptr<const Program> select_and_plan(const at::Tensor& q, const at::Te
   return program;
 }
 
-// Steps wait for a proof that was not made ahead, as they do for a plan.
+// A step waits for a proof that was not made ahead, so its time is counted as planning.
 std::shared_ptr<const RankShare> timed_share(const PlanRequest& request, const Program& program) {
   const auto begin = std::chrono::steady_clock::now();
   auto share = cached_share(request, program);
@@ -61,7 +61,7 @@ struct Execution {
   const std::string operation;
   const std::vector<Step>& steps;
   TravellingBlocks buffers;
-  // Gradient buffers and their blocks that are to be zero, but are not written yet.
+  // The (gradient buffer, block) pairs that must be zero but have not been written yet.
   std::set<std::pair<int, int>> fresh;
   const Kernel::Poll poll;
   int64_t messages_sent = 0, bytes_sent = 0;
@@ -85,15 +85,15 @@ struct Execution {
     block.fresh = fresh.count({buffer, number}) > 0;
     return block;
   }
-  // The same, of gradients for the kernel to write.
+  // The same for gradients that the kernel will write.
   KeyBlock grads(int buffer, int number) {
     KeyBlock grads = block(buffer, number);
     fresh.erase({buffer, number});
     return grads;
   }
 
-  // compute(tiles) for all tiles of all steps, those of one block at a time; around it transfers, additions and the
-  // ends of lives.
+  // Runs all steps: starts each step's transfers, calls compute(tiles) for its tiles, those of one block at a time,
+  // waits, does the additions, and ends the lives of buffers.
   template <typename Compute>
   void run(Compute compute) {
     for (size_t s = 0; s < steps.size(); ++s) {
@@ -123,7 +123,7 @@ struct Execution {
         compute(std::span<const Tile>(step.tiles).subspan(i, past - i));
         i = past;
       }
-      for (const auto& [buffer, number] : fresh) zero_if_fresh(block(buffer, number));  // no tile came to them
+      for (const auto& [buffer, number] : fresh) zero_if_fresh(block(buffer, number));  // no tile has written these
       if (work) {
         const double before = call.comm->stats().wait_seconds;
         work->wait();

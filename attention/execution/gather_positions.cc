@@ -11,7 +11,7 @@ namespace annulus {
 at::Tensor gather_positions(Communicator& host, const at::Tensor& part, const Layout& layout, int64_t dim,
                             OpLabel label) {
   const at::Tensor mine = part.cpu();
-  if (host.size() == 1) return mine;  // one rank has all positions in their order, in every layout
+  if (host.size() == 1) return mine;  // in every layout a single rank has all positions in order
   if (host.rank() != 0) {
     host.exchange({{mine.contiguous(), 0}}, {}, label)->wait();
     return {};

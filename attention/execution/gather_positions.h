@@ -1,4 +1,5 @@
-// Results that lie over the ranks, put together on one of them. Used by the verbs that write whole tensors to a file.
+// Gathers a tensor that is distributed over the ranks by a layout. Used by the verbs that write whole tensors to a file
+// (`attend`, `logits`).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,9 +11,9 @@
 
 namespace annulus {
 
-// `part`: this rank's positions of a tensor along dimension `dim`, in the layout's order, on any device. Returns the
-// whole of it on rank 0's CPU, undefined elsewhere. One peer after the other, so that rank 0 holds one part beside the
-// whole. Collective; `host` carries CPU tensors.
+// `part` has this rank's positions of a tensor along dimension `dim`, in the layout's order, on any device. Returns the
+// whole tensor on rank 0's CPU and an undefined tensor on other ranks. Rank 0 receives from one peer after the other,
+// so it holds one part at a time beside the whole. Collective; `host` must be a communicator that carries CPU tensors.
 at::Tensor gather_positions(Communicator& host, const at::Tensor& part, const Layout& layout, int64_t dim,
                             OpLabel label);
 

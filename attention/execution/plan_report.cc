@@ -60,7 +60,7 @@ PlanReport::PlanReport(const PlanRequest& request, int64_t head_dim, int64_t ele
     if (prove_) {
       program_bytes_ += static_cast<double>(program_bytes(program));
       programs_.push_back(std::move(program));
-      // As many bytes for each rank to come as for those that are made.
+      // The programs that are still to be made are assumed to take as many bytes each as those made so far.
       require_memory(program_bytes_ / static_cast<double>(programs_.size()) * request_.ranks);
     }
     say("made " + std::to_string(forward.size()) + " of " + std::to_string(request_.ranks) + " ranks");
@@ -79,12 +79,12 @@ const Proof& PlanReport::prove(const Say& say) {
   return *proof_;
 }
 
-// Before the memory is taken: a process that the kernel ends says nothing. `programs`: the bytes of all ranks', which
-// the proof keeps.
+// Checks before memory is taken, because a process that the operating system kills for its memory prints no error.
+// `programs` is the size in bytes of all ranks' programs, which the proof keeps.
 void PlanReport::require_memory(double programs) {
   if (!free_) return;
   const auto most = static_cast<double>(free_->bytes);
-  // What ranks need of each other is found in bits, one a key, and in two ints for each key of one owner
+  // Finding what ranks need of each other takes one bit for each key and two ints for each key of one owner
   // (attention/plan/needs.h).
   const auto keys = static_cast<double>(request_.shape.k_len);
   const double plan = keys / 8 + keys / request_.ranks * 2 * sizeof(int);

@@ -1,5 +1,5 @@
-// What a plan costs each rank, and its proof, without running it: what `annulus plan` prints, and the operator
-// torch.ops.annulus.plan returns.
+// Computes what a plan costs each rank, and proves it, without running it. Used by `annulus plan`, which prints the
+// report, and by the operator torch.ops.annulus.plan, which returns it.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace annulus {
 
-// What one rank sends or holds in one direction, of all ranks the least and the most.
+// Something that a rank sends or holds in one direction: the least and the most of all ranks.
 struct PlanCost {
   const char* key;
   const char* name;
@@ -24,23 +24,24 @@ struct PlanCost {
 
 class PlanReport {
  public:
-  // Of one that is done after the other, in words.
+  // Is called with a line about the progress each time another rank is done.
   using Say = std::function<void(const std::string&)>;
 
-  // Makes the plan of all ranks. head_dim and element_bytes, 2 for bf16, make bytes of rows. `prove`: prove() will be
-  // called. Raises Error(kPlan) where no such plan can be, for an adaptive pattern, too, whose blocks are not known
-  // before a call, and Error(kResource) where plan or proof would not fit into the memory that is free.
+  // Makes the plan of all ranks. head_dim and element_bytes (2 for bf16) convert rows to bytes. `prove` says that
+  // prove() will be called, for which the programs are kept. Raises Error(kPlan) if the request is invalid or its
+  // pattern adaptive, since adaptive blocks are not known before a call, and Error(kResource) if the plan or its proof
+  // would not fit into the free memory.
   PlanReport(const PlanRequest& request, int64_t head_dim, int64_t element_bytes, bool prove, const Say& say);
 
-  // Proves it, and returns whether it holds.
+  // Proves the plan and returns the proof with its faults. The constructor must have been given prove = true.
   const Proof& prove(const Say& say);
 
-  // One object; "proof" is null before prove().
+  // The report as one JSON object; "proof" is null before prove().
   std::string json() const;
 
   const PlanRequest& request() const { return request_; }  // with the schedule that `auto` stands for
   int64_t pairs() const { return pairs_; }
-  double share() const;  // of all pairs of a query and a key
+  double share() const;  // the counted pairs as a share of all pairs of a query and a key
   const std::vector<PlanCost>& forward() const { return forward_; }
   const std::vector<PlanCost>& backward() const { return backward_; }
   double made_seconds() const { return made_; }
@@ -54,14 +55,14 @@ class PlanReport {
   std::optional<AvailableMemory> free_;
   std::optional<double> proof_bytes_;
   std::vector<Program> programs_;
-  double program_bytes_ = 0;  // of the programs made so far
+  double program_bytes_ = 0;  // the size of the programs made so far
   int64_t pairs_ = 0;
   std::vector<PlanCost> forward_, backward_;
   std::optional<Proof> proof_;
   double made_ = 0, proved_ = 0;
 };
 
-// Raises Error(kPlan) for a request that has no plan before a call.
+// Raises Error(kPlan) if the request is invalid, or has an adaptive pattern and so no plan before a call.
 void require_plannable(const PlanRequest& request);
 
 }  // namespace annulus

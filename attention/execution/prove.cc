@@ -14,7 +14,7 @@
 namespace annulus {
 namespace {
 
-constexpr int64_t kWords = 4;  // of a PairDigest
+constexpr int64_t kWords = 4;  // the number of 64-bit words of a PairDigest
 
 void write(const PairDigest& digest, int64_t* words) {
   for (const TransferDigest& d : digest) {
@@ -32,7 +32,7 @@ PairDigest read(const int64_t* words) {
   return digest;
 }
 
-// What each rank says that it sends to this one.
+// Exchanges digests with all ranks and returns what each rank says that it sends to this one.
 std::vector<PairDigest> hear(const std::vector<PairDigest>& sent, Communicator& comm) {
   Communicator& host = comm.host();
   const int64_t ranks = host.size();

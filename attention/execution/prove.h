@@ -1,6 +1,6 @@
-// Proving a plan on all ranks together (attention/plan/verifier.h): each rank proves its own program, and compares its
-// transfers with what its peers say of the same. Called by every attention call whose plan is not proved yet, and
-// before the first step by `attend` and the trainer.
+// Proves a plan on all ranks together (attention/plan/verifier.h): each rank proves its own program and compares its
+// transfers with what its peers say about the same transfers. Called by attention calls whose plan is not proved yet,
+// and beforehand by `attend`, `logits` and the trainer.
 #pragma once
 
 #include "attention/plan/plan.h"
@@ -9,18 +9,18 @@
 
 namespace annulus {
 
-// Whether calls prove their plans where they do not say it: unless ANNULUS_PROVE is 0. Error(kUsage) where it is
-// neither 0 nor 1. Ranks that differ are told by the first call.
+// The default of AttentionCall::prove: true unless ANNULUS_PROVE is 0. Raises Error(kUsage) if the variable is neither
+// 0 nor 1. If ranks differ in it, the first call raises an error on all of them.
 bool proves_by_default();
 
-// Collective. Compares this rank's share with its peers': a digest each way between any two ranks, in one exchange.
-// What a rank finds, in its own program or between itself and a peer, is an Error(kInternal) on every rank: the fault
-// would be annulus's own. Marks the share as shown.
+// Collective. Compares this rank's share with the shares of its peers, in one exchange of a digest each way between any
+// two ranks. If a rank finds a fault in its own program or between itself and a peer, every rank raises
+// Error(kInternal), since the fault is one of annulus. Otherwise marks the share as shown.
 void prove_together(const RankShare& share, const PlanRequest& request, Communicator& comm);
 
-// Collective. Proves the plan of a request now, if not all ranks know that it is proved: calls of it then cost nothing
-// more. Does nothing for adaptive patterns, whose plans are made and proved by each call. Raises as planning and
-// prove_together do.
+// Collective. Proves the plan of a request now, unless all ranks remember that it is proved, so that later calls need
+// not. Does nothing for adaptive patterns, whose plans are made and proved by each call. Raises the errors of planning
+// and of prove_together.
 void prove_plan(const PlanRequest& request, Communicator& comm);
 
 }  // namespace annulus

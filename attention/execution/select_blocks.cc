@@ -1,5 +1,5 @@
-// See select_blocks.h. Each rank adds up its rows block by block; the sums of the keys go to all ranks, those of each
-// query block to the one rank that selects for it; the selections go to all ranks.
+// See select_blocks.h. Each rank adds up its rows block by block. The sums of the keys are reduced to all ranks, and
+// those of each query block to the one rank that selects for it. Then the selections are gathered on all ranks.
 #include "attention/execution/select_blocks.h"
 
 #include <ATen/TensorOperators.h>
@@ -25,25 +25,26 @@
 namespace annulus {
 namespace {
 
-// Numbers of fp64 held at once on the way to sums and to selections: 8 MB where caches count, 64 MB where launches do.
+// The number of fp64 values held at once while rows are summed and blocks selected: 8 MB on CPUs, to stay near the
+// caches, and 64 MB on GPUs, to need fewer launches.
 constexpr int64_t kAtOnceOnCpu = int64_t{1} << 20, kAtOnceOnGpu = int64_t{1} << 23;
 int64_t at_once(const at::Tensor& tensor) { return tensor.is_cpu() ? kAtOnceOnCpu : kAtOnceOnGpu; }
 
 int64_t per_row(const at::Tensor& rows) { return std::max<int64_t>(1, rows.size(0) * rows.size(2) * rows.size(3)); }
 
-// The rows of a span by blocks. Whole blocks come in periods: `rows` rows of `blocks` blocks, each period with the same
-// number of rows of its first block, of its second, ... Only a stride that does not divide the block needs more than
-// one block a period.
+// Divides the rows of a span by blocks. Whole blocks form periods of `rows` rows in `blocks` blocks. The n-th block of
+// every period has the same number of rows. A period has more than one block only if the stride does not divide the
+// block size: with blocks of 16 and stride 3, 16 rows lie in 3 blocks.
 struct Periods {
   int64_t rows, blocks;
-  int64_t first_block;  // of the whole blocks, and their number, full periods only
-  int64_t count;
+  int64_t first_block;  // the first whole block
+  int64_t count;        // the number of full periods
 
   Periods(const Span& span, int64_t block) {
     const int64_t common = std::gcd(block, span.stride);
     rows = block / common;
     blocks = span.stride / common;
-    // The neighbours that the span does not have would lie outside a whole block.
+    // A block is whole if the span, continued at both ends, would have no further member in it.
     first_block = std::max<int64_t>(0, floor_div(span.begin - span.stride, block) + 1);
     const int64_t end = floor_div(span.last() + span.stride, block);
     count = std::max<int64_t>(0, end - first_block) / blocks;
@@ -51,14 +52,15 @@ struct Periods {
   int64_t end_block() const { return first_block + count * blocks; }
 };
 
-// The sums of this rank's rows [B, rows, heads, D], block by block: fp64 [blocks, B, heads, D], 0 where it has none.
+// The sums of this rank's rows [B, rows, heads, D] for each block: fp64 [blocks, B, heads, D], 0 for blocks without
+// rows.
 at::Tensor block_sums(const at::Tensor& rows, const std::vector<Span>& positions, int64_t block, int64_t blocks) {
   const at::Tensor sums =
       at::zeros({blocks, rows.size(0), rows.size(2), rows.size(3)}, rows.options().dtype(at::kDouble));
   int64_t first_row = 0;
   for (const Span& span : positions) {
     if (span.empty()) continue;
-    // The rows of a block follow each other. Index in the span of the first position that is in a block, or later:
+    // The index in the span of the first position in block b or later. The rows of a block are consecutive.
     const auto begin_of = [&](int64_t b) {
       return std::clamp<int64_t>(ceil_div(b * block - span.begin, span.stride), 0, span.count);
     };
@@ -91,7 +93,7 @@ at::Tensor block_sums(const at::Tensor& rows, const std::vector<Span>& positions
   return sums;
 }
 
-// The first rows of the blocks, likewise.
+// The first row of each block, in the same form; 0 for blocks whose first row another rank has.
 at::Tensor first_rows(const at::Tensor& rows, const std::vector<Span>& positions, int64_t block, int64_t blocks) {
   const at::Tensor firsts =
       at::zeros({blocks, rows.size(0), rows.size(2), rows.size(3)}, rows.options().dtype(at::kDouble));
@@ -110,9 +112,9 @@ at::Tensor first_rows(const at::Tensor& rows, const std::vector<Span>& positions
   return firsts;
 }
 
-// Sums [blocks, ...] of a sequence of `length` to means; `first`: the number of sums[0] among all blocks. By a tensor:
-// on a GPU, a number would be multiplied by its reciprocal, and equal keys in a shorter last block would get another
-// mean.
+// Turns the sums [blocks, ...] of a sequence of `length` into means. `first` is the number of the block of sums[0]. The
+// divisor is a tensor, because a GPU would multiply by the reciprocal of a number, and equal keys in a shorter last
+// block would then get a different mean.
 void divide_by_counts(const at::Tensor& sums, int64_t first, int64_t block, int64_t length) {
   const at::Tensor counts = at::full({sums.size(0), 1, 1, 1}, static_cast<double>(block), sums.options());
   const int64_t ragged = length / block - first, rest = length % block;
@@ -120,23 +122,23 @@ void divide_by_counts(const at::Tensor& sums, int64_t first, int64_t block, int6
   sums.div_(counts);
 }
 
-// Key means of one batch row and kv head on the CPU, [blocks, D].
+// The key means of one batch row and kv head, [blocks, D], on the CPU.
 struct KeyMeans {
   const double* data;
   int64_t dim;
   double largest_norm;
 };
 
-// In the order of the channels, so that equal keys have equal scores to the last bit.
+// The score of a block, summed in the order of the channels, so that equal keys have equal scores to the last bit.
 double plain_score(const double* query, const KeyMeans& keys, int64_t block) {
   double sum = 0;
   for (int64_t d = 0; d < keys.dim; ++d) sum += query[d] * keys.data[block * keys.dim + d];
   return std::isnan(sum) ? -std::numeric_limits<double>::infinity() : sum;
 }
 
-// The `keep` of the key blocks [0, end) with the largest scores, `own` among them, ascending, in `selected`. `scores`
-// come from a fast product that rounds each block in its own way; blocks too near to the last one that is kept are
-// compared by plain_score.
+// select() sets `selected` to the `keep` key blocks of [0, end) with the largest scores, including `own`, in ascending
+// order. `scores` come from a fast product that may round equal keys of different blocks differently. Blocks whose
+// score is too near to that of the last kept block are therefore compared by plain_score.
 class RowSelection {
  public:
   void select(const double* scores, const double* query, const KeyMeans& keys, int64_t own, int64_t end, int64_t keep,
@@ -164,7 +166,7 @@ class RowSelection {
     }
     std::nth_element(sorted_.begin(), sorted_.begin() + (wanted - 1), sorted_.end(), std::greater<>());
     const double last = sorted_[static_cast<size_t>(wanted - 1)];
-    // What either product may be off by, for vectors of these norms.
+    // The possible rounding error of either product for vectors of these norms.
     double norm = 0;
     for (int64_t d = 0; d < keys.dim; ++d) norm += query[d] * query[d];
     double margin = 4 * static_cast<double>(keys.dim) * 0x1p-52 * std::sqrt(norm) * keys.largest_norm;
@@ -182,7 +184,7 @@ class RowSelection {
     const size_t missing = static_cast<size_t>(wanted) - (selected.size() - before);
     if (near_.size() > missing) {
       for (auto& [plain, j] : near_) plain = -plain_score(query, keys, j);
-      std::sort(near_.begin(), near_.end());  // the largest score first, of equals the lower block
+      std::sort(near_.begin(), near_.end());  // the largest score first, and the lower block first among equal scores
       near_.resize(missing);
     }
     for (const auto& [plain, j] : near_) selected.push_back(j);
@@ -192,25 +194,26 @@ class RowSelection {
   std::vector<std::pair<double, int64_t>> near_;  // (minus the score, block)
 };
 
-// Everything about one map to be selected.
+// Everything about one map that is to be selected, apart from q and k.
 struct Task {
   BlocksSpec spec;
   bool causal;
   AttentionShape shape;
   int64_t query_blocks, key_blocks;
-  int64_t first_own;  // the key block at the place of query block 0
+  int64_t first_own;  // the key block at the position of query block 0
 
-  // Key blocks that a query block may see.
+  // The number of key blocks that a query block may see.
   int64_t visible(int64_t query_block) const {
     return causal ? std::clamp<int64_t>(first_own + query_block + 1, 0, key_blocks) : key_blocks;
   }
 };
 
-constexpr int64_t kUndecided = -2;  // in place of a row's first block
+constexpr int64_t kUndecided = -2;  // stands for the first block of a row that is not decided yet
 
-// The selection for `count` query blocks from `first` as far as fast products can tell, on the device of the means,
-// without waiting for it: int64 [count, B, H, keep], ascending; a row begins with kUndecided where blocks are too near
-// to the last one that is kept. Rows that see no more than `keep` blocks mean nothing.
+// The selection for `count` query blocks from `first`, as far as fast products can decide it: int64 [count, B, H,
+// keep], ascending, on the device of the means, without waiting for the device. A row begins with kUndecided if the
+// score of another block is too near to that of the last kept block. Rows that see no more than `keep` blocks are
+// meaningless.
 at::Tensor select_by_products(const Task& task, const at::Tensor& query_means, const at::Tensor& key_means,
                               int64_t first, int64_t count) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -235,7 +238,7 @@ at::Tensor select_by_products(const Task& task, const at::Tensor& query_means, c
     scores.masked_fill_(blocks == own, kInfinity);
     if (task.causal) scores.masked_fill_(blocks > own, -kInfinity);
     const auto [values, indices] = scores.topk(task.spec.keep, -1, /*largest=*/true, /*sorted=*/false);
-    // As in RowSelection. Where it is not a number, nothing is decided.
+    // The margin of RowSelection. If it is NaN, the row stays undecided.
     const at::Tensor margin = (at::linalg_vector_norm(queries, 2, at::IntArrayRef{-1}) * largest)
                                   .mul_(4 * static_cast<double>(dim) * 0x1p-52);
     const at::Tensor threshold = (values.amin(-1) - margin).unsqueeze(-1);
@@ -247,7 +250,7 @@ at::Tensor select_by_products(const Task& task, const at::Tensor& query_means, c
   return chosen;
 }
 
-// The same for the undecided `rows` of one batch row and head, on the CPU; each goes to where row_of(row) points.
+// Decides the undecided `rows` of one batch row and head on the CPU and writes each selection to row_of(row).
 template <typename RowOf>
 void decide_rows(const Task& task, const at::Tensor& query_means, const at::Tensor& key_means, int64_t first,
                  const std::vector<int64_t>& rows, const RowOf& row_of) {
@@ -271,17 +274,18 @@ void decide_rows(const Task& task, const at::Tensor& query_means, const at::Tens
   }
 }
 
-// The selection for `count` query blocks from `first`: int64 on the CPU, [query_means.size(0), B, H, keep], ascending,
-// -1 where there are fewer. query_means [>= count, B, H, D], key_means [key blocks, B, Hk, D].
+// The selection for `count` query blocks from `first`: int64 [query_means.size(0), B, H, keep] on the CPU, ascending,
+// filled up with -1 if there are fewer. query_means is [>= count, B, H, D], key_means [key blocks, B, Hk, D].
 at::Tensor select_share(const Task& task, const at::Tensor& query_means, const at::Tensor& key_means, int64_t first,
                         int64_t count) {
   const int64_t batch = task.shape.batch, heads = task.shape.heads, keep = task.spec.keep;
   const at::Tensor chosen = at::full({query_means.size(0), batch, heads, keep}, -1, at::kLong);
   if (count == 0) return chosen;
-  chosen.narrow(0, 0, count).copy_(select_by_products(task, query_means, key_means, first, count));  // waits
+  chosen.narrow(0, 0, count)
+      .copy_(select_by_products(task, query_means, key_means, first, count));  // waits for the device
   int64_t* const data = chosen.mutable_data_ptr<int64_t>();
   const auto row_of = [&](int64_t i, int64_t b, int64_t h) { return data + ((i * batch + b) * heads + h) * keep; };
-  at::Tensor queries_here, keys_here;  // copied only where a row is undecided
+  at::Tensor queries_here, keys_here;  // copied only if a row is undecided
   std::vector<int64_t> undecided;
   for (int64_t b = 0; b < batch; ++b) {
     for (int64_t h = 0; h < heads; ++h) {
@@ -306,7 +310,7 @@ at::Tensor select_share(const Task& task, const at::Tensor& query_means, const a
   return chosen;
 }
 
-// From int64 [query blocks or more, B, H, keep].
+// Makes a map from the selection, int64 [query blocks or more, B, H, keep] on the CPU.
 BlockMap map_of(const Task& task, const at::Tensor& chosen) {
   BlockMap map{task.spec.block, task.shape.batch, task.shape.heads, task.query_blocks, task.key_blocks, {0}, {}};
   const int64_t keep = task.spec.keep;
@@ -328,7 +332,7 @@ BlockMap map_of(const Task& task, const at::Tensor& chosen) {
   return map;
 }
 
-// All that are visible: nothing is to be compared, and one map serves all.
+// The map of all visible blocks, shared by all batch rows and heads. Nothing needs to be compared for it.
 BlockMap map_of_all(const Task& task) {
   BlockMap map{task.spec.block, 1, 1, task.query_blocks, task.key_blocks, {0}, {}};
   for (int64_t i = 0; i < map.query_blocks; ++i) {
@@ -349,7 +353,7 @@ BlockMap select_map(const Task& task, const PlanRequest& request, const at::Tens
   if (!alone) comm.all_reduce(key_means, ReduceOp::kSum, op);
   divide_by_counts(key_means, 0, task.spec.block, task.shape.k_len);
 
-  // Every rank selects for as many query blocks, the last ones perhaps for fewer.
+  // Every rank selects for `share` query blocks, except that the last ranks may have fewer.
   const int64_t share = ceil_div(task.query_blocks, request.ranks), first = comm.rank() * share;
   const bool mean = task.spec.query == BlocksSpec::Query::kMean;
   const std::vector<Span> positions = query_layout(request).spans[rank];
@@ -384,7 +388,7 @@ void select_all(PatternSpec& spec, const PlanRequest& request, const at::Tensor&
                   request.shape,
                   ceil_div(request.shape.q_len, block),
                   ceil_div(request.shape.k_len, block),
-                  request.shape.query_offset / block};  // a multiple, says validate
+                  request.shape.query_offset / block};  // validate has checked that it is a multiple
   spec.blocks = given_map(std::make_shared<const BlockMap>(select_map(task, request, q, k, comm, label)));
 }
 
@@ -396,7 +400,7 @@ PlanRequest select_blocks(const PlanRequest& request, const at::Tensor& q, const
   validate(request.pattern, request.shape);
   PlanRequest selected = request;
   selected.pattern = with_causal_members(std::move(selected.pattern));
-  // Nothing of the selection is differentiated: gradients flow through the attention only.
+  // The selection is not differentiated; gradients flow through the attention only.
   select_all(selected.pattern, request, q.detach(), k.detach(), comm, label);
   return selected;
 }
@@ -412,11 +416,12 @@ int64_t selection_bytes(const PlanRequest& request, int rank, int64_t head_dim, 
     if (spec.blocks.keep >= key_blocks || query_blocks == 0 || s.batch == 0) return;
     const int64_t share = ceil_div(query_blocks, request.ranks), padded = share * request.ranks;
     const int64_t key_means = s.batch * key_blocks * s.kv_heads * head_dim * number;
-    const int64_t query_rows = s.batch * s.heads * head_dim * number;  // of one block
-    // Rows on their way to sums, and the sums that are added.
+    const int64_t query_rows = s.batch * s.heads * head_dim * number;  // the bytes of one query block
+    // The rows that are being summed, and the sums that are added.
     const int64_t rows = query_layout(request).count(rank);
     const int64_t sums = 2 * std::min(at_once * number, rows * query_rows);
-    // Of a share: query means, in what order the heads of a kv head need them, and scores with their order.
+    // For this rank's share of the query blocks: the query means in the order of their kv heads, and scores with their
+    // indices.
     const int64_t scores = std::min(share, std::max<int64_t>(1, at_once / (key_blocks * s.batch * s.heads))) *
                            key_blocks * s.batch * s.heads * number;
     const int64_t means = (request.ranks > 1 ? padded + share : padded) * query_rows;

@@ -14,7 +14,7 @@
 namespace annulus {
 namespace {
 
-// Of a block's tensor, the given global batch rows and kv heads, both among its own.
+// The part of a block's tensor with the given global batch rows and kv heads, which must be among the block's.
 at::Tensor part_of(const at::Tensor& tensor, const KeyBlock& block, const Span& batch, const Span& heads) {
   const auto take = [](const at::Tensor& t, int64_t dim, const Span& held, const Span& wanted) {
     if (held == wanted) return t;
@@ -24,7 +24,8 @@ at::Tensor part_of(const at::Tensor& tensor, const KeyBlock& block, const Span& 
   return take(take(tensor, 0, block.batch, batch), 2, block.heads, heads);
 }
 
-// Row numbers, of two blocks, of the positions that both hold. Positions are stored in the same order in both.
+// For the positions that two blocks have in common, their row numbers in each. Both blocks store positions in the same
+// order.
 struct CommonRows {
   std::vector<int64_t> a, b;
 };
