@@ -1,4 +1,4 @@
-// See choose_kernel.h.
+// Chooses and makes kernels; see choose_kernel.h.
 #include "attention/kernels/choose_kernel.h"
 
 #include <ATen/Context.h>
@@ -24,7 +24,7 @@ const std::vector<std::string>& names() {
   return table;
 }
 
-// pytorch#169849: wrong results for lengths that are no multiples of 128 before cuDNN 9.15.1.
+// Before cuDNN 9.15.1 results are wrong for lengths that are not multiples of 128 (pytorch#169849).
 constexpr int64_t kOldestCudnn = 91501;
 
 // LibTorch's log, shown with TORCH_CPP_LOG_LEVEL=INFO: each choice the first time it is made.
@@ -81,8 +81,8 @@ KernelChoice choose_kernel(KernelKind asked, at::DeviceType device, at::ScalarTy
 KernelChoice choose_gpu_kernel(KernelKind asked, const GpuAbilities& gpu, at::ScalarType type, int64_t head_dim,
                                bool dropout) {
   const bool half = type == at::kBFloat16 || type == at::kHalf;
-  const int64_t size = ceil_div(head_dim, 8) * 8;  // as operators see it
-  // Why a kernel cannot be used; empty where it can.
+  const int64_t size = ceil_div(head_dim, 8) * 8;  // the padded size that operators get
+  // Why a kernel cannot be used; empty if it can.
   const auto obstacle = [&](KernelKind kind) -> std::string {
     if (kind == KernelKind::kCpu) return "it computes on CPUs";
     if (kind == KernelKind::kEfficient) {
@@ -103,7 +103,7 @@ KernelChoice choose_gpu_kernel(KernelKind asked, const GpuAbilities& gpu, at::Sc
       if (kind == KernelKind::kCudnn) return "its backward is not deterministic";
       if (kind == KernelKind::kFlash3 && size > 192) return "its backward is not deterministic for this head size";
     }
-    // cuDNN 9.19 says that it takes 256 on Hopper; later versions of LibTorch no longer believe it.
+    // cuDNN 9.19 claims to take head sizes up to 256 on Hopper, but later versions of LibTorch no longer rely on that.
     const int64_t most = kind == KernelKind::kCudnn ? 128 : 256;
     return size > most ? "it takes head sizes to " + std::to_string(most) + " here" : "";
   };
@@ -120,7 +120,7 @@ KernelChoice choose_gpu_kernel(KernelKind asked, const GpuAbilities& gpu, at::Sc
                 "kernel \"" + std::string(to_string(asked)) + "\" cannot be used for " + inputs + ": " + why_not +
                     "; use kernel = \"auto\"");
   }
-  std::string passed;  // why the faster ones are not taken
+  std::string passed;  // why faster kernels are not used
   for (const KernelKind kind : {KernelKind::kFlash3, KernelKind::kCudnn, KernelKind::kFlash2, KernelKind::kEfficient}) {
     const std::string why_not = obstacle(kind);
     if (why_not.empty()) return {kind, std::string(to_string(kind)) + ": " + inputs + besides(kind) + passed};
@@ -149,8 +149,8 @@ std::unique_ptr<Kernel> make_chosen_kernel(KernelKind chosen, at::DeviceType dev
     case KernelKind::kEfficient:
       return make_composed_kernel({device == at::kCPU ? cpu_flash_operator() : efficient_operator()});
     case KernelKind::kCudnn:
-      // FlashAttention 2 is in every LibTorch that has cuDNN's operator, and takes what that takes; where it is not,
-      // the efficient one does.
+      // FlashAttention 2 computes what cuDNN's operator does not take. LibTorch is usually built with both; without
+      // FlashAttention 2 the efficient operator does it.
       return make_composed_kernel(
           {cudnn_operator(), gpu_abilities().flash2 ? flash2_operator() : efficient_operator()});
     case KernelKind::kFlash2:

@@ -1,5 +1,6 @@
-// Which kernel computes a call: asked for by name, or the fastest that its inputs allow. Used by the executor, and by
-// who says beforehand what will be used: trainer, `attend`, `doctor`.
+// Chooses the kernel of a call: the one asked for by name, or the fastest that takes its inputs. Used by the executor,
+// and by code that reports or plans beforehand what will be used (training, `attend`, `logits`, `doctor`, torch_ops).
+// No hardware has run the kernels for GPUs yet.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,21 +14,22 @@
 namespace annulus {
 
 enum class KernelKind {
-  kReference,  // dense fp64 over each tile: the oracle's cousin, any pattern, slow
-  kCpu,        // annulus's own flash attention (cpu_flash/), CPU
-  kEfficient,  // a library's operators, composed (composed_kernel.h): LibTorch's efficient attention; on CPUs its flash
-  kCudnn,      // likewise: cuDNN, GPU; bands and small blocks by FlashAttention 2
-  kFlash2,     // likewise: FlashAttention 2, GPU
-  kFlash3,     // likewise: FlashAttention 3, Hopper GPUs
-  kAuto,       // the fastest that can be used for the inputs; see choose_kernel
+  kReference,  // dense fp64 over each tile, for any pattern and device; slow
+  kCpu,        // annulus's own flash attention on CPUs (attention/cpu_flash)
+  kEfficient,  // composed (composed_kernel.h) of LibTorch's memory-efficient attention, on CPUs of its flash attention
+  kCudnn,      // composed of cuDNN's operator on GPUs, with FlashAttention 2 for bands and small blocks
+  kFlash2,     // composed of FlashAttention 2 on GPUs
+  kFlash3,     // composed of FlashAttention 3 on Hopper GPUs
+  kAuto,       // the fastest that takes the inputs (choose_kernel)
 };
 
 std::string_view to_string(KernelKind kind);  // "reference", "cpu", "efficient", "cudnn", "flash2", "flash3", "auto"
+// Raises Error(kUsage) for another name and suggests the nearest; `where` is as in parse_pattern.
 KernelKind parse_kernel(std::string_view name, std::string_view where);
 
-// What is used for such inputs, and why; what there is: detect.h. `asked` kAuto: the fastest that can be used. A choice
-// that falls back says so in `reason`. Raises Error(kUnavailable) where no kernel takes them, saying why and what to
-// use. Thread-safe.
+// The kernel for inputs of this kind, and the reason for the choice; detect.h says which kernels there are. For kAuto
+// it is the fastest that can be used, and `reason` says why faster ones are not. Raises Error(kUnavailable) if no
+// kernel, or not the one asked for, takes the inputs; the message says why and what to use. Thread safe.
 struct KernelChoice {
   KernelKind kind = KernelKind::kCpu;  // never kAuto
   std::string reason;                  // one line
@@ -35,19 +37,18 @@ struct KernelChoice {
 KernelChoice choose_kernel(KernelKind asked, at::DeviceType device, at::ScalarType type, int64_t head_dim,
                            bool dropout);
 
-// Of tensors on a GPU with these abilities: what choose_kernel comes to, for a test to ask about GPUs that are not
-// there.
+// The choice for tensors on a GPU with these abilities. Tests call it for GPUs that are not there.
 struct GpuAbilities;
 KernelChoice choose_gpu_kernel(KernelKind asked, const GpuAbilities& gpu, at::ScalarType type, int64_t head_dim,
                                bool dropout);
 
-// What `auto` and names come to in a memory plan: on a GPU that is not there, one that has all but FlashAttention 3's
-// package is taken for it. Raises as choose_kernel.
+// The kernel that a memory plan assumes. If there is no GPU here, it assumes one with compute capability 9.0 and all
+// libraries except FlashAttention 3's package. Raises the errors of choose_kernel.
 KernelKind planned_kernel(KernelKind asked, at::DeviceType device, at::ScalarType type, int64_t head_dim, bool dropout);
-// Of a kind that was chosen for such tensors.
+// Makes a kernel of a kind that was chosen for such tensors; `type` is the dtype of q.
 std::unique_ptr<Kernel> make_chosen_kernel(KernelKind chosen, at::DeviceType device, at::ScalarType type);
 
-// The chosen kernel; its reason goes to the log once. Raises as choose_kernel.
+// Chooses and makes the kernel for a call with this q, and logs each reason once. Raises the errors of choose_kernel.
 std::unique_ptr<Kernel> make_kernel(KernelKind kind, const at::Tensor& q, bool dropout = false);
 
 }  // namespace annulus

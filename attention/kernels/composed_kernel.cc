@@ -1,4 +1,4 @@
-// See composed_kernel.h.
+// The composed kernel; see composed_kernel.h.
 #include "attention/kernels/composed_kernel.h"
 
 #include <ATen/Context.h>
@@ -30,15 +30,15 @@ namespace annulus {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr int64_t kHeadMultiple = 8;  // of every operator's head sizes
+constexpr int64_t kHeadMultiple = 8;  // every operator needs a head size that is a multiple of this
 
 // A composition with its lists of rows on the device.
 struct Prepared {
   struct Rows {
     at::Tensor queries, keys, grads;  // int64
   };
-  Composition composition;  // its gathered calls without their lists
-  std::vector<Rows> rows;   // of each gathered call
+  Composition composition;  // without the lists of its gathered calls
+  std::vector<Rows> rows;   // the lists of each gathered call
   KeptUploads uploads;
 
   int64_t bytes() const {
@@ -50,7 +50,7 @@ struct Prepared {
   }
 };
 
-// ByteCache hands out values that were moved in once: what cannot be moved stands behind a pointer.
+// ByteCache moves values into the cache, so a value that cannot be moved is held by a pointer.
 using PreparedPointer = std::shared_ptr<const Prepared>;
 
 std::mutex held_mutex;
@@ -76,13 +76,14 @@ PreparedPointer prepare(std::span<const Tile> tiles, const CompositionInput& inp
   return prepared;
 }
 
-// From the cache, ready to be read on the current stream.
+// Returns the composition from the cache, with lists that can be read on the current stream.
 PreparedPointer prepared(std::span<const Tile> tiles, const CompositionInput& input, at::Device device) {
   static auto& cache = *new NamedCache<PreparedPointer>("compositions");
   const std::string key = device.str() + " " + fingerprint(tiles, input);
   const PreparedPointer found = *cache.get(
       key, [&] { return prepare(tiles, input, device); }, [](const PreparedPointer& p) { return p->bytes(); });
-  // What was uploaded while a graph is captured is filled when that is replayed: the graph's alone.
+  // Lists that were uploaded while a CUDA graph was captured are filled when it is replayed, so only that graph may use
+  // them.
   if (found->uploads.captured()) cache.erase(key);
   for (const Prepared::Rows& r : found->rows) found->uploads.read({r.queries, r.keys, r.grads});
   const std::lock_guard lock(held_mutex);
@@ -92,9 +93,10 @@ PreparedPointer prepared(std::span<const Tile> tiles, const CompositionInput& in
   return found;
 }
 
-// [.., D] -> [.., D'] with D' a multiple of kHeadMultiple, zeros behind: scores and gradients are the same. Contiguous,
-// at an address that operators can load 16 bytes from, and with the strides that a new tensor would have: where a
-// dimension has one element, others may be contiguous too, and operators keep plans by strides.
+// aligned() makes a tensor contiguous, at an address that is a multiple of 16 bytes, and with the strides of a new
+// tensor. A tensor with a dimension of size 1 may be contiguous with other strides, but operators cache plans by
+// strides. fitted() also pads [.., D] with zeros to [.., D'], where D' is a multiple of kHeadMultiple. This changes
+// neither scores nor gradients.
 at::Tensor aligned(const at::Tensor& tensor) {
   const at::Tensor t = tensor.contiguous();
   if (reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 16 != 0) return t.clone(at::MemoryFormat::Contiguous);
@@ -106,8 +108,8 @@ at::Tensor fitted(const at::Tensor& tensor) {
   return aligned(more == 0 ? tensor : at::constant_pad_nd(tensor, {0, more}));
 }
 
-// Whether an operator that prepares shapes may do so for this one: for the first kPlannedShapes of a process. Documents
-// and selected blocks bring new shapes with every step.
+// Whether an operator that prepares a plan for each shape may do so for this one. Only the first kPlannedShapes shapes
+// of a process get a plan, because documents and selected blocks bring new shapes with every step.
 bool may_prepare(const Band& band, const at::Tensor& q, const at::Tensor& k) {
   constexpr size_t kPlannedShapes = 64;
   static std::mutex mutex;
@@ -121,26 +123,26 @@ bool may_prepare(const Band& band, const at::Tensor& q, const at::Tensor& k) {
 
 bool covers(const Span& span, int64_t all) { return span == Span::range(0, all); }
 
-// [B, rows, H, ..] as rows of `width` heads: [B * rows * H / width, width, ..].
+// Views [B, rows, H, ..] as rows of `width` heads: [B * rows * H / width, width, ..].
 at::Tensor as_rows(const at::Tensor& tensor, int64_t width) {
   std::vector<int64_t> shape{tensor.size(0) * tensor.size(1) * (tensor.size(2) / width), width};
   if (tensor.dim() == 4) shape.push_back(tensor.size(3));
   return tensor.view(shape);
 }
 
-// The named rows as [count, rows / count, width, ..].
+// Copies the rows with these numbers to [count, rows / count, width, ..].
 at::Tensor gathered(const at::Tensor& tensor, int64_t width, const at::Tensor& rows, int64_t count) {
   const at::Tensor flat = as_rows(tensor, width).index_select(0, rows);
   return flat.unflatten(0, {count, flat.size(0) / count});
 }
 
-// The sum over parts of [B, n, H, D'] rows: merged by their lse, or plainly (gradients). Parts that are whole rows
-// wait, as they came, until there are kMostParts, for one pass over memory.
+// Adds up parts of [B, n, H, D'] rows, merging them by their lse (forward) or plainly (gradients). Parts with all batch
+// rows and heads wait until there are kMostParts of them, so that one pass over memory merges them.
 class RowSums {
  public:
   RowSums(const at::Tensor& like, at::ScalarType type, bool merges) : like_(like), type_(type), merges_(merges) {}
 
-  // Of a direct call: values [b, n', h, D'] in the dtype of `like`, lse [b, h, n'].
+  // Adds the result of a direct call: values [b, n', h, D'] in the dtype of `like`, and lse [b, h, n'].
   void add(const DirectCall& c, const at::Tensor& values, const at::Tensor& lse) {
     const Span& rows = c.rectangle.query_rows;
     const at::Tensor by_head = values.transpose(1, 2);
@@ -158,7 +160,7 @@ class RowSums {
     }
   }
 
-  // The accumulators, all parts in them: [B, n, H, D'] and [B, n, H].
+  // The accumulators with all parts added: [B, n, H, D'] and [B, n, H].
   const at::Tensor& values() { return settle(), values_; }
   const at::Tensor& lse() { return settle(), lse_; }
 
@@ -173,7 +175,7 @@ class RowSums {
       settle();
       return {values_, merges_ ? lse_.transpose(1, 2).contiguous() : at::Tensor()};
     }
-    // The last pass writes what is asked for, in its dtype.
+    // The last pass writes the result in its final dtype.
     Result result{at::empty_like(like_), {}};
     if (merges_) result.lse = at::empty({like_.size(0), like_.size(2), like_.size(1)}, options());
     merge_waiting(result.values, result.lse);
@@ -198,7 +200,7 @@ class RowSums {
     values_ = values, lse_ = lse;
   }
 
-  const at::Tensor like_;  // q as the operators take it
+  const at::Tensor like_;  // q, padded for the operators
   const at::ScalarType type_;
   const bool merges_;
   at::Tensor values_, lse_;
@@ -265,7 +267,8 @@ class ComposedKernel : public Kernel {
     const at::Tensor k = fitted(keys.k), v = fitted(keys.v);
     const KeyBlock block{k, v, keys.batch, keys.heads};
     bool fresh = grads.fresh;
-    // Before the first addition to gradients that hold nothing: nothing, where it sets all of them.
+    // Called before each addition to `grads`. Returns true if the gradients hold nothing yet and this addition sets all
+    // of them; if they hold nothing and it does not, they are zeroed first.
     const auto sets_all = [&](bool all) {
       if (fresh && !all) zero_if_fresh(grads);
       return std::exchange(fresh, false) && all;
@@ -314,7 +317,7 @@ class ComposedKernel : public Kernel {
           const int64_t held = dense_tile_backward(wide(), keys, grads, tile, call_, dq, poll);
           peak_result_elements_ = std::max(peak_result_elements_, held);
         });
-    sets_all(false);  // not one pair
+    sets_all(false);  // zeroes the gradients if there was no pair
   }
 
   at::Tensor finish_backward() override { return sums_->finish().values.narrow(3, 0, head_dim_); }
@@ -322,10 +325,10 @@ class ComposedKernel : public Kernel {
   std::vector<Charge> charges(const CallSize& size) const override {
     const int64_t e = size.element(), wide = static_cast<int64_t>(c10::elementSize(accumulator_type(size.type)));
     const int64_t queries = size.query_elements(), lse = size.lse_elements() * wide;
-    // One block's result is the call's. Those of several wait for each other, and for the sum.
+    // The result of a single block is that of the call. The results of several blocks are held until they are summed.
     const int64_t sums = size.blocks > 1 ? queries * (wide + static_cast<int64_t>(kMostParts) * e) : 0;
     int64_t own = 0;
-    // Whole rows and causal ones are the first operator's.
+    // Calls without a band or with a causal one go to the first operator.
     for (const auto& o : operators_) {
       if (o == operators_[0] || size.gathers) own = std::max(own, o->backward_bytes(operator_size(size)));
     }
@@ -341,7 +344,8 @@ class ComposedKernel : public Kernel {
     }
     add_dense_charges(size, wide, charges);
     if (size.gathers) {
-      // Rows and heads of a gathered call's longer side: at most those of q or of a block's keys, and the limit.
+      // The rows x heads of a gathered call's longer side: at most those of q or of a block's keys, and at most the
+      // limit.
       const int64_t rows = std::max(size.queries * size.heads, size.keys * size.kv_heads) * size.batch;
       const int64_t one = std::min(rows, input_.most_gathered) * size.head_dim;
       charges.push_back({"gathered q, k, v and out", 4 * one * e, When::kForward});
@@ -363,7 +367,7 @@ class ComposedKernel : public Kernel {
   template <typename Direct, typename Gathered, typename Dense>
   void run(const KeyBlock& keys, const KeyBlock* grads, std::span<const Tile> tiles, const Poll& poll, Direct direct,
            Gathered gather, Dense dense) {
-    if (call_.dropout.rate > 0) {  // whose draws no operator knows
+    if (call_.dropout.rate > 0) {  // no operator can reproduce these draws
       for (const Tile& tile : tiles) dense(tile);
       return;
     }
@@ -381,8 +385,8 @@ class ComposedKernel : public Kernel {
     for (const Tile& tile : what->composition.dense) dense(tile);
   }
 
-  // The first that takes the call and has a plan for its shape or may make one; where there is none, the last that
-  // takes it.
+  // Returns the first operator that takes the call and has or may make a plan for its shape; if there is none, the last
+  // one that takes the call.
   const AttentionOperator& operator_for(const Band& band, const at::Tensor& q, const at::Tensor& k,
                                         bool gathered) const {
     const bool simple = band.unbounded_below() && (band.unbounded_above() || band.hi == 0);
@@ -398,7 +402,7 @@ class ComposedKernel : public Kernel {
                     " keys with the band " + to_string(band));
   }
 
-  // The operators' layout: [b, n, h, D].
+  // Views in the layout of operators, [b, n, h, D].
   static at::Tensor rows_of(const at::Tensor& t, const DirectCall& c, const Span& rows) {
     return rows_view(t, c.batch, c.heads.query, rows).transpose(1, 2);
   }
@@ -406,7 +410,8 @@ class ComposedKernel : public Kernel {
     return block_view(t, block, c.batch, c.heads.kv, c.rectangle.key_rows).transpose(1, 2);
   }
 
-  // The call's queries in the accumulator's dtype, without the zeros that `fitted` added; made once, for dense tiles.
+  // The call's queries in the accumulator's dtype without the padding of `fitted`, for dense tiles; made at the first
+  // use.
   const DenseQueries& wide() {
     const auto widened = [&](const at::Tensor& t) { return t.defined() ? t.narrow(3, 0, head_dim_).to(type_) : t; };
     if (!wide_.q.defined()) wide_ = {widened(dout_), widened(q_), widened(out_), lse_};
@@ -423,7 +428,7 @@ class ComposedKernel : public Kernel {
             .deterministic = at::globalContext().deterministicAlgorithms(),
             .multiprocessors = gpu_abilities().multiprocessors};
   }
-  // lse as [B, n, H], to gather rows from.
+  // lse as [B, n, H], from which rows are gathered.
   const at::Tensor& lse_rows() {
     if (!lse_rows_.defined()) lse_rows_ = lse_.transpose(1, 2).contiguous();
     return lse_rows_;
@@ -437,10 +442,10 @@ class ComposedKernel : public Kernel {
   KernelCall call_;
   int64_t head_dim_ = 0;
   at::ScalarType type_ = at::kFloat;
-  at::Tensor q_, dout_, out_;  // [B, n, H, D']; the last two in a backward
-  at::Tensor lse_, lse_rows_;  // of a backward: [B, H, n], +inf in rows without keys
+  at::Tensor q_, dout_, out_;  // [B, n, H, D']; dout_ and out_ in the backward only
+  at::Tensor lse_, lse_rows_;  // backward: [B, H, n] and [B, n, H], +inf in rows without keys
   DenseQueries wide_;
-  std::optional<RowSums> sums_;  // out and lse, or dq
+  std::optional<RowSums> sums_;  // forward: out and lse; backward: dq
 };
 
 }  // namespace

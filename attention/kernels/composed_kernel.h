@@ -1,6 +1,7 @@
-// The kernel for GPUs: tiles composed of calls of a library's attention operators (composition.h says which). Made by
-// choose_kernel.cc; runs on any device that its operators run on. No intermediate is larger than a gathered call
-// (CompositionInput::most_gathered): nothing of queries x keys.
+// The kernel for GPUs, which computes tiles with calls of a library's attention operators (composition.h finds the
+// calls). choose_kernel.cc makes it. It runs on every device that its operators run on; CPU tests run it, no GPU has
+// yet. No intermediate result is larger than a gathered call (CompositionInput::most_gathered), so none has the size of
+// queries x keys.
 #pragma once
 
 #include <memory>
@@ -13,15 +14,17 @@
 namespace annulus {
 
 struct ComposedKernelOptions {
-  CompositionInput limits;  // most_gathered and fill are used
+  CompositionInput limits;  // only most_gathered and fill are used
 };
 
-// `operators`: by preference; together they take every size, and one that takes a band takes any size.
+// `operators` are in order of preference. Together they must take every size, and one that takes any band must take any
+// size.
 std::unique_ptr<Kernel> make_composed_kernel(std::vector<std::shared_ptr<const AttentionOperator>> operators,
                                              const ComposedKernelOptions& options = {});
 
-// The lists of rows on a device that kernels use from its making until stop() stay there as long as it lives: a
-// captured CUDA graph reads them whenever it is replayed. Thread-safe.
+// Keeps the lists of rows on a device that kernels use between its construction and stop() alive for as long as it
+// lives itself, because a captured CUDA graph reads them whenever it is replayed. Used by training/step_graph_cuda.cc.
+// Thread safe.
 class HeldCompositions {
  public:
   HeldCompositions();

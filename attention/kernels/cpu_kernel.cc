@@ -1,10 +1,10 @@
-// The cpu kernel: flash attention on CPU (flash.h) over LibTorch's tensors. This file cuts a step's tiles into blocks
-// of query rows and gives these to threads. bf16 and fp16 are computed in fp32, to which they are widened as they are
-// packed.
+// The cpu kernel: flash attention on CPUs (flash.h) for LibTorch's tensors. choose_kernel.cc makes it. This file cuts a
+// step's tiles into blocks of query rows and distributes these to threads. bf16 and fp16 are widened to fp32 when they
+// are packed, and computed in fp32.
 //
-// Tiles with the same query rows are computed together (tile_groups.h): the cost of a pattern is that of its pairs,
-// however scattered its keys. Bands over keys or values that are not finite (0 x inf would leak from behind them) are
-// computed densely in small blocks (dense_tiles.h).
+// Tiles with the same query rows are computed together (tile_groups.h), so the cost follows the number of pairs,
+// however scattered the keys are. If keys or values are not finite, tiles with a band are computed densely in small
+// blocks (dense_tiles.h), because a hidden infinity times a probability of 0 would give NaN.
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/full.h>
@@ -30,7 +30,7 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// Rows of one head of a [batch, rows, heads, D] tensor, to be read.
+// Rows of one head of a [batch, rows, heads, D] tensor, for reading.
 StoredRows stored_rows(const at::Tensor& tensor, int64_t batch, int64_t head, const Span& rows) {
   const at::ScalarType type = tensor.scalar_type();
   const int64_t first = batch * tensor.stride(0) + head * tensor.stride(2) + rows.begin * tensor.stride(1);
@@ -42,7 +42,7 @@ StoredRows stored_rows(const at::Tensor& tensor, int64_t batch, int64_t head, co
                                   : Storage::kFloat};
 }
 
-// The same, to be written.
+// The same for writing.
 template <typename T>
 Rows<T> head_rows(const at::Tensor& tensor, int64_t batch, int64_t head, const Span& rows) {
   T* const data = static_cast<T*>(tensor.data_ptr());
@@ -50,10 +50,10 @@ Rows<T> head_rows(const at::Tensor& tensor, int64_t batch, int64_t head, const S
           tensor.stride(1) * rows.stride};
 }
 
-// With elements of a row side by side.
+// The tensor, copied if the elements of a row are not adjacent.
 at::Tensor prepared(const at::Tensor& tensor) { return tensor.stride(3) == 1 ? tensor : tensor.contiguous(); }
 
-// A block of query rows of some heads that share their keys.
+// A block of query rows of some heads that read the same kv head.
 struct Item {
   const TileGroup* group;
   int64_t batch;
@@ -61,14 +61,15 @@ struct Item {
   Span rows;  // indices into the group's query rows
 };
 
-// As many threads as the work is worth: waking one and waiting for it costs some ten microseconds, and far more where
-// other processes want the cores.
+// The number of threads that the work is worth. Waking a thread and waiting for it costs some ten microseconds, and
+// much more if other processes compete for the cores.
 int64_t threads_for(double flops) {
   constexpr double kWorthAThread = 2e6;
   return static_cast<int64_t>(std::clamp(flops / kWorthAThread, 1.0, static_cast<double>(at::get_num_threads())));
 }
 
-// Lets `threads` threads take work(i, scratch) for i = 0, ..., n - 1 in turn.
+// Runs work(i, scratch) for i = 0, ..., n - 1 on up to `threads` threads, each of which takes the next i when it is
+// free.
 template <typename T, typename Work>
 void for_each_in_parallel(int64_t n, int64_t threads, std::vector<FlashScratch<T>>& scratch, Work work) {
   threads = std::min(n, threads);
@@ -103,7 +104,7 @@ class CpuKernel : public Kernel {
       if (!wide.defined()) wide = q_.to(kType);
       dense_tile_forward(wide, keys_, tile, call_, out_, lse_, poll);
     }
-    constexpr bool kApart = true;  // blocks of a wave run at the same time: no two may hold the same row
+    constexpr bool kApart = true;  // the blocks of a wave run at the same time, so no two may have a row in common
     for_each_wave(tiles, 4, kApart, poll, [&](const std::vector<Item>& wave, double flops) {
       RECORD_FUNCTION(kForwardRecord, std::vector<c10::IValue>{});
       for_each_in_parallel<T>(
@@ -168,7 +169,7 @@ class CpuKernel : public Kernel {
     const auto scratch = [&](bool backward) {
       return threads * flash_scratch_elements(rows, size.head_dim, backward) * wide;
     };
-    // Of c kv heads in a wave each is shared by at most (threads - 1) / c threads beyond one.
+    // Each of c kv heads in a wave is shared by at most (threads - 1) / c additional threads.
     const int64_t partial = (threads - 1) * queries / std::max<int64_t>(1, size.batch * size.kv_heads);
     std::vector<Charge> charges = {{"dq", queries, When::kBackward},
                                    {"dq of threads that share a kv head", partial, When::kBackward},
@@ -183,11 +184,11 @@ class CpuKernel : public Kernel {
 
  private:
   static constexpr at::ScalarType kType = std::is_same_v<T, double> ? at::kDouble : at::kFloat;
-  // Between two polls no thread does much more than this: about 4 ms. Without transfers to wait for, waves only keep
-  // their lists short.
+  // Between two polls no thread does much more than kPolledFlops, which takes about 4 ms. If there is nothing to poll,
+  // waves of kFlops only keep the lists short.
   static constexpr double kPolledFlops = 3e8, kFlops = 1e10;
-  static constexpr size_t kMostGroups = 256;    // in a wave
-  static constexpr int64_t kFewestBlocks = 16;  // of query rows, for threads to share
+  static constexpr size_t kMostGroups = 256;    // the most groups in a wave
+  static constexpr int64_t kFewestBlocks = 16;  // the fewest blocks of query rows that threads should share
 
   void load(const KeyBlock& keys) {
     keys_ = {prepared(keys.k), prepared(keys.v), keys.batch, keys.heads};
@@ -202,8 +203,9 @@ class CpuKernel : public Kernel {
     return banded && !loaded_is_finite();
   }
 
-  // run(items, flops) for all tiles that are not dense, of waves of about as much work as may be done between two
-  // polls. `cost`: flops of a pair and element.
+  // Calls run(items, flops) for waves of all tiles that are not dense. A wave has about as much work as may be done
+  // between two polls. `cost` is the number of floating-point operations for each pair and element of a head. If
+  // `apart`, no two groups of a wave have a query row in common.
   template <typename Run>
   void for_each_wave(std::span<const Tile> tiles, int64_t cost, bool apart, const Poll& poll, Run run) {
     std::vector<Tile> fast;
@@ -212,11 +214,11 @@ class CpuKernel : public Kernel {
     const double most = (poll ? kPolledFlops : kFlops) * at::get_num_threads();
     const int64_t most_keys = poll ? static_cast<int64_t>(kPolledFlops / (2 * pair * kMostRows)) : Band::kUnbounded;
     const std::vector<TileGroup> groups = group_tiles(fast, std::max(kMostKeys, most_keys));
-    // One head's blocks after the other, so that its keys stay in the cache; but in a backward with threads, which
-    // share heads among them, all heads side by side.
+    // Normally the blocks of one head follow each other, so that its keys stay in the cache. In a backward with several
+    // threads, which divide the heads among them, the heads alternate instead.
     const bool heads_apart = !apart && at::get_num_threads() > 1;
     std::vector<Item> wave;
-    std::vector<const TileGroup*> held;  // groups of the wave
+    std::vector<const TileGroup*> held;  // the groups of the wave
     double flops = 0;
     const auto flush = [&] {
       if (wave.empty()) return;
@@ -260,9 +262,10 @@ class CpuKernel : public Kernel {
     flush();
   }
 
-  // Large blocks pack their keys seldom; threads need some to share. The number of threads beyond one does not count,
-  // so that it changes no bit of a forward, nor of dk and dv. It may change dq where a wave has fewer kv heads than
-  // threads: then several threads share a head, and each but the first adds a part of its own (run_backward).
+  // The size of blocks of query rows. Large blocks pack their keys less often, but threads need several blocks to
+  // share. Only whether there is more than one thread matters, so the number of threads changes no bit of a forward,
+  // nor of dk and dv. It may change dq if a wave has fewer kv heads than threads: then several threads share a head,
+  // and each but the first adds up a part of dq of its own (run_backward).
   static int64_t rows_at_once(int64_t rows, int64_t heads) {
     constexpr int64_t kFewestRows = 256;
     int64_t most = kMostRows;
@@ -272,7 +275,7 @@ class CpuKernel : public Kernel {
     return ceil_div(rows, ceil_div(rows, most));  // blocks of about equal size
   }
 
-  // In sets of at most `most` that share their keys, which are packed once for a set.
+  // Divides heads into sets of at most `most` that read the same kv head. Its keys are packed once for each set.
   std::vector<Span> heads_together(const Span& heads, int64_t most) const {
     std::vector<Span> sets;
     for (int64_t h = 0; h < heads.count; ++h) {
@@ -328,11 +331,11 @@ class CpuKernel : public Kernel {
     return piece;
   }
 
-  // Blocks that add to the same dk and dv rows must not run at the same time: each thread takes all of a kv head's, in
-  // order. Where there are fewer kv heads than threads, these share the head's rows of dk and dv among them, and each
-  // but the first adds to a dq of its own.
+  // Blocks that add to the same rows of dk and dv must not run at the same time, so one thread takes all blocks of a kv
+  // head, in order. If there are fewer kv heads than threads, several threads divide a head's rows of dk and dv among
+  // them, and each but the first adds to a dq of its own.
   void run_backward(const std::vector<Item>& wave, int64_t threads, const KeyBlock& grads) {
-    std::map<std::pair<int64_t, int64_t>, std::vector<size_t>> heads;  // batch row and kv head: its blocks
+    std::map<std::pair<int64_t, int64_t>, std::vector<size_t>> heads;  // the blocks of each (batch row, kv head)
     for (size_t i = 0; i < wave.size(); ++i) heads[{wave[i].batch, wave[i].heads.begin / call_.group}].push_back(i);
     const std::vector<std::pair<std::pair<int64_t, int64_t>, std::vector<size_t>>> lists(heads.begin(), heads.end());
     const auto count = static_cast<int64_t>(lists.size());
@@ -378,11 +381,11 @@ class CpuKernel : public Kernel {
     }
   }
 
-  // The flags of a head's rows of `grads`, in holds_.
+  // The flags in holds_ of a head's rows of `grads`.
   uint8_t* holds_of(const KeyBlock& grads, int64_t batch, int64_t head) {
     return holds_.data() + (batch * grads.k.size(2) + head) * grads.k.size(1);
   }
-  // Rows of fresh gradients to which no tile has added.
+  // Sets the rows of fresh gradients to zero to which no tile has added.
   void zero_the_rest(const KeyBlock& grads) {
     for (int64_t b = 0; b < grads.k.size(0); ++b) {
       for (int64_t h = 0; h < grads.k.size(2); ++h) {
@@ -398,7 +401,7 @@ class CpuKernel : public Kernel {
     }
   }
 
-  // Those pieces whose gradients belong to one of the shares: rows are dealt in runs of kMostKeys.
+  // The pieces whose gradients belong to one share. Runs of kMostKeys rows are dealt to the shares in turn.
   std::vector<KeyPiece<T>> pieces_of(const Item& item, const KeyBlock& grads, int64_t share, int64_t shares) {
     const int64_t b = indices_of({item.batch, 1, 1}, grads.batch, "batch rows").begin;
     const int64_t h = indices_of({item.heads.begin / call_.group, 1, 1}, grads.heads, "kv heads").begin;
@@ -435,7 +438,7 @@ class CpuKernel : public Kernel {
   at::Tensor q_, out_, lse_, dout_, delta_, dq_;
   KeyBlock keys_;
   std::vector<FlashScratch<T>> scratch_;
-  std::vector<uint8_t> holds_;  // of fresh gradients: which rows hold something (KeyPiece::holds)
+  std::vector<uint8_t> holds_;  // for fresh gradients: which rows hold something (KeyPiece::holds)
   enum class Finite { kUnknown, kYes, kNo } finite_ = Finite::kUnknown;
 };
 

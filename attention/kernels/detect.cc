@@ -22,15 +22,16 @@ namespace {
 
 #ifdef ANNULUS_CUDA
 
-// Registered, and for GPUs: LibTorch names operators whose kernels come with another library.
+// Whether the operator is registered with a kernel for GPUs. LibTorch also registers operators whose kernels come with
+// another library.
 bool has_gpu_operator(const char* name) {
   const auto found = c10::Dispatcher::singleton().findSchema({name, ""});
   return found && found->hasKernelForDispatchKey(c10::DispatchKey::CUDA);
 }
 
-// FlashAttention 3's package registers its operators when its library is loaded. Python programs load it themselves;
-// for others ANNULUS_FLASH3 names the file (flash_attn_3/_C.abi3.so). Empty: there it is, with the arguments that
-// library_operators.cc gives.
+// Why FlashAttention 3 cannot be called, or empty if its operators are there with the arguments that
+// library_operators.cc passes. The package registers its operators when its library is loaded. Python programs load it
+// themselves; for other programs ANNULUS_FLASH3 names the file (flash_attn_3/_C.abi3.so).
 std::string flash3_obstacle() {
   const char* const path = std::getenv("ANNULUS_FLASH3");
   if (path != nullptr && *path != '\0' && dlopen(path, RTLD_LAZY | RTLD_GLOBAL) == nullptr) {
@@ -39,12 +40,12 @@ std::string flash3_obstacle() {
   for (const auto& [name, arguments] : {std::pair{"flash_attn_3::fwd", flash3_forward_arguments()},
                                         {"flash_attn_3::bwd", flash3_backward_arguments()}}) {
     if (!has_gpu_operator(name)) {
-      return std::string("no operator ") + name + ": its package is not loaded (ANNULUS_FLASH3 names its library)";
+      return std::string("no operator ") + name + ": its package is not loaded (set ANNULUS_FLASH3 to its library)";
     }
     const auto& known = c10::Dispatcher::singleton().findSchema({name, ""})->schema().arguments();
     for (const std::string& argument : arguments) {
       if (std::none_of(known.begin(), known.end(), [&](const c10::Argument& a) { return a.name() == argument; })) {
-        return std::string(name) + " of this version of its package has no argument " + argument;
+        return std::string(name) + " in this version of its package has no argument " + argument;
       }
     }
   }

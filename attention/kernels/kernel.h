@@ -1,5 +1,6 @@
-// Kernel: computes tiles. The executor hands it the tiles of a step; it merges them into the state (forward) or adds
-// them into gradient accumulators (backward). Chosen in one place: choose_kernel.h.
+// Kernel: the interface of code that computes tiles. The executor gives it the tiles of each step; the kernel merges
+// their results into its state (forward) or adds them to gradient accumulators (backward). choose_kernel.h chooses the
+// kernel of a call.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,55 +14,60 @@
 
 namespace annulus {
 
-// Under these names LibTorch's profiling hooks (at::RecordFunction) see the CPU kernel compute tiles.
+// The names under which LibTorch's profiling hooks (at::RecordFunction) see the CPU kernel compute tiles.
 inline constexpr char kForwardRecord[] = "annulus::tiles_forward";
 inline constexpr char kBackwardRecord[] = "annulus::tiles_backward";
 
-// What a call is of, before there are tensors: what a kernel says by that it will hold.
+// The sizes of a call, before there are tensors. A kernel computes from them what it will hold (Kernel::charges).
 struct CallSize {
   int64_t batch = 0, queries = 0, heads = 0, kv_heads = 0, head_dim = 0;
-  int64_t keys = 0;      // positions of the largest block of keys
-  int64_t blocks = 1;    // of keys, in all steps
-  bool gathers = false;  // tiles may be small ones, which composed kernels gather
-  bool dropout =
-      false;  // every tile is computed densely (attention/tiles/dense_tiles.h), but where that says otherwise
+  int64_t keys = 0;      // the positions of the largest block of keys
+  int64_t blocks = 1;    // the number of blocks of keys in all steps
+  bool gathers = false;  // whether tiles may be small; composed kernels gather small ones
+  // Whether pairs are dropped. Kernels other than `cpu` then compute every tile densely
+  // (attention/tiles/dense_tiles.h).
+  bool dropout = false;
   at::ScalarType type = at::kFloat;
 
   int64_t element() const { return static_cast<int64_t>(c10::elementSize(type)); }
   int64_t query_elements() const { return batch * queries * heads * head_dim; }
-  int64_t key_elements() const { return 2 * batch * keys * kv_heads * head_dim; }  // of a block's keys and values
+  int64_t key_elements() const { return 2 * batch * keys * kv_heads * head_dim; }  // for keys and values
   int64_t lse_elements() const { return batch * queries * heads; }
 };
 
-// One call's kernel state: running out and lse of this rank's queries, or the gradients being accumulated. q, out and
-// their gradients are [B, rows, heads, D] as in attention.h. Not thread-safe: one state belongs to one call.
+// The kernel state of one call: running out and lse of this rank's queries, or the gradients that are being
+// accumulated. q, out and their gradients are [B, rows, heads, D] as in attention.h. Not thread safe; each call has its
+// own object.
 class Kernel {
  public:
   virtual ~Kernel() = default;
 
   using Poll = annulus::Poll;
 
-  // Forward: begin, any number of forward() in the plan's order, finish.
+  // In the forward, begin_forward() is followed by any number of forward() in the plan's order and one
+  // finish_forward().
   virtual void begin_forward(const at::Tensor& q, const KernelCall& call) = 0;
-  // `tiles`: those of one step that read the block `keys`.
+  // Computes tiles of one step that all read the block `keys`. Calls `poll`, which may be empty, between pieces of
+  // work.
   virtual void forward(const KeyBlock& keys, std::span<const Tile> tiles, const Poll& poll) = 0;
-  // out [B, n, H, D] in the accumulator's dtype or, where it was computed in one piece, in q's; lse [B, H, n] in the
-  // accumulator's, -inf for rows with no key.
+  // Sets out [B, n, H, D], in the accumulator's dtype or, depending on the kernel, in q's, and lse [B, H, n] in the
+  // accumulator's dtype, -inf for rows without keys.
   virtual void finish_forward(at::Tensor& out, at::Tensor& lse) = 0;
 
-  // Backward, from the MERGED out (q's dtype) and lse. `grads`: the accumulators that the tiles' dk and dv are added
-  // to (or, where fresh, that become their sums, 0 elsewhere), in rows tile.grad_rows; it may hold other batch rows,
-  // heads and positions than `keys`, but all that the tiles name.
+  // The backward has the same order of calls. It gets the merged out (in q's dtype) and lse. The tiles' dk and dv are
+  // added to the accumulators `grads`, in the rows tile.grad_rows. If these are fresh, they become the sums, and 0
+  // where there are none. `grads` may hold other batch rows, heads and positions than `keys`, but must hold all that
+  // the tiles name.
   virtual void begin_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& out, const at::Tensor& lse,
                               const KernelCall& call) = 0;
   virtual void backward(const KeyBlock& keys, const KeyBlock& grads, std::span<const Tile> tiles, const Poll& poll) = 0;
-  virtual at::Tensor finish_backward() = 0;  // dq, in one of the two dtypes, as out
+  virtual at::Tensor finish_backward() = 0;  // dq, in the accumulator's dtype or in q's
 
-  // What it takes for a call of this size (When::kForward and kBackward), besides what it is given and what it returns
-  // in the inputs' dtype.
+  // The memory that a call of this size takes (When::kForward and kBackward), in addition to what the kernel is given
+  // and what it returns in the inputs' dtype.
   virtual std::vector<Charge> charges(const CallSize& size) const = 0;
 
-  // Elements of the largest dK and dV result that a backward tile held before it was added.
+  // The number of elements of the largest dK and dV result that a backward held before it was added.
   int64_t peak_result_elements() const { return peak_result_elements_; }
 
  protected:

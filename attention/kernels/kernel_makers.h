@@ -1,5 +1,5 @@
-// The kernels there are, for choose_kernel.cc, which takes one; and what they declare alike. Internal to
-// attention/kernels.
+// The functions with which choose_kernel.cc makes kernels (make_composed_kernel is in composed_kernel.h), and charges
+// that several kernels declare. Internal to attention/kernels.
 #pragma once
 
 #include <memory>
@@ -11,9 +11,9 @@
 namespace annulus {
 
 std::unique_ptr<Kernel> make_reference_kernel();
-std::unique_ptr<Kernel> make_cpu_kernel(at::ScalarType type);  // of q
+std::unique_ptr<Kernel> make_cpu_kernel(at::ScalarType type);  // the dtype of q
 
-// Of a kernel that computes tiles densely where pairs are dropped, in elements of `wide` bytes.
+// Adds the charges of a kernel that computes tiles densely if pairs are dropped, in elements of `wide` bytes.
 inline void add_dense_charges(const CallSize& size, int64_t wide, std::vector<Charge>& charges) {
   if (!size.dropout) return;
   const DenseBytes bytes = dense_bytes(size.queries, size.keys, size.heads, wide);

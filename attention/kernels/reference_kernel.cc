@@ -1,5 +1,6 @@
-// The reference kernel: every tile densely in fp64, whatever its band. Slow, exact, on any device. Not the tests'
-// oracle (which never sees a tile), but its cousin for checking other kernels through the same plan.
+// The reference kernel computes every tile densely in fp64, whatever its band. It is slow, exact to fp64 rounding, and
+// runs on any device. Tests compare other kernels with it over the same plan. It is not the oracle of attention/oracle,
+// which never sees a tile.
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
@@ -56,7 +57,7 @@ class ReferenceKernel : public Kernel {
                                    {"q, out, dout and dq in fp64", 4 * queries + lse, When::kBackward},
                                    {"dq in the accumulator's dtype", size.query_elements() * 4, When::kBackward}};
     CallSize dense = size;
-    dense.dropout = true;  // whatever the tile, it is computed so
+    dense.dropout = true;  // this kernel computes every tile densely
     add_dense_charges(dense, wide, charges);
     return charges;
   }

@@ -1,5 +1,5 @@
-// A library's attention on dense tensors, with its logsumexp: what LibTorch's operators differ in is brought to one
-// form here. kernels/composed_kernel.cc composes tiles of their calls; library_operators.cc has them.
+// One interface for the attention operators of libraries on dense tensors, with their logsumexp. library_operators.cc
+// implements it and hides where the operators differ; attention/kernels/composed_kernel.cc computes tiles with them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,41 +11,47 @@
 
 namespace annulus {
 
-// Of a call, before there are tensors.
+// The sizes of a call, before there are tensors.
 struct OperatorSize {
   int64_t batch = 0, queries = 0, keys = 0, heads = 0, kv_heads = 0, head_dim = 0;
-  int64_t element = 0;  // bytes
+  int64_t element = 0;  // the size of an element in bytes
   bool deterministic = false;
-  int64_t multiprocessors = 0;  // of the GPU; 0: not known
+  int64_t multiprocessors = 0;  // the multiprocessors of the GPU; 0: not known
 };
 
-// Shapes: q, dout, out [b, n, h, D]; k, v [b, m, hk, D], h a multiple of hk; lse [b, h, n]. Views with a contiguous
-// last dimension, strides that are multiples of 8 elements and addresses that are multiples of 16 bytes; dout and out
-// with q's strides, lse contiguous. n, m, D >= 1, D a multiple of 8; b below 65536. Counted are the pairs whose index
-// difference j - i lies in `band`: unbounded on both sides; {unbounded, 0}, where n = m (causal); or, where any_band(),
-// any other with n <= m, each row and each key in some counted pair, and sides that cut nothing unbounded.
+// Shapes: q, dout, out [b, n, h, D]; k, v [b, m, hk, D], where h is a multiple of hk; lse [b, h, n]. n, m, D >= 1, D is
+// a multiple of 8, and b < 65536. The tensors may be views with a contiguous last dimension, strides that are multiples
+// of 8 elements and addresses that are multiples of 16 bytes; dout and out have q's strides, and lse is contiguous.
+//
+// The pairs of row i and key j with j - i in `band` are counted. The band is unbounded on both sides; or {unbounded, 0}
+// with n = m (causal); or, if any_band(), any other band with n <= m, where each row and each key is in some counted
+// pair and sides that cut nothing are unbounded.
+//
+// Implementations have no state and are thread safe.
 class AttentionOperator {
  public:
   virtual ~AttentionOperator() = default;
 
   virtual bool any_band() const { return false; }
   virtual bool takes(int64_t /*queries*/, int64_t /*keys*/) const { return true; }
-  // A new shape costs it much (it searches for a plan): not for problems of many shapes.
+  // Whether the operator searches for a plan for each new shape. This is expensive, so it does not suit problems of
+  // many shapes.
   virtual bool prepares_shapes() const { return false; }
 
   struct Forward {
-    at::Tensor out;  // like q, of its dtype
-    at::Tensor lse;  // [b, h, n] in the accumulator's dtype, natural log, scale included; -inf for a row without keys
+    at::Tensor out;  // like q, in its dtype
+    at::Tensor lse;  // [b, h, n] in the accumulator's dtype: natural logarithm, of scaled scores; -inf without keys
   };
   virtual Forward forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Band& band,
                           double scale) const = 0;
 
   struct Backward {
-    at::Tensor dq, dk, dv;  // like q, k, v, of their dtype
+    at::Tensor dq, dk, dv;  // like q, k, v, in q's dtype or in fp32
   };
-  // Bytes that backward() takes at most besides its results.
+  // The most bytes that backward() takes besides its results.
   virtual int64_t backward_bytes(const OperatorSize& size) const = 0;
-  // out, lse: of all keys of these rows, not of these alone. A row that has none anywhere has lse = +inf.
+  // out and lse are those of the rows with all their keys, not only with the keys of this call. A row without any key
+  // has lse = +inf.
   virtual Backward backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                             const at::Tensor& out, const at::Tensor& lse, const Band& band, double scale) const = 0;
 };

@@ -1,4 +1,4 @@
-// See library_operators.h.
+// The operators of library_operators.h.
 #include "attention/operators/library_operators.h"
 
 #include <ATen/Context.h>
@@ -33,10 +33,11 @@ bool causal(const Band& band) { return band.hi == 0; }
 // [b, n, h, D] <-> [b, h, n, D]
 at::Tensor swapped(const at::Tensor& t) { return t.transpose(1, 2); }
 
-// Seed and offset of the draws of dropout, which operators take and, at rate 0, do not read.
+// Stands for the seed and the offset of dropout's draws, which operators require but do not read at rate 0.
 at::Tensor no_draws(const at::Tensor& like) { return at::empty({}, like.options().dtype(at::kLong)); }
 
-// dk and dv for every query head, of operators that sum them over the heads that share a kv head afterwards.
+// The bytes of dk and dv for every query head, for operators that afterwards sum them over the heads that share a kv
+// head.
 int64_t gradients_of_shared_heads(const OperatorSize& s) {
   return s.heads > s.kv_heads ? 2 * s.batch * s.keys * s.heads * s.head_dim * s.element : 0;
 }
@@ -64,7 +65,7 @@ class CpuFlash : public AttentionOperator {
   }
 
  private:
-  // In bf16 and fp16 its backward would add up in these.
+  // In bf16 and fp16 the operator's backward would accumulate in these types.
   static at::Tensor wide(const at::Tensor& t) {
     const bool half = t.scalar_type() == at::kBFloat16 || t.scalar_type() == at::kHalf;
     return swapped(half ? t.to(at::kFloat) : t);
@@ -73,7 +74,7 @@ class CpuFlash : public AttentionOperator {
 
 class Cudnn : public AttentionOperator {
  public:
-  // Single queries or keys: refused or, in some versions, wrong (pytorch#193893).
+  // Single queries or keys are refused or, in some versions, computed wrongly (pytorch#193893).
   bool takes(int64_t queries, int64_t keys) const override { return queries > 1 && keys > 1; }
   bool prepares_shapes() const override { return true; }
 
@@ -98,9 +99,9 @@ class Cudnn : public AttentionOperator {
   }
 };
 
-// FlashAttention counts windows from the bottom right corner: the last query stands beside the last key. -1: unbounded.
-// It takes a right side of as many keys as there are for unbounded, which is so as long as queries are no more than
-// keys.
+// FlashAttention aligns windows at the bottom right: the last query is aligned with the last key. A side of -1 is
+// unbounded. It also treats a right side of at least the number of keys as unbounded, which is correct as long as there
+// are no more queries than keys.
 struct Window {
   int64_t left = -1, right = -1;
 
@@ -124,14 +125,14 @@ class Flash2 : public AttentionOperator {
     return {std::get<0>(result), std::get<1>(result)};
   }
 
-  // flash_api.cpp of LibTorch: dq is added up in fp32, where it shall be deterministic apart for as many parts of the
-  // keys as keep the GPU busy; rows are rounded up to 128 and heads' elements to 32.
+  // From LibTorch's flash_api.cpp: dq is accumulated in fp32. In deterministic mode there is one accumulator for each
+  // of several parts of the keys, as many as keep the GPU busy. Rows are rounded up to 128, and the head size to 32.
   int64_t backward_bytes(const OperatorSize& s) const override {
     const int64_t rows = (s.queries + 127) / 128 * 128, width = std::max<int64_t>(32, (s.head_dim + 31) / 32 * 32);
     const int64_t problems = s.batch * s.heads;
     const int64_t parts = s.deterministic ? std::max<int64_t>(1, (s.multiprocessors + problems - 1) / problems) : 1;
     const int64_t elements = problems * rows * width;
-    // In halves where there are more: backward() below, which holds the halves' results besides the whole's.
+    // With more elements backward() below computes two halves, and holds their results besides the whole one.
     const bool halves = elements >= int64_t{1} << 31 && problems > 1;
     const int64_t results =
         halves ? (s.queries * s.heads + 2 * s.keys * s.kv_heads) * s.batch * s.head_dim * s.element : 0;
@@ -141,12 +142,12 @@ class Flash2 : public AttentionOperator {
 
   Backward backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                     const at::Tensor& out, const at::Tensor& lse, const Band& band, double scale) const override {
-    // Its offsets into dq's accumulator are of 32 bits: half of the batch, of the kv heads or of the query heads at a
-    // time.
+    // The operator's offsets into the accumulator of dq have 32 bits. If they do not suffice, half of the batch, of the
+    // kv heads or of the query heads is computed at a time.
     const int64_t rows = (q.size(1) + 127) / 128 * 128, width = std::max<int64_t>(32, (q.size(3) + 31) / 32 * 32);
     if (q.size(0) * q.size(2) * rows * width >= int64_t{1} << 31 && q.size(0) * q.size(2) > 1) {
       const int64_t dim = q.size(0) > 1 ? 0 : 2;
-      const bool shared = dim == 2 && k.size(2) == 1;  // both halves read the one kv head
+      const bool shared = dim == 2 && k.size(2) == 1;  // both halves read the only kv head
       const auto half = [&](bool second) {
         const auto cut = [&](const at::Tensor& t, int64_t along, int64_t units) {
           const int64_t unit = t.size(along) / units, first = units / 2 * unit;
@@ -170,8 +171,8 @@ class Flash2 : public AttentionOperator {
   }
 };
 
-// Its package's schemas grow with its versions: arguments are given by name, the others keep their defaults. detect.cc
-// has seen that these are there.
+// New versions of the package add arguments to its schemas, so arguments are passed by name and the others keep their
+// defaults. detect.cc has checked that these names exist.
 class Flash3 : public AttentionOperator {
  public:
   bool any_band() const override { return true; }
@@ -184,7 +185,7 @@ class Flash3 : public AttentionOperator {
     return {result[0].toTensor(), result[1].toTensor()};
   }
 
-  // flash_api.cpp of its package: dq is added up in fp32, dk and dv too where heads share them.
+  // From the package's flash_api.cpp: dq is accumulated in fp32, and so are dk and dv if heads share them.
   int64_t backward_bytes(const OperatorSize& s) const override {
     const int64_t queries = (s.queries + 127) / 128 * 128, keys = (s.keys + 127) / 128 * 128;
     const int64_t width = (s.head_dim + 31) / 32 * 32;
@@ -227,7 +228,7 @@ class Efficient : public AttentionOperator {
     return {std::get<0>(result), std::get<1>(result).narrow(2, 0, q.size(1))};
   }
 
-  // Keys and values repeated for every head, and their gradients; lse, padded.
+  // Keys and values are repeated for every head, and so are their gradients; lse is padded.
   int64_t backward_bytes(const OperatorSize& s) const override {
     const int64_t lse = 4 * s.batch * s.heads * ((s.queries + 31) / 32 * 32);
     return lse + (s.heads > s.kv_heads ? 2 : 0) * 2 * s.batch * s.keys * s.heads * s.head_dim * s.element;
@@ -236,7 +237,7 @@ class Efficient : public AttentionOperator {
   Backward backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                     const at::Tensor& out, const at::Tensor& lse, const Band& band, double scale) const override {
     const int64_t heads = q.size(2), kv_heads = k.size(2);
-    // It reads the rows of lse in runs of 32, and takes out's rows to lie one after the other without looking.
+    // The operator reads the rows of lse in runs of 32, and assumes without a check that out is contiguous.
     const at::Tensor padded = at::constant_pad_nd(lse, {0, (32 - lse.size(2) % 32) % 32}, kInfinity);
     const auto result = at::_efficient_attention_backward(
         dout, q, repeated(k, heads), repeated(v, heads), /*bias=*/std::nullopt, out.contiguous(),

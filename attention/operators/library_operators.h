@@ -1,6 +1,7 @@
-// The attention operators of LibTorch and of FlashAttention 3's package, each brought to the form of
-// attention_operator.h. What they take and give was read from their sources (LibTorch 2.11); which are there:
-// kernels/detect.h. Used by kernels/choose_kernel.cc. Stateless; thread-safe.
+// The attention operators of LibTorch and of FlashAttention 3's package behind the interface of attention_operator.h.
+// Their inputs and results are taken from their sources (LibTorch 2.11); no hardware has run those for GPUs yet.
+// attention/kernels/detect.h finds which of them are installed. Used by attention/kernels/choose_kernel.cc and
+// detect.cc. The operators have no state and are thread safe.
 #pragma once
 
 #include <memory>
@@ -11,23 +12,24 @@
 
 namespace annulus {
 
-// LibTorch's flash attention on CPU: fp32 and fp64 (bf16 and fp16 in fp32), whole and causal.
+// LibTorch's flash attention on CPUs: fp32 and fp64 (bf16 and fp16 are computed in fp32); unbounded and causal bands.
 std::shared_ptr<const AttentionOperator> cpu_flash_operator();
 
-// cuDNN's fused attention: bf16, fp16; whole and causal; plans each shape.
+// cuDNN's fused attention: bf16 and fp16; unbounded and causal bands. It makes a plan for each new shape.
 std::shared_ptr<const AttentionOperator> cudnn_operator();
 
-// FlashAttention 2 as LibTorch carries it: bf16, fp16; head sizes to 256; any band.
+// LibTorch's FlashAttention 2: bf16 and fp16; head sizes up to 256; any band.
 std::shared_ptr<const AttentionOperator> flash2_operator();
 
-// FlashAttention 3, where its package has registered its operators: bf16, fp16; head sizes to 256; any band.
+// FlashAttention 3, if its package has registered its operators: bf16 and fp16; head sizes up to 256; any band.
 std::shared_ptr<const AttentionOperator> flash3_operator();
-// The arguments that it gives flash_attn_3::fwd and bwd, by name: versions of the package differ.
+// The names of the arguments that it passes to flash_attn_3::fwd and bwd. detect.cc checks them, since versions of the
+// package differ.
 std::vector<std::string> flash3_forward_arguments();
 std::vector<std::string> flash3_backward_arguments();
 
-// LibTorch's memory-efficient attention: fp32 too, any head size, older devices; whole and causal. It knows no grouped
-// heads: kv heads are repeated for it.
+// LibTorch's memory-efficient attention: fp32, bf16 and fp16; any head size; also older devices; unbounded and causal
+// bands. It does not support heads that share kv heads, so kv heads are repeated for it.
 std::shared_ptr<const AttentionOperator> efficient_operator();
 
 }  // namespace annulus

@@ -1,4 +1,4 @@
-// See oracle.h.
+// The definitions of patterns as predicates over pairs, and dense attention in plain loops; see oracle.h.
 #include "attention/oracle/oracle.h"
 
 #include <ATen/ops/zeros.h>
@@ -12,11 +12,11 @@ namespace annulus {
 
 namespace {
 
-// The segment, block, ... of length n that x lies in, and its place there.
+// The number of the segment or block of length n that contains x, and the index of x in it.
 int64_t part_of(int64_t x, int64_t n) { return x >= 0 ? x / n : -((n - 1 - x) / n); }
 int64_t place_in(int64_t x, int64_t n) { return x - part_of(x, n) * n; }
 
-// Which of these documents each index lies in.
+// For each index the number of the document that contains it.
 std::vector<int64_t> numbers_of(const std::vector<int64_t>& lengths) {
   std::vector<int64_t> numbers;
   for (size_t d = 0; d < lengths.size(); ++d) {
@@ -85,7 +85,7 @@ Count blocks(const PatternSpec& spec, const AttentionShape& shape) {
         }
         return 0;
       default:
-        return 0;  // above
+        return 0;  // the other maps are handled above
     }
   };
 }
@@ -129,7 +129,7 @@ Count unrestricted(const PatternSpec& spec, const AttentionShape& shape) {
 
 Count count_of(const PatternSpec& pattern, const AttentionShape& shape) {
   validate(pattern, shape);
-  const PatternSpec spec = with_causal_members(pattern);  // a draw depends on it
+  const PatternSpec spec = with_causal_members(pattern);  // what a map draws depends on it
   const Count count = unrestricted(spec, shape);
   const Count together = spec.documents.empty() ? Count() : same_document(spec);
   return [count, together, causal = spec.causal, offset = shape.query_offset](int64_t batch, int64_t head,

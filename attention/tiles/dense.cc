@@ -22,16 +22,16 @@ at::Tensor for_query_heads(const at::Tensor& kv, int64_t heads) {
   return kv.size(1) == heads ? kv : kv.repeat_interleave(heads / kv.size(1), 1);
 }
 
-// [b, h, m, D] -> [b, hk, m, D]: gradients of all query heads that read a kv head.
+// [b, h, m, D] -> [b, hk, m, D]: the sum of the gradients of all query heads that read a kv head.
 at::Tensor sum_to_kv_heads(const at::Tensor& grad, int64_t kv_heads) {
   if (grad.size(1) == kv_heads) return grad;
   return grad.unflatten(1, {kv_heads, grad.size(1) / kv_heads}).sum(2);
 }
 
-// a [.., n, m] x b [.., m, D] where a's hidden entries are exact zeros: 0 x inf must stay 0. Where b is finite this is
-// the plain product; elsewhere the terms that are not finite are added one by one, of shown entries only. On a GPU,
-// where a look at the values would make the host wait, an element that a shown value that is not finite goes into is
-// NaN.
+// The product a [.., n, m] x b [.., m, D], where the hidden entries of a are exact zeros and 0 x inf must stay 0. If b
+// is finite, this is the plain product. Otherwise the terms that are not finite are added one by one, for shown entries
+// only. On a GPU, where looking at the values would make the host wait, a result to which a shown value that is not
+// finite contributes is NaN.
 at::Tensor guarded_product(const at::Tensor& a, const at::Tensor& b, const at::Tensor& shown) {
   const at::Tensor finite = b.isfinite();
   if (!b.is_cpu()) {
@@ -81,7 +81,7 @@ DenseBackward dense_backward(const at::Tensor& dout, const at::Tensor& q, const 
   const at::Tensor kh = for_query_heads(k, q.size(1)), vh = for_query_heads(v, q.size(1));
   const at::Tensor s = scores(q, kh, mask, scale);
   at::Tensor p = (s - lse.masked_fill(lse.eq(-kInfinity), kInfinity).unsqueeze(-1)).exp();
-  if (mask.defined()) p = p.masked_fill(mask.logical_not(), 0);  // also where lse is NaN
+  if (mask.defined()) p = p.masked_fill(mask.logical_not(), 0);  // even if lse is NaN
   const at::Tensor delta = (dout * out).sum(-1, true);
   const at::Tensor shown = shown_pairs(mask, p);
   at::Tensor dp = dout.matmul(vh.transpose(-2, -1)), counted = p, kept = shown;
@@ -98,7 +98,8 @@ DenseBackward dense_backward(const at::Tensor& dout, const at::Tensor& q, const 
 }
 
 bool all_finite(const at::Tensor& tensor) {
-  // A sum is one fast pass, and finite only if all elements are. It may overflow where they are: then look closely.
+  // A sum takes one fast pass and is finite only if all elements are. It may overflow although they are; then every
+  // element is checked.
   return std::isfinite(tensor.sum().item<double>()) || tensor.isfinite().all().item<bool>();
 }
 

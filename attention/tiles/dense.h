@@ -1,6 +1,5 @@
-// Dense attention over one masked rectangle, exact about what the mask hides: nothing of a hidden key or value, not
-// even an infinity or a NaN, reaches a result. Used by dense_tiles.cc and the
-// cpu kernel.
+// Dense attention over one masked rectangle. Nothing of a hidden key or value, not even an infinity or a NaN, reaches a
+// result. Used by dense_tiles.cc; the cpu kernel uses all_finite. The functions are thread safe.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,24 +7,26 @@
 namespace annulus {
 
 struct DenseForward {
-  at::Tensor out, lse;  // [b, h, n, D], [b, h, n]; -inf for rows without a key
+  at::Tensor out, lse;  // [b, h, n, D] and [b, h, n]; lse is -inf for rows without a key
 };
 struct DenseBackward {
   at::Tensor dq, dk, dv;  // like q, k, v
 };
 
-// q [b, h, n, D], k and v [b, hk, m, D], h a multiple of hk; mask bool [n, m] or undefined (nothing hidden); factors
-// [b, h, n, m] or undefined: what dropout multiplies probabilities by (dropout.h), 0 where a pair is dropped. Computes
-// in the tensors' dtype. Quadratic memory in n x m.
+// q is [b, h, n, D]; k and v are [b, hk, m, D], where h is a multiple of hk. `mask` is bool [n, m], true for shown
+// pairs, or undefined if nothing is hidden. `factors` is [b, h, n, m] or undefined: the factors by which dropout
+// multiplies probabilities (dropout.h), 0 for dropped pairs. Computes in the tensors' dtype and takes memory
+// proportional to n x m.
 DenseForward dense_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& mask,
                            const at::Tensor& factors, double scale);
 
-// From the merged out [b, h, n, D], dropped, and lse [b, h, n] of all keys of these rows (lse = -inf: none).
+// The gradients, from the merged out [b, h, n, D] (with dropout applied) and the merged lse [b, h, n], which is -inf
+// for rows without any key.
 DenseBackward dense_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                              const at::Tensor& out, const at::Tensor& lse, const at::Tensor& mask,
                              const at::Tensor& factors, double scale);
 
-// No element is infinite or NaN.
+// Whether no element is infinite or NaN. On a GPU this waits for the device.
 bool all_finite(const at::Tensor& tensor);
 
 }  // namespace annulus

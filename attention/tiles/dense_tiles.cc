@@ -10,12 +10,12 @@
 namespace annulus {
 namespace {
 
-// A block of a tile, of one batch row.
+// A block of a tile for one batch row.
 struct Block {
   Span batch;
   HeadGroup heads;
-  Span rows, keys;     // indices into the tile's
-  at::Tensor mask;     // undefined: nothing hidden
+  Span rows, keys;     // indices into the tile's rows and keys
+  at::Tensor mask;     // undefined: nothing is hidden
   at::Tensor factors;  // undefined: no dropout
 };
 
@@ -92,8 +92,8 @@ int64_t dense_tile_backward(const DenseQueries& queries, const KeyBlock& keys, c
 
 DenseBytes dense_bytes(int64_t queries, int64_t keys, int64_t heads, int64_t wide) {
   const int64_t scores = std::min(queries, kDenseRows) * std::min(keys, kDenseKeys) * heads;
-  // See dense.cc. [heads, rows, keys] each: scores, factors, probabilities and these times the factors, and which are
-  // shown; in the backward besides dp, ds and the step before it.
+  // dense.cc holds tensors of [heads, rows, keys]: scores, factors, probabilities, these times the factors, and a bool
+  // tensor of shown pairs; in the backward also dp, ds and an intermediate result of ds.
   return {(4 * wide + 1) * scores, (7 * wide + 1) * scores};
 }
 

@@ -1,8 +1,8 @@
-// Tiles computed densely, block by block: any band, dropout, values that are not finite, any device. The reference
-// kernel is these two functions in fp64; the cpu kernel takes them for what its fast path cannot do, and
-// so does the composed kernel.
+// Computes tiles densely, block by block, with any band, dropout, values that are not finite, and on any device. The
+// reference kernel consists of these two functions in fp64. The cpu kernel and the composed kernel use them for tiles
+// that their fast paths cannot compute.
 //
-// Memory: each intermediate holds at most kDenseRows x kDenseKeys scores for each query head of one batch row.
+// Each intermediate tensor has at most kDenseRows x kDenseKeys scores for each query head of one batch row.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,21 +14,23 @@ namespace annulus {
 constexpr int64_t kDenseRows = 256;
 constexpr int64_t kDenseKeys = 1024;
 
-// Merges the tile into out [B, n, H, D] and lse [B, H, n]. They and q are of the dtype to compute in.
+// Merges the results of the tile into out [B, n, H, D] and lse [B, H, n]. These and q have the dtype to compute in.
+// `poll`, which may be empty, is called after each block.
 void dense_tile_forward(const at::Tensor& q, const KeyBlock& keys, const Tile& tile, const KernelCall& call,
                         at::Tensor& out, at::Tensor& lse, const Poll& poll);
 
-// Of the call's queries: dout, q, out [B, n, H, D] and the merged lse [B, H, n], in the dtype to compute in.
+// The tensors of the call's queries: dout, q, out [B, n, H, D] and the merged lse [B, H, n], in the dtype to compute
+// in.
 struct DenseQueries {
   at::Tensor dout, q, out, lse;
 };
 
-// Adds the tile's gradients to dq and to `grads`; returns the elements of the largest dK and dV result.
+// Adds the tile's gradients to dq and to `grads`. Returns the number of elements of the largest dK and dV result.
 int64_t dense_tile_backward(const DenseQueries& queries, const KeyBlock& keys, const KeyBlock& grads, const Tile& tile,
                             const KernelCall& call, at::Tensor& dq, const Poll& poll);
 
-// What they take at once for a tile of so many query rows, keys and query heads, computed in elements of `wide` bytes:
-// bytes in the forward and in the backward, where dropout or a mask is applied. Without one it is less.
+// The most bytes that the forward and the backward take at once for a tile with these numbers of query rows, keys and
+// query heads, computed in elements of `wide` bytes, with dropout and a mask. Without them it is less.
 struct DenseBytes {
   int64_t forward, backward;
 };

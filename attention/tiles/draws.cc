@@ -1,4 +1,4 @@
-// See draws.h.
+// Philox in vectors, compiled once for each instruction set; see draws.h.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "attention/tiles/draws.cc"
 #include "simd/versions.h"
@@ -15,7 +15,8 @@ constexpr uint32_t kMultiplier0 = 0xD2511F53, kMultiplier1 = 0xCD9E8D57;
 constexpr uint32_t kWeyl0 = 0x9E3779B9, kWeyl1 = 0xBB67AE85;
 constexpr int kPhiloxRounds = 10;
 
-// Of one counter (the group of keys in the low 64 bits, the query in the high ones).
+// Computes the four words of one counter, which has the group of keys in its low 64 bits and the query in its high
+// ones.
 inline void philox(uint64_t key, uint64_t query, uint64_t group, uint32_t (&words)[4]) {
   uint32_t a = static_cast<uint32_t>(group), b = static_cast<uint32_t>(group >> 32);
   uint32_t c = static_cast<uint32_t>(query), d = static_cast<uint32_t>(query >> 32);
@@ -32,8 +33,8 @@ inline void philox(uint64_t key, uint64_t query, uint64_t group, uint32_t (&word
 }
 
 struct Groups {
-  // 1 for the words of groups first, ..., first + count - 1, four after the other, that are above `last`, 0 for the
-  // others; count is a multiple of lanes. The low half of the groups' numbers does not run over.
+  // Writes, for the four words of each of the groups first, ..., first + count - 1, 1 if the word is above `last` and 0
+  // otherwise. count is a multiple of lanes. The low 32 bits of the groups' numbers must not overflow.
   void (*stay)(uint64_t key, uint64_t query, uint64_t first, int64_t count, uint32_t last, float* to);
   int64_t lanes;
 };
@@ -61,7 +62,7 @@ constexpr Groups kGroups = {stay, 1};
 using Words = hn::ScalableTag<uint32_t>;
 using V = hn::Vec<Words>;
 
-// Both halves of the products of 32-bit lanes.
+// The high and the low halves of the 64-bit products of 32-bit lanes.
 HWY_INLINE void multiply(V x, V m, V& high, V& low) {
   const Words d;
   const hn::RepartitionToWide<Words> wide;
@@ -71,7 +72,7 @@ HWY_INLINE void multiply(V x, V m, V& high, V& low) {
   low = hn::OddEven(hn::BitCast(d, hn::ShiftLeft<32>(hn::BitCast(wide, odd))), even);
 }
 
-// 1 where the word is above `most`.
+// 1 where the word is above `most`, else 0.
 HWY_INLINE hn::Vec<hn::ScalableTag<float> > above(V word, V most) {
   const hn::ScalableTag<float> f;
   return hn::IfThenElseZero(hn::RebindMask(f, hn::Gt(word, most)), hn::Set(f, 1.0f));
@@ -115,7 +116,7 @@ namespace annulus {
 template <typename T>
 void draw_row(uint64_t philox_key, int64_t query, const Span& keys, uint64_t threshold, T kept, T* factors) {
   static const draws::Groups& groups = ANNULUS_VERSION(draws, kGroups);
-  constexpr int64_t kMost = 64;  // groups at a time; a multiple of any number of lanes
+  constexpr int64_t kMost = 64;  // the groups computed at a time; a multiple of any number of lanes
   float stay[4 * kMost];
   const auto row = static_cast<uint64_t>(query);
   if (threshold == 0) {

@@ -28,12 +28,12 @@ uint64_t philox_key(const Dropout& dropout, int64_t batch_row, int64_t head) {
 }
 
 uint64_t drop_threshold(const Dropout& dropout) {
-  return static_cast<uint64_t>(std::llround(dropout.rate * 4294967296.0));  // of 2^32 values
+  return static_cast<uint64_t>(std::llround(dropout.rate * 4294967296.0));  // the number of 2^32 words that drop a pair
 }
 
 namespace {
 
-// On the CPU; T: the dtype of `factors`.
+// Draws on the CPU. T is the dtype of `factors`.
 template <typename T>
 void draw(const Dropout& dropout, const Span& batch, const Span& heads, const Span& queries, const Span& keys,
           const at::Tensor& factors) {

@@ -1,7 +1,8 @@
-// Dropout's draws made on a GPU: those of dropout.cc, pair by pair. Called by dropout_cuda.cc.
+// Makes dropout's draws on a GPU, the same for each pair as those of dropout.cc. Called by dropout_cuda.cc. No hardware
+// has run it yet.
 #include <c10/util/Exception.h>
 
-#include <ATen/core/PhiloxRNGEngine.h>  // after what it rests on
+#include <ATen/core/PhiloxRNGEngine.h>  // needs the header above
 
 #include "attention/tiles/dropout_cuda.h"
 

@@ -1,4 +1,5 @@
-// dropout_factors on CUDA tensors. Built with --config=cuda; called by dropout.cc.
+// Draws for dropout_factors on CUDA tensors. Built with --config=cuda; called by dropout.cc. No hardware has run it
+// yet.
 #include <ATen/core/Tensor.h>
 #include <ATen/cuda/CUDAContext.h>
 #include <c10/cuda/CUDAException.h>

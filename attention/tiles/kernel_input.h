@@ -1,5 +1,5 @@
-// What a kernel is given besides its tiles: blocks of key/value buffers, and what is alike for all tiles of a call.
-// Used by kernels, by what they share (this folder), and by who runs programs: the executor, benchmarks.
+// The inputs of a kernel besides its tiles: blocks of key/value buffers, and the values that all tiles of a call share.
+// Used by kernels, by the code of this folder, and by code that runs programs (the executor, benchmarks).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,24 +11,23 @@
 
 namespace annulus {
 
-// A block of a key/value buffer, or of a gradient buffer with dk and dv: which batch rows and kv heads its tensors
-// hold.
+// A block of a key/value buffer, or of a gradient buffer with dk and dv.
 struct KeyBlock {
   at::Tensor k, v;  // [batch.count, rows, heads.count, D]
-  Span batch;       // global batch rows
-  Span heads;       // global kv heads
-  // Of gradients: the tensors hold nothing yet. The kernel sets them, which is less than adding to zeros.
+  Span batch;       // the global batch rows in the tensors
+  Span heads;       // the global kv heads in the tensors
+  // For gradients: the tensors hold nothing yet. The kernel sets them, which costs less than adding to zeros.
   bool fresh = false;
 };
 
-// What is alike for all tiles of a call.
+// The values that all tiles of a call share.
 struct KernelCall {
   double scale = 1;
-  int64_t group = 1;  // H / Hk: query heads that read one kv head
+  int64_t group = 1;  // H / Hk, the number of query heads that read one kv head
   Dropout dropout;
 };
 
-// Called between pieces of work of a few milliseconds, so that transfers move on.
+// Is called between pieces of work of a few milliseconds to advance transfers. May be empty.
 using Poll = std::function<void()>;
 
 }  // namespace annulus

@@ -22,7 +22,7 @@ void merge_on_cuda(const at::Tensor& out, const at::Tensor& lse, const at::Tenso
 
 namespace {
 
-// Values [b, h, n, D] and their lse [b, h, n]; either may be missing.
+// Values [b, h, n, D] and their lse [b, h, n]. lse, or both, may be missing.
 template <typename T>
 struct Rows {
   T* values = nullptr;
@@ -49,7 +49,7 @@ struct Rows {
   }
 };
 
-// One pass over the rows; the device's kernel in merge.cu does the same.
+// One pass over the rows. The kernel in merge.cu does the same.
 template <typename T>
 void merge_on_cpu(const at::Tensor& out, const at::Tensor& lse, const at::Tensor& before_out,
                   const at::Tensor& before_lse, std::span<const MergePart> parts, const at::Tensor& index) {
@@ -64,7 +64,7 @@ void merge_on_cpu(const at::Tensor& out, const at::Tensor& lse, const at::Tensor
   at::parallel_for(0, batch * heads * rows, grain, [&](int64_t begin, int64_t end) {
     struct Source {
       const T* values;
-      T weight;  // first its lse
+      T weight;  // at first its lse
     };
     std::array<Source, kMostParts + 1> sources;
     for (int64_t r = begin; r < end; ++r) {
@@ -78,7 +78,7 @@ void merge_on_cpu(const at::Tensor& out, const at::Tensor& lse, const at::Tensor
         const int64_t own = target ? i : i - part.first;
         if (own >= 0 && own < part.count) add(part, own);
       }
-      if (n == 0 && before.values == to.values) continue;  // in place, and stays as it is
+      if (n == 0 && before.values == to.values) continue;  // merging in place: the row stays as it is
       if (before.values) add(before, row);
       T most = kNothing, sum = 0;
       for (size_t s = 0; s < n; ++s) most = std::max(most, sources[s].weight);
@@ -105,7 +105,7 @@ void merge_on_cpu(const at::Tensor& out, const at::Tensor& lse, const at::Tensor
 void merge_parts(const at::Tensor& out, const at::Tensor& lse, const at::Tensor& before_out,
                  const at::Tensor& before_lse, std::span<const MergePart> parts, const at::Tensor& index) {
   if (parts.size() > kMostParts || (index.defined() && parts.size() != 1)) {
-    throw Error(ErrorKind::kInternal, "kernel", "merging " + std::to_string(parts.size()) + " parts at once");
+    throw Error(ErrorKind::kInternal, "kernel", "cannot merge " + std::to_string(parts.size()) + " parts at once");
   }
   at::ScalarType type = lse.defined()          ? lse.scalar_type()
                         : before_out.defined() ? before_out.scalar_type()

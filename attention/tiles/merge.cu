@@ -1,5 +1,5 @@
-// Merging partial results on a GPU in one pass over memory: composed of LibTorch's operators it is six for each part.
-// Called by merge_cuda.cc.
+// Merges partial results on a GPU in one pass over memory; LibTorch's operators would need six passes for each part.
+// Called by merge_cuda.cc. No hardware has run it yet.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime_api.h>
@@ -15,7 +15,7 @@ namespace annulus {
 namespace {
 
 constexpr int kWarp = 32;
-constexpr int kWarps = 4;  // of a block, each with a row of its own
+constexpr int kWarps = 4;  // the warps of a block, each of which computes a row of its own
 
 template <typename A, typename T>
 __device__ A widened(T x) {
@@ -52,8 +52,9 @@ __device__ T* lse_at(const MergeRows& r, int64_t b, int64_t h, int64_t row) {
   return static_cast<T*>(r.lse) + b * r.lse_strides[0] + h * r.lse_strides[1] + row * r.lse_strides[2];
 }
 
-// A: the accumulator's type, P: the parts', O: that of the result; kWidth: elements that a thread moves at once. A warp
-// takes a row of a head; neighbouring blocks take neighbouring heads, which lie side by side in memory.
+// A is the type of the accumulator, P that of the parts, and O that of the result. kWidth is the number of elements
+// that a thread moves at once. A warp computes one row of one head; neighbouring blocks compute neighbouring heads,
+// which are adjacent in memory.
 template <typename A, typename P, typename O, int kWidth>
 __global__ void __launch_bounds__(kWarp* kWarps) merge_rows(MergeArguments a) {
   constexpr int kBefore = MergeArguments::kMost;
@@ -62,7 +63,7 @@ __global__ void __launch_bounds__(kWarp* kWarps) merge_rows(MergeArguments a) {
        i += static_cast<int64_t>(gridDim.y) * kWarps) {
     const int64_t row = a.index != nullptr ? a.index[i] : i;
     const bool sums = a.to.lse == nullptr;
-    A weight[MergeArguments::kMost + 1];  // first its lse; the last is that of what was held before
+    A weight[MergeArguments::kMost + 1];  // at first lse; the last element is for what was held before
     A most = -INFINITY;
 #pragma unroll
     for (int p = 0; p < MergeArguments::kMost; ++p) {
@@ -75,11 +76,12 @@ __global__ void __launch_bounds__(kWarp* kWarps) merge_rows(MergeArguments a) {
     const bool held = a.before.values != nullptr;
     weight[kBefore] = !held ? -INFINITY : sums ? A(0) : *lse_at<const A>(a.before, b, h, row);
     most = max(most, weight[kBefore]);
-    if (nothing_new && a.before.values == a.to.values) continue;  // in place, and stays as it is
+    if (nothing_new && a.before.values == a.to.values) continue;  // merging in place: the row stays as it is
     A sum = 0;
 #pragma unroll
     for (int p = 0; p <= kBefore; ++p) {
-      // Where there was nothing before, or a part has no key, its values may be anything: they are not read. NaN stays.
+      // If nothing was held before, or a part has no key, the values may be anything and are not read. A NaN lse is
+      // kept.
       weight[p] = weight[p] == -INFINITY ? A(0) : sums ? A(1) : exp(weight[p] - most);
       sum += weight[p];
     }
@@ -117,7 +119,7 @@ __global__ void __launch_bounds__(kWarp* kWarps) merge_rows(MergeArguments a) {
 template <typename A, typename P, typename O>
 cudaError_t launch(const MergeArguments& a, cudaStream_t stream) {
   if (a.rows == 0 || a.dim == 0 || a.heads == 0 || a.batch == 0) return cudaSuccess;
-  constexpr int64_t kMostBlocks = 65535;  // in the second and third dimension of a grid
+  constexpr int64_t kMostBlocks = 65535;  // the limit of the second and third dimension of a grid
   if (a.batch > kMostBlocks || a.heads > INT32_MAX) return cudaErrorInvalidConfiguration;
   const int64_t blocks = std::min<int64_t>((a.rows + kWarps - 1) / kWarps, kMostBlocks);
   const dim3 grid(static_cast<unsigned>(a.heads), static_cast<unsigned>(blocks), static_cast<unsigned>(a.batch));

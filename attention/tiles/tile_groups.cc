@@ -18,7 +18,7 @@ bool meet(const Span& a, const Span& b) {
 
 std::vector<TileGroup> group_tiles(std::span<const Tile> tiles, int64_t most_keys) {
   std::vector<TileGroup> groups;
-  std::map<std::array<int64_t, 9>, size_t> latest;  // the last group of these queries
+  std::map<std::array<int64_t, 9>, size_t> latest;  // the last group for each set of queries
   for (const Tile& tile : tiles) {
     if (tile.query_rows.empty() || tile.batch.empty() || tile.heads.empty()) continue;
     const Span &r = tile.query_rows, &h = tile.heads, &b = tile.batch;

@@ -1,6 +1,6 @@
-// Which tiles are computed together: those with the same query rows, whose keys then are one softmax over pieces of
-// storage. What kernels for gathered keys do before they compute. No tensors here. Used by the cpu kernel, cpu_flash/
-// and composition/.
+// Groups tiles with the same query rows, so that a kernel computes one softmax over all their keys, which lie in
+// several pieces of storage. Works without tensors. Used by the cpu kernel, attention/cpu_flash and
+// attention/composition. The functions are thread safe.
 #pragma once
 
 #include <cstdint>
@@ -14,17 +14,17 @@ namespace annulus {
 // Tiles of the same batch rows, query heads and query rows.
 struct TileGroup {
   std::vector<Tile> tiles;
-  int64_t keys = 0;  // of all of them
+  int64_t keys = 0;  // the number of keys of all tiles
 };
 
-// In the order of the groups' first tiles. No group has more than `most_keys` keys: longer ones are cut, and follow one
-// another. Tiles without queries or keys are left out.
+// Groups the tiles; groups are in the order of their first tiles. No group has more than `most_keys` keys: longer ones
+// are cut into several. Tiles without queries or keys are left out.
 std::vector<TileGroup> group_tiles(std::span<const Tile> tiles, int64_t most_keys);
 
-// Some query row of some head of some batch row is in both.
+// Whether some query row of some head and batch row is in both groups.
 bool share_queries(const TileGroup& a, const TileGroup& b);
 
-// Keys, as indices into `keys`, that some of `queries` sees; one interval, since both ends grow with the position.
+// The keys, as indices into `keys`, between the first and the last that some of `queries` sees within the band.
 Span keys_seen(const Span& queries, const Span& keys, const Band& band);
 
 }  // namespace annulus

@@ -37,7 +37,7 @@ std::vector<HeadGroup> head_groups(const Span& heads, int64_t group) {
   if (heads.stride == 1 && heads.begin % group == 0 && heads.count % group == 0) {
     return {{heads, Span::range(heads.begin / group, (heads.begin + heads.count) / group)}};
   }
-  std::vector<HeadGroup> groups;  // neighbours that read the same kv head stay together
+  std::vector<HeadGroup> groups;  // neighbouring heads that read the same kv head stay together
   for (int64_t i = 0; i < heads.count;) {
     const int64_t kv = heads.at(i) / group;
     int64_t n = 1;
