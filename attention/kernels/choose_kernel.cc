@@ -105,7 +105,7 @@ KernelChoice choose_gpu_kernel(KernelKind asked, const GpuAbilities& gpu, at::Sc
     }
     // cuDNN 9.19 claims to take head sizes up to 256 on Hopper, but later versions of LibTorch no longer rely on that.
     const int64_t most = kind == KernelKind::kCudnn ? 128 : 256;
-    return size > most ? "it takes head sizes to " + std::to_string(most) + " here" : "";
+    return size > most ? "it takes head sizes up to " + std::to_string(most) + " here" : "";
   };
   const std::string inputs = std::string(c10::toString(type)) + ", head size " + std::to_string(head_dim) + ", on " +
                              gpu.name + (dropout ? "; dropout falls back to dense blocks" : "");

@@ -86,13 +86,13 @@ std::vector<DetectedKernel> look() {
   };
   const std::string of_torch = "operator of LibTorch";
   return {
-      on_gpu("FlashAttention 3", "bf16, fp16; head sizes to 256; Hopper GPUs", gpu.flash3_obstacle.empty(),
+      on_gpu("FlashAttention 3", "bf16, fp16; head sizes up to 256; Hopper GPUs", gpu.flash3_obstacle.empty(),
              "operators flash_attn_3::fwd and bwd", gpu.flash3_obstacle),
-      on_gpu("cuDNN", "bf16, fp16; head sizes to 128", gpu.cudnn > 0,
+      on_gpu("cuDNN", "bf16, fp16; head sizes up to 128", gpu.cudnn > 0,
              of_torch + ", cuDNN " + std::to_string(gpu.cudnn / 10000) + "." + std::to_string(gpu.cudnn / 100 % 100) +
                  "." + std::to_string(gpu.cudnn % 100),
              "LibTorch is built without cuDNN"),
-      on_gpu("FlashAttention 2", "bf16, fp16; head sizes to 256; windows", gpu.flash2, of_torch,
+      on_gpu("FlashAttention 2", "bf16, fp16; head sizes up to 256; windows", gpu.flash2, of_torch,
              "LibTorch is built without FlashAttention"),
       on_gpu("efficient", "fp32, fp16, bf16; any head size; with dropout in dense blocks", true, of_torch, ""),
       {"CPU", "fp32, fp64, bf16 and fp16 in fp32; any head size; with dropout", true,

@@ -1,4 +1,4 @@
-// See checks.h; also the public validate() of shapes and of patterns against shapes.
+// See checks.h. This file also has the public validate() of shapes and of patterns for shapes (pattern.h).
 #include "attention/pattern/checks.h"
 
 #include <algorithm>

@@ -143,7 +143,7 @@ class Ring : Maker {
     compute_into(own, rank(), kOwnKVBuffer, kOwnGradBuffer);
     if (const int last = last_visit(rank(), d); last > 0) {
       const int part = add_buffer(BufferKind::kGrad, needed(rank(), d, 1, P));
-      Step& home = step_of(last + 1);  // never later than `own` where d = -1
+      Step& home = step_of(last + 1);  // if d = -1, this is not after `own`
       receive(home, visitor(rank(), d, last), part);
       (d > 0 ? home : own).adds.push_back({kOwnGradBuffer, part});
     }
