@@ -1,4 +1,4 @@
-// See rectangles.h.
+// Cuts tiles into rectangles and triangles; see rectangles.h.
 #include "attention/composition/rectangles.h"
 
 #include <algorithm>

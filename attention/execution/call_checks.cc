@@ -1,4 +1,4 @@
-// See call_checks.h.
+// Checks a call before anything is sent; see call_checks.h.
 #include "attention/execution/call_checks.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// See gather_positions.h.
+// Gathers a distributed tensor on rank 0; see gather_positions.h.
 #include "attention/execution/gather_positions.h"
 
 #include <ATen/ops/empty.h>

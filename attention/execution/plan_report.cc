@@ -1,4 +1,4 @@
-// See plan_report.h.
+// Makes the report of a plan; see plan_report.h.
 #include "attention/execution/plan_report.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// See prove.h.
+// Exchanges and compares the ranks' proofs; see prove.h.
 #include "attention/execution/prove.h"
 
 #include <ATen/ops/empty.h>

@@ -1,4 +1,4 @@
-// See travelling_blocks.h.
+// Allocates, copies and frees blocks; see travelling_blocks.h.
 #include "attention/execution/travelling_blocks.h"
 
 #include <ATen/TensorOperators.h>

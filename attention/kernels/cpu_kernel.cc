@@ -1,10 +1,10 @@
-// The cpu kernel: flash attention on CPUs (flash.h) for LibTorch's tensors. choose_kernel.cc makes it. This file cuts a
-// step's tiles into blocks of query rows and distributes these to threads. bf16 and fp16 are widened to fp32 when they
-// are packed, and computed in fp32.
+// The cpu kernel: flash attention on CPUs (attention/cpu_flash) for LibTorch's tensors. choose_kernel.cc makes it. This
+// file cuts a step's tiles into blocks of query rows and distributes these to threads. bf16 and fp16 are widened to
+// fp32 when they are packed, and computed in fp32.
 //
-// Tiles with the same query rows are computed together (tile_groups.h), so the cost follows the number of pairs,
-// however scattered the keys are. If keys or values are not finite, tiles with a band are computed densely in small
-// blocks (dense_tiles.h), because a hidden infinity times a probability of 0 would give NaN.
+// Tiles with the same query rows are computed together (attention/tiles/tile_groups.h), so the cost follows the number
+// of pairs, however scattered the keys are. If keys or values are not finite, tiles with a band are computed densely in
+// small blocks (attention/tiles/dense_tiles.h), because a hidden infinity times a probability of 0 would give NaN.
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/full.h>

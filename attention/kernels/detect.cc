@@ -1,4 +1,4 @@
-// See detect.h.
+// Looks for GPUs and the libraries for them; see detect.h.
 #include "attention/kernels/detect.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -30,8 +30,8 @@ bool has_gpu_operator(const char* name) {
 }
 
 // Why FlashAttention 3 cannot be called, or empty if its operators are there with the arguments that
-// library_operators.cc passes. The package registers its operators when its library is loaded. Python programs load it
-// themselves; for other programs ANNULUS_FLASH3 names the file (flash_attn_3/_C.abi3.so).
+// attention/operators/library_operators.cc passes. The package registers its operators when its library is loaded.
+// Python programs load it themselves; for other programs ANNULUS_FLASH3 names the file (flash_attn_3/_C.abi3.so).
 std::string flash3_obstacle() {
   const char* const path = std::getenv("ANNULUS_FLASH3");
   if (path != nullptr && *path != '\0' && dlopen(path, RTLD_LAZY | RTLD_GLOBAL) == nullptr) {

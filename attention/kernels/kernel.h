@@ -36,8 +36,8 @@ struct CallSize {
 };
 
 // The kernel state of one call: running out and lse of this rank's queries, or the gradients that are being
-// accumulated. q, out and their gradients are [B, rows, heads, D] as in attention.h. Not thread safe; each call has its
-// own object.
+// accumulated. q, out and their gradients are [B, rows, heads, D] as in attention/execution/attention.h. Not thread
+// safe; each call has its own object.
 class Kernel {
  public:
   virtual ~Kernel() = default;

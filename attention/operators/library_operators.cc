@@ -172,7 +172,7 @@ class Flash2 : public AttentionOperator {
 };
 
 // New versions of the package add arguments to its schemas, so arguments are passed by name and the others keep their
-// defaults. detect.cc has checked that these names exist.
+// defaults. attention/kernels/detect.cc has checked that these names exist.
 class Flash3 : public AttentionOperator {
  public:
   bool any_band() const override { return true; }

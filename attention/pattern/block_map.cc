@@ -1,4 +1,4 @@
-// See block_map.h.
+// Measures, hashes and converts block maps; see block_map.h.
 #include "attention/pattern/block_map.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// See restrict.h.
+// Restricts slices to past keys and to documents; see restrict.h.
 #include "attention/pattern/restrict.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// See span.h.
+// Clips, intersects and prints spans; see span.h.
 #include "attention/pattern/span.h"
 
 #include <numeric>

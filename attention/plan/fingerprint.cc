@@ -1,4 +1,4 @@
-// See fingerprint.h.
+// Computes fingerprints of tiles and slices; see fingerprint.h.
 #include "attention/plan/fingerprint.h"
 
 #include <algorithm>

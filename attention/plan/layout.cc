@@ -1,4 +1,4 @@
-// See layout.h.
+// Makes layouts; see layout.h.
 #include "attention/plan/layout.h"
 
 #include "common/error.h"

@@ -1,4 +1,4 @@
-// See needs.h.
+// Finds which rows ranks need of each other; see needs.h.
 #include "attention/plan/needs.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// See plan.h.
+// Checks requests, chooses schedules and makes programs; see plan.h.
 #include "attention/plan/plan.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// See proofs.h.
+// Makes and caches ranks' proofs; see proofs.h.
 #include "attention/plan/proofs.h"
 
 #include <string>

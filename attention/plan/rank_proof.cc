@@ -1,4 +1,4 @@
-// See rank_proof.h.
+// Follows one rank's program step by step and checks it; see rank_proof.h.
 #include "attention/plan/rank_proof.h"
 
 #include <algorithm>

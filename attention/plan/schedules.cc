@@ -1,4 +1,4 @@
-// See schedules.h.
+// The schedules ring, all-gather and group-cast; see schedules.h.
 #include "attention/plan/schedules.h"
 
 #include <span>

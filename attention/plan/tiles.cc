@@ -1,4 +1,4 @@
-// See tiles.h.
+// Cuts a pattern into tiles; see tiles.h.
 #include "attention/plan/tiles.h"
 
 #include <algorithm>

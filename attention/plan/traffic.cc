@@ -1,4 +1,4 @@
-// See traffic.h.
+// Computes what a plan sends and holds; see traffic.h.
 #include "attention/plan/traffic.h"
 
 #include <array>

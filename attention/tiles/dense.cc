@@ -1,4 +1,4 @@
-// See dense.h.
+// Dense attention with LibTorch's operators; see dense.h.
 #include "attention/tiles/dense.h"
 
 #include <ATen/TensorOperators.h>

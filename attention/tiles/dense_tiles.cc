@@ -1,4 +1,4 @@
-// See dense_tiles.h.
+// Computes tiles block by block; see dense_tiles.h.
 #include "attention/tiles/dense_tiles.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// See dropout.h.
+// Makes dropout's keys and factors; see dropout.h.
 #include "attention/tiles/dropout.h"
 
 #include <ATen/Parallel.h>

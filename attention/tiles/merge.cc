@@ -1,4 +1,4 @@
-// See merge.h.
+// Merges parts on CPUs, and passes tensors on GPUs to merge_cuda.cc; see merge.h.
 #include "attention/tiles/merge.h"
 
 #include <ATen/Parallel.h>

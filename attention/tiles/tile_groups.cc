@@ -1,4 +1,4 @@
-// See tile_groups.h.
+// Groups tiles by their queries; see tile_groups.h.
 #include "attention/tiles/tile_groups.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// See tile_views.h.
+// Makes views of tensors for tiles; see tile_views.h.
 #include "attention/tiles/tile_views.h"
 
 #include <ATen/TensorOperators.h>
