@@ -31,14 +31,14 @@ Outcomes outcomes(Communicator& comm, OpLabel label, const std::function<void()>
     std::optional<Error> error;
     if (!report.empty()) {
       error = Error::from_wire(report).value_or(
-          Error(ErrorKind::kComm, "comm", std::string(label.operation) + " failed, with a report that cannot be read"));
+          Error(ErrorKind::kComm, "comm", std::string(label.operation) + " failed with a report that cannot be read"));
     }
     all.push_back(std::move(error));
   }
   return all;
 }
 
-// The ranks that failed with the same words.
+// The ranks that failed with the same message.
 struct Group {
   const Error* error;
   std::vector<int> ranks;
@@ -61,7 +61,7 @@ std::optional<Error> one_error(const Communicator& comm, const Outcomes& all, bo
   const Error& first = *groups.front().error;
   if (only_first || groups.front().ranks.size() == all.size()) return first;
 
-  constexpr size_t kMostGroups = 8;  // of whom the words are shown; the others are named only
+  constexpr size_t kMostGroups = 8;  // their messages are shown; the ranks of other groups are only named
   std::string message;
   std::vector<int> others;
   for (size_t i = 0; i < groups.size(); ++i) {
@@ -74,7 +74,7 @@ std::optional<Error> one_error(const Communicator& comm, const Outcomes& all, bo
     if (error->room() != first.room()) message += "[" + std::string(error->room()) + "] ";
     message += error->message();
   }
-  if (!others.empty()) message += "; with other words also on " + comm_internal::describe_ranks(comm, others);
+  if (!others.empty()) message += "; with other messages also on " + comm_internal::describe_ranks(comm, others);
   return Error(first.kind(), first.room(), message);
 }
 
@@ -82,18 +82,19 @@ std::optional<Error> one_error(const Communicator& comm, const Outcomes& all, bo
 
 namespace {
 
-// LibTorch has a type of its own for a GPU that is full; where the host is, or a size that nothing could hold, it
-// raises its general error. "out of memory" for those, with the bytes that were asked for where it says them.
+// LibTorch has its own exception type for a GPU that is out of memory. When the host is out of memory, or when a size
+// overflows, it raises its general error. For these two this returns "out of memory", with the number of bytes that
+// were asked for if LibTorch's message has it.
 std::optional<std::string> out_of_memory(const std::string& text) {
   constexpr std::string_view kTried = "tried to allocate ";
   const auto holds = [&](const char* part) { return text.find(part) != std::string::npos; };
   if (holds("can't allocate memory") || holds("not enough memory")) {
     const size_t at = text.find(kTried);
     const double bytes = at == std::string::npos ? 0 : std::strtod(text.c_str() + at + kTried.size(), nullptr);
-    return "out of memory" + (bytes > 0 ? ": " + bytes_text(bytes) + " more cannot be had" : "");
+    return "out of memory" + (bytes > 0 ? ": " + bytes_text(bytes) + " more cannot be allocated" : "");
   }
   if (holds("Storage size calculation overflowed"))
-    return "out of memory: no machine could hold a tensor that was asked for";
+    return "out of memory: the size of a tensor that was asked for overflows 64 bits";
   return std::nullopt;
 }
 
@@ -111,7 +112,7 @@ Error error_in_flight(std::string_view doing) {
     return error;
   } catch (const std::bad_alloc&) {
     return {ErrorKind::kResource, "memory", before + "out of memory"};
-  } catch (const std::length_error&) {  // a container's, of a size that nothing could hold
+  } catch (const std::length_error&) {  // a container was asked for more than its max_size()
     return {ErrorKind::kResource, "memory", before + "out of memory"};
   } catch (const c10::OutOfMemoryError& error) {
     return {ErrorKind::kResource, "memory", before + first_line(error)};

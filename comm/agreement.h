@@ -1,6 +1,8 @@
-// Doing something on every rank that may fail on some: all go on, or all fail with one error that names every rank that
-// failed and what each of them said. And comparing what all ranks must mean alike. Used wherever ranks must not part
-// ways: bootstrap, devices, files, plans, calls of attention.
+// Runs on every rank what may fail on some of them: either all ranks continue, or all raise one error that names every
+// rank that failed and what each of them reported. Also compares values that must be the same on all ranks. Used where
+// ranks must take the same decision: bootstrap, devices, files, plans, calls of attention.
+//
+// Thread safety: as for the communicator, which one thread uses at a time.
 #pragma once
 
 #include <array>
@@ -16,45 +18,46 @@
 
 namespace annulus {
 
-// Runs `action` on every rank (with `only_first`: on rank 0). When it raises anywhere, every rank raises an Error of
-// the kind and room of the lowest failing rank. Its message names the failing ranks, in groups of those that said the
-// same, but for a rank that failed alone, which raises its own error, and for what all ranks (or rank 0 for all) say
-// alike. Collective.
+// Runs `action` on every rank (with `only_first`: on rank 0 alone). If it raises on any rank, every rank raises an
+// Error of the kind and room of the lowest failing rank. Its message names the failing ranks, those with the same
+// message together: "on ranks 0,2: the disk is full; on rank 3: ...". No ranks are named if all ranks (or rank 0 for
+// all) failed with the same message, and a rank that failed alone raises its own error. Collective.
 void together(Communicator& comm, OpLabel label, const std::function<void()>& action, bool only_first = false);
 
-// As together, but the error is returned instead of raised, and is the same text on every rank.
+// Like together(), but returns the error instead of raising it, with the same text on every rank.
 std::optional<Error> failure_of_any(Communicator& comm, OpLabel label, const std::function<void()>& action,
                                     bool only_first = false);
 
-// The text that rank 0 has made. Fails as `together` does. Collective.
+// Returns on every rank the text that `make` returns on rank 0. Raises as together() does. Collective.
 std::string from_first(Communicator& comm, OpLabel label, const std::function<std::string()>& make);
 
-// What all ranks say alike.
+// A named value that must be the same on all ranks.
 struct Field {
   std::string name;
   std::string value;
 };
 
-// Raises Error(kMismatch) on every rank, naming which ranks differ in which field, when the values of a field are not
-// the same on all ranks. One small collective when they are.
+// Raises Error(kMismatch) on every rank, naming the ranks and the fields that differ, if the value of a field is not
+// the same on all ranks. If they all are, this is one small collective.
 void require_agreement(Communicator& comm, const std::vector<Field>& fields, OpLabel label);
 
-// What a rank brings to a call that all ranks are about to make.
+// What one rank contributes to a call that all ranks are about to make.
 struct Terms {
   std::vector<Field> alike;  // must be the same on every rank
   using Numbers = std::array<int64_t, 3>;
-  Numbers numbers{};  // its own; what they mean is for the caller to say
+  Numbers numbers{};  // this rank's own; the caller defines their meaning
 };
 
-// Before every call of attention: runs `find` on every rank, and returns the numbers of all ranks in rank order. Where
-// `find` raises on any, all raise what failure_of_any returns; where the terms are not alike, what require_agreement
-// raises. One collective of 48 bytes a rank when all is well; on one rank none, and what `find` raises passes
-// unchanged.
+// Used before every call of attention: runs `find` on every rank and returns the numbers of all ranks, in rank order.
+// If `find` raises on any rank, all ranks raise what failure_of_any() returns; if the fields differ, they raise what
+// require_agreement() raises. Without an error this is one collective of 48 bytes per rank. On a single rank there is
+// no collective, and what `find` raises passes through unchanged.
 std::vector<Terms::Numbers> agree_together(Communicator& comm, OpLabel label, const std::function<Terms()>& find);
 
-// To be called in a catch block: what is being handled, as an Error. An Error is itself; running out of memory is
-// kResource, anything else kInternal, and both say what was being done ("" where that goes without saying). LibTorch's
-// messages lose the stack that they end with.
+// Returns the exception that is being handled as an Error; call it in a catch block. An Error is returned as it is,
+// running out of memory becomes kResource, and everything else becomes kInternal. The message of the last two begins
+// with `doing`, what was being done, unless that is empty. The stack trace at the end of LibTorch's messages is cut
+// off.
 Error error_in_flight(std::string_view doing);
 
 }  // namespace annulus

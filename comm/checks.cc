@@ -9,7 +9,7 @@
 namespace annulus::comm_internal {
 namespace {
 
-// Where the texts begin to differ.
+// The first index at which the texts differ.
 size_t first_difference(const std::vector<std::string>& texts) {
   for (size_t i = 0;; ++i) {
     for (const std::string& text : texts) {
@@ -18,7 +18,7 @@ size_t first_difference(const std::vector<std::string>& texts) {
   }
 }
 
-// A long text is cut to what begins shortly before `from`.
+// Cuts a long text to a part that begins shortly before `from`.
 std::string excerpt(const std::string& text, size_t from) {
   constexpr size_t kMost = 160, kBefore = 40;
   if (text.size() <= kMost) return text;
@@ -111,7 +111,8 @@ void check_tensor(const at::Tensor& tensor, at::Device device, std::string_view 
            "; move it or use the backend of its device");
   }
   if (device.has_index() && tensor.device() != device) {
-    refuse("is on " + tensor.device().str() + ", but this rank communicates from " + device.str());
+    refuse("is on " + tensor.device().str() + ": move it to the device that this rank communicates from, " +
+           device.str());
   }
   if (!tensor.is_contiguous()) {
     refuse("of shape " + list_text(tensor.sizes()) + " is not contiguous: pass tensor.contiguous()");
@@ -126,7 +127,7 @@ void check_messages(const std::vector<Message>& sends, const std::vector<Message
     if (message.peer < 0 || message.peer >= size) {
       throw Error(ErrorKind::kPlan, "comm",
                   where(label) + ": the " + role + " names peer " + std::to_string(message.peer) +
-                      ": expected a rank from 0 to " + std::to_string(size - 1));
+                      ": expected a rank of this communicator, from 0 to " + std::to_string(size - 1));
     }
   };
   for (const Message& message : sends) check(message, "send buffer");
@@ -140,7 +141,7 @@ void check_reducible(const at::Tensor& tensor, std::string_view backend, bool bf
   throw Error(ErrorKind::kPlan, "comm",
               where(label) + ": cannot reduce " + dtype_name(dtype) + " (backend " + std::string(backend) +
                   "): this reduction takes fp32, fp64" + (bf16 ? ", bf16" : "") +
-                  " and int64, so that sums are exact to the accumulator; convert first");
+                  " and int64; convert the tensor first");
 }
 
 void check_gather_shapes(const at::Tensor& big, const char* big_role, const at::Tensor& small, const char* small_role,
@@ -149,9 +150,9 @@ void check_gather_shapes(const at::Tensor& big, const char* big_role, const at::
   expected.insert(expected.end(), small.sizes().begin(), small.sizes().end());
   if (big.sizes() == at::IntArrayRef(expected) && big.scalar_type() == small.scalar_type()) return;
   throw Error(ErrorKind::kPlan, "comm",
-              where(label) + ": " + big_role + " is " + dtype_name(big.scalar_type()) + " " + list_text(big.sizes()) +
-                  ", expected " + dtype_name(small.scalar_type()) + " " + list_text(expected) + ": [ranks, ..." +
-                  small_role + "]");
+              where(label) + ": the " + big_role + " is " + dtype_name(big.scalar_type()) + " " +
+                  list_text(big.sizes()) + ", expected " + dtype_name(small.scalar_type()) + " " +
+                  list_text(expected) + ": [ranks, ..." + small_role + ".shape]");
 }
 
 void check_overlap(const at::Tensor& big, const char* big_role, const at::Tensor& small, const char* small_role,
@@ -162,8 +163,9 @@ void check_overlap(const at::Tensor& big, const char* big_role, const at::Tensor
   if (piece + small.nbytes() <= from || from + big.nbytes() <= piece) return;
   if (piece == from + static_cast<size_t>(rank) * small.nbytes()) return;
   throw Error(ErrorKind::kPlan, "comm",
-              where(label) + ": " + small_role + " and " + big_role + " share memory, and " + small_role + " is not " +
-                  big_role + "[" + std::to_string(rank) + "], this rank's part: use that or memory of its own");
+              where(label) + ": the " + small_role + " and the " + big_role + " share memory, and the " + small_role +
+                  " is not " + big_role + "[" + std::to_string(rank) +
+                  "], this rank's part: use that part or separate memory");
 }
 
 void check_root(int root, int size, OpLabel label) {

@@ -1,4 +1,5 @@
-// Which tensors and ranks every backend accepts, and the wording of errors. Internal to comm/.
+// Checks of the tensors and ranks given to any backend, and the wording of errors. Internal to comm/. Thread safety:
+// functions without state.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,9 +14,10 @@ namespace annulus::comm_internal {
 
 // "attention forward, hop 2"
 std::string where(OpLabel label);
-// "rank 3", "ranks 0-2", "ranks 0,2-4". Ascending input.
+// "rank 3", "ranks 0-2", "ranks 0,2-4". The ranks must be in ascending order.
 std::string describe_ranks(const std::vector<int>& ranks);
-// The same of ranks of a communicator, by their numbers in the job: "ranks 1,3 of the job" where these are others.
+// The same for ranks of a communicator, by their numbers in the job: "ranks 1,3 of the job" if the communicator numbers
+// its ranks differently.
 std::string describe_ranks(const Communicator& comm, std::vector<int> ranks);
 // "rank 1 is stopped (SIGSTOP or a debugger; host vm)"
 std::string describe_stopped(const std::vector<int>& ranks, const std::string& host);
@@ -27,30 +29,30 @@ std::string describe_seconds(double seconds);
 [[noreturn]] void throw_comm(OpLabel label, const std::string& message);
 [[noreturn]] void throw_mismatch(OpLabel label, const std::string& message);
 
-// Raised by an operation of a communicator that was dead before it, or that died of another rank's failure: its cause
-// has been raised elsewhere and says more.
+// Raised by an operation if the communicator was already dead or died because another rank failed. The cause has been
+// raised elsewhere, with more details.
 class DeadCommunicator final : public Error {
  public:
   DeadCommunicator(OpLabel label, const std::string& message);
 };
 
-// Refuse (Error(kPlan)) what a backend cannot carry: undefined, wrong device (an index counts where `device` has one),
-// not contiguous, no such peer.
+// These raise Error(kPlan) for what a backend cannot carry: a tensor that is undefined, not dense, on another device
+// (the index counts if `device` has one), not contiguous, or a lazily negated or conjugated view; a peer out of range.
 void check_tensor(const at::Tensor& tensor, at::Device device, std::string_view backend, const char* role,
                   OpLabel label);
 void check_messages(const std::vector<Message>& sends, const std::vector<Message>& receives, int size,
                     at::Device device, std::string_view backend, OpLabel label);
-// fp32, fp64 and int64 only, and bf16 where it is said.
+// Allows fp32, fp64 and int64, and with `bf16` also bf16.
 void check_reducible(const at::Tensor& tensor, std::string_view backend, bool bf16, OpLabel label);
-// out is [size, ...in]; roles are named in the error.
+// Requires that big has the shape [size, ...small.shape] and the dtype of small. The error names both by their roles.
 void check_gather_shapes(const at::Tensor& big, const char* big_role, const at::Tensor& small, const char* small_role,
                          int size, OpLabel label);
-// small shares no memory with big, or is big[rank].
+// Requires that small either shares no memory with big or is big[rank].
 void check_overlap(const at::Tensor& big, const char* big_role, const at::Tensor& small, const char* small_role,
                    int rank, OpLabel label);
 void check_root(int root, int size, OpLabel label);
 
-// "is A on ranks 0-2, B on rank 3": values in rank order, long ones cut to where they differ.
+// "is A on ranks 0-2, B on rank 3". `values` are in rank order; long ones are cut to the part where they differ.
 std::string describe_difference(const Communicator& comm, const std::vector<std::string>& values);
 
 }  // namespace annulus::comm_internal

@@ -1,15 +1,16 @@
-// Communicator: how ranks exchange tensors. The executor, the trainer and bootstrap call it; backends live in
-// comm/threads (many ranks in one process), comm/mpi (CPU tensors, one process a rank) and comm/nccl (CUDA tensors).
+// Communicator: how ranks exchange tensors. The attention executor, the trainer and bootstrap call it. The backends are
+// in comm/threads (many ranks in one process), comm/mpi (CPU tensors, one process per rank), comm/nccl (CUDA tensors;
+// no hardware has run it) and comm/c10d (the process groups of a PyTorch program).
 //
-// Contract, the same for every backend:
+// The contract is the same for every backend:
 // - Every rank of a communicator calls the same operations in the same order.
-// - Every wait has a deadline (`timeout`). What fails raises Error(kComm) naming operation and peer. After that
+// - Every wait has a deadline (`timeout`). A failure raises Error(kComm) naming the operation and the peer. After that
 //   the communicator is dead: every later call raises at once, and buffers handed to it are neither freed nor reused.
-// - What all ranks can see to be wrong together (shape, dtype, operation of a collective) raises Error(kMismatch) on
-//   every rank, naming the ranks that differ and in what. Nothing hangs.
-// - Tensors must be contiguous and on a device and of a dtype that the backend supports; anything else is refused with
+// - If the ranks of a collective differ in its operation, shape or dtype, Error(kMismatch) is raised on every rank; it
+//   names the ranks that differ and what differs. Nothing hangs.
+// - Tensors must be contiguous, and on a device and of a dtype that the backend supports; anything else is refused with
 //   Error(kPlan) before anything is sent.
-// - Thread safety: a communicator belongs to one thread at a time; so do its Works.
+// - Thread safety: a communicator and its Works are used by one thread at a time.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -31,61 +32,65 @@ using Seconds = std::chrono::duration<double>;
 
 enum class ReduceOp { kSum, kMax, kMin };
 
-// One tensor to or from one peer. A zero-element tensor is allowed and moves nothing. A rank may exchange with itself.
+// One tensor sent to or received from one peer. A tensor without elements is allowed and moves nothing. A rank may
+// exchange messages with itself.
 // Messages of one exchange between the same two ranks match in the order in which both sides list them.
 struct Message {
   at::Tensor tensor;
   int peer = 0;
 };
 
-// Where an operation stands in the program, for error messages: "attention forward, layer 3", hop 2.
+// Says for error messages which operation of the program this is: "attention forward, layer 3", hop 2.
 struct OpLabel {
   std::string_view operation;  // must outlive the operation: a literal or a member
-  int64_t number = 0;          // a call that has no number has 0
-  // What the number counts: "step" (of training), "hop" (of what travels), "batch". A literal.
+  int64_t number = 0;          // 0 for a call that has no number
+  // What the number counts: "step" (of training), "hop" (of keys and values around a ring), "batch". A literal.
   std::string_view counted = "call";
 };
 
-// Started transfers. Destroying a Work that was not waited for waits for it (and reports, without throwing, a failure);
-// while an exception unwinds the stack it is abandoned instead: the communicator is dead then, its peers find out by
-// their deadlines (at once on the threads backend). A Work may not outlive its communicator.
+// Transfers that have been started. The destructor of a Work that was not waited for waits for it, and reports a
+// failure without throwing. While an exception unwinds the stack, the destructor abandons the transfers instead: the
+// communicator is then dead, and its peers notice at their deadlines (at once on the threads backend). A Work must not
+// outlive its communicator.
 class Work {
  public:
   virtual ~Work() = default;
-  // Makes progress; true when the transfers are complete. Raises as the communicator does.
+  // Moves the transfers along without blocking, and returns true when they are complete. Raises the same errors as the
+  // communicator.
   virtual bool test() = 0;
-  // On a CPU: blocks until complete. On a GPU: orders the current compute stream after the transfers.
+  // On a CPU: blocks until the transfers are complete. On a GPU: orders the current compute stream after them.
   virtual void wait() = 0;
 };
 
-// Totals since construction: what metrics (the time waited) and tests read. Operations that raised are not counted.
+// Totals since construction. Metrics read the times, tests all of it. Operations that raised are not counted.
 struct CommStats {
-  // Exchanges: what this rank's messages hold. A message without elements is not counted.
+  // The messages of this rank's exchanges. A message without elements is not counted.
   int64_t messages_sent = 0;
   int64_t bytes_sent = 0;
   int64_t messages_received = 0;
   int64_t bytes_received = 0;
-  int64_t bytes_to_other_hosts = 0;  // of bytes_sent: to ranks of other hosts (Communicator::hosts)
-  // Collectives, barriers and splits included, and the sum of their sizes in bytes: of the tensor that is reduced or
-  // broadcast, of all ranks' inputs together for all_gather and reduce_scatter (nccl-tests counts so, too). What is
-  // begun is counted when it is found complete.
+  int64_t bytes_to_other_hosts = 0;  // the part of bytes_sent that went to ranks of other hosts (Communicator::hosts)
+  // The number of collectives, barriers and splits included, and the sum of their payloads in bytes. The payload is the
+  // tensor that is reduced or broadcast, and the larger tensor of an all_gather and a reduce_scatter (nccl-tests counts
+  // in the same way). A collective that was begun is counted when it is found to be complete.
   int64_t collectives = 0;
   int64_t collective_payload = 0;
-  // What an algorithm that is optimal in bytes makes each of N ranks send for these collectives, on average over the
-  // ranks: (N-1)/N of the payload of an all_gather, a reduce_scatter and a broadcast, twice that of an all_reduce. The
-  // CPU backends send exactly that for an all_gather and a reduce_scatter (but between hosts sums of bf16 travel in
-  // fp32); otherwise the algorithm is the library's affair, which MPI and NCCL do not tell.
+  // The bytes that each of N ranks sends for these collectives, on average over the ranks, with an algorithm that sends
+  // the fewest: (N-1)/N of the payload of an all_gather, a reduce_scatter or a broadcast, twice that for an all_reduce
+  // (with N = 4 and a payload of 1,000 bytes: 750, and 1,500).
+  // The CPU backends send exactly that for an all_gather and a reduce_scatter (except that between hosts sums of bf16
+  // travel in fp32). For other collectives MPI and NCCL choose the algorithm and do not say which.
   int64_t collective_bytes_sent = 0;
-  // What this rank sent to ranks of other hosts for all_gathers, reduce_scatters and all_reduces on a CPU; headers do
-  // not count. All ranks together: (H-1) times the payload over H hosts, twice that of an all_reduce, where the ranks
-  // of a host are neighbours (for sums of bf16 as many bytes as for fp32 where a host has several ranks). The threads
-  // backend, which sends nothing, counts what the others send.
+  // The bytes that this rank sent to ranks of other hosts for all_gathers, reduce_scatters and all_reduces on a CPU,
+  // without headers. If the ranks of each host are consecutive, all ranks together send (H-1) times the payload over H
+  // hosts, and twice that for an all_reduce; where a host has several ranks, sums of bf16 count as fp32. The threads
+  // backend, which sends nothing, counts what the other CPU backends would send.
   int64_t collective_bytes_to_other_hosts = 0;
-  // Exposed communication. On a CPU: the time that the host spent blocked, in Work::wait() and in blocking collectives.
-  // On a GPU: the time that the current stream stood still in Work::wait() or a collective, known once the device has
-  // got that far and progress() has looked; what hosts wait for each other is in host().stats().
+  // Exposed communication in seconds. On a CPU: the time for which the host was blocked in Work::wait() and in blocking
+  // collectives. On a GPU: the time for which the current stream was idle in Work::wait() or a collective; it is added
+  // by progress() once the device has reached that point. The time that hosts wait for each other is in host().stats().
   double wait_seconds = 0;
-  // Of these: by what was waited for. Barriers, splits and agreement alone are in the total only.
+  // Parts of wait_seconds, by kind of operation. Barriers, splits and agreement alone are in the total only.
   double exchange_wait_seconds = 0;
   double reduce_wait_seconds = 0;  // all_reduce, reduce_scatter
   double gather_wait_seconds = 0;  // all_gather, broadcast
@@ -97,70 +102,73 @@ struct CollectiveHeader;
 enum class Collective : int8_t;
 }  // namespace comm_internal
 
-// The public operations are the same for every backend: they check the arguments, raise what has struck the
-// communicator meanwhile, let the ranks of a collective agree on it, and count. A backend implements what is left, the
-// transfer, in the protected part.
+// The public operations are the same for every backend: they check the arguments, raise an error that has occurred in
+// the meantime, let the ranks of a collective agree on it, and count. A backend implements the transfer itself, in the
+// protected part.
 //
-// Held by std::shared_ptr wherever its life may end while somebody still needs it: what must keep it, like the autograd
-// node of attention until its backward, takes a share of its own with shared_from_this().
+// Ownership: code that needs the communicator after the call that it was passed to, such as the autograd node of
+// attention until its backward, keeps it alive with shared_from_this(); its owner then holds it by std::shared_ptr.
 class Communicator : public std::enable_shared_from_this<Communicator> {
  public:
   virtual ~Communicator() = default;
 
   int rank() const { return rank_; }
   int size() const { return size_; }
-  virtual std::string_view backend() const = 0;  // "threads", "mpi", "nccl"
+  virtual std::string_view backend() const = 0;  // "threads", "mpi", "nccl" or "c10d"
 
-  // The number of one of these ranks among all ranks of the job: what messages call it.
+  // The number that rank `rank` of this communicator has in the job. Error messages use it.
   virtual int in_job(int rank) const { return rank; }
 
-  // The communicator of the same ranks that carries CPU tensors: itself, except on a GPU. Agreement in words uses it.
+  // The communicator of the same ranks that carries CPU tensors: this one itself, except on a GPU. Texts and headers
+  // are exchanged through it.
   virtual Communicator& host() { return *this; }
 
-  // Which ranks share a host. All are on one until set_hosts() says otherwise (bootstrap and process groups do); those
-  // of a split are its ranks'.
+  // Which ranks share a host. All are on one host until set_hosts() is called (bootstrap and process groups do that). A
+  // split inherits the hosts of its ranks.
   const RankHosts& hosts() const { return hosts_; }
-  // of[r]: the host of rank r, under any number. The same on all ranks, before they communicate. Error(kPlan) where it
-  // has not one for each rank.
+  // of[r] is the host of rank r, under any number. Call it with the same `of` on all ranks, before they communicate.
+  // Raises Error(kPlan) if `of` does not have one entry for each rank.
   void set_hosts(const std::vector<int>& of);
 
   // Deadline of each operation, from its start to its end. Default: 300 s.
   Seconds timeout() const { return timeout_; }
   void set_timeout(Seconds timeout) { timeout_ = timeout; }
 
-  // One grouped, non-blocking exchange of messages. Not a collective: only the named peers take part.
-  // Send buffers must not change and receive buffers must not be read until the Work is complete. A received message
-  // whose size differs from the posted tensor is Error(kMismatch). Never null.
+  // Starts one grouped, non-blocking exchange of messages. It is not a collective: only the named peers take part.
+  // Send buffers must not change and receive buffers must not be read until the Work is complete. The Work raises
+  // Error(kMismatch) if a received message has another size or dtype than the posted tensor. Never null.
   std::unique_ptr<Work> exchange(const std::vector<Message>& sends, const std::vector<Message>& receives,
                                  OpLabel label);
 
-  // Collectives, in place where one tensor is given; blocking on a CPU. The order of additions depends only on size(),
-  // hosts() and the tensor's shape, so that equal inputs give equal bits. kSum on fp32, fp64, int64; kMax/kMin
-  // likewise. Once one has returned, its tensors may be overwritten (on a GPU: by what the current stream holds from
-  // then on). On one host the order of an all_reduce is the backend's; over several all CPU backends have that of
-  // reduce_scatter.
+  // Collectives. Those that take one tensor work in place. On a CPU they block. The order of additions depends only on
+  // size(), hosts() and the tensor's shape, so equal inputs give equal bits. all_reduce takes fp32, fp64 and int64 with
+  // each ReduceOp. Once a collective has returned, its tensors may be overwritten (on a GPU: by work that is put on the
+  // current stream from then on). On one host the backend chooses the order of an all_reduce; over several hosts all
+  // CPU backends use the order of reduce_scatter.
   void all_reduce(at::Tensor& tensor, ReduceOp op, OpLabel label);
-  // out: [size, ...in.shape], rank by rank. In place where `in` is out[rank()].
+  // out: [size, ...in.shape], out[r] is the input of rank r. In place if `in` is out[rank()].
   void all_gather(at::Tensor& out, const at::Tensor& in, OpLabel label);
-  // in: [size, ...out.shape]; out = sum over ranks of in[rank()]. In place where `out` is in[rank()]. Takes bf16, too.
-  // CPU backends add in the order of the ranks, 0 first, over several hosts inside each and then host by host
-  // (hosts.h), bf16 in fp32 and rounded once; NCCL rounds bf16 as it adds, and goes by trees and rings of its own.
+  // in: [size, ...out.shape]; out is the sum over all ranks of their in[rank()]. In place if `out` is in[rank()]. It
+  // takes bf16 as well. CPU backends add in the order of the ranks, rank 0 first; over several hosts they add inside
+  // each host first and then host by host (hosts.h). They add bf16 in fp32 and round once. NCCL rounds bf16 at each
+  // addition and uses trees and rings of its own.
   void reduce_scatter(at::Tensor& out, const at::Tensor& in, OpLabel label);
 
-  // Begin what these do, and return: the transfer moves along by progress() of any communicator of this rank and by
-  // waits (on a GPU: on a stream of the communicator's own). The tensors are kept; `in` must not change and `out` not
-  // be read until the Work is complete. Several may be under way at once, beside exchanges and blocking collectives;
-  // all ranks begin and call the collectives of a communicator in the same order. Nothing waits for the ranks to agree
-  // either: where they do not, Work::test() and wait() raise Error(kMismatch) on every rank (on a GPU, where the
-  // transfer is then aborted and the communicator dead: or the next operation does). The deadline runs from the begin
-  // (on a GPU: of the agreement; of the transfer from when the device gets to it). `label.operation` must outlive the
-  // Work. Never null.
+  // These begin the same operations and return. The transfer advances in progress() of any communicator of this rank
+  // and in waits (on a GPU: on a stream of the communicator). The Work keeps the tensors; `in` must not change and
+  // `out` must not be read until it is complete. Several may be under way at once, beside exchanges and blocking ones;
+  // all ranks begin and call the collectives of a communicator in the same order. The agreement of the ranks does not
+  // block either: if they differ, Work::test() and wait() raise Error(kMismatch) on every rank. (On a GPU the transfer
+  // is then aborted, the communicator is dead, and the next operation may be the one that raises.) The deadline runs
+  // from the call (on a GPU that of the agreement does; that of the transfer runs from when the device reaches it).
+  // `label.operation` must outlive the Work. Never null.
   std::unique_ptr<Work> begin_all_gather(const at::Tensor& out, const at::Tensor& in, OpLabel label);
   std::unique_ptr<Work> begin_reduce_scatter(const at::Tensor& out, const at::Tensor& in, OpLabel label);
-  // The order of a CPU backend's additions is that of reduce_scatter, on one host, too.
+  // CPU backends add in the order of reduce_scatter, on one host as well.
   std::unique_ptr<Work> begin_all_reduce(const at::Tensor& tensor, ReduceOp op, OpLabel label);
-  // The bytes of host memory that a reduce_scatter whose `in` has `payload` bytes takes besides its tensors, until it
-  // is complete; a begun all_reduce of as many bytes likewise. Of bf16 over several hosts it is less than twice that.
+  // The bytes of host memory that a reduce_scatter whose `in` has `payload` bytes takes besides its tensors until it is
+  // complete. A begun all_reduce of as many bytes takes the same. For bf16 over several hosts, where sums are fp32, the
+  // operation takes more, but less than twice that.
   virtual int64_t reduce_scatter_holds(int64_t payload) const {
     (void)payload;
     return 0;
@@ -169,63 +177,65 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void broadcast(at::Tensor& tensor, int root, OpLabel label);
   void barrier(OpLabel label);
 
-  // A communicator of the ranks with equal color, ordered by (key, rank). Collective. color < 0: joins none, returns
-  // null.
+  // Returns a communicator of the ranks that gave the same color, ordered by (key, rank). Collective. A rank with
+  // color < 0 joins none and gets null.
   std::unique_ptr<Communicator> split(int color, int key);
 
-  // Moves pending transfers along without blocking; cheap. The executor calls it between tiles of a few milliseconds.
+  // Moves pending transfers along without blocking. It is cheap: the executor calls it between pieces of work of a few
+  // milliseconds.
   virtual void progress() = 0;
 
   const CommStats& stats() const { return stats_; }
 
  protected:
-  // device: where tensors must lie; with an index, on that very device.
+  // device: the device on which tensors must be; one without an index stands for every device of its type.
   Communicator(int rank, int size, at::Device device) : rank_(rank), size_(size), device_(device), hosts_(size) {}
 
-  // ---- What a backend implements. The arguments have been checked. A transfer that is complete when the hook returns
-  // is null, any other a Work.
+  // ---- What a backend implements. The arguments have been checked. A start_ function returns null if the transfer is
+  // complete when it returns, and otherwise a Work.
 
   virtual std::unique_ptr<Work> start_exchange(const std::vector<Message>& sends, const std::vector<Message>& receives,
                                                OpLabel label) = 0;
-  // All ranks have agreed on the call (gather_headers), and there is something to move. A barrier is the agreement.
+  // All ranks have agreed on the call (gather_headers), and the tensor has elements. A barrier consists of the
+  // agreement alone.
   virtual std::unique_ptr<Work> start_all_reduce(at::Tensor& tensor, ReduceOp op, OpLabel label) = 0;
   virtual std::unique_ptr<Work> start_broadcast(at::Tensor& tensor, int root, OpLabel label) = 0;
-  // An all_gather, a reduce_scatter or an all_reduce, on which the ranks have not agreed: the Work compares their
-  // headers, too, and neither blocks. There may be nothing to move. Never null.
+  // Begins an all_gather, a reduce_scatter or an all_reduce on which the ranks have not agreed yet: the Work also
+  // compares their headers. Neither blocks. The tensors may have no elements. Never null.
   virtual std::unique_ptr<Work> begin(const comm_internal::Begun& call) = 0;
-  // Whether what is begun adds in the order that reduce_scatter() describes.
+  // Whether collectives that are begun add in the order that reduce_scatter() describes.
   virtual bool adds_in_rank_order() const { return true; }
-  // Without the timeout, which split() hands on.
+  // split() itself sets the timeout and the hosts of the result.
   virtual std::unique_ptr<Communicator> make_split(int color, int key, OpLabel label) = 0;
 
-  // What each rank is about to do, in rank order: returns when all have come, and raises Error(kComm) naming those that
-  // have not by the deadline. `brings` is this rank's input of the collective, undefined where it has none: ranks that
-  // share memory may hand it over with the header. By default the headers travel over host(), which then must be
-  // another communicator than this one.
+  // Returns the header of every rank, in rank order, once all ranks have called it; at the deadline it raises
+  // Error(kComm) naming those that have not. `brings` is this rank's input of the collective, undefined if it has none:
+  // ranks that share memory may pass it on with the header. By default the headers travel over host(), which must then
+  // be a communicator other than this one.
   virtual std::vector<comm_internal::CollectiveHeader> gather_headers(const comm_internal::CollectiveHeader& mine,
                                                                       const at::Tensor& brings, OpLabel label);
 
-  // Called at the start of every operation: raises what forbids it, and calls fail() when something has struck this
-  // communicator from outside since the last look.
+  // Called at the start of every operation. Raises an error if the operation is not possible, and calls fail() if this
+  // communicator has failed for an outside reason since the last call (a watching thread, another rank).
   virtual void look(OpLabel) {}
 
-  // ---- The dead state. The first reason stays.
+  // ---- The dead state. The first reason is kept.
 
-  // `told`: somebody raises it now. Otherwise the next operation raises it as it is, and all later ones that the
-  // communicator is dead.
+  // Makes this communicator dead. told: the caller raises the error now. Otherwise the next operation raises it as it
+  // is; all later ones raise that the communicator is dead.
   void fail(ErrorKind kind, const std::string& why, bool told);
   bool failed() const { return failed_; }
-  // Raises when this communicator is dead.
+  // Raises if this communicator is dead.
   void check_alive(OpLabel label);
 
-  // ---- The time waited, by what for.
+  // ---- The time waited, by kind of operation.
 
   enum class WaitFor { kOther, kExchange, kReduce, kGather };
   void add_wait(WaitFor what, Seconds time);
-  // What the blocking collective that is being carried out waits for.
+  // The kind of the blocking collective that is being carried out.
   WaitFor blocked_by() const { return blocked_by_; }
 
-  // Adds the time that it exists.
+  // Adds the time from its construction to its destruction.
   class Waiting {
    public:
     Waiting(Communicator& comm, WaitFor what) : comm_(comm), what_(what), start_(std::chrono::steady_clock::now()) {}
@@ -265,7 +275,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::string why_;
 };
 
-// Gathers one short text of every rank, in rank order; works at any length. Collective; bytes travel as uint8.
+// Gathers one text of every rank, of any length, in rank order. Collective, over host(). Raises as all_gather does.
 std::vector<std::string> all_gather_text(Communicator& comm, std::string_view text, OpLabel label);
 
 }  // namespace annulus

@@ -1,4 +1,4 @@
-// Agreement in words: which ranks differ in what. See agreement.h.
+// require_agreement() and agree_together(): which ranks differ in which fields. See agreement.h.
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -38,7 +38,8 @@ std::string serialize(const std::vector<Field>& fields) {
 
 constexpr const char* kAbsent = "absent";
 
-// "key = value" lines of a text such as TOML, by full key; other lines count as present.
+// The "key = value" lines of a text such as TOML as fields, named by section and key. Any other line is a field of its
+// own with the value "present".
 std::vector<Field> lines_of(const std::string& text) {
   std::vector<Field> out;
   std::string section;
@@ -68,7 +69,8 @@ std::vector<Field> lines_of(const std::string& text) {
   return out;
 }
 
-// One sentence per name whose values differ. by_rank: fields of each rank.
+// Returns one sentence for each name whose values differ. by_rank has the fields of each rank. With `expand`, values of
+// several lines are compared line by line.
 std::vector<std::string> differences(const Communicator& comm, const std::vector<std::vector<Field>>& by_rank,
                                      bool expand) {
   std::vector<std::string> names;  // in order of appearance
@@ -96,14 +98,14 @@ std::vector<std::string> differences(const Communicator& comm, const std::vector
     std::vector<std::vector<Field>> inner;
     for (const std::string& text : of_rank) inner.push_back(lines_of(text));
     const std::vector<std::string> found = differences(comm, inner, false);
-    // Texts that differ only in order or white space still differ.
+    // Texts that differ only in the order of lines or in white space still differ.
     if (found.empty()) out.push_back(name + " differs in the order or spacing of its lines");
     for (const std::string& sentence : found) out.push_back(name + ": " + sentence);
   }
   return out;
 }
 
-// Raises what `mine` differs in. Collective.
+// Gathers the fields of all ranks (`mine` is this rank's, serialized) and raises what they differ in. Collective.
 [[noreturn]] void raise_difference(Communicator& host, const std::string& mine, OpLabel label) {
   std::vector<std::vector<Field>> by_rank;
   for (const std::string& text : all_gather_text(host, mine, label)) {
@@ -126,7 +128,7 @@ std::vector<std::string> differences(const Communicator& comm, const std::vector
     }
     message += (i ? "; " : "") + sentences[i];
   }
-  if (sentences.empty()) message += "fields come in a different order";
+  if (sentences.empty()) message += "the order of the fields is not the same on all ranks";
   throw Error(ErrorKind::kMismatch, "comm", message);
 }
 

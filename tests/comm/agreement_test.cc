@@ -94,7 +94,7 @@ TEST(Together, NamesEveryRankWhereTooManySayDifferentThings) {
   };
   for (const std::string& said : messages(14, fail)) {
     EXPECT_TRUE(said.starts_with("3 [text] on rank 1: no file 1; on rank 2: no file 2; on rank 3")) << said;
-    EXPECT_TRUE(said.ends_with("; on rank 8: no file 8; with other words also on ranks 9-13")) << said;
+    EXPECT_TRUE(said.ends_with("; on rank 8: no file 8; with other messages also on ranks 9-13")) << said;
   }
 }
 
@@ -122,9 +122,9 @@ TEST(Together, AnyWayOfRunningOutOfMemoryIsAResource) {
     if (rank == 3) static_cast<void>(std::vector<int64_t>(size_t{1} << 58));
   };
   EXPECT_EQ(messages(5, fail)[4],
-            "8 [memory] on rank 0: reading files: out of memory: 1.2 EB more cannot be had; on rank 1: reading files: "
-            "out of memory: no machine could hold a tensor that was asked for; on ranks 2-3: reading files: out of "
-            "memory");
+            "8 [memory] on rank 0: reading files: out of memory: 1.2 EB more cannot be allocated; on rank 1: reading "
+            "files: out of memory: the size of a tensor that was asked for overflows 64 bits; on ranks 2-3: reading "
+            "files: out of memory");
 }
 
 TEST(Together, RankZeroSpeaksForAllWhereItActsForAll) {

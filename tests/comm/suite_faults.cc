@@ -41,7 +41,7 @@ TEST_P(CommSuite, RefusesWhatItCannotCarry) {
       at::Tensor all = at::zeros({comm.size(), 3}, options(dtype));
       refused({"cannot reduce"}, [&] { comm.reduce_scatter(narrow, all, {"x", 0}); });
     }
-    refused({"[ranks, ...input]"}, [&] { comm.all_gather(good, good, {"x", 0}); });
+    refused({"[ranks, ...input.shape]"}, [&] { comm.all_gather(good, good, {"x", 0}); });
     at::Tensor wide = at::zeros({comm.size(), 4, 6}, options(at::kDouble));
     refused({"fp64", "fp32"}, [&] { comm.all_gather(wide, good, {"x", 0}); });
     refused({"input is"}, [&] { comm.reduce_scatter(good, good, {"x", 0}); });
