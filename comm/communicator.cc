@@ -1,4 +1,5 @@
-// What every backend does alike around a transfer: see communicator.h.
+// The part of Communicator that is the same for every backend: arguments, agreement, the dead state, statistics. See
+// communicator.h.
 #include "comm/communicator.h"
 
 #include <ATen/ops/empty.h>
@@ -18,14 +19,14 @@ using namespace comm_internal;
 
 namespace {
 
-// Of an exchange that had nothing to move.
+// The Work of an exchange that had nothing to move.
 class CompletedWork final : public Work {
  public:
   bool test() override { return true; }
   void wait() override {}
 };
 
-// Adds the messages that hold anything.
+// Adds the messages that have elements.
 void add_up(const std::vector<Message>& messages, int64_t& number, int64_t& bytes) {
   for (const Message& message : messages) {
     const auto size = static_cast<int64_t>(message.tensor.nbytes());
@@ -36,7 +37,7 @@ void add_up(const std::vector<Message>& messages, int64_t& number, int64_t& byte
 
 }  // namespace
 
-// One call of a collective, as its header says it.
+// One call of a collective: the values of its header.
 struct Communicator::Call {
   Collective collective;
   OpLabel label;
@@ -45,7 +46,7 @@ struct Communicator::Call {
   int root = -1;
 };
 
-// What was begun, counted when it is found complete.
+// A collective that was begun. It is counted when it is found to be complete.
 class Communicator::Counted final : public Work {
  public:
   Counted(Communicator& comm, std::unique_ptr<Work> work, const Begun& call)
@@ -99,7 +100,7 @@ std::unique_ptr<Work> Communicator::exchange(const std::vector<Message>& sends, 
   return work ? std::move(work) : std::make_unique<CompletedWork>();
 }
 
-// All ranks show what they are about to do. Raises the same Error(kMismatch) on all when it is not the same.
+// The ranks exchange what they are about to do. If they differ, the same Error(kMismatch) is raised on all of them.
 void Communicator::agree(const Call& call) {
   look(call.label);
   check_alive(call.label);
@@ -123,14 +124,14 @@ std::vector<CollectiveHeader> Communicator::gather_headers(const CollectiveHeade
   at::Tensor one = at::empty({kBytes}, at::kByte);
   std::memcpy(one.mutable_data_ptr(), &mine, sizeof mine);
   at::Tensor all = at::empty({size_, kBytes}, at::kByte);
-  // An operation of its own name, so that what differs is found by comparing the headers, all of them at once.
+  // The label is the same on all ranks, so that this all_gather succeeds and the headers are then compared all at once.
   channel.all_gather(all, one, {"agreement before a collective", 0});
   std::vector<CollectiveHeader> headers(static_cast<size_t>(size_));
   std::memcpy(headers.data(), all.const_data_ptr(), all.nbytes());
   return headers;
 }
 
-// sends: how often an algorithm that is optimal sends (N-1)/N of the payload, a rank.
+// sends: how many times a rank sends (N-1)/N of the payload with an algorithm that sends the fewest bytes.
 void Communicator::count(size_t payload, int sends) {
   const auto bytes = static_cast<int64_t>(payload);
   ++stats_.collectives;
@@ -205,7 +206,7 @@ void Communicator::broadcast(at::Tensor& tensor, int root, OpLabel label) {
   finish(tensor.nbytes() > 0 ? start_broadcast(tensor, root, label) : nullptr, tensor.nbytes(), 1);
 }
 
-// Nobody has all headers before everybody has come.
+// The agreement is enough: no rank has all headers before every rank has called.
 void Communicator::barrier(OpLabel label) {
   agree({Collective::kBarrier, label});
   finish(nullptr, 0, 0);
@@ -227,14 +228,14 @@ void Communicator::set_hosts(const std::vector<int>& of) {
   if (of.size() != static_cast<size_t>(size_)) {
     throw Error(ErrorKind::kPlan, "comm",
                 "the hosts of " + std::to_string(of.size()) + " ranks were given to a communicator of " +
-                    std::to_string(size_) + ": expected one for each rank");
+                    std::to_string(size_) + ": expected one host for each rank");
   }
   hosts_ = RankHosts(of);
 }
 
 RankHosts Communicator::hosts_of(const Communicator& split) const {
   if (hosts_.count() < 2) return RankHosts(split.size());
-  std::map<int, int> host_of;  // by the rank in the job
+  std::map<int, int> host_of;  // the key is the rank in the job
   for (int rank = 0; rank < size_; ++rank) host_of[in_job(rank)] = hosts_.of(rank);
   std::vector<int> of;
   for (int rank = 0; rank < split.size(); ++rank) of.push_back(host_of.at(split.in_job(rank)));

@@ -1,4 +1,4 @@
-// From "within this many seconds" to a moment of the clock. Internal to comm/.
+// Converts a timeout in seconds to a deadline of the steady clock. Internal to comm/.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@ namespace annulus::comm_internal {
 using Clock = std::chrono::steady_clock;
 
 inline Clock::duration clock_duration(Seconds seconds) {
-  // A year is for ever; more would overflow the clock.
+  // At most a year: a very large number of seconds would overflow the clock.
   return std::chrono::duration_cast<Clock::duration>(Seconds(std::clamp(seconds.count(), 0.0, 365.0 * 86400)));
 }
 

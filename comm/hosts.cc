@@ -19,7 +19,7 @@ std::vector<int> counted_anew(const std::vector<int>& of) {
   return out;
 }
 
-// The sizes of the groups that sums go by.
+// The sizes of RankHosts::groups().
 std::vector<int> sizes_of_groups(const std::vector<int>& of, int hosts) {
   const std::vector<int> all{static_cast<int>(of.size())};
   if (hosts < 2 || hosts == all[0] || !std::is_sorted(of.begin(), of.end())) return all;

@@ -1,4 +1,4 @@
-// Reads the variables that launchers set for their ranks.
+// See launch_info.h.
 #include "comm/launch_info.h"
 
 #include <unistd.h>
@@ -18,9 +18,9 @@ int int_of(const char* name, int fallback, int low) {
   return static_cast<int>(number_from_environment(name, fallback, low, 10'000'000));
 }
 
-// Launchers whose processes do not become ranks by themselves: torchrun's know nothing of MPI, others belong to another
-// MPI than this program, whose own variables are not there. Each sets the variable `rank` too, so that a size that
-// something else left in the environment is not taken for theirs.
+// Launchers whose processes do not become ranks by themselves: torchrun does not use MPI, and the others belong to
+// another MPI than this program's, whose variables they do not set. Each also sets the variable `rank`. The size counts
+// only if that is set, because something else may have left a size in the environment.
 struct OtherLauncher {
   const char* name;
   const char* size;
@@ -35,7 +35,7 @@ constexpr OtherLauncher kOthers[] = {
     {"Horovod", "HOROVOD_SIZE", "HOROVOD_RANK"},
 };
 
-// Such names are not annulus's alone: what holds no number says nothing.
+// Other programs use some of these names as well, so a variable that holds no number is ignored.
 Announcement announcement() {
   Announcement most;
   for (const OtherLauncher& other : kOthers) {
@@ -49,7 +49,7 @@ Announcement announcement() {
   return most;
 }
 
-// How many tasks of this Slurm step run on this task's node; -1 where Slurm does not say.
+// The number of tasks of this Slurm step on this task's node; -1 if Slurm does not say.
 int slurm_tasks_here() {
   const char* const name = "SLURM_STEP_TASKS_PER_NODE";
   if (text_from_environment(name) == nullptr || text_from_environment("SLURM_NODEID") == nullptr) return -1;
@@ -66,7 +66,7 @@ std::vector<int> slurm_tasks_per_node(const char* variable) {
   const auto bad = [&] {
     throw Error(ErrorKind::kUsage, "environment",
                 "environment variable " + std::string(variable) + " is \"" + text +
-                    "\": expected how many tasks each node has, as Slurm writes it, like 2(x3),1");
+                    "\": expected the number of tasks on each node in Slurm's form, such as 2(x3),1");
   };
   const auto number = [&](std::string_view digits) {
     int n = 0;
@@ -92,7 +92,7 @@ LaunchInfo launch_info() {
   info.annulus_size = int_of("ANNULUS_WORLD_SIZE", 0, 0);
   if (const char* space = text_from_environment("PMIX_NAMESPACE")) {
     info.job = space;
-    // Jobs in different PID namespaces may share the name, but not the port of their server.
+    // Jobs in different PID namespaces may have the same name, but not the same port of their server.
     for (const char* name : {"PMIX_SERVER_URI41", "PMIX_SERVER_URI4", "PMIX_SERVER_URI2"}) {
       if (const char* uri = text_from_environment(name)) {
         info.job += std::string(" ") + uri;
@@ -126,7 +126,7 @@ LaunchInfo launch_info() {
   } else if (text_from_environment("PMIX_RANK")) {
     info.launcher = "PMIx";
     info.rank = int_of("PMIX_RANK", 0, 0);
-    info.size = info.annulus_size > 0 ? info.annulus_size : 0;  // not in the environment
+    info.size = info.annulus_size > 0 ? info.annulus_size : 0;  // PMIx sets no variable for it
     info.local_size = -1;
   }
   info.launched = !info.launcher.empty();

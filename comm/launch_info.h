@@ -1,5 +1,6 @@
-// What the environment says about how this process was started: by mpirun, srun, another MPI's launcher or by hand.
-// Read before MPI is touched. Used by bootstrap and by the command line (a rank never sets up or builds).
+// Finds out from the environment how this process was started: by mpirun, srun, another MPI's launcher, or by hand. It
+// does so before MPI is started. Used by bootstrap, by the programs' command lines (launcher/, benchmarks/program/),
+// which run as a rank or not depending on it, and by the operators for PyTorch.
 #pragma once
 
 #include <string>
@@ -7,33 +8,34 @@
 
 namespace annulus {
 
-// What a launcher that is not MPI's, or another MPI's, says of the processes that it started.
+// The number of processes that a launcher says it started, if that launcher gives annulus no ranks: one that does not
+// use MPI, or that belongs to another MPI.
 struct Announcement {
-  std::string launcher;  // "torchrun, or a launcher like it,"; empty where there is none
-  std::string variable;  // what says it: "WORLD_SIZE"
+  std::string launcher;  // "torchrun, or a launcher like it,"; empty if there is none
+  std::string variable;  // the variable that holds the number: "WORLD_SIZE"
   int size = 0;
 };
 
 struct LaunchInfo {
   bool launched = false;  // a launcher of ranks started this process
-  std::string launcher;   // "Open MPI", "PMIx", "PMI (MPICH, Intel MPI)", "Slurm"; empty when started by hand
-  std::string job;        // the same text in all ranks of the job on this host, unlike any other job's
+  std::string launcher;   // "Open MPI", "PMIx", "PMI (MPICH, Intel MPI)", "Slurm"; empty if started by hand
+  std::string job;        // the same text in all ranks of the job on this host, and different in every other job
   int rank = 0;
-  int size = 1;        // ranks the launcher says it started
-  int local_rank = 0;  // on this host
-  int local_size = 1;  // -1 unknown
-  // ANNULUS_WORLD_SIZE: how many ranks `annulus launch` started; 0 when it did not.
+  int size = 1;        // the number of ranks that the launcher says it started; 0 if it does not say
+  int local_rank = 0;  // among the ranks of this host
+  int local_size = 1;  // -1 if it is unknown
+  // ANNULUS_WORLD_SIZE: the number of ranks that `annulus launch` started; 0 if it started none.
   int annulus_size = 0;
-  // The largest number of processes that any launcher says which gives annulus no ranks.
+  // Of several launchers that give annulus no ranks, the one with the most processes.
   Announcement announced;
 };
 
-// How many tasks each node has, as Slurm writes it in an environment variable: "2(x3),1" is 2, 2, 2, 1. Error(kUsage)
-// where the variable holds something else. Thread-safe as launch_info() is.
+// Reads the number of tasks on each node from an environment variable in Slurm's form: "2(x3),1" is 2, 2, 2, 1. Raises
+// Error(kUsage) if the variable holds something else. Thread safe as long as no thread changes the environment.
 std::vector<int> slurm_tasks_per_node(const char* variable);
 
-// Error(kUsage) when a variable it reads holds no sensible number. Thread-safe as long as nobody changes the
-// environment.
+// Raises Error(kUsage) if a variable that it reads holds no number or one that is out of range. Thread safe as long as
+// no thread changes the environment.
 LaunchInfo launch_info();
 
 }  // namespace annulus

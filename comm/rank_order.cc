@@ -10,7 +10,7 @@ namespace annulus {
 namespace comm_internal {
 namespace {
 
-// Block by block, so that sums stay in the innermost cache and need no memory of their own.
+// Works block by block, so that the sums stay in the L1 cache and need no memory of the size of a tensor.
 template <typename Sum, typename Out, typename In, typename Combine>
 void reduce(Out* out, const std::vector<const void*>& from, int64_t count, const RankGroups& groups, Combine combine) {
   constexpr int64_t kBlock = 1024;
@@ -79,14 +79,15 @@ void reduce_sums(SumTypes types, ReduceOp op, void* values, const std::vector<co
 int64_t held_parts(const RankGroups& groups, int rank) {
   const int64_t others = groups.size(groups.of(rank)) - 1;
   if (groups.count() == 1) return others;
-  // Of each part that this rank carries, what the others of its host have, and the sum; the sums of the other hosts.
+  // For each part that this rank carries, the values of the other ranks of its host, and the sum; for its own part also
+  // the sums of the other hosts.
   const auto carried = static_cast<int64_t>(groups.carried_by(rank).size());
   return carried * others + carried + groups.count() - 1;
 }
 
 namespace {
 
-// The first rank of a group carries as much as any other of it.
+// The first rank of a group carries at least as many parts as any other rank of the group.
 int64_t most_held_parts(const RankGroups& groups) {
   int64_t most = 1;
   for (int group = 0; group < groups.count(); ++group) most = std::max(most, held_parts(groups, groups.first(group)));

@@ -9,7 +9,7 @@
 namespace annulus::comm_internal {
 namespace {
 
-// In an all_reduce pieces differ by an element where ranks do not divide it.
+// The pieces of an all_reduce differ by one element if the number of ranks does not divide the number of elements.
 int64_t begin_of_piece(int64_t elements, int ranks, int rank) { return elements * rank / ranks; }
 
 int64_t width_of_sums(const RankGroups& groups, SumTypes types) {
@@ -41,14 +41,15 @@ Rounds::Rounds(int rank, const RankHosts& hosts, int64_t max_message, const Begu
     std::memcpy(bytes_at(piece(rank).begin), call.in.const_data_ptr(), call.in.nbytes());
   }
   if (call.collective() == Collective::kReduceScatter) return;
-  steps_.push_back({Kind::kGather, 0, count()});  // a piece that is reduced, or received, goes on
+  steps_.push_back({Kind::kGather, 0, count()});  // sends pieces that the steps before it have reduced or received
   if (groups_.count() > 1) steps_.push_back({Kind::kGatherInside, 0, count()});
 }
 
-// Two steps at a time are under way, of two rounds: while one is between the groups the next is inside them.
+// Two steps are under way at a time, of different rounds: while one round is between the groups, the next is inside
+// them.
 void Rounds::add_reduction(int64_t longest, int64_t max_message) {
   part_ = std::max<int64_t>(1, std::min(round_bytes(groups_, longest), max_message) / width_) * width_;
-  // Of several rounds two are held, one after the other, and each begins with sums: these must be aligned.
+  // With several rounds, the memory of two lies one after the other, and each begins with sums, which must be aligned.
   if (part_ < longest) part_ = std::max<int64_t>(1, part_ / sum_width_) * sum_width_;
   const int64_t rounds = (longest + part_ - 1) / part_, others = groups_.size(group_) - 1;
   const auto carried = static_cast<int64_t>(carried_.size());
@@ -57,7 +58,7 @@ void Rounds::add_reduction(int64_t longest, int64_t max_message) {
   held_ = at::empty({std::min(rounds, kRoundsAtOnce), held}, at::kByte);
   const auto add = [&](Kind kind, int64_t round) {
     const int64_t before = count(), window = before + 1 - kRoundsAtOnce;
-    const bool waits = kind == Kind::kReduceBetween && rounds == 1;  // for the step just before
+    const bool waits = kind == Kind::kReduceBetween && rounds == 1;  // it needs the step just before it
     steps_.push_back({kind, round, waits ? before : std::max<int64_t>(0, window)});
   };
   for (int64_t round = 0; round < rounds; ++round) {
@@ -72,16 +73,16 @@ Rounds::Range Rounds::piece(int rank) const {
   return {begin * width_, (begin_of_piece(elements_, groups_.ranks(), rank + 1) - begin) * width_};
 }
 
-// A round's part of a rank's piece.
+// The part of a rank's piece that is moved in a round.
 Rounds::Range Rounds::part(int rank, int64_t round) const {
   const Range all = piece(rank);
   const int64_t from = std::min(all.bytes, round * part_);
   return {all.begin + from, std::min(part_, all.bytes - from)};
 }
 
-// ---- What is held of a round: for several groups, the sums of the pieces that this rank carries, and what the other
-// groups have of its own piece (first, since sums are aligned more widely than bf16); then, of each piece that it
-// carries, what the others of its group have of it.
+// ---- The memory of a round. With several groups it begins with sums, because they need a larger alignment than bf16:
+// first those of the pieces that this rank carries, then the other groups' sums of its own piece. After these come, for
+// each piece that it carries, the values of the other ranks of its group.
 
 char* Rounds::slot(int64_t round) const {
   return static_cast<char*>(held_.mutable_data_ptr()) + round % kRoundsAtOnce * held_.size(1);
@@ -163,7 +164,7 @@ void Rounds::finish(int64_t number) {
   const auto [kind, round, needs] = steps_[static_cast<size_t>(number)];
   if (kind == Kind::kGather || kind == Kind::kGatherInside) return;
   const Range mine = part(rank_, round);
-  // A reduce_scatter has it in a tensor of its own, an all_reduce in the place of the piece.
+  // The result of a reduce_scatter goes to a separate tensor, that of an all_reduce to the place of the piece.
   char* const out = out_.is_same(whole_)
                         ? bytes_at(mine.begin)
                         : static_cast<char*>(out_.mutable_data_ptr()) + (mine.begin - piece(rank_).begin);

@@ -21,7 +21,7 @@ std::string describe_unfinished(const Communicator& comm, const std::vector<Tran
   for (const TransferState& transfer : transfers) {
     if (transfer.done) continue;
     ++open;
-    // A message not received says more than one not sent: its sender has not come.
+    // Name a receive rather than a send: an unfinished receive shows that its sender has not come.
     if (first == nullptr || (first->is_send && !transfer.is_send)) first = &transfer;
     if (transfer.peer >= 0 && !transfer.is_send) peers.push_back(transfer.peer);
   }

@@ -1,4 +1,5 @@
-// What transfers that are not done wait for, in words. Internal to comm/: for the backends that carry messages.
+// Describes for error messages what unfinished transfers are waiting for. Internal to comm/: used by the backends that
+// carry messages (comm/mpi, comm/c10d).
 #pragma once
 
 #include <cstdint>
@@ -9,9 +10,9 @@
 
 namespace annulus::comm_internal {
 
-// A message to or from a rank of a communicator, or a part in a collective.
+// A message to or from a rank of a communicator, or this rank's part of a collective.
 struct TransferState {
-  int peer = -1;  // -1: a collective
+  int peer = -1;  // a rank of the communicator; -1 for a collective
   bool is_send = false;
   int64_t bytes = 0;
   bool done = false;
@@ -19,8 +20,8 @@ struct TransferState {
 
 // "receiving 16 bytes from rank 1"
 std::string describe(const Communicator& comm, const TransferState& transfer);
-// "receiving 16 bytes from rank 1: not done (nor 2 more transfers)", "all_reduce: rank 3 did not come". At least one is
-// not done. collective: what the ranks do together; null for an exchange.
+// "receiving 16 bytes from rank 1: not done (nor 2 more transfers)", "all_reduce: rank 3 did not come". At least one
+// transfer must be unfinished. collective: the name of the collective; null for an exchange.
 std::string describe_unfinished(const Communicator& comm, const std::vector<TransferState>& transfers,
                                 const char* collective);
 

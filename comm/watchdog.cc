@@ -1,4 +1,4 @@
-// The thread that ends a process stuck in a call.
+// See watchdog.h.
 #include "comm/watchdog.h"
 
 #include <unistd.h>

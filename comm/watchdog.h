@@ -1,5 +1,5 @@
-// Ends the process when a call that cannot be polled (MPI_Init, MPI_Comm_split, MPI_Finalize, a device) does not return
-// in time. Internal to comm/.
+// Ends the process if a call that cannot be polled (MPI_Init, MPI_Comm_split, MPI_Finalize, a call of a device) does
+// not return in time. Internal to comm/: used by bootstrap and by the MPI and NCCL backends.
 #pragma once
 
 #include <condition_variable>
@@ -13,9 +13,10 @@
 
 namespace annulus::comm_internal {
 
-// Watches from its construction to its destruction. After `timeout` it prints message() to stderr (nothing when it is
-// an empty text) and ends the process with _exit(6), the code of ErrorKind::kComm: no destructors, which might block as
-// well. Where message() is nullopt, the wait is to go on: it is asked again after another `timeout`.
+// Watches from its construction to its destruction, with a thread of its own. After `timeout` it calls message(),
+// prints the result to stderr (unless it is empty), and ends the process with _exit(6), the code of ErrorKind::kComm.
+// Destructors do not run, because they might block as well. If message() returns nullopt, the wait continues, and
+// message() is called again after another `timeout`. The watching thread calls message().
 class Watchdog {
  public:
   Watchdog(Seconds timeout, std::function<std::optional<std::string>()> message);
