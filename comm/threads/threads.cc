@@ -1,8 +1,9 @@
-// The threads backend. All ranks of a run share one mutex; a transfer is copied straight from the sender's tensor into
-// the receiver's by whichever side comes second, outside the mutex. That the sender's tensor must not change meanwhile
-// is so as visible to a thread sanitizer as it is real with MPI. A collective is a meeting of all ranks, to which each
-// brings its header and its input; who has met may read the others' inputs until the next meeting. What is begun is a
-// meeting at which nobody waits: the last to come carries it out for all.
+// The threads backend. All ranks of a run share one mutex. The side of a transfer that comes second copies directly
+// from the sender's tensor to the receiver's, outside the mutex. A thread sanitizer therefore reports a sender that
+// changes its tensor during the transfer, which is an error with MPI as well. A collective is a meeting of all ranks,
+// to which each brings its header and its input; a rank that has met may read the others' inputs until the next
+// meeting. A collective that is begun is a meeting at which no rank waits: the last rank to come carries it out for
+// all.
 #include "comm/threads/threads.h"
 
 #include <ATen/Parallel.h>
@@ -33,7 +34,7 @@ std::string not_done_within(Seconds timeout, World::Woken woken) {
          (woken == World::Woken::kStuck ? " (given up at once: every rank waits)" : "");
 }
 
-// What all ranks have begun, with the tensors that each brought.
+// Carries out a collective that all ranks have begun, on the tensors that they brought.
 void carry_out(const Meeting& meeting, const Begun& call, const RankGroups& groups) {
   const auto ranks = meeting.items.size(), whole = call.whole().nbytes(), bytes = whole / ranks;
   if (whole == 0) return;
@@ -86,7 +87,7 @@ class ThreadCommunicator final : public Communicator {
   std::unique_ptr<Work> start_exchange(const std::vector<Message>& sends, const std::vector<Message>& receives,
                                        OpLabel label) override;
 
-  // Each rank reduces one slice, in rank order; then all copy all slices.
+  // Each rank reduces one slice, in rank order; then every rank copies all slices.
   std::unique_ptr<Work> start_all_reduce(at::Tensor& tensor, ReduceOp op, OpLabel label) override {
     auto inputs = std::exchange(agreed_, nullptr);
     const int64_t n = tensor.numel();
@@ -115,8 +116,8 @@ class ThreadCommunicator final : public Communicator {
     if (rank_ != root) {
       std::memcpy(tensor.mutable_data_ptr(), inputs->tensor(root).const_data_ptr(), tensor.nbytes());
     }
-    // No input may change before all have read it, and nobody may hold it any longer: when a rank comes back, its input
-    // is its own alone, so that freeing it frees it.
+    // No input may change before all ranks have read it. And no other rank may keep a reference to it: after the call,
+    // freeing the tensor must free its memory.
     inputs.reset();
     arrive({}, label);
     return nullptr;
@@ -149,7 +150,7 @@ class ThreadCommunicator final : public Communicator {
   friend class ThreadWork;
   friend class ThreadBegun;
 
-  // Brings item to the group's next meeting. The mutex is held, as for what follows.
+  // Brings item to the group's next meeting. The caller holds the mutex, for this function and for require_hope().
   std::shared_ptr<Meeting> come(Meeting::Item item) {
     const int64_t number = meetings_++;
     std::shared_ptr<Meeting>& slot = group_->meetings[number];
@@ -164,7 +165,7 @@ class ThreadCommunicator final : public Communicator {
     return meeting;
   }
 
-  // Raises where the ranks that have not come to a meeting never will, or not in time.
+  // Raises if the ranks that have not come to a meeting never will, or did not come in time.
   void require_hope(const Meeting& meeting, World::Woken woken, Seconds timeout, OpLabel label) {
     if (const std::string why = group_->hopeless(); !why.empty()) throw DeadCommunicator(label, why);
     std::vector<int> missing;
@@ -197,8 +198,8 @@ class ThreadCommunicator final : public Communicator {
   }
 
   std::shared_ptr<Group> group_;
-  std::shared_ptr<Meeting> agreed_;  // of the collective that is being carried out
-  int64_t meetings_ = 0;             // of this group so far
+  std::shared_ptr<Meeting> agreed_;  // the agreement of the collective that is being carried out
+  int64_t meetings_ = 0;             // the number of this group's meetings that this rank has come to
 };
 
 class ThreadWork final : public Work {
@@ -248,7 +249,7 @@ class ThreadWork final : public Work {
                        [](const auto& t) { return t->state == Transfer::State::kDone; });
   }
 
-  // True when complete; raises when it never will be. The mutex is held.
+  // Returns true when complete; raises if it never will be. The caller holds the mutex.
   bool step(World::Woken woken) {
     const Transfer* pending = nullptr;
     for (const auto& transfer : transfers_) {
@@ -262,7 +263,7 @@ class ThreadWork final : public Work {
       finished_ = true;
       return true;
     }
-    if (pending == nullptr) return false;  // a peer is copying: soon done
+    if (pending == nullptr) return false;  // a peer is copying and will be done soon
     if (const std::string why = group_->hopeless(); !why.empty()) {
       finished_ = true;
       throw DeadCommunicator(label_, pending->describe(comm_) + ": " + why);
@@ -292,7 +293,7 @@ class ThreadWork final : public Work {
   bool finished_ = false;
 };
 
-// What is begun: a meeting that nobody waits at. Whoever comes last does what all have begun.
+// A collective that was begun: a meeting at which no rank waits. The last rank to come carries it out.
 class ThreadBegun final : public Work {
  public:
   ThreadBegun(ThreadCommunicator& comm, std::shared_ptr<Meeting> meeting, const Begun& call)
@@ -338,9 +339,9 @@ class ThreadBegun final : public Work {
   }
 
  private:
-  // True when complete; raises when it never will be. The mutex is held.
+  // Returns true when complete; raises if it never will be. The caller holds the mutex.
   bool step(World::Woken woken) {
-    // What raises is over.
+    // If this raises, the Work is over: meeting_ stays null.
     const std::shared_ptr<Meeting> meeting = std::exchange(meeting_, nullptr);
     if (meeting->carried_out) return true;
     if (meeting->arrived == comm_.size()) {
@@ -349,7 +350,7 @@ class ThreadBegun final : public Work {
       comm_.require_hope(*meeting, woken, timeout_, label_);
     }
     meeting_ = meeting;
-    return false;  // also while the last to come is at work: soon done
+    return false;  // also while the last rank carries it out, which will be done soon
   }
 
   ThreadCommunicator& comm_;
@@ -373,7 +374,7 @@ std::unique_ptr<Work> ThreadCommunicator::begin(const Begun& call) {
   lock.unlock();
   carry_out(*meeting, call, hosts_.groups());
   lock.lock();
-  // Each rank's tensors are its own again.
+  // Drop the references to the tensors of the other ranks.
   for (Meeting::Item& item : meeting->items) item.tensor = item.out = at::Tensor();
   meeting->carried_out = true;
   for (int r = 0; r < size_; ++r) group_->wake(r);
@@ -422,7 +423,7 @@ std::unique_ptr<Work> ThreadCommunicator::start_exchange(const std::vector<Messa
       send->state = receive->state = Transfer::State::kCopying;
       to_copy.emplace_back(send, receive);
     };
-    // Receives first: a message to oneself finds its buffer.
+    // Receives come first, so that a message from this rank to itself finds its buffer.
     for (const Message& message : receives) post(message, false);
     for (const Message& message : sends) post(message, true);
   }
@@ -437,7 +438,7 @@ std::unique_ptr<Work> ThreadCommunicator::start_exchange(const std::vector<Messa
       send->state = receive->state = Transfer::State::kDone;
       group_->wake(send->self);
       group_->wake(receive->self);
-      // The peer may go on as soon as the mutex is free, and then nobody else may hold its tensor.
+      // The peer may continue as soon as the mutex is free; no other rank may hold its tensor then.
       send.reset();
       receive.reset();
     }

@@ -1,7 +1,7 @@
-// Many ranks in one process: each rank is a thread with a Communicator over shared memory. For unit tests (ours and
-// those of users) and, with one rank, for jobs that need no communication at all.
+// The threads backend: many ranks in one process. Each rank is a thread with a Communicator over shared memory. Used by
+// unit tests (of annulus and of its users), by benchmarks, and with one rank by jobs that need no communication.
 //
-// Carries CPU tensors of any dtype. Sums are made in rank order, so equal inputs give equal bits.
+// Carries CPU tensors of any dtype. Reductions are made in rank order, so equal inputs give equal bits.
 #pragma once
 
 #include <functional>
@@ -11,17 +11,17 @@
 
 namespace annulus {
 
-// Runs body once per rank, each on a thread of its own, and returns when all have returned. In each thread LibTorch
-// computes with one thread, and grad mode and the other thread-local settings of LibTorch are those of the caller
-// (they are not inherited by themselves); the caller's number of threads is restored at the end.
+// Runs `body` once for each of n ranks, on a thread of its own, and returns when all have returned. In each of these
+// threads LibTorch computes with one thread, and grad mode and the other thread-local settings of LibTorch are those of
+// the caller (a new thread would not inherit them). The caller's number of threads is restored at the end.
 //
-// When a rank throws, the others' waits fail at once with Error(kComm) naming that rank, and run_ranks rethrows the
-// error of the rank that failed first. A rank that waits for one that has already returned fails at once, too, and when
-// all ranks wait, the wait whose deadline is first fails at once: so each rank must communicate from one thread.
-// n < 1 is Error(kPlan). What keeps a share of body's Communicator for longer finds no peer there any more.
+// If a rank throws, the waits of the other ranks fail at once with Error(kComm) naming that rank, and run_ranks
+// rethrows the error of the rank that failed first. A rank that waits for one that has already returned also fails at
+// once. If all ranks wait, the wait with the earliest deadline fails at once; each rank must therefore communicate from
+// a single thread. Raises Error(kPlan) if n < 1. A Communicator that is kept alive beyond `body` has no peers any more.
 void run_ranks(int n, const std::function<void(Communicator&)>& body);
 
-// A communicator of one rank that needs no launcher, no MPI and no threads. It may exchange with itself.
+// A communicator of one rank. It needs no launcher, no MPI and no threads. It may exchange messages with itself.
 std::shared_ptr<Communicator> make_self_communicator();
 
 }  // namespace annulus

@@ -30,7 +30,7 @@ World::World(int n)
 World::Woken World::block(std::unique_lock<std::mutex>& lock, int rank, Clock::time_point deadline) {
   const auto me = static_cast<size_t>(rank);
   blocked_till_[me] = deadline;
-  size_t first = me;  // whose deadline comes first
+  size_t first = me;  // the rank with the earliest deadline
   bool all = true;
   for (size_t r = 0; r < ended_.size(); ++r) {
     if (ended_[r]) continue;

@@ -1,9 +1,9 @@
-// What the ranks of one run share in memory: who waits, who has ended, what was posted and who has come to a meeting.
-// Used by threads.cc alone. Everything is guarded by World::mutex.
+// What the ranks of one run share in memory: which ranks wait, which have ended, which transfers were posted, and which
+// ranks have come to a meeting. Used by threads.cc alone. World::mutex guards everything.
 //
-// A wait that can end only at its deadline is not sat out: once every rank that has not ended waits in here, nothing
-// can come any more, and the wait whose deadline would be first fails at once, as it would have failed then. That takes
-// ranks that communicate from one thread each, as the contract of Communicator has it.
+// A wait that can only end at its deadline fails earlier: once every rank that has not ended waits here, nothing can
+// arrive any more, and the wait with the earliest deadline fails at once, with the error that it would have raised at
+// that deadline. This requires that each rank communicates from one thread, as the contract of Communicator says.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -30,26 +30,27 @@ class World {
 
   std::mutex mutex;
 
-  // Why a blocked rank goes on.
+  // Why a blocked rank continues. kStuck: every rank waits.
   enum class Woken { kByPeer, kByDeadline, kStuck };
-  // Blocks the calling thread, which is `rank`'s, until it is woken. lock holds the mutex.
+  // Blocks the calling thread, which must be that of `rank`, until it is woken. `lock` holds the mutex.
   Woken block(std::unique_lock<std::mutex>& lock, int rank, comm_internal::Clock::time_point deadline);
-  // To be called for every rank whose wait a change may end, with the change made.
+  // Call it after a change, for every rank whose wait the change may end.
   void wake(int rank);
   void wake_all();
 
-  // The rank's function has returned, or thrown.
+  // Records that the rank's function has returned or thrown.
   void end(int rank);
   bool ended(int rank) const { return ended_[static_cast<size_t>(rank)]; }
 
-  // Keeps what a rank threw: the first that failed by itself, else the first. `own`: not because of another rank.
+  // Keeps one of the errors that ranks throw: the first whose cause is the rank's own, otherwise the first. `own` is
+  // false for an error that another rank's failure caused.
   void record_failure(int rank, std::exception_ptr error, bool own);
-  // "rank 2 failed: no row 17"; empty while none has.
+  // "rank 2 failed: no row 17"; empty as long as no rank has failed.
   std::string failure_text() const;
   std::exception_ptr failure() const { return failure_; }
 
  private:
-  std::deque<std::condition_variable> wake_;                                   // one a rank
+  std::deque<std::condition_variable> wake_;                                   // one for each rank
   std::vector<std::optional<comm_internal::Clock::time_point>> blocked_till_;  // set while a rank is blocked
   std::vector<bool> stuck_;
   std::vector<bool> ended_;
@@ -62,8 +63,8 @@ class World {
 // One posted send or receive.
 struct Transfer {
   enum class State { kPosted, kCopying, kDone, kFailed };
-  at::Tensor tensor;  // held until the transfer is done: a peer may be copying
-  int self = 0;       // ranks of the group
+  at::Tensor tensor;  // kept until the transfer is done, because a peer may be copying
+  int self = 0;       // self and peer are ranks of the group
   int peer = 0;
   bool is_send = false;
   size_t bytes = 0;
@@ -71,18 +72,18 @@ struct Transfer {
   State state = State::kPosted;
   std::string error;
 
-  // "receiving 16 bytes from rank 1"; of a rank of comm.
+  // "receiving 16 bytes from rank 1". comm: the communicator that self and peer are ranks of.
   std::string describe(const Communicator& comm) const;
 };
 
 struct Group;
 
-// One meeting of all ranks of a group: what each has brought.
+// One meeting of all ranks of a group, with what each rank has brought.
 struct Meeting {
   struct Item {
     comm_internal::CollectiveHeader header;
     at::Tensor tensor;
-    at::Tensor out = {};  // of what was begun
+    at::Tensor out = {};  // for a collective that was begun
     int color = 0;
     int key = 0;
   };
@@ -93,8 +94,8 @@ struct Meeting {
   std::vector<Item> items;
   std::vector<bool> here;
   int arrived = 0;
-  bool carried_out = false;                      // what was begun, by the rank that came last
-  std::map<int, std::shared_ptr<Group>> groups;  // of a split, by color: made by whoever asks first
+  bool carried_out = false;                      // the rank that came last has carried out what was begun
+  std::map<int, std::shared_ptr<Group>> groups;  // of a split, by color; the first rank of each makes its group
 };
 
 // The shared part of one communicator.
@@ -105,18 +106,18 @@ struct Group {
 
   void wake(int rank) { world->wake(in_world(rank)); }
   bool ended(int rank) const { return world->ended(in_world(rank)); }
-  // No wait of this group succeeds any more. The first reason stays.
+  // From now on no wait of this group succeeds. The first reason is kept.
   void kill(const std::string& why);
-  // Why none can, or empty.
+  // Why no wait can succeed; empty if waits can.
   std::string hopeless() const;
 
   std::shared_ptr<World> world;
   std::vector<int> world_rank;
   std::string dead;
-  // Posted and not yet matched, by (sender, receiver).
+  // Transfers that are posted and not yet matched, by (sender, receiver).
   std::map<std::pair<int, int>, std::deque<std::shared_ptr<Transfer>>> sends;
   std::map<std::pair<int, int>, std::deque<std::shared_ptr<Transfer>>> receives;
-  std::map<int64_t, std::shared_ptr<Meeting>> meetings;  // by number, until all have arrived
+  std::map<int64_t, std::shared_ptr<Meeting>> meetings;  // by number, until all ranks have arrived
 };
 
 }  // namespace annulus::threads_internal
