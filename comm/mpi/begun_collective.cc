@@ -11,7 +11,8 @@ using namespace comm_internal;
 
 namespace {
 
-// The headers' is 0. MPI guarantees tags up to 32767; those of calls under way together must differ.
+// The tag of the data of a call. Headers have tag 0. MPI guarantees tags up to 32767, and the tags of calls that are
+// under way at the same time must differ.
 int tag_of(const Begun& call) { return 1 + static_cast<int>(call.header.call % 16384); }
 
 }  // namespace
@@ -54,7 +55,7 @@ void BegunCollective::advance() noexcept {
   }
 }
 
-// All headers have come.
+// Compares the headers, once all have come.
 void BegunCollective::agree() {
   const std::string differences = describe_disagreement(comm_, headers_.headers, label_.counted);
   if (!differences.empty()) throw_mismatch(label_, differences);
@@ -63,7 +64,7 @@ void BegunCollective::agree() {
   post_steps();
 }
 
-// Those that may be.
+// Posts the steps that may be posted.
 void BegunCollective::post_steps() {
   while (posted_ < rounds_->count() && rounds_->needs(posted_) <= done_) post_step(posted_++);
 }
@@ -93,7 +94,7 @@ const Pending* BegunCollective::under_way() const {
   return nullptr;
 }
 
-// The agreement, and messages that are through, of steps that are and of those under way.
+// Events are the agreement and each complete message, of steps that are done and of those under way.
 Movement BegunCollective::movement() const {
   Movement moved{(agreed() ? 1 : 0) + through_, bytes_};
   for (const Pending& step : pending_) {

@@ -1,7 +1,8 @@
-// An all_gather, a reduce_scatter or an all_reduce under way between ranks of MPI: the headers first, then the data
-// from rank to rank, in steps (rounds.h) of which none blocks. Every communicator of the process that moves MPI along
-// moves all of them (MpiRuntime::begun), so that waiting for one kind of transfer, or computing beside it, never holds
-// up the other. Used by mpi_communicator.cc. Thread safety: under the mutex of the runtime.
+// An all_gather, a reduce_scatter or an all_reduce that is under way between MPI ranks. The headers are exchanged
+// first; then the data travel from rank to rank in steps (rounds.h), none of which blocks. Every communicator of the
+// process that moves MPI along advances all of these (MpiRuntime::begun), so that waiting for one transfer, or
+// computing beside it, never delays another. Used by mpi_communicator.cc. Thread safety: the caller holds the mutex of
+// the runtime.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,18 +24,19 @@ namespace annulus::mpi_internal {
 
 class BegunCollective {
  public:
-  // control: what carries the headers of collectives. The data travel there as well, under a tag of the call: two
-  // collectives may come to their data in one order on one rank and in the other on another. max_message: ByteType's
-  // piece, and the most that a round holds of one rank.
+  // control: the MPI communicator that carries the headers of collectives. It carries the data as well, with a tag for
+  // each call, because two collectives may reach their data in different orders on different ranks. max_message: the
+  // piece of ByteType, and the most bytes of one rank's piece in a round.
   BegunCollective(const Communicator& comm, MPI_Comm control, int64_t max_message, comm_internal::Begun call);
 
-  // Posts the headers. Raises Error(kComm) where MPI refuses.
+  // Posts the headers. Raises Error(kComm) if MPI refuses.
   void start();
-  // One step, where what it needs has come. What fails is kept for failure().
+  // Advances by one step if the messages that it needs have come. An error is kept for failure().
   void advance() noexcept;
 
   bool complete() const { return stage_ == Stage::kComplete; }
-  // Why it never will be; null while all is well. Error(kMismatch): the ranks disagree, and nothing was sent.
+  // Why it will never be complete; null without an error. With Error(kMismatch), the ranks disagree and no data were
+  // sent.
   const std::exception_ptr& failure() const { return failure_; }
   bool over() const { return complete() || failure_ != nullptr; }
 
@@ -42,9 +44,9 @@ class BegunCollective {
   OpLabel label() const { return label_; }
   bool reduces() const { return reduces_; }
   bool agreed() const { return stage_ != Stage::kAgreeing; }
-  // Its events never fall, so that whoever compares two misses none in between.
+  // The number of events never decreases, so a caller that compares two values notices every event between them.
   Movement movement() const;
-  // What is unfinished at the moment; null between two steps.
+  // The requests that are unfinished at the moment; null between two steps.
   const Pending* under_way() const;
 
  private:
@@ -58,10 +60,10 @@ class BegunCollective {
   const Communicator& comm_;
   MPI_Comm control_;
   int64_t max_message_;
-  comm_internal::Begun call_;  // its tensors until it is complete
+  comm_internal::Begun call_;  // keeps the tensors until the collective is complete
   OpLabel label_;
   bool reduces_;
-  int64_t bytes_;  // that a rank sends, about
+  int64_t bytes_;  // that a rank sends, approximately
   Stage stage_ = Stage::kAgreeing;
   std::exception_ptr failure_;
 
@@ -69,14 +71,14 @@ class BegunCollective {
   std::optional<comm_internal::Rounds> rounds_;  // once the ranks have agreed
   std::array<Pending, comm_internal::kRoundsAtOnce> pending_;
   int64_t posted_ = 0, done_ = 0;  // steps
-  int64_t through_ = 0;            // messages of the steps that are done
+  int64_t through_ = 0;            // the number of messages of the steps that are done
 };
 
 // "receiving 16 bytes from rank 1: not done"
 std::string describe_unfinished(const Communicator& comm, const BegunCollective& begun);
 inline Movement movement(const BegunCollective& begun) { return begun.movement(); }
 
-// A pass over all that are under way; those that are over are dropped.
+// Advances each collective that is under way, and removes those that are over.
 void advance_all(std::vector<std::shared_ptr<BegunCollective>>& begun);
 
 }  // namespace annulus::mpi_internal

@@ -1,13 +1,15 @@
-// The MPI backend. Only non-blocking calls and Testsome, polled against the deadline; split alone blocks, under a
-// watchdog and only after all ranks are known to have come.
+// The MPI backend, which make_mpi_communicator() (mpi_internal.h) makes. It uses non-blocking calls and MPI_Testsome,
+// polled until the deadline. Only a split blocks, under a watchdog and after all ranks are known to have come.
 //
-// - A point-to-point message is received with MPI_ANY_TAG from a named rank: MPI keeps the order of messages between
-//   two ranks, and the tag that arrives says which message of that pair it is and of what dtype, so that ranks out of
-//   step are told apart instead of waiting for ever for a tag that never comes.
-// - Before a collective every rank sends its header to every other (up to 32 ranks; an all-gather beyond),
-//   so that a missing rank can be named and ranks that disagree all know it before any data moves.
-// - What is begun travels from rank to rank once the headers agree (begun_collective.h): other collectives are MPI's.
-// - No progress thread: progress() and the waits move data. Waits spin for about the expected time, then sleep.
+// - Point-to-point messages are received with MPI_ANY_TAG from a given rank. MPI keeps the order of messages between
+//   two ranks, and the tag says which message between them it is and of what dtype. So a rank that is out of step is
+//   detected, instead of being waited for with a tag that never comes.
+// - Before a collective every rank sends its header to every other (MPI_Iallgather with more than 32 ranks). So a
+//   missing rank can be named, and ranks that disagree all notice before any data are sent.
+// - Collectives that are begun travel from rank to rank once the headers agree (begun_collective.h); the others are
+//   MPI's.
+// - There is no progress thread: progress() and waits move the data. Waits spin for about the expected time, then
+//   sleep.
 #include <cstdio>
 #include <deque>
 #include <exception>
@@ -62,7 +64,7 @@ class MpiCommunicator final : public Communicator {
         expected_(in_world_.size()) {}
 
   ~MpiCommunicator() override {
-    // Freeing is collective: not when the others may never come.
+    // Freeing is collective, so it is left out if the other ranks may never come.
     if (failed() || std::uncaught_exceptions() > 0) return;
     std::lock_guard<std::mutex> lock(runtime_->mutex());
     int ended = 0;
@@ -78,7 +80,7 @@ class MpiCommunicator final : public Communicator {
     if (failed()) return;
     int flag = 0;
     std::lock_guard<std::mutex> lock(runtime_->mutex());
-    // Never matches, and so always moves everything along.
+    // This probe never finds a message, so MPI always makes progress on everything before it returns.
     MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_SELF, &flag, MPI_STATUS_IGNORE);
     move_along();
   }
@@ -148,8 +150,8 @@ class MpiCommunicator final : public Communicator {
            dtype_name(MessageTags::dtype_of(tag));
   }
 
-  // After a failure MPI may still use the buffers of what is under way: it is leaked, and MPI is not finalized.
-  // The lock is held, as for what follows.
+  // After a failure MPI may still use the buffers of operations that are under way. They are leaked, and MPI is not
+  // finalized. The caller holds the lock, for this function and those up to match_receives().
   template <typename Kept>
   void die(const Kept& kept, const std::string& why) {
     kill(why);
@@ -176,14 +178,14 @@ class MpiCommunicator final : public Communicator {
     runtime_->abandon();
   }
 
-  // Everything that waits for nothing but messages that have come.
+  // Advances everything that messages which have arrived allow.
   void move_along() {
     match_receives();
     advance_all(runtime_->begun());
   }
 
-  // Takes the messages that have come, in order, into the buffers that wait for them. The lock is held. A message that
-  // is not the one expected kills the communicator; the Work that expected it raises.
+  // Receives the messages that have arrived, in order, into the buffers that wait for them. A message that is not the
+  // expected one makes the communicator dead, and the Work that expected it raises.
   void match_receives() {
     for (size_t i = 0; i < expecting_.size();) {
       const int peer = expecting_[i];
@@ -222,7 +224,8 @@ class MpiCommunicator final : public Communicator {
     }
   }
 
-  // One pass over the requests. True when all are complete. A failure kills the communicator and raises.
+  // Makes one pass over the requests. Returns true when all are complete. A failure makes the communicator dead, and
+  // raises.
   bool test(const PendingPtr& pending) {
     Pending& p = *pending;
     const OpLabel label = p.label;
@@ -245,7 +248,7 @@ class MpiCommunicator final : public Communicator {
     return p.open == 0;
   }
 
-  // One look at what was begun. True when it is complete; raises when it never will be.
+  // Advances what was begun. Returns true when it is complete, and raises if it never will be.
   bool test(const BegunPtr& begun) {
     {
       std::lock_guard<std::mutex> lock(runtime_->mutex());
@@ -254,7 +257,7 @@ class MpiCommunicator final : public Communicator {
         if (begun->complete()) return true;
         if (begun->failure()) std::rethrow_exception(begun->failure());
       } catch (const Error& e) {
-        // Ranks that disagree have sent nothing: the communicator lives.
+        // Ranks that disagree have sent no data, so the communicator stays usable.
         if (e.kind() != ErrorKind::kMismatch) {
           die(begun, where(begun->label()) + ": " + e.what());
         }
@@ -267,7 +270,8 @@ class MpiCommunicator final : public Communicator {
 
   static bool complete(const Pending& pending) { return pending.open == 0; }
   static bool complete(const BegunCollective& begun) { return begun.complete(); }
-  // Events of before the wait that do not tell that peers are in it: headers are sent by ranks that then compute.
+  // The number of events before the wait that do not show that peers wait as well: after sending its header, a rank may
+  // compute.
   static int64_t unseen(const Pending&) { return 0; }
   int64_t unseen(const BegunCollective& begun) const {
     std::lock_guard<std::mutex> lock(runtime_->mutex());
@@ -282,7 +286,7 @@ class MpiCommunicator final : public Communicator {
     return begun.reduces() ? WaitFor::kReduce : WaitFor::kGather;
   }
 
-  // Waits until `started`, pending or begun, is complete.
+  // Waits until `started`, which is a Pending or a BegunCollective, is complete.
   template <typename Started>
   void wait(const std::shared_ptr<Started>& started, Clock::time_point deadline, Seconds timeout) {
     const Waiting waiting(*this, waits_for(*started));
@@ -302,7 +306,7 @@ class MpiCommunicator final : public Communicator {
     throw_comm(label, why);
   }
 
-  // Runs body, which posts to pending, under the lock. What was posted before a failure still belongs to MPI.
+  // Runs `body`, which posts requests to `pending`, under the lock. If it fails, MPI still owns what was posted before.
   template <typename Body>
   void start(const PendingPtr& pending, Body body) {
     runtime_->note_timeout(timeout_);
@@ -315,19 +319,19 @@ class MpiCommunicator final : public Communicator {
     }
   }
 
-  // Starts a collective of one or more requests. body posts them; a and b are its buffers.
+  // Starts a collective of one or more requests, which `body` posts. a and b are its buffers.
   template <typename Body>
   std::unique_ptr<Work> start_collective(const char* name, OpLabel label, const at::Tensor& a, const at::Tensor& b,
                                          Body body);
 
   std::shared_ptr<MpiRuntime> runtime_;
-  std::vector<int> in_world_;  // the rank of each in MPI_COMM_WORLD
+  std::vector<int> in_world_;  // the rank in MPI_COMM_WORLD of each rank
   MPI_Comm data_;
   MPI_Comm control_;
   MessageTags tags_;
-  std::vector<int64_t> sent_;  // messages so far, by peer
+  std::vector<int64_t> sent_;  // the number of messages so far, by peer
   std::vector<int64_t> received_;
-  // Receives whose message has not come, in order, by peer; and the peers that have any.
+  // The receives whose message has not come, in order, by peer; and the peers that have any.
   std::vector<std::deque<std::pair<PendingPtr, size_t>>> expected_;
   std::vector<int> expecting_;
 };
@@ -359,11 +363,11 @@ class MpiWork final : public Work {
 
   bool test() override {
     if (!started_) return true;
-    // What raises is over.
+    // If this raises, the Work is over: started_ stays null.
     const std::shared_ptr<Started> started = std::exchange(started_, nullptr);
     if (comm_.test(started)) return true;
     started_ = started;
-    if (Clock::now() >= deadline_) wait();  // one last look, then the error
+    if (Clock::now() >= deadline_) wait();  // tests once more, then raises
     return !started_;
   }
 
@@ -432,7 +436,7 @@ std::unique_ptr<Work> MpiCommunicator::start_exchange(const std::vector<Message>
   const auto post_message = [&](const Message& message, bool is_send) {
     const int64_t sequence = (is_send ? sent_ : received_)[static_cast<size_t>(message.peer)]++;
     const auto bytes = static_cast<int64_t>(message.tensor.nbytes());
-    if (bytes == 0) return;  // counted all the same: a peer that does expect data finds the gap
+    if (bytes == 0) return;  // it is counted, so that a peer that expects data notices the missing message
     const int tag = tags_.of(sequence, message.tensor.scalar_type());
     MPI_Request request = MPI_REQUEST_NULL;
     int code = MPI_SUCCESS;

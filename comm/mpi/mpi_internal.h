@@ -1,4 +1,4 @@
-// Shared by the files of comm/mpi: checked MPI calls. Not to be included elsewhere: it drags in mpi.h.
+// Checked MPI calls, for the files of comm/mpi. Do not include it elsewhere, because it includes mpi.h.
 #pragma once
 
 #include <mpi.h>
@@ -11,10 +11,11 @@
 namespace annulus::mpi_internal {
 
 std::string mpi_error_text(int code);
-// Error(kComm) naming the call unless code is MPI_SUCCESS.
+// Raises Error(kComm) naming the call, unless code is MPI_SUCCESS.
 void check_mpi(int code, const char* call);
 
-// Takes ownership of data (and duplicates it for control messages). Collective; the caller guards it by a watchdog.
+// Makes the communicator of the ranks of `data`. It takes ownership of `data`, and duplicates it for control messages.
+// Collective, and it blocks: the caller guards it with a watchdog.
 std::unique_ptr<Communicator> make_mpi_communicator(std::shared_ptr<MpiRuntime> runtime, MPI_Comm data);
 
 }  // namespace annulus::mpi_internal

@@ -1,4 +1,4 @@
-// MPI_Init and MPI_Finalize under a watchdog.
+// Calls MPI_Init and MPI_Finalize under a watchdog. See mpi_runtime.h.
 #include "comm/mpi/mpi_runtime.h"
 
 #include <algorithm>
@@ -34,15 +34,15 @@ void check_mpi(int code, const char* call) {
 
 namespace {
 
-// How Open MPI moves messages between ranks of one host, in versions 4 and 5, which ignore each other's words. What the
-// environment or mpirun's --mca says is left as it is.
+// Sets how Open MPI moves messages between ranks of one host. Versions 4 and 5 have different parameters and ignore
+// each other's. Values that the environment or mpirun's --mca sets have precedence.
 void set_transport() {
-  // A message goes in fragments of 32 KiB, by default three at a time, and nothing moves but in calls of a rank,
-  // between which waiting ranks sleep and others compute. So many that a call moves a megabyte, a quarter of what a
-  // rank has for its messages by default.
+  // Open MPI sends a message in fragments of 32 KiB, by default three at a time, and moves data only while a rank calls
+  // it; between calls, waiting ranks sleep and others compute. With 32 fragments a call moves 1 MiB, a quarter of the
+  // memory that a rank has for its messages by default.
   setenv("OMPI_MCA_pml_ob1_send_pipeline_depth", "32", 0);
-  // Copying once, out of another process's memory, needs ptrace permission, which containers withhold, and is slower
-  // from 4 MiB on (docs/performance.md, "Communication").
+  // The alternative, a single copy from the memory of the other process, needs the ptrace permission, which containers
+  // withhold, and is slower from 4 MiB on (docs/performance.md, "Communication").
   setenv("OMPI_MCA_btl_vader_single_copy_mechanism", "none", 0);
   setenv("OMPI_MCA_btl_sm_single_copy_mechanism", "none", 0);
 }
@@ -53,12 +53,12 @@ void set_transport() {
 std::shared_ptr<MpiRuntime> MpiRuntime::start(const MpiOptions& options) {
   if (options.max_piece_bytes < 1 || options.max_piece_bytes > (int64_t{1} << 30)) {
     throw Error(ErrorKind::kPlan, "comm",
-                "MPI pieces of " + std::to_string(options.max_piece_bytes) + " bytes: expected 1 to 2^30");
+                "MPI pieces of " + std::to_string(options.max_piece_bytes) + " bytes: expected 1 to 2^30 bytes");
   }
   int started = 0;
   check_mpi(MPI_Initialized(&started), "MPI_Initialized");
   if (started != 0) {
-    throw Error(ErrorKind::kInternal, "comm", "MPI was already started in this process: one MpiRuntime a process");
+    throw Error(ErrorKind::kInternal, "comm", "MPI was already started in this process: only one MpiRuntime may be");
   }
   std::shared_ptr<MpiRuntime> runtime(new MpiRuntime);
   runtime->options_ = options;
@@ -68,16 +68,17 @@ std::shared_ptr<MpiRuntime> MpiRuntime::start(const MpiOptions& options) {
     const Seconds timeout = options.timeout;
     Watchdog watchdog(timeout, [timeout] {
       return "[comm] MPI_Init did not return within " + describe_seconds(timeout.count()) +
-             ": a rank of this job has not started or is stopped; see that every host runs the same program";
+             ": a rank of this job has not started or is stopped; check that every host runs the same program";
     });
     int provided = MPI_THREAD_SINGLE;
-    // Serialized: several threads may hold communicators, one at a time calls MPI.
+    // Serialized: several threads may own communicators, but only one thread at a time calls MPI.
     check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided), "MPI_Init_thread");
     if (provided < MPI_THREAD_SERIALIZED) {
       throw Error(ErrorKind::kUnavailable, "comm",
-                  "this MPI does not allow calls from more than one thread: rebuild it with thread support");
+                  "this MPI does not allow calls from several threads (MPI_THREAD_SERIALIZED): rebuild it with thread "
+                  "support");
     }
-    // Errors that belong to no communicator go to one of these two, depending on the version of MPI.
+    // Errors that belong to no communicator are reported on one of these two, depending on the version of MPI.
     check_mpi(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
     check_mpi(MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
     check_mpi(MPI_Comm_rank(MPI_COMM_WORLD, &runtime->rank_), "MPI_Comm_rank");
@@ -125,7 +126,7 @@ void MpiRuntime::finish() {
     const std::string known = stalled();
     return "[comm] rank " + std::to_string(in_job(rank_)) + ": MPI_Finalize did not return within " +
            describe_seconds(timeout.count()) + ": another rank is still busy, stopped or gone" +
-           (known.empty() ? "; no rank of this host is known to be stopped or gone, so look at the other hosts"
+           (known.empty() ? "; no rank of this host is known to be stopped or gone, so check the other hosts"
                           : known);
   });
   std::lock_guard<std::mutex> lock(mutex_);

@@ -1,4 +1,5 @@
-// MPI for this process: started once, ended once, neither without a deadline. Bootstrap owns one; tests may, too.
+// Starts MPI in this process and ends it, once each, within a deadline. Bootstrap owns an MpiRuntime; tests may own
+// one, too.
 #pragma once
 
 #include <atomic>
@@ -19,30 +20,32 @@ class BegunCollective;
 }
 
 struct MpiOptions {
-  // Deadline of each of MPI_Init, MPI_Comm_split, MPI_Comm_dup and MPI_Finalize, which cannot be polled. When it
-  // passes, the process prints one message and ends with _exit(6). That of MPI_Finalize is no shorter than the timeout
-  // of the operations before it, and starts anew as long as `all_live` says so.
+  // Deadline of MPI_Init, of make_world() and of MPI_Finalize, which cannot be polled. When it passes, the process
+  // prints one message and ends with _exit(6). The deadline of MPI_Finalize is at least the timeout of the operations
+  // before it, and starts again as long as all_live() returns true.
   Seconds timeout{60};
-  // Longer messages travel as one message of a datatype made of pieces of this size: MPI counts are 31 bits.
+  // Messages longer than this number of bytes travel as one message of a datatype that consists of pieces of this size,
+  // because MPI counts are 31 bits.
   int64_t max_piece_bytes = int64_t{1} << 30;
-  // What is known of ranks that keep others waiting; `in_job` is MpiRuntime::in_job. Asked when a wait has missed its
-  // deadline. "rank 1 is stopped", or empty. May be called by any thread.
+  // Says which ranks are known to keep others waiting: "rank 1 is stopped", or empty. Called after a wait has missed
+  // its deadline, by any thread. `in_job` is MpiRuntime::in_job.
   std::function<std::string(const std::function<int(int)>& in_job)> describe_stalled = nullptr;
-  // Whether it is known that every rank of the job lives and none is stopped: those that have not come to MPI_Finalize
-  // are still at work. Null: it is never known. May be called by any thread.
+  // Whether every rank of the job is known to be alive and not stopped, so that ranks that have not come to
+  // MPI_Finalize are still computing. Null if this is never known. Called by any thread.
   std::function<bool()> all_live = nullptr;
 };
 
-// Owns MPI_Init and MPI_Finalize. Communicators made from it keep it alive.
+// Calls MPI_Init and MPI_Finalize. The communicators made from it keep it alive.
 //
-// MPI_Finalize is called when the last owner goes, but not while an exception unwinds the stack, nor after abandon() or
-// a missed deadline: it would wait for ranks that will never come. The process must then end by itself (return from
-// main or exit with a code other than 0), which makes the launcher end the other ranks.
+// MPI_Finalize is called when the last owner is destroyed, but not while an exception unwinds the stack, and not after
+// abandon() or a missed deadline, because it would wait for ranks that will never come. The process must then end by
+// itself with a code other than 0, which makes the launcher end the other ranks.
 //
 // Thread safety: one mutex guards every MPI call of the process; communicators may live in different threads.
 class MpiRuntime : public std::enable_shared_from_this<MpiRuntime> {
  public:
-  // Error(kComm) when MPI cannot start; Error(kInternal) when it was already started in this process.
+  // Raises Error(kComm) if MPI cannot start, Error(kUnavailable) if this MPI does not allow calls from several threads,
+  // Error(kPlan) if max_piece_bytes is not from 1 to 2^30, Error(kInternal) if MPI was already started in this process.
   static std::shared_ptr<MpiRuntime> start(const MpiOptions& options = {});
   ~MpiRuntime();
   MpiRuntime(const MpiRuntime&) = delete;
@@ -53,32 +56,34 @@ class MpiRuntime : public std::enable_shared_from_this<MpiRuntime> {
   // "Open MPI v4.1.4"
   const std::string& version() const { return version_; }
 
-  // A communicator over all ranks: CPU tensors of any dtype; reductions on fp32, fp64 and int64, and of bf16
-  // by reduce_scatter. Collective.
+  // A communicator over all ranks. It carries CPU tensors of any dtype, and reduces fp32, fp64 and int64, and with
+  // reduce_scatter also bf16. Collective.
   std::unique_ptr<Communicator> make_world();
 
-  // Says which number each rank of MPI_COMM_WORLD has in the job, where that is another. Not while ranks communicate.
+  // Sets the number in the job of each rank of MPI_COMM_WORLD, if the two differ. Do not call it while ranks
+  // communicate.
   void number_ranks(std::vector<int> in_job) { in_job_ = std::move(in_job); }
   int in_job(int world_rank) const { return in_job_.empty() ? world_rank : in_job_[static_cast<size_t>(world_rank)]; }
 
-  // From now on the process leaves without MPI_Finalize.
+  // From now on the process ends without MPI_Finalize.
   void abandon() { abandoned_ = true; }
   bool abandoned() const { return abandoned_; }
 
-  // MPI_Finalize now, unless abandon() was called, though communicators live: they must not be used any more. For hosts
-  // such as Python, which at their end leave objects alive that hold some.
+  // Calls MPI_Finalize now, unless abandon() was called. Communicators that still exist must not be used any more. This
+  // is for host programs such as Python, which may end while objects that own communicators still exist.
   void finish();
 
-  // How long an operation between ranks may take: communicators say it at each of theirs, and a host that may end
-  // without any says it itself. Thread-safe.
+  // Sets how long an operation between ranks may take. Communicators call it with each of their operations; a host
+  // program that may end without any operation calls it itself. Thread safe.
   void note_timeout(Seconds timeout) { operation_timeout_ = timeout; }
 
   // Internal to comm/mpi.
   std::mutex& mutex() { return mutex_; }
   const MpiOptions& options() const { return options_; }
-  // What was begun and is under way, of all communicators, in the order of the begins; under the mutex.
+  // The collectives of all communicators that were begun and are under way, in the order in which they were begun. The
+  // caller holds the mutex.
   std::vector<std::shared_ptr<mpi_internal::BegunCollective>>& begun() { return begun_; }
-  // "; rank 1 is stopped", or empty: the end of a message about a deadline.
+  // The end of an error message about a deadline: "; rank 1 is stopped", or empty.
   std::string stalled() const;
 
  private:
@@ -90,7 +95,7 @@ class MpiRuntime : public std::enable_shared_from_this<MpiRuntime> {
   int rank_ = 0;
   int size_ = 1;
   std::string version_;
-  std::vector<int> in_job_;  // empty: the same
+  std::vector<int> in_job_;  // empty if the numbers are those of MPI_COMM_WORLD
   std::vector<std::shared_ptr<mpi_internal::BegunCollective>> begun_;
 };
 

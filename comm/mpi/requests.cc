@@ -66,7 +66,7 @@ void test_requests(const Communicator& comm, Pending& p) {
 
 Movement movement(const Pending& pending) {
   Movement moved{pending.found + static_cast<int64_t>(pending.items.size() - pending.open), 0};
-  // To a collective of MPI's all ranks have come: they have shown their headers.
+  // In a collective of MPI all ranks take part already: they have exchanged their headers.
   if (pending.collective != nullptr && pending.headers.empty()) ++moved.events;
   for (const Pending::Item& item : pending.items) moved.open += item.done ? 0 : item.bytes;
   return moved;

@@ -1,4 +1,5 @@
-// Requests of MPI that may be under way, and how a rank waits for them. Internal to comm/mpi.
+// MPI requests that may be under way, and how a rank waits for them. Internal to comm/mpi. Thread safety: the caller
+// holds the mutex of the runtime, except in poll_until().
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,30 +22,31 @@
 
 namespace annulus::mpi_internal {
 
-// How far a transfer has come: what poll_until() goes by.
+// How far a transfer has come. poll_until() decides by it whether to spin or to sleep.
 struct Movement {
-  int64_t events = 0;  // messages that have been found or are through
-  int64_t open = 0;    // bytes that are not
+  int64_t events = 0;  // messages that have been matched or are complete
+  int64_t open = 0;    // bytes of the messages that are not complete
 };
 
-// The time that the rest of a transfer on this host takes. Before anything of it has come, when all goes well, 20 us
-// and 8 GB/s, and no longer: what has not come by then waits for a rank that still computes, perhaps for this core.
-// Once a message has been found its sender takes part, and both ranks must be in calls of MPI, of which each moves a
-// piece, until all is through: at the speed of memory that others use as well.
+// The expected duration of the rest of a transfer on this host. Before anything of it has come, this is the duration of
+// a fast transfer, 20 us and 8 GB/s: if it takes longer, another rank is probably still computing, perhaps on this
+// core. After the first event the peer takes part. Both ranks must then call MPI until the transfer is complete,
+// because each call moves a piece; 1 GB/s allows for memory that other ranks use as well.
 inline Seconds expected_time(Movement moved) {
   return Seconds(20e-6 + static_cast<double>(moved.open) / (moved.events == 0 ? 8e9 : 1e9));
 }
 
-// Calls done() until it is true or the deadline has passed. Spins, giving way to other threads, for the time that the
-// transfer should take, anew whenever movement() tells of another event; then sleeps for an eighth of the time waited
-// since, at most a millisecond, with a burst of calls in between: a late message is noticed within an eighth of its
-// lateness, and a waiting rank leaves its core to the others.
+// Calls done() until it returns true or the deadline has passed, and returns what done() returned last. It spins,
+// yielding to other threads, for the expected duration of the transfer, and again after each new event of movement().
+// Then it sleeps between bursts of calls, each time for an eighth of the time waited since, from 10 us to 1 ms. So it
+// notices a message that is late by t within about t/8 (800 us late: within 100 us), and a waiting rank leaves its core
+// to other ranks.
 template <typename Done, typename Moves>
 bool poll_until(Done done, Moves movement, comm_internal::Clock::time_point deadline) {
   constexpr int kBurst = 16, kLongBurst = 256;
   auto start = comm_internal::Clock::now();
   for (int64_t events = 0;;) {
-    // What moves is not interrupted for others after every megabyte.
+    // Once a transfer moves, more calls are made before yielding, so that it does not yield after every megabyte.
     for (int i = 0; i < (events > 0 ? kLongBurst : kBurst); ++i) {
       if (done()) return true;
     }
@@ -62,7 +64,8 @@ bool poll_until(Done done, Moves movement, comm_internal::Clock::time_point dead
   }
 }
 
-// `bytes` bytes as (count, type): MPI counts are 31 bits. Freed at once after posting, as MPI allows.
+// `bytes` bytes as an MPI count and datatype, because counts are 31 bits. It may be destroyed as soon as the request is
+// posted, as MPI allows.
 class ByteType {
  public:
   ByteType(int64_t bytes, int64_t piece) {
@@ -95,34 +98,36 @@ class ByteType {
   bool owned_ = false;
 };
 
-// What MPI may still read or write. When its wait fails it is never freed.
+// Requests of one operation and the memory that MPI may still read or write for them. If the wait for them fails, it is
+// never freed.
 struct Pending {
   struct Item : comm_internal::TransferState {
     at::Tensor tensor;
     int tag = 0;
-    at::Tensor extra;  // a collective's second buffer
+    at::Tensor extra;  // the second buffer of a collective
   };
-  std::vector<MPI_Request> requests;  // null: a receive whose message has not come, or done
-  std::vector<Item> items;            // beside requests
-  size_t open = 0;                    // items not done
-  int64_t found = 0;                  // messages that have been matched with a receive
+  std::vector<MPI_Request> requests;  // MPI_REQUEST_NULL: complete, or a receive whose message has not come
+  std::vector<Item> items;            // items[i] belongs to requests[i]
+  size_t open = 0;                    // the number of items that are not done
+  int64_t found = 0;                  // the number of messages that have been matched with a receive
   OpLabel label;
-  const char* collective = nullptr;  // what the ranks do together; null for an exchange
-  std::string mismatch;              // a message that came was not the one expected
+  const char* collective = nullptr;  // the name of the collective; null for an exchange
+  std::string mismatch;              // the error if a message arrived that was not the expected one
   std::vector<comm_internal::CollectiveHeader> headers;
   comm_internal::CollectiveHeader mine;
-  // Scratch of Testsome.
+  // Outputs of MPI_Testsome, kept here so that a pass allocates nothing.
   std::vector<int> indices;
   std::vector<MPI_Status> statuses;
 };
 using PendingPtr = std::shared_ptr<Pending>;
 
-// Records a request that a non-blocking call has started. Raises Error(kComm) where it could not.
+// Records a request that a non-blocking call has started. Raises Error(kComm) if `code`, the result of the call, is an
+// error.
 void post(const Communicator& comm, Pending& pending, MPI_Request request, Pending::Item item, int code);
-// Posts what lets every rank of comm know the others' headers: `mine` to every rank, and theirs into pending.headers.
+// Posts the exchange of headers: sends `mine` to every other rank of comm and receives theirs into pending.headers.
 void post_headers(const Communicator& comm, MPI_Comm control, const comm_internal::CollectiveHeader& mine,
                   OpLabel label, Pending& pending);
-// One pass over the requests. Raises Error(kComm) where one has failed.
+// Makes one pass over the requests. Raises Error(kComm) if one has failed.
 void test_requests(const Communicator& comm, Pending& pending);
 
 Movement movement(const Pending& pending);
