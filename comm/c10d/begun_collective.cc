@@ -63,7 +63,7 @@ void BegunCollective::advance(bool first) noexcept {
   }
 }
 
-// Those that may be.
+// Posts the steps that may be posted.
 void BegunCollective::post_steps() {
   for (; posted_ < rounds_->count() && rounds_->needs(posted_) <= done_; ++posted_) {
     Pending& pending = under_way_.emplace_back();
@@ -75,7 +75,7 @@ void BegunCollective::post_steps() {
 std::string BegunCollective::describe_unfinished() const {
   if (stage_ == Stage::kAgreeing) return headers_->pending.describe_unfinished(comm_);
   if (!under_way_.empty() && !under_way_.front().over()) return under_way_.front().describe_unfinished(comm_);
-  return std::string(call_.name()) + ": not done, because of what this communicator began before";
+  return std::string(call_.name()) + ": not done, because an earlier collective of this communicator is not done";
 }
 
 std::vector<BegunPtr>& begun_collectives() {
@@ -85,7 +85,7 @@ std::vector<BegunPtr>& begun_collectives() {
 
 void advance_all() {
   auto& begun = begun_collectives();
-  std::vector<const Communicator*> busy;  // have one that is not over
+  std::vector<const Communicator*> busy;  // those with a collective that is not over
   for (const BegunPtr& collective : begun) {
     const bool first = std::find(busy.begin(), busy.end(), &collective->comm()) == busy.end();
     collective->advance(first);

@@ -1,6 +1,7 @@
-// An all_gather, a reduce_scatter or an all_reduce under way between ranks of a process group: the headers first, then
-// the data in steps (rounds.h), of which none blocks. Used by c10d_communicator.cc. All of a process are moved along
-// together (begun_collectives()), so that waiting for one transfer never holds up another. Under arrivals().mutex.
+// An all_gather, a reduce_scatter or an all_reduce that is under way between the ranks of a process group. The headers
+// are exchanged first; then the data travel in steps (rounds.h), none of which blocks. Used by c10d_communicator.cc.
+// All of these in a process are advanced together (begun_collectives()), so that waiting for one transfer never delays
+// another. Thread safety: the caller holds arrivals().mutex.
 #pragma once
 
 #include <cstdint>
@@ -17,30 +18,30 @@
 
 namespace annulus::c10d_internal {
 
-// Messages under way together, and what they are for.
+// Messages of one operation that are under way together.
 struct Pending {
   std::vector<TransferPtr> transfers;
   OpLabel label;
-  const char* collective = nullptr;  // what the ranks do together; null for an exchange
+  const char* collective = nullptr;  // the name of the collective; null for an exchange
 
   bool over() const;
-  // Raises Error(kComm) where one has failed, kMismatch where another message came than was expected.
+  // Raises Error(kComm) if a message has failed, and Error(kMismatch) if another message came than was expected.
   void raise(const Communicator& comm) const;
   std::string describe_unfinished(const Communicator& comm) const;
 };
 
-// Headers of a collective on their way from and to every other rank.
+// The headers of a collective, on their way to and from every other rank.
 struct Headers {
   Pending pending;
   comm_internal::CollectiveHeader mine;
   std::vector<comm_internal::CollectiveHeader> all;
 };
 
-// How a communicator posts what its collectives need.
+// Posts the messages of a begun collective. The communicator implements it.
 class Sender {
  public:
   virtual ~Sender() = default;
-  // In the lane of what is begun, which all ranks use in the same order. arrivals().mutex is held.
+  // Posts in Lane::kBegun, which all ranks use in the same order. The caller holds arrivals().mutex.
   virtual void post(Pending& pending, const std::vector<comm_internal::Rounds::Message>& sends,
                     const std::vector<comm_internal::Rounds::Message>& receives, const Kept& kept) = 0;
 };
@@ -50,12 +51,13 @@ class BegunCollective {
   BegunCollective(const Communicator& comm, Sender& sender, comm_internal::Begun call,
                   std::shared_ptr<Headers> headers);
 
-  // One step. The first of its communicator's that are not over alone moves data: so these go in one order on all
-  // ranks.
+  // Advances as far as the messages that have come allow. first: it is the first of its communicator's collectives that
+  // are not over. Only that one moves data, so that the data of collectives are posted in the same order on all ranks.
   void advance(bool first) noexcept;
 
   bool complete() const { return stage_ == Stage::kComplete; }
-  // Why it never will be; null while all is well. Error(kMismatch): the ranks disagree, and nothing was sent.
+  // Why it will never be complete; null without an error. With Error(kMismatch), the ranks disagree and no data were
+  // sent.
   const std::exception_ptr& failure() const { return failure_; }
   bool over() const { return complete() || failure_ != nullptr; }
 
@@ -71,19 +73,19 @@ class BegunCollective {
 
   const Communicator& comm_;
   Sender& sender_;
-  comm_internal::Begun call_;  // its tensors until it is complete
+  comm_internal::Begun call_;  // keeps the tensors until the collective is complete
   std::shared_ptr<Headers> headers_;
   Stage stage_ = Stage::kAgreeing;
   std::exception_ptr failure_;
   std::shared_ptr<comm_internal::Rounds> rounds_;  // once it moves data
-  std::deque<Pending> under_way_;                  // a step each
+  std::deque<Pending> under_way_;                  // one Pending for each posted step that is not done
   int64_t posted_ = 0, done_ = 0;                  // steps
 };
 using BegunPtr = std::shared_ptr<BegunCollective>;
 
-// Those of this process, in the order in which each communicator began them.
+// The collectives of this process that are under way, in the order in which each communicator began them.
 std::vector<BegunPtr>& begun_collectives();
-// A pass over all of them; those that are over are dropped.
+// Advances each of them, and removes those that are over.
 void advance_all();
 
 }  // namespace annulus::c10d_internal

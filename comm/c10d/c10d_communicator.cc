@@ -1,11 +1,11 @@
-// The CPU's part of the backend over process groups.
+// The part of the backend over process groups that carries CPU tensors.
 //
-// - All data move as messages between two ranks (channel.h), never by the group's own collectives: a group has no way
-//   to let go of a collective that some ranks do not join, and orders those of a caller's among ours.
-// - A communicator has a context, a number that all its ranks agree on and that their tags hold: several communicators
-//   over one group, splits among them, do not meet.
+// - All data travel as messages between two ranks (channel.h), never by the group's own collectives: a group cannot
+//   abandon a collective that some ranks do not join, and the program's own collectives would be ordered with these.
+// - A communicator has a context, a number that its ranks agree on and that is part of the tags. So the messages of
+//   several communicators over one group, such as splits, are never confused.
 // - Before a collective every rank sends its header to every other, so that a missing rank can be named and ranks that
-//   disagree all know it before any data move. What blocks adds in the order of the ranks, too.
+//   disagree all notice before any data are sent. Blocking reductions add in the order of the ranks as well.
 #include "comm/c10d/c10d_communicator.h"
 
 #include <ATen/ops/empty.h>
@@ -40,7 +40,7 @@ using namespace comm_internal;
 
 using PendingPtr = std::shared_ptr<Pending>;
 
-// Where a message to or from a rank lies; without bytes none is sent.
+// The memory of a message to or from a rank. With 0 bytes there is no message.
 struct Part {
   const void* data = nullptr;
   int64_t bytes = 0;
@@ -49,7 +49,7 @@ using PartOf = std::function<Part(int rank)>;
 
 class C10dCommunicator final : public Communicator, private Sender {
  public:
-  // members: its ranks, by their numbers in the group. Collective among them; context: that they agreed on.
+  // members: its ranks by their numbers in the group. context: the number that these ranks have agreed on.
   C10dCommunicator(std::shared_ptr<Channel> channel, std::vector<int> members, int rank, int64_t context)
       : Communicator(rank, static_cast<int>(members.size()), at::kCPU),
         channel_(std::move(channel)),
@@ -77,14 +77,14 @@ class C10dCommunicator final : public Communicator, private Sender {
   }
 
  protected:
-  // Threads that wait, and gloo's, are the parent's alone.
+  // A forked process has neither the threads that wait nor those of gloo.
   void look(OpLabel label) override {
     if (getpid() == process_) return;
     throw Error(ErrorKind::kUsage, "comm",
                 where(label) +
-                    ": this process was forked after its parent had made this communicator, and the connections of a "
-                    "process group stay the parent's: communicate in the parent alone, or start processes with the "
-                    "start method \"spawn\" of multiprocessing");
+                    ": this process was forked after its parent had made this communicator, and only the parent can "
+                    "use the connections of a process group: communicate in the parent only, or start processes with "
+                    "the start method \"spawn\" of multiprocessing");
   }
 
   std::vector<CollectiveHeader> gather_headers(const CollectiveHeader& mine, const at::Tensor&,
@@ -108,8 +108,8 @@ class C10dCommunicator final : public Communicator, private Sender {
 
   Channel::Address address(int peer) const { return {members_[static_cast<size_t>(peer)], peer, context_}; }
 
-  // After a failure the group may still use the buffers of what is under way: they are never freed. arrivals().mutex is
-  // held.
+  // Makes the communicator dead. The group may still use the buffers of operations that are under way, so they are
+  // never freed. The caller holds arrivals().mutex.
   void die(const std::string& why) {
     if (failed()) return;
     fail(ErrorKind::kComm, why, /*told=*/true);
@@ -130,7 +130,7 @@ class C10dCommunicator final : public Communicator, private Sender {
     pending.transfers.push_back(std::move(transfer));
   }
 
-  // Runs body, which posts. Whatever it cannot post makes the communicator dead.
+  // Runs `body`, which posts messages. If it fails, the communicator is dead.
   template <typename Body>
   void start(OpLabel label, Body body) {
     std::erase_if(open_, [](const TransferPtr& transfer) { return transfer->done; });
@@ -143,7 +143,7 @@ class C10dCommunicator final : public Communicator, private Sender {
     }
   }
 
-  // To and from every other rank. arrivals().mutex is held, as for the others.
+  // Posts messages to and from every other rank. The caller holds arrivals().mutex, for all functions named post.
   void post(Pending& pending, Lane lane, const PartOf& from, const PartOf& to, const Kept& kept) {
     for (const bool is_send : {false, true}) {
       for (int i = 1; i < size_; ++i) {
@@ -187,7 +187,7 @@ class C10dCommunicator final : public Communicator, private Sender {
     return headers;
   }
 
-  // What the ranks send each other in a collective that blocks.
+  // Exchanges the messages of a blocking collective, and waits for them.
   void exchange_all(OpLabel label, const char* name, Clock::time_point deadline, const PartOf& from, const PartOf& to,
                     const Kept& kept) {
     const auto pending = std::make_shared<Pending>(Pending{{}, label, name});
@@ -198,7 +198,7 @@ class C10dCommunicator final : public Communicator, private Sender {
     wait(pending, deadline, timeout_, blocked_by());
   }
 
-  // True when all are done. A failure kills the communicator and raises. arrivals().mutex is held.
+  // Returns true when all are done. After a failure the communicator is dead. The caller holds arrivals().mutex.
   bool test(const PendingPtr& pending) {
     if (pending->over()) return true;
     advance_all();
@@ -218,7 +218,7 @@ class C10dCommunicator final : public Communicator, private Sender {
     try {
       if (begun->failure()) std::rethrow_exception(begun->failure());
     } catch (const Error& e) {
-      // Ranks that disagree have sent nothing: the communicator lives.
+      // Ranks that disagree have sent no data, so the communicator stays usable.
       if (e.kind() != ErrorKind::kMismatch) die(std::string(e.message()));
       throw;
     }
@@ -256,10 +256,10 @@ class C10dCommunicator final : public Communicator, private Sender {
   std::vector<int> members_;
   int64_t context_;
   pid_t process_ = getpid();
-  std::vector<int64_t> sent_;  // messages so far, by peer
+  std::vector<int64_t> sent_;  // the number of messages so far, by peer
   std::vector<int64_t> received_;
-  std::vector<TransferPtr> open_;  // perhaps not done
-  // Messages to this rank itself that wait for their other end, in order.
+  std::vector<TransferPtr> open_;  // all transfers that may not be done
+  // Messages from this rank to itself that wait for the other end, in order.
   struct Own {
     TransferPtr transfer;
     Channel::Described message;
@@ -294,14 +294,14 @@ class C10dWork final : public Work {
 
   bool test() override {
     if (!started_) return true;
-    // What raises is over.
+    // If this raises, the Work is over: started_ stays null.
     const std::shared_ptr<Started> started = std::exchange(started_, nullptr);
     {
       const std::lock_guard lock(arrivals().mutex);
       if (comm_.test(started)) return true;
     }
     started_ = started;
-    if (Clock::now() >= deadline_) wait();  // one last look, then the error
+    if (Clock::now() >= deadline_) wait();  // tests once more, then raises
     return !started_;
   }
 
@@ -319,7 +319,7 @@ class C10dWork final : public Work {
   int exceptions_;
 };
 
-// Messages from this rank to itself, in order. arrivals().mutex is held.
+// Carries messages from this rank to itself, in order. The caller holds arrivals().mutex.
 void C10dCommunicator::match_own_messages() {
   while (!own_sends_.empty() && !own_receives_.empty()) {
     const Own sent = std::move(own_sends_.front()), received = std::move(own_receives_.front());
@@ -347,7 +347,7 @@ std::unique_ptr<Work> C10dCommunicator::start_exchange(const std::vector<Message
   const auto post_message = [&](const Message& message, bool is_send) {
     const int64_t number = (is_send ? sent_ : received_)[static_cast<size_t>(message.peer)]++;
     const auto bytes = static_cast<int64_t>(message.tensor.nbytes());
-    if (bytes == 0) return;  // counted all the same: a peer that does expect data finds the gap
+    if (bytes == 0) return;  // it is counted, so that a peer that expects data notices the missing message
     const Channel::Described described{message.tensor, number};
     if (message.peer != rank_) {
       const Channel::Address peer = address(message.peer);
@@ -377,8 +377,8 @@ std::unique_ptr<Work> C10dCommunicator::begin(const Begun& call) {
   return std::make_unique<C10dWork<BegunCollective>>(*this, begun, deadline);
 }
 
-// Additions in the order of the ranks. A small tensor goes to every rank; of a larger one, segment by segment, each
-// rank adds up a part and sends the sum to the others.
+// Adds in the order of the ranks. A small tensor is sent to every rank. A larger one is reduced in segments: each rank
+// adds up a part of the segment and sends the sum to the others.
 std::unique_ptr<Work> C10dCommunicator::start_all_reduce(at::Tensor& tensor, ReduceOp op, OpLabel label) {
   constexpr int64_t kWhole = 4096, kSegment = int64_t{8} << 20;  // bytes
   if (size_ == 1) return nullptr;
@@ -388,7 +388,7 @@ std::unique_ptr<Work> C10dCommunicator::start_all_reduce(at::Tensor& tensor, Red
   const int64_t segment = std::min(total, kSegment / width);
   const int64_t part = whole ? total : (segment + size_ - 1) / size_;
   struct Buffers {
-    at::Tensor tensor, held;  // held: the others' copies of this rank's part
+    at::Tensor tensor, held;  // held: the other ranks' values of this rank's part
   };
   const auto buffers = std::make_shared<Buffers>();
   *buffers = {tensor, at::empty({size_, part * width}, at::kByte)};
@@ -440,7 +440,7 @@ std::unique_ptr<Communicator> C10dCommunicator::make_split(int color, int key, O
   }
   exchange_all(
       label, "split", deadline_of(timeout_), [&](int) { return choice_of(rank_); }, choice_of, choices);
-  int64_t context = 0;  // one that no two of these ranks share yet
+  int64_t context = 0;  // one that none of these ranks has used yet
   for (const Choice& choice : *choices) context = std::max(context, choice.context);
   {
     const std::lock_guard lock(arrivals().mutex);
@@ -467,7 +467,7 @@ std::unique_ptr<Communicator> make_host_communicator(const c10::intrusive_ptr<c1
   const auto fail = [&](ErrorKind kind, const std::string& why) {
     throw Error(kind, "comm", "making a communicator over process group \"" + channel->name() + "\": " + why);
   };
-  // What every communicator over the group is split off; context 0 is its own.
+  // Every communicator over the group is split off this one, which has context 0.
   std::vector<int> members(static_cast<size_t>(channel->size()));
   std::iota(members.begin(), members.end(), 0);
   C10dCommunicator all(channel, std::move(members), channel->rank(), 0);

@@ -28,12 +28,12 @@ namespace {
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 
-// ---- Tags. All of ours have bit 30 set, which leaves a caller's own sends and receives all tags below 2^30; what the
-// backend does for collectives has tags of another kind. Then 16 bits of the context, 2 of the lane, 12 of the message.
-// gloo keeps the order of messages of one tag between two ranks.
+// ---- Tags. Bit 30 is set in all tags of annulus, which leaves the tags below 2^30 to the program's own sends and
+// receives; the backend's collectives have a different kind of tag. Below bit 30 are 16 bits for the context, 2 for the
+// lane and 12 for the message. gloo keeps the order of messages with the same tag between two ranks.
 
-constexpr int kInOrder = 0;         // the message's bits where both sides post in order
-constexpr int64_t kNumbers = 4095;  // other values: by the number of the message
+constexpr int kInOrder = 0;         // the 12 bits of messages that both sides post in the same order
+constexpr int64_t kNumbers = 4095;  // the other values of the 12 bits follow from the number of the message
 
 int tag_of(int64_t context, Lane lane, int64_t bits) {
   const int64_t number = context == 0 ? 0 : 1 + (context - 1) % 0xffff;
@@ -42,21 +42,21 @@ int tag_of(int64_t context, Lane lane, int64_t bits) {
 
 int tag_of_payload(int64_t context, int64_t number) { return tag_of(context, Lane::kExchange, 1 + number % kNumbers); }
 
-// ---- What goes before a message, and with it where it is short.
+// ---- The frame that is sent before a message; it contains the message if that is short.
 
 struct Frame {
   static constexpr int64_t kInside = 4096 - 24;
   int64_t bytes = 0;
   int64_t number = 0;
   int64_t dtype = 0;
-  std::array<char, kInside> inside;  // not sent beyond `bytes`
+  std::array<char, kInside> inside;  // the first `bytes` of these are sent, if they fit
 };
 static_assert(sizeof(Frame) == 4096);
 constexpr int64_t kFrameHead = sizeof(Frame) - Frame::kInside;
 
 at::Tensor as_bytes(void* data, int64_t bytes) { return at::from_blob(data, {bytes}, at::kByte); }
 
-// ---- Threads that wait.
+// ---- The threads that wait for messages.
 
 class Waiters {
  public:
@@ -70,7 +70,7 @@ class Waiters {
         jobs_.pop_back();
         throw Error(ErrorKind::kComm, "comm",
                     std::string("no thread could be started to wait for a message (") + e.what() +
-                        "); every message under way takes one: raise the limit of processes (ulimit -u, pids.max)");
+                        "); every message under way needs one: raise the limit of processes (ulimit -u, pids.max)");
       }
     } else {
       wake_.notify_one();
@@ -98,7 +98,7 @@ class Waiters {
   int64_t idle_ = 0;
 };
 
-// Never destroyed: threads may wait when the process ends.
+// Never destroyed, because threads may still wait when the process ends.
 Waiters& waiters() {
   static auto& waiters = *new Waiters;
   return waiters;
@@ -107,7 +107,7 @@ Waiters& waiters() {
 struct Posted final : Transfer {
   Kept kept;
   void* data = nullptr;
-  std::vector<WorkPtr> works;  // in the order in which they are waited for; grows as a thread posts more
+  std::vector<WorkPtr> works;  // in the order in which they are waited for; a waiting thread may add more
   std::unique_ptr<Frame> frame;
   bool abandoned = false;
 };
@@ -116,11 +116,11 @@ using PostedPtr = std::shared_ptr<Posted>;
 void abort(const WorkPtr& work) {
   try {
     work->abort();
-  } catch (const c10::Error&) {  // not every backend can: its thread waits on
+  } catch (const c10::Error&) {  // not every backend supports it; the thread then continues to wait
   }
 }
 
-// Makes `work` the one that is waited for. False where the transfer has been abandoned.
+// Adds `work` to those that are waited for. Returns false if the transfer has been abandoned.
 bool add(Posted& posted, const WorkPtr& work) {
   const std::lock_guard lock(arrivals().mutex);
   posted.works.push_back(work);
@@ -128,14 +128,14 @@ bool add(Posted& posted, const WorkPtr& work) {
   return !posted.abandoned;
 }
 
-// False where it was aborted.
+// Returns false if the work was aborted.
 bool await(const WorkPtr& work) {
-  // "Without a timeout" would be the group's, which breaks its connections when it strikes.
+  // wait() without a timeout would use the group's timeout, which breaks the connections when it expires.
   constexpr std::chrono::milliseconds kForEver = std::chrono::hours(24 * 365);
   return work->wait(kForEver);
 }
 
-// Runs `body` on a thread that waits; the transfer is done when it returns true.
+// Runs `body`, which waits, on a thread. The transfer is done if it returns true.
 template <typename Body>
 void complete_by(const PostedPtr& posted, Body body) {
   const auto wait = [posted, body = std::make_shared<Body>(std::move(body))]() mutable {
@@ -146,8 +146,8 @@ void complete_by(const PostedPtr& posted, Body body) {
     } catch (const std::exception& e) {
       failure = in_short(e);
     }
-    // What it holds of the group goes before anyone is told: the process may end then, and this thread would be the
-    // last to hold what belongs to Python.
+    // Release the references to the group before notifying: the process may end after that, and this thread must not be
+    // the last owner of objects that belong to Python.
     body.reset();
     const std::lock_guard lock(arrivals().mutex);
     posted->done = done;
@@ -168,7 +168,7 @@ void complete_by(const PostedPtr& posted, Body body) {
 }
 
 bool await_all(Posted& posted) {
-  // A send posts all at the start: nobody else changes `works`.
+  // A send posts all its works at the start, so `works` does not change any more.
   const std::vector<WorkPtr> works = posted.works;
   return std::all_of(works.begin(), works.end(), await);
 }
@@ -207,7 +207,7 @@ std::string describe_message(int64_t bytes, int64_t number, at::ScalarType dtype
 std::string in_short(const std::exception& e) {
   const std::string text = e.what(), line = text.substr(0, text.find('\n'));
   const size_t begin = line.rfind('[', 0) == 0 ? line.find("] ") + 2 : 0;
-  const size_t address = line.find("]:", begin);  // of a peer; advice follows
+  const size_t address = line.find("]:", begin);  // the address of a peer, which advice follows
   const size_t end = address == std::string::npos ? address : line.find('.', address);
   return begin < line.size() ? line.substr(begin, end - begin) : "the process group gives no reason";
 }
@@ -240,14 +240,14 @@ Channel::Channel(const c10::intrusive_ptr<c10d::ProcessGroup>& group)
   } catch (const c10::Error&) {
     throw Error(ErrorKind::kUsage, "comm",
                 "the process group \"" + name_ +
-                    "\" has no backend for CPU tensors, over which ranks agree: make it with gloo beside its other "
-                    "backends, as by init_process_group(\"cpu:gloo,cuda:nccl\")");
+                    "\" has no backend for CPU tensors, which the ranks use to agree: make it with gloo beside its "
+                    "other backends, as with init_process_group(\"cpu:gloo,cuda:nccl\")");
   }
   in_job_.resize(static_cast<size_t>(group->getSize()));
   std::vector<uint64_t> global;
   try {
     global = group_->backend->getBackendOptions()->global_ranks_in_group;
-  } catch (const c10::Error&) {  // a backend without options: its ranks are called by their numbers in the group
+  } catch (const c10::Error&) {  // a backend without options: messages use the ranks of the group
   }
   for (size_t i = 0; i < in_job_.size(); ++i) {
     in_job_[i] = static_cast<int>(global.size() == in_job_.size() ? global[i] : i);
@@ -311,7 +311,7 @@ TransferPtr Channel::receive(const Address& from, const Described& message) {
     }
     WorkPtr payload;
     {
-      const std::lock_guard lock(arrivals().mutex);  // under which all messages of a group are posted
+      const std::lock_guard lock(arrivals().mutex);  // all messages of a group are posted under it
       payload = group->start(false, rank, tag, p.data, p.bytes);
     }
     return add(p, payload) && await(payload);

@@ -1,9 +1,9 @@
-// Messages between the ranks of a process group, for c10d_communicator.cc. Internal to comm/c10d; all that is c10d's is
-// behind it, since its headers take long to compile.
+// Messages between the ranks of a process group, for c10d_communicator.cc. Internal to comm/c10d. It hides the headers
+// of c10d, which take long to compile.
 //
-// A Work of gloo learns that it is complete only in wait(), and a wait() that runs into its timeout breaks every
-// connection of the group. So a thread waits for each message under way, without a timeout; it is ended by abort().
-// Threads are kept and used again: a process has as many as it ever had messages under way at once.
+// A Work of gloo only notices in wait() that it is complete, and a wait() that times out breaks every connection of the
+// group. So a thread waits for each message that is under way, without a timeout; abort() ends its wait. Threads are
+// kept and reused: a process has as many as it ever had messages under way at the same time.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -26,32 +26,33 @@ class ProcessGroup;
 
 namespace annulus::c10d_internal {
 
-// Guards all transfers of the process, and what they are for; `came` is notified whenever one is over. Both last as
-// long as the process.
+// `mutex` guards all transfers of the process and the operations that they belong to; `came` is notified whenever a
+// transfer is over. Both exist as long as the process.
 struct Arrivals {
   std::mutex mutex;
   std::condition_variable came;
 };
 Arrivals& arrivals();
 
-// A message under way. What is not const changes under arrivals().mutex.
+// A message that is under way. Its members change under arrivals().mutex.
 struct Transfer : comm_internal::TransferState {
   virtual ~Transfer() = default;
-  std::string failure;  // what the group says; never done then
-  std::string came;     // "200 bytes (message 3 ...)": not what was `expected`; never done then
-  std::string expected;
+  std::string failure;   // the group's error; the transfer is then never done
+  std::string came;      // "200 bytes (message 3 ...)" if another message came; the transfer is then never done
+  std::string expected;  // the description of the expected message
 };
 using TransferPtr = std::shared_ptr<Transfer>;
 
-// Holds memory that messages are read from or written to.
+// Keeps alive the memory that messages are read from or written to.
 using Kept = std::shared_ptr<const void>;
 
-// Two ranks use a lane of a context in the same order. There are 16384 tags for a context, from its lanes.
+// A stream of messages within a context. Two ranks post the messages of a lane in the same order. A context has 16384
+// tags, 4096 for each lane.
 enum class Lane { kExchange, kHeaders, kBlocking, kBegun };
 
 class Channel {
  public:
-  // Error(kUsage) where the group has no backend for CPU tensors.
+  // Raises Error(kUsage) if the group has no backend for CPU tensors.
   explicit Channel(const c10::intrusive_ptr<c10d::ProcessGroup>& group);
 
   const std::string& name() const { return name_; }
@@ -59,34 +60,34 @@ class Channel {
   int size() const { return static_cast<int>(in_job_.size()); }
   int in_job(int rank) const { return in_job_[static_cast<size_t>(rank)]; }
 
-  // What communicators over one group must know of each other, as long as the group lives. Under arrivals().mutex.
+  // State that all communicators over one group share, as long as the group exists. Guarded by arrivals().mutex.
   struct Contexts {
-    int64_t next = 1;    // context; the ranks that share one agree on it. One is used again after 65535 others.
-    std::string broken;  // why the ranks of the group could not agree on one: no more can be made
+    int64_t next = 1;    // the next free context. The ranks that share one agree on it; numbers repeat after 65535.
+    std::string broken;  // why the ranks could not agree on a context: no more communicators can be made
   };
   Contexts& contexts() { return *contexts_; }
 
-  // Where a message goes: to a rank of the group, which is `peer` in its communicator's count.
+  // The other end of a message.
   struct Address {
-    int rank = 0;
-    int peer = 0;
+    int rank = 0;  // its rank in the group
+    int peer = 0;  // its rank in the communicator
     int64_t context = 0;
   };
 
-  // `bytes` at `data`, of which both sides know the number; they last as long as `kept`. Raises Error(kComm) where the
-  // group refuses, as all of these.
+  // Sends or receives `bytes` bytes at `data`; both sides know the number. The memory must exist as long as `kept`. All
+  // four functions raise Error(kComm) if the group refuses the message.
   TransferPtr send(const Address& to, Lane lane, const void* data, int64_t bytes, Kept kept);
   TransferPtr receive(const Address& from, Lane lane, void* data, int64_t bytes, Kept kept);
 
-  // A message whose receiver may expect another one: number, dtype and size go before it.
+  // A message whose receiver may expect a different one: its number, dtype and size are sent before it.
   struct Described {
     at::Tensor tensor;
-    int64_t number = 0;  // of the messages between the two ranks
+    int64_t number = 0;  // the number of messages between the two ranks before this one
   };
   TransferPtr send(const Address& to, const Described& message);
   TransferPtr receive(const Address& from, const Described& message);
 
-  // Nobody waits for this transfer any more. What it may still read or write is never freed. arrivals().mutex is held.
+  // Gives up a transfer. The memory that it may still read or write is never freed. The caller holds arrivals().mutex.
   static void abandon(const TransferPtr& transfer);
 
  private:

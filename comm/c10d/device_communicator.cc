@@ -1,12 +1,12 @@
-// The devices' part of the backend over process groups: transfers by the group's backend for the device (NCCL), what
-// ranks agree on by the communicator of their hosts.
+// The part of the backend over process groups that carries tensors on a device: the group's backend for the device
+// (NCCL) transfers them, and the ranks agree over the communicator of their hosts. No GPU has run it.
 //
-// - Hosts compare before anything is given to the device, since nobody can take it back from there: abort() of a group
-//   would end the caller's own traffic, too. So a host waits in exchange() for those it receives from to send, and in a
-//   collective, also one that is begun, for all ranks; the device is never waited for.
-// - c10d orders a transfer after what the current stream holds when it starts, and the current stream after it in
-//   Work::wait(). Tensors are held until then.
-// - Deadlines are those of the hosts. What hangs on the device is the affair of the group's own timeout.
+// - Hosts compare a transfer before it is given to the device, because it cannot be withdrawn from there: abort() of a
+//   group would end the program's own traffic as well. So a host waits in exchange() until the ranks that it receives
+//   from send, and in a collective, also in one that is begun, for all ranks. It never waits for the device.
+// - c10d orders a transfer after the work that is on the current stream when it starts, and in Work::wait() orders the
+//   current stream after the transfer. Tensors are kept until then.
+// - Deadlines apply to the hosts. The group's own timeout ends a transfer that hangs on the device.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -41,16 +41,16 @@ using namespace comm_internal;
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 using Works = std::vector<c10::intrusive_ptr<c10d::Work>>;
 
-constexpr int kTag = 1 << 29;  // NCCL knows no tags
+constexpr int kTag = 1 << 29;  // one tag for all messages, because NCCL ignores tags
 
 c10d::ReduceOp c10d_op(ReduceOp op) {
   return op == ReduceOp::kSum ? c10d::ReduceOp::SUM : op == ReduceOp::kMax ? c10d::ReduceOp::MAX : c10d::ReduceOp::MIN;
 }
 
-// What is only moved has a dtype that every backend knows.
+// Data that are only moved travel as bytes, a dtype that every backend supports.
 at::Tensor as_bytes(const at::Tensor& tensor) { return tensor.view({-1}).view(at::kByte); }
 
-// A message as hosts tell each other.
+// The description of a message that hosts exchange: its number, dtype and size in bytes.
 struct Words {
   static constexpr int64_t kCount = 3;
   static at::Tensor of(int64_t number, const at::Tensor& tensor) {
@@ -69,7 +69,8 @@ struct Words {
 
 class DeviceCommunicator final : public Communicator {
  public:
-  // members: the ranks, by their numbers in the group. headers: another communicator of the same hosts.
+  // members: the ranks by their numbers in the group. host and headers: two communicators of the hosts of these ranks;
+  // `headers` carries only the descriptions of messages.
   DeviceCommunicator(BackendPtr backend, at::Device device, std::vector<int> members,
                      std::unique_ptr<Communicator> host, std::unique_ptr<Communicator> headers)
       : Communicator(host->rank(), host->size(), device),
@@ -129,12 +130,12 @@ class DeviceCommunicator final : public Communicator {
 
   BackendPtr backend_;
   std::vector<int> members_;
-  bool whole_ = false;  // all ranks of the group in their order: its collectives are ours
+  bool whole_ = false;  // members_ are all ranks of the group in order, so the group's collectives can be used
   std::unique_ptr<Communicator> host_, headers_;
-  std::vector<int64_t> sent_;  // messages so far, by peer
+  std::vector<int64_t> sent_;  // the number of messages so far, by peer
   std::vector<int64_t> received_;
-  std::deque<std::unique_ptr<Work>> header_sends_;   // not yet received
-  std::deque<at::Tensor> own_sends_, own_receives_;  // messages to this rank itself, in order
+  std::deque<std::unique_ptr<Work>> header_sends_;   // sends of descriptions that may not be complete
+  std::deque<at::Tensor> own_sends_, own_receives_;  // messages from this rank to itself, in order
 };
 
 class DeviceWork final : public Work {
@@ -200,7 +201,7 @@ class DeviceWork final : public Work {
   bool waited_ = false;
 };
 
-// Gives transfers to the device.
+// Gives the transfers that `issue` starts to the device, and keeps `held` until they are waited for.
 std::unique_ptr<Work> DeviceCommunicator::start(std::vector<at::Tensor> held, OpLabel label,
                                                 const std::function<Works()>& issue) {
   const c10::DeviceGuard on_device(device_);
@@ -212,7 +213,8 @@ std::unique_ptr<Work> DeviceCommunicator::start(std::vector<at::Tensor> held, Op
   }
 }
 
-// One group of messages, which none of the ranks needs to order.
+// Posts messages as one group (coalesced, if the backend supports it), so that their order cannot make ranks wait for
+// each other in a cycle.
 Works DeviceCommunicator::post(const std::vector<Message>& sends, const std::vector<Message>& receives) const {
   Works works;
   if (sends.empty() && receives.empty()) return works;
@@ -229,7 +231,7 @@ Works DeviceCommunicator::post(const std::vector<Message>& sends, const std::vec
   return works;
 }
 
-// Hosts tell each other what they are about to send; a mismatch is raised before the device has anything of it.
+// The hosts exchange descriptions of their messages. A mismatch is raised before the device gets any of them.
 void DeviceCommunicator::compare(const std::vector<Message>& sends, const std::vector<Message>& receives,
                                  OpLabel label) {
   std::vector<Message> told, came;
@@ -240,7 +242,7 @@ void DeviceCommunicator::compare(const std::vector<Message>& sends, const std::v
   }
   for (const Message& message : receives) {
     const int64_t number = received_[static_cast<size_t>(message.peer)]++;
-    if (message.tensor.nbytes() == 0) continue;  // counted all the same: a peer that does send is found out
+    if (message.tensor.nbytes() == 0) continue;  // it is counted, so that a peer that does send data is noticed
     expected.push_back(Words::of(number, message.tensor));
     came.push_back({at::empty({Words::kCount}, at::kLong), message.peer});
   }
@@ -286,7 +288,8 @@ std::unique_ptr<Work> DeviceCommunicator::start_exchange(const std::vector<Messa
   return start(std::move(held), label, [&] { return post(out, in); });
 }
 
-// Of a part of the group's ranks: as messages. The sum waits for these on the current stream, and the host for nothing.
+// An all_gather among a part of the group's ranks, by messages. A reduction that follows waits for them on the current
+// stream; the host does not wait.
 std::unique_ptr<Work> DeviceCommunicator::gather(const at::Tensor& out, const at::Tensor& in, OpLabel label) {
   std::vector<Message> sends, receives;
   for (int i = 1; i < size_; ++i) {
@@ -298,7 +301,7 @@ std::unique_ptr<Work> DeviceCommunicator::gather(const at::Tensor& out, const at
   return start({out, in}, label, [&] { return post(sends, receives); });
 }
 
-// The sum, the maximum or the minimum of parts [ranks, ...], in the order of the ranks, bf16 in fp32.
+// The sum, the maximum or the minimum of parts [ranks, ...] over the ranks, in their order. bf16 is computed in fp32.
 at::Tensor reduce(const at::Tensor& parts, ReduceOp op) {
   const at::Tensor wide = parts.scalar_type() == at::kBFloat16 ? parts.to(at::kFloat) : parts;
   at::Tensor sum = wide[0].clone();
@@ -396,7 +399,7 @@ std::unique_ptr<Communicator> make_device_communicator(const c10::intrusive_ptr<
   } catch (const c10::Error&) {
     throw Error(ErrorKind::kUsage, "comm",
                 "the process group \"" + group->getGroupName() + "\" has no backend for tensors on " + device.str() +
-                    ": make it with one, as by init_process_group(\"cpu:gloo,cuda:nccl\")");
+                    ": make it with one, as with init_process_group(\"cpu:gloo,cuda:nccl\")");
   }
   std::vector<int> members(static_cast<size_t>(host->size()));
   std::iota(members.begin(), members.end(), 0);

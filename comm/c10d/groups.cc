@@ -15,7 +15,7 @@ namespace {
 
 using GroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
 
-// Null where PyTorch knows no group of this name.
+// Null if no group is registered under this name.
 GroupPtr registered(const std::string& name) {
   try {
     return c10d::resolve_process_group(name);
@@ -26,13 +26,13 @@ GroupPtr registered(const std::string& name) {
 
 struct Entry {
   GroupPtr group;
-  std::mutex mutex;  // of comm, while it is made
+  std::mutex mutex;  // guards comm while it is made
   std::shared_ptr<Communicator> comm;
 };
 
 struct Groups {
   std::mutex mutex;
-  std::map<std::pair<std::string, std::string>, std::shared_ptr<Entry>> entries;  // by names of group and device
+  std::map<std::pair<std::string, std::string>, std::shared_ptr<Entry>> entries;  // the key: names of group and device
 };
 
 }  // namespace
@@ -49,7 +49,7 @@ GroupPtr named_group(const std::string& name) {
 }
 
 std::shared_ptr<Communicator> c10d_communicator(const std::string& group_name, at::Device device, Seconds timeout) {
-  // Never destroyed: at the end of a process, gloo and NCCL may have gone before.
+  // Never destroyed, because gloo and NCCL may be destroyed earlier at the end of the process.
   static auto& groups = *new Groups;
   const GroupPtr group = named_group(group_name);
   std::shared_ptr<Entry> entry;

@@ -1,5 +1,6 @@
-// Communicators by the names under which PyTorch registers process groups (ProcessGroup.group_name): what an operator
-// gets through torch.compile, as PyTorch's functional collectives do. Used by torch_ops.
+// Finds process groups and their communicators by the names under which PyTorch registers groups
+// (ProcessGroup.group_name). An operator takes such a name, as PyTorch's functional collectives do, so that it works
+// with torch.compile. Used by torch_ops.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -16,15 +17,15 @@ class ProcessGroup;
 
 namespace annulus {
 
-// The group itself. Error(kUsage) where none has this name. Thread-safe.
+// The group of this name. Raises Error(kUsage) if no group has it. Thread safe.
 c10::intrusive_ptr<c10d::ProcessGroup> named_group(const std::string& name);
 
-// The communicator over the group of this name for tensors on this device. There is one for each group and device: it
-// is made when first asked for, which is collective and must be over within `timeout`, and dropped at the next call
-// after the group was unregistered (destroy_process_group). Thread-safe: communicators over several groups may be made
-// at the same time, those over one group, for the CPU and for devices, in one order on all ranks.
+// The communicator over the group of this name for tensors on this device. There is one for each group and device. The
+// first call makes it, which is collective and must finish within `timeout`; the first call after the group was
+// unregistered (destroy_process_group) drops it. Thread safe: communicators over several groups may be made at the same
+// time. Those over one group, for the CPU and for devices, must be made in the same order on all ranks.
 //
-// Error(kUsage) where no group has this name; otherwise as make_c10d_communicator.
+// Raises Error(kUsage) if no group has this name, and otherwise what make_c10d_communicator raises.
 std::shared_ptr<Communicator> c10d_communicator(const std::string& group_name, at::Device device, Seconds timeout);
 
 }  // namespace annulus

@@ -1,4 +1,4 @@
-// The parts of a communicator over a process group. Internal to comm/c10d, and for its tests.
+// The parts of a communicator over a process group. Internal to comm/c10d; tests/comm/c10d_main.cc includes it as well.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -17,17 +17,17 @@ class ProcessGroup;
 
 namespace annulus::c10d_internal {
 
-// What an error of c10d's says, without where in a source it was raised, advice and a backtrace.
+// The message of an error of c10d, without the source location, advice and backtrace that it contains.
 std::string in_short(const std::exception& e);
 
-// "200 bytes (message 3 between these ranks, fp32)"; `shape` goes behind the dtype.
+// "200 bytes (message 3 between these ranks, fp32)". `shape` is appended to the dtype.
 std::string describe_message(int64_t bytes, int64_t number, at::ScalarType dtype, const std::string& shape = "");
 
-// For CPU tensors, over the group's backend for these.
+// A communicator for CPU tensors, over the group's backend for them. Collective.
 std::unique_ptr<Communicator> make_host_communicator(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
                                                      Seconds timeout);
 
-// For tensors on a device, over the group's backend for these; host carries what ranks agree on.
+// A communicator for tensors on a device, over the group's backend for them. The ranks agree over `host`. Collective.
 std::unique_ptr<Communicator> make_device_communicator(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
                                                        at::Device device, std::unique_ptr<Communicator> host);
 
