@@ -17,7 +17,7 @@ namespace {
 
 using Comparison = MessageHeaders::Comparison;
 
-constexpr int64_t kWords = 3;  // number of the message between the two ranks, dtype, bytes
+constexpr int64_t kWords = 3;  // of a header: number of the message between the two ranks, dtype, bytes
 
 std::string describe(int64_t bytes, int64_t sequence, int64_t dtype) {
   return std::to_string(bytes) + " bytes (message " + std::to_string(sequence) + " between these ranks, " +
@@ -53,7 +53,7 @@ class ExchangeComparison final : public Comparison {
     return {};
   }
 
-  std::shared_ptr<Communicator> channel_;  // outlives work_, whatever becomes of its owner
+  std::shared_ptr<Communicator> channel_;  // shared, because it must outlive work_
   std::vector<Expected> expected_;
   std::vector<at::Tensor> sent_;
   std::unique_ptr<Work> work_;
@@ -82,7 +82,7 @@ class CollectiveComparison final : public Comparison {
   }
 
  private:
-  std::shared_ptr<Communicator> channel_;  // as above
+  std::shared_ptr<Communicator> channel_;  // shared, because it must outlive work_
   std::string counted_;
   at::Tensor all_;
   std::unique_ptr<Work> work_;

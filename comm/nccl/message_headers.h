@@ -1,7 +1,7 @@
-// What travels beside a transfer between GPUs, over a communicator of the hosts: of a message, which one of its two
-// ranks it is, its dtype and its size; of a collective that was begun, what every rank is about to do. NCCL itself
-// waits for ever for a message of another size, or takes it for the one expected. Used by nccl_communicator.cc and the
-// watch; knows neither CUDA nor NCCL.
+// Headers that travel beside a transfer between GPUs, over a communicator of the hosts. The header of a message holds
+// its number between its two ranks, its dtype and its size; that of a collective that was begun is a CollectiveHeader.
+// NCCL itself would wait forever for a message of another size, or take it for the expected one. Used by
+// nccl_communicator.cc and operation_watch.h. It uses neither CUDA nor NCCL.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,7 +16,7 @@
 
 namespace annulus::nccl_internal {
 
-// An error's words, to be said within another message of this room.
+// The text of an error for use within another message of this room: without "[comm] ".
 std::string plain(const Error& error);
 
 struct HeaderVerdict {
@@ -27,28 +27,28 @@ struct HeaderVerdict {
 
 class MessageHeaders {
  public:
-  // channel: over the same ranks as the transfers; nothing else may use it.
+  // channel: a communicator of the same ranks as the transfers. Nothing else may use it.
   explicit MessageHeaders(std::unique_ptr<Communicator> channel);
 
-  // The headers of one transfer under way.
+  // The exchange of the headers of one transfer that is under way.
   class Comparison {
    public:
     virtual ~Comparison() = default;
-    // Does not block. Raises Error(kComm) when headers have not come within the deadline.
+    // Does not block. Raises Error(kComm) if headers have not come within the deadline.
     virtual HeaderVerdict look() = 0;
   };
 
-  // Starts the headers of an exchange; null where no message holds anything. Empty messages move nothing, but are
-  // counted, so that a peer that does expect data finds the gap.
+  // Starts to exchange the headers of an exchange. Null if no message has elements. Messages without elements send no
+  // header, but are counted, so that a peer that expects data notices the missing message.
   std::unique_ptr<Comparison> start(const std::vector<Message>& sends, const std::vector<Message>& receives,
                                     Seconds timeout);
-  // Starts those of a collective, also of one that moves nothing. All ranks start them in the same order.
+  // Starts to exchange the headers of a collective, even if it has no elements. All ranks start them in the same order.
   std::unique_ptr<Comparison> start_collective(const comm_internal::CollectiveHeader& mine, std::string_view counted,
                                                Seconds timeout);
 
  private:
   std::shared_ptr<Communicator> channel_;
-  std::vector<int64_t> sent_;  // messages so far, by peer
+  std::vector<int64_t> sent_;  // the number of messages so far, by peer
   std::vector<int64_t> received_;
 };
 

@@ -1,20 +1,20 @@
-// The NCCL backend.
+// The NCCL backend: see nccl_communicator.h. No hardware has run it.
 //
-// Threads. The watch's mutex guards NCCL's handle, the operations on the device and the communicator that carries their
-// headers; the caller's thread and the watching thread both use them, and neither blocks while holding it for longer
-// than a deadline. The host communicator is the caller's alone. That both may be inside MPI at once is MPI's own lock's
-// affair (MpiRuntime has one for the process, held for one call at a time).
+// Threads. The mutex of the watch guards NCCL's handle, the operations on the device, and the communicator that carries
+// their headers. The caller's thread and the watching thread use these, and neither holds the mutex for longer than a
+// deadline. Only the caller's thread uses the host communicator. Both threads may call MPI at the same time; the mutex
+// of MpiRuntime, which is held for one call at a time, makes that safe.
 //
 // Memory. Transfers run on this communicator's stream, between two events:
-// - `ready`, recorded on the caller's stream at the start, which this stream waits for: a receive buffer is not written
-//   before the kernels that read what lay there before it, and nothing is sent before it is computed;
-// - `done`, recorded on this stream, which the caller's stream waits for in Work::wait(): nothing that the caller
-//   issues afterwards, reading, writing or handing the memory to another tensor, comes before the transfer's end.
-// Tensors are held until then (test() and the watching thread let go earlier, when the device says it is done). The
-// allocator hands freed memory out again in the order of the stream that it was taken on, so after wait() on the stream
-// that started the transfer there is nothing left to keep; recording the stream with the allocator as well would hold
-// memory until the host sees the transfer done, and the host runs a whole step ahead. Only when another stream waits
-// does the allocator have to know.
+// - `ready` is recorded on the caller's stream at the start, and this stream waits for it. So a receive buffer is not
+//   written before the kernels that read its old content have run, and data are not sent before they are computed.
+// - `done` is recorded on this stream, and the caller's stream waits for it in Work::wait(). So whatever the caller
+//   issues afterwards (reading, writing, or freeing the memory for another tensor) runs after the transfer.
+// Tensors are kept until then (test() and the watching thread release them earlier if the device is done with them).
+// The allocator reuses freed memory in the order of the stream on which it was allocated, so after wait() on the stream
+// that started the transfer nothing has to be kept. Recording this stream with the allocator as well would keep the
+// memory until the host sees that the transfer is done, and the host may be a whole step ahead. It is recorded only if
+// another stream waits.
 #include "comm/nccl/nccl_communicator.h"
 
 #include <ATen/cuda/CUDAContext.h>
@@ -65,7 +65,7 @@ class CudaOperation final : public Operation {
         comparison_(std::move(comparison)) {}
 
   HeaderVerdict headers() override { return comparison_ ? comparison_->look() : HeaderVerdict(); }
-  // A device that failed says so in `done_event` as well.
+  // An error of the device is not reported here: done() finds it in `done_event` as well.
   bool reached() override { return ready.query() == cudaSuccess; }
   bool done() override {
     const cudaError_t code = done_event.query();
@@ -76,11 +76,11 @@ class CudaOperation final : public Operation {
   void release() override { tensors.clear(); }
 
   Event ready, done_event;                         // see the head of this file
-  std::vector<at::Tensor> tensors;                 // kept from the allocator
+  std::vector<at::Tensor> tensors;                 // kept, so that the allocator does not reuse their memory
   std::optional<c10::cuda::CUDAStream> issued_on;  // the caller's stream
 
  private:
-  std::unique_ptr<MessageHeaders::Comparison> comparison_;  // null where ranks have agreed before
+  std::unique_ptr<MessageHeaders::Comparison> comparison_;  // null if the ranks have agreed before
 };
 
 class NcclCommunicator final : public Communicator {
@@ -97,7 +97,7 @@ class NcclCommunicator final : public Communicator {
     hosts_ = host_->hosts();
     const OpLabel label{"starting NCCL", 0};
     const auto on_device = handle_.guard();
-    // Rank 0's id lets the others find it; without one all say why.
+    // The other ranks find rank 0 by its id. If rank 0 cannot make one, all ranks raise its error.
     const std::string id = from_first(*host_, label, make_nccl_id);
     try {
       handle_.join(id, size_, options.timeout);
@@ -105,8 +105,8 @@ class NcclCommunicator final : public Communicator {
       throw_comm(label, plain(e));
     }
     watch_.start([device = options.device] {
-      cudaSetDevice(device);  // of this thread; should it fail, so does the first query
-      // Else a query of this thread would spoil a CUDA graph that another thread captures meanwhile.
+      cudaSetDevice(device);  // for this thread; if it fails, the first query fails as well
+      // Otherwise a query of this thread would invalidate a CUDA graph that another thread is capturing.
       cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
       cudaThreadExchangeStreamCaptureMode(&mode);
     });
@@ -124,7 +124,7 @@ class NcclCommunicator final : public Communicator {
       }
     }
     watch_.fail(ErrorKind::kComm, "closed");
-    [[maybe_unused]] const auto* leaked = headers_.release();  // some may still be under way
+    [[maybe_unused]] const auto* leaked = headers_.release();  // comparisons may still be under way
   }
 
   std::string_view backend() const override { return "nccl"; }
@@ -140,13 +140,13 @@ class NcclCommunicator final : public Communicator {
   }
 
  protected:
-  // A graph would replay the transfer without the agreement, the deadline and the look at errors that belong to it.
+  // A graph would replay the transfer without its agreement, its deadline and its check for errors.
   void look(OpLabel label) override {
     if (handle_.capturing()) {
       throw Error(ErrorKind::kPlan, "comm",
                   where(label) +
-                      ": the current stream is being captured into a CUDA graph, which cannot hold transfers "
-                      "between ranks; capture what lies between them");
+                      ": the current stream is being captured into a CUDA graph, which cannot contain transfers "
+                      "between ranks; capture only the work between them");
     }
     std::lock_guard<std::mutex> lock(watch_.mutex());
     look_after(label);
@@ -184,7 +184,7 @@ class NcclCommunicator final : public Communicator {
  private:
   friend class NcclWork;
 
-  // Raises what has struck the device meanwhile. The mutex is held.
+  // Checks what is under way, and raises an error that has occurred. The caller holds the mutex.
   void look_after(OpLabel label) {
     watch_.look();
     raise_failure(label);
@@ -196,7 +196,7 @@ class NcclCommunicator final : public Communicator {
     check_alive(label);
   }
 
-  // Issues NCCL calls on the communication stream, after what the current stream holds. The mutex is held.
+  // Issues NCCL calls on the communication stream, after the work on the current stream. The caller holds the mutex.
   template <typename Issue>
   void enqueue(const std::shared_ptr<CudaOperation>& op, OpLabel label, Issue issue) {
     try {
@@ -206,7 +206,7 @@ class NcclCommunicator final : public Communicator {
       op->ready.block(stream_.stream());
       watch_.add(op);
       issue(handle_.get(), stream_.stream());
-      // Nothing is on the stream before NCCL says so; only then does an event behind it mean anything.
+      // The transfer is on the stream only once NCCL is no longer in progress; the event must be recorded after it.
       handle_.await(op->timeout());
       op->done_event.record(stream_.stream());
       op->set_issued();
@@ -220,7 +220,7 @@ class NcclCommunicator final : public Communicator {
     watch_.wake();
   }
 
-  // Orders the current stream after op and lets go of its tensors. The mutex is held.
+  // Orders the current stream after op and releases its tensors. The caller holds the mutex.
   void follow(CudaOperation& op, WaitFor what) {
     const auto on_device = handle_.guard();
     const c10::cuda::CUDAStream current = c10::cuda::getCurrentCUDAStream();
@@ -240,7 +240,7 @@ class NcclCommunicator final : public Communicator {
     op.tensors.clear();
   }
 
-  // Counts the waits that the device has behind it. The mutex is held.
+  // Adds the times of the waits that the device has finished. The caller holds the mutex.
   void add_waits() {
     if (waits_.empty() || handle_.capturing()) return;
     const auto on_device = handle_.guard();
@@ -253,30 +253,30 @@ class NcclCommunicator final : public Communicator {
 
   std::shared_ptr<CudaOperation> new_operation(OpLabel label, std::string description, std::vector<at::Tensor> held,
                                                std::unique_ptr<MessageHeaders::Comparison> comparison) const {
-    const auto on_device = handle_.guard();  // the events' device
+    const auto on_device = handle_.guard();  // the device of the events
     return std::make_shared<CudaOperation>(where(label), std::move(description), timeout_, std::move(held),
                                            std::move(comparison));
   }
 
-  // The mutex is held.
+  // The caller holds the mutex.
   template <typename Issue>
   std::unique_ptr<Work> collective(const char* name, OpLabel label, std::vector<at::Tensor> tensors,
                                    std::unique_ptr<MessageHeaders::Comparison> comparison, WaitFor what, Issue issue);
 
-  // How long the device stood still for a transfer: between two events of the stream that waited.
+  // The time for which the device waited for a transfer: between two events on the stream that waited.
   struct Wait {
     WaitFor what = WaitFor::kOther;
     Event before{/*timed=*/true}, after{/*timed=*/true};
   };
 
-  std::unique_ptr<Communicator> host_;       // the caller's thread only
-  std::unique_ptr<MessageHeaders> headers_;  // under the mutex, as what follows
+  std::unique_ptr<Communicator> host_;       // used by the caller's thread only
+  std::unique_ptr<MessageHeaders> headers_;  // guarded by the mutex, like the members below
   NcclOptions options_;
   c10::cuda::CUDAStream stream_;
   NcclHandle handle_;
   OperationWatch watch_;
-  std::deque<std::unique_ptr<Wait>> waits_;   // not yet counted, in the order of issue
-  std::vector<std::unique_ptr<Wait>> spare_;  // events are kept: making them takes longer than using them
+  std::deque<std::unique_ptr<Wait>> waits_;   // waits whose time is not added yet, in the order of issue
+  std::vector<std::unique_ptr<Wait>> spare_;  // for reuse, because making events takes longer than using them
 };
 
 class NcclWork final : public Work {
@@ -289,7 +289,7 @@ class NcclWork final : public Work {
     if (std::uncaught_exceptions() > exceptions_) {
       std::lock_guard<std::mutex> lock(comm_.watch_.mutex());
       if (!op_->complete()) comm_.watch_.fail(ErrorKind::kComm, op_->label() + ": abandoned after another error");
-      // The other error is on its way up.
+      // The other error is being raised already.
       if (const auto& failure = comm_.watch_.failure()) comm_.fail(failure->kind, failure->text, /*told=*/true);
       return;
     }
@@ -351,7 +351,7 @@ std::unique_ptr<Work> NcclCommunicator::start_broadcast(at::Tensor& tensor, int 
   });
 }
 
-// Issued before the ranks have agreed: the watch compares their headers meanwhile, as those of an exchange.
+// Issues the transfer before the ranks have agreed. The watch compares their headers meanwhile, as in an exchange.
 std::unique_ptr<Work> NcclCommunicator::begin(const Begun& call) {
   std::lock_guard<std::mutex> lock(watch_.mutex());
   raise_failure(call.label);
@@ -399,7 +399,7 @@ std::unique_ptr<Work> NcclCommunicator::start_exchange(const std::vector<Message
     check_nccl(ncclGroupStart(), "ncclGroupStart", comm);
     ncclResult_t code = ncclSuccess;
     const char* call = "";
-    // In one group, in list order: NCCL matches the messages of a pair by their order.
+    // The messages are in one group, in the order of the lists: NCCL matches the messages of two ranks by their order.
     for (const Message& message : receives) {
       if (message.tensor.nbytes() == 0 || (code != ncclSuccess && code != ncclInProgress)) continue;
       call = "ncclRecv";
@@ -411,7 +411,7 @@ std::unique_ptr<Work> NcclCommunicator::start_exchange(const std::vector<Message
       call = "ncclSend";
       code = ncclSend(message.tensor.const_data_ptr(), message.tensor.nbytes(), ncclUint8, message.peer, comm, stream);
     }
-    // A group that was begun is ended whatever happened in it.
+    // A group that was started must be ended, even after an error in it.
     const ncclResult_t ended = ncclGroupEnd();
     check_nccl(code, call, comm);
     check_nccl(ended, "ncclGroupEnd", comm);

@@ -1,4 +1,4 @@
-// What must hold before a communicator over NCCL can be made, and making it: see nccl_communicator.h.
+// Checks the requirements of a communicator over NCCL and makes it: see nccl_communicator.h.
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 #include <unistd.h>
@@ -19,7 +19,8 @@ using namespace nccl_internal;
 
 namespace {
 
-// NCCL_HOSTID, the older way, needs no word here: such ranks differ in it.
+// Whether NCCL allows several ranks on one GPU. The older way, NCCL_HOSTID, is not checked here: it is part of the
+// identities that refuse_shared_gpus() compares.
 bool several_ranks_a_gpu(int version) {
   const char* enabled = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
   return version >= NCCL_VERSION(2, 30, 0) && enabled != nullptr && std::string_view(enabled) == "1";
@@ -33,9 +34,9 @@ void refuse_shared_gpus(const std::vector<std::string>& identities, int version)
       throw Error(ErrorKind::kPlan, "comm",
                   "ranks " + std::to_string(other) + " and " + std::to_string(r) + " use the same GPU (" +
                       identities[r] + "): NCCL " + nccl_version_text(version) +
-                      " takes one rank a GPU; start as many ranks as GPUs. For a trial of several ranks on one GPU: "
-                      "from NCCL 2.30 on set NCCL_MULTI_RANK_GPU_ENABLE=1, before that start each rank as a process "
-                      "with an NCCL_HOSTID of its own");
+                      " allows one rank per GPU; start as many ranks as there are GPUs. To try several ranks on one "
+                      "GPU: from NCCL 2.30 on set NCCL_MULTI_RANK_GPU_ENABLE=1, before that start each rank as a "
+                      "process with a different NCCL_HOSTID");
     }
   }
 }
@@ -46,7 +47,7 @@ std::string nccl_unavailable() {
   int devices = 0;
   const cudaError_t code = cudaGetDeviceCount(&devices);
   if (code != cudaSuccess) {
-    cudaGetLastError();  // said; not to be found by the next call
+    cudaGetLastError();  // clears the error, so that the next CUDA call does not report it
     return std::string("no CUDA device: ") + cudaGetErrorString(code) + "; use device = \"cpu\"";
   }
   if (devices == 0) return "no CUDA device on this host; use device = \"cpu\"";
@@ -68,7 +69,7 @@ std::unique_ptr<Communicator> make_nccl_communicator(Communicator& host, const N
     if (options.device < 0 || options.device >= devices) {
       problem = "no CUDA device " + std::to_string(options.device) + ": this host has " + std::to_string(devices);
     } else if (cudaDeviceGetPCIBusId(bus, sizeof bus, options.device) == cudaSuccess) {
-      // Under NCCL_HOSTID, NCCL takes processes of one host for processes of different ones.
+      // If their NCCL_HOSTID differ, NCCL treats processes of one host as processes of different hosts.
       const char* host_id = std::getenv("NCCL_HOSTID");
       char name[256] = {};
       gethostname(name, sizeof name - 1);
@@ -84,7 +85,7 @@ std::unique_ptr<Communicator> make_nccl_communicator(Communicator& host, const N
   });
   require_agreement(*own, {{"NCCL version", nccl_version_text(version)}}, label);
   const std::vector<std::string> identities = all_gather_text(*own, identity, label);
-  // What a rank is allowed is its own environment's word: one that is not ends all.
+  // Each rank checks with its own environment. If one of them refuses, all ranks raise its error.
   together(*own, label, [&] { refuse_shared_gpus(identities, version); });
   std::unique_ptr<Communicator> headers = own->split(0, own->rank());
   return join_nccl(std::move(own), std::move(headers), options);

@@ -17,7 +17,7 @@ using comm_internal::describe_seconds;
 
 namespace {
 
-// ncclCommAbort waits for the device to notice; should the device be lost as well, the process ends.
+// ncclCommAbort waits for the device. If the device does not respond within this time either, the process ends.
 constexpr Seconds kAbortTimeout{30};
 
 [[noreturn]] void fail_comm(const std::string& message) { throw Error(ErrorKind::kComm, "comm", message); }
@@ -47,7 +47,7 @@ std::string make_nccl_id() {
 void NcclHandle::join(const std::string& id, int size, Seconds timeout) {
   const auto on_device = guard();
   ncclUniqueId unique{};
-  if (id.size() != sizeof unique.internal) fail_comm("the id that names a communicator of NCCL has another length");
+  if (id.size() != sizeof unique.internal) fail_comm("the id of NCCL's communicator does not have NCCL's length");
   std::memcpy(unique.internal, id.data(), id.size());
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
@@ -96,7 +96,7 @@ void NcclHandle::abort() {
   const int rank = rank_;
   const comm_internal::Watchdog watchdog(kAbortTimeout, [rank] {
     return "[comm] rank " + std::to_string(rank) + ": ncclCommAbort did not return within " +
-           describe_seconds(kAbortTimeout.count()) + ": the device does not answer";
+           describe_seconds(kAbortTimeout.count()) + ": the device does not respond";
   });
   ncclCommAbort(comm_);
   comm_ = nullptr;

@@ -1,5 +1,5 @@
-// NCCL's communicator of one rank, and CUDA's events: every call checked, none without a deadline. Internal to
-// comm/nccl, and only in CUDA builds.
+// NCCL's communicator of one rank, and CUDA events. Every call is checked, and none waits without a deadline. Internal
+// to comm/nccl, and only in CUDA builds. No hardware has run it.
 #pragma once
 
 #include <c10/cuda/CUDAGuard.h>
@@ -13,13 +13,14 @@
 
 namespace annulus::nccl_internal {
 
+// Both raise Error(kComm) naming the call if `code` is an error. ncclInProgress is none: the caller then polls the
+// state of the communicator. comm may be null.
 void check_cuda(cudaError_t code, const char* call);
-// In progress is no failure: the caller polls the communicator's state afterwards. comm may be null.
 void check_nccl(ncclResult_t code, const char* call, ncclComm_t comm);
 
 class Event {
  public:
-  // timed: seconds_since() may be asked of two such.
+  // timed: seconds_since() may be called with two such events.
   explicit Event(bool timed = false) {
     check_cuda(cudaEventCreateWithFlags(&event_, timed ? cudaEventDefault : cudaEventDisableTiming),
                "cudaEventCreateWithFlags");
@@ -29,14 +30,14 @@ class Event {
   Event& operator=(const Event&) = delete;
   void record(cudaStream_t stream) { check_cuda(cudaEventRecord(event_, stream), "cudaEventRecord"); }
   void block(cudaStream_t stream) const { check_cuda(cudaStreamWaitEvent(stream, event_, 0), "cudaStreamWaitEvent"); }
-  // Both have been reached.
+  // The time on the device between the two events, which both must have been reached.
   Seconds seconds_since(const Event& earlier) const {
     float milliseconds = 0;
     check_cuda(cudaEventElapsedTime(&milliseconds, earlier.event_, event_), "cudaEventElapsedTime");
     return Seconds(milliseconds / 1e3);
   }
-  // cudaSuccess, cudaErrorNotReady or what the device failed with. The runtime keeps "not ready" as the thread's last
-  // error, where the next kernel launch of LibTorch would find it and raise.
+  // cudaSuccess, cudaErrorNotReady or the error of the device. The CUDA runtime keeps cudaErrorNotReady as the thread's
+  // last error, so that LibTorch would raise it at its next kernel launch; this function clears it.
   cudaError_t query() const {
     const cudaError_t code = cudaEventQuery(event_);
     if (code == cudaErrorNotReady) cudaGetLastError();
@@ -47,15 +48,15 @@ class Event {
   cudaEvent_t event_ = nullptr;
 };
 
-// The communicator of NCCL is non-blocking: no call of it keeps the host waiting beyond a deadline. Thread safety: none
-// but that of the mutex of the watch that uses it.
+// NCCL's communicator is non-blocking: no call keeps the host waiting beyond a deadline. Thread safety: the caller
+// holds the mutex of the watch that uses it.
 class NcclHandle final : public Transport {
  public:
   NcclHandle(int rank, int device) : rank_(rank), device_(device) {}
 
-  // Joins the communicator that rank 0's id, a text of sizeof(ncclUniqueId) bytes, names.
+  // Joins the communicator with rank 0's id, a text of sizeof(ncclUniqueId) bytes. Raises Error(kComm).
   void join(const std::string& id, int size, Seconds timeout);
-  // Ends it together with the other ranks, when all is done.
+  // Ends the communicator together with the other ranks, after all operations are done. Raises Error(kComm).
   void finish(Seconds timeout);
 
   // Polls the state of NCCL until nothing is in progress on the host.
@@ -73,7 +74,7 @@ class NcclHandle final : public Transport {
   ncclComm_t comm_ = nullptr;
 };
 
-// Rank 0's id for join(). Error(kComm) where NCCL makes none.
+// Makes rank 0's id for join(). Raises Error(kComm) if NCCL cannot make one.
 std::string make_nccl_id();
 
 // 22809 -> "2.28.9"

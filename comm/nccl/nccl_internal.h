@@ -1,4 +1,4 @@
-// Shared by the communicator over NCCL and its factory. Only in CUDA builds.
+// Shared by the NCCL communicator (nccl_communicator.cc) and its factory (nccl_factory.cc). Only in CUDA builds.
 #pragma once
 
 #include <memory>
@@ -7,7 +7,8 @@
 
 namespace annulus::nccl_internal {
 
-// host and headers: over the same ranks, owned. Collective. Checks nothing; make_nccl_communicator does.
+// Makes the communicator of the ranks of `host` and `headers`, which must have the same ranks, and owns both. It checks
+// no options, as make_nccl_communicator has done that. Collective.
 std::unique_ptr<Communicator> join_nccl(std::unique_ptr<Communicator> host, std::unique_ptr<Communicator> headers,
                                         const NcclOptions& options);
 

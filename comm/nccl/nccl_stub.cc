@@ -1,4 +1,4 @@
-// Stands in for the NCCL backend where it is not built.
+// The stub of the NCCL backend, for builds without CUDA.
 #include "comm/nccl/nccl_communicator.h"
 #include "common/error.h"
 

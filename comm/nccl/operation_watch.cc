@@ -61,15 +61,15 @@ void OperationWatch::fail(ErrorKind kind, const std::string& text) {
 
 void OperationWatch::fail_unless_headers_explain(ErrorKind kind, const std::string& text) {
   const auto believed = clock_.now() + kHeadersBehind;
-  // Headers that have come explain any failure, a call that NCCL never ends, too; those that have not are waited for
-  // where NCCL itself has failed.
+  // Headers that have come and differ explain any failure, also a call of NCCL that does not finish. Headers that have
+  // not come are waited for only if NCCL reports an error.
   while (headers_may_explain() && !transport_.error().empty() && clock_.now() < believed) {
     clock_.sleep(std::chrono::milliseconds(1));
   }
   fail(kind, text);
 }
 
-// True when the headers have come and are as expected. When they differ, this watch has failed with what they say.
+// Returns true if the headers have come and agree. If they differ, it calls fail() with the difference.
 bool OperationWatch::headers_agree(Operation& operation) {
   const HeaderVerdict verdict = operation.headers();
   if (verdict.state == HeaderVerdict::kDiffer)
@@ -77,14 +77,14 @@ bool OperationWatch::headers_agree(Operation& operation) {
   return verdict.state == HeaderVerdict::kAgree;
 }
 
-// True while some headers have not come.
+// Returns true as long as some headers have not come.
 bool OperationWatch::headers_may_explain() {
   bool pending = false;
   for (const std::shared_ptr<Operation>& operation : std::vector(operations_.begin(), operations_.end())) {
     try {
       pending = !headers_agree(*operation) || pending;
     } catch (const Error&) {
-      // Headers that cannot come explain nothing.
+      // Headers that cannot come do not explain the failure.
     }
     if (failure_) return false;
   }
@@ -93,15 +93,15 @@ bool OperationWatch::headers_may_explain() {
 
 void OperationWatch::look() {
   if (failure_ || operations_.empty()) return;
-  if (transport_.capturing()) return;  // the watching thread looks all the same
+  if (transport_.capturing()) return;  // the watching thread, which captures nothing, still checks
   const auto now = clock_.now();
   if (const std::string error = transport_.error(); !error.empty()) {
     if (!broken_since_) broken_since_ = now;
-    if (headers_may_explain() && now - *broken_since_ < kHeadersBehind) return;  // another look will tell
+    if (headers_may_explain() && now - *broken_since_ < kHeadersBehind) return;  // a later call decides
     if (!failure_) fail(ErrorKind::kComm, operations_.front()->what() + ": NCCL reports " + error);
     return;
   }
-  bool turn = true;  // the device is done with all earlier operations
+  bool turn = true;  // whether the device is done with all earlier operations
   for (auto it = operations_.begin(); it != operations_.end();) {
     const std::shared_ptr<Operation> operation = *it;
     bool agreed = false;

@@ -1,6 +1,7 @@
-// What is under way on a device, and the thread that looks after it: asynchronous errors of NCCL, headers that differ,
-// completion, deadlines. Knows neither CUDA nor NCCL: what it asks of them, and the clock, are interfaces, so that a
-// test injects whatever a device may answer (tests/comm/nccl_watch_test.cc). Used by nccl_communicator.cc.
+// The operations that are under way on a device, and the thread that watches them for asynchronous errors of NCCL, for
+// headers that differ, for completion and for deadlines. It uses neither CUDA nor NCCL: these and the clock are behind
+// interfaces, so that a test can inject any behaviour of a device (tests/comm/nccl_watch_test.cc). Used by
+// nccl_communicator.cc.
 #pragma once
 
 #include <condition_variable>
@@ -34,40 +35,40 @@ class Operation {
   std::string what() const { return label_ + ": " + description_; }
   Seconds timeout() const { return timeout_; }
 
-  // Whether it has been issued to the end: only then do reached() and done() mean anything.
+  // Whether the operation has been issued completely. reached() and done() are only valid then.
   bool issued() const { return issued_; }
   void set_issued() { issued_ = true; }
   bool complete() const { return complete_; }
 
  protected:
-  // What its messages' headers say. Raises Error(kComm) when they cannot come.
+  // The result so far of comparing its headers. Raises Error(kComm) if they cannot come.
   virtual HeaderVerdict headers() = 0;
-  // Whether the device has got to it.
+  // Whether the device has reached it.
   virtual bool reached() = 0;
-  // Whether the device is done with it. Raises Error(kComm) when the device has failed.
+  // Whether the device is done with it. Raises Error(kComm) if the device has failed.
   virtual bool done() = 0;
-  // It is complete: what it kept alive is no longer needed.
+  // Called when it is complete: frees what it kept alive.
   virtual void release() = 0;
 
  private:
   friend class OperationWatch;
   std::string label_, description_;
   Seconds timeout_;
-  // From when the device gets to it: the host may have issued hours of work before it.
+  // Set when the device reaches the operation, because the host may have issued much work before it.
   std::optional<Clock::time_point> deadline_;
   bool issued_ = false;
   bool complete_ = false;
 };
 
-// What the watch asks of NCCL as a whole.
+// The functions of NCCL that the watch uses.
 class Transport {
  public:
   virtual ~Transport() = default;
-  // What NCCL has failed with by itself; empty while all is well.
+  // NCCL's asynchronous error; empty without one.
   virtual std::string error() = 0;
-  // Ends what runs on the device, and this transport with it.
+  // Ends the operations that run on the device. The transport cannot be used afterwards.
   virtual void abort() = 0;
-  // Whether the calling thread captures a CUDA graph, which a look at the device would spoil.
+  // Whether the calling thread captures a CUDA graph, which a query of the device would invalidate.
   virtual bool capturing() const = 0;
 };
 
@@ -83,7 +84,7 @@ WatchClock& real_clock();
 
 class OperationWatch {
  public:
-  // How long headers may be behind an error of NCCL before it is believed to be no mismatch.
+  // How long to wait for headers after an error of NCCL. If none differ by then, the error is not due to a mismatch.
   static constexpr auto kHeadersBehind = std::chrono::milliseconds(500);
   static constexpr auto kInterval = std::chrono::milliseconds(20);
 
@@ -91,30 +92,31 @@ class OperationWatch {
       : transport_(transport), clock_(clock) {}
   ~OperationWatch() { stop(); }
 
-  // Starts the thread, which calls `begin` first and looks every kInterval while anything is under way.
+  // Starts the thread. It calls `begin` first, and then look() every kInterval while operations are under way.
   void start(std::function<void()> begin);
   void stop();
 
-  // Guards the transport and all that follows.
+  // Guards the transport and all members below. The caller of these functions holds it.
   std::mutex& mutex() { return mutex_; }
 
-  // Operations are added in the order of issue, each before it is issued. wake() when it has been: the thread looks.
+  // Add operations in the order of issue, each before it is issued. Call wake() after issuing it, so that the thread
+  // watches it.
   void add(std::shared_ptr<Operation> operation) { operations_.push_back(std::move(operation)); }
   void wake() { wake_.notify_all(); }
 
-  // One look at everything under way.
+  // Checks everything that is under way, once.
   void look();
 
   struct Failure {
     ErrorKind kind;
     std::string text;
   };
-  // Why nothing is carried any more. The first reason stays.
+  // Why operations fail from now on; empty without a failure. The first reason is kept.
   const std::optional<Failure>& failure() const { return failure_; }
-  // Aborts the transport. Operations that are not complete are neither freed nor is their memory reused.
+  // Aborts the transport. Operations that are not complete are never freed, and their memory is not reused.
   void fail(ErrorKind kind, const std::string& text);
-  // The same where a call of NCCL has failed: a message of another size breaks some transports of NCCL, too, and the
-  // headers say it better. They are waited for, for kHeadersBehind at most.
+  // The same after a call of NCCL has failed. Some transports of NCCL fail because of a message of another size, and
+  // the headers describe that better, so this waits for them, at most kHeadersBehind.
   void fail_unless_headers_explain(ErrorKind kind, const std::string& text);
 
  private:
