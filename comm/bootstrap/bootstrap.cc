@@ -1,4 +1,4 @@
-// From processes to a job.
+// See bootstrap.h.
 #include "comm/bootstrap/bootstrap.h"
 
 #include <algorithm>
@@ -28,13 +28,14 @@ void print_line(const std::string& message) {
   std::fflush(stderr);
 }
 
-// Rank 0 prints; the barrier keeps the launcher from ending it before it has: a rank that exits ends the others.
+// Rank 0 prints the error. The barrier makes the other ranks wait for that: when a rank exits, the launcher ends the
+// others.
 [[noreturn]] void fail_together(Job& job, const Error& error) {
   if (job.rank == 0) job.report(error.what());
   try {
     job.world->barrier({"reporting an error", 0});
   } catch (const Error&) {
-    // A rank that is gone by now changes nothing.
+    // The error below is raised even if a rank is gone by now.
   }
   throw ReportedError(error);
 }
@@ -56,7 +57,8 @@ void check_size(const LaunchInfo& launch, int expected, int formed, const std::s
   throw Error(ErrorKind::kComm, "comm", message);
 }
 
-// Nobody is left to compute alone, and wrongly, what was meant for all. Who sets ANNULUS_WORLD_SIZE has said how many.
+// Refuses to let each process compute alone what was meant for all of them, unless ANNULUS_WORLD_SIZE (`expected`) says
+// how many ranks there must be.
 void check_announced(const Announcement& announced, int expected, int formed, const std::string& start) {
   if (expected > 0 || announced.size <= formed) return;
   const std::string size = std::to_string(announced.size);
@@ -64,7 +66,7 @@ void check_announced(const Announcement& announced, int expected, int formed, co
               announced.launcher + " started " + size + " processes (" + announced.variable + " = " + size +
                   "), but the ranks of annulus come through MPI, and this process sees " + std::to_string(formed) +
                   ": start them with `" + start + " " + size +
-                  " ...`; processes that are to compute each for itself: ANNULUS_WORLD_SIZE=1");
+                  " ...`; or set ANNULUS_WORLD_SIZE=1 if each process is to compute for itself");
 }
 
 }  // namespace
@@ -110,7 +112,8 @@ Job bootstrap(const BootstrapOptions& options) {
     job.world = make_self_communicator();
     return job;
   }
-  // A launcher's processes below MPI's (srun starts a torchrun on each host) share a rank: MPI cannot start them.
+  // The processes of a launcher that MPI's launcher started (srun starts a torchrun on each host) share a rank, so MPI
+  // cannot start in them.
   if (job.launch.size > 0 && job.launch.announced.size > job.launch.size) {
     check_announced(job.launch.announced, expected, job.launch.size, options.start);
     if (expected == 1) {
@@ -123,8 +126,9 @@ Job bootstrap(const BootstrapOptions& options) {
       options.timeout.value_or(Seconds(number_from_environment("ANNULUS_BOOTSTRAP_TIMEOUT", 60, 0.1, 86400)));
   job.presence = std::make_shared<Presence>(job.launch);
   std::atomic<const char*> phase = "starting MPI";
-  // Runs on the watchdog's thread while this one is stuck. One rank of a host speaks; hosts where nothing is wrong give
-  // the one where something is a second to be first, because the first rank to exit ends the job.
+  // The watchdog's thread calls this while this thread is stuck. One rank of each host reports. Hosts on which nothing
+  // is wrong wait a second, so that a host on which something is wrong reports first: the first rank to exit ends the
+  // job.
   const auto describe = [&, launch = job.launch, host = job.host, presence = job.presence]() -> std::string {
     bool local_fault = false;
     const std::string missing = describe_missing(launch, *presence, host, &local_fault);
@@ -132,17 +136,17 @@ Job bootstrap(const BootstrapOptions& options) {
     if (presence->claim_report()) {
       job.report("[comm] bootstrap: " + std::to_string(launch.size) + " ranks did not all come within " +
                  describe_seconds(timeout.count()) + " (" + phase.load() + "): " + missing +
-                 "; see its log, or give it longer with ANNULUS_BOOTSTRAP_TIMEOUT");
-      // The claim goes with this process: keep it until the others, whose deadlines are near, have found it taken.
+                 "; see its log, or give it more time with ANNULUS_BOOTSTRAP_TIMEOUT (seconds)");
+      // The claim ends with this process, so wait until the other ranks, whose deadlines are near, have found it taken.
       std::this_thread::sleep_for(std::chrono::seconds(2));
     } else {
-      std::this_thread::sleep_for(std::chrono::milliseconds(500));  // let the speaker be heard
+      std::this_thread::sleep_for(std::chrono::milliseconds(500));  // so that the reporting rank can print
     }
     return "";
   };
   {
     const Watchdog watchdog(timeout, describe);
-    // Longer than the watchdog, which knows more.
+    // MPI's own deadline is longer than that of this watchdog, whose message has more details.
     MpiOptions mpi;
     mpi.timeout = timeout + Seconds(10);
     mpi.describe_stalled = [launch = job.launch, presence = job.presence,
@@ -156,13 +160,13 @@ Job bootstrap(const BootstrapOptions& options) {
                  options.start);
       check_announced(job.launch.announced, expected, job.runtime->size(), options.start);
     } catch (const Error& e) {
-      // As many worlds as ranks know this; the launcher's rank 0 says it, the others give it the time to: the first to
-      // exit may end the job.
+      // Each process may be a world of its own here, and all of them find the error. The launcher's rank 0 reports it,
+      // and the others wait for that, because the first rank to exit may end the job.
       job.runtime->abandon();
       if (job.launch.rank == 0) {
         job.report(e.what());
         job.presence->claim_report();
-        std::this_thread::sleep_for(std::chrono::seconds(1));  // keeps the claim
+        std::this_thread::sleep_for(std::chrono::seconds(1));  // keeps the claim for so long
       } else {
         for (int i = 0; i < 30 && !job.presence->report_claimed(); ++i) {
           std::this_thread::sleep_for(std::chrono::milliseconds(100));

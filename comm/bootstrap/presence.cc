@@ -1,4 +1,4 @@
-// Abstract Unix sockets as a list of the ranks that are here.
+// Implements Presence with abstract Unix sockets. See presence.h.
 #include "comm/bootstrap/presence.h"
 
 #include <sys/socket.h>
@@ -23,7 +23,7 @@ struct Address {
   socklen_t length = 0;
 };
 
-// The name begins with a zero byte: no file, gone with its last holder.
+// The name begins with a zero byte, so there is no file, and the name disappears with the process that holds it.
 Address abstract_address(const std::string& name) {
   Address out;
   out.address.sun_family = AF_UNIX;
@@ -66,7 +66,7 @@ Found find(const std::string& name) {
   if (fd < 0) return found;
   const Address address = abstract_address(name);
   const int code = connect(fd, reinterpret_cast<const sockaddr*>(&address.address), address.length);
-  found.here = code == 0 || errno == EAGAIN;  // or its queue is full
+  found.here = code == 0 || errno == EAGAIN;  // EAGAIN: the socket is there, but its queue is full
   ucred peer{};
   socklen_t length = sizeof peer;
   found.stopped = code == 0 && getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 && is_stopped(peer.pid);
@@ -107,7 +107,7 @@ bool Presence::all_live() const {
 bool Presence::report_claimed() const { return find(name_of("report")).here; }
 
 bool Presence::claim_report() {
-  if (socket_ < 0) return info_.rank == 0;  // no names to claim here
+  if (socket_ < 0) return info_.rank == 0;  // names cannot be bound here
   if (report_ < 0) report_ = bind_abstract(name_of("report"));
   return report_ >= 0;
 }
@@ -133,7 +133,7 @@ std::string describe_missing(const LaunchInfo& info, const Presence& presence, c
   if (!seen.stopped.empty()) {
     add(describe_stopped(seen.stopped, host));
   }
-  if (text.empty() && one_host) add("all ranks have come, but one does not answer");
+  if (text.empty() && one_host) add("all ranks have come, but one does not respond");
   if (text.empty()) add("nothing is wrong on host " + host + ", so ranks of other hosts have not come");
   return text;
 }

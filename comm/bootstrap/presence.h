@@ -1,5 +1,8 @@
-// Who has come, before MPI can be asked: each rank holds a socket in the host's abstract name space, which vanishes
-// with its process. Lets bootstrap name a rank that never arrives or is stopped. Internal to comm/.
+// Finds out which ranks of this host have started, without MPI: each rank binds a socket in the host's abstract
+// namespace, which disappears with its process. With it bootstrap can name a rank that never arrives or is stopped.
+// Internal to comm/bootstrap; integration_tests/comm_faults_main.cc uses it as well.
+//
+// Thread safety: const functions may be called by any thread; claim_report() by one thread at a time.
 #pragma once
 
 #include <functional>
@@ -12,7 +15,8 @@ namespace annulus::comm_internal {
 
 class Presence {
  public:
-  // Announces this rank on this host. Failing to (a name taken, sockets forbidden) only costs the detail in messages.
+  // Announces this rank on this host. If that fails (the name is taken, sockets are forbidden), the only consequence is
+  // that messages have less detail.
   explicit Presence(const LaunchInfo& info);
   ~Presence();
   Presence(const Presence&) = delete;
@@ -24,12 +28,12 @@ class Presence {
   };
   Seen look() const;
 
-  // Whether every rank of the job is on this host, lives and is not stopped.
+  // Whether every rank of the job is on this host, alive and not stopped.
   bool all_live() const;
 
-  // True in one rank of this host, once: the one that speaks for all.
+  // Returns true in only one rank of this host: the one that prints the message for all.
   bool claim_report();
-  // Whether a living rank of this host has.
+  // Whether a rank of this host that is alive has claimed the report.
   bool report_claimed() const;
 
  private:
@@ -39,14 +43,14 @@ class Presence {
   int report_ = -1;
 };
 
-// "rank 2 has not come" and the like, for the ranks of this host and of all hosts as far as it can be told.
-// local_fault: set to whether something on this host is wrong.
+// Describes which ranks are missing, as far as it is known: "rank 2 has not come (host vm)". `host` is this host's
+// name. Sets *local_fault to whether something on this host is wrong.
 std::string describe_missing(const LaunchInfo& info, const Presence& presence, const std::string& host,
                              bool* local_fault);
 
-// "rank 1 is stopped (...)", "rank 1 is gone (host vm)": of ranks that had all come. Empty where nothing is known: of
-// ranks of other hosts, and of any where this rank could not announce itself. `in_job`: the number of a rank in the
-// job.
+// Describes which ranks are stopped or gone after all had come: "rank 1 is stopped (...)", "rank 1 is gone (host vm)".
+// Nothing is known of ranks on other hosts; a rank is reported as gone only if all ranks are on this host and this rank
+// could announce itself. Empty if nothing is known. in_job: maps a launcher's rank to its number in the job.
 std::string describe_stalled(const LaunchInfo& info, const Presence& presence, const std::string& host,
                              const std::function<int(int)>& in_job);
 
