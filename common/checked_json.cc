@@ -14,7 +14,7 @@ namespace {
 constexpr int kDepth = 32;
 constexpr int64_t kValues = 4'000'000;
 
-// What is there instead, short enough for a message.
+// The value as text, short enough for a message.
 std::string shown(const nlohmann::json& value) {
   if (value.is_object()) return "an object";
   if (value.is_array()) return "a list of " + counted(static_cast<int64_t>(value.size()), "value");
@@ -97,7 +97,7 @@ std::string CheckedJson::text(size_t most) const {
 
 std::vector<CheckedJson> CheckedJson::list(size_t most) const {
   if (!value_->is_array()) refuse("a list");
-  if (value_->size() > most) refuse("a list of at most " + std::to_string(most));
+  if (value_->size() > most) refuse("a list of length at most " + std::to_string(most));
   std::vector<CheckedJson> items;
   items.reserve(value_->size());
   for (const nlohmann::json& item : *value_) {

@@ -1,8 +1,8 @@
-// JSON that is not trusted: parsed within bounds, and read member by member with errors that name the file, the way to
-// the member and what was expected. Used where a file or another host says what something is (topology/cluster.cc,
-// launcher/hosts/).
+// Parses JSON that is not trusted within bounds, and reads it member by member, with errors that name the file, the
+// path to the member and what was expected. Used for descriptions that a file or another host provides
+// (topology/cluster.cc, launcher/hosts/).
 //
-// Thread safety: functions without state; a CheckedJson refers to a value that must outlive it.
+// Thread safety: functions without state. A CheckedJson refers to a JSON value, which must outlive it.
 #pragma once
 
 #include <cstdint>
@@ -14,27 +14,31 @@
 
 namespace annulus {
 
-// Error(kInput), from `room` and naming `source`, where the text is no JSON, is nested deeper than 32 values, or has
-// more than four million of them, which take no more than 1 GB.
+// Raises Error(kInput) if the text is not JSON, is nested more than 32 values deep, or has more than 4,000,000 values
+// (so many take at most 1 GB). The error has the room `room` and names `source`.
 nlohmann::json parse_checked_json(std::string_view text, std::string_view room, const std::string& source);
 
-// A value and where it is. Every reader raises Error(kInput), "SOURCE: hosts[2].gpus[0].pci should be a text, not 7".
+// A JSON value and the path to it. If the value is not as expected, every reader raises Error(kInput):
+// "SOURCE: hosts[2].gpus[0].pci should be a text, not 7".
 class CheckedJson {
  public:
   CheckedJson(const nlohmann::json& value, std::string room, std::string source)
       : CheckedJson(value, std::move(room), std::move(source), "") {}
 
-  // A member that must be there, and one that may be missing or null.
+  // The member `key` of an object, which must exist.
   CheckedJson at(std::string_view key) const;
+  // Whether an object has the member `key`, and it is not null.
   bool has(std::string_view key) const;
 
+  // A number from `least` to `most`, both included. number() must be finite.
   int64_t integer(int64_t least, int64_t most) const;
-  double number(double least, double most) const;  // bounds included; finite
+  double number(double least, double most) const;
   bool boolean() const;
-  std::string text(size_t most = 4096) const;  // its length in bytes
-  std::vector<CheckedJson> list(size_t most) const;
-  std::vector<std::string> keys(size_t most) const;  // of an object
+  std::string text(size_t most = 4096) const;         // of at most `most` bytes
+  std::vector<CheckedJson> list(size_t most) const;   // of at most `most` items
+  std::vector<std::string> keys(size_t most) const;   // of an object with at most `most` members
 
+  // Raises the error that this value should be `expected`.
   [[noreturn]] void refuse(const std::string& expected) const;
 
  private:

@@ -1,7 +1,8 @@
 // See checksum.h.
 #include "common/checksum.h"
 
-// The library's code, under names of our own: another one in the process may be of another version.
+// This compiles the library's code with a prefix of annulus's own, because another library in the process may contain
+// another version of it.
 #define XXH_NAMESPACE annulus_
 #define XXH_STATIC_LINKING_ONLY
 #define XXH_IMPLEMENTATION

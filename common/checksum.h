@@ -1,4 +1,7 @@
-// XXH3 checksums: of checkpoints, texts, weights and what ranks agree on. They find damage and difference, not forgery.
+// XXH3 checksums, used for files, for weights, for the keys of caches and for values that ranks compare. They detect
+// damage and differences, but not forgery.
+//
+// Thread safety: functions without state; each class says so itself.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +12,7 @@ struct XXH3_state_s;
 
 namespace annulus {
 
-// Of bytes that come piece by piece. Not thread-safe.
+// The 128-bit checksum of bytes that are given piece by piece. Not thread safe.
 class Checksum {
  public:
   Checksum();
@@ -18,28 +21,29 @@ class Checksum {
   Checksum& operator=(const Checksum&) = delete;
 
   void update(const void* data, size_t bytes);
-  // 32 lower-case hexadecimal digits, of all bytes so far.
+  // The checksum of all bytes so far: 32 lower-case hexadecimal digits, the most significant first.
   std::string hex() const;
 
  private:
   XXH3_state_s* state_;
 };
 
+// Checksum::hex() of these bytes.
 std::string checksum(const void* data, size_t bytes);
 
-// The digits of a checksum that lies in a file as 16 bytes, the most significant first.
+// The digits of a checksum that a file stores as 16 bytes, the most significant first.
 std::string hex_text(const unsigned char (&bytes)[16]);
 
-// The same 128 bits as numbers.
+// The 128 bits of checksum() as numbers.
 struct Digest {
   uint64_t high, low;
 };
 Digest digest(const void* data, size_t bytes);
 
-// XXH3-64, another function: a number that depends on every bit of a short key.
+// XXH3-64, which is a different function: it is not a part of the 128 bits.
 uint64_t hash64(const void* data, size_t bytes);
 
-// The same of bytes that come piece by piece. Not thread-safe.
+// hash64() of bytes that are given piece by piece. Not thread safe.
 class Hash64 {
  public:
   Hash64();
@@ -48,7 +52,7 @@ class Hash64 {
   Hash64& operator=(const Hash64&) = delete;
 
   void update(const void* data, size_t bytes);
-  // Of all bytes since the last call, or since the beginning.
+  // The hash of all bytes since the last call of take(), or since the construction.
   uint64_t take();
 
  private:

@@ -15,7 +15,7 @@
 namespace annulus {
 namespace {
 
-// Whole numbers without an exponent.
+// The number as text, whole numbers without an exponent.
 std::string plain(double value) {
   return value == std::floor(value) && std::abs(value) < 1e15 ? std::to_string(static_cast<int64_t>(value))
                                                               : exact(value);

@@ -7,7 +7,7 @@
 namespace annulus {
 namespace {
 
-// Takes a number and the space behind it off the front of text.
+// Removes a number and the space after it from the beginning of `text`, and returns the number.
 std::optional<size_t> take_number(std::string_view& text) {
   size_t number = 0;
   const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), number);
@@ -21,7 +21,7 @@ std::optional<size_t> take_number(std::string_view& text) {
 Error::Error(ErrorKind kind, std::string_view room, std::string_view message)
     : std::runtime_error("[" + std::string(room) + "] " + std::string(message)), kind_(kind), room_size_(room.size()) {}
 
-// what() ends at the first zero byte, which a room or message of unknown origin may hold: hence no offset is trusted.
+// what() ends at the first zero byte. A room or message of unknown origin may contain one, so no offset is trusted.
 std::string_view Error::room() const {
   const std::string_view all = what();
   return all.substr(1, room_size_);

@@ -1,10 +1,9 @@
-// The one exception type of annulus and the exit codes it maps to. Used by every room.
+// The exception type of annulus and its exit codes. Used by every room.
 //
 // A message says what was expected, what came, where (rank, file, key) and what to do. what() begins with the room:
 //   [plan] 12 query heads cannot be split over 8 ranks: heads must be a multiple of ranks; use 4 or 6 ranks
-// The rank is put in front by whoever reports the error (launcher/program.cc), which knows it. Nobody takes what()
-// apart: room() and message() are its parts, and wire() is the one form in which an error goes to another rank or
-// process.
+// The code that reports the error (launcher/program.cc) adds the rank in front. No code parses what(): room() and
+// message() return its parts, and wire() is the form in which an error is sent to another rank or process.
 #pragma once
 
 #include <optional>
@@ -14,14 +13,14 @@
 
 namespace annulus {
 
-// What went wrong, as far as a caller (or a shell script that reads the exit code) can act on it.
-// The value is the process's exit code; docs/user-guide.md lists them.
+// The kind of error, which tells a caller (or a shell script that reads the exit code) how to react. The value is the
+// exit code of the process; docs/user-guide.md lists them.
 enum class ErrorKind : int {
   kInternal = 1,     // a fault of annulus itself
   kUsage = 2,        // command line or configuration
   kInput = 3,        // a file is missing, malformed, truncated, too short
   kPlan = 4,         // lengths, heads, layout, ranks or devices do not fit together
-  kMismatch = 5,     // ranks were started with, or later hold, different things
+  kMismatch = 5,     // ranks hold different configurations, shapes or plans
   kComm = 6,         // a peer is gone or missed a deadline
   kBusy = 7,         // the run folder belongs to a live process
   kResource = 8,     // memory, disk, permission
@@ -31,19 +30,19 @@ enum class ErrorKind : int {
 
 class Error : public std::runtime_error {
  public:
-  // room: "plan", "comm", "config", ... `message` without the room.
+  // room: the part of the program, "plan", "comm", "config", ... `message` does not contain it.
   Error(ErrorKind kind, std::string_view room, std::string_view message);
 
   ErrorKind kind() const { return kind_; }
   int exit_code() const { return static_cast<int>(kind_); }
-  // The parts of what(), "[room] message". They live as long as this error or a copy of it.
+  // The parts of what(), "[room] message". They are valid as long as this error or a copy of it exists.
   std::string_view room() const;
   std::string_view message() const;
 
   // Kind, room and message as text for another rank or process: "4 4 plan 12 query heads cannot ...", where the second
-  // number is the length of the room. The message stands last, so that a text that was cut off still tells the rest.
+  // number is the length of the room. The message comes last, so that a text that was cut off can still be read.
   std::string wire() const;
-  // The error that wire() was made of; none where the text is not of that form. Safe for any text.
+  // The error that wire() was called on; nullopt if the text does not have that form. Any text may be passed.
   static std::optional<Error> from_wire(std::string_view text);
 
  private:

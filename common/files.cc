@@ -69,7 +69,7 @@ class RealFileSystem : public FileSystem {
   void sync_folder(const std::string& path) override {
     const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0) fail("open the folder", path, errno);
-    // Some network file systems refuse to sync a folder; there is nothing better to do there.
+    // Some network file systems do not support syncing a folder; there is no alternative on them.
     const int error = ::fsync(fd) != 0 && errno != EINVAL && errno != ENOTSUP ? errno : 0;
     ::close(fd);
     if (error) fail("sync the folder", path, error);
@@ -106,7 +106,7 @@ ErrorKind kind_of_errno(int error) {
     case ENAMETOOLONG:
     case EINVAL:
     case ENXIO:
-    case ENOTSUP:  // std::filesystem's, of the size of a pipe
+    case ENOTSUP:  // what std::filesystem reports for the size of a pipe
       return ErrorKind::kInput;
     default:
       return ErrorKind::kResource;
@@ -119,12 +119,13 @@ void require_output(std::string_view room, const std::string& named, const std::
   const fs::file_status status = fs::status(path, error);
   if (fs::exists(status) && !fs::is_regular_file(status)) {
     throw Error(ErrorKind::kUsage, room,
-                named + (fs::is_directory(status) ? " is a folder" : " is no regular file") + ": name a file to write");
+                named + (fs::is_directory(status) ? " is a folder" : " is no regular file") +
+                    ": name a file to write");
   }
   const std::string folder = folder_of(path);
   if (!fs::is_directory(folder, error)) {
     throw Error(ErrorKind::kResource, room,
-                "the folder of " + named + " does not exist: " + shell_quote({"mkdir", "-p", folder}));
+                "the folder of " + named + " does not exist; make it with: " + shell_quote({"mkdir", "-p", folder}));
   }
   if (access(folder.c_str(), W_OK | X_OK) != 0) {
     throw Error(ErrorKind::kResource, room, named + " cannot be written: " + std::strerror(errno));
@@ -140,8 +141,8 @@ std::string read_small_file(std::string_view room, const std::string& path, size
   if (error) throw unreadable(error.value());
   if (bytes > most) {
     throw Error(ErrorKind::kInput, std::string(room),
-                path + " has " + std::to_string(bytes) + " bytes, and at most " + std::to_string(most) +
-                    " were expected: this is another kind of file");
+                path + " has " + std::to_string(bytes) + " bytes, but at most " + std::to_string(most) +
+                    " were expected: it must be another kind of file");
   }
   std::ifstream in(path, std::ios::binary);
   std::ostringstream text;
@@ -173,7 +174,7 @@ void replace_file(FileSystem& files, const std::string& path,
   std::error_code unknown;
   const fs::file_status status = fs::status(path, unknown);
   if (fs::exists(status) && !fs::is_regular_file(status)) {
-    throw Error(ErrorKind::kUsage, "files", path + " is there and no regular file: name a file to write");
+    throw Error(ErrorKind::kUsage, "files", path + " exists and is no regular file: name a file to write");
   }
   const std::string target = fs::is_symlink(fs::symlink_status(path, unknown)) && fs::exists(status)
                                  ? fs::canonical(path, unknown).string()

@@ -66,7 +66,7 @@ TEST(CheckedJson, MembersByTheirWay) {
   expect("list[0].n should be a text, not 7", [&] { item.at("n").text(); });
   expect("list[0].t should be a text of at most 3 bytes, not \"text\"", [&] { item.at("t").text(3); });
   expect("list[0] should be a list, not an object", [&] { item.list(1); });
-  expect("list should be a list of at most 0, not a list of 1 value", [&] { whole.at("list").list(0); });
+  expect("list should be a list of length at most 0, not a list of 1 value", [&] { whole.at("list").list(0); });
   expect("list should be an object, not a list of 1 value", [&] { whole.at("list").at("n"); });
   expect("list should be an object, not a list of 1 value", [&] { whole.at("list").has("n"); });
   expect("the whole should be an object of at most 1 member, not an object", [&] { whole.keys(1); });
