@@ -1,4 +1,4 @@
-// See interrupt.h. Handlers call async-signal-safe functions only.
+// See interrupt.h. The handlers call only async-signal-safe functions.
 #include "common/interrupt.h"
 
 #include <unistd.h>
@@ -23,7 +23,7 @@ long now_ms() {
   return static_cast<long>(t.tv_sec) * 1000 + t.tv_nsec / 1000000;
 }
 
-// Also of a process that stops because another one was asked to: 0.
+// signal: 0 for a process that stops because another process got a signal.
 int exit_code(int signal) { return 128 + (signal == SIGUSR1 || signal == 0 ? SIGTERM : signal); }
 
 void handle(int signal) {
@@ -32,7 +32,7 @@ void handle(int signal) {
     g_first_ms = now_ms();
     return;
   }
-  const long first = g_first_ms;  // 0: the first one is being noted on another thread
+  const long first = g_first_ms;  // 0: another thread is still recording the first signal
   if (signal != SIGPIPE && signal != SIGUSR1 && first != 0 && now_ms() - first >= kSameRequestMs)
     _exit(exit_code(signal));
 }

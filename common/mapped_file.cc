@@ -21,7 +21,7 @@
 namespace annulus {
 namespace {
 
-// What this thread copies from, and where it goes on if that cannot be read.
+// The memory that this thread copies from, and where to continue if it cannot be read.
 struct Guard {
   const char* begin;
   const char* end;
@@ -34,15 +34,15 @@ struct sigaction before {};
 void on_sigbus(int signal, siginfo_t* info, void* context) {
   Guard* guard = guard_of_thread;
   const char* at = static_cast<const char*>(info->si_addr);
-  // A failing page is named by its beginning.
+  // The address may be the beginning of the page that cannot be read.
   constexpr int kLargestPage = 65536;
   if (guard && info->si_code > 0 && at + kLargestPage > guard->begin && at < guard->end) {
-    // A jump leaves the handler without its return, which would restore the signals that this thread takes.
+    // Returning from the handler would restore the thread's signal mask; a jump does not, so it is restored here.
     pthread_sigmask(SIG_SETMASK, &static_cast<const ucontext_t*>(context)->uc_sigmask, nullptr);
     siglongjmp(guard->back, 1);
   }
-  // Somebody else's: the instruction that faulted runs again, with the earlier handler; a signal that was sent is sent
-  // again.
+  // Another part of the program caused it: with the earlier handler installed, the instruction that faulted runs again;
+  // a signal that a process sent is sent again.
   sigaction(signal, &before, nullptr);
   if (info->si_code <= 0) raise(signal);
 }
@@ -58,7 +58,7 @@ void install_handler() {
   });
 }
 
-// False where the bytes cannot be read. No object with a destructor may live here: a jump passes over it.
+// Returns false if the bytes cannot be read. It must have no object with a destructor, because a jump would skip it.
 bool guarded_copy(void* to, const char* from, size_t count) {
   Guard guard;
   guard.begin = from;
@@ -101,7 +101,7 @@ void FileState::require_unchanged(std::string_view room, const std::string& path
                               : "it had " + with_commas(size_) + " bytes, it has " + with_commas(status.st_size);
   throw Error(ErrorKind::kInput, room,
               path + " has changed since the run began (" + how +
-                  "): a file stays as it is while a run reads it; write a changed one under another name or rename it "
+                  "): do not change a file while a run reads it; write a new version under another name, or rename it "
                   "into place");
 }
 
@@ -118,7 +118,7 @@ MappedFile::MappedFile(std::string_view room, std::string path) : room_(room), p
         throw Error(ErrorKind::kResource, room_, path_ + " cannot be mapped: " + std::strerror(reason));
       }
       data_ = static_cast<const char*>(data);
-      // A fault would otherwise read what the disk is set to read ahead, megabytes in places.
+      // Otherwise each fault would read ahead as much as the disk is configured for, which may be megabytes.
       ::madvise(data, static_cast<size_t>(size()), MADV_RANDOM);
     }
   } catch (...) {
@@ -135,8 +135,8 @@ MappedFile::~MappedFile() {
 void MappedFile::copy(int64_t offset, int64_t count, void* to) const {
   if (offset < 0 || count < 0 || offset > size() || count > size() - offset) {
     throw Error(ErrorKind::kInternal, room_,
-                path_ + ": " + with_commas(count) + " bytes from " + with_commas(offset) + " on of " +
-                    with_commas(size()) + " were asked for");
+                path_ + ": asked for " + with_commas(count) + " bytes from byte " + with_commas(offset) +
+                    " on, but it has " + with_commas(size()) + " bytes");
   }
   constexpr int64_t kMany = 32768;
   if (count > kMany) will_need(offset, count);

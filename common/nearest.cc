@@ -8,7 +8,7 @@
 namespace annulus {
 namespace {
 
-// Names are short; anything longer is no name, and its distance would cost memory that the user's input decides.
+// Anything longer is not a name. The limit also bounds the memory that the distance takes.
 constexpr size_t kLongest = 256;
 
 bool same(char a, char b) {
@@ -42,7 +42,7 @@ std::string nearest(std::string_view got, const std::vector<std::string>& known)
     if (name.size() > kLongest) continue;
     const size_t d = distance(got, name);
     const size_t allowed = std::max<size_t>(1, std::max(got.size(), name.size()) / 3);
-    // Of a one-letter name, one edit leaves nothing.
+    // In a name of one letter, one edit may replace everything, so it is not near.
     if (d <= allowed && d < std::max(got.size(), name.size()) && d < best_distance) {
       best = name;
       best_distance = d;

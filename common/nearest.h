@@ -1,5 +1,5 @@
-// The known name that a mistyped one was probably meant to be: for "did you mean" in error messages. Used by
-// configuration, patterns and the command line. Thread-safe.
+// Finds the known name that a mistyped name was probably meant to be, for "did you mean" in error messages. Used by
+// names.h and by every room that reads names or keys from files. Thread safe.
 #pragma once
 
 #include <string>
@@ -8,8 +8,9 @@
 
 namespace annulus {
 
-// Nearest by edit distance (insert, delete, replace, swap of neighbours; case is ignored), the first of equals. Empty
-// when nothing is near: more than a third of the longer name would have to change.
+// The known name with the smallest edit distance to `got` (insertions, deletions, replacements and swaps of adjacent
+// letters; case is ignored), the first if several have it. Empty if no name is near: at most a third of the letters of
+// the longer name may change, or one letter if it has fewer than three. "zigzga" gives "zigzag".
 std::string nearest(std::string_view got, const std::vector<std::string>& known);
 
 }  // namespace annulus

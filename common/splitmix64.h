@@ -1,12 +1,13 @@
-// splitmix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014): hashing a number to
-// 64 bits that look random. Where draws are to be a function of some numbers alone.
+// splitmix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014) maps a number to 64
+// bits that look random. Used where random draws must depend on given numbers only (dropout, initial weights, the order
+// of rows), and for hashes. Thread safe: a function without state.
 #pragma once
 
 #include <cstdint>
 
 namespace annulus {
 
-// From one state of the generator to the next.
+// The difference between one state of the generator and the next.
 inline constexpr uint64_t kSplitmix64Step = 0x9e3779b97f4a7c15;
 
 // The output that follows the state x.

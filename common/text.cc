@@ -97,7 +97,8 @@ std::string shell_quote(const std::vector<std::string>& words) {
   return line;
 }
 
-// Each word ends with a space; in a word, "\\s" is a space, "\\n" and "\\r" are ends of lines and "\\\\" a backslash.
+// Each word ends with a space. In a word, "\\s" is a space, "\\n" a line feed, "\\r" a carriage return and "\\\\" a
+// backslash.
 std::string words_to_line(const std::vector<std::string>& words) {
   std::string line;
   for (const std::string& word : words) {

@@ -1,6 +1,8 @@
-// How values are written as text, once for all rooms: exact numbers, numbers for people, strings of TOML, words of a
-// shell, lists and shapes. What is written here lies in configurations, checkpoints and plans' requests and is compared
-// as text: the forms stay.
+// Writes values as text for all rooms: exact numbers, numbers for people, strings of TOML, words of a shell, lists and
+// shapes. Configurations, checkpoints and the requests of plans contain these texts and are compared as text, so the
+// forms must not change.
+//
+// Thread safety: functions without state.
 #pragma once
 
 #include <cstdint>
@@ -12,37 +14,38 @@
 
 namespace annulus {
 
-// The shortest decimal number that reads back as the same bits: "0.1", "1e+06", "3", "nan", "-inf". In any locale.
+// The shortest decimal number that reads back as the same bits, in any locale: "0.1", "1e+06", "3", "nan", "-inf".
 std::string exact(double value);
 
-// A count with its noun, which takes an s but for one: "1 head", "2 heads", "2 switches".
+// A count with its noun, in the plural unless the count is 1: "1 head", "2 heads", "2 switches".
 std::string counted(int64_t n, std::string_view noun);
 
 // A number of bytes for people, in powers of 1000: "12.3 MB", "2.0 GB", "20.6 PB".
 std::string bytes_text(double bytes);
 
-// A number of bytes as people type it: "141GB", "5 GB", "1.5e9", "16MiB", "1 TB"; units of 1000 and, with an i, of
-// 1024. None where the text is no such number, or one that is not at least 1 and less than 2^63.
+// Reads a number of bytes as people type it: "141GB", "5 GB", "1.5e9", "16MiB", "1 TB". Units are powers of 1000, or of
+// 1024 with an i. Nullopt if the text is not such a number, or if the number is less than 1 or at least 2^63.
 std::optional<int64_t> bytes_of_text(std::string_view text);
 
-// With so many digits after the point: "3.14".
+// The number with `digits` digits after the point: "3.14".
 std::string rounded(double value, int digits);
 
-// A float of TOML, exactly: "1.0", "0.1", "1e-05".
+// The number as a float of TOML, exactly: "1.0", "0.1", "1e-05".
 std::string toml_number(double value);
 
-// A basic string of TOML with its quotes: "a \"b\" \u000A".
+// A basic string of TOML, with its quotes: "a \"b\" \u000A".
 std::string toml_string(std::string_view text);
 
-// Words as a POSIX shell reads them back; only those that need it are quoted.
+// The words so that a POSIX shell reads them back; only those that need it are quoted.
 std::string shell_quote(const std::vector<std::string>& words);
 
-// Words on one line for another process to read, and back: any words, without regard to a shell's rules.
+// Writes words on one line for another process, and reads them back. Words may contain any characters; the line does
+// not follow the rules of a shell.
 std::string words_to_line(const std::vector<std::string>& words);
 std::vector<std::string> words_of_line(std::string_view line);
 
-// For tables and JSON, of names that may be anything: '?' for what is not printable ASCII, and ".." where more than
-// `most` characters were cut off.
+// The text of an arbitrary name for tables and JSON: with '?' for characters that are not printable ASCII, and if it
+// has more than `most` characters, cut to so many with ".." at the end.
 std::string printable(std::string_view text, size_t most = 4096);
 
 // "1,234,567", "-123".
@@ -51,10 +54,10 @@ std::string with_commas(int64_t number);
 // "a,b,c" with `between` = ",".
 std::string join(const std::vector<std::string>& parts, std::string_view between);
 
-// What lies between the separators: of "a,,b" the parts "a", "" and "b"; of "" one empty part.
+// The parts between the separators: "a,,b" gives "a", "" and "b"; "" gives one empty part.
 std::vector<std::string> split(std::string_view text, char separator);
 
-// "[a, b]", where `write` makes a text of each item.
+// "[a, b]". `write` returns the text of an item.
 template <typename List, typename Write>
 std::string list_text(const List& list, const Write& write) {
   std::string text = "[";
@@ -65,7 +68,7 @@ std::string list_text(const List& list, const Write& write) {
   return text + "]";
 }
 
-// Whole numbers, sizes of a tensor: "[2, 3]".
+// Whole numbers, such as the sizes of a tensor: "[2, 3]".
 std::string list_text(std::span<const int64_t> numbers);
 
 }  // namespace annulus

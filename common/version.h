@@ -1,4 +1,4 @@
-// The version of annulus: printed by `annulus version`, and part of what ranks compare before they become a job.
+// The version of annulus. `annulus version` prints it, and ranks compare it before they become a job.
 #pragma once
 
 namespace annulus {
