@@ -1,5 +1,5 @@
-// See available.h. Both versions of control groups are looked at, since a host may have either or both: the kernel's
-// Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst.
+// See available.h. This reads both versions of control groups, because a host may have either or both (the kernel's
+// Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst).
 #include "memory/available.h"
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 namespace annulus {
 namespace {
 
-// A number alone in a file; none where there is no such file, or a word ("max").
+// The number that a file consists of; nullopt if there is no such file, or if it contains a word ("max").
 std::optional<int64_t> number_in(const std::string& path) {
   std::ifstream in(path);
   std::string text;
@@ -22,13 +22,13 @@ std::optional<int64_t> number_in(const std::string& path) {
   int64_t number = 0;
   const char* const end = text.data() + text.size();
   const auto [stop, error] = std::from_chars(text.data(), end, number);
-  // A limit that is none is close to 2^63 in version 1.
+  // In version 1 a group without a limit has one close to 2^63.
   if (error == std::errc::result_out_of_range) return std::numeric_limits<int64_t>::max();
   if (error != std::errc() || stop != end || number < 0) return std::nullopt;
   return number;
 }
 
-// The number behind a name in a file of such lines: "MemAvailable:  123 kB", "inactive_file 123".
+// The number that follows a name in a file of lines such as "MemAvailable:  123 kB", "inactive_file 123".
 std::optional<int64_t> number_behind(const std::string& name, const std::string& path) {
   std::ifstream in(path);
   for (std::string line; std::getline(in, line);) {
@@ -40,7 +40,7 @@ std::optional<int64_t> number_behind(const std::string& name, const std::string&
   return std::nullopt;
 }
 
-// The files of one version.
+// The names of the files in one version of control groups, and of the line of the reclaimable cache.
 struct Names {
   const char *limit, *usage, *cache;
 };
@@ -51,8 +51,8 @@ void take_least(std::optional<AvailableMemory>& least, int64_t bytes, const std:
   if (!least || bytes < least->bytes) least = {std::max<int64_t>(0, bytes), limit};
 }
 
-// The group and all above it bound what its processes take. In a container the path may be that of the host, and the
-// files those of the group itself: then the folder above all is the only one that is there.
+// The limits of a group and of all groups above it apply to its processes. In a container the path may be that of the
+// host while the files are those of the group itself; then only the files of the top folder exist.
 void look_at_groups(const std::string& mount, std::string group, const Names& names,
                     std::optional<AvailableMemory>& least) {
   while (true) {

@@ -1,6 +1,7 @@
-// How much memory this process may still take on its host before the kernel ends something: what the host has left, and
-// what each control group (a container, a job of a batch system) is still allowed. Used by training, which holds its
-// memory plan against it before anything is allocated. Linux; needs nothing but the kernel's files.
+// How much memory this process can still take on its host before the kernel ends a process: the free memory of the
+// host, and what each control group (a container, a job of a batch system) still allows. Used by training, by the
+// logits verb and by the planner, which compare it with what they need before they allocate. It works on Linux and
+// reads only files of the kernel. Thread safe.
 #pragma once
 
 #include <cstdint>
@@ -11,11 +12,11 @@ namespace annulus {
 
 struct AvailableMemory {
   int64_t bytes = 0;
-  std::string limit;  // what bounds it: "the host's memory", "the limit of 16.0 GB of the control group /x"
+  std::string limit;  // what limits it: "the host's memory", "the limit of 16.0 GB of the control group /x"
 };
 
-// The least of all bounds; none where the kernel does not say. What caches of files hold counts as free. `root`: where
-// the kernel's files are, for tests.
+// The smallest of all limits; nullopt if the kernel does not say. Memory of the kernel's cache of files counts as free.
+// root: the folder of the kernel's files, for tests.
 std::optional<AvailableMemory> available_memory(const std::string& root = "");
 
 }  // namespace annulus

@@ -1,6 +1,6 @@
-// A cache by content, bounded in bytes: entries go, the least recently used first, only when room is needed for
-// another. The caches of memory/caches.h. One value is made once even when several threads ask for it at the same time:
-// the others wait for it. Thread-safe.
+// A cache whose size in bytes is bounded. Its keys are the texts of requests. It removes the least recently used
+// entries when it needs room for another. A value is made once even if several threads ask for it at the same time: the
+// others wait for it. Used by memory/caches.h. Thread safe.
 #pragma once
 
 #include <condition_variable>
@@ -17,9 +17,9 @@ namespace annulus {
 
 struct CacheStats {
   int64_t hits = 0;
-  int64_t misses = 0;  // each made a value
+  int64_t misses = 0;  // a value was made for each of these
   int64_t evictions = 0;
-  int64_t too_large = 0;  // values larger than the cache, not kept: made anew whenever they are asked for
+  int64_t too_large = 0;  // values larger than the cache, which are not kept, so that each request makes them again
   int64_t entries = 0;
   int64_t bytes = 0;
   int64_t capacity = 0;  // bytes
@@ -30,9 +30,9 @@ class ByteCache {
  public:
   explicit ByteCache(int64_t capacity) { stats_.capacity = capacity; }
 
-  // The value of `key`: from the cache, or made by make() -> Value and kept. bytes(value) is its memory; a value larger
-  // than the cache is handed out and not kept. What make raises is raised here, and to those who waited; nothing is
-  // kept then.
+  // Returns the value of `key` from the cache, or makes it with make() -> Value and keeps it. bytes(value) -> int64_t
+  // is the memory that it takes. A value larger than the cache is returned but not kept. What make() or bytes() raises
+  // is raised here and in the threads that waited for the value, and nothing is kept.
   template <typename Make, typename Bytes>
   std::shared_ptr<const Value> get(const std::string& key, const Make& make, const Bytes& bytes) {
     std::unique_lock lock(mutex_);
@@ -76,7 +76,7 @@ class ByteCache {
     return value;
   }
 
-  // The next get makes the value anew. What is being made stays.
+  // Removes the value of `key`, so that the next get() makes it again. A value that is being made is not removed.
   void erase(const std::string& key) {
     const std::lock_guard lock(mutex_);
     const auto found = index_.find(key);
@@ -111,7 +111,7 @@ class ByteCache {
     order_.erase(found->second);
     index_.erase(found);
   }
-  // Entries that are still being made have no bytes yet and stay.
+  // Entries that are still being made have no bytes yet and are not removed.
   void make_room() {
     auto it = order_.end();
     while (stats_.bytes > stats_.capacity && it != order_.begin()) {

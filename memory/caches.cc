@@ -22,13 +22,13 @@ struct TableEntry {
   std::string_view holds;
 };
 
-// In proportion to what a long run keeps: the programs of 64 ranks over a million tokens are tens of megabytes, and a
-// rotary table of a million positions of head_dim 128 in bf16 is 256 MiB. A part is 4 MiB of the default total.
+// The shares follow what a long run keeps: the programs of 64 ranks over a million tokens take tens of megabytes, and a
+// rotary table of a million positions of head_dim 128 in bf16 takes 256 MiB. One part is 4 MiB of the default total.
 constexpr std::array<TableEntry, 8> kTable = {{
     {"programs", 128, false, "a rank's part of each plan"},
     {"patterns", 60, false, "slices of patterns"},
-    {"proofs", 4, false, "what a rank has proved of each plan"},
-    {"compositions", 64, true, "calls of operators that tiles are computed with, and their rows"},
+    {"proofs", 4, false, "results of proving plans on a rank"},
+    {"compositions", 64, true, "calls of operators that compute tiles, and their rows"},
     {"rotary tables", 128, true, "sines and cosines of positions"},
     {"pattern texts", 1, false, "patterns that the operator for PyTorch was given"},
     {"selected programs", 16, false, "plans of adaptive patterns that the operator for PyTorch has run"},
@@ -51,7 +51,7 @@ const TableEntry& entry_of(std::string_view name) {
               "the table of caches (memory/caches.cc) has no cache \"" + std::string(name) + "\"");
 }
 
-// Shares never add up to more than the total: they are rounded down.
+// Shares are rounded down, so that they never add up to more than the total.
 int64_t share(const TableEntry& entry, int64_t total) {
   return total / kAllParts * entry.parts + total % kAllParts * entry.parts / kAllParts;
 }
@@ -65,7 +65,7 @@ int64_t total_of_environment() {
   if (error != std::errc() || end != given.data() + given.size() || mib < 0 || mib > kMostMib) {
     throw Error(ErrorKind::kUsage, "memory",
                 "ANNULUS_CACHES_MIB: expected the MiB that all caches may hold together, a whole number from 0 to " +
-                    std::to_string(kMostMib) + ", got \"" + std::string(given) + "\"");
+                    std::to_string(kMostMib) + ", got \"" + std::string(given) + "\"; correct or unset it");
   }
   return mib << 20;
 }
@@ -85,7 +85,7 @@ struct Registry {
   }
 };
 
-// Never destroyed: caches that are go at any time of the process's end.
+// Never destroyed, because caches may be destroyed at any time during the end of the process.
 Registry& registry() {
   static Registry& all = *new Registry;
   return all;

@@ -64,12 +64,12 @@ std::vector<StepCharges::Most> StepCharges::moments() const {
     hold(sum(part, backward ? When::kBackward : When::kForward), now(), now());
     return now();
   };
-  std::vector<int> begins;  // of each stretch's forward
+  std::vector<int> begins;  // the moment at which the forward of each stretch begins
   for (const Stretch& s : stretches_) {
     begins.push_back(now() + 1);
     for (const Part& part : s.parts) {
       const int at = begin(part, /*backward=*/false);
-      if (s.recomputed) hold(sum(part, When::kKept), at, at);  // and let go
+      if (s.recomputed) hold(sum(part, When::kKept), at, at);  // it is not kept beyond this moment
     }
   }
   for (size_t i = stretches_.size(); i-- > 0;) {

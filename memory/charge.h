@@ -1,8 +1,8 @@
-// Charge: what a part of the program holds in memory, declared beside the code that takes it: by the optimizer, the
-// parameters, the model's operators, the attention. A training step is a sequence of such parts; one sweep over the
-// lifetimes that follow from it says what is held at most (training/memory_plan.h). Who takes memory in a step and
-// declares nothing fails tests/training/memory_plan_test.cc, which compares with LibTorch's allocator. Needs no
-// LibTorch.
+// A Charge is memory that a part of the program holds. It is declared beside the code that takes the memory: the
+// optimizer, the parameters, the operators of the model, attention. A training step is a sequence of such parts, and
+// one sweep over the resulting lifetimes gives the most that is held at once (training/memory_plan.h). Code that takes
+// memory in a step without declaring it fails tests/training/memory_plan_test.cc, which compares the plan with
+// LibTorch's allocator. Needs no LibTorch.
 #pragma once
 
 #include <cstdint>
@@ -13,58 +13,65 @@
 namespace annulus {
 
 enum class When {
-  kLasts,     // as long as the job
+  kLasts,     // for the whole job
   kKept,      // from the forward of its part to the end of its backward
-  kForward,   // while the forward of its part runs, besides what is kept
-  kBackward,  // while the backward of its part runs, besides what is kept
+  kForward,   // while the forward of its part runs, in addition to what is kept
+  kBackward,  // while the backward of its part runs, in addition to what is kept
 };
 
 struct Charge {
-  std::string_view what;  // literals, here and in Part
+  std::string_view what;  // a literal, as is Part::name
   int64_t bytes = 0;
   When when = When::kLasts;
 };
 
-// A stretch of a step that runs as one, and backwards as one: an operator, an attention.
+// A part of a step whose forward, and whose backward, runs as a whole: an operator, attention.
 struct Part {
   std::string_view name;
-  std::vector<Charge> charges;  // none that lasts
+  std::vector<Charge> charges;  // none of them kLasts
 };
 
-// What a step holds, by the charges of its parts. Not thread-safe.
+// Computes what a step holds from the charges of its parts. All numbers are bytes.
+//
+// Example: parts A and B keep 10 and 20, and B's backward takes 5 more; a charge of 100 lasts. The forward holds 110,
+// then 130; the backward of B holds 135, which is most(), and that of A 110.
+//
+// Thread safety: not thread safe.
 class StepCharges {
  public:
-  // Of what lasts from step to step.
+  // Adds a charge that lasts from step to step.
   void lasts(const Charge& charge);
-  // The next part of the forward; the backward runs through the parts the other way round.
+  // Adds the next part of the forward. The backward runs through the parts in the reverse order.
   void then(Part part);
-  // The next parts, of which nothing is kept but what `whole` keeps: when the backward comes to them, their forward
-  // runs again, and what it keeps is there until their backward. `whole` is working from then to the end of it.
+  // Adds parts that are recomputed: of their forward only the charges kKept of `whole` are kept. When the backward
+  // reaches them, their forward runs again, and what it keeps is held until their backward. The charges kBackward of
+  // `whole` are held from then to the end of their backward.
   void then_recomputed(Part whole, std::vector<Part> parts);
 
-  // Bytes of what lasts, of all charges or of one.
+  // What lasts: all charges, or those named `what`.
   int64_t lasting() const;
   int64_t lasting(std::string_view what) const;
-  // Kept for the backward when the forward has ended, by all charges or by one.
+  // What is kept for the backward when the forward has ended: all charges, or those named `what`.
   int64_t kept() const;
   int64_t kept(std::string_view what) const;
-  // Held at most at once, what lasts included, and in which part: "swiglu, backward".
+  // The most that is held at once, including what lasts, and the part that runs at that moment: "swiglu", in its
+  // backward.
   struct Most {
     int64_t bytes = 0;
     std::string_view part;
     bool backward = false;
   };
   Most most() const;
-  // Held at most in the backward of parts of this name, what lasts included; 0 where there is none.
+  // The most that is held in the backward of parts of this name, including what lasts; 0 if there is no such part.
   int64_t most_in_backward_of(std::string_view part) const;
 
  private:
   struct Stretch {
-    Part whole;               // of a recomputed one
-    std::vector<Part> parts;  // otherwise one
+    Part whole;               // empty if it is not recomputed
+    std::vector<Part> parts;  // one part if it is not recomputed
     bool recomputed = false;
   };
-  // Of each moment of a step, the part that runs and what is held then.
+  // For each moment of a step, the part that runs and the bytes that are held.
   std::vector<Most> moments() const;
 
   std::vector<Charge> lasting_;

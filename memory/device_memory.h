@@ -1,6 +1,6 @@
-// What LibTorch's allocator holds of a device's memory: counted, and given back. device_memory_cuda.cc in a CUDA build,
-// device_memory_cpu.cc in any other. Used by the benchmarks
-// and by training, which asks what is free. Thread-safe.
+// Counts what LibTorch's allocator holds of a device's memory, and gives unused memory back to the device. A CUDA build
+// has device_memory_cuda.cc (no hardware has run it), any other device_memory_cpu.cc. Used by the benchmarks, by
+// training and by the logits verb. Thread safe.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -9,17 +9,17 @@
 
 namespace annulus {
 
-// Bytes. Zeros on a CPU.
+// All numbers are bytes. They are 0 on a CPU.
 struct DeviceMemory {
-  int64_t allocated = 0;       // by tensors now
-  int64_t peak_allocated = 0;  // since reset_peak_memory
-  int64_t peak_reserved = 0;   // of LibTorch's allocator: what it took from the device, free blocks included
-  int64_t outside = 0;         // not LibTorch's: the context, libraries, other processes
-  int64_t total = 0;
+  int64_t allocated = 0;       // what tensors take now
+  int64_t peak_allocated = 0;  // the most that tensors took since reset_peak_memory()
+  int64_t peak_reserved = 0;   // the most that the allocator took from the device since then, free blocks included
+  int64_t outside = 0;         // what others than the allocator take: the CUDA context, libraries, other processes
+  int64_t total = 0;           // the memory of the device
 };
 DeviceMemory device_memory(c10::Device device);
 void reset_peak_memory(c10::Device device);
-// Free blocks go back to the device.
+// Gives the free blocks of the allocator back to the device.
 void release_cached_memory(c10::Device device);
 
 }  // namespace annulus

@@ -1,4 +1,4 @@
-// See device_memory.h: a build without CUDA computes on the CPU alone.
+// See device_memory.h. A build without CUDA computes only on the CPU.
 #include "memory/device_memory.h"
 
 namespace annulus {

@@ -1,4 +1,4 @@
-// See device_memory.h.
+// See device_memory.h. No hardware has run it.
 #include "memory/device_memory.h"
 
 #include <ATen/Context.h>
@@ -10,7 +10,7 @@
 namespace annulus {
 namespace {
 
-// The allocator's numbers are there once LibTorch has begun to use the device.
+// Initializes the device in LibTorch; before that the allocator has no numbers.
 void begin(c10::Device device) {
   if (device.is_cuda()) at::globalContext().lazyInitDevice(device.type());
 }

@@ -1,5 +1,4 @@
-// See numa.h. The kernel's calls by themselves: libnuma and hwloc would bring the discovery of a whole machine with
-// them.
+// See numa.h. It uses system calls directly, because libnuma and hwloc would first discover the whole machine.
 #include "memory/numa.h"
 
 #include <linux/mempolicy.h>
@@ -16,7 +15,7 @@
 namespace annulus {
 namespace {
 
-// More than any kernel is built for; it refuses masks that are shorter than its own.
+// More nodes than any kernel is built for. The kernel refuses masks that are shorter than its own.
 constexpr size_t kMaxNodes = 4096;
 constexpr size_t kWordBits = sizeof(unsigned long) * CHAR_BIT;
 using NodeMask = std::array<unsigned long, kMaxNodes / kWordBits>;
@@ -27,8 +26,7 @@ std::string list(const std::vector<int>& nodes) {
   return out;
 }
 
-// What the kernel says: the nodes that new memory of the calling thread may come from alone; none where it is not
-// bound.
+// The nodes to which new memory of the calling thread is bound, as the kernel reports them; empty if it is not bound.
 std::vector<int> bound_nodes() {
   NodeMask mask{};
   int policy = MPOL_DEFAULT;
@@ -47,19 +45,19 @@ std::string bind_memory(const std::vector<int>& nodes) {
   NodeMask mask{};
   for (int node : nodes) {
     if (node < 0 || node >= static_cast<int>(kMaxNodes)) {
-      throw Error(ErrorKind::kInternal, "memory", "no NUMA node has the number " + std::to_string(node));
+      throw Error(ErrorKind::kInternal, "memory", "no NUMA node can have the number " + std::to_string(node));
     }
     mask[static_cast<size_t>(node) / kWordBits] |= 1UL << (static_cast<size_t>(node) % kWordBits);
   }
-  // Per thread, inherited: Linux has no call that sets it for all threads of a process. The kernel takes one bit less
-  // than it is told of.
+  // This sets the policy of one thread, which its new threads inherit: Linux has no call for all threads of a process.
+  // The kernel reads one bit less than the length that it is given.
   if (syscall(SYS_set_mempolicy, MPOL_BIND, mask.data(), kMaxNodes + 1) != 0) {
-    return "memory is not bound to NUMA node " + list(nodes) + ": the kernel refuses (" + std::strerror(errno) +
+    return "memory is not bound to NUMA node " + list(nodes) + ": the kernel refused (" + std::strerror(errno) +
            "; in a container, allow set_mempolicy, e.g. with the capability SYS_NICE)";
   }
   const std::vector<int> now = bound_nodes();
   if (now == nodes) return "";
-  return "memory was to come from NUMA node " + list(nodes) + ", the kernel reports " +
+  return "memory should come from NUMA node " + list(nodes) + ", but the kernel reports " +
          (now.empty() ? "nothing" : list(now));
 }
 

@@ -1,8 +1,8 @@
-// Which NUMA nodes memory comes from: binds the calling thread's new memory to nodes and sees that the kernel says so.
-// Every rank binds beside its processors before it makes its first thread (launcher/launch/rank_place.cc).
+// Binds the calling thread's new memory to NUMA nodes, and checks that the kernel reports the binding. Every rank binds
+// its memory to the nodes beside its processors before it starts other threads (launcher/launch/rank_place.cc).
 //
-// Nodes are numbered as the system numbers them, as in topology/machine.h.
-// Thread safety: each call concerns the calling thread alone.
+// Nodes have the numbers of the system, as in topology/machine.h.
+// Thread safety: each call affects only the calling thread.
 #pragma once
 
 #include <string>
@@ -10,10 +10,11 @@
 
 namespace annulus {
 
-// Binds the calling thread's new memory to `nodes`, not empty; threads made by it later inherit that, so it belongs at
-// the start of main. Memory that exists stays where it is. Returns what could not be had, in words to print; empty when
-// the kernel says afterwards that it holds. A kernel that refuses (containers often do) is no error: such a process is
-// slower, not wrong. Error(kInternal) for a number that can be no node's.
+// Binds the calling thread's new memory to `nodes`, which must not be empty. Threads that it starts later inherit the
+// binding, so call it at the start of main. Memory that exists already stays where it is. Returns an empty text if the
+// kernel reports the binding afterwards, and otherwise a message for the user. If the kernel refuses (as it often does
+// in containers), that is not an error: the process is slower, but its results are right. Raises Error(kInternal) for a
+// number that no node can have.
 std::string bind_memory(const std::vector<int>& nodes);
 
 }  // namespace annulus

@@ -1,6 +1,8 @@
-// Memory of the host that a GPU copies from and to by itself, while the host goes on: what a training step sends to its
-// device and reads back from it. Where the device is a CPU nothing is copied. Used by training/training.cc; small
-// tables and lists go by upload.h.
+// Pinned host memory, from and to which a GPU copies asynchronously: for what a training step sends to its device and
+// reads back from it. If the device is a CPU, nothing is copied. Used by training/training.cc; upload.h is for small
+// tables and lists. No hardware has run the copies to and from a GPU.
+//
+// Thread safety: host_memory() and send() are thread safe; a Readback is not.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,24 +13,26 @@
 
 namespace annulus {
 
-// Memory of the host from which `device` is sent to, contiguous: pinned where that is a GPU. Pinned memory may be freed
-// as soon as send() has been called: LibTorch's host allocator keeps it until the copy is done.
+// Allocates a contiguous host tensor, uninitialized, from which data are sent to `device`; it is pinned if that is a
+// GPU. It may be freed as soon as send() has returned: LibTorch's host allocator keeps pinned memory until the copy is
+// done.
 at::Tensor host_memory(at::IntArrayRef sizes, at::ScalarType type, at::Device device);
-// Brings what was written to `host`, of the target's sizes and dtype, to the target, in the order of the current
-// stream; nothing where the target is on a CPU, which computes with what lies on the host.
+// Copies `host` to `target`, which has the same sizes and dtype, in the order of the current stream. It does nothing if
+// the target is on a CPU, which computes with the host tensor itself.
 void send(const at::Tensor& host, const at::Tensor& target);
 
-// A tensor's values brought to the host, where they are read when they have come. Not thread-safe.
+// Copies the values of a tensor to the host asynchronously. Not thread safe.
 class Readback {
  public:
-  // Takes pinned memory for tensors of these sizes and this dtype, where `device` is a GPU.
+  // Allocates pinned memory for tensors of these sizes and this dtype, if `device` is a GPU.
   Readback(at::IntArrayRef sizes, at::ScalarType type, at::Device device);
 
-  // Begins: in the order of the current stream of the values' device. One at a time.
+  // Starts the copy, in the order of the current stream of the values' device. Only one copy may be under way.
   void start(const at::Tensor& values);
-  // Whether the values have come. Raises what the device raises.
+  // Whether the copy is complete. Raises the errors of the device.
   bool ready() const { return !copied_ || copied_->query(); }
-  // Waits for them. Valid until the next start; on a CPU these are the values given, not a copy.
+  // Waits for the copy and returns the values, which are valid until the next start(). On a CPU these are the values
+  // themselves, not a copy.
   const at::Tensor& wait();
 
  private:

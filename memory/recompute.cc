@@ -37,7 +37,7 @@ class Recomputed : public torch::autograd::Function<Recomputed> {
       outputs = held->f(inputs);
     }
     variable_list result = torch::autograd::grad(outputs, inputs, grads);
-    result.emplace_back();  // of `held`
+    result.emplace_back();  // `held` has no gradient
     return result;
   }
 };
@@ -45,7 +45,7 @@ class Recomputed : public torch::autograd::Function<Recomputed> {
 }  // namespace
 
 std::vector<at::Tensor> recomputed(const TensorFunction& f, const std::vector<at::Tensor>& inputs) {
-  // Autograd's nodes take defined tensors alone.
+  // Nodes of autograd take only defined tensors.
   std::vector<at::Tensor> given;
   std::vector<size_t> places;
   for (size_t i = 0; i < inputs.size(); ++i) {

@@ -1,4 +1,4 @@
-// Keeping less for the backward: parts of the model that are computed again there. Used by model.cc.
+// Saves memory by recomputing parts of the model in the backward. Used by model/model.cc.
 // Thread safety: a function without state.
 #pragma once
 
@@ -11,8 +11,8 @@ namespace annulus {
 
 using TensorFunction = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
 
-// f(inputs), and the same gradients: of everything in between only the inputs are kept, f runs again in the backward.
-// Inputs are floating point, or undefined. What else f uses must stay as it is until then, and needs no gradient.
+// Returns f(inputs), with the same gradients, but keeps only the inputs: f runs again in the backward. Inputs must be
+// floating-point tensors or undefined. Everything else that f uses must not change until then, and gets no gradient.
 std::vector<at::Tensor> recomputed(const TensorFunction& f, const std::vector<at::Tensor>& inputs);
 
 }  // namespace annulus

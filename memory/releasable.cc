@@ -23,7 +23,7 @@ void ReleasableTensor::take() {
   held_ = true;
 }
 
-// The size stays: views are made of a tensor that is not held, too.
+// The size of the storage stays, because views are also made while the tensor has no memory.
 void ReleasableTensor::release() {
   if (!held_) return;
   tensor_.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(c10::DataPtr(nullptr, tensor_.device()));

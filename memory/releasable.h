@@ -1,5 +1,5 @@
-// A tensor whose memory is let go and taken again while the tensor, and its views, stay: weights that are there only
-// while their layer runs. Used by model/parameters.h.
+// A tensor whose memory is released and allocated again while the tensor and its views stay valid: for weights that are
+// held only while their layer runs. Used by model/parameters.h.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,20 +8,22 @@
 
 namespace annulus {
 
-// Not thread-safe. On a GPU memory is taken and let go in the order of the current stream, as that of any tensor.
+// Not thread safe. On a GPU, memory is allocated and released in the order of the current stream, as for any tensor (no
+// hardware has run that).
 class ReleasableTensor {
  public:
-  // [elements], not held.
+  // A tensor of shape [elements], without memory.
   ReleasableTensor(int64_t elements, const at::TensorOptions& options);
 
-  // The tensor. Nothing may be read from it or from its views, or written to them, while it is not held.
+  // The tensor. Do not read or write it or its views while it has no memory.
   const at::Tensor& tensor() const { return tensor_; }
-  // Elements from `begin` on in this shape, a tensor of its own over the same memory: writing to tensor() is no change
-  // of this one that autograd would see.
+  // The elements from `begin` on in this shape, as a separate tensor over the same memory: autograd does not regard
+  // writing to tensor() as a change of the alias.
   at::Tensor alias(int64_t begin, at::IntArrayRef shape) const;
 
-  // Takes memory, whose content is undefined. Nothing where it is held.
+  // Allocates the memory, whose content is undefined. Does nothing if the tensor has memory.
   void take();
+  // Releases the memory. Does nothing if the tensor has none.
   void release();
 
  private:

@@ -1,6 +1,7 @@
-// Storage: numbered buffers, each needed from one step to another. One sweep over their lives says how much is held at
-// most at once, and which buffer takes over whose storage. Used for a plan's traffic (attention/plan/traffic.h), for
-// the memory plan of a training step, and by the execution, which takes and frees storage by it. Needs no LibTorch.
+// Storage: numbered buffers, each of which is needed from one step to another. One sweep over their lifetimes gives the
+// most that is held at once, and which buffer takes over the storage of another. Used for the traffic of a plan
+// (attention/plan/traffic.h), which the executor follows when it allocates and frees storage, and for the memory plan
+// of a training step (memory/charge.cc). Needs no LibTorch.
 #pragma once
 
 #include <algorithm>
@@ -12,13 +13,13 @@
 
 namespace annulus {
 
-// The first and the last step in which a buffer holds something or is filled: its storage is needed in [first, last].
+// The first and the last step in which a buffer is filled or used. Its storage is needed in [first, last].
 struct Lifetime {
   int first = 0;
   int last = -1;
 
   bool empty() const { return last < first; }
-  // Makes it include `step`.
+  // Extends the lifetime so that it includes `step`.
   void use(int step) {
     if (empty()) first = last = step;
     first = std::min(first, step);
@@ -27,29 +28,32 @@ struct Lifetime {
   friend bool operator==(const Lifetime&, const Lifetime&) = default;
 };
 
-// Steps are numbered from 0.
+// A buffer and its lifetime. Steps are numbered from 0.
 struct StoredBuffer {
-  int64_t size = 0;  // in a unit that is one for the whole pool: rows, elements or bytes
-  int pool = 0;      // 0, 1, ...: storage is taken over only within a pool, whose buffers are alike in dtype and owner
-  Lifetime life;     // may be empty: it needs no storage
+  int64_t size = 0;  // rows, elements or bytes: the same unit for all buffers of a pool
+  int pool = 0;      // 0, 1, ...; only buffers of the same pool take over storage; they have the same dtype and owner
+  Lifetime life;     // an empty one needs no storage
 };
 
+// Example: buffers 0, 1 and 2 of one pool and of size 10 are needed in steps [0, 1], [1, 2] and [2, 3]. held() is 10,
+// 20, 20, 10, peak() is 20, and heirs() is {2, -1, -1}: buffer 2 takes over the storage of buffer 0.
+//
 // Thread safety: a plain value.
 class Storage {
  public:
-  // The number of the new buffer: 0, 1, 2, ...
+  // Adds a buffer and returns its number: 0, 1, 2, ...
   int add(const StoredBuffer& buffer) {
     buffers_.push_back(buffer);
     return static_cast<int>(buffers_.size()) - 1;
   }
   const std::vector<StoredBuffer>& buffers() const { return buffers_; }
 
-  // What is needed in each step, up to the last in which anything is, where one unit of pool p counts weights[p]: its
-  // bytes, or 0 to leave a pool out.
+  // The storage that is needed in each step, up to the last step in which any is. A unit of pool p counts as
+  // weights[p], which is its number of bytes, or 0 to leave the pool out.
   std::vector<int64_t> held(std::span<const int64_t> weights) const {
     int steps = 0;
     for (const StoredBuffer& b : buffers_) steps = std::max(steps, b.life.last + 1);
-    std::vector<int64_t> change(static_cast<size_t>(steps) + 1);  // what begins with a step, less what ended before it
+    std::vector<int64_t> change(static_cast<size_t>(steps) + 1);  // what begins with a step minus what ended before it
     for (const StoredBuffer& b : buffers_) {
       if (b.life.empty()) continue;
       const int64_t weighted = b.size * weights[static_cast<size_t>(b.pool)];
@@ -61,17 +65,18 @@ class Storage {
     for (int64_t& in_step : change) in_step = held += in_step;
     return change;
   }
-  // The most of it that is needed at once.
+  // The maximum of held().
   int64_t peak(std::span<const int64_t> weights) const {
     int64_t most = 0;
     for (const int64_t in_step : held(weights)) most = std::max(most, in_step);
     return most;
   }
 
-  // For each buffer the one that takes its storage over, or -1: one of the same pool and size whose life begins with
-  // the step after. Nothing is kept in between, so whoever frees what nobody takes over holds no more than peak().
+  // For each buffer, the buffer that takes over its storage, or -1: it has the same pool and size, and its lifetime
+  // begins with the step after the last of the other. Nothing is kept in between, so code that frees the storage that
+  // no buffer takes over never holds more than peak().
   std::vector<int> heirs() const {
-    std::map<std::tuple<int, int, int64_t>, std::vector<int>> ended;  // by the step after it, pool, size; descending
+    std::map<std::tuple<int, int, int64_t>, std::vector<int>> ended;  // by next step, pool and size; descending
     for (size_t b = buffers_.size(); b-- > 0;) {
       const StoredBuffer& buffer = buffers_[b];
       if (buffer.life.empty()) continue;
