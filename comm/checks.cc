@@ -151,8 +151,8 @@ void check_gather_shapes(const at::Tensor& big, const char* big_role, const at::
   if (big.sizes() == at::IntArrayRef(expected) && big.scalar_type() == small.scalar_type()) return;
   throw Error(ErrorKind::kPlan, "comm",
               where(label) + ": the " + big_role + " is " + dtype_name(big.scalar_type()) + " " +
-                  list_text(big.sizes()) + ", expected " + dtype_name(small.scalar_type()) + " " +
-                  list_text(expected) + ": [ranks, ..." + small_role + ".shape]");
+                  list_text(big.sizes()) + ", expected " + dtype_name(small.scalar_type()) + " " + list_text(expected) +
+                  ": [ranks, ..." + small_role + ".shape]");
 }
 
 void check_overlap(const at::Tensor& big, const char* big_role, const at::Tensor& small, const char* small_role,

@@ -34,9 +34,9 @@ class CheckedJson {
   int64_t integer(int64_t least, int64_t most) const;
   double number(double least, double most) const;
   bool boolean() const;
-  std::string text(size_t most = 4096) const;         // of at most `most` bytes
-  std::vector<CheckedJson> list(size_t most) const;   // of at most `most` items
-  std::vector<std::string> keys(size_t most) const;   // of an object with at most `most` members
+  std::string text(size_t most = 4096) const;        // of at most `most` bytes
+  std::vector<CheckedJson> list(size_t most) const;  // of at most `most` items
+  std::vector<std::string> keys(size_t most) const;  // of an object with at most `most` members
 
   // Raises the error that this value should be `expected`.
   [[noreturn]] void refuse(const std::string& expected) const;

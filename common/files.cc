@@ -119,8 +119,7 @@ void require_output(std::string_view room, const std::string& named, const std::
   const fs::file_status status = fs::status(path, error);
   if (fs::exists(status) && !fs::is_regular_file(status)) {
     throw Error(ErrorKind::kUsage, room,
-                named + (fs::is_directory(status) ? " is a folder" : " is no regular file") +
-                    ": name a file to write");
+                named + (fs::is_directory(status) ? " is a folder" : " is no regular file") + ": name a file to write");
   }
   const std::string folder = folder_of(path);
   if (!fs::is_directory(folder, error)) {

@@ -126,8 +126,7 @@ void MpiRuntime::finish() {
     const std::string known = stalled();
     return "[comm] rank " + std::to_string(in_job(rank_)) + ": MPI_Finalize did not return within " +
            describe_seconds(timeout.count()) + ": another rank is still busy, stopped or gone" +
-           (known.empty() ? "; no rank of this host is known to be stopped or gone, so check the other hosts"
-                          : known);
+           (known.empty() ? "; no rank of this host is known to be stopped or gone, so check the other hosts" : known);
   });
   std::lock_guard<std::mutex> lock(mutex_);
   const int code = MPI_Finalize();

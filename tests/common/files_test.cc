@@ -94,8 +94,7 @@ TEST(Files, OutputsThatCannotBeAreRefusedEarly) {
   EXPECT_EQ(refusal("/dev/null"),
             std::pair(2, std::string("[test] --output /dev/null is no regular file: name a file to write")));
   const std::string path = folder + "/nowhere/new";
-  EXPECT_EQ(refusal(path), std::pair(8, "[test] the folder of --output " + path +
-                                            " does not exist; make it with: " +
+  EXPECT_EQ(refusal(path), std::pair(8, "[test] the folder of --output " + path + " does not exist; make it with: " +
                                             shell_quote({"mkdir", "-p", folder + "/nowhere"})));
 }
 
