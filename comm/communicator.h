@@ -33,8 +33,8 @@ using Seconds = std::chrono::duration<double>;
 enum class ReduceOp { kSum, kMax, kMin };
 
 // One tensor sent to or received from one peer. A tensor without elements is allowed and moves nothing. A rank may
-// exchange messages with itself.
-// Messages of one exchange between the same two ranks match in the order in which both sides list them.
+// exchange messages with itself. Messages of one exchange between the same two ranks match in the order in which both
+// sides list them.
 struct Message {
   at::Tensor tensor;
   int peer = 0;
@@ -77,9 +77,9 @@ struct CommStats {
   int64_t collective_payload = 0;
   // The bytes that each of N ranks sends for these collectives, on average over the ranks, with an algorithm that sends
   // the fewest: (N-1)/N of the payload of an all_gather, a reduce_scatter or a broadcast, twice that for an all_reduce
-  // (with N = 4 and a payload of 1,000 bytes: 750, and 1,500).
-  // The CPU backends send exactly that for an all_gather and a reduce_scatter (except that between hosts sums of bf16
-  // travel in fp32). For other collectives MPI and NCCL choose the algorithm and do not say which.
+  // (with N = 4 and a payload of 1,000 bytes: 750, and 1,500). The CPU backends send exactly that for an all_gather and
+  // a reduce_scatter (except that between hosts sums of bf16 travel in fp32). For other collectives MPI and NCCL choose
+  // the algorithm and do not say which.
   int64_t collective_bytes_sent = 0;
   // The bytes that this rank sent to ranks of other hosts for all_gathers, reduce_scatters and all_reduces on a CPU,
   // without headers. If the ranks of each host are consecutive, all ranks together send (H-1) times the payload over H
@@ -107,7 +107,7 @@ enum class Collective : int8_t;
 // protected part.
 //
 // Ownership: code that needs the communicator after the call that it was passed to, such as the autograd node of
-// attention until its backward, keeps it alive with shared_from_this(); its owner then holds it by std::shared_ptr.
+// attention until its backward, keeps it alive with shared_from_this(). Its owner must then hold it by std::shared_ptr.
 class Communicator : public std::enable_shared_from_this<Communicator> {
  public:
   virtual ~Communicator() = default;
@@ -158,10 +158,11 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // and in waits (on a GPU: on a stream of the communicator). The Work keeps the tensors; `in` must not change and
   // `out` must not be read until it is complete. Several may be under way at once, beside exchanges and blocking ones;
   // all ranks begin and call the collectives of a communicator in the same order. The agreement of the ranks does not
-  // block either: if they differ, Work::test() and wait() raise Error(kMismatch) on every rank. (On a GPU the transfer
-  // is then aborted, the communicator is dead, and the next operation may be the one that raises.) The deadline runs
-  // from the call (on a GPU that of the agreement does; that of the transfer runs from when the device reaches it).
-  // `label.operation` must outlive the Work. Never null.
+  // block either (except over a process group on a GPU, comm/c10d/c10d_communicator.h): if they differ, Work::test()
+  // and wait() raise Error(kMismatch) on every rank. (On a GPU the transfer is then aborted, the communicator is dead,
+  // and the next operation may be the one that raises.) The deadline runs from the call (on a GPU that of the agreement
+  // does; that of the transfer runs from when the device reaches it). `label.operation` must outlive the Work. Never
+  // null.
   std::unique_ptr<Work> begin_all_gather(const at::Tensor& out, const at::Tensor& in, OpLabel label);
   std::unique_ptr<Work> begin_reduce_scatter(const at::Tensor& out, const at::Tensor& in, OpLabel label);
   // CPU backends add in the order of reduce_scatter, on one host as well.
@@ -200,8 +201,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // agreement alone.
   virtual std::unique_ptr<Work> start_all_reduce(at::Tensor& tensor, ReduceOp op, OpLabel label) = 0;
   virtual std::unique_ptr<Work> start_broadcast(at::Tensor& tensor, int root, OpLabel label) = 0;
-  // Begins an all_gather, a reduce_scatter or an all_reduce on which the ranks have not agreed yet: the Work also
-  // compares their headers. Neither blocks. The tensors may have no elements. Never null.
+  // Begins an all_gather, a reduce_scatter or an all_reduce on which the ranks have not agreed yet: the backend
+  // compares their headers as well, in the Work if it can. The tensors may have no elements. Never null.
   virtual std::unique_ptr<Work> begin(const comm_internal::Begun& call) = 0;
   // Whether collectives that are begun add in the order that reduce_scatter() describes.
   virtual bool adds_in_rank_order() const { return true; }

@@ -1,6 +1,6 @@
 // Finds out from the environment how this process was started: by mpirun, srun, another MPI's launcher, or by hand. It
-// does so before MPI is started. Used by bootstrap, by the programs' command lines (launcher/, benchmarks/program/),
-// which run as a rank or not depending on it, and by the operators for PyTorch.
+// does so before MPI is started. Used by bootstrap, by the operators for PyTorch, and by the programs' command lines
+// (launcher/, benchmarks/program/) to decide whether this process is a rank.
 #pragma once
 
 #include <string>

@@ -87,7 +87,7 @@ std::vector<int> rank_order_by_host(const std::vector<std::string>& hosts);
 // - If MPI forms a world of another size than was started, for example because mpirun belongs to another MPI,
 //   ReportedError(kComm) is raised; Error(kComm) if ANNULUS_WORLD_SIZE asks for ranks and there is no launcher.
 // - If a launcher that gives annulus no ranks (torchrun) started more processes, Error(kUnavailable) is raised
-//   (ReportedError if it started them under MPI). With ANNULUS_WORLD_SIZE=1 each of them computes for itself.
+//   (ReportedError if MPI has started by then). With ANNULUS_WORLD_SIZE=1 each of them computes for itself.
 // - If a rank never comes, is stopped or dies, the message names it if it is on the same host, and the process ends
 //   with _exit(6), because a call of MPI cannot be cancelled.
 Job bootstrap(const BootstrapOptions& options);

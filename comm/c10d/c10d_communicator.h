@@ -41,7 +41,8 @@ namespace annulus {
 //   group's own timeout ends it in the way of its backend (by default NCCL's watchdog ends the process). stats() does
 //   not include the time that streams waited. No GPU has run this: its tests run it over gloo, on CPU tensors.
 //
-// timeout: the deadline of making the communicator; on the CPU also that of its operations, until set_timeout().
+// timeout: the deadline of making the communicator; on the CPU also that of its operations, until set_timeout() is
+// called.
 std::shared_ptr<Communicator> make_c10d_communicator(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
                                                      at::Device device, Seconds timeout);
 

@@ -30,7 +30,8 @@ using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 
 // ---- Tags. Bit 30 is set in all tags of annulus, which leaves the tags below 2^30 to the program's own sends and
 // receives; the backend's collectives have a different kind of tag. Below bit 30 are 16 bits for the context, 2 for the
-// lane and 12 for the message. gloo keeps the order of messages with the same tag between two ranks.
+// lane and 12 for the message: 2^30 + 2^14 + 2^12 for context 1, Lane::kHeaders and kInOrder. gloo keeps the order of
+// messages with the same tag between two ranks.
 
 constexpr int kInOrder = 0;         // the 12 bits of messages that both sides post in the same order
 constexpr int64_t kNumbers = 4095;  // the other values of the 12 bits follow from the number of the message

@@ -74,8 +74,8 @@ class Channel {
     int64_t context = 0;
   };
 
-  // Sends or receives `bytes` bytes at `data`; both sides know the number. The memory must exist as long as `kept`. All
-  // four functions raise Error(kComm) if the group refuses the message.
+  // Sends or receives `bytes` bytes at `data`; both sides know the number. `kept` keeps this memory alive. All four
+  // functions raise Error(kComm) if the group refuses the message.
   TransferPtr send(const Address& to, Lane lane, const void* data, int64_t bytes, Kept kept);
   TransferPtr receive(const Address& from, Lane lane, void* data, int64_t bytes, Kept kept);
 

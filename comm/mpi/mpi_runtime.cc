@@ -58,7 +58,7 @@ std::shared_ptr<MpiRuntime> MpiRuntime::start(const MpiOptions& options) {
   int started = 0;
   check_mpi(MPI_Initialized(&started), "MPI_Initialized");
   if (started != 0) {
-    throw Error(ErrorKind::kInternal, "comm", "MPI was already started in this process: only one MpiRuntime may be");
+    throw Error(ErrorKind::kInternal, "comm", "MPI was already started in this process: make only one MpiRuntime");
   }
   std::shared_ptr<MpiRuntime> runtime(new MpiRuntime);
   runtime->options_ = options;

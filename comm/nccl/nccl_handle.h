@@ -13,8 +13,8 @@
 
 namespace annulus::nccl_internal {
 
-// Both raise Error(kComm) naming the call if `code` is an error. ncclInProgress is none: the caller then polls the
-// state of the communicator. comm may be null.
+// Both raise Error(kComm) naming the call if `code` is an error. ncclInProgress is not an error: the caller then polls
+// the state of the communicator. comm may be null.
 void check_cuda(cudaError_t code, const char* call);
 void check_nccl(ncclResult_t code, const char* call, ncclComm_t comm);
 
