@@ -23,13 +23,13 @@ struct BitmapDeleter {
 };
 using Bitmap = std::unique_ptr<hwloc_bitmap_s, BitmapDeleter>;
 
-// The kernel below us with as little discovery as binding needs.
+// Loads this system's topology with as little discovery as binding needs.
 Topology load_this_system() {
   for (const char* name : {"HWLOC_XMLFILE", "HWLOC_SYNTHETIC", "HWLOC_FSROOT"}) {
     if (std::getenv(name) == nullptr) continue;
     throw Error(ErrorKind::kPlan, "topology",
-                std::string("a process can be bound to the machine it runs on only, but ") + name +
-                    " makes hwloc describe another; unset it");
+                std::string("a process can be bound only to the machine it runs on, but ") + name +
+                    " makes hwloc describe another one; unset it");
   }
   hwloc_topology_t raw = nullptr;
   if (hwloc_topology_init(&raw) != 0) {
@@ -49,7 +49,7 @@ Bitmap to_bitmap(const std::vector<int>& values) {
   for (int value : values) {
     if (!bitmap || value < 0 || hwloc_bitmap_set(bitmap.get(), static_cast<unsigned>(value)) != 0) {
       throw Error(ErrorKind::kInternal, "topology",
-                  "a set with the number " + std::to_string(value) + " cannot be made");
+                  "a set that contains processor " + std::to_string(value) + " cannot be made");
     }
   }
   return bitmap;
@@ -90,14 +90,14 @@ void bind_to_cpus(const RankPlacement& rank) {
                 who + " cannot be bound to processors " + rank.cpus.to_string() + " (" + std::strerror(errno) +
                     "); it may run on " + before.to_string());
   }
-  // The kernel cuts what a cgroup forbids out of the set without a word.
+  // The kernel silently removes from the set what a cgroup forbids.
   const CpuSet now = ask(topology.get());
   if (now != rank.cpus) {
     const Bitmap old = to_bitmap(before.pus());
     hwloc_set_cpubind(topology.get(), old.get(), HWLOC_CPUBIND_PROCESS);
     throw Error(ErrorKind::kResource, "topology",
-                who + " was to run on processors " + rank.cpus.to_string() + ", the kernel allows " + now.to_string() +
-                    "; has its cgroup changed since it was placed?");
+                who + " was placed on processors " + rank.cpus.to_string() + ", but the kernel allows only " +
+                    now.to_string() + "; check whether its cgroup has changed since it was placed");
   }
 }
 

@@ -84,7 +84,8 @@ int integer(const CheckedJson& json, int64_t least, int64_t most) {
   return static_cast<int>(json.integer(least, most));
 }
 
-// A Machine with everything that others rely on: indices that exist, processors of one core each, symmetric links.
+// Reads a Machine and checks what other code relies on: indices exist, each processor belongs to one core, and links
+// are symmetric.
 class MachineReader {
  public:
   explicit MachineReader(const CheckedJson& json) : json_(json) {}
@@ -102,7 +103,7 @@ class MachineReader {
   }
 
  private:
-  // The index of what has the id that `json` says.
+  // Returns the index of the object whose id is `json`.
   static int known(const std::map<int, int>& index_of_id, const CheckedJson& json, const char* what) {
     const auto found = index_of_id.find(integer(json, 0, INT32_MAX));
     if (found == index_of_id.end()) json.refuse(std::string("the id of ") + what + " of this host");
@@ -327,7 +328,7 @@ void write_cluster(const std::string& path, const std::vector<Host>& hosts) {
   const nlohmann::json head{{"format", kFormat}, {"version", kVersion}};
   std::string text = head.dump();
   text.pop_back();
-  text += ",\"hosts\":[";  // a line for each, so that two files can be compared
+  text += ",\"hosts\":[";  // one line for each host, so that `diff` can compare two files
   for (const Host& host : hosts) text += (text.back() == '[' ? "\n" : ",\n") + host_to_json(host).dump();
   write_atomically(FileSystem::real(), path, text + "\n]}\n");
 }
@@ -337,13 +338,13 @@ std::vector<Host> read_cluster(const std::string& path) {
   const CheckedJson whole(json, "topology", path);
   if (!whole.has("format") || whole.at("format").text() != kFormat) {
     throw Error(ErrorKind::kInput, "topology",
-                path + ": no description of a cluster; give a file that `annulus topology --save FILE` wrote");
+                path + ": it does not describe a cluster; give a file that `annulus topology --save FILE` wrote");
   }
   if (whole.at("version").integer(1, INT32_MAX) != kVersion) {
     throw Error(ErrorKind::kInput, "topology",
-                path + ": written by another annulus, version " +
+                path + ": another version of annulus wrote it, in version " +
                     std::to_string(whole.at("version").integer(1, INT32_MAX)) +
-                    " of the format; this one reads version 1");
+                    " of the format; this one reads version 1, so write the file again with this one");
   }
   std::vector<Host> hosts;
   for (const CheckedJson& item : whole.at("hosts").list(kMaxHosts)) hosts.push_back(host_of(item));

@@ -1,5 +1,6 @@
-// Several hosts in a file, so that a cluster is planned for, placed on and drawn where it is not: `topology --save`
-// writes it, `topology --load` and the reports of hosts (launcher/hosts/host_report.h) read it.
+// Keeps several hosts in a file, so that ranks can be placed on a cluster, and the cluster drawn, from another machine.
+// `topology --save` writes the file and `topology --load` reads it; the reports of hosts (launcher/hosts/host_report.h)
+// contain hosts in the same form.
 //
 // Format (docs/formats.md): JSON, {"format": "annulus cluster", "version": 1, "hosts": [...]}.
 // Thread safety: functions without state.
@@ -13,14 +14,14 @@
 
 namespace annulus {
 
-// Whole: host_from_json(host_to_json(h), ...) is h, but for machine.is_this_system, which is false.
+// Nothing is lost: host_from_json(host_to_json(h), ...) equals h, except for machine.is_this_system, which is false.
 nlohmann::json host_to_json(const Host& host);
-// `source` is named in errors. Nothing of it is trusted: Error(kInput) names the member that is missing or wrong.
+// `source` is named in errors. The JSON is not trusted: Error(kInput) names the member that is missing or wrong.
 Host host_from_json(const nlohmann::json& json, const std::string& source);
 
-// Atomically. Error(kResource).
+// Replaces the file atomically. Throws Error(kResource).
 void write_cluster(const std::string& path, const std::vector<Host>& hosts);
-// Error(kInput), naming the file; at most 64 MiB are read.
+// Throws Error(kInput), which names the file, for one that is invalid or larger than 64 MiB.
 std::vector<Host> read_cluster(const std::string& path);
 
 }  // namespace annulus

@@ -43,7 +43,7 @@ CpuSet CpuSet::parse(std::string_view list) {
       last = number();
       if (last < first) fail("a range ends before it begins");
     }
-    // One long list of overlapping ranges must not ask for more memory than the largest set needs.
+    // This bounds the memory that a long list of overlapping ranges can take.
     if (pus.size() + static_cast<size_t>(last - first) > 4 * static_cast<size_t>(kMaxPu)) fail("too many processors");
     for (int pu = first; pu <= last; ++pu) pus.push_back(pu);
     if (rest.empty()) break;

@@ -1,7 +1,7 @@
-// CpuSet: a set of logical processors (PUs), named as the operating system numbers them. Machine and Placement hold
-// them, bind_this_process hands them to the kernel, the launcher prints them.
+// CpuSet: a set of logical processors (PUs) by the operating system's numbers. Machine and Placement hold such sets,
+// bind_to_cpus passes them to the kernel, and the launcher prints them.
 //
-// Thread safety: as an int.
+// Thread safety: a plain value; concurrent reads are safe.
 #pragma once
 
 #include <string>
@@ -12,14 +12,15 @@ namespace annulus {
 
 class CpuSet {
  public:
-  // The largest processor number accepted anywhere: far above any machine, small enough to be no way to ask for memory.
+  // The largest processor number accepted anywhere. It is far above any machine's, and small enough that a malformed
+  // list cannot make this process allocate much memory.
   static constexpr int kMaxPu = 65535;
 
   CpuSet() = default;
-  // In any order, doubles allowed; numbers outside [0, kMaxPu] are Error(kInput).
+  // Takes numbers in any order; duplicates are allowed. Throws Error(kInput) for numbers outside [0, kMaxPu].
   explicit CpuSet(std::vector<int> pus);
 
-  // The kernel's list format, "0-3,8"; "" is the empty set. Anything else is Error(kInput).
+  // Reads the kernel's list format, "0-3,8"; "" is the empty set. Throws Error(kInput) for anything else.
   static CpuSet parse(std::string_view list);
   std::string to_string() const;
 

@@ -30,7 +30,7 @@ int prefix_bits(const unsigned char* mask, size_t bytes) {
   return bits;
 }
 
-// "10.0.0.1/24"; empty for another family.
+// Returns for example "10.0.0.1/24", or an empty string for a family other than IPv4 and IPv6.
 std::string address_text(const ifaddrs& entry) {
   char text[INET6_ADDRSTRLEN] = {};
   int bits = 0;
@@ -48,11 +48,11 @@ std::string address_text(const ifaddrs& entry) {
   return std::string(text) + "/" + std::to_string(bits);
 }
 
-// What the kernel says of the device behind an interface.
+// Adds what the kernel says about the device behind an interface.
 void add_device(NetInterface& interface) {
   const std::string folder = "/sys/class/net/" + interface.name;
   int64_t speed = 0;
-  // Reading fails where there is no link, and a device without a speed says -1.
+  // Reading fails if there is no link, and a device without a speed says -1.
   if (std::ifstream(folder + "/speed") >> speed && speed > 0) interface.megabits_per_s = speed;
   std::error_code error;
   const std::string device = std::filesystem::read_symlink(folder + "/device", error).filename().string();
@@ -60,7 +60,7 @@ void add_device(NetInterface& interface) {
   try {
     interface.pci = normalize_pci_bus_id(device);
   } catch (const Error&) {
-    // A virtual device, "virtio0".
+    // A virtual device, such as "virtio0".
   }
 }
 

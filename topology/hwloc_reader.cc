@@ -22,7 +22,7 @@ namespace annulus {
 namespace {
 
 constexpr unsigned kNvidia = 0x10de;
-constexpr uint64_t kMaxMegabytes = uint64_t{1} << 40;  // per second; more is no bandwidth
+constexpr uint64_t kMaxMegabytes = uint64_t{1} << 40;  // per second; larger values are not plausible bandwidths
 
 std::vector<int> bits(hwloc_const_bitmap_t bitmap, int max) {
   std::vector<int> out;
@@ -52,7 +52,8 @@ std::string pci_id(const hwloc_obj_attr_u::hwloc_pcidev_attr_s& pci) {
   return text.data();
 }
 
-// Host bridge first. Numbered by hwloc's logical index among bridges, which is unique within the machine.
+// Returns the bridges above a device, host bridge first, by hwloc's logical index among bridges, which is unique within
+// the machine.
 PciPath bridges_above(hwloc_obj_t object) {
   PciPath path;
   for (hwloc_obj_t o = object->parent; o != nullptr; o = o->parent) {
@@ -95,7 +96,7 @@ class Reader {
     std::set<int> ids;
     for (const Package& package : machine_.packages) ids.insert(package.id);
     if (ids.size() < machine_.packages.size() ||
-        (!ids.empty() && *ids.begin() < 0)) {  // the system does not number them
+        (!ids.empty() && *ids.begin() < 0)) {  // the system does not number packages
       for (size_t i = 0; i < machine_.packages.size(); ++i) machine_.packages[i].id = static_cast<int>(i);
     }
     if (machine_.packages.empty()) {  // some virtual machines show none
@@ -106,7 +107,7 @@ class Reader {
   int package_of(hwloc_obj_t object) const {
     hwloc_obj_t above = hwloc_get_ancestor_obj_by_type(topology_, HWLOC_OBJ_PACKAGE, object);
     if (above == nullptr &&
-        object->cpuset != nullptr) {  // a NUMA node of several packages: that of its first processor
+        object->cpuset != nullptr) {  // a NUMA node of several packages counts to that of its first processor
       hwloc_obj_t pu = hwloc_get_pu_obj_by_os_index(
           topology_, static_cast<unsigned>(std::max(0, hwloc_bitmap_first(object->cpuset))));
       if (pu != nullptr) above = hwloc_get_ancestor_obj_by_type(topology_, HWLOC_OBJ_PACKAGE, pu);
@@ -127,7 +128,7 @@ class Reader {
                                      package_of(o),
                                      static_cast<int64_t>(std::min<uint64_t>(bytes, int64_t{1} << 60)),
                                      {}});
-      // On Grace, a GPU's memory is a NUMA node of the host; no rank's host memory belongs there.
+      // On Grace, a GPU's memory is a NUMA node of the host, on which no rank's host memory should lie.
       if (has_subtype(o, "GPUMemory")) gpu_memory.insert(static_cast<int>(o->os_index));
     }
     auto& nodes = machine_.numa_nodes;
@@ -142,7 +143,7 @@ class Reader {
     }
   }
 
-  // Indices of the nodes in a nodeset, those of GPUs' memory left out.
+  // Returns the indices of the nodes in a nodeset without those that are a GPU's memory.
   std::vector<int> numa_of(hwloc_const_bitmap_t nodeset) const {
     std::vector<int> out;
     for (int id : bits(nodeset, CpuSet::kMaxPu)) {
@@ -159,7 +160,7 @@ class Reader {
         return machine_.numa_nodes[static_cast<size_t>(a)].id < machine_.numa_nodes[static_cast<size_t>(b)].id;
       });
     }
-    // Its own node is not allowed to us: another of the package, else the first.
+    // This process may not use the core's own node, so take another one of the package, else the first.
     for (size_t i = 0; i < machine_.numa_nodes.size(); ++i) {
       if (machine_.numa_nodes[i].package == package) return static_cast<int>(i);
     }
@@ -190,7 +191,7 @@ class Reader {
       }
       hwloc_obj_t core = hwloc_get_ancestor_obj_by_type(topology_, HWLOC_OBJ_CORE, o);
       if (core == nullptr) {
-        add_core(o);  // virtual machines may show processors without cores: each is one
+        add_core(o);  // virtual machines may show processors without cores; each then counts as a core
       } else if (core->logical_index != last_core_) {
         last_core_ = core->logical_index;
         add_core(core);
@@ -211,7 +212,7 @@ class Reader {
     for (auto& [i, list] : by_numa) machine_.numa_nodes[static_cast<size_t>(i)].cpus = CpuSet(std::move(list));
   }
 
-  // The nodes near a device: those of the first object above it that is no bridge or device.
+  // Returns the nodes near a device: those of the first object above it that is neither a bridge nor a device.
   std::vector<int> numa_near(hwloc_obj_t device) const {
     hwloc_obj_t host = hwloc_get_non_io_ancestor_obj(topology_, device);
     std::vector<int> near = numa_of(host == nullptr ? nullptr : host->nodeset);
@@ -223,8 +224,8 @@ class Reader {
   }
 
   void read_gpus() {
-    // A GPU may show as several OS devices (cuda0, nvml0, opencl0d0): the PCI device counts. Where CUDA was asked, it
-    // names the GPUs that compute; otherwise every NVIDIA display or 3D controller does.
+    // A GPU may appear as several OS devices (cuda0, nvml0, opencl0d0), so its PCI device is counted. If the topology
+    // has CUDA devices, only those count as GPUs; otherwise every NVIDIA display or 3D controller does.
     std::map<std::string, hwloc_obj_t> found;
     for (hwloc_obj_t o = nullptr; (o = hwloc_get_next_osdev(topology_, o)) != nullptr;) {
       if (o->attr->osdev.type != HWLOC_OBJ_OSDEV_COPROC || !has_subtype(o, "CUDA")) continue;
@@ -265,7 +266,7 @@ class Reader {
     }
   }
 
-  // As far as hwloc states them: by "Port1State" alone.
+  // Returns the ports that hwloc states. It gives only their state, as "Port1State".
   static std::vector<RdmaPort> ports_of(hwloc_obj_t rdma) {
     std::map<int, RdmaPort> ports;
     for (unsigned i = 0; i < rdma->infos_count; ++i) {
@@ -319,12 +320,13 @@ class Reader {
         distances == nullptr) {
       return;
     }
-    // Behind NVSwitch the matrix has a row for every port of every switch; this makes one object of a switch's ports.
-    // It refuses where there is no switch. (hwloc's own closure over switches would zero all direct links: not used.)
+    // With NVSwitches the matrix has a row for every port of every switch; this call merges the ports of a switch into
+    // one object. It fails if there is no switch, which is fine. hwloc's own closure over switches is not used, because
+    // it would set all direct links to zero.
     hwloc_distances_transform(topology_, distances, HWLOC_DISTANCES_TRANSFORM_MERGE_SWITCH_PORTS, nullptr, 0);
     const size_t n = distances->nbobjs;
     const auto at = [&](size_t i, size_t j) {
-      // A ring sends one way only, but which way is not known yet: the slower of the two counts.
+      // A ring sends in one direction, which is not known yet, so the slower of the two counts.
       const uint64_t value = std::min(distances->values[i * n + j], distances->values[j * n + i]);
       return value > kMaxMegabytes ? uint64_t{0} : value;
     };
@@ -345,7 +347,7 @@ class Reader {
         if (gpu[i] == kMaxGpus || gpu[j] == kMaxGpus || gpu[i] == gpu[j]) continue;
         uint64_t value = at(i, j);
         for (size_t s : switches) value = std::min(kMaxMegabytes, value + std::min(at(i, s), at(s, j)));
-        if (value == 0) continue;  // no NVLink between these two: as the PCI tree has it
+        if (value == 0) continue;  // no NVLink between these two: the link that the PCI tree gives stays
         machine_.links[gpu[i]][gpu[j]] = {LinkKind::kNvlink, static_cast<int64_t>(value)};
       }
     }
@@ -375,10 +377,10 @@ HwlocTopology init_hwloc() {
     throw Error(ErrorKind::kResource, "topology", "hwloc could not be started: out of memory?");
   }
   HwlocTopology topology(raw);
-  // Devices are left out unless asked for, and the filter counts only before the load.
+  // By default hwloc leaves devices out; the filter must be set before the topology is loaded.
   hwloc_topology_set_io_types_filter(raw, HWLOC_TYPE_FILTER_KEEP_IMPORTANT);
-  // These start whole drivers with threads of their own, before this process is bound. GPUs are found on the PCI bus
-  // and through NVML; what CUDA lets a process use is set_visible_gpus' matter.
+  // These components would load drivers, which start threads before this process is bound. GPUs are found on the PCI
+  // bus and through NVML instead; add_nvml removes those that this process cannot use.
   for (const char* component : {"cuda", "opencl", "gl", "levelzero", "rsmi"}) {
     hwloc_topology_set_components(raw, HWLOC_TOPOLOGY_COMPONENTS_FLAG_BLACKLIST, component);
   }

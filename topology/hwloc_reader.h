@@ -1,5 +1,5 @@
-// From a topology that hwloc has loaded to a Machine. Within this room only: machine_sources.cc loads, machine.cc
-// derives links again for other GPUs.
+// Makes a Machine from a topology that hwloc has loaded. Only this room uses it: machine_sources.cc loads topologies,
+// and machine.cc derives the links again after the GPUs have changed.
 #pragma once
 
 #include <memory>
@@ -18,14 +18,14 @@ struct HwlocTopologyDeleter {
 };
 using HwlocTopology = std::unique_ptr<hwloc_topology, HwlocTopologyDeleter>;
 
-// A topology that is not loaded yet, set to find devices. Error(kResource).
+// Returns a topology that is configured to find devices and not loaded yet. Throws Error(kResource).
 HwlocTopology init_hwloc();
 
-// `only`: processors to keep; all where it is nothing. `source` names the topology in errors. Error(kInput) where it is
-// no machine.
+// `only` are the processors to keep; nothing keeps all. `source` names the topology in errors. Throws Error(kInput) if
+// the topology does not describe a machine.
 Machine read_machine(hwloc_topology* topology, const std::string& source, std::optional<CpuSet> only);
 
-// machine.links from the PCI tree alone.
+// Sets machine.links from the PCI tree alone.
 void derive_links(Machine& machine);
 
 }  // namespace annulus

@@ -36,7 +36,7 @@ std::string_view to_string(LinkKind kind) {
 std::string normalize_pci_bus_id(std::string_view id) {
   const auto fail = [&]() {
     throw Error(ErrorKind::kInput, "topology",
-                "a PCI bus id looks like 0000:1b:00.0, got \"" + std::string(id.substr(0, 40)) + "\"");
+                "expected a PCI bus id such as 0000:1b:00.0, got \"" + std::string(id.substr(0, 40)) + "\"");
   };
   std::vector<unsigned> parts;
   std::string_view rest = id;
@@ -48,7 +48,7 @@ std::string normalize_pci_bus_id(std::string_view id) {
     rest.remove_prefix(static_cast<size_t>(end - rest.data()));
     if (rest.empty()) break;
     if (*separators == '\0') fail();
-    // The domain may be left out: then a dot follows the second number.
+    // If the domain is left out, a dot follows the second number.
     if (rest.front() == '.' && parts.size() == 2) {
       parts.insert(parts.begin(), 0);
       ++separators;
@@ -68,7 +68,7 @@ LinkKind pci_distance(const Machine& machine, const PciPath& a_path, const std::
   while (shared < a_path.size() && shared < b_path.size() && a_path[shared] == b_path[shared]) ++shared;
   if (shared >= 2) return LinkKind::kPciSwitch;
   if (shared == 1) return LinkKind::kPciRoot;
-  // Known to be in one and the same package, not merely possible.
+  // kPackage only if both are known to be in the same package.
   std::set<int> packages;
   for (const auto* list : {&a_numa, &b_numa}) {
     for (int node : *list) packages.insert(machine.numa_nodes[static_cast<size_t>(node)].package);
@@ -164,7 +164,7 @@ void Machine::set_visible_gpus(const std::vector<std::string>& pci_bus_ids) {
   const std::vector<Gpu> old = gpus;
   const std::vector<std::vector<Link>> old_links = links;
   gpus.clear();
-  std::vector<size_t> from;  // index before, or old.size() for what is new
+  std::vector<size_t> from;  // the previous index, or old.size() for a new GPU
   for (const std::string& id : wanted) {
     const auto it = std::find_if(old.begin(), old.end(), [&](const Gpu& gpu) { return gpu.pci == id; });
     from.push_back(static_cast<size_t>(it - old.begin()));

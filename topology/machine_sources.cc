@@ -1,4 +1,4 @@
-// Where a Machine comes from: this system, an XML file that is not trusted, or a synthetic description. See machine.h.
+// Makes a Machine from this system, from an untrusted XML file, or from a synthetic description. See machine.h.
 #include <fcntl.h>
 #include <hwloc.h>
 #include <sys/resource.h>
@@ -27,9 +27,9 @@ namespace annulus {
 namespace {
 
 constexpr int64_t kMaxXmlBytes = int64_t{64} << 20;
-constexpr char kFine = '\1';  // a child's answer
+constexpr char kFine = '\1';  // what the checking child sends if it could read the text
 
-// Where this process may run; empty when the kernel does not say.
+// Returns the processors on which this process may run, or an empty set if the kernel does not say.
 CpuSet process_mask(hwloc_topology* topology) {
   std::vector<int> pus;
   hwloc_bitmap_t mask = hwloc_bitmap_alloc();
@@ -45,12 +45,12 @@ CpuSet process_mask(hwloc_topology* topology) {
 
 [[noreturn]] void fail_xml(const std::string& source, const std::string& why) {
   throw Error(ErrorKind::kInput, "topology",
-              source + ": " + why + "; give a file that `lstopo machine.xml` wrote on the machine meant");
+              source + ": " + why + "; give a file that `lstopo machine.xml` wrote on the machine to describe");
 }
 
 Machine read_xml(const std::string& text, const std::string& source) {
   const HwlocTopology topology = init_hwloc();
-  // hwloc wants the closing zero counted.
+  // The length that hwloc expects includes the terminating zero.
   if (hwloc_topology_set_xmlbuffer(topology.get(), text.c_str(), static_cast<int>(text.size()) + 1) != 0) {
     fail_xml(source, "not an hwloc XML description (not XML, or cut off)");
   }
@@ -62,29 +62,30 @@ Machine read_xml(const std::string& text, const std::string& source) {
   return machine;
 }
 
-// hwloc trusts XML: objects that contradict one another make it stop on an assertion or crash. So a child process,
-// which may die of it, reads the text first; what it reads without complaint, this process reads too.
+// hwloc trusts XML: objects that contradict one another make it abort on an assertion or crash. So a child process,
+// which may crash, reads the text first, and this process reads only what the child has read without an error.
 void check_in_child(const std::string& text, const std::string& source) {
   std::array<int, 2> pipe_ends{};
   if (pipe2(pipe_ends.data(), O_CLOEXEC) != 0) {
     throw Error(ErrorKind::kResource, "topology",
-                source + ": no pipe for the process that checks it (" + std::strerror(errno) + ")");
+                source + ": cannot make a pipe to the process that checks it (" + std::strerror(errno) + ")");
   }
   const pid_t child = fork();
   if (child < 0) {
     const int why = errno;
     close(pipe_ends[0]);
     close(pipe_ends[1]);
-    throw Error(ErrorKind::kResource, "topology", source + ": no process to check it in (" + std::strerror(why) + ")");
+    throw Error(ErrorKind::kResource, "topology",
+                source + ": cannot start a process to check it (" + std::strerror(why) + ")");
   }
   if (child == 0) {
     for (int signal_number : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGXCPU}) signal(signal_number, SIG_DFL);
     const rlimit no_core{0, 0};
     setrlimit(RLIMIT_CORE, &no_core);
-    const rlimit seconds{20, 20};  // of its own processor time; a real description takes milliseconds
+    const rlimit seconds{20, 20};  // of processor time, far more than a real description takes
     setrlimit(RLIMIT_CPU, &seconds);
     const int nowhere = open("/dev/null", O_WRONLY);
-    if (nowhere >= 0) dup2(nowhere, STDERR_FILENO);  // hwloc's and the C library's last words
+    if (nowhere >= 0) dup2(nowhere, STDERR_FILENO);  // discards what hwloc and the C library print before an abort
     std::string answer(1, kFine);
     try {
       read_xml(text, source);
@@ -144,7 +145,7 @@ std::string read_file(const std::string& path) {
 }  // namespace
 
 Machine Machine::this_machine(bool respect_affinity) {
-  // What hwloc would do by itself, but with our checks of what is read.
+  // hwloc would read these variables by itself; this way the file and the text are checked.
   if (const char* xml = std::getenv("HWLOC_XMLFILE"); xml != nullptr && *xml != '\0') return from_xml(xml);
   if (const char* synthetic = std::getenv("HWLOC_SYNTHETIC"); synthetic != nullptr && *synthetic != '\0') {
     return from_synthetic(synthetic);
@@ -182,7 +183,7 @@ Machine Machine::from_synthetic(const std::string& description, const std::strin
                 "expected a synthetic machine such as \"pack:2 [numa] l3:1 core:4 pu:2\", got \"" +
                     description.substr(0, 120) + "\"");
   };
-  // hwloc would build what was asked for before anyone could count it.
+  // hwloc would build a machine of any size, so the processors are counted first.
   double pus = 1;
   for (size_t at = 0; (at = description.find(':', at)) != std::string::npos;) {
     ++at;

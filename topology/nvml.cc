@@ -18,13 +18,13 @@
 namespace annulus {
 namespace {
 
-// Of NVML's documentation ("nvml.h"), whose functions and structures keep their form from driver to driver.
+// Declarations from NVML's documentation ("nvml.h"). Versioned functions and structures do not change between drivers.
 using Device = void*;
 constexpr unsigned kLinks = 18;                             // NVML_NVLINK_MAX_LINKS
 constexpr unsigned kActive = 1;                             // NVML_FEATURE_ENABLED
 constexpr unsigned kSpeedOfLink = 164, kSpeedOfLinks = 90;  // NVML_FI_DEV_NVLINK_GET_SPEED, ..._SPEED_MBPS_COMMON
 constexpr int kRemoteSwitch = 2;                            // NVML_NVLINK_DEVICE_TYPE_SWITCH
-constexpr int64_t kUsualSpeed = 25000;                      // MB/s of a link and direction, from NVLink 2 to 4
+constexpr int64_t kUsualSpeed = 25000;                      // MB/s per link and direction, from NVLink 2 to 4
 
 struct PciInfo {
   std::array<char, 16> legacy_id;
@@ -61,7 +61,7 @@ class Nvml {
   Nvml(const Nvml&) = delete;
   Nvml& operator=(const Nvml&) = delete;
 
-  // Of those that this process may open.
+  // Returns the GPUs that this process may open.
   std::vector<Device> devices() {
     unsigned count = 0;
     std::vector<Device> devices;
@@ -91,11 +91,11 @@ class Nvml {
   }
 
   struct Remote {
-    std::string pci;  // empty: not told, as in virtual machines
+    std::string pci;  // empty: the driver does not say, as in virtual machines
     bool is_switch = false;
     int64_t megabytes_per_s = 0;
   };
-  // What the link leads to, where it is up.
+  // Returns what the link leads to, or nothing if it is down.
   std::optional<Remote> remote(Device device, unsigned link) {
     unsigned state = 0;
     if (!call("nvmlDeviceGetNvLinkState", device, link, &state) || state != kActive) return std::nullopt;
@@ -111,7 +111,7 @@ class Nvml {
  private:
   explicit Nvml(void* handle) : handle_(handle) {}
 
-  // Whether the library has the function and it succeeded.
+  // Returns whether the library has the function and the call succeeded.
   template <typename... Arguments>
   bool call(const char* name, Arguments... arguments) {
     auto* const function = reinterpret_cast<int (*)(Arguments...)>(dlsym(handle_, name));
@@ -156,7 +156,7 @@ bool add_nvml(Machine& machine, const std::string& library) {
   }
   machine.set_visible_gpus(ids);
 
-  using Speeds = std::map<std::string, int64_t>;  // by PCI bus id, of all links that lead there
+  using Speeds = std::map<std::string, int64_t>;  // by PCI bus id: the sum over all links that lead there
   std::vector<Speeds> gpus, switches;
   std::map<std::string, bool> all_switches;
   for (Gpu& gpu : machine.gpus) {
@@ -175,7 +175,7 @@ bool add_nvml(Machine& machine, const std::string& library) {
 
   for (const auto& row : machine.links) {
     for (const Link& link : row) {
-      if (link.kind == LinkKind::kNvlink) return true;  // hwloc's
+      if (link.kind == LinkKind::kNvlink) return true;  // hwloc has shown NVLink
     }
   }
   const auto of = [](const Speeds& speeds, const std::string& id) {

@@ -1,5 +1,5 @@
-// What the NVIDIA driver says of GPUs, through its own library (NVML), which is opened when it is asked: no build needs
-// it. Used by host.cc, and by tests with a library of their own.
+// Reads what the NVIDIA driver says about GPUs through its library (NVML), which is opened at run time, so no build
+// needs it. host.cc uses it; tests replace the library by one of their own. It has not run with a real driver.
 //
 // Thread safety: one caller at a time.
 #pragma once
@@ -13,12 +13,12 @@ namespace annulus {
 // The driver's library, as the system finds it.
 inline constexpr const char* kNvmlLibrary = "libnvidia-ml.so.1";
 
-// Completes a machine of this system by what the driver lets this process see; false where there is no such library, or
-// no driver behind it, and the machine is as it was.
-// - GPUs: those that the driver shows and no others. In a container the PCI bus shows the GPUs of the whole host.
-// - Their names, and their memory where it is not known.
-// - NVLink, where hwloc has shown none: directly between GPUs, and through NVSwitches, over which all GPUs that lead to
-//   one reach each other. The speeds are those that the driver states, of all links of a pair together.
+// Completes a machine of this system with what the driver shows to this process. Returns false and leaves the machine
+// unchanged if there is no such library, or no driver behind it.
+// - GPUs: only those that the driver shows. In a container the PCI bus shows the GPUs of the whole host.
+// - The names of the GPUs, and their memory where it is not known yet.
+// - NVLink, if hwloc has shown none: directly between GPUs, and through NVSwitches, over which all GPUs with links to
+//   the same switch reach each other. Speeds are the driver's, added up over all links of a pair.
 bool add_nvml(Machine& machine, const std::string& library = kNvmlLibrary);
 
 }  // namespace annulus

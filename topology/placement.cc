@@ -19,7 +19,8 @@ constexpr int64_t kMaxRanks = 65536;
 [[noreturn]] void fail(const std::string& message) { throw Error(ErrorKind::kPlan, "topology", message); }
 [[noreturn]] void lack(const std::string& message) { throw Error(ErrorKind::kUnavailable, "topology", message); }
 
-// The nearest NIC of a GPU counts, among those that ranks are given: RDMA before others, and only if a port is up.
+// The nearness of a GPU is that of its nearest NIC among those that ranks are given: RDMA devices with a port that is
+// up if there are any, otherwise other active NICs.
 GpuGraph graph_of(const Machine& machine) {
   GpuGraph graph;
   for (const auto& row : machine.links) {
@@ -41,7 +42,7 @@ GpuGraph graph_of(const Machine& machine) {
   return graph;
 }
 
-// floor(i * total / parts), the begin of part i.
+// Returns floor(i * total / parts), where part i begins.
 int share(int i, int total, int parts) { return static_cast<int>(static_cast<int64_t>(i) * total / parts); }
 
 // Places the ranks of one host.
@@ -85,7 +86,7 @@ class HostPlacer {
       ranks_[i].gpu_pci = machine_.gpus[static_cast<size_t>(gpus[i])].pci;
     }
 
-    // First those whose GPU is near one node only, then those that may choose, so that they even the nodes out.
+    // Ranks whose GPU is near only one node choose first; those with a choice come later and even the nodes out.
     std::vector<std::vector<int>> members(machine_.numa_nodes.size());
     std::vector<size_t> by_choice(ranks_.size());
     std::iota(by_choice.begin(), by_choice.end(), size_t{0});
@@ -102,7 +103,7 @@ class HostPlacer {
     }
   }
 
-  // Nodes near the rank's GPU that have cores; all with cores if none has.
+  // Returns the nodes with cores near the rank's GPU, or all nodes with cores if there are none.
   std::vector<int> near_nodes(const RankPlacement& rank) const {
     std::vector<int> near;
     for (int node : machine_.gpus[static_cast<size_t>(rank.gpu)].numa) {
@@ -111,7 +112,7 @@ class HostPlacer {
     return near.empty() ? nodes_ : near;
   }
 
-  // The node for one more rank: near with a core left; else the nearest with a core left; else near, shared.
+  // Chooses the node for one more rank: a near node with a core left, else the nearest with one left, else a near one.
   int choose_node(const std::vector<int>& near, const std::vector<std::vector<int>>& members) const {
     std::set<int> packages;
     for (int node : near) packages.insert(machine_.numa_nodes[static_cast<size_t>(node)].package);
@@ -138,7 +139,7 @@ class HostPlacer {
     const int node_count = static_cast<int>(nodes_.size());
     const int total = static_cast<int>(machine_.cores.size());
     if (n < node_count) {
-      // Several whole nodes a rank: cut where the cores are divided most evenly, but leave each rank a node.
+      // Each rank gets one or more whole nodes; the cuts divide the cores as evenly as that allows.
       int begin = 0;
       int before = 0;  // cores of nodes already given
       for (int r = 0; r < n; ++r) {
@@ -146,7 +147,7 @@ class HostPlacer {
         int sum = before + cores(nodes_[static_cast<size_t>(begin)]);
         while (end < node_count - (n - 1 - r)) {
           const int next = cores(nodes_[static_cast<size_t>(end)]);
-          // In the middle of the next node: nearer to what this rank should end at with it or without it?
+          // Leave out the next node if more than half of it lies beyond this rank's even share.
           if (r + 1 < n && int64_t{2} * sum + next > int64_t{2} * share(r + 1, total, n)) break;
           sum += next;
           ++end;
@@ -157,7 +158,7 @@ class HostPlacer {
       }
       return;
     }
-    // Each node gets a rank, the others go one by one to the node with the most cores a rank.
+    // Each node gets one rank; the others go one by one to the node with the most cores per rank.
     std::vector<int> count(nodes_.size(), 1);
     for (int left = n - node_count; left > 0; --left) {
       size_t best = 0;
@@ -268,12 +269,12 @@ class HostPlacer {
 
   const Machine& machine_;
   std::vector<RankPlacement> ranks_;
-  const RingPieces pieces_;                 // of the job's rings, what lies on this host
+  const RingPieces pieces_;                 // the parts of the job's rings that lie on this host
   std::vector<std::vector<int>> cores_of_;  // [numa index] -> cores
   std::vector<int> nodes_;                  // numa indices with cores
 };
 
-// What lies of rings of `context` ranks on a host with `count`: whole rings, or a path that goes on elsewhere.
+// Returns the parts of rings on a host with `count` ranks: whole rings of `context`, or a path that goes on elsewhere.
 RingPieces pieces_of(int count, int context) {
   if (count % context != 0) return {{count, false}};
   return RingPieces(static_cast<size_t>(count / context), {context, true});
@@ -318,7 +319,7 @@ void check_gpus(const Machine& machine, int ranks) {
        counted(gpus, "rank") + " there, more hosts, or device = \"cpu\"");
 }
 
-// `ranks` over hosts with `room`, as evenly as that allows; the first hosts get what is left over.
+// Deals `ranks` out over hosts with `room` as evenly as possible; the first hosts get the remainder.
 std::vector<int> even_shares(const std::vector<int>& room, int ranks) {
   std::vector<int> counts(room.size(), 0);
   for (int left = ranks; left > 0;) {
@@ -334,7 +335,7 @@ std::vector<int> even_shares(const std::vector<int>& room, int ranks) {
   return counts;
 }
 
-// The same room, but for hosts that `ranks` ranks can do without: those with the least.
+// Returns `room` with 0 for the hosts that `ranks` ranks do not need: the ones with the least room.
 std::vector<int> fewest_hosts(std::vector<int> room, int ranks) {
   std::vector<size_t> order(room.size());
   std::iota(order.begin(), order.end(), size_t{0});
@@ -347,11 +348,11 @@ std::vector<int> fewest_hosts(std::vector<int> room, int ranks) {
   return room;
 }
 
-// Hops between hosts of all rings together: of a ring on several hosts, one for each of them.
+// Counts the hops between hosts in all rings together: a ring on several hosts has one for each of them.
 int crossings(const std::vector<int>& ranks_per_host, const std::vector<size_t>& order, int context) {
   int64_t before = 0;
   int count = 0;
-  bool cut = false;  // the ring that is open goes over a boundary
+  bool cut = false;  // whether the current, incomplete ring already crosses a boundary between hosts
   for (size_t h : order) {
     if (ranks_per_host[h] == 0) continue;
     const int64_t after = before + ranks_per_host[h];
@@ -369,7 +370,7 @@ Placement place_in_order(const std::vector<Machine>& hosts, const std::vector<in
   check_hosts(hosts);
   if (ranks_per_host.size() != hosts.size()) {
     throw Error(ErrorKind::kInternal, "topology",
-                "rank counts were given for " + std::to_string(ranks_per_host.size()) + " hosts, machines for " +
+                "rank counts were given for " + std::to_string(ranks_per_host.size()) + " hosts, but machines for " +
                     std::to_string(hosts.size()));
   }
   int64_t total = 0;
@@ -424,7 +425,7 @@ std::vector<int> deal_ranks(const std::vector<int>& room, int ranks, int context
          " with room for " + std::to_string(all));
   }
   if (context < 1) return even_shares(room, ranks);
-  std::vector<int> whole;  // rings that fit
+  std::vector<int> whole;  // number of whole rings that fit on each host
   for (int r : room) whole.push_back(r / context);
   const int64_t fit = std::accumulate(whole.begin(), whole.end(), int64_t{0});
   std::vector<int> counts = even_shares(whole, static_cast<int>(std::min<int64_t>(fit, ranks / context)));
@@ -443,7 +444,8 @@ std::vector<size_t> order_hosts(const std::vector<int>& ranks_per_host, int cont
   std::vector<size_t> own(ranks_per_host.size());
   std::iota(own.begin(), own.end(), size_t{0});
   if (context < 2 || crossings(ranks_per_host, own, context) == 0) return own;
-  // Whenever a ring is open, the host that leaves the least of it to others, and has the fewest ranks besides.
+  // While a ring is incomplete, the next host is the one that leaves the least of it to others, and of several such
+  // hosts the one with the fewest ranks.
   std::vector<size_t> left = own, order;
   for (int open = 0; !left.empty();) {
     const auto rest = [&](size_t h) { return (open + ranks_per_host[h]) % context; };

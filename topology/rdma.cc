@@ -26,7 +26,7 @@ std::string first_line(const fs::path& file) {
   return line;
 }
 
-// Names in a folder, in order; none where it cannot be read.
+// Returns the names in a folder in order, or none if it cannot be read.
 std::set<std::string> names_in(const fs::path& folder) {
   std::set<std::string> names;
   std::error_code error;

@@ -15,12 +15,13 @@ namespace {
 
 constexpr size_t kMatrixGpus = 16;
 constexpr size_t kRingWidth = 100;
-constexpr size_t kRings = 8;  // more are counted
+constexpr size_t kRings = 8;  // rings beyond these are only counted
 
-// Columns as wide as their widest cell, two blanks between them; names to the left, numbers to the right.
+// A table whose columns are as wide as their widest cell, with two blanks between them. Names are aligned left, numbers
+// right.
 class Table {
  public:
-  // A heading that begins with '<' is a column of names, with '>' of numbers.
+  // A heading that begins with '<' is that of a column of names, one with '>' that of a column of numbers.
   explicit Table(const std::vector<std::string>& headings) {
     left_.reserve(headings.size());
     std::vector<std::string> row;
@@ -76,7 +77,7 @@ std::string gigabytes(int64_t megabytes_per_s) {
   return text.data();
 }
 
-// Long lists of processors (every second one of 256) end in their count.
+// A long list of processors (such as every second one of 256) is cut and ends in their number.
 std::string cpu_list(const CpuSet& cpus) {
   const std::string text = cpus.to_string();
   return text.size() <= 28 ? text : text.substr(0, text.rfind(',', 18)) + ",.. (" + std::to_string(cpus.size()) + ")";
@@ -90,7 +91,7 @@ std::string node_ids(const Machine& machine, const std::vector<int>& indices) {
   return text.size() <= 12 ? text : "any";
 }
 
-// "RDMA, InfiniBand 400 Gb/s", by the port that is used.
+// Returns for example "RDMA, InfiniBand 400 Gb/s"; the speed is that of the port that is used.
 std::string nic_kind(const Nic& nic) {
   std::string text = nic.rdma ? "RDMA" : "network";
   if (!nic.active) return text + ", no port up";
@@ -151,7 +152,7 @@ std::string matrix(const Machine& machine) {
   return title + "\n" + table.print();
 }
 
-// "  ring  0 -> 1 -> 0", or of several rings "  ring 0  0 -> 1 -> 0" and so on, few of them.
+// Returns "  ring  0 -> 1 -> 0" for one ring, and "  ring 0  0 -> 1 -> 0" and so on for the first of several rings.
 std::string ring_lines(const Placement& placement) {
   const size_t context = static_cast<size_t>(placement.context);
   const size_t rings = placement.ranks.size() / context;

@@ -1,7 +1,7 @@
-// Machines and placements as tables for people and as JSON for programs. The verb `topology` and `launch --dry-run`
-// print them. Tables of 8 GPUs fit 120 columns; host names and models are shortened where they are long.
+// Prints machines and placements as tables for people and as JSON for programs. The verb `topology` and
+// `launch --dry-run` use it. Tables of 8 GPUs fit into 120 columns; long names of hosts and models are shortened.
 //
-// Thread safety: no state.
+// Thread safety: functions without state.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -14,20 +14,22 @@
 
 namespace annulus {
 
-// One line about the host, its NUMA nodes, GPUs, NICs, and the matrix of GPU links (left out above 16 GPUs).
+// Returns a line about the host, tables of its NUMA nodes, GPUs and NICs, and the matrix of the links between its GPUs
+// (left out above 16 GPUs).
 std::string to_table(const Machine& machine);
 
-// One row an interface.
+// Returns a table with one row for each interface.
 std::string to_table(const std::vector<NetInterface>& interfaces);
 
-// One row a rank, then the rings and their slowest link. `hosts` as given to `place`, of a whole job.
+// Returns a table with one row for each rank, then the rings and their slowest link. `hosts` are those given to
+// `place`, for a whole job.
 std::string to_table(const std::vector<Machine>& hosts, const Placement& placement);
 
-// As the hosts of a cluster file (cluster.h): units in the keys' names; processors as lists ("0-3,8"); NUMA nodes as
-// the system numbers them.
+// Follows the conventions of a cluster file (cluster.h): keys name their units, processors are lists ("0-3,8"), and
+// NUMA nodes have the system's numbers.
 nlohmann::json to_json(const Placement& placement);
 
-// For the verb: each different host once, then the placement; and {"hosts": [...], "placement": {...}}.
+// The output of the verb: each different host once, then the placement; as JSON {"hosts": [...], "placement": {...}}.
 std::string topology_table(const std::vector<Machine>& hosts, const Placement& placement);
 nlohmann::json topology_json(const std::vector<Host>& hosts, const Placement& placement);
 

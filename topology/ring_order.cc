@@ -16,9 +16,9 @@ namespace {
 using Matrix = std::vector<std::vector<int64_t>>;
 
 constexpr size_t kExact = 9;
-constexpr size_t kTwoOpt = 32;  // 2-opt weighs members^2 changes in members steps each; no host has more GPUs
+constexpr size_t kTwoOpt = 32;  // 2-opt tries members^2 changes, each in members steps; hosts have fewer GPUs
 constexpr size_t kStarts = 4;
-constexpr int64_t kLinkShare = 256;  // more than kExact pieces' ends of nearness 7 are together
+constexpr int64_t kLinkShare = 256;  // exceeds the nearness of all ends together: 9 pieces * 2 ends * 7 = 126
 constexpr int64_t kNever = std::numeric_limits<int64_t>::min() / 4;
 
 GpuGraph subgraph(const GpuGraph& gpus, const std::vector<int>& members) {
@@ -55,8 +55,8 @@ std::vector<After> links_of(const RingPieces& pieces) {
   return after;
 }
 
-// How many ways to other hosts begin or end at each position of an order: two where a piece that goes on elsewhere has
-// one member.
+// Returns how many connections to other hosts begin or end at each position of an order: two at a piece of a single
+// member whose ring continues elsewhere.
 std::vector<int> ways_out(const RingPieces& pieces) {
   std::vector<int> ways(static_cast<size_t>(total(pieces)), 0);
   size_t begin = 0;
@@ -71,10 +71,10 @@ std::vector<int> ways_out(const RingPieces& pieces) {
   return ways;
 }
 
-// Held-Karp from the end: rest[mask][last][first] is the best that can still be had when `mask` is visited, `last` was
-// the latest, and its piece begins with `first`. Going forward, the lowest next index that keeps the best gives the
-// order nearest to 0, 1, 2, ... `join` adds a link to what follows it: the sum, or the minimum. `at_place(position,
-// member)` is added for every member.
+// Held-Karp, computed from the end: rest[mask][last][first] is the best worth of the remaining order when the members
+// in `mask` are visited, `last` was visited last, and its piece begins with `first`. Going forward, always taking the
+// lowest next index that keeps the best worth gives the order nearest to 0, 1, 2, ... `join` combines a link with the
+// worth of what follows it: their sum or their minimum. `at_place(position, member)` is added for every member.
 template <typename Join, typename AtPlace>
 class HeldKarp {
  public:
@@ -150,14 +150,15 @@ class HeldKarp {
 
 std::vector<int> exact_order(GpuGraph gpus, const RingPieces& pieces) {
   const std::vector<After> after = links_of(pieces);
-  // The sum may only use links as fast as the slowest of the best ring: then every such ring has the best slowest link.
+  // The first pass finds the best possible slowest link. The second maximizes the sum over links that are at least that
+  // fast, so its result also has the best slowest link.
   const int64_t slowest =
       HeldKarp(
           gpus.bandwidth, after, std::numeric_limits<int64_t>::max(),
           [](int64_t link, int64_t then) { return std::min(link, then); }, [](size_t, size_t) { return int64_t{0}; })
           .best()
           .first;
-  // A sum of links is worth more than any sum of what is near to the network.
+  // Any difference in the sum of links outweighs all nearness to the network.
   for (auto& row : gpus.bandwidth) {
     for (int64_t& value : row) value = value < slowest ? kNever : value * kLinkShare;
   }
@@ -191,7 +192,7 @@ bool one_ring(const RingPieces& pieces) { return pieces.size() == 1 && pieces.fr
 
 void two_opt(const GpuGraph& w, std::vector<int>& order, const RingPieces& pieces) {
   RingWorth worth = ring_worth(w, order, pieces);
-  // Each round makes the order worth more, so it ends; the bound keeps an odd matrix from taking long.
+  // Each round improves the order, so the loop ends; the bound limits the time that an unusual matrix can take.
   for (size_t round = 0; round < order.size(); ++round) {
     bool better = false;
     for (size_t i = one_ring(pieces) ? 1 : 0; i + 1 < order.size(); ++i) {
@@ -257,7 +258,8 @@ RingWorth ring_worth(const GpuGraph& gpus, const std::vector<int>& order, const 
 std::vector<int> best_ring_order(const GpuGraph& gpus, const std::vector<int>& members, const RingPieces& pieces) {
   if (members.size() != static_cast<size_t>(total(pieces))) {
     throw Error(ErrorKind::kInternal, "topology",
-                std::to_string(members.size()) + " members for pieces of " + std::to_string(total(pieces)));
+                std::to_string(members.size()) + " GPUs were given for ring pieces with a total of " +
+                    std::to_string(total(pieces)));
   }
   if (members.size() < 2 || (members.size() == 2 && pieces.size() == 1)) return members;
   const GpuGraph w = subgraph(gpus, members);
@@ -286,7 +288,7 @@ std::vector<int> best_members(const GpuGraph& gpus, const RingPieces& pieces) {
   if (n <= kExact) {
     std::vector<bool> chosen(n, false);
     std::fill(chosen.begin(), chosen.begin() + static_cast<std::ptrdiff_t>(want), true);
-    do {  // from {0, 1, ..} on, in lexicographic order of the members
+    do {  // beginning with {0, 1, ..}, in lexicographic order of the members
       std::vector<int> members;
       for (size_t i = 0; i < n; ++i) {
         if (chosen[i]) members.push_back(static_cast<int>(i));
@@ -297,7 +299,7 @@ std::vector<int> best_members(const GpuGraph& gpus, const RingPieces& pieces) {
   }
   consider({all.begin(), all.begin() + static_cast<std::ptrdiff_t>(want)});
   for (size_t s = 0; s < std::min(n, kStarts); ++s) {
-    // Grow by whoever is best connected to its closest members: the ring will need just those links.
+    // Add the GPU with the fastest link to any member so far: the ring will need just those links.
     std::vector<int> members{static_cast<int>(s * n / std::min(n, kStarts))};
     std::vector<bool> used(n, false);
     used[static_cast<size_t>(members[0])] = true;

@@ -1,4 +1,5 @@
-// The order in which the GPUs of one host stand in rings, so that neighbours are close. Used by placement.cc.
+// Chooses the order of one host's GPUs in the job's rings so that the links between neighbours are fast. placement.cc
+// uses it.
 //
 // Thread safety: no state.
 #pragma once
@@ -8,8 +9,9 @@
 
 namespace annulus {
 
-// What an order is worth: its slowest link first, for it paces the rings, then the sum of all, then how near to the
-// network those members are from which a ring goes on to another host.
+// How good an order is, compared member by member: first its slowest link, because that link sets the pace of the
+// rings, then the sum of all links, then how near to the network those GPUs are from which a ring continues on another
+// host.
 struct RingWorth {
   int64_t slowest = 0;
   int64_t sum = 0;
@@ -17,8 +19,8 @@ struct RingWorth {
   auto operator<=>(const RingWorth&) const = default;
 };
 
-// What part of a ring lies on this host: so many members in a row. `closed`: it is a whole ring, the last is a
-// neighbour of the first; otherwise the ring goes on to another host.
+// The part of a ring that lies on this host: `members` consecutive GPUs. If `closed`, it is a whole ring, whose last
+// GPU sends to its first; otherwise the ring continues on another host.
 struct RingPiece {
   int members = 0;
   bool closed = true;
@@ -26,21 +28,26 @@ struct RingPiece {
 };
 using RingPieces = std::vector<RingPiece>;
 
-// bandwidth[i][j], symmetric, >= 0; nearness[i] to the network, from 0 to 7, empty where all are alike. An order is cut
-// into the pieces one after the other; no link joins two pieces. Orders without any link are worth {0, 0, ends}.
+// bandwidth[i][j] is symmetric and >= 0. nearness[i] says how near GPU i is to the network, from 0 to 7; the vector is
+// empty where all GPUs are equally near.
 struct GpuGraph {
   std::vector<std::vector<int64_t>> bandwidth;
   std::vector<int> nearness = {};
 };
+// The pieces take their members from `order` one piece after the other; no link joins two pieces. Example: the order
+// {0, 2, 1, 3} with two closed pieces of 2 members has the links 0-2 and 1-3, each counted in both directions. An order
+// without any link is worth {0, 0, ends}.
 RingWorth ring_worth(const GpuGraph& gpus, const std::vector<int>& order, const RingPieces& pieces);
 
-// An order of `members` (indices into `gpus`, as many as the pieces have) of greatest worth; a single closed piece
-// begins with the first member. Exact (Held-Karp) for up to 9 members, the order nearest to `members` where several are
-// equal; greedy for more, improved by 2-opt for up to 32. Time: 2^9 * 9^3 steps, or about members^3.
+// Returns an order of `members` (indices into `gpus`, as many as the pieces have members) of greatest worth; a single
+// closed piece begins with the first member. The result is exact (Held-Karp) for up to 9 members, and of several equal
+// orders the one nearest to `members`; for more members it is greedy, and improved by 2-opt for up to 32. It takes
+// 2^9 * 9^3 steps or about members^3.
 std::vector<int> best_ring_order(const GpuGraph& gpus, const std::vector<int>& members, const RingPieces& pieces);
 
-// As many of the indices of `gpus` as the pieces have members, ascending, whose best order is worth the most: all
-// subsets for up to 9, greedy growth for more; the lowest indices where several are equal.
+// Chooses as many indices of `gpus` as the pieces have members, such that their best order is worth the most. They are
+// ascending, and the lowest where several choices are equal. Up to 9 GPUs all subsets are compared; for more, subsets
+// are grown greedily.
 std::vector<int> best_members(const GpuGraph& gpus, const RingPieces& pieces);
 
 }  // namespace annulus

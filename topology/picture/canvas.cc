@@ -39,7 +39,7 @@ std::string attribute(std::string_view name, int value) { return attribute(name,
 
 }  // namespace
 
-// Thousandths of the size: capitals and digits are wider than small letters, and blanks narrower.
+// Widths in thousandths of the font size: capitals are wider than small letters and digits, and blanks narrower.
 int text_width(std::string_view text, int size) {
   int width = 0;
   for (char c : text) {

@@ -1,4 +1,4 @@
-// Shapes and words of a picture in SVG. Within this room only.
+// Draws boxes, lines and text into an SVG picture. Only this room uses it.
 #pragma once
 
 #include <string>
@@ -19,20 +19,20 @@ struct Box {
   Point bottom_middle() const { return {x + width / 2, bottom()}; }
 };
 
-// How wide `text` is at most, in any of the usual fonts without serifs.
+// Returns an upper estimate of the width of `text`, in pixels, in common sans-serif fonts; `size` is the font size.
 int text_width(std::string_view text, int size);
 
 class SvgCanvas {
  public:
   void box(const Box& box, int radius, std::string_view fill, std::string_view stroke, int stroke_width = 1);
   enum class Anchor { kStart, kMiddle };
-  // Shortened to `width`; nothing where not even two letters fit.
+  // Draws `text`, shortened to `width` pixels; nothing if not even two letters fit.
   void text(Point at, std::string_view text, int size, int width, std::string_view color, bool bold = false,
             Anchor anchor = Anchor::kStart);
-  // `path`: the "d" of SVG. `dash` as stroke-dasharray, "" for none; `arrow`: with a head at its end.
+  // `path` is SVG's attribute "d", `dash` its stroke-dasharray ("" for a solid line); `arrow` adds a head at the end.
   void line(std::string_view path, std::string_view color, int width, std::string_view dash, bool arrow);
 
-  // The whole file.
+  // Returns the whole file.
   std::string print(int width, int height) const;
 
  private:

@@ -12,7 +12,7 @@
 namespace annulus {
 namespace {
 
-// Okabe and Ito's, which people of all kinds of sight tell apart, and two more; each with its tint.
+// Colours after Okabe and Ito, which people with colour blindness can tell apart, and two more, each with a light tint.
 constexpr std::array<RingColor, 8> kRings = {{{"#0072b2", "#d6e9f5"},
                                               {"#d55e00", "#f9e0cf"},
                                               {"#009e73", "#cfeee4"},
@@ -58,7 +58,6 @@ HostPicture::HostPicture(const Machine& machine, const Placement& placement, con
   lay_out();
 }
 
-// The highest arc of this host, in pixels.
 int HostPicture::arcs() const {
   int most = 0;
   for (int r : ranks_) {
@@ -76,7 +75,6 @@ int HostPicture::height(int arcs) const {
          3 * sizes_.pad;
 }
 
-// Moves it to where it is drawn.
 void HostPicture::move(int x, int y, int arcs) {
   const int top = y + sizes_.header + sizes_.package_header + sizes_.node_header;
   const int idle = idle_gpus() ? sizes_.box_height + sizes_.gap : 0;
@@ -109,7 +107,6 @@ void HostPicture::draw(SvgCanvas& canvas) const {
   for (const auto& [nic, box] : nics_) draw_nic(canvas, nic, box);
 }
 
-// Where a line to another host leaves the rank: its NIC, or itself.
 std::optional<int> HostPicture::nic_of(int rank) const {
   const int nic = placement_.ranks[static_cast<size_t>(rank)].nic;
   return nic < 0 ? std::nullopt : std::optional<int>(nic);
@@ -121,7 +118,8 @@ std::optional<int> HostPicture::next_here(int rank) const {
   return hop.other_host ? std::nullopt : std::optional<int>(hop.to);
 }
 
-// The column of a device: the first of the nodes near it; of a GPU with a rank, that of the rank where it is near.
+// Returns the column of a device: that of the node with id `preferred_id` (a GPU's rank's) if it is near the device,
+// otherwise that of the first near node.
 size_t HostPicture::column_of(const std::vector<int>& near, int preferred_id) const {
   size_t best = 0;
   bool found = false;
@@ -157,7 +155,8 @@ void HostPicture::make_columns() {
   place_nics();
 }
 
-// Below the GPU whose rank uses it, where that is free; the others from the left.
+// A NIC is placed below the GPU or CPU rank that uses it if that slot is free; the other NICs fill the free slots from
+// the left.
 void HostPicture::place_nics() {
   std::map<int, int> user;  // NIC -> rank
   for (int r : ranks_) {
@@ -190,7 +189,7 @@ void HostPicture::place_nics() {
   has_nics_ = !machine_.nics.empty();
 }
 
-// x of everything, from the host's left edge.
+// Sets the x coordinates of everything, relative to the host's left edge.
 void HostPicture::lay_out() {
   int x = sizes_.pad;
   const int step = sizes_.box_width + sizes_.gap;
@@ -287,7 +286,8 @@ void HostPicture::draw_nic_lines(SvgCanvas& canvas) const {
   }
 }
 
-// Above the ranks: out on the right of the middle, in on the left, so that the two do not meet.
+// Arcs run above the ranks. They leave a rank to the right of its middle and arrive to the left of it, so that the two
+// do not meet.
 void HostPicture::draw_arcs(SvgCanvas& canvas) const {
   const int aside = sizes_.box_width / 8;
   for (int r : ranks_) {

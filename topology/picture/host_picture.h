@@ -1,5 +1,5 @@
-// One host of a picture: its frame, packages, NUMA nodes, GPUs, NICs, ranks, and the rings inside it. Within this room
-// only.
+// Draws one host of a picture: its frame, packages, NUMA nodes, GPUs, NICs, ranks, and the rings inside it. Only
+// topology_svg.cc uses it.
 #pragma once
 
 #include <map>
@@ -23,14 +23,14 @@ inline constexpr std::string_view kIdle = "#9aa5b1";
 struct RingColor {
   std::string_view line, tint;
 };
-// Of the ring of a rank; grey where there are none.
+// Returns the colour of a rank's ring, or grey if there are no rings.
 const RingColor& color_of(const Placement& placement, int rank);
 
-// As stroke-dasharray: solid for NVLink and between ranks on processors of one package; dashed through PCI; dotted from
-// package to package.
+// Returns the stroke-dasharray of a link: solid for NVLink and between CPU ranks of one package, dashed for PCI, dotted
+// between packages.
 std::string_view dash_of(const Link& link);
 
-// In pixels.
+// Sizes of what is drawn, in pixels.
 struct Sizes {
   bool words = true;
   int box_width = 92, box_height = 54, nic_height = 38, gap = 10, pad = 10;
@@ -43,30 +43,30 @@ struct Sizes {
   int arc(int distance) const;
 };
 
-// What a NUMA node has, from left to right.
+// What is drawn in a NUMA node, from left to right.
 struct NodeColumn {
   int numa = 0;
-  std::vector<int> ranks;  // on processors, indices into Placement::ranks
+  std::vector<int> ranks;  // CPU ranks, as indices into Placement::ranks
   std::vector<int> gpus;
-  std::vector<int> nics;  // by slot; -1: none there
+  std::vector<int> nics;  // by slot; -1: an empty slot
   Box box;
 };
 
-// First its width is known, then it is moved to its place, then drawn.
+// The constructor determines its width; then it is moved to its place, and then drawn.
 class HostPicture {
  public:
-  // All must outlive it. `host`: index into the hosts that were placed.
+  // All arguments must outlive it. `host` is the index into the hosts that were placed.
   HostPicture(const Machine& machine, const Placement& placement, const Sizes& sizes, int host);
 
   int width() const { return width_; }
-  int arcs() const;                   // the room that the hops inside it need above its ranks
-  int height(int arcs) const;         // with so much of it
-  void move(int x, int y, int arcs);  // by x, to y
+  int arcs() const;                   // the height that the hops inside it need above its ranks
+  int height(int arcs) const;         // its height if `arcs` pixels are reserved for those hops
+  void move(int x, int y, int arcs);  // by x horizontally, to y vertically
   void draw(SvgCanvas& canvas) const;
 
   const std::vector<int>& ranks() const { return ranks_; }
   Box rank_box(int rank) const { return anchors_.at(rank); }
-  // Where a line to another host leaves the rank: its NIC; nothing where it has none.
+  // Returns the NIC at which a line from the rank to another host begins, or nothing if the rank has none.
   std::optional<int> nic_of(int rank) const;
   Box nic_box(int nic) const { return nics_.at(nic); }
 

@@ -18,7 +18,7 @@ int Lanes::take(int from, int to) {
   }
 }
 
-// Down on the right, up on the left: so a ring over all hosts is a loop.
+// Lines to a lower row use the right gutter, lines to a higher row the left one, so a ring over all hosts is a loop.
 void Router::add(const Route& route, int right) {
   Line line{route};
   Lanes& from = bands_[static_cast<size_t>(route.from_row)];

@@ -1,5 +1,5 @@
-// Lines between hosts that stand in rows: below each row runs a band of lanes, and beside the rows two gutters, so that
-// no two lines lie on one another. Within this room only.
+// Routes lines between hosts that are drawn in rows. Below each row there is a band of lanes, and beside the rows there
+// are two gutters, so that no two lines overlap. topology_svg.cc uses it.
 #pragma once
 
 #include <string>
@@ -8,10 +8,10 @@
 
 namespace annulus {
 
-// Intervals that share a lane do not touch.
+// Assigns intervals to lanes so that intervals of one lane do not touch.
 class Lanes {
  public:
-  // The lane of [from, to], in any order, the first that is free there.
+  // Returns the first lane that is free between `from` and `to` (in either order) and takes that interval of it.
   int take(int from, int to);
   int count() const { return static_cast<int>(lanes_.size()); }
 
@@ -19,8 +19,8 @@ class Lanes {
   std::vector<std::vector<std::pair<int, int>>> lanes_;
 };
 
-// A line from below a host of one row to below a host of another or the same. Its x count from the left gutter's
-// beginning.
+// A line from below a host of one row to below a host of the same or another row. `from_x` and `to_x` count from the
+// left edge of the rows.
 struct Route {
   int from_row = 0, from_x = 0, to_row = 0, to_x = 0;
 };
@@ -31,15 +31,15 @@ class Router {
 
   explicit Router(int rows) : bands_(static_cast<size_t>(rows)) {}
 
-  // First all lines are told, then the heights and widths that they need are known, then their paths.
-  // `right`: where the right gutter begins.
+  // All lines are added first; only then are the heights, the widths and the paths known. `right` is where the right
+  // gutter begins.
   void add(const Route& route, int right);
   int band_height(int row) const;
   int left_width() const { return gutters_[0].count() * kLane; }
   int right_width() const { return gutters_[1].count() * kLane; }
 
-  // The path of the i-th line, from (from_x, from_y) to (to_x, to_y). `band_tops` by row; the gutters begin at `left`,
-  // leftwards, and at `right`, rightwards.
+  // Returns the path of the i-th line, from (from_x, from_y) to (to_x, to_y). `band_tops` holds the top of each row's
+  // band; the left gutter extends leftwards from `left`, the right one rightwards from `right`.
   std::string path(size_t i, int from_y, int to_y, const std::vector<int>& band_tops, int left, int right) const;
 
  private:

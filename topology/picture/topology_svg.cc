@@ -18,9 +18,9 @@ namespace {
 
 constexpr size_t kLargeHosts = 4;
 constexpr size_t kHosts = 64;
-constexpr int kPageWidth = 1900;  // a row of hosts is no wider, if it is not one host
+constexpr int kPageWidth = 1900;  // the most that a row of several hosts is wide
 constexpr int kMargin = 24;
-constexpr int kTop = 64;  // the title
+constexpr int kTop = 64;  // the height of the title
 constexpr int kBetweenRows = 22, kBetweenHosts = 22;
 constexpr int kLegendLine = 24;
 constexpr size_t kNamedRings = 8;
@@ -59,7 +59,7 @@ class Page {
   }
 
  private:
-  // Hosts side by side while they fit; x from the left gutter's beginning.
+  // Puts hosts side by side while they fit. x counts from the left edge of the rows.
   void make_rows() {
     int x = 0;
     for (HostPicture& picture : pictures_) {
@@ -77,7 +77,8 @@ class Page {
     inner_width_ = std::max(inner_width_, 760);  // for the legend
   }
 
-  // The box that lines to other hosts of a rank end at, and which of them it is: NICs may serve several ranks.
+  // Returns the host and the box at which a rank's lines to other hosts end: a NIC, which may serve several ranks, or
+  // the rank itself (-1 - rank).
   std::pair<int, int> port_of(int rank) const {
     const int host = placement_.ranks[static_cast<size_t>(rank)].host_index;
     const auto nic = pictures_[static_cast<size_t>(host)].nic_of(rank);
@@ -227,7 +228,7 @@ class Page {
   const Sizes& sizes_;
   std::vector<HostPicture> pictures_;
   std::vector<int> row_of_;  // by host
-  std::vector<Hop> drawn_;   // from host to host
+  std::vector<Hop> drawn_;   // the hops between hosts
   std::optional<Router> router_;
   std::vector<int> band_tops_;
   int rows_ = 0, arcs_ = 0, inner_width_ = 0, left_ = 0, bottom_ = 0;

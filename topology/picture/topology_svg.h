@@ -1,5 +1,5 @@
-// A placement as a picture: hosts with their packages, NUMA nodes, GPUs and NICs, the ranks on them, and the rings in
-// colour, also from host to host. `topology --svg` writes it.
+// Draws a placement: hosts with their packages, NUMA nodes, GPUs and NICs, the ranks on them, and the rings in colour,
+// also between hosts. `topology --svg` writes the picture.
 //
 // Thread safety: a function without state.
 #pragma once
@@ -12,8 +12,9 @@
 
 namespace annulus {
 
-// SVG 1.1 without scripts, fonts or links. `hosts` as given to `place`, of a whole job. Up to 4 hosts are drawn with
-// words, up to 64 small ones; of more, the first 64 with what happens among them. Names are shortened to fit.
+// Returns SVG 1.1 without scripts, fonts or links. `hosts` are those given to `place`, for a whole job. Up to 4 hosts
+// are drawn with text, and up to 64 in a smaller form; of more hosts the first 64 and the hops among them are drawn.
+// Names are shortened to fit.
 std::string topology_svg(const std::vector<Machine>& hosts, const Placement& placement);
 
 }  // namespace annulus
