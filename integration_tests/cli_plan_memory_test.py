@@ -119,7 +119,7 @@ class PlanMemoryTest(cli.CliTest):
             ([*whole, "--set", "model.layesr=3"], 2, 'did you mean "model.layers"'),
             ([*whole, "--set", "mesh.context=3"], 4, "mesh"),
             ([*whole, "--set", "data.context=4099"], 4, "multiple of 8"),
-            ([*whole, "--set", "optimizer.shard_within=host", "--ranks-per-host", "3"], 4, "as many ranks on every host"),
+            ([*whole, "--set", "optimizer.shard_within=host", "--ranks-per-host", "3"], 4, "the same number of ranks on every host"),
             ([*whole, "--set", "model.layers=100000", "--set", "model.dim=8388608"], 8, "more than any machine has"),
             (["plan", "--model", "none.toml", "--ranks", "4", "--device-memory", "1GB"], 3, "none.toml"),
             (["plan", "--ranks", "4", "--length", "99", "--cpu"], 2, "--cpu is for the memory of a training step"),

@@ -16,12 +16,12 @@
 namespace annulus {
 namespace {
 
-// With so many ranks along the context axis all of them are planned to find the one that needs the most.
+// With up to this many ranks along the context axis, all of them are planned to find the one that needs the most.
 constexpr int kFewRanks = 16;
-// An estimate after as many plans that were not the last is a bisection, so that a search ends whatever memory does.
+// After this many plans the search continues by bisection, so that it ends however memory depends on the length.
 constexpr size_t kEstimates = 12;
 
-// One length of all rows from the first step on, as many as the longest stage has.
+// Returns a schedule with one length for all rows and the batch of the longest stage.
 ContextSchedule of_length(const DataConfig& data, int64_t length) {
   const std::vector<ContextSchedule::Stage>& stages = data.context.stages;
   const auto longest = std::max_element(stages.begin(), stages.end(),
@@ -31,7 +31,7 @@ ContextSchedule of_length(const DataConfig& data, int64_t length) {
   return schedule;
 }
 
-// Plans one rank of a configuration at any level, with recomputation or without, and with rows of any length.
+// Plans one rank of a configuration at any level, with or without recomputation, and with rows of any length.
 class Fitting {
  public:
   Fitting(const Config& config, const FitRanks& ranks)
@@ -54,16 +54,16 @@ class Fitting {
   int data() const { return data_; }
   int context() const { return context_; }
   int planned() const { return planned_; }
-  int levels() const { return levels_; }  // 0 to this, that differ
+  int levels() const { return levels_; }  // the number of levels that differ, from level 0 on
   int64_t unit() const { return 2 * context_; }
-  // Bytes that a rank holds at the least at the highest level, where that is no size to be planned.
+  // The least bytes of a rank at the highest level, if even level 0's lower bound is too large to be planned.
   const std::optional<double>& beyond_planning() const { return highest_; }
 
   Sharding sharding(int level) const {
     return make_sharding(with(level, false, std::nullopt), ranks_.ranks, ranks_.ranks_of_a_host);
   }
 
-  // `length`: of rows; none: as configured.
+  // `length` is that of the rows; nothing: as configured.
   Config with(int level, bool recompute, std::optional<int64_t> length) const {
     Config c = config_;
     c.optimizer.shard = level;
@@ -77,7 +77,7 @@ class Fitting {
     return plan_memory(c, length ? stages_of(c, *length) : stages_, sharding(level), context_, planned_, ranks_.are);
   }
 
-  // The least that is needed whatever the plan.
+  // A lower bound of what any plan needs, in bytes.
   double least(int level, std::optional<int64_t> length) const {
     return least_memory(with(level, true, length), sharding(level), context_);
   }
@@ -86,9 +86,9 @@ class Fitting {
   }
   bool fits(double bytes) const { return bytes <= ranks_.memory; }
 
-  // Tokens of the longest rows that fit, of at most `most`; 0: none do; nothing where rows of some length cannot be.
-  // Memory is close to affine in their length, so that each next length to look at is where the line through two plans
-  // says that the memory ends.
+  // Returns the length of the longest rows, of at most `most` tokens, that fit; 0 if none do, nothing if rows of some
+  // length are impossible. Memory is nearly affine in the length, so the next length to try is the one at which the
+  // line through two known plans reaches the available memory.
   std::optional<int64_t> longest(int level, bool recompute, int64_t most) {
     int64_t fit = 0, too_long = most / unit() + 1;  // in units
     std::map<int64_t, double> known;
@@ -114,7 +114,8 @@ class Fitting {
   }
 
  private:
-  // Where the line through the two known lengths about the end of the memory, or nearest to it, meets that end.
+  // Returns the length at which the line through the two known plans around (or nearest to) the available memory
+  // reaches it. Example: if 10 units take 40 GB and 20 units 70 GB, 55 GB are reached at 15 units.
   int64_t estimate(const std::map<int64_t, double>& known) const {
     if (known.size() < 2) return 1;
     auto above = std::find_if(known.begin(), known.end(), [&](const auto& at) { return !fits(at.second); });
@@ -156,7 +157,7 @@ class Fitting {
   const int levels_;
   int planned_ = 0;
   std::optional<double> highest_;
-  std::map<int64_t, std::vector<Stage>> other_stages_;  // of other lengths
+  std::map<int64_t, std::vector<Stage>> other_stages_;  // the stages for other lengths, by length
 };
 
 std::string level_text(int level, bool recompute) {
@@ -250,8 +251,7 @@ NearestFit nearest_fit(const Config& config, const FitRanks& ranks) {
   const MemoryKinds held = fitting.plan(highest, true, shortest).kinds();
   return {.text = why + bytes_text(static_cast<double>(held.total())) + " a rank, of which weights, gradients and " +
                   "optimizer are " + bytes_text(static_cast<double>(held.weights + held.gradients + held.optimizer)) +
-                  ", and what is gathered, summed and computed with is " +
-                  bytes_text(static_cast<double>(held.working))};
+                  ", and the working memory is " + bytes_text(static_cast<double>(held.working))};
 }
 
 }  // namespace annulus

@@ -1,5 +1,5 @@
-// What a configuration says of a training job, before there is one: its model, mesh and optimizer, and whether it can
-// be at all. Used by training.cc, memory_plan.cc, the trainer, the sampler and the launcher. Thread-safe.
+// Derives the model, mesh and optimizer settings of a training job from a configuration, and checks whether the job is
+// possible. training.h, the memory plan and fitting.cc use it, and callers of those through training.h. Thread-safe.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -14,18 +14,18 @@
 
 namespace annulus {
 
-// The decoder that a configuration describes, and what it computes in.
+// Return the decoder that a configuration describes and the dtype that it computes in.
 ModelShape model_shape(const Config& config);
 at::ScalarType compute_dtype(const Config& config);
-// Its [mesh], not fitted to any ranks yet.
+// Returns the axes of [mesh], not yet fitted to a number of ranks (fit_axes).
 std::vector<MeshAxis> mesh_axes(const Config& config);
-// What learning_rate() follows, with the rest of the optimizer's numbers.
+// Returns what learning_rate() and AdamW are given.
 OptimizerSettings optimizer_settings(const Config& config);
 
-// Everything about a configuration that can be wrong for a number of ranks: mesh, rows over the data axis, heads,
-// length, layout, patterns. Raises Error(kPlan), on every rank alike, before memory is taken or anything is sent;
-// Error(kInput) where a file of block maps cannot be read, which may be so on one host alone. What was read and checked
-// is what a Training is made with.
+// Checks everything about a configuration that may not suit a number of ranks: mesh, rows over the data axis, heads,
+// length, layout, patterns. Returns the stages, from which a Training is made. Raises Error(kPlan), the same on every
+// rank, before memory is taken or anything is sent; Error(kInput) if a file of block maps cannot be read, which may
+// happen on one host alone.
 std::vector<Stage> check_training(const Config& config, int ranks);
 
 }  // namespace annulus

@@ -13,8 +13,8 @@
 namespace annulus {
 namespace {
 
-// The pattern with each adaptive map replaced by one that keeps as many blocks, those nearest to the diagonal, so that
-// its pairs can be counted before there are queries and keys.
+// Returns the pattern with each adaptive map replaced by one that keeps the same number of blocks, namely those nearest
+// to the diagonal, so that its pairs can be counted before there are queries and keys.
 PatternSpec with_nearest_blocks(PatternSpec spec, const AttentionShape& shape) {
   for (PatternSpec& member : spec.members) member = with_nearest_blocks(std::move(member), shape);
   if (spec.kind != PatternSpec::Kind::kBlocks || spec.blocks.map != BlocksSpec::Map::kAdaptive) return spec;

@@ -113,7 +113,7 @@ double least_memory(const Config& c, const Sharding& s, int context_ranks) {
     tokens = std::max(tokens, rows * static_cast<double>(stage.context) / context_ranks);
   }
   const double streams = static_cast<double>(c.model.layers) * tokens * static_cast<double>(c.model.dim) * element;
-  // Weights, gradients and two means: of each the whole or a shard.
+  // Weights, gradients and two moments, each of them whole or one shard of it.
   const int whole = s.level == 0 ? 4 : s.level == 1 ? 2 : s.level == 2 ? 1 : 0;
   const double copies = whole + static_cast<double>(4 - whole) / s.shards;
   return copies * element * parameter_estimate(model_shape(c)) + streams;
@@ -129,10 +129,10 @@ void require_memory(const char* what, double bytes, int ranks, const std::option
     if (ranks > 1) text += ", " + bytes_text(bytes * ranks) + " for the " + counted(ranks, "rank") + " of this host";
     text += ", and " + bytes_text(static_cast<double>(available->bytes)) + " are free (" + available->limit +
             "): " + nearest() +
-            "; fewer rows (data.batch), a smaller model and more ranks on other hosts take less, too, and "
-            "ANNULUS_MEMORY_CHECK=0 tries it all the same";
+            "; fewer rows (data.batch), a smaller model or more ranks on other hosts also take less, and "
+            "ANNULUS_MEMORY_CHECK=0 skips this check";
   } else {
-    text += ", more than any machine has: [model] and [data] say how large it is";
+    text += ", more than any machine has: use a smaller size in [model] or [data]";
   }
   throw Error(ErrorKind::kResource, "memory", text);
 }

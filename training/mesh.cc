@@ -24,7 +24,7 @@ std::vector<MeshAxis> fit_axes(std::vector<MeshAxis> axes, int ranks) {
   for (MeshAxis& axis : axes) {
     if (axis.size < 0 || (axis.size == 0 && rest != nullptr)) {
       throw Error(ErrorKind::kPlan, "mesh",
-                  "axis sizes must be positive, one may be 0 (all ranks left), but the mesh is " + text);
+                  "expected positive axis sizes, of which one may be 0 (all other ranks), got the mesh " + text);
     }
     if (axis.size == 0) {
       rest = &axis;
@@ -67,7 +67,7 @@ size_t Mesh::find(std::string_view name) const {
   for (size_t i = 0; i < axes_.size(); ++i) {
     if (axes_[i].name == name) return i;
   }
-  throw Error(ErrorKind::kInternal, "mesh", "no axis " + std::string(name) + " in the mesh " + text());
+  throw Error(ErrorKind::kInternal, "mesh", "there is no axis " + std::string(name) + " in the mesh " + text());
 }
 
 Communicator& Mesh::axis(std::string_view name) { return *communicators_[find(name)]; }

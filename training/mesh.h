@@ -1,5 +1,6 @@
-// Mesh: the ranks of a job as a grid with named axes. Code asks for an axis by name and gets the communicator of the
-// ranks that differ in that axis alone. Used by trainer.cc; axes now are "data" and "context".
+// Mesh: the ranks of a job as a grid with named axes. For each axis it has the communicator of the ranks that differ
+// only along that axis. Training uses it with the axes "data" and "context". Example: "data 2 x context 4" are 8 ranks;
+// rank 5 has index 1 along data and 1 along context, and its communicator for context is that of ranks 4 to 7.
 #pragma once
 
 #include <cstdint>
@@ -14,29 +15,29 @@ namespace annulus {
 
 struct MeshAxis {
   std::string name;
-  int size = 1;  // 0, for one axis at most: all ranks that the others leave
+  int size = 1;  // one axis may have 0, which stands for all ranks that the others leave
 };
 
-// The axes with their sizes filled in. Error(kPlan) when they do not multiply to `ranks`. Depends on its arguments
-// alone: every rank raises alike, before anything is sent.
+// Returns the axes with their sizes filled in. Throws Error(kPlan) if their product is not `ranks`. The result depends
+// only on the arguments, so either every rank throws or none, before anything is sent.
 std::vector<MeshAxis> fit_axes(std::vector<MeshAxis> axes, int ranks);
 
-// "data 2 x context 4"; of an axis whose size is not known yet, "context (all others)".
+// Returns for example "data 2 x context 4"; an axis whose size is not known yet is "context (all others)".
 std::string axes_text(const std::vector<MeshAxis>& axes);
 
 class Mesh {
  public:
-  // The last axis is the innermost: its neighbours are neighbouring ranks, which the launcher places as neighbours in a
-  // ring (topology/placement.h). Collective. `world` must outlive the mesh.
+  // Collective. `world` must outlive the mesh. The last axis is the innermost: its neighbours are neighbouring ranks,
+  // which the launcher places as neighbours in a ring (topology/placement.h).
   Mesh(Communicator& world, std::vector<MeshAxis> axes);
 
   Communicator& world() { return world_; }
-  // Error(kInternal) for a name that is no axis.
+  // Throws Error(kInternal) if no axis has that name.
   Communicator& axis(std::string_view name);
   int size(std::string_view name) const { return axes_[find(name)].size; }
-  // This rank's place along the axis: also its rank in axis(name).
+  // This rank's index along the axis, which is also its rank in axis(name).
   int index(std::string_view name) const { return index_[find(name)]; }
-  // Of the world and of every axis: moves transfers along, and raises what one of them has met.
+  // Advances the transfers of the world and of every axis, and raises the errors that they have met.
   void progress();
   std::string text() const { return axes_text(axes_); }
 

@@ -15,7 +15,7 @@ namespace {
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
-// What each source has given so far.
+// Returns what each source has given so far.
 MetricsWriter::Table given_by_sources(const Training& training) {
   MetricsWriter::Table table;
   const Dataset& data = training.data();
@@ -30,7 +30,7 @@ MetricsWriter::Table given_by_sources(const Training& training) {
   return table;
 }
 
-// Of this process so far.
+// Returns the counters of this process's caches that have been used so far.
 MetricsWriter::Table used_caches() {
   MetricsWriter::Table table;
   for (const CacheReport& cache : cache_reports()) {
@@ -61,7 +61,7 @@ RunReport::RunReport(const Settings& settings, Communicator& world, Training& tr
       begin_(interval_.time) {}
 
 RunReport::Clock RunReport::clock() const {
-  // What this rank has waited for others so far: its host on a CPU, its compute stream on a GPU.
+  // The wait times are those of the host on a CPU, and of the compute stream on a GPU.
   const CommStats& world = world_.stats();
   const CommStats& ring = training_.mesh().axis("context").stats();
   Clock clock{.time = now(),

@@ -1,5 +1,5 @@
-// What a run reports of its steps: metrics.jsonl for programs and the progress line for people, with speeds that leave
-// out validations and checkpoints. Used by trainer.cc; every rank has one, rank 0's alone writes.
+// Reports the steps of a run: metrics.jsonl for programs and the progress line for people. Speeds do not include the
+// time of validations and checkpoints. trainer.cc uses it; every rank has a report, and only rank 0's writes.
 #pragma once
 
 #include <cstdint>
@@ -16,32 +16,33 @@ namespace annulus {
 class RunReport {
   struct Clock {
     double time = 0, waited = 0, planned = 0, read = 0;  // seconds
-    double ring = 0, reduced = 0, gathered = 0;          // of what was waited
+    double ring = 0, reduced = 0, gathered = 0;          // seconds, parts of `waited`
   };
 
  public:
   struct Settings {
     int64_t steps = 0;                      // of the whole run
     int64_t log_every = 1;                  // steps between two lines of metrics
-    std::optional<double> peak_flops = {};  // of all ranks' devices together, where it is known
-    double flops_per_token = 0;             // of the model; read where peak_flops is known
-    bool spikes = false;                    // there is a rule for them
+    std::optional<double> peak_flops = {};  // FLOP/s of all ranks' devices together, if known
+    double flops_per_token = 0;             // of the model; used only if peak_flops is known
+    bool spikes = false;                    // whether optimizer.spike is set
   };
 
-  // The run's clock starts here. `metrics` and `progress`: null on ranks other than 0; `progress` outlives the report.
+  // Starts the run's clock. `metrics` and `progress` are null on ranks other than 0; `progress` must outlive the
+  // report.
   RunReport(const Settings& settings, Communicator& world, Training& training, std::unique_ptr<MetricsWriter> metrics,
             Progress* progress);
 
-  // After each step. `validated`: a validation followed it.
+  // Called after each step. `validated` says whether a validation followed the step.
   void step(const StepResult& result, bool validated);
-  // After a return from step `from`, a spike, to the checkpoint of steps_done().
+  // Called after a return from step `from`, a spike, to the checkpoint of steps_done().
   void rewound(int64_t from, const StepResult& spike);
-  // After a validation.
+  // Called after a validation.
   void validation(const ValidationResult& result);
   std::optional<double> validation_loss() const { return validation_; }
   double seconds() const;  // since the run's first step
 
-  // What happens while one of these lives is no part of the steps that speeds are computed from.
+  // The time during which a Pause exists does not count for speeds.
   class Pause {
    public:
     explicit Pause(RunReport& report) : report_(report), before_(report.clock()) {}
@@ -57,7 +58,7 @@ class RunReport {
  private:
   Clock clock() const;
   void leave_out_since(const Clock& before);
-  // Model FLOPs utilization at this speed; empty where the devices' peak is not known.
+  // Returns the model FLOPs utilization (MFU) at this speed, or nothing if the devices' peak is not known.
   std::optional<double> utilization(double tokens_per_second) const;
 
   Settings settings_;
@@ -67,8 +68,8 @@ class RunReport {
   Progress* progress_;
   std::optional<double> validation_;  // nats per token, of the last validation
   int64_t begin_step_;
-  Clock interval_;  // at the last metrics line, put forward by pauses since
-  double begin_;    // of the first step
+  Clock interval_;  // the clock at the last line of metrics, advanced by the pauses since
+  double begin_;    // seconds on the clock when the run's first step began
   int64_t interval_tokens_ = 0, interval_targets_ = 0;
   double tokens_per_second_ = 0;
 };

@@ -1,6 +1,6 @@
-// StepGraph: the GPU's work of a step recorded once and replayed (CUDA graphs), so that a step costs one launch instead
-// of hundreds. Used by training.cc. Of the two implementations, that of a build without CUDA runs the work as it is.
-// Not thread-safe.
+// StepGraph: records the GPU's work of a step once and replays it (CUDA graphs), so that a step needs one launch
+// instead of one for each kernel. training.cc uses it. In a build without CUDA the work is simply run. No hardware has
+// run the CUDA implementation yet. Not thread-safe.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -13,19 +13,19 @@ namespace annulus {
 
 class StepGraph {
  public:
-  // Where not `wanted`, or on a CPU, run() calls its function and that is all.
+  // If it is not `wanted`, or on a CPU, run() only calls its function.
   StepGraph(at::Device device, bool wanted);
   ~StepGraph();
   StepGraph(const StepGraph&) = delete;
   StepGraph& operator=(const StepGraph&) = delete;
 
-  // The first calls run `work`; then one records it and all later ones replay that record. `work` therefore does the
-  // same each time: it reads and writes device memory that stays where it is, never waits for the device, and leaves
-  // nothing to be done on the host. Where it cannot be recorded it is run each time, and take_note() says why.
+  // The first three calls run `work`; the fourth records it, and from then on each call replays the record. `work` must
+  // therefore do the same each time: it uses device memory at fixed addresses, never waits for the device, and needs no
+  // computation on the host. If it cannot be recorded, every call runs it, and take_note() says why.
   void run(const std::function<void()>& work);
 
   bool recorded() const;
-  // What there is to tell the user, once.
+  // Returns a message for the user, once; otherwise an empty string.
   std::string take_note();
 
  private:

@@ -1,4 +1,4 @@
-// See step_graph.h. In a build without CUDA there is nothing to record on.
+// See step_graph.h. This is the implementation for a build without CUDA, which records nothing.
 #include "training/step_graph.h"
 
 namespace annulus {

@@ -1,4 +1,4 @@
-// See step_graph.h.
+// See step_graph.h. No hardware has run this yet.
 #include <ATen/core/CachingHostAllocator.h>
 #include <ATen/cuda/CUDAEvent.h>
 #include <ATen/cuda/CUDAGraph.h>
@@ -18,10 +18,10 @@
 namespace annulus {
 namespace {
 
-// Calls before the one that records: libraries take their workspaces and choose their algorithms in the first ones.
+// The number of calls before the one that records. Libraries allocate workspaces and choose algorithms in the first.
 constexpr int kWarmUp = 3;
 
-// The first line of what LibTorch says; the rest is advice for programmers, and a stack.
+// Returns the first line of a message of LibTorch; the rest is advice for programmers and a stack trace.
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
 }  // namespace
@@ -31,15 +31,15 @@ struct StepGraph::State {
       : device(d.has_index() ? d.index() : c10::cuda::current_device()),
         stream(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device)) {}
 
-  // On `stream`, after what the current stream has been given and before what it will be: recording needs a stream that
-  // is not the default one, and the work before it must have warmed up that one. The backward runs its part on another
-  // thread, on the stream of the forward.
+  // Runs `work` on `stream`, ordered after what the current stream has been given so far and before what it will be
+  // given. Recording needs a stream that is not the default one, and the calls before it must have used that same
+  // stream. The backward runs on another thread, but on the stream of the forward.
   void on_stream(const std::function<void()>& work) {
     const c10::cuda::CUDAStream current = c10::cuda::getCurrentCUDAStream(device);
     at::cuda::CUDAEvent before, after;
     before.record(current);
     before.block(stream);
-    // Also where the work throws: what it has given the device by then still reads and writes.
+    // This is needed even if `work` throws, because what it has launched by then still reads and writes memory.
     const auto join = c10::make_scope_exit([&] {
       after.record(stream);
       after.block(current);
@@ -49,7 +49,7 @@ struct StepGraph::State {
   }
 
   void record(const std::function<void()>& work) {
-    // The record has memory of its own for as long as it lives: what the warm-up took is given back first.
+    // The record has its own memory for its whole lifetime, so the memory of the first calls is freed before.
     const c10::cuda::CUDAStreamGuard guard(stream);
     c10::cuda::device_synchronize();
     c10::cuda::CUDACachingAllocator::emptyCache();
@@ -57,7 +57,8 @@ struct StepGraph::State {
     auto recording = std::make_unique<at::cuda::CUDAGraph>();
     auto rows = std::make_unique<HeldCompositions>();
     try {
-      // Other threads' calls are their own affair (communicators poll their events).
+      // In this mode CUDA calls of other threads, such as communicators that poll events, do not invalidate the
+      // capture.
       recording->capture_begin(pool, cudaStreamCaptureModeThreadLocal);
       work();
       recording->capture_end();
@@ -66,15 +67,15 @@ struct StepGraph::State {
       graph = std::move(recording);
     } catch (const std::exception& error) {
       failed = true;
-      note = "CUDA graphs: a step cannot be recorded (" + first_line(error.what()) + "), it is run each time instead";
+      note = "CUDA graphs: a step cannot be recorded (" + first_line(error.what()) + "), so no step is replayed";
       abandon(*recording, pool);
       recording.reset();
       c10::cuda::CUDACachingAllocator::emptyCache();
     }
   }
 
-  // The stream leaves its capture, the allocators stop serving it from the record's memory and take that back. An
-  // invalid capture ends with an error before LibTorch tells them.
+  // Ends the capture, and makes the allocators stop using the record's memory and take it back. If the capture is
+  // invalid, ending it fails before LibTorch has told the allocators, so this does so itself.
   void abandon(at::cuda::CUDAGraph& recording, at::cuda::MempoolId_t pool) {
     bool ended = false;
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
@@ -86,7 +87,8 @@ struct StepGraph::State {
       }
     }
     if (!ended) {
-      // Each raises where it was told already, or the capture had not begun: then there is nothing to take back.
+      // Each attempt raises if the allocator was told already or the capture had not begun; there is then nothing to
+      // do.
       const auto attempt = [](const auto& tell) {
         try {
           tell();
@@ -103,14 +105,14 @@ struct StepGraph::State {
         host->release_pool(pool);
       });
     }
-    cudaGetLastError();  // what an invalid capture left behind would be taken for the next call's error
+    cudaGetLastError();  // clears the error of an invalid capture, which the next call would otherwise report
   }
 
   const c10::DeviceIndex device;
   const c10::cuda::CUDAStream stream;
   int runs = 0;
   bool failed = false;
-  std::unique_ptr<HeldCompositions> held;  // what the record reads of attention's
+  std::unique_ptr<HeldCompositions> held;  // memory of attention's compositions that the record reads
   std::unique_ptr<at::cuda::CUDAGraph> graph;
   std::string note;
 };

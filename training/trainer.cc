@@ -43,7 +43,7 @@
 namespace annulus {
 namespace {
 
-// One run on one rank. Rank 0 alone has an opened folder, metrics and progress.
+// One run on one rank. Only rank 0 has an opened folder, metrics and progress.
 class Run {
  public:
   Run(const Config& config, Communicator& world, const TrainOptions& options)
@@ -73,12 +73,12 @@ class Run {
   void say(std::string_view text) {
     if (progress_) progress_->message(text);
   }
-  bool rewind(StepResult& spike);  // true: it was
-  bool validate();                 // true: stop
+  bool rewind(StepResult& spike);  // whether the run has returned to a checkpoint
+  bool validate();                 // whether to stop
   void save();
   int finish(bool stopped);
   Words command(const Words& more) const;
-  // Whoever started this run is told how it could go on from here; on rank 0, from when it has begun.
+  // Tells the caller on rank 0 how the run could be continued from here.
   void tell_checkpoint() {
     if (!options_.on_checkpoint) return;
     const bool complete = training_->steps_done() >= config_.run.steps;
@@ -90,18 +90,18 @@ class Run {
   const TrainOptions& options_;
   const bool first_;
   std::unique_ptr<Dataset> data_;
-  std::optional<ModelImport> import_;  // of a new run with model.from, until its folder is made
+  std::optional<ModelImport> import_;  // only in a new run with model.from, until its folder is made
   std::unique_ptr<Training> training_;
   std::unique_ptr<RunFolder> folder_;
-  std::string kernel_;  // which one attention is computed with, and why
+  std::string kernel_;  // which kernel computes attention, and why
   std::string path_;    // of the run's folder, on every rank
   std::unique_ptr<CheckpointStore> store_;
-  std::optional<TrainingState> resumed_;  // until it is restored
-  std::optional<Config> before_;          // on rank 0, of a run that is resumed, until its own first checkpoint
+  std::optional<TrainingState> resumed_;  // the checkpoint to resume from, until it is restored
+  std::optional<Config> before_;          // on rank 0 of a resumed run: its old configuration, until it has saved
   std::unique_ptr<Progress> progress_;
   std::optional<RunReport> report_;
   std::optional<int64_t> saved_step_;  // of the newest checkpoint
-  std::string kept_;                   // its folder
+  std::string kept_;                   // the folder of the newest checkpoint
   Sharding sharding_;
   MemoryPlan memory_;
   std::optional<double> peak_flops_;  // of all ranks' devices together
@@ -112,14 +112,14 @@ void Run::load_data() {
   const auto open = [&] {
     data_ = std::make_unique<Dataset>(config_.data, config_.run.seed, config_.model.vocab, resumes);
   };
-  // Rows of token shards that nobody has packed yet are packed by one rank; those that see its disk find them.
+  // If the rows of token shards have not been packed yet, one rank packs them; ranks that share its disk find them.
   together(world_, {"packing the data"}, open, /*only_first=*/true);
   together(world_, {"opening the data"}, [&] {
     if (!data_) open();
   });
 }
 
-// Takes the folder before anything is read from it: its owner could write meanwhile.
+// Locks the folder before anything is read from it, because another process could write to it.
 void Run::open_resumed() {
   path_ = from_first(world_, {"opening the run folder"}, [&] {
     const std::string which = options_.resume->empty() ? config_.run.name : *options_.resume;
@@ -131,7 +131,7 @@ void Run::open_resumed() {
   store_ = std::make_unique<CheckpointStore>(path_, config_.checkpoint.keep);
 }
 
-// Before anything is made for training: which rows are next is said by the checkpoint, too.
+// Runs before anything is made for training, because the checkpoint also says which rows come next.
 void Run::read_checkpoint() {
   std::vector<std::string> skipped;
   resumed_ = store_->open_newest_valid(world_, &skipped);
@@ -140,14 +140,14 @@ void Run::read_checkpoint() {
     throw Error(ErrorKind::kInput, "train",
                 "there is no whole checkpoint in " + path_ + " to resume from" +
                     (skipped.empty() ? "" : " (" + std::to_string(skipped.size()) + " damaged)") +
-                    ": start anew without --resume");
+                    ": start again without --resume");
   }
   in_turn([&] {
     for (const std::string& line : data_->resume(resumed_->extra["data"], resumed_->step)) say(line);
   });
 }
 
-// One rank packs what has to be packed anew, the others find it.
+// Rank 0 packs what has to be packed again; then the others find it.
 void Run::in_turn(const std::function<void()>& pack) {
   together(world_, {"packing the data"}, pack, /*only_first=*/true);
   together(world_, {"opening the data"}, [&] {
@@ -170,7 +170,7 @@ void Run::restore() {
   resumed_.reset();
 }
 
-// Other than the one that was trained, though its weights may have the same shapes.
+// Refuses to resume with a model that differs from the one that was trained, even if the weights have the same shapes.
 void Run::refuse_another_model() {
   before_ = load_config(folder_->config_path());
   std::string refused;
@@ -181,11 +181,11 @@ void Run::refuse_another_model() {
   if (!refused.empty()) {
     throw Error(ErrorKind::kUsage, "train",
                 path_ + " was trained with " + refused +
-                    ": its weights mean nothing so. Leave that as it was, or begin a new run without --resume");
+                    ": its weights do not fit this. Leave it as it was, or begin a new run without --resume");
   }
 }
 
-// What a resumed run does otherwise than before.
+// Tells the user what a resumed run does differently than before.
 void Run::tell_changes() {
   if (!before_) return;
   for (const ChangedKey& key : changed_keys(*before_, config_)) {
@@ -201,7 +201,7 @@ void Run::require_something_to_do() {
   if (training_->steps_done() >= config_.run.steps) {
     throw Error(ErrorKind::kUsage, "train",
                 path_ + " has done " + counted(training_->steps_done(), "step") + " and run.steps is " +
-                    std::to_string(config_.run.steps) + ": nothing is left to do; to train on, add --set run.steps=" +
+                    std::to_string(config_.run.steps) + ": nothing is left to do; to continue, add --set run.steps=" +
                     std::to_string(2 * training_->steps_done()));
   }
 }
@@ -232,7 +232,7 @@ void Run::open_folder() {
         store_->require_writable();
         keep_tokenizer();
         if (import_) import_->keep_files(path_);
-        // That of a resumed run stays what its checkpoints were made with until there is a new one.
+        // A resumed run keeps the configuration of its checkpoints until it has written a new one.
         if (!options_.resume) write_config();
         metrics = std::make_unique<MetricsWriter>(
             folder_->metrics_path(), options_.resume ? std::optional<int64_t>(training_->steps_done()) : std::nullopt);
@@ -247,7 +247,7 @@ void Run::open_folder() {
                   world_, *training_, std::move(metrics), progress_.get());
 }
 
-// "65,536 tokens a step, from step 1,001 on 131,072".
+// Returns for example "65,536 tokens a step, from step 1,001 on 131,072".
 std::string Run::rows_text() const {
   std::string text;
   for (const DataConfig::Stage& stage : config_.data.stages()) {
@@ -258,7 +258,7 @@ std::string Run::rows_text() const {
   return text;
 }
 
-// A run can be sampled from whatever has become of its shards by then.
+// Copies the tokenizer into the run, so that the run can be sampled from even if its shards are gone.
 void Run::keep_tokenizer() {
   const std::string from = data_->tokenizer_folder(), to = tokenizer_folder(path_);
   if (from.empty()) return;
@@ -266,7 +266,7 @@ void Run::keep_tokenizer() {
   copy_files({"tokens.table", "tokenization.json", "tokenizer.json", "tokenizer.model"}, from, to);
 }
 
-// What the run is and what it computes on, as far as that is known before any of its memory is taken.
+// Says what the run is and what it computes on, as far as that is known before it takes memory.
 void Run::announce() {
   const std::string device = options_.device_reason.empty() ? options_.device.str() : options_.device_reason;
   say("device " + device + "  ranks " + std::to_string(world_.size()) + " (" +
@@ -299,8 +299,8 @@ std::optional<AvailableMemory> Run::available() const {
   return AvailableMemory{memory.total - memory.outside - memory.allocated, "the GPU's memory"};
 }
 
-// What the run will take is worked out, said and held against what is free before any of it is taken. Every rank does:
-// the kernel ends whom it likes where a host has too little, and without a word.
+// Computes the memory that the run will take, prints it, and compares it with what is available before any is taken.
+// Every rank does so: on a host with too little memory the kernel would kill some process without a message.
 void Run::require_memory_for(const std::vector<Stage>& stages) {
   const bool gpu = options_.device.is_cuda();
   const RanksAre are = gpu ? RanksAre::kGpus : RanksAre::kProcesses;
@@ -325,8 +325,8 @@ void Run::require_memory_for(const std::vector<Stage>& stages) {
            [&] { require_memory("", static_cast<double>(memory_.total()), ranks, free, nearest); });
 }
 
-// From the step that has just been made, a spike, to the newest checkpoint; from there on the rows of that step are
-// left out. Where there is no checkpoint the update is left out instead.
+// Returns from the step just made, a spike, to the newest checkpoint; from there on the rows of that step are left out.
+// If there is no checkpoint, only the update is left out.
 bool Run::rewind(StepResult& spike) {
   const int64_t step = training_->steps_done() - 1;
   std::vector<std::string> skipped;
@@ -334,7 +334,7 @@ bool Run::rewind(StepResult& spike) {
   if (saved_step_) state = store_->open_newest_valid(world_, &skipped);
   for (const std::string& reason : skipped) say("passed over a checkpoint: " + reason);
   if (!state) {
-    spike.note += "; there is no checkpoint to go back to: this update is left out";
+    spike.note += "; there is no checkpoint to return to, so this update is left out";
     return false;
   }
   together(world_, {"loading the checkpoint"}, [&] {
@@ -375,7 +375,7 @@ void Run::save() {
   if (first_) tell_checkpoint();
 }
 
-// The command that was typed, without its --resume, and `more`.
+// Returns the command that was typed without its --resume, followed by `more`.
 Words Run::command(const Words& more) const {
   Words words = options_.command.empty() ? Words{options_.program, "train", "CONFIG"}
                                          : without_option(options_.command, "--resume");
@@ -410,7 +410,7 @@ int Run::finish(bool stopped) {
 int Run::train() {
   if (first_) {
     std::ostream& out = options_.out != nullptr ? *options_.out : std::cout;
-    // mpirun gives its first rank a terminal whatever its own output is; `launch` says what it has.
+    // mpirun gives its first rank a terminal whatever its own output is; `launch` sets ANNULUS_PROGRESS instead.
     const bool terminal = options_.out == nullptr && world_.size() == 1 && takes_escapes(STDOUT_FILENO);
     progress_ = std::make_unique<Progress>(progress_mode(std::getenv("ANNULUS_PROGRESS"), terminal), out);
   }
@@ -419,13 +419,13 @@ int Run::train() {
   std::vector<Stage> stages = options_.stages ? *options_.stages : check_training(config_, world_.size());
   if (config_.optimizer.shard_within == "host") {
     const std::string what =
-        "number of ranks on a host, which must be one (start as many on each, or set optimizer.shard_within = "
-        "\"world\"),";
+        "number of ranks on a host, which must be the same everywhere (start as many on each host, or set "
+        "optimizer.shard_within = \"world\"),";
     require_agreement(world_, {{what, std::to_string(options_.ranks_here)}}, {"sharing the state within hosts"});
   }
   sharding_ = make_sharding(config_, world_.size(), options_.ranks_here);
   if (!sharding_.groups.empty()) sharding_.groups = world_.hosts().groups().sizes();  // hosts may differ
-  // The choice of a kernel depends on it.
+  // The choice of a kernel depends on these settings.
   if (options_.device.is_cuda()) set_gpu_numerics({.tf32 = config_.tf32, .deterministic = config_.deterministic});
   together(world_, {"choosing the attention kernel"}, [&] {
     kernel_ = choose_kernel(parse_kernel(config_.attention.kernel, "attention.kernel"), options_.device.type(),
@@ -458,14 +458,14 @@ int Run::train() {
   }
   for (const std::string& warning : data_->warnings()) say("warning: " + warning);
   require_equal_ranks();
-  require_something_to_do();  // alike on all ranks by now
+  require_something_to_do();  // all ranks have compared the resumed step, so all raise or none
   open_folder();
   import_.reset();
   say("data " + data_->text() + "  run folder " + path_ +
       (options_.resume ? "  resumed after step " + std::to_string(training_->steps_done()) : ""));
 
   const bool validates = config_.validation.every > 0 && config_.validation.batches > 0 && data_->has_validation();
-  bool stop = false, due = false;  // due: a checkpoint
+  bool stop = false, due = false;  // due: a checkpoint is to be written after the next applied update
   while (!stop && training_->steps_done() < config_.run.steps) {
     StepResult result = training_->step(asked_to_stop());
     stop = result.stop;
@@ -481,7 +481,7 @@ int Run::train() {
     report_->step(result, validated);
     due = due || (config_.checkpoint.every > 0 && step % config_.checkpoint.every == 0);
     if (last) training_->require_updates();
-    // Weights that gave no finite loss are kept only where there is no other step to wait for.
+    // A checkpoint waits for a step whose update was applied, unless no other step follows.
     if (stop || last || (due && result.applied)) {
       save();
       due = false;

@@ -29,11 +29,11 @@
 namespace annulus {
 namespace {
 
-// What a rank tells of a step.
-constexpr int kLoss = 0;     // its part, divided by the number of all tokens
+// The numbers that each rank contributes to a step.
+constexpr int kLoss = 0;     // its part of the loss, divided by the number of all tokens
 constexpr int kStop = 1;     // whether it was asked to stop
-constexpr int kTargets = 2;  // that count
-constexpr int kSquares = 3;  // of its shard of the gradients
+constexpr int kTargets = 2;  // its number of targets that count
+constexpr int kSquares = 3;  // the sum of squares of its shard of the gradients
 
 std::string rounded(double value) {
   std::array<char, 32> text{};
@@ -43,7 +43,7 @@ std::string rounded(double value) {
 
 KernelKind kernel(const Config& c) { return parse_kernel(c.attention.kernel, "attention.kernel"); }
 
-// Of a batch, this rank's.
+// Returns this rank's rows of a batch.
 Span rows_of(int64_t batch, const Mesh& mesh) {
   const int64_t count = batch / mesh.size("data");
   return {mesh.index("data") * count, 1, count};
@@ -71,17 +71,17 @@ struct Training::Share {
                                         : at::from_blob(shape.positions.data(), {positions}, at::kLong));
   }
 
-  // Begins to read steps [begin, until).
+  // Begins to read the rows of steps [begin, until).
   void read(const Dataset& data, int64_t accumulate, int64_t begin, int64_t until) {
     std::vector<int64_t*> memory;
     for (const at::Tensor& slot : slots) memory.push_back(slot.data_ptr<int64_t>());
-    reader.reset();  // it writes to the same memory
+    reader.reset();  // the previous reader writes to the same memory
     reader = std::make_unique<BatchReader>(data, shape, accumulate, begin, until, std::move(memory));
     next = begin;
     end = until;
   }
 
-  // What a step computes with: [planes, rows, positions] on its device.
+  // Returns the tokens [planes, rows, positions] on the device that computes the step.
   at::Tensor on_device(const at::Tensor& host) {
     if (!batch.defined()) return host;
     send(host, batch);
@@ -96,12 +96,12 @@ struct Training::Share {
 
   BatchShape shape;
   std::vector<PlanRequest> requests;  // of these rows, without their documents
-  RotaryTable rotary;                 // of the positions; where they restart, of the whole context's
+  RotaryTable rotary;                 // of this rank's positions; if positions restart, of the whole context
   at::Tensor batch;                   // on a GPU, where a recorded step reads it
-  std::vector<at::Tensor> slots;      // int64 [accumulate, planes, rows, positions], of the host
+  std::vector<at::Tensor> slots;      // int64 [accumulate, planes, rows, positions], in host memory
   StepGraph graph;
-  int64_t next = -1;  // the step that the reader gives next, ...
-  int64_t end = -1;   // ... unless it is this one
+  int64_t next = -1;  // the step whose rows the reader gives next
+  int64_t end = -1;   // the step at which the reader ends
   std::unique_ptr<BatchReader> reader;
 };
 
@@ -162,8 +162,8 @@ void Training::enter(size_t stage, int64_t step) {
                    .positions = layout.positions(mesh_.index("context")),
                    .restart = config_.data.positions == "restart"};
   share_ = std::make_unique<Share>(now.accumulate, now.layers, std::move(shape), recorded_, model_, device_);
-  // What is wrong with a plan is said before the stage's first step. Those of later documents are proved where they are
-  // made, ahead of their step; adaptive ones by the calls that make them.
+  // Plans are proved before the stage's first step, so that errors appear early. Plans of later documents are proved
+  // when they are made, ahead of their step, and adaptive ones by the calls that make them.
   if (!proves_by_default()) return;
   for (const PlanRequest& request : requests_ahead(step, 0)) prove_plan(request, mesh_.axis("context"));
 }
@@ -213,7 +213,7 @@ Attend Training::attend(const std::vector<PlanRequest>& requests, const Dropout&
     call.dropout = dropout;
     call.dropout.layer = static_cast<int64_t>(i);
     call.label = when + ", attention, layer " + std::to_string(i);
-    // Gradients and weights are under way meanwhile.
+    // Gradients and weights are being transferred meanwhile.
     if (mesh_.world().size() > 1) call.poll = [this] { progress(); };
     calls.push_back(std::move(call));
   }
@@ -222,7 +222,7 @@ Attend Training::attend(const std::vector<PlanRequest>& requests, const Dropout&
   };
 }
 
-// Of documents, which are others in every step, and of a stage that begins.
+// Plans the next step if it has documents of its own or begins another stage.
 void Training::plan_what_follows() {
   const int64_t next = steps_done_ + 1;
   if (next >= config_.run.steps) return;
@@ -265,7 +265,7 @@ std::vector<std::array<double, Training::kNumbers>> Training::read_out() {
     everybodys_[0].copy_(numbers_);
   }
   readout_.start(everybodys_);
-  // Other ranks may have failed: progress() raises what the communication met.
+  // Other ranks may have failed; progress() raises the errors that the communication has met.
   while (world.size() > 1 && !readout_.ready()) {
     progress();
     std::this_thread::yield();
@@ -327,7 +327,7 @@ StepResult Training::step(bool stop) {
   const auto numbers = read_out();
   model_state_.finish_gradients();
 
-  // Added up in rank order; the shards of the first replica are all there are.
+  // Sums are taken in rank order. The shards of the first replica are the whole gradients.
   double loss = 0, squares = 0;
   StepResult result;
   for (size_t rank = 0; rank < numbers.size(); ++rank) {
@@ -337,7 +337,7 @@ StepResult Training::step(bool stop) {
     if (model_state_.sharding().replica_of(static_cast<int>(rank)) == 0) squares += numbers[rank][kSquares];
   }
   result.tokens = now.tokens();
-  // Until here gradients and loss are sums divided by the number of tokens.
+  // Up to here, gradients and loss are sums divided by the number of tokens.
   const double per_target = static_cast<double>(result.tokens) / static_cast<double>(result.targets);
   result.loss = loss * per_target;
   result.gradient_norm = std::sqrt(squares) * per_target;
@@ -359,7 +359,7 @@ void Training::apply(double gradient_scale, StepResult& result) {
     result.note += (result.note.empty() ? "step " : "; step ") + std::to_string(steps_done_ + 1) + ": " + why;
     left_out_.add(steps_done_, reason);
   };
-  const std::string left_out = ", this update is left out";
+  const std::string left_out = ", so this update is left out";
   const bool sound = result.targets > 0 && std::isfinite(result.loss) && std::isfinite(result.gradient_norm);
   result.median = spikes_.median();
   result.spike = sound && spikes_.is_spike(result.gradient_norm);
@@ -378,7 +378,7 @@ void Training::apply(double gradient_scale, StepResult& result) {
   } else if (result.targets > 0) {
     leave_out("the loss or the gradients are not finite" + left_out, LeftOut::Reason::kNotFinite);
   } else {
-    leave_out("no target of its rows counts" + left_out, LeftOut::Reason::kNoTarget);
+    leave_out("no target in its rows counts" + left_out, LeftOut::Reason::kNoTarget);
   }
 }
 
@@ -422,7 +422,7 @@ ValidationResult Training::validate(const std::function<bool()>& stop) {
       result.stop = sums[1].item<double>() > 0;
       if (result.stop) return result;
     }
-    // Sums until here, divided by the number of tokens of a step.
+    // Up to here these are sums divided by the number of tokens of a step.
     of_source *= static_cast<double>(now.tokens());
     result.of_source.push_back(of_source / targets_of_source);
     total += of_source;
@@ -475,7 +475,7 @@ void Training::restore(const TrainingState& state,
   };
   const int64_t count = number("updates"), tokens = number("tokens");
   if (count < 0 || count > state.step || state.step < 0) {
-    throw Error(ErrorKind::kInput, "checkpoint", "it does not say how many updates were made");
+    throw Error(ErrorKind::kInput, "checkpoint", "the checkpoint does not say how many updates were made");
   }
   const auto spikes = state.extra.find("spikes");
   spikes_.restore(spikes == state.extra.end() ? "" : spikes->second);
@@ -492,7 +492,7 @@ void Training::restore(const TrainingState& state,
   model_state_.changed();
   optimizer_.set_updates(count);
   steps_done_ = state.step;
-  // Earlier versions had one length of rows alone, one batch a step, and said no number of tokens.
+  // Earlier versions had rows of one length and one batch per step, and did not write the number of tokens.
   tokens_ = tokens >= 0 ? tokens : steps_done_ * stages_[0].batch * stages_[0].context;
 }
 

@@ -1,7 +1,7 @@
-// Training: the state of a training job on one rank (model, optimizer, mesh, attention) and its step. trainer.cc drives
-// it for `annulus train`; benchmarks and tests drive it directly.
+// Training: the state of a training job on one rank (model, optimizer, mesh, attention) and its step. trainer.cc uses
+// it for `annulus train`; benchmarks and tests use it directly.
 //
-// Collective functions are called by every rank of the world in the same order. Not thread-safe.
+// Every rank of the world calls collective functions in the same order. Not thread-safe.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -36,112 +36,113 @@
 namespace annulus {
 
 struct StepResult {
-  double loss = 0;           // mean over the targets that count, nats
+  double loss = 0;           // mean over the targets that count, in nats
   double gradient_norm = 0;  // before clipping
   double lr = 0;
   int64_t tokens = 0;   // positions of all rows
-  int64_t targets = 0;  // of them, those with a target that counts
-  // false: the loss or the norm was not finite, no target counts, or it is a spike; the weights are as they were and
-  // `note` says why
+  int64_t targets = 0;  // positions among them whose target counts
+  // False if the loss or the norm was not finite, no target counts, or the norm is a spike. The weights are then
+  // unchanged, and `note` says why.
   bool applied = true;
-  bool spike = false;            // the norm is that far above its median
-  std::optional<double> median;  // running, of the norms before it: where there is a rule, and enough of them
+  bool spike = false;            // the norm is more than optimizer.spike times its running median
+  std::optional<double> median;  // running, of earlier norms; nothing without optimizer.spike or with too few of them
   bool stop = false;             // some rank was asked to stop
-  std::string note;              // something to tell the user, mostly nothing
+  std::string note;              // a message for the user, usually empty
 };
 
 struct ValidationResult {
-  double loss = 0;                // mean over the targets of all sources, nats; meaningless after a stop
-  std::vector<double> of_source;  // the same of each; not a number where nothing is held out
+  double loss = 0;                // mean over the targets of all sources, in nats; meaningless after a stop
+  std::vector<double> of_source;  // the same for each source; NaN if it has no held-out rows
   bool stop = false;
 };
 
 class Training {
  public:
-  // Collective. The data and the world must outlive this. `stages`: of check_training, for this configuration and as
-  // many ranks. The first step is the one from which the data has rows.
+  // Collective. The data and the world must outlive this object. `stages` is the result of check_training for this
+  // configuration and number of ranks. The first step is data.first_step().
   Training(const Config& config, std::vector<Stage> stages, Communicator& world, const Dataset& data, at::Device device,
            const Sharding& sharding);
-  // All ranks on one host.
+  // For tests and benchmarks, with all ranks on one host.
   Training(const Config& config, Communicator& world, const Dataset& data, at::Device device)
       : Training(config, check_training(config, world.size()), world, data, device,
                  make_sharding(config, world.size(), world.size())) {}
   ~Training();
 
-  // One update from data.accumulate global batches. Collective. `stop`: this rank was asked to stop; every rank learns
-  // of it. Raises Error(kUsage) when an update is left out for the optimizer.skips-th time in a row; steps that are
-  // made again, after a restore() of an earlier state, do not count as steps between.
+  // Makes one update from data.accumulate global batches. Collective. `stop` says that this rank was asked to stop, and
+  // every rank's result then says so. Raises Error(kUsage) when an update is left out for the optimizer.skips-th time
+  // in a row; steps that are repeated after a restore() of an earlier state do not interrupt such a row.
   StepResult step(bool stop = false);
 
-  // At the end of a run. Raises Error(kUsage) where the last updates were left out, and as many as this Training has
-  // applied: then nothing was learned, whatever the number of steps.
+  // Called at the end of a run. Raises Error(kUsage) if the last updates were left out, and at least as many of them as
+  // this Training has applied.
   void require_updates() const { left_out_.require_updates(); }
 
-  // Loss over validation.batches batches of each source's held-out rows, always the same ones. Collective. Calls `stop`
-  // before each batch; ends early when it is true on any rank.
+  // Computes the loss over validation.batches batches of each source's held-out rows, which are always the same.
+  // Collective. Calls `stop` before each batch and ends early when it returns true on any rank.
   ValidationResult validate(const std::function<bool()>& stop);
 
   int64_t steps_done() const { return steps_done_; }
   int64_t tokens_done() const { return tokens_; }  // positions of all rows so far
   const SpikeRule& spike_rule() const { return spikes_; }
-  // What each source has given so far, and how many of its epochs.
+  // The rows, targets and documents that each source has given so far.
   const std::vector<SourceUse>& uses() const { return uses_; }
   const Dataset& data() const { return data_; }
-  // Seconds that steps have waited for their tokens so far.
+  // The seconds that steps have waited for their tokens so far.
   double waited_for_data() const;
   const Model& model() const { return model_; }
-  // What the layers' attention is planned from, documents of the data left out, with the digests of block maps read
-  // from files: ranks compare it.
+  // The requests from which the layers' attention is planned, with the digests of block maps read from files and
+  // without the data's documents. Ranks compare this text.
   std::string attention_text() const;
-  // Of one token of the current stage, forward and backward, multiply-additions counted twice: what the patterns count,
-  // not what a causal triangle would be. Documents of the data are left out of account.
+  // The FLOPs of one token of the current stage, forward and backward, with a multiply-add as two. Attention counts the
+  // pairs of the patterns, not those of a causal triangle; documents of the data are not considered.
   double flops_per_token() const;
   Mesh& mesh() { return mesh_; }
-  // Steps are replayed from a record (step_graph.h).
+  // Whether steps are replayed from a recorded CUDA graph (step_graph.h).
   bool replays() const;
 
-  // For a checkpoint: counters and the model's description, and the slices of tensors that this rank writes: views,
-  // valid until the next step.
+  // For a checkpoint: the counters and the model's description, and the slices of tensors that this rank writes. The
+  // slices are views that are valid until the next step.
   TrainingState state() const;
   std::vector<TensorSlice> slices_to_write() const { return slices(/*written=*/true); }
-  // `read` fills the slices that it is given, of what this rank holds, as CheckpointStore::read does. Raises
-  // Error(kInput) when a counter is missing, with nothing touched, and what `read` raises. Where state is cut,
-  // collective. Of an earlier state of this run what the data gave is taken back, too; until the next step nothing
-  // reads the data.
+  // Takes over the state of a checkpoint. `read` fills the slices that it is given, which are those that this rank
+  // holds, as CheckpointStore::read does. Raises Error(kInput) and changes nothing if a counter is missing; passes on
+  // what `read` raises. Collective if state is sharded. When it returns to an earlier state of this run, the counters
+  // of the data's use return, too. Nothing reads the data until the next step.
   void restore(const TrainingState& state, const std::function<void(const std::vector<TensorSlice>& into)>& read);
 
-  // Begins with other weights than those of the seed: `read` as for restore().
+  // Replaces the weights made from the seed by others. `read` is as for restore().
   void begin_with(const std::function<void(const std::vector<TensorSlice>& into)>& read);
 
-  // Of all weights: ranks compare it after a start or a resume. Collective where weights are cut.
+  // A digest of all weights, which ranks compare after a start or a resume. Collective if weights are sharded.
   std::string weights_digest() const { return model_state_.digest(); }
   const ModelState& model_state() const { return model_state_; }
 
  private:
-  struct Share;  // of the rows of a stage, this rank's
+  struct Share;  // this rank's share of the rows of a stage
 
-  // Makes the share of a stage in which `step` lies; require_stage, where that is another one.
+  // Makes this rank's share of `stage`, which contains `step`.
   void enter(size_t stage, int64_t step);
   void stop_reading();
   size_t stage_of(int64_t step) const;
+  // Enters the stage that contains `step` if it is not the current one.
   void require_stage(int64_t step);
-  // This rank's part of the loss: a sum divided by the number of tokens of a step.
+  // Returns this rank's part of the loss: a sum over targets, divided by the number of tokens of a step.
   at::Tensor loss(const at::Tensor& batch, const RotaryTable& table, const Attend& attend) const;
-  // Updates the weights, unless the result says that nothing can be learned from the gradients.
+  // Updates the weights, or leaves the update out and says so in `result` if the gradients cannot be used.
   void apply(double gradient_scale, StepResult& result);
-  // What every rank tells of a step, in rank order. Waits for the device: the only such wait of a step.
+  // Gathers the numbers of every rank for a step, in rank order. Only here does a step wait for the device.
   static constexpr int64_t kNumbers = 4;
   std::vector<std::array<double, kNumbers>> read_out();
-  // Of all that is under way: moves it along, and raises what it has met.
+  // Advances all begun communication and raises the errors that it has met.
   void progress();
   std::vector<TensorSlice> slices(bool written) const;
-  // The distinct requests of a batch whose rows have these parts (BatchReader).
+  // Returns the distinct requests of a batch whose rows are divided into documents by `parts` (BatchReader).
   std::vector<PlanRequest> requests(const std::vector<std::vector<int64_t>>& parts) const;
-  // The same of batch i of a coming step, of whichever stage.
+  // The same for batch i of a later step, which may belong to another stage.
   std::vector<PlanRequest> requests_ahead(int64_t step, int64_t i) const;
-  // Makes or finds what these need, and counts the time that it took as waited (PlanStats).
+  // Makes the programs of these requests or finds them in the cache; PlanStats counts the time as waited.
   void look_up(const std::vector<PlanRequest>& requests);
-  // Begins to plan on another thread.
+  // Begins to plan these requests on another thread.
   void plan_ahead(const std::vector<PlanRequest>& requests);
   void plan_what_follows();
   Attend attend(const std::vector<PlanRequest>& requests, const Dropout& dropout, const std::string& when);
@@ -151,7 +152,7 @@ class Training {
   const Dataset& data_;
   Mesh mesh_;
   at::Device device_;
-  bool recorded_;  // steps are, where the device can (step_graph.h)
+  bool recorded_;  // whether steps are recorded if the device can do so (step_graph.h)
   Model model_;
   ModelState model_state_;
   AdamW optimizer_;
@@ -159,11 +160,11 @@ class Training {
   LeftOut left_out_;
   at::Tensor numbers_;     // fp64 [kNumbers], of this rank
   at::Tensor everybodys_;  // fp64 [ranks, kNumbers]
-  Readback readout_;       // of those
+  Readback readout_;       // of everybodys_
   size_t stage_ = 0;
-  std::unique_ptr<Share> share_;  // of that stage
+  std::unique_ptr<Share> share_;  // of the current stage
   std::vector<SourceUse> uses_;
-  double waited_for_data_ = 0;  // in stages before
+  double waited_for_data_ = 0;  // seconds, by readers that have ended
   int64_t tokens_ = 0;
   int64_t steps_done_ = 0;
 };

@@ -35,19 +35,19 @@ std::vector<PlaceCharges> add_training_charges(const Config& c, const Stage& sta
   const bool restart = c.data.positions == "restart";
   const int64_t rows = stage.batch / c.mesh.data;
   const int64_t batch = (restart ? 3 : 2) * rows * positions * 8;
-  const int64_t turned = restart ? stage.context : positions;  // positions in the rotary table
+  const int64_t turned = restart ? stage.context : positions;  // number of positions in the rotary table
   const bool recorded = gpu && may_be_recorded(c, stage, sharding, ranks);
   Parameters parameters(described_units(shape));
   parameters.lay_out(sharding.shards);
   StateTraits traits = state_traits(c, sharding, recorded);
   traits.messages = are == RanksAre::kProcesses;
   std::vector<PlaceCharges> places = add_state_charges(parameters, shape.tie_embeddings, traits, step);
-  // On a CPU a step reads its tokens where they were read to.
+  // On a CPU a step uses its tokens in the memory that they were read into.
   const int64_t inputs = gpu ? batch : kTokenSlots * stage.accumulate * batch;
   step.lasts({"inputs", inputs + turned * shape.head_dim() * wide, When::kLasts});
-  // A table of each row's own positions.
+  // If positions restart, each step gathers a rotary table for the positions of its rows.
   step.then({"batch", {{"rotary table", restart ? rows * positions * shape.head_dim() * wide : 0, When::kKept}}});
-  // A recorded step keeps its memory (step_graph.h): what a validation takes comes besides.
+  // A recorded step keeps its memory (step_graph.h), so the memory of a validation is added to it.
   const bool validated = c.validation.every > 0 && c.validation.batches > 0 && c.data.validation_fraction > 0;
   const int64_t validation = recorded && validated ? forward_bytes(shape, rows * positions, {dtype, gpu}) : 0;
   step.lasts({"validation", validation, When::kLasts});

@@ -120,7 +120,7 @@ TEST(Spikes, AreSkippedByTheRuleAndResumeBitIdentically) {
   const int64_t spikes = expect_the_rule(config, run);
   EXPECT_GE(spikes, 2) << r.out;
   EXPECT_NE(r.out.find(" is above 1.3 times its running median "), std::string::npos) << r.out;
-  EXPECT_NE(r.out.find(", this update is left out"), std::string::npos) << r.out;
+  EXPECT_NE(r.out.find(", so this update is left out"), std::string::npos) << r.out;
   EXPECT_EQ(state_of(run).extra.at("updates"), std::to_string(kSteps - spikes));
   expect_same_after_stops(config, run);
 }
@@ -183,7 +183,8 @@ TEST(Spikes, WithoutACheckpointARewindSkips) {
   const Result skipped = train(config, 1);
   config.optimizer.spike_action = "rewind";
   const Result r = train(config, 1);
-  EXPECT_NE(r.out.find("; there is no checkpoint to go back to: this update is left out"), std::string::npos) << r.out;
+  EXPECT_NE(r.out.find("; there is no checkpoint to return to, so this update is left out"), std::string::npos)
+      << r.out;
   EXPECT_EQ(losses(config.run.folder + "/tiny-001"), losses(config.run.folder + "/tiny-002"));
 }
 

@@ -36,7 +36,7 @@ void LeftOut::refuse() const {
   }
   throw Error(ErrorKind::kUsage, "train",
               what + counted(in_a_row_, "step") + (in_a_row_ > 1 ? " in a row, the last at step " : ", at step ") +
-                  std::to_string(last_ + 1) + "; no such update was applied. " + advice);
+                  std::to_string(last_ + 1) + "; such updates are not applied. " + advice);
 }
 
 }  // namespace annulus

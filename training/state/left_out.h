@@ -1,4 +1,4 @@
-// Updates that are left out: how many in a row, and when that is the end of a run. Used by training.cc.
+// Counts updates that are left out, and ends a run after too many of them in a row. training.cc uses it.
 #pragma once
 
 #include <cstdint>
@@ -10,15 +10,17 @@ class LeftOut {
  public:
   enum class Reason { kNoTarget, kNotFinite, kSpike };
 
-  // `most`: optimizer.skips.
+  // `most` is optimizer.skips.
   explicit LeftOut(int64_t most) : most_(most) {}
 
-  // Of a step, from 0. One that is made again, after a return to an earlier state, ends no row that reached further.
+  // Says that the update of `step` (counted from 0) was applied. It ends a series of left-out updates, except while a
+  // run that has returned to an earlier state repeats steps before the last one that was left out.
   void applied(int64_t step);
-  // Raises Error(kUsage) when it is the `most`-th in a row.
+  // Says that the update of `step` was left out. Raises Error(kUsage) if it is the `most`-th in a row.
   void add(int64_t step, Reason reason);
 
-  // At the end of a run: raises Error(kUsage) where the last updates were left out, and as many as were applied.
+  // Called at the end of a run. Raises Error(kUsage) if the last updates were left out, and at least as many of them as
+  // were applied.
   void require_updates() const;
 
  private:
@@ -27,7 +29,7 @@ class LeftOut {
   int64_t most_;
   int64_t applied_ = 0;
   int64_t in_a_row_ = 0;
-  int64_t last_ = -1;  // step that was left out
+  int64_t last_ = -1;  // the latest step whose update was left out
   Reason reason_ = Reason::kNotFinite;
 };
 

@@ -18,12 +18,12 @@
 namespace annulus {
 namespace {
 
-// Elements whose squares are added up on their own.
+// The number of elements in a chunk whose squares are summed separately.
 constexpr int64_t kChunk = int64_t{1} << 14;
-// Elements that are widened at once on a GPU.
+// The number of elements that are converted to fp64 at once on a GPU.
 constexpr int64_t kWidened = int64_t{1} << 20;
 
-// Of fp32 the squares are exact in fp64, so that processors which add them in one instruction make the same bits.
+// The squares of fp32 numbers are exact in fp64, so a fused multiply-add gives the same bits as two instructions.
 template <typename T>
 double squares_of_chunk(const T* p, int64_t n) {
   std::array<double, 16> sums{};
@@ -71,15 +71,15 @@ at::Tensor squares_of(const at::Tensor& x) {
 
 struct ModelState::Unit {
   const ParameterUnit& is;
-  std::string gathering, summing, gathering_gradients;  // what messages call its collectives
+  std::string gathering, summing, gathering_gradients;  // the names of its collectives in messages
   Leaves leaves = Leaves::kOld;
-  std::unique_ptr<Work> coming = nullptr;    // the leaves
-  at::Tensor wide = {};                      // sums of gradients, where leaves' are of another dtype
-  at::Tensor shard = {};                     // of the reduced gradients, where the whole is not kept
-  bool gradients_begun = false;              // in this pass
-  std::unique_ptr<Work> reducing = nullptr;  // gradients
-  std::unique_ptr<Work> between = nullptr;   // this rank's shard of them, over the replicas
-  std::unique_ptr<Work> whole = nullptr;     // the same, to all
+  std::unique_ptr<Work> coming = nullptr;    // the all_gather of the leaves
+  at::Tensor wide = {};                      // the sums of gradients, if the leaves have another dtype
+  at::Tensor shard = {};                     // the reduced shard of the gradients, if the whole is not kept
+  bool gradients_begun = false;              // whether memory for gradients has been taken in this pass
+  std::unique_ptr<Work> reducing = nullptr;  // the reduce_scatter of the gradients
+  std::unique_ptr<Work> between = nullptr;   // the all_reduce of this rank's shard of them over the replicas
+  std::unique_ptr<Work> whole = nullptr;     // the all_gather of the reduced gradients at level 0
 };
 
 ModelState::ModelState(Model& model, Communicator& world, const StateTraits& traits, uint64_t seed)
@@ -127,7 +127,7 @@ ModelState::ModelState(Model& model, Communicator& world, const StateTraits& tra
 
 ModelState::~ModelState() = default;
 
-// What this rank updates.
+// Returns the elements of a unit that this rank updates.
 UnitRange ModelState::own(size_t unit) const {
   const int64_t elements = parameters_.units()[unit].elements;
   if (traits_.sharding.level == 0) return {unit, 0, elements};
@@ -162,10 +162,10 @@ void ModelState::need(size_t unit) {
   u.leaves = Leaves::kThere;
 }
 
-// Their memory, where it is not theirs for good.
+// Frees the memory of a unit's leaves if they are sharded.
 void ModelState::let_go(size_t unit) {
   if (traits_.sharding.level < 3 || units_[unit]->leaves == Leaves::kOld) return;
-  need(unit);  // nobody may write to memory that is let go
+  need(unit);  // a gather in progress must not write to freed memory
   parameters_.values(unit).release();
   units_[unit]->leaves = Leaves::kOld;
 }
@@ -182,7 +182,7 @@ void ModelState::after_forward(size_t place) {
 
 void ModelState::before_backward(size_t place) {
   hold_gradients(unit_of(place));
-  if (place == 0 || place == output_) return;  // read no weights
+  if (place == 0 || place == output_) return;  // the backward of these reads no gathered weights
   need(unit_of(place));
   if (place > 1) gather(unit_of(place - 1));
 }
@@ -194,7 +194,7 @@ void ModelState::after_backward(size_t place) {
   ReleasableTensor& leaves = parameters_.gradients(unit);
   let_go(unit);
   u.gradients_begun = false;
-  if (last_) finish_reduction();  // of the place behind, before more memory is taken
+  if (last_) finish_reduction();  // that of the following place, before more memory is taken
   if (copies_) {
     if (!u.wide.defined()) {
       u.wide = leaves.tensor().to(at::toOpMathType(traits_.dtype));
@@ -208,13 +208,13 @@ void ModelState::after_backward(size_t place) {
   if (last_) reduce(unit);
 }
 
-// Once in a pass: what a tied output has added stays.
+// Takes memory for gradients once in a pass, so that what a tied output has added to the embedding's remains.
 void ModelState::hold_gradients(size_t unit) {
   Unit& u = *units_[unit];
   if (std::exchange(u.gradients_begun, true)) return;
   ReleasableTensor& leaves = parameters_.gradients(unit);
   leaves.take();
-  // Leaves that are no copies are added up from pass to pass where they are.
+  // Without copies, gradients accumulate in the leaves' gradients from pass to pass.
   if (first_ || copies_) at::Tensor(leaves.tensor()).zero_();
 }
 
@@ -241,7 +241,7 @@ void ModelState::finish_reduction() {
   if (!replicas_) finish_between();
 }
 
-// The shard of the gradients that is reduced here.
+// Returns the shard of the gradients that is reduced on this rank.
 at::Tensor ModelState::shard_of(size_t unit) {
   const Unit& u = *units_[unit];
   return u.shard.defined() ? u.shard : wide_gradients(unit).view({traits_.sharding.shards, -1})[shard_];
@@ -267,7 +267,7 @@ void ModelState::begin_pass(int64_t step, bool first, bool last) {
   for (size_t unit = 0; unit < units_.size(); ++unit) hold_gradients(unit);
 }
 
-// A model whose steps are recorded tells nobody of its use: all is there before it.
+// A model whose steps are recorded does not call this object, so all leaves are gathered in advance.
 void ModelState::begin_forward() {
   if (!traits_.recorded) return;
   for (size_t unit = 0; unit < units_.size(); ++unit) need(unit);

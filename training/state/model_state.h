@@ -1,12 +1,13 @@
-// What is trained, on one rank: the weights that are updated, their gradients, and the copies that the model computes
-// with, each whole or a shard of it (sharding.h); the collectives that bring gradients together while the backward runs
-// and weights to their layers ahead of time. Used by training.cc.
+// ModelState holds what is trained on one rank: the weights that are updated, their gradients, and the copies that the
+// model computes with, each of them whole or sharded (sharding.h). It also runs the collectives that sum gradients
+// while the backward runs and that gather weights before their layers need them. training.cc uses it.
 //
-// At every level the same numbers are made in the same order: gradients are summed by reduce_scatter, and those of
-// level 0 gathered behind it, the squares of each shard are added up on their own, and an update is one of elements. So
-// at one world all levels have the same bits.
+// Every level of sharding computes the same numbers in the same order: gradients are summed by a reduce_scatter (which
+// level 0 follows by an all_gather), the squares of each shard are summed separately, and updates are element by
+// element. So for a given world all levels give the same bits.
 //
-// Collective: every rank of the world calls the same functions in the same order. Not thread-safe.
+// Every rank of the world calls the same functions in the same order, because most of them communicate. Not
+// thread-safe.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -27,32 +28,36 @@ namespace annulus {
 
 class ModelState final : public WeightUse {
  public:
-  // Fills the weights from `seed`. The model, made without weights for as many parts as there are shards, and the world
-  // must outlive this. Where steps are not recorded the model tells this of its use of the weights.
+  // Fills the weights from `seed`. The model must have been made without weights (Model::Unheld) for as many parts as
+  // there are shards. It and the world must outlive this object. If steps are not recorded, the model calls this object
+  // before and after it uses weights.
   ModelState(Model& model, Communicator& world, const StateTraits& traits, uint64_t seed);
   ~ModelState() override;
 
-  // A step: passes forward and backward, each between begin_pass and end_pass; then squares and finish_gradients, and
-  // where the weights are to change the optimizer's update of updated(), and changed(). `step`: its number, for
-  // messages; `first`, `last`: whether this is the step's first pass, its last.
+  // A step consists of passes forward and backward, each between begin_pass and end_pass, followed by squares() and
+  // finish_gradients(). If the weights are to change, the optimizer then updates updated(), and changed() is called.
+  // `step` is the step's number for messages; `first` and `last` say whether this is the step's first or last pass.
   void begin_pass(int64_t step, bool first, bool last);
   void end_pass();
-  // The sum of the squares of this rank's shard of the gradients: fp64 [], of fixed chunks one after the other.
+  // Returns the sum of the squares of this rank's shard of the gradients, fp64 []. It is computed in chunks of a fixed
+  // size, so that it does not depend on the number of threads.
   at::Tensor squares() const;
   void finish_gradients();
-  // Before a forward outside a step.
+  // Called before a forward outside a step, such as a validation's.
   void begin_forward();
-  // Of what this rank updates, unit by unit: views that stay.
+  // What this rank updates, by unit. These tensors stay valid as long as this object.
   const std::vector<Updated>& updated() const { return updated_; }
-  // The values of updated() are others: the leaves follow when they are next used. Between a step and the next use no
-  // collective is under way.
+  // Says that the values of updated() have changed; the leaves are brought up to date when they are next used. No
+  // collective is in progress between a step and that use.
   void changed();
-  // Moves what is under way along, and raises what it has met.
+  // Advances the collectives in progress and raises the errors that they have met.
   void progress();
-  // Names and whole shapes of parameters with this rank's part of `of`, vectors beside updated() (null: the values
-  // themselves). `written`: what this rank writes of a checkpoint; else all that it holds.
+  // Returns the names (after `prefix`) and whole shapes of parameters, with views of this rank's part of `of`, which
+  // has one vector for each of updated(); null stands for the values themselves. `written` selects what this rank
+  // writes to a checkpoint; otherwise all that it holds is returned.
   std::vector<TensorSlice> slices(const std::string& prefix, const std::vector<at::Tensor>* of, bool written) const;
-  // Of all weights that are updated: the same text on every rank that holds the same. Where they are cut, a collective.
+  // Returns a digest of all weights that are updated, which is equal on all ranks if their weights are. Collective if
+  // the weights are sharded.
   std::string digest() const;
 
   void before_forward(size_t place) override;
@@ -61,12 +66,13 @@ class ModelState final : public WeightUse {
   void after_backward(size_t place) override;
 
   const Sharding& sharding() const { return traits_.sharding; }
-  // Among the ranks that share the state, and between those that hold the same shard; null where there is one.
+  // The communicator of the ranks that share one copy of the state, and that of the ranks that hold the same shard;
+  // null if this rank is the only one.
   Communicator* sharers() const { return sharers_.get(); }
   Communicator* replicas() const { return replicas_.get(); }
 
  private:
-  enum class Leaves { kOld, kComing, kThere };  // old: not the updated values, or not held
+  enum class Leaves { kOld, kComing, kThere };  // kOld: not the updated values, or not held; kComing: being gathered
   struct Unit;
 
   size_t unit_of(size_t place) const { return tied_ && place == output_ ? 0 : place; }
@@ -87,15 +93,15 @@ class ModelState final : public WeightUse {
   Communicator& world_;
   const StateTraits traits_;
   const int shard_;
-  const bool copies_;  // leaves are of another dtype than what is updated
+  const bool copies_;  // whether leaves have another dtype than what is updated
   const bool whole_gradients_;
   std::shared_ptr<Communicator> sharers_, replicas_;
   std::vector<std::unique_ptr<Unit>> units_;
   std::vector<Updated> updated_;
   std::optional<size_t> reducing_;  // the unit whose gradients are being summed
-  std::optional<size_t> between_;   // and the one before, whose sums are added between hosts
+  std::optional<size_t> between_;   // the unit before it, whose sums are being added between replicas
   int64_t step_ = 0;
-  bool first_ = true, last_ = true;  // of the step's passes, the current one
+  bool first_ = true, last_ = true;  // whether the current pass is the first or last of its step
 };
 
 }  // namespace annulus

@@ -24,7 +24,7 @@ constexpr std::array<std::pair<std::string_view, RateSchedule>, 4> kSchedules = 
                                                                                   {"constant", RateSchedule::kConstant},
                                                                                   {"wsd", RateSchedule::kWsd}}};
 
-// Elements that a vector loop takes at once, at most.
+// The most elements that a vector loop processes at once.
 constexpr int64_t kBlock = 16;
 
 int64_t filled_up(int64_t n) { return (n + kBlock - 1) / kBlock * kBlock; }
@@ -71,7 +71,7 @@ AdamW::AdamW(std::vector<Updated> updated, const OptimizerSettings& settings)
   int64_t elements = 0;
   for (const Updated& u : updated_) elements += u.values.numel();
   if (updated_.empty()) return;
-  // One vector each, cut as what is updated is.
+  // Each moment is one vector, divided like what is updated.
   const at::Tensor means = at::zeros({2, elements}, updated_[0].values.options());
   int64_t begin = 0;
   for (const Updated& u : updated_) {
@@ -83,7 +83,7 @@ AdamW::AdamW(std::vector<Updated> updated, const OptimizerSettings& settings)
     const int64_t count = updated_[i].values.numel();
     for (const RatedRange& range : updated_[i].rated) {
       const size_t group = group_of(range.rates);
-      // A block belongs to the range that its first element is in; what another range has of it is strays.
+      // A block belongs to the range that contains its first element; its elements in other ranges are strays.
       const int64_t first = filled_up(range.begin), last = std::min(filled_up(range.end), count);
       if (first < last) {
         const std::array<at::Tensor, 4> blocks = part(i, first, last);
@@ -99,7 +99,7 @@ AdamW::AdamW(std::vector<Updated> updated, const OptimizerSettings& settings)
   }
 }
 
-// Of what is updated together, the elements of each argument of the fused step.
+// Returns elements [begin, end) of updated_[of] for each argument of the fused step.
 std::array<at::Tensor, 4> AdamW::part(size_t of, int64_t begin, int64_t end) const {
   const auto cut = [&](const at::Tensor& t) { return t.narrow(0, begin, end - begin); };
   return {cut(updated_[of].values), cut(updated_[of].gradients), cut(exp_avg_[of]), cut(exp_avg_sq_[of])};
@@ -117,12 +117,12 @@ void AdamW::update(double scale, double norm, int64_t step) {
   if (updated_.empty()) return;
   const at::TensorOptions scalar = at::TensorOptions(at::kFloat).device(updated_[0].values.device());
   const at::Tensor count = at::full({}, static_cast<double>(updates_), scalar);
-  // The fused step divides gradients by this while it reads them: scaling and clipping without a pass of their own.
+  // The fused step divides gradients by this number while it reads them, so scaling and clipping need no separate pass.
   double divide = 1 / scale;
   if (settings_.clip > 0 && norm > settings_.clip) divide *= norm / settings_.clip;
   std::optional<at::Tensor> divisor;
   if (divide != 1) divisor = at::full({}, divide, scalar);
-  // Strays are updated in a copy of their block, in which they lie as in the block itself.
+  // Strays are updated in a copy of their block, at the same positions as in the block itself.
   std::vector<std::array<at::Tensor, 4>> copies;
   for (const Strays& strays : strays_) {
     copies.emplace_back();
@@ -142,7 +142,7 @@ void AdamW::update(double scale, double norm, int64_t step) {
                       settings_.beta1, settings_.beta2, rates.weight_decay, settings_.eps, /*amsgrad=*/false,
                       /*maximize=*/false, divisor, /*found_inf=*/std::nullopt);
   }
-  // The means depend on no rates: those of the whole block are right as they are.
+  // The moments do not depend on rates, so the block itself already has the right ones.
   for (size_t i = 0; i < strays_.size(); ++i) {
     const Strays& strays = strays_[i];
     const int64_t n = strays.end - strays.begin;

@@ -1,4 +1,5 @@
-// AdamW, clipping by the global norm, and the learning rate's schedule. Used by training.cc.
+// AdamW, clipping by the global norm, and the schedule of the learning rate. training.cc uses all of it; the trainer
+// tells the user by it how the learning rate of a resumed run changes.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,9 +12,9 @@
 
 namespace annulus {
 
-// How the learning rate goes on behind the warm-up; see learning_rate().
+// How the learning rate continues after the warm-up; see learning_rate().
 enum class RateSchedule { kCosine, kLinear, kConstant, kWsd };
-// "cosine", "linear", "constant", "wsd". Raises Error(kUsage) for any other name.
+// Knows "cosine", "linear", "constant" and "wsd". Raises Error(kUsage) for any other name.
 RateSchedule parse_rate_schedule(std::string_view name);
 std::string_view rate_schedule_name(RateSchedule schedule);
 
@@ -22,30 +23,34 @@ struct OptimizerSettings {
   double lr = 1e-3;
   double min_lr_ratio = 0.1;
   int64_t warmup = 0;  // steps
-  int64_t decay = 0;   // steps of the last phase of kWsd
+  int64_t decay = 0;   // number of steps of the last phase of kWsd
   int64_t steps = 1;   // of the whole run
   double beta1 = 0.9;
   double beta2 = 0.95;
   double eps = 1e-8;
-  double clip = 1.0;  // global norm; 0: none
+  double clip = 1.0;  // the largest global norm; 0: no clipping
 };
 
-// Of step 0, 1, ...: linear warm-up to lr over `warmup` steps, then by the schedule: half a cosine (kCosine) or a line
-// (kLinear) down to lr * min_lr_ratio at `steps`, lr (kConstant), or lr until `decay` steps before `steps`, but no less
-// than until the warm-up's end, and from there a line as before (kWsd). Behind `steps` it stays as it is there.
+// Returns the learning rate of step 0, 1, ... It rises linearly to lr over the first `warmup` steps. Then
+// - kCosine: half a cosine down to lr * min_lr_ratio at `steps`,
+// - kLinear: a line down to the same,
+// - kConstant: lr,
+// - kWsd: lr until `decay` steps before `steps` (but at least until the end of the warm-up), then a line as in kLinear.
+// After `steps` it keeps its last value. Example: with lr 1, warmup 2, steps 12, min_lr_ratio 0 and kLinear, steps 0,
+// 1, 2, 7 and 12 have 0.5, 1, 1, 0.5 and 0.
 double learning_rate(const OptimizerSettings& settings, int64_t step);
-// What becomes of it when a run goes on after `step` steps with other settings, where that is more than 1 %: "the
-// learning rate goes from 0.00012 to 0.00023: it decays until run.steps, which was 600"; else "".
+// Returns how the learning rate changes when a run continues after `step` steps with other settings: "the learning rate
+// goes from 0.00012 to 0.00023: it decays until run.steps, which was 600". Empty for a change of at most 1 %.
 std::string learning_rate_change(const OptimizerSettings& before, const OptimizerSettings& now, int64_t step);
 
-// How elements are updated that have this in common.
+// How an element is updated.
 struct Rates {
-  double lr = 1;  // times that of the schedule
+  double lr = 1;  // a factor for the learning rate of the schedule
   double weight_decay = 0;
 
   friend bool operator==(const Rates&, const Rates&) = default;
 };
-// Elements [begin, end).
+// The rates of elements [begin, end).
 struct RatedRange {
   int64_t begin = 0, end = 0;
   Rates rates;
@@ -53,39 +58,39 @@ struct RatedRange {
   friend bool operator==(const RatedRange&, const RatedRange&) = default;
 };
 
-// What an optimizer updates together: the values and gradients of a unit (model/parameters.h), or of a rank's part of
-// it.
+// The values and gradients of a unit (model/parameters.h), or of a rank's part of one.
 struct Updated {
-  at::Tensor values, gradients;   // 1-D, as long as each other, fp32 or fp64
-  std::vector<RatedRange> rated;  // all elements, one range behind the other
+  at::Tensor values, gradients;   // 1-D, of equal length, fp32 or fp64
+  std::vector<RatedRange> rated;  // consecutive ranges that cover all elements
 };
 
-// AdamW (arXiv 1711.05101) as LibTorch's fused step, called once for all elements with the same rates. Each element's
-// update depends on that element and its rates alone, and to the bit where vectors are multiples of 16 elements; ranges
-// of rates may begin anywhere. Not thread-safe.
+// AdamW (arXiv 1711.05101) by LibTorch's fused step, called once for all elements with the same rates. The update of an
+// element depends only on that element and its rates, down to the last bit if the lengths of all vectors are multiples
+// of 16 elements. Ranges of rates may begin anywhere. Not thread-safe.
 class AdamW {
  public:
-  // The tensors of `updated` must stay as they are.
+  // The tensors of `updated` must keep their memory for the lifetime of this object.
   AdamW(std::vector<Updated> updated, const OptimizerSettings& settings);
 
-  // Updates the values from the gradients times `scale`, whose norm is `norm`: they are scaled down further where that
-  // is above the clip (the gradients may be overwritten). The caller has made sure that scale and norm are finite.
+  // Updates the values from the gradients times `scale`, whose norm is `norm`; if it exceeds the clip, they are scaled
+  // down to it. The gradients may be overwritten. `scale` and `norm` must be finite. `step` selects the learning rate.
   void update(double scale, double norm, int64_t step);
 
-  // What a checkpoint keeps: vectors like those updated, and the number of updates made (bias correction).
+  // What a checkpoint keeps: vectors of the same lengths as the values, and the number of updates (bias correction).
   const std::vector<at::Tensor>& exp_avg() const { return exp_avg_; }
   const std::vector<at::Tensor>& exp_avg_sq() const { return exp_avg_sq_; }
   int64_t updates() const { return updates_; }
   void set_updates(int64_t updates) { updates_ = updates; }
 
  private:
-  // What the fused step takes, in the order of its arguments: values, gradients and both means.
+  // The arguments of the fused step in order: values, gradients and both moments.
   using Lists = std::array<std::vector<at::Tensor>, 4>;
   struct Group {
     Rates rates;
-    Lists lists;  // whole blocks of 16 elements, of which the first has these rates
+    Lists lists;  // consecutive blocks of 16 elements each, the first element of which has these rates
   };
-  // Elements of such a block that have the rates of another group.
+  // Elements in a block of another group that have the rates of group `group`. Example: if a range of rates begins at
+  // element 20, the block [16, 32) belongs to the range before it, and elements 20 to 31 are strays.
   struct Strays {
     size_t group = 0;
     std::array<at::Tensor, 4> block;

@@ -19,7 +19,8 @@ bool matches(const ParameterGroup& group, const std::string& name) {
   return fnmatch(group.match.c_str(), name.c_str(), 0) == 0;
 }
 
-// "model.layers.7.mlp.up_proj.weight" -> "model.layers.*.mlp.up_proj.weight": a few names for any number of layers.
+// Returns "model.layers.*.mlp.up_proj.weight" for "model.layers.7.mlp.up_proj.weight", which gives few names for any
+// number of layers.
 std::string of_all_layers(const std::string& name) {
   std::string general;
   for (const char c : name) {
@@ -46,8 +47,8 @@ std::string of_all_layers(const std::string& name) {
   const std::string near = nearest(group.match, names);
   throw Error(ErrorKind::kUsage, "train",
               "optimizer.groups[" + std::to_string(which) + "]: match = " + toml_string(group.match) +
-                  (any ? " matches only parameters that groups before it match, and the first that matches counts: "
-                         "leave it out, or put it before them"
+                  (any ? " matches only parameters that earlier groups match, and only the first match counts: "
+                         "remove this group, or put it before them"
                    : near.empty() ? " matches no parameter; there are " + join(names, ", ")
                                   : " matches no parameter; did you mean " + toml_string(near) + "?"));
 }

@@ -1,5 +1,5 @@
-// Which rates each parameter is updated with: optimizer.groups of a configuration, and what holds without them. Used by
-// model_state.cc, and by check_training (training/job.h), which refuses groups that mean nothing.
+// Determines the rates with which each parameter is updated, from optimizer.groups of a configuration and the defaults.
+// model_state.cc uses it, and so does check_training (training/job.h), which refuses groups that match nothing.
 #pragma once
 
 #include <vector>
@@ -11,12 +11,14 @@
 
 namespace annulus {
 
-// Of each parameter of the list, which has been laid out. The first group that matches a name counts: its learning
-// rate, and its weight decay where it says one. Without, matrices have `weight_decay` and vectors none. Raises
-// Error(kUsage) for a group that no parameter follows, with the nearest names.
+// Returns the rates of each parameter, in the order of parameters.list(), which must have been laid out. The first
+// group that matches a name gives its learning rate, and its weight decay if it has one. Otherwise matrices have
+// `weight_decay` and vectors none. Raises Error(kUsage), which names the nearest parameters, for a group that is no
+// parameter's first match.
 std::vector<Rates> parameter_rates(const Parameters& parameters, double weight_decay, const ParameterGroups& groups);
 
-// The same by elements, counted from the beginning of `of`. What fills a unit up has the rates of what is before it.
+// Returns the same by ranges of elements, counted from the beginning of `of`. Padding at the end of a unit has the
+// rates of the parameter before it.
 std::vector<RatedRange> rated_ranges(const Parameters& parameters, const std::vector<Rates>& rates,
                                      const UnitRange& of);
 

@@ -17,9 +17,9 @@ Sharding make_sharding(const Config& c, int ranks, int ranks_of_a_host) {
   if (c.optimizer.shard_within == "host") {
     if (ranks_of_a_host < 1 || ranks % ranks_of_a_host != 0) {
       throw Error(ErrorKind::kPlan, "training",
-                  "optimizer.shard_within = \"host\" needs as many ranks on every host, but of " +
+                  "optimizer.shard_within = \"host\" needs the same number of ranks on every host, but of " +
                       counted(ranks, "rank") + " " + std::to_string(ranks_of_a_host) +
-                      " are on one: start as many on each, or set it to \"world\"");
+                      " are on one: start the same number on each, or set it to \"world\"");
     }
     sharding.shards = ranks_of_a_host;
     sharding.replicas = ranks / ranks_of_a_host;
@@ -41,7 +41,7 @@ std::vector<UnitRange> shard_ranges(const Parameters& parameters, int shards, in
 
 namespace {
 
-// What summing `bytes` takes on the rank that holds the most, of ranks that send messages.
+// Returns the bytes that summing `bytes` by messages takes on the rank that holds the most.
 int64_t summing_holds(const RankGroups& groups, int64_t bytes) {
   int64_t most = 0;
   for (int group = 0; group < groups.count(); ++group) {
@@ -50,7 +50,7 @@ int64_t summing_holds(const RankGroups& groups, int64_t bytes) {
   return most;
 }
 
-// The unit, and place, of the last layer: an output that is tied has no unit of its own.
+// Returns the unit, and place, of the last layer. A tied output has no unit of its own.
 size_t last_layer(const Parameters& parameters, bool tied) { return parameters.units().size() - (tied ? 1 : 2); }
 
 }  // namespace
@@ -70,7 +70,7 @@ std::vector<PlaceCharges> add_state_charges(const Parameters& parameters, bool t
   const auto elements = [&](size_t place) { return units[tied && place == output ? 0 : place].elements; };
   const Sharding& s = t.sharding;
   const RankGroups sharers(s.groups.empty() ? std::vector<int>{s.shards} : s.groups), replicas({s.replicas});
-  // What a reduction takes that is under way: sums that are not kept, and what the communicator holds.
+  // What a reduction in progress takes: sums that are not kept, and what the communicator holds.
   const auto reduction = [&](size_t place) {
     const int64_t sums = elements(place) * wide;
     return (whole ? 0 : sums) + (t.messages ? summing_holds(sharers, sums) : 0);
@@ -78,25 +78,25 @@ std::vector<PlaceCharges> add_state_charges(const Parameters& parameters, bool t
   const auto between_replicas = [&](size_t place) {
     return t.messages ? summing_holds(replicas, elements(place) * wide / s.shards) : 0;
   };
-  // Gradients of leaves that are there only while their place runs backwards.
+  // Whether the gradients of leaves exist only during the backward of their place.
   const bool passing = copies ? !t.recorded : !whole;
   std::vector<PlaceCharges> charges(output + 1);
   for (size_t place = 0; place <= output; ++place) {
     PlaceCharges& charge = charges[place];
     if (gathered) {
-      // The next place's come meanwhile; in the backward those of the place before.
+      // The weights of the next place are gathered meanwhile; in the backward, those of the place before.
       if (place == last) charge.kept = elements(place) * e;
       charge.forward = ((place == last ? 0 : elements(place)) + (place < output ? elements(place + 1) : 0)) * e;
       if (place > 0 && place < last) charge.backward = elements(place) * e;
       if (place > 1 && place <= last) charge.backward += elements(place - 1) * e;
     }
-    // A tied output's gradient goes on to that of the embedding.
+    // The gradient of a tied output is held until the embedding adds its own.
     if (passing) charge.backward += (elements(place) + (tied && place > 0 && place < output ? elements(0) : 0)) * e;
-    // That of the place behind it is under way until its own begins.
+    // The reduction of the following place is in progress until that of this place begins.
     if (place < last || (place == last && !tied)) charge.backward += reduction(place + 1);
-    // And that of the place before between replicas.
+    // The reduction between replicas of the place after that one is in progress, too.
     if (place + 1 < last || (place + 1 == last && !tied)) charge.backward += between_replicas(place + 2);
-    // Then the leaves' are made sums.
+    // At the end the leaves' gradients are converted to sums.
     if (copies && !whole && !(tied && place == output)) {
       const bool before = gathered && place > 1 && place <= last;
       charge.ends = elements(place) * (e + wide) + (before ? elements(place - 1) * e : 0);
@@ -112,7 +112,7 @@ StateTraffic state_traffic(const Parameters& parameters, const Sharding& s, bool
   double gathered = static_cast<double>(parameters.elements());
   if (s.level == 3) {
     if (tied) gathered += static_cast<double>(units[0].elements);
-    // The last layer stays from the forward to the backward.
+    // The last layer's weights stay from the forward to the backward, so they are gathered once.
     for (size_t unit = 1; unit < last_layer(parameters, tied); ++unit)
       gathered += static_cast<double>(units[unit].elements);
     gathered *= static_cast<double>(accumulate);

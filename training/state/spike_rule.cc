@@ -46,10 +46,11 @@ void SpikeRule::restore(const std::string& text) {
     }
   } catch (const nlohmann::json::exception& error) {
     throw Error(ErrorKind::kInput, "checkpoint",
-                "its record of gradient norms is damaged: " + std::string(error.what()));
+                "the checkpoint's record of gradient norms is damaged: " + std::string(error.what()));
   }
   if (!std::all_of(norms.begin(), norms.end(), [](double norm) { return std::isfinite(norm) && norm >= 0; })) {
-    throw Error(ErrorKind::kInput, "checkpoint", "its record of gradient norms is damaged: a norm is not finite");
+    throw Error(ErrorKind::kInput, "checkpoint",
+                "the checkpoint's record of gradient norms is damaged: a norm is negative or not finite");
   }
   while (norms.size() > window_) norms.pop_front();
   norms_ = std::move(norms);

@@ -1,5 +1,5 @@
-// The rule by which an update is left out because the norm of its gradient is far above what it has been:
-// optimizer.spike of a configuration. Used by training.cc, which asks it on every rank with the same norms.
+// Decides whether an update is left out because its gradient norm is far above the usual one (optimizer.spike).
+// training.cc uses it on every rank with the same norms, so all ranks decide alike.
 #pragma once
 
 #include <cstdint>
@@ -12,23 +12,23 @@ namespace annulus {
 // Not thread-safe.
 class SpikeRule {
  public:
-  // `factor` 0: nothing is a spike, and nothing is kept. `window`: norms that the median is of.
+  // If `factor` is 0, nothing is a spike and nothing is kept. `window` is the number of norms that the median is of.
   SpikeRule(double factor, int64_t window) : factor_(factor), window_(static_cast<size_t>(window)) {}
 
-  // Of the last norms that were applied: the middle one, of an even number the mean of the two. Empty until there are
-  // as many as the window holds.
+  // Returns the median of the last `window` applied norms (for an even number the mean of the middle two), or nothing
+  // until there are that many.
   std::optional<double> median() const;
   bool is_spike(double norm) const;
 
-  // After an update: its norm was applied, or it was a spike.
+  // Called after an update was applied, or left out as a spike.
   void applied(double norm);
   void left_out() { ++spikes_; }
-  int64_t spikes() const { return spikes_; }  // that were left out
+  int64_t spikes() const { return spikes_; }  // the number of updates left out
 
-  // For a checkpoint: JSON, empty where the rule is off.
+  // Returns the state for a checkpoint as JSON, or an empty string if the rule is off.
   std::string text() const;
-  // Takes the newest norms of a state; an empty one is that of a run that has not begun. Raises Error(kInput) for one
-  // that is damaged, with nothing changed.
+  // Takes over a state from text(), of which it keeps the newest norms; an empty text is the state of a new run. Raises
+  // Error(kInput) and changes nothing if it is damaged.
   void restore(const std::string& text);
 
  private:
