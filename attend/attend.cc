@@ -44,7 +44,7 @@ void add_map_files(const PatternSpec& pattern, std::vector<NamedFile>& files) {
   for (const PatternSpec& member : pattern.members) add_map_files(member, files);
 }
 
-// What is written replaces neither what is read nor the other file that is written.
+// Refuses an output that would replace an input or the other output.
 void check_outputs(const AttendOptions& options, const PatternSpec& pattern) {
   std::vector<NamedFile> others;
   if (!options.input.empty()) others.push_back({"--input", options.input});
@@ -62,7 +62,8 @@ void check_outputs(const AttendOptions& options, const PatternSpec& pattern) {
   }
 }
 
-// Reads the rows at `spans` (one after the other) of a tensor [B, S, heads, D]: only those, in few pieces.
+// Reads only the rows at `spans` of a tensor [B, S, heads, D], in as few pieces as possible, and returns them one after
+// the other.
 at::Tensor read_rows(const std::string& path, const TensorInfo& info, const std::vector<Span>& spans) {
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) throw Error(kind_of_errno(errno), "attend", path + ": " + std::strerror(errno));
@@ -102,7 +103,7 @@ at::Tensor read_rows(const std::string& path, const TensorInfo& info, const std:
 
 constexpr OpLabel kGathering{"attend, gathering results"};
 
-// Until the device has done what this thread has given it.
+// Waits until the device has completed what this thread has launched.
 void finish(at::Device device) {
   if (device.is_cpu()) return;
   const c10::impl::VirtualGuardImpl guard(device.type());
@@ -160,7 +161,7 @@ void check_options(const AttendOptions& o) {
 }
 
 AttendJob::AttendJob(const AttendOptions& options, int ranks) : options_(options) {
-  check_options(options);  // what was typed wrong is said before what a file holds wrong
+  check_options(options);  // errors in the options are reported before errors in files
   kernel_ = parse_kernel(options.kernel, "--kernel");
   request_.pattern = parse_pattern(options.pattern, "--pattern");
   request_.layout = parse_layout(options.layout.value_or("contiguous"), "--layout");
@@ -191,7 +192,7 @@ void AttendJob::open_input() {
       std::string has;
       for (const TensorInfo& info : file_->tensors()) has += (has.empty() ? "" : ", ") + info.name;
       throw Error(ErrorKind::kInput, "attend",
-                  options_.input + " has no tensor \"" + name + "\": needed are q, k, v" +
+                  options_.input + " has no tensor \"" + name + "\": expected q, k, v" +
                       (options_.backward ? " and, with --backward, dout" : "") + "; it has " +
                       (has.empty() ? "none" : has));
     }
@@ -200,7 +201,7 @@ void AttendJob::open_input() {
   if (dtype_ != at::kFloat && dtype_ != at::kDouble && dtype_ != at::kBFloat16 && dtype_ != at::kHalf) {
     throw Error(ErrorKind::kInput, "attend",
                 options_.input + ", tensor \"q\": dtype " + std::string(safetensors_dtype(dtype_)) +
-                    " is none of F32, F64, BF16, F16");
+                    " should be one of F32, F64, BF16, F16");
   }
   for (const TensorInfo* info : {q, k}) {
     if (info->shape.size() != 4) {
@@ -264,14 +265,14 @@ RandomTensors AttendJob::inputs(const std::vector<Span>* queries, const std::vec
 void AttendJob::run(Communicator& world, at::Device device) const {
   const auto rank = static_cast<size_t>(world.rank());
   if (options_.check) {
-    // Before anything is computed or written.
+    // This runs before anything is computed or written.
     together(
         world, {"attend, checking that the input is finite"},
         [&] { require_finite(inputs(nullptr, nullptr), random_ ? "--random " + random_->text() : options_.input); },
         /*only_first=*/true);
   }
   if (!is_adaptive(request_.pattern)) {
-    // Before the clock starts.
+    // Planning is not part of the time that is measured.
     if (proves_by_default()) prove_plan(request_, world);
     cached_program(request_, world.rank());
   }
@@ -290,7 +291,7 @@ void AttendJob::run(Communicator& world, at::Device device) const {
   for (at::Tensor* tensor : {&in.q, &in.k, &in.v, &in.dout}) {
     if (tensor->defined()) *tensor = tensor->to(device);
   }
-  // Ranks start together, so that the time is that of the attention.
+  // A barrier lets the ranks start together, so that the time measured is that of the attention.
   Communicator& host = world.host();
   finish(device);
   host.barrier({"attend, start"});
@@ -300,7 +301,7 @@ void AttendJob::run(Communicator& world, at::Device device) const {
   AttentionGradients gradients;
   if (options_.backward) gradients = attention_backward(in.dout, in.q, in.k, in.v, output, call, &backward);
   finish(device);
-  world.progress();  // on a GPU a transfer may have been aborted: raise before its results are used
+  world.progress();  // on a GPU a transfer may have been aborted; this raises before its results are used
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 
   at::Tensor sums = at::tensor(
@@ -319,9 +320,9 @@ void AttendJob::run(Communicator& world, at::Device device) const {
       whole.dv = gather_positions(host, gradients.dv, keys, 1, kGathering);
     }
   }
-  // What ran: adaptive maps are those that were selected.
+  // The request that ran, in which adaptive maps are those that were selected.
   const PlanRequest& ran = output.program->request;
-  // Together: the others wait, and a full disk is everyone's error.
+  // The other ranks wait for rank 0, and an error such as a full disk is raised on all of them.
   together(
       world, {"attend, writing the output"}, [&] { write(whole, ran.pattern); }, /*only_first=*/true);
   if (rank == 0) {

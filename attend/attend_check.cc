@@ -21,14 +21,14 @@
 namespace annulus {
 namespace {
 
-// Pairs times head size: about a minute of one core.
+// The most pairs times head size that the oracle is asked to compute.
 constexpr double kMost = 8e9;
 
-// A result that may be wrong by this share of its largest value is not checked.
+// If errors of this share of the largest value are allowed, the check is refused.
 constexpr double kVague = 0.1;
 
-// Over the largest value of what is compared, or 1: what `dtype` allows, and the rounding of scores of this size, which
-// goes into probabilities as it is.
+// Returns the error that is allowed relative to the largest value compared, or to 1: what `dtype` allows, plus the
+// rounding of scores of this size, which is an absolute error of exponents and so a relative one of probabilities.
 double allowed(at::ScalarType dtype, double scores) {
   switch (dtype) {
     case at::kDouble:
@@ -44,7 +44,8 @@ double allowed(at::ScalarType dtype, double scores) {
 
 double largest(const at::Tensor& tensor) { return tensor.numel() == 0 ? 0 : tensor.abs().max().item<double>(); }
 
-// Relative to the largest value wanted, or `least`. Infinities must stand in the same places, and there must be no NaN.
+// Returns the error relative to the largest expected value or `least`. It is infinite if infinities are in different
+// places or there is a NaN.
 double error_of(const at::Tensor& got, const at::Tensor& want, double least) {
   if (got.numel() == 0) return 0;
   const at::Tensor g = got.to(at::kDouble);
@@ -56,7 +57,8 @@ double error_of(const at::Tensor& got, const at::Tensor& want, double least) {
   return largest_finite(g - want) / std::max(least, largest_finite(want));
 }
 
-// z / (1 - rate) of a pair, drawn row by row; the oracle asks for the keys of one query after the other.
+// Returns the factor z / (1 - rate) of a pair. Factors are drawn for a whole row, because the oracle takes the keys of
+// one query after the other.
 PairWeight dropout_weight(const Dropout& dropout, int64_t keys) {
   if (dropout.rate == 0) return {};
   return [=, row = std::array<int64_t, 3>{-1, -1, -1}, factors = at::Tensor()](int64_t b, int64_t h, int64_t q,
@@ -77,11 +79,11 @@ std::string line(const char* format, auto... values) {
   return text;
 }
 
-// No result could fail, or none could pass: the check would say nothing of the computation.
+// Refuses a check that no result could fail, or that none could pass.
 [[noreturn]] void refuse_vague(double scores, double bound, at::ScalarType dtype) {
   throw Error(ErrorKind::kUsage, "attend",
-              line("--check says nothing here: rounding scores as large as %.3g in %s allows errors of %.3g, and more "
-                   "than %.1g is no check; take a smaller --scale or magnitude%s",
+              line("--check says nothing here: rounding scores as large as %.3g in %s allows errors of %.3g, and above "
+                   "%.1g a check is meaningless; use a smaller --scale or magnitude%s",
                    scores, std::string(safetensors_dtype(dtype)).c_str(), bound, kVague,
                    dtype == at::kDouble ? "" : ", or dtype=f64"));
 }
@@ -95,7 +97,7 @@ void check_oracle_size(const AttentionShape& s, int64_t head_dim) {
   throw Error(
       ErrorKind::kUsage, "attend",
       line("--check compares with plain loops over all pairs: batch x heads x queries x keys x head size is %.3g, "
-           "the most is %.3g; check a smaller problem",
+           "but may be at most %.3g; check a smaller problem",
            work, kMost));
 }
 
@@ -118,7 +120,7 @@ void require_finite(const RandomTensors& inputs, const std::string& where) {
                      : value > 0       ? "inf"
                                        : "-inf") +
                     " in " + std::string(safetensors_dtype(tensor.scalar_type())) +
-                    ", and --check compares results of finite inputs only; make it finite, or leave out --check");
+                    ", but --check only compares results of finite inputs; make it finite, or leave out --check");
   }
 }
 
@@ -135,7 +137,7 @@ std::string check_results(const PatternSpec& pattern, const AttentionShape& shap
   const at::ScalarType dtype = in.q.scalar_type();
   const double bound = allowed(dtype, scores);
   const double lse_bound = allowed(dtype == at::kDouble ? at::kDouble : at::kFloat, scores);
-  // What is beyond fp64 has no finite lse to be seen in.
+  // Scores that overflow fp64 give no finite lse, so they are bounded by the inputs here.
   const double most_scores = std::abs(scale) * largest(in.q) * largest(in.k) * static_cast<double>(in.q.size(3));
   if (!std::isfinite(most_scores)) refuse_vague(most_scores, most_scores, dtype);
   if (!(std::max(bound, lse_bound) <= kVague)) refuse_vague(scores, std::max(bound, lse_bound), dtype);
@@ -149,7 +151,7 @@ std::string check_results(const PatternSpec& pattern, const AttentionShape& shap
   compare("out", got.out, want.out, bound);
   compare("lse", got.lse, want.lse, lse_bound);
   if (backward) {
-    // Differences of terms as large as the keys and the queries are, which may cancel.
+    // dq and dk are differences of terms as large as the keys and queries, which may cancel.
     compare("dq", got.dq, want.dq, bound, largest(in.k));
     compare("dk", got.dk, want.dk, bound, largest(in.q));
     compare("dv", got.dv, want.dv, bound);
@@ -157,7 +159,7 @@ std::string check_results(const PatternSpec& pattern, const AttentionShape& shap
   text += line("; allowed %.1e, lse %.1e", bound, lse_bound);
   if (!good) {
     throw Error(ErrorKind::kInternal, "attend",
-                "the results are not those of dense fp64 attention: errors " + text + "; please report this command");
+                "the results differ from dense fp64 attention: errors " + text + "; please report this command");
   }
   return text;
 }

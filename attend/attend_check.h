@@ -1,4 +1,5 @@
-// Holds results of attention against the fp64 oracle (attention/oracle): `attend --check`.
+// Compares results of attention with the fp64 oracle (attention/oracle), for `attend --check`. Thread safety: functions
+// without state.
 #pragma once
 
 #include <cstdint>
@@ -10,23 +11,24 @@
 
 namespace annulus {
 
-// Raises Error(kUsage) where the oracle, plain loops over all pairs on one core, would take more than about a minute.
+// Raises Error(kUsage) if the problem is too large for the oracle, which loops over all pairs on one core: if the
+// number of pairs times the head size exceeds 8e9.
 void check_oracle_size(const AttentionShape& shape, int64_t head_dim);
 
-// Raises Error(kInput) for the first element of a tensor of `inputs` that is not finite: nothing can be checked then.
-// `where`: the file, or the option that describes them.
+// Raises Error(kInput) for the first element of `inputs` that is not finite, because results could not be compared.
+// `where` names the file, or the option that describes the inputs.
 void require_finite(const RandomTensors& inputs, const std::string& where);
 
-// Results of all ranks put together; dq, dk and dv undefined where there was no backward.
+// The results of all ranks together; dq, dk and dv are undefined if there was no backward.
 struct AttendResults {
   at::Tensor out, lse, dq, dk, dv;
 };
 
-// "out 1.2e-07, lse 3.1e-07, dq ...; allowed 1e-05": the largest errors, each over the largest value of what is
-// compared or 1. Raises Error(kInternal) with the same text where one is beyond what its dtype allows: 1e-10 for fp64,
-// 1e-05 for fp32 and every lse, 2e-02 for bf16, 3e-03 for fp16, and what the rounding of the scores adds. Raises
-// Error(kUsage) where that is so much that nothing is checked. `pattern` has slices: adaptive maps are those that were
-// used.
+// Returns the largest errors, each divided by the largest value of the tensor or 1: "out 1.2e-07, lse 3.1e-07, dq ...;
+// allowed 1.0e-05, lse 1.0e-05". Raises Error(kInternal) with the same text if one exceeds what its dtype allows: 1e-10
+// for fp64, 1e-05 for fp32 and every other lse, 2e-02 for bf16, 3e-03 for fp16, each plus the error that the rounding
+// of the scores causes. Raises Error(kUsage) if that bound is so large that the check would be meaningless. In
+// `pattern`, adaptive maps must have been replaced by those that were used.
 std::string check_results(const PatternSpec& pattern, const AttentionShape& shape, const RandomTensors& inputs,
                           const AttendResults& results, double scale, const Dropout& dropout);
 

@@ -99,7 +99,7 @@ RandomInput parse_random_input(std::string_view text, std::string_view where) {
   if (elements > static_cast<double>(kMostElements)) {
     throw Error(ErrorKind::kUsage, "attend",
                 std::string(where) + ": q, k, v and dout would have " + exact(elements) + " elements, and every rank " +
-                    "makes them all: the most is " + std::to_string(kMostElements) +
+                    "makes them all, so they may be at most " + std::to_string(kMostElements) +
                     "; write a file for --input instead");
   }
   return input;

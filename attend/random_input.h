@@ -1,5 +1,5 @@
-// Random inputs of attention that a line of text describes: for `attend --random`, and for tests whose failures are
-// to be repeated with it.
+// Makes random inputs of attention from a line of text, for `attend --random` and for tests, whose failures can then be
+// repeated with that option. Thread safety: functions without state.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,22 +24,24 @@ struct RandomInput {
   double magnitude = 1;  // standard deviation of q and k; that of v and dout is 1
 
   AttentionShape shape(int64_t query_offset = 0) const { return {batch, heads, kv_heads, queries, keys, query_offset}; }
-  std::string text() const;  // parse_random_input reads it
+  std::string text() const;  // the text from which parse_random_input makes the same input
 };
 
-// "batch=1,queries=128,keys=128,heads=4,kv_heads=2,dim=16,dtype=f32,seed=7"; what is left out is as above, but that
-// keys are as many as queries and kv_heads as heads. dtype: f32, f64, bf16, f16. Raises Error(kUsage): an unknown name
-// (the nearest is given), a value that is no number or out of range, more than 2^27 elements in all.
+// Reads a text such as "batch=1,queries=128,keys=128,heads=4,kv_heads=2,dim=16,dtype=f32,seed=7". What is left out has
+// the default above, except that `keys` defaults to `queries` and `kv_heads` to `heads`. dtype is f32, f64, bf16 or
+// f16. `where` names the option in errors. Raises Error(kUsage) for an unknown name (with the nearest one), a value
+// that is not a number or out of range, or more than 2^27 elements in all.
 RandomInput parse_random_input(std::string_view text, std::string_view where);
 
-// The names that it knows, each with its default: for --help.
+// Returns the known names, each with its default, for --help.
 std::string random_input_defaults();
 
 struct RandomTensors {
-  at::Tensor q, k, v, dout;  // as in attention.h, of all positions
+  at::Tensor q, k, v, dout;  // [batch, positions, heads, dim] of all positions, as in attention.h
 };
 
-// Normally distributed. A function of the description alone: the same in every process of a build.
+// Returns normally distributed CPU tensors that depend only on the description: they are the same in every process of
+// a build.
 RandomTensors make_random(const RandomInput& input);
 
 }  // namespace annulus

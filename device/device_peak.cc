@@ -5,11 +5,11 @@ namespace annulus {
 namespace {
 
 struct Peak {
-  std::string_view name;    // as cudaGetDeviceProperties says it
+  std::string_view name;    // as in cudaGetDeviceProperties
   double bf16, tf32, fp32;  // TFLOP/s, dense
 };
 
-// Where a data sheet gives figures with sparsity alone, they are twice these.
+// Where a data sheet gives figures only with sparsity, these are half of them.
 constexpr Peak kPeaks[] = {
     // NVIDIA H100 Tensor Core GPU data sheet: SXM, PCIe, NVL.
     {"NVIDIA H100 80GB HBM3", 989.5, 494.5, 67},
@@ -37,8 +37,8 @@ constexpr Peak kPeaks[] = {
     {"NVIDIA L4", 121, 60, 30.3},
     {"NVIDIA L40", 181.05, 90.5, 90.5},
     {"NVIDIA L40S", 362.05, 183, 91.6},
-    // NVIDIA Ada GPU Architecture white paper, appendix A; NVIDIA Ampere GA102 white paper, appendix A: products of
-    // bf16 with fp32 sums, which these run at half the speed.
+    // NVIDIA Ada GPU Architecture white paper, appendix A; NVIDIA Ampere GA102 white paper, appendix A. The figures are
+    // for products of bf16 with fp32 sums, which these GPUs compute at half the speed of those with fp16 sums.
     {"NVIDIA GeForce RTX 4090", 165.2, 82.6, 82.6},
     {"NVIDIA GeForce RTX 3090", 71, 35.6, 35.6},
 };

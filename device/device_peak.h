@@ -1,5 +1,5 @@
-// What a GPU can do at most, by its name, from NVIDIA's data sheets: model FLOPs utilization is measured against it.
-// Used by trainer.cc.
+// Gives the peak speed of a GPU from NVIDIA's data sheets by its name. trainer.cc and benchmarks/gpu_training.cc
+// measure model FLOPs utilization (MFU) against it. Thread-safe.
 #pragma once
 
 #include <ATen/core/ScalarType.h>
@@ -11,12 +11,12 @@
 
 namespace annulus {
 
-// FLOP/s of dense matrix products (no structured sparsity) of bf16 with fp32 sums, of fp32 in TF32, or of fp32 outside
-// the tensor cores. Empty for a name that is not in the list exactly: a part of a GPU (MIG), a variant with other
-// clocks, a new device.
+// Returns the FLOP/s of dense matrix products (without structured sparsity): of bf16 with fp32 sums, of fp32 in TF32,
+// or of fp32 without tensor cores. Returns nothing for another dtype, or a name that is not exactly in the list: a part
+// of a GPU (MIG), a variant with other clocks, a new device.
 std::optional<double> peak_flops(std::string_view name, at::ScalarType dtype, bool tf32);
 
-// What the driver calls the device; empty for a CPU, or in a build without CUDA.
+// Returns the driver's name of the device; empty for a CPU, or in a build without CUDA.
 std::string gpu_name(at::Device device);
 
 }  // namespace annulus

@@ -1,4 +1,4 @@
-// gpu_name of device_peak.h, in a build without CUDA.
+// Implements gpu_name of device_peak.h for a build without CUDA.
 #include "device/device_peak.h"
 
 namespace annulus {

@@ -1,4 +1,4 @@
-// gpu_name of device_peak.h.
+// Implements gpu_name of device_peak.h for a build with CUDA. No hardware has run it yet.
 #include <ATen/cuda/CUDAContextLight.h>
 
 #include "device/device_peak.h"

@@ -1,16 +1,17 @@
-// What LibTorch's operators on a GPU may do to numbers: settings of the whole process, from a configuration. Called by
-// training.cc.
+// Sets how precisely and reproducibly LibTorch's operators on a GPU compute, for the whole process. trainer.cc and
+// training.cc call it with the settings of a configuration. Tests cover the settings; no hardware has run with them
+// yet.
 #pragma once
 
 namespace annulus {
 
 struct GpuNumerics {
-  bool tf32 = false;           // fp32 matrix products and convolutions with 10 bits of fraction
-  bool deterministic = false;  // operators that have only an implementation without a fixed order raise an error
+  bool tf32 = false;           // fp32 matrix products and convolutions use TF32, with a fraction of 10 bits
+  bool deterministic = false;  // operators raise an error if they have no implementation with a fixed order of sums
 };
 
-// Before the first matrix product on a GPU: cuBLAS reads its part of the environment once. Thread-safe among equal
-// calls.
+// Call it before the first matrix product on a GPU, because cuBLAS reads its environment variable only once.
+// Thread-safe if all calls have the same argument.
 void set_gpu_numerics(const GpuNumerics& numerics);
 
 }  // namespace annulus

@@ -30,8 +30,8 @@ std::shared_ptr<const BlockMap> read_map(const BlocksSpec& spec, const Attention
   if (const auto block = file.metadata().find("block");
       block != file.metadata().end() && block->second != std::to_string(spec.block)) {
     throw Error(ErrorKind::kPlan, "pattern",
-                "the mask in " + spec.file + " is of blocks of " + block->second +
-                    " tokens, the pattern says block = " + std::to_string(spec.block));
+                "the mask in " + spec.file + " has blocks of " + block->second +
+                    " tokens, but the pattern says block = " + std::to_string(spec.block));
   }
   const int64_t query_blocks = ceil_div(shape.q_len, spec.block), key_blocks = ceil_div(shape.k_len, spec.block);
   const std::vector<int64_t>& size = mask->shape;
@@ -46,8 +46,9 @@ std::shared_ptr<const BlockMap> read_map(const BlocksSpec& spec, const Attention
   auto map = std::make_shared<BlockMap>(
       block_map_from_dense(values.const_data_ptr<uint8_t>(), spec.block, size[0], size[1], query_blocks, key_blocks));
   if (const std::string digest = map->digest(); !spec.digest.empty() && spec.digest != digest) {
-    throw Error(ErrorKind::kInput, "pattern",
-                "the block map in " + spec.file + " has the digest " + digest + ", the pattern demands " + spec.digest);
+    throw Error(
+        ErrorKind::kInput, "pattern",
+        "the block map in " + spec.file + " has the digest " + digest + ", but the pattern says " + spec.digest);
   }
   return map;
 }

@@ -1,7 +1,8 @@
-// Block masks in files: what `{ kind = "blocks", map = "file", file = F }` reads and `attend --mask-out F` writes. A
-// safetensors file with the tensor "mask", uint8 [batch or 1, heads or 1, query blocks, key blocks], anything but 0
-// being active; query block i holds the queries i * block to i * block + block - 1. The metadata "block", if there is
-// any, is the tokens of a block. Read by whoever starts a job, on every rank, before anything is planned.
+// Reads and writes block masks in files: `{ kind = "blocks", map = "file", file = F }` reads one, and
+// `attend --mask-out F` writes one. It is a safetensors file with the tensor "mask", uint8 [batch or 1, heads or 1,
+// query blocks, key blocks], in which every value but 0 is an active block. Query block i contains the queries i *
+// block to i * block + block - 1. The metadata "block", if present, is the number of tokens in a block. Every rank
+// reads the file before anything is planned. Thread safety: functions without state.
 #pragma once
 
 #include <string>
@@ -10,13 +11,13 @@
 
 namespace annulus {
 
-// The pattern with every map = "file" (also in members of a union) read: `given` is the file's map and `digest` its
-// digest, so that ranks that read different files have different texts. Raises Error(kPlan): the mask does not fit the
-// shape or the pattern's block; Error(kInput): the file, a mask of another dtype, a digest other than the one that the
-// pattern demands. All sizes are checked before memory is taken.
+// Returns the pattern with every map = "file" read, also in members of a union: `given` is the file's map and `digest`
+// its digest, so ranks that read different files have different texts. Raises Error(kPlan) if the mask does not fit the
+// shape or the pattern's block, and Error(kInput) for an unreadable file, a mask of another dtype, or a digest other
+// than the one in the pattern. All sizes are checked before memory is taken.
 PatternSpec read_block_maps(const PatternSpec& spec, const AttentionShape& shape);
 
-// Replaces the file: whole, or not at all. Raises as write_safetensors does.
+// Replaces the file atomically. Raises as write_safetensors does.
 void write_block_map(const std::string& path, const BlockMap& map);
 
 }  // namespace annulus

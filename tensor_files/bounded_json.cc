@@ -12,8 +12,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Looks at the text and builds nothing. The parser's own callback could do the same, but nlohmann then goes through all
-// members of an object after each of them, to remove what the callback threw away.
+// Checks the text without building a value. The parser's callback could do the same, but nlohmann would then visit all
+// members of an object after each of them to remove what the callback discarded, which takes quadratic time.
 class Watch : public Json::json_sax_t {
  public:
   explicit Watch(size_t deepest) : deepest_(deepest) {}
@@ -42,7 +42,7 @@ class Watch : public Json::json_sax_t {
   }
   bool enter() {
     if (names_.size() >= deepest_) return refuse("nested too deeply");
-    // A new set each time: to clear one that was large once costs what its largest object did.
+    // A new set each time, because clearing a set takes as long as its largest content did.
     names_.emplace_back();
     return true;
   }
@@ -52,7 +52,7 @@ class Watch : public Json::json_sax_t {
   }
 
   size_t deepest_;
-  std::vector<std::unordered_set<std::string>> names_;  // of each object or list that is open
+  std::vector<std::unordered_set<std::string>> names_;  // the names in each object or list that is open
   std::string complaint_;
 };
 

@@ -1,5 +1,6 @@
-// JSON of files that others wrote: the headers of safetensors files, the manifests of checkpoints. What a parser would
-// take without a word, or at a cost out of all proportion, is refused; the time is linear in the text.
+// Parses JSON from files that other programs wrote: headers of safetensors files, manifests of checkpoints, and the
+// configurations in Hugging Face folders. It refuses input that a parser would silently accept or that would cost
+// disproportionate time or memory. The time is linear in the length of the text.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -8,17 +9,17 @@
 
 namespace annulus {
 
-// What is wrong with the text, in words that say no file: "nested too deeply".
+// Says what is wrong with the text, without the name of a file: "nested too deeply".
 class JsonRefused : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// Raises JsonRefused where the text is no JSON, where more than `deepest` objects and lists lie inside one another, or
-// where an object has a name twice. Thread-safe.
+// Raises JsonRefused if the text is not JSON, if more than `deepest` objects and lists are nested, or if an object has
+// a name twice. Thread-safe.
 nlohmann::json parse_bounded_json(std::string_view text, size_t deepest);
 
-// A name that comes from a file, for a message: quoted, cut and made printable.
+// Returns a name from a file for use in a message: quoted, shortened to 80 characters and made printable.
 std::string shown_name(std::string_view name);
 
 }  // namespace annulus

@@ -1,5 +1,5 @@
-// A tensor and its name: how parameters, optimizer state and checkpoints speak of tensors. Used by the model, the
-// optimizer and all files of tensors.
+// NamedTensor: a tensor and its name. The model's parameters (model/parameters.h), files of tensors and whole_slices
+// (training/run/tensor_slice.h) use it.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -57,14 +57,14 @@ const DtypeName& dtype_entry(at::ScalarType dtype, const std::string& name) {
                   "; it has F64, F32, F16, BF16, I64, I32, U8 and BOOL");
 }
 
-// What the system refuses to read.
+// Raises the error for a file that the system refuses to read.
 [[noreturn]] void unreadable(const std::string& path, const char* what, int reason) {
   throw Error(kind_of_errno(reason), "safetensors", path + ": " + what + ": " + std::strerror(reason));
 }
 
 std::string shown(std::string_view name) { return shown_name(name); }
 
-// Tensor name -> {"shape": [..]}: three levels.
+// The header has three levels: tensor name -> {"shape": [..]}.
 Json parse_json(const std::string& path, std::string_view text) {
   try {
     return parse_bounded_json(text, 3);
@@ -80,14 +80,14 @@ uint64_t as_size(const std::string& path, const std::string& name, const Json& v
   return value.get<uint64_t>();
 }
 
-// Everything about one tensor that can be said without the others. `bytes` of the file's data part.
+// Checks everything about one tensor that does not depend on the others. The file has `data_bytes` of data.
 TensorInfo parse_tensor(const std::string& path, const std::string& name, const Json& entry, uint64_t data_bytes) {
   const auto fail = [&](const std::string& message) { refuse(path, "tensor " + shown(name) + ": " + message); };
   if (!entry.is_object()) fail("expected {\"dtype\", \"shape\", \"data_offsets\"}");
   for (const char* key : {"dtype", "shape", "data_offsets"}) {
     if (!entry.contains(key)) fail(std::string("\"") + key + "\" is missing");
   }
-  if (entry.size() != 3) fail("has keys besides dtype, shape and data_offsets");
+  if (entry.size() != 3) fail("it has keys other than dtype, shape and data_offsets");
   TensorInfo info;
   info.name = name;
   const Json& dtype = entry["dtype"];
@@ -98,8 +98,9 @@ TensorInfo parse_tensor(const std::string& path, const std::string& name, const 
   info.dtype = *known;
   const Json& shape = entry["shape"];
   if (!shape.is_array()) fail("shape must be a list");
-  if (shape.size() > kMostDimensions) fail("has " + std::to_string(shape.size()) + " dimensions, at most 64 are read");
-  // Multiplied up with all extents of zero left out, so that [2^62, 2^62, 0] is caught as well.
+  if (shape.size() > kMostDimensions)
+    fail("it has " + std::to_string(shape.size()) + " dimensions; at most 64 are read");
+  // Extents of zero are left out of the product, so that [2^62, 2^62, 0] is refused as well.
   uint64_t elements = 1;
   bool empty = false;
   for (const Json& extent : shape) {
@@ -127,7 +128,7 @@ TensorInfo parse_tensor(const std::string& path, const std::string& name, const 
          std::to_string(data_bytes) + " bytes of data: the file is truncated or damaged");
   }
   if (end - begin != bytes) {
-    fail("its shape and dtype need " + std::to_string(bytes) + " bytes, its data_offsets hold " +
+    fail("its shape and dtype need " + std::to_string(bytes) + " bytes, but its data_offsets hold " +
          std::to_string(end - begin));
   }
   info.offset = begin;
@@ -147,12 +148,12 @@ std::optional<at::ScalarType> dtype_of_safetensors(std::string_view name) {
 }
 
 SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path) {
-  // O_NONBLOCK: opening a named pipe must not wait for a writer.
+  // O_NONBLOCK, so that opening a named pipe does not wait for a writer.
   fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd_ < 0) unreadable(path, "cannot be opened", errno);
   try {
     struct stat status {};
-    if (::fstat(fd_, &status) != 0 || !S_ISREG(status.st_mode)) refuse(path, "is no regular file");
+    if (::fstat(fd_, &status) != 0 || !S_ISREG(status.st_mode)) refuse(path, "is not a regular file");
     parse_header(static_cast<uint64_t>(status.st_size));
   } catch (...) {
     ::close(fd_);
@@ -164,38 +165,38 @@ SafetensorsFile::~SafetensorsFile() { ::close(fd_); }
 
 void SafetensorsFile::parse_header(uint64_t file_bytes) {
   if (file_bytes < kLengthBytes)
-    refuse(path_, "is no safetensors file: it has only " + std::to_string(file_bytes) + " bytes");
+    refuse(path_, "is not a safetensors file: it has only " + std::to_string(file_bytes) + " bytes");
   unsigned char length_bytes[kLengthBytes];
   read_at(length_bytes, kLengthBytes, 0);
   uint64_t length = 0;
   for (size_t i = kLengthBytes; i-- > 0;) length = length << 8 | length_bytes[i];
   if (length > kLargestHeader) {
-    refuse(path_, "is no safetensors file: its header would have " + std::to_string(length) +
-                      " bytes, the format allows " + std::to_string(kLargestHeader));
+    refuse(path_, "is not a safetensors file: its header would have " + std::to_string(length) +
+                      " bytes, but the format allows " + std::to_string(kLargestHeader));
   }
   if (length > file_bytes - kLengthBytes) {
-    refuse(path_, "truncated: its header has " + std::to_string(length) + " bytes, the file " +
-                      std::to_string(file_bytes) + " in all");
+    refuse(path_, "truncated: its header has " + std::to_string(length) + " bytes, but the whole file has " +
+                      std::to_string(file_bytes) + " bytes");
   }
   header_.resize(kLengthBytes + length);
   read_at(header_.data(), header_.size(), 0);
   const uint64_t data_bytes = file_bytes - header_.size();
   const std::string_view text = std::string_view(header_).substr(kLengthBytes);
-  if (text.empty() || text[0] != '{') refuse(path_, "malformed header: does not begin with '{'");
+  if (text.empty() || text[0] != '{') refuse(path_, "malformed header: it does not begin with '{'");
   const Json header = parse_json(path_, text);
-  if (!header.is_object()) refuse(path_, "malformed header: is no JSON object");
+  if (!header.is_object()) refuse(path_, "malformed header: it is not a JSON object");
   for (const auto& [name, entry] : header.items()) {
     if (name != kMetadata) {
       tensors_.push_back(parse_tensor(path_, name, entry, data_bytes));
       continue;
     }
-    if (!entry.is_object()) refuse(path_, "malformed header: __metadata__ is no object");
+    if (!entry.is_object()) refuse(path_, "malformed header: __metadata__ is not an object");
     for (const auto& [key, value] : entry.items()) {
-      if (!value.is_string()) refuse(path_, "malformed header: __metadata__ may hold strings alone");
+      if (!value.is_string()) refuse(path_, "malformed header: __metadata__ may only hold strings");
       metadata_[key] = value.get<std::string>();
     }
   }
-  // By place; an empty tensor goes before what begins at the same byte.
+  // Tensors are sorted by offset; an empty tensor comes before another that begins at the same byte.
   std::sort(tensors_.begin(), tensors_.end(), [](const TensorInfo& a, const TensorInfo& b) {
     return std::pair(a.offset, a.bytes) < std::pair(b.offset, b.bytes);
   });
@@ -212,7 +213,7 @@ void SafetensorsFile::parse_header(uint64_t file_bytes) {
     index_.emplace(info.name, i);
   }
   if (at != data_bytes) {
-    refuse(path_, "has " + std::to_string(data_bytes) + " bytes of data, its tensors are " + std::to_string(at));
+    refuse(path_, "has " + std::to_string(data_bytes) + " bytes of data, but its tensors have " + std::to_string(at));
   }
 }
 
@@ -222,7 +223,7 @@ void SafetensorsFile::read_at(void* to, uint64_t bytes, uint64_t offset) const {
     const ssize_t n = ::pread(fd_, at, std::min<uint64_t>(bytes, uint64_t{1} << 30), static_cast<off_t>(offset));
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) unreadable(path_, "cannot be read", errno);
-    if (n == 0) refuse(path_, "has become shorter while it was read");
+    if (n == 0) refuse(path_, "became shorter while it was read");
     at += n;
     offset += static_cast<uint64_t>(n);
     bytes -= static_cast<uint64_t>(n);
@@ -256,15 +257,15 @@ at::Tensor SafetensorsFile::load(std::string_view name) const {
 void SafetensorsFile::read(const TensorInfo& tensor, uint64_t begin, uint64_t bytes, void* to) const {
   if (begin > tensor.bytes || bytes > tensor.bytes - begin) {
     throw Error(ErrorKind::kInternal, "safetensors",
-                path_ + ": tensor " + shown(tensor.name) + " has " + std::to_string(tensor.bytes) + " bytes, " +
-                    std::to_string(bytes) + " from byte " + std::to_string(begin) + " on are asked for");
+                path_ + ": tensor " + shown(tensor.name) + " has " + std::to_string(tensor.bytes) + " bytes, but " +
+                    std::to_string(bytes) + " from byte " + std::to_string(begin) + " on were requested");
   }
   read_at(to, bytes, tensor.offset + begin);
-  // A byte that is neither 0 nor 1 is undefined behaviour wherever a bool is read.
+  // Reading a byte other than 0 and 1 as a bool is undefined behaviour.
   if (tensor.dtype == at::kBool) {
     const auto* at = static_cast<const unsigned char*>(to);
     if (std::any_of(at, at + bytes, [](unsigned char c) { return c > 1; })) {
-      refuse(path_, "tensor " + shown(tensor.name) + ": holds truth values other than 0 and 1");
+      refuse(path_, "tensor " + shown(tensor.name) + ": it holds truth values other than 0 and 1");
     }
   }
 }
@@ -277,7 +278,8 @@ SafetensorsWriter::SafetensorsWriter(const std::string& path, std::vector<Tensor
     if (t.name == kMetadata) refuse(path, "a tensor cannot have the name __metadata__");
     if (!names.insert(t.name).second) refuse(path, "two tensors have the name " + shown(t.name));
   }
-  // Wide elements first, so that every tensor lies aligned; then by name, as the format's own writer does.
+  // Wide elements come first, so that every tensor is aligned; then tensors are sorted by name, like the format's own
+  // writer does.
   std::sort(tensors_.begin(), tensors_.end(), [](const TensorInfo& a, const TensorInfo& b) {
     const uint64_t size_a = dtype_entry(a.dtype, a.name).size;
     const uint64_t size_b = dtype_entry(b.dtype, b.name).size;
@@ -317,7 +319,7 @@ void SafetensorsWriter::write(const void* data, uint64_t bytes) {
 void SafetensorsWriter::finish() {
   if (written_ != data_bytes_) {
     throw Error(ErrorKind::kInternal, "safetensors",
-                path_ + ": " + std::to_string(written_) + " bytes of tensors were written, its header has " +
+                path_ + ": " + std::to_string(written_) + " bytes of tensors were written, but its header declares " +
                     std::to_string(data_bytes_));
   }
   file_->sync();

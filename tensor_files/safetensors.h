@@ -1,6 +1,6 @@
-// Reading and writing safetensors files: little-endian length of a JSON header, the header, the tensors' bytes without
-// gaps. Used by checkpoints, attend and sample. A file from outside is never trusted: all sizes are checked against the
-// file before memory is taken.
+// Reads and writes safetensors files, which consist of the little-endian length of a JSON header, the header, and the
+// bytes of the tensors without gaps. Checkpoints, block maps, Hugging Face weights, attend and others use it. Files are
+// not trusted: all sizes are checked against the file before memory is taken.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,30 +23,32 @@ struct TensorInfo {
   std::string name;
   at::ScalarType dtype;
   std::vector<int64_t> shape;
-  uint64_t offset;  // of its first byte, from the beginning of the file
+  uint64_t offset;  // of its first byte from the beginning of the file
   uint64_t bytes;
 };
 
 // An open file whose header has been checked in full. Thread-safe.
 class SafetensorsFile {
  public:
-  // Raises Error(kInput) with the path: missing, unreadable, truncated, trailing bytes, malformed header, a tensor
-  // twice, a dtype not known here, sizes that do not fit shape and dtype, overlapping or missing bytes.
+  // Raises Error(kInput), which names the path, if the file is missing, truncated or has trailing bytes, if its header
+  // is malformed, names a tensor twice or has an unknown dtype, or if the tensors' sizes do not fit their shapes and
+  // dtypes or their bytes overlap or leave gaps; Error(kResource) if the system cannot read it.
   explicit SafetensorsFile(const std::string& path);
   ~SafetensorsFile();
   SafetensorsFile(const SafetensorsFile&) = delete;
   SafetensorsFile& operator=(const SafetensorsFile&) = delete;
 
-  // In the order of the file.
+  // The tensors in the order of the file.
   const std::vector<TensorInfo>& tensors() const { return tensors_; }
-  const TensorInfo* find(std::string_view name) const;  // null where there is none
-  // CPU, contiguous, a copy of its own. Raises Error(kInput): no such tensor (the nearest name is given), the file has
-  // changed; Error(kResource): no memory.
+  const TensorInfo* find(std::string_view name) const;  // null if there is none
+  // Returns a contiguous CPU tensor with its own memory. Raises Error(kInput) if there is no such tensor (with the
+  // nearest name) or the file has changed, and Error(kResource) if there is not enough memory.
   at::Tensor load(std::string_view name) const;
-  // Bytes [begin, begin + bytes) of one of tensors(), with the same errors. They lie within it.
+  // Copies bytes [begin, begin + bytes) of one of tensors() to `to`. They must lie within the tensor, otherwise it
+  // raises Error(kInternal). Raises Error(kInput) if the file has changed.
   void read(const TensorInfo& tensor, uint64_t begin, uint64_t bytes, void* to) const;
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
-  // The first bytes of the file, length and header: what a checksum of the header covers.
+  // The first bytes of the file, which are the length and the header; a checksum of the header covers both.
   const std::string& header() const { return header_; }
 
  private:
@@ -61,26 +63,27 @@ class SafetensorsFile {
   std::map<std::string, std::string> metadata_;
 };
 
-// Replaces `path` with a file of these tensors (any strides and device; copied to the CPU one by one). Written beside,
-// synced, renamed, the folder synced: when it fails nothing half-written is left. Raises Error(kInput): a dtype that
-// the format lacks, a name twice; Error(kResource): disk or permission.
+// Replaces `path` atomically with a file of these tensors, which may have any strides and device and are copied to the
+// CPU one by one. The file is written under a temporary name, synced and renamed, and the folder is synced. Raises
+// Error(kInput) for a dtype that the format lacks or a name that occurs twice, and Error(kResource) for a full disk or
+// a missing permission.
 void write_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors,
                        const std::map<std::string, std::string>& metadata = {}, FileSystem& files = FileSystem::real());
 
-// A file of tensors whose bytes come piece by piece, straight into `path`; the folder is the caller's to sync and,
-// after a failure, to remove. For checkpoints. Not thread-safe.
+// Writes a file of tensors piece by piece, directly into `path`. The caller syncs the folder and removes the file after
+// a failure. Checkpoints use it. Not thread-safe.
 class SafetensorsWriter {
  public:
-  // Of the tensors, name, dtype and shape are given. Writes the header. Raises as write_safetensors does.
+  // Writes the header. Only name, dtype and shape of `tensors` are used. Raises as write_safetensors does.
   SafetensorsWriter(const std::string& path, std::vector<TensorInfo> tensors,
                     const std::map<std::string, std::string>& metadata, FileSystem& files);
 
-  // In the order of the file, in which their bytes are to be written, with their places.
+  // The tensors with their offsets, in the order of the file, in which their bytes must be written.
   const std::vector<TensorInfo>& tensors() const { return tensors_; }
-  const std::string& header() const { return header_; }  // as SafetensorsFile::header()
+  const std::string& header() const { return header_; }  // like SafetensorsFile::header()
   uint64_t file_bytes() const { return header_.size() + data_bytes_; }
   void write(const void* data, uint64_t bytes);
-  // Synced and closed. All bytes have been written.
+  // Syncs and closes the file. Raises Error(kInternal) if not all bytes have been written.
   void finish();
 
  private:
@@ -92,9 +95,9 @@ class SafetensorsWriter {
   std::unique_ptr<OutputFile> file_;
 };
 
-// "F32", "BF16", ...; raises Error(kInput) for a dtype that the format lacks.
+// Returns "F32", "BF16", ...; raises Error(kInput) for a dtype that the format lacks.
 std::string_view safetensors_dtype(at::ScalarType dtype);
-// The dtype of such a name; none where the format has none of this name.
+// Returns the dtype of such a name, or nothing for a name that is not known here.
 std::optional<at::ScalarType> dtype_of_safetensors(std::string_view name);
 
 }  // namespace annulus
