@@ -193,7 +193,7 @@ class HuggingFaceTest(cli.CliTest):
         self.assertEqual((type(model).__name__, model.dtype), ("LlamaForCausalLM", torch.bfloat16))
         rope = model.config.rope_parameters
         self.assertEqual((rope["rope_type"], rope["factor"], rope["beta_fast"], rope["rope_theta"]), ("yarn", 2, 16, 1e4))
-        self.assert_refused(2, "out is there already", "export", "tiny", "out")
+        self.assert_refused(2, "out already exists", "export", "tiny", "out")
         self.assert_refused(2, "--dtype must be bf16 or fp32", "export", "tiny", "other", "--dtype", "fp8")
 
     def test_what_is_refused(self):

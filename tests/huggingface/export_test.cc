@@ -154,7 +154,7 @@ TEST(Export, AFullDiskLeavesNothing) {
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::kUsage);
-    EXPECT_NE(std::string(error.message()).find(out + " is there already"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.message()).find(out + " already exists"), std::string::npos) << error.what();
   }
 }
 

@@ -32,12 +32,12 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kTemporary = ".tmp-";
 
-// As failure_of_any, but raises, on every rank the same: also the rank that failed is named to itself.
+// Like failure_of_any, but raises the failure, which is the same on every rank, including the one that failed.
 void stage(Communicator& comm, OpLabel label, const std::function<void()>& action) {
   if (const auto error = failure_of_any(comm, label, action)) throw *error;
 }
 
-// The text of rank 0.
+// Returns rank 0's text on every rank.
 std::string text_of_first(Communicator& comm, OpLabel label, const std::function<std::string()>& make) {
   std::string text;
   stage(comm, label, [&] {
@@ -62,7 +62,7 @@ void check_slice(const TensorSlice& slice) {
                   " on is not a contiguous vector within its " + std::to_string(elements) + " elements");
 }
 
-// Slices of the model, slices of the optimizer. Those without elements are left out, unless their tensor has none.
+// The slices of the model, and those of the optimizer. Empty slices are left out, unless the whole tensor is empty.
 using Parts = std::array<std::vector<const TensorSlice*>, 2>;
 
 Parts parts_of(const std::vector<TensorSlice>& slices) {
@@ -75,7 +75,7 @@ Parts parts_of(const std::vector<TensorSlice>& slices) {
   return parts;
 }
 
-// "model-00001-of-00004.safetensors", where four ranks write one.
+// Returns for example "model-00001-of-00004.safetensors" if four ranks write a file of the model.
 std::string file_name(size_t part, const std::vector<Terms::Numbers>& writers, int rank) {
   int64_t number = 0, count = 0;
   for (size_t r = 0; r < writers.size(); ++r) {
@@ -92,12 +92,12 @@ std::string file_name(size_t part, const std::vector<Terms::Numbers>& writers, i
   return name + ".safetensors";
 }
 
-// Sizes alone: what can be seen without reading everything.
+// Checks only the sizes of the files, which needs no reading of their contents.
 void check_sizes(const std::string& folder) {
   for (const auto& [name, said] : read_manifest(folder).files) {
     std::error_code error;
     if (fs::file_size(folder + "/" + name, error) != said.bytes || error) {
-      checkpoint_damaged(folder + "/" + name, "is not as it was written");
+      checkpoint_damaged(folder + "/" + name, "has not the size that was written, or is missing");
     }
   }
 }
@@ -110,7 +110,7 @@ Manifest manifest_of_step(const std::string& folder, int64_t step) {
   return manifest;
 }
 
-// This rank's share.
+// Checks this rank's share of a checkpoint and returns its manifest.
 Manifest checked(const std::string& folder, int64_t step, CheckpointPart part, int rank, int ranks) {
   Manifest manifest = manifest_of_step(folder, step);
   CheckpointReader(folder, manifest).check(part, rank, ranks);
@@ -124,7 +124,7 @@ void write_file(const std::string& path, const std::string& content, FileSystem&
   file->close();
 }
 
-// After a failure, which is the one to report; the next save removes what is left.
+// Called after a failure, which is the one to report, so errors are ignored; the next save removes what is left.
 void discard(const std::string& folder, FileSystem& files) {
   try {
     files.remove_all(folder);
@@ -195,7 +195,7 @@ std::vector<CheckpointStore::Entry> CheckpointStore::newest_first(std::optional<
                   (steps.empty() ? "; it holds none" : "; it holds those of steps " + join(steps, ", ")));
 }
 
-// Those that rank 0 sees, with what it knows of them: ranks that went through different lists would part ways.
+// Returns rank 0's list on every rank, because ranks with different lists would call different collectives.
 std::vector<CheckpointStore::Entry> CheckpointStore::newest_first(Communicator& comm, OpLabel label) const {
   const std::string lines = text_of_first(comm, label, [&] {
     std::string text;
@@ -220,19 +220,20 @@ void CheckpointStore::require_writable() const {
   throw Error(ErrorKind::kResource, "checkpoint", folder_ + " cannot be written: " + std::strerror(errno));
 }
 
-// Makes the folder that the ranks will write into; the name that it gets at the end.
+// Makes the temporary folder that the ranks will write into, and returns its final name.
 std::string CheckpointStore::begin_save(int64_t step) {
   std::error_code error;
   if (!fs::is_directory(folder_, error)) {
     files_.make_folder(folder_);
     files_.sync_folder(folder_of(folder_));
   }
-  // What a save or a removal left that did not end.
+  // Remove what an interrupted save or removal left.
   for (fs::directory_iterator it(folder_, error), end; !error && it != end; it.increment(error)) {
     if (it->path().filename().string().starts_with(kTemporary)) files_.remove_all(it->path().string());
   }
-  // A step may be there already: a damaged one that was trained again, or the end of a run that was resumed at once. A
-  // folder cannot be replaced by another in one step, so the new one gets a name of its own.
+  // There may already be a checkpoint of this step: a damaged one whose step was repeated, or the last one of a run
+  // that was resumed and stopped at once. A folder cannot be replaced atomically by another, so the new one gets its
+  // own name.
   int64_t revision = 1;
   for (const Entry& entry : newest_first()) {
     if (entry.step == step) revision = std::max(revision, entry.revision + 1);
@@ -275,7 +276,8 @@ std::string CheckpointStore::save(Communicator& comm, const TrainingState& state
     written = manifest_part_text(manifest);
   });
   if (failure) {
-    // Nobody writes any more. Where a rank is gone instead, somebody may: then the next save cleans up.
+    // All ranks have stopped writing, so the folder can be removed. If a rank had died instead, failure_of_any would
+    // have raised; then the next save removes the folder.
     if (first) discard(beside, files_);
     throw *failure;
   }
@@ -312,7 +314,7 @@ bool CheckpointStore::valid(Communicator& comm, OpLabel label, const Entry& entr
     known_valid_.insert(entry.path);
     return true;
   }
-  // One that cannot be read now is not counted either; it stays.
+  // A checkpoint that cannot be read at present does not count as valid either, but it stays.
   if (failure->kind() != ErrorKind::kInput && failure->kind() != ErrorKind::kResource) throw *failure;
   known_valid_.erase(entry.path);
   return false;
@@ -323,8 +325,8 @@ void CheckpointStore::remove_old(Communicator& comm, OpLabel label) {
   int64_t last_step = -1;
   std::vector<Entry> doomed;
   for (const Entry& entry : newest_first(comm, label)) {
-    // An older writing of a step that is there anew, or beyond the newest `keep`. Damaged ones never count; those newer
-    // than the oldest kept one stay, for whoever wants to know what happened.
+    // Remove checkpoints beyond the newest `keep` valid ones, and older revisions of a step. Damaged checkpoints never
+    // count; those newer than the oldest kept one stay, so that the damage can be examined.
     const bool superseded = entry.step == last_step;
     if (kept >= keep_ || superseded) {
       doomed.push_back(entry);
@@ -339,8 +341,8 @@ void CheckpointStore::remove_old(Communicator& comm, OpLabel label) {
   });
 }
 
-// Renamed first, and that put on the disk: a removal that is cut off must not leave half a checkpoint that looks like
-// one.
+// Renames the folders and syncs that before removing them, so that an interrupted removal does not leave half of a
+// checkpoint under its name.
 void CheckpointStore::remove_doomed(const std::vector<Entry>& doomed) {
   std::vector<std::string> renamed;
   for (const Entry& entry : doomed) {
@@ -391,7 +393,8 @@ std::optional<TrainingState> CheckpointStore::open_newest_valid(Communicator& co
       if (failure->kind() != ErrorKind::kInput) throw *failure;
       reasons.emplace_back(failure->what());
     }
-    // A live run may have saved a newer one and removed the ones listed while they were read: then look again.
+    // A running job may have saved a newer checkpoint and removed the listed ones while they were read; then look
+    // again.
     std::vector<Entry> now;
     if (!found) now = newest_first(comm, label);
     const bool changed = !std::equal(entries.begin(), entries.end(), now.begin(), now.end(),
@@ -414,7 +417,7 @@ void CheckpointStore::read(const TrainingState& state, const std::vector<TensorS
   for (const TensorSlice& to : into) {
     check_slice(to);
     const ManifestTensor* from = manifest_->find(to.name);
-    if (!from) throw Error(ErrorKind::kInput, "checkpoint", "it holds no tensor " + to.name + hint);
+    if (!from) throw Error(ErrorKind::kInput, "checkpoint", "the checkpoint holds no tensor " + to.name + hint);
     if (from->shape != to.shape || from->dtype != to.values.scalar_type()) {
       throw Error(ErrorKind::kInput, "checkpoint",
                   to.name + " is " + c10::str(from->dtype, " ", list_text(from->shape)) +

@@ -1,7 +1,7 @@
-// CheckpointStore: the checkpoints of one run. A checkpoint is a folder that is whole or does not exist
-// (docs/formats.md): RUN/checkpoints/step-00000200/. Each rank writes the slices of the tensors that it has, and reads
-// those that it needs: how many ranks wrote a checkpoint, and how they cut the tensors, does not matter to readers.
-// Used by the trainer, the sampler and the verb `checkpoint`.
+// CheckpointStore: the checkpoints of one run. A checkpoint is a folder, RUN/checkpoints/step-00000200/, that is either
+// whole or does not exist (docs/formats.md). Each rank writes the slices of tensors that it has and reads those that it
+// needs, so a reader need not know how many ranks wrote a checkpoint or how they divided the tensors. The trainer,
+// inference, export to Hugging Face's layout and the verb `checkpoint` use it.
 #pragma once
 
 #include <cstdint>
@@ -19,50 +19,49 @@
 
 namespace annulus {
 
-// All of a training state but its tensors.
+// A training state without its tensors.
 struct TrainingState {
-  int64_t step = 0;                               // steps done
-  std::map<std::string, std::string> extra = {};  // whatever else a resumed run needs: counters, fingerprints
-  std::map<std::string, std::string> model = {};  // what the model is, for people and other programs; may be empty
-  std::string folder = {};                        // of an opened one: where it lies
+  int64_t step = 0;                               // the number of steps done
+  std::map<std::string, std::string> extra = {};  // what else a resumed run needs: counters, fingerprints
+  std::map<std::string, std::string> model = {};  // the model's keys, for people and other programs; may be empty
+  std::string folder = {};                        // the folder of a checkpoint that was opened
 };
 
-// Not thread-safe. Only one job may save into a run (run_folder.h holds the lock). Collective functions are called by
-// every rank of the communicator in the same order, with stores of the same folder; where one rank fails, all raise an
-// error that names it.
+// Not thread-safe. Only one job may save into a run (run_folder.h holds the lock). Every rank of the communicator calls
+// collective functions in the same order, with stores of the same folder; if one rank fails, all raise an error that
+// names it.
 class CheckpointStore {
  public:
-  // Touches nothing before the first save. `keep`: at least 1. `block_bytes`: of a slice, that have a checksum of their
-  // own and are read at once; a multiple of 8.
+  // Changes nothing on the disk before the first save. `keep` is at least 1. `block_bytes` is the size of the parts of
+  // a slice that have their own checksum and are read at once, a multiple of 8.
   CheckpointStore(std::string run_folder, int64_t keep, FileSystem& files = FileSystem::real(),
                   int64_t block_bytes = kBlockBytes);
 
-  // Raises Error(kResource) where checkpoints of this run are there and no more can be written: better before the steps
-  // than after them.
+  // Raises Error(kResource) if the folder of checkpoints exists and cannot be written. Call it before the first step.
   void require_writable() const;
 
-  // Collective. Each rank gives the slices that it writes, possibly none; together they are every element of every
-  // tensor exactly once, or Error(kInternal) names tensor and range. Slices on a GPU are brought to the host block by
-  // block. Written beside, every file and the folder synced by their ranks, renamed once by rank 0; only then are
-  // checkpoints beyond the newest `keep` valid ones removed. Whenever it fails on a rank or a process dies, what was
-  // there before is still there. Raises Error(kResource). Returns the folder.
+  // Collective. Each rank passes the slices that it writes, possibly none. Together they must contain every element of
+  // every tensor exactly once; otherwise Error(kInternal) names the tensor and range. Slices on a GPU are copied to the
+  // host block by block. The ranks write and sync their files in a temporary folder, which rank 0 then renames; only
+  // after that are checkpoints beyond the newest `keep` valid ones removed. If a rank fails or a process dies at any
+  // time, earlier checkpoints remain. Raises Error(kResource). Returns the folder.
   std::string save(Communicator& comm, const TrainingState& state, const std::vector<TensorSlice>& slices);
 
-  // Collective. The newest checkpoint that is whole: every size, every checksum, of which the ranks look at a part
-  // each. Those passed over are described in `skipped`, one line each: file and reason, alike on all ranks. Empty when
-  // there is none. Raises Error(kResource) where checkpoints, or the folder of them, are there and may not or cannot be
+  // Collective. Returns the newest checkpoint that is whole, or nothing if there is none. All sizes and checksums are
+  // checked; the ranks share the work. Damaged checkpoints are described in `skipped`, one line each with file and
+  // reason, the same on all ranks. Raises Error(kResource) if checkpoints, or the folder of them, exist and cannot be
   // read.
   std::optional<TrainingState> open_newest_valid(Communicator& comm, std::vector<std::string>* skipped,
                                                  CheckpointPart part = CheckpointPart::kAll);
 
-  // The checkpoint of this step, all of it looked at by this rank alone. Raises Error(kInput) that names the steps
-  // there are where it is not one of them, or says what is damaged; Error(kResource) as above.
+  // Returns the checkpoint of this step, which this rank checks alone. Raises Error(kInput), which names the existing
+  // steps if this is not one of them, or says what is damaged; Error(kResource) as above.
   TrainingState open(int64_t step, CheckpointPart part = CheckpointPart::kAll);
 
-  // Copies into the slices' `values` what the opened checkpoint has for them. Reads the blocks that hold it, no others,
-  // one at a time, and compares their checksums. Raises Error(kInput), with everything untouched, where a tensor is not
-  // there or of another shape or dtype, or where the manifest is damaged; Error(kInput) that names file, tensor and
-  // range where a block is; Error(kResource) as above.
+  // Copies what the opened checkpoint has for the slices into their `values`. Reads only the blocks that contain it,
+  // one at a time, and compares their checksums. Raises Error(kInput) before it changes anything if a tensor is missing
+  // or has another shape or dtype, or if the manifest is damaged; Error(kInput) that names file, tensor and range if a
+  // block is damaged; Error(kResource) as above.
   void read(const TrainingState& state, const std::vector<TensorSlice>& into);
 
   const std::string& folder() const { return folder_; }
@@ -70,12 +69,13 @@ class CheckpointStore {
   struct Entry {
     std::string path;
     int64_t step = 0;
-    int64_t revision = 1;      // of several writings of a step
-    bool known_valid = false;  // to these ranks
+    int64_t revision = 1;      // counts the times that this step was saved
+    bool known_valid = false;  // whether these ranks have written or checked it
   };
-  // What looks like a checkpoint, whole or not. Raises Error(kResource) where the folder is there and cannot be read.
+  // Returns all folders with the name of a checkpoint, whole or not. Raises Error(kResource) if the folder of
+  // checkpoints exists and cannot be read.
   std::vector<Entry> newest_first() const;
-  // The same of one step, or of all without one. Raises Error(kInput), naming the steps there are, where there is none.
+  // The same for one step, or for all steps. Raises Error(kInput), which names the existing steps, if there is none.
   std::vector<Entry> newest_first(std::optional<int64_t> step) const;
 
  private:
@@ -91,9 +91,9 @@ class CheckpointStore {
   int64_t keep_;
   FileSystem& files_;
   int64_t block_bytes_;
-  // Written or checked in full by these ranks; that of rank 0 counts.
+  // The checkpoints that these ranks have written or checked in full; rank 0's set is decisive.
   std::set<std::string> known_valid_;
-  // Of the checkpoint opened last.
+  // The folder and manifest of the checkpoint that was opened last.
   std::string opened_;
   std::shared_ptr<const Manifest> manifest_;
 };

@@ -36,7 +36,7 @@ void write_slices(const std::string& folder, const std::string& name, const std:
     if (sources.emplace(stored, Source{slice, std::move(tensor)}).second) {
       infos.push_back(std::move(info));
     } else if (end > slice->begin) {
-      throw Error(ErrorKind::kInternal, "checkpoint", stored + " is given twice");
+      throw Error(ErrorKind::kInternal, "checkpoint", stored + " was passed twice");
     }
   }
   SafetensorsWriter writer(folder + "/" + name, std::move(infos), {{"format", "pt"}}, files);
@@ -45,7 +45,7 @@ void write_slices(const std::string& folder, const std::string& name, const std:
     const int64_t length = slice->values.numel(), most = manifest.block_elements(tensor);
     for (int64_t at = 0; at < length; at += most) {
       const at::Tensor block = slice->values.detach().narrow(0, at, std::min(most, length - at)).to(at::kCPU);
-      // Before they are written, so that what the disk makes of them is found.
+      // The checksum is taken before the data is written, so that errors of the disk are found.
       tensor.slices[0].blocks.push_back(checksum(block.const_data_ptr(), block.nbytes()));
       writer.write(block.const_data_ptr(), block.nbytes());
     }
@@ -69,7 +69,7 @@ const SafetensorsFile& CheckpointReader::open(const std::string& name) {
   const uint64_t bytes = readable_size(path);
   if (bytes != said.bytes) {
     checkpoint_damaged(path,
-                       "has " + std::to_string(bytes) + " bytes, " + std::to_string(said.bytes) + " were written");
+                       "has " + std::to_string(bytes) + " bytes, but " + std::to_string(said.bytes) + " were written");
   }
   open_name_.clear();
   open_file_.emplace(path);
@@ -90,7 +90,7 @@ void CheckpointReader::read_block(const ManifestTensor& tensor, const ManifestSl
   const std::string path = folder_ + "/" + slice.file;
   const TensorInfo* info = file.find(stored_name(tensor, slice));
   if (!info || info->shape != stored_shape(tensor, slice) || info->dtype != tensor.dtype) {
-    checkpoint_damaged(path, range_text(tensor, slice.begin, slice.end) + ", is not as the manifest says");
+    checkpoint_damaged(path, range_text(tensor, slice.begin, slice.end) + ", differs from what the manifest says");
   }
   const int64_t size = element_bytes(tensor), length = slice.end - slice.begin;
   const int64_t first = static_cast<int64_t>(block) * manifest_.block_elements(tensor);
@@ -120,7 +120,7 @@ void CheckpointReader::check(CheckpointPart part, int rank, int ranks, std::vect
     size_t block;
     int64_t bytes;
   };
-  // File by file, so that each is opened once.
+  // The blocks are sorted by file, so that each file is opened once.
   std::vector<Block> blocks;
   std::set<std::string> files;
   if (part == CheckpointPart::kAll) {
@@ -149,7 +149,7 @@ void CheckpointReader::check(CheckpointPart part, int rank, int ranks, std::vect
       if (damage->empty() || damage->back() != error.message()) damage->emplace_back(error.message());
     }
   };
-  // All files, also those whose blocks are others' to look at, or that have none.
+  // Files are shared among the ranks separately from blocks, because a file may have no blocks.
   int number = 0;
   for (const std::string& file : files) {
     if (number++ % ranks == rank) look([&] { open(file); });

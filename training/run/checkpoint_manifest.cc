@@ -33,15 +33,15 @@ std::string range_text(int64_t begin, int64_t end) {
   return "[" + std::to_string(begin) + ":" + std::to_string(end) + "]";
 }
 
-// The manifest's checksum: of everything else in it, as it would be written.
+// Returns the manifest's checksum, which covers everything else in it as it would be written.
 std::string checksum_of(Json manifest) {
   manifest.erase("checksum");
   const std::string text = manifest.dump();
   return checksum(text.data(), text.size());
 }
 
-// Sorts the slices; what is wrong with their ranges, if anything: each element lies in one. A tensor without elements
-// may have any number of slices.
+// Sorts the slices, and returns an error message unless each element lies in exactly one of them. A tensor without
+// elements may have any number of slices.
 std::optional<std::string> wrong_ranges(ManifestTensor& tensor) {
   std::sort(tensor.slices.begin(), tensor.slices.end(), [](const ManifestSlice& a, const ManifestSlice& b) {
     return std::tie(a.begin, a.end, a.file) < std::tie(b.begin, b.end, b.file);
@@ -52,7 +52,7 @@ std::optional<std::string> wrong_ranges(ManifestTensor& tensor) {
   for (const ManifestSlice& slice : tensor.slices) {
     const bool empty = slice.begin == slice.end;
     if (slice.begin < 0 || slice.end > elements || slice.begin > slice.end || (empty && elements > 0)) {
-      return name + "elements " + range_text(slice.begin, slice.end) + " in " + slice.file + " are none of its " +
+      return name + "elements " + range_text(slice.begin, slice.end) + " in " + slice.file + " are not within its " +
              std::to_string(elements);
     }
     if (slice.begin > at) return name + "elements " + range_text(at, slice.begin) + " are in no slice";
@@ -66,7 +66,7 @@ std::optional<std::string> wrong_ranges(ManifestTensor& tensor) {
   return std::nullopt;
 }
 
-// nullopt: too many elements for any tensor.
+// Returns nothing if there are too many elements for any tensor.
 std::optional<int64_t> elements_of(const std::vector<int64_t>& shape, int64_t element_bytes) {
   int64_t product = element_bytes;
   bool empty = false;
@@ -104,11 +104,11 @@ Json files_json(const Manifest& manifest) {
   return files;
 }
 
-// Where a slice of version 1 is not the whole tensor, nothing has written it.
+// A slice of version 1 is always a whole tensor.
 ManifestSlice read_slice_of_version_1(const Json& json, const ManifestTensor& tensor) {
   if (json.at("shape").get<std::vector<int64_t>>() != tensor.shape ||
       json.at("offset").get<std::vector<int64_t>>() != std::vector<int64_t>(tensor.shape.size(), 0)) {
-    throw JsonRefused("tensor \"" + tensor.name + "\" is in parts, which version 1 has none of");
+    throw JsonRefused("tensor \"" + tensor.name + "\" is in several parts, which version 1 does not allow");
   }
   return {json.at("file").get<std::string>(), 0, tensor.elements(), {json.at("xxh3_128").get<std::string>()}};
 }
@@ -142,14 +142,14 @@ void read_tensors(const Json& json, Manifest& manifest) {
   }
 }
 
-// What one part of the manifest says of another.
+// Checks that the parts of the manifest agree with one another.
 void check_slices(Manifest& manifest) {
   for (ManifestTensor& tensor : manifest.tensors) {
     if (const auto wrong = wrong_ranges(tensor)) throw JsonRefused(*wrong);
     const int64_t block = manifest.block_elements(tensor);
     for (const ManifestSlice& slice : tensor.slices) {
       const auto blocks = static_cast<size_t>((slice.end - slice.begin - 1) / block + 1);
-      // A slice without elements has no block, in version 1 one of no bytes.
+      // A slice without elements has no block, or in version 1 one block without bytes.
       if (slice.end > slice.begin ? slice.blocks.size() != blocks : slice.blocks.size() > 1) {
         throw JsonRefused("tensor \"" + tensor.name + "\" has " + std::to_string(slice.blocks.size()) +
                           " checksums of elements " + range_text(slice.begin, slice.end));
@@ -167,7 +167,7 @@ void sort_tensors(Manifest& manifest) {
 }
 
 [[noreturn]] void refuse_parts(const std::string& message) {
-  throw Error(ErrorKind::kInternal, "checkpoint", "what the ranks save does not fit together: " + message);
+  throw Error(ErrorKind::kInternal, "checkpoint", "the slices that the ranks save do not fit together: " + message);
 }
 
 }  // namespace
@@ -205,13 +205,13 @@ Manifest read_manifest(const std::string& folder) {
   text << in.rdbuf();
   Manifest manifest;
   try {
-    // Nesting is bounded so that a damaged file cannot take memory out of proportion.
+    // Nesting is bounded, so that a damaged file cannot take a disproportionate amount of memory.
     const Json json = parse_bounded_json(text.str(), 9);
-    if (json.at("format").get<std::string>() != kFormat) checkpoint_damaged(path, "is no annulus checkpoint");
+    if (json.at("format").get<std::string>() != kFormat) checkpoint_damaged(path, "is not an annulus checkpoint");
     manifest.version = json.at("version").get<int64_t>();
     if (manifest.version < 1 || manifest.version > kVersion) {
       checkpoint_damaged(path, "has version " + std::to_string(manifest.version) +
-                                   ", this program reads versions 1 to " + std::to_string(kVersion));
+                                   ", but this program reads versions 1 to " + std::to_string(kVersion));
     }
     if (json.at("checksum").get<std::string>() != checksum_of(json)) {
       checkpoint_damaged(path, "its checksum does not match: it was damaged or changed");
@@ -258,7 +258,8 @@ std::string manifest_text(const Manifest& manifest) {
     json["checksum"] = checksum_of(json);
     return json.dump(1) + "\n";
   } catch (const Json::exception& what) {
-    throw Error(ErrorKind::kInternal, "checkpoint", std::string("what is to be saved is no text: ") + what.what());
+    throw Error(ErrorKind::kInternal, "checkpoint",
+                std::string("a string in the manifest is not UTF-8 text: ") + what.what());
   }
 }
 
@@ -278,7 +279,7 @@ void join_parts(const std::vector<std::string>& parts, Manifest& manifest) {
       ManifestTensor& known = at->second;
       if (known.dtype != tensor.dtype || known.shape != tensor.shape) {
         refuse_parts("rank " + std::to_string(rank) + " has tensor \"" + tensor.name +
-                     "\" of another dtype or shape than ranks before it");
+                     "\" of another dtype or shape than lower ranks have it");
       }
       std::move(tensor.slices.begin(), tensor.slices.end(), std::back_inserter(known.slices));
     }
@@ -301,7 +302,7 @@ uint64_t readable_size(const std::string& path) {
   std::error_code error;
   const uintmax_t bytes = fs::file_size(path, error);
   if (error) checkpoint_unreadable(path, error);
-  // O_NONBLOCK: a named pipe has no size, but should not be waited for either.
+  // O_NONBLOCK, so that opening a named pipe does not wait for a writer.
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) checkpoint_unreadable(path, {errno, std::generic_category()});
   ::close(fd);

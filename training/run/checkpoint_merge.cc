@@ -21,7 +21,7 @@ namespace {
 namespace fs = std::filesystem;
 using Tensors = std::vector<const ManifestTensor*>;
 
-constexpr int64_t kRounded = 1 << 18;  // elements at once, of a block of millions
+constexpr int64_t kRounded = 1 << 18;  // the number of elements converted at once; a block has millions
 
 at::ScalarType dtype_of(const ManifestTensor& tensor, const Merging& to) { return to.dtype.value_or(tensor.dtype); }
 
@@ -40,7 +40,8 @@ void write_tensors(CheckpointReader& reader, const Manifest& manifest, const Ten
     const ManifestTensor& tensor = *manifest.find(info.name);
     const at::TensorOptions stored = at::TensorOptions().dtype(tensor.dtype);
     reader.read(tensor, 0, tensor.elements(), [&](int64_t begin, int64_t end, const void* data) {
-      if (interrupted()) throw Error(ErrorKind::kResource, "checkpoint", "merging was interrupted: nothing is kept");
+      if (interrupted())
+        throw Error(ErrorKind::kResource, "checkpoint", "merging was interrupted; nothing was written");
       const at::Tensor block = at::from_blob(const_cast<void*>(data), {end - begin}, stored);
       for (int64_t at = 0; at < end - begin; at += kRounded) {
         const at::Tensor values = block.narrow(0, at, std::min(kRounded, end - begin - at)).to(info.dtype);
@@ -51,7 +52,7 @@ void write_tensors(CheckpointReader& reader, const Manifest& manifest, const Ten
   writer.finish();
 }
 
-// In order, a new file where the next tensor would be too many bytes.
+// Divides the tensors among files in order, beginning a new file when the next tensor would exceed the limit.
 std::vector<Tensors> shares(const Tensors& tensors, const Merging& to) {
   std::vector<Tensors> files;
   int64_t bytes = 0;
@@ -67,7 +68,7 @@ std::vector<Tensors> shares(const Tensors& tensors, const Merging& to) {
   return files;
 }
 
-// The names of the files.
+// Writes the files of a folder and returns their names.
 std::vector<std::string> write_set(CheckpointReader& reader, const Manifest& manifest, const Tensors& tensors,
                                    const Merging& to, const std::string& folder, FileSystem& files) {
   const std::vector<Tensors> set = shares(tensors, to);
@@ -104,7 +105,7 @@ std::vector<std::string> merge_checkpoint(const std::string& folder, const Manif
   const std::string named = to.named.empty() ? to.out : to.named;
   std::error_code unknown;
   if (fs::exists(fs::symlink_status(path, unknown))) {
-    throw Error(ErrorKind::kUsage, "checkpoint", named + " is there already: name what is not, or remove it");
+    throw Error(ErrorKind::kUsage, "checkpoint", named + " already exists: name another path, or remove it");
   }
   require_output("checkpoint", named, path);
   Tensors tensors;

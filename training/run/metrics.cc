@@ -20,11 +20,11 @@
 namespace annulus {
 namespace {
 
-// Of two plain lines, as long as reports come that often.
+// The longest time between two plain lines if reports are frequent enough.
 constexpr double kPlainSeconds = 10;
 
-// Lines of steps up to `last` that are whole; the rest is what a run did after the checkpoint it now resumes from, or
-// was writing when it was cut off.
+// Keeps only whole lines of steps up to `last`. The others are of steps after the checkpoint from which the run now
+// resumes, or were being written when the run was interrupted.
 void truncate_after(const std::string& path, int64_t last) {
   std::ifstream in(path, std::ios::binary);
   if (!in) return;
@@ -166,14 +166,14 @@ int Progress::columns_of_output() { return terminal_columns(STDOUT_FILENO); }
 void Progress::report(const ProgressReport& report, bool important) {
   if (mode_ == ProgressMode::kNone) return;
   if (mode_ == ProgressMode::kLive) {
-    // One column stays free: many terminals go to the next line once the last one is written.
+    // One column stays free, because many terminals move to the next line once the last column is written.
     line_ = format_progress(report, std::max(1, width_() - 1));
     show_line();
     return;
   }
   const std::string line = format_progress(report);
   const double now = clock_();
-  // Shown now if the next report, should it take as long as this one did, would be too late.
+  // The report is shown now if the next one would be too late, assuming that it takes as long as this one did.
   const bool due = !shown_at_ || now + (now - *reported_at_) - *shown_at_ > kPlainSeconds;
   reported_at_ = now;
   if (!due && !important) return;
@@ -190,8 +190,8 @@ void Progress::message(std::string_view text) {
   out_ << text << '\n' << std::flush;
 }
 
-// To the left edge, the line, what was longer of the old one erased. A terminal that has become narrower meanwhile cuts
-// the line as well: it is not to wrap.
+// Moves to the left edge, prints the line, and erases the rest of a longer old one. Wrapping is off meanwhile, so that
+// a terminal that has become narrower cuts the line.
 void Progress::show_line() { out_ << "\r\x1b[?7l" << line_ << "\x1b[K\x1b[?7h" << std::flush; }
 
 void Progress::finish() {

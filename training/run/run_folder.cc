@@ -26,7 +26,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Far beyond any real count; a larger number in a folder's name is not one of ours.
+// Far beyond any real count; a folder with a larger number was not made by this program.
 constexpr int64_t kMostRuns = 1'000'000'000;
 
 std::string numbered(const std::string& name, int64_t number) {
@@ -46,7 +46,7 @@ std::optional<std::pair<std::string, int64_t>> split_number(const std::string& f
   return std::pair(folder.substr(0, dash), number);
 }
 
-// name -> number -> folder.
+// Returns the runs in `root`: name -> number -> folder.
 std::map<std::string, std::map<int64_t, std::string>> runs_in(const std::string& root) {
   std::map<std::string, std::map<int64_t, std::string>> runs;
   std::error_code error;
@@ -65,7 +65,7 @@ bool is_run(const std::string& path) {
   return fs::is_regular_file(path + "/config.toml", error);
 }
 
-// When the run's newest checkpoint was written, as far as its manifest tells; none: it has none.
+// Returns when the run's newest checkpoint was written, by the time of its manifest, or nothing if it has none.
 std::optional<fs::file_time_type> checkpoint_time(const std::string& run) {
   std::optional<fs::file_time_type> newest;
   std::error_code error;
@@ -92,7 +92,7 @@ std::string owner(int fd) {
   return who.empty() ? "another process" : who;
 }
 
-// What to say of a run that was asked for and is not there: the nearest of those in `root`, and the newest of each
+// Returns the end of an error about a run that does not exist: the nearest name in `root`, and the newest run of each
 // name.
 std::string those_there(const std::string& root, const std::string& wanted) {
   std::vector<std::string> names;
@@ -102,7 +102,7 @@ std::string those_there(const std::string& root, const std::string& wanted) {
     names.push_back(name);
     list += (list.empty() ? "" : ", ") + numbers.rbegin()->second;
   }
-  // Runs that were given another name.
+  // Runs whose folders were renamed.
   std::error_code error;
   for (fs::directory_iterator it(root, error), end; !error && it != end; it.increment(error)) {
     const std::string folder = it->path().filename().string();
@@ -112,14 +112,14 @@ std::string those_there(const std::string& root, const std::string& wanted) {
   }
   const std::string near = nearest(wanted, names);
   return (near.empty() ? "" : "; did you mean \"" + near + "\"?") +
-         (list.empty() ? "; it holds no runs yet, `annulus train` begins one" : "; newest runs: " + list);
+         (list.empty() ? "; it holds no runs yet; `annulus train` begins one" : "; newest runs: " + list);
 }
 
 [[noreturn]] void no_run_at(const std::string& path) {
   std::error_code error;
   const fs::path asked = path, above = asked.has_parent_path() ? asked.parent_path() : fs::path(".");
   if (fs::exists(path, error)) {
-    throw Error(ErrorKind::kInput, "run", path + ": is no run folder, it holds no config.toml");
+    throw Error(ErrorKind::kInput, "run", path + ": this is not a run folder, because it has no config.toml");
   }
   throw Error(
       ErrorKind::kInput, "run",
@@ -145,7 +145,7 @@ RunFolder RunFolder::create(const std::string& root, const std::string& name) {
   int64_t number = same == runs.end() ? 1 : same->second.rbegin()->first + 1;
   for (;; ++number) {
     const std::string path = root + "/" + numbered(name, number);
-    // mkdir succeeds for one of several runs that start at the same time.
+    // mkdir succeeds for only one of several runs that start at the same time.
     if (::mkdir(path.c_str(), 0777) == 0) return RunFolder(path, /*fresh=*/true);
     if (errno != EEXIST) fail("make the run folder", path);
   }
@@ -158,7 +158,7 @@ RunFolder RunFolder::open(const std::string& path) {
 
 RunFolder::RunFolder(std::string path, bool fresh) : path_(std::move(path)) {
   const std::string lock = path_ + "/lock";
-  // Closed on exec: a child process must not keep the run locked.
+  // The file is closed on exec, because a child process must not keep the run locked.
   lock_ = ::open(lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
   if (lock_ < 0) fail("open", lock);
   if (::flock(lock_, LOCK_EX | LOCK_NB) != 0) {
@@ -175,7 +175,7 @@ RunFolder::RunFolder(std::string path, bool fresh) : path_(std::move(path)) {
     fail("lock", lock);
   }
   const std::string who = "process " + std::to_string(::getpid()) + " on host " + this_host() + "\n";
-  // Only for people to read: the lock itself is what counts.
+  // The text is only for people; the lock itself is decisive.
   if (::ftruncate(lock_, 0) != 0 || ::pwrite(lock_, who.data(), who.size(), 0) < 0) {
     const int reason = errno;
     ::close(lock_);
@@ -189,7 +189,7 @@ RunFolder::RunFolder(RunFolder&& other) noexcept
     : path_(std::move(other.path_)), lock_(std::exchange(other.lock_, -1)) {}
 
 RunFolder::~RunFolder() {
-  // The file stays: removing it would let two processes lock two files of one name.
+  // The file is not removed: otherwise two processes could lock two different files of this name.
   if (lock_ >= 0) ::close(lock_);
 }
 
@@ -229,7 +229,7 @@ std::string find_run(const std::string& root, const std::string& which) {
     std::string newest;
     for (auto it = same->second.rbegin(); it != same->second.rend(); ++it) {
       const std::string run = root + "/" + it->second;
-      // A start that failed early leaves a folder without a configuration.
+      // A run that failed early leaves a folder without a configuration.
       if (!is_run(run)) continue;
       if (checkpoint_time(run)) return run;
       if (newest.empty()) newest = run;

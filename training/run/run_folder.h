@@ -1,5 +1,6 @@
-// RunFolder: where a run keeps its configuration, metrics and checkpoints, and the lock that says a live process owns
-// it. Rank 0 of a training job creates or opens it and tells the others the path. Layout in docs/formats.md:
+// RunFolder: the folder in which a run keeps its configuration, metrics and checkpoints, with the lock of the process
+// that uses it. Rank 0 of a training job creates or opens it and tells the others the path; other verbs find runs with
+// find_run. docs/formats.md describes the layout:
 //   runs/quickstart-001/{config.toml, metrics.jsonl, checkpoints/, tokenizer/, huggingface/, lock}
 #pragma once
 
@@ -7,14 +8,15 @@
 
 namespace annulus {
 
-// Owned from construction to destruction (flock: the kernel releases it however the process ends; on NFS that needs a
-// lock service, as every Linux server of the last decade has).
+// Holds the lock from construction to destruction. It is a flock, which the kernel releases however the process ends;
+// on NFS this needs a server with a lock service. Not thread-safe.
 class RunFolder {
  public:
-  // A new folder ROOT/NAME-001, -002, ...: the number after the highest one there. Raises Error(kResource).
+  // Makes a new folder ROOT/NAME-001, -002, ..., with the number after the highest existing one. Raises
+  // Error(kResource).
   static RunFolder create(const std::string& root, const std::string& name);
-  // Takes over a folder that is there, to resume it. Raises Error(kBusy), naming process and host, when a live process
-  // owns it; Error(kInput) when it is no run folder.
+  // Opens an existing folder to resume its run. Raises Error(kBusy), which names process and host, if another process
+  // uses it; Error(kInput) if it is not a run folder.
   static RunFolder open(const std::string& path);
 
   RunFolder(RunFolder&& other) noexcept;
@@ -31,18 +33,21 @@ class RunFolder {
   int lock_ = -1;
 };
 
-// The run folder that is meant: `which` is a path of one, or the name of one below `root` ("quickstart-002"), or a
-// run's name ("quickstart"): its newest that has a checkpoint, or where none has, its newest; or "": of all runs in
-// `root` the one whose newest checkpoint was written last. The result always contains a "/", so that it is never read
-// as a name again. Changes and locks nothing. Raises Error(kInput) naming what is there.
+// Finds a run folder. `which` is
+// - the path of one,
+// - the name of one in `root` ("quickstart-002"),
+// - a run's name ("quickstart"), which stands for its newest folder with a checkpoint, or its newest if none has one,
+// - or "", which stands for the run in `root` whose newest checkpoint was written last.
+// The result always contains a "/", so that it is not taken for a name again. Changes and locks nothing. Raises
+// Error(kInput), which names the existing runs.
 std::string find_run(const std::string& root, const std::string& which);
 
-// Where a run on shards of tokens keeps what lay beside them of their tokenizer: tokens.table, tokenization.json and
-// the tokenizer itself, as far as they were there.
+// The folder in which a run on shards of tokens keeps the files of their tokenizer that lay beside the shards:
+// tokens.table, tokenization.json and the tokenizer itself, as far as they existed.
 inline std::string tokenizer_folder(const std::string& run) { return run + "/tokenizer"; }
 
-// Where a run whose weights began as a model of Hugging Face's keeps what export passes through: config.json, tokenizer
-// and generation files.
+// The folder in which a run that began with the weights of a Hugging Face model keeps the files that export copies:
+// config.json, tokenizer and generation files.
 inline std::string huggingface_folder(const std::string& run) { return run + "/huggingface"; }
 
 }  // namespace annulus

@@ -1,4 +1,4 @@
-// Numbers and commands as a run says them. Used by trainer.cc.
+// Formats numbers and commands for the messages of a run. trainer.cc uses it. Thread safety: functions without state.
 #pragma once
 
 #include <string>
@@ -6,15 +6,17 @@
 
 namespace annulus {
 
-// 1267008 -> "1.27M"
+// Returns "1.27M" for 1267008.
 std::string short_count(double value);
 
-// What a run that is resumed on a CPU with other vector instructions says of it.
+// Returns the message of a run that is resumed on a CPU with other vector instructions.
 std::string instructions_change(const std::string& was, const std::string& now);
 
 using Words = std::vector<std::string>;
-// Leaves out OPTION where its value begins with `value`, be they one word, OPTION=VALUE, or two; with an empty `value`
-// also OPTION alone. A word that begins with "-" is the next option.
+// Returns `command` without `option` where its value begins with `value`, whether they are one word (OPTION=VALUE) or
+// two. With an empty `value`, the option is also removed if it has no value, that is if the next word begins with "-".
+// Example: without {"--set", "run.steps="}, {"train", "--set", "run.steps=9", "--resume"} becomes {"train",
+// "--resume"}.
 Words without_option(const Words& command, const std::string& option, const std::string& value = "");
 
 }  // namespace annulus

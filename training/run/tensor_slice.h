@@ -1,5 +1,5 @@
-// TensorSlice: a range of a tensor and where its values are. What a checkpoint is written from and read into
-// (checkpoint.h).
+// TensorSlice: a range of a tensor together with its values. Checkpoints are written from such slices and read into
+// them (checkpoint.h), and so are the weights of a Hugging Face model (huggingface/weights.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,10 +17,10 @@ struct TensorSlice {
   std::string name;
   std::vector<int64_t> shape;  // of the whole tensor
   int64_t begin = 0;
-  at::Tensor values;  // [n], contiguous, on any device; its dtype is the tensor's
+  at::Tensor values;  // [n], contiguous, on any device; it has the tensor's dtype
 };
 
-// Each of these contiguous tensors as one slice, which shares its memory.
+// Returns each of these contiguous tensors as one slice that shares its memory.
 inline std::vector<TensorSlice> whole_slices(const std::vector<NamedTensor>& tensors) {
   std::vector<TensorSlice> slices;
   for (const NamedTensor& t : tensors) slices.push_back({t.name, t.tensor.sizes().vec(), 0, t.tensor.view({-1})});

@@ -317,8 +317,8 @@ TEST(CheckpointWorlds, ManifestsMayHoldMoreThanIsKnownButNothingElse) {
     const std::string why = reason(change);
     EXPECT_NE(why.find(word), std::string::npos) << why;
   };
-  has([](Json& m) { m["version"] = 3; }, "has version 3, this program reads versions 1 to 2");
-  has([](Json& m) { m["format"] = "other"; }, "is no annulus checkpoint");
+  has([](Json& m) { m["version"] = 3; }, "has version 3, but this program reads versions 1 to 2");
+  has([](Json& m) { m["format"] = "other"; }, "is not an annulus checkpoint");
   has([](Json& m) { m["block_bytes"] = 12; }, "blocks of 12 bytes");
   has([](Json& m) { m["tensors"][0]["slices"][0]["end"] = 1; }, "tensor \"model.a\": elements [");
   has([](Json& m) { m["tensors"][0]["slices"][0]["blocks"].push_back("00"); }, "checksums of elements [");

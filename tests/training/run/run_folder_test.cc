@@ -107,7 +107,7 @@ TEST(RunFolder, TheNewestWithACheckpointIsMeant) {
   fs::rename(root + "/other-001", root + "/renamed");
   fs::remove(root + "/quick-003/config.toml");
   EXPECT_EQ(failure([&] { find_run(root, "quick-003"); }).second,
-            "[run] " + root + "/quick-003: is no run folder, it holds no config.toml");
+            "[run] " + root + "/quick-003: this is not a run folder, because it has no config.toml");
   EXPECT_NE(failure([&] { find_run(root, "elsewhere"); }).second.find("renamed"), std::string::npos);
   EXPECT_EQ(find_run(root, "renamed"), root + "/renamed");
 }
