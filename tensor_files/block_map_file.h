@@ -1,8 +1,8 @@
 // Reads and writes block masks in files: `{ kind = "blocks", map = "file", file = F }` reads one, and
 // `attend --mask-out F` writes one. It is a safetensors file with the tensor "mask", uint8 [batch or 1, heads or 1,
-// query blocks, key blocks], in which every value but 0 is an active block. Query block i contains the queries i *
-// block to i * block + block - 1. The metadata "block", if present, is the number of tokens in a block. Every rank
-// reads the file before anything is planned. Thread safety: functions without state.
+// query blocks, key blocks], in which every value but 0 is an active block. The metadata "block", if present, is the
+// number of tokens in a block: with 128, query block 1 contains the queries 128 to 255. Every rank reads the file
+// before anything is planned. Thread safety: functions without state.
 #pragma once
 
 #include <string>

@@ -131,9 +131,9 @@ struct Machine {
   static Machine from_synthetic(const std::string& description, const std::string& host = "synthetic");
 
   // Keeps the GPUs named, adds those that hwloc did not see (near every node), and orders them by PCI bus id. nvml.cc
-  // passes the bus ids that the driver shows to this process: in a container the PCI bus also shows GPUs that the
-  // process cannot open. Any spelling of an id is accepted ("00000000:1B:00.0"). Errors: kInput for an id that is not a
-  // PCI bus id, or for more than 1,024 GPUs.
+  // passes the ids that the driver shows to this process, because in a container the PCI bus also shows GPUs that the
+  // process cannot open; launcher/launch/rank_place.cc passes those that CUDA shows. Any spelling of an id is accepted
+  // ("00000000:1B:00.0"). Errors: kInput for an id that is not a PCI bus id, or for more than 1,024 GPUs.
   void set_visible_gpus(const std::vector<std::string>& pci_bus_ids);
 
   // Removes the RDMA devices that are not named ("mlx5_0" or "mlx5_0:1"); a named port becomes the one to use.

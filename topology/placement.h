@@ -79,8 +79,8 @@ struct Placement {
 //   than nodes, each rank gets several whole nodes. Ranks are numbered in the order of the packages and their nodes.
 // - If a host has more ranks than cores, its hardware threads are divided while they last; then cores are shared. Such
 //   ranks are flagged as oversubscribed.
-// - NIC: the nearest by the PCI tree (for CPU ranks: by NUMA node). Active NICs come first, then RDMA devices; equally
-//   good NICs are used in turn.
+// - NIC: active NICs are preferred, then RDMA devices, then the nearest by the PCI tree (for CPU ranks: by NUMA node).
+//   Equally good NICs are used in turn.
 // - Hosts keep their order, and the ranks of a host follow one another, so a ring enters and leaves each of its hosts
 //   once. If the number of ranks of a host is not a multiple of `context`, its GPUs form a path of fast links instead
 //   of rings. A host's placement thus depends only on its own ranks.

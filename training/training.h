@@ -70,7 +70,7 @@ class Training {
 
   // Makes one update from data.accumulate global batches. Collective. `stop` says that this rank was asked to stop, and
   // every rank's result then says so. Raises Error(kUsage) when an update is left out for the optimizer.skips-th time
-  // in a row; steps that are repeated after a restore() of an earlier state do not interrupt such a row.
+  // in a row; steps that are repeated after a restore() of an earlier state do not interrupt such a series.
   StepResult step(bool stop = false);
 
   // Called at the end of a run. Raises Error(kUsage) if the last updates were left out, and at least as many of them as

@@ -1,5 +1,5 @@
-// AdamW, clipping by the global norm, and the schedule of the learning rate. training.cc uses all of it; the trainer
-// tells the user by it how the learning rate of a resumed run changes.
+// AdamW, clipping by the global norm, and the schedule of the learning rate. training.cc uses all of it; trainer.cc
+// tells the user how the learning rate of a resumed run changes.
 #pragma once
 
 #include <ATen/core/Tensor.h>
