@@ -33,7 +33,7 @@ Topology load_this_system() {
   }
   hwloc_topology_t raw = nullptr;
   if (hwloc_topology_init(&raw) != 0) {
-    throw Error(ErrorKind::kResource, "topology", "hwloc could not be started: out of memory?");
+    throw Error(ErrorKind::kResource, "topology", "hwloc could not be initialized, probably for lack of memory");
   }
   Topology topology(raw);
   hwloc_topology_set_all_types_filter(raw, HWLOC_TYPE_FILTER_KEEP_NONE);

@@ -21,8 +21,9 @@ CpuSet::CpuSet(std::vector<int> pus) : pus_(std::move(pus)) {
 
 CpuSet CpuSet::parse(std::string_view list) {
   const auto fail = [&](const std::string& why) {
-    throw Error(ErrorKind::kInput, "topology",
-                "a list of processors looks like \"0-3,8\", got \"" + std::string(list.substr(0, 80)) + "\": " + why);
+    throw Error(
+        ErrorKind::kInput, "topology",
+        "expected a list of processors such as \"0-3,8\", got \"" + std::string(list.substr(0, 80)) + "\": " + why);
   };
   std::vector<int> pus;
   std::string_view rest = list;

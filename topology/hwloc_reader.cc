@@ -119,7 +119,8 @@ class Reader {
   void read_numa_nodes() {
     const int count = hwloc_get_nbobjs_by_type(topology_, HWLOC_OBJ_NUMANODE);
     if (count < 1) fail("it describes no memory (no NUMANode object)");
-    if (count > kMaxNumaNodes) fail("it describes " + std::to_string(count) + " NUMA nodes; at most 4096 are taken");
+    if (count > kMaxNumaNodes)
+      fail("it describes " + std::to_string(count) + " NUMA nodes; at most 4096 are supported");
     std::set<int> gpu_memory;
     for (hwloc_obj_t o = nullptr; (o = hwloc_get_next_obj_by_type(topology_, HWLOC_OBJ_NUMANODE, o)) != nullptr;) {
       if (o->os_index > static_cast<unsigned>(CpuSet::kMaxPu)) fail("a NUMA node has no usable number (os_index)");
@@ -183,7 +184,7 @@ class Reader {
   void read_cores() {
     const int pus = hwloc_get_nbobjs_by_type(topology_, HWLOC_OBJ_PU);
     if (pus < 1) fail("it describes no processors (no PU object)");
-    if (pus > CpuSet::kMaxPu) fail("it describes " + std::to_string(pus) + " processors; at most 65535 are taken");
+    if (pus > CpuSet::kMaxPu) fail("it describes " + std::to_string(pus) + " processors; at most 65535 are supported");
     for (hwloc_obj_t o = nullptr; (o = hwloc_get_next_obj_by_type(topology_, HWLOC_OBJ_PU, o)) != nullptr;) {
       if (o->os_index > static_cast<unsigned>(CpuSet::kMaxPu) || hwloc_bitmap_weight(o->cpuset) != 1 ||
           !hwloc_bitmap_isset(o->cpuset, o->os_index)) {
@@ -238,7 +239,8 @@ class Reader {
         if (display && pci.vendor_id == kNvidia) found.emplace(pci_id(pci), o);
       }
     }
-    if (found.size() > kMaxGpus) fail("it describes " + std::to_string(found.size()) + " GPUs; at most 1024 are taken");
+    if (found.size() > kMaxGpus)
+      fail("it describes " + std::to_string(found.size()) + " GPUs; at most 1024 are supported");
     for (const auto& [id, object] : found) {
       Gpu gpu;
       gpu.pci = id;
@@ -304,7 +306,7 @@ class Reader {
       } else if (!rdma && nic.interface.empty()) {
         nic.interface = o->name;
       }
-      if (found.size() > kMaxNics) fail("it describes more than 4096 network adapters");
+      if (found.size() > kMaxNics) fail("it describes more than 4096 network adapters, the most that are supported");
     }
     for (auto& [id, nic] : found) {
       if (nic.name.empty()) nic.name = nic.interface;
@@ -374,7 +376,7 @@ void HwlocTopologyDeleter::operator()(hwloc_topology* topology) const { hwloc_to
 HwlocTopology init_hwloc() {
   hwloc_topology_t raw = nullptr;
   if (hwloc_topology_init(&raw) != 0) {
-    throw Error(ErrorKind::kResource, "topology", "hwloc could not be started: out of memory?");
+    throw Error(ErrorKind::kResource, "topology", "hwloc could not be initialized, probably for lack of memory");
   }
   HwlocTopology topology(raw);
   // By default hwloc leaves devices out; the filter must be set before the topology is loaded.

@@ -152,8 +152,9 @@ Machine Machine::this_machine(bool respect_affinity) {
   }
   const HwlocTopology topology = init_hwloc();
   if (hwloc_topology_load(topology.get()) != 0) {
-    throw Error(ErrorKind::kUnavailable, "topology",
-                std::string("hwloc cannot describe this machine (") + std::strerror(errno) + "); is /sys mounted?");
+    throw Error(
+        ErrorKind::kUnavailable, "topology",
+        std::string("hwloc cannot describe this machine (") + std::strerror(errno) + "); check that /sys is mounted");
   }
   std::optional<CpuSet> only;
   if (respect_affinity && hwloc_topology_is_thissystem(topology.get()) != 0) {

@@ -44,14 +44,14 @@ std::string MemoryPlan::text() const {
   const MemoryKinds held = kinds();
   const bool large = held.total() >= 1'000'000'000;
   const auto show = [&](int64_t bytes) { return in_units(bytes, large ? 1e9 : 1e6); };
-  return show(held.total()) + (large ? " GB" : " MB") + " a rank planned: weights " + show(held.weights) +
+  return show(held.total()) + (large ? " GB" : " MB") + " planned for each rank: weights " + show(held.weights) +
          ", gradients " + show(held.gradients) + ", optimizer " + show(held.optimizer) + ", activations " +
-         show(held.activations) + ", working memory " + show(held.working) + "; caches besides: at most " +
+         show(held.activations) + ", working memory " + show(held.working) + "; in addition, caches take at most " +
          bytes_text(static_cast<double>(caches_on_device > 0 ? caches_on_device : caches)) +
          (caches_on_device > 0
               ? ", and " + bytes_text(static_cast<double>(caches - caches_on_device)) + " of the host's memory"
               : "") +
-         (selects_what_travels ? "; besides, what the blocks selected at run time make travel" : "");
+         (selects_what_travels ? "; not included is what blocks selected at run time send" : "");
 }
 
 namespace {

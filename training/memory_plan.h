@@ -48,7 +48,7 @@ struct MemoryPlan {
   // What the peak holds in addition to what lasts and what is kept for the backward when the forward has ended. If the
   // peak lies later in the backward, some of what was kept has been freed by then and reduces this number.
   int64_t working() const { return total() - step.lasting() - step.kept(); }
-  // Returns "12.3 GB a rank planned: weights 2.5, ...; caches besides: at most 1.9 GB".
+  // Returns "12.3 GB planned for each rank: weights 2.5, ...; in addition, caches take at most 1.9 GB".
   std::string text() const;
 };
 

@@ -40,7 +40,7 @@ TEST(Trainer, TrainsSavesAndSaysHowToGoOn) {
   const std::vector<std::string> expected = {"data 1 x context 2",
                                              "256 tokens a step",
                                              "memory: ",
-                                             " MB a rank planned: weights ",
+                                             " MB planned for each rank: weights ",
                                              "sample:      " + sample + "\n",
                                              "bits per byte",
                                              "train on:    " + onward + "\n"};
@@ -62,9 +62,9 @@ TEST(Trainer, ARunsConfigurationBoundsItsCachesAndItsMetricsSayWhatTheyHold) {
   Config config = tiny_config(folder);
   config.memory.caches = 0;
   const Result r = train(config, 1);
-  EXPECT_NE(r.out.find("caches besides: at most 0.0 MB"), std::string::npos) << r.out;
+  EXPECT_NE(r.out.find("in addition, caches take at most 0.0 MB"), std::string::npos) << r.out;
   config.memory.caches = 448;
-  EXPECT_NE(train(config, 1).out.find("caches besides: at most 469.8 MB"), std::string::npos);
+  EXPECT_NE(train(config, 1).out.find("in addition, caches take at most 469.8 MB"), std::string::npos);
   EXPECT_EQ(cache_total(), int64_t{448} << 20);
   const std::string none = folder.path() + "/runs/tiny-001", some = folder.path() + "/runs/tiny-002";
   EXPECT_EQ(losses(none), losses(some));
@@ -351,8 +351,8 @@ TEST(Trainer, RefusesWhatDoesNotFitIntoMemory) {
   };
   Config config = tiny_config(folder);
   expect_in(refused(config, 1'500'000, 2),
-            {"memory: ", " MB a rank planned: weights", "[memory] the run needs ", " for the 2 ranks of this host",
-             "and 1.5 MB are free (a test): ", "ANNULUS_MEMORY_CHECK=0"});
+            {"memory: ", " MB planned for each rank: weights", "[memory] the run needs ",
+             " for the 2 ranks of this host", "and 1.5 MB are free (a test): ", "ANNULUS_MEMORY_CHECK=0"});
   config.data.batch = 1 << 24;
   expect_in(refused(config, 1'000'000'000, 2),
             {"at least 137.4 GB a rank", "1.0 GB are free",

@@ -249,7 +249,8 @@ std::string CheckpointStore::save(Communicator& comm, const TrainingState& state
   const bool first = comm.rank() == 0;
   Parts parts;
   const std::vector<Terms::Numbers> writers = agree_together(comm, label, [&]() -> Terms {
-    if (state.step < 0) throw Error(ErrorKind::kInternal, "checkpoint", "negative step");
+    if (state.step < 0)
+      throw Error(ErrorKind::kInternal, "checkpoint", "the step of a checkpoint must not be negative");
     parts = parts_of(slices);
     return {{{"step", std::to_string(state.step)}, {"checkpoints", folder_}},
             {parts[0].empty() ? 0 : 1, parts[1].empty() ? 0 : 1}};
