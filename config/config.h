@@ -1,6 +1,7 @@
-// Configuration of a training run: what a TOML file and `--set key=value` say. Read by train and sample, saved with
-// every run, compared between ranks at bootstrap. One table in keys.cc holds every key: its name, place, range and
-// line of documentation; reading (reading.cc), writing, comparing and documenting (writing.cc) all go through it.
+// Config: the configuration of a training run, read from a TOML file and `--set key=value` options. Used by every verb
+// that reads a configuration or a run's folder; a run saves it, and the ranks compare it at bootstrap. One table in
+// keys.cc holds every key with its name, place, range and line of documentation; reading (reading.cc) and writing,
+// comparing and documenting (writing.cc) go through it.
 #pragma once
 
 #include <cstdint>
@@ -27,21 +28,21 @@ struct RunConfig {
   friend bool operator==(const RunConfig&, const RunConfig&) = default;
 };
 
-// One source of tokens: what data/shards/corpus.h opens.
+// One source of tokens, which data/shards/corpus.h opens.
 struct SourceConfig {
-  std::string name = {};                // of its metrics; empty: "train", or of several the number, from 1
+  std::string name = {};  // shown in metrics; empty: "train", or "source 1", "source 2", ... if there are several
   std::vector<std::string> files = {};  // required: files, globs, "python-sources" (data/shards/find_files.h)
   std::string format = "auto";          // "auto", "text", "annulus", "megatron", "llmc", "nanogpt"
-  int64_t width = 0;                    // bits of a token where the format has no mark: 16, 32; 0: 16
-  int64_t begin = -1;  // the id with which every document begins, in formats without boundaries; -1: there is none
-  int64_t end = -1;    // the id with which every document ends, likewise
-  double weight = 0;   // share of rows, relative to the other sources'; 0: all in proportion to their sizes
+  int64_t width = 0;   // bits of a token, 16 or 32, if the format does not say; 0: as in tokenization.json, or 16
+  int64_t begin = -1;  // the id that begins every document, in formats without stored boundaries; -1: not given
+  int64_t end = -1;    // the id that ends every document, likewise
+  double weight = 0;   // share of the rows, relative to the other sources; 0 for all: in proportion to their sizes
 
   friend bool operator==(const SourceConfig&, const SourceConfig&) = default;
 };
 
-// What a run trains on: one source, or several that are mixed. In TOML a list of files is one source; a list of tables
-// is one source a table: [{ files = ["web/*.tokens"], weight = 0.7 }, { files = "code/*.tokens", weight = 0.3 }].
+// What a run trains on: one source, or several that are mixed. In TOML a list of files is one source, and in a list of
+// tables each table is one: [{ files = ["web/*.tokens"], weight = 0.7 }, { files = "code/*.tokens", weight = 0.3 }].
 struct Sources {
   std::vector<SourceConfig> list;
 
@@ -50,15 +51,16 @@ struct Sources {
   Sources(std::vector<std::string> files);                                  // NOLINT(google-explicit-constructor)
   Sources(std::initializer_list<std::string> files) : Sources(std::vector<std::string>(files)) {}
 
-  // Of source i in metrics and messages: its own, or "train", or of several "source 1".
+  // The name of source i in metrics and messages: the one given, or else "train", or "source 1" and so on if there are
+  // several.
   std::string name(size_t i) const;
   std::string text() const;  // as TOML
 
   friend bool operator==(const Sources&, const Sources&) = default;
 };
 
-// The lengths of the rows that a run trains on, by step. In TOML one number, or a list of [step, context] and [step,
-// context, batch]: from that step on.
+// The length of the rows that a run trains on, by step. In TOML it is one number, or a list of [step, context] and
+// [step, context, batch], each of which applies from its step on.
 struct ContextSchedule {
   struct Stage {
     int64_t step = 0;
@@ -67,20 +69,21 @@ struct ContextSchedule {
 
     friend bool operator==(const Stage&, const Stage&) = default;
   };
-  std::vector<Stage> stages = {Stage{}};  // at least one, the first of step 0, steps rising
+  std::vector<Stage> stages = {Stage{}};  // at least one; the first begins at step 0, and steps rise
 
   ContextSchedule() = default;
   ContextSchedule(int64_t context) : stages{Stage{.context = context}} {}  // NOLINT(google-explicit-constructor)
 
   int64_t longest() const;
-  // The last of them that has begun at `step`, from 0.
+  // The index of the last stage that has begun at `step`; both count from 0.
   size_t stage_of(int64_t step) const;
   std::string text() const;  // as TOML
 
   friend bool operator==(const ContextSchedule&, const ContextSchedule&) = default;
 };
 
-// How many batches a step has, by step. In TOML one number, or a list of [step, batches]: from that step on.
+// The number of batches in a step, by step. In TOML it is one number, or a list of [step, batches], each of which
+// applies from its step on.
 struct AccumulateSchedule {
   struct Stage {
     int64_t step = 0;
@@ -88,27 +91,27 @@ struct AccumulateSchedule {
 
     friend bool operator==(const Stage&, const Stage&) = default;
   };
-  std::vector<Stage> stages = {Stage{}};  // at least one, the first of step 0, steps rising
+  std::vector<Stage> stages = {Stage{}};  // at least one; the first begins at step 0, and steps rise
 
   AccumulateSchedule() = default;
   AccumulateSchedule(int64_t batches) : stages{Stage{.batches = batches}} {}  // NOLINT(google-explicit-constructor)
 
   int64_t most() const;
-  int64_t at(int64_t step) const;  // from 0
+  int64_t at(int64_t step) const;  // steps count from 0
   std::string text() const;        // as TOML
 
   friend bool operator==(const AccumulateSchedule&, const AccumulateSchedule&) = default;
 };
 
 struct DataConfig {
-  // What steps are made of from `step` on.
+  // The composition of each step from `step` on.
   struct Stage {
     int64_t step = 0;
     int64_t context = 0;     // tokens in a row
     int64_t batch = 0;       // rows of one forward and backward, over all ranks
-    int64_t accumulate = 1;  // batches of a step
+    int64_t accumulate = 1;  // batches in a step
 
-    int64_t rows() const { return batch * accumulate; }  // of a step
+    int64_t rows() const { return batch * accumulate; }  // in a step
   };
 
   Sources train;          // required
@@ -116,17 +119,17 @@ struct DataConfig {
   double validation_fraction = 0.05;
   ContextSchedule context;
   int64_t batch = 4;                   // rows of one forward and backward, over all ranks
-  AccumulateSchedule accumulate;       // of which a step has as many
+  AccumulateSchedule accumulate;       // batches in a step
   std::string packing = "stream";      // "stream", "best-fit", "document"
-  bool documents = false;              // a token sees its own document only
-  std::string long_documents = "cut";  // "cut", "refuse": those longer than a row
-  std::string positions = "running";   // "running", "restart": with every document
-  std::vector<int64_t> ignore;         // ids that are no targets
+  bool documents = false;              // a token attends only to its own document
+  std::string long_documents = "cut";  // "cut", "refuse": what happens to those longer than a row
+  std::string positions = "running";   // "running" through the row, "restart" at every document
+  std::vector<int64_t> ignore;         // ids of tokens that do not count as targets
   std::string index;                   // folder of row indexes; empty: beside a source's first file
 
-  // Rows of a batch from `stage` of context on.
+  // The number of rows in a batch during this stage of `context`.
   int64_t batch_of(const ContextSchedule::Stage& stage) const { return stage.batch > 0 ? stage.batch : batch; }
-  // One for each step from which on `context` or `accumulate` says something else; the first of step 0, steps rising.
+  // One stage for each step at which `context` or `accumulate` changes; the first begins at step 0, and steps rise.
   std::vector<Stage> stages() const;
 
   friend bool operator==(const DataConfig&, const DataConfig&) = default;
@@ -135,7 +138,7 @@ struct DataConfig {
 // The attention patterns of a model's layers: one for all of them, or one for each.
 struct LayerPatterns {
   PatternSpec all = causal_pattern();
-  std::vector<PatternSpec> each;  // empty: `all`
+  std::vector<PatternSpec> each;  // empty: every layer has `all`
 
   LayerPatterns() = default;
   LayerPatterns(PatternSpec one) : all(std::move(one)) {}                  // NOLINT(google-explicit-constructor)
@@ -147,29 +150,30 @@ struct LayerPatterns {
   friend bool operator==(const LayerPatterns&, const LayerPatterns&) = default;
 };
 
-// The model's shape, and how it is trained. load_config fills in kv_heads and ffn where they are 0.
+// The model's shape and how it is trained. load_config fills in kv_heads and ffn if they are 0.
 struct ModelSection : ModelShape {
   ModelSection() : ModelShape{.vocab = 256} {}
 
-  std::string from;            // a folder in Hugging Face's layout that the weights begin as; empty: by run.seed
+  std::string from;            // a folder in Hugging Face's layout with the initial weights; empty: random, by run.seed
   std::string dtype = "fp32";  // "fp32", "bf16"
   LayerPatterns pattern;
-  double dropout = 0;  // of attention probabilities, in training
+  double dropout = 0;  // share of attention probabilities dropped in training
   bool recompute = false;
 
   friend bool operator==(const ModelSection&, const ModelSection&) = default;
 };
 
-// Parameters that are updated otherwise than the rest.
+// Parameters with a learning rate or a weight decay of their own.
 struct ParameterGroup {
-  std::string match;                   // names (model/parameters.h), with `*` and `?`
-  double lr = 1;                       // times that of the schedule
-  std::optional<double> weight_decay;  // of all that match; empty: as without the group
+  std::string match;                   // parameter names (model/parameters.h), with `*` and `?`
+  double lr = 1;                       // multiplies the schedule's learning rate
+  std::optional<double> weight_decay;  // of all that match, vectors included; empty: as without the group
 
   friend bool operator==(const ParameterGroup&, const ParameterGroup&) = default;
 };
 
-// In TOML a list of tables: [{ match = "*norm.weight", lr = 0.5 }]. The first that matches a parameter counts.
+// In TOML it is a list of tables: [{ match = "*norm.weight", lr = 0.5 }]. The first group that matches a parameter
+// applies.
 struct ParameterGroups {
   std::vector<ParameterGroup> list;
 
@@ -189,25 +193,25 @@ struct OptimizerSection {
   double beta2 = 0.95;
   double eps = 1e-8;
   ParameterGroups groups;
-  double clip = 1.0;  // 0: none
+  double clip = 1.0;  // largest gradient norm; 0: no limit
   int64_t skips = 10;
-  double spike = 0;                    // times the running median of the gradient norm; 0: no rule
-  int64_t spike_window = 100;          // norms
+  double spike = 0;            // multiple of the running median of the gradient norm; 0: spikes are not looked for
+  int64_t spike_window = 100;  // number of norms in the median
   std::string spike_action = "skip";   // "skip", "rewind"
-  int64_t shard = 0;                   // 0 to 3: what the ranks hold a part of only
-  std::string shard_within = "world";  // "world", "host": which ranks hold the parts
+  int64_t shard = 0;                   // 0 to 3: what is divided over the ranks
+  std::string shard_within = "world";  // "world", "host": the ranks over which it is divided
 
   friend bool operator==(const OptimizerSection&, const OptimizerSection&) = default;
 };
 
 struct MeshSection {
   int64_t data = 1;
-  int64_t context = 0;  // 0: all ranks that the other axes leave
+  int64_t context = 0;  // 0: all ranks divided by `data`
 
   friend bool operator==(const MeshSection&, const MeshSection&) = default;
 };
 
-// Names, lists of them with commas; launcher/network/network.h says what becomes of them.
+// Names separated by commas; launcher/network/network.h says how they are used.
 struct NetworkSection {
   std::string interfaces;
   std::string hcas;
@@ -233,21 +237,21 @@ struct ValidationSection {
 };
 
 struct CheckpointSection {
-  int64_t every = 200;  // steps; 0: at the end alone
+  int64_t every = 200;  // steps; 0: only at the end
   int64_t keep = 3;
 
   friend bool operator==(const CheckpointSection&, const CheckpointSection&) = default;
 };
 
 struct MemorySection {
-  int64_t caches = 1792;  // MiB: memory/caches.h
+  int64_t caches = 1792;  // MiB (memory/caches.h)
 
   friend bool operator==(const MemorySection&, const MemorySection&) = default;
 };
 
 struct Config {
   std::string device = "auto";  // "auto", "cpu", "cuda"
-  double timeout = 300;         // seconds: deadline of each communication
+  double timeout = 300;         // deadline of each communication in seconds
   bool tf32 = false;
   bool deterministic = false;
   std::string cuda_graphs = "auto";  // "auto", "off"
@@ -265,43 +269,44 @@ struct Config {
   friend bool operator==(const Config&, const Config&) = default;
 };
 
-// The model in the folder given.model.from, as its config.json describes it (huggingface/model_config.h). `given` has
-// the keys that are given, and is no whole configuration.
+// Returns the model in the folder given.model.from, as its config.json describes it (huggingface/model_config.h).
+// `given` holds only the keys that were given and may be incomplete.
 struct Config;
 using ModelReader = std::function<ModelSection(const Config& given)>;
 
-// Reads the file, then applies `sets`, each "section.key=value" with a value in TOML or, where it is no TOML, taken as
-// a string. Raises Error(kInput) for a file that is missing or no TOML, Error(kUsage) for an unknown key (the nearest
-// one is named), a wrong type, a value out of range, or values that do not fit together; with file, line and key.
+// Reads the file, then applies `sets`, each "section.key=value"; the value is TOML, or a string if it is not valid
+// TOML. Raises Error(kInput) if the file is missing or is not TOML, and Error(kUsage) for an unknown key (naming the
+// nearest one), a wrong type, a value out of range, or values that contradict each other. Messages name file, line and
+// key.
 //
-// Where model.from names a folder, `read_model` says what [model] is but for the keys that are given; of these, keys of
-// the model's shape must be what the folder has, and the rotary embedding's base and scaling may be others. Without
-// `read_model`, as where a run's own configuration is read, which has every key, nobody looks into the folder.
+// If model.from names a folder, `read_model` supplies [model], and the keys that are given replace its values. Keys of
+// the model's shape must then equal those of the folder; the rotary embedding's base and scaling may differ. Without
+// `read_model` the folder is not read, because a run's own configuration has every key.
 Config load_config(const std::string& path, const std::vector<std::string>& sets = {},
                    const ModelReader& read_model = {});
 
-// The same from a text; `source` stands for the file in messages.
+// Does the same with a text; `source` stands for the file in messages.
 Config parse_config(std::string_view toml, std::string_view source, const std::vector<std::string>& sets = {},
                     const ModelReader& read_model = {});
 
 // The whole configuration as TOML; load_config of it gives an equal Config.
 std::string to_toml(const Config& config);
 
-// A key, "section.key", and its value as it is written.
+// A key, "section.key", and its value as TOML.
 struct KeyText {
   std::string key, value;
 
   friend bool operator==(const KeyText&, const KeyText&) = default;
 };
 
-// Every key, in the table's order: what ranks compare at bootstrap.
+// Every key, in the table's order. The ranks compare this at bootstrap.
 std::vector<KeyText> flatten(const Config& config);
 
-// A key that two configurations give different values, as they are written.
+// A key whose values differ between two configurations, both as TOML.
 struct ChangedKey {
   std::string key, was, is;
-  // Weights that were trained with the one mean nothing with the other. model.pattern is not of these: what a query
-  // sees may be extended and trained on.
+  // Weights trained with one value are meaningless with the other. model.pattern is not such a key: a model may be
+  // trained further with a pattern that sees more.
   bool of_model = false;
 };
 std::vector<ChangedKey> changed_keys(const Config& before, const Config& now);

@@ -1,4 +1,4 @@
-// See data_values.h. Also what the types of these values (config.h) are, and how they are written.
+// See data_values.h. Also the members of these values' types (config.h), among them how they are written as TOML.
 #include "config/data_values.h"
 
 #include <algorithm>
@@ -27,13 +27,13 @@ std::string_view type_name(const toml::node& node) {
     case toml::node_type::floating_point:
       return "a number with a fraction";
     case toml::node_type::boolean:
-      return "a truth value";
+      return "a boolean";
     default:
       return "a date or time";
   }
 }
 
-// The value as the user wrote it, for messages; long ones are cut.
+// The value as the user wrote it, for messages. Long values are cut.
 std::string shown(const toml::node& node) {
   std::ostringstream out;
   node.visit([&](const auto& n) { out << n; });
@@ -48,7 +48,7 @@ std::string shown(const toml::node& node) {
 
 namespace {
 
-constexpr int64_t kLongest = int64_t{1} << 38;  // tokens in a row: products with a batch stay within 63 bits
+constexpr int64_t kLongest = int64_t{1} << 38;  // tokens in a row; the product with a batch stays within 63 bits
 constexpr int64_t kLargestBatch = 1 << 24;
 
 std::vector<std::string> read_files(const toml::node& node, const std::string& where) {
@@ -117,7 +117,7 @@ SourceConfig read_source(const toml::table& table, const std::string& where) {
     } else {
       const std::string near = nearest(name, names);
       refuse(where, "unknown key \"" + name + "\" of a source" +
-                        (near.empty() ? "; there are " + join(names, ", ") : "; did you mean \"" + near + "\"?"));
+                        (near.empty() ? "; its keys are " + join(names, ", ") : "; did you mean \"" + near + "\"?"));
     }
   }
   if (source.files.empty()) refuse(where, "a source needs files = [\"FILE\", ...]");
@@ -153,7 +153,7 @@ Sources read_sources(const toml::node& node, const std::string& where) {
   const std::vector<SourceConfig>& all = sources.list;
   const auto weighted = std::count_if(all.begin(), all.end(), [](const SourceConfig& s) { return s.weight > 0; });
   if (weighted != 0 && weighted != static_cast<int64_t>(all.size())) {
-    refuse(where, "expected a weight for every source or for none (then all in proportion to their sizes), got " +
+    refuse(where, "expected a weight for every source, or for none (rows are then in proportion to sizes), got " +
                       std::to_string(weighted) + " for " + counted(static_cast<int64_t>(all.size()), "source"));
   }
   for (size_t i = 0; i < all.size(); ++i) {
@@ -215,7 +215,7 @@ ParameterGroups read_groups(const toml::node& node, const std::string& where) {
       const std::string name(key.str()), place = at + "." + name;
       const auto number = [&, &node = value] {
         const auto read = node.value<double>();
-        if (!read || !(*read >= 0 && *read <= 1e12)) refuse(place, "expected a number from 0 on, got " + shown(node));
+        if (!read || !(*read >= 0 && *read <= 1e12)) refuse(place, "expected a number, 0 or more, got " + shown(node));
         return *read;
       };
       if (name == "match") {
@@ -227,10 +227,10 @@ ParameterGroups read_groups(const toml::node& node, const std::string& where) {
       } else {
         const std::string near = nearest(name, names);
         refuse(at, "unknown key \"" + name + "\" of a group" +
-                       (near.empty() ? "; there are " + join(names, ", ") : "; did you mean \"" + near + "\"?"));
+                       (near.empty() ? "; its keys are " + join(names, ", ") : "; did you mean \"" + near + "\"?"));
       }
     }
-    if (group.match.empty()) refuse(at, "a group needs match = \"NAME\", the parameters that it is of");
+    if (group.match.empty()) refuse(at, "a group needs match = \"NAME\", the names of its parameters");
     groups.list.push_back(std::move(group));
   }
   return groups;

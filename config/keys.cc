@@ -27,16 +27,15 @@ void check_run_name(const std::string& value, std::string_view where) {
   if (!value.empty() && value.size() <= 100 && value[0] != '.' && std::all_of(value.begin(), value.end(), good)) return;
   throw Error(ErrorKind::kUsage, "config",
               std::string(where) +
-                  ": expected a name of letters, digits, '-', '_' and '.' that a folder can have, got \"" + value +
+                  ": expected 1 to 100 letters, digits, '-', '_' and '.', the first one not '.', got \"" + value +
                   "\"");
 }
 
 void check_folder(const std::string& value, std::string_view where) {
   check_not_empty(value, where);
   if (value.starts_with("~")) {
-    throw Error(
-        ErrorKind::kUsage, "config",
-        std::string(where) + ": \"~\" is a home folder to a shell alone: write the whole path, got \"" + value + "\"");
+    throw Error(ErrorKind::kUsage, "config",
+                std::string(where) + ": only a shell expands \"~\": write the whole path, got \"" + value + "\"");
   }
 }
 
@@ -62,21 +61,22 @@ const std::vector<Key>& keys() {
       {"",
        "device",
        ANNULUS_AT(device),
-       "where to compute; \"auto\" takes GPUs where the host has one per local rank",
+       "where to compute; \"auto\" uses GPUs if the host has one for each local rank",
        false,
        {},
        {"auto", "cpu", "cuda"}},
-      {"", "timeout", ANNULUS_AT(timeout), "seconds until a communication that does not end is an error", false,
-       above(0)},
-      {"", "tf32", ANNULUS_AT(tf32), "on a GPU, multiply fp32 matrices with TF32's 10 bits of fraction instead of 23"},
+      {"", "timeout", ANNULUS_AT(timeout), "seconds after which a communication that has not finished is an error",
+       false, above(0)},
+      {"", "tf32", ANNULUS_AT(tf32),
+       "on a GPU, multiply fp32 matrices in TF32, with 10 bits of fraction instead of 23"},
       {"", "deterministic", ANNULUS_AT(deterministic),
-       "on GPUs, the same bits from every run with the same ranks, at some cost; on CPUs that is always so, with the "
-       "same vector instructions"},
+       "on GPUs, compute the same bits in every run with the same ranks, at some cost; on CPUs this is always so with "
+       "the same vector instructions"},
       {"",
        "cuda_graphs",
        ANNULUS_AT(cuda_graphs),
-       "on GPUs, record a step once and replay it, where every step is alike: a context axis of one rank, no "
-       "documents, no dropout, no adaptive pattern",
+       "on GPUs, record a step as a CUDA graph and replay it; this needs a context axis of one rank, optimizer.shard 0 "
+       "or 1, running positions, and no documents, dropout or adaptive patterns",
        false,
        {},
        {"auto", "off"}},
@@ -96,53 +96,54 @@ const std::vector<Key>& keys() {
       {"run", "log_every", ANNULUS_AT(run.log_every), "steps between two reports", false, at_least(1)},
 
       {"data", "train", ANNULUS_AT(data.train),
-       "what to train on: a list of files and globs (`**` goes into folders) or \"python-sources\"; or a list of "
-       "sources to mix, tables of `files`, `weight`, `name`, `format`, `width`, `begin`, `end`",
+       "what to train on: a list of files and globs (`**` matches folders at any depth) or \"python-sources\"; or a "
+       "list of sources to mix, each a table of `files`, `weight`, `name`, `format`, `width`, `begin`, `end`",
        true},
       {"data", "max_bytes", ANNULUS_AT(data.max_bytes),
        "use only this many bytes from the beginning of each source of text; 0: all", false, at_least(0, 9e18)},
       {"data", "validation_fraction", ANNULUS_AT(data.validation_fraction),
-       "share of the documents of each source, chosen by their content, that is kept for validation", false,
+       "share of the documents of each source, chosen by their content, that is held out for validation", false,
        fraction()},
       {"data", "context", ANNULUS_AT(data.context),
-       "tokens in a row (a sequence); or by step: `[[0, 8192], [1000, 131072, 1]]`, a third number being the batch "
-       "from there on"},
+       "tokens in a row (a sequence); or by step: `[[0, 8192], [1000, 131072, 1]]`, in which a third number is the "
+       "batch from that step on"},
       {"data", "batch", ANNULUS_AT(data.batch), "rows that pass through the model together, over all ranks", false,
        at_least(1, kWide)},
       {"data", "accumulate", ANNULUS_AT(data.accumulate),
-       "batches whose gradients are added up to one step, which has batch * accumulate rows; or by step, a batch ramp: "
+       "batches whose gradients are summed in one step, which has batch * accumulate rows; or by step, a batch ramp: "
        "`[[0, 1], [500, 2], [1000, 4]]`"},
       {"data",
        "packing",
        ANNULUS_AT(data.packing),
-       "what a row is: \"stream\", cut from all documents one after the other; \"best-fit\", whole documents packed "
-       "with little padding; \"document\", one document",
+       "how rows are made: \"stream\" cuts all documents, joined end to end; \"best-fit\" packs whole documents with "
+       "little padding; \"document\" puts one document in a row",
        false,
        {},
        {"stream", "best-fit", "document"}},
       {"data", "documents", ANNULUS_AT(data.documents),
-       "a token sees its own document only, besides what model.pattern hides; of a text, every file is a document"},
+       "a token attends only to its own document, in addition to what model.pattern says; each file of text is a "
+       "document"},
       {"data",
        "long_documents",
        ANNULUS_AT(data.long_documents),
-       "what becomes of a document longer than a row where documents are packed whole",
+       "what happens to a document longer than a row if documents are packed whole",
        false,
        {},
        {"cut", "refuse"}},
       {"data",
        "positions",
        ANNULUS_AT(data.positions),
-       "rotary positions: \"running\" through the row, or \"restart\" from 0 with each of its documents",
+       "rotary positions: \"running\" counts through the row, \"restart\" begins at 0 in each document",
        false,
        {},
        {"running", "restart"}},
       {"data", "ignore", ANNULUS_AT(data.ignore), "ids of tokens that do not count as targets"},
       {"data", "index", ANNULUS_AT(data.index),
-       "folder of row indexes of token shards; empty: beside the first file of their source"},
+       "folder for the row indexes of token shards; empty: beside the first file of the source"},
 
       {"model", "from", ANNULUS_AT(model.from),
-       "a folder in Hugging Face's layout (docs/models.md): the model's shape, and the weights to begin with; empty: "
-       "the keys below, and weights by run.seed"},
+       "a folder in Hugging Face's layout (docs/models.md) with the model's shape and its initial weights; empty: the "
+       "shape is given by the keys below, and the initial weights by run.seed"},
       of_shape({"model", "layers", ANNULUS_AT(model.layers), "decoder layers", true, at_least(1, 100000)}),
       of_shape({"model", "dim", ANNULUS_AT(model.dim), "width of the residual stream", true, at_least(2, kWide)}),
       of_shape(
@@ -154,30 +155,31 @@ const std::vector<Key>& keys() {
       of_shape({"model", "ffn", ANNULUS_AT(model.ffn),
                 "hidden width of SwiGLU; 0: 8/3 dim rounded up to a multiple of 64", false, at_least(0, kWide)}),
       of_shape({"model", "vocab", ANNULUS_AT(model.vocab),
-                "ids of tokens: more than the largest of the data; those of a text are its bytes, 256", false,
+                "number of token ids, above the largest id in the data; text, whose tokens are bytes, needs 256", false,
                 at_least(2, kWide)}),
       {"model",
        "dtype",
        ANNULUS_AT(model.dtype),
-       "what the model computes in; with \"bf16\" the weights that are updated and saved are fp32 all the same",
+       "what the model computes in; with \"bf16\" the weights that are updated and saved are still fp32",
        false,
        {},
        {"fp32", "bf16"}},
       of_model({"model", "rope_theta", ANNULUS_AT(model.rope_theta), "base of the rotary embedding's wavelengths",
                 false, above(0)}),
       of_model({"model", "rope_scaling", ANNULUS_AT(model.rope_scaling),
-                "scaling of the rotary frequencies for a longer context: kind \"default\", \"linear\", \"llama3\" or "
-                "\"yarn\" with its numbers"}),
-      of_model(
-          {"model", "rope_fp32", ANNULUS_AT(model.rope_fp32),
-           "compute rotary angles in fp32, as `transformers` does; the default for imported models. Otherwise fp64"}),
-      of_shape(
-          {"model", "tie_embeddings", ANNULUS_AT(model.tie_embeddings), "one matrix for the embedding and the output"}),
+                "scaling of the rotary frequencies for a longer context: a table with kind \"default\", \"linear\", "
+                "\"llama3\" or \"yarn\" and its numbers"}),
+      of_model({"model", "rope_fp32", ANNULUS_AT(model.rope_fp32),
+                "compute rotary angles in fp32, as `transformers` does, and not in fp64; true by default for imported "
+                "models"}),
+      of_shape({"model", "tie_embeddings", ANNULUS_AT(model.tie_embeddings),
+                "use one matrix for the embedding and the output"}),
       of_shape(
           {"model", "norm_eps", ANNULUS_AT(model.norm_eps), "added to the mean square in RMSNorm", false, above(0)}),
-      of_shape({"model", "qkv_bias", ANNULUS_AT(model.qkv_bias), "biases of the projections to queries, keys, values"}),
-      of_shape({"model", "out_bias", ANNULUS_AT(model.out_bias), "a bias of attention's output projection"}),
-      of_shape({"model", "mlp_bias", ANNULUS_AT(model.mlp_bias), "biases of the MLP's projections"}),
+      of_shape(
+          {"model", "qkv_bias", ANNULUS_AT(model.qkv_bias), "biases in the projections to queries, keys and values"}),
+      of_shape({"model", "out_bias", ANNULUS_AT(model.out_bias), "a bias in attention's output projection"}),
+      of_shape({"model", "mlp_bias", ANNULUS_AT(model.mlp_bias), "biases in the MLP's projections"}),
       of_shape({"model", "qk_norm", ANNULUS_AT(model.qk_norm),
                 "RMSNorm of each query and key over head_dim, before the rotation"}),
       {"model", "pattern", ANNULUS_AT(model.pattern),
@@ -185,7 +187,8 @@ const std::vector<Key>& keys() {
       {"model", "dropout", ANNULUS_AT(model.dropout), "share of attention probabilities that training drops", false,
        fraction()},
       {"model", "recompute", ANNULUS_AT(model.recompute),
-       "keep less for the backward: norms, projections and the MLP are computed again there, attention never is"},
+       "keep less memory for the backward, which computes norms, projections and the MLP again; attention is never "
+       "computed again"},
 
       {"optimizer", "lr", ANNULUS_AT(optimizer.lr), "highest learning rate", true, above(0)},
       {"optimizer",
@@ -207,64 +210,65 @@ const std::vector<Key>& keys() {
       {"optimizer", "decay", ANNULUS_AT(optimizer.decay), "steps of the final fall; required by \"wsd\"", false,
        at_least(0)},
       {"optimizer", "weight_decay", ANNULUS_AT(optimizer.weight_decay),
-       "AdamW's weight decay, of matrices; vectors have none", false, at_least(0)},
+       "AdamW's weight decay for matrices; vectors have none", false, at_least(0)},
       {"optimizer", "beta1", ANNULUS_AT(optimizer.beta1), "AdamW's decay of the mean gradient", false, fraction()},
       {"optimizer", "beta2", ANNULUS_AT(optimizer.beta2), "AdamW's decay of the mean squared gradient", false,
        fraction()},
       {"optimizer", "eps", ANNULUS_AT(optimizer.eps),
        "added to the root of the mean squared gradient in AdamW's divisor", false, above(0)},
       {"optimizer", "groups", ANNULUS_AT(optimizer.groups),
-       "parameters with rates of their own, tables of `match` (a name with `*` and `?`), `lr` (times the schedule's) "
-       "and `weight_decay`; the first that matches counts"},
+       "parameters with rates of their own: tables of `match` (a name with `*` and `?`), `lr` (multiplies the "
+       "schedule's) and `weight_decay`; the first one that matches applies"},
       {"optimizer", "clip", ANNULUS_AT(optimizer.clip), "highest global norm of the gradient; 0: no limit", false,
        at_least(0)},
       {"optimizer", "skips", ANNULUS_AT(optimizer.skips),
-       "the run fails when this many updates in a row are left out: gradients that are not finite, no target that "
-       "counts, or a spike",
+       "the run fails when this many updates in a row are skipped, because gradients are not finite, no target counts, "
+       "or the gradient norm is a spike",
        false, at_least(1)},
       {"optimizer", "spike", ANNULUS_AT(optimizer.spike),
        "a gradient norm above this multiple of the running median is a spike; 0: off, otherwise above 1", false,
        at_least(0)},
       {"optimizer", "spike_window", ANNULUS_AT(optimizer.spike_window),
-       "how many of the last applied norms the median is of; until there are that many, nothing is a spike", false,
+       "number of the last applied norms in the median; until there are that many, nothing is a spike", false,
        at_least(1, 10000)},
       {"optimizer",
        "spike_action",
        ANNULUS_AT(optimizer.spike_action),
-       "what follows a spike: \"skip\" leaves the update out, \"rewind\" goes back to the last checkpoint and leaves "
-       "the rows of that step out",
+       "what to do at a spike: \"skip\" skips the update, \"rewind\" goes back to the last checkpoint and leaves out "
+       "the rows of that step",
        false,
        {},
        {"skip", "rewind"}},
       {"optimizer",
        "shard",
        ANNULUS_AT(optimizer.shard),
-       "what is divided over ranks: 0 nothing, 1 the optimizer's state, 2 also gradients, 3 also weights",
+       "what is divided over the ranks: 0 nothing, 1 the optimizer's state, 2 also gradients, 3 also weights",
        false,
        {0, 3, true, true}},
       {"optimizer",
        "shard_within",
        ANNULUS_AT(optimizer.shard_within),
-       "over which ranks it is divided: the whole job, or each host, with sums between hosts",
+       "the ranks over which it is divided: \"world\", all of them; \"host\", those of each host, with sums between "
+       "hosts",
        false,
        {},
        {"world", "host"}},
 
       {"mesh", "data", ANNULUS_AT(mesh.data), "ranks along the axis that splits the batch", false,
        at_least(1, 1 << 20)},
-      {"mesh", "context", ANNULUS_AT(mesh.context), "ranks along the axis that splits each sequence; 0: all others",
-       false, at_least(0, 1 << 20)},
+      {"mesh", "context", ANNULUS_AT(mesh.context),
+       "ranks along the axis that splits each sequence; 0: all that mesh.data leaves", false, at_least(0, 1 << 20)},
 
       {"network", "interfaces", ANNULUS_AT(network.interfaces),
-       "the job's IP interfaces, \"eth0,eth1\", for NCCL and MPI; empty: they choose"},
+       "the IP interfaces that NCCL and MPI use, such as \"eth0,eth1\"; empty: they choose"},
       {"network", "hcas", ANNULUS_AT(network.hcas),
-       "the job's RDMA devices, \"mlx5_0,mlx5_1:1\" (with a port, that port alone), for NCCL and MPI; empty: they "
+       "the RDMA devices that NCCL and MPI use, such as \"mlx5_0,mlx5_1:1\" (\":1\" means port 1 only); empty: they "
        "choose"},
       {"network",
        "rank_hca",
        ANNULUS_AT(network.rank_hca),
-       "which of them a rank uses: \"auto\" leaves it to NCCL and MPI, \"nearest\" is the one that `annulus topology` "
-       "shows",
+       "which of these devices a rank uses: \"auto\" leaves the choice to NCCL and MPI, \"nearest\" is the one that "
+       "`annulus topology` shows",
        false,
        {},
        {"auto", "nearest"}},
@@ -279,16 +283,16 @@ const std::vector<Key>& keys() {
       {"attention",
        "schedule",
        ANNULUS_AT(attention.schedule),
-       "how keys and values travel; \"auto\" is group-cast if ranks need less than half of the others' rows, otherwise "
-       "ring",
+       "how ranks exchange keys and values; \"auto\" is group-cast if ranks need less than half of the others' rows, "
+       "otherwise ring",
        false,
        {},
        schedule_names()},
       {"attention",
        "kernel",
        ANNULUS_AT(attention.kernel),
-       "what computes a tile: \"reference\", \"cpu\", \"efficient\", \"cudnn\", \"flash2\", \"flash3\"; \"auto\" "
-       "chooses by capability",
+       "the kernel that computes a tile: \"reference\", \"cpu\", \"efficient\", \"cudnn\", \"flash2\", \"flash3\"; "
+       "\"auto\" chooses by capability",
        false,
        {},
        {},
@@ -301,12 +305,13 @@ const std::vector<Key>& keys() {
       {"validation", "batches", ANNULUS_AT(validation.batches), "batches in a validation, always the same ones", false,
        at_least(1)},
 
-      {"checkpoint", "every", ANNULUS_AT(checkpoint.every), "steps between two checkpoints; 0: at the end alone", false,
+      {"checkpoint", "every", ANNULUS_AT(checkpoint.every), "steps between two checkpoints; 0: only at the end", false,
        at_least(0)},
       {"checkpoint", "keep", ANNULUS_AT(checkpoint.keep), "newest checkpoints to keep", false, at_least(1, kWide)},
 
       {"memory", "caches", ANNULUS_AT(memory.caches),
-       "MiB that a rank's caches may hold together: plans, patterns, compositions, rotary tables; 0: nothing is kept",
+       "MiB that the caches of a rank may hold in total (plans, patterns, compositions, rotary tables); 0: nothing is "
+       "kept",
        false, at_least(0, 1 << 20)},
   };
 #undef ANNULUS_AT
@@ -321,7 +326,7 @@ const Key* find_key(std::string_view full) {
 }
 
 Value value_of(const Key& key, const Config& config) {
-  // The slot is only read through.
+  // Nothing is written through the slot.
   return std::visit([](auto* at) -> Value { return *at; }, key.slot(const_cast<Config&>(config)));
 }
 

@@ -1,5 +1,5 @@
 // Every key of a configuration: its name, where its value lies in a Config, its range and its line of documentation.
-// One table, keys.cc, which reading.cc and writing.cc go through. Internal to config/.
+// They are one table (keys.cc), which reading.cc and writing.cc go through. Internal to config/.
 #pragma once
 
 #include <cmath>
@@ -14,10 +14,10 @@
 
 namespace annulus::config_keys {
 
-// Where a key's value lies in a Config, and of which type it is.
+// Where a key's value lies in a Config, and its type.
 using Slot = std::variant<int64_t*, double*, bool*, std::string*, std::vector<int64_t>*, Sources*, ContextSchedule*,
                           AccumulateSchedule*, ParameterGroups*, LayerPatterns*, RotaryScaling*>;
-// The same for reading.
+// A copy of such a value.
 using Value = std::variant<int64_t, double, bool, std::string, std::vector<int64_t>, Sources, ContextSchedule,
                            AccumulateSchedule, ParameterGroups, LayerPatterns, RotaryScaling>;
 
@@ -39,10 +39,10 @@ struct Key {
   std::string_view doc;
   bool required = false;
   Range range = {};
-  std::vector<std::string> choices = {};                                 // of a string, if not empty
-  void (*check)(const std::string& value, std::string_view where) = {};  // of a string
-  bool of_model = false;  // weights that were trained with one value mean nothing with another
-  bool imported = false;  // of the folder that model.from names: nothing else can be given beside it
+  std::vector<std::string> choices = {};                                 // the strings allowed; empty: all
+  void (*check)(const std::string& value, std::string_view where) = {};  // a further check of a string
+  bool of_model = false;  // weights trained with one value are meaningless with another
+  bool imported = false;  // given by the folder that model.from names; another value is refused
 
   std::string full() const {
     return section.empty() ? std::string(name) : std::string(section) + "." + std::string(name);
@@ -52,17 +52,17 @@ struct Key {
 // The table, in the order in which a configuration is written. Thread-safe.
 const std::vector<Key>& keys();
 
-const Key* find_key(std::string_view full);  // null: there is none of this name
+const Key* find_key(std::string_view full);  // null if no key has this name
 Value value_of(const Key& key, const Config& config);
 
-// The values that a key takes, in words: "1 or more", "one of "a", "b"". `whole`: they are whole numbers. `refused`: a
-// value that is none; where it is too large for a bound that is far beyond any use, and mostly left unsaid, it is said.
+// Describes the values that a key takes: "1 or more", "one of "a", "b"". `whole`: they are whole numbers. `refused`:
+// the value that was refused; an upper bound far beyond any use is named only if this value exceeds it.
 std::string range_text(const Key& key, bool whole, double refused = 0);
 
 // Raises Error(kUsage).
 void check_not_empty(const std::string& value, std::string_view where);
 
-// A value as TOML.
+// The key's value as TOML.
 std::string value_text(const Key& key, const Config& config);
 
 }  // namespace annulus::config_keys

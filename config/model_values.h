@@ -1,4 +1,4 @@
-// The values of [model] that are more than a number or a text: read from TOML for reading.cc. Internal to config/.
+// Reads those values of [model] that are not single numbers or strings, for reading.cc. Internal to config/.
 #pragma once
 
 #include <toml++/toml.h>
@@ -9,8 +9,8 @@
 
 namespace annulus::config_keys {
 
-// Of model.rope_scaling: { kind = "yarn", factor = 4.0, original_context = 8192 }. `where`: "file:line: key". Raises
-// Error(kUsage) for names, types and numbers that it cannot be.
+// Reads model.rope_scaling: { kind = "yarn", factor = 4.0, original_context = 8192 }. `where`: "file:line: key", for
+// messages. Raises Error(kUsage) for unknown names, wrong types and numbers out of range.
 RotaryScaling read_rotary_scaling(const toml::node& node, const std::string& where);
 
 }  // namespace annulus::config_keys

@@ -1,4 +1,4 @@
-// A configuration read: parse_config and load_config of config.h. Which keys there are: keys.cc.
+// Reads a configuration: parse_config and load_config of config.h. keys.cc says which keys there are.
 #include <toml++/toml.h>
 
 #include <algorithm>
@@ -23,11 +23,11 @@
 
 namespace annulus {
 
-using namespace config_keys;  // NOLINT(google-build-using-namespace): this file is the other half of it
+using namespace config_keys;  // NOLINT(google-build-using-namespace): this file belongs to it
 
 namespace {
 
-// Puts a node's value into the configuration. `where`: "file:line: key".
+// Stores a node's value in the configuration. `where`: "file:line: key".
 class Reader {
  public:
   Reader(const Key& key, const toml::node& node, std::string where)
@@ -69,7 +69,7 @@ class Reader {
     for (const toml::node& element : *list) {
       const auto value = element.value_exact<int64_t>();
       if (!value || *value < 0) {
-        refuse(where_, "expected a list of whole numbers from 0 on, got " + shown(element) + " in it");
+        refuse(where_, "expected a list of whole numbers, 0 or more, got " + shown(element) + " in it");
       }
       values.push_back(*value);
     }
@@ -108,7 +108,7 @@ class Reader {
   }
   static PatternSpec pattern(const toml::table& table, const std::string& where) {
     std::ostringstream text;
-    // A table below a [section] header is written as lines otherwise.
+    // Without this a table below a [section] header would be written as several lines.
     toml::table copy = table;
     copy.is_inline(true);
     text << copy;
@@ -129,7 +129,7 @@ std::string known_instead(const std::string& full) {
   const size_t dot = full.rfind('.');
   const std::string section = dot == std::string::npos ? "" : full.substr(0, dot);
   const std::string leaf = dot == std::string::npos ? full : full.substr(dot + 1);
-  // First the same section, then the right name in another one, then anything near.
+  // Suggests a near name in the same section, else the same name in another one, else any near key.
   std::vector<std::string> leaves;
   for (const Key& key : keys()) {
     if (key.section == section) leaves.emplace_back(key.name);
@@ -154,7 +154,7 @@ std::string section_instead(const std::string& name) {
     list += (list.empty() ? "[" : ", [") + sections.back() + "]";
   }
   const std::string near = nearest(name, sections);
-  return near.empty() ? "; there are " + list : "; did you mean [" + near + "]?";
+  return near.empty() ? "; the sections are " + list : "; did you mean [" + near + "]?";
 }
 
 bool is_section(std::string_view name) {
@@ -201,7 +201,7 @@ toml::table parse_toml(std::string_view text, std::string_view source) {
   }
 }
 
-// Numbers that are too large for TOML: 99999999999999999999, 1e400.
+// Whether the value is a number that is too large for TOML: 99999999999999999999, 1e400.
 bool is_number_beyond(const std::string& value) {
   const auto beyond = [&](auto number) {
     const auto [stop, error] = std::from_chars(value.data(), value.data() + value.size(), number);
@@ -210,7 +210,7 @@ bool is_number_beyond(const std::string& value) {
   return beyond(int64_t{0}) || beyond(0.0);
 }
 
-// A list or a table that lacks the quotes of its strings, which a shell takes where nothing keeps it from that. Raises
+// Refuses a list or a table whose strings have no quotes, because a shell removes them outside single quotes. Raises
 // Error(kUsage) that shows how to type it.
 void refuse_lost_quotes(const std::string& full, const std::string& value) {
   if (value.size() < 2) return;
@@ -229,12 +229,12 @@ void refuse_lost_quotes(const std::string& full, const std::string& value) {
   } else if (!list) {
     meant = "{ kind = \"causal\" }";
   }
-  refuse("--set " + full, "is no TOML: " + value +
-                              "; a shell takes quotes away unless all of it stands in single quotes: --set " +
+  refuse("--set " + full, "expected TOML, got " + value +
+                              "; a shell removes quotes unless the whole argument is in single quotes: --set " +
                               shell_quote({full + "=" + meant}));
 }
 
-// One --set: `value` as TOML where it is that, and else as the string it is.
+// Applies one --set. The value is read as TOML if it is TOML, and otherwise taken as a string.
 void apply_set(const std::string& set, Config& config, std::set<std::string>& seen) {
   const std::string source = "--set " + set;
   const size_t equals = set.find('=');
@@ -265,7 +265,7 @@ void apply_set(const std::string& set, Config& config, std::set<std::string>& se
     if (!is_toml && !wants_string) refuse_lost_quotes(full, value);
     if (!is_toml && number && is_number_beyond(value)) {
       refuse("--set " + full, "expected " + range_text(*key, whole, std::strtod(value.c_str(), nullptr)) + ", got " +
-                                  value + ", which 64 bits do not hold");
+                                  value + ", which does not fit in 64 bits");
     }
     if (!read(toml_string(value))) refuse(source, "expected text in UTF-8");
   }
@@ -287,11 +287,11 @@ void check_together(const Config& c, std::string_view source) {
   if (m.head_size == 0 && m.dim % m.heads != 0) {
     const int64_t below = std::max<int64_t>(1, m.dim / m.heads) * m.heads;
     fail("model.dim = " + std::to_string(m.dim) + " cannot be split over model.heads = " + std::to_string(m.heads) +
-         ": dim must be a multiple of heads, for example " + std::to_string(below) + ", or model.head_dim be given");
+         ": dim must be a multiple of heads, for example " + std::to_string(below) + ", or set model.head_dim");
   }
   if (m.head_dim() % 2 != 0) {
     fail((m.head_size > 0 ? "model.head_dim = " : "model.dim / model.heads = ") + std::to_string(m.head_dim()) +
-         " must be even: the rotary embedding turns pairs of numbers");
+         " must be even: the rotary embedding rotates pairs of numbers");
   }
   const auto given = static_cast<int64_t>(m.pattern.each.size());
   if (given != 0 && given != m.layers) {
@@ -313,7 +313,7 @@ void check_together(const Config& c, std::string_view source) {
   }
   if (c.optimizer.spike > 0 && c.optimizer.spike <= 1) {
     fail("optimizer.spike = " + exact(c.optimizer.spike) +
-         " would make a spike of every norm above a share of the median: expected 0, which is off, or more than 1");
+         " would make every norm above that share of the median a spike: expected 0 (off) or more than 1");
   }
   for (const ContextSchedule::Stage& stage : c.data.context.stages) {
     const int64_t batch = c.data.batch_of(stage);
@@ -338,7 +338,8 @@ std::string read_file(const std::string& path) {
   }
   constexpr uintmax_t kLargest = 16 << 20;
   if (std::filesystem::file_size(path, error) > kLargest) {
-    throw Error(ErrorKind::kInput, "config", path + ": more than 16 MiB, this is no configuration");
+    throw Error(ErrorKind::kInput, "config",
+                path + ": expected a configuration of at most 16 MiB, found a larger file");
   }
   std::ifstream in(path, std::ios::binary);
   std::ostringstream text;
@@ -379,7 +380,7 @@ Config parse_config(std::string_view text, std::string_view source, const std::v
       missing += "\n  " + key.full() + ": " + std::string(key.doc);
     }
   }
-  if (!missing.empty()) refuse(std::string(source), "these keys are needed and missing:" + missing);
+  if (!missing.empty()) refuse(std::string(source), "required keys are missing:" + missing);
   ModelSection& m = config.model;
   if (m.kv_heads == 0) m.kv_heads = m.heads;
   if (m.ffn == 0) m.ffn = (8 * m.dim + 3 * 64 - 1) / (3 * 64) * 64;

@@ -1,4 +1,5 @@
-// A configuration written: as TOML, line by line for ranks to compare, and the table of its keys for the documents.
+// Writes a configuration: as TOML, as texts of its keys that ranks compare, and as the table of all keys in
+// docs/configuration.md.
 #include <variant>
 
 #include "common/text.h"
@@ -30,7 +31,7 @@ std::string value_text(const Key& key, const Config& config) { return std::visit
 
 }  // namespace config_keys
 
-using namespace config_keys;  // NOLINT(google-build-using-namespace): this file is the other half of it
+using namespace config_keys;  // NOLINT(google-build-using-namespace): this file belongs to it
 
 std::string LayerPatterns::text() const {
   if (each.empty()) return all.text();
