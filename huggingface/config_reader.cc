@@ -30,7 +30,7 @@ int64_t ConfigReader::whole(std::string_view key, int64_t low, int64_t high, std
   if (value == nullptr && otherwise) return *otherwise;
   const std::string expected = "must be a whole number from " + with_commas(low) + " to " + with_commas(high);
   if (value == nullptr) refuse(key, expected + ", but is missing");
-  // Those beyond 63 bits are unsigned.
+  // Numbers beyond 63 bits are held as unsigned ones.
   const bool fits = value->is_number_integer() &&
                     (!value->is_number_unsigned() || value->get<uint64_t>() <= static_cast<uint64_t>(high));
   if (!fits || value->get<int64_t>() < low || value->get<int64_t>() > high)
@@ -58,7 +58,7 @@ bool ConfigReader::flag(std::string_view key, bool otherwise) const {
 std::string ConfigReader::text(std::string_view key, const std::string& otherwise) const {
   const nlohmann::json* value = find(key);
   if (value == nullptr) return otherwise;
-  if (!value->is_string()) refuse(key, "must be a text, but is " + shown(*value));
+  if (!value->is_string()) refuse(key, "must be a string, but is " + shown(*value));
   return value->get<std::string>();
 }
 

@@ -25,15 +25,15 @@
 namespace annulus {
 namespace {
 
-// What a checkpoint's weights were trained as: the run's configuration with what the checkpoint itself says of [model],
-// which may have changed since.
+// The configuration that a checkpoint's weights were trained with: the run's, but with [model] as the checkpoint
+// recorded it, because config.toml may have changed since.
 Config config_of(const std::string& run, const Manifest& manifest) {
   std::vector<std::string> sets;
   for (const auto& [key, value] : manifest.model) sets.push_back("model." + key + "=" + value);
   return load_config(run + "/config.toml", sets);
 }
 
-// Of the rows up to this step.
+// The length of the longest rows up to this step.
 int64_t longest_rows(const DataConfig& data, int64_t step) {
   int64_t longest = 0;
   for (const ContextSchedule::Stage& stage : data.context.stages) {
@@ -42,7 +42,7 @@ int64_t longest_rows(const DataConfig& data, int64_t step) {
   return longest;
 }
 
-// The config.json that the run began as; empty: it began here.
+// The config.json of the model that the run began from; empty: it was trained from scratch.
 std::string original_of(const std::string& run) {
   const std::string path = huggingface_folder(run) + "/config.json";
   std::error_code error;
@@ -54,7 +54,7 @@ std::string original_of(const std::string& run) {
   return text.str();
 }
 
-// `longest`: rows that it was trained on.
+// `longest`: the length of the longest rows that the model was trained on.
 ConfigToWrite config_to_write(const std::string& run, const ModelSection& model, int64_t longest) {
   ConfigToWrite to{.model = model, .context = longest, .original = original_of(run), .dtype = model.dtype};
   if (const auto made = Tokenizations().of_folder(tokenizer_folder(run))) {
@@ -67,7 +67,7 @@ ConfigToWrite config_to_write(const std::string& run, const ModelSection& model,
   return to;
 }
 
-// That the checkpoint's tensors are this model's.
+// Checks that the checkpoint's tensors are those of this model.
 void check_tensors(const std::string& folder, const Manifest& manifest, const ModelShape& shape) {
   std::map<std::string, std::vector<int64_t>> expected;
   for (const DescribedUnit& group : described_units(shape)) {
@@ -78,15 +78,15 @@ void check_tensors(const std::string& folder, const Manifest& manifest, const Mo
     const auto found = expected.find(tensor.name);
     if (found == expected.end() || found->second != tensor.shape) {
       checkpoint_damaged(folder, "tensor \"" + tensor.name + "\" " + list_text(tensor.shape) +
-                                     " is not of the model that its run is configured as");
+                                     " does not belong to the model of its run's configuration");
     }
     expected.erase(found);
   }
   if (!expected.empty()) checkpoint_damaged(folder, "it has no tensor \"" + expected.begin()->first + "\"");
 }
 
-// Versions of transformers that find no word about it take a tokenizer for that of the model's family. Returns whether
-// a file was added.
+// Without this file, versions of transformers take the tokenizer for one of the class of the model's family. Returns
+// whether a file was added.
 bool describe_tokenizer(const std::string& folder, FileSystem& files) {
   std::error_code error;
   if (!std::filesystem::exists(folder + "/tokenizer.json", error)) return false;
@@ -132,7 +132,7 @@ ExportedModel export_checkpoint(const ExportOptions& options, const std::string&
         "so that its angles differ by 4e-3 at position 131,072 and by 5e-2 at 1,048,576");
   }
   if (options.leave_pattern) {
-    made.notes.emplace_back("config.json does not say model.pattern = " + model.pattern.text());
+    made.notes.emplace_back("config.json leaves out model.pattern = " + model.pattern.text());
   }
   return made;
 }
@@ -149,7 +149,7 @@ int64_t export_bytes() { return kBlockBytes + (1 << 20); }
 
 ExportedModel export_model(const ExportOptions& options, const std::function<void(const std::string&)>& passed_over,
                            FileSystem& files) {
-  // What is wrong with these is no damage of a checkpoint.
+  // An error in these files must not be taken for a damaged checkpoint.
   const std::string original = original_of(options.run);
   if (!original.empty()) parse_folder_config(original, huggingface_folder(options.run));
   load_config(options.run + "/config.toml");

@@ -1,5 +1,5 @@
-// A run's checkpoint as a folder of Hugging Face's: config.json, weights, tokenizer and generation files. Used by the
-// verb `export`.
+// Exports a run's checkpoint as a folder in Hugging Face's layout: config.json, weights, tokenizer and generation
+// files. Used by the verbs `export` and `inspect`.
 #pragma once
 
 #include <cstdint>
@@ -15,10 +15,10 @@ namespace annulus {
 struct ExportOptions {
   std::string run;                   // its folder
   std::string out;                   // the new folder
-  std::optional<int64_t> step = {};  // of the checkpoint; none: the newest that is whole
+  std::optional<int64_t> step = {};  // of the checkpoint; none: the newest undamaged one
   std::string dtype = {};            // "bf16", "fp32"; empty: what the run computes in
   int64_t shard_bytes = 5'000'000'000;
-  bool leave_pattern = false;  // ConfigToWrite::leave_pattern
+  bool leave_pattern = false;  // as ConfigToWrite::leave_pattern
 };
 
 struct ExportedModel {
@@ -27,21 +27,22 @@ struct ExportedModel {
   std::string dtype;               // "bf16", "fp32"
   int64_t context = 0;             // max_position_embeddings
   std::vector<std::string> files;  // paths
-  std::vector<std::string> notes;  // what whoever uses the folder should know, mostly nothing
+  std::vector<std::string> notes;  // what a user of the folder should know; usually empty
 };
 
-// Streams the checkpoint, written by any number of ranks at any level, through one block of memory
-// (checkpoint_merge.h). `out` is whole or not there. `passed_over` is told of damaged checkpoints. Raises Error(kUsage)
-// where `out` is there or no family can be the model; Error(kInput) for damage; Error(kResource) for a disk, and after
-// an interruption.
+// Streams the checkpoint, which any number of ranks may have written at any level of optimizer.shard, through one block
+// of memory (checkpoint_merge.h). `out` appears complete or not at all. `passed_over` is called with a message for each
+// damaged checkpoint. Raises Error(kUsage) if `out` exists or no family can express the model, Error(kInput) for
+// damage, and Error(kResource) for a failing disk and after an interruption.
 ExportedModel export_model(const ExportOptions& options, const std::function<void(const std::string&)>& passed_over,
                            FileSystem& files = FileSystem::real());
 
-// The family ("llama") that the run's newest configuration would be exported as. Raises Error(kUsage) where none can.
+// The family ("llama") as which the run's newest configuration would be exported. Raises Error(kUsage) if none can
+// express it.
 std::string exported_family(const std::string& run);
 
-// Bytes of the host that export_model holds at most, but for what a process takes anyway: a block, and what is
-// rounded of it at once.
+// Host memory in bytes that export_model takes at most, beyond what a process needs anyway: one block, and the part of
+// it that is rounded at once.
 int64_t export_bytes();
 
 }  // namespace annulus

@@ -60,7 +60,7 @@ PatternSpec window_pattern(int64_t w) {
 int64_t window_of(const ModelSection& model, int64_t layer) {
   PatternSpec pattern = model.pattern.of(layer);
   if (pattern == causal_pattern()) return 0;
-  pattern.causal = false;  // a window into the past is so anyway
+  pattern.causal = false;  // a window into the past is causal in any case
   const int64_t w = pattern.left + 1;
   return pattern == window_pattern(w) ? w : -1;
 }
@@ -76,14 +76,14 @@ std::string why_not(const Family& f, const ModelSection& m, bool patterns) {
     return name + " has biases of queries, keys, values and attention's output, or none";
   }
   if (m.mlp_bias && !f.mlp_bias_key) return name + " has no biases of the MLP";
-  if (f.divides && m.dim % m.heads != 0) return name + " needs a width that is a multiple of the heads";
+  if (f.divides && m.dim % m.heads != 0) return name + " needs a width that is a multiple of the number of heads";
   if (!patterns) return "";
   int64_t window = 0;
   const auto one = static_cast<int64_t>(m.pattern.each.size());
   for (int64_t i = 0; i < (one == 0 ? 1 : one); ++i) {
     const int64_t w = window_of(m, i);
     const std::string said = "model.pattern of layer " + std::to_string(i) + " is " + m.pattern.of(i).text() + ", but ";
-    if (w < 0) return said + name + " knows causal patterns and windows into the past alone";
+    if (w < 0) return said + name + " has only causal patterns and windows into the past";
     if (w > 0 && f.windows == Windows::kNone) return said + name + " has no windows";
     if (f.windows == Windows::kAllLayers && i > 0 && w != window) return said + name + " has one window for all layers";
     if (w > 0 && window > 0 && w != window) return said + name + " has one window for all layers that have one";

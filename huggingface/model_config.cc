@@ -1,4 +1,4 @@
-// Reading config.json: see model_config.h. Writing: write_config.cc.
+// See model_config.h. This file reads config.json; write_config.cc writes it.
 #include "huggingface/model_config.h"
 
 #include <cerrno>
@@ -22,13 +22,13 @@
 
 namespace annulus {
 
-using namespace huggingface;  // NOLINT(google-build-using-namespace): this file is of it
+using namespace huggingface;  // NOLINT(google-build-using-namespace): this file belongs to it
 
 namespace {
 
 using Json = nlohmann::json;
 
-// Those of the keys of [model].
+// kMostLayers and kWidest are also the bounds of the keys of [model].
 constexpr int64_t kMostLayers = 100000, kWidest = 1 << 24, kLongest = int64_t{1} << 40;
 constexpr uintmax_t kLargest = 16 << 20;
 constexpr size_t kDeepest = 16;
@@ -41,7 +41,8 @@ std::string read_file(const std::string& path) {
   };
   if (error) throw unreadable(error.value());
   if (bytes > kLargest) {
-    throw Error(ErrorKind::kInput, "huggingface", path + " has more than 16 MiB: this is no config.json");
+    throw Error(ErrorKind::kInput, "huggingface",
+                path + ": expected a config.json of at most 16 MiB, found a larger file");
   }
   std::ifstream in(path, std::ios::binary);
   std::ostringstream text;
@@ -59,8 +60,8 @@ const Family& family_of(const ConfigReader& config) {
     if (type == f.name) family = &f;
   }
   if (family == nullptr) {
-    config.refuse("model_type", (type.empty() ? "is missing" : "is " + shown_name(type)) + ": the families read are " +
-                                    join(names, ", "));
+    config.refuse("model_type", (type.empty() ? "is missing" : "is " + shown_name(type)) +
+                                    ": the supported families are " + join(names, ", "));
   }
   const Json* architectures = config.find("architectures");
   if (architectures == nullptr) return *family;
@@ -71,7 +72,7 @@ const Family& family_of(const ConfigReader& config) {
   return *family;
 }
 
-// That each key is one of the table, and those that the rest does not look at may stand.
+// Checks that each key is in the table, and that those which only the table describes have allowed values.
 void check_keys(const ConfigReader& config, const Json& object, const Family& family) {
   for (const auto& [name, value] : object.items()) {
     const ConfigKey* key =
@@ -82,7 +83,7 @@ void check_keys(const ConfigReader& config, const Json& object, const Family& fa
       const std::string near = nearest(name, names);
       config.refuse(name, "is not known, and might change what the model computes" +
                               (near.empty() ? "" : "; did you mean \"" + near + "\"?") +
-                              "; if it does not, take it out of the file");
+                              "; if it does not, remove it from the file");
     }
     if (value.is_null()) continue;
     if (key->use == KeyUse::kRefused) {
@@ -97,16 +98,16 @@ void check_keys(const ConfigReader& config, const Json& object, const Family& fa
       }
     }
     if (!is_of_family(*key, family.name) && value != false) {
-      config.refuse(name, "is " + shown(value) + ", but is no key of " + std::string(family.name));
+      config.refuse(name, "is " + shown(value) + ", but this is no key of " + std::string(family.name));
     }
   }
 }
 
-// Of each layer the window, 0: none.
+// The window of each layer; 0: none.
 std::vector<int64_t> windows(const ConfigReader& config, const Family& family, int64_t layers) {
   std::vector<int64_t> windows(static_cast<size_t>(layers), 0);
   if (family.windows == Windows::kNone) return windows;
-  // Null is none, a missing key is not.
+  // Null means no window; a missing key means the default.
   int64_t window = config.has("sliding_window") ? config.whole("sliding_window", 1, kLongest, 0) : 4096;
   if (family.windows == Windows::kAllLayers) {
     std::fill(windows.begin(), windows.end(), window);
@@ -128,7 +129,7 @@ std::vector<int64_t> windows(const ConfigReader& config, const Family& family, i
     if (type == "full_attention" || type == "attention") continue;
     if (type != "sliding_attention") {
       config.refuse("layer_types", "has " + shown(type) + " for layer " + std::to_string(i) +
-                                       ": computed are \"full_attention\" and \"sliding_attention\" alone");
+                                       ": only \"full_attention\" and \"sliding_attention\" are supported");
     }
     if (window == 0) {
       config.refuse("layer_types", "has \"sliding_attention\" for layer " + std::to_string(i) +
@@ -158,7 +159,8 @@ int64_t head_dim(const ConfigReader& config, const Family& family, const ModelSh
   if (config.find("head_dim") != nullptr) return config.whole("head_dim", 2, kWidest);
   if (family.head_dim > 0) return family.head_dim;
   if (shape.dim % shape.heads != 0) {
-    config.refuse("hidden_size", "is " + std::to_string(shape.dim) + ", no multiple of num_attention_heads = " +
+    config.refuse("hidden_size", "is " + std::to_string(shape.dim) +
+                                     ", which is not a multiple of num_attention_heads = " +
                                      std::to_string(shape.heads) + ", and there is no head_dim");
   }
   return shape.dim / shape.heads;
@@ -171,9 +173,9 @@ FolderConfig parse_folder_config(const std::string& text, const std::string& pat
   try {
     object = parse_bounded_json(text, kDeepest);
   } catch (const JsonRefused& refused) {
-    throw Error(ErrorKind::kInput, "huggingface", path + ": no JSON: " + refused.what());
+    throw Error(ErrorKind::kInput, "huggingface", path + ": expected JSON: " + refused.what());
   }
-  if (!object.is_object()) throw Error(ErrorKind::kInput, "huggingface", path + ": expected an object of JSON");
+  if (!object.is_object()) throw Error(ErrorKind::kInput, "huggingface", path + ": expected a JSON object");
   const ConfigReader config(path, object);
   const Family& family = family_of(config);
   check_keys(config, object, family);

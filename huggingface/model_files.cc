@@ -45,14 +45,14 @@ void read_pieces(const std::string& path, const Take& take) {
   }
 }
 
-// The digest that `annulus tokenize` gives a tokenizer (tokenization/tokenizer.py): of all its bytes.
+// The digest that `annulus tokenize` gives a tokenizer (tokenization/tokenizer.py): the checksum of all its bytes.
 std::string digest_of(const std::string& path) {
   Checksum sum;
   read_pieces(path, [&](const char* data, size_t bytes) { sum.update(data, bytes); });
   return sum.hex();
 }
 
-// The largest id: of model.vocab, an object of ids or a list of pieces by id, and of added_tokens.
+// Finds the largest id, in model.vocab (an object of ids, or a list of pieces by id) and in added_tokens.
 class Ids : public Json::json_sax_t {
  public:
   int64_t largest() const { return std::max(largest_, pieces_ - 1); }
@@ -77,7 +77,7 @@ class Ids : public Json::json_sax_t {
   }
   bool end_object() override { return leave(); }
   bool end_array() override { return leave(); }
-  // The name of "" is never one of a level that is looked at: lists have it.
+  // In path_ an empty name stands for a list, so a member with an empty name is "?".
   bool key(string_t& name) override {
     path_.back() = name.empty() ? "?" : name;
     return true;
@@ -102,9 +102,9 @@ class Ids : public Json::json_sax_t {
     return true;
   }
 
-  std::vector<std::string> path_;  // of each object that is open the member, of each list ""
+  std::vector<std::string> path_;  // for each open object the current member, for each open list ""
   int64_t largest_ = -1;
-  int64_t pieces_ = 0;  // of a list, whose ids are their places
+  int64_t pieces_ = 0;  // of a list, in which each piece's id is its index
   std::string complaint_;
 };
 
@@ -141,8 +141,8 @@ int64_t tokenizer_ids(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   if (!in) unreadable(path);
   Ids ids;
-  if (!Json::sax_parse(in, &ids)) refuse(path + ": no tokenizer.json: " + ids.complaint());
-  if (ids.largest() < 0) refuse(path + ": no tokenizer.json: it has no ids in \"model\", \"vocab\"");
+  if (!Json::sax_parse(in, &ids)) refuse(path + ": not a tokenizer.json: " + ids.complaint());
+  if (ids.largest() < 0) refuse(path + ": not a tokenizer.json: it has no ids in \"model\", \"vocab\"");
   return ids.largest() + 1;
 }
 
@@ -158,7 +158,7 @@ std::string check_tokenizer(const std::string& folder, int64_t vocab, bool data_
     if (ids > vocab) {
       refuse(there[0] + ": its ids go up to " + std::to_string(ids - 1) +
              ", but config.json beside it says vocab_size " + std::to_string(vocab) +
-             ": the tokenizer is of another model");
+             ": the tokenizer belongs to another model");
     }
   }
   const std::string how = "annulus tokenize --tokenizer " + shell_quote({folder}) + " makes shards of its ids";
@@ -173,7 +173,7 @@ std::string check_tokenizer(const std::string& folder, int64_t vocab, bool data_
     digests += (digests.empty() ? "" : ", ") + path + " has " + digest;
   }
   refuse("data.train was made with the tokenizer of digest " + data_tokenizer + ", but " + digests +
-         ": the same id means different text to them; " + how);
+         ": the same id stands for different texts; " + how);
 }
 
 }  // namespace annulus

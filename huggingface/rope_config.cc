@@ -19,7 +19,7 @@ using Kind = RotaryScaling::Kind;
 constexpr double kMost = 1e12;  // far beyond any position or base
 constexpr double kLeast = std::numeric_limits<double>::min();
 
-// The keys of a kind besides those of every kind.
+// The keys of a kind besides those that every kind has.
 std::vector<std::string_view> keys_of(Kind kind) {
   switch (kind) {
     case Kind::kLinear:
@@ -44,10 +44,10 @@ Kind kind_of(const ConfigReader& rope) {
     if (name == rotary_kind_name(kind)) return kind;
   }
   rope.refuse(rope.has("rope_type") ? "rope_type" : "type",
-              "is " + shown_name(name) + ": computed are \"default\", \"linear\", \"llama3\" and \"yarn\" alone");
+              "is " + shown_name(name) + ": only \"default\", \"linear\", \"llama3\" and \"yarn\" are supported");
 }
 
-// Every key that says something is known, and changes nothing that is not computed.
+// Checks that every key is known, and that none asks for a computation that is not supported.
 void check_keys(const ConfigReader& rope, const nlohmann::json& object, Kind kind) {
   const std::vector<std::string_view> own = keys_of(kind);
   for (const auto& [name, value] : object.items()) {
@@ -56,7 +56,7 @@ void check_keys(const ConfigReader& rope, const nlohmann::json& object, Kind kin
     const ConfigKey* key = find_config_key("rope_parameters." + name);
     if (key == nullptr) rope.refuse(name, "is not known: it might change what the model computes");
     if (name == "mscale" || name == "mscale_all_dim") {
-      // transformers takes them into account together alone, and where nothing says the factor.
+      // transformers uses the two only together, and only if attention_factor is not given.
       const auto says = [&](const char* of) { return rope.number(of, 0, kMost, 0) != 0; };
       if (kind != Kind::kYarn || !says("mscale") || !says("mscale_all_dim") ||
           rope.find("attention_factor") != nullptr) {
@@ -69,7 +69,7 @@ void check_keys(const ConfigReader& rope, const nlohmann::json& object, Kind kin
         rope.refuse(name, "must be 1, but is " + shown(value) + ": " + std::string(key->doc));
       }
     }
-    // What is left is of another kind, and transformers does not read it either.
+    // What is left belongs to another kind, and transformers does not read it either.
   }
 }
 
@@ -83,7 +83,7 @@ void read_rope(const ConfigReader& config, int64_t context, ModelShape& shape) {
   };
   const nlohmann::json *older = object_at("rope_scaling"), *newer = object_at("rope_parameters");
   if (older != nullptr && newer != nullptr && *older != *newer) {
-    config.refuse("rope_scaling", "says something else than \"rope_parameters\": leave one of them out");
+    config.refuse("rope_scaling", "differs from \"rope_parameters\": leave one of them out");
   }
   const std::string name = older != nullptr ? "rope_scaling." : "rope_parameters.";
   const nlohmann::json none = nlohmann::json::object();

@@ -1,5 +1,5 @@
-// The rotary embedding in a config.json, in both spellings: rope_parameters, and rope_theta with rope_scaling. Internal
-// to huggingface/.
+// Reads and writes the rotary embedding of a config.json in both spellings: rope_parameters, or rope_theta with
+// rope_scaling. Used by model_config.cc and write_config.cc. Internal to huggingface/.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace annulus::huggingface {
 // the key.
 void read_rope(const ConfigReader& config, int64_t context, ModelShape& shape);
 
-// Writes them, in the spelling that `config` has or else in the older one, which every version of transformers reads.
+// Writes them in the spelling that `config` has, or else in the older one, which every version of transformers reads.
 void write_rope(const ModelShape& shape, nlohmann::ordered_json& config);
 
 }  // namespace annulus::huggingface

@@ -18,7 +18,7 @@ TextIds read_text_ids(const std::string& folder) {
   constexpr size_t kDeepest = 16;
   constexpr int64_t kMostIds = 1 << 24;
   TextIds ids;
-  // What generation_config.json says comes first: instruction-tuned models end otherwise than their config.json says.
+  // generation_config.json comes first: texts of instruction-tuned models do not end as their config.json says.
   for (const char* name : {"/generation_config.json", "/config.json"}) {
     const std::string path = folder + name;
     std::error_code error;
@@ -29,7 +29,7 @@ TextIds read_text_ids(const std::string& folder) {
     } catch (const JsonRefused& refused) {
       throw Error(ErrorKind::kInput, "huggingface", path + ": " + refused.what());
     }
-    if (!object.is_object()) throw Error(ErrorKind::kInput, "huggingface", path + ": expected an object");
+    if (!object.is_object()) throw Error(ErrorKind::kInput, "huggingface", path + ": expected a JSON object");
     const ConfigReader reader(path, object);
     if (!ids.begin && reader.find("bos_token_id") != nullptr) ids.begin = reader.whole("bos_token_id", 0, kMostIds);
     const nlohmann::json* ends = reader.find("eos_token_id");

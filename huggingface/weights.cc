@@ -32,7 +32,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kEmbedding = "model.embed_tokens.weight", kOutput = "lm_head.weight";
-constexpr uintmax_t kLargestIndex = 100'000'000;  // that of a safetensors header, which names as much
+constexpr uintmax_t kLargestIndex = 100'000'000;  // as of a safetensors header, which holds as many names
 
 [[noreturn]] void refuse(const std::string& path, const std::string& message) {
   throw Error(ErrorKind::kInput, "huggingface", path + ": " + message);
@@ -47,7 +47,7 @@ bool contains_any(std::string_view text, std::initializer_list<std::string_view>
                      [&](std::string_view word) { return text.find(word) != std::string_view::npos; });
 }
 
-// What older versions of transformers saved and nobody reads: it follows from the configuration.
+// Older versions of transformers saved it; it is not read, because it follows from the configuration.
 bool is_derived(std::string_view name) { return name.ends_with("rotary_emb.inv_freq"); }
 
 [[noreturn]] void no_weights(const std::string& folder) {
@@ -69,14 +69,15 @@ bool is_derived(std::string_view name) { return name.ends_with("rotary_emb.inv_f
   }
   if (!pickled) refuse(folder, expected);
   refuse(folder, expected +
-                     ", but pickled weights, which can run any program when they are read and are not read here: where "
-                     "they are trusted, transformers makes safetensors of them with "
+                     ", but pickled weights, which are not read because they can run any program: if you trust them, "
+                     "transformers converts them with "
                      "AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)");
 }
 
 nlohmann::json read_index(const std::string& path) {
   std::error_code error;
-  if (fs::file_size(path, error) > kLargestIndex && !error) refuse(path, "has more than 100 MB: this is no index");
+  if (fs::file_size(path, error) > kLargestIndex && !error)
+    refuse(path, "expected an index of at most 100 MB, found a larger file");
   std::ifstream in(path, std::ios::binary);
   std::ostringstream text;
   text << in.rdbuf();
@@ -91,11 +92,11 @@ nlohmann::json read_index(const std::string& path) {
     }
     return index;
   } catch (const JsonRefused& refused) {
-    refuse(path, std::string("no JSON: ") + refused.what());
+    refuse(path, std::string("expected JSON: ") + refused.what());
   }
 }
 
-// A file beside the index: no path to elsewhere.
+// Whether this names a file beside the index, and no path elsewhere.
 bool is_shard_name(const std::string& name) {
   return name.ends_with(".safetensors") && name.find('/') == std::string::npos && !name.starts_with(".");
 }
@@ -105,7 +106,7 @@ bool is_shard_name(const std::string& name) {
 ModelWeights::ModelWeights(const std::string& folder, const ModelShape& shape) : folder_(folder) {
   std::error_code error;
   const std::string single = folder + "/model.safetensors", index = folder + "/model.safetensors.index.json";
-  // transformers looks in this order, too.
+  // transformers looks in the same order.
   if (fs::exists(single, error)) {
     open_single(single);
   } else if (fs::exists(index, error)) {
@@ -133,12 +134,12 @@ ModelWeights::ModelWeights(const std::string& folder, const ModelShape& shape) :
           std::equal(info->shape.begin(), info->shape.end(), parameter.shape.rbegin(), parameter.shape.rend());
       refuse_tensor(path, name,
                     (transposed ? "is transposed: it is " : "is ") + list_text(info->shape) +
-                        ", but by config.json it is " + list_text(parameter.shape));
+                        ", but config.json makes it " + list_text(parameter.shape));
     }
     if (!c10::isFloatingType(info->dtype)) {
       refuse_tensor(path, name,
                     "is " + std::string(safetensors_dtype(info->dtype)) +
-                        ", as quantised weights are: F64, F32, F16 and BF16 are read alone");
+                        ", as quantised weights are: only F64, F32, F16 and BF16 are read");
     }
   }
 }
@@ -175,16 +176,17 @@ void ModelWeights::open_set(const std::string& folder, const std::string& index_
     for (const TensorInfo& info : file->tensors()) {
       const auto said = map.find(info.name);
       if (said == map.end()) refuse_tensor(path, info.name, "is not in " + index_path);
-      if (*said != name) refuse_tensor(path, info.name, "is here, but by " + index_path + " it is in " + said->dump());
+      if (*said != name)
+        refuse_tensor(path, info.name, "is here, but according to " + index_path + " it is in " + said->dump());
     }
     add(path, *file);
   }
   for (const auto& [tensor, shard] : map.items()) {
     if (tensors_.contains(tensor)) continue;
-    // Converters leave the lines of tensors that they dropped because they are others' memory.
+    // Converters leave the lines of tensors that they dropped because they share memory with others.
     if (tied && tensor == kOutput) continue;
     refuse_tensor(folder + "/" + shard.get<std::string>(), tensor,
-                  "is not in the file, but by " + index_path + " it is");
+                  "is not in the file, but according to " + index_path + " it is");
   }
 }
 
@@ -193,10 +195,10 @@ void ModelWeights::check_known(const std::map<std::string, ParameterShape>& expe
     if (expected.contains(name)) continue;
     if (contains_any(name, {"qkv_proj", "gate_up_proj", "query_key_value", "Wqkv", "W_pack", "c_attn"})) {
       refuse_tensor(place.path, name,
-                    "is of several projections fused, which must be apart: q_proj, k_proj, v_proj, gate_proj, up_proj");
+                    "holds several projections, which must be separate: q_proj, k_proj, v_proj, gate_proj, up_proj");
     }
     if (contains_any(name, {".qweight", ".qzeros", ".scales", "_scale", ".g_idx", ".absmax", ".quant_"})) {
-      refuse_tensor(place.path, name, "is of quantised weights, which are not read");
+      refuse_tensor(place.path, name, "belongs to quantised weights, which are not read");
     }
     if (expected.contains("model." + name)) {
       refuse_tensor(place.path, name, "lacks \"model.\" before its name: the file holds a model without its output");
@@ -205,13 +207,14 @@ void ModelWeights::check_known(const std::map<std::string, ParameterShape>& expe
     for (const auto& [known, parameter] : expected) names.push_back(known);
     const std::string near = names.size() < 1000 ? nearest(name, names) : "";
     refuse_tensor(place.path, name,
-                  "is " + list_text(place.info->shape) + ", but the model of config.json has none of this name" +
+                  "is " + list_text(place.info->shape) + ", but the model of config.json has no tensor of this name" +
                       (near.empty() ? "" : "; did you mean " + shown_name(near) + "?"));
   }
 }
 
-// As transformers does it: the one of the two that is there is both, and both may be there where they are equal.
-// Where they are not it goes on with two matrices, whatever the configuration says; here that is refused.
+// As in transformers, one of the two matrices stands for both if the other is missing, and both may be there if they
+// are equal. If they differ, transformers continues with two matrices whatever the configuration says; here they are
+// refused.
 void ModelWeights::check_tie(const ModelShape& shape) {
   const auto output = tensors_.find(std::string(kOutput));
   if (!shape.tie_embeddings || output == tensors_.end()) return;
@@ -235,9 +238,9 @@ void ModelWeights::require_equal(const Place& a, const Place& b) const {
   }
   if (same) return;
   refuse_tensor(b.path, std::string(kOutput),
-                "is not " + std::string(kEmbedding) + " of " + a.path +
-                    ", but by config.json the two are tied: set tie_word_embeddings to false where they are two "
-                    "matrices, or take the tensor out");
+                "differs from " + std::string(kEmbedding) + " of " + a.path +
+                    ", but config.json ties the two: set tie_word_embeddings to false if they are two matrices, or "
+                    "remove the tensor");
 }
 
 void ModelWeights::read(const std::vector<TensorSlice>& into) const {

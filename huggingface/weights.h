@@ -1,6 +1,6 @@
-// ModelWeights: the weights in a folder of Hugging Face's, model.safetensors or many files with
-// model.safetensors.index.json, read slice by slice into whatever part of them a rank holds. Used by the start of a
-// training run and by whoever computes with such a folder.
+// ModelWeights: the weights in a folder in Hugging Face's layout (model.safetensors, or several files with
+// model.safetensors.index.json), read slice by slice into the part of them that a rank holds. Used by ModelImport and
+// by inference.
 #pragma once
 
 #include <cstdint>
@@ -15,23 +15,24 @@
 
 namespace annulus {
 
-// Opened and checked in full; the files stay open. Thread-safe.
+// Everything is checked when it is opened; the files stay open. Thread-safe.
 class ModelWeights {
  public:
-  // Looks at the headers of all files, and takes no memory for weights; where embedding and output are tied and both
-  // are there, it reads both. Every tensor of the model must be there in its shape, as fp64, fp32, fp16 or bf16, and no
-  // other one: but for rotary_emb.inv_freq of older files, which follows from the configuration, and for an output
-  // matrix of a tied model that has the same bits as the embedding. Raises Error(kInput) that names tensor and file: a
-  // file is missing or damaged, an index says what is not so, a tensor is missing, transposed, fused with others,
+  // Reads the headers of all files and takes no memory for weights; if embedding and output are tied and both are
+  // there, it compares the two. Every tensor of the model must be there in its shape, as fp64, fp32, fp16 or bf16, and
+  // no other tensor except rotary_emb.inv_freq of older files, which follows from the configuration, and the output
+  // matrix of a tied model if it has the same bits as the embedding. Raises Error(kInput), naming tensor and file, if a
+  // file is missing or damaged, if the index is wrong, or if a tensor is missing, transposed, fused with others,
   // unknown, quantised or pickled; Error(kResource) for what cannot be read.
   ModelWeights(const std::string& folder, const ModelShape& shape);
 
-  // Copies into the slices' `values`, on any device, in their dtype: rounded to nearest where it is narrower. Holds
-  // kBlockBytes of the host's memory besides. Raises as the constructor does, and Error(kInternal) for a tensor that
-  // the model does not have.
+  // Copies weights into the slices' `values`, on any device, rounded to nearest if their dtype is narrower. Takes
+  // kBlockBytes of host memory besides. Raises as the constructor does, and Error(kInternal) for a tensor that the
+  // model does not have.
   void read(const std::vector<TensorSlice>& into) const;
 
-  // Of names, shapes, dtypes and the ends of each tensor: ranks that open folders of their own compare it.
+  // A checksum of each tensor's name, shape, dtype and first and last bytes. Ranks compare it, because each opens a
+  // folder of its own.
   std::string fingerprint() const;
 
   // Bytes of the model's tensors in the files, and their dtypes ("BF16", "F32"), sorted.
@@ -54,7 +55,7 @@ class ModelWeights {
 
   std::string folder_;
   std::vector<std::unique_ptr<SafetensorsFile>> files_;
-  std::map<std::string, Place> tensors_;  // by name; once checked, the model's alone
+  std::map<std::string, Place> tensors_;  // by name; after the checks, only those of the model
 };
 
 }  // namespace annulus

@@ -1,4 +1,4 @@
-// Writing config.json: see model_config.h.
+// See model_config.h. This file writes config.json.
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -12,7 +12,7 @@
 
 namespace annulus {
 
-using namespace huggingface;  // NOLINT(google-build-using-namespace): this file is of it
+using namespace huggingface;  // NOLINT(google-build-using-namespace): this file belongs to it
 
 namespace {
 
@@ -27,10 +27,10 @@ bool same_patterns(const ModelSection& a, const ModelSection& b) {
   return true;
 }
 
-// What of two models is not the same, of all that a config.json says; empty: nothing.
+// What differs between two models, of all that a config.json says; empty: nothing.
 std::string difference(const ModelSection& a, const ModelSection& b, bool patterns) {
   ModelShape x = a, y = b;
-  x.rope_fp32 = y.rope_fp32 = false;  // nothing that a config.json says
+  x.rope_fp32 = y.rope_fp32 = false;  // config.json does not say it
   x.head_size = a.head_dim();
   y.head_size = b.head_dim();
   x.rope_theta = y.rope_theta;
@@ -41,7 +41,7 @@ std::string difference(const ModelSection& a, const ModelSection& b, bool patter
   return patterns && !same_patterns(a, b) ? "its patterns" : "";
 }
 
-// The family of a model that began here.
+// The family for a model that was trained from scratch.
 const Family& simplest(const ModelSection& model, bool patterns) {
   std::string reasons, by_patterns;
   for (const Family& family : families()) {
@@ -51,7 +51,7 @@ const Family& simplest(const ModelSection& model, bool patterns) {
     if (by_patterns.empty() && why_not(family, model, false).empty()) by_patterns = reason;
   }
   if (!by_patterns.empty()) refuse(by_patterns + "; export with --leave-pattern to leave the patterns out");
-  refuse("no family can be this model" + reasons);
+  refuse("no family can express this model" + reasons);
 }
 
 Json of_sizes(const Family& family, const ModelSection& m) {
@@ -89,7 +89,7 @@ void write_patterns(const Family& family, const ModelSection& m, bool leave, Jso
   config["sliding_window"] = window > 0 ? Json(window) : Json();
   if (family.windows == Windows::kAllLayers) return;
   config["use_sliding_window"] = window > 0;
-  // Versions without layer_types know a number of full layers at the beginning alone.
+  // Versions without layer_types know only a number of full layers at the beginning.
   config["max_window_layers"] = full == first ? first : m.layers;
   config["layer_types"] = types;
 }
@@ -109,7 +109,7 @@ std::string write_model_config(const ConfigToWrite& to) {
     if (to.end) config["eos_token_id"] = *to.end;
     write_patterns(*family, m, to.leave_pattern, config);
   } else {
-    const FolderConfig original = parse_folder_config(to.original, "the config.json that the model began as");
+    const FolderConfig original = parse_folder_config(to.original, "the config.json that the model was imported with");
     before = original.model;
     config = Json::parse(to.original);
     family = &*std::find_if(families().begin(), families().end(),
@@ -125,7 +125,7 @@ std::string write_model_config(const ConfigToWrite& to) {
   if (here || m.dropout != before.dropout) config["attention_dropout"] = m.dropout;
   config["max_position_embeddings"] = to.context;
   const auto read = [&] { return parse_folder_config(config.dump(), "the config.json to be written").model; };
-  // Where the original's depends on the context it is written out, too.
+  // Rotary parameters of the original that depend on the context are written out.
   if (here) {
     write_rope(m, config);
   } else if (const ModelSection now = read(); now.rope_theta != m.rope_theta || !(now.rope_scaling == m.rope_scaling)) {

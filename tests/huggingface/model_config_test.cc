@@ -301,8 +301,8 @@ TEST(ModelConfig, RefusesWhatIsNotComputedByTheNameOfItsKey) {
 }
 
 TEST(ModelConfig, RefusesWhatIsNoConfiguration) {
-  EXPECT_NE(refusal_of_text("{").find("model/config.json: no JSON"), std::string::npos);
-  EXPECT_NE(refusal_of_text("[1]").find("expected an object"), std::string::npos);
+  EXPECT_NE(refusal_of_text("{").find("model/config.json: expected JSON"), std::string::npos);
+  EXPECT_NE(refusal_of_text("[1]").find("expected a JSON object"), std::string::npos);
   EXPECT_NE(refusal_of_text(R"({"model_type": "llama", "model_type": "qwen2"})").find("appears twice"),
             std::string::npos);
   EXPECT_NE(refusal_of_text("{\"id2label\": " + std::string(1000, '[') + std::string(1000, ']') + "}")

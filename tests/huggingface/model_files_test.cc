@@ -45,7 +45,7 @@ TEST(ModelFiles, CountsTheIdsOfATokenizer) {
   for (const std::string& text :
        {std::string("{"), std::string("{}"), std::string(R"({"model": {"vocab": {}}})"), std::string(100000, '[')}) {
     const std::string path = with_tokenizer(text) + "/tokenizer.json";
-    EXPECT_NE(refusal([&] { tokenizer_ids(path); }).find(path + ": no tokenizer.json"), std::string::npos) << text;
+    EXPECT_NE(refusal([&] { tokenizer_ids(path); }).find(path + ": not a tokenizer.json"), std::string::npos) << text;
   }
 }
 

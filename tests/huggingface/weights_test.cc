@@ -82,7 +82,7 @@ TEST(ModelWeights, EveryTensorOfEveryFamily) {
   const std::string folder = fresh_folder("all");
   write_weights(folder, weights_of(shape));
   expect_reads(folder, weights_of(shape), shape, at::kFloat);
-  expect_says(refusal(folder), {"model.safetensors", "bias", "has none of this name"});
+  expect_says(refusal(folder), {"model.safetensors", "bias", "has no tensor of this name"});
 }
 
 TEST(ModelWeights, OlderFilesHaveFrequenciesThatFollowFromTheConfiguration) {
@@ -126,12 +126,14 @@ TEST(ModelWeights, NamesWhatIsNotAsTheConfigurationSays) {
   expect_says(refusal_of(changed(kDown, good.at(kDown).t().contiguous())),
               {"model.safetensors", kDown, "transposed", "[24, 16]", "[16, 24]"});
   expect_says(refusal_of(changed(kDown, at::full({16, 23}, 1.0, at::kFloat))), {kDown, "[16, 23]", "[16, 24]"});
-  expect_says(refusal_of(changed("model.layers.0.self_attn.qkv_proj.weight", good.at(kQ))), {"qkv_proj", "fused"});
-  expect_says(refusal_of(changed("model.layers.0.mlp.gate_up_proj.weight", good.at(kQ))), {"gate_up_proj", "fused"});
+  expect_says(refusal_of(changed("model.layers.0.self_attn.qkv_proj.weight", good.at(kQ))),
+              {"qkv_proj", "several projections"});
+  expect_says(refusal_of(changed("model.layers.0.mlp.gate_up_proj.weight", good.at(kQ))),
+              {"gate_up_proj", "several projections"});
   expect_says(refusal_of(changed("model.layers.0.self_attn.q_proj.qweight", good.at(kQ))), {"qweight", "quantised"});
   expect_says(refusal_of(changed(kQ, good.at(kQ).to(at::kInt))), {kQ, "I32", "quantised"});
   expect_says(refusal_of(changed("model.layers.2.self_attn.q_proj.weight", good.at(kQ))),
-              {"model.layers.2.self_attn.q_proj.weight", "none of this name", "did you mean"});
+              {"model.layers.2.self_attn.q_proj.weight", "no tensor of this name", "did you mean"});
   expect_says(refusal_of(changed("norm.weight", good.at("model.norm.weight"))),
               {"\"norm.weight\"", "without its output"});
 }
@@ -149,7 +151,7 @@ TEST(ModelWeights, AnIndexThatLies) {
   nlohmann::json lie = index;
   const std::string at = lie["weight_map"][kDown], elsewhere = at == first ? second : first;
   lie["weight_map"][kDown] = elsewhere;
-  expect_says(says(lie), {kDown, at, "is here, but by", elsewhere});
+  expect_says(says(lie), {kDown, at, "is here, but according to", elsewhere});
   lie = index;
   lie["weight_map"].erase(kDown);
   expect_says(says(lie), {kDown, at, "is not in", "index.json"});
@@ -174,7 +176,7 @@ TEST(ModelWeights, AnIndexThatLies) {
   lie.erase("weight_map");
   expect_says(says(lie), {"weight_map"});
   write_text(path, "{");
-  expect_says(refusal(folder), {"no JSON"});
+  expect_says(refusal(folder), {"expected JSON"});
   write_text(path, index.dump());
   std::filesystem::remove(folder + "/" + second);
   expect_says(refusal(folder), {second + ": is missing"});
