@@ -30,7 +30,7 @@ RmsNorm add_rms_norm(const at::Tensor& x, const at::Tensor& delta, const at::Ten
     std::tie(r.y, r.inv_rms) = at::_fused_rms_norm(r.sum, r.sum.sizes().slice(1), weight, eps);
     return r;
   }
-  // Elsewhere the operator is composed, too, and does not tell the statistics.
+  // On other devices the operator is composed, too, and does not return the statistics.
   const at::Tensor wide = widened(r.sum);
   r.inv_rms = at::rsqrt(wide.square().mean(-1, /*keepdim=*/true) + eps);
   r.y = (wide * r.inv_rms).mul_(weight).to(r.sum.scalar_type());
@@ -57,7 +57,7 @@ RmsNormGradient add_rms_norm_backward(const at::Tensor& dy, const at::Tensor& ds
 std::vector<Charge> norm_charges(int64_t rows, int64_t dim, int64_t wide) {
   const int64_t one = rows * dim * wide;
   return {{"widened, and squared or normed", 2 * one, When::kForward},
-          // normed, wide, dnormed, their product, what it takes off, the difference
+          // normed, wide, dnormed, their product, the term that is subtracted, the difference
           {"temporaries of the gradient", 6 * one, When::kBackward}};
 }
 
@@ -92,7 +92,7 @@ at::Tensor swiglu_backward(const at::Tensor& dout, const at::Tensor& gate_up) {
 at::Tensor wide_product(const at::Tensor& a, const at::Tensor& b) {
   const at::ScalarType wide = at::toOpMathType(a.scalar_type());
   if (wide == a.scalar_type()) return at::mm(a, b);
-  // The product with a wider result exists for GPUs alone.
+  // The product with a wider result exists only for GPUs.
   return a.is_cuda() ? at::mm(a, b, wide) : at::mm(a.to(wide), b.to(wide));
 }
 
@@ -102,7 +102,7 @@ CrossEntropy cross_entropy(at::Tensor logits, const at::Tensor& targets, double 
   logits.reset();
   CrossEntropy r{.loss = log_p.gather(1, index.clamp_min(0)).masked_fill_(left_out, 0).sum().neg(), .dlogits = {}};
   if (with_gradient) {
-    // Not scatter_: with deterministic algorithms that is index_put_ on a GPU, which looks at its indices on the host.
+    // Not scatter_: with deterministic algorithms it becomes index_put_ on a GPU, which reads its indices on the host.
     const at::Tensor columns = at::arange(log_p.size(1), targets.options());
     r.dlogits = log_p.exp_().add_(columns.eq(index), -1).mul_(scale).masked_fill_(left_out, 0);
   }

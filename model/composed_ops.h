@@ -1,7 +1,7 @@
-// The decoder's operations between matrix products, and their gradients, composed of LibTorch's operators: for every
-// device and floating-point dtype. Called by fused_ops.cc where its loops for fp32 on a CPU do not apply. Nothing here
-// records a gradient or waits for the device. Statistics, rotations and losses are fp32 where tensors are bf16 or fp16.
-// Thread safety: free functions without state.
+// The decoder's operations between matrix products, and their gradients, composed of LibTorch's operators for every
+// device and floating-point dtype (no hardware has run them on a GPU yet). fused_ops.cc calls them where its fp32 loops
+// for a CPU do not apply, and model.cc calls wide_product. Nothing here records a gradient or waits for the device.
+// Statistics, rotations and losses are fp32 if tensors are bf16 or fp16. Thread safety: free functions without state.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,7 +13,7 @@
 
 namespace annulus::composed {
 
-// As fused::add_rms_norm (fused_loops.h). delta may be undefined: `sum` is x itself then.
+// As fused::add_rms_norm (fused_loops.h). If delta is undefined, `sum` is x itself.
 struct RmsNorm {
   at::Tensor sum;      // [rows, dim]
   at::Tensor y;        // [rows, dim]
@@ -29,11 +29,11 @@ struct RmsNormGradient {
 RmsNormGradient add_rms_norm_backward(const at::Tensor& dy, const at::Tensor& dsum, const at::Tensor& sum,
                                       const at::Tensor& weight, const at::Tensor& inv_rms);
 
-// What these two take on a CPU besides their results, in elements of `wide` bytes (memory/charge.h).
+// Memory that these two take on a CPU besides their results, with elements of `wide` bytes (memory/charge.h).
 std::vector<Charge> norm_charges(int64_t rows, int64_t dim, int64_t wide);
 
-// out = x [batch, n, heads, head_dim] rotated by the table's angles [n, head_dim / 2], or by minus them; pairs are
-// (i, i + head_dim / 2). Either may be strided.
+// Writes x [batch, n, heads, head_dim], rotated by the table's angles [n, head_dim / 2], to out; `backward` rotates the
+// other way. Pairs are (i, i + head_dim / 2). Both tensors may be strided.
 void rotate_into(const at::Tensor& out, const at::Tensor& x, const at::Tensor& cosine, const at::Tensor& sine,
                  bool backward);
 
@@ -41,14 +41,15 @@ void rotate_into(const at::Tensor& out, const at::Tensor& x, const at::Tensor& c
 at::Tensor swiglu(const at::Tensor& gate_up);
 at::Tensor swiglu_backward(const at::Tensor& dout, const at::Tensor& gate_up);
 
-// a times b with the sums, and the result, in fp32 where a and b are bf16 or fp16.
+// The product of a and b. Sums and result are fp32 if a and b are bf16 or fp16.
 at::Tensor wide_product(const at::Tensor& a, const at::Tensor& b);
 
 struct CrossEntropy {
   at::Tensor loss;     // a scalar: the sum over rows of -log softmax(logits)[target]
   at::Tensor dlogits;  // (softmax - onehot) * scale; undefined without gradient
 };
-// logits [rows, vocab] are handed over: no more than two matrices of their size are held at once.
+// logits [rows, vocab] are handed over, so that no more than two matrices of their size are held at once. A row whose
+// target is -1 does not count.
 CrossEntropy cross_entropy(at::Tensor logits, const at::Tensor& targets, double scale, bool with_gradient);
 
 }  // namespace annulus::composed

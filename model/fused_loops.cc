@@ -1,7 +1,7 @@
 // See fused_loops.h.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "model/fused_loops.cc"
-// versions.h comes first.
+// versions.h must come first.
 // clang-format off
 #include "simd/versions.h"
 #include "simd/exponential-inl.h"
@@ -42,8 +42,8 @@ using D = hn::ScalableTag<float>;
 using V = hn::Vec<D>;
 constexpr D d;
 
-// body(i, load, store) for all vectors of n elements from i on: load(x) is x[i...], and zeros behind the end; store(v,
-// x) leaves alone what is behind the end.
+// Calls body(load, store) for each vector of n elements, beginning with i = 0: load(x) is x[i...], with zeros beyond
+// the end; store(v, x) writes v there and leaves alone what lies beyond the end.
 template <typename Body>
 HWY_INLINE void for_vectors(int64_t n, const Body& body) {
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
@@ -185,7 +185,7 @@ double loss(const float* logits, const int64_t* targets, int64_t rows, int64_t v
     }
     if (i < vocab) {
       const auto rest = static_cast<size_t>(vocab - i);
-      // Behind the end e^-infinity.
+      // Beyond the end it is e^-infinity = 0.
       const V e = exponential(d, hn::Sub(load_some(d, logits + i, rest, -INFINITY), shift));
       sums = hn::Add(sums, e);
       if (dlogits != nullptr) store_some(e, d, dlogits + i, rest);

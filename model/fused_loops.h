@@ -1,6 +1,6 @@
-// The element-wise loops of the decoder on a CPU, fp32, over contiguous memory: each one pass over its arrays. Called
-// by fused_ops.cc with ranges of rows; knows neither tensors nor threads. Every function is compiled for each
-// instruction set (simd/versions.h).
+// The decoder's element-wise fp32 loops on a CPU, each of which passes once over contiguous arrays. fused_ops.cc calls
+// them with ranges of rows; they use neither tensors nor threads. Every function is compiled for each instruction set
+// (simd/versions.h).
 #pragma once
 
 #include <cstdint>
@@ -12,13 +12,13 @@ namespace annulus::fused {
 void add_rms_norm(const float* x, const float* delta, const float* weight, float eps, int64_t rows, int64_t dim,
                   float* sum, float* y, float* inv_rms);
 
-// The gradient of `add_rms_norm` with respect to x (and delta: they are equal). dsum, the gradient that reaches `sum`
-// by other ways, may be null. dweight [dim] is added to.
+// The gradient of `add_rms_norm` with respect to x, which is also that of delta. dsum, the gradient that reaches `sum`
+// by other paths, may be null. The gradient of weight is added to dweight [dim].
 void add_rms_norm_backward(const float* dy, const float* dsum, const float* sum, const float* weight,
                            const float* inv_rms, int64_t rows, int64_t dim, float* dx, float* dweight);
 
 // Splits one projection into heads and rotates queries and keys: qkv [rows, (heads + 2 kv_heads) head_dim], cosine and
-// sine [positions, head_dim / 2], row r has the table's row r % positions. Pairs are (i, i + head_dim / 2).
+// sine [positions, head_dim / 2], of which row r takes row r % positions. Pairs are (i, i + head_dim / 2).
 struct RotaryShape {
   int64_t positions, heads, kv_heads, head_dim;
 };
@@ -31,9 +31,9 @@ void rotary_split_backward(const float* dq, const float* dk, const float* dv, co
 void swiglu(const float* gate_up, int64_t rows, int64_t ffn, float* out);
 void swiglu_backward(const float* dout, const float* gate_up, int64_t rows, int64_t ffn, float* dgate_up);
 
-// The loss of each row, -log softmax(logits)[target], summed and returned. Where `dlogits` is not null it becomes
-// (softmax - onehot) * scale; it may be `logits` itself. Targets must lie below vocab; a row whose target is -1
-// does not count: no loss, no gradient.
+// Returns the sum of the losses of all rows, -log softmax(logits)[target]. If `dlogits` is not null, it becomes
+// (softmax - onehot) * scale; it may be `logits` itself. Targets must be below vocab; a row whose target is -1 has no
+// loss and no gradient.
 double cross_entropy(const float* logits, const int64_t* targets, int64_t rows, int64_t vocab, float scale,
                      float* dlogits);
 

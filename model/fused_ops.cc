@@ -31,7 +31,7 @@ using torch::autograd::Function;
 using torch::autograd::Variable;
 using torch::autograd::variable_list;
 
-// Sums over rows are made block by block, so that they do not depend on the number of threads.
+// Sums over rows are computed block by block, so that they do not depend on the number of threads.
 constexpr int64_t kBlocks = 16;
 constexpr int64_t kGrainElements = 16384;
 
@@ -41,14 +41,14 @@ bool fusable(const at::Tensor& t) {
 
 const float* data(const at::Tensor& t) { return t.defined() ? t.const_data_ptr<float>() : nullptr; }
 
-// body(first row, rows) over all rows, in parallel.
+// Calls body(first row, rows) over all rows, in parallel.
 template <typename Body>
 void for_rows(int64_t rows, int64_t row_elements, const Body& body) {
   const int64_t grain = std::max<int64_t>(1, kGrainElements / std::max<int64_t>(1, row_elements));
   at::parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) { body(begin, end - begin); });
 }
 
-// body(block, first row, rows) for kBlocks blocks of nearly equal size, in parallel where it pays.
+// Calls body(block, first row, rows) for kBlocks blocks of nearly equal size, in parallel if that pays.
 template <typename Body>
 void for_blocks(int64_t rows, int64_t row_elements, const Body& body) {
   const int64_t grain = rows * row_elements < kBlocks * kGrainElements ? kBlocks : 1;
@@ -60,7 +60,7 @@ void for_blocks(int64_t rows, int64_t row_elements, const Body& body) {
   });
 }
 
-// Contiguous, or undefined as it came.
+// Makes a tensor contiguous; an undefined one stays undefined.
 at::Tensor dense(const at::Tensor& t) { return t.defined() ? t.contiguous() : t; }
 
 class AddRmsNorm : public Function<AddRmsNorm> {
@@ -141,7 +141,7 @@ class HeadNorm : public Function<HeadNorm> {
           const float* x = in + r * width;
           float *y = po + r * width, *inv = pi + r * (heads + kv_heads);
           const int64_t k = heads * d, v = k + kv_heads * d;
-          // The sum, which is the input, goes where the result then takes its place.
+          // The sum, which equals the input, is written where the result then replaces it.
           fused::add_rms_norm(x, nullptr, wq, static_cast<float>(eps), heads, d, y, y, inv);
           fused::add_rms_norm(x + k, nullptr, wk, static_cast<float>(eps), kv_heads, d, y + k, y + k, inv + heads);
           std::copy(x + v, x + width, y + v);
@@ -307,7 +307,7 @@ class SwiGlu : public Function<SwiGlu> {
   }
 };
 
-// composed::cross_entropy as one pass; the gradient takes the logits' place.
+// composed::cross_entropy as one pass, in which the gradient overwrites the logits.
 composed::CrossEntropy cross_entropy(at::Tensor logits, const at::Tensor& targets, double scale, bool with_gradient) {
   if (!fusable(logits)) return composed::cross_entropy(std::move(logits), targets, scale, with_gradient);
   const int64_t vocab = logits.size(1);
@@ -349,11 +349,11 @@ class LinearCrossEntropySum : public Function<LinearCrossEntropySum> {
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     variable_list result = ctx->get_saved_variables();
-    // A training step begins its backward with 1; to see that on a GPU would be to wait for it.
+    // A training step begins its backward with 1. On a GPU, to read the number would be to wait for the device.
     if (!grads[0].is_cpu() || grads[0].item<double>() != 1) {
       for (at::Tensor& t : result) t = t * grads[0];
     }
-    result.resize(6);  // undefined: of targets, scale, chunk_rows, with_gradient
+    result.resize(6);  // undefined gradients of targets, scale, chunk_rows and with_gradient
     return result;
   }
 };
@@ -408,7 +408,7 @@ Part head_norm_charges(int64_t rows, int64_t heads, int64_t kv_heads, int64_t he
              {kGivenGradient, all, When::kBackward},
              {"gradient of the projection", all, When::kBackward}}};
   if (on.loops()) return part;
-  // The queries by themselves, as rows of heads, and what their norm takes.
+  // The queries alone, as rows of heads, and what their norm takes.
   const int64_t queries = rows * heads * head_dim * on.element();
   part.charges.push_back({"queries and their norm", 2 * queries, When::kForward});
   part.charges.push_back({"queries and their gradients", 3 * queries, When::kBackward});
@@ -420,7 +420,7 @@ Part head_norm_charges(int64_t rows, int64_t heads, int64_t kv_heads, int64_t he
 
 Part rotary_charges(int64_t rows, int64_t heads, int64_t kv_heads, int64_t head_dim, const Computes& on) {
   const int64_t all = rows * (heads + 2 * kv_heads) * head_dim * on.element();
-  // A half of the queries at a time, in the table's dtype.
+  // Half of the queries at a time, in the table's dtype.
   const int64_t working = on.loops() ? 0 : rows * heads * head_dim / 2 * on.wide();
   return {"rotary",
           {{"projection, and queries, keys and values", 2 * all, When::kForward},
@@ -444,9 +444,9 @@ Part loss_charges(int64_t rows, int64_t dim, int64_t vocab, const Computes& on) 
   const int64_t e = on.element(), wide = on.wide();
   const int64_t chunk = std::min(rows, loss_chunk_rows(vocab, on.dtype)), logits = chunk * vocab, head = vocab * dim;
   const bool several = chunk < rows, copies = e != wide;
-  // A chunk's logits, which composed operators hold twice (on a CPU they are fp32, and the loops take them); then their
-  // gradient and what it makes of the head's, which is added to that of the chunks before; on a CPU the factors are
-  // widened for the product.
+  // What a chunk holds, one after the other: its logits, which composed operators hold twice (on a CPU they are fp32,
+  // so the loops run); their gradient, and the head's gradient from it, which is added to that of the chunks before; on
+  // a CPU, the factors of the products in the wider dtype.
   const int64_t before = several ? head * wide : 0;
   const int64_t widened = copies && !on.gpu ? wide * (chunk * dim + std::max(head, logits)) : 0;
   const int64_t of_logits = (on.gpu ? 2 : 1) * logits * wide + before;

@@ -1,7 +1,6 @@
-// The decoder's operations between matrix products, each with its gradient: autograd nodes that keep no more than the
-// gradient needs. On a CPU in fp32 they are single passes over memory (fused_loops.h); for other dtypes and devices the
-// same mathematics is composed of LibTorch's operators (composed_ops.h). Called by model.cc. Thread safety: free
-// functions without state.
+// The decoder's operations between matrix products as autograd nodes that keep no more than their gradients need. On a
+// CPU in fp32 they are single passes over memory (fused_loops.h); for other dtypes and devices the same mathematics is
+// composed of LibTorch's operators (composed_ops.h). Called by model.cc. Thread safety: free functions without state.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,16 +13,16 @@
 
 namespace annulus {
 
-// What these operators work on, before there are tensors: for what they declare that they hold (memory/charge.h). Every
-// part declares what it saves for its backward, what it makes and does not save, and in the backward the gradient that
-// it is given (kGivenGradient) and those that it makes.
+// The dtype and device that these operations work on, known before there are tensors, for the memory that they declare
+// (memory/charge.h). Every part declares what it saves for its backward, what it makes and does not save, and for the
+// backward the gradient that it receives (kGivenGradient) and the gradients that it makes.
 struct Computes {
   at::ScalarType dtype = at::kFloat;
   bool gpu = false;
 
   int64_t element() const { return static_cast<int64_t>(c10::elementSize(dtype)); }
-  int64_t wide() const;  // bytes of what statistics and losses are in
-  // The loops of fused_loops.h, which take nothing but their results.
+  int64_t wide() const;  // bytes of an element of statistics and losses
+  // Whether the loops of fused_loops.h run, which take no memory but their results.
   bool loops() const { return !gpu && dtype == at::kFloat; }
 };
 inline constexpr std::string_view kNormPart = "norm";
@@ -33,14 +32,15 @@ struct Normed {
   at::Tensor sum;  // x + delta
   at::Tensor y;    // RMSNorm of sum
 };
-// x [rows, dim] and delta (like x, or undefined: nothing is added); weight [dim]. Differentiable in all three.
+// x [rows, dim]; delta like x, or undefined if nothing is added; weight [dim]. Differentiable in all three.
 Normed add_rms_norm(const at::Tensor& x, const at::Tensor& delta, const at::Tensor& weight, double eps);
 
-// Of [rows, dim]. kGivenGradient is that of `sum`; `with_sum`: something else reads it, too.
+// For tensors [rows, dim]. kGivenGradient is that of `sum`, charged if something else reads `sum`, too (`with_sum`).
 Part norm_charges(int64_t rows, int64_t dim, bool with_sum, const Computes& on);
 
 // RMSNorm of each query and key over the head dimension (Qwen 3, before the rotation): qkv [rows, (heads + 2 kv_heads)
-// head_dim] -> the same with queries and keys normed; q_weight and k_weight [head_dim]. Differentiable in all three.
+// head_dim] -> the same shape with queries and keys normed; q_weight and k_weight [head_dim]. Differentiable in all
+// three.
 at::Tensor head_norm(const at::Tensor& qkv, const at::Tensor& q_weight, const at::Tensor& k_weight, int64_t heads,
                      int64_t kv_heads, double eps);
 
@@ -61,23 +61,23 @@ at::Tensor swiglu(const at::Tensor& gate_up);
 
 Part swiglu_charges(int64_t rows, int64_t ffn, const Computes& on);
 
-// Bytes of logits that are held at once, in the accumulator's dtype; a gradient holds as much again.
+// Bytes of logits that are held at once, in the accumulator's dtype. Their gradient takes as much again.
 inline constexpr int64_t kLossChunkBytes = int64_t{256} << 20;
-// Rows of logits whose size that is; at least one.
+// The number of rows whose logits take that many bytes; at least one.
 int64_t loss_chunk_rows(int64_t vocab, at::ScalarType dtype);
 
 // scale * sum over rows of -log softmax(hidden head^T)[target], a scalar of the accumulator's dtype (fp32 for bf16).
-// Rows whose target is -1 do not count: no loss, no gradient.
-// hidden [rows, dim], head [vocab, dim], targets int64 [rows]. Both gradients are made together with the loss, chunk by
-// chunk of rows, so that there are never logits of all rows. Where targets lie on a CPU: Error(kInput) when one is
-// vocab or more; elsewhere the caller has checked them (check_tokens) before they went there.
+// hidden [rows, dim], head [vocab, dim], targets int64 [rows]; a row whose target is -1 has no loss and no gradient.
+// Both gradients are computed together with the loss, chunk by chunk of rows, so that the logits of all rows never
+// exist at once; chunk_rows = 0 means loss_chunk_rows(). Raises Error(kInput) if targets are on a CPU and one is vocab
+// or more; targets on another device have been checked by the caller (check_tokens) before they were copied there.
 at::Tensor linear_cross_entropy_sum(const at::Tensor& hidden, const at::Tensor& head, const at::Tensor& targets,
                                     double scale, int64_t chunk_rows = 0);
 
 Part loss_charges(int64_t rows, int64_t dim, int64_t vocab, const Computes& on);
 
-// tokens int64, contiguous, on a CPU. Error(kInput) when one is outside [lowest, vocab); `lowest` is -1 for targets,
-// where that stands for one that does not count.
+// tokens int64, contiguous, on a CPU. Raises Error(kInput) if one is outside [lowest, vocab). `lowest` is -1 for
+// targets, where -1 stands for one that does not count.
 void check_tokens(const at::Tensor& tokens, int64_t vocab, int64_t lowest = 0);
 
 }  // namespace annulus

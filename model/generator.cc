@@ -26,7 +26,7 @@
 namespace annulus {
 namespace {
 
-// Queries of one call: bounds the memory of scores, [heads, kChunk, context].
+// Queries of one call. It bounds the memory of scores, [heads, kChunk, context].
 constexpr int64_t kChunk = 256;
 
 constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
@@ -37,7 +37,7 @@ bool selects(const PatternSpec& spec) {
   return spec.kind == PatternSpec::Kind::kBlocks && spec.blocks.map == BlocksSpec::Map::kAdaptive;
 }
 
-// What of a pattern a selection depends on: the rest may not fit a sequence that is shorter than the context.
+// The part of a pattern on which a selection depends. The rest may not fit a sequence that is shorter than the context.
 PatternSpec selection_of(const PatternSpec& spec) {
   PatternSpec bare;
   bare.causal = spec.causal;
@@ -51,8 +51,8 @@ PatternSpec selection_of(const PatternSpec& spec) {
   return bare;
 }
 
-// The spec with its adaptive maps as they were selected for the text so far, for a whole context; blocks of queries
-// before `first` are left empty.
+// The spec with its adaptive maps as they were selected for the text so far, enlarged to a whole context. Blocks of
+// queries before `first` are left empty.
 PatternSpec with_selected(PatternSpec spec, const PatternSpec& selected, int64_t first, int64_t context) {
   for (size_t i = 0; i < spec.members.size(); ++i) {
     spec.members[i] = with_selected(std::move(spec.members[i]), selected.members[i], first, context);
@@ -140,7 +140,7 @@ at::Tensor Generator::feed(const std::vector<int64_t>& tokens) {
   if (tokens.empty()) throw Error(ErrorKind::kInternal, "sample", "feed needs at least one token");
   std::vector<int64_t> next = tokens;
   if (length() + static_cast<int64_t>(next.size()) > context_) {
-    // Too long: what is kept begins anew at position 0. Half a context leaves room for as much again.
+    // The text is too long: what is kept begins again at position 0. Half a context leaves room for as much again.
     std::vector<int64_t> all = tokens_;
     all.insert(all.end(), next.begin(), next.end());
     const auto keep = std::max<int64_t>(1, context_ / 2);
@@ -180,7 +180,7 @@ Generator::Bias Generator::bias_of(const Pattern& pattern, int64_t n) const {
   return bias;
 }
 
-// The pattern of the n queries after the cache's: adaptive maps are selected from all queries and keys so far.
+// The pattern of the n queries that follow the cache. Adaptive maps are selected from all queries and keys so far.
 Pattern Generator::select(const PatternSpec& spec, int64_t layer, int64_t n) const {
   const auto i = static_cast<size_t>(layer);
   const int64_t end = length() + n;
@@ -207,7 +207,7 @@ at::Tensor Generator::attend(const at::Tensor& q, const at::Tensor& k, const at:
   }
   const at::Tensor keys = keys_[layer].narrow(1, 0, before + n);
   const at::Tensor values = values_[layer].narrow(1, 0, before + n);
-  // The query heads of one kv head side by side: [kv_heads, group * n, D].
+  // The query heads of one kv head lie side by side: [kv_heads, group * n, D].
   const at::Tensor queries = q[0].transpose(0, 1).reshape({s.kv_heads, group * n, d});
   at::Tensor scores = at::bmm(queries, keys.transpose(1, 2)) * (1 / std::sqrt(static_cast<double>(d)));
   scores = at::softmax(scores.view({s.heads, n, before + n}) + bias.values, -1);
@@ -246,14 +246,14 @@ std::string Utf8Stream::push(unsigned char byte) {
   std::string out;
   const bool continues = (byte & 0xC0) == 0x80;
   if (!pending_.empty()) {
-    // The second byte decides about overlong forms, surrogates and values beyond U+10FFFF.
+    // The second byte shows overlong forms, surrogates and values beyond U+10FFFF.
     const auto lead = static_cast<unsigned char>(pending_[0]);
     const bool second = pending_.size() == 1;
     const bool valid = continues && !(second && ((lead == 0xE0 && byte < 0xA0) || (lead == 0xED && byte > 0x9F) ||
                                                  (lead == 0xF0 && byte < 0x90) || (lead == 0xF4 && byte > 0x8F)));
     if (valid) {
       pending_ += static_cast<char>(byte);
-      // C1 control characters: U+0080 to U+009F.
+      // C1 control characters (U+0080 to U+009F) are replaced, too.
       if (pending_.size() == need_) {
         out = lead == 0xC2 && byte < 0xA0 ? std::string(kReplacement) : pending_;
         pending_.clear();

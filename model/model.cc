@@ -61,7 +61,7 @@ namespace {
 constexpr std::string_view kWeightGradient = "gradient of the weight";
 constexpr std::string_view kWeightsOfPlaces = "weights and gradients that are not there all the time";
 
-// x [rows, in] times a matrix [out, in]. `saves`: nobody else keeps x.
+// x [rows, in] times a matrix [out, in]. `saves`: nothing else keeps x.
 Part linear_charges(std::string_view name, int64_t rows, int64_t in, int64_t out, bool saves, const Computes& on) {
   const int64_t e = on.element();
   return {name,
@@ -72,7 +72,7 @@ Part linear_charges(std::string_view name, int64_t rows, int64_t in, int64_t out
            {kWeightGradient, out * in * e, When::kBackward}}};
 }
 
-// Takes the charges of this name off the parts, and says what they came to: bytes that are there all the time while the
+// Removes the charges of this name from the parts and returns their sum: bytes that are held all the time while the
 // parts run again and backwards.
 int64_t taken_off(std::string_view what, std::vector<Part>& parts) {
   int64_t bytes = 0;
@@ -96,9 +96,9 @@ void add_model_charges(const ModelShape& s, int64_t rows, const Computes& on, bo
     part.charges.push_back({kWeightsOfPlaces, taken_at(place).backward, When::kBackward});
     return part;
   };
-  // Parts that keep `inputs`. The gradient of the residual stream is there from the backward of the last of them, to
-  // which it may be given, to that of their norm, which is given it, too; with recomputation `results`, and the
-  // weights' gradients, are there as long as they are.
+  // Adds parts that keep `inputs`. The gradient of the residual stream is held from the backward of the last part,
+  // which may receive it, to that of their norm, which receives it, too. With recomputation, `results` and the weights'
+  // gradients are held during the whole backward of the parts.
   const auto add = [&](size_t place, std::vector<Part> parts, int64_t inputs, int64_t results, bool given_to_last) {
     if (!recompute) {
       const size_t norm = parts[0].name == kNormPart ? 0 : 1;
@@ -109,13 +109,13 @@ void add_model_charges(const ModelShape& s, int64_t rows, const Computes& on, bo
       for (Part& part : parts) step.then(at_place(place, std::move(part)));
       return;
     }
-    // In the backward, where the forward runs again, the place takes what it takes then.
+    // In the backward, in which the forward runs again, the place takes what it takes in the forward.
     const PlaceCharges taken = taken_at(place);
     for (Part& part : parts) {
       part.charges.push_back({kWeightsOfPlaces, taken.forward, When::kForward});
       part.charges.push_back({kWeightsOfPlaces, taken.forward, When::kBackward});
     }
-    // What is given from outside is there all the time; parts in between pass on what they make.
+    // What comes from outside is held all the time; the parts between pass on what they make.
     for (Part& part : parts) {
       if (part.name != kNormPart && &part != &parts.back()) continue;
       for (Charge& charge : part.charges) {
@@ -145,7 +145,7 @@ void add_model_charges(const ModelShape& s, int64_t rows, const Computes& on, bo
   for (size_t i = 0; i < attention.size(); ++i) {
     const size_t place = i + 1;
     begin(place);
-    // The first norm adds nothing, and where it is composed its sum is its input: kept by the parts after attention.
+    // The first norm adds nothing. If it is composed, its sum is its input, which the parts after attention keep.
     const int64_t inputs = i > 0 ? 2 * stream : on.loops() ? stream : 0;
     std::vector<Part> to_heads = {norm_charges(rows, s.dim, /*with_sum=*/true, on),
                                   linear_charges("projection to heads", rows, s.dim, heads, /*saves=*/true, on)};
@@ -177,7 +177,7 @@ RotaryTable Model::rotary(const at::Tensor& positions) const {
 
 namespace {
 
-// Passes tensors on; calls a function when their gradients have come.
+// Passes tensors on, and calls a function in the backward when their gradients have arrived.
 class OnTheWayBack : public torch::autograd::Function<OnTheWayBack> {
  public:
   struct Held : torch::CustomClassHolder {
@@ -195,15 +195,15 @@ class OnTheWayBack : public torch::autograd::Function<OnTheWayBack> {
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list gradients) {
     c10::static_intrusive_pointer_cast<Held>(context->saved_data["held"].toCapsule())->call();
-    gradients.emplace_back();  // of `held`
+    gradients.emplace_back();  // the gradient of `held`
     return gradients;
   }
 };
 
 }  // namespace
 
-// The node's turn comes after that of every node that was made after it and whose gradients are there: after what reads
-// the weights of the next place, and what adds to their gradients.
+// Autograd runs the node after every node that was made later and whose gradients are ready, so after all that read the
+// weights of the next place or add to their gradients.
 void Model::pass_from(size_t place, std::vector<at::Tensor>& between) const {
   if (use_ == nullptr || !at::GradMode::is_enabled()) return;
   const auto call = [use = use_, place, is_last = place > layers_.size()] {
@@ -252,15 +252,15 @@ at::Tensor Model::hidden(const at::Tensor& tokens, const RotaryTable& table, con
   const auto linear = [](const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
     return at::linear(x, weight, bias.defined() ? std::optional<at::Tensor>(bias) : std::nullopt);
   };
-  // By value, what they use: they may run again in the backward. The residual stream x is [batch * n, dim]; `delta` is
-  // what the next norm adds to it first.
+  // These functions capture what they use by value, because they may run again in the backward. The residual stream x
+  // is [batch * n, dim]; `delta` is what the next norm adds to it first.
   const TensorFunction before_attention = [shape = shape_, table, batch, linear](const std::vector<at::Tensor>& in) {
     enum { kStream, kDelta, kNorm, kQkv, kQkvBias, kQNorm, kKNorm };
     const Normed a = add_rms_norm(in[kStream], in[kDelta], in[kNorm], shape.norm_eps);
     at::Tensor qkv = linear(a.y, in[kQkv], in[kQkvBias]);
     if (shape.qk_norm) qkv = head_norm(qkv, in[kQNorm], in[kKNorm], shape.heads, shape.kv_heads, shape.norm_eps);
     const Heads heads = rotary_split(qkv, table, shape.heads, shape.kv_heads);
-    // A table of all rows makes one row of them.
+    // With a table of all rows, rotary_split returns them as one.
     const auto rows = [batch](const at::Tensor& t) {
       return t.size(0) == batch ? t : t.view({batch, -1, t.size(2), t.size(3)});
     };
@@ -275,7 +275,7 @@ at::Tensor Model::hidden(const at::Tensor& tokens, const RotaryTable& table, con
     return std::vector<at::Tensor>{m.sum, linear(swiglu(gate_up), in[kDown], in[kDownBias])};
   };
   if (use_ != nullptr) use_->before_forward(0);
-  std::vector<at::Tensor> stream = {at::embedding(embedding_, tokens.reshape({batch * n}))};  // and what is added
+  std::vector<at::Tensor> stream = {at::embedding(embedding_, tokens.reshape({batch * n}))};  // and what is added to it
   if (use_ != nullptr) use_->after_forward(0);
   for (size_t i = 0; i < layers_.size(); ++i) {
     const Layer& layer = layers_[i];

@@ -15,10 +15,10 @@
 namespace annulus {
 namespace {
 
-// Elements that are drawn at once.
+// The number of elements drawn at once.
 constexpr int64_t kDrawn = int64_t{1} << 22;
 
-// (0, 1)
+// A number in (0, 1).
 double uniform(uint64_t x) { return (static_cast<double>(x >> 11) + 0.5) * 0x1.0p-53; }
 
 int64_t filled_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
@@ -91,7 +91,7 @@ void Parameters::make_leaves(at::ScalarType dtype, at::Device device) {
 }
 
 void Parameters::initialize(uint64_t seed, size_t unit, int64_t begin, at::Tensor into) const {
-  into.zero_();  // what fills units up
+  into.zero_();  // also the padding
   const int64_t end = begin + into.numel();
   for (size_t i = units_[unit].first; i < units_[unit].last; ++i) {
     const ParameterInfo& p = list_[i];

@@ -11,14 +11,14 @@
 namespace annulus {
 namespace {
 
-// Not every query looks everywhere: what travels can be less than everything.
+// Whether queries may see less than everything, so that less than everything may have to be sent.
 bool is_sparse(const PatternSpec& p) {
   if (!p.documents.empty()) return true;
   if (p.kind == PatternSpec::Kind::kUnion) return std::all_of(p.members.begin(), p.members.end(), is_sparse);
   return p.kind != PatternSpec::Kind::kFull;
 }
 
-// The layout is the caller's: it says where the rows of x lie, which nobody here can change. Only what would be better.
+// The layout is the caller's, because it says where the rows of x lie. This can only name a better one.
 std::string layout_reason(const MultiheadAttentionOptions& o, int ranks) {
   std::string text = "; layout " + std::string(to_string(o.layout)) + " as given";
   if (ranks == 1) return text;
@@ -84,7 +84,7 @@ const std::vector<Entry>& entries() {
       {{"improved", {"ImprovedDilatedAttention", "ImprovedDilatedAttentionV2", "ImprovedMultiheadDilatedAttention"}},
        dilated,
        ScheduleKind::kAuto,
-       "dilated branches; the same function as \"dilated\", there is no slower form of it here"},
+       "dilated branches; the same function as \"dilated\", which has no slower form here"},
       {{"ring", {"RingAttentionCorrectV2"}}, as_given, ScheduleKind::kRing, "the pattern given, over a ring"},
       {{"ring_dilated",
         {"RingDilatedAttentionV2", "RingDilatedAttention", "RingMultiheadDilatedAttention",
@@ -108,7 +108,10 @@ const std::vector<Entry>& entries() {
        as_given,
        ScheduleKind::kGroupCast,
        "the pattern given, each row straight to where it is needed"},
-      {{"hierarchical", {}}, hierarchical, ScheduleKind::kAuto, "blocks dense near, coarser farther"},
+      {{"hierarchical", {}},
+       hierarchical,
+       ScheduleKind::kAuto,
+       "blocks that are dense nearby and coarser farther away"},
       {{"adaptive", {}}, adaptive, ScheduleKind::kAuto, "blocks selected by content"},
   };
   return table;
@@ -144,7 +147,7 @@ AttentionChoice choose_auto(const AttentionFactoryOptions& o) {
                            (o.ranks == 1 ? " rank" : " ranks") + ": ";
   if (o.ranks == 1) {
     choice.options.schedule = ScheduleKind::kAuto;
-    choice.reason = "one device, nothing travels";
+    choice.reason = "one rank, nothing is sent";
   } else if (o.length < kLongSequence) {
     choice.options.schedule = ScheduleKind::kAllGather;
     choice.reason = "all-gather, because short sequences (below " + std::to_string(kLongSequence) +
@@ -152,13 +155,13 @@ AttentionChoice choose_auto(const AttentionFactoryOptions& o) {
   } else if (o.length >= kVeryLongSequence && is_sparse(p)) {
     choice.options.schedule = ScheduleKind::kGroupCast;
     choice.reason = "group-cast, because of a very long sequence (from " + std::to_string(kVeryLongSequence) +
-                    ") a sparse pattern needs few rows, sent straight to where they are needed";
+                    ") a sparse pattern needs few rows, which are sent only to the ranks that need them";
   } else {
     choice.options.schedule = ScheduleKind::kRing;
     choice.reason =
         "a ring, because long sequences (from " + std::to_string(kLongSequence) + ") should never be whole on one rank";
     if (o.length >= kVeryLongSequence) {
-      choice.reason += "; a sparse pattern would cost less, but computes something else, so it is yours to choose";
+      choice.reason += "; a sparse pattern would cost less, but computes something else, so only you can choose it";
     }
   }
   choice.reason = "auto: " + size + choice.reason + layout_reason(choice.options, o.ranks);

@@ -26,7 +26,7 @@ void require(bool ok, const std::string& message) {
   if (!ok) throw Error(ErrorKind::kPlan, "modules", message);
 }
 
-// The file of a block mask that nobody has read yet; empty: none.
+// The file of a block mask that has not been read; empty: there is none.
 std::string unread_file(const PatternSpec& p) {
   if (p.kind == PatternSpec::Kind::kBlocks && p.blocks.map == BlocksSpec::Map::kFile && !p.blocks.given) {
     return p.blocks.file;
@@ -37,7 +37,7 @@ std::string unread_file(const PatternSpec& p) {
   return "";
 }
 
-// With what 0 stands for filled in.
+// The options, checked, with zeros replaced by what they stand for.
 MultiheadAttentionOptions checked(MultiheadAttentionOptions o) {
   require(o.dim > 0 && o.dim <= kMostFeatures && o.heads > 0 && o.heads <= kMostFeatures,
           "dim and heads must be 1 to " + std::to_string(kMostFeatures) + ", but are " + std::to_string(o.dim) +
@@ -59,7 +59,7 @@ MultiheadAttentionOptions checked(MultiheadAttentionOptions o) {
           "rotary_base must be above 0, or 0 for no rotary embedding");
   require(
       o.rotary_base == 0 || o.head_dim % 2 == 0,
-      "the rotary embedding turns pairs: head_dim " + std::to_string(o.head_dim) + " must be even, or rotary_base 0");
+      "the rotary embedding rotates pairs: head_dim " + std::to_string(o.head_dim) + " must be even, or rotary_base 0");
   require(o.dropout >= 0 && o.dropout < 1,
           "dropout must be at least 0 and below 1, but is " + std::to_string(o.dropout));
   const std::string file = unread_file(o.pattern);
@@ -71,8 +71,8 @@ MultiheadAttentionOptions checked(MultiheadAttentionOptions o) {
   return o;
 }
 
-// As short as it can be read back exactly, in steps of three digits: saved modules hold this form, which is not
-// `exact`.
+// The shortest text that reads back exactly, in steps of three digits. Saved modules hold this form, so it must not
+// become that of `exact`.
 std::string number(double value) {
   char text[32];
   for (int digits = 6;; digits += 3) {
@@ -133,13 +133,13 @@ void MultiheadAttentionImpl::check_inputs(const at::Tensor& x, const at::Tensor&
             std::string(name) + " is " + c10::str(t.scalar_type(), " on ", t.device()) + ", but the module is " +
                 c10::str(weight.scalar_type(), " on ", weight.device()) + ": move one of them with to()");
   };
-  require(!memory.is_same(x) || o.memory_dim == o.dim, "this module looks at a memory of " +
-                                                           std::to_string(o.memory_dim) + " features, not at x of " +
-                                                           std::to_string(o.dim) + ": give forward the memory, too");
+  require(!memory.is_same(x) || o.memory_dim == o.dim, "this module attends to a memory of " +
+                                                           std::to_string(o.memory_dim) + " features, not to x with " +
+                                                           std::to_string(o.dim) + ": pass the memory to forward, too");
   check(x, "x", o.dim);
   check(memory, "memory", o.memory_dim);
   require(x.size(0) == memory.size(0),
-          "x has " + std::to_string(x.size(0)) + " batch rows, but memory " + std::to_string(memory.size(0)));
+          "x has " + std::to_string(x.size(0)) + " batch rows, but memory has " + std::to_string(memory.size(0)));
 }
 
 at::Tensor MultiheadAttentionImpl::attend(const at::Tensor& x, const at::Tensor& memory,

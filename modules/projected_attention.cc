@@ -21,7 +21,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// From forward to backward, as an opaque value of the node.
+// What passes from forward to backward, as an opaque value of the node.
 struct Held : torch::CustomClassHolder {
   Held(ProjectionPlan p, AttentionCall c) : plan(std::move(p)), kept(std::move(c)) {}
   const AttentionCall& call() const { return kept.call(); }
@@ -35,7 +35,7 @@ MaybeTensor maybe(const at::Tensor& t) { return t.defined() ? MaybeTensor(t) : s
 
 ProjectionWeights weights_of(const at::Tensor* w) { return {w[0], w[1], w[2], w[3], w[4], w[5]}; }
 
-// By output_divisor; the tensor itself where that is 1.
+// t divided by output_divisor; the tensor itself if that is 1.
 at::Tensor divided(const at::Tensor& t, const PatternSpec& pattern) {
   const int64_t divisor = output_divisor(pattern);
   return divisor == 1 ? t : t.div(static_cast<double>(divisor));
@@ -45,7 +45,7 @@ constexpr size_t kInputs = 8;  // x, memory and six weights
 
 class ProjectedAttention : public torch::autograd::Function<ProjectedAttention> {
  public:
-  // memory: none where it is x.
+  // memory: empty if it is x.
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const MaybeTensor& memory,
                             const at::Tensor& q, const MaybeTensor& q_bias, const at::Tensor& k,
                             const MaybeTensor& k_bias, const at::Tensor& v, const MaybeTensor& v_bias,
@@ -61,7 +61,7 @@ class ProjectedAttention : public torch::autograd::Function<ProjectedAttention> 
     context->save_for_backward({x, plain(memory), q, plain(q_bias), k, plain(k_bias), v, plain(v_bias), result.out,
                                 result.lse, result.saved_k, result.saved_v});
     context->saved_data["held"] = c10::IValue::make_capsule(held);
-    // Where it is saved itself, autograd sees, and the backward refuses, that whoever gets the result changed it.
+    // If `out` is returned itself, autograd sees that a caller changed it, and the backward refuses.
     return divided(result.out, held->call().request.pattern);
   }
 
@@ -82,7 +82,7 @@ class ProjectedAttention : public torch::autograd::Function<ProjectedAttention> 
                            {held->program, saved[8], saved[9], saved[10], saved[11]}, held->call());
     variable_list wanted;
     std::vector<size_t> where;
-    size_t edge = 0;  // of the node: inputs that were not given have none
+    size_t edge = 0;  // edge of the node; inputs that were not given have none
     for (size_t i = 0; i < kInputs; ++i) {
       if (!inputs[i].defined() || !context->needs_input_grad(edge++)) continue;
       wanted.push_back(inputs[i]);

@@ -1,5 +1,5 @@
-// Attention over projections, keeping of a call only its inputs, out and lse: the projections are computed again in the
-// backward, attention is not. Used by MultiheadAttention where recompute is asked for.
+// Attention with its projections that keeps only a call's inputs, out and lse: the backward computes the projections
+// again, but not attention. Used by MultiheadAttention if recompute is set.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -28,7 +28,7 @@ struct Projected {
 Projected project(const at::Tensor& x, const at::Tensor& memory, const ProjectionWeights& weights,
                   const ProjectionPlan& plan);
 
-// attention(project(...)), [B, n, heads, head_dim]: the same values and gradients.
+// attention(project(...)), [B, n, heads, head_dim], with the same values and gradients.
 at::Tensor projected_attention(const at::Tensor& x, const at::Tensor& memory, const ProjectionWeights& weights,
                                const ProjectionPlan& plan, const AttentionCall& call);
 

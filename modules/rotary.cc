@@ -49,10 +49,10 @@ at::Tensor positions_in(const std::vector<Span>& spans, int64_t offset) {
   return positions;
 }
 
-// Below, fp32 frequencies are made as `transformers` makes them (modeling_rope_utils.py), operation by operation, so
-// that they are the same to the bit: an error of one unit in the last place is 0.06 radians at position 1,048,576.
+// Below, fp32 frequencies are computed as in `transformers` (modeling_rope_utils.py), operation by operation, so that
+// they are the same to the bit: an error of one unit in the last place is 0.06 radians at position 1,048,576.
 
-// theta^(2i / head_dim), and their reciprocals.
+// theta^(2i / head_dim), whose reciprocals are the frequencies.
 at::Tensor wavelengths_over_two_pi(const RotarySpec& spec) {
   const at::Tensor pairs = at::arange(0, spec.head_dim, 2, at::TensorOptions(at::kFloat));
   return at::pow(at::Scalar(spec.theta), pairs / static_cast<double>(spec.head_dim));
@@ -78,7 +78,7 @@ at::Tensor llama3_frequencies(const at::Tensor& plain, const RotaryScaling& s) {
 at::Tensor yarn_frequencies(const at::Tensor& plain, const RotarySpec& spec) {
   const RotaryScaling& s = spec.scaling;
   const auto head_dim = static_cast<double>(spec.head_dim);
-  // The pair that turns so many times over the original context.
+  // The pair that rotates this many times over the original context.
   const auto pair_of = [&](double rotations) {
     return head_dim * std::log(s.original_context / (rotations * 2 * std::numbers::pi)) / (2 * std::log(spec.theta));
   };
@@ -129,14 +129,14 @@ RotaryTable rotary_table_at(const std::vector<Span>& spans, int64_t offset, cons
   const KeptPointer kept = *kept_tables().get(
       key,
       [&]() -> KeptPointer {
-        const c10::InferenceMode off(false);  // tensors of inference would be of no use to training
+        const c10::InferenceMode off(false);  // training could not use inference tensors
         auto made = std::make_shared<KeptTable>();
         made->table = make_rotary_table(positions_in(spans, offset), spec, dtype, device);
         made->uploads.mark(device);
         return made;
       },
       [](const KeptPointer& k) { return static_cast<int64_t>(k->table.cosine.nbytes() + k->table.sine.nbytes()); });
-  // What was uploaded while a graph is captured is filled when that is replayed: the graph's alone.
+  // What is uploaded while a graph is captured is filled only when the graph is replayed, so it is the graph's alone.
   if (kept->uploads.captured()) kept_tables().erase(key);
   kept->uploads.read({kept->table.cosine, kept->table.sine});
   return kept->table;

@@ -1,5 +1,5 @@
 // Rotary embedding (arXiv 2104.09864) by global position, in pairs (i, i + head_dim / 2). Used by MultiheadAttention
-// and by the training model (model/fused_ops.h, which has single passes for fp32 on a CPU). Thread-safe.
+// and by the decoder (model/fused_ops.h, which has single passes for fp32 on a CPU). Thread-safe.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,18 +18,19 @@ struct RotaryTable {
   at::Tensor sine;
 };
 
-// What a position is multiplied by, for each pair: [head_dim / 2], fp64 or with spec.fp32 fp32, CPU.
+// The angle per position of each pair: [head_dim / 2], CPU, fp64, or fp32 with spec.fp32.
 at::Tensor rotary_frequencies(const RotarySpec& spec);
 
-// positions: int64 [n], on the CPU unless the host may wait for them; angles are made on the CPU. Cosine and sine are
-// scaled by spec.attention_factor(). spec.head_dim must be even.
+// positions: int64 [n], on the CPU unless the host may wait for them, because angles are computed on the CPU. Cosine
+// and sine are scaled by spec.attention_factor(). spec.head_dim must be even.
 RotaryTable make_rotary_table(const at::Tensor& positions, const RotarySpec& spec, at::ScalarType dtype,
                               at::Device device);
 
-// The same for the positions of `spans`, one span after the other, plus offset: from a cache of the process, so that
-// the layers and steps of a model share one table, and queries and keys at the same positions. Not to be changed. Reads
-// on the current stream are in order after its upload, and the host does not wait. A CUDA graph may be recorded with a
-// table that was made before; it does not hold it: whoever replays the graph holds the RotaryTable.
+// The same for the positions of `spans`, one span after the other, plus offset. It comes from a cache of the process,
+// so that the layers and steps of a model share one table, as do queries and keys at the same positions; it must not be
+// changed. Reads on the current stream are ordered after its upload without the host waiting. A CUDA graph may be
+// recorded with a table that was made before, but does not own it: whoever replays the graph must hold the RotaryTable.
+// No hardware has run this on a GPU yet.
 RotaryTable rotary_table_at(const std::vector<Span>& spans, int64_t offset, const RotarySpec& spec,
                             at::ScalarType dtype, at::Device device);
 

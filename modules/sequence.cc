@@ -56,12 +56,13 @@ void place_sequence(PlanRequest& request, const SequenceParts& parts) {
   }
   const bool of_queries = parts.queries != queries;
   const std::string layout(to_string(request.layout));
-  throw Error(ErrorKind::kPlan, "plan",
-              "the ranks hold " + list(of_queries ? parts.queries : parts.keys) + " positions of the " +
-                  (of_queries ? "queries" : "keys") + ", but the layout " + layout + " deals these " +
-                  std::to_string(of_queries ? request.shape.q_len : request.shape.k_len) + " positions as " +
-                  list(of_queries ? queries : keys) +
-                  "; parts of other lengths can be had with the layout contiguous, for queries and keys alike");
+  throw Error(
+      ErrorKind::kPlan, "plan",
+      "the ranks hold " + list(of_queries ? parts.queries : parts.keys) + " positions of the " +
+          (of_queries ? "queries" : "keys") + ", but the layout " + layout + " deals these " +
+          std::to_string(of_queries ? request.shape.q_len : request.shape.k_len) + " positions as " +
+          list(of_queries ? queries : keys) +
+          "; only the layout contiguous takes parts of other lengths, which must be the same for queries and keys");
 }
 
 }  // namespace annulus

@@ -1,6 +1,6 @@
-// How a sequence lies over the ranks, told from how many of its positions each rank holds, and that all ranks mean the
-// same call: for callers that have tensors rather than a request. Used by MultiheadAttention and by torch_ops. Thread
-// safety: functions without state.
+// Finds out how a sequence lies over the ranks from how many of its positions each rank holds, and checks that all
+// ranks make the same call, for callers that have tensors rather than a request. Used by MultiheadAttention and by
+// torch_ops. Thread safety: functions without state.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,19 +22,20 @@ struct SequenceParts {
   bool keep_last = true;  // every rank can keep what it holds last (PlanRequest)
 };
 
-// What a rank brings to a call.
+// What a rank contributes to a call.
 struct CallTerms {
   int64_t queries = 0, keys = 0;  // positions it holds
   std::vector<Field> alike;       // what must be the same on every rank
   bool keep_last = true;          // this rank can keep what it holds last
 };
 
-// find() looks at what this rank was given and raises when it cannot be: see agree_together. Collective.
+// Collective. `find` checks what this rank was given and raises if it is invalid; then all ranks raise
+// (agree_together).
 SequenceParts agree_on_call(const std::function<CallTerms()>& find, Communicator& comm, OpLabel label);
 
-// Sets ranks, lengths and keep_last of the request. The layout contiguous takes any parts that queries and keys have in
-// common; any other layout, and queries and keys of different parts, must be what make_layout deals: otherwise
-// Error(kPlan), alike on every rank.
+// Sets ranks, lengths and keep_last of the request. With the layout contiguous, any parts are accepted that are the
+// same for queries and keys; otherwise the parts must be those of make_layout. Raises Error(kPlan), alike on every
+// rank, if they are not.
 void place_sequence(PlanRequest& request, const SequenceParts& parts);
 
 }  // namespace annulus

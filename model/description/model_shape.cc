@@ -29,7 +29,8 @@ DescribedUnit embedding(const ModelShape& s) {
 }
 
 DescribedUnit layer(const ModelShape& s, int64_t i) {
-  // What is added to the residual stream begins smaller, by the number of additions (Radford et al. 2019).
+  // Matrices whose results are added to the residual stream begin smaller, by the number of additions (Radford et al.
+  // 2019).
   const double residual = kStd / std::sqrt(2.0 * static_cast<double>(s.layers));
   const std::string prefix = "model.layers." + std::to_string(i) + ".", attention = prefix + "self_attn.",
                     mlp = prefix + "mlp.";
@@ -91,9 +92,9 @@ void validate(const ModelShape& s) {
   require(s.head_size > 0 || s.dim % (2 * s.heads) == 0, "dim " + std::to_string(s.dim) + " does not give " +
                                                              counted(s.heads, "head") +
                                                              " of an even dimension: make model.dim a multiple of " +
-                                                             std::to_string(2 * s.heads) + ", or say model.head_dim");
+                                                             std::to_string(2 * s.heads) + ", or set model.head_dim");
   require(s.head_dim() % 2 == 0, "model.head_dim must be even, but is " + std::to_string(s.head_dim()) +
-                                     ": the rotary embedding turns pairs of numbers");
+                                     ": the rotary embedding rotates pairs of numbers");
   require(s.heads % s.kv_heads == 0, counted(s.heads, "query head") + " cannot share " +
                                          counted(s.kv_heads, "kv head") +
                                          " evenly: model.heads must be a multiple of model.kv_heads");

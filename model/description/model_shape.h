@@ -1,6 +1,6 @@
-// ModelShape: the one description of a decoder, from which its parameters, their names, its FLOPs, its memory plan and
-// its forward follow. Llama, Mistral, Qwen 2.5 and Qwen 3 are values of it. Used by the model, configurations, the
-// planner of memory and the mapping from and to Hugging Face's config.json. No LibTorch. Thread-safe: values and pure
+// ModelShape: the description of a decoder from which its parameters, their names, its FLOPs, its memory plan and its
+// forward follow. Llama, Mistral, Qwen 2.5 and Qwen 3 are values of it. Used by the model, configurations, the memory
+// planner and the mapping from and to Hugging Face's config.json. Needs no LibTorch. Thread-safe: values and pure
 // functions.
 #pragma once
 
@@ -38,36 +38,37 @@ struct ModelShape {
   friend bool operator==(const ModelShape&, const ModelShape&) = default;
 };
 
-// Error(kPlan) when sizes are not positive or do not divide: heads by kv_heads, dim by heads where head_size is 0; or
-// the head dimension is odd.
+// Raises Error(kPlan) if sizes are not positive, if heads is not a multiple of kv_heads, if dim is not a multiple of
+// heads and head_size is 0, or if the head dimension is odd.
 void validate(const ModelShape& shape);
 
 // A parameter: a matrix [out, in] or a vector, by its name in Hugging Face's layout.
 struct ParameterShape {
   std::string name;
   std::vector<int64_t> shape;
-  // What it begins as: values of N(0, std), or where std is 0 all of them `value`.
+  // Its initial value: normally distributed with standard deviation `std`, or `value` everywhere if std is 0.
   double std = 0;
   double value = 0;
 
   int64_t count() const;
 };
 
-// What is used together: the embedding, each layer (the last with the norm behind it) and, where it is a matrix of its
-// own, the output. In each all matrices come before the first vector; the projections to queries, keys and values lie
-// one after the other, and so do those to gate and up, and their biases.
+// Parameters that are used together: the embedding, each layer (the last one with the final norm), and the output if it
+// has a matrix of its own. In each unit, all matrices come before the first vector. The projections to queries, keys
+// and values follow one another, as do those to gate and up, and their biases.
 struct DescribedUnit {
   std::string name;  // "the embedding", "layer 3", "the output"
   std::vector<ParameterShape> parameters;
 };
 std::vector<DescribedUnit> described_units(const ModelShape& shape);
 
-// Elements of all parameters; `parameter_estimate` also of a model whose count has more than 63 bits.
+// Elements of all parameters. `parameter_estimate` also holds for counts of more than 63 bits.
 int64_t parameter_count(const ModelShape& shape);
 double parameter_estimate(const ModelShape& shape);
 
-// Multiply-additions counted twice, forward and backward, for one token: 6 per weight that is multiplied, and 12 *
-// head_dim for each (query, key) pair of attention, of which there are `pairs` a token over all layers and query heads.
+// The FLOPs of one token, forward and backward, with a multiply-add counted as two: 6 for each weight that is
+// multiplied, and 12 * head_dim for each (query, key) pair of attention. `pairs`: pairs per token over all layers and
+// query heads, so 4 * 8 * 1,024 for 4 causal layers of 8 heads over 2,047 positions.
 double flops_per_token(const ModelShape& shape, double pairs);
 
 }  // namespace annulus

@@ -1,5 +1,5 @@
-// How a model's rotary embedding (arXiv 2104.09864) makes angles of positions. Used by configurations, by the mapping
-// from and to Hugging Face's config.json, and by modules/rotary.h, which makes the tables. No LibTorch.
+// How a model's rotary embedding (arXiv 2104.09864) computes angles from positions. Used by configurations, by the
+// mapping from and to Hugging Face's config.json, and by modules/rotary.h, which makes the tables. Needs no LibTorch.
 #pragma once
 
 #include <cstdint>
@@ -7,26 +7,26 @@
 
 namespace annulus {
 
-// What is done to the frequencies theta^(-2i / head_dim) so that positions beyond those of the training have a meaning.
+// How the frequencies theta^(-2i / head_dim) are changed for positions beyond those of the training.
 struct RotaryScaling {
   enum class Kind {
     kDefault,  // nothing
     kLinear,   // frequency / factor
-    kLlama3,   // low frequencies are divided by factor, high ones are not, between them it is blended (Llama 3.1)
-    kYarn,     // likewise by the number of rotations, and cosine and sine are scaled (arXiv 2309.00071)
+    kLlama3,   // low frequencies are divided by factor, high ones are kept, those between are blended (Llama 3.1)
+    kYarn,     // the same by the number of rotations; cosine and sine are scaled, too (arXiv 2309.00071)
   };
   Kind kind = Kind::kDefault;
-  double factor = 1;                                 // of the context's extension, at least 1
+  double factor = 1;                                 // by which the context is extended, at least 1
   double original_context = 0;                       // positions before the extension; llama3 and yarn
   double low_freq_factor = 1, high_freq_factor = 4;  // llama3
   double beta_fast = 32, beta_slow = 1;              // yarn
   double attention_factor = 0;                       // yarn; 0: 0.1 ln(factor) + 1
-  bool truncate = true;                              // yarn: the ramp's ends are whole numbers
+  bool truncate = true;                              // yarn: the ends of the ramp are rounded to whole numbers
 
   friend bool operator==(const RotaryScaling&, const RotaryScaling&) = default;
 
-  // As an inline table of TOML: { kind = "yarn", factor = 4.0, original_context = 8192.0, ... }, with the kind's own
-  // numbers alone.
+  // An inline table of TOML that has only the kind's own numbers: { kind = "yarn", factor = 4.0, original_context =
+  // 8192.0, ... }.
   std::string text() const;
 };
 
@@ -37,17 +37,17 @@ struct RotarySpec {
   int64_t head_dim = 0;  // even
   double theta = 10000;
   RotaryScaling scaling = {};
-  // Frequencies and angles are rounded in fp32, operation by operation as `transformers` does it. Otherwise they are
-  // fp64. The two differ by 4e-3 at position 131,072 and 5e-2 at 1,048,576: a model keeps what it was trained with.
+  // Compute frequencies and angles in fp32, operation by operation as `transformers` does, and not in fp64. The two
+  // differ by 4e-3 at position 131,072 and by 5e-2 at 1,048,576, so a model keeps what it was trained with.
   bool fp32 = false;
 
-  // What cosine and sine are multiplied by.
+  // The factor of cosine and sine.
   double attention_factor() const;
-  // All of it, exactly: equal where tables are.
+  // All fields, exactly: specs with the same text have the same tables.
   std::string text() const;
 };
 
-// Raises Error(kUsage), beginning with `where`, for numbers that make no angles.
+// Raises Error(kUsage), beginning with `where`, for numbers from which no angles can be computed.
 void validate(const RotaryScaling& scaling, const std::string& where);
 
 }  // namespace annulus
