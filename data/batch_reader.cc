@@ -99,7 +99,7 @@ const BatchReader::Step& BatchReader::take() {
     given_back_ = taken_;
     changed_.notify_all();
     changed_.wait(lock, [&] { return filled_ > taken_ || error_; });
-    // What was read before the error is still good.
+    // Steps that were read before the error are still good.
     if (filled_ <= taken_) std::rethrow_exception(error_);
   }
   waited_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - before).count();

@@ -1,5 +1,5 @@
 // BatchReader: reads the batches of coming steps on a thread of its own, so that a step finds its tokens ready. Used by
-// training/training.cc, which also fills batches of validation itself.
+// training/, which also calls fill_batch for validation.
 #pragma once
 
 #include <condition_variable>
@@ -14,48 +14,49 @@
 
 namespace annulus {
 
-// A rank's share of a batch: some of its rows, and of those some positions.
+// A rank's share of a batch: some of its rows, and some positions of these rows.
 struct BatchShape {
-  int64_t rows = 0;       // of the batch, over all ranks
-  int64_t first_row = 0;  // of those, this rank's
+  int64_t rows = 0;       // in the batch, over all ranks
+  int64_t first_row = 0;  // the first of them that is this rank's
   int64_t own_rows = 0;
-  std::vector<int64_t> positions;  // of a row, this rank's, rising
-  bool restart = false;            // with rotary positions that restart with every part
+  std::vector<int64_t> positions;  // this rank's positions in a row, rising
+  bool restart = false;            // also give rotary positions, which restart with every part
 
   int64_t plane() const { return own_rows * static_cast<int64_t>(positions.size()); }
-  // Planes [own_rows, positions]: tokens, targets and, where they restart, rotary positions.
+  // Planes [own_rows, positions]: tokens, targets and, with `restart`, rotary positions.
   int64_t planes() const { return restart ? 3 : 2; }
   int64_t values() const { return planes() * plane(); }
 };
 
 struct Batch {
-  std::vector<std::vector<int64_t>> parts;  // of each of this rank's rows: lengths that add up to the context
-  int64_t targets = 0;                      // of this rank's that count
+  std::vector<std::vector<int64_t>> parts;  // for each of this rank's rows, lengths that add up to the context
+  int64_t targets = 0;                      // this rank's targets that count
 };
 
-// Fills `to`, values() numbers, from row(i) and parts(i) of the batch's rows. Thread-safe.
+// Fills `to`, an array of values() numbers, from row(i) and parts(i), where i is a row of the batch. Thread-safe.
 Batch fill_batch(const BatchShape& shape, const std::function<Row(int64_t)>& row,
                  const std::function<std::vector<int64_t>(int64_t)>& parts, int64_t* to);
 
-// take() is called by one thread.
+// Only one thread may call take().
 class BatchReader {
  public:
   struct Step {
     std::vector<Batch> batches;  // data.accumulate of them
-    size_t slot = 0;             // whose memory holds the batches' values, one behind the other
+    size_t slot = 0;             // the slot that holds the batches' values, one batch after the other
     std::vector<SourceUse> uses;
   };
 
-  // Of steps [begin, end), whose rows are `batches` times shape.rows. It reads ahead by as many steps as there are
-  // slots, less the one that take() has given: each slot is memory for batches * shape.values() numbers. All of it
-  // outlives the reader. The thread begins at once.
+  // Reads steps [begin, end), which have `batches` times shape.rows rows each. Each slot is memory for batches *
+  // shape.values() numbers; the reader is ahead by the number of slots, less the one that take() has given. `data` and
+  // the slots must outlive the reader. The thread begins at once.
   BatchReader(const Dataset& data, BatchShape shape, int64_t batches, int64_t begin, int64_t end,
               std::vector<int64_t*> slots);
   ~BatchReader();
   BatchReader(const BatchReader&) = delete;
   BatchReader& operator=(const BatchReader&) = delete;
 
-  // The next step, `begin` first. Valid until the next call, which hands its slot back. Raises what reading raised.
+  // Returns the next step, `begin` first. It is valid until the next call, which gives its slot back. Rethrows what
+  // reading raised.
   const Step& take();
 
   // Seconds that calls of take() have waited so far.
@@ -69,8 +70,8 @@ class BatchReader {
   BatchShape shape_;
   int64_t batches_;
   int64_t begin_, end_;
-  std::vector<int64_t*> memory_;  // of each slot
-  std::vector<Step> slots_;       // that of step i is i % size
+  std::vector<int64_t*> memory_;  // by slot
+  std::vector<Step> slots_;       // step i is in slot (i - begin) % size
   int64_t taken_ = 0;             // steps
   double waited_ = 0;
 

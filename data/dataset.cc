@@ -28,12 +28,12 @@ std::vector<int64_t> lengths(const std::vector<Piece>& pieces, int64_t context) 
   return lengths;
 }
 
-// The ids by which the documents of a file are found.
+// The ids by which the documents of a file are found, for messages.
 std::string ids_text(const TokenFile& file) {
   std::string text;
-  if (file.begin_id()) text = "id " + std::to_string(*file.begin_id()) + " of a beginning";
-  if (file.end_id()) text += (text.empty() ? "id " : " or id ") + std::to_string(*file.end_id()) + " of an end";
-  return text.empty() ? "id of a beginning or an end" : text;
+  if (file.begin_id()) text = "id " + std::to_string(*file.begin_id()) + " (begin)";
+  if (file.end_id()) text += (text.empty() ? "id " : " or id ") + std::to_string(*file.end_id()) + " (end)";
+  return text.empty() ? "begin or end id" : text;
 }
 
 }  // namespace
@@ -47,14 +47,12 @@ Dataset::Dataset(const DataConfig& data, int64_t seed, int64_t vocab, bool resum
     if (i > 0 && corpus->is_text() != sources_[0].corpus->is_text()) {
       refuse(which + corpus->where(0) + " is " +
              (corpus->is_text() ? "text, whose tokens are bytes" : "of a shard of tokens") + ", but the source " +
-             name(0) +
-             " is not: the same id would mean different things; make shards of the text "
-             "(annulus tokenize)");
+             name(0) + " is not: the same id would mean different things; make shards of the text (annulus tokenize)");
     }
     if (data_.max_bytes > 0 && !corpus->is_text()) {
       refuse(which + "data.max_bytes is for texts, but " + corpus->where(0) + " is a shard of tokens: leave it at 0");
     }
-    // Where the shards say no bound, each row is looked at when it is read.
+    // If the shards give no bound, each row is checked when it is read.
     const int64_t needed = corpus->is_text() ? 256 : corpus->vocab().value_or(0);
     if (vocab_ > 0 && needed > vocab_) {
       refuse(which + "the ids of " + (corpus->is_text() ? "a text, its bytes," : corpus->file(0).path()) +
@@ -64,7 +62,7 @@ Dataset::Dataset(const DataConfig& data, int64_t seed, int64_t vocab, bool resum
     if (!corpus->tokenizer().empty()) {
       if (!tokenizer_.empty() && tokenizer_ != corpus->tokenizer()) {
         refuse(which + corpus->file(0).path() + " was made with the tokenizer " + corpus->tokenizer() +
-               ", the sources before with " + tokenizer_ + ": the same id means different text to them");
+               ", but the sources before it with " + tokenizer_ + ": the same id stands for different texts");
       }
       tokenizer_ = corpus->tokenizer();
     }
@@ -123,12 +121,12 @@ std::vector<std::string> Dataset::warnings() const {
   const PackSettings& settings = phases_.back().settings;
   for (size_t i = 0; settings.units_are_documents() && i < sources_.size(); ++i) {
     const Corpus& corpus = *sources_[i].corpus;
-    if (corpus.is_text() || corpus.file(0).documents()) continue;  // a file, or as they are stored
+    if (corpus.is_text() || corpus.file(0).documents()) continue;  // each file is one document, or documents are stored
     const RowIndex& index = *index_of(i, settings);
     const int64_t documents = index.counts(Split::kTrain).documents + index.counts(Split::kValidation).documents;
-    if (documents > corpus.files() + 1) continue;  // a tail that is held out is a document more
-    warnings.push_back("source " + name(i) + " is taken for " + counted(corpus.files(), "document") +
-                       ", a file each, since no " + ids_text(corpus.file(0)) +
+    if (documents > corpus.files() + 1) continue;  // a tail that is held out is one more document
+    warnings.push_back("source " + name(i) + " is read as " + counted(corpus.files(), "document") +
+                       ", one for each file, because no " + ids_text(corpus.file(0)) +
                        " was found: say with which id its documents begin or end, { files = ..., end = ID }");
   }
   return warnings;
@@ -168,7 +166,7 @@ std::shared_ptr<const RowIndex> Dataset::index_of(size_t source, const PackSetti
     const std::string unit = corpus.is_text() ? " bytes" : " tokens";
     const std::string which = corpus.files() == 1 ? corpus.file(0).path() : with_commas(corpus.files()) + " files";
     refuse("source " + name(source) + " (" + which + ", " + with_commas(corpus.tokens()) + unit + ") has " +
-           with_commas(counts.targets) + " positions to train on, a row needs " + with_commas(settings.context) +
+           with_commas(counts.targets) + " positions to train on, but a row needs " + with_commas(settings.context) +
            ": use more data, a shorter data.context, or a smaller data.validation_fraction");
   }
   return index;
@@ -197,7 +195,7 @@ std::vector<Dataset::Phase> Dataset::planned(int64_t from) const {
 }
 
 void Dataset::follow(std::vector<Phase> phases) {
-  std::map<std::string, int64_t> drawn;  // of every source there was
+  std::map<std::string, int64_t> drawn;  // by digest, of every source so far
   std::vector<PackSettings> settings(sources_.size());
   for (Source& source : sources_) source.order.reset();
   for (size_t i = 0; i < phases.size(); ++i) {
@@ -286,7 +284,7 @@ Row Dataset::assemble(size_t source, const std::vector<Piece>& pieces, int64_t c
       if (beyond != read.end()) {
         refuse(corpus.where(piece.token + (beyond - read.begin())) + " is the id " + std::to_string(*beyond) +
                ", beyond model.vocab = " + std::to_string(vocab_) +
-               ": is the file of this tokenizer, of this format and width?");
+               ": check that the file has this tokenizer, format and width");
       }
     }
     token = std::copy(read.begin(), read.end() - 1, token);

@@ -1,4 +1,4 @@
-// What a checkpoint keeps of the data, and how a run goes on from it: the second half of dataset.h.
+// See dataset.h. This file makes what a checkpoint records of the data, and continues a run from it.
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
@@ -50,7 +50,7 @@ std::string Dataset::state(int64_t step, const std::vector<SourceUse>& uses) con
                       {"settings", to_json(phase.settings)},
                       {"sources", std::move(sources)}});
   }
-  // Also of phases that have not begun: a run that has gone back may leave out rows of later ones.
+  // Phases that have not begun count, too: a run that has gone back may leave out rows of later ones.
   json left_out = json::array();
   for (const Phase& phase : phases_) {
     for (const int64_t out : phase.left_out) {
@@ -120,7 +120,7 @@ std::vector<std::string> Dataset::resume(const std::string& state, int64_t step)
                                       [](const Phase::Source& s) { return s.weight > 0 && std::isfinite(s.weight); });
       const bool small = phase.context >= 1 && phase.context <= kLongest && phase.rows >= 1 &&
                          phase.rows <= (int64_t{1} << 62) / std::max<int64_t>(1, step);
-      if (!rises || !weighs || !small || phase.step >= step) refuse("it makes no sense");
+      if (!rises || !weighs || !small || phase.step >= step) refuse("its phases are invalid");
       phases.push_back(std::move(phase));
     }
     if (phases.empty()) refuse("it names no rows that were drawn");
@@ -128,7 +128,7 @@ std::vector<std::string> Dataset::resume(const std::string& state, int64_t step)
       left_out.push_back(
           {saved.at("phase").get<int64_t>(), saved.at("first").get<int64_t>(), saved.at("rows").get<int64_t>()});
       const LeftOut& out = left_out.back();
-      if (out.rows < 1 || out.first < 0 || out.first % out.rows != 0) refuse("the rows that it leaves out are none");
+      if (out.rows < 1 || out.first < 0 || out.first % out.rows != 0) refuse("the rows that it leaves out are invalid");
     }
   } catch (const json::exception& error) {
     refuse("the checkpoint's record of the data is damaged: " + std::string(error.what()));
@@ -138,12 +138,12 @@ std::vector<std::string> Dataset::resume(const std::string& state, int64_t step)
   if (bytes != is_text()) {
     refuse("the run was trained on " + std::string(bytes ? "the bytes of texts" : "ids of tokens") +
            ", but data.train names " + (bytes ? "shards of tokens" : "texts, whose tokens are bytes") +
-           ": its weights mean nothing with other ids");
+           ": its weights are meaningless with other ids");
   }
   if (tokenizer_.empty()) tokenizer_ = tokenizer;
   if (!tokenizer.empty() && tokenizer != tokenizer_) {
-    refuse("the run was trained on tokens of the tokenizer " + tokenizer + ", but the shards are of " + tokenizer_ +
-           ": its weights mean nothing with other ids");
+    refuse("the run was trained on tokens of the tokenizer " + tokenizer + ", but the shards belong to " + tokenizer_ +
+           ": its weights are meaningless with other ids");
   }
   std::vector<Phase> ahead = planned(step);
   std::vector<std::string> told;
@@ -154,14 +154,14 @@ std::vector<std::string> Dataset::resume(const std::string& state, int64_t step)
   }
   const Phase& was = phases.back();
   const Phase& is = ahead.front();
-  // A stage of data.context that begins here is no change.
+  // A stage of data.context that begins here is not a change.
   if (!planned(step - 1).front().continues(was)) {
     const std::string from = "from step " + with_commas(step + 1) + " on ";
     if (is.settings.text() != was.settings.text()) {
       told.push_back("the data: " + from + is.settings.words() + " (before: " + was.settings.words() + "): " +
                      (is.settings.units_are_documents() == was.settings.units_are_documents()
                           ? "what is left of each source's epoch is packed anew"
-                          : "documents are told apart in one of the two alone, so each source begins its next epoch"));
+                          : "only one of the two keeps documents apart, so each source begins its next epoch"));
     }
     if (is.settings.validation_fraction > was.settings.validation_fraction) {
       told.push_back(
@@ -177,7 +177,7 @@ std::vector<std::string> Dataset::resume(const std::string& state, int64_t step)
     };
     for (const Phase::Source& source : was.sources) {
       if (find(is.sources, source.digest) != is.sources.end()) continue;
-      told.push_back("the data: source " + name_of(source.digest) + " is not there as it was: " + from +
+      told.push_back("the data: source " + name_of(source.digest) + " was changed or removed: " + from +
                      "no rows come from it");
     }
     const auto sum = [](const std::vector<Phase::Source>& of) {
@@ -211,8 +211,7 @@ std::vector<std::string> Dataset::resume(const std::string& state, int64_t step)
   for (Phase& phase : phases) std::sort(phase.left_out.begin(), phase.left_out.end());
   if (unknown) {
     told.emplace_back(
-        "the data: rows that were to be left out after a spike are not known with these stages: they are "
-        "drawn as all others");
+        "the data: the rows that were to be left out after a spike do not exist with these stages: all rows are drawn");
   }
   follow(std::move(phases));
   first_step_ = step;

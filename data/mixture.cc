@@ -11,7 +11,7 @@
 namespace annulus {
 namespace {
 
-// What a source with that many draws offers for the next one: the largest offer has it.
+// What a source with `count` draws offers for the next one. The largest offer gets it.
 double offer(double weight, int64_t count) { return weight / (static_cast<double>(count) + 0.5); }
 
 // How many of a source's offers are above `least`.
@@ -41,8 +41,8 @@ size_t Mixture::next(const std::vector<int64_t>& counts) const {
 std::vector<int64_t> Mixture::counts(int64_t n) const {
   if (weights_.size() == 1) return {n};
   std::vector<int64_t> counts(weights_.size(), 0);
-  // Draws go by falling offers, so those above any bound are a beginning of the draws: one that is a little too short,
-  // and the rest one by one.
+  // Draws go by falling offers, so the offers above any bound are the first draws. This bound gives a few too few, and
+  // the rest are added one by one.
   const auto sources = static_cast<int64_t>(weights_.size());
   if (n > 2 * sources) {
     const double least = std::accumulate(weights_.begin(), weights_.end(), 0.0) / static_cast<double>(n - sources);

@@ -8,8 +8,9 @@
 namespace annulus {
 
 // Of the first n draws each source has the seats that Webster's method (Sainte-Lague) gives it of n, so that its share
-// is never a whole row off for long, and draw n is known without the draws before it. The same everywhere: nothing is
-// random. Immutable, and so thread-safe.
+// is never a whole row off for long, and draw n is known without the draws before it. With weights {3, 1} the draws are
+// of sources 0, 0, 1, 0, 0, 0, 1, 0, ... Nothing is random, so they are the same everywhere. Immutable and thus
+// thread-safe.
 class Mixture {
  public:
   // Weights above 0, at least one; only their ratios matter.
@@ -21,7 +22,8 @@ class Mixture {
   };
   Draw at(int64_t n) const;  // n from 0
 
-  // How many of the first n draws each source has. The time that it takes grows with the sources, not with n.
+  // How many of the first n draws each source has. The time that this takes grows with the number of sources, not with
+  // n.
   std::vector<int64_t> counts(int64_t n) const;
 
  private:

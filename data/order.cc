@@ -34,7 +34,7 @@ const SourceOrder::Segment& SourceOrder::segment_of(int64_t draw) const {
   return *std::prev(after);
 }
 
-// What is left of an epoch, after whichever change, has an order of its own.
+// What is left of an epoch after a change has an order of its own.
 uint64_t SourceOrder::key(const Segment& segment, int64_t epoch) const {
   const int64_t words[] = {static_cast<int64_t>(seed_), epoch, segment.rest ? segment.first : -1};
   return hash64(words, sizeof words);

@@ -1,5 +1,5 @@
-// SourceOrder: which row of a source is drawn when. Used by the dataset: every rank computes the same from the number
-// of a draw alone.
+// SourceOrder: in which order the rows of a source are drawn. Used by the dataset. Every rank computes the same row
+// from the number of a draw alone.
 #pragma once
 
 #include <cstdint>
@@ -14,11 +14,11 @@
 namespace annulus {
 
 // Draws are numbered from 0 over the whole run. Each epoch takes every training row once, in an order of its own, in
-// O(1) memory. Thread-safe where change() is not being called.
+// O(1) memory. Thread-safe while change() is not being called.
 class SourceOrder {
  public:
-  // source: its name, so that sources of the same length have orders of their own. Raises Error(kInput) where the index
-  // has no training row.
+  // source: its name or digest, so that sources of the same length have orders of their own. Raises Error(kInput) if
+  // the index has no training row.
   SourceOrder(int64_t seed, std::string_view source, std::shared_ptr<const RowIndex> index);
 
   struct Drawn {
@@ -28,22 +28,23 @@ class SourceOrder {
   };
   Drawn at(int64_t draw) const;
 
-  // From this draw on rows are those of `index`, with another context: first what is left of the epoch, packed anew
-  // with its settings (in memory where `folder` is empty, else found there or made), then whole epochs. Later changes
-  // are forgotten. The epoch's tokens that were a target before are none again, the others are once.
+  // From this draw on, rows are those of `index`, with another context: first what is left of the epoch, packed again
+  // with its settings (in memory if `folder` is empty, otherwise found there or made), then whole epochs. Changes at
+  // later draws are forgotten. Tokens that were targets in this epoch are not again; each of the others is once. If
+  // only one of the two indexes keeps documents apart, the next epoch begins instead.
   void change(int64_t draw, std::shared_ptr<const RowIndex> index, const std::string& folder = "",
               FileSystem& files = FileSystem::real());
 
-  // Epochs that the draws before this one have completed, and the share of the one that they began: 1.25.
+  // Epochs that the draws before this one have completed, and the share of the epoch that they began: 1.25.
   double epochs(int64_t draw) const;
 
  private:
   struct Segment {
     int64_t first;  // draw
     int64_t epoch;
-    bool rest;  // what was left of one epoch; else whole epochs, without an end
+    bool rest;  // what was left of one epoch; false: whole epochs, without an end
     std::shared_ptr<const RowIndex> index;
-    double done;  // share of the epoch that was drawn before: of a rest
+    double done;  // for a rest: the share of the epoch that was drawn before
   };
 
   const Segment& segment_of(int64_t draw) const;

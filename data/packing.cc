@@ -76,23 +76,23 @@ std::string PackSettings::text() const {
 
 std::string PackSettings::words() const {
   return "rows of " + with_commas(context) + " tokens, " + std::string(packing_name(packing)) +
-         (units_are_documents() ? ", documents apart" : ", documents one behind the other") +
+         (units_are_documents() ? ", documents apart" : ", documents end to end") +
          (validation_fraction > 0 ? ", " + exact(validation_fraction) + " held out" : "");
 }
 
-// Best fit by the room that bins have left: the fullest bin that takes a piece, of several the newest.
+// Best fit by the room that bins have left: the fullest bin with room for a piece takes it; of several, the newest.
 struct Packer::Bins {
   explicit Bins(int64_t context) : rooms(static_cast<size_t>(context)), newest(static_cast<size_t>(context), -1) {}
 
-  NumberSet rooms;              // that some bin has left
-  std::vector<int32_t> newest;  // bin of each room; -1: none
-  std::vector<int32_t> older;   // of each bin: the next one with the same room
+  NumberSet rooms;              // the amounts of room that bins have left
+  std::vector<int32_t> newest;  // the newest bin with each amount; -1: none
+  std::vector<int32_t> older;   // for each bin, the next older one with the same room
   std::vector<uint64_t> order;
-  std::vector<int32_t> bin_of;    // piece
-  std::vector<int64_t> begin_of;  // bin: its pieces in `placed`
+  std::vector<int32_t> bin_of;    // by piece
+  std::vector<int64_t> begin_of;  // by bin: where its pieces begin in `placed`
   std::vector<int32_t> placed;
 
-  // The fullest bin with this much room; -1: none. It leaves the set.
+  // Takes the fullest bin with this much room out of the set; -1: there is none.
   int32_t take(size_t count, size_t& room) {
     room = rooms.next(count);
     if (room == NumberSet::npos) return -1;
@@ -155,7 +155,7 @@ void Packer::end_window() {
 void Packer::pack_window() {
   if (!bins_) bins_ = std::make_unique<Bins>(context_);
   Bins& b = *bins_;
-  // By falling length, among equals in the order of the source.
+  // By falling length; equal ones in the order of the source.
   static_assert(kWindow <= 1 << 16);
   b.order.clear();
   for (size_t i = 0; i < window_.size(); ++i) {

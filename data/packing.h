@@ -1,8 +1,8 @@
 // Which tokens of a source make which row. Used by row_index.cc, which stores the result.
 //
-// A unit is a stretch of the source whose tokens each predict the next: a document of L tokens, or, where documents do
-// not matter, a stretch of neighbouring ones. It has L - 1 positions: its last token is no input, its first no target.
-// A row has `context` positions.
+// A unit is a stretch of the source in which each token predicts the next: a document of L tokens, or, if documents do
+// not matter, a stretch of neighbouring ones. It has L - 1 positions, because its last token is not an input and its
+// first is not a target. A row has `context` positions.
 #pragma once
 
 #include <cstdint>
@@ -22,18 +22,18 @@ struct Piece {
 
 enum class Packing {
   kStream,    // units follow each other and are cut every `context` positions; the last row is padded
-  kBestFit,   // whole documents, those of a window of 65,536 put together so that little is padded
-  kDocument,  // one document a row
+  kBestFit,   // whole documents; those of a window of 65,536 are combined so that there is little padding
+  kDocument,  // one document in a row
 };
 std::string_view packing_name(Packing packing);  // "stream", "best-fit", "document"
-Packing packing_named(std::string_view name);    // raises Error(kInternal) for another
+Packing packing_named(std::string_view name);    // raises Error(kInternal) for an unknown name
 
 struct PackSettings {
   int64_t context = 0;
   Packing packing = Packing::kStream;
-  bool documents = false;  // of kStream: units are documents. The other packings' always are
+  bool documents = false;  // for kStream: units are documents, as they always are for the others
   double validation_fraction = 0;
-  // kBestFit and kDocument cut a document that is longer than a row; with this they raise Error(kInput) instead.
+  // kBestFit and kDocument cut a document that is longer than a row. With this they raise Error(kInput) instead.
   bool refuse_long = false;
 
   bool units_are_documents() const { return documents || packing != Packing::kStream; }
@@ -43,12 +43,12 @@ struct PackSettings {
   friend bool operator==(const PackSettings&, const PackSettings&) = default;
 };
 
-// Where a piece lies: place = row * context + its offset in the row. A piece of kStream may go over several rows.
+// Where a piece lies: place = row * context + its offset in the row. A piece of kStream may extend over several rows.
 struct PlacedPiece {
   uint64_t token = 0, place = 0, count = 0;
 };
 
-// Takes units in their order and gives placed pieces, sorted by place. Holds one window of units at most.
+// Takes units in order and gives placed pieces, sorted by place. Holds at most one window of units.
 class Packer {
  public:
   static constexpr int64_t kWindow = 65536;
@@ -57,14 +57,14 @@ class Packer {
    public:
     virtual ~Sink() = default;
     virtual void add(const PlacedPiece& piece) = 0;
-    // Every piece before has smaller tokens than every piece behind.
+    // Every piece before this has smaller tokens than every piece after it.
     virtual void end_window() = 0;
   };
 
   Packer(Packing packing, int64_t context, Sink& sink);
   ~Packer();
 
-  // A unit of `positions` positions whose first input is `token`; units without positions are passed over.
+  // Adds a unit of `positions` positions whose first input is `token`; units without positions are skipped.
   void add(int64_t token, int64_t positions);
   // Call once, after the last unit.
   void finish();
@@ -80,12 +80,12 @@ class Packer {
   Packing packing_;
   int64_t context_;
   Sink& sink_;
-  std::vector<Piece> window_;  // kBestFit: what is shorter than a row
+  std::vector<Piece> window_;  // kBestFit: units that are shorter than a row
   std::unique_ptr<Bins> bins_;
   int64_t units_ = 0;  // in this window
   int64_t rows_ = 0;
   int64_t targets_ = 0;
-  int64_t place_ = 0;  // kStream: the next one
+  int64_t place_ = 0;  // kStream: the next place
 };
 
 }  // namespace annulus

@@ -7,13 +7,13 @@
 namespace annulus {
 
 KeyedPermutation::KeyedPermutation(int64_t n, uint64_t key) : n_(n) {
-  if (n < 1) throw Error(ErrorKind::kInternal, "data", "a permutation of nothing");
+  if (n < 1) throw Error(ErrorKind::kInternal, "data", "a permutation of no numbers was asked for");
   while (half_ < 31 && (int64_t{1} << (2 * half_)) < n) ++half_;
   for (uint64_t& round : keys_) round = key = splitmix64(key);
 }
 
 int64_t KeyedPermutation::at(int64_t i) const {
-  if (i < 0 || i >= n_) throw Error(ErrorKind::kInternal, "data", "beyond the permutation");
+  if (i < 0 || i >= n_) throw Error(ErrorKind::kInternal, "data", "a number beyond the permutation was asked for");
   const uint64_t mask = (uint64_t{1} << half_) - 1;
   auto value = static_cast<uint64_t>(i);
   do {

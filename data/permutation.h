@@ -1,5 +1,5 @@
-// KeyedPermutation: the numbers below n in an order that looks random, in O(1) memory. Used by order.h: which row comes
-// when.
+// KeyedPermutation: the numbers below n in an order that looks random, in O(1) memory. Used by SourceOrder and RowIndex
+// for the order in which rows are drawn.
 #pragma once
 
 #include <array>
@@ -7,8 +7,8 @@
 
 namespace annulus {
 
-// A Feistel network over the next power of four; a value that is not below n is sent through it again (cycle walking).
-// Every at(i) is another number below n; the same n and key give the same order everywhere. Thread-safe.
+// A Feistel network over the next power of four. A result that is not below n is sent through it again (cycle walking),
+// so at() takes each value below n once. The same n and key give the same order everywhere. Thread-safe.
 class KeyedPermutation {
  public:
   KeyedPermutation(int64_t n, uint64_t key);

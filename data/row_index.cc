@@ -1,4 +1,4 @@
-// See row_index.h. Making an index, and reading one wherever it lies.
+// See row_index.h. This file makes indexes, and reads them wherever they lie.
 #include "data/row_index.h"
 
 #include <algorithm>
@@ -19,7 +19,7 @@ namespace {
 
 std::string digest_of(const std::string& text) { return checksum(text.data(), text.size()); }
 
-// One part while it is being made: units of its documents go to its packer.
+// Makes one part: passes the units of its documents to its packer.
 class PartMaker : public Packer::Sink {
  public:
   PartMaker(Split split, const Corpus* corpus, RowIndexFacts& facts, RowStore& store)
@@ -43,7 +43,7 @@ class PartMaker : public Packer::Sink {
     stretch_length_ += length;
   }
 
-  // Positions whose first token was a target or left out elsewhere.
+  // Adds positions whose first token was a target, or was left out, in another row.
   void add_rest(int64_t token, int64_t positions) {
     ++counts_.documents;
     counts_.tokens += positions;
@@ -80,8 +80,8 @@ class PartMaker : public Packer::Sink {
     ++(length == 1 ? counts_.lone_tokens : counts_.first_tokens);
     if (settings_.refuse_long && settings_.packing != Packing::kStream && length - 1 > settings_.context) {
       throw Error(ErrorKind::kInput, "data",
-                  "the document at " + corpus_->where(begin) + " has " + with_commas(length) + " tokens, a row takes " +
-                      with_commas(settings_.context + 1) +
+                  "the document at " + corpus_->where(begin) + " has " + with_commas(length) +
+                      " tokens, but a row takes " + with_commas(settings_.context + 1) +
                       " (data.context + 1): lengthen data.context, divide or leave out the document, or set " +
                       "data.long_documents = \"cut\"");
     }
@@ -149,8 +149,7 @@ std::shared_ptr<const RowIndex> find_or_write(FileSystem& files, const std::stri
   if (!std::filesystem::is_directory(folder, error)) files.make_folder(folder);
   write_rows(files, path, make);
   auto made = open_rows(path, digest);
-  if (!made)
-    throw Error(ErrorKind::kResource, "data", path + " was written and cannot be read back: does its disk fail?");
+  if (!made) throw Error(ErrorKind::kResource, "data", path + " was written but cannot be read back: check its disk");
   return made;
 }
 
@@ -180,7 +179,7 @@ std::shared_ptr<const RowIndex> RowIndex::remaining(const RowIndex& before, cons
   if (before.settings().units_are_documents() != settings.units_are_documents()) {
     throw Error(
         ErrorKind::kInput, "data",
-        "whether documents are apart cannot change within an epoch: keep data.documents and data.packing as they "
+        "whether documents are kept apart cannot change within an epoch: keep data.documents and data.packing as they "
         "were, or begin another run");
   }
   const std::string digest = digest_of("rows 1 left of " + before.digest() + " key " + std::to_string(left.key) +
@@ -203,7 +202,7 @@ void RowIndex::visit_left(const RowsLeft& left, const std::function<void(const P
   std::vector<bool> is_left(static_cast<size_t>(n));
   const KeyedPermutation order(n, left.key);
   for (int64_t i = left.drawn; i < n; ++i) is_left[static_cast<size_t>(order.at(i))] = true;
-  Piece open;  // may go on
+  Piece open;  // the next piece may continue it
   const auto take = [&](const Piece& piece) {
     if (piece.token == open.token + open.count) {
       open.count += piece.count;
@@ -223,7 +222,7 @@ void RowIndex::visit_left(const RowsLeft& left, const std::function<void(const P
     for (const PlacedPiece& p : placed) {
       const auto token = static_cast<int64_t>(p.token), place = static_cast<int64_t>(p.place);
       const int64_t stop = place + static_cast<int64_t>(p.count);
-      // A stretch of a stream goes over many rows: those left of it that are neighbours are one piece.
+      // A piece of a stream extends over many rows; neighbouring rows of it that are left become one piece.
       for (int64_t at = place; at < stop;) {
         const int64_t row_end = std::min(stop, (at / context + 1) * context);
         if (is_left.at(static_cast<size_t>(at / context))) {
@@ -245,7 +244,7 @@ void RowIndex::visit_left(const RowsLeft& left, const std::function<void(const P
 
 void RowIndex::damaged(const std::string& what) const {
   throw Error(ErrorKind::kInput, "data",
-              "the row index " + path() + " is damaged: " + what + "; remove it, it is made anew from the tokens");
+              "the row index " + path() + " is damaged: " + what + "; remove it, and it is made again from the tokens");
 }
 
 std::vector<Piece> RowIndex::row(Split split, int64_t r) const {
@@ -254,7 +253,7 @@ std::vector<Piece> RowIndex::row(Split split, int64_t r) const {
   const uint64_t begin = static_cast<uint64_t>(r) * context, end = begin + context;
   const int64_t first = split == Split::kTrain ? 0 : facts_.pieces[0];
   const int64_t last = first + facts_.pieces[static_cast<size_t>(split)];
-  // The first piece that ends behind the row's beginning.
+  // The first piece that ends after the row's beginning.
   int64_t low = first, high = last;
   PlacedPiece p;
   while (low < high) {
@@ -310,7 +309,7 @@ void RowIndex::verify_part(Split split) const {
       const bool in_row = settings().packing == Packing::kStream || p.place % context + p.count <= context;
       if (p.count == 0 || p.count > targets - sum || !follows || !in_row) {
         damaged("a piece of " + std::to_string(p.count) + " positions lies at " + std::to_string(p.place) +
-                ", behind one that ends at " + std::to_string(end));
+                ", after one that ends at " + std::to_string(end));
       }
       end = p.place + p.count;
       sum += p.count;

@@ -1,7 +1,7 @@
 // See row_index_file.h.
 //
-// What is known at the end alone stands at the end, so that pieces are written while they are found: head, pieces of
-// training, pieces of validation, a hash of each block of them, the ends of windows, tail.
+// What is known only at the end stands at the end, so that pieces are written as they are found: head, pieces of
+// training, pieces of validation, a hash of each block of pieces, the ends of windows, tail.
 #include "data/row_index_file.h"
 
 #include <algorithm>
@@ -71,7 +71,7 @@ Tail tail_of(const RowIndexFacts& facts) {
   return tail;
 }
 
-// Without the windows.
+// All facts but the windows.
 RowIndexFacts facts_of(const Tail& tail) {
   RowIndexFacts facts;
   facts.digest.assign(tail.digest, sizeof tail.digest);
@@ -110,7 +110,7 @@ class MemoryRows : public RowIndex, public RowStore {
 
 // ---- files
 
-// Raised within this file alone: what is wrong with an index that lies there.
+// Thrown only within this file: why an existing index cannot be used.
 struct Unusable {
   std::string what;
 };
@@ -130,13 +130,13 @@ class MappedRows : public RowIndex {
     const int64_t most = file_.size() / kPiece;
     if (tail.parts[0].pieces < 0 || tail.parts[0].pieces > most || tail.parts[1].pieces < 0 ||
         tail.parts[1].pieces > most || tail.windows < 0 || tail.windows > most) {
-      throw Unusable{"its counts are not of its size"};
+      throw Unusable{"its counts do not fit its size"};
     }
     pieces_ = tail.parts[0].pieces + tail.parts[1].pieces;
     blocks_ = (pieces_ + kBlock - 1) / kBlock;
     const int64_t tables = kHead + pieces_ * kPiece;
     if (file_.size() != tables + (blocks_ + tail.windows) * 8 + static_cast<int64_t>(sizeof(Tail))) {
-      throw Unusable{"its counts are not of its size"};
+      throw Unusable{"its counts do not fit its size"};
     }
     std::vector<uint64_t> words(static_cast<size_t>(blocks_ + tail.windows));
     file_.copy(tables, static_cast<int64_t>(words.size() * 8), words.data());
@@ -151,7 +151,7 @@ class MappedRows : public RowIndex {
   std::string path() const override { return file_.path(); }
 
  protected:
-  // Each block is held against its hash when it is first read: opening has looked at a few of them alone.
+  // Checks each block against its hash when it is first read, because opening has checked only a few of them.
   void read_pieces(int64_t first, int64_t count, PlacedPiece* to) const override {
     for (int64_t block = first / kBlock; block * kBlock < first + count; ++block) {
       std::atomic<bool>& checked = checked_[static_cast<size_t>(block)];
@@ -177,7 +177,7 @@ class MappedRows : public RowIndex {
       check_block(i);
     } catch (const Unusable& unusable) {
       throw Error(ErrorKind::kInput, "data",
-                  file_.path() + " is damaged: " + unusable.what + "; remove it, it is made anew from the tokens");
+                  file_.path() + " is damaged: " + unusable.what + "; remove it, and it is made again from the tokens");
     }
   }
 
@@ -203,7 +203,7 @@ class FileStore : public RowStore {
     held_out_.reset();
     try {
       files_.remove_all(beside_);
-    } catch (...) {  // what is left is found and replaced by the next one; nobody reads it
+    } catch (...) {  // what is left is replaced by the next store; nothing reads it
     }
   }
 
@@ -247,7 +247,8 @@ class FileStore : public RowStore {
     block_.clear();
   }
 
-  // The pieces of validation come while those of training do and stand behind them: a file of their own keeps them.
+  // Pieces of validation are found together with those of training but stand after them: another file holds them until
+  // then.
   void flush_held_out() {
     if (!held_out_) held_out_ = files_.create(beside_);
     held_out_->write(held_out_block_.data(), held_out_block_.size() * kPiece);

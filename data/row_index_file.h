@@ -1,4 +1,4 @@
-// Row indices as files (docs/formats.md) and in memory. Used by row_index.cc.
+// Row indexes as files (docs/formats.md) and in memory. Used by row_index.cc.
 #pragma once
 
 #include <functional>
@@ -10,24 +10,25 @@
 
 namespace annulus {
 
-// Takes the pieces of both parts, those of each in their order.
+// Takes the pieces of both parts; those of each part come in order.
 class RowStore {
  public:
   virtual ~RowStore() = default;
-  // Forgets what came before.
+  // Forgets all pieces added so far.
   virtual void restart() = 0;
   virtual void add(Split split, const PlacedPiece& piece) = 0;
 };
 
-// Fills a store and says what of; `digest` is set by the caller.
+// Fills a store and returns what the index records of it, including the digest.
 using MakeRows = std::function<RowIndexFacts(RowStore&)>;
 
 std::shared_ptr<const RowIndex> rows_in_memory(const MakeRows& make);
 
-// The index at this path, where it is whole, as far as a bounded part of it shows, and of this digest; else null.
+// The index at this path; null if it has another digest, or if its tables or the few blocks that are checked are
+// damaged.
 std::shared_ptr<const RowIndex> open_rows(const std::string& path, const std::string& digest);
 
-// Replaces the file.
+// Writes an index and replaces the file at this path.
 void write_rows(FileSystem& files, const std::string& path, const MakeRows& make);
 
 }  // namespace annulus

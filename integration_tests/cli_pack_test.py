@@ -75,7 +75,7 @@ class PackTest(cli.CliTest):
         self.assert_refused(3, "a.bin says that it holds 14 tokens, which is 1,052 bytes", "pack", "config.toml")
         self.write("a.bin", self.shard)
         for key, code, words in (
-            ("long_documents=refuse", 3, "a.bin, token 5 (byte 1,034) has 6 tokens, a row takes 5"),
+            ("long_documents=refuse", 3, "a.bin, token 5 (byte 1,034) has 6 tokens, but a row takes 5"),
             ("index=not/there", 8, "cannot make the folder not/there"),
         ):
             got, _, err = self.annulus("pack", "config.toml", "--set", "data." + key)

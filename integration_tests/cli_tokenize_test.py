@@ -88,7 +88,7 @@ class TokenizeTest(cli.CliTest):
             self.assert_refused(3, name, "tokenize", "--verify", format)
         with open(self.path("annulus/tokens.table"), "ab") as f:
             f.write(b"x")
-        self.assert_refused(3, "annulus/tokens.table is no whole table of tokens", "tokenize", "--inspect", "annulus")
+        self.assert_refused(3, "annulus/tokens.table is not a valid table of tokens", "tokenize", "--inspect", "annulus")
         os.remove(self.path("annulus/shard-00000.tokens"))
         self.assert_refused(3, "shard-00000.tokens cannot be read", "tokenize", "--verify", "annulus")
 

@@ -1,4 +1,4 @@
-// Shards of `annulus tokenize` (docs/formats.md): tokens, where their documents begin, and hashes of these.
+// Shards of `annulus tokenize` (docs/formats.md): tokens, where their documents begin, and hashes of the documents.
 #include <algorithm>
 #include <cstring>
 
@@ -27,20 +27,20 @@ class AnnulusShard : public FlatTokens {
     if (size < kHeader) refuse("it has " + with_commas(data_.size()) + " bytes, less than its header");
     const auto header = data_.at<Header>(0);
     if (header.version != 1) {
-      throw Error(
-          ErrorKind::kInput, "data",
-          path + " is of version " + std::to_string(header.version) + " of annulus's shards, version 1 is read");
+      throw Error(ErrorKind::kInput, "data",
+                  path + " is of version " + std::to_string(header.version) +
+                      " of annulus's shards, but only version 1 is read");
     }
     const uint64_t width = header.token_bytes;
     if (width != 2 && width != 4) refuse("it says that a token has " + std::to_string(width) + " bytes");
-    // No sum below overflows: counts are below the file's size.
+    // No sum below overflows, because counts are below the file's size.
     const bool fits =
         header.tokens <= size / width && header.documents <= size / 16 && header.vocab <= uint64_t{1} << 32;
     const uint64_t offsets = (kHeader + header.tokens * width + 7) / 8 * 8;
     const uint64_t hashes = offsets + (header.documents + 1) * 8;
     if (!fits || header.offsets != offsets || header.hashes != hashes || size != hashes + header.documents * 8) {
-      refuse("its header speaks of " + std::to_string(header.tokens) + " tokens in " +
-             std::to_string(header.documents) + " documents, which does not go with its " + with_commas(data_.size()) +
+      refuse("its header says that it has " + std::to_string(header.tokens) + " tokens in " +
+             std::to_string(header.documents) + " documents, which does not fit its " + with_commas(data_.size()) +
              " bytes");
     }
     bits_ = static_cast<int>(width * 8);
@@ -53,7 +53,7 @@ class AnnulusShard : public FlatTokens {
     offsets_ = static_cast<int64_t>(offsets);
     hashes_ = static_cast<int64_t>(hashes);
     if (data_.at<uint64_t>(offsets_) != 0 || data_.at<uint64_t>(hashes_ - 8) != header.tokens) {
-      refuse("its documents are not those of its " + with_commas(tokens_) + " tokens");
+      refuse("its documents do not cover its " + with_commas(tokens_) + " tokens");
     }
   }
 
@@ -86,7 +86,7 @@ class AnnulusShard : public FlatTokens {
       data_.copy(at, static_cast<int64_t>(piece.size()), piece.data());
       sum.update(piece.data(), piece.size());
     }
-    if (sum.hex() != checksum_) refuse("its checksum is " + sum.hex() + ", its header says " + checksum_);
+    if (sum.hex() != checksum_) refuse("its checksum is " + sum.hex() + ", but its header says " + checksum_);
     int64_t i = 0;
     visit_documents(
         true,

@@ -18,7 +18,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Longer texts, and all tokens, are fingerprinted by this many evenly spaced blocks.
+// Texts longer than kFingerprintAll, and all token files, are fingerprinted by kFingerprintBlocks evenly spaced blocks.
 constexpr int64_t kFingerprintAll = int64_t{1} << 30;
 constexpr int64_t kFingerprintBlocks = 1024;
 constexpr int64_t kTextBlock = int64_t{1} << 20;
@@ -51,10 +51,8 @@ Corpus::Corpus(const SourceConfig& source, int64_t max_tokens) {
       const bool is_text = file->format() == TokenFormat::kText;
       if (!files_.empty() && is_text != is_text_) {
         const std::string other = files_[0]->path();
-        refuse(
-            (is_text ? path : other) + " is text, whose tokens are its bytes, and " + (is_text ? other : path) +
-            " holds the tokens of a tokenizer: a source has one kind; name its files so that the others are not among "
-            "them");
+        refuse((is_text ? path : other) + " is text, whose tokens are its bytes, and " + (is_text ? other : path) +
+               " holds the tokens of a tokenizer: name files of one kind only for a source");
       }
       is_text_ = is_text;
       all_say_vocab = all_say_vocab && file->vocab();
@@ -63,7 +61,7 @@ Corpus::Corpus(const SourceConfig& source, int64_t max_tokens) {
         if (tokenizer_.empty()) first_of_tokenizer = path;
         if (!tokenizer_.empty() && tokenizer_ != file->tokenizer()) {
           refuse(path + " was made with another tokenizer (" + file->tokenizer() + ") than " + first_of_tokenizer +
-                 " (" + tokenizer_ + "): a source has one; tokenize anew, or leave one of them out");
+                 " (" + tokenizer_ + "): a source has one; tokenize again, or leave one of them out");
         }
         tokenizer_ = file->tokenizer();
       }
@@ -127,7 +125,7 @@ void Corpus::verify() const {
   for (const auto& file : files_) file->verify();
 }
 
-// As it has been of texts since there are checkpoints: these hold it.
+// This must not change, because checkpoints hold it.
 std::string Corpus::text_fingerprint() const {
   Checksum sum;
   sum.update(ends_.data(), ends_.size() * sizeof(int64_t));

@@ -47,8 +47,8 @@ std::vector<std::string> split(const std::string& path) {
   return parts;
 }
 
-// Appends the paths (below `base`, which is "" or ends in '/') that match parts[at...]. Hidden names need a pattern
-// that begins with a dot, as in a shell; ** does not follow links to folders, which could go round in circles.
+// Appends the paths below `base` (which is "" or ends in '/') that match parts[at...]. Hidden names need a pattern that
+// begins with a dot, as in a shell. ** does not follow links to folders, which could lead in circles.
 void match(const std::string& base, const std::vector<std::string>& parts, size_t at, std::vector<std::string>& found) {
   if (at == parts.size()) return;
   const bool last = at + 1 == parts.size();
@@ -85,8 +85,8 @@ void match(const std::string& base, const std::vector<std::string>& parts, size_
   }
 }
 
-// All files below `base` that match, sorted by path: `base` is the same for all, so the machine's own folders do not
-// matter. Bytes are compared, not letters of the user's language.
+// All files below `base` that match, sorted by path. `base` is the same for all, so the machine's own folders do not
+// matter. Bytes are compared, whatever the user's language.
 std::vector<std::string> files_below(const std::string& base, const std::vector<std::string>& parts) {
   std::vector<std::string> found;
   match(base, parts, 0, found);
@@ -95,7 +95,8 @@ std::vector<std::string> files_below(const std::string& base, const std::vector<
   return found;
 }
 
-// What lies beside shards and holds none of their tokens: row indexes, and what `annulus tokenize` writes with them.
+// Whether a file lies beside shards and holds none of their tokens: row indexes, and what `annulus tokenize` writes
+// besides shards.
 bool is_beside_shards(const std::string& path) {
   const std::string name = fs::path(path).filename().string();
   if (name.starts_with("rows-") && name.ends_with(".index")) return true;
@@ -111,7 +112,7 @@ std::vector<std::string> glob_files(const std::string& pattern) {
   return files;
 }
 
-// The folder of LibTorch's wheel from where its library was loaded: TORCH/lib/libtorch_cpu.so -> TORCH.
+// The folder of LibTorch's wheel, from the path of its loaded library: TORCH/lib/libtorch_cpu.so -> TORCH.
 std::string loaded_torch() {
   std::string folder;
   dl_iterate_phdr(
@@ -134,7 +135,7 @@ std::vector<std::string> python_files(const std::string& root) {
 std::vector<std::string> python_sources() {
   const char* set = std::getenv("ANNULUS_LIBTORCH");
   const std::string torch = set && *set ? set : loaded_torch();
-  // A Debian LibTorch lies in /usr: what is below that is not LibTorch's.
+  // Debian's LibTorch lies in /usr, where the rest is not LibTorch's.
   std::error_code error;
   if (!torch.empty() && (fs::exists(torch + "/__init__.py", error) || (set && *set))) {
     auto files = python_files(torch);
@@ -178,12 +179,12 @@ std::vector<std::string> find_files(const std::string& entry) {
            "**/*.txt\" or \"" + entry + (entry.ends_with("/") ? "" : "/") + "*.tokens\"");
   }
   const fs::file_status status = fs::status(path, error);
-  if (fs::exists(status)) refuse(entry + " is no regular file");
+  if (fs::exists(status)) refuse(entry + " is not a regular file");
   if (status.type() != fs::file_type::not_found) {
     throw Error(kind_of_errno(error.value()), "data",
                 "data.train: " + entry + " cannot be read: " + std::strerror(error.value()));
   }
-  // A Megatron pair is known by the beginning that its names share.
+  // A Megatron pair is named by the prefix that its files share.
   if (fs::is_regular_file(path + ".idx", error) && fs::is_regular_file(path + ".bin", error)) return {path + ".idx"};
   const bool meant_python = nearest(entry, {std::string(kPythonSources)}) == kPythonSources;
   refuse("there is no file " + entry + " (looked from " + fs::current_path(error).string() + ")" +

@@ -1,4 +1,4 @@
-// From the entries of [data] train to file paths. Used by corpus.cc.
+// Finds the files that the entries of [data] train name. Used by corpus.cc.
 #pragma once
 
 #include <string>
@@ -6,12 +6,12 @@
 
 namespace annulus {
 
-// The files of one entry, in order: a file, a glob (*, ?, [...] within a name, ** over folders), or "python-sources":
-// the Python sources that come inside LibTorch's wheel, or else the system Python's standard library. Within an entry
-// paths are sorted below the entry's fixed folder: the machine's own folders do not matter. The prefix of a Megatron
-// pair (PREFIX.idx and PREFIX.bin are there, PREFIX is not) gives PREFIX.idx. Raises Error(kInput) for no such file, a
-// folder, a glob that matches nothing. A glob leaves out what lies beside shards and holds no tokens: row indexes,
-// tokenization.json, and the tokenizer and its table where that is there.
+// The files of one entry, in order. An entry is a file, a glob (*, ?, [...] within a name, ** over folders), or
+// "python-sources": the Python sources inside LibTorch's wheel, or else the system Python's standard library. Paths of
+// an entry are sorted below the entry's fixed folder, so that the machine's own folders do not matter. The prefix of a
+// Megatron pair (PREFIX.idx and PREFIX.bin are there, PREFIX is not) gives PREFIX.idx. A glob leaves out files that lie
+// beside shards and hold no tokens: row indexes and, if tokenization.json is there, that file, the tokenizer and its
+// table. Raises Error(kInput) for a missing file, a folder, or a glob that matches nothing.
 std::vector<std::string> find_files(const std::string& entry);
 
 }  // namespace annulus

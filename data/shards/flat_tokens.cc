@@ -15,7 +15,8 @@ constexpr int64_t kLlmcHeader = 256 * 4;
 
 [[noreturn]] void refuse(const std::string& message) { throw Error(ErrorKind::kInput, "data", message); }
 
-// What a source or tokenization.json says of the ids that documents are found by. The source comes first.
+// Sets the ids by which documents are found if the source gives them. Otherwise those of tokenization.json or of the
+// format remain.
 void choose_ids(const SourceConfig& source, std::optional<int64_t>& begin, std::optional<int64_t>& end) {
   if (source.begin < 0 && source.end < 0) return;
   begin = source.begin < 0 ? std::nullopt : std::optional(source.begin);
@@ -34,8 +35,8 @@ class Llmc : public FlatTokens {
     const bool wide = magic == 20240801;
     const int32_t expected = wide ? 7 : 1;
     if (version != expected) {
-      refuse(path + " is of llm.c's magic " + std::to_string(magic) + ", version " + std::to_string(version) +
-             "; version " + std::to_string(expected) + " of it is read");
+      refuse(path + " has llm.c's magic " + std::to_string(magic) + ", but version " + std::to_string(version) +
+             ": version " + std::to_string(expected) + " is expected");
     }
     bits_ = wide ? 32 : 16;
     if (count < 0 || data_.size() != kLlmcHeader + int64_t{count} * (bits_ / 8)) {
@@ -45,7 +46,7 @@ class Llmc : public FlatTokens {
     }
     tokens_ = count;
     offset_ = kLlmcHeader;
-    begin_ = wide ? 128000 : 50256;  // as llm.c's dev/data writes them
+    begin_ = wide ? 128000 : 50256;  // as llm.c's scripts in dev/data write them
     use(std::move(made), std::filesystem::path(path).filename().string());
     choose_ids(source, begin_, end_);
   }
@@ -58,9 +59,9 @@ class Nanogpt : public FlatTokens {
     bits_ = source.width != 0 ? static_cast<int>(source.width) : made && made->width ? made->width : 16;
     if (bits_ != 16 && bits_ != 32) throw Error(ErrorKind::kInternal, "data", "the width was not checked");
     if (data_.size() % (bits_ / 8) != 0) {
-      refuse(path + " has " + with_commas(data_.size()) + " bytes, no whole number of tokens of " +
+      refuse(path + " has " + with_commas(data_.size()) + " bytes, which is not a whole number of tokens of " +
              std::to_string(bits_) + " bits: " +
-             (data_.size() % 2 == 0 ? "say width = 16 if they are of 16, or fetch or make it again"
+             (data_.size() % 2 == 0 ? "set width = 16 if they have 16, or fetch or make it again"
                                     : "it was cut off, or holds no tokens"));
     }
     tokens_ = data_.size() / (bits_ / 8);
@@ -87,7 +88,7 @@ void FlatTokens::visit_raw(int64_t first, int64_t count, const RawVisitor& take)
   alignas(8) char piece[kPiece * 4];
   const int64_t width = bits_ / 8;
   const int64_t end = first + count;
-  // While a part is used the system reads the next one.
+  // The system reads the next part while this one is used.
   constexpr int64_t kAhead = 256 * kPiece;
   for (int64_t asked = first; first < end;) {
     if (asked < end && asked - first <= kAhead / 2) {
@@ -104,7 +105,7 @@ void FlatTokens::visit_raw(int64_t first, int64_t count, const RawVisitor& take)
 
 void FlatTokens::add_stored_fingerprint(Checksum& sum) const { add_ends(sum, data_); }
 
-// A document begins where `begin` stands behind `end`, as far as they are known.
+// A document begins at a `begin` that follows an `end`; an id that is not known does not matter.
 void FlatTokens::visit_documents(bool hashed, const DocumentVisitor& visit, int64_t limit) const {
   const int64_t tokens = limit < 0 ? tokens_ : std::min(limit, tokens_);
   if (tokens == 0) return;

@@ -1,5 +1,6 @@
-// Token files that are one mapped array, and those whose documents are found by the ids that they begin or end with:
-// llm.c's and nanoGPT's. Used by token_file.cc; the formats with stored boundaries derive from it.
+// Token files that are one memory-mapped array. In llm.c's and nanoGPT's, documents are found by the ids that they
+// begin or end with; the formats with stored boundaries derive from FlatTokens. Used by token_file.cc and the files of
+// the formats.
 #pragma once
 
 #include <memory>
@@ -18,7 +19,7 @@ class FlatTokens : public TokenFile {
   int64_t byte_of(int64_t token) const override { return offset_ + token * (bits_ / 8); }
 
  protected:
-  // path: by which it is known; data: the file that holds the tokens.
+  // path: the name that messages show; data: the file that holds the tokens.
   FlatTokens(TokenFormat format, std::string path, const std::string& data)
       : TokenFile(format, std::move(path)), data_("data", data) {}
 
@@ -34,16 +35,16 @@ std::unique_ptr<TokenFile> open_llmc(const std::string& path, const SourceConfig
                                      std::shared_ptr<const Tokenization> made);
 std::unique_ptr<TokenFile> open_nanogpt(const std::string& path, const SourceConfig& source,
                                         std::shared_ptr<const Tokenization> made);
-// annulus_shard.cc, megatron.cc, text_tokens.cc
+// Defined in annulus_shard.cc, megatron.cc and text_tokens.cc.
 std::unique_ptr<TokenFile> open_annulus(const std::string& path);
 std::unique_ptr<TokenFile> open_megatron(const std::string& index, const std::string& data,
                                          std::shared_ptr<const Tokenization> made);
 std::unique_ptr<TokenFile> open_text(const std::string& path, const FileState& state);
 
-// Adds a file's size, its first and its last 4 KiB.
+// Adds a file's size and its first and last 4 KiB to a checksum.
 void add_ends(Checksum& sum, const MappedFile& file);
 
-// An array in a mapped file, read from its beginning to its end in pieces.
+// An array in a mapped file that is read from beginning to end in pieces.
 template <typename T>
 class MappedArray {
  public:
@@ -53,7 +54,7 @@ class MappedArray {
     if (i < begin_ || i >= begin_ + static_cast<int64_t>(piece_.size())) {
       begin_ = i;
       piece_.resize(static_cast<size_t>(std::min<int64_t>(kPiece, count_ - i)));
-      // While this piece is used the system reads the next one.
+      // The system reads the next piece while this one is used.
       file_.will_need(offset_ + i * static_cast<int64_t>(sizeof(T)),
                       std::min<int64_t>(2 * kPiece, count_ - i) * static_cast<int64_t>(sizeof(T)));
       file_.copy(offset_ + i * static_cast<int64_t>(sizeof(T)), static_cast<int64_t>(piece_.size() * sizeof(T)),

@@ -1,5 +1,5 @@
-// Megatron-LM's indexed datasets: tokens in a .bin, and an .idx with the lengths of sequences, where they lie, and
-// which of them make a document.
+// Megatron-LM's indexed datasets: a .bin with the tokens, and an .idx with the lengths of sequences, where they lie,
+// and which of them make up a document.
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
@@ -22,38 +22,39 @@ class Megatron : public FlatTokens {
       : FlatTokens(TokenFormat::kMegatron, index, require_data(index, data)), index_("data", index) {
     if (index_.size() < kHeader) refuse("it has " + with_commas(index_.size()) + " bytes, less than its header");
     if (const auto version = index_.at<uint64_t>(9); version != 1) {
-      refuse("it is of version " + std::to_string(version) + " of Megatron's index, version 1 is read");
+      refuse("it is of version " + std::to_string(version) + " of Megatron's index, but only version 1 is read");
     }
     const auto type = index_.at<uint8_t>(17);
     if (type != 4 && type != 8) {
       refuse("its tokens are of type " + std::to_string(type) +
              (type >= 1 && type <= 8 ? std::string(" (") + kTypes[type] + ")" : "") +
-             "; 4 (int32) and 8 (uint16) are read");
+             ", but only 4 (int32) and 8 (uint16) are read");
     }
     width_ = type == 4 ? 4 : 2;
     bits_ = static_cast<int>(width_ * 8);
     const auto sequences = index_.at<uint64_t>(18), ends = index_.at<uint64_t>(26);
     const auto room = static_cast<uint64_t>(index_.size() - kHeader);
-    // With one more byte a sequence where modes are stored. No sum overflows: counts are below the file's size.
+    // There is one more byte for each sequence if modes are stored. No sum overflows, because counts are below the
+    // file's size.
     const bool fits = sequences <= room / 12 && ends >= 1 && ends <= room / 8;
     const uint64_t need = sequences * 12 + ends * 8;
     if (!fits || (room != need && room != need + sequences)) {
-      refuse("it speaks of " + std::to_string(sequences) + " sequences and " + std::to_string(ends) +
-             " document indices, which does not go with its " + with_commas(index_.size()) + " bytes");
+      refuse("it says that it has " + std::to_string(sequences) + " sequences and " + std::to_string(ends) +
+             " document indices, which does not fit its " + with_commas(index_.size()) + " bytes");
     }
     sequences_ = static_cast<int64_t>(sequences);
     documents_ = static_cast<int64_t>(ends) - 1;
     pointers_ = kHeader + sequences_ * 4;
     ends_ = pointers_ + sequences_ * 8;
     if (data_.size() % width_ != 0) {
-      disagree("has " + with_commas(data_.size()) + " bytes, no whole number of tokens of " + std::to_string(bits_) +
-               " bits");
+      disagree("has " + with_commas(data_.size()) + " bytes, which is not a whole number of tokens of " +
+               std::to_string(bits_) + " bits");
     }
     tokens_ = data_.size() / width_;
     if (index_.at<int64_t>(ends_) != 0 || index_.at<int64_t>(ends_ + *documents_ * 8) != sequences_) {
       refuse("its documents do not go from its first to its last sequence");
     }
-    // Some sequences, the first and the last among them. All are looked at by visit_documents.
+    // Checks some sequences, the first and the last among them. visit_documents checks all.
     const int64_t samples = std::min(kSamples, sequences_);
     for (int64_t i = 0; i < samples; ++i) {
       const int64_t s =
@@ -66,7 +67,8 @@ class Megatron : public FlatTokens {
         disagree_at(s, pointer, length);
       }
     }
-    if (sequences_ == 0 && tokens_ != 0) disagree("has " + with_commas(tokens_) + " tokens, the .idx no sequence");
+    if (sequences_ == 0 && tokens_ != 0)
+      disagree("has " + with_commas(tokens_) + " tokens, but the .idx has no sequence");
     use(std::move(made), std::filesystem::path(data).filename().string());
   }
 
@@ -92,7 +94,7 @@ class Megatron : public FlatTokens {
       }
       const int64_t cut = std::min(end, tokens);
       if (i + 1 == *documents_ && end != tokens_)
-        disagree("has " + with_commas(tokens_) + " tokens, the .idx " + with_commas(end));
+        disagree("has " + with_commas(tokens_) + " tokens, but the .idx has " + with_commas(end));
       visit(begin, cut - begin, hashed ? hash(begin, cut - begin) : 0);
       begin = end;
     }
@@ -115,7 +117,7 @@ class Megatron : public FlatTokens {
     std::error_code error;
     if (std::filesystem::is_regular_file(data, error)) return data;
     throw Error(ErrorKind::kInput, "data",
-                index + " is the index of a Megatron pair, but its tokens, " + data + ", are not there: bring both");
+                index + " is the index of a Megatron pair, but its tokens, " + data + ", are missing: copy both files");
   }
 
   [[noreturn]] void refuse(const std::string& what) const {
@@ -123,13 +125,13 @@ class Megatron : public FlatTokens {
   }
   [[noreturn]] void disagree(const std::string& what) const {
     throw Error(ErrorKind::kInput, "data",
-                data_.path() + " " + what + ": bring the .bin and the .idx that were written together");
+                data_.path() + " " + what + ": use the .bin and the .idx that were written together");
   }
-  // A sequence begins where the one before it ends, the last one ends with the file.
+  // A sequence must begin where the one before it ends, and the last one must end with the file.
   [[noreturn]] void disagree_at(int64_t sequence, int64_t pointer, int64_t length) const {
     disagree("does not hold what the .idx says: sequence " + with_commas(sequence) + " of " + with_commas(length) +
              " tokens at byte " + with_commas(pointer) + " of " + with_commas(data_.size()) +
-             ", which does not go with its neighbours");
+             ", which does not fit its neighbours");
   }
 
   MappedFile index_;

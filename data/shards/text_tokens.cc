@@ -1,4 +1,5 @@
-// A text as a file of tokens: its bytes. Not mapped, for a source may have more texts than a process may have maps.
+// A text as a file of tokens, which are its bytes. It is not memory-mapped, because a source may have more texts than a
+// process may have maps.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -44,7 +45,7 @@ class TextTokens : public TokenFile {
     ::close(fd);
   }
 
-  // What was read was checked when it was.
+  // visit_raw has checked what was read.
   void require_unchanged() const override {}
 
  private:
@@ -65,10 +66,9 @@ class TextTokens : public TokenFile {
     }
     if (FileState(fd, "data", path_) == state_ && count == 0) return;
     state_.require_unchanged("data", path_);
-    throw Error(ErrorKind::kInput, "data",
-                path_ +
-                    " was replaced by another file since the run began: texts stay as they are while a run reads "
-                    "them");
+    throw Error(
+        ErrorKind::kInput, "data",
+        path_ + " was replaced by another file since the run began: texts must not change while a run reads them");
   }
 
   FileState state_;

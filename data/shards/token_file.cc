@@ -1,4 +1,4 @@
-// See token_file.h. What the formats have in common, and which of them a file is of.
+// See token_file.h. What the formats have in common, and how a file's format is found.
 #include "data/shards/token_file.h"
 
 #include <fcntl.h>
@@ -39,7 +39,7 @@ std::optional<TokenFormat> named_format(std::string_view name) {
 
 struct Look {
   FileState state;
-  std::optional<TokenFormat> mark;  // the format that the first bytes say
+  std::optional<TokenFormat> mark;  // the format that the first bytes show
 };
 
 Look look_at(const std::string& path) {
@@ -96,8 +96,8 @@ std::unique_ptr<TokenFile> TokenFile::open(const std::string& path, const Source
   std::optional<TokenFormat> format = look.mark;
   if (!format && has_index(path)) format = TokenFormat::kMegatron;
   if (format && said && *format != *said) {
-    refuse(path + " is a file of the format \"" + std::string(format_name(*format)) + "\", but format = \"" +
-           source.format + "\" is said of it: correct that, or leave it out");
+    refuse(path + " is a file of the format \"" + std::string(format_name(*format)) +
+           "\", but its source has format = \"" + source.format + "\": correct that, or leave it out");
   }
   if (!format) format = said;
   Tokenizations own;
@@ -113,14 +113,14 @@ std::unique_ptr<TokenFile> TokenFile::open(const std::string& path, const Source
   if (format == TokenFormat::kLlmc && look.mark) return open_llmc(path, source, made);
   if (format == TokenFormat::kNanogpt) return open_nanogpt(path, source, made);
   if (format) {
-    refuse(path + " is no file of the format \"" + std::string(format_name(*format)) +
+    refuse(path + " is not a file of the format \"" + std::string(format_name(*format)) +
            "\": it does not begin with that format's mark" +
            (format == TokenFormat::kMegatron ? ", and no .idx that does lies beside it" : "") +
            "; it may be of another format, or damaged");
   }
   if (path.ends_with(".bin")) {
     refuse(path +
-           " has no mark that says what it holds: say format = \"nanogpt\" for tokens without a header (width = " +
+           " has no mark that says what it holds: set format = \"nanogpt\" for tokens without a header (width = " +
            "16 or 32), \"text\" for bytes, or bring the .idx of a Megatron pair");
   }
   return open_text(path, look.state);
@@ -196,7 +196,7 @@ void TokenFile::verify() const {
   visit_documents(false, [&](int64_t, int64_t, uint64_t) { ++documents; });
   if (!made_as_) return;
   if (documents != made_as_->documents) {
-    refuse(path_ + " has " + counted(documents, "document") + ", " + made_by_->path + " says " +
+    refuse(path_ + " has " + counted(documents, "document") + ", but " + made_by_->path + " says " +
            with_commas(made_as_->documents) + ": run `annulus tokenize` again");
   }
   Checksum sum;
@@ -210,8 +210,8 @@ void TokenFile::verify() const {
     }
   }
   if (sum.hex() != made_as_->checksum) {
-    refuse(join(paths(), " and ") + ": checksum " + sum.hex() + ", " + made_by_->path + " says " + made_as_->checksum +
-           ": damaged since it was written; run `annulus tokenize` again");
+    refuse(join(paths(), " and ") + ": checksum " + sum.hex() + ", but " + made_by_->path + " says " +
+           made_as_->checksum + ": the file was damaged since it was written; run `annulus tokenize` again");
   }
 }
 

@@ -29,7 +29,7 @@ TokenTable TokenTable::load(const std::string& path) {
   const auto refuse = [&](const std::string& what) {
     throw Error(
         ErrorKind::kInput, "data",
-        path + " is no whole table of tokens: " + what + "; run `annulus tokenize` again, or copy the file again");
+        path + " is not a valid table of tokens: " + what + "; run `annulus tokenize` again, or copy the file again");
   };
   const MappedFile file("data", path);
   if (file.size() < static_cast<int64_t>(sizeof(Header)) || file.size() > kLongest) {
@@ -37,19 +37,20 @@ TokenTable TokenTable::load(const std::string& path) {
   }
   const auto header = file.at<Header>(0);
   if (std::memcmp(header.magic, "ANNTABLE", 8) != 0) refuse("it does not begin with ANNTABLE");
-  if (header.version != 1) refuse("it is of version " + std::to_string(header.version) + ", and 1 is read");
+  if (header.version != 1) refuse("it has version " + std::to_string(header.version) + ", but only version 1 is read");
   const auto body = static_cast<uint64_t>(file.size()) - sizeof(Header);
   // No sum overflows: counts are below the file's size.
   if (header.ids > body / 9 || header.text_bytes > body ||
       (header.ids + 1) * 8 + header.ids + header.text_bytes != body) {
-    refuse("its header speaks of " + std::to_string(header.ids) + " ids and " + std::to_string(header.text_bytes) +
-           " bytes of text, which does not go with its " + with_commas(file.size()) + " bytes");
+    refuse("its header says that it has " + std::to_string(header.ids) + " ids and " +
+           std::to_string(header.text_bytes) + " bytes of text, which does not fit its " + with_commas(file.size()) +
+           " bytes");
   }
   std::string content(body, '\0');
   file.copy(sizeof(Header), static_cast<int64_t>(body), content.data());
   file.require_unchanged();
   if (const std::string sum = checksum(content.data(), content.size()); sum != hex_text(header.checksum)) {
-    refuse("its checksum is " + sum + ", and its header says " + hex_text(header.checksum));
+    refuse("its checksum is " + sum + ", but its header says " + hex_text(header.checksum));
   }
 
   TokenTable table;
@@ -81,7 +82,7 @@ std::string_view TokenTable::bytes(int64_t id) const {
   if (id < 0 || id >= size()) {
     throw Error(ErrorKind::kInput, "data",
                 "id " + std::to_string(id) + " is not in " + path_ + ", which has " + counted(size(), "id") +
-                    ": the tokens are another tokenizer's");
+                    ": the tokens belong to another tokenizer");
   }
   const auto i = static_cast<size_t>(id);
   return std::string_view(text_).substr(offsets_[i], offsets_[i + 1] - offsets_[i]);
@@ -93,7 +94,7 @@ bool TokenTable::hidden(int64_t id) const {
   return kind == Kind::kSpecial || kind == Kind::kUnused;
 }
 
-// As tokenization/table.py does when it compares the table with the library.
+// tokenization/table.py does the same when it compares the table with the library.
 void TokenText::append(int64_t id, std::string& out) {
   using Rule = TokenTable::Rule;
   if (table_.hidden(id)) return;

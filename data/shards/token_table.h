@@ -1,6 +1,6 @@
 // TokenTable: the bytes of every id of a tokenizer, from the tokens.table that `annulus tokenize` writes beside its
-// shards (docs/formats.md). With it tokens become text without the tokenizer's library. Used by sampling and `tokenize
-// --inspect`.
+// shards (docs/formats.md). It turns tokens into text without the tokenizer's library. Used by the sampler and
+// `tokenize --inspect`.
 #pragma once
 
 #include <cstdint>
@@ -13,17 +13,17 @@ namespace annulus {
 // Thread-safe after construction.
 class TokenTable {
  public:
-  // Reads a file and checks all of it. Raises Error(kInput), in one line that names the file, where it is missing, cut,
-  // damaged or of another version; Error(kResource) where it may not be read.
+  // Reads a file and checks all of it. Raises Error(kInput), in one line that names the file, if it is missing, cut
+  // off, damaged or of another version; Error(kResource) if it may not be read.
   static TokenTable load(const std::string& path);
 
   // Every id is below it.
   int64_t size() const { return static_cast<int64_t>(kinds_.size()); }
-  // The digest of the tokenizer that it was made of, 32 hexadecimal digits.
+  // The digest of the tokenizer from which it was made, 32 hexadecimal digits.
   const std::string& tokenizer() const { return tokenizer_; }
-  // What a token is written as; of a special one its name. Raises Error(kInput) for an id that the table does not have.
+  // The bytes of a token; for a special one, its name. Raises Error(kInput) for an id that the table does not have.
   std::string_view bytes(int64_t id) const;
-  // Whether the tokenizer's own decoder leaves this token out: one of begin or end, or an id without a token.
+  // Whether the tokenizer's own decoder leaves this token out: a special token, or an id without a token.
   bool hidden(int64_t id) const;
 
  private:
@@ -38,8 +38,8 @@ class TokenTable {
   std::vector<uint64_t> offsets_;  // in text_, one more than ids
 };
 
-// One text, token by token: what is appended is, all together, what the tokenizer's own decoder gives for the ids. A
-// character may come in several tokens, so each piece may end within one. Not thread-safe; `table` must outlive it.
+// One text, token by token: all that is appended is what the tokenizer's own decoder gives for the ids. A character may
+// span several tokens, so each piece may end within one. Not thread-safe; `table` must outlive it.
 class TokenText {
  public:
   explicit TokenText(const TokenTable& table) : table_(table) {}
@@ -48,8 +48,8 @@ class TokenText {
 
  private:
   const TokenTable& table_;
-  bool first_ = true;  // no token has counted as the first one
-  bool empty_ = true;  // nothing was written
+  bool first_ = true;  // no token has counted as the first one yet
+  bool empty_ = true;  // nothing has been written yet
 };
 
 }  // namespace annulus

@@ -48,7 +48,8 @@ std::optional<int64_t> id(const Json& from, const char* key) {
 Tokenization parse(const std::string& path, const std::string& text) {
   const Json json = parse_bounded_json(text, 16);
   if (!json.is_object()) throw JsonRefused("holds no object");
-  if (count(json, "version") != 1) throw JsonRefused("is of version " + json["version"].dump() + ", 1 was expected");
+  if (count(json, "version") != 1)
+    throw JsonRefused("is of version " + json["version"].dump() + ", but 1 was expected");
   Tokenization made;
   made.path = path;
   made.format = word(json, "format");
@@ -65,7 +66,7 @@ Tokenization parse(const std::string& path, const std::string& text) {
   const auto shards = json.find("shards");
   if (shards == json.end() || !shards->is_array()) throw JsonRefused("has no list \"shards\"");
   for (const Json& shard : *shards) {
-    if (!shard.is_object()) throw JsonRefused("has a shard that is no object");
+    if (!shard.is_object()) throw JsonRefused("has a shard that is not an object");
     made.shards[word(shard, "file")] = {count(shard, "tokens"), count(shard, "documents"), count(shard, "bytes"),
                                         word(shard, "checksum")};
   }

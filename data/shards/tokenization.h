@@ -1,5 +1,5 @@
 // tokenization.json: what `annulus tokenize` writes beside the shards that it makes. Used by token_file.cc for what a
-// format has no room for, and by `tokenize --verify`.
+// format cannot store, by export and the sampler, and by `tokenize --inspect` and `--verify`.
 #pragma once
 
 #include <cstdint>
@@ -30,9 +30,9 @@ struct Tokenization {
 // Reads each folder's tokenization.json once. Thread-safe.
 class Tokenizations {
  public:
-  // That of the folder; null where there is none. Raises Error(kInput) for one that is damaged.
+  // The one in this folder; null if there is none. Raises Error(kInput) if it is damaged.
   std::shared_ptr<const Tokenization> of_folder(const std::string& folder);
-  // The same where it lists this file (by its name in its folder); else null.
+  // The same if it lists this file (by its name in its folder), otherwise null.
   std::shared_ptr<const Tokenization> of_file(const std::string& path);
 
  private:

@@ -86,7 +86,7 @@ TEST_F(FindFiles, RefusalsNameWhatIsWrong) {
   expect_refused("*.md", {"*.md", "matches no file"});
   expect_refused(".", {"is a folder", "**/*.txt", "./*.tokens"});
   expect_refused("python_sources", {"did you mean \"python-sources\"?"});
-  expect_refused("/dev/null", {"no regular file"});
+  expect_refused("/dev/null", {"not a regular file"});
 }
 
 TEST_F(FindFiles, APairIsNamedByItsPrefix) {

@@ -155,20 +155,20 @@ TEST_F(TokenFileTest, AnnulusShardsThatAreWrongAreRefused) {
   };
   const auto s = source();
   expect_refused(put("s.tokens", good.substr(0, 100)), s, {"less than its header"});
-  expect_refused(put("s.tokens", good.substr(0, good.size() - 8)), s, {"does not go with"});
-  expect_refused(put("s.tokens", good + "x"), s, {"does not go with"});
+  expect_refused(put("s.tokens", good.substr(0, good.size() - 8)), s, {"does not fit"});
+  expect_refused(put("s.tokens", good + "x"), s, {"does not fit"});
   expect_refused(with(8, uint32_t{2}), s, {"version 2"});
   expect_refused(with(12, uint32_t{3}), s, {"a token has 3 bytes"});
-  expect_refused(with(12, uint32_t{4}), s, {"does not go with"});
+  expect_refused(with(12, uint32_t{4}), s, {"does not fit"});
   for (const size_t at : {16u, 24u, 40u, 48u}) {
     for (const uint64_t value : {uint64_t{1}, uint64_t{1} << 40, uint64_t{1} << 61, ~uint64_t{0}}) {
-      expect_refused(with(at, value), s, {"does not go with"});
+      expect_refused(with(at, value), s, {"does not fit"});
     }
   }
   uint64_t offsets = 0;
   std::memcpy(&offsets, good.data() + 40, 8);
-  expect_refused(with(offsets, uint64_t{1}), s, {"documents are not those"});
-  expect_refused(with(offsets + 9 * 8, uint64_t{1}), s, {"documents are not those"});
+  expect_refused(with(offsets, uint64_t{1}), s, {"documents do not cover"});
+  expect_refused(with(offsets + 9 * 8, uint64_t{1}), s, {"documents do not cover"});
   for (const uint64_t value : {uint64_t{1}, uint64_t{1} << 40, ~uint64_t{0}}) {
     const auto file = TokenFile::open(with(offsets + 3 * 8, value), s);
     expect_refused([&] { documents_of(*file); }, {"s.tokens", "document 2 ends at token"});
@@ -234,17 +234,17 @@ TEST_F(TokenFileTest, MegatronPairsThatDisagreeAreRefused) {
   };
   refuse(good, tokens.substr(0, 12), {"m.bin", "does not hold what the .idx says", "written together"});
   refuse(good, tokens + "ab", {"m.bin", "does not hold"});
-  refuse(good, tokens + "a", {"m.bin", "no whole number of tokens of 16 bits"});
+  refuse(good, tokens + "a", {"m.bin", "not a whole number of tokens of 16 bits"});
   refuse(good.substr(0, 20), tokens, {"m.idx", "less than its header"});
-  refuse(good.substr(0, good.size() - 1), tokens, {"m.idx", "speaks of 4 sequences"});
-  refuse(good + "x", tokens, {"m.idx", "speaks of 4 sequences"});
+  refuse(good.substr(0, good.size() - 1), tokens, {"m.idx", "says that it has 4 sequences"});
+  refuse(good + "x", tokens, {"m.idx", "says that it has 4 sequences"});
   refuse(with(9, uint64_t{2}), tokens, {"m.idx", "version 2"});
   refuse(with(17, uint8_t{4}), tokens, {"m.bin"});
   refuse(with(17, uint8_t{7}), tokens, {"type 7 (float32)"});
   refuse(with(17, uint8_t{99}), tokens, {"type 99;"});
   for (const uint64_t value : {uint64_t{0}, uint64_t{5}, uint64_t{1} << 61, ~uint64_t{0}}) {
-    refuse(with(18, value), tokens, {"m.idx", "does not go with"});
-    refuse(with(26, value), tokens, {"m.idx", "does not go with"});
+    refuse(with(18, value), tokens, {"m.idx", "does not fit"});
+    refuse(with(26, value), tokens, {"m.idx", "does not fit"});
   }
   for (const int32_t length : {-1, 0, 3, INT32_MAX, INT32_MIN}) {
     refuse(with(34 + 4, length), tokens, {"sequence 1 of "});
@@ -259,7 +259,7 @@ TEST_F(TokenFileTest, MegatronPairsThatDisagreeAreRefused) {
   refuse(with(34 + 16 + 32 + 16, int64_t{3}), tokens, {"first to its last sequence"});
   fs::remove(root_ + "/m.bin");
   put("m.idx", good);
-  expect_refused(path, s, {"its tokens", "m.bin, are not there"});
+  expect_refused(path, s, {"its tokens", "m.bin, are missing"});
 }
 
 TEST_F(TokenFileTest, MegatronIsCheckedWhereOpeningDoesNotLook) {
@@ -300,8 +300,8 @@ TEST_F(TokenFileTest, LlmcShardsThatAreWrongAreRefused) {
   expect_refused(put("a.bin", good.substr(0, 1000)), s, {"less than the 1,024", "cut off"});
   expect_refused(put("a.bin", good.substr(0, good.size() - 1)), s, {"holds 3 tokens, which is 1,030", "1,029"});
   expect_refused(put("a.bin", good + "xx"), s, {"1,032"});
-  expect_refused(put("a.bin", llmc_shard({{1}}, 20240520, 7)), s, {"version 7", "version 1 of it is read"});
-  expect_refused(put("a.bin", llmc_shard({{1}}, 20240801, 1)), s, {"version 7 of it is read"});
+  expect_refused(put("a.bin", llmc_shard({{1}}, 20240520, 7)), s, {"version 7", "version 1 is expected"});
+  expect_refused(put("a.bin", llmc_shard({{1}}, 20240801, 1)), s, {"version 7 is expected"});
   expect_refused(put("a.bin", llmc_shard({{1}}, 20240522, 1)), s, {"multiple choice"});
   std::string negative = good;
   const int32_t count = -1;
@@ -320,8 +320,9 @@ TEST_F(TokenFileTest, NanogptIsWhatTheSourceSays) {
   const Documents wide{{70000, 1}, {70000, 2}};
   const std::string wide_path = put("wide.bin", raw_tokens(wide, 4));
   EXPECT_EQ(documents_of(*TokenFile::open(wide_path, source("nanogpt", 32, 70000))), wide);
-  expect_refused(put("odd.bin", "abc"), source("nanogpt"), {"3 bytes, no whole number of tokens of 16 bits"});
-  expect_refused(put("six.bin", "abcdef"), source("nanogpt", 32), {"of 32 bits", "say width = 16"});
+  expect_refused(put("odd.bin", "abc"), source("nanogpt"),
+                 {"3 bytes, which is not a whole number of tokens of 16 bits"});
+  expect_refused(put("six.bin", "abcdef"), source("nanogpt", 32), {"of 32 bits", "set width = 16"});
   EXPECT_EQ(documents_of(*TokenFile::open(put("none.bin", ""), source("nanogpt"))), Documents{});
 }
 
@@ -346,11 +347,11 @@ TEST_F(TokenFileTest, DocumentsAreFoundByTheirIds) {
 
 TEST_F(TokenFileTest, AFormatThatIsNotTheFilesIsRefused) {
   const std::string llmc = put("l.bin", llmc_shard({{1}}, 20240520, 1));
-  expect_refused(llmc, source("nanogpt"), {"of the format \"llmc\", but format = \"nanogpt\""});
+  expect_refused(llmc, source("nanogpt"), {"of the format \"llmc\", but its source has format = \"nanogpt\""});
   expect_refused(llmc, source("text"), {"of the format \"llmc\""});
   const std::string text = put("t.txt", "words");
   for (const std::string format : {"annulus", "megatron", "llmc"}) {
-    expect_refused(text, source(format), {"no file of the format \"" + format + "\""});
+    expect_refused(text, source(format), {"not a file of the format \"" + format + "\""});
   }
   EXPECT_EQ(TokenFile::open(put("t.bin", "words"), source("text"))->tokens(), 5);
   expect_refused(root_ + "/none", source(), {"No such file"});

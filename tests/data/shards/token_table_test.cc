@@ -110,13 +110,13 @@ TEST_F(TokenTableTest, WhatIsNoTableIsRefused) {
   const size_t offsets = 64, kinds = 64 + 9 * 8;
   expect_refused("", "it has 0 bytes");
   expect_refused("ANNTOKEN" + good.substr(8), "it does not begin with ANNTABLE");
-  expect_refused(table_of(1, entries_, 2), "it is of version 2, and 1 is read");
+  expect_refused(table_of(1, entries_, 2), "it has version 2, but only version 1 is read");
   expect_refused(table_of(4, entries_), "its rule for spaces is 4");
-  for (size_t n = 64; n < good.size(); ++n) expect_refused(good.substr(0, n), "does not go with its");
-  expect_refused(good + "x", "does not go with its");
+  for (size_t n = 64; n < good.size(); ++n) expect_refused(good.substr(0, n), "does not fit its");
+  expect_refused(good + "x", "does not fit its");
   std::string huge = good;
   huge.replace(16, 8, std::string(8, '\xff'));
-  expect_refused(huge, "does not go with its");
+  expect_refused(huge, "does not fit its");
   std::string changed = good;
   changed.back() ^= 1;
   expect_refused(changed, "its checksum is");
