@@ -68,15 +68,15 @@ const std::vector<Key>& keys() {
       {"", "timeout", ANNULUS_AT(timeout), "seconds after which a communication that has not finished is an error",
        false, above(0)},
       {"", "tf32", ANNULUS_AT(tf32),
-       "on a GPU, multiply fp32 matrices in TF32, with 10 bits of fraction instead of 23"},
+       "on a GPU (none has run this yet), multiply fp32 matrices in TF32, with 10 bits of fraction instead of 23"},
       {"", "deterministic", ANNULUS_AT(deterministic),
-       "on GPUs, compute the same bits in every run with the same ranks, at some cost; on CPUs this is always so with "
-       "the same vector instructions"},
+       "on GPUs (none has run this yet), compute the same bits in every run with the same ranks, at some cost; on CPUs "
+       "this is always so with the same vector instructions"},
       {"",
        "cuda_graphs",
        ANNULUS_AT(cuda_graphs),
-       "on GPUs, record a step as a CUDA graph and replay it; this needs a context axis of one rank, optimizer.shard 0 "
-       "or 1, running positions, and no documents, dropout or adaptive patterns",
+       "on GPUs (none has run this yet), record a step as a CUDA graph and replay it; this needs a context axis of one "
+       "rank, optimizer.shard 0 or 1, running positions, and no documents, dropout or adaptive patterns",
        false,
        {},
        {"auto", "off"}},
@@ -262,13 +262,13 @@ const std::vector<Key>& keys() {
       {"network", "interfaces", ANNULUS_AT(network.interfaces),
        "the IP interfaces that NCCL and MPI use, such as \"eth0,eth1\"; empty: they choose"},
       {"network", "hcas", ANNULUS_AT(network.hcas),
-       "the RDMA devices that NCCL and MPI use, such as \"mlx5_0,mlx5_1:1\" (\":1\" means port 1 only); empty: they "
-       "choose"},
+       "the RDMA devices that NCCL and MPI use (none has run this yet), such as \"mlx5_0,mlx5_1:1\" (\":1\" means port "
+       "1 only); empty: they choose"},
       {"network",
        "rank_hca",
        ANNULUS_AT(network.rank_hca),
-       "which of these devices a rank uses: \"auto\" leaves the choice to NCCL and MPI, \"nearest\" is the one that "
-       "`annulus topology` shows",
+       "which of these devices a rank uses (none has run this yet): \"auto\" leaves the choice to NCCL and MPI, "
+       "\"nearest\" is the one that `annulus topology` shows",
        false,
        {},
        {"auto", "nearest"}},
@@ -292,7 +292,7 @@ const std::vector<Key>& keys() {
        "kernel",
        ANNULUS_AT(attention.kernel),
        "the kernel that computes a tile: \"reference\", \"cpu\", \"efficient\", \"cudnn\", \"flash2\", \"flash3\"; "
-       "\"auto\" chooses by capability",
+       "\"auto\" chooses by capability; only \"reference\" and \"cpu\" have run on hardware yet",
        false,
        {},
        {},

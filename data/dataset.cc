@@ -178,7 +178,7 @@ std::vector<Dataset::Phase> Dataset::planned(int64_t from) const {
   std::vector<Phase> phases;
   const std::vector<DataConfig::Stage> stages = data_.stages();
   for (size_t i = 0; i < stages.size(); ++i) {
-    if (i + 1 < stages.size() && stages[i + 1].step <= from) continue;  // over by then
+    if (i + 1 < stages.size() && stages[i + 1].step <= from) continue;  // it has ended by then
     Phase phase;
     phase.step = std::max(from, stages[i].step);
     phase.context = stages[i].context;

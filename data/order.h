@@ -23,8 +23,8 @@ class SourceOrder {
 
   struct Drawn {
     const RowIndex* index;  // lives as long as this order
-    int64_t row;            // of its training part
-    int64_t epoch;          // from 0
+    int64_t row;            // a row of its training part
+    int64_t epoch;          // the first is 0
   };
   Drawn at(int64_t draw) const;
 
@@ -40,7 +40,7 @@ class SourceOrder {
 
  private:
   struct Segment {
-    int64_t first;  // draw
+    int64_t first;  // its first draw
     int64_t epoch;
     bool rest;  // what was left of one epoch; false: whole epochs, without an end
     std::shared_ptr<const RowIndex> index;

@@ -32,7 +32,7 @@ class NumberSet {
     }
   }
 
-  // The smallest member that is at least i; npos where there is none.
+  // The smallest member that is at least i; npos if there is none.
   static constexpr size_t npos = SIZE_MAX;
   size_t next(size_t i) const {
     for (size_t l = 0; l < levels_.size(); ++l) {

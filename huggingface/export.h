@@ -13,7 +13,7 @@
 namespace annulus {
 
 struct ExportOptions {
-  std::string run;                   // its folder
+  std::string run;                   // the run's folder
   std::string out;                   // the new folder
   std::optional<int64_t> step = {};  // of the checkpoint; none: the newest undamaged one
   std::string dtype = {};            // "bf16", "fp32"; empty: what the run computes in

@@ -40,7 +40,7 @@ class Generator {
   struct LayerKind {
     PatternSpec spec;
     bool adaptive = false;
-    double divisor = 1;  // of the output
+    double divisor = 1;  // the output is divided by it
     Pattern whole;       // of `context` queries and keys; empty if the pattern is adaptive
     Bias bias;           // of the current call, likewise
   };

@@ -126,7 +126,7 @@ class Model {
   at::Tensor embedding_;  // [vocab, dim]
   std::vector<Layer> layers_;
   at::Tensor norm_;
-  at::Tensor head_;  // [vocab, dim]; the embedding where tied
+  at::Tensor head_;  // [vocab, dim]; the embedding if tied
 };
 
 }  // namespace annulus

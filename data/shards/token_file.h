@@ -5,7 +5,7 @@
 //   annulus   .tokens of `annulus tokenize`: 16 or 32 bits, documents, hashes, checksum
 //   megatron  .idx and .bin of Megatron-LM's indexed datasets: uint16 or int32
 //   llmc      .bin of llm.c, magic 20240520 (uint16) and 20240801 (uint32)
-//   nanogpt   .bin of nanoGPT: raw uint16 (or, where the source says so, 32 bits)
+//   nanogpt   .bin of nanoGPT: raw uint16 (or 32 bits if the source says so)
 #pragma once
 
 #include <cstdint>

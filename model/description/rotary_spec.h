@@ -10,7 +10,7 @@ namespace annulus {
 // How the frequencies theta^(-2i / head_dim) are changed for positions beyond those of the training.
 struct RotaryScaling {
   enum class Kind {
-    kDefault,  // nothing
+    kDefault,  // frequencies are not changed
     kLinear,   // frequency / factor
     kLlama3,   // low frequencies are divided by factor, high ones are kept, those between are blended (Llama 3.1)
     kYarn,     // the same by the number of rotations; cosine and sine are scaled, too (arXiv 2309.00071)
