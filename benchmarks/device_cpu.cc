@@ -1,4 +1,4 @@
-// See device.h: a build without CUDA measures on the CPU alone.
+// Implements device.h for a build without CUDA, which measures on the CPU only.
 #include "benchmarks/device.h"
 #include "benchmarks/wall_device.h"
 

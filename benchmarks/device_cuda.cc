@@ -1,4 +1,4 @@
-// See device.h.
+// Implements device.h for a build with CUDA: GPUs, and the CPU as in device_cpu.cc. No hardware has run it.
 #include "benchmarks/device.h"
 
 #include <ATen/detail/CUDAHooksInterface.h>

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""FlexAttention, compiled, with the patterns of `annulus bench gpu --part patterns`: the same shapes, masks and way to
-measure, to stand beside them. Runs on a GPU with the torch (and triton) of the Python that runs it.
+"""Measures compiled FlexAttention with the patterns of `annulus bench gpu --part patterns`, for comparison: the shapes,
+the masks and the way of measuring are the same. It needs a GPU, and the Python that runs it needs torch and triton. No
+hardware has run it yet.
 
     flex_attention.py [--length 32768] [--heads 64] [--kv-heads 8] [--head-dim 128] [--rounds 7]
 
 Prints a table and, as its last line, JSON: {"bench": "flex_attention", "figures": [{"name", "unit", "value", "median"}]}.
-A pair that several branches of the dilated pattern count weighs as often (log of the count is added to its score). The
-blocks are drawn as annulus draws them, with Python's generator: as many, not the same.
+If n branches of the dilated pattern count a pair, its weight is multiplied by n (log n is added to its score). The
+active blocks are drawn by the same rule as in annulus, but with Python's generator: there are as many, in other places.
 """
 
 import argparse
@@ -26,12 +27,12 @@ def parse():
         parser.add_argument("--" + name, type=int, default=default, metavar="N", help="default: %(default)s")
     options = parser.parse_args()
     if min(vars(options).values()) < 1 or options.heads % options.kv_heads:
-        parser.error("sizes of at least 1 are expected, and heads a multiple of kv heads")
+        parser.error("expected sizes of at least 1 and a --heads that is a multiple of --kv-heads")
     return options
 
 
 def random_blocks(blocks, density):
-    """Rows of key blocks: the own one, and others up to the density over the rows so far."""
+    """Returns the active key blocks of each query block: its own, and others as far as the density asks for them."""
     draw = random.Random(20251121)
     rows = []
     for i in range(blocks):
@@ -43,7 +44,7 @@ def random_blocks(blocks, density):
 
 
 def patterns(torch, options, device):
-    """(name, mask_mod, score_mod or None, whether masks differ by head)."""
+    """Returns a list of (name, mask_mod, score_mod or None, whether the mask differs between heads)."""
     length = options.length
     window = max(1, length // 8)
 
@@ -101,7 +102,7 @@ def main():
         import torch
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
     except ImportError as error:
-        sys.exit("flex_attention.py: a torch with FlexAttention is needed: %s" % error)
+        sys.exit("flex_attention.py: FlexAttention cannot be imported (%s); install PyTorch 2.5 or newer" % error)
     if not torch.cuda.is_available():
         print("SKIPPED: torch finds no GPU")
         return

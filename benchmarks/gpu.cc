@@ -1,4 +1,4 @@
-// See gpu.h.
+// The parts "dense", "ring" and "patterns" of `annulus bench gpu`; see gpu.h.
 #include "benchmarks/gpu.h"
 
 #include <ATen/TensorOperators.h>
@@ -32,7 +32,7 @@ namespace {
 constexpr double kDenseGoal = 1 / 0.97;
 constexpr double kRingGoal = 1.06;
 constexpr int kWarmUps = 3;
-constexpr double kRoundSeconds = 0.02;  // a round of a side lasts this long at least
+constexpr double kRoundSeconds = 0.02;  // a round repeats a short call for about this long, at most 100 times
 
 struct Problem {
   at::Tensor q, k, v, dout;
@@ -124,7 +124,7 @@ class OperatorCall {
   std::tuple<at::Tensor, at::Tensor, at::Tensor> gradients_;
 };
 
-// Of `got` against `want`, relative to the size of what is compared.
+// The largest difference of an element of `got` from `want`, divided by the largest absolute element of `want`.
 double relative_error(const at::Tensor& got, const at::Tensor& want) {
   const at::Tensor expected = want.to(got.device(), at::kDouble);
   const double size = expected.abs().max().item<double>();
@@ -132,10 +132,11 @@ double relative_error(const at::Tensor& got, const at::Tensor& want) {
   return size > 0 ? error / size : error;
 }
 
-// A result in this dtype may be as far as this from the oracle's: its last bits, and what rounded terms add up to.
+// The relative error that a result in this dtype may have against the oracle's, from rounding.
 double bound_of(at::ScalarType type) { return type == at::kFloat || type == at::kDouble ? 1e-4 : 2e-2; }
 
-// Some query rows of some heads, out, lse and dq, against the oracle of these rows alone. Returns the largest error.
+// Compares out, lse and dq of some query rows and heads with the fp64 oracle of these rows. Returns the largest
+// relative error; raises Error(kInternal) if it is above bound_of.
 double check_rows(const Problem& problem, const PatternSpec& pattern, const AttentionShape& shape,
                   const ExecutorCall& call, const std::string& name) {
   const int64_t last = shape.q_len - 1, group = shape.heads / shape.kv_heads;
@@ -159,19 +160,19 @@ double check_rows(const Problem& problem, const PatternSpec& pattern, const Atte
              1 / std::sqrt(static_cast<double>(problem.q.size(3))), [&](int64_t b, int64_t h, int64_t i, int64_t j) {
                return whole(b, heads[static_cast<size_t>(h)], rows[static_cast<size_t>(i)], j);
              });
-  // Every row of these patterns sees itself at least: no lse is infinite.
+  // In these patterns every query sees at least its own key, so no lse is infinite.
   const double error = std::max({relative_error(of_queries(call.output().out), want.out),
                                  relative_error(some(some(call.output().lse, 2, rows), 1, heads), want.lse),
                                  relative_error(of_queries(call.gradients().dq), want.dq)});
   if (!(error <= bound_of(problem.q.scalar_type()))) {
     throw Error(ErrorKind::kInternal, "bench",
-                name + line(": out, lse or dq of some rows is %.3g from the oracle's, at most %.3g is expected", error,
+                name + line(": out, lse or dq of some rows is %.3g off the oracle's; at most %.3g is expected", error,
                             bound_of(problem.q.scalar_type())));
   }
   return error;
 }
 
-// The goals are for GPUs.
+// The goals hold for GPUs only.
 std::optional<double> goal_of(const GpuBenchOptions& o, double goal) {
   return o.device.is_cuda() ? std::optional(goal) : std::nullopt;
 }
@@ -182,7 +183,7 @@ std::string verdict(const BenchRatio& r) {
 
 double teraflops(double flops, double seconds) { return flops / seconds / 1e12; }
 
-// What the executor adds to the operator that it calls.
+// The part "dense": what the executor costs beyond the operator that it calls.
 void bench_dense(GpuBench& bench) {
   const GpuBenchOptions& o = bench.options;
   bench.out << "causal attention through the executor on one rank over calling LibTorch's "
@@ -200,7 +201,7 @@ void bench_dense(GpuBench& bench) {
                   relative_error(mine.dk, other.dk), relative_error(mine.dv, other.dv)});
     if (!(difference <= 2 * bound_of(o.type))) {
       throw Error(ErrorKind::kInternal, "bench",
-                  line("the executor's out, dq, dk or dv is %.3g from the operator's, at most %.3g is expected",
+                  line("the executor's out, dq, dk or dv is %.3g off the operator's; at most %.3g is expected",
                        difference, 2 * bound_of(o.type)));
     }
     for (const bool back : {false, true}) {
@@ -221,11 +222,12 @@ void bench_dense(GpuBench& bench) {
       bench.figure(of, "TFLOP/s", teraflops(flops, mine), teraflops(flops, median(sides[0].seconds)));
       bench.figure(of + ", operator", "TFLOP/s", teraflops(flops, base), teraflops(flops, median(sides[1].seconds)));
     }
-    bench.end_figures("dense");  // should the next length be cut off
+    bench.end_figures("dense");  // the run may be cut off during the next length
   }
 }
 
-// What a ring computes besides one whole call: smaller tiles, merges, additions of gradients.
+// The part "ring": what a ring computes beyond one whole call, which are smaller tiles, merges and additions of
+// gradients.
 void bench_ring(GpuBench& bench) {
   const GpuBenchOptions& o = bench.options;
   const Problem problem = random_problem(o, o.length);
@@ -246,7 +248,7 @@ void bench_ring(GpuBench& bench) {
                 relative_error(got.dk, whole.gradients().dk), relative_error(got.dv, whole.gradients().dv)});
   if (!(difference <= 2 * bound_of(o.type))) {
     throw Error(ErrorKind::kInternal, "bench",
-                line("the ring's results are %.3g from the whole call's, at most %.3g is expected", difference,
+                line("the ring's results are %.3g off the whole call's; at most %.3g is expected", difference,
                      2 * bound_of(o.type)));
   }
   bench.out << line(
@@ -286,8 +288,9 @@ struct NamedPattern {
   PatternSpec spec;
 };
 
-// Window 4,096, dilated 2,048..32,768 with rates 1..16, blocks of density 0.1: for 32,768 tokens; in proportion for
-// other lengths. benchmarks/flex_attention.py measures the same.
+// For 32,768 tokens: a window of 4,096, dilated attention with segments of 2,048 to 32,768 and rates 1 to 16, and
+// blocks with density 0.1. Other lengths scale the sizes in proportion. benchmarks/flex_attention.py measures the same
+// patterns.
 std::vector<NamedPattern> gpu_patterns(int64_t length) {
   std::vector<NamedPattern> patterns(3);
   const int64_t window = std::max<int64_t>(1, length / 8);
@@ -350,10 +353,10 @@ void validate_options(const GpuBenchOptions& o) {
   std::vector<int64_t> lengths = o.lengths;
   lengths.push_back(o.length);
   for (const int64_t length : lengths) {
-    if (length < 1) throw Error(ErrorKind::kUsage, "bench", "lengths of 1 token and more are expected");
+    if (length < 1) throw Error(ErrorKind::kUsage, "bench", "expected lengths of at least 1 token");
     validate(shape_of(o, length));
   }
-  if (o.rounds < 1) throw Error(ErrorKind::kUsage, "bench", "1 round and more is expected");
+  if (o.rounds < 1) throw Error(ErrorKind::kUsage, "bench", "expected at least 1 round");
 }
 
 bool wanted(const GpuBenchOptions& o, const std::string& part) {
@@ -380,7 +383,7 @@ void measure_in_turn(std::vector<TimedSide>& sides, at::Device device, int64_t r
   }
   for (int64_t round = 0; round < rounds; ++round) {
     for (size_t i = 0; i < sides.size(); ++i) {
-      const size_t s = round % 2 ? sides.size() - 1 - i : i;  // none is always the one after a pause
+      const size_t s = round % 2 ? sides.size() - 1 - i : i;  // so that no side is always the first
       clock->start();
       for (int64_t n = 0; n < repeats[s]; ++n) sides[s].call();
       sides[s].seconds.push_back(clock->stop() / static_cast<double>(repeats[s]));

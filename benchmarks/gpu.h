@@ -1,7 +1,7 @@
-// `annulus bench gpu`: what the program costs on a GPU beside what it is made of, in one run: attention through the
-// executor over calling LibTorch's operator, the ring's own work over one whole call, patterns over their share of the
-// dense call, and training steps. Called by program/bench_verb.cc. On a CPU a tiny version of the first three runs,
-// which tests the program and measures nothing of use.
+// `annulus bench gpu`: what attention and training cost on a GPU, each compared within one run with a baseline:
+// attention through the executor with a direct call of LibTorch's operator, a whole ring with one call, patterns with
+// their share of the dense call; and training steps. Called by program/bench_verb.cc. No hardware has run it on a GPU
+// yet (docs/performance.md). With --device cpu it runs tiny sizes, which tests the program and measures nothing of use.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,31 +18,31 @@ namespace annulus {
 
 struct GpuBenchOptions {
   at::Device device{at::kCUDA, 0};
-  std::vector<std::string> parts;  // of gpu_bench_parts(); empty: all that can be run with these options
-  std::vector<int64_t> lengths;    // of part "dense"
-  int64_t length = 0;              // of "ring", "patterns" and "train", and the first of "longest"
+  std::vector<std::string> parts;  // names from gpu_bench_parts(); empty: all that these options allow
+  std::vector<int64_t> lengths;    // tokens, for the part "dense"
+  int64_t length = 0;              // tokens, for "ring", "patterns" and "train"; "longest" begins with it
   int64_t heads = 0, kv_heads = 0, head_dim = 0;
-  at::ScalarType type = at::kBFloat16;  // of attention
-  int64_t rounds = 7;                   // counted ones
-  int ranks = 8;                        // of "ring"
-  std::string config;                   // TOML of the model of "train" and "longest"
-  std::vector<std::string> sets;        // overrides of its keys
-  std::optional<double> peak_flops;     // of the device for the model's dtype, a second; without it there is no MFU
-  double longest_seconds = 0;           // "longest" tries no length that would take it beyond this; 0: any
-  int64_t longest_length = int64_t{1} << 24;  // where it ends at the latest
+  at::ScalarType type = at::kBFloat16;  // dtype of the attention tensors
+  int64_t rounds = 7;                   // rounds that count; warm-up calls come before them
+  int ranks = 8;                        // ranks of the simulated ring
+  std::string config;                   // path of the TOML file with the model for "train" and "longest"
+  std::vector<std::string> sets;        // overrides of its keys, "model.layers=4"
+  std::optional<double> peak_flops;     // FLOP/s of the device in the model's dtype; empty: those device_peak.h has
+  double longest_seconds = 0;           // "longest" tries no length expected to end after this; 0: no limit
+  int64_t longest_length = int64_t{1} << 24;  // "longest" tries no length above this
 };
 
 // "dense", "ring", "patterns", "train", "longest"
 const std::vector<std::string>& gpu_bench_parts();
 
-// The sizes that the goals are stated for; on a CPU tiny ones, in fp32.
+// The default options: on a GPU the sizes that the goals are stated for, on a CPU tiny sizes in fp32.
 GpuBenchOptions gpu_bench_options(at::Device device);
 
 // Prints tables, and a line of JSON after each length, pattern or part:
-//   {"bench":"gpu","part":"dense","device":...,"figures":[{"name":...,"unit":...,"value":...,"median":...},...],
-//    "ratios":[...]}, the ratios as in a report
-// Raises Error(kUsage, kPlan) for options that cannot be, before memory is taken, and Error(kInternal) where a result
-// is not the oracle's.
+//   {"bench":"gpu","part":"dense","device":...,"versions":...,"highest_mhz":...,
+//    "figures":[{"name":...,"unit":...,"value":...,"median":...},...],"ratios":[...]}
+// with the ratios in the form of a report (report/report.h). Raises Error(kUsage) or Error(kPlan) for invalid options,
+// before it allocates memory, and Error(kInternal) if a result is too far from its reference.
 std::vector<BenchRatio> run_gpu_bench(const GpuBenchOptions& options, std::ostream& out);
 
 }  // namespace annulus

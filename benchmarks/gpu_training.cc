@@ -1,4 +1,4 @@
-// The parts "train" and "longest" of `annulus bench gpu`; see gpu.h.
+// The parts "train" and "longest" of `annulus bench gpu`; see gpu.h. Called by gpu.cc.
 #include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
 
@@ -22,27 +22,28 @@
 namespace annulus {
 namespace {
 
-constexpr int64_t kWarmUps =
-    5;  // the fourth step is recorded (step_graph.h), if it can be: counted ones are replays then
+// If the step can be recorded as a CUDA graph (training/step_graph.h), the fourth step records it, so the counted steps
+// are replays.
+constexpr int64_t kWarmUps = 5;
 constexpr double kGoalMfu = 0.5;
-constexpr double kGoalMemory = 1.1;  // of what is planned
+constexpr double kGoalMemory = 1.1;  // peak memory over planned memory
 
 Config config_of(const GpuBenchOptions& o, int64_t context, std::optional<bool> recompute) {
   std::vector<std::string> sets = o.sets;
   sets.push_back("data.context=" + std::to_string(context));
-  sets.push_back("data.validation_fraction=0");  // all of the text is for rows, which may be as long as it is
+  sets.push_back("data.validation_fraction=0");  // so that rows may be as long as the text
   if (recompute) sets.push_back(std::string("model.recompute=") + (*recompute ? "true" : "false"));
   return load_config(o.config, sets);
 }
 
 double gib(int64_t bytes) { return static_cast<double>(bytes) / (1 << 30); }
 
-// Where a step's memory goes, as LibTorch's allocator saw it.
+// Where the memory of a step goes, in bytes, as counted by LibTorch's allocator.
 struct StepMemory {
   DeviceMemory after;
   int64_t planned = 0;
 
-  int64_t state() const { return after.allocated; }  // weights, gradients, optimizer: what is there between steps
+  int64_t state() const { return after.allocated; }  // weights, gradients, optimizer: allocated between steps
   int64_t of_step() const { return after.peak_allocated - state(); }
   int64_t unused() const { return after.peak_reserved - after.peak_allocated; }
   std::string text() const {
@@ -65,14 +66,14 @@ struct StepMemory {
 
 struct Steps {
   std::vector<double> seconds;
-  double tokens = 0, flops = 0;  // of a step
+  double tokens = 0, flops = 0;  // of one step
   int64_t parameters = 0;
   StepMemory memory;
-  bool replayed = false;  // the last step was a record's replay
-  std::string notes;      // what steps had to tell
+  bool replayed = false;  // whether the last step replayed a CUDA graph
+  std::string notes;      // the notes in the steps' results
 };
 
-// A step ends with the readout of its loss: the wall clock is the device's.
+// Measured by wall clock: a step ends by reading its loss, which waits for the device.
 Steps run_steps(const Config& config, at::Device device, int64_t warm_ups, int64_t counted) {
   release_cached_memory(device);
   const Dataset data(config.data, config.run.seed);
@@ -83,7 +84,7 @@ Steps run_steps(const Config& config, at::Device device, int64_t warm_ups, int64
       plan_memory(config, check_training(config, 1), {}, 1, 0, device.is_cuda() ? RanksAre::kGpus : RanksAre::kThreads)
           .total();
   steps.parameters = training.model().parameters().count();
-  // The peak is that of steps that run and are recorded: a replay takes no memory.
+  // The peak comes from the steps before replays begin, because a replay allocates no memory.
   reset_peak_memory(device);
   for (int64_t i = -warm_ups; i < counted; ++i) {
     const double begin = wall_seconds();
@@ -102,8 +103,9 @@ Steps run_steps(const Config& config, at::Device device, int64_t warm_ups, int64
 
 void check_training_part(const GpuBenchOptions& options) {
   if (options.config.empty()) {
-    throw Error(ErrorKind::kUsage, "bench",
-                "the parts train and longest need a model: --config FILE, such as configs/quickstart.toml");
+    throw Error(
+        ErrorKind::kUsage, "bench",
+        "the parts train and longest need a model; give --config FILE, such as --config configs/quickstart.toml");
   }
   check_training(config_of(options, options.length, {}), 1);
 }
@@ -157,11 +159,11 @@ void bench_longest_sequence(GpuBench& bench) {
             << "      tokens    seconds of a step  memory\n";
   const double begin = wall_seconds();
   int64_t longest = 0;
-  double last = 0;  // seconds that the length before took
+  double last = 0;  // seconds that the previous length took
   for (int64_t length = o.length; length <= o.longest_length; length *= 2) {
     const std::string row = line("  %10lld  ", static_cast<long long>(length));
     const double began = wall_seconds();
-    // Attention of twice the length takes four times as long.
+    // Attention over twice the length takes about four times as long.
     if (o.longest_seconds > 0 && longest > 0 && began - begin + 4 * last > o.longest_seconds) {
       bench.out << row << line("not tried: %.0f s are left\n", std::max(0.0, o.longest_seconds - (began - begin)));
       break;
@@ -169,19 +171,19 @@ void bench_longest_sequence(GpuBench& bench) {
     try {
       Config config = config_of(o, length, true);
       config.data.batch = 1;
-      // The optimizer's state is there from the second step on.
+      // The optimizer allocates its state in the first step, so the second step is counted.
       const Steps steps = run_steps(config, o.device, /*warm_ups=*/1, /*counted=*/1);
       longest = length;
       bench.out << row << line("%19.2f  ", least(steps.seconds)) << steps.memory.text() << std::endl;
       const std::string name = line("longest %lld", static_cast<long long>(length));
       bench.figure(name, "s", least(steps.seconds), least(steps.seconds));
       if (o.device.is_cuda()) steps.memory.add_to(bench, name);
-      bench.end_figures("longest");      // should the next one be cut off
-    } catch (const c10::Error& error) {  // also by another name, where a graph of the device is being captured
+      bench.end_figures("longest");      // the run may be cut off during the next length
+    } catch (const c10::Error& error) {  // not c10::OutOfMemoryError: capturing a CUDA graph may raise another type
       if (std::string(error.what_without_backtrace()).find("out of memory") == std::string::npos) throw;
       bench.out << row << "out of memory\n";
       break;
-    } catch (const Error& error) {  // the text is too short for such rows, for example: what was reached stands
+    } catch (const Error& error) {  // for example, the text is too short for such rows: earlier lengths stay valid
       if (longest == 0) throw;
       bench.out << row << error.what() << "\n";
       break;

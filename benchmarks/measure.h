@@ -1,5 +1,5 @@
-// What benchmarks measure with. CPU seconds are of this process, all its threads: what a run costs, whatever else the
-// machine does meanwhile.
+// Clocks and the median, which all benchmarks use. CPU seconds are those of this process with all its threads: unlike
+// wall time they hardly depend on what else the machine does meanwhile.
 #pragma once
 
 #include <algorithm>
@@ -17,6 +17,7 @@ inline double cpu_seconds() { return seconds_of(CLOCK_PROCESS_CPUTIME_ID); }
 inline double thread_cpu_seconds() { return seconds_of(CLOCK_THREAD_CPUTIME_ID); }
 inline double wall_seconds() { return seconds_of(CLOCK_MONOTONIC); }
 
+// Of at least one cost.
 inline double median(std::vector<double> costs) {
   std::sort(costs.begin(), costs.end());
   const size_t n = costs.size();

@@ -1,4 +1,4 @@
-// See operator.h.
+// Implements operator.h.
 #include "benchmarks/operator.h"
 
 #include <ATen/Parallel.h>
@@ -19,7 +19,8 @@
 namespace annulus {
 namespace {
 
-// The operator may take this much more than the C++ call: seconds at short lengths, a share of it at long ones.
+// The goal: the operator may take this much more than the C++ call, in seconds below kLong tokens, as a share from
+// kLong tokens on.
 constexpr double kMostSeconds = 100e-6, kMostShare = 0.01;
 constexpr int64_t kLong = 4096;
 constexpr const char* kPattern = "{ kind = 'causal' }";
@@ -61,7 +62,7 @@ std::vector<BenchRatio> run_operator_bench(const OperatorBenchOptions& options, 
       costs[side].push_back(thread_cpu_seconds() - begin);
     };
     for (const size_t side : {0, 1}) run(side);
-    for (auto& of_side : costs) of_side.clear();  // what is planned, proved and taken once
+    for (auto& of_side : costs) of_side.clear();  // the first calls plan, prove and allocate
     const double begin = wall_seconds();
     for (size_t turn = 0; turn < kFewestCalls || wall_seconds() - begin < options.seconds; ++turn) {
       for (const size_t side : {turn % 2, 1 - turn % 2}) run(side);

@@ -1,4 +1,4 @@
-// See operator_clock.h.
+// Implements operator_clock.h.
 #include "benchmarks/operator_clock.h"
 
 #include <cstring>
@@ -19,7 +19,7 @@ thread_local Totals totals;
 bool is_product(std::string_view name) { return name == "aten::mm" || name == "aten::addmm" || name == "aten::bmm"; }
 bool is_attention(std::string_view name) { return name == kForwardRecord || name == kBackwardRecord; }
 
-// These do not call each other, so nothing is counted twice.
+// These operators do not call each other, so no time is counted twice.
 struct Started : at::ObserverContext {
   double at = thread_cpu_seconds();
 };

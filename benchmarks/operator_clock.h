@@ -1,12 +1,13 @@
-// How much of a thread's CPU time LibTorch's matrix products and the attention kernel take, told by LibTorch's
-// profiling hooks. For benchmarks.
+// Measures with LibTorch's profiling hooks how much CPU time of a thread matrix products and the attention kernel take.
+// Used by ring.cc and train.cc.
 #pragma once
 
 #include <ATen/record_function.h>
 
 namespace annulus {
 
-// Counts from construction to destruction, on the thread that made it. Not for several threads at once.
+// Counts from construction to destruction, on the thread that made it, which may have one OperatorClock at a time. Not
+// thread safe.
 class OperatorClock {
  public:
   OperatorClock();
@@ -14,8 +15,8 @@ class OperatorClock {
   OperatorClock(const OperatorClock&) = delete;
   OperatorClock& operator=(const OperatorClock&) = delete;
 
-  double products() const;   // seconds in mm, addmm, bmm
-  double attention() const;  // seconds of the kernel computing tiles
+  double products() const;   // CPU seconds in mm, addmm and bmm
+  double attention() const;  // CPU seconds in which the kernel computed tiles
 
  private:
   at::CallbackHandle handle_;

@@ -1,4 +1,4 @@
-// See patterns.h.
+// Implements patterns.h.
 #include "benchmarks/patterns.h"
 
 #include <ATen/Parallel.h>
@@ -20,7 +20,7 @@ namespace {
 
 constexpr int64_t kBlock = 128;
 constexpr double kDensity = 0.1;
-// The goals are stated for this length; below it fixed costs weigh more.
+// The goals hold from this length on; below it fixed costs weigh more.
 constexpr int64_t kGoalsFrom = 16384;
 
 PatternSpec given_blocks(const PatternsBenchOptions& options, int64_t heads) {
@@ -31,7 +31,7 @@ PatternSpec given_blocks(const PatternsBenchOptions& options, int64_t heads) {
   return spec;
 }
 
-// Halves of halves: a long document and ever shorter ones, as packed batches have.
+// Documents of halving lengths, as in packed batches: 16 tokens give 8, 4, 2, 1 and 1.
 PatternSpec packed_documents(int64_t length) {
   PatternSpec spec;
   std::vector<int64_t> lengths;
@@ -54,7 +54,7 @@ constexpr const char* kUnion =
     "{ kind = \"union\", of = [{ kind = \"window\", left = 1023, right = 0 }, "
     "{ kind = \"blocks\", map = \"strided\", block = 128, window_blocks = 1, stride = 16 }] }";
 
-// One pattern's call on one rank, and what its rounds cost.
+// The call with one pattern on one rank, and the cost of its rounds.
 class Side {
  public:
   Side(const PatternSpec& spec, const PatternsBenchOptions& options, Communicator& self) {
@@ -64,7 +64,7 @@ class Side {
     call_.label = "bench patterns";
   }
 
-  // Forward and backward. `counted` is false for the first turn: first touches of memory, and the plan is made.
+  // Runs forward and backward. `counted` is false in the first round, which also plans and touches memory first.
   void run(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& dout, bool counted) {
     const double cpu = cpu_seconds(), wall = wall_seconds();
     const AttentionOutput out = attention_forward(q, k, v, call_);
@@ -73,7 +73,7 @@ class Side {
       cpu_.push_back(cpu_seconds() - cpu);
       wall_.push_back(wall_seconds() - wall);
     } else {
-      // Of what ran: an adaptive map is known only now.
+      // Counted after the call, because an adaptive map is known only then.
       pairs_ = static_cast<double>(count_pairs(*cached_pattern(out.program->request)));
     }
   }
@@ -104,7 +104,7 @@ std::string settings_of(const PatternsBenchOptions& o) {
 }  // namespace
 
 BlockMap random_block_map(int64_t block, int64_t heads, int64_t blocks, double density) {
-  std::mt19937_64 draw(20251121);  // its numbers are the same with every library, distributions' are not
+  std::mt19937_64 draw(20251121);  // gives the same numbers with every library; standard distributions do not
   std::vector<uint8_t> active(static_cast<size_t>(heads * blocks * blocks), 0);
   std::vector<int64_t> others;
   const double row = density * static_cast<double>(blocks);
@@ -116,7 +116,7 @@ BlockMap random_block_map(int64_t block, int64_t heads, int64_t blocks, double d
       for (int64_t j = 0; j < blocks; ++j) {
         if (j != i) others.push_back(j);
       }
-      // As many as bring the rows so far to the density.
+      // As many blocks as give the rows so far the density.
       const int64_t wanted =
           static_cast<int64_t>(row * static_cast<double>(i + 1)) - static_cast<int64_t>(row * static_cast<double>(i));
       for (int64_t n = 0; n + 1 < std::min(wanted, blocks); ++n) {

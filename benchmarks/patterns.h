@@ -1,5 +1,6 @@
-// `annulus bench patterns`: whether cost follows the mask. One attention call, forward and backward, with each pattern,
-// over the same call without a mask. Called by program/bench_verb.cc.
+// `annulus bench patterns`: whether the cost of attention follows the mask. For each pattern it compares one attention
+// call, forward and backward, with the same call without a mask. Called by program/bench_verb.cc; gpu.cc and
+// kernel/attention.cc use random_block_map.
 #pragma once
 
 #include <cstdint>
@@ -16,27 +17,29 @@ namespace annulus {
 struct BenchPattern {
   std::string name;
   PatternSpec spec;
-  std::optional<double> goal;           // the cost over the dense one should be at most this,
-  std::optional<double> goal_of_share;  // or at most this many times the pattern's share of the dense pairs
+  std::optional<double> goal;           // the cost over the dense call's should be at most this,
+  std::optional<double> goal_of_share;  // or at most this many times the pattern's share of the dense call's pairs
 };
 
 struct PatternsBenchOptions {
   int64_t length = 16384, heads = 2, head_dim = 64;
-  int64_t rounds = 5;                 // counted ones; one more runs first
-  int threads = 1;                    // with more, CPU seconds hold what threads wait for each other
-  std::vector<std::string> patterns;  // TOML; empty: bench_patterns()
+  int64_t rounds = 5;                 // rounds that count; one more runs first
+  int threads = 1;                    // with more, CPU seconds include the time that threads wait for each other
+  std::vector<std::string> patterns;  // TOML; empty: the usual patterns
 
   AttentionShape shape() const { return {1, heads, heads, length, length, 0}; }
 };
 
-// What is measured, checked against the shape. Raises Error(kUsage, kPlan).
+// The patterns to measure: those of the options, otherwise the usual ones. Raises Error(kUsage) for an invalid pattern,
+// Error(kPlan) for one that does not fit the shape.
 std::vector<BenchPattern> bench_patterns(const PatternsBenchOptions& options);
 
-// A block map of this density with the own block of each query block always active and the others drawn (seed fixed):
-// the same map at every call. `heads` 1: shared by all.
+// A block map [1, heads, blocks, blocks] with blocks of `block` positions and this density. The diagonal blocks are
+// always active; the others are drawn with a fixed seed, so every call gives the same map. With `heads` 1 all heads
+// share it.
 BlockMap random_block_map(int64_t block, int64_t heads, int64_t blocks, double density);
 
-// One rank, no launcher. Prints a table.
+// Runs on one rank, without a launcher. Prints a table.
 std::vector<BenchRatio> run_patterns_bench(const PatternsBenchOptions& options, std::ostream& out);
 
 }  // namespace annulus

@@ -1,4 +1,4 @@
-// See ring.h.
+// Implements ring.h.
 #include "benchmarks/ring.h"
 
 #include <ATen/Parallel.h>
@@ -42,9 +42,10 @@ double sum_over(Communicator& world, double value, ReduceOp op = ReduceOp::kSum)
   return t.item<double>();
 }
 
-// One process, the whole sequence. LibTorch's operator knows these patterns alone.
+// Whether LibTorch's operator can compute the pattern: it supports full and causal attention only.
 bool operator_knows(const PatternSpec& pattern) { return pattern == PatternSpec{} || pattern == causal_pattern(); }
 
+// CPU seconds of LibTorch's operator over the whole sequence in one process.
 double operator_alone(const Inputs& in, const PlanRequest& request) {
   const bool causal = request.pattern.causal;
   const double before = cpu_seconds();
@@ -54,6 +55,7 @@ double operator_alone(const Inputs& in, const PlanRequest& request) {
   return cpu_seconds() - before;
 }
 
+// CPU seconds of annulus on one rank over the whole sequence.
 double annulus_alone(const Inputs& in, const PlanRequest& request) {
   const std::shared_ptr<Communicator> self = make_self_communicator();
   AttentionCall call;
@@ -66,7 +68,7 @@ double annulus_alone(const Inputs& in, const PlanRequest& request) {
   return cpu_seconds() - before;
 }
 
-// Rows of other ranks that a rank must see: each needed once.
+// The number of rows of other ranks that a rank needs, each counted once.
 int64_t needed_rows(const Program& program) {
   int64_t rows = 0;
   std::vector<std::set<int64_t>> seen(static_cast<size_t>(program.request.shape.kv_heads));
@@ -86,21 +88,21 @@ int64_t needed_rows(const Program& program) {
 }
 
 struct RingResult {
-  std::vector<double> turns;                             // cpu of each
-  double cpu = std::numeric_limits<double>::infinity();  // least over the repeats, all ranks together
+  std::vector<double> turns;                             // CPU seconds of each turn, all ranks together
+  double cpu = std::numeric_limits<double>::infinity();  // the least of them
   double wall = std::numeric_limits<double>::infinity();
-  double outside = std::numeric_limits<double>::infinity();  // cpu outside of the kernel computing tiles, the least
-  double exposed = 0;  // waiting for transfers, of the rank that waited longest, in the repeat of least cpu
-  double sent = 0;     // bytes, all ranks
+  double outside = std::numeric_limits<double>::infinity();  // CPU seconds outside of the kernel, the least
+  double exposed = 0;  // seconds for which one rank waited for transfers at most, in the turn with the least cpu
+  double sent = 0;     // bytes, of all ranks; so are `planned` and `lower_bound`
   double planned = 0;
   double lower_bound = 0;
-  double memory = 0;  // bytes of keys, values, their gradients and kernel results held by one rank at most
+  double memory = 0;  // the most bytes of keys, values, gradients and kernel results that one rank held at once
 };
 
 class Ring {
  public:
   Ring(const RingBenchOptions& options, int ranks, Communicator& world)
-      // Ranks that lie apart: neighbours may share a core.
+      // A small ring takes ranks that are far apart, because neighbouring ranks may share a core.
       : world_(world), comm_(world.split(world.rank() % (world.size() / ranks) == 0 ? 0 : -1, world.rank())) {
     if (!comm_) return;
     PlanRequest request = options.request;
@@ -139,7 +141,7 @@ class Ring {
     if (program) {
       planned = static_cast<double>(traffic(*program, program->forward).bytes(dim, 4, 4) +
                                     traffic(*program, program->backward).bytes(dim, 4, 4));
-      bound = 4.0 * static_cast<double>(needed_rows(*program) * 2 * dim * 2);  // K, V there, dK, dV back
+      bound = 4.0 * static_cast<double>(needed_rows(*program) * 2 * dim * 2);  // K and V there, dK and dV back
     }
     result.planned = sum_over(world_, planned);
     result.lower_bound = sum_over(world_, bound);
@@ -160,15 +162,14 @@ class Ring {
   Inputs in_;
 };
 
-// What the whole ring may cost over one process.
+// The goal: the CPU seconds of the whole ring over those of one process.
 constexpr double kGoal = 1.05;
 
 constexpr const char* kLegend =
-    "\nOutside of kernel: CPU seconds of all ranks together, without computing tiles. MB sent: by all ranks. Lower "
-    "bound:\n"
-    "each key and value row once to each rank that needs it, its gradient back once. Exposed: the longest any\n"
-    "rank waited for transfers. MB held: keys, values, gradients and kernel results at once on one rank, its own "
-    "too.\n";
+    "\nOutside of kernel: CPU seconds of all ranks together apart from computing tiles. MB sent: by all ranks.\n"
+    "Lower bound: each key and value row is sent once to each rank that needs it, and its gradient back once.\n"
+    "Exposed: the longest time that a rank waited for transfers. MB held: keys, values, gradients and kernel\n"
+    "results that one rank holds at once, including its own.\n";
 
 std::string line(const char* format, auto... values) {
   char text[256];
@@ -180,7 +181,8 @@ std::string line(const char* format, auto... values) {
 
 std::vector<BenchRatio> run_ring_bench(const RingBenchOptions& options, Communicator& world, std::ostream& out) {
   if (world.size() < 2) {
-    throw Error(ErrorKind::kPlan, "bench", "a ring needs at least 2 ranks; use `annulus launch -n 4 bench ring`");
+    throw Error(ErrorKind::kPlan, "bench",
+                "a ring needs at least 2 ranks, but this job has 1; use `annulus launch -n 4 bench ring`");
   }
   const AttentionShape& shape = options.request.shape;
   at::set_num_threads(1);
@@ -195,7 +197,7 @@ std::vector<BenchRatio> run_ring_bench(const RingBenchOptions& options, Communic
   if (world.rank() == 0) whole = random_rows(shape, shape.q_len, shape.k_len, options.head_dim);
   std::vector<double> annulus_turns, operator_turns;
   const bool both = operator_knows(options.request.pattern);
-  // One turn uncounted: first touches of memory, first messages.
+  // The first turn does not count: it touches memory and sends messages for the first time.
   for (int64_t turn = -1; turn < options.repeats; ++turn) {
     world.barrier({"bench", 0});
     const auto measure = [&](auto alone, std::vector<double>& turns) {

@@ -1,5 +1,6 @@
-// `annulus bench ring`: what distribution costs. The whole ring's CPU seconds over those of one process that does the
-// same work with LibTorch's flash attention, side by side in one run. Called by program/bench_verb.cc.
+// `annulus bench ring`: what distribution costs. It compares the CPU seconds of all ranks of a ring with those of one
+// process that does the same work, in turn within one run. One process uses annulus on one rank and, for causal and
+// full attention, also LibTorch's flash attention; the faster one is the baseline. Called by program/bench_verb.cc.
 #pragma once
 
 #include <cstdint>
@@ -13,13 +14,14 @@
 namespace annulus {
 
 struct RingBenchOptions {
-  PlanRequest request;  // ranks is set by the benchmark
+  PlanRequest request;  // the benchmark sets `ranks`
   int64_t head_dim = 64;
-  int64_t repeats = 5;
+  int64_t repeats = 5;  // turns that count; one more runs first
 };
 
-// Collective over `world`. Measures 2 ranks and 4 ranks where the world has them, and one process alone, in turn,
-// `repeats` times; rank 0 prints the table to `out` and gets the ratios, other ranks none.
+// Collective over `world`. Measures rings of 2 and 4 ranks (as far as the world has them) and one process alone in
+// turn, in fp32 with one thread for each rank. Rank 0 prints a table to `out` and returns the ratios; other ranks
+// return none. Raises Error(kPlan) if the world has one rank.
 std::vector<BenchRatio> run_ring_bench(const RingBenchOptions& options, Communicator& world, std::ostream& out);
 
 }  // namespace annulus

@@ -1,4 +1,4 @@
-// See shard.h.
+// Implements shard.h.
 #include "benchmarks/shard.h"
 
 #include <ATen/Parallel.h>
@@ -21,7 +21,7 @@ namespace annulus {
 namespace {
 
 constexpr int64_t kLevels = 4;
-// The most that levels 1 to 3 may cost over level 0, where a layer takes kLayer seconds and more.
+// The goals: what levels 1 to 3 may cost over level 0, if a layer takes at least kLayer seconds.
 constexpr std::array<double, kLevels> kGoals = {1, 1.03, 1.03, 1.06};
 constexpr double kLayer = 0.010;
 
@@ -54,7 +54,7 @@ std::vector<BenchRatio> run_shard_bench(const ShardBenchOptions& options, Commun
   struct Level {
     std::unique_ptr<Training> training;
     std::vector<double> cpu, wall, reduce_wait, gather_wait;
-    int64_t sent = 0, planned = 0;  // bytes of a step
+    int64_t sent = 0, planned = 0;  // bytes that this rank sent in the last step, and that it was planned to hold
     double loss = 0;
   };
   std::array<Level, kLevels> levels;
@@ -62,14 +62,14 @@ std::vector<BenchRatio> run_shard_bench(const ShardBenchOptions& options, Commun
     config.optimizer.shard = level;
     Level& l = levels[static_cast<size_t>(level)];
     l.training = std::make_unique<Training>(config, world, data, at::kCPU);
-    l.training->step();  // first touches of memory
+    l.training->step();  // touches memory for the first time
     l.planned =
         plan_memory(config, check_training(config, world.size()), make_sharding(config, world.size(), world.size()),
                     world.size(), world.rank(), RanksAre::kProcesses)
             .total();
   }
   for (int64_t round = 0; round < options.rounds; ++round) {
-    // Another first in each round, so that none always follows the same.
+    // Each round begins with another level.
     for (int64_t turn = 0; turn < kLevels; ++turn) {
       Level& l = levels[static_cast<size_t>((round + turn) % kLevels)];
       const Communicator* state = l.training->model_state().sharers();

@@ -1,4 +1,4 @@
-// See simulated_ring.h.
+// Implements simulated_ring.h.
 #include "benchmarks/simulated_ring.h"
 
 #include <ATen/TensorOperators.h>
@@ -44,7 +44,7 @@ void put_rows(const at::Tensor& whole, int64_t dim, const std::vector<Span>& spa
   }
 }
 
-// The rows of a set out of a whole [B, S, Hk, D], stored as buffers store them.
+// The rows of a set, taken from a whole tensor [B, S, Hk, D] and stored as buffers store them.
 at::Tensor rows_of_set(const at::Tensor& whole, const RowSet& set) {
   std::vector<at::Tensor> parts = {at::empty({0, whole.size(3)}, whole.options())};
   for (const RowBlock& block : set.blocks) {
@@ -54,7 +54,7 @@ at::Tensor rows_of_set(const at::Tensor& whole, const RowSet& set) {
   return at::cat(parts);
 }
 
-// Where the rows of `part`, each of which `whole` holds, lie in `whole`.
+// The index in `whole` of each row of `part`. Raises Error(kInternal) if `whole` lacks one of them.
 std::vector<int64_t> places(const RowSet& whole, const RowSet& part) {
   std::vector<int64_t> rows;
   for (const RowBlock& p : part.blocks) {
@@ -89,7 +89,7 @@ std::vector<int64_t> places(const RowSet& whole, const RowSet& part) {
     }
   }
   if (static_cast<int64_t>(rows.size()) != part.rows()) {
-    throw Error(ErrorKind::kInternal, "bench", "a plan adds gradients of rows that the sum does not hold");
+    throw Error(ErrorKind::kInternal, "bench", "a plan adds gradients of rows that the sum's buffer does not hold");
   }
   return rows;
 }
@@ -106,10 +106,11 @@ struct SimulatedRing::Rank {
   KernelCall call;
   at::Tensor q, dout;              // this rank's rows
   at::Tensor out, lse, dq;         // results
-  std::vector<RowPair> held;       // by buffer: keys and values, there from the start; gradients while they live
-  std::vector<Lifetime> lives;     // in the backward
-  std::unique_ptr<Kernel> kernel;  // while a direction runs
-  // dst += src of each step's adds: where not all rows of src lie in dst one after the other, their places.
+  std::vector<RowPair> held;       // by buffer: keys and values always, gradients during their lifetime
+  std::vector<Lifetime> lives;     // of the buffers in the backward
+  std::unique_ptr<Kernel> kernel;  // exists while a direction runs
+  // For each addition dst += src of each step: the indices in dst of the rows of src, unless these are consecutive
+  // there.
   std::vector<std::vector<at::Tensor>> places_of_adds;
   at::TensorOptions grad_options;
   int64_t head_dim = 0;
@@ -117,7 +118,7 @@ struct SimulatedRing::Rank {
   const RowSet& rows(int buffer) const { return program.buffers[static_cast<size_t>(buffer)].rows; }
   RowPair& pair(int buffer) { return held[static_cast<size_t>(buffer)]; }
 
-  // A gradient buffer's storage, taken when it is first used.
+  // The storage of a gradient buffer, allocated at its first use.
   RowPair& gradients(int buffer) {
     RowPair& p = pair(buffer);
     if (!p.k.defined()) {
@@ -163,10 +164,11 @@ SimulatedRing::SimulatedRing(const PlanRequest& request, const at::Tensor& q, co
   };
   if (!fits(q, shape.q_len, shape.heads) || !fits(dout, shape.q_len, shape.heads) ||
       !fits(k, shape.k_len, shape.kv_heads) || !fits(v, shape.k_len, shape.kv_heads)) {
-    throw Error(ErrorKind::kPlan, "bench",
-                "a simulated ring takes whole tensors of the plan's shape: q and dout [B,Sq,H,D], k and v [B,Sk,Hk,D]");
+    throw Error(
+        ErrorKind::kPlan, "bench",
+        "a simulated ring expects whole tensors of the plan's shape: q and dout [B,Sq,H,D], k and v [B,Sk,Hk,D]");
   }
-  // The same rows travel to many ranks: they are taken once.
+  // The same rows are sent to many ranks, so they are copied once.
   std::vector<std::pair<RowSet, RowPair>> taken;
   const auto keys_and_values = [&](const RowSet& rows) {
     const auto same = std::find_if(taken.begin(), taken.end(), [&](const auto& entry) { return entry.first == rows; });
@@ -202,7 +204,7 @@ SimulatedRing::SimulatedRing(const PlanRequest& request, const at::Tensor& q, co
 }
 
 void SimulatedRing::forward() {
-  const Kernel::Poll poll = [] {};  // as over many ranks: a kernel cuts its work into pieces
+  const Kernel::Poll poll = [] {};  // with a poll function a kernel cuts its work into pieces, as over many ranks
   for (const auto& r : ranks_) {
     r->kernel = make_kernel(r->kernel_kind, r->q);
     r->kernel->begin_forward(r->q, r->call);
@@ -228,12 +230,13 @@ void SimulatedRing::backward() {
     r->kernel->begin_backward(r->dout, r->q, r->out, r->lse, r->call);
     steps = std::max(steps, r->program.backward.size());
   }
-  // Step by step over the ranks: a gradient that one sends in a step is another's in the next.
+  // Each step runs on all ranks before the next, because a gradient that a rank sends in one step is its receiver's in
+  // the next.
   for (size_t s = 0; s < steps; ++s) {
     std::vector<std::pair<RowPair*, RowPair>> arriving;
     for (const auto& r : ranks_) {
       if (s >= r->program.backward.size()) continue;
-      std::vector<size_t> seen(ranks_.size(), 0);  // transfers between two ranks match in their order
+      std::vector<size_t> seen(ranks_.size(), 0);  // the transfers between two ranks match by their order
       for (const Transfer& receive : r->program.backward[s].receives) {
         Rank& sender = *ranks_[static_cast<size_t>(receive.peer)];
         size_t number = seen[static_cast<size_t>(receive.peer)]++;

@@ -1,6 +1,7 @@
-// SimulatedRing: all ranks' programs of a plan, run one after the other on one device. What a ring computes besides one
-// whole call (smaller tiles, merges, additions of gradients) is measured so where there is one device, and without a
-// transfer: what would be received is there, or handed over. Used by gpu.cc; tested against the oracle on CPUs.
+// SimulatedRing runs the programs of all ranks of a plan one after the other on one device. So one device can measure
+// what a ring computes beyond one whole call: smaller tiles, merges and additions of gradients. There are no transfers:
+// keys and values are in place from the start, and gradients are handed from rank to rank. Used by gpu.cc;
+// tests/benchmarks/simulated_ring_test.cc compares it with the oracle on CPUs, and no GPU has run it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,23 +14,25 @@
 
 namespace annulus {
 
-// Not thread-safe.
+// Not thread safe.
 class SimulatedRing {
  public:
-  // Plans, and takes the ranks' rows and all travelling keys and values from the whole tensors: q and dout
-  // [B, Sq, H, D], k and v [B, Sk, Hk, D]. Raises Error(kPlan) as make_programs does, and where the tensors are not of
-  // the request's shape.
+  // Makes the plan and copies the rows of each rank, and all keys and values that would be sent, from the whole
+  // tensors: q and dout [B, Sq, H, D], k and v [B, Sk, Hk, D]. Raises Error(kPlan) as make_programs does, and if the
+  // tensors do not have the request's shape.
   SimulatedRing(const PlanRequest& request, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                 const at::Tensor& dout, KernelKind kernel);
   ~SimulatedRing();
   SimulatedRing(const SimulatedRing&) = delete;
   SimulatedRing& operator=(const SimulatedRing&) = delete;
 
-  // All ranks' forward; all ranks' backward, from what the last forward left. What these do is what is measured.
+  // The forward of all ranks, and the backward of all ranks, which uses the results of the last forward. Only the work
+  // in these two functions is measured.
   void forward();
   void backward();
 
-  // The ranks' results as whole tensors, in the dtypes that attention returns. Of the last forward and backward.
+  // The results of the last forward and backward as whole tensors, in the dtypes that attention returns: out and dq
+  // [B, Sq, H, D], lse [B, H, Sq], dk and dv [B, Sk, Hk, D].
   struct Result {
     at::Tensor out, lse, dq, dk, dv;
   };

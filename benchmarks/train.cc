@@ -1,4 +1,4 @@
-// See train.h.
+// Implements train.h.
 #include "benchmarks/train.h"
 
 #include <ATen/Parallel.h>
@@ -25,7 +25,7 @@ double run_baseline(const std::string& command) {
   const auto refuse = [&](const std::string& what) {
     return Error(ErrorKind::kUnavailable, "bench",
                  "the baseline `" + command + "` " + what +
-                     "; a command is expected whose last line is a JSON object with \"cpu_s_per_1k_tok\"");
+                     "; expected a command whose last line is a JSON object with \"cpu_s_per_1k_tok\"");
   };
   std::FILE* const pipe = popen(command.c_str(), "r");
   if (pipe == nullptr) throw refuse("cannot be started");
@@ -63,14 +63,14 @@ std::vector<BenchRatio> run_train_bench(const TrainBenchOptions& options, std::o
   const Dataset data(config.data, config.run.seed);
   const std::shared_ptr<Communicator> world = make_self_communicator();
   Training training(config, *world, data, at::kCPU);
-  training.step();  // first touches of memory
+  training.step();  // touches memory for the first time
 
   struct Turn {
     double cpu, wall, products, attention;
   };
   std::vector<Turn> turns;
   for (int64_t i = 0; i < options.steps; ++i) {
-    // Clocked and unclocked steps in turn would be fairer still; the hooks cost under a thousandth of a step.
+    // The profiling hooks cost less than a thousandth of a step, so there are no steps without them.
     const OperatorClock clock;
     const double cpu = cpu_seconds(), wall = wall_seconds();
     training.step();
@@ -80,7 +80,7 @@ std::vector<BenchRatio> run_train_bench(const TrainBenchOptions& options, std::o
       *std::min_element(turns.begin(), turns.end(), [](const Turn& a, const Turn& b) { return a.cpu < b.cpu; });
   const double tokens = static_cast<double>(options.batch * options.context);
   const double flops = training.flops_per_token() * tokens;
-  // With several threads the hooks see the calling thread alone, so its share is only known for one.
+  // The hooks see only the calling thread, so the shares are known for one thread only.
   const bool whole = options.threads == 1;
   const double outside = 1 - (best.products + best.attention) / best.cpu;
 

@@ -1,4 +1,4 @@
-// What device.h gives for a CPU, in builds with CUDA and without.
+// The clock and facts of a CPU for device.h. Used by device_cpu.cc and device_cuda.cc.
 #pragma once
 
 #include "benchmarks/device.h"

@@ -234,7 +234,7 @@ class BenchTest(cli.CliTest):
         with open(self.path("broken.json"), "w") as f:
             f.write('{"format": "annulus-bench-1", ')
         self.assert_refused(3, "missing.json cannot be read", "bench", "compare", "missing.json", "broken.json")
-        self.assert_refused(3, "broken.json: this is no JSON", "bench", "compare", "broken.json", "broken.json")
+        self.assert_refused(3, "broken.json: this is not JSON", "bench", "compare", "broken.json", "broken.json")
         self.assert_refused(8, "folder of --json .*mkdir -p nowhere", "bench", "all", "--json", "nowhere/all.json")
 
     def test_an_unknown_benchmark_is_refused(self):

@@ -1,4 +1,4 @@
-// See comm.h.
+// Measures operations between ranks: run_comm_bench of comm.h.
 #include "benchmarks/comm/comm.h"
 
 #include <ATen/ops/tensor.h>
@@ -31,15 +31,15 @@ void check_mpi(int code, const char* call) {
   }
 }
 
-// What is measured: once by plain MPI, once by annulus, on the same tensors.
+// An operation to measure, by plain MPI (`raw`) and by annulus (`ours`) on the same tensors.
 struct Operation {
   std::string name;
-  int64_t bytes = 0;  // 0: of a barrier
+  int64_t bytes = 0;  // 0 for a barrier
   std::function<void()> raw, ours;
 };
 
 struct Costs {
-  std::vector<double> wall, cpu;  // seconds of an operation, of the slowest rank, and of all ranks together
+  std::vector<double> wall, cpu;  // seconds of one operation: wall time of the slowest rank, CPU time of all ranks
 };
 
 class Bench {
@@ -55,7 +55,7 @@ class Bench {
   Bench(const Bench&) = delete;
   Bench& operator=(const Bench&) = delete;
 
-  // In the order of the table; none where these ranks have no such neighbours.
+  // The operations of a part in the order of the table; none if these ranks have no such neighbours.
   std::vector<Operation> operations(const std::string& part) {
     if (part == "barrier") return {barrier()};
     std::vector<Operation> all;
@@ -78,7 +78,7 @@ class Bench {
     return all;
   }
 
-  // One turn: enough operations that the clock's steps do not matter.
+  // Measures one turn, which repeats the operation so often that the resolution of the clock does not matter.
   void measure(const Operation& operation, const std::function<void()>& run, Costs& costs) {
     const int64_t times = std::clamp<int64_t>((16 << 20) / std::max<int64_t>(operation.bytes, 1), 1, 200);
     world_.barrier({"bench", 0});
@@ -90,11 +90,11 @@ class Bench {
   }
 
  private:
-  // Whom a rank sends to and receives from; -1: nobody, of all ranks alike.
+  // The rank that this rank sends to and the one that it receives from; {-1, -1} on every rank if there are none.
   std::pair<int, int> neighbours(const std::string& part) const {
     const int size = world_.size(), rank = world_.rank();
     if (part == "exchange") return {(rank + 1) % size, (rank + size - 1) % size};
-    // Hosts with as many ranks each, of which each has neighbours.
+    // These parts need hosts with the same number of ranks each, numbered host by host.
     const RankHosts& hosts = world_.hosts();
     const int a_host = size / hosts.count();
     if (hosts.count() == 1 || a_host * hosts.count() != size) return {-1, -1};
@@ -201,7 +201,7 @@ std::string size_text(int64_t bytes) {
 
 double least(const std::vector<double>& costs) { return *std::min_element(costs.begin(), costs.end()); }
 
-// Of plain MPI's speed, for exchanges from this size on.
+// The goal: this share of plain MPI's speed, for exchanges of at least this many bytes.
 constexpr double kShare = 0.95;
 constexpr int64_t kGoalFrom = 1 << 20;
 
@@ -214,14 +214,15 @@ std::vector<std::string> comm_bench_parts() {
 
 std::vector<BenchRatio> run_comm_bench(const CommBenchOptions& options, Communicator& world, std::ostream& out) {
   if (world.size() < 2) {
-    throw Error(ErrorKind::kPlan, "bench", "messages need at least 2 ranks; use `annulus launch -n 2 bench comm`");
+    throw Error(ErrorKind::kPlan, "bench",
+                "messages need at least 2 ranks, but this job has 1; use `annulus launch -n 2 bench comm`");
   }
   Bench bench(options, world);
   for (const std::string& part : options.parts) {
     if (!bench.operations(part).empty()) continue;
     throw Error(ErrorKind::kPlan, "bench",
-                "\"" + part + "\" needs several hosts with as many neighbouring ranks each" +
-                    (part == "exchange inside hosts" ? ", of which there are two or more" : "") + ", but these are " +
+                "\"" + part + "\" needs several hosts with the same number of neighbouring ranks" +
+                    (part == "exchange inside hosts" ? ", at least two on each" : "") + ", but these are " +
                     std::to_string(world.size()) + " ranks on " + counted(world.hosts().count(), "host"));
   }
   std::vector<BenchRatio> ratios;

@@ -1,4 +1,4 @@
-// How long a job takes to start: see comm.h.
+// Measures how long a job takes to start: StartTimes and its functions in comm.h.
 #include <ATen/ops/tensor.h>
 #include <unistd.h>
 
@@ -25,14 +25,14 @@ constexpr std::array<std::pair<const char*, double StartTimes::*>, 5> kTimes = {
                                                                                  {"model", &StartTimes::model},
                                                                                  {"step", &StartTimes::step}}};
 
-// The kernel counts in ticks since the machine was started.
+// The start of this process in seconds of CLOCK_MONOTONIC. /proc gives it in clock ticks since the boot.
 double process_start() {
   std::ifstream file("/proc/self/stat");
   std::string text;
   std::getline(file, text);
-  std::istringstream fields(text.substr(text.rfind(')') + 1));  // the name of the program may hold anything
+  std::istringstream fields(text.substr(text.rfind(')') + 1));  // the program's name may contain spaces and parentheses
   std::string field;
-  constexpr int kStart = 20;  // behind the name
+  constexpr int kStart = 20;  // the number of the field "starttime", counted after the name
   for (int i = 0; i < kStart; ++i) fields >> field;
   const double since_boot = std::stod(field) / static_cast<double>(sysconf(_SC_CLK_TCK));
   return wall_seconds() - (seconds_of(CLOCK_BOOTTIME) - since_boot);

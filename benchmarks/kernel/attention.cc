@@ -1,4 +1,4 @@
-// See attention.h.
+// Implements attention.h.
 #include "benchmarks/kernel/attention.h"
 
 #include <ATen/Parallel.h>
@@ -26,8 +26,8 @@
 namespace annulus {
 namespace {
 
-constexpr int64_t kHeads = 2;    // of the usual shapes; LibTorch's operator and ours take one after the other
-constexpr int64_t kGrouped = 8;  // query heads of "grouped", 2 kv heads
+constexpr int64_t kHeads = 2;    // kv heads, and query heads except for "grouped"
+constexpr int64_t kGrouped = 8;  // query heads of "grouped"
 const std::vector<std::string> kDtypes = {"fp32", "bf16", "fp64"};
 
 struct Cell {
@@ -57,8 +57,8 @@ PatternSpec pattern_of(const Cell& cell) {
   return spec;
 }
 
-// Without options: what decides whether the kernel is as good as it should be, in some two minutes. With some: every
-// combination of them.
+// Without options, the shapes that the goals are stated for and some others, which take about two minutes. With
+// options, every combination of their values.
 std::vector<Cell> cells_of(const AttentionBenchOptions& o) {
   std::vector<Cell> cells;
   if (o.lengths.empty() && o.dims.empty() && o.masks.empty() && o.dtypes.empty()) {
@@ -92,7 +92,7 @@ std::vector<Cell> cells_of(const AttentionBenchOptions& o) {
   return cells;
 }
 
-// One direction of one side: CPU seconds of the turns that count.
+// One direction of one side, with the CPU seconds of the turns that count.
 struct Turns {
   std::vector<double> costs;
   double least() const { return *std::min_element(costs.begin(), costs.end()); }
@@ -105,7 +105,7 @@ struct Turns {
 
 struct Measured {
   Turns forward, backward, their_forward, their_backward;
-  double pairs = 0;  // of all heads
+  double pairs = 0;  // the (query, key) pairs that count, of all heads
 };
 
 Measured measure(const Cell& cell, double seconds) {
@@ -125,7 +125,7 @@ Measured measure(const Cell& cell, double seconds) {
   const auto heads_first = [](const at::Tensor& t) { return t.transpose(1, 2); };
   const bool causal = cell.mask == "causal";
   const double begin = wall_seconds();
-  // The first turn makes the plan and touches memory.
+  // The first turn does not count: it makes the plan and touches memory for the first time.
   for (int turn = 0; turn < 4 || wall_seconds() - begin < 2 * seconds; ++turn) {
     const bool counted = turn > 0;
     AttentionOutput out;
@@ -147,7 +147,7 @@ Measured measure(const Cell& cell, double seconds) {
   return m;
 }
 
-// The share of the FMA peak that fp32 should reach; nothing where no goal is stated.
+// The goal: the share of the FMA peak that a cell should reach; empty if there is no goal for it.
 std::optional<double> share_goal(const Cell& cell, bool backward) {
   if (!cell.dense() || cell.dtype != "fp32") return std::nullopt;
   const double less = backward ? 0.05 : 0;
@@ -192,7 +192,7 @@ std::vector<BenchRatio> run_attention_bench(const AttentionBenchOptions& options
   std::vector<BenchRatio> ratios;
   for (const Cell& cell : cells_of(options)) {
     const Measured m = measure(cell, options.seconds);
-    // The core's clock may have changed since.
+    // The core's clock rate may have changed since the peak was measured.
     const double now = cell.dtype == "fp64" ? wide_peak : std::max(peak, fma_flops(false));
     for (const bool backward : {false, true}) {
       const Turns& ours = backward ? m.backward : m.forward;

@@ -1,6 +1,6 @@
-// `annulus bench attention`: how close attention on one core comes to what the core can do, and to LibTorch's operator.
-// Forward and backward apart, over shapes, masks and dtypes, with the instructions that this process computes with
-// (ANNULUS_ISA). Called by program/bench_verb.cc.
+// `annulus bench attention`: compares attention on one core with the core's peak and with LibTorch's operator, forward
+// and backward separately, over shapes, masks and dtypes, with the instruction set that this process uses
+// (ANNULUS_ISA). Called by program/attention_word.cc.
 #pragma once
 
 #include <cstdint>
@@ -13,20 +13,21 @@
 namespace annulus {
 
 struct AttentionBenchOptions {
-  // Every combination of what is named; where one is empty, of its usual values.
+  // Every combination of these values is measured; an empty list stands for its usual values. If all are empty, a fixed
+  // choice of shapes is measured.
   std::vector<int64_t> lengths, dims;
   std::vector<std::string> masks, dtypes;
-  double seconds = 0.5;  // to measure for, for each cell and side
+  double seconds = 0.5;  // wall seconds to measure each cell for, for each side
 };
 
-// The masks that have a name here: "causal", "full", "window1024", "window256", "grouped" (causal, four query heads to
-// a kv head), "dilated", "blocks" (of 128, density 0.1), "dropout" (causal, a tenth of the pairs).
+// The names of the masks: "causal", "full", "window1024", "window256", "grouped" (causal, four query heads for each kv
+// head), "dilated", "blocks" (of 128, with density 0.1) and "dropout" (causal, drops a tenth of the pairs).
 const std::vector<std::string>& attention_bench_masks();
 
-// Refuses names that are none, Error(kUsage), and lengths that blocks do not divide, Error(kPlan).
+// Raises Error(kUsage) for an unknown mask or dtype, and Error(kPlan) for a length that does not fit the mask.
 void check(const AttentionBenchOptions& options);
 
-// One rank, one thread, no launcher. Prints a table, line by line as it is measured.
+// Runs on one rank and one thread, without a launcher. Prints each line of a table as soon as it is measured.
 std::vector<BenchRatio> run_attention_bench(const AttentionBenchOptions& options, std::ostream& out);
 
 }  // namespace annulus

@@ -1,4 +1,4 @@
-// See fma_peak.h.
+// Implements fma_peak.h, once for each instruction set.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "benchmarks/kernel/fma_peak.cc"
 #include "simd/versions.h"
@@ -26,16 +26,17 @@ namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Ten sums that do not wait for each other: two instructions at a time that take five cycles at most.
+// Adds up ten independent sums: enough for a core that starts two multiply-adds a cycle, each of which takes at most
+// five cycles.
 template <typename T>
 double flops() {
   const hn::ScalableTag<T> d;
   constexpr int64_t kSteps = 40000;
   const auto x = hn::Set(d, T(0.999)), y = hn::Set(d, T(0.5));
   double least = 1e9;
-  volatile T result = 0;  // keeps the sums
+  volatile T result = 0;  // keeps the compiler from removing the sums
   for (int turn = 0; turn < 8; ++turn) {
-    // Equal sums would be computed once.
+    // The sums begin with different values; the compiler would compute equal ones only once.
     auto a = hn::Set(d, T(1)), b = hn::Set(d, T(2)), c = hn::Set(d, T(3)), e = hn::Set(d, T(4)), f = hn::Set(d, T(5));
     auto g = hn::Set(d, T(6)), h = hn::Set(d, T(7)), i = hn::Set(d, T(8)), j = hn::Set(d, T(9)), k = hn::Set(d, T(10));
     const double begin = thread_cpu_seconds();

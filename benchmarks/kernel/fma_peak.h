@@ -1,12 +1,12 @@
-// How many multiplications and additions a core does at most, measured: what the CPU kernel is held against. Used by
-// attention.cc.
+// Measures the peak of a core, the most multiplications and additions that it computes in a second. attention.cc
+// compares the CPU kernel with it.
 #pragma once
 
 namespace annulus {
 
-// FLOP/s of fused multiply-adds on this thread, with the instructions that this process computes with
-// (simd/instruction_set.h): in fp32, or in fp64 with `wide`. Takes about a millisecond; disturbed, it says less than
-// there is.
+// FLOP/s of fused multiply-adds on this thread, with the instruction set that this process uses
+// (simd/instruction_set.h): in fp64 if `wide`, otherwise in fp32. Takes about a millisecond. The result is too small if
+// something else disturbs the core meanwhile. Thread safe.
 double fma_flops(bool wide);
 
 }  // namespace annulus

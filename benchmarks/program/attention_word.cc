@@ -1,4 +1,4 @@
-// `annulus bench attention`: its options.
+// The options of `annulus bench attention`; benchmarks/kernel/ measures.
 #include <CLI/CLI.hpp>
 #include <iostream>
 #include <memory>
@@ -15,7 +15,7 @@ class AttentionWord : public Word {
  public:
   CLI::App* declare(CLI::App& bench) override {
     CLI::App* const app = bench.add_subcommand(
-        "attention", "attention on one core, over what the core can do at most and over LibTorch's operator");
+        "attention", "attention on one core, compared with the core's peak and with LibTorch's operator");
     const auto add = [&](const char* name, auto& values, const std::string& help) {
       return app->add_option(name, values, help + "; may be given several times")->expected(1)->take_all();
     };
@@ -23,12 +23,12 @@ class AttentionWord : public Word {
     add("--dim,--head-dim", options_.dims, "head size")->check(CLI::PositiveNumber);
     add("--mask", options_.masks, "one of " + join(attention_bench_masks(), ", "));
     add("--dtype", options_.dtypes, "fp32, bf16 or fp64");
-    app->add_option("--seconds", options_.seconds, "to measure each cell for, for each side (default: 0.5)")
+    app->add_option("--seconds", options_.seconds, "seconds to measure each cell for, for each side (default: 0.5)")
         ->check(CLI::PositiveNumber);
     add_json(app, json_);
     app->footer(
-        "Without an option: a choice of shapes, masks and dtypes. The environment variable ANNULUS_ISA limits the\n"
-        "instructions of both sides: baseline, avx2 or avx512.\n"
+        "Without options it measures a choice of shapes, masks and dtypes. The environment variable ANNULUS_ISA\n"
+        "(baseline, avx2 or avx512) limits the vector instructions of both sides.\n"
         "Example:\n  ./annulus bench attention --length 1024 --dtype bf16");
     return app;
   }

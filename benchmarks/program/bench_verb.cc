@@ -1,5 +1,5 @@
-// annulus bench: measure, side by side with a baseline, in one run. Options only; the work is benchmarks/. Each word
-// (ring, train, ...) has options of its own.
+// The verb `annulus bench`, which compares costs with a baseline within one run, and the options of most of its
+// subcommands (ring, train, ...). The measuring itself is in benchmarks/ and its folders.
 #include <CLI/CLI.hpp>
 #include <iostream>
 #include <utility>
@@ -31,19 +31,19 @@ namespace {
 class RingWord : public Word {
  public:
   CLI::App* declare(CLI::App& bench) override {
-    CLI::App* const app = bench.add_subcommand(
-        "ring", "the ring's CPU seconds over those of one process, bytes, exposed communication, memory");
+    CLI::App* const app =
+        bench.add_subcommand("ring", "CPU seconds of a ring over those of one process; its bytes, waiting and memory");
     app->add_option("--length", length_, "tokens of the whole sequence (default: 8192)")->check(CLI::PositiveNumber);
     app->add_option("--heads", heads_, "query heads (default: 8)")->check(CLI::PositiveNumber);
     app->add_option("--kv-heads", kv_heads_, "kv heads (default: 8)")->check(CLI::PositiveNumber);
     app->add_option("--head-dim", head_dim_, "head size (default: 64)")->check(CLI::PositiveNumber);
-    app->add_option("--pattern", pattern_, "which keys a query sees (default: { kind = \"causal\" })");
+    app->add_option("--pattern", pattern_, "the keys that a query attends to (default: { kind = \"causal\" })");
     app->add_option("--layout", layout_, "contiguous, zigzag (default) or striped");
     app->add_option("--schedule", schedule_, "ring (default), all-gather, group-cast or auto");
     app->add_option("--repeats,--rounds", repeats_, "turns that count (default: 5)")->check(CLI::PositiveNumber);
     add_json(app, json_);
     app->footer(
-        "Starts its own 4 ranks where it is not started by launch.\n"
+        "It starts 4 ranks itself if `launch` has not started them.\n"
         "Example:\n  ./annulus bench ring");
     return app;
   }
@@ -85,7 +85,7 @@ class ShardWord : public Word {
  public:
   CLI::App* declare(CLI::App& bench) override {
     CLI::App* const app = bench.add_subcommand(
-        "shard", "a training step whose state the ranks share, over one whose ranks hold all of it each");
+        "shard", "a training step whose ranks share its state, compared with one whose ranks hold all of it");
     app->add_option("--layers", options_.layers, "layers (default: 4)")->check(CLI::PositiveNumber);
     app->add_option("--dim", options_.dim, "width, a multiple of 16 (default: 512)")->check(CLI::PositiveNumber);
     app->add_option("--length", options_.context, "tokens of a row (default: 1024)")->check(CLI::PositiveNumber);
@@ -94,7 +94,7 @@ class ShardWord : public Word {
         ->check(CLI::PositiveNumber);
     add_json(app, json_);
     app->footer(
-        "Starts its own 2 ranks where it is not started by launch.\n"
+        "It starts 2 ranks itself if `launch` has not started them.\n"
         "Example:\n  ./annulus bench shard");
     return app;
   }
@@ -121,13 +121,14 @@ class ShardWord : public Word {
 };
 
 constexpr const char* kBaselineHelp =
-    "a command that measures the same training elsewhere; its last line is JSON with \"cpu_s_per_1k_tok\"";
+    "a command that measures the same training in another program; the last line of its output is a JSON object with "
+    "\"cpu_s_per_1k_tok\"";
 
 class TrainWord : public Word {
  public:
   CLI::App* declare(CLI::App& bench) override {
     CLI::App* const app = bench.add_subcommand(
-        "train", "tokens per CPU second of a 3M-parameter Llama, and the share outside matrix products and attention");
+        "train", "tokens per CPU second for a 3M-parameter Llama; CPU time outside matrix products and attention");
     app->add_option("--repeats,--rounds", options_.steps, "steps that count (default: 5)")->check(CLI::PositiveNumber);
     app->add_option("--threads", options_.threads, "threads (default: 1)")->check(CLI::PositiveNumber);
     app->add_option("--baseline", options_.baseline, kBaselineHelp)->type_name("COMMAND");
@@ -152,13 +153,13 @@ class TrainWord : public Word {
 class OperatorWord : public Word {
  public:
   CLI::App* declare(CLI::App& bench) override {
-    CLI::App* const app =
-        bench.add_subcommand("operator", "what torch.ops.annulus.attention costs over the C++ call that it makes");
+    CLI::App* const app = bench.add_subcommand(
+        "operator", "the cost of torch.ops.annulus.attention over that of the C++ call that it makes");
     app->add_option("--length", options_.lengths, "tokens; may be given several times (default: 512 and 8192)")
         ->expected(1)
         ->take_all()
         ->check(CLI::PositiveNumber);
-    app->add_option("--seconds", options_.seconds, "to measure for, for each length (default: 10)")
+    app->add_option("--seconds", options_.seconds, "seconds to measure each length for (default: 10)")
         ->check(CLI::PositiveNumber);
     add_json(app, json_);
     app->footer("Example:\n  ./annulus bench operator");
@@ -181,16 +182,16 @@ class OperatorWord : public Word {
 class PatternsWord : public Word {
  public:
   CLI::App* declare(CLI::App& bench) override {
-    CLI::App* const app =
-        bench.add_subcommand("patterns", "what attention with each pattern costs over the same call without a mask");
-    app->add_option("--length", options_.length, "tokens (default: 16384; the goals are for these and more)")
+    CLI::App* const app = bench.add_subcommand(
+        "patterns", "the cost of attention with each pattern over that of the same call without a mask");
+    app->add_option("--length", options_.length, "tokens (default: 16384; the goals hold from there on)")
         ->check(CLI::PositiveNumber);
     app->add_option("--heads", options_.heads, "heads (default: 2)")->check(CLI::PositiveNumber);
     app->add_option("--dim,--head-dim", options_.head_dim, "head size (default: 64)")->check(CLI::PositiveNumber);
     app->add_option("--rounds,--repeats", options_.rounds, "rounds that count (default: 5)")
         ->check(CLI::PositiveNumber);
     app->add_option("--threads", options_.threads, "threads (default: 1)")->check(CLI::PositiveNumber);
-    app->add_option("--pattern", options_.patterns, "measure this one instead; may be given several times")
+    app->add_option("--pattern", options_.patterns, "measure this pattern instead; may be given several times")
         ->expected(1)
         ->take_all();
     add_json(app, json_);
@@ -220,10 +221,10 @@ class GpuWord : public Word {
  public:
   CLI::App* declare(CLI::App& bench) override {
     CLI::App* const app = bench.add_subcommand(
-        "gpu", "on a GPU: attention over LibTorch's operator, the ring's own work, patterns, training steps");
+        "gpu", "on a GPU: attention over LibTorch's operator, a ring over one call, patterns, training steps");
     app->add_option("--part", options_.parts,
-                    "measure this alone: dense, ring, patterns, train, longest; may be given several times (default: "
-                    "all; the last two with --config only)")
+                    "measure only this: dense, ring, patterns, train or longest; may be given several times (default: "
+                    "all, but train and longest only with --config)")
         ->expected(1)
         ->take_all();
     app->add_option("--length", length_, "tokens (default: 32768; dense: 8192, 16384, 32768)")
@@ -233,14 +234,15 @@ class GpuWord : public Word {
     app->add_option("--head-dim", head_dim_, "head size (default: 128)")->check(CLI::PositiveNumber);
     app->add_option("--ranks", options_.ranks, "ranks of the simulated ring (default: 8)")->check(CLI::PositiveNumber);
     app->add_option("--rounds,--repeats", rounds_, "rounds that count (default: 7)")->check(CLI::PositiveNumber);
-    app->add_option("--config", options_.config, "the model that train and longest take: a TOML file")
-        ->type_name("FILE");
-    app->add_option("--set", options_.sets, "override one key of it: --set model.layers=4 (may be repeated)")
+    app->add_option("--config", options_.config, "the TOML file of the model for train and longest")->type_name("FILE");
+    app->add_option("--set", options_.sets,
+                    "override one key of --config, as --set model.layers=4; may be given several times")
         ->allow_extra_args(false)
         ->type_name("KEY=VALUE");
-    app->add_option("--seconds", options_.longest_seconds, "longest: try no length that takes it beyond this")
+    app->add_option("--seconds", options_.longest_seconds,
+                    "longest tries no length that would take it beyond this many seconds")
         ->check(CLI::PositiveNumber);
-    app->add_option("--device", device_, "cuda (default), or cpu: tiny sizes, which test the program")
+    app->add_option("--device", device_, "cuda (default), or cpu: tiny sizes, which only test the program")
         ->check(CLI::IsMember({"cuda", "cpu"}));
     add_json(app, json_);
     app->footer(
@@ -258,8 +260,8 @@ class GpuWord : public Word {
     const bool cuda = device_ == "cuda";
     if (const std::string shortfall = cuda ? cuda_shortfall(1) : ""; !shortfall.empty()) {
       throw Error(ErrorKind::kUnavailable, "bench",
-                  "gpu measures on a GPU: " + shortfall +
-                      "; --device cpu runs tiny sizes on the CPU, which tests the program and measures nothing");
+                  "bench gpu needs a GPU: " + shortfall +
+                      "; with --device cpu it runs tiny sizes on the CPU, which only tests the program");
     }
     GpuBenchOptions options = gpu_bench_options(cuda ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU));
     options.parts = options_.parts;
@@ -288,15 +290,15 @@ class GpuWord : public Word {
 class AllWord : public Word {
  public:
   CLI::App* declare(CLI::App& bench) override {
-    CLI::App* const app = bench.add_subcommand("all", "ring, train and patterns, into one file");
+    CLI::App* const app = bench.add_subcommand("all", "ring, train and patterns, with their ratios in one file");
     add_json(app, json_);
     app->get_option("--json")->required();
-    app->add_option("--length", length_, "tokens of ring and patterns (default: that of each)")
+    app->add_option("--length", length_, "tokens of ring and patterns (default: each one's own)")
         ->check(CLI::PositiveNumber);
     app->add_option("--rounds,--repeats", rounds_, "rounds that count (default: 5)")->check(CLI::PositiveNumber);
     app->add_option("--baseline", baseline_, std::string("for train: ") + kBaselineHelp)->type_name("COMMAND");
     app->footer(
-        "Without mpirun the ring is left out, without --baseline the comparison of training.\n"
+        "Without mpirun it leaves the ring out, and without --baseline the comparison of training.\n"
         "Example:\n  ./annulus bench all --json bench.json");
     return app;
   }
@@ -328,7 +330,7 @@ class AllWord : public Word {
     to.insert(to.end(), std::make_move_iterator(from.begin()), std::make_move_iterator(from.end()));
   }
 
-  // In ranks of its own, which leave their ratios in a file.
+  // Starts ranks of its own for the ring; they write their ratios to a file.
   int add_ring(std::vector<BenchRatio>& ratios) const {
     const ScratchFolder scratch;
     LaunchOptions launch;
@@ -354,14 +356,14 @@ class AllWord : public Word {
 class CompareWord : public Word {
  public:
   CLI::App* declare(CLI::App& bench) override {
-    CLI::App* const app = bench.add_subcommand("compare", "which ratios got worse from one file to another");
-    app->add_option("OLD", before_, "a file that --json wrote")->required();
-    app->add_option("NEW", after_, "another")->required();
-    app->add_option("--margin", margin_, "share of the old ratio that it may change (default: 0.1)")
+    CLI::App* const app = bench.add_subcommand("compare", "show which ratios got worse from one file to another");
+    app->add_option("OLD", before_, "the earlier file that --json wrote")->required();
+    app->add_option("NEW", after_, "the later one")->required();
+    app->add_option("--margin", margin_, "the share of the old ratio by which it may change (default: 0.1)")
         ->check(CLI::Range(0.0, 100.0));
     app->footer(
-        "A ratio got worse when it grew by more than the margin and the larger spread of both together; then the exit\n"
-        "code is 10.\n"
+        "A ratio got worse if it grew by more than the margin plus the larger spread of the two. The exit code\n"
+        "is 10 if any did.\n"
         "Example:\n  ./annulus bench compare old.json new.json --margin 0.05");
     return app;
   }
@@ -385,7 +387,7 @@ class BenchVerb : public Verb {
     app.require_subcommand(0, 1);
     for (auto& word : words_) word.app = word.word->declare(app);
     app.footer(
-        "`annulus bench WORD --help` shows the options of each.\n"
+        "`annulus bench BENCHMARK --help` shows the options of each.\n"
         "Example:\n  ./annulus bench ring");
   }
 
@@ -400,7 +402,7 @@ class BenchVerb : public Verb {
       names.pop_back();
       throw Error(
           ErrorKind::kUsage, "bench",
-          "bench needs a word that says what: " + join(names, ", ") + " or " + last + "; example: annulus bench ring");
+          "expected a benchmark, one of " + join(names, ", ") + " or " + last + "; example: annulus bench ring");
     }
     chosen_->check();
   }

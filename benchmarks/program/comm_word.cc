@@ -1,4 +1,4 @@
-// `annulus bench comm`: options only; the work is benchmarks/comm/.
+// The options of `annulus bench comm`; benchmarks/comm/ measures.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
@@ -24,25 +24,26 @@ class CommWord : public Word {
  public:
   CLI::App* declare(CLI::App& bench) override {
     CLI::App* const app = bench.add_subcommand(
-        "comm", "exchanges and collectives between ranks over those of plain MPI, and how long a job takes to start");
+        "comm", "exchanges and collectives between ranks compared with plain MPI, and how long a job takes to start");
     app->add_option("--part", options_.parts,
-                    "measure this alone; may be given several times (default: all): " + join(comm_bench_parts(), ", "))
+                    "measure only this; may be given several times (default: all): " + join(comm_bench_parts(), ", "))
         ->expected(1)
         ->take_all()
         ->check(CLI::IsMember(comm_bench_parts()));
-    app->add_option("--smallest", options_.smallest, "bytes, a multiple of 4 (default: 1024)")
+    app->add_option("--smallest", options_.smallest, "bytes of the smallest message, a multiple of 4 (default: 1024)")
         ->check(CLI::PositiveNumber);
-    app->add_option("--largest", options_.largest, "bytes, at most 4 GiB (default: 67108864)")
+    app->add_option("--largest", options_.largest, "bytes of the largest message, at most 4 GiB (default: 67108864)")
         ->check(CLI::PositiveNumber);
     app->add_option("--rounds,--repeats", options_.rounds, "turns that count (default: 7)")->check(CLI::PositiveNumber);
-    CLI::Option* const start = app->add_flag(
-        "--start", start_, "instead: from `launch` to the first step over 2 and 8 ranks, and where it goes");
-    app->add_option("--start-times", times_, "")->group("");  // of a rank of --start: the file that it writes
+    CLI::Option* const start =
+        app->add_flag("--start", start_,
+                      "measure instead the time from `launch` to the first step over 2 and 8 ranks, and its stages");
+    app->add_option("--start-times", times_, "")->group("");  // for ranks of --start: the file to write
     add_json(app, json_);
     for (const char* ignored : {"--part", "--smallest", "--largest", "--json"})
       start->excludes(app->get_option(ignored));
     app->footer(
-        "Starts its own 2 ranks where it is not started by launch.\n"
+        "It starts 2 ranks itself if `launch` has not started them.\n"
         "Examples:\n  ./annulus bench comm\n  ./annulus bench comm --start");
     return app;
   }
@@ -50,7 +51,7 @@ class CommWord : public Word {
   void check() override {
     if (options_.smallest % 4 != 0 || options_.largest < options_.smallest) {
       throw Error(ErrorKind::kUsage, "bench",
-                  "comm: expected a --smallest that is a multiple of 4 and a --largest that is no smaller, but got " +
+                  "comm: expected a --smallest that is a multiple of 4 and a --largest of at least that, but got " +
                       std::to_string(options_.smallest) + " and " + std::to_string(options_.largest));
     }
     constexpr int64_t kMost = int64_t{4} << 30;  // plain MPI counts floats in an int
@@ -70,7 +71,7 @@ class CommWord : public Word {
     }
     if (start_) {
       throw Error(ErrorKind::kUsage, "bench",
-                  "comm --start starts ranks of its own; run it without launch: ./annulus bench comm --start");
+                  "comm --start starts its ranks itself; run it without launch: ./annulus bench comm --start");
     }
     Job job = bootstrap({.fingerprint = {{"version", kVersion}, {"benchmark", "comm"}}});
     if (!times_.empty()) {
@@ -91,7 +92,7 @@ class CommWord : public Word {
     return launch;
   }
 
-  // Of each number of ranks the start that took the least; `own`: of this process.
+  // Prints the fastest start for each number of ranks. `own` holds the times of this process, the launcher.
   int measure_starts(const StartTimes& own) const {
     const ScratchFolder scratch;
     const std::string path = scratch.file("start.json");

@@ -1,6 +1,6 @@
-// The program annulus_bench: the verb `bench`, `launch` to start ranks of it, and what a survey of the hosts of these
-// starts. A program of its own, so that the one that trains neither holds benchmarks nor waits for their build;
-// `annulus bench` becomes it (launcher/program.h).
+// The program annulus_bench. It has the verb `bench`, the verb `launch`, which starts its ranks, and the hidden verbs
+// that a survey of their hosts starts. It is a program of its own, so that the program that trains neither contains
+// benchmarks nor waits until they are built. `annulus bench` executes it (launcher/program.h).
 #include <memory>
 #include <vector>
 

@@ -1,4 +1,4 @@
-// See word.h.
+// Implements what word.h declares for all subcommands.
 #include "benchmarks/program/word.h"
 
 #include <cstdlib>
@@ -27,14 +27,15 @@ void refuse_ranks(const char* word) {
   const LaunchInfo info = launch_info();
   if (info.launched && info.size > 1) {
     throw Error(ErrorKind::kUsage, "bench",
-                std::string(word) + " measures one rank; run it without launch: ./annulus bench " + word);
+                std::string(word) + " runs on one rank; run it without launch: ./annulus bench " + word);
   }
 }
 
 ScratchFolder::ScratchFolder() {
   path_ = (std::filesystem::temp_directory_path() / "annulus-bench-XXXXXX").string();
   if (mkdtemp(path_.data()) == nullptr) {
-    throw Error(ErrorKind::kResource, "bench", "cannot make the folder " + path_ + "; TMPDIR names another place");
+    throw Error(ErrorKind::kResource, "bench",
+                "cannot make the folder " + path_ + "; set TMPDIR to a folder that can be written");
   }
 }
 

@@ -1,5 +1,6 @@
-// One word of `bench` (ring, train, ...), and what words have in common. Each is declared, checked and run as a verb is
-// (launcher/verb.h). Most are in bench_verb.cc, the others in files of their own.
+// Word is a subcommand of `bench`, such as ring or train. Like a verb (launcher/verb.h) it is declared, checked and
+// run. This header also has what the subcommands share. Most of them are in bench_verb.cc, the others in
+// attention_word.cc and comm_word.cc.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -16,22 +17,23 @@ class Word {
   virtual ~Word() = default;
   virtual CLI::App* declare(CLI::App& bench) = 0;
   virtual void check() {}
-  virtual std::string device() const { return "cpu"; }  // as Verb::device
+  virtual std::string device() const { return "cpu"; }  // see Verb::device
   virtual int run() = 0;
 };
 
 std::unique_ptr<Word> make_attention_word();
 std::unique_ptr<Word> make_comm_word();
 
-// --json FILE. check_json raises before minutes are spent on what cannot be written.
+// The option --json FILE. check_json raises Error(kUsage or kResource) if the file cannot be written, before minutes
+// are spent on measuring. These functions do nothing if the path is empty.
 void add_json(CLI::App* app, std::string& path);
 void check_json(const std::string& path);
 void write_json(const std::string& path, std::vector<BenchRatio> ratios);
 
-// Error(kUsage) inside a job of several ranks.
+// Raises Error(kUsage) in a job of several ranks.
 void refuse_ranks(const char* word);
 
-// A folder for the file that another process of this program writes.
+// A temporary folder, for files that other processes of this program write. Its destructor removes it.
 class ScratchFolder {
  public:
   ScratchFolder();

@@ -1,4 +1,4 @@
-// See compare.h.
+// Implements compare.h.
 #include "benchmarks/report/compare.h"
 
 #include <algorithm>
@@ -108,7 +108,7 @@ std::vector<std::string> compare_reports(const BenchReport& before, const BenchR
   out.flush();
   if (compared == 0) {
     throw Error(ErrorKind::kInput, "bench",
-                "there is nothing to compare: no ratio is in both files and measured at the same settings");
+                "there is nothing to compare: expected a ratio that both files have, measured at the same settings");
   }
   return worse;
 }

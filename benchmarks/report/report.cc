@@ -1,4 +1,4 @@
-// See report.h.
+// Implements report.h.
 #include "benchmarks/report/report.h"
 
 #include <ATen/Version.h>
@@ -26,7 +26,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr const char* kFormat = "annulus-bench-1";
 
-// The quantile of sorted numbers, linear between neighbours.
+// A quantile of sorted numbers, interpolated linearly between neighbours.
 double quantile(const std::vector<double>& sorted, double share) {
   const double at = share * static_cast<double>(sorted.size() - 1);
   const auto below = static_cast<size_t>(at);
@@ -49,30 +49,30 @@ class Reader {
 
   [[noreturn]] void refuse(const std::string& what) const {
     throw Error(ErrorKind::kInput, "bench",
-                source_ + ": " + what + "; a file that `annulus bench all --json FILE` wrote is expected");
+                source_ + ": " + what + "; expected a file that `annulus bench ... --json FILE` wrote");
   }
   const Json& at(const Json& object, const char* key, const std::string& where) const {
-    if (!object.is_object()) refuse(where + " is no object");
+    if (!object.is_object()) refuse(where + " is not an object");
     const auto found = object.find(key);
     if (found == object.end()) refuse(where + " has no \"" + key + "\"");
     return *found;
   }
   std::string string(const Json& object, const char* key, const std::string& where) const {
     const Json& value = at(object, key, where);
-    if (!value.is_string()) refuse("\"" + std::string(key) + "\" of " + where + " is no string");
+    if (!value.is_string()) refuse("\"" + std::string(key) + "\" of " + where + " is not a string");
     return value.get<std::string>();
   }
   double number(const Json& object, const char* key, const std::string& where) const {
     const Json& value = at(object, key, where);
     if (!value.is_number() || !std::isfinite(value.get<double>()) || value.get<double>() < 0) {
-      refuse("\"" + std::string(key) + "\" of " + where + " is no number of at least 0");
+      refuse("\"" + std::string(key) + "\" of " + where + " is not a number of at least 0");
     }
     return value.get<double>();
   }
   int64_t count(const Json& object, const char* key, const std::string& where) const {
     const double value = number(object, key, where);
     if (value < 1 || value > 1e9 || value != std::floor(value)) {
-      refuse("\"" + std::string(key) + "\" of " + where + " is no whole number of at least 1");
+      refuse("\"" + std::string(key) + "\" of " + where + " is not a whole number of at least 1");
     }
     return static_cast<int64_t>(value);
   }
@@ -107,7 +107,7 @@ Json json_of(const BenchRatio& ratio) {
 std::string BenchMachine::text() const { return std::to_string(cores) + (cores == 1 ? " core, " : " cores, ") + isa; }
 
 BenchReport report_of(std::vector<BenchRatio> ratios) {
-  // Of the whole machine: a rank that writes it may be bound to a part.
+  // Counts the cores of the whole machine, because the rank that writes the report may be bound to some of them.
   const int64_t cores = std::max<int64_t>(1, sysconf(_SC_NPROCESSORS_ONLN));
   return {{cores, at::get_cpu_capability()}, kVersion, now(), std::move(ratios)};
 }
@@ -126,7 +126,7 @@ void write_report(const BenchReport& report, const std::string& path) {
 BenchReport parse_report(std::string_view text, const std::string& source) {
   const Reader read(source);
   const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (json.is_discarded()) read.refuse("this is no JSON");
+  if (json.is_discarded()) read.refuse("this is not JSON");
   if (const std::string format = read.string(json, "format", "the file"); format != kFormat) {
     read.refuse("its format is \"" + format + "\", not \"" + kFormat + "\"");
   }
@@ -136,14 +136,14 @@ BenchReport parse_report(std::string_view text, const std::string& source) {
   const Json& machine = read.at(json, "machine", "the file");
   report.machine = {read.count(machine, "cores", "\"machine\""), read.string(machine, "isa", "\"machine\"")};
   const Json& ratios = read.at(json, "ratios", "the file");
-  if (!ratios.is_array()) read.refuse("\"ratios\" is no list");
+  if (!ratios.is_array()) read.refuse("\"ratios\" is not a list");
   std::set<std::string> names;
   for (const Json& entry : ratios) {
     const std::string nth = "ratio " + std::to_string(report.ratios.size() + 1);
     BenchRatio r;
     r.name = read.string(entry, "name", nth);
     const std::string where = "\"" + r.name + "\"";
-    if (!names.insert(r.name).second) read.refuse(where + " is there twice");
+    if (!names.insert(r.name).second) read.refuse(where + " occurs twice");
     r.settings = read.string(entry, "settings", where);
     r.ratio = read.number(entry, "ratio", where);
     r.low = read.number(entry, "low", where);
@@ -160,11 +160,11 @@ BenchReport read_report(const std::string& path) {
   errno = 0;
   std::ifstream in(path, std::ios::binary);
   std::ostringstream text;
-  // A folder opens and fails at the first byte.
+  // Opening a folder succeeds; reading its first byte fails.
   if (!in || !(text << in.rdbuf())) {
     throw Error(kind_of_errno(errno), "bench",
                 path + " cannot be read: " + (errno != 0 ? std::strerror(errno) : "it is empty") +
-                    "; a file that `annulus bench all --json FILE` wrote is expected");
+                    "; expected a file that `annulus bench ... --json FILE` wrote");
   }
   return parse_report(text.str(), path);
 }

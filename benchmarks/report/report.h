@@ -1,5 +1,6 @@
-// What benchmarks leave behind: ratios of costs from one run each, with their spread, and a JSON file of them that a
-// later run is compared with (compare.h). Written by `annulus bench ... --json F`; the format: docs/formats.md.
+// The report of a benchmark: ratios of costs with their spread, each from one run, and the JSON file of them with which
+// a later run is compared (compare.h). `annulus bench ... --json F` writes it; docs/formats.md describes the format.
+// Used by all benchmarks.
 #pragma once
 
 #include <cstdint>
@@ -11,12 +12,12 @@
 
 namespace annulus {
 
-// A cost over that of a baseline measured in turn with it, in the same run. Lower is better.
+// A cost divided by that of a baseline, both measured in turn in the same run. Lower is better.
 struct BenchRatio {
-  std::string name;      // "patterns/causal": what is compared over versions
-  std::string settings;  // sizes and the like: ratios of different settings are not compared
+  std::string name;      // such as "patterns/causal"; ratios of the same name are compared between versions
+  std::string settings;  // sizes and the like; ratios measured at different settings are not compared
   double ratio = 0;      // least cost of all rounds over the baseline's least
-  double low = 0;        // quartiles of the rounds' own ratios
+  double low = 0;        // lower and upper quartile of the ratios of the single rounds
   double high = 0;
   int64_t rounds = 0;
   std::optional<double> goal;  // the ratio should be at most this
@@ -24,16 +25,17 @@ struct BenchRatio {
   bool met() const { return !goal || ratio <= *goal; }
 };
 
-// From the costs of each round. Both of the same size, at least 1, costs of the baseline above 0.
+// The ratio from the costs of each round. Both lists have the same size, at least 1, and all costs of the baseline are
+// above 0.
 BenchRatio ratio_of(std::string name, std::string settings, const std::vector<double>& costs,
                     const std::vector<double>& baseline, std::optional<double> goal = std::nullopt);
 
-// As it stands in the file.
+// The ratio as an entry of the file.
 nlohmann::ordered_json json_of(const BenchRatio& ratio);
 
 struct BenchMachine {
   int64_t cores = 0;
-  std::string isa;  // what LibTorch's kernels use: "AVX512"
+  std::string isa;  // the instruction set of LibTorch's kernels, such as "AVX512"
 
   std::string text() const;  // "4 cores, AVX512"
   friend bool operator==(const BenchMachine&, const BenchMachine&) = default;
@@ -46,14 +48,15 @@ struct BenchReport {
   std::vector<BenchRatio> ratios;
 };
 
-// Of this machine, this version and now.
+// A report of these ratios with this machine, this version and the current time.
 BenchReport report_of(std::vector<BenchRatio> ratios);
 
-// Replaces the file whole. Raises Error(kResource), Error(kUsage) where it is no regular file.
+// Replaces the file as a whole. Raises Error(kResource) if it cannot be written, Error(kUsage) if the path is not a
+// regular file.
 void write_report(const BenchReport& report, const std::string& path);
 
-// Raises Error(kInput) naming the file and the place: missing, no JSON, not of this format, a name twice, a number
-// that is no cost.
+// Raises Error(kInput), naming the file and the place, if the file is missing or not JSON, has another format or a name
+// twice, or holds a number that cannot be a cost. parse_report takes the text, and `source` as the name of the file.
 BenchReport read_report(const std::string& path);
 BenchReport parse_report(std::string_view json, const std::string& source);
 

@@ -76,14 +76,14 @@ TEST(BenchReport, ComesBackFromItsFile) {
 TEST(BenchReport, WhatIsNoReportIsRefusedWithItsPlace) {
   const std::string good = R"({"name": "a", "settings": "", "ratio": 1, "low": 1, "high": 2, "rounds": 3})";
   EXPECT_EQ(refusal(with_ratios(good)), "");
-  EXPECT_NE(refusal("").find("F.json: this is no JSON"), std::string::npos);
-  EXPECT_NE(refusal("{\"format\": ").find("no JSON"), std::string::npos);
-  EXPECT_NE(refusal("[1]").find("is no object"), std::string::npos);
+  EXPECT_NE(refusal("").find("F.json: this is not JSON"), std::string::npos);
+  EXPECT_NE(refusal("{\"format\": ").find("not JSON"), std::string::npos);
+  EXPECT_NE(refusal("[1]").find("is not an object"), std::string::npos);
   EXPECT_NE(refusal("{}").find("has no \"format\""), std::string::npos);
   EXPECT_NE(refusal(R"({"format": "other"})").find("its format is \"other\""), std::string::npos);
   EXPECT_NE(refusal(R"({"format": "annulus-bench-1", "version": 1})").find("\"version\""), std::string::npos);
-  EXPECT_NE(refusal(with_ratios("7")).find("ratio 1 is no object"), std::string::npos);
-  EXPECT_NE(refusal(with_ratios(good + "," + good)).find("\"a\" is there twice"), std::string::npos);
+  EXPECT_NE(refusal(with_ratios("7")).find("ratio 1 is not an object"), std::string::npos);
+  EXPECT_NE(refusal(with_ratios(good + "," + good)).find("\"a\" occurs twice"), std::string::npos);
   for (const auto& [key, value] : std::vector<std::pair<std::string, std::string>>{
            {"ratio", "-1"}, {"ratio", "\"1\""}, {"ratio", "1e999"}, {"low", "3"}, {"rounds", "0"}, {"rounds", "1.5"}}) {
     std::string bad = good;
