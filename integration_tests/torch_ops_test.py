@@ -444,7 +444,7 @@ class TorchOps(unittest.TestCase):
 
     def test_timeouts_are_numbers_of_seconds(self):
         for seconds in (0, -1.0, float("nan"), 1e9):
-            with self.assertRaisesRegex(RuntimeError, "a timeout is a number of seconds from 0.1 to 31536000, got "):
+            with self.assertRaisesRegex(RuntimeError, "expected a timeout from 0.1 to 31536000 seconds, but got "):
                 load(timeout=seconds)
         load(timeout=300)
 

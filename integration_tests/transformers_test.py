@@ -138,7 +138,7 @@ class Transformers(unittest.TestCase):
 
     def test_batches_are_checked(self):
         batch = models.batch(False)
-        with self.assertRaisesRegex(annulus.AnnulusError, "but has \\['pixels'\\]"):
+        with self.assertRaisesRegex(annulus.AnnulusError, "but it has \\['pixels'\\]"):
             annulus.transformers.shard_batch(batch | {"pixels": torch.ones(1)})
         with self.assertRaisesRegex(annulus.AnnulusError, "attention_mask has padding"):
             annulus.transformers.shard_batch(batch | {"attention_mask": torch.zeros(2, models.LENGTH)})

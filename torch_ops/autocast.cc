@@ -1,5 +1,5 @@
-// torch.autocast for torch.ops.annulus.attention: the rule of PyTorch's own attention, by which mixed dtypes become
-// those of the region. A file of its own, because the header for it is large.
+// torch.autocast for torch.ops.annulus.attention, by the rule of PyTorch's own attention: q, k and v become tensors of
+// the region's dtype. It is a file of its own because PyTorch's header for autocast is large.
 #include <ATen/autocast_mode.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -19,8 +19,8 @@ using at::Tensor;
 
 template <typename... P>
 struct Autocast {
-  // To the region's dtype, unless one of q, k and v is fp64: who computes in that means it. Casts are seen by autograd,
-  // so gradients have the dtypes of what was given.
+  // Casts q, k and v to the region's dtype unless one of them is fp64, which a user chooses on purpose. Autograd sees
+  // the casts, so gradients have the dtypes of the given tensors.
   template <at::DeviceType device>
   static Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, P... p,
                           const std::optional<Tensor>& cu_seqlens) {

@@ -1,4 +1,4 @@
-// See call.h.
+// Implements call.h.
 #include "torch_ops/call.h"
 
 #include <c10/util/StringUtil.h>
@@ -23,8 +23,8 @@ namespace {
 
 using at::Tensor;
 
-// Without the layer, which one rank may say otherwise than another: the ranks hear of each other's errors only where
-// they say that they do the same.
+// The label of the collective operations. It leaves out the layer, in which ranks might differ by mistake: ranks learn
+// of each other's errors only if their labels are equal.
 constexpr const char* kLabel = "torch.ops.annulus.attention";
 
 bool reads_a_file(const PatternSpec& p) {
@@ -32,7 +32,7 @@ bool reads_a_file(const PatternSpec& p) {
          std::any_of(p.members.begin(), p.members.end(), reads_a_file);
 }
 
-// With the block maps of files, which are read once for each shape.
+// The pattern with block maps read from files; they are read once for each shape and cached.
 PatternSpec with_block_maps(const std::string& text, const PatternSpec& pattern, const AttentionShape& s) {
   static NamedCache<PatternSpec> cache("block maps");
   const std::string key =
@@ -41,15 +41,15 @@ PatternSpec with_block_maps(const std::string& text, const PatternSpec& pattern,
       key, [&] { return read_block_maps(pattern, s); }, [](const PatternSpec& p) { return p.bytes(); });
 }
 
-// Also of sizes that are symbols.
+// The shape as text, such as "[1,16,8,64]"; its sizes may be symbolic.
 std::string shape_text(const Tensor& t) {
   std::ostringstream text;
   for (int64_t i = 0; i < t.dim(); ++i) text << (i == 0 ? "[" : ",") << t.sym_size(i);
   return (t.dim() == 0 ? "[" : text.str()) + "]";
 }
 
-// The lengths of the documents that these boundaries delimit. Boundaries that are equal delimit none: lists of a fixed
-// length end with such.
+// The lengths of the documents that these boundaries delimit: [0, 3, 8] gives 3 and 5. Equal boundaries delimit no
+// document, because lists of a fixed length are padded with them: [0, 3, 8, 8] gives the same.
 std::vector<int64_t> document_lengths(const Tensor& cu_seqlens) {
   const Tensor here = cu_seqlens.to(at::kCPU, at::kLong).contiguous();
   const int64_t* const bound = here.const_data_ptr<int64_t>();
@@ -75,7 +75,7 @@ void require_end(const std::vector<int64_t>& documents, const AttentionShape& sh
 
 PatternSpec within_documents(PatternSpec pattern, const std::vector<int64_t>& lengths) {
   require(pattern.documents.empty(),
-          "cu_seqlens gives the documents, and the pattern names documents as well: leave one of them out; the pattern "
+          "both cu_seqlens and the pattern name documents: leave them out of one of the two; the pattern "
           "is " +
               pattern.text());
   if (!lengths.empty()) pattern.documents = {lengths};
@@ -167,7 +167,7 @@ AttentionCall make_call(const Tensor& q, const Tensor& k, const Tensor& v, const
                 "q, k and v must be on the CPU or a CUDA device, but are on " + q.device().str());
         require(q.is_cpu() || !settings.group.empty() || comm.size() == 1,
                 "q, k and v are on " + q.device().str() +
-                    ", and the ranks of mpirun exchange tensors on the CPU alone: start the processes with torchrun "
+                    ", but the ranks of mpirun exchange tensors on the CPU only: start the processes with torchrun "
                     "and pass the name of their process group as group");
         require(settings.dropout >= 0 && settings.dropout < 1,
                 "dropout must be at least 0 and below 1, but is " + std::to_string(settings.dropout));
@@ -207,7 +207,7 @@ AttentionCall make_call(const Tensor& q, const Tensor& k, const Tensor& v, const
                         .k_len = 0,
                         .query_offset = settings.query_offset.expect_int()};
   place_sequence(call.request, parts);
-  if (packed) require_end(documents, call.request.shape);  // alike on every rank
+  if (packed) require_end(documents, call.request.shape);  // the same on every rank
   call.request.pattern = std::move(given);
   if (!reads_a_file(call.request.pattern)) return call;
   agree_on_call(

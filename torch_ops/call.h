@@ -1,5 +1,5 @@
-// What a call of attention is given beside its tensors, and how it becomes a call that all ranks mean alike. Used by
-// the operators.
+// The settings of an attention call beside its tensors, and make_call, which turns tensors and settings into a call
+// that all ranks agree on. Used by autocast.cc, collectives.cc, operators.cc and reports.cc.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,7 +15,7 @@
 
 namespace annulus::torch_ops {
 
-// In the order of the operators' schemas (WithSettings).
+// The arguments of attention beside its tensors, in the order of the operators' schemas.
 struct Settings {
   std::string pattern, group, layout, schedule;
   double scale = 0, dropout = 0;
@@ -24,32 +24,35 @@ struct Settings {
   c10::SymInt first_row, query_offset;
 };
 
-// Use<...> of the types of Settings: signatures of operators have them as they stand in the schemas.
+// Use<...> with the types of Settings, for operators whose signatures list them as the schemas do.
 template <template <typename...> class Use>
 using WithSettings = Use<std::string, std::string, std::string, std::string, double, double, c10::SymInt, c10::SymInt,
                          int64_t, c10::SymInt, c10::SymInt>;
 
-// Error(kUsage) of this room.
+// Raises Error(kUsage) with this message unless `ok`.
 void require(bool ok, const std::string& message);
 
-// What holds for the tensors that attention takes, whether they have content or are shapes alone: of tensors on meta,
-// nothing else is ever looked at, and where one of them is there, nothing is computed.
+// Checks shapes, dtypes, devices and layouts of the tensors that attention takes: q [batch, n, heads, head size], k and
+// v [batch, m, kv heads, head size], cu_seqlens [documents + 1]. Raises Error(kUsage). Tensors on the device meta get
+// no other check than this.
 void require_tensors(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                      const std::optional<at::Tensor>& cu_seqlens);
 
-// Of a pattern's text: users pass the same one at every call.
+// The parsed pattern of a text, from a cache, because users pass the same text at every call. Raises Error(kUsage).
 std::shared_ptr<const PatternSpec> pattern_of(const std::string& text);
 
-// The pattern of a text and of the documents that cu_seqlens delimits, with the block maps of files, for one shape.
+// The pattern of a text for one shape, with the documents that cu_seqlens delimits and with block maps read from files.
 PatternSpec pattern_for(const std::string& text, const std::optional<at::Tensor>& cu_seqlens,
                         const AttentionShape& shape);
 
-// Sets the lengths of the ranks' parts of the request's ranks. Error(kPlan) where its layout does not deal such.
+// Sets the length of each rank's part of the sequence in the request. Raises Error(kUsage) if there is not one length
+// for each rank or their sum is wrong, Error(kPlan) if the layout cannot have such parts.
 void place_parts(PlanRequest& request, const std::vector<int64_t>& lengths);
 
-// The call of all ranks of `comm`, which is that of the settings' group. Collective: what is wrong on one rank, or not
-// the same on all, is raised on all of them. `direction`: "forward" or "backward"; ranks that are not in the same one
-// are told. keep_last: this rank can keep what it holds last for its backward; a plan keeps it where all ranks can.
+// The attention call of all ranks of `comm`, the communicator of the settings' group. Collective: an error on one rank,
+// or a difference between ranks, is raised on all of them. `direction` is "forward" or "backward" and must be the same
+// on all ranks. `keep_last` says whether this rank can keep the keys and values that it holds last for its backward;
+// the plan keeps them if all ranks can.
 AttentionCall make_call(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                         const std::optional<at::Tensor>& cu_seqlens, const Settings& settings, bool keep_last,
                         const char* direction, Communicator& comm);

@@ -1,5 +1,5 @@
-// torch.ops.annulus for the program around attention: the sum over all ranks, of gradients and losses, who this rank
-// is, and how long an operation between ranks may take.
+// Operators of torch.ops.annulus for the program around attention: all_reduce, which sums gradients and losses over all
+// ranks; rank and size; and set_timeout, the deadline of operations between ranks. python/annulus calls them.
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
@@ -20,7 +20,8 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// What one rank cannot take is raised on all: the others would sum it up with what this one brings next.
+// An error on one rank is raised on all of them. Otherwise the other ranks would add their tensors to those of the next
+// call of this rank.
 Tensor all_reduce_plain(const Tensor& x, std::string group) {
   const Turn turn = take_turn(group, x);
   const c10::OptionalDeviceGuard guard(at::device_of(x));
@@ -51,8 +52,8 @@ Tensor all_reduce(const Tensor& x, const std::string& group) {
   return handle.call(x, group);
 }
 
-// What is differentiated is the sum of all ranks' losses: each of them depends on the sum, so its gradient is the sum
-// of theirs. Collective, as the forward is.
+// Autograd differentiates the sum of all ranks' losses. Each loss depends on the sum that all_reduce returns, so the
+// gradient of x is the sum of the ranks' gradients. The backward is collective, as the forward is.
 class AllReduceNode : public torch::autograd::Function<AllReduceNode> {
  public:
   static Tensor forward(AutogradContext* context, const Tensor& x, const std::string& group) {
@@ -72,11 +73,11 @@ Tensor all_reduce_autograd(const Tensor& x, std::string group) {
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(annulus, m) {
-  // Its backward sums the gradients over all ranks.
+  // The sum over all ranks. Its backward sums the gradients over all ranks.
   m.def("all_reduce(Tensor x, *, str group=\"\") -> Tensor", {at::Tag::pt2_compliant_tag});
   m.def("rank(str group=\"\") -> int", [](std::string group) { return place_in(group).rank; });
   m.def("size(str group=\"\") -> int", [](std::string group) { return place_in(group).size; });
-  // Seconds that an operation between ranks may take.
+  // Sets the seconds that an operation between ranks may take.
   m.def("set_timeout(float seconds) -> ()", [](double seconds) { set_timeout(seconds); });
 }
 

@@ -1,4 +1,5 @@
-// What attention has sent for each group, counted: the operator stats says it. Used by the operators.
+// Counts the calls of attention and what they sent, for each group. operators.cc counts; the operator `stats`
+// (reports.cc) returns the counts.
 #pragma once
 
 #include <cstdint>
@@ -8,16 +9,16 @@
 
 namespace annulus::torch_ops {
 
-// Since the process began, of one direction.
+// The counts of one direction since the process began, on this rank.
 struct Counts {
   int64_t calls = 0, messages_sent = 0, bytes_sent = 0;
-  double exposed_seconds = 0;  // waiting for transfers
+  double exposed_seconds = 0;  // spent waiting for transfers
 };
 struct GroupCounts {
   Counts forward, backward;
 };
 
-// Thread-safe.
+// Both are thread safe.
 void count(const std::string& group, Counts GroupCounts::*direction, const AttentionStats& call);
 GroupCounts counts_of(const std::string& group);
 

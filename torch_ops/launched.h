@@ -1,5 +1,5 @@
-// The ranks that a launcher gave this process, for operators that name no group: launched_by_mpirun.cc has those of
-// mpirun, launched_alone.cc, for a library without MPI, knows the process alone. Used by world.cc.
+// The ranks that a launcher started, for operators whose group is "". launched_by_mpirun.cc finds the ranks that mpirun
+// started; launched_alone.cc, for a library without MPI, supports one process only. Used by world.cc and reports.cc.
 #pragma once
 
 #include <sys/types.h>
@@ -11,13 +11,14 @@
 namespace annulus::torch_ops {
 
 struct Launched {
-  std::shared_ptr<Communicator> comm;  // of one rank where the process is by itself
-  pid_t process;                       // that found the ranks: they are not those of a process that it forks
+  std::shared_ptr<Communicator> comm;  // has one rank if the process is alone
+  pid_t process;                       // the process that found the ranks; processes that it forks cannot use them
 };
 
 extern const bool kHasMpi;
 
-// Finds them, once, and sets the deadline of their operations. Where it raises, it may be called again.
+// Finds the ranks at the first call and sets the deadline of their operations; later calls return the same. If it
+// raises, it may be called again.
 const Launched& launched(Seconds timeout);
 
 }  // namespace annulus::torch_ops

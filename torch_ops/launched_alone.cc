@@ -1,4 +1,4 @@
-// See launched.h: the process alone, for a library without MPI.
+// Implements launched.h for a library without MPI: the process is alone.
 #include <unistd.h>
 
 #include <string>
@@ -19,8 +19,8 @@ const Launched& launched(Seconds) {
     throw Error(ErrorKind::kUsage, "torch",
                 (info.launched ? info.launcher : "ANNULUS_WORLD_SIZE") + " says that this is one of " +
                     std::to_string(size) +
-                    " processes, and this library of annulus is built without MPI: pass group = the name of a process "
-                    "group of torch.distributed; processes that are to compute each for itself: ANNULUS_WORLD_SIZE=1");
+                    " processes, but this library of annulus is built without MPI: pass the name of a process group of "
+                    "torch.distributed as group, or set ANNULUS_WORLD_SIZE=1 if each process is to compute alone");
   }
   static const Launched alone{make_self_communicator(), getpid()};
   return alone;

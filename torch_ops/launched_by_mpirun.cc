@@ -1,4 +1,4 @@
-// See launched.h: the ranks of mpirun.
+// Implements launched.h over MPI: the ranks that mpirun started, or this process alone.
 #include <unistd.h>
 
 #include <cstdio>
@@ -15,9 +15,9 @@ namespace {
 
 struct World {
   explicit World(Seconds timeout) { ranks.comm->set_timeout(timeout); }
-  // What Python never frees (a graph that an exception's traceback holds, say) may hold the communicator.
+  // Objects that Python never frees, such as a graph held by an exception's traceback, may still hold the communicator.
   ~World() {
-    if (getpid() != ranks.process) {  // nothing of MPI is a forked process's to free
+    if (getpid() != ranks.process) {  // a forked process must not free anything of MPI
       new std::shared_ptr(std::move(ranks.comm));
       return;
     }
@@ -32,8 +32,9 @@ struct World {
 
 World* made = nullptr;
 
-// A process that ends with an error has not done what the other ranks expect: it does not wait for them in
-// MPI_Finalize, and so the launcher ends them. Neither does a process that was forked: MPI is its parent's.
+// A process that exits with an error has not done what the other ranks expect, so it does not wait for them in
+// MPI_Finalize, and the launcher ends them. A forked process does not call MPI_Finalize either: MPI belongs to its
+// parent.
 void at_exit(int status, void*) {
   MpiRuntime* const runtime = made->job.runtime.get();
   if (runtime == nullptr) return;
@@ -52,9 +53,9 @@ void at_exit(int status, void*) {
 const bool kHasMpi = true;
 
 const Launched& launched(Seconds timeout) {
-  static World only(timeout);  // ends with the process: MPI_Finalize, unless abandoned
+  static World only(timeout);  // destroyed when the process exits, which calls MPI_Finalize unless abandoned
   made = &only;
-  on_exit(at_exit, nullptr);  // after `only` was made, so it runs before that is destroyed
+  on_exit(at_exit, nullptr);  // registered after `only` was made, so it runs before its destructor
   return only.ranks;
 }
 

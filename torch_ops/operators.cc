@@ -1,10 +1,11 @@
-// torch.ops.annulus.attention: exact attention for PyTorch users (docs/embedding.md). Over the ranks of a process group
-// of theirs, or of mpirun where Python was started under one: q, k and v are then this rank's rows.
+// torch.ops.annulus.attention: exact attention for PyTorch users (docs/embedding.md). It works over the ranks of a
+// PyTorch process group, or over those of mpirun if it started Python; q, k and v are then this rank's rows of the
+// sequence.
 //
-// `attention` is what users call. Its autograd node calls the operators attention_forward and attention_backward, which
-// torch.compile sees as they are: opaque, with sizes but no content at compile time. All that the backward needs of the
-// forward are tensors, so that whatever is done with saved tensors may be done with these: copied, offloaded, made
-// anew. An annulus::Error becomes a RuntimeError with the same text.
+// Users call `attention`. Its autograd node calls the operators attention_forward and attention_backward, which
+// torch.compile treats as opaque: at compile time their tensors have sizes but no content. The backward takes from the
+// forward only tensors, so everything that PyTorch does with saved tensors works with them: they may be copied,
+// offloaded or recomputed. An annulus::Error becomes a RuntimeError with the same text.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -40,9 +41,9 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 using MaybeTensor = std::optional<Tensor>;
 
-// out, lse, saved_k, saved_v, selected. out is not divided by the pattern's divisor. saved_k and saved_v: what the plan
-// keeps for the backward, [0] where it keeps nothing. selected: of an adaptive pattern the digest of the blocks that
-// were selected, uint8 [16], else [0].
+// The results of attention_forward: out [batch, n, heads, head size], not divided by the pattern's divisor; lse [batch,
+// heads, n]; saved_k and saved_v, which the plan keeps for the backward, or [0] if it keeps nothing; and selected, the
+// digest of the blocks that an adaptive pattern selected, uint8 [16], or [0] for other patterns.
 using Forward = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
 using Gradients = std::tuple<Tensor, Tensor, Tensor>;
 
@@ -53,7 +54,8 @@ Digest digest_of(const PlanRequest& selected) {
   return digest(text.data(), text.size());
 }
 
-// The programs of adaptive patterns, from a forward to its backward. Other programs are found by their requests.
+// Keeps the programs of adaptive patterns from a forward to its backward. Programs of other patterns are found by their
+// requests.
 std::shared_ptr<const Program> selected_program(const PlanRequest& selected, int rank,
                                                 const std::function<Program()>& make) {
   static NamedCache<Program> cache("selected programs");
@@ -88,11 +90,11 @@ Forward forward(const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTe
 Forward forward_meta(const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& cu_seqlens,
                      const Settings& settings, bool keep) {
   require_tensors(q, k, v, cu_seqlens);
-  // A single rank holds nothing but its own.
+  // A single rank holds only its own keys and values, so nothing is kept.
   require(
       !keep || place_in(settings.group).size == 1,
-      "attention_forward: over several ranks keep = True is for tensors with content, because the plan says how much "
-      "is kept");
+      "attention_forward: over several ranks keep = True is for tensors with content, because the plan determines how "
+      "much is kept; pass keep = False");
   const at::ScalarType type = q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   return {at::empty_symint(q.sym_sizes(), q.options()),
           at::empty_symint({q.sym_size(0), q.sym_size(2), q.sym_size(1)}, q.options().dtype(type)),
@@ -102,7 +104,7 @@ Forward forward_meta(const Tensor& q, const Tensor& k, const Tensor& v, const Ma
 
 // ---- attention_backward
 
-// q and k select what they selected in the forward: the selection is a function of their bits. Collective.
+// Repeats the forward's selection of blocks, which depends only on the bits of q and k. Collective.
 std::shared_ptr<const Program> select_again(const Tensor& q, const Tensor& k, const Tensor& selected,
                                             const AttentionCall& call) {
   const PlanRequest request = select_blocks(call.request, q, k, *call.comm, call.label);
@@ -112,8 +114,8 @@ std::shared_ptr<const Program> select_again(const Tensor& q, const Tensor& k, co
     const Digest digest = digest_of(request);
     require(selected.defined() && selected.scalar_type() == at::kByte && selected.numel() == kDigestBytes &&
                 std::memcmp(selected.cpu().contiguous().const_data_ptr<uint8_t>(), &digest, sizeof digest) == 0,
-            "attention_backward: q and k select other blocks than those whose digest `selected` is: q, k and selected "
-            "must be the bits that attention_forward took and gave");
+            "attention_backward: q and k select other blocks than the forward did: pass the q and k that it took and "
+            "the `selected` that it returned, unchanged");
     program = selected_program(request, rank, [&] { return make_program(request, rank); });
   });
   return program;
@@ -148,7 +150,7 @@ Gradients backward_meta(const Tensor& dout, const Tensor& q, const Tensor& k, co
   return {like(q), like(k), like(v)};
 }
 
-// ---- The operators by their signatures, and how to call them.
+// ---- The operators' signatures, and calls through the dispatcher.
 
 template <typename... P>
 struct Operators {
@@ -203,8 +205,8 @@ Tensor attention_plain(const Tensor& q, const Tensor& k, const Tensor& v, const 
   return divided(out, output_divisor(*pattern_of(settings.pattern)));
 }
 
-// Not so of tensors that stand for others, as those do with which torch.compile traces: their sizes must be known
-// without a plan.
+// Whether a tensor has content. The tensors with which torch.compile traces have none, and the sizes of results must be
+// known without a plan.
 bool has_content(const Tensor& t) {
   return !t.is_meta() && !t.key_set().has(c10::DispatchKey::Python) &&
          !t.key_set().has(c10::DispatchKey::Functionalize);
@@ -223,7 +225,7 @@ class AttentionNode : public torch::autograd::Function<AttentionNode> {
     const at::AutoDispatchBelowADInplaceOrView below;
     const bool keep = has_content(q) && has_content(k) && has_content(v);
     const auto [out, lse, saved_k, saved_v, selected] = Ops::forward(q, k, v, cu_seqlens, settings, keep);
-    // Only now: a pattern that cannot be read is refused by all ranks together, there.
+    // Parsed after the forward, in which all ranks together refuse a pattern that cannot be parsed.
     const int64_t divisor = output_divisor(*pattern_of(settings.pattern));
     context->save_for_backward({q, k, v, out, lse, saved_k, saved_v, selected, cu_seqlens.value_or(Tensor())});
     context->saved_data["divisor"] = divisor;
@@ -245,7 +247,7 @@ class AttentionNode : public torch::autograd::Function<AttentionNode> {
 
 Tensor attention_autograd(const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& cu_seqlens,
                           const Settings& settings) {
-  // PyTorch's node takes no None, and would refuse it on this rank alone.
+  // PyTorch's node does not accept None and would raise on this rank only; the forward raises on all ranks.
   if (!q.defined() || !k.defined() || !v.defined()) {
     const at::AutoDispatchBelowADInplaceOrView below;
     return attention_plain(q, k, v, cu_seqlens, settings);
@@ -256,17 +258,17 @@ Tensor attention_autograd(const Tensor& q, const Tensor& k, const Tensor& v, con
 }  // namespace
 
 TORCH_LIBRARY(annulus, m) {
-  // A pattern as in docs/attention.md: "{ kind = 'causal' }". q [batch, n, heads, head size], k and v [batch, m, kv
-  // heads, head size]. `group`: the name of a process group; "": the ranks of mpirun, or the process alone. `seed`,
-  // `step`, `layer` and `first_row` (the global number of batch row 0) are dropout's; query i has the position i +
-  // `query_offset`. `cu_seqlens`: [documents + 1] boundaries of documents that attention does not cross, of the whole
-  // sequence and the same on all ranks. The backward is collective, as the forward is.
+  // `pattern` is written as in docs/attention.md: "{ kind = 'causal' }". q is [batch, n, heads, head size], k and v are
+  // [batch, m, kv heads, head size]. `group` is the name of a process group; "" stands for the ranks of mpirun, or the
+  // process alone. `seed`, `step`, `layer` and `first_row` (the global number of batch row 0) determine dropout. Query
+  // i has the position i + `query_offset`. `cu_seqlens` has the [documents + 1] boundaries of documents that attention
+  // does not cross, of the whole sequence and the same on all ranks. Forward and backward are collective.
   m.def(
       "attention(Tensor q, Tensor k, Tensor v, str pattern, *, str group=\"\", str layout=\"contiguous\", "
       "str schedule=\"auto\", float scale=0., float dropout=0., SymInt seed=0, SymInt step=0, int layer=0, "
       "SymInt first_row=0, SymInt query_offset=0, Tensor? cu_seqlens=None) -> Tensor",
       {at::Tag::pt2_compliant_tag});
-  // `keep`: what was held last may be kept for the backward, in sizes that the plan tells.
+  // `keep` allows the plan to keep the keys and values held last for the backward; the plan determines their sizes.
   m.def(
       "attention_forward(Tensor q, Tensor k, Tensor v, Tensor? cu_seqlens, str pattern, str group, str layout, "
       "str schedule, float scale, float dropout, SymInt seed, SymInt step, int layer, SymInt first_row, "
@@ -280,8 +282,8 @@ TORCH_LIBRARY(annulus, m) {
       {at::Tag::pt2_compliant_tag});
 }
 
-// For tensors of every kind, though they take dense ones: what one rank alone cannot take, such as a sparse tensor, is
-// refused where the others hear of it.
+// Registered for tensors of every kind, although only dense ones are accepted: a tensor that one rank cannot take, such
+// as a sparse one, is refused inside the operator, where the other ranks learn of it.
 TORCH_LIBRARY_IMPL(annulus, CompositeExplicitAutograd, m) {
   m.impl("attention", Ops::run_attention<attention_plain>);
   m.impl("attention_forward", Ops::run_forward<forward>);
@@ -294,7 +296,7 @@ TORCH_LIBRARY_IMPL(annulus, Meta, m) {
   m.impl("attention_backward", Ops::run_backward<backward_meta>);
 }
 
-// What has no gradient of its own says so when one is asked for.
+// attention_forward and attention_backward have no gradients of their own and raise if one is needed.
 TORCH_LIBRARY_IMPL(annulus, Autograd, m) {
   m.impl("attention", Ops::run_attention<attention_autograd>);
   m.impl("attention_forward", torch::autograd::autogradNotImplementedFallback());

@@ -1,5 +1,6 @@
-// torch.ops.annulus for those who ask: what a plan costs and its proof, planning ahead, what was sent, and how this
-// library was built. Texts are JSON. Nothing here is collective.
+// Operators of torch.ops.annulus that report: plan (what a plan costs, and its proof), stats (what was sent) and
+// build_info (how this library was built), which return JSON; and plan_ahead, which plans in advance. None of them is
+// collective. python/annulus and users call them (docs/embedding.md).
 #include <ATen/core/Tensor.h>
 #include <torch/library.h>
 #include <torch/version.h>
@@ -34,12 +35,12 @@ struct AllCounts {
   std::map<std::string, GroupCounts> groups;
 };
 AllCounts& all_counts() {
-  static AllCounts& all = *new AllCounts;  // outlives threads
+  static AllCounts& all = *new AllCounts;  // never destroyed, because threads may outlive static objects
   return all;
 }
 
-// A problem as a whole. Texts and numbers as attention takes them; kv_heads 0: as many as heads, key_length none: as
-// many as queries, lengths: contiguous parts of the ranks in place of a layout.
+// The request of a whole problem, from arguments as attention takes them. kv_heads 0 stands for `heads`, an empty
+// key_length for `length`; `lengths` gives the ranks contiguous parts of these lengths instead of a layout.
 PlanRequest request_of(const std::string& pattern, int64_t length, int64_t ranks, int64_t heads, int64_t kv_heads,
                        int64_t batch, const std::string& layout, const std::string& schedule, int64_t query_offset,
                        std::optional<int64_t> key_length, const std::optional<std::vector<int64_t>>& lengths,
@@ -53,9 +54,9 @@ PlanRequest request_of(const std::string& pattern, int64_t length, int64_t ranks
                    .query_offset = query_offset};
   request.layout = parse_layout(layout, "layout");
   request.schedule = parse_schedule(schedule, "schedule");
-  require(ranks >= 1 && ranks <= 1 << 20, "ranks must be from 1 to 1048576, but are " + std::to_string(ranks));
+  require(ranks >= 1 && ranks <= 1 << 20, "ranks must be from 1 to 1048576, but is " + std::to_string(ranks));
   request.ranks = static_cast<int>(ranks);
-  // Parts that the layout deals are the layout's, as attention has it.
+  // If the layout gives the ranks parts of these lengths, the layout stays, as in attention.
   if (lengths) place_parts(request, *lengths);
   request.keep_last = keep;
   request.pattern = pattern_for(pattern, cu_seqlens, request.shape);
@@ -66,7 +67,7 @@ std::string plan(std::string pattern, int64_t length, int64_t ranks, int64_t hea
                  int64_t head_dim, int64_t element_bytes, std::string layout, std::string schedule,
                  int64_t query_offset, std::optional<int64_t> key_length, std::optional<std::vector<int64_t>> lengths,
                  std::optional<at::Tensor> cu_seqlens, bool keep, bool prove) {
-  require(head_dim > 0 && element_bytes > 0, "head_dim and element_bytes must be positive");
+  require(head_dim > 0 && element_bytes > 0, "head_dim and element_bytes must be at least 1");
   const PlanRequest request = request_of(pattern, length, ranks, heads, kv_heads, batch, layout, schedule, query_offset,
                                          key_length, lengths, cu_seqlens, keep);
   const auto say = [](const std::string&) {};
@@ -137,21 +138,21 @@ GroupCounts counts_of(const std::string& group) {
 }
 
 TORCH_LIBRARY_FRAGMENT(annulus, m) {
-  // What `annulus plan --json` prints of the plan of a whole problem for so many ranks.
+  // The JSON that `annulus plan --json` prints, for the plan of a whole problem over `ranks` ranks.
   m.def(
       "plan(str pattern, int length, int ranks, *, int heads=1, int kv_heads=0, int batch=1, int head_dim=128, "
       "int element_bytes=2, str layout=\"contiguous\", str schedule=\"auto\", int query_offset=0, "
       "int? key_length=None, int[]? lengths=None, Tensor? cu_seqlens=None, bool keep=True, bool prove=True) -> str",
       plan);
-  // Begins to plan, and to prove this rank's part, on another thread, for an attention over the ranks of `group` that
-  // is to come; that finds the plan or waits for what is left. `length`: of the whole sequence. `keep`: false where it
-  // comes from torch.compile.
+  // Begins on another thread to plan a later attention over the ranks of `group`, and to prove this rank's part of the
+  // plan. That attention finds the plan, or waits until it is ready. `length` is that of the whole sequence. `keep`
+  // must be false if the attention is compiled by torch.compile.
   m.def(
       "plan_ahead(str pattern, int length, *, int heads=1, int kv_heads=0, int batch=1, str group=\"\", "
       "str layout=\"contiguous\", str schedule=\"auto\", int query_offset=0, int? key_length=None, "
       "int[]? lengths=None, Tensor? cu_seqlens=None, bool keep=True) -> ()",
       plan_ahead);
-  // What attention over the ranks of `group` has sent from this one, and what the process has planned.
+  // What this rank has sent in attention over the ranks of `group`, and what the process has planned.
   m.def("stats(str group=\"\") -> str", stats);
   m.def("build_info() -> str", build_info);
 }

@@ -1,4 +1,4 @@
-// See world.h.
+// Implements world.h.
 #include "torch_ops/world.h"
 
 #include <unistd.h>
@@ -22,18 +22,18 @@ namespace {
 
 constexpr double kShortest = 0.1, kLongest = 365.0 * 86400;  // seconds
 
-std::atomic<double> chosen{0};  // by set_timeout, in seconds; 0: not yet
+std::atomic<double> chosen{0};  // seconds set by set_timeout; 0: not set
 
 Seconds timeout() {
   const double seconds = chosen;
   return Seconds(seconds > 0 ? seconds : number_from_environment("ANNULUS_TIMEOUT", 300, kShortest, kLongest));
 }
 
-// One of each communicator, as long as that exists.
+// The mutex of a communicator, which exists as long as the communicator.
 std::shared_ptr<std::mutex> turns_of(const std::shared_ptr<Communicator>& comm) {
   static std::mutex& guard = *new std::mutex;
   static auto& turns =
-      *new std::map<std::weak_ptr<Communicator>, std::shared_ptr<std::mutex>, std::owner_less<>>;  // outlives threads
+      *new std::map<std::weak_ptr<Communicator>, std::shared_ptr<std::mutex>, std::owner_less<>>;  // never destroyed
   const std::lock_guard lock(guard);
   std::erase_if(turns, [](const auto& entry) { return entry.first.expired(); });
   std::shared_ptr<std::mutex>& mutex = turns[comm];
@@ -45,9 +45,9 @@ Turn turn_with(std::shared_ptr<Communicator> comm, pid_t process, const char* co
   if (getpid() != process) {
     throw Error(ErrorKind::kUsage, "torch",
                 std::string("this process was forked after its parent had found the other ranks, and ") + connections +
-                    " stay the parent's: call attention and all_reduce in the parent alone, not in workers that load "
-                    "data, or start processes before the first call or with the start method \"spawn\" of "
-                    "multiprocessing");
+                    " belong to the parent: call attention and all_reduce in the parent only, not in workers that load "
+                    "data; or start processes before the first call, or with multiprocessing's start method "
+                    "\"spawn\"");
   }
   std::shared_ptr<std::mutex> mutex = turns_of(comm);
   std::unique_lock lock(*mutex);
@@ -55,7 +55,9 @@ Turn turn_with(std::shared_ptr<Communicator> comm, pid_t process, const char* co
   return {std::move(comm), std::move(mutex), std::move(lock)};
 }
 
-// Nobody is left to compute alone, and wrongly, what was meant for all. Who sets ANNULUS_WORLD_SIZE has said how many.
+// Finds the ranks for the group "". Raises Error(kUsage) if a launcher such as torchrun announced several processes:
+// otherwise each would compute alone, and wrongly, what is meant for all. ANNULUS_WORLD_SIZE overrides the
+// announcement.
 const Launched& found() {
   const LaunchInfo info = launch_info();
   const Announcement& announced = info.announced;
@@ -63,14 +65,14 @@ const Launched& found() {
     const std::string size = std::to_string(announced.size);
     throw Error(ErrorKind::kUsage, "torch",
                 announced.launcher + " started " + size + " processes (" + announced.variable + " = " + size +
-                    "), and the call names no process group: pass group = the name of one, such as "
-                    "torch.distributed.group.WORLD.group_name after init_process_group; processes that are to compute "
-                    "each for itself: ANNULUS_WORLD_SIZE=1");
+                    "), but the call names no process group: pass the name of one as group, such as "
+                    "torch.distributed.group.WORLD.group_name after init_process_group, or set ANNULUS_WORLD_SIZE=1 if "
+                    "each process is to compute alone");
   }
   return launched(timeout());
 }
 
-// Those of this process, found by the first call.
+// The ranks for the group "", which the first call finds.
 const Launched& ranks_without_a_name() {
   static const Launched& ranks = found();
   return ranks;
@@ -83,7 +85,7 @@ Turn take_turn(const std::string& group, const at::Tensor& tensor) {
     static const pid_t first = getpid();
     const at::Device device = tensor.defined() && tensor.is_cuda() ? tensor.device() : at::Device(at::kCPU);
     if (getpid() != first) return turn_with(nullptr, first, "the connections of process groups");
-    // Processes that have just started come to their first call further apart than to any later one.
+    // Processes that have just started reach their first call further apart in time than any later one.
     const Seconds start(number_from_environment("ANNULUS_BOOTSTRAP_TIMEOUT", 60, 0.1, 86400));
     return turn_with(c10d_communicator(group, device, std::max(timeout(), start)), first,
                      "the connections of process groups");
@@ -105,7 +107,7 @@ Place place_in(const std::string& group) {
 void set_timeout(double seconds) {
   if (!(seconds >= kShortest && seconds <= kLongest)) {
     throw Error(ErrorKind::kUsage, "comm",
-                "a timeout is a number of seconds from " + exact(kShortest) + " to " + exact(kLongest) + ", got " +
+                "expected a timeout from " + exact(kShortest) + " to " + exact(kLongest) + " seconds, but got " +
                     exact(seconds));
   }
   chosen = seconds;

@@ -4,7 +4,7 @@
     mine = annulus.shard({"tokens": tokens, "positions": positions}, layout="zigzag", group=group)
     out = annulus.attention(q, k, v, "{ kind = 'causal' }", layout="zigzag", group=group)
 
-`import annulus` registers the operators torch.ops.annulus.*, of which these functions are the Python side.
+`import annulus` loads a library that registers the operators torch.ops.annulus.*; these functions call them.
 """
 
 from ._diagnosis import doctor, plan, plan_ahead, stats
@@ -13,7 +13,7 @@ from ._library import __version__, load
 from ._operators import all_reduce, attention, rank, size
 from ._sharding import positions, shard, shift_labels, unshard
 
-AnnulusError.__module__ = __name__  # as users name it
+AnnulusError.__module__ = __name__  # the name that users import
 
 __all__ = [
     "AnnulusError",

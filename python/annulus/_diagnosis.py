@@ -1,5 +1,5 @@
-"""What plans cost and are proved to do, and whether PyTorch, this machine and annulus fit together. For people, and
-for programs that plan ahead. Nothing here is collective.
+"""Reports and planning: what a plan costs and its proof, planning ahead, what was sent, and whether PyTorch, this machine
+and annulus fit together. Users call these functions through the package. None of them is collective.
 """
 
 import importlib.metadata
@@ -35,12 +35,14 @@ def plan(
     keep: bool = True,
     prove: bool = True,
 ) -> dict[str, Any]:
-    """What `annulus plan --json` prints of attention over `length` positions and `ranks` ranks: what ranks send, hold
-    and compute, and under "proof" whether every pair is computed exactly once, without a deadlock.
+    """Returns what `annulus plan --json` prints for attention over `length` positions and `ranks` ranks: what each rank
+    sends, holds and computes, and under "proof" whether every pair is computed exactly once and no rank waits forever.
 
-    kv_heads: 0 stands for `heads`. key_length: where there are other keys than queries. lengths: the ranks'
-    contiguous parts, in place of a layout. keep: False plans what torch.compile runs, whose backward sends again what
-    the forward held last.
+    kv_heads: 0 stands for `heads`. key_length: the number of keys, if it is not `length`. lengths: the lengths of the
+    ranks' contiguous parts, which replace a layout. keep: False plans what torch.compile runs, whose backward sends
+    again the keys and values that the forward held last. prove: False leaves the proof out.
+
+    Raises AnnulusError for arguments that no plan can have.
     """
     with errors():
         text = torch.ops.annulus.plan(
@@ -80,11 +82,11 @@ def plan_ahead(
     cu_seqlens: Tensor | None = None,
     keep: bool = True,
 ) -> None:
-    """Begins to plan an attention that is to come, on another thread: the next step's documents, while this one
+    """Begins to plan a later attention on another thread, for example that of the next step's documents while this step
     computes.
 
-    length: of the whole sequence. heads, batch and the rest are those of the call to come, which finds the plan or
-    waits for what is left of it. keep: False where that call comes from torch.compile.
+    length: the length of the whole sequence. The other arguments are those of the later call, which finds the plan or
+    waits until it is ready. keep: must be False if that call is compiled by torch.compile.
     """
     with errors():
         torch.ops.annulus.plan_ahead(
@@ -105,7 +107,8 @@ def plan_ahead(
 
 
 def stats(group: Group = None) -> dict[str, Any]:
-    """What this process has sent for attention over `group`, forward and backward, and what it has planned."""
+    """Returns what this process has sent for attention over `group`, forward and backward, and what it has planned:
+    {"forward": {"calls", "messages_sent", "bytes_sent", "exposed_seconds"}, "backward": ..., "plans": ...}."""
     with errors():
         return json.loads(torch.ops.annulus.stats(group_name(group)))
 
@@ -118,15 +121,15 @@ def _groups() -> str:
     backends = dist.distributed_c10d._world.pg_backend_config[dist.group.WORLD]
     if "gloo" in backends or not torch.cuda.is_available():
         return said
-    return said + '; tensors on CUDA need a backend for CPU tensors besides: init_process_group("cpu:gloo,cuda:nccl")'
+    return said + '; tensors on CUDA also need a backend for CPU tensors: init_process_group("cpu:gloo,cuda:nccl")'
 
 
 def doctor() -> str:
-    """A table of what was found, for people, and what does not fit. `print(annulus.doctor())`"""
+    """Returns a table, for people to read, of what was found and what does not fit: `print(annulus.doctor())`."""
     built = json.loads(torch.ops.annulus.build_info())
     fits = ".".join(built["torch"].split(".")[:2]) == ".".join(torch.__version__.split(".")[:2])
     devices = torch.cuda.device_count()
-    cuda = "the library computes on it" if built["cuda"] else "built without it: tensors on the CPU alone"
+    cuda = "the library computes on it" if built["cuda"] else "the library was built without it: tensors on the CPU only"
     try:
         transformers = importlib.metadata.version("transformers")
     except importlib.metadata.PackageNotFoundError:
@@ -135,7 +138,7 @@ def doctor() -> str:
         ("annulus", f"{built['version']}, {_library.path()}"),
         ("torch", f"{torch.__version__}; the library was built against {built['torch']}"),
         ("CUDA", f"{devices} devices; {cuda}"),
-        ("MPI", "ranks of mpirun, where no group is given" if built["mpi"] else "no: give a group"),
+        ("MPI", "the ranks of mpirun, if no group is given" if built["mpi"] else "no: pass a group"),
         ("gloo, NCCL", ", ".join("yes" if has() else "no" for has in (dist.is_gloo_available, dist.is_nccl_available))),
         ("group", _groups()),
         ("processor", f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"),
@@ -143,5 +146,5 @@ def doctor() -> str:
         ("transformers", transformers),
     ]
     if not fits:
-        rows.append(("WRONG", "library and torch are of different minor versions: rebuild it (./annulus torch)"))
+        rows.append(("WRONG", "the library was built for another minor version of torch: rebuild it with `./annulus torch`"))
     return "\n".join(f"{name:<14}{text}" for name, text in rows)

@@ -1,22 +1,21 @@
-"""The error that annulus raises in Python, with the text that the library gives. Used by every module of the
-package."""
+"""AnnulusError, which annulus raises in Python with the library's text. Used by the other modules of the package."""
 
 import contextlib
 import re
 from collections.abc import Iterator
 
-_OWN = re.compile(r"\[[a-z_/ ]+\] ")  # the room that an annulus::Error names first
+_OWN = re.compile(r"\[[a-z_/ ]+\] ")  # the text of an annulus::Error begins with its room
 
 
 class AnnulusError(RuntimeError):
-    """What annulus refuses: "[room] what was expected, what came, what to do"."""
+    """An error of annulus: "[room] what was expected, what came, what to do"."""
 
 
 @contextlib.contextmanager
 def errors() -> Iterator[None]:
-    """Raises the library's errors, which reach Python as RuntimeError, as AnnulusError. All others pass.
+    """Raises the library's errors, which reach Python as RuntimeError, as AnnulusError. Other errors pass unchanged.
 
-    For backward and compiled calls, which this package does not see:
+    Use it for backward and for compiled calls, which this package does not wrap:
 
         with annulus.errors():
             loss.backward()

@@ -1,7 +1,7 @@
 """Finds and loads the shared library that registers torch.ops.annulus. Used by every other module of the package.
 
-It is, in this order, the file that ANNULUS_TORCH_LIBRARY names, the one that lies in the package (a wheel's), or the
-one that `./annulus torch` built in the clone that this package lies in.
+The library is the first of these files: the one that ANNULUS_TORCH_LIBRARY names; the one in the package, which a wheel
+has; the one that `./annulus torch` built in the clone that contains this package.
 """
 
 import os
@@ -25,7 +25,7 @@ def _minor(version: str) -> str:
 
 
 def path() -> str:
-    """The library's file, which need not be there."""
+    """Returns the path of the library's file, which need not exist."""
     packed = os.path.join(_HERE, "libannulus_torch.so")
     default = packed if os.path.exists(packed) else os.path.normpath(_BUILT)
     return os.path.realpath(os.environ.get("ANNULUS_TORCH_LIBRARY") or default)
@@ -36,14 +36,14 @@ def _register() -> None:
     if own and TORCH is not None and _minor(torch.__version__) != _minor(TORCH):
         raise ImportError(
             f"this wheel of annulus {__version__} was built for torch {_minor(TORCH)}, but torch {torch.__version__} is "
-            f"installed: their binary interfaces differ. Install torch {_minor(TORCH)}.* beside it, or the wheel of "
-            f"annulus that was built for torch {_minor(torch.__version__)}"
+            f"installed: their binary interfaces differ. Install torch {_minor(TORCH)}.*, or the wheel of annulus that was "
+            f"built for torch {_minor(torch.__version__)}"
         )
     file = path()
     if not os.path.exists(file):
         raise ImportError(
-            f"the library of annulus is not in {file}: build it with `./annulus torch`, or name it in "
-            "ANNULUS_TORCH_LIBRARY"
+            f"the library of annulus was expected at {file}, but there is no such file: build it with `./annulus torch`, "
+            "or set ANNULUS_TORCH_LIBRARY to its path"
         )
     if file in torch.ops.loaded_libraries:
         return
@@ -51,15 +51,16 @@ def _register() -> None:
         torch.ops.load_library(file)
     except OSError as error:
         raise ImportError(
-            f"the library of annulus, {file}, does not load into torch {torch.__version__}: {error}. Was it built against "
-            "this torch (`LIBTORCH=$(python3 -c 'import torch; print(torch.__path__[0])') ./annulus torch`)?"
+            f"the library of annulus, {file}, does not load into torch {torch.__version__}: {error}. Build it against "
+            "this torch: `LIBTORCH=$(python3 -c 'import torch; print(torch.__path__[0])') ./annulus torch`"
         ) from error
 
 
 def load(timeout: float | None = None) -> Any:
-    """torch.ops.annulus, the operators themselves.
+    """Returns torch.ops.annulus, the operators themselves.
 
-    timeout: seconds that an operation between ranks may take; by default ANNULUS_TIMEOUT, else 300.
+    timeout: the seconds that an operation between ranks may take, from 0.1 to 31536000 (a year). Without it they are
+        ANNULUS_TIMEOUT, or 300 if that variable is not set. Raises AnnulusError for other numbers.
     """
     from ._errors import errors
 

@@ -1,4 +1,4 @@
-"""The operators of torch.ops.annulus with groups as PyTorch has them. What programs call in a training step."""
+"""The operators of torch.ops.annulus with PyTorch's process groups. Users call them in a training step."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +16,7 @@ Pattern = str | Mapping[str, Any]
 
 
 def group_name(group: Group) -> str:
-    """The name by which the operators know a group; "" for the ranks of mpirun, or the process by itself."""
+    """Returns the name that the operators take for a group; "" stands for the ranks of mpirun, or the process alone."""
     if group is None:
         return ""
     if isinstance(group, str):
@@ -24,8 +24,8 @@ def group_name(group: Group) -> str:
     if isinstance(group, DeviceMesh):
         if group.ndim != 1:
             raise AnnulusError(
-                f"[torch] group must be a mesh of one dimension, but has {group.ndim} ({group.mesh_dim_names}): take the "
-                'one that cuts the sequence, such as mesh["context"]'
+                f"[torch] group must be a mesh of one dimension, but has {group.ndim} ({group.mesh_dim_names}): pass the "
+                'dimension that cuts the sequence, such as mesh["context"]'
             )
         group = group.get_group()
     if not isinstance(group, ProcessGroup):
@@ -37,8 +37,8 @@ def group_name(group: Group) -> str:
 
 
 def pattern_text(pattern: Pattern) -> str:
-    """A pattern as the operators take it: inline TOML (docs/attention.md). A mapping is written as TOML, text is
-    given back."""
+    """Returns a pattern as the inline TOML that the operators take (docs/attention.md). A mapping is written as TOML:
+    {"kind": "causal"} gives "{ kind = 'causal' }". Text is returned unchanged."""
 
     def text(value: Any) -> str:
         if isinstance(value, Mapping):
@@ -70,23 +70,25 @@ def attention(
     first_row: int = 0,
     query_offset: int = 0,
 ) -> Tensor:
-    """Exact attention over the ranks of `group`, each of which gives its own rows of the sequence. Collective.
+    """Computes exact attention over the ranks of `group`, each of which passes its own rows of the sequence. Collective.
 
-    q: [batch, n, heads, head size], k and v: [batch, m, kv heads, head size], this rank's rows in the order of
-        `layout`; fp32, fp64, bf16 or fp16. The result is like q. Its backward is collective, too.
-    pattern: which pairs of positions are counted, as inline TOML or as a mapping of the same keys (docs/attention.md).
-    group: a ProcessGroup, a DeviceMesh of one dimension or the name of a group. None: the ranks of mpirun where
-        Python was started under it, otherwise this process by itself.
+    q, k, v: q is [batch, n, heads, head size], k and v are [batch, m, kv heads, head size]: this rank's rows in the
+        order of `layout`, in fp32, fp64, bf16 or fp16. The result has the shape and dtype of q. Its backward is
+        collective as well.
+    pattern: the pairs of positions that count, as inline TOML or as a mapping of the same keys (docs/attention.md).
+    group: a ProcessGroup, a DeviceMesh of one dimension or the name of a group. None stands for the ranks of mpirun if
+        it started Python, otherwise for this process alone.
     layout: "contiguous", "zigzag" or "striped": how the sequence was cut (`annulus.shard`).
     schedule: "auto", "ring", "all-gather" or "group-cast".
-    cu_seqlens: where packed documents begin in the whole sequence, and where the last one ends: [documents + 1],
-        int32 or int64, the same on all ranks. Attention does not cross documents.
+    cu_seqlens: the positions in the whole sequence where packed documents begin, and where the last one ends:
+        [documents + 1], int32 or int64, the same on all ranks. [0, 3, 8] means documents of 3 and 5 positions.
+        Attention does not cross documents.
     scale: 0 stands for 1 / sqrt(head size).
-    dropout: of probabilities. The draw is a function of `seed`, `step`, `layer`, the global batch row (row 0 is
-        `first_row`) and the position alone.
+    dropout: the share of probabilities to drop, at least 0 and below 1. What is dropped depends only on `seed`, `step`,
+        `layer`, the global batch row (row 0 is `first_row`), the head and the positions.
     query_offset: query i has the position i + query_offset.
 
-    Raises AnnulusError on all ranks where they disagree or one of them gives what cannot be taken.
+    Raises AnnulusError on all ranks if they disagree or one of them passes invalid arguments.
     """
     settings = dict(layout=layout, schedule=schedule, scale=scale, dropout=dropout, seed=seed, step=step, layer=layer)
     settings |= dict(first_row=first_row, query_offset=query_offset, group=group_name(group), cu_seqlens=cu_seqlens)
@@ -97,9 +99,9 @@ def attention(
 
 
 def all_reduce(x: Tensor, *, group: Group = None) -> Tensor:
-    """The sum of x over the ranks, in rank order: fp32, fp64 or int64. Collective.
+    """Returns the sum of x (fp32, fp64 or int64) over the ranks, added in rank order. Collective.
 
-    What is differentiated is the sum of all ranks' losses, so its backward sums the gradients over the ranks.
+    Autograd differentiates the sum of all ranks' losses, so the backward sums the gradients over the ranks.
     """
     name = group_name(group)
     if torch.compiler.is_compiling():
@@ -117,7 +119,7 @@ def _process_group(group: Group) -> ProcessGroup:
 
 
 def rank(group: Group = None) -> int:
-    """This process's rank among those that attend together."""
+    """Returns the rank of this process in `group`."""
     if group is not None:
         return _process_group(group).rank()
     with errors():
@@ -125,7 +127,7 @@ def rank(group: Group = None) -> int:
 
 
 def size(group: Group = None) -> int:
-    """How many ranks attend together."""
+    """Returns the number of ranks in `group`."""
     if group is not None:
         return _process_group(group).size()
     with errors():

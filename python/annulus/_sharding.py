@@ -1,6 +1,7 @@
-"""Cuts sequences as the layouts of annulus deal them, and puts them together again. Used by programs around attention.
+"""Cuts sequences into the ranks' parts by a layout, and puts them together again. Used by users and by transformers.py.
 
-A layout deals the positions of one dimension, whatever the tensor: tokens, labels, position ids, masks, activations.
+A layout gives each rank some positions of one dimension of a tensor: of tokens, labels, position ids, masks or
+activations.
 """
 
 from collections.abc import Mapping
@@ -18,10 +19,11 @@ LAYOUTS = ("contiguous", "zigzag", "striped")
 
 
 def positions(length: int, layout: str = "contiguous", *, rank: int, size: int) -> Tensor:
-    """The positions that rank `rank` of `size` stores, in storage order, int64. As attention/plan/layout.h deals them:
+    """Returns the positions that rank `rank` of `size` holds, in storage order, int64, as in attention/plan/layout.h.
 
     contiguous: chunk `rank` of `size`; zigzag: chunks `rank` and `2 size - 1 - rank` of `2 size`; striped: every
-    size-th position from `rank` on. Any length over any number of ranks.
+    size-th position from `rank` on. Any length and any number of ranks are valid. For example, rank 0 of 2 holds of 8
+    positions 0 1 2 3 (contiguous), 0 1 6 7 (zigzag) or 0 2 4 6 (striped).
     """
     if layout not in LAYOUTS:
         raise AnnulusError(f"[layout] the layout must be one of {', '.join(LAYOUTS)}, but is {layout!r}")
@@ -46,7 +48,7 @@ def _each(tensors: Any, do: Any) -> Any:
     if isinstance(tensors, (list, tuple)):
         return type(tensors)(_each(value, do) for value in tensors)
     raise AnnulusError(
-        f"[layout] tensors must be a tensor, or tensors in a mapping, list or tuple, but hold a {type(tensors).__name__}"
+        f"[layout] expected a tensor, or tensors in a mapping, list or tuple, but they hold a {type(tensors).__name__}"
     )
 
 
@@ -57,18 +59,20 @@ def _length(tensor: Tensor, dim: int) -> int:
 
 
 def shard(tensors: Tensors, layout: str = "contiguous", group: Group = None, *, dim: int = 1) -> Tensors:
-    """This rank's part of whole sequences, which every rank has: of a tensor, or of each tensor in a mapping, list or
-    tuple.
+    """Returns this rank's part of whole sequences, which every rank has: of a tensor, or of each tensor in a mapping, list
+    or tuple.
 
-    dim is the sequence's dimension. Shift labels first, with `shift_labels`: nothing is shifted here, and a rank's part
-    does not hold the token that follows its last one. A mapping with `input_ids` and `labels` is therefore refused: it
-    is a batch for models that shift labels themselves. No communication; gradients flow to the positions that were
-    taken.
+    dim: the dimension of the sequence. Shift labels with `shift_labels` before: this function does not shift, and a
+    rank's part does not hold the token that follows its last one. It therefore refuses a mapping with `input_ids` and
+    `labels`, which is a batch for models that shift labels themselves. It does not communicate. Gradients flow to the
+    positions that this rank takes.
+
+    Raises AnnulusError for an unknown layout, a dimension that a tensor does not have, and such a mapping.
     """
     if isinstance(tensors, Mapping) and {"input_ids", "labels"} <= tensors.keys():
         raise AnnulusError(
-            "[layout] input_ids and labels are a batch for a model that shifts labels itself, which goes wrong where a part "
-            "ends: cut it with annulus.transformers.shard_batch, or give annulus.shift_labels(labels, position_ids) by "
+            "[layout] input_ids and labels are a batch for a model that shifts labels itself, which is wrong at the end of each "
+            "part: cut it with annulus.transformers.shard_batch, or pass annulus.shift_labels(labels, position_ids) under "
             "another name, such as shift_labels"
         )
     own, ranks = rank(group), size(group)
@@ -81,11 +85,13 @@ def shard(tensors: Tensors, layout: str = "contiguous", group: Group = None, *, 
 
 
 def unshard(tensors: Tensors, layout: str = "contiguous", group: Group = None, *, dim: int = 1) -> Tensors:
-    """Whole sequences, on every rank, of what each rank has of them: the inverse of `shard`. Collective.
+    """Returns whole sequences on every rank, from the part that each rank has: the inverse of `shard`. Collective.
 
-    Contiguous parts may be of any length; those of the other layouts must be as `shard` cuts them. The gradient is
-    that of the sum of all ranks' losses, as of `all_reduce`, which moves the tensors: their numbers are exact (-0
-    becomes 0).
+    Contiguous parts may have any length; those of the other layouts must have the lengths that `shard` gives. The
+    gradient is that of the sum of all ranks' losses, as for `all_reduce`, which moves the tensors. Values are exact,
+    except that -0 becomes 0.
+
+    Raises AnnulusError on all ranks if the lengths of the parts do not fit the layout.
     """
     own, ranks = rank(group), size(group)
 
@@ -106,10 +112,10 @@ def unshard(tensors: Tensors, layout: str = "contiguous", group: Group = None, *
             dealt = [len(positions(total, layout, rank=r, size=ranks)) for r in range(ranks)]
             if dealt != lengths:  # the same on all ranks
                 raise AnnulusError(
-                    f"[layout] the ranks hold {lengths} positions, but the layout {layout!r} deals {total} as {dealt}"
+                    f"[layout] the ranks hold {lengths} positions, but the layout {layout!r} cuts {total} into {dealt}"
                 )
             taken = positions(total, layout, rank=own, size=ranks)
-        # The dtypes that ranks add exactly.
+        # Of the dtypes that all_reduce takes, the one that holds every value of the tensor exactly.
         floating = tensor.is_floating_point()
         exact = tensor.dtype if tensor.dtype == torch.float64 else torch.float32 if floating else torch.int64
         shape = list(tensor.shape)
@@ -121,10 +127,11 @@ def unshard(tensors: Tensors, layout: str = "contiguous", group: Group = None, *
 
 
 def shift_labels(labels: Tensor, position_ids: Tensor | None = None, *, ignore: int = -100) -> Tensor:
-    """Labels [batch, n] of whole rows, shifted: at each position the label of the next one, `ignore` at the last.
+    """Shifts labels [batch, n] of whole rows: each position gets the label of the next one, and the last `ignore`.
 
-    position_ids: [batch or 1, n], where packed documents are to be told apart: a document's last position gets
-        `ignore` as well. A document begins wherever a position id does not follow its predecessor.
+    position_ids: [batch or 1, n]. If given, the last position of each packed document gets `ignore` as well. A document
+        begins wherever a position id is not its predecessor plus 1: labels 5 6 7 8 with position ids 0 1 0 1 give
+        6 -100 8 -100.
     """
     shifted = torch.full_like(labels, ignore)
     shifted[:, :-1] = labels[:, 1:]

@@ -1,12 +1,12 @@
-"""annulus as an attention of transformers: `attn_implementation="annulus"`, in one process or over a context group.
+"""Registers annulus as an attention of transformers (`attn_implementation="annulus"`), in one process or over a group.
 
     annulus.transformers.register(group=mesh["context"], layout="zigzag")
     model = AutoModelForCausalLM.from_config(config, attn_implementation="annulus")
     loss = model(**annulus.transformers.shard_batch(batch)).loss
 
-The mask of a layer is what transformers' mask interface hands over, read exactly: causal, bidirectional, a sliding
-window, documents that are packed into a row. Anything else is an error that names it: no layer ever attends by
-another mask.
+The masks that transformers' mask interface passes to layers are read exactly: causal, bidirectional, sliding windows, and
+documents that are packed into a row. Any other mask raises an error that names it, so no layer ever computes with a mask
+that differs from the model's. Users import this module as annulus.transformers.
 """
 
 import dataclasses
@@ -25,14 +25,14 @@ from ._sharding import shard, shift_labels, unshard
 
 @dataclasses.dataclass(eq=False)
 class Mask:
-    """What layers get for `attention_mask`: pairs within a band, and within a document. Made once a forward."""
+    """What layers get as `attention_mask`: the pairs within a band and within a document. Made once for each forward."""
 
-    left: int | None  # keys from query - left on; None: from the first
-    right: int | None  # keys up to query + right; None: up to the last
+    left: int | None  # a query sees keys from query - left on; None: from the first
+    right: int | None  # and up to query + right; None: up to the last
     query_offset: int
-    padding_mask: bool  # one was given, without padding: then transformers does not look for documents
-    documents: list[list[int]] | None  # lengths, a list for each row of the batch; None: a row is one document
-    gathered: bool = False  # `documents` are those of whole rows
+    padding_mask: bool  # whether one was given (without padding): transformers then does not look for documents
+    documents: list[list[int]] | None  # their lengths, a list for each row of the batch; None: each row is one document
+    gathered: bool = False  # whether `documents` are those of whole rows
 
     def pattern(self, keys: int) -> dict[str, Any]:
         if self.left is None and self.right is None:
@@ -49,12 +49,12 @@ def _refuse(what: str, instead: str) -> AnnulusError:
     return AnnulusError(f"[transformers] {what}, which annulus cannot express: {instead}")
 
 
-# ---- Masks as transformers writes them: functions made of functions.
+# ---- Masks of transformers, which are functions made of functions.
 
 
 def _read(function: Callable, mask: Mask) -> Tensor | None:
-    """Restricts `mask` to what `function` allows. The numbers of packed documents [batch, n], where it tells them
-    apart."""
+    """Restricts `mask` to what `function` allows. Returns the numbers of packed documents [batch, n] if it distinguishes
+    documents, otherwise None."""
     if function is masking_utils.causal_mask_function:
         mask.right = 0 if mask.right is None else min(mask.right, 0)
         return None
@@ -74,7 +74,7 @@ def _read(function: Callable, mask: Mask) -> Tensor | None:
         case "packed_sequence_mask_function", {"packed_sequence_mask": Tensor() as numbers}:
             return numbers
         case "remap_positions_for_packed_sequence", {"mask_function": inner, "position_ids": Tensor() as ids}:
-            # Within a document position ids count up by one, so that a band of them is the same band of indices.
+            # Within a document position ids count up by one, so a band of position ids is the same band of indices.
             if _read(inner, mask) is None:
                 return (ids.diff(dim=1, prepend=ids[:, :1] - 1) != 1).cumsum(1)
         case "and_masks.<locals>.and_mask", {"mask_functions": tuple(parts)}:
@@ -83,13 +83,13 @@ def _read(function: Callable, mask: Mask) -> Tensor | None:
                 return numbers[0] if numbers else None
     raise _refuse(
         f"the mask of this model is made by {maker}",
-        'choose attn_implementation="sdpa" or "eager" for it. Known are causal and bidirectional masks, sliding windows and '
-        "packed documents",
+        'choose attn_implementation="sdpa" or "eager" for it. annulus supports causal and bidirectional masks, sliding '
+        "windows and packed documents",
     )
 
 
 def _lengths(numbers: Tensor) -> list[list[int]] | None:
-    """Lengths of the runs of equal numbers in each row, as many for each; None where every row is one."""
+    """Returns the lengths of the runs of equal numbers in each row, padded with 0; None if every row is one run."""
     rows = [row.unique_consecutive(return_counts=True)[1].tolist() for row in numbers]
     most = max(map(len, rows))
     return None if most == 1 else [row + [0] * (most - len(row)) for row in rows]
@@ -109,14 +109,14 @@ def _make_mask(
 ) -> Mask:
     hidden = 0
     if attention_mask is not None:
-        # A cache of a fixed size has more keys, which are later than every query.
+        # A cache of fixed size has more keys than these; they come after every query.
         hidden = (attention_mask[:, kv_offset : kv_offset + kv_length] == 0).sum().cpu()
         if size(group) > 1:
-            hidden = all_reduce(hidden, group=group)  # padding on one rank alone is refused on all
+            hidden = all_reduce(hidden, group=group)  # padding on any rank is refused on all
     if hidden:
         raise _refuse(
             f"attention_mask hides {int(hidden)} positions (padding)",
-            "pack rows instead of padding them (DataCollatorWithFlattening, position_ids that begin again at 0 with each "
+            "pack rows instead of padding them (DataCollatorWithFlattening, position_ids that restart at 0 with each "
             'document and attention_mask=None), or pad on the right with labels of -100 and attention_mask=None',
         )
     mask = Mask(None, None, int(q_offset) - kv_offset, attention_mask is not None, None)
@@ -126,23 +126,23 @@ def _make_mask(
     return mask
 
 
-# ---- Over ranks.
+# ---- Attention over several ranks.
 
 
 def _check_positions(position_ids: Tensor) -> None:
     if position_ids.dim() != 2:
         raise _refuse(
-            f"position_ids are {list(position_ids.shape)}, not [batch, n], as those of several axes (multimodal rotary)",
-            "over several ranks use models with one position for each token",
+            f"position_ids are {list(position_ids.shape)}, not [batch, n], as with several axes (multimodal rotary)",
+            "over several ranks use a model with one position for each token",
         )
 
 
 def _gather_documents(mask: Mask, position_ids: Tensor | None, batch: int, group: Group, layout: str) -> None:
-    """The documents of whole rows, by the position ids of all ranks. Collective; what is refused is so on all ranks."""
+    """Finds the documents of whole rows from the position ids of all ranks. Collective; it raises on all ranks or none."""
     if position_ids is None:
         raise AnnulusError(
-            "[transformers] over several ranks a layer must be given position_ids, but this model does not pass them to its "
-            "attention: annulus cannot tell documents apart, nor whether a rank's rotary positions are right"
+            "[transformers] over several ranks attention needs position_ids, but this model does not pass them to its "
+            "layers: without them annulus cannot distinguish documents or check a rank's rotary positions; use one rank"
         )
     _check_positions(position_ids)
     ids = position_ids.detach().cpu().expand(batch, -1)
@@ -151,9 +151,9 @@ def _gather_documents(mask: Mask, position_ids: Tensor | None, batch: int, group
     if whole[-1].all():
         raise AnnulusError(
             f"[transformers] the position ids of each of the {size(group)} ranks count from 0, as if each held the beginning "
-            "of the rows: pass position_ids=annulus.shard(position_ids, layout, group), or take "
-            "annulus.transformers.shard_batch. If a document does begin at the beginning of every contiguous part, take the "
-            "layout 'zigzag', which tells the two apart"
+            "of the rows: pass position_ids=annulus.shard(position_ids, layout, group), or use "
+            "annulus.transformers.shard_batch. If a document does begin with every contiguous part, use the layout "
+            "'zigzag', which distinguishes the two cases"
         )
     whole = whole[:-1]
     begins = whole.diff(dim=1, prepend=whole[:, :1] - 1) != 1
@@ -166,7 +166,7 @@ def _gather_documents(mask: Mask, position_ids: Tensor | None, batch: int, group
     documents = _lengths(begins.cumsum(1))
     if documents is not None and mask.padding_mask:
         raise AnnulusError(
-            "[transformers] position_ids begin again within a row, but transformers tells packed documents apart only where "
+            "[transformers] position_ids restart within a row, but transformers distinguishes packed documents only if "
             "there is no attention_mask: leave it out"
         )
     mask.documents, mask.gathered = documents, True
@@ -174,7 +174,7 @@ def _gather_documents(mask: Mask, position_ids: Tensor | None, batch: int, group
 
 # ---- The attention of a layer.
 
-# What models hand on to every attention and no attention reads.
+# Arguments that models pass to every attention and that no attention reads.
 _HARMLESS = {
     "cache_position", "labels", "logits_to_keep", "max_length_k", "max_length_q", "num_items_in_batch",
     "output_attentions", "output_hidden_states", "output_router_logits", "position_ids", "return_dict", "shift_labels",
@@ -203,7 +203,7 @@ def _attend(
             "this model has no mask of transformers' mask interface"
             if mask is None
             else f"attention_mask is a {type(mask).__name__} {list(mask.shape)} of its own",
-            "give rows without one, documents by position_ids, and models that use create_causal_mask and its like",
+            "pass rows without a mask and documents by position_ids, with a model that uses create_causal_mask or the like",
         )
     if dropout != 0:
         raise _refuse(f"attention_dropout is {dropout}, drawn by PyTorch's generator", "set it to 0")
@@ -211,14 +211,14 @@ def _attend(
         if name not in _HARMLESS and given is not None and given is not False:
             raise _refuse(f"this model's attention takes {name}", 'choose attn_implementation="sdpa" or "eager" for it')
     if others.get("output_attentions"):
-        raise _refuse("output_attentions asks for probabilities", "no rank ever holds them; leave it out")
+        raise _refuse("output_attentions asks for probabilities", "no rank ever holds them all; leave it out")
     if is_causal is not None and is_causal != (mask.right == 0):
-        raise _refuse(f"a layer has is_causal={is_causal}, but its mask says otherwise", "one of them must be changed")
+        raise _refuse(f"a layer has is_causal={is_causal}, but its mask differs", "change one of them")
     window = others.get("sliding_window")
     if window is not None and mask.left != window - 1:
         raise _refuse(
             f"a layer has sliding_window={window}, but its mask's window is {mask.left and mask.left + 1}",
-            "one of them must be changed",
+            "change one of them",
         )
     if size(group) > 1:
         if others.get("use_cache"):
@@ -228,7 +228,7 @@ def _attend(
             balancing = getattr(getattr(module, "config", None), "output_router_logits", False)
         if balancing:
             raise _refuse(
-                "output_router_logits over several ranks asks for a balancing loss over the tokens of all of them",
+                "output_router_logits over several ranks asks for a balancing loss over the tokens of all ranks",
                 "set it to False, as an argument and in the configuration",
             )
         if not mask.gathered:
@@ -249,23 +249,24 @@ def _attend(
 
 
 def _check_boundaries(name: str, boundaries: Tensor | None, mask: Mask) -> None:
-    """Documents come from position ids; boundaries that a collator made besides (those of whole rows) must be
-    theirs."""
+    """Checks that boundaries of whole rows, which a collator may also pass, are those of the documents in the position
+    ids."""
     if boundaries is None:
         return
     given = boundaries.diff().tolist()
     known = [n for n in (mask.documents or [[sum(given)]])[0] if n > 0]
     if len(mask.documents or [0]) != 1 or [n for n in given if n > 0] != known:
-        raise _refuse(f"{name} has documents of {given} tokens, but position_ids of {known}", "make them agree")
+        raise _refuse(f"{name} has documents of {given} tokens, but position_ids has {known}", "make them agree")
 
 
 _registered: dict[str, tuple[Group, str]] = {}  # group and layout by name
 
 
 def register(group: Group = None, layout: str = "contiguous", schedule: str = "auto", name: str = "annulus") -> None:
-    """Makes `attn_implementation=name` attention over the ranks of `group`, whose rows are cut by `layout`.
+    """Registers `attn_implementation=name` as attention over the ranks of `group`, whose rows are cut by `layout`.
 
-    group: as in `annulus.attention`. Registering a name again replaces it; several names serve several groups.
+    group, layout, schedule: as in `annulus.attention`. Registering a name again replaces it; several names can serve
+    several groups.
     """
     _registered[name] = group, layout
     AttentionInterface.register(name, functools.partial(_attend, group=group, layout=layout, schedule=schedule))
@@ -275,22 +276,24 @@ def register(group: Group = None, layout: str = "contiguous", schedule: str = "a
 def shard_batch(
     batch: Mapping[str, Tensor], layout: str | None = None, group: Group = None, *, name: str = "annulus"
 ) -> dict[str, Any]:
-    """What a causal language model takes for this rank, of a batch of whole rows that every rank of the group has.
+    """Returns the arguments of a causal language model on this rank, from a batch of whole rows that every rank has.
 
-    batch: input_ids [batch, n]; labels, if a loss is wanted; position_ids, which begin again with each packed
-    document. The loss that the model then returns is this rank's part: the sum over the ranks is the mean over the
-    batch's labels, and so are gradients. Labels are shifted here, before they are cut, and do not cross documents.
-    layout and group: those that were registered under `name`, where they are not given.
+    batch: input_ids [batch, n]; labels [batch, n], if a loss is wanted; position_ids [batch or 1, n], which restart with
+    each packed document. Labels are shifted before they are cut and do not cross documents. The loss that the model then
+    returns is this rank's part: the sum over the ranks is the mean over the batch's labels, and the same holds for
+    gradients. layout and group: by default those registered under `name`.
+
+    Raises AnnulusError if there is no layout, for padding, and for other keys in the batch.
     """
     if layout is None and name not in _registered:
         raise AnnulusError(
-            f"[transformers] there is no layout, and no attention of the name {name!r} is registered: call "
+            f"[transformers] no layout is given, and no attention of the name {name!r} is registered: call "
             "annulus.transformers.register first, or pass layout and group"
         )
     registered = _registered.get(name, (None, layout))
     group, layout = registered[0] if group is None else group, layout or registered[1]
     if unknown := set(batch) - {"input_ids", "labels", "position_ids", "attention_mask"}:
-        raise AnnulusError(f"[transformers] a batch of input_ids, labels and position_ids is taken, but has {sorted(unknown)}")
+        raise AnnulusError(f"[transformers] expected a batch of input_ids, labels and position_ids, but it has {sorted(unknown)}")
     whole = {key: value for key, value in batch.items() if value is not None}
     mask = whole.pop("attention_mask", None)
     if mask is not None and not mask.all():
@@ -298,11 +301,11 @@ def shard_batch(
     ids = whole["input_ids"]
     positions = whole.setdefault("position_ids", torch.arange(ids.shape[1], device=ids.device).unsqueeze(0))
     _check_positions(positions)
-    whole["position_ids"] = positions.expand(ids.shape)  # so that rows of each entry may be taken
+    whole["position_ids"] = positions.expand(ids.shape)  # so that every entry has a row for each row of the batch
     if "labels" in whole:
         whole["shift_labels"] = shift_labels(whole.pop("labels"), whole["position_ids"])
     part: dict[str, Any] = dict(shard(whole, layout, group), use_cache=False)
     if "shift_labels" in whole:
-        part["labels"] = part["shift_labels"]  # models compute a loss only where there are labels
+        part["labels"] = part["shift_labels"]  # models compute a loss only if there are labels
         part["num_items_in_batch"] = int((whole["shift_labels"] != -100).sum())
     return part
