@@ -55,7 +55,7 @@ if size > 1:
         annulus.unshard(torch.ones(1, 4 + rank), "zigzag", group)
         raise AssertionError("taken")
     except annulus.AnnulusError as e:
-        assert f"the ranks hold {[4 + r for r in range(size)]} positions, but the layout 'zigzag' deals" in str(e), e
+        assert f"the ranks hold {[4 + r for r in range(size)]} positions, but the layout 'zigzag' cuts" in str(e), e
 
 # A group may be given as a mesh of one dimension or by its name, and is a constant of a compiled graph.
 if group is not None:

@@ -1,6 +1,6 @@
-"""Text to tokens and back: what `annulus tokenize` and `annulus sample` run for work that the libraries of tokenizers do. Started
-by `./annulus tokenizer WORD ...`, which makes sure that the libraries are installed; the options are checked by
-launcher/verb_tokenize.cc before, and have their documentation there.
+"""The program behind `annulus tokenize` and the prompts of `annulus sample`: it does what needs the tokenizer libraries.
+`./annulus tokenizer VERB ...` starts it after making sure that the libraries are installed. launcher/verb_tokenize.cc
+checks and documents the options.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def parse(words):
 
 
 def run(options):
-    """The exit code."""
+    """Runs the verb and returns the exit code."""
     try:
         if options.verb == "tokenize":
             from work import main as verb
@@ -54,18 +54,18 @@ def run(options):
         print(f"annulus: [tokenize] {refused}", file=sys.stderr)
         return refused.code
     except ImportError as error:
-        print(f"annulus: [tokenize] {error}: run it as ./annulus tokenize, which installs what is missing", file=sys.stderr)
+        print(f"annulus: [tokenize] {error}: run ./annulus tokenize, which installs what is missing", file=sys.stderr)
         return UNAVAILABLE
 
 
 def main():
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends the program, without Python's own report
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends the program without a traceback
     code = run(parse(sys.argv[1:]))
     try:
         sys.stdout.flush()
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in its buffer goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # discards what is left in the buffer
         if code == 0 and not isinstance(error, BrokenPipeError):
             print(f"annulus: [tokenize] standard output could not be written: {error.strerror}", file=sys.stderr)
         code = code or (128 + signal.SIGPIPE if isinstance(error, BrokenPipeError) else RESOURCE)

@@ -1,9 +1,9 @@
-"""`tokenizer bench` (`annulus tokenize --bench`): shards' tokens a second over those of the library's own encode_batch, on
-the same processors in one run.
+"""`tokenizer bench` (`annulus tokenize --bench`): compares the tokens per second of tokenize with those of the library's
+own encode_batch, on the same processors in one run.
 
-The baseline holds the documents in memory and only encodes them, with the library's threads; what it is compared with
-also starts its processes, reads, hashes and writes whole shards. Both have the tokenizer loaded. Rounds alternate; the
-best of each counts.
+The baseline holds the documents in memory and only encodes them, with the library's threads. tokenize also starts its
+processes, reads the files, hashes the tokens and writes whole shards. Both have loaded the tokenizer before. Rounds
+alternate, and the best round of each side counts.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from pool import processors
 from work import Work
 
 ROUNDS = 3
-BATCH = 1 << 22  # characters that the baseline encodes in one call; all at once would take the memory of a machine
+BATCH = 1 << 22  # characters that the baseline encodes in one call; all at once would need too much memory
 
 BASELINE = """
 import os, sys, time
@@ -48,7 +48,7 @@ def batches(texts):
 
 
 def encode_all(tokenizer, made, threads):
-    """(tokens, seconds) of the library alone."""
+    """Returns (tokens, seconds) of the library alone."""
     library = tokenizer.behind.library
     tokens, began = 0, time.perf_counter()
     for batch in made:
@@ -60,7 +60,7 @@ def encode_all(tokenizer, made, threads):
 
 
 def baseline(threads, path, options):
-    """In a process of its own, whose threads are the library's."""
+    """Prints the result of encode_all. It runs in a process of its own, in which the library uses its threads."""
     from tokenizer import Tokenizer
 
     parsed = parse(options)

@@ -1,8 +1,8 @@
-"""The input files: which they are, and their documents. Used by work.py and its workers.
+"""Finds the input files and reads their documents. Used by work.py, bench.py and the workers of pool.py.
 
-A text file is a document; a line of JSONL is one, in a field; a row of Parquet is one, in a column. Files are read in
-units of about a mebibyte, each of which one worker takes: some text files, the lines that begin in a range of bytes, or
-some rows. What the units are follows from the files alone, so the documents and their order do, too.
+A document is a whole text file, a field of a line of JSONL, or a column of a row of Parquet. Files are read in units of
+about a mebibyte, each of which one worker takes: some text files, the lines that begin in a range of bytes, or some rows.
+The units depend only on the files, and so do the documents and their order.
 """
 
 import glob
@@ -31,11 +31,11 @@ class Input:
     def require_unchanged(self, status):
         if (status.st_size, status.st_mtime_ns) != (self.size, self.changed):
             raise Refused(INPUT, f"{self.path} has changed since tokenizing began: its tokens would not fit those of "
-                                 "the shards that are finished; remove the output folder to begin anew")
+                                 "the finished shards; remove the output folder to begin again")
 
 
 def find(patterns, kind="auto"):
-    """The files that the globs name, in the order given, those of one glob sorted, each once. Raises Refused."""
+    """Returns the files that the globs match, each once, in the order of the globs and sorted within one. Raises Refused."""
     found = {}
     for pattern in patterns:
         pattern = os.path.expanduser(pattern)
@@ -61,23 +61,23 @@ def describe(path, kind):
         ending = os.path.splitext(stem)[1]
     kind = KINDS.get(ending, "text") if kind == "auto" else kind
     if kind == "parquet" and packing:
-        raise Refused(INPUT, f"{path}: a Parquet file is compressed inside; unpack it")
+        raise Refused(INPUT, f"{path}: a Parquet file must not be compressed as a whole; unpack it")
     return Input(path, kind, packing, status.st_size, status.st_mtime_ns)
 
 
-# ---- Units, in the order of the documents. The coordinator makes them.
+# ---- Units, in the order of the documents. The coordinator (work.py) makes them.
 
 
 @dataclass(frozen=True)
 class Unit:
-    input: int  # of the list of inputs; of text files the first
-    number: int  # in its file
+    input: int  # its index in the list of inputs; for several text files that of the first
+    number: int  # of the unit within its file
     cost: int  # bytes of the file, for the progress
-    task: tuple  # for documents_of
+    task: tuple  # the argument of Reader.documents
 
 
 def units(inputs, field, at=(0, 0)):
-    """All units from number at[1] of the input at[0] on. Raises Refused where a file cannot be read."""
+    """Yields all units from number at[1] of input at[0] on. Raises Refused if a file cannot be read."""
     i, number = at
     while i < len(inputs):
         one = inputs[i]
@@ -105,7 +105,7 @@ def units(inputs, field, at=(0, 0)):
 
 
 def packed_units(one, i):
-    """Of a compressed file: the lines that begin in each range of what it unpacks to."""
+    """Yields the units of a compressed file: the lines that begin in each range of its unpacked bytes."""
     rest, seen, start, done, number = bytearray(), 0, 0, 0, 0
     for data, raw in unpack(one):
         rest += data
@@ -136,7 +136,7 @@ def parquet_units(one, i, field):
 
 
 def open_parquet(one, field):
-    """The file, and the number of its column `field`."""
+    """Returns the file and the index of its column `field`. Raises Refused."""
     import pyarrow
     import pyarrow.parquet
 
@@ -147,16 +147,16 @@ def open_parquet(one, field):
     except OSError as error:
         if error.errno is not None:
             raise unreadable(one.path, error)
-        raise Refused(INPUT, f"{one.path} is no Parquet file that can be read: {one_line(error)}")
+        raise Refused(INPUT, f"{one.path} is not a Parquet file that can be read: {one_line(error)}")
     except pyarrow.ArrowException as error:
-        raise Refused(INPUT, f"{one.path} is no Parquet file that can be read: {one_line(error)}")
+        raise Refused(INPUT, f"{one.path} is not a Parquet file that can be read: {one_line(error)}")
     if field not in schema.names:
         raise Refused(INPUT, f"{one.path} has no column \"{field}\": --field takes one of {', '.join(schema.names)}")
     kind = schema.field(field).type
     value = kind.value_type if pyarrow.types.is_dictionary(kind) else kind
     if not any(test(value) for test in (pyarrow.types.is_string, pyarrow.types.is_large_string,
                                         pyarrow.types.is_string_view)):
-        raise Refused(INPUT, f"{one.path}: the column \"{field}\" is of type {kind}, and text is expected")
+        raise Refused(INPUT, f"{one.path}: the column \"{field}\" is of type {kind}, but text is expected")
     columns = [file.metadata.schema.column(n).path for n in range(file.metadata.num_columns)]
     return file, columns.index(field)
 
@@ -169,7 +169,7 @@ def one_line(error):
 
 
 def unpack(one):
-    """(bytes, position in the file) of a compressed file, piece by piece."""
+    """Yields (unpacked bytes, position in the file) of a compressed file, piece by piece. Raises Refused."""
     try:
         with open(one.path, "rb") as f:
             one.require_unchanged(os.fstat(f.fileno()))
@@ -192,9 +192,9 @@ def unpack(one):
                     if frame.eof:
                         piece, frame = frame.unused_data, None
             if frame is not None:
-                raise Refused(INPUT, f"{one.path} ends inside of its compressed data: it is truncated")
+                raise Refused(INPUT, f"{one.path} ends inside its compressed data: it is truncated")
     except EOFError:
-        raise Refused(INPUT, f"{one.path} ends inside of its compressed data: it is truncated")
+        raise Refused(INPUT, f"{one.path} ends inside its compressed data: it is truncated")
     except OSError as error:
         if error.errno is not None:
             raise unreadable(one.path, error)
@@ -209,19 +209,19 @@ def decode(raw, replace, where):
     try:
         return raw.decode("utf-8", "replace" if replace else "strict")
     except UnicodeDecodeError as error:
-        raise Refused(INPUT, f"{where()}: byte {error.start} is not UTF-8; convert it, or take the character U+FFFD "
-                             "instead with --bad-utf8 replace")
+        raise Refused(INPUT, f"{where()}: byte {error.start} is not UTF-8; convert the file, or replace such bytes by "
+                             "U+FFFD with --bad-utf8 replace")
 
 
 class Reader:
-    """Documents of units, in a worker. Keeps a Parquet file open from one unit to the next."""
+    """Reads the documents of units, in a worker. It keeps a Parquet file open from one unit to the next."""
 
     def __init__(self, inputs, field, replace):
         self.inputs, self.field, self.replace = inputs, field, replace
-        self.opened = None  # of Parquet: (input, group), the next row, the batches that follow, the rest of one
+        self.opened = None  # for Parquet: (input, group), the next row, the batches that follow, the rest of the current one
 
     def documents(self, task):
-        """The texts of a unit's documents. Raises Refused, with the place in the file."""
+        """Returns the texts of a unit's documents. Raises Refused, which names the place in the file."""
         kind, i, *rest = task
         try:
             return getattr(self, kind)(i, *rest)
@@ -244,7 +244,7 @@ class Reader:
         return decode(raw, self.replace, lambda: one.path)
 
     def lines(self, i, begin, end):
-        """Those that begin in [begin, end)."""
+        """Returns the documents of the lines that begin in the bytes [begin, end)."""
         one = self.inputs[i]
         try:
             with open(one.path, "rb") as f:
@@ -274,20 +274,20 @@ class Reader:
         try:
             record = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise Refused(INPUT, f"{where()} is no JSON: {one_line(error)}")
+            raise Refused(INPUT, f"{where()} is not JSON: {one_line(error)}")
         if not isinstance(record, dict):
-            raise Refused(INPUT, f"{where()} is no JSON object: {{\"{self.field}\": \"...\"}} is expected")
+            raise Refused(INPUT, f"{where()} is not a JSON object: {{\"{self.field}\": \"...\"}} is expected")
         if self.field not in record:
             raise Refused(INPUT, f"{where()} has no field \"{self.field}\": --field takes one of {', '.join(record)}")
         value = record[self.field]
         if not isinstance(value, str):
-            raise Refused(INPUT, f"{where()}: the field \"{self.field}\" is {json.dumps(value)[:40]}, and a text is expected")
+            raise Refused(INPUT, f"{where()}: the field \"{self.field}\" is {json.dumps(value)[:40]}, but a text is expected")
         try:
             value.encode("utf-8")
         except UnicodeEncodeError:  # half of a surrogate pair, "\ud800"
             if not self.replace:
-                raise Refused(INPUT, f"{where()}: the text holds half of a surrogate pair, which no UTF-8 has; repair it, "
-                                     "or take the character U+FFFD instead with --bad-utf8 replace")
+                raise Refused(INPUT, f"{where()}: the text holds half of a surrogate pair, which UTF-8 cannot express; "
+                                     "repair it, or replace it by U+FFFD with --bad-utf8 replace")
             value = value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         return value
 
@@ -313,12 +313,12 @@ class Reader:
                                  f"{one_line(error)}")
         if None in texts:
             raise Refused(INPUT, f"{one.path}: row {first + texts.index(None):,} of row group {group} has no text in "
-                                 f"the column \"{self.field}\"; leave such rows out")
+                                 f"the column \"{self.field}\"; remove such rows")
         return texts
 
 
 def line_number(one, at):
-    """Of the line that begins at byte `at` of what the file holds, from 1. Reads the file: for messages."""
+    """Returns the number, from 1, of the line that begins at unpacked byte `at`. Reads the file, so only errors use it."""
     if not one.packing:
         with open(one.path, "rb") as f:
             return 1 + sum(piece.count(b"\n") for piece in pieces(f, at))

@@ -1,7 +1,7 @@
-"""Processes that turn units of the input into tokens, one a core. Used by work.py.
+"""Worker processes, one for each core, that turn units of the input into tokens. Used by work.py.
 
-They are forked from the coordinator, which has read the tokenizer, and hold no state: they may be killed at any time,
-and end by themselves when the coordinator is gone.
+They are forked from the coordinator, which has loaded the tokenizer, and keep no state: they may be killed at any time,
+and they exit when the coordinator is gone.
 """
 
 import multiprocessing
@@ -23,7 +23,7 @@ def processors():
 
 
 def encode_unit(reader, tokenizer, task, width, begin, end):
-    """(tokens as bytes, and of each document its length, the hash of its tokens, the bytes of its text)."""
+    """Returns the tokens as bytes, and for each document its length, the hash of its tokens and the bytes of its text."""
     texts = reader.documents(task)
     tokens, lengths, hashes, sizes = array("I"), array("q"), array("Q"), array("Q")
     for text, ids in zip(texts, tokenizer.encode(texts)):
@@ -44,11 +44,11 @@ def encode_unit(reader, tokenizer, task, width, begin, end):
 
 def work(connection, tokenizer, inputs, field, replace, width, begin, end, check):
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # the coordinator answers them
+        signal.signal(number, signal.SIG_IGN)  # the coordinator handles them
     tasks = queue.SimpleQueue()
 
     def receive():
-        # Takes tasks while a result is being sent, so that neither side waits for the other for ever.
+        # Receives tasks while a result is being sent, so that the two sides cannot block each other.
         try:
             while True:
                 tasks.put(connection.recv())
@@ -73,9 +73,9 @@ def work(connection, tokenizer, inputs, field, replace, width, begin, end, check
 
 
 class Pool:
-    """`processes` workers. `check(inputs, task, result)` may refuse a result, in the worker."""
+    """`processes` workers. `check(inputs, task, result)`, called in the worker, may raise Refused."""
 
-    DEPTH = 2  # units that a worker has at a time, so that it need not wait for the next
+    DEPTH = 2  # units that a worker has at a time, so that it never waits for the next one
 
     def __init__(self, processes, *settings):
         context = multiprocessing.get_context("fork")
@@ -95,7 +95,7 @@ class Pool:
 
     @staticmethod
     def child(others, connection, settings):
-        for end in others:  # a worker that held them would keep the others from seeing the coordinator's end
+        for end in others:  # otherwise the other workers would not notice that the coordinator has exited
             end.close()
         work(connection, *settings)
 
@@ -111,7 +111,7 @@ class Pool:
         self.busy[connection] += 1
 
     def results(self, seconds):
-        """What has come, waiting for so long at most."""
+        """Yields the results that have arrived; waits at most this many seconds for the first."""
         for connection in wait(list(self.workers), seconds):
             try:
                 result = connection.recv()
@@ -126,7 +126,7 @@ class Pool:
         code = process.exitcode
         how = f"was ended by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
         hint = ": was it out of memory? Try a smaller --processes" if code == -signal.SIGKILL else ""
-        raise Refused(RESOURCE, f"a process that makes tokens {how}{hint}")
+        raise Refused(RESOURCE, f"a worker process {how}{hint}")
 
     def close(self):
         for process in self.workers.values():

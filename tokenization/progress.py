@@ -1,5 +1,5 @@
-"""The progress of tokenizing: one line that is written over on a terminal, plain lines every ten seconds elsewhere.
-ANNULUS_PROGRESS and ANNULUS_COLUMNS say otherwise, as for training (docs/user-guide.md). Used by work.py."""
+"""Shows the progress of tokenizing: on a terminal one line that is overwritten, elsewhere a line every ten seconds.
+ANNULUS_PROGRESS and ANNULUS_COLUMNS change this as for training (docs/user-guide.md). Used by work.py."""
 
 import os
 import shutil
@@ -26,7 +26,7 @@ class Progress:
     EVERY = {"live": 0.2, "plain": 10.0, "none": float("inf")}
 
     def __init__(self, total, done):
-        """`total` bytes to read, `done` of them by an earlier call."""
+        """`total`: bytes to read; `done`: those of them that an earlier call has read."""
         asked = os.environ.get("ANNULUS_PROGRESS", "")
         if asked not in ("", *self.EVERY):
             raise Refused(USAGE, f"ANNULUS_PROGRESS: expected live, plain or none, got \"{asked}\"")
@@ -56,7 +56,7 @@ class Progress:
             print(line, flush=True)
 
     def end(self):
-        """Removes the live line, so that what is printed next stands alone."""
+        """Removes the live line, so that the next output begins on an empty line."""
         if self.shown:
             print("\r\033[K", end="", flush=True)
             self.shown = False

@@ -1,6 +1,7 @@
-"""`tokenizer encode-prompt`: one text on standard input, its ids as JSON on standard output. `annulus sample` runs it.
+"""`tokenizer encode-prompt`: reads a text from standard input and writes its ids as JSON to standard output. Run by
+`annulus sample`.
 
-A prompt is the beginning of a document: it has what documents begin with, and not what they end with.
+A prompt is the beginning of a document, so it gets the token that documents begin with but not the one they end with.
 """
 
 import json
@@ -12,7 +13,7 @@ from tokenizer import Tokenizer
 
 
 def settings_beside(path):
-    """How the shards in the folder `path` were made; {} where it holds none."""
+    """Returns tokenization.json, which says how the shards in the folder `path` were made; {} if there is none."""
     try:
         with open(os.path.join(path, "tokenization.json"), encoding="utf-8") as f:
             return json.load(f)
@@ -28,10 +29,10 @@ def encode_prompt(path, text):
     options = {"specials_as_text": settings.get("specials_as_text", False)}
     tokenizer = Tokenizer(path, settings.get("special_tokens", True), **options)
     if made and made["tokenizer"]["digest"] != tokenizer.digest:
-        raise Refused(INPUT, f"{tokenizer.file} is not the tokenizer that the shards beside it were made with")
+        raise Refused(INPUT, f"{tokenizer.file} is not the tokenizer that made the shards beside it; restore that tokenizer")
     ids = list(tokenizer.encode([text])[0])
     if tokenizer.kind == "tokenizers":
-        # Leave out what the post-processor puts behind a text.
+        # Leave out the tokens that the post-processor adds after a text.
         def plain(of):
             return tokenizer.behind.library.encode(of, add_special_tokens=False).ids
 

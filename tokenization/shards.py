@@ -1,8 +1,9 @@
-"""Writes shards of tokens, one class a format; docs/formats.md has their layouts. Used by work.py.
+"""Writes shards of tokens, with one class for each format; docs/formats.md describes their layouts. Used by work.py and
+state.py.
 
-A shard is written beside its place, under a hidden name, synced, and renamed: it is there whole or not at all. Its
-entry in tokenization.json holds the checksum of what was written: XXH3-128 of the file, of Megatron's two of the .bin and
-then the .idx.
+A shard is written in its folder under a hidden name, synced, and renamed, so it exists as a whole or not at all. Its entry
+in tokenization.json holds the checksum of what was written: XXH3-128 of the file, or of Megatron's .bin followed by its
+.idx.
 """
 
 import os
@@ -14,7 +15,7 @@ import xxhash
 from errors import USAGE, Refused
 
 FORMATS = ("annulus", "megatron", "llmc", "nanogpt")
-BOUNDARIES = ("annulus", "megatron")  # these keep them; in the others the begin or end token shows them
+BOUNDARIES = ("annulus", "megatron")  # these store document boundaries; in the others the begin or end token marks them
 
 
 def sync_folder(folder):
@@ -26,7 +27,7 @@ def sync_folder(folder):
 
 
 def write_whole(path, content):
-    """Replaces the file by these bytes, or leaves it as it was."""
+    """Replaces the file by these bytes, or raises OSError and leaves it as it was."""
     folder, name = os.path.split(path)
     beside = os.path.join(folder, f".{name}.tmp")
     try:
@@ -58,9 +59,9 @@ def checksum(paths):
 
 
 class Shard:
-    """One being written. `width`: bytes of a token. Raises OSError of the disk's."""
+    """A shard that is being written. `width`: bytes of a token. Its methods raise OSError if the disk fails."""
 
-    endings = (".bin",)  # of its files; the last one is renamed last
+    endings = (".bin",)  # of its files, in the order in which they are renamed
     header_bytes = 0
 
     def __init__(self, folder, stem, width, vocab, digest):
@@ -78,7 +79,7 @@ class Shard:
             raise
 
     def append(self, tokens, lengths, hashes, text_bytes):
-        """Documents: their tokens as bytes, and arrays of a number each."""
+        """Appends documents: their tokens as bytes, and arrays with a number for each document."""
         self.file.write(tokens)
         self.lengths.extend(lengths)
         self.hashes.extend(hashes)
@@ -86,7 +87,7 @@ class Shard:
         self.text_bytes += sum(text_bytes)
 
     def finish(self):
-        """Puts the shard in its place; returns its entry in tokenization.json."""
+        """Renames the finished shard to its name; returns its entry in tokenization.json."""
         self.complete()
         self.file.flush()
         os.fsync(self.file.fileno())
@@ -146,7 +147,7 @@ class Megatron(Shard):
 
     def complete(self):
         if max(self.lengths, default=0) >= 1 << 31:
-            raise Refused(USAGE, "a document has 2^31 tokens or more, which Megatron's index cannot hold; take --format annulus")
+            raise Refused(USAGE, "a document has 2^31 tokens or more, which Megatron's index cannot hold; use --format annulus")
         documents = len(self.lengths)
         pointers = array("q")
         at = 0
@@ -168,7 +169,7 @@ class Llmc(Shard):
 
     def complete(self):
         if self.tokens >= 1 << 31:
-            raise Refused(USAGE, "a document has 2^31 tokens or more, which llm.c's header cannot hold; take --format annulus")
+            raise Refused(USAGE, "a document has 2^31 tokens or more, which llm.c's header cannot hold; use --format annulus")
         magic, version = (20240520, 1) if self.width == 2 else (20240801, 7)
         self.file.seek(0)
         self.file.write(struct.pack("<3i", magic, version, self.tokens))
@@ -182,7 +183,7 @@ CLASSES = {"annulus": Annulus, "megatron": Megatron, "llmc": Llmc, "nanogpt": Na
 
 
 def shard_name(format, number, single):
-    """Without its ending. `single`: all tokens go to one shard."""
+    """Returns the name of a shard without its ending. `single`: all tokens go to one shard."""
     if format == "llmc":
         return f"tokens_train_{number:06d}"
     if format == "nanogpt":

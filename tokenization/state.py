@@ -1,5 +1,5 @@
-"""What the output folder says of itself: tokenization.json when all is done, .tokenizing.json until then. Used by work.py
-and prompt.py; docs/formats.md describes the first."""
+"""The state of the output folder: tokenization.json once all shards are finished, .tokenizing.json until then. Used by
+work.py; docs/formats.md describes tokenization.json."""
 
 import fcntl
 import json
@@ -16,7 +16,7 @@ LEFT_BEHIND = re.compile(r"\.(shard-\d+|train(-\d+)?|tokens_train_\d+|tokenizati
 
 
 def read_json(path):
-    """None where the file is not there. Raises Refused."""
+    """Returns the content of a JSON file, None if it does not exist. Raises Refused if it cannot be read."""
     try:
         with open(path, encoding="utf-8") as f:
             return json.load(f)
@@ -27,10 +27,10 @@ def read_json(path):
 
 
 class Folder:
-    """The output folder, held by this process until the process ends. Raises Refused."""
+    """The output folder, which this process holds locked until it ends. Raises Refused."""
 
     def __init__(self, path, about):
-        """`about`: what must be the same for shards to belong together; `tokenizer`, `settings` and `inputs`."""
+        """`about`: `tokenizer`, `settings` and `inputs`, which must be the same for shards to belong together."""
         self.path, self.about = path, about
         self.shards, self.next = [], {"input": 0, "unit": 0, "document": 0}
         self.made = not os.path.isdir(path)
@@ -42,7 +42,7 @@ class Folder:
         try:
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise Refused(BUSY, f"another process is making the shards in {path}")
+            raise Refused(BUSY, f"another process is making the shards in {path}; wait until it ends")
         self.finished = read_json(self.place(FINAL))
         state = read_json(self.place(STATE))
         if self.finished is not None:
@@ -70,7 +70,7 @@ class Folder:
             for key, value in here["settings"].items():
                 if there["settings"].get(key) != value:
                     raise Refused(INPUT, f"{self.path} {what} that were made with {key} = "
-                                         f"{json.dumps(there['settings'].get(key))}, and this call has "
+                                         f"{json.dumps(there['settings'].get(key))}, but this call has "
                                          f"{json.dumps(value)}: {other}")
             before, now = there["inputs"], here["inputs"]
         except (KeyError, TypeError) as error:
@@ -81,7 +81,7 @@ class Folder:
             for (path, *size), (path_now, *size_now) in zip(before, now):
                 if path == path_now and size != size_now:
                     raise Refused(INPUT, f"{path} has changed since tokenizing into {self.path} began: its tokens would "
-                                         f"not fit those of the shards that are finished; {other}")
+                                         f"not fit those of the finished shards; {other}")
         raise Refused(INPUT, f"{self.path} {what} of other input files: {other}")
 
     def require_shards(self):
@@ -91,17 +91,17 @@ class Folder:
                 there = sum(os.path.getsize(self.place(name)) for name in names)
             except OSError as error:
                 raise Refused(INPUT, f"{self.place(entry['file'])}, a finished shard, cannot be read: {error.strerror}; "
-                                     "remove the output folder to begin anew")
+                                     "remove the output folder to begin again")
             if there != entry["bytes"]:
                 raise Refused(INPUT, f"{self.place(entry['file'])}, a finished shard, has changed: remove the output "
-                                     "folder to begin anew")
+                                     "folder to begin again")
 
     def require_empty(self):
         for name in os.listdir(self.path):
             if not name.startswith(".") and (name in ("tokens.table", "tokenizer.json", "tokenizer.model") or re.fullmatch(
                     r"(shard-\d+|train(-\d+)?|tokens_train_\d+)\.(tokens|bin|idx)", name)):
-                raise Refused(INPUT, f"{self.place(name)} is there already, and no call of tokenize that could go on has "
-                                     "made it: choose another --output, or remove it")
+                raise Refused(INPUT, f"{self.place(name)} exists already, but not from a call of tokenize that can be "
+                                     "continued: choose another --output, or remove it")
 
     def save(self):
         state = {"version": 1, **self.about, "next": self.next, "shards": self.shards}
@@ -113,7 +113,7 @@ class Folder:
         self.save()
 
     def give_up(self):
-        """After an error: nothing stays of a call that has finished no shard."""
+        """Called after an error: removes everything of a call that has finished no shard."""
         if not self.shards and self.finished is None:
             discard(self.place(STATE))
             if self.made:

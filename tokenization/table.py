@@ -1,9 +1,9 @@
-"""Makes tokens.table: the bytes of every id, so that programs without the tokenizer's library decode (data/shards/token_table.h
-reads it; docs/formats.md has the layout). Used by work.py, and by `tokenizer table`, which `annulus sample` runs for a
-folder in Hugging Face's layout.
+"""Makes tokens.table, which holds the bytes of every id, so that programs can decode without the tokenizer's library
+(data/shards/token_table.h reads it; docs/formats.md describes its layout). Used by work.py, and by `tokenizer table`, which
+`annulus sample` runs for a folder in Hugging Face's layout.
 
-The bytes follow from the tokenizer's decoder, of which three kinds are known; then the library itself is asked, for every
-id alone, twice in a row and in random sequences. Where it says something else, there is no table rather than a wrong one.
+The bytes follow from the tokenizer's decoder. The table is then compared with the library: every id alone, every id twice
+in a row, and random sequences. If the library decodes any of them differently, no table is made.
 """
 
 import random
@@ -16,17 +16,17 @@ from errors import INPUT, RESOURCE, Refused
 from tokenizer import Tokenizer
 
 KEEP, STRIP_ONE, STRIP_FIRST_TOKEN, STRIP_UNTIL_TEXT = range(4)  # the rule for spaces at the beginning of a text
-ORDINARY, SPECIAL, UNUSED, UNSTRIPPED = range(4)  # special tokens are no text; the last keep spaces that the rule strips
+ORDINARY, SPECIAL, UNUSED, UNSTRIPPED = range(4)  # SPECIAL: not text; UNSTRIPPED: keeps spaces that the rule strips
 HEADER = 64
 METASPACE = "\u2581"
 
 
 class Unknown(Exception):
-    """A decoder without a table: why."""
+    """Says why there is no table for a decoder."""
 
 
 def byte_level_characters():
-    """The 256 characters that stand for bytes in a byte-level BPE (GPT-2's bytes_to_unicode)."""
+    """Returns the byte that each of 256 characters stands for in a byte-level BPE: GPT-2's bytes_to_unicode, inverted."""
     plain = [*range(ord("!"), ord("~") + 1), *range(ord("\xa1"), ord("\xac") + 1), *range(ord("\xae"), ord("\xff") + 1)]
     table = {chr(b): b for b in plain}
     others = [b for b in range(256) if b not in set(plain)]
@@ -35,7 +35,7 @@ def byte_level_characters():
 
 
 def byte_token(text):
-    """The byte of "<0x0A>", or None."""
+    """Returns the byte of a token such as "<0x0A>"; None for other tokens."""
     if len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
         try:
             return bytes([int(text[3:5], 16)])
@@ -51,7 +51,7 @@ def steps_of(decoder):
 
 
 def of_hugging_face(behind):
-    """(bytes by id, kinds, rule)."""
+    """Returns (bytes by id, kinds by id, rule) of a tokenizer of Hugging Face's library. Raises Unknown."""
     characters, mark, rule, change = byte_level_characters(), METASPACE, KEEP, []
     steps = steps_of(behind.description.get("decoder"))
     for step in steps:
@@ -70,7 +70,7 @@ def of_hugging_face(behind):
         elif kind == "Strip" and step["content"] == " " and step["start"] <= 1 and step["stop"] == 0:
             rule = STRIP_ONE if step["start"] else rule
         elif kind != "Fuse":
-            raise Unknown(f"its decoder has a step of kind {kind}, of which the bytes of single tokens do not follow")
+            raise Unknown(f"its decoder has a step of kind {kind}, which does not determine the bytes of single tokens")
 
     added = behind.library.get_added_tokens_decoder()
     texts, kinds = [b""] * behind.vocab, [UNUSED] * behind.vocab
@@ -82,7 +82,7 @@ def of_hugging_face(behind):
         texts[i] = token if isinstance(token, bytes) else token.encode("utf-8")
         kinds[i] = SPECIAL if i in added and added[i].special else ORDINARY
         if rule == STRIP_FIRST_TOKEN and kinds[i] == ORDINARY and b" " in texts[i] and mark not in as_written:
-            kinds[i] = UNSTRIPPED  # a space of its own
+            kinds[i] = UNSTRIPPED  # a space of the token itself
     return texts, kinds, rule
 
 
@@ -103,7 +103,7 @@ def of_sentencepiece(behind):
             piece = piece.replace(METASPACE, " ").encode("utf-8")
         texts.append(piece)
         kinds.append(kind)
-    # Which spaces go depends on the model's normalizer; probes tell.
+    # Which spaces are stripped depends on the model's normalizer; decoding a few ids shows it.
     marks = [i for i in range(behind.vocab) if texts[i].startswith(b" ") and texts[i].strip() and kinds[i] == ORDINARY]
     alone = library.piece_to_id(METASPACE)
     if not marks or not library.decode(marks[:1]).startswith(" "):
@@ -113,7 +113,7 @@ def of_sentencepiece(behind):
 
 
 def decode(texts, kinds, rule, ids, specials=False):
-    """What the table makes of some ids: the reading program's rules in Python."""
+    """Returns the bytes that the table gives for some ids, by the rules of the program that reads it."""
     out, first = b"", True
     for i in ids:
         if kinds[i] == UNUSED or kinds[i] == SPECIAL and not specials:
@@ -131,15 +131,15 @@ def decode(texts, kinds, rule, ids, specials=False):
 
 
 def library_decode(tokenizer):
-    """Many sequences of ids to texts, special tokens left out."""
+    """Returns a function that decodes many sequences of ids to texts, without special tokens."""
     if tokenizer.kind == "tokenizers":
         return lambda lists: tokenizer.behind.library.decode_batch(lists, skip_special_tokens=True)
     return lambda lists: [tokenizer.behind.library.decode(ids) for ids in lists]
 
 
 def disagreement(tokenizer, texts, kinds, rule):
-    """Where the library says something else; None where it agrees. Bytes that are no UTF-8 are compared by what the
-    library makes of them where it does so byte by byte, and else left out: it writes U+FFFD, and which bytes it was is lost."""
+    """Returns ids that the library decodes differently, None if there are none. If the table's bytes are not UTF-8, the
+    library must write U+FFFD somewhere; which bytes these stand for cannot be compared."""
     used = [i for i in range(len(texts)) if kinds[i] != UNUSED]
     plain = [i for i in used if kinds[i] != SPECIAL]
     words = [i for i in plain if texts[i].strip() and texts[i].isascii()]
@@ -159,7 +159,7 @@ def disagreement(tokenizer, texts, kinds, rule):
 
 
 def make_table(tokenizer):
-    """(the file's content, None), or (None, why there is none)."""
+    """Returns (the content of the file, None), or (None, why there is no table)."""
     try:
         of = of_hugging_face if tokenizer.kind == "tokenizers" else of_sentencepiece
         texts, kinds, rule = of(tokenizer.behind)
@@ -167,7 +167,7 @@ def make_table(tokenizer):
         return None, str(unknown)
     wrong = disagreement(tokenizer, texts, kinds, rule)
     if wrong is not None:
-        return None, f"the library decodes the ids {wrong[:8]} otherwise than the bytes of the tokens say"
+        return None, f"the library decodes the ids {wrong[:8]} differently than the bytes of the tokens"
     offsets, total = array("Q", [0]), 0
     for text in texts:
         total += len(text)
@@ -181,7 +181,7 @@ def main(options):
     tokenizer = Tokenizer(options.tokenizer)
     content, why = make_table(tokenizer)
     if content is None:
-        raise Refused(INPUT, f"the bytes of the tokens of {tokenizer.file} cannot be told: {why}")
+        raise Refused(INPUT, f"the bytes of the tokens of {tokenizer.file} cannot be determined: {why}")
     try:
         with open(options.output, "wb") as f:
             f.write(content)

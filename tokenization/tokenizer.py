@@ -1,9 +1,9 @@
-"""The tokenizer's own library behind one form: texts in, ids out. tokenizer.json is read by Hugging Face's `tokenizers`,
-tokenizer.model by `sentencepiece`. Used by work.py (documents), prompt.py (prompts) and table.py (decoding).
+"""One interface to the tokenizer libraries: Hugging Face's `tokenizers` for tokenizer.json, `sentencepiece` for
+tokenizer.model. Used by work.py (documents), prompt.py (prompts), table.py (decoding) and bench.py.
 
-Ids are those of one plain call of the library for each text: `encode(text)`, with what its post-processor adds unless
-`special_tokens` is false. Three settings that a tokenizer.json may have kept from its training are turned off, because
-they would lose text, invent tokens or be random: truncation, padding and dropout.
+The ids of a text are those of one plain call of the library, `encode(text)`, with the tokens that its post-processor adds
+unless `special_tokens` is false. Three settings that a tokenizer.json may have kept from its training are turned off:
+truncation would lose text, padding would add tokens, and dropout would make the ids random.
 """
 
 import json
@@ -17,7 +17,7 @@ NAMES = ("tokenizer.json", "tokenizer.model")
 
 
 def file_of(path):
-    """The file that defines the tokenizer at `path`, a file or a folder that holds one."""
+    """Returns the file of the tokenizer at `path`, a file or a folder that contains one. Raises Refused."""
     path = os.path.expanduser(path)
     if os.path.isdir(path):
         for name in NAMES:
@@ -37,8 +37,8 @@ class HuggingFace:
 
         try:
             self.library = tokenizers.Tokenizer.from_str(content.decode("utf-8"))
-        except Exception as error:  # the library raises nothing narrower
-            raise Refused(INPUT, f"{path} is no tokenizer.json that tokenizers {tokenizers.__version__} can read: {error}")
+        except Exception as error:  # the library raises plain Exception
+            raise Refused(INPUT, f"{path} is not a tokenizer.json that tokenizers {tokenizers.__version__} can read: {error}")
         self.library.no_truncation()
         self.library.no_padding()
         if getattr(self.library.model, "dropout", None):
@@ -60,14 +60,14 @@ class SentencePiece:
     kind = "sentencepiece"
 
     def __init__(self, path, content, special_tokens, specials_as_text):
-        del special_tokens, specials_as_text  # a plain call adds none, and reads none in a text
+        del special_tokens, specials_as_text  # a plain call adds no special tokens and reads none in a text
         import sentencepiece
 
         self.library = sentencepiece.SentencePieceProcessor()
         try:
             self.library.LoadFromSerializedProto(content)
         except Exception as error:
-            raise Refused(INPUT, f"{path} is no tokenizer.model that sentencepiece {sentencepiece.__version__} can read: "
+            raise Refused(INPUT, f"{path} is not a tokenizer.model that sentencepiece {sentencepiece.__version__} can read: "
                                  f"{str(error) or type(error).__name__}")
         self.vocab = self.library.get_piece_size()
 
@@ -80,10 +80,10 @@ class SentencePiece:
 
 
 class Tokenizer:
-    """`path`: a file or a folder. Raises Refused."""
+    """The tokenizer at `path`, a file or a folder. Raises Refused. encode() takes a list of texts and returns their ids."""
 
     def __init__(self, path, special_tokens=True, specials_as_text=False):
-        # One process a core does better than the library's threads, which share a cache behind a lock.
+        # One process for each core is faster than the library's threads, which share a locked cache.
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
         self.file = os.path.abspath(file_of(path))
         try:
@@ -100,14 +100,14 @@ class Tokenizer:
         self.file_name = NAMES[0] if kind is HuggingFace else NAMES[1]
 
     def token(self, option, text):
-        """The id that an option names: a number, or a token's text. None for None."""
+        """Returns the id that an option names by number or by the token's text; None for None. Raises Refused."""
         if text is None:
             return None
         if text.isascii() and text.isdigit():
             if int(text) >= self.vocab:
-                raise Refused(USAGE, f"{option} {text} is no id of this tokenizer: its ids are below {self.vocab}")
+                raise Refused(USAGE, f"{option} {text} is not an id of this tokenizer: its ids are below {self.vocab}")
             return int(text)
         found = self.behind.id_of(text)
         if found is None:
-            raise Refused(USAGE, f"{option} \"{text}\" is no token of {self.file}: name a token's whole text, or its id")
+            raise Refused(USAGE, f"{option} \"{text}\" is not a token of {self.file}: give a token's whole text, or its id")
         return found

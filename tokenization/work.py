@@ -1,8 +1,8 @@
-"""`tokenizer tokenize`: input files to shards. The coordinator: deals units out to the pool and writes what comes back in
-the order of the units, so that the shards do not depend on the number of processes.
+"""`tokenizer tokenize`: turns input files into shards. This is the coordinator: it gives units to the pool and writes the
+results in the order of the units, so the shards do not depend on the number of processes. __main__.py and bench.py run it.
 
-A shard ends before the document that would make it larger than --shard-tokens. After each shard the state file says
-where the next one begins; a call that was ended goes on there.
+A shard ends before the document that would make it larger than --shard-tokens. After each shard the state file says where
+the next one begins, and a call after an interrupted one continues there.
 """
 
 import os
@@ -27,7 +27,7 @@ class Interrupted(Exception):
 
 
 class Signals:
-    """The first one is noted, the second ends the process at once; the workers end with it."""
+    """Notes the first signal to end; the second ends the process at once, and the workers exit with it."""
 
     def __init__(self):
         self.number = None
@@ -46,8 +46,8 @@ class Signals:
 
 
 def boundaries_are_found(begin, end, width):
-    """The check of a worker's result for formats in which a document begins where `begin` stands behind `end`, as far as
-    they are used: nowhere inside of a document."""
+    """Returns the check of a worker's results for formats without boundaries. In them a document begins where `begin`
+    follows `end`, or at the one of them that is used, so this must not occur inside a document."""
 
     def check(inputs, task, result):
         tokens, lengths, _, _ = result
@@ -64,8 +64,8 @@ def boundaries_are_found(begin, end, width):
                 wrong = begin in ids[1:] and (end, begin) in zip(ids, ids[1:])
             if wrong:
                 path = inputs[task[1] + document if task[0] == "texts" else task[1]].path
-                raise Refused(INPUT, f"{path}: the token that separates documents stands inside of one, which could not be "
-                                     "found again in this format; take --specials-as-text, or --format annulus")
+                raise Refused(INPUT, f"{path}: the token that separates documents stands inside one, so its boundaries could "
+                                     "not be found in this format; use --specials-as-text or --format annulus")
 
     return check
 
@@ -75,22 +75,22 @@ def no_check(inputs, task, result):
 
 
 class Work:
-    """One call. Raises Refused, Interrupted, OSError of the disk's."""
+    """One call of tokenize. Raises Refused, Interrupted, and OSError if the disk fails."""
 
     def __init__(self, options):
         self.options = o = options
         self.signals = Signals()
         if o.format == "llmc" and not 0 < o.shard_tokens < 1 << 31:
-            raise Refused(USAGE, f"--shard-tokens {o.shard_tokens}: a shard of llm.c holds 1 to 2147483647 tokens")
+            raise Refused(USAGE, f"--shard-tokens {o.shard_tokens}: expected 1 to 2147483647, which a shard of llm.c can hold")
         self.tokenizer = t = Tokenizer(o.tokenizer, not o.no_special_tokens, o.specials_as_text)
         self.begin, self.end = t.token("--begin", o.begin), t.token("--end", o.end)
         if o.format not in BOUNDARIES:
             if self.begin is None and self.end is None:
-                raise Refused(USAGE, f"--format {o.format} has no place for the boundaries of documents: name the token that "
-                                     "they begin with or end with, --begin or --end, by which they are found again")
+                raise Refused(USAGE, f"--format {o.format} has no place for the boundaries of documents: give the token that "
+                                     "documents begin or end with by --begin or --end, which marks the boundaries")
             if self.begin == self.end:
-                raise Refused(USAGE, f"--begin and --end are the same token, {self.begin}: in --format {o.format} one of "
-                                     "them is enough")
+                raise Refused(USAGE, f"--begin and --end are the same token, {self.begin}: with --format {o.format} give one "
+                                     "of them")
         self.width = 2 if t.vocab <= 1 << 16 else 4
         self.inputs = find(o.input, o.kind)
         settings = {"format": o.format, "field": o.field, "kind": o.kind, "special_tokens": not o.no_special_tokens,
@@ -140,7 +140,7 @@ class Work:
         skip = at["document"]
         todo = units(self.inputs, self.options.field, (at["input"], at["unit"]))
         sent, results, sent_units, written = 0, {}, {}, 0
-        window = (Pool.DEPTH + 2) * len(pool.workers)  # units that wait for an earlier one are held in memory
+        window = (Pool.DEPTH + 2) * len(pool.workers)  # results that wait for an earlier unit stay in memory
         error = None
         while True:
             self.signals.require_none()
@@ -149,7 +149,7 @@ class Work:
                     unit = next(todo)
                 except StopIteration:
                     todo = None
-                except Refused as refused:  # its turn is after the units before it
+                except Refused as refused:  # raised after the units before it are written
                     todo, error = None, refused
                 else:
                     sent_units[sent] = (unit.input, unit.number, unit.cost, unit.task[0] == "texts")
@@ -170,7 +170,7 @@ class Work:
             raise error
 
     def write(self, unit, result, first):
-        """The documents of a unit from number `first` on."""
+        """Writes the documents of a unit, from number `first` on."""
         i, number, cost, texts = unit
         tokens, lengths, hashes, sizes = result
         tokens = memoryview(tokens)
@@ -219,7 +219,7 @@ class Work:
               f"{bytes_text(text_bytes)} of text ({text_bytes / self.tokens:.2f} bytes a token), in {len(shards):,} "
               f"shard{'' if len(shards) == 1 else 's'} of {o.output}; {duration_text(seconds)}")
         if why_not:
-            print(f"no tokens.table, so that `annulus sample` and --inspect show ids: {why_not}")
+            print(f"there is no tokens.table, so `annulus sample` and --inspect show ids: {why_not}")
 
 
 def library_version(kind):

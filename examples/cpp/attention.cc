@@ -1,4 +1,4 @@
-// Causal attention over all ranks, forward and backward, held against a dense computation:
+// A program that runs causal attention over all ranks, forward and backward, and compares it with a dense computation:
 //   mpirun -n 4 .bazel/bin/attention --length=1000
 #include <algorithm>
 #include <charconv>
@@ -20,18 +20,18 @@ int main(int argc, char** argv) try {
     const char* const end = number.data() + number.size();
     const auto [stop, error] = std::from_chars(number.data(), end, length);
     if (!arg.starts_with(option) || error != std::errc() || stop != end || length < 1) {
-      std::cerr << "usage: attention [--length=POSITIONS], at least 1; got " << arg << "\n";
+      std::cerr << "usage: attention [--length=POSITIONS], with at least 1 position; got " << arg << "\n";
       return 2;
     }
   }
-  // Finds the other ranks; what they must agree on is compared before anything else.
+  // Finds the other ranks and first compares the values that must be the same on all of them.
   annulus::Job job = annulus::bootstrap({.fingerprint = {{"length", std::to_string(length)}}});
   const double error = largest_error(*job.world, length);
   if (job.rank == 0) {
     std::printf("%d ranks, %lld positions: largest error %.1e\n", job.size, static_cast<long long>(length), error);
   }
   return error < 1e-12 ? 0 : 1;
-} catch (const annulus::ReportedError& e) {  // one rank has said it for all
+} catch (const annulus::ReportedError& e) {  // another rank has printed the message
   return e.exit_code();
 } catch (const annulus::Error& e) {
   std::cerr << e.what() << "\n";

@@ -1,4 +1,4 @@
-// Ranks as threads of one process: no launcher, no MPI.
+// Tests problem.h with ranks as threads of one process, without a launcher and without MPI.
 #include <gtest/gtest.h>
 
 #include "comm/threads/threads.h"

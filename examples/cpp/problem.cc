@@ -1,3 +1,4 @@
+// Implements problem.h.
 #include "problem.h"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -21,7 +22,7 @@ namespace {
 
 constexpr int64_t kBatch = 2, kHeads = 4, kHeadDim = 16;
 
-// Of q, k and v [B, S, H, D], causal: score = q.k / sqrt(D), hidden where the key is later than the query.
+// Dense causal attention of q, k and v [B, S, H, D]: score = q.k / sqrt(D), hidden if the key is later than the query.
 at::Tensor dense_causal(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
   const at::Tensor score = at::matmul(q.transpose(1, 2), k.permute({0, 2, 3, 1})) / std::sqrt(double{kHeadDim});
   const at::Tensor position = at::arange(q.size(1));
@@ -37,7 +38,7 @@ double difference(const at::Tensor& a, const at::Tensor& b) {
 }  // namespace
 
 double largest_error(annulus::Communicator& comm, int64_t length) {
-  // What is asked for. All ranks say the same.
+  // The request, which must be the same on all ranks.
   annulus::AttentionCall call;
   call.comm = &comm;
   call.request.shape = {.batch = kBatch, .heads = kHeads, .kv_heads = kHeads, .q_len = length, .k_len = length};
@@ -45,8 +46,8 @@ double largest_error(annulus::Communicator& comm, int64_t length) {
   call.request.layout = annulus::LayoutKind::kZigzag;
   call.request.ranks = comm.size();
 
-  // Equal on all ranks: the generator is a counter with a seed. In a real program a rank would only ever have its own
-  // rows; here each rank also needs the whole, to compare with.
+  // The generator gives the same numbers on all ranks. In a real program a rank would have only its own rows; here each
+  // rank also needs the whole tensors for the comparison.
   at::Generator generator = at::detail::createCPUGenerator(1);
   const auto random = [&] { return at::randn({kBatch, length, kHeads, kHeadDim}, generator, at::kDouble); };
   const at::Tensor q = random(), k = random(), v = random(), dout = random();

@@ -1,11 +1,12 @@
 #!/bin/bash
-# Makes FOLDER/model, a small model and its tokenizer in Hugging Face's layout, of what this machine has; nothing is
-# downloaded but, once, the libraries of tokenizers. The model is a Llama of a million weights that was trained on rows
-# of 512 tokens (base.toml): what docs/extend.md begins with.
+# Makes FOLDER/model, a small model and its tokenizer in Hugging Face's layout, from files of this machine. It downloads
+# only the tokenizer libraries, once. The model is a Llama of a million weights, trained on rows of 512 tokens
+# (base.toml), with which docs/extend.md begins.
 #
-#   make.sh FOLDER [OPTION ...]    the options are of examples/tokens/make.py and, behind --, of the training
+#   make.sh FOLDER [OPTION ...] [-- OPTION ...]
 #
-# Below FOLDER: text/ (corpora and tokenizers), shards/ (of tokens), runs/ (of the training), model/.
+# Options before -- go to examples/tokens/make.py, options after it to the training. FOLDER gets the folders text
+# (corpora and tokenizers), shards (of tokens), runs (of the training) and model.
 set -euo pipefail
 [[ ${1-} == -h || ${1-} == --help || $# == 0 ]] && { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0"; exit 0; }
 here=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")

@@ -1,5 +1,5 @@
-"""Loads the model in a folder by transformers, says what it is and writes some text with it: `text.py FOLDER [PROMPT]`.
-The last step of docs/extend.md; needs torch and transformers."""
+"""Loads the model in a folder with transformers, describes it and generates some text: `text.py FOLDER [PROMPT]`. This is
+the last step of docs/extend.md; it needs torch and transformers."""
 
 import sys
 
@@ -10,7 +10,7 @@ def main(folder, prompt="def "):
     model, report = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
     wrong = {name: sorted(keys) for name, keys in report.items() if keys}
     if wrong:
-        raise SystemExit(f"{folder}: {wrong}")
+        raise SystemExit(f"{folder} does not have exactly the weights of its model: {wrong}")
     print(f"{type(model).__name__}, {model.num_parameters():,} parameters, {model.config.max_position_embeddings:,} positions")
     print(f"rotary embedding: {model.config.rope_parameters}")
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=f"{folder}/tokenizer.json")

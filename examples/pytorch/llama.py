@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""A Llama of transformers whose sequences are cut over the processes of torchrun: one line registers annulus's
+"""A Llama of transformers whose sequences are cut over the processes of torchrun. One line registers annulus's
 attention.
 
     torchrun --nproc-per-node 2 examples/pytorch/llama.py
 
-Rows are packed with documents that do not see each other. Prints the loss and how far loss and gradients are from
-those of the same model in one process, with PyTorch's own attention. The weights are random.
+Rows are packed with documents that do not attend to each other. Prints the loss, and how far loss and gradients are
+from those of the same model in one process with PyTorch's own attention. The weights are random.
 """
 
 import os
@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 import transformers
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "python"))  # not with the wheel
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "python"))  # not needed with the wheel
 import annulus  # noqa: E402
 import annulus.transformers  # noqa: E402
 
@@ -35,7 +35,7 @@ def make(attention):
 
 
 def packed_rows():
-    """Two rows of 128 tokens, each of documents of its own: position ids begin again with each."""
+    """Returns two rows of 128 tokens, each packed with documents; position ids restart with each document."""
     torch.manual_seed(1)
     ids = torch.randint(CONFIG.vocab_size, (2, 128))
     lengths = [[50, 60, 18], [100, 28]]
@@ -48,13 +48,13 @@ def main():
     group, layout = dist.group.WORLD, "zigzag"
     batch = packed_rows()
 
-    # What changes in a program: this line, attn_implementation, and that each process takes its part of the rows.
+    # A program changes in three places: this line, attn_implementation, and shard_batch, which takes this process's part.
     annulus.transformers.register(group, layout)
     model = make("annulus")
     loss = model(**annulus.transformers.shard_batch(batch, layout, group)).loss
     loss.backward()
     for parameter in model.parameters():
-        dist.all_reduce(parameter.grad, group=group)  # each process has gradients of its part of the loss
+        dist.all_reduce(parameter.grad, group=group)  # each process has the gradients of its part of the loss
     dist.all_reduce(loss := loss.detach(), group=group)
 
     whole = make("sdpa")

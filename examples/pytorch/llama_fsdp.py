@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""The Llama of llama.py with FSDP2 over a mesh data x context: batch rows are dealt along `data`, sequences cut along
-`context`, weights sharded over both.
+"""The Llama of llama.py with FSDP2 over a mesh data x context: batch rows are divided along `data`, sequences are cut
+along `context`, and weights are sharded over both.
 
     torchrun --nproc-per-node 4 examples/pytorch/llama_fsdp.py                  # 2 x 2
     torchrun --nproc-per-node 2 examples/pytorch/llama_fsdp.py --context 2      # 1 x 2
 
-Prints what llama.py prints.
+It prints the same lines as llama.py.
 """
 
 import argparse
@@ -34,11 +34,11 @@ def main():
         fully_shard(layer, mesh=processes)
     fully_shard(model, mesh=processes)
 
-    part = annulus.transformers.shard_batch(batch, layout, context)  # of all rows
+    part = annulus.transformers.shard_batch(batch, layout, context)  # this process's positions of all rows
     rows = slice(mesh.get_local_rank("data"), None, data)
     part = {key: value[rows] if hasattr(value, "dim") else value for key, value in part.items()}
     loss = model(**part).loss
-    # FSDP takes the mean of the processes' gradients, but these are of parts of one loss.
+    # FSDP averages the processes' gradients, but these belong to parts of one loss and must be added.
     (loss * processes.size()).backward()
     dist.all_reduce(loss := loss.detach())
 

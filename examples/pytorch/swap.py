@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""An existing PyTorch model whose attention becomes that of annulus, in one process or over the ranks of mpirun.
+"""Replaces the attention of an existing PyTorch model by that of annulus, in one process or over the ranks of mpirun.
 
     python3 examples/pytorch/swap.py
     mpirun -n 2 python3 examples/pytorch/swap.py
 
-The model is a small Llama-like decoder written with F.scaled_dot_product_attention. `swap` replaces that call alone; the
-weights stay. Over ranks, each rank has a part of every sequence: it embeds, multiplies and normalises its own positions,
-and attention sees them all. Gradients of weights are summed over the ranks.
+The model is a small Llama-like decoder written with F.scaled_dot_product_attention. `swap` replaces only that call; the
+weights stay. With several ranks, each rank has a part of every sequence: it embeds, multiplies and normalises its own
+positions, and attention covers all positions. Gradients of weights are summed over the ranks.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from torch import nn
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "python"))
 import annulus  # noqa: E402
 
-# ---- The model as it was: nothing here knows annulus.
+# ---- The original model, which does not use annulus.
 
 
 def rotate(x, positions):
@@ -77,11 +77,11 @@ class Model(nn.Module):
         return self.head(self.norm(x))
 
 
-# ---- What changes.
+# ---- The changes.
 
 
 def swap(model, pattern="{ kind = 'causal' }", layout="zigzag"):
-    """Every Attention of the model attends through annulus from now on."""
+    """Makes every Attention of the model use annulus from now on."""
     for layer, module in enumerate(m for m in model.modules() if isinstance(m, Attention)):
 
         def attend(q, k, v, layer=layer):

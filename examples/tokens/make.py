@@ -1,19 +1,19 @@
-"""Corpora and tokenizers from what a machine has, for trying annulus with tokens without a download (make.sh starts it).
+"""Makes corpora and tokenizers from files of this machine, for trying annulus with tokens without downloading text.
 
     make.sh FOLDER [--megabytes N] [--vocab N]
 
-writes below FOLDER
-    python.jsonl            Python sources, one a line
-    debian.jsonl.gz         text of Debian's packages (/usr/share/doc), one file a line
-    licenses/*.txt          /usr/share/common-licenses, as files
-    tokenizers/llama2/      tokenizer.json: BPE with byte fallback; spaces are a character, put by the normalizer
-    tokenizers/mistral/     tokenizer.json: the same, where the pre-tokenizer puts them
-    tokenizers/llama3/      tokenizer.json: byte-level BPE by Llama 3's pattern; <|begin_of_text|> from the post-processor
-    tokenizers/qwen2/       tokenizer.json: byte-level BPE by Qwen 2's pattern, NFC; no token is added
-    tokenizers/sentencepiece/  tokenizer.model: BPE with byte fallback, the settings of Llama 2's
+writes these files in FOLDER:
+    python.jsonl            Python sources, one file in each line
+    debian.jsonl.gz         texts of Debian's packages (/usr/share/doc), one file in each line
+    licenses/*.txt          the files of /usr/share/common-licenses
+    tokenizers/llama2/      tokenizer.json: BPE with byte fallback; the normalizer replaces spaces by a character
+    tokenizers/mistral/     tokenizer.json: the same, but the pre-tokenizer replaces them
+    tokenizers/llama3/      tokenizer.json: byte-level BPE with Llama 3's pattern; its post-processor adds <|begin_of_text|>
+    tokenizers/qwen2/       tokenizer.json: byte-level BPE with Qwen 2's pattern and NFC; no token is added
+    tokenizers/sentencepiece/  tokenizer.model: BPE with byte fallback and the settings of Llama 2's
 
-The tokenizers have the classes and patterns of those that they are named after, and a vocabulary of their own, trained on
-the corpora. tests/tokenization uses the functions.
+Each tokenizer has the class and pattern of the one that it is named after, and a vocabulary trained on these corpora.
+make.sh runs this file; tests/tokenization uses its functions.
 """
 
 import argparse
@@ -35,7 +35,7 @@ SPACE = "\u2581"
 
 
 def read_text(path):
-    """The text of a file, unpacked; None where it is not UTF-8."""
+    """Returns the text of a file, unpacked if it is compressed; None if it cannot be read or is not UTF-8."""
     try:
         with (gzip.open if path.endswith(".gz") else open)(path, "rb") as f:
             return f.read().decode("utf-8")
@@ -55,7 +55,7 @@ def debian_texts():
 
 
 def documents(paths, limit):
-    """(path, text) of as many as `limit` bytes hold."""
+    """Yields (path, text) of files, as many as `limit` bytes of text allow."""
     size = 0
     for path in paths:
         text = read_text(path)
@@ -67,9 +67,9 @@ def documents(paths, limit):
 
 
 def write_jsonl(path, texts):
-    """Returns their number."""
+    """Writes texts and returns their number."""
     count = 0
-    # The same bytes each time: gzip would note the time.
+    # Opened in this way, gzip writes no time, so the bytes are the same each time.
     with open(path, "wb") as f, gzip.GzipFile("", "wb", 6, f, 0) if path.endswith(".gz") else f as out:
         for name, text in texts:
             out.write(json.dumps({"path": name, "text": text}, ensure_ascii=False).encode("utf-8") + b"\n")
@@ -77,11 +77,11 @@ def write_jsonl(path, texts):
     return count
 
 
-# ---- Tokenizers: functions of an iterable of texts, which is gone through once.
+# ---- Tokenizers: functions of an iterable of texts, which they read once.
 
 
 def fallback_model(texts, vocab):
-    """A BPE model with a token for every byte, as sentencepiece makes it, and what else its tokenizers have alike."""
+    """Returns a BPE tokenizer with a token for every byte, as sentencepiece makes it, for llama2 and mistral."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     trained = Tokenizer(models.BPE())
@@ -136,7 +136,7 @@ def byte_level(texts, vocab, pattern, specials, normalizer=None):
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
     tokenizer.train_from_iterator(texts, trainers.BpeTrainer(
         vocab_size=vocab - len(specials), initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
-    tokenizer.add_special_tokens(specials)  # behind the others, as published
+    tokenizer.add_special_tokens(specials)  # after the others, as in the published tokenizers
     return tokenizer
 
 
@@ -156,7 +156,7 @@ def qwen2(texts, vocab):
 
 
 def sentencepiece_model(texts, vocab):
-    """The content of a tokenizer.model."""
+    """Returns the content of a tokenizer.model."""
     import sentencepiece
 
     model = io.BytesIO()
@@ -172,7 +172,7 @@ HUGGING_FACE = {"llama2": llama2, "mistral": mistral, "llama3": llama3, "qwen2":
 
 
 def write_tokenizers(folder, texts, vocab):
-    """All of them; `texts` is a list."""
+    """Writes all tokenizers; `texts` is a list."""
     for name, make in HUGGING_FACE.items():
         os.makedirs(os.path.join(folder, name), exist_ok=True)
         make(texts, vocab).save(os.path.join(folder, name, "tokenizer.json"))
@@ -184,8 +184,8 @@ def write_tokenizers(folder, texts, vocab):
 def main():
     parser = argparse.ArgumentParser(prog="make.sh", description=__doc__.split("\n")[0])
     parser.add_argument("folder")
-    parser.add_argument("--megabytes", type=float, default=20, help="at most so much of each corpus (default: 20)")
-    parser.add_argument("--vocab", type=int, default=8192, help="tokens of a vocabulary, at least 1000 (default: 8192)")
+    parser.add_argument("--megabytes", type=float, default=20, help="size of each corpus at most (default: 20)")
+    parser.add_argument("--vocab", type=int, default=8192, help="tokens in each vocabulary, at least 1000 (default: 8192)")
     options = parser.parse_args()
     os.makedirs(os.path.join(options.folder, "licenses"), exist_ok=True)
     limit = int(options.megabytes * 1e6)
@@ -195,7 +195,7 @@ def main():
         count = write_jsonl(os.path.join(options.folder, name), texts)
         size = sum(len(text) for _, text in texts)
         print(f"{name}: {count:,} documents, {size / 1e6:.1f} million characters", flush=True)
-        sample += [text for _, text in texts[::max(1, size // 4_000_000)]]  # a tokenizer learns enough from a part
+        sample += [text for _, text in texts[::max(1, size // 4_000_000)]]  # a part of the texts is enough to train a tokenizer
     for path, text in documents(sorted(glob.glob("/usr/share/common-licenses/*")), limit):
         with open(os.path.join(options.folder, "licenses", os.path.basename(path) + ".txt"), "w", encoding="utf-8") as f:
             f.write(text)

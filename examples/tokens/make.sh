@@ -1,5 +1,5 @@
 #!/bin/bash
-# Corpora and tokenizers from what this machine has; `make.sh --help` and make.py say more.
+# Makes corpora and tokenizers from files of this machine; see `make.sh --help` and make.py.
 set -euo pipefail
 here=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
 python=$("$here/../../tools/tokenizer_wheels.sh" --python)

@@ -35,12 +35,12 @@ class Mistakes(support.Test):
     def test_json(self):
         good = json.dumps({"text": "x " * 1000, "id": 1}) + "\n"
         lines = good * 1500  # of several units
-        for bad, pattern in (('{"text": "a"\n', "is no JSON: Expecting"), ("[1]\n", "is no JSON object"),
+        for bad, pattern in (('{"text": "a"\n', "is not JSON: Expecting"), ("[1]\n", "is not a JSON object"),
                              ('{"body": "a", "id": 2}\n', 'has no field "text": --field takes one of body, id'),
-                             ('{"text": 5}\n', 'the field "text" is 5, and a text is expected'),
+                             ('{"text": 5}\n', 'the field "text" is 5, but a text is expected'),
                              ('{"text": null}\n', 'the field "text" is null'),
                              ('{"text": "\\ud800"}\n', "half of a surrogate pair"),
-                             ("[" * 100000 + "\n", "is no JSON: ")):
+                             ("[" * 100000 + "\n", "is not JSON: ")):
             content = lines + "\n" + bad + good
             for name in ("bad.jsonl", "bad.jsonl.gz") if bad == "[1]\n" else ("bad.jsonl",):
                 self.write(name, gzip.compress(content.encode()) if name.endswith("gz") else content)
@@ -51,7 +51,7 @@ class Mistakes(support.Test):
         self.write("a.jsonl", good * 1500 + "first\n" + good * 1500 + "second\n")
         self.write("b.parquet", "no Parquet")
         for processes in ("1", "3"):
-            self.refused(3, "a.jsonl, line 1501 is no JSON", "--input", "a.jsonl", "--input", "b.parquet", "--processes", processes)
+            self.refused(3, "a.jsonl, line 1501 is not JSON", "--input", "a.jsonl", "--input", "b.parquet", "--processes", processes)
 
     def test_bytes_that_are_no_utf8(self):
         self.write("a.txt", b"abc\xff\xfedef")
@@ -69,19 +69,19 @@ class Mistakes(support.Test):
         content = (json.dumps({"text": "abc " * 100}) + "\n").encode() * 5000
         for name, packed in (("a.jsonl.gz", gzip.compress(content)), ("a.jsonl.zst", zstandard.compress(content))):
             self.write(name, packed[:-9])
-            self.refused(3, f"{name} ends inside of its compressed data: it is truncated", "--input", name)
+            self.refused(3, f"{name} ends inside its compressed data: it is truncated", "--input", name)
             self.write(name, b"nothing of the kind")
             self.refused(3, f"{name} cannot be unpacked: ", "--input", name)
 
     def test_parquet(self):
         self.write("a.parquet", "PAR1 and nothing that is Parquet PAR1")
-        self.refused(3, "a.parquet is no Parquet file that can be read: ", "--input", "a.parquet")
+        self.refused(3, "a.parquet is not a Parquet file that can be read: ", "--input", "a.parquet")
         self.write("a.parquet", "")
-        self.refused(3, "a.parquet is no Parquet file that can be read: ", "--input", "a.parquet")
+        self.refused(3, "a.parquet is not a Parquet file that can be read: ", "--input", "a.parquet")
         support.write_parquet(self.path("b.parquet"), ["a", None, "b"])
         self.refused(3, 'b.parquet: row 1 of row group 0 has no text in the column "text"', "--input", "b.parquet")
         self.refused(3, 'b.parquet has no column "body": --field takes one of id, text', "--input", "b.parquet", "--field", "body")
-        self.refused(3, 'b.parquet: the column "id" is of type int64, and text is expected', "--input", "b.parquet", "--field", "id")
+        self.refused(3, 'b.parquet: the column "id" is of type int64, but text is expected', "--input", "b.parquet", "--field", "id")
         support.write_parquet(self.path("c.parquet"), support.texts(2000), rows=500)
         with open(self.path("c.parquet"), "r+b") as f:
             f.seek(1000)
@@ -92,8 +92,8 @@ class Mistakes(support.Test):
         self.write("a.txt", "a")
         for name, content, pattern in (
                 ("gone", None, "there is no tokenizer .*gone"), ("folder", "", "folder holds no tokenizer: expected tokenizer.json or"),
-                ("t.json", "{}", "t.json is no tokenizer.json that tokenizers [0-9.]+ can read"),
-                ("t.model", "garbage", "t.model is no tokenizer.model that sentencepiece [0-9.]+ can read")):
+                ("t.json", "{}", "t.json is not a tokenizer.json that tokenizers [0-9.]+ can read"),
+                ("t.model", "garbage", "t.model is not a tokenizer.model that sentencepiece [0-9.]+ can read")):
             if name == "folder":
                 os.mkdir(self.path(name))
             elif content is not None:
@@ -104,15 +104,15 @@ class Mistakes(support.Test):
     def test_tokens_and_formats_that_do_not_fit(self):
         self.write("a.txt", "a")
         one = ["--input", "a.txt"]
-        self.refused(2, "--begin 1000 is no id of this tokenizer: its ids are below 1000", *one, "--begin", "1000")
-        self.refused(2, '--end "<eos>" is no token of ', *one, "--end", "<eos>")
-        self.refused(2, '--end "<eos>" is no token of ', *one, "--end", "<eos>", kind="sentencepiece")
+        self.refused(2, "--begin 1000 is not an id of this tokenizer: its ids are below 1000", *one, "--begin", "1000")
+        self.refused(2, '--end "<eos>" is not a token of ', *one, "--end", "<eos>")
+        self.refused(2, '--end "<eos>" is not a token of ', *one, "--end", "<eos>", kind="sentencepiece")
         for format in ("llmc", "nanogpt"):
             self.refused(2, f"--format {format} has no place for the boundaries of documents", *one, "--format", format)
         self.refused(2, "--begin and --end are the same token, 5", *one, "--format", "llmc", "--begin", "5", "--end", "5")
-        self.refused(2, "--shard-tokens 0: a shard of llm.c", *one, "--format", "llmc", "--begin", "5", "--shard-tokens", "0")
+        self.refused(2, "--shard-tokens 0: expected 1 to 2147483647", *one, "--format", "llmc", "--begin", "5", "--shard-tokens", "0")
         self.write("b.txt", "a<|begin_of_text|>b")
-        self.refused(3, "b.txt: the token that separates documents stands inside of one", "--input", "?.txt", "--format", "llmc",
+        self.refused(3, "b.txt: the token that separates documents stands inside one", "--input", "?.txt", "--format", "llmc",
                      "--begin", "<|begin_of_text|>")
         self.tokenize("--input", "?.txt", "--format", "llmc", "--begin", "<|begin_of_text|>", "--specials-as-text")
 

@@ -106,7 +106,7 @@ class Resume(support.Test):
 
     def test_nothing_is_left_of_a_call_that_finished_no_shard(self):
         self.write("bad.jsonl", "{\n")
-        self.refused(3, "bad.jsonl, line 1 is no JSON", self.words("--input", "bad.jsonl"))
+        self.refused(3, "bad.jsonl, line 1 is not JSON", self.words("--input", "bad.jsonl"))
         self.assertFalse(os.path.exists(self.path("out")))
 
     def test_the_same_command_again_does_nothing(self):
@@ -131,14 +131,14 @@ class Resume(support.Test):
         one = ["--input", "e00.txt", "--input", "e06.txt"]
         self.refused(3, "out holds the shards of another tokenizer, llama3 .*choose another --output",
                      self.words(*one, kind="qwen2"))
-        self.refused(3, r"out holds the shards that were made with shard_tokens = 100000000, and this call has 5",
+        self.refused(3, r"out holds the shards that were made with shard_tokens = 100000000, but this call has 5",
                      self.words(*one, "--shard-tokens", "5"))
         self.refused(3, "out holds the shards of other input files", self.words("--input", "e06.txt"))
 
     def test_files_of_someone_else_are_not_replaced(self):
         os.mkdir(self.path("out"))
         self.write("out/train-00000.bin", "mine")
-        self.refused(3, "train-00000.bin is there already", self.words(*self.options))
+        self.refused(3, "train-00000.bin exists already", self.words(*self.options))
         self.assertEqual(support.contents(self.path("out")), {"train-00000.bin": b"mine"})
 
     def test_a_folder_that_another_process_writes_to(self):
