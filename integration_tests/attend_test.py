@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`annulus attend` on 1 to 4 ranks against dense fp64 attention (attend_tool.cc), and what it refuses."""
+"""Tests `annulus attend` on 1 to 4 ranks against dense fp64 attention (attend_tool.cc), and its errors."""
 
 import os
 import re
@@ -44,7 +44,7 @@ class AttendTest(cli.CliTest):
         self.make(2, 67, 67, 4, 2, 16, "f32")
         out = self.attend(2, "--layout", "zigzag", "--schedule", "ring", "--backward")
         messages = re.search(r"2 ranks, ring, zigzag, (\d+) messages", out)
-        # One hop each way in the forward, K and V; in the backward K and V again may stay, gradients go home.
+        # In the forward K and V go one hop each way. In the backward they may be kept, and gradients return.
         self.assertGreaterEqual(int(messages.group(1)), 4 + 4)
         self.check()
 
@@ -66,7 +66,7 @@ class AttendTest(cli.CliTest):
 
     def test_query_offset_and_rows_without_keys(self):
         self.make(1, 40, 24, 2, 2, 8, "f64")
-        self.attend(2, "--query-offset", "-10", "--layout", "zigzag", "--backward")  # queries 0..9 see nothing
+        self.attend(2, "--query-offset", "-10", "--layout", "zigzag", "--backward")  # queries 0 to 9 see no key
         self.check(offset=-10)
         self.attend(0, "--query-offset", "-10")
         self.check(offset=-10)
@@ -124,7 +124,7 @@ class AttendTest(cli.CliTest):
             self.assertEqual(sorted(f for f in os.listdir(self.folder) if f != "runs"), before)
 
         refused(2, "--input", "attend")
-        refused(2, "did you mean \"--backward\"", "attend", "--bakward")  # also where something is missing
+        refused(2, "did you mean \"--backward\"", "attend", "--bakward")  # although required options are missing
         refused(2, "--input and --random", "attend", *files, "--random", "queries=3")
         refused(2, "did you mean \"queries\"", "attend", "--random", "querys=3")
         refused(2, "--lengths.*--layout", "attend", *files, "--lengths", "10,20", "--layout", "zigzag")
@@ -147,7 +147,7 @@ class AttendTest(cli.CliTest):
         refused(2, "--mask-out ./new and --output, new, are the same file", *written, "--mask-out", "./new")
         os.mkfifo(self.path("pipe"))
         refused(2, "no regular file", "attend", "--input", "in.safetensors", "--output", "pipe")
-        # 30 positions are no multiple of 2 x 2 chunks.
+        # 30 positions are not a multiple of the 4 chunks.
         refused(4, "30", "launch", "-n", "2", "attend", *files, "--layout", "zigzag", "--even")
         refused(4, "length", "launch", "-n", "2", "attend", *files, "--lengths", "10,10,10")
         for how, pattern in [
@@ -167,7 +167,7 @@ class AttendTest(cli.CliTest):
         self.make(1, 64, 64, 4, 4, 64, "f32")
         with open(self.path("out.safetensors"), "w") as f:
             f.write("old")
-        # A limit on the size of files stands in for a full disk: the write fails half-way.
+        # A limit on file sizes takes the place of a full disk: the write fails half-way.
         script = 'ulimit -f 8; trap "" XFSZ; exec "$0" "$@"'
         done = subprocess.run(
             ["bash", "-c", script, cli.ANNULUS, "attend", "--input", "in.safetensors", "--output", "out.safetensors"],

@@ -1,8 +1,9 @@
-// For attend_test.py: makes random inputs for `annulus attend`, and holds its output against dense fp64 attention,
-// written straight from the definitions (docs/attention.md), never from slices, plans or kernels.
+// A tool of attend_test.py. It makes random inputs for `annulus attend` and compares its output with dense fp64
+// attention, which is written from the definitions in docs/attention.md and uses no slices, plans or kernels of
+// annulus.
 //
-//   attend_tool make FILE B Sq Sk H Hk D DTYPE SEED [magnitude]     DTYPE: f32, f64, bf16
-//   attend_tool check INPUT OUTPUT KIND LEFT RIGHT OFFSET SCALE     KIND: full, causal, window; SCALE 0: 1/sqrt(D)
+//   attend_tool make FILE B Sq Sk H Hk D DTYPE SEED [magnitude]     DTYPE: f32, f64 or bf16
+//   attend_tool check INPUT OUTPUT KIND LEFT RIGHT OFFSET SCALE     KIND: full, causal or window; SCALE 0: 1/sqrt(D)
 //   attend_tool command SEED RANKS     prints what a failing property test prints, for a small random request
 //   attend_tool garble FILE truncate|flip|drop-v|shape-k|dtype-k|rank-q    makes a bad copy, FILE.bad
 #include <ATen/core/Tensor.h>
@@ -83,7 +84,7 @@ void compare(const char* name, const at::Tensor& got, Dense& want, at::ScalarTyp
   double worst = 0;
   for (int64_t i = 0; i < x.numel(); ++i) {
     const double a = x.const_data_ptr<double>()[i], b = want.data.const_data_ptr<double>()[i];
-    if (a == b) continue;  // also -inf
+    if (a == b) continue;  // -inf included
     const double error = std::fabs(a - b) / (1 + std::fabs(b));
     worst = std::isnan(error) ? std::numeric_limits<double>::infinity() : std::max(worst, error);
   }
@@ -155,11 +156,11 @@ int check(const std::vector<std::string>& a) {
     }
   }
   const bool wide = dtype == at::kDouble;
-  // Of attend_test.py's cases, with three instruction sets: fp64 3.3e-15 at most, fp32 1.2e-6 and lse 4e-7;
-  // bf16 1.9e-2, of dq, whose terms cancel.
+  // The largest errors of attend_test.py's cases, with three instruction sets, were 3.3e-15 in fp64, 1.2e-6 in fp32
+  // (4e-7 for lse) and 1.9e-2 in bf16, for dq, whose terms cancel.
   const double fine = wide ? 1e-14 : 3e-6, coarse = dtype == at::kBFloat16 ? 3e-2 : wide ? 1e-14 : 1e-5;
   compare("out", out.load("out"), o, dtype, coarse);
-  // bf16 inputs are exact in fp32, so lse is as good as fp32's.
+  // bf16 inputs are exact in fp32, so lse is as precise as with fp32 inputs.
   compare("lse", out.load("lse"), lse, wide ? at::kDouble : at::kFloat, fine);
   if (out.find("dq") != nullptr) {
     compare("dq", out.load("dq"), dq, dtype, coarse);
@@ -175,7 +176,7 @@ int garble(const std::vector<std::string>& a) {
     std::ifstream file(path, std::ios::binary);
     std::string bytes((std::istreambuf_iterator<char>(file)), {});
     if (how == "truncate") bytes.resize(bytes.size() - 100);
-    if (how == "flip") bytes[7] = '\x40';  // the header's length: absurd
+    if (how == "flip") bytes[7] = '\x40';  // an absurd length of the header
     std::ofstream(bad, std::ios::binary) << bytes;
     return 0;
   }

@@ -1,6 +1,6 @@
-"""Runs the program `annulus` as a user does. Shared by the *_test.py files of this folder.
+"""Runs the program `annulus` as a user does. Used by most *_test.py files of this folder, of hosts/ and of models/.
 
-A test file ends with `cli.main()`. The program's path is the first argument (see BUILD).
+A test file ends with `cli.main()`. Its first argument is the path of the program (see BUILD).
 """
 
 import json
@@ -20,17 +20,17 @@ LIMIT = 60  # seconds until a command counts as hung
 
 def environment(**extra):
     env = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMIX_", "ANNULUS_"))}
-    # Bazel's own: a rank that dies early must not look like a test that ended early.
+    # Bazel's variables, without which a rank that dies early does not look like a test that ended early.
     for name in ("TEST_PREMATURE_EXIT_FILE", "XML_OUTPUT_FILE"):
         env.pop(name, None)
-    # One thread a rank (.bazelrc says why); OMP_NUM_THREADS=None lets the placement decide.
+    # One thread for each rank (.bazelrc says why); with OMP_NUM_THREADS=None the placement decides.
     env["OMP_NUM_THREADS"] = "1"
     env.update(extra)
     return {k: v for k, v in env.items() if v is not None}
 
 
 def tiny_config(steps, **more):
-    """The text of a configuration that trains a tiny model. more: keys of sections, added or in place of these."""
+    """Returns the text of a configuration that trains a tiny model. `more`: keys of sections that are added or replaced."""
     sections = {
         "run": {"name": "tiny", "steps": steps, "log_every": 1},
         "data": {"train": ["text.txt"], "context": 64, "batch": 2},
@@ -47,22 +47,22 @@ def tiny_config(steps, **more):
 
 
 def write_tiny_run(folder, steps, text="all work and no play " * 500, **more):
-    """config.toml, of tiny_config(steps, **more), and the text.txt that it trains on."""
+    """Writes config.toml with tiny_config(steps, **more), and text.txt, on which it trains."""
     for name, content in [("config.toml", tiny_config(steps, **more)), ("text.txt", text)]:
         with open(os.path.join(folder, name), "w") as f:
             f.write(content)
 
 
 def write_stand_in(path, python, tokenization):
-    """A script in place of ./annulus, which would look for what is to be installed and built: `tokenizer` is the program
-    `tokenization` in this Python, all else the program that is tested."""
+    """Writes a script that replaces ./annulus, which would install and build: its verb `tokenizer` runs the program
+    `tokenization` in this Python, every other verb the program under test."""
     with open(path, "w") as f:
         f.write(f'#!/bin/bash\n[[ $1 == tokenizer ]] && exec {python} -I -B {tokenization} "${{@:2}}"\nexec {ANNULUS} "$@"\n')
     os.chmod(path, 0o755)
 
 
 def processes_with(mark):
-    """Pids of live processes started with the variable CLI_TEST_MARK=mark."""
+    """Returns the pids of live processes that were started with CLI_TEST_MARK=mark in their environment."""
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -107,7 +107,7 @@ class Running:
         self.process.send_signal(number)
 
     def finish(self):
-        """(exit code, standard error); checks that no process is left."""
+        """Waits for the end; returns (exit code, standard error). Checks that no process is left."""
         out, err = self.process.communicate(timeout=LIMIT)
         self.lines.append(out)
         left = processes_with(self.mark)
@@ -140,7 +140,7 @@ class CliTest(unittest.TestCase):
         return running
 
     def annulus(self, *args, **env):
-        """Runs to the end: (exit code, standard output, standard error)."""
+        """Runs annulus to the end; returns (exit code, standard output, standard error)."""
         done = subprocess.run(
             [ANNULUS, *args],
             cwd=self.folder,
@@ -153,7 +153,7 @@ class CliTest(unittest.TestCase):
         return done.returncode, done.stdout, done.stderr
 
     def assert_refused(self, code, pattern, *args, **env):
-        """One line of error that matches, the exit code, and no output."""
+        """Asserts this exit code, one line of error that matches the pattern, and no output."""
         got, out, err = self.annulus(*args, **env)
         self.assertEqual(got, code, f"{args}: {err}")
         self.assertEqual(out, "", args)

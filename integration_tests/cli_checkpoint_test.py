@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`annulus checkpoint`: what a run of two ranks has saved, shown, verified and merged, and what is refused."""
+"""Tests `annulus checkpoint`: showing, verifying and merging what a run of two ranks has saved, and its errors."""
 
 import json
 import os
@@ -23,7 +23,7 @@ STEP = "runs/tiny-001/checkpoints/step-{:08}"
 
 
 def tensors(path):
-    """Name: (dtype, shape, bytes), as the format has them."""
+    """Returns {name: (dtype, shape, bytes)} of a safetensors file, read by its format."""
     with open(path, "rb") as f:
         content = f.read()
     length = struct.unpack("<Q", content[:8])[0]
@@ -36,7 +36,7 @@ def tensors(path):
 
 
 def whole_tensors(folder):
-    """Those of a checkpoint's model, put together from the slices that its manifest names."""
+    """Returns the tensors of a checkpoint's model, put together from the slices that its manifest names."""
     with open(os.path.join(folder, "manifest.json")) as f:
         manifest = json.load(f)
     files = {name: tensors(os.path.join(folder, name)) for name in manifest["files"]}
@@ -108,7 +108,7 @@ class CheckpointTest(cli.CliTest):
         code, out, err = self.annulus("checkpoint", "verify", "tiny")
         self.assertEqual(code, 0, err)
         self.assertIn(STEP.format(4) + ": whole: ", out)
-        # Each place is named, by file, tensor and range; the other checkpoint is as it was.
+        # Each damaged place is named by file, tensor and range; the other checkpoint is intact.
         weights = self.weights_file(4)
         self.damage(4, weights, -1)
         self.damage(4, weights, -30000)
@@ -130,7 +130,7 @@ class CheckpointTest(cli.CliTest):
         self.assertEqual((code, out), (0, "all.safetensors\n"), err)
         wanted = whole_tensors(self.path(STEP.format(4)))
         self.assertEqual(tensors(self.path("all.safetensors")), wanted)
-        # A set: no file has more than it may, and all have all.
+        # A set of files: none is larger than allowed, and together they hold all tensors.
         total = sum(len(content) for _, _, content in wanted.values())
         most = max(len(content) for _, _, content in wanted.values())
         code, out, err = self.annulus("checkpoint", "merge", "tiny", "--out", "set/", "--max-file-bytes", str(most))
@@ -154,7 +154,7 @@ class CheckpointTest(cli.CliTest):
         code, out, err = self.annulus("checkpoint", "merge", "tiny", "--out", "one", "--max-file-bytes", "1GB")
         self.assertEqual((code, os.listdir(self.path("one"))), (0, ["model.safetensors"]), err)
         self.assertEqual(tensors(self.path("one/model.safetensors")), wanted)
-        # What is damaged is passed over, unless it was asked for.
+        # A damaged checkpoint is passed over unless it is the one requested.
         self.damage(4, self.weights_file(4), -1)
         code, out, err = self.annulus("checkpoint", "merge", "tiny", "--out", "older.safetensors")
         self.assertEqual(code, 0, err)
@@ -189,7 +189,7 @@ class CheckpointTest(cli.CliTest):
 
     def test_a_full_disk_leaves_nothing(self):
         for more in ([], ["--max-file-bytes", "20kB"]):
-            # A limit on the size of files stands in for a full disk: the write fails half-way.
+            # A limit on file sizes takes the place of a full disk: the write fails half-way.
             done = subprocess.run(
                 ["bash", "-c", 'ulimit -f 16; trap "" XFSZ; exec "$0" "$@"', cli.ANNULUS, "checkpoint", "merge", "tiny",
                  "--out", "merged", *more],

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`annulus pack`: what it makes of a configuration's tokens, what it counts, and what it refuses."""
+"""Tests `annulus pack`: how it packs the tokens of a configuration, what it counts, and its errors."""
 
 import array
 import os
@@ -19,7 +19,7 @@ context = [[0, 4], [5, 16]]
 packing = "best-fit"
 validation_fraction = 0
 """
-BEGIN = 50256  # of a document
+BEGIN = 50256  # the token with which a document begins
 
 
 def llmc(documents):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`annulus plan --model`: the tables of docs/memory.md, JSON to the byte, longest rows, and what is refused."""
+"""Tests `annulus plan --model`: the tables of docs/memory.md, exact JSON, longest rows, and errors."""
 
 import json
 import os
@@ -97,7 +97,7 @@ class PlanMemoryTest(cli.CliTest):
     def test_ranks_on_cpus(self):
         self.assertIn("\na rank has 1.0 GB", self.plan("--cpu"))
         self.assertGreater(self.json("--cpu")["fits"][7]["bytes"]["total"], 0)
-        # Sums travel in messages, which take memory of their own.
+        # On CPUs sums are sent in messages, which need memory of their own.
         self.assertNotEqual(self.json("--cpu")["fits"][7]["bytes"], self.json()["fits"][7]["bytes"])
 
     def test_what_fits_nowhere_says_what_forbids_it(self):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`annulus plan`, `doctor`, `topology` and `annulus bench`: what they print, and what they refuse."""
+"""Tests what `annulus plan`, `doctor`, `topology` and `bench` print, and their errors."""
 
 import json
 import os
@@ -25,7 +25,7 @@ class PlanTest(cli.CliTest):
         code, out, err = self.annulus("plan", *args)
         self.assertEqual(code, 0, err)
         pairs = 1000 * 10 - 45
-        self.assertIn("schedule group-cast", out)  # the default where ranks need few rows of others
+        self.assertIn("schedule group-cast", out)  # the default if ranks need few rows of others
         self.assertIn(f"pairs counted {pairs}, {pairs / 1e6:.4f} of all\n", out)
         self.assertRegex(out, rf"each of {pairs} pairs is computed once")
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""`annulus tokenize` as a user types it: made, shown and checked in every format; stopped and gone on with; refused. The
-ids themselves are the affair of tests/tokenization."""
+"""Tests `annulus tokenize` as a user types it: shards are made, shown and checked in every format; calls are stopped and
+continued; errors. tests/tokenization tests the ids themselves."""
 
 import fcntl
 import os
@@ -97,7 +97,7 @@ class TokenizeTest(cli.CliTest):
         support.write_jsonl(self.path("in.jsonl"), big)
         words = ["tokenize", "--tokenizer", support.tokenizer("llama3"), "--input", "in.jsonl", "--output", "out", "--shard-tokens",
                  "20000"]
-        # As a terminal does it: the signal goes to every process of the group.
+        # As a terminal does, this sends the signal to every process of the group.
         running = self.start(*words, env={"ANNULUS_SCRIPT": self.script}, prefix=("setsid",))
         while not os.path.exists(self.path("out/shard-00001.tokens")):
             self.assertIsNone(running.process.poll())
@@ -136,7 +136,7 @@ class TokenizeTest(cli.CliTest):
         self.assertRegex(lines[-1], r"^[\d,]+ tokens of [\d,]+ documents")
 
     def test_usage_is_refused_before_anything_starts(self):
-        os.chmod(self.script, 0o644)  # what could not be started is not
+        os.chmod(self.script, 0o644)  # the script cannot be started
         some = ["tokenize", "--tokenizer", "t", "--input", "in.jsonl"]
         refused = self.assert_refused
         refused(2, "--output is missing", *some)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`annulus train` and `sample` as a user types them: stopped and resumed runs, ranks that die, and what is refused."""
+"""Tests `annulus train` and `sample` as a user types them: stopped and resumed runs, ranks that die, and errors."""
 
 import fcntl
 import glob
@@ -55,7 +55,7 @@ class TrainTest(cli.CliTest):
         self.assertEqual(code, 0, err)
         self.assertRegex(out.splitlines()[0], r"^device cpu \(")
         self.assertEqual(len(self.losses("tiny-001")), 6)
-        # The commands that it prints work as they are.
+        # The commands that it prints work unchanged.
         sample = re.search(r"^sample: +\./annulus (.*)$", out, re.M).group(1)
         code, text, err = self.annulus(*shlex.split(sample), "--bytes", "40")
         self.assertEqual(code, 0, err)
@@ -65,12 +65,12 @@ class TrainTest(cli.CliTest):
         self.assertEqual(code, 0, err)
         self.assertEqual(len(self.losses("tiny-001")), 12)
         self.assertIn("changed: run.steps = 12 (it was 6)", out)
-        # What cannot be written is not lost without a word.
+        # Output that cannot be written is reported.
         with open("/dev/full", "w") as full:
             done = subprocess.run([cli.ANNULUS, *shlex.split(sample), "--bytes", "40"], cwd=self.folder, stdout=full,
                                   stderr=subprocess.PIPE, text=True, timeout=cli.LIMIT, env=cli.environment())
         self.assertEqual(done.returncode, 8, done.stderr)
-        # The first command again is a new run.
+        # The first command starts a new run when it is repeated.
         self.assertEqual(self.annulus("train", "config.toml", "--set", "run.steps=1")[0], 0)
         self.assertTrue(os.path.isdir(self.path("runs/tiny-002")))
 
@@ -101,7 +101,7 @@ class TrainTest(cli.CliTest):
         while True:
             try:
                 piece = os.read(terminal, 65536)
-            except OSError:  # EIO: nobody has it open any more
+            except OSError:  # EIO: no process has the terminal open any more
                 break
             if not piece:
                 break
@@ -111,7 +111,7 @@ class TrainTest(cli.CliTest):
         live = [re.sub(rb"\x1b\[[?0-9]*[a-zA-Z]", b"", line) for line in re.findall(rb"\r([^\r\n]*step \d/6[^\r\n]*)", text)]
         self.assertTrue(live[0].startswith(b"step 1/6"), text)
         self.assertLess(max(map(len, live)), columns)
-        # A live line stays out of the log file; what stays on the terminal is there.
+        # The log file has the lines that stay on the terminal, but not the live line.
         log = self.read(os.path.relpath(glob.glob(self.path("runs/logs/*/rank-0.log"))[0], self.folder))
         self.assertNotIn("\r", log)
         self.assertIn("done: 6 steps", log)
@@ -120,7 +120,7 @@ class TrainTest(cli.CliTest):
         self.assert_refused(3, "runs", "train", "--resume")
         self.assert_refused(2, "name CONFIG first", "train", "--resume", "config.toml")
         self.assertEqual(self.annulus("train", "config.toml")[0], 0)
-        # A newer run that has no checkpoint yet is not the one that is meant.
+        # A newer run without a checkpoint is not chosen.
         os.makedirs(self.path("runs/tiny-002"))
         shutil.copy(self.path("runs/tiny-001/config.toml"), self.path("runs/tiny-002/config.toml"))
         for steps, which in [(8, ["tiny-001"]), (9, ["tiny"]), (10, ["runs/tiny-001"]), (11, [])]:
@@ -207,7 +207,7 @@ class TrainTest(cli.CliTest):
     def mpirun(self, *args):
         if shutil.which("mpirun") is None:
             self.skipTest("no mpirun on PATH")
-        short = tempfile.TemporaryDirectory(dir="/dev/shm")  # a long path breaks Open MPI's sockets
+        short = tempfile.TemporaryDirectory(dir="/dev/shm")  # Open MPI's sockets need a short path
         self.addCleanup(short.cleanup)
         command = ["mpirun", "--oversubscribe", "--mca", "btl_vader_backing_directory", short.name]
         return subprocess.run(

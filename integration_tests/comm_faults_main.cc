@@ -1,6 +1,6 @@
-// A rank of a job that goes wrong on purpose: what bootstrap and the communicator make of it is checked by mpi_test
-// from outside (exit code, one message). --fault=NAME --rank=R says what happens, and where; --backend=nccl sends over
-// GPUs, or says why it cannot.
+// A rank of a job that fails on purpose. comm_tests.bzl runs it under mpi_test, which checks the exit code and the one
+// message of bootstrap or the communicator. --fault=NAME and --rank=R choose the fault and its rank. --backend=nccl
+// sends over GPUs, or reports why it cannot.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
@@ -32,7 +32,7 @@ std::string argument(int argc, char** argv, const std::string& name) {
   return "";
 }
 
-// A second look at this host's ranks, under another name than our own.
+// Whether a rank of this host has arrived, as seen by an observer with a rank number that no rank has.
 bool has_come(int rank) {
   LaunchInfo info = launch_info();
   info.rank = info.size;
@@ -44,7 +44,7 @@ bool has_come(int rank) {
   return false;
 }
 
-// A process that is to end before this one: mpirun's exit code is that of the first rank that failed.
+// A process that must end before this one, because mpirun's exit code is that of the first rank that failed.
 pid_t first_to_end = 0;
 
 void let_the_first_end() {
@@ -63,7 +63,7 @@ int run(int argc, char** argv) {
     return 0;
   }
   if (mine && fault == "blocked") {
-    for (;;) pause();  // for instance a file system that hangs
+    for (;;) pause();  // for example, a file system hangs
   }
   if (mine && fault == "killed") raise(SIGKILL);
   if (mine && fault == "exits") return 3;
@@ -97,7 +97,7 @@ int run(int argc, char** argv) {
   }
   job.run_together({"nothing", 0}, [] {});
   if (fault == "throws later") {
-    // Over NCCL the others may learn of it before the rank that throws has ended.
+    // Over NCCL the other ranks may learn of the error before the rank that throws has ended.
     at::Tensor pids = at::empty({job.size, 1}, at::kLong);
     job.world->all_gather(pids, at::full({1}, static_cast<int64_t>(getpid()), at::kLong), {"process numbers", 0});
     const int thrower = std::stoi(argument(argc, argv, "rank"));
@@ -121,7 +121,7 @@ int run(int argc, char** argv) {
     }
   }
   if (fault == "stops in a gather") {
-    // Once it has said that it comes: the others know by the data alone.
+    // This rank has announced its call, so the others notice only because its data do not arrive.
     comm.set_timeout(Seconds(1.5));
     const at::Tensor weights = at::zeros({1000000}, floats), all = at::empty({job.size, 1000000}, floats);
     for (int step = 1;; ++step) {
@@ -130,12 +130,12 @@ int run(int argc, char** argv) {
       work->wait();
     }
   }
-  // A ring that goes on until something happens to it.
+  // A ring that sends until the fault happens.
   at::Tensor held = at::zeros({100000}, floats);
   at::Tensor next = at::empty({100000}, floats);
   const bool endless = fault == "stops later" || fault == "killed later" || fault == "throws later";
   for (int step = 0; step < 20 || endless; ++step) {
-    comm.set_timeout(Seconds(step == 0 && nccl ? 30 : 1.5));  // the first one connects
+    comm.set_timeout(Seconds(step == 0 && nccl ? 30 : 1.5));  // the first exchange connects
     if (mine && step == 5 && fault == "stops later") raise(SIGSTOP);
     if (mine && step == 5 && fault == "killed later") raise(SIGKILL);
     auto work = comm.exchange({{held, (job.rank + 1) % job.size}}, {{next, (job.rank + job.size - 1) % job.size}},
@@ -147,11 +147,11 @@ int run(int argc, char** argv) {
     std::swap(held, next);
   }
   const bool at_its_end = fault == "ends late" || fault == "stops at its end";
-  comm.set_timeout(Seconds(at_its_end ? 5 : 30));  // and NCCL is to be ended
+  comm.set_timeout(Seconds(at_its_end ? 5 : 30));  // NCCL must be ended, too
   comm.barrier({"the end", 0});
   if (mine && fault == "stops at its end") raise(SIGSTOP);
   if (mine && fault == "ends late") {
-    // Beyond the deadline that the others have in MPI_Finalize: 10 s more than ANNULUS_BOOTSTRAP_TIMEOUT.
+    // Longer than the others' deadline in MPI_Finalize, which is ANNULUS_BOOTSTRAP_TIMEOUT plus 10 s.
     const auto done = std::chrono::steady_clock::now() + std::chrono::seconds(17);
     while (std::chrono::steady_clock::now() < done) sched_yield();
     std::printf("the last one is done\n");

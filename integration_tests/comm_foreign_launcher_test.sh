@@ -1,6 +1,6 @@
 #!/bin/bash
-# Ranks started by the launcher of another MPI form one world each instead of one together: all must end non-zero, with
-# one message. Stands in for that launcher by setting what it sets.
+# Ranks started by the launcher of another MPI form one world each instead of one together. All must exit with an error
+# and one message. This script sets the variables of such a launcher.
 set -u
 binary=$1
 export HOME="${HOME:-$TEST_TMPDIR}" TMPDIR OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1

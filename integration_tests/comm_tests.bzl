@@ -75,7 +75,7 @@ def comm_tests():
     _fault("killed_later", "killed later", 1, np = 2, expect_exit = 137)
     _fault("throws_later", "throws later", 1, np = 2, expect_exit = 8, expect_once = ["[kernel] out of memory"])
 
-    # As if no launcher ended the others: what the one that is left says for itself, and its own exit code.
+    # No launcher ends the other rank here, so its own message and exit code are checked.
     killed_alone = {
         "expect_once": ["[comm] ring, hop", "bytes from rank 1", "(exit code 6)"],
         "mpi_args": ["--enable-recovery"],
@@ -84,7 +84,7 @@ def comm_tests():
     gone = dict(killed_alone, expect_once = killed_alone["expect_once"] + ["; rank 1 is gone (host "])
     _fault("killed_alone", "killed later", 1, **gone)
 
-    # The same between GPUs, on one where there are no more.
+    # The same between GPUs; the ranks share one GPU if there are no more.
     nccl = {"backend": "nccl", "np": 2, "size": "medium", "mpi_timeout": 120, "tags": ["gpu"]}
     _fault("nccl_healthy", "none", 0, expect_once = ["finished"], forbid = ["[comm]"], **nccl)
     _fault("nccl_stops_later", "stops later", 1, expect_exit = 6, expect_once = ["[comm] ring, hop"], **nccl)

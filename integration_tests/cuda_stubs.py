@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Libraries that stand in for NVIDIA's, so that Python's torch can be imported without them.
-
-PyTorch's usual wheel loads cuBLAS, cuDNN, ... (3 GB) even where there is no GPU to use them on. For the tests of
-torch_ops/: for each library that the wheel names and this machine lacks, one of that name whose functions end the
-process if they are ever called.
+"""Makes stub libraries in place of NVIDIA's, so that Python's torch can be imported without them.
 
     cuda_stubs.py FOLDER_OF_TORCH_LIBRARIES OUTPUT_FOLDER
+
+PyTorch's usual wheel loads cuBLAS, cuDNN and others (3 GB) even if there is no GPU. For each library that the wheel needs
+and this machine lacks, this makes one of the same name whose functions end the process if they are called. Used by
+torch_python.py for the tests of torch_ops/.
 """
 
 import os
@@ -21,7 +21,7 @@ def read(option, path):
 
 
 def found(name, folder):
-    """Whether the loader finds it where the wheel looks: beside torch, in nvidia/*/lib, or in the system's folders."""
+    """Returns whether the loader finds a library where the wheel looks: beside torch, in nvidia/*/lib, or in the system."""
     site = os.path.join(folder, "..", "..")
     nvidia = os.path.join(site, "nvidia")
     places = [folder] + [os.path.join(nvidia, d, "lib") for d in (os.listdir(nvidia) if os.path.isdir(nvidia) else [])]
@@ -43,7 +43,7 @@ def main():
         for name in needed:
             if name not in wanted and not found(name, folder):
                 wanted[name] = {"": set()}
-        # "File: libcublas.so.13" is followed by the versions that are taken from it.
+        # "File: libcublas.so.13" is followed by the symbol versions that come from it.
         library_of = {}
         library = ""
         for line in read("-V", path).splitlines():
@@ -59,7 +59,7 @@ def main():
                 wanted[library].setdefault(version, set()).add(name)
             elif not version and re.match(r"cu|nccl|nvshmem|nvtx", name):
                 unversioned.add(name)
-    for versions in wanted.values():  # which of them it belongs to is nowhere said
+    for versions in wanted.values():  # the file does not say to which version a symbol belongs
         versions[""] |= unversioned
     os.makedirs(out, exist_ok=True)
     for name, versions in wanted.items():

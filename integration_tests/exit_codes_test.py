@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Exit codes for files that cannot be read or written, verb by verb, as docs/user-guide.md has them ("Files")."""
+"""Tests the exit codes for files that cannot be read or written, for each verb, as in docs/user-guide.md ("Files")."""
 
 import ctypes
 import os
@@ -32,7 +32,7 @@ LOCAL = "{ kind = 'blocks', map = 'local', block = 16, window_blocks = 0 }"
 
 
 def like_everybody():
-    """From the next program on, permissions of files count for root, too."""
+    """Makes file permissions apply to root as well, from the next program on."""
     if os.geteuid() == 0:
         for capability in (CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH):
             if ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
@@ -40,7 +40,7 @@ def like_everybody():
 
 
 def documented():
-    """{row: {column: code}} of each table in the section "Files"."""
+    """Returns {row: {column: code}} of each table in the section "Files"."""
     with open(GUIDE) as f:
         section = re.search(r"^### Files\n(.*?)(?=^##|\Z)", f.read(), re.M | re.S).group(1)
     tables, head = [], None
@@ -101,9 +101,9 @@ class ExitCodesTest(cli.CliTest):
     }
 
     def prepared(self, name, state):
-        """The path of what is in this state."""
+        """Makes a file or folder in this state and returns its path."""
         path = self.path(name)
-        if name == "run" and state != "missing":  # of a folder, its configuration is what is read first
+        if name == "run" and state != "missing":  # of the folder of a run, the configuration is read first
             os.makedirs(path, exist_ok=True)
             path = os.path.join(path, "config.toml")
         if os.path.isfile(path) and name != "config.toml":

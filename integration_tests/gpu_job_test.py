@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""`annulus attend` and `train` on GPUs, one rank and, where there are more GPUs, one on each. Skipped without a GPU."""
+"""Tests `annulus attend` and `train` on GPUs, with one rank and, if there are more GPUs, with one rank on each. Skipped
+without a GPU; no hardware has run it."""
 
 import os
 import re
@@ -8,7 +9,7 @@ import sys
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import cli  # noqa: E402
 
-cli.LIMIT = 280  # the first start on a GPU loads a great deal
+cli.LIMIT = 280  # the first start on a GPU loads many kernels
 gpus = 0
 
 
@@ -78,7 +79,7 @@ layout = "zigzag"
 if __name__ == "__main__":
     doctor = cli.subprocess.run([cli.ANNULUS, "doctor"], capture_output=True, text=True, env=cli.environment()).stdout
     device = re.search(r"^  device +(.*)$", doctor, re.M).group(1)
-    found = re.match(r"cuda, (\d+) GPU", device)  # CUDA's own count: in a container the machine may have more
+    found = re.match(r"cuda, (\d+) GPU", device)  # counted by CUDA: the machine may have more than a container may use
     if not found:
         print("SKIPPED: " + device)
         sys.exit(0)

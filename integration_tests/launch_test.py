@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`annulus launch` with real processes: output, exit codes, signals, and what is left behind."""
+"""Tests `annulus launch` with real processes: output, exit codes, signals, and what it leaves behind."""
 
 import glob
 import os
@@ -15,7 +15,8 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import cli  # noqa: E402
 
 
-# An mpirun that is the control connections of two ranks on another host. The launcher sleeps while both say how they end.
+# Replaces mpirun and plays the control connections of two ranks on another host. The launcher is stopped while both report
+# how they end.
 MPIRUN = """#!/usr/bin/env python3
 import os, signal, socket, sys
 if sys.argv[1:] == ["--version"]:
@@ -84,7 +85,7 @@ class LaunchTest(cli.CliTest):
         self.assertIn("logs/rank-0.log", found)
 
     def test_logs_that_are_lost_are_told_once(self):
-        """The device that is always full stands in for a full disk."""
+        """/dev/full takes the place of a full disk."""
         missing = "annulus: lines are missing in the log file "
         for logs, full, words, code, *test in [
             ("one", ["rank-1.log"], "one/rank-1.log: No space left on device", 0, "print"),
@@ -105,7 +106,7 @@ class LaunchTest(cli.CliTest):
         code, err = run.finish()
         self.assertEqual(code, 42)
         self.assertIn("annulus: rank 1 ended with exit code 42\n", err)
-        self.assertNotIn("mpirun", err)  # its page of noise is in the log
+        self.assertNotIn("mpirun", err)  # mpirun's long message goes to the log only
         self.assertIn("mpirun.log", self.logs())
 
     def test_the_error_of_a_failed_rank_is_shown_once(self):
@@ -117,7 +118,7 @@ class LaunchTest(cli.CliTest):
         self.assertIn("told to fail", self.logs()["rank-1.log"])
 
     def test_a_rank_that_is_not_there_is_refused(self):
-        """Nobody would fail, and all would wait."""
+        """Otherwise no rank would fail, and all would wait."""
         for test in ("exit", "fail", "kill"):
             self.assert_refused(2, "--rank 1: there is no such rank, only rank 0", "selftest", test, "--rank", "1")
         run = self.start("launch", "-n", "2", "selftest", "fail", "--rank", "9")
@@ -143,7 +144,7 @@ class LaunchTest(cli.CliTest):
         got, err = run.finish()
         self.assertEqual(got, code, err)
         self.assertIn("annulus: stopped", err)
-        for rank in range(2):  # they were asked, not killed
+        for rank in range(2):  # they were asked to end, not killed
             self.assertIn(f"rank {rank} stops", self.logs()[f"rank-{rank}.log"])
         session = re.search(r"_local_tmpdir_base (\S+)", self.logs()["launch.log"]).group(1)
         self.assertFalse(os.path.exists(session), "left in shared memory")
@@ -180,7 +181,7 @@ class LaunchTest(cli.CliTest):
         deadline = time.monotonic() + cli.LIMIT
         while cli.processes_with(run.mark):
             self.assertLess(time.monotonic(), deadline, "ranks outlive their launcher")
-        # The next launch removes what a killed one could not.
+        # The next launch removes what a killed launcher left behind.
         self.assertEqual(self.annulus("launch", "-n", "1", "selftest", "print")[0], 0)
 
     def test_a_closed_output_stops_the_job(self):
@@ -229,7 +230,7 @@ class LaunchTest(cli.CliTest):
         self.assertFalse(os.path.exists(self.path("runs")), "nothing has started")
 
     def test_a_rank_elsewhere_that_died_comes_before_complaints(self):
-        """Both have come when the launcher looks: rank 0's complaint, and the end of rank 1's connection."""
+        """When the launcher looks, both have arrived: rank 0's complaint and the end of rank 1's connection."""
         with open(self.path("mpirun"), "w") as f:
             f.write(MPIRUN)
         os.chmod(self.path("mpirun"), 0o755)
@@ -245,7 +246,7 @@ class LaunchTest(cli.CliTest):
     def test_plain_mpirun(self):
         if shutil.which("mpirun") is None:
             self.skipTest("no mpirun on PATH")
-        short = tempfile.TemporaryDirectory(dir="/dev/shm")  # a long path breaks Open MPI's sockets
+        short = tempfile.TemporaryDirectory(dir="/dev/shm")  # Open MPI's sockets need a short path
         self.addCleanup(short.cleanup)
         temporary = short.name
         done = subprocess.run(
@@ -272,7 +273,7 @@ class CommandLineTest(cli.CliTest):
                 self.assertEqual("runs in one process, and this is a job of 2 ranks" in err, rank == "0", err)
 
     def test_help_of_the_script(self):
-        # That of a clone does more than that of an installation.
+        # The script of a clone can do more than that of an installation.
         os.mkdir(self.path("tools"))
         open(self.path("tools/install.sh"), "w").close()
         for script, clone in ((None, False), (self.path("bin/annulus"), False), (self.path("annulus"), True)):
@@ -321,7 +322,7 @@ class CommandLineTest(cli.CliTest):
             self.assert_refused(2, pattern, *args)
 
     def test_output_that_is_lost_is_an_error(self):
-        """On a full disk; some of it fails line by line, long before the end."""
+        """The disk is full; some output fails line by line, long before the end."""
         with open(self.path("text.txt"), "w") as f:
             f.write("all work and no play " * 200)
         config = self.path("small.toml")

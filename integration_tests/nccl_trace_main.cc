@@ -1,7 +1,7 @@
-// Attention over the ranks of an mpirun, on GPUs, under LibTorch's profiler (CUPTI). Looks at the trace: transfers run
-// on a stream that computes nothing, at the same time as tiles; the host never waits for the device and copies nothing
-// from pageable memory (which waits, too). Ends with 1 and a line for each thing that is not so. Prints "SKIPPED:
-// reason" and leaves where there is no GPU.
+// Runs attention over the ranks of mpirun on GPUs, under LibTorch's profiler (CUPTI), and checks the trace: transfers
+// run on a stream without computation and at the same time as tiles; the host never waits for the device and copies
+// nothing from pageable memory, which would wait as well. Prints a line for each violation and exits with 1. Without a
+// GPU it prints "SKIPPED: reason". No hardware has run it.
 #include <ATen/ops/randn.h>
 #include <ATen/record_function.h>
 #include <c10/cuda/CUDAFunctions.h>
@@ -24,7 +24,7 @@ namespace annulus {
 namespace {
 
 constexpr char kScope[] = "annulus: one call";
-constexpr int64_t kLength = 16384;  // of the whole sequence: tiles of some tenths of a millisecond
+constexpr int64_t kLength = 16384;  // of the whole sequence; tiles then take some tenths of a millisecond
 
 using torch::autograd::profiler::KinetoEvent;
 
@@ -33,7 +33,7 @@ bool begins(const std::string& text, const char* with) { return text.rfind(with,
 struct Trace {
   std::vector<std::pair<uint64_t, uint64_t>> transfers, tiles;  // [begin, end) in ns
   std::set<int64_t> transfer_streams, compute_streams;
-  std::vector<std::string> waits;  // what the host called, and copies from pageable memory
+  std::vector<std::string> waits;  // waiting calls of the host, and copies from pageable memory
 };
 
 Trace read(const std::vector<KinetoEvent>& events) {
@@ -52,7 +52,7 @@ Trace read(const std::vector<KinetoEvent>& events) {
       if (waits && e.startNs() >= begin && e.startNs() < end) trace.waits.push_back(name);
       continue;
     }
-    if (name == kScope) continue;  // its shadow on the device
+    if (name == kScope) continue;  // the device's record of the same scope
     if (name.find("Pageable") != std::string::npos) trace.waits.push_back(name);
     if (begins(name, "Memcpy") || begins(name, "Memset")) continue;
     const bool transfer = begins(name, "nccl");
@@ -62,7 +62,7 @@ Trace read(const std::vector<KinetoEvent>& events) {
   return trace;
 }
 
-// How many transfers have a kernel beside them at some time.
+// The number of transfers during which some kernel runs.
 size_t hidden(const Trace& trace) {
   return static_cast<size_t>(std::count_if(trace.transfers.begin(), trace.transfers.end(), [&](const auto& transfer) {
     return std::any_of(trace.tiles.begin(), trace.tiles.end(), [&](const auto& tile) {
@@ -71,7 +71,7 @@ size_t hidden(const Trace& trace) {
   }));
 }
 
-// How many exchanges the plan gives tiles to hide behind.
+// The number of exchanges for which the plan has tiles to compute meanwhile.
 size_t to_be_hidden(const Program& program) {
   size_t n = 0;
   for (const std::vector<Step>* steps : {&program.forward, &program.backward}) {
@@ -80,7 +80,7 @@ size_t to_be_hidden(const Program& program) {
   return n;
 }
 
-// Nanoseconds in which some transfer and some kernel run together, at most.
+// Nanoseconds in which transfers and kernels run at the same time; an upper bound.
 uint64_t overlap(const Trace& trace) {
   uint64_t sum = 0;
   for (const auto& [a, b] : trace.transfers) {
@@ -121,7 +121,7 @@ int run() {
     program = out.program;
     return attention_backward(dout, q, k, v, out, call);
   };
-  attend();  // connects, plans, loads kernels
+  attend();  // the first call connects, plans and loads kernels
   attend();
   c10::cuda::device_synchronize();
   job.world->barrier({"the trace begins", 0});
@@ -156,7 +156,7 @@ int run() {
   for (const std::string& wait : trace.waits) require(false, "the call waits for the device: " + wait);
   const uint64_t together = overlap(trace);
   require(together > 0, "no transfer runs while a tile is computed");
-  // Ranks that share a GPU take turns on it.
+  // Ranks that share a GPU take turns on it, so this is checked only if each has its own.
   if (const size_t wanted = to_be_hidden(*program); launch.local_size <= comm_test::gpu_count()) {
     require(hidden(trace) >= wanted, "of " + std::to_string(wanted) + " transfers that the plan gives tiles to hide " +
                                          "behind " + std::to_string(hidden(trace)) + " run beside kernels");

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""annulus.shard and unshard over ranks: values, gradients, uneven parts, and what no layout deals.
+"""annulus.shard and unshard over ranks: values, gradients, uneven parts, and parts that no layout has.
 
-Under mpirun, or under torchrun over gloo. For package_*_test."""
+Runs under mpirun, or under torchrun over gloo. The targets package_*_test start it."""
 
 import os
 import sys
@@ -34,20 +34,20 @@ for layout in ("contiguous", "zigzag", "striped"):
             part = annulus.shard(whole[0], layout, group, dim=0)
             assert torch.equal(annulus.unshard(part, layout, group, dim=0), whole[0])
 
-    # Attention agrees with the layouts about who has what, and gradients come home through both.
+    # Attention and the layouts give each rank the same positions, and gradients flow back through both.
     q = torch.randn(1, 13, 2, 4, dtype=torch.float64, requires_grad=True)
     weight = torch.randn_like(q)
     want = torch_reference.attention(q, q, q, {"kind": "causal"})
     part = annulus.shard(q, layout, group)
     out = annulus.unshard(annulus.attention(part, part, part, group=group, layout=layout), layout, group)
     assert (out - want).abs().max() < 1e-14
-    # Each rank has the whole loss: what is differentiated is the sum of all of them.
+    # Each rank has the whole loss, and autograd differentiates the sum of all of them.
     (got,) = torch.autograd.grad((out * weight).sum() / size, q)
     got = annulus.all_reduce(got, group=group)
     (wanted,) = torch.autograd.grad((want * weight).sum(), q)
     assert (got - wanted).abs().max() < 1e-13, (got - wanted).abs().max()
 
-# Contiguous parts of any length; other layouts say what they deal.
+# Contiguous parts may have any length; other layouts report the lengths that they expect.
 mine = torch.full((1, rank), rank)
 assert annulus.unshard(mine, group=group).tolist() == [sum([[r] * r for r in range(size)], [])]
 if size > 1:
@@ -57,7 +57,7 @@ if size > 1:
     except annulus.AnnulusError as e:
         assert f"the ranks hold {[4 + r for r in range(size)]} positions, but the layout 'zigzag' cuts" in str(e), e
 
-# A group may be given as a mesh of one dimension or by its name, and is a constant of a compiled graph.
+# A group may be a mesh of one dimension or a name, and is a constant of a compiled graph.
 if group is not None:
     mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (size, 1), mesh_dim_names=("context", "other"))
     q = torch.randn(1, 4, 2, 4, dtype=torch.float64, requires_grad=True)
@@ -78,7 +78,7 @@ if group is not None:
     except annulus.AnnulusError as e:
         assert "group must be a mesh of one dimension, but has 2" in str(e), e
 
-# What goes wrong in a backward is annulus's own error where it is asked for: here the ranks reduce tensors of different shapes.
+# Inside annulus.errors() an error of a backward is an AnnulusError; here the ranks reduce tensors of different shapes.
 if size > 1:
     sums = [annulus.all_reduce(torch.ones(n, requires_grad=True), group=group) for n in (3, 4)]
     try:

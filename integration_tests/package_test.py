@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""The package annulus in one process: where layouts deal positions, labels, groups that are none, errors,
-torch.compile."""
+"""Tests the package annulus in one process: positions of layouts, labels, invalid groups, errors and torch.compile."""
 
 import os
 import re

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Ranks that the launcher deals out over hosts in turn: the job numbers them host by host, and no result changes by it.
+"""Tests ranks that the launcher places on hosts in turn: the job numbers them host by host, and results do not change.
 
-Hosts are made by giving ranks a host name of their own (unshare --uts); where that is not allowed, the test says so.
+Hosts are simulated by giving ranks other host names (unshare --uts); if that is not allowed, the test is skipped and says
+so.
 """
 
 import json
@@ -38,7 +39,7 @@ schedule = "ring"
 every = 0
 """
 
-# Two hosts of two ranks: one after the other, or in turn.
+# Two hosts of two ranks: host after host, or in turn.
 IN_ORDER = 'hostname host-$((OMPI_COMM_WORLD_RANK / 2)) && exec "$@"'
 CYCLIC = 'hostname host-$((OMPI_COMM_WORLD_RANK % 2)) && exec "$@"'
 

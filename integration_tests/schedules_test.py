@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Learning rates of whole runs, as `annulus train` writes them into metrics.jsonl, against PyTorch's own schedulers.
+"""Compares the learning rates that `annulus train` writes to metrics.jsonl with those of PyTorch's schedulers.
 
-schedules_test.py ANNULUS TORCH_FOLDER
+    schedules_test.py ANNULUS TORCH_FOLDER
 """
 
 import json
@@ -44,7 +44,7 @@ every = 0
 
 
 def rates(make):
-    """Of each step, with the scheduler that `make` makes of an optimizer."""
+    """Returns the rate of each step, with the scheduler that `make` makes for an optimizer."""
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=LR)
     schedule = make(optimizer)
     of_steps = []
@@ -56,7 +56,7 @@ def rates(make):
 
 
 def warmed_up(*parts):
-    """LinearLR over WARMUP steps, then each of (scheduler of an optimizer, the step from which it is in force)."""
+    """LinearLR over WARMUP steps, then each of (a scheduler of the optimizer, the step from which it applies)."""
 
     def make(optimizer):
         warmup = LinearLR(optimizer, start_factor=1 / WARMUP, end_factor=1.0, total_iters=WARMUP - 1)
@@ -88,7 +88,7 @@ class SchedulesTest(cli.CliTest):
 
     def trained(self, **keys):
         sets = [word for key, value in keys.items() for word in ("--set", f"optimizer.{key}={value}")]
-        # Not with the libraries that stand in for NVIDIA's.
+        # Without the stub libraries of cuda_stubs.py.
         code, out, err = self.annulus("train", "tiny.toml", *sets, LD_LIBRARY_PATH=None)
         self.assertEqual(code, 0, out + err)
         self.runs += 1
@@ -116,7 +116,7 @@ class SchedulesTest(cli.CliTest):
         self.assert_equal(rates(warmed_up((constant, WARMUP), (line(DECAY), STEPS - DECAY))), schedule="wsd",
                           warmup=WARMUP, decay=DECAY)
 
-        # Without room for a stable phase the rate falls from the warm-up's end on.
+        # Without steps left for a stable phase, the rate falls from the end of the warm-up on.
         def factor(step):
             return (step + 1) / WARMUP if step < WARMUP else 1 - (1 - LEAST) * (step - WARMUP) / (STEPS - WARMUP)
 

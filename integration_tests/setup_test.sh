@@ -1,29 +1,29 @@
 #!/bin/bash
-# ./annulus and tools/setup.sh as a user meets them, in a folder of their own. A small script stands in for Bazel, one
-# that must never be called for apt-get; what is looked for on the machine is looked for as always.
+# Tests ./annulus and tools/setup.sh as a user runs them, in a folder of their own. Small scripts replace Bazel and apt-get;
+# the latter must never be called. Libraries are looked for on the real machine.
 #   setup_test.sh ANNULUS SCRIPTS_OF_TOOLS...
 set -u
 scripts=()
 for script; do scripts+=("$(readlink -f "$script")"); done
-work=$(mktemp -d /tmp/annulus_setup_test.XXXXXX) # where another user can read
+work=$(mktemp -d /tmp/annulus_setup_test.XXXXXX) # a place that another user can read
 trap 'rm -rf "$work"' EXIT
 failures=0
 
 fail() { echo "FAILED: $*" && ((++failures)); }
-# Runs a command; its exit code goes to rc, what it says to $work/out.
+# Runs a command; its exit code goes to rc, its output to $work/out.
 run() { "$@" >"$work/out" 2>&1 </dev/null && rc=0 || rc=$?; }
 exits() { [[ $rc == "$1" ]] || { fail "$2: exit code $rc, expected $1; it said:" && cat "$work/out"; }; }
 says() { grep -qF -- "$1" "$work/out" || { fail "missing in the output: $1; it said:" && cat "$work/out"; }; }
 silent() { [[ ! -s $work/out ]] || { fail "$1: should say nothing, said:" && cat "$work/out"; }; }
 
-# A checkout, and commands in front of the others.
+# A checkout, and a folder of commands that comes first in PATH.
 home=$work/check\ out bin=$work/bin
 fresh() {
   rm -rf "$home" "$bin" && mkdir -p "$home"/{tools,launcher,tests/launcher} "$bin" "$work/torch"/{lib,include/ATen/core,include/torch}
   cp "${scripts[0]}" "$home/annulus"
   cp "${scripts[@]:1}" "$home/tools/"
   touch "$home"/{WORKSPACE,BUILD.bazel,.bazelrc,launcher/BUILD,launcher/main.cc,tests/launcher/BUILD}
-  # An own LibTorch, so that nothing is downloaded.
+  # A LibTorch of its own, so that nothing is downloaded.
   touch "$work/torch/lib/libtorch_cpu.so" "$work/torch/include/ATen/core/Tensor.h"
   printf '#define TORCH_VERSION_MAJOR 2\n#define TORCH_VERSION_MINOR 11\n#define TORCH_VERSION_PATCH 0\n' \
     >"$work/torch/include/torch/version.h"
@@ -72,7 +72,7 @@ exits 9 "test as a rank"
 says "not for ranks"
 [[ ! -e $home/.bazel && ! -e $home/.venv && $(calls) == 0 ]] || fail "a rank set up or built"
 
-# ---- Help of what the script does itself, and wrong arguments: nothing is set up or built for them.
+# ---- Neither the script's own help nor wrong arguments set up or build anything.
 fresh
 for word in test examples torch setup; do
   for option in -h --help; do
@@ -97,13 +97,13 @@ run "$home/annulus" version
 [[ $(cat "$work/out") == "program version of $PWD" ]] || { fail "when all is there, only the program speaks" && cat "$work/out"; }
 [[ $(calls) == 1 ]] || fail "built though nothing had changed"
 
-# ---- A rank runs what is built, though a source has changed.
+# ---- A rank runs the built program, although a source has changed.
 echo '// x' >>"$home/launcher/main.cc"
 run env OMPI_COMM_WORLD_RANK=0 "$home/annulus" selftest
 exits 7 "a rank"
 [[ $(calls) == 1 ]] || fail "a rank built"
 
-# ---- What changes is built, whatever its time says; tests are not part of the program.
+# ---- A changed file is built, whatever its time of change; tests are not part of the program.
 run "$home/annulus" version
 [[ $(calls) == 2 ]] || fail "a changed source was not built"
 touch "$home/tests/launcher/x_test.cc" && run "$home/annulus" version
@@ -118,7 +118,7 @@ cp "$home/.bazel/bin/launcher/annulus" "$work/other" && mv "$work/other" "$home/
 run "$home/annulus" version
 [[ $(calls) == 5 ]] || fail "a program that someone else built was taken for ours"
 
-# ---- Benchmarks are built where they are asked for, and not otherwise.
+# ---- Benchmarks are built only when they are called.
 built() { tail -n 1 "$work/bazel.calls"; }
 [[ $(built) == *"//launcher:annulus" ]] || fail "expected a build of the program alone: $(built)"
 run "$home/annulus" bench ring
@@ -132,7 +132,7 @@ echo '// z' >>"$home/launcher/main.cc" && run "$home/annulus" version
 run "$home/annulus" launch -n 2 bench ring
 [[ $(calls) == 8 && $(built) == *annulus_bench ]] || fail "launch did not build the benchmarks that it starts: $(built)"
 
-# ---- A failed build says what the compiler said, and does not run the old program.
+# ---- A failed build shows the compiler's message and does not run the old program.
 touch "$home/launcher/broken" && run "$home/annulus" version
 exits 1 "a failed build"
 says "launcher/main.cc:1:1: error: this is not C++"
@@ -141,12 +141,12 @@ grep -qE 'program|U_FORTIFY' "$work/out" && fail "a failed build should run noth
 rm "$home/launcher/broken" && run "$home/annulus" version
 exits 7 "after the repair"
 
-# ---- The table, when asked for.
+# ---- `setup` prints its table.
 run "$home/annulus" setup
 exits 0 "annulus setup"
 says "LibTorch       2.11.0                 $work/torch"
 
-# ---- The library for PyTorch: which torch it is for is said apart from its path.
+# ---- The library for PyTorch: the last line of output is its path, after the torch that it was built against.
 mkdir -p "$home/.bazel/bin/torch_ops"
 run "$home/annulus" torch
 exits 0 "annulus torch"
@@ -159,7 +159,7 @@ run "$home/annulus" wheel
 exits 2 "annulus wheel against a LIBTORCH of one's own"
 says "a wheel is built against the torch of PyPI that set-up installs, but LIBTORCH is set: unset it."
 
-# ---- The libraries of tokenizers: installed when they are first asked for, and only then.
+# ---- The tokenizer libraries are installed at their first use, and only then.
 cat >"$work/python" <<'END'
 #!/bin/bash
 # Stands in for Python, and makes a .venv with itself in it: notes what pip is to install.
@@ -191,7 +191,7 @@ run env PYTHON="$work/nothing" "$home/annulus" tokenizer encode-prompt
 exits 9 "annulus tokenizer without a Python"
 says "$work/nothing is not of version 3.10"
 
-# ---- Variables that do not fit are named.
+# ---- Invalid variables are named.
 wrong() { # NAME VALUE WORDS
   run env "$1=$2" "$home/annulus" version
   exits 9 "$1=$2"
@@ -210,8 +210,8 @@ run env -u LIBTORCH PYTHON="$work/nothing" "$home/annulus" version
 exits 9 "a Python that is not there"
 says "PYTHON=$work/nothing"
 
-# ---- Without the right to install: the exact command, and nothing installed.
-# pkg-config is told to know nothing, so that libraries are missing.
+# ---- Without the right to install, it prints the exact command and installs nothing. pkg-config is made to find nothing, so
+# that libraries are missing.
 as_nobody=()
 if ((EUID == 0)); then
   chmod -R a+rwX "$work"
@@ -229,7 +229,7 @@ grep -q '^apt-get' "$work/forbidden" 2>/dev/null && fail "apt-get was called"
 run "$home/annulus" version
 exits 7 "the same with the libraries there"
 
-# ---- Somebody else's clone: what its owner has built runs while it is up to date; it is never built.
+# ---- Another user's clone: the owner's program runs while it is up to date, and nothing is ever built.
 chmod -R go-w "$home"
 run "$home/annulus" version
 chmod a-w "$home/.bazel"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The five commands of docs/tokens.md, from raw text to a trained run, as they stand there but for their sizes."""
+"""Runs the five commands of docs/tokens.md, from raw text to a trained run, unchanged except for their sizes."""
 
 import glob
 import os
@@ -59,7 +59,7 @@ class TokensPageTest(cli.CliTest):
         def number(text):
             return int(text.replace(",", ""))
 
-        # Every document and token is in one of the two parts; a target each but for the first of each document.
+        # Every document and token is in one of the two parts; every token but the first of a document is a target.
         self.assertEqual(number(kept.group(1)) + number(held.group(1)), number(tokens.group(2)))
         self.assertEqual(number(kept.group(2)) + number(held.group(2)), number(tokens.group(1)))
         self.assertEqual(number(kept.group(3)), number(kept.group(2)) - number(kept.group(1)))

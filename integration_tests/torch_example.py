@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""examples/pytorch/swap.py as it is, in the Python of the torch that the library was built against."""
+"""Runs examples/pytorch/swap.py unchanged, in the Python of the torch that the library was built against."""
 
 import os
 import runpy

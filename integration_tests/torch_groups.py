@@ -1,6 +1,6 @@
-"""torch.ops.annulus over process groups, a rank of it: torch_groups_test.py starts the ranks.
+"""One rank of torch.ops.annulus over process groups. torch_groups_test.py starts the ranks.
 
-torch_groups.py CASE
+    torch_groups.py CASE
 """
 
 import contextlib
@@ -12,7 +12,7 @@ import random
 import signal
 import sys
 
-os.environ["ANNULUS_WORLD_SIZE"] = "1"  # without a group a call is of this process alone: what all are held against
+os.environ["ANNULUS_WORLD_SIZE"] = "1"  # without a group a call is computed by this process alone, as the reference
 
 import torch
 import torch.distributed as dist
@@ -27,7 +27,7 @@ annulus.set_timeout(60)
 
 
 def init():
-    """The group of all ranks, over a file where there is no torchrun."""
+    """Returns the group of all ranks, which meet through a file if torchrun did not start them."""
     store = os.environ.get("STORE")
     where = dict(init_method=f"file://{store}", rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]))
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60), **(where if store else {}))
@@ -35,7 +35,7 @@ def init():
 
 
 def dealt(layout, length, size):
-    """The positions of each rank, in storage order."""
+    """Returns the positions of each rank, in storage order."""
     position = torch.arange(length)
     if layout == "striped":
         return [position[rank::size] for rank in range(size)]
@@ -45,7 +45,7 @@ def dealt(layout, length, size):
 
 
 def parts_of(draw, length, count):
-    """Numbers that add up to the length."""
+    """Returns `count` numbers that add up to `length`."""
     cuts = sorted(draw.randrange(length + 1) for _ in range(count - 1))
     return [b - a for a, b in zip([0, *cuts], [*cuts, length])]
 
@@ -74,7 +74,7 @@ def sent(group):
 
 
 def check_one(draw, kind, group):
-    """Output, gradients and bytes of one drawn call, against those of one process and of the plan."""
+    """Compares output and gradients of one drawn call with those of one process, and its bytes with the plan's."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     length = draw.choice([0, 1, 2, 31, 64, 67, 96, 130])
     kv_heads = draw.randrange(1, 3)
@@ -112,7 +112,7 @@ def check_one(draw, kind, group):
     out = annulus.attention(*parts, text, group=group.group_name, **settings)
     got = torch.autograd.grad(out, parts, dout[:, mine])
     after = sent(group.group_name)
-    # Sums of bf16 and fp16 results differ by what one rounding of them differs by.
+    # bf16 and fp16 results may differ by one rounding of the result.
     tolerance = {torch.float32: 1e-5, torch.bfloat16: 8e-2, torch.float16: 1e-2}[dtype]
     for a, b in zip([out, *got], [want, *wanted]):
         error = (a - b[:, mine]).abs().max().item() if mine.numel() else 0
@@ -135,7 +135,7 @@ def check_one(draw, kind, group):
         every = [torch.zeros(1, dtype=torch.int64) for _ in range(size)]
         dist.all_gather(every, torch.tensor([bytes_sent]), group=group)
         every = [t.item() for t in every]
-        if direction == "forward":  # keys and values alone: the bounds are some ranks' own
+        if direction == "forward":  # only keys and values, so some rank attains each bound
             assert (min(every), max(every)) == (low, high), (what, every, planned)
 
 
@@ -146,7 +146,7 @@ def same(group):
 
 
 def compiled(group):
-    """One graph for all lengths and boundaries, beside eager calls; the name of the group is a constant of it."""
+    """One graph serves all lengths and boundaries, compared with eager calls; the group's name is a constant of it."""
     rank, size, name = dist.get_rank(), dist.get_world_size(), group.group_name
 
     def loss(q, k, v, bounds):
@@ -174,12 +174,12 @@ def compiled(group):
             got = torch.autograd.grad(run(*parts, bounds), parts)
             for a, b in zip(got, wanted):
                 assert (a - b[:, mine]).abs().max() < 1e-12
-    # Lengths alone make no graph; the number of boundaries may make a second one.
+    # Other lengths need no new graph; another number of boundaries may need a second one.
     assert graphs <= 2, graphs
 
 
 def hooks(group):
-    """Whatever is done with saved tensors: copied to the host, made anew, kept in part."""
+    """Saved tensors may be copied to the host, recomputed, or kept in part."""
     rank, size, name = dist.get_rank(), dist.get_world_size(), group.group_name
     torch.manual_seed(3)
     weight = torch.randn(8, 8, dtype=torch.float64, requires_grad=True)
@@ -229,12 +229,12 @@ def hooks(group):
             for a, b in zip(run(how), want):
                 assert torch.equal(a, b), (how, pattern, bounds)
         assert held
-        # What the plan keeps is among the tensors that are saved: a block of 16 positions of 2 heads.
+        # The saved tensors include what the plan keeps: a block of 16 positions of 2 heads.
         assert pattern != CAUSAL or bounds is not None or any(t.shape == (32, 8) for t in held)
 
 
 def sharded(group):
-    """FSDP2: weights are gathered for each layer and freed again, by its hooks, and the layers are computed twice."""
+    """FSDP2: its hooks gather the weights of each layer and free them again, and layers are recomputed."""
     from torch.distributed.fsdp import fully_shard
 
     rank, size, name = dist.get_rank(), dist.get_world_size(), group.group_name
@@ -273,12 +273,12 @@ def sharded(group):
     total = annulus.all_reduce(loss.detach(), group=name)
     assert abs(total / alone - 1) < 1e-12, (total, alone)
     for a, b in zip(parts.parameters(), whole.parameters()):
-        # FSDP averages over its ranks; what is wanted is the sum.
+        # FSDP averages over its ranks, but the gradient is the sum.
         assert (a.grad.full_tensor() * size - b.grad).abs().max() < 1e-10
 
 
 def meshes(group):
-    """data x context: two groups at once whose ranks are not 0, 1, ... of the job."""
+    """data x context: two groups at once, whose ranks are not ranks 0, 1, ... of the job."""
     mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "context"))
     for context in (mesh["context"].get_group(), mesh["data"].get_group()):
         draw = random.Random(11)
@@ -287,7 +287,7 @@ def meshes(group):
         assert total.item() == sum(dist.get_process_group_ranks(context)), total
         assert annulus.rank(context.group_name) == dist.get_rank(context)
         assert annulus.size(context.group_name) == 2
-    # Both axes in one graph, a call after the other.
+    # One graph with a call over each axis.
     x = torch.randn(1, 8, 2, 8, dtype=torch.float64, requires_grad=True)
     names = [mesh[axis].get_group().group_name for axis in ("context", "data")]
     y = annulus.attention(annulus.attention(x, x, x, CAUSAL, group=names[0]), x, x, CAUSAL, group=names[1])
@@ -298,7 +298,7 @@ def meshes(group):
 
 
 def refused(group):
-    """What one rank alone gets wrong is raised on all of them and names it; the group can be used afterwards."""
+    """A mistake of one rank is raised on all of them and names that rank; the group can be used afterwards."""
     rank, name = dist.get_rank(), group.group_name
 
     def expect(run, *words):
@@ -346,7 +346,7 @@ def refused(group):
 
 
 def killed(group):
-    """The last rank is killed between two calls: the others raise within the deadline, not at the end of the test."""
+    """The last rank is killed between two calls: the others raise within the deadline, not only when the test ends."""
     annulus.set_timeout(5)
     x = torch.ones(1, 4, 2, 4)
     annulus.attention(x, x, x, CAUSAL, group=group.group_name)
@@ -357,7 +357,7 @@ def killed(group):
     except RuntimeError as e:
         assert "[comm]" in str(e), e
         print("raised:", e, flush=True)
-        # The group cannot be used any more; a program ends with it taken down or as it is.
+        # The group is unusable now; a program ends whether or not it destroys the group.
         if dist.get_rank() == 0:
             dist.destroy_process_group()
         sys.exit(0)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""torch.ops.annulus over process groups of gloo: starts the ranks of torch_groups.py, by torchrun.
+"""Tests torch.ops.annulus over process groups of gloo: starts the ranks of torch_groups.py with torchrun.
 
-torch_groups_test.py CASE RANKS TORCH_ROOT
+    torch_groups_test.py CASE RANKS TORCH_ROOT
 """
 
 import os
@@ -18,7 +18,7 @@ torch_python.enter()
 
 os.environ["ANNULUS_TORCH_LIBRARY"] = os.path.join(os.getcwd(), "torch_ops", "libannulus_torch_wheel.so")
 RANK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "torch_groups.py")
-DEADLINE = 60  # seconds until the ranks that are left have raised
+DEADLINE = 60  # seconds until the remaining ranks must have raised
 
 
 def by_torchrun(case, ranks):
@@ -28,7 +28,7 @@ def by_torchrun(case, ranks):
 
 
 def killed(ranks):
-    """Without torchrun, which ends all ranks when one is gone."""
+    """Runs the case `killed` without torchrun, which would end all ranks when one is gone."""
     with tempfile.TemporaryDirectory() as folder:
         children = []
         for rank in range(ranks):

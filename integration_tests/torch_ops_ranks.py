@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""torch.ops.annulus under mpirun: every rank's rows of output and gradients against dense attention of the whole."""
+"""One rank of torch.ops.annulus under mpirun: compares its rows of output and gradients with dense attention."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ annulus = load(timeout=2 if "--timeout" in sys.argv else None)
 rank, size = annulus.rank(), annulus.size()
 assert size == int(os.environ.get("WANT_SIZE", "1")), size
 
-# The last rank leaves in some way after a first operation, before a second one that the others wait in.
+# The last rank leaves in some way after the first operation, while the others wait in a second one.
 if faults := {"--fail", "--exit", "--stop", "--caught"} & set(sys.argv):
     part = torch.randn(1, 4, 2, 4)
     annulus.attention(part, part, part, "{ kind = 'causal' }")
@@ -43,7 +43,7 @@ if faults := {"--fail", "--exit", "--stop", "--caught"} & set(sys.argv):
 
 
 def rows(layout, length):
-    """Positions of this rank, in storage order."""
+    """Returns the positions of this rank, in storage order."""
     position = torch.arange(length)
     if layout == "striped":
         return position[rank::size]
@@ -86,13 +86,13 @@ for layout, schedule, pattern in CASES:
         out = run(*parts)
         got = torch.autograd.grad(out, parts, dout[:, mine])
         for a, b in zip([out, *got], [want, *wanted]):
-            error = (a - b[:, mine]).abs().max().item()  # 3.6e-15 is the most that was seen
+            error = (a - b[:, mine]).abs().max().item()  # the largest error seen was 3.6e-15
             assert error < 1.2e-14, (layout, schedule, pattern, compiled, error)
 
 total = annulus.all_reduce(torch.full((2, 3), float(rank + 1)))
 assert torch.equal(total, torch.full((2, 3), size * (size + 1) / 2.0)), total
 
-# The gradient of the sum of all ranks' losses, also through torch.compile and twice.
+# The gradient of the sum of all ranks' losses, also with torch.compile and of two calls.
 x = torch.arange(1.0, 4.0, dtype=torch.float64) * (rank + 1)
 x.requires_grad_()
 for reduce in (annulus.all_reduce, torch.compile(lambda t: annulus.all_reduce(t), fullgraph=True, backend="aot_eager")):
@@ -105,7 +105,7 @@ for reduce in (annulus.all_reduce, torch.compile(lambda t: annulus.all_reduce(t)
         (ddx,) = torch.autograd.grad(dx.sum(), x)
         assert torch.equal(ddx, torch.full_like(x, 2 * ranks * size)), ddx
 
-# Lengths that a layout does not deal are refused on all ranks; nothing hangs.
+# Lengths that a layout does not have are refused on all ranks; nothing hangs.
 if size > 1:
     part = torch.randn(1, 5 + 3 * rank, 2, 4)
     try:
@@ -114,7 +114,7 @@ if size > 1:
     except RuntimeError as e:
         assert "[plan] the ranks hold 5, 8" in str(e), e
 
-# What one rank alone gets wrong is refused on all of them, with its number; none waits for its deadline.
+# A mistake of one rank is refused on all of them, with its number; none waits for its deadline.
 if size > 1:
 
     def refused(words, by="[comm] ranks disagree", **other):
@@ -140,7 +140,7 @@ if size > 1:
     refused("zigzag", layout="zigzag")
     refused("layer", layer=1)
 
-    # The same of a sum: what comes next is summed up with its like.
+    # The same for all_reduce; the next sum is added correctly.
     for wrong, words in [(torch.bfloat16, "x is BFloat16"), (None, "x is None")]:
         try:
             x = torch.full((2,), float(rank), dtype=wrong if wrong and rank == 1 else torch.float32)
@@ -151,7 +151,7 @@ if size > 1:
         total = annulus.all_reduce(torch.full((2,), 100.0 + rank))
         assert torch.equal(total, torch.full((2,), sum(100.0 + r for r in range(size)))), total
 
-    # A forked process may not use its parent's connections, and its end does not disturb them.
+    # A forked process cannot use its parent's connections, and its exit does not disturb them.
     child = os.fork()
     if child == 0:
         assert (annulus.rank(), annulus.size()) == (rank, size)
@@ -165,7 +165,7 @@ if size > 1:
         sys.exit(0)
     assert os.waitpid(child, 0)[1] == 0
 
-    # A file that rank 1 does not have. The ranks look in folders of their own.
+    # A file that rank 1 does not have: each rank looks in a folder of its own.
     here = os.getcwd()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
@@ -182,7 +182,7 @@ if size > 1:
             assert "] on rank 1: " in str(e) and "mask.safetensors" in str(e), e
         os.chdir(here)
 
-    # The same of a backward: rank 1 does not give what its forward gave.
+    # The same for a backward: rank 1 does not pass what its forward returned.
     part = torch.randn(1, 4, 2, 4)
     settings = (None, "{ kind = 'causal' }", "", "contiguous", "auto", 0.0, 0.0, 0, 0, 0, 0, 0, True)
     out, lse, *saved = annulus.attention_forward(part, part, part, *settings)
@@ -192,14 +192,14 @@ if size > 1:
     except RuntimeError as e:
         assert "on rank 1: " in str(e) and "expected lse" in str(e), e
 
-    # What a plan keeps has no sizes without the plan.
+    # The sizes of what a plan keeps are unknown without the plan.
     try:
         annulus.attention_forward(*[part.to("meta")] * 3, *settings)
         raise AssertionError("taken")
     except RuntimeError as e:
         assert "keep = True is for tensors with content" in str(e), e
 
-    # Ranks of which one traces and the others do not: they keep nothing, and none waits.
+    # If one rank traces and the others do not, nothing is kept and none waits.
     def attend(x):
         return annulus.attention(x, x, x, "{ kind = 'causal' }").square().sum()
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""torch.ops.annulus in one process: values, gradcheck, opcheck, torch.compile, and what it refuses."""
+"""Tests torch.ops.annulus in one process: values, gradcheck, opcheck, torch.compile, and errors."""
 
 import json
 import os
@@ -25,7 +25,7 @@ from annulus import load  # noqa: E402
 annulus = load()
 CAUSAL = "{ kind = 'causal' }"
 ADAPTIVE = "{ kind = 'blocks', map = 'adaptive', block = 16, keep = 2 }"
-# Of attention_forward and attention_backward: cu_seqlens, pattern, group, ..., keep.
+# The arguments of attention_forward and attention_backward after the tensors: cu_seqlens, pattern, group, ...
 SETTINGS = (None, CAUSAL, "", "contiguous", "auto", 0.0, 0.0, 0, 0, 0, 0, 0)
 PATTERNS = [
     {"kind": "full"},
@@ -47,7 +47,7 @@ class TorchOps(unittest.TestCase):
     def setUp(self):
         torch.manual_seed(1)
 
-    def assert_close(self, a, b, tolerance=1e-14):  # 3.1e-15 is the most that was seen
+    def assert_close(self, a, b, tolerance=1e-14):  # the largest error seen was 3.1e-15
         self.assertEqual(a.shape, b.shape)
         self.assertLess((a - b).abs().max().item(), tolerance)
 
@@ -120,7 +120,7 @@ class TorchOps(unittest.TestCase):
     def test_documents_by_their_boundaries(self):
         for kind, dtype in (({"kind": "full"}, torch.int32), ({"kind": "causal"}, torch.int64)):
             text = torch_reference.text(kind)
-            for bounds in ([0, 4, 11, 17], [0, 17], [0, 0, 4, 4, 17, 17]):  # equal ones delimit nothing
+            for bounds in ([0, 4, 11, 17], [0, 17], [0, 0, 4, 4, 17, 17]):  # equal bounds delimit no document
                 x = inputs()
                 out = annulus.attention(*x, text, cu_seqlens=torch.tensor(bounds, dtype=dtype))
                 lengths = [b - a for a, b in zip(bounds, bounds[1:]) if b > a]
@@ -130,7 +130,7 @@ class TorchOps(unittest.TestCase):
                 for a, b in zip(torch.autograd.grad(out.sum(), x), torch.autograd.grad(want.sum(), x)):
                     self.assert_close(a, b)
         bounds = torch.tensor([0, 4, 17])
-        # Of any pattern: what its own documents would be.
+        # With any pattern they mean the same as documents in the pattern.
         dilated = "kind = 'dilated', segment_lengths = [4, 8], dilation_rates = [1, 2]"
         want = annulus.attention(*x, f"{{ {dilated}, documents = [4, 13] }}")
         self.assertTrue(torch.equal(annulus.attention(*x, f"{{ {dilated} }}", cu_seqlens=bounds), want))
@@ -219,7 +219,7 @@ class TorchOps(unittest.TestCase):
         self.assertIn("flash attention on CPU", info["cpu_kernel"])
 
     def test_fake_tensors_of_a_device(self):
-        """No device is needed to trace for one: shapes, dtypes and devices, and what cannot be."""
+        """Tracing for a device does not need the device: shapes, dtypes and devices of results, and errors."""
         from torch._subclasses.fake_tensor import FakeTensorMode
 
         with FakeTensorMode():
@@ -233,7 +233,7 @@ class TorchOps(unittest.TestCase):
                 settings = (bounds, pattern, "0", *SETTINGS[3:], False)
                 out, *saved = annulus.attention_forward(q, k, v, *settings)
                 self.assertEqual([t.device.type for t in saved], ["cuda"] * len(saved))
-                # By the operator: autograd's engine would start a thread for the device.
+                # Calls the operator directly, because autograd's engine would start a thread for the device.
                 gradients = annulus.attention_backward(out, q, k, v, out, *saved, *settings)
                 for got, t in zip(gradients, (q, k, v)):
                     self.assertEqual((got.device, got.shape, got.dtype), (t.device, t.shape, t.dtype))
@@ -252,7 +252,7 @@ class TorchOps(unittest.TestCase):
             return torch.tanh(annulus.attention(torch.sin(q @ weight), k, v, CAUSAL) @ weight)
 
         def runs(**how):
-            """Attention's forward kernel, how often; the gradients."""
+            """Returns how often attention's forward kernel ran, and the gradients."""
             torch.manual_seed(3)
             x = inputs()
             with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
@@ -273,7 +273,7 @@ class TorchOps(unittest.TestCase):
     def test_adaptive_blocks_are_those_of_the_forward(self):
         q, k, v = inputs(64, 64)
         self.assertTrue(torch.autograd.gradcheck(lambda *x: annulus.attention(*x, ADAPTIVE), (q, k, v), fast_mode=True))
-        # Other q and k than the forward's select others, and that is noticed.
+        # If q and k are not the forward's, they select other blocks, which is detected.
         x = inputs(64, 64, grad=False)
         settings = (None, ADAPTIVE, *SETTINGS[2:], True)
         out, *saved = annulus.attention_forward(*x, *settings)
@@ -308,7 +308,7 @@ class TorchOps(unittest.TestCase):
         torch.library.opcheck(annulus.all_reduce.default, (torch.randn(3),))
 
     def test_autocast(self):
-        """The dtypes that a model under autocast brings: projections in bf16, a residual in fp32."""
+        """The dtypes of a model under autocast: projections in bf16, a residual in fp32."""
         dtypes = (torch.bfloat16, torch.bfloat16, torch.float32)
         x = [t.detach().to(d).requires_grad_() for t, d in zip(inputs(kv_heads=4, dtype=torch.float32), dtypes)]
         for dtype in (torch.bfloat16, torch.float16):
@@ -323,7 +323,7 @@ class TorchOps(unittest.TestCase):
                 self.assert_close(a.float(), b.float(), 5e-2)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             double = inputs()
-            self.assertEqual(annulus.attention(*double, CAUSAL).dtype, torch.float64)  # who computes in that means it
+            self.assertEqual(annulus.attention(*double, CAUSAL).dtype, torch.float64)  # users choose fp64 on purpose
             torch.library.opcheck(annulus.attention.default, (*x, CAUSAL))
             with self.assertRaisesRegex(RuntimeError, "of one dtype"):
                 annulus.attention(double[0], *x[1:], CAUSAL)
@@ -342,7 +342,7 @@ class TorchOps(unittest.TestCase):
         self.assertTrue(torch.equal(out, run(*x)))
 
     def test_meta(self):
-        """Tensors without content: the shapes that come out, and refusals as of tensors with content."""
+        """Tensors without content give results of the right shapes, and the same errors as tensors with content."""
         q, k, v = (t.to("meta") for t in inputs(9, 21, dtype=torch.bfloat16, grad=False))
         for pattern in (CAUSAL, ADAPTIVE):
             out = annulus.attention(q.requires_grad_(), k, v, pattern)
@@ -449,7 +449,7 @@ class TorchOps(unittest.TestCase):
         load(timeout=300)
 
     def test_processes_of_torchrun_are_refused(self):
-        """They would each attend to their own rows alone, without a word."""
+        """Otherwise each would silently attend to its own rows only."""
         program = (
             "import annulus, torch; x = torch.ones(1, 4, 1, 8); "
             "print(annulus.attention(x, x, x).sum().item())"

@@ -1,7 +1,7 @@
-"""For tests of torch_ops/: the Python of the torch that the library was built against, and the library in it.
+"""For tests that use torch: runs them in the Python of the torch that the library was built against.
 
-A test begins with `torch_python.enter()`, before it imports torch. The last arguments of its command line are the folder
-of torch (@sys//:config.bzl) and nothing else; enter() takes them away.
+A test begins with `torch_python.enter()`, before it imports torch. The last argument of its command line is the folder of
+torch (@sys//:config.bzl); enter() removes it.
 """
 
 import importlib.util
@@ -14,7 +14,7 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def enter():
-    """Starts this program again in that Python, where NVIDIA's libraries are stood in for (cuda_stubs.py)."""
+    """Starts this program again in that Python, with stubs in place of NVIDIA's libraries (cuda_stubs.py)."""
     if os.environ.get("ANNULUS_TORCH_PYTHON"):
         sys.path.insert(0, os.path.join(os.getcwd(), "python"))
         return
@@ -24,7 +24,7 @@ def enter():
         sys.exit(0)
     site = os.path.dirname(root)
     python = os.path.join(site, "..", "..", "..", "bin", "python3")
-    # Not TEST_TMPDIR: all ranks of a job have the same.
+    # Not in TEST_TMPDIR, which all ranks of a job share.
     stubs = tempfile.mkdtemp(prefix="annulus-stubs-", dir=os.environ.get("TMPDIR"))
     subprocess.run([sys.executable, os.path.join(_HERE, "cuda_stubs.py"), os.path.join(root, "lib"), stubs], check=True)
     env = dict(
@@ -44,7 +44,7 @@ def enter():
 
 
 def need(package):
-    """Ends the test where that Python lacks a package which tools/setup.sh installs beside its own torch."""
+    """Ends the test if that Python lacks a package, which tools/setup.sh installs beside its own torch."""
     if importlib.util.find_spec(package) is None:
         print(f"SKIPPED: the Python of LIBTORCH has no {package}")
         sys.exit(0)

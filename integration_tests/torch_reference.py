@@ -1,10 +1,10 @@
-"""Dense attention in PyTorch, from the definitions in docs/attention.md: what torch_ops is held against."""
+"""Dense attention in PyTorch by the definitions in docs/attention.md. The tests of torch_ops/ compare with it."""
 
 import torch
 
 
 def count(pattern, queries, keys):
-    """How often each (query, key) pair is counted: [queries, keys], for every head alike."""
+    """Returns how often each (query, key) pair is counted: [queries, keys], the same for every head."""
     q = torch.arange(queries).unsqueeze(1)
     k = torch.arange(keys).unsqueeze(0)
     kind = pattern["kind"]
@@ -27,7 +27,7 @@ def count(pattern, queries, keys):
 
 
 def text(pattern):
-    """The pattern as TOML."""
+    """Returns the pattern as TOML."""
 
     def value(v):
         if isinstance(v, dict):
@@ -40,7 +40,7 @@ def text(pattern):
 
 
 def attention(q, k, v, pattern):
-    """q [B, n, H, D], k and v [B, m, Hk, D] -> [B, n, H, D]."""
+    """Computes attention: q [B, n, H, D], k and v [B, m, Hk, D] -> [B, n, H, D]."""
     group = q.shape[2] // k.shape[2]
     k, v = (t.repeat_interleave(group, 2).transpose(1, 2) for t in (k, v))
     score = q.transpose(1, 2) @ k.transpose(-1, -2) / q.shape[3] ** 0.5

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Runs a program by torchrun, in the Python of the torch that the library was built against, and looks for words in
-what it prints.
+"""Runs a program with torchrun, in the Python of the torch that the library was built against, and checks that its output
+contains some words.
 
     torchrun.py PROCESSES WORDS PROGRAM [ARGUMENT...] TORCH
 """

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How a training job says to go on when it is killed, stalls, fails or loses its terminal, with and without `launch`."""
+"""Tests what a training job prints to continue it after it is killed, stalls, fails or loses its terminal."""
 
 import glob
 import os
@@ -29,7 +29,7 @@ class TrainEndsTest(cli.CliTest):
         return run
 
     def wait_for_checkpoint(self, step):
-        """While the job runs; its output is read on, so that it does."""
+        """Waits for a checkpoint while the job runs; keeps reading its output, so that it does not block."""
         while not glob.glob(self.path(f"a user's runs/tiny-001/checkpoints/step-{step:08}*/manifest.json")):
             self.assertTrue(self.running.process.stdout.read(1), "it has ended")
 
@@ -43,7 +43,7 @@ class TrainEndsTest(cli.CliTest):
         os.kill(found[0], number)
 
     def goes_on(self, err, *more):
-        """What was said works as it stands."""
+        """Checks that the printed command works unchanged."""
         said = GO_ON.findall(err)
         self.assertEqual(len(said), 1, err)
         step, command = int(said[0][0]), shlex.split(said[0][1])
@@ -52,7 +52,7 @@ class TrainEndsTest(cli.CliTest):
         self.assertGreaterEqual(int(re.search(r"resumed after step (\d+)", out).group(1)), step)
 
     def test_a_rank_that_is_killed(self):
-        # A command that is longer than one line between a rank and the launcher.
+        # The command is longer than a line that a rank can send to the launcher.
         texts = ", ".join(["'text.txt'"] * 1000)
         self.running = self.train("--set", f"data.train=[{texts}]")
         self.wait_for_checkpoint(2)
@@ -80,10 +80,10 @@ class TrainEndsTest(cli.CliTest):
         self.goes_on(err, "--set", "timeout=60")
 
     def test_a_rank_that_stalls_without_launch(self):
-        """Two ranks under plain mpirun: rank 0 says how to go on, as nothing else watches them."""
+        """Two ranks under plain mpirun: rank 0 prints how to continue, because there is no launcher to do it."""
         if shutil.which("mpirun") is None:
             self.skipTest("no mpirun on PATH")
-        short = tempfile.TemporaryDirectory(dir="/dev/shm")  # a long path breaks Open MPI's sockets
+        short = tempfile.TemporaryDirectory(dir="/dev/shm")  # Open MPI's sockets need a short path
         self.addCleanup(short.cleanup)
         mpirun = ("mpirun", "--oversubscribe", "--mca", "btl_vader_backing_directory", short.name, "-np", "2")
         env = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "TMPDIR": short.name}
@@ -165,7 +165,7 @@ class TrainEndsTest(cli.CliTest):
         run = self.start("train", "config.toml", *NO_CHECKPOINT, prefix=("nohup",), env={"ANNULUS_PROGRESS": "live"})
         run.wait_for("step ")
         run.signal(signal.SIGHUP)
-        run.wait_for("step ")  # it goes on
+        run.wait_for("step ")  # it continues
         run.signal(signal.SIGTERM)
         self.assertEqual(run.finish()[0], 143)
 

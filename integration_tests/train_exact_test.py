@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""What a training run guarantees, through the real launcher: the same curve at 1, 2 and 4 ranks, the same bits twice and
-after a resume, checkpoints on a signal also during validation, and on a full disk the last one intact.
-cli_train_test.py has what a user sees and types."""
+"""Tests what a training run guarantees, through the real launcher: the same curve with 1, 2 and 4 ranks, the same bits when
+it is repeated or resumed, a checkpoint on a signal even during validation, and an intact last checkpoint on a full disk.
+cli_train_test.py tests what a user sees and types."""
 
 import glob
 import json
@@ -41,8 +41,8 @@ batches = 2
 every = 4
 """
 
-# How far losses at different numbers of ranks may lie from each other, relative to them: 4.6e-7 is the most that was
-# seen, with three instruction sets.
+# The largest relative difference of losses with different numbers of ranks. The largest one seen was 4.6e-7, with three
+# instruction sets.
 RANKS_DIFFER = 2e-6
 
 
@@ -74,11 +74,11 @@ class TrainTest(cli.CliTest):
         return [m["loss"] for m in self.metrics(run) if "loss" in m]
 
     def steps(self, run):
-        """Steps of the checkpoints, oldest first."""
+        """Returns the steps of the checkpoints, oldest first."""
         return [int(p[-8:]) for p in sorted(glob.glob(self.path(f"runs/{run}/checkpoints/step-*")))]
 
     def weights(self, run, step=12):
-        """The files of tensors of a checkpoint, by name: each rank's weights and its part of the optimizer's state."""
+        """Returns the tensor files of a checkpoint by name: each rank's weights and its part of the optimizer state."""
         folder = f"runs/{run}/checkpoints/step-{step:08}"
         files = {f: self.read(f"{folder}/{f}") for f in os.listdir(self.path(folder)) if f.endswith(".safetensors")}
         self.assertTrue(files)
@@ -149,7 +149,7 @@ class TrainTest(cli.CliTest):
                 self.assertEqual(self.weights(runs[0], 3), self.weights(run, 3), run)
 
     def stop_by(self, signal_number, code, *sets):
-        """A run of 3,000 small steps, stopped after its first line; returns the step of its checkpoint."""
+        """Stops a run of 3,000 small steps after its first line; returns the step of its checkpoint."""
         args = ["--set", "run.steps=3000", *sets]
         running = self.start("launch", "-n", "2", "train", "tiny.toml", *args, env={"ANNULUS_PROGRESS": "plain"})
         running.wait_for("step 1/")
@@ -163,8 +163,8 @@ class TrainTest(cli.CliTest):
     def test_ctrl_c_then_resume_equals_a_run_that_never_stopped(self):
         stopped_at = self.stop_by(signal.SIGINT, 130)
         end = stopped_at + 3
-        # The schedule of the learning rate ends with run.steps: both parts must name the same. A stop by signal at
-        # another step cannot be asked for exactly, so the straight run is stopped by its checkpoint schedule.
+        # The schedule of the learning rate ends with run.steps, so both parts must have the same. A signal cannot stop a
+        # run at an exact step, so both runs are compared at a checkpoint of their schedule.
         sets = ["--set", "run.steps=3000", "--set", f"checkpoint.every={end}", "--set", "checkpoint.keep=1000",
                 "--set", "validation.every=0"]
         for resume in (["--resume", "runs/tiny-001"], []):
@@ -183,13 +183,13 @@ class TrainTest(cli.CliTest):
         self.assertEqual(self.stop_by(signal.SIGTERM, 143, *sets), 2)
 
     def test_a_full_disk_leaves_the_last_checkpoint(self):
-        # As root in a mount namespace of its own.
+        # Runs as root in its own mount namespace.
         os.mkdir(self.path("small"))
         mount = f'mount -t tmpfs -o size=1400k none "{self.path("small")}" && exec "$@"'
         inside = ["unshare", "--mount", "sh", "-c", mount, "sh"]
         if subprocess.run([*inside, "true"], capture_output=True).returncode != 0:
             self.skipTest("cannot mount a small disk here: not root")
-        # A checkpoint takes about 450 kB; the third does not fit, because old ones go only after new ones are whole.
+        # A checkpoint takes about 450 kB; the third does not fit, as old ones are removed only after a new one is complete.
         check = f'"{cli.ANNULUS}" "$@"; code=$?; ls -d small/tiny-001/checkpoints/*; exit $code'
         done = subprocess.run(
             [*inside, "sh", "-c", check, "sh", "launch", "-n", "2", "train", "tiny.toml", "--set", "run.folder=small"],

@@ -1,4 +1,4 @@
-"""Small models of transformers with random weights, rows for them, and how two of them are compared. For
+"""Small models of transformers with random weights, rows for them, and comparisons of two models. Used by
 transformers_*.py."""
 
 import copy
@@ -12,7 +12,7 @@ _SIZES |= dict(num_key_value_heads=2, head_dim=8)
 CONFIGS = {
     "llama": transformers.LlamaConfig(**_SIZES),
     "mistral": transformers.MistralConfig(sliding_window=5, **_SIZES),
-    # The first layer sees all, the others a window.
+    # The first layer attends to all positions, the others to a window.
     "qwen3": transformers.Qwen3Config(use_sliding_window=True, sliding_window=4, max_window_layers=1, **_SIZES),
     "mixtral": transformers.MixtralConfig(num_local_experts=4, sliding_window=None, **_SIZES),
 }
@@ -28,7 +28,7 @@ def make(name, attention):
 
 
 def batch(packed):
-    """Two rows; packed, each of documents of its own."""
+    """Returns a batch of two rows; if `packed`, each row has several documents."""
     torch.manual_seed(2)
     ids = torch.randint(64, (2, LENGTH))
     positions = torch.arange(LENGTH).expand(2, LENGTH)

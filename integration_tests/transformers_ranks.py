@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""attn_implementation="annulus" over ranks: loss and gradients are those of sdpa in one process, and what would
-silently be another mask or other positions is refused on all ranks. Under mpirun, or under torchrun over gloo. For
-transformers_*_test."""
+"""One rank of attn_implementation="annulus": loss and gradients are those of sdpa in one process, and inputs that would
+silently give another mask or other positions are refused on all ranks. Runs under mpirun, or under torchrun over gloo. The
+targets transformers_*_test start it."""
 
 import itertools
 import os
@@ -57,20 +57,20 @@ if size > 1:
         whole = models.batch(True)
         part = annulus.shard({"input_ids": whole["input_ids"]}, layout, group)
         ids = annulus.shard(whole["position_ids"], layout, group)
-        # Rotary positions would be wrong without a word.
+        # Otherwise rotary positions would silently be wrong.
         refused(f"position ids of each of the {size} ranks count from 0", **part, use_cache=False)
         ones = torch.ones_like(part["input_ids"])
         refused("there is no attention_mask", **part, position_ids=ids, attention_mask=ones, use_cache=False)
         padding = ones.clone()
-        padding[0, 0] = rank  # on the first rank alone
+        padding[0, 0] = rank  # on the first rank only
         hiding = dict(part, position_ids=ids, attention_mask=padding, use_cache=False)
         refused("attention_mask hides 1 positions (padding)", **hiding)
         refused("a cache of keys over several ranks", **part, position_ids=ids, use_cache=True)
-        # One document, of which transformers is told that nothing is hidden.
+        # One document, with an attention_mask that hides nothing.
         single = annulus.shard(models.batch(False)["position_ids"], layout, group)
         model(**part, position_ids=single, attention_mask=ones, use_cache=False)
 
-    # Positions of several axes, as multimodal models hand them to their attention.
+    # Positions of several axes, as multimodal models pass them to their attention.
     mask = masking_utils.create_causal_mask(model.config, torch.zeros(2, 8, 4), None, past_key_values=None)
     heads = torch.zeros(2, 4, 8, 8)
     axes = torch.zeros(3, 2, 8, dtype=torch.int64)
@@ -80,7 +80,7 @@ if size > 1:
     except annulus.AnnulusError as e:
         assert "position_ids are [3, 2, 8], not [batch, n]" in str(e), e
 
-    # Documents that coincide with contiguous parts look like forgotten positions; zigzag tells them apart.
+    # Documents that coincide with contiguous parts look like missing positions; zigzag distinguishes the two.
     batch = models.batch(False)
     batch["position_ids"] = batch["position_ids"] % (models.LENGTH // size)
     annulus.transformers.register(group, "contiguous")
@@ -88,7 +88,7 @@ if size > 1:
     annulus.transformers.register(group, "zigzag")
     model(**annulus.transformers.shard_batch(batch))
 
-    # The balancing loss of experts is no sum over tokens.
+    # The balancing loss of experts is not a sum over tokens.
     part = annulus.transformers.shard_batch(models.batch(True))
     plain = model
     model = models.make("mixtral", "annulus")
@@ -98,7 +98,7 @@ if size > 1:
     model(**part, output_router_logits=False)
     model = plain
 
-    # Rows in another layout than the registered one would be other documents.
+    # Rows in another layout than the registered one would have other documents.
     for layout, other in itertools.permutations(("contiguous", "zigzag", "striped"), 2):
         annulus.transformers.register(group, layout)
         for packed in (False, True):

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""attn_implementation="annulus" in one process: Llama, Mistral and Qwen 3 against transformers' own attention, and
-every mask that annulus cannot express refused by name."""
+"""Tests attn_implementation="annulus" in one process: Llama, Mistral and Qwen 3 against transformers' own attention, and
+errors that name a mask that annulus cannot express."""
 
 import os
 import sys
@@ -41,7 +41,7 @@ class Transformers(unittest.TestCase):
                     models.assert_same(*got, *self.run_model(name, attention, packed), (name, packed, attention))
 
     def test_documents_and_windows_are_seen_at_all(self):
-        """What the comparison above compares differs from plain causal attention."""
+        """The results compared above differ from those of plain causal attention."""
         plain = models.make("llama", "annulus")(**annulus.transformers.shard_batch(models.batch(False))).logits
         batch = models.batch(True)
         self.assertGreater((models.make("llama", "annulus")(**batch, use_cache=False).logits - plain).abs().max(), 1e-3)

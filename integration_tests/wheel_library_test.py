@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""libannulus_torch_wheel.so needs LibTorch and what LibTorch needs, no MPI and no library of this machine."""
+"""Tests that libannulus_torch_wheel.so needs only LibTorch and what LibTorch needs: no MPI, no other library."""
 
 import re
 import subprocess
@@ -7,7 +7,7 @@ import sys
 import unittest
 
 LIBRARY = sys.argv.pop()
-# LibTorch's wheel brings libgomp along.
+# LibTorch's wheel contains libgomp.
 MAY_NEED = ["libtorch_cpu", "libc10", "libtorch_cuda", "libc10_cuda", "libcudart", "libgomp"]
 MAY_NEED += ["libstdc++", "libm", "libgcc_s", "libc", "libpthread", "librt", "libdl", "ld-linux-x86-64"]
 

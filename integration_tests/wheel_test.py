@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The wheel, installed by pip into an empty virtual environment beside a torch, with nothing on the PATH: no
-compiler, no Bazel, no MPI. In one process and under torchrun; and what it says beside another torch.
+"""Tests the wheel, installed by pip into an empty virtual environment with a torch and an empty PATH: no compiler, no
+Bazel, no MPI. In one process and under torchrun; and its error beside another version of torch.
 
     wheel_test.py LIBRARY TORCH
 """
@@ -24,7 +24,7 @@ import torch  # noqa: E402
 
 LIBRARY = os.path.abspath(sys.argv.pop())
 
-# Causal attention, computed here as it is defined.
+# Compares with causal attention computed by its definition.
 PROGRAM = """
 import os, annulus, torch
 import torch.distributed as dist
@@ -62,7 +62,7 @@ class Wheel(unittest.TestCase):
         env = os.path.join(cls.folder, "env")
         subprocess.run([sys.executable, "-m", "venv", env], check=True)
         cls.python = os.path.join(env, "bin", "python3")
-        # PyTorch's own wheel stands in for itself: it is there already, and large.
+        # The installed PyTorch is linked into the environment, because its wheel is large.
         (cls.site,) = glob.glob(env + "/lib/python3.*/site-packages")
         with open(os.path.join(cls.site, "torch.pth"), "w") as file:
             file.write(os.path.dirname(os.path.dirname(torch.__file__)) + "\n")
@@ -71,7 +71,7 @@ class Wheel(unittest.TestCase):
 
     @classmethod
     def environment(cls):
-        """Without anything of this tree, or of the machine's programs."""
+        """Returns an environment without anything of this tree and without the machine's programs."""
         kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "USER", "OMP_NUM_THREADS") if name in os.environ}
         return kept | {"PATH": "/nonexistent", "HOME": cls.folder, "TMPDIR": cls.folder}
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`annulus doctor` on hosts with faults that are planted for real, and over several hosts.
+"""Tests `annulus doctor` on hosts with faults that the test creates in fact, and over several hosts.
 
     doctor_test.py ANNULUS MACHINE.xml
 """
@@ -18,7 +18,7 @@ import namespaces
 
 namespaces.isolate()
 
-MACHINE = os.path.abspath(sys.argv.pop())  # with GPUs and RDMA devices
+MACHINE = os.path.abspath(sys.argv.pop())  # a machine with GPUs and RDMA devices
 ANNULUS = os.path.abspath(sys.argv.pop())
 
 
@@ -29,7 +29,7 @@ def environment(**extra):
 
 class DoctorTest(unittest.TestCase):
     def doctor(self, *args, prefix=(), run=subprocess.run, annulus=ANNULUS, **env):
-        """The exit code, and the findings by their checks."""
+        """Runs doctor; returns the exit code, and the findings by check."""
         done = run([*prefix, annulus, "doctor", "--json", *args], env=environment(**env), stdin=subprocess.DEVNULL,
                    capture_output=True, text=True, timeout=60)
         self.assertTrue(done.stdout, done.stderr)
@@ -49,19 +49,19 @@ class DoctorTest(unittest.TestCase):
         self.assertIn(remedy, finding["remedy"])
 
     def in_shell(self, before):
-        """Words that run what follows after a command of a shell."""
+        """Returns words that run the command after them once the shell command `before` has run."""
         return ["bash", "-c", before + ' && exec "$@"', "bash"]
 
     def test_limits(self):
-        # Of a machine with RDMA devices, by hwloc's own variable.
-        # By a process without CAP_IPC_LOCK, by which the kernel lets root lock what it likes.
+        # hwloc's variable gives a machine with RDMA devices. The process lacks CAP_IPC_LOCK, with which root may lock any
+        # amount of memory.
         bound = ["setpriv", "--bounding-set", "-ipc_lock", "--"]
         code, found = self.doctor(prefix=[*self.in_shell("ulimit -l 64"), *bound], HWLOC_XMLFILE=MACHINE, HWLOC_THISSYSTEM="0")
         self.assertEqual(code, 9)
         self.assert_found(found, "locked-memory", "error", "64 KiB, but mlx5", "ulimit -l unlimited")
         code, found = self.doctor(prefix=[*self.in_shell("ulimit -l 64"), *bound])
         self.assertEqual(found["locked-memory"][0]["severity"], "good")
-        if os.readlink("/proc/self/ns/user") == "user:[4026531837]":  # its root is the system's
+        if os.readlink("/proc/self/ns/user") == "user:[4026531837]":  # root of this namespace is root of the system
             code, found = self.doctor(prefix=self.in_shell("ulimit -l 64"), HWLOC_XMLFILE=MACHINE, HWLOC_THISSYSTEM="0")
             self.assert_found(found, "locked-memory", "good", "unlimited", "")
         code, found = self.doctor("-np", "8", prefix=self.in_shell("ulimit -n 150"))
@@ -137,7 +137,7 @@ class DoctorTest(unittest.TestCase):
 
     def test_over_hosts(self):
         with simulated.Hosts(["host1", "Host2", "host3"]) as hosts:
-            # A default that a site has set for every mpirun comes after what is typed.
+            # A default that a site sets for every mpirun yields to the command line.
             code, found = self.doctor("--hosts", "host1:1,Host2:1,host3:1", run=hosts.run,
                                       OMPI_MCA_orte_default_hostfile="/dev/null")
             self.assertEqual([r["name"] for r in self.reports], ["host1", "Host2", "host3"])
@@ -161,7 +161,7 @@ class DoctorTest(unittest.TestCase):
             code, found = self.doctor("--hosts", "host1:1,host2:1", run=hosts.run, ANNULUS_BOOTSTRAP_TIMEOUT="20")
             self.assertEqual(code, 9)
             self.assert_found(found, "hosts", "error", "host2", "ssh HOST true")
-            self.assertIn("mpi", found)  # what this host is, all the same
+            self.assertIn("mpi", found)  # the findings of this host are still there
 
     def test_another_program_on_a_host(self):
         with tempfile.TemporaryDirectory(dir=os.environ.get("TEST_TMPDIR")) as folder, \

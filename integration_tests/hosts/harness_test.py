@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The simulated hosts are what they say, by mpirun. Where they are not, no other test of this folder says anything."""
+"""Tests the simulated hosts with mpirun. If this fails, the other tests of this folder prove nothing."""
 
 import os
 import sys
@@ -32,7 +32,7 @@ class HarnessTest(unittest.TestCase):
     def test_a_host_that_is_killed_is_gone(self):
         with simulated.Hosts(["host1", "host2"]) as hosts:
             ping = ["bash", "-c", "exec 3<>/dev/tcp/host2/1"]
-            self.assertIn(b"refused", hosts.run(ping, capture_output=True).stderr)  # it answers
+            self.assertIn(b"refused", hosts.run(ping, capture_output=True).stderr)  # the host answers
             hosts.kill("host2")
             done = hosts.run(["mpirun", "--host", "host1,host2", "hostname"], capture_output=True, text=True, timeout=60)
             self.assertNotEqual(done.returncode, 0)

@@ -1,4 +1,4 @@
-"""Several hosts on one machine: namespaces with a name, a network card, a process table and a /dev/shm of their own, on
+"""Simulates several hosts on one machine: namespaces with their own host name, network card, process table and /dev/shm, on
 one switch. For tests that have called namespaces.isolate().
 
     with Hosts(["host1", "Host2", "host3"]) as hosts:
@@ -6,8 +6,8 @@ one switch. For tests that have called namespaces.isolate().
         hosts.kill("Host2")      # the host is gone, processes and network card at once
         hosts.cut("host3")       # its cable is pulled
 
-What mpirun starts on another host comes through `agent`, which stands for ssh: it is given a host and words for a shell,
-which runs them with the environment of a login. Host I has the address 10.231.7.I, and its files are this machine's.
+mpirun starts processes on other hosts through `agent`, which replaces ssh: it gets a host and words for a shell, and the
+shell runs them with the environment of a login. Host I has the address 10.231.7.I. All hosts have this machine's files.
 """
 
 import os
@@ -62,7 +62,7 @@ class Hosts:
         self._in_network(switch, "link", "add", "br0", "type", "bridge")
         self._in_network(switch, "link", "set", "br0", "up")
         for i, name in enumerate(self.names, 1):
-            # The first keeps this test's process table: there the agent finds the other hosts.
+            # The first host keeps this test's process table, in which the agent finds the other hosts.
             first = i == 1
             init = self._start(name, ["--net", "--uts", "--mount"] + ([] if first else ["--pid", "--fork", "--kill-child", "--mount-proc"]))
             self._in_network(switch, "link", "add", f"p{i}", "type", "veth", "peer", "name", "eth0", "netns", str(init))
@@ -71,7 +71,7 @@ class Hosts:
             self._in_network(init, "link", "set", "eth0", "up")
 
     def _start(self, name, spaces):
-        """The pid of a process that keeps the namespaces; its end is the host's."""
+        """Starts a process that keeps the namespaces and returns its pid; when it ends, the host is gone."""
         set_up = "" if name == "switch" else (
             'hostname "$1" && mount -t tmpfs -o size=1g tmpfs /dev/shm && mount --bind "$2" /etc/hosts && ')
         keeper = subprocess.Popen(
@@ -98,7 +98,7 @@ class Hosts:
             return int(f.read())
 
     def environment(self):
-        """What makes mpirun take `agent` for ssh, and lets ranks of several hosts share this machine's cores."""
+        """Returns variables that make mpirun use `agent` as ssh and let the ranks of all hosts share this machine's cores."""
         return {
             "OMPI_MCA_plm": "rsh",
             "OMPI_MCA_plm_rsh_agent": self._path("agent"),
@@ -109,7 +109,7 @@ class Hosts:
         }
 
     def prefix(self, on=None):
-        """Words that run a command on a host: on the first, or `on`."""
+        """Returns words that run a command on a host: on the first one, or on `on`."""
         name = on or self.names[0]
         spaces = ["--net", "--uts", "--mount"] + ([] if name == self.names[0] else ["--pid"])
         return ["nsenter", "-t", str(self._pid(name)), *spaces, f"--wd={os.getcwd()}", "--"]

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""`./annulus install`: the folder, moved to another path with a blank, in an environment without anything of the clone: it
-trains, launches, says what it is, and a program in C++ is built against its headers and library.
+"""Tests `./annulus install`: the folder is moved to another path with a blank, and nothing of the clone is in the
+environment. It trains, launches and prints its version, and a C++ program is built against its headers and library.
 
     install_test.py INSTALL.py ANNULUS BENCH LIBRARY HEADERS TORCH_ROOT
 """
@@ -43,7 +43,7 @@ class InstallTest(unittest.TestCase):
         cls.folder = tempfile.mkdtemp(dir=os.environ.get("TEST_TMPDIR"))
         cls.addClassCleanup(shutil.rmtree, cls.folder)
         cls.made = os.path.join(cls.folder, "made")
-        # As Bazel lays out what it builds.
+        # The layout in which Bazel puts what it builds.
         cls.bin = os.path.join(cls.folder, "bin")
         for source, path in ((ANNULUS, "launcher/annulus"), (BENCH, "benchmarks/program/annulus_bench"), (LIBRARY, "tools/libannulus.so")):
             os.makedirs(os.path.join(cls.bin, os.path.dirname(path)), exist_ok=True)
@@ -53,7 +53,7 @@ class InstallTest(unittest.TestCase):
         cls.prefix = os.path.join(cls.folder, "another place; 'quoted'")
         os.rename(cls.made, cls.prefix)
         cls.annulus = os.path.join(cls.prefix, "bin", "annulus")
-        # Nothing of the clone, of Bazel or of the test.
+        # An environment without anything of the clone, of Bazel or of the test.
         cls.env = {"PATH": "/usr/bin:/bin", "HOME": cls.folder, "OMP_NUM_THREADS": "1"}
 
     @classmethod

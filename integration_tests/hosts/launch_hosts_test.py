@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""`annulus launch` over three simulated hosts: the same output, logs, exit codes and losses as on one, and what is said of
-hosts that are not as they should be."""
+"""Tests `annulus launch` over three simulated hosts: the same output, logs, exit codes and losses as on one host, and
+errors that name what is wrong with a host."""
 
 import fcntl
 import json
@@ -21,7 +21,7 @@ import namespaces
 
 namespaces.isolate()
 
-NAMES = ["host1", "Host2", "host3"]  # a name with a capital letter is a name
+NAMES = ["host1", "Host2", "host3"]  # a capital letter in a name is allowed
 
 
 class OverHosts(unittest.TestCase):
@@ -34,7 +34,7 @@ class OverHosts(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory(dir=os.environ.get("TEST_TMPDIR"))
         self.addCleanup(folder.cleanup)
-        # Whatever a path has in it is a path.
+        # A path may contain any character.
         self.folder = os.path.join(folder.name, "a user's \"runs\"; $HOME & co")
         os.mkdir(self.folder)
         cli.write_tiny_run(self.folder, 3)
@@ -43,7 +43,7 @@ class OverHosts(unittest.TestCase):
         return os.path.join(self.folder, name)
 
     def launch(self, *args, program=None, **env):
-        """On the first host: (exit code, standard output, standard error)."""
+        """Runs launch on the first host; returns (exit code, standard output, standard error)."""
         done = self.hosts.run([program or cli.ANNULUS, "launch", *args], cwd=self.folder, env=cli.environment(**env),
                               capture_output=True, text=True, timeout=cli.LIMIT)
         return done.returncode, done.stdout, done.stderr
@@ -70,7 +70,7 @@ class OverHosts(unittest.TestCase):
         self.hosts.run(command, on=host, check=True)
 
     def put(self, host, text, over):
-        """On this host alone, the file `over` has another content."""
+        """Gives the file `over` another content on this host only."""
         other = self.path(f"other-{len(os.listdir(self.folder))}")
         with open(other, "wb") as f:
             f.write(text)
@@ -95,7 +95,7 @@ class LaunchHostsTest(OverHosts):
     def test_a_host_file_of_addresses_and_fewer_ranks_than_slots(self):
         with open(self.path("the hosts"), "w") as f:
             f.write("# ours\n10.231.7.3 slots=2\n10.231.7.1 slots=4 max_slots=4\n")
-        # A default that a site has set for every mpirun comes after it.
+        # A default that a site sets for every mpirun yields to the host file.
         code, out, err = self.launch("--hostfile", "the hosts", "-n", "3", "selftest", "print",
                                      OMPI_MCA_orte_default_hostfile=self.path("text.txt"))
         self.assertEqual(code, 0, err)
@@ -166,12 +166,12 @@ class LaunchHostsTest(OverHosts):
         self.assertEqual(code, 0, out + err)
 
     def test_a_verb_of_another_program(self):
-        """`bench` is annulus_bench's, which surveys the hosts and starts the ranks itself."""
+        """`bench` belongs to annulus_bench, which surveys the hosts and starts the ranks itself."""
         bench = ("bench", "comm", "--part", "exchange", "--smallest", "1024", "--largest", "1024", "--rounds", "1")
         code, out, err = self.launch("--hosts", "host1:1,host3:1", *bench)
         self.assertEqual(code, 0, err)
         self.assertIn("exchange", out)
-        # Who does not come is tried alone, by `annulus_bench version`.
+        # A host that does not report is tried alone, with `annulus_bench version`.
         code, _, err = self.launch("--hosts", "host1:1,nobody:1", *bench)
         self.assertEqual(code, 9, err)
         self.assertIn("on 1 host of --hosts: host nobody: ssh: Could not resolve hostname nobody", err)
@@ -216,8 +216,8 @@ class FaultyHostsTest(OverHosts):
         self.assertIn("name each machine once", err)
 
     def test_an_ssh_that_would_ask(self):
-        """It has no terminal to ask on, and says so, though the user has one."""
-        agent = os.path.join(os.path.dirname(self.folder), "agent")  # Open MPI takes it apart at spaces
+        """ssh has no terminal on which to ask, and the error says so, although the user has one."""
+        agent = os.path.join(os.path.dirname(self.folder), "agent")  # Open MPI splits it at spaces
         with open(agent, "w") as f:
             f.write('#!/bin/sh\n(read answer < /dev/tty) 2>/dev/null || { echo "Permission denied (publickey)."; exit 255; } >&2\n')
         os.chmod(agent, 0o755)
@@ -251,7 +251,7 @@ class FaultyHostsTest(OverHosts):
                             *self.TWO, "--interfaces", "eth9", "selftest", "print")
         self.assert_refused(2, r"interface lo is the loopback, by which host host3 is not reached", *self.TWO,
                             "--interfaces", "lo", "selftest", "print")
-        # Here alone, and so no way to anywhere.
+        # An interface that only this host has, so it leads to no other host.
         self.on("host1", "ip", "link", "add", "eth5", "type", "veth", "peer", "name", "wire5")
         self.on("host1", "ip", "addr", "add", "10.9.9.1/24", "dev", "eth5")
         for card in ("eth5", "wire5"):

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""`annulus launch` inside Slurm's allocations, and plain srun, on a private Slurm of two nodes: it takes nodes and tasks from
-the allocation, and a job that is cancelled or gets near its time limit finishes its step and keeps a checkpoint."""
+"""Tests `annulus launch` in Slurm's allocations, and plain srun, on a private Slurm of two nodes: it takes nodes and tasks
+from the allocation, and a job that is cancelled or near its time limit finishes its step and keeps a checkpoint."""
 
 import glob
 import os
@@ -51,7 +51,7 @@ class LaunchSlurmTest(unittest.TestCase):
         return done.returncode, done.stdout, done.stderr
 
     def submit(self, *options, command):
-        """The number of a job of two nodes and four tasks that becomes this command."""
+        """Submits a job of two nodes and four tasks that executes this command; returns its number."""
         with open(self.path("job.sh"), "w") as f:
             f.write(f"#!/bin/bash\nexec {command} 2>&1\n")
         code, out, err = self.run_command("sbatch", "--parsable", "-N", "2", "-n", "4", "-o", "job.out", *options, "job.sh")
@@ -102,7 +102,7 @@ class LaunchSlurmTest(unittest.TestCase):
         self.assert_kept(said)
 
     def test_a_job_near_its_time_limit_keeps_a_checkpoint(self):
-        # Slurm looks every 30 s, and sends the signal up to 30 s early: 15 to 45 s from the start.
+        # Slurm checks every 30 s and sends the signal up to 30 s early: 15 to 45 s after the start.
         job = self.submit("--time=2", "--signal=B:USR1@75", command=f"{cli.ANNULUS} launch train config.toml")
         said = self.wait_for_the_end(job)
         self.assertIn("annulus: User defined signal 1: the ranks finish their step and stop", said)

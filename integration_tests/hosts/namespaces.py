@@ -1,7 +1,8 @@
-"""A network and a process table of a test's own: what it starts ends with it, and its addresses and ports are nobody else's.
+"""Gives a test its own network and process table: the processes that it starts end with it, and no other test has its
+addresses and ports.
 
-Used by hosts.py and slurm.py. A test calls isolate() first of all, before it has threads or opens anything.
-What a host needs besides (Slurm) is asked for by its own module.
+Used by hosts.py, slurm.py and the tests with them. A test calls isolate() before anything else, while it has no threads
+and no open files. Modules that need more of the machine, such as slurm.py, check that themselves.
 """
 
 import os
@@ -15,7 +16,7 @@ _SPACES = ["--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"
 def _ways():
     if os.geteuid() == 0:
         yield []
-    # Who is not root, or is root of a container without the right to, becomes root of a user namespace.
+    # A user who is not root, or root in a container without the permission, becomes root of a user namespace.
     yield ["--user", "--map-root-user"]
 
 
@@ -24,9 +25,9 @@ def _ip(*words):
 
 
 def isolate():
-    """Starts this program again in namespaces of its own; where none can be made, ends it as a test that skips itself."""
+    """Starts this program again in namespaces of its own; skips the test if none can be made."""
     if os.environ.pop(_MARK, ""):
-        # A card beside the loopback: the resolver and Open MPI take a host that has none for one without a network.
+        # Adds a network card, because the resolver and Open MPI treat a host with the loopback only as one without network.
         _ip("link", "add", "eth0", "type", "veth", "peer", "name", "wire")
         _ip("addr", "add", "10.231.8.1/24", "dev", "eth0")
         for card in ("lo", "eth0", "wire"):

@@ -1,13 +1,13 @@
-"""A private Slurm of several nodes on one machine: a controller and a daemon a node, without munge or a database. For
-tests that have called require() and then namespaces.isolate(): the ports are fixed.
+"""Runs a private Slurm of several nodes on one machine: a controller and a daemon for each node, without munge and without
+a database. For tests that have called require() and then namespaces.isolate(), which they need because ports are fixed.
 
     with Slurm(2) as slurm:
         slurm.run(["salloc", "-N", "2", "-n", "4", ...])
 
-What is signalled of a job are the process groups that Slurm itself has started (proctrack/pgid), which is less than
-proctrack/cgroup ends on clusters.
+Slurm signals only the process groups of a job that it has started itself (proctrack/pgid); on clusters, proctrack/cgroup
+ends more.
 
-The nodes n1, n2, ... have a name and a /dev/shm of their own, and talk over this network.
+The nodes n1, n2, ... have their own host name and /dev/shm, and share this network.
 """
 
 import os
@@ -54,7 +54,7 @@ _PATH = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
 
 
 def require():
-    """Ends a test as one that skips itself where Slurm cannot run. Before isolate(), after which everybody is root."""
+    """Skips the test if Slurm cannot run. Called before isolate(), after which every user is root."""
     if os.geteuid() != 0:
         print("SKIPPED, A FAILURE IN CI: Slurm's daemons need root")
         sys.exit(0)
@@ -69,7 +69,7 @@ class Slurm:
         self.nodes, self.cpus = nodes, cpus
 
     def __enter__(self):
-        # Slurm cuts paths of its sockets at 108 characters.
+        # Slurm truncates the paths of its sockets to 108 characters.
         self.folder = tempfile.mkdtemp(prefix="slurm.", dir="/tmp")
         self._daemons = []
         many = self.nodes > 1
@@ -133,7 +133,7 @@ class Slurm:
         raise RuntimeError("Slurm did not start: " + "\n".join(said))
 
     def run(self, command, **kwargs):
-        """subprocess.run of a command of a user of this Slurm."""
+        """subprocess.run of a command as a user of this Slurm."""
         return subprocess.run(command, env={**kwargs.pop("env", os.environ), **self.environment()}, **kwargs)
 
     def popen(self, command, **kwargs):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The private Slurm is what it says, by salloc and srun."""
+"""Tests the private Slurm with salloc and srun."""
 
 import os
 import sys

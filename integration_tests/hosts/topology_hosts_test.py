@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""`annulus topology --hosts` over three simulated hosts: each is asked, what they say is saved, and planned on later where
-they are not."""
+"""Tests `annulus topology --hosts` over three simulated hosts: each host reports, the reports are saved, and a placement is
+planned later from the saved reports without the hosts."""
 
 import json
 import os
@@ -33,7 +33,7 @@ class TopologyOverHosts(unittest.TestCase):
         os.mkdir(self.folder)
 
     def topology(self, *args):
-        """On the first host: (exit code, standard output, standard error)."""
+        """Runs topology on the first host; returns (exit code, standard output, standard error)."""
         done = self.hosts.run([cli.ANNULUS, "topology", *args], cwd=self.folder, env=cli.environment(),
                               capture_output=True, text=True, timeout=cli.LIMIT)
         return done.returncode, done.stdout, done.stderr

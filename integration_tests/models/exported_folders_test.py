@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Models of transformers, of every family, into a run and out again: `train --init`, `export`. What comes out has the
-same keys and bits, and transformers loads it without missing or unexpected ones."""
+"""Tests `train --init` and `export` with models of every family of transformers: an exported model has the keys and bits of
+the imported one, and transformers loads it without missing or unexpected keys."""
 
 import copy
 import json
@@ -55,7 +55,7 @@ data = { train = ["text.txt"], context = 32, batch = 2 }
 optimizer = { lr = 1e-30, weight_decay = 0.0 }
 validation.every = 0
 """
-# What a configuration says besides the model.
+# Keys of a configuration that do not describe the model.
 BESIDES = {"transformers_version", "_name_or_path", "dtype", "max_position_embeddings"}
 
 
@@ -74,7 +74,7 @@ class HuggingFaceTest(cli.CliTest):
     def make(self, name, dtype=torch.float32, **how):
         torch.manual_seed(1)
         model = transformers.AutoModelForCausalLM.from_config(copy.deepcopy(CONFIGS[name]))
-        for parameter in model.parameters():  # no zeros, which the smallest update moves
+        for parameter in model.parameters():  # no zeros, because the smallest update changes them
             parameter.data.normal_(0, 0.1)
         model = model.to(dtype)
         model.save_pretrained(self.path(name), **how)
@@ -86,7 +86,7 @@ class HuggingFaceTest(cli.CliTest):
         return out
 
     def assert_inspects(self, folder, config, parameters):
-        """What `inspect` says is what transformers reads."""
+        """Asserts that `inspect` reports what transformers reads."""
         of = json.loads(self.done("inspect", self.path(folder), "--length", "64", "--json"))
         self.assertEqual(of["family"], config.model_type)
         self.assertEqual(of["parameters"], parameters)
@@ -165,14 +165,14 @@ class HuggingFaceTest(cli.CliTest):
             self.assertEqual(of["patterns"], [{"pattern": said, "layers": [0, 1, 2]}])
 
     def test_what_was_trained_is_what_comes_out(self):
-        """A longer context by yarn, with a window: the configuration says it, and a run goes on without the folder."""
+        """A longer context by yarn, with a window: the configuration has both, and a run continues without the folder."""
         self.make("mistral")
         train = ["train", "config.toml", "--init", "mistral", "--set", "data.context=128", "--set",
                  'model.rope_scaling={ kind = "yarn", factor = 2.0, original_context = 64 }', "--set",
                  'model.pattern={ kind = "window", left = 15, right = 0 }']
         self.done(*train)
         shutil.rmtree(self.path("mistral"))
-        for steps, which in enumerate([["runs/tiny-001"], ["tiny-001"], []], 2):  # a path, a name, the newest
+        for steps, which in enumerate([["runs/tiny-001"], ["tiny-001"], []], 2):  # given by path, by name, or the newest
             self.done(*train, "--resume", *which, "--set", f"run.steps={steps}")
         out = self.done("export", "tiny", "out")
         self.assertIn("MistralForCausalLM in fp32, context 128", out)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The commands of docs/extend.md, from a model in a folder to a longer one in transformers, as they stand there but for
-their sizes."""
+"""Runs the commands of docs/extend.md, from a model in a folder to one with a longer context in transformers, unchanged
+except for their sizes."""
 
 import json
 import os
@@ -39,7 +39,7 @@ class ExtendPageTest(cli.CliTest):
         os.makedirs(self.path("examples/tokens"))
         shutil.copytree(os.path.join(ROOT, "examples/extend"), self.path("examples/extend"))
         shutil.copytree(os.path.join(ROOT, "configs"), self.path("configs"))
-        # In place of the script that installs what makes corpora.
+        # Replaces the script that installs what make.py needs.
         make = f'exec {PYTHON} -I -B {ROOT}/examples/tokens/make.py "$@"'
         with open(self.path("examples/tokens/make.sh"), "w") as f:
             f.write(f"#!/bin/bash\n{make}\n")
@@ -71,7 +71,7 @@ class ExtendPageTest(cli.CliTest):
         with open(self.path("runs/extend-small-001/metrics.jsonl")) as f:
             losses = [line["loss"] for line in map(json.loads, f) if "loss" in line]
         self.assertLess(losses[-1], losses[0] - 0.05, "nothing was learned")
-        # The most likely text, by both; nearly equal logits may part them later.
+        # Both generate the most likely text; later on nearly equal logits may lead to different tokens.
         theirs = python.split("\n", 2)[2]
         self.assertEqual(sample[:12], theirs[:12])
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""`annulus logits` against transformers: every family and scaling of the rotary embedding, on one rank and over a
-zigzag ring; in bf16; and what is refused."""
+"""Tests `annulus logits` against transformers: every family and scaling of the rotary embedding, on one rank and over a
+zigzag ring, in bf16, and errors."""
 
 import os
 import sys
@@ -76,7 +76,7 @@ class Logits(cli.CliTest):
 
     def test_bf16_is_as_near_to_fp32_as_transformers_is(self):
         data = models.batch()
-        for name in set(models.CONFIGS) - {"llama, odd"}:  # of a smaller vocabulary
+        for name in set(models.CONFIGS) - {"llama, odd"}:  # which has a smaller vocabulary
             folder = models.save(models.make(name), self.path(name.replace(" ", "_")))
             exact = models.expected(models.make(name), data)["logits"]
             self.assertGreater(exact.numel(), 100_000)

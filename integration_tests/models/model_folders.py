@@ -1,5 +1,5 @@
-"""Folders in Hugging Face's layout with small models of random weights, every family and scaling of the rotary
-embedding, and what transformers makes of them. For tests of models that come in and go out."""
+"""Makes folders in Hugging Face's layout with small models of random weights, of every family and scaling of the rotary
+embedding, and computes with them by transformers. Used by the tests of this folder."""
 
 import json
 import os
@@ -30,7 +30,7 @@ CONFIGS = {
     "llama, biases": transformers.LlamaConfig(
         **_SIZES, attention_bias=True, mlp_bias=True, tie_word_embeddings=True, **_rope(10000.0)
     ),
-    # Sizes that no vector of 16 divides.
+    # Sizes that are not multiples of a vector of 16.
     "llama, odd": transformers.LlamaConfig(
         **_SIZES | {"hidden_size": 44, "intermediate_size": 75, "vocab_size": 301}, head_dim=10, **_rope(10000.0)
     ),
@@ -56,7 +56,7 @@ CONFIGS = {
 
 
 def make(name, dtype=torch.float32, config=None):
-    """A model whose logits and gradients are far from those of a uniform guess, norms and biases included."""
+    """Returns a model with random norms and biases too, whose logits and gradients are far from those of a uniform guess."""
     torch.manual_seed(len(name))
     model = transformers.AutoModelForCausalLM.from_config(config or CONFIGS[name], attn_implementation="eager")
     with torch.no_grad():
@@ -88,7 +88,7 @@ def old_spelling(folder):
 
 
 def batch(seed=3, rows=2, length=LENGTH, vocab=VOCAB):
-    """Tokens, and targets of which some do not count."""
+    """Returns tokens and targets, some of which do not count."""
     draw = torch.Generator().manual_seed(seed)
     tokens = torch.randint(vocab, (rows, length), generator=draw)
     targets = torch.randint(vocab, (rows, length), generator=draw)
@@ -106,7 +106,7 @@ def read(path):
 
 
 def expected(model, data):
-    """What `annulus logits --backward` writes, by transformers."""
+    """Returns what `annulus logits --backward` writes, computed by transformers."""
     model.zero_grad()
     logits = model(input_ids=data["tokens"]).logits
     loss = torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), data["targets"].flatten(), ignore_index=-100)
@@ -120,7 +120,7 @@ TEXT = "The ring passes keys and values from rank to rank, and every rank adds w
 
 
 def tokenizer(folder):
-    """A byte-level tokenizer of a few merges, in FOLDER, of whose ids the model has all."""
+    """Writes a byte-level tokenizer with a few merges to FOLDER; the model has all of its ids."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     made = Tokenizer(models.BPE())

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Rotary tables of imported models against those of transformers, at positions up to 1,048,575."""
+"""Compares rotary tables of imported models with those of transformers, at positions up to 1,048,575."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ import transformers  # noqa: E402
 
 TOOL = os.path.abspath(sys.argv[1])
 
-# As models of these families have them.
+# Shapes and scalings that models of these families have.
 SHAPES = [
     ("llama", 128, 5e5, {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}, 8192),
     ("llama", 64, 5e5, {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}, 8192),

@@ -1,5 +1,5 @@
-// Writes the rotary table of a model: rotary_tool FOLDER IN OUT, where FOLDER has a config.json and IN the tensor
-// `positions` [n] int64; OUT gets `cosine` and `sine` [n, head_dim / 2], fp32. For rotary_tables_test.py.
+// A tool of rotary_tables_test.py that writes the rotary table of a model: rotary_tool FOLDER IN OUT. FOLDER has a
+// config.json and IN the tensor `positions` [n] int64; OUT gets `cosine` and `sine` [n, head_dim / 2] in fp32.
 #include <cstdio>
 
 #include "common/error.h"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`annulus sample` with a folder in Hugging Face's layout: the text that transformers writes, and what ends it."""
+"""Tests `annulus sample` with a folder in Hugging Face's layout: it writes the text of transformers, and where it ends."""
 
 import json
 import os
@@ -33,7 +33,7 @@ class SampleFolder(cli.CliTest):
         return out.removesuffix("\n")
 
     def greedy(self, model, ids, steps):
-        """transformers' most likely ids, as far as no other one is nearly as likely."""
+        """Returns the most likely ids by transformers, up to the first for which another one is nearly as likely."""
         chosen = []
         with torch.no_grad():
             for _ in range(steps):
@@ -55,7 +55,7 @@ class SampleFolder(cli.CliTest):
             self.assertGreater(len(chosen), 8, name)
             wanted = tokenizer.decode(ids + chosen)
             got = self.sample(folder, "--prompt", PROMPT, "--temperature", "0", "--tokens", str(len(chosen)))
-            # Control characters and incomplete ones are shown as U+FFFD.
+            # Control characters and incomplete characters are shown as U+FFFD.
             shown = "".join("\ufffd" if not c.isprintable() and c not in "\n\t" else c for c in wanted)
             self.assertEqual(got, shown, name)
 
@@ -82,7 +82,7 @@ class SampleFolder(cli.CliTest):
         cut = self.sample(*words)
         self.assertTrue(whole.startswith(cut))
         self.assertLess(len(cut), len(whole))
-        # Without a prompt the text begins behind the token with which documents begin.
+        # Without a prompt the text begins after the token with which documents begin.
         self.assertNotEqual(self.sample(folder, "--tokens", "5", "--seed", "3"), "")
 
     def test_what_is_refused(self):

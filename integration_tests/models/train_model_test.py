@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`annulus train --init` against a training loop of PyTorch over transformers: the loss of 20 steps of AdamW."""
+"""Compares the losses of 20 steps of AdamW by `annulus train --init` with a PyTorch training loop over transformers."""
 
 import json
 import math
@@ -19,7 +19,7 @@ import torch  # noqa: E402
 
 STEPS, WARMUP, LR, DOCUMENTS, LENGTH = 20, 5, 2e-3, 4, 96
 
-# Each document is a row, and each step takes all of them: their order changes nothing.
+# Each document is a row, and each step takes all rows, so their order does not matter.
 CONFIG = f"""
 [run]
 name = "model"
@@ -52,7 +52,7 @@ def documents():
 
 
 def losses_of_pytorch(model):
-    """As docs/user-guide.md says that annulus trains: matrices decay, a linear warm-up, half a cosine to a tenth."""
+    """Trains as docs/user-guide.md describes: weight decay of matrices, a linear warm-up, half a cosine to a tenth."""
     model.train()
     weights = list(model.parameters())
     groups = [{"params": [w for w in weights if w.dim() == 2], "weight_decay": 0.1},
@@ -88,7 +88,7 @@ class TrainModel(cli.CliTest):
         documents().numpy().astype("uint16").tofile(self.path("documents.bin"))
         with open(self.path("config.toml"), "w") as f:
             f.write(CONFIG)
-        for name in set(models.CONFIGS) - {"llama, odd"}:  # of a smaller vocabulary
+        for name in set(models.CONFIGS) - {"llama, odd"}:  # which has a smaller vocabulary
             models.save(models.make(name), self.path("model"))
             wanted = losses_of_pytorch(models.make(name))
             self.assertLess(wanted[-1], 0.9 * wanted[0], "nothing was learned")
