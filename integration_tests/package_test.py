@@ -85,7 +85,7 @@ class Package(unittest.TestCase):
         self.assertRegex(table, "group +none: torch.distributed.init_process_group has not been called")
         self.assertNotIn("WRONG", table)
         with unittest.mock.patch.object(torch, "__version__", "2.10.0"):
-            self.assertRegex(annulus.doctor(), "WRONG +library and torch are of different minor versions")
+            self.assertRegex(annulus.doctor(), "WRONG +the library was built for another minor version of torch")
 
     def test_is_traced_whole(self):
         q = torch.randn(1, 8, 2, 8, dtype=torch.float64, requires_grad=True)
