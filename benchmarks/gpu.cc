@@ -186,8 +186,8 @@ double teraflops(double flops, double seconds) { return flops / seconds / 1e12; 
 // The part "dense": what the executor costs beyond the operator that it calls.
 void bench_dense(GpuBench& bench) {
   const GpuBenchOptions& o = bench.options;
-  bench.out << "causal attention through the executor on one rank over calling LibTorch's "
-            << (o.device.is_cuda() ? "cuDNN" : "CPU") << " operator; TFLOP/s on the pairs that count\n\n"
+  bench.out << "causal attention through the executor on one rank, compared with calling LibTorch's "
+            << (o.device.is_cuda() ? "cuDNN" : "CPU") << " operator; TFLOP/s of the pairs that count\n\n"
             << "    tokens  direction   executor ms   TFLOP/s  operator ms   TFLOP/s  over the operator\n";
   for (const int64_t length : o.lengths) {
     const Problem problem = random_problem(o, length);
@@ -252,7 +252,8 @@ void bench_ring(GpuBench& bench) {
                      2 * bound_of(o.type)));
   }
   bench.out << line(
-      "causal attention of %lld tokens: a zigzag ring of %d ranks, all run in turn on one device, over one call\n\n"
+      "causal attention of %lld tokens: a zigzag ring of %d ranks, run in turn on one device, compared with one "
+      "call\n\n"
       "  direction     ring ms  one call ms  over one call\n",
       static_cast<long long>(o.length), o.ranks);
   const std::string settings = settings_of(bench, o.length) + line(", %d ranks", o.ranks);
@@ -317,8 +318,9 @@ void bench_patterns_part(GpuBench& bench) {
   const AttentionShape shape = shape_of(o, o.length);
   ExecutorCall dense(problem, PatternSpec{}, shape);
   bench.out << line(
-      "patterns of %lld tokens over their share of the call without a mask (1: as fast for each pair)\n\n"
-      "  pattern               share  direction         ms  dense ms  over share  rows off the oracle by\n",
+      "patterns of %lld tokens, compared with their share of the call without a mask (1.00: the same time for a "
+      "pair)\n\n"
+      "  pattern               share  direction         ms  dense ms  over share  error of some rows\n",
       static_cast<long long>(o.length));
   for (const NamedPattern& p : gpu_patterns(o.length)) {
     validate(p.spec, shape);
@@ -439,7 +441,8 @@ std::vector<BenchRatio> run_gpu_bench(const GpuBenchOptions& options, std::ostre
     out << line(", %lld multiprocessors, at most %lld MHz; %s", static_cast<long long>(bench.facts.multiprocessors),
                 static_cast<long long>(bench.facts.highest_mhz), bench.facts.versions.c_str());
   }
-  out << line("\nleast of %lld interleaved rounds by the device's clock\n\n", static_cast<long long>(options.rounds));
+  out << line("\nTimes are the least of %lld interleaved rounds, by the device's clock.\n\n",
+              static_cast<long long>(options.rounds));
   out.flush();
   const std::vector<std::pair<std::string, void (*)(GpuBench&)>> parts = {{"dense", bench_dense},
                                                                           {"ring", bench_ring},

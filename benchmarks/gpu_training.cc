@@ -48,7 +48,8 @@ struct StepMemory {
   int64_t unused() const { return after.peak_reserved - after.peak_allocated; }
   std::string text() const {
     return line(
-        "planned %.2f GiB; state %.2f, a step besides %.2f, taken but unused %.2f, not LibTorch's %.2f; of %.1f",
+        "planned %.2f GiB; state %.2f, more in a step %.2f, reserved but unused %.2f, outside LibTorch %.2f; device "
+        "%.1f",
         gib(planned), gib(state()), gib(of_step()), gib(unused()), gib(after.outside), gib(after.total));
   }
   void add_to(GpuBench& bench, const std::string& name) const {
@@ -56,8 +57,8 @@ struct StepMemory {
                                       {"planned memory", planned},
                                       {"memory of the state", state()},
                                       {"memory of a step", of_step()},
-                                      {"memory taken but unused", unused()},
-                                      {"memory not LibTorch's", after.outside},
+                                      {"memory reserved but unused", unused()},
+                                      {"memory outside LibTorch", after.outside},
                                       {"memory of the device", after.total}}) {
       bench.figure(name + ", " + what, "GiB", gib(bytes), gib(bytes));
     }
@@ -116,14 +117,15 @@ void bench_training_step(GpuBench& bench) {
   const Steps steps = run_steps(config, o.device, kWarmUps, o.rounds);
   const double seconds = least(steps.seconds), middle = median(steps.seconds);
   bench.out << line(
-      "training step of a Llama of %lld parameters, %lld tokens in a row, %lld rows\n\n"
+      "training step of a Llama with %lld parameters, rows of %lld tokens, %lld rows\n\n"
       "  seconds             %10.3f (median %.3f)\n"
       "  tokens per second   %10.0f\n"
-      "  TFLOP/s             %10.1f (pairs that count)\n",
+      "  TFLOP/s             %10.1f (attention: of the pairs that count)\n",
       static_cast<long long>(steps.parameters), static_cast<long long>(config.data.context.longest()),
       static_cast<long long>(config.data.batch), seconds, middle, steps.tokens / seconds, steps.flops / seconds / 1e12);
   bench.out << (steps.replayed ? "  steps are replays of a CUDA graph\n"
-                               : "  steps are not recorded" + (steps.notes.empty() ? "" : ": " + steps.notes) + "\n");
+                               : "  steps are not recorded as a CUDA graph" +
+                                     (steps.notes.empty() ? "" : ": " + steps.notes) + "\n");
   bench.figure("training step", "s", seconds, middle);
   bench.figure("training, tokens per second", "tokens/s", steps.tokens / seconds, steps.tokens / middle);
   bench.figure("training", "TFLOP/s", steps.flops / seconds / 1e12, steps.flops / middle / 1e12);
@@ -155,7 +157,7 @@ void bench_training_step(GpuBench& bench) {
 
 void bench_longest_sequence(GpuBench& bench) {
   const GpuBenchOptions& o = bench.options;
-  bench.out << "longest row trained on one device, activations of layers computed again (model.recompute)\n\n"
+  bench.out << "longest row that one device trains, with recomputed activations (model.recompute)\n\n"
             << "      tokens    seconds of a step  memory\n";
   const double begin = wall_seconds();
   int64_t longest = 0;
@@ -165,7 +167,7 @@ void bench_longest_sequence(GpuBench& bench) {
     const double began = wall_seconds();
     // Attention over twice the length takes about four times as long.
     if (o.longest_seconds > 0 && longest > 0 && began - begin + 4 * last > o.longest_seconds) {
-      bench.out << row << line("not tried: %.0f s are left\n", std::max(0.0, o.longest_seconds - (began - begin)));
+      bench.out << row << line("not tried: only %.0f s are left\n", std::max(0.0, o.longest_seconds - (began - begin)));
       break;
     }
     try {

@@ -43,8 +43,8 @@ std::vector<BenchRatio> run_operator_bench(const OperatorBenchOptions& options, 
   std::vector<BenchRatio> ratios;
   std::array<char, 256> text{};
   nlohmann::json json = {{"bench", "operator"}, {"heads", options.heads}, {"head_dim", options.head_dim}};
-  out << "torch.ops.annulus.attention over the C++ call, causal, fp32, one thread; least CPU seconds, forward and "
-         "backward\n\n  length   C++ call   operator   over it   more by   goal\n";
+  out << "torch.ops.annulus.attention compared with the C++ call, causal, fp32, one thread; least CPU seconds, forward "
+         "and backward\n\n  length   C++ call   operator   over it   more by   goal\n";
   for (const int64_t length : options.lengths) {
     AttentionCall call;
     call.comm = self.get();

@@ -159,8 +159,10 @@ std::vector<BenchRatio> run_patterns_bench(const PatternsBenchOptions& options, 
   at::set_num_threads(options.threads);
   const std::string settings = settings_of(options);
   out << line("attention, forward and backward, one rank: %s\n", settings.c_str())
-      << line("least CPU seconds of %lld interleaved rounds over those of the dense call, planning left out\n\n",
-              static_cast<long long>(options.rounds));
+      << line(
+             "least CPU seconds of %lld interleaved rounds, compared with those of the dense call; without "
+             "planning\n\n",
+             static_cast<long long>(options.rounds));
   out.flush();
 
   const std::vector<int64_t> sizes = {1, options.length, options.heads, options.head_dim};
@@ -198,7 +200,7 @@ std::vector<BenchRatio> run_patterns_bench(const PatternsBenchOptions& options, 
     if (goal) out << line("  goal %.3f: %s", *goal, r.met() ? "met" : "missed");
     out << "\n";
   }
-  out << "\nShare of pairs: (query, key) pairs that the pattern counts, of all pairs of the dense call.\n";
+  out << "\nShare of pairs: the (query, key) pairs that the pattern counts over all pairs of the dense call.\n";
   out.flush();
   return ratios;
 }

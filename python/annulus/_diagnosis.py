@@ -36,7 +36,7 @@ def plan(
     prove: bool = True,
 ) -> dict[str, Any]:
     """Returns what `annulus plan --json` prints for attention over `length` positions and `ranks` ranks: what each rank
-    sends, holds and computes, and under "proof" whether every pair is computed exactly once and no rank waits forever.
+    sends, holds and computes, and under "proof" whether every pair is computed exactly once, without a deadlock.
 
     kv_heads: 0 stands for `heads`. key_length: the number of keys, if it is not `length`. lengths: the lengths of the
     ranks' contiguous parts, which replace a layout. keep: False plans what torch.compile runs, whose backward sends
