@@ -1,4 +1,4 @@
-"""Faults between processes: who is named, how often, and the exit code."""
+"""Tests of faults in processes: which rank the error names, how often it is printed, and the exit code. Used by BUILD."""
 
 load("//bazel:mpi.bzl", "mpi_test")
 

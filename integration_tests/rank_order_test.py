@@ -51,7 +51,7 @@ class RankOrderTest(cli.CliTest):
             self.skipTest("no mpirun on PATH")
         allowed = subprocess.run(["unshare", "--uts", "hostname", "other"], capture_output=True, text=True)
         if allowed.returncode != 0:
-            self.skipTest("no host names of one's own here: " + allowed.stderr.strip())
+            self.skipTest("ranks cannot get host names of their own on this machine: " + allowed.stderr.strip())
         with open(self.path("words.txt"), "w") as f:
             f.write("for i in range(10): print(i)\n" * 400)
         with open(self.path("config.toml"), "w") as f:

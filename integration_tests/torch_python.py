@@ -20,7 +20,7 @@ def enter():
         return
     root = sys.argv.pop()
     if not os.path.exists(os.path.join(root, "__init__.py")):
-        print("SKIPPED: LIBTORCH has no Python")
+        print("SKIPPED: LIBTORCH contains no Python package")
         sys.exit(0)
     site = os.path.dirname(root)
     python = os.path.join(site, "..", "..", "..", "bin", "python3")

@@ -188,7 +188,7 @@ class TrainTest(cli.CliTest):
         mount = f'mount -t tmpfs -o size=1400k none "{self.path("small")}" && exec "$@"'
         inside = ["unshare", "--mount", "sh", "-c", mount, "sh"]
         if subprocess.run([*inside, "true"], capture_output=True).returncode != 0:
-            self.skipTest("cannot mount a small disk here: not root")
+            self.skipTest("mounting a small disk needs root")
         # A checkpoint takes about 450 kB; the third does not fit, as old ones are removed only after a new one is complete.
         check = f'"{cli.ANNULUS}" "$@"; code=$?; ls -d small/tiny-001/checkpoints/*; exit $code'
         done = subprocess.run(

@@ -46,5 +46,5 @@ def isolate():
             sys.stdout.flush()
             os.execvp("unshare", [*command, sys.executable, *sys.argv])
         why.append(f"`{' '.join(command)}`: {tried.stderr.strip()}")
-    print("SKIPPED, A FAILURE IN CI: no namespaces can be made here: " + "; ".join(why))
+    print("SKIPPED, A FAILURE IN CI: namespaces cannot be made on this machine: " + "; ".join(why))
     sys.exit(0)
