@@ -10,15 +10,10 @@
 
 #include "benchmarks/device.h"
 #include "benchmarks/gpu.h"
+#include "benchmarks/measure.h"
 #include "benchmarks/report/report.h"
 
 namespace annulus {
-
-std::string line(const char* format, auto... values) {
-  char text[512];
-  std::snprintf(text, sizeof text, format, values...);
-  return text;
-}
 
 double least(const std::vector<double>& costs);
 

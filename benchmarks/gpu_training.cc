@@ -24,7 +24,7 @@ namespace {
 
 // If the step can be recorded as a CUDA graph (training/step_graph.h), the fourth step records it, so the counted steps
 // are replays.
-constexpr int64_t kWarmUps = 5;
+constexpr int64_t kWarmUpSteps = 5;
 constexpr double kGoalMfu = 0.5;
 constexpr double kGoalMemory = 1.1;  // peak memory over planned memory
 
@@ -114,7 +114,7 @@ void check_training_part(const GpuBenchOptions& options) {
 void bench_training_step(GpuBench& bench) {
   const GpuBenchOptions& o = bench.options;
   const Config config = config_of(o, o.length, {});
-  const Steps steps = run_steps(config, o.device, kWarmUps, o.rounds);
+  const Steps steps = run_steps(config, o.device, kWarmUpSteps, o.rounds);
   const double seconds = least(steps.seconds), middle = median(steps.seconds);
   bench.out << line(
       "training step of a Llama with %lld parameters, rows of %lld tokens, %lld rows\n\n"

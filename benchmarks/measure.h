@@ -1,9 +1,11 @@
-// Clocks and the median, which all benchmarks use. CPU seconds are those of this process with all its threads: unlike
-// wall time they hardly depend on what else the machine does meanwhile.
+// Clocks, the median and formatted lines, which all benchmarks use. CPU seconds are those of this process with all its
+// threads: unlike wall time they hardly depend on what else the machine does meanwhile.
 #pragma once
 
 #include <algorithm>
+#include <cstdio>
 #include <ctime>
+#include <string>
 #include <vector>
 
 namespace annulus {
@@ -22,6 +24,13 @@ inline double median(std::vector<double> costs) {
   std::sort(costs.begin(), costs.end());
   const size_t n = costs.size();
   return n % 2 ? costs[n / 2] : (costs[n / 2 - 1] + costs[n / 2]) / 2;
+}
+
+// Formats as printf does; at most 511 characters.
+inline std::string line(const char* format, auto... values) {
+  char text[512];
+  std::snprintf(text, sizeof text, format, values...);
+  return text;
 }
 
 }  // namespace annulus

@@ -89,12 +89,6 @@ class Side {
   double pairs_ = 0;
 };
 
-std::string line(const char* format, auto... values) {
-  char text[256];
-  std::snprintf(text, sizeof text, format, values...);
-  return text;
-}
-
 std::string settings_of(const PatternsBenchOptions& o) {
   return line("%lld tokens, %lld heads of %lld, fp32, %d thread%s", static_cast<long long>(o.length),
               static_cast<long long>(o.heads), static_cast<long long>(o.head_dim), o.threads,

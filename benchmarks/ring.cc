@@ -171,12 +171,6 @@ constexpr const char* kLegend =
     "Exposed: the longest time that a rank waited for transfers. MB held: keys, values, gradients and kernel\n"
     "results that one rank holds at once, including its own.\n";
 
-std::string line(const char* format, auto... values) {
-  char text[256];
-  std::snprintf(text, sizeof text, format, values...);
-  return text;
-}
-
 }  // namespace
 
 std::vector<BenchRatio> run_ring_bench(const RingBenchOptions& options, Communicator& world, std::ostream& out) {

@@ -11,11 +11,10 @@
 #include "common/checksum.h"
 #include "common/error.h"
 #include "common/text.h"
+#include "data/shards/refuse.h"
 
 namespace annulus {
 namespace {
-
-[[noreturn]] void refuse(const std::string& message) { throw Error(ErrorKind::kInput, "data", message); }
 
 std::vector<int64_t> lengths(const std::vector<Piece>& pieces, int64_t context) {
   std::vector<int64_t> lengths;
@@ -45,31 +44,33 @@ Dataset::Dataset(const DataConfig& data, int64_t seed, int64_t vocab, bool resum
     auto corpus = std::make_unique<Corpus>(configured[i], data_.max_bytes);
     const std::string which = configured.size() == 1 ? "" : name(i) + ": ";
     if (i > 0 && corpus->is_text() != sources_[0].corpus->is_text()) {
-      refuse(which + corpus->where(0) + " is " +
-             (corpus->is_text() ? "text, whose tokens are bytes" : "of a shard of tokens") + ", but the source " +
-             name(0) + " is not: the same id would mean different things; make shards of the text (annulus tokenize)");
+      refuse_data(which + corpus->where(0) + " is " +
+                  (corpus->is_text() ? "text, whose tokens are bytes" : "of a shard of tokens") + ", but the source " +
+                  name(0) +
+                  " is not: the same id would mean different things; make shards of the text (annulus tokenize)");
     }
     if (data_.max_bytes > 0 && !corpus->is_text()) {
-      refuse(which + "data.max_bytes is for texts, but " + corpus->where(0) + " is a shard of tokens: leave it at 0");
+      refuse_data(which + "data.max_bytes is for texts, but " + corpus->where(0) +
+                  " is a shard of tokens: leave it at 0");
     }
     // If the shards give no bound, each row is checked when it is read.
     const int64_t needed = corpus->is_text() ? 256 : corpus->vocab().value_or(0);
     if (vocab_ > 0 && needed > vocab_) {
-      refuse(which + "the ids of " + (corpus->is_text() ? "a text, its bytes," : corpus->file(0).path()) +
-             " go up to " + std::to_string(needed - 1) + ", but model.vocab is " + std::to_string(vocab_) +
-             ": set model.vocab=" + std::to_string(needed) + " or more");
+      refuse_data(which + "the ids of " + (corpus->is_text() ? "a text, its bytes," : corpus->file(0).path()) +
+                  " go up to " + std::to_string(needed - 1) + ", but model.vocab is " + std::to_string(vocab_) +
+                  ": set model.vocab=" + std::to_string(needed) + " or more");
     }
     if (!corpus->tokenizer().empty()) {
       if (!tokenizer_.empty() && tokenizer_ != corpus->tokenizer()) {
-        refuse(which + corpus->file(0).path() + " was made with the tokenizer " + corpus->tokenizer() +
-               ", but the sources before it with " + tokenizer_ + ": the same id stands for different texts");
+        refuse_data(which + corpus->file(0).path() + " was made with the tokenizer " + corpus->tokenizer() +
+                    ", but the sources before it with " + tokenizer_ + ": the same id stands for different texts");
       }
       tokenizer_ = corpus->tokenizer();
     }
     for (size_t j = 0; j < i; ++j) {
       if (sources_[j].digest == corpus->fingerprint()) {
-        refuse("the sources " + name(j) + " and " + name(i) +
-               " hold the same tokens: give them one entry with a weight");
+        refuse_data("the sources " + name(j) + " and " + name(i) +
+                    " hold the same tokens: give them one entry with a weight");
       }
     }
     const std::string digest = corpus->fingerprint();
@@ -165,9 +166,10 @@ std::shared_ptr<const RowIndex> Dataset::index_of(size_t source, const PackSetti
   if (counts.rows == 0 || short_stream) {
     const std::string unit = corpus.is_text() ? " bytes" : " tokens";
     const std::string which = corpus.files() == 1 ? corpus.file(0).path() : with_commas(corpus.files()) + " files";
-    refuse("source " + name(source) + " (" + which + ", " + with_commas(corpus.tokens()) + unit + ") has " +
-           with_commas(counts.targets) + " positions to train on, but a row needs " + with_commas(settings.context) +
-           ": use more data, a shorter data.context, or a smaller data.validation_fraction");
+    refuse_data("source " + name(source) + " (" + which + ", " + with_commas(corpus.tokens()) + unit + ") has " +
+                with_commas(counts.targets) + " positions to train on, but a row needs " +
+                with_commas(settings.context) +
+                ": use more data, a shorter data.context, or a smaller data.validation_fraction");
   }
   return index;
 }
@@ -282,9 +284,9 @@ Row Dataset::assemble(size_t source, const std::vector<Piece>& pieces, int64_t c
     if (vocab_ > 0) {
       const auto beyond = std::find_if(read.begin(), read.end(), [&](int64_t id) { return id < 0 || id >= vocab_; });
       if (beyond != read.end()) {
-        refuse(corpus.where(piece.token + (beyond - read.begin())) + " is the id " + std::to_string(*beyond) +
-               ", beyond model.vocab = " + std::to_string(vocab_) +
-               ": check that the file has this tokenizer, format and width");
+        refuse_data(corpus.where(piece.token + (beyond - read.begin())) + " is the id " + std::to_string(*beyond) +
+                    ", beyond model.vocab = " + std::to_string(vocab_) +
+                    ": check that the file has this tokenizer, format and width");
       }
     }
     token = std::copy(read.begin(), read.end() - 1, token);

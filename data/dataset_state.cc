@@ -5,9 +5,9 @@
 #include <numeric>
 #include <utility>
 
-#include "common/error.h"
 #include "common/text.h"
 #include "data/dataset.h"
+#include "data/shards/refuse.h"
 
 namespace annulus {
 namespace {
@@ -16,8 +16,6 @@ using nlohmann::json;
 
 constexpr int kStateVersion = 1;
 constexpr int64_t kLongest = int64_t{1} << 40;  // tokens in a row
-
-[[noreturn]] void refuse(const std::string& message) { throw Error(ErrorKind::kInput, "data", message); }
 
 json to_json(const PackSettings& s) {
   return {{"packing", packing_name(s.packing)},
@@ -89,7 +87,7 @@ std::vector<std::string> Dataset::resume(const std::string& state, int64_t step)
   std::vector<LeftOut> left_out;
   try {
     const json from = json::parse(state);
-    if (from.at("version").get<int>() != kStateVersion) refuse("it was written by a later version of annulus");
+    if (from.at("version").get<int>() != kStateVersion) refuse_data("it was written by a later version of annulus");
     tokenizer = from.at("tokenizer").get<std::string>();
     seed = from.at("seed").get<int64_t>();
     bytes = from.at("token").get<std::string>() == "byte";
@@ -120,30 +118,31 @@ std::vector<std::string> Dataset::resume(const std::string& state, int64_t step)
                                       [](const Phase::Source& s) { return s.weight > 0 && std::isfinite(s.weight); });
       const bool small = phase.context >= 1 && phase.context <= kLongest && phase.rows >= 1 &&
                          phase.rows <= (int64_t{1} << 62) / std::max<int64_t>(1, step);
-      if (!rises || !weighs || !small || phase.step >= step) refuse("its phases are invalid");
+      if (!rises || !weighs || !small || phase.step >= step) refuse_data("its phases are invalid");
       phases.push_back(std::move(phase));
     }
-    if (phases.empty()) refuse("it names no rows that were drawn");
+    if (phases.empty()) refuse_data("it names no rows that were drawn");
     for (const json& saved : from.value("left_out", json::array())) {
       left_out.push_back(
           {saved.at("phase").get<int64_t>(), saved.at("first").get<int64_t>(), saved.at("rows").get<int64_t>()});
       const LeftOut& out = left_out.back();
-      if (out.rows < 1 || out.first < 0 || out.first % out.rows != 0) refuse("the rows that it leaves out are invalid");
+      if (out.rows < 1 || out.first < 0 || out.first % out.rows != 0)
+        refuse_data("the rows that it leaves out are invalid");
     }
   } catch (const json::exception& error) {
-    refuse("the checkpoint's record of the data is damaged: " + std::string(error.what()));
+    refuse_data("the checkpoint's record of the data is damaged: " + std::string(error.what()));
   } catch (const Error& error) {
-    refuse("the checkpoint's record of the data is damaged: " + std::string(error.message()));
+    refuse_data("the checkpoint's record of the data is damaged: " + std::string(error.message()));
   }
   if (bytes != is_text()) {
-    refuse("the run was trained on " + std::string(bytes ? "the bytes of texts" : "ids of tokens") +
-           ", but data.train names " + (bytes ? "shards of tokens" : "texts, whose tokens are bytes") +
-           ": its weights are meaningless with other ids");
+    refuse_data("the run was trained on " + std::string(bytes ? "the bytes of texts" : "ids of tokens") +
+                ", but data.train names " + (bytes ? "shards of tokens" : "texts, whose tokens are bytes") +
+                ": its weights are meaningless with other ids");
   }
   if (tokenizer_.empty()) tokenizer_ = tokenizer;
   if (!tokenizer.empty() && tokenizer != tokenizer_) {
-    refuse("the run was trained on tokens of the tokenizer " + tokenizer + ", but the shards belong to " + tokenizer_ +
-           ": its weights are meaningless with other ids");
+    refuse_data("the run was trained on tokens of the tokenizer " + tokenizer + ", but the shards belong to " +
+                tokenizer_ + ": its weights are meaningless with other ids");
   }
   std::vector<Phase> ahead = planned(step);
   std::vector<std::string> told;

@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
 constexpr size_t kPiece = 1 << 20;
-constexpr size_t kDeepest = 64;
+constexpr size_t kDeepestTokenizer = 64;
 
 [[noreturn]] void unreadable(const std::string& path) {
   throw Error(kind_of_errno(errno), "huggingface", path + " cannot be read: " + std::strerror(errno));
@@ -90,7 +90,7 @@ class Ids : public Json::json_sax_t {
  private:
   static constexpr uint64_t kMost = uint64_t{1} << 62;
   bool enter() {
-    if (path_.size() >= kDeepest) {
+    if (path_.size() >= kDeepestTokenizer) {
       complaint_ = "nested too deeply";
       return false;
     }
@@ -108,7 +108,7 @@ class Ids : public Json::json_sax_t {
   std::string complaint_;
 };
 
-[[noreturn]] void refuse(const std::string& message) { throw Error(ErrorKind::kInput, "huggingface", message); }
+[[noreturn]] void refuse_files(const std::string& message) { throw Error(ErrorKind::kInput, "huggingface", message); }
 
 }  // namespace
 
@@ -141,8 +141,8 @@ int64_t tokenizer_ids(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   if (!in) unreadable(path);
   Ids ids;
-  if (!Json::sax_parse(in, &ids)) refuse(path + ": not a tokenizer.json: " + ids.complaint());
-  if (ids.largest() < 0) refuse(path + ": not a tokenizer.json: it has no ids in \"model\", \"vocab\"");
+  if (!Json::sax_parse(in, &ids)) refuse_files(path + ": not a tokenizer.json: " + ids.complaint());
+  if (ids.largest() < 0) refuse_files(path + ": not a tokenizer.json: it has no ids in \"model\", \"vocab\"");
   return ids.largest() + 1;
 }
 
@@ -156,14 +156,14 @@ std::string check_tokenizer(const std::string& folder, int64_t vocab, bool data_
   if (there[0].ends_with(".json")) {
     const int64_t ids = tokenizer_ids(there[0]);
     if (ids > vocab) {
-      refuse(there[0] + ": its ids go up to " + std::to_string(ids - 1) +
-             ", but config.json beside it says vocab_size " + std::to_string(vocab) +
-             ": the tokenizer belongs to another model");
+      refuse_files(there[0] + ": its ids go up to " + std::to_string(ids - 1) +
+                   ", but config.json beside it says vocab_size " + std::to_string(vocab) +
+                   ": the tokenizer belongs to another model");
     }
   }
   const std::string how = "annulus tokenize --tokenizer " + shell_quote({folder}) + " makes shards of its ids";
   if (data_is_text) {
-    refuse(there[0] + ": the model has a tokenizer, but data.train is text, whose tokens are bytes: " + how);
+    refuse_files(there[0] + ": the model has a tokenizer, but data.train is text, whose tokens are bytes: " + how);
   }
   if (data_tokenizer.empty()) return "the data do not say with which tokenizer they were made";
   std::string digests;
@@ -172,8 +172,8 @@ std::string check_tokenizer(const std::string& folder, int64_t vocab, bool data_
     if (digest == data_tokenizer) return "its tokenizer is the data's";
     digests += (digests.empty() ? "" : ", ") + path + " has " + digest;
   }
-  refuse("data.train was made with the tokenizer of digest " + data_tokenizer + ", but " + digests +
-         ": the same id stands for different texts; " + how);
+  refuse_files("data.train was made with the tokenizer of digest " + data_tokenizer + ", but " + digests +
+               ": the same id stands for different texts; " + how);
 }
 
 }  // namespace annulus

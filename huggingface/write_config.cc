@@ -16,9 +16,9 @@ using namespace huggingface;  // NOLINT(google-build-using-namespace): this file
 
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
-[[noreturn]] void refuse(const std::string& message) { throw Error(ErrorKind::kUsage, "huggingface", message); }
+[[noreturn]] void refuse_export(const std::string& message) { throw Error(ErrorKind::kUsage, "huggingface", message); }
 
 bool same_patterns(const ModelSection& a, const ModelSection& b) {
   for (int64_t i = 0; i < a.layers; ++i) {
@@ -50,35 +50,35 @@ const Family& simplest(const ModelSection& model, bool patterns) {
     reasons += "; " + reason;
     if (by_patterns.empty() && why_not(family, model, false).empty()) by_patterns = reason;
   }
-  if (!by_patterns.empty()) refuse(by_patterns + "; export with --leave-pattern to leave the patterns out");
-  refuse("no family can express this model" + reasons);
+  if (!by_patterns.empty()) refuse_export(by_patterns + "; export with --leave-pattern to leave the patterns out");
+  refuse_export("no family can express this model" + reasons);
 }
 
-Json of_sizes(const Family& family, const ModelSection& m) {
-  Json config = {{"architectures", {family.architecture}},
-                 {"model_type", family.name},
-                 {"vocab_size", m.vocab},
-                 {"hidden_size", m.dim},
-                 {"intermediate_size", m.ffn},
-                 {"num_hidden_layers", m.layers},
-                 {"num_attention_heads", m.heads},
-                 {"num_key_value_heads", m.kv_heads},
-                 {"head_dim", m.head_dim()},
-                 {"hidden_act", "silu"},
-                 {"rms_norm_eps", m.norm_eps},
-                 {"tie_word_embeddings", m.tie_embeddings},
-                 {"attention_dropout", 0.0},
-                 {"bos_token_id", nullptr},
-                 {"eos_token_id", nullptr}};
+OrderedJson of_sizes(const Family& family, const ModelSection& m) {
+  OrderedJson config = {{"architectures", {family.architecture}},
+                        {"model_type", family.name},
+                        {"vocab_size", m.vocab},
+                        {"hidden_size", m.dim},
+                        {"intermediate_size", m.ffn},
+                        {"num_hidden_layers", m.layers},
+                        {"num_attention_heads", m.heads},
+                        {"num_key_value_heads", m.kv_heads},
+                        {"head_dim", m.head_dim()},
+                        {"hidden_act", "silu"},
+                        {"rms_norm_eps", m.norm_eps},
+                        {"tie_word_embeddings", m.tie_embeddings},
+                        {"attention_dropout", 0.0},
+                        {"bos_token_id", nullptr},
+                        {"eos_token_id", nullptr}};
   if (family.bias_key) config["attention_bias"] = m.qkv_bias;
   if (family.mlp_bias_key) config["mlp_bias"] = m.mlp_bias;
   return config;
 }
 
-void write_patterns(const Family& family, const ModelSection& m, bool leave, Json& config) {
+void write_patterns(const Family& family, const ModelSection& m, bool leave, OrderedJson& config) {
   if (family.windows == Windows::kNone) return;
   int64_t window = 0, full = 0, first = m.layers;
-  Json types = Json::array();
+  OrderedJson types = OrderedJson::array();
   for (int64_t i = 0; i < m.layers; ++i) {
     const int64_t w = leave ? 0 : window_of(m, i);
     types.push_back(w > 0 ? "sliding_attention" : "full_attention");
@@ -86,7 +86,7 @@ void write_patterns(const Family& family, const ModelSection& m, bool leave, Jso
     full += w > 0 ? 0 : 1;
     window = std::max(window, w);
   }
-  config["sliding_window"] = window > 0 ? Json(window) : Json();
+  config["sliding_window"] = window > 0 ? OrderedJson(window) : OrderedJson();
   if (family.windows == Windows::kAllLayers) return;
   config["use_sliding_window"] = window > 0;
   // Versions without layer_types know only a number of full layers at the beginning.
@@ -99,7 +99,7 @@ void write_patterns(const Family& family, const ModelSection& m, bool leave, Jso
 std::string write_model_config(const ConfigToWrite& to) {
   const ModelSection& m = to.model;
   const bool here = to.original.empty();
-  Json config;
+  OrderedJson config;
   const Family* family = nullptr;
   ModelSection before;
   if (here) {
@@ -111,14 +111,14 @@ std::string write_model_config(const ConfigToWrite& to) {
   } else {
     const FolderConfig original = parse_folder_config(to.original, "the config.json that the model was imported with");
     before = original.model;
-    config = Json::parse(to.original);
+    config = OrderedJson::parse(to.original);
     family = &*std::find_if(families().begin(), families().end(),
                             [&](const Family& f) { return f.name == original.family; });
     const std::string reason = why_not(*family, m, !to.leave_pattern);
     if (!reason.empty()) {
-      refuse(reason + (why_not(*family, m, false).empty()
-                           ? "; export with --leave-pattern to leave the patterns as they were imported"
-                           : ""));
+      refuse_export(reason + (why_not(*family, m, false).empty()
+                                  ? "; export with --leave-pattern to leave the patterns as they were imported"
+                                  : ""));
     }
     if (!to.leave_pattern && !same_patterns(m, before)) write_patterns(*family, m, false, config);
   }

@@ -254,5 +254,23 @@ grep -qE 'Permission denied|unexpectedly' "$work/out" && fail "noise for another
 [[ $(calls) == "$before" ]] || fail "another user built"
 chmod -R u+w "$home"
 
+# ---- How long is left.
+estimates() { # SECONDS DONE TOTAL WANTED
+  SECONDS=$1
+  estimate_left steps "$2" "$3"
+  [[ $left == "$4" ]] || fail "after $1 s and $2 of $3 steps, expected \"$4\", came \"$left\""
+}
+# shellcheck source=tools/live.sh
+. "$home/tools/live.sh"
+estimates 100 10 50 ''
+estimates 104 20 50 '' # too soon to tell
+estimates 120 20 50 ', about 1 min left'
+estimates 130 40 50 ', less than a minute left'
+estimates 140 14 250 ', about 39 min left'
+estimates 150 250 250 ''
+printf '[1,000 / 2,000] Compiling a.cc\nFAIL: //a (see b)\n' | follow_bazel "$work/log" 2>"$work/out"
+says "build  1,000 of 2,000  Compiling a.cc"
+says "FAIL: //a"
+
 ((failures == 0)) && echo "all good"
 exit $((failures > 0))

@@ -6,6 +6,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <functional>
 #include <limits>
@@ -177,6 +178,10 @@ void add_numbers(CLI::App& app, const std::string& name, std::vector<int64_t>& n
     return std::string();
   };
   option->type_name("N,N,...")->transform(CLI::Validator(complaint, ""));
+}
+
+void print_fact(const std::string& name, const std::string& text) {
+  std::printf("  %-12s %s\n", name.c_str(), text.c_str());
 }
 
 ParsedVerb parse_verb(const VerbEntry& entry, const std::vector<std::string>& args) {

@@ -72,6 +72,9 @@ void add_numbers(CLI::App& app, const std::string& name, std::vector<int64_t>& n
 // The refusal of an option that `app` does not have, naming the nearest.
 [[noreturn]] void refuse_option(std::string_view verb, const CLI::App& app, const std::string& option);
 
+// Prints a line of a table of facts, "  name         text", to standard output.
+void print_fact(const std::string& name, const std::string& text);
+
 // The constructors of the verbs.
 std::unique_ptr<Verb> make_host_verb();
 std::unique_ptr<Verb> make_launch_verb();

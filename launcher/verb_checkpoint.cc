@@ -20,10 +20,6 @@
 namespace annulus {
 namespace {
 
-std::string many(int64_t n, const std::string& noun) { return with_commas(n) + " " + noun + (n == 1 ? "" : "s"); }
-
-void say(const std::string& what, const std::string& text) { std::printf("  %-12s %s\n", what.c_str(), text.c_str()); }
-
 int64_t file_bytes(const Manifest& manifest) {
   int64_t bytes = 0;
   for (const auto& [name, file] : manifest.files) bytes += static_cast<int64_t>(file.bytes);
@@ -31,7 +27,7 @@ int64_t file_bytes(const Manifest& manifest) {
 }
 
 std::string files_text(const Manifest& manifest) {
-  return many(static_cast<int64_t>(manifest.files.size()), "file") + ", " +
+  return counted(static_cast<int64_t>(manifest.files.size()), "file") + ", " +
          bytes_text(static_cast<double>(file_bytes(manifest)));
 }
 
@@ -48,31 +44,32 @@ void say_tensors(const std::string& what, const Manifest& manifest, bool optimiz
     sum.elements += tensor.elements();
     sum.bytes += tensor.bytes();
   }
-  if (by_dtype.empty()) say(what, "none");
+  if (by_dtype.empty()) print_fact(what, "none");
   std::string name = what;
   for (const auto& [dtype, sum] : by_dtype) {
-    say(std::exchange(name, ""), dtype + ": " + many(sum.tensors, "tensor") + ", " + many(sum.elements, "element") +
-                                     ", " + bytes_text(static_cast<double>(sum.bytes)));
+    print_fact(std::exchange(name, ""), dtype + ": " + counted(sum.tensors, "tensor") + ", " +
+                                            counted(sum.elements, "element") + ", " +
+                                            bytes_text(static_cast<double>(sum.bytes)));
   }
 }
 
 void say_texts(const std::string& what, const std::map<std::string, std::string>& texts) {
   std::string name = what;
-  for (const auto& [key, value] : texts) say(std::exchange(name, ""), key + " = " + value);
+  for (const auto& [key, value] : texts) print_fact(std::exchange(name, ""), key + " = " + value);
 }
 
 void show(const std::string& path, const Manifest& manifest, const std::vector<std::string>& steps) {
   std::printf("%s\n", path.c_str());
-  say("step", with_commas(manifest.step));
-  say("written by", many(manifest.world, "rank") + ", in version " + std::to_string(manifest.version) +
-                        " of the format" +
-                        (manifest.version == 1 ? "" : ", in blocks of " + many(manifest.block_bytes, "byte")));
-  say("files", files_text(manifest));
+  print_fact("step", with_commas(manifest.step));
+  print_fact("written by",
+             counted(manifest.world, "rank") + ", in version " + std::to_string(manifest.version) + " of the format" +
+                 (manifest.version == 1 ? "" : ", in blocks of " + counted(manifest.block_bytes, "byte")));
+  print_fact("files", files_text(manifest));
   say_tensors("model", manifest, false);
   say_tensors("optimizer", manifest, true);
   say_texts("described as", manifest.model);
   say_texts("extra", manifest.extra);
-  say("steps here", join(steps, ", "));
+  print_fact("steps here", join(steps, ", "));
 }
 
 void show_json(const std::string& path, const Manifest& manifest, const std::vector<std::string>& steps) {
@@ -179,13 +176,14 @@ class CheckpointVerb : public Verb {
     CheckpointReader(path, manifest).check(CheckpointPart::kAll, 0, 1, &damage);
     if (damage.empty()) {
       std::printf("%s: whole: %s, %s\n", path.c_str(),
-                  many(static_cast<int64_t>(manifest.tensors.size()), "tensor").c_str(), files_text(manifest).c_str());
+                  counted(static_cast<int64_t>(manifest.tensors.size()), "tensor").c_str(),
+                  files_text(manifest).c_str());
       return;
     }
     for (const std::string& line : damage) std::printf("%s\n", line.c_str());
     std::fflush(stdout);
     throw Error(ErrorKind::kInput, "checkpoint",
-                path + " is damaged in " + many(static_cast<int64_t>(damage.size()), "place") +
+                path + " is damaged in " + counted(static_cast<int64_t>(damage.size()), "place") +
                     "; training and sampling take the newest that is whole");
   }
 

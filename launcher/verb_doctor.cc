@@ -29,14 +29,14 @@ namespace annulus {
 namespace {
 
 // A line of the table, and a member of the JSON.
-struct Row {
+struct Fact {
   const char* key;
   const char* what;
   std::string text;
 };
 
-void print(const std::vector<Row>& rows) {
-  for (const Row& row : rows) std::printf("  %-16s %s\n", row.what, row.text.c_str());
+void print(const std::vector<Fact>& rows) {
+  for (const Fact& row : rows) std::printf("  %-16s %s\n", row.what, row.text.c_str());
 }
 
 std::string text_of(const CacheReport& cache) {
@@ -53,7 +53,7 @@ std::string text_of(const CacheReport& cache) {
 
 // What is installed on this host, and what will be used of it.
 struct Inventory {
-  std::vector<Row> found, used;
+  std::vector<Fact> found, used;
   std::vector<DetectedKernel> kernels;
   int64_t cache_bytes = 0;
   std::vector<CacheReport> caches;
@@ -122,9 +122,9 @@ void print_table(const Inventory& f) {
 using Json = nlohmann::ordered_json;
 
 Json json_of(const Inventory& f) {
-  const auto members = [](const std::vector<Row>& rows) {
+  const auto members = [](const std::vector<Fact>& rows) {
     Json all;
-    for (const Row& row : rows) all[row.key] = row.text;
+    for (const Fact& row : rows) all[row.key] = row.text;
     return all;
   };
   Json kernels = Json::array(), caches;

@@ -15,8 +15,6 @@
 namespace annulus {
 namespace {
 
-void say(const std::string& what, const std::string& text) { std::printf("  %-12s %s\n", what.c_str(), text.c_str()); }
-
 std::string bytes(int64_t n) { return bytes_text(static_cast<double>(n)); }
 
 std::string flops_text(double flops) {
@@ -45,43 +43,46 @@ std::string biases(const ModelSection& m) {
   return of.empty() ? "no biases" : "biases of " + join(of, ", ");
 }
 
-void show(const Inspection& of) {
+void show_inspection(const Inspection& of) {
   const ModelSection& m = of.model;
   std::printf("%s\n", of.path.c_str());
   const std::string family = of.family.empty() ? "none: " + of.no_family : of.family;
-  say("family", of.is_run ? (m.from.empty() ? "begun here" : "begun as " + m.from) + "; export: " + family : family);
-  say("parameters", with_commas(of.parameters) + (m.tie_embeddings ? ", embedding and output tied" : ""));
-  say("sizes", std::to_string(m.layers) + " layers, width " + with_commas(m.dim) + ", MLP " + with_commas(m.ffn) +
-                   ", vocabulary " + with_commas(m.vocab));
-  say("attention", counted(m.heads, "head") + " of " + std::to_string(m.head_dim()) + ", " +
-                       counted(m.kv_heads, "kv head") + "; " + biases(m) +
-                       (m.qk_norm ? "; norms of queries and keys" : ""));
+  print_fact("family",
+             of.is_run ? (m.from.empty() ? "begun here" : "begun as " + m.from) + "; export: " + family : family);
+  print_fact("parameters", with_commas(of.parameters) + (m.tie_embeddings ? ", embedding and output tied" : ""));
+  print_fact("sizes", std::to_string(m.layers) + " layers, width " + with_commas(m.dim) + ", MLP " +
+                          with_commas(m.ffn) + ", vocabulary " + with_commas(m.vocab));
+  print_fact("attention", counted(m.heads, "head") + " of " + std::to_string(m.head_dim()) + ", " +
+                              counted(m.kv_heads, "kv head") + "; " + biases(m) +
+                              (m.qk_norm ? "; norms of queries and keys" : ""));
   const bool whole = m.rope_theta == std::floor(m.rope_theta) && m.rope_theta < 1e15;
   const std::string theta = whole ? with_commas(static_cast<int64_t>(m.rope_theta)) : exact(m.rope_theta);
-  say("positions", "rotary, theta " + theta + ", " + m.rope_scaling.text() + "; angles in " +
-                       (m.rope_fp32 ? "fp32, as transformers computes them" : "fp64"));
+  print_fact("positions", "rotary, theta " + theta + ", " + m.rope_scaling.text() + "; angles in " +
+                              (m.rope_fp32 ? "fp32, as transformers computes them" : "fp64"));
   std::string name = "patterns";
   for (const Inspection::Pattern& pattern : of.patterns) {
     const bool all = of.patterns.size() == 1;
-    say(std::exchange(name, ""), pattern.text + (all ? " in all layers" : " in layers " + ranges(pattern.layers)));
+    print_fact(std::exchange(name, ""),
+               pattern.text + (all ? " in all layers" : " in layers " + ranges(pattern.layers)));
   }
-  say("context", with_commas(of.context) + " positions");
-  say("weights", of.dtypes.empty() ? "no checkpoint yet"
-                                   : join(of.dtypes, ", ") + ", " + bytes(of.weight_bytes) +
-                                         (of.step ? ", of step " + with_commas(*of.step) : "") + "; in bf16 " +
-                                         bytes(2 * of.parameters) + ", in fp32 " + bytes(4 * of.parameters));
+  print_fact("context", with_commas(of.context) + " positions");
+  print_fact("weights", of.dtypes.empty() ? "no checkpoint yet"
+                                          : join(of.dtypes, ", ") + ", " + bytes(of.weight_bytes) +
+                                                (of.step ? ", of step " + with_commas(*of.step) : "") + "; in bf16 " +
+                                                bytes(2 * of.parameters) + ", in fp32 " + bytes(4 * of.parameters));
   std::printf("at %s tokens\n", with_commas(of.length).c_str());
-  say("compute", flops_text(of.flops) + " a token, forward and backward; attention is " +
-                     rounded(100 * of.attention_flops / of.flops, 1) + " % of it");
+  print_fact("compute", flops_text(of.flops) + " a token, forward and backward; attention is " +
+                            rounded(100 * of.attention_flops / of.flops, 1) + " % of it");
   const MemoryKinds& t = of.training;
-  say("training", bytes(t.total()) + " in " + m.dtype + " on one rank that holds all, a row at a time:");
-  say("", "weights " + bytes(t.weights) + ", gradients " + bytes(t.gradients) + ", optimizer " + bytes(t.optimizer) +
-              ", activations " + bytes(t.activations) + ", working " + bytes(t.working));
-  say("import", bytes(of.import_bytes) + " of the host at most on one rank that holds all: fp32 weights and a block");
-  say("export", bytes(of.export_bytes) + " of the host at most");
+  print_fact("training", bytes(t.total()) + " in " + m.dtype + " on one rank that holds all, a row at a time:");
+  print_fact("", "weights " + bytes(t.weights) + ", gradients " + bytes(t.gradients) + ", optimizer " +
+                     bytes(t.optimizer) + ", activations " + bytes(t.activations) + ", working " + bytes(t.working));
+  print_fact("import",
+             bytes(of.import_bytes) + " of the host at most on one rank that holds all: fp32 weights and a block");
+  print_fact("export", bytes(of.export_bytes) + " of the host at most");
 }
 
-void show_json(const Inspection& of) {
+void show_inspection_json(const Inspection& of) {
   using Json = nlohmann::ordered_json;
   const ModelSection& m = of.model;
   Json patterns = Json::array();
@@ -135,7 +136,8 @@ class InspectVerb : public Verb {
     app.add_option("FOLDER_OR_RUN", which_, "a folder in Hugging Face's layout, a run folder, or the name of a run")
         ->required();
     app.add_option("--runs", root_, "where names are looked up (default: runs)")->type_name("FOLDER");
-    app.add_option("--length", length_, "tokens of the sequences to say compute and memory for (default: the context)")
+    app.add_option("--length", length_,
+                   "tokens of the sequences to say compute and memory for (default: the context)")
         ->check(CLI::PositiveNumber);
     app.add_flag("--json", json_, "as JSON");
     app.footer(
@@ -145,7 +147,7 @@ class InspectVerb : public Verb {
 
   int run() override {
     const Inspection of = inspect_model(which_, root_, length_);
-    (json_ ? show_json : show)(of);
+    (json_ ? show_inspection_json : show_inspection)(of);
     return 0;
   }
 

@@ -34,14 +34,12 @@ std::string percent(int64_t part, int64_t all) {
   return text;
 }
 
-std::string many(int64_t n, const std::string& noun) { return with_commas(n) + " " + noun + (n == 1 ? "" : "s"); }
-
 std::string counts_text(const PartCounts& counts, int64_t context) {
   const int64_t places = counts.rows * context;
-  return many(counts.documents, "document") + ", " + many(counts.tokens, "token") + ": " +
-         many(counts.targets, "target") + " in " + many(counts.rows, "row") + ", " +
-         percent(places - counts.targets, places) + " padding; left out " + many(counts.first_tokens, "first token") +
-         ", " + many(counts.lone_tokens, "document") + " of one token";
+  return counted(counts.documents, "document") + ", " + counted(counts.tokens, "token") + ": " +
+         counted(counts.targets, "target") + " in " + counted(counts.rows, "row") + ", " +
+         percent(places - counts.targets, places) + " padding; left out " +
+         counted(counts.first_tokens, "first token") + ", " + counted(counts.lone_tokens, "document") + " of one token";
 }
 
 class PackVerb : public Verb {

@@ -26,6 +26,17 @@ live_end() {
   live_shown=''
 }
 
+# Sets $left to what DONE of TOTAL lets expect, ", about 3 min left", or to nothing while too little of PHASE is done.
+left='' left_phase='' left_from=0 left_began=0
+estimate_left() { # PHASE DONE TOTAL
+  if [[ $1 != "$left_phase" ]]; then left_phase=$1 left_from=$2 left_began=$SECONDS; fi
+  local done=$(($2 - left_from)) seconds=$((SECONDS - left_began))
+  left=''
+  ((done >= 3 && seconds >= 5 && $3 > $2)) || return 0
+  seconds=$((seconds * ($3 - $2) / done))
+  if ((seconds < 60)); then left=', less than a minute left'; else left=", about $(((seconds + 30) / 60)) min left"; fi
+}
+
 # Reads Bazel's messages: progress becomes the live line, everything else goes to the file LOG (and to stderr, with
 # SHOW=show, for a user who asked Bazel to say more). Ctrl-C is Bazel's to answer; this reads on to its last word.
 follow_bazel() { # LOG [SHOW]
@@ -36,12 +47,13 @@ follow_bazel() { # LOG [SHOW]
     if [[ $line =~ $progress ]]; then
       local of="${BASH_REMATCH[1]} of ${BASH_REMATCH[2]}"
       what=${BASH_REMATCH[3]}
+      estimate_left steps "${BASH_REMATCH[1]//,/}" "${BASH_REMATCH[2]//,/}"
       if [[ $what =~ $tests ]]; then
         what=${BASH_REMATCH[5]%%;*}
-        live "tests  ${BASH_REMATCH[1]} of ${BASH_REMATCH[2]} done${BASH_REMATCH[4]:+, ${BASH_REMATCH[4]} failed}  (step $of)  $what"
+        live "tests  ${BASH_REMATCH[1]} of ${BASH_REMATCH[2]} done${BASH_REMATCH[4]:+, ${BASH_REMATCH[4]} failed}  (step $of$left)  $what"
       elif [[ $what != *BazelWorkspaceStatusAction* ]]; then
         what=${what#"[Prepa] "}
-        live "build  $of  ${what%%;*}"
+        live "build  $of$left  ${what%%;*}"
       fi
     elif [[ $line == Loading:* || $line == Analyzing:* || $line == '    currently loading:'* ]]; then
       [[ $live_terminal ]] && live "build  reading the build files"

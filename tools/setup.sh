@@ -349,15 +349,21 @@ print_table() {
 # ---- Installing.
 
 apt_follow() { # LOG TOTAL
-  local line n_get=0 n_unpack=0 n_set=0 total=$2
+  local line shown package n_get=0 n_unpack=0 n_set=0 total=$2
   while IFS= read -r line; do
     printf '%s\n' "$line" >>"$1"
     case $line in
-      *' newly installed, '*) [[ $line =~ ([0-9]+)\ newly ]] && total=${BASH_REMATCH[1]} ;;
-      Get:*) live "set-up  Debian packages: download $((++n_get)) of $total" ;;
-      Unpacking*) live "set-up  Debian packages: unpacking $((++n_unpack)) of $total  $(cut -d' ' -f2 <<<"$line")" ;;
-      'Setting up'*) live "set-up  Debian packages: setting up $((++n_set)) of $total  $(cut -d' ' -f3 <<<"$line")" ;;
+      *' newly installed, '*)
+        [[ $line =~ ([0-9]+)\ newly ]] && total=${BASH_REMATCH[1]}
+        continue
+        ;;
+      Get:*) shown="download $((++n_get)) of $total" package='' ;;
+      Unpacking*) shown="unpacking $((++n_unpack)) of $total" package="  $(cut -d' ' -f2 <<<"$line")" ;;
+      'Setting up'*) shown="setting up $((++n_set)) of $total" package="  $(cut -d' ' -f3 <<<"$line")" ;;
+      *) continue ;;
     esac
+    estimate_left packages $((n_get + n_unpack + n_set)) $((3 * total))
+    live "set-up  Debian packages: $shown$left$package"
   done
 }
 
@@ -434,7 +440,9 @@ install_wheels() {
       total=$(sed -n 's/.*Downloading .*(\([0-9.]*\) \([kMG]\)B).*/\1 \2/p' "$log" |
         awk '{ s += $1 * ($2 == "k" ? 0.001 : $2 == "G" ? 1000 : 1) } END { printf "%d", s }')
       now=$(du -sm --exclude=log .venv/tmp 2>/dev/null | cut -f1) || now=0
-      ((total)) && live "set-up  LibTorch: downloaded $((now < total ? now : total)) of $total MB"
+      now=$((now < total ? now : total))
+      estimate_left download "$now" "$total"
+      ((total)) && live "set-up  LibTorch: downloaded $now of $total MB$left"
     fi
     sleep 0.5
   done

@@ -22,7 +22,7 @@ namespace annulus {
 namespace {
 
 constexpr unsigned kNvidia = 0x10de;
-constexpr uint64_t kMaxMegabytes = uint64_t{1} << 40;  // per second; larger values are not plausible bandwidths
+constexpr uint64_t kMaxBandwidth = uint64_t{1} << 40;  // per second; larger values are not plausible bandwidths
 
 std::vector<int> bits(hwloc_const_bitmap_t bitmap, int max) {
   std::vector<int> out;
@@ -330,7 +330,7 @@ class Reader {
     const auto at = [&](size_t i, size_t j) {
       // A ring sends in one direction, which is not known yet, so the slower of the two counts.
       const uint64_t value = std::min(distances->values[i * n + j], distances->values[j * n + i]);
-      return value > kMaxMegabytes ? uint64_t{0} : value;
+      return value > kMaxBandwidth ? uint64_t{0} : value;
     };
     std::vector<size_t> gpu(n, kMaxGpus);
     std::vector<size_t> switches;
@@ -348,7 +348,7 @@ class Reader {
       for (size_t j = 0; j < n; ++j) {
         if (gpu[i] == kMaxGpus || gpu[j] == kMaxGpus || gpu[i] == gpu[j]) continue;
         uint64_t value = at(i, j);
-        for (size_t s : switches) value = std::min(kMaxMegabytes, value + std::min(at(i, s), at(s, j)));
+        for (size_t s : switches) value = std::min(kMaxBandwidth, value + std::min(at(i, s), at(s, j)));
         if (value == 0) continue;  // no NVLink between these two: the link that the PCI tree gives stays
         machine_.links[gpu[i]][gpu[j]] = {LinkKind::kNvlink, static_cast<int64_t>(value)};
       }

@@ -1,9 +1,9 @@
 // The vector code of tile_math.h, compiled once for each instruction set.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "attention/cpu_flash/tile_math.cc"
-// versions.h must come first. clang-format off
+// clang-format off
+#include "simd/versions.h"  // must come first
 #include "simd/exponential-inl.h"
-#include "simd/versions.h"
 // clang-format on
 
 #include <algorithm>

@@ -29,7 +29,6 @@
 namespace annulus {
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr int64_t kHeadMultiple = 8;  // every operator needs a head size that is a multiple of this
 
 // A composition with its lists of rows on the device.

@@ -28,8 +28,6 @@
 namespace annulus {
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
 // Rows of one head of a [batch, rows, heads, D] tensor, for reading.
 StoredRows stored_rows(const at::Tensor& tensor, int64_t batch, int64_t head, const Span& rows) {
   const at::ScalarType type = tensor.scalar_type();

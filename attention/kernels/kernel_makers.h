@@ -2,6 +2,7 @@
 // that several kernels declare. Internal to attention/kernels.
 #pragma once
 
+#include <limits>
 #include <memory>
 #include <vector>
 
@@ -9,6 +10,8 @@
 #include "attention/tiles/dense_tiles.h"
 
 namespace annulus {
+
+inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 std::unique_ptr<Kernel> make_reference_kernel();
 std::unique_ptr<Kernel> make_cpu_kernel(at::ScalarType type);  // the dtype of q

@@ -13,8 +13,6 @@
 namespace annulus {
 namespace {
 
-std::string str(int64_t value) { return std::to_string(value); }
-
 // Like `counted` (common/text.h), for a noun whose plural is not formed with an s alone.
 std::string number_of(int64_t n, const char* one, const char* many) { return str(n) + " " + (n == 1 ? one : many); }
 

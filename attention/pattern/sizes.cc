@@ -14,8 +14,6 @@ using Map = BlocksSpec::Map;
 
 constexpr int64_t kMostSlices = (int64_t{2} << 30) / static_cast<int64_t>(sizeof(Slice));
 
-std::string str(int64_t value) { return std::to_string(value); }
-
 // Upper bounds, in floating point, because products of valid values may not fit 64 bits.
 struct Size {
   double slices = 0;   // slices with pairs of one batch row

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <array>
+#include <cstdint>
+#include <string>
 #include <string_view>
 
 #include "attention/pattern/pattern.h"
@@ -17,5 +19,7 @@ inline constexpr std::array<std::string_view, 2> kQueryNames = {"mean", "first"}
 
 // The batch rows or heads of a slice that names none: all of them.
 inline constexpr Span kEverything = {0, 1, int64_t{1} << 40};
+
+inline std::string str(int64_t value) { return std::to_string(value); }
 
 }  // namespace annulus

@@ -10,8 +10,6 @@
 namespace annulus {
 namespace {
 
-std::string str(int64_t value) { return std::to_string(value); }
-
 template <typename Enum, typename Names>
 std::string named(const Names& names, Enum value) {
   return toml_string(names[static_cast<size_t>(value)]);

@@ -14,7 +14,7 @@ NamedCache<RankShare>& shares() {
   return cache;
 }
 
-int64_t bytes_of(const RankShare& share) {
+int64_t share_bytes(const RankShare& share) {
   return static_cast<int64_t>(sizeof share + (share.sent.size() + share.received.size()) * sizeof(PairDigest));
 }
 
@@ -28,7 +28,7 @@ RankShare prove_share(const Program& program, const Pattern& pattern) {
 std::shared_ptr<const RankShare> cached_share(const PlanRequest& request, const Program& program) {
   return shares().get(
       request.text() + ", rank " + std::to_string(program.rank),
-      [&] { return prove_share(program, *cached_pattern(request)); }, bytes_of);
+      [&] { return prove_share(program, *cached_pattern(request)); }, share_bytes);
 }
 
 void plan_and_prove_ahead(const PlanRequest& request, int rank) {

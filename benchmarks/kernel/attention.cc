@@ -157,12 +157,6 @@ std::optional<double> share_goal(const Cell& cell, bool backward) {
   return std::nullopt;
 }
 
-std::string line(const char* format, auto... values) {
-  char text[256];
-  std::snprintf(text, sizeof text, format, values...);
-  return text;
-}
-
 }  // namespace
 
 const std::vector<std::string>& attention_bench_masks() {

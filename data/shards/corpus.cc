@@ -12,6 +12,7 @@
 #include "common/files.h"
 #include "common/text.h"
 #include "data/shards/find_files.h"
+#include "data/shards/refuse.h"
 
 namespace annulus {
 namespace {
@@ -23,8 +24,6 @@ constexpr int64_t kFingerprintAll = int64_t{1} << 30;
 constexpr int64_t kFingerprintBlocks = 1024;
 constexpr int64_t kTextBlock = int64_t{1} << 20;
 constexpr int64_t kTokenBlock = 1024;
-
-[[noreturn]] void refuse(const std::string& message) { throw Error(ErrorKind::kInput, "data", message); }
 
 // Where block i of `blocks` begins; the first and the last lie at the ends.
 int64_t spread(int64_t i, int64_t blocks, int64_t last) {
@@ -47,12 +46,12 @@ Corpus::Corpus(const SourceConfig& source, int64_t max_tokens) {
       const fs::path real = fs::canonical(file->path(), error);
       if (!seen.insert(error ? file->path() : real.string()).second) continue;
       if (file->tokens() > INT64_MAX / 4 - tokens_)
-        refuse(path + " and the files before it have more than 2^61 tokens");
+        refuse_data(path + " and the files before it have more than 2^61 tokens");
       const bool is_text = file->format() == TokenFormat::kText;
       if (!files_.empty() && is_text != is_text_) {
         const std::string other = files_[0]->path();
-        refuse((is_text ? path : other) + " is text, whose tokens are its bytes, and " + (is_text ? other : path) +
-               " holds the tokens of a tokenizer: name files of one kind only for a source");
+        refuse_data((is_text ? path : other) + " is text, whose tokens are its bytes, and " + (is_text ? other : path) +
+                    " holds the tokens of a tokenizer: name files of one kind only for a source");
       }
       is_text_ = is_text;
       all_say_vocab = all_say_vocab && file->vocab();
@@ -60,8 +59,8 @@ Corpus::Corpus(const SourceConfig& source, int64_t max_tokens) {
       if (!file->tokenizer().empty()) {
         if (tokenizer_.empty()) first_of_tokenizer = path;
         if (!tokenizer_.empty() && tokenizer_ != file->tokenizer()) {
-          refuse(path + " was made with another tokenizer (" + file->tokenizer() + ") than " + first_of_tokenizer +
-                 " (" + tokenizer_ + "): a source has one; tokenize again, or leave one of them out");
+          refuse_data(path + " was made with another tokenizer (" + file->tokenizer() + ") than " + first_of_tokenizer +
+                      " (" + tokenizer_ + "): a source has one; tokenize again, or leave one of them out");
         }
         tokenizer_ = file->tokenizer();
       }
@@ -71,9 +70,10 @@ Corpus::Corpus(const SourceConfig& source, int64_t max_tokens) {
     }
   }
   if (tokens_ == 0) {
-    refuse((files_.size() == 1 ? files_[0]->path() + " is"
-                               : "the " + with_commas(files()) + " files of " + join(source.files, ", ") + " are") +
-           " empty: name files with text or tokens");
+    refuse_data((files_.size() == 1
+                     ? files_[0]->path() + " is"
+                     : "the " + with_commas(files()) + " files of " + join(source.files, ", ") + " are") +
+                " empty: name files with text or tokens");
   }
   if (!all_say_vocab) vocab_.reset();
   fingerprint_ = is_text_ ? text_fingerprint() : token_fingerprint();

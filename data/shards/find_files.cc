@@ -23,7 +23,7 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kPythonSources = "python-sources";
 
-[[noreturn]] void refuse(const std::string& message) {
+[[noreturn]] void refuse_source(const std::string& message) {
   throw Error(ErrorKind::kInput, "data", "data.train: " + message);
 }
 
@@ -32,7 +32,7 @@ bool is_glob(std::string_view text) { return text.find_first_of("*?[") != std::s
 std::string home_expanded(const std::string& entry) {
   if (entry != "~" && !entry.starts_with("~/")) return entry;
   const char* home = std::getenv("HOME");
-  if (!home || !*home) refuse("\"" + entry + "\": HOME is not set, write the folder's whole path");
+  if (!home || !*home) refuse_source("\"" + entry + "\": HOME is not set, write the folder's whole path");
   return home + entry.substr(1);
 }
 
@@ -153,8 +153,8 @@ std::vector<std::string> python_sources() {
   }
   auto files = python_files(best.second);
   if (files.empty()) {
-    refuse("\"python-sources\": neither LibTorch's folder (" + (torch.empty() ? "not found" : torch) +
-           ") nor /usr/lib/python3.* holds Python sources; name text files of your own");
+    refuse_source("\"python-sources\": neither LibTorch's folder (" + (torch.empty() ? "not found" : torch) +
+                  ") nor /usr/lib/python3.* holds Python sources; name text files of your own");
   }
   return files;
 }
@@ -170,16 +170,17 @@ std::vector<std::string> find_files(const std::string& entry) {
   if (is_glob(path)) {
     auto files = glob_files(path);
     if (files.empty()) {
-      refuse("\"" + entry + "\" matches no file (looked from " + fs::current_path(error).string() + ")");
+      refuse_source("\"" + entry + "\" matches no file (looked from " + fs::current_path(error).string() + ")");
     }
     return files;
   }
   if (fs::is_directory(path, error)) {
-    refuse(entry + " is a folder; say which files in it, for example \"" + entry + (entry.ends_with("/") ? "" : "/") +
-           "**/*.txt\" or \"" + entry + (entry.ends_with("/") ? "" : "/") + "*.tokens\"");
+    refuse_source(entry + " is a folder; say which files in it, for example \"" + entry +
+                  (entry.ends_with("/") ? "" : "/") + "**/*.txt\" or \"" + entry + (entry.ends_with("/") ? "" : "/") +
+                  "*.tokens\"");
   }
   const fs::file_status status = fs::status(path, error);
-  if (fs::exists(status)) refuse(entry + " is not a regular file");
+  if (fs::exists(status)) refuse_source(entry + " is not a regular file");
   if (status.type() != fs::file_type::not_found) {
     throw Error(kind_of_errno(error.value()), "data",
                 "data.train: " + entry + " cannot be read: " + std::strerror(error.value()));
@@ -187,8 +188,8 @@ std::vector<std::string> find_files(const std::string& entry) {
   // A Megatron pair is named by the prefix that its files share.
   if (fs::is_regular_file(path + ".idx", error) && fs::is_regular_file(path + ".bin", error)) return {path + ".idx"};
   const bool meant_python = nearest(entry, {std::string(kPythonSources)}) == kPythonSources;
-  refuse("there is no file " + entry + " (looked from " + fs::current_path(error).string() + ")" +
-         (meant_python ? "; did you mean \"python-sources\"?" : ""));
+  refuse_source("there is no file " + entry + " (looked from " + fs::current_path(error).string() + ")" +
+                (meant_python ? "; did you mean \"python-sources\"?" : ""));
 }
 
 }  // namespace annulus

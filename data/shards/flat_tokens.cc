@@ -7,13 +7,12 @@
 
 #include "common/error.h"
 #include "common/text.h"
+#include "data/shards/refuse.h"
 
 namespace annulus {
 namespace {
 
 constexpr int64_t kLlmcHeader = 256 * 4;
-
-[[noreturn]] void refuse(const std::string& message) { throw Error(ErrorKind::kInput, "data", message); }
 
 // Sets the ids by which documents are found if the source gives them. Otherwise those of tokenization.json or of the
 // format remain.
@@ -28,21 +27,21 @@ class Llmc : public FlatTokens {
   Llmc(const std::string& path, const SourceConfig& source, std::shared_ptr<const Tokenization> made)
       : FlatTokens(TokenFormat::kLlmc, path, path) {
     if (data_.size() < kLlmcHeader) {
-      refuse(path + " has " + with_commas(data_.size()) +
-             " bytes, less than the 1,024 of llm.c's header: it was cut off");
+      refuse_data(path + " has " + with_commas(data_.size()) +
+                  " bytes, less than the 1,024 of llm.c's header: it was cut off");
     }
     const auto magic = data_.at<int32_t>(0), version = data_.at<int32_t>(4), count = data_.at<int32_t>(8);
     const bool wide = magic == 20240801;
     const int32_t expected = wide ? 7 : 1;
     if (version != expected) {
-      refuse(path + " has llm.c's magic " + std::to_string(magic) + ", but version " + std::to_string(version) +
-             ": version " + std::to_string(expected) + " is expected");
+      refuse_data(path + " has llm.c's magic " + std::to_string(magic) + ", but version " + std::to_string(version) +
+                  ": version " + std::to_string(expected) + " is expected");
     }
     bits_ = wide ? 32 : 16;
     if (count < 0 || data_.size() != kLlmcHeader + int64_t{count} * (bits_ / 8)) {
-      refuse(path + " says that it holds " + with_commas(count) + " tokens, which is " +
-             with_commas(kLlmcHeader + int64_t{count} * (bits_ / 8)) + " bytes with llm.c's header, but it has " +
-             with_commas(data_.size()) + ": it was cut off or damaged, fetch or make it again");
+      refuse_data(path + " says that it holds " + with_commas(count) + " tokens, which is " +
+                  with_commas(kLlmcHeader + int64_t{count} * (bits_ / 8)) + " bytes with llm.c's header, but it has " +
+                  with_commas(data_.size()) + ": it was cut off or damaged, fetch or make it again");
     }
     tokens_ = count;
     offset_ = kLlmcHeader;
@@ -59,10 +58,10 @@ class Nanogpt : public FlatTokens {
     bits_ = source.width != 0 ? static_cast<int>(source.width) : made && made->width ? made->width : 16;
     if (bits_ != 16 && bits_ != 32) throw Error(ErrorKind::kInternal, "data", "the width was not checked");
     if (data_.size() % (bits_ / 8) != 0) {
-      refuse(path + " has " + with_commas(data_.size()) + " bytes, which is not a whole number of tokens of " +
-             std::to_string(bits_) + " bits: " +
-             (data_.size() % 2 == 0 ? "set width = 16 if they have 16, or fetch or make it again"
-                                    : "it was cut off, or holds no tokens"));
+      refuse_data(path + " has " + with_commas(data_.size()) + " bytes, which is not a whole number of tokens of " +
+                  std::to_string(bits_) + " bits: " +
+                  (data_.size() % 2 == 0 ? "set width = 16 if they have 16, or fetch or make it again"
+                                         : "it was cut off, or holds no tokens"));
     }
     tokens_ = data_.size() / (bits_ / 8);
     use(std::move(made), std::filesystem::path(path).filename().string());

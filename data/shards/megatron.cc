@@ -12,7 +12,7 @@
 namespace annulus {
 namespace {
 
-constexpr int64_t kHeader = 34;
+constexpr int64_t kIndexHeader = 34;
 constexpr int64_t kSamples = 64;
 constexpr const char* kTypes[] = {"", "uint8", "int8", "int16", "int32", "int64", "float64", "float32", "uint16"};
 
@@ -20,7 +20,7 @@ class Megatron : public FlatTokens {
  public:
   Megatron(const std::string& index, const std::string& data, std::shared_ptr<const Tokenization> made)
       : FlatTokens(TokenFormat::kMegatron, index, require_data(index, data)), index_("data", index) {
-    if (index_.size() < kHeader) refuse("it has " + with_commas(index_.size()) + " bytes, less than its header");
+    if (index_.size() < kIndexHeader) refuse("it has " + with_commas(index_.size()) + " bytes, less than its header");
     if (const auto version = index_.at<uint64_t>(9); version != 1) {
       refuse("it is of version " + std::to_string(version) + " of Megatron's index, but only version 1 is read");
     }
@@ -33,7 +33,7 @@ class Megatron : public FlatTokens {
     width_ = type == 4 ? 4 : 2;
     bits_ = static_cast<int>(width_ * 8);
     const auto sequences = index_.at<uint64_t>(18), ends = index_.at<uint64_t>(26);
-    const auto room = static_cast<uint64_t>(index_.size() - kHeader);
+    const auto room = static_cast<uint64_t>(index_.size() - kIndexHeader);
     // There is one more byte for each sequence if modes are stored. No sum overflows, because counts are below the
     // file's size.
     const bool fits = sequences <= room / 12 && ends >= 1 && ends <= room / 8;
@@ -44,7 +44,7 @@ class Megatron : public FlatTokens {
     }
     sequences_ = static_cast<int64_t>(sequences);
     documents_ = static_cast<int64_t>(ends) - 1;
-    pointers_ = kHeader + sequences_ * 4;
+    pointers_ = kIndexHeader + sequences_ * 4;
     ends_ = pointers_ + sequences_ * 8;
     if (data_.size() % width_ != 0) {
       disagree("has " + with_commas(data_.size()) + " bytes, which is not a whole number of tokens of " +
@@ -60,7 +60,7 @@ class Megatron : public FlatTokens {
       const int64_t s =
           samples < 2 ? 0 : static_cast<int64_t>(static_cast<__int128>(sequences_ - 1) * i / (samples - 1));
       const int64_t pointer = index_.at<int64_t>(pointers_ + s * 8);
-      const int64_t length = index_.at<int32_t>(kHeader + s * 4);
+      const int64_t length = index_.at<int32_t>(kIndexHeader + s * 4);
       const int64_t next = s + 1 < sequences_ ? index_.at<int64_t>(pointers_ + (s + 1) * 8) : data_.size();
       if (pointer < 0 || pointer > data_.size() || length < 0 || next - pointer != length * width_ ||
           (s == 0 && pointer != 0)) {
@@ -78,7 +78,7 @@ class Megatron : public FlatTokens {
     const int64_t tokens = limit < 0 ? tokens_ : std::min(limit, tokens_);
     MappedArray<int64_t> ends(index_, ends_ + 8, *documents_);
     MappedArray<int64_t> pointers(index_, pointers_, sequences_);
-    MappedArray<int32_t> lengths(index_, kHeader, sequences_);
+    MappedArray<int32_t> lengths(index_, kIndexHeader, sequences_);
     int64_t sequence = 0, begin = 0;
     for (int64_t i = 0; i < *documents_ && (begin < tokens || tokens == tokens_); ++i) {
       const int64_t stop = ends.at(i);

@@ -16,6 +16,7 @@
 #include "common/mapped_file.h"
 #include "common/text.h"
 #include "data/shards/flat_tokens.h"
+#include "data/shards/refuse.h"
 
 namespace annulus {
 namespace {
@@ -27,8 +28,6 @@ constexpr std::pair<TokenFormat, std::string_view> kNames[] = {{TokenFormat::kTe
                                                                {TokenFormat::kMegatron, "megatron"},
                                                                {TokenFormat::kLlmc, "llmc"},
                                                                {TokenFormat::kNanogpt, "nanogpt"}};
-
-[[noreturn]] void refuse(const std::string& message) { throw Error(ErrorKind::kInput, "data", message); }
 
 std::optional<TokenFormat> named_format(std::string_view name) {
   for (const auto& [format, its] : kNames) {
@@ -66,7 +65,8 @@ Look look_at(const std::string& path) {
   if (std::memcmp(head, "MMIDIDX\0\0", 9) == 0) look.mark = TokenFormat::kMegatron;
   if (word == 20240520 || word == 20240801) look.mark = TokenFormat::kLlmc;
   if (word == 20240522) {
-    refuse(path + " is a file of llm.c for evaluation by multiple choice, not of tokens to train on: leave it out");
+    refuse_data(path +
+                " is a file of llm.c for evaluation by multiple choice, not of tokens to train on: leave it out");
   }
   return look;
 }
@@ -96,8 +96,8 @@ std::unique_ptr<TokenFile> TokenFile::open(const std::string& path, const Source
   std::optional<TokenFormat> format = look.mark;
   if (!format && has_index(path)) format = TokenFormat::kMegatron;
   if (format && said && *format != *said) {
-    refuse(path + " is a file of the format \"" + std::string(format_name(*format)) +
-           "\", but its source has format = \"" + source.format + "\": correct that, or leave it out");
+    refuse_data(path + " is a file of the format \"" + std::string(format_name(*format)) +
+                "\", but its source has format = \"" + source.format + "\": correct that, or leave it out");
   }
   if (!format) format = said;
   Tokenizations own;
@@ -113,15 +113,15 @@ std::unique_ptr<TokenFile> TokenFile::open(const std::string& path, const Source
   if (format == TokenFormat::kLlmc && look.mark) return open_llmc(path, source, made);
   if (format == TokenFormat::kNanogpt) return open_nanogpt(path, source, made);
   if (format) {
-    refuse(path + " is not a file of the format \"" + std::string(format_name(*format)) +
-           "\": it does not begin with that format's mark" +
-           (format == TokenFormat::kMegatron ? ", and no .idx that does lies beside it" : "") +
-           "; it may be of another format, or damaged");
+    refuse_data(path + " is not a file of the format \"" + std::string(format_name(*format)) +
+                "\": it does not begin with that format's mark" +
+                (format == TokenFormat::kMegatron ? ", and no .idx that does lies beside it" : "") +
+                "; it may be of another format, or damaged");
   }
   if (path.ends_with(".bin")) {
-    refuse(path +
-           " has no mark that says what it holds: set format = \"nanogpt\" for tokens without a header (width = " +
-           "16 or 32), \"text\" for bytes, or bring the .idx of a Megatron pair");
+    refuse_data(path +
+                " has no mark that says what it holds: set format = \"nanogpt\" for tokens without a header (width = " +
+                "16 or 32), \"text\" for bytes, or bring the .idx of a Megatron pair");
   }
   return open_text(path, look.state);
 }
@@ -166,10 +166,10 @@ void TokenFile::use(std::shared_ptr<const Tokenization> made_by, const std::stri
   begin_ = made_by_->begin;
   end_ = made_by_->end;
   if (made_as_->tokens != tokens_ || (documents_ && made_as_->documents != *documents_)) {
-    refuse(path_ + " has " + with_commas(tokens_) + " tokens" +
-           (documents_ ? " in " + counted(*documents_, "document") : "") + ", but " + made_by_->path + " says " +
-           with_commas(made_as_->tokens) + " in " + counted(made_as_->documents, "document") +
-           ": the file was cut or replaced since; run `annulus tokenize` again");
+    refuse_data(path_ + " has " + with_commas(tokens_) + " tokens" +
+                (documents_ ? " in " + counted(*documents_, "document") : "") + ", but " + made_by_->path + " says " +
+                with_commas(made_as_->tokens) + " in " + counted(made_as_->documents, "document") +
+                ": the file was cut or replaced since; run `annulus tokenize` again");
   }
 }
 
@@ -181,9 +181,9 @@ void TokenFile::verify() const {
         const auto* beyond = std::find_if(tokens, tokens + n, [&](int64_t id) { return id >= *vocab_; });
         if (beyond == tokens + n) return;
         token += beyond - tokens;
-        refuse(paths()[0] + ": token " + with_commas(token) + " (byte " + with_commas(byte_of(token)) + ") is " +
-               with_commas(*beyond) + ", but the vocabulary has " + with_commas(*vocab_) +
-               " ids: the file is damaged, of another width, or of another tokenizer");
+        refuse_data(paths()[0] + ": token " + with_commas(token) + " (byte " + with_commas(byte_of(token)) + ") is " +
+                    with_commas(*beyond) + ", but the vocabulary has " + with_commas(*vocab_) +
+                    " ids: the file is damaged, of another width, or of another tokenizer");
       };
       if (bits_ == 8) check(static_cast<const uint8_t*>(raw));
       if (bits_ == 16) check(static_cast<const uint16_t*>(raw));
@@ -196,8 +196,8 @@ void TokenFile::verify() const {
   visit_documents(false, [&](int64_t, int64_t, uint64_t) { ++documents; });
   if (!made_as_) return;
   if (documents != made_as_->documents) {
-    refuse(path_ + " has " + counted(documents, "document") + ", but " + made_by_->path + " says " +
-           with_commas(made_as_->documents) + ": run `annulus tokenize` again");
+    refuse_data(path_ + " has " + counted(documents, "document") + ", but " + made_by_->path + " says " +
+                with_commas(made_as_->documents) + ": run `annulus tokenize` again");
   }
   Checksum sum;
   std::string piece;
@@ -210,8 +210,8 @@ void TokenFile::verify() const {
     }
   }
   if (sum.hex() != made_as_->checksum) {
-    refuse(join(paths(), " and ") + ": checksum " + sum.hex() + ", but " + made_by_->path + " says " +
-           made_as_->checksum + ": the file was damaged since it was written; run `annulus tokenize` again");
+    refuse_data(join(paths(), " and ") + ": checksum " + sum.hex() + ", but " + made_by_->path + " says " +
+                made_as_->checksum + ": the file was damaged since it was written; run `annulus tokenize` again");
   }
 }
 

@@ -13,15 +13,15 @@
 namespace annulus {
 namespace {
 
-struct Header {
+struct TableHeader {
   char magic[8];
   uint32_t version, rule;
   uint64_t ids, text_bytes;
   unsigned char tokenizer[16], checksum[16];
 };
-static_assert(sizeof(Header) == 64);
+static_assert(sizeof(TableHeader) == 64);
 
-constexpr int64_t kLongest = int64_t{1} << 30;
+constexpr int64_t kLongestTable = int64_t{1} << 30;
 
 }  // namespace
 
@@ -32,13 +32,13 @@ TokenTable TokenTable::load(const std::string& path) {
         path + " is not a valid table of tokens: " + what + "; run `annulus tokenize` again, or copy the file again");
   };
   const MappedFile file("data", path);
-  if (file.size() < static_cast<int64_t>(sizeof(Header)) || file.size() > kLongest) {
+  if (file.size() < static_cast<int64_t>(sizeof(TableHeader)) || file.size() > kLongestTable) {
     refuse("it has " + with_commas(file.size()) + " bytes");
   }
-  const auto header = file.at<Header>(0);
+  const auto header = file.at<TableHeader>(0);
   if (std::memcmp(header.magic, "ANNTABLE", 8) != 0) refuse("it does not begin with ANNTABLE");
   if (header.version != 1) refuse("it has version " + std::to_string(header.version) + ", but only version 1 is read");
-  const auto body = static_cast<uint64_t>(file.size()) - sizeof(Header);
+  const auto body = static_cast<uint64_t>(file.size()) - sizeof(TableHeader);
   // No sum overflows: counts are below the file's size.
   if (header.ids > body / 9 || header.text_bytes > body ||
       (header.ids + 1) * 8 + header.ids + header.text_bytes != body) {
@@ -47,7 +47,7 @@ TokenTable TokenTable::load(const std::string& path) {
            " bytes");
   }
   std::string content(body, '\0');
-  file.copy(sizeof(Header), static_cast<int64_t>(body), content.data());
+  file.copy(sizeof(TableHeader), static_cast<int64_t>(body), content.data());
   file.require_unchanged();
   if (const std::string sum = checksum(content.data(), content.size()); sum != hex_text(header.checksum)) {
     refuse("its checksum is " + sum + ", but its header says " + hex_text(header.checksum));

@@ -104,9 +104,10 @@ class Target:
         self.name = ast.literal_eval(words["name"])
         self.label = "//%s:%s" % (package, self.name)
 
-        def texts(key):
-            return [n.value for n in ast.walk(words[key]) if isinstance(n, ast.Constant) and isinstance(n.value, str)
-                    and not n.value.startswith(("//bazel:with_", "//conditions:"))] if key in words else []
+        def texts(key):  # with what bazel/unit.bzl adds for builds with and without CUDA
+            return [n.value for k in (key, "cuda_" + key, "cpu_" + key) if k in words for n in ast.walk(words[k])
+                    if isinstance(n, ast.Constant) and isinstance(n.value, str)
+                    and not n.value.startswith(("//bazel:with_", "//conditions:"))]
 
         self.headers = ["%s/%s" % (package, f) for f in texts("hdrs")]
         self.files = self.headers + ["%s/%s" % (package, f) for f in texts("srcs")]

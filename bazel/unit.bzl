@@ -1,0 +1,111 @@
+"""cc_part and cc_unit: the sources of a room, compiled together.
+
+    load("//bazel:unit.bzl", "cc_part", "cc_unit")
+
+    cc_part(name = "mesh", srcs = ["mesh.cc"], hdrs = ["mesh.h"], deps = ["//comm:communicator"])
+    cc_part(name = "job", srcs = ["job.cc"], hdrs = ["job.h"], deps = [":mesh", "//model"])
+    cc_unit()
+
+Headers take most of the time that a source file takes to compile: LibTorch's are 3 to 6 seconds of parsing, and each file
+instantiates and compiles the same templates again. A unit is one file that includes all sources of its parts, so the
+compiler does that once for a room. Building the program takes a third of the CPU seconds that way (docs/performance.md).
+
+A part is used like a cc_library. What it includes is listed in its deps (tests/tools/arrows_test.py checks), and it has its
+own visibility, but its object code comes with that of the whole unit.
+
+- Names in anonymous namespaces must differ within a unit. A macro that a source defines is undefined at its end.
+- `--config=separate` compiles each source by itself, which is faster while one file of a large room is edited, and finds
+  a source that lacks an include. .ci/run builds the CUDA configuration so.
+- Flags (copts, linkopts, local_defines) belong to the unit. A source that needs flags of its own is a cc_library beside
+  the unit; if parts depend on it, it is listed in cc_unit's deps.
+- A room whose parts do not all use LibTorch has two units: cc_part(unit = "plain", ...), cc_unit(name = "plain").
+"""
+
+load("@rules_cc//cc:defs.bzl", "cc_library")
+
+def _select(cuda, cpu):
+    return select({"//bazel:with_cuda": cuda, "//conditions:default": cpu}) if cuda or cpu else []
+
+def _inside(label):
+    return label.startswith(":")
+
+def cc_part(
+        name,
+        srcs = [],
+        hdrs = [],
+        deps = [],
+        cuda_srcs = [],
+        cpu_srcs = [],
+        cuda_deps = [],
+        cpu_deps = [],
+        unit = "unit",
+        **kwargs):
+    """A library whose sources are compiled with its room's unit.
+
+    Args:
+      name: as in cc_library.
+      srcs: as in cc_library, headers that only the room includes among them.
+      hdrs: as in cc_library.
+      deps: as in cc_library; those of the same package are parts, or stand in cc_unit's deps.
+      cuda_srcs: sources of builds for CUDA.
+      cpu_srcs: sources of other builds.
+      cuda_deps: dependencies of builds for CUDA, of other packages.
+      cpu_deps: dependencies of other builds, of other packages.
+      unit: the name of the cc_unit.
+      **kwargs: visibility and other arguments of every rule.
+    """
+    tags = ["part of " + unit]
+    outside = [d for d in deps if not _inside(d)] + _select(cuda_deps, cpu_deps)
+    native.filegroup(
+        name = name + ".sources",
+        srcs = srcs + _select(cuda_srcs, cpu_srcs),
+        visibility = ["//visibility:private"],
+    )
+    native.filegroup(name = name + ".headers", srcs = hdrs, visibility = ["//visibility:private"])
+    cc_library(name = name + ".deps", deps = outside, tags = tags, visibility = ["//visibility:private"])
+    cc_library(name = name, hdrs = hdrs, deps = outside + [":" + unit], **kwargs)
+
+def cc_unit(name = "unit", deps = [], cuda_defines = [], local_defines = [], copts = [], **kwargs):
+    """Compiles the parts that stand above it in the BUILD file.
+
+    Args:
+      name: what parts call it.
+      deps: libraries of the same package that parts depend on and that are no parts of this unit.
+      cuda_defines: macros of builds for CUDA.
+      local_defines: as in cc_library.
+      copts: as in cc_library.
+      **kwargs: linkopts, as in cc_library.
+    """
+    parts = [
+        rule["name"][:-len(".deps")]
+        for rule in native.existing_rules().values()
+        if "part of " + name in rule.get("tags", [])
+    ]
+    sources = [":" + part + ".sources" for part in sorted(parts)]
+    headers = [":" + part + ".headers" for part in sorted(parts)]
+    native.genrule(
+        name = name + "_source",
+        srcs = sources,
+        outs = [name + ".cc"],
+        cmd = "for f in $(SRCS); do case $$f in *.cc) echo \"#include \\\"$$f\\\"\" ;; esac; done >$@",
+        visibility = ["//visibility:private"],
+    )
+    cc_library(
+        name = name,
+        srcs = select({
+            "//bazel:separate": sources,
+            "//conditions:default": [name + ".cc"],
+        }),
+        hdrs = headers,
+        textual_hdrs = select({
+            "//bazel:separate": [],
+            "//conditions:default": sources,
+        }),
+        deps = deps + [":" + part + ".deps" for part in parts],
+        local_defines = local_defines + _select(cuda_defines, []),
+        copts = copts + [
+            "-Wno-subobject-linkage",  # said of anonymous namespaces outside of the main file
+        ],
+        visibility = ["//visibility:private"],
+        **kwargs
+    )

@@ -1,0 +1,42 @@
+#!/usr/bin/env python3
+"""tools/pictures.py draws what docs shows, and its layouts are those of docs/attention.md: pictures_test.py SCRIPT PICTURE."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+
+SCRIPT, PICTURE = sys.argv.pop(1), sys.argv.pop(1)
+SPEC = importlib.util.spec_from_file_location("pictures", SCRIPT)
+pictures = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(pictures)
+
+
+class Pictures(unittest.TestCase):
+    def check(self, folder):
+        return subprocess.run([sys.executable, SCRIPT, "--check", folder], capture_output=True, text=True, check=False)
+
+    def test_docs_has_what_the_script_draws(self):
+        done = self.check(os.path.dirname(PICTURE))
+        self.assertEqual(done.returncode, 0, done.stdout)
+
+    def test_an_outdated_picture_is_named(self):
+        with tempfile.TemporaryDirectory() as folder:
+            with open(os.path.join(folder, "ring-steps.svg"), "w", encoding="utf-8") as f:
+                f.write("<svg/>")
+            done = self.check(folder)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("ring-steps.svg is not what", done.stdout)
+
+    def test_pairs_of_each_rank_are_those_of_the_guide(self):
+        def pairs(owner):
+            return [sum(q + 1 for q in range(pictures.TOKENS) if owner(q) == r) for r in range(pictures.RANKS)]
+
+        self.assertEqual(pairs(pictures.contiguous), [10, 26, 42, 58])
+        self.assertEqual(pairs(pictures.zigzag), [34, 34, 34, 34])
+
+
+if __name__ == "__main__":
+    unittest.main()
