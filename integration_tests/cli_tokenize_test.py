@@ -151,7 +151,7 @@ class TokenizeTest(cli.CliTest):
         refused(2, "unknown option --shard_tokens; did you mean", *some, "--output", "out", "--shard_tokens", "1")
         refused(2, "--inspect or --verify, not both", "tokenize", "--inspect", "a", "--verify", "a")
         refused(2, "--output is for making shards", "tokenize", "--inspect", "a", "--output", "out")
-        refused(2, '--begin "<s>".* takes an id', "tokenize", "--verify", "a", "--begin", "<s>")
+        refused(2, '--begin must be a token\'s id.*, got "<s>"', "tokenize", "--verify", "a", "--begin", "<s>")
         refused(9, "annulus.sh cannot be run: start it as ./annulus", *some, "--output", "out", ANNULUS_SCRIPT=self.script)
         refused(9, "this program was started without it", *some, "--output", "out", ANNULUS_SCRIPT="")
         refused(3, "nothing cannot be read", "tokenize", "--inspect", "nothing")

@@ -270,7 +270,7 @@ class CommandLineTest(cli.CliTest):
                 rank_of = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": rank, "OMPI_COMM_WORLD_LOCAL_RANK": rank}
                 code, out, err = self.annulus(*verb, **rank_of)
                 self.assertEqual((code, out), (2, ""), err)
-                self.assertEqual("runs in one process, and this is a job of 2 ranks" in err, rank == "0", err)
+                self.assertEqual("runs in one process, but this is a job of 2 ranks" in err, rank == "0", err)
 
     def test_help_of_the_script(self):
         # The script of a clone can do more than that of an installation.

@@ -28,13 +28,13 @@ namespace {
 
 #ifdef ANNULUS_CUDA
 
-// CUDA's number of the rank's GPU. The ranks of a host see the same GPUs and so place themselves alike.
+// CUDA's number of the rank's GPU. All ranks of a host see the same GPUs and therefore compute the same placement.
 int gpu_of(int local_rank, int local_size, int job_size) {
   std::vector<std::string> visible;
   for (int i = 0; i < c10::cuda::device_count(); ++i) {
     std::array<char, 32> id{};
     if (cudaDeviceGetPCIBusId(id.data(), static_cast<int>(id.size()), i) !=
-        cudaSuccess) {  // a part of a GPU (MIG), say
+        cudaSuccess) {  // for example a part of a GPU (MIG)
       cudaGetLastError();
       return local_rank;
     }
@@ -45,27 +45,27 @@ int gpu_of(int local_rank, int local_size, int job_size) {
   return static_cast<int>(std::find(visible.begin(), visible.end(), own) - visible.begin());
 }
 
-// Makes the rank's GPU the current device. The text why it cannot be used; empty when it can.
+// Makes the rank's GPU the current device. Returns the reason why it cannot be used, or "" if it can.
 std::string take_gpu(int local_rank, int local_size, int job_size, int& ordinal) {
   if (access("/dev/nvidiactl", F_OK) != 0) return "no NVIDIA driver on this host";
   const int count = c10::cuda::device_count();
   if (count == 0) return "LibTorch finds no GPU that it can use";
   if (count < local_size) {
     return std::to_string(local_size) + " ranks on this host, but " + std::to_string(count) +
-           " GPUs: one each is needed" +
+           " GPUs: each rank needs one" +
            (std::getenv("CUDA_VISIBLE_DEVICES") != nullptr ? "; CUDA_VISIBLE_DEVICES is set: let every rank see all "
                                                              "GPUs of its host (unset it; with Slurm's srun: "
                                                              "--gpu-bind=none)"
                                                            : "");
   }
-  // The kernels decide for themselves what they can compute on.
+  // choose_kernel throws if no kernel can compute on this GPU.
   try {
     ordinal = gpu_of(local_rank, local_size, job_size);
     c10::cuda::set_device(static_cast<c10::DeviceIndex>(ordinal));
     choose_kernel(KernelKind::kAuto, at::kCUDA, at::kFloat, 64, /*dropout=*/false);
   } catch (const Error& error) {
     return error.what();
-  } catch (const c10::Error& error) {  // a driver that does not suit, no memory left on the GPU
+  } catch (const c10::Error& error) {  // for example an unsuitable driver, or no memory left on the GPU
     return error.what_without_backtrace();
   }
   return "";
@@ -103,7 +103,7 @@ DeviceChoice choose_device(const std::string& wanted, int local_rank, int local_
   }
   if (wanted == "cuda") {
     throw Error(ErrorKind::kUnavailable, "launcher",
-                "device = \"cuda\" cannot be had: " + shortfall + "; use device = \"auto\" or \"cpu\"");
+                "device = \"cuda\" is not available: " + shortfall + "; use device = \"auto\" or \"cpu\"");
   }
   return {at::kCPU, "cpu (" + shortfall + ")"};
 }
@@ -123,7 +123,7 @@ std::shared_ptr<Communicator> connect_devices(Job& job, const DeviceChoice& choi
   options.device = choice.device.index();
   options.timeout = Seconds(number_from_environment("ANNULUS_BOOTSTRAP_TIMEOUT", 60, 0.1, 86400));
   std::shared_ptr<Communicator> comm;
-  // Alike on all ranks as far as they can tell each other; what else goes wrong on some is said here.
+  // NCCL's own start fails on all ranks together where they can tell each other; run_together covers other failures.
   job.run_together({"connecting the GPUs", 0}, [&] { comm = make_nccl_communicator(*job.world, options); });
   comm->set_timeout(job.world->timeout());
   return comm;

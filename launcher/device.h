@@ -1,5 +1,6 @@
-// Which device a rank computes on, and why: device = "auto", "cpu" or "cuda" of a configuration or an option; and how
-// the ranks communicate then. For train, attend and doctor.
+// Chooses the device that a rank computes on from device = "auto", "cpu" or "cuda" (a configuration's key or an
+// option), and connects the ranks' devices. Used by train, attend, logits, doctor and bench. No hardware has run the
+// GPU parts.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -13,27 +14,29 @@ namespace annulus {
 
 struct DeviceChoice {
   at::Device device = at::kCPU;
-  std::string reason;  // "cpu (this host has no GPU)": what the first line of a run says
+  std::string reason;  // for the first line of a run: "cpu (this host has no GPU)"
 };
 
-// "auto": GPUs where this host has at least one for each of its `local_size` ranks and the build, the driver and the
-// kernels suit; otherwise the CPU. "cuda": any shortfall raises Error(kUnavailable). A rank gets the GPU that it is
-// placed on (launch/rank_place.h), or that of its local rank's number where CUDA names no PCI bus ids; it becomes the
-// thread's current device, so that nothing of this process lands on another.
+// "auto" chooses a GPU if this host has at least one for each of its `local_size` ranks and the build, the driver and
+// the kernels support them; otherwise it chooses the CPU. "cuda" throws Error(kUnavailable) in the latter case. A rank
+// gets the GPU that it is placed on (launch/rank_place.h), or the GPU with the number of its local rank if CUDA reports
+// no PCI bus ids. That GPU becomes the current device of the calling thread.
 DeviceChoice choose_device(const std::string& wanted, int local_rank, int local_size, int job_size);
 
-// Why ranks cannot compute on GPUs here; empty when they can.
+// The reason why `local_size` ranks cannot compute on GPUs here, or "" if they can. May change the current device.
 std::string cuda_shortfall(int local_size);
 
-// The GPUs that CUDA lets this process use, which may be fewer than the machine has; 0 in a build without CUDA.
+// The number of GPUs that CUDA lets this process use, which may be fewer than the machine has. 0 in a build without
+// CUDA.
 int cuda_devices();
 
-// Collective: chooses as above for every rank of the job. All ranks must come to the same kind of device; what fails on
-// one ends all, with one message. A rank whose place is another by it is bound to that one, and NCCL told its HCA.
+// Collective: choose_device on every rank of the job. All ranks must arrive at the same kind of device; a failure on
+// one rank ends all of them with one message. If the choice gives a rank another place than it had, the rank is bound
+// to the new place and NCCL is told the HCA of that place.
 DeviceChoice choose_devices(Job& job, const std::string& wanted);
 
-// Collective: the communicator for tensors on the chosen device, over NCCL for several ranks on GPUs. Null where
-// job.world serves: on CPUs, and for one rank, which sends nothing.
+// Collective: the communicator for tensors on the chosen device, which uses NCCL for several ranks on GPUs. Null if
+// job.world is enough: on CPUs, and for a single rank.
 std::shared_ptr<Communicator> connect_devices(Job& job, const DeviceChoice& choice);
 
 }  // namespace annulus

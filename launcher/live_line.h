@@ -1,5 +1,4 @@
-// What a verb is doing, said on a terminal while it takes its time. Used by verbs that plan: verb_plan.cc,
-// plan_memory.cc. Not thread-safe.
+// Shows on a terminal what a slow verb is doing. Used by verb_plan.cc and plan_memory.cc. Not thread safe.
 #pragma once
 
 #include <unistd.h>
@@ -16,7 +15,8 @@ inline double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// What is being done, on a terminal, once it has taken a while; one line that is written over and wiped away at last.
+// One line on standard error that is overwritten with each text and cleared at the end. It appears only on a terminal,
+// and only after 2 s.
 class LiveLine {
  public:
   ~LiveLine() {

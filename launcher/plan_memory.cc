@@ -17,7 +17,7 @@ namespace {
 
 using Names = std::vector<std::string>;
 
-// Ranks of a host where nobody says how many: the GPUs of most servers.
+// The default number of ranks of a host: most servers have 8 GPUs.
 constexpr int kRanksOfAHost = 8;
 
 const Names& own_options() {
@@ -54,7 +54,7 @@ std::string rows_text(const DataConfig& data) {
 std::string longest_text(const Fit& fit, int64_t multiple) {
   if (!fit.longest) return "only these";
   if (*fit.longest == 0) return "none";
-  // Where the next would be beyond what is looked at, it may fit, too.
+  // If the next length is beyond the longest that is planned, it may fit as well.
   return (*fit.longest + multiple > kLongestPlanned ? "at least " : "") + with_commas(*fit.longest);
 }
 
@@ -74,7 +74,7 @@ void print_table(const Config& c, const FitRanks& ranks, const FitTable& table, 
   std::printf("%s has %s; caches take at most %s of it besides%s; planned is rank %d of the context axis\n\n",
               gpu ? "a GPU" : "a rank", bytes_text(ranks.memory).c_str(),
               bytes_text(static_cast<double>(gpu ? table.caches_on_device : table.caches)).c_str(),
-              table.selects_what_travels ? ", and what selected blocks make travel comes besides, too" : "",
+              table.selects_what_travels ? "; keys and values sent for selected blocks are not counted" : "",
               table.planned);
   std::printf("%5s %9s", "shard", "recompute");
   for (const Kind& kind : kKinds) std::printf(" %11s", kind.name);
@@ -131,12 +131,13 @@ void print_json(const std::string& model, const FitRanks& ranks, const FitTable&
 
 void PlanMemory::declare(CLI::App& app) {
   app.add_option("--model", model_,
-                 "a configuration of `train`: plan the memory of its training step for --ranks ranks instead")
+                 "a configuration of `train`: plan the memory of its training step on --ranks ranks instead")
       ->type_name("CONFIG");
-  app.add_option("--device-memory", memory_text_, "with --model: what a GPU has, or with --cpu a rank: 141GB, 80GiB")
+  app.add_option("--device-memory", memory_text_,
+                 "with --model: the memory of a GPU, or with --cpu of a rank: 141GB, 80GiB")
       ->type_name("BYTES");
   app.add_option("--ranks-per-host", ranks_per_host_,
-                 "with --model: ranks of each host, for optimizer.shard_within (default: 8, or all)")
+                 "with --model: ranks on each host, for optimizer.shard_within (default: 8, or all if fewer)")
       ->check(CLI::PositiveNumber);
   app.add_flag("--cpu", cpu_, "with --model: ranks compute on CPUs");
   app.add_option("--set", sets_, "with --model: override one key of the configuration (may be repeated)")
@@ -149,19 +150,19 @@ void PlanMemory::check(const Names& given, std::optional<int> ranks) {
   if (!asked()) {
     for (const std::string& option : given) {
       if (!among(own_options(), option)) continue;
-      refuse(option + " is for the memory of a training step: name its configuration with --model CONFIG");
+      refuse(option + " is for the memory of a training step: give its configuration with --model CONFIG");
     }
     return;
   }
   for (const std::string& option : given) {
     if (option == "--model" || option == "--ranks" || option == "--json" || among(own_options(), option)) continue;
-    refuse(option + " is for a plan of attention, and with --model the configuration says it: leave " + option +
+    refuse(option + " is for a plan of attention; with --model the configuration decides: leave " + option +
            " out, or override a key with --set KEY=VALUE");
   }
-  if (!ranks) refuse("--model needs --ranks, how many ranks are to train");
+  if (!ranks) refuse("--model needs --ranks, the number of ranks that train");
   if (*ranks < 1) refuse("--ranks must be at least 1, got " + std::to_string(*ranks));
   if (memory_text_.empty()) {
-    refuse("--model needs --device-memory, what a GPU has, or with --cpu a rank: 141GB, 80GiB");
+    refuse("--model needs --device-memory, the memory of a GPU, or with --cpu of a rank: 141GB, 80GiB");
   }
   const std::optional<int64_t> memory = bytes_of_text(memory_text_);
   if (!memory) refuse("--device-memory must be a number of bytes such as 141GB or 80GiB, got \"" + memory_text_ + "\"");

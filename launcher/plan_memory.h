@@ -1,6 +1,6 @@
-// annulus plan --model: what of a training configuration fits into the memory of a device, at each level of
-// optimizer.shard, with recomputation and without, for any number of ranks; runs nothing (training/fitting.h). Part of
-// the verb plan (verb_plan.cc), whose other options plan attention.
+// annulus plan --model: computes whether a training configuration fits into the memory of a device, at each level of
+// optimizer.shard, with and without recomputation, for any number of ranks. It runs nothing (training/fitting.h). Part
+// of the verb `plan` (verb_plan.cc), whose other options plan attention.
 #pragma once
 
 #include <optional>
@@ -21,10 +21,10 @@ class PlanMemory {
   void declare(CLI::App& app);
   // Whether --model was given.
   bool asked() const { return !model_.empty(); }
-  // `given`: the names of all options of the verb that were. Raises Error(kUsage) where some of them are of the one
-  // planner and some of the other, or where one is missing; and what load_config raises.
+  // Reads the configuration. `given` holds the names of all options on the command line. Throws Error(kUsage) if some
+  // belong to this planner and some to the other, or if a required one is missing; and the errors of load_config.
   void check(const std::vector<std::string>& given, std::optional<int> ranks);
-  // Prints a table, or JSON. Returns the exit code.
+  // Prints a table or JSON to standard output. Returns the exit code.
   int run(bool json) const;
 
  private:

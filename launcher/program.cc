@@ -46,16 +46,16 @@ std::string overview() {
     text += "  " + std::string(entry.name) + std::string(width + 3 - entry.name.size(), ' ') + std::string(entry.help) +
             "\n";
   }
-  // Of a clone; the script of an installation has none of these.
+  // Only the script of a clone has these commands; that of an installation does not.
   const char* const script = std::getenv("ANNULUS_SCRIPT");
   if (script != nullptr && fs::exists(fs::path(script).parent_path() / "tools" / "install.sh")) {
     text +=
-        "\nBesides, the script ./annulus has\n\n"
-        "  test       every test, or the targets named\n"
+        "\nThe script ./annulus has these commands as well:\n\n"
+        "  test       run all tests, or the named targets\n"
         "  examples   build and run examples/cpp, a workspace that uses annulus\n"
         "  torch      build the library for PyTorch, and print where it is\n"
         "  wheel      make the wheel `annulus` for PyTorch, and print where it is\n"
-        "  install    copy what running takes to a folder, for other hosts\n"
+        "  install    copy everything that is needed to run annulus to a folder, for other hosts\n"
         "  setup      show what the build needs and what was found, and install what is missing\n";
   }
   return text + "\n`" + shell_quote({typed_program()}) +
@@ -64,12 +64,12 @@ std::string overview() {
          shell_quote({typed_program(), "launch", "-n", "2", "train", "configs/quickstart.toml"}) + "\n";
 }
 
-// "-np 4" is one option in the MPI world; option parsers read "-n p 4".
+// mpirun's users type "-np 4", which CLI11 would read as "-n p 4".
 std::vector<std::string> with_long_np(std::vector<std::string> args) {
   for (std::string& arg : args) {
     if (arg == "-np") arg = "--np";
     for (const VerbEntry& entry : verbs()) {
-      if (arg == entry.name) return args;  // from here on it is the verb's
+      if (arg == entry.name) return args;  // the following arguments belong to this verb
     }
   }
   return args;
@@ -91,8 +91,8 @@ int dispatch(std::vector<std::string> args, const LaunchInfo& info) {
   if (!entry.program.empty()) run_other_program(entry);
   if (entry.alone && info.launched && info.size > 1) {
     const Error error(ErrorKind::kUsage, "launcher",
-                      "`" + std::string(entry.name) + "` runs in one process, and this is a job of " +
-                          std::to_string(info.size) + " ranks: type it without mpirun or srun");
+                      "`" + std::string(entry.name) + "` runs in one process, but this is a job of " +
+                          std::to_string(info.size) + " ranks: run it without mpirun or srun");
     if (info.rank != 0) throw ReportedError(error);
     throw error;
   }
@@ -110,16 +110,16 @@ int dispatch(std::vector<std::string> args, const LaunchInfo& info) {
     const std::optional<int> threads =
         rank_place().take(info, {.context = context, .device = parsed.verb->device(), .hcas = network.hcas});
     join_network(network, info);
-    // What the user set is meant.
+    // A number of threads that the user set has precedence.
     if (threads && std::getenv("OMP_NUM_THREADS") == nullptr) at::set_num_threads(*threads);
   }
   keep_freed_memory();
   return parsed.verb->run();
 }
 
-// What a verb printed must have arrived: a job's output that is lost on a full disk is no success. Also what failed
-// long ago is asked for: a line that was lost leaves its mark on stdout and is not tried again by the last flush.
-// Returns the exit code of a program whose reader has gone, and 0 where all arrived; raises Error(kResource) otherwise.
+// Checks that all that a verb printed was written, because a job whose output was lost on a full disk has failed. An
+// earlier failed write counts as well: it sets stdout's error flag, and the last flush does not repeat it. Returns 0 if
+// everything was written, or 128 + SIGPIPE if the reader has closed the pipe; throws Error(kResource) otherwise.
 int require_printed() {
   std::cout.flush();
   errno = 0;
@@ -128,7 +128,7 @@ int require_printed() {
   if (flushed && std::cout && std::ferror(stdout) == 0) return 0;
   pollfd out{STDOUT_FILENO, POLLOUT, 0};
   const bool gone = reason == EPIPE || (poll(&out, 1, 0) == 1 && (out.revents & POLLERR) != 0);
-  if (gone) return 128 + SIGPIPE;  // as a program ends that does not ignore the signal, and as silently
+  if (gone) return 128 + SIGPIPE;  // without a message, like a program that does not ignore the signal
   throw Error(
       ErrorKind::kResource, "output",
       std::string("standard output could not be written") +
@@ -142,18 +142,18 @@ void run_other_program(const VerbEntry& entry) {
   std::error_code error;
   const fs::path here = fs::read_symlink("/proc/self/exe", error).parent_path();
   std::vector<std::string> words = command_arguments();
-  // As installed beside one another, and as Bazel builds them.
+  // The first place is that of an installation, the second that of Bazel's build.
   for (const fs::path& path : {here / name, here.parent_path() / "benchmarks" / "program" / name}) {
     if (access(path.c_str(), X_OK) != 0) continue;
     std::vector<char*> argv = {const_cast<char*>(path.c_str())};
     for (std::string& word : words) argv.push_back(word.data());
     argv.push_back(nullptr);
-    setenv("ANNULUS_PROGRAM", typed_program().c_str(), 1);  // what the user typed stays what messages suggest
+    setenv("ANNULUS_PROGRAM", typed_program().c_str(), 1);  // so that messages suggest what the user typed
     execv(path.c_str(), argv.data());
     throw Error(ErrorKind::kUnavailable, "launcher", path.string() + " cannot be run: " + std::strerror(errno));
   }
   throw Error(ErrorKind::kUnavailable, "launcher",
-              "`" + std::string(entry.name) + "` is a program of its own, " + name + ", which is not built beside " +
+              "`" + std::string(entry.name) + "` is a separate program, " + name + ", which was not found beside " +
                   here.string() + "; ./annulus " + std::string(entry.name) + " builds it");
 }
 
@@ -161,7 +161,7 @@ int run_program(int argc, char** argv) {
   LaunchInfo rank;
   int code = 0;
   std::optional<Error> error;
-  bool said = false;  // by one rank, for all
+  bool said = false;  // whether one rank has printed the error for all
   try {
     remember_command_line(argc, argv);
     rank = launch_info();
@@ -174,7 +174,7 @@ int run_program(int argc, char** argv) {
   } catch (...) {
     error = error_in_flight("");
   }
-  if (error) code = error->exit_code();  // of the table in docs/user-guide.md
+  if (error) code = error->exit_code();  // docs/user-guide.md, "Exit codes"
   if (error && attached_to_launcher()) {
     report_error(*error, said);
   } else if (attached_to_launcher()) {

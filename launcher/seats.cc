@@ -14,7 +14,7 @@
 namespace annulus {
 namespace {
 
-constexpr size_t kHosts = 16;  // with a line of their own
+constexpr size_t kHosts = 16;  // at most this many hosts get a line of their own
 constexpr char kBetween = '\x1f';
 
 std::string range(size_t begin, size_t end) {
@@ -23,19 +23,19 @@ std::string range(size_t begin, size_t end) {
 
 std::string ranks_text(size_t begin, size_t end) { return (end - begin > 1 ? "ranks " : "rank ") + range(begin, end); }
 
-// "a", or "a b c"; what is the same for all is said once.
+// "a b c", or only "a" if all values are the same. `values` is not empty.
 std::string list(const std::vector<std::string>& values) {
   if (std::equal(values.begin() + 1, values.end(), values.begin())) return values.front();
   return join(values, " ");
 }
 
-// What this rank has told NCCL and MPI.
+// The network settings that this rank has given to NCCL and MPI.
 struct Joined {
   Network network;
   Applied applied;
-  std::string hca;       // by the rank's place
-  bool known = false;    // that place
-  bool changed = false;  // since MPI started
+  std::string hca;       // the HCA of the rank's place
+  bool known = false;    // whether that place is known
+  bool changed = false;  // whether it changed after MPI started
   bool other_hosts = false;
   std::vector<std::string> lines;
 };
@@ -59,10 +59,10 @@ std::vector<std::string> lines_of(const Joined& now) {
   const bool nearest = now.network.nearest_hca;
   if (nearest && !now.known) {
     lines.push_back(
-        "the nearest HCA was asked for, but the launcher does not say how many ranks share this host, and so not "
-        "where each of them is; NCCL and MPI choose");
+        "the nearest HCA was requested, but the launcher does not say how many ranks share this host, so the place "
+        "of each rank is unknown; NCCL and MPI choose");
   } else if (nearest && now.hca.empty()) {
-    lines.push_back("the nearest HCA was asked for, but none is known on this host; NCCL and MPI choose");
+    lines.push_back("the nearest HCA was requested, but none is known on this host; NCCL and MPI choose");
   } else if (nearest && now.changed) {
     lines.push_back("NCCL uses each rank's nearest HCA, which was not known when MPI started; MPI does not");
   } else if (!now.hca.empty()) {
@@ -101,7 +101,8 @@ void rejoin_network(int local_rank, bool gpu, const RankPlace& place) {
 }
 
 void settle(const Job& job, bool gpu) {
-  // Ranks of one machine that call themselves by names of different hosts stay where their launcher's count put them.
+  // If ranks of one machine report different host names, the launcher's count of local ranks and the job's differ. Such
+  // ranks keep the place that the launcher's count gave them.
   if (static_cast<int>(rank_place().ranks().size()) != job.local_size) return;
   const std::optional<int> threads = rank_place().carry_out(job.local_rank, gpu);
   if (threads && std::getenv("OMP_NUM_THREADS") == nullptr) at::set_num_threads(*threads);

@@ -1,5 +1,6 @@
-// Where the ranks of a running job are, as each says itself: what `train` writes down at its start, beside what
-// `topology` foretells.
+// Where the ranks of a running job are, as each rank reports it, and the network that each uses. `train` prints it at
+// its start; `annulus topology` shows beforehand where ranks would go. program.cc and device.cc apply the network.
+// These functions keep state of the process and belong to the thread that starts the job.
 #pragma once
 
 #include <string>
@@ -15,31 +16,31 @@ namespace annulus {
 struct Seat {
   std::string host;
   std::string device;   // the PCI bus id of its GPU, or "cpu"
-  std::string nic;      // the nearest by the topology; empty where none is known
-  std::string nccl;     // the network devices that NCCL took, by its own words; empty where it said nothing
-  int launch_rank = 0;  // the launcher's number of this rank, which its log file bears
+  std::string nic;      // the nearest NIC by the topology; empty if none is known
+  std::string nccl;     // the network devices that NCCL reported to use; empty if it reported none
+  int launch_rank = 0;  // the launcher's number of this rank, which is in the name of its log file
 };
 
-// Tells NCCL and MPI the job's network (network/network.h); before MPI starts. The rank is given its HCA by where it is
-// placed. Where GPUs of several hosts are to meet, NCCL is asked which devices it takes.
+// Tells NCCL and MPI which network the job uses (network/network.h). Call it before MPI starts. The HCA of the rank
+// follows from its place. If the job connects GPUs of several hosts, NCCL is made to report which devices it uses.
 void join_network(const Network& network, const LaunchInfo& info, const RankPlace& place = rank_place());
 
-// Once the ranks have chosen GPUs (`gpu`) or the CPU, and before NCCL starts: where the rank has come to another place
-// than join_network knew (it may have known none), NCCL is told the HCA of that one. MPI has started and keeps what it
-// was told. Nothing where join_network was not called.
+// Call it after the ranks have chosen GPUs (`gpu`) or the CPU and before NCCL starts. If the rank's place is another
+// than join_network knew (it may have known none), NCCL is told the HCA of the new place. MPI has already started and
+// keeps its settings. Does nothing if join_network was not called.
 void rejoin_network(int local_rank, bool gpu, const RankPlace& place = rank_place());
 
-// What was done on this rank, and who chooses the HCAs; empty where no network was named and no HCA is known.
+// Lines that say what was set on this rank and who chooses the HCAs; empty if no network was named and no HCA is known.
 const std::vector<std::string>& network_lines();
 
-// For a rank whose devices are chosen: carries its place out and tells NCCL, as rank_place.h and above.
+// Call it once a rank's device is chosen: binds the rank to its place (RankPlace::carry_out) and calls rejoin_network.
 void settle(const Job& job, bool gpu);
 
-// Collective: the seats of all ranks, by rank. `gpu`: this rank computes on the GPU that it was placed on.
+// Collective: the seats of all ranks, by rank. `gpu` says whether this rank computes on the GPU that it was placed on.
 std::vector<Seat> gather_seats(Job& job, bool gpu);
 
-// Lines for people: which ranks are a ring, in rings of `context` ranks in their order; and host by host, of the first
-// few, the devices and NICs in the same order.
+// Lines to print: which ranks form a ring (each `context` consecutive ranks are one), and for each of the first 16
+// hosts the devices and NICs of its ranks in the order of the ranks.
 std::vector<std::string> ring_lines(const std::vector<Seat>& seats, int context);
 
 }  // namespace annulus

@@ -1,4 +1,5 @@
-// From a process to a rank of a job, for the verbs that run on ranks: bootstrap with what this program compares.
+// Makes this process a rank of a job: bootstrap (comm/bootstrap/bootstrap.h) with the fields that all verbs compare.
+// Used by train, attend, logits and selftest.
 #pragma once
 
 #include <string>
@@ -8,7 +9,7 @@
 
 namespace annulus {
 
-// Collective. `fields`: what must be the same on all ranks beside the version. Raises as bootstrap does; a message that
+// Collective. `fields` must be the same on all ranks, and so must the version. Throws as bootstrap does. A message that
 // concerns all ranks is printed once.
 Job start_job(std::vector<Field> fields, const std::string& device = "cpu");
 

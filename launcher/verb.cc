@@ -53,8 +53,8 @@ void refuse_option(std::string_view verb, const CLI::App& app, const std::string
 
 namespace {
 
-// Of an option that means launch's number of ranks (-n 4, -n4, -np 4, --np=4): the number, "N" where none is given;
-// of another option nothing.
+// If `option` is the number of ranks of `launch` (-n 4, -n4, -np 4, --np=4), that number, or "N" if there is none.
+// Otherwise nothing.
 std::optional<std::string> number_of_ranks(const std::string& option, const std::vector<std::string>& args) {
   const auto is_number = [](const std::string& text) {
     return !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
@@ -71,10 +71,10 @@ std::optional<std::string> number_of_ranks(const std::string& option, const std:
   return std::nullopt;
 }
 
-// CLI11's messages, in our form.
+// Throws Error(kUsage) with CLI11's message, or with a better one for unknown options and arguments.
 [[noreturn]] void refuse(const VerbEntry& entry, const CLI::App& app, const CLI::ParseError& error,
                          const std::vector<std::string>& args) {
-  // Of a verb with words of its own (`bench ring`), the word's options are meant.
+  // If the verb has subcommands (`bench ring`), the options are those of the subcommand.
   const std::vector<CLI::App*> words = app.get_subcommands();
   const CLI::App& meant = words.empty() ? app : *words.front();
   const std::string name = std::string(entry.name) + (words.empty() ? "" : " " + meant.get_name());
@@ -96,7 +96,7 @@ std::optional<std::string> number_of_ranks(const std::string& option, const std:
       if (!known.empty()) message += suggestion(first, known);
     }
   } else {
-    // One line each: some of CLI11's texts hold line breaks.
+    // Errors are one line, but some of CLI11's messages contain line breaks.
     for (char& c : message) {
       if (c == '\n') c = ' ';
     }
@@ -104,8 +104,8 @@ std::optional<std::string> number_of_ranks(const std::string& option, const std:
   refuse_usage(name, message);
 }
 
-// "" where text is a whole number of T, at least low; else what was expected. Digits as everyone reads them: CLI11 by
-// itself takes 010 for 8, -1 for 2^64 - 1 where the number has no sign, and what is too large for the largest.
+// "" if `text` is a whole decimal number that T can hold and that is at least `low`; otherwise what was expected. By
+// itself CLI11 reads 010 as 8, -1 as 2^64 - 1 if T is unsigned, and a number that is too large as the largest.
 template <typename T>
 std::string whole_number_or_complaint(const std::string& text, T low) {
   T value{};
@@ -135,9 +135,9 @@ std::string number_or_complaint(const std::string& text, bool positive, bool neg
          ", got \"" + text + "\"";
 }
 
-// Every option that holds a number takes what is one and nothing else, by what its declaration says of it: "INT",
-// "UINT" or "FLOAT", and behind it what else is asked (CLI::PositiveNumber, CLI::NonNegativeNumber). In front of the
-// other checks, whose words for these two name limits of 300 digits.
+// Makes every option that holds a number accept a number and nothing else. The type name of its declaration says which:
+// "INT", "UINT" or "FLOAT", followed by further checks (CLI::PositiveNumber, CLI::NonNegativeNumber). This check runs
+// before those two, because their messages contain limits of 300 digits.
 void check_numbers(CLI::App& app) {
   for (CLI::Option* const option : app.get_options([](CLI::Option*) { return true; })) {
     const std::string type = option->get_type_name();
@@ -169,7 +169,7 @@ void add_numbers(CLI::App& app, const std::string& name, std::vector<int64_t>& n
         for (const std::string& one : split(text, ',')) numbers.push_back(std::strtoll(one.c_str(), nullptr, 10));
       },
       help);
-  // CLI11's own lists pass over what is left out: 1,,3 is two numbers to them.
+  // CLI11's own lists ignore missing values: they read 1,,3 as two numbers.
   const auto complaint = [](std::string& text) {
     for (const std::string& one : split(text, ',')) {
       std::string wrong = whole_number_or_complaint(one, std::numeric_limits<int64_t>::min());
@@ -185,14 +185,14 @@ void print_fact(const std::string& name, const std::string& text) {
 }
 
 ParsedVerb parse_verb(const VerbEntry& entry, const std::vector<std::string>& args) {
-  // Options hold references into the verb, which therefore outlives the app.
+  // Options hold references to members of the verb, so the verb must outlive the app.
   ParsedVerb parsed;
   parsed.verb = entry.make();
   CLI::App app{std::string(entry.help), "annulus " + std::string(entry.name)};
   parsed.verb->declare(app);
   check_numbers(app);
   try {
-    app.parse(std::vector<std::string>(args.rbegin(), args.rend()));  // CLI11 takes them last first
+    app.parse(std::vector<std::string>(args.rbegin(), args.rend()));  // CLI11 expects the last argument first
   } catch (const CLI::CallForHelp&) {
     return {nullptr, app.help()};
   } catch (const CLI::ParseError& error) {

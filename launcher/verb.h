@@ -1,6 +1,7 @@
-// Verb: one word of the command line (`annulus train ...`). One file per verb, verb_NAME.cc; the table is in verbs.cc.
-// program.cc finds the verb, parses its options and runs it; `launch` parses the options of the verb it is to run, so
-// that a typing error is reported once and before any rank starts.
+// The interface of a verb, the first word of the command line (`annulus train ...`). Each verb has one file,
+// verb_NAME.cc, and one line of the table in verbs.cc. program.cc finds the verb, parses its options and runs it.
+// `launch` also parses the options of the verb that it will run, so that a typing error is reported once and before any
+// rank starts.
 #pragma once
 
 #include <cstdint>
@@ -20,21 +21,21 @@ namespace annulus {
 class Verb {
  public:
   virtual ~Verb() = default;
-  // Declares the options, and with app.footer() an example that works as typed. Reads and opens nothing.
+  // Declares the options, and with app.footer() an example that works as typed. Reads no file.
   virtual void declare(CLI::App& app) = 0;
-  // Checks beyond what options can say; called after parsing, by `launch` too, before any rank starts. Raises Error.
+  // Checks what CLI11 cannot. Called after parsing, also by `launch` before any rank starts. Throws Error.
   virtual void check() {}
-  // How many of `ranks` ranks are one ring: those of the context axis. Ranks are placed by it (topology/placement.h)
-  // before the verb runs.
+  // How many of `ranks` ranks form one ring, the ranks of the context axis. The placement of the ranks
+  // (topology/placement.h), which happens before the verb runs, depends on it.
   virtual int context(int ranks) const { return ranks; }
-  // What its ranks compute on: "cpu", "cuda", or "auto": GPUs where a host has one for each of its ranks. They are
-  // placed by this, too.
+  // What the ranks compute on: "cpu", "cuda", or "auto" (GPUs if a host has one for each of its ranks). The placement
+  // depends on this as well.
   virtual std::string device() const { return "cpu"; }
-  // The network that its options name; what `launch` is told comes before.
+  // The network that the verb's options name. Options of `launch` have precedence.
   virtual Network network() const { return {}; }
-  // Files that its ranks read, as they are named, and that must be the same on every host.
+  // The paths, as typed, of files that the ranks read and that must be the same on every host.
   virtual std::vector<std::string> files() const { return {}; }
-  // Runs it; the return value is the exit code. Errors are raised (common/error.h).
+  // Runs the verb and returns the exit code. Throws Error (common/error.h).
   virtual int run() = 0;
 };
 
@@ -43,39 +44,39 @@ struct VerbEntry {
   std::string_view help;  // one line
   bool ranks;             // may be run by `launch`
   std::unique_ptr<Verb> (*make)();
-  bool alone = false;             // does nothing that several ranks could share: refused in a job of several
-  std::string_view program = {};  // not empty: another program has it, which lies beside this one; `make` is null then
-  bool hidden = false;            // not for people: not listed, and no suggestion
+  bool alone = false;             // runs in one process: refused in a job of several ranks
+  std::string_view program = {};  // if not empty, the other program that has this verb; `make` is then null
+  bool hidden = false;            // for internal use: neither listed nor suggested
 };
 
-// The verbs of this program, in the order in which `--help` lists them. Each program defines its own: verbs.cc,
-// benchmarks/program/main.cc.
+// The verbs of this program, in the order in which `--help` lists them. Each program defines this function: annulus in
+// verbs.cc, annulus_bench in benchmarks/program/main.cc.
 const std::vector<VerbEntry>& verbs();
 
-// Raises Error(kUsage) naming the nearest verb.
+// Throws Error(kUsage) that names the most similar verb if there is none of this name.
 const VerbEntry& find_verb(std::string_view name);
 
-// What comes of reading a command line: a verb ready to run, or a text that was asked for (--help).
+// The result of parsing a command line: a verb that is ready to run, or the text that --help prints.
 struct ParsedVerb {
   std::unique_ptr<Verb> verb;  // null: print `text` and leave with exit code 0
   std::string text;
 };
 
-// Reads the options of a verb. Raises Error(kUsage): an unknown option (the nearest one is named), a missing or
-// malformed value. An option of a number takes a number alone that its type holds: none is cut, rounded or wrapped.
+// Parses and checks the options of a verb. Throws Error(kUsage) for an unknown option (the message names the most
+// similar one) and for a missing or malformed value. An option that takes a number refuses any text that is not a
+// number of its type; nothing is truncated, rounded or wrapped.
 ParsedVerb parse_verb(const VerbEntry& entry, const std::vector<std::string>& args);
 
-// Declares an option that takes whole numbers in one word, 5,9,2, none of them left out. `numbers` outlives the
-// parsing.
+// Declares an option that takes a list of whole numbers in one word, such as 5,9,2. `numbers` must outlive the parsing.
 void add_numbers(CLI::App& app, const std::string& name, std::vector<int64_t>& numbers, const std::string& help);
 
-// The refusal of an option that `app` does not have, naming the nearest.
+// Throws Error(kUsage) for an option that `app` does not have; the message names the most similar option.
 [[noreturn]] void refuse_option(std::string_view verb, const CLI::App& app, const std::string& option);
 
 // Prints a line of a table of facts, "  name         text", to standard output.
 void print_fact(const std::string& name, const std::string& text);
 
-// The constructors of the verbs.
+// Each function makes the verb of its name.
 std::unique_ptr<Verb> make_host_verb();
 std::unique_ptr<Verb> make_launch_verb();
 std::unique_ptr<Verb> make_attend_verb();

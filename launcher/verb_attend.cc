@@ -1,4 +1,5 @@
-// annulus attend: exact attention over tensors in a safetensors file. Options only; the work is attend/attend.
+// annulus attend: exact attention over tensors in a safetensors file. This file has the options; attend/attend.h does
+// the work.
 #include <CLI/CLI.hpp>
 #include <memory>
 #include <optional>
@@ -20,7 +21,7 @@ class AttendVerb : public Verb {
   void declare(CLI::App& app) override {
     app.add_option("--input", options_.input, "safetensors file with q, k, v (and dout)")->type_name("FILE");
     app.add_option("--random", options_.random,
-                   "instead of --input: make the inputs, the same at any number of ranks. NAME=VALUE,...; defaults:\n" +
+                   "instead of --input: generate inputs, equal for any number of ranks. NAME=VALUE,...; defaults:\n" +
                        random_input_defaults() +
                        "\ndtype: f32, f64, bf16 or f16; magnitude: the standard deviation of q and k")
         ->type_name("SIZES");
@@ -28,11 +29,12 @@ class AttendVerb : public Verb {
                    "safetensors file to write: out, lse (and dq, dk, dv); may be left out with --random")
         ->type_name("FILE");
     app.add_option("--pattern", options_.pattern, "which keys a query sees (default: { kind = \"causal\" })");
-    app.add_option("--layout", options_.layout, "positions over ranks: contiguous (default), zigzag or striped");
+    app.add_option("--layout", options_.layout,
+                   "how positions are divided among ranks: contiguous (default), zigzag or striped");
     app.add_option("--schedule", options_.schedule, "auto (default), ring, all-gather or group-cast");
     app.add_option("--kernel", options_.kernel, "auto (default), cpu, reference, efficient, cudnn, flash2 or flash3");
-    app.add_option("--device", device_, "auto (default: GPUs where there is one for each rank), cpu or cuda");
-    app.add_flag("--backward", options_.backward, "also the gradients, from the tensor dout");
+    app.add_option("--device", device_, "auto (default: GPUs if there is one for each rank), cpu or cuda");
+    app.add_flag("--backward", options_.backward, "also compute the gradients, from the tensor dout");
     app.add_option("--scale", options_.scale, "factor on q.k (default: 1/sqrt(head size))");
     app.add_option("--query-offset", options_.query_offset, "query i has the position i + N (default: 0)");
     app.add_flag("--even", options_.even, "refuse lengths that do not give every rank the same share");
@@ -40,9 +42,9 @@ class AttendVerb : public Verb {
     app.add_option("--mask-out", options_.mask_out, "safetensors file to write: the block map that was used")
         ->type_name("FILE");
     app.add_option("--dropout", options_.dropout.rate, "share of probabilities to drop (default: 0)");
-    app.add_option("--seed", options_.dropout.seed, "of the dropout (default: 0)");
-    app.add_option("--step", options_.dropout.step, "of the dropout (default: 0)");
-    app.add_option("--layer", options_.dropout.layer, "of the dropout (default: 0)");
+    app.add_option("--seed", options_.dropout.seed, "seed of the dropout (default: 0)");
+    app.add_option("--step", options_.dropout.step, "step that the dropout depends on (default: 0)");
+    app.add_option("--layer", options_.dropout.layer, "layer that the dropout depends on (default: 0)");
     app.add_flag("--check", options_.check, "compare with dense fp64 attention on one core, and fail if it differs");
     app.footer(
         "q is [batch, length, heads, head size], k and v [batch, length, kv heads, head size]; F32, F64, BF16 or F16.\n"

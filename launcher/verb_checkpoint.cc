@@ -1,5 +1,5 @@
-// annulus checkpoint: what a run's checkpoints hold, whether they are whole, and their weights as safetensors for other
-// programs. Options and printing only; the work is training/run's.
+// annulus checkpoint: shows what a run's checkpoints hold, verifies them, and writes their weights as safetensors for
+// other programs. This file has the options and prints the results; training/run/ does the work.
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <nlohmann/json.hpp>
@@ -31,7 +31,7 @@ std::string files_text(const Manifest& manifest) {
          bytes_text(static_cast<double>(file_bytes(manifest)));
 }
 
-// "F32: 12 tensors, 1,234 elements, 4.9 MB"; a line for each dtype.
+// Prints one line for each dtype: "F32: 12 tensors, 1,234 elements, 4.9 MB".
 void say_tensors(const std::string& what, const Manifest& manifest, bool optimizer) {
   struct Sum {
     int64_t tensors = 0, elements = 0, bytes = 0;
@@ -95,12 +95,12 @@ class CheckpointVerb : public Verb {
  public:
   void declare(CLI::App& app) override {
     app.require_subcommand(0, 1);
-    show_ = word(app, "show", "what a checkpoint holds, by its manifest alone");
-    show_->add_flag("--json", json_, "as JSON, with every tensor");
+    show_ = word(app, "show", "show what a checkpoint holds, from its manifest alone");
+    show_->add_flag("--json", json_, "print JSON, with every tensor");
     show_->footer("Example:\n  ./annulus checkpoint show quickstart");
     verify_ = word(app, "verify", "read all of a checkpoint and compare every checksum");
     verify_->footer(
-        "Exit code 3 where it is damaged; each place is named by file, tensor and range of elements.\n"
+        "The exit code is 3 if it is damaged; each damaged place is named by file, tensor and range of elements.\n"
         "Example:\n  ./annulus checkpoint verify quickstart");
     merge_ = word(app, "merge", "write a checkpoint's weights as safetensors for other programs");
     merge_->add_option("--out", out_, "a new file, or with --max-file-bytes a new folder")
@@ -108,12 +108,12 @@ class CheckpointVerb : public Verb {
         ->required();
     merge_
         ->add_option("--max-file-bytes", max_file_text_,
-                     "5GB, 500MiB: a set of files of so many bytes of tensors at most (a larger tensor has one of its "
-                     "own), with the index that Hugging "
-                     "Face's libraries read")
+                     "write several files, each with at most this many bytes of tensors (5GB, 500MiB; a larger tensor "
+                     "has its own file), and the index that Hugging Face's libraries read")
         ->type_name("BYTES");
     merge_->footer(
-        "Without --step, the newest checkpoint whose weights are whole. Names, shapes and dtypes are the model's own.\n"
+        "Without --step, it takes the newest checkpoint whose weights are undamaged. Names, shapes and dtypes are\n"
+        "those of the model.\n"
         "Example:\n  ./annulus checkpoint merge quickstart --out /tmp/quickstart.safetensors");
     app.footer(
         "`annulus checkpoint WORD --help` shows the options of each.\n"
@@ -122,14 +122,13 @@ class CheckpointVerb : public Verb {
   }
 
   void check() override {
-    // The options of CLI11 do not outlive the parsing.
+    // Copied here because CLI11's objects are destroyed after the parsing.
     for (const auto& [app, word] : {std::pair{show_, kShow}, {verify_, kVerify}, {merge_, kMerge}}) {
       if (app->parsed()) word_ = word;
     }
     if (word_ == kNone) {
-      throw Error(
-          ErrorKind::kUsage, "launcher",
-          "checkpoint needs a word that says what: show, verify or merge; example: annulus checkpoint show RUN");
+      throw Error(ErrorKind::kUsage, "launcher",
+                  "checkpoint needs one of the words show, verify and merge; example: annulus checkpoint show RUN");
     }
     if (max_file_text_.empty()) return;
     max_file_bytes_ = bytes_of_text(max_file_text_);
@@ -166,8 +165,9 @@ class CheckpointVerb : public Verb {
   CLI::App* word(CLI::App& app, const std::string& name, const std::string& help) {
     CLI::App* const word = app.add_subcommand(name, help);
     word->add_option("RUN", run_, "a run folder, or the name of a run")->required();
-    word->add_option("--runs", root_, "where names are looked up (default: runs)")->type_name("FOLDER");
-    word->add_option("--step", step_, "of the checkpoint (default: the newest)");
+    word->add_option("--runs", root_, "folder in which the name of a run is looked up (default: runs)")
+        ->type_name("FOLDER");
+    word->add_option("--step", step_, "step of the checkpoint (default: the newest)");
     return word;
   }
 
@@ -184,10 +184,10 @@ class CheckpointVerb : public Verb {
     std::fflush(stdout);
     throw Error(ErrorKind::kInput, "checkpoint",
                 path + " is damaged in " + counted(static_cast<int64_t>(damage.size()), "place") +
-                    "; training and sampling take the newest that is whole");
+                    "; training and sampling use the newest undamaged checkpoint");
   }
 
-  // Of the newest checkpoint that is whole as far as it is read.
+  // Merges the newest checkpoint whose weights are undamaged.
   int merge(const std::vector<CheckpointStore::Entry>& newest_first) {
     install_interrupt_handlers();
     try {

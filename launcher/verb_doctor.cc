@@ -1,4 +1,5 @@
-// annulus doctor: what is wrong with this host, or with those of a job; what is installed, and what will be used of it.
+// annulus doctor: shows what is wrong with this host, or with the hosts of a job, what is installed, and which of it
+// annulus will use. The checks are in launcher/hosts/host_checks.h.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
@@ -28,7 +29,7 @@
 namespace annulus {
 namespace {
 
-// A line of the table, and a member of the JSON.
+// A line of the table and a member of the JSON object.
 struct Fact {
   const char* key;
   const char* what;
@@ -51,7 +52,7 @@ std::string text_of(const CacheReport& cache) {
          " evicted, " + std::to_string(s.too_large) + " too large: " + std::string(cache.holds);
 }
 
-// What is installed on this host, and what will be used of it.
+// What is installed on this host, and which of it annulus will use.
 struct Inventory {
   std::vector<Fact> found, used;
   std::vector<DetectedKernel> kernels;
@@ -155,7 +156,7 @@ std::string counts_text(const std::vector<Finding>& findings) {
   return join(parts, ", ");
 }
 
-// What was found out about hosts.
+// The reports of the hosts and the results of the checks.
 struct Diagnosis {
   std::vector<HostReport> reports;
   std::vector<Finding> findings;
@@ -164,27 +165,28 @@ struct Diagnosis {
 class DoctorVerb : public Verb {
  public:
   void declare(CLI::App& app) override {
-    app.add_option("--hosts", hosts_, "look at these hosts, a:8,b:8, which mpirun starts processes on")
-        ->type_name("LIST");
-    app.add_option("--hostfile", hostfile_, "look at the hosts of a file, one a line: NAME slots=8")->type_name("FILE");
-    app.add_option("-n,--np", ranks_, "for N ranks in all (default: one per GPU, without GPUs one per NUMA node)")
+    app.add_option("--hosts", hosts_, "check these hosts, a:8,b:8; mpirun starts a process on each")->type_name("LIST");
+    app.add_option("--hostfile", hostfile_, "check the hosts in a file that names one per line: NAME slots=8")
+        ->type_name("FILE");
+    app.add_option("-n,--np", ranks_,
+                   "check for a job of N ranks (default: one per GPU, or without GPUs one per NUMA node)")
         ->type_name("N")
         ->check(CLI::Range(1, 65536));
     app.add_option("--device", device_, "what the ranks compute on: auto (default), cpu or cuda")
         ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
     app.add_option("--interfaces", interfaces_, "the job's IP interfaces, eth0,eth1 (default: ANNULUS_INTERFACES)")
         ->type_name("LIST");
-    app.add_flag("--all", all_, "show also the checks that find nothing wrong");
+    app.add_flag("--all", all_, "also show the checks that find nothing wrong");
     app.add_flag("--json", json_, "print JSON instead of a table");
     app.footer(
-        "Inside an allocation of Slurm of several hosts it looks at those.\n"
+        "Inside a Slurm allocation of several hosts, it checks those hosts.\n"
         "Examples:\n"
         "  ./annulus doctor\n"
         "  ./annulus doctor -n 8 --device cpu --all");
   }
 
   void check() override {
-    // What is typed comes before the environment, as for `launch`.
+    // The command line has precedence over the environment, as for `launch`.
     network_ = parse_network(interfaces_, "", "auto", "doctor --interfaces");
     if (network_.interfaces.empty()) network_ = network_from_environment({});
     if (hosts_ && hostfile_) {
@@ -203,8 +205,8 @@ class DoctorVerb : public Verb {
   }
 
   int run() override {
-    cache_total();  // refuses what it cannot read before anything is said
-    // Before the inventory, which starts CUDA: a report forks.
+    cache_total();  // throws on a malformed ANNULUS_CACHES_MIB before anything is printed
+    // This comes before the inventory, because a report forks, and the inventory starts CUDA.
     const Diagnosis diagnosis = list_ ? diagnose_hosts() : diagnose_this_host();
     const std::vector<Finding>& findings = diagnosis.findings;
     const bool good =
@@ -225,7 +227,7 @@ class DoctorVerb : public Verb {
     return d;
   }
 
-  // Where hosts cannot be asked, that is what is wrong, beside what is wrong here.
+  // If the survey of the hosts fails, that is the first finding, followed by those about this host.
   Diagnosis diagnose_hosts() const {
     Diagnosis d;
     try {
@@ -279,8 +281,8 @@ class DoctorVerb : public Verb {
   int ranks_ = 0;
   bool all_ = false, json_ = false;
   Network network_;
-  std::optional<HostList> list_;  // without one, this host
-  std::vector<int> shares_;       // ranks of each host, where they are known
+  std::optional<HostList> list_;  // the hosts to check; empty: this host
+  std::vector<int> shares_;       // the number of ranks on each host; empty if it is not known
 };
 
 }  // namespace

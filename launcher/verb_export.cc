@@ -1,5 +1,5 @@
-// annulus export: a run's model as a folder of Hugging Face's. Options and printing only; the work is
-// huggingface/export.
+// annulus export: writes a run's model as a folder in Hugging Face's layout. This file has the options and prints the
+// results; huggingface/export.h does the work.
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <string>
@@ -19,16 +19,16 @@ class ExportVerb : public Verb {
   void declare(CLI::App& app) override {
     app.add_option("RUN", run_, "a run folder, or the name of a run")->required();
     app.add_option("FOLDER", options_.out, "the folder to make")->required();
-    app.add_option("--runs", root_, "where names are looked up (default: runs)")->type_name("FOLDER");
-    app.add_option("--step", options_.step, "of the checkpoint (default: the newest that is whole)");
-    app.add_option("--dtype", options_.dtype, "bf16 or fp32 (default: what the run computes in)");
-    app.add_option(
-           "--shard-size", shard_text_,
-           "5GB, 500MiB: bytes of tensors that a file has at most (a larger tensor has one of its own; default: "
-           "5GB)")
+    app.add_option("--runs", root_, "folder in which the name of a run is looked up (default: runs)")
+        ->type_name("FOLDER");
+    app.add_option("--step", options_.step, "step of the checkpoint (default: the newest that is undamaged)");
+    app.add_option("--dtype", options_.dtype, "bf16 or fp32 (default: the dtype that the run computes in)");
+    app.add_option("--shard-size", shard_text_,
+                   "bytes of tensors that a file has at most: 5GB (default), 500MiB; a larger tensor has its own file")
         ->type_name("BYTES");
     app.add_flag("--leave-pattern", options_.leave_pattern,
-                 "export a model whose attention patterns its family cannot say, without saying them");
+                 "export the model even if its family's config.json cannot express its attention patterns; they are "
+                 "left out");
     app.footer(
         "Example (after `./annulus launch -n 2 train configs/quickstart.toml`):\n"
         "  ./annulus export quickstart /tmp/quickstart");

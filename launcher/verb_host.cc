@@ -1,4 +1,5 @@
-// annulus host: what a survey (launcher/hosts/survey.h) starts on each host. Not for people, and not listed.
+// annulus host: the process that a survey (launcher/hosts/survey.h) starts on each host. It is for internal use and is
+// not listed by --help.
 #include <CLI/CLI.hpp>
 
 #include "launcher/hosts/survey.h"

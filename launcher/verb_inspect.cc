@@ -1,5 +1,5 @@
-// annulus inspect: what a run or a folder in Hugging Face's layout is. Options and printing only; the work is
-// inference/inspection.
+// annulus inspect: shows what a run or a folder in Hugging Face's layout holds and what the model costs. This file has
+// the options and prints the results; inference/inspection.h does the work.
 #include <CLI/CLI.hpp>
 #include <cmath>
 #include <cstdio>
@@ -22,7 +22,7 @@ std::string flops_text(double flops) {
   return flops >= 1e9 ? rounded(flops / 1e9, 2) + " GFLOP" : rounded(flops / 1e6, 2) + " MFLOP";
 }
 
-// [0, 1, 2, 5]: "0-2, 5".
+// [0, 1, 2, 5] gives "0-2, 5".
 std::string ranges(const std::vector<int64_t>& numbers) {
   std::string text;
   for (size_t i = 0; i < numbers.size();) {
@@ -135,11 +135,12 @@ class InspectVerb : public Verb {
   void declare(CLI::App& app) override {
     app.add_option("FOLDER_OR_RUN", which_, "a folder in Hugging Face's layout, a run folder, or the name of a run")
         ->required();
-    app.add_option("--runs", root_, "where names are looked up (default: runs)")->type_name("FOLDER");
+    app.add_option("--runs", root_, "folder in which the name of a run is looked up (default: runs)")
+        ->type_name("FOLDER");
     app.add_option("--length", length_,
-                   "tokens of the sequences to say compute and memory for (default: the context)")
+                   "tokens of the sequences that compute and memory are shown for (default: the context)")
         ->check(CLI::PositiveNumber);
-    app.add_flag("--json", json_, "as JSON");
+    app.add_flag("--json", json_, "print JSON instead of a table");
     app.footer(
         "Example (after `./annulus launch -n 2 train configs/quickstart.toml`):\n"
         "  ./annulus inspect quickstart --length 131072");

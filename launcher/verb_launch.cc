@@ -1,4 +1,4 @@
-// annulus launch: options, and the verb that is to run.
+// annulus launch: reads its own options and those of the verb that it starts; launcher/launch/launch.h does the work.
 #include <CLI/CLI.hpp>
 #include <charconv>
 #include <cstdlib>
@@ -22,38 +22,38 @@ constexpr int kMostRanks = 65536;
 class LaunchVerb : public Verb {
  public:
   void declare(CLI::App& app) override {
-    app.prefix_command();  // what follows the verb is the verb's
+    app.prefix_command();  // arguments after the verb's name belong to the verb
     app.add_option("-n,--np", ranks_, "number of ranks (also -np; default: all slots of the hosts)")->type_name("N");
     app.add_option("--hosts", hosts_,
-                   "the hosts that the ranks run on and how many each may have, a:8,b:8 (default: those of Slurm's "
-                   "allocation, else this one)")
+                   "the hosts on which ranks run, and the slots of each: a:8,b:8 (default: the hosts of the Slurm "
+                   "allocation, else this host)")
         ->type_name("LIST");
-    app.add_option("--hostfile", hostfile_, "a file of hosts, one a line: NAME slots=8")->type_name("FILE");
+    app.add_option("--hostfile", hostfile_, "a file that names one host per line: NAME slots=8")->type_name("FILE");
     app.add_flag("--dry-run", options_.dry_run,
-                 "print the placement and the mpirun command; start no rank (other hosts are asked what they are)");
+                 "print the placement and the mpirun command, and start no rank (other hosts are still surveyed)");
     app.add_option(
         "--log-dir", options_.log_dir,
-        "folder for the log files of the ranks, or for a new folder of them where it holds those of an earlier "
-        "job (default: a new one in runs/logs)");
+        "folder for the log files of the ranks; if it holds logs of an earlier job, a new folder in it (default: a "
+        "new folder in runs/logs)");
     app.add_option("--timeout-grace", options_.grace_seconds,
-                   "seconds that ranks have to stop after Ctrl-C or SIGTERM before they are ended (default: 30)")
+                   "seconds that ranks have to stop after Ctrl-C or SIGTERM before they are killed (default: 30)")
         ->type_name("S");
     app.add_option("--interfaces", interfaces_,
-                   "the job's IP interfaces, eth0,eth1, for NCCL, MPI and mpirun itself (default: they choose)")
+                   "the job's IP interfaces, eth0,eth1, for NCCL, MPI and mpirun itself (default: each chooses)")
         ->type_name("LIST");
-    app.add_option("--hcas", hcas_, "the job's RDMA devices, mlx5_0,mlx5_1:1, for NCCL and MPI (default: they choose)")
+    app.add_option("--hcas", hcas_, "the job's RDMA devices, mlx5_0,mlx5_1:1, for NCCL and MPI (default: each chooses)")
         ->type_name("LIST");
     app.add_option(
         "--rank-hca", rank_hca_,
-        "which of them a rank uses: auto, as NCCL and MPI choose (default), or nearest, as `topology` shows");
-    app.add_option("--mpi-args", mpi_args_, "more options for mpirun, in quotes");
+        "the RDMA device that each rank uses: auto (default: NCCL and MPI choose) or nearest (as `topology` shows)");
+    app.add_option("--mpi-args", mpi_args_, "further options for mpirun, in quotes");
     app.callback([this, &app] {
       rest_ = app.remaining();
       if (!rest_.empty() && rest_.front() == "--") rest_.erase(rest_.begin());
       if (!rest_.empty() && rest_.front().starts_with("-")) refuse_option("launch", app, rest_.front());
     });
     app.footer(
-        "VERB and its own options come last.\n"
+        "The verb and its own options come last.\n"
         "Examples:\n"
         "  ./annulus launch -n 2 train configs/quickstart.toml\n"
         "  ./annulus launch -n 4 --dry-run selftest exchange\n"
@@ -81,7 +81,7 @@ class LaunchVerb : public Verb {
     if (!(options_.grace_seconds >= 0 && options_.grace_seconds <= 86400)) {
       throw Error(ErrorKind::kUsage, "launcher", "launch --timeout-grace takes seconds from 0 to 86400");
     }
-    if (options_.hosts) ranks_of_hosts(*options_.hosts, options_.ranks);  // more than there are slots: refused here
+    if (options_.hosts) ranks_of_hosts(*options_.hosts, options_.ranks);  // throws if there are more ranks than slots
     if (rest_.empty()) {
       std::vector<std::string> known;
       for (const VerbEntry& entry : verbs()) {
@@ -92,13 +92,13 @@ class LaunchVerb : public Verb {
     const VerbEntry& entry = find_verb(rest_.front());
     if (!entry.ranks) {
       throw Error(ErrorKind::kUsage, "launcher",
-                  "`" + std::string(entry.name) + "` runs in one process: type it without `launch -n N`");
+                  "`" + std::string(entry.name) + "` runs in one process: run it without `launch -n N`");
     }
-    if (!entry.program.empty()) run_other_program(entry);  // which launches itself
+    if (!entry.program.empty()) run_other_program(entry);  // that program has its own `launch`
     const Network typed = parse_network(interfaces_, hcas_, rank_hca_.empty() ? "auto" : rank_hca_, "launch");
     for (const Variable& variable : environment_of(typed)) setenv(variable.name.c_str(), variable.value.c_str(), 1);
-    if (rank_hca_ == "auto") setenv("ANNULUS_RANK_HCA", "auto", 1);  // over a configuration that says otherwise
-    // Read here already: a typing error is reported once, and before anything starts.
+    if (rank_hca_ == "auto") setenv("ANNULUS_RANK_HCA", "auto", 1);  // overrides the configuration
+    // The verb's options are parsed here so that a typing error is reported once, before anything starts.
     const ParsedVerb parsed = parse_verb(entry, {rest_.begin() + 1, rest_.end()});
     help_ = parsed.text;
     options_.context = parsed.verb == nullptr ? options_.ranks : parsed.verb->context(options_.ranks);

@@ -1,4 +1,5 @@
-// annulus logits: what a model says of given tokens. Options only; the work is inference/logits.
+// annulus logits: computes a model's logits, loss and gradients for given tokens. This file has the options;
+// inference/logits.h does the work.
 #include <CLI/CLI.hpp>
 #include <memory>
 #include <optional>
@@ -19,24 +20,27 @@ class LogitsVerb : public Verb {
   void declare(CLI::App& app) override {
     app.add_option("--model", options_.model, "a folder in Hugging Face's layout, a run folder, or the name of a run")
         ->type_name("FOLDER_OR_RUN");
-    app.add_option("--runs", options_.root, "where names are looked up (default: runs)")->type_name("FOLDER");
-    app.add_option("--step", options_.step, "of a run's checkpoint (default: the newest)");
+    app.add_option("--runs", options_.root, "folder in which the name of a run is looked up (default: runs)")
+        ->type_name("FOLDER");
+    app.add_option("--step", options_.step, "step of the run's checkpoint (default: the newest)");
     app.add_option("--input", options_.input, "safetensors file with tokens (and targets)")->type_name("FILE");
     app.add_option("--output", options_.output, "safetensors file to write: logits (and loss, gradients)")
         ->type_name("FILE");
-    app.add_flag("--last", options_.last, "only the logits of the last position");
-    app.add_flag("--backward", options_.backward, "also the gradient of the loss by every parameter");
+    app.add_flag("--last", options_.last, "write only the logits of the last position");
+    app.add_flag("--backward", options_.backward,
+                 "also compute the gradient of the loss with respect to each parameter");
     app.add_option("--pattern", options_.pattern, "which keys a query sees, in all layers (default: the model's own)");
-    app.add_option("--layout", options_.layout, "positions over ranks: contiguous (default), zigzag or striped");
+    app.add_option("--layout", options_.layout,
+                   "how positions are divided among ranks: contiguous (default), zigzag or striped");
     app.add_option("--schedule", options_.schedule, "auto (default), ring, all-gather or group-cast");
     app.add_option("--kernel", options_.kernel, "auto (default), cpu, reference, efficient, cudnn, flash2 or flash3");
-    app.add_option("--dtype", options_.dtype, "fp32 (default) or bf16: what the model computes in");
+    app.add_option("--dtype", options_.dtype, "dtype that the model computes in: fp32 (default) or bf16");
     app.add_option("--timeout", options_.timeout,
-                   "seconds until a communication that does not end is an error, and for writing the output (300)");
-    app.add_option("--device", device_, "auto (default: GPUs where there is one for each rank), cpu or cuda");
+                   "seconds that a communication, and writing the output, may take (default: 300)");
+    app.add_option("--device", device_, "auto (default: GPUs if there is one for each rank), cpu or cuda");
     app.footer(
-        "tokens and targets are [batch, length] of int64; targets below 0 do not count. Written are logits [batch,\n"
-        "length, vocabulary], loss (the mean over the targets that count), and gradients by the parameters' names.\n"
+        "tokens and targets are [batch, length] int64; targets below 0 do not count. The output has logits [batch,\n"
+        "length, vocabulary], loss (the mean over the targets that count), and the gradients by parameter name.\n"
         "Example:\n"
         "  ./annulus launch -n 4 logits --model models/llama --input in.safetensors --output out.safetensors \\\n"
         "      --layout zigzag --backward");

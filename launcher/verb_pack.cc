@@ -1,4 +1,5 @@
-// annulus pack: finds or makes the row indexes that `train` needs of a configuration, and says what is in them.
+// annulus pack: finds or makes the row indexes that `train` needs for a configuration, and shows what is in them. The
+// work is done by data/dataset.h and data/row_index.h.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
@@ -51,7 +52,7 @@ class PackVerb : public Verb {
         ->expected(1)
         ->take_all()
         ->type_name("KEY=VALUE");
-    app.add_flag("--verify", verify_, "also read all of the tokens and indexes, and check them");
+    app.add_flag("--verify", verify_, "also read all tokens and indexes, and check them");
     app.footer(
         "Examples:\n"
         "  ./annulus pack configs/quickstart.toml\n"
@@ -86,10 +87,10 @@ class PackVerb : public Verb {
       }
       for (const int64_t context : contexts) pack(corpus, Dataset::pack_settings(data, context));
     }
-    // What is left of an epoch where data.context changes depends on all sources together.
+    // The tokens that are left of an epoch when data.context changes depend on all sources together.
     if (data.context.stages.size() == 1) return;
     const Dataset all(data, config_.run.seed, config_.model.vocab);
-    say("what is left of each epoch where data.context changes is packed, too");
+    say("the tokens that are left of each epoch when data.context changes are packed as well");
   }
 
   void pack(const Corpus& corpus, const PackSettings& settings) const {

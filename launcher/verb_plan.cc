@@ -1,6 +1,6 @@
-// annulus plan: makes the plan of a problem for any number of ranks, proves it, and says what it costs; runs nothing.
-// Of any pattern but adaptive block maps, which are selected at each call. With --model it plans the memory of a
-// training step instead (plan_memory.h).
+// annulus plan: makes the plan of a problem for any number of ranks, proves it, and shows what it costs. It runs
+// nothing, and supports every pattern except adaptive block maps, which are selected at each call. With --model it
+// plans the memory of a training step instead (plan_memory.h).
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <optional>
@@ -20,23 +20,23 @@ namespace {
 class PlanVerb : public Verb {
  public:
   void declare(CLI::App& app) override {
-    app.add_option("--ranks", ranks_, "ranks to plan for");
-    app.add_option("--length", length_, "tokens of the whole sequence");
+    app.add_option("--ranks", ranks_, "number of ranks to plan for");
+    app.add_option("--length", length_, "number of tokens of the whole sequence");
     add_numbers(app, "--lengths", request_.uneven_lengths,
-                "contiguous parts of these lengths, one for each rank: 5,9,2; in place of --ranks and --length");
-    app.add_option("--key-length", key_length_, "keys, where there are not as many as queries");
+                "contiguous parts of these lengths, one for each rank: 5,9,2; instead of --ranks and --length");
+    app.add_option("--key-length", key_length_, "number of keys (default: as many as queries)");
     app.add_option("--query-offset", request_.shape.query_offset, "query i has the position i + N (default: 0)");
     app.add_option("--batch", request_.shape.batch, "batch rows (default: 1)");
     app.add_option("--heads", request_.shape.heads, "query heads (default: 1)");
     app.add_option("--kv-heads", kv_heads_, "kv heads (default: as many as query heads)");
-    app.add_option("--head-dim", head_dim_, "head size, for bytes (default: 128)")->check(CLI::PositiveNumber);
+    app.add_option("--head-dim", head_dim_, "head size, to compute bytes (default: 128)")->check(CLI::PositiveNumber);
     app.add_option("--element-bytes", element_bytes_, "bytes of a key or value element, 2 for bf16 (default: 2)")
         ->check(CLI::PositiveNumber);
     app.add_option("--pattern", pattern_, "which keys a query sees (default: { kind = \"causal\" })");
     app.add_option("--layout", layout_, "contiguous, zigzag (default) or striped");
     app.add_option("--schedule", schedule_, "auto (default), ring, all-gather or group-cast");
     app.add_flag("--even", request_.even, "refuse lengths that do not give every rank the same share");
-    app.add_flag("--no-proof", no_proof_, "only make the plan: for very many ranks or positions");
+    app.add_flag("--no-proof", no_proof_, "do not prove the plan; for very many ranks or positions");
     app.add_flag("--json", json_, "print JSON instead of a table");
     memory_.declare(app);
     app.callback([this, &app] {
@@ -86,7 +86,7 @@ class PlanVerb : public Verb {
       print_proof(*proof, plan.proved_seconds());
     }
     if (proof != nullptr && !proof->holds()) {
-      throw Error(ErrorKind::kInternal, "plan", "the plan is wrong, as said above; please report it");
+      throw Error(ErrorKind::kInternal, "plan", "the plan is wrong, as shown above; please report it");
     }
     return 0;
   }
@@ -94,7 +94,7 @@ class PlanVerb : public Verb {
  private:
   [[noreturn]] static void refuse(const std::string& message) { throw Error(ErrorKind::kUsage, "launcher", message); }
 
-  // How many ranks and positions there are, from --ranks and --length or from --lengths.
+  // Sets the number of ranks and positions from --ranks and --length or from --lengths.
   void place() {
     const std::vector<int64_t>& lengths = request_.uneven_lengths;
     if (lengths.empty()) {
@@ -105,7 +105,7 @@ class PlanVerb : public Verb {
       return;
     }
     if (layout_) {
-      refuse("--lengths gives each rank a contiguous part, and --layout was given as well; leave one of them out");
+      refuse("--lengths gives each rank a contiguous part, but --layout was given as well; leave one of them out");
     }
     request_.ranks = static_cast<int>(lengths.size());
     if (ranks_ && *ranks_ != request_.ranks) {
@@ -115,7 +115,8 @@ class PlanVerb : public Verb {
     int64_t total = 0;
     for (const int64_t n : lengths) {
       if (n < 0 || __builtin_add_overflow(total, n, &total)) {
-        refuse("--lengths are numbers of tokens from 0, which add up to the sequence's, got " + list_text(lengths));
+        refuse("--lengths must be numbers of tokens, 0 or more each, whose sum is the length of the sequence, got " +
+               list_text(lengths));
       }
     }
     if (length_ && *length_ != total) {
@@ -150,7 +151,8 @@ class PlanVerb : public Verb {
     for (const std::string& fault : proof.faults) std::printf("wrong: %s\n", fault.c_str());
     if (!proof.holds()) return;
     std::printf(
-        "proved in %.3f s: each of %lld pairs is computed once, %lld transfers have both ends, gradients get home\n",
+        "proved in %.3f s: each of %lld pairs is computed once, %lld transfers have both ends, gradients reach their "
+        "ranks\n",
         seconds, static_cast<long long>(proof.pairs), static_cast<long long>(proof.transfers / 2));
   }
 
@@ -162,7 +164,7 @@ class PlanVerb : public Verb {
   std::string pattern_ = "{ kind = \"causal\" }", schedule_ = "auto";
   bool no_proof_ = false, json_ = false;
   PlanMemory memory_;
-  std::vector<std::string> given_;  // options
+  std::vector<std::string> given_;  // the names of the options on the command line
 };
 
 }  // namespace

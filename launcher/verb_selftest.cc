@@ -30,7 +30,7 @@ namespace {
 volatile sig_atomic_t asked_to_stop = 0;
 void on_stop(int) { asked_to_stop = 1; }
 
-// By what it does where nothing else was asked for; those below SIGRTMIN and above 31 are the C library's own.
+// Whether the signal's default action ends a process. The C library reserves the signals from 32 to SIGRTMIN - 1.
 bool ends_a_process(int signal) {
   const std::array<int, 8> others = {SIGCHLD, SIGCONT, SIGURG, SIGWINCH, SIGSTOP, SIGTSTP, SIGTTIN, SIGTTOU};
   if (signal > 31 && signal < SIGRTMIN) return false;
@@ -41,19 +41,20 @@ class SelftestVerb : public Verb {
  public:
   void declare(CLI::App& app) override {
     app.add_option("TEST", what_, "exchange, print, exit, fail, kill, hang, stop or spin")->required();
-    app.add_option("--rank", rank_, "the rank that fails (exit, fail, kill; default: 0)")
+    app.add_option("--rank", rank_, "for exit, fail and kill: the rank that fails (default: 0)")
         ->check(CLI::NonNegativeNumber);
-    app.add_option("--code", code_, "its exit code (exit; default: 1)")->check(CLI::Range(0, 255));
-    app.add_option("--signal", signal_, "the signal that ends it (kill; default: 9)")->check(CLI::Range(1, 64));
-    app.add_flag("--deaf", deaf_, "ignore requests to stop (hang)");
+    app.add_option("--code", code_, "for exit: the exit code of that rank (default: 1)")->check(CLI::Range(0, 255));
+    app.add_option("--signal", signal_, "for kill: the signal that ends that rank (default: 9)")
+        ->check(CLI::Range(1, 64));
+    app.add_flag("--deaf", deaf_, "for hang: ignore requests to stop");
     app.footer(
-        "  exchange  ranks send 1 MiB once around a ring, add up, and check what arrived\n"
+        "  exchange  ranks send 1 MiB once around a ring, check what arrives, and compute a sum\n"
         "  print     every rank prints a line to standard output and one to standard error\n"
-        "  exit      one rank leaves with --code, the others wait\n"
+        "  exit      one rank exits with --code, the others wait\n"
         "  fail      one rank raises an error, the others wait\n"
         "  kill      one rank is ended by --signal, the others wait\n"
-        "  hang      every rank waits until it is ended\n"
-        "  stop      every rank waits until it is asked to stop, and then leaves with exit code 130\n"
+        "  hang      every rank waits until it is killed\n"
+        "  stop      every rank waits until it is asked to stop, and then exits with code 130\n"
         "  spin      every rank prints a line ten times a second until it is asked to stop\n"
         "Example:\n  ./annulus launch -n 2 selftest exchange");
   }
@@ -65,10 +66,9 @@ class SelftestVerb : public Verb {
     require_test("--signal", signal_.has_value(), {"kill"});
     require_test("--deaf", deaf_, {"hang"});
     if (signal_ && !ends_a_process(*signal_)) {
-      throw Error(
-          ErrorKind::kUsage, "selftest",
-          "--signal " + std::to_string(*signal_) + " (" + strsignal(*signal_) +
-              ") does not end a process, and the ranks would wait for ever; take one that does, such as 9 or 15");
+      throw Error(ErrorKind::kUsage, "selftest",
+                  "--signal " + std::to_string(*signal_) + " (" + strsignal(*signal_) +
+                      ") does not end a process, so the ranks would wait forever; use one that does, such as 9 or 15");
     }
   }
 
@@ -86,7 +86,7 @@ class SelftestVerb : public Verb {
     const int failing = rank_.value_or(0), signal_number = signal_.value_or(SIGKILL);
     const bool one_ends = what_ == "exit" || what_ == "fail" || what_ == "kill";
     if (const int ranks = info.launched ? info.size : 1; one_ends && ranks > 0 && failing >= ranks) {
-      // They would wait for ever.
+      // Without this check, the ranks would wait forever.
       throw Error(ErrorKind::kUsage, "selftest",
                   "--rank " + std::to_string(failing) + ": there is no such rank, " +
                       (ranks == 1 ? "only rank 0" : "only ranks 0 to " + std::to_string(ranks - 1)));
@@ -99,7 +99,7 @@ class SelftestVerb : public Verb {
       std::fprintf(stderr, "rank %d ends itself with signal %d\n", info.rank, signal_number);
       const rlimit none{0, 0};
       setrlimit(RLIMIT_CORE, &none);
-      // Whatever this process has inherited.
+      // The process may have inherited another action or a blocked signal.
       signal(signal_number, SIG_DFL);
       sigset_t blocked;
       sigemptyset(&blocked);
@@ -119,7 +119,7 @@ class SelftestVerb : public Verb {
     std::fflush(stdout);
     while (!asked_to_stop) {
       if (what_ == "spin") std::printf("still here\n");
-      // In pieces: a signal that comes between the test and the sleep is noticed at the next.
+      // Short sleeps, because a signal that arrives between the test and the sleep does not end that sleep.
       const timespec piece{0, 100'000'000};
       nanosleep(&piece, nullptr);
     }
@@ -128,7 +128,7 @@ class SelftestVerb : public Verb {
   }
 
  private:
-  // A tensor of each rank visits every rank and comes home.
+  // Sends a tensor of each rank once around the ring and checks it at each hop.
   static int exchange() {
     Job job = start_job({});
     Communicator& world = *job.world;
@@ -158,7 +158,7 @@ class SelftestVerb : public Verb {
     return 0;
   }
 
-  // Refuses an option that the chosen test does not have.
+  // Throws Error(kUsage) for an option that the chosen test does not have.
   void require_test(const std::string& option, bool given, const std::vector<std::string>& tests) const {
     if (!given || std::find(tests.begin(), tests.end(), what_) != tests.end()) return;
     std::string names;

@@ -1,4 +1,5 @@
-// annulus topology: what the machine is made of, and where ranks would go.
+// annulus topology: shows what a machine, or the hosts of a job, consist of, and where ranks would go. topology/ and
+// launcher/hosts/ do the work.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
@@ -46,7 +47,7 @@ nlohmann::json network_json(const std::vector<std::vector<NetworkUse>>& uses) {
   return out;
 }
 
-// Of each different host whose network is known.
+// A text for each distinct host whose network is known.
 std::string network_text(const std::vector<Host>& hosts, const std::vector<std::vector<NetworkUse>>& uses) {
   std::string out;
   std::set<std::string> seen;
@@ -67,39 +68,39 @@ class TopologyVerb : public Verb {
   void declare(CLI::App& app) override {
     app.add_option(
            "--xml", xml_,
-           "a machine described by an hwloc XML file (`lstopo machine.xml` writes one); once for each host of a "
+           "a machine described by an hwloc XML file (`lstopo machine.xml` writes one); repeat it for each host of a "
            "job")
         ->expected(1)
         ->take_all()
         ->type_name("FILE");
-    app.add_option("--load", load_, "the hosts that `topology --save` described, in place of this one")
+    app.add_option("--load", load_, "a file that `topology --save` wrote: show its hosts instead of this one")
         ->type_name("FILE")
         ->excludes("--xml");
     app.add_option("--hosts", hosts_,
-                   "ask these hosts, a,b, each with the slots that a job may have there: a:8,b:8 (default: those of "
-                   "Slurm's allocation, else this one)")
+                   "survey these hosts, a,b, or with the slots that a job may use on each: a:8,b:8 (default: the hosts "
+                   "of the Slurm allocation, else this host)")
         ->type_name("LIST")
         ->excludes("--xml", "--load");
-    app.add_option("--hostfile", hostfile_, "ask the hosts of a file, one a line: NAME slots=8")
+    app.add_option("--hostfile", hostfile_, "survey the hosts in a file that names one per line: NAME slots=8")
         ->type_name("FILE")
         ->excludes("--xml", "--load", "--hosts");
-    app.add_option("--save", save_, "describe the hosts in FILE, to be loaded where they are not")->type_name("FILE");
+    app.add_option("--save", save_, "write a description of the hosts to FILE, for --load on other machines")
+        ->type_name("FILE");
     app.add_option("--svg", svg_, "draw hosts, ranks and rings in FILE")->type_name("FILE");
-    app.add_option("-n,--np", ranks_, "place N ranks (default: one per GPU, without GPUs one per NUMA node)")
+    app.add_option("-n,--np", ranks_, "place N ranks (default: one per GPU, or without GPUs one per NUMA node)")
         ->type_name("N");
     app.add_option("--context", context_,
-                   "rings of N ranks each, as mesh.context of a configuration (default: one ring of all ranks)")
+                   "place rings of N ranks each, like mesh.context in a configuration (default: one ring of all ranks)")
         ->type_name("N");
     app.add_option("--device", device_,
-                   "what the ranks run on: cpu, cuda, or auto (default: as device = \"auto\" decides; of a "
-                   "description, cuda where it has GPUs enough)");
+                   "what the ranks run on: auto (default: as device = \"auto\" decides; for --load and --xml, cuda if "
+                   "there are enough GPUs), cpu or cuda");
     app.add_option("--hcas", hcas_,
-                   "the job's RDMA devices, mlx5_0,mlx5_1:1, as `launch --hcas` and [network] name them (default: "
+                   "the job's RDMA devices, mlx5_0,mlx5_1:1, like `launch --hcas` and [network] (default: "
                    "ANNULUS_HCAS, else all)")
         ->type_name("LIST");
     app.add_option("--interfaces", interfaces_,
-                   "the job's interfaces, eth0,eth1, as `launch --interfaces` names them (default: "
-                   "ANNULUS_INTERFACES, else all)")
+                   "the job's interfaces, eth0,eth1, like `launch --interfaces` (default: ANNULUS_INTERFACES, or all)")
         ->type_name("LIST");
     app.add_flag("--json", json_, "print JSON instead of a table");
     app.footer(
@@ -119,7 +120,7 @@ class TopologyVerb : public Verb {
                   "topology --context takes a number of ranks, 1 or more, not " + std::to_string(context_));
     }
     index_of_name(device_, {"auto", "cpu", "cuda"}, "device", "topology --device");
-    // What is typed comes before the environment, as for `launch`.
+    // The command line has precedence over the environment, as for `launch`.
     const Network typed = parse_network(interfaces_, hcas_, "auto", "topology --interfaces, --hcas");
     network_ = network_from_environment({});
     if (!typed.interfaces.empty()) network_.interfaces = typed.interfaces;
@@ -147,7 +148,7 @@ class TopologyVerb : public Verb {
     }
     const bool slots_said = !gathered.slots.empty() && std::count(gathered.slots.begin(), gathered.slots.end(), 0) == 0;
     if (!ranks_ && slots_said) ranks_ = std::accumulate(gathered.slots.begin(), gathered.slots.end(), int64_t{0});
-    // Who asks for cuda where GPUs are too few is told so by `place`.
+    // If cuda is requested and there are too few GPUs, `place` throws.
     const DeviceKind device = device_ == "cuda"
                                   ? DeviceKind::kCuda
                                   : device_for(hosts, machines, static_cast<int>(ranks_.value_or(1)), device_);
@@ -169,7 +170,7 @@ class TopologyVerb : public Verb {
   }
 
  private:
-  // By host.
+  // One element per host in each vector.
   struct Gathered {
     std::vector<Host> hosts;
     std::vector<std::map<std::string, std::string>> environments;

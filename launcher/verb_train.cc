@@ -1,4 +1,5 @@
-// annulus train: one rank of a training job. Options only; the work is training/trainer.
+// annulus train: one rank of a training job. This file has the options and starts the rank; training/trainer.h does
+// the work.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
@@ -37,15 +38,15 @@ class TrainVerb : public Verb {
         ->take_all()
         ->type_name("KEY=VALUE");
     resume_ = app.add_option("--resume", resume_run_,
-                             "go on with a run, from its newest checkpoint: a run folder or name (default: the newest "
-                             "run with a checkpoint, of this configuration's name where one is given)")
+                             "continue a run, given by its folder or name, from its newest checkpoint (default: the "
+                             "newest run with a checkpoint that has the configuration's name, if CONFIG is given)")
                   ->expected(0, 1)
                   ->type_name("[RUN]");
     app.add_option("--init", init_,
-                   "begin with the model in a folder of Hugging Face's: --set model.from=FOLDER; of a run that is "
-                   "resumed, its own")
+                   "begin with the model in a folder in Hugging Face's layout; short for --set model.from=FOLDER (a "
+                   "resumed run keeps its own model)")
         ->type_name("FOLDER");
-    app.add_flag("--help-config", help_config_, "print every key of the configuration and leave");
+    app.add_flag("--help-config", help_config_, "print every key of the configuration and exit");
     app.callback([this] { resuming_ = resume_->count() > 0; });
     app.footer(
         "Examples:\n"
@@ -61,12 +62,12 @@ class TrainVerb : public Verb {
     std::error_code error;
     if (std::filesystem::is_regular_file(config_path_ + "/config.toml", error)) {
       throw Error(ErrorKind::kInput, "launcher",
-                  config_path_ + " is a run folder: go on with it by --resume " + config_path_ +
+                  config_path_ + " is a run folder: continue it with --resume " + config_path_ +
                       ", or name a TOML file to begin another run");
     }
     if (!init_.empty()) sets_.push_back("model.from=" + toml_string(init_));
     config_ = load_config(config_path_, sets_, [&](const Config& given) { return read_model(given); });
-    network();  // refuses what is no name
+    network();  // throws if a name is malformed
   }
 
   Network network() const override {
@@ -79,7 +80,7 @@ class TrainVerb : public Verb {
 
   int context(int ranks) const override {
     const int64_t context = config_.mesh.context > 0 ? config_.mesh.context : ranks / config_.mesh.data;
-    // A mesh that does not fit the ranks is refused where all of it can be said (fit_axes).
+    // fit_axes throws later, with a complete message, if the mesh does not fit the ranks.
     return context > 0 && ranks % context == 0 ? static_cast<int>(context) : ranks;
   }
 
@@ -106,7 +107,7 @@ class TrainVerb : public Verb {
     options.command = typed_words(job.size);
     options.program = typed_program();
     options.ranks_here = job.local_size;
-    std::optional<ResumePoint> last;  // of a run that no launcher watches: it says itself how to go on
+    std::optional<ResumePoint> last;  // without a launcher, rank 0 itself prints how to continue the run
     options.on_checkpoint = [&last](int64_t step, const std::string& folder, const std::vector<std::string>& command) {
       if (attached_to_launcher()) {
         report_checkpoint(step, folder, command);
@@ -121,7 +122,7 @@ class TrainVerb : public Verb {
     };
     try {
       const int code = run_training(config_, gpus ? *gpus : *job.world, options);
-      if (code != 0 && !std::cout) say_how_to_go_on();  // what the trainer said has reached nobody
+      if (code != 0 && !std::cout) say_how_to_go_on();  // the trainer's own message was lost with standard output
       return code;
     } catch (const std::exception&) {
       say_how_to_go_on();
@@ -148,7 +149,7 @@ class TrainVerb : public Verb {
     config_path_ = resume_run_ + "/config.toml";
   }
 
-  // A run goes on as the model that it began as, whatever has become of the folder.
+  // A resumed run keeps the model that it began with, even if the folder of model.from has changed.
   ModelSection read_model(const Config& given) const {
     if (resuming_) {
       const std::string run = find_run(given.run.folder, resume_run_.empty() ? given.run.name : resume_run_);

@@ -1,4 +1,4 @@
-// annulus version.
+// annulus version: prints the version. A survey (launcher/hosts/survey.h) also starts it on hosts that did not answer.
 #include <CLI/CLI.hpp>
 #include <cstdio>
 
