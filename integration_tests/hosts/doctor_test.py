@@ -97,18 +97,18 @@ class DoctorTest(unittest.TestCase):
             "mount -t tmpfs -o size=8m tmpfs /dev/shm && mkdir /dev/shm/t && mount -t tmpfs -o ro tmpfs /dev/shm/t && cd /dev/shm/t")]
         code, found = self.doctor("-n", "2", prefix=small, TMPDIR="/dev/shm/t")
         self.assertEqual(code, 9)
-        self.assert_found(found, "shared-memory", "error", "2 ranks take about 32 MiB", "--shm-size")
-        self.assert_found(found, "temporary-space", "error", "/dev/shm/t is not there or cannot be written", "TMPDIR")
-        self.assert_found(found, "free-disk", "warning", "/dev/shm/t is not there or cannot be written", "run.folder")
+        self.assert_found(found, "shared-memory", "error", "2 ranks need about 32 MiB", "--shm-size")
+        self.assert_found(found, "temporary-space", "error", "/dev/shm/t is missing or cannot be written", "TMPDIR")
+        self.assert_found(found, "free-disk", "warning", "/dev/shm/t is missing or cannot be written", "run.folder")
 
     def test_interfaces(self):
         subprocess.run(["ip", "link", "add", "down0", "type", "veth", "peer", "name", "down1"], check=True)
         self.addCleanup(subprocess.run, ["ip", "link", "del", "down0"], check=True)
         code, found = self.doctor("--interfaces", "down0,ib7")
         self.assertEqual(code, 9)
-        self.assert_found(found, "interfaces", "error", "down0 is down; ib7 is not there", "--interfaces")
+        self.assert_found(found, "interfaces", "error", "down0 is down; ib7 does not exist", "--interfaces")
         code, found = self.doctor(ANNULUS_INTERFACES="ib7")
-        self.assert_found(found, "interfaces", "error", "ib7 is not there", "--interfaces")
+        self.assert_found(found, "interfaces", "error", "ib7 does not exist", "--interfaces")
         code, found = self.doctor("--interfaces", "down0", ANNULUS_INTERFACES="ib7")
         self.assert_found(found, "interfaces", "error", "down0 is down; ", "--interfaces")
 
@@ -124,7 +124,7 @@ class DoctorTest(unittest.TestCase):
     def test_what_cannot_be_asked_for(self):
         for args, text in (
             (["--hosts", "a b"], "--hosts"),
-            (["--hosts", ""], "\"\" is no name of a host"),
+            (["--hosts", ""], "\"\" is not the name of a host"),
             (["--hosts", "-x"], "--hosts"),
             (["--hosts", "a", "--hostfile", "f"], "not both"),
             (["--hostfile", "no such; file"], "no such; file"),

@@ -249,7 +249,7 @@ class FaultyHostsTest(OverHosts):
     def test_interfaces_that_do_not_reach_the_others(self):
         self.assert_refused(2, r"interface eth9 .*is not on this host; interfaces with an address here: eth0, lo",
                             *self.TWO, "--interfaces", "eth9", "selftest", "print")
-        self.assert_refused(2, r"interface lo is the loopback, by which host host3 is not reached", *self.TWO,
+        self.assert_refused(2, r"interface lo is the loopback, which does not reach host host3", *self.TWO,
                             "--interfaces", "lo", "selftest", "print")
         # An interface that only this host has, so it leads to no other host.
         self.on("host1", "ip", "link", "add", "eth5", "type", "veth", "peer", "name", "wire5")
@@ -262,8 +262,8 @@ class FaultyHostsTest(OverHosts):
 
     def test_more_ranks_than_slots(self):
         self.assert_refused(2, "3 ranks do not fit into the 2 slots", "-n", "3", *self.TWO, "selftest", "print")
-        self.assert_refused(2, "how many ranks host host3 gets", "--hosts", "host1:2,host3", "selftest", "print")
-        self.assert_refused(2, '"host1;reboot" is no name of a host', "--hosts", "host1;reboot", "selftest", "print")
+        self.assert_refused(2, "the number of ranks on host host3", "--hosts", "host1:2,host3", "selftest", "print")
+        self.assert_refused(2, '"host1;reboot" is not the name of a host', "--hosts", "host1;reboot", "selftest", "print")
 
 
 class LostHostTest(OverHosts):

@@ -33,7 +33,7 @@ constexpr const char* kAnswer = "ok\n";
 std::string random_token() {
   std::array<unsigned char, 16> bytes{};
   if (getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) {
-    throw Error(ErrorKind::kResource, "launcher", std::string("no random bits: ") + std::strerror(errno));
+    throw Error(ErrorKind::kResource, "launcher", std::string("cannot read random bits: ") + std::strerror(errno));
   }
   std::string text;
   for (const unsigned char byte : bytes) {
@@ -43,14 +43,14 @@ std::string random_token() {
   return text;
 }
 
-// Takes as long for a token that is wrong early as for one that is wrong late.
+// Compares in constant time, so that the time does not tell a caller how many characters of its token were right.
 bool same_token(std::string_view a, std::string_view b) {
   unsigned different = a.size() == b.size() ? 0 : 1;
   for (size_t i = 0; i < a.size() && i < b.size(); ++i) different |= static_cast<unsigned>(a[i] ^ b[i]);
   return different == 0;
 }
 
-// A host that is cut off is noticed in about 15 s instead of never.
+// With these settings, the loss of a host is noticed in about 15 s. By default it might never be.
 void keep_alive(int fd) {
   const int on = 1, idle = 5, interval = 3, count = 3;
   setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
@@ -77,12 +77,12 @@ BackChannel::~BackChannel() {
 std::vector<BackChannel::Caller> BackChannel::accept() {
   for (;;) {
     const int fd = accept4(fd_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
-    // The caller would wait for an answer, and this process find the socket ready without end.
+    // Ignoring this would leave the caller waiting for an answer, and poll would report the socket as ready forever.
     if (fd < 0 && (errno == EMFILE || errno == ENFILE)) {
       throw Error(ErrorKind::kResource, "launcher",
-                  std::string("a connection from a rank or a host cannot be taken: ") + std::strerror(errno) +
-                      (errno == EMFILE ? "; let this process have more with ulimit -n N before the start"
-                                       : "; let the system have more (sysctl fs.file-max)"));
+                  std::string("a connection from a rank or a host cannot be accepted: ") + std::strerror(errno) +
+                      (errno == EMFILE ? "; raise the limit with ulimit -n N before the start"
+                                       : "; raise the system's limit (sysctl fs.file-max)"));
     }
     if (fd < 0) break;
     if (pending_.size() >= kMostPending) {
@@ -122,7 +122,7 @@ int reach(std::string_view back, std::string_view kind, int number, std::string_
   int port = 0;
   if (parts.size() == 3) std::from_chars(parts[1].data(), parts[1].data() + parts[1].size(), port);
   if (port < 1 || port > 65535) {
-    tried = "\"" + std::string(back) + "\", which is no address of a launcher";
+    tried = "\"" + std::string(back) + "\", which is not the address of a launcher";
     return -1;
   }
   const std::string hello =
@@ -143,7 +143,8 @@ int reach(std::string_view back, std::string_view kind, int number, std::string_
     attempt.fd = -1;
     attempt.why = why;
   };
-  // Whoever connects first is asked first, and one at a time: the launcher must hear of this stream once.
+  // The addresses are tried in the order in which they connect, one at a time, because the launcher must receive this
+  // stream only once.
   for (;;) {
     std::vector<pollfd> fds;
     for (const Attempt& attempt : attempts) {
@@ -197,8 +198,8 @@ int call_back(std::string_view back, std::string_view kind, int number, std::str
   if (fd >= 0) return fd;
   throw Error(ErrorKind::kUnavailable, "launcher",
               "the launcher cannot be reached from this host: tried " + tried +
-                  "; name the interfaces by which the hosts reach one another with `launch --interfaces`, and let "
-                  "firewalls pass TCP between them");
+                  "; name the interfaces that connect the hosts with `launch --interfaces`, and let firewalls pass TCP "
+                  "between the hosts");
 }
 
 }  // namespace annulus

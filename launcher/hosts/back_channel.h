@@ -1,10 +1,11 @@
-// The back channel: connections from processes on a job's hosts to the launcher, over TCP. A survey sends its reports
-// through it (survey.h), and ranks on other hosts what they print and how they end (launcher/launch/rank.h), so that
-// nothing depends on how mpirun cuts and mixes output.
+// The back channel: TCP connections from processes on a job's hosts to the launcher. A survey sends its reports through
+// it (survey.h). Ranks on other hosts send what they print and how they end (launcher/launch/rank.h), so that the
+// output does not depend on how mpirun splits and interleaves it.
 //
-// A connection begins with one line, TOKEN KIND NUMBER STREAM, which the launcher answers with "ok": the token is 128
-// random bits made for this launch, and who does not say it is dropped. It travels in the environment (ANNULUS_BACK),
-// not on a command line. Nothing is encrypted, as between the ranks. Thread safety: one thread at a time.
+// A connection begins with one line, TOKEN KIND NUMBER STREAM, which the launcher answers with "ok". The token is 128
+// random bits made for this launch; connections without it are closed. Processes get it through the environment
+// (ANNULUS_BACK), not through a command line. Nothing is encrypted, and neither is what ranks send to one another.
+// Thread safety: one thread at a time.
 #pragma once
 
 #include <chrono>
@@ -16,8 +17,8 @@ namespace annulus {
 
 class BackChannel {
  public:
-  // Listens on a free port of all addresses, and offers those of `interfaces` (own_addresses in sockets.h).
-  // Error(kUsage): an interface that this host does not have, naming those it has; Error(kResource).
+  // Listens on a free port on all addresses; address() lists those of `interfaces` (own_addresses in sockets.h).
+  // Throws Error(kUsage) for an interface that this host does not have, and Error(kResource) if it cannot listen.
   explicit BackChannel(const std::vector<std::string>& interfaces);
   ~BackChannel();
   BackChannel(const BackChannel&) = delete;
@@ -26,19 +27,19 @@ class BackChannel {
   // The value of ANNULUS_BACK: addresses, port and token.
   const std::string& address() const { return address_; }
 
-  // To be polled; accept() when it can be read.
+  // A descriptor to poll. Call accept() when it is readable.
   int fd() const { return fd_; }
 
   struct Caller {
-    int fd = -1;         // non-blocking, close-on-exec; the taker closes it
-    std::string kind;    // "survey", "rank"
-    int number = 0;      // of the rank or the host
-    std::string stream;  // "out", "err", "control", "report"
+    int fd = -1;         // non-blocking, close-on-exec; the receiver must close it
+    std::string kind;    // "survey", "rank", "peer"
+    int number = 0;      // the number of the rank or of the host
+    std::string stream;  // "out", "err", "control", "report", "-"
   };
-  // Those whose first line has come whole; never blocks. Strangers, and who says nothing for 10 s, are dropped.
-  // Error(kResource) where no more files may be open.
+  // The connections whose first line is now complete. Never blocks. Closes connections with a wrong first line, and
+  // those that have sent none for 10 s. Throws Error(kResource) if the process or the system has too many open files.
   std::vector<Caller> accept();
-  // Descriptors of connections whose first line is not whole yet, to be polled too.
+  // Descriptors of connections whose first line is not complete yet. Poll these as well.
   const std::vector<int>& pending() const { return pending_fds_; }
 
  private:
@@ -53,13 +54,14 @@ class BackChannel {
   std::vector<int> pending_fds_;
 };
 
-// Connects to the channel `back` (BackChannel::address) by the first of its addresses that answers, for up to `timeout`
-// together. A blocking, close-on-exec socket, or -1 and what was tried: "10.0.0.2:41234 (Connection refused), ...".
+// Connects to the channel `back` (BackChannel::address) through the first of its addresses that answers, and tries all
+// of them for up to `timeout`. Returns a blocking, close-on-exec socket, or -1 and in `tried` what failed:
+// "10.0.0.2:41234 (Connection refused), ...".
 int reach(std::string_view back, std::string_view kind, int number, std::string_view stream,
           std::chrono::milliseconds timeout, std::string& tried);
 
-// The same for the launcher's, with an error for its user: a blocking, close-on-exec socket, for `back` from
-// ANNULUS_BACK. Error(kUnavailable) names what was tried, why it failed and what to do.
+// Connects to the launcher, with `back` from ANNULUS_BACK. Returns a blocking, close-on-exec socket. Throws
+// Error(kUnavailable), which says what was tried, why it failed and what to do.
 int call_back(std::string_view back, std::string_view kind, int number, std::string_view stream,
               std::chrono::milliseconds timeout);
 

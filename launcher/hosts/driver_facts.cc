@@ -26,7 +26,7 @@ class Library {
   Library(const Library&) = delete;
   Library& operator=(const Library&) = delete;
 
-  // Whether the library is there, has the function, and it succeeded: 0, both of CUDA's and of NVML's.
+  // Whether the library exists, has the function, and the call returned 0, which is success for CUDA and NVML.
   template <typename... Arguments>
   bool call(const char* name, Arguments... arguments) const {
     if (handle_ == nullptr) return false;
@@ -40,7 +40,7 @@ class Library {
 
 }  // namespace
 
-// "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 27 ..."
+// The file reads "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 27 ...".
 std::string driver_version(const std::string& root) {
   std::ifstream file(root + "/proc/driver/nvidia/version");
   std::string line;

@@ -1,6 +1,6 @@
-// What NVIDIA's driver says of itself and of GPUs, without starting CUDA: from the kernel's files and from the driver's
-// own libraries, which are opened when they are asked, so that no build needs them. Used by host_facts.cc, and by tests
-// with libraries of their own.
+// Facts about NVIDIA's driver and its GPUs, without starting CUDA. They come from the kernel's files and from the
+// driver's own libraries, which are opened at run time, so that no build needs them. Used by host_facts.cc, and by
+// tests with stand-in libraries; no hardware has run it against a real driver.
 //
 // Thread safety: one caller at a time.
 #pragma once
@@ -10,20 +10,20 @@
 
 namespace annulus {
 
-// "580.65.06"; empty without a driver. `root`: where the kernel's files are, for tests.
+// The driver's version, "580.65.06", or "" without a driver. Tests pass the folder that holds /proc as `root`.
 std::string driver_version(const std::string& root = "");
 
-// The GPUs that the driver has; -1 without a driver.
+// The number of GPUs that the driver has, or -1 without a driver.
 int gpus_of_driver(const std::string& root = "");
 
-// The newest CUDA that the driver takes, "13.0"; empty where it does not say.
+// The newest CUDA version that the driver supports, "13.0", or "" if it is not known.
 std::string cuda_of_driver(const std::string& library = "libcuda.so.1");
 
-// "13.0" of 13000.
+// The text "13.0" for 13000, CUDA's own form of the version.
 std::string cuda_version_text(int version);
 
-// [gpu][gpu]: whether a GPU may read another's memory; in the order of their PCI bus ids. Empty where the driver does
-// not say, or shows this process less than two.
+// [gpu][gpu]: whether a GPU may read another's memory, in the order of their PCI bus ids. Empty if the driver does not
+// tell, or shows this process fewer than two GPUs.
 std::vector<std::vector<bool>> peer_access(const std::string& library = "libnvidia-ml.so.1");
 
 }  // namespace annulus

@@ -1,4 +1,4 @@
-// Findings as a table for people and as JSON. See host_checks.h.
+// Findings as a table and as JSON. See host_checks.h.
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
@@ -24,7 +24,7 @@ std::string_view to_string(Severity severity) {
 const std::string& label_of(const HostReport& report) { return report.listed.empty() ? report.name : report.listed; }
 
 std::string findings_table(const std::vector<Finding>& findings, bool all) {
-  // What is the same on several hosts is one entry.
+  // A finding that several hosts share becomes one entry.
   struct Entry {
     const Finding* finding;
     std::vector<std::string> hosts;
@@ -46,7 +46,7 @@ std::string findings_table(const std::vector<Finding>& findings, bool all) {
                    [](const Entry& a, const Entry& b) { return a.finding->severity > b.finding->severity; });
   size_t width = 0;
   for (const Entry& e : entries) width = std::max(width, e.finding->check.size());
-  constexpr size_t kHosts = 4;  // more are counted
+  constexpr size_t kHosts = 4;  // at most this many are named, the others counted
   constexpr size_t kLine = 2000;
   std::string out;
   for (Entry& e : entries) {

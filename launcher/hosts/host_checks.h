@@ -1,8 +1,9 @@
-// What is wrong with a host, and with hosts beside each other: one check for each thing that goes wrong in practice,
-// each with its remedy. `doctor` shows all, `launch` refuses or warns by them before ranks start.
+// Checks of one host, and of several hosts together: one check for each thing that goes wrong in practice, each with
+// its remedy. `doctor` shows the findings; `launch` refuses a job or warns because of them before ranks start.
 //
-// check_host is host_checks.cc, check_together and the table of differences hosts_together.cc, what is printed
-// findings.cc. Thread safety: functions without state; they look at reports alone, so that a test plants any fault.
+// host_checks.cc has check_host, hosts_together.cc has check_together and difference_table, and findings.cc has the
+// functions that print. Thread safe: functions without state. They use nothing but the reports, so that a test can
+// plant any fault.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -19,41 +20,41 @@ enum class Severity { kGood, kUnknown, kWarning, kError };
 std::string_view to_string(Severity severity);  // "good", "unknown", "warning", "error"
 
 struct Finding {
-  std::string check;  // "locked-memory": its name, in docs/clusters.md and the JSON
+  std::string check;  // the name of the check, as in docs/clusters.md and the JSON: "locked-memory"
   Severity severity = Severity::kGood;
-  std::string host = {};    // as its list or the system calls it; empty: concerns all
-  std::string found = {};   // "64 KiB"
-  std::string remedy = {};  // what to do; empty where it is good
-  // Of an error: what a job that it refuses ends with. kMismatch where hosts differ that must not.
+  std::string host = {};    // the host's label (label_of); empty: all hosts
+  std::string found = {};   // what was found: "64 KiB"
+  std::string remedy = {};  // what to do; empty if nothing is wrong
+  // For an error, the kind of error that ends the job: kMismatch if hosts differ that must be the same.
   ErrorKind kind = ErrorKind::kUnavailable;
 };
 
-// What a job asks of hosts.
+// What a job needs from its hosts.
 struct CheckRequest {
-  std::vector<int> ranks = {};  // of each host; empty, for a single host: default_ranks
+  std::vector<int> ranks = {};  // the number of ranks on each host; a missing one is default_ranks
   std::vector<std::string> interfaces = {};
   std::string device = "auto";
-  bool by_launch = false;  // `launch` starts the ranks, and sees itself to what plain mpirun has to be told
+  bool by_launch = false;  // `launch` starts the ranks and adds the options that plain mpirun would need
 };
 
-// How many ranks a host has that nobody gave a number: one a GPU, without GPUs one a NUMA node.
+// The number of ranks on a host if none is given: one per GPU, or without GPUs one per NUMA node.
 int default_ranks(const HostReport& report);
 
-// Of one host alone, the i-th of the request: at least one finding for each check.
+// Checks one host, the i-th of the request. Returns at least one finding for each check.
 std::vector<Finding> check_host(const HostReport& report, const CheckRequest& request, size_t i);
-// Of several beside each other: version, program, libraries, files, clocks, networks, one machine under two names.
-// Nothing for a single one.
+// Checks several hosts together: version, program, libraries, files, clocks, networks, one machine under two names.
+// Returns nothing for a single host.
 std::vector<Finding> check_together(const std::vector<HostReport>& reports, const CheckRequest& request);
 
-// What differs between hosts, one row a member that is not the same on all, one column a host (where that is too wide,
-// one line a value, with its hosts); "" where nothing does.
+// A table of what differs between hosts, with one row per differing member and one column per host, or, if that is too
+// wide, one line per member with its values and their hosts. "" if nothing differs.
 std::string difference_table(const std::vector<HostReport>& reports);
 
-// How messages call a host: as the job's list does, otherwise as the system does.
+// The name of a host in messages: the one in the job's list, or else the host's own.
 const std::string& label_of(const HostReport& report);
 
-// A table for people: the worst first; with `all`, what is good too. What several hosts share is said once. "" where
-// there is nothing to show.
+// A table of the findings, the worst first; with `all`, it includes those that are good. A finding that several hosts
+// share has one entry. "" if there is nothing to show.
 std::string findings_table(const std::vector<Finding>& findings, bool all);
 nlohmann::json findings_json(const std::vector<Finding>& findings);
 

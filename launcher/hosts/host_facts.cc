@@ -80,8 +80,8 @@ Space space_of(const std::string& path) {
   return space;
 }
 
-// Whether the limit on locked memory does not hold for this process: it has the capability (CAP_IPC_LOCK), and not in a
-// container's own namespace of users, where the kernel takes no notice of it.
+// Whether the limit on locked memory does not apply to this process. That is so if it has the capability CAP_IPC_LOCK
+// in the first user namespace; the kernel ignores one in a container's own user namespace.
 bool locks_any_memory() {
   constexpr const char* kFirstUsers = "user:[4026531837]";  // PROC_USER_INIT_INO of Linux
   constexpr uint64_t kIpcLock = uint64_t{1} << 14;
@@ -94,7 +94,7 @@ bool locks_any_memory() {
   return false;
 }
 
-// The file of a library that this process has loaded, by the beginning of its name; empty where none is.
+// The path of a library that this process has loaded and whose file name begins with `name`, or "" if there is none.
 std::string loaded_library(std::string_view name) {
   struct Search {
     std::string_view name;
@@ -115,8 +115,8 @@ std::string loaded_library(std::string_view name) {
   return error || search.path.empty() ? search.path : real.string();
 }
 
-// What the folder of the library says of its version, in a wheel or an unpacked LibTorch; otherwise the version that
-// this program was compiled with.
+// The version in the files beside the library, in a wheel or an unpacked LibTorch; without such a file, the version
+// that this program was compiled with.
 std::string libtorch_version(const std::string& library) {
   const fs::path root = fs::path(library).parent_path().parent_path();
   std::ifstream python(root / "version.py");
@@ -128,7 +128,7 @@ std::string libtorch_version(const std::string& library) {
   return version.empty() ? TORCH_VERSION : version;
 }
 
-// The NCCL that the same LibTorch brings: in a wheel of its own, or in the same folder.
+// The NCCL that belongs to this LibTorch, in a separate wheel or in the same folder; "" if there is none.
 std::string nccl_beside(const std::string& libtorch) {
   if (libtorch.empty()) return "";
   const fs::path folder = fs::path(libtorch).parent_path();
@@ -140,11 +140,11 @@ std::string nccl_beside(const std::string& libtorch) {
 }
 
 std::string mpi_library_version() {
-  // Asked for by name, so that this room and its tests need no MPI.
+  // Looked up by name, so that this folder and its tests need no MPI.
   using Ask = int (*)(char*, int*);
   const auto ask = reinterpret_cast<Ask>(dlsym(RTLD_DEFAULT, "MPI_Get_library_version"));
   if (ask == nullptr) return "";
-  std::array<char, 16384> text{};  // MPICH wants 8 KiB
+  std::array<char, 16384> text{};  // MPICH needs 8 KiB
   int length = 0;
   if (ask(text.data(), &length) != 0) return "";
   const std::string_view version(text.data());
@@ -177,10 +177,11 @@ void add_devices(HostReport& report) {
   report.peer_access = peer_access();
 }
 
-// Whether a process of this user may read another's memory. As Open MPI does it: between two processes that a third has
-// started, the one that is read from having said that it may be. Only what is safe after a fork is called.
+// Whether a process of this user may read another's memory with process_vm_readv, tried as Open MPI does it: between
+// two processes that a third has started, of which the one that is read has permitted it (PR_SET_PTRACER). The children
+// call only functions that are safe after a fork.
 bool cma_works() {
-  static volatile char word = 'x';  // at the same address in all three
+  static volatile char word = 'x';  // has the same address in all three processes
   std::array<int, 2> ready{}, done{};
   if (pipe2(ready.data(), O_CLOEXEC) != 0) return false;
   if (pipe2(done.data(), O_CLOEXEC) != 0) {
@@ -222,8 +223,8 @@ bool cma_works() {
   return works;
 }
 
-// Variables that say something to us, NCCL, UCX or MPI and that a user sets: not those by which mpirun and `launch`
-// tell a rank what it is, which differ everywhere, and no secret.
+// Whether this is a variable with which a user configures annulus, NCCL, UCX or MPI. Variables with which mpirun and
+// `launch` identify a rank are excluded, because they differ between ranks, and so is the back channel's secret token.
 bool is_of_interest(std::string_view name) {
   for (const std::string_view own : {"ANNULUS_BACK", "ANNULUS_SCRIPT", "ANNULUS_PROGRAM", "ANNULUS_LAUNCH",
                                      "ANNULUS_WORLD_SIZE", "ANNULUS_PROGRESS", "ANNULUS_COLUMNS"}) {
@@ -259,7 +260,7 @@ double seconds_of_clock() {
 std::string digest_of_file(const std::string& path) {
   constexpr off_t kWhole = off_t{64} << 20, kPart = off_t{1} << 20;
   const auto missing = [](int error) { return "missing: " + std::string(std::strerror(error)); };
-  // Not blocking, for a FIFO without a writer.
+  // O_NONBLOCK, because opening a FIFO without a writer would block.
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return missing(errno);
   struct Closer {
@@ -277,7 +278,7 @@ std::string digest_of_file(const std::string& path) {
       const ssize_t n = pread(fd, buffer.data(), std::min(buffer.size(), static_cast<size_t>(to - from)), from);
       if (n < 0 && errno == EINTR) continue;
       if (n < 0) return false;
-      if (n == 0) break;  // it has become shorter
+      if (n == 0) break;  // the file has become shorter
       sum.update(buffer.data(), static_cast<size_t>(n));
       from += n;
     }

@@ -1,5 +1,5 @@
-// The report of the host that this process runs on. The verb `host` (hidden; the survey starts it on every host)
-// sends it to the launcher; `doctor` and `launch` call it for their own.
+// Makes the report of the host that this process runs on. The hidden verb `host`, which a survey starts on every host,
+// sends it to the launcher; `doctor` makes that of its own host.
 #pragma once
 
 #include <string>
@@ -10,18 +10,18 @@
 namespace annulus {
 
 struct FactsRequest {
-  std::vector<std::string> files;  // whose digests are asked for
-  bool devices = true;             // ask the driver and NCCL, which takes a second with GPUs
+  std::vector<std::string> files;  // paths of the files whose digests the report holds
+  bool devices = true;             // whether to query the driver and NCCL, which takes about a second with GPUs
 };
 
-// Starts no MPI and nothing of CUDA. What cannot be found out is left as it is in an empty report; raises
-// Error(kUnavailable) only where the machine cannot be read at all, and Error(kUsage) where ANNULUS_ISA is no word of
-// ours. Thread safety: one caller at a time (it forks to try process_vm_readv).
+// Starts neither MPI nor CUDA. A fact that cannot be found keeps its value in an empty report. Throws
+// Error(kUnavailable) only if the machine cannot be read at all, and Error(kUsage) if ANNULUS_ISA has an unknown value.
+// Thread safety: one caller at a time, because it forks to try process_vm_readv.
 HostReport report_of_this_host(const FactsRequest& request);
 
-// What stands for the content of a file: its checksum; of one of more than 64 MiB (a shard of tokens), its size and the
-// checksum of its first and last MiB; "folder" for a folder; "missing: No such file or directory" where it cannot be
-// read.
+// A text that stands for the content of a file: its checksum; for a file of more than 64 MiB (a shard of tokens), its
+// size and the checksum of its first and last MiB; "folder" for a folder; "missing: No such file or directory" (with
+// the system's message) if it cannot be read.
 std::string digest_of_file(const std::string& path);
 
 }  // namespace annulus

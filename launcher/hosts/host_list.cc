@@ -23,7 +23,7 @@
 namespace annulus {
 namespace {
 
-constexpr int kMostSlots = 65536;  // of a host, and of ranks at all
+constexpr int kMostSlots = 65536;  // the most slots of a host, which is also the most ranks of a job
 constexpr size_t kMostHosts = 16384;
 
 [[noreturn]] void refuse(ErrorKind kind, std::string_view where, const std::string& what) {
@@ -51,7 +51,7 @@ std::string lower(std::string_view text) {
   return out;
 }
 
-// Adds what lists name one by one; refuses what is no name, and a name that comes twice.
+// Builds a HostList from names one by one; throws for a malformed name and for a name that occurs twice.
 class ListMaker {
  public:
   ListMaker(ErrorKind kind, std::string source) : kind_(kind) { list_.source = std::move(source); }
@@ -60,12 +60,12 @@ class ListMaker {
     if (name.find(':') != std::string_view::npos || name.starts_with('[')) {
       refuse(kind_, where,
              "\"" + std::string(name) +
-                 "\" is taken for an IPv6 address, which mpirun does not take; give that host a name");
+                 "\" looks like an IPv6 address, which mpirun does not accept; give that host a name");
     }
     if (!is_name(name)) {
       refuse(kind_, where,
              "\"" + std::string(name) +
-                 "\" is no name of a host: letters, digits and -._ were expected, as in node1 or 10.0.0.1");
+                 "\" is not the name of a host: letters, digits and -._ were expected, as in node1 or 10.0.0.1");
     }
     const auto same = [&](const HostSlots& host) { return lower(host.name) == lower(name); };
     if (std::any_of(list_.hosts.begin(), list_.hosts.end(), same)) {
@@ -93,7 +93,7 @@ class ListMaker {
   HostList list_;
 };
 
-// One line of a host file; empty words are none.
+// The words of one line of a host file, without its comment.
 std::vector<std::string> words_in(std::string line) {
   line.resize(std::min(line.find('#'), line.size()));
   std::replace_if(
@@ -103,7 +103,8 @@ std::vector<std::string> words_in(std::string line) {
   return words;
 }
 
-// Slurm's short form of names, "n[1-3,07],login". `text` is one of its parts, from `at` on all that is left to expand.
+// Expands one part of Slurm's short form of names: "n[1-2,07]" gives n1, n2 and n07. What comes before `at` in `text`
+// is already expanded.
 void expand_names(const std::string& text, size_t at, const std::function<void(const std::string&)>& add) {
   const size_t open = text.find('[', at);
   if (open == std::string::npos) return add(text);
@@ -117,7 +118,7 @@ void expand_names(const std::string& text, size_t at, const std::function<void(c
     if (!first || !last || ends.size() > 2 || *last - *first >= static_cast<int>(kMostHosts)) bad();
     for (int i = *first; i <= *last; ++i) {
       std::string number = std::to_string(i);
-      // As many digits as the first number was written with.
+      // Slurm pads every number of a range to the width of the first.
       number.insert(0, ends.front().size() - std::min(ends.front().size(), number.size()), '0');
       const std::string head = text.substr(0, open) + number;
       expand_names(head + text.substr(close + 1), head.size(), add);
@@ -193,8 +194,8 @@ std::optional<HostList> hosts_of_slurm() {
     slots = slurm_tasks_per_node("SLURM_TASKS_PER_NODE");
     if (slots.size() != names.size()) {
       refuse(ErrorKind::kUsage, "SLURM_TASKS_PER_NODE",
-             "\"" + std::string(tasks) + "\" is of " + counted(static_cast<int64_t>(slots.size()), "host") +
-                 ", and SLURM_JOB_NODELIST, \"" + nodes + "\", of " + std::to_string(names.size()));
+             "\"" + std::string(tasks) + "\" lists " + counted(static_cast<int64_t>(slots.size()), "host") +
+                 ", but SLURM_JOB_NODELIST, \"" + nodes + "\", lists " + std::to_string(names.size()));
     }
   }
   ListMaker maker(ErrorKind::kUsage, "Slurm's allocation (SLURM_JOB_NODELIST)");
@@ -214,8 +215,8 @@ std::vector<int> ranks_of_hosts(const HostList& list, int ranks) {
   if (ranks == 0) {
     if (unsaid == nullptr) return most;
     refuse(ErrorKind::kUsage, list.source,
-           "how many ranks host " + unsaid->name +
-               " gets is not said; give the number of all with -n N, or of each host: " + unsaid->name + ":8");
+           "the number of ranks on host " + unsaid->name +
+               " is not given; give the number of all ranks with -n N, or that of each host: " + unsaid->name + ":8");
   }
   const int64_t sum = std::accumulate(most.begin(), most.end(), int64_t{0});
   if (ranks > sum) {
@@ -223,7 +224,8 @@ std::vector<int> ranks_of_hosts(const HostList& list, int ranks) {
         ErrorKind::kUsage, list.source,
         std::to_string(ranks) + " ranks do not fit into the " + counted(sum, "slot") + " of the hosts; " + list.remedy);
   }
-  // One level for all that have room, then one more for the first of those that have room above it.
+  // Gives the same number to every host that has room, and repeats that with the rest; at last, when fewer ranks are
+  // left than hosts have room, the first of these get one each.
   std::vector<int> given(most.size(), 0);
   int left = ranks;
   while (left > 0) {

@@ -1,8 +1,8 @@
-// The hosts of a job by their names, and how many ranks each may have: from --hosts, a host file, or the allocation of
-// Slurm that this process is in. Used by `launch`, `topology` and `doctor`.
+// The names of a job's hosts, and how many ranks each may have. They come from --hosts, a host file, or the Slurm
+// allocation that this process is in. Used by `launch`, `topology` and `doctor`, and by the survey.
 //
-// Names are checked before they reach anything: letters, digits and "-._" alone, not beginning with "-", so that no
-// name is an option or a word of a shell. Thread safety: functions without state.
+// Names are checked before anything uses them: they consist of letters, digits and "-._" and do not begin with "-", so
+// that no name can act as an option or as shell syntax. Thread safe: functions without state.
 #pragma once
 
 #include <optional>
@@ -13,37 +13,39 @@
 namespace annulus {
 
 struct HostSlots {
-  std::string name;  // or an address, as written
-  int slots = 0;     // 0: not said
+  std::string name;  // a name or an IPv4 address, as written
+  int slots = 0;     // 0: not given
   bool operator==(const HostSlots&) const = default;
 };
 
 struct HostList {
-  std::vector<HostSlots> hosts;  // each once, in the order in which they were named
+  std::vector<HostSlots> hosts;  // each host once, in the order of the list
   std::string source;            // for messages: "--hosts", "--hostfile F", "Slurm's allocation (SLURM_JOB_NODELIST)"
-  // What to do where it has too few slots.
+  // What to do if there are too few slots.
   std::string remedy = "name more slots, or leave them out to let a host take any number";
 };
 
-// "a:8,b,10.0.0.3:4". Error(kUsage), naming `where` and what is wrong with which name. An IPv6 address is refused,
-// since mpirun takes none.
+// Parses "a:8,b,10.0.0.3:4". Throws Error(kUsage), which names `where` and the faulty name. An IPv6 address is refused,
+// because mpirun does not accept one.
 HostList parse_hosts(std::string_view text, std::string_view where);
 
-// Open MPI's form, "name slots=8 max_slots=8", and MPICH's, "name:8"; "#" begins a comment. Error(kInput) names the
-// line; Error(kUsage) where the file cannot be read.
+// Reads a file in Open MPI's form, "name slots=8 max_slots=8", or in MPICH's, "name:8"; "#" begins a comment. Throws
+// Error(kInput), which names the line, or Error(kUsage) if the file cannot be read.
 HostList read_hostfile(const std::string& path);
 
-// Of an allocation of Slurm, of one host or several: SLURM_JOB_NODELIST ("n[1-3,07],login"), and
-// SLURM_TASKS_PER_NODE ("2(x3),1") where tasks were asked for (SLURM_NTASKS, SLURM_NTASKS_PER_NODE), else no slots.
-// Nothing outside of one. Error(kUsage) where they cannot be read.
+// The hosts of the Slurm allocation that this process is in, one host or several: SLURM_JOB_NODELIST
+// ("n[1-3,07],login"), with the slots of SLURM_TASKS_PER_NODE ("2(x3),1") if tasks were requested (SLURM_NTASKS,
+// SLURM_NTASKS_PER_NODE). Nothing outside of an allocation. Throws Error(kUsage) if a variable cannot be parsed.
 std::optional<HostList> hosts_of_slurm();
 
-// How many ranks go where: `ranks` where > 0, as evenly as the slots allow, the first hosts one more where it does not
-// come out even; else all slots. A host without slots takes any number; then `ranks` must be said. Error(kUsage): more
-// ranks than slots, or nobody says how many.
+// The number of ranks on each host. With `ranks` > 0, these are distributed as evenly as the slots allow, and the first
+// hosts get one more each if they do not divide evenly: 8 ranks on slots 2, 4 and 4 give 2, 3 and 3. With `ranks` = 0,
+// every slot gets a rank. A host without slots takes any number, and then `ranks` must be given. Throws Error(kUsage)
+// if there are more ranks than slots, or if the number of ranks is not given.
 std::vector<int> ranks_of_hosts(const HostList& list, int ranks);
 
-// Whether `name` is this host: its own name, whole or short, in any case; "localhost"; an address of its interfaces.
+// Whether `name` means this host: its own name, full or short, in upper or lower case; "localhost"; or an address of
+// one of its interfaces.
 bool is_this_host(std::string_view name);
 
 }  // namespace annulus

@@ -14,7 +14,7 @@ namespace {
 
 using nlohmann::json;
 
-// Every member by its name, once for writing and reading. `R` is a report or a const one.
+// Calls `visit` with the name and value of every member, for writing and for reading. `R` is HostReport, const or not.
 template <typename R, typename Visit>
 void visit_members(R& r, const Visit& visit) {
   visit("name", r.name);
@@ -86,7 +86,7 @@ struct Writer {
   void operator()(const char* name, const Space& space) const { visit_space(space, Writer{out[name]}); }
 };
 
-// Nothing is longer than any system makes it.
+// Limits for reports that are read, higher than any real host needs.
 constexpr size_t kMostText = size_t{1} << 20, kMostItems = 65536;
 
 struct Reader {

@@ -1,4 +1,4 @@
-// What is wrong with hosts beside each other, and what differs between them. See host_checks.h.
+// The checks of several hosts together, and the table of their differences. See host_checks.h.
 #include <arpa/inet.h>
 
 #include <algorithm>
@@ -22,7 +22,7 @@ std::string series_of_mpi(const HostReport& r) {  // "Open MPI v4.1" of "Open MP
   return r.mpi_library.substr(0, dot == std::string::npos ? dot : r.mpi_library.find('.', dot + 1));
 }
 
-// "AVX-512 on a, b; AVX2 on c": the values that hosts have, each with some of its hosts.
+// The distinct values, each with up to four of its hosts: "AVX-512 on a, b; AVX2 on c".
 std::string values_text(const Reports& reports, const std::function<std::string(const HostReport&)>& value) {
   std::vector<std::pair<std::string, std::vector<std::string>>> groups;
   for (const HostReport& r : reports) {
@@ -47,7 +47,8 @@ bool all_alike(const Reports& reports, const std::function<std::string(const Hos
   return std::all_of(reports.begin(), reports.end(), [&](const HostReport& r) { return value(r) == first; });
 }
 
-// What ANNULUS_ISA calls the vector instructions that all have; "" where one computes without (simd/instruction_set.h).
+// The value of ANNULUS_ISA for the vector instructions that all hosts have, or "" if a host has none
+// (simd/instruction_set.h).
 std::string common_instructions(const Reports& reports) {
   const auto any = [&](std::string_view isa) {
     return std::any_of(reports.begin(), reports.end(), [&](const HostReport& r) { return r.isa == isa; });
@@ -63,7 +64,8 @@ struct Address {
   std::string text;  // without the prefix
 };
 
-// Nothing for one that leads to no other host: loopback's, and IPv6's of a single link.
+// Parses an address with its prefix. Returns nothing if `text` is malformed or the address is link-local (169.254/16,
+// fe80::/10), because such an address does not lead to other networks.
 std::optional<Address> parse_address(const std::string& text) {
   Address a;
   const size_t slash = text.find('/');
@@ -93,7 +95,7 @@ struct InterfaceAddress {
   Address address;
 };
 
-// Those that a job may use: of the interfaces that were named, or of all that are up.
+// The addresses that a job may use: those of the named interfaces, or of all interfaces that are up.
 std::vector<InterfaceAddress> usable(const HostReport& report, const CheckRequest& request) {
   std::vector<InterfaceAddress> found;
   for (const NetInterface& interface : report.host.interfaces) {
@@ -126,7 +128,7 @@ class Together {
         "install one version for all: `./annulus install PREFIX` to a folder that all hosts share, or copy it to each");
     same(
         "same-architecture", Severity::kError, [](const HostReport& r) { return r.architecture; },
-        "leave out the hosts of the other architecture: one program has to run on all");
+        "leave out the hosts of the other architecture: the same program must run on all hosts");
     same(
         "same-program", Severity::kError,
         [](const HostReport& r) {
@@ -137,7 +139,7 @@ class Together {
         "each");
     same(
         "same-libtorch", Severity::kError, [](const HostReport& r) { return r.libtorch; },
-        "use one LibTorch: that of `./annulus install`, or the same version on all; LD_LIBRARY_PATH may bring in "
+        "use one LibTorch: that of `./annulus install`, or the same version on all; LD_LIBRARY_PATH may lead to "
         "another");
     same("same-mpi", Severity::kError, series_of_mpi, "install the same series of Open MPI on all hosts");
     same(
@@ -146,13 +148,13 @@ class Together {
         "load the same NCCL on all hosts: that of LibTorch, without another one in LD_LIBRARY_PATH");
     same(
         "same-driver", Severity::kWarning, [](const HostReport& r) { return r.driver; },
-        "install the same driver on all hosts, where something fails on some of them only");
+        "if something fails only on some hosts, install the same driver on all");
     const std::string common = common_instructions(reports_);
     same(
         "same-instructions", Severity::kWarning, [](const HostReport& r) { return r.isa; },
         common.empty() ? "CPU ranks then round differently, and these processors have no vector instructions in common"
                        : "CPU ranks then round differently; for the same bits everywhere: ANNULUS_ISA=" + common +
-                             ", which all have");
+                             ", which all hosts support");
     devices();
     same(
         "same-user", Severity::kWarning, [](const HostReport& r) { return r.user; },
@@ -185,7 +187,7 @@ class Together {
       return add("different-machines", Severity::kGood, counted(static_cast<int64_t>(reports_.size()), "machine"));
     }
     add("different-machines", Severity::kError,
-        join(doubles, ", ") + " are names of one machine, whose cores and GPUs would be given out twice",
+        join(doubles, ", ") + " are names of one machine, whose cores and GPUs would be used twice",
         "name each machine once, with all its ranks", ErrorKind::kPlan);
   }
 
@@ -196,17 +198,17 @@ class Together {
       std::string lower = r.name;
       std::transform(lower.begin(), lower.end(), lower.begin(), [](unsigned char c) { return std::tolower(c); });
       const auto [it, first] = seen.emplace(lower, label_of(r));
-      if (!first) doubles.push_back(it->second + " and " + label_of(r) + " both call themselves " + r.name);
+      if (!first) doubles.push_back(it->second + " and " + label_of(r) + " both have the name " + r.name);
     }
-    if (doubles.empty()) return add("different-names", Severity::kGood, "each host has a name of its own");
+    if (doubles.empty()) return add("different-names", Severity::kGood, "each host has its own name");
     add("different-names", Severity::kError,
-        join(doubles, "; ") + ": MPI and NCCL take ranks of hosts of one name for ranks of one host",
-        "give each its own name (hostnamectl set-hostname NAME, docker run --hostname NAME); names that differ in "
-        "capitals alone are one",
+        join(doubles, "; ") + ": MPI and NCCL treat ranks on hosts of the same name as ranks of one host",
+        "give each its own name (hostnamectl set-hostname NAME, docker run --hostname NAME); names that differ only in "
+        "upper and lower case count as the same",
         ErrorKind::kPlan);
   }
 
-  // All ranks compute on one kind of device.
+  // All ranks must compute on the same kind of device.
   void devices() {
     if (request_.device == "cpu") return add("same-devices", Severity::kGood, "cpu, as configured");
     const auto kind = [](const HostReport& r) -> std::string {
@@ -228,14 +230,14 @@ class Together {
         const auto it = r.environment.find(name);
         return it == r.environment.end() ? std::string("unset") : name + "=" + it->second;
       };
-      // Which of its devices a host shows is its own matter.
+      // These two may differ between hosts: they say which devices a host shows, and which host it is.
       if (name != "CUDA_VISIBLE_DEVICES" && name != "NCCL_HOSTID" && !all_alike(reports_, value)) {
         differing.push_back(values_text(reports_, value) + " (" + name + ")");
       }
     }
     if (differing.empty()) return add("same-environment", Severity::kGood, counted(names.size(), "variable"));
     add("same-environment", Severity::kWarning, join(differing, "; "),
-        "set them where the job is started (launch hands them on), and not in some hosts' shell start-up files");
+        "set them where the job is started (launch passes them on), and not in the shell start-up files of some hosts");
   }
 
   void files() {
@@ -265,7 +267,8 @@ class Together {
 
   void clocks() {
     constexpr double kMost = 1;  // s
-    // Offsets are against the launcher's clock, which need not be one of these. Each counts as little as it may be.
+    // Offsets are relative to the launcher's clock, whose host need not be one of these. The difference is taken as the
+    // smallest that the accuracy of the two offsets allows.
     const auto least = [](const HostReport& r) { return r.clock_offset - r.clock_accuracy; };
     const auto most = [](const HostReport& r) { return r.clock_offset + r.clock_accuracy; };
     const HostReport& ahead =
@@ -277,8 +280,8 @@ class Together {
     char text[64];
     std::snprintf(text, sizeof text, " is %.1f s behind that of ", ahead.clock_offset - behind.clock_offset);
     add("clocks", Severity::kWarning, "that of " + label_of(behind) + text + label_of(ahead),
-        "have the hosts follow one time server (chrony, systemd-timesyncd: timedatectl set-ntp true): logs and the "
-        "times of files mislead otherwise, and tickets and certificates fail");
+        "let the hosts follow one time server (chrony, systemd-timesyncd: timedatectl set-ntp true): otherwise logs "
+        "and the times of files mislead, and tickets and certificates fail");
   }
 
   void networks() {
@@ -294,7 +297,7 @@ class Together {
         if (!common) apart.push_back(label_of(reports_[a]) + " and " + label_of(reports_[b]));
       }
     }
-    if (apart.empty()) return add("common-network", Severity::kGood, "each two hosts have a network in common");
+    if (apart.empty()) return add("common-network", Severity::kGood, "every two hosts have a network in common");
     constexpr size_t kPairs = 3;
     const size_t count = apart.size();
     apart.resize(std::min(count, kPairs));
@@ -304,11 +307,11 @@ class Together {
             " have no network in common" +
             (request_.interfaces.empty() ? "" : " by " + join(request_.interfaces, ", ")) +
             ": what they send is routed, or does not arrive",
-        "name interfaces of one network with --interfaces (`annulus topology --hosts ...` lists them); where a router "
-        "is meant to join them, all is well");
+        "name interfaces of one network with --interfaces (`annulus topology --hosts ...` lists them); if a router "
+        "connects them on purpose, ignore this");
   }
 
-  // A bridge of docker's or libvirt's has the same address on every host: MPI would connect to itself.
+  // A bridge of docker or libvirt has the same address on every host, so that MPI would connect to its own host.
   void addresses() {
     std::map<std::string, std::vector<std::string>> holders;
     for (const HostReport& r : reports_) {
@@ -322,7 +325,7 @@ class Together {
     }
     if (doubles.empty()) return add("different-addresses", Severity::kGood, "each address belongs to one host");
     add("different-addresses", Severity::kWarning, join(doubles, "; "),
-        "name the interfaces that join the hosts with --interfaces: otherwise MPI and NCCL may try such an address, "
+        "name the interfaces that connect the hosts with --interfaces: otherwise MPI and NCCL may try such an address, "
         "which leads back to the same host");
   }
 
@@ -338,7 +341,7 @@ class Together {
     add("reachable", Severity::kError,
         join(failed, "; ") +
             (count > kShown ? "; and " + counted(static_cast<int64_t>(count - kShown), "more case") : ""),
-        "let a firewall (iptables -L, nft list ruleset, ufw status) pass TCP between the hosts, all ports, or name "
+        "let the firewall (iptables -L, nft list ruleset, ufw status) pass TCP between the hosts on all ports, or name "
         "interfaces on which it does with --interfaces");
   }
 

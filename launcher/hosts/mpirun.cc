@@ -65,7 +65,7 @@ Mpirun find_mpirun() {
   const char* const variable = std::getenv("MPIRUN");
   const char* const home = std::getenv("MPI_HOME");
   if (variable != nullptr && *variable != '\0') {
-    path = variable;  // what was named is meant: no search elsewhere
+    path = variable;  // an mpirun that the user named is not searched for elsewhere
     if (path.find('/') == std::string::npos) path = search_path(path);
     looked = "MPIRUN=" + std::string(variable);
   } else if (home != nullptr && *home != '\0') {
@@ -82,8 +82,8 @@ Mpirun find_mpirun() {
                     "): install Open MPI (Debian, Ubuntu: apt-get install openmpi-bin), or name it with "
                     "MPIRUN=/path/to/mpirun or MPI_HOME=/path");
   }
-  // A full path is also mpirun's guess of where Open MPI lies, and it refuses to take /bin/mpirun for one below "/",
-  // though /bin is /usr/bin by another name.
+  // From a full path, mpirun also derives where Open MPI is installed. It fails for /bin/mpirun, for which it derives
+  // "/", although /bin is a link to /usr/bin. Hence the canonical folder.
   std::error_code error;
   const std::filesystem::path folder = std::filesystem::canonical(std::filesystem::path(path).parent_path(), error);
   if (!error) path = folder / std::filesystem::path(path).filename();
@@ -96,14 +96,14 @@ Mpirun find_mpirun() {
 
 namespace {
 
-// Each name once for each of its ranks.
+// The names of the hosts, each repeated once for each of its ranks.
 std::string names_of(const std::vector<std::pair<std::string, int>>& hosts, std::string_view between) {
   std::vector<std::string> names;
   for (const auto& [name, ranks] : hosts) names.insert(names.end(), static_cast<size_t>(ranks), name);
   return join(names, between);
 }
 
-// A host file for every mpirun, by its versions.
+// The variables that name a default host file for every mpirun: of Open MPI 4 and of Open MPI 5.
 constexpr std::array<const char*, 2> kDefaultHosts = {"OMPI_MCA_orte_default_hostfile",
                                                       "PRTE_MCA_prte_default_hostfile"};
 
@@ -138,7 +138,8 @@ std::vector<std::string> mpirun_command(const Mpirun& mpirun, const MpirunReques
   };
   if (request.as_root) argv.push_back("--allow-run-as-root");
   const bool five = mpirun.major >= 5;
-  // Rank by rank: by "slot" mpirun would begin with its own host, wherever that stands.
+  // "seq" maps rank by rank in the order of the list. With "slot", mpirun would begin with its own host, wherever it is
+  // in the list.
   std::string map = request.hosts.empty() ? "" : "seq";
   if (request.oversubscribe) {
     if (five) {
@@ -158,7 +159,7 @@ std::vector<std::string> mpirun_command(const Mpirun& mpirun, const MpirunReques
     mca(five ? "--prtemca" : "--mca", five ? "prte_local_tmpdir_base" : "orte_local_tmpdir_base", request.session_dir);
   }
   mca("--mca", "btl_base_warn_component_unused", "0");
-  // A cut cable is noticed in about 10 s instead of never.
+  // With these settings, a cut cable is noticed in about 10 s. By default it might never be.
   const char* const runtime = five ? "--prtemca" : "--mca";
   mca(runtime, "oob_tcp_keepalive_time", "5");
   mca(runtime, "oob_tcp_keepalive_intvl", "2");
@@ -185,7 +186,7 @@ bool need_hostfile(const std::vector<std::pair<std::string, int>>& hosts) {
 
 void write_hostfile(const std::string& path, std::vector<std::pair<std::string, int>> hosts) {
   for (auto& [name, ranks] : hosts) {
-    if (is_this_host(name)) name = host_name();  // in a file mpirun knows its own host by no other name
+    if (is_this_host(name)) name = host_name();  // in a file, mpirun recognizes its own host by no other name
   }
   errno = 0;
   std::ofstream file(path);
@@ -196,7 +197,7 @@ void write_hostfile(const std::string& path, std::vector<std::pair<std::string, 
 
 bool daemons_need_shield() {
   return text_from_environment("SLURM_JOB_ID") != nullptr &&
-         std::system("env --block-signal=TERM true >/dev/null 2>&1") == 0;  // GNU's, from 8.31 on
+         std::system("env --block-signal=TERM true >/dev/null 2>&1") == 0;  // needs GNU coreutils 8.31 or newer
 }
 
 std::vector<std::string> forwarded_variables() {
@@ -204,7 +205,7 @@ std::vector<std::string> forwarded_variables() {
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string_view text = *entry;
     const std::string_view name = text.substr(0, text.find('='));
-    // The script ./annulus says the widest instructions (ANNULUS_ISA) to the libraries.
+    // The last three are how the script ./annulus passes ANNULUS_ISA on to libraries.
     const bool ours = name.starts_with("ANNULUS_") || name == "OMP_NUM_THREADS" || name == "ATEN_CPU_CAPABILITY" ||
                       name == "MKL_ENABLE_INSTRUCTIONS" || name == "ONEDNN_MAX_CPU_ISA";
     const bool network = name.starts_with("NCCL_") || name.starts_with("UCX_");
@@ -227,9 +228,9 @@ MpirunProcess start_mpirun(const std::vector<std::string>& command, const sigset
   const pid_t pid = fork();
   if (pid < 0) refuse_call("fork");
   if (pid == 0) {
-    prctl(PR_SET_PDEATHSIG, SIGKILL);  // a killed launcher takes the job with it
+    prctl(PR_SET_PDEATHSIG, SIGKILL);  // if the launcher is killed, mpirun and the job are killed as well
     if (getppid() != launcher) _exit(137);
-    setsid();  // Ctrl-C reaches the launcher alone, which asks the ranks to stop
+    setsid();  // so that Ctrl-C reaches only the launcher, which asks the ranks to stop
     setenv("ANNULUS_LAUNCH_MPIRUN", std::to_string(getpid()).c_str(), 1);
     const int null = open("/dev/null", O_RDONLY);
     dup2(null, STDIN_FILENO);

@@ -1,4 +1,5 @@
-// The machine's mpirun: where it is, which version, and the exact command that starts ranks. Used by launch and doctor.
+// Finds the machine's mpirun and its version, and makes and starts the command that starts ranks. Used by launch,
+// doctor and the survey. Thread safety: these functions read and change the environment; call them from one thread.
 #pragma once
 
 #include <signal.h>
@@ -11,7 +12,7 @@
 
 namespace annulus {
 
-// An Open MPI 4.1 or 5.
+// An mpirun of Open MPI 4.1 or newer.
 struct Mpirun {
   std::string path;
   std::string version;  // "4.1.4"
@@ -19,66 +20,68 @@ struct Mpirun {
   int minor = 0;
 };
 
-// The version in the first line of `mpirun --version`: "mpirun (Open MPI) 4.1.4". Raises Error(kUnavailable) when it is
-// another MPI or older than 4.1. `path` is for the message.
+// Parses the first line of `mpirun --version`: "mpirun (Open MPI) 4.1.4". Throws Error(kUnavailable) if it is another
+// MPI or older than 4.1. `path` is used in the message.
 Mpirun parse_mpirun_version(const std::string& path, std::string_view output);
 
-// $MPIRUN, else $MPI_HOME/bin/mpirun, else the one found when annulus was built, else the first on PATH. Raises
-// Error(kUnavailable) when there is none, or it does not run, saying where it was looked for and how to get one.
+// Finds $MPIRUN, else $MPI_HOME/bin/mpirun, else the mpirun found when annulus was built, else the first one on PATH.
+// Throws Error(kUnavailable) if there is none or it does not run; the message says where it was looked for and how to
+// get one.
 Mpirun find_mpirun();
 
 struct MpirunRequest {
   int ranks = 1;
   bool oversubscribe = false;   // more ranks than cores
-  bool as_root = false;         // Open MPI wants to be told
+  bool as_root = false;         // adds --allow-run-as-root
   bool shield_daemons = false;  // daemons_need_shield()
-  std::string session_dir;      // a folder of this launch on this host, for mpirun's own files; empty: $TMPDIR
-  // Hosts in the order of their ranks, and how many each has: exactly those. Empty: this host, or as `extra` says.
+  std::string session_dir;      // this launch's folder on this host, for mpirun's own files; empty: $TMPDIR
+  // The hosts in the order of their ranks, and how many ranks each has. Empty: this host, or the hosts that `extra`
+  // names.
   std::vector<std::pair<std::string, int>> hosts;
-  std::string hostfile;                 // one that names them (write_hostfile); empty: the command line does
-  std::vector<std::string> interfaces;  // that mpirun's daemons reach one another by; empty: all
-  std::vector<std::string> forward;     // names of variables handed to every rank, also on other hosts
-  std::vector<std::string> extra;       // the user's own, last before the program
+  std::string hostfile;                 // a file that names them (write_hostfile); empty: they are on the command line
+  std::vector<std::string> interfaces;  // the interfaces that mpirun's daemons use; empty: all
+  std::vector<std::string> forward;     // names of variables that are passed to every rank, also on other hosts
+  std::vector<std::string> extra;       // the user's options, which come last before the program
   std::vector<std::string> program;     // argv of each rank
 };
 
-// What names hosts to mpirun, other than this program: an option among the user's `mpi_args`, such as "--hostfile", or
-// a variable of the environment (a default host file). Empty: nothing does.
+// The option among the user's `mpi_args` that names hosts, such as "--hostfile", or else the environment variable that
+// names a default host file. "" if there is neither.
 std::string hosts_named_by(const std::vector<std::string>& mpi_args);
 
-// Takes those variables away from the mpirun that is started next: hosts that are named to annulus come before what a
-// site has set for every mpirun.
+// Unsets those variables, because hosts that the user names have precedence over a site's default host file.
 void forget_default_hosts();
 
-// The command line, argv[0] first. Ranks are not bound by mpirun: each binds itself to its place (docs/user-guide.md).
+// The command line, argv[0] first. Ranks are not bound by mpirun: each binds itself to its place (rank_place.h).
 std::vector<std::string> mpirun_command(const Mpirun& mpirun, const MpirunRequest& request);
 
-// Whether they are more than one argument can name, each once for each of its ranks: Linux takes 128 KiB.
+// Whether the names of the hosts, repeated for each of their ranks, are too long for one argument, for which Linux
+// allows 128 KiB.
 bool need_hostfile(const std::vector<std::pair<std::string, int>>& hosts);
-// A file of them for MpirunRequest::hostfile, a rank a line. Error(kResource).
+// Writes a file for MpirunRequest::hostfile, with one line for each rank. Throws Error(kResource).
 void write_hostfile(const std::string& path, std::vector<std::pair<std::string, int>> hosts);
 
-// Slurm sends SIGTERM to the daemons that start ranks on other hosts when a job is cancelled, and they would end their
-// ranks within a second, while the launcher asks these to finish. True inside of an allocation, where the system's
-// `env` can keep the signal from them.
+// Whether mpirun's daemons need to be protected from SIGTERM. When a job is cancelled, Slurm sends SIGTERM to the
+// daemons on other hosts, and they would kill their ranks within a second, while the launcher asks the ranks to finish.
+// True inside an allocation whose `env` command can block the signal.
 bool daemons_need_shield();
 
-// The variables that ranks need, also on other hosts: annulus's own, and what the user says to NCCL and UCX (Open MPI
-// carries its own). A host's identity stays there.
+// The names of the variables that ranks need, also on other hosts: those of annulus, NCCL and UCX. Open MPI passes its
+// own. NCCL_HOSTID is left out, because it identifies a host.
 std::vector<std::string> forwarded_variables();
 
-// A started mpirun: its process, which ends with this one, and what it prints, to be read without waiting.
+// A started mpirun: its process, which is killed when this one ends, and a pipe with what it prints.
 struct MpirunProcess {
   pid_t pid = -1;
-  int output = -1;  // non-blocking, close-on-exec; the taker closes it
+  int output = -1;  // non-blocking, close-on-exec; the caller must close it
 };
-// Ctrl-C does not reach it, and it reads nothing. It has no terminal, so that an ssh below it which would ask for a
-// password or about a host's key says so and ends, instead of waiting for an answer that nobody can give. `mask`: its
-// signal mask. Raises Error(kResource).
+// Starts mpirun with the signal mask `mask`. Ctrl-C does not reach it, and its standard input is empty. It has no
+// terminal, so that an ssh that would ask for a password or about a host key fails at once, instead of waiting for an
+// answer that nobody can give. Throws Error(kResource).
 MpirunProcess start_mpirun(const std::vector<std::string>& command, const sigset_t& mask);
 
-// Splits as a shell does, with quotes and $VARIABLES but without running commands. Raises Error(kUsage); `where` is the
-// option.
+// Splits text as a shell does, with quotes and $VARIABLES, but runs no commands. Throws Error(kUsage); `where` is the
+// name of the option in the message.
 std::vector<std::string> shell_split(const std::string& text, std::string_view where);
 
 }  // namespace annulus

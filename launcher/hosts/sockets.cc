@@ -87,7 +87,7 @@ Listener listen_anywhere() {
     sockaddr_storage address = socket_address(family == AF_INET6 ? "::" : "0.0.0.0", 0, size);
     if (bind(listener.fd, reinterpret_cast<sockaddr*>(&address), size) == 0 && listen(listener.fd, 1024) == 0 &&
         getsockname(listener.fd, reinterpret_cast<sockaddr*>(&address), &size) == 0) {
-      // The port lies at the same place in both families' addresses.
+      // The port is at the same offset in the addresses of both families.
       listener.port = ntohs(reinterpret_cast<sockaddr_in*>(&address)->sin_port);
       return listener;
     }
@@ -110,7 +110,7 @@ int begin_connect(const std::string& address, int port) {
   const int fd = socket(target.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (fd < 0) return -1;
   const int on = 1;
-  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);  // short messages, each worth sending
+  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);  // short messages are sent at once
   if (connect(fd, reinterpret_cast<const sockaddr*>(&target), size) == 0 || errno == EINPROGRESS) return fd;
   const int error = errno;
   close(fd);

@@ -1,4 +1,4 @@
-// See survey.h: the launcher's side. The other: survey_answer.cc.
+// The launcher's side of a survey. See survey.h; survey_answer.cc has the hosts' side.
 #include "launcher/hosts/survey.h"
 
 #include <poll.h>
@@ -34,11 +34,11 @@ using Clock = std::chrono::steady_clock;
 using nlohmann::json;
 
 constexpr int kClockRounds = 8;
-constexpr size_t kKeptText = 20000;           // of what mpirun says
-constexpr size_t kMostTried = 16;             // hosts that are started alone at the same time
-constexpr std::chrono::seconds kTryTime{30};  // for all of them
-constexpr std::chrono::seconds kEndTime{3};   // that mpirun may take to end when it is asked to
-constexpr std::chrono::seconds kRestTime{5};  // and by itself, when all hosts have said everything
+constexpr size_t kKeptText = 20000;           // bytes of mpirun's output that are kept
+constexpr size_t kMostTried = 16;             // silent hosts that are tried at the same time, each alone
+constexpr std::chrono::seconds kTryTime{30};  // the time for trying all of them
+constexpr std::chrono::seconds kEndTime{3};   // how long mpirun may take to end on request
+constexpr std::chrono::seconds kRestTime{5};  // how long it may take to end by itself after all hosts have reported
 
 std::string own_program() {
   std::error_code error;
@@ -47,18 +47,18 @@ std::string own_program() {
   return self.string();
 }
 
-// poll until `deadline`.
+// poll() with a deadline.
 int poll_until(std::vector<pollfd>& fds, Clock::time_point deadline) {
   const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
   return poll(fds.data(), fds.size(), static_cast<int>(std::clamp<int64_t>(left + 1, 0, 60000)));
 }
 
-// A running mpirun with what it has said; ended with this object.
+// A running mpirun and its output. The destructor ends it.
 class Child {
  public:
   Child() = default;
   explicit Child(const std::vector<std::string>& command) {
-    // It gets signals even where the caller takes its own from a descriptor.
+    // It starts with no signals blocked, even if the caller has blocked its own to read them from a descriptor.
     sigset_t none;
     sigemptyset(&none);
     process_ = start_mpirun(command, none);
@@ -77,15 +77,16 @@ class Child {
 
   const std::string& text() const { return text_; }
 
-  // What to poll: it has said something, or has ended.
+  // Adds the descriptors to poll, which become readable when mpirun prints something or ends.
   void watch(std::vector<pollfd>& fds) const {
     for (const int fd : {process_.output, pidfd_}) {
       if (fd >= 0) fds.push_back({fd, POLLIN, 0});
     }
   }
 
-  // Takes what was said; false once it has ended. That is not the end of its output, which others may hold for long:
-  // ssh's master of later connections, for one. A kernel that has no pidfd leaves no other sign.
+  // Reads the available output. Returns false once mpirun has ended. The end of the process is what counts, not the
+  // end of its output, which another process may hold open for long, such as an ssh master connection. Only on a kernel
+  // without pidfd is the end of the output taken instead.
   bool read_output() {
     if (!running_) return false;
     pollfd ended{pidfd_, POLLIN, 0};
@@ -100,7 +101,7 @@ class Child {
     if (running_) kill(process_.pid, SIGTERM);
   }
 
-  // Its exit code. It is asked to end, and killed where it still runs at `deadline`.
+  // Asks it to end, kills it if it still runs at `deadline`, and returns its exit code.
   int end(Clock::time_point deadline) {
     if (process_.pid <= 0) return -1;
     ask_to_end();
@@ -153,9 +154,9 @@ struct Line {
   std::string text;
   enum class State { kAbsent, kReport, kClock, kWaiting, kPeers, kDone } state = State::kAbsent;
   HostReport report;
-  std::vector<std::string> addresses;  // by which the others may reach it
+  std::vector<std::string> addresses;  // at which other hosts may reach it (BackChannel::address)
   int clock_rounds = 0;
-  double asked = 0;  // the clock here, when the host was asked for its own
+  double asked = 0;  // the time here when the host was asked for its time
 };
 
 class Survey {
@@ -191,14 +192,14 @@ class Survey {
       running = child_.read_output();
       for (BackChannel::Caller& caller : channel_.accept()) take(caller);
       for (Line& line : lines_) read(line);
-      // Where the others listen is known once all have said it.
+      // The addresses of all hosts are known once all have reported.
       if (all_are(Line::State::kWaiting)) send_peers();
     }
     if (stopped_) return {};
     for (Line& line : lines_) say(line, "done\n");
     std::vector<HostReport> reports;
     for (Line& line : lines_) reports.push_back(std::move(line.report));
-    // All has been said. mpirun ends by itself when its processes have; one that does not is ended with this object.
+    // mpirun ends by itself after its processes. If it does not, the destructor of child_ ends it.
     const Clock::time_point end = Clock::now() + kRestTime;
     while (!stopped_ && child_.read_output() && Clock::now() < end) {
       std::vector<pollfd> fds;
@@ -222,8 +223,8 @@ class Survey {
     if (elsewhere != options_.hosts.hosts.end() &&
         std::all_of(options_.interfaces.begin(), options_.interfaces.end(), is_loopback)) {
       throw Error(ErrorKind::kUsage, "launcher",
-                  "interface " + join(options_.interfaces, ",") + " is the loopback, by which host " + elsewhere->name +
-                      " is not reached; name one of the network between the hosts");
+                  "interface " + join(options_.interfaces, ",") + " is the loopback, which does not reach host " +
+                      elsewhere->name + "; name an interface of the network between the hosts");
     }
   }
 
@@ -263,7 +264,7 @@ class Survey {
     return fds;
   }
 
-  // Until one of them is ready, `deadline` has come, or the user wants to stop.
+  // Waits until a descriptor is ready, `deadline` has come, or the user wants to stop.
   void wait(std::vector<pollfd> fds, Clock::time_point deadline) {
     if (options_.stop_fd >= 0) fds.push_back({options_.stop_fd, POLLIN, 0});
     const bool ready = poll_until(fds, deadline) > 0;
@@ -274,7 +275,7 @@ class Survey {
     if (line.fd >= 0 && !write_all(line.fd, text, deadline_)) leave(line);
   }
 
-  // The host has gone.
+  // Closes the connection to a host that has gone.
   static void leave(Line& line) {
     close(std::exchange(line.fd, -1));
     if (line.state != Line::State::kDone) line.state = Line::State::kAbsent;
@@ -356,14 +357,13 @@ class Survey {
     }
   }
 
-  // Some host has not come, or left. mpirun starts nothing at all where one host fails, and does not always name it:
-  // each host that has not come is started alone.
-  // Returns where the user wants to stop meanwhile.
+  // Throws an error that names the hosts that are missing and why. If one host fails, mpirun starts nothing on any and
+  // does not always name that host, so each missing host is tried alone. Returns only if the user wants to stop.
   void refuse_absent() {
     const bool in_time = Clock::now() < deadline_;
     child_.end(Clock::now() + kEndTime);
     std::vector<size_t> absent;
-    // Late are those that hold up the others, which wait for what all have said.
+    // The absent hosts are those on which the others wait, because the addresses are sent only after all have reported.
     const auto take = [&](std::initializer_list<Line::State> states) {
       for (size_t i = 0; i < lines_.size(); ++i) {
         if (std::find(states.begin(), states.end(), lines_[i].state) != states.end()) absent.push_back(i);
@@ -396,9 +396,9 @@ class Survey {
       throw Error(ErrorKind::kUnavailable, "launcher",
                   "this program cannot be started on " + counted(static_cast<int64_t>(faults.size()), "host") + " of " +
                       options_.hosts.source + ": " + join(faults, "; ") +
-                      ". Each host must let this user in without a password (`ssh HOST true`), and have Open MPI and "
-                      "this program, " +
-                      own_program() + ", at the same places as here." + (unanswered_ ? network : ""));
+                      ". Each host must let this user log in without a password (`ssh HOST true`), and have Open MPI "
+                      "and this program, " +
+                      own_program() + ", at the same paths as here." + (unanswered_ ? network : ""));
     }
     throw Error(ErrorKind::kUnavailable, "launcher",
                 (names.size() == 1 ? "host " : "hosts ") + join(names, ", ") + " of " + options_.hosts.source +
@@ -406,7 +406,7 @@ class Survey {
                     "; mpirun said: " + (own.empty() ? "nothing" : own) + "." + network);
   }
 
-  // Fills said[host] for those of `hosts` on which this program does not start.
+  // Starts `annulus version` on each of `hosts` alone, and sets said[host] for those on which it fails.
   void try_alone(Clock::time_point end, const std::vector<size_t>& hosts, std::vector<std::string>& said) {
     std::vector<Child> children;
     for (const size_t host : hosts) children.emplace_back(command({host}, {own_program(), "version"}));
@@ -420,7 +420,7 @@ class Survey {
       for (const Child& child : children) child.watch(fds);
       wait(std::move(fds), end);
     }
-    // All of them first, so that they end at the same time.
+    // All are asked before any is waited for, so that they end at the same time.
     for (const Child& child : children) child.ask_to_end();
     const Clock::time_point last = Clock::now() + kEndTime;
     for (size_t i = 0; i < children.size(); ++i) {
@@ -443,7 +443,7 @@ class Survey {
   Child child_;
   Clock::duration limit_;
   Clock::time_point deadline_;
-  bool unanswered_ = false;  // a host was tried alone and was silent
+  bool unanswered_ = false;  // whether a host that was tried alone did not answer
   std::string limit_text_;
   bool stopped_ = false;
 };

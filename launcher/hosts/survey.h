@@ -1,9 +1,12 @@
-// A survey: this program started once on every host of a job through mpirun, as the ranks will be, to report what the
-// host is (host_report.h) through the back channel, to say which of the others it reaches, and to have its clock
-// compared. Used by `launch`, `topology --hosts` and `doctor --hosts` before any rank starts.
+// A survey starts this program once on every host of a job through mpirun, as the ranks will be started. Each process
+// reports its host (host_report.h) through the back channel, has its clock compared with the launcher's, and reports
+// which other hosts it cannot reach. Used by `launch`, `topology --hosts` and `doctor --hosts` before any rank starts.
 //
-// Both sides write lines. The launcher: what to look for (JSON); "clock" several times; where the others listen (JSON);
-// "done". The host, in answer: its report (JSON), its clock, whom it could not reach (JSON).
+// Both sides write lines. The launcher sends the request (JSON), "clock" several times, the addresses of all hosts
+// (JSON), and "done". The host answers with its report (JSON), its time for each "clock", and a list of what it could
+// not reach (JSON).
+//
+// Thread safety: one survey at a time, because it changes the environment.
 #pragma once
 
 #include <chrono>
@@ -23,20 +26,21 @@ struct SurveyOptions {
   std::vector<std::string> interfaces = {};  // --interfaces
   std::vector<std::string> mpi_args = {};
   FactsRequest facts = {};
-  // Until all have reported; ANNULUS_BOOTSTRAP_TIMEOUT, where it is set, comes first.
+  // The time in which all hosts must report. ANNULUS_BOOTSTRAP_TIMEOUT has precedence if it is set.
   std::chrono::seconds timeout{60};
-  // Signals of a caller that takes them from a descriptor: when it can be read, `stop` is called, and where it returns
-  // true the survey ends and returns nothing. Without one, a signal ends the process and with it the survey.
+  // For a caller that reads its signals from a descriptor: when stop_fd is readable, `stop` is called, and if it
+  // returns true, the survey ends and returns nothing. Without stop_fd, a signal ends the process.
   int stop_fd = -1;
   std::function<bool()> stop = nullptr;
 };
 
-// In the order of the list. Error(kUnavailable) names the hosts that did not report, with what mpirun said of them
-// (unreachable, no such program there, ...) and what to do; Error(kUsage): an interface that no other host is reached
-// by.
+// Returns the reports in the order of the list. Throws Error(kUnavailable), which names the hosts that did not report,
+// what mpirun printed about them (unreachable, no such program there, ...) and what to do, and Error(kUsage) if the
+// only interfaces are loopbacks and there are other hosts. An error on a host is thrown here with the host's name.
 std::vector<HostReport> survey(const SurveyOptions& options, BackChannel& channel);
 
-// What the verb `host` does on each of them: reports, answers the launcher, tries the others. The exit code.
+// The work of the verb `host` on each host: reports, answers the launcher, and tries to reach the other hosts. Returns
+// the exit code.
 int answer_survey();
 
 }  // namespace annulus

@@ -1,4 +1,4 @@
-// See survey.h: a host's side.
+// A host's side of a survey. See survey.h; survey.cc has the launcher's side.
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/eventfd.h>
@@ -32,14 +32,14 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::chrono::seconds kCallTime{20};   // to reach the launcher
-constexpr std::chrono::seconds kPeerTime{5};    // to reach another host
-constexpr std::chrono::seconds kPeersTime{20};  // to reach all of them
+constexpr std::chrono::seconds kCallTime{20};   // the time to reach the launcher
+constexpr std::chrono::seconds kPeerTime{5};    // the time to reach one other host
+constexpr std::chrono::seconds kPeersTime{20};  // the time to reach all of them
 constexpr size_t kPeersAtOnce = 32;
 
-// Lets the other hosts find out whether they reach this one, on a thread of its own: of the interfaces that the job
-// names each must be reached, otherwise one address is enough. A channel's token tells this host from another that has
-// the same address, such as a bridge of containers.
+// Accepts connections from the other hosts on its own thread, so that they can find out whether they reach this one. If
+// the job names interfaces, each must be reached; otherwise one address is enough. The token of a channel tells this
+// host from another with the same address, such as that of a container bridge.
 class Reachable {
  public:
   explicit Reachable(const std::vector<std::string>& interfaces) : stop_(eventfd(0, EFD_CLOEXEC)) {
@@ -79,7 +79,7 @@ class Reachable {
           for (const BackChannel::Caller& caller : channel->accept()) close(caller.fd);
         } catch (const Error& error) {
           std::fprintf(stderr, "%s\n", error.what());
-          return;  // to the others this host is one that does not answer
+          return;  // to the others, this host then does not answer
         }
         fds.push_back({channel->fd(), POLLIN, 0});
         for (const int fd : channel->pending()) fds.push_back({fd, POLLIN, 0});
@@ -93,7 +93,7 @@ class Reachable {
   std::thread thread_;
 };
 
-// Where many hosts are silent, the last ones are given little time.
+// The time for the next host. If many hosts are silent, the last ones get as little as 200 ms.
 std::chrono::milliseconds time_left(std::chrono::steady_clock::time_point end) {
   const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - std::chrono::steady_clock::now());
   return std::clamp<std::chrono::milliseconds>(left, std::chrono::milliseconds(200), kPeerTime);
@@ -104,7 +104,7 @@ struct Peer {
   std::vector<std::string> addresses;
 };
 
-// What could not be reached of one host: "b at 10.0.0.2:41234 (Connection timed out)".
+// The channels of one host that could not be reached: "b at 10.0.0.2:41234 (Connection timed out)".
 std::vector<std::string> unreachable(const Peer& peer, int own, std::chrono::steady_clock::time_point end) {
   std::vector<std::string> out;
   for (const std::string& address : peer.addresses) {
@@ -120,7 +120,7 @@ std::vector<std::string> unreachable_of(const std::vector<Peer>& peers, size_t o
   std::vector<std::string> out;
   const auto end = std::chrono::steady_clock::now() + kPeersTime;
   for (size_t begin = 0; begin < peers.size(); begin += kPeersAtOnce) {
-    // A future waits for its thread, and hands on what that throws.
+    // get() waits for the thread and rethrows what it threw.
     std::vector<std::future<std::vector<std::string>>> found;
     for (size_t i = begin; i < std::min(peers.size(), begin + kPeersAtOnce); ++i) {
       if (i == own) continue;
@@ -133,7 +133,7 @@ std::vector<std::string> unreachable_of(const std::vector<Peer>& peers, size_t o
   return out;
 }
 
-// What the host answers to a request other than for its clock.
+// Answers the launcher's requests other than "clock".
 class Answers {
  public:
   explicit Answers(int number) : number_(number) {}
@@ -158,7 +158,7 @@ class Answers {
   static constexpr const char* kSource = "the launcher's request";
   static constexpr size_t kMostPeers = 65536;
 
-  const int number_;  // of this host
+  const int number_;  // the number of this host in the list
   std::unique_ptr<Reachable> reachable_;
 };
 
@@ -169,10 +169,10 @@ int answer_survey() {
   const char* const back = text_from_environment("ANNULUS_BACK");
   if (back == nullptr || !info.launched) {
     throw Error(ErrorKind::kUsage, "launcher",
-                "`host` is what `launch`, `topology --hosts` and `doctor --hosts` start on each host, and does nothing "
-                "by itself; `doctor` says the same of this host");
+                "`host` is started on each host by `launch`, `topology --hosts` and `doctor --hosts`, and does nothing "
+                "by itself; use `doctor` to check this host");
   }
-  unsetenv("ANNULUS_LAUNCH_MPIRUN");  // of the launcher's own host alone, and no difference between hosts
+  unsetenv("ANNULUS_LAUNCH_MPIRUN");  // set only on the launcher's own host; it must not count as a difference
   const int launcher = call_back(back, "survey", info.rank, "report", kCallTime);
   Answers answers(info.rank);
   std::string line;

@@ -29,7 +29,7 @@ std::string words_of_mpirun(std::string_view text) {
       outside.push_back(line);
     } else if (!line.empty() && !told && !line.starts_with("This usually is caused by")) {
       inside.push_back(line);
-      if (line.ends_with("daemons.")) told = true;  // what follows is what it might be
+      if (line.ends_with("daemons.")) told = true;  // a list of possible causes follows
     }
   }
   std::vector<std::string> words = outside.empty() ? inside : outside;

@@ -1,5 +1,5 @@
-// What both sides of a survey say alike, and what of mpirun's words is worth saying. Used by survey.cc and
-// survey_answer.cc.
+// The lines that both sides of a survey exchange, and the part of mpirun's output that messages quote. Used by
+// survey.cc and survey_answer.cc. Thread safe: functions without state.
 #pragma once
 
 #include <ctime>
@@ -14,22 +14,23 @@ namespace annulus {
 
 constexpr size_t kLongestSurveyLine = size_t{64} << 20;
 
-// One line, without its end. What the system said need not be UTF-8.
+// One line, without the line break. Texts of the system may not be UTF-8; such bytes are replaced.
 inline std::string survey_line(const nlohmann::json& value) {
   return value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
-// A list of texts; Error(kInput) where it is something else.
+// The elements of a list of texts. Throws Error(kInput) if it is not one.
 std::vector<std::string> texts_in(const CheckedJson& list);
 
+// The current UTC time in seconds since 1970.
 inline double utc_now() {
   timespec now{};
   clock_gettime(CLOCK_REALTIME, &now);
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
-// The few lines of mpirun's output that say what went wrong: those outside of its frames (ssh's, a shell's), else the
-// beginning of the first frame, up to its list of what might be the cause. In one line.
+// The few lines of mpirun's output that say what went wrong, joined into one line: those outside its frames of dashes,
+// which come from ssh or a shell, or else the first frame up to its list of possible causes.
 std::string words_of_mpirun(std::string_view text);
 
 }  // namespace annulus

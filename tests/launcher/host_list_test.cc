@@ -45,7 +45,7 @@ TEST(HostList, WhatIsNoNameIsRefused) {
                            "h\xc3\xa4usern", "a/b", "a`b`", "a\nb", "a[1-3]"}) {
     const std::string text = refusal([&] { parse_hosts(name, "--hosts"); });
     EXPECT_TRUE(text.starts_with("2 [launcher] --hosts: \"")) << text;
-    EXPECT_NE(text.find("is no name of a host"), std::string::npos) << text;
+    EXPECT_NE(text.find("is not the name of a host"), std::string::npos) << text;
   }
   for (const char* slots : {"a:", "a:0", "a:-1", "a:x", "a:8x", "a:99999999"}) {
     EXPECT_NE(refusal([&] { parse_hosts(slots, "--hosts"); }).find("host a has the slots \""), std::string::npos)
@@ -142,7 +142,7 @@ TEST(RanksOfHosts, AsEvenlyAsTheSlotsAllow) {
   EXPECT_EQ(ranks("a,b,c", 8), (std::vector<int>{3, 3, 2}));
   EXPECT_EQ(ranks("a,b,c", 2), (std::vector<int>{1, 1, 0}));
   EXPECT_EQ(ranks("a:1,b", 7), (std::vector<int>{1, 6}));
-  EXPECT_NE(refusal([&] { ranks("a:2,b", 0); }).find("how many ranks host b gets is not said"), std::string::npos);
+  EXPECT_NE(refusal([&] { ranks("a:2,b", 0); }).find("the number of ranks on host b is not given"), std::string::npos);
   EXPECT_NE(refusal([&] { ranks("a:2,b:2", 5); }).find("5 ranks do not fit into the 4 slots"), std::string::npos);
 }
 
