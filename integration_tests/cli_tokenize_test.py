@@ -105,7 +105,7 @@ class TokenizeTest(cli.CliTest):
         code, err = running.finish()
         self.assertEqual(code, 130, err)
         self.assertRegex(err, r"^annulus: interrupted; \d+ finished shards are kept: the same command goes on after them\n$")
-        self.assert_refused(3, "out is not finished: type the command that makes it again", "tokenize", "--inspect", "out")
+        self.assert_refused(3, "out is not finished: repeat the command that makes it", "tokenize", "--inspect", "out")
         code, out, err = self.annulus(*words)
         self.assertEqual((code, err), (0, ""))
         self.assertRegex(out, "^going on after ")

@@ -226,7 +226,7 @@ class LaunchTest(cli.CliTest):
             ["bash", "-c", 'ulimit -n 200 && exec "$@"', "bash", cli.ANNULUS, "launch", "-n", "40", "selftest", "print"],
             cwd=self.folder, env=cli.environment(), capture_output=True, text=True, timeout=cli.LIMIT)
         self.assertEqual(done.returncode, 8, done.stderr)
-        self.assertIn("the launcher of 40 ranks has 224 files open, and this process may have 200; ulimit -n 4096", done.stderr)
+        self.assertIn("the launcher of 40 ranks needs 224 open files, but this process may have 200; use ulimit -n 4096", done.stderr)
         self.assertFalse(os.path.exists(self.path("runs")), "nothing has started")
 
     def test_a_rank_elsewhere_that_died_comes_before_complaints(self):

@@ -44,12 +44,13 @@ std::string now_text(const char* format) {
   return std::string(text.data(), std::strftime(text.data(), text.size(), format, &local));
 }
 
-// The folder for the log files. Without --log-dir in a folder that cannot be written, logs go where temporary files go.
+// Makes the folder for the log files. Without --log-dir it is in runs/logs, or in the folder for temporary files if
+// that cannot be written.
 std::string make_log_dir(const std::string& wanted) {
   std::error_code error;
   const std::string name = now_text("%Y%m%d-%H%M%S-") + std::to_string(getpid());
   if (!wanted.empty()) {
-    // What is there of an earlier job is kept: a command that goes on with a failed run names the same folder.
+    // Logs of an earlier job are kept, because the command that resumes a failed run names the same folder.
     const bool used = fs::is_regular_file(fs::path(wanted) / "launch.log", error);
     const std::string dir = used ? wanted + "/" + name : wanted;
     fs::create_directories(dir, error);
@@ -70,7 +71,7 @@ std::string make_log_dir(const std::string& wanted) {
 
 void set_env(const char* name, const std::string& value) { setenv(name, value.c_str(), 1); }
 
-// Beside those, ANNULUS_LAUNCH_MPIRUN, which is set when mpirun starts.
+// The variables that are passed to ranks: forwarded_variables() and ANNULUS_LAUNCH_MPIRUN, which start_mpirun sets.
 std::vector<std::string> variables_of_ranks() {
   std::vector<std::string> names = forwarded_variables();
   if (std::getenv("ANNULUS_LAUNCH_MPIRUN") == nullptr) names.emplace_back("ANNULUS_LAUNCH_MPIRUN");
@@ -79,7 +80,7 @@ std::vector<std::string> variables_of_ranks() {
 
 // Where the ranks go.
 struct Planned {
-  std::string text;                                     // for a person
+  std::string text;                                     // a table to print
   bool oversubscribed = false;                          // more ranks than cores: mpirun must allow it
   std::vector<std::pair<std::string, int>> hosts = {};  // and their ranks, for mpirun
 };
@@ -88,12 +89,13 @@ HostRequest request_of(const LaunchOptions& options) {
   return {.ranks = options.ranks, .context = options.context, .device = options.device, .hcas = options.network.hcas};
 }
 
-// On this host alone, or on hosts that somebody else has named to mpirun.
+// Plans a job on this host alone, or on hosts that the user has named to mpirun itself.
 Planned plan_here(const LaunchOptions& options) {
   if (const std::string by = hosts_named_by(options.mpi_args); !by.empty()) {
-    // How many ranks each host gets is mpirun's to say, and so is whether they are more than its cores.
+    // In this case mpirun decides how many ranks each host gets, and whether they may be more than its cores.
     return {"placement: the hosts are named by " + by +
-            "; each rank takes its place on its own (`annulus topology --xml FILE`, once a host, shows which)\n"};
+            "; each rank takes its place on its own host (`annulus topology --xml FILE`, once for each host, shows "
+            "it)\n"};
   }
   const PlacedHost placed = place_on(this_host(), request_of(options));
   Planned planned{topology_table({placed.machine}, placed.placement), placed.placement.oversubscribed};
@@ -101,7 +103,7 @@ Planned plan_here(const LaunchOptions& options) {
   return planned;
 }
 
-// Refuses hosts on which these ranks cannot run; warns once of what is not as it should be. Returns what was found.
+// Throws if the ranks cannot run on these hosts; prints warnings once. Returns the table of findings.
 std::string check_hosts(const std::vector<HostReport>& reports, const std::vector<int>& ranks,
                         const LaunchOptions& options) {
   const CheckRequest request{
@@ -125,7 +127,8 @@ std::string check_hosts(const std::vector<HostReport>& reports, const std::vecto
                   first->remedy);
 }
 
-// On hosts of which some are elsewhere. Nothing where `signals` ended it.
+// Plans a job on several hosts, or on one other host, after a survey. Returns nothing if a signal stopped the survey;
+// `stop_signal` is then its number.
 std::optional<Planned> plan_over_hosts(const LaunchOptions& options, BackChannel& channel, const Signals* signals,
                                        int& stop_signal) {
   SurveyOptions asked{.hosts = *options.hosts,
@@ -147,7 +150,7 @@ std::optional<Planned> plan_over_hosts(const LaunchOptions& options, BackChannel
   try {
     placed = place_on(hosts, slots, request);
   } catch (const Error&) {
-    check_hosts(reports, {}, options);  // which may know why, such as GPUs that a host should have
+    check_hosts(reports, {}, options);  // may throw a more helpful error, such as missing GPUs of a host
     throw;
   }
   std::vector<int> ranks(hosts.size(), 0);
@@ -157,7 +160,7 @@ std::optional<Planned> plan_over_hosts(const LaunchOptions& options, BackChannel
     if (ranks[host]++ == 0) planned.hosts.emplace_back(options.hosts->hosts[host].name, 0);
     ++planned.hosts.back().second;
   }
-  // A host that gets no rank cannot stop the job.
+  // Only hosts that get ranks are checked, so that another host cannot stop the job.
   std::vector<HostReport> used;
   std::vector<int> ranks_of_used;
   for (size_t i = 0; i < reports.size(); ++i) {
@@ -171,38 +174,38 @@ std::optional<Planned> plan_over_hosts(const LaunchOptions& options, BackChannel
   return planned;
 }
 
-// Before anything starts: a launcher that runs out of files leaves ranks without an answer.
+// Throws before anything starts if the launcher may not open enough files, because ranks would then get no answer.
 void require_files(int ranks) {
   const int64_t most = raise_file_limit();
-  // Of each rank its two outputs, its control or its process, and its log.
+  // For each rank: its two output streams, its control connection or process descriptor, and its log.
   const int64_t wanted = 64 + int64_t{4} * ranks;
   if (most >= wanted) return;
   throw Error(ErrorKind::kResource, "launcher",
-              "the launcher of " + counted(ranks, "rank") + " has " + std::to_string(wanted) +
-                  " files open, and this process may have " + std::to_string(most) + "; ulimit -n " +
+              "the launcher of " + counted(ranks, "rank") + " needs " + std::to_string(wanted) +
+                  " open files, but this process may have " + std::to_string(most) + "; use ulimit -n " +
                   std::to_string(std::max<int64_t>(wanted, 4096)) +
-                  " before the start, or, for good, nofile in /etc/security/limits.conf");
+                  " before the start, or permanently nofile in /etc/security/limits.conf");
 }
 
 }  // namespace
 
 int run_launch(const LaunchOptions& options) {
   const LaunchInfo info = launch_info();
-  // The shell of salloc may be a step of one task.
+  // A shell that salloc starts may itself be a Slurm step of one task.
   if (info.launched && !(info.launcher == "Slurm" && info.size == 1)) {
     throw Error(ErrorKind::kUsage, "launcher",
                 "`launch` inside a rank: this process was itself started by mpirun or srun, and would start ranks of "
-                "ranks; give mpirun the verb without `launch`, or type `launch` without mpirun");
+                "ranks; give mpirun the verb without `launch`, or run `launch` without mpirun");
   }
   const Mpirun mpirun = find_mpirun();
   if (!options.dry_run) require_files(options.ranks);
-  // Several names are surveyed even where each is one of this host's: that is an error, which the survey finds.
+  // Several names are surveyed even if all mean this host, because the survey finds that error.
   const bool elsewhere = options.hosts
                              ? options.hosts->hosts.size() > 1 || !is_this_host(options.hosts->hosts.front().name)
                              : !hosts_named_by(options.mpi_args).empty();
   std::optional<BackChannel> channel;
   if (elsewhere) channel.emplace(options.network.interfaces);
-  // Not for --dry-run, which a signal may end as it ends any program.
+  // --dry-run keeps the default action of signals.
   std::optional<Signals> signals;
   if (!options.dry_run) signals.emplace();
   std::optional<Planned> planned;
@@ -219,7 +222,7 @@ int run_launch(const LaunchOptions& options) {
 
   set_env("ANNULUS_WORLD_SIZE", std::to_string(options.ranks));
   set_env("ANNULUS_LAUNCH_COMMAND", words_to_line(options.typed));
-  set_env("ANNULUS_PROGRAM", options.typed.front());  // ranks say it in the commands they suggest
+  set_env("ANNULUS_PROGRAM", options.typed.front());  // for the commands that ranks suggest
   set_env("ANNULUS_LAUNCH_PLACE", process_place());
   if (channel) set_env("ANNULUS_BACK", channel->address());
   if (std::getenv("ANNULUS_PROGRESS") == nullptr)

@@ -1,9 +1,10 @@
 // launch: starts the ranks of a verb through mpirun, on this host or on several, watches them, merges what they print,
-// stops them and reports how they ended. The verb `launch` (verb_launch.cc) calls it.
+// stops them and reports how they ended. The verb `launch` (verb_launch.cc) and benchmarks call it.
 //
-// Three processes deep: this launcher -> mpirun -> ranks, all of the same program. Ranks report to the launcher
-// (launcher/launch/rank.h) what they print and how they end: through named pipes in a folder of this launch, from other
-// hosts through the back channel. Other hosts are surveyed before any rank starts (launcher/hosts/survey.h).
+// The launcher starts mpirun, and mpirun starts the ranks, which run the launcher's own program. Ranks send the
+// launcher what they print and how they end (launcher/launch/rank.h): on its host through named pipes in a folder of
+// this launch, on other hosts through the back channel. Other hosts are surveyed before any rank starts
+// (launcher/hosts/survey.h).
 #pragma once
 
 #include <optional>
@@ -17,24 +18,24 @@ namespace annulus {
 
 struct LaunchOptions {
   int ranks = 1;
-  std::optional<HostList> hosts;      // nothing: this host, or those that `mpi_args` name
-  std::vector<std::string> files;     // that the ranks read, the same on every host (Verb::files)
-  int context = 1;                    // ranks of a ring (Verb::context)
-  std::string device = "cpu";         // what its ranks compute on (Verb::device)
-  Network network;                    // of the job: what was typed, else the verb's
+  std::optional<HostList> hosts;      // nothing: this host, or the hosts that `mpi_args` name
+  std::vector<std::string> files;     // files that must be the same on every host (Verb::files)
+  int context = 1;                    // the number of ranks in a ring (Verb::context)
+  std::string device = "cpu";         // what the ranks compute on (Verb::device)
+  Network network;                    // the job's network: the options of `launch`, or else the verb's
   bool dry_run = false;               // print the placement and the mpirun command, start no rank
   std::string log_dir;                // empty: runs/logs/DATE-TIME-PID below the current folder
-  double grace_seconds = 30;          // from the first Ctrl-C until ranks are ended
-  std::vector<std::string> mpi_args;  // handed to mpirun as they are
+  double grace_seconds = 30;          // the time from the first Ctrl-C until ranks are killed
+  std::vector<std::string> mpi_args;  // passed to mpirun unchanged
   std::vector<std::string> program;   // the verb and its arguments
   std::vector<std::string> typed;     // the words of the command as the user typed them, the program first
 };
 
-// The exit code: 0; that of the first rank that failed (a rank killed by signal S: 128 + S); 130, 143 or 129 after
-// SIGINT, SIGTERM or SIGHUP, 138 after SIGUSR1, 141 when the output was closed, 8 when it could not be written, unless
-// a rank failed while it stopped. Raises Error(kUnavailable) without mpirun or where a host does not report,
-// Error(kUsage) inside a rank, Error(kResource) when no log folder can be made, and the kind of the first finding
-// (launcher/hosts/host_checks.h) that keeps a job from these hosts.
+// Returns the exit code: 0; that of the first rank that failed (128 + S for a rank killed by signal S); or, if no rank
+// failed while it stopped, 130, 143, 129 or 138 after SIGINT, SIGTERM, SIGHUP or SIGUSR1, 141 if the output was closed,
+// and 8 if it could not be written. Throws Error(kUnavailable) without mpirun or if a host does not report,
+// Error(kUsage) inside a rank, Error(kResource) if no log folder can be made or too few files may be open, and the kind
+// of the first finding that is an error (launcher/hosts/host_checks.h).
 int run_launch(const LaunchOptions& options);
 
 }  // namespace annulus

@@ -16,7 +16,8 @@ void refuse_call(const char* what) {
 
 int open_fifo(const std::string& path) {
   if (mkfifo(path.c_str(), 0600) != 0) refuse_call("mkfifo");
-  // For reading and writing: a rank can open its end at once, and there is no end of file while ranks come and go.
+  // Opened for reading and writing, so that a rank can open its end at once, and so that there is no end of file while
+  // ranks come and go.
   const int fd = open(path.c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC);
   if (fd < 0) refuse_call("open of a pipe");
   return fd;

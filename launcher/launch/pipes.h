@@ -1,4 +1,4 @@
-// Pipes that the launcher reads without waiting. Used by rank_streams.cc and supervisor.cc.
+// Non-blocking pipes from which the launcher reads. Used by rank_streams.cc and supervisor.cc.
 #pragma once
 
 #include <unistd.h>
@@ -10,17 +10,18 @@
 
 namespace annulus {
 
-// Error(kResource): what failed, and errno.
+// Throws Error(kResource) that names what failed, with the text of errno.
 [[noreturn]] void refuse_call(const char* what);
 
-// A new named pipe at `path`, open for reading. Raises Error(kResource).
+// Makes a named pipe at `path` and returns a non-blocking descriptor to read from. Throws Error(kResource).
 int open_fifo(const std::string& path);
 
-// Gives sink(bytes) what is there to read; closes fd (and sets it to -1) at its end.
+// Reads what is available and passes it to sink(bytes). At the end of file it closes fd and sets it to -1.
 template <typename Sink>
 void drain(int& fd, Sink&& sink) {
   std::array<char, 16384> buffer;
-  // No more than a pipe holds: a rank that never stops printing must not keep signals and deadlines waiting.
+  // It reads at most about what a pipe holds, so that a rank that prints without pause does not delay signals and
+  // deadlines.
   for (int i = 0; fd >= 0 && i < 16; ++i) {
     const ssize_t n = read(fd, buffer.data(), buffer.size());
     if (n > 0) {

@@ -25,13 +25,14 @@
 namespace annulus {
 namespace {
 
-constexpr size_t kLongestPiece = 3500;         // of a text in one line
-constexpr std::chrono::seconds kCallTime{20};  // to reach the launcher
+constexpr size_t kLongestPiece = 3500;         // the most bytes of a text in one line
+constexpr std::chrono::seconds kCallTime{20};  // the time to reach the launcher
 
 int control_fd = -1;
 int own_rank = 0;
 
-// One write of at most PIPE_BUF bytes is never mixed with another rank's. Line breaks travel as \1.
+// Sends one line with one write: at most PIPE_BUF bytes are never mixed with those of another rank. Line breaks inside
+// the text are sent as \1.
 void send_line(std::string text) {
   if (control_fd < 0) return;
   std::fflush(stdout);
@@ -49,12 +50,12 @@ void send_output_to(int out, int err) {
   close(err);
 }
 
-// Of a rank beside the launcher: the named pipes in its folder.
+// Connects a rank on the launcher's host, through the named pipes in the launch's folder.
 void open_pipes(const std::string& dir) {
   const auto parent = static_cast<pid_t>(number_from_environment("ANNULUS_LAUNCH_MPIRUN", 0, 0, 1e9));
-  if (parent != 0 && getppid() != parent) _exit(137);  // it went before the call
+  if (parent != 0 && getppid() != parent) _exit(137);  // mpirun ended before PR_SET_PDEATHSIG was set
   const std::string base = dir + "/rank-" + std::to_string(own_rank);
-  // Non-blocking: without a reader, the launcher is gone.
+  // Non-blocking, so that opening fails if there is no reader because the launcher has ended.
   const int control = open((dir + "/control").c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC);
   const int out = open((base + ".out").c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC);
   const int err = open((base + ".err").c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC);
@@ -62,14 +63,15 @@ void open_pipes(const std::string& dir) {
   for (int fd : {control, out, err}) fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK);
   send_output_to(out, err);
   control_fd = control;
-  // Shared memory of this job lies in its own folder: two jobs in two PID namespaces would choose the same names, and
-  // what a killed job leaves is removed with the folder. Not said to mpirun, because other hosts have no such folder.
+  // MPI's shared memory files are put into the launch's folder. Otherwise two jobs in two PID namespaces would choose
+  // the same names; and with the folder, files of a killed job are removed. This is set in the rank and not by mpirun,
+  // because other hosts have no such folder.
   for (const char* name : {"btl_vader", "btl_sm", "osc_sm"}) {
     setenv(("OMPI_MCA_" + std::string(name) + "_backing_directory").c_str(), dir.c_str(), 1);
   }
 }
 
-// Of a rank elsewhere.
+// Connects a rank on another host, through the back channel.
 void call_launcher(const char* back) {
   const auto call = [&](const char* stream) { return call_back(back, "rank", own_rank, stream, kCallTime); };
   const int control = call("control");
@@ -86,8 +88,8 @@ void attach_to_launcher(const LaunchInfo& info) {
   if (dir == nullptr || !info.launched) return;
   own_rank = info.rank;
   raise_file_limit();
-  prctl(PR_SET_PDEATHSIG, SIGKILL);  // a launcher that is killed takes mpirun with it, mpirun takes this rank
-  // mpirun hands on where it keeps its own files, beside the folder that it gives each rank, and MPI refuses both.
+  prctl(PR_SET_PDEATHSIG, SIGKILL);  // mpirun is killed with the launcher, and this rank with mpirun
+  // mpirun passes this on in addition to the folder that it gives each rank, and MPI refuses to have both.
   unsetenv("OMPI_MCA_orte_local_tmpdir_base");
   const char* const place = text_from_environment("ANNULUS_LAUNCH_PLACE");
   const char* const back = text_from_environment("ANNULUS_BACK");
@@ -98,7 +100,7 @@ void attach_to_launcher(const LaunchInfo& info) {
   } else {
     return;  // mpirun carries the output
   }
-  setvbuf(stdout, nullptr, _IOLBF, 0);  // a pipe would be buffered by the block: lines should show as they are made
+  setvbuf(stdout, nullptr, _IOLBF, 0);  // line by line, although stdout is a pipe
   const std::string hello =
       "start " + std::to_string(info.rank) + " " + std::to_string(static_cast<long>(getpid())) + "\n";
   if (write(control_fd, hello.data(), hello.size()) < 0) {
@@ -128,7 +130,7 @@ void report_checkpoint(int64_t step, const std::string& folder, const std::vecto
   std::vector<std::string> words = {std::to_string(step), folder};
   words.insert(words.end(), command.begin(), command.end());
   const std::string text = words_to_line(words);
-  // A command may be longer than a line of the pipe. All pieces but the last go as "keeps", the last one as "kept".
+  // A command may be longer than a line of the pipe. All pieces but the last are sent as "keeps", the last as "kept".
   for (size_t at = 0; at < text.size(); at += kLongestPiece) {
     const bool last = at + kLongestPiece >= text.size();
     send_line((last ? "kept " : "keeps ") + std::to_string(own_rank) + " " + text.substr(at, kLongestPiece));

@@ -1,5 +1,6 @@
-// This process as a rank that `annulus launch` watches: tied to the launcher's life, its output sent there. Called by
-// program.cc before anything starts a thread.
+// The rank's side of `annulus launch`: connects this process to the launcher, which receives its output and how it
+// ends, and makes it end with the launcher. Called by program.cc before any thread starts, and by verb_train.cc. Thread
+// safety: one thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -11,27 +12,28 @@
 
 namespace annulus {
 
-// Under `annulus launch` (ANNULUS_LAUNCH_DIR): dies with its mpirun, and sends what it prints to the launcher without
-// going through mpirun, so that a live progress line stays live: through named pipes where it runs beside the launcher,
-// from elsewhere through the back channel (launcher/hosts/back_channel.h). Elsewhere does nothing. Call once, first of
-// all. Error(kUnavailable): the launcher is not reached.
+// Under `annulus launch` (ANNULUS_LAUNCH_DIR is set), makes this process end with its mpirun, and sends its output to
+// the launcher directly instead of through mpirun, so that a progress line is shown without delay. A rank on the
+// launcher's host uses named pipes, a rank on another host the back channel (launcher/hosts/back_channel.h). Without
+// `launch` it does nothing. Call it once, before anything else. Throws Error(kUnavailable) if the launcher cannot be
+// reached.
 void attach_to_launcher(const LaunchInfo& info);
 
-// True when a launcher reads what this rank reports.
+// Whether a launcher reads what this rank reports.
 bool attached_to_launcher();
 
-// Where this process runs, by which the ranks beside the launcher know that they are (ANNULUS_LAUNCH_PLACE): the
-// system that was booted, the name of the host and the table of processes, since containers share the first two.
+// Identifies where this process runs: the boot of the system, the host name and the PID namespace (containers may share
+// the first two). Ranks compare it with the launcher's (ANNULUS_LAUNCH_PLACE) to find out whether they are on its host.
 std::string process_place();
 
-// Tells the launcher how this rank ended: with which exit code, or with which error. `said`: the error was printed by
-// one of the ranks. Does nothing unless attached.
+// Tell the launcher how this rank ended: with an exit code or with an error. `said` means that one of the ranks has
+// already printed the error. Both do nothing unless attached.
 void report_exit(int code);
 void report_error(const Error& error, bool said);
 
-// Tells it from where a run of `train` could go on should this job end now: from the checkpoint of `step` in `folder`,
-// with the words of `command`. An empty folder: the run has begun and has no checkpoint yet; no command: it is
-// complete.
+// Tells the launcher how a run of `train` could be continued if this job ended now: from the checkpoint of `step` in
+// `folder`, with the words of `command`. An empty folder means that the run has no checkpoint yet, and an empty command
+// that the run is complete. Does nothing unless attached.
 void report_checkpoint(int64_t step, const std::string& folder, const std::vector<std::string>& command);
 
 }  // namespace annulus

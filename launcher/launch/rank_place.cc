@@ -14,7 +14,7 @@
 namespace annulus {
 namespace {
 
-// "cpus 0 / 1", or of many ranks the number of cores each.
+// "cpus 0 / 1", or for more than 8 ranks the number of cores of each.
 std::string describe(const std::vector<RankPlacement>& ranks) {
   constexpr size_t kFew = 8;
   if (ranks.size() > kFew) {
@@ -44,7 +44,7 @@ void HostAccess::bind_process(const RankPlacement& rank) {
   }
 }
 
-// Returns its threads.
+// Binds this process and returns the number of its threads.
 int RankPlace::bind(const RankPlacement& own) {
   access_.bind(own);
   bound_ = own;
@@ -56,8 +56,9 @@ std::optional<int> RankPlace::take(const LaunchInfo& info, HostRequest request) 
   request.ranks = info.local_size;
   request.job_ranks = std::max(info.size, info.local_size);
   request_ = std::move(request);
-  if (info.local_size < 1) return std::nullopt;  // nobody says how many ranks share this host
-  // mpirun by itself binds ranks: then a rank's affinity is its own share, not what all ranks divide among them.
+  if (info.local_size < 1) return std::nullopt;  // the number of ranks on this host is not known
+  // Without `launch`, mpirun may have bound the ranks. A rank's affinity is then its own share and not the processors
+  // that all ranks of the host divide, so it is ignored.
   Host host = access_.read(/*respect_affinity=*/info.annulus_size > 0);
   if (!host.machine.is_this_system) return std::nullopt;  // HWLOC_XMLFILE: a description of another machine
   host_ = std::move(host);
@@ -73,7 +74,7 @@ void RankPlace::place_on_gpus(const std::vector<std::string>& pci_bus_ids, int r
   if (static_cast<int>(ranks_.size()) == ranks && std::all_of(ranks_.begin(), ranks_.end(), usable)) return;
   if (!host_) host_ = access_.read(/*respect_affinity=*/false);
   Host host = *host_;
-  // CUDA's own word, in place of what was made of CUDA_VISIBLE_DEVICES.
+  // The GPUs that CUDA reports replace those that were derived from CUDA_VISIBLE_DEVICES.
   host.visible_devices.reset();
   host.cuda = true;
   host.machine.set_visible_gpus(pci_bus_ids);
@@ -94,7 +95,7 @@ std::optional<int> RankPlace::carry_out(int local_rank, bool gpu) {
   }
   const RankPlacement& own = ranks_.at(static_cast<size_t>(local_rank));
   if (!bound_) return std::nullopt;
-  text_ = describe(ranks_);  // where this rank stays, others may have moved
+  text_ = describe(ranks_);  // even if this rank keeps its place, others may have moved
   if (bound_->cpus == own.cpus && bound_->memory_nodes == own.memory_nodes) return std::nullopt;
   return bind(own);
 }

@@ -1,7 +1,8 @@
-// Where a rank of a job is: found before MPI starts from what the launcher says, carried out on its processors and
-// memory, and put right where CUDA or the choice of devices shows later that it is another.
+// The place of a rank: the processors, memory, GPU and HCA that it uses. It is computed before MPI starts from what the
+// launcher says, the process is bound to it, and it is corrected later if CUDA or the choice of devices leads to
+// another place. Used by program.cc, seats.cc, device.cc and verb_train.cc. No hardware has run the parts for GPUs.
 //
-// Thread safety: take and carry_out change what the process runs on, and belong to the thread that starts the job.
+// Thread safety: take and carry_out bind the process; call them from the thread that starts the job.
 #pragma once
 
 #include <functional>
@@ -15,11 +16,11 @@
 
 namespace annulus {
 
-// What a RankPlace asks and does; tests put their own in place of the machine's.
+// How a RankPlace reads the host and binds the process. Tests replace these functions.
 struct HostAccess {
   std::function<Host(bool respect_affinity)> read = this_host;
-  // Binds the process to the cores of `rank` and its calling thread to the memory. A rank that cannot be bound is
-  // slower, not wrong: it says so, of memory the first of its host for all.
+  // Binds the process to the cores of `rank` and the calling thread to its memory. A rank that cannot be bound runs
+  // more slowly but correctly, so this is only a warning; for memory, the first rank of a host prints it for all.
   std::function<void(const RankPlacement& rank)> bind = bind_process;
 
   static void bind_process(const RankPlacement& rank);
@@ -29,26 +30,27 @@ class RankPlace {
  public:
   explicit RankPlace(HostAccess access = {}) : access_(std::move(access)) {}
 
-  // Places the ranks of this host as `request` asks, whose ranks and job_ranks the launcher knows (`info`), and binds
-  // this process; before any thread starts. Returns how many threads suit it; nothing where it is not bound:
-  // ANNULUS_BIND=0, a description of another machine (HWLOC_XMLFILE), or nobody says how many ranks share this host
-  // (srun), where it is not placed either.
+  // Places the ranks of this host as `request` says, with the numbers of ranks from `info`, and binds this process.
+  // Call it before any thread starts. Returns the number of threads that suit the place, or nothing if the process was
+  // not bound: with ANNULUS_BIND=0, with a description of another machine (HWLOC_XMLFILE), or if the number of ranks on
+  // this host is not known (srun). In the last two cases the ranks are not placed either.
   std::optional<int> take(const LaunchInfo& info, HostRequest request);
 
-  // Places the ranks of this host on GPUs that CUDA lets this process use, by their PCI bus ids, where `take` has not
-  // or has placed one on another: afterwards ranks() has `ranks` ranks of a job of `job_ranks`. Binds nothing.
+  // Places the ranks of this host on the GPUs that CUDA lets this process use, given by their PCI bus ids, unless
+  // `take` has already placed all of them on such GPUs. Afterwards ranks() has `ranks` ranks of a job of `job_ranks`.
+  // Binds nothing.
   void place_on_gpus(const std::vector<std::string>& pci_bus_ids, int ranks, int job_ranks);
 
-  // The ranks have chosen GPUs (`gpu`) or the CPU, and this one is `local_rank` of its host: what `take` has bound to a
-  // place that is not this rank's is bound to the one that is. Memory that exists and the memory of threads that run
-  // stay where they are. Returns how many threads suit it, where that was done.
+  // Call it after the ranks have chosen GPUs (`gpu`) or the CPU. `local_rank` is this rank's number on its host. If
+  // `take` bound this process to another place than that of this rank, it is bound again; memory that is allocated and
+  // threads that run keep their memory binding. Returns the new number of threads if it was bound again.
   std::optional<int> carry_out(int local_rank, bool gpu);
 
-  // By local rank; empty while nobody knows.
+  // The places by local rank; empty if they are not known.
   const std::vector<RankPlacement>& ranks() const { return ranks_; }
 
-  // What this process is bound to, with the others of its host, for one line of output: "cpus 0 / 1" by local rank;
-  // empty where it is not bound.
+  // What the ranks of this host are bound to, by local rank, for one line of output: "cpus 0 / 1". Empty if this
+  // process is not bound.
   const std::string& text() const { return text_; }
 
  private:
@@ -62,7 +64,7 @@ class RankPlace {
   std::string text_;
 };
 
-// That of this process.
+// The place of this process.
 RankPlace& rank_place();
 
 }  // namespace annulus

@@ -43,7 +43,7 @@ std::string LogFile::lost() const { return error_ == 0 ? "" : path_ + ": " + std
 
 RankStreams::RankStreams(int ranks, const std::string& session_dir, const std::string& log_dir, Terminal& terminal)
     : terminal_(terminal), ranks_(static_cast<size_t>(ranks)) {
-  raise_file_limit();  // four for each rank, with its pidfd
+  raise_file_limit();  // each rank takes four descriptors, including its pidfd
   for (size_t i = 0; i < ranks_.size(); ++i) {
     const std::string base = "rank-" + std::to_string(i);
     ranks_[i].out.fd = open_fifo(session_dir + "/" + base + ".out");
@@ -109,7 +109,7 @@ void RankStreams::take(size_t i, Source& source, Terminal::Stream stream, std::s
 void RankStreams::log_line(size_t i, Terminal::Stream stream, std::string_view line, bool replaced) {
   Rank& r = ranks_[i];
   if (replaced) {
-    // A live line is written over many times a second; one every ten seconds tells the story.
+    // A live line is overwritten many times a second. The log keeps one every ten seconds.
     const auto now = std::chrono::steady_clock::now();
     if (now - r.last_live < std::chrono::seconds(10)) return;
     r.last_live = now;

@@ -1,5 +1,5 @@
-// What the ranks of a launch print: read from their pipes, shown on the terminal with a prefix, kept in a log file for
-// each. Rank 0's bytes pass through untouched (terminal.h). Used by supervisor.cc.
+// Reads what the ranks of a launch print, shows it on the terminal with a prefix, and keeps a log file for each rank.
+// Rank 0's output is shown unchanged (terminal.h). Used by supervisor.cc. Thread safety: one thread.
 #pragma once
 
 #include <poll.h>
@@ -15,16 +15,16 @@
 
 namespace annulus {
 
-// The file LOG_DIR/NAME of a job. What it does not take, on a full disk, is lost, and lost() says so: a job does not
-// fail for its logs.
+// The file LOG_DIR/NAME of a job. Text that cannot be written, for example on a full disk, is lost, and lost() reports
+// it; a job does not fail because of its logs.
 class LogFile {
  public:
   LogFile() = default;
-  // Empty at first. Raises Error(kResource).
+  // Makes the file, empty. Throws Error(kResource).
   LogFile(const std::string& log_dir, const std::string& name);
   void add(std::string_view text);
   void flush();
-  // "LOG_DIR/NAME: No space left on device"; empty where everything was written.
+  // "LOG_DIR/NAME: No space left on device", or "" if everything was written.
   std::string lost() const;
 
  private:
@@ -38,30 +38,31 @@ class LogFile {
 class RankStreams {
  public:
   // Makes the pipes SESSION_DIR/rank-R.out and .err, which ranks open (rank.h), and the files LOG_DIR/rank-R.log.
-  // `terminal` outlives it. Raises Error(kResource).
+  // `terminal` must outlive this object. Throws Error(kResource).
   RankStreams(int ranks, const std::string& session_dir, const std::string& log_dir, Terminal& terminal);
   ~RankStreams();
   RankStreams(const RankStreams&) = delete;
   RankStreams& operator=(const RankStreams&) = delete;
 
-  // A rank elsewhere has called back: its standard output or error comes from `fd` instead of its pipe.
+  // Reads the standard output or error of a rank on another host, which has called back, from `fd` instead of from its
+  // pipe. Takes ownership of `fd`.
   void adopt(int rank, Terminal::Stream stream, int fd);
-  // Whether something is to come from a rank elsewhere, which has not ended its streams.
+  // Whether a stream of a rank on another host is still open.
   bool expects_more() const;
 
-  // Adds the descriptors to be polled.
+  // Adds the descriptors to poll.
   void watch(std::vector<pollfd>& fds) const;
-  // Takes what this rank has printed so far.
+  // Reads what this rank, or every rank, has printed so far.
   void read(int rank);
   void read_all();
-  // Takes lines that have no end yet: nothing more comes.
+  // Writes lines without a line break at the end. Call it when nothing more will come.
   void finish();
 
-  // A line of the launcher's in a rank's log.
+  // Adds a line of the launcher to a rank's log.
   void note(int rank, const std::string& line);
-  // The last lines of a rank's standard error, where the terminal has shown much else since; else nothing.
+  // The last lines of a rank's standard error if the terminal has shown much other output since; otherwise nothing.
   std::vector<std::string> unseen(int rank) const;
-  // Of the ranks' logs that are not whole (LogFile::lost), in order of ranks.
+  // LogFile::lost of the ranks' logs that are incomplete, in the order of ranks.
   std::vector<std::string> lost_logs() const;
 
  private:
@@ -75,8 +76,8 @@ class RankStreams {
     Source out, err;
     LogFile log;
     std::chrono::steady_clock::time_point last_live{};  // when a replaced ('\r') line was last written to the log
-    std::deque<std::string> tail;                       // last lines of standard error
-    int64_t shown = 0;                                  // when the terminal last showed something of it, in shown_
+    std::deque<std::string> tail;                       // the last lines of standard error
+    int64_t shown = 0;                                  // the value of shown_ when its output was last shown
   };
 
   void take(size_t i, Source& source, Terminal::Stream stream, std::string_view bytes);
@@ -84,7 +85,7 @@ class RankStreams {
 
   Terminal& terminal_;
   std::vector<Rank> ranks_;
-  int64_t shown_ = 0;  // pieces of ranks' output that the terminal has shown
+  int64_t shown_ = 0;  // the number of pieces of output that the terminal has shown
 };
 
 }  // namespace annulus

@@ -13,7 +13,7 @@
 namespace annulus {
 
 Signals::Signals() {
-  // Ctrl-C works also where a shell started this program in the background with SIGINT ignored.
+  // Ctrl-C must work even if a shell started this program in the background with SIGINT ignored.
   signal(SIGINT, SIG_DFL);
   signal(SIGPIPE, SIG_IGN);
   sigset_t blocked;
@@ -21,7 +21,7 @@ Signals::Signals() {
   for (const int s : {SIGINT, SIGTERM, SIGUSR1, SIGCHLD}) sigaddset(&blocked, s);
   struct sigaction hangup {};
   sigaction(SIGHUP, nullptr, &hangup);
-  if (hangup.sa_handler != SIG_IGN) sigaddset(&blocked, SIGHUP);  // nohup stays nohup
+  if (hangup.sa_handler != SIG_IGN) sigaddset(&blocked, SIGHUP);  // under nohup, SIGHUP stays ignored
   sigprocmask(SIG_BLOCK, &blocked, &before);
   fd = signalfd(-1, &blocked, SFD_CLOEXEC | SFD_NONBLOCK);
   if (fd < 0) {

@@ -1,5 +1,5 @@
-// Signals of the launcher as something to read: Ctrl-C, SIGTERM, SIGUSR1, SIGHUP and the end of a child. Used by
-// launch.
+// Lets the launcher read its signals from a descriptor: Ctrl-C, SIGTERM, SIGUSR1, SIGHUP and the end of a child. Used
+// by launch.cc and supervisor.cc; verdict.cc uses signal_text.
 #pragma once
 
 #include <signal.h>
@@ -8,19 +8,20 @@
 
 namespace annulus {
 
-// From its making on signals wait to be read, so that none comes between making things and being able to take them
-// away. One at a time, made before any thread. Raises Error(kResource).
+// From its construction on, signals wait until they are read, so that none can end the launcher between making
+// something and being able to remove it. Only one may exist at a time, and it must be made before any thread starts.
+// The constructor throws Error(kResource).
 struct Signals {
   Signals();
   ~Signals();
   Signals(const Signals&) = delete;
   Signals& operator=(const Signals&) = delete;
 
-  // Reads what has come: the first signal that asks to stop, 0 where there was none. Ends of children are passed over.
+  // Reads pending signals. Returns the first that asks to stop, or 0 if there is none; SIGCHLD is skipped.
   int take_request() const;
 
-  int fd = -1;      // of signalfd, non-blocking
-  sigset_t before;  // the mask that children are to have
+  int fd = -1;      // the descriptor of signalfd, non-blocking
+  sigset_t before;  // the earlier signal mask, which children get
 };
 
 // "signal 9 (Killed)"

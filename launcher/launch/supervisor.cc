@@ -31,20 +31,21 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// How long mpirun may take to end the ranks after SIGTERM, and a job whose first rank failed to end by itself.
+// The time that mpirun may take to end the ranks after SIGTERM, and the time in which a job must end by itself after
+// its first rank failed.
 constexpr std::chrono::seconds kTermGrace{5};
 constexpr std::chrono::seconds kFailureGrace{15};
 
-// What a rank on another host printed last is on its way when mpirun has ended.
+// How long the launcher waits, after mpirun has ended, for the last output of ranks on other hosts.
 constexpr std::chrono::seconds kArrival{3};
 
 struct RankState {
-  int pidfd = -1;          // of a rank beside the launcher
-  int control = -1;        // of a rank elsewhere; its end is the rank's
-  bool connected = false;  // it has had that, and its end has not been seen
-  LineSplitter words;      // of that
+  int pidfd = -1;          // the process of a rank on the launcher's host
+  int control = -1;        // the connection of a rank on another host, which ends with the rank
+  bool connected = false;  // there was such a connection, and find_dead has not yet seen its end
+  LineSplitter words;      // lines from `control`
   bool started = false;
-  bool reported = false;  // said how it ended
+  bool reported = false;  // whether its end is known
 };
 
 class Supervisor {
@@ -81,7 +82,7 @@ class Supervisor {
     mpirun_ = process.output;
   }
 
-  // Until mpirun has ended and nothing is left to read. Returns the exit code.
+  // Runs until mpirun has ended and nothing is left to read. Returns the exit code.
   int run() {
     while (!mpirun_code_) {
       wait_for_events();
@@ -138,7 +139,7 @@ class Supervisor {
            std::any_of(ranks_.begin(), ranks_.end(), [](const RankState& r) { return r.control >= 0; });
   }
 
-  // Ranks on other hosts that call back.
+  // Accepts connections from ranks on other hosts.
   void accept_ranks() {
     if (channel_ == nullptr) return;
     for (const BackChannel::Caller& caller : channel_->accept()) {
@@ -158,7 +159,7 @@ class Supervisor {
   void read_all() {
     read_signals();
     accept_ranks();
-    // Output before the control pipe: what a rank printed comes before how it ended.
+    // Output is read before the control pipe, so that what a rank printed comes before how it ended.
     streams_.read_all();
     read_ends();
     drain(mpirun_, [&](std::string_view bytes) {
@@ -187,8 +188,8 @@ class Supervisor {
     if (WIFSIGNALED(status)) mpirun_signal_ = WTERMSIG(status);
   }
 
-  // Control lines, launcher/launch/rank.cc: "start RANK PID", "exit RANK CODE", "failed RANK ERROR", "said RANK ERROR",
-  // and "kept RANK WORDS" after any number of "keeps RANK WORDS".
+  // Reads control lines, which launcher/launch/rank.cc writes: "start RANK PID", "exit RANK CODE", "failed RANK ERROR",
+  // "said RANK ERROR", and "kept RANK WORDS" after any number of "keeps RANK WORDS".
   void read_control() {
     drain(control_, [&](std::string_view bytes) {
       control_lines_.feed(bytes, [&](std::string_view line, bool) { take_control(std::string(line)); });
@@ -210,7 +211,8 @@ class Supervisor {
       RankState& r = ranks_[static_cast<size_t>(a)];
       r.started = true;
       if (r.control < 0 && r.pidfd < 0) r.pidfd = static_cast<int>(syscall(SYS_pidfd_open, static_cast<pid_t>(b), 0));
-      // A rank that started after the signal went out has missed it; to the others another one says nothing new.
+      // A rank that started after the signal was sent has missed it. For the other ranks, a second signal changes
+      // nothing.
       if (stop_signal_ && r.pidfd >= 0) syscall(SYS_pidfd_send_signal, r.pidfd, SIGUSR1, nullptr, 0);
       if (stop_signal_ && r.control >= 0 && !mpirun_code_) kill(mpirun_pid_, SIGUSR1);
       return;
@@ -241,12 +243,13 @@ class Supervisor {
     add_failure({static_cast<int>(a), static_cast<int>(b), error ? error->what() : "", said, false});
   }
 
-  // How ranks have ended. Those that died without a word come before those that say something: it may be a complaint
-  // about these deaths.
+  // Finds out which ranks have ended. Ranks that died without a report come before those that reported an error,
+  // because that error may be a consequence of these deaths.
   void read_ends() {
     const size_t before = failures_.size();
     std::vector<size_t> dead;
-    // Until nothing is new: whoever is complained about died before, and whoever has died wrote its last word before.
+    // Repeated until nothing is new: a rank that an error complains about died before the error was sent, and a dead
+    // rank sent its last report before it died.
     for (bool more = true; more;) {
       const size_t known = failures_.size() + dead.size();
       read_control();
@@ -265,7 +268,8 @@ class Supervisor {
     failures_.insert(failures_.end(), later.begin(), later.end());
   }
 
-  // Adds ranks that have died since: beside the launcher the process has ended, elsewhere its connection.
+  // Adds ranks that have ended since the last call: on the launcher's host those whose process has ended, on other
+  // hosts those whose connection has ended.
   void find_dead(std::vector<size_t>& dead) {
     for (size_t i = 0; i < ranks_.size(); ++i) {
       RankState& r = ranks_[i];
@@ -280,12 +284,12 @@ class Supervisor {
 
   void add_failure(RankEnd failure) {
     failures_.push_back(std::move(failure));
-    // mpirun ends the others by itself; should it not, it is made to.
+    // mpirun ends the other ranks by itself. If it does not by this deadline, it is terminated.
     if (!stop_signal_ && !deadline_) deadline_ = Clock::now() + kFailureGrace;
   }
 
   void interrupt(int signal) {
-    if (mpirun_code_) return;  // all over; its pid may be another's by now
+    if (mpirun_code_) return;  // mpirun has ended, and its pid may belong to another process by now
     if (!stop_signal_) {
       stop_signal_ = signal;
       const std::string name = signal == SIGINT    ? "Ctrl-C"
@@ -357,7 +361,7 @@ class Supervisor {
     return verdict.code;
   }
 
-  // Once, and the job's exit code stays its own: what it computed is not touched by it.
+  // Reports incomplete logs once. The job's exit code stays the same, because its results are not affected.
   void say_lost_logs() {
     std::vector<std::string> lost = streams_.lost_logs();
     for (const LogFile* log : {&mpirun_log_, &log_}) {
@@ -370,11 +374,11 @@ class Supervisor {
   }
 
   enum class Stage { kAsked, kTerminated };
-  static constexpr size_t kKeptText = 8000;  // of mpirun's own output
+  static constexpr size_t kKeptText = 8000;  // bytes of mpirun's own output that are kept
 
   const LaunchOptions& options_;
   const Signals& signals_;
-  BackChannel* const channel_;  // null: all ranks are beside this process
+  BackChannel* const channel_;  // null: all ranks are on this host
   const std::string log_dir_;
   Terminal terminal_;
   RankStreams streams_;
@@ -382,15 +386,15 @@ class Supervisor {
   LogFile mpirun_log_, log_;
   int control_ = -1;
   LineSplitter control_lines_;
-  std::string kept_text_;          // pieces of a "kept" message whose last piece has not come
-  std::vector<std::string> kept_;  // the last one: step, folder, the words of a command
-  int mpirun_ = -1;                // what it prints itself
+  std::string kept_text_;          // the pieces so far of a "kept" message
+  std::vector<std::string> kept_;  // the last such message: step, folder, the words of a command
+  int mpirun_ = -1;                // a pipe with mpirun's own output
   std::string mpirun_text_;
   pid_t mpirun_pid_ = -1;
   std::optional<int> mpirun_code_;
   int mpirun_signal_ = 0;
-  std::vector<RankEnd> failures_;  // in order of time
-  int stop_signal_ = 0;            // 0: nobody asked to stop
+  std::vector<RankEnd> failures_;  // in the order of time
+  int stop_signal_ = 0;            // 0: no request to stop
   Stage stage_ = Stage::kAsked;
   bool forced_ = false;
   std::optional<Clock::time_point> deadline_;

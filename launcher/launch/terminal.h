@@ -1,5 +1,6 @@
-// Terminal: one readable output out of many ranks'. Rank 0's bytes pass through untouched, so that its progress line
-// stays live; other lines are put between without tearing it. Used by launch.
+// Merges the output of all ranks into one readable output. Rank 0's bytes are written unchanged, so that its progress
+// line is updated live; lines of other ranks are inserted without breaking that line. Used by launcher/launch/. Thread
+// safety: one thread.
 #pragma once
 
 #include <string>
@@ -9,18 +10,18 @@ namespace annulus {
 
 class Terminal {
  public:
-  // Descriptors of standard output and error. A line that is not at its end can be erased on a terminal that takes
-  // escapes (common/terminal.h).
+  // Takes the descriptors of standard output and error, which stay open. An unfinished line is erased on a terminal
+  // that supports escape sequences (common/terminal.h).
   Terminal(int out, int err);
 
   enum Stream { kOut = 0, kErr = 1 };
 
   void write_raw(Stream stream, std::string_view bytes);
-  // A whole line, `text` without its end. On a terminal it replaces the live line, which comes back with its next
+  // Writes `text` and a line break. On a terminal the line replaces the live line, which reappears with its next
   // update.
   void write_line(Stream stream, std::string_view text);
-  // Why standard output takes nothing more: EPIPE where its reader has gone (a closed pipe, a terminal that was hung
-  // up), ENOSPC on a full disk; 0: it does.
+  // The errno because of which standard output can no longer be written: EPIPE if its reader has gone (a closed pipe or
+  // terminal), ENOSPC on a full disk; 0 if it can be written.
   int error() const { return error_[kOut]; }
 
  private:
@@ -29,15 +30,16 @@ class Terminal {
   int fd_[2];
   bool tty_[2];
   bool erases_[2];
-  bool shared_;                        // both streams end up in the same place
-  bool mid_line_[2] = {false, false};  // the last byte written was no line end
+  bool shared_;                        // both streams go to the same terminal or file
+  bool mid_line_[2] = {false, false};  // the last byte written was not a line break
   int error_[2] = {0, 0};
 };
 
-// Cuts a stream into lines for a prefix or a log file. A '\r' ends a line that is to be replaced.
+// Splits a stream into lines, to give them a prefix or to write them to a log file. A '\r' ends a line that the next
+// one replaces on a terminal.
 class LineSplitter {
  public:
-  // Calls sink(line, replaced) for each whole line; `replaced` for one that ended in '\r'.
+  // Calls sink(line, replaced) for each complete line; `replaced` is true for a line that ended with '\r'.
   template <typename Sink>
   void feed(std::string_view bytes, Sink&& sink) {
     for (const char c : bytes) {
@@ -58,7 +60,7 @@ class LineSplitter {
       }
     }
   }
-  // What is left without a line end.
+  // Calls sink for the rest, which has no line break.
   template <typename Sink>
   void finish(Sink&& sink) {
     if (!line_.empty()) sink(std::string_view(line_), false);
@@ -68,7 +70,7 @@ class LineSplitter {
  private:
   static constexpr size_t kLongest = 16384;
   std::string line_;
-  bool skip_empty_ = false;  // "\r\n" is one line end
+  bool skip_empty_ = false;  // so that "\r\n" is one line break
 };
 
 }  // namespace annulus

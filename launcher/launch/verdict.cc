@@ -18,7 +18,7 @@
 namespace annulus {
 namespace {
 
-// "0", "0-3", "0, 2-3"
+// "rank 0", "ranks 0-3", "ranks 0, 2-3"
 std::string rank_list(std::vector<int> ranks) {
   std::sort(ranks.begin(), ranks.end());
   std::string text;
@@ -33,13 +33,13 @@ std::string rank_list(std::vector<int> ranks) {
   return (ranks.size() == 1 ? "rank " : "ranks ") + text;
 }
 
-// What is said of ranks that failed. `code`: of the job.
+// Adds the messages about the ranks that failed. `code` is the job's exit code.
 void tell(const std::vector<RankEnd>& told, int code, const JobEnd& end, std::vector<std::string>& words) {
   const RankEnd& first = told.front();
   std::vector<int> same, other;
   for (const RankEnd& f : told) {
     const bool equal = f.abrupt == first.abrupt && f.code == first.code && f.message == first.message;
-    // Ranks that die by a signal after the first were ended by mpirun.
+    // Ranks that die abruptly after the first one were killed by mpirun.
     if (f.rank == first.rank || (equal && !f.abrupt)) {
       same.push_back(f.rank);
     } else if (!f.abrupt) {
@@ -61,7 +61,7 @@ void tell(const std::vector<RankEnd>& told, int code, const JobEnd& end, std::ve
   if (!other.empty()) words.push_back("annulus: " + rank_list(other) + " failed after it");
 }
 
-// Rank 0 of a run that was asked to stop, and did, has said how to go on.
+// Whether this is rank 0 of a run that stopped on request, which has itself printed how to continue.
 bool has_said_how_to_go_on(const RankEnd& f) {
   return f.rank == 0 && !f.abrupt && !f.said && f.message.empty() && f.code > 128;
 }
@@ -71,7 +71,7 @@ bool has_said_how_to_go_on(const RankEnd& f) {
 ResumePoint resume_point(int64_t step, const std::string& folder, const std::vector<std::string>& command) {
   namespace fs = std::filesystem;
   if (folder.empty()) return {ResumePoint::Checkpoint::kNoneYet, step, folder, command};
-  // The command takes the newest that is there: mostly `folder`, else one beside it.
+  // The command resumes from the newest checkpoint that exists, which is usually `folder`, or else one beside it.
   std::string newest;
   std::error_code error;
   for (fs::directory_iterator it(fs::path(folder).parent_path(), error), end; !error && it != end;
@@ -104,14 +104,14 @@ Verdict judge(const JobEnd& end) {
   if (end.mpirun_signal != 0 && !end.forced && !interrupted) {
     words.push_back("annulus: mpirun was ended by " + signal_text(end.mpirun_signal));
   }
-  // Ranks that ended because they were asked to, or because others ended, are no failures.
+  // Ranks that ended on request, or because other ranks ended, have not failed.
   std::vector<RankEnd> told;
   for (const RankEnd& f : end.failed) {
     const bool asked = interrupted && (f.abrupt || f.code >= 128);
     if (!asked) told.push_back(f);
   }
   int code = end.mpirun_code;
-  // A rank that fails while it stops (a full disk, at its checkpoint) has failed.
+  // A rank that fails while it stops, for example on a full disk while it writes its checkpoint, has failed.
   if (!told.empty() && !told.front().abrupt) {
     code = told.front().code;
   } else if (!end.failed.empty() && !end.failed.front().abrupt) {
@@ -121,7 +121,7 @@ Verdict judge(const JobEnd& end) {
   if (!told.empty()) {
     tell(told, code, end, words);
   } else if (code != 0 && !interrupted) {
-    // No rank said anything: mpirun's own words are all there is.
+    // No rank reported anything, so only mpirun's own output can explain it.
     words.push_back("annulus: mpirun ended with exit code " + std::to_string(code) +
                     (end.any_started ? "" : " before any rank started") + "; it said:");
     words.push_back(end.mpirun_said.empty() ? "(nothing)" : end.mpirun_said);
@@ -140,7 +140,7 @@ Verdict judge(const JobEnd& end) {
       words.push_back(std::string("annulus: ") + error.what());
     }
   }
-  // What a rank has said may have gone where nobody reads.
+  // If standard output was closed, what a rank printed was lost.
   const bool said = end.output_error == 0 && std::any_of(end.failed.begin(), end.failed.end(), has_said_how_to_go_on);
   if (code != 0 && end.resume && !said) {
     words.push_back("annulus: " + resume_text(*end.resume));

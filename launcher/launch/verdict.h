@@ -1,6 +1,6 @@
-// How a job ended: from what each rank, mpirun and the user did to an exit code and what is said. No process, file or
-// clock is touched by judge(), so that a table of cases tests it (tests/launcher/verdict_test.cc). Used by
-// supervisor.cc, and by `train` for a run that nothing watches.
+// Computes how a job ended: the exit code and the messages that follow from what each rank, mpirun and the user did.
+// judge() uses no process, file or clock, so that it is tested with a table of cases (tests/launcher/verdict_test.cc).
+// Used by supervisor.cc, and by `train` for a run without a launcher.
 #pragma once
 
 #include <cstdint>
@@ -13,51 +13,51 @@ namespace annulus {
 // The end of one rank that failed.
 struct RankEnd {
   int rank = 0;
-  int code = 0;         // 0 where it ended abruptly
-  std::string message;  // what it reported; may be empty
+  int code = 0;         // its exit code; 0 if it ended abruptly
+  std::string message;  // the error that it reported; may be empty
   bool said = false;    // one rank has printed the message for all
-  bool abrupt = false;  // ended without a word: a signal, or _exit
+  bool abrupt = false;  // it ended without a report: by a signal or _exit
 };
 
-// From where a run of `train` can go on.
+// The checkpoint from which a run of `train` can be continued.
 struct ResumePoint {
   enum class Checkpoint { kNoneYet, kThere, kGone };
-  Checkpoint checkpoint = Checkpoint::kNoneYet;  // on the disk, when the job has ended
-  int64_t step = 0;                              // of it
-  std::string folder;                            // of it
-  std::vector<std::string> command;              // the words that go on from it
+  Checkpoint checkpoint = Checkpoint::kNoneYet;  // whether it is on disk after the job has ended
+  int64_t step = 0;                              // the step of the checkpoint
+  std::string folder;                            // the folder of the checkpoint
+  std::vector<std::string> command;              // the words of the command that continues the run
 };
 
-// From the checkpoint of `step` in `folder`, or the newest one beside it that is on the disk; an empty folder: there is
-// none yet.
+// The checkpoint of `step` in `folder`, or the newest one beside it that is on disk. An empty folder means that there
+// is none yet.
 ResumePoint resume_point(int64_t step, const std::string& folder, const std::vector<std::string>& command);
 
-// What to tell the user: "to go on from the checkpoint of step 40: ./annulus train ...", or why that cannot be.
+// The message for the user: "to go on from the checkpoint of step 40: ./annulus train ...", or why that is impossible.
 std::string resume_text(const ResumePoint& resume);
 
 struct JobEnd {
   int ranks = 1;
-  std::vector<RankEnd> failed;  // in order of time
-  // By rank: the last lines of its standard error, where the terminal does not show them any more.
+  std::vector<RankEnd> failed;  // in the order of time
+  // By rank: the last lines of its standard error if the terminal may no longer show them (RankStreams::unseen).
   std::vector<std::vector<std::string>> unseen;
 
-  int mpirun_code = 0;      // its exit code; 128 + signal where a signal ended it
-  int mpirun_signal = 0;    // 0: it exited
-  std::string mpirun_said;  // what it printed itself
-  bool any_started = true;  // at least one rank came up
+  int mpirun_code = 0;      // mpirun's exit code; 128 + signal if a signal ended it
+  int mpirun_signal = 0;    // the signal that ended mpirun; 0: it exited
+  std::string mpirun_said;  // what mpirun itself printed
+  bool any_started = true;  // whether at least one rank started
 
-  int stop_signal = 0;  // that asked the job to stop (SIGINT: Ctrl-C, SIGPIPE: the output was closed); 0: nobody did
-  bool forced = false;  // the ranks were ended by the launcher
+  int stop_signal = 0;  // the signal that asked the job to stop (SIGINT: Ctrl-C; SIGPIPE: closed output); 0: none
+  bool forced = false;  // whether the launcher terminated the ranks
 
-  int output_error = 0;  // errno of the launcher's standard output, EPIPE: its reader has gone; 0: all was written
+  int output_error = 0;  // errno of the launcher's standard output (EPIPE: its reader has gone); 0: all was written
 
-  std::optional<ResumePoint> resume;  // of a run of `train` that has begun
+  std::optional<ResumePoint> resume;  // for a run of `train` that has begun
   std::string log_dir;
 };
 
 struct Verdict {
-  int code = 0;                    // as run_launch returns it (launch.h)
-  std::vector<std::string> words;  // line by line; empty where there is nothing to say
+  int code = 0;                    // the exit code of run_launch (launch.h)
+  std::vector<std::string> words;  // the lines to print; may be empty
 };
 
 Verdict judge(const JobEnd& end);

@@ -15,12 +15,12 @@
 namespace annulus {
 namespace {
 
-// Where NCCL writes: memory with a descriptor, so that nothing of it outlives the process, however that ends, and
-// nobody else can have made it before. -1: NCCL was not asked.
+// The memfd to which NCCL writes its log, or -1 if NCCL was not asked. It disappears with the process, however that
+// ends, and no other process can have made it in advance.
 int words = -1;
 
-// "[0]mlx5_0:1/RoCE [1]eth0:10.0.0.1<0> [RO]; OOB ..." -> 0: "mlx5_0:1", 1: "eth0". Devices that NCCL joined to one,
-// "[0]={[0] mlx5_0:1/RoCE, [1] mlx5_1:1/RoCE}", keep the first's name.
+// Parses "[0]mlx5_0:1/RoCE [1]eth0:10.0.0.1<0> [RO]; OOB ..." into 0: "mlx5_0:1", 1: "eth0". Devices that NCCL has
+// merged into one, "[0]={[0] mlx5_0:1/RoCE, [1] mlx5_1:1/RoCE}", get the name of the first.
 std::map<int, std::string> listed(std::string_view list, bool socket) {
   std::map<int, std::string> devices;
   list = list.substr(0, list.find(';'));
@@ -44,7 +44,7 @@ std::map<int, std::string> listed(std::string_view list, bool socket) {
 }  // namespace
 
 std::string devices_in_words(std::string_view log) {
-  std::map<std::string, std::map<int, std::string>, std::less<>> known;  // "IB" or "Socket" -> its devices
+  std::map<std::string, std::map<int, std::string>, std::less<>> known;  // the devices of "IB" and of "Socket"
   std::vector<std::string> used;
   while (!log.empty()) {
     const std::string_view line = log.substr(0, log.find('\n'));
@@ -84,7 +84,7 @@ void ask_nccl_for_words() {
   const int made = memfd_create("annulus-nccl", MFD_CLOEXEC);
   if (made < 0) return;
   const std::string path = "/proc/self/fd/" + std::to_string(made);
-  // A name that NCCL cannot open would send its words to standard output.
+  // If NCCL could not open this path, it would write its log to standard output.
   if (access(path.c_str(), R_OK | W_OK) != 0) {
     close(made);
     return;

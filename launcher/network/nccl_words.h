@@ -1,7 +1,8 @@
-// Which network devices NCCL took, by its own words: it has no call that says so, but it writes them down where
-// NCCL_DEBUG=INFO asks for it. For the first lines of `train`, beside the nearest by the topology.
+// Finds out from NCCL's log which network devices NCCL uses. NCCL has no function for this, but with NCCL_DEBUG=INFO it
+// logs them. The first lines of `train` show them beside the nearest devices by the topology. Used by
+// launcher/seats.cc. No hardware has run it; tests use logs that were written down.
 //
-// Thread safety: ask_nccl_for_words changes the environment and belongs where no other thread reads it.
+// Thread safety: ask_nccl_for_words changes the environment; call it while no other thread reads it.
 #pragma once
 
 #include <string>
@@ -9,15 +10,16 @@
 
 namespace annulus {
 
-// Lets NCCL write what concerns the network into memory of this process, unless the user listens already (NCCL_DEBUG or
-// NCCL_DEBUG_FILE is set) or it was asked before. Before NCCL is first used.
+// Makes NCCL log its use of the network into memory of this process, unless the user already reads its log (NCCL_DEBUG
+// or NCCL_DEBUG_FILE is set). Call it before NCCL is first used; further calls do nothing.
 void ask_nccl_for_words();
 
-// The devices in what NCCL has written, as devices_in_words says. Empty where NCCL was not asked or has not spoken.
+// devices_in_words for what NCCL has logged so far. "" if NCCL was not asked or has logged nothing.
 std::string nccl_devices();
 
-// From NCCL's log. The devices that channels to other hosts go through, "mlx5_0:1 mlx5_3:1", in the order of their
-// first channel; before there is any, "one of mlx5_0:1 mlx5_1:1", those that it chooses from; else empty. Lines read:
+// Parses NCCL's log. Returns the devices that channels to other hosts use, "mlx5_0:1 mlx5_3:1", in the order of their
+// first channel; before there is a channel, the devices that NCCL chooses from, "one of mlx5_0:1 mlx5_1:1"; or "". It
+// reads lines such as
 //   NET/IB : Using [0]mlx5_0:1/RoCE [1]mlx5_1:1/RoCE [RO]; OOB eth0:10.0.0.1<0>
 //   Channel 00/0 : 7[7] -> 8[0] [send] via NET/IB/1/GDRDMA
 std::string devices_in_words(std::string_view log);

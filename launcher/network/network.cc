@@ -18,7 +18,7 @@ constexpr const char* kInterfaces = "ANNULUS_INTERFACES";
 constexpr const char* kHcas = "ANNULUS_HCAS";
 constexpr const char* kRankHca = "ANNULUS_RANK_HCA";
 
-// What MPI refuses together with a variable of ours.
+// For a variable that annulus sets, the variable that MPI refuses to have beside it.
 constexpr std::array<std::pair<std::string_view, const char*>, 2> kOpposites = {{
     {"OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_btl_tcp_if_exclude"},
     {"OMPI_MCA_btl_openib_if_include", "OMPI_MCA_btl_openib_if_exclude"},
@@ -51,8 +51,9 @@ Network parse_network(std::string_view interfaces, std::string_view hcas, std::s
                       std::string_view where) {
   const auto refuse = [&](const char* what, const char* form, const std::string& got) {
     throw Error(ErrorKind::kUsage, "launcher",
-                std::string(where) + ": " + what + " is named as the system names it, " + form + ", not \"" + got +
-                    "\"; NCCL's and MPI's own variables take patterns and networks, and come first");
+                std::string(where) + ": " + what + " must have the name that the system gives it, " + form +
+                    ", not \"" + got +
+                    "\"; for patterns and networks, set NCCL's and MPI's own variables, which have precedence");
   };
   Network network{names_in(interfaces), names_in(hcas)};
   for (const std::string& name : network.interfaces) {
@@ -115,10 +116,10 @@ Applied apply_network(const std::vector<Variable>& variables) {
     }
     if (const char* const own = set_value(variable.name.c_str())) {
       const bool same = variable.value == own;
-      applied.lines.push_back(variable.name + "=" + own + " is the environment's" +
-                              (same ? "" : " and stays, in place of " + variable.value));
+      applied.lines.push_back(variable.name + "=" + own + " is set in the environment" +
+                              (same ? "" : " and stays, instead of " + variable.value));
     } else if (opposite != nullptr) {
-      applied.lines.push_back(std::string(opposite) + " is set in the environment and stays, in place of " +
+      applied.lines.push_back(std::string(opposite) + " is set in the environment and stays, instead of " +
                               variable.name + "=" + variable.value);
     } else {
       setenv(variable.name.c_str(), variable.value.c_str(), 1);

@@ -1,9 +1,9 @@
-// The job's network: which interfaces and which RDMA devices (HCAs) its ranks use, said to NCCL and to MPI in the form
-// that each takes. A rank applies it before MPI starts and before it touches NCCL (seats.h); `launch` hands it to
-// mpirun's own daemons too (launcher/hosts/mpirun.h).
+// The job's network: the interfaces and RDMA devices (HCAs) that its ranks use, and the environment variables that tell
+// NCCL and MPI. A rank applies them before MPI starts and before it uses NCCL (seats.h). `launch` also passes the
+// interfaces to mpirun's own daemons (launcher/hosts/mpirun.h). What concerns NCCL and RDMA has not run on hardware.
 //
-// Thread safety: apply_network and apply_for_nccl change the environment: the first belongs before the first thread,
-// the second where no other thread reads it. The others have no state.
+// Thread safety: apply_network and apply_for_nccl change the environment. Call the first before any thread starts, and
+// the second while no other thread reads the environment. The other functions have no state.
 #pragma once
 
 #include <functional>
@@ -14,28 +14,28 @@
 
 namespace annulus {
 
-// Nothing named: NCCL and MPI choose for themselves.
+// If the lists are empty, NCCL and MPI choose for themselves.
 struct Network {
   std::vector<std::string> interfaces = {};  // IP interfaces, "eth0"
-  std::vector<std::string> hcas = {};        // "mlx5_0", or "mlx5_0:1" for one port of it
-  // False: NCCL and MPI choose each rank's HCA, among `hcas` where there are some. True: each rank is given the nearest
-  // by the topology.
+  std::vector<std::string> hcas = {};        // "mlx5_0", or "mlx5_0:1" for one of its ports
+  // False: NCCL and MPI choose the HCA of each rank, from `hcas` if that is not empty. True: each rank uses its nearest
+  // HCA by the topology.
   bool nearest_hca = false;
 
   bool operator==(const Network&) const = default;
 };
 
-// From lists with commas, "" for none, and "auto" or "nearest", as a configuration and `launch` give them. Raises
-// Error(kUsage), naming `where`, for what is no name of an interface or HCA: "=eth0", "^mlx5", "10.0.0.0/8".
+// Parses comma-separated lists ("" for none) and "auto" or "nearest", as a configuration and `launch` give them. Throws
+// Error(kUsage), which names `where`, for anything but the name of an interface or HCA: "=eth0", "^mlx5", "10.0.0.0/8".
 Network parse_network(std::string_view interfaces, std::string_view hcas, std::string_view rank_hca,
                       std::string_view where);
 
-// What the environment says where a configuration does not reach, set by `launch --interfaces --hcas --rank-hca`:
-// ANNULUS_INTERFACES and ANNULUS_HCAS, lists with commas, and ANNULUS_RANK_HCA, "auto" or "nearest". What is not set is
-// taken from `configured`. Raises Error(kUsage).
+// The network from the environment, which `launch --interfaces --hcas --rank-hca` sets: ANNULUS_INTERFACES and
+// ANNULUS_HCAS (comma-separated lists) and ANNULUS_RANK_HCA ("auto" or "nearest"). For variables that are not set, the
+// values of `configured` are used. Throws Error(kUsage).
 Network network_from_environment(Network configured);
 
-// How `launch` says it to its ranks: variables for the above, those that are named.
+// The variables with which `launch` passes `network` to its ranks; values that are not given have none.
 struct Variable {
   std::string name;
   std::string value;
@@ -43,29 +43,28 @@ struct Variable {
 };
 std::vector<Variable> environment_of(const Network& network);
 
-// What NCCL and MPI are told. `nearest`: the rank's own HCA, "mlx5_0" or "mlx5_0:1", empty where it has none; used
-// where nearest_hca asks for it.
-//   NCCL_SOCKET_IFNAME              "=eth0,eth1": with "=" names are names, not beginnings of names
-//   NCCL_IB_HCA                     "=mlx5_0:1,mlx5_1": likewise; without a port, all of them
+// The variables of NCCL and MPI. `nearest` is the rank's nearest HCA, "mlx5_0" or "mlx5_0:1", or "" if there is none;
+// it is used if nearest_hca is true.
+//   NCCL_SOCKET_IFNAME              "=eth0,eth1"; without "=", NCCL would take names as beginnings of names
+//   NCCL_IB_HCA                     "=mlx5_0:1,mlx5_1"; likewise; an HCA without a port means all of its ports
 //   OMPI_MCA_btl_tcp_if_include     "eth0,eth1"
 //   OMPI_MCA_btl_openib_if_include  "mlx5_0:1,mlx5_1"
-//   UCX_NET_DEVICES                 "mlx5_0:1,mlx5_1:1,eth0,eth1": RDMA and IP in one list, a port always; set where
-//   HCAs are
-//                                   named, since it would take the others away
+//   UCX_NET_DEVICES                 "mlx5_0:1,mlx5_1:1,eth0,eth1"; RDMA and IP devices in one list, always with a port;
+//                                   set only if HCAs are named, because it excludes all other devices
 // Sources: NCCL's documentation of its environment variables, `ompi_info --all`, UCX's frequently asked questions.
 std::vector<Variable> network_variables(const Network& network, const std::string& nearest);
 
 struct Applied {
-  std::vector<std::string> lines = {};  // what was set and what was left
-  std::vector<Variable> set = {};       // by us
+  std::vector<std::string> lines = {};  // lines that say what was set and what was kept
+  std::vector<Variable> set = {};       // the variables that annulus set
 };
 
-// Sets the variables that are not set: what the user has set is meant. A variable is also left where its opposite is
-// set (btl_tcp_if_exclude), since MPI refuses both.
+// Sets the variables that are not set; those that the user has set are kept. A variable is also not set if its opposite
+// is (btl_tcp_if_exclude), because MPI refuses both together.
 Applied apply_network(const std::vector<Variable>& variables);
 
-// After MPI has started, and before NCCL is first used: NCCL's variables are taken back where we set them, and set as
-// in `variables`. MPI's stay: it has read them.
+// Call it after MPI has started and before NCCL is first used. Unsets the variables of NCCL that annulus set, and sets
+// those in `variables`. Variables of MPI are left as they are, because MPI has already read them.
 void apply_for_nccl(const std::vector<Variable>& variables, Applied& applied);
 
 }  // namespace annulus

@@ -16,7 +16,7 @@ namespace {
 
 using Names = std::vector<std::string>;
 
-// What a process on the host finds set: the environment, and what annulus sets itself where it is not.
+// The variables that a process on the host has: those of the environment, and those that annulus would set.
 class Settings {
  public:
   Settings(const Network& network, const std::map<std::string, std::string>& environment) : all_(environment) {
@@ -41,8 +41,8 @@ class Settings {
   std::map<std::string, bool> ours_;
 };
 
-// NCCL's lists: "eth,ib": names that begin so; "=eth0": these names; "^docker": others. Of a device "mlx5_0:1" the part
-// behind the colon is a port.
+// Whether NCCL's list names the device: "eth,ib" means names that begin so, "=eth0" exactly these names, and "^docker"
+// all others. In "mlx5_0:1", the number after the colon is a port.
 bool nccl_matches(std::string_view list, std::string_view name, int port) {
   const bool except = list.starts_with("^");
   if (except) list.remove_prefix(1);
@@ -66,7 +66,8 @@ Names usable(const Host& host, const std::function<bool(const NetInterface&)>& t
   return names;
 }
 
-// Open MPI's lists hold names, and networks, "10.0.0.0/8", which only it compares.
+// Applies Open MPI's lists. They hold names of interfaces, and networks such as 10.0.0.0/8, which are returned as they
+// are.
 NetworkUse by_open_mpi(const Host& host, const Settings& settings, const char* user, const Names& includes,
                        const Names& excludes) {
   NetworkUse use{user, {}, "TCP", ""};
@@ -96,7 +97,7 @@ NetworkUse by_open_mpi(const Host& host, const Settings& settings, const char* u
   return use;
 }
 
-// "mlx5_0:1" of every port that is up.
+// The device and number of every RDMA port that is up.
 std::vector<std::pair<const Nic*, int>> active_ports(const Host& host) {
   std::vector<std::pair<const Nic*, int>> ports;
   for (const Nic& nic : host.machine.nics) {
@@ -126,7 +127,7 @@ NetworkUse mpi(const Host& host, const Settings& settings) {
   rdma.devices = port_names(host, [&](const std::string& name, int port) {
     return all || std::find(list.begin(), list.end(), name + ":" + std::to_string(port)) != list.end();
   });
-  // Either names what MPI shall use, and neither RDMA.
+  // With these settings, MPI uses the named components, none of which uses RDMA.
   const bool without = (!pml.empty() && pml != "ucx") || (!btl.empty() && !btl.starts_with("^") && pml != "ucx" &&
                                                           btl.find("openib") == std::string::npos);
   if (!rdma.devices.empty() && !without) return rdma;
@@ -135,7 +136,7 @@ NetworkUse mpi(const Host& host, const Settings& settings) {
   return tcp;
 }
 
-// What connects its ranks, and carries data where there is no RDMA.
+// The sockets with which NCCL connects its ranks, and which carry data if there is no RDMA.
 NetworkUse nccl_sockets(const Host& host, const Settings& settings) {
   NetworkUse use{"NCCL", {}, "sockets", ""};
   if (const std::string list = settings.get("NCCL_SOCKET_IFNAME"); list.size() > 1) {

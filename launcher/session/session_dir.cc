@@ -23,13 +23,14 @@ std::string prefix() { return "annulus-" + std::to_string(getuid()) + "-"; }
 
 std::string base() {
   if (access("/dev/shm", W_OK | X_OK) == 0) return "/dev/shm";
-  // A long path breaks Open MPI's unix sockets (108 bytes).
+  // A long path would exceed the 108 bytes of a Unix socket's address, which Open MPI uses.
   const char* tmp = std::getenv("TMPDIR");
   return tmp != nullptr && *tmp == '/' && std::strlen(tmp) < 40 ? tmp : "/tmp";
 }
 
-// A live launch or survey holds a lock in its folder; the kernel drops it with the process, whatever ends it. A folder
-// without a lock file is one that is just being made, unless it is old.
+// Removes folders whose process has ended. A running launch or survey holds a lock in its folder, which the kernel
+// releases when the process ends, whatever the cause. A folder without a lock file may just be being made, so it is
+// removed only if it is older than a minute.
 void remove_abandoned() {
   std::error_code ignored;
   for (const auto& entry : fs::directory_iterator(base(), ignored)) {

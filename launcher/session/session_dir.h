@@ -1,4 +1,4 @@
-// SessionDir: a folder in shared memory for one launch or one survey of its hosts: Open MPI's own files, the pipes of
+// SessionDir: a folder in shared memory for one launch or one survey. It holds Open MPI's own files and the pipes of
 // the ranks. Used by launcher/launch/ and launcher/hosts/survey.cc.
 #pragma once
 
@@ -8,15 +8,15 @@ namespace annulus {
 
 class SessionDir {
  public:
-  // Makes a fresh folder below /dev/shm (without one: TMPDIR, /tmp), which only this user can enter, and removes
-  // those of launches and surveys that were killed. Raises Error(kResource).
+  // Makes a new folder in /dev/shm (or, if that cannot be written, in TMPDIR or /tmp), which only this user can enter,
+  // and removes folders of launches and surveys that were killed. Throws Error(kResource).
   SessionDir();
   ~SessionDir();
   SessionDir(const SessionDir&) = delete;
   SessionDir& operator=(const SessionDir&) = delete;
 
   const std::string& path() const { return path_; }
-  // The form of the path, for --dry-run.
+  // The pattern of the path, "/dev/shm/annulus-1000-XXXXXX", for --dry-run.
   static std::string pattern();
 
  private:

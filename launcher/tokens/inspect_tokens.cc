@@ -38,7 +38,7 @@ struct Shards {
   std::vector<std::string> paths;
 };
 
-// The files of a folder that are shards: those that its tokenization.json lists, else by their names.
+// The shards in a folder: those that its tokenization.json lists, or without one the files that end in .tokens or .bin.
 Shards find_shards(const std::string& path, Tokenizations& known) {
   std::error_code error;
   if (!fs::is_directory(path, error)) return {folder_of(path), known.of_file(path), {path}};
@@ -48,19 +48,19 @@ Shards find_shards(const std::string& path, Tokenizations& known) {
     return found;
   }
   if (fs::exists(path + "/.tokenizing.json", error)) {
-    refuse(path + " is not finished: type the command that makes it again, which goes on");
+    refuse(path + " is not finished: repeat the command that makes it, which continues it");
   }
   std::set<std::string> names;
   for (const fs::directory_entry& entry : fs::directory_iterator(path, error)) {
     const fs::path name = entry.path().filename();
     if (name.extension() == ".tokens" || name.extension() == ".bin") names.insert(entry.path().string());
   }
-  if (names.empty()) refuse(path + " holds no shards: there is no tokenization.json, no .tokens and no .bin in it");
+  if (names.empty()) refuse(path + " holds no shards: there is no tokenization.json and no .tokens or .bin file in it");
   found.paths.assign(names.begin(), names.end());
   return found;
 }
 
-// How many bytes the character of UTF-8 at `at` has; 0 where there is none.
+// The number of bytes of the UTF-8 character at `at`, or 0 if there is no valid one.
 size_t character_at(std::string_view text, size_t at) {
   const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
   const size_t size = byte(at) < 0x80 ? 1 : byte(at) < 0xc2 ? 0 : byte(at) < 0xe0 ? 2 : byte(at) < 0xf0 ? 3 : 4;
@@ -71,7 +71,7 @@ size_t character_at(std::string_view text, size_t at) {
   return size;
 }
 
-// Text on one line of a terminal: what is no printable character is written as in C.
+// The text on one line, with control characters and invalid bytes escaped as in C.
 std::string printable(std::string_view text) {
   std::string out;
   for (size_t at = 0; at < text.size();) {
@@ -116,7 +116,7 @@ class Report {
       const int64_t count = at == classes_.end() ? 0 : at->second;
       const int64_t low = width == 0 ? 0 : int64_t{1} << (width - 1), high = width == 0 ? 0 : (int64_t{1} << width) - 1;
       const std::string range = low == high ? with_commas(low) : with_commas(low) + " - " + with_commas(high);
-      // What there is shows, however little it is.
+      // Rounded up, so that even a small count shows.
       const auto length = static_cast<int>((static_cast<__int128>(count) * room + most - 1) / most);
       std::printf("  %23s  %13s  %s\n", range.c_str(), with_commas(count).c_str(), std::string(length, '#').c_str());
     }
@@ -136,7 +136,7 @@ std::optional<TokenTable> table_beside(const std::string& folder, const std::str
   TokenTable table = TokenTable::load(path);
   if (!tokenizer.empty() && table.tokenizer() != tokenizer) {
     refuse(path + " is the table of another tokenizer (" + table.tokenizer() + ") than the shards' (" + tokenizer +
-           "): bring the one that was written with them");
+           "): use the one that was written with them");
   }
   return table;
 }
@@ -151,7 +151,7 @@ void print_beginning(const TokenFile& file, const std::optional<TokenTable>& tab
   if (file.format() == TokenFormat::kText) {
     text.assign(ids.begin(), ids.end());
   } else if (table) {
-    for (const int64_t id : ids) text += table->bytes(id);  // special tokens by their names
+    for (const int64_t id : ids) text += table->bytes(id);  // special tokens appear by name
   } else {
     return;
   }
@@ -175,7 +175,7 @@ void inspect_tokens(const std::string& path, const SourceConfig& source) {
     if (!first) first = std::move(file);
   }
   if (!first) refuse(path + " has a tokenization.json that lists no shards");
-  // Before anything is printed.
+  // Loaded before anything is printed, because it may throw.
   const std::optional<TokenTable> table = table_beside(shards.folder, first->tokenizer());
   std::printf("%s\n", path.c_str());
   line("format", std::string(format_name(first->format())) + ", " + std::to_string(first->bits()) + " bits a token");
@@ -204,7 +204,7 @@ void verify_tokens(const std::string& path, const SourceConfig& source) {
     file->verify();
     tokens += file->tokens();
     if (shards.made && file->tokenizer() != shards.made->tokenizer) {
-      refuse(shard + " was made with the tokenizer " + file->tokenizer() + ", and " + shards.made->path + " says " +
+      refuse(shard + " was made with the tokenizer " + file->tokenizer() + ", but " + shards.made->path + " says " +
              shards.made->tokenizer + ": they do not belong together");
     }
   }
@@ -214,7 +214,7 @@ void verify_tokens(const std::string& path, const SourceConfig& source) {
       (with_commas(tokens) + " tokens").c_str(),
       table         ? ", and their tokens.table"
       : shards.made ? ""
-                    : "; no tokenization.json lies beside, so that only what the format itself stores was checked");
+                    : "; there is no tokenization.json beside them, so only what the format itself stores was checked");
 }
 
 }  // namespace annulus

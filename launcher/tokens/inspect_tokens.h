@@ -1,4 +1,4 @@
-// What `tokenize --inspect` and `--verify` say of shards of tokens in any format. Used by verb_tokenize.cc.
+// The work of `tokenize --inspect` and `tokenize --verify` on shards of tokens in any format. Used by verb_tokenize.cc.
 #pragma once
 
 #include <string>
@@ -7,14 +7,14 @@
 
 namespace annulus {
 
-// `path`: a shard, or a folder of shards. `source`: what is said of files without a mark; its `files` are not looked
-// at. Both raise Error(kInput) for what is no shard, or has none.
+// In both functions, `path` is a shard or a folder of shards, and `source` describes files that do not describe
+// themselves (its `files` are ignored). Both throw Error(kInput) if `path` is not a shard or holds none.
 
 // Prints what the shards hold: format, documents, tokens, tokenizer, a histogram of the documents' lengths, and the
-// first tokens, as text where a tokens.table lies beside them.
+// first tokens, as text if there is a tokens.table beside them.
 void inspect_tokens(const std::string& path, const SourceConfig& source);
 
-// Reads everything and compares it with every size, hash and checksum that is stored. Prints what was found whole.
+// Reads everything and compares it with every size, hash and checksum that is stored. Prints what is undamaged.
 void verify_tokens(const std::string& path, const SourceConfig& source);
 
 }  // namespace annulus

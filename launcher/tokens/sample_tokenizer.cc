@@ -23,11 +23,10 @@ namespace annulus {
 namespace {
 
 [[noreturn]] void fail(const std::string& what, int reason) {
-  throw Error(ErrorKind::kResource, "sample",
-              "the tokenizer could not be asked: " + what + ": " + std::strerror(reason));
+  throw Error(ErrorKind::kResource, "sample", "the tokenizer could not be run: " + what + ": " + std::strerror(reason));
 }
 
-// Closed when it goes.
+// A descriptor that the destructor closes.
 struct Descriptor {
   int number = -1;
   ~Descriptor() {
@@ -35,7 +34,7 @@ struct Descriptor {
   }
 };
 
-// A file in memory, not a pipe: a child that ends before it has read all would raise SIGPIPE.
+// A file in memory that holds `text`. A pipe would cause SIGPIPE if the child ended before it had read everything.
 int file_with(const std::string& text) {
   const int file = memfd_create("prompt", MFD_CLOEXEC);
   if (file < 0) fail("memfd_create", errno);
@@ -74,7 +73,8 @@ std::string read_all(int descriptor) {
   }
 }
 
-// What the process writes, or nothing where a signal has interrupted this one.
+// Runs the tokenizer and returns what it prints, or "" if a signal has interrupted this process. `what` completes "the
+// process that ..." in messages.
 std::string ask_tokenizer(const std::vector<std::string>& words, const std::string& input, const std::string& what) {
   const Descriptor in{file_with(input)};
   int ends[2];

@@ -1,4 +1,5 @@
-// What sampling needs of a tokenizer's own library: a prompt as ids, and the bytes of all ids. Used by verb_sample.cc.
+// What sampling needs from a tokenizer's own library: the ids of a prompt, and the bytes of all ids. Used by
+// verb_sample.cc.
 #pragma once
 
 #include <cstdint>
@@ -7,15 +8,16 @@
 
 namespace annulus {
 
-// Each starts a process and waits for it. What that says goes to standard error: raises ReportedError with its exit
-// code. `tokenizer`: a tokenizer.json or tokenizer.model, or a folder with one.
+// Each function starts a process and waits for it. The process prints its errors to standard error; the function then
+// throws ReportedError with its exit code. `tokenizer` is a tokenizer.json or tokenizer.model, or a folder with one.
 
-// The ids of a text as the beginning of a document. In a folder of shards that `annulus tokenize` made, its settings
-// (begin token, special tokens) hold. Where a signal has ended the process (common/interrupt.h), {}.
+// Encodes `text` as the beginning of a document and returns the ids. For a folder of shards that `annulus tokenize`
+// made, the settings of that call apply (begin token, special tokens). Returns {} if a signal has interrupted this
+// process (common/interrupt.h).
 std::vector<int64_t> encode_prompt(const std::string& tokenizer, const std::string& text);
 
-// The path of a new tokens.table (data/shards/token_table.h), in the folder for temporary files: the caller's to
-// remove.
+// Makes a new tokens.table (data/shards/token_table.h) in the folder for temporary files and returns its path. The
+// caller must remove it.
 std::string make_token_table(const std::string& tokenizer);
 
 }  // namespace annulus

@@ -12,7 +12,7 @@ std::vector<std::string> tokenizer_command(const std::vector<std::string>& words
   const char* const script = text_from_environment("ANNULUS_SCRIPT");
   if (script == nullptr || access(script, X_OK) != 0) {
     throw Error(ErrorKind::kUnavailable, "tokenize",
-                "the libraries of tokenizers are started by the script ./annulus of annulus's folder, and " +
+                "the tokenizer libraries are started by the script ./annulus in annulus's folder, but " +
                     (script == nullptr ? std::string("this program was started without it")
                                        : std::string(script) + " cannot be run") +
                     ": start it as ./annulus");

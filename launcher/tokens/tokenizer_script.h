@@ -1,5 +1,5 @@
-// The script ./annulus, which starts what is not of this program: making tokens takes the libraries of tokenizers,
-// which are Python's (tokenization/). Used by verb_tokenize.cc and sample_tokenizer.cc.
+// The command with which the script ./annulus starts the tokenizer libraries, which are written for Python
+// (tokenization/). Used by verb_tokenize.cc and sample_tokenizer.cc.
 #pragma once
 
 #include <string>
@@ -7,8 +7,8 @@
 
 namespace annulus {
 
-// The command `./annulus tokenizer WORDS...`, for exec. Raises Error(kUnavailable) where this program was not started
-// by the script and does not know where it is.
+// The words of `./annulus tokenizer WORDS...`, for exec. Throws Error(kUnavailable) if this program was not started by
+// the script (ANNULUS_SCRIPT) or the script cannot be run.
 std::vector<std::string> tokenizer_command(const std::vector<std::string>& words);
 
 }  // namespace annulus

@@ -55,8 +55,8 @@ TEST_F(NetworkTest, WhatTheUserSetStaysAndIsSaid) {
   const std::vector<std::string> lines =
       apply_network(network_variables({.interfaces = {"eth0"}, .hcas = {"mlx5_0"}}, "")).lines;
   EXPECT_EQ(lines, (std::vector<std::string>{
-                       "NCCL_SOCKET_IFNAME=^docker is the environment's and stays, in place of =eth0",
-                       "OMPI_MCA_btl_tcp_if_exclude is set in the environment and stays, in place of "
+                       "NCCL_SOCKET_IFNAME=^docker is set in the environment and stays, instead of =eth0",
+                       "OMPI_MCA_btl_tcp_if_exclude is set in the environment and stays, instead of "
                        "OMPI_MCA_btl_tcp_if_include=eth0",
                        "NCCL_IB_HCA==mlx5_0",
                        "OMPI_MCA_btl_openib_if_include=mlx5_0",
