@@ -1,4 +1,4 @@
-"""mpi_test: runs a test binary under the machine's mpirun. For our own tests and for those of other workspaces.
+"""mpi_test: runs a test binary under the machine's mpirun. Used by annulus's own tests and those of other workspaces.
 
     load("@annulus//bazel:mpi.bzl", "mpi_test")
 
@@ -8,22 +8,23 @@
         name = "ring_test",
         binary = ":ring",
         np = 3,
-        args = ["--steps=5"],                          # of the binary
+        args = ["--steps=5"],                          # arguments of the binary
         env = {"ANNULUS_BOOTSTRAP_TIMEOUT": "2"},
-        expect_exit = 6,                               # of mpirun: that of the first rank that failed; default 0
+        expect_exit = 6,                               # mpirun's exit code: that of the first rank that failed (0)
         expect_once = ["rank 2 has not come"],         # must be in exactly one line of the output of all ranks
-        forbid = ["Segmentation fault"],
+        forbid = ["Segmentation fault"],               # must not be in the output
     )
 
-- A binary that cannot run here (for want of a GPU, say) prints one line "SKIPPED: reason" from one rank and ends with
-  code 0 on all; the test then counts as skipped, whatever else was expected.
-- WANT_SIZE holds np in every rank. Nothing else is set up for the binary: it calls bootstrap().
-- More ranks than cores are fine: ranks are not bound and MPI yields; waits of comm/mpi sleep. cpu:np tells Bazel's
+- A binary that cannot run here (for example without a GPU) prints one line "SKIPPED: reason" from one rank and exits
+  with code 0 on all ranks; the test then counts as skipped, whatever else was expected.
+- WANT_SIZE holds np in every rank. Nothing else is set up for the binary, which calls bootstrap().
+- More ranks than cores are possible: ranks are not bound, MPI yields, and waits of comm/mpi sleep. cpu:np tells Bazel's
   scheduler how many cores the test takes.
-- mpi_timeout (seconds, default 50): mpirun ends the ranks then and exits 110, before Bazel's own limit (size small: 60).
-- Exit codes of mpirun: a rank's exit code; 128 + signal when one is killed; 1 when a rank leaves with code 0 but without
-  MPI_Finalize; 110 after mpi_timeout.
-- Works with Open MPI 4 (btl vader) and 5 (btl sm): both names of a setting are given, an unknown one is ignored.
+- After mpi_timeout (seconds, default 50), mpirun ends the ranks and exits with 110. This is before Bazel's own limit of
+  60 s for size small.
+- mpirun's exit code is that of a rank; 128 + signal if a rank is killed; 1 if a rank exits with code 0 but without
+  MPI_Finalize; or 110 after mpi_timeout.
+- It works with Open MPI 4 (btl vader) and 5 (btl sm): both names of a setting are given; the unknown one is ignored.
 """
 
 load("@sys//:config.bzl", "MPIRUN")
@@ -108,7 +109,7 @@ _mpi_run_test = rule(
 )
 
 def mpi_test(name, binary, np, tags = [], **kwargs):
-    """See the head of this file. Other arguments are those of every test rule (size, args, env, ...)."""
+    """Described at the head of this file. Other arguments are those of every test rule (size, args, env, ...)."""
     _mpi_run_test(
         name = name,
         binary = binary,

@@ -1,6 +1,7 @@
-"""Which room may use which, as docs/architecture.md has it (tests/tools/arrows_test.py compares), for Bazel to enforce."""
+"""Which room (folder) may use which, so that Bazel enforces it. tests/tools/arrows_test.py compares this table with
+that in docs/architecture.md."""
 
-# Room: the rooms that it may use. `tests`, `integration_tests` and `examples` may use all.
+# For each room, the rooms that it may use. `tests`, `integration_tests` and `examples` may use all.
 ROOMS = {
     "benchmarks/program": [
         "benchmarks/kernel",
@@ -332,7 +333,7 @@ def users():
     """The visibility of this package's targets: the rooms that may use it."""
     room = native.package_name()
     if room not in ROOMS:
-        fail("//%s is no room of bazel/rooms.bzl" % room)
+        fail("//%s is not a room in bazel/rooms.bzl: add it there and to the table in docs/architecture.md" % room)
     return ["//%s:__pkg__" % user for user in ROOMS if room in ROOMS[user]] + [
         "//integration_tests:__subpackages__",
         "//tests:__subpackages__",

@@ -1,11 +1,11 @@
 """system_deps(name = "sys"): the machine's LibTorch, CUDA, NCCL, Open MPI, hwloc, ... as cc_library targets.
 
-Nothing is downloaded; tools/setup.sh installs, and looks in the same places. A library that is not found becomes an
-incompatible target: `bazel build //...` skips what needs it, naming such a target prints why, and @sys//:missing.txt
-says what was looked for (tools/test_report.py shows it).
+Nothing is downloaded here; tools/setup.sh installs libraries and looks in the same places. A library that is not found
+becomes an incompatible target: `bazel build //...` skips targets that need it, building such a target by name prints
+the reason, and @sys//:missing.txt lists what is missing and why (tools/test_report.py shows it).
 """
 
-# ANNULUS_DEPS: what tools/setup.sh last found (written to .bazelrc.deps), so that a change is noticed.
+# ANNULUS_DEPS holds what tools/setup.sh last found (it writes .bazelrc.deps), so that Bazel notices a change.
 _ENV = ["LIBTORCH", "CUDA_HOME", "CUDA_PATH", "NCCL_HOME", "MPI_HOME", "PKG_CONFIG_PATH", "PATH", "ANNULUS_DEPS"]
 
 def _run(rctx, args):
@@ -99,7 +99,7 @@ def _torch(rctx):
     beside = rctx.path(root).dirname.get_child("nvidia")
     nvidia = [str(p) for p in beside.readdir()] if beside.exists else []
 
-    # Not the whole folder: the wheel also carries headers of other libraries (fmt, ...) in versions of its own.
+    # Only these folders, because the wheel also contains headers of other libraries (fmt, ...) in its own versions.
     for d in ["torch", "ATen", "c10", "caffe2"]:
         rctx.symlink(root + "/include/" + d, "torch/include/" + d)
     libdir = root + "/lib"
@@ -111,10 +111,10 @@ def _torch(rctx):
     links = ["-L" + libdir, "-Wl,-rpath," + libdir]
     cuda = _exists(rctx, libdir + "/libtorch_cuda.so")
 
-    # libtorch.so is an empty library that loads everything: name the parts instead. A process that loads
-    # libtorch_cuda starts 0.2 s later and takes 350 MB more, so only --config=cuda links it.
-    # --no-as-needed: it registers itself, no symbol of it need be used. allow-shlib-undefined: its own
-    # needs (cuDNN, cuBLAS, ...) are looked for at run time, a machine that only links may lack them.
+    # libtorch.so is an empty library that loads everything, so its parts are named instead. A process that loads
+    # libtorch_cuda starts 0.2 s later and takes 350 MB more, so only --config=cuda links it. It needs --no-as-needed
+    # because it registers itself and no symbol of it may be used, and --allow-shlib-undefined because a machine that
+    # only links may lack the libraries that it loads at run time (cuDNN, cuBLAS, ...).
     return _lib(
         "torch_cpu",
         ["torch/include", "torch/include/torch/csrc/api/include"],
@@ -149,7 +149,7 @@ def _cuda(rctx, nvidia):
         [],
         ["-L" + lib, "-Wl,-rpath," + lib, "-lcudart", "-ldl", "-lpthread", "-lrt"],
     )
-    # NCCL: NCCL_HOME, else the one LibTorch's own wheel loads, else the toolkit's.
+    # NCCL comes from NCCL_HOME, else from the wheel that LibTorch's wheel depends on, else from the toolkit.
     cands = [_env(rctx, "NCCL_HOME")] + [p for p in nvidia if p.endswith("/nccl")] + [home, "/usr"]
     for c in cands:
         if c and _exists(rctx, c + "/include/nccl.h"):
@@ -168,7 +168,7 @@ def _mpi(rctx):
     for cxx in [home + "/bin/mpicxx"] if home else [rctx.which("mpicxx"), rctx.which("mpicxx.openmpi")]:
         if not cxx or not _exists(rctx, cxx):
             continue
-        incs = _run(rctx, [cxx, "--showme:incdirs"])  # another MPI's compiler fails here
+        incs = _run(rctx, [cxx, "--showme:incdirs"])  # the compiler wrapper of another MPI fails here
         libs = _run(rctx, [cxx, "--showme:libdirs"])
         inc = [d for d in (incs or "").split(" ") if d and _exists(rctx, d + "/mpi.h")]
         lib = [d for d in (libs or "").split(" ") if d and _exists(rctx, d + "/libmpi.so")]
@@ -215,7 +215,7 @@ def _impl(rctx):
     out += _headers(rctx, "hwy", "hwy/highway.h", ["hwy"])
     out += _headers(rctx, "cli11", "CLI/CLI.hpp", ["CLI"])
 
-    # The headers alone, which hold the libraries whole: what is installed in a Python has no others beside it.
+    # These libraries are used as headers only, so that a package installed in a Python needs no further libraries.
     out += _headers(rctx, "tomlplusplus", "toml++/toml.h", ["toml++"])
     out += _headers(rctx, "xxhash", "xxhash.h", ["xxhash.h"])
     out += _headers(rctx, "json", "nlohmann/json.hpp", ["nlohmann"])
@@ -231,7 +231,7 @@ def _impl(rctx):
         mpirun,
         torch_root,
         torch_cuda,
-        # Where tools/tokenizer_wheels.sh puts it, in time for the tests that run it.
+        # tools/tokenizer_wheels.sh makes it before the tests that run it.
         str(rctx.path(rctx.attr.workspace_file).realpath.dirname) + "/.venv/bin/python",
     ))
 

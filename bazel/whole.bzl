@@ -1,5 +1,5 @@
-"""whole_libraries(name, deps): deps and all that they use, of which a shared library takes everything and not only what
-it refers to itself."""
+"""whole_libraries(name, deps): deps and all libraries that they use, with alwayslink, so that a shared library contains
+all of their objects and not only those to which it refers."""
 
 def _impl(ctx):
     toolchain = ctx.attr._toolchain[cc_common.CcToolchainInfo]

@@ -31,14 +31,14 @@ std::vector<Inspection::Pattern> patterns_of(const ModelSection& model) {
   return patterns;
 }
 
-// A job of one rank that trains one row of this length at a time.
+// The configuration of a job with one rank that trains on one row of this length at a time.
 Config alone(const Inspection& of, const std::optional<Config>& run) {
   Config config = run.value_or(Config());
   config.model = of.model;
   config.data.context = of.length;
   config.data.batch = 1;
   config.data.accumulate = 1;
-  config.data.documents = false;  // their lengths are not known
+  config.data.documents = false;  // the lengths of documents are not known
   config.mesh = {};
   config.optimizer.shard = 0;
   config.attention.layout = "contiguous";

@@ -31,7 +31,7 @@ namespace {
 
 at::ScalarType dtype_of(const std::string& name) { return name == "bf16" ? at::kBFloat16 : at::kFloat; }
 
-// The one batch of a training job as the requests of whose layers those of `tokens` are made.
+// A training configuration with one batch of this size, from which the attention requests of the layers are made.
 Config batch_config(const ModelSection& model, const LogitsOptions& o, int64_t rows, int64_t length) {
   Config config;
   config.model = model;
@@ -97,7 +97,7 @@ void LogitsJob::read_input() {
   const bool has_targets = file.find("targets") != nullptr;
   if (options_.backward && !has_targets) {
     throw Error(ErrorKind::kInput, "logits",
-                options_.input + " has no tensor \"targets\", of which --backward takes the loss");
+                options_.input + " has no tensor \"targets\", which --backward needs for the loss");
   }
   const auto require_below = [&](const char* name, const at::Tensor& ids, bool negative) {
     const int64_t* p = ids.const_data_ptr<int64_t>();
@@ -119,11 +119,11 @@ void LogitsJob::read_input() {
   require_below("targets", targets_, /*negative=*/true);
   targets_ = targets_.clamp_min(-1);
   counted_ = targets_.ge(0).sum().item<int64_t>();
-  if (counted_ == 0) fail("targets", "all of them are negative, and so none counts");
+  if (counted_ == 0) fail("targets", "all of them are negative, so none counts");
 }
 
-// What a rank holds at most, about: the weights; what the layers keep, of which the backward computes the rest again,
-// or what one of them takes; its logits. Where it is the first one, also the results of all.
+// An estimate of the most bytes that a rank holds: the weights, what the layers keep for the backward (the rest is
+// computed again), the working memory of one layer, and its logits. Rank 0 also holds the results of all ranks.
 double LogitsJob::bytes_of_rank(const Layout& layout, int rank) const {
   const ModelShape& s = opened_.model();
   const double element = options_.dtype == "bf16" ? 2 : 4, weights = parameter_estimate(s);
@@ -148,15 +148,15 @@ void LogitsJob::require_memory(const Communicator& world, int ranks_here, at::De
     free = AvailableMemory{memory.total - memory.outside - memory.allocated, "the GPU's memory"};
   } else {
     free = available_memory();
-    bytes += (ranks_here - 1) * bytes_of_rank(layout, world.size() - 1);  // the others of the host
+    bytes += (ranks_here - 1) * bytes_of_rank(layout, world.size() - 1);  // the other ranks of this host
   }
   if (!free || bytes <= static_cast<double>(free->bytes)) return;
   throw Error(ErrorKind::kResource, "logits",
-              "weights, logits and what the layers take come to about " + bytes_text(bytes) +
+              "weights, logits and the layers' memory need about " + bytes_text(bytes) +
                   (device.is_cuda() || ranks_here == 1 ? "" : " on " + counted(ranks_here, "rank") + " of this host") +
-                  ", and " + bytes_text(static_cast<double>(free->bytes)) + " are free (" + free->limit +
+                  ", but " + bytes_text(static_cast<double>(free->bytes)) + " are free (" + free->limit +
                   "): use more hosts or --dtype bf16" +
-                  (options_.last ? "" : ", or --last for the last position alone"));
+                  (options_.last ? "" : ", or --last for only the last position"));
 }
 
 std::vector<Field> LogitsJob::fields() const {
@@ -237,7 +237,7 @@ void LogitsJob::run(Communicator& world, int ranks_here, at::Device device) {
   Layout of_logits = layout;
   at::Tensor hidden = flat.detach().view({batch, count, -1});
   if (options_.last) {
-    // One position, of the rank that has it.
+    // Only the last position, on the rank that has it.
     of_logits = {.length = 1, .spans = std::vector<std::vector<Span>>(layout.spans.size())};
     at::Tensor row = hidden.narrow(1, 0, 0);
     for (int rank = 0; rank < world.size(); ++rank) {

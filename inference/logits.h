@@ -1,9 +1,10 @@
-// logits: what a model says of given tokens, by all ranks of a communicator: for checking it against other programs,
-// and for use from anywhere that can write a safetensors file. The verb `logits` (launcher/verb_logits.cc) calls it.
+// Computes a model's logits, loss and gradients for given tokens on all ranks of a communicator, to check the model
+// against other programs, or to use it from any program that can write a safetensors file. The verb `logits`
+// (launcher/verb_logits.cc) calls it. No hardware has run it on GPUs.
 //
 // Input: tokens [B, S] int64; optionally targets [B, S] int64, of which negative ones do not count.
-// Output: logits [B, S, V] (with `last` [B, V], of the last position), fp32; with targets loss [], fp32, the mean over
-// those that count; with `backward` the gradient of the loss by every parameter under its name, fp32.
+// Output, all fp32: logits [B, S, V], or with `last` [B, V] of the last position; with targets loss [], the mean over
+// those that count; with `backward` the gradient of the loss with respect to each parameter, under its name.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,40 +23,42 @@
 
 namespace annulus {
 
-// As the user wrote it; texts are checked by LogitsJob.
+// The options as the user wrote them; check_options and LogitsJob check them.
 struct LogitsOptions {
   std::string model;            // a run, or a folder in Hugging Face's layout
   std::string root = "runs";    // where names of runs are looked up
-  std::optional<int64_t> step;  // of a run's checkpoint
-  std::string input, output;
-  std::string pattern;  // in place of the model's own, for all layers
+  std::optional<int64_t> step;  // the step of a run's checkpoint; none: the newest
+  std::string input, output;    // paths
+  std::string pattern;          // replaces the model's own patterns in all layers
   std::string layout = "contiguous";
   std::string schedule = "auto";
   std::string kernel = "auto";
-  std::string dtype = "fp32";  // what it computes in: "fp32", "bf16"
-  double timeout = 300;        // seconds: deadline of each communication
+  std::string dtype = "fp32";  // the dtype that the model computes in: "fp32", "bf16"
+  double timeout = 300;        // the deadline of each communication in seconds
   bool last = false;
   bool backward = false;
 };
 
-// What can be said of the options without looking at any file. Raises Error(kUsage).
+// Checks the options without reading any file. Throws Error(kUsage), or Error(kResource) if the output's folder cannot
+// be written.
 void check_options(const LogitsOptions& options);
 
-// A job that has been checked but for its weights: every rank comes to the same verdict by itself.
+// A job whose model and input, but not weights, have been checked. Each rank makes one by itself and arrives at the
+// same result. Not thread safe.
 class LogitsJob {
  public:
-  // Reads the model's description and the input. Raises Error(kUsage): options; Error(kInput): the files, a tensor that
-  // is missing or of the wrong dtype or shape, a token outside the vocabulary; Error(kPlan): length, heads or layout do
-  // not fit `ranks`; Error(kResource): the output's folder.
+  // Reads the model's description and the input. Throws Error(kUsage) for options; Error(kInput) for files, for a
+  // tensor that is missing or has the wrong dtype or shape, and for a token outside the vocabulary; Error(kPlan) if
+  // length, heads or layout do not fit `ranks`; Error(kResource) for the output's folder.
   LogitsJob(const LogitsOptions& options, int ranks);
 
-  // Everything that must be equal on all ranks.
+  // The fields that must be equal on all ranks.
   std::vector<Field> fields() const;
 
-  // Collective. Every rank holds the whole weights and computes its positions on `device`, which the communicator
-  // carries; the first one gathers the results and writes the output: whole, or not at all. Prints one line on rank 0.
-  // `ranks_here`: of this host, which its memory is for. Raises Error(kResource) where that does not do, before weights
-  // are read.
+  // Collective. Every rank holds all weights and computes its positions on `device`, whose tensors `world` must be able
+  // to send. Rank 0 gathers the results, writes the output completely or not at all, and prints one line. `ranks_here`
+  // is the number of ranks that share this host's memory. Throws Error(kResource) before weights are read if the memory
+  // is too small.
   void run(Communicator& world, int ranks_here, at::Device device = at::kCPU);
 
  private:
@@ -66,8 +69,8 @@ class LogitsJob {
   LogitsOptions options_;
   OpenedModel opened_;
   KernelKind kernel_ = KernelKind::kAuto;
-  at::Tensor tokens_, targets_;  // [B, S]; targets undefined where there are none
-  int64_t counted_ = 0;          // targets that count
+  at::Tensor tokens_, targets_;  // [B, S] int64; targets are undefined if there are none
+  int64_t counted_ = 0;          // the number of targets that count
   LayerRequests layers_;
 };
 

@@ -48,7 +48,7 @@ TrainingState newest_state(CheckpointStore& store, const Config& config, const s
   return std::move(*state);
 }
 
-// Unit by unit.
+// Fills the parameters unit by unit, with `read`, which fills fp32 tensors.
 void fill(Parameters& parameters, const std::function<void(const std::vector<TensorSlice>&)>& read) {
   const bool straight = parameters.dtype() == at::kFloat && parameters.device().is_cpu();
   for (size_t unit = 0; unit < parameters.units().size(); ++unit) {
@@ -77,7 +77,8 @@ OpenedModel::OpenedModel(const std::string& which, const std::string& root, std:
   if (is_file(which + "/config.json") && !is_file(which + "/config.toml")) {
     if (step) {
       throw Error(ErrorKind::kUsage, "model",
-                  "--step is of a run's checkpoints, and " + which + " is a folder in Hugging Face's layout");
+                  "--step selects a checkpoint of a run, but " + which +
+                      " is a folder in Hugging Face's layout; leave --step out");
     }
     path_ = which;
     const FolderConfig folder = read_folder_config(which);
@@ -91,8 +92,8 @@ OpenedModel::OpenedModel(const std::string& which, const std::string& root, std:
     if (!holds_weights(which)) throw;
     throw Error(error.kind(), "model",
                 which +
-                    " has weights but no config.json, which says of which model they are: add the one that they "
-                    "were published or saved with");
+                    " has weights but no config.json, which describes their model: add the one that they were "
+                    "published or saved with");
   }
   run_ = load_config(path_ + "/config.toml");
   model_ = run_->model;
@@ -102,7 +103,7 @@ OpenedModel::OpenedModel(const std::string& which, const std::string& root, std:
 void OpenedModel::load(Parameters& parameters, std::ostream& notes) {
   for (size_t unit = 0; unit < parameters.units().size(); ++unit) {
     parameters.values(unit).take();
-    at::Tensor(parameters.values(unit).tensor()).zero_();  // what fills a unit up is compared, too
+    at::Tensor(parameters.values(unit).tensor()).zero_();  // because the padding of a unit is compared as well
   }
   if (run_) {
     load_checkpoint(parameters, notes);
@@ -120,7 +121,7 @@ void OpenedModel::load_checkpoint(Parameters& parameters, std::ostream& notes) {
     try {
       fill(parameters, [&](const std::vector<TensorSlice>& into) { store.read(state, into); });
     } catch (const Error& error) {
-      // A live run may have removed it since it was opened: then there is a newer one.
+      // A running job may have removed the checkpoint since it was opened; then there is a newer one.
       std::error_code unknown;
       if (wanted_ || error.kind() != ErrorKind::kInput || std::filesystem::exists(state.folder, unknown)) throw;
       continue;

@@ -1,5 +1,5 @@
-// OpenedModel: a model to compute with and not to train, from where its weights lie: a run, or a folder in Hugging
-// Face's layout. Used by the sampler and by logits.
+// OpenedModel: a model from a run or from a folder in Hugging Face's layout, opened to compute with it and not to train
+// it. Used by sampler.cc, logits.h and inspection.cc.
 #pragma once
 
 #include <cstdint>
@@ -15,28 +15,28 @@
 
 namespace annulus {
 
-// Not thread-safe.
+// Not thread safe.
 class OpenedModel {
  public:
-  // `which`: a folder with a config.json, a run's folder, or the name of a run below `root` (find_run). Reads what says
-  // which model it is, no weights. `step`: of a run's checkpoint; none: the newest that is whole. Raises Error(kInput)
-  // where there is nothing of this name, or what read_folder_config and load_config raise; Error(kUsage) for a step of
-  // what is no run.
+  // Reads the model's description, but no weights. `which` is a folder with a config.json, a run's folder, or the name
+  // of a run below `root` (find_run). `step` selects a run's checkpoint; without it, the newest undamaged one is used.
+  // Throws Error(kInput) if there is nothing of this name, Error(kUsage) for a step of anything but a run, and the
+  // errors of read_folder_config and load_config.
   OpenedModel(const std::string& which, const std::string& root, std::optional<int64_t> step);
 
   const std::string& path() const { return path_; }
   const ModelSection& model() const { return model_; }
-  int64_t context() const { return context_; }  // positions of the longest sequences that it was trained on
+  int64_t context() const { return context_; }  // the length of the longest sequences that it was trained on
   // A run's configuration; none for a folder in Hugging Face's layout.
   const std::optional<Config>& run() const { return run_; }
 
-  // Takes the memory of the values and fills them; where they are not fp32 on a CPU, by way of an fp32 copy of one unit
-  // at a time. `notes`: damaged checkpoints passed over are told there. Raises Error(kInput) where there is no whole
-  // checkpoint, none of that step, or a tensor is not what the model needs.
+  // Allocates the parameters' values and fills them. Values that are not fp32 on a CPU are filled through an fp32 copy
+  // of one unit at a time. Damaged checkpoints that are skipped are reported to `notes`. Throws Error(kInput) if there
+  // is no undamaged checkpoint or none of that step, or if a tensor does not fit the model.
   void load(Parameters& parameters, std::ostream& notes);
 
-  // Whether tokens are ids of a tokenizer, not bytes; and of which step the weights are (-1: of no run's). Known once
-  // load has returned.
+  // Whether tokens are ids of a tokenizer and not bytes, and the step of the weights (-1 for a folder in Hugging Face's
+  // layout). Known after load().
   bool tokens_are_ids() const { return ids_; }
   int64_t step() const { return step_; }
 

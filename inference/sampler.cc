@@ -29,7 +29,7 @@
 namespace annulus {
 namespace {
 
-// What ids mean. This one: bytes.
+// The meaning of token ids. In this base class, they are bytes.
 class Alphabet {
  public:
   virtual ~Alphabet() = default;
@@ -39,17 +39,17 @@ class Alphabet {
     for (const char c : prompt) ids.push_back(static_cast<unsigned char>(c));
     return ids;
   }
-  // Of tokens one after the other.
+  // The bytes of the next token. Call it once for each token, in their order.
   virtual std::string bytes(int64_t id) { return {static_cast<char>(id)}; }
-  // Something to write from where there is no prompt. It is not shown.
+  // The token to begin with if there is no prompt. It is not shown.
   virtual int64_t beginning() const { return '\n'; }
-  virtual bool ends(int64_t /*id*/) const { return false; }  // a document
+  virtual bool ends(int64_t /*id*/) const { return false; }  // whether it ends a document
 };
 
 using Encode = std::function<std::vector<int64_t>(const std::string& folder, const std::string& prompt)>;
 
-// Ids of a tokenizer. `ends`: those that end a document; `prefix`: with which a prompt begins, where its library leaves
-// that to others.
+// Ids of a tokenizer. `ends` are the ids that end a document. `prefix` is put before a prompt if the tokenizer's
+// library does not do so itself.
 class Ids : public Alphabet {
  public:
   Ids(Encode encode, std::string folder, const std::string& table, std::vector<int64_t> ends,
@@ -65,7 +65,7 @@ class Ids : public Alphabet {
   int64_t size() const override { return table_.size(); }
   std::vector<int64_t> encode(const std::string& prompt) const override {
     std::vector<int64_t> ids = encode_(folder_, prompt);
-    for (const int64_t id : ids) table_.bytes(id);  // raises for one that there is not
+    for (const int64_t id : ids) table_.bytes(id);  // throws for an id that is not in the table
     if (prefix_ && (ids.empty() || ids[0] != *prefix_)) ids.insert(ids.begin(), *prefix_);
     return ids;
   }
@@ -77,7 +77,7 @@ class Ids : public Alphabet {
   int64_t beginning() const override {
     if (beginning_) return *beginning_;
     throw Error(ErrorKind::kUsage, "sample",
-                "documents of this model have no token of their own at their beginning or end to write from: give a "
+                "this model has no token at the beginning or end of documents from which text could start: give a "
                 "--prompt");
   }
   bool ends(int64_t id) const override { return std::find(ends_.begin(), ends_.end(), id) != ends_.end(); }
@@ -91,44 +91,45 @@ class Ids : public Alphabet {
   std::optional<int64_t> beginning_, prefix_;
 };
 
-// Of a run: what lay beside its shards.
+// The ids of a run, from the tokenizer that was beside its shards.
 std::unique_ptr<Alphabet> ids_of_run(const SampleOptions& options, const std::string& run) {
   const std::string folder = tokenizer_folder(run), table = folder + "/tokens.table";
   std::error_code error;
   if (!options.encode || !std::filesystem::is_regular_file(table, error)) {
     throw Error(ErrorKind::kInput, "sample",
-                "the run was trained on ids of tokens, and there is no " + table +
-                    " that says what they mean: the shards had none beside them (annulus tokenize writes "
-                    "one); put that of their tokenizer there");
+                "the run was trained on ids of tokens, but there is no " + table +
+                    " that says what they mean: there was none beside the shards (annulus tokenize writes one); put "
+                    "the table of their tokenizer there");
   }
   const std::shared_ptr<const Tokenization> made = Tokenizations().of_folder(folder);
   const std::optional<int64_t> end = made ? made->end : std::nullopt;
-  // Behind a document's end another one begins.
+  // The token that ends a document is also where the next one begins.
   return std::make_unique<Ids>(options.encode, folder, table, end ? std::vector<int64_t>{*end} : std::vector<int64_t>(),
                                end);
 }
 
-// Of a folder in Hugging Face's layout.
+// The ids of a folder in Hugging Face's layout.
 std::unique_ptr<Alphabet> ids_of_folder(const SampleOptions& options, const std::string& folder) {
   if (!options.encode || !options.make_table) {
-    throw Error(ErrorKind::kUnavailable, "sample", "there is nothing here that can encode a prompt for " + folder);
+    throw Error(ErrorKind::kUnavailable, "sample",
+                "this program has no tokenizer (annulus sample has one) to encode a prompt for " + folder);
   }
   const TextIds ids = read_text_ids(folder);
   const std::string table = options.make_table(folder);
   const std::unique_ptr<const std::string, void (*)(const std::string*)> remove(
       &table, [](const std::string* path) { ::unlink(path->c_str()); });
-  // sentencepiece's library adds nothing; Llama 2 and Mistral have been trained with it, and Qwen has none.
+  // sentencepiece adds no begin token by itself, although Llama 2 and Mistral were trained with one. (Qwen has none.)
   std::error_code error;
   const bool adds = std::filesystem::is_regular_file(folder + "/tokenizer.json", error);
   return std::make_unique<Ids>(options.encode, folder, table, ids.ends, ids.begin, adds ? std::nullopt : ids.begin);
 }
 
-// Text up to the first of some strings, piece by piece: what may be the beginning of one is held back.
+// Passes text on, piece by piece, until the first of some strings. Text that may be the beginning of one is held back.
 class UntilStop {
  public:
   explicit UntilStop(std::vector<std::string> stops) : stops_(std::move(stops)) {}
 
-  // What can be shown now.
+  // Adds text and returns what can be shown now.
   std::string push(const std::string& text) {
     held_ += text;
     size_t end = std::string::npos, keep = 0;
@@ -144,7 +145,7 @@ class UntilStop {
     return shown;
   }
   bool stopped() const { return stopped_; }
-  // What is left.
+  // Returns the text that is still held back.
   std::string finish() { return std::exchange(held_, ""); }
 
  private:
@@ -164,7 +165,8 @@ void check(const SampleOptions& o) {
   }
 }
 
-// Of each layer, or one for all, with block maps read from their files. They are those of a batch; a text is its row 0.
+// The pattern of each layer, or one for all layers, with block maps read from their files. These maps are for a batch,
+// of which the text is row 0.
 std::vector<PatternSpec> patterns(const Config& c, std::ostream& notes) {
   AttentionShape shape{.batch = c.data.batch,
                        .heads = c.model.heads,
@@ -210,7 +212,8 @@ int run_sample(const SampleOptions& o) {
                 "the tokenizer of " + opened.path() + " gives the id " + std::to_string(id) + ", but the model has " +
                     std::to_string(opened.model().vocab) + " of them (vocab_size): they do not belong together");
   }
-  // Causal and windowed patterns are the same for any length: no more is kept than what is written.
+  // Patterns of a folder, which are causal or windowed, do not depend on the length, so the context is no longer than
+  // what is written.
   const int64_t written = static_cast<int64_t>(tokens.size()) + o.tokens + 1;
   Generator generator = opened.run() ? Generator(model, patterns(*opened.run(), notes), opened.context())
                                      : Generator(model,
@@ -238,7 +241,7 @@ int run_sample(const SampleOptions& o) {
   }
   if (!until.stopped()) out << until.push(text.finish()) << until.finish();
   out << std::endl;
-  // A reader that left early has interrupted the run.
+  // A reader that has gone counts as an interrupt.
   if (!out && !interrupted())
     throw Error(ErrorKind::kResource, "sample", "the text could not be written: is the disk full?");
   return interrupted() ? interrupt_exit_code() : 0;

@@ -1,5 +1,6 @@
-// What `annulus sample` does: continues a prompt with a model, from a checkpoint of a run or from a folder in Hugging
-// Face's layout, on one rank. Called by the launcher's verb and by tests.
+// The work of `annulus sample`: continues a prompt with a model from a run's checkpoint or from a folder in Hugging
+// Face's layout, in one process on the CPU. Called by launcher/verb_sample.cc and by tests. Thread safety: one call at
+// a time.
 #pragma once
 
 #include <cstdint>
@@ -13,28 +14,30 @@ namespace annulus {
 
 struct SampleOptions {
   std::string run{};                // a run folder, the name of one below `root`, or a folder in Hugging Face's layout
-  std::string root = "runs";        // where names are looked up
-  std::optional<int64_t> step{};    // of the checkpoint; none: the newest that is whole
-  std::string prompt{};             // any bytes, also none
-  int64_t tokens = 500;             // how many to write at most; of a run on text they are bytes
+  std::string root = "runs";        // where names of runs are looked up
+  std::optional<int64_t> step{};    // the step of the checkpoint; none: the newest undamaged one
+  std::string prompt{};             // any bytes, or none
+  int64_t tokens = 500;             // the most tokens to write; for a run on text, they are bytes
   double temperature = 0.8;         // 0: always the most likely token
-  int64_t top_k = 40;               // 0: all
-  double top_p = 1;                 // of these, the most likely ones whose probabilities come to this
-  std::vector<std::string> stop{};  // what ends the text, and is not shown
-  uint64_t seed = 1;                // the same seed writes the same text
-  std::string dtype = "fp32";       // what the model computes in: "fp32", "bf16"
-  std::ostream* out = nullptr;      // the prompt and what follows; null: standard output
-  std::ostream* notes = nullptr;    // damaged checkpoints passed over, warnings; null: standard error
-  // By the tokenizer in a folder, of a run on shards of tokens or in Hugging Face's layout: the ids of a prompt; the
-  // path of a new tokens.table (data/shards/token_table.h), which the caller removes.
+  int64_t top_k = 40;               // choose among this many most likely tokens; 0: all
+  double top_p = 1;                 // of these, among the most likely ones whose probabilities add up to this
+  std::vector<std::string> stop{};  // strings that end the text and are not shown
+  uint64_t seed = 1;                // the same seed gives the same text
+  std::string dtype = "fp32";       // the dtype that the model computes in: "fp32", "bf16"
+  std::ostream* out = nullptr;      // receives the prompt and the text; null: standard output
+  std::ostream* notes = nullptr;    // receives warnings and reports of damaged checkpoints; null: standard error
+  // Functions that use the tokenizer in a folder, which is that of a run on token shards or one in Hugging Face's
+  // layout. `encode` returns the ids of a prompt. `make_table` returns the path of a new tokens.table
+  // (data/shards/token_table.h), which run_sample removes.
   std::function<std::vector<int64_t>(const std::string& folder, const std::string& prompt)> encode{};
   std::function<std::string(const std::string& folder)> make_table{};
 };
 
-// Returns the exit code: 0, or interrupt_exit_code(). Bytes that are no UTF-8 are shown as U+FFFD. Tokens become text
-// by the table of their tokenizer: that of the shards that a run was trained on, which the run keeps (run_folder.h), or
-// made of a folder's tokenizer. The text ends with its document. Raises Error(kInput) when there is no such run or
-// folder, no whole checkpoint in it or none of that step, or no table; Error(kUsage) for options out of range.
+// Writes the prompt and the text that follows. Returns the exit code: 0, or interrupt_exit_code(). Bytes that are not
+// UTF-8 are shown as U+FFFD. Tokens are decoded with the table of their tokenizer, which a run on shards keeps
+// (run_folder.h) and which is made from a folder's tokenizer. The text ends at the latest where its document ends.
+// Throws Error(kInput) if there is no such run or folder, no undamaged checkpoint or none of that step, or no table;
+// Error(kUsage) for options out of range; Error(kResource) if the text cannot be written.
 int run_sample(const SampleOptions& options);
 
 }  // namespace annulus

@@ -90,7 +90,7 @@ class SampleFolder(cli.CliTest):
         refused = [("holds no tokenizer", [folder, "--prompt", "x"])]
         models.tokenizer(folder)
         for says, words in [
-            ("--step is of a run", [folder, "--prompt", "x", "--step", "3"]),
+            ("--step selects a checkpoint of a run", [folder, "--prompt", "x", "--step", "3"]),
             ("--top-p", [folder, "--prompt", "x", "--top-p", "0"]),
             ("give a --prompt", [folder]),
             ("dtype", [folder, "--prompt", "x", "--dtype", "fp8"]),
