@@ -157,7 +157,7 @@ exits 9 "LIBTORCH= ./annulus torch"
 says "LIBTORCH is set, but empty"
 run "$home/annulus" wheel
 exits 2 "annulus wheel against a LIBTORCH of one's own"
-says "a wheel is built against the torch of PyPI that set-up installs, but LIBTORCH is set: unset it."
+says "a wheel is built against the torch from PyPI that set-up installs, but LIBTORCH is set: unset it."
 
 # ---- The tokenizer libraries are installed at their first use, and only then.
 cat >"$work/python" <<'END'

@@ -1,6 +1,7 @@
 #!/bin/bash
-# tools/cuda_build.sh [--ci]: compiles and links everything for CUDA; needs nvcc, no GPU. Used by .ci/run.
-# Ends with "N passed, N failed": one for the build (or what failed), one for the proof that CUDA code was compiled.
+# tools/cuda_build.sh [--ci]: compiles and links everything for CUDA. It needs nvcc, but no GPU. Used by .ci/run.
+# The last line is "N passed, N failed", which counts the build as one (or each target that failed) and each CUDA source
+# that must have been compiled as one.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . tools/live.sh
@@ -18,13 +19,14 @@ tools/test_report.py --build --bazel-exit=$rc --said="$work/said" "$@" "$work/ev
 sed '$d' "$work/report"
 read -r passed _ failed _ < <(tail -n 1 "$work/report")
 
-# A build that leaves all of it out must not look like a good one: every .cu file, and the NCCL backend.
+# A build that left out CUDA code must not count as good, so every .cu file and the NCCL backend must have been
+# compiled.
 bazel aquery --config=cuda --output=text --noshow_progress --include_artifacts --noinclude_commandline \
   'mnemonic("CudaCompile|CppCompile", //...)' >"$work/actions" 2>"$work/aquery" || cat "$work/aquery" >&2
 wanted=(comm/nccl/nccl_{communicator,factory,handle}.cc)
 mapfile -t -O ${#wanted[@]} wanted < <(find . \( -name '.?*' -o -name 'bazel-*' \) -prune -o -name '*.cu' -printf '%P\n' | sort)
 for source in "${wanted[@]}"; do
-  # What is built gives an object for every source; its name is among the outputs of the action that reads the source.
+  # The object file of a source is among the outputs of the action that reads the source.
   object=$(grep -F "$source" -A 1 "$work/actions" | grep -oE 'bazel-out/[^] ,]*\.o\b' | head -n 1)
   if [[ $object && -s $(bazel info --noshow_progress execution_root 2>/dev/null)/$object ]]; then
     ((++passed))

@@ -13,7 +13,7 @@ tools/setup.sh --tests || exit
 root=$PWD
 cd examples/cpp || exit
 work=$(mktemp -d)
-# Its Bazel server is one more beside that of this folder.
+# The example's workspace has its own Bazel server, which is stopped at the end.
 trap 'rm -rf "$work"; bazel shutdown >"/dev/null" 2>&1' EXIT
 
 rc=0

@@ -1,9 +1,9 @@
 #!/bin/bash
-# tools/gpu_bundle.sh [OUT]: a folder that carries the GPU tests, the benchmark and the program to a machine with a GPU,
-# a driver and LibTorch, and nothing else: no Bazel, no MPI, no network (CONTRIBUTING.md, "On a GPU"). Needs nvcc here,
-# no GPU. OUT (default: .bazel/gpu-bundle) is replaced; its MANIFEST says what is in it.
-# tools/gpu_bundle.sh --ci: makes one aside and tests it as far as a machine without a GPU goes; ends with
-# "N passed, N failed".
+# tools/gpu_bundle.sh [OUT]: makes a folder with the GPU tests, the benchmarks and the program, to be copied to a
+# machine that has only a GPU, its driver and LibTorch: no Bazel, no MPI and no network (CONTRIBUTING.md, "On a GPU").
+# Making it needs nvcc, but no GPU. OUT (default: .bazel/gpu-bundle) is replaced; its MANIFEST lists its contents.
+# tools/gpu_bundle.sh --ci: makes one in a temporary folder and tests it as far as a machine without a GPU can; the last
+# line is "N passed, N failed".
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 case ${1-} in
@@ -28,7 +28,7 @@ ANNULUS_CUDA=1 tools/setup.sh --tests
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# Every test for GPUs, and the programs that other such tests start.
+# Builds every test for GPUs, and the programs that these tests start.
 bazel query --noshow_progress --output=xml 'attr(tags, "\bgpu\b", tests(//...))' >"$work/tests.xml" 2>"$work/log" ||
   { cat "$work/log" >&2 && exit 1; }
 mapfile -t targets < <(tools/gpu_bundle/collect.py --targets "$work/tests.xml")
@@ -38,7 +38,7 @@ bazel build --config=cuda --curses=no --color=no --show_progress_rate_limit=0.3 
 if ((rc == 8 || rc == 130)); then exit 130; fi # Ctrl-C
 if ((rc)); then
   compiler_messages "$work/log" >&2
-  echo "tools/gpu_bundle.sh: the build failed (above: what the compiler said)" >&2
+  echo "tools/gpu_bundle.sh: the build failed; the compiler's messages are above" >&2
   exit 1
 fi
 tools/gpu_bundle/collect.py --tests "$work/tests.xml" --bin .bazel/bin "$out"

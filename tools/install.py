@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Copies what Bazel built to a folder that runs by itself. Called by tools/install.sh.
+"""Copies what Bazel built to a folder from which annulus runs without Bazel. Called by tools/install.sh.
 
-    install.py --check PREFIX                          whether PREFIX may be installed to
-    install.py --bin FOLDER --headers LIST PREFIX      fills PREFIX; LIST: labels of headers, one a line
+    install.py --check PREFIX                          exits with 2 if PREFIX may not be installed to
+    install.py --bin FOLDER --headers LIST PREFIX      fills PREFIX; LIST has the labels of headers, one per line
 
 PREFIX holds
 
     bin/annulus          the command: a script that starts the program beside it
-    libexec/             the programs; they find their libraries in ../lib, wherever the folder lies
-    lib/                 the libraries of LibTorch, and of NVIDIA's wheels where it is built for CUDA; libannulus.so
-    include/annulus/     headers of annulus for C++
-    share/annulus/       configurations, documents, licenses, what makes tokens; MANIFEST: what is installed
+    libexec/             the programs; they find their libraries in ../lib, wherever the folder is
+    lib/                 libannulus.so, the libraries of LibTorch, and in a build for CUDA those of NVIDIA's wheels
+    include/annulus/     annulus's headers for C++
+    share/annulus/       configurations, documents, licenses, the tokenization; MANIFEST lists what is installed
 """
 
 import argparse
@@ -28,15 +28,15 @@ import elf  # noqa: E402
 
 MANIFEST = os.path.join("share", "annulus", "MANIFEST")
 TITLE = "annulus, installed by ./annulus install"
-# The C library's and g++'s: those of every system.
+# Libraries that every system has: those of the C library and of g++'s runtime.
 SYSTEM = re.compile(r"(ld-linux-[\w-]+|lib(c|m|dl|pthread|rt|resolv|util|stdc\+\+|gcc_s))\.so(\.\d+)*")
-# What loads LibTorch into Python.
+# Libraries that only Python needs.
 PYTHON = re.compile(r"lib(torch_python|shm\w*|nnapi\w*)\.so")
 
 COMMAND = """#!/bin/bash
 # The command annulus, from a folder that `./annulus install` made. The folder may be moved and copied as a whole.
-# ANNULUS_ISA=baseline/avx2/avx512: the vector instructions that are used at most.
-# ANNULUS_PYTHON: the Python that has the libraries of tokenizers (share/annulus/README), for `tokenize` and `sample`.
+# ANNULUS_ISA=baseline/avx2/avx512: the newest vector instructions that may be used.
+# ANNULUS_PYTHON: the Python that has the tokenizer libraries (see README), for `tokenize` and `sample`.
 set -euo pipefail
 here=$(dirname "$(dirname "$(readlink -f "${{BASH_SOURCE[0]}}")")")
 export ANNULUS_SCRIPT="$here/bin/annulus" ANNULUS_PROGRAM="${{ANNULUS_PROGRAM:-$0}}"
@@ -50,21 +50,22 @@ exec "$here/libexec/annulus" "$@"
 
 README = """annulus {version}, LibTorch {torch}, {cuda}
 
-    bin/annulus doctor                               what is wrong with this host, and what to do
+    bin/annulus doctor                               shows what is wrong with this host, and what to do
     bin/annulus launch -n 2 train CONFIG             CONFIG: one of share/annulus/configs, or yours
     bin/annulus launch --hosts a:8,b:8 train CONFIG
 
 The folder may be moved or copied as a whole; every host of a job needs the same one at the same path (a shared file
-system, a copy on each, a container image). Hosts need besides
+system, a copy on each host, or a container image). Hosts also need
 
     Open MPI {mpi} (mpirun and its libraries; Debian, Ubuntu: apt-get install openmpi-bin)
     {system}
-    NVIDIA's driver where they compute on GPUs
-    {glibc} of the C library and the runtime of g++ ({glibcxx}) at least
+    NVIDIA's driver if they compute on GPUs
+    at least {glibc} of the C library and {glibcxx} of g++'s runtime
 
-Making tokens takes a Python with the packages {wheels};
-ANNULUS_PYTHON names it. Programs of your own in C++: include/annulus and lib/libannulus.so, share/annulus/docs/embedding.md.
-share/annulus/docs/clusters.md says how jobs are started over hosts, with Slurm and in Kubernetes.
+Making tokens needs a Python with the packages {wheels};
+ANNULUS_PYTHON names it. For your own programs in C++ there are include/annulus and lib/libannulus.so
+(share/annulus/docs/embedding.md). share/annulus/docs/clusters.md says how to start jobs on several hosts, with Slurm
+and in Kubernetes.
 """
 
 
@@ -79,9 +80,9 @@ def read(*names):
 
 
 def installed(prefix):
-    """The files of an installation that is there; none where the folder is empty or not there."""
+    """The paths of the files of an existing installation; none if the folder is empty or does not exist."""
     if os.path.lexists(prefix) and not os.path.isdir(prefix):
-        fail(2, prefix + " is no folder: name one to install to")
+        fail(2, prefix + " is not a folder: name one to install to")
     if not os.path.isdir(prefix) or not os.listdir(prefix):
         return []
     try:
@@ -90,18 +91,19 @@ def installed(prefix):
     except OSError:
         lines = []
     if lines[:1] != [TITLE]:
-        fail(2, prefix + " holds something else than an installation of annulus: name a folder of its own, such as " +
+        fail(2, prefix + " holds something other than an installation of annulus: name a separate folder, such as " +
              os.path.join(prefix, "annulus"))
     paths = [line.split("  ", 1)[1] for line in lines if re.match(r"[0-9a-f]{64}  ", line)]
     return [p for p in paths if not os.path.isabs(p) and ".." not in p.split("/")]
 
 
 class Prefix:
-    """Files are written beside their place and renamed, so that a job that runs from here keeps what it has."""
+    """The folder that is installed to. Files are written under another name and renamed, so that a running job keeps
+    the files that it has open."""
 
     def __init__(self, prefix):
         self.prefix = prefix
-        self.files = {}  # path: its SHA-256
+        self.files = {}  # path -> SHA-256
 
     def _place(self, path, mode, write):
         place = os.path.join(self.prefix, path)
@@ -140,20 +142,21 @@ class Prefix:
 
 
 class Libraries:
-    """What programs need of LibTorch, with what that needs; and what they need of the system."""
+    """The libraries of LibTorch that programs need, with the libraries that those need (`own`), and those of the system
+    (`system`)."""
 
     def __init__(self, programs):
         folders = elf.run_path(programs[0])
         self.torch = next((f for f in folders if os.path.exists(os.path.join(f, "libtorch_cpu.so"))), None)
         if not self.torch:
             fail(1, "%s does not say where LibTorch is" % programs[0])
-        # Found by themselves wherever all hosts have them: a site's own MPI, say.
+        # Further folders in which the programs look for libraries that all hosts have, such as a site's own MPI.
         self.elsewhere = [f for f in folders if os.path.realpath(f) != os.path.realpath(self.torch)]
         self.own, self.system = {}, set()
         for program in programs:
             self._collect(program, [self.torch])
         self.cuda = "libtorch_cuda.so" in self.own
-        if self.cuda:  # these open others by their names
+        if self.cuda:  # these libraries open others by name
             for path in sorted(glob.glob(os.path.join(self.torch, "*.so*")) +
                                glob.glob(os.path.join(self.torch, "../../nvidia/*/lib/*.so*"))):
                 if not PYTHON.match(os.path.basename(path)) and os.path.basename(path) not in self.own:
@@ -200,10 +203,10 @@ def install(binaries, headers, prefix):
     while not os.path.isdir(above):
         above = os.path.dirname(above)
     if not old and shutil.disk_usage(above).free < size + (64 << 20):
-        fail(8, "%s has less than the %d MB free that the installation takes" % (above, (size >> 20) + 64))
+        fail(8, "%s has less than the %d MB free that the installation needs" % (above, (size >> 20) + 64))
 
     if not os.path.exists(os.path.join(prefix, MANIFEST)):
-        out.write(MANIFEST, TITLE + "\n")  # a folder that is left half made is taken up again
+        out.write(MANIFEST, TITLE + "\n")  # so that an interrupted installation can be continued
         del out.files[MANIFEST]
     for name, path in libraries.own.items():
         out.add(os.path.realpath(path), "lib/" + name)
@@ -213,7 +216,7 @@ def install(binaries, headers, prefix):
         out.add_program(path, "libexec/" + name, ":".join(run_path))
     for header in headers:
         out.add(os.path.join(ROOT, header), "include/annulus/" + header)
-    isa = re.search(r"(?ms)^# What limits our vector code.*?^esac$", read("annulus")).group(0)
+    isa = re.search(r"(?ms)^# ANNULUS_ISA also limits LibTorch.*?^esac$", read("annulus")).group(0)
     out.write("bin/annulus", COMMAND.format(isa=isa), 0o755)
 
     for folder, pattern in (("configs", "**/*"), ("docs", "*.md"), ("tokenization", "*.py")):

@@ -1,9 +1,9 @@
 #!/bin/bash
-# ./annulus install PREFIX: builds annulus and copies what running it takes to the folder PREFIX: the program, the libraries
-# of LibTorch that it needs, headers and a library for programs of one's own, configurations and documents. Other hosts run
-# PREFIX/bin/annulus from there, over a shared file system, in a copy of the folder or in a container, without Bazel,
-# Python or this folder. Open MPI's mpirun and hwloc's library are theirs to have; PREFIX/README says which versions.
-# PREFIX is made, or holds an older installation, which is replaced; a folder with anything else in it is refused.
+# ./annulus install PREFIX: builds annulus and copies what is needed to run it to the folder PREFIX: the program, the
+# libraries of LibTorch that it needs, headers and a library for your own programs, configurations and documents. Other
+# hosts run PREFIX/bin/annulus from a shared file system, a copy of the folder or a container image, without Bazel,
+# Python or this clone. They need Open MPI's mpirun and hwloc's library; PREFIX/README says which versions. PREFIX is
+# created if it does not exist; an older installation in it is replaced; a folder with anything else is refused.
 set -euo pipefail
 typed=$PWD
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -16,7 +16,7 @@ if [[ $# != 1 || ! $1 || $1 == -* ]]; then
 fi
 prefix=$1
 [[ $prefix == /* ]] || prefix=$typed/$prefix
-python3 tools/install.py --check "$prefix" # before anything takes time
+python3 tools/install.py --check "$prefix" # first, because the build takes time
 tools/setup.sh
 . tools/live.sh
 build_or_exit //launcher:annulus //benchmarks/program:annulus_bench //tools:libannulus.so

@@ -1,12 +1,12 @@
 # shellcheck shell=bash
-# Sourced by ./annulus and the scripts in tools/: one live line on a terminal, plain lines elsewhere, all on stderr; and
-# what is said to a user who cannot build in this folder.
+# Sourced by ./annulus and the scripts in tools/. Shows progress on standard error, as one live line on a terminal and
+# as plain lines elsewhere; follows Bazel's builds; and refuses to build for a user who cannot write in this folder.
 
 [[ -t 2 && ${TERM-dumb} != dumb ]] && live_terminal=1 || live_terminal=
 live_at=-10 live_shown='' live_width=0
 
-# live TEXT: what is being done, how many of how many. Replaces the line before; without a terminal a line of its own,
-# at most every 10 s.
+# live TEXT: shows what is being done. On a terminal TEXT replaces the previous one; elsewhere it is a line, at most
+# every 10 s.
 live() {
   if [[ $live_terminal ]]; then
     ((live_width)) || live_width=$(stty size <&2 2>/dev/null) || live_width=
@@ -20,7 +20,7 @@ live() {
   fi
 }
 
-# Removes the live line, so that what is printed next stands alone.
+# Removes the live line. Call it before printing anything else.
 live_end() {
   [[ $live_shown ]] && printf '\r\033[K' >&2
   live_shown=''
@@ -38,7 +38,8 @@ estimate_left() { # PHASE DONE TOTAL
 }
 
 # Reads Bazel's messages: progress becomes the live line, everything else goes to the file LOG (and to stderr, with
-# SHOW=show, for a user who asked Bazel to say more). Ctrl-C is Bazel's to answer; this reads on to its last word.
+# SHOW=show, for a user who asked Bazel to say more). It ignores Ctrl-C, which Bazel handles, and reads on until Bazel
+# ends.
 follow_bazel() { # LOG [SHOW]
   trap '' INT
   local line what
@@ -57,7 +58,7 @@ follow_bazel() { # LOG [SHOW]
       fi
     elif [[ $line == Loading:* || $line == Analyzing:* || $line == '    currently loading:'* ]]; then
       [[ $live_terminal ]] && live "build  reading the build files"
-    elif [[ $line == 'FAIL: '* ]]; then # said at once; the report comes at the end
+    elif [[ $line == 'FAIL: '* ]]; then # shown at once; the report comes at the end
       live_end
       printf '%s\n' "${line%% (see *}" >&2
     elif [[ $line == 'Another command'* || $line == *'waiting for it to complete'* ]]; then
@@ -84,8 +85,8 @@ compiler_messages() { # LOG
     !skip && NF { print }' "$1"
 }
 
-# For scripts that build one thing: builds it, and exits where that fails or is interrupted.
-# For CUDA where set-up found it. In the repository, after set-up.
+# Builds the targets, for CUDA if set-up found it, and exits if that fails or is interrupted. Call it in the repository,
+# after set-up.
 build_or_exit() { # TARGETS...
   local log rc=0 config=()
   ! grep -qx 'cuda 1' .bazel/setup || config=(--config=cuda)
@@ -95,11 +96,11 @@ build_or_exit() { # TARGETS...
   rm -f "$log"
   if ((rc == 8 || rc == 130)); then exit 130; fi # Ctrl-C
   ((rc == 0)) && return
-  echo "annulus: the build failed (above: what the compiler said)" >&2
+  echo "annulus: the build failed; the compiler's messages are above" >&2
   exit 1
 }
 
-# A clone of somebody else's, or on a disk that is only read: nothing can be built in it.
+# Whether nothing can be built here because the folder cannot be written: another user's clone, or a read-only disk.
 cannot_build() { # FOLDER
   if [[ -e $1/.bazel ]]; then [[ ! -w $1/.bazel ]]; else [[ ! -w $1 ]]; fi
 }

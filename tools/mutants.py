@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
-"""./annulus test --mutants [NAME...] [BAZEL OPTIONS]: are the tests able to fail?
+"""./annulus test --mutants [NAME...] [BAZEL OPTIONS]: checks that the tests are able to fail.
 
-Each tests/mutants/NAME.patch plants one fault. It is applied to a copy of the tree (.bazel/copy-for-mutants, with what is
-not committed yet; never to the tree itself), and the test named in its first lines is expected to fail by an assertion:
+Each tests/mutants/NAME.patch plants one fault. It is applied to a copy of the tree with its uncommitted changes
+(.bazel/copy-for-mutants, never to the tree itself), and the test named in its first lines must fail by an assertion:
 
     # What is wrong with it: one sentence.
     # Killed by: //tests/attention/kernels:kernel_parts_test --test_filter=Merge.AnyOrderOfPartsGivesTheWhole
 
-There may be several lines "Killed by", each of which must fail, and options of Bazel behind a target, say
---config=tsan. Reported as failures: a mutant that survives or does not compile, a patch that no longer fits the tree, and
-a named test that does not exist or fails without the patch. The last line is "N passed, N failed".
+There may be several lines "Killed by", each of whose tests must fail, and options of Bazel after a target, such as
+--config=tsan. These count as failures: a mutant that survives or does not compile, a patch that does not fit the tree,
+and a named test that does not exist or fails without the patch. The last line is "N passed, N failed".
 
-    --list     the mutants, what is wrong with them and what kills them
-    --check    only whether each patch fits the tree and the tests named are there; builds nothing (a test runs it)
+    --list     shows the mutants, what is wrong with them and what kills them
+    --check    checks only that each patch fits the tree and that the named tests exist; builds nothing (a test runs it)
 
 Called by tools/test.sh.
 """
@@ -34,13 +34,13 @@ sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))
 import test_report  # noqa: E402
 
 FOLDER = "tests/mutants"
-# Two folders deep: Bazel takes a folder beside its own links for one of its outputs, and one of these links has the name of
-# the tree's folder, whatever that is.
+# Two folders deep, because Bazel takes a folder beside its own links for one of its outputs, and one of these links is
+# named like the tree's folder.
 COPY = ".bazel/copy-for-mutants/tree"
-# Written by tools/setup.sh or the user, ignored by git, and needed for a build.
+# Files that a build needs and that git ignores; tools/setup.sh or the user writes them.
 SETUP = [".bazelrc.deps", ".bazelrc.user"]
 INTERRUPTED = 130
-# What ends a test without GoogleTest saying so, and is an assertion all the same.
+# Messages that count as failed assertions although GoogleTest does not report them.
 ASSERTIONS = re.compile(r"(WARNING|ERROR): \w*Sanitizer|: runtime error: |Assertion [`'].*' failed")
 
 
@@ -49,7 +49,7 @@ class Unfit(Exception):
 
 
 class Killer:
-    """A line "Killed by": a target, a filter of GoogleTest (or ""), and Bazel's other options."""
+    """A line "Killed by": a target, a GoogleTest filter (or ""), and other options of Bazel."""
 
     def __init__(self, words):
         self.target = words[0]
@@ -64,7 +64,7 @@ class Killer:
 
 
 class Mutant:
-    """A patch: what is wrong with it, what kills it, and its hunks by file."""
+    """A patch: what is wrong with it, the tests that kill it, and its hunks by file."""
 
     def __init__(self, path):
         self.name = os.path.basename(path)[: -len(".patch")]
@@ -133,7 +133,7 @@ class Mutant:
             self.files.append((before, after, hunks))
 
     def changes(self, root):
-        """path -> its text with the fault in it (None: the file is gone). Raises Unfit."""
+        """A dictionary from paths to texts with the fault in them (None: the file is removed). Raises Unfit."""
         made = {}
         for before, after, hunks in self.files:
             lines = []
@@ -162,7 +162,7 @@ class Mutant:
 
 
 def read_mutants(root, names):
-    """(mutants, name -> why it cannot be read) of those named, or of all."""
+    """The named mutants, or all, and a dictionary from the names of those that cannot be read to the reasons."""
     there = sorted(f[: -len(".patch")] for f in os.listdir(os.path.join(root, FOLDER)) if f.endswith(".patch"))
     for name in names:
         if name not in there:
@@ -179,7 +179,7 @@ def read_mutants(root, names):
 
 
 def whether_fits(mutant, root):
-    """Empty, or why the patch does not fit the tree."""
+    """The reason why the patch does not fit the tree, or ""."""
     try:
         mutant.changes(root)
         return ""
@@ -188,7 +188,7 @@ def whether_fits(mutant, root):
 
 
 def whether_named_tests_are_there(mutant, root):
-    """Empty, or which named test is not there, by the text of BUILD files, of macros beside them and of tests."""
+    """A message about a named test that does not exist, or "". It reads BUILD files, macros beside them and tests."""
     for killer in mutant.killers:
         package, name = killer.target[2:].split(":")
         texts, tests = [], ""
@@ -204,7 +204,7 @@ def whether_named_tests_are_there(mutant, root):
         if not any(re.fullmatch(re.escape(n).replace("%s", ".*").replace("%d", r"\d+"), name) for n in declared):
             return "names a test that is not there: %s" % killer.target
         for pattern in killer.filter.split(":"):
-            case = re.fullmatch(r"(?:\w+/)?(\w+)\.(\w+)(?:/\w+)?", pattern)  # without *
+            case = re.fullmatch(r"(?:\w+/)?(\w+)\.(\w+)(?:/\w+)?", pattern)  # only patterns without *
             if case and not re.search(r"\b%s,\s*%s\s*[,)]" % case.groups(), tests):
                 return "names a case that is not there: %s in %s" % (pattern, killer.target)
     return ""
@@ -223,7 +223,7 @@ def check(root, names):
 
 
 def write(path, text):
-    """Sets a file's text; None removes it. A file that has the text already is left alone."""
+    """Sets a file's text, or removes the file if `text` is None. A file that already has the text is not touched."""
     if text is None:
         if os.path.lexists(path):
             os.remove(path)
@@ -236,7 +236,7 @@ def write(path, text):
 
 
 def copy_tree(root, copy):
-    """Makes `copy` hold the files that git tracks or would track, as they are now, and nothing else of ours."""
+    """Makes `copy` hold exactly the files that git tracks or would track, as they are now; Bazel's files stay."""
     said = subprocess.run(["git", "-C", root, "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
                           stdout=subprocess.PIPE, check=False)
     if said.returncode:
@@ -266,14 +266,14 @@ def copy_tree(root, copy):
         if os.path.isfile(target) and not os.path.islink(target):
             with open(target, "rb") as f:
                 if f.read() == data and os.access(source, os.X_OK) == os.access(target, os.X_OK):
-                    continue  # Bazel would look at it again
+                    continue  # writing it would make Bazel read it again
         shutil.copy(source, target)
     if os.path.isdir(os.path.join(root, ".venv")) and not os.path.lexists(os.path.join(copy, ".venv")):
         os.symlink(os.path.join(root, ".venv"), os.path.join(copy, ".venv"))
 
 
 class Outcome:
-    """What became of one target: "passed", "failed" (by an assertion), "broken" (does not build), "died", ..."""
+    """The result of one target: "passed", "failed" (by an assertion), "broken" (does not build), "died", ..."""
 
     def __init__(self, verdict, cases=(), said=""):
         self.verdict, self.cases, self.said = verdict, list(cases), said
@@ -285,11 +285,11 @@ class Runner:
 
     def interrupt(self, *_):
         if self.child:
-            self.child.send_signal(signal.SIGINT)  # Bazel lets its test end
+            self.child.send_signal(signal.SIGINT)  # Bazel then ends its test
         raise KeyboardInterrupt
 
     def bazel(self, *words):
-        # In a session of its own: Ctrl-C reaches it once, through interrupt().
+        # In a separate session, so that Ctrl-C reaches Bazel only once, through interrupt().
         self.child = subprocess.Popen(["bazel"] + list(words), cwd=self.copy, start_new_session=True, text=True,
                                       stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         said, _ = self.child.communicate()
@@ -299,7 +299,7 @@ class Runner:
         return said
 
     def test(self, targets, filters, options):
-        """target -> Outcome, for one run of Bazel."""
+        """Runs Bazel once. Returns a dictionary from targets to Outcomes."""
         with tempfile.TemporaryDirectory() as work:
             events = os.path.join(work, "events.json")
             said = self.bazel("test", "--keep_going", "--curses=no", "--color=no", "--noshow_progress",
@@ -343,14 +343,15 @@ class Runner:
         return Outcome("passed", cases)
 
     def baseline(self, mutants):
-        """(target, filter, options) -> empty, or why the test cannot judge: it must be there, and pass."""
+        """Runs the named tests without patches; they must exist and pass. Returns a dictionary from (target, filter,
+        options) to the reason why the test cannot judge a mutant, or ""."""
         killers = {(k.target, k.filter, k.options): k for m in mutants for k in m.killers}
         groups = {}
         for killer in killers.values():
             groups.setdefault((killer.options, bool(killer.filter)), []).append(killer)
         problems = {}
         for (options, filtered), group in sorted(groups.items()):
-            # One run for all of them: each target runs whatever any of the filters matches.
+            # One run for the whole group, in which each target runs the cases that any of the filters matches.
             filters = ":".join(sorted({k.filter for k in group})) if filtered else ""
             outcomes = self.test(sorted({k.target for k in group}), filters, options)
             for killer in group:
@@ -371,7 +372,7 @@ class Runner:
         return problems
 
     def judge(self, mutant, problems):
-        """(killed, what is to be said)."""
+        """Returns whether the mutant is killed, and a message."""
         made = mutant.changes(self.copy)
         originals = {}
         for path in made:
@@ -411,7 +412,7 @@ def run_all(root, names, options):
     copy = os.path.join(os.path.realpath(root), COPY)
     os.makedirs(copy, exist_ok=True)
     if os.path.realpath(copy) != copy:
-        sys.exit("annulus test: %s leads to %s; the copy for mutants must be a folder of its own" %
+        sys.exit("annulus test: %s leads to %s; the copy for mutants must be a separate folder" %
                  (copy, os.path.realpath(copy)))
     lock = open(copy + ".lock", "w")
     try:
@@ -443,7 +444,7 @@ def run_all(root, names, options):
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
-        # Its server holds memory, and nobody else uses this copy.
+        # The Bazel server of the copy is stopped, because it takes memory and is not used for anything else.
         subprocess.run(["bazel", "shutdown"], cwd=copy, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                        check=False)
     for name in sorted(bad):
@@ -458,7 +459,7 @@ def run_all(root, names, options):
 def main():
     parser = argparse.ArgumentParser(prog="annulus test --mutants", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="mutants; all without any")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="names of mutants (default: all)")
     parser.add_argument("--check", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--list", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--root", default=os.path.dirname(os.path.dirname(os.path.realpath(__file__))),

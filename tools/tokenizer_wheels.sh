@@ -1,9 +1,10 @@
 #!/bin/bash
-# tools/tokenizer_wheels.sh [--python]: installs the libraries that turn text into tokens (PyPI wheels) into .venv, which it
-# makes where LIBTORCH names a LibTorch elsewhere; --python prints the Python that has them. ./annulus calls it when
-# tokens are first made, and tools/setup.sh for tests. No training job needs them.
+# tools/tokenizer_wheels.sh [--python]: installs the libraries that turn text into tokens (PyPI wheels) into .venv. It
+# makes .venv if that does not exist because LIBTORCH names a LibTorch elsewhere. --python prints the Python that has
+# them.
+# ./annulus calls it when tokens are first made, and tools/setup.sh for tests. No training job needs them.
 # Exit code 9: they could not be installed; 8: this folder cannot be written. The message says what to do.
-# Honoured: PYTHON (for the .venv).
+# It uses the variable PYTHON (for the .venv).
 set -Eeuo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -14,7 +15,7 @@ case ${1-} in
 esac
 . tools/live.sh
 
-# What lies in .venv goes when it is made anew, this with it.
+# The mark is in .venv, so that it disappears with the libraries when .venv is made again.
 mark=.venv/.tokenizer_wheels
 there() { [[ ! -e .venv/.incomplete && -x .venv/bin/python && -r $mark && $(<"$mark") == "${wheels[*]}" ]]; }
 done_here() {
@@ -34,7 +35,7 @@ if ! flock -n 9; then
   if there; then live_end && done_here "$@"; fi
 fi
 if [[ -e .venv/.incomplete ]]; then
-  fail "The set-up in $PWD was interrupted: ./annulus setup finishes it. Then type yours again."
+  fail "The set-up in $PWD was interrupted: ./annulus setup finishes it. Then repeat your command."
 fi
 if [[ ! -x .venv/bin/python ]]; then
   python=''
@@ -50,13 +51,13 @@ if [[ ! -x .venv/bin/python ]]; then
 fi
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
-live "set-up  libraries of tokenizers: downloading"
-# None of them needs the wheels that it asks for: those are for downloading tokenizers.
+live "set-up  tokenizer libraries: downloading"
+# --no-deps, because their dependencies are only needed to download tokenizers.
 pip=(.venv/bin/python -m pip install --disable-pip-version-check --no-compile --progress-bar off --no-deps)
 if ! "${pip[@]}" "${wheels[@]}" >"$log" 2>&1 </dev/null 9>&-; then
   live_end
   { grep '^ERROR' "$log" || tail -n 5 "$log"; } | tail -n 3 >&2
-  fail "Could not install the libraries of tokenizers. The command was (in $PWD):" "  ${pip[*]} ${wheels[*]}"
+  fail "Could not install the tokenizer libraries. The command was (in $PWD):" "  ${pip[*]} ${wheels[*]}"
 fi
 live_end
 printf '%s\n' "${wheels[*]}" >"$mark.new"

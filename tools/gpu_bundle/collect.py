@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Collects the bundle for a machine with a GPU from what Bazel built. Called by tools/gpu_bundle.sh.
 
-    collect.py --targets TESTS.xml                  the Bazel targets that it needs, one a line
-    collect.py --tests TESTS.xml --bin FOLDER OUT   fills OUT
+    collect.py --targets TESTS.xml                  prints the Bazel targets that the bundle needs, one per line
+    collect.py --tests TESTS.xml --bin FOLDER OUT   fills OUT from the outputs of Bazel in FOLDER
 
-TESTS.xml: what `bazel query --output=xml` says of the tests tagged gpu. The bundle holds
+TESTS.xml is the output of `bazel query --output=xml` for the tests tagged gpu. The bundle holds
 
     run.sh  report.py  MANIFEST  bundle.env     how to run it, what is in it, what it was built with
     bin/    tests/  tests.tsv  expected.json    the program; tests, how each is started, what those of ranks should say
@@ -29,20 +29,20 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 LIMIT = 60 << 20
 PROGRAM = "//launcher:annulus"
-BENCHMARKS = "//benchmarks/program:annulus_bench"  # lies beside it, which becomes it for `annulus bench`
+BENCHMARKS = "//benchmarks/program:annulus_bench"  # beside PROGRAM, which executes it for `annulus bench`
 
-# On the machine that runs it: glibc and g++'s runtime (no newer than these versions of them), LibTorch with its OpenMP
-# runtime (two in one process are a fault), and what NVIDIA's driver and wheels bring.
+# Libraries that the machine must have: glibc and g++'s runtime (of which the bundle needs at most the versions OLDEST),
+# LibTorch with its OpenMP runtime (of which a process must have only one), and those of NVIDIA's driver and wheels.
 SYSTEM = re.compile(r"(ld-linux-x86-64|lib(c|m|dl|pthread|rt|resolv|util|stdc\+\+|gcc_s))\.so(\.\d+)*")
 TORCH = re.compile(r"lib(torch\w*|c10\w*|shm|caffe2_\w+|gomp)\.so(\.\d+)*")
 NVIDIA = re.compile(r"lib(cu|nccl|nvshmem|nvidia|nvrtc|nvJitLink|nvToolsExt)[\w-]*\.so(\.\d+)*")
 OLDEST = {"GLIBC": (2, 35), "GLIBCXX": (3, 4, 30)}  # Ubuntu 22.04
 
-# Plugins of Open MPI for networks and batch systems that the bundle does not carry, and those of OpenSHMEM.
+# Libraries of networks and batch systems, and of OpenSHMEM. Plugins of Open MPI that need one are left out.
 NETWORKS = re.compile(r"lib(fabric|uc[pst]|ucm|ibverbs|rdmacm|psm2?|infinipath|nl-\w+|oshmem|pmi2?|flux-\w+)[.-]")
 
 
-# For the ranks of one machine, more than cores where it has to be, without a network or ssh.
+# Open MPI's settings for ranks on one machine, possibly more than it has cores, without a network or ssh.
 MPI_SETTINGS = """btl = self,%s
 pml = ob1
 plm_rsh_agent = false
@@ -58,7 +58,7 @@ def fail(text):
     sys.exit("tools/gpu_bundle.sh: " + text)
 
 
-LIMITS = {"short": 60, "moderate": 300, "long": 900, "eternal": 3600}  # Bazel's, in seconds
+LIMITS = {"short": 60, "moderate": 300, "long": 900, "eternal": 3600}  # Bazel's time limits in seconds
 TIMEOUTS = {"small": "short", "medium": "moderate", "large": "long", "enormous": "eternal"}
 
 
@@ -83,7 +83,7 @@ class Test:
         self.ranks = int(text("np", "1"))
         self.limit = LIMITS[text("timeout", TIMEOUTS[text("size", "medium")])]
         if self.kind == "mpi":
-            self.limit = min(self.limit, int(text("mpi_timeout", "50")) + 10)  # mpirun ends the ranks before
+            self.limit = min(self.limit, int(text("mpi_timeout", "50")) + 10)  # mpirun ends the ranks 10 s earlier
         self.args = [self.placed(a) for a in items("args")]
         self.mpi_args = items("mpi_args")
         self.files = [path_of(l) for l in items("data")]
@@ -98,11 +98,11 @@ class Test:
 
     @property
     def program(self):
-        """What is built for it; nothing for a script."""
+        """The path of the program that is built for it; None for a script."""
         return None if self.kind == "script" else path_of(self.binary)
 
     def placed(self, argument):
-        """Labels in an argument as where they lie in the bundle, in which scripts are started."""
+        """The argument with each label replaced by its path in the bundle."""
 
         def place(match):
             label = match.group(1)
@@ -132,16 +132,16 @@ def in_tests(path):
 def read_tests(path):
     with open(path) as f:
         text = f.read()
-    # Bazel says XML 1.1, which Python does not read; nothing in it differs from 1.0.
+    # Bazel declares XML 1.1, which Python does not read. This text is also valid XML 1.0 without the declaration.
     root = ElementTree.fromstring(re.sub(r"^<\?xml[^>]*\?>", "", text.lstrip()))
     tests = [Test(rule) for rule in root.iter("rule")]
     if not tests:
         fail("there is no test with the tag gpu")
     unknown = [t.label for t in tests if not t.kind]
     if unknown:
-        fail("tests for GPUs are cc_test, mpi_test, or sh_test of a Python file, which the bundle can start; not: " +
-             ", ".join(unknown))
-    # Ranks that wait for one another come after what cannot hang so.
+        fail("tests for GPUs must be cc_test, mpi_test, or sh_test of a Python file, which the bundle can start; these "
+             "are not: " + ", ".join(unknown))
+    # Tests with several ranks come last, because ranks that wait for one another may hang.
     return sorted(tests, key=lambda t: (KINDS.index(t.kind), t.label))
 
 
@@ -155,7 +155,7 @@ def system_libraries():
 
 
 def bazel_config():
-    """What bazel/system_deps.bzl found."""
+    """The values that bazel/system_deps.bzl found: the members of @sys//:config.bzl."""
     base = subprocess.run(["bazel", "info", "--noshow_progress", "output_base"], cwd=ROOT, capture_output=True, text=True, check=True)
     values = {}
     with open(os.path.join(base.stdout.strip(), "external", "sys", "config.bzl")) as f:
@@ -183,7 +183,7 @@ class Bundle:
     def __init__(self, out):
         self.out = out
         self.system = system_libraries()
-        self.wanted = []  # libraries still to be looked at: (name, folders to look in first)
+        self.wanted = []  # libraries that are still to be added: (name, folders to look in first)
 
     def path(self, *names):
         path = os.path.join(self.out, *names)
@@ -197,7 +197,7 @@ class Bundle:
         return path
 
     def add_binary(self, source, *names, mode=0o755):
-        """A stripped copy that looks for its libraries beside it; what it needs is collected later."""
+        """Adds a stripped copy that looks for its libraries in lib/ of the bundle; add_libraries adds what it needs."""
         folders = elf.run_path(source)
         self.wanted += [(name, folders) for name in elf.needed(source)]
         path = self.add(source, *names, mode=mode)
@@ -211,7 +211,7 @@ class Bundle:
         for family, oldest in OLDEST.items():
             version = elf.newest(path, family)
             if version > oldest:
-                fail("%s needs %s_%s, and the bundle is to run from %s on: build on an older system" % (
+                fail("%s needs %s_%s, but the bundle must run with version %s: build on an older system" % (
                     source, family, ".".join(map(str, version)), ".".join(map(str, oldest))))
         return path
 
@@ -235,7 +235,7 @@ class Bundle:
             self.add_binary(os.path.realpath(source), "lib", name, mode=0o644)
 
     def add_mpi(self, mpirun):
-        """Open MPI: what starts ranks, its plugins and its messages. run.sh tells it where it lies."""
+        """Adds Open MPI: the programs that start ranks, its plugins and its messages. run.sh tells it where it is."""
         launcher = os.path.realpath(mpirun)
         info = shutil.which("ompi_info", path=os.path.dirname(launcher) + os.pathsep + os.environ["PATH"])
         if not info:
@@ -268,7 +268,7 @@ class Bundle:
 
 
 def closure(path, system):
-    """The names of all libraries that this one needs, as far as they are here."""
+    """The names of all libraries that this one needs, directly or through libraries of this machine."""
     seen, left = set(), elf.needed(path)
     while left:
         name = left.pop()
@@ -280,7 +280,7 @@ def closure(path, system):
 
 
 def unresolved(out):
-    """(file, library) for every library that is neither in the bundle nor one of those that the machine has."""
+    """(file, library) for every needed library that is neither in the bundle nor expected on the machine."""
     inside = set(os.listdir(os.path.join(out, "lib")))
     missing = []
     for folder, _, files in os.walk(out):
@@ -320,10 +320,10 @@ def versions(config):
 def collect(tests, binaries, out):
     config = bazel_config()
     if not config["MPIRUN"] or not config["TORCH_CUDA"]:
-        fail("an Open MPI and a LibTorch with CUDA are needed here")
+        fail("making a bundle needs Open MPI and a LibTorch with CUDA on this machine: run ./annulus setup")
     if os.path.exists(out):
         if os.listdir(out) and not os.path.exists(os.path.join(out, "bundle.env")):
-            fail(out + " is there and no bundle: name another folder")
+            fail(out + " exists and is not a bundle: name another folder")
         shutil.rmtree(out)
     bundle = Bundle(out)
     bundle.add_binary(os.path.join(binaries, "launcher", "annulus"), "bin", "annulus")
@@ -346,7 +346,7 @@ def collect(tests, binaries, out):
     for toml in sorted(glob.glob(os.path.join(ROOT, "configs", "*.toml"))):
         bundle.add(toml, "configs", os.path.basename(toml))
     bundle.add(os.path.join(ROOT, "benchmarks", "flex_attention.py"), "benchmarks", "flex_attention.py")
-    with open(bundle.path("text", "documents.txt"), "w") as f:  # where LibTorch comes without Python's sources
+    with open(bundle.path("text", "documents.txt"), "w") as f:  # to train on if LibTorch has no Python sources
         for path in sorted(glob.glob(os.path.join(ROOT, "docs", "*.md")) + glob.glob(os.path.join(ROOT, "*", "*.cc"))):
             with open(path) as source:
                 f.write(source.read())
@@ -355,7 +355,7 @@ def collect(tests, binaries, out):
     bundle.add(os.path.join(ROOT, "tools", "test_report.py"), "test_report.py")
     with open(bundle.path("tests.tsv"), "w") as f:
         f.write("".join(row + "\n" for row in rows))
-    with open(bundle.path("expected.json"), "w") as f:  # of the tests that mpirun starts; report.py looks at it
+    with open(bundle.path("expected.json"), "w") as f:  # for the tests that mpirun starts; report.py reads it
         json.dump({t.name: {"exit": t.expect_exit, "once": t.expect_once, "forbid": t.forbid} for t in tests
                    if t.kind == "mpi"}, f, indent=1)
     built_with = versions(config)
@@ -364,7 +364,7 @@ def collect(tests, binaries, out):
 
     missing = unresolved(out)
     if missing:
-        fail("libraries that neither the bundle nor LibTorch nor a driver has: " +
+        fail("these libraries are neither in the bundle nor in LibTorch or a driver: " +
              ", ".join("%s (of %s)" % (name, file) for file, name in missing))
     sizes = bundle.sizes()
     total = sum(size for _, size in sizes)
@@ -375,7 +375,7 @@ def collect(tests, binaries, out):
         f.write("".join("%10d  %s\n" % (size, name) for name, size in sizes))
     if total >= LIMIT:
         largest = sorted(sizes, key=lambda item: -item[1])[:12]
-        fail("the bundle has %.1f MiB, less than %d are wanted; the largest are\n" % (total / 2**20, LIMIT >> 20) +
+        fail("the bundle has %.1f MiB, but must have less than %d; the largest are\n" % (total / 2**20, LIMIT >> 20) +
              "\n".join("  %6.1f MiB  %s" % (size / 2**20, name) for name, size in largest))
     print("%s: %d files, %.1f MiB, %d tests for GPUs" % (out, len(sizes) + 1, total / 2**20, len(tests)))
 

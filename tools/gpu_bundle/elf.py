@@ -1,4 +1,5 @@
-"""What collect.py reads of programs and libraries, and the two things that it changes in its copies."""
+"""Reads what ELF programs and libraries need, with binutils' readelf, and changes the search path and the required
+versions in copies of them. Used by collect.py, bundle_test.py and tools/install.py."""
 
 import re
 import struct
@@ -25,7 +26,7 @@ def run_path(path):
 
 
 def newest(path, family):
-    """The newest version of a family of symbols ("GLIBC", "GLIBCXX") that must be there; (0,) where there is none."""
+    """The newest version of a family of symbols ("GLIBC", "GLIBCXX") that the file requires, or (0,) if none."""
     versions = [(0,)]
     for entry in re.findall(r"Name: (\S+)\s+Flags: (\S.*?)\s+Version", readelf("-V", path)):
         match = re.fullmatch(family + r"_([0-9.]+)", entry[0])
@@ -35,12 +36,12 @@ def newest(path, family):
 
 
 def symbols_of(path, version):
-    """The undefined symbols of one version: symbols_of(path, "GLIBC_2.36")."""
+    """The names of the undefined symbols of one version, such as "GLIBC_2.36"."""
     return set(re.findall(r" UND (\w+)@" + re.escape(version) + r"\b", readelf("--dyn-syms", path)))
 
 
 class Patch:
-    """A 64-bit little-endian file, changed in place."""
+    """A 64-bit little-endian ELF file that is changed in memory; save() writes it."""
 
     def __init__(self, path):
         self.path = path
@@ -66,7 +67,8 @@ class Patch:
         return self.data[begin:self.data.index(0, begin)].decode()
 
     def weaken(self, version):
-        """The loader does not refuse a library without this version of symbols; whoever defines them is taken."""
+        """Makes a version of symbols weak, so that the loader accepts a C library without it and takes the symbols from
+        any library that defines them."""
         need = self.of_type(0x6FFFFFFE)
         strings = self.sections[need["link"]]
         at = need["offset"]
@@ -81,7 +83,8 @@ class Patch:
             at += following
 
     def set_run_path(self, path):
-        """In place of the one that is there, which must be as long at least: that of the machine it was built on."""
+        """Replaces the file's search path for libraries, that of the machine it was built on, which must be at least as
+        long."""
         dynamic = self.of_type(6)
         strings = self.sections[dynamic["link"]]
         for at in range(dynamic["offset"], dynamic["offset"] + dynamic["size"], 16):

@@ -1,5 +1,5 @@
-// For a C library older than the one that the bundle's libraries were built with (glibc before 2.36 has no arc4random).
-// collect.py makes it lib/libannulus_entropy.so, run.sh preloads it.
+// Defines arc4random for the bundle's libraries on machines with glibc before 2.36, which lacks it. collect.py builds
+// lib/libannulus_entropy.so from this file, and run.sh preloads it.
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -8,7 +8,7 @@
 void arc4random_buf(void* to, size_t bytes) {
   for (char* at = to; bytes > 0;) {
     const ssize_t got = getrandom(at, bytes, 0);
-    if (got < 0) continue;  // interrupted
+    if (got < 0) continue;  // interrupted by a signal
     at += got;
     bytes -= (size_t)got;
   }

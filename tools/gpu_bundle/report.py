@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Makes report.json and report.txt of what run.sh left in a folder. Python's own library alone.
+"""Makes report.json and report.txt from the files that run.sh left in a folder. It needs only Python's own library.
 
     report.py FOLDER
 
 FOLDER holds steps.tsv (a line for each step: name, part, kind, result, seconds, reason), facts.tsv, logs/NAME.out and
-NAME.err, xml/NAME.xml of GoogleTest, bench/*.json of `annulus bench`, bench/*.jsonl of training, and where there are
-GPUs gpus.csv and clocks.csv of nvidia-smi. Exits with 1 where anything failed.
+NAME.err, xml/NAME.xml of GoogleTest, bench/*.json of `annulus bench`, bench/*.jsonl of training, and on machines with
+GPUs gpus.csv and clocks.csv of nvidia-smi. Exits with 1 if anything failed.
 """
 
 import csv
@@ -29,7 +29,7 @@ def rows(path):
 
 
 def objects(text):
-    """The JSON objects that stand on lines of their own."""
+    """The JSON objects in a text, each of which is one line."""
     found = []
     for line in text.splitlines():
         if line.startswith("{"):
@@ -47,7 +47,7 @@ def is_number(value):
 
 
 def listed(found, key):
-    """The objects of the list found[key], which a program that went wrong may not have written as one."""
+    """The objects of the list found[key]; empty if it is no list, as a faulty program may have written it."""
     values = found.get(key) if isinstance(found, dict) else None
     return [v for v in values if isinstance(v, dict)] if isinstance(values, list) else []
 
@@ -62,7 +62,7 @@ class Report:
         self.folder = folder
         self.facts = {row[0]: row[1] if len(row) > 1 else "" for row in rows(self.path("facts.tsv"))}
         self.expected = {}
-        self.results = []  # {"name", "part", "result", "seconds", "reason"}: of gtest one for each case
+        self.results = []  # {"name", "part", "result", "seconds", "reason"} for each step, for GoogleTest for each case
         self.figures, self.ratios, self.training, self.scaling = [], [], [], []
         self.devices, self.clocks = [], {}
         for part in (self.read_expected, self.read_devices, self.read_clocks):
@@ -74,11 +74,11 @@ class Report:
         self.attempt("report", "report", self.read_training)
 
     def attempt(self, name, part, read):
-        """What cannot be read is a failure of its own; all the rest is reported."""
+        """Calls `read`. If that fails, a failure is recorded and the rest is still reported."""
         try:
             read()
         except Exception as error:
-            self.add(name, part, "failed", 0, "what it left cannot be read: %s: %s" % (type(error).__name__, error))
+            self.add(name, part, "failed", 0, "its results cannot be read: %s: %s" % (type(error).__name__, error))
 
     def read_expected(self):
         text = text_of(os.path.join(os.path.dirname(os.path.abspath(__file__)), "expected.json"))
@@ -105,13 +105,13 @@ class Report:
             return
         skipped = re.search(r"^SKIPPED: (.*)", output, re.M)
         why = reason or self.unexpected(name, code, output + errors)
-        if skipped and not code:  # nothing was tried: there is nothing to expect
+        if skipped and not code:  # a step that skipped itself need not print what is expected of it
             self.add(name, part, "skipped", seconds, skipped.group(1))
         elif why:
             self.add(name, part, "failed", seconds, "\n".join(filter(None, [why, tail(output, errors)])))
         else:
             self.add(name, part, "passed", seconds)
-        # What was measured before a failure stands, too.
+        # Measurements from before a failure are kept.
         for found in objects(output):
             if found.get("bench") == "gpu":
                 self.add_figures(found, str(found.get("part", name)))
@@ -153,7 +153,7 @@ class Report:
     def add_gtest(self, name, part, code, seconds, reason, output, errors):
         cases = gtest_cases(self.path("xml", name + ".xml")) or []
         for case in cases:
-            # A test's own words; "file:line" stays where it failed.
+            # The test's own message, which for a failure includes "file:line".
             self.add("%s %s" % (name, case.name), part, case.result, 0, case.message.strip())
         if code and not any(c.result == "failed" for c in cases):
             why = reason or SIGNALS.get(code, "exit code %d" % code)
@@ -162,7 +162,7 @@ class Report:
                 why += " in " + last[-1]
             self.add(name, part, "failed", seconds, "\n".join([why, tail(errors or output)]))
         elif not code and not cases:
-            self.add(name, part, "failed", seconds, "it ended well, but left no results")
+            self.add(name, part, "failed", seconds, "it ended with exit code 0, but left no results")
 
     def read_devices(self):
         lines = [l for l in text_of(self.path("gpus.csv")).splitlines() if l.strip()]
@@ -170,7 +170,7 @@ class Report:
         self.devices = [{str(k): v for k, v in row.items() if isinstance(v, str)} for row in reader]
 
     def read_clocks(self):
-        """Of each GPU, of the readings under load (at least half of the most power)."""
+        """Summarizes the readings of each GPU under load, that is, with at least half of its highest power."""
         by_gpu = {}
         for line in text_of(self.path("clocks.csv")).splitlines():
             try:
@@ -204,7 +204,7 @@ class Report:
             lines = [o for o in objects(text_of(path)) if is_number(o.get("tokens_per_second")) and o["tokens_per_second"] > 0]
             if not lines:
                 continue
-            speeds = [o["tokens_per_second"] for o in lines[1:] or lines]  # the first holds warm-up
+            speeds = [o["tokens_per_second"] for o in lines[1:] or lines]  # the first line includes the warm-up
             name = os.path.basename(path)[: -len(".jsonl")]
             loss = lines[-1].get("loss")
             self.training.append({"name": name, "tokens_per_second": statistics.median(speeds),
@@ -297,7 +297,7 @@ def main():
         sys.exit("usage: report.py FOLDER, which run.sh filled")
     report = Report(sys.argv[1])
     text = report.text()
-    # Whole or not at all: it is made again and again, and may be cut off.
+    # Each file is replaced as a whole, because the report is made repeatedly and the process may be killed meanwhile.
     for name, said in (("report.json", json.dumps(report.json(), indent=1) + "\n"), ("report.txt", text)):
         with open(report.path(name + ".new"), "w") as f:
             f.write(said)

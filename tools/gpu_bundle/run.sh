@@ -1,21 +1,23 @@
 #!/bin/bash
-# run.sh [--only PART] [--minutes N] [--limit N] [--out FOLDER]: runs what this folder carries on the GPUs of this machine, and
-# writes one report.
+# run.sh [--only PART] [--minutes N] [--limit N] [--out FOLDER]: runs the tests and benchmarks of this bundle on the
+# GPUs of this machine, and writes one report.
 #   --only PART    tests (also doctor and attend --check), bench, train or scaling; may be given several times
-#   --minutes N    how long it may take (default: 9); what there is no time for is left out, and named
-#   --limit N      ends each step after N seconds at the latest (default: 120, more where there are more minutes)
-#   --out FOLDER   for the report (default: ./gpu-report): report.txt, report.json, and details.tar.gz with all that was said
-# The report is made anew after each part, and when this is ended from outside (Ctrl-C, TERM): what was measured stands.
-# run.sh -- COMMAND...: runs one command so that it finds all that is here, such as run.sh -- annulus bench gpu
-# Needed here: an NVIDIA driver, and LibTorch of the version in bundle.env: in LIBTORCH (.../site-packages/torch, or an
-# unpacked LibTorch), else the torch that python3 (or python3.12) imports. Neither MPI nor a network. This folder is only
-# read. The exit code is 0 where nothing failed, also where there is no GPU and all is skipped.
-# ANNULUS_ANY_LIBTORCH=1: takes another version of LibTorch; programs may then not start.
+#   --minutes N    how long it may take (default: 9); steps for which there is no time are left out, and named
+#   --limit N      ends each step after N seconds at the latest (default: 120, or more if --minutes is above 9)
+#   --out FOLDER   for the report (default: ./gpu-report): report.txt, report.json, and details.tar.gz with all output
+# The report is made again after each part, and when run.sh is ended from outside (Ctrl-C, TERM), with what was
+# measured.
+# run.sh -- COMMAND...: runs one command that finds the programs and libraries here, such as run.sh -- annulus bench gpu
+# The machine needs an NVIDIA driver, and LibTorch of the version in bundle.env: that in LIBTORCH
+# (.../site-packages/torch, or an unpacked LibTorch), else the torch that python3 (or python3.12) imports. It needs
+# neither MPI nor a network. This folder is only read. The exit code is 0 if nothing failed, also if there is no GPU and
+# all steps are skipped.
+# ANNULUS_ANY_LIBTORCH=1: accepts another version of LibTorch, with which programs may not start.
 set -uo pipefail
 
 bundle=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd) || exit 1
 only=() minutes=9 most='' out=gpu-report command=()
-devices=${ANNULUS_BUNDLE_DEVICES:-/dev} # a test names another folder
+devices=${ANNULUS_BUNDLE_DEVICES:-/dev} # tests set another folder
 while (($#)); do
   case $1 in
     --only)
@@ -56,46 +58,47 @@ fi
 # shellcheck source=/dev/null
 . "$bundle/bundle.env"
 deadline=$((SECONDS + 60 * minutes))
-# Whatever started this, a launcher or a batch system, is not to be joined by the ranks that it starts.
+# If a launcher or a batch system started this script, the ranks that it starts must not join that job.
 unset "${!OMPI_@}" "${!PMIX_@}" "${!PMI_@}" "${!PRTE_@}" "${!SLURM_@}" "${!ANNULUS_WORLD@}"
-# For sockets and sessions of MPI: a short path.
+# A short path, because MPI's sockets allow no long one.
 scratch=$(mktemp -d /tmp/annulus.XXXXXX) || exit 8
 python='' current=() began=0 worst=0
 for p in python3 python3.12; do command -v "$p" >/dev/null && python=$p && break; done
 export PYTHONDONTWRITEBYTECODE=1
 end() {
   local rc=$? pid
-  trap '' INT TERM HUP # a second one does not cut the report off
-  # By the shell's own list: a process may be there before its number is in a variable.
+  trap '' INT TERM HUP # a second signal must not interrupt the report
+  # The shell's own list, because a process may exist before its number is in a variable.
   for pid in $(jobs -p); do kill "$pid" 2>/dev/null; done
   if ((${#command[@]} == 0)); then
-    ((${#current[@]})) && note "${current[@]}" "left out" $((SECONDS - began)) "run.sh was ended from outside meanwhile"
+    ((${#current[@]})) && note "${current[@]}" "left out" $((SECONDS - began)) "run.sh was ended from outside during it"
     report
     pack
   fi
   wait
   rm -rf "$scratch"
-  ((${#command[@]})) || rm -rf "$out/runs" # checkpoints of what was cut off
+  ((${#command[@]})) || rm -rf "$out/runs" # checkpoints of an interrupted run
   exit "$rc"
 }
 trap end EXIT
 trap 'exit 130' INT TERM HUP
 
-# `wait PID` that answers signals: one that comes just before wait itself would be seen only when the process has ended.
+# Like `wait PID`, but a signal is handled at once. With `wait`, a signal that comes just before it would be handled
+# only after the process has ended.
 mkfifo "$scratch/never" && exec {never}<>"$scratch/never"
 await() { # PID
   while kill -0 "$1" 2>/dev/null; do read -r -t 0.1 -u "$never"; done
   wait "$1"
 }
 
-report() { # of what there is so far
+report() { # makes the report from the results so far
   [[ ! $python ]] || "$python" "$bundle/report.py" "$out" >"$scratch/report" 2>&1
 }
-pack() { # what the report was made from, in one file: few files are easy to carry back
+pack() { # packs the files from which the report was made into one, because few files are easy to copy back
   local name details=()
   for name in logs xml bench steps.tsv facts.tsv gpus.csv clocks.csv; do [[ -e $out/$name ]] && details+=("$name"); done
   tar -C "$out" -czf "$out/details.tar.gz" "${details[@]}" 2>/dev/null
-  (($? <= 1)) || return 0 # 1: something is still being written
+  (($? <= 1)) || return 0 # 1: a file was still being written
   (cd "$out" && rm -rf "${details[@]}")
 }
 
@@ -103,7 +106,7 @@ wanted() { # PART
   ((${#only[@]} == 0)) || [[ " ${only[*]} " == *" $1 "* ]]
 }
 fact() { printf '%s\t%s\n' "$1" "${2//[$'\t\n']/ }" >>"$out/facts.tsv"; }
-# NAME PART KIND RESULT SECONDS REASON; RESULT: an exit code, "skipped" or "left out"
+# note NAME PART KIND RESULT SECONDS REASON: records a step. RESULT is an exit code, "skipped" or "left out".
 note() {
   printf '%s\t%s\t%s\t%s\t%s\t%s\n' "$1" "$2" "$3" "$4" "$5" "${6//[$'\t\n']/ }" >>"$out/steps.tsv"
   printf '%-44s %s\n' "$1" "$4${6:+: $6}" >&2
@@ -111,7 +114,7 @@ note() {
 
 # ---- LibTorch, Python, GPUs.
 
-find_torch() { # PYTHON: where its torch lies, without importing it
+find_torch() { # PYTHON: prints where its torch is, without importing it
   "$1" -c 'import importlib.util as u; s = u.find_spec("torch"); print(s.submodule_search_locations[0] if s else "")' 2>/dev/null
 }
 torch=${LIBTORCH-} torch_python=''
@@ -122,7 +125,7 @@ for p in python3 python3.12; do
   [[ $torch ]] || torch=$found
   [[ $found == "$torch" ]] && torch_python=$p && break
 done
-obstacle='' kind=fault # a fault of this machine's set-up, or nothing but no GPU
+obstacle='' kind=fault # why the program cannot run; kind: "fault" counts as a failure, "none" (no GPU) does not
 if [[ ! $torch ]]; then
   obstacle="no LibTorch: LIBTORCH is not set, and neither python3 nor python3.12 has torch; set LIBTORCH=/path/to/libtorch"
 elif [[ ! -e $torch/lib/libtorch_cpu.so ]]; then
@@ -148,7 +151,7 @@ if [[ ${CUDA_VISIBLE_DEVICES+set} ]]; then
   ((${#visible[@]} < gpus)) && gpus=${#visible[@]}
   [[ ${visible[0]-} == -1 ]] && gpus=0
 fi
-# A machine without a GPU may have any LibTorch or none.
+# On a machine without a GPU, it is no failure if LibTorch is missing or has another version.
 ((gpus)) || kind=none
 
 libraries=$bundle/lib:$torch/lib
@@ -161,7 +164,7 @@ environment=(
   OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
   TEST_TMPDIR="$scratch" ANNULUS_PROGRAM=annulus
 )
-# A C library that lacks what a library here asks for.
+# The C library may lack arc4random, which libraries here need (entropy.c).
 glibc=$(getconf GNU_LIBC_VERSION 2>/dev/null) && glibc=${glibc#* } || glibc=unknown
 if [[ $glibc == 2.* ]] && ((${glibc#2.} < 36)) || [[ ${ANNULUS_BUNDLE_ENTROPY-} ]]; then
   environment+=(LD_PRELOAD=libannulus_entropy.so)
@@ -187,7 +190,8 @@ fact "driver" "$(sed -n 's/^NVRM version: //p' /proc/driver/nvidia/version 2>/de
 fact "libtorch" "$version, ${torch:-none}"
 fact "libtorch's wheels" "$(for d in "${torch%/*}"/nvidia_*.dist-info; do [[ -d $d ]] && basename "$d" .dist-info; done | paste -sd' ')"
 if ((gpus)) && command -v nvidia-smi >/dev/null; then
-  # One field that a driver does not know, and it answers nothing: then those that all know.
+  # If the driver does not know one of the fields, nvidia-smi prints nothing. Then only fields that all drivers know are
+  # requested.
   for fields in ,clocks.max.sm,clocks.max.mem,clocks.sm,memory.total,power.limit,mig.mode.current,persistence_mode ''; do
     timeout 30 nvidia-smi --query-gpu=index,name,uuid,driver_version$fields --format=csv \
       >"$out/gpus.csv" 2>"$out/logs/nvidia-smi.err" </dev/null &
@@ -196,18 +200,18 @@ if ((gpus)) && command -v nvidia-smi >/dev/null; then
   done
   timeout 30 nvidia-smi topo -m >"$out/logs/topology.out" 2>&1 </dev/null &
   await $!
-  # What the device really runs at, all the while.
+  # Records the actual clocks, temperature and power while the steps run.
   stdbuf -oL nvidia-smi --query-gpu=index,clocks.sm,clocks.mem,temperature.gpu,power.draw --format=csv,noheader,nounits -lms 500 \
     >"$out/clocks.csv" 2>/dev/null </dev/null &
 fi
 
 # ---- Steps.
 
-# A step may take this long, so that no two that hang take the time of all others.
+# The longest time of a step, so that two steps that hang do not use up the time of all others.
 cap=${most:-$((minutes * 40 / 3 > 60 ? minutes * 40 / 3 : 60))}
-reserve=0 # seconds that are kept for what comes later
+reserve=0 # seconds that are reserved for later steps
 left() { echo $((deadline - SECONDS - reserve)); }
-allowed() { # LIMIT: what a step with this limit may take now
+allowed() { # LIMIT: prints the seconds that a step with this limit may take now
   local limit=$1 now
   now=$(left)
   ((limit > cap)) && limit=$cap
@@ -223,12 +227,12 @@ step() { # NAME PART KIND LIMIT COMMAND...; its exit code should be `expected`
   began=$SECONDS current=("$name" "$part" "$kind")
   (cd "$workfolder" && exec timeout --kill-after=15 "$limit" env "${environment[@]}" "$@") \
     >"$out/logs/$name.out" 2>"$out/logs/$name.err" </dev/null &
-  pid=$! # not in the foreground: Ctrl-C is answered at once
+  pid=$! # in the background, so that Ctrl-C is handled at once
   await "$pid"
   rc=$?
   local reason=''
   if ((rc == 124 || rc == 137 && SECONDS - began >= limit)); then reason="did not end within $limit s" && rc=124; fi
-  # What skips itself ends with 0, whatever else was expected.
+  # A test that skips itself exits with 0, whatever else was expected.
   if ((rc != expected)) && ! { ((rc == 0)) && grep -q '^SKIPPED: ' "$out/logs/$name.out"; }; then worst=1; fi
   note "$name" "$part" "$kind" "$rc" $((SECONDS - began)) "$reason"
   current=()
@@ -257,12 +261,12 @@ if [[ $obstacle ]]; then
 fi
 fact "cannot run" "$obstacle"
 
-# A line of tests.tsv -> words, assigned, mpi_words
+# Parses fields of a line of tests.tsv into words, assigned and mpi_words.
 read_test() { # ENV MPI_ARGS ARGS
   words=() assigned=() mpi_words=()
   [[ $1 == - ]] || read -ra assigned <<<"$1"
   [[ $2 == - ]] || read -ra mpi_words <<<"$2"
-  [[ $3 == - ]] || eval "words=($3)" # quoted as Bazel's are; $bundle is this folder
+  [[ $3 == - ]] || eval "words=($3)" # with the quoting of Bazel's args; $bundle is this folder
 }
 
 run_mpi() { # NAME PART RANKS LIMIT TEST-PROGRAM WORDS...; with `assigned` and `mpi_words`
@@ -309,7 +313,7 @@ ready() {
   [[ ! $why ]]
 }
 
-text_of_training() { # where LibTorch has no Python sources
+text_of_training() { # prints the options for another text if LibTorch has no Python sources to train on
   compgen -G "$torch/*.py" >/dev/null || printf -- '--set\ndata.train=["%s/text/documents.txt"]\n' "$bundle"
 }
 
@@ -346,7 +350,7 @@ run_flex() {
     await $! || reason="$torch_python cannot import torch and triton within 60 s"
   fi
   if [[ $reason ]]; then skip flex-attention bench plain "$reason" && return; fi
-  # In the environment of its own torch, not in the bundle's.
+  # It runs in the environment of its own torch, not in that of the bundle.
   environment_before=("${environment[@]}")
   environment=(TMPDIR="$scratch" TORCHINDUCTOR_CACHE_DIR="$scratch/inductor" TRITON_CACHE_DIR="$scratch/triton" HOME="${HOME:-$scratch}")
   step flex-attention bench flex 240 "$torch_python" "$bundle/benchmarks/flex_attention.py"
@@ -360,13 +364,14 @@ run_quickstart() {
     --set run.steps=200 --set "run.folder=$out/runs" --set run.name=quickstart "${text[@]}"
   keep_metrics quickstart
 }
-keep_metrics() { # RUN: what it measured; its checkpoints are large
+keep_metrics() { # RUN: keeps its metrics and removes its checkpoints, which are large
   local log
   for log in "$out/runs/$1"-*/metrics.jsonl; do [[ -f $log ]] && cp "$log" "$out/bench/$1.jsonl"; done
   rm -rf "$out/runs/$1"-*
 }
 
-# The same work on 1, 2, 4, 8 GPUs: the tests over as many ranks, attention against the reference, tokens a second.
+# Runs the same work on 1, 2, 4 and 8 GPUs: tests with as many ranks, attention compared with the reference, and
+# training.
 run_scaling() {
   local n name kind program ranks expect limit variables mpi_args args
   if ! ready; then skip scaling scaling plain "$why" && return; fi
@@ -392,7 +397,7 @@ run_scaling() {
   done
 }
 
-# What tells most first, and what could hang, ranks that wait for one another, after what cannot.
+# The steps that tell most come first. Steps that may hang, with ranks that wait for one another, come after the others.
 if wanted tests; then
   run_checks
   wanted bench && reserve=$((24 * minutes))
@@ -408,7 +413,7 @@ fi
 if wanted tests; then
   run_tests mpi
   report
-  cap_before=$cap cap=${most:-$((2 * cap))} # they start the program many times
+  cap_before=$cap cap=${most:-$((2 * cap))} # scripts start the program many times
   run_tests script
   cap=$cap_before
   report
@@ -425,11 +430,11 @@ if wanted bench; then
   run_flex
   report
   cap=${most:-$((60 * minutes))}
-  run_model longest "$(left)" # the last of all: it may have what time is left
+  run_model longest "$(left)" # the last step may use all the time that is left
 fi
 
 if [[ ! $python ]]; then
-  echo "run.sh: no python3 here, so there is no report.json; what was measured lies in $out/details.tar.gz" >&2
+  echo "run.sh: no python3 here, so there is no report.json; the results are in $out/details.tar.gz" >&2
   exit "$worst"
 fi
 report
