@@ -168,7 +168,7 @@ class CheckpointTest(cli.CliTest):
         with open(self.path("there"), "w") as f:
             f.write("mine")
         for code, words, *args in (
-            (2, "needs a word", ),
+            (2, "needs one of the words", ),
             (2, "unexpected argument \"shw\".*show", "shw", "tiny"),
             (2, "RUN is required", "show"),
             (2, "--out is required", "merge", "tiny"),

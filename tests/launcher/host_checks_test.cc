@@ -248,7 +248,7 @@ TEST(HostChecks, EachFaultAmongHostsIsFoundAndHasItsRemedy) {
       {{"same-user", w, [](R& r, Q&) { r.user = "bob"; }, "bob on b", "same user"}},
       {{"same-environment", w, [](R& r, Q&) { r.environment["NCCL_DEBUG"] = "INFO"; }, "NCCL_DEBUG=INFO on b",
         "shell start-up files"}},
-      {{"same-environment", w, [](R& r, Q&) { r.environment["NCCL_IB_HCA"] = "x"; }, "unset on a, c", "launch hands"},
+      {{"same-environment", w, [](R& r, Q&) { r.environment["NCCL_IB_HCA"] = "x"; }, "unset on a, c", "launch passes"},
        lacking},
       {{"same-files", e, [](R& r, Q&) { r.files["a.toml"] = "ff"; }, "a.toml: 001122334455 on a, c; ff on b",
         "shared file system"}},
