@@ -90,7 +90,7 @@ class PackVerb : public Verb {
     // The tokens that are left of an epoch when data.context changes depend on all sources together.
     if (data.context.stages.size() == 1) return;
     const Dataset all(data, config_.run.seed, config_.model.vocab);
-    say("the tokens that are left of each epoch when data.context changes are packed as well");
+    say("what is left of each epoch where data.context changes is packed, too");
   }
 
   void pack(const Corpus& corpus, const PackSettings& settings) const {

@@ -79,7 +79,7 @@ class Reachable {
           for (const BackChannel::Caller& caller : channel->accept()) close(caller.fd);
         } catch (const Error& error) {
           std::fprintf(stderr, "%s\n", error.what());
-          return;  // to the others, this host then does not answer
+          return;  // to the others this host is one that does not answer
         }
         fds.push_back({channel->fd(), POLLIN, 0});
         for (const int fd : channel->pending()) fds.push_back({fd, POLLIN, 0});

@@ -3,7 +3,7 @@
 # GPUs of this machine, and writes one report.
 #   --only PART    tests (also doctor and attend --check), bench, train or scaling; may be given several times
 #   --minutes N    how long it may take (default: 9); steps for which there is no time are left out, and named
-#   --limit N      ends each step after N seconds at the latest (default: 120, or more if --minutes is above 9)
+#   --limit N      ends each step after N seconds at the latest (default: 120 for 9 minutes, in proportion to --minutes)
 #   --out FOLDER   for the report (default: ./gpu-report): report.txt, report.json, and details.tar.gz with all output
 # The report is made again after each part, and when run.sh is ended from outside (Ctrl-C, TERM), with what was
 # measured.
