@@ -123,7 +123,8 @@ std::shared_ptr<Communicator> connect_devices(Job& job, const DeviceChoice& choi
   options.device = choice.device.index();
   options.timeout = Seconds(number_from_environment("ANNULUS_BOOTSTRAP_TIMEOUT", 60, 0.1, 86400));
   std::shared_ptr<Communicator> comm;
-  // NCCL's own start fails on all ranks together where they can tell each other; run_together covers other failures.
+  // make_nccl_communicator fails on all ranks together as far as they can still communicate. run_together reports what
+  // fails on only some of them.
   job.run_together({"connecting the GPUs", 0}, [&] { comm = make_nccl_communicator(*job.world, options); });
   comm->set_timeout(job.world->timeout());
   return comm;
