@@ -1,4 +1,5 @@
-// What of a configuration fits, at which level and how long: held against the memory plans themselves.
+// Tests of training/fitting.h: which sharding levels and context lengths of a configuration fit into memory, checked
+// against the memory plans themselves.
 #include "training/fitting.h"
 
 #include <gtest/gtest.h>
@@ -17,9 +18,9 @@
 namespace annulus {
 namespace {
 
-class Fits : public ::testing::Test {
+class Fitting : public ::testing::Test {
  protected:
-  Fits() : config_(tiny_config(folder_)) {
+  Fitting() : config_(tiny_config(folder_)) {
     config_.model.dtype = "bf16";
     config_.model.layers = 8;
     config_.model.dim = 128;
@@ -50,8 +51,8 @@ class Fits : public ::testing::Test {
   Config config_;
 };
 
-// Whatever is cut further takes no more, and what is kept for the backward takes more than what is computed again.
-TEST_F(Fits, LessAtEachLevelAndWithRecomputation) {
+// A higher sharding level takes no more memory, and recomputed activations take less than kept ones.
+TEST_F(Fitting, HigherLevelsAndRecomputationTakeLessMemory) {
   const FitTable table = what_fits(config_, four(1e9));
   ASSERT_EQ(table.fits.size(), 8U);
   EXPECT_EQ(table.parameters, parameter_count(model_shape(config_)));
@@ -73,8 +74,8 @@ TEST_F(Fits, LessAtEachLevelAndWithRecomputation) {
   }
 }
 
-// Rows as long as is said fit, and none that are longer by what rows are multiples of.
-TEST_F(Fits, TheLongestRowsAndNoLonger) {
+// Rows of the reported longest length fit, and rows longer by one unit (lengths are multiples of it) do not.
+TEST_F(Fitting, LongestContextFitsAndTheNextLongerDoesNot) {
   for (const int64_t data : {1, 2}) {
     for (const char* layout : {"zigzag", "contiguous"}) {
       Config c = config_;
@@ -104,15 +105,15 @@ TEST_F(Fits, TheLongestRowsAndNoLonger) {
   }
 }
 
-TEST_F(Fits, RowsOfAnyLengthThatIsLookedFor) {
+TEST_F(Fitting, LongestContextIsCappedAtTheSearchLimit) {
   config_.model.layers = 1;
   config_.model.dim = 32;
   config_.model.ffn = 32;
   for (const Fit& fit : what_fits(config_, four(1e15)).fits) EXPECT_EQ(fit.longest, kLongestPlanned);
 }
 
-// A map of blocks given by a file, or segments that must be equal, are of certain lengths.
-TEST_F(Fits, NoOtherRowsWherePatternsNeedThese) {
+// A block map from a file, or segments that must be equal, fix the length of the rows.
+TEST_F(Fitting, PatternsOfFixedLengthHaveNoLongestContext) {
   config_.model.pattern.all = parse_pattern(
       "{ kind = 'dilated', segment_lengths = [128], dilation_rates = [1], equal_segments = true, causal = true }", "t");
   for (const Fit& fit : what_fits(config_, four(1e9)).fits) {
@@ -122,7 +123,7 @@ TEST_F(Fits, NoOtherRowsWherePatternsNeedThese) {
   EXPECT_NE(nearest(1000).text.find("its patterns need these rows"), std::string::npos) << nearest(1000).text;
 }
 
-TEST_F(Fits, OneRankHasOneLevel) {
+TEST_F(Fitting, SingleRankHasOnlyLevelZero) {
   const FitTable table =
       what_fits(config_, {.ranks = 1, .ranks_of_a_host = 1, .are = RanksAre::kProcesses, .memory = 1e9, .planned = {}});
   EXPECT_EQ(table.fits.size(), 2U);
@@ -130,8 +131,9 @@ TEST_F(Fits, OneRankHasOneLevel) {
   EXPECT_EQ(table.traffic[0].reduced + table.traffic[0].gathered, 0);
 }
 
-// What a step sends: at level 0 sums in fp32 both ways, then weights in bf16, at level 3 those of the layers twice.
-TEST_F(Fits, SaysWhatAStepSends) {
+// A step at level 0 sends fp32 sums both ways; from level 1 on it gathers bf16 weights instead, and at level 3 it
+// gathers those of the layers twice.
+TEST_F(Fitting, ReportsTrafficPerStep) {
   const std::vector<FitTraffic> sent = what_fits(config_, four(1e9)).traffic;
   ASSERT_EQ(sent.size(), 4U);
   for (const FitTraffic& level : sent) EXPECT_EQ(level.reduced, sent[0].reduced);
@@ -142,7 +144,7 @@ TEST_F(Fits, SaysWhatAStepSends) {
   EXPECT_LT(sent[3].gathered, 2 * sent[2].gathered);
 }
 
-TEST_F(Fits, TheNearestIsWhatChangesTheLeast) {
+TEST_F(Fitting, NearestFitChangesTheFewestSettings) {
   config_.model.dim = 256;
   const FitRanks ranks = four(0);
   const auto of = [&](int level, bool recompute) { return static_cast<double>(planned(level, recompute, 512, ranks)); };
@@ -156,7 +158,7 @@ TEST_F(Fits, TheNearestIsWhatChangesTheLeast) {
   EXPECT_FALSE(higher.recompute);
   EXPECT_EQ(higher.text, "optimizer.shard = 1 fits (" + bytes_text(of(1, false)) + " a rank)");
 
-  // Too little for any level.
+  // This is too little memory for any level without recomputation.
   const double without = std::min({of(0, false), of(1, false), of(2, false), of(3, false)}) - 1;
   const NearestFit both = nearest(without);
   EXPECT_TRUE(both.recompute);
@@ -175,18 +177,18 @@ TEST_F(Fits, TheNearestIsWhatChangesTheLeast) {
             "optimizer.shard = 3, model.recompute = true and data.context = " + shorter.context.text() + " fit (" +
                 bytes_text(static_cast<double>(planned(3, true, shorter.context.longest(), ranks))) + " a rank)");
 
-  // A level that is configured is not made lower.
+  // A configured level is never lowered.
   config_.optimizer.shard = 2;
   EXPECT_EQ(nearest(of(2, false)).text, "it fits as it is configured (" + bytes_text(of(2, false)) + " a rank)");
 }
 
-TEST_F(Fits, ASingleRankIsToldOfRecomputationAlone) {
+TEST_F(Fitting, SingleRankIsOfferedOnlyRecomputation) {
   FitRanks one{.ranks = 1, .ranks_of_a_host = 1, .are = RanksAre::kProcesses, .memory = 0, .planned = {}};
   one.memory = static_cast<double>(planned(0, true, 512, one));
   EXPECT_EQ(nearest_fit(config_, one).text, "model.recompute = true fits (" + bytes_text(one.memory) + " a rank)");
 }
 
-TEST_F(Fits, OfAScheduleTheLongestRowsAreShortened) {
+TEST_F(Fitting, ShortensTheLongestStageOfASchedule) {
   config_.data.context.stages = {{.step = 0, .context = 128}, {.step = 5, .context = 512, .batch = 1}};
   Config longest = config_;
   longest.data.batch = 1;
@@ -196,7 +198,7 @@ TEST_F(Fits, OfAScheduleTheLongestRowsAreShortened) {
   EXPECT_EQ(found.context.stages[0].batch, 1);
 }
 
-TEST_F(Fits, SaysWhatForbidsWhatFitsNowhere) {
+TEST_F(Fitting, ExplainsWhyNothingFits) {
   const NearestFit nothing = nearest(1e5);
   EXPECT_FALSE(nothing.found);
   EXPECT_NE(nothing.text.find("no optimizer.shard, model.recompute or shorter data.context makes it fit: with "
@@ -210,7 +212,7 @@ TEST_F(Fits, SaysWhatForbidsWhatFitsNowhere) {
   }
 }
 
-TEST_F(Fits, SizesThatNoMachineHasAreNotPlanned) {
+TEST_F(Fitting, RefusesToPlanImpossibleSizes) {
   config_.model.layers = 100000;
   config_.model.dim = 1 << 24;
   config_.model.ffn = 1 << 24;
@@ -219,8 +221,8 @@ TEST_F(Fits, SizesThatNoMachineHasAreNotPlanned) {
   EXPECT_NE(nearest(1e11).text.find("it needs at least "), std::string::npos) << nearest(1e11).text;
 }
 
-// In the contiguous layout the ranks hold other rows of each other.
-TEST_F(Fits, TheRankThatNeedsTheMostIsPlanned) {
+// In the contiguous layout each rank needs other ranks' rows in a different number.
+TEST_F(Fitting, PlansTheRankThatNeedsTheMostMemory) {
   config_.attention.layout = "contiguous";
   config_.attention.schedule = "group-cast";
   config_.model.ffn = 32;

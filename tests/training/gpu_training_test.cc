@@ -1,6 +1,6 @@
-// A training step on a GPU: the same losses as on a CPU, recorded or not; the same bits after a resumption; one wait
-// for the device in a step and no other; no more memory than planned. Compiled and linked in every build, skipped where
-// there is no GPU.
+// Tests of a training step on a GPU: it has the same losses as on a CPU, recorded as a CUDA graph or not; it resumes
+// bit-identically; it waits for the device exactly once; it takes no more memory than planned. The tests are compiled
+// and linked in every build and skipped where there is no GPU.
 #include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/mm.h>
@@ -46,7 +46,7 @@ class GpuTraining : public ::testing::Test {
     if (!at::hasCUDA() || at::detail::getCUDAHooks().deviceCount() == 0) GTEST_SKIP() << "this machine has no GPU";
   }
 
-  // Heads of 64 and rows of a few hundred: what the fast kernels take.
+  // Heads of 64 and rows of a few hundred tokens are sizes that the fast kernels accept.
   Config config(const std::string& dtype) const {
     Config c = tiny_config(folder_);
     c.run.steps = 40;
@@ -95,10 +95,10 @@ class GpuTraining : public ::testing::Test {
   const TestFolder folder_;
 };
 
-// fp32 (TF32 off): sums in another order, as over several ranks on a CPU, and attention's products in three parts of
-// TF32; Adam makes more of it with each step. bf16: each loss is off by roundings of 2^-9
+// In fp32 (TF32 off) the GPU sums in another order, as several ranks of a CPU do, and attention computes its products
+// in three parts of TF32; Adam amplifies the difference with each step. In bf16 each loss is off by roundings of 2^-9
 // on either device, and the CPU rounds in other places (it computes attention in fp32).
-TEST_F(GpuTraining, LossesAreThoseOfTheCpu) {
+TEST_F(GpuTraining, LossesMatchTheCpu) {
   for (const std::string dtype : {"fp32", "bf16"}) {
     const auto tolerance = [&](size_t step) { return dtype == "bf16" ? 0.02 : step < 5 ? 1e-4 : 2e-3; };
     const Curve cpu = train(config(dtype), at::kCPU, 20);
@@ -111,7 +111,7 @@ TEST_F(GpuTraining, LossesAreThoseOfTheCpu) {
   }
 }
 
-TEST_F(GpuTraining, AReplayedStepIsTheStep) {
+TEST_F(GpuTraining, ReplayedStepsEqualLaunchedSteps) {
   for (const std::string dtype : {"fp32", "bf16"}) {
     for (const bool recompute : {false, true}) {
       Config c = config(dtype);
@@ -128,9 +128,8 @@ TEST_F(GpuTraining, AReplayedStepIsTheStep) {
   }
 }
 
-// With the kernel that is chosen where nothing else is asked for: cuDNN keeps plans by thread, and its backward is not
-// deterministic.
-TEST_F(GpuTraining, TheDefaultKernelIsRecorded) {
+// The kernel chosen by default is cuDNN's, which keeps its plans per thread and whose backward is not deterministic.
+TEST_F(GpuTraining, RecordsStepsWithTheDefaultKernel) {
   for (const bool recompute : {false, true}) {
     Config c = config("bf16");
     c.deterministic = false;
@@ -143,8 +142,8 @@ TEST_F(GpuTraining, TheDefaultKernelIsRecorded) {
   }
 }
 
-// Lists of rows on the device are read by the record for as long as it lives.
-TEST_F(GpuTraining, GatheredPatternsAreRecorded) {
+// The recorded graph reads lists of rows on the device for as long as it exists.
+TEST_F(GpuTraining, RecordsStepsWithGatheredPatterns) {
   for (const char* pattern :
        {"{ kind = \"dilated\", segment_lengths = [64, 128], dilation_rates = [1, 2], causal = true }",
         "{ kind = \"blocks\", map = \"local\", block = 32, window_blocks = 1, causal = true }"}) {
@@ -157,8 +156,8 @@ TEST_F(GpuTraining, GatheredPatternsAreRecorded) {
   }
 }
 
-// Validation, restored weights and requests to stop between replays.
-TEST_F(GpuTraining, ARecordStaysRightWhateverHappensBetween) {
+// Validation, restored weights and requests to stop happen between replays.
+TEST_F(GpuTraining, ReplaysStayCorrectAfterValidationRestoreAndStop) {
   with_training(config("bf16"), kGpu, [&](Training& training) {
     for (int i = 0; i < 6; ++i) training.step();
     KeptState kept;
@@ -176,7 +175,7 @@ TEST_F(GpuTraining, ARecordStaysRightWhateverHappensBetween) {
   });
 }
 
-TEST_F(GpuTraining, ResumesWithTheSameBits) {
+TEST_F(GpuTraining, ResumesBitIdentically) {
   for (const std::string dtype : {"fp32", "bf16"}) {
     const Config c = config(dtype);
     KeptState kept;
@@ -195,7 +194,7 @@ TEST_F(GpuTraining, ResumesWithTheSameBits) {
   }
 }
 
-TEST_F(GpuTraining, Tf32IsAsConfigured) {
+TEST_F(GpuTraining, Tf32FollowsTheConfiguration) {
   const at::Tensor a = at::randn({1024, 1024}, kGpu), exact = a.to(at::kDouble).mm(a.to(at::kDouble));
   const auto error = [&] { return (a.mm(a).to(at::kDouble) - exact).abs().max().item<double>() / 1024; };
   set_gpu_numerics({.tf32 = true, .deterministic = false});
@@ -206,13 +205,13 @@ TEST_F(GpuTraining, Tf32IsAsConfigured) {
   EXPECT_LT(tf32, 1e-2);
 }
 
-TEST_F(GpuTraining, StepsThatDifferAreNotRecorded) {
+TEST_F(GpuTraining, DoesNotRecordStepsThatDiffer) {
   Config c = config("bf16");
   c.model.pattern = parse_pattern("{ kind = \"blocks\", map = \"adaptive\", block = 64, keep = 2 }", "test");
   EXPECT_FALSE(train(c, kGpu, 6).replays);
 }
 
-TEST_F(GpuTraining, WhatIsRecordedRunsOncePerCall) {
+TEST_F(GpuTraining, RecordedStepRunsOncePerCall) {
   StepGraph graph(kGpu, true);
   const at::Tensor count = at::zeros({}, kGpu);
   for (int i = 0; i < 8; ++i) graph.run([&] { count.add_(at::ones({}, kGpu)); });
@@ -221,7 +220,7 @@ TEST_F(GpuTraining, WhatIsRecordedRunsOncePerCall) {
   EXPECT_EQ(count.item<float>(), 8);
 }
 
-TEST_F(GpuTraining, WhatCannotBeRecordedRunsAllTheSame) {
+TEST_F(GpuTraining, RunsStepsThatCannotBeRecorded) {
   StepGraph graph(kGpu, true);
   const at::Tensor count = at::zeros({}, kGpu);
   std::string notes;
@@ -234,7 +233,7 @@ TEST_F(GpuTraining, WhatCannotBeRecordedRunsAllTheSame) {
   EXPECT_EQ(notes.rfind("CUDA graphs"), 0U) << "once";
   EXPECT_EQ(count.item<float>(), 8);
 #ifdef WITH_CUDA
-  // What the attempt had taken is given back.
+  // The memory that the failed recording took is given back.
   const auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
   const auto reserved = [&] {
     c10::cuda::CUDACachingAllocator::emptyCache();
@@ -246,7 +245,7 @@ TEST_F(GpuTraining, WhatCannotBeRecordedRunsAllTheSame) {
   EXPECT_FALSE(large.recorded());
   EXPECT_LE(reserved(), before + (8 << 20));
 #endif
-  // The device and the allocator are as before.
+  // The device and the allocator still work.
   EXPECT_EQ(at::ones({64, 64}, kGpu).mm(at::ones({64, 64}, kGpu)).sum().item<float>(), 64 * 64 * 64);
 }
 
@@ -257,9 +256,9 @@ struct SyncDebugMode {
   ~SyncDebugMode() { c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_DISABLED); }
 };
 
-// LibTorch raises an error in every one of its calls that waits for the device. The readout waits for an event, which
-// is no such call.
-TEST_F(GpuTraining, WaitsInNoOperator) {
+// In this mode LibTorch throws in each of its calls that waits for the device. The readout of a step waits for an
+// event, which is not such a call.
+TEST_F(GpuTraining, NoOperatorWaitsForTheDevice) {
   for (const std::string dtype : {"fp32", "bf16"}) {
     for (const bool recompute : {false, true}) {
       Config c = config(dtype);
@@ -276,7 +275,7 @@ TEST_F(GpuTraining, WaitsInNoOperator) {
   }
 }
 
-// CUDA's calls that begin within a step, by name.
+// The number of CUDA calls that begin within a step, by name.
 std::map<std::string, int> calls_of_a_step(Training& training) {
   using torch::profiler::impl::ActivityType;
   namespace profiler = torch::autograd::profiler;
@@ -295,13 +294,13 @@ std::map<std::string, int> calls_of_a_step(Training& training) {
   }
   std::map<std::string, int> calls;
   for (const profiler::KinetoEvent& event : trace->events()) {
-    // Stopping the profiler waits for the device, too, but after the step.
+    // Stopping the profiler also waits for the device, but after the step.
     if (event.startNs() >= begin && event.startNs() < end) ++calls[event.name()];
   }
   return calls;
 }
 
-TEST_F(GpuTraining, WaitsForTheDeviceOnceAStep) {
+TEST_F(GpuTraining, WaitsForTheDeviceOncePerStep) {
   for (const std::string graphs : {"off", "auto"}) {
     Config c = config("bf16");
     c.cuda_graphs = graphs;

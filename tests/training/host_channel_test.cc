@@ -1,6 +1,6 @@
-// On GPUs a job has two channels: one that carries tensors of the device, and its host(), which carries those of the
-// CPU and everything that is said in words. Here both are threads, and what each carries is told apart by name: nothing
-// but attention and sums of gradients and losses may travel on the device's.
+// On GPUs a job has two channels: the communicator itself, which carries tensors of the device, and its host(), which
+// carries tensors of the CPU and control messages. Here both are thread communicators, and the test records the
+// names of the operations on the device's channel: only attention and sums of gradients and losses may use it.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -20,7 +20,7 @@
 namespace annulus {
 namespace {
 
-// The names of what the device's channel carried, over all ranks, with their numbers but for those of hops.
+// The names of the operations on the device's channel, over all ranks, with their numbers except those of hops.
 class Names {
  public:
   void add(OpLabel label) {
@@ -101,7 +101,7 @@ TEST(HostChannel, AttendSendsOnlyAttentionOverTheDevice) {
   o.check = true;
   const auto attend = [&](Communicator& world) { AttendJob(o, world.size()).run(world); };
   EXPECT_EQ(carried(3, attend), (std::set<std::string>{"attend forward", "attend backward"}));
-  // The choice of blocks is made from sums over all ranks' keys and queries, which lie on the device.
+  // Blocks are selected from sums over the keys and queries of all ranks, which are on the device.
   o.pattern = "{ kind = 'blocks', map = 'adaptive', block = 16, keep = 2 }";
   EXPECT_EQ(carried(3, attend), (std::set<std::string>{"attend", "attend forward", "attend backward"}));
 }
@@ -116,7 +116,7 @@ TEST(HostChannel, TrainingSendsOnlyAttentionAndSumsOverTheDevice) {
     options.out = &out;
     EXPECT_EQ(run_training(config, world, options), 0);
   });
-  // Named by what was under way, as progress counts it: from 1.
+  // Operations are named by the step under way, counted from 1 as in the progress lines.
   const std::string last = std::to_string(config.run.steps);
   for (const std::string& step : {std::string("1"), last}) {
     EXPECT_EQ(names.count("summing the gradients of layer 1, step " + step), 1U) << ::testing::PrintToString(names);

@@ -1,5 +1,5 @@
-// What training jobs would write into checkpoints, kept in memory: of all ranks together, whatever part of it each
-// holds.
+// Keeps in memory what the ranks of a training job would write into a checkpoint: the whole state, whichever part of it
+// each rank holds. Used by tests that resume without files.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,7 +16,8 @@
 
 namespace annulus {
 
-// Ranks may call on threads of their own. What one reads all must have kept.
+// Ranks may call keep() concurrently from their own threads. All ranks must have called keep() before any calls
+// restore().
 class KeptState {
  public:
   void keep(const Training& training) {
@@ -43,7 +44,7 @@ class KeptState {
   std::mutex mutex_;
 };
 
-// Of all ranks of a world.
+// Keeps the state of all ranks of a world; returns once all have kept theirs. Collective.
 inline void keep_together(KeptState& kept, const Training& training, Communicator& world) {
   kept.keep(training);
   world.barrier({"keeping a state", 0});

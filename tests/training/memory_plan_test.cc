@@ -1,4 +1,5 @@
-// The planned memory of a training step against what LibTorch's allocator hands out.
+// Tests of training/memory_plan.h: the planned memory of a training step is compared with what LibTorch's allocator
+// hands out.
 #include "training/memory_plan.h"
 
 #include <ATen/record_function.h>
@@ -42,12 +43,12 @@ Config config_of(const TestFolder& folder, const Case& c) {
 // Bytes that LibTorch's allocator has handed out.
 struct Taken {
   int64_t lasting = 0;  // between two steps
-  int64_t kept = 0;     // when the backward begins, besides
+  int64_t kept = 0;     // in addition, when the backward begins
   int64_t peak = 0;
-  int64_t weights = 0, gradients = 0, optimizer = 0;  // of what lasts
+  int64_t weights = 0, gradients = 0, optimizer = 0;  // parts of `lasting`
 };
 
-// The memory behind tensors, each piece once.
+// Counts the storage of tensors; shared storage counts once.
 class Pieces {
  public:
   void add(const at::Tensor& t) {
@@ -62,7 +63,7 @@ class Pieces {
   int64_t bytes_ = 0;
 };
 
-// What is taken on this thread when the first node of a backward begins.
+// Records the bytes allocated on this thread when the first node of a backward begins.
 class AtBackward {
  public:
   explicit AtBackward(const PeakBytes& bytes) {
@@ -91,7 +92,7 @@ class AtBackward {
   at::CallbackHandle handle_;
 };
 
-// On each rank. Of the second step: the first takes what lasts.
+// Measures each rank's second step; the first step allocates what lasts.
 std::vector<Taken> taken_by_a_step(const Config& config, int ranks) {
   const Dataset data(config.data, config.run.seed);
   std::vector<Taken> taken(static_cast<size_t>(ranks));
@@ -125,7 +126,7 @@ std::vector<Taken> taken_by_a_step(const Config& config, int ranks) {
   return taken;
 }
 
-// What the threads of the CPU's attention hold besides tensors, which LibTorch's allocator does not see.
+// The bytes of scratch buffers that the threads of CPU attention hold; LibTorch's allocator does not see them.
 int64_t scratch_of_attention(const Config& config, int ranks, bool backward) {
   const ModelShape shape = model_shape(config);
   const CallSize size{.batch = config.data.batch,
@@ -156,17 +157,17 @@ void expect_planned(const Config& config, int ranks, const std::string& what, do
           << (at.backward ? ", backward: " : ": ") << plan.text();
       ::testing::Test::RecordProperty(where, std::to_string(ratio));
     };
-    // What lasts and what is kept is declared to the byte, but for scalars: 8e-6 is observed at most, and small
-    // messages of communicators are allowed for. Of the most, 4 % are observed on one rank, where composed operators
-    // let go of some temporaries before they make others, and 8 % on several, where what peers have sent or still hold
-    // comes besides.
+    // Lasting and kept memory is planned to the byte except for scalars: the largest observed error is 8e-6, and small
+    // messages of communicators are allowed for. The largest observed error of the peak is 4 % on one rank, where
+    // composed operators free some temporaries before they allocate others, and 8 % on several ranks, where buffers
+    // that peers have sent or still hold are added.
     compare("lasting", mine.lasting, plan.step.lasting(), 1.002);
     compare("weights", mine.weights, plan.step.lasting("weights"), 1.002);
     compare("gradients", mine.gradients, plan.step.lasting("gradients"), 1.002);
     compare("optimizer", mine.optimizer, plan.step.lasting("optimizer"), 1.002);
     compare("kept", mine.kept, plan.step.kept(), 1.002);
     int64_t most = plan.total();
-    if (at.part == kAttentionPart) {  // without what is not seen of it, another part may have the most
+    if (at.part == kAttentionPart) {  // without the scratch that is not seen, another part may have the peak
       most -= scratch_of_attention(config, ranks, at.backward);
       for (const char* part : {"projection to heads", "rotary", "projection of heads", "norm",
                                "projection to gate and up", "swiglu", "projection down", "loss", "sums of gradients"}) {
@@ -177,7 +178,7 @@ void expect_planned(const Config& config, int ranks, const std::string& what, do
   }
 }
 
-TEST(MemoryPlan, IsWhatAStepTakes) {
+TEST(MemoryPlan, PredictsWhatAStepAllocates) {
   const TestFolder folder;
   for (const Case& c :
        {Case{"wide", 4, 64, 2, 2, 256, 256, 512, 2}, Case{"grouped", 6, 64, 4, 1, 160, 256, 1024, 1},
@@ -193,8 +194,8 @@ TEST(MemoryPlan, IsWhatAStepTakes) {
   }
 }
 
-// Heads of a width of their own, norms of queries and keys, biases.
-TEST(MemoryPlan, CountsWhatAFamilyHas) {
+// Some model families set the head size, norms of queries and keys, and biases.
+TEST(MemoryPlan, CountsHeadSizeNormsAndBiases) {
   const TestFolder folder;
   for (const std::string dtype : {"fp32", "bf16"}) {
     for (const bool recompute : {false, true}) {
@@ -208,7 +209,7 @@ TEST(MemoryPlan, CountsWhatAFamilyHas) {
   }
 }
 
-TEST(MemoryPlan, CountsWhatTravels) {
+TEST(MemoryPlan, CountsCommunicationBuffers) {
   const TestFolder folder;
   for (const std::string schedule : {"ring", "all-gather"}) {
     for (const bool recompute : {false, true}) {
@@ -222,8 +223,8 @@ TEST(MemoryPlan, CountsWhatTravels) {
   }
 }
 
-// Batches that are added up, and rows read ahead; and a table of each row's own positions.
-TEST(MemoryPlan, CountsTheRowsOfAStep) {
+// Accumulated batches, rows read ahead, and the table of positions of each row are counted.
+TEST(MemoryPlan, CountsAccumulatedBatchesAndPositions) {
   const TestFolder folder;
   for (const std::string dtype : {"fp32", "bf16"}) {
     Config config = config_of(folder, {"", 1, 32, 2, 1, 32, 256, 512, 4});
@@ -237,7 +238,7 @@ TEST(MemoryPlan, CountsTheRowsOfAStep) {
   }
 }
 
-TEST(MemoryPlan, OfABatchRampIsThatOfItsLargestStep) {
+TEST(MemoryPlan, BatchRampIsPlannedForItsLargestStep) {
   const TestFolder folder;
   Config config = config_of(folder, {"", 2, 64, 2, 2, 96, 256, 512, 4});
   for (const int64_t level : {0, 2}) {
@@ -253,7 +254,7 @@ TEST(MemoryPlan, OfABatchRampIsThatOfItsLargestStep) {
   }
 }
 
-TEST(MemoryPlan, IsThatOfTheStageThatTakesTheMost) {
+TEST(MemoryPlan, ContextScheduleIsPlannedForItsLargestStage) {
   const TestFolder folder;
   Config config = config_of(folder, {"", 2, 64, 2, 2, 96, 256, 512, 4});
   const MemoryPlan alone = plan_memory(config, check_training(config, 1), {}, 1, 0, RanksAre::kThreads);
@@ -262,8 +263,8 @@ TEST(MemoryPlan, IsThatOfTheStageThatTakesTheMost) {
   EXPECT_EQ(least_memory(config, {}, 1), least_memory(config_of(folder, {"", 2, 64, 2, 2, 96, 256, 512, 4}), {}, 1));
 }
 
-// Of every level: what lasts, and at most, with what is gathered and summed on the way.
-TEST(MemoryPlan, CountsWhatTheStateTakesAtEachLevel) {
+// At every level the lasting memory and the peak are planned, including the buffers of gathers and sums.
+TEST(MemoryPlan, CountsTheStateAtEachShardingLevel) {
   const TestFolder folder;
   for (const std::string dtype : {"fp32", "bf16"}) {
     for (const bool tied : {false, true}) {
@@ -287,8 +288,8 @@ TEST(MemoryPlan, CountsWhatTheStateTakesAtEachLevel) {
   }
 }
 
-// Of a deeper model a rank takes its share more, and no more.
-TEST(MemoryPlan, AtLevel3GrowsWithTheModelByItsShareAlone) {
+// When the model gets deeper, a rank's memory grows only by its share of the additional layers.
+TEST(MemoryPlan, AtLevel3GrowsOnlyByTheRanksShare) {
   const TestFolder folder;
   const auto config = [&](int64_t layers) {
     Config c = config_of(folder, {"", layers, 128, 2, 2, 384, 256, 64, 1});
@@ -306,13 +307,13 @@ TEST(MemoryPlan, AtLevel3GrowsWithTheModelByItsShareAlone) {
     return plan_memory(c, check_training(c, 4), make_sharding(c, 4, 4), 4, 0, RanksAre::kThreads).step.kept();
   };
   const int64_t grown = peak(24) - peak(8);
-  // Of a weight in fp32, its gradient and two means a quarter each; and what is kept for the backward.
+  // A rank's share is a quarter of each fp32 weight, of its gradient and of its two means, and its kept activations.
   const auto share = static_cast<double>(16 * (4 * 128 * 128 + 3 * 128 * 384 + 2 * 128) * 4 + kept(24) - kept(8));
   RecordProperty("bytes more, and its share", std::to_string(grown) + ", " + std::to_string(share));
   EXPECT_NEAR(static_cast<double>(grown), share, 0.02 * share);
 }
 
-// On CPUs dropout takes no more than attention without it, whose part shows where the MLP is small.
+// On CPUs dropout takes no more memory than attention without it. The MLP is small so that attention has the peak.
 TEST(MemoryPlan, CountsDropout) {
   const TestFolder folder;
   for (const std::string dtype : {"fp32", "bf16"}) {
@@ -324,7 +325,7 @@ TEST(MemoryPlan, CountsDropout) {
   }
 }
 
-TEST(MemoryPlan, CountsWhatSelectsBlocks) {
+TEST(MemoryPlan, CountsBlockSelection) {
   const TestFolder folder;
   Config config = config_of(folder, {"", 1, 64, 2, 2, 32, 256, 4096, 1});
   config.model.pattern.all =
@@ -332,8 +333,8 @@ TEST(MemoryPlan, CountsWhatSelectsBlocks) {
   expect_planned(config, 1, "selected blocks");
 }
 
-// Where the MLP is small, what attention holds of other ranks is the most.
-TEST(MemoryPlan, CountsWhatAttentionHolds) {
+// With a small MLP, the rows of other ranks that attention holds make the peak.
+TEST(MemoryPlan, CountsAttentionBuffers) {
   const TestFolder folder;
   for (const std::string dtype : {"fp32", "bf16"}) {
     Config config = config_of(folder, {"", 2, 64, 2, 2, 32, 256, 2048, 1});
@@ -351,13 +352,13 @@ TEST(MemoryPlan, CountsWhatAttentionHolds) {
   }
 }
 
-// Nothing is taken for a model that no machine here could hold.
-TEST(MemoryPlan, OfAModelOfABillionWeights) {
+// Planning allocates nothing, so that a model too large for this machine can be planned.
+TEST(MemoryPlan, PlansABillionWeightsWithoutAllocating) {
   const TestFolder folder;
   Config config = config_of(folder, {"", 16, 2048, 32, 8, 8192, 32768, 32768, 1});
   config.model.dtype = "bf16";
   const MemoryPlan kept = plan_memory(config, check_training(config, 1), {}, 1, 0, RanksAre::kGpus);
-  // In bf16: fp32 weights and two means, the gradients' sums in fp32, leaves and their gradients.
+  // In bf16 a parameter has fp32 weights, two means and summed gradients, and bf16 leaves and gradients of them.
   const int64_t count = parameter_count(model_shape(config));
   EXPECT_EQ(kept.step.lasting("weights"), 6 * count);
   EXPECT_EQ(kept.step.lasting("gradients"), 6 * count);

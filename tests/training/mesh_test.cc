@@ -1,4 +1,4 @@
-// Axes of a mesh: who shares a communicator with whom, and sizes that do not fit.
+// Tests of training/mesh.h: which ranks share the communicator of an axis, and sizes that do not fit the world.
 #include "training/mesh.h"
 
 #include <ATen/ops/full.h>
@@ -10,7 +10,7 @@
 namespace annulus {
 namespace {
 
-TEST(Mesh, NeighboursOfTheLastAxisAreNeighbouringRanks) {
+TEST(Mesh, LastAxisHasConsecutiveRanks) {
   run_ranks(6, [](Communicator& world) {
     Mesh mesh(world, {{"data", 2}, {"context", 0}});
     EXPECT_EQ(mesh.size("data"), 2);
@@ -30,7 +30,7 @@ TEST(Mesh, NeighboursOfTheLastAxisAreNeighbouringRanks) {
   });
 }
 
-TEST(Mesh, SaysWhatIsLeftToTheOtherRanks) {
+TEST(Mesh, ErrorNamesTheAxisOfTheRemainingRanks) {
   EXPECT_EQ(axes_text({{"data", 2}, {"context", 4}}), "data 2 x context 4");
   try {
     fit_axes({{"data", 2}, {"context", 0}}, 3);

@@ -1,5 +1,6 @@
-// A run whose weights begin as a folder of Hugging Face's: at any world and level of sharing it begins with their bits,
-// keeps the folder's files and goes on without the folder; what does not belong together is refused before training.
+// Tests of a run whose weights come from a Hugging Face folder: at any world size and sharding level it starts with
+// the same bits, copies the folder's files and resumes without the folder; a folder that does not match the
+// configuration or the data is refused before training.
 #include <ATen/ops/equal.h>
 #include <gtest/gtest.h>
 
@@ -22,7 +23,7 @@ ModelShape shape() {
   return {.layers = 2, .dim = 32, .heads = 4, .kv_heads = 2, .ffn = 64, .vocab = 256, .head_size = 16};
 }
 
-// A folder with everything.
+// A complete folder; a tokenizer is added on request.
 std::string model_folder(const TestFolder& folder, bool tokenizer = false) {
   const std::string path = folder.path() + "/model";
   std::filesystem::create_directories(path);
@@ -52,7 +53,7 @@ Tensors checkpoint_weights(const std::string& run, int64_t step) {
   return tensors;
 }
 
-TEST(ModelImport, BeginsWithTheBitsOfTheFolderAtEveryWorldAndLevel) {
+TEST(ModelImport, StartsWithTheFoldersBitsAtEveryWorldSizeAndLevel) {
   for (const int ranks : {1, 2, 4}) {
     for (const int64_t shard : {0, 3}) {
       const TestFolder folder;
@@ -75,7 +76,7 @@ TEST(ModelImport, BeginsWithTheBitsOfTheFolderAtEveryWorldAndLevel) {
   }
 }
 
-TEST(ModelImport, AResumedRunNeedsTheFolderNoMore) {
+TEST(ModelImport, ResumeDoesNotNeedTheFolder) {
   const TestFolder folder;
   const Config config = config_of(folder, model_folder(folder));
   EXPECT_EQ(train(config, 2).code, 0);
@@ -99,7 +100,7 @@ std::string refusal(const Config& config) {
   return "nothing";
 }
 
-TEST(ModelImport, RefusesAFolderThatDoesNotFit) {
+TEST(ModelImport, RefusesFolderThatDoesNotMatch) {
   const TestFolder folder;
   const std::string from = model_folder(folder, /*tokenizer=*/true);
   Config config = config_of(folder, from);

@@ -1,4 +1,5 @@
-// Whole runs whose ranks share their state: checkpoints that go on at every level and world, and what is reported.
+// Tests of whole runs whose ranks share their state: checkpoints resume at every sharding level and world size, and the
+// metrics report the communication that was waited for.
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -14,7 +15,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-TEST(SharedStateRuns, ARunThatSharesItsStateResumesAtEveryLevelAndWorld) {
+TEST(SharedStateRuns, ResumesAtEveryLevelAndWorldSize) {
   const TestFolder folder;
   Config config = tiny_config(folder);
   config.data.batch = 12;
@@ -49,7 +50,7 @@ TEST(SharedStateRuns, ARunThatSharesItsStateResumesAtEveryLevelAndWorld) {
   }
 }
 
-TEST(SharedStateRuns, ReportsWhatWasWaitedForByKind) {
+TEST(SharedStateRuns, ReportsExposedCommunicationByKind) {
   const TestFolder folder;
   Config config = tiny_config(folder);
   config.optimizer.shard = 3;

@@ -1,5 +1,5 @@
-// The rule for spikes in whole runs: what is left out, what a return to a checkpoint does, and that a run which is cut
-// off goes on with the same bits.
+// Tests of the spike rule in whole runs: which updates are left out, what a rewind to a checkpoint does, and that an
+// interrupted run resumes bit-identically.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -28,7 +28,7 @@ namespace {
 
 constexpr int64_t kSteps = 24;
 
-// Most rows are words, a few are noise, whose gradients are larger.
+// Most rows are words; a few are noise, which has larger gradients.
 Config noisy_config(const TestFolder& folder) {
   Config c = tiny_config(folder);
   std::string noise;
@@ -51,7 +51,7 @@ Config noisy_config(const TestFolder& folder) {
 
 TrainingState state_of(const std::string& run) { return CheckpointStore(run, 100).open(kSteps); }
 
-// The norms and medians of metrics.jsonl follow the rule; returns how many were spikes.
+// Expects that the norms and medians in metrics.jsonl follow the rule; returns the number of spikes.
 int64_t expect_the_rule(const Config& config, const std::string& run) {
   std::deque<double> window;
   int64_t spikes = 0;
@@ -78,7 +78,7 @@ int64_t expect_the_rule(const Config& config, const std::string& run) {
   return spikes;
 }
 
-// Runs to the end through stops of every kind at several places; each run has the tensors and the record of `straight`.
+// Stops runs in two ways at several steps and resumes them; each must end with the tensors and losses of `straight`.
 void expect_same_after_stops(Config config, const std::string& straight) {
   const TrainingState want = state_of(straight);
   for (const int ranks : {2}) {
@@ -111,7 +111,7 @@ void expect_same_after_stops(Config config, const std::string& straight) {
   }
 }
 
-TEST(Spikes, AreSkippedByTheRuleAndResumeBitIdentically) {
+TEST(Spikes, SkipFollowsTheRuleAndResumesBitIdentically) {
   const TestFolder folder;
   const Config config = noisy_config(folder);
   const Result r = train(config, 2);
@@ -125,7 +125,7 @@ TEST(Spikes, AreSkippedByTheRuleAndResumeBitIdentically) {
   expect_same_after_stops(config, run);
 }
 
-TEST(Spikes, ARewindLeavesTheirRowsOutAndResumesBitIdentically) {
+TEST(Spikes, RewindLeavesOutTheirRowsAndResumesBitIdentically) {
   const TestFolder folder;
   Config config = noisy_config(folder);
   config.optimizer.spike_action = "rewind";
@@ -148,11 +148,11 @@ TEST(Spikes, ARewindLeavesTheirRowsOutAndResumesBitIdentically) {
   EXPECT_GE(returns, 1);
   expect_same_after_stops(config, run);
 
-  // Without those rows, no rule is needed to make the same weights.
+  // Training without those rows and without the rule gives the same weights.
   config.optimizer.spike = 0;
   Dataset data(config.data, config.run.seed);
   for (const nlohmann::json& rows : left_out) {
-    // Places are counted with those before them that are left out, so the step is as many earlier.
+    // The recorded places count the rows that were left out before them, so the step is that much earlier.
     data.leave_out(rows.at("first").get<int64_t>() / 2 - data.rows_left_out() / 2);
   }
   KeptState kept;
@@ -168,7 +168,7 @@ TEST(Spikes, ARewindLeavesTheirRowsOutAndResumesBitIdentically) {
     const SafetensorsFile saved(file.path().string());
     for (const TensorInfo& t : saved.tensors()) {
       const auto found = kept.tensors.find(t.name);
-      if (found == kept.tensors.end()) continue;  // a part of one
+      if (found == kept.tensors.end()) continue;  // the file holds only a part of this tensor
       EXPECT_TRUE(saved.load(t.name).equal(found->second)) << t.name;
       ++compared;
     }
@@ -176,7 +176,7 @@ TEST(Spikes, ARewindLeavesTheirRowsOutAndResumesBitIdentically) {
   EXPECT_GE(compared, 10);
 }
 
-TEST(Spikes, WithoutACheckpointARewindSkips) {
+TEST(Spikes, RewindWithoutACheckpointSkips) {
   const TestFolder folder;
   Config config = noisy_config(folder);
   config.checkpoint.every = 0;
@@ -188,8 +188,8 @@ TEST(Spikes, WithoutACheckpointARewindSkips) {
   EXPECT_EQ(losses(config.run.folder + "/tiny-001"), losses(config.run.folder + "/tiny-002"));
 }
 
-// Nearly every norm is a spike by such a rule, with whatever rows.
-TEST(Spikes, ThatReturnAtTheSamePlaceEndTheRun) {
+// By this rule nearly every norm is a spike, whatever the rows are.
+TEST(Spikes, RepeatedSpikesAtTheSameStepEndTheRun) {
   const TestFolder folder;
   Config config = noisy_config(folder);
   config.optimizer.spike = 1.000001;
@@ -204,7 +204,7 @@ TEST(Spikes, ThatReturnAtTheSamePlaceEndTheRun) {
       options.out = &out;
       try {
         run_training(config, world, options);
-        ADD_FAILURE() << "a success: " << out.str();
+        ADD_FAILURE() << "the run succeeded: " << out.str();
       } catch (const Error& e) {
         EXPECT_EQ(e.kind(), ErrorKind::kUsage);
         EXPECT_NE(std::string(e.what()).find("above optimizer.spike times its running median in 3 steps in a row"),

@@ -1,4 +1,4 @@
-// A text and a configuration small enough for many runs in a test.
+// A text and a configuration small enough for many runs in a test. Used by tests of training, inference and export.
 #pragma once
 
 #include <stdlib.h>
@@ -11,7 +11,7 @@
 
 namespace annulus {
 
-// A folder of this test's own, removed at the end.
+// A temporary folder, removed by the destructor.
 class TestFolder {
  public:
   TestFolder() {
@@ -24,7 +24,7 @@ class TestFolder {
   TestFolder& operator=(const TestFolder&) = delete;
   const std::string& path() const { return path_; }
 
-  // A file of `bytes` bytes that has something to learn: words drawn by a small generator.
+  // Writes a file of `bytes` bytes with words drawn by a small generator, so that there is something to learn.
   std::string write_text(int64_t bytes) const {
     static const char* const words[] = {"def ",     "return ", "self.", "x = ", "for i in range(",
                                         "):\n    ", "\n",      "None"};
@@ -65,9 +65,9 @@ inline Config tiny_config(const TestFolder& folder) {
   return c;
 }
 
-// How far the loss of step `step`, from 0, may lie from that of other ranks, relative to it. For five steps it is
-// rounding: 2e-7 is the most that was seen (three seeds, every pattern, three instruction sets). Then updates multiply
-// it: 2.5e-6 was seen of the seed used here, 5e-5 of one whose curve leaps.
+// How much the loss of step `step` (from 0) may differ relatively between numbers of ranks. For five steps the
+// difference is rounding, at most 2e-7 as observed (three seeds, every pattern, three instruction sets). Later updates
+// amplify it: 2.5e-6 was observed with the seed used here, and 5e-5 with one whose losses jump.
 inline double loss_tolerance(size_t step) { return step < 5 ? 6e-7 : 1e-4; }
 
 }  // namespace annulus

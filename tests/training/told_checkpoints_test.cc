@@ -1,4 +1,4 @@
-// What a run tells whoever started it: from where it could go on.
+// Tests of TrainOptions::on_checkpoint, by which a run tells the launcher where it could be resumed.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -15,7 +15,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-TEST(Trainer, TellsOfEachCheckpoint) {
+TEST(Trainer, ReportsEachCheckpoint) {
   const TestFolder folder;
   Config config = tiny_config(folder);
   config.checkpoint.every = 2;

@@ -1,4 +1,4 @@
-// What a run is told that does not fit into memory, held against what then fits.
+// Tests of the error for a run that does not fit into memory: the configuration it suggests does fit.
 #include <gtest/gtest.h>
 
 #include <sstream>
@@ -12,8 +12,8 @@
 namespace annulus {
 namespace {
 
-// What is named trains where it was refused without.
-TEST(TrainerMemory, SaysTheNearestThatFits) {
+// The run is refused at first and trains with the suggested setting.
+TEST(TrainerMemory, ErrorNamesTheNearestConfigurationThatFits) {
   const TestFolder folder;
   Config config = tiny_config(folder);
   config.run.steps = 1;

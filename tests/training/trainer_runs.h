@@ -1,4 +1,4 @@
-// Runs of the trainer over threads, and what they leave. For the tests of the trainer and the sampler.
+// Runs of the trainer over threads, and readers of what they write. Used by the tests of the trainer and the sampler.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@ struct Result {
   std::string out;
 };
 
-// `stop_at`: the call (counted on rank 1, or 0 where there is one rank) that asks to stop; 0: none.
+// Trains on `ranks` threads. On the last rank, call number `stop_at` of the stop callback asks to stop; 0 never asks.
 inline Result train(const Config& config, int ranks, std::optional<std::string> resume = std::nullopt,
                     int stop_at = 0) {
   std::ostringstream out;
@@ -48,7 +48,7 @@ inline Result train(const Config& config, int ranks, std::optional<std::string> 
   return {code, out.str()};
 }
 
-// Updates that move no weight but those of exactly 0.
+// Makes updates so small that they change no weight except those that are exactly 0.
 inline void still(OptimizerSection& optimizer) {
   optimizer.lr = 1e-30;
   optimizer.warmup = 0;
@@ -78,14 +78,14 @@ inline std::string file_text(const std::string& path) {
   return out.str();
 }
 
-// A file of a run's checkpoint of this step.
+// The bytes of a file of the run's checkpoint of this step.
 inline std::string checkpoint_bytes(const std::string& run, int64_t step, const std::string& file) {
   char name[32];
   std::snprintf(name, sizeof name, "step-%08lld", static_cast<long long>(step));
   return file_text(run + "/checkpoints/" + name + "/" + file);
 }
 
-// The bytes of the files of tensors of a run's checkpoint of this step, by name.
+// The contents of the safetensors files in the run's checkpoint of this step, by file name.
 inline std::map<std::string, std::string> checkpoint_tensors(const std::string& run, int64_t step) {
   char name[32];
   std::snprintf(name, sizeof name, "step-%08lld", static_cast<long long>(step));

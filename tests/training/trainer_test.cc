@@ -1,4 +1,4 @@
-// Whole runs over threads, as `annulus train` makes them: folder, metrics, checkpoints, interruption and
+// Tests of whole runs over threads, as `annulus train` starts them: run folder, metrics, checkpoints, interruption and
 // resumption.
 #include "training/trainer.h"
 
@@ -24,7 +24,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-TEST(Trainer, TrainsSavesAndSaysHowToGoOn) {
+TEST(Trainer, TrainsSavesAndPrintsTheNextCommands) {
   const TestFolder folder;
   Config config = tiny_config(folder);
   config.validation.every = 3;
@@ -33,7 +33,7 @@ TEST(Trainer, TrainsSavesAndSaysHowToGoOn) {
   const std::string run = config.run.folder + "/tiny-001";
   EXPECT_EQ(r.code, 0);
   EXPECT_EQ(losses(run).size(), 6U);
-  // Commands as a shell reads them, whatever stands in their words.
+  // The commands are quoted for a shell, whatever characters their words contain.
   const std::string sample = shell_quote({"my tools/annulus", "sample", run, "--prompt", "def "});
   const std::string onward = shell_quote({"my tools/annulus", "launch", "-n", "2", "train", "tiny.toml", "--set",
                                           "a.b=it's", "--resume", run, "--set", "run.steps=12"});
@@ -47,7 +47,7 @@ TEST(Trainer, TrainsSavesAndSaysHowToGoOn) {
   for (const std::string& words : expected) {
     EXPECT_NE(r.out.find(words), std::string::npos) << words << " is not in\n" << r.out;
   }
-  EXPECT_EQ(r.out.find("MFU"), std::string::npos) << "which is for GPUs";
+  EXPECT_EQ(r.out.find("MFU"), std::string::npos) << "utilization is reported only on GPUs";
   EXPECT_EQ(load_config(run + "/config.toml"), config);
   int validations = 0;
   for (const nlohmann::json& m : metrics(run)) validations += m.contains("validation_bits_per_byte") ? 1 : 0;
@@ -56,8 +56,8 @@ TEST(Trainer, TrainsSavesAndSaysHowToGoOn) {
   EXPECT_TRUE(fs::exists(config.run.folder + "/tiny-002")) << "a second start makes a second folder";
 }
 
-// What caches hold changes no result: plans that are not kept are made anew.
-TEST(Trainer, ARunsConfigurationBoundsItsCachesAndItsMetricsSayWhatTheyHold) {
+// The size of the caches changes no result: plans that are not cached are made again.
+TEST(Trainer, MemoryCachesBoundsCachesAndMetricsReportThem) {
   const TestFolder folder;
   Config config = tiny_config(folder);
   config.memory.caches = 0;
@@ -75,10 +75,10 @@ TEST(Trainer, ARunsConfigurationBoundsItsCachesAndItsMetricsSayWhatTheyHold) {
   EXPECT_EQ(programs["entries"], 1);
   EXPECT_GT(programs["hits"], 0);
   EXPECT_EQ(programs["hits"], metrics(some).back()["plan_cache_hits"]);
-  EXPECT_EQ(metrics(some).back()["caches"]["rotary tables"], nullptr);  // this model makes its own
+  EXPECT_EQ(metrics(some).back()["caches"]["rotary tables"], nullptr);  // this model does not use that cache
 }
 
-TEST(Trainer, AResumedRunEqualsOneThatNeverStopped) {
+TEST(Trainer, ResumedRunEqualsUninterruptedRun) {
   const TestFolder folder;
   Config config = tiny_config(folder);
   config.validation.every = 2;
@@ -86,7 +86,8 @@ TEST(Trainer, AResumedRunEqualsOneThatNeverStopped) {
     config.run.name = "straight" + std::to_string(ranks);
     const std::string straight = folder.path() + "/runs/" + config.run.name + "-001";
     EXPECT_EQ(train(config, ranks).code, 0);
-    // The calls that ask are one for each step and each of the two validation batches: 1 2 | 3 4 | 5 6 | ...
+    // The stop callback is called once per step and once per validation batch, of which there are two after every
+    // second step: calls 1 2 (steps), 3 4 (batches), 5 6 (steps), ...
     for (const int stop_at : {3, 5}) {
       config.run.name = "stopped" + std::to_string(ranks) + std::to_string(stop_at);
       const std::string stopped = folder.path() + "/runs/" + config.run.name + "-001";
@@ -117,7 +118,7 @@ TEST(Trainer, ResumesAtAnotherNumberOfRanks) {
   for (size_t i = 0; i < a.size(); ++i) EXPECT_NEAR(a[i], b[i], loss_tolerance(i) * a[i]);
 }
 
-TEST(Trainer, PassesOverADamagedCheckpoint) {
+TEST(Trainer, SkipsADamagedCheckpoint) {
   const TestFolder folder;
   Config config = tiny_config(folder);
   config.checkpoint.every = 2;
@@ -150,7 +151,7 @@ TEST(Trainer, RefusesWhatCannotBeResumed) {
   const std::string run = folder.path() + "/runs/tiny-001";
   refused(run, ErrorKind::kUsage, "run.steps");
   config.run.steps = 8;
-  // Weights of these shapes could be loaded: what refuses is what the model computes with them.
+  // Some of these changes keep all shapes, so that the weights could be loaded, but change what the model computes.
   const std::string written = file_text(run + "/config.toml");
   const Config trained = config;
   const auto refused_key = [&](auto& member, auto value, const std::string& word) {
@@ -168,8 +169,8 @@ TEST(Trainer, RefusesWhatCannotBeResumed) {
   refused(run, ErrorKind::kInput, "no whole checkpoint");
 }
 
-// Checkpoints of versions that drew rows at random say nothing of the data.
-TEST(Trainer, ResumesARunThatDrewItsRowsAtRandom) {
+// Checkpoints of versions that drew rows at random record nothing about the data.
+TEST(Trainer, ResumesOldRunsThatDrewRowsAtRandom) {
   const TestFolder folder;
   Config config = tiny_config(folder);
   EXPECT_EQ(train(config, 1).code, 0);
@@ -192,13 +193,13 @@ TEST(Trainer, ResumesARunThatDrewItsRowsAtRandom) {
   EXPECT_EQ(r.code, 0);
   EXPECT_NE(r.out.find("this run drew its rows at random"), std::string::npos) << r.out;
   EXPECT_EQ(metrics(run).back()["tokens"], 9 * 256);
-  EXPECT_EQ(metrics(run).back()["sources"]["train"]["rows"], 3 * 4) << "of the steps since";
+  EXPECT_EQ(metrics(run).back()["sources"]["train"]["rows"], 3 * 4) << "only the steps since the resume are counted";
   config.run.steps = 10;
-  EXPECT_EQ(train(config, 1, run).out.find("at random"), std::string::npos) << "said once";
+  EXPECT_EQ(train(config, 1, run).out.find("at random"), std::string::npos) << "the note appears once";
 }
 
-// What a job does at one rank it does at any, across kills too: two sources of tokens, packed, of unequal weight.
-TEST(Trainer, OtherRanksAfterAResumeSeeTheSameRows) {
+// A job with two packed token sources of unequal weight sees the same rows on any number of ranks, also across stops.
+TEST(Trainer, ResumesWithOtherRankCountsOnTheSameRows) {
   const TestFolder folder;
   Config config = tiny_config(folder);
   config.run.steps = 12;
@@ -224,7 +225,7 @@ TEST(Trainer, OtherRanksAfterAResumeSeeTheSameRows) {
   const std::string straight = config.run.folder + "/tiny-001";
   EXPECT_NE(train(config, 4, std::nullopt, 4).code, 0);
   const std::string run = config.run.folder + "/tiny-002";
-  EXPECT_NE(train(config, 3, run, 8).code, 0);  // in step 8: a validation asks four times
+  EXPECT_NE(train(config, 3, run, 8).code, 0);  // stops in step 8: a validation calls the stop callback four times
   EXPECT_EQ(train(config, 2, run).code, 0);
   const std::vector<double> one = losses(straight), other = losses(run);
   ASSERT_EQ(one.size(), 12U);
@@ -241,13 +242,13 @@ TEST(Trainer, OtherRanksAfterAResumeSeeTheSameRows) {
     ++validations;
     EXPECT_TRUE(line["validation_sources"]["a"]["loss"].is_number());
     EXPECT_TRUE(line["validation_sources"]["b"]["loss"].is_number());
-    EXPECT_FALSE(line.contains("validation_bits_per_byte")) << "tokens are no bytes";
+    EXPECT_FALSE(line.contains("validation_bits_per_byte")) << "the tokens are not bytes";
   }
   EXPECT_EQ(validations, 2);
 }
 
-// Until a resumed run has a checkpoint of its own, its folder's configuration is what the checkpoints there came from.
-TEST(Trainer, AResumedRunsConfigurationIsWrittenWithItsFirstCheckpoint) {
+// Until a resumed run saves its own checkpoint, config.toml stays the configuration that the existing checkpoints have.
+TEST(Trainer, ResumedConfigurationIsWrittenWithTheFirstCheckpoint) {
   const TestFolder folder;
   Config config = tiny_config(folder);
   EXPECT_EQ(train(config, 1).code, 0);
@@ -267,7 +268,7 @@ TEST(Trainer, AResumedRunsConfigurationIsWrittenWithItsFirstCheckpoint) {
   EXPECT_EQ(load_config(run + "/config.toml"), config);
 }
 
-TEST(Trainer, AResumeSaysWhatItChanges) {
+TEST(Trainer, ResumeReportsChangedKeys) {
   const TestFolder folder;
   Config config = tiny_config(folder);
   EXPECT_EQ(train(config, 1).code, 0);
@@ -275,7 +276,8 @@ TEST(Trainer, AResumeSaysWhatItChanges) {
   config.run.steps = 12;
   config.model.pattern = parse_pattern("{ kind = 'window', left = 31, right = 0 }", "test");
   const std::string out = train(config, 1, run).out;
-  // After 2 of 6 steps of warm-up it had come down to a tenth of 1e-2; of 12 steps, 4 of 10 are done.
+  // With 2 steps of warm-up the rate has decayed to a tenth of 1e-2 after 6 of 6 steps; of 12 steps, only 4 of the 10
+  // steps of decay are done.
   for (const char* word : {"changed: run.steps = 12 (it was 6)", "changed: model.pattern = ", "a query sees other keys",
                            "the learning rate goes from 0.001 to 0.0069: it decays until run.steps, which was 6\n"}) {
     EXPECT_NE(out.find(word), std::string::npos) << word << " is not in\n" << out;
@@ -285,8 +287,8 @@ TEST(Trainer, AResumeSaysWhatItChanges) {
   EXPECT_EQ(onward.find("learning rate goes"), std::string::npos) << onward;
 }
 
-// The first update of a rate like this is the last: what follows is no number.
-TEST(Trainer, ARunWhoseUpdatesAreLeftOutIsNoSuccess) {
+// After the first update at such a rate the losses are not finite, so that all further updates are left out.
+TEST(Trainer, RunWithoutUpdatesFails) {
   const TestFolder folder;
   Config config = tiny_config(folder);
   config.optimizer.lr = 1e30;
@@ -297,7 +299,7 @@ TEST(Trainer, ARunWhoseUpdatesAreLeftOutIsNoSuccess) {
     options.out = &out;
     try {
       run_training(config, world, options);
-      ADD_FAILURE() << "a success";
+      ADD_FAILURE() << "the run succeeded";
     } catch (const Error& e) {
       EXPECT_EQ(e.kind(), ErrorKind::kUsage);
       EXPECT_NE(std::string(e.what()).find("in a row, the last at step 6;"), std::string::npos) << e.what();
@@ -305,10 +307,10 @@ TEST(Trainer, ARunWhoseUpdatesAreLeftOutIsNoSuccess) {
   });
   EXPECT_NE(out.str().find("this update is left out"), std::string::npos) << out.str();
   EXPECT_EQ(out.str().find("done:"), std::string::npos) << out.str();
-  EXPECT_FALSE(fs::exists(folder.path() + "/runs/tiny-001/checkpoints")) << "of weights that are worth nothing";
+  EXPECT_FALSE(fs::exists(folder.path() + "/runs/tiny-001/checkpoints")) << "such weights are not saved";
 }
 
-TEST(Trainer, NothingIsMadeWhenTheRunCannotBegin) {
+TEST(Trainer, RefusedRunCreatesNoFolder) {
   const TestFolder folder;
   Config config = tiny_config(folder);
   config.data.train = {folder.path() + "/missing.txt"};
@@ -323,8 +325,8 @@ TEST(Trainer, NothingIsMadeWhenTheRunCannotBegin) {
   EXPECT_FALSE(fs::exists(folder.path() + "/runs"));
 }
 
-// Said first, then refused: nothing of it was taken.
-TEST(Trainer, RefusesWhatDoesNotFitIntoMemory) {
+// The plan is printed first, then the run is refused before it allocates anything.
+TEST(Trainer, RefusesRunsThatDoNotFitIntoMemory) {
   const TestFolder folder;
   const auto refused = [&](const Config& config, int64_t available, int ranks_here) {
     std::ostringstream out;
@@ -369,7 +371,7 @@ TEST(Trainer, RefusesWhatDoesNotFitIntoMemory) {
   ::unsetenv("ANNULUS_MEMORY_CHECK");
 }
 
-TEST(Trainer, RanksWithDifferentConfigurationsSayInWhat) {
+TEST(Trainer, MismatchedConfigurationsNameTheKey) {
   const TestFolder folder;
   const Config config = tiny_config(folder);
   std::atomic<int> mismatches{0};

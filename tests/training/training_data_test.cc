@@ -1,4 +1,5 @@
-// What a step makes of its rows: packed documents, targets that do not count, accumulation, and stages of data.context.
+// Tests of what a training step does with its rows: packed documents, ignored targets, accumulation, and stages of
+// data.context and data.accumulate.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/from_blob.h>
 #include <gtest/gtest.h>
@@ -18,7 +19,7 @@
 namespace annulus {
 namespace {
 
-// Files of 1 to 90 bytes: several to a row, and some that go over its end.
+// Writes files of 1 to 90 bytes, so that a row holds several and some cross its end; returns their glob pattern.
 std::string write_documents(const TestFolder& folder) {
   std::filesystem::create_directories(folder.path() + "/documents");
   uint32_t state = 99;
@@ -49,7 +50,7 @@ Config documents_config(const TestFolder& folder) {
 struct Learned {
   std::vector<double> losses, norms;
   std::vector<int64_t> targets;
-  at::Tensor gradients;  // of the last step, of the mean over its targets
+  at::Tensor gradients;  // gradients of the mean over the targets of the last step
   double validation = 0;
   std::string digest;
 };
@@ -82,7 +83,7 @@ Learned learn(const Config& config, int ranks, int64_t steps) {
   return learned;
 }
 
-// The first step's documents, each run alone through the model from position 0: mean loss and gradients.
+// The mean loss and gradients of the first step's documents, each run separately through the model from position 0.
 Learned documents_alone(const Config& config) {
   const Dataset data(config.data, config.run.seed);
   const Model model(model_shape(config), static_cast<uint64_t>(config.run.seed));
@@ -113,7 +114,7 @@ Learned documents_alone(const Config& config) {
   return alone;
 }
 
-TEST(TrainingData, APackedRowIsItsDocumentsRunAlone) {
+TEST(TrainingData, PackedRowMatchesItsDocumentsRunSeparately) {
   const TestFolder folder;
   Config config = documents_config(folder);
   for (const std::string packing : {"stream", "best-fit", "document"}) {
@@ -139,14 +140,14 @@ TEST(TrainingData, APackedRowIsItsDocumentsRunAlone) {
   }
 }
 
-// The same rows, in batches of 4, 2 and 1: rounding alone differs, however unequal their numbers of targets are.
-TEST(TrainingData, AccumulationIsOneLargeBatch) {
+// The same rows in batches of 4, 2 and 1 differ only by rounding, however unequal their numbers of targets are.
+TEST(TrainingData, AccumulationMatchesOneLargeBatch) {
   const TestFolder folder;
   Config config = documents_config(folder);
   config.data.packing = "document";
   config.data.batch = 4;
   const Learned whole = learn(config, 1, 4);
-  EXPECT_LT(whole.targets[0], 4 * 64) << "there is padding";
+  EXPECT_LT(whole.targets[0], 4 * 64) << "the rows have padding";
   for (const auto& [batch, accumulate] : std::vector<std::pair<int64_t, int64_t>>{{2, 2}, {1, 4}}) {
     config.data.batch = batch;
     config.data.accumulate = accumulate;
@@ -158,7 +159,7 @@ TEST(TrainingData, AccumulationIsOneLargeBatch) {
       }
     }
   }
-  // bf16 gradients of the parts are added up in fp32: as far from fp32 as those of one batch.
+  // bf16 gradients of the parts are summed in fp32, so that their error is that of one batch.
   config.data.batch = 4;
   config.data.accumulate = 1;
   const at::Tensor exact = learn(config, 1, 1).gradients;
@@ -169,7 +170,7 @@ TEST(TrainingData, AccumulationIsOneLargeBatch) {
   EXPECT_LT(learn(config, 1, 1).gradients.sub(exact).norm().item<double>(), 1.2 * one);
 }
 
-TEST(TrainingData, StagesOfContextFollowEachOther) {
+TEST(TrainingData, ContextStagesDoNotDependOnTheRanks) {
   const TestFolder folder;
   Config config = documents_config(folder);
   config.data.packing = "best-fit";
@@ -252,7 +253,7 @@ TEST(TrainingData, ResumesWithinABatchRamp) {
     for (int64_t step = 1; step < 7; ++step) {
       Dataset again(config.data, config.run.seed);
       const KeptState& kept = states[static_cast<size_t>(step)];
-      EXPECT_TRUE(again.resume(kept.state.extra.at("data"), step).empty()) << "a stage of the ramp is no change";
+      EXPECT_TRUE(again.resume(kept.state.extra.at("data"), step).empty()) << "the ramp is not a changed setting";
       run_ranks(2, [&](Communicator& world) {
         Training training(config, world, again, at::kCPU);
         kept.restore(training);
@@ -264,8 +265,8 @@ TEST(TrainingData, ResumesWithinABatchRamp) {
   }
 }
 
-// More batches of fewer rows are the same step, on the ramp as without.
-TEST(TrainingData, ABatchRampHasTheRowsOfItsStages) {
+// Two accumulated batches of 2 rows are the same step as one batch of 4 rows, also in a ramp.
+TEST(TrainingData, BatchRampMatchesStagesOfLargerBatches) {
   const TestFolder folder;
   Config config = documents_config(folder);
   config.data.context.stages = {{.step = 0, .context = 32, .batch = 2}, {.step = 3, .context = 32, .batch = 4}};
@@ -277,7 +278,7 @@ TEST(TrainingData, ABatchRampHasTheRowsOfItsStages) {
   for (size_t i = 0; i < 6; ++i) EXPECT_NEAR(ramp.losses[i], rows.losses[i], loss_tolerance(i) * rows.losses[i]) << i;
 }
 
-TEST(TrainingData, ABatchWithoutTargetsChangesNothing) {
+TEST(TrainingData, BatchWithoutTargetsIsNotApplied) {
   const TestFolder folder;
   Config config = documents_config(folder);
   for (char c = 'a'; c <= 'p'; ++c) config.data.ignore.push_back(c);
@@ -299,7 +300,7 @@ TEST(TrainingData, ABatchWithoutTargetsChangesNothing) {
   }
 }
 
-TEST(TrainingData, AFileThatChangesIsAnError) {
+TEST(TrainingData, RefusesFilesThatChangeDuringTraining) {
   const TestFolder folder;
   Config config = documents_config(folder);
   config.run.steps = 50;

@@ -1,5 +1,5 @@
-// The same small model with every pattern: the loss over 30 steps does not depend on the number of ranks. And what a
-// step plans: nothing where its patterns are unchanged, its documents a step ahead.
+// Tests of training a small model with every pattern: the loss over 30 steps does not depend on the number of ranks.
+// They also test what a step plans: nothing if its patterns are unchanged, and its documents one step ahead.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -24,7 +24,7 @@ constexpr int64_t kSteps = 30;
 
 PatternSpec pattern(const std::string& toml) { return parse_pattern(toml, "test"); }
 
-// As tiny_config, but rows of 9 blocks, the last one ragged, and a text of many files of 1 to 120 bytes.
+// Like tiny_config, but with rows of 9 blocks of 16, of which the last is partial.
 Config config_with(const TestFolder& folder, LayerPatterns patterns) {
   Config c = tiny_config(folder);
   c.run.steps = kSteps;
@@ -81,7 +81,7 @@ struct Named {
 
 class EveryPattern : public ::testing::TestWithParam<Named> {};
 
-TEST_P(EveryPattern, TheLossDoesNotDependOnTheRanks) {
+TEST_P(EveryPattern, LossDoesNotDependOnTheRanks) {
   const TestFolder folder;
   expect_same_at_any_ranks(config_with(folder, pattern(GetParam().toml)));
 }
@@ -114,16 +114,16 @@ INSTANTIATE_TEST_SUITE_P(
               "segment_lengths = [64], dilation_rates = [2] }], causal = true }"}),
     [](const auto& info) { return info.param.name; });
 
-TEST(TrainingPatterns, ABlockMapFromAFile) {
+TEST(TrainingPatterns, BlockMapFileLossDoesNotDependOnTheRanks) {
   const TestFolder folder;
   const std::string file = folder.path() + "/map.safetensors";
   std::vector<uint8_t> active(4 * 9 * 9);
-  for (size_t i = 0; i < active.size(); ++i) active[i] = i % 3 != 0 || i % 81 % 10 == 0;  // another for each head
+  for (size_t i = 0; i < active.size(); ++i) active[i] = i % 3 != 0 || i % 81 % 10 == 0;  // one map per head
   write_block_map(file, block_map_from_dense(active.data(), 16, 1, 4, 9, 9));
   const Config config = config_with(
       folder, pattern("{ kind = 'blocks', map = 'file', block = 16, file = '" + file + "', causal = true }"));
   expect_same_at_any_ranks(config);
-  // What was checked is what is trained with: the file is read once.
+  // Training uses the map that was checked: the file is read only once.
   const Dataset data(config.data, config.run.seed);
   const std::shared_ptr<Communicator> world = make_self_communicator();
   std::vector<Stage> checked = check_training(config, 1);
@@ -131,12 +131,12 @@ TEST(TrainingPatterns, ABlockMapFromAFile) {
   EXPECT_TRUE(Training(config, std::move(checked), *world, data, at::kCPU, {}).step().applied);
 }
 
-// Whatever a pattern says of each row is said of the rows of a step, however many ranks share them.
-TEST(TrainingPatterns, RowsOfTheirOwnAreThoseOfTheGlobalBatch) {
+// A pattern with an entry per row refers to the rows of the global batch, however many ranks share them.
+TEST(TrainingPatterns, PerRowPatternsIndexTheGlobalBatch) {
   const TestFolder folder;
   const std::string file = folder.path() + "/map.safetensors";
   std::vector<uint8_t> active(4 * 9 * 9);
-  for (size_t i = 0; i < active.size(); ++i) active[i] = i / 81 >= i % 9 || i % 81 % 10 == 0;  // another for each row
+  for (size_t i = 0; i < active.size(); ++i) active[i] = i / 81 >= i % 9 || i % 81 % 10 == 0;  // one map per row
   write_block_map(file, block_map_from_dense(active.data(), 16, 4, 1, 9, 9));
   for (const std::string& toml :
        {std::string("{ kind = 'causal', documents = [[136], [1, 135], [60, 76], [30, 30, 76]] }"),
@@ -153,14 +153,14 @@ TEST(TrainingPatterns, RowsOfTheirOwnAreThoseOfTheGlobalBatch) {
         EXPECT_NEAR(one[i], many[i], loss_tolerance(i) * one[i]) << toml << ", " << data;
     }
   }
-  // Half of the batch is not all of it.
+  // A pattern with entries for half of the batch is refused.
   Config config = config_with(folder, pattern("{ kind = 'causal', documents = [[136], [1, 135]] }"));
   config.data.batch = 4;
   config.mesh.data = 2;
   EXPECT_THROW(check_training(config, 2), Error);
 }
 
-TEST(TrainingPatterns, DocumentsOfRealFiles) {
+TEST(TrainingPatterns, DocumentsOfFilesLossDoesNotDependOnTheRanks) {
   const TestFolder folder;
   Config config = config_with(folder, causal_pattern());
   config.data.train = write_documents(folder);
@@ -173,10 +173,10 @@ TEST(TrainingPatterns, DocumentsOfRealFiles) {
     EXPECT_NEAR(one[i], mesh[i], loss_tolerance(i) * one[i]) << "2 x 2, step " << i + 1;
   config.mesh.data = 1;
   config.data.documents = false;
-  EXPECT_GT(std::abs(losses(config, 1, 1)[0] - one[0]), 1e-6) << "they hide something";
+  EXPECT_GT(std::abs(losses(config, 1, 1)[0] - one[0]), 1e-6) << "the documents mask some keys";
 }
 
-TEST(TrainingPatterns, ADifferentOneForEachLayer) {
+TEST(TrainingPatterns, PerLayerPatternsLossDoesNotDependOnTheRanks) {
   const TestFolder folder;
   Config config = config_with(
       folder, std::vector<PatternSpec>{
@@ -188,7 +188,7 @@ TEST(TrainingPatterns, ADifferentOneForEachLayer) {
   EXPECT_GT(std::abs(losses(config, 1, 1)[0] - straight), 1e-6) << "the order matters";
 }
 
-TEST(TrainingPatterns, DropoutIsTheSameAtAnyRanks) {
+TEST(TrainingPatterns, DropoutDoesNotDependOnTheRanks) {
   const TestFolder folder;
   Config config = config_with(folder, causal_pattern());
   config.model.dropout = 0.2;
@@ -201,14 +201,14 @@ TEST(TrainingPatterns, DropoutIsTheSameAtAnyRanks) {
   config.model.dropout = 0;
   const std::vector<double> without = losses(config, 1, 2);
   EXPECT_GT(std::abs(with[0] - without[0]), 1e-6);
-  // Without a step there is no difference but dropout, and validation has none.
+  // Before the first step the models differ only in dropout, which validation does not apply.
   config.model.dropout = 0.2;
   const double before = losses(config, 1, 0)[0];
   config.model.dropout = 0;
   EXPECT_EQ(before, losses(config, 1, 0)[0]);
 }
 
-TEST(TrainingPatterns, AnUnchangedPatternPlansNothingInASecondStep) {
+TEST(TrainingPatterns, UnchangedPatternIsPlannedOnce) {
   const TestFolder folder;
   const Config config =
       config_with(folder, pattern("{ kind = 'blocks', map = 'strided', block = 16, window_blocks = 1, stride = 3 }"));
@@ -229,12 +229,12 @@ TEST(TrainingPatterns, AnUnchangedPatternPlansNothingInASecondStep) {
   });
 }
 
-TEST(TrainingPatterns, DocumentsArePlannedOnceAStepAndAhead) {
+TEST(TrainingPatterns, DocumentsArePlannedOncePerStepAndAhead) {
   const TestFolder folder;
   Config config = config_with(folder, causal_pattern());
   config.data.train = write_documents(folder);
   config.data.documents = true;
-  config.run.seed = 77;  // no other test's documents
+  config.run.seed = 77;  // gives documents that no other test has planned
   config.run.steps = 4;
   const Dataset data(config.data, config.run.seed);
   run_ranks(1, [&](Communicator& world) {
@@ -242,13 +242,13 @@ TEST(TrainingPatterns, DocumentsArePlannedOnceAStepAndAhead) {
     Training training(config, world, data, at::kCPU);
     for (int i = 0; i < 4; ++i) training.step();
     const PlanStats end = plan_stats();
-    // Two layers share a plan; what was planned ahead is not planned again. The proof makes plans of its own.
+    // The two layers share a plan, and what was planned ahead is not planned again. Proofs of plans do not count here.
     EXPECT_EQ(end.programs.misses - begin.programs.misses, 4);
     EXPECT_EQ(end.patterns_made - begin.patterns_made, 4);
   });
 }
 
-TEST(TrainingPatterns, CountsThePairsOfThePatternInItsFlops) {
+TEST(TrainingPatterns, FlopsCountThePairsOfThePattern) {
   const TestFolder folder;
   const auto flops = [&](const std::string& toml) {
     const Config config = config_with(folder, pattern(toml));
@@ -257,14 +257,14 @@ TEST(TrainingPatterns, CountsThePairsOfThePatternInItsFlops) {
     return Training(config, *world, data, at::kCPU).flops_per_token();
   };
   const double full = flops("{ kind = 'full' }"), causal = flops("{ kind = 'causal' }");
-  // 2 layers of 4 heads of 8: 12 * 8 for each pair.
+  // There are 2 layers of 4 heads of size 8, and each pair of query and key costs 12 * 8 flops.
   EXPECT_DOUBLE_EQ(full - causal, 2 * 4 * 12 * 8 * (136 - 137 / 2.0));
-  // One of 9 blocks, its own, is what `keep = 1` keeps.
+  // `keep = 1` keeps one of the 9 blocks, the query's own.
   EXPECT_DOUBLE_EQ(flops("{ kind = 'blocks', map = 'adaptive', block = 16, keep = 1, causal = true }"),
                    flops("{ kind = 'blocks', map = 'local', block = 16, window_blocks = 0, causal = true }"));
 }
 
-TEST(TrainingPatterns, RefusesPatternsThatCannotBeBeforeAnythingElse) {
+TEST(TrainingPatterns, CheckRefusesInvalidPatterns) {
   const TestFolder folder;
   const auto refused = [&](const std::string& toml, const std::string& word, ErrorKind kind = ErrorKind::kPlan) {
     Config config = config_with(folder, pattern(toml));

@@ -1,4 +1,5 @@
-// A training job over threads: the same curve at every number of ranks, the same bits every time, and what cannot work.
+// Tests of training/training.h over threads: losses do not depend on the number of ranks, repeated runs are
+// bit-identical, and configurations that cannot work are refused.
 #include "training/training.h"
 
 #include <gtest/gtest.h>
@@ -23,7 +24,7 @@ struct Curve {
   std::string digest;
 };
 
-// `number[r]`: the place in the job of the rank that is r among the threads; as they come where it is empty.
+// `number[r]` is the rank in the job of thread r; if `number` is empty, it is r itself.
 Curve train(const Config& config, int ranks, int64_t steps, const std::vector<int>& number = {}) {
   const Dataset data(config.data, config.run.seed);
   std::mutex mutex;
@@ -62,7 +63,7 @@ void expect_same_curve(const Curve& a, const Curve& b, const std::string& what,
   EXPECT_NEAR(a.validation, b.validation, tolerance(a.losses.size()) * a.validation) << what;
 }
 
-TEST(Training, TheCurveDoesNotDependOnTheRanks) {
+TEST(Training, LossesDoNotDependOnTheRanks) {
   const TestFolder folder;
   Config config = tiny_config(folder);
   config.run.steps = 30;
@@ -85,7 +86,7 @@ TEST(Training, TheCurveDoesNotDependOnTheRanks) {
   expect_same_curve(one, train(config, 4, 30), "4 data x 1 context");
 }
 
-TEST(Training, UnevenSharesWhenAllowed) {
+TEST(Training, AcceptsUnevenSharesOnlyIfAllowed) {
   const TestFolder folder;
   Config config = tiny_config(folder);
   config.data.context = 61;
@@ -95,8 +96,8 @@ TEST(Training, UnevenSharesWhenAllowed) {
   expect_same_curve(one, train(config, 3, 5), "61 tokens over 3");
 }
 
-// Ranks are given places in the ring by where they are (rank_order_by_host): the job's bits do not depend on it.
-TEST(Training, TheOrderOfTheRingChangesNoBit) {
+// rank_order_by_host numbers the ranks by their hosts; the results do not depend on this order.
+TEST(Training, RingOrderDoesNotChangeBits) {
   const TestFolder folder;
   Config config = tiny_config(folder);
   config.attention.schedule = "ring";
@@ -113,7 +114,7 @@ TEST(Training, TheOrderOfTheRingChangesNoBit) {
   }
 }
 
-TEST(Training, TwiceTheSameIsBitIdentical) {
+TEST(Training, RepeatedRunsAreBitIdentical) {
   const TestFolder folder;
   Config config = tiny_config(folder);
   config.model.tie_embeddings = true;
@@ -132,7 +133,7 @@ TEST(Training, TwiceTheSameIsBitIdentical) {
   EXPECT_NE(train(config, 1, 1).digest, train(tiny_config(folder), 1, 1).digest);
 }
 
-TEST(Training, RecomputingChangesNoBit) {
+TEST(Training, RecomputationDoesNotChangeBits) {
   const TestFolder folder;
   Config config = tiny_config(folder);
   config.model.dropout = 0.2;
@@ -150,26 +151,27 @@ TEST(Training, RecomputingChangesNoBit) {
   }
 }
 
-// A loss in bf16 is that of fp32 but for roundings of 2^-9 each, which do not all point one way.
-TEST(Training, Bf16FollowsTheCurveOfFp32) {
+// A loss in bf16 equals that in fp32 up to roundings of 2^-9 each, which partly cancel.
+TEST(Training, Bf16LossesFollowFp32) {
   const TestFolder folder;
   Config config = tiny_config(folder);
   config.run.steps = 30;
   const Curve fp32 = train(config, 1, 30);
   config.model.dtype = "bf16";
   const Curve bf16 = train(config, 1, 30);
-  // In the first five steps 8e-4 was seen, of three seeds and instruction sets, later 1.1e-2 of this seed.
+  // The largest observed difference is 8e-4 in the first five steps (three seeds and instruction sets) and 1.1e-2 later
+  // (this seed).
   expect_same_curve(fp32, bf16, "bf16", [](size_t step) { return step < 5 ? 2.5e-3 : 0.02; });
   EXPECT_NE(fp32.losses, bf16.losses);
   EXPECT_LT(bf16.losses.back(), bf16.losses[0] - 1) << "it learns";
-  // 8e-5, later 1.2e-3, of a seed whose curve leaps 3e-2.
+  // The largest observed difference is 8e-5 and later 1.2e-3; it is 3e-2 with a seed whose losses jump.
   const auto over_ranks = [](size_t step) { return step < 5 ? 2.5e-4 : 0.02; };
   expect_same_curve(bf16, train(config, 4, 30), "bf16 over 4", over_ranks);
   config.mesh.data = 2;
   expect_same_curve(bf16, train(config, 2, 30), "bf16, 2 data", over_ranks);
 }
 
-TEST(Training, Bf16KeepsFp32WeightsAndItsLeavesFollowThem) {
+TEST(Training, Bf16LeavesAreRoundedFromFp32Weights) {
   const TestFolder folder;
   Config config = tiny_config(folder);
   config.model.dtype = "bf16";
@@ -182,18 +184,18 @@ TEST(Training, Bf16KeepsFp32WeightsAndItsLeavesFollowThem) {
     KeptState kept;
     kept.keep(training);
     for (const auto& [name, tensor] : kept.tensors) EXPECT_EQ(tensor.scalar_type(), at::kFloat) << name;
-    training.validate([] { return false; });  // a forward brings the leaves up to date
+    training.validate([] { return false; });  // a forward pass updates the leaves
     bool finer = false;
     for (const NamedTensor& leaf : p.value_views()) {
       EXPECT_EQ(leaf.tensor.scalar_type(), at::kBFloat16);
       EXPECT_TRUE(leaf.tensor.equal(kept.tensors.at(leaf.name).to(at::kBFloat16))) << leaf.name;
       finer = finer || !leaf.tensor.to(at::kFloat).equal(kept.tensors.at(leaf.name));
     }
-    EXPECT_TRUE(finer) << "updates below a bf16's last bit count";
+    EXPECT_TRUE(finer) << "the fp32 weights keep updates below the last bit of bf16";
   }
 }
 
-TEST(Training, AStateOfOneDtypeGoesOnInTheOther) {
+TEST(Training, StateResumesInTheOtherDtype) {
   const TestFolder folder;
   Config fp32 = tiny_config(folder), bf16 = fp32;
   bf16.model.dtype = "bf16";
@@ -207,7 +209,7 @@ TEST(Training, AStateOfOneDtypeGoesOnInTheOther) {
   kept.restore(b);
   EXPECT_EQ(a.weights_digest(), b.weights_digest());
   const double loss = a.step().loss;
-  EXPECT_NEAR(b.step().loss, loss, 8e-4 * loss);  // four times what rounding to bf16 was seen to make of it
+  EXPECT_NEAR(b.step().loss, loss, 8e-4 * loss);  // four times the observed effect of rounding to bf16
   KeptState other;
   other.keep(b);
   other.restore(a);
@@ -258,7 +260,7 @@ TEST(Training, RefusesAStateWithoutItsCounters) {
   }
 }
 
-TEST(Training, AskingOneRankToStopTellsAll) {
+TEST(Training, StopRequestOnOneRankStopsAll) {
   const TestFolder folder;
   const Config config = tiny_config(folder);
   const Dataset data(config.data, config.run.seed);
@@ -272,8 +274,9 @@ TEST(Training, AskingOneRankToStopTellsAll) {
   });
 }
 
-// A model of zeros gives every byte the same chance, so that each batch costs ln 256, and so does their mean.
-TEST(Training, TheLossIsTheMeanOverTheBatch) {
+// A model whose weights are zero gives every byte the same probability, so that the loss of each batch is ln 256, and
+// so is their mean.
+TEST(Training, LossIsTheMeanOverTheBatch) {
   const TestFolder folder;
   Config config = tiny_config(folder);
   config.validation.batches = 3;
@@ -284,7 +287,7 @@ TEST(Training, TheLossIsTheMeanOverTheBatch) {
       training.restore(training.state(), [](const std::vector<TensorSlice>& into) {
         for (const TensorSlice& slice : into) at::Tensor(slice.values).zero_();
       });
-      // Two last places of an fp32 of this size; 1.5e-8, the rounding of ln 256, was seen.
+      // The tolerance is two units in the last place in fp32; 1.5e-8 was observed, the rounding of ln 256.
       EXPECT_NEAR(training.validate([] { return false; }).loss, std::log(256.0), 1e-6);
       EXPECT_NEAR(training.step().loss, std::log(256.0), 1e-6);
     });
@@ -295,7 +298,7 @@ void break_weights(KeptState& kept) {
   kept.tensors.at("model.layers.0.self_attn.q_proj.weight").fill_(std::numeric_limits<double>::quiet_NaN());
 }
 
-TEST(Training, LeavesOutUpdatesThatAreNotFinite) {
+TEST(Training, SkipsNonFiniteUpdates) {
   const TestFolder folder;
   Config config = tiny_config(folder);
   const Dataset data(config.data, config.run.seed);
@@ -309,7 +312,7 @@ TEST(Training, LeavesOutUpdatesThatAreNotFinite) {
       keep_together(broken, training, world);
       if (world.rank() == 0) {
         break_weights(broken);
-        whole.state.step = 20;  // an update of a step that is made again would end no row
+        whole.state.step = 20;  // the update of a repeated step would not reset the count of skipped updates
       }
       world.barrier({"breaking the weights", 0});
       broken.restore(training);
@@ -318,11 +321,11 @@ TEST(Training, LeavesOutUpdatesThatAreNotFinite) {
       EXPECT_EQ(training.weights_digest(), before);
       EXPECT_EQ(training.state().extra.at("updates"), "1");
       whole.restore(training);
-      EXPECT_TRUE(training.step().applied);  // counts anew from here
+      EXPECT_TRUE(training.step().applied);  // this resets the count
       EXPECT_NO_THROW(training.require_updates());
       broken.restore(training);
       training.step();
-      EXPECT_NO_THROW(training.require_updates());  // of three, two were applied
+      EXPECT_NO_THROW(training.require_updates());  // one of the two steps since the restore was applied
       training.step();
       EXPECT_THROW(training.require_updates(), Error);
       for (int i = 2; i < 9; ++i) training.step();
@@ -342,7 +345,7 @@ TEST(Training, LeavesOutUpdatesThatAreNotFinite) {
   });
 }
 
-TEST(Training, RefusesWhatDoesNotFitTheRanks) {
+TEST(Training, RefusesConfigurationsThatDoNotFitTheRanks) {
   const TestFolder folder;
   const auto refused = [&](int ranks, const std::function<void(Config&)>& change, const std::string& word) {
     Config config = tiny_config(folder);

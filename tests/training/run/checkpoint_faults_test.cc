@@ -1,5 +1,5 @@
-// Saves by several ranks (training/run/checkpoint.h) of which one fails, dies or loses its power at any operation: the
-// rank is named, and what was there before is whole.
+// Tests of saves by several ranks (training/run/checkpoint.h) in which one rank fails or dies, or the power fails, at
+// any file operation: the rank is named, and the older checkpoints stay intact.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -17,7 +17,7 @@ namespace {
 namespace fs = std::filesystem;
 using Fault = FaultyFiles::Fault;
 
-// What the ranks of a save raise, in rank order.
+// The errors that the ranks of a save throw, in rank order; empty for a rank that throws none.
 std::vector<std::string> failures(const std::string& run, int ranks, const std::vector<FileSystem*>& files) {
   std::vector<std::string> raised(static_cast<size_t>(ranks));
   run_ranks(ranks, [&](Communicator& world) {
@@ -64,8 +64,8 @@ std::string again(const std::string& before) {
   return run;
 }
 
-// A full disk at any operation of any rank.
-TEST(CheckpointFaults, ARankThatFailsIsNamedOnAllAndLeavesWhatWasThere) {
+// The disk is full at any operation of any rank.
+TEST(CheckpointFaults, NamesTheFailingRankAndKeepsOlderCheckpoints) {
   const std::string before = with_two("failing");
   for (int failing = 0; failing < 3; ++failing) {
     bool failed = true;
@@ -94,8 +94,8 @@ TEST(CheckpointFaults, ARankThatFailsIsNamedOnAllAndLeavesWhatWasThere) {
   }
 }
 
-// At each operation of each rank: it ends there, without a word to the others and without cleaning up.
-TEST(CheckpointFaults, ARankThatDiesIsNamedAndLeavesWhatWasThere) {
+// A rank dies at any of its operations, without telling the others and without cleaning up.
+TEST(CheckpointFaults, NamesTheDeadRankAndKeepsOlderCheckpoints) {
   const std::string before = with_two("dying");
   for (int dying = 0; dying < 3; ++dying) {
     bool died = true;
@@ -153,7 +153,7 @@ TEST(CheckpointFaults, ARankThatDiesIsNamedAndLeavesWhatWasThere) {
 }
 
 // The power fails for all ranks at once, at any operation and after the last one.
-TEST(CheckpointFaults, WhatWasSavedStaysWhenThePowerFails) {
+TEST(CheckpointFaults, SavedCheckpointsSurvivePowerLoss) {
   const std::string before = with_two("power");
   bool failed = true;
   for (int at = 0; failed; ++at) {

@@ -1,4 +1,4 @@
-// Tests of training/run/checkpoint.h.
+// Tests of checkpoints that one rank saves and loads (training/run/checkpoint.h).
 #include "training/run/checkpoint.h"
 
 #include <ATen/ops/equal.h>
@@ -25,7 +25,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-TEST(Checkpoint, ComesBackAsItWas) {
+TEST(Checkpoint, LoadReturnsWhatWasSaved) {
   const std::string run = fresh_run("back");
   WholeState state = state_of(7);
   state.tensors.push_back({"odd", at::randn({4, 6})});
@@ -36,7 +36,7 @@ TEST(Checkpoint, ComesBackAsItWas) {
   ASSERT_TRUE(back);
   EXPECT_TRUE(same(*back, state));
   EXPECT_TRUE(skipped.empty());
-  // What one rank has written is read by anybody.
+  // A file written by one rank is an ordinary safetensors file.
   const SafetensorsFile model(back->state.folder + "/model.safetensors");
   for (const char* name : {"odd", "none", "model.a"}) {
     const auto saved =
@@ -45,7 +45,7 @@ TEST(Checkpoint, ComesBackAsItWas) {
   }
 }
 
-TEST(Checkpoint, NoneIsNotAnError) {
+TEST(Checkpoint, MissingCheckpointIsNotAnError) {
   std::vector<std::string> skipped;
   EXPECT_FALSE(WholeStore(fresh_run("none"), 1).load_newest_valid(&skipped));
   EXPECT_FALSE(WholeStore("/nonexistent", 1).load_newest_valid(nullptr));
@@ -54,8 +54,8 @@ TEST(Checkpoint, NoneIsNotAnError) {
   EXPECT_THROW(WholeStore("/nonexistent", 0), Error);
 }
 
-// Which is not the same: what is there must not be begun anew, nor an older one taken for it.
-TEST(Checkpoint, WhatCannotBeReadIsAnError) {
+// An unreadable checkpoint differs from a missing one: the run must not start anew, nor from an older checkpoint.
+TEST(Checkpoint, UnreadableCheckpointIsAnError) {
   const auto expect_resource = [](const std::string& run, const std::string& word) -> std::string {
     try {
       WholeStore(run, 3).load_newest_valid(nullptr);
@@ -99,7 +99,7 @@ TEST(Checkpoint, WhatCannotBeReadIsAnError) {
   EXPECT_EQ(store.load_newest_valid(&skipped)->state.step, 2);
 }
 
-TEST(Checkpoint, OneOfAStepIsReadOrSaidToBeMissing) {
+TEST(Checkpoint, LoadsAGivenStepOrReportsItMissing) {
   const std::string run = fresh_run("of_step");
   WholeStore store(run, 3);
   const auto failure = [&](int64_t step) -> std::string {
@@ -117,7 +117,7 @@ TEST(Checkpoint, OneOfAStepIsReadOrSaidToBeMissing) {
   EXPECT_EQ(store.load(6, CheckpointPart::kModel).state.step, 6);
   EXPECT_EQ(failure(5), "[checkpoint] " + store.store().folder() +
                             " holds no checkpoint of step 5; it holds those of steps 2, 4, 6");
-  // Of two writings of a step the newer one, unless it is damaged.
+  // If a step was written twice, the newer copy is loaded unless it is damaged.
   const std::string older = run + "/checkpoints/step-00000006", newer = older + "-2";
   fs::copy(older, newer);
   fs::resize_file(newer + "/model.safetensors", 100);
@@ -126,17 +126,17 @@ TEST(Checkpoint, OneOfAStepIsReadOrSaidToBeMissing) {
   EXPECT_NE(failure(6).find(newer), std::string::npos) << failure(6);
 }
 
-TEST(Checkpoint, KeepsTheNewest) {
+TEST(Checkpoint, KeepsOnlyTheNewest) {
   const std::string run = fresh_run("keep");
   WholeStore store(run, 2);
   for (int64_t step = 10; step <= 50; step += 10) store.save(state_of(step));
   EXPECT_EQ(names(run), (std::vector<std::string>{"step-00000040", "step-00000050"}));
-  // Steps that need more digits are still in order.
+  // Steps with more digits still sort correctly.
   store.save(state_of(123456789));
   EXPECT_TRUE(same(*store.load_newest_valid(nullptr), state_of(123456789)));
 }
 
-TEST(Checkpoint, TheModelCanBeReadAlone) {
+TEST(Checkpoint, LoadsTheModelWithoutTheOptimizer) {
   const std::string run = fresh_run("model");
   WholeStore store(run, 2);
   const std::string folder = store.save(state_of(3));
@@ -148,7 +148,7 @@ TEST(Checkpoint, TheModelCanBeReadAlone) {
   EXPECT_EQ(model->state.extra.at("seed"), "3");
 }
 
-TEST(Checkpoint, DamagedOnesArePassedOverAndNeverCount) {
+TEST(Checkpoint, SkipsDamagedCheckpointsAndDoesNotCountThem) {
   const std::string run = fresh_run("damaged");
   {
     WholeStore store(run, 2);
@@ -163,19 +163,19 @@ TEST(Checkpoint, DamagedOnesArePassedOverAndNeverCount) {
   ASSERT_EQ(skipped.size(), 1u);
   EXPECT_NE(skipped[0].find("step-00000002"), std::string::npos) << skipped[0];
   EXPECT_NE(skipped[0].find("checksum of tensor"), std::string::npos) << skipped[0];
-  // The run goes on from step 1: step 2 is written anew in place of the damaged one, and step 1 still counts.
+  // The run continues from step 1: step 2 is written again in place of the damaged one, and step 1 still counts.
   store.save(state_of(2));
   EXPECT_EQ(names(run), (std::vector<std::string>{"step-00000001", "step-00000002-2"}));
   EXPECT_TRUE(same(*store.load_newest_valid(&skipped), state_of(2)));
   store.save(state_of(3));
   EXPECT_EQ(names(run), (std::vector<std::string>{"step-00000002-2", "step-00000003"}));
-  // Once more in a process that has read nothing: it must look for itself.
+  // The same holds in a process that has read nothing before: it must check by itself.
   flip(run + "/checkpoints/step-00000003/optimizer.safetensors", 100, 0);
   WholeStore(run, 2).save(state_of(4));
   EXPECT_EQ(names(run), (std::vector<std::string>{"step-00000002-2", "step-00000003", "step-00000004"}));
 }
 
-TEST(Checkpoint, ManifestsThatAreNestedOrSayANameTwiceAreMalformed) {
+TEST(Checkpoint, RefusesNestedManifestsAndRepeatedKeys) {
   for (const auto& [manifest, why] : {std::pair<std::string, std::string>{R"({"step": 1, "step": 2})", "twice"},
                                       {"{\"a\": " + std::string(100000, '['), "nested too deeply"}}) {
     const std::string run = fresh_run("manifest");
@@ -188,7 +188,7 @@ TEST(Checkpoint, ManifestsThatAreNestedOrSayANameTwiceAreMalformed) {
   }
 }
 
-TEST(Checkpoint, TheSameStepTwiceKeepsTheNewWriting) {
+TEST(Checkpoint, SavingAStepAgainReplacesIt) {
   const std::string run = fresh_run("twice");
   WholeStore store(run, 3);
   store.save(state_of(5));
@@ -199,7 +199,7 @@ TEST(Checkpoint, TheSameStepTwiceKeepsTheNewWriting) {
   EXPECT_TRUE(same(*store.load_newest_valid(nullptr), other));
 }
 
-TEST(Checkpoint, LeftoversAreRemovedByTheNextSave) {
+TEST(Checkpoint, NextSaveRemovesLeftovers) {
   const std::string run = fresh_run("leftover");
   WholeStore store(run, 2);
   store.save(state_of(1));
@@ -212,7 +212,7 @@ TEST(Checkpoint, LeftoversAreRemovedByTheNextSave) {
   EXPECT_EQ(names(run), (std::vector<std::string>{"step-00000001", "step-00000002"}));
 }
 
-TEST(Checkpoint, AnyFlippedBitIsFound) {
+TEST(Checkpoint, DetectsFlippedBitsAndTruncation) {
   const std::string run = fresh_run("flips");
   WholeStore store(run, 2);
   store.save(state_of(1));
@@ -248,7 +248,7 @@ TEST(Checkpoint, AnyFlippedBitIsFound) {
   EXPECT_TRUE(same(*store.load_newest_valid(nullptr), state_of(2)));
 }
 
-TEST(Checkpoint, SwappedFilesAreFound) {
+TEST(Checkpoint, DetectsSwappedFiles) {
   const std::string run = fresh_run("swapped");
   WholeStore store(run, 3);
   const std::string one = store.save(state_of(1));
@@ -261,7 +261,7 @@ TEST(Checkpoint, SwappedFilesAreFound) {
   EXPECT_EQ(skipped.size(), 2u);
 }
 
-TEST(Checkpoint, AReaderOfALiveRunAlwaysFindsOne) {
+TEST(Checkpoint, ReaderOfALiveRunAlwaysFindsACheckpoint) {
   const std::string run = fresh_run("live");
   WholeStore(run, 1).save(state_of(0));
   std::atomic<bool> ended = false;
@@ -288,8 +288,8 @@ struct Before {
   int64_t keep;
 };
 
-// Whatever happens at whichever operation of saving step 3, the newest valid checkpoint is the one before or 3, whole,
-// and the next start saves and cleans up. What was saved stays when the power fails after it.
+// After a fault at any operation of saving step 3, the newest valid checkpoint is the previous one or step 3, complete,
+// and the next process saves and cleans up. A completed save survives a power failure.
 void expect_old_or_new(FaultyFiles::Fault fault, const Before& given) {
   using Fault = FaultyFiles::Fault;
   const int64_t newest_before = given.steps.empty() ? -1 : given.steps.back();
@@ -310,7 +310,7 @@ void expect_old_or_new(FaultyFiles::Fault fault, const Before& given) {
       saved = true;
       files.lose_power();
     } catch (const Error& error) {
-      // What stands for the end of the process is an exception of no type that the store knows.
+      // The end of the process is simulated by an exception of a type that the store does not know.
       ASSERT_EQ(error.kind(), fault == Fault::kFull ? ErrorKind::kResource : ErrorKind::kInternal) << error.what();
     }
     failed = files.failed();
@@ -338,7 +338,7 @@ void expect_old_or_new(FaultyFiles::Fault fault, const Before& given) {
   EXPECT_TRUE(seen_new);
 }
 
-TEST(Checkpoint, EveryFaultLeavesOldOrNew) {
+TEST(Checkpoint, EveryFaultLeavesTheOldOrTheNewCheckpoint) {
   using Fault = FaultyFiles::Fault;
   for (const Fault fault : {Fault::kFull, Fault::kDeath, Fault::kPower, Fault::kNames}) {
     for (const Before& before : {Before{{1, 2}, 2}, Before{{2}, 1}, Before{{}, 1}}) {

@@ -1,5 +1,5 @@
-// Checkpoints that several ranks write and other ranks read (training/run/checkpoint.h): cuts of any kind, damage, who
-// reads what, and what earlier versions wrote.
+// Tests of checkpoints that several ranks write and other ranks read (training/run/checkpoint.h): slices of any kind,
+// damage, which rank reads what, and files of earlier versions.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
@@ -22,7 +22,7 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
-TEST(CheckpointWorlds, WhatAnyWorldWroteAnyReads) {
+TEST(CheckpointWorlds, AnyWorldReadsWhatAnyOtherWrote) {
   for (int writers = 1; writers <= 4; ++writers) {
     for (unsigned seed = 0; seed < 6; ++seed) {
       const std::string run = fresh_run("worlds");
@@ -39,7 +39,7 @@ TEST(CheckpointWorlds, WhatAnyWorldWroteAnyReads) {
   }
 }
 
-TEST(CheckpointWorlds, FilesAreNumberedByWhoWritesAny) {
+TEST(CheckpointWorlds, FilesAreNumberedOverTheRanksThatWrite) {
   const std::string run = fresh_run("files");
   std::string folder;
   run_ranks(3, [&](Communicator& world) {
@@ -60,14 +60,14 @@ TEST(CheckpointWorlds, FilesAreNumberedByWhoWritesAny) {
   for (const char* file : {"model-00000-of-00002", "model-00001-of-00002", "optimizer-00000-of-00002"}) {
     EXPECT_TRUE(fs::exists(folder + "/" + file + ".safetensors")) << file;
   }
-  // A part is called by its range, a whole tensor by its name and with its shape.
+  // A part of a tensor is stored flat under its name and range, a whole tensor under its name and with its shape.
   const SafetensorsFile file(folder + "/model-00001-of-00002.safetensors");
   ASSERT_NE(file.find("model.a[66:133]"), nullptr);
   EXPECT_EQ(file.find("model.a[66:133]")->shape, (std::vector<int64_t>{67}));
   ASSERT_NE(file.find("model.none"), nullptr);
   EXPECT_EQ(file.find("model.none")->shape, (std::vector<int64_t>{0, 3}));
   EXPECT_EQ(read_back(run, 2), 1);
-  // One writer of several ranks.
+  // If only one of several ranks writes, the file has no number.
   const std::string alone = fresh_run("one_writer");
   run_ranks(3, [&](Communicator& world) {
     CheckpointStore store(alone, 9);
@@ -77,8 +77,8 @@ TEST(CheckpointWorlds, FilesAreNumberedByWhoWritesAny) {
   EXPECT_EQ(read_back(alone, 2), 1);
 }
 
-// Writes that the store makes of a slice are no longer than its blocks.
-TEST(CheckpointWorlds, NothingIsWrittenInOneThatIsLongerThanABlock) {
+// The store writes a slice in pieces no longer than its blocks; the file's header is written at once.
+TEST(CheckpointWorlds, NoWriteIsLongerThanABlock) {
   struct Longest : FaultyFiles {
     Longest() : FaultyFiles(FaultyFiles::Fault::kFull, -1) {}
     struct File : OutputFile {
@@ -103,7 +103,7 @@ TEST(CheckpointWorlds, NothingIsWrittenInOneThatIsLongerThanABlock) {
   EXPECT_EQ(files.most, static_cast<size_t>(kBlock));
 }
 
-TEST(CheckpointWorlds, ElementsThatAreMissingOrGivenTwiceAreRefused) {
+TEST(CheckpointWorlds, RefusesMissingAndRepeatedElements) {
   const std::string run = fresh_run("ranges");
   saved(run, 1, 2);
   const auto refused = [&](int64_t first_end, int64_t second_begin, at::ScalarType second) {
@@ -136,7 +136,7 @@ TEST(CheckpointWorlds, ElementsThatAreMissingOrGivenTwiceAreRefused) {
   EXPECT_THROW(CheckpointStore(run, 2).save(*make_self_communicator(), {.step = 3}, twice), Error);
 }
 
-TEST(CheckpointWorlds, RanksThatMeanDifferentStepsAreRefused) {
+TEST(CheckpointWorlds, RefusesRanksThatSaveDifferentSteps) {
   const std::string run = fresh_run("steps");
   run_ranks(2, [&](Communicator& world) {
     CheckpointStore store(run, 2);
@@ -149,9 +149,9 @@ TEST(CheckpointWorlds, RanksThatMeanDifferentStepsAreRefused) {
   });
 }
 
-// A bit of each region of each file, a file cut short and one that is gone: said alike on all ranks, and the checkpoint
-// before is used.
-TEST(CheckpointWorlds, DamageIsFoundByTheRanksTogether) {
+// A flipped bit in each region of each file, a truncated file and a missing file are reported alike on all ranks, and
+// the previous checkpoint is used.
+TEST(CheckpointWorlds, AllRanksReportTheSameDamage) {
   const std::string run = fresh_run("damage");
   saved(run, 1, 3);
   const std::string folder = saved(run, 2, 3);
@@ -171,7 +171,7 @@ TEST(CheckpointWorlds, DamageIsFoundByTheRanksTogether) {
       expect_found(file);
       put(path, good);
     }
-    fs::resize_file(path, good.size() - 2);  // the last byte of a manifest is a line's end
+    fs::resize_file(path, good.size() - 2);  // the last byte of a manifest is a newline
     expect_found(file);
     fs::resize_file(path, 0);
     expect_found(file);
@@ -199,8 +199,8 @@ TEST(CheckpointWorlds, DamageIsFoundByTheRanksTogether) {
   }
 }
 
-// Each block is looked at by one rank, and all ranks have about as many.
-TEST(CheckpointWorlds, RanksShareTheLooking) {
+// Each block is verified by one rank, and all ranks verify about the same number of bytes.
+TEST(CheckpointWorlds, RanksShareTheVerification) {
   const std::string run = fresh_run("shares");
   const std::string folder = saved(run, 2, 3);
   const Manifest manifest = read_manifest(folder);
@@ -230,7 +230,7 @@ TEST(CheckpointWorlds, RanksShareTheLooking) {
   for (const int64_t of_rank : bytes) EXPECT_LE(std::abs(of_rank - total / kRanks), 2 * kBlock);
 }
 
-TEST(CheckpointWorlds, ReadersReadTheBlocksThatTheyNeedAndNoOthers) {
+TEST(CheckpointWorlds, ReadersReadOnlyTheBlocksThatTheyNeed) {
   const std::string run = fresh_run("needed");
   CheckpointStore store(run, 2, FileSystem::real(), kBlock);
   const std::vector<NamedTensor> tensors = tensors_of(1);
@@ -258,7 +258,7 @@ TEST(CheckpointWorlds, ReadersReadTheBlocksThatTheyNeedAndNoOthers) {
                 "[checkpoint] " + path + ": the checksum of tensor \"model.a\", elements [48:64], does not match");
     }
   }
-  // Of what has another shape or dtype, and of what is not there, nothing is touched, whatever else is asked for.
+  // If one requested tensor has another shape or dtype or is missing, no requested tensor is modified.
   for (const TensorSlice& wrong : {TensorSlice{"model.a", {19, 7}, 0, at::zeros({5})},
                                    TensorSlice{"model.a", {7, 19}, 0, at::zeros({5}, at::kLong)},
                                    TensorSlice{"model.other", {5}, 0, at::zeros({5})}}) {
@@ -274,8 +274,8 @@ TEST(CheckpointWorlds, ReadersReadTheBlocksThatTheyNeedAndNoOthers) {
   }
 }
 
-// Retention asks all ranks about what nobody has looked at yet.
-TEST(CheckpointWorlds, DamagedOnesAreNotAmongThoseKept) {
+// Before a save removes old checkpoints, all ranks together verify those that have not been verified yet.
+TEST(CheckpointWorlds, DamagedCheckpointsDoNotCountAsKept) {
   const std::string run = fresh_run("kept");
   saved(run, 1, 2);
   saved(run, 2, 2);
@@ -294,7 +294,7 @@ TEST(CheckpointWorlds, DamagedOnesAreNotAmongThoseKept) {
   EXPECT_EQ(names(run), (std::vector<std::string>{"step-00000002", "step-00000003", "step-00000004"}));
 }
 
-// Changes the manifest and makes its checksum right again.
+// Changes the manifest and recomputes its checksum.
 void rewrite_manifest(const std::string& folder, const std::function<void(Json&)>& change) {
   const std::string path = folder + "/manifest.json";
   Json manifest = Json::parse(content(path));
@@ -305,7 +305,7 @@ void rewrite_manifest(const std::string& folder, const std::function<void(Json&)
   put(path, manifest.dump(1));
 }
 
-TEST(CheckpointWorlds, ManifestsMayHoldMoreThanIsKnownButNothingElse) {
+TEST(CheckpointWorlds, AcceptsUnknownManifestKeysButNoInvalidOnes) {
   const auto reason = [](const std::function<void(Json&)>& change) -> std::string {
     const std::string run = fresh_run("manifests");
     rewrite_manifest(saved(run, 1, 2), change);
@@ -330,7 +330,7 @@ TEST(CheckpointWorlds, ManifestsMayHoldMoreThanIsKnownButNothingElse) {
   has([](Json& m) { m["tensors"].erase(0); }, "holds tensors that the manifest does not name");
 }
 
-// As the program before wrote it: whole tensors, one checksum for each, one file for the model and one for the
+// Writes a checkpoint as version 1 did: whole tensors with one checksum each, one file for the model and one for the
 // optimizer.
 void write_version_1(const std::string& run, int64_t step) {
   const std::string folder = run + "/checkpoints/step-0000000" + std::to_string(step);
@@ -360,7 +360,8 @@ void write_version_1(const std::string& run, int64_t step) {
   rewrite_manifest(folder, [](Json&) {});
 }
 
-// (state_of has a model, which version 1 lacks.)
+// Reads the newest valid checkpoint on `ranks` ranks and returns its step, or -1. Version 1 stored no
+// TrainingState::model.
 int64_t read_version_1(const std::string& run, int ranks, std::vector<std::string>* skipped = nullptr) {
   std::atomic<int64_t> step = -1;
   run_ranks(ranks, [&](Communicator& world) {
@@ -383,7 +384,7 @@ int64_t read_version_1(const std::string& run, int ranks, std::vector<std::strin
   return step;
 }
 
-TEST(CheckpointWorlds, CheckpointsOfVersion1AreRead) {
+TEST(CheckpointWorlds, ReadsCheckpointsOfVersion1) {
   const std::string run = fresh_run("version_1");
   write_version_1(run, 1);
   write_version_1(run, 2);
@@ -396,14 +397,14 @@ TEST(CheckpointWorlds, CheckpointsOfVersion1AreRead) {
   EXPECT_NE(skipped[0].find("the checksum of tensor \"optimizer.mask\", elements [0:130], does not match"),
             std::string::npos)
       << skipped[0];
-  // The next save is of version 2, beside them.
+  // The next save writes version 2 beside them.
   saved(run, 3, 2);
   EXPECT_EQ(read_back(run, 3), 3);
   EXPECT_EQ(names(run), (std::vector<std::string>{"step-00000001", "step-00000002", "step-00000003"}));
 }
 
-// Two steps of a tiny model, saved by the program as it was before version 2.
-TEST(CheckpointWorlds, ACheckpointThatTheProgramOfVersion1WroteIsRead) {
+// The files in testdata hold two steps of a tiny model, saved by the program as it was before version 2.
+TEST(CheckpointWorlds, ReadsACheckpointWrittenByTheVersion1Program) {
   const std::string run = fresh_run("written_by_version_1"), folder = run + "/checkpoints/step-00000002";
   fs::create_directories(folder);
   for (const char* file : {"manifest.json", "model.safetensors", "optimizer.safetensors"}) {

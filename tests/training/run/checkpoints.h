@@ -1,4 +1,5 @@
-// Checkpoints for tests: states to save, a store that a single rank uses whole tensors with, and damage.
+// Helpers of the checkpoint tests: states to save, a store that saves and loads whole tensors on one rank, and ways to
+// damage files.
 #pragma once
 
 #include <ATen/ops/empty.h>
@@ -29,13 +30,13 @@ inline std::string fresh_run(const std::string& name) {
   return path;
 }
 
-// A state with whole tensors.
+// A training state together with its whole tensors.
 struct WholeState {
   TrainingState state;
   std::vector<NamedTensor> tensors;
 };
 
-// Different for every step, the same each time.
+// A state that depends on the step alone and differs between steps.
 inline WholeState state_of(int64_t step) {
   const auto x = static_cast<double>(step);
   return {{.step = step,
@@ -60,7 +61,7 @@ inline bool same(const WholeState& got, const WholeState& expected) {
   });
 }
 
-// A store that one rank uses, as if a checkpoint were one thing.
+// A checkpoint store of a single rank that saves and loads states as a whole.
 class WholeStore {
  public:
   WholeStore(const std::string& run, int64_t keep, FileSystem& files = FileSystem::real()) : store_(run, keep, files) {}
@@ -74,7 +75,7 @@ class WholeStore {
       try {
         return read(*state, part);
       } catch (const Error&) {
-        // A live run may have removed it since.
+        // A live run may have removed the checkpoint since it was found.
         if (std::filesystem::exists(state->folder)) throw;
       }
     }
@@ -124,7 +125,7 @@ inline void flip(const std::string& path, size_t at, int bit = 0) {
   put(path, bytes);
 }
 
-// Whatever looks like a checkpoint is whole.
+// Expects that each folder named like a checkpoint can be loaded.
 inline void expect_whole(const std::string& run) {
   std::vector<std::string> skipped;
   for (const std::string& name : names(run)) {

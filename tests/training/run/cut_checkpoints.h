@@ -1,4 +1,5 @@
-// Checkpoints of tensors that are cut at drawn places and dealt to ranks, saved and read back by any number of them.
+// Helpers of checkpoint_worlds_test and checkpoint_faults_test: checkpoints whose tensors are cut at random places and
+// dealt to ranks, saved and read back by any number of ranks.
 #pragma once
 
 #include <ATen/ops/arange.h>
@@ -14,7 +15,7 @@ namespace annulus {
 
 constexpr int64_t kBlock = 64;
 
-// Tensors of several dtypes, of few and of many blocks, of one element and of none.
+// Tensors of several dtypes with few or many blocks, with one element and with none.
 inline std::vector<NamedTensor> tensors_of(int64_t step) {
   const auto numbers = [&](std::vector<int64_t> shape, at::ScalarType dtype, int64_t of) {
     int64_t count = 1;
@@ -27,7 +28,8 @@ inline std::vector<NamedTensor> tensors_of(int64_t step) {
           {"optimizer.count", numbers({1}, at::kLong, 7)},  {"optimizer.mask", numbers({130}, at::kByte, 8)}};
 }
 
-// The tensors' slices by rank, cut at drawn places and dealt at random; the last rank has none in one of three draws.
+// The slices of each rank: the tensors are cut at random places and dealt at random. In one of three draws the last of
+// several ranks gets none.
 inline std::vector<std::vector<TensorSlice>> cut(const std::vector<NamedTensor>& tensors, int ranks, unsigned seed) {
   std::mt19937 draw(seed);
   const auto below = [&](int64_t n) { return static_cast<int64_t>(draw() % static_cast<uint64_t>(n)); };
@@ -37,7 +39,7 @@ inline std::vector<std::vector<TensorSlice>> cut(const std::vector<NamedTensor>&
     const int64_t count = whole.values.numel();
     const int64_t pieces = below(4) == 0 ? 1 : 1 + below(5);
     std::vector<int64_t> at = {0, count};
-    for (int64_t i = 1; i < pieces; ++i) at.push_back(below(count + 1));  // two at one place: a slice without elements
+    for (int64_t i = 1; i < pieces; ++i) at.push_back(below(count + 1));  // two equal places make an empty slice
     std::sort(at.begin(), at.end());
     for (size_t i = 0; i + 1 < at.size(); ++i) {
       slices[static_cast<size_t>(below(writers))].push_back(
@@ -51,7 +53,7 @@ inline void save(Communicator& world, CheckpointStore& store, int64_t step, unsi
   store.save(world, state_of(step).state, cut(tensors_of(step), world.size(), seed)[static_cast<size_t>(world.rank())]);
 }
 
-// Saved by so many ranks.
+// Saves the step on `ranks` ranks and returns the checkpoint's folder.
 inline std::string saved(const std::string& run, int64_t step, int ranks, unsigned seed = 1, int64_t keep = 9) {
   run_ranks(ranks, [&](Communicator& world) {
     CheckpointStore store(run, keep, FileSystem::real(), kBlock);
@@ -62,7 +64,8 @@ inline std::string saved(const std::string& run, int64_t step, int ranks, unsign
   return run + name;
 }
 
-// Read by so many ranks, each in ranges of its own: the step; -1: none. `skipped`: what every rank was told.
+// Reads the newest valid checkpoint on `ranks` ranks, each in its own ranges, checks it and returns its step, or -1 if
+// there is none. `skipped` receives the reports of skipped checkpoints, which must be the same on all ranks.
 inline int64_t read_back(const std::string& run, int ranks, unsigned seed = 2,
                          std::vector<std::string>* skipped = nullptr) {
   std::mutex mutex;

@@ -1,4 +1,4 @@
-// Tests of training/run/metrics.h.
+// Tests of training/run/metrics.h: progress lines and metrics.jsonl.
 #include "training/run/metrics.h"
 
 #include <gtest/gtest.h>
@@ -37,7 +37,7 @@ ProgressReport report(int64_t step) {
           .seconds_left = 250};
 }
 
-TEST(Progress, Line) {
+TEST(Progress, FormatsTheLine) {
   EXPECT_EQ(format_progress(report(20)),
             "step 20/600  loss 2.08  3.00 bits per byte  validation 3.12 bits per byte  8,210 tokens/s  4:10 left");
   EXPECT_EQ(format_progress({.step = 1, .steps = 2, .loss = 0, .tokens_per_second = 10, .utilization = 0.5123}),
@@ -49,7 +49,7 @@ TEST(Progress, Line) {
             "step 1/2  loss 0.00  0.00 bits per byte");
 }
 
-TEST(Progress, Numbers) {
+TEST(Progress, FormatsDurations) {
   EXPECT_EQ(format_duration(0), "0:00");
   EXPECT_EQ(format_duration(59.6), "1:00");
   EXPECT_EQ(format_duration(3599), "59:59");
@@ -58,7 +58,7 @@ TEST(Progress, Numbers) {
   EXPECT_EQ(format_duration(-1), "0:00");
 }
 
-TEST(Progress, Mode) {
+TEST(Progress, ModeFollowsVariableAndTerminal) {
   EXPECT_EQ(progress_mode(nullptr, true), ProgressMode::kLive);
   EXPECT_EQ(progress_mode(nullptr, false), ProgressMode::kPlain);
   EXPECT_EQ(progress_mode("", false), ProgressMode::kPlain);
@@ -97,7 +97,7 @@ TEST(Progress, ImportantReportsAreAlwaysShown) {
   EXPECT_EQ(text, format_progress(report(1)) + "\n" + format_progress(report(3)) + "\nsaved\n");
 }
 
-TEST(Progress, LiveLineIsWrittenOver) {
+TEST(Progress, LiveLineIsOverwritten) {
   std::ostringstream out;
   {
     Progress progress(
@@ -120,7 +120,7 @@ ProgressReport full_report() {
           .seconds_left = 250};
 }
 
-TEST(Progress, NarrowLinesGoWithoutTheLeast) {
+TEST(Progress, NarrowLinesDropTheLeastImportantParts) {
   const std::string begin = "step 20/600", loss = "  loss 2.08", bits = "  3.00 bits per byte",
                     validation = "  validation 3.12 bits per byte", speed = "  8,210 tokens/s", mfu = "  MFU 51.2%",
                     left = "  4:10 left";
@@ -138,7 +138,7 @@ TEST(Progress, NarrowLinesGoWithoutTheLeast) {
   EXPECT_EQ(format_progress(full_report()), whole);
 }
 
-// As wide as the terminal is now; its last column stays free.
+// The line is as wide as the terminal currently is, less its last column.
 TEST(Progress, LiveLineFitsTheTerminal) {
   std::ostringstream out;
   int columns = 60;
@@ -152,7 +152,7 @@ TEST(Progress, LiveLineFitsTheTerminal) {
   }
 }
 
-TEST(Progress, NoneShowsMessagesAlone) {
+TEST(Progress, NoneShowsOnlyMessages) {
   std::ostringstream out;
   Progress progress(ProgressMode::kNone, out);
   progress.report(report(1), true);
@@ -160,14 +160,14 @@ TEST(Progress, NoneShowsMessagesAlone) {
   EXPECT_EQ(out.str(), "saved\n");
 }
 
-TEST(Metrics, OneObjectALine) {
+TEST(Metrics, WritesOneObjectPerLine) {
   const std::string path = fresh_file("metrics.jsonl");
   MetricsWriter writer(path);
   writer.write(1, {{"loss", 0.1}, {"tokens", int64_t{1} << 60}, {"lr", 1e-3}});
   writer.write(2, {{"loss", std::numeric_limits<double>::quiet_NaN()}, {"grad_norm", INFINITY}});
   writer.write(3, {{"caches", MetricsWriter::Table{{"programs", {{"bytes", 5}, {"hits", 2}}}, {"maps", {}}}}});
   writer.write(4, {{"caches", MetricsWriter::Table{}}});
-  // Flushed: read while it is open.
+  // Each line is flushed, so that the file can be read while the writer has it open.
   const auto text = lines(path);
   ASSERT_EQ(text.size(), 4u);
   EXPECT_EQ(text[0], "{\"step\":1,\"loss\":0.1,\"tokens\":1152921504606846976,\"lr\":0.001}");
@@ -176,7 +176,7 @@ TEST(Metrics, OneObjectALine) {
   EXPECT_EQ(text[3], R"({"step":4,"caches":{}})");
 }
 
-TEST(Metrics, ResumingForgetsWhatCameAfterTheCheckpoint) {
+TEST(Metrics, ResumingRemovesLinesAfterTheCheckpoint) {
   const std::string path = fresh_file("resumed.jsonl");
   {
     MetricsWriter writer(path);
@@ -191,10 +191,10 @@ TEST(Metrics, ResumingForgetsWhatCameAfterTheCheckpoint) {
   ASSERT_EQ(text.size(), 4u);
   EXPECT_EQ(text[2], "{\"step\":3,\"loss\":1.0}");
   EXPECT_EQ(text[3], "{\"step\":4,\"loss\":2.0}");
-  MetricsWriter none(fresh_file("none.jsonl"), 3);  // nothing there: nothing to forget
+  MetricsWriter none(fresh_file("none.jsonl"), 3);  // a missing file has nothing to remove
 }
 
-TEST(Metrics, ARunThatGoesBackForgetsWhatItMakesAgain) {
+TEST(Metrics, RewindingRemovesLinesAfterTheStep) {
   const std::string path = fresh_file("back.jsonl");
   MetricsWriter writer(path);
   for (int64_t step = 1; step <= 5; ++step) writer.write(step, {{"loss", 1.0}});
@@ -206,7 +206,7 @@ TEST(Metrics, ARunThatGoesBackForgetsWhatItMakesAgain) {
   EXPECT_EQ(text[2], "{\"step\":3,\"loss\":2.0}");
 }
 
-TEST(Metrics, FailuresAreNamed) {
+TEST(Metrics, FailedWritesThrow) {
   EXPECT_THROW(MetricsWriter("/nonexistent/metrics.jsonl"), Error);
   MetricsWriter full("/dev/full");
   EXPECT_THROW(full.write(1, {{"loss", 1.0}}), Error);

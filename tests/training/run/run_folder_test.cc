@@ -1,4 +1,4 @@
-// Tests of training/run/run_folder.h.
+// Tests of training/run/run_folder.h: creating, finding and locking run folders.
 #include "training/run/run_folder.h"
 
 #include <gtest/gtest.h>
@@ -35,7 +35,7 @@ std::pair<ErrorKind, std::string> failure(const std::function<void()>& call) {
 
 void configure(const RunFolder& run) { std::ofstream(run.config_path()) << "x = 1\n"; }
 
-TEST(RunFolder, EveryStartHasItsOwn) {
+TEST(RunFolder, EachStartGetsItsOwnFolder) {
   const std::string root = fresh_root("numbers") + "/deep/runs";
   const RunFolder a = RunFolder::create(root, "quick");
   const RunFolder b = RunFolder::create(root, "quick");
@@ -77,8 +77,8 @@ TEST(RunFolder, IsFoundByPathNumberAndName) {
   EXPECT_EQ(failure([&] { find_run(root + "/itself", "quick"); }).first, ErrorKind::kResource);
 }
 
-// A run that died before its first checkpoint has nothing to go on from, nor to sample.
-TEST(RunFolder, TheNewestWithACheckpointIsMeant) {
+// A run that died before its first checkpoint can neither be resumed nor sampled.
+TEST(RunFolder, FindsTheNewestRunWithACheckpoint) {
   namespace fs = std::filesystem;
   const std::string root = fresh_root("checkpoints");
   for (const char* name : {"quick", "quick", "quick", "other", "quick-x"}) configure(RunFolder::create(root, name));
@@ -96,14 +96,14 @@ TEST(RunFolder, TheNewestWithACheckpointIsMeant) {
   };
   checkpoint("quick-001", 1, 50);
   checkpoint("quick-002", 1, 40);
-  checkpoint("quick-003", 1, -1);  // half of one
+  checkpoint("quick-003", 1, -1);  // a checkpoint without a manifest is incomplete
   checkpoint("other-001", 1, 60);
   EXPECT_EQ(find_run(root, "quick"), root + "/quick-002");
   EXPECT_EQ(find_run(root, ""), root + "/quick-002");
   checkpoint("other-001", 2, 30);
   EXPECT_EQ(find_run(root, ""), root + "/other-001");
-  EXPECT_EQ(find_run(root, "quick-003"), root + "/quick-003") << "which was named";
-  // What is there and is no run is said to be that; one that was renamed is listed.
+  EXPECT_EQ(find_run(root, "quick-003"), root + "/quick-003") << "the run was named in full";
+  // A folder that is not a run is reported as such, and a renamed run is listed.
   fs::rename(root + "/other-001", root + "/renamed");
   fs::remove(root + "/quick-003/config.toml");
   EXPECT_EQ(failure([&] { find_run(root, "quick-003"); }).second,
@@ -112,7 +112,7 @@ TEST(RunFolder, TheNewestWithACheckpointIsMeant) {
   EXPECT_EQ(find_run(root, "renamed"), root + "/renamed");
 }
 
-TEST(RunFolder, BelongsToOneLiveProcess) {
+TEST(RunFolder, IsLockedByOneLiveProcess) {
   const std::string root = fresh_root("busy");
   std::optional<RunFolder> run(RunFolder::create(root, "quick"));
   configure(*run);
@@ -124,7 +124,7 @@ TEST(RunFolder, BelongsToOneLiveProcess) {
   EXPECT_EQ(failure([&] { RunFolder::open(root); }).first, ErrorKind::kInput);
 }
 
-TEST(RunFolder, IsFreeWhenItsOwnerWasKilled) {
+TEST(RunFolder, IsUnlockedWhenItsOwnerWasKilled) {
   const std::string root = fresh_root("killed");
   int ready[2];
   ASSERT_EQ(::pipe(ready), 0);
@@ -146,7 +146,7 @@ TEST(RunFolder, IsFreeWhenItsOwnerWasKilled) {
   EXPECT_NO_THROW(RunFolder::open(root + "/quick-001"));
 }
 
-TEST(RunFolder, FailuresAreNamed) {
+TEST(RunFolder, ErrorNamesTheRootThatCannotBeUsed) {
   const std::string root = fresh_root("file");
   std::ofstream(root) << "a file";
   const auto [kind, text] = failure([&] { RunFolder::create(root, "quick"); });

@@ -1,4 +1,5 @@
-// AdamW against its formula in fp64, clipping, decay of matrices alone, and the learning rate's schedule.
+// Tests of training/state/optimizer.h: AdamW is compared with its formula in fp64, with clipping and per-range weight
+// decay, and the learning-rate schedules with known values.
 #include "training/state/optimizer.h"
 
 #include <ATen/Context.h>
@@ -21,7 +22,7 @@ namespace {
 
 constexpr double kDecay = 0.3;
 
-// Two vectors, of which parts decay.
+// Two vectors; only a part of the first has weight decay.
 std::vector<Updated> some_weights() {
   return {{.values = at::randn({40}), .gradients = at::zeros({40}), .rated = {{0, 32, {1, kDecay}}, {32, 40, {}}}},
           {.values = at::randn({16}), .gradients = at::zeros({16}), .rated = {{0, 16, {}}}}};
@@ -31,7 +32,7 @@ at::Tensor joined(const std::vector<Updated>& updated, at::Tensor Updated::*of) 
   return at::cat({updated[0].*of, updated[1].*of});
 }
 
-TEST(Schedule, WarmsUpThenFallsToItsMinimum) {
+TEST(Schedule, WarmsUpThenDecaysToItsMinimum) {
   const OptimizerSettings s{.lr = 1.0, .min_lr_ratio = 0.1, .warmup = 10, .steps = 110};
   EXPECT_DOUBLE_EQ(learning_rate(s, 0), 0.1);
   EXPECT_DOUBLE_EQ(learning_rate(s, 9), 1.0);
@@ -42,14 +43,14 @@ TEST(Schedule, WarmsUpThenFallsToItsMinimum) {
   for (int64_t i = 10; i < 110; ++i) EXPECT_GE(learning_rate(s, i), learning_rate(s, i + 1));
 }
 
-TEST(Schedule, WithoutWarmupOrShorterThanIt) {
+TEST(Schedule, HandlesNoWarmupAndRunsShorterThanIt) {
   EXPECT_DOUBLE_EQ(learning_rate({.lr = 2, .warmup = 0, .steps = 5}, 0), 2);
   EXPECT_DOUBLE_EQ(learning_rate({.lr = 2, .min_lr_ratio = 0.5, .warmup = 4, .steps = 2}, 1), 1);
   EXPECT_TRUE(std::isfinite(learning_rate({.lr = 2, .warmup = 2, .steps = 2}, 2)));
 }
 
-// integration_tests/schedules_test.py holds whole runs against PyTorch's schedulers.
-TEST(Schedule, OthersThanTheCosine) {
+// integration_tests/schedules_test.py compares whole runs with PyTorch's schedulers.
+TEST(Schedule, LinearConstantAndWsd) {
   OptimizerSettings s{.schedule = RateSchedule::kLinear, .lr = 1.0, .min_lr_ratio = 0.1, .warmup = 10, .steps = 110};
   EXPECT_DOUBLE_EQ(learning_rate(s, 4), 0.5);
   EXPECT_DOUBLE_EQ(learning_rate(s, 10), 1.0);
@@ -67,14 +68,15 @@ TEST(Schedule, OthersThanTheCosine) {
   EXPECT_DOUBLE_EQ(learning_rate(s, 60), 0.55) << "it falls from the warm-up's end on at the earliest";
 }
 
-TEST(Schedule, HasANameThatIsRead) {
+TEST(Schedule, NamesRoundTrip) {
   for (const std::string_view name : {"cosine", "linear", "constant", "wsd"}) {
     EXPECT_EQ(rate_schedule_name(parse_rate_schedule(name)), name);
   }
   EXPECT_THROW(parse_rate_schedule("step"), Error);
 }
 
-// Updates at these steps; at those between, none is made, as when the gradients are not finite.
+// Updates at the given steps and compares with the formula. The steps in between have no update, as when gradients are
+// not finite.
 void expect_formula(double clip, const std::vector<int64_t>& steps, double scale = 1) {
   at::manual_seed(1);
   const std::vector<Updated> p = some_weights();
@@ -98,31 +100,31 @@ void expect_formula(double clip, const std::vector<int64_t>& steps, double scale
     ++updates;
     const at::Tensor mean = m.div(1 - std::pow(s.beta1, updates)), square = v.div(1 - std::pow(s.beta2, updates));
     value.sub_(mean.div(square.sqrt().add(s.eps)).mul(lr));
-    // Eight seeds: 2.5e-7 at most, two last places of the largest weights.
+    // The largest error over eight seeds was 2.5e-7, two units in the last place of the largest weights.
     EXPECT_LE(joined(p, &Updated::values).to(at::kDouble).sub(value).abs().max().item<double>(), 8e-7)
         << "step " << step;
   }
   EXPECT_EQ(adam.updates(), static_cast<int64_t>(steps.size()));
 }
 
-TEST(AdamW, EqualsItsFormula) {
+TEST(AdamW, MatchesItsFormula) {
   for (const double clip : {0.0, 0.5}) expect_formula(clip, {0, 1, 2, 3});
 }
 
-// Gradients that are sums over another number of targets than they were divided by.
+// The scale corrects gradients that were divided by another number of targets than they are sums over.
 TEST(AdamW, ScalesItsGradients) {
   for (const double scale : {0.25, 1.5}) {
     for (const double clip : {0.0, 0.5, 100.0}) expect_formula(clip, {0, 1, 2}, scale);
   }
 }
 
-TEST(LearningRate, SaysWhatAResumeMakesOfIt) {
+TEST(LearningRate, ReportsHowAResumeChangesIt) {
   OptimizerSettings before{.lr = 1e-2, .warmup = 2, .steps = 6}, now = before;
   EXPECT_EQ(learning_rate_change(before, now, 6), "");
   now.steps = 12;
   EXPECT_EQ(learning_rate_change(before, now, 6),
             "the learning rate goes from 0.001 to 0.0069: it decays until run.steps, which was 6");
-  EXPECT_EQ(learning_rate_change(before, now, 1), "") << "while it rises, all is as before";
+  EXPECT_EQ(learning_rate_change(before, now, 1), "") << "the warm-up is the same";
   now = before;
   now.lr = 2e-2;
   EXPECT_EQ(learning_rate_change(before, now, 6), "the learning rate goes from 0.001 to 0.002");
@@ -139,7 +141,7 @@ TEST(LearningRate, SaysWhatAResumeMakesOfIt) {
             "the learning rate goes from 0.001 to 0.01: it decays over the last 2 steps until run.steps, which was 6");
 }
 
-// Those of elements [begin, end), counted from `begin`.
+// The ranges of elements [begin, end), counted from `begin`.
 std::vector<RatedRange> cut(const std::vector<RatedRange>& ranges, int64_t begin, int64_t end) {
   std::vector<RatedRange> of;
   for (const RatedRange& r : ranges) {
@@ -149,9 +151,9 @@ std::vector<RatedRange> cut(const std::vector<RatedRange>& ranges, int64_t begin
   return of;
 }
 
-// Wherever their ranges begin, and however the whole is cut, elements have the bits of a vector that has their rates
-// alone.
-TEST(AdamW, RatesMayBeginAtAnyElement) {
+// Wherever ranges begin and however the vector is cut, each element has the same bits as in a vector that has that
+// element's rates throughout.
+TEST(AdamW, RateRangesMayBeginAtAnyElement) {
   at::manual_seed(3);
   const int64_t n = 16 * 12;
   const at::Tensor start = at::randn({n}), gradients = at::randn({n});
@@ -196,8 +198,8 @@ TEST(AdamW, RatesMayBeginAtAnyElement) {
   EXPECT_TRUE(frozen.values.equal(start)) << "a rate of 0 leaves values as they are";
 }
 
-// Ranks that hold a part each make the bits of one that holds all.
-TEST(AdamW, PartsOfMultiplesOf16ElementsHaveTheBitsOfTheWhole) {
+// Ranks that hold one part each compute the same bits as one rank that holds all.
+TEST(AdamW, PartsOfMultiplesOf16ElementsMatchTheWholeBitwise) {
   at::manual_seed(2);
   const int64_t n = 16 * 41;
   const at::Tensor start = at::randn({n}), gradients = at::randn({n});
@@ -222,7 +224,7 @@ TEST(AdamW, PartsOfMultiplesOf16ElementsHaveTheBitsOfTheWhole) {
   EXPECT_TRUE(updated_in({0, 16 * 7, 16 * 30, 16 * 33, n}).equal(whole));
 }
 
-TEST(AdamW, CorrectsItsBiasByTheNumberOfUpdates) { expect_formula(0.5, {1, 2, 5, 9}); }
+TEST(AdamW, BiasCorrectionCountsUpdatesNotSteps) { expect_formula(0.5, {1, 2, 5, 9}); }
 
 }  // namespace
 }  // namespace annulus

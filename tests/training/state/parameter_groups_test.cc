@@ -1,4 +1,4 @@
-// Which rates parameters have by their groups, and groups that mean nothing.
+// Tests of training/state/parameter_groups.h: the rates that groups give to parameters, and groups that are refused.
 #include "training/state/parameter_groups.h"
 
 #include <gtest/gtest.h>
@@ -33,13 +33,13 @@ std::map<std::string, Rates> rates_by_name(const ParameterGroups& groups) {
   return of;
 }
 
-TEST(ParameterGroups, WithoutThemMatricesDecay) {
+TEST(ParameterGroups, WithoutGroupsOnlyMatricesDecay) {
   for (const auto& [name, rates] : rates_by_name({})) {
     EXPECT_EQ(rates, (Rates{1, name.ends_with("norm.weight") ? 0 : 0.1})) << name;
   }
 }
 
-TEST(ParameterGroups, TheFirstThatMatchesCounts) {
+TEST(ParameterGroups, FirstMatchingGroupApplies) {
   const auto rates = rates_by_name({{group("model.layers.1.*_layernorm.weight", 0.5, 0.2), group("*norm.weight", 0.25),
                                      group("model.layers.?.mlp.up_proj.weight", 0, 0.0), group("lm_head.weight", 3)}});
   EXPECT_EQ(rates.at("model.layers.1.input_layernorm.weight"), (Rates{0.5, 0.2}));
@@ -50,7 +50,7 @@ TEST(ParameterGroups, TheFirstThatMatchesCounts) {
   EXPECT_EQ(rates.at("lm_head.weight"), (Rates{3, 0.1}));
 }
 
-TEST(ParameterGroups, RefusesOneThatNoParameterFollows) {
+TEST(ParameterGroups, RefusesGroupsThatApplyToNoParameter) {
   const auto refused = [](const ParameterGroups& groups, const std::string& words) {
     try {
       rates_by_name(groups);
@@ -68,8 +68,8 @@ TEST(ParameterGroups, RefusesOneThatNoParameterFollows) {
   refused({{group("*"), group("lm_head.weight")}}, "optimizer.groups[1]: match = \"lm_head.weight\" matches only");
 }
 
-// Cut wherever ranks cut units, ranges are those of the whole, and they are all of it.
-TEST(ParameterGroups, RangesOfPartsAreThoseOfTheUnit) {
+// However ranks cut a unit, the ranges of its parts equal those of the whole and cover all of it.
+TEST(ParameterGroups, RangesOfPartsMatchTheWholeUnit) {
   const Parameters parameters = two_layers();
   const std::vector<Rates> rates =
       parameter_rates(parameters, 0.1, {{group("*input_layernorm.weight", 0.5), group("*k_proj*", 2)}});

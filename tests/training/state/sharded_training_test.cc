@@ -1,5 +1,5 @@
-// A training job whose state is cut over ranks: the same bits at every level, the same curve at every world, what is
-// sent, and states that go on elsewhere.
+// Tests of training whose state is sharded over ranks: all levels are bit-identical, losses do not depend on the world
+// size, the traffic matches its formula, and a state resumes at other levels and world sizes.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
@@ -36,14 +36,14 @@ struct Trained {
   std::map<std::string, at::Tensor> tensors;  // at the end
 };
 
-// Ranks r of the host r / ranks_of_a_host.
+// Declares rank r to be on host r / ranks_of_a_host.
 void put_on_hosts(Communicator& world, int ranks_of_a_host) {
   std::vector<int> of;
   for (int r = 0; r < world.size(); ++r) of.push_back(r / ranks_of_a_host);
   world.set_hosts(of);
 }
 
-// On `ranks` threads, of which each host is thought to have `ranks_of_a_host`.
+// Trains on `ranks` threads, which are treated as hosts of `ranks_of_a_host` ranks each (0: one host).
 Trained train(const Config& config, int ranks, int64_t steps, int ranks_of_a_host = 0,
               const KeptState* from = nullptr) {
   const Dataset data(config.data, config.run.seed);
@@ -83,7 +83,7 @@ void expect_same_bits(const Trained& a, const Trained& b, const std::string& wha
   for (const auto& [name, tensor] : a.tensors) EXPECT_TRUE(tensor.equal(b.tensors.at(name))) << what << ", " << name;
 }
 
-// Shapes that no number of ranks divides, and everything else drawn.
+// A configuration with shapes that the number of ranks need not divide; everything else is drawn at random.
 Config drawn_config(const TestFolder& folder, std::mt19937& random, int ranks) {
   const auto one_of = [&](auto... values) {
     const std::common_type_t<decltype(values)...> list[] = {values...};
@@ -109,14 +109,15 @@ Config drawn_config(const TestFolder& folder, std::mt19937& random, int ranks) {
   return c;
 }
 
-// Norms' ranges begin in the middle of a block of 16 elements wherever the width is no multiple of it.
+// The ranges of norms begin inside a block of 16 elements if the width is not a multiple of 16.
 ParameterGroups some_groups() {
   return {{{.match = "*.post_attention_layernorm.weight", .lr = 0.5, .weight_decay = 0.3},
            {.match = "model.embed_tokens.*", .lr = 0.1, .weight_decay = {}},
            {.match = "*.1.*_proj.weight", .lr = 2, .weight_decay = 0}}};
 }
 
-// What they mean, and what holds without: learning rate over the schedule's, and weight decay.
+// The rates of a parameter with or without these groups: the factor on the scheduled learning rate and the weight
+// decay.
 std::pair<double, double> rates_of(const Config& config, const std::string& name, int64_t dimensions) {
   const double decay = dimensions == 2 ? config.optimizer.weight_decay : 0;
   if (config.optimizer.groups.list.empty()) return {1, decay};
@@ -132,7 +133,7 @@ std::string text_of(const Config& c, int ranks) {
          (c.model.recompute ? ", recomputed" : "") + ", accumulate " + c.data.accumulate.text();
 }
 
-TEST(ShardedTraining, EveryLevelHasTheSameBits) {
+TEST(ShardedTraining, AllLevelsAreBitIdentical) {
   const TestFolder folder;
   std::mt19937 random(7);
   for (int draw = 0; draw < 12; ++draw) {
@@ -148,8 +149,8 @@ TEST(ShardedTraining, EveryLevelHasTheSameBits) {
   }
 }
 
-// Rates of groups whose ranges begin anywhere in a shard, and steps of more and more rows.
-TEST(ShardedTraining, GroupsAndABatchRampHaveTheSameBitsAtEveryLevel) {
+// The ranges of the groups begin anywhere in a shard, and the steps have more and more rows.
+TEST(ShardedTraining, GroupsAndBatchRampAreBitIdenticalAtAllLevels) {
   const TestFolder folder;
   std::mt19937 random(11);
   for (int draw = 0; draw < 6; ++draw) {
@@ -170,8 +171,9 @@ TEST(ShardedTraining, GroupsAndABatchRampHaveTheSameBitsAtEveryLevel) {
   }
 }
 
-// Shares within hosts add in another order than one over the world: the same bits among themselves, and nearly those.
-TEST(ShardedTraining, SharingWithinHostsHasTheSameBitsAtEveryLevel) {
+// Sharding within hosts sums in another order than sharding over the world: the levels are bit-identical among
+// themselves, and the losses equal those of the world up to rounding.
+TEST(ShardedTraining, ShardingWithinHostsIsBitIdenticalAtAllLevels) {
   const TestFolder folder;
   Config config = tiny_config(folder);
   const Trained world = train(config, 4, 4);
@@ -190,8 +192,8 @@ TEST(ShardedTraining, SharingWithinHostsHasTheSameBitsAtEveryLevel) {
   }
 }
 
-// Sums over a world of several hosts have the order of those between replicas, one a host: one definition.
-TEST(ShardedTraining, SharingTheWorldOverHostsHasTheBitsOfSharingWithinThem) {
+// A sum over a world of several hosts has the same order as one over replicas of which each host has one.
+TEST(ShardedTraining, ShardingOverHostsMatchesShardingWithinThem) {
   const TestFolder folder;
   Config config = tiny_config(folder);
   config.data.batch = 12;
@@ -215,7 +217,7 @@ TEST(ShardedTraining, SharingTheWorldOverHostsHasTheBitsOfSharingWithinThem) {
   }
 }
 
-TEST(ShardedTraining, RefusesHostsThatDoNotShareAlike) {
+TEST(ShardedTraining, RefusesHostsWithUnequalRankCounts) {
   Config config;
   config.optimizer.shard_within = "host";
   try {
@@ -227,8 +229,8 @@ TEST(ShardedTraining, RefusesHostsThatDoNotShareAlike) {
   }
 }
 
-// Worlds, levels and a model on one rank without any of this: one curve.
-TEST(ShardedTraining, TheCurveDoesNotDependOnTheWorld) {
+// All world sizes and levels have the same losses as training on one rank without sharding.
+TEST(ShardedTraining, LossesDoNotDependOnTheWorldSize) {
   const TestFolder folder;
   Config config = tiny_config(folder);
   config.run.steps = 20;
@@ -294,7 +296,7 @@ std::vector<double> losses_of_one_model(const Config& config, int64_t steps) {
   return losses;
 }
 
-TEST(ShardedTraining, IsTheFullBatchOfOneModel) {
+TEST(ShardedTraining, MatchesOneModelOnTheFullBatch) {
   const TestFolder folder;
   Config config = tiny_config(folder);
   config.run.steps = 20;
@@ -320,7 +322,7 @@ TEST(ShardedTraining, IsTheFullBatchOfOneModel) {
   std::printf("largest relative difference of a loss: %.2g\n", most);
 }
 
-TEST(ShardedTraining, AStateGoesOnAtEveryLevelAndWorld) {
+TEST(ShardedTraining, StateResumesAtEveryLevelAndWorldSize) {
   const TestFolder folder;
   Config config = tiny_config(folder);
   config.data.batch = 12;
@@ -340,7 +342,7 @@ TEST(ShardedTraining, AStateGoesOnAtEveryLevelAndWorld) {
   config.optimizer.shard = 0;
   config.mesh.data = 1;
   const Trained want = train(config, 4, 6, 0, &kept);
-  EXPECT_EQ(want.digest, straight) << "the same world goes on with the same bits";
+  EXPECT_EQ(want.digest, straight) << "the same world size resumes bit-identically";
   for (const int ranks : {1, 2, 3, 6}) {
     config.mesh.data = ranks;
     for (const int64_t level : {0, 1, 2, 3}) {
@@ -352,7 +354,7 @@ TEST(ShardedTraining, AStateGoesOnAtEveryLevelAndWorld) {
   }
 }
 
-TEST(ShardedTraining, EveryElementIsWrittenByOneRank) {
+TEST(ShardedTraining, EachElementIsWrittenByOneRank) {
   const TestFolder folder;
   Config config = tiny_config(folder);
   const Dataset data(config.data, config.run.seed);
@@ -373,8 +375,8 @@ TEST(ShardedTraining, EveryElementIsWrittenByOneRank) {
   }
 }
 
-// What each rank sends for its state is what the formula says, to the byte.
-TEST(ShardedTraining, SendsWhatTheFormulaSays) {
+// Each rank sends exactly as many bytes for its state as the formula says.
+TEST(ShardedTraining, BytesSentMatchTheFormula) {
   const TestFolder folder;
   for (const std::string dtype : {"fp32", "bf16"}) {
     for (const bool tied : {false, true}) {
@@ -413,8 +415,8 @@ TEST(ShardedTraining, SendsWhatTheFormulaSays) {
   }
 }
 
-// Bytes that all ranks together send to other hosts in a step of a model in bf16, where the ranks of each host are
-// neighbours. Of shards that are dealt over `hosts` hosts, or of replicas of which each has one.
+// The bytes that all ranks together send to other hosts in a step of a bf16 model when the ranks of each host are
+// consecutive: for shards dealt over `hosts` hosts, or for replicas of which each host has one.
 double bytes_between_hosts(const Parameters& parameters, const Sharding& s, const StateTraffic& t, int hosts) {
   const double crossings = hosts - 1, sum = 4, gathered = s.level > 0 ? 2 : sum;  // bytes of an element
   if (s.replicas > 1) return crossings * 2 * static_cast<double>(parameters.elements()) * sum;
@@ -423,10 +425,10 @@ double bytes_between_hosts(const Parameters& parameters, const Sharding& s, cons
   return crossings * payload * (t.reduced * sum + t.gathered * gathered);
 }
 
-// What crosses hosts for the state is what the formula says, to the byte.
-TEST(ShardedTraining, SendsToOtherHostsWhatTheFormulaSays) {
+// Exactly as many bytes cross between hosts for the state as the formula says.
+TEST(ShardedTraining, BytesBetweenHostsMatchTheFormula) {
   const TestFolder folder;
-  const std::vector<std::pair<int, int>> layouts{{4, 2}, {4, 1}, {3, 2}, {4, 4}};  // ranks, and of a host
+  const std::vector<std::pair<int, int>> layouts{{4, 2}, {4, 1}, {3, 2}, {4, 4}};  // ranks, ranks of a host
   for (const auto& [ranks, a_host] : layouts) {
     for (const std::string within : {"world", "host"}) {
       if (within == "host" && ranks % a_host != 0) continue;

@@ -1,4 +1,5 @@
-// The rule for spikes of the gradient norm, and the count of updates that are left out.
+// Tests of the rule for spikes of the gradient norm (training/state/spike_rule.h) and of the count of updates left out
+// (training/state/left_out.h).
 #include "training/state/spike_rule.h"
 
 #include <gtest/gtest.h>
@@ -12,7 +13,7 @@
 namespace annulus {
 namespace {
 
-TEST(SpikeRule, ComparesWithTheMedianOfTheLastNorms) {
+TEST(SpikeRule, ComparesWithTheMedianOfRecentNorms) {
   SpikeRule rule(2, 3);
   for (const double norm : {5.0, 1.0}) {
     EXPECT_EQ(rule.median(), std::nullopt);
@@ -41,7 +42,7 @@ TEST(SpikeRule, IsOffWithoutAFactor) {
   EXPECT_EQ(rule.text(), "");
 }
 
-TEST(SpikeRule, GoesOnFromItsState) {
+TEST(SpikeRule, RestoresItsState) {
   SpikeRule rule(2, 3);
   for (const double norm : {0.1, 1.0 / 3, 2.0 / 7, 1e-17}) rule.applied(norm);
   rule.left_out();
@@ -62,7 +63,7 @@ TEST(SpikeRule, GoesOnFromItsState) {
   EXPECT_EQ(rule.spikes(), 1);
 }
 
-TEST(LeftOut, EndsARunAfterAsManyInARow) {
+TEST(LeftOut, EndsTheRunAfterTooManyInARow) {
   LeftOut out(3);
   for (int64_t step = 0; step < 20; step += 2) {
     out.add(step, LeftOut::Reason::kSpike);
@@ -83,8 +84,8 @@ TEST(LeftOut, EndsARunAfterAsManyInARow) {
   }
 }
 
-// Else a run that meets a spike at the same place after every return would never end.
-TEST(LeftOut, StepsThatAreMadeAgainEndNoRow) {
+// Otherwise a run that meets a spike at the same step after every rewind would never end.
+TEST(LeftOut, RepeatedStepsDoNotResetTheCount) {
   LeftOut out(3);
   const auto return_to = [&](int64_t begin, int64_t end) {
     for (int64_t step = begin; step < end; ++step) out.applied(step);
