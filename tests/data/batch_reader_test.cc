@@ -1,4 +1,4 @@
-// Tests of data/batch_reader.h.
+// Tests of data/batch_reader.h: each rank's share of the rows, reading ahead, and errors.
 #include "data/batch_reader.h"
 
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 namespace annulus {
 namespace {
 
-// A text of documents of 7, 8, ... bytes.
+// Writes 40 documents of 7, 8, ... bytes; returns their glob pattern.
 std::vector<std::string> write_texts() {
   const std::string root = ::testing::TempDir() + "/batches";
   std::filesystem::remove_all(root);
@@ -36,7 +36,8 @@ DataConfig config() {
   return d;
 }
 
-// What all ranks of a grid read of step `step`, put together: by row and position, its planes.
+// What all ranks of a grid of `rows` x `context` read at step `step`, assembled: the values of the three planes by row
+// and position.
 std::map<std::pair<int64_t, int64_t>, std::vector<int64_t>> put_together(const Dataset& data, int64_t step,
                                                                          int64_t rows, int64_t context) {
   std::map<std::pair<int64_t, int64_t>, std::vector<int64_t>> all;
@@ -69,7 +70,7 @@ std::map<std::pair<int64_t, int64_t>, std::vector<int64_t>> put_together(const D
   return all;
 }
 
-TEST(BatchReader, GivesEveryRankItsShareOfTheSameRows) {
+TEST(BatchReader, GivesEachRankItsShareOfTheSameRows) {
   const Dataset data(config(), 1);
   for (const int64_t step : {0, 3}) {
     const auto one = put_together(data, step, 1, 1);
@@ -91,7 +92,7 @@ TEST(BatchReader, GivesEveryRankItsShareOfTheSameRows) {
   }
 }
 
-TEST(BatchReader, ReadsAheadWithoutTouchingWhatIsInUse) {
+TEST(BatchReader, ReadAheadDoesNotTouchTheSlotInUse) {
   DataConfig d = config();
   d.batch = 2;
   d.accumulate = 3;
@@ -122,21 +123,21 @@ TEST(BatchReader, ReadsAheadWithoutTouchingWhatIsInUse) {
   EXPECT_GE(reader.waited(), 0);
 }
 
-TEST(BatchReader, AnErrorComesWithTheStepThatItIsOf) {
+TEST(BatchReader, ErrorIsThrownByTheTakeOfItsStep) {
   const Dataset data(config(), 1, 256);
   const std::string root = ::testing::TempDir() + "/batches";
   BatchShape shape{.rows = 42, .first_row = 0, .own_rows = 42, .positions = {0}, .restart = false};
   std::vector<int64_t> a(static_cast<size_t>(shape.values()));
   BatchReader reader(data, shape, 1, 0, 100, {a.data()});
   reader.take();
-  // One slot: nothing more is read until it is given back.
+  // There is one slot, so that nothing more is read until the next take() returns it.
   for (const auto& file : std::filesystem::directory_iterator(root)) {
     std::ofstream(file.path(), std::ios::binary | std::ios::app) << "longer";
   }
   EXPECT_THROW(reader.take(), Error);
 }
 
-TEST(BatchReader, EndsWhileItReads) {
+TEST(BatchReader, CanBeDestroyedWhileItReads) {
   const Dataset data(config(), 1);
   BatchShape shape{.rows = 42, .first_row = 0, .own_rows = 42, .positions = {0}, .restart = false};
   std::vector<int64_t> a(static_cast<size_t>(shape.values())), b = a;

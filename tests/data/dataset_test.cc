@@ -1,5 +1,5 @@
-// Tests of data/dataset.h: which tokens a run trains on, in which order, and what a resume makes of it. Shards hold
-// every id once, so that a token is known by its id.
+// Tests of data/dataset.h: which tokens a run trains on, in which order, and how a resume continues. Shards hold each
+// id once (except the end of a document), so that an id identifies a token.
 #include "data/dataset.h"
 
 #include <gtest/gtest.h>
@@ -28,7 +28,7 @@ class DatasetTest : public ::testing::Test {
     fs::create_directories(root_);
   }
 
-  // A shard of documents of these lengths, the end included, whose other ids are first, first + 1, ...
+  // Writes a shard of documents of these lengths, which include the end token; the other ids are first, first + 1, ...
   SourceConfig shard(const std::string& name, const std::vector<int64_t>& lengths, uint16_t first) {
     std::vector<uint16_t> tokens;
     for (const int64_t length : lengths) {
@@ -70,14 +70,14 @@ std::vector<int64_t> some_lengths(int64_t documents, uint32_t seed) {
   std::vector<int64_t> lengths;
   for (int64_t i = 0; i < documents; ++i) {
     seed = seed * 1664525 + 1013904223;
-    lengths.push_back(1 + (seed >> 24) % 60);  // of which 1 is an empty document with its end
+    lengths.push_back(1 + (seed >> 24) % 60);  // length 1 is an empty document with its end
   }
   return lengths;
 }
 
 int64_t sum(const std::vector<int64_t>& numbers) { return std::accumulate(numbers.begin(), numbers.end(), int64_t{0}); }
 
-// How often each id but kEnd was a target in these steps, by the epoch of its source that the row belongs to.
+// How often each id except kEnd was a target in steps [begin, end).
 std::map<int64_t, int64_t> targets(const Dataset& data, int64_t begin, int64_t end) {
   std::map<int64_t, int64_t> counts;
   for (int64_t step = begin; step < end; ++step) {
@@ -88,7 +88,7 @@ std::map<int64_t, int64_t> targets(const Dataset& data, int64_t begin, int64_t e
       for (size_t i = 0; i < row.targets.size(); ++i) {
         if (row.targets[i] == kNoTarget || row.targets[i] == kEnd) continue;
         ++counts[row.targets[i]];
-        // Ids count up within a document.
+        // Ids are consecutive within a document.
         if (row.tokens[i] != kEnd) {
           EXPECT_EQ(row.tokens[i] + 1, row.targets[i]);
         }
@@ -98,17 +98,17 @@ std::map<int64_t, int64_t> targets(const Dataset& data, int64_t begin, int64_t e
   return counts;
 }
 
-TEST_F(DatasetTest, EveryTokenOfAnEpochIsATargetOnce) {
+TEST_F(DatasetTest, EachTokenIsATargetOncePerEpoch) {
   const std::vector<int64_t> lengths = some_lengths(200, 3);
   const std::vector<SourceConfig> source = {shard("a", lengths, 1)};
   for (const std::string packing : {"stream", "best-fit", "document"}) {
     for (const bool documents : {false, true}) {
       const Dataset made(data(source, 32, packing, documents), 1);
-      // Epochs end within steps of three rows: two thirds of the counts are of whole epochs in any case.
+      // An epoch may end within a step of three rows, so that a few tokens of the fourth epoch are counted as well.
       int64_t steps = 0;
       while (made.epochs(0, steps) < 3) ++steps;
       const std::map<int64_t, int64_t> counts = targets(made, 0, steps);
-      std::set<int64_t> firsts;  // tokens that nothing predicts
+      std::set<int64_t> firsts;  // first tokens of documents, which nothing predicts
       int64_t id = 1;
       for (const int64_t length : lengths) {
         if (length > 1) firsts.insert(id);
@@ -117,7 +117,7 @@ TEST_F(DatasetTest, EveryTokenOfAnEpochIsATargetOnce) {
       for (int64_t i = 1; i < id; ++i) {
         const auto found = counts.find(i);
         const int64_t count = found == counts.end() ? 0 : found->second;
-        // Where documents are not told apart, the first token follows the end of the one before.
+        // If documents are not separated, the first token is predicted from the end of the previous document.
         const bool left_out = firsts.contains(i) && (documents || packing != "stream" || (i == 1 && lengths[0] > 1));
         if (left_out) {
           EXPECT_EQ(count, 0) << packing << ", token " << i;
@@ -129,7 +129,7 @@ TEST_F(DatasetTest, EveryTokenOfAnEpochIsATargetOnce) {
   }
 }
 
-TEST_F(DatasetTest, AnEpochIsDrawnInAnOrderOfItsOwn) {
+TEST_F(DatasetTest, EachEpochHasItsOwnOrder) {
   const Dataset made(data({shard("a", std::vector<int64_t>(64, 33), 1)}, 32, "document"), 1);
   const auto order = [&](const Dataset& of, int64_t epoch) {
     std::vector<int64_t> firsts;
@@ -144,10 +144,10 @@ TEST_F(DatasetTest, AnEpochIsDrawnInAnOrderOfItsOwn) {
   EXPECT_EQ(std::set<int64_t>(first.begin(), first.end()), std::set<int64_t>(second.begin(), second.end()));
   const DataConfig same = data({shard("a", std::vector<int64_t>(64, 33), 1)}, 32, "document");
   EXPECT_EQ(order(Dataset(same, 1), 0), first);
-  EXPECT_NE(order(Dataset(same, 2), 0), first) << "the seed decides";
+  EXPECT_NE(order(Dataset(same, 2), 0), first) << "the order depends on the seed";
 }
 
-TEST_F(DatasetTest, SourcesAreMixedByTheirWeights) {
+TEST_F(DatasetTest, MixesSourcesByWeight) {
   SourceConfig a = shard("a", some_lengths(100, 1), 1), b = shard("b", some_lengths(40, 2), 20000);
   a.weight = 3;
   b.weight = 1;
@@ -164,21 +164,21 @@ TEST_F(DatasetTest, SourcesAreMixedByTheirWeights) {
   }
   EXPECT_EQ(rows, (std::vector<int64_t>{90, 30}));
   EXPECT_EQ(used[0].rows, 90);
-  EXPECT_EQ(used[1].targets, 30 * 16) << "rows of a stream are full, but for the last of an epoch";
-  // Within each source every token of its epoch is drawn before one is drawn again.
+  EXPECT_EQ(used[1].targets, 30 * 16) << "rows of a stream are full except the last of an epoch";
+  // Within each source all tokens of an epoch are drawn before any is drawn again.
   std::map<int64_t, int64_t> counts;
   for (const auto& [id, count] : targets(made, 0, 40)) {
     const size_t source = id < 20000 ? 0 : 1;
     EXPECT_LE(count, static_cast<int64_t>(made.epochs(source, 40)) + 1) << id;
     EXPECT_GE(count, static_cast<int64_t>(made.epochs(source, 40))) << id;
   }
-  // Without weights sources end their epochs together.
+  // Without weights all sources finish their epochs at the same time.
   a.weight = b.weight = 0;
   const Dataset even(data({a, b}, 16), 1);
   for (const int64_t step : {10, 57}) EXPECT_NEAR(even.epochs(0, step), even.epochs(1, step), 0.05);
 }
 
-TEST_F(DatasetTest, AChangeOfContextLeavesNoTokenOutAndTakesNoneTwice) {
+TEST_F(DatasetTest, ContextChangeNeitherSkipsNorRepeatsTokens) {
   const std::vector<int64_t> lengths = some_lengths(300, 5);
   for (const std::string packing : {"stream", "best-fit", "document"}) {
     DataConfig d = data({shard("a", lengths, 1)}, 16, packing, true);
@@ -191,7 +191,7 @@ TEST_F(DatasetTest, AChangeOfContextLeavesNoTokenOutAndTakesNoneTwice) {
     EXPECT_EQ(made.rows(40), 2);
     int64_t steps = 41;
     while (made.epochs(0, steps) < 1) ++steps;
-    // The last step may have begun the next epoch.
+    // The last step may have started the next epoch.
     std::map<int64_t, int64_t> counts = targets(made, 0, steps - 1);
     for (const auto& [id, count] : counts) EXPECT_EQ(count, 1) << packing << ", token " << id;
     counts = targets(made, 0, steps);
@@ -201,7 +201,7 @@ TEST_F(DatasetTest, AChangeOfContextLeavesNoTokenOutAndTakesNoneTwice) {
   }
 }
 
-TEST_F(DatasetTest, AResumeGoesOnWhereTheRunWas) {
+TEST_F(DatasetTest, ResumeContinuesWithTheSameRows) {
   SourceConfig a = shard("a", some_lengths(100, 1), 1), b = shard("b", some_lengths(40, 2), 20000);
   a.weight = 0.7;
   b.weight = 0.3;
@@ -228,8 +228,8 @@ TEST_F(DatasetTest, AResumeGoesOnWhereTheRunWas) {
   }
 }
 
-// Also rows of a later stage, before it has begun.
-TEST_F(DatasetTest, RowsThatAreLeftOutAreDrawnForNoStep) {
+// Rows of a later stage can be left out before that stage begins.
+TEST_F(DatasetTest, RowsLeftOutAreNotDrawn) {
   SourceConfig a = shard("a", some_lengths(200, 1), 1), b = shard("b", some_lengths(80, 2), 20000);
   a.weight = 0.7;
   b.weight = 0.3;
@@ -244,13 +244,13 @@ TEST_F(DatasetTest, RowsThatAreLeftOutAreDrawnForNoStep) {
     const Dataset all(d, 1);
     Dataset some(d, 1);
     some.leave_out(5);
-    some.leave_out(5);  // those that had taken their place
+    some.leave_out(5);  // also leaves out the rows that took their place
     some.leave_out(12);
     EXPECT_EQ(some.rows_left_out(), 9);
     for (int64_t step = 0; step < 17; ++step) {
       EXPECT_EQ(tokens(some, step), tokens(all, step < 5 ? step : step < 12 ? step + 2 : step + 3)) << step;
     }
-    // What the first stage has drawn more is not drawn in the second.
+    // The rows that the first stage drew in addition are not drawn in the second.
     for (const auto& [id, count] : targets(some, 0, 40)) EXPECT_EQ(count, 1) << packing << ", token " << id;
     some.leave_out(25);
     for (const int64_t step : {1, 8, 15, 22, 30}) {
@@ -259,7 +259,7 @@ TEST_F(DatasetTest, RowsThatAreLeftOutAreDrawnForNoStep) {
       EXPECT_EQ(resumed.fingerprint(), some.fingerprint());
       for (int64_t next = step; next < 35; ++next) EXPECT_EQ(tokens(resumed, next), tokens(some, next)) << next;
     }
-    // A stage that is not there any more has no such rows.
+    // If a stage is removed, the rows left out of it are forgotten.
     d.context.stages.pop_back();
     Dataset shorter(d, 1);
     const std::vector<std::string> told = shorter.resume(some.state(15, std::vector<SourceUse>(2)), 15);
@@ -269,7 +269,7 @@ TEST_F(DatasetTest, RowsThatAreLeftOutAreDrawnForNoStep) {
   }
 }
 
-TEST_F(DatasetTest, AResumeWithAnotherContextTakesTheTokensThatWereNotSeen) {
+TEST_F(DatasetTest, ResumeWithAnotherContextUsesTheUnseenTokens) {
   const std::vector<int64_t> lengths = some_lengths(300, 7);
   const std::vector<SourceConfig> source = {shard("a", lengths, 1)};
   const Dataset before(data(source, 16, "stream", true), 1);
@@ -282,7 +282,7 @@ TEST_F(DatasetTest, AResumeWithAnotherContextTakesTheTokensThatWereNotSeen) {
   while (after.epochs(0, steps + 1) <= 1) ++steps;
   for (const auto& [id, count] : targets(after, 50, steps)) counts[id] += count;
   for (const auto& [id, count] : counts) EXPECT_EQ(count, 1) << id;
-  // And once more: what the second resume knows goes back to the beginning.
+  // A second resume still takes account of everything drawn since the beginning.
   Dataset third(data(source, 24, "stream", true), 1);
   third.resume(after.state(60, {{}}), 60);
   counts = targets(before, 0, 50);
@@ -293,7 +293,7 @@ TEST_F(DatasetTest, AResumeWithAnotherContextTakesTheTokensThatWereNotSeen) {
   for (const auto& [id, count] : counts) EXPECT_EQ(count, 1) << id;
 }
 
-TEST_F(DatasetTest, AResumeWithAnotherSeedKeepsTheOrder) {
+TEST_F(DatasetTest, ResumeWithAnotherSeedKeepsTheOrder) {
   const DataConfig d = data({shard("a", some_lengths(100, 1), 1)}, 16);
   const Dataset before(d, 1);
   Dataset after(d, 2, 0, /*resumes=*/true);
@@ -301,10 +301,10 @@ TEST_F(DatasetTest, AResumeWithAnotherSeedKeepsTheOrder) {
   ASSERT_EQ(told.size(), 1U);
   EXPECT_NE(told[0].find("run.seed = 1"), std::string::npos) << told[0];
   for (int64_t step = 10; step < 30; ++step) EXPECT_EQ(after.row(step, 1).tokens, before.row(step, 1).tokens);
-  EXPECT_EQ(after.state(20, {{}}), before.state(20, {{}})) << "and so it stays";
+  EXPECT_EQ(after.state(20, {{}}), before.state(20, {{}})) << "later states record the old seed as well";
 }
 
-TEST_F(DatasetTest, ARunOnTokensDoesNotGoOnOnBytes) {
+TEST_F(DatasetTest, RefusesToResumeATokenRunOnBytes) {
   const Dataset ids(data({shard("a", some_lengths(100, 1), 1)}, 16), 1);
   std::ofstream(root_ + "/text.txt") << std::string(1000, 'x');
   const DataConfig d = data({{.files = {root_ + "/text.txt"}}}, 16);
@@ -315,7 +315,7 @@ TEST_F(DatasetTest, ARunOnTokensDoesNotGoOnOnBytes) {
   EXPECT_THROW(other.resume(bytes.state(10, {{}}), 10), Error);
 }
 
-TEST_F(DatasetTest, CountsGoOnForASourceThatComesBack) {
+TEST_F(DatasetTest, CountsContinueForAReturningSource) {
   SourceConfig a = shard("a", some_lengths(100, 1), 1), b = shard("b", some_lengths(40, 2), 20000);
   const Dataset both(data({a, b}, 16), 1);
   Dataset without(data({a}, 16), 1);
@@ -326,17 +326,17 @@ TEST_F(DatasetTest, CountsGoOnForASourceThatComesBack) {
   EXPECT_EQ(again.resumed_uses()[1].rows, 50);
 }
 
-TEST_F(DatasetTest, ChangesThatChangeNoRowAreNone) {
+TEST_F(DatasetTest, IgnoresSettingsThatChangeNoRow) {
   const DataConfig d = data({shard("a", some_lengths(100, 1), 1)}, 16, "best-fit", true);
   DataConfig same = d;
-  same.documents = false;  // best fit tells documents apart in any case
+  same.documents = false;  // best-fit packing always separates documents
   const Dataset before(d, 1);
   Dataset after(same, 1);
   EXPECT_TRUE(after.resume(before.state(10, {{}}), 10).empty());
   EXPECT_EQ(after.row(11, 0).tokens, before.row(11, 0).tokens);
 }
 
-TEST_F(DatasetTest, WarnsWhereNoDocumentsAreFound) {
+TEST_F(DatasetTest, WarnsIfNoDocumentsAreFound) {
   SourceConfig a = shard("a", {300}, 1);
   EXPECT_TRUE(Dataset(data({a}, 16, "stream", false), 1).warnings().empty());
   a.end = 55555;
@@ -348,7 +348,7 @@ TEST_F(DatasetTest, WarnsWhereNoDocumentsAreFound) {
   EXPECT_TRUE(Dataset(data({shard("b", some_lengths(50, 3), 1)}, 16, "stream", true), 1).warnings().empty());
 }
 
-TEST_F(DatasetTest, TellingDocumentsApartBeginsTheNextEpoch) {
+TEST_F(DatasetTest, SeparatingDocumentsStartsTheNextEpoch) {
   const std::vector<SourceConfig> source = {shard("a", some_lengths(300, 7), 1)};
   const Dataset before(data(source, 16, "stream", false), 1);
   Dataset after(data(source, 16, "best-fit", true), 1);
@@ -359,7 +359,7 @@ TEST_F(DatasetTest, TellingDocumentsApartBeginsTheNextEpoch) {
   for (const auto& [id, count] : targets(after, 50, 60)) EXPECT_EQ(count, 1) << id;
 }
 
-TEST_F(DatasetTest, AResumeSaysWhatIsNewAndWhatIsGone) {
+TEST_F(DatasetTest, ResumeReportsAddedAndRemovedSources) {
   SourceConfig a = shard("a", some_lengths(100, 1), 1), b = shard("b", some_lengths(40, 2), 20000),
                c = shard("c", some_lengths(50, 4), 40000);
   a.weight = b.weight = c.weight = 1;
@@ -371,7 +371,7 @@ TEST_F(DatasetTest, AResumeSaysWhatIsNewAndWhatIsGone) {
   EXPECT_NE(told.find("source b is not there"), std::string::npos) << told;
   EXPECT_NE(told.find("source c has not been trained on"), std::string::npos) << told;
   EXPECT_EQ(told.find("source a"), std::string::npos) << told;
-  // What was drawn of `a` is not drawn again.
+  // Rows already drawn from `a` are not drawn again.
   std::map<int64_t, int64_t> counts;
   for (const auto& [id, count] : targets(before, 0, 10)) {
     if (id < 20000) counts[id] += count;
@@ -381,14 +381,14 @@ TEST_F(DatasetTest, AResumeSaysWhatIsNewAndWhatIsGone) {
   }
   ASSERT_LT(after.epochs(1, 40), 1);
   for (const auto& [id, count] : counts) EXPECT_EQ(count, 1) << id;
-  // Other weights.
+  // Changed weights are reported.
   b.weight = 3;
   Dataset weighted(data({a, b}, 16), 1);
   told = weighted.resume(state, 10)[0];
   EXPECT_NE(told.find("source a gives 25 % of the rows (it gave 50 %)"), std::string::npos) << told;
 }
 
-TEST_F(DatasetTest, RefusesAStateThatIsNone) {
+TEST_F(DatasetTest, RefusesInvalidStates) {
   const std::vector<SourceConfig> source = {shard("a", some_lengths(100, 1), 1)};
   const DataConfig d = data(source, 16);
   const Dataset before(d, 1);
@@ -401,7 +401,7 @@ TEST_F(DatasetTest, RefusesAStateThatIsNone) {
     EXPECT_THROW(after.resume(state, 10), Error) << state;
   }
   Dataset after(d, 1);
-  EXPECT_EQ(after.resume("", 10).size(), 1U) << "of a run that drew its rows at random";
+  EXPECT_EQ(after.resume("", 10).size(), 1U) << "an empty state is that of a run that drew rows at random";
   EXPECT_EQ(after.row(10, 0).tokens.size(), 16U);
   Dataset again(d, 1);
   again.resume(after.state(20, {{}}), 20);
@@ -428,17 +428,17 @@ TEST_F(DatasetTest, HoldsDocumentsOutForValidation) {
   int64_t steps = 0;
   while (made.epochs(0, steps) < 1) ++steps;
   for (const auto& [id, count] : targets(made, 0, steps)) EXPECT_FALSE(held.contains(id)) << id;
-  // More rows than there are: the rest has no target.
+  // If more rows are requested than exist, the rest have no target.
   for (int64_t i = 0; i < 2 * rows; ++i) {
     const Row row = made.validation_row(0, 0, i, 2 * rows);
     const bool any = std::any_of(row.targets.begin(), row.targets.end(), [](int64_t t) { return t != kNoTarget; });
     EXPECT_EQ(any, i < rows);
   }
-  // Few of them are spread over all.
+  // If fewer rows are requested, they are spread over all.
   EXPECT_EQ(made.validation_row(0, 0, 1, 2).tokens, made.validation_row(0, 0, rows / 2, rows).tokens);
 }
 
-TEST_F(DatasetTest, IgnoredIdsAreNoTargets) {
+TEST_F(DatasetTest, IgnoredIdsAreNotTargets) {
   DataConfig d = data({shard("a", {20, 30, 40}, 1)}, 8, "stream", false);
   d.ignore = {kEnd, 7};
   const Dataset made(d, 1);
@@ -456,7 +456,7 @@ TEST_F(DatasetTest, IgnoredIdsAreNoTargets) {
   EXPECT_GE(ignored, 1);
 }
 
-TEST_F(DatasetTest, RefusesWhatCannotBeTrainedOn) {
+TEST_F(DatasetTest, RefusesUnusableSources) {
   const SourceConfig a = shard("a", {20, 30, 40}, 1);
   const auto expect = [&](const DataConfig& d, int64_t vocab, const std::vector<std::string>& words) {
     const std::string said = refusal(d, vocab);
@@ -477,7 +477,7 @@ TEST_F(DatasetTest, RefusesWhatCannotBeTrainedOn) {
   expect(refused, 0, {"20", "8"});
 }
 
-TEST_F(DatasetTest, AnIdBeyondTheVocabularyIsNamedWithItsPlace) {
+TEST_F(DatasetTest, ErrorLocatesAnIdBeyondTheVocabulary) {
   const Dataset made(data({shard("a", {20, 30, 40}, 1)}, 8), 1, 50);
   std::string said;
   for (int64_t step = 0; said.empty() && step < 10; ++step) {

@@ -1,4 +1,4 @@
-// Ten thousand steps of reading: the memory that a process takes stays what it was.
+// Tests that the memory of a process does not grow over ten thousand steps of reading.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -12,7 +12,7 @@
 namespace annulus {
 namespace {
 
-// Of this process alone: pages of mapped files are the system's to take back.
+// The process's own (anonymous) resident memory, without pages of mapped files, which the system can reclaim.
 int64_t anonymous_bytes() {
   std::ifstream status("/proc/self/status");
   for (std::string word; status >> word;) {
@@ -22,7 +22,7 @@ int64_t anonymous_bytes() {
   throw Error(ErrorKind::kInternal, "test", "/proc/self/status says no RssAnon");
 }
 
-TEST(LongRun, ReadingTakesTheSameMemoryAllTheTime) {
+TEST(LongRun, ReadingTakesConstantMemory) {
   const std::string root = ::testing::TempDir() + "/long";
   std::filesystem::remove_all(root);
   std::filesystem::create_directories(root);
@@ -55,7 +55,7 @@ TEST(LongRun, ReadingTakesTheSameMemoryAllTheTime) {
     reader.take();
     if (step == 500) before = anonymous_bytes();
   }
-  EXPECT_GT(data.epochs(0, 10'000), 1) << "epochs have ended meanwhile";
+  EXPECT_GT(data.epochs(0, 10'000), 1) << "at least one epoch has ended";
   EXPECT_LT(anonymous_bytes() - before, 2 << 20);
 }
 

@@ -1,4 +1,4 @@
-// Tests of data/mixture.h.
+// Tests of data/mixture.h: which source each row is drawn from.
 #include "data/mixture.h"
 
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 namespace annulus {
 namespace {
 
-RC_GTEST_PROP(Mixture, DrawsByWeightAndCanBeAskedForAnyDraw, ()) {
+RC_GTEST_PROP(Mixture, DrawsByWeightWithRandomAccess, ()) {
   std::vector<double> weights;
   for (const int w : *rc::gen::container<std::vector<int>>(*rc::gen::inRange<size_t>(1, 7), rc::gen::inRange(1, 50))) {
     weights.push_back(w / *rc::gen::element(1.0, 3.0, 1000.0));
@@ -32,7 +32,7 @@ RC_GTEST_PROP(Mixture, DrawsByWeightAndCanBeAskedForAnyDraw, ()) {
   }
 }
 
-TEST(Mixture, IsExactFarOut) {
+TEST(Mixture, CountsAreExactForLargeDraws) {
   const Mixture mixture({0.7, 0.3});
   const int64_t n = 1'000'000'000'000;
   const std::vector<int64_t> counts = mixture.counts(n);
@@ -41,18 +41,18 @@ TEST(Mixture, IsExactFarOut) {
   EXPECT_EQ(mixture.at(n).number, counts[mixture.at(n).source]);
 }
 
-TEST(Mixture, OneSourceHasAll) {
+TEST(Mixture, SingleSourceGetsAllDraws) {
   const Mixture mixture({0.25});
   EXPECT_EQ(mixture.at(41).source, 0U);
   EXPECT_EQ(mixture.at(41).number, 41);
 }
 
-TEST(Mixture, EqualWeightsTakeTurns) {
+TEST(Mixture, EqualWeightsAlternate) {
   const Mixture mixture({2, 2, 2});
   for (int64_t n = 0; n < 30; ++n) EXPECT_EQ(mixture.at(n).source, static_cast<size_t>(n % 3)) << n;
 }
 
-TEST(Mixture, RefusesWhatIsNoWeight) {
+TEST(Mixture, RefusesInvalidWeights) {
   for (const std::vector<double>& weights : {std::vector<double>{}, {1, 0}, {-1}, {std::nan("")}}) {
     EXPECT_THROW(Mixture{weights}, Error);
   }

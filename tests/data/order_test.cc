@@ -1,4 +1,4 @@
-// Tests of data/order.h.
+// Tests of data/order.h: the order in which a source's rows are drawn, also across changes of the context.
 #include "data/order.h"
 
 #include <gtest/gtest.h>
@@ -49,7 +49,7 @@ std::shared_ptr<const RowIndex> rows(const Corpus& corpus, int64_t context, Pack
   return RowIndex::make(corpus, {context, packing, documents, validation, false});
 }
 
-// How often each token was a target.
+// Counts the targets of row `draw` by token.
 void count(const SourceOrder& order, int64_t draw, std::map<int64_t, int>& targets) {
   const SourceOrder::Drawn drawn = order.at(draw);
   for (const Piece& piece : drawn.index->row(Split::kTrain, drawn.row)) {
@@ -67,7 +67,7 @@ std::map<int64_t, int> targets_of(const RowIndex& index) {
   return targets;
 }
 
-TEST_F(OrderTest, EachEpochTakesEveryRowOnceInAnOrderOfItsOwn) {
+TEST_F(OrderTest, EachEpochDrawsEachRowOnceInItsOwnOrder) {
   std::mt19937_64 random(1);
   const Corpus source = corpus(drawn_documents(random, 200));
   const auto index = rows(source, 8, Packing::kBestFit, true);
@@ -96,7 +96,7 @@ TEST_F(OrderTest, EachEpochTakesEveryRowOnceInAnOrderOfItsOwn) {
   EXPECT_DOUBLE_EQ(order.epochs(n * 3 + n / 2), 3 + static_cast<double>(n / 2) / static_cast<double>(n));
 }
 
-TEST_F(OrderTest, ASourceWithoutRowsIsRefused) {
+TEST_F(OrderTest, RefusesASourceWithoutRows) {
   const Corpus source = corpus({{1}, {2}, {}});
   try {
     SourceOrder(1, "web", rows(source, 8, Packing::kDocument, true));
@@ -107,8 +107,8 @@ TEST_F(OrderTest, ASourceWithoutRowsIsRefused) {
   }
 }
 
-// Two changes of context, at any draw: of the epoch, of what is left of it, or of a later one.
-TEST_F(OrderTest, AcrossChangesOfContextEveryTokenOfAnEpochIsATargetOnce) {
+// The context changes twice, each time at a random draw: in the first epoch, in what remains of it, or in a later one.
+TEST_F(OrderTest, EachTokenIsATargetOncePerEpochAcrossContextChanges) {
   std::mt19937_64 random(2);
   for (int round = 0; round < 60; ++round) {
     const auto packing = static_cast<Packing>(round % 3);
@@ -147,7 +147,7 @@ TEST_F(OrderTest, AcrossChangesOfContextEveryTokenOfAnEpochIsATargetOnce) {
   }
 }
 
-TEST_F(OrderTest, AChangeForgetsLaterOnesAndIsTheSameAgain) {
+TEST_F(OrderTest, ChangeDiscardsLaterChangesAndIsRepeatable) {
   std::mt19937_64 random(4);
   const Corpus source = corpus(drawn_documents(random, 100));
   const auto index = [&](int64_t context) { return rows(source, context, Packing::kBestFit, true); };
@@ -166,7 +166,7 @@ TEST_F(OrderTest, AChangeForgetsLaterOnesAndIsTheSameAgain) {
   again.change(10, index(5));
   again.change(15, index(6));
   again.change(10, index(20), root_);
-  // What is left is what `before` left, however it is packed since.
+  // The rest of the epoch has the same targets, whatever changes were made and discarded before.
   std::map<int64_t, int> targets, expected;
   for (int64_t i = 0; again.at(i).epoch == 0; ++i) count(again, i, targets);
   for (int64_t i = 0; changed.at(i).epoch == 0; ++i) count(changed, i, expected);
@@ -176,7 +176,7 @@ TEST_F(OrderTest, AChangeForgetsLaterOnesAndIsTheSameAgain) {
   EXPECT_EQ(drawn(same), drawn(changed));
 }
 
-TEST_F(OrderTest, WhatIsLeftIsFoundAgain) {
+TEST_F(OrderTest, IndexOfRemainingRowsIsFoundAgain) {
   std::mt19937_64 random(6);
   const Corpus source = corpus(drawn_documents(random, 100));
   const auto index = rows(source, 8, Packing::kBestFit, true);
@@ -188,7 +188,7 @@ TEST_F(OrderTest, WhatIsLeftIsFoundAgain) {
   RowIndex::remaining(*index, {5, 10}, longer, root_)->verify();
 }
 
-TEST_F(OrderTest, TellingDocumentsApartBeginsTheNextEpoch) {
+TEST_F(OrderTest, SeparatingDocumentsStartsTheNextEpoch) {
   std::mt19937_64 random(7);
   const Corpus source = corpus(drawn_documents(random, 50));
   SourceOrder order(1, "web", rows(source, 8, Packing::kStream, false));
@@ -198,7 +198,7 @@ TEST_F(OrderTest, TellingDocumentsApartBeginsTheNextEpoch) {
   EXPECT_EQ(order.at(3).epoch, 1);
   EXPECT_EQ(order.at(3).index, apart.get());
   EXPECT_DOUBLE_EQ(order.epochs(3), 1);
-  // Nothing of an epoch had been drawn: it is this one that begins.
+  // If nothing of the epoch has been drawn yet, the same epoch begins.
   SourceOrder fresh(1, "web", rows(source, 8, Packing::kStream, false));
   fresh.change(0, apart);
   EXPECT_EQ(fresh.at(0).epoch, 0);

@@ -23,7 +23,7 @@ struct Collected : Packer::Sink {
   void end_window() override { windows.push_back(pieces.size()); }
 };
 
-// Units one behind the other, each with a token that is no input at its end.
+// Packs consecutive units; each has one more token than positions, since its last token is only a target.
 struct Packed : Collected {
   Packed(Packing packing, int64_t context, const std::vector<int64_t>& positions) {
     Packer packer(packing, context, *this);
@@ -37,7 +37,7 @@ struct Packed : Collected {
     targets = packer.targets();
   }
 
-  // "token+count token+count | ..."
+  // The pieces as "token+count token+count | ...": "|" begins a row and "_n" stands for n unused positions.
   std::string text(int64_t context) const {
     std::string out;
     uint64_t end = 0;
@@ -53,36 +53,36 @@ struct Packed : Collected {
   int64_t rows = 0, targets = 0;
 };
 
-TEST(Packing, AStreamIsCutWhereRowsEnd) {
+TEST(Packing, StreamIsCutAtRowEnds) {
   const Packed packed(Packing::kStream, 4, {3, 6, 0, 1});
   EXPECT_EQ(packed.text(4), "0+3 4+6 12+1 ");
   EXPECT_EQ(packed.rows, 3);
   EXPECT_EQ(packed.targets, 10);
 }
 
-TEST(Packing, OneDocumentARow) {
+TEST(Packing, DocumentPackingPutsOneDocumentPerRow) {
   const Packed packed(Packing::kDocument, 4, {3, 6, 0, 8, 1});
   EXPECT_EQ(packed.text(4), "0+3 _1 | 4+4 | 8+2 _2 | 12+4 | 16+4 | 21+1 ");
   EXPECT_EQ(packed.rows, 6);
 }
 
-TEST(Packing, BestFitTakesTheFullestRowThatHasRoom) {
-  // By falling length: 7 opens a row, 6 another, 3 goes to the 7, 2 to the 6, the 1s fill up.
+TEST(Packing, BestFitUsesTheFullestRowWithRoom) {
+  // In order of decreasing length: 7 opens a row, 6 another, 3 joins the 7, 2 joins the 6, and the 1s fill up.
   const Packed packed(Packing::kBestFit, 10, {2, 7, 1, 3, 6, 1});
   EXPECT_EQ(packed.text(10), "3+7 13+3 | 0+2 11+1 17+6 24+1 ");
   EXPECT_EQ(packed.rows, 2);
-  // What is longer than a row fills rows first.
+  // A document longer than a row first fills whole rows.
   EXPECT_EQ(Packed(Packing::kBestFit, 4, {10, 2, 4}).text(4), "0+4 | 4+4 | 14+4 | 8+2 11+2 ");
 }
 
-TEST(Packing, BestFitIsNoWorseThanItsBound) {
+TEST(Packing, BestFitNeedsAsManyRowsAsTheNaiveAlgorithm) {
   std::mt19937_64 random(1);
   for (int round = 0; round < 50; ++round) {
     const auto context = static_cast<int64_t>(random() % 5000 + 1);
     std::vector<int64_t> positions(random() % 2000);
     for (int64_t& n : positions) n = static_cast<int64_t>(random() % static_cast<uint64_t>(context) + 1);
     const Packed packed(Packing::kBestFit, context, positions);
-    // The naive algorithm, with the same rule.
+    // The naive algorithm with the same rule.
     std::sort(positions.begin(), positions.end(), std::greater<>());
     std::multiset<int64_t> rooms;
     for (const int64_t n : positions) {
@@ -95,7 +95,7 @@ TEST(Packing, BestFitIsNoWorseThanItsBound) {
   }
 }
 
-TEST(Packing, EveryPositionIsInOneRow) {
+TEST(Packing, EachPositionIsInOneRow) {
   std::mt19937_64 random(2);
   for (int round = 0; round < 300; ++round) {
     const auto packing = static_cast<Packing>(round % 3);
@@ -125,7 +125,7 @@ TEST(Packing, EveryPositionIsInOneRow) {
   }
 }
 
-TEST(Packing, WindowsBoundWhatIsHeldAndKeepTheirOrder) {
+TEST(Packing, WindowsKeepTheOrderOfTheirTokens) {
   for (const Packing packing : {Packing::kStream, Packing::kBestFit, Packing::kDocument}) {
     std::mt19937_64 random(3);
     std::vector<int64_t> positions(150000);
@@ -143,7 +143,7 @@ TEST(Packing, WindowsBoundWhatIsHeldAndKeepTheirOrder) {
   }
 }
 
-TEST(Packing, SettingsThatGiveTheSameRowsHaveTheSameText) {
+TEST(Packing, SettingsWithTheSameRowsHaveTheSameText) {
   PackSettings a{128, Packing::kBestFit, false, 0.1, false}, b = a;
   b.documents = true;
   EXPECT_EQ(a.text(), b.text());
@@ -152,7 +152,7 @@ TEST(Packing, SettingsThatGiveTheSameRowsHaveTheSameText) {
   EXPECT_EQ(a.text(), "context=128 packing=stream documents=0 validation=0.1 refuse_long=0");
 }
 
-TEST(KeyedPermutation, EveryNumberOnce) {
+TEST(KeyedPermutation, IsAPermutation) {
   for (int64_t n = 1; n < 300; ++n) {
     for (const uint64_t key : {0u, 1u, 77u}) {
       const KeyedPermutation order(n, key);
@@ -171,9 +171,9 @@ TEST(KeyedPermutation, EveryNumberOnce) {
   EXPECT_THROW(KeyedPermutation(0, 1), Error);
 }
 
-// Which number comes first, and which pairs follow each other, are as likely as any other: a chi-square statistic far
-// within what chance gives.
-TEST(KeyedPermutation, LooksRandom) {
+// All first numbers and all differences between the last two numbers are equally likely: their chi-square statistics
+// lie within what chance gives.
+TEST(KeyedPermutation, PassesAChiSquareTest) {
   for (const int64_t n : {2, 3, 5, 7, 16, 17, 100}) {
     const int64_t keys = 2000 * n;
     std::vector<int64_t> first(static_cast<size_t>(n)), step(static_cast<size_t>(n));

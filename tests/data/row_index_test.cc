@@ -1,4 +1,4 @@
-// Tests of data/row_index.h.
+// Tests of data/row_index.h: packing a corpus into rows, and the index files that keep the result.
 #include "data/row_index.h"
 
 #include <fcntl.h>
@@ -33,7 +33,7 @@ class RowIndexTest : public ::testing::Test {
     fs::create_directories(root_ + "/index");
   }
 
-  // A source of one shard a list of documents.
+  // A corpus with one shard for each list of documents.
   Corpus corpus(const std::vector<Documents>& shards, int64_t max_tokens = 0) {
     fs::remove_all(root_ + "/c");
     for (size_t i = 0; i < shards.size(); ++i) {
@@ -58,14 +58,14 @@ PackSettings settings(int64_t context, Packing packing, bool documents = false, 
   return {context, packing, documents, validation, false};
 }
 
-// Opening looks at a few blocks alone; each is looked at before a row is taken from it.
-TEST_F(RowIndexTest, ADamagedBlockGivesNoRows) {
+// Opening verifies only a few blocks; every other block is verified before a row is read from it.
+TEST_F(RowIndexTest, RefusesRowsOfADamagedBlock) {
   const Documents documents(120000, Ids{1, 2});
   const Corpus source = corpus({documents});
   const PackSettings packed = settings(8, Packing::kBestFit);
   const std::string path = RowIndex::find_or_make(source, packed, root_ + "/index")->path();
   const int fd = ::open(path.c_str(), O_RDWR);
-  // 30 blocks of 4,096 pieces of 24 bytes, of which 0, 1, 3, 5, ... are looked at: one byte of block 2.
+  // There are 30 blocks of 4,096 pieces of 24 bytes. Opening verifies blocks 0, 1, 3, 5, ...; this damages block 2.
   const off_t at = 64 + (2 * 4096 + 7) * 24;
   char byte = 0;
   ASSERT_EQ(::pread(fd, &byte, 1, at), 1);
@@ -85,7 +85,7 @@ TEST_F(RowIndexTest, ADamagedBlockGivesNoRows) {
   }
 }
 
-// Documents whose tokens are all different, of lengths that make trouble.
+// Documents whose tokens are all different, with lengths at and around the limits.
 Documents drawn_documents(std::mt19937_64& random, int64_t context, int64_t& id) {
   Documents documents(random() % 40 + 1);
   for (Ids& ids : documents) {
@@ -96,7 +96,7 @@ Documents drawn_documents(std::mt19937_64& random, int64_t context, int64_t& id)
   return documents;
 }
 
-// What each row trains, by token ids: every target with the tokens of its piece before it.
+// The targets of some rows, by token id, each with the token that predicts it.
 struct Seen {
   std::map<int64_t, int64_t> targets;  // how often
   std::map<int64_t, int64_t> before;   // the token that predicts it
@@ -127,7 +127,7 @@ Seen part_of(const Corpus& corpus, const RowIndex& index, Split split) {
   return seen;
 }
 
-TEST_F(RowIndexTest, EveryTokenIsATargetOnceOrLeftOut) {
+TEST_F(RowIndexTest, EachTokenIsATargetOnceOrNever) {
   std::mt19937_64 random(11);
   for (int round = 0; round < 120; ++round) {
     const auto packing = static_cast<Packing>(round % 3);
@@ -152,7 +152,7 @@ TEST_F(RowIndexTest, EveryTokenIsATargetOnceOrLeftOut) {
       ASSERT_EQ(in_memory->rows(split), on_disk->rows(split));
       for (int64_t r = 0; r < in_memory->rows(split); ++r) EXPECT_EQ(in_memory->row(split, r), on_disk->row(split, r));
     }
-    // Which tokens are none, from the definition.
+    // Which tokens are not targets follows from the definition.
     int64_t documents_seen = 0;
     const Documents all = [&] {
       Documents joined_shards;
@@ -181,12 +181,12 @@ TEST_F(RowIndexTest, EveryTokenIsATargetOnceOrLeftOut) {
     const PartCounts& b = on_disk->counts(Split::kValidation);
     EXPECT_EQ(a.tokens + b.tokens, id);
     EXPECT_GE(a.documents + b.documents, documents_seen);
-    EXPECT_LE(a.documents + b.documents, documents_seen + 1);  // the tail may cut one
+    EXPECT_LE(a.documents + b.documents, documents_seen + 1);  // the tail may cut one document in two
     fs::remove(on_disk->path());
   }
 }
 
-TEST_F(RowIndexTest, ACorpusThatGrowsKeepsItsHeldOutDocuments) {
+TEST_F(RowIndexTest, GrowingCorpusKeepsItsHeldOutDocuments) {
   std::mt19937_64 random(5);
   int64_t id = 0;
   std::vector<Documents> shards;
@@ -197,7 +197,7 @@ TEST_F(RowIndexTest, ACorpusThatGrowsKeepsItsHeldOutDocuments) {
       ids.resize(random() % 20 + 2);
       for (int64_t& token : ids) token = id++;
     }
-    shards.insert(shards.begin(), documents);  // other files come before it
+    shards.insert(shards.begin(), documents);  // the new file comes before the others
     const Corpus source = corpus(shards);
     const auto index = RowIndex::make(source, settings(16, Packing::kBestFit, true, 0.1));
     EXPECT_FALSE(index->tail_held_out());
@@ -212,7 +212,7 @@ TEST_F(RowIndexTest, ACorpusThatGrowsKeepsItsHeldOutDocuments) {
   }
 }
 
-TEST_F(RowIndexTest, WithoutAHeldOutDocumentTheTailIs) {
+TEST_F(RowIndexTest, HoldsOutTheTailIfNoDocumentIs) {
   Ids ids(1001);
   std::iota(ids.begin(), ids.end(), 0);
   const Corpus source = corpus({{ids}});
@@ -224,7 +224,7 @@ TEST_F(RowIndexTest, WithoutAHeldOutDocumentTheTailIs) {
   EXPECT_EQ(RowIndex::make(source, settings(100, Packing::kStream))->counts(Split::kValidation).tokens, 0);
 }
 
-TEST_F(RowIndexTest, ALongDocumentIsRefusedWhereThatIsSaid) {
+TEST_F(RowIndexTest, RefusesLongDocumentsIfConfigured) {
   const Corpus source = corpus({{{1, 2, 3}, Ids(11, 4)}});
   PackSettings s = settings(10, Packing::kBestFit);
   s.refuse_long = true;
@@ -247,7 +247,7 @@ TEST_F(RowIndexTest, ALongDocumentIsRefusedWhereThatIsSaid) {
   EXPECT_EQ(RowIndex::make(source, s)->rows(Split::kTrain), 2);
 }
 
-TEST_F(RowIndexTest, AnIndexIsFoundAgainByTokensAndSettings) {
+TEST_F(RowIndexTest, IndexIsFoundByTokensAndSettings) {
   const std::vector<Documents> shards{{{1, 2, 3}, {4, 5}, {6, 7, 8, 9}}};
   const std::string folder = root_ + "/index";
   const PackSettings s = settings(4, Packing::kBestFit);
@@ -263,7 +263,7 @@ TEST_F(RowIndexTest, AnIndexIsFoundAgainByTokensAndSettings) {
   EXPECT_EQ(RowIndex::find_or_make(corpus(shards), s, folder)->path(), path);
   EXPECT_EQ(inode(), before);
   EXPECT_EQ(RowIndex::find(corpus(shards), s, folder)->settings(), s);
-  // Anything else is another index.
+  // Other tokens or settings have another index.
   EXPECT_EQ(RowIndex::find(corpus({{{1, 2, 3}, {4, 5}, {6, 7, 8, 10}}}), s, folder), nullptr);
   EXPECT_EQ(RowIndex::find(corpus(shards, 8), s, folder), nullptr);
   for (PackSettings other :
@@ -272,7 +272,7 @@ TEST_F(RowIndexTest, AnIndexIsFoundAgainByTokensAndSettings) {
   }
 }
 
-TEST_F(RowIndexTest, ADamagedIndexIsMadeAnew) {
+TEST_F(RowIndexTest, DamagedIndexIsRebuilt) {
   std::mt19937_64 random(3);
   int64_t id = 0;
   Documents documents;
@@ -303,13 +303,13 @@ TEST_F(RowIndexTest, ADamagedIndexIsMadeAnew) {
     std::ifstream again(path, std::ios::binary);
     EXPECT_EQ(std::string((std::istreambuf_iterator<char>(again)), {}), good);
   }
-  // An index of other tokens under this name.
+  // An index of other tokens under this name is not used.
   const Corpus other = corpus({{{1, 2, 3}}});
   fs::copy_file(RowIndex::find_or_make(other, s, folder)->path(), path, fs::copy_options::overwrite_existing);
   EXPECT_EQ(RowIndex::find(source, s, folder), nullptr);
 }
 
-TEST_F(RowIndexTest, AnIndexThatChangesUnderTheRunIsNotRead) {
+TEST_F(RowIndexTest, RefusesAnIndexThatChangesDuringTheRun) {
   const Corpus source = corpus({{{1, 2, 3}, {4, 5}}});
   const auto index = RowIndex::find_or_make(source, settings(4, Packing::kDocument), root_ + "/index");
   EXPECT_EQ(index->row(Split::kTrain, 0), (std::vector<Piece>{{0, 2}}));
@@ -317,10 +317,10 @@ TEST_F(RowIndexTest, AnIndexThatChangesUnderTheRunIsNotRead) {
   EXPECT_THROW(index->row(Split::kTrain, 1), Error);
 }
 
-TEST_F(RowIndexTest, NothingIsLeftHalfWritten) {
+TEST_F(RowIndexTest, FaultsLeaveNoPartialIndex) {
   std::mt19937_64 random(9);
   int64_t id = 0;
-  // Long enough that held-out pieces go through their own file.
+  // The corpus is long enough for held-out pieces to go through a file of their own.
   Documents documents(12000);
   for (Ids& ids : documents) {
     ids.resize(2 + random() % 3);
@@ -344,7 +344,7 @@ TEST_F(RowIndexTest, NothingIsLeftHalfWritten) {
       EXPECT_GT(index->counts(Split::kValidation).documents, 4096);
     }
     for (const std::string& name : files_of_index()) {
-      // The removal of the side file may be what failed: nobody reads that.
+      // The operation that failed may be the removal of this temporary file, which is never read.
       if (name.ends_with(".held-out")) continue;
       EXPECT_EQ(name, RowIndex::file_name(RowIndex::make(source, s)->digest())) << fault;
       const auto found = RowIndex::find(source, s, folder);
@@ -356,21 +356,21 @@ TEST_F(RowIndexTest, NothingIsLeftHalfWritten) {
   }
 }
 
-TEST_F(RowIndexTest, ARequestToStopLeavesNothing) {
+TEST_F(RowIndexTest, InterruptLeavesNoFile) {
   const Corpus source = corpus({Documents(70000, Ids{1, 2})});
   in_child([&]() -> std::string {
     install_interrupt_handlers();
     raise(SIGINT);
     try {
       RowIndex::find_or_make(source, settings(8, Packing::kBestFit), root_ + "/index");
-      return "packed on";
+      return "packing was not interrupted";
     } catch (const Error& error) {
       return files_of_index().empty() ? "" : "left " + files_of_index()[0];
     }
   });
 }
 
-TEST_F(RowIndexTest, TheFolderIsMadeAndAnotherIsNot) {
+TEST_F(RowIndexTest, CreatesTheFolderButNotItsParents) {
   const Corpus source = corpus({{{1, 2, 3}}});
   const PackSettings s = settings(4, Packing::kDocument);
   EXPECT_EQ(RowIndex::find_or_make(source, s, root_ + "/new")->rows(Split::kTrain), 1);
@@ -382,8 +382,8 @@ TEST_F(RowIndexTest, TheFolderIsMadeAndAnotherIsNot) {
   }
 }
 
-// 1e9 documents, one a row; all but the last block is a hole.
-TEST_F(RowIndexTest, AnIndexOfAThousandMillionDocumentsOpensByABoundedPart) {
+// The index holds 1e9 documents, one per row; all blocks except the last are a hole in the file.
+TEST_F(RowIndexTest, OpeningAHugeIndexReadsABoundedPart) {
   const int64_t documents = 1000000000, block = 4096, piece = 24;
   const Corpus source = corpus({{{1, 2, 3}}});
   const PackSettings s = settings(2, Packing::kDocument);
@@ -391,7 +391,7 @@ TEST_F(RowIndexTest, AnIndexOfAThousandMillionDocumentsOpensByABoundedPart) {
   const std::string path = RowIndex::find_or_make(source, s, folder)->path();
   std::ifstream in(path, std::ios::binary);
   const std::string small((std::istreambuf_iterator<char>(in)), {});
-  // head, one piece, one hash, one window, tail
+  // The small file consists of the head, one piece, one hash, one window and the tail.
   const std::string head = small.substr(0, 64);
   std::string tail = small.substr(64 + 24 + 8 + 8);
   ASSERT_EQ(tail.size(), 224u);
@@ -425,7 +425,7 @@ TEST_F(RowIndexTest, AnIndexOfAThousandMillionDocumentsOpensByABoundedPart) {
   ASSERT_NE(index, nullptr);
   EXPECT_EQ(index->rows(Split::kTrain), documents);
   EXPECT_EQ(index->row(Split::kTrain, documents - 1), (std::vector<Piece>{{3 * (documents - 1), 2}}));
-  // What was read of it is in memory: less than a hundredth.
+  // The pages that were read are resident; they are less than a hundredth of the file.
   const int fd = open(path.c_str(), O_RDONLY);
   const auto size = fs::file_size(path);
   void* map = mmap(nullptr, size, PROT_READ, MAP_SHARED, fd, 0);

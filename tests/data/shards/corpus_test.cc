@@ -1,4 +1,4 @@
-// Tests of data/shards/corpus.h.
+// Tests of data/shards/corpus.h: the files of a source read as one sequence of documents.
 #include "data/shards/corpus.h"
 
 #include <gtest/gtest.h>
@@ -62,7 +62,7 @@ void expect_in(const std::string& text, const std::vector<std::string>& parts) {
   for (const std::string& split : parts) EXPECT_NE(text.find(split), std::string::npos) << split << "\nin: " << text;
 }
 
-TEST_F(CorpusTest, FilesOfAllFormatsFollowEachOtherOnce) {
+TEST_F(CorpusTest, JoinsFilesOfAllFormatsWithoutDuplicates) {
   put("a.tokens", annulus_shard({{1, 2}, {}, {3}}, 2, 100));
   put_megatron(root_ + "/m", {{4, 5}, {6}}, 4);
   put("l.bin", llmc_shard({{50256, 7}, {50256, 8}}, 20240520, 1));
@@ -83,7 +83,7 @@ TEST_F(CorpusTest, FilesOfAllFormatsFollowEachOtherOnce) {
   corpus.verify();
 }
 
-TEST_F(CorpusTest, NoMoreTokensThanAreWanted) {
+TEST_F(CorpusTest, ReadsAtMostTheTokenLimit) {
   put("a.tokens", annulus_shard({{1, 2}, {3, 4, 5}, {6}}, 2, 100));
   put("b.tokens", annulus_shard({{7}}, 2, 50));
   EXPECT_EQ(documents_of(Corpus(source({"*.tokens"}), 4)), (Documents{{1, 2}, {3, 4}}));
@@ -93,7 +93,7 @@ TEST_F(CorpusTest, NoMoreTokensThanAreWanted) {
   EXPECT_EQ(Corpus(source({"*.tokens"})).vocab(), 100);
 }
 
-TEST_F(CorpusTest, RefusalsNameWhatIsWrong) {
+TEST_F(CorpusTest, ErrorsNameTheOffendingFile) {
   put("a.tokens", annulus_shard({{1}}, 2, 10));
   put("b.tokens", annulus_shard({{1}}, 2, 10, std::string(16, '\x11')));
   put("e.txt", "");
@@ -106,7 +106,7 @@ TEST_F(CorpusTest, RefusalsNameWhatIsWrong) {
   expect_in(refusal(source({"none"})), {"there is no file"});
 }
 
-TEST_F(CorpusTest, AFileThatChangesIsNotRead) {
+TEST_F(CorpusTest, RefusesFilesThatChange) {
   put("a.tokens", annulus_shard({{1, 2}}, 2, 10));
   put("b.tokens", annulus_shard({{3, 4}}, 2, 10));
   const Corpus corpus(source({"*.tokens"}));
@@ -121,7 +121,7 @@ TEST_F(CorpusTest, AFileThatChangesIsNotRead) {
   }
 }
 
-TEST_F(CorpusTest, TheFingerprintIsOfTokensAndDocumentsNotOfNames) {
+TEST_F(CorpusTest, FingerprintDependsOnTokensAndDocumentsNotNames) {
   const auto print = [&](const std::string& name, const std::string& bytes, int64_t end = -1) {
     put(name, bytes);
     SourceConfig s = source({name});
@@ -135,8 +135,6 @@ TEST_F(CorpusTest, TheFingerprintIsOfTokensAndDocumentsNotOfNames) {
   EXPECT_NE(first, print("b.tokens", annulus_shard({{1}, {2, 3}}, 2, 10)));
   EXPECT_NE(print("n.bin", raw_tokens({{1, 2, 3}}, 2)), print("n.bin", raw_tokens({{1, 2, 3}}, 2), 2));
 }
-
-// Checkpoints hold the fingerprints of texts.
 
 }  // namespace
 }  // namespace annulus

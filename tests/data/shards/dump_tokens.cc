@@ -1,5 +1,5 @@
-// dump_tokens FORMAT WIDTH BEGIN END FILE...: the documents of a source, a line each, its ids with spaces between. For
-// independent_writers_test.py.
+// dump_tokens FORMAT WIDTH BEGIN END FILE... prints each document of a source on a line, its ids separated by spaces.
+// independent_writers_test.py runs it.
 #include <cstdlib>
 #include <iostream>
 #include <vector>

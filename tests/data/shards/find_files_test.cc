@@ -1,4 +1,4 @@
-// Tests of data/shards/find_files.h.
+// Tests of data/shards/find_files.h: the files that an entry of data.train names.
 #include "data/shards/find_files.h"
 
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@ using Paths = std::vector<std::string>;
 class FindFiles : public ::testing::Test {
  protected:
   void SetUp() override {
-    root_ = ::testing::TempDir() + "/find [1]";  // a name that could be taken for a glob
+    root_ = ::testing::TempDir() + "/find [1]";  // the name looks like a glob pattern
     fs::remove_all(root_);
     fs::create_directories(root_);
     before_ = fs::current_path();
@@ -51,7 +51,7 @@ class FindFiles : public ::testing::Test {
   fs::path before_;
 };
 
-TEST_F(FindFiles, AGlobLeavesOutWhatLiesBesideShards) {
+TEST_F(FindFiles, GlobSkipsOtherFilesBesideShards) {
   for (const std::string name : {"shard-00000.tokens", "rows-0123.index", "tokens.table", "tokenization.json",
                                  "tokenizer.json", "tokenizer.model"}) {
     put("shards/" + name, "x");
@@ -59,11 +59,11 @@ TEST_F(FindFiles, AGlobLeavesOutWhatLiesBesideShards) {
   }
   fs::remove(root_ + "/texts/tokenization.json");
   EXPECT_EQ(find_files("shards/*"), (Paths{"shards/shard-00000.tokens"}));
-  EXPECT_EQ(find_files("texts/*.json"), (Paths{"texts/tokenizer.json"})) << "no shards lie there";
-  EXPECT_EQ(find_files("shards/tokenizer.json"), (Paths{"shards/tokenizer.json"})) << "named, it is meant";
+  EXPECT_EQ(find_files("texts/*.json"), (Paths{"texts/tokenizer.json"})) << "this folder has no shards";
+  EXPECT_EQ(find_files("shards/tokenizer.json"), (Paths{"shards/tokenizer.json"})) << "it was named explicitly";
 }
 
-TEST_F(FindFiles, ByNameAndGlob) {
+TEST_F(FindFiles, FindsByNameAndGlob) {
   for (const std::string path :
        {"b.txt", "a.txt", "a.md", "sub/c.txt", "sub/deep/d.txt", ".hidden/e.txt", ".f.txt", "s[x].txt"}) {
     put(path, "x");
@@ -81,7 +81,7 @@ TEST_F(FindFiles, ByNameAndGlob) {
   EXPECT_EQ(find_files("~/a.md"), (Paths{root_ + "/a.md"}));
 }
 
-TEST_F(FindFiles, RefusalsNameWhatIsWrong) {
+TEST_F(FindFiles, ErrorsNameTheEntryAndTheReason) {
   expect_refused("none.txt", {"[data] data.train", "none.txt", "no file"});
   expect_refused("*.md", {"*.md", "matches no file"});
   expect_refused(".", {"is a folder", "**/*.txt", "./*.tokens"});
@@ -89,7 +89,7 @@ TEST_F(FindFiles, RefusalsNameWhatIsWrong) {
   expect_refused("/dev/null", {"not a regular file"});
 }
 
-TEST_F(FindFiles, APairIsNamedByItsPrefix) {
+TEST_F(FindFiles, FindsAMegatronPairByItsPrefix) {
   put("corpus.idx", "x");
   expect_refused("corpus", {"no file corpus"});
   put("corpus.bin", "x");
@@ -104,7 +104,8 @@ TEST_F(FindFiles, PythonSourcesComeFromLibTorchOrTheSystem) {
   put("torch/lib/notes.txt", "x");
   ::setenv("ANNULUS_LIBTORCH", (root_ + "/torch").c_str(), 1);
   EXPECT_EQ(find_files("python-sources"), (Paths{root_ + "/torch/b.py", root_ + "/torch/sub/a.py"}));
-  // LibTorch without Python: the system's own. LibTorch where it was loaded from: whichever it is.
+  // If the folder of LibTorch has no Python files, the system's are used. Without the variable, it is the folder from
+  // which LibTorch was loaded.
   ::setenv("ANNULUS_LIBTORCH", (root_ + "/torch/lib").c_str(), 1);
   for (int i = 0; i < 2; ++i) {
     const Paths files = find_files("python-sources");

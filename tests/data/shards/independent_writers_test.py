@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Files that Python's array and struct write, as each format's own tools do, give the tokens that were written.
+"""Tests that the reader gives the tokens of files written with Python's array and struct, as each format's tools do.
 
 independent_writers_test.py PATH/dump_tokens
 """
@@ -24,7 +24,7 @@ def ids(documents, code):
 
 
 def drawn(vocab, begin=None, end=None):
-    """Documents of many lengths; `begin` and `end` stand where they should and nowhere else."""
+    """Documents of many lengths; `begin` and `end` occur only at the begin and end of each document."""
     numbers = random.Random(str(vocab))
     first, last = ([] if token is None else [token] for token in (begin, end))
     documents = []
@@ -71,7 +71,7 @@ class Formats(unittest.TestCase):
             documents = drawn(vocab)
             numbers = random.Random(vocab)
             lengths, ends = [], [0]
-            for document in documents:  # in sequences of up to 100 tokens
+            for document in documents:  # each is cut into sequences of less than 100 tokens
                 at = 0
                 while at < len(document) or at == 0:
                     n = min(len(document) - at, numbers.randrange(1, 100))

@@ -1,4 +1,4 @@
-// Tests of data/shards/token_file.h.
+// Tests of data/shards/token_file.h: reading and refusing files of every token format.
 #include "data/shards/token_file.h"
 
 #include <gtest/gtest.h>
@@ -90,7 +90,7 @@ void expect_refused(const std::string& path, const SourceConfig& s, std::vector<
   expect_refused([&] { TokenFile::open(path, s); }, parts);
 }
 
-// Long enough for several pieces, ids of every size, empty documents and ones of a token.
+// Documents long enough for several reads, with ids of every size, empty documents and documents of one token.
 Documents sample(int64_t vocab) {
   Documents documents;
   int64_t id = 1;
@@ -102,7 +102,7 @@ Documents sample(int64_t vocab) {
   return documents;
 }
 
-TEST_F(TokenFileTest, ATextIsItsBytes) {
+TEST_F(TokenFileTest, TextTokensAreItsBytes) {
   const std::string text("a\0\xff\n", 4);
   const auto file = TokenFile::open(put("a.txt", text), source());
   EXPECT_EQ(file->format(), TokenFormat::kText);
@@ -119,7 +119,7 @@ TEST_F(TokenFileTest, ATextIsItsBytes) {
   for (size_t i = 0; i < ids.size(); ++i) ASSERT_EQ(ids[i], static_cast<int64_t>(i % 251));
 }
 
-TEST_F(TokenFileTest, AnnulusShardsOfBothWidths) {
+TEST_F(TokenFileTest, ReadsAnnulusShardsOfBothWidths) {
   for (const int width : {2, 4}) {
     const int64_t vocab = width == 2 ? 65536 : 200000;
     const Documents documents = sample(vocab);
@@ -146,7 +146,7 @@ TEST_F(TokenFileTest, AnnulusShardsOfBothWidths) {
             (Documents{{}, {}}));
 }
 
-TEST_F(TokenFileTest, AnnulusShardsThatAreWrongAreRefused) {
+TEST_F(TokenFileTest, RefusesInvalidAnnulusShards) {
   const std::string good = annulus_shard(sample(1000), 2, 1000);
   const auto with = [&](size_t at, auto value) {
     std::string bytes = good;
@@ -173,7 +173,7 @@ TEST_F(TokenFileTest, AnnulusShardsThatAreWrongAreRefused) {
     const auto file = TokenFile::open(with(offsets + 3 * 8, value), s);
     expect_refused([&] { documents_of(*file); }, {"s.tokens", "document 2 ends at token"});
   }
-  // What opening does not read, verify() does.
+  // verify() reads what opening does not.
   expect_refused([&] { TokenFile::open(with(5000, char{1}), s)->verify(); }, {"checksum"});
   std::string wrong_hash = good;
   wrong_hash.back() = static_cast<char>(wrong_hash.back() + 1);
@@ -184,7 +184,7 @@ TEST_F(TokenFileTest, AnnulusShardsThatAreWrongAreRefused) {
   expect_refused([&] { small->verify(); }, {"token 3 (byte 4,102) is 20", "the vocabulary has 10 ids"});
 }
 
-TEST_F(TokenFileTest, MegatronPairsByAnyOfTheirNames) {
+TEST_F(TokenFileTest, ReadsMegatronPairsByEitherName) {
   for (const int width : {2, 4}) {
     const Documents documents = sample(width == 2 ? 65536 : 200000);
     put_megatron(root_ + "/corpus", documents, width);
@@ -203,9 +203,9 @@ TEST_F(TokenFileTest, MegatronPairsByAnyOfTheirNames) {
   }
 }
 
-TEST_F(TokenFileTest, MegatronDocumentsOfSeveralSequences) {
+TEST_F(TokenFileTest, ReadsMegatronDocumentsOfSeveralSequences) {
   put("m.bin", raw_tokens({{1, 2, 3, 4, 5, 6, 7}}, 2));
-  // Documents of two sequences, none, three (one of them empty); with a mode for each sequence.
+  // The documents have two sequences, none, and three (one of them empty); the index has a mode for each sequence.
   put("m.idx", megatron_index({2, 1, 3, 0, 1}, {2, 0, 3}, 2, 8) + std::string(5, '\0'));
   const auto file = TokenFile::open(root_ + "/m.idx", source());
   EXPECT_EQ(documents_of(*file), (Documents{{1, 2, 3}, {}, {4, 5, 6, 7}}));
@@ -217,7 +217,7 @@ TEST_F(TokenFileTest, MegatronDocumentsOfSeveralSequences) {
   EXPECT_EQ(documents_of(*TokenFile::open(root_ + "/e.idx", source())), Documents{});
 }
 
-TEST_F(TokenFileTest, MegatronPairsThatDisagreeAreRefused) {
+TEST_F(TokenFileTest, RefusesInconsistentMegatronPairs) {
   const std::string tokens = raw_tokens({{1, 2, 3, 4, 5, 6, 7}}, 2);
   const std::string good = megatron_index({2, 1, 3, 1}, {2, 2}, 2, 8);
   const std::string path = root_ + "/m.idx";
@@ -262,11 +262,11 @@ TEST_F(TokenFileTest, MegatronPairsThatDisagreeAreRefused) {
   expect_refused(path, s, {"its tokens", "m.bin, are missing"});
 }
 
-TEST_F(TokenFileTest, MegatronIsCheckedWhereOpeningDoesNotLook) {
+TEST_F(TokenFileTest, MegatronReadsCheckWhatOpeningDoesNot) {
   std::vector<int32_t> lengths(1000, 3);
   put("m.bin", raw_tokens({Ids(3000, 7)}, 2));
   std::string index = megatron_index(lengths, std::vector<int64_t>(1000, 1), 2, 8);
-  // Two neighbours between the samples: their sum is right.
+  // Two neighbouring lengths between those that opening samples are wrong, but their sum is right.
   const int32_t changed[2] = {2, 4};
   std::memcpy(index.data() + 34 + 4 * 8, changed, sizeof changed);
   put("m.idx", index);
@@ -275,7 +275,7 @@ TEST_F(TokenFileTest, MegatronIsCheckedWhereOpeningDoesNotLook) {
   expect_refused([&] { file->verify(); }, {"sequence 9 of 4"});
 }
 
-TEST_F(TokenFileTest, LlmcShardsOfBothMagics) {
+TEST_F(TokenFileTest, ReadsLlmcShardsOfBothMagics) {
   const Documents old{{50256, 1, 2}, {50256}, {50256, 65535}};
   const auto narrow = TokenFile::open(put("x_train_0.bin", llmc_shard(old, 20240520, 1)), source());
   EXPECT_EQ(narrow->format(), TokenFormat::kLlmc);
@@ -289,12 +289,12 @@ TEST_F(TokenFileTest, LlmcShardsOfBothMagics) {
   EXPECT_EQ(documents_of(*file), wide);
   EXPECT_EQ(documents_of(*file, 3), (Documents{{5, 6}, {128000}}));
   file->verify();
-  // The source says otherwise.
+  // The source's own ids take precedence.
   EXPECT_EQ(documents_of(*TokenFile::open(root_ + "/x_train_1.bin", source("auto", 0, -1, 6))),
             (Documents{{5, 6}, {128000, 70000, 1, 128000}}));
 }
 
-TEST_F(TokenFileTest, LlmcShardsThatAreWrongAreRefused) {
+TEST_F(TokenFileTest, RefusesInvalidLlmcShards) {
   const std::string good = llmc_shard({{1, 2, 3}}, 20240520, 1);
   const auto s = source();
   expect_refused(put("a.bin", good.substr(0, 1000)), s, {"less than the 1,024", "cut off"});
@@ -309,7 +309,7 @@ TEST_F(TokenFileTest, LlmcShardsThatAreWrongAreRefused) {
   expect_refused(put("a.bin", negative), s, {"holds -1 tokens"});
 }
 
-TEST_F(TokenFileTest, NanogptIsWhatTheSourceSays) {
+TEST_F(TokenFileTest, NanogptFormatComesFromTheSource) {
   const Documents documents{{7, 8, 50256}, {9, 50256}, {1}};
   const std::string path = put("train.bin", raw_tokens(documents, 2));
   expect_refused(path, source(), {"has no mark", "format = \"nanogpt\""});
@@ -326,17 +326,17 @@ TEST_F(TokenFileTest, NanogptIsWhatTheSourceSays) {
   EXPECT_EQ(documents_of(*TokenFile::open(put("none.bin", ""), source("nanogpt"))), Documents{});
 }
 
-TEST_F(TokenFileTest, DocumentsAreFoundByTheirIds) {
+TEST_F(TokenFileTest, FindsDocumentsByBeginAndEndIds) {
   const auto found = [&](const Ids& ids, int64_t begin, int64_t end) {
     put("x.bin", raw_tokens({ids}, 2));
     return documents_of(*TokenFile::open(root_ + "/x.bin", source("nanogpt", 16, begin, end)));
   };
   EXPECT_EQ(found({1, 5, 1, 1, 6}, 1, -1), (Documents{{1, 5}, {1}, {1, 6}}));
   EXPECT_EQ(found({5, 2, 2, 6, 2}, -1, 2), (Documents{{5, 2}, {2}, {6, 2}}));
-  // With both, an id that stands alone within a document divides nothing.
+  // With both ids, a begin or end id alone inside a document does not divide it.
   EXPECT_EQ(found({1, 1, 5, 2, 6, 2, 1, 7, 2}, 1, 2), (Documents{{1, 1, 5, 2, 6, 2}, {1, 7, 2}}));
   EXPECT_EQ(found({9, 4, 9, 9, 5, 9}, 9, 9), (Documents{{9, 4, 9}, {9, 5, 9}}));
-  // Boundaries at the ends of the pieces that are read at a time.
+  // Documents begin at and beside the ends of the pieces that are read at a time.
   Documents documents;
   for (const size_t length : {4096u, 1u, 4095u, 4097u, 8192u}) {
     documents.emplace_back(length, 5);
@@ -345,7 +345,7 @@ TEST_F(TokenFileTest, DocumentsAreFoundByTheirIds) {
   EXPECT_EQ(found(joined(documents), 1, -1), documents);
 }
 
-TEST_F(TokenFileTest, AFormatThatIsNotTheFilesIsRefused) {
+TEST_F(TokenFileTest, RefusesAFormatThatDoesNotMatchTheFile) {
   const std::string llmc = put("l.bin", llmc_shard({{1}}, 20240520, 1));
   expect_refused(llmc, source("nanogpt"), {"of the format \"llmc\", but its source has format = \"nanogpt\""});
   expect_refused(llmc, source("text"), {"of the format \"llmc\""});
@@ -358,7 +358,7 @@ TEST_F(TokenFileTest, AFormatThatIsNotTheFilesIsRefused) {
   expect_refused("/dev/null", source(), {"no regular file"});
 }
 
-TEST_F(TokenFileTest, FilesThatChangeUnderTheRunAreNotRead) {
+TEST_F(TokenFileTest, RefusesFilesThatChangeDuringTheRun) {
   const Documents documents = sample(1000);
   const std::string shard = put("s.tokens", annulus_shard(documents, 2, 1000));
   const std::string text = put("t.txt", "some text");
@@ -379,7 +379,7 @@ TEST_F(TokenFileTest, FilesThatChangeUnderTheRunAreNotRead) {
   }
 }
 
-TEST_F(TokenFileTest, AReplacedTextIsNotTakenForTheOldOne) {
+TEST_F(TokenFileTest, RefusesAReplacedText) {
   const std::string path = put("t.txt", "some text");
   const auto file = TokenFile::open(path, source());
   put("new", "some text");
@@ -387,7 +387,7 @@ TEST_F(TokenFileTest, AReplacedTextIsNotTakenForTheOldOne) {
   expect_refused([&] { all_of(*file); }, {"was replaced by another file"});
 }
 
-TEST_F(TokenFileTest, TokenizationJsonSaysWhatAFormatCannot) {
+TEST_F(TokenFileTest, TokenizationJsonDescribesNanogptShards) {
   const Documents documents{{1, 9, 2}, {1, 8, 2}};
   const std::string raw = raw_tokens(documents, 4);
   put("c/train.bin", raw);
@@ -416,7 +416,7 @@ TEST_F(TokenFileTest, TokenizationJsonSaysWhatAFormatCannot) {
   expect_refused([&] { TokenFile::open(path, source()); }, {"tokenization.json is damaged", "version 2"});
 }
 
-// A shard of 1e9 documents and a pair of as many, both sparse: opening looks at a bounded part.
+// A sparse shard and a sparse Megatron pair of 1e9 documents each: opening reads only a bounded part of them.
 TEST_F(TokenFileTest, OpeningReadsABoundedPart) {
   const int64_t documents = 1000000000;
   std::string header = annulus_shard({}, 2, 10).substr(0, 4096);

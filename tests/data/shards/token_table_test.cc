@@ -51,7 +51,7 @@ class TokenTableTest : public ::testing::Test {
   std::string text(uint32_t rule, const std::vector<Entry>& entries, const Ids& ids) {
     const TokenTable table = load(table_of(rule, entries));
     TokenText decoder(table);
-    std::string out = "> ";  // what is there already is not the text's
+    std::string out = "> ";  // text that is already in the output does not count as the beginning
     for (const int64_t id : ids) decoder.append(id, out);
     return out.substr(2);
   }
@@ -65,7 +65,7 @@ class TokenTableTest : public ::testing::Test {
       EXPECT_NE(std::string(error.what()).find(words), std::string::npos) << error.what();
     }
   }
-  // The table of `bytes` with this content at a place behind the header, and the checksum that goes with it.
+  // `bytes` with `content` written at offset `at` behind the header, and the checksum recomputed.
   std::string with(std::string bytes, size_t at, const std::string& content) {
     bytes.replace(at, content.size(), content);
     return bytes.replace(48, 16, from_hex(checksum(bytes.data() + 64, bytes.size() - 64)));
@@ -75,7 +75,7 @@ class TokenTableTest : public ::testing::Test {
   const std::vector<Entry> entries_ = {{"<s>", 1}, {" a"}, {"b"}, {" "}, {"", 2}, {" c", 3}, {"\xff"}, {"  d"}};
 };
 
-TEST_F(TokenTableTest, ItsEntries) {
+TEST_F(TokenTableTest, ReadsItsEntries) {
   const TokenTable table = load(table_of(1, entries_));
   EXPECT_EQ(table.size(), 8);
   EXPECT_EQ(table.tokenizer(), "5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a");
@@ -87,9 +87,9 @@ TEST_F(TokenTableTest, ItsEntries) {
   for (const int64_t id : {int64_t{-1}, int64_t{8}}) EXPECT_THROW(table.bytes(id), Error);
 }
 
-TEST_F(TokenTableTest, SpacesAtTheBeginning) {
-  // Of the rules 0 (all are kept), 1 (one goes), 2 (those of the first token go), 3 (one of each token goes, until
-  // there is text).
+TEST_F(TokenTableTest, SpaceRulesApplyAtTheBeginning) {
+  // The texts by rule: 0 keeps all spaces, 1 drops one, 2 drops those of the first token, and 3 drops one of each token
+  // until there is text.
   const auto all = [&](const Ids& ids) {
     std::vector<std::string> texts;
     for (uint32_t rule = 0; rule < 4; ++rule) texts.push_back(text(rule, entries_, ids));
@@ -105,7 +105,7 @@ TEST_F(TokenTableTest, SpacesAtTheBeginning) {
   EXPECT_EQ(all({6, 6}), Texts(4, "\xff\xff"));
 }
 
-TEST_F(TokenTableTest, WhatIsNoTableIsRefused) {
+TEST_F(TokenTableTest, RefusesInvalidTables) {
   const std::string good = table_of(1, entries_);
   const size_t offsets = 64, kinds = 64 + 9 * 8;
   expect_refused("", "it has 0 bytes");

@@ -1,5 +1,5 @@
-// Writes files of tokens as the formats' descriptions say, byte by byte and apart from the code that reads them: for
-// tests of data/.
+// Writes token files byte by byte from the descriptions of their formats, independently of the code that reads them.
+// Used by the tests of data/.
 #pragma once
 
 #include <fcntl.h>
@@ -33,7 +33,7 @@ inline std::string raw_tokens(const Documents& documents, int width) {
   return out;
 }
 
-// With a time of modification in the past, so that a change that a test makes at once has another.
+// Writes a file with a modification time in the past, so that a change by the test gets a different time.
 inline void put_file(const std::string& path, const std::string& bytes) {
   std::filesystem::create_directories(std::filesystem::path(path).parent_path());
   std::ofstream(path, std::ios::binary) << bytes;
@@ -69,7 +69,8 @@ inline std::string annulus_shard(const Documents& documents, int width, uint64_t
   return header + body;
 }
 
-// lengths: of the sequences; documents: how many sequences each has. Tokens are none of its business.
+// The .idx file of a Megatron pair: `lengths` are those of the sequences, `documents` the number of sequences of each
+// document.
 inline std::string megatron_index(const std::vector<int32_t>& lengths, const std::vector<int64_t>& documents, int width,
                                   uint8_t type) {
   std::string out("MMIDIDX\0\0", 9);
@@ -89,7 +90,7 @@ inline std::string megatron_index(const std::vector<int32_t>& lengths, const std
   return out;
 }
 
-// One sequence a document.
+// Writes a Megatron pair with one sequence per document.
 inline void put_megatron(const std::string& prefix, const Documents& documents, int width) {
   std::vector<int32_t> lengths;
   for (const Ids& ids : documents) lengths.push_back(static_cast<int32_t>(ids.size()));
