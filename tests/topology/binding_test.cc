@@ -1,4 +1,5 @@
-// Binding, against what the kernel itself says. Each case binds a child process of its own.
+// Tests of topology/binding.h against the affinity that the kernel reports. Each case that binds does so in a child
+// process.
 #include "topology/binding.h"
 
 #include <gtest/gtest.h>
@@ -31,7 +32,7 @@ std::string compare(const CpuSet& got, const RankPlacement& rank) {
   return got == rank.cpus ? "" : "cpus " + got.to_string() + ", placed on " + rank.cpus.to_string();
 }
 
-TEST(Binding, EqualsThePlacement) {
+TEST(Binding, BindsToThePlacement) {
   const Machine machine = Machine::this_machine();
   for (int ranks : {1, 2, 3}) {
     const Placement placement = place({machine}, ranks);
@@ -46,7 +47,7 @@ TEST(Binding, EqualsThePlacement) {
   }
 }
 
-TEST(Binding, ThreadsMadeLaterInheritIt) {
+TEST(Binding, LaterThreadsInheritTheBinding) {
   const Placement placement = place({Machine::this_machine()}, 2);
   const RankPlacement& rank = placement.ranks[1];
   in_child([&]() -> std::string {
@@ -57,13 +58,13 @@ TEST(Binding, ThreadsMadeLaterInheritIt) {
   });
 }
 
-TEST(Binding, ThreadsThatExistAreMovedToo) {
+TEST(Binding, ExistingThreadsAreBoundToo) {
   const Placement placement = place({Machine::this_machine()}, 2);
   const RankPlacement& rank = placement.ranks[0];
   in_child([&]() -> std::string {
     std::string wrong;
     std::thread([&] {
-      // This thread binds the process while the main thread exists.
+      // This thread binds the whole process, including the main thread.
       bind_to_cpus(rank);
     }).join();
     if (mask_from_kernel() != rank.cpus) wrong = "main thread on " + mask_from_kernel().to_string();
@@ -71,7 +72,7 @@ TEST(Binding, ThreadsThatExistAreMovedToo) {
   });
 }
 
-TEST(Binding, NothingIsBoundByAForeignPlacement) {
+TEST(Binding, RefusesThePlacementOfAnotherMachine) {
   Machine foreign = Machine::from_synthetic("pack:2 [numa] core:2 pu:1");
   const Placement placement = place({foreign}, 4);
   const CpuSet before = mask_from_kernel();
@@ -85,7 +86,7 @@ TEST(Binding, NothingIsBoundByAForeignPlacement) {
   EXPECT_EQ(mask_from_kernel(), before);
 }
 
-TEST(Binding, NothingIsBoundWhenHwlocIsToldOfAnotherMachine) {
+TEST(Binding, RefusesToBindIfHwlocDescribesAnotherMachine) {
   const Placement placement = place({Machine::this_machine()}, 1);
   ASSERT_EQ(setenv("HWLOC_SYNTHETIC", "[numa] pu:3", 1), 0);
   EXPECT_THROW(bind_to_cpus(placement.ranks[0]), Error);
@@ -93,7 +94,7 @@ TEST(Binding, NothingIsBoundWhenHwlocIsToldOfAnotherMachine) {
   ASSERT_EQ(unsetenv("HWLOC_SYNTHETIC"), 0);
 }
 
-TEST(Binding, ProcessorsThatAreNotThereAreAnErrorThatBindsNothing) {
+TEST(Binding, RefusesMissingProcessorsWithoutBinding) {
   RankPlacement rank = place({Machine::this_machine()}, 1).ranks[0];
   const CpuSet before = mask_from_kernel();
   const CpuSet there = rank.cpus;
@@ -112,7 +113,7 @@ TEST(Binding, ProcessorsThatAreNotThereAreAnErrorThatBindsNothing) {
   }
 }
 
-TEST(Binding, AMaskThatIsNarrowerIsRespected) {
+TEST(Binding, RespectsANarrowerAffinityMask) {
   const Machine whole = Machine::this_machine();
   if (whole.cores.size() < 2) GTEST_SKIP() << "needs two cores";
   const RankPlacement half = place({whole}, 2).ranks[1];
@@ -120,7 +121,7 @@ TEST(Binding, AMaskThatIsNarrowerIsRespected) {
     bind_to_cpus(half);
     const Machine seen = Machine::this_machine();
     if (seen.cpus() != half.cpus) return "sees " + seen.cpus().to_string();
-    if (Machine::this_machine(false).cpus() != whole.cpus()) return "does not see the whole machine when asked to";
+    if (Machine::this_machine(false).cpus() != whole.cpus()) return "does not see the whole machine when asked for it";
     return "";
   });
 }

@@ -1,5 +1,5 @@
-// Files that describe clusters: whatever was written is read back whole, and whatever else a file holds is refused by
-// name.
+// Tests of topology/cluster.h, files that describe clusters: what was written is read back equal, and errors in a file
+// are refused by the name of the member.
 #include "topology/cluster.h"
 
 #include <gtest/gtest.h>
@@ -37,7 +37,7 @@ std::string refusal(const std::function<void()>& call) {
   return "nothing was refused";
 }
 
-// Every member that a description of a machine need not have is there in some.
+// A random host; each optional member is present in some of them.
 Host any_host(unsigned seed) {
   std::mt19937 random(seed);
   const auto below = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
@@ -91,7 +91,7 @@ std::vector<Host> all_hosts() {
   return hosts;
 }
 
-TEST(Cluster, WhatIsWrittenIsReadBackWhole) {
+TEST(Cluster, WrittenHostsReadBackEqual) {
   std::vector<Host> hosts = all_hosts();
   const std::string path = path_of("cluster.json");
   write_cluster(path, hosts);
@@ -104,7 +104,7 @@ TEST(Cluster, WhatIsWrittenIsReadBackWhole) {
   }
 }
 
-TEST(Cluster, RanksArePlacedAsOnTheMachinesThemselves) {
+TEST(Cluster, PlacementEqualsThatOfTheMachines) {
   const std::vector<Machine> machines = {load("dgx.xml"), load("h200_node.xml")};
   const std::string path = path_of("two.json");
   write_cluster(path, {{machines[0], true}, {machines[1], true}});
@@ -114,7 +114,7 @@ TEST(Cluster, RanksArePlacedAsOnTheMachinesThemselves) {
   EXPECT_EQ(to_json(place(read, 16, options)), to_json(place(machines, 16, options)));
 }
 
-TEST(Cluster, NamesOfAnyKindAreWritten) {
+TEST(Cluster, WritesLongAndInvalidNames) {
   Host host{Machine::from_synthetic("[numa] pu:3", std::string(5000, 'h') + "\x1b\xff\n")};
   host.visible_devices = "\xff";
   const Host read = host_from_json(json::parse(host_to_json(host).dump()), "x");
@@ -122,7 +122,7 @@ TEST(Cluster, NamesOfAnyKindAreWritten) {
   EXPECT_EQ(read.visible_devices, "?");
 }
 
-TEST(Cluster, FilesThatAreNoCluster) {
+TEST(Cluster, RefusesOtherFiles) {
   const std::string path = path_of("other.json");
   const auto reading = [&](const std::string& text) {
     std::ofstream(path, std::ios::trunc) << text;
@@ -150,8 +150,8 @@ TEST(Cluster, FilesThatAreNoCluster) {
   EXPECT_NE(refusal([&] { read_cluster(path); }).find(path), std::string::npos);
 }
 
-// Every value of a description, in turn, missing and of every other type: read or refused by name, never more.
-TEST(Cluster, EachMemberIsChecked) {
+// Each value of a description is removed or replaced by values of every type; the result is read or refused by name.
+TEST(Cluster, ChecksEachMember) {
   testing::MadeUpMachine made_up;
   made_up.gpus = {2};
   made_up.nics_per_package = 1;
@@ -206,7 +206,7 @@ TEST(Cluster, EachMemberIsChecked) {
     const std::string name = at.back();
     if (!changed[at.parent_pointer()].is_object()) continue;
     changed[at.parent_pointer()].erase(name);
-    // These follow from others, or need not be there.
+    // These members follow from others or are optional.
     const bool free = name == "memory_bytes" || name == "cpus" || name == "visible_devices";
     try_one(changed, pointer + " missing", !free);
   }
@@ -214,7 +214,7 @@ TEST(Cluster, EachMemberIsChecked) {
   EXPECT_GT(refused, 1000);
 }
 
-TEST(Cluster, WhatContradictsItself) {
+TEST(Cluster, RefusesContradictions) {
   testing::MadeUpMachine made_up;
   made_up.packages = 2;
   made_up.gpus = {2};

@@ -1,5 +1,6 @@
-// What the driver's library and the kernel add to a machine: NVLinks, NVSwitches, GPUs that a container shows, RDMA
-// devices and their ports.
+// Tests of topology/nvml.h and topology/rdma.h, which add to a machine what the driver's library and the kernel report:
+// NVLinks, NVSwitches, the GPUs visible in a container, and RDMA devices with their ports. The library is
+// fake_nvml.cc; no GPU is needed.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -20,7 +21,7 @@ constexpr const char* kFake = "tests/topology/libfake_nvml.so";
 
 Machine load(const std::string& name) { return Machine::from_xml("tests/topology/testdata/" + name); }
 
-// Four GPUs on two packages, which PCI alone describes.
+// Four GPUs on two packages, with links from the PCI tree only.
 Machine four_gpus() { return Machine::from_xml_text(testing::to_xml({.packages = 2, .gpus = {2, 2}}), "made-up"); }
 
 bool add(Machine& machine, const std::string& told) {
@@ -28,7 +29,7 @@ bool add(Machine& machine, const std::string& told) {
   return add_nvml(machine, kFake);
 }
 
-TEST(Nvml, WithoutLibraryOrDriverAMachineIsAsItWas) {
+TEST(Nvml, WithoutLibraryOrDriverTheMachineIsUnchanged) {
   const Machine before = four_gpus();
   Machine machine = before;
   EXPECT_FALSE(add_nvml(machine, "libno-such-driver.so.1"));
@@ -38,11 +39,12 @@ TEST(Nvml, WithoutLibraryOrDriverAMachineIsAsItWas) {
   EXPECT_EQ(machine, before);
 }
 
-TEST(Nvml, LinksBetweenGpus) {
+TEST(Nvml, ReadsLinksBetweenGpus) {
   Machine machine = four_gpus();
   const std::vector<Gpu> gpus = machine.gpus;
   ASSERT_EQ(gpus.size(), 4U);
-  // A bridge of two links over 0 and 3, one link over 1 and 2 of which one side says less, one that is down.
+  // GPUs 0 and 3 have a bridge of two links, 1 and 2 one link with a lower speed on one side, and 0 and 1 a link that
+  // is down.
   std::string told;
   const auto gpu = [&](size_t i, const std::string& links) { told += "gpu " + gpus[i].pci + " NVIDIA A100\n" + links; };
   const auto link = [&](const char* kind, size_t to, int speed) {
@@ -55,18 +57,18 @@ TEST(Nvml, LinksBetweenGpus) {
   ASSERT_TRUE(add(machine, told));
   EXPECT_EQ(machine.links[0][3], (Link{LinkKind::kNvlink, 200000}));
   EXPECT_EQ(machine.links[3][0], (Link{LinkKind::kNvlink, 200000}));
-  EXPECT_EQ(machine.links[1][2], (Link{LinkKind::kNvlink, 80000})) << "a ring may go either way";
+  EXPECT_EQ(machine.links[1][2], (Link{LinkKind::kNvlink, 80000})) << "the lower of the two speeds";
   EXPECT_EQ(machine.links[0][1], four_gpus().links[0][1]);
   EXPECT_EQ(machine.nvswitches, 0);
   EXPECT_EQ(machine.gpus[0].model, "NVIDIA A100");
   EXPECT_EQ(machine.gpus[0].memory_bytes, int64_t{80} << 30);
   EXPECT_EQ(machine.gpus[0].numa, gpus[0].numa);
-  // The rings follow them.
+  // The rings use these links.
   const Placement placement = place({machine}, 4, {.device = DeviceKind::kCuda, .context = 2});
   for (const Hop& hop : placement.hops) EXPECT_EQ(hop.link.kind, LinkKind::kNvlink);
 }
 
-TEST(Nvml, SwitchesLeadToAllThatLeadToThem) {
+TEST(Nvml, SwitchesConnectAllGpusLinkedToThem) {
   Machine machine = four_gpus();
   std::string told;
   for (const Gpu& gpu : machine.gpus) {
@@ -82,7 +84,7 @@ TEST(Nvml, SwitchesLeadToAllThatLeadToThem) {
   EXPECT_EQ(machine.nvswitches, 2);
 }
 
-TEST(Nvml, AGpuWithoutLinksIsJoinedToNone) {
+TEST(Nvml, GpuWithoutLinksKeepsItsPciLinks) {
   Machine machine = four_gpus();
   std::string told;
   for (size_t i = 0; i < 4; ++i) {
@@ -94,7 +96,7 @@ TEST(Nvml, AGpuWithoutLinksIsJoinedToNone) {
   EXPECT_EQ(machine.links[0], four_gpus().links[0]);
 }
 
-TEST(Nvml, WhatTheDriverDoesNotTellOfLinks) {
+TEST(Nvml, AssumesDefaultsWhereTheDriverReportsNothing) {
   Machine machine = four_gpus();
   std::string told;
   for (const Gpu& gpu : machine.gpus) told += "gpu " + gpu.pci + " -\nlink switch - 0\n";
@@ -105,7 +107,7 @@ TEST(Nvml, WhatTheDriverDoesNotTellOfLinks) {
   EXPECT_EQ(machine.gpus[0].model, model);
 }
 
-TEST(Nvml, WhatHwlocShowsOfNvlinkStays) {
+TEST(Nvml, KeepsTheNvlinksThatHwlocReports) {
   Machine machine = load("h200_node.xml");
   std::string told;
   for (const Gpu& gpu : machine.gpus) told += "gpu " + gpu.pci + " NVIDIA H200\nlink switch 0000:f0:00.0 1000\n";
@@ -113,7 +115,7 @@ TEST(Nvml, WhatHwlocShowsOfNvlinkStays) {
   EXPECT_EQ(machine, load("h200_node.xml"));
 }
 
-TEST(Nvml, AContainerHasTheGpusThatTheDriverShows) {
+TEST(Nvml, ContainerHasOnlyTheGpusOfTheDriver) {
   Machine machine = load("dgx.xml");
   const std::string told = "locked\ngpu " + machine.gpus[5].pci + " NVIDIA H100\ngpu " + machine.gpus[2].pci +
                            " NVIDIA H100\ngpu 0000:fe:00.0 NVIDIA H100\n";
@@ -128,7 +130,7 @@ TEST(Nvml, AContainerHasTheGpusThatTheDriverShows) {
   EXPECT_TRUE(machine.gpus.empty());
 }
 
-// A folder as /sys/class/infiniband.
+// Makes a folder like /sys/class/infiniband.
 class Rdma : public ::testing::Test {
  protected:
   Rdma() : folder_(::testing::TempDir() + "/rdma-" + ::testing::UnitTest::GetInstance()->current_test_info()->name()) {
@@ -157,7 +159,7 @@ class Rdma : public ::testing::Test {
   std::string folder_;
 };
 
-TEST_F(Rdma, PortsOfDevicesThatHwlocShows) {
+TEST_F(Rdma, AddsPortsToKnownDevices) {
   Machine machine = load("h200_node.xml");
   const std::vector<Nic> before = machine.nics;
   port("mlx5_1/ports/1", "4: ACTIVE", "400 Gb/sec (4X NDR)", "InfiniBand");
@@ -167,20 +169,20 @@ TEST_F(Rdma, PortsOfDevicesThatHwlocShows) {
   port("mlx5_3/ports/x", "4: ACTIVE", "1 Gb/sec", "InfiniBand");
   add_rdma(machine, folder_);
   ASSERT_EQ(machine.nics.size(), 4U);
-  EXPECT_EQ(machine.nics[0], before[0]) << "the kernel does not show it here";
+  EXPECT_EQ(machine.nics[0], before[0]) << "this folder does not have the device";
   EXPECT_EQ(machine.nics[1].ports, (std::vector<RdmaPort>{{1, true, false, 400000}}));
   EXPECT_TRUE(machine.nics[1].active);
   EXPECT_EQ(machine.nics[2].ports, (std::vector<RdmaPort>{{1, false, true, 2500}, {2, true, true, 100000}}));
   EXPECT_EQ(machine.nics[2].port, 2);
   EXPECT_FALSE(machine.nics[3].active);
   EXPECT_EQ(machine.nics[3].interface, before[3].interface);
-  // A rank is given a port that is up.
+  // Ranks get only NICs with a port that is up.
   for (const RankPlacement& rank : place({machine}, 8, {.device = DeviceKind::kCuda}).ranks) {
     EXPECT_NE(rank.nic_name, "mlx5_3");
   }
 }
 
-TEST_F(Rdma, DevicesThatHwlocDoesNotShow) {
+TEST_F(Rdma, AddsDevicesUnknownToHwloc) {
   Machine machine = load("one_socket_gpus.xml");
   ASSERT_EQ(machine.nics.size(), 1U);
   const Nic ethernet = machine.nics[0];
@@ -188,7 +190,7 @@ TEST_F(Rdma, DevicesThatHwlocDoesNotShow) {
   port("mlx5_0/ports/1", "4: ACTIVE", "100 Gb/sec (4X EDR)", "Ethernet");
   pci("mlx5_1", "0000:01:00.0", "0");
   port("mlx5_1/ports/1", "4: ACTIVE", "200 Gb/sec (4X HDR)", "InfiniBand");
-  port("rxe0/ports/1", "4: ACTIVE", "2.5 Gb/sec (1X SDR)", "Ethernet");  // in software: no PCI device
+  port("rxe0/ports/1", "4: ACTIVE", "2.5 Gb/sec (1X SDR)", "Ethernet");  // a software device without a PCI device
   add_rdma(machine, folder_);
   ASSERT_EQ(machine.nics.size(), 3U);
   EXPECT_EQ(machine.nics[0].name, "mlx5_1");
@@ -201,7 +203,7 @@ TEST_F(Rdma, DevicesThatHwlocDoesNotShow) {
   EXPECT_EQ(machine.nics[2].pci, "");
 }
 
-TEST_F(Rdma, NoFolderNoDevices) {
+TEST_F(Rdma, WithoutTheFolderTheMachineIsUnchanged) {
   Machine machine = load("one_socket_gpus.xml");
   add_rdma(machine, folder_ + "/none");
   EXPECT_EQ(machine, load("one_socket_gpus.xml"));

@@ -1,9 +1,10 @@
-// The NVIDIA driver's library as far as topology/nvml.cc asks it, telling of what FAKE_NVML describes, a line each:
-//   gpu PCI NAME           a GPU; "-" for a name that the driver does not know
+// A stand-in for the NVIDIA driver's library with the functions that topology/nvml.cc calls. devices_test.cc loads it.
+// It reports what the environment variable FAKE_NVML describes, one item per line:
+//   gpu PCI NAME           a GPU; NAME "-" if the driver does not know it
 //   locked                 a GPU that this process may not open
-//   link KIND PCI SPEED    of the GPU before: "gpu", "switch" or "down"; PCI "-" where the driver does not tell; MB/s,
-//                          0 where it does not know the field
-// Without FAKE_NVML there is no driver behind the library.
+//   link KIND PCI SPEED    a link of the preceding GPU; KIND is "gpu", "switch" or "down"; PCI is "-" if the driver
+//                          does not report it; SPEED is in MB/s, 0 if the driver does not know the field
+// Without FAKE_NVML the library behaves as if no driver were loaded.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -49,7 +50,7 @@ const Link* link_of(const void* device, unsigned link) {
   return link < links.size() ? &links[link] : nullptr;
 }
 
-// As the driver writes ids: eight digits of the domain, in capitals.
+// Writes an id with eight digits for the domain, as the driver does.
 void write_id(const std::string& id, PciInfo* info) { std::snprintf(info->id, sizeof info->id, "0000%s", id.c_str()); }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// Reading machines: files of whole nodes, made-up and broken XML, synthetic descriptions, this machine.
+// Tests of topology/machine.h: reading machines from XML files of whole nodes, from made-up and broken XML, from
+// synthetic descriptions, and this machine itself.
 #include "topology/machine.h"
 
 #include <gtest/gtest.h>
@@ -24,7 +25,7 @@ std::string read(const std::string& path) {
   return text.str();
 }
 
-// The message of the Error(kInput) that `load` must raise.
+// The message of the Error(kInput) that `load` must throw.
 template <typename Load>
 std::string input_error(Load load) {
   try {
@@ -55,14 +56,14 @@ TEST(CpuSet, PrintsAndParsesLists) {
   }
 }
 
-TEST(CpuSet, Sets) {
+TEST(CpuSet, ContainsSubsets) {
   const CpuSet a({0, 1, 2});
   const CpuSet b({2, 3});
   EXPECT_TRUE(a.contains(CpuSet({1, 2})));
   EXPECT_FALSE(a.contains(b));
 }
 
-TEST(Machine, EightGpuNode) {
+TEST(Machine, ReadsAnEightGpuNode) {
   const Machine m = Machine::from_xml(data("h200_node.xml"));
   EXPECT_EQ(m.host, "h200-node");
   EXPECT_FALSE(m.is_this_system);
@@ -71,7 +72,7 @@ TEST(Machine, EightGpuNode) {
   EXPECT_EQ(m.numa_nodes[1].memory_bytes, int64_t{1} << 40);
   EXPECT_EQ(m.cores.size(), 16U);
   EXPECT_EQ(m.cpus().to_string(), "0-15");
-  ASSERT_EQ(m.gpus.size(), 8U);  // each shows as CUDA and as NVML device
+  ASSERT_EQ(m.gpus.size(), 8U);  // each appears as a CUDA and as an NVML device
   const char* const ids[] = {"0000:11:00.0", "0000:12:00.0", "0000:21:00.0", "0000:22:00.0",
                              "0000:91:00.0", "0000:92:00.0", "0000:a1:00.0", "0000:a2:00.0"};
   for (size_t i = 0; i < 8; ++i) {
@@ -89,7 +90,7 @@ TEST(Machine, EightGpuNode) {
   EXPECT_TRUE(m.nics[2].rdma);
 }
 
-TEST(Machine, LinksComeFromThePciTreeWithoutNvlink) {
+TEST(Machine, WithoutNvlinkLinksComeFromThePciTree) {
   std::string xml = read(data("h200_node.xml"));
   xml.erase(xml.find("<distances2hetero"), xml.find("</topology>") - xml.find("<distances2hetero"));
   const Machine m = Machine::from_xml_text(xml, "x");
@@ -97,24 +98,24 @@ TEST(Machine, LinksComeFromThePciTreeWithoutNvlink) {
   EXPECT_EQ(m.links[0][2].kind, LinkKind::kPciRoot);
   EXPECT_EQ(m.links[0][4].kind, LinkKind::kSystem);
   EXPECT_GT(m.links[0][2].megabytes_per_s, m.links[0][4].megabytes_per_s);
-  // GPUs on root ports of their own.
+  // The GPUs of this machine are on separate root ports.
   EXPECT_EQ(Machine::from_xml(data("dgx.xml")).links[0][1].kind, LinkKind::kPackage);
 }
 
-TEST(Machine, GpusOnOneSocketWithPartialNvlink) {
+TEST(Machine, ReadsGpusOnOneSocketWithPartialNvlink) {
   const Machine m = Machine::from_xml(data("one_socket_gpus.xml"));
-  ASSERT_EQ(m.gpus.size(), 4U);  // CUDA, NVML and OpenCL devices of each
+  ASSERT_EQ(m.gpus.size(), 4U);  // each appears as a CUDA, an NVML and an OpenCL device
   for (const Gpu& gpu : m.gpus) EXPECT_EQ(gpu.numa, std::vector<int>{0});
   EXPECT_EQ(m.links[0][2], (Link{LinkKind::kNvlink, 300000}));
-  EXPECT_EQ(m.links[0][1].kind, LinkKind::kPciRoot);  // a zero in the matrix is no NVLink
+  EXPECT_EQ(m.links[0][1].kind, LinkKind::kPciRoot);  // a zero in the matrix means no NVLink
   ASSERT_EQ(m.nics.size(), 1U);
   EXPECT_FALSE(m.nics[0].rdma);
 }
 
-TEST(Machine, GpusSeenOnThePciBusOnly) {
+TEST(Machine, FindsGpusOnThePciBus) {
   const Machine m = Machine::from_xml(data("dgx.xml"));
   ASSERT_EQ(m.gpus.size(), 8U);
-  EXPECT_EQ(m.gpus[0].model, "NVIDIA H100 80GB HBM3");  // NVML's word
+  EXPECT_EQ(m.gpus[0].model, "NVIDIA H100 80GB HBM3");  // the name that NVML gives
   EXPECT_EQ(m.cores.size(), 112U);
   EXPECT_EQ(m.cpus().size(), 224);
   EXPECT_EQ(m.cores[0].pus, (std::vector<int>{0, 112}));
@@ -129,7 +130,7 @@ TEST(Machine, GpusSeenOnThePciBusOnly) {
   EXPECT_EQ(made_up.host, "made-up");
 }
 
-TEST(Machine, NvlinkThroughSwitches) {
+TEST(Machine, AddsNvlinkBandwidthThroughSwitches) {
   // Two GPUs and two NVSwitches; each GPU has 100 GB/s to the first switch and 50 GB/s to the second.
   testing::MadeUpMachine machine;
   machine.gpus = {2};
@@ -141,7 +142,7 @@ TEST(Machine, NvlinkThroughSwitches) {
       "pci_type=\"0680 [10de:22a3] [10de:1796] a1\" pci_link_speed=\"4.0\"/>\n";
   const size_t first_bridge = xml.find("<object type=\"Bridge\"");
   xml.insert(xml.find(">\n", first_bridge) + 2, switches);
-  // The GPUs' own numbers.
+  // The gp_index of each GPU.
   std::vector<std::string> gp;
   for (size_t at = 0; (at = xml.find("pci_type=\"0302", at)) != std::string::npos; ++at) {
     const size_t begin = xml.rfind("gp_index=\"", at) + 10;
@@ -160,7 +161,7 @@ TEST(Machine, NvlinkThroughSwitches) {
   EXPECT_EQ(m.links[0][1], (Link{LinkKind::kNvlink, 150000}));
 }
 
-TEST(Machine, DisallowedProcessorsAreLeftOut) {
+TEST(Machine, LeavesOutDisallowedProcessors) {
   const std::string xml =
       replaced(read(data("h200_node.xml")), "allowed_cpuset=\"0x0000ffff\"", "allowed_cpuset=\"0x000000f3\"");
   const Machine m = Machine::from_xml_text(xml, "x");
@@ -169,7 +170,7 @@ TEST(Machine, DisallowedProcessorsAreLeftOut) {
   EXPECT_EQ(m.gpus.size(), 8U);
 }
 
-TEST(Machine, Synthetic) {
+TEST(Machine, ReadsSyntheticDescriptions) {
   const Machine m = Machine::from_synthetic("pack:2 [numa] l3:1 core:4 pu:2");
   EXPECT_EQ(m.packages.size(), 2U);
   EXPECT_EQ(m.numa_nodes.size(), 2U);
@@ -183,13 +184,13 @@ TEST(Machine, Synthetic) {
   }
 }
 
-TEST(Machine, ProcessorsWithoutCoresArePackedOneByOne) {
+TEST(Machine, ProcessorsWithoutCoresCountAsCores) {
   const Machine m = Machine::from_synthetic("[numa] pu:3");
   EXPECT_EQ(m.cores.size(), 3U);
   EXPECT_EQ(m.packages.size(), 1U);
 }
 
-TEST(Machine, ThisMachine) {
+TEST(Machine, ReadsThisMachine) {
   const Machine m = Machine::this_machine();
   EXPECT_TRUE(m.is_this_system);
   EXPECT_FALSE(m.host.empty());
@@ -203,12 +204,12 @@ TEST(Machine, ThisMachine) {
   EXPECT_EQ(m.cpus(), CpuSet(pus));
 }
 
-TEST(Machine, TheEnvironmentMayDescribeAnother) {
+TEST(Machine, EnvironmentVariablesMayDescribeAnotherMachine) {
   ASSERT_EQ(setenv("HWLOC_XMLFILE", data("h200_node.xml").c_str(), 1), 0);
   const Machine m = Machine::this_machine();
   EXPECT_EQ(m.gpus.size(), 8U);
   EXPECT_FALSE(m.is_this_system);
-  // Neither a file nor a description that were asked for by name give way to it.
+  // A file or description that is named explicitly takes precedence.
   EXPECT_EQ(Machine::from_xml(data("dgx.xml")).host, "dgx");
   EXPECT_EQ(Machine::from_synthetic("[numa] pu:3").cores.size(), 3U);
   ASSERT_EQ(setenv("HWLOC_XMLFILE", "nowhere.xml", 1), 0);
@@ -219,7 +220,7 @@ TEST(Machine, TheEnvironmentMayDescribeAnother) {
   ASSERT_EQ(unsetenv("HWLOC_SYNTHETIC"), 0);
 }
 
-TEST(MachineXml, MissingEmptyOrNoFile) {
+TEST(MachineXml, RefusesMissingOrEmptyFilesAndFolders) {
   EXPECT_NE(input_error([] { Machine::from_xml("no/such.xml"); }).find("no/such.xml: no such file"), std::string::npos);
   EXPECT_NE(input_error([] { Machine::from_xml("tests"); }).find("not a file"), std::string::npos);
   const std::string empty = ::testing::TempDir() + "/empty.xml";
@@ -227,7 +228,7 @@ TEST(MachineXml, MissingEmptyOrNoFile) {
   EXPECT_NE(input_error([&] { Machine::from_xml(empty); }).find(empty), std::string::npos);
 }
 
-TEST(MachineXml, NotXmlOrCutOffOrContradictory) {
+TEST(MachineXml, RefusesMalformedOrContradictoryXml) {
   const std::string whole = read(data("h200_node.xml"));
   std::vector<std::string> bad = {"",
                                   "hello",
@@ -244,8 +245,8 @@ TEST(MachineXml, NotXmlOrCutOffOrContradictory) {
   }
 }
 
-TEST(MachineXml, WhatMakesHwlocCrashIsAnErrorToo) {
-  // A core below the package without the attributes that say which processors it has: hwloc follows a null pointer.
+TEST(MachineXml, XmlThatCrashesHwlocIsAnError) {
+  // A core lacks the attributes that list its processors; hwloc would dereference a null pointer.
   const std::string text =
       replaced(read(data("h200_node.xml")),
                "<object type=\"Core\" os_index=\"1\" cpuset=\"0x00000002\" complete_cpuset=\"0x00000002\"",
@@ -253,7 +254,7 @@ TEST(MachineXml, WhatMakesHwlocCrashIsAnErrorToo) {
   input_error([&] { Machine::from_xml_text(text, "here.xml"); });
 }
 
-TEST(Machine, VisibleGpus) {
+TEST(Machine, RestrictsToVisibleGpus) {
   Machine m = Machine::from_xml(data("one_socket_gpus.xml"));
   m.set_visible_gpus({"00000000:51:00.0", "0000:21:00.0", "99:00.0"});
   ASSERT_EQ(m.gpus.size(), 3U);
@@ -271,7 +272,7 @@ TEST(Machine, VisibleGpus) {
   EXPECT_EQ(normalize_pci_bus_id("1b:00.1"), "0000:1b:00.1");
 }
 
-TEST(Machine, GpusThatCudaIsToldToHide) {
+TEST(Machine, AppliesCudaVisibleDevices) {
   const Machine all = Machine::from_xml(data("one_socket_gpus.xml"));
   ASSERT_GE(all.gpus.size(), 3U);
   const auto left = [&](std::string_view visible) {
@@ -285,7 +286,7 @@ TEST(Machine, GpusThatCudaIsToldToHide) {
   for (const Gpu& gpu : all.gpus) everything.push_back(gpu.pci);
   EXPECT_EQ(left("2,0"), (std::vector<std::string>{everything[0], everything[2]}));
   EXPECT_EQ(left("1"), std::vector<std::string>{everything[1]});
-  EXPECT_EQ(left("0,99,1"), std::vector<std::string>{everything[0]}) << "the list ends where it is wrong";
+  EXPECT_EQ(left("0,99,1"), std::vector<std::string>{everything[0]}) << "an invalid entry ends the list";
   EXPECT_TRUE(left("").empty());
   EXPECT_TRUE(left("-1").empty());
   for (const char* other : {"GPU-8932f937", "MIG-GPU-1", "0,GPU-1", "zero", "0;1"}) EXPECT_EQ(left(other), everything);
@@ -293,7 +294,7 @@ TEST(Machine, GpusThatCudaIsToldToHide) {
   Machine mixed = all;
   mixed.gpus[1].model = "another";
   mixed.hide_gpus_from_cuda("0");
-  EXPECT_EQ(mixed.gpus.size(), all.gpus.size()) << "CUDA may count them by their speed";
+  EXPECT_EQ(mixed.gpus.size(), all.gpus.size()) << "with different models CUDA may number them by speed";
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// See machine_xml.h.
+// Implements machine_xml.h.
 #include "tests/topology/machine_xml.h"
 
 #include <array>

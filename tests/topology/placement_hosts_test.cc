@@ -1,5 +1,5 @@
-// Rings over several hosts, counted from the hops: on described machines, and against all that could have been on small
-// ones.
+// Tests of placements over several hosts (topology/placement.h) by counting hops between hosts: on described machines,
+// and on small ones in comparison with every possible assignment.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -27,7 +27,7 @@ Machine made_up(const testing::MadeUpMachine& machine) {
 
 PlacementOptions cuda(int context) { return {.device = DeviceKind::kCuda, .context = context}; }
 
-// The hops between hosts, after checking that each ring goes once into each of its hosts and once out of it.
+// The number of hops between hosts; checks that each ring enters and leaves each of its hosts at most once.
 int crossings(const Placement& placement) {
   std::map<std::pair<int, int>, int> in, out;  // (ring, host)
   int count = 0;
@@ -55,61 +55,61 @@ std::vector<int> counts(const Placement& placement, size_t hosts) {
   return out;
 }
 
-TEST(PlacementHosts, TwoNodesOfEight) {
+TEST(PlacementHosts, RingsOnTwoNodesOfEight) {
   const std::vector<Machine> hosts(2, load("dgx.xml"));
   EXPECT_EQ(crossings(place(hosts, 16, cuda(16))), 2);
   EXPECT_EQ(crossings(place(hosts, 16, cuda(8))), 0);
   EXPECT_EQ(crossings(place(hosts, 16, cuda(2))), 0);
-  EXPECT_EQ(crossings(place(hosts, std::vector<int>{6, 6}, cuda(4))), 2) << "only the ring in the middle";
+  EXPECT_EQ(crossings(place(hosts, std::vector<int>{6, 6}, cuda(4))), 2) << "only the middle ring crosses";
   const Placement whole = place(hosts, 12, cuda(4));
-  EXPECT_EQ(counts(whole, 2), (std::vector<int>{8, 4})) << "rather than 6 and 6, which cut a ring";
+  EXPECT_EQ(counts(whole, 2), (std::vector<int>{8, 4})) << "6 and 6 would cut a ring";
   EXPECT_EQ(crossings(whole), 0);
   EXPECT_EQ(counts(place(hosts, 12, cuda(0)), 2), (std::vector<int>{6, 6}));
 }
 
-TEST(PlacementHosts, OneSocketNodes) {
+TEST(PlacementHosts, RingsOnOneSocketNodes) {
   const std::vector<Machine> hosts(3, load("one_socket_gpus.xml"));
   EXPECT_EQ(crossings(place(hosts, 12, cuda(12))), 3);
   EXPECT_EQ(crossings(place(hosts, 12, cuda(6))), 4);
   EXPECT_EQ(crossings(place(hosts, 12, cuda(4))), 0);
-  // The GPU side of rings within a host is NVLink still.
+  // Rings within a host use NVLink.
   for (const Hop& hop : place(hosts, 12, cuda(2)).hops) EXPECT_EQ(hop.link.kind, LinkKind::kNvlink);
 }
 
-TEST(PlacementHosts, NodesWithPciOnly) {
+TEST(PlacementHosts, RingsOnNodesWithPciOnly) {
   const std::vector<Machine> hosts(2, made_up({.packages = 2, .gpus = {4, 4}, .nics_per_package = 1}));
   const Placement placement = place(hosts, 16, cuda(16));
   EXPECT_EQ(crossings(placement), 2);
   std::map<LinkKind, int> kinds;
   for (const Hop& hop : placement.hops) kinds[hop.link.kind] += hop.other_host ? 0 : 1;
-  EXPECT_EQ(kinds[LinkKind::kPciSwitch], 8) << "every pair on a switch";
-  EXPECT_EQ(kinds[LinkKind::kSystem], 2) << "one way over each host's packages";
+  EXPECT_EQ(kinds[LinkKind::kPciSwitch], 8) << "each pair on a switch";
+  EXPECT_EQ(kinds[LinkKind::kSystem], 2) << "one hop between the packages of each host";
 }
 
-TEST(PlacementHosts, NodesThatAreNotAlike) {
+TEST(PlacementHosts, RingsOnUnlikeNodes) {
   const std::vector<Machine> hosts = {load("dgx.xml"), load("one_socket_gpus.xml"), load("h200_node.xml")};
   EXPECT_EQ(crossings(place(hosts, 20, cuda(20))), 3);
   EXPECT_EQ(crossings(place(hosts, 20, cuda(4))), 0);
   EXPECT_EQ(crossings(place(hosts, 20, cuda(10))), 4);
-  EXPECT_EQ(crossings(place(hosts, 16, cuda(8))), 0) << "the host of four is left out";
+  EXPECT_EQ(crossings(place(hosts, 16, cuda(8))), 0) << "the host with four GPUs is not used";
   EXPECT_EQ(counts(place(hosts, 16, cuda(8)), 3), (std::vector<int>{8, 0, 8}));
-  // Rings of six: one on each host of eight, the third over what is left of two.
+  // Of the three rings of six, each host of eight has one, and the third uses GPUs left on two hosts.
   EXPECT_EQ(crossings(place(hosts, 18, cuda(6))), 2);
 }
 
-TEST(PlacementHosts, HostsWhoseRanksMakeUpARingStandSideBySide) {
+TEST(PlacementHosts, HostsThatMakeUpARingAreAdjacent) {
   const std::vector<Machine> hosts = {made_up({.gpus = {2}}), made_up({.gpus = {4}}), made_up({.gpus = {2}})};
   const Placement placement = place(hosts, 8, cuda(4));
   EXPECT_EQ(crossings(placement), 2);
   EXPECT_EQ(placement.ranks[0].host_index, 0);
   EXPECT_EQ(placement.ranks[2].host_index, 2);
   EXPECT_EQ(placement.ranks[4].host_index, 1);
-  EXPECT_EQ(crossings(place(hosts, std::vector<int>{2, 4, 2}, cuda(4))), 4) << "where their order is said, it stays";
+  EXPECT_EQ(crossings(place(hosts, std::vector<int>{2, 4, 2}, cuda(4))), 4) << "a given order of hosts is kept";
   EXPECT_EQ(order_hosts({4, 8, 4}, 4), (std::vector<size_t>{0, 1, 2}));
   EXPECT_EQ(order_hosts({3, 2, 5, 2}, 4), (std::vector<size_t>{0, 2, 1, 3}));
 }
 
-TEST(PlacementHosts, ThirtyTwoNodesOfEight) {
+TEST(PlacementHosts, RingsOnThirtyTwoNodesOfEight) {
   const std::vector<Machine> hosts(32, load("dgx.xml"));
   for (const auto& [context, expected] :
        std::vector<std::pair<int, int>>{{1, 0}, {2, 0}, {8, 0}, {16, 32}, {32, 32}, {64, 32}, {128, 32}, {256, 32}}) {
@@ -118,7 +118,7 @@ TEST(PlacementHosts, ThirtyTwoNodesOfEight) {
   EXPECT_EQ(crossings(place(hosts, 192, cuda(6))), 0);
 }
 
-// Host sequences that ranks could have, all of them.
+// The fewest hops between hosts over all possible sequences of the ranks' hosts.
 int fewest_crossings(const std::vector<int>& room, int ranks, int context) {
   int best = ranks + 1;
   std::vector<int> left = room, hosts;
@@ -148,7 +148,7 @@ int fewest_crossings(const std::vector<int>& room, int ranks, int context) {
   return best;
 }
 
-TEST(PlacementHosts, NoOtherDealCrossesLess) {
+TEST(PlacementHosts, CrossesAsRarelyAsTheBestAssignment) {
   std::vector<Machine> of_size;
   for (int gpus = 0; gpus <= 4; ++gpus) of_size.push_back(made_up({.gpus = {gpus}}));
   for (int a = 1; a <= 4; ++a) {
@@ -170,7 +170,7 @@ TEST(PlacementHosts, NoOtherDealCrossesLess) {
   }
 }
 
-TEST(PlacementHosts, DealsWholeRingsFirst) {
+TEST(PlacementHosts, AssignsWholeRingsFirst) {
   EXPECT_EQ(deal_ranks({8, 8}, 12, 4), (std::vector<int>{8, 4}));
   EXPECT_EQ(deal_ranks({8, 8}, 12, 0), (std::vector<int>{6, 6}));
   EXPECT_EQ(deal_ranks({6, 6, 4}, 16, 4), (std::vector<int>{6, 6, 4}));
@@ -181,7 +181,7 @@ TEST(PlacementHosts, DealsWholeRingsFirst) {
   EXPECT_EQ(counts(place(cpus, 12, {.context = 4}), 2), (std::vector<int>{6, 6}));
 }
 
-TEST(PlacementHosts, NoMoreThanTheirSlots) {
+TEST(PlacementHosts, HostsGetAtMostTheirSlots) {
   const std::vector<Machine> hosts(2, load("dgx.xml"));
   const auto dealt = [&](int ranks, PlacementOptions options, const std::vector<int>& slots) {
     options.slots = slots;
@@ -205,8 +205,8 @@ TEST(PlacementHosts, NoMoreThanTheirSlots) {
   EXPECT_NE(refusal(17, cuda(0), {16, 16}).find("-n 16 or less"), std::string::npos);
 }
 
-// A ring goes on to the next host from a GPU beside a NIC.
-TEST(PlacementHosts, ARingLeavesAHostBesideItsNic) {
+// A ring continues to the next host from a GPU near a NIC.
+TEST(PlacementHosts, RingLeavesAHostNextToItsNic) {
   Machine machine = made_up({.packages = 2, .gpus = {3, 3}, .nics_per_package = 1});
   for (size_t i = 0; i < machine.gpus.size(); ++i) {
     for (size_t j = 0; j < machine.gpus.size(); ++j) {
@@ -218,24 +218,24 @@ TEST(PlacementHosts, ARingLeavesAHostBesideItsNic) {
     return std::pair(placement.ranks[0].gpu, placement.ranks[5].gpu);
   };
   ASSERT_EQ(machine.nics.size(), 2U);
-  EXPECT_EQ(ends(), std::pair(0, 5)) << "one NIC for each package: any will do";
+  EXPECT_EQ(ends(), std::pair(0, 5)) << "each package has a NIC, so that any GPU will do";
   machine.nics[0].active = false;
   EXPECT_EQ(ends(), std::pair(3, 5));
   machine.nics[0].active = true;
   machine.nics[1].rdma = false;
   EXPECT_EQ(ends(), std::pair(0, 2));
-  // Inside one host no ring leaves it.
+  // A ring within one host does not depend on the NIC.
   EXPECT_EQ(place({machine}, 6, cuda(6)).ranks[5].gpu, 5);
-  // Links come first: those of a slow pair are not used for the sake of the NIC.
+  // The speed of links comes first: a slow link is not used to end at the NIC.
   for (size_t i = 3; i < 6; ++i) machine.links[2][i] = machine.links[i][2] = {LinkKind::kSystem, 1000};
   for (size_t i : {1U, 0U}) {
     machine.links[2][i] = machine.links[i][2] = {LinkKind::kNvlink, i == 1 ? 450000 : 1000};
   }
   const Placement placement = place({machine, machine}, 12, cuda(12));
-  EXPECT_TRUE(placement.ranks[0].gpu == 2 || placement.ranks[5].gpu == 2) << "it has one fast link, and is an end";
+  EXPECT_TRUE(placement.ranks[0].gpu == 2 || placement.ranks[5].gpu == 2) << "GPU 2 has one fast link, so it is an end";
 }
 
-TEST(PlacementHosts, EndsAgainstEveryOrder) {
+TEST(PlacementHosts, RingOrderMatchesBruteForceWithNicNearness) {
   std::mt19937 random(11);
   for (int n = 2; n <= 6; ++n) {
     for (int trial = 0; trial < 60; ++trial) {
@@ -262,9 +262,9 @@ TEST(PlacementHosts, EndsAgainstEveryOrder) {
   }
 }
 
-// The context axis is the innermost: with rings no longer than a host has GPUs, keys and values never leave a host, and
-// gradients do once a step. With the data axis inside, each of those rings would cross.
-TEST(PlacementHosts, TheContextAxisStaysInside) {
+// The context axis is the innermost: if rings are no longer than a host has GPUs, keys and values never leave a host,
+// and gradients do once per step. With the data axis innermost, each of these rings would cross between hosts.
+TEST(PlacementHosts, ContextAxisStaysWithinHosts) {
   const std::vector<Machine> hosts(2, load("dgx.xml"));
   const Placement placement = place(hosts, 16, cuda(8));
   EXPECT_EQ(crossings(placement), 0);

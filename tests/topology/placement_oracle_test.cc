@@ -1,6 +1,6 @@
-// Placements of small machines against all that could have been: every choice and order of the GPUs is tried. And the
-// machines that random ones rarely are, on which ranks must go to another node than their GPU's. What holds for every
-// machine: placement_property_test.cc.
+// Tests of placements (topology/placement.h) of small machines in comparison with every choice and order of the GPUs,
+// and of machines on which ranks must use another node than their GPU's, which random machines rarely are.
+// placement_property_test.cc tests the properties that hold for every machine.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -18,7 +18,7 @@
 namespace annulus {
 namespace {
 
-// GPUs whose links are of a few speeds, in no order of their PCI bus ids.
+// A machine whose GPUs have random links of three speeds, independent of the order of their PCI bus ids.
 Machine linked_gpus(int gpus, unsigned seed) {
   Machine machine = Machine::from_synthetic("pack:1 [numa] core:8 pu:1");
   std::vector<std::string> ids;
@@ -35,8 +35,9 @@ Machine linked_gpus(int gpus, unsigned seed) {
   return machine;
 }
 
-// Speeds of the links that rings of `context` ranks use when rank r has order[r], ascending: each rank to the next of
-// its ring, and the last to the first. Where they are no whole rings, a path from the first rank to the last.
+// The speeds, ascending, of the links that rings of `context` ranks use if rank r has GPU order[r]: each rank sends to
+// the next of its ring, and the last to the first. If the ranks are not whole rings, they are a path from the first
+// rank to the last.
 std::vector<int64_t> speeds_used(const Machine& machine, const std::vector<int>& order, int context) {
   const auto count = static_cast<int>(order.size());
   std::vector<std::pair<int, int>> hops;
@@ -57,14 +58,14 @@ std::vector<int64_t> speeds_used(const Machine& machine, const std::vector<int>&
   return speeds;
 }
 
-// The slowest link first, for it paces the rings, then all of them.
+// The speed of the slowest link, which limits the rings, then the sum of all speeds.
 std::pair<int64_t, int64_t> worth(const std::vector<int64_t>& speeds) {
   if (speeds.empty()) return {0, 0};
   return {speeds.front(), std::accumulate(speeds.begin(), speeds.end(), int64_t{0})};
 }
 
 struct Best {
-  std::vector<int> order;  // the first of all that are worth as much, and how much
+  std::vector<int> order;  // the first of the orders with the greatest worth
   std::pair<int64_t, int64_t> worth;
 };
 
@@ -76,18 +77,18 @@ Best best_of_all(const Machine& machine, int count, int context) {
     const std::vector<int> order(gpus.begin(), gpus.begin() + count);
     const auto now = worth(speeds_used(machine, order, context));
     if (!best || now > best->worth) best = Best{order, now};
-    std::reverse(gpus.begin() + count, gpus.end());  // on to another beginning
+    std::reverse(gpus.begin() + count, gpus.end());  // skips to the next choice of the first `count`
   } while (std::next_permutation(gpus.begin(), gpus.end()));
   return *best;
 }
 
-TEST(PlacementOracle, NoOrderOfTheGpusMakesFasterRings) {
+TEST(PlacementOracle, NoOtherGpuOrderMakesFasterRings) {
   for (int gpus = 2; gpus <= 6; ++gpus) {
     for (unsigned seed = 0; seed < 12; ++seed) {
       const Machine machine = linked_gpus(gpus, seed);
       for (int count = 1; count <= gpus; ++count) {
         for (int context = 1; context <= gpus + 1; ++context) {
-          // A host of a job that has whole rings all together.
+          // The host is part of a job that has whole rings in total.
           const PlacementOptions options{.device = DeviceKind::kCuda, .context = context, .job_ranks = count * context};
           const Placement placement = place({machine}, std::vector<int>{count}, options);
           std::vector<int> order;
@@ -95,7 +96,7 @@ TEST(PlacementOracle, NoOrderOfTheGpusMakesFasterRings) {
           const Best best = best_of_all(machine, count, context);
           EXPECT_EQ(worth(speeds_used(machine, order, context)), best.worth)
               << count << " of " << gpus << " GPUs, rings of " << context << ", machine " << seed;
-          // Of equal ones, that nearest to the order of the PCI bus ids.
+          // Of equal orders, the one nearest to that of the PCI bus ids is chosen.
           if (count == gpus) {
             EXPECT_EQ(order, best.order) << gpus << " GPUs, rings of " << context << ", machine " << seed;
           }
@@ -105,7 +106,7 @@ TEST(PlacementOracle, NoOrderOfTheGpusMakesFasterRings) {
   }
 }
 
-// Two packages of two nodes with `cores` left on each, and GPUs near the nodes given.
+// Two packages of two nodes each; node n has `cores[n]` cores, and GPU g is near the nodes `near[g]`.
 Machine tight(const std::vector<int>& cores, const std::vector<std::vector<int>>& near) {
   Machine machine = Machine::from_xml_text(
       testing::to_xml({.packages = 2, .nodes_per_package = 2, .gpus = {static_cast<int>(near.size()), 0}}), "tight");
@@ -124,15 +125,15 @@ std::vector<int> nodes_by_gpu(const Machine& machine) {
   return nodes;
 }
 
-// However many cores another package has left: what is near is near.
-TEST(PlacementOracle, WhoFindsNoCoreNearItsGpuStaysInThePackage) {
+// The number of free cores in the other package does not matter.
+TEST(PlacementOracle, RankWithoutANearCoreStaysInThePackage) {
   EXPECT_EQ(nodes_by_gpu(tight({1, 1, 4, 4}, {{0}, {0}})), (std::vector<int>{0, 1}));
   EXPECT_EQ(nodes_by_gpu(tight({4, 4, 1, 1}, {{3}, {3}})), (std::vector<int>{3, 2}));
   EXPECT_EQ(nodes_by_gpu(tight({1, 2, 4, 3}, {{0}, {0}, {0}, {0}})), (std::vector<int>{0, 1, 1, 2}));
 }
 
-// Who comes first in the ring has no right to the only core of who comes later.
-TEST(PlacementOracle, WhoHasAChoiceOfNodesLeavesCoresToWhoHasNone) {
+// An earlier rank in the ring does not take the only near core of a later one.
+TEST(PlacementOracle, RankWithAChoiceOfNodesYieldsToOneWithout) {
   EXPECT_EQ(nodes_by_gpu(tight({1, 1, 1, 1}, {{0, 1}, {0}})), (std::vector<int>{1, 0}));
   EXPECT_EQ(nodes_by_gpu(tight({1, 1, 1, 1}, {{0, 1, 2, 3}, {0, 1}, {0}, {2}})), (std::vector<int>{3, 1, 0, 2}));
 }

@@ -1,4 +1,4 @@
-// What holds for every machine and every number of ranks.
+// Property tests of topology/placement.h: what holds for every machine and every number of ranks.
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
@@ -20,7 +20,7 @@
 namespace annulus {
 namespace {
 
-// RC_ASSERT writes down every value it sees, also of what holds: too slow for so many.
+// RC_ASSERT formats every value that it checks, even if the check passes, which is too slow for so many checks.
 void require(bool holds, const char* what) {
   if (!holds) RC_FAIL(what);
 }
@@ -36,7 +36,7 @@ testing::MadeUpMachine any_machine() {
   return m;
 }
 
-// A node, the nodes of a package, or all: what a device is near to, of the kinds that machines have.
+// The nodes that a device is near to: one node, the nodes of a package, or all, as on real machines.
 std::vector<int> any_near(const Machine& machine) {
   const int node = *rc::gen::inRange(0, static_cast<int>(machine.numa_nodes.size()));
   const int kind = *rc::gen::inRange(0, 3);
@@ -49,9 +49,9 @@ std::vector<int> any_near(const Machine& machine) {
   return near;
 }
 
-// Read through hwloc, then some processors taken away, as a cgroup or taskset does; some adapters without a port that
-// is up or without RDMA; devices near a node, a package or all; and NVLink between some pairs of GPUs, in no order of
-// their PCI bus ids.
+// Reads the machine through hwloc and varies it: some processors are removed, as by a cgroup or taskset; some adapters
+// have no port that is up or no RDMA; devices are near a node, a package or all; and some pairs of GPUs have NVLink,
+// independently of the order of their PCI bus ids.
 Machine load(const testing::MadeUpMachine& made_up) {
   Machine machine = Machine::from_xml_text(testing::to_xml(made_up), "made-up");
   const int lost = *rc::gen::inRange(0, static_cast<int>(machine.cores.size()));
@@ -95,7 +95,7 @@ struct Part {
   int cores() const { return static_cast<int>(machine.cores.size()); }
 };
 
-// Indices of the cores that the rank may use, all or in part.
+// The indices of the cores of which the rank may use at least one thread.
 std::vector<int> cores_of(const Part& part, const RankPlacement& rank) {
   std::vector<int> out;
   for (int c = 0; c < part.cores(); ++c) {
@@ -112,13 +112,13 @@ std::vector<int> cores_of_node(const Machine& machine, int node) {
   return out;
 }
 
-// Each rank by itself: its names agree, its memory is that of its processors and no other.
+// Checks each rank by itself: its names agree, and its memory is on the nodes of its processors only.
 void check_ranks(const Part& part) {
   const Machine& machine = part.machine;
   const CpuSet allowed = machine.cpus();
   for (const RankPlacement& rank : part.ranks) {
     require(rank.host == machine.host, "a rank names its host");
-    require(rank.is_this_system == machine.is_this_system, "a rank knows whether its machine is this system");
+    require(rank.is_this_system == machine.is_this_system, "a rank records whether its machine is this system");
     require(!rank.cpus.empty() && allowed.contains(rank.cpus), "a rank has processors that are allowed");
     require((rank.device == DeviceKind::kCuda) == (rank.gpu >= 0), "a GPU exactly where the device is cuda");
     require(rank.gpu_pci == (rank.gpu < 0 ? "" : machine.gpus[static_cast<size_t>(rank.gpu)].pci), "its PCI bus id");
@@ -138,7 +138,8 @@ void check_ranks(const Part& part) {
   }
 }
 
-// Who shares what: whole cores while there are enough, then hardware threads, then cores, always evenly on a node.
+// Checks what ranks share: each has whole cores while there are enough; then they share out hardware threads, then
+// cores; and always evenly within a node.
 void check_sharing(const Part& part) {
   const bool enough = part.count() <= part.cores();
   std::map<int, std::vector<const RankPlacement*>> by_node;
@@ -190,7 +191,7 @@ void check_sharing(const Part& part) {
   }
 }
 
-// CPU ranks: by the nodes' cores.
+// Checks that CPU ranks are spread over the nodes by their numbers of cores.
 void check_cpu_nodes(const Part& part) {
   const Machine& machine = part.machine;
   std::vector<int> nodes;
@@ -206,7 +207,8 @@ void check_cpu_nodes(const Part& part) {
     last = node;
   }
   if (count < static_cast<int64_t>(nodes.size())) {
-    // Whole nodes; each cut is where the cores before it are nearest to their share, of the cuts that leave all a node.
+    // Each rank has whole nodes. Each cut is where the number of cores before it is nearest to the proportional share,
+    // among the cuts that leave a node for each later rank.
     size_t begin = 0;
     int64_t before = 0;
     for (int64_t r = 0; r + 1 < count; ++r) {
@@ -225,7 +227,7 @@ void check_cpu_nodes(const Part& part) {
     }
     return;
   }
-  // No rank would have more cores on another node, were it there.
+  // No rank would have more cores on another node.
   std::map<int, int64_t> taken;
   for (const RankPlacement& rank : part.ranks) ++taken[rank.numa_node];
   for (size_t i = 0; i < nodes.size(); ++i) {
@@ -238,7 +240,7 @@ void check_cpu_nodes(const Part& part) {
   }
 }
 
-// GPU ranks: beside their GPUs while a core is left there.
+// Checks that GPU ranks are near their GPUs while a core is left there.
 void check_gpu_nodes(const Part& part) {
   const Machine& machine = part.machine;
   std::set<int> gpus;
@@ -271,7 +273,7 @@ void check_gpu_nodes(const Part& part) {
         if (std::find(own_choices.begin(), own_choices.end(), index_of(other)) == own_choices.end()) continue;
         const size_t theirs = choices(other).size();
         require(theirs != 0 && theirs <= own_choices.size(),
-                "who has more choice of nodes leaves cores to who has less");
+                "a rank with a choice of nodes leaves cores to ranks with less choice");
       }
     }
     const std::vector<int>& near = machine.gpus[static_cast<size_t>(rank.gpu)].numa;
@@ -293,7 +295,7 @@ void check_gpu_nodes(const Part& part) {
   }
 }
 
-// The NIC by its definition, in the order of the ranks.
+// Checks the NIC of each rank against the definition, in the order of the ranks.
 void check_nics(const Part& part) {
   const Machine& machine = part.machine;
   std::vector<int> used(machine.nics.size(), 0);
@@ -318,8 +320,8 @@ void check_nics(const Part& part) {
   }
 }
 
-// No other choice and order of the host's GPUs makes faster rings, or a faster path where they are no whole rings: all
-// of them are tried where they are few.
+// Checks that no other choice and order of the host's GPUs makes faster rings, or a faster path if they are not whole
+// rings. All orders are tried if there are few GPUs, and some otherwise.
 void check_order(const Part& part, int context) {
   const Machine& machine = part.machine;
   const bool whole = part.count() % context == 0;
@@ -341,7 +343,7 @@ void check_order(const Part& part, int context) {
   std::vector<int> other(machine.gpus.size());
   std::iota(other.begin(), other.end(), 0);
   require(reached >= worth(other), "the order of the PCI bus ids makes no faster rings");
-  if (other.size() > 9) return;  // the order is the best of some, that of the bus ids among them
+  if (other.size() > 9) return;  // for more GPUs only some orders are searched, including that of the bus ids
   if (other.size() <= 6) {
     while (std::next_permutation(other.begin(), other.end())) {
       require(reached >= worth(other), "no other order of the GPUs makes faster rings");
@@ -415,7 +417,7 @@ void check(const std::vector<Machine>& hosts, const std::vector<int>& counts, De
       check_cpu_nodes(part);
     }
     if (part.count() > part.cores()) require(p.oversubscribed, "more ranks than cores are flagged");
-    // What a rank finds that knows its own host alone is what is printed of all.
+    // A rank that knows only its own host finds the same placement.
     const Placement alone =
         place({hosts[h]}, std::vector<int>{counts[h]}, {.device = device, .context = context, .job_ranks = total});
     for (int local = 0; local < counts[h]; ++local) {
@@ -430,18 +432,18 @@ void check(const std::vector<Machine>& hosts, const std::vector<int>& counts, De
   check_hops(hosts, p);
 }
 
-RC_GTEST_PROP(PlacementProperty, CpuRanks, ()) {
+RC_GTEST_PROP(PlacementProperty, CpuRanksArePlacedByTheRules, ()) {
   const Machine machine = load(any_machine());
   check({machine}, {*rc::gen::inRange(1, 40)}, DeviceKind::kCpu);
 }
 
-RC_GTEST_PROP(PlacementProperty, GpuRanks, ()) {
+RC_GTEST_PROP(PlacementProperty, GpuRanksArePlacedByTheRules, ()) {
   const Machine machine = load(any_machine());
   RC_PRE(!machine.gpus.empty());
   check({machine}, {*rc::gen::inRange(1, static_cast<int>(machine.gpus.size()) + 1)}, DeviceKind::kCuda);
 }
 
-RC_GTEST_PROP(PlacementProperty, SeveralHosts, ()) {
+RC_GTEST_PROP(PlacementProperty, RanksOfSeveralHostsArePlacedByTheRules, ()) {
   std::vector<Machine> hosts;
   std::vector<int> counts;
   const DeviceKind device = *rc::gen::element(DeviceKind::kCpu, DeviceKind::kCuda);
@@ -454,7 +456,7 @@ RC_GTEST_PROP(PlacementProperty, SeveralHosts, ()) {
   check(hosts, counts, device);
 }
 
-// A total is divided evenly: no host could give a rank to another that has room and two fewer.
+// A total is divided evenly: no host has two ranks more than a host that has room for another.
 RC_GTEST_PROP(PlacementProperty, TotalsAreDividedEvenly, ()) {
   std::vector<Machine> hosts;
   int gpus = 0;

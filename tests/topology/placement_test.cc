@@ -1,4 +1,5 @@
-// Placements of known machines, ring orders against brute force, and what is printed.
+// Tests of placements of known machines (topology/placement.h), of ring orders in comparison with brute force
+// (topology/ring_order.h), and of what is printed (topology/report.h).
 #include "topology/placement.h"
 
 #include <gtest/gtest.h>
@@ -57,7 +58,7 @@ std::string plan_error(const std::vector<Machine>& hosts, int ranks, const Place
   return "";
 }
 
-TEST(Placement, EightGpus) {
+TEST(Placement, PlacesEightGpus) {
   const Placement p = place({load("h200_node.xml")}, 8, kCuda);
   EXPECT_EQ(cpus(p), (std::vector<std::string>{"0-1", "2-3", "4-5", "6-7", "8-9", "10-11", "12-13", "14-15"}));
   EXPECT_EQ(nics(p),
@@ -76,14 +77,14 @@ TEST(Placement, GpusOnOneSocketShareItsCores) {
   const Placement p = place({m}, 4, kCuda);
   EXPECT_EQ(cpus(p), (std::vector<std::string>{"0-1,16-17", "2-3,18-19", "4-5,20-21", "6-7,22-23"}));
   EXPECT_EQ(nodes(p), (std::vector<int>{0, 0, 0, 0}));
-  EXPECT_EQ(gpus(p), (std::vector<int>{0, 1, 3, 2}));  // over both NVLink bridges, 0-2 and 1-3
+  EXPECT_EQ(gpus(p), (std::vector<int>{0, 1, 3, 2}));  // the ring uses both NVLink bridges, 0-2 and 1-3
   // Two ranks get two GPUs that a bridge joins.
   const Placement two = place({m}, 2, kCuda);
   EXPECT_EQ(gpus(two), (std::vector<int>{0, 2}));
   EXPECT_EQ(cpus(two), (std::vector<std::string>{"0-3,16-19", "4-7,20-23"}));
 }
 
-TEST(Placement, RanksTooManyForASocketTakeCoresOfTheOther) {
+TEST(Placement, ExcessRanksOfASocketUseTheOther) {
   testing::MadeUpMachine machine;
   machine.packages = 2;
   machine.cores_per_node = 3;
@@ -94,17 +95,17 @@ TEST(Placement, RanksTooManyForASocketTakeCoresOfTheOther) {
   EXPECT_FALSE(p.oversubscribed);
 }
 
-TEST(Placement, NearestNicThatIsUp) {
+TEST(Placement, ChoosesTheNearestNicThatIsUp) {
   const Placement p = place({load("dgx.xml")}, 8, kCuda);
   EXPECT_EQ(nics(p),
             (std::vector<std::string>{"mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3", "mlx5_4", "mlx5_6", "mlx5_6", "mlx5_7"}));
   EXPECT_EQ(p.ranks[0].threads, 14);
-  // Two of the eight links of the ring cross between the sockets: the fewest possible.
+  // Two of the eight links of the ring are between the sockets, the fewest possible.
   EXPECT_EQ(std::count_if(p.hops.begin(), p.hops.end(), [](const Hop& h) { return h.link.kind == LinkKind::kSystem; }),
             2);
 }
 
-TEST(Placement, OnlyTheHcasOfTheJob) {
+TEST(Placement, UsesOnlyTheHcasOfTheJob) {
   Machine m = load("dgx.xml");
   const Placement all = place({m}, 8, kCuda);
   EXPECT_EQ(all.ranks[0].hca, "mlx5_0:1");  // the port that is up
@@ -133,12 +134,12 @@ TEST(Placement, CpuRanksSpreadOverNodes) {
 
 TEST(Placement, UnevenNodesGetRanksByTheirCores) {
   Machine m = Machine::from_synthetic("pack:2 [numa] core:6 pu:1");
-  m.cores.erase(m.cores.begin() + 8, m.cores.end());  // a cgroup that leaves two cores of the second node
+  m.cores.erase(m.cores.begin() + 8, m.cores.end());  // like a cgroup that leaves two cores of the second node
   EXPECT_EQ(nodes(place({m}, 4)), (std::vector<int>{0, 0, 0, 1}));
   EXPECT_EQ(cpus(place({m}, 4)), (std::vector<std::string>{"0-1", "2-3", "4-5", "6-7"}));
 }
 
-TEST(Placement, MoreRanksThanCores) {
+TEST(Placement, SharesCoresAmongExcessRanks) {
   const Machine m = Machine::from_synthetic("pack:2 [numa] core:2 pu:2");
   const Placement threads = place({m}, 8);
   EXPECT_EQ(cpus(threads), (std::vector<std::string>{"0", "1", "2", "3", "4", "5", "6", "7"}));
@@ -150,14 +151,14 @@ TEST(Placement, MoreRanksThanCores) {
   for (const RankPlacement& rank : shared.ranks) EXPECT_EQ(rank.threads, 1);
 }
 
-TEST(Placement, SeveralHosts) {
+TEST(Placement, PlacesRanksOnSeveralHosts) {
   Machine a = load("h200_node.xml");
   Machine b = load("one_socket_gpus.xml");
-  const Placement p = place({a, b}, 10, kCuda);  // 6 and 4: b has no more
+  const Placement p = place({a, b}, 10, kCuda);  // 6 and 4, since b has only four GPUs
   EXPECT_EQ(std::count_if(p.ranks.begin(), p.ranks.end(), [](const RankPlacement& r) { return r.host_index == 0; }), 6);
   EXPECT_EQ(p.ranks[6].host, "one-socket-gpus");
   EXPECT_EQ(p.ranks[6].local_rank, 0);
-  // A piece of a ring has no closing link: both bridges and one PCI link.
+  // A part of a ring has no closing link; that on b uses both bridges and one PCI link.
   EXPECT_EQ(gpus(p), (std::vector<int>{0, 1, 2, 3, 4, 5, 0, 2, 3, 1}));
   EXPECT_EQ(std::count_if(p.hops.begin(), p.hops.end(), [](const Hop& h) { return h.other_host; }), 2);
   const Placement counted = place({a, b}, std::vector<int>{0, 3}, kCuda);
@@ -165,9 +166,9 @@ TEST(Placement, SeveralHosts) {
   EXPECT_EQ(counted.ranks.size(), 3U);
 }
 
-TEST(Placement, EachRingLiesWhereItIsFast) {
+TEST(Placement, EachRingUsesItsFastestLinks) {
   const Machine m = load("one_socket_gpus.xml");
-  // Two rings of two: one over each NVLink bridge. A piece of one ring of four, cut in the middle, would be neither.
+  // Two rings of two use one NVLink bridge each. A ring of four, cut in the middle, would use neither.
   const Placement p = place({m}, 4, {.device = DeviceKind::kCuda, .context = 2});
   EXPECT_EQ(gpus(p), (std::vector<int>{0, 2, 1, 3}));
   ASSERT_EQ(p.hops.size(), 4U);
@@ -176,17 +177,17 @@ TEST(Placement, EachRingLiesWhereItIsFast) {
   for (const Hop& hop : p.hops) EXPECT_EQ(hop.link.kind, LinkKind::kNvlink);
   // Rings of one send nothing.
   EXPECT_TRUE(place({m}, 4, {.device = DeviceKind::kCuda, .context = 1}).hops.empty());
-  // Two hosts in rings of four: each host's GPUs are one closed ring.
+  // With two hosts and rings of four, each host's GPUs are one closed ring.
   const Placement two = place({m, m}, 8, {.device = DeviceKind::kCuda, .context = 4});
   EXPECT_EQ(gpus(two), (std::vector<int>{0, 1, 3, 2, 0, 1, 3, 2}));
   EXPECT_TRUE(std::none_of(two.hops.begin(), two.hops.end(), [](const Hop& h) { return h.other_host; }));
-  // A ring of all eight goes through both hosts, and once each way between them.
+  // A ring of all eight goes through both hosts and crosses between them once in each direction.
   const Placement all = place({m, m}, 8, kCuda);
   EXPECT_EQ(gpus(all), (std::vector<int>{0, 2, 3, 1, 0, 2, 3, 1}));
   EXPECT_EQ(std::count_if(all.hops.begin(), all.hops.end(), [](const Hop& h) { return h.other_host; }), 2);
 }
 
-TEST(Placement, ARankThatKnowsItsHostAlone) {
+TEST(Placement, RankCanPlaceItsOwnHostAlone) {
   const Machine m = load("one_socket_gpus.xml");
   const PlacementOptions options{.device = DeviceKind::kCuda, .context = 8, .job_ranks = 16};
   const Placement p = place({m}, std::vector<int>{4}, options);
@@ -194,7 +195,7 @@ TEST(Placement, ARankThatKnowsItsHostAlone) {
   EXPECT_TRUE(p.hops.empty());
 }
 
-TEST(Placement, Refusals) {
+TEST(Placement, RefusesImpossibleRequests) {
   const Machine m = load("h200_node.xml");
   const Machine cpu = Machine::from_synthetic("[numa] core:2 pu:1");
   EXPECT_EQ(
@@ -218,7 +219,7 @@ TEST(Placement, Refusals) {
   EXPECT_THROW(place({m, m}, std::vector<int>{0, 0}), Error);
 }
 
-TEST(RingOrder, EqualsBruteForce) {
+TEST(RingOrder, MatchesBruteForce) {
   std::mt19937 random(7);
   for (int n = 3; n <= 6; ++n) {
     for (int trial = 0; trial < 60; ++trial) {
@@ -226,7 +227,7 @@ TEST(RingOrder, EqualsBruteForce) {
       for (size_t i = 0; i < w.size(); ++i) {
         for (size_t j = 0; j < i; ++j) w[i][j] = w[j][i] = static_cast<int64_t>(random() % 5);
       }
-      // A path, a ring, and two pieces of which the first is a ring.
+      // The pieces are a path, a ring, and a ring followed by a path.
       for (const RingPieces& pieces :
            {RingPieces{{n, false}}, RingPieces{{n, true}}, RingPieces{{n / 2, true}, {n - n / 2, false}}}) {
         std::vector<int> order(static_cast<size_t>(n));
@@ -243,14 +244,14 @@ TEST(RingOrder, EqualsBruteForce) {
         } while (std::next_permutation(order.begin(), order.end()));
         const std::vector<int> found = best_ring_order({w}, members, pieces);
         EXPECT_EQ(ring_worth({w}, found, pieces), best);
-        EXPECT_EQ(found, first);  // of equal ones the nearest to 0, 1, 2, ...
+        EXPECT_EQ(found, first);  // of equal orders, the one nearest to 0, 1, 2, ...
       }
     }
   }
 }
 
-TEST(RingOrder, ManyGpus) {
-  // Sixteen in a ring of fast links, shuffled, all other links slow: the fast ring must be found.
+TEST(RingOrder, FindsTheFastRingOfManyGpus) {
+  // Sixteen GPUs have fast links in a shuffled ring and slow links otherwise; the fast ring must be found.
   std::vector<int> hidden(16);
   std::iota(hidden.begin(), hidden.end(), 0);
   std::shuffle(hidden.begin() + 1, hidden.end(), std::mt19937(3));
@@ -269,7 +270,7 @@ TEST(RingOrder, ManyGpus) {
   EXPECT_EQ(ring_worth({w}, best_ring_order({w}, best_members({w}, path), path), path).slowest, 100);
 }
 
-TEST(Report, EightGpusFitATerminal) {
+TEST(Report, TableOfEightGpusFitsATerminal) {
   const Machine m = load("h200_node.xml");
   for (const char* name : {"h200_node.xml", "dgx.xml"}) {
     const Machine machine = load(name);
@@ -288,7 +289,7 @@ TEST(Report, EightGpusFitATerminal) {
             std::string::npos);
 }
 
-TEST(Report, PortsAndSwitches) {
+TEST(Report, ShowsPortsAndSwitches) {
   Machine m = load("h200_node.xml");
   m.nvswitches = 4;
   m.nics[0].set_ports({{1, false, false, 400000}, {2, true, false, 400000}});
@@ -301,7 +302,7 @@ TEST(Report, PortsAndSwitches) {
   }
 }
 
-TEST(Report, Interfaces) {
+TEST(Report, ShowsInterfaces) {
   EXPECT_EQ(
       to_table(std::vector<NetInterface>{{"eth0", true, false, 2500, {"10.0.0.1/24", "fe80::1/64"}, "0000:01:00.0"},
                                          {"lo", true, true, 0, {"127.0.0.1/8"}, ""},
@@ -312,7 +313,7 @@ TEST(Report, Interfaces) {
       "  wlan0      down         -  -\n");
 }
 
-TEST(Report, RingsOfGroups) {
+TEST(Report, ShowsSeveralRings) {
   const Machine m = load("h200_node.xml");
   const std::string table = to_table({m}, place({m}, 8, {.device = DeviceKind::kCuda, .context = 4}));
   EXPECT_NE(table.find("  ring 0  0 -> 1 -> 2 -> 3 -> 0\n  ring 1  4 -> 5 -> 6 -> 7 -> 4\n"), std::string::npos)
@@ -322,7 +323,7 @@ TEST(Report, RingsOfGroups) {
       << many;
 }
 
-TEST(Report, ManyRanksAndOddNames) {
+TEST(Report, ShowsManyRanksAndEscapesNames) {
   Machine m = Machine::from_synthetic("[numa] core:64 pu:1", std::string(300, 'h') + "\x1b[31m\xff\n");
   const Placement p = place({m}, 100);
   std::istringstream lines(topology_table({m}, p));
@@ -334,7 +335,7 @@ TEST(Report, ManyRanksAndOddNames) {
   EXPECT_NO_THROW(topology_json({{m}}, p).dump());
 }
 
-TEST(Report, Json) {
+TEST(Report, WritesJson) {
   const Machine m = load("one_socket_gpus.xml");
   const auto json = nlohmann::json::parse(topology_json({{m}}, place({m}, 4, kCuda)).dump());
   EXPECT_EQ(json["hosts"][0]["gpus"][2]["pci"], "0000:41:00.0");

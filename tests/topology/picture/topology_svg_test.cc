@@ -1,5 +1,5 @@
-// Pictures of placements, by their geometry: every rank and every hop is there, words fit into the boxes that they are
-// in, boxes lie beside or within one another, and no two lines between hosts lie on one another.
+// Tests of topology/picture/topology_svg.h by the geometry of the pictures: each rank and each hop is drawn, words fit
+// into their boxes, boxes do not overlap partially, and no two lines between hosts coincide.
 #include "topology/picture/topology_svg.h"
 
 #include <gtest/gtest.h>
@@ -52,7 +52,7 @@ std::string unescaped(std::string text) {
   return text;
 }
 
-// An element a line, as it is written.
+// Parses the picture; the writer puts one element on each line.
 Picture parse(const std::string& svg) {
   Picture picture;
   std::istringstream lines(svg);
@@ -94,7 +94,7 @@ struct Segment {
   bool level;
 };
 
-// Of "M1 2V3H4V5".
+// The segments of a path such as "M1 2V3H4V5".
 std::vector<Segment> segments(const std::string& d) {
   std::vector<Segment> out;
   int x = 0, y = 0;
@@ -164,7 +164,7 @@ void check(const std::vector<Machine>& hosts, const Placement& placement) {
   EXPECT_EQ(inside, static_cast<int64_t>(placement.hops.size()) - network);
 }
 
-TEST(TopologySvg, DescribedMachines) {
+TEST(TopologySvg, DrawsDescribedMachines) {
   const Machine dgx = load("dgx.xml"), node = load("h200_node.xml"), socket = load("one_socket_gpus.xml");
   for (const Machine& machine : {dgx, node}) check({machine}, place({machine}, 8, kCuda));
   check({socket}, place({socket}, 4, {.device = DeviceKind::kCuda, .context = 2}));
@@ -174,14 +174,14 @@ TEST(TopologySvg, DescribedMachines) {
   check({dgx, socket, node}, place({dgx, socket, node}, std::vector<int>{3, 0, 2}, kCuda));
 }
 
-TEST(TopologySvg, TheOneOfTheUserGuide) {
+TEST(TopologySvg, PictureOfTheUserGuideIsCurrent) {
   const std::vector<Machine> hosts(2, load("h200_node.xml"));
   EXPECT_TRUE(read_small_file("test", "docs/rings.svg") == topology_svg(hosts, place(hosts, 16, kCuda)))
       << "make it again: ./annulus topology --xml tests/topology/testdata/h200_node.xml --xml "
          "tests/topology/testdata/h200_node.xml -n 16 --svg docs/rings.svg";
 }
 
-TEST(TopologySvg, ManyHosts) {
+TEST(TopologySvg, DrawsManyHosts) {
   const std::vector<Machine> hosts(32, load("dgx.xml"));
   for (int context : {1, 8, 64, 256})
     check(hosts, place(hosts, 256, {.device = DeviceKind::kCuda, .context = context}));
@@ -189,7 +189,7 @@ TEST(TopologySvg, ManyHosts) {
   check(unlike, place(unlike, 24, {.device = DeviceKind::kCuda, .context = 6}));
 }
 
-TEST(TopologySvg, MadeUpMachines) {
+TEST(TopologySvg, DrawsMadeUpMachines) {
   for (int nodes = 1; nodes <= 3; ++nodes) {
     for (int gpus = 0; gpus <= 3; ++gpus) {
       const Machine machine = Machine::from_xml_text(
@@ -201,7 +201,7 @@ TEST(TopologySvg, MadeUpMachines) {
   }
 }
 
-TEST(TopologySvg, OfMoreHostsTheFirst64) {
+TEST(TopologySvg, DrawsAtMostTheFirst64Hosts) {
   const std::vector<Machine> hosts(70, load("one_socket_gpus.xml"));
   const Picture picture = parse(topology_svg(hosts, place(hosts, 280, kCuda)));
   const auto said = [&](const std::string& text) {
@@ -213,7 +213,7 @@ TEST(TopologySvg, OfMoreHostsTheFirst64) {
   EXPECT_FALSE(said("256"));
 }
 
-TEST(TopologySvg, RingsHaveColoursAndLinksTheirDashes) {
+TEST(TopologySvg, ColoursShowRingsAndDashesShowLinks) {
   const Machine socket = load("one_socket_gpus.xml");
   const Picture rings = parse(topology_svg({socket}, place({socket}, 4, {.device = DeviceKind::kCuda, .context = 2})));
   std::map<std::string, int> arcs;
