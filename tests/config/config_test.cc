@@ -1,4 +1,4 @@
-// Tests of config/config.h.
+// Tests of config/config.h: reading, checking, writing and comparing configurations.
 #include "config/config.h"
 
 #include <gtest/gtest.h>
@@ -27,7 +27,7 @@ heads = 4
 lr = 1e-3
 )";
 
-// The message of the Error(kUsage or kInput) that this raises.
+// The message of the Error of this kind that parsing throws.
 std::string refusal(const std::string& toml, const std::vector<std::string>& sets = {},
                     ErrorKind kind = ErrorKind::kUsage) {
   try {
@@ -44,7 +44,7 @@ void expect_in(const std::string& text, const std::vector<std::string>& parts) {
   for (const std::string& part : parts) EXPECT_NE(text.find(part), std::string::npos) << part << "\nin: " << text;
 }
 
-TEST(Config, FillsInWhatIsNotSaid) {
+TEST(Config, FillsInDefaults) {
   const Config c = parse_config(kSmall, "small.toml");
   EXPECT_EQ(c.run.steps, 600);
   EXPECT_EQ(c.data.context, 2048);
@@ -75,12 +75,12 @@ TEST(Config, SetsOverrideTheFile) {
             std::vector<std::string>{"notes/**/*.md"});
 }
 
-TEST(Config, PatternMayBeASection) {
+TEST(Config, ReadsAPatternFromASection) {
   const Config c = parse_config(kSmall + "[model.pattern]\nkind = \"window\"\nleft = 3\nright = 0\n", "s");
   EXPECT_EQ(c.model.pattern.text(), "{ kind = \"window\", left = 3, right = 0 }");
 }
 
-TEST(Config, PatternsMayBeListedByLayer) {
+TEST(Config, ReadsAPatternPerLayer) {
   const std::string window = "{ kind = \"window\", left = 3, right = 0 }";
   const std::string list = "[{ kind = \"causal\" }, " + window + "]";
   const Config c = parse_config(kSmall, "s", {"model.pattern=" + list});
@@ -101,7 +101,7 @@ TEST(Config, PatternsMayBeListedByLayer) {
   expect_in(refusal(kSmall, {"model.pattern=[" + window + ", { kind = \"windw\" }]"}), {"model.pattern[1]", "window"});
 }
 
-TEST(Config, RotaryScalingIsATableOfItsKind) {
+TEST(Config, ReadsRotaryScalingByKind) {
   const auto scaling = [](const std::string& value) {
     return parse_config(kSmall, "s", {"model.rope_scaling=" + value}).model.rope_scaling;
   };
@@ -135,7 +135,7 @@ TEST(Config, RotaryScalingIsATableOfItsKind) {
   }
 }
 
-TEST(Config, AModelFromAFolderHasItsShape) {
+TEST(Config, ModelFromAFolderHasItsShape) {
   const ModelReader reader = [](const Config& given) {
     EXPECT_EQ(given.model.from, "models/a");
     EXPECT_EQ(given.run.steps, 5);
@@ -152,7 +152,7 @@ TEST(Config, AModelFromAFolderHasItsShape) {
   EXPECT_EQ(c.model.rope_theta, 1e6);
   EXPECT_TRUE(c.model.rope_fp32 && c.model.qk_norm);
   EXPECT_EQ(c.model.dropout, 0.1);
-  // A run's own configuration has every key, and is read without the folder.
+  // A run's own configuration holds every key and is read without the folder.
   EXPECT_EQ(parse_config(to_toml(c), "written"), c);
   try {
     parse_config(toml, "s", {"model.heads=8"}, reader);
@@ -164,7 +164,7 @@ TEST(Config, AModelFromAFolderHasItsShape) {
   EXPECT_THROW(parse_config(toml, "s"), Error);  // the sizes are missing
 }
 
-TEST(Config, SourcesAreAListOfFilesOrOfTables) {
+TEST(Config, ReadsSourcesFromFilesOrTables) {
   const Config plain = parse_config(kSmall, "s", {"data.train=[\"a\", \"b/*.bin\"]"});
   ASSERT_EQ(plain.data.train.list.size(), 1U);
   EXPECT_EQ(plain.data.train.list[0].files, (std::vector<std::string>{"a", "b/*.bin"}));
@@ -178,7 +178,7 @@ TEST(Config, SourcesAreAListOfFilesOrOfTables) {
   EXPECT_EQ(c.data.train.name(1), "source 2");
   EXPECT_EQ(c.data.train.list[1].end, 0);
   EXPECT_EQ(c.data.train.text(), two);
-  // A list of strings in a table, and lines below headers.
+  // A table may name a single file as a string.
   EXPECT_EQ(parse_config(kSmall, "s", {"data.train=[{ files = \"a\", weight = 3 }]"}).data.train.list[0].weight, 3);
   const auto refused = [](const std::string& train, const std::vector<std::string>& words) {
     expect_in(refusal(kSmall, {"data.train=" + train}), words);
@@ -197,7 +197,7 @@ TEST(Config, SourcesAreAListOfFilesOrOfTables) {
   refused("[{ files = [] }]", {"data.train[0].files", "empty list"});
 }
 
-TEST(Config, ContextsFollowTheStep) {
+TEST(Config, ReadsContextStages) {
   const std::string text = "[[0, 64], [10, 128, 8], [30, 256]]";
   const Config c = parse_config(kSmall, "s", {"data.context=" + text});
   EXPECT_EQ(c.data.context.text(), text);
@@ -219,7 +219,7 @@ TEST(Config, ContextsFollowTheStep) {
   expect_in(refusal(kSmall, {"data.context=[[0, 64, 3]]", "mesh.data=2"}), {"data.context", "3 rows", "mesh.data = 2"});
 }
 
-TEST(Config, ABatchRampMakesStagesWithTheContexts) {
+TEST(Config, BatchRampCombinesWithContextStages) {
   const std::string ramp = "[[0, 1], [10, 2], [20, 4]]";
   const Config c = parse_config(kSmall, "s", {"data.accumulate=" + ramp, "data.context=[[0, 64], [15, 128, 2]]"});
   EXPECT_EQ(c.data.accumulate.text(), ramp);
@@ -239,7 +239,7 @@ TEST(Config, ABatchRampMakesStagesWithTheContexts) {
   refused("[[0, 1], [0, 2]]", {"data.accumulate", "rising"});
 }
 
-TEST(Config, GroupsOfParametersAreAListOfTables) {
+TEST(Config, ReadsParameterGroups) {
   const std::string text =
       "[{ match = \"*.bias\", lr = 0.5, weight_decay = 0.0 }, { match = \"model.embed*\", lr = 0.1 }]";
   const Config c = parse_config(kSmall, "s", {"optimizer.groups=" + text});
@@ -260,7 +260,7 @@ TEST(Config, GroupsOfParametersAreAListOfTables) {
   refused("[{ mach = 'a' }]", {"did you mean \"match\"?"});
 }
 
-TEST(Config, DocumentsComeFromTheFilesOrFromThePattern) {
+TEST(Config, RefusesDocumentsFromBothFilesAndPattern) {
   EXPECT_TRUE(parse_config(kSmall, "s", {"data.documents=true"}).data.documents);
   for (const char* pattern : {"{ kind = \"causal\", documents = [2048] }",
                               "[{ kind = \"causal\" }, { kind = \"documents\", documents = [2048] }]",
@@ -273,7 +273,7 @@ TEST(Config, DocumentsComeFromTheFilesOrFromThePattern) {
   expect_in(refusal(kSmall, {"model.dropout=1"}), {"model.dropout", "below 1"});
 }
 
-TEST(Config, UnknownKeysNameTheNearest) {
+TEST(Config, ErrorsSuggestTheNearestKey) {
   expect_in(refusal(kSmall + "[validation]\nevry = 3\n"),
             {"[config] small.toml:13", "validation.evry", "did you mean \"validation.every\"?"});
   expect_in(refusal(kSmall + "[checkpoint]\nlr = 3\n"), {"did you mean \"optimizer.lr\"?"});
@@ -284,7 +284,7 @@ TEST(Config, UnknownKeysNameTheNearest) {
   expect_in(refusal(kSmall, {"steps"}), {"expected key=value"});
 }
 
-TEST(Config, WrongTypesSayWhatAndWhere) {
+TEST(Config, TypeErrorsNameTheKeyAndLine) {
   std::string toml = kSmall;
   toml.replace(toml.find("dim = 64"), 8, "dim = \"wide\"");
   expect_in(refusal(toml), {"small.toml:8: model.dim: expected a whole number, got a string", "wide"});
@@ -296,7 +296,7 @@ TEST(Config, WrongTypesSayWhatAndWhere) {
   expect_in(refusal("device = 3\n" + kSmall), {"small.toml:1: device: expected a string"});
 }
 
-TEST(Config, RangesAndCombinations) {
+TEST(Config, RefusesInvalidValuesAndCombinations) {
   expect_in(refusal(kSmall, {"model.layers=0"}), {"1 to", "got 0"});
   expect_in(refusal(kSmall, {"optimizer.lr=0"}), {"above 0", "got 0"});
   expect_in(refusal(kSmall, {"optimizer.lr=nan"}), {"above 0"});
@@ -328,8 +328,7 @@ TEST(Config, RangesAndCombinations) {
   expect_in(refusal("[run]\nsteps = 3\n"), {"missing", "data.train", "model.layers", "optimizer.lr"});
 }
 
-// Of [model], what changes how its weights are used; the others may change from one start of a run to the next.
-TEST(Config, NumbersThatAreTooLargeAreToldTheBound) {
+TEST(Config, RangeErrorsNameTheBound) {
   const std::string steps = "expected 1 to 1000000000000, got ";
   expect_in(refusal(kSmall, {"run.steps=9223372036854775807"}), {steps + "9223372036854775807"});
   expect_in(refusal(kSmall, {"run.steps=99999999999999999999"}), {steps + "99999999999999999999, which does not fit"});
@@ -340,7 +339,7 @@ TEST(Config, NumbersThatAreTooLargeAreToldTheBound) {
   expect_in(refusal(kSmall, {"optimizer.lr=1e400"}), {"expected above 0, got 1e400, which does not fit in 64 bits"});
 }
 
-TEST(Config, QuotesThatAShellTookAreTold) {
+TEST(Config, ErrorsExplainQuotesRemovedByTheShell) {
   expect_in(refusal(kSmall, {"data.train=[a b.txt, **/c.md]"}),
             {"--set data.train: expected TOML, got [a b.txt", "--set 'data.train=[\"a b.txt\", \"**/c.md\"]'"});
   expect_in(refusal(kSmall, {"model.pattern={ kind = causal }"}), {"--set 'model.pattern={ kind = \"causal\" }'"});
@@ -349,7 +348,9 @@ TEST(Config, QuotesThatAShellTookAreTold) {
   EXPECT_EQ(parse_config(kSmall, "s", {"run.folder=[x]"}).run.folder, "[x]");
 }
 
-TEST(Config, WhatChangedIsSaidKeyByKey) {
+// ChangedKey::of_model marks keys with whose new value the trained weights are meaningless; all other keys may change
+// from one start of a run to the next.
+TEST(Config, ChangedKeysListEachKey) {
   const Config c = parse_config(kSmall, "s");
   EXPECT_TRUE(changed_keys(c, c).empty());
   const Config other = parse_config(
@@ -370,7 +371,7 @@ TEST(Config, WhatChangedIsSaidKeyByKey) {
             "{ kind = \"full\" } model.dropout=0.0->0.5 model.recompute=false->true ");
 }
 
-TEST(Config, FilesThatAreNone) {
+TEST(Config, RefusesUnreadableFiles) {
   expect_in(refusal("steps = = 3", {}, ErrorKind::kInput), {"small.toml:1", "not TOML"});
   EXPECT_THROW(load_config("/nonexistent/x.toml"), Error);
   EXPECT_THROW(load_config(::testing::TempDir()), Error);
@@ -382,7 +383,7 @@ TEST(Config, LoadsAFile) {
   EXPECT_EQ(load_config(path, {"run.seed=3"}), parse_config(kSmall, "s", {"run.seed=3"}));
 }
 
-TEST(Config, ReferenceAndFingerprintHoldEveryKey) {
+TEST(Config, ReferenceListsEveryKey) {
   const Config c = parse_config(kSmall, "s");
   const std::string reference = config_reference();
   for (const KeyText& text : flatten(c)) expect_in(reference, {"`" + text.key + "`"});
@@ -394,7 +395,7 @@ rc::Gen<std::string> text() {
       rc::gen::oneOf(rc::gen::inRange<char>(1, 127), rc::gen::element('"', '\\', '\n', '\'', '#'))));
 }
 
-// Any finite double, also the odd ones.
+// Any finite positive double, including subnormal ones.
 rc::Gen<double> positive() {
   return rc::gen::map(rc::gen::arbitrary<uint64_t>(), [](uint64_t bits) {
     double v;
@@ -404,7 +405,7 @@ rc::Gen<double> positive() {
   });
 }
 
-RC_GTEST_PROP(ConfigProperty, WhatIsWrittenReadsBackEqual, ()) {
+RC_GTEST_PROP(ConfigProperty, WrittenConfigReadsBackEqual, ()) {
   Config c = parse_config(kSmall, "s");
   c.timeout = *positive();
   c.run.folder = *text();

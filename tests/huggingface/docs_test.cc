@@ -1,4 +1,4 @@
-// What docs/models.md says of config.json is what is done with it.
+// Tests that docs/models.md holds the table of the keys of config.json that model_config_reference() prints.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -9,7 +9,7 @@
 namespace annulus {
 namespace {
 
-TEST(ModelsPage, HoldsTheTableOfKeys) {
+TEST(ModelsPage, ContainsTheTableOfKeys) {
   std::ifstream file("docs/models.md");
   std::stringstream text;
   text << file.rdbuf();

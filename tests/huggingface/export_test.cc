@@ -1,5 +1,6 @@
-// Exporting a run: what is imported is exported with the same bits and keys, from checkpoints of any world and level;
-// a disk that fills leaves nothing; and a run that goes on does so as if nobody had exported.
+// Tests of huggingface/export.h: an imported model is exported with the same bits and keys from checkpoints of any
+// world size and sharding level; a full disk leaves no partial folder; and an export does not change how the run
+// continues.
 #include "huggingface/export.h"
 
 #include <ATen/ops/equal.h>
@@ -40,7 +41,7 @@ std::string model_folder(const TestFolder& folder, at::ScalarType dtype) {
   return path;
 }
 
-// One that has done a step which moved nothing.
+// Trains one step that changes no weight; returns the run's folder.
 std::string still_run(const TestFolder& folder, const std::string& from, int ranks, int64_t shard) {
   Config c = tiny_config(folder);
   c.model = read_model_config(from);
@@ -57,7 +58,7 @@ ExportedModel exported(const ExportOptions& options, FileSystem& files = FileSys
       options, [](const std::string& reason) { ADD_FAILURE() << reason; }, files);
 }
 
-// Names and bytes of a folder's files.
+// The bytes of a folder's files, by name.
 std::map<std::string, std::string> content(const std::string& folder) {
   std::map<std::string, std::string> files;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
@@ -66,7 +67,7 @@ std::map<std::string, std::string> content(const std::string& folder) {
   return files;
 }
 
-TEST(Export, ImportExportImportIsTheSameBitsAtEveryWorldAndLevel) {
+TEST(Export, ImportAndExportRoundTripAtEveryWorldSizeAndLevel) {
   for (const at::ScalarType dtype : {at::kBFloat16, at::kFloat}) {
     for (const auto& [ranks, shard] : {std::pair{1, 0}, {2, 3}, {4, 1}}) {
       const TestFolder folder;
@@ -89,7 +90,7 @@ TEST(Export, ImportExportImportIsTheSameBitsAtEveryWorldAndLevel) {
       for (const char* name : {"generation_config.json", "special_tokens_map.json"}) {
         EXPECT_EQ(file_text(out + "/" + name), file_text(from + "/" + name));
       }
-      // As if nobody had exported, and the folder is one to begin with.
+      // The run continues like one without an export, and a run can start from the exported folder.
       still_run(folder, from, ranks, shard);
       const std::string other = folder.path() + "/runs/tiny-002";
       Config again = load_config(run + "/config.toml");
@@ -108,7 +109,7 @@ TEST(Export, ImportExportImportIsTheSameBitsAtEveryWorldAndLevel) {
   }
 }
 
-TEST(Export, InFilesOfASizeWithAnIndex) {
+TEST(Export, SplitsWeightsIntoFilesWithAnIndex) {
   const TestFolder folder;
   const std::string run = still_run(folder, model_folder(folder, at::kFloat), 2, 3), out = folder.path() + "/out";
   const ExportedModel made = exported({.run = run, .out = out, .dtype = "bf16", .shard_bytes = 20000});
@@ -125,7 +126,7 @@ TEST(Export, InFilesOfASizeWithAnIndex) {
   }
 }
 
-TEST(Export, AFullDiskLeavesNothing) {
+TEST(Export, FullDiskLeavesNoPartialFolder) {
   const TestFolder folder;
   const std::string run = still_run(folder, model_folder(folder, at::kFloat), 1, 0);
   const std::string parent = folder.path() + "/parent", out = parent + "/out";
@@ -136,11 +137,11 @@ TEST(Export, AFullDiskLeavesNothing) {
     try {
       exported({.run = run, .out = out, .shard_bytes = 20000}, files);
       if (!files.failed()) break;
-      FAIL() << "the failure of operation " << faults << " was not told";
+      FAIL() << "the failure of operation " << faults << " was not reported";
     } catch (const Error& error) {
       EXPECT_EQ(error.kind(), ErrorKind::kResource) << error.what();
     }
-    // What fails after the folder has its name leaves it whole.
+    // If an operation fails after the folder has got its final name, the folder is complete.
     for (const auto& entry : std::filesystem::directory_iterator(parent)) {
       EXPECT_EQ(entry.path().filename(), "out");
       EXPECT_NO_THROW(ModelWeights(out, shape()));
@@ -158,7 +159,7 @@ TEST(Export, AFullDiskLeavesNothing) {
   }
 }
 
-TEST(Export, OfAModelBegunHere) {
+TEST(Export, ExportsAModelTrainedFromScratch) {
   const TestFolder folder;
   Config config = tiny_config(folder);
   config.model.rope_scaling = {.kind = RotaryScaling::Kind::kYarn, .factor = 4, .original_context = 16};
@@ -172,7 +173,7 @@ TEST(Export, OfAModelBegunHere) {
   write_text(run + "/tokenizer/tokens.table", "table");
 
   const std::string early = folder.path() + "/early", late = folder.path() + "/late";
-  EXPECT_EQ(exported({.run = run, .out = early, .step = 2}).context, 32) << "what was trained until then";
+  EXPECT_EQ(exported({.run = run, .out = early, .step = 2}).context, 32) << "the context at step 2";
   const ExportedModel made = exported({.run = run, .out = late});
   EXPECT_EQ(made.step, 6);
   EXPECT_EQ(made.context, 128);
@@ -187,7 +188,7 @@ TEST(Export, OfAModelBegunHere) {
   EXPECT_NO_THROW(ModelWeights(late, read.model));
 }
 
-TEST(Export, RefusesPatternsThatTheFamilyCannotSay) {
+TEST(Export, RefusesPatternsThatTheFamilyCannotExpress) {
   const TestFolder folder;
   Config config = tiny_config(folder);
   config.model.pattern = parse_pattern("{ kind = \"dilated\", segment_lengths = [32], dilation_rates = [2] }", "test");
@@ -206,8 +207,8 @@ TEST(Export, RefusesPatternsThatTheFamilyCannotSay) {
   EXPECT_NE(made.notes.back().find("dilated"), std::string::npos);
 }
 
-// The configuration of a run may have changed since: the checkpoint says what its weights were trained as.
-TEST(Export, AnOlderCheckpointIsWhatItWasTrainedAs) {
+// The run's configuration may have changed since an older checkpoint, which records what its weights were trained with.
+TEST(Export, OlderCheckpointKeepsItsOwnConfiguration) {
   const TestFolder folder;
   Config config = tiny_config(folder);
   config.run.steps = 2;
@@ -222,7 +223,7 @@ TEST(Export, AnOlderCheckpointIsWhatItWasTrainedAs) {
   EXPECT_EQ(read_folder_config(folder.path() + "/new").model.pattern, config.model.pattern);
 }
 
-TEST(Export, PassesOverADamagedCheckpoint) {
+TEST(Export, SkipsADamagedCheckpoint) {
   const TestFolder folder;
   Config config = tiny_config(folder);
   config.checkpoint.every = 3;

@@ -1,4 +1,5 @@
-// Folders in Hugging Face's layout, made for tests: weights that are different for every element and tensor.
+// Writes folders in Hugging Face's layout with weights that differ between elements and tensors. Used by the tests of
+// huggingface/ and of training that imports a model.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -79,7 +80,7 @@ inline std::string shard_name(int shard, int shards) {
   return name;
 }
 
-// In one file, or in several with an index, one tensor after the other.
+// Writes the tensors to one file, or deals them in turn to `shards` files and writes an index, which is returned.
 inline nlohmann::json write_weights(const std::string& folder, const Tensors& tensors, int shards = 1) {
   if (shards == 1) {
     write_file(folder + "/model.safetensors", tensors);
@@ -102,7 +103,7 @@ inline nlohmann::json write_weights(const std::string& folder, const Tensors& te
   return index;
 }
 
-// Slices to read all tensors of a shape into.
+// Uninitialized slices into which all tensors of a shape can be read.
 inline std::vector<TensorSlice> empty_slices(const ModelShape& shape, at::ScalarType dtype = at::kFloat) {
   std::vector<TensorSlice> slices;
   for (const DescribedUnit& group : described_units(shape)) {

@@ -1,4 +1,4 @@
-// What reading and exporting a model takes of the host's memory is what inspect says.
+// Tests that reading and exporting a model take as much host memory as `annulus inspect` reports.
 #include <gtest/gtest.h>
 #include <malloc.h>
 
@@ -19,7 +19,7 @@
 namespace annulus {
 namespace {
 
-// "VmRSS", "VmHWM": bytes that the process has now, and had at most.
+// The bytes of resident memory: "VmRSS" is the current value and "VmHWM" the peak.
 int64_t status(const std::string& name) {
   std::ifstream in("/proc/self/status");
   for (std::string line; std::getline(in, line);) {
@@ -28,7 +28,7 @@ int64_t status(const std::string& name) {
   return 0;
 }
 
-// What was freed goes back to the system, and from here on VmHWM counts anew.
+// Returns freed memory to the system and resets VmHWM.
 void forget_peak() {
   malloc_trim(0);
   std::ofstream("/proc/self/clear_refs") << "5";
@@ -40,7 +40,7 @@ ModelShape large() {
 
 void expect_taken(double taken, int64_t said) { EXPECT_NEAR(taken / static_cast<double>(said), 1, 0.1) << said; }
 
-TEST(Memory, OfReadingAModelIsWhatInspectSays) {
+TEST(Memory, ReadingAModelTakesWhatInspectReports) {
   const ModelShape shape = large();
   const std::string folder = fresh_folder("large");
   write_text(folder + "/config.json", llama_config(shape).dump());
@@ -58,7 +58,7 @@ TEST(Memory, OfReadingAModelIsWhatInspectSays) {
   expect_taken(static_cast<double>(status("VmHWM") - before), said.import_bytes);
 }
 
-TEST(Memory, OfExportingAModelIsWhatInspectSays) {
+TEST(Memory, ExportingAModelTakesWhatInspectReports) {
   const std::string run = fresh_folder("run");
   Config config;
   config.run.steps = 1;

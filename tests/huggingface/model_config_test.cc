@@ -1,5 +1,5 @@
-// config.json of each family becomes the model that transformers would make of it, and is written so that it reads as
-// the same model; what is not computed here is refused by the name of its key.
+// Tests of huggingface/model_config.h: the config.json of each family is read as the model that transformers would
+// build, and a written config.json reads back as the same model; an unsupported setting is refused by its key.
 #include "huggingface/model_config.h"
 
 #include <gtest/gtest.h>
@@ -45,7 +45,7 @@ Json with(Json config, const std::string& key, const Json& value) {
   return config;
 }
 
-// What reading it raises.
+// The message of the error that reading the text throws, or "nothing".
 std::string refusal_of_text(const std::string& text) {
   try {
     parse_folder_config(text, "model/config.json");
@@ -64,7 +64,7 @@ void expect_refusal(const Json& config, const std::string& key) {
 
 std::string window(int64_t left) { return "{ kind = \"window\", left = " + std::to_string(left) + ", right = 0 }"; }
 
-TEST(ModelConfig, SizesAndWhatComesOfThem) {
+TEST(ModelConfig, ReadsSizes) {
   const FolderConfig config = read(llama());
   const ModelSection& m = config.model;
   EXPECT_EQ(config.family, "llama");
@@ -86,7 +86,7 @@ TEST(ModelConfig, SizesAndWhatComesOfThem) {
   EXPECT_EQ(m.rope_scaling, RotaryScaling());
 }
 
-TEST(ModelConfig, DefaultsAreThoseOfTransformers) {
+TEST(ModelConfig, DefaultsMatchTransformers) {
   const auto without = [](Json config, std::initializer_list<const char*> keys) {
     for (const char* key : keys) config.erase(key);
     return config;
@@ -104,7 +104,7 @@ TEST(ModelConfig, DefaultsAreThoseOfTransformers) {
   EXPECT_EQ(read(qwen2()).model.head_size, 16);
 }
 
-TEST(ModelConfig, BiasesNormsAndHeadSizes) {
+TEST(ModelConfig, ReadsBiasesNormsAndHeadSizes) {
   ModelSection m = read(with(with(llama(), "attention_bias", true), "mlp_bias", true)).model;
   EXPECT_TRUE(m.qkv_bias && m.out_bias && m.mlp_bias);
   m = read(qwen2()).model;
@@ -116,7 +116,7 @@ TEST(ModelConfig, BiasesNormsAndHeadSizes) {
   EXPECT_TRUE(read(with(llama(), "tie_word_embeddings", true)).model.tie_embeddings);
   EXPECT_EQ(read(with(llama(), "attention_dropout", 0.25)).model.dropout, 0.25);
   EXPECT_EQ(read(with(llama(), "torch_dtype", "float16")).model.dtype, "fp32");
-  EXPECT_EQ(read(with(llama(), "dtype", "float32")).model.dtype, "fp32");  // the newer name comes first
+  EXPECT_EQ(read(with(llama(), "dtype", "float32")).model.dtype, "fp32");  // the newer key takes precedence
 }
 
 TEST(ModelConfig, WindowsAndLayerTypesBecomePatterns) {
@@ -140,8 +140,8 @@ TEST(ModelConfig, WindowsAndLayerTypesBecomePatterns) {
   expect_refusal(with(config, "sliding_window", 0), "sliding_window");
 }
 
-// As they are published, with as many parameters.
-TEST(ModelConfig, OfModelsInUse) {
+// Configurations as published give the published numbers of parameters.
+TEST(ModelConfig, PublishedModelsHaveTheirParameterCounts) {
   const auto count = [](const std::string& text) {
     return parameter_count(parse_folder_config(text, "model/config.json").model);
   };
@@ -187,7 +187,7 @@ TEST(ModelConfig, OfModelsInUse) {
             8'190'735'360);
 }
 
-TEST(ModelConfig, RotaryScalingInBothSpellings) {
+TEST(ModelConfig, ReadsRotaryScalingInBothSpellings) {
   const Json llama3 = {{"rope_type", "llama3"},
                        {"factor", 8.0},
                        {"low_freq_factor", 1.0},
@@ -231,12 +231,12 @@ TEST(ModelConfig, RotaryScalingInBothSpellings) {
   EXPECT_EQ(read(with(llama(), "rope_scaling", {{"type", "default"}})).model.rope_scaling, RotaryScaling());
 }
 
-TEST(ModelConfig, RefusesRotaryScalingThatIsNotComputed) {
+TEST(ModelConfig, RefusesUnsupportedRotaryScaling) {
   const auto scaling = [](const Json& members) { return with(llama(), "rope_scaling", members); };
   expect_refusal(scaling({{"type", "dynamic"}, {"factor", 2.0}}), "rope_scaling.type");
   expect_refusal(scaling({{"rope_type", "longrope"}, {"factor", 2.0}}), "rope_scaling.rope_type");
   const Json yarn = {{"rope_type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 128}};
-  // As transformers: one of them alone, or beside an attention factor, says nothing.
+  // As in transformers, one of the two keys alone, or both beside an attention factor, have no effect.
   const Json both = with(with(yarn, "mscale", 1.0), "mscale_all_dim", 0.7);
   expect_refusal(scaling(both), "rope_scaling.mscale");
   const auto factor = [&](const Json& members) { return read(scaling(members)).model.rotary().attention_factor(); };
@@ -255,7 +255,7 @@ TEST(ModelConfig, RefusesRotaryScalingThatIsNotComputed) {
                  "rope_parameters.full_attention");
 }
 
-TEST(ModelConfig, RefusesWhatIsNotComputedByTheNameOfItsKey) {
+TEST(ModelConfig, RefusesUnsupportedSettingsByKey) {
   for (const auto& [key, value] :
        std::initializer_list<std::pair<std::string, Json>>{{"num_local_experts", 8},
                                                            {"num_experts", 64},
@@ -295,12 +295,12 @@ TEST(ModelConfig, RefusesWhatIsNotComputedByTheNameOfItsKey) {
             std::string::npos);
   EXPECT_NE(refusal(with(llama(), "num_key_value_heads", 3)).find("kv_heads"), std::string::npos);
   EXPECT_NE(refusal(with(llama(), "head_dim", 15)).find("even"), std::string::npos);
-  // What says nothing is nothing.
+  // Settings without an effect are accepted.
   EXPECT_EQ(refusal(with(llama(), "quantization_config", nullptr)), "nothing");
   EXPECT_EQ(refusal(with(mistral(), "attention_bias", false)), "nothing");
 }
 
-TEST(ModelConfig, RefusesWhatIsNoConfiguration) {
+TEST(ModelConfig, RefusesMalformedFiles) {
   EXPECT_NE(refusal_of_text("{").find("model/config.json: expected JSON"), std::string::npos);
   EXPECT_NE(refusal_of_text("[1]").find("expected a JSON object"), std::string::npos);
   EXPECT_NE(refusal_of_text(R"({"model_type": "llama", "model_type": "qwen2"})").find("appears twice"),
@@ -311,7 +311,7 @@ TEST(ModelConfig, RefusesWhatIsNoConfiguration) {
   EXPECT_THROW(read_model_config("/nowhere/at/all"), Error);
 }
 
-// ---- Writing.
+// ---- Tests of writing.
 
 ConfigToWrite to_write(const FolderConfig& from) {
   return {.model = from.model, .context = from.context, .original = from.text, .dtype = "bf16"};
@@ -319,7 +319,7 @@ ConfigToWrite to_write(const FolderConfig& from) {
 
 Json written(const ConfigToWrite& config) { return Json::parse(write_model_config(config)); }
 
-TEST(ModelConfig, WritesTheOriginalWhereNothingChanged) {
+TEST(ModelConfig, WritesTheOriginalIfNothingChanged) {
   Json windows = with(qwen2(), "sliding_window", 64);
   windows["use_sliding_window"] = true;
   windows["max_window_layers"] = 1;
@@ -348,8 +348,8 @@ TEST(ModelConfig, WritesWhatTrainingChanged) {
   EXPECT_EQ(read(json).model.rope_scaling, config.model.rope_scaling);
 }
 
-// The factor that follows from the contexts would be another one where the context is.
-TEST(ModelConfig, AnotherContextKeepsTheScaling) {
+// If the factor is null, it follows from the contexts; it is written out so that a changed context does not change it.
+TEST(ModelConfig, ChangedContextKeepsTheScaling) {
   const Json yarn = {{"rope_type", "yarn"}, {"factor", nullptr}, {"original_max_position_embeddings", 128}};
   ConfigToWrite config = to_write(read(with(llama(), "rope_parameters", yarn)));
   config.context = 4096;
@@ -359,7 +359,7 @@ TEST(ModelConfig, AnotherContextKeepsTheScaling) {
   EXPECT_FALSE(json.contains("rope_scaling"));
 }
 
-TEST(ModelConfig, PatternsAsTheFamilyCanSayThem) {
+TEST(ModelConfig, WritesPatternsThatTheFamilyCanExpress) {
   const PatternSpec sliding = parse_pattern(window(63), "test"), full = causal_pattern();
   ConfigToWrite config = to_write(read(qwen2()));
   config.model.pattern = LayerPatterns({full, sliding, full, sliding});
@@ -386,7 +386,7 @@ TEST(ModelConfig, PatternsAsTheFamilyCanSayThem) {
   EXPECT_THROW(write_model_config(config), Error);
 }
 
-TEST(ModelConfig, AModelBegunHereIsOfTheSimplestFamily) {
+TEST(ModelConfig, ChoosesTheSimplestFamilyForANewModel) {
   ModelSection m;
   m.layers = 2;
   m.dim = 64;
@@ -416,7 +416,7 @@ TEST(ModelConfig, AModelBegunHereIsOfTheSimplestFamily) {
   m.pattern = LayerPatterns({sliding, causal_pattern()});
   EXPECT_EQ(family(m), "qwen2");
   m.qkv_bias = false;
-  EXPECT_THROW(family(m), Error) << "no family without biases and norms has windows in some layers alone";
+  EXPECT_THROW(family(m), Error) << "only families with biases or norms can have windows in some of their layers";
   m.qk_norm = true;
   EXPECT_EQ(family(m), "qwen3");
   m.mlp_bias = true;

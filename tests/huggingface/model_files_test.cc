@@ -1,4 +1,5 @@
-// The tokenizer of a folder against the model and the data; the files that are passed through.
+// Tests of huggingface/model_files.h: the check of a folder's tokenizer against the model and the data, and the files
+// that are copied unchanged.
 #include "huggingface/model_files.h"
 
 #include <gtest/gtest.h>
@@ -41,7 +42,7 @@ TEST(ModelFiles, CountsTheIdsOfATokenizer) {
             2);
   const std::string pieces =
       R"({"added_tokens": [{"id": 0}, {"id": 1}], "model": {"vocab": [["a", 0], ["b", 0], ["c", 0]]}})";
-  EXPECT_EQ(tokenizer_ids(with_tokenizer(pieces) + "/tokenizer.json"), 3) << "added ids are those of pieces";
+  EXPECT_EQ(tokenizer_ids(with_tokenizer(pieces) + "/tokenizer.json"), 3) << "the added ids are ids of pieces";
   for (const std::string& text :
        {std::string("{"), std::string("{}"), std::string(R"({"model": {"vocab": {}}})"), std::string(100000, '[')}) {
     const std::string path = with_tokenizer(text) + "/tokenizer.json";
@@ -49,7 +50,7 @@ TEST(ModelFiles, CountsTheIdsOfATokenizer) {
   }
 }
 
-TEST(ModelFiles, TheTokenizerIsThatOfModelAndData) {
+TEST(ModelFiles, ChecksTheTokenizerAgainstModelAndData) {
   const std::string folder = with_tokenizer(), text = kTokenizer;
   const std::string digest = checksum(text.data(), text.size());
   EXPECT_EQ(check_tokenizer(folder, 13, false, digest), "its tokenizer is the data's");
@@ -68,14 +69,14 @@ TEST(ModelFiles, TheTokenizerIsThatOfModelAndData) {
   EXPECT_EQ(check_tokenizer(fresh_folder("none"), 2, true, ""), "it has no tokenizer to compare with the data's");
 }
 
-TEST(ModelFiles, CopiesWhatIsThereAndLeavesNothingHalf) {
+TEST(ModelFiles, CopiesKnownFilesCompletelyOrNotAtAll) {
   const std::string from = with_tokenizer();
   write_text(from + "/generation_config.json", std::string(3 << 20, 'x'));
   write_text(from + "/secrets.txt", "stays");
   const std::vector<std::string> both = {"generation_config.json", "tokenizer.json"};
   const std::string to = fresh_folder("to");
   EXPECT_EQ(copy_files(passed_files(), from, to), both);
-  EXPECT_EQ(copy_files(passed_files(), from, to), std::vector<std::string>()) << "what is there stays";
+  EXPECT_EQ(copy_files(passed_files(), from, to), std::vector<std::string>()) << "existing files are not overwritten";
   EXPECT_EQ(std::filesystem::file_size(to + "/generation_config.json"), 3U << 20);
   EXPECT_FALSE(std::filesystem::exists(to + "/secrets.txt"));
   for (int fault = 0;; ++fault) {

@@ -1,5 +1,5 @@
-// Weights of a folder are read whole or in slices, from one file or many, in every dtype; and whatever is not as
-// config.json and the index say is refused by its name before anything is read.
+// Tests of huggingface/weights.h: weights are read whole or in slices, from one file or several, in every dtype; a
+// tensor that does not match config.json or the index is refused by name before anything is read.
 #include "huggingface/weights.h"
 
 #include <ATen/ops/equal.h>
@@ -34,7 +34,7 @@ void expect_says(const std::string& said, std::initializer_list<std::string> wor
   for (const std::string& word : words) EXPECT_NE(said.find(word), std::string::npos) << word << " in: " << said;
 }
 
-// What is refused of one file of these tensors.
+// The error for a folder with one file of these tensors, or "nothing".
 std::string refusal_of(const Tensors& tensors, const ModelShape& shape = small_shape()) {
   const std::string folder = fresh_folder("refused");
   write_weights(folder, tensors);
@@ -49,7 +49,7 @@ void expect_reads(const std::string& folder, const Tensors& tensors, const Model
   }
 }
 
-TEST(ModelWeights, OfOneFileAndOfManyInEveryDtype) {
+TEST(ModelWeights, ReadsOneFileAndSeveralInEveryDtype) {
   for (const at::ScalarType stored : {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble}) {
     const Tensors tensors = weights_of(small_shape(), stored);
     const std::string one = fresh_folder("one"), many = fresh_folder("many");
@@ -63,7 +63,7 @@ TEST(ModelWeights, OfOneFileAndOfManyInEveryDtype) {
   }
 }
 
-TEST(ModelWeights, SlicesFromTheMiddleOfATensor) {
+TEST(ModelWeights, ReadsSlicesFromTheMiddleOfATensor) {
   const std::string folder = fresh_folder("slices");
   const Tensors tensors = weights_of(small_shape());
   write_weights(folder, tensors, 2);
@@ -75,7 +75,7 @@ TEST(ModelWeights, SlicesFromTheMiddleOfATensor) {
   EXPECT_EQ(weights.dtypes(), std::vector<std::string>{"F32"});
 }
 
-TEST(ModelWeights, EveryTensorOfEveryFamily) {
+TEST(ModelWeights, ReadsEveryTensorOfEveryFamily) {
   ModelShape shape = small_shape();
   shape.qkv_bias = shape.out_bias = shape.mlp_bias = shape.qk_norm = true;
   shape.head_size = 8;
@@ -85,13 +85,13 @@ TEST(ModelWeights, EveryTensorOfEveryFamily) {
   expect_says(refusal(folder), {"model.safetensors", "bias", "has no tensor of this name"});
 }
 
-TEST(ModelWeights, OlderFilesHaveFrequenciesThatFollowFromTheConfiguration) {
+TEST(ModelWeights, IgnoresStoredRotaryFrequencies) {
   Tensors tensors = weights_of(small_shape());
   tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = at::full({2}, 1.0, at::kFloat);
   EXPECT_EQ(refusal_of(tensors), "nothing");
 }
 
-TEST(ModelWeights, TiedMatrices) {
+TEST(ModelWeights, ReadsAndChecksTiedMatrices) {
   ModelShape tied = small_shape();
   tied.tie_embeddings = true;
   Tensors tensors = weights_of(tied);
@@ -105,7 +105,7 @@ TEST(ModelWeights, TiedMatrices) {
               {"lm_head.weight", "model.embed_tokens.weight", "model.safetensors", "tie_word_embeddings"});
   tensors["lm_head.weight"] = embedding.to(at::kBFloat16);
   expect_says(refusal_of(tensors, tied), {"lm_head.weight"});
-  // As transformers takes it: whichever of the two is there.
+  // As in transformers, either of the two tensors suffices.
   tensors["lm_head.weight"] = embedding.clone();
   tensors.erase("model.embed_tokens.weight");
   const std::string folder = fresh_folder("tied");
@@ -113,7 +113,7 @@ TEST(ModelWeights, TiedMatrices) {
   expect_reads(folder, weights_of(tied), tied, at::kFloat);
 }
 
-TEST(ModelWeights, NamesWhatIsNotAsTheConfigurationSays) {
+TEST(ModelWeights, ErrorsNameTensorsThatDoNotMatchTheConfiguration) {
   const Tensors good = weights_of(small_shape());
   const auto changed = [&](const std::string& name, const at::Tensor& tensor) {
     Tensors tensors = good;
@@ -138,7 +138,7 @@ TEST(ModelWeights, NamesWhatIsNotAsTheConfigurationSays) {
               {"\"norm.weight\"", "without its output"});
 }
 
-TEST(ModelWeights, AnIndexThatLies) {
+TEST(ModelWeights, RefusesAnInconsistentIndex) {
   const Tensors tensors = weights_of(small_shape());
   const std::string folder = fresh_folder("index"), path = folder + "/model.safetensors.index.json";
   const nlohmann::json index = write_weights(folder, tensors, 2);
@@ -167,12 +167,12 @@ TEST(ModelWeights, AnIndexThatLies) {
   lie["weight_map"][kDown] = 7;
   expect_says(says(lie), {kDown, "beside the index"});
   lie = index;
-  // Converted folders keep the total_size of the pickled files, and transformers does not read it.
+  // Converted folders keep the total_size of the pickled files; transformers does not read it.
   lie["metadata"]["total_size"] = 5;
   EXPECT_EQ(says(lie), "nothing");
   lie = index;
   lie.erase("metadata");
-  EXPECT_EQ(says(lie), "nothing") << "it need not say a size";
+  EXPECT_EQ(says(lie), "nothing") << "the size is optional";
   lie.erase("weight_map");
   expect_says(says(lie), {"weight_map"});
   write_text(path, "{");
@@ -182,7 +182,7 @@ TEST(ModelWeights, AnIndexThatLies) {
   expect_says(refusal(folder), {second + ": is missing"});
 }
 
-TEST(ModelWeights, PickledWeightsAreNotRead) {
+TEST(ModelWeights, RefusesPickledWeights) {
   const std::string folder = fresh_folder("pickled");
   expect_says(refusal(folder), {"neither model.safetensors nor"});
   write_text(folder + "/pytorch_model.bin", "pickle");
@@ -192,7 +192,7 @@ TEST(ModelWeights, PickledWeightsAreNotRead) {
   expect_says(refusal(folder + "/nowhere"), {"nowhere"});
 }
 
-TEST(ModelWeights, FingerprintsTellFoldersApart) {
+TEST(ModelWeights, FingerprintsDependOnTheWeights) {
   Tensors tensors = weights_of(small_shape());
   const std::string a = fresh_folder("a"), b = fresh_folder("b");
   write_weights(a, tensors);

@@ -1,5 +1,5 @@
-// What `inspect` says of a folder and of a run: sizes, patterns, FLOPs and memory as the model's description and the
-// memory plan have them.
+// Tests of inference/inspection.h, which `annulus inspect` prints, for a folder and for a run: sizes, patterns, FLOPs
+// and memory agree with the model's description and the memory plan.
 #include "inference/inspection.h"
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@
 namespace annulus {
 namespace {
 
-TEST(Inspection, OfAFolder) {
+TEST(Inspection, InspectsAFolder) {
   const ModelShape shape = small_shape();
   const std::string folder = fresh_folder("inspected");
   nlohmann::ordered_json config = llama_config(shape);
@@ -41,19 +41,19 @@ TEST(Inspection, OfAFolder) {
   ASSERT_EQ(of.patterns.size(), 2U);
   EXPECT_EQ(of.patterns[0].text, "{ kind = \"causal\" }");
   EXPECT_EQ(of.patterns[1].layers, std::vector<int64_t>{1});
-  // Of 64 queries: 1 + 2 + ... + 64 pairs in the first layer, 1 + ... + 7 + 57 * 8 in the second, times 4 heads.
+  // 64 queries have 1 + 2 + ... + 64 pairs in the first layer and 1 + ... + 7 + 57 * 8 in the second, times 4 heads.
   const double pairs = 4.0 * (64 * 65 / 2 + 28 + 57 * 8) / 64;
   EXPECT_DOUBLE_EQ(of.flops, flops_per_token(with_biases, pairs));
   EXPECT_NEAR(of.attention_flops, 12 * 4 * pairs, 1e-6);
   EXPECT_EQ(inspect_model(folder, "runs", std::nullopt).length, 256);
-  // What lasts: fp32 weights, gradients and both moments, each a little more than its elements.
+  // The lasting memory is fp32 weights, gradients and both moments, each slightly more than its elements.
   const double state = 4.0 * static_cast<double>(of.parameters);
   EXPECT_NEAR(static_cast<double>(of.training.weights) / state, 1, 0.1);
   EXPECT_NEAR(static_cast<double>(of.training.optimizer) / state, 2, 0.2);
   EXPECT_GT(of.training.activations, 0);
 }
 
-TEST(Inspection, OfWeightsWithoutAConfigSaysWhatIsMissing) {
+TEST(Inspection, ErrorNamesTheMissingConfig) {
   const std::string folder = fresh_folder("unsaid");
   write_weights(folder, weights_of(small_shape(), at::kFloat));
   try {
@@ -66,7 +66,7 @@ TEST(Inspection, OfWeightsWithoutAConfigSaysWhatIsMissing) {
   }
 }
 
-TEST(Inspection, OfARun) {
+TEST(Inspection, InspectsARun) {
   const TestFolder folder;
   Config config = tiny_config(folder);
   config.data.context.stages = {{.step = 0, .context = 32}, {.step = 3, .context = 128}};

@@ -1,4 +1,4 @@
-// Tests of inference/sampler.h: text from a run.
+// Tests of inference/sampler.h: generating text from a run.
 #include "inference/sampler.h"
 
 #include <gtest/gtest.h>
@@ -14,7 +14,7 @@
 namespace annulus {
 namespace {
 
-TEST(Sampler, ContinuesAPromptTheSameWayForTheSameSeed) {
+TEST(Sampler, SameSeedGivesTheSameText) {
   const TestFolder folder;
   Config config = tiny_config(folder);
   config.run.steps = 40;
@@ -54,15 +54,15 @@ TEST(Sampler, EndsBeforeAStopString) {
     return out.str();
   };
   const std::string all = sample({});
-  // Three characters of the middle, and where they first come after the prompt.
+  // Three characters from the middle, and the place where they first occur after the prompt.
   const std::string stop = all.substr(60, 3);
   const size_t end = all.find(stop, 4);
   EXPECT_EQ(sample({stop, "never to be seen"}), all.substr(0, end) + "\n");
-  EXPECT_EQ(sample({stop + "\x01"}), all) << "what is held back is shown in the end";
+  EXPECT_EQ(sample({stop + "\x01"}), all) << "text held back for a partial match is written at the end";
   EXPECT_THROW(sample({""}), Error);
 }
 
-TEST(Sampler, TakesTheCheckpointOfAStep) {
+TEST(Sampler, UsesTheCheckpointOfTheGivenStep) {
   const TestFolder folder;
   Config config = tiny_config(folder);
   config.checkpoint.every = 3;
@@ -77,8 +77,8 @@ TEST(Sampler, TakesTheCheckpointOfAStep) {
   EXPECT_THROW(sample(4), Error);
 }
 
-// Text that is being written has no later keys; only whoever trains for something else wants such a pattern.
-TEST(Trainer, WarnsOfPatternsThatSeeLaterKeys) {
+// Generated text has no later keys, so that such a pattern makes sense only for training without sampling.
+TEST(Trainer, WarnsAboutPatternsThatSeeLaterKeys) {
   const TestFolder folder;
   Config config = tiny_config(folder);
   config.run.steps = 1;
@@ -99,7 +99,7 @@ TEST(Trainer, WarnsOfPatternsThatSeeLaterKeys) {
                     "{ kind = 'dilated', segment_lengths = [32], dilation_rates = [2], causal = true }"}));
 }
 
-TEST(Sampler, ContinuesAPromptOfARunInBf16) {
+TEST(Sampler, ContinuesAPromptOfABf16Run) {
   const TestFolder folder;
   Config config = tiny_config(folder);
   config.model.dtype = "bf16";
@@ -122,8 +122,8 @@ TEST(Sampler, ContinuesAPromptOfARunInBf16) {
   EXPECT_EQ(text.str().substr(0, 4), "def ");
 }
 
-// Documents and block maps may be listed for each row of a batch; a text that is written is its first row.
-TEST(Sampler, WritesWithPatternsThatDifferFromRowToRow) {
+// Documents and block maps may be listed for each row of a batch; generated text uses those of the first row.
+TEST(Sampler, SamplesWithPerRowPatterns) {
   const TestFolder folder;
   const std::string file = folder.path() + "/map.safetensors";
   std::vector<uint8_t> active(4 * 4 * 4);

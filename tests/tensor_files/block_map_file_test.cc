@@ -1,4 +1,4 @@
-// Tests of tensor_files/block_map_file.h.
+// Tests of tensor_files/block_map_file.h: block maps in safetensors files.
 #include "tensor_files/block_map_file.h"
 
 #include <ATen/ops/ones.h>
@@ -25,21 +25,21 @@ BlockMap some_map() {
                         kShape);
 }
 
-TEST(BlockMapFile, IsReadAsItWasWritten) {
+TEST(BlockMapFile, ReadsWhatWasWritten) {
   const std::string path = temporary("map.safetensors");
   const BlockMap map = some_map();
   write_block_map(path, map);
   const PatternSpec read = read_block_maps(from_file(path), kShape);
   EXPECT_EQ(*read.blocks.given, map);
   EXPECT_EQ(make_block_map(read, kShape), map);
-  // The text names the content, and reads back to a pattern that demands it.
+  // The text holds the digest of the map and parses to a pattern that requires it.
   EXPECT_NE(read.text().find(map.digest()), std::string::npos);
   const PatternSpec again = parse_pattern(read.text(), "");
   EXPECT_EQ(again, read);
   EXPECT_EQ(*read_block_maps(again, kShape).blocks.given, map);
 }
 
-TEST(BlockMapFile, MembersOfUnionsAreRead) {
+TEST(BlockMapFile, ReadsMapsOfUnionMembers) {
   const std::string path = temporary("member.safetensors");
   write_block_map(path, some_map());
   PatternSpec spec;
@@ -59,7 +59,7 @@ void expect_refused(const PatternSpec& spec, ErrorKind kind, const std::string& 
   }
 }
 
-TEST(BlockMapFile, RefusesWhatDoesNotFit) {
+TEST(BlockMapFile, RefusesMapsThatDoNotFit) {
   const std::string path = temporary("refused.safetensors");
   const auto with = [&](const std::string& name, const at::Tensor& tensor,
                         const std::map<std::string, std::string>& metadata = {}) {

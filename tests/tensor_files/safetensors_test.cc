@@ -1,4 +1,4 @@
-// Tests of tensor_files/safetensors.h.
+// Tests of tensor_files/safetensors.h: writing and reading files, and refusing malformed ones.
 #include "tensor_files/safetensors.h"
 
 #include <ATen/ops/arange.h>
@@ -95,7 +95,7 @@ TEST(Safetensors, ReadsBackWhatItWrote) {
   }
 }
 
-// A tensor's bytes in any pieces, in the file's order, and any range of them back.
+// A tensor's bytes can be written in any pieces, in the file's order, and read back in any range.
 TEST(Safetensors, WritesAndReadsInPieces) {
   const std::string path = temporary("pieces.safetensors");
   const at::Tensor a = at::arange(100, at::kFloat), b = at::arange(7, at::kLong);
@@ -119,13 +119,13 @@ TEST(Safetensors, WritesAndReadsInPieces) {
   for (const auto& [begin, length] : {std::pair<uint64_t, uint64_t>{396, 8}, {401, 0}, {0, 401}, {8, uint64_t(-8)}}) {
     EXPECT_THROW(file.read(*file.find("a"), begin, length, some.data()), Error) << begin;
   }
-  // What was cut off since it was opened.
+  // The file was truncated after it was opened.
   std::filesystem::resize_file(path, writer.file_bytes() - 4);
   EXPECT_THROW(file.read(*file.find("a"), 380, 20, some.data()), Error);
 }
 
-TEST(Safetensors, ReadsFilesOfOthers) {
-  // Keys in another order, spaces behind the header: as the format's own library writes.
+TEST(Safetensors, ReadsFilesOfOtherLibraries) {
+  // The format's own library writes keys in another order and pads the header with spaces.
   const std::string path = temporary("other.safetensors");
   put(path, with_header(R"({"x":{"shape":[2],"data_offsets":[0,8],"dtype":"F32"}}      )", 8));
   EXPECT_EQ(SafetensorsFile(path).load("x").numel(), 2);
@@ -133,7 +133,7 @@ TEST(Safetensors, ReadsFilesOfOthers) {
   EXPECT_TRUE(SafetensorsFile(path).tensors().empty());
 }
 
-TEST(Safetensors, RefusesWhatIsNoSuchFile) {
+TEST(Safetensors, RefusesMalformedFiles) {
   EXPECT_THROW(SafetensorsFile("/nonexistent/x.safetensors"), Error);
   EXPECT_THROW(SafetensorsFile(::testing::TempDir()), Error);
   expect_refused("", "only 0 bytes");
@@ -158,8 +158,8 @@ TEST(Safetensors, RefusesWhatIsNoSuchFile) {
   expect_refused(with_header("{\"x\":" + std::string(100000, '['), 0), "nested too deeply");
 }
 
-// The time for a header is linear in its length: this one took minutes where it was not.
-TEST(Safetensors, ReadsManyTensors) {
+// The time to parse a header is linear in its length; with quadratic time this header took minutes.
+TEST(Safetensors, ReadsManyTensorsInLinearTime) {
   constexpr int kTensors = 100'000;
   std::string header = "{\"__metadata__\":{";
   for (int i = 0; i < kTensors; ++i) header += (i ? ",\"" : "\"") + std::to_string(i) + "\":\"\"";
@@ -176,8 +176,8 @@ TEST(Safetensors, ReadsManyTensors) {
   std::filesystem::remove(path);
 }
 
-TEST(Safetensors, DeclaredSizesTakeNoMemory) {
-  // Any of these, believed, would be more than any machine has.
+TEST(Safetensors, DoesNotAllocateByDeclaredSizes) {
+  // Each of these sizes exceeds the memory of any machine.
   for (const std::string shape : {"[9223372036854775807]", "[4611686018427387904,4]", "[4294967296,4294967296]",
                                   "[9223372036854775807,9223372036854775807,0]", "[18446744073709551615]"}) {
     const std::string text =
@@ -188,7 +188,7 @@ TEST(Safetensors, DeclaredSizesTakeNoMemory) {
                  "truncated");
 }
 
-TEST(Safetensors, RefusesToWriteWhatCannotBeRead) {
+TEST(Safetensors, RefusesToWriteUnreadableTensors) {
   const std::string path = temporary("unwritten.safetensors");
   std::filesystem::remove(path);
   EXPECT_THROW(write_safetensors(path, {{"x", at::ones({1}, at::kShort)}}), Error);
@@ -199,7 +199,7 @@ TEST(Safetensors, RefusesToWriteWhatCannotBeRead) {
   EXPECT_THROW(write_safetensors("/nonexistent/x", {{"x", at::ones({1})}}), Error);
 }
 
-TEST(Safetensors, EveryFaultLeavesOldOrNew) {
+TEST(Safetensors, EveryFaultLeavesTheOldOrTheNewFile) {
   using Fault = FaultyFiles::Fault;
   for (const Fault fault : {Fault::kFull, Fault::kDeath, Fault::kPower, Fault::kNames}) {
     bool failed = true;
@@ -213,7 +213,7 @@ TEST(Safetensors, EveryFaultLeavesOldOrNew) {
       FaultyFiles files(fault, at);
       try {
         write_safetensors(path, {{"x", at::full({3}, 2.0)}, {"y", at::ones({2})}}, {}, files);
-        files.lose_power();  // what was written stays
+        files.lose_power();  // a completed write survives
         EXPECT_TRUE(SafetensorsFile(path).find("y"));
       } catch (const Error&) {
         EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder), {}), 1);
@@ -226,7 +226,7 @@ TEST(Safetensors, EveryFaultLeavesOldOrNew) {
   }
 }
 
-// What may happen to a file on its way here: it is refused, or it reads without harm.
+// Expects that a possibly damaged file either reads or is refused.
 void read_all(const std::string& path) {
   try {
     const SafetensorsFile file(path);
