@@ -81,7 +81,7 @@ TEST_F(Fitting, LongestContextFitsAndTheNextLongerDoesNot) {
       Config c = config_;
       c.mesh.data = data;
       c.attention.layout = layout;
-      // Enough for longer rows than those of the configuration, and for shorter ones.
+      // The memory suffices for longer rows than configured, or only for shorter ones.
       for (const double of_configured : {1.7, 0.8}) {
         FitRanks ranks = four(0);
         ranks.memory = of_configured * static_cast<double>(planned(c, 3, true, 512, ranks));
@@ -221,7 +221,7 @@ TEST_F(Fitting, RefusesToPlanImpossibleSizes) {
   EXPECT_NE(nearest(1e11).text.find("it needs at least "), std::string::npos) << nearest(1e11).text;
 }
 
-// In the contiguous layout each rank needs other ranks' rows in a different number.
+// In the contiguous layout the ranks need different numbers of rows from each other.
 TEST_F(Fitting, PlansTheRankThatNeedsTheMostMemory) {
   config_.attention.layout = "contiguous";
   config_.attention.schedule = "group-cast";

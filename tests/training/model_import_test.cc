@@ -94,7 +94,7 @@ std::string refusal(const Config& config) {
     train(config, 2);
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::kInput) << error.what();
-    EXPECT_FALSE(std::filesystem::exists(config.run.folder + "/tiny-001")) << "nothing is begun";
+    EXPECT_FALSE(std::filesystem::exists(config.run.folder + "/tiny-001")) << "no run folder is created";
     return std::string(error.message());
   }
   return "nothing";

@@ -1,4 +1,5 @@
-// A text and a configuration small enough for many runs in a test. Used by tests of training, inference and export.
+// A text and a configuration small enough for many runs in a test. Used by tests of training, inference, export and
+// attend.
 #pragma once
 
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-// Runs of the trainer over threads, and readers of what they write. Used by the tests of the trainer and the sampler.
+// Runs of the trainer over threads, and readers of what they write. Used by tests of training, inference and export.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -75,7 +75,7 @@ TEST(Trainer, MemoryCachesBoundsCachesAndMetricsReportThem) {
   EXPECT_EQ(programs["entries"], 1);
   EXPECT_GT(programs["hits"], 0);
   EXPECT_EQ(programs["hits"], metrics(some).back()["plan_cache_hits"]);
-  EXPECT_EQ(metrics(some).back()["caches"]["rotary tables"], nullptr);  // this model does not use that cache
+  EXPECT_EQ(metrics(some).back()["caches"]["rotary tables"], nullptr);  // this model makes its own tables
 }
 
 TEST(Trainer, ResumedRunEqualsUninterruptedRun) {
@@ -288,7 +288,7 @@ TEST(Trainer, ResumeReportsChangedKeys) {
 }
 
 // After the first update at such a rate the losses are not finite, so that all further updates are left out.
-TEST(Trainer, RunWithoutUpdatesFails) {
+TEST(Trainer, RunFailsIfItsUpdatesAreLeftOut) {
   const TestFolder folder;
   Config config = tiny_config(folder);
   config.optimizer.lr = 1e30;

@@ -325,7 +325,7 @@ TEST(Training, SkipsNonFiniteUpdates) {
       EXPECT_NO_THROW(training.require_updates());
       broken.restore(training);
       training.step();
-      EXPECT_NO_THROW(training.require_updates());  // one of the two steps since the restore was applied
+      EXPECT_NO_THROW(training.require_updates());  // two updates were applied, and only the last one was left out
       training.step();
       EXPECT_THROW(training.require_updates(), Error);
       for (int i = 2; i < 9; ++i) training.step();

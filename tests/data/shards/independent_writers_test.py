@@ -50,7 +50,7 @@ class Formats(unittest.TestCase):
         self.assertEqual(run.returncode, 0, run.stderr)
         return [[int(token) for token in line.split()] for line in run.stdout.splitlines()]
 
-    def test_llmc(self):
+    def test_reads_llmc_shards(self):
         for magic, version, code, vocab, eot in ((20240520, 1, "H", 50257, 50256), (20240801, 7, "I", 128256, 128000)):
             documents = drawn(vocab, begin=eot)
             header = array.array("i", [0] * 256)
@@ -58,7 +58,7 @@ class Formats(unittest.TestCase):
             path = self.put("fineweb_train_000001.bin", header.tobytes() + ids(documents, code))
             self.assertEqual(self.dump(path), documents)
 
-    def test_nanogpt(self):
+    def test_reads_nanogpt_files(self):
         documents = drawn(50257, end=50256)
         path = self.put("train.bin", ids(documents, "H"))
         self.assertEqual(self.dump(path, format="nanogpt", end=50256), documents)
@@ -66,7 +66,7 @@ class Formats(unittest.TestCase):
         path = self.put("wide.bin", ids(documents, "I"))
         self.assertEqual(self.dump(path, format="nanogpt", width=32, begin=1, end=2), documents)
 
-    def test_megatron(self):
+    def test_reads_megatron_pairs(self):
         for code, type_code, vocab in (("H", 8, 65500), ("i", 4, 250000)):
             documents = drawn(vocab)
             numbers = random.Random(vocab)
@@ -87,7 +87,7 @@ class Formats(unittest.TestCase):
             for name in ("corpus", "corpus.idx", "corpus.bin"):
                 self.assertEqual(self.dump(os.path.join(self.folder.name, name)), documents)
 
-    def test_annulus(self):
+    def test_reads_annulus_shards(self):
         for code, vocab in (("H", 65536), ("I", 250000)):
             documents = drawn(vocab)
             body = ids(documents, code)
@@ -101,7 +101,7 @@ class Formats(unittest.TestCase):
                             header + bytes(4096 - len(header)) + body + array.array("Q", ends + [0] * len(documents)).tobytes())
             self.assertEqual(self.dump(path), documents)
 
-    def test_texts(self):
+    def test_reads_texts_as_bytes(self):
         texts = [bytes(range(256)) * 300, b"", "naïve 🦆".encode()]
         paths = [self.put("%d.txt" % i, text) for i, text in enumerate(texts)]
         self.assertEqual(self.dump(*paths), [list(text) for text in texts])
