@@ -31,7 +31,7 @@ Compared compare(const BenchReport& before, const BenchReport& after, double mar
   return {std::move(worse), out.str()};
 }
 
-TEST(Judge, ByMarginAndTheLargerSpread) {
+TEST(Judge, AllowsMarginAndLargerSpread) {
   // No spread: the margin alone.
   EXPECT_EQ(judge(ratio("a", 1), ratio("a", 1.09), 0.1), Verdict::kSame);
   EXPECT_EQ(judge(ratio("a", 1), ratio("a", 1.11), 0.1), Verdict::kWorse);
@@ -48,7 +48,7 @@ TEST(Judge, ByMarginAndTheLargerSpread) {
   EXPECT_EQ(judge(ratio("a", 0), ratio("a", 0.01), 0.1), Verdict::kWorse);
 }
 
-TEST(Compare, NamesWhatGotWorse) {
+TEST(Compare, NamesWorseRatios) {
   const Compared c = compare(report({ratio("a", 1), ratio("b", 1), ratio("c", 1)}),
                              report({ratio("c", 2), ratio("a", 1.5), ratio("b", 0.5)}));
   EXPECT_EQ(c.worse, (std::vector<std::string>{"a", "c"}));
@@ -58,12 +58,12 @@ TEST(Compare, NamesWhatGotWorse) {
   EXPECT_EQ(c.text.find("machines differ"), std::string::npos) << c.text;
 }
 
-TEST(Compare, AReportWithItselfIsTheSame) {
+TEST(Compare, ReportEqualsItself) {
   const BenchReport one = report({ratio("a", 1, 0.3), ratio("b", 0)});
   EXPECT_TRUE(compare(one, one, 0).worse.empty());
 }
 
-TEST(Compare, NamesWhatOneSideLacks) {
+TEST(Compare, NamesRatiosOfOneFileOnly) {
   const Compared c =
       compare(report({ratio("both", 1), ratio("gone", 1)}), report({ratio("both", 1), ratio("added", 1)}));
   EXPECT_TRUE(c.worse.empty());
@@ -71,7 +71,7 @@ TEST(Compare, NamesWhatOneSideLacks) {
   EXPECT_NE(c.text.find("only in the new file: added\n"), std::string::npos) << c.text;
 }
 
-TEST(Compare, OtherSettingsAreNotCompared) {
+TEST(Compare, SkipsRatiosWithOtherSettings) {
   const Compared c = compare(report({ratio("a", 1, 0, "16384 tokens"), ratio("b", 1)}),
                              report({ratio("a", 9, 0, "256 tokens"), ratio("b", 1)}));
   EXPECT_TRUE(c.worse.empty());
@@ -86,7 +86,7 @@ TEST(Compare, SaysThatMachinesDiffer) {
   EXPECT_NE(c.text.find("4 cores, AVX2"), std::string::npos) << c.text;
 }
 
-TEST(Compare, NothingInCommonIsAnError) {
+TEST(Compare, RefusesReportsWithNothingInCommon) {
   for (const BenchReport& after : {report({}), report({ratio("b", 1)}), report({ratio("a", 1, 0, "other")})}) {
     std::ostringstream out;
     try {

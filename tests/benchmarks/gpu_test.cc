@@ -56,7 +56,7 @@ std::set<std::string> ratios_in(const std::string& text) {
   return names;
 }
 
-TEST(GpuBench, TheTinyVersionRunsAllOfAttention) {
+TEST(GpuBench, TinyVersionMeasuresAllOfAttention) {
   std::ostringstream out;
   const std::vector<BenchRatio> ratios = run_gpu_bench(gpu_bench_options(at::kCPU), out);
   std::set<std::string> names;
@@ -78,7 +78,7 @@ TEST(GpuBench, TheTinyVersionRunsAllOfAttention) {
   EXPECT_EQ(figures.at("patterns").size(), 15u);
 }
 
-TEST(GpuBench, TrainingPartsNeedAModelAndEndWithTheText) {
+TEST(GpuBench, TrainingPartsNeedAModelAndStopAtTheTextLength) {
   GpuBenchOptions options = gpu_bench_options(at::kCPU);
   options.parts = {"train", "longest"};
   options.length = 512;
@@ -96,7 +96,7 @@ TEST(GpuBench, TrainingPartsNeedAModelAndEndWithTheText) {
   EXPECT_FALSE(figures.at("longest").contains("longest 4096")) << out.str();
 }
 
-TEST(GpuBench, TheLongestRowIsSoughtWithinItsTime) {
+TEST(GpuBench, LongestRowSearchStopsAtItsTimeLimit) {
   GpuBenchOptions options = gpu_bench_options(at::kCPU);
   options.parts = {"longest"};
   options.config = model_file();
@@ -108,7 +108,7 @@ TEST(GpuBench, TheLongestRowIsSoughtWithinItsTime) {
   EXPECT_NE(out.str().find("256  not tried"), std::string::npos) << out.str();
 }
 
-TEST(GpuBench, RefusesWhatCannotBe) {
+TEST(GpuBench, RefusesInvalidOptions) {
   std::ostringstream out;
   GpuBenchOptions options = gpu_bench_options(at::kCPU);
   options.parts = {"dnse"};

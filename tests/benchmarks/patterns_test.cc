@@ -13,7 +13,7 @@
 namespace annulus {
 namespace {
 
-TEST(RandomBlockMap, HasItsDensityAndEveryOwnBlock) {
+TEST(RandomBlockMap, HasItsDensityAndTheWholeDiagonal) {
   for (const int64_t heads : {1, 4}) {
     const BlockMap map = random_block_map(128, heads, 128, 0.1);
     EXPECT_NEAR(map.density(), 0.1, 0.001);
@@ -28,7 +28,7 @@ TEST(RandomBlockMap, HasItsDensityAndEveryOwnBlock) {
   EXPECT_DOUBLE_EQ(random_block_map(128, 1, 3, 1.0).density(), 1);
 }
 
-TEST(BenchPatterns, ThoseOfTheGoalsHaveTheStatedShares) {
+TEST(BenchPatterns, GoalPatternsHaveTheirStatedShares) {
   const PatternsBenchOptions options;
   const double dense = static_cast<double>(options.heads * options.length * options.length);
   int goals = 0;
@@ -51,7 +51,7 @@ TEST(BenchPatterns, ThoseOfTheGoalsHaveTheStatedShares) {
   EXPECT_EQ(goals, 3);
 }
 
-TEST(BenchPatterns, OwnOnesTakeThePlaceOfTheListOnceEach) {
+TEST(BenchPatterns, UserPatternsReplaceTheListWithoutDuplicates) {
   PatternsBenchOptions options;
   options.patterns = {"{ kind = \"causal\" }", "{kind=\"causal\"}", "{ kind = \"window\", left = 3, right = 0 }"};
   EXPECT_EQ(bench_patterns(options).size(), 2u);
@@ -61,7 +61,7 @@ TEST(BenchPatterns, OwnOnesTakeThePlaceOfTheListOnceEach) {
   EXPECT_THROW(bench_patterns(options), Error);
 }
 
-TEST(PatternsBench, RunsWithSmallSizesAndGivesEachRatioOnce) {
+TEST(PatternsBench, GivesEachRatioOnceForSmallSizes) {
   PatternsBenchOptions options;
   options.length = 300;  // no multiple of anything
   options.heads = 2;

@@ -32,7 +32,7 @@ std::string with_ratios(const std::string& ratios) {
          ratios + "]}";
 }
 
-TEST(BenchRatio, IsLeastOverLeastWithQuartilesOfTheRounds) {
+TEST(BenchRatio, IsRatioOfMinimaWithQuartiles) {
   // Ratios of the rounds: 2, 3, 4, 6, 1.
   const BenchRatio r = ratio_of("a", "s", {2, 6, 4, 12, 3}, {1, 2, 1, 2, 3}, 2.5);
   EXPECT_DOUBLE_EQ(r.ratio, 2);
@@ -44,13 +44,13 @@ TEST(BenchRatio, IsLeastOverLeastWithQuartilesOfTheRounds) {
   EXPECT_TRUE(ratio_of("a", "s", {3}, {1}).met());
 }
 
-TEST(BenchRatio, OfOneRoundHasNoSpread) {
+TEST(BenchRatio, OneRoundHasNoSpread) {
   const BenchRatio r = ratio_of("a", "s", {3}, {2});
   EXPECT_DOUBLE_EQ(r.low, 1.5);
   EXPECT_DOUBLE_EQ(r.high, 1.5);
 }
 
-TEST(BenchReport, ComesBackFromItsFile) {
+TEST(BenchReport, RoundTripsThroughItsFile) {
   const std::string path = file("report.json");
   const BenchReport written =
       report_of({ratio_of("ring/2 ranks", "8 tokens", {3, 4}, {2, 3}, 1.05), ratio_of("odd \"name\"", "", {1}, {3})});
@@ -73,7 +73,7 @@ TEST(BenchReport, ComesBackFromItsFile) {
   }
 }
 
-TEST(BenchReport, WhatIsNoReportIsRefusedWithItsPlace) {
+TEST(BenchReport, RefusesMalformedReportsAndNamesThePlace) {
   const std::string good = R"({"name": "a", "settings": "", "ratio": 1, "low": 1, "high": 2, "rounds": 3})";
   EXPECT_EQ(refusal(with_ratios(good)), "");
   EXPECT_NE(refusal("").find("F.json: this is not JSON"), std::string::npos);
@@ -98,7 +98,7 @@ TEST(BenchReport, WhatIsNoReportIsRefusedWithItsPlace) {
   }
 }
 
-TEST(BenchReport, AMissingFileAndAFolderAreRefused) {
+TEST(BenchReport, RefusesMissingFileAndFolder) {
   for (const std::string& path : {file("missing.json"), ::testing::TempDir()}) {
     try {
       read_report(path);

@@ -41,7 +41,7 @@ void expect_exact(const PlanRequest& request, at::ScalarType type, double bound)
   }
 }
 
-TEST(SimulatedRing, GivesTheWholeProblemsResult) {
+TEST(SimulatedRing, MatchesTheOracle) {
   for (const char* const pattern :
        {"{ kind = \"causal\" }", "{ kind = \"full\" }", "{ kind = \"window\", left = 20, right = 0 }",
         "{ kind = \"dilated\", segment_lengths = [16, 48], dilation_rates = [1, 3] }",
@@ -55,7 +55,7 @@ TEST(SimulatedRing, GivesTheWholeProblemsResult) {
   }
 }
 
-TEST(SimulatedRing, AnyNumberOfRanksInTheInputsDtype) {
+TEST(SimulatedRing, MatchesTheOracleForAnyNumberOfRanks) {
   for (const int ranks : {1, 2, 3, 8}) {
     expect_exact(request_of("{ kind = \"causal\" }", ranks, LayoutKind::kZigzag, ScheduleKind::kRing), at::kFloat,
                  2e-6);

@@ -60,7 +60,7 @@ bool is_closed(int fd) {
   return recv(fd, &byte, 1, 0) <= 0;
 }
 
-TEST(BackChannel, StreamsComeUnderTheirNames) {
+TEST(BackChannel, DeliversStreamsUnderTheirNames) {
   BackChannel channel({});
   std::thread rank([back = channel.address()] {
     for (const char* stream : {"out", "err", "control"}) {
@@ -82,7 +82,7 @@ TEST(BackChannel, StreamsComeUnderTheirNames) {
   }
 }
 
-TEST(BackChannel, StrangersAreDropped) {
+TEST(BackChannel, DropsInvalidCallers) {
   BackChannel channel({});
   std::string wrong = channel.address();
   wrong.front() = wrong.front() == 'a' ? 'b' : 'a';
@@ -109,7 +109,7 @@ TEST(BackChannel, StrangersAreDropped) {
   }
 }
 
-TEST(BackChannel, AFirstLineInPiecesHoldsNobodyUp) {
+TEST(BackChannel, PartialFirstLineDoesNotBlockOthers) {
   BackChannel channel({});
   const std::string hello = split(channel.address(), '/').front() + " rank 3 out\nall of it";
   const int slow = connect_plainly(channel);
@@ -130,7 +130,7 @@ TEST(BackChannel, AFirstLineInPiecesHoldsNobodyUp) {
   EXPECT_EQ(read_to_end(all.front().fd), "all of it");
 }
 
-TEST(BackChannel, WhatWasTriedIsNamed) {
+TEST(BackChannel, NamesAddressesThatFailed) {
   std::string back;
   {
     BackChannel channel({});
@@ -151,7 +151,7 @@ TEST(BackChannel, WhatWasTriedIsNamed) {
 }
 
 // It would otherwise find its socket ready without end, and its caller hear nothing.
-TEST(BackChannel, WithoutAFileLeftItSaysSo) {
+TEST(BackChannel, ReportsExhaustedFileDescriptors) {
   BackChannel channel({});
   const int caller = connect_plainly(channel);
   rlimit before{};
@@ -174,7 +174,7 @@ TEST(BackChannel, WithoutAFileLeftItSaysSo) {
 }
 
 // Something that takes connections and says nothing, in the place of the launcher.
-TEST(BackChannel, ALauncherThatDoesNotAnswer) {
+TEST(BackChannel, ReportsLauncherThatDoesNotAnswer) {
   const Listener silent = listen_anywhere();
   try {
     call_back("00/" + std::to_string(silent.port) + "/127.0.0.1", "rank", 0, "out", std::chrono::milliseconds(50));
@@ -185,7 +185,7 @@ TEST(BackChannel, ALauncherThatDoesNotAnswer) {
   close(silent.fd);
 }
 
-TEST(BackChannel, InterfacesOfThisHostAlone) {
+TEST(BackChannel, RefusesInterfacesOfOtherHosts) {
   EXPECT_EQ(own_addresses({"lo"}).front(), "127.0.0.1");
   try {
     BackChannel channel({"lo", "eth99"});

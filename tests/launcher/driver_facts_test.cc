@@ -14,7 +14,7 @@ const char* const kFake = "tests/launcher/libfake_driver.so";
 
 using Access = std::vector<std::vector<bool>>;
 
-TEST(DriverFacts, PeerAccessAsTheDriverSays) {
+TEST(DriverFacts, ReadsPeerAccess) {
   EXPECT_EQ(peer_access(kFake), (Access{{true, true, false}, {true, true, true}, {false, true, true}}));
   setenv("FAKE_DRIVER", "old", 1);
   EXPECT_EQ(peer_access(kFake), Access());
@@ -22,13 +22,13 @@ TEST(DriverFacts, PeerAccessAsTheDriverSays) {
   EXPECT_EQ(peer_access("no such library"), Access());
 }
 
-TEST(DriverFacts, CudaOfTheDriver) {
+TEST(DriverFacts, ReadsCudaVersionOfTheDriver) {
   EXPECT_EQ(cuda_of_driver(kFake), "12.4");
   EXPECT_EQ(cuda_of_driver("no such library"), "");
   EXPECT_EQ(cuda_version_text(13000), "13.0");
 }
 
-TEST(DriverFacts, VersionAndGpusOfTheKernel) {
+TEST(DriverFacts, ReadsVersionAndGpusOfTheKernelDriver) {
   const std::filesystem::path root = std::filesystem::path(testing::TempDir()) / "a driver";
   EXPECT_EQ(driver_version(root), "");
   EXPECT_EQ(gpus_of_driver(root), -1);

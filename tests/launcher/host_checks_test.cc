@@ -87,14 +87,14 @@ struct Fault {
   std::string found, remedy;  // parts of what is said
 };
 
-TEST(HostChecks, HostsThatAreWell) {
+TEST(HostChecks, HealthyHostsPass) {
   expect_all_good(check_host(well("a", 1), {}, 0));
   expect_all_good(check_host(well_with_gpus("a", 1), {{2}, {"eth0"}, "cuda"}, 0));
   expect_all_good(check_together({well("a", 1), well("b", 2), well("c", 3)}, {{2, 2, 2}}));
   EXPECT_TRUE(check_together({well("a", 1)}, {}).empty());
 }
 
-TEST(HostChecks, EachFaultIsFoundAndHasItsRemedy) {
+TEST(HostChecks, FindsEachFaultOfAHostAndItsRemedy) {
   const auto e = Severity::kError, w = Severity::kWarning, u = Severity::kUnknown;
   using R = HostReport;
   using Q = CheckRequest;
@@ -189,7 +189,7 @@ TEST(HostChecks, EachFaultIsFoundAndHasItsRemedy) {
   }
 }
 
-TEST(HostChecks, WhatIsNoFaultIsNone) {
+TEST(HostChecks, AcceptsHarmlessSettings) {
   using R = HostReport;
   using Q = CheckRequest;
   const std::vector<std::pair<std::string, std::function<void(R&, Q&)>>> cases = {
@@ -218,7 +218,7 @@ TEST(HostChecks, WhatIsNoFaultIsNone) {
 }
 
 // The fault is planted on the second of three hosts.
-TEST(HostChecks, EachFaultAmongHostsIsFoundAndHasItsRemedy) {
+TEST(HostChecks, FindsEachFaultAmongHostsAndItsRemedy) {
   const auto e = Severity::kError, w = Severity::kWarning;
   using R = HostReport;
   using Q = CheckRequest;
@@ -287,7 +287,7 @@ TEST(HostChecks, EachFaultAmongHostsIsFoundAndHasItsRemedy) {
     EXPECT_TRUE(planted.count(f.check)) << f.check;
 }
 
-TEST(HostChecks, WhatMayDifferAmongHosts) {
+TEST(HostChecks, AcceptsHarmlessDifferencesButNoMissingFile) {
   std::vector<HostReport> reports = {well_with_gpus("a", 1), well_with_gpus("b", 2)};
   reports[1].program = "/elsewhere/annulus";
   reports[1].mpi_library = "Open MPI v4.1.6";
@@ -304,7 +304,7 @@ TEST(HostChecks, WhatMayDifferAmongHosts) {
 }
 
 // Between the hosts, wherever the launcher's own clock stands.
-TEST(HostChecks, ClocksAreComparedWithEachOther) {
+TEST(HostChecks, ComparesClocksOfHostsWithEachOther) {
   std::vector<HostReport> reports = {well("a", 1), well("b", 2), well("c", 3)};
   for (HostReport& r : reports) r.clock_offset = 40;
   EXPECT_EQ(finding(check_together(reports, {}), "clocks").severity, Severity::kGood);
@@ -317,7 +317,7 @@ TEST(HostChecks, ClocksAreComparedWithEachOther) {
 }
 
 // Networks are compared by their bits: 10.0.0.70 and 10.0.0.130 are neighbours in /24 and not in /26.
-TEST(HostChecks, NetworksByTheirPrefix) {
+TEST(HostChecks, ComparesNetworksByPrefix) {
   const auto severity = [](const std::string& a, const std::string& b) {
     std::vector<HostReport> reports = {well("a", 1), well("b", 2)};
     reports[0].host.interfaces[0].addresses = {a};
@@ -332,7 +332,7 @@ TEST(HostChecks, NetworksByTheirPrefix) {
   EXPECT_EQ(severity("10.0.0.1/999", "nonsense"), Severity::kWarning);
 }
 
-TEST(HostChecks, DifferencesAsATable) {
+TEST(HostChecks, FormatsDifferencesAsTable) {
   std::vector<HostReport> reports = {well("a", 1), well("b", 2), well("c", 3)};
   EXPECT_EQ(difference_table(reports), "");
   reports[1].libtorch = "2.10.0";
@@ -347,7 +347,7 @@ TEST(HostChecks, DifferencesAsATable) {
             "  NCCL_DEBUG  WARN on a, b, node4, node5 and 34 more; unset on c\n");
 }
 
-TEST(HostChecks, FindingsForPeopleAndPrograms) {
+TEST(HostChecks, FormatsFindingsAsTableAndJson) {
   const std::vector<Finding> findings = {
       {"mpi", Severity::kGood, "a", "fine", ""},
       {"cores", Severity::kWarning, "a", "2 for 3", "do it"},

@@ -34,13 +34,13 @@ std::string file_of(const std::string& text) {
   return path;
 }
 
-TEST(HostList, NamesAndSlots) {
+TEST(HostList, ParsesNamesAndSlots) {
   EXPECT_EQ(parse_hosts("a:8,Node-2.site,10.0.0.3:4,under_score:1", "--hosts").hosts,
             (Hosts{{"a", 8}, {"Node-2.site", 0}, {"10.0.0.3", 4}, {"under_score", 1}}));
   EXPECT_EQ(parse_hosts("a", "--hosts").source, "--hosts");
 }
 
-TEST(HostList, WhatIsNoNameIsRefused) {
+TEST(HostList, RefusesInvalidNamesAndSlots) {
   for (const char* name : {"", "a,,b", "-oProxyCommand=x", "a;b", "a b", "$(reboot)", "a'", "a\"b", "a|b",
                            "h\xc3\xa4usern", "a/b", "a`b`", "a\nb", "a[1-3]"}) {
     const std::string text = refusal([&] { parse_hosts(name, "--hosts"); });
@@ -57,7 +57,7 @@ TEST(HostList, WhatIsNoNameIsRefused) {
   }
 }
 
-TEST(HostList, AFileOfEitherForm) {
+TEST(HostList, ReadsBothHostfileFormats) {
   const std::string path =
       file_of("# of ours\n\nn1 slots=8 max_slots=16\n  n2:4\t# the small one\nn3\r\nn4 max-slots=2 slots=1\n");
   const HostList list = read_hostfile(path);
@@ -91,9 +91,9 @@ class Slurm : public testing::Test {
   }
 };
 
-TEST_F(Slurm, NoAllocation) { EXPECT_EQ(hosts_of_slurm(), std::nullopt); }
+TEST_F(Slurm, ReturnsNothingWithoutAllocation) { EXPECT_EQ(hosts_of_slurm(), std::nullopt); }
 
-TEST_F(Slurm, NodesAndTasks) {
+TEST_F(Slurm, ExpandsNodesAndTasks) {
   allocate("n[1-3,07],login,r[1-2]c[08-10]", "2(x3),1,4(x7)", "");
   EXPECT_EQ(hosts_of_slurm()->hosts.front(), (HostSlots{"n1", 0})) << "nobody asked for tasks";
   setenv("SLURM_NTASKS", "35", 1);
@@ -112,7 +112,7 @@ TEST_F(Slurm, NodesAndTasks) {
   EXPECT_EQ(hosts_of_slurm()->hosts, (Hosts{{"n098", 1}, {"n099", 1}, {"n100", 1}, {"n101", 1}}));
 }
 
-TEST_F(Slurm, TooFewTasksAreAskedForThere) {
+TEST_F(Slurm, AsksForMoreTasksWhenRanksDoNotFit) {
   allocate("n1", "1", "1");
   const HostList list = *hosts_of_slurm();
   EXPECT_NE(refusal([&] {
@@ -121,7 +121,7 @@ TEST_F(Slurm, TooFewTasksAreAskedForThere) {
             std::string::npos);
 }
 
-TEST_F(Slurm, WhatCannotBeReadIsRefused) {
+TEST_F(Slurm, RefusesMalformedVariables) {
   for (const char* nodes : {"n[1-", "n1]", "n[a-b]", "n[1-2-3]", "n[0-99999999]", "n;reboot", "n[1],n1"}) {
     allocate(nodes, "2", "");
     EXPECT_TRUE(refusal(hosts_of_slurm).starts_with("2 [launcher] SLURM_JOB_NODELIST")) << nodes;
@@ -133,7 +133,7 @@ TEST_F(Slurm, WhatCannotBeReadIsRefused) {
   }
 }
 
-TEST(RanksOfHosts, AsEvenlyAsTheSlotsAllow) {
+TEST(RanksOfHosts, SpreadsRanksAsEvenlyAsSlotsAllow) {
   const auto ranks = [](const char* hosts, int n) { return ranks_of_hosts(parse_hosts(hosts, "--hosts"), n); };
   EXPECT_EQ(ranks("a:8,b:8,c:4", 0), (std::vector<int>{8, 8, 4}));
   EXPECT_EQ(ranks("a:8,b:8,c:4", 12), (std::vector<int>{4, 4, 4}));
@@ -146,7 +146,7 @@ TEST(RanksOfHosts, AsEvenlyAsTheSlotsAllow) {
   EXPECT_NE(refusal([&] { ranks("a:2,b:2", 5); }).find("5 ranks do not fit into the 4 slots"), std::string::npos);
 }
 
-TEST(RanksOfHosts, AnyList) {
+TEST(RanksOfHosts, BalancesRandomLists) {
   std::mt19937 random(7);
   for (int i = 0; i < 500; ++i) {
     HostList list;
@@ -169,7 +169,7 @@ TEST(RanksOfHosts, AnyList) {
   }
 }
 
-TEST(ThisHost, ByNameAndAddress) {
+TEST(ThisHost, IsRecognizedByNameAndAddress) {
   std::array<char, 256> own{};
   ASSERT_EQ(gethostname(own.data(), own.size() - 1), 0);
   EXPECT_TRUE(is_this_host(own.data()));

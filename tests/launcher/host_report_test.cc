@@ -52,7 +52,7 @@ HostReport planted() {
   return report;
 }
 
-TEST(HostReport, GoesThroughJson) {
+TEST(HostReport, RoundTripsThroughJson) {
   const HostReport report = planted();
   const HostReport back = report_from_json(through_text(report), "b");
   EXPECT_EQ(report_to_json(back), report_to_json(report));
@@ -63,7 +63,7 @@ TEST(HostReport, GoesThroughJson) {
   EXPECT_EQ(back.host.machine.cores, report.host.machine.cores);
 }
 
-TEST(HostReport, WhatIsWrongIsNamed) {
+TEST(HostReport, NamesInvalidMembers) {
   const std::vector<std::pair<const char*, json>> faults = {
       {"name", 5},
       {"root", "yes"},
@@ -90,7 +90,7 @@ TEST(HostReport, WhatIsWrongIsNamed) {
 }
 
 // That it is another version is what is to be said, and not that one of its members is not as ours.
-TEST(HostReport, OfAnotherVersionIsReadAsFarAsItGoes) {
+TEST(HostReport, ReadsOtherVersionsAsFarAsPossible) {
   json j = through_text(planted());
   j["version"] = "99.0";
   j["limits"] = "none";
@@ -105,7 +105,7 @@ TEST(HostReport, OfAnotherVersionIsReadAsFarAsItGoes) {
   EXPECT_TRUE(report.tmp.path.empty());
 }
 
-TEST(HostFacts, OfThisHost) {
+TEST(HostFacts, DescribeThisHost) {
   setenv("NCCL_DEBUG", "WARN", 1);
   setenv("PRTE_MCA_prte_if_include", "eth7", 1);
   setenv("ANNULUS_BACK", "a secret", 1);
@@ -143,7 +143,7 @@ TEST(HostFacts, OfThisHost) {
   EXPECT_EQ(report_from_json(through_text(report), "this").name, report.name);
 }
 
-TEST(HostFacts, DigestsStandForContent) {
+TEST(HostFacts, DigestsFollowContent) {
   const std::filesystem::path folder = std::filesystem::path(testing::TempDir()) / "digests";
   std::filesystem::create_directories(folder);
   const std::string a = folder / "a", b = folder / "b", fifo = folder / "fifo";

@@ -68,7 +68,7 @@ TEST(Mpirun, CommandForVersion5) {
   for (const std::string& word : words) EXPECT_EQ(word.find("vader"), std::string::npos) << word;
 }
 
-TEST(Mpirun, DaemonsAreHandedTheInterfaces) {
+TEST(Mpirun, PassesInterfacesToDaemons) {
   MpirunRequest r = request();
   r.interfaces = {"eth0", "ib0"};
   EXPECT_TRUE(has(mpirun_command({"/usr/bin/mpirun", "4.1.4", 4, 1}, r), {"--mca", "oob_tcp_if_include", "eth0,ib0"}));
@@ -85,7 +85,7 @@ TEST(Mpirun, QuotesAndSplitsAsAShellDoes) {
   for (const char* bad : {"'open", "a | b", "$(ls)", "`ls`"}) EXPECT_THROW(shell_split(bad, "test"), Error) << bad;
 }
 
-TEST(Mpirun, HostsAreNamedByOptionsAndVariables) {
+TEST(Mpirun, FindsHostsInOptionsAndVariables) {
   unsetenv("OMPI_MCA_orte_default_hostfile");
   const auto by = [](const char* words) { return hosts_named_by(shell_split(words, "test")); };
   EXPECT_EQ(by("--hostfile hosts"), "--hostfile");
@@ -100,7 +100,7 @@ TEST(Mpirun, HostsAreNamedByOptionsAndVariables) {
   unsetenv("OMPI_MCA_orte_default_hostfile");
 }
 
-TEST(Mpirun, HostsThatAreNamedComeBeforeAnyDefault) {
+TEST(Mpirun, ForgetsDefaultHostfiles) {
   for (const char* name : {"OMPI_MCA_orte_default_hostfile", "PRTE_MCA_prte_default_hostfile"}) setenv(name, "f", 1);
   EXPECT_NE(hosts_named_by({}), "");
   forget_default_hosts();
@@ -108,7 +108,7 @@ TEST(Mpirun, HostsThatAreNamedComeBeforeAnyDefault) {
 }
 
 // What is below it and asks for a password would otherwise wait for an answer from the launcher's terminal.
-TEST(Mpirun, HasNoTerminal) {
+TEST(Mpirun, RunsWithoutATerminal) {
   sigset_t none;
   sigemptyset(&none);
   const MpirunProcess process = start_mpirun({"/bin/sh", "-c", "cut -d' ' -f6 /proc/self/stat"}, none);
@@ -126,7 +126,7 @@ TEST(Mpirun, HasNoTerminal) {
   EXPECT_EQ(said, std::to_string(process.pid) + "\n") << "a session of its own";
 }
 
-TEST(Mpirun, DaemonsThatSlurmSignals) {
+TEST(Mpirun, ShieldsDaemonsFromSlurmSignals) {
   MpirunRequest r = request();
   r.shield_daemons = true;
   EXPECT_TRUE(
@@ -138,7 +138,7 @@ TEST(Mpirun, DaemonsThatSlurmSignals) {
 }
 
 // Linux takes 128 KiB in one argument.
-TEST(Mpirun, MoreHostsThanAnArgumentCanName) {
+TEST(Mpirun, WritesHostfileForLongHostLists) {
   MpirunRequest r = request();
   r.hosts = {{"node0001", 14000}, {"node0002", 2}};
   EXPECT_FALSE(need_hostfile(r.hosts));
@@ -161,7 +161,7 @@ TEST(Mpirun, MoreHostsThanAnArgumentCanName) {
   EXPECT_THROW(write_hostfile("/no such folder/hosts", r.hosts), Error);
 }
 
-TEST(Mpirun, HostsInTheOrderOfTheirRanks) {
+TEST(Mpirun, ListsHostsInRankOrder) {
   MpirunRequest r = request();
   r.hosts = {{"b", 1}, {"a", 3}};
   r.oversubscribe = true;

@@ -16,7 +16,7 @@ constexpr const char* kStart =
     "eth0:172.30.0.25<0>\n"
     "node0:4744:4763 [0] NCCL INFO Using network IB\n";
 
-TEST(NcclWords, BeforeAnyChannelThoseThatItChoosesFrom) {
+TEST(NcclWords, ListCandidateDevicesBeforeAnyChannel) {
   EXPECT_EQ(devices_in_words(kStart), "one of mlx5_0:1 mlx5_1:1 mlx5_10:2");
   EXPECT_EQ(devices_in_words("x [0] NCCL INFO NET/Socket : Using [0]eth0:10.0.0.1<0>\n"), "eth0");
   EXPECT_EQ(devices_in_words("NCCL INFO NET/IB : Using [0]={[0] mlx5_0:1/RoCE, [1] mlx5_1:1/RoCE} [RO]; \n"),
@@ -25,7 +25,7 @@ TEST(NcclWords, BeforeAnyChannelThoseThatItChoosesFrom) {
   EXPECT_EQ(devices_in_words("NET/\nNET/IB : Using\nNET/IB : Using [\n[0] via NET/\nvia NET/IB\n"), "");
 }
 
-TEST(NcclWords, ThoseOfTheChannels) {
+TEST(NcclWords, ListDevicesOfChannels) {
   const std::string log = std::string(kStart) +
                           "n:1:2 [0] NCCL INFO Channel 00/0 : 7[7] -> 8[0] [send] via NET/IB/10/GDRDMA\n"
                           "n:1:2 [0] NCCL INFO Channel 01/0 : 7[7] -> 8[0] [send] via NET/IB/10/GDRDMA\n"
@@ -36,7 +36,7 @@ TEST(NcclWords, ThoseOfTheChannels) {
             "AWS Libfabric 3");
 }
 
-TEST(NcclWords, AUserWhoListensIsLeftAlone) {
+TEST(NcclWords, KeepUserNcclDebug) {
   setenv("NCCL_DEBUG", "WARN", 1);
   ask_nccl_for_words();
   EXPECT_STREQ(std::getenv("NCCL_DEBUG"), "WARN");
@@ -45,7 +45,7 @@ TEST(NcclWords, AUserWhoListensIsLeftAlone) {
 }
 
 // NCCL opens the file by its name and keeps it open.
-TEST(NcclWords, AreReadAndLeaveNoFileBehind) {
+TEST(NcclWords, AreReadAndLeaveNoFile) {
   std::string folder = ::testing::TempDir() + "words-XXXXXX";
   ASSERT_NE(mkdtemp(folder.data()), nullptr);
   setenv("TMPDIR", folder.c_str(), 1);

@@ -26,13 +26,13 @@ class NetworkTest : public ::testing::Test {
   }
 };
 
-TEST_F(NetworkTest, NothingNamedSetsNothing) {
+TEST_F(NetworkTest, EmptyNetworkSetsNothing) {
   EXPECT_EQ(network_variables({}, "mlx5_3:1"), Variables{});
   EXPECT_EQ(apply_network({}).lines, std::vector<std::string>{});
   EXPECT_EQ(network_variables({.nearest_hca = true}, ""), Variables{}) << "no HCA on this host";
 }
 
-TEST_F(NetworkTest, EachTakesItsForm) {
+TEST_F(NetworkTest, WritesTheFormOfEachLibrary) {
   EXPECT_EQ(network_variables({.interfaces = {"eth0", "ib1"}}, ""),
             (Variables{{"NCCL_SOCKET_IFNAME", "=eth0,ib1"}, {"OMPI_MCA_btl_tcp_if_include", "eth0,ib1"}}));
   EXPECT_EQ(network_variables({.hcas = {"mlx5_0:2", "mlx5_1"}}, "mlx5_7"),
@@ -43,13 +43,13 @@ TEST_F(NetworkTest, EachTakesItsForm) {
             (Variable{"UCX_NET_DEVICES", "mlx5_0:1,eth0"}));
 }
 
-TEST_F(NetworkTest, ARankIsGivenItsNearestHcaWhereAsked) {
+TEST_F(NetworkTest, UsesNearestHcaOnRequest) {
   const Network network{.hcas = {"mlx5_0", "mlx5_1"}, .nearest_hca = true};
   EXPECT_EQ(network_variables(network, "mlx5_1").front(), (Variable{"NCCL_IB_HCA", "=mlx5_1"}));
   EXPECT_EQ(network_variables(network, "").front(), (Variable{"NCCL_IB_HCA", "=mlx5_0,mlx5_1"}));
 }
 
-TEST_F(NetworkTest, WhatTheUserSetStaysAndIsSaid) {
+TEST_F(NetworkTest, KeepsAndReportsUserSettings) {
   setenv("NCCL_SOCKET_IFNAME", "^docker", 1);
   setenv("OMPI_MCA_btl_tcp_if_exclude", "lo", 1);
   const std::vector<std::string> lines =
@@ -68,7 +68,7 @@ TEST_F(NetworkTest, WhatTheUserSetStaysAndIsSaid) {
   EXPECT_STREQ(std::getenv("UCX_NET_DEVICES"), "mlx5_0:1,eth0");
 }
 
-TEST_F(NetworkTest, OptionsOfTheLauncherComeBeforeTheConfiguration) {
+TEST_F(NetworkTest, LauncherOptionsOverrideConfiguration) {
   const Network configured{.interfaces = {"eth0"}, .hcas = {"mlx5_0"}};
   EXPECT_EQ(network_from_environment(configured), configured);
   const Network typed{.interfaces = {"ib0", "ib1"}, .nearest_hca = true};
@@ -78,7 +78,7 @@ TEST_F(NetworkTest, OptionsOfTheLauncherComeBeforeTheConfiguration) {
   EXPECT_EQ(environment_of({}), Variables{});
 }
 
-TEST_F(NetworkTest, RefusesWhatIsNoName) {
+TEST_F(NetworkTest, RefusesInvalidNames) {
   for (const char* bad : {",", "eth0,", "=eth0", "^docker", "10.0.0.0/8", "eth0 eth1", "eth0:1"}) {
     EXPECT_THROW(parse_network(bad, "", "auto", "test"), Error) << bad;
   }

@@ -30,7 +30,7 @@ NetworkUse of(const std::string& user, const Host& host, const Network& network 
   return {};
 }
 
-TEST(NetworkUse, WithoutAnyWordAllThatAreUp) {
+TEST(NetworkUse, DefaultsToInterfacesThatAreUp) {
   const Host host = host_with({"docker0", "eth0", "eth1", "lo"}, /*hcas=*/false);
   EXPECT_EQ(of("mpirun's daemons", host),
             (NetworkUse{"mpirun's daemons", {"docker0", "eth0", "eth1"}, "TCP", "all that are up"}));
@@ -38,7 +38,7 @@ TEST(NetworkUse, WithoutAnyWordAllThatAreUp) {
   EXPECT_EQ(of("NCCL", host), (NetworkUse{"NCCL", {"eth0", "eth1"}, "sockets", "its own choice"}));
 }
 
-TEST(NetworkUse, NcclPrefersInfinibandAndTakesDockerAndLoopbackLast) {
+TEST(NetworkUse, NcclPrefersInfinibandOverDockerAndLoopback) {
   EXPECT_EQ(of("NCCL", host_with({"docker0", "eth0", "ib0", "ibp1", "lo"}, false)).devices, (Names{"ib0", "ibp1"}));
   EXPECT_EQ(of("NCCL", host_with({"docker0", "lo"}, false)).devices, Names{"docker0"});
   EXPECT_EQ(of("NCCL", host_with({"lo", "virbr0"}, false)).devices, Names{"lo"});
@@ -48,7 +48,7 @@ TEST(NetworkUse, NcclPrefersInfinibandAndTakesDockerAndLoopbackLast) {
   EXPECT_EQ(of("NCCL", none), NetworkUse{});
 }
 
-TEST(NetworkUse, RdmaWhereAPortIsUp) {
+TEST(NetworkUse, UsesRdmaWhereAPortIsActive) {
   const Host host = host_with({"eth0", "lo"}, /*hcas=*/true);
   const Names ports = {"mlx5_0:1", "mlx5_1:1", "mlx5_2:1"};
   EXPECT_EQ(of("MPI", host), (NetworkUse{"MPI", ports, "RDMA (UCX, or verbs in Open MPI 4)", "active ports"}));
@@ -57,7 +57,7 @@ TEST(NetworkUse, RdmaWhereAPortIsUp) {
   EXPECT_EQ(of("mpirun's daemons", host).devices, Names{"eth0"});
 }
 
-TEST(NetworkUse, TheNetworkOfTheJob) {
+TEST(NetworkUse, FollowsTheNetworkOfTheJob) {
   const Host host = host_with({"docker0", "eth0", "eth1", "lo"}, /*hcas=*/true);
   const Network network{{"eth1"}, {"mlx5_1", "mlx5_2:1", "mlx5_3"}};
   EXPECT_EQ(of("mpirun's daemons", host, network),
@@ -72,7 +72,7 @@ TEST(NetworkUse, TheNetworkOfTheJob) {
   EXPECT_EQ(of("NCCL", slow, {{"eth9"}}).devices, Names{}) << "it is down";
 }
 
-TEST(NetworkUse, TheEnvironmentComesFirst) {
+TEST(NetworkUse, EnvironmentOverridesTheNetworkOfTheJob) {
   const Host host = host_with({"eth0", "eth1", "ib0", "lo"}, /*hcas=*/true);
   const auto devices = [&](const std::string& user, const Environment& environment) {
     return of(user, host, {{"eth0"}, {}}, environment).devices;
@@ -90,7 +90,7 @@ TEST(NetworkUse, TheEnvironmentComesFirst) {
   EXPECT_EQ(use, (NetworkUse{"mpirun's daemons", {"eth1", "ib0"}, "TCP", "OMPI_MCA_oob_tcp_if_exclude=lo,eth0"}));
 }
 
-TEST(NetworkUse, VariablesThatSayHowToSend) {
+TEST(NetworkUse, RecognizesNetworkVariables) {
   for (const char* name : {"NCCL_NET", "UCX_TLS", "OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_oob_tcp_if_include",
                            "PRTE_MCA_prte_if_include", "PRTE_MCA_prte_if_exclude"}) {
     EXPECT_TRUE(is_network_variable(name)) << name;

@@ -81,7 +81,7 @@ TEST(TopologyVerb, ShowsTheDeviceOfTheJob) {
   EXPECT_ANY_THROW(parse_verb(find_verb("topology"), {"--device", "gpu"}));
 }
 
-TEST(TopologyVerb, AHostThatWasSavedIsPlacedOnElsewhere) {
+TEST(TopologyVerb, PlacesRanksOnSavedHosts) {
   const std::string path = ::testing::TempDir() + "/two hosts; \"quoted\".json";
   const std::string xml = "tests/topology/testdata/one_socket_gpus.xml";
   const std::vector<std::string> placed = {"-n", "8", "--context", "4", "--json"};
@@ -122,7 +122,7 @@ TEST(TopologyVerb, ShowsWhichInterfacesAreUsed) {
   EXPECT_NE(said_by("topology", {"-n", "1"}).find("network of host "), std::string::npos);
 }
 
-TEST(TopologyVerb, HostsAreNamedInOneWay) {
+TEST(TopologyVerb, RefusesSeveralSourcesOfHosts) {
   const std::string xml = "tests/topology/testdata/h200_node.xml";
   const nlohmann::json here =
       nlohmann::json::parse(said_by("topology", {"--hosts", "localhost:3", "--device", "cpu", "--json"}));
@@ -134,7 +134,7 @@ TEST(TopologyVerb, HostsAreNamedInOneWay) {
   EXPECT_ANY_THROW(said_by("topology", {"--hosts", "a;b"}));
 }
 
-TEST(TopologyVerb, LooksAtSlurmsAllocationWhereNoHostIsNamed) {
+TEST(TopologyVerb, UsesSlurmAllocationByDefault) {
   const std::vector<std::pair<const char*, const char*>> slurm = {
       {"SLURM_JOB_ID", "7"}, {"SLURM_JOB_NODELIST", "localhost"}, {"SLURM_TASKS_PER_NODE", "3"}, {"SLURM_NTASKS", "3"}};
   for (const auto& [name, value] : slurm) setenv(name, value, 1);
@@ -149,7 +149,7 @@ TEST(TopologyVerb, LooksAtSlurmsAllocationWhereNoHostIsNamed) {
   for (const auto& [name, value] : slurm) unsetenv(name);
 }
 
-TEST(TopologyVerb, DrawsWhereRanksGo) {
+TEST(TopologyVerb, DrawsPlacementAsSvg) {
   const std::string path = ::testing::TempDir() + "/picture.svg";
   said_by("topology", {"--xml", "tests/topology/testdata/h200_node.xml", "-n", "8", "--context", "4", "--svg", path});
   const std::string svg = read_small_file("test", path);
@@ -157,7 +157,7 @@ TEST(TopologyVerb, DrawsWhereRanksGo) {
   EXPECT_NE(svg.find("ring 1: ranks 4 to 7"), std::string::npos) << svg;
 }
 
-TEST(LaunchVerb, PlansForThisHostOnlyWhereTheRanksAreOnIt) {
+TEST(LaunchVerb, PlansPlacementOnlyForRanksOnThisHost) {
   for (const char* name : {"SLURM_JOB_NUM_NODES", "SLURM_NNODES", "OMPI_MCA_orte_default_hostfile"}) unsetenv(name);
   const std::string many = std::to_string(std::thread::hardware_concurrency() + 2);
   const std::string here = said_by("launch", {"-n", many, "--dry-run", "probe"});

@@ -67,7 +67,7 @@ class RankPlaceTest : public ::testing::Test {
   std::vector<RankPlacement> bound;  // in turn
 };
 
-TEST(HostPlan, RanksOnTheCpuHaveAllSocketsThoughTheGpusHangOnOne) {
+TEST(HostPlan, CpuRanksUseAllSockets) {
   for (const std::string device : {"auto", "cuda", "cpu"}) {
     const Placement placement = place_on(one_socket(), {.ranks = 2, .device = device}).placement;
     EXPECT_EQ(placement.ranks[0].device, device == "cpu" ? DeviceKind::kCpu : DeviceKind::kCuda) << device;
@@ -75,7 +75,7 @@ TEST(HostPlan, RanksOnTheCpuHaveAllSocketsThoughTheGpusHangOnOne) {
   }
 }
 
-TEST(HostPlan, GpusAreTakenWhereThereAreEnoughThatCudaShows) {
+TEST(HostPlan, UsesGpusWhenEnoughAreVisible) {
   Host host = h200();
   const auto device = [&](int ranks) { return place_on(host, {.ranks = ranks}).placement.ranks.front().device; };
   EXPECT_EQ(device(8), DeviceKind::kCuda);
@@ -87,7 +87,7 @@ TEST(HostPlan, GpusAreTakenWhereThereAreEnoughThatCudaShows) {
   EXPECT_EQ(device(1), DeviceKind::kCpu);
 }
 
-TEST_F(RankPlaceTest, TheConfiguredDeviceDecidesWhatARankIsBoundTo) {
+TEST_F(RankPlaceTest, BindsForTheConfiguredDevice) {
   RankPlace place = place_on_this(one_socket());
   EXPECT_EQ(place.take(launched(2, 1, 2), {.device = "cpu"}), 8);
   ASSERT_EQ(bound.size(), 1U);
@@ -97,7 +97,7 @@ TEST_F(RankPlaceTest, TheConfiguredDeviceDecidesWhatARankIsBoundTo) {
   EXPECT_EQ(bound.size(), 1U) << "it is there already";
 }
 
-TEST_F(RankPlaceTest, ARankThatIsNotBoundKnowsItsHca) {
+TEST_F(RankPlaceTest, UnboundRankKnowsItsHca) {
   setenv("ANNULUS_BIND", "0", 1);
   RankPlace place = place_on_this(h200());
   EXPECT_EQ(place.take(launched(8, 5, 8), {}), std::nullopt);
@@ -109,7 +109,7 @@ TEST_F(RankPlaceTest, ARankThatIsNotBoundKnowsItsHca) {
 }
 
 // As under srun: how many ranks share the host is known when they have met, and MPI has started by then.
-TEST_F(RankPlaceTest, NcclIsToldTheNearestHcaWhenTheLauncherDoesNotSayWhoSharesTheHost) {
+TEST_F(RankPlaceTest, SetsNearestHcaForNcclWhenLocalSizeIsKnownLate) {
   const Host host = h200();
   RankPlace place = place_on_this(host);
   EXPECT_EQ(place.take(launched(8, 5, -1), {.hcas = {"mlx5_0", "mlx5_3"}}), std::nullopt);
@@ -127,7 +127,7 @@ TEST_F(RankPlaceTest, NcclIsToldTheNearestHcaWhenTheLauncherDoesNotSayWhoSharesT
 }
 
 // CUDA_VISIBLE_DEVICES by UUID hides GPUs that only CUDA can tell.
-TEST_F(RankPlaceTest, ARankWhoseGpuIsAnotherIsBoundAndToldAnew) {
+TEST_F(RankPlaceTest, RebindsWhenCudaShowsOtherGpus) {
   const Host host = h200();
   RankPlace place = place_on_this(host);
   EXPECT_TRUE(place.take(launched(2, 0, 2), {}));
@@ -147,7 +147,7 @@ TEST_F(RankPlaceTest, ARankWhoseGpuIsAnotherIsBoundAndToldAnew) {
   EXPECT_EQ("=" + variable("OMPI_MCA_btl_openib_if_include"), told) << "MPI has started";
 }
 
-TEST_F(RankPlaceTest, WhatTheUserToldNcclStays) {
+TEST_F(RankPlaceTest, KeepsUserNcclSettings) {
   const Host host = h200();
   setenv("NCCL_IB_HCA", "mlx5", 1);
   RankPlace place = place_on_this(host);
@@ -160,7 +160,7 @@ TEST_F(RankPlaceTest, WhatTheUserToldNcclStays) {
 }
 
 // device = "auto" where CUDA cannot use the GPUs that are there.
-TEST_F(RankPlaceTest, RanksThatCannotHaveTheirGpusAreBoundAsRanksOnTheCpu) {
+TEST_F(RankPlaceTest, RebindsForTheCpuWhenGpusAreUnusable) {
   RankPlace place = place_on_this(one_socket());
   EXPECT_TRUE(place.take(launched(2, 1, 2), {}));
   ASSERT_EQ(bound.size(), 1U);

@@ -101,7 +101,7 @@ Seating placed(const std::vector<Machine>& hosts, int ranks, int context) {
 }
 
 // GPUs of one socket: NVLink joins 0 with 2 and 1 with 3, all else is PCI.
-TEST(CarriedRing, GpusOnOneSocketWhosePciOrderIsNotTheRings) {
+TEST(CarriedRing, FollowsNvlinkWithinASocket) {
   const std::vector<Machine> host = {load("one_socket_gpus.xml")};
   const std::set<Pair> pairs = exchanging(4, 1, as_launched(4), ScheduleKind::kRing);
   EXPECT_EQ(pairs, (std::set<Pair>{{0, 1}, {1, 2}, {2, 3}, {0, 3}}));
@@ -116,7 +116,7 @@ TEST(CarriedRing, GpusOnOneSocketWhosePciOrderIsNotTheRings) {
   } while (std::next_permutation(gpu.begin(), gpu.end()));
 }
 
-TEST(CarriedRing, EachGroupOfTheDataAxisHasAFastRing) {
+TEST(CarriedRing, EachDataGroupHasAFastRing) {
   const std::vector<Machine> host = {load("one_socket_gpus.xml")};
   const std::set<Pair> pairs = exchanging(4, 2, as_launched(4), ScheduleKind::kRing);
   const Seating seating = placed(host, 4, 2);
@@ -127,7 +127,7 @@ TEST(CarriedRing, EachGroupOfTheDataAxisHasAFastRing) {
 }
 
 // Eight GPUs of two sockets: NVLink joins the even ones with one another, and the odd ones.
-TEST(CarriedRing, CliquesThatThePciOrderMixes) {
+TEST(CarriedRing, StaysWithinNvlinkCliques) {
   Machine machine = load("dgx.xml");
   for (size_t i = 0; i < 8; ++i) {
     for (size_t j = 0; j < 8; ++j) {
@@ -152,7 +152,7 @@ TEST(CarriedRing, CliquesThatThePciOrderMixes) {
   }
 }
 
-TEST(CarriedRing, TwoHostsHoweverTheLauncherNumbersTheRanks) {
+TEST(CarriedRing, CrossesTheNetworkTwiceForCyclicRankNumbers) {
   const Machine m = load("one_socket_gpus.xml");
   const std::vector<Machine> hosts = {m, m};
   const Seating seating = placed(hosts, 8, 8);
@@ -181,7 +181,7 @@ TEST(RankOrderByHost, FollowsTheLowestRankOfEachHost) {
   EXPECT_EQ(rank_order_by_host({"b", "a", "a", "b", "c"}), (std::vector<int>{0, 3, 1, 2, 4}));
 }
 
-TEST(RingLines, SayRingsHostsDevicesAndNics) {
+TEST(RingLines, ListRingsHostsDevicesAndNics) {
   std::vector<Seat> seats = {{"a", "0000:17:00.0", "mlx5_0", "mlx5_0:1", 0},
                              {"a", "0000:65:00.0", "mlx5_1", "mlx5_0:1", 2},
                              {"b", "0000:17:00.0", "mlx5_0", "", 1},

@@ -43,7 +43,7 @@ class EncodePrompt : public ::testing::Test {
   bool reported_ = false;
 };
 
-TEST_F(EncodePrompt, TheTextGoesInAndTheIdsComeOut) {
+TEST_F(EncodePrompt, PassesTextAndReturnsIds) {
   script("printf '%s\\n' \"$@\" >" + folder_ + "/words; cat >" + folder_ + "/text; echo '[5, 0, 70000]'");
   const std::string text = std::string("a\0b\n\xff", 5) + std::string(3'000'000, 'x');
   EXPECT_EQ(encode_prompt("some folder", text), (std::vector<int64_t>{5, 0, 70000}));
@@ -51,17 +51,17 @@ TEST_F(EncodePrompt, TheTextGoesInAndTheIdsComeOut) {
   EXPECT_EQ(content("text"), text);
 }
 
-TEST_F(EncodePrompt, NoIds) {
+TEST_F(EncodePrompt, AcceptsEmptyListOfIds) {
   script("echo '[]'");
   EXPECT_EQ(encode_prompt("t", ""), std::vector<int64_t>());
 }
 
-TEST_F(EncodePrompt, ATextThatIsNotRead) {
+TEST_F(EncodePrompt, ToleratesUnreadText) {
   script("echo '[1]'");
   EXPECT_EQ(encode_prompt("t", std::string(3'000'000, 'x')), std::vector<int64_t>{1});
 }
 
-TEST_F(EncodePrompt, WhatTheProcessHasSaidIsNotSaidAgain) {
+TEST_F(EncodePrompt, DoesNotRepeatErrorsThatTheProcessPrinted) {
   script("exit 3");
   EXPECT_EQ(refusal(), ErrorKind::kInput);
   EXPECT_TRUE(reported_);
@@ -69,7 +69,7 @@ TEST_F(EncodePrompt, WhatTheProcessHasSaidIsNotSaidAgain) {
   EXPECT_EQ(refusal(), ErrorKind::kInternal);
 }
 
-TEST_F(EncodePrompt, OtherEndsAreErrors) {
+TEST_F(EncodePrompt, RefusesSignalsAndMalformedAnswers) {
   script("kill -9 $$");
   EXPECT_EQ(refusal(), ErrorKind::kResource);
   for (const char* answer : {"", "ids", "{}", "[1", "[1, -2]", "[\"1\"]", "[1.5]"}) {
@@ -81,7 +81,7 @@ TEST_F(EncodePrompt, OtherEndsAreErrors) {
   EXPECT_EQ(refusal(), ErrorKind::kUnavailable);
 }
 
-TEST_F(EncodePrompt, ATableIsWrittenWhereItIsRead) {
+TEST_F(EncodePrompt, ReturnsThePathOfTheWrittenTable) {
   script("printf '%s' \"${4#--output=}\" > '" + folder_ + "/output'; printf table > \"${4#--output=}\"");
   const std::string path = make_token_table("t");
   EXPECT_EQ(content("output"), path);
@@ -90,7 +90,7 @@ TEST_F(EncodePrompt, ATableIsWrittenWhereItIsRead) {
   std::remove(path.c_str());
 }
 
-TEST_F(EncodePrompt, NoTableIsLeftBehindByAFailure) {
+TEST_F(EncodePrompt, FailureLeavesNoTable) {
   script("printf '%s' \"${4#--output=}\" > '" + folder_ + "/output'; exit 3");
   EXPECT_THROW(make_token_table("t"), ReportedError);
   EXPECT_FALSE(std::ifstream(content("output")).good());

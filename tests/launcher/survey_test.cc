@@ -102,7 +102,7 @@ class SurveyTest : public testing::Test {
   SurveyOptions options_{.hosts = {{{"hosta", 1}}, "--hosts"}};
 };
 
-TEST_F(SurveyTest, ReportsComeBack) {
+TEST_F(SurveyTest, CollectsReports) {
   make_mpirun("exec cat fifo", "exit 1");
   std::thread one = host(well, [&] { std::ofstream(fifo_) << ""; });  // mpirun ends with its processes
   const std::vector<HostReport> reports = survey(options_, channel_);
@@ -113,7 +113,7 @@ TEST_F(SurveyTest, ReportsComeBack) {
 }
 
 // As ssh's master of later connections holds what it was given as its standard error.
-TEST_F(SurveyTest, AnMpirunHasEndedThoughItsOutputIsHeld) {
+TEST_F(SurveyTest, NoticesMpirunExitWhileItsOutputIsHeldOpen) {
   const std::string hold = "cat fifo & echo $! >> held; echo 'ssh: connect to host hosta: No route to host'; exit 1";
   make_mpirun(hold, hold);
   options_.timeout = seconds(10);  // when one that waits for the end of the output gives up
@@ -123,7 +123,7 @@ TEST_F(SurveyTest, AnMpirunHasEndedThoughItsOutputIsHeld) {
   EXPECT_NE(said.find("host hosta: ssh: connect to host hosta: No route to host."), std::string::npos) << said;
 }
 
-TEST_F(SurveyTest, TheUserMayStopItWhileMpirunDoesNotEnd) {
+TEST_F(SurveyTest, StopsOnRequestWhileMpirunRuns) {
   make_mpirun("exec cat fifo", "exit 1");
   options_.stop_fd = eventfd(0, EFD_CLOEXEC);
   options_.stop = [] { return true; };
@@ -135,7 +135,7 @@ TEST_F(SurveyTest, TheUserMayStopItWhileMpirunDoesNotEnd) {
 
 // It resets its connection behind a report that is read all the same, so that the next write to it fails. The launcher
 // waits meanwhile, asking whether it shall stop.
-TEST_F(SurveyTest, AHostThatLeavesWhileItIsWrittenToIsNamed) {
+TEST_F(SurveyTest, NamesHostThatDisconnectsDuringWrite) {
   make_mpirun("exec cat fifo", "exit 0");
   std::latch asks(1), left(1);
   options_.stop_fd = eventfd(0, EFD_CLOEXEC);
@@ -162,7 +162,7 @@ TEST_F(SurveyTest, AHostThatLeavesWhileItIsWrittenToIsNamed) {
   EXPECT_NE(said.find("host hosta of --hosts did not report"), std::string::npos) << said;
 }
 
-TEST_F(SurveyTest, WhatAHostSaysIsChecked) {
+TEST_F(SurveyTest, RefusesMalformedAnswersOfHosts) {
   make_mpirun("exec cat fifo", "exit 1");
   const auto said_to = [](const std::string& part, const std::string& answer) -> Answers {
     return [=](const std::string& asked) { return asked.find(part) != std::string::npos ? answer : well(asked); };
@@ -195,7 +195,7 @@ TEST_F(SurveyTest, WhatAHostSaysIsChecked) {
   }
 }
 
-TEST(AnswerSurvey, ARequestThatCannotBeReadIsSaidSo) {
+TEST(AnswerSurvey, ReportsMalformedRequests) {
   const std::vector<std::pair<const char*, const char*>> rank = {
       {"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "0"}};
   for (const auto& [name, value] : rank) setenv(name, value, 1);

@@ -15,7 +15,7 @@ This usually is caused by:
 --------------------------------------------------------------------------
 )";
 
-TEST(WordsOfMpirun, TheShellsBeforeItsOwn) {
+TEST(WordsOfMpirun, PreferShellErrorsToMpirunText) {
   const std::string frame = std::string(74, '-');
   EXPECT_EQ(words_of_mpirun("ssh: Could not resolve hostname b: Name or service not known\r\n" + frame + kNoDaemon),
             "ssh: Could not resolve hostname b: Name or service not known");

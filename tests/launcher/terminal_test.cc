@@ -40,7 +40,7 @@ class Pipes {
   std::array<int, 2> out_{}, err_{};
 };
 
-TEST(Terminal, BytesPassThroughAndLinesDoNotTearThem) {
+TEST(Terminal, SeparatesLinesFromRawOutput) {
   Pipes pipes;
   Terminal terminal = pipes.terminal();
   terminal.write_raw(Terminal::kOut, "step 1");
@@ -53,7 +53,7 @@ TEST(Terminal, BytesPassThroughAndLinesDoNotTearThem) {
   EXPECT_EQ(terminal.error(), 0);
 }
 
-TEST(Terminal, OutputThatIsLostIsNamed) {
+TEST(Terminal, ReportsLostOutput) {
   const int full = open("/dev/full", O_WRONLY);
   ASSERT_GE(full, 0);
   Terminal terminal(full, STDERR_FILENO);
@@ -70,7 +70,7 @@ TEST(Terminal, OutputThatIsLostIsNamed) {
 }
 
 // Erasing takes a terminal that understands how to.
-TEST(Terminal, ALiveLineIsErasedWhereItCanBe) {
+TEST(Terminal, ErasesLiveLineWhereTheTerminalCan) {
   for (const auto& [term, between] :
        std::vector<std::pair<std::string, std::string>>{{"xterm", "\r\x1b[K"}, {"dumb", "\n"}, {"", "\n"}}) {
     setenv("TERM", term.c_str(), 1);
@@ -106,7 +106,7 @@ TEST(Terminal, SplitsLines) {
                                              "line:end"}));
 }
 
-TEST(Terminal, EndlessLinesAreCut) {
+TEST(Terminal, CutsEndlessLines) {
   LineSplitter splitter;
   size_t bytes = 0, pieces = 0;
   const auto sink = [&](std::string_view line, bool) {

@@ -60,7 +60,7 @@ std::string refusal(const std::vector<std::string>& args, const VerbEntry& entry
   return "";
 }
 
-TEST(ParseVerb, TakesNumbersAsTheyAreTyped) {
+TEST(ParseVerb, ParsesNumbersOverTheirWholeRange) {
   EXPECT_EQ(
       refusal({"--any", "-9223372036854775808", "--positive", "9223372036854775807", "--small", "2147483647", "--seed",
                "18446744073709551615", "--real", "-1.5e-3", "--share", "0.1", "--list", "3,-5,0", "--text", "010"}),
@@ -77,7 +77,7 @@ TEST(ParseVerb, TakesNumbersAsTheyAreTyped) {
   EXPECT_EQ(numbers.inner, 7);
 }
 
-TEST(ParseVerb, RefusesWhatIsNoNumberOfItsType) {
+TEST(ParseVerb, RefusesMalformedNumbers) {
   const std::string limit = "9223372036854775807";
   for (const std::vector<std::string>& row : std::vector<std::vector<std::string>>{
            {"--seed", "-1", "expected a whole number of at least 0, got \"-1\""},
@@ -114,7 +114,7 @@ TEST(ParseVerb, RefusesWhatIsNoNumberOfItsType) {
   EXPECT_NE(refusal({"word", "--inner", "10"}).find("--inner"), std::string::npos);
 }
 
-TEST(ParseVerb, AVerbOfRanksSaysWhoStartsThem) {
+TEST(ParseVerb, RankCountOptionPointsToLaunch) {
   for (const std::vector<std::string>& args : std::vector<std::vector<std::string>>{
            {"-n", "3"}, {"-n3"}, {"-np", "3"}, {"--np", "3"}, {"--np=3"}, {"--any", "7", "-n", "3"}}) {
     const std::string words = "ranks are started by `", command = " launch -n 3 numbers ...`";

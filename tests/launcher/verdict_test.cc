@@ -213,7 +213,7 @@ std::vector<Case> cases() {
   };
 }
 
-TEST(Verdict, OfEveryCase) {
+TEST(Verdict, GivesExitCodeAndMessagesOfEachCase) {
   for (const Case& c : cases()) {
     const Verdict verdict = judge(c.end);
     EXPECT_EQ(verdict.code, c.code) << c.name;

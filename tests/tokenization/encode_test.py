@@ -21,13 +21,13 @@ class Encode(support.Test):
     def out(self, name="out"):
         return support.read_folder(self.path(name))[0]
 
-    def test_every_tokenizer(self):
+    def test_every_tokenizer_matches_the_library(self):
         for kind in support.KINDS:
             with self.subTest(kind):
                 self.tokenize("--input", "in.jsonl", "--shard-tokens", "20000", "--processes", "2", kind=kind, output=kind)
                 self.assertEqual(self.out(kind), support.library_ids(kind, self.documents))
 
-    def test_any_number_of_processes_makes_the_same_files(self):
+    def test_files_do_not_depend_on_the_number_of_processes(self):
         first = None
         for processes in ("1", "2", "3"):
             self.tokenize("--input", "in.jsonl", "--shard-tokens", "30000", "--processes", processes, output=processes)
@@ -38,7 +38,7 @@ class Encode(support.Test):
         self.assertEqual(sorted(n for n in first if not n.startswith("shard-")),
                          ["tokenization.json", "tokenizer.json", "tokens.table"])
 
-    def test_shards_end_between_documents_and_are_no_larger_than_said(self):
+    def test_shards_hold_whole_documents_up_to_the_limit(self):
         expected = support.library_ids("llama3", self.documents)
         for limit in (1, 1000, 50000, 0):
             self.tokenize("--input", "in.jsonl", "--shard-tokens", str(limit), output=str(limit))
@@ -50,7 +50,7 @@ class Encode(support.Test):
                 self.assertGreater(sum(map(len, shard)) + len(after[0]), limit)
         self.assertEqual(len(shards), 1)
 
-    def test_every_kind_of_input(self):
+    def test_every_kind_of_input_gives_the_same_ids(self):
         texts = support.texts(3000, seed=3)  # of several units
         expected = support.library_ids("llama3", texts)
         for name in ("a.jsonl", "b.jsonl.gz", "c.json.zst"):
@@ -62,7 +62,7 @@ class Encode(support.Test):
                 self.tokenize("--input", name, "--field", "content", "--processes", "2", output=name + ".out")
                 self.assertTrue(self.out(name + ".out") == expected)
 
-    def test_text_files_are_documents_in_the_order_of_the_globs(self):
+    def test_text_files_follow_the_order_of_the_globs(self):
         texts = support.NASTY + ["last"]
         os.makedirs(self.path("t/deep"))
         for i, text in enumerate(texts):
@@ -70,14 +70,14 @@ class Encode(support.Test):
         self.tokenize("--input", "t/*.txt", "--input", "t/**/*.txt", "--shard-tokens", "9000")
         self.assertEqual(self.out(), support.library_ids("llama3", texts))
 
-    def test_mixed_inputs(self):
+    def test_mixed_inputs_keep_their_order(self):
         support.write_parquet(self.path("b.parquet"), ["p", "", "q"])
         self.write("a.txt", "text\n")
         self.write("c.txt", "more")
         self.tokenize("--input", "a.txt", "--input", "c.txt", "--input", "in.jsonl", "--input", "b.parquet", "--input", "a.txt")
         self.assertEqual(self.out(), support.library_ids("llama3", ["text\n", "more", *self.documents, "p", "", "q"]))
 
-    def test_lines_without_their_end_blank_lines_and_lines_longer_than_a_unit(self):
+    def test_blank_unterminated_and_long_lines(self):
         texts = ["a", "b " * 800_000, "", "c", "d" * 3_000_000, "e"]
         lines = "\n\n".join(json.dumps({"text": text}) for text in texts)  # none behind the last
         self.write("long.jsonl", "\ufeff" + lines)
@@ -112,7 +112,7 @@ class Encode(support.Test):
         self.tokenize("--input", "in.jsonl", "--format", "nanogpt", "--shard-tokens", "0", "--begin", str(begin), output="one")
         self.assertIn("train.bin", os.listdir(self.path("one")))
 
-    def test_a_begin_token_is_never_doubled(self):
+    def test_begin_token_is_never_doubled(self):
         begin = support.library_ids("llama3", [""])[0][0]
         self.tokenize("--input", "in.jsonl", "--begin", "<|begin_of_text|>")
         self.assertEqual(self.out(), support.library_ids("llama3", self.documents))
@@ -126,7 +126,7 @@ class Encode(support.Test):
         self.tokenize("--input", "in.jsonl", "--no-special-tokens", "--specials-as-text", output="text")
         self.assertLess(max(max(ids, default=0) for ids in self.out("text")), 995)
 
-    def test_truncation_padding_and_dropout_that_a_tokenizer_kept_are_off(self):
+    def test_ignores_saved_truncation_padding_and_dropout(self):
         with open(os.path.join(support.tokenizer("llama3"), "tokenizer.json")) as f:
             saved = json.load(f)
         saved["truncation"] = {"direction": "Right", "max_length": 5, "strategy": "LongestFirst", "stride": 0}
@@ -144,7 +144,7 @@ class Encode(support.Test):
         library.model.ignore_merges = False
         self.assertEqual(self.out(), [library.encode(text).ids for text in self.documents])
 
-    def test_ids_beyond_16_bits(self):
+    def test_ids_beyond_16_bits_take_32(self):
         with open(os.path.join(support.tokenizer("qwen2"), "tokenizer.json")) as f:
             saved = json.load(f)
         saved["added_tokens"].append({"id": 70000, "content": "<far>", "single_word": False, "lstrip": False, "rstrip": False,
@@ -160,7 +160,7 @@ class Encode(support.Test):
             documents = self.out(format)
             self.assertEqual((len(documents), documents[0][1], documents[0][-1]), (1, 70000, 0))
 
-    def test_what_tokenization_json_says(self):
+    def test_tokenization_json_describes_the_shards(self):
         import xxhash
 
         self.tokenize("--input", "in.jsonl", "--shard-tokens", "30000", "--format", "megatron")
@@ -193,7 +193,7 @@ class Encode(support.Test):
         self.assertEqual(list(struct.unpack_from(f"<{len(expected)}Q", data, hashes)),
                          [xxhash.xxh3_64_intdigest(struct.pack(f"<{len(ids)}I", *ids)) for ids in expected])
 
-    def test_a_prompt_begins_as_documents_do_and_does_not_end_as_they_do(self):
+    def test_prompt_has_the_begin_token_and_no_end_token(self):
         self.tokenize("--input", "in.jsonl", "--begin", "<|begin_of_text|>", "--end", "<|end_of_text|>")
         for text in ("", "def f(x):", "\u4e16\u754c <|end_of_text|>"):
             for where in (support.tokenizer("llama3"), self.path("out")):

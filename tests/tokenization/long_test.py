@@ -30,7 +30,7 @@ def documents():
 
 
 class Long(support.Test):
-    def test_ids_of_a_hundred_megabytes(self):
+    def test_ids_of_100_megabytes_match_the_library(self):
         import tokenizers
 
         made = list(documents()) + support.NASTY

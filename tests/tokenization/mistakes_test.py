@@ -19,20 +19,20 @@ class Mistakes(support.Test):
         super().refused(code, pattern, self.words(*options, kind=kind), **more)
         self.assertFalse(os.path.exists(self.path("out")), "something is left behind")
 
-    def test_inputs_that_are_not_there(self):
+    def test_refuses_missing_inputs(self):
         self.refused(3, r"--input none\*\.txt matches no file", "--input", "none*.txt")
         os.mkdir(self.path("sub"))
         self.refused(3, r"--input sub is a folder: name its files, --input 'sub/\*\*'", "--input", "sub")
         os.symlink("gone", self.path("link.txt"))
         self.refused(3, "link.txt cannot be read: No such file", "--input", "*.txt")
 
-    def test_empty_inputs(self):
+    def test_refuses_empty_inputs(self):
         self.write("empty.jsonl", "")
         self.refused(3, "the input files hold no tokens: empty.jsonl", "--input", "empty.jsonl")
         self.write("empty.txt", "")
         self.refused(3, "the input files hold no tokens", "--input", "empty.txt", kind="qwen2")
 
-    def test_json(self):
+    def test_refuses_malformed_json_lines(self):
         good = json.dumps({"text": "x " * 1000, "id": 1}) + "\n"
         lines = good * 1500  # of several units
         for bad, pattern in (('{"text": "a"\n', "is not JSON: Expecting"), ("[1]\n", "is not a JSON object"),
@@ -46,14 +46,14 @@ class Mistakes(support.Test):
                 self.write(name, gzip.compress(content.encode()) if name.endswith("gz") else content)
                 self.refused(3, f"{name}, line 1502.*{pattern}", "--input", name)
 
-    def test_the_first_mistake_is_the_one_that_is_said(self):
+    def test_reports_the_first_error(self):
         good = json.dumps({"text": "x " * 1000}) + "\n"
         self.write("a.jsonl", good * 1500 + "first\n" + good * 1500 + "second\n")
         self.write("b.parquet", "no Parquet")
         for processes in ("1", "3"):
             self.refused(3, "a.jsonl, line 1501 is not JSON", "--input", "a.jsonl", "--input", "b.parquet", "--processes", processes)
 
-    def test_bytes_that_are_no_utf8(self):
+    def test_refuses_or_replaces_invalid_utf8(self):
         self.write("a.txt", b"abc\xff\xfedef")
         self.refused(3, "a.txt: byte 3 is not UTF-8; .*--bad-utf8 replace", "--input", "a.txt")
         self.write("b.jsonl", b'{"text": "ok"}\n{"text": "\xe9"}\n')
@@ -63,7 +63,7 @@ class Mistakes(support.Test):
         self.assertEqual(support.read_folder(self.path("out"))[0], support.library_ids(
             "llama3", ["abc\ufffd\ufffddef", "ok", "\ufffd", "a\ufffdb\U0001f600"]))
 
-    def test_compressed_files_that_are_damaged(self):
+    def test_refuses_damaged_compressed_files(self):
         import zstandard
 
         content = (json.dumps({"text": "abc " * 100}) + "\n").encode() * 5000
@@ -73,7 +73,7 @@ class Mistakes(support.Test):
             self.write(name, b"nothing of the kind")
             self.refused(3, f"{name} cannot be unpacked: ", "--input", name)
 
-    def test_parquet(self):
+    def test_refuses_malformed_parquet(self):
         self.write("a.parquet", "PAR1 and nothing that is Parquet PAR1")
         self.refused(3, "a.parquet is not a Parquet file that can be read: ", "--input", "a.parquet")
         self.write("a.parquet", "")
@@ -88,7 +88,7 @@ class Mistakes(support.Test):
             f.write(b"\xff" * 5000)
         self.refused(3, "c.parquet: the rows from 0 on of row group 0 cannot be read", "--input", "c.parquet")
 
-    def test_tokenizers(self):
+    def test_refuses_missing_and_malformed_tokenizers(self):
         self.write("a.txt", "a")
         for name, content, pattern in (
                 ("gone", None, "there is no tokenizer .*gone"), ("folder", "", "folder holds no tokenizer: expected tokenizer.json or"),
@@ -101,7 +101,7 @@ class Mistakes(support.Test):
             words = ["tokenize", "--tokenizer", self.path(name), "--input", "a.txt", "--output", self.path("out")]
             support.Test.refused(self, 3, pattern, words)
 
-    def test_tokens_and_formats_that_do_not_fit(self):
+    def test_refuses_tokens_that_do_not_fit_the_format(self):
         self.write("a.txt", "a")
         one = ["--input", "a.txt"]
         self.refused(2, "--begin 1000 is not an id of this tokenizer: its ids are below 1000", *one, "--begin", "1000")
@@ -116,12 +116,12 @@ class Mistakes(support.Test):
                      "--begin", "<|begin_of_text|>")
         self.tokenize("--input", "?.txt", "--format", "llmc", "--begin", "<|begin_of_text|>", "--specials-as-text")
 
-    def test_words_of_the_environment(self):
+    def test_refuses_unknown_progress_mode(self):
         self.write("a.txt", "a")
         self.refused(2, 'ANNULUS_PROGRESS: expected live, plain or none, got "loud"', "--input", "a.txt",
                      env={"ANNULUS_PROGRESS": "loud"})
 
-    def test_processes_that_cannot_be_started(self):
+    def test_reports_processes_that_cannot_start(self):
         self.write("a.txt", "a")
         pipes = 40  # files that may be open
 
@@ -131,7 +131,7 @@ class Mistakes(support.Test):
         self.refused(8, "of 100 processes only [0-9]+ could be started: Too many open files; try a smaller --processes",
                      "--input", "a.txt", "--processes", "100", preexec_fn=limited)
 
-    def test_standard_output_on_a_full_disk(self):
+    def test_reports_standard_output_on_a_full_disk(self):
         self.write("a.txt", "a")
         with open("/dev/full", "w") as full:
             done = subprocess.run([sys.executable, "-I", "-B", support.PROGRAM, *self.words("--input", "a.txt")], cwd=self.folder,
@@ -139,13 +139,13 @@ class Mistakes(support.Test):
         self.assertEqual(done.returncode, 8, done.stderr)
         self.assertRegex(done.stderr, r"^annulus: \[tokenize\] standard output could not be written: No space left on device\n$")
 
-    def test_an_output_that_cannot_be(self):
+    def test_refuses_output_below_a_file(self):
         self.write("a.txt", "a")
         self.write("file", "")
         support.Test.refused(self, 8, "the output folder .*file/out cannot be made: Not a directory",
                              self.words("--input", "a.txt", output="file/out"))
 
-    def test_a_file_that_changes_while_it_is_read(self):
+    def test_refuses_file_that_changes_while_it_is_read(self):
         sys.path.insert(0, support.PROGRAM)
         import inputs
         from errors import Refused

@@ -54,7 +54,7 @@ class Resume(support.Test):
         for name in whole:
             self.assertTrue(made[name] == whole[name], name)
 
-    def test_killed_at_several_places(self):
+    def test_resumes_after_being_killed(self):
         for shards in (1, 15, 30):
             code, _, _ = self.end_after(shards, signal.SIGKILL)
             self.assertEqual(code, -signal.SIGKILL)
@@ -63,7 +63,7 @@ class Resume(support.Test):
         self.require_same_as_whole()
         self.assertTrue(support.read_folder(self.path("out"))[0] == support.library_ids("llama3", self.documents))
 
-    def test_interrupted(self):
+    def test_resumes_after_an_interrupt(self):
         for shards, number, expected in ((2, signal.SIGINT, 130), (25, signal.SIGTERM, 143)):
             code, out, err = self.end_after(shards, number)
             self.assertEqual(code, expected)
@@ -72,7 +72,7 @@ class Resume(support.Test):
         self.tokenize(*self.options)
         self.require_same_as_whole()
 
-    def test_a_full_disk(self):
+    def test_resumes_after_reaching_a_file_size_limit(self):
         """A limit on the size of a file fails as a full disk does, and needs no disk: a later shard is a large one."""
         self.write("d.txt", "large " * 300_000)
         full = ["--format", "megatron"]
@@ -90,7 +90,7 @@ class Resume(support.Test):
         self.tokenize(*self.options)
         self.require_same_as_whole()
 
-    def test_a_full_disk_of_a_disk(self):
+    def test_resumes_after_filling_a_disk(self):
         os.mkdir(self.path("disk"))
         libc = ctypes.CDLL(None, use_errno=True)
         where = self.path("disk").encode()
@@ -104,18 +104,18 @@ class Resume(support.Test):
         self.assertIn("going on after", self.tokenize(*self.options, output="disk/out"))
         self.assertTrue(support.contents(self.path("disk/out")) == self.whole())
 
-    def test_nothing_is_left_of_a_call_that_finished_no_shard(self):
+    def test_leaves_nothing_when_no_shard_is_finished(self):
         self.write("bad.jsonl", "{\n")
         self.refused(3, "bad.jsonl, line 1 is not JSON", self.words("--input", "bad.jsonl"))
         self.assertFalse(os.path.exists(self.path("out")))
 
-    def test_the_same_command_again_does_nothing(self):
+    def test_repeating_a_finished_command_does_nothing(self):
         first = self.whole()
         out = self.tokenize(*self.options, output="whole")
         self.assertRegex(out, r"holds all shards of these inputs already: [\d,]+ tokens of [\d,]+ documents")
         self.assertTrue(support.contents(self.path("whole")) == first)
 
-    def test_inputs_that_changed_are_refused(self):
+    def test_refuses_changed_inputs(self):
         self.end_after(2, signal.SIGKILL)
         with open(self.path("e00.txt"), "w") as f:
             f.write("longer")
@@ -126,7 +126,7 @@ class Resume(support.Test):
         after = support.contents(self.path("out"))
         self.assertTrue(all(after[name] == before[name] for name in after))
 
-    def test_other_tokenizers_and_settings_are_refused(self):
+    def test_refuses_other_tokenizers_and_settings(self):
         self.tokenize("--input", "e00.txt", "--input", "e06.txt")
         one = ["--input", "e00.txt", "--input", "e06.txt"]
         self.refused(3, "out holds the shards of another tokenizer, llama3 .*choose another --output",
@@ -135,13 +135,13 @@ class Resume(support.Test):
                      self.words(*one, "--shard-tokens", "5"))
         self.refused(3, "out holds the shards of other input files", self.words("--input", "e06.txt"))
 
-    def test_files_of_someone_else_are_not_replaced(self):
+    def test_does_not_replace_unrelated_files(self):
         os.mkdir(self.path("out"))
         self.write("out/train-00000.bin", "mine")
         self.refused(3, "train-00000.bin exists already", self.words(*self.options))
         self.assertEqual(support.contents(self.path("out")), {"train-00000.bin": b"mine"})
 
-    def test_a_folder_that_another_process_writes_to(self):
+    def test_refuses_folder_in_use(self):
         import fcntl
 
         os.mkdir(self.path("out"))
@@ -150,7 +150,7 @@ class Resume(support.Test):
         fcntl.flock(held, fcntl.LOCK_EX)
         self.refused(7, "another process is making the shards in .*out", self.words(*self.options))
 
-    def test_a_worker_that_is_killed_ends_the_call(self):
+    def test_killed_worker_ends_the_call(self):
         process = self.start(self.words(*self.options, "--processes", "1"))
         while not os.path.exists(self.path("out/shard-00000.tokens")):
             self.assertIsNone(process.poll())

@@ -53,7 +53,7 @@ class Table(support.Test):
                     self.assertEqual(ours.decode("utf-8", "replace"), said)
         self.assertGreater(compared, 700)
 
-    def test_the_file(self):
+    def test_header_and_size_of_the_file(self):
         import xxhash
 
         for kind in support.KINDS:
@@ -66,7 +66,7 @@ class Table(support.Test):
             self.assertEqual(data[48:64].hex(), xxhash.xxh3_128_hexdigest(data[64:]))
             self.assertEqual(rule, {"llama3": 0, "qwen2": 0}.get(kind, 1))
 
-    def test_python_decodes_as_the_library(self):
+    def test_python_decoder_matches_the_library(self):
         sys.path.insert(0, support.PROGRAM)
         import table
         from tokenizer import Tokenizer
@@ -77,7 +77,7 @@ class Table(support.Test):
             sequences = self.sequences(kind)
             self.compare(kind, sequences, [table.decode(*made, ids) for ids in sequences])
 
-    def test_a_program_without_the_library_decodes_as_the_library(self):
+    def test_cpp_decoder_matches_the_library(self):
         if TOOL is None:
             self.skipTest("no tool was named")
         for kind in support.KINDS:
@@ -97,7 +97,7 @@ class Table(support.Test):
         self.write("in.txt", "some text")
         return self.run_words(["tokenize", "--tokenizer", self.folder, "--output", self.path("out"), "--input", "in.txt"])
 
-    def test_a_metaspace_decoder(self):
+    def test_metaspace_scheme_decides_the_rule(self):
         for scheme, rule in (("first", 2), ("never", 0)):
             code, _, err = self.save(lambda saved: saved.update(decoder={
                 "type": "Metaspace", "replacement": "\u2581", "prepend_scheme": scheme, "split": False}))
@@ -106,7 +106,7 @@ class Table(support.Test):
                 self.assertEqual(struct.unpack_from("<I", f.read(), 12)[0], rule)
             subprocess.run(["rm", "-r", self.path("out")], check=True)
 
-    def test_decoders_without_a_table_are_named(self):
+    def test_names_decoders_without_a_table(self):
         for decoder, why in ((None, "no decoder"), ({"type": "WordPiece", "prefix": "##", "cleanup": True}, "kind WordPiece"),
                              ({"type": "Sequence", "decoders": [{"type": "Fuse"}, {
                                  "type": "Replace", "pattern": {"String": "e\u2581"}, "content": "X"}]}, "the library decodes")):

@@ -268,16 +268,16 @@ class Rooms(unittest.TestCase):
     def test_includes_follow_the_arrows_of_the_page(self):
         self.none(check_arrows(FILES))
 
-    def test_what_is_included_is_a_direct_dependency(self):
+    def test_includes_come_from_direct_dependencies(self):
         self.none(check_deps(FILES))
 
-    def test_targets_are_visible_to_the_rooms_that_the_page_lets_in(self):
+    def test_visibility_follows_the_page(self):
         self.none(check_visibility(FILES))
 
-    def test_the_guide_names_files_that_are_there(self):
+    def test_guide_names_existing_files(self):
         self.none(check_named_files(FILES))
 
-    def test_rooms_and_files_are_no_larger_than_they_should_be(self):
+    def test_rooms_and_files_stay_within_their_limits(self):
         self.none(check_sizes(FILES))
 
 
@@ -300,62 +300,62 @@ class Planted(unittest.TestCase):
     def row(room, change):
         return lambda text: re.sub(r"(?m)^\| `%s/`.*$" % room, lambda m: change(m.group()), text)
 
-    def test_an_arrow_that_the_page_does_not_have(self):
+    def test_finds_include_that_the_page_does_not_allow(self):
         self.found(check_arrows, {"attention/plan/plan.h": self.include("comm/communicator.h")},
                    "attention/plan may not use comm")
 
-    def test_an_arrow_up(self):
+    def test_finds_include_of_a_higher_room(self):
         self.found(check_arrows, {"common/error.h": self.include("training/trainer.h")}, "common may not use training")
 
-    def test_the_program_that_trains_with_a_benchmark_in_it(self):
+    def test_finds_benchmark_in_the_launcher(self):
         self.found(check_arrows, {"launcher/verbs.cc": self.include("benchmarks/ring.h")}, "launcher may not use benchmarks")
 
-    def test_a_test_in_the_program(self):
+    def test_finds_test_header_in_the_program(self):
         self.found(check_arrows, {"comm/agreement.cc": self.include("tests/comm/suite.h")}, "comm may not use tests/comm")
 
-    def test_a_row_that_points_up(self):
+    def test_finds_row_that_points_up(self):
         self.found(check_arrows, {PAGE: self.row("common", lambda r: r.rsplit("|", 2)[0] + "| memory |")},
                    "which stands above it")
 
-    def test_a_room_without_a_row(self):
+    def test_finds_room_without_a_row(self):
         self.found(check_arrows, {PAGE: self.row("memory", lambda r: "")}, "memory/ is not in the table")
 
-    def test_a_row_without_a_room(self):
+    def test_finds_row_without_a_room(self):
         self.found(check_arrows, {PAGE: self.row("memory", lambda r: r + "\n| `pools/` | x | common |")},
                    "`pools/`, which is not there")
 
-    def test_words_in_place_of_a_room(self):
+    def test_finds_unknown_room_in_a_row(self):
         self.found(check_arrows, {PAGE: self.row("memory", lambda r: r.rsplit("|", 2)[0] + "| common (a little) |")},
                    "no such room")
 
-    def test_a_header_that_only_a_dependency_depends_on(self):
+    def test_finds_missing_direct_dependency(self):
         self.found(check_deps, {"modules/BUILD": lambda t: t.replace('        "//memory:', '        "//gone:')},
                    "//memory")
 
-    def test_a_target_that_everyone_may_use(self):
+    def test_finds_public_target_that_is_not_offered(self):
         self.found(check_visibility, {"attention/kernels/BUILD": lambda t: t.replace("users())", '["//visibility:public"])')},
                    "does not offer it")
 
-    def test_a_target_shown_to_a_room_that_may_not_use_it(self):
+    def test_finds_target_visible_to_a_forbidden_room(self):
         self.found(check_visibility, {"attention/kernels/BUILD": lambda t: t.replace("users())", '["//topology:__pkg__"])')},
                    "topology may not use attention/kernels")
 
-    def test_a_room_that_bazel_lets_in_and_the_page_does_not(self):
+    def test_finds_difference_between_the_page_and_bazel(self):
         self.found(check_visibility, {ROOMS: lambda t: t.replace('"topology": ["common"]', '"topology": ["common", "memory"]')},
                    "topology may use, by docs/architecture.md: common; by bazel/rooms.bzl: common, memory")
 
-    def test_an_answer_that_moved(self):
+    def test_finds_guide_entry_that_moved(self):
         self.found(check_named_files, {GUIDE: lambda t: t.replace("`config/reading.cc`", "`config/read.cc`")},
                    "config/read.cc is not there")
 
-    def test_an_exception_that_is_needed_no_more(self):
+    def test_finds_unneeded_exception(self):
         for exceptions in ({"large_files": {"common/error.h": "x"}}, {"large_rooms": {"common": "x"}}):
             self.assertTrue(any("needs no exception" in f for f in check_sizes(FILES, **exceptions)), exceptions)
 
-    def test_a_file_that_grew(self):
+    def test_finds_file_that_is_too_long(self):
         self.found(check_sizes, {"common/error.h": lambda t: t + "\n" * 501}, "common/error.h has")
 
-    def test_a_room_that_grew(self):
+    def test_finds_room_with_too_many_files(self):
         self.found(check_sizes, {"common/x%d.h" % i: lambda t: "//" for i in range(25)}, "common/ has")
 
 

@@ -98,14 +98,14 @@ class MpijobTest(unittest.TestCase):
     def setUp(self):
         self.job = yaml.safe_load(read(os.path.join(CLUSTER, "mpijob.yaml")))
 
-    def test_it_fits_the_schema(self):
+    def test_fits_the_schema(self):
         self.assertEqual(faults(self.job, MPIJOB), [])
         self.assertEqual((self.job["apiVersion"], self.job["kind"]), ("kubeflow.org/v2beta1", "MPIJob"))
         if os.environ.get("MPIJOB_CRD"):
             versions = {v["name"]: v for v in yaml.safe_load(read(os.environ["MPIJOB_CRD"]))["spec"]["versions"]}
             self.assertEqual(faults(self.job, versions["v2beta1"]["schema"]["openAPIV3Schema"]), [])
 
-    def test_the_schema_finds_faults(self):
+    def test_schema_finds_planted_faults(self):
         worker = self.job["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["spec"]
         for plant, where in (
             (lambda: self.job["spec"].update(slotsPerWorker="8"), ".spec.slotsPerWorker"),
@@ -119,7 +119,7 @@ class MpijobTest(unittest.TestCase):
             plant()
             self.assertTrue(any(where in f for f in faults(self.job, MPIJOB)), (where, faults(self.job, MPIJOB)))
 
-    def test_its_parts_fit_together(self):
+    def test_parts_agree_with_each_other(self):
         specs = self.job["spec"]["mpiReplicaSpecs"]
         self.assertEqual(set(specs), {"Launcher", "Worker"})
         pods = [s["template"]["spec"] for s in specs.values()]
@@ -141,10 +141,10 @@ class SlurmTest(unittest.TestCase):
     def setUp(self):
         self.path = os.path.join(CLUSTER, "slurm.sbatch")
 
-    def test_bash_reads_it(self):
+    def test_is_valid_bash(self):
         subprocess.run(["bash", "-n", self.path], check=True)
 
-    def test_it_becomes_launch(self):
+    def test_runs_launch_with_its_arguments(self):
         """Its last command, with a program that says its words: blanks and quotes arrive as they are."""
         env = dict(os.environ, ANNULUS="/bin/echo")
         done = subprocess.run(["bash", self.path, "a 'b'; c.toml", "--resume"], env=env, capture_output=True, text=True)
@@ -153,7 +153,7 @@ class SlurmTest(unittest.TestCase):
         self.assertNotEqual(done.returncode, 0)
         self.assertIn("usage: sbatch slurm.sbatch CONFIG", done.stderr)
 
-    def test_its_options_stand_before_the_first_command(self):
+    def test_options_precede_the_first_command(self):
         lines = read(self.path).splitlines()
         first = next(i for i, line in enumerate(lines) if line and not line.startswith("#"))
         options = [i for i, line in enumerate(lines) if line.startswith("#SBATCH ")]
@@ -167,7 +167,7 @@ class ContainerfileTest(unittest.TestCase):
         text = re.sub(r"(?m)^#.*\n", "", read(CONTAINERFILE))
         self.steps = [line.split(None, 1) for line in re.sub(r"\\\n", " ", text).splitlines() if line.strip()]
 
-    def test_its_instructions(self):
+    def test_instructions_are_valid(self):
         known = {"FROM", "RUN", "COPY", "ENV", "USER", "WORKDIR", "ENTRYPOINT", "CMD"}
         self.assertEqual([s[0] for s in self.steps if s[0] not in known], [])
         self.assertEqual(self.steps[0][0], "FROM")
@@ -177,7 +177,7 @@ class ContainerfileTest(unittest.TestCase):
             if word == "RUN":
                 subprocess.run(["sh", "-n", "-c", rest], check=True)
 
-    def test_its_packages_exist(self):
+    def test_packages_exist(self):
         install = next(rest for word, rest in self.steps if "apt-get install" in rest)
         names = re.search(r"apt-get install((?: +-\S+| +[a-z][\w.+-]*)+)", install).group(1).split()
         packages = [n for n in names if not n.startswith("-")]

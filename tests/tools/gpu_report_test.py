@@ -50,14 +50,14 @@ class GpuReportTest(unittest.TestCase):
     def results(self, found, result):
         return {r["name"]: r["reason"] for r in found["results"] if r["result"] == result}
 
-    def test_nothing_ran(self):
+    def test_missing_gpu_counts_as_skipped(self):
         self.steps(["start", "start", "plain", "skipped", 0, "no GPU"])
         code, found, text = self.run_report()
         self.assertEqual(code, 0)
         self.assertEqual((found["passed"], found["failed"], found["skipped"]), (0, 0, 1))
         self.assertTrue(text.splitlines()[-2].startswith("0 passed, 0 failed, 1 skipped"), text)
 
-    def test_each_case_counts_and_a_missed_goal_is_no_failure(self):
+    def test_counts_cases_and_does_not_fail_for_missed_goals(self):
         self.steps(["t", "tests", "gtest", 0, 3, ""], ["bench-dense", "bench", "bench", 0, 9, ""],
                    ["bench-longest", "bench", "bench", "left out", 0, "no time left of 10 minutes"])
         self.write("xml/t.xml", GTEST % (0, ""))
@@ -78,7 +78,7 @@ class GpuReportTest(unittest.TestCase):
         self.assertIn("2 passed, 0 failed, 1 skipped, 1 left out; goals: 1 met, 1 missed", text)
         self.assertRegex(text, r"dense backward 8192 +1\.200 .* 1\.031 MISSED")
 
-    def test_failures_are_named_with_what_they_said(self):
+    def test_failures_have_their_output(self):
         self.steps(["t", "tests", "gtest", 1, 3, ""], ["crash", "tests", "gtest", 139, 1, ""],
                    ["slow", "tests", "gtest", 124, 240, "did not end within 240 s"], ["quiet", "tests", "gtest", 0, 1, ""],
                    ["bench-ring", "bench", "bench", 1, 1, ""])
@@ -95,20 +95,20 @@ class GpuReportTest(unittest.TestCase):
         self.assertIn("the ring's results are 3", failed["bench-ring"])
         self.assertIn("1 passed, 5 failed, 1 skipped", text)
 
-    def test_a_finished_crash_names_no_test(self):
+    def test_crash_after_the_last_case_names_none(self):
         self.steps(["crash", "tests", "gtest", 139, 1, ""])
         self.write("logs/crash.out", "[ RUN      ] B.one\n[       OK ] B.one\n")
         _, found, _ = self.run_report()
         self.assertTrue(self.results(found, "failed")["crash"].startswith("segmentation fault\n"), found)
 
-    def test_a_step_may_skip_itself(self):
+    def test_step_can_skip_itself(self):
         self.steps(["flex-attention", "bench", "flex", 0, 1, ""], ["ranks", "tests", "mpi", 0, 1, ""])
         self.write("logs/flex-attention.out", "SKIPPED: torch finds no GPU\n")
         _, found, _ = self.run_report()
         self.assertEqual(self.results(found, "skipped"), {"flex-attention": "torch finds no GPU"})
         self.assertIn("ranks", self.results(found, "passed"))
 
-    def test_what_is_oddly_written_costs_only_itself(self):
+    def test_malformed_entries_do_not_affect_others(self):
         self.steps(["bench-dense", "bench", "bench", 0, 9, ""], ["torn", "tests", "plain", "x", 1, ""],
                    ["flex-attention", "bench", "flex", 0, 1, ""], ["fine", "tests", "plain", 0, 1, ""])
         good = {"name": "good", "unit": "s", "value": 2}
@@ -128,7 +128,7 @@ class GpuReportTest(unittest.TestCase):
         self.assertEqual(found["training"][0]["tokens_per_second"], 5)
         self.assertIn("1.500   1.500 to 1.500   1.400 MISSED", text)
 
-    def test_figures_of_a_part_that_broke_off_stand(self):
+    def test_keeps_figures_of_a_part_that_failed_later(self):
         self.steps(["bench-dense", "bench", "bench", 1, 9, ""])
         first = {"bench": "gpu", "part": "dense", "device": "d", "versions": "v",
                  "figures": [{"name": "dense forward 8192", "unit": "TFLOP/s", "value": 600, "median": 590}],
@@ -147,7 +147,7 @@ class GpuReportTest(unittest.TestCase):
         self.assertEqual((found["clocks"]["0"]["sm_mhz_least"], found["clocks"]["0"]["readings"]), (1755, 2))
         self.assertIn("1755 to 1980 MHz", text)
 
-    def test_scaling_is_over_one_gpu(self):
+    def test_scaling_is_relative_to_one_gpu(self):
         self.steps()
         for n, speed in ((1, 1000), (2, 1900)):
             lines = [{"step": 5, "loss": 5.5, "tokens_per_second": 1}, {"step": 10, "loss": 5.0, "tokens_per_second": speed},

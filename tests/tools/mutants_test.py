@@ -98,7 +98,7 @@ class MutantsTest(unittest.TestCase):
         out, _ = child.communicate()
         return child.returncode, out
 
-    def test_a_killed_mutant_passes_and_the_tree_is_left_alone(self):
+    def test_killed_mutant_passes_and_leaves_the_tree_alone(self):
         self.mutant("wrong_answer", "answer=42", "answer=41", at=2)
         code, out = self.run_mutants()
         self.assertEqual(code, 0, out)
@@ -111,7 +111,7 @@ class MutantsTest(unittest.TestCase):
             self.assertTrue(call.startswith(os.path.realpath(self.path("tree/.bazel/copy-for-mutants/tree")) + ": "), call)
         self.assertIn("shutdown", call)
 
-    def test_a_survivor_is_named_and_fails_the_run(self):
+    def test_survivor_fails_the_run(self):
         self.mutant("survivor", "unused=1", "unused=2")
         self.mutant("wrong_answer", "answer=42", "answer=41", at=2)
         code, out = self.run_mutants()
@@ -121,7 +121,7 @@ class MutantsTest(unittest.TestCase):
         code, out = self.run_mutants("wrong_answer")  # those named alone
         self.assertEqual((code, out.split("\n")[-2]), (0, "1 passed, 0 failed"), out)
 
-    def test_what_does_not_compile_or_dies_is_not_killed(self):
+    def test_compile_error_and_crash_do_not_count_as_killed(self):
         self.mutant("broken", "answer=42", "answer=$(", at=2)
         self.mutant("dies", "unused=1", "exit 3")
         code, out = self.run_mutants()
@@ -130,7 +130,7 @@ class MutantsTest(unittest.TestCase):
         self.assertIn("died without an assertion", out)
         self.assertEqual(out.split("\n")[-2], "0 passed, 2 failed")
 
-    def test_a_patch_that_does_not_fit_is_named_by_the_run_and_by_the_check(self):
+    def test_names_patches_that_do_not_fit(self):
         self.mutant("old", "answer=40", "answer=41", at=2)
         self.write("tree/tests/mutants/empty.patch", "# Killed by: //tests:answer_test\n")
         for words in ([], ["--check"]):
@@ -140,14 +140,14 @@ class MutantsTest(unittest.TestCase):
             self.assertRegex(out, "FAILED .*empty.*: needs")
             self.assertEqual(out.split("\n")[-2], "0 passed, 2 failed")
 
-    def test_lines_may_have_moved(self):
+    def test_applies_patch_to_moved_lines(self):
         self.mutant("wrong_answer", "answer=42", "answer=41", at=2)
         self.write("tree/answer.sh", "a=1\nb=2\nc=3\nanswer=42\n")  # and this is not committed
         code, out = self.run_mutants()
         self.assertEqual(code, 0, out)
         self.assertEqual(self.run_mutants("--check")[0], 0)
 
-    def test_the_named_test_must_be_there_and_pass_without_the_patch(self):
+    def test_named_test_must_exist_and_pass_without_the_patch(self):
         self.mutant("no_target", "answer=42", "answer=41", killer="//tests:other_test", at=2)
         self.mutant("no_case", "answer=42", "answer=41", killer="//tests:answer_test --test_filter=Answer.Is43", at=2)
         for words in ([], ["--check"]):
@@ -162,7 +162,7 @@ class MutantsTest(unittest.TestCase):
         self.assertEqual(code, 1, out)
         self.assertIn("fails without the patch, too", out)
 
-    def test_each_line_killed_by_must_hold(self):
+    def test_each_named_test_must_fail(self):
         self.write("tree/tests/BUILD", 'cc_test(name = "answer_test")\ncc_test(name = "easy_test")\n')
         self.write("tree/tests/easy_test.sh", "true\n")
         self.mutant("half", "answer=42", "answer=41", killer="//tests:answer_test\n# Killed by: //tests:easy_test", at=2)
@@ -170,7 +170,7 @@ class MutantsTest(unittest.TestCase):
         self.assertEqual(code, 1, out)
         self.assertIn("survived: //tests:easy_test passes with it", out)
 
-    def test_tests_of_a_list_are_there(self):
+    def test_finds_targets_of_list_comprehensions(self):
         self.write(
             "tree/tests/BUILD",
             'cc_test(name = "answer_test")\n[sh_test(\n    name = name,\n) for name in [\n    "easy_test",\n]]\n'
@@ -183,13 +183,13 @@ class MutantsTest(unittest.TestCase):
         for at, there in enumerate((True, True, False, False)):
             self.assertEqual(f"of_a_list_{at}.patch: names a test that is not there" not in out, there, out)
 
-    def test_an_unknown_name_is_refused_with_the_nearest(self):
+    def test_unknown_name_is_refused_with_the_nearest(self):
         self.mutant("wrong_answer", "answer=42", "answer=41", at=2)
         code, out = self.run_mutants("wrong_anser")
         self.assertEqual(code, 1)
         self.assertIn("did you mean wrong_answer?", out)
 
-    def test_an_interrupt_ends_it_and_the_next_run_begins_with_a_whole_copy(self):
+    def test_run_after_an_interrupt_begins_with_a_whole_copy(self):
         self.mutant("waits", "unused=1", textwrap.dedent("""touch "$CALLS.waiting"; exec sleep 60"""))
         child = self.start()
         while not os.path.exists(self.calls + ".waiting"):

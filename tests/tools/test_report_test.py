@@ -67,7 +67,7 @@ class ReportTest(unittest.TestCase):
     def last(self, out):
         return out.rstrip("\n").split("\n")[-1]
 
-    def test_cases_of_googletest_are_counted_one_by_one(self):
+    def test_counts_each_googletest_case(self):
         self.target("//t:good")
         self.result("//t:good", "PASSED", GTEST % "")
         code, out = self.report()
@@ -75,7 +75,7 @@ class ReportTest(unittest.TestCase):
         self.assertEqual(self.last(out), "2 passed, 0 failed")
         self.assertIn("\n1 skipped:\n  //t:good A.skipped: no GPU: <here>\n", out)
 
-    def test_a_failing_case_is_named_and_shown(self):
+    def test_shows_failing_case_and_its_output(self):
         self.target("//t:mixed")
         self.result("//t:mixed", "FAILED", GTEST % BAD,
                     log="[ RUN      ] A.ok\nnoise\n[ RUN      ] A.bad\nwhy\n[  FAILED  ] A.bad (0 ms)\n")
@@ -98,7 +98,7 @@ class ReportTest(unittest.TestCase):
         self.assertEqual(self.last(out), "2 passed, 1 failed")
         self.assertIn("last words", out)
 
-    def test_a_crash_is_a_failure_though_no_case_failed(self):
+    def test_crash_counts_as_failure(self):
         self.target("//t:crash")
         self.result("//t:crash", "FAILED", GTEST % "", log="terminate called\n")
         code, out = self.report()
@@ -106,7 +106,7 @@ class ReportTest(unittest.TestCase):
         self.assertEqual(self.last(out), "2 passed, 1 failed")
         self.assertIn("terminate called", out)
 
-    def test_running_out_of_time_is_a_failure(self):
+    def test_timeout_counts_as_failure(self):
         self.target("//t:slow", "sh_test rule")
         self.result("//t:slow", "TIMEOUT", PLAIN)
         code, out = self.report()
@@ -118,7 +118,7 @@ class ReportTest(unittest.TestCase):
         self.result("//t:shards", "FAILED", GTEST % BAD, shard=2)
         self.assertEqual(self.last(self.report()[1]), "4 passed, 1 failed")
 
-    def test_a_second_attempt_is_a_failure_in_ci_only(self):
+    def test_second_attempt_is_a_failure_in_ci_only(self):
         self.target("//t:flaky", "sh_test rule")
         self.result("//t:flaky", "FAILED", PLAIN, attempt=1)
         self.result("//t:flaky", "PASSED", PLAIN, attempt=2)
@@ -129,14 +129,14 @@ class ReportTest(unittest.TestCase):
         self.assertEqual((code, self.last(out)), (1, "0 passed, 1 failed"))
         self.assertIn("FAILED //t:flaky: needed a second attempt", out)
 
-    def test_a_test_can_skip_itself(self):
+    def test_skip_line_counts_as_skipped(self):
         self.target("//t:root", "sh_test rule")
         self.result("//t:root", "PASSED", PLAIN, log="SKIPPED: needs root\n")
         code, out = self.report()
         self.assertEqual((code, self.last(out)), (0, "0 passed, 0 failed"))
         self.assertIn("//t:root: needs root", out)
 
-    def test_a_skip_for_want_of_what_ci_has_is_a_failure_there(self):
+    def test_skip_that_ci_forbids_is_a_failure_in_ci(self):
         self.target("//t:hosts", "sh_test rule")
         self.result("//t:hosts", "PASSED", PLAIN, log="SKIPPED, A FAILURE IN CI: no namespaces\n")
         code, out = self.report()
@@ -155,7 +155,7 @@ class ReportTest(unittest.TestCase):
         self.assertEqual((code, self.last(out)), (0, "0 passed, 0 failed"))
         self.assertIn("\n5 skipped:\n  //t:gpu 5 cases, G.t0 ...: no GPU\n", out)
 
-    def test_what_cannot_be_built_is_a_failure_with_the_compilers_words(self):
+    def test_build_failure_shows_compiler_output(self):
         self.target("//t:broken", success=False)
         self.target("//t:library", "cc_library rule", success=False)
         code, out = self.report("--bazel-exit=1", said="t/broken.cc:1: error: no\n")
@@ -163,19 +163,19 @@ class ReportTest(unittest.TestCase):
         self.assertIn("t/broken.cc:1: error: no", out)
         self.assertIn("could not be built:\n  //t:broken\n  //t:library", out)
 
-    def test_a_failure_of_bazel_itself_is_not_lost(self):
+    def test_bazel_failure_counts_as_failure(self):
         code, out = self.report("--bazel-exit=37", said="Bazel's server is out of memory\n")
         self.assertEqual((code, self.last(out)), (1, "0 passed, 1 failed"))
         self.assertIn("out of memory", out)
 
-    def test_a_build_file_with_an_error_is_a_failure(self):
+    def test_build_file_error_counts_as_failure(self):
         self.events.append({"id": {"pattern": {"pattern": ["//x/..."]}},
                             "aborted": {"reason": "LOADING_FAILURE", "description": "no such package"}})
         code, out = self.report("--bazel-exit=1")
         self.assertEqual((code, self.last(out)), (1, "0 passed, 1 failed"))
         self.assertIn("//x/...", out)
 
-    def test_sweeps_left_out_are_said(self):
+    def test_names_sweeps_that_did_not_run(self):
         self.target("//t:good")
         self.result("//t:good", "PASSED", GTEST % "")
         self.target("//t:long_test", tags=["sweep"])
@@ -183,18 +183,18 @@ class ReportTest(unittest.TestCase):
         self.assertEqual(code, 0)
         self.assertIn("not run: 1 long sweep (./annulus test --all)", out)
 
-    def test_nothing_to_run(self):
+    def test_nothing_to_run_returns_bazels_exit_code(self):
         code, out = self.report("--bazel-exit=4")
         self.assertEqual((code, self.last(out)), (4, "0 passed, 0 failed"))
 
-    def test_events_cut_off_in_the_middle(self):
+    def test_accepts_truncated_events(self):
         self.target("//t:good")
         self.result("//t:good", "PASSED", GTEST % "")
         events = self.write("cut.json", "\n".join(json.dumps(e) for e in self.events) + '\n{"id": {"testRes')
         done = subprocess.run([sys.executable, REPORT, "--bazel-exit=37", events], stdout=subprocess.PIPE, text=True)
         self.assertEqual((done.returncode, self.last(done.stdout)), (1, "2 passed, 1 failed"))
 
-    def test_a_build_counts_as_one(self):
+    def test_build_counts_as_one(self):
         self.target("//t:library", "cc_library rule")
         self.target("//t:good")
         code, out = self.report("--build")
