@@ -81,7 +81,7 @@ class AttendTest(cli.CliTest):
         self.attend(4, "--layout", "zigzag", "--backward")
         self.check()
 
-    def test_random_inputs_are_checked_and_the_map_is_written(self):
+    def test_checks_random_inputs_and_writes_the_map(self):
         adaptive = "{ kind = 'blocks', map = 'adaptive', block = 16, keep = 2, causal = true }"
         sizes = "batch=2,queries=90,heads=4,kv_heads=2,seed=7"
         args = ["attend", "--random", sizes, "--backward", "--check", "--dropout", "0.1", "--seed", "3"]
@@ -93,12 +93,12 @@ class AttendTest(cli.CliTest):
         self.assertEqual(code, 0, err)
         self.assertIn("check: out", out)
 
-    def test_mean_divides_the_output_and_a_file_is_checked_too(self):
+    def test_checks_mean_combine_with_inputs_of_a_file(self):
         self.make(1, 50, 50, 4, 2, 8, "f64")
         mean = "{ kind = 'dilated', segment_lengths = [20, 50], dilation_rates = [1, 2], combine = 'mean' }"
         self.assertIn("check: out", self.attend(2, "--pattern", mean, "--backward", "--check"))
 
-    def test_what_property_tests_print_runs_as_it_stands(self):
+    def test_commands_printed_by_property_tests_run(self):
         for seed, ranks in [(1, 2), (2, 3), (3, 2), (4, 3)]:
             line = tool("command", seed, ranks)
             command = shlex.split(line)
@@ -113,7 +113,7 @@ class AttendTest(cli.CliTest):
         for words in ("keys=QUERIES", "heads=1,", "kv_heads=HEADS", "magnitude=1"):
             self.assertIn(words, out)
 
-    def test_refusals_leave_nothing(self):
+    def test_errors_leave_no_output(self):
         self.make(1, 30, 30, 4, 2, 8, "f32")
         source = self.path("in.safetensors")
         files = ["--input", "in.safetensors", "--output", "out.safetensors"]
@@ -163,7 +163,7 @@ class AttendTest(cli.CliTest):
         tool("garble", source, "drop-dout")
         refused(3, "no tensor \"dout\"", "launch", "-n", "2", "attend", "--input", "in.safetensors.bad", "--output", "o", "--backward")
 
-    def test_a_full_disk_keeps_the_old_output(self):
+    def test_full_disk_keeps_the_old_output(self):
         self.make(1, 64, 64, 4, 4, 64, "f32")
         with open(self.path("out.safetensors"), "w") as f:
             f.write("old")

@@ -86,7 +86,7 @@ class CheckpointTest(cli.CliTest):
     def weights_file(self, step):
         return next(n for n in sorted(os.listdir(self.path(STEP.format(step)))) if n.startswith("model"))
 
-    def test_show(self):
+    def test_show_describes_a_checkpoint(self):
         code, out, err = self.annulus("checkpoint", "show", "tiny")
         self.assertEqual(code, 0, err)
         self.assertEqual(out.splitlines()[0], STEP.format(4))
@@ -104,7 +104,7 @@ class CheckpointTest(cli.CliTest):
         for name, (dtype, shape, content) in wanted.items():
             self.assertEqual((got[name]["dtype"], got[name]["shape"], got[name]["bytes"]), (dtype, shape, len(content)))
 
-    def test_verify(self):
+    def test_verify_names_damaged_places(self):
         code, out, err = self.annulus("checkpoint", "verify", "tiny")
         self.assertEqual(code, 0, err)
         self.assertIn(STEP.format(4) + ": whole: ", out)
@@ -125,7 +125,7 @@ class CheckpointTest(cli.CliTest):
         self.damage(4, "manifest.json", 40)
         self.assert_refused(3, "manifest.json: ", "checkpoint", "verify", "tiny")
 
-    def test_merge(self):
+    def test_merge_writes_whole_tensors(self):
         code, out, err = self.annulus("checkpoint", "merge", "tiny", "--out", "all.safetensors")
         self.assertEqual((code, out), (0, "all.safetensors\n"), err)
         wanted = whole_tensors(self.path(STEP.format(4)))
@@ -163,7 +163,7 @@ class CheckpointTest(cli.CliTest):
         self.assert_refused(3, "the checksum of tensor", "checkpoint", "merge", "tiny", "--step", "4", "--out", "four")
         self.assertFalse([n for n in os.listdir(self.folder) if "four" in n])
 
-    def test_what_is_refused(self):
+    def test_refuses_invalid_arguments(self):
         os.mkdir(self.path("folder"))
         with open(self.path("there"), "w") as f:
             f.write("mine")
@@ -187,7 +187,7 @@ class CheckpointTest(cli.CliTest):
         shutil.rmtree(self.path("runs/tiny-001/checkpoints"))
         self.assert_refused(3, "holds no checkpoint", "checkpoint", "verify", "runs/tiny-001")
 
-    def test_a_full_disk_leaves_nothing(self):
+    def test_full_disk_leaves_no_merged_file(self):
         for more in ([], ["--max-file-bytes", "20kB"]):
             # A limit on file sizes takes the place of a full disk: the write fails half-way.
             done = subprocess.run(

@@ -43,7 +43,7 @@ class PackTest(cli.CliTest):
     def indexes(self):
         return sorted(name for name in os.listdir(self.folder) if name.startswith("rows-"))
 
-    def test_indexes_are_made_once_and_counted(self):
+    def test_makes_indexes_once_and_counts_their_rows(self):
         code, out, err = self.annulus("pack", "config.toml")
         self.assertEqual(code, 0, err)
         self.assertIn("web: 1 file, 14 tokens\n", out)
@@ -59,7 +59,7 @@ class PackTest(cli.CliTest):
         self.assertEqual((code, out.count("(was there)\n"), out.count("    verified\n")), (0, 4, 4), err)
         self.assertEqual(self.indexes(), made)
 
-    def test_one_that_is_damaged_is_made_anew(self):
+    def test_makes_a_damaged_index_again(self):
         self.annulus("pack", "config.toml")
         path = self.path(self.indexes()[0])
         with open(path, "rb") as f:
@@ -70,7 +70,7 @@ class PackTest(cli.CliTest):
         with open(path, "rb") as f:
             self.assertEqual(f.read(), good)
 
-    def test_what_cannot_be_read_is_refused_and_nothing_is_left(self):
+    def test_refuses_unreadable_files_and_leaves_nothing(self):
         self.write("a.bin", self.shard[:-2])
         self.assert_refused(3, "a.bin says that it holds 14 tokens, which is 1,052 bytes", "pack", "config.toml")
         self.write("a.bin", self.shard)
@@ -84,7 +84,7 @@ class PackTest(cli.CliTest):
         self.assert_refused(3, "missing.toml", "pack", "missing.toml")
         self.assertEqual(self.indexes(), [])
 
-    def test_texts_need_no_file(self):
+    def test_texts_need_no_index_file(self):
         self.write("t.txt", b"all work and no play")
         code, out, err = self.annulus("pack", "config.toml", "--set", "data.train=['t.txt']", "--set", "data.packing=stream")
         self.assertEqual(code, 0, err)

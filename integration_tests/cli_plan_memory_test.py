@@ -47,7 +47,7 @@ class PlanMemoryTest(cli.CliTest):
     def json(self, *more, **options):
         return json.loads(self.plan("--json", *more, **options))
 
-    def test_the_page_shows_what_is_printed(self):
+    def test_docs_page_shows_the_printed_tables(self):
         with open(os.path.join(ROOT, "docs", "memory.md")) as f:
             shown = re.findall(r"^    (\./annulus plan .*)\n\n```\n((?:[^`].*\n|\n)*)```$", f.read(), re.M)
         self.assertEqual(len(shown), 6)
@@ -55,7 +55,7 @@ class PlanMemoryTest(cli.CliTest):
             code, out, err = self.annulus(*shlex.split(command)[1:])
             self.assertEqual((code, err, out), (0, "", table), command)
 
-    def test_the_table_is_that_of_the_json(self):
+    def test_table_agrees_with_json(self):
         rows, fits = NUMBERS.findall(self.plan()), self.json()["fits"]
         self.assertEqual(len(rows), 8)
         for (level, recompute, numbers, does, longest), fit in zip(rows, fits):
@@ -77,7 +77,7 @@ class PlanMemoryTest(cli.CliTest):
         self.assertEqual((plan["data"], plan["context"], plan["shards"], plan["replicas"]), (1, 4, 4, 1))
         self.assertAlmostEqual(plan["traffic"][0]["reduce_scatter_bytes"] / (3 * weights), 1, delta=1e-3)
 
-    def test_rows_as_long_as_said_fit_and_no_longer(self):
+    def test_longest_context_fits_and_a_longer_one_does_not(self):
         fits = self.json()["fits"]
         for fit in (fits[2], fits[7]):
             at = ["--set", f"optimizer.shard={fit['shard']}", "--set", f"model.recompute={str(fit['recompute']).lower()}"]
@@ -86,7 +86,7 @@ class PlanMemoryTest(cli.CliTest):
                 same = [f for f in plan["fits"] if (f["shard"], f["recompute"]) == (fit["shard"], fit["recompute"])]
                 self.assertEqual(same[0]["fits"], does)
 
-    def test_what_a_host_shares(self):
+    def test_shards_within_a_host(self):
         within = ["--set", 'optimizer.shard_within="host"']
         plan = self.json(*within, ranks=8)
         self.assertEqual((plan["shards"], plan["replicas"]), (8, 1))
@@ -94,18 +94,18 @@ class PlanMemoryTest(cli.CliTest):
         self.assertEqual((plan["shards"], plan["replicas"]), (2, 4))
         self.assertIn("state over 2 ranks, 4 times", self.plan(*within, "--ranks-per-host", "2", ranks=8))
 
-    def test_ranks_on_cpus(self):
+    def test_plans_for_ranks_on_cpus(self):
         self.assertIn("\na rank has 1.0 GB", self.plan("--cpu"))
         self.assertGreater(self.json("--cpu")["fits"][7]["bytes"]["total"], 0)
         # On CPUs sums are sent in messages, which need memory of their own.
         self.assertNotEqual(self.json("--cpu")["fits"][7]["bytes"], self.json()["fits"][7]["bytes"])
 
-    def test_what_fits_nowhere_says_what_forbids_it(self):
+    def test_says_what_prevents_a_fit(self):
         out = self.plan(memory="1MB")
         self.assertRegex(out, r"nearest: no optimizer.shard, .* rows of 8 tokens need .* of which weights, gradients and optimizer")
         self.assertEqual({row[4] for row in NUMBERS.findall(out)}, {"none"})
 
-    def test_what_cannot_be_is_refused(self):
+    def test_refuses_invalid_requests(self):
         model = ["plan", "--model", "small.toml"]
         whole = [*model, "--ranks", "4", "--device-memory", "1GB"]
         for args, code, part in [

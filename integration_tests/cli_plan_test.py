@@ -11,7 +11,7 @@ import cli  # noqa: E402
 
 
 class PlanTest(cli.CliTest):
-    def test_a_plan_is_made_costed_and_proved(self):
+    def test_prints_a_proved_plan_and_its_cost(self):
         code, out, err = self.annulus("plan", "--ranks", "16", "--length", "4099", "--heads", "8", "--kv-heads", "2")
         self.assertEqual(code, 0, err)
         pairs = 8 * (4099 * 4100 // 2)
@@ -19,7 +19,7 @@ class PlanTest(cli.CliTest):
         # Fifteen hops of K and V in the forward.
         self.assertRegex(out, r"forward[^\n]*\n +messages sent +30 +30\n")
 
-    def test_any_pattern_has_a_plan(self):
+    def test_plans_a_window_pattern(self):
         window = "{ kind = 'window', left = 9, right = 0 }"
         args = ["--ranks", "4", "--length", "1000", "--layout", "contiguous", "--pattern", window]
         code, out, err = self.annulus("plan", *args)
@@ -29,7 +29,7 @@ class PlanTest(cli.CliTest):
         self.assertIn(f"pairs counted {pairs}, {pairs / 1e6:.4f} of all\n", out)
         self.assertRegex(out, rf"each of {pairs} pairs is computed once")
 
-    def test_what_cannot_be_is_refused_with_what_can(self):
+    def test_refuses_invalid_requests_and_says_what_is_possible(self):
         for args, code, part in [
             (["--ranks", "8", "--length", "100", "--even"], 4, "multiple of 16"),
             (["--ranks", "0", "--length", "100"], 4, "at least one rank"),
@@ -61,7 +61,7 @@ class PlanTest(cli.CliTest):
             self.assertIn(part, err)
 
 
-    def test_lengths_are_those_of_the_ranks(self):
+    def test_lengths_option_gives_one_length_for_each_rank(self):
         code, out, err = self.annulus("plan", "--lengths", "500,20,480")
         self.assertEqual(code, 0, err)
         self.assertIn("lengths 500 20 480, ", out)
@@ -70,7 +70,7 @@ class PlanTest(cli.CliTest):
         same = self.annulus("plan", "--lengths", "500,20,480", "--ranks", "3", "--length", "1000")
         self.assertEqual(out.splitlines()[:2], same[1].splitlines()[:2])
 
-    def test_json_says_what_the_table_says(self):
+    def test_json_agrees_with_the_table(self):
         sizes = ["--ranks", "4", "--length", "1000", "--heads", "4", "--kv-heads", "2", "--head-dim", "64"]
         code, out, err = self.annulus("plan", *sizes, "--json")
         self.assertEqual(code, 0, err)
@@ -95,7 +95,7 @@ class PlanTest(cli.CliTest):
         code, out, err = self.annulus("plan", *sizes, "--json", "--no-proof")
         self.assertIsNone(json.loads(out)["proof"])
 
-    def test_doctor_speaks_json(self):
+    def test_doctor_json_agrees_with_the_table(self):
         code, out, err = self.annulus("doctor", "--json")
         self.assertEqual(code, 0, err)
         doctor = json.loads(out)
@@ -116,7 +116,7 @@ class PlanTest(cli.CliTest):
 
 
 class BenchTest(cli.CliTest):
-    def test_the_ring_starts_its_own_ranks_and_sends_what_is_planned(self):
+    def test_ring_starts_its_ranks_and_sends_the_planned_bytes(self):
         code, out, err = self.annulus("bench", "ring", "--length", "256", "--heads", "2", "--kv-heads", "2", "--repeats", "1")
         self.assertEqual(code, 0, err)
         rows = {}
@@ -129,7 +129,7 @@ class BenchTest(cli.CliTest):
             self.assertEqual(rows[ranks][2], 1.0, out)  # bytes sent over bytes planned
             self.assertGreaterEqual(rows[ranks][3], 1.0, out)  # over the lower bound
 
-    def test_other_patterns_have_annulus_on_one_rank_as_baseline(self):
+    def test_ring_with_other_patterns_compares_with_one_rank(self):
         window = "{ kind = 'window', left = 9, right = 0 }"
         sizes = ["--length", "256", "--heads", "2", "--kv-heads", "2", "--repeats", "1"]
         code, out, err = self.annulus("bench", "ring", *sizes, "--pattern", window, "--schedule", "group-cast")
@@ -137,7 +137,7 @@ class BenchTest(cli.CliTest):
         self.assertIn("annulus on one rank", out)
         self.assertRegex(out, r"\n +4 +[\d.]+ +[\d.]+ +[\d.]+ +[\d.]+ +1\.000 ")  # bytes sent over bytes planned
 
-    def test_communication_is_measured_beside_plain_mpi(self):
+    def test_comm_compares_with_plain_mpi(self):
         sizes = ["--smallest", "1024", "--largest", "4096", "--rounds", "1"]
         code, out, err = self.annulus("bench", "comm", *sizes, "--json", "comm.json")
         self.assertEqual(code, 0, err)
@@ -152,7 +152,7 @@ class BenchTest(cli.CliTest):
         part = "exchange inside hosts"
         self.assert_refused(4, f'"{part}" needs several hosts.* 2 ranks on 1 host', "bench", "comm", "--part", part)
 
-    def test_a_start_is_timed_from_launch_to_the_first_step(self):
+    def test_start_is_timed_from_launch_to_the_first_step(self):
         code, out, err = self.annulus("bench", "comm", "--start", "--rounds", "1")
         self.assertEqual(code, 0, err)
         for ranks in (2, 8):
@@ -161,14 +161,14 @@ class BenchTest(cli.CliTest):
             *parts, whole = [float(x) for x in found[1].split()]
             self.assertAlmostEqual(sum(parts), whole, delta=0.04)
 
-    def test_a_start_takes_nothing_that_it_would_ignore(self):
+    def test_start_refuses_options_that_it_would_ignore(self):
         start = ["bench", "comm", "--start"]
         for ranks in ("1", "2"):
             self.assert_refused(2, "run it without launch", "launch", "-n", ranks, *start)
         for ignored in (["--json", "a.json"], ["--part", "barrier"], ["--smallest", "4"], ["--largest", "4"]):
             self.assert_refused(2, "--start", *start, *ignored)
 
-    def test_training_is_measured_and_ends_with_json(self):
+    def test_train_ends_with_a_line_of_json(self):
         code, out, err = self.annulus("bench", "train", "--repeats", "1")
         self.assertEqual(code, 0, err)
         figures = json.loads(out.splitlines()[-1])
@@ -181,7 +181,7 @@ class BenchTest(cli.CliTest):
         with open(self.path(name)) as f:
             return json.load(f)
 
-    def test_patterns_are_measured_and_leave_a_report(self):
+    def test_patterns_writes_a_report(self):
         sizes = ["--length", "256", "--heads", "2", "--dim", "8", "--rounds", "2"]
         code, out, err = self.annulus("bench", "patterns", *sizes, "--json", "patterns.json")
         self.assertEqual(code, 0, err)
@@ -198,7 +198,7 @@ class BenchTest(cli.CliTest):
         self.assertEqual(code, 0, err)
         self.assertEqual(len(re.findall(r"^  \{ kind", out, re.M)), 2, out)
 
-    def test_all_leaves_one_report_that_equals_itself(self):
+    def test_all_writes_one_report_that_equals_itself(self):
         code, out, err = self.annulus("bench", "all", "--length", "256", "--rounds", "1", "--json", "all.json")
         self.assertEqual(code, 0, err)
         names = [r["name"] for r in self.report("all.json")["ratios"]]
@@ -209,7 +209,7 @@ class BenchTest(cli.CliTest):
         for name in names:
             self.assertRegex(out, re.escape(name) + r" .* same\n")
 
-    def test_what_got_worse_is_named_with_an_exit_code_of_its_own(self):
+    def test_compare_names_worse_ratios_and_exits_with_10(self):
         def report(name, **ratios):
             machine = {"cores": 4, "isa": "AVX512"}
             entries = [
@@ -230,14 +230,14 @@ class BenchTest(cli.CliTest):
             code, out, err = self.annulus("bench", "compare", *args)
             self.assertEqual(code, want, err)
 
-    def test_files_that_are_no_reports_are_refused(self):
+    def test_refuses_files_that_are_not_reports(self):
         with open(self.path("broken.json"), "w") as f:
             f.write('{"format": "annulus-bench-1", ')
         self.assert_refused(3, "missing.json cannot be read", "bench", "compare", "missing.json", "broken.json")
         self.assert_refused(3, "broken.json: this is not JSON", "bench", "compare", "broken.json", "broken.json")
         self.assert_refused(8, "folder of --json .*mkdir -p nowhere", "bench", "all", "--json", "nowhere/all.json")
 
-    def test_an_unknown_benchmark_is_refused(self):
+    def test_refuses_unknown_benchmark(self):
         self.assert_refused(2, 'did you mean "ring"', "bench", "rign")
         self.assert_refused(2, "ring, train, shard, operator, patterns, gpu, all, compare, attention or comm;", "bench")
         self.assert_refused(2, 'did you mean "--length"', "bench", "ring", "--lenght", "9")

@@ -40,7 +40,7 @@ class TokenizeTest(cli.CliTest):
         self.assertEqual((code, err), (0, ""), out)
         return out
 
-    def test_made_shown_and_checked_in_every_format(self):
+    def test_makes_inspects_and_verifies_every_format(self):
         expected = support.library_ids("llama3", self.texts)
         tokens = sum(map(len, expected))
         for format in ("annulus", "megatron", "llmc", "nanogpt"):
@@ -61,7 +61,7 @@ class TokenizeTest(cli.CliTest):
             self.assertEqual((code, err), (0, ""), format)
             self.assertRegex(out, rf"^{format}: {len(shards)} shards of {tokens:,} tokens, whole, and their tokens.table\n$")
 
-    def test_one_shard_without_what_lay_beside_it(self):
+    def test_inspects_a_shard_without_its_other_files(self):
         self.tokenize("--format", "nanogpt", "--shard-tokens", "0", "--end", "<|end_of_text|>")
         os.mkdir(self.path("alone"))
         os.rename(self.path("out/train.bin"), self.path("alone/train.bin"))
@@ -76,7 +76,7 @@ class TokenizeTest(cli.CliTest):
         self.assertEqual(code, 0, err)
         self.assertIn("only what the format itself stores was checked", out)
 
-    def test_damage_is_found_by_verify(self):
+    def test_verify_finds_damage(self):
         for format, name in (("annulus", "shard-00000.tokens"), ("megatron", "shard-00000.bin"), ("llmc", "tokens_train_000000.bin"),
                              ("nanogpt", "train-00000.bin")):
             self.tokenize("--format", format, "--begin", "<|begin_of_text|>", output=format)
@@ -92,7 +92,7 @@ class TokenizeTest(cli.CliTest):
         os.remove(self.path("annulus/shard-00000.tokens"))
         self.assert_refused(3, "shard-00000.tokens cannot be read", "tokenize", "--verify", "annulus")
 
-    def test_stopped_by_the_terminal_and_gone_on_with(self):
+    def test_continues_after_ctrl_c(self):
         big = support.texts(3000, seed=9)
         support.write_jsonl(self.path("in.jsonl"), big)
         words = ["tokenize", "--tokenizer", support.tokenizer("llama3"), "--input", "in.jsonl", "--output", "out", "--shard-tokens",
@@ -135,7 +135,7 @@ class TokenizeTest(cli.CliTest):
         self.assertTrue(all(len(line) < columns for line in lines[:-1]), lines)
         self.assertRegex(lines[-1], r"^[\d,]+ tokens of [\d,]+ documents")
 
-    def test_usage_is_refused_before_anything_starts(self):
+    def test_refuses_invalid_usage_before_the_tokenizer_starts(self):
         os.chmod(self.script, 0o644)  # the script cannot be started
         some = ["tokenize", "--tokenizer", "t", "--input", "in.jsonl"]
         refused = self.assert_refused
@@ -159,7 +159,7 @@ class TokenizeTest(cli.CliTest):
         refused(3, "empty holds no shards", "tokenize", "--verify", "empty")
         self.assertFalse(os.path.exists(self.path("out")))
 
-    def test_words_of_a_command_reach_the_other_program_as_they_are(self):
+    def test_passes_arguments_unchanged(self):
         with open(self.script, "w") as f:
             f.write('#!/bin/bash\nprintf "%s\\n" "$@"\nexit 8\n')
         code, out, _ = self.annulus("tokenize", "--tokenizer", "a b", "--input", "*.txt", "$(x)", "--output", "-o", "--begin", "<s>",

@@ -50,7 +50,7 @@ class TrainTest(cli.CliTest):
         run.wait_for("step ")
         return run
 
-    def test_a_run_its_resume_and_a_sample(self):
+    def test_trains_resumes_and_samples(self):
         code, out, err = self.annulus("launch", "-n", "2", "train", "config.toml", ANNULUS_PROGRAM="./annulus")
         self.assertEqual(code, 0, err)
         self.assertRegex(out.splitlines()[0], r"^device cpu \(")
@@ -116,7 +116,7 @@ class TrainTest(cli.CliTest):
         self.assertNotIn("\r", log)
         self.assertIn("done: 6 steps", log)
 
-    def test_a_run_is_resumed_without_its_configuration(self):
+    def test_resumes_without_the_configuration(self):
         self.assert_refused(3, "runs", "train", "--resume")
         self.assert_refused(2, "name CONFIG first", "train", "--resume", "config.toml")
         self.assertEqual(self.annulus("train", "config.toml")[0], 0)
@@ -150,10 +150,10 @@ class TrainTest(cli.CliTest):
     def test_ctrl_c_writes_a_checkpoint_and_says_how_to_continue(self):
         self.stop(signal.SIGINT, 130)
 
-    def test_sigterm_likewise(self):
+    def test_sigterm_writes_a_checkpoint_and_says_how_to_continue(self):
         self.stop(signal.SIGTERM, 143)
 
-    def test_a_rank_that_dies_ends_the_job(self):
+    def test_killed_rank_ends_the_job(self):
         run = self.train_in_background()
         ranks = [p for p in cli.processes_with(run.mark) if self.rank_of(p) == "1"]
         self.assertEqual(len(ranks), 1)
@@ -168,20 +168,20 @@ class TrainTest(cli.CliTest):
             found = re.search(rb"(?:^|\0)OMPI_COMM_WORLD_RANK=(\d+)", f.read())
         return found.group(1).decode() if found else None
 
-    def test_more_than_the_machine_has(self):
+    def test_refuses_a_model_larger_than_memory(self):
         sizes = ["--set", "model.layers=100000", "--set", "model.dim=65536", "--set", "run.name=oom"]
         code, _, err = self.annulus("launch", "-n", "2", "train", "config.toml", *sizes)
         self.assertEqual(code, 8, err)
         self.assertRegex(err, r"the run needs at least \S+ PB a rank, .* for the 2 ranks of this host, and .* free")
         self.assertFalse(glob.glob(self.path("runs/oom*")))
 
-    def test_a_folder_in_use(self):
+    def test_refuses_a_folder_in_use(self):
         run = self.train_in_background(ranks=1)
         self.assert_refused(7, "tiny-001", "train", "config.toml", "--resume", "tiny-001")
         run.signal(signal.SIGINT)
         self.assertEqual(run.finish()[0], 130)
 
-    def test_damaged_checkpoints_are_passed_over(self):
+    def test_resumes_from_the_newest_whole_checkpoint(self):
         self.assertEqual(self.annulus("train", "config.toml")[0], 0)
         whole = sorted(glob.glob(self.path("runs/tiny-001/checkpoints/*")))
         self.assertEqual(len(whole), 3)  # steps 2, 4, 6
@@ -221,14 +221,14 @@ class TrainTest(cli.CliTest):
             timeout=cli.LIMIT,
         )
 
-    def test_plain_mpirun_prints_plain_lines_and_how_to_go_on(self):
+    def test_plain_mpirun_prints_plain_lines_and_how_to_continue(self):
         done = self.mpirun("-np", "2", cli.ANNULUS, "train", "config.toml")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertNotIn("\x1b", done.stdout)
         onward = re.search(r"^train on: +(.*?)\r?$", done.stdout, re.M).group(1)
         self.assertIn(" launch -n 2 train config.toml --resume ", onward)
 
-    def test_ranks_with_different_configurations(self):
+    def test_refuses_ranks_with_different_configurations(self):
         one = ["-np", "1", cli.ANNULUS, "train", "config.toml"]
         done = self.mpirun(*one, ":", *one, "--set", "optimizer.lr=0.02")
         self.assertEqual(done.returncode, 5, done.stderr)
@@ -236,7 +236,7 @@ class TrainTest(cli.CliTest):
         self.assertEqual(len(re.findall("^annulus:", done.stderr, re.M)), 1, done.stderr)
         self.assertFalse(os.path.exists(self.path("runs")))
 
-    def test_refusals_leave_nothing(self):
+    def test_errors_leave_no_run_folder(self):
         self.write("broken.toml", "[run\nsteps = 3")
         self.write("wrong_type.toml", cli.tiny_config("six", checkpoint={"every": 2}))
         self.write("short.txt", "too short")

@@ -121,7 +121,7 @@ class ExitCodesTest(cli.CliTest):
             os.chmod(path, 0)
         return "nowhere" if state == "missing" else name
 
-    def test_what_is_read(self):
+    def test_codes_for_files_that_are_read(self):
         measured = {}
         for row, (name, args) in self.READ.items():
             measured[row] = {}
@@ -135,7 +135,7 @@ class ExitCodesTest(cli.CliTest):
             self.write("config.toml", CONFIG)
         self.assertEqual(measured, documented()[0])
 
-    def test_what_is_written(self):
+    def test_codes_for_files_that_are_written(self):
         os.makedirs(self.path("folder"))
         os.makedirs(self.path("locked"))
         os.chmod(self.path("locked"), 0o500)
@@ -151,7 +151,7 @@ class ExitCodesTest(cli.CliTest):
             }
         self.assertEqual(measured, documented()[1])
 
-    def test_every_verb(self):
+    def test_codes_of_every_verb(self):
         _, out, _ = self.annulus("--help")
         verbs = re.findall(r"^  (\w+) {2,}\S", out, re.M)
         self.assertIn("train", verbs)
@@ -163,7 +163,7 @@ class ExitCodesTest(cli.CliTest):
                 code, err = self.end([verb, "--no-such-option"])
                 self.assertEqual(code, expected["an unknown option"], err)
 
-    def test_a_device_that_is_not_there(self):
+    def test_code_for_a_missing_device(self):
         if os.path.exists("/dev/nvidiactl"):
             self.skipTest("there is a GPU")
         self.assert_refused(9, "no GPU", "topology", "-n", "1", "--device", "cuda")

@@ -66,7 +66,7 @@ class LaunchTest(cli.CliTest):
             self.assertIn(f"standard error of rank {rank}", logs[f"rank-{rank}.log"])
         self.assertIn("launch -np 3 selftest print", logs["launch.log"])
 
-    def test_exchange(self):
+    def test_ranks_exchange_messages(self):
         code, out, err = self.annulus("launch", "-n", "3", "selftest", "exchange")
         self.assertEqual((code, out), (0, "3 ranks exchanged over mpi: all arrived\n"), err)
         self.assertEqual(self.annulus("selftest", "exchange")[0], 0)
@@ -84,7 +84,7 @@ class LaunchTest(cli.CliTest):
         self.assertEqual(len(found), 2, found)
         self.assertIn("logs/rank-0.log", found)
 
-    def test_logs_that_are_lost_are_told_once(self):
+    def test_lost_log_lines_are_reported_once(self):
         """/dev/full takes the place of a full disk."""
         missing = "annulus: lines are missing in the log file "
         for logs, full, words, code, *test in [
@@ -101,7 +101,7 @@ class LaunchTest(cli.CliTest):
             self.assertIn(missing + words + "\n", err)
             self.assertEqual("[rank 1] rank 1 of 2" in out, code == 0, "the terminal shows it all the same")
 
-    def test_exit_code_of_the_first_rank_that_failed(self):
+    def test_returns_exit_code_of_the_failed_rank(self):
         run = self.start("launch", "-n", "3", "selftest", "exit", "--rank", "1", "--code", "42")
         code, err = run.finish()
         self.assertEqual(code, 42)
@@ -109,7 +109,7 @@ class LaunchTest(cli.CliTest):
         self.assertNotIn("mpirun", err)  # mpirun's long message goes to the log only
         self.assertIn("mpirun.log", self.logs())
 
-    def test_the_error_of_a_failed_rank_is_shown_once(self):
+    def test_error_of_a_failed_rank_is_shown_once(self):
         run = self.start("launch", "-n", "2", "selftest", "fail", "--rank", "1")
         code, err = run.finish()
         self.assertEqual(code, 3)
@@ -117,7 +117,7 @@ class LaunchTest(cli.CliTest):
         self.assertEqual(err.count("told to fail"), 1, err)
         self.assertIn("told to fail", self.logs()["rank-1.log"])
 
-    def test_a_rank_that_is_not_there_is_refused(self):
+    def test_selftest_refuses_a_missing_rank(self):
         """Otherwise no rank would fail, and all would wait."""
         for test in ("exit", "fail", "kill"):
             self.assert_refused(2, "--rank 1: there is no such rank, only rank 0", "selftest", test, "--rank", "1")
@@ -127,13 +127,13 @@ class LaunchTest(cli.CliTest):
         self.assertIn("--rank 9: there is no such rank, only ranks 0 to 1", err)
         self.assertEqual(err.count("no such rank"), 1, err)
 
-    def test_a_killed_rank_ends_the_job(self):
+    def test_killed_rank_ends_the_job(self):
         run = self.start("launch", "-n", "2", "selftest", "kill", "--rank", "1")
         code, err = run.finish()
         self.assertEqual(code, 137)
         self.assertIn("annulus: rank 1 was ended by signal 9", err)
 
-    def test_a_signal_that_is_ignored_elsewhere_ends_the_rank(self):
+    def test_sigpipe_ends_the_rank(self):
         code, err = self.start("launch", "-n", "2", "selftest", "kill", "--rank", "1", "--signal", "13").finish()
         self.assertEqual(code, 141, err)
 
@@ -155,7 +155,7 @@ class LaunchTest(cli.CliTest):
     def test_sigterm_lets_ranks_finish(self):
         self.stopped_by(signal.SIGTERM, 143)
 
-    def test_a_second_ctrl_c_ends_ranks_that_do_not_listen(self):
+    def test_second_ctrl_c_kills_ranks_that_ignore_signals(self):
         run = self.start("launch", "-n", "2", "selftest", "hang", "--deaf")
         run.wait_for("rank 0 waits", "[rank 1] rank 1 waits")
         run.signal(signal.SIGINT)
@@ -164,7 +164,7 @@ class LaunchTest(cli.CliTest):
         code, _ = run.finish()
         self.assertEqual(code, 130)
 
-    def test_the_grace_period_ends_ranks_that_do_not_listen(self):
+    def test_grace_period_kills_ranks_that_ignore_signals(self):
         run = self.start("launch", "-n", "2", "--timeout-grace", "0.2", "selftest", "hang", "--deaf")
         run.wait_for("rank 0 waits", "[rank 1] rank 1 waits")
         run.signal(signal.SIGTERM)
@@ -184,7 +184,7 @@ class LaunchTest(cli.CliTest):
         # The next launch removes what a killed launcher left behind.
         self.assertEqual(self.annulus("launch", "-n", "1", "selftest", "print")[0], 0)
 
-    def test_a_closed_output_stops_the_job(self):
+    def test_closed_output_stops_the_job(self):
         run = self.start("launch", "-n", "1", "selftest", "spin")
         run.wait_for("still here")
         run.process.stdout.close()
@@ -205,23 +205,23 @@ class LaunchTest(cli.CliTest):
         self.assertEqual(code, 0, err)
         self.assertEqual(len(out.splitlines()), int(many))
 
-    def test_options_for_mpirun(self):
+    def test_passes_options_to_mpirun(self):
         code, out, err = self.annulus("launch", "-n", "1", "--mpi-args", "-x 'CLI_SAID=two words'", "--dry-run", "selftest", "print")
         self.assertEqual(code, 0, err)
         self.assertIn("-x 'CLI_SAID=two words'", out)
         self.assert_refused(2, "--mpi-args", "launch", "-n", "1", "--mpi-args", "'open", "selftest", "print")
 
-    def test_mpirun_cannot_start(self):
+    def test_reports_mpirun_failure_before_any_rank_started(self):
         code, _, err = self.annulus("launch", "-n", "1", "--mpi-args", "--no-such-option", "selftest", "print")
         self.assertNotEqual(code, 0)
         self.assertIn("before any rank started", err)
         self.assertIn("no-such-option", err)
 
-    def test_no_mpirun(self):
+    def test_refuses_missing_or_foreign_mpirun(self):
         self.assert_refused(9, "mpirun not found.*MPIRUN", "launch", "-n", "1", "selftest", "print", MPIRUN="/nowhere/mpirun")
         self.assert_refused(9, "should be Open MPI", "launch", "-n", "1", "selftest", "print", MPIRUN="/bin/true")
 
-    def test_more_ranks_than_files(self):
+    def test_refuses_more_ranks_than_open_files_allow(self):
         done = subprocess.run(
             ["bash", "-c", 'ulimit -n 200 && exec "$@"', "bash", cli.ANNULUS, "launch", "-n", "40", "selftest", "print"],
             cwd=self.folder, env=cli.environment(), capture_output=True, text=True, timeout=cli.LIMIT)
@@ -229,7 +229,7 @@ class LaunchTest(cli.CliTest):
         self.assertIn("the launcher of 40 ranks needs 224 open files, but this process may have 200; use ulimit -n 4096", done.stderr)
         self.assertFalse(os.path.exists(self.path("runs")), "nothing has started")
 
-    def test_a_rank_elsewhere_that_died_comes_before_complaints(self):
+    def test_killed_rank_on_another_host_comes_before_later_errors(self):
         """When the launcher looks, both have arrived: rank 0's complaint and the end of rank 1's connection."""
         with open(self.path("mpirun"), "w") as f:
             f.write(MPIRUN)
@@ -239,11 +239,11 @@ class LaunchTest(cli.CliTest):
         self.assertEqual(code, 137, err)
         self.assertIn("annulus: rank 1 was ended by signal 9 (Killed)\nannulus: rank 0 failed after it\n", err)
 
-    def test_launch_inside_a_rank(self):
+    def test_refuses_launch_inside_a_rank(self):
         inside = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
         self.assert_refused(2, "inside a rank", "launch", "-n", "1", "selftest", "print", **inside)
 
-    def test_plain_mpirun(self):
+    def test_runs_under_plain_mpirun(self):
         if shutil.which("mpirun") is None:
             self.skipTest("no mpirun on PATH")
         short = tempfile.TemporaryDirectory(dir="/dev/shm")  # Open MPI's sockets need a short path
@@ -264,7 +264,7 @@ class LaunchTest(cli.CliTest):
 
 
 class CommandLineTest(cli.CliTest):
-    def test_verbs_of_one_process_are_no_ranks(self):
+    def test_single_process_verbs_refuse_ranks(self):
         for verb in (("sample", "run"), ("plan", "--length", "64", "--ranks", "2")):
             for rank in ("0", "1"):
                 rank_of = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": rank, "OMPI_COMM_WORLD_LOCAL_RANK": rank}
@@ -272,7 +272,7 @@ class CommandLineTest(cli.CliTest):
                 self.assertEqual((code, out), (2, ""), err)
                 self.assertEqual("runs in one process, but this is a job of 2 ranks" in err, rank == "0", err)
 
-    def test_help_of_the_script(self):
+    def test_help_lists_script_verbs_only_in_a_clone(self):
         # The script of a clone can do more than that of an installation.
         os.mkdir(self.path("tools"))
         open(self.path("tools/install.sh"), "w").close()
@@ -286,7 +286,7 @@ class CommandLineTest(cli.CliTest):
         _, _, err = self.annulus("plan", "--lenght", "3", ANNULUS_PROGRAM="my tools/annulus")
         self.assertIn("`'my tools/annulus' plan --help`", err)
 
-    def test_refusals(self):
+    def test_refuses_invalid_command_lines(self):
         for pattern, *args in [
             ("whole number of ranks.*\"0\"", "launch", "-n", "0", "selftest", "print"),
             ("whole number of ranks.*\"-1\"", "launch", "-n", "-1", "selftest", "print"),
@@ -321,7 +321,7 @@ class CommandLineTest(cli.CliTest):
         ]:
             self.assert_refused(2, pattern, *args)
 
-    def test_output_that_is_lost_is_an_error(self):
+    def test_full_disk_of_standard_output_is_an_error(self):
         """The disk is full; some output fails line by line, long before the end."""
         with open(self.path("text.txt"), "w") as f:
             f.write("all work and no play " * 200)
@@ -360,7 +360,7 @@ class CommandLineTest(cli.CliTest):
                 self.assertEqual(done.returncode, 8, done.stderr)
                 self.assertRegex(done.stderr, r"(?m)^annulus: \[output\] standard output could not be written( in full;.*|: No space left on device)$")
 
-    def test_a_reader_that_has_gone_is_no_full_disk(self):
+    def test_closed_pipe_ends_without_an_error(self):
         for ignored in (True, False):
             reader, writer = os.pipe()
             os.close(reader)
@@ -390,7 +390,7 @@ class CommandLineTest(cli.CliTest):
                 code, _, err = self.annulus(*line.split())
                 self.assertEqual(code, 0, f"{line}: {err}")
 
-    def test_topology(self):
+    def test_topology_shows_placement_and_refuses_bad_files(self):
         code, out, err = self.annulus("topology", "-n", "2")
         self.assertEqual(code, 0, err)
         self.assertIn("placement of 2 ranks", out)
@@ -399,7 +399,7 @@ class CommandLineTest(cli.CliTest):
         self.assert_refused(3, "broken.xml", "topology", "--xml", "broken.xml")
         self.assert_refused(3, "missing.xml", "topology", "--xml", "missing.xml")
 
-    def test_doctor(self):
+    def test_doctor_shows_components_and_caches(self):
         code, out, err = self.annulus("doctor")
         self.assertEqual(code, 0, err)
         for word in ("LibTorch", "Open MPI", "device", "backend", "kernel"):

@@ -19,7 +19,7 @@ import torch_reference  # noqa: E402
 
 
 class Package(unittest.TestCase):
-    def test_layouts_deal_every_position_once_and_as_documented(self):
+    def test_layouts_assign_each_position_once(self):
         for length in (0, 1, 5, 16, 67):
             for size in (1, 2, 3, 8):
                 for layout in ("contiguous", "zigzag", "striped"):
@@ -52,7 +52,7 @@ class Package(unittest.TestCase):
         with self.assertRaisesRegex(annulus.AnnulusError, "'zigzak'"):
             annulus.shard(tokens, "zigzak")
 
-    def test_a_pattern_may_be_a_mapping(self):
+    def test_accepts_pattern_as_a_mapping(self):
         q = torch.randn(2, 17, 2, 8, dtype=torch.float64)
         for pattern in (
             {"kind": "documents", "documents": [4, 7, 6], "causal": True},
@@ -61,7 +61,7 @@ class Package(unittest.TestCase):
             want = torch_reference.attention(q, q, q, pattern)
             self.assertLess((annulus.attention(q, q, q, pattern) - want).abs().max().item(), 1e-14)
 
-    def test_plans_are_proved_and_made_ahead(self):
+    def test_plan_is_proved_and_plan_ahead_is_accepted(self):
         given = dict(heads=4, kv_heads=2, layout="zigzag", cu_seqlens=torch.tensor([0, 100, 512]))
         plan = annulus.plan({"kind": "window", "left": 63, "right": 0}, 512, 4, **given)
         self.assertEqual((plan["ranks"], plan["proof"]["holds"], plan["proof"]["faults"]), (4, True, []))
@@ -78,7 +78,7 @@ class Package(unittest.TestCase):
         after = annulus.stats()
         self.assertEqual(after["forward"]["calls"], before["forward"]["calls"] + 1)
 
-    def test_doctor_says_what_was_found_and_what_does_not_fit(self):
+    def test_doctor_reports_versions_and_mismatches(self):
         table = annulus.doctor()
         for line in (r"annulus +\d+\.\d+\.\d+, /", rf"torch +{re.escape(torch.__version__)}; .* built against"):
             self.assertRegex(table, line)
@@ -87,7 +87,7 @@ class Package(unittest.TestCase):
         with unittest.mock.patch.object(torch, "__version__", "2.10.0"):
             self.assertRegex(annulus.doctor(), "WRONG +the library was built for another minor version of torch")
 
-    def test_is_traced_whole(self):
+    def test_compiles_into_one_graph(self):
         q = torch.randn(1, 8, 2, 8, dtype=torch.float64, requires_grad=True)
 
         def loss(q):
@@ -97,7 +97,7 @@ class Package(unittest.TestCase):
         wanted, got = (torch.autograd.grad(f(q), q)[0] for f in (loss, compiled))
         self.assertTrue(torch.equal(wanted, got))
 
-    def test_errors_are_its_own(self):
+    def test_raises_annulus_error(self):
         q = torch.randn(1, 8, 2, 8)
         with self.assertRaisesRegex(annulus.AnnulusError, r'^\[pattern\] .*did you mean "causal"'):
             annulus.attention(q, q, q, "{ kind = 'casual' }")
@@ -108,7 +108,7 @@ class Package(unittest.TestCase):
         with self.assertRaisesRegex(annulus.AnnulusError, "no process group of the name 'nobody'"):
             annulus.shard(q, group="nobody")
 
-    def test_errors_of_compiled_calls_are_its_own_where_they_are_asked_for(self):
+    def test_errors_context_converts_errors_of_compiled_calls(self):
         q = torch.randn(1, 8, 2, 8)
 
         def attend(q, boundaries):
@@ -121,7 +121,7 @@ class Package(unittest.TestCase):
         with self.assertRaises(ValueError), annulus.errors():
             raise ValueError("of others")
 
-    def test_a_library_that_is_not_there_or_not_for_this_torch_is_named(self):
+    def test_import_error_names_missing_or_unloadable_library(self):
         missing = ("/nowhere/lib.so", "not in /nowhere/lib.so: build it with")
         for path, words in [missing, (__file__, "does not load into torch")]:
             env = dict(os.environ, ANNULUS_TORCH_LIBRARY=path, PYTHONPATH=os.pathsep.join(sys.path))

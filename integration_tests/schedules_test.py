@@ -101,18 +101,18 @@ class SchedulesTest(cli.CliTest):
         for step, (a, b) in enumerate(zip(got, want, strict=True)):
             self.assertLessEqual(abs(a - b), 1e-12 * LR, f"{keys}, step {step + 1}")
 
-    def test_cosine(self):
+    def test_cosine_matches_pytorch(self):
         self.assert_equal(rates(warmed_up((cosine(STEPS - WARMUP), WARMUP))), warmup=WARMUP)
         self.assert_equal(rates(cosine(STEPS)), schedule="cosine")
 
-    def test_linear(self):
+    def test_linear_matches_pytorch(self):
         self.assert_equal(rates(warmed_up((line(STEPS - WARMUP), WARMUP))), schedule="linear", warmup=WARMUP)
         self.assert_equal(rates(line(STEPS)), schedule="linear")
 
-    def test_constant(self):
+    def test_constant_matches_pytorch(self):
         self.assert_equal(rates(warmed_up((constant, WARMUP))), schedule="constant", warmup=WARMUP)
 
-    def test_warmup_stable_decay(self):
+    def test_warmup_stable_decay_matches_pytorch(self):
         self.assert_equal(rates(warmed_up((constant, WARMUP), (line(DECAY), STEPS - DECAY))), schedule="wsd",
                           warmup=WARMUP, decay=DECAY)
 

@@ -38,7 +38,7 @@ class TokensPageTest(cli.CliTest):
         self.assertEqual((code, err), (0, ""), command + "\n" + out)
         return out
 
-    def test_from_raw_text_to_a_trained_run(self):
+    def test_commands_of_the_page_run(self):
         make, tokenize, pack, train, sample = commands()
         words = shlex.split(make)
         self.assertEqual(words[0], "examples/tokens/make.sh")

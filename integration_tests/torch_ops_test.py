@@ -51,7 +51,7 @@ class TorchOps(unittest.TestCase):
         self.assertEqual(a.shape, b.shape)
         self.assertLess((a - b).abs().max().item(), tolerance)
 
-    def test_values_and_gradients(self):
+    def test_values_and_gradients_match_the_reference(self):
         for pattern in PATTERNS:
             with self.subTest(pattern=pattern):
                 q, k, v = inputs()
@@ -109,7 +109,7 @@ class TorchOps(unittest.TestCase):
             for a, b in zip(torch.autograd.grad(out, (q, k, v), dout), torch.autograd.grad(want, (q, k, v), dout)):
                 self.assert_close(a, b)
 
-    def test_documents_change_with_every_call(self):
+    def test_documents_may_change_with_every_call(self):
         for lengths in ([4, 7, 6], [17], [1, 16], [9, 8]):
             pattern = {"kind": "documents", "documents": lengths, "causal": True}
             x = inputs()
@@ -117,7 +117,7 @@ class TorchOps(unittest.TestCase):
                 annulus.attention(*x, torch_reference.text(pattern)), torch_reference.attention(*x, pattern)
             )
 
-    def test_documents_by_their_boundaries(self):
+    def test_documents_given_by_cu_seqlens(self):
         for kind, dtype in (({"kind": "full"}, torch.int32), ({"kind": "causal"}, torch.int64)):
             text = torch_reference.text(kind)
             for bounds in ([0, 4, 11, 17], [0, 17], [0, 0, 4, 4, 17, 17]):  # equal bounds delimit no document
@@ -182,7 +182,7 @@ class TorchOps(unittest.TestCase):
                 for a, b in zip(got, want):
                     self.assertTrue(torch.equal(a, b))
 
-    def test_plans_are_made_ahead(self):
+    def test_plan_ahead_is_used_by_the_call(self):
         def made():
             return json.loads(annulus.stats())["plans"]["made"]
 
@@ -218,7 +218,7 @@ class TorchOps(unittest.TestCase):
         self.assertEqual((info["mpi"], info["cuda"]), (True, False))
         self.assertIn("flash attention on CPU", info["cpu_kernel"])
 
-    def test_fake_tensors_of_a_device(self):
+    def test_traces_with_fake_tensors(self):
         """Tracing for a device does not need the device: shapes, dtypes and devices of results, and errors."""
         from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -239,7 +239,7 @@ class TorchOps(unittest.TestCase):
                     self.assertEqual((got.device, got.shape, got.dtype), (t.device, t.shape, t.dtype))
             self.assertEqual(annulus.all_reduce(q.float(), group="0").device.type, "cuda")
 
-    def test_checkpointing_that_keeps_attention_does_not_run_it_again(self):
+    def test_selective_checkpointing_does_not_recompute_attention(self):
         policy = torch.utils.checkpoint.CheckpointPolicy
 
         def keep(context, op, *args, **kwargs):
@@ -270,7 +270,7 @@ class TorchOps(unittest.TestCase):
             self.assertTrue(torch.equal(a, b))
             self.assertTrue(torch.equal(a, c))
 
-    def test_adaptive_blocks_are_those_of_the_forward(self):
+    def test_backward_uses_the_adaptive_blocks_of_the_forward(self):
         q, k, v = inputs(64, 64)
         self.assertTrue(torch.autograd.gradcheck(lambda *x: annulus.attention(*x, ADAPTIVE), (q, k, v), fast_mode=True))
         # If q and k are not the forward's, they select other blocks, which is detected.
@@ -281,7 +281,7 @@ class TorchOps(unittest.TestCase):
         with self.assertRaisesRegex(RuntimeError, r"^\[torch\] attention_backward: q and k select other blocks"):
             annulus.attention_backward(out, x[0].flip(1), *x[1:], out, *saved, *settings)
 
-    def test_block_mask_of_a_file(self):
+    def test_block_mask_from_a_file(self):
         mask = torch.tensor([[1, 0, 0], [0, 1, 0], [1, 0, 1]], dtype=torch.uint8)
         header = json.dumps({"mask": {"dtype": "U8", "shape": [1, 1, 3, 3], "data_offsets": [0, 9]}}).encode()
         with tempfile.NamedTemporaryFile(suffix=".safetensors") as file:
@@ -307,7 +307,7 @@ class TorchOps(unittest.TestCase):
             torch.library.opcheck(annulus.attention_backward.default, (out, *x, out, *saved, *settings))
         torch.library.opcheck(annulus.all_reduce.default, (torch.randn(3),))
 
-    def test_autocast(self):
+    def test_autocast_matches_sdpa(self):
         """The dtypes of a model under autocast: projections in bf16, a residual in fp32."""
         dtypes = (torch.bfloat16, torch.bfloat16, torch.float32)
         x = [t.detach().to(d).requires_grad_() for t, d in zip(inputs(kv_heads=4, dtype=torch.float32), dtypes)]
@@ -341,7 +341,7 @@ class TorchOps(unittest.TestCase):
         out = torch.compile(run, fullgraph=True, backend="aot_eager")(*x)
         self.assertTrue(torch.equal(out, run(*x)))
 
-    def test_meta(self):
+    def test_meta_tensors_have_shapes_and_errors(self):
         """Tensors without content give results of the right shapes, and the same errors as tensors with content."""
         q, k, v = (t.to("meta") for t in inputs(9, 21, dtype=torch.bfloat16, grad=False))
         for pattern in (CAUSAL, ADAPTIVE):
@@ -382,7 +382,7 @@ class TorchOps(unittest.TestCase):
         self.assertTrue(torch.autograd.gradgradcheck(lambda t: annulus.all_reduce(t * t), x))
         torch.library.opcheck(annulus.all_reduce.default, (x,))
 
-    def test_compile(self):
+    def test_compiled_gradients_match_eager(self):
         weight = torch.randn(32, 32, dtype=torch.float64, requires_grad=True)
 
         def model(q, k, v):
@@ -401,7 +401,7 @@ class TorchOps(unittest.TestCase):
                         for a, b in zip(got, want):
                             self.assert_close(a, b)
 
-    def test_refusals_have_one_form(self):
+    def test_errors_name_their_source(self):
         q, k, v = inputs()
         for pattern, arguments, text in [
             ("{ kind = 'casual' }", {}, r"^\[pattern\] .*did you mean \"causal\""),
@@ -424,7 +424,7 @@ class TorchOps(unittest.TestCase):
         with self.assertRaisesRegex(RuntimeError, "not implemented|does not require grad"):
             torch.autograd.grad(dq.sum(), q)
 
-    def test_what_is_no_dense_tensor_is_named(self):
+    def test_names_arguments_that_are_not_dense_tensors(self):
         q, k, v = inputs()
         for given, name in [((None, k, v), "q"), ((q, None, v), "k"), ((q, k, None), "v"), ((None, None, None), "q")]:
             for grad in (torch.enable_grad(), torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16)):
@@ -442,13 +442,13 @@ class TorchOps(unittest.TestCase):
             with self.assertRaisesRegex(RuntimeError, r"^\[torch\] all_reduce takes .*" + text):
                 annulus.all_reduce(x)
 
-    def test_timeouts_are_numbers_of_seconds(self):
+    def test_refuses_invalid_timeouts(self):
         for seconds in (0, -1.0, float("nan"), 1e9):
             with self.assertRaisesRegex(RuntimeError, "expected a timeout from 0.1 to 31536000 seconds, but got "):
                 load(timeout=seconds)
         load(timeout=300)
 
-    def test_processes_of_torchrun_are_refused(self):
+    def test_refuses_torchrun_without_a_group(self):
         """Otherwise each would silently attend to its own rows only."""
         program = (
             "import annulus, torch; x = torch.ones(1, 4, 1, 8); "
@@ -470,7 +470,7 @@ class TorchOps(unittest.TestCase):
         done = run(**torchrun, ANNULUS_WORLD_SIZE="1")
         self.assertEqual((done.returncode, done.stdout), (0, "32.0\n"), done.stderr)
 
-    def test_threads(self):
+    def test_calls_from_several_threads(self):
         x = [inputs(30, 30) for _ in range(4)]
         want = [torch.autograd.grad(annulus.attention(*i, CAUSAL).square().sum(), i) for i in x]
         got = [None] * 4

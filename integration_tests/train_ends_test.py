@@ -51,7 +51,7 @@ class TrainEndsTest(cli.CliTest):
         self.assertEqual(code, 0, err)
         self.assertGreaterEqual(int(re.search(r"resumed after step (\d+)", out).group(1)), step)
 
-    def test_a_rank_that_is_killed(self):
+    def test_killed_rank(self):
         # The command is longer than a line that a rank can send to the launcher.
         texts = ", ".join(["'text.txt'"] * 1000)
         self.running = self.train("--set", f"data.train=[{texts}]")
@@ -62,7 +62,7 @@ class TrainEndsTest(cli.CliTest):
         self.assertIn("rank 1 was ended by signal 9", err)
         self.goes_on(err)
 
-    def test_rank_0_is_killed(self):
+    def test_killed_rank_0(self):
         self.running = self.train()
         self.wait_for_checkpoint(1)
         self.send(self.running, 0, signal.SIGKILL)
@@ -70,7 +70,7 @@ class TrainEndsTest(cli.CliTest):
         self.assertEqual(code, 137, err)
         self.goes_on(err)
 
-    def test_a_rank_that_stalls(self):
+    def test_stalled_rank(self):
         self.running = self.train("--set", "timeout=2")
         self.wait_for_checkpoint(1)
         self.send(self.running, 1, signal.SIGSTOP)
@@ -79,7 +79,7 @@ class TrainEndsTest(cli.CliTest):
         self.assertRegex(err, r"step \d+: .*; rank 1 is stopped \(SIGSTOP or a debugger; host \S+\)")
         self.goes_on(err, "--set", "timeout=60")
 
-    def test_a_rank_that_stalls_without_launch(self):
+    def test_stalled_rank_without_launch(self):
         """Two ranks under plain mpirun: rank 0 prints how to continue, because there is no launcher to do it."""
         if shutil.which("mpirun") is None:
             self.skipTest("no mpirun on PATH")
@@ -96,7 +96,7 @@ class TrainEndsTest(cli.CliTest):
         self.goes_on(err, "--set", "timeout=60")
         self.assertIn("rank 1 is stopped", err)
 
-    def test_before_the_first_checkpoint(self):
+    def test_killed_before_the_first_checkpoint(self):
         run = self.train(*NO_CHECKPOINT)
         self.send(run, 1, signal.SIGKILL)
         code, err = run.finish()
@@ -104,7 +104,7 @@ class TrainEndsTest(cli.CliTest):
         self.assertIn("annulus: there is no checkpoint yet", err)
         self.assertNotIn("to go on", err)
 
-    def test_a_checkpoint_that_is_gone(self):
+    def test_reports_a_removed_checkpoint(self):
         run = self.train(*NO_CHECKPOINT)
         run.signal(signal.SIGINT)
         self.assertEqual(run.finish()[0], 130)
@@ -119,10 +119,10 @@ class TrainEndsTest(cli.CliTest):
         self.assertRegex(err, r"annulus: the checkpoint of step \d+ is not in .* any more")
         self.assertNotIn("to go on", err)
 
-    def test_a_run_that_never_began(self):
+    def test_failure_before_the_run_begins(self):
         self.assert_refused(3, "missing", "launch", "-n", "2", "train", "config.toml", "--set", "data.train=['missing']")
 
-    def test_what_the_run_has_said_is_not_said_again(self):
+    def test_launcher_does_not_repeat_what_the_run_printed(self):
         run = self.train(*NO_CHECKPOINT)
         run.signal(signal.SIGTERM)
         code, err = run.finish()
@@ -141,27 +141,27 @@ class TrainEndsTest(cli.CliTest):
         self.assertIn(f"resumed after step {step}", out)
         return said
 
-    def test_a_closed_output_without_launch(self):
+    def test_closed_output_without_launch(self):
         run = self.train(*NO_CHECKPOINT, ranks=0)
         run.process.stdout.close()
         run.process.stdout = open(os.devnull)
         self.assertRegex(self.stopped_alone(run, 141), GO_ON)
 
-    def test_a_closed_output_below_launch(self):
+    def test_closed_output_with_launch(self):
         run = self.train(*NO_CHECKPOINT)
         run.process.stdout.close()
         run.process.stdout = open(os.devnull)
         self.assertRegex(self.stopped_alone(run, 141), GO_ON)
 
-    def test_a_resume_of_a_run_that_lies_elsewhere(self):
+    def test_refuses_to_resume_a_run_in_another_folder(self):
         self.assert_refused(2, "--resume FOLDER/NAME", "train", "--resume", "tiny", "--set", "run.folder=other")
 
-    def test_a_closed_terminal_without_launch(self):
+    def test_closed_terminal_without_launch(self):
         run = self.train(*NO_CHECKPOINT, ranks=0)
         run.signal(signal.SIGHUP)
         self.stopped_alone(run, 129)
 
-    def test_nohup_without_launch(self):
+    def test_continues_under_nohup_without_launch(self):
         run = self.start("train", "config.toml", *NO_CHECKPOINT, prefix=("nohup",), env={"ANNULUS_PROGRESS": "live"})
         run.wait_for("step ")
         run.signal(signal.SIGHUP)

@@ -90,7 +90,7 @@ class TrainTest(cli.CliTest):
         self.assertEqual(got, code, out + err)
         return out + err
 
-    def test_the_same_curve_at_1_2_and_4_ranks(self):
+    def test_curve_does_not_depend_on_the_number_of_ranks(self):
         self.train(0)
         self.train(2)
         self.train(4)
@@ -101,7 +101,7 @@ class TrainTest(cli.CliTest):
             for a, b in zip(one, self.losses(run), strict=True):
                 self.assertLessEqual(abs(a - b), RANKS_DIFFER * a)
 
-    def test_patterns_by_layer_and_documents_of_files(self):
+    def test_curve_with_patterns_by_layer_and_documents(self):
         adaptive = "{ kind = 'blocks', map = 'adaptive', block = 16, keep = 2, causal = true }"
         sets = ["--set", f"model.pattern=[{adaptive}, {{ kind = 'window', left = 20, right = 0 }}]"]
         sets += ["--set", "data.documents=true", "--set", "model.dropout=0.1"]
@@ -120,13 +120,13 @@ class TrainTest(cli.CliTest):
         self.assertEqual(code, 0, err)
         self.assertTrue(out.startswith("def "), out)
 
-    def test_twice_the_same_is_bit_identical(self):
+    def test_repeated_run_is_bit_identical(self):
         self.train(2)
         self.train(2)
         self.assertEqual(self.losses("tiny-001"), self.losses("tiny-002"))
         self.assertEqual(self.weights("tiny-001"), self.weights("tiny-002"))
 
-    def test_every_level_of_sharing_has_the_same_bits(self):
+    def test_every_sharding_level_is_bit_identical(self):
         steps = ["--set", "run.steps=3", "--set", "validation.every=3"]
         number = 0
         for ranks, sets in (
@@ -160,7 +160,7 @@ class TrainTest(cli.CliTest):
         self.assertRegex(out, r"continue:.*--resume \S*runs/tiny-001")
         return self.steps("tiny-001")[-1]
 
-    def test_ctrl_c_then_resume_equals_a_run_that_never_stopped(self):
+    def test_resumed_run_is_bit_identical_to_an_uninterrupted_one(self):
         stopped_at = self.stop_by(signal.SIGINT, 130)
         end = stopped_at + 3
         # The schedule of the learning rate ends with run.steps, so both parts must have the same. A signal cannot stop a
@@ -178,11 +178,11 @@ class TrainTest(cli.CliTest):
         a, b = self.losses("tiny-001"), self.losses("tiny-002")
         self.assertEqual(a[:end], b[:end])
 
-    def test_sigterm_during_validation(self):
+    def test_sigterm_during_validation_writes_a_checkpoint(self):
         sets = ["--set", "validation.every=1", "--set", "validation.batches=2000"]
         self.assertEqual(self.stop_by(signal.SIGTERM, 143, *sets), 2)
 
-    def test_a_full_disk_leaves_the_last_checkpoint(self):
+    def test_full_disk_keeps_the_last_checkpoint(self):
         # Runs as root in its own mount namespace.
         os.mkdir(self.path("small"))
         mount = f'mount -t tmpfs -o size=1400k none "{self.path("small")}" && exec "$@"'

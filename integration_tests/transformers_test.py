@@ -33,14 +33,14 @@ class Transformers(unittest.TestCase):
         out.loss.backward()
         return out.loss.item(), models.gradients(model)
 
-    def test_losses_and_gradients_are_those_of_sdpa_and_eager(self):
+    def test_losses_and_gradients_match_sdpa_and_eager(self):
         for name in models.CONFIGS:
             for packed in (False, True):
                 got = self.run_model(name, "annulus", packed)
                 for attention in ("sdpa", "eager"):
                     models.assert_same(*got, *self.run_model(name, attention, packed), (name, packed, attention))
 
-    def test_documents_and_windows_are_seen_at_all(self):
+    def test_documents_and_windows_change_the_result(self):
         """The results compared above differ from those of plain causal attention."""
         plain = models.make("llama", "annulus")(**annulus.transformers.shard_batch(models.batch(False))).logits
         batch = models.batch(True)
@@ -53,7 +53,7 @@ class Transformers(unittest.TestCase):
             self.assertGreater((model(**models.batch(False)).logits - masks[-1]).abs().max(), 1e-3)
         self.assertLess((masks[0] - masks[1]).abs().max(), 1e-5)
 
-    def test_checkpointing_and_autocast(self):
+    def test_checkpointing_and_autocast_keep_the_loss(self):
         model = models.make("qwen3", "annulus")
         batch = annulus.transformers.shard_batch(models.batch(True))
         wanted = self.run_model("qwen3", "annulus", True)
@@ -67,7 +67,7 @@ class Transformers(unittest.TestCase):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             self.assertLess(abs(model(**batch).loss.item() - wanted[0]), 0.05)
 
-    def test_generates_with_a_cache(self):
+    def test_generates_the_same_tokens_with_a_cache(self):
         ids = models.batch(False)["input_ids"][:, :9]
         for name in models.CONFIGS:
             texts = [
@@ -84,7 +84,7 @@ class Transformers(unittest.TestCase):
         with self.assertRaisesRegex(annulus.AnnulusError, r"^\[transformers\] .*" + words):
             model.train()(**batch)
 
-    def test_what_it_cannot_express_is_an_error(self):
+    def test_refuses_what_it_cannot_express(self):
         ones = torch.ones(2, models.LENGTH, dtype=torch.int64)
         padded = ones.clone()
         padded[0, :3] = 0
@@ -101,7 +101,7 @@ class Transformers(unittest.TestCase):
         with self.assertRaisesRegex(annulus.AnnulusError, "attention_dropout is 0.1"):
             model.train()(input_ids=models.batch(False)["input_ids"])
 
-    def test_masks_of_functions_are_read_or_refused(self):
+    def test_reads_or_refuses_mask_functions(self):
         embeds = torch.zeros(1, 8, 4)
         config = models.make("mistral", "annulus").config
 
@@ -130,13 +130,13 @@ class Transformers(unittest.TestCase):
         with self.assertRaisesRegex(annulus.AnnulusError, "is made by chunked_overlay"):
             make(masking_utils.create_chunked_causal_mask)
 
-    def test_rows_of_a_batch_may_be_taken(self):
+    def test_position_ids_of_one_row_apply_to_the_batch(self):
         batch = models.batch(False)
         for ids in (None, batch["position_ids"][:1]):
             part = annulus.transformers.shard_batch(batch | {"position_ids": ids})
             self.assertTrue(torch.equal(part["position_ids"], batch["position_ids"]))
 
-    def test_batches_are_checked(self):
+    def test_refuses_invalid_batches(self):
         batch = models.batch(False)
         with self.assertRaisesRegex(annulus.AnnulusError, "but it has \\['pixels'\\]"):
             annulus.transformers.shard_batch(batch | {"pixels": torch.ones(1)})

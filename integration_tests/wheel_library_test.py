@@ -21,7 +21,7 @@ class WheelLibrary(unittest.TestCase):
         self.assertIn("libtorch_cpu", needed)
         self.assertEqual([name for name in needed if name not in MAY_NEED], [])
 
-    def test_knows_no_mpi(self):
+    def test_has_no_symbols_of_mpi(self):
         self.assertEqual(re.findall(r" (?:MPI_|hwloc_|PMIx_)\w+", self.read("--dyn-syms")), [])
 
 

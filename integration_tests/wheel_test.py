@@ -94,7 +94,7 @@ class Wheel(unittest.TestCase):
         self.assertEqual(code, 0, err)
         self.assertEqual(len(re.findall("as dense attention, 2 ranks", out)), 2, out)
 
-    def test_says_which_torch_it_is_for(self):
+    def test_refuses_another_torch(self):
         stand_in = os.path.join(self.folder, "other")
         os.makedirs(os.path.join(stand_in, "annulus"))
         for path in glob.glob(self.site + "/annulus/*"):
@@ -107,7 +107,7 @@ class Wheel(unittest.TestCase):
         here = re.escape(torch.__version__)
         self.assertRegex(err, rf"ImportError: this wheel of annulus 0.1.0 was built for torch 2.10, but torch {here} is")
 
-    def test_carries_what_it_must_and_no_more(self):
+    def test_holds_only_what_it_needs(self):
         with zipfile.ZipFile(self.wheel) as archive:
             names = archive.namelist()
             (metadata,) = (archive.read(n).decode() for n in names if n.endswith(".dist-info/METADATA"))
@@ -125,7 +125,7 @@ class Wheel(unittest.TestCase):
         self.assertLessEqual(set(re.findall(r"R(?:UN)?PATH.*\[(.*)\]", dynamic)), {"$ORIGIN/../torch/lib"})
         self.assertNotRegex(dynamic, "NEEDED.*(mpi|hwloc|python)")
 
-    def test_is_tagged_as_auditwheel_says(self):
+    def test_tag_matches_auditwheel(self):
         tag = re.fullmatch(r"annulus-[\d.]+-py3-none-(manylinux_\d+_\d+_x86_64)\.whl", os.path.basename(self.wheel))
         self.assertIsNotNone(tag, self.wheel)
         show = [sys.executable, "-m", "auditwheel", "show", self.wheel]

@@ -52,7 +52,7 @@ class DoctorTest(unittest.TestCase):
         """Returns words that run the command after them once the shell command `before` has run."""
         return ["bash", "-c", before + ' && exec "$@"', "bash"]
 
-    def test_limits(self):
+    def test_finds_low_limits(self):
         # hwloc's variable gives a machine with RDMA devices. The process lacks CAP_IPC_LOCK, with which root may lock any
         # amount of memory.
         bound = ["setpriv", "--bounding-set", "-ipc_lock", "--"]
@@ -68,7 +68,7 @@ class DoctorTest(unittest.TestCase):
         self.assertEqual(code, 9)
         self.assert_found(found, "open-files", "error", "150 for each process", "ulimit -n 4096")
 
-    def test_ranks_that_share_a_core(self):
+    def test_warns_of_ranks_that_share_a_core(self):
         core = str(min(os.sched_getaffinity(0)))
         code, found = self.doctor("-n", "2", prefix=["taskset", "-c", core])
         self.assertEqual(code, 0)
@@ -76,7 +76,7 @@ class DoctorTest(unittest.TestCase):
         code, found = self.doctor("-n", "1", prefix=["taskset", "-c", core], OMP_NUM_THREADS="64")
         self.assert_found(found, "cores", "warning", "OMP_NUM_THREADS=64", "unset OMP_NUM_THREADS")
 
-    def test_another_mpirun(self):
+    def test_finds_unsuitable_mpirun(self):
         with tempfile.TemporaryDirectory(dir=os.environ.get("TEST_TMPDIR")) as folder:
             mpirun = os.path.join(folder, "a; mpirun")
             for version, severity, text in (
@@ -92,7 +92,7 @@ class DoctorTest(unittest.TestCase):
             code, found = self.doctor(MPIRUN=os.path.join(folder, "none"))
             self.assert_found(found, "mpi", "error", "mpirun not found", "apt-get install openmpi-bin")
 
-    def test_small_shared_memory_and_no_place_for_files(self):
+    def test_finds_small_shared_memory_and_unwritable_folders(self):
         small = ["unshare", "--mount", *self.in_shell(
             "mount -t tmpfs -o size=8m tmpfs /dev/shm && mkdir /dev/shm/t && mount -t tmpfs -o ro tmpfs /dev/shm/t && cd /dev/shm/t")]
         code, found = self.doctor("-n", "2", prefix=small, TMPDIR="/dev/shm/t")
@@ -101,7 +101,7 @@ class DoctorTest(unittest.TestCase):
         self.assert_found(found, "temporary-space", "error", "/dev/shm/t is missing or cannot be written", "TMPDIR")
         self.assert_found(found, "free-disk", "warning", "/dev/shm/t is missing or cannot be written", "run.folder")
 
-    def test_interfaces(self):
+    def test_finds_interfaces_that_are_down_or_missing(self):
         subprocess.run(["ip", "link", "add", "down0", "type", "veth", "peer", "name", "down1"], check=True)
         self.addCleanup(subprocess.run, ["ip", "link", "del", "down0"], check=True)
         code, found = self.doctor("--interfaces", "down0,ib7")
@@ -112,7 +112,7 @@ class DoctorTest(unittest.TestCase):
         code, found = self.doctor("--interfaces", "down0", ANNULUS_INTERFACES="ib7")
         self.assert_found(found, "interfaces", "error", "down0 is down; ", "--interfaces")
 
-    def test_the_table_is_for_people(self):
+    def test_table_shows_errors_and_counts_the_rest(self):
         done = subprocess.run([*self.in_shell("ulimit -n 100"), ANNULUS, "doctor"], env=environment(), capture_output=True,
                               text=True, timeout=60)
         self.assertEqual(done.returncode, 9)
@@ -121,7 +121,7 @@ class DoctorTest(unittest.TestCase):
         self.assertNotIn("  good ", done.stdout)
         self.assertIn("\nfound\n  LibTorch ", done.stdout)
 
-    def test_what_cannot_be_asked_for(self):
+    def test_refuses_invalid_arguments(self):
         for args, text in (
             (["--hosts", "a b"], "--hosts"),
             (["--hosts", ""], "\"\" is not the name of a host"),
@@ -135,7 +135,7 @@ class DoctorTest(unittest.TestCase):
             self.assertEqual(done.returncode, 2, (args, done.stdout, done.stderr))
             self.assertIn(text, done.stderr)
 
-    def test_over_hosts(self):
+    def test_checks_several_hosts(self):
         with simulated.Hosts(["host1", "Host2", "host3"]) as hosts:
             # A default that a site sets for every mpirun yields to the command line.
             code, found = self.doctor("--hosts", "host1:1,Host2:1,host3:1", run=hosts.run,
@@ -155,7 +155,7 @@ class DoctorTest(unittest.TestCase):
             self.assertEqual(found["shared-memory"][0]["severity"], "good")
             self.assert_found(found, "shared-memory", "error", "8 MiB of 8 MiB free", "--shm-size", at=2)
 
-    def test_hosts_that_cannot_be_asked(self):
+    def test_reports_unreachable_hosts(self):
         with simulated.Hosts(["host1", "host2"]) as hosts:
             hosts.kill("host2")
             code, found = self.doctor("--hosts", "host1:1,host2:1", run=hosts.run, ANNULUS_BOOTSTRAP_TIMEOUT="20")
@@ -163,7 +163,7 @@ class DoctorTest(unittest.TestCase):
             self.assert_found(found, "hosts", "error", "host2", "ssh HOST true")
             self.assertIn("mpi", found)  # the findings of this host are still there
 
-    def test_another_program_on_a_host(self):
+    def test_finds_another_program_on_a_host(self):
         with tempfile.TemporaryDirectory(dir=os.environ.get("TEST_TMPDIR")) as folder, \
                 simulated.Hosts(["host1", "host2"]) as hosts:
             own, other = os.path.join(folder, "annulus"), os.path.join(folder, "other")

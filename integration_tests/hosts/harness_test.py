@@ -23,13 +23,13 @@ class HarnessTest(unittest.TestCase):
             command = ["mpirun", "--host", "host1:2,Host2:1,host3:1", "--oversubscribe", "hostname"]
             self.assertEqual(self.said(hosts, command), ["Host2", "host1", "host1", "host3"])
 
-    def test_a_host_has_files_of_shared_memory_of_its_own(self):
+    def test_each_host_has_its_own_shared_memory(self):
         with simulated.Hosts(["host1", "host2"]) as hosts:
             self.said(hosts, ["touch", "/dev/shm/here"])
             self.assertEqual(hosts.run(["ls", "/dev/shm"], on="host2", capture_output=True).stdout, b"")
             self.assertEqual(hosts.run(["ls", "/dev/shm"], on="host1", capture_output=True).stdout, b"here\n")
 
-    def test_a_host_that_is_killed_is_gone(self):
+    def test_killed_host_is_unreachable(self):
         with simulated.Hosts(["host1", "host2"]) as hosts:
             ping = ["bash", "-c", "exec 3<>/dev/tcp/host2/1"]
             self.assertIn(b"refused", hosts.run(ping, capture_output=True).stderr)  # the host answers

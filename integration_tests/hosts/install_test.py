@@ -68,17 +68,17 @@ class InstallTest(unittest.TestCase):
     def ran(self, *args, program=None, **env):
         return run(program or self.annulus, *args, cwd=self.work, env={**self.env, **env})
 
-    def test_it_is_the_same_program(self):
+    def test_prints_the_same_version(self):
         done = self.ran("version")
         self.assertEqual((done.returncode, done.stdout), (0, run(ANNULUS, "version").stdout), done.stderr)
 
-    def test_it_trains(self):
+    def test_trains(self):
         for command in (["train", "config.toml"], ["launch", "-n", "2", "train", "config.toml"]):
             done = self.ran(*command)
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
             self.assertRegex(done.stdout, r"(?m)^step +2")
 
-    def test_all_libraries_are_its_own_or_the_systems(self):
+    def test_uses_only_its_own_and_system_libraries(self):
         for name in ("annulus", "annulus_bench"):
             done = run("ldd", os.path.join(self.prefix, "libexec", name), env=self.env)
             self.assertNotIn("not found", done.stdout)
@@ -90,14 +90,14 @@ class InstallTest(unittest.TestCase):
         done = self.ran("bench", "--help")
         self.assertEqual(done.returncode, 0, done.stderr)
 
-    def test_doctor_knows_where_it_is(self):
+    def test_doctor_reports_the_installed_paths(self):
         done = self.ran("doctor", "--json")
         report = json.loads(done.stdout)["hosts"][0]
         self.assertEqual(report["program"], os.path.join(self.prefix, "libexec", "annulus"))
         self.assertRegex(report["folder_digest"], r"^[0-9a-f]{32}$")
         self.assertEqual(report["libtorch_path"], os.path.join(self.prefix, "lib", "libtorch_cpu.so"))
 
-    def test_a_program_in_cpp(self):
+    def test_cpp_program_builds_and_runs(self):
         source, program = os.path.join(self.work, "a.cc"), os.path.join(self.work, "a")
         with open(source, "w") as f:
             f.write(PROGRAM)
@@ -110,7 +110,7 @@ class InstallTest(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertRegex(done.stdout, r'^2 \[\w+\] .*did you mean "causal"\?')
 
-    def test_what_is_there_is_replaced_and_nothing_else(self):
+    def test_reinstall_replaces_only_its_own_files(self):
         readme = os.path.join(self.prefix, "README")
         stale = os.path.join(self.prefix, "share", "annulus", "MANIFEST")
         with open(stale, "a") as f:
@@ -123,7 +123,7 @@ class InstallTest(unittest.TestCase):
         self.assertFalse(os.path.exists(os.path.join(self.prefix, "share", "annulus", "stale")))
         self.assertTrue(os.path.exists(os.path.join(self.folder, "outside")))
 
-    def test_a_folder_of_something_else_is_refused(self):
+    def test_refuses_a_folder_with_other_files(self):
         before = os.listdir(self.work)
         for prefix in (self.work, os.path.join(self.work, "config.toml")):
             for words in (["--check"], ["--bin", self.bin]):
@@ -132,7 +132,7 @@ class InstallTest(unittest.TestCase):
                 self.assertIn(prefix, done.stderr)
         self.assertEqual(os.listdir(self.work), before)
 
-    def test_configurations_and_documents_are_there(self):
+    def test_installs_configurations_and_documents(self):
         for path in ("README", "share/annulus/configs/quickstart.toml", "share/annulus/configs/cluster/mpijob.yaml",
                      "share/annulus/docs/clusters.md", "share/annulus/tokenization/__main__.py", "share/annulus/licenses/xxhash.txt"):
             self.assertTrue(os.path.isfile(os.path.join(self.prefix, path)), path)

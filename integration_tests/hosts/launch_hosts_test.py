@@ -80,7 +80,7 @@ class OverHosts(unittest.TestCase):
 
 
 class LaunchHostsTest(OverHosts):
-    def test_ranks_are_where_the_list_says_and_print_as_on_one_host(self):
+    def test_places_ranks_by_the_list_and_merges_their_output(self):
         code, out, err = self.launch("--hosts", "Host2:1,host1:2,host3:1", "--log-dir", "logs", "selftest", "print")
         self.assertEqual(code, 0, err)
         want = ["rank 0 of 4 on Host2", "rank 1 of 4 on host1", "rank 2 of 4 on host1", "rank 3 of 4 on host3"]
@@ -92,7 +92,7 @@ class LaunchHostsTest(OverHosts):
         self.assertRegex(self.log("launch.log"), r"placement of 4 ranks[^$]*--host Host2,host1,host1,host3")
         self.assertEqual(self.log("mpirun.log"), "", "nothing goes through mpirun")
 
-    def test_a_host_file_of_addresses_and_fewer_ranks_than_slots(self):
+    def test_hostfile_of_addresses_with_fewer_ranks_than_slots(self):
         with open(self.path("the hosts"), "w") as f:
             f.write("# ours\n10.231.7.3 slots=2\n10.231.7.1 slots=4 max_slots=4\n")
         # A default that a site sets for every mpirun yields to the host file.
@@ -102,7 +102,7 @@ class LaunchHostsTest(OverHosts):
         self.assertEqual(sorted(re.findall(r"rank \d of 3 on \S+", out)),
                          ["rank 0 of 3 on host3", "rank 1 of 3 on host3", "rank 2 of 3 on host1"])
 
-    def test_hosts_that_mpirun_was_told_of(self):
+    def test_accepts_hosts_given_to_mpirun(self):
         code, out, err = self.launch("-n", "2", "--mpi-args", "--host host3,Host2", "--log-dir", "logs", "selftest", "print")
         self.assertEqual(code, 0, err)
         self.assertEqual(sorted(line.split(" on ")[0] for line in out.splitlines()), ["[rank 1] rank 1 of 2", "rank 0 of 2"])
@@ -118,11 +118,11 @@ class LaunchHostsTest(OverHosts):
         self.assertRegex(out, r"mpirun -np 4 .*--host host1,host1,host3,host3 .* selftest exchange\n")
         self.assertFalse(os.path.exists(self.path("runs")))
 
-    def test_messages_cross_hosts(self):
+    def test_ranks_exchange_messages_across_hosts(self):
         code, out, err = self.launch("--hosts", "host1:1,Host2:1,host3:1", "selftest", "exchange")
         self.assertEqual((code, out), (0, "3 ranks exchanged over mpi: all arrived\n"), err)
 
-    def test_exit_codes_of_ranks_elsewhere(self):
+    def test_returns_exit_codes_of_remote_ranks(self):
         hosts = ("--hosts", "host1:1,Host2:1,host3:1")
         code, _, err = self.launch(*hosts, "selftest", "exit", "--rank", "2", "--code", "42")
         self.assertEqual(code, 42, err)
@@ -136,7 +136,7 @@ class LaunchHostsTest(OverHosts):
         self.assertEqual(code, 137, err)
         self.assertIn("annulus: rank 2 was ended by signal 9", err)
 
-    def test_ctrl_c_lets_ranks_elsewhere_finish(self):
+    def test_ctrl_c_lets_remote_ranks_finish(self):
         run = self.start("--hosts", "host1:1,Host2:1,host3:1", "--log-dir", "logs", "selftest", "stop")
         self.wait_for(run, "rank 0 waits", "[rank 1] rank 1 waits", "[rank 2] rank 2 waits")
         run.send_signal(signal.SIGINT)
@@ -160,12 +160,12 @@ class LaunchHostsTest(OverHosts):
         for a, b in zip(alone, over, strict=True):
             self.assertAlmostEqual(a, b, delta=1e-5 * a)
 
-    def test_attention_over_hosts_is_that_of_the_oracle(self):
+    def test_attention_across_hosts_matches_the_oracle(self):
         code, out, err = self.launch("--hosts", "host1:1,Host2:2,host3:1", "attend", "--random", "queries=64,heads=2,dim=8",
                                      "--check")
         self.assertEqual(code, 0, out + err)
 
-    def test_a_verb_of_another_program(self):
+    def test_starts_a_verb_of_annulus_bench(self):
         """`bench` belongs to annulus_bench, which surveys the hosts and starts the ranks itself."""
         bench = ("bench", "comm", "--part", "exchange", "--smallest", "1024", "--largest", "1024", "--rounds", "1")
         code, out, err = self.launch("--hosts", "host1:1,host3:1", *bench)
@@ -176,7 +176,7 @@ class LaunchHostsTest(OverHosts):
         self.assertEqual(code, 9, err)
         self.assertIn("on 1 host of --hosts: host nobody: ssh: Could not resolve hostname nobody", err)
 
-    def test_a_program_at_a_path_of_a_person(self):
+    def test_program_path_may_hold_spaces_and_quotes(self):
         program = self.path("my annulus; 'v2'")
         shutil.copy(cli.ANNULUS, program)
         code, out, err = self.launch("--hosts", "host1:1,host3:1", "selftest", "print", program=program)
@@ -194,28 +194,28 @@ class FaultyHostsTest(OverHosts):
         self.assertFalse(os.path.exists(self.path("runs")), "no rank has started")
         return err
 
-    def test_another_program_on_a_host(self):
+    def test_refuses_another_program_on_a_host(self):
         with open(cli.ANNULUS, "rb") as f:
             self.put("host3", f.read() + b"another build", os.path.realpath(cli.ANNULUS))
         err = self.assert_refused(5, r"annulus: .*program", *self.TWO, "selftest", "print")
         self.assertIn("what differs between the hosts:", err)
 
-    def test_another_configuration_on_a_host(self):
+    def test_refuses_another_configuration_on_a_host(self):
         self.put("host3", cli.tiny_config(3, optimizer={"lr": 0.02}).encode(), self.path("config.toml"))
         self.assert_refused(5, r"config\.toml", *self.TWO, "train", "config.toml")
 
-    def test_a_host_that_gets_no_rank_stops_nothing(self):
+    def test_ignores_differences_of_hosts_without_ranks(self):
         self.put("host3", cli.tiny_config(3, optimizer={"lr": 0.02}).encode(), self.path("config.toml"))
         code, out, err = self.launch("-n", "2", "--hosts", "host1:1,Host2:1,host3:1", "train", "config.toml")
         self.assertEqual(code, 0, err)
         self.assertNotIn("same-files", err)
 
-    def test_one_host_by_two_names(self):
+    def test_refuses_one_host_under_two_names(self):
         err = self.assert_refused(4, r"different-machines: localhost and host1 are names of one machine", "--hosts",
                                   "localhost:1,host1:1", "selftest", "print")
         self.assertIn("name each machine once", err)
 
-    def test_an_ssh_that_would_ask(self):
+    def test_reports_ssh_that_asks_for_a_password(self):
         """ssh has no terminal on which to ask, and the error says so, although the user has one."""
         agent = os.path.join(os.path.dirname(self.folder), "agent")  # Open MPI splits it at spaces
         with open(agent, "w") as f:
@@ -235,18 +235,18 @@ class FaultyHostsTest(OverHosts):
         self.assertEqual(done.returncode, 9, done.stderr)
         self.assertIn("host host3: Permission denied (publickey).", done.stderr)
 
-    def test_a_host_without_the_program(self):
+    def test_reports_host_without_the_program(self):
         self.on("host3", "mount", "-t", "tmpfs", "empty", os.path.dirname(os.path.realpath(cli.ANNULUS)))
         self.addCleanup(self.on, "host3", "umount", os.path.dirname(os.path.realpath(cli.ANNULUS)))
         self.assert_refused(9, r"host host3: .*could not access or execute an executable", *self.TWO, "selftest", "print")
 
-    def test_a_host_that_nobody_knows(self):
+    def test_reports_unknown_host(self):
         err = self.assert_refused(9, r"host nobody: ssh: Could not resolve hostname nobody", "--hosts",
                                   "host1:1,nobody:1,host3:1", "selftest", "print")
         self.assertIn("on 1 host of --hosts: host nobody: ", err)
         self.assertIn("`ssh HOST true`", err)
 
-    def test_interfaces_that_do_not_reach_the_others(self):
+    def test_reports_interfaces_that_do_not_reach_other_hosts(self):
         self.assert_refused(2, r"interface eth9 .*is not on this host; interfaces with an address here: eth0, lo",
                             *self.TWO, "--interfaces", "eth9", "selftest", "print")
         self.assert_refused(2, r"interface lo is the loopback, which does not reach host host3", *self.TWO,
@@ -260,14 +260,14 @@ class FaultyHostsTest(OverHosts):
         self.assert_refused(9, r"host host3: mpirun's daemon there does not answer.*`--interfaces` names those", *self.TWO, "--interfaces", "eth5", "selftest",
                             "print", ANNULUS_BOOTSTRAP_TIMEOUT="4")
 
-    def test_more_ranks_than_slots(self):
+    def test_refuses_more_ranks_than_slots(self):
         self.assert_refused(2, "3 ranks do not fit into the 2 slots", "-n", "3", *self.TWO, "selftest", "print")
         self.assert_refused(2, "the number of ranks on host host3", "--hosts", "host1:2,host3", "selftest", "print")
         self.assert_refused(2, '"host1;reboot" is not the name of a host', "--hosts", "host1;reboot", "selftest", "print")
 
 
 class LostHostTest(OverHosts):
-    def test_a_host_that_is_gone_before_and_during_a_job(self):
+    def test_reports_host_lost_during_and_before_a_job(self):
         run = self.start("--hosts", "host1:1,Host2:1,host3:1", "--log-dir", "logs", "selftest", "stop")
         self.wait_for(run, "[rank 1] rank 1 waits", "[rank 2] rank 2 waits")
         self.hosts.kill("Host2")

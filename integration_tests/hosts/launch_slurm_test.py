@@ -74,7 +74,7 @@ class LaunchSlurmTest(unittest.TestCase):
         self.assertEqual(len(glob.glob(self.path("runs/tiny-001/checkpoints/step-*/manifest.json"))), 1, said)
         self.assertRegex(said, r"stopped on request after step \d+ of \d+, with a checkpoint")
 
-    def test_salloc(self):
+    def test_launch_takes_nodes_and_tasks_from_salloc(self):
         code, out, err = self.run_command("salloc", "-Q", "-N", "2", "-n", "3", cli.ANNULUS, "launch", "selftest", "print")
         self.assertEqual(code, 0, err)
         self.assertEqual(sorted(re.findall(r"rank \d of 3 on \S+", out)),
@@ -92,7 +92,7 @@ class LaunchSlurmTest(unittest.TestCase):
         self.assertRegex(out, r"host n1: rank 0 .*\n +host n2: rank 1 ")
         self.assertRegex(out, r"(?m)^step +2\b")
 
-    def test_a_job_that_is_cancelled_keeps_a_checkpoint(self):
+    def test_cancelled_job_keeps_a_checkpoint(self):
         job = self.submit(command=f"{cli.ANNULUS} launch train config.toml")
         self.wait_for_a_step()
         self.assertEqual(self.run_command("scancel", job)[0], 0)
@@ -101,7 +101,7 @@ class LaunchSlurmTest(unittest.TestCase):
         self.assertIn("annulus: exit code 143", said)
         self.assert_kept(said)
 
-    def test_a_job_near_its_time_limit_keeps_a_checkpoint(self):
+    def test_job_near_its_time_limit_keeps_a_checkpoint(self):
         # Slurm checks every 30 s and sends the signal up to 30 s early: 15 to 45 s after the start.
         job = self.submit("--time=2", "--signal=B:USR1@75", command=f"{cli.ANNULUS} launch train config.toml")
         said = self.wait_for_the_end(job)

@@ -38,7 +38,7 @@ class TopologyOverHosts(unittest.TestCase):
                               capture_output=True, text=True, timeout=cli.LIMIT)
         return done.returncode, done.stdout, done.stderr
 
-    def test_hosts_are_asked_saved_and_planned_on_later(self):
+    def test_plans_later_from_saved_hosts(self):
         code, out, err = self.topology("--hosts", "host1:2,Host2:2,host3:2", "--device", "cpu", "--context", "3", "--json",
                                        "--save", "the cluster.json", "--svg", "the cluster.svg")
         self.assertEqual(code, 0, err)
@@ -62,20 +62,20 @@ class TopologyOverHosts(unittest.TestCase):
         self.assertEqual(json.loads(later)["placement"], said["placement"])
         self.assertEqual(json.loads(later)["hosts"], said["hosts"])
 
-    def test_a_host_file(self):
+    def test_reads_a_hostfile(self):
         with open(os.path.join(self.folder, "hosts"), "w") as f:
             f.write("host3 slots=1\n# a comment\nhost1 slots=2\n")
         code, out, err = self.topology("--hostfile", "hosts", "--device", "cpu", "--json")
         self.assertEqual(code, 0, err)
         self.assertEqual([rank["host"] for rank in json.loads(out)["placement"]["ranks"]], ["host3", "host1", "host1"])
 
-    def test_a_host_that_is_not_there(self):
+    def test_reports_unreachable_host(self):
         code, out, err = self.topology("--hosts", "host1,nowhere")
         self.assertEqual(code, 9, err)
         self.assertIn("nowhere", err)
         self.assertEqual(out, "")
 
-    def test_what_is_no_host_or_interface(self):
+    def test_refuses_invalid_hosts_and_interfaces(self):
         for args in (["--hosts", "host1,; rm -rf x"], ["--hosts", "host1,-x"], ["--hosts", "host1,host3", "--interfaces", "eth7"]):
             code, out, err = self.topology(*args)
             self.assertEqual((code, out), (2, ""), err)

@@ -112,7 +112,7 @@ class HuggingFaceTest(cli.CliTest):
         for name, value in got.state_dict().items():
             self.assertTrue(torch.equal(value, wanted[name]), f"{what}: {name}")
 
-    def test_every_family_comes_out_as_it_went_in(self):
+    def test_export_reproduces_the_import_of_every_family(self):
         for i, name in enumerate(CONFIGS):
             dtype = torch.bfloat16 if i % 2 else torch.float32
             model = self.make(name, dtype, **({"max_shard_size": "40KB"} if i % 3 else {}))
@@ -127,7 +127,7 @@ class HuggingFaceTest(cli.CliTest):
             self.assertEqual(said(again.config), said(model.config), name)
             self.assert_same_weights(again, model, name)
 
-    def test_the_older_spelling(self):
+    def test_accepts_the_older_spelling_of_keys(self):
         model = self.make("llama3")
         path = self.path("llama3/config.json")
         with open(path) as f:
@@ -147,7 +147,7 @@ class HuggingFaceTest(cli.CliTest):
         self.assertEqual(again.config.rope_parameters["rope_type"], "llama3")
         self.assert_same_weights(again, model, "llama3")
 
-    def test_what_a_config_leaves_out_is_what_transformers_makes_of_it(self):
+    def test_defaults_match_transformers(self):
         for family in ("llama", "mistral", "qwen2", "qwen3"):
             os.makedirs(self.path(family))
             with open(self.path(f"{family}/config.json"), "w") as f:
@@ -164,7 +164,7 @@ class HuggingFaceTest(cli.CliTest):
             said = f'{{ kind = "window", left = {window - 1}, right = 0 }}' if window else '{ kind = "causal" }'
             self.assertEqual(of["patterns"], [{"pattern": said, "layers": [0, 1, 2]}])
 
-    def test_what_was_trained_is_what_comes_out(self):
+    def test_export_has_the_settings_of_the_training(self):
         """A longer context by yarn, with a window: the configuration has both, and a run continues without the folder."""
         self.make("mistral")
         train = ["train", "config.toml", "--init", "mistral", "--set", "data.context=128", "--set",
@@ -184,7 +184,7 @@ class HuggingFaceTest(cli.CliTest):
             (rope["rope_type"], rope["factor"], rope["original_max_position_embeddings"]), ("yarn", 2.0, 64)
         )
 
-    def test_a_model_begun_here(self):
+    def test_exports_a_model_trained_from_scratch(self):
         self.done("train", "config.toml", "--set", "model.layers=2", "--set", "model.dim=32", "--set", "model.heads=2",
                   "--set", 'model.rope_scaling={ kind = "yarn", factor = 2.0, original_context = 16, beta_fast = 16 }')
         out = self.done("export", "tiny", "out", "--dtype", "bf16")
@@ -196,7 +196,7 @@ class HuggingFaceTest(cli.CliTest):
         self.assert_refused(2, "out already exists", "export", "tiny", "out")
         self.assert_refused(2, "--dtype must be bf16 or fp32", "export", "tiny", "other", "--dtype", "fp8")
 
-    def test_what_is_refused(self):
+    def test_refuses_invalid_models(self):
         self.make("llama")
         self.assert_refused(2, "leave the key out", "train", "config.toml", "--init", "llama", "--set", "model.dim=64")
         path = self.path("llama/config.json")

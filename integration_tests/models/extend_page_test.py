@@ -52,7 +52,7 @@ class ExtendPageTest(cli.CliTest):
         self.assertEqual(done.returncode, 0, f"{words}\n{done.stdout}{done.stderr}")
         return done.stdout
 
-    def test_from_a_folder_to_transformers(self):
+    def test_commands_of_the_page_run(self):
         outputs = []
         for command in commands():
             words = shlex.split(command)

@@ -39,7 +39,7 @@ class Logits(cli.CliTest):
             else:
                 self.assertLess((error.norm() / value.double().norm()).item(), 1e-4, (what, name))
 
-    def test_every_family_and_scaling(self):
+    def test_every_family_and_scaling_matches_transformers(self):
         for name, config in models.CONFIGS.items():
             data = models.batch(vocab=config.vocab_size)
             folder = models.save(models.make(name), self.path(name.replace(" ", "_")))
@@ -47,7 +47,7 @@ class Logits(cli.CliTest):
             for ranks in (1, 2, 4):
                 self.assert_same(self.logits(folder, data, "--backward", ranks=ranks), wanted, (name, ranks))
 
-    def test_the_older_spelling_of_the_rotary_keys(self):
+    def test_accepts_the_older_spelling_of_rotary_keys(self):
         data = models.batch()
         for name in ("llama 2", "llama, linear", "llama 3.1", "mistral, yarn"):
             folder = models.save(models.make(name), self.path(name.replace(" ", "_")))
@@ -55,7 +55,7 @@ class Logits(cli.CliTest):
             models.old_spelling(folder)
             self.assert_same(self.logits(folder, data, "--backward"), wanted, name)
 
-    def test_the_last_position_alone(self):
+    def test_last_option_gives_the_last_position(self):
         folder = models.save(models.make("qwen 3"), self.path("model"))
         data = {"tokens": models.batch(length=51)["tokens"]}
         whole = self.logits(folder, data)
@@ -65,7 +65,7 @@ class Logits(cli.CliTest):
             self.assertEqual(list(last.shape), [2, models.VOCAB])
             self.assertLess((last - whole["logits"][:, -1]).abs().max().item(), 1e-4)
 
-    def test_a_pattern_in_place_of_the_models_own(self):
+    def test_pattern_option_replaces_the_models_pattern(self):
         config = models.CONFIGS["mistral"]
         folder = models.save(models.make("mistral"), self.path("model"))
         data = models.batch()
@@ -74,7 +74,7 @@ class Logits(cli.CliTest):
         got = self.logits(folder, data, "--backward", "--pattern", '{ kind = "causal" }', ranks=2)
         self.assert_same(got, wanted, "causal")
 
-    def test_bf16_is_as_near_to_fp32_as_transformers_is(self):
+    def test_bf16_is_as_accurate_as_transformers(self):
         data = models.batch()
         for name in set(models.CONFIGS) - {"llama, odd"}:  # which has a smaller vocabulary
             folder = models.save(models.make(name), self.path(name.replace(" ", "_")))
@@ -87,7 +87,7 @@ class Logits(cli.CliTest):
                 ours = self.logits(folder, data, "--dtype", "bf16", ranks=ranks)["logits"]
                 self.assertLess((ours - exact).square().mean().sqrt().item(), allowed, (name, ranks))
 
-    def test_what_is_refused(self):
+    def test_refuses_invalid_inputs(self):
         folder = models.save(models.make("llama 2"), self.path("model"))
         good = models.batch(length=40)
 

@@ -35,7 +35,7 @@ SHAPES = [
 
 
 class RotaryTables(unittest.TestCase):
-    def test_are_those_of_transformers(self):
+    def test_tables_match_transformers(self):
         positions = torch.cat([torch.arange(64), torch.tensor([4095, 8191, 32767, 131071, 524287]),
                                torch.randint(1 << 20, (200,)), torch.tensor([(1 << 20) - 1])])
         for family, head_dim, theta, rope, context in SHAPES:

@@ -45,7 +45,7 @@ class SampleFolder(cli.CliTest):
                 chosen.append(int(best.indices[0]))
         return chosen
 
-    def test_text_is_that_of_transformers(self):
+    def test_text_matches_transformers(self):
         for name in models.CONFIGS:
             model = models.make(name)
             folder = models.save(model, self.path(name.replace(" ", "_")))
@@ -59,7 +59,7 @@ class SampleFolder(cli.CliTest):
             shown = "".join("\ufffd" if not c.isprintable() and c not in "\n\t" else c for c in wanted)
             self.assertEqual(got, shown, name)
 
-    def test_a_tokenizer_of_more_ids_than_the_model_has(self):
+    def test_refuses_ids_beyond_the_models_vocabulary(self):
         config = models.CONFIGS["llama 2"]
         small = type(config)(**config.to_dict() | {"vocab_size": 256})
         folder = models.save(models.make("llama 2", config=small), self.path("model"))
@@ -68,7 +68,7 @@ class SampleFolder(cli.CliTest):
         self.assertEqual((code, out), (3, ""), err)
         self.assertRegex(err, "gives the id [0-9]+, but the model has 256")
 
-    def test_a_document_ends_with_the_models_ids(self):
+    def test_stops_at_the_models_end_tokens(self):
         model = models.make("llama 3.1")
         folder = models.save(model, self.path("model"))
         tokenizer = models.tokenizer(folder)
@@ -85,7 +85,7 @@ class SampleFolder(cli.CliTest):
         # Without a prompt the text begins after the token with which documents begin.
         self.assertNotEqual(self.sample(folder, "--tokens", "5", "--seed", "3"), "")
 
-    def test_what_is_refused(self):
+    def test_refuses_invalid_options(self):
         folder = models.save(models.make("qwen 2.5"), self.path("model"))
         refused = [("holds no tokenizer", [folder, "--prompt", "x"])]
         models.tokenizer(folder)

@@ -84,7 +84,7 @@ class TrainModel(cli.CliTest):
         with open(self.path(f"runs/{runs[-1]}/metrics.jsonl")) as f:
             return [line["loss"] for line in map(json.loads, f) if "loss" in line]
 
-    def test_losses_are_those_of_pytorch(self):
+    def test_losses_match_pytorch(self):
         documents().numpy().astype("uint16").tofile(self.path("documents.bin"))
         with open(self.path("config.toml"), "w") as f:
             f.write(CONFIG)
