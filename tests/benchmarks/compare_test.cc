@@ -1,4 +1,4 @@
-// Tests of benchmarks/compare.h.
+// Tests benchmarks/report/compare.h: which changes of a ratio count as worse, and what the comparison prints.
 #include "benchmarks/report/compare.h"
 
 #include <gtest/gtest.h>

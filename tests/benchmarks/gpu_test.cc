@@ -1,4 +1,4 @@
-// Tests of benchmarks/gpu.h in its tiny version on the CPU: what is measured and written, not how long it takes.
+// Tests benchmarks/gpu.h in its tiny version on the CPU: what is measured and written, not how long it takes.
 #include "benchmarks/gpu.h"
 
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@
 namespace annulus {
 namespace {
 
-// The names of the figures of each part, from the lines of JSON; every one must be a number.
+// Returns the names of the figures of each part, read from the lines of JSON; each figure must be a number.
 std::map<std::string, std::set<std::string>> figures_in(const std::string& text) {
   std::map<std::string, std::set<std::string>> parts;
   std::istringstream lines(text);
@@ -63,11 +63,11 @@ TEST(GpuBench, TinyVersionMeasuresAllOfAttention) {
   for (const BenchRatio& r : ratios) {
     EXPECT_TRUE(names.insert(r.name).second) << r.name;
     EXPECT_TRUE(std::isfinite(r.ratio) && r.ratio > 0) << r.name;
-    EXPECT_FALSE(r.goal) << r.name;  // they are for GPUs
+    EXPECT_FALSE(r.goal) << r.name;  // goals apply to GPUs only
   }
-  // Two directions: of two lengths; of the ring, and both together; of three patterns.
+  // Two directions for each of two lengths; two for the ring, and both together; two for each of three patterns.
   EXPECT_EQ(names.size(), 4u + 3u + 6u);
-  // What is cut off later loses nothing that was measured before: a line for each length and pattern.
+  // Each length and pattern has a line of its own, so a run that is cut off keeps what it has measured.
   EXPECT_EQ(ratios_in(out.str()), names);
   const std::string text = out.str();
   EXPECT_LT(text.find("{\"bench\""), text.find("       200  forward")) << text;
@@ -91,7 +91,7 @@ TEST(GpuBench, TrainingPartsNeedAModelAndStopAtTheTextLength) {
   EXPECT_EQ(ratios[0].goal, 1.0);
   const auto figures = figures_in(out.str());
   EXPECT_TRUE(figures.at("train").contains("training, MFU")) << out.str();
-  // 2,700 bytes: rows of 2,048 can be drawn, of 4,096 not.
+  // The text has 2,700 bytes: rows of 2,048 can be drawn, but not rows of 4,096.
   EXPECT_TRUE(figures.at("longest").contains("longest 2048")) << out.str();
   EXPECT_FALSE(figures.at("longest").contains("longest 4096")) << out.str();
 }
@@ -101,7 +101,7 @@ TEST(GpuBench, LongestRowSearchStopsAtItsTimeLimit) {
   options.parts = {"longest"};
   options.config = model_file();
   options.length = 128;
-  options.longest_seconds = 1e-6;  // the first is always tried
+  options.longest_seconds = 1e-6;  // the first length is always tried
   std::ostringstream out;
   run_gpu_bench(options, out);
   EXPECT_EQ(figures_in(out.str()).at("longest"), (std::set<std::string>{"longest 128", "longest row trained"}));

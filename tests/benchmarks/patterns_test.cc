@@ -1,4 +1,4 @@
-// Tests of benchmarks/patterns.h: what is measured, not how long it takes.
+// Tests benchmarks/patterns.h: what is measured, not how long it takes.
 #include "benchmarks/patterns.h"
 
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@ TEST(RandomBlockMap, HasItsDensityAndTheWholeDiagonal) {
     }
     EXPECT_EQ(map.digest(), random_block_map(128, heads, 128, 0.1).digest());
   }
-  // A map of few blocks is denser: own blocks are always there.
+  // A map of few blocks is denser, because the blocks on the diagonal are always active.
   EXPECT_DOUBLE_EQ(random_block_map(128, 1, 2, 0.1).density(), 0.5);
   EXPECT_DOUBLE_EQ(random_block_map(128, 1, 3, 1.0).density(), 1);
 }
@@ -44,7 +44,7 @@ TEST(BenchPatterns, GoalPatternsHaveTheirStatedShares) {
     if (p.goal_of_share) {
       ++goals;
       EXPECT_EQ(*p.goal_of_share, 1.3);
-      // The sum of segment / rate^2: what two branches count is counted twice.
+      // The sum over branches of segment / rate^2; pairs of two branches count twice.
       EXPECT_NEAR(share, (2048 + 4096 / 4. + 8192 / 16. + 16384 / 64.) / 16384, 1e-9) << p.name;
     }
   }
@@ -63,7 +63,7 @@ TEST(BenchPatterns, UserPatternsReplaceTheListWithoutDuplicates) {
 
 TEST(PatternsBench, GivesEachRatioOnceForSmallSizes) {
   PatternsBenchOptions options;
-  options.length = 300;  // no multiple of anything
+  options.length = 300;  // not a multiple of any block size
   options.heads = 2;
   options.head_dim = 8;
   options.rounds = 2;
@@ -76,7 +76,7 @@ TEST(PatternsBench, GivesEachRatioOnceForSmallSizes) {
     EXPECT_TRUE(std::isfinite(r.ratio) && r.ratio > 0) << r.name;
     EXPECT_LE(r.low, r.high) << r.name;
     EXPECT_EQ(r.rounds, 2);
-    EXPECT_FALSE(r.goal) << r.name;  // they are for long sequences
+    EXPECT_FALSE(r.goal) << r.name;  // goals apply to long sequences only
     EXPECT_NE(out.str().find(r.name.substr(r.name.find('/') + 1)), std::string::npos) << out.str();
   }
 }

@@ -1,4 +1,4 @@
-// Tests of benchmarks/report.h.
+// Tests benchmarks/report/report.h: ratios of measurements, and reports that are written to files and read back.
 #include "benchmarks/report/report.h"
 
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@ namespace {
 
 std::string file(const char* name) { return ::testing::TempDir() + "/" + std::to_string(getpid()) + name; }
 
-// Of what reading `json` is refused with.
+// Returns the message of the error that reading `json` throws, or "".
 std::string refusal(const std::string& json) {
   try {
     parse_report(json, "F.json");

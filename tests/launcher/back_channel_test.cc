@@ -1,4 +1,4 @@
-// The back channel over this machine's loopback: who is let in, and that bytes go through whole.
+// Tests the back channel over this machine's loopback: which callers it accepts, and that all bytes arrive.
 #include "launcher/hosts/back_channel.h"
 
 #include <fcntl.h>
@@ -22,7 +22,7 @@ namespace {
 
 using std::chrono::seconds;
 
-// As the launcher does it: polls until `count` callers have come.
+// Polls as the launcher does, until `count` callers have connected.
 std::vector<BackChannel::Caller> callers(BackChannel& channel, size_t count) {
   std::vector<BackChannel::Caller> all;
   while (all.size() < count) {
@@ -150,7 +150,7 @@ TEST(BackChannel, NamesAddressesThatFailed) {
   EXPECT_THROW(call_back("nonsense", "rank", 0, "out", seconds(1)), Error);
 }
 
-// It would otherwise find its socket ready without end, and its caller hear nothing.
+// Without an error, the socket would stay ready for ever, and the caller would never get an answer.
 TEST(BackChannel, ReportsExhaustedFileDescriptors) {
   BackChannel channel({});
   const int caller = connect_plainly(channel);
@@ -173,7 +173,7 @@ TEST(BackChannel, ReportsExhaustedFileDescriptors) {
   EXPECT_NE(said.find("ulimit -n"), std::string::npos) << said;
 }
 
-// Something that takes connections and says nothing, in the place of the launcher.
+// A listener that accepts connections and sends nothing takes the place of the launcher.
 TEST(BackChannel, ReportsLauncherThatDoesNotAnswer) {
   const Listener silent = listen_anywhere();
   try {

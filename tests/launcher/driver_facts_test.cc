@@ -1,4 +1,4 @@
-// What the driver says, by a driver that stands in for one.
+// Tests what is read from the NVIDIA driver, with fake_driver.cc in its place.
 #include "launcher/hosts/driver_facts.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,6 @@
-// Stands in for libcuda.so.1 and libnvidia-ml.so.1: a driver for CUDA 12.4 with three GPUs, of which the first and the
-// last cannot read each other's memory. FAKE_DRIVER=old: without the function that tells of it.
+// Takes the place of libcuda.so.1 and libnvidia-ml.so.1 in driver_facts_test.cc: a driver for CUDA 12.4 with three
+// GPUs, of which the first and the last cannot access each other's memory. With FAKE_DRIVER=old the query of peer
+// access is not supported.
 #include <cstdint>
 #include <cstdlib>
 
@@ -26,7 +27,7 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, void** device) {
 int nvmlDeviceGetP2PStatus(void* a, void* b, int index, int* status) {
   if (std::getenv("FAKE_DRIVER") != nullptr || index != 0) return 3;  // not supported
   const auto sum = reinterpret_cast<uintptr_t>(a) + reinterpret_cast<uintptr_t>(b);
-  *status = sum == 4 ? 1 : 0;  // 1 and 3: the chipset does not do it
+  *status = sum == 4 ? 1 : 0;  // 1: the chipset does not support it (the first and the last GPU)
   return 0;
 }
 

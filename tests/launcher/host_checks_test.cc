@@ -1,4 +1,4 @@
-// Each thing that goes wrong in practice, planted in the report of a host that is well, and what is said of it.
+// Plants each fault that occurs in practice in the report of a healthy host, and tests what the checks report.
 #include "launcher/hosts/host_checks.h"
 
 #include <gtest/gtest.h>
@@ -44,7 +44,7 @@ HostReport well(const std::string& name, int number) {
   return r;
 }
 
-// With two GPUs and an RDMA device that all is well with.
+// Returns the report of a healthy host with two GPUs and an RDMA device.
 HostReport well_with_gpus(const std::string& name, int number) {
   HostReport r = well(name, number);
   for (const char* pci : {"0000:1b:00.0", "0000:1c:00.0"}) {
@@ -84,7 +84,7 @@ struct Fault {
   std::string check;
   Severity severity;
   std::function<void(HostReport&, CheckRequest&)> plant;
-  std::string found, remedy;  // parts of what is said
+  std::string found, remedy;  // parts of the finding's texts
 };
 
 TEST(HostChecks, HealthyHostsPass) {
@@ -101,7 +101,7 @@ TEST(HostChecks, FindsEachFaultOfAHostAndItsRemedy) {
   const std::vector<Fault> faults = {
       {"mpi", e, [](R& r, Q&) { r.listed = r.mpirun_version = "", r.mpirun = "mpirun not found (looked at PATH)"; },
        "looked at PATH", "apt-get install openmpi-bin"},
-      // Of a host that mpirun has reached.
+      // A host that mpirun has reached.
       {"mpi", w, [](R& r, Q&) { r.mpirun_version = ""; }, "/usr/bin/mpirun", "MPIRUN="},
       {"mpi", e, [](R& r, Q&) { r.mpirun_version = "5.0.3"; }, "4.1.4, but /usr/bin/mpirun is Open MPI 5.0.3",
        "MPI_HOME="},
@@ -122,7 +122,7 @@ TEST(HostChecks, FindsEachFaultOfAHostAndItsRemedy) {
        },
        "202 ranks", "ulimit -n 4096"},
       {"processes", w, [](R& r, Q&) { r.limits.processes = 100; }, "100 processes and threads", "ulimit -u"},
-      // Docker's own size.
+      // Docker's default size.
       {"shared-memory", e, [](R& r, Q&) { r.shm.free_bytes = r.shm.total_bytes = 64 << 20; },
        "64 MiB of 64 MiB free in /dev/shm; 2 ranks need about 160 MiB", "--shm-size"},
       {"shared-memory", w, [](R& r, Q& q) { r.shm.free_bytes = 40 << 20, q.device = "cpu"; }, "32 MiB", "remount"},
@@ -199,7 +199,7 @@ TEST(HostChecks, AcceptsHarmlessSettings) {
       {"cuda-driver", [](R& r, Q&) { r.driver_cuda = "13.1"; }},
       {"cuda-driver", [](R& r, Q&) { r.build_cuda = "13.2"; }},
       {"cuda-driver", [](R& r, Q&) { r.driver = r.driver_cuda = "", r.driver_gpus = -1; }},
-      {"hwloc-devices", [](R& r, Q&) { r.hwloc_gpus = 8; }},  // a container shows the bus, and two of its GPUs
+      {"hwloc-devices", [](R& r, Q&) { r.hwloc_gpus = 8; }},  // a container shows the bus, but only two of its GPUs
       {"nccl", [](R& r, Q&) { r.nccl_loaded = "2.29.0"; }},
       {"interfaces", [](R& r, Q&) { r.environment["NCCL_SOCKET_IFNAME"] = "eth"; }},
       {"interfaces", [](R& r, Q&) { r.environment["NCCL_SOCKET_IFNAME"] = "^docker"; }},
@@ -293,17 +293,17 @@ TEST(HostChecks, AcceptsHarmlessDifferencesButNoMissingFile) {
   reports[1].mpi_library = "Open MPI v4.1.6";
   reports[1].environment["CUDA_VISIBLE_DEVICES"] = "0,1";
   reports[1].clock_offset = 1.5;
-  reports[1].clock_accuracy = 0.8;  // a slow network: the offset may be less than 1 s
+  reports[1].clock_accuracy = 0.8;  // a slow network: the true offset may be less than 1 s
   reports[1].host.machine.gpus.pop_back();
   expect_all_good(check_together(reports, {}));
   reports[1].host.cuda = false;
   expect_all_good(check_together(reports, {{}, {}, "cpu"}));
-  // A file that no host can read is missing on all.
+  // A file that no host can read is an error, although the hosts do not differ.
   for (HostReport& r : reports) r.files["b"] = "missing: Permission denied";
   EXPECT_EQ(finding(check_together(reports, {}), "same-files").severity, Severity::kError);
 }
 
-// Between the hosts, wherever the launcher's own clock stands.
+// The clocks of the hosts are compared with each other, not with that of the launcher.
 TEST(HostChecks, ComparesClocksOfHostsWithEachOther) {
   std::vector<HostReport> reports = {well("a", 1), well("b", 2), well("c", 3)};
   for (HostReport& r : reports) r.clock_offset = 40;
@@ -316,7 +316,7 @@ TEST(HostChecks, ComparesClocksOfHostsWithEachOther) {
   EXPECT_EQ(finding(check_together(reports, {}), "clocks").severity, Severity::kGood);
 }
 
-// Networks are compared by their bits: 10.0.0.70 and 10.0.0.130 are neighbours in /24 and not in /26.
+// Networks are compared bit by bit: 10.0.0.70 and 10.0.0.130 share a network with the prefix /24, but not with /26.
 TEST(HostChecks, ComparesNetworksByPrefix) {
   const auto severity = [](const std::string& a, const std::string& b) {
     std::vector<HostReport> reports = {well("a", 1), well("b", 2)};

@@ -1,4 +1,4 @@
-// The hosts of a job by their names: from an option, a file and Slurm's variables, and the ranks that each gets.
+// Tests the list of a job's hosts, from an option, a file or Slurm's variables, and the number of ranks on each host.
 #include "launcher/hosts/host_list.h"
 
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@ namespace {
 
 using Hosts = std::vector<HostSlots>;
 
-// The message, which begins with the kind's exit code.
+// Returns the exit code of the error that `call` throws, and its message.
 template <typename Call>
 std::string refusal(Call&& call) {
   try {
@@ -95,7 +95,7 @@ TEST_F(Slurm, ReturnsNothingWithoutAllocation) { EXPECT_EQ(hosts_of_slurm(), std
 
 TEST_F(Slurm, ExpandsNodesAndTasks) {
   allocate("n[1-3,07],login,r[1-2]c[08-10]", "2(x3),1,4(x7)", "");
-  EXPECT_EQ(hosts_of_slurm()->hosts.front(), (HostSlots{"n1", 0})) << "nobody asked for tasks";
+  EXPECT_EQ(hosts_of_slurm()->hosts.front(), (HostSlots{"n1", 0})) << "no number of tasks was requested";
   setenv("SLURM_NTASKS", "35", 1);
   EXPECT_EQ(hosts_of_slurm()->hosts, (Hosts{{"n1", 2},
                                             {"n2", 2},
@@ -159,7 +159,7 @@ TEST(RanksOfHosts, BalancesRandomLists) {
     const int ranks = 1 + static_cast<int>(random() % static_cast<unsigned>(slots));
     const std::vector<int> given = ranks_of_hosts(list, ranks);
     EXPECT_EQ(std::accumulate(given.begin(), given.end(), 0), ranks);
-    // Nobody with room has two fewer than another.
+    // No host with a free slot has two ranks fewer than another host.
     for (size_t a = 0; a < given.size(); ++a) {
       EXPECT_LE(given[a], list.hosts[a].slots);
       for (size_t b = 0; b < given.size(); ++b) {

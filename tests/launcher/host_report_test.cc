@@ -1,4 +1,4 @@
-// The report of a host: through JSON and back, from what is not trusted, and of the machine that the test runs on.
+// Tests the report of a host: to JSON and back, from untrusted JSON, and for the machine on which the test runs.
 #include "launcher/hosts/host_report.h"
 
 #include <gtest/gtest.h>
@@ -89,7 +89,7 @@ TEST(HostReport, NamesInvalidMembers) {
   EXPECT_NE(refusal(nameless).find("version"), std::string::npos);
 }
 
-// That it is another version is what is to be said, and not that one of its members is not as ours.
+// The error that users see must be the other version, not a member that has another type there.
 TEST(HostReport, ReadsOtherVersionsAsFarAsPossible) {
   json j = through_text(planted());
   j["version"] = "99.0";
@@ -125,7 +125,7 @@ TEST(HostFacts, DescribeThisHost) {
   EXPECT_EQ(report.root, geteuid() == 0);
   EXPECT_EQ(report.program, std::filesystem::read_symlink("/proc/self/exe").string());
   EXPECT_EQ(report.program_digest, digest_of_file(report.program));
-  // To which ranks raise their own.
+  // Ranks raise their limit to the hard limit.
   EXPECT_EQ(report.limits.open_files, before.rlim_max == RLIM_INFINITY ? -1 : static_cast<int64_t>(before.rlim_max));
   EXPECT_NE(report.libtorch_path.find("libtorch_cpu.so"), std::string::npos);
   EXPECT_EQ(report.libtorch.find_first_not_of("0123456789.+cudprstv"), std::string::npos) << report.libtorch;
@@ -139,7 +139,7 @@ TEST(HostFacts, DescribeThisHost) {
   EXPECT_EQ(report.environment.count("ANNULUS_BACK"), 0u);
   EXPECT_EQ(report.files.at(file), digest_of_file(file));
   EXPECT_EQ(report.files.at("no such file"), "missing: No such file or directory");
-  // What a JSON library refuses must not come out of a system's own words.
+  // The texts of this system can be written as JSON and read back.
   EXPECT_EQ(report_from_json(through_text(report), "this").name, report.name);
 }
 
@@ -156,7 +156,7 @@ TEST(HostFacts, DigestsFollowContent) {
   unlink(fifo.c_str());
   ASSERT_EQ(mkfifo(fifo.c_str(), 0600), 0);
   EXPECT_EQ(digest_of_file(fifo), "no regular file");
-  // A shard: not all of it is read, so that a difference at its end is found and one of its length is.
+  // Of a file above 64 MiB only the length, the beginning and the end count; a difference in between is not found.
   for (const std::string& path : {a, b}) std::filesystem::resize_file(path, size_t{100} << 20);
   std::ofstream(b, std::ios::in) << "text";
   EXPECT_EQ(digest_of_file(a), digest_of_file(b));

@@ -1,4 +1,4 @@
-// The mpirun command for both versions of Open MPI, and the shell words around it.
+// Tests the mpirun command for both supported major versions of Open MPI, and how words are quoted for a shell.
 #include "launcher/hosts/mpirun.h"
 
 #include <gtest/gtest.h>
@@ -107,7 +107,7 @@ TEST(Mpirun, ForgetsDefaultHostfiles) {
   EXPECT_EQ(hosts_named_by({}), "");
 }
 
-// What is below it and asks for a password would otherwise wait for an answer from the launcher's terminal.
+// Otherwise a child process that asks for a password (ssh) would wait for an answer on the launcher's terminal.
 TEST(Mpirun, RunsWithoutATerminal) {
   sigset_t none;
   sigemptyset(&none);
@@ -137,7 +137,7 @@ TEST(Mpirun, ShieldsDaemonsFromSlurmSignals) {
   EXPECT_FALSE(daemons_need_shield());
 }
 
-// Linux takes 128 KiB in one argument.
+// Linux limits one argument to 128 KiB.
 TEST(Mpirun, WritesHostfileForLongHostLists) {
   MpirunRequest r = request();
   r.hosts = {{"node0001", 14000}, {"node0002", 2}};
@@ -154,7 +154,7 @@ TEST(Mpirun, WritesHostfileForLongHostLists) {
   EXPECT_EQ(lines[15000], "node0001");
   std::array<char, 256> own{};
   gethostname(own.data(), own.size() - 1);
-  EXPECT_EQ(lines.back(), own.data()) << "of its own host mpirun knows no address there";
+  EXPECT_EQ(lines.back(), own.data()) << "in a host file, mpirun does not know its own host by an address";
   const std::vector<std::string> command = mpirun_command({"mpirun", "4.1.4", 4, 1}, r);
   EXPECT_TRUE(has(command, {"--map-by", "seq", "--hostfile", r.hostfile}));
   for (const std::string& word : command) EXPECT_LT(word.size(), 1000U);

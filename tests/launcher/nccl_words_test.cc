@@ -1,4 +1,4 @@
-// What NCCL's own log says of the devices that it took.
+// Tests which network devices are read from NCCL's log, with lines in NCCL's format; no hardware has written them.
 #include "launcher/network/nccl_words.h"
 
 #include <gtest/gtest.h>
@@ -44,7 +44,7 @@ TEST(NcclWords, KeepUserNcclDebug) {
   EXPECT_EQ(nccl_devices(), "");
 }
 
-// NCCL opens the file by its name and keeps it open.
+// NCCL opens the file by its name and keeps it open; the test does the same.
 TEST(NcclWords, AreReadAndLeaveNoFile) {
   std::string folder = ::testing::TempDir() + "words-XXXXXX";
   ASSERT_NE(mkdtemp(folder.data()), nullptr);
@@ -54,7 +54,7 @@ TEST(NcclWords, AreReadAndLeaveNoFile) {
   ASSERT_NE(std::getenv("NCCL_DEBUG_FILE"), nullptr);
   std::ofstream nccl(std::getenv("NCCL_DEBUG_FILE"));
   nccl << kStart << std::flush;
-  // As long as `attend` runs, say, which never asks for the devices.
+  // The name is gone even if the devices are never read, as in `attend`.
   EXPECT_TRUE(std::filesystem::is_empty(folder));
   EXPECT_EQ(nccl_devices(), "one of mlx5_0:1 mlx5_1:1 mlx5_10:2");
   nccl << "n:1:2 [0] NCCL INFO Channel 00/0 : 7[7] -> 8[0] [send] via NET/IB/10/GDRDMA\n" << std::flush;

@@ -1,4 +1,4 @@
-// The job's network in the forms that NCCL and MPI take, and whose word counts.
+// Tests how the job's network becomes variables of NCCL and MPI, and which setting has precedence.
 #include "launcher/network/network.h"
 
 #include <gtest/gtest.h>
@@ -14,7 +14,7 @@ namespace {
 
 using Variables = std::vector<Variable>;
 
-// The environment of each case is empty of what is read and set here.
+// Each test begins without the variables that are read or set here.
 class NetworkTest : public ::testing::Test {
  protected:
   void SetUp() override {

@@ -1,4 +1,4 @@
-// Which interfaces and RDMA devices the libraries use, on hosts that are described.
+// Tests which interfaces and RDMA devices MPI and NCCL are expected to use, on described hosts.
 #include "launcher/network/use.h"
 
 #include <gtest/gtest.h>
@@ -95,7 +95,7 @@ TEST(NetworkUse, RecognizesNetworkVariables) {
                            "PRTE_MCA_prte_if_include", "PRTE_MCA_prte_if_exclude"}) {
     EXPECT_TRUE(is_network_variable(name)) << name;
   }
-  // By which an mpirun tells each of its ranks what it is.
+  // Variables by which mpirun tells each rank its place in the job.
   for (const char* name : {"OMPI_MCA_ess", "OMPI_MCA_orte_hnp_uri", "PRTE_MCA_ess_base_nspace", "PATH"}) {
     EXPECT_FALSE(is_network_variable(name)) << name;
   }

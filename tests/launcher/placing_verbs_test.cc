@@ -1,4 +1,4 @@
-// `topology` and `launch --dry-run` as typed: what they show is what is carried out, and nothing else is shown.
+// Tests what `topology` and `launch --dry-run` show: the placement that a job would use, and nothing else.
 #include <gtest/gtest.h>
 
 #include <CLI/CLI.hpp>
@@ -15,7 +15,7 @@
 
 namespace annulus {
 
-// A verb for ranks, which `launch` may be told to start.
+// A verb of ranks, which `launch` can start.
 class ProbeVerb : public Verb {
  public:
   void declare(CLI::App& app) override { app.footer("Example:\n  ./annulus launch -n 2 probe"); }
@@ -61,7 +61,7 @@ TEST(TopologyVerb, ShowsTheHcasOfTheJob) {
   EXPECT_EQ(nics_of({"--hcas", "mlx5_1,mlx5_2:1"}), (Nics{"mlx5_1", "mlx5_2"}));
   setenv("ANNULUS_HCAS", "mlx5_1,mlx5_2", 1);
   EXPECT_EQ(nics_of({}), (Nics{"mlx5_1", "mlx5_2"}));
-  EXPECT_EQ(nics_of({"--hcas", "mlx5_3"}), Nics{"mlx5_3"}) << "what is typed comes first";
+  EXPECT_EQ(nics_of({"--hcas", "mlx5_3"}), Nics{"mlx5_3"}) << "the option has precedence over the variable";
   unsetenv("ANNULUS_HCAS");
 }
 
@@ -162,7 +162,7 @@ TEST(LaunchVerb, PlansPlacementOnlyForRanksOnThisHost) {
   const std::string many = std::to_string(std::thread::hardware_concurrency() + 2);
   const std::string here = said_by("launch", {"-n", many, "--dry-run", "probe"});
   EXPECT_NE(here.find("placement of " + many + " ranks"), std::string::npos) << here;
-  EXPECT_NE(here.find("OVERSUBSCRIBE"), here.find("--oversubscribe")) << "one of them: " << here;
+  EXPECT_NE(here.find("OVERSUBSCRIBE"), here.find("--oversubscribe")) << "expected one of the two spellings: " << here;
   const std::string named = said_by("launch", {"-n", many, "--mpi-args", "--hostfile hosts", "--dry-run", "probe"});
   EXPECT_EQ(named.find("placement of"), std::string::npos) << named;
   EXPECT_NE(named.find("the hosts are named by --hostfile"), std::string::npos) << named;

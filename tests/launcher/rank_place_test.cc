@@ -1,5 +1,6 @@
-// Where a rank goes, what it is bound to and what NCCL and MPI are told, on described machines: with the device that is
-// configured, with launchers that say little, and where CUDA shows other GPUs than its variables let expect.
+// Tests where a rank is placed, what it is bound to and which settings NCCL and MPI get, on described machines: with
+// the configured device, with launchers that give little information, and where CUDA shows other GPUs than its
+// variables suggest.
 #include "launcher/launch/rank_place.h"
 
 #include <gtest/gtest.h>
@@ -64,7 +65,7 @@ class RankPlaceTest : public ::testing::Test {
         {.read = [host](bool) { return host; }, .bind = [this](const RankPlacement& r) { bound.push_back(r); }});
   }
 
-  std::vector<RankPlacement> bound;  // in turn
+  std::vector<RankPlacement> bound;  // in the order of the calls
 };
 
 TEST(HostPlan, CpuRanksUseAllSockets) {
@@ -94,7 +95,7 @@ TEST_F(RankPlaceTest, BindsForTheConfiguredDevice) {
   EXPECT_EQ(bound[0].memory_nodes, std::vector<int>{1});
   EXPECT_EQ(bound[0].gpu, -1);
   EXPECT_EQ(place.carry_out(1, /*gpu=*/false), std::nullopt);
-  EXPECT_EQ(bound.size(), 1U) << "it is there already";
+  EXPECT_EQ(bound.size(), 1U) << "the rank is bound there already";
 }
 
 TEST_F(RankPlaceTest, UnboundRankKnowsItsHca) {
@@ -108,7 +109,7 @@ TEST_F(RankPlaceTest, UnboundRankKnowsItsHca) {
   EXPECT_EQ(place.ranks().at(5).hca.substr(0, 6), "mlx5_2");
 }
 
-// As under srun: how many ranks share the host is known when they have met, and MPI has started by then.
+// As under srun: how many ranks share the host is known only after the bootstrap, when MPI has already started.
 TEST_F(RankPlaceTest, SetsNearestHcaForNcclWhenLocalSizeIsKnownLate) {
   const Host host = h200();
   RankPlace place = place_on_this(host);
@@ -118,7 +119,7 @@ TEST_F(RankPlaceTest, SetsNearestHcaForNcclWhenLocalSizeIsKnownLate) {
   EXPECT_NE(network_lines().back().find("does not say how many ranks share this host"), std::string::npos);
   place.place_on_gpus(gpus(host.machine, {0, 1, 2, 3, 4, 5, 6, 7}), 8, 8);
   EXPECT_EQ(place.carry_out(5, /*gpu=*/true), std::nullopt);
-  EXPECT_TRUE(bound.empty()) << "srun binds by itself";
+  EXPECT_TRUE(bound.empty()) << "srun has bound the rank";
   rejoin_network(5, /*gpu=*/true, place);
   EXPECT_EQ(variable("NCCL_IB_HCA"), "=mlx5_3");
   EXPECT_EQ(variable("UCX_NET_DEVICES"), "mlx5_0:1,mlx5_3:1") << "MPI has started";
@@ -126,7 +127,7 @@ TEST_F(RankPlaceTest, SetsNearestHcaForNcclWhenLocalSizeIsKnownLate) {
   EXPECT_NE(network_lines().back().find("not known when MPI started"), std::string::npos);
 }
 
-// CUDA_VISIBLE_DEVICES by UUID hides GPUs that only CUDA can tell.
+// With UUIDs in CUDA_VISIBLE_DEVICES, only CUDA can tell which GPUs are hidden.
 TEST_F(RankPlaceTest, RebindsWhenCudaShowsOtherGpus) {
   const Host host = h200();
   RankPlace place = place_on_this(host);
@@ -159,7 +160,7 @@ TEST_F(RankPlaceTest, KeepsUserNcclSettings) {
   EXPECT_EQ(variable("NCCL_IB_HCA"), "mlx5");
 }
 
-// device = "auto" where CUDA cannot use the GPUs that are there.
+// device = "auto" on a machine whose GPUs CUDA cannot use.
 TEST_F(RankPlaceTest, RebindsForTheCpuWhenGpusAreUnusable) {
   RankPlace place = place_on_this(one_socket());
   EXPECT_TRUE(place.take(launched(2, 1, 2), {}));

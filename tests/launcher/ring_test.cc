@@ -1,5 +1,5 @@
-// The ring that is carried out: which links the transfers of real programs cross, when ranks are placed on described
-// machines, joined by a real mesh and numbered by any launcher. And the lines that say so.
+// Tests which links the transfers of real programs cross if ranks are placed on described machines, joined by a real
+// mesh and numbered by any launcher; and the lines of output that describe the rings.
 #include <ATen/ops/full.h>
 #include <gtest/gtest.h>
 
@@ -27,9 +27,9 @@ using Pair = std::pair<int, int>;  // the lower first
 
 Machine load(const std::string& name) { return Machine::from_xml("tests/topology/testdata/" + name); }
 
-// Which ranks of the world exchange rows, in all programs of causal attention over the context axis of a mesh of `data`
-// times the rest. `number`: the place that each rank takes in the job, by the launcher's number; the pairs are of
-// places.
+// Returns the pairs of ranks that exchange rows in the programs of causal attention over the context axis of a mesh
+// [data, ranks / data]. `number` is indexed by the launcher's number of a rank and gives its number in the job; the
+// pairs are of numbers in the job.
 std::set<Pair> exchanging(int ranks, int data, const std::vector<int>& number, ScheduleKind schedule) {
   std::set<Pair> pairs;
   std::mutex mutex;
@@ -70,7 +70,7 @@ struct Crossed {
   bool operator==(const Crossed&) const = default;
 };
 
-// `host` and `gpu` by rank.
+// `host` and `gpu` are indexed by rank.
 Crossed crossed(const std::set<Pair>& pairs, const std::vector<Machine>& hosts, const std::vector<int>& host,
                 const std::vector<int>& gpu) {
   Crossed count;
@@ -100,7 +100,7 @@ Seating placed(const std::vector<Machine>& hosts, int ranks, int context) {
   return seating;
 }
 
-// GPUs of one socket: NVLink joins 0 with 2 and 1 with 3, all else is PCI.
+// GPUs of one socket: NVLink connects 0 with 2 and 1 with 3; all other pairs are connected by PCI.
 TEST(CarriedRing, FollowsNvlinkWithinASocket) {
   const std::vector<Machine> host = {load("one_socket_gpus.xml")};
   const std::set<Pair> pairs = exchanging(4, 1, as_launched(4), ScheduleKind::kRing);
@@ -108,7 +108,7 @@ TEST(CarriedRing, FollowsNvlinkWithinASocket) {
   const Seating seating = placed(host, 4, 4);
   const Crossed got = crossed(pairs, host, seating.host, seating.gpu);
   EXPECT_EQ(got, (Crossed{.nvlink = 2, .pci = 2}));
-  // No order of the GPUs crosses fewer slow links, and that of the PCI bus ids crosses nothing else.
+  // No order of the GPUs crosses fewer slow links; the order of the PCI bus ids crosses only slow ones.
   std::vector<int> gpu = {0, 1, 2, 3};
   EXPECT_EQ(crossed(pairs, host, seating.host, gpu), (Crossed{.pci = 4}));
   do {
@@ -122,11 +122,11 @@ TEST(CarriedRing, EachDataGroupHasAFastRing) {
   const Seating seating = placed(host, 4, 2);
   EXPECT_EQ(crossed(pairs, host, seating.host, seating.gpu), (Crossed{.nvlink = 2}));
   EXPECT_EQ(crossed(pairs, host, seating.host, {0, 1, 2, 3}), (Crossed{.pci = 2}));
-  // Cut out of the ring of all four, the groups would not be the fast pairs.
+  // If they were cut out of the ring of all four GPUs, the groups would not be the fast pairs.
   EXPECT_EQ(crossed(pairs, host, seating.host, placed(host, 4, 4).gpu), (Crossed{.pci = 2}));
 }
 
-// Eight GPUs of two sockets: NVLink joins the even ones with one another, and the odd ones.
+// Eight GPUs of two sockets: NVLink connects the even GPUs with each other, and the odd ones with each other.
 TEST(CarriedRing, StaysWithinNvlinkCliques) {
   Machine machine = load("dgx.xml");
   for (size_t i = 0; i < 8; ++i) {
@@ -143,7 +143,7 @@ TEST(CarriedRing, StaysWithinNvlinkCliques) {
   EXPECT_EQ(crossed(one, host, whole.host, whole.gpu), (Crossed{.nvlink = 6, .pci = 2}));
   EXPECT_EQ(crossed(one, host, whole.host, pci), (Crossed{.pci = 8}));
   const Seating halves = placed(host, 8, 4);
-  // Whatever the schedule, a context group sends within its clique alone.
+  // With every schedule, a context group sends only within its clique.
   for (const ScheduleKind schedule : {ScheduleKind::kRing, ScheduleKind::kAllGather, ScheduleKind::kGroupCast}) {
     const std::set<Pair> two = exchanging(8, 2, as_launched(8), schedule);
     const Crossed got = crossed(two, host, halves.host, halves.gpu);
@@ -157,7 +157,7 @@ TEST(CarriedRing, CrossesTheNetworkTwiceForCyclicRankNumbers) {
   const std::vector<Machine> hosts = {m, m};
   const Seating seating = placed(hosts, 8, 8);
   EXPECT_EQ(seating.host, (std::vector<int>{0, 0, 0, 0, 1, 1, 1, 1}));
-  // Rank r of the launcher is on host r % 2: its neighbours in number are elsewhere.
+  // Rank r of the launcher is on host r % 2, so ranks r - 1 and r + 1 are on the other host.
   const std::vector<std::string> cyclic = {"a", "b", "a", "b", "a", "b", "a", "b"};
   const std::vector<int> order = rank_order_by_host(cyclic);
   EXPECT_EQ(order, (std::vector<int>{0, 2, 4, 6, 1, 3, 5, 7}));
@@ -169,7 +169,7 @@ TEST(CarriedRing, CrossesTheNetworkTwiceForCyclicRankNumbers) {
   EXPECT_EQ(crossed(pairs, hosts, seating.host, {0, 1, 2, 3, 0, 1, 2, 3}), (Crossed{.pci = 6, .network = 2}));
   EXPECT_EQ(crossed(pairs, hosts, {0, 1, 0, 1, 0, 1, 0, 1}, seating.gpu).network, 8);
 
-  // A group a host: nothing crosses.
+  // With one group on each host, nothing crosses the network.
   const Seating groups = placed(hosts, 8, 4);
   const std::set<Pair> two = exchanging(8, 2, number, ScheduleKind::kRing);
   EXPECT_EQ(crossed(two, hosts, groups.host, groups.gpu), (Crossed{.nvlink = 4, .pci = 4}));

@@ -1,5 +1,5 @@
-// Tests of launcher/tokens/sample_tokenizer.h with scripts in the place of ./annulus; tests/tokenization has the real
-// one.
+// Tests launcher/tokens/sample_tokenizer.h with scripts in place of ./annulus; tests/tokenization tests the real
+// tokenizer.
 #include "launcher/tokens/sample_tokenizer.h"
 
 #include <gtest/gtest.h>

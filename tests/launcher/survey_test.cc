@@ -1,5 +1,5 @@
-// A survey whose mpirun is a script and whose hosts are threads of the test: what the launcher makes of hosts that
-// leave, that say what cannot be, and of an mpirun that does not end.
+// Tests the survey with a script as mpirun and threads as hosts: hosts that disconnect or send malformed answers, and
+// an mpirun that does not end.
 #include "launcher/hosts/survey.h"
 
 #include <gtest/gtest.h>
@@ -43,7 +43,7 @@ std::string report_line(const std::string& name) {
   return survey_line({{"report", report_to_json(report)}, {"addresses", {"00/1/127.0.0.1"}}});
 }
 
-// What a host says to each line of the launcher's, "" for nothing.
+// Returns the answer of a host to a line from the launcher; "" if it sends none.
 using Answers = std::function<std::string(const std::string& asked)>;
 
 std::string well(const std::string& asked) {
@@ -63,7 +63,7 @@ class SurveyTest : public testing::Test {
     unsetenv("ANNULUS_BACK");
   }
 
-  // `on_hosts` is what the script does where it is to start the survey, `alone` where it is to try one host.
+  // The script runs `on_hosts` when it is called to start the survey, and `alone` when it is called to try one host.
   void make_mpirun(const std::string& on_hosts, const std::string& alone) {
     const std::string path = folder_ / "mpirun";
     std::ofstream(path) << "#!/bin/sh\ncd '" + folder_.string() + "'\n" +
@@ -73,7 +73,7 @@ class SurveyTest : public testing::Test {
     setenv("MPIRUN", path.c_str(), 1);
   }
 
-  // The first host, in a thread of its own, until the launcher has gone or said "done".
+  // Starts a thread that plays the first host until the launcher disconnects or sends "done".
   std::thread host(const Answers& answers, const std::function<void()>& at_the_end = nullptr) {
     return std::thread([back = channel_.address(), answers, at_the_end] {
       const int launcher = call_back(back, "survey", 0, "report", seconds(30));
@@ -97,7 +97,7 @@ class SurveyTest : public testing::Test {
   }
 
   const std::filesystem::path folder_;
-  const std::string fifo_ = folder_ / "fifo";  // who reads it waits until the test writes to it, or kills the reader
+  const std::string fifo_ = folder_ / "fifo";  // a reader blocks until the test writes to it or kills the reader
   BackChannel channel_{{}};
   SurveyOptions options_{.hosts = {{{"hosta", 1}}, "--hosts"}};
 };
@@ -112,11 +112,11 @@ TEST_F(SurveyTest, CollectsReports) {
   EXPECT_EQ(reports[0].name, "a");
 }
 
-// As ssh's master of later connections holds what it was given as its standard error.
+// For example, ssh's master for later connections keeps the standard error that it was given open.
 TEST_F(SurveyTest, NoticesMpirunExitWhileItsOutputIsHeldOpen) {
   const std::string hold = "cat fifo & echo $! >> held; echo 'ssh: connect to host hosta: No route to host'; exit 1";
   make_mpirun(hold, hold);
-  options_.timeout = seconds(10);  // when one that waits for the end of the output gives up
+  options_.timeout = seconds(10);  // after which a survey that waits for the end of the output would give up
   const std::string said = refusal(ErrorKind::kUnavailable);
   std::ifstream held(folder_ / "held");
   for (pid_t pid = 0; held >> pid;) kill(pid, SIGKILL);
@@ -128,13 +128,13 @@ TEST_F(SurveyTest, StopsOnRequestWhileMpirunRuns) {
   options_.stop_fd = eventfd(0, EFD_CLOEXEC);
   options_.stop = [] { return true; };
   std::thread one = host(well, [&] { EXPECT_EQ(eventfd_write(options_.stop_fd, 1), 0); });
-  EXPECT_TRUE(survey(options_, channel_).empty()) << "all had reported, and the user's wish was not heard";
+  EXPECT_TRUE(survey(options_, channel_).empty()) << "all hosts had reported, and the request to stop was ignored";
   one.join();
   close(options_.stop_fd);
 }
 
-// It resets its connection behind a report that is read all the same, so that the next write to it fails. The launcher
-// waits meanwhile, asking whether it shall stop.
+// The host closes its connection with a request unread, right after its report. The launcher still reads the report,
+// but its next write fails. Meanwhile options_.stop holds the launcher.
 TEST_F(SurveyTest, NamesHostThatDisconnectsDuringWrite) {
   make_mpirun("exec cat fifo", "exit 0");
   std::latch asks(1), left(1);
@@ -148,7 +148,7 @@ TEST_F(SurveyTest, NamesHostThatDisconnectsDuringWrite) {
   };
   std::thread one([&, back = channel_.address()] {
     const int launcher = call_back(back, "survey", 0, "report", seconds(30));
-    EXPECT_TRUE(wait_for(launcher, POLLIN, soon()));  // a request that stays unread
+    EXPECT_TRUE(wait_for(launcher, POLLIN, soon()));  // the request stays unread
     EXPECT_EQ(eventfd_write(options_.stop_fd, 1), 0);
     asks.wait();
     write_all(launcher, report_line("a") + "\n", soon());

@@ -1,4 +1,4 @@
-// What is repeated of mpirun's words when a host does not start, from its own texts.
+// Tests what an error quotes of mpirun's output if a host does not start, with messages that Open MPI prints.
 #include "launcher/hosts/survey_words.h"
 
 #include <gtest/gtest.h>

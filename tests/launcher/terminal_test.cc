@@ -1,4 +1,4 @@
-// Lines of several ranks put together.
+// Tests how the launcher merges the output of several ranks on its terminal, and how it splits lines.
 #include "launcher/launch/terminal.h"
 
 #include <fcntl.h>
@@ -17,7 +17,7 @@
 namespace annulus {
 namespace {
 
-// What is written to a Terminal whose two streams are two pipes.
+// Captures what is written to a Terminal whose two streams are pipes.
 class Pipes {
  public:
   Pipes() {
@@ -47,7 +47,7 @@ TEST(Terminal, SeparatesLinesFromRawOutput) {
   terminal.write_line(Terminal::kOut, "[rank 1] hello");
   terminal.write_raw(Terminal::kOut, "step 2\n");
   terminal.write_line(Terminal::kOut, "[rank 2] hello");
-  terminal.write_line(Terminal::kErr, "elsewhere");  // another pipe: standard output's half line is not in the way
+  terminal.write_line(Terminal::kErr, "elsewhere");  // standard output's incomplete line is in another pipe
   EXPECT_EQ(pipes.out(), "step 1\n[rank 1] hello\nstep 2\n[rank 2] hello\n");
   EXPECT_EQ(pipes.err(), "elsewhere\n");
   EXPECT_EQ(terminal.error(), 0);
@@ -69,7 +69,7 @@ TEST(Terminal, ReportsLostOutput) {
   close(inside);
 }
 
-// Erasing takes a terminal that understands how to.
+// Only a terminal that understands escape sequences can erase a line.
 TEST(Terminal, ErasesLiveLineWhereTheTerminalCan) {
   for (const auto& [term, between] :
        std::vector<std::pair<std::string, std::string>>{{"xterm", "\r\x1b[K"}, {"dumb", "\n"}, {"", "\n"}}) {
@@ -78,7 +78,7 @@ TEST(Terminal, ErasesLiveLineWhereTheTerminalCan) {
     ASSERT_EQ(openpty(&outside, &inside, nullptr, nullptr, nullptr), 0);
     termios plain{};
     tcgetattr(inside, &plain);
-    cfmakeraw(&plain);  // no "\r\n" for "\n"
+    cfmakeraw(&plain);  // so that the terminal does not turn "\n" into "\r\n"
     tcsetattr(inside, TCSANOW, &plain);
     Terminal terminal(inside, inside);
     terminal.write_raw(Terminal::kOut, "\rstep 1");

@@ -1,4 +1,4 @@
-// What the options of any verb take: numbers as they are typed, or not at all.
+// Tests how the options of any verb parse numbers: exactly as typed, or with an error.
 #include "launcher/verb.h"
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@
 namespace annulus {
 namespace {
 
-// An option of each kind, and a word with one of its own.
+// The values of an option of each type, and of an option of a subcommand.
 struct Numbers {
   int64_t any = 0;
   int64_t positive = 1;
@@ -121,7 +121,7 @@ TEST(ParseVerb, RankCountOptionPointsToLaunch) {
     const std::string text = refusal(args, kRanksEntry);
     EXPECT_NE(text.find(words), std::string::npos) << text;
     EXPECT_NE(text.find(command), std::string::npos) << text;
-    EXPECT_EQ(refusal(args).find("started by"), std::string::npos) << "no verb of ranks";
+    EXPECT_EQ(refusal(args).find("started by"), std::string::npos) << "this verb does not run as ranks";
   }
   EXPECT_NE(refusal({"word", "-n", "3"}, kRanksEntry).find(" launch -n 3 numbers word ...`"), std::string::npos);
   EXPECT_NE(refusal({"--any", "7", "-n"}, kRanksEntry).find(" launch -n N numbers ...`"), std::string::npos);

@@ -1,4 +1,4 @@
-// How a job ended, case by case: exit code and words.
+// Tests the exit code and the messages with which the launcher ends, for each way in which a job can end.
 #include "launcher/launch/verdict.h"
 
 #include <gtest/gtest.h>
@@ -88,7 +88,7 @@ std::vector<Case> cases() {
       {"without a message", job(2, 7, {reported(1, 7, "")}), 7, {"annulus: rank 1 ended with exit code 7", last(7)}},
       {"mpirun knows of no failure", job(2, 0, {reported(1, 7, "[x] y")}), 7, {"annulus: rank 1: [x] y", last(7)}},
 
-      // Ranks that died without a word: mpirun has the code.
+      // Ranks that died without a report: mpirun has the exit code.
       {"killed", job(4, 128 + SIGKILL, {died(1)}), 137, {"annulus: rank 1 was ended by signal 9 (Killed)", last(137)}},
       {"killed, then the others by mpirun",
        job(4, 137, {died(1), died(0), died(3)}),
@@ -108,7 +108,7 @@ std::vector<Case> cases() {
        42,
        {"annulus: rank 1 ended with exit code 42; its last lines:", "  terminate called", "  what(): x", last(42)}},
 
-      // mpirun alone.
+      // Failures of mpirun itself.
       {"mpirun fails",
        with(job(2, 213),
             [](JobEnd& e) {
@@ -126,7 +126,7 @@ std::vector<Case> cases() {
        137,
        {"annulus: mpirun was ended by signal 9 (Killed)", "annulus: rank 0 was ended by signal 9 (Killed)", last(137)}},
 
-      // Asked to stop.
+      // Jobs that were asked to stop.
       {"stopped in order", stopped(job(4, 0), SIGINT), 0, {}},
       {"Ctrl-C: the ranks say so", stopped(job(4, 130, {reported(0, 130, "")}), SIGINT), 130, {kStopped, last(130)}},
       {"SIGTERM: mpirun says 138", stopped(job(4, 138, {died(1)}), SIGTERM), 143, {kStopped, last(143)}},
@@ -141,7 +141,7 @@ std::vector<Case> cases() {
        130,
        {"annulus: rank 2: [x] y", kLost, last(130)}},
 
-      // A run of `train` that has begun: how to go on.
+      // A run of `train` that has begun: the verdict says how to continue.
       {"all is well, and there is nothing to go on with", resumable(job(4, 0)), 0, {}},
       {"a rank fails", resumable(job(4, 1, {reported(2, 6, "[x] y")})), 6, {"annulus: rank 2: [x] y", kGoOn, last(6)}},
       {"one has printed the failure for all",
@@ -183,7 +183,7 @@ std::vector<Case> cases() {
        8,
        {"annulus: rank 0: [files] disk full", kGoOn, last(8)}},
 
-      // Output of the launcher's own that is lost.
+      // Output of the launcher itself is lost.
       {"on a full disk, which stops the job",
        with(stopped(job(4, 138, {died(0)}), SIGPIPE), [](JobEnd& e) { e.output_error = ENOSPC; }),
        8,
@@ -201,7 +201,7 @@ std::vector<Case> cases() {
        7,
        {"annulus: rank 1: [x] y", last(7)}},
 
-      // A job that hangs after a failure is ended by the launcher, which nobody has asked to stop.
+      // The launcher ends a job that hangs after a failure, although nobody has asked it to stop.
       {"ended by the launcher",
        with(job(4, 143, {reported(1, 3, "[data] x"), died(0)}),
             [](JobEnd& e) {

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Ids are those that one plain call of the tokenizer's own library gives for each document by itself, whatever the
-processes, the shards, the files that the documents come from and the format that they go to."""
+"""Tests that tokenizing gives the same ids as one call of the tokenizer's library for each document, whatever the
+number of processes, the sizes of shards, the input files and the output format."""
 
 import json
 import os
@@ -51,7 +51,7 @@ class Encode(support.Test):
         self.assertEqual(len(shards), 1)
 
     def test_every_kind_of_input_gives_the_same_ids(self):
-        texts = support.texts(3000, seed=3)  # of several units
+        texts = support.texts(3000, seed=3)  # enough for several units of work
         expected = support.library_ids("llama3", texts)
         for name in ("a.jsonl", "b.jsonl.gz", "c.json.zst"):
             support.write_jsonl(self.path(name), texts, field="content")
@@ -79,7 +79,7 @@ class Encode(support.Test):
 
     def test_blank_unterminated_and_long_lines(self):
         texts = ["a", "b " * 800_000, "", "c", "d" * 3_000_000, "e"]
-        lines = "\n\n".join(json.dumps({"text": text}) for text in texts)  # none behind the last
+        lines = "\n\n".join(json.dumps({"text": text}) for text in texts)  # the last line has no line end
         self.write("long.jsonl", "\ufeff" + lines)
         expected = support.library_ids("qwen2", texts)
         self.tokenize("--input", "long.jsonl", "--processes", "2", kind="qwen2")
@@ -91,7 +91,7 @@ class Encode(support.Test):
         self.assertTrue(self.out("packed") == expected)
 
     def test_every_format_is_read_back(self):
-        # Special tokens in documents would be boundaries where they are found by them.
+        # Documents with special tokens are left out: some formats find the boundaries of documents by these tokens.
         documents = [text for text in self.documents if "<" not in text]
         support.write_jsonl(self.path("in.jsonl"), documents)
         plain = support.library_ids("llama3", documents, special_tokens=False)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The long form of encode_test: 100 MB of what the machine has (Python sources, Debian's texts), cut and put together to
-documents of every length, by a tokenizer of each library. Run by `./annulus test --all`."""
+"""The long version of encode_test.py: 100 MB of text found on the machine (Python sources and Debian's texts), cut into
+documents of many lengths, with a tokenizer of each library. `./annulus test --all` runs it."""
 
 import os
 import random
@@ -50,7 +50,7 @@ class Long(support.Test):
                 library = tokenizers.Tokenizer.from_file(os.path.join(support.tokenizer(kind), "tokenizer.json"))
                 encode = lambda text, library=library: library.encode(text).ids  # noqa: E731
             texts = iter(made)
-            for shard in support.made_by(self.path(kind))["shards"]:  # one in memory at a time
+            for shard in support.made_by(self.path(kind))["shards"]:  # only one shard is in memory at a time
                 for ids in support.read_annulus(self.path(f"{kind}/{shard['file']}")):
                     if ids != encode(next(texts)):
                         self.fail(f"{kind}: a document of {shard['file']} has other ids than the library gives")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Bad input: one clear message that says where, the right exit code, and nothing half-written."""
+"""Tests errors of tokenizing: one message with the place, the right exit code, and no incomplete output."""
 
 import gzip
 import json
@@ -34,7 +34,7 @@ class Mistakes(support.Test):
 
     def test_refuses_malformed_json_lines(self):
         good = json.dumps({"text": "x " * 1000, "id": 1}) + "\n"
-        lines = good * 1500  # of several units
+        lines = good * 1500  # enough for several units of work
         for bad, pattern in (('{"text": "a"\n', "is not JSON: Expecting"), ("[1]\n", "is not a JSON object"),
                              ('{"body": "a", "id": 2}\n', 'has no field "text": --field takes one of body, id'),
                              ('{"text": 5}\n', 'the field "text" is 5, but a text is expected'),
@@ -123,7 +123,7 @@ class Mistakes(support.Test):
 
     def test_reports_processes_that_cannot_start(self):
         self.write("a.txt", "a")
-        pipes = 40  # files that may be open
+        pipes = 40  # the limit of open files
 
         def limited():
             resource.setrlimit(resource.RLIMIT_NOFILE, (pipes, pipes))

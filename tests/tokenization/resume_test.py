@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""A call that was killed, interrupted or had no more room on the disk goes on with the same command and makes the same
-files as one that never stopped; what does not belong together is refused."""
+"""Tests that a call that was killed, interrupted or stopped by a full disk continues with the same command and makes
+the same files as an uninterrupted call, and that it refuses folders and inputs that do not belong together."""
 
 import ctypes
 import os
@@ -17,7 +17,7 @@ support.enter()
 class Resume(support.Test):
     def setUp(self):
         super().setUp()
-        # Every kind of input, so that a call may be ended in any of them.
+        # Every kind of input, so that a call can be stopped within each of them.
         texts = support.texts(5000, seed=4)
         fifth = len(texts) // 5
         support.write_jsonl(self.path("a.jsonl"), texts[:fifth])
@@ -37,14 +37,14 @@ class Resume(support.Test):
         return os.path.exists(self.path("out/.tokenizing.json"))
 
     def end_after(self, shards, number, processes="2"):
-        """Starts the call, sends the coordinator a signal once so many shards are there, and waits for its end."""
+        """Starts the call, sends it a signal once so many shards exist, and waits for its end."""
         process = self.start(self.words(*self.options, "--processes", processes))
         while not os.path.exists(self.path(f"out/shard-{shards - 1:05d}.tokens")):
             self.assertIsNone(process.poll(), "it ended too early")
             os.sched_yield()
         process.send_signal(number)
         out, err = process.communicate(timeout=support.LIMIT)
-        self.assertTrue(self.state(), "all was done already: the signal came too late")
+        self.assertTrue(self.state(), "the call had finished: the signal came too late")
         return process.returncode, out, err
 
     def require_same_as_whole(self):
@@ -73,7 +73,7 @@ class Resume(support.Test):
         self.require_same_as_whole()
 
     def test_resumes_after_reaching_a_file_size_limit(self):
-        """A limit on the size of a file fails as a full disk does, and needs no disk: a later shard is a large one."""
+        """A limit on file sizes fails like a full disk, but needs no disk; one of the later shards exceeds it."""
         self.write("d.txt", "large " * 300_000)
         full = ["--format", "megatron"]
 

@@ -1,5 +1,5 @@
-"""For the tests of tokenization/: the Python that has the tokenizers' libraries, small tokenizers, inputs of every kind,
-and readers of every format that know nothing of the program's own.
+"""Used by the tests of tokenization/ and by integration_tests/cli_tokenize_test.py: the Python that has the tokenizers'
+libraries, small tokenizers, inputs of every kind, and readers of every format that share no code with the program.
 
 A test begins with `support.enter()`, before it imports a library. The first argument of its command line is that Python.
 """
@@ -22,7 +22,7 @@ KINDS = ("llama2", "mistral", "llama3", "qwen2", "sentencepiece")
 
 
 def enter():
-    """Starts this program again in that Python."""
+    """Starts this program again with the Python that is named by its first argument."""
     if os.environ.get("ANNULUS_TOKENIZER_PYTHON"):
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
         return
@@ -46,7 +46,7 @@ NASTY = [
 
 
 def texts(count, seed=1):
-    """Documents of words, some of them nasty."""
+    """Returns random documents of words, with those of NASTY among them."""
     draw = random.Random(seed)
     words = ["the", "token", "def f(x):\n", "    return", "=", "1234", "\u00fc\u00f1\u00ef", "\u4e16\u754c", "\U0001f389", "<s>", "--", "\n\n", "it's"]
     made = [" ".join(draw.choices(words, k=draw.randrange(0, 400))) for _ in range(count)]
@@ -59,7 +59,7 @@ _made = None
 
 
 def tokenizers():
-    """The folder that holds one of each of KINDS."""
+    """Returns the folder that holds one tokenizer of each of KINDS."""
     global _made
     if _made is None:
         sys.path.insert(0, os.path.join(ROOT, "examples", "tokens"))
@@ -77,7 +77,7 @@ def tokenizer(kind):
 
 
 def library_ids(kind, documents, special_tokens=True):
-    """What one plain call of the library gives for each document by itself."""
+    """Returns the ids that one call of the library gives for each document."""
     if kind == "sentencepiece":
         import sentencepiece
 
@@ -97,7 +97,7 @@ def write_jsonl(path, documents, field="text"):
                      for i, text in enumerate(documents))
     if path.endswith(".gz"):
         half = len(lines) // 2
-        lines = gzip.compress(lines[:half]) + gzip.compress(lines[half:])  # of several members
+        lines = gzip.compress(lines[:half]) + gzip.compress(lines[half:])  # two members
     elif path.endswith(".zst"):
         import zstandard
 
@@ -115,7 +115,7 @@ def write_parquet(path, documents, field="text", rows=100):
                                 row_group_size=rows)
 
 
-# ---- Independent readers: a folder's documents as lists of ids.
+# ---- Independent readers, which return a folder's documents as lists of ids.
 
 
 def made_by(folder):
@@ -180,7 +180,7 @@ def read_nanogpt(path, width, begin, end):
 
 
 def read_folder(folder):
-    """(documents, those of each shard)."""
+    """Returns (all documents, the documents of each shard)."""
     made = made_by(folder)
     shards = []
     for shard in made["shards"]:
@@ -196,7 +196,7 @@ def read_folder(folder):
 
 
 def contents(folder):
-    """Every file of a folder."""
+    """Returns {name: bytes} of all files of a folder."""
     found = {}
     for name in os.listdir(folder):
         with open(os.path.join(folder, name), "rb") as f:
@@ -230,7 +230,7 @@ class Test(unittest.TestCase):
                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, **more)
 
     def run_words(self, words, **more):
-        """(exit code, standard output, standard error)."""
+        """Returns (exit code, standard output, standard error)."""
         process = self.start(words, **more)
         out, err = process.communicate(timeout=LIMIT)
         return process.returncode, out, err
@@ -241,7 +241,7 @@ class Test(unittest.TestCase):
         return out
 
     def refused(self, code, pattern, words, **more):
-        """One line of error that matches, and no output."""
+        """Checks that the call fails with one error line that matches the pattern, and prints nothing else."""
         got, out, err = self.run_words(words, **more)
         self.assertEqual(got, code, err)
         self.assertEqual(out, "")

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""tokens.table: concatenated bytes of tokens are what the library's decoder gives, in Python and in C++
-(data/shards/token_table.h, through tool in the second argument)."""
+"""Tests that the bytes in tokens.table, put together, equal the text of the library's decoder: in Python, and in C++
+with data/shards/token_table.h through token_table_tool, the second argument."""
 
 import json
 import os
@@ -24,7 +24,7 @@ class Table(support.Test):
         return self.path(f"{kind}/tokens.table")
 
     def sequences(self, kind):
-        """What texts give, and what a model that knows nothing would write."""
+        """Returns the ids of texts, and random ids as an untrained model would write them."""
         ids = support.library_ids(kind, [text[:3000] for text in support.texts(60)])
         draw = random.Random(7)
         pieces = [[i] for i in range(1000)] + [ids[0][:k] for k in range(8)]
@@ -47,7 +47,7 @@ class Table(support.Test):
             try:
                 self.assertEqual(ours.decode("utf-8"), said, (kind, ids))
                 compared += 1
-            except UnicodeDecodeError:  # parts of characters, for which the library writes something
+            except UnicodeDecodeError:  # incomplete characters, which the library replaces
                 self.assertIn("\ufffd", said, (kind, ids))
                 if kind in ("llama3", "qwen2"):
                     self.assertEqual(ours.decode("utf-8", "replace"), said)
@@ -79,7 +79,7 @@ class Table(support.Test):
 
     def test_cpp_decoder_matches_the_library(self):
         if TOOL is None:
-            self.skipTest("no tool was named")
+            self.skipTest("no tool is given on the command line")
         for kind in support.KINDS:
             sequences = self.sequences(kind)
             lines = "".join(" ".join(map(str, ids)) + "\n" for ids in sequences)

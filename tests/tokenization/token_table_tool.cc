@@ -1,5 +1,5 @@
-// Decodes by a tokens.table: each line of standard input holds ids, each line of output the bytes of their text in
-// hexadecimal. For table_test.py.
+// Decodes ids with a tokens.table, for table_test.py: each line of standard input holds ids, and each line of output
+// the bytes of their text in hexadecimal.
 #include <cstdio>
 #include <exception>
 #include <iostream>

@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
-"""The rooms of docs/architecture.md, held against the tree: which room uses which, what Bazel lets in, how large they are.
+"""Checks the tree against the rooms of docs/architecture.md: which room uses which, Bazel's visibility, and sizes.
 
-The table under "Rooms" is read as it stands. Its first column names rooms (folders with their own files), its third what
-the files of a room may include of others: rooms, separated by commas, or `all`. An arrow points down the table. Checked:
+The table under "Rooms" is parsed. Its first column names rooms (folders with their own files); its third column names
+the rooms whose headers the files of a room may include, separated by commas, or is `all`. An arrow points down the
+table. The test checks that
 
 - each `#include "..."` stays in its room or follows an arrow of the page;
-- what a target includes it depends on directly, so that Bazel's visibility is asked;
-- a target is visible at most to the rooms that the page lets in, and to all where docs/embedding.md offers it to users;
-- the files that CONTRIBUTING.md names under "Where is ...?" are there;
-- no room has more than about 25 files, no file that is written by hand more than about 500 lines.
+- a target depends directly on the targets whose headers it includes, so that Bazel checks their visibility;
+- a target is visible only to the rooms that the page allows, or is public if docs/embedding.md offers it to users;
+- the files that CONTRIBUTING.md names under "Where is ...?" exist;
+- no room has more than 25 files, and no file that is written by hand more than 500 lines, except those listed below.
 
-Reads the working tree: arrows_test.py PATH/docs/architecture.md.
+It reads the working tree: arrows_test.py PATH/docs/architecture.md.
 """
 
 import ast
@@ -21,13 +22,13 @@ import unittest
 
 PAGE = "docs/architecture.md"
 ROOMS = "bazel/rooms.bzl"
-USERS = "users()"  # of rooms.bzl: those that the page lets in
+USERS = "users()"  # a function of rooms.bzl: the rooms that the page allows
 OFFER = "docs/embedding.md"
 GUIDE = "CONTRIBUTING.md"
 MOST_FILES = 25
 MOST_LINES = 500
 WRITTEN = (".cc", ".h", ".cu", ".py", ".sh", ".bzl", ".md")
-# Larger than that, and why.
+# Rooms and files above the limits, each with its reason.
 LARGE_ROOMS = {
     "integration_tests": "a file for each thing that several processes are tried for",
     "launcher": "a file for each verb",
@@ -35,13 +36,13 @@ LARGE_ROOMS = {
 }
 LARGE_FILES = {
 }
-# Rooms whose files may use everything and which nothing below them uses.
+# Rooms whose files may use everything, and which no other room may use.
 ABOVE_ALL = ("tests", "integration_tests", "examples")
-NOT_OURS = ("third_party", "runs")  # and all that begins with a dot or with bazel-
+NOT_OURS = ("third_party", "runs")  # and every folder whose name begins with a dot or with bazel-
 
 
 def read_tree(root):
-    """{path: text} of the files that are looked at; text is None for others."""
+    """Returns {path: text} of all files of the tree; text is None for kinds of files that are not checked."""
     files = {}
     for folder, folders, names in os.walk(root):
         inside = os.path.relpath(folder, root)
@@ -60,7 +61,7 @@ def read_tree(root):
 
 
 class Table:
-    """What the page says."""
+    """The table of rooms, as the page has it."""
 
     def __init__(self, text):
         self.order = []  # rooms, from the top
@@ -143,7 +144,7 @@ def read_targets(files):
 
 
 def includes(files):
-    """(file, header) of each include of a file of the tree."""
+    """Yields (file, header) for each include of a header of the tree."""
     for path, text in files.items():
         if not path.endswith((".cc", ".h", ".cu")):
             continue
@@ -170,7 +171,7 @@ def check_arrows(files):
 
 
 def check_deps(files):
-    """What is included is a direct dependency."""
+    """Returns each include whose target is not a direct dependency."""
     faults = []
     targets = read_targets(files)
     owners, by_label = {}, {t.label: t for t in targets}
@@ -230,7 +231,7 @@ def check_visibility(files):
 
 
 def check_named_files(files):
-    """What CONTRIBUTING.md answers to "Where is ...?" is there."""
+    """Returns the files that CONTRIBUTING.md names under "Where is ...?" and that do not exist."""
     section = re.search(r"^## Where is ...\?\n(.*?)(?=^## )", files[GUIDE], re.S | re.M)
     if not section:
         return ["%s has no section \"Where is ...?\"" % GUIDE]
@@ -282,7 +283,7 @@ class Rooms(unittest.TestCase):
 
 
 class Planted(unittest.TestCase):
-    """Faults that must be found, each planted in what is read of the tree."""
+    """Plants faults in the files that were read, each of which must be found."""
 
     def found(self, check, changes, words):
         files = dict(FILES)

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""What is given to batch systems and containers: the MPIJob against the operator's schema, the batch script as bash and
-Slurm read it, the Containerfile's instructions and packages.
+"""Tests the files for batch systems and containers: the MPIJob against the operator's schema, the batch script as bash
+and Slurm read it, and the Containerfile's instructions and packages.
 
     cluster_files_test.py CONFIGS_CLUSTER_FILE CONTAINERFILE TORCH_ROOT
 
-MPIJOB_CRD=FILE: checks the MPIJob against the whole definition that the operator publishes
-(kubeflow/mpi-operator, manifests/base/kubeflow.org_mpijobs.yaml; last done with its v0.8.2), too.
+With MPIJOB_CRD=FILE, the MPIJob is also checked against the whole definition that the operator publishes
+(kubeflow/mpi-operator, manifests/base/kubeflow.org_mpijobs.yaml; last done with v0.8.2).
 """
 
 import json
@@ -16,11 +16,11 @@ import subprocess
 import sys
 import unittest
 
-SITE = os.path.dirname(sys.argv.pop())  # where set-up has installed PyYAML
+SITE = os.path.dirname(sys.argv.pop())  # the set-up installs PyYAML here
 CONTAINERFILE = os.path.abspath(sys.argv.pop())
 CLUSTER = os.path.dirname(os.path.abspath(sys.argv.pop()))
 if not os.path.isdir(os.path.join(SITE, "yaml")):
-    print("SKIPPED: LIBTORCH has no PyYAML beside it")
+    print("SKIPPED: there is no PyYAML beside the LibTorch folder")
     sys.exit(0)
 sys.path.append(SITE)
 import yaml  # noqa: E402
@@ -40,7 +40,7 @@ def one_of(*words):
     return {"type": "string", "enum": list(words)}
 
 
-# What kubeflow.org/v2beta1 and Kubernetes's pods allow, as far as our file uses it; a member that is not here is a fault.
+# The members of kubeflow.org/v2beta1 and of Kubernetes's pods that our file uses; any other member is a fault.
 RESOURCES = an_object(limits={"type": "object", "additionalProperties": ANY}, requests={"type": "object", "additionalProperties": ANY})
 CONTAINER = an_object(
     ["name"], name=TEXT, image=TEXT, imagePullPolicy=TEXT, workingDir=TEXT, command=a_list(TEXT), args=a_list(TEXT),
@@ -66,7 +66,7 @@ TYPES = {"object": dict, "array": list, "string": str, "integer": int, "boolean"
 
 
 def faults(value, schema, way=""):
-    """Where a value does not fit a schema of Kubernetes's kind (OpenAPI 3, closed unless it says otherwise)."""
+    """Returns where a value does not fit a schema (OpenAPI 3; unknown members are faults unless it allows them)."""
     kind = schema.get("type")
     if schema.get("x-kubernetes-int-or-string"):
         return [] if isinstance(value, (int, str)) and not isinstance(value, bool) else [f"{way}: a number or a text"]
@@ -130,7 +130,7 @@ class MpijobTest(unittest.TestCase):
         worker = specs["Worker"]["template"]["spec"]["containers"][0]
         self.assertIn("/dev/shm", [m["mountPath"] for m in worker["volumeMounts"]])
         self.assertEqual(worker["resources"]["limits"]["nvidia.com/gpu"], self.job["spec"]["slotsPerWorker"])
-        # What the image has: its user, the configuration of sshd.
+        # The MPIJob uses the user and the sshd configuration of the image.
         image = read(CONTAINERFILE)
         self.assertIn("--uid %d " % worker["securityContext"]["runAsUser"], image)
         self.assertIn(" %s " % worker["args"][-1], image)
@@ -145,7 +145,7 @@ class SlurmTest(unittest.TestCase):
         subprocess.run(["bash", "-n", self.path], check=True)
 
     def test_runs_launch_with_its_arguments(self):
-        """Its last command, with a program that says its words: blanks and quotes arrive as they are."""
+        """Replaces annulus by echo: arguments with spaces and quotes arrive unchanged."""
         env = dict(os.environ, ANNULUS="/bin/echo")
         done = subprocess.run(["bash", self.path, "a 'b'; c.toml", "--resume"], env=env, capture_output=True, text=True)
         self.assertEqual((done.returncode, done.stdout), (0, "launch --timeout-grace 270 train a 'b'; c.toml --resume\n"), done.stderr)
@@ -163,7 +163,7 @@ class SlurmTest(unittest.TestCase):
 
 class ContainerfileTest(unittest.TestCase):
     def setUp(self):
-        # Comments stand on lines of their own; a backslash goes on in the next line.
+        # Comments are on lines of their own; after a backslash an instruction continues on the next line.
         text = re.sub(r"(?m)^#.*\n", "", read(CONTAINERFILE))
         self.steps = [line.split(None, 1) for line in re.sub(r"\\\n", " ", text).splitlines() if line.strip()]
 
@@ -183,7 +183,7 @@ class ContainerfileTest(unittest.TestCase):
         packages = [n for n in names if not n.startswith("-")]
         self.assertIn("openmpi-bin", packages)
         if not shutil.which("apt-cache"):
-            self.skipTest("SKIPPED: no apt-cache, so no Debian or Ubuntu")
+            self.skipTest("SKIPPED: there is no apt-cache: this is not Debian or Ubuntu")
         for package in packages:
             shown = subprocess.run(["apt-cache", "show", package], capture_output=True, text=True)
             self.assertIn("Package: " + package + "\n", shown.stdout)

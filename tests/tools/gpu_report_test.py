@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""tools/gpu_bundle/report.py: what it makes of the files that run.sh leaves."""
+"""Tests the report that tools/gpu_bundle/report.py writes from files of run.sh; no hardware has made them."""
 
 import json
 import os

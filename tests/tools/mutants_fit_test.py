@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Every patch of tests/mutants fits the tree as it is, and the tests that it names are there (tools/mutants.py --check).
+"""Tests with tools/mutants.py --check that every patch of tests/mutants fits the tree and names tests that exist.
 
-It reads the working tree itself, which the links among its inputs lead to: a patch may touch any file.
+It follows the links among its inputs to the working tree itself, because a patch may touch any file.
 """
 
 import os

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""tools/mutants.py: what it says of mutants that are killed, survive, do not compile or no longer fit, on a tree of its own.
+"""Tests tools/mutants.py on a small tree of its own: mutants that are killed, survive, do not compile or no longer fit.
 
-Its `bazel` is a script: the test of this tree is a shell script, "compiled" by `bash -n`, and fails by its exit code.
+A script takes the place of `bazel`: the only test of the tree is a shell script, which `bash -n` "compiles" and which
+fails by its exit code.
 """
 
 import os
@@ -15,7 +16,7 @@ import unittest
 
 MUTANTS = os.path.abspath(sys.argv.pop(1))
 
-# Runs FOLDER/NAME.sh for //FOLDER:NAME and writes the events that Bazel would.
+# Runs FOLDER/NAME.sh for //FOLDER:NAME and writes the events that Bazel would write.
 BAZEL = r"""#!/usr/bin/env python3
 import json, os, subprocess, sys
 with open(os.environ["CALLS"], "a") as f:
@@ -37,7 +38,7 @@ for label in sys.argv[sys.argv.index("--") + 1:]:
     with open(log, "w") as f:
         code = subprocess.run(["bash", script, option("--test_filter")], stdout=f, stderr=f).returncode
     with open(xml, "w") as f:
-        if code < 2:  # a GoogleTest with one case; died otherwise
+        if code < 2:  # like a GoogleTest with one case; other codes are like a crash
             f.write('<testsuites name="AllTests"><testsuite name="Answer"><testcase name="Is42" classname="Answer" '
                     'status="%s">%s</testcase></testsuite></testsuites>'
                     % ("run" if option("--test_filter") in ("", "Answer.Is42") else "notrun",
@@ -118,7 +119,7 @@ class MutantsTest(unittest.TestCase):
         self.assertEqual(code, 1, out)
         self.assertIn("FAILED survivor: survived: //tests:answer_test Answer.Is42 passes with it", out)
         self.assertEqual(out.split("\n")[-2], "1 passed, 1 failed")
-        code, out = self.run_mutants("wrong_answer")  # those named alone
+        code, out = self.run_mutants("wrong_answer")  # runs only the named ones
         self.assertEqual((code, out.split("\n")[-2]), (0, "1 passed, 0 failed"), out)
 
     def test_compile_error_and_crash_do_not_count_as_killed(self):
@@ -142,7 +143,7 @@ class MutantsTest(unittest.TestCase):
 
     def test_applies_patch_to_moved_lines(self):
         self.mutant("wrong_answer", "answer=42", "answer=41", at=2)
-        self.write("tree/answer.sh", "a=1\nb=2\nc=3\nanswer=42\n")  # and this is not committed
+        self.write("tree/answer.sh", "a=1\nb=2\nc=3\nanswer=42\n")  # the change is not committed
         code, out = self.run_mutants()
         self.assertEqual(code, 0, out)
         self.assertEqual(self.run_mutants("--check")[0], 0)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""tools/test_report.py: what it counts, names and returns for events and XML files as Bazel and GoogleTest write them."""
+"""Tests what tools/test_report.py counts, prints and returns for events and XML files of Bazel and GoogleTest."""
 
 import json
 import os
@@ -27,7 +27,7 @@ no GPU: <here>]]></skipped>
 BAD = """<testcase name="bad" status="run" result="completed" classname="A">
       <failure message="t/mixed.cc:4&#x0A;why" type=""><![CDATA[t/mixed.cc:4
 why]]></failure></testcase>"""
-# Bazel's own, for tests that are not GoogleTest's.
+# Bazel writes this for tests without GoogleTest.
 PLAIN = '<?xml version="1.0"?><testsuites><testsuite name="t/x" tests="1"><testcase name="t/x" status="run"/></testsuite></testsuites>'
 
 
