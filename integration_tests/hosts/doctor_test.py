@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests `annulus doctor` on hosts with faults that the test creates in fact, and over several hosts.
+"""Tests `annulus doctor` on hosts with real faults, which the test creates, and over several hosts.
 
     doctor_test.py ANNULUS MACHINE.xml
 """

@@ -101,7 +101,7 @@ Seating placed(const std::vector<Machine>& hosts, int ranks, int context) {
 }
 
 // GPUs of one socket: NVLink connects 0 with 2 and 1 with 3; all other pairs are connected by PCI.
-TEST(CarriedRing, FollowsNvlinkWithinASocket) {
+TEST(PlacedRing, FollowsNvlinkWithinASocket) {
   const std::vector<Machine> host = {load("one_socket_gpus.xml")};
   const std::set<Pair> pairs = exchanging(4, 1, as_launched(4), ScheduleKind::kRing);
   EXPECT_EQ(pairs, (std::set<Pair>{{0, 1}, {1, 2}, {2, 3}, {0, 3}}));
@@ -116,7 +116,7 @@ TEST(CarriedRing, FollowsNvlinkWithinASocket) {
   } while (std::next_permutation(gpu.begin(), gpu.end()));
 }
 
-TEST(CarriedRing, EachDataGroupHasAFastRing) {
+TEST(PlacedRing, EachDataGroupHasAFastRing) {
   const std::vector<Machine> host = {load("one_socket_gpus.xml")};
   const std::set<Pair> pairs = exchanging(4, 2, as_launched(4), ScheduleKind::kRing);
   const Seating seating = placed(host, 4, 2);
@@ -127,7 +127,7 @@ TEST(CarriedRing, EachDataGroupHasAFastRing) {
 }
 
 // Eight GPUs of two sockets: NVLink connects the even GPUs with each other, and the odd ones with each other.
-TEST(CarriedRing, StaysWithinNvlinkCliques) {
+TEST(PlacedRing, StaysWithinNvlinkCliques) {
   Machine machine = load("dgx.xml");
   for (size_t i = 0; i < 8; ++i) {
     for (size_t j = 0; j < 8; ++j) {
@@ -152,7 +152,7 @@ TEST(CarriedRing, StaysWithinNvlinkCliques) {
   }
 }
 
-TEST(CarriedRing, CrossesTheNetworkTwiceForCyclicRankNumbers) {
+TEST(PlacedRing, CrossesTheNetworkTwiceForCyclicRankNumbers) {
   const Machine m = load("one_socket_gpus.xml");
   const std::vector<Machine> hosts = {m, m};
   const Seating seating = placed(hosts, 8, 8);
