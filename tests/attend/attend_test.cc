@@ -72,7 +72,7 @@ TEST(Attend, ChecksEveryPatternAgainstTheOracle) {
   }
 }
 
-TEST(Attend, ChecksEveryDtypeSchedulesAndLengths) {
+TEST(Attend, ChecksEveryDtypeAndScheduleWithUnevenLengths) {
   for (const std::string dtype : {"f32", "f64", "bf16", "f16"}) {
     for (const std::string schedule : {"ring", "all-gather", "group-cast", "auto"}) {
       SCOPED_TRACE(dtype + " " + schedule);
@@ -84,7 +84,7 @@ TEST(Attend, ChecksEveryDtypeSchedulesAndLengths) {
   }
 }
 
-TEST(Attend, AFailingCheckIsAnErrorThatSaysByHowMuch) {
+TEST(Attend, FailedCheckIsAnErrorThatNamesTheBound) {
   RandomInput input = parse_random_input("queries=20,heads=2", "test");
   const RandomTensors in = make_random(input);
   const Dropout none;
@@ -100,7 +100,7 @@ TEST(Attend, AFailingCheckIsAnErrorThatSaysByHowMuch) {
   }
 }
 
-TEST(Attend, OnlyFiniteInputsAreChecked) {
+TEST(Attend, CheckRefusesNonFiniteInputs) {
   const TestFolder folder;
   const std::string file = folder.path() + "/in.safetensors";
   const auto refused = [&](const std::string& name, double value, at::ScalarType dtype, const std::string& words) {
@@ -132,7 +132,7 @@ TEST(Attend, OnlyFiniteInputsAreChecked) {
   expect_refused(random, 1, ErrorKind::kInput, "magnitude=1e+06, tensor \"q\"");
 }
 
-TEST(Attend, DropoutIsCheckedAndDependsOnItsKeys) {
+TEST(Attend, DropoutDependsOnSeedStepAndLayerButNotOnLayout) {
   const TestFolder folder;
   const auto out = [&](const std::function<void(AttendOptions&)>& change, int ranks) {
     AttendOptions o = random_options("{ kind = 'causal' }", "dtype=f64");
@@ -150,7 +150,7 @@ TEST(Attend, DropoutIsCheckedAndDependsOnItsKeys) {
   EXPECT_GT((out([](AttendOptions& o) { o.dropout.seed = 6; }, 1) - one).abs().max().item<double>(), 0.01);
 }
 
-TEST(Attend, TheMapThatWasUsedCanBeUsedAgain) {
+TEST(Attend, WrittenBlockMapCanBeReadBack) {
   const TestFolder folder;
   const std::string mask = folder.path() + "/mask.safetensors", first = folder.path() + "/first.safetensors",
                     second = folder.path() + "/second.safetensors";
@@ -171,7 +171,7 @@ TEST(Attend, TheMapThatWasUsedCanBeUsedAgain) {
   EXPECT_EQ(SafetensorsFile(mask).load("mask").sum().item<int64_t>(), 7);
 }
 
-TEST(Attend, RefusesWhatCannotBe) {
+TEST(Attend, RefusesInvalidOptions) {
   const std::string causal = "{ kind = 'causal' }";
   const auto refused = [&](const std::function<void(AttendOptions&)>& change, const std::string& word,
                            ErrorKind kind = ErrorKind::kUsage) {
@@ -212,7 +212,7 @@ TEST(Attend, RefusesWhatCannotBe) {
       "mkdir", ErrorKind::kResource);
 }
 
-TEST(Attend, NoFileIsWrittenOverAnother) {
+TEST(Attend, RefusesToOverwriteItsOwnFiles) {
   const TestFolder folder;
   const std::filesystem::path at = folder.path();
   const std::string map = at / "map.safetensors";
@@ -250,7 +250,7 @@ TEST(Attend, NoFileIsWrittenOverAnother) {
   expect_refused(input, 2, ErrorKind::kUsage, "--input");
 }
 
-TEST(Attend, TheCommandOfARequestComputesIt) {
+TEST(Attend, CommandReproducesTheRequest) {
   PlanRequest request;
   request.shape = {2, 4, 2, 30, 30, 5};
   request.pattern = parse_pattern("{ kind = 'window', left = 3, right = 0 }", "test");

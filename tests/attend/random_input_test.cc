@@ -9,7 +9,7 @@
 namespace annulus {
 namespace {
 
-TEST(RandomInput, ReadsWhatItWrites) {
+TEST(RandomInput, TextRoundTrips) {
   const std::string text = "batch=2,queries=30,keys=40,heads=4,kv_heads=2,dim=8,dtype=bf16,seed=9,magnitude=0.5";
   const RandomInput input = parse_random_input(text, "test");
   EXPECT_EQ(input.text(), text);
@@ -19,7 +19,7 @@ TEST(RandomInput, ReadsWhatItWrites) {
             "batch=1,queries=30,keys=30,heads=3,kv_heads=3,dim=16,dtype=f32,seed=1");
 }
 
-TEST(RandomInput, ItsDefaultsAreThoseThatHelpShows) {
+TEST(RandomInput, HelpShowsTheDefaults) {
   std::string shown = random_input_defaults();
   for (const char* const name :
        {"batch=", ",queries=", ",keys=", ",heads=", ",kv_heads=", ",dim=", ",dtype=", ",seed=", ",magnitude="}) {
@@ -32,7 +32,7 @@ TEST(RandomInput, ItsDefaultsAreThoseThatHelpShows) {
   EXPECT_EQ(parse_random_input(shown, "test").magnitude, input.magnitude);
 }
 
-TEST(RandomInput, RefusesWhatIsNone) {
+TEST(RandomInput, RefusesInvalidText) {
   for (const auto& [text, word] :
        std::vector<std::pair<std::string, std::string>>{{"querys=30", "did you mean \"queries\""},
                                                         {"queries=x", "got \"x\""},
@@ -55,7 +55,7 @@ TEST(RandomInput, RefusesWhatIsNone) {
   }
 }
 
-TEST(RandomInput, TheSameTextMakesTheSameNumbers) {
+TEST(RandomInput, SameTextGivesTheSameTensors) {
   const RandomInput input = parse_random_input("queries=20,keys=30,heads=2,kv_heads=1,seed=4", "test");
   const RandomTensors a = make_random(input), b = make_random(input);
   EXPECT_TRUE(at::equal(a.q, b.q) && at::equal(a.k, b.k) && at::equal(a.v, b.v) && at::equal(a.dout, b.dout));

@@ -17,7 +17,7 @@
 namespace annulus {
 namespace {
 
-TEST(Together, AllGoOnWhenNobodyFails) {
+TEST(Together, AllContinueWhenNoRankFails) {
   run_ranks(3, [](Communicator& world) {
     int calls = 0;
     together(world, {"test", 0}, [&] { ++calls; });
@@ -29,7 +29,7 @@ TEST(Together, AllGoOnWhenNobodyFails) {
   });
 }
 
-TEST(Together, AllFailWhenOneDoes) {
+TEST(Together, AllFailWhenOneRankFails) {
   run_ranks(3, [](Communicator& world) {
     try {
       together(world, {"test", 0}, [&] {
@@ -67,7 +67,7 @@ std::vector<std::string> messages(int ranks, const std::function<void(int)>& act
   return said;
 }
 
-TEST(Together, NamesEveryFailingRankWithWhatItSaid) {
+TEST(Together, NamesEveryFailingRankWithItsMessage) {
   const auto fail = [](int rank) {
     if (rank == 1) throw Error(ErrorKind::kInput, "text", "no file a");
     if (rank == 2 || rank == 4) throw Error(ErrorKind::kBusy, "run", "in use");
@@ -76,19 +76,19 @@ TEST(Together, NamesEveryFailingRankWithWhatItSaid) {
   EXPECT_EQ(messages(5, fail), std::vector<std::string>(5, all));
 }
 
-TEST(Together, SaysOnceWhatAllRanksSay) {
+TEST(Together, MergesEqualMessagesOfAllRanks) {
   const auto fail = [](int) { throw Error(ErrorKind::kPlan, "plan", "3 heads over 2 ranks"); };
   EXPECT_EQ(messages(3, fail), std::vector<std::string>(3, "4 [plan] 3 heads over 2 ranks"));
 }
 
-TEST(Together, SaysOnceWhatSeveralRanksSay) {
+TEST(Together, MergesEqualMessagesOfSeveralRanks) {
   const auto fail = [](int rank) {
     if (rank != 1) throw Error(ErrorKind::kInput, "text", "no file a");
   };
   EXPECT_EQ(messages(3, fail), std::vector<std::string>(3, "3 [text] on ranks 0,2: no file a"));
 }
 
-TEST(Together, NamesEveryRankWhereTooManySayDifferentThings) {
+TEST(Together, NamesEveryRankButShowsEightMessages) {
   const auto fail = [](int rank) {
     if (rank > 0) throw Error(ErrorKind::kInput, "text", "no file " + std::to_string(rank));
   };
@@ -98,7 +98,7 @@ TEST(Together, NamesEveryRankWhereTooManySayDifferentThings) {
   }
 }
 
-TEST(Together, AnyExceptionIsAnError) {
+TEST(Together, ConvertsAnyExceptionToAnError) {
   const auto fail = [](int rank) {
     if (rank == 0) throw std::bad_alloc();
     if (rank == 1) throw std::out_of_range("at(7)");
@@ -114,7 +114,7 @@ TEST(Together, AnyExceptionIsAnError) {
 }
 
 // What LibTorch raises then is its general error, but for GPUs. None of these takes memory.
-TEST(Together, AnyWayOfRunningOutOfMemoryIsAResource) {
+TEST(Together, AnyOutOfMemoryIsAResourceError) {
   const auto fail = [](int rank) {
     if (rank == 0) at::empty({int64_t{1} << 60}, at::kByte);
     if (rank == 1) at::empty({int64_t{1} << 31, int64_t{1} << 31, 4}, at::kFloat);
@@ -127,7 +127,7 @@ TEST(Together, AnyWayOfRunningOutOfMemoryIsAResource) {
             "files: out of memory");
 }
 
-TEST(Together, RankZeroSpeaksForAllWhereItActsForAll) {
+TEST(Together, ErrorOfRankZeroIsRaisedByAllIfItActsAlone) {
   const auto fail = [](int rank) {
     EXPECT_EQ(rank, 0);
     throw std::bad_alloc();
@@ -136,7 +136,7 @@ TEST(Together, RankZeroSpeaksForAllWhereItActsForAll) {
             std::vector<std::string>(3, "8 [memory] reading files: out of memory"));
 }
 
-TEST(Together, TheErrorIsTheSameOnAllRanksWhereItIsReturned) {
+TEST(Together, FailureOfAnyReturnsTheSameErrorOnAllRanks) {
   run_ranks(3, [](Communicator& world) {
     EXPECT_FALSE(failure_of_any(world, {"test", 0}, [] {}));
     const std::optional<Error> error = failure_of_any(world, {"test", 1}, [&] {
@@ -180,7 +180,7 @@ TEST(AgreeTogether, NamesTheRankThatDiffers) {
 }
 
 // What differs is shown, however far behind the beginning it stands, and every rank is named.
-TEST(AgreeTogether, LongTermsAreShownWhereTheyDiffer) {
+TEST(AgreeTogether, ShowsLongTermsWhereTheyDiffer) {
   const auto find = [](int rank) -> Terms {
     return {{{"plan", std::string(1000, 'x') + ", schedule " + std::to_string(rank) + ", " + std::string(900, 'y')}}};
   };
@@ -193,7 +193,7 @@ TEST(AgreeTogether, LongTermsAreShownWhereTheyDiffer) {
 }
 
 // Its terms are not known, and the others have nothing to differ from.
-TEST(AgreeTogether, ARankThatRaisesIsNamedOnAll) {
+TEST(AgreeTogether, NamesTheRankThatRaises) {
   const auto find = [](int rank) -> Terms {
     if (rank == 2) throw Error(ErrorKind::kPlan, "plan", "3 heads");
     return {{{"heads", "2"}}};

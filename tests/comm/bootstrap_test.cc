@@ -69,14 +69,14 @@ class Environment : public testing::Test {
   }
 };
 
-TEST_F(Environment, ByHandIsOneRank) {
+TEST_F(Environment, WithoutALauncherThereIsOneRank) {
   const LaunchInfo info = launch_info();
   EXPECT_FALSE(info.launched);
   EXPECT_EQ(info.size, 1);
   EXPECT_EQ(info.rank, 0);
 }
 
-TEST_F(Environment, KnowsOpenMpi) {
+TEST_F(Environment, ReadsOpenMpi) {
   set("OMPI_COMM_WORLD_SIZE", "8");
   set("OMPI_COMM_WORLD_RANK", "5");
   set("OMPI_COMM_WORLD_LOCAL_RANK", "1");
@@ -90,7 +90,7 @@ TEST_F(Environment, KnowsOpenMpi) {
   EXPECT_EQ(info.local_size, 4);
 }
 
-TEST_F(Environment, KnowsSlurmStepsButNotBatchScripts) {
+TEST_F(Environment, ReadsSlurmStepsButNotBatchScripts) {
   set("SLURM_JOB_ID", "12");
   set("SLURM_PROCID", "0");
   EXPECT_FALSE(launch_info().launched);
@@ -103,7 +103,7 @@ TEST_F(Environment, KnowsSlurmStepsButNotBatchScripts) {
   EXPECT_EQ(info.local_size, -1) << "Slurm did not say";
 }
 
-TEST_F(Environment, KnowsHowManyTasksOfASlurmStepShareANode) {
+TEST_F(Environment, ReadsTasksPerNodeOfASlurmStep) {
   set("SLURM_STEP_NUM_TASKS", "7");
   set("SLURM_PROCID", "6");
   set("SLURM_STEP_TASKS_PER_NODE", "2(x3),1");
@@ -116,7 +116,7 @@ TEST_F(Environment, KnowsHowManyTasksOfASlurmStepShareANode) {
   }
 }
 
-TEST_F(Environment, RefusesNonsense) {
+TEST_F(Environment, RefusesInvalidNumbers) {
   for (const char* value : {"four", "-1", "4 ", "1e99", "nan", "4x"}) {
     expect_refused("OMPI_COMM_WORLD_SIZE", value);
   }
@@ -208,7 +208,7 @@ TEST_F(Environment, MoreProcessesThanRanksAreRefusedBelowAnotherLauncher) {
   EXPECT_EQ(started, 0);
 }
 
-TEST_F(Environment, FailsTogetherAlsoAlone) {
+TEST_F(Environment, RunTogetherReportsErrorsOnOneRankToo) {
   std::string said;
   Job job = bootstrap({.report = [&](const std::string& text) { said += text; }});
   try {
@@ -221,7 +221,7 @@ TEST_F(Environment, FailsTogetherAlsoAlone) {
   EXPECT_EQ(said, "[data] no file");
 }
 
-TEST(Presence, SeesWhoIsHereAndWhoSpeaks) {
+TEST(Presence, SeesPresentRanksAndReportClaims) {
   LaunchInfo info;
   info.launched = true;
   info.job = "presence test " + std::to_string(getpid());
@@ -248,7 +248,7 @@ TEST(Presence, SeesWhoIsHereAndWhoSpeaks) {
 }
 
 // After all have come, who is missing is gone.
-TEST(Presence, KnowsWhetherAllLive) {
+TEST(Presence, DetectsRanksThatAreGone) {
   LaunchInfo info;
   info.launched = true;
   info.job = "liveness test " + std::to_string(getpid());
@@ -274,7 +274,7 @@ TEST(Presence, KnowsWhetherAllLive) {
   EXPECT_EQ(stalled(), "");
 }
 
-TEST(Watchdog, WaitsOnWhereItIsToldTo) {
+TEST(Watchdog, KeepsWaitingWhileThereIsNoReason) {
   std::promise<void> third;
   int asked = 0;
   const comm_internal::Watchdog watchdog(Seconds(0.001), [&]() -> std::optional<std::string> {
@@ -294,7 +294,7 @@ TEST(WatchdogDeathTest, EndsTheProcess) {
       testing::ExitedWithCode(6), "stuck in a call");
 }
 
-TEST(Watchdog, LetsGoInTime) {
+TEST(Watchdog, DestructionCancelsIt) {
   bool asked = false;
   {
     const comm_internal::Watchdog watchdog(Seconds(1000), [&] {

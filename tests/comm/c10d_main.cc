@@ -64,7 +64,7 @@ TEST(C10d, GroupsAreFoundByName) {
                [] { c10d_communicator("no such group", at::kCPU, Seconds(20)); });
 }
 
-TEST(C10d, SeveralCommunicatorsOverOneGroup) {
+TEST(C10d, CommunicatorsOverOneGroupAreIndependent) {
   const auto registered = c10d::resolve_process_group(group("ANNULUS_WORLD"));
   const auto first = make_c10d_communicator(registered, at::kCPU, Seconds(20));
   {
@@ -88,7 +88,7 @@ TEST(C10d, SeveralCommunicatorsOverOneGroup) {
 }
 
 // What a caller does with its group lies apart from ours.
-TEST(C10d, TheCallersOwnTraffic) {
+TEST(C10d, CallersOwnTrafficIsSeparate) {
   const auto registered = c10d::resolve_process_group(group("ANNULUS_WORLD"));
   const auto comm = comm_of("ANNULUS_WORLD");
   const int size = comm->size(), next = (comm->rank() + 1) % size, previous = (comm->rank() + size - 1) % size;
@@ -122,7 +122,7 @@ TEST(C10d, GroupsOpenInAnyOrder) {
   use(odd ? *early : *late, 2);
 }
 
-TEST(C10d, GroupsOfAMeshAtOnce) {
+TEST(C10d, MeshGroupsWorkConcurrently) {
   if (group("ANNULUS_ROW").empty()) GTEST_SKIP() << "needs four ranks";
   const auto row = comm_of("ANNULUS_ROW"), column = comm_of("ANNULUS_COLUMN"), world = comm_of("ANNULUS_WORLD");
   const int me = world->rank();
@@ -143,7 +143,7 @@ TEST(C10d, GroupsOfAMeshAtOnce) {
 }
 
 // Its ranks are not 0..n-1 of the job, and messages name those of the job.
-TEST(C10d, GroupOfSomeRanks) {
+TEST(C10d, ErrorsOfASubgroupNameRanksOfTheJob) {
   if (group("ANNULUS_ROW").empty()) GTEST_SKIP() << "needs four ranks";
   const auto world = comm_of("ANNULUS_WORLD");
   if (!group("ANNULUS_ODD").empty()) {

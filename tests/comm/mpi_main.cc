@@ -25,7 +25,7 @@ std::shared_ptr<MpiRuntime>& runtime() {
   return runtime;
 }
 
-TEST(Mpi, FormsTheWorldThatWasAskedFor) {
+TEST(Mpi, FormsTheRequestedWorld) {
   const char* wanted = std::getenv("WANT_SIZE");
   ASSERT_NE(wanted, nullptr) << "run by mpi_test";
   EXPECT_EQ(runtime()->size(), std::atoi(wanted));
@@ -48,14 +48,14 @@ int setting(const char* name) {
 
 // Three fragments of 32 KiB a call, as Open MPI would by itself, make a long message wait for hundreds of calls,
 // between which waiting ranks sleep.
-TEST(Mpi, MovesAMegabyteInACall) {
+TEST(Mpi, SetsTheSendPipelineDepth) {
   const char* own = std::getenv("WANT_DEPTH");
   EXPECT_EQ(setting("pml_ob1_send_pipeline_depth"), own != nullptr ? std::atoi(own) : 32);
 }
 
 // What is known of the ranks that keep others waiting stands behind every message about a deadline, and both go by the
 // numbers of the job.
-TEST(Mpi, NamesRanksAsTheJobNumbersThem) {
+TEST(Mpi, NamesRanksByTheirNumbersInTheJob) {
   const int size = runtime()->size(), last = size - 1;
   std::vector<int> reversed(static_cast<size_t>(size));
   for (int rank = 0; rank < size; ++rank) reversed[static_cast<size_t>(rank)] = last - rank;

@@ -18,7 +18,7 @@ int64_t period(const MessageTags& tags) {
   return count;
 }
 
-TEST(MessageTags, StayBelowTheBoundHoweverManyMessagesThereWere) {
+TEST(MessageTags, StayBelowTheBoundForAnySequenceNumber) {
   for (const int64_t bound :
        {int64_t{32767}, int64_t{65535}, int64_t{4194303}, int64_t{8388607}, int64_t{2147483647}}) {
     const MessageTags tags(bound);
@@ -36,7 +36,7 @@ TEST(MessageTags, StayBelowTheBoundHoweverManyMessagesThereWere) {
   }
 }
 
-TEST(MessageTags, UseWhatTheLibraryGives) {
+TEST(MessageTags, UseTheWholeRangeOfTags) {
   EXPECT_EQ(period(MessageTags(32767)), 512);
   EXPECT_EQ(period(MessageTags(2147483647)), int64_t{1} << 24);
   EXPECT_EQ(period(MessageTags(8388607)), int64_t{1} << 17);

@@ -49,7 +49,7 @@ int64_t reserved_bytes() {
 }
 
 // The host is ahead of the device throughout: nothing but the order of streams says when memory may be used again.
-TEST_F(NcclDevice, MemoryComesBackWithoutTheHostSeeingTheTransferDone) {
+TEST_F(NcclDevice, MemoryIsReusedInStreamOrder) {
   constexpr int64_t kLength = int64_t{16} << 20;
   const auto pass = [&](float value) {
     const at::Tensor out = at::full({kLength}, value, kFloats), in = at::empty({kLength}, kFloats);
@@ -88,7 +88,7 @@ TEST_F(NcclDevice, AnotherStreamMayWait) {
 }
 
 // A deadline runs from when the device gets to the transfer: what it computes before is no fault of a peer.
-TEST_F(NcclDevice, WorkBeforeATransferIsNoPartOfItsDeadline) {
+TEST_F(NcclDevice, DeadlineExcludesEarlierWork) {
   comm_->set_timeout(Seconds(0.3));
   const at::Tensor out = at::full({1024}, 5, kFloats), in = at::empty({1024}, kFloats);
   at::cuda::sleep(kAboutASecond);
@@ -117,7 +117,7 @@ TEST_F(NcclDevice, BegunCollectivesDoNotBlockTheHost) {
 
 // Waits are the time that the stream which waits stands still: here one that has nothing else to do, while the transfer
 // is held up on another. They are told by what for, and only when the device has them behind it.
-TEST_F(NcclDevice, WaitsAreTheTimeThatTheStreamStoodStill) {
+TEST_F(NcclDevice, WaitsMeasureTheStallOfTheStream) {
   const auto waits = [&](double CommStats::*kind, const std::function<std::unique_ptr<Work>()>& begin) {
     c10::cuda::getCurrentCUDAStream().synchronize();
     comm_->progress();
@@ -157,7 +157,7 @@ TEST_F(NcclDevice, ProgressLeavesNoErrorBehind) {
   EXPECT_TRUE(at::equal(in, out));
 }
 
-TEST_F(NcclDevice, RefusesToBeCaptured) {
+TEST_F(NcclDevice, RefusesGraphCapture) {
   const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, 0));
   at::Tensor out = at::full({1024}, 7, kFloats);
   const at::Tensor in = at::empty({1024}, kFloats);
@@ -184,7 +184,7 @@ TEST_F(NcclDevice, RefusesToBeCaptured) {
 }
 
 // A graph may be captured while a transfer is under way and watched.
-TEST_F(NcclDevice, ATransferUnderWayDoesNotSpoilACapture) {
+TEST_F(NcclDevice, TransferInProgressDoesNotDisturbACapture) {
   const at::Tensor out = at::full({1024}, 9, kFloats), in = at::empty({1024}, kFloats);
   at::Tensor counter;
   at::cuda::sleep(kAboutASecond);

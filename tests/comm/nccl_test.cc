@@ -41,7 +41,7 @@ comm_test::Backend& comm_test::backend() {
 
 namespace {
 
-TEST(Nccl, SaysWhyNot) {
+TEST(Nccl, UnavailabilityErrorGivesTheReason) {
   const std::string why = nccl_unavailable();
   if (why.empty()) GTEST_SKIP() << "this machine has a GPU";
   const std::shared_ptr<Communicator> host = make_self_communicator();

@@ -137,22 +137,22 @@ std::vector<Case> cases() {
        {{0, both_at_it, 2},
         {0.1, [](Scene& s) { s.first->over = true; }, 1},
         {0.2, [](Scene& s) { s.second->over = true; }, 0}}},
-      {"DoneIsNotCompleteBeforeTheHeadersHaveCome",
+      {"OperationCompletesOnlyAfterItsHeaders",
        {{0, [=](Scene& s) { headers_late(s), s.first->at_it = s.first->over = true; }, 2},
         {0.1, [](Scene& s) { s.first->verdict = kAgree; }, 1}}},
       {"HeadersHaveTheDeadlineOfTheTransfer",
        {{0, [=](Scene& s) { headers_late(s), s.first->at_it = s.first->over = true; }, 2},
         {0.29, nothing, 2},
         {0.3, nothing, 0, first + "not done within 0.3 s"}}},
-      {"TheDeadlineRunsFromWhenTheDeviceGetsToIt",
+      {"DeadlineStartsWhenTheDeviceReachesTheOperation",
        {{1000, nothing, 2},
         {2000, [](Scene& s) { s.first->at_it = true; }, 2},
         {2000.29, nothing, 2},
         {2000.3, nothing, 0, first + "not done within 0.3 s"}}},
-      {"ALateCompletionWithinTheDeadlineIsOne",
+      {"CompletionSeenAfterTheDeadlineCounts",
        {{0, both_at_it, 2}, {0.29, nothing, 2}, {0.31, [](Scene& s) { s.first->over = true; }, 1}}},
       // Its own event says that the device has got to it, but the one before it is not done.
-      {"WhatWaitsBehindAnotherHasItsDeadlineLater",
+      {"DeadlineOfAQueuedOperationStartsLater",
        {{0, [](Scene& s) { s.second->at_it = true; }, 2},
         {5, nothing, 2},
         {6, [](Scene& s) { s.first->at_it = s.first->over = true; }, 1},
@@ -160,32 +160,32 @@ std::vector<Case> cases() {
         {6.3, nothing, 0, second + "not done within 0.3 s"}}},
       {"HeadersThatDifferAreAMismatch",
        {{0, headers_late, 2}, {0.1, [](Scene& s) { s.first->verdict = kDiffer; }, 0, differ, ErrorKind::kMismatch}}},
-      {"HeadersThatDifferAreAMismatchThoughTheDeviceIsDone",
+      {"HeadersThatDifferAreAMismatchEvenIfTheDeviceIsDone",
        {{0, [](Scene& s) { s.first->at_it = s.first->over = true, s.first->verdict = kDiffer; }, 0, differ,
          ErrorKind::kMismatch}}},
       {"HeadersThatCannotComeAreAnError",
        {{0, [](Scene& s) { s.first->headers_fail = "rank 1 failed: no row 17"; }, 0,
          first + "rank 1 failed: no row 17"}}},
-      {"TheDeviceFails",
+      {"DeviceFailureIsRaised",
        {{0, both_at_it, 2},
         {0.1, [](Scene& s) { s.second->device_fails = "an illegal memory access"; }, 0,
          second + "the device failed: an illegal memory access"}}},
-      {"AnErrorOfNcclIsRaisedAtOnceWhenTheHeadersAgree",
+      {"NcclErrorIsRaisedAtOnceIfTheHeadersAgree",
        {{0, both_at_it, 2}, {0.1, broken, 0, first + "NCCL reports unhandled system error"}}},
-      {"AnErrorOfNcclWaitsForHeadersThatMayExplainIt",
+      {"NcclErrorWaitsForHeadersThatMayExplainIt",
        {{0, headers_late, 2},
         {1, broken, 2},
         {1.49, nothing, 2},
         {1.5, nothing, 0, first + "NCCL reports unhandled system error"}}},
-      {"AnErrorOfNcclIsExplainedByHeadersThatDiffer",
+      {"NcclErrorIsExplainedByHeadersThatDiffer",
        {{0, headers_late, 2},
         {1, broken, 2},
         {1.2, [](Scene& s) { s.first->verdict = kDiffer; }, 0, differ, ErrorKind::kMismatch}}},
-      {"AnErrorOfNcclIsNotExplainedByHeadersThatCannotCome",
+      {"NcclErrorIsNotExplainedByHeadersThatCannotCome",
        {{0, headers_late, 2},
         {1, [=](Scene& s) { broken(s), s.first->headers_fail = "not done within 0.3 s"; }, 0,
          first + "NCCL reports unhandled system error"}}},
-      {"NothingIsAskedWhileAGraphIsCaptured",
+      {"NothingIsQueriedDuringGraphCapture",
        {{0,
          [=](Scene& s) {
            both_at_it(s);
@@ -204,7 +204,7 @@ std::vector<Case> cases() {
         // The deadline begins with the first look that could tell.
         {100.29, nothing, 1},
         {100.3, nothing, 0, second + "not done within 0.3 s"}}},
-      {"TheFirstReasonStays",
+      {"FirstFailureIsKept",
        {{0, [](Scene& s) { s.first->verdict = kDiffer; }, 0, differ, ErrorKind::kMismatch},
         {1, broken, 0, differ, ErrorKind::kMismatch},
         {2, [](Scene& s) { s.watch.fail(ErrorKind::kComm, "closed"); }, 0, differ, ErrorKind::kMismatch}}},
@@ -245,7 +245,7 @@ INSTANTIATE_TEST_SUITE_P(Table, NcclWatch, testing::ValuesIn(cases()),
                          [](const testing::TestParamInfo<Case>& info) { return info.param.name; });
 
 // While NCCL has not said that it is on the stream, its events mean nothing.
-TEST(NcclWatchIssue, WhatIsNotIssuedIsNeitherAskedNorDue) {
+TEST(NcclWatchIssue, UnissuedOperationsAreNotQueriedAndNotDue) {
   class Unissued final : public Operation {
    public:
     Unissued() : Operation("x", "y", Seconds(0.1)) {}
@@ -270,7 +270,7 @@ TEST(NcclWatchIssue, WhatIsNotIssuedIsNeitherAskedNorDue) {
   EXPECT_TRUE(operation->complete());
 }
 
-TEST(NcclWatchIssue, AFailedCallIsExplainedByHeadersThatComeLater) {
+TEST(NcclWatchIssue, LaterHeadersExplainAFailedCall) {
   Scene scene;
   scene.nccl.says = "unhandled system error";
   scene.first->verdict = kPending;
@@ -283,7 +283,7 @@ TEST(NcclWatchIssue, AFailedCallIsExplainedByHeadersThatComeLater) {
   EXPECT_EQ(scene.clock.sleeps, 20);
 }
 
-TEST(NcclWatchIssue, AFailedCallIsBelievedWhenHeadersDoNotComeInTime) {
+TEST(NcclWatchIssue, FailedCallIsReportedIfHeadersAreLate) {
   Scene scene;
   scene.nccl.says = "unhandled system error";
   scene.first->verdict = kPending;
@@ -294,7 +294,7 @@ TEST(NcclWatchIssue, AFailedCallIsBelievedWhenHeadersDoNotComeInTime) {
   EXPECT_EQ(scene.nccl.aborts, 1);
 }
 
-TEST(NcclWatchIssue, AFailedCallIsBelievedAtOnceWhenNcclItselfIsWell) {
+TEST(NcclWatchIssue, FailedCallIsReportedAtOnceIfNcclHasNoError) {
   Scene scene;
   scene.first->verdict = kPending;
   scene.watch.fail_unless_headers_explain(ErrorKind::kComm, "a CUDA call failed");
@@ -303,7 +303,7 @@ TEST(NcclWatchIssue, AFailedCallIsBelievedAtOnceWhenNcclItselfIsWell) {
 }
 
 // NCCL is in progress for ever where sizes differ, and reports nothing.
-TEST(NcclWatchIssue, ACallThatTimedOutIsExplainedByHeadersThatHaveCome) {
+TEST(NcclWatchIssue, ReceivedHeadersExplainATimeout) {
   Scene scene;
   scene.second->verdict = kDiffer;
   scene.watch.fail_unless_headers_explain(ErrorKind::kComm, "not done within 0.3 s");
@@ -313,7 +313,7 @@ TEST(NcclWatchIssue, ACallThatTimedOutIsExplainedByHeadersThatHaveCome) {
   EXPECT_EQ(scene.nccl.aborts, 1);
 }
 
-TEST(NcclWatchThread, LooksByItselfAndEndsWithWorkUnderWay) {
+TEST(NcclWatchThread, PollsByItselfAndStopsWithWorkInProgress) {
   FakeTransport nccl;
   OperationWatch watch(nccl);
   std::promise<void> began, released;
@@ -386,7 +386,7 @@ TEST(MessageHeaders, SayWhatDiffers) {
   EXPECT_NE(verdict.difference.find("sent 200 bytes (message 1"), std::string::npos) << verdict.difference;
 }
 
-TEST(MessageHeaders, NothingToMoveHasNone) {
+TEST(MessageHeaders, EmptyTransfersHaveNone) {
   run_ranks(1, [](Communicator& comm) {
     MessageHeaders headers(comm.split(0, 0));
     EXPECT_EQ(headers.start({}, {}, Seconds(1)), nullptr);

@@ -69,7 +69,7 @@ void finish(Work& work) {
 // A backend that connects ranks at their first collective has done so.
 void meet_all(Communicator& comm) { finish(*begin_gather(comm, 1, at::kFloat, 0, {"meeting", 0}).work); }
 
-TEST_P(CommSuite, BegunCollectivesOfDrawnSizesBesideEverythingElse) {
+TEST_P(CommSuite, BegunCollectivesOfRandomSizesAmongOtherTraffic) {
   ranks([&](Communicator& comm) {
     std::mt19937 random(11);  // the same on every rank
     const int next = (comm.rank() + 1) % comm.size(), previous = (comm.rank() + comm.size() - 1) % comm.size();
@@ -205,7 +205,7 @@ TEST_P(CommSuite, InPlace) {
 }
 
 // Memory plans go by what a backend says that it takes besides the tensors.
-TEST_P(CommSuite, ReduceScatterHoldsWhatItSays) {
+TEST_P(CommSuite, ReduceScatterHoldsTheDeclaredMemory) {
   ranks([&](Communicator& comm) {
     if (!on_cpu()) return;
     for (const int64_t n : {int64_t{0}, int64_t{1000}, of_several_rounds()}) {
@@ -259,7 +259,7 @@ TEST_P(CommSuite, BegunWorkWaitsWhenDestroyed) {
   });
 }
 
-TEST_P(CommSuite, BegunCollectivesThatDifferAreNamedOnEveryRank) {
+TEST_P(CommSuite, BegunMismatchIsNamedOnEveryRank) {
   ranks([&](Communicator& comm) {
     if (comm.size() < 2) return;
     const int last = comm.size() - 1;
@@ -312,7 +312,7 @@ TEST_P(CommSuite, BegunCollectivesThatDifferAreNamedOnEveryRank) {
   });
 }
 
-TEST_P(CommSuite, BegunCollectiveNamesTheRanksThatDoNotBegin) {
+TEST_P(CommSuite, BegunCollectiveNamesTheMissingRanks) {
   ranks([&](Communicator& comm) {
     if (comm.size() < 2) return;
     const int last = comm.size() - 1;
@@ -336,7 +336,7 @@ TEST_P(CommSuite, BegunCollectiveNamesTheRanksThatDoNotBegin) {
   });
 }
 
-TEST_P(CommSuite, AnotherErrorAbandonsWhatWasBegun) {
+TEST_P(CommSuite, ExceptionAbandonsBegunCollectives) {
   ranks([&](Communicator& comm) {
     if (comm.size() < 2) return;
     const auto apart = comm.split(0, comm.rank());
@@ -354,7 +354,7 @@ TEST_P(CommSuite, AnotherErrorAbandonsWhatWasBegun) {
   });
 }
 
-TEST_P(CommSuite, CountsWhatWasBegunOnceItIsComplete) {
+TEST_P(CommSuite, BegunCollectivesAreCountedOnCompletion) {
   ranks([&](Communicator& comm) {
     const int64_t size = comm.size();
     const auto expect = [&](const CommStats& before, int64_t number, int64_t payload, int64_t sent) {
@@ -383,7 +383,7 @@ TEST_P(CommSuite, CountsWhatWasBegunOnceItIsComplete) {
 }
 
 // On a GPU waits are the device's (nccl_device_test.cc).
-TEST_P(CommSuite, TellsWaitsByWhatFor) {
+TEST_P(CommSuite, ReportsWaitsByPurpose) {
   ranks([&](Communicator& comm) {
     if (!on_cpu()) return;
     enum Kind { kExchange, kReduce, kGather, kOther };

@@ -34,7 +34,7 @@ TEST_P(CommSuite, AllReduce) {
   });
 }
 
-TEST_P(CommSuite, SumsAreTheSameBitsEverywhereAndEveryTime) {
+TEST_P(CommSuite, AllReduceIsBitIdenticalOnEveryRankAndRun) {
   ranks([&](Communicator& comm) {
     for (const int64_t length : {5, 4099, 300001}) {
       at::Tensor input = at::empty({length}, at::kFloat);

@@ -15,7 +15,7 @@
 namespace annulus::comm_test {
 namespace {
 
-TEST_P(CommSuite, KnowsItself) {
+TEST_P(CommSuite, ReportsSizeRankAndBackend) {
   ranks([&](Communicator& comm) {
     EXPECT_EQ(comm.size(), GetParam());
     EXPECT_GE(comm.rank(), 0);
@@ -123,7 +123,7 @@ TEST_P(CommSuite, WorkWaitsWhenDestroyed) {
   });
 }
 
-TEST_P(CommSuite, NothingToDo) {
+TEST_P(CommSuite, EmptyExchangesComplete) {
   ranks([&](Communicator& comm) {
     EXPECT_TRUE(comm.exchange({}, {}, {"nothing", 0})->test());
     at::Tensor none = at::empty({0, 3}, options(at::kFloat));

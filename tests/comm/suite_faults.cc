@@ -16,7 +16,7 @@
 namespace annulus::comm_test {
 namespace {
 
-TEST_P(CommSuite, RefusesWhatItCannotCarry) {
+TEST_P(CommSuite, RefusesUnsupportedArguments) {
   ranks([&](Communicator& comm) {
     at::Tensor good = at::zeros({4, 6}, options(at::kFloat));
     const auto refused = [&](const std::vector<std::string>& parts, const std::function<void()>& body) {
@@ -50,7 +50,7 @@ TEST_P(CommSuite, RefusesWhatItCannotCarry) {
   });
 }
 
-TEST_P(CommSuite, RanksThatDisagreeAllKnow) {
+TEST_P(CommSuite, DisagreementIsRaisedOnEveryRank) {
   ranks([&](Communicator& comm) {
     if (comm.size() < 2) return;
     const int last = comm.size() - 1;
@@ -132,7 +132,7 @@ TEST_P(CommSuite, AgreementNamesRanksAndFields) {
   });
 }
 
-TEST_P(CommSuite, MessagesOfAnotherSizeOrDtype) {
+TEST_P(CommSuite, MismatchedMessagesAreAnError) {
   struct Case {
     int64_t sent;
     int64_t expected;
@@ -173,7 +173,7 @@ TEST_P(CommSuite, MessagesOfAnotherSizeOrDtype) {
   });
 }
 
-TEST_P(CommSuite, PeerThatNeverComes) {
+TEST_P(CommSuite, MissingPeerMissesTheDeadline) {
   ranks([&](Communicator& comm) {
     if (comm.size() < 2) return;
     const int last = comm.size() - 1;
@@ -200,7 +200,7 @@ TEST_P(CommSuite, PeerThatNeverComes) {
 
 // A peer that is busy waits for nothing itself: then a deadline alone ends the wait. Where it does not, the peer sends
 // after all, much later, so that the wait ends without the error that is expected.
-TEST_P(CommSuite, WaitForAPeerThatIsBusyMissesTheDeadline) {
+TEST_P(CommSuite, WaitForABusyPeerMissesTheDeadline) {
   if (!backend().device.is_cpu()) GTEST_SKIP() << "wait() does not block there";
   ranks([&](Communicator& comm) {
     if (comm.size() < 2) return;
@@ -227,7 +227,7 @@ TEST_P(CommSuite, WaitForAPeerThatIsBusyMissesTheDeadline) {
 }
 
 // Whoever never waits, but asks again and again, learns it as well.
-TEST_P(CommSuite, TestMissesTheDeadlineToo) {
+TEST_P(CommSuite, TestReportsAMissedDeadline) {
   ranks([&](Communicator& comm) {
     if (comm.size() < 2) return;
     const int last = comm.size() - 1;
@@ -247,7 +247,7 @@ TEST_P(CommSuite, TestMissesTheDeadlineToo) {
   });
 }
 
-TEST_P(CommSuite, CollectiveNamesTheRanksThatDoNotCome) {
+TEST_P(CommSuite, CollectiveNamesTheMissingRanks) {
   ranks([&](Communicator& comm) {
     if (comm.size() < 2) return;
     const int last = comm.size() - 1;
@@ -311,7 +311,7 @@ TEST_P(CommSuite, RanksOfASplitAreNamedByTheirNumbersInTheJob) {
   });
 }
 
-TEST_P(CommSuite, AnotherErrorAbandonsTheTransfer) {
+TEST_P(CommSuite, ExceptionAbandonsTheTransfer) {
   ranks([&](Communicator& comm) {
     if (comm.size() < 2) return;
     auto apart = comm.split(0, comm.rank());

@@ -154,7 +154,7 @@ TEST_P(CommSuite, SumsOverHostsHaveTheDefinedOrder) {
   });
 }
 
-TEST_P(CommSuite, SumsOverHostsAreThoseOfFp64) {
+TEST_P(CommSuite, SumsOverHostsAreCloseToFp64) {
   ranks([&](Communicator& comm) {
     if (!on_cpu()) return;
     constexpr int64_t kLength = 3001;
@@ -182,7 +182,7 @@ TEST_P(CommSuite, SumsOverHostsAreThoseOfFp64) {
 }
 
 // Several rounds of sums, beside each other and beside gathers.
-TEST_P(CommSuite, LargeSumsOverHostsBesideOthers) {
+TEST_P(CommSuite, LargeSumsOverHostsAmongOtherTraffic) {
   ranks([&](Communicator& comm) {
     if (!on_cpu() || comm.size() < 2) return;
     const int size = comm.size(), rank = comm.rank();
@@ -212,7 +212,7 @@ TEST_P(CommSuite, LargeSumsOverHostsBesideOthers) {
   });
 }
 
-TEST_P(CommSuite, SumsOverHostsHoldWhatTheySay) {
+TEST_P(CommSuite, SumsOverHostsHoldTheDeclaredMemory) {
   ranks([&](Communicator& comm) {
     if (!on_cpu()) return;
     std::mt19937 random(3);

@@ -33,7 +33,7 @@ comm_test::Backend& comm_test::backend() {
 
 namespace {
 
-TEST(Threads, RethrowsTheErrorThatCameFirst) {
+TEST(Threads, RethrowsTheFirstError) {
   for (int attempt = 0; attempt < 20; ++attempt) {
     std::atomic<int> woken = 0;
     try {
@@ -56,7 +56,7 @@ TEST(Threads, RethrowsTheErrorThatCameFirst) {
   }
 }
 
-TEST(Threads, MissedDeadlineIsTheErrorReported) {
+TEST(Threads, ReportsTheMissedDeadline) {
   std::atomic<bool> over = false;
   try {
     run_ranks(3, [&](Communicator& comm) {
@@ -83,7 +83,7 @@ TEST(Threads, MissedDeadlineIsTheErrorReported) {
   }
 }
 
-TEST(Threads, RankThatReturnsIsNotWaitedFor) {
+TEST(Threads, WaitEndsWhenAPeerReturns) {
   try {
     run_ranks(3, [](Communicator& comm) {
       if (comm.rank() == 1) return;
@@ -95,7 +95,7 @@ TEST(Threads, RankThatReturnsIsNotWaitedFor) {
   }
 }
 
-TEST(Threads, RankThatReturnsIsNotWaitedForInASplitEither) {
+TEST(Threads, WaitInASplitEndsWhenAPeerReturns) {
   std::atomic<int> told = 0;
   run_ranks(3, [&](Communicator& comm) {
     const auto all = comm.split(0, comm.rank()), pair = comm.split(comm.rank() == 2 ? 1 : 0, comm.rank());
@@ -115,7 +115,7 @@ TEST(Threads, RankThatReturnsIsNotWaitedForInASplitEither) {
 }
 
 // Nobody is left who could end a wait: the first deadline is as good as missed, however far it is.
-TEST(Threads, EveryRankWaitingIsNoticedAtOnce) {
+TEST(Threads, DeadlockIsDetectedAtOnce) {
   try {
     run_ranks(3, [](Communicator& comm) {
       comm.set_timeout(Seconds(comm.rank() == 1 ? 900 : 86400));
@@ -130,7 +130,7 @@ TEST(Threads, EveryRankWaitingIsNoticedAtOnce) {
   }
 }
 
-TEST(Threads, EveryRankWaitingIsNoticedInSeveralCommunicators) {
+TEST(Threads, DeadlockAcrossCommunicatorsIsDetected) {
   std::atomic<int> raised = 0;
   run_ranks(4, [&](Communicator& comm) {
     const auto pair = comm.split(comm.rank() / 2, comm.rank()), crossed = comm.split(comm.rank() % 2, comm.rank());
@@ -157,7 +157,7 @@ TEST(Threads, MessageOfARankThatReturnedArrives) {
 }
 
 // Peers read each other's tensors, and let go of them before the owner goes on: what it frees then is free.
-TEST(Threads, TensorsBelongToTheirRankAloneAfterwards) {
+TEST(Threads, PeersKeepNoReferencesToTensors) {
   std::atomic<int> held = 0;
   run_ranks(4, [&](Communicator& comm) {
     for (int attempt = 0; attempt < 2000; ++attempt) {
@@ -178,7 +178,7 @@ TEST(Threads, TensorsBelongToTheirRankAloneAfterwards) {
   EXPECT_EQ(held, 0);
 }
 
-TEST(Threads, RanksKeepTheCallersModes) {
+TEST(Threads, RanksInheritTheCallersGradMode) {
   const int threads = at::get_num_threads();
   run_ranks(2, [](Communicator&) {
     EXPECT_TRUE(at::GradMode::is_enabled());
@@ -191,7 +191,7 @@ TEST(Threads, RanksKeepTheCallersModes) {
   EXPECT_EQ(at::get_num_threads(), threads);
 }
 
-TEST(Threads, RefusesNoRanks) {
+TEST(Threads, RefusesZeroRanks) {
   try {
     run_ranks(0, [](Communicator&) {});
     ADD_FAILURE() << "no error";
@@ -200,7 +200,7 @@ TEST(Threads, RefusesNoRanks) {
   }
 }
 
-TEST(Threads, OneRankAloneNeedsNothing) {
+TEST(Threads, SelfCommunicatorWorksAlone) {
   const std::shared_ptr<Communicator> comm = make_self_communicator();
   EXPECT_EQ(comm->size(), 1);
   at::Tensor from = at::full({3}, 2.5, at::kDouble);

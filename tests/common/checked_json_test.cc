@@ -22,7 +22,7 @@ std::string refusal(const std::function<void()>& call) {
   return "nothing was refused";
 }
 
-TEST(CheckedJson, TextsThatAreNoJsonOrTooMuch) {
+TEST(CheckedJson, RefusesInvalidAndOversizedJson) {
   const auto parsed = [](const std::string& text) {
     return refusal([&] { parse_checked_json(text, "room", "here.json"); });
   };
@@ -36,7 +36,7 @@ TEST(CheckedJson, TextsThatAreNoJsonOrTooMuch) {
   EXPECT_EQ(parse_checked_json("[[1, \"a\"]]", "room", "here.json"), nlohmann::json::parse("[[1, \"a\"]]"));
 }
 
-TEST(CheckedJson, MembersByTheirWay) {
+TEST(CheckedJson, ErrorsNameThePathToTheMember) {
   const nlohmann::json json = nlohmann::json::parse(
       R"({"list": [{"n": 7, "x": 1.5, "b": true, "t": "text", "none": null}], "large": 18446744073709551615})");
   const CheckedJson whole(json, "room", "here.json");

@@ -12,7 +12,7 @@
 namespace annulus {
 namespace {
 
-TEST(Environment, ASwitchIsOneOrZero) {
+TEST(Environment, SwitchIsOneOrZero) {
   for (const auto& [text, meant] : std::map<std::string, bool>{{"", true}, {"1", true}, {"0", false}}) {
     setenv("ANNULUS_BIND", text.c_str(), 1);
     EXPECT_EQ(switch_from_environment("ANNULUS_BIND", true), meant) << text;
@@ -23,7 +23,7 @@ TEST(Environment, ASwitchIsOneOrZero) {
   EXPECT_FALSE(switch_from_environment("ANNULUS_BIND", false));
 }
 
-TEST(Environment, RefusalsSayTheRangeThatIsMeant) {
+TEST(Environment, ErrorNamesTheAllowedRange) {
   setenv("ANNULUS_BOOTSTRAP_TIMEOUT", "0", 1);
   try {
     number_from_environment("ANNULUS_BOOTSTRAP_TIMEOUT", 60, 0.1, 86400);

@@ -9,7 +9,7 @@
 namespace annulus {
 namespace {
 
-TEST(Error, KeepsItsPartsApart) {
+TEST(Error, KeepsRoomAndMessageApart) {
   const Error error(ErrorKind::kPlan, "plan", "3 heads] over 2 ranks");
   EXPECT_STREQ(error.what(), "[plan] 3 heads] over 2 ranks");
   EXPECT_EQ(error.room(), "plan");
@@ -21,7 +21,7 @@ TEST(Error, KeepsItsPartsApart) {
   EXPECT_EQ(copy.message(), "3 heads] over 2 ranks");
 }
 
-TEST(Error, ComesBackFromItsWireForm) {
+TEST(Error, WireFormRoundTrips) {
   const std::pair<std::string, std::string> cases[] = {{"plan", "12 query heads"},
                                                        {"a room] with 2 words", "[x] y"},
                                                        {"", ""},
@@ -39,7 +39,7 @@ TEST(Error, ComesBackFromItsWireForm) {
   EXPECT_EQ(Error(ErrorKind::kPlan, "plan", "12 query heads").wire(), "4 4 plan 12 query heads");
 }
 
-TEST(Error, WhatIsCutOffKeepsKindAndRoom) {
+TEST(Error, TruncatedWireFormKeepsKindAndRoom) {
   const std::string whole = Error(ErrorKind::kInput, "data", "a long message").wire();
   const std::optional<Error> cut = Error::from_wire(whole.substr(0, whole.size() - 8));
   ASSERT_TRUE(cut);
@@ -48,7 +48,7 @@ TEST(Error, WhatIsCutOffKeepsKindAndRoom) {
   EXPECT_EQ(cut->message(), "a long");
 }
 
-TEST(Error, WhatIsNoWireFormIsNone) {
+TEST(Error, RefusesInvalidWireForms) {
   for (const std::string text : {"",
                                  " ",
                                  "4",
@@ -75,7 +75,7 @@ TEST(Error, WhatIsNoWireFormIsNone) {
   EXPECT_FALSE(Error::from_wire(std::string("4 4 pl\0n x", 11)));
 }
 
-TEST(Error, AZeroByteCutsWhatIsShownAndNothingElse) {
+TEST(Error, ZeroByteShortensOnlyTheShownText) {
   const Error error(ErrorKind::kInput, std::string("da\0ta", 5), "message");
   EXPECT_EQ(error.room(), "da");
   EXPECT_EQ(error.message(), "");

@@ -62,13 +62,13 @@ TEST(Files, FailuresNameThePath) {
   EXPECT_NE(why.find("space"), std::string::npos) << why;
 }
 
-TEST(Files, FolderOf) {
+TEST(Files, FolderOfGivesTheParent) {
   EXPECT_EQ(folder_of("a"), ".");
   EXPECT_EQ(folder_of("b/a"), "b");
   EXPECT_EQ(folder_of("/a"), "/");
 }
 
-TEST(Files, KindsOfWhatCannotBeRead) {
+TEST(Files, ErrnoDecidesTheKindOfError) {
   for (const int reason : {0, ENOENT, ENOTDIR, EISDIR, ELOOP}) {
     EXPECT_EQ(kind_of_errno(reason), ErrorKind::kInput) << std::strerror(reason);
   }
@@ -77,7 +77,7 @@ TEST(Files, KindsOfWhatCannotBeRead) {
   }
 }
 
-TEST(Files, OutputsThatCannotBeAreRefusedEarly) {
+TEST(Files, RefusesUnwritableOutputsEarly) {
   const std::string folder = fresh_folder("a user's outputs");
   const auto refusal = [](const std::string& path) -> std::pair<int, std::string> {
     try {
@@ -98,7 +98,7 @@ TEST(Files, OutputsThatCannotBeAreRefusedEarly) {
                                             shell_quote({"mkdir", "-p", folder + "/nowhere"})));
 }
 
-TEST(Files, EveryFaultLeavesOldOrNew) {
+TEST(Files, EveryFaultLeavesTheOldOrTheNewContent) {
   using Fault = FaultyFiles::Fault;
   for (const Fault fault : {Fault::kFull, Fault::kDeath, Fault::kPower, Fault::kNames}) {
     bool failed = true;

@@ -19,7 +19,7 @@ void end_after(std::initializer_list<int> signals) {
   std::_Exit(interrupted() ? interrupt_exit_code() : 1);
 }
 
-TEST(Interrupt, TheFirstSignalSetsTheFlag) {
+TEST(Interrupt, FirstSignalSetsTheFlag) {
   EXPECT_EXIT(end_after({}), testing::ExitedWithCode(1), "");
   EXPECT_EXIT(end_after({SIGINT}), testing::ExitedWithCode(130), "");
   EXPECT_EXIT(end_after({SIGINT, SIGUSR1}), testing::ExitedWithCode(130), "");  // the same request by another way
@@ -28,7 +28,7 @@ TEST(Interrupt, TheFirstSignalSetsTheFlag) {
   EXPECT_EXIT(end_after({SIGPIPE}), testing::ExitedWithCode(141), "");
 }
 
-TEST(Interrupt, WhatIsIgnoredStaysSo) {
+TEST(Interrupt, IgnoredSignalsStayIgnored) {
   const auto ignoring = [](int ignored) {
     std::signal(ignored, SIG_IGN);
     end_after({ignored});
@@ -46,15 +46,15 @@ void ask_again_and_again(int signal) {
 }
 
 // A run that stops writes on.
-TEST(InterruptDeathTest, AClosedPipeAsksAsOftenAsItIsWrittenTo) {
+TEST(InterruptDeathTest, RepeatedSigpipeDoesNotEndTheProcess) {
   EXPECT_EXIT(ask_again_and_again(SIGPIPE), testing::ExitedWithCode(3), "");
 }
 
-TEST(InterruptDeathTest, ALauncherMayRepeatItself) {
+TEST(InterruptDeathTest, RepeatedRequestOfTheLauncherDoesNotEndTheProcess) {
   EXPECT_EXIT(ask_again_and_again(SIGUSR1), testing::ExitedWithCode(3), "");
 }
 
-TEST(InterruptDeathTest, AnotherOneEndsTheProcess) {
+TEST(InterruptDeathTest, SecondSignalEndsTheProcess) {
   EXPECT_EXIT(
       {
         install_interrupt_handlers();

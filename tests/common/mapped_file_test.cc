@@ -58,7 +58,7 @@ std::string pages(size_t n) {
   return text;
 }
 
-TEST_F(MappedFileTest, CopiesWhatTheFileHolds) {
+TEST_F(MappedFileTest, CopiesTheContent) {
   const std::string text = pages(3) + "end";
   put(text);
   const MappedFile file("data", path_);
@@ -75,7 +75,7 @@ TEST_F(MappedFileTest, CopiesWhatTheFileHolds) {
   file.require_unchanged();
 }
 
-TEST_F(MappedFileTest, AnEmptyFileIsAFile) {
+TEST_F(MappedFileTest, MapsEmptyFiles) {
   put("");
   const MappedFile file("data", path_);
   EXPECT_EQ(file.size(), 0);
@@ -83,7 +83,7 @@ TEST_F(MappedFileTest, AnEmptyFileIsAFile) {
   file.will_need(0, 0);
 }
 
-TEST_F(MappedFileTest, RangesBeyondTheFileAreNotRead) {
+TEST_F(MappedFileTest, RefusesRangesBeyondTheFile) {
   put("12345678");
   const MappedFile file("data", path_);
   char to[16];
@@ -94,7 +94,7 @@ TEST_F(MappedFileTest, RangesBeyondTheFileAreNotRead) {
   EXPECT_EQ(file.at<uint64_t>(0), 0x3837363534333231u);
 }
 
-TEST_F(MappedFileTest, AFileThatIsCutIsAnErrorAndNoSignal) {
+TEST_F(MappedFileTest, TruncationIsAnErrorNotASignal) {
   put(pages(64));
   const MappedFile file("data", path_);
   EXPECT_EQ(file.at<char>(40 * 4096), pages(64)[40 * 4096]);
@@ -134,7 +134,7 @@ TEST_F(MappedFileTest, EveryThreadHasItsOwnGuard) {
   }
 }
 
-TEST_F(MappedFileTest, WhatWasWrittenInPlaceIsNoticed) {
+TEST_F(MappedFileTest, DetectsWritesInPlace) {
   put("0123456789");
   const MappedFile file("data", path_);
   file.require_unchanged();
@@ -143,7 +143,7 @@ TEST_F(MappedFileTest, WhatWasWrittenInPlaceIsNoticed) {
   EXPECT_NE(message.find("it was written to"), std::string::npos) << message;
 }
 
-TEST_F(MappedFileTest, AFileThatWasReplacedOrRemovedIsReadOn) {
+TEST_F(MappedFileTest, KeepsReadingAReplacedOrRemovedFile) {
   put("old content");
   const MappedFile file("data", path_);
   std::ofstream(path_ + ".new") << "something else";
@@ -155,13 +155,13 @@ TEST_F(MappedFileTest, AFileThatWasReplacedOrRemovedIsReadOn) {
   EXPECT_EQ(file.at<char>(10), 't');
 }
 
-TEST_F(MappedFileTest, RefusalsSayWhy) {
+TEST_F(MappedFileTest, ErrorsGiveTheReason) {
   EXPECT_NE(refusal(ErrorKind::kInput, [&] { MappedFile("data", path_); }).find("No such file"), std::string::npos);
   EXPECT_NE(refusal(ErrorKind::kInput, [&] { MappedFile("data", "/tmp"); }).find("no regular file"), std::string::npos);
   EXPECT_NE(refusal(ErrorKind::kInput, [&] { MappedFile("data", "/dev/null"); }).find("no regular"), std::string::npos);
 }
 
-TEST_F(MappedFileTest, ThousandsAreOpenAtATime) {
+TEST_F(MappedFileTest, ThousandsCanBeOpenAtOnce) {
   put("x");
   in_child([&]() -> std::string {
     std::vector<std::unique_ptr<MappedFile>> files;
@@ -171,7 +171,7 @@ TEST_F(MappedFileTest, ThousandsAreOpenAtATime) {
 }
 
 // Faults elsewhere, and signals that were sent, end the process as they would without this file.
-TEST_F(MappedFileTest, OtherFaultsAreNotTakenForItsOwn) {
+TEST_F(MappedFileTest, LeavesOtherFaultsAlone) {
   put(pages(2));
   for (const bool sent : {false, true}) {
     const pid_t child = fork();

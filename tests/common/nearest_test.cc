@@ -8,7 +8,7 @@ namespace {
 
 const std::vector<std::string> kNames{"zigzag", "contiguous", "striped", "lr", "kv_heads", "heads"};
 
-TEST(Nearest, FindsWhatWasMeant) {
+TEST(Nearest, FindsTheIntendedName) {
   EXPECT_EQ(nearest("zig-zag", kNames), "zigzag");
   EXPECT_EQ(nearest("ZigZag", kNames), "zigzag");
   EXPECT_EQ(nearest("stripde", kNames), "striped");
@@ -17,7 +17,7 @@ TEST(Nearest, FindsWhatWasMeant) {
   EXPECT_EQ(nearest("rl", kNames), "lr");
 }
 
-TEST(Nearest, IsSilentWhenNothingIsNear) {
+TEST(Nearest, IsEmptyIfNothingIsNear) {
   EXPECT_EQ(nearest("rotary", kNames), "");
   EXPECT_EQ(nearest("", kNames), "");
   EXPECT_EQ(nearest("x", {"y"}), "");

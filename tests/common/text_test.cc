@@ -34,7 +34,7 @@ RC_GTEST_PROP(Text, ExactNumbersReadBackAsTheSameBits, (uint64_t bits)) {
   RC_ASSERT(std::bit_cast<uint64_t>(std::strtod(exact(value).c_str(), nullptr)) == bits);
 }
 
-TEST(Text, CountsAndBytes) {
+TEST(Text, FormatsCountsAndBytes) {
   EXPECT_EQ(counted(0, "head"), "0 heads");
   EXPECT_EQ(counted(1, "head"), "1 head");
   EXPECT_EQ(counted(2, "query head"), "2 query heads");
@@ -46,7 +46,7 @@ TEST(Text, CountsAndBytes) {
   EXPECT_EQ(bytes_text(1e30), "1000000000000.0 EB");
 }
 
-TEST(Text, BytesThatPeopleType) {
+TEST(Text, ParsesByteSizes) {
   EXPECT_EQ(bytes_of_text("1"), 1);
   EXPECT_EQ(bytes_of_text("141GB"), 141'000'000'000);
   EXPECT_EQ(bytes_of_text("5 gb"), 5'000'000'000);
@@ -60,21 +60,21 @@ TEST(Text, BytesThatPeopleType) {
   }
 }
 
-TEST(Text, StringsOfToml) {
+TEST(Text, QuotesTomlStrings) {
   EXPECT_EQ(toml_string(""), "\"\"");
   EXPECT_EQ(toml_string("a \"b\" \\ c"), "\"a \\\"b\\\" \\\\ c\"");
   EXPECT_EQ(toml_string(std::string("\0\n\x1f\x7f", 4)), "\"\\u0000\\u000A\\u001F\\u007F\"");
   EXPECT_EQ(toml_string("Größe"), "\"Größe\"");
 }
 
-TEST(Text, Lists) {
+TEST(Text, FormatsLists) {
   EXPECT_EQ(list_text(std::vector<int64_t>{}), "[]");
   EXPECT_EQ(list_text(std::vector<int64_t>{7}), "[7]");
   EXPECT_EQ(list_text(std::vector<int64_t>{2, 3, -1}), "[2, 3, -1]");
   EXPECT_EQ(list_text(std::vector<std::string>{"", "a"}, toml_string), "[\"\", \"a\"]");
 }
 
-TEST(Text, NumbersForPeople) {
+TEST(Text, GroupsDigitsWithCommas) {
   EXPECT_EQ(with_commas(0), "0");
   EXPECT_EQ(with_commas(999), "999");
   EXPECT_EQ(with_commas(1000), "1,000");
@@ -83,7 +83,7 @@ TEST(Text, NumbersForPeople) {
   EXPECT_EQ(with_commas(1234567890), "1,234,567,890");
 }
 
-TEST(Text, ListsAreJoinedAndSplit) {
+TEST(Text, JoinsAndSplitsLists) {
   using Words = std::vector<std::string>;
   EXPECT_EQ(join({}, ", "), "");
   EXPECT_EQ(join({"a", "", "b"}, ", "), "a, , b");
@@ -93,26 +93,26 @@ TEST(Text, ListsAreJoinedAndSplit) {
   EXPECT_EQ(split("", ','), Words{""});
 }
 
-RC_GTEST_PROP(Text, AnyWordsTravelOnALine, (const std::vector<std::string>& words)) {
+RC_GTEST_PROP(Text, AnyWordsRoundTripOnOneLine, (const std::vector<std::string>& words)) {
   const std::string line = words_to_line(words);
   RC_ASSERT(line.find_first_of("\r\n") == std::string::npos);
   RC_ASSERT(words_of_line(line) == words);
 }
 
-TEST(Text, WordsTravelOnALine) {
+TEST(Text, EscapesWordsOnOneLine) {
   const std::vector<std::string> words = {"", "a b", "\\s", "it's\n\\", "\t"};
   EXPECT_EQ(words_to_line(words), " a\\sb \\\\s it's\\n\\\\ \t ");
   EXPECT_EQ(words_of_line(words_to_line(words)), words);
 }
 
-TEST(Text, PrintableOfAnything) {
+TEST(Text, PrintableReplacesOtherBytesAndShortens) {
   EXPECT_EQ(printable("mlx5_0"), "mlx5_0");
   EXPECT_EQ(printable("\x1b[31m\xff\n"), "?[31m??");
   EXPECT_EQ(printable("abcdef", 6), "abcdef");
   EXPECT_EQ(printable("abcdefg", 6), "abcd..");
 }
 
-TEST(Text, NumbersForPeopleAndForToml) {
+TEST(Text, FormatsRoundedAndTomlNumbers) {
   EXPECT_EQ(rounded(3.14159, 2), "3.14");
   EXPECT_EQ(rounded(2, 0), "2");
   EXPECT_EQ(rounded(-1e308, 1).size(), 312u);

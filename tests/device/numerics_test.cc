@@ -9,7 +9,7 @@
 namespace annulus {
 namespace {
 
-TEST(GpuNumerics, AreThoseOfTheLastCall) {
+TEST(GpuNumerics, FollowTheLastCall) {
   const at::Context& context = at::globalContext();
   unsetenv("CUBLAS_WORKSPACE_CONFIG");
   set_gpu_numerics({.tf32 = true, .deterministic = false});
@@ -26,7 +26,7 @@ TEST(GpuNumerics, AreThoseOfTheLastCall) {
   EXPECT_STREQ(std::getenv("CUBLAS_WORKSPACE_CONFIG"), ":4096:8");
 }
 
-TEST(GpuNumerics, LeaveTheUsersWorkspaceAlone) {
+TEST(GpuNumerics, KeepTheUsersWorkspaceSetting) {
   setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8", 1);
   set_gpu_numerics({.tf32 = false, .deterministic = true});
   EXPECT_STREQ(std::getenv("CUBLAS_WORKSPACE_CONFIG"), ":16:8");

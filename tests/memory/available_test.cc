@@ -28,7 +28,7 @@ std::optional<AvailableMemory> available(const std::map<std::string, std::string
 
 const std::string kHost = "MemTotal:       32000000 kB\nMemFree:         1000000 kB\nMemAvailable:   20000000 kB\n";
 
-TEST(AvailableMemory, IsTheHostsWhereNothingElseBoundsIt) {
+TEST(AvailableMemory, IsTheHostsWithoutOtherLimits) {
   const auto found = available({{"/proc/meminfo", kHost}, {"/proc/self/cgroup", "0::/user.slice\n"}});
   ASSERT_TRUE(found);
   EXPECT_EQ(found->bytes, int64_t{20000000} * 1024);
@@ -37,7 +37,7 @@ TEST(AvailableMemory, IsTheHostsWhereNothingElseBoundsIt) {
 }
 
 // A group above may be the tighter one; files that are cached are given up when memory is needed.
-TEST(AvailableMemory, IsBoundedByEveryGroupAbove) {
+TEST(AvailableMemory, IsBoundedByEveryParentCgroup) {
   const std::map<std::string, std::string> files = {
       {"/proc/meminfo", kHost},
       {"/proc/self/cgroup", "0::/job/step\n"},
@@ -66,7 +66,7 @@ TEST(AvailableMemory, IsBoundedByAContainer) {
   }
 }
 
-TEST(AvailableMemory, IsBoundedByGroupsOfVersion1) {
+TEST(AvailableMemory, IsBoundedByCgroupsOfVersion1) {
   std::map<std::string, std::string> files = {
       {"/proc/meminfo", kHost},
       {"/proc/self/cgroup", "12:cpu,cpuacct:/a\n5:memory:/a/b\n1:name=systemd:/a\n0::/a\n"},
@@ -85,7 +85,7 @@ TEST(AvailableMemory, IsBoundedByGroupsOfVersion1) {
   EXPECT_EQ(found->limit, "the host's memory");
 }
 
-TEST(AvailableMemory, IsThereOnThisHost) {
+TEST(AvailableMemory, IsKnownOnThisHost) {
   const auto found = available_memory();
   ASSERT_TRUE(found);
   EXPECT_GT(found->bytes, 0);

@@ -20,7 +20,7 @@ std::shared_ptr<const std::string> get(ByteCache<std::string>& cache, const std:
       [&](const std::string&) { return size - 2 * static_cast<int64_t>(key.size()); });
 }
 
-TEST(ByteCache, NothingGoesWithoutPressureAndThenTheLeastRecentlyUsed) {
+TEST(ByteCache, EvictsTheLeastRecentlyUsedOnlyWhenFull) {
   ByteCache<std::string> cache(100);
   const auto a = get(cache, "a", 40);
   get(cache, "b", 40);
@@ -37,7 +37,7 @@ TEST(ByteCache, NothingGoesWithoutPressureAndThenTheLeastRecentlyUsed) {
   EXPECT_EQ(cache.stats().misses, 4);  // a, b, c and b again
 }
 
-TEST(ByteCache, WhatIsLargerThanTheCacheIsHandedOutAndNotKept) {
+TEST(ByteCache, DoesNotKeepValuesLargerThanItself) {
   ByteCache<std::string> cache(100);
   get(cache, "small", 50);
   EXPECT_EQ(*get(cache, "large", 101), "value of large");
@@ -48,7 +48,7 @@ TEST(ByteCache, WhatIsLargerThanTheCacheIsHandedOutAndNotKept) {
   EXPECT_EQ(cache.stats().bytes, 0);
 }
 
-TEST(ByteCache, AValueIsMadeOnceForAllThreadsThatAskAtTheSameTime) {
+TEST(ByteCache, ConcurrentRequestsMakeAValueOnce) {
   ByteCache<int> cache(1 << 20);
   std::atomic<int> made = 0, asking = 0;
   std::vector<std::thread> threads;
@@ -70,7 +70,7 @@ TEST(ByteCache, AValueIsMadeOnceForAllThreadsThatAskAtTheSameTime) {
   EXPECT_EQ(cache.stats().hits, 7);
 }
 
-TEST(ByteCache, AFailureIsRaisedAndNotKept) {
+TEST(ByteCache, RaisesFailuresAndDoesNotKeepThem) {
   ByteCache<int> cache(100);
   const auto fail = []() -> int { throw std::runtime_error("no"); };
   EXPECT_THROW(cache.get("key", fail, [](int) { return 1; }), std::runtime_error);
@@ -80,7 +80,7 @@ TEST(ByteCache, AFailureIsRaisedAndNotKept) {
 }
 
 // Many threads, few bytes: some values fail, some are larger than the cache, and its capacity changes meanwhile.
-TEST(ByteCache, KeepsItsBoundsAndCountsUnderManyThreads) {
+TEST(ByteCache, KeepsItsBoundsAndCountsWithManyThreads) {
   constexpr int kThreads = 8, kRequests = 3000, kKeys = 40;
   constexpr int64_t kEach = 30, kCapacity = 10 * kEach;
   ByteCache<int> cache(kCapacity);

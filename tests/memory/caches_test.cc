@@ -29,7 +29,7 @@ void put(NamedCache<int>& cache, const std::string& key, int64_t bytes) {
 }
 
 // The first, as long as nobody has said otherwise in this process.
-TEST(Caches, TheTotalIsTheEnvironmentsUnlessItIsSet) {
+TEST(Caches, TotalComesFromTheEnvironmentUnlessItIsSet) {
   ASSERT_EQ(setenv("ANNULUS_CACHES_MIB", "lots", 1), 0);
   EXPECT_THROW(cache_total(), Error);
   EXPECT_THROW(cache_reports(), Error);
@@ -45,7 +45,7 @@ TEST(Caches, TheTotalIsTheEnvironmentsUnlessItIsSet) {
   EXPECT_EQ(cache_total(), kDefaultCacheTotal);
 }
 
-TEST(Caches, SharesAreOfOneTotalAndNeverMore) {
+TEST(Caches, SharesNeverExceedTheTotal) {
   for (const int64_t total : {int64_t{0}, int64_t{1}, int64_t{1000}, kMib, kDefaultCacheTotal, int64_t{1} << 40}) {
     set_cache_total(total);
     int64_t sum = 0, on_device = 0;
@@ -62,7 +62,7 @@ TEST(Caches, SharesAreOfOneTotalAndNeverMore) {
   }
 }
 
-TEST(Caches, ACacheGetsItsShareAndLetsGoOfWhatIsMoreWhenTheTotalFalls) {
+TEST(Caches, LowerTotalShrinksACacheToItsShare) {
   set_cache_total(kDefaultCacheTotal);
   NamedCache<int> cache("pattern texts");
   put(cache, "a", 2 * kMib);
@@ -81,7 +81,7 @@ TEST(Caches, ACacheGetsItsShareAndLetsGoOfWhatIsMoreWhenTheTotalFalls) {
   EXPECT_EQ(report_of("pattern texts").stats.too_large, 1);
 }
 
-TEST(Caches, ACacheHasANameOfTheTableOfItsOwn) {
+TEST(Caches, NameMustBeInTheTableAndUnique) {
   set_cache_total(kDefaultCacheTotal);
   EXPECT_THROW(NamedCache<int>("no such cache"), Error);
   auto first = std::make_unique<NamedCache<int>>("block maps");

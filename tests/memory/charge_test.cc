@@ -10,7 +10,7 @@ Part part(std::string_view name, int64_t kept, int64_t forward, int64_t backward
   return {name, {{"kept", kept, When::kKept}, {"made", forward, When::kForward}, {"made", backward, When::kBackward}}};
 }
 
-TEST(StepCharges, WhatIsKeptGoesPartByPartInTheBackward) {
+TEST(StepCharges, BackwardReleasesKeptBytesPartByPart) {
   StepCharges step;
   step.lasts({"weights", 1000, When::kLasts});
   step.lasts({"tables", 10, When::kLasts});
@@ -30,7 +30,7 @@ TEST(StepCharges, WhatIsKeptGoesPartByPartInTheBackward) {
   EXPECT_TRUE(most.backward);
 }
 
-TEST(StepCharges, TheForwardMayHoldTheMost) {
+TEST(StepCharges, PeakMayBeInTheForward) {
   StepCharges step;
   step.then(part("a", 10, 0, 0));
   step.then(part("loss", 1, 100, 0));
@@ -39,7 +39,7 @@ TEST(StepCharges, TheForwardMayHoldTheMost) {
   EXPECT_FALSE(step.most().backward);
 }
 
-TEST(StepCharges, WhatIsRecomputedIsThereOnlyWhileItsOwnBackwardRuns) {
+TEST(StepCharges, RecomputedBytesLastOnlyForTheirBackward) {
   StepCharges step;
   step.then_recomputed(part("first", 7, 0, 3), {part("a", 100, 1, 5), part("b", 200, 2, 40)});
   step.then_recomputed(part("second", 9, 0, 4), {part("c", 300, 0, 20)});
@@ -49,7 +49,7 @@ TEST(StepCharges, WhatIsRecomputedIsThereOnlyWhileItsOwnBackwardRuns) {
   EXPECT_EQ(step.most_in_backward_of("a"), 7 + 100 + 3 + 5);
 }
 
-TEST(StepCharges, OfNothing) {
+TEST(StepCharges, WithoutPartsOnlyLastingBytesCount) {
   EXPECT_EQ(StepCharges().most().bytes, 0);
   StepCharges step;
   step.lasts({"weights", 5, When::kLasts});

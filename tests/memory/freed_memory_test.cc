@@ -25,7 +25,7 @@ std::pair<size_t, size_t> mapped_and_kept() {
   return {mapped, mallinfo2().fordblks};
 }
 
-TEST(FreedMemory, IsKeptInsteadOfGoingBackToTheKernel) {
+TEST(FreedMemory, IsKeptInsteadOfReturnedToTheKernel) {
   mallopt(M_MMAP_THRESHOLD, 128 << 10);  // glibc's own, and no longer moved by what is freed
   const auto [mapped, kept] = mapped_and_kept();
   EXPECT_GE(mapped, kBlock);

@@ -72,14 +72,14 @@ bool binds(const std::vector<int>& nodes) {
   return warning.empty();
 }
 
-TEST(Numa, NothingIsBoundToBeginWith) {
+TEST(Numa, NothingIsBoundInitially) {
   in_child([]() -> std::string {
     const MemoryBinding now = current_memory_binding();
     return !now.bound && now.nodes.empty() ? "" : "bound";
   });
 }
 
-TEST(Numa, TheKernelReportsWhatWasBound) {
+TEST(Numa, KernelReportsTheBinding) {
   for (int node : nodes_of_this_machine()) {
     in_child([&]() -> std::string {
       if (!binds({node})) return current_memory_binding().bound ? "a refusal, but bound" : "";
@@ -88,7 +88,7 @@ TEST(Numa, TheKernelReportsWhatWasBound) {
   }
 }
 
-TEST(Numa, ThreadsMadeLaterInheritIt) {
+TEST(Numa, LaterThreadsInheritTheBinding) {
   in_child([]() -> std::string {
     const std::vector<int> nodes = nodes_of_this_machine();
     if (!binds(nodes)) return "";
@@ -111,7 +111,7 @@ TEST(Numa, MemoryComesFromTheNode) {
   }
 }
 
-TEST(Numa, ANodeThatIsNotThereIsAWarningThatBindsNothing) {
+TEST(Numa, MissingNodeWarnsAndBindsNothing) {
   in_child([]() -> std::string {
     const std::string warning = bind_memory({1023});
     if (warning.find("NUMA node 1023") == std::string::npos) return "it said: " + warning;

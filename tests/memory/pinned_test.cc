@@ -8,7 +8,7 @@
 namespace annulus {
 namespace {
 
-TEST(Pinned, OnACpuTheHostsMemoryIsAnyAndNothingIsSent) {
+TEST(Pinned, OnACpuNothingIsPinnedOrCopied) {
   const at::Tensor host = host_memory({2, 3}, at::kLong, at::kCPU);
   EXPECT_FALSE(host.is_pinned());
   EXPECT_EQ(host.sizes(), at::IntArrayRef({2, 3}));
@@ -18,7 +18,7 @@ TEST(Pinned, OnACpuTheHostsMemoryIsAnyAndNothingIsSent) {
   EXPECT_EQ(target.sum().item<int64_t>(), 0);
 }
 
-TEST(Pinned, OnACpuWhatIsReadBackIsTheTensorItself) {
+TEST(Pinned, OnACpuReadbackReturnsTheTensorItself) {
   Readback readback({3}, at::kFloat, at::kCPU);
   const at::Tensor values = at::arange(3, at::kFloat);
   readback.start(values);

@@ -25,7 +25,7 @@ Storage any_storage() {
 
 bool alive(const StoredBuffer& b, int step) { return b.life.first <= step && step <= b.life.last; }
 
-RC_GTEST_PROP(Storage, ThePeakIsTheMostOfAnyStep, ()) {
+RC_GTEST_PROP(Storage, PeakIsTheMaximumOverTheSteps, ()) {
   const Storage storage = any_storage();
   const std::array<int64_t, 3> weights = {*rc::gen::inRange(0, 3), *rc::gen::inRange(0, 3), 7};
   const std::vector<int64_t> in_step = storage.held(weights);
@@ -43,7 +43,7 @@ RC_GTEST_PROP(Storage, ThePeakIsTheMostOfAnyStep, ()) {
 }
 
 // Each heir fits, begins where the other ended, and has no second benefactor; nobody goes without who could have one.
-RC_GTEST_PROP(Storage, HeirsFitAndFollowAtOnce, ()) {
+RC_GTEST_PROP(Storage, HeirsFitAndFollowImmediately, ()) {
   const Storage storage = any_storage();
   const std::vector<StoredBuffer>& all = storage.buffers();
   const std::vector<int> heirs = storage.heirs();
@@ -65,7 +65,7 @@ RC_GTEST_PROP(Storage, HeirsFitAndFollowAtOnce, ()) {
   }
 }
 
-TEST(Storage, ARingOfBlocksTakesTwo) {
+TEST(Storage, RingOfBlocksTakesTwoBuffers) {
   Storage storage;
   for (int i = 0; i < 6; ++i) storage.add({10, 0, {i, i + 1}});
   EXPECT_EQ(storage.peak(std::array<int64_t, 1>{4}), 2 * 10 * 4);

@@ -207,14 +207,14 @@ TEST(FusedOps, LinearCrossEntropy) {
   }
 }
 
-TEST(FusedOps, TheLossIsFp32OfABf16Model) {
+TEST(FusedOps, LossOfABf16ModelIsFp32) {
   const at::Tensor targets = at::zeros({3}, at::kLong);
   const at::TensorOptions bf16(at::kBFloat16);
   EXPECT_EQ(linear_cross_entropy_sum(at::randn({3, 8}, bf16), at::randn({5, 8}, bf16), targets, 1).scalar_type(),
             at::kFloat);
 }
 
-TEST(FusedOps, LogitsOfAChunkAloneAreHeld) {
+TEST(FusedOps, LossChunkRowsBoundTheLogits) {
   EXPECT_EQ(loss_chunk_rows(256, at::kFloat), kLossChunkBytes / 1024);
   EXPECT_EQ(loss_chunk_rows(32768, at::kBFloat16), kLossChunkBytes / 4 / 32768);
   EXPECT_EQ(loss_chunk_rows(int64_t{1} << 40, at::kFloat), 1);
@@ -226,7 +226,7 @@ TEST(FusedOps, LinearCrossEntropyRefusesTargetsOutsideTheVocabulary) {
   EXPECT_THROW(linear_cross_entropy_sum(hidden, head, at::full({2}, -2, at::kLong), 1), Error);
 }
 
-TEST(FusedOps, NotANumberStaysOne) {
+TEST(FusedOps, NaNStaysNaN) {
   for (const at::ScalarType type : {at::kFloat, at::kDouble, at::kBFloat16}) {
     at::Tensor x = at::randn({3, 8}, type);
     x[0][0] = std::nan("");

@@ -61,7 +61,7 @@ void expect_near(const at::Tensor& a, const at::Tensor& b) {
   EXPECT_LE(a.sub(b).abs().max().item<double>(), 2.5e-6 * b.abs().max().item<double>());
 }
 
-TEST(Generator, OfAModelInBf16) {
+TEST(Generator, Bf16IsCloseToFp32) {
   const Model fp32 = lively_model();
   Model bf16(fp32.shape(), 3, at::kBFloat16);
   copy_values(fp32.parameters(), bf16.parameters());
@@ -71,7 +71,7 @@ TEST(Generator, OfAModelInBf16) {
   EXPECT_LE(got.sub(want).abs().max().item<double>(), 0.05 * want.abs().max().item<double>());
 }
 
-TEST(Generator, EqualsTheWholeSequenceAtOnce) {
+TEST(Generator, EqualsTheFullForward) {
   const Model model = lively_model();
   const std::vector<int64_t> tokens = some_tokens(300);  // more than one chunk of a prompt
   struct Case {
@@ -115,7 +115,7 @@ at::Tensor whole_by_oracle(const Model& model, std::vector<int64_t> tokens, cons
   return model.logits(row, model.rotary(at::arange(n)), attend, /*last_only=*/true)[0].detach();
 }
 
-TEST(Generator, EveryPatternIsThatOfAWholeContext) {
+TEST(Generator, EveryPatternEqualsTheFullForward) {
   const c10::AutoGradMode no_grad(false);
   at::set_num_threads(1);
   const Model model = lively_model();
@@ -148,7 +148,7 @@ TEST(Generator, EveryPatternIsThatOfAWholeContext) {
   }
 }
 
-TEST(Generator, AMeanSelectionKnowsTheTokensSoFar) {
+TEST(Generator, MeanSelectionUsesTheTokensSoFar) {
   const c10::AutoGradMode no_grad(false);
   at::set_num_threads(1);
   const Model model = lively_model();
@@ -164,12 +164,12 @@ TEST(Generator, AMeanSelectionKnowsTheTokensSoFar) {
   EXPECT_TRUE(logits.isfinite().all().item<bool>());
 }
 
-TEST(Generator, RefusesAPatternThatCannotBeForTheContext) {
+TEST(Generator, RefusesPatternsThatDoNotFitTheContext) {
   const Model model = lively_model();
   EXPECT_THROW(Generator(model, {parse_pattern("{ kind = 'causal', documents = [20, 30] }", "test")}, 80), Error);
 }
 
-TEST(Generator, BeginsAnewWithTheLaterHalfWhenTheContextIsFull) {
+TEST(Generator, KeepsTheLaterHalfOfAFullContext) {
   const Model model = lively_model();
   const std::vector<int64_t> tokens = some_tokens(50);
   Generator generator(model, {parse_pattern("{ kind = \"causal\" }", "test")}, 16);
@@ -233,7 +233,7 @@ std::string shown(std::string_view bytes) {
   return out + stream.finish();
 }
 
-TEST(Utf8Stream, PassesTextAndReplacesTheRest) {
+TEST(Utf8Stream, PassesTextAndReplacesOtherBytes) {
   const std::string r = "\xEF\xBF\xBD";
   const std::string text = "def f():\n\treturn 'h\xC3\xA9 \xE2\x82\xAC \xF0\x9F\x98\x80'";
   EXPECT_EQ(shown(text), text);

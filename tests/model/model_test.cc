@@ -53,7 +53,7 @@ double loss_and_gradient(Model& model, const at::Tensor& tokens, const at::Tenso
   return loss.item<double>();
 }
 
-TEST(Model, BeginsAtTheLossOfAUniformGuess) {
+TEST(Model, InitialLossIsThatOfAUniformGuess) {
   Model model(tiny(), 1);
   const at::Tensor tokens = at::randint(0, 64, {2, 17}, at::kLong);
   EXPECT_NEAR(loss_and_gradient(model, tokens.slice(1, 0, 16), tokens.slice(1, 1)), std::log(64.0), 0.05);
@@ -165,7 +165,7 @@ TEST(Model, WeightsDependOnSeedAndNameAlone) {
   EXPECT_NEAR(find(a, "model.layers.0.mlp.down_proj.weight").std().item<double>(), 0.01, 0.001);
 }
 
-TEST(Model, CountsItsParametersBeforeItHasThem) {
+TEST(Model, ParameterCountEqualsThatOfTheModel) {
   for (const bool tied : {false, true}) {
     EXPECT_EQ(parameter_count(tiny(tied)), Model(tiny(tied), 1).parameters().count());
   }
@@ -202,7 +202,7 @@ TEST(Model, UnitsHoldEachParameterOnce) {
   }
 }
 
-TEST(Model, APartOfAUnitBeginsAsItDoesInTheWhole) {
+TEST(Model, PartsOfUnitsHaveTheWeightsOfTheWhole) {
   const Model whole(tiny(), 5);
   const Parameters& p = whole.parameters();
   for (size_t unit = 0; unit < p.units().size(); ++unit) {
@@ -215,7 +215,7 @@ TEST(Model, APartOfAUnitBeginsAsItDoesInTheWhole) {
   }
 }
 
-TEST(Model, LogitsOfTheLastPositionAlone) {
+TEST(Model, LastOnlyGivesTheLogitsOfTheLastPosition) {
   const Model model(tiny(), 2);
   const at::Tensor tokens = at::randint(0, 64, {3, 11}, at::kLong);
   const RotaryTable table = model.rotary(at::arange(11, at::kLong));
@@ -224,7 +224,7 @@ TEST(Model, LogitsOfTheLastPositionAlone) {
   EXPECT_LE(all.sub(last).abs().max().item<double>(), 3e-7);  // 9e-8 was seen
 }
 
-TEST(Model, RefusesShapesThatDoNotFit) {
+TEST(Model, RefusesInvalidShapes) {
   for (const auto& change : std::vector<std::function<void(ModelShape&)>>{
            [](ModelShape& s) { s.layers = 0; }, [](ModelShape& s) { s.heads = 3; }, [](ModelShape& s) { s.dim = 36; },
            [](ModelShape& s) { s.kv_heads = 3; }, [](ModelShape& s) { s.vocab = -1; },

@@ -76,7 +76,7 @@ TEST(MultiheadAttention, MakesRotaryTablesOnceForAllLayersAndForwards) {
   EXPECT_LE(table_stats().bytes, table_stats().capacity);
 }
 
-TEST(MultiheadAttention, RecomputationTakesNoPassToDivideByOne) {
+TEST(MultiheadAttention, RecomputationSkipsDivisionByOne) {
   at::manual_seed(14);
   MultiheadAttentionOptions o = small();
   o.recompute = true;

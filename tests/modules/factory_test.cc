@@ -24,7 +24,7 @@ AttentionFactoryOptions options(int64_t length, int ranks, const std::string& pa
   return o;
 }
 
-TEST(Factory, AutoGoesByLengthAndSaysWhy) {
+TEST(Factory, AutoChoosesByLengthAndGivesItsReason) {
   const auto expect = [](const AttentionFactoryOptions& o, ScheduleKind schedule, const std::string& why) {
     const AttentionChoice choice = choose_attention("auto", o);
     EXPECT_EQ(choice.options.schedule, schedule) << choice.reason;
@@ -43,7 +43,7 @@ TEST(Factory, AutoGoesByLengthAndSaysWhy) {
 }
 
 // The caller's rows lie as the caller says: another layout would compute something else of them.
-TEST(Factory, TheLayoutIsTheCallersAndIsNamed) {
+TEST(Factory, KeepsAndNamesTheCallersLayout) {
   const std::string window = "{ kind = 'window', left = 100, right = 0 }";
   for (const LayoutKind layout : {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped}) {
     for (const std::string name : {"auto", "multihead", "ring", "dilated", "distributed"}) {
@@ -96,7 +96,7 @@ TEST(Factory, EveryNameComputesItsPattern) {
   }
 }
 
-TEST(Factory, NamesStandForTheirPatterns) {
+TEST(Factory, NamesMapToTheirPatterns) {
   const auto pattern = [](const char* name) { return choose_attention(name, options(64, 2)).options.pattern; };
   EXPECT_EQ(pattern("ring"), causal_pattern());
   EXPECT_EQ(
@@ -110,7 +110,7 @@ TEST(Factory, NamesStandForTheirPatterns) {
   EXPECT_TRUE(pattern("hierarchical").causal);
 }
 
-TEST(Factory, UnknownNamesNameTheNearest) {
+TEST(Factory, UnknownNameSuggestsTheNearest) {
   const auto refused = [](const char* name, const std::string& text) {
     try {
       choose_attention(name, options(64, 2));
@@ -124,7 +124,7 @@ TEST(Factory, UnknownNamesNameTheNearest) {
   refused("RingDilatedAttentionV3", "did you mean \"RingDilatedAttentionV2\"?");
 }
 
-TEST(Factory, TheDocumentHasEveryName) {
+TEST(Factory, DocumentationListsEveryName) {
   std::ifstream file("docs/modules.md");
   const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
   ASSERT_FALSE(text.empty());

@@ -157,7 +157,7 @@ void expect_alike(const Outcome& got, const Outcome& want, double tolerance = 1e
   }
 }
 
-TEST(MultiheadAttention, SelfAttentionIsThePlainOneOnAnyNumberOfRanks) {
+TEST(MultiheadAttention, SelfAttentionEqualsPlainLibTorchOnAnyNumberOfRanks) {
   at::manual_seed(1);
   for (const int variant : {0, 1, 2, 3}) {
     MultiheadAttentionOptions o = small();
@@ -181,7 +181,7 @@ TEST(MultiheadAttention, SelfAttentionIsThePlainOneOnAnyNumberOfRanks) {
   }
 }
 
-TEST(MultiheadAttention, CrossAttentionIsThePlainOne) {
+TEST(MultiheadAttention, CrossAttentionEqualsPlainLibTorch) {
   at::manual_seed(2);
   MultiheadAttentionOptions o = small();
   o.memory_dim = 10, o.pattern = {}, o.rotary_base = 50;
@@ -244,7 +244,7 @@ TEST(MultiheadAttention, RecomputesProjectionsButNeverAttention) {
   }
 }
 
-TEST(MultiheadAttention, DropoutIsTheSameOnAnyNumberOfRanksAndOffOutsideTraining) {
+TEST(MultiheadAttention, DropoutIsIndependentOfRanksAndOffInEvaluation) {
   at::manual_seed(4);
   MultiheadAttentionOptions o = small();
   o.dropout = 0.4, o.seed = 7, o.layer = 3;
@@ -259,7 +259,7 @@ TEST(MultiheadAttention, DropoutIsTheSameOnAnyNumberOfRanksAndOffOutsideTraining
   expect_alike(outcome_over(2, m, x, {}, dout), plain_outcome(m, x, {}, dout));
 }
 
-TEST(MultiheadAttention, DocumentsOfEachCall) {
+TEST(MultiheadAttention, DocumentsMayBeGivenPerCall) {
   at::manual_seed(5);
   MultiheadAttention m = made(small());
   MultiheadAttentionOptions o = small();
@@ -279,7 +279,7 @@ TEST(MultiheadAttention, DocumentsOfEachCall) {
   });
 }
 
-TEST(MultiheadAttention, AnyPartsOfTheSequence) {
+TEST(MultiheadAttention, AcceptsUnevenContiguousParts) {
   at::manual_seed(6);
   MultiheadAttentionOptions o = small();
   o.rotary_base = 100;
@@ -324,7 +324,7 @@ TEST(MultiheadAttention, EmptySequencesGiveEmptyOutputs) {
   }
 }
 
-TEST(MultiheadAttention, ThreadsUseOneModuleAtTheSameTime) {
+TEST(MultiheadAttention, ThreadsShareOneModule) {
   at::manual_seed(7);
   MultiheadAttentionOptions o = small();
   o.rotary_base = 100, o.norm = true;
@@ -356,7 +356,7 @@ TEST(MultiheadAttention, ThreadsUseOneModuleAtTheSameTime) {
   }
 }
 
-TEST(MultiheadAttention, IsSavedWhole) {
+TEST(MultiheadAttention, LoadRestoresTheSavedModule) {
   at::manual_seed(8);
   MultiheadAttentionOptions o = small();
   o.norm = true, o.rotary_base = 100;
@@ -404,7 +404,7 @@ TEST(MultiheadAttention, IsSavedWhole) {
   EXPECT_THROW(torch::load(other, foreign), Error);
 }
 
-TEST(MultiheadAttention, StaysTogetherWhenItMoves) {
+TEST(MultiheadAttention, ToConvertsTheWholeModule) {
   MultiheadAttentionOptions o = small();
   o.norm = true, o.rotary_base = 100;
   MultiheadAttention m(o);
@@ -424,7 +424,7 @@ TEST(MultiheadAttention, StaysTogetherWhenItMoves) {
   }
 }
 
-TEST(MultiheadAttention, TakesABlockMaskOfAFileOnceItIsRead) {
+TEST(MultiheadAttention, TakesABlockMaskFileOnceItIsRead) {
   at::manual_seed(9);
   MultiheadAttentionOptions o = small();
   o.pattern = parse_pattern(
@@ -460,7 +460,7 @@ TEST(MultiheadAttention, TakesABlockMaskOfAFileOnceItIsRead) {
   for (const int ranks : {1, 3}) expect_alike(outcome_over(ranks, m, x, {}, dout), plain_outcome(named, x, {}, dout));
 }
 
-TEST(MultiheadAttention, PrintsWhatItIs) {
+TEST(MultiheadAttention, PrintsItsOptions) {
   std::ostringstream text;
   text << MultiheadAttention(small());
   const std::string head =

@@ -19,7 +19,7 @@ namespace {
 using testing::made;
 using testing::small;
 
-TEST(MultiheadAttention, RefusesWhatCannotBe) {
+TEST(MultiheadAttention, RefusesInvalidOptions) {
   const auto refused = [](const MultiheadAttentionOptions& o, const std::string& text) {
     try {
       MultiheadAttention m(o);
@@ -44,7 +44,7 @@ TEST(MultiheadAttention, RefusesWhatCannotBe) {
 }
 
 // A rank alone is given what cannot be, or something else than the others: all raise, and say which rank.
-TEST(MultiheadAttention, ARankThatRefusesDoesNotRefuseAlone) {
+TEST(MultiheadAttention, RefusalOfOneRankIsRaisedOnAll) {
   struct Case {
     const char* what;
     std::function<void(MultiheadAttentionOptions&)> options;
@@ -95,7 +95,7 @@ TEST(MultiheadAttention, ARankThatRefusesDoesNotRefuseAlone) {
 }
 
 // Where all are given the same that cannot be, each raises what one rank would.
-TEST(MultiheadAttention, RanksThatAllRefuseRaiseTheirOwn) {
+TEST(MultiheadAttention, RanksThatAllRefuseRaiseTheirOwnError) {
   run_ranks(2, [&](Communicator& comm) {
     comm.set_timeout(Seconds(5));
     MultiheadAttention m(small());

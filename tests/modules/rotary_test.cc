@@ -21,7 +21,7 @@ const RotaryScaling kLinear{.kind = Kind::kLinear, .factor = 4};
 const RotaryScaling kLlama3{.kind = Kind::kLlama3, .factor = 8, .original_context = 512};
 const RotaryScaling kYarn{.kind = Kind::kYarn, .factor = 4, .original_context = 512};
 
-TEST(Rotary, ScalingDividesWhatTurnsLessThanOverTheOriginalContext) {
+TEST(Rotary, ScalingDividesLowFrequencies) {
   const at::Tensor plain = rotary_frequencies(spec());
   EXPECT_EQ(plain.scalar_type(), at::kDouble);
   EXPECT_DOUBLE_EQ(plain[0].item<double>(), 1);
@@ -53,7 +53,7 @@ TEST(Rotary, YarnScalesCosineAndSine) {
   EXPECT_TRUE((table.cosine.square() + table.sine.square() - 0.25).abs().max().item<double>() < 1e-15);
 }
 
-TEST(Rotary, TablesFromTheCacheAreOfWhatIsAskedFor) {
+TEST(Rotary, CacheDistinguishesSpecs) {
   const std::vector<Span> spans = {{.begin = 3, .stride = 2, .count = 40}};
   const auto table = [&](const RotarySpec& s) { return rotary_table_at(spans, 0, s, at::kFloat, at::kCPU).cosine; };
   const at::Tensor plain = table(spec());

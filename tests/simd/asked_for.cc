@@ -46,7 +46,7 @@ class SkipsWhatCannotRun : public testing::Environment {
 };
 const testing::Environment* const environment = testing::AddGlobalTestEnvironment(new SkipsWhatCannotRun);
 
-TEST(InstructionSet, IsTheOneAskedForOrTheBest) {
+TEST(InstructionSet, IsTheRequestedOneOrTheBest) {
   EXPECT_STREQ(instruction_set_name(instruction_set()), expected() != nullptr ? expected()->name.c_str() : "scalar");
 }
 

@@ -145,7 +145,7 @@ OracleResult plain_fp32(const PlanRequest& request, const Inputs& in) {
           rounded(fold(p.transpose(2, 3).matmul(dout)))};
 }
 
-RC_GTEST_PROP(Attention, ErrsInSinglePrecisionAsAPlainReferenceDoes, ()) {
+RC_GTEST_PROP(Attention, SinglePrecisionErrorIsThatOfAPlainReference, ()) {
   const PlanRequest request = testing::any_request();
   const double magnitude = *rc::gen::element(0.01, 1.0, 10.0);
   const at::ScalarType type = *rc::gen::element(at::kFloat, at::kBFloat16);
@@ -208,7 +208,7 @@ TEST(Attention, HugeAndTinyLogitsStayExact) {
   }
 }
 
-TEST(Attention, RowsWithoutKeysAreZeroAndMinusInfinity) {
+TEST(Attention, RowsWithoutKeysHaveZeroOutputAndMinusInfinityLse) {
   PlanRequest request = causal_ring(4, 64);
   request.shape.query_offset = -20;  // the first 20 queries come before every key
   const Inputs in = random_inputs(request.shape, 8, at::kFloat);
@@ -219,7 +219,7 @@ TEST(Attention, RowsWithoutKeysAreZeroAndMinusInfinity) {
   for (const double error : errors(run.result, oracle_of(request, in))) EXPECT_LT(error, 1.5e-6);  // 4e-7 was seen
 }
 
-TEST(Attention, NothingLeaksFromBehindTheMask) {
+TEST(Attention, MaskedNonFiniteValuesDoNotLeak) {
   for (const double poison : {kInfinity, -kInfinity, static_cast<double>(NAN)}) {
     for (const bool window : {false, true}) {
       PlanRequest request = causal_ring(2, 64);
@@ -242,7 +242,7 @@ TEST(Attention, NothingLeaksFromBehindTheMask) {
   }
 }
 
-TEST(Attention, TheSameRunTwiceIsBitIdentical) {
+TEST(Attention, RepeatedRunsAreBitIdentical) {
   const PlanRequest request = causal_ring(4, 256);
   const Inputs in = random_inputs(request.shape, 16, at::kFloat);
   const RankResults a = run_everywhere(request, in, KernelKind::kAuto),
@@ -253,7 +253,7 @@ TEST(Attention, TheSameRunTwiceIsBitIdentical) {
   EXPECT_TRUE(a.result.dv.equal(b.result.dv));
 }
 
-TEST(Attention, TheAutogradNodeGivesTheSameGradients) {
+TEST(Attention, AutogradNodeGivesTheSameGradients) {
   const PlanRequest request = causal_ring(2, 32);
   const Inputs in = random_inputs(request.shape, 8, at::kDouble);
   const OracleResult want = oracle_of(request, in);
@@ -286,7 +286,7 @@ at::Tensor run_part(Communicator& comm, const PlanRequest& request, at::ScalarTy
       .out;
 }
 
-TEST(Attention, ABackwardWithoutWhatItNeedsIsRefusedEverywhere) {
+TEST(Attention, InvalidBackwardInputsAreRefusedOnEveryRank) {
   const PlanRequest request = causal_ring(3, 48);
   for (const bool without_saved : {true, false}) {
     expect_refused_everywhere(
@@ -305,7 +305,7 @@ TEST(Attention, ABackwardWithoutWhatItNeedsIsRefusedEverywhere) {
 }
 
 // For callers that can keep tensors alone from the forward: with and without blocks that the plan keeps.
-TEST(Attention, ABackwardFindsItsProgramByTheRequest) {
+TEST(Attention, BackwardFindsItsProgramByTheRequest) {
   PlanRequest request = causal_ring(3, 48);
   for (const bool keep_last : {true, false}) {
     request.keep_last = keep_last;
@@ -325,7 +325,7 @@ TEST(Attention, ABackwardFindsItsProgramByTheRequest) {
 }
 
 // A caller's own transfers move along while one rank alone computes, forward and backward.
-TEST(Attention, CallsThePollOfACallBetweenPieces) {
+TEST(Attention, CallsThePollFunctionBetweenPieces) {
   const std::shared_ptr<Communicator> self = make_self_communicator();
   AttentionCall call;
   call.request = causal_ring(1, 512);

@@ -62,7 +62,7 @@ void expect_alike(const OracleResult& got, const OracleResult& want, const std::
   for (const double error : errors(got, want, 1)) EXPECT_LT(error, 1e-14) << where;
 }
 
-TEST(Defects, ThreadsMakeTheSameCallAtTheSameTime) {
+TEST(Defects, ConcurrentCallsGiveIdenticalResults) {
   constexpr int kThreads = 6;
   for (const char* pattern :
        {"{ kind = 'causal' }", "{ kind = 'dilated', segment_lengths = [16, 90], dilation_rates = [1, 3] }",
@@ -87,7 +87,7 @@ TEST(Defects, ThreadsMakeTheSameCallAtTheSameTime) {
 }
 
 // No pool, no circle of references: what was handed in belongs to its owner alone again, what was returned is gone.
-TEST(Defects, ACallLeavesNothingBehind) {
+TEST(Defects, CallsKeepNoReferencesToTensors) {
   for (const int ranks : {1, 3}) {
     const PlanRequest request = request_of("{ kind = 'causal' }", {1, 4, 2, 60, 60, 0}, ranks);
     const Inputs in = random_inputs(request.shape, 8, at::kFloat);
@@ -159,7 +159,7 @@ TEST(Defects, EmptyAndTinySequencesInEverySchedule) {
   }
 }
 
-TEST(Defects, NoBatchRowsAndAdaptiveBlocksOfNothing) {
+TEST(Defects, EmptyBatchesAndEmptySequencesGiveEmptyResults) {
   for (const char* pattern : {"{ kind = 'causal' }", "{ kind = 'blocks', map = 'adaptive', block = 16, keep = 1 }"}) {
     for (const auto& [batch, length] : {std::pair{0, 8}, {2, 0}}) {
       const PlanRequest request = request_of(pattern, {batch, 4, 2, length, length, 0}, 2);
@@ -180,7 +180,7 @@ TEST(Defects, NoBatchRowsAndAdaptiveBlocksOfNothing) {
 }
 
 // Each head group is its branch alone, divided, forward and backward, with the same pairs dropped.
-TEST(Defects, MeanDividesWhatBranchesGiveWhateverIsDropped) {
+TEST(Defects, MeanCombineIgnoresDropout) {
   const AttentionShape shape{2, 4, 4, 40, 40, 0};
   const Inputs in = random_inputs(shape, 8, at::kDouble);
   const std::shared_ptr<Communicator> self = make_self_communicator();
@@ -221,7 +221,7 @@ PatternSpec with_map(const std::vector<uint8_t>& active, int64_t batch, int64_t 
   return spec;
 }
 
-TEST(Defects, AMaskOfOneBatchRowServesThemAll) {
+TEST(Defects, BlockMasksBroadcastOverBatchRowsAndHeads) {
   constexpr int64_t kBatch = 3, kHeads = 4, kBlocks = 6;
   PlanRequest request = request_of("{ kind = 'full' }", {kBatch, kHeads, 2, 90, 90, 0}, 2);
   const Inputs in = random_inputs(request.shape, 8, at::kDouble);
@@ -257,7 +257,7 @@ TEST(Defects, AMaskOfOneBatchRowServesThemAll) {
   expect_alike(shared, run(documents));
 }
 
-TEST(Defects, OneDtypeAndOneDeviceOrNothingIsSent) {
+TEST(Defects, MixedDtypesAndDevicesAreRefusedBeforeSending) {
   const PlanRequest request = request_of("{ kind = 'full' }", {1, 4, 2, 768, 768, 0}, 3);
   const at::Tensor q = at::zeros({1, 256, 4, 64}), k = at::zeros({1, 256, 2, 64});
   const auto refused = [&](bool everywhere, const at::Tensor& keys, const at::Tensor& values, ErrorKind kind,
@@ -288,7 +288,7 @@ TEST(Defects, OneDtypeAndOneDeviceOrNothingIsSent) {
   refused(false, doubles, k, ErrorKind::kPlan, "on rank 1: ");
 }
 
-TEST(Defects, ASecondCallPlansNothing) {
+TEST(Defects, RepeatedCallsReuseThePlan) {
   PatternSpec documents = causal_pattern();
   documents.documents = {{50, 27}};
   for (const PatternSpec& pattern :
@@ -307,7 +307,7 @@ TEST(Defects, ASecondCallPlansNothing) {
   }
 }
 
-TEST(Defects, SegmentsBeyondTheSequenceActAsIt) {
+TEST(Defects, SegmentsLongerThanTheSequenceActAsOneSegment) {
   const AttentionShape shape{1, 4, 2, 75, 75, 0};
   const Inputs in = random_inputs(shape, 8, at::kDouble);
   const auto pattern = [](const std::string& length) {
@@ -320,7 +320,7 @@ TEST(Defects, SegmentsBeyondTheSequenceActAsIt) {
   expect_alike(run_everywhere(beyond, in, KernelKind::kAuto).result, oracle_of(whole, in));
 }
 
-TEST(Defects, RefusalsHaveOneForm) {
+TEST(Defects, ErrorsHaveOneForm) {
   const PlanRequest causal = request_of("{ kind = 'causal' }", {1, 4, 2, 30, 30, 0}, 4);
   const at::Tensor q = at::zeros({1, 30, 4, 8});
   const std::vector<std::function<void()>> wrong = {
@@ -365,7 +365,7 @@ TEST(Defects, RefusalsHaveOneForm) {
 }
 
 // Whoever asks gets the same answer: the fastest kernel that fits, or all that were looked for and why none will do.
-TEST(Defects, OnePlaceLooksForKernels) {
+TEST(Defects, KernelChoicesAndErrorsNameTheDetectedKernels) {
   std::vector<std::string> names;
   for (const DetectedKernel& kernel : detected_kernels()) names.push_back(kernel.name);
   EXPECT_EQ(names, (std::vector<std::string>{"FlashAttention 3", "cuDNN", "FlashAttention 2", "efficient", "CPU"}));

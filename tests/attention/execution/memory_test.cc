@@ -16,7 +16,7 @@ int64_t peak_bytes() {
   return usage.ru_maxrss * int64_t{1024};
 }
 
-TEST(Memory, NoPatternTakesAnythingQuadratic) {
+TEST(Memory, NoPatternTakesQuadraticMemory) {
   constexpr int64_t kLength = 16384;
   const int64_t matrix = kLength * kLength * 4;  // one fp32 number a pair: 1 GiB
   for (const char* text : {

@@ -79,7 +79,7 @@ int64_t messages_of(const PlanRequest& request, Communicator& comm, bool prove =
   return comm.stats().messages_sent - before - stats.messages_sent;
 }
 
-TEST(Proof, IsMadeByTheFirstCallOfARequestAndCostsNothingAfterwards) {
+TEST(Proof, FirstCallProvesAndLaterCallsSendNothingMore) {
   const PlanRequest request = zigzag(3, 36), other = zigzag(3, 48);
   run_ranks(3, [&](Communicator& comm) {
     const int64_t without = messages_of(request, comm, false);
@@ -91,7 +91,7 @@ TEST(Proof, IsMadeByTheFirstCallOfARequestAndCostsNothingAfterwards) {
   });
 }
 
-TEST(Proof, IsMadeAgainByAllRanksWhereOneHasForgottenIt) {
+TEST(Proof, AllRanksProveAgainIfOneHasLostItsProof) {
   const PlanRequest request = zigzag(3, 60);
   run_ranks(3, [&](Communicator& comm) {
     const int64_t without = messages_of(request, comm, false);
@@ -104,7 +104,7 @@ TEST(Proof, IsMadeAgainByAllRanksWhereOneHasForgottenIt) {
   });
 }
 
-TEST(Proof, IsMadeByEveryCallWhereNothingIsKept) {
+TEST(Proof, EveryCallProvesIfNothingIsCached) {
   const int64_t total = cache_total();
   set_cache_total(0);
   run_ranks(2, [&](Communicator& comm) {
@@ -115,12 +115,12 @@ TEST(Proof, IsMadeByEveryCallWhereNothingIsKept) {
   set_cache_total(total);
 }
 
-TEST(Proof, IsLeftOutWhereAllRanksSaySo) {
+TEST(Proof, RanksMustAgreeOnLeavingItOut) {
   expect_refused_everywhere([](Communicator& comm) { messages_of(zigzag(3, 24), comm, comm.rank() != 1); },
                             ErrorKind::kMismatch, "proof of the plan");
 }
 
-TEST(Proof, OfAPlanMadeAheadIsThereWhenTheStepAsks) {
+TEST(Proof, PlanAndProveAheadCachesTheProof) {
   const PlanRequest request = zigzag(1, 44);
   const auto proofs = [] {
     for (const CacheReport& report : cache_reports()) {
@@ -139,7 +139,7 @@ TEST(Proof, OfAPlanMadeAheadIsThereWhenTheStepAsks) {
   EXPECT_EQ(proofs().misses, before + 1);
 }
 
-TEST(Proof, OfAnAdaptivePlanIsMadeByEachCall) {
+TEST(Proof, EveryCallProvesAnAdaptivePlan) {
   PlanRequest request = zigzag(2, 64);
   request.pattern =
       parse_pattern("{ kind = 'blocks', map = 'adaptive', block = 16, keep = 2, causal = true }", "pattern");
@@ -151,7 +151,7 @@ TEST(Proof, OfAnAdaptivePlanIsMadeByEachCall) {
   });
 }
 
-TEST(Proof, ByItselfIsRememberedByTheCalls) {
+TEST(Proof, ProvePlanServesLaterCalls) {
   const PlanRequest request = zigzag(3, 72);
   run_ranks(3, [&](Communicator& comm) {
     prove_plan(request, comm);
@@ -159,7 +159,7 @@ TEST(Proof, ByItselfIsRememberedByTheCalls) {
   });
 }
 
-TEST(Proof, ByItselfIsMadeAgainByAllRanksWhereOneHasForgottenIt) {
+TEST(Proof, ProvePlanRunsAgainIfOneRankHasLostItsProof) {
   const PlanRequest request = zigzag(3, 84);
   run_ranks(3, [&](Communicator& comm) {
     prove_plan(request, comm);
@@ -174,7 +174,7 @@ TEST(Proof, ByItselfIsMadeAgainByAllRanksWhereOneHasForgottenIt) {
   });
 }
 
-TEST(Proof, ThatOneRankCannotPlanIsSaidByAll) {
+TEST(Proof, PlanningErrorOfOneRankIsRaisedByAll) {
   const PlanRequest request = zigzag(3, 96);
   PlanRequest odd = request;
   odd.shape.heads = 3, odd.shape.kv_heads = 2;

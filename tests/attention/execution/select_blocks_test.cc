@@ -116,7 +116,7 @@ std::vector<uint8_t> dense_for(const BlockMap& map, const AttentionShape& shape)
 
 constexpr LayoutKind kLayouts[] = {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped};
 
-RC_GTEST_PROP(SelectBlocks, KeepsWhatTheDefinitionKeeps, ()) {
+RC_GTEST_PROP(SelectBlocks, EqualsTheDefinition, ()) {
   const int64_t kv_heads = *rc::gen::inRange<int64_t>(1, 3);
   const int64_t length = *rc::gen::inRange<int64_t>(1, 200);
   const AttentionShape shape{*rc::gen::inRange<int64_t>(1, 3),
@@ -162,7 +162,7 @@ TEST(SelectBlocks, TiesGoToTheLowerBlock) {
   }
 }
 
-TEST(SelectBlocks, KeepingAllIsTheFullTriangleAndMovesNothing) {
+TEST(SelectBlocks, KeepingAllBlocksIsCausalAttentionAndSendsNothing) {
   const AttentionShape shape{2, 4, 2, 100, 100, 0};
   const PlanRequest request = request_of(shape, "keep = 7, causal = true", 3, LayoutKind::kZigzag);
   const at::Tensor q = at::randn({2, 100, 4, 8}), k = at::randn({2, 100, 2, 8});
@@ -176,7 +176,7 @@ TEST(SelectBlocks, KeepingAllIsTheFullTriangleAndMovesNothing) {
   });
 }
 
-TEST(SelectBlocks, NaNIsTheLeastScore) {
+TEST(SelectBlocks, NaNIsTheLowestScore) {
   const AttentionShape shape{1, 1, 1, 64, 64, 0};
   const at::Tensor q = at::full({1, 64, 1, 8}, 1.0), k = at::full({1, 64, 1, 8}, -1.0);
   k.slice(1, 3, 4).fill_(NAN);
@@ -184,7 +184,7 @@ TEST(SelectBlocks, NaNIsTheLeastScore) {
   EXPECT_EQ(map.dense(), (std::vector<uint8_t>{1, 1, 0, 0, 0, 1, 1, 0, 0, 1, 1, 0, 0, 1, 0, 1}));
 }
 
-TEST(SelectBlocks, MembersOfUnionsAreSelectedAndOthersStay) {
+TEST(SelectBlocks, SelectsForAdaptiveMembersOfUnionsOnly) {
   const AttentionShape shape{1, 2, 1, 80, 80, 0};
   PlanRequest request = request_of(shape, "keep = 2", 2, LayoutKind::kContiguous);
   PatternSpec both;
@@ -213,7 +213,7 @@ TEST(SelectBlocks, MembersOfUnionsAreSelectedAndOthersStay) {
 }
 
 // Forward and backward run with the one selection, at any rank count, and equal the oracle with that map.
-TEST(SelectBlocks, AttentionRunsForwardAndBackwardWithWhatWasSelected) {
+TEST(SelectBlocks, ForwardAndBackwardUseOneSelection) {
   const AttentionShape shape{2, 4, 2, 150, 150, 0};
   const at::TensorOptions fp64 = at::TensorOptions().dtype(at::kDouble);
   const at::Tensor q = at::randn({2, 150, 4, 8}, fp64), k = at::randn({2, 150, 2, 8}, fp64),
@@ -266,7 +266,7 @@ class OperatorCount {
 };
 thread_local int OperatorCount::count_ = 0;
 
-TEST(SelectBlocks, CallsAsManyOperatorsForManyRowsHeadsAndBlocksAsForFew) {
+TEST(SelectBlocks, OperatorCountIsIndependentOfTheShape) {
   const auto self = make_self_communicator();
   const auto operators = [&](int64_t batch, int64_t heads, int64_t length, const char* more) {
     const PlanRequest request =
@@ -284,7 +284,7 @@ TEST(SelectBlocks, CallsAsManyOperatorsForManyRowsHeadsAndBlocksAsForFew) {
 }
 
 // Strided rows: one sum for each block that a stride and the blocks have in common, not one for each block.
-TEST(SelectBlocks, CallsAsManyOperatorsForManyBlocksWhereRowsAreStriped) {
+TEST(SelectBlocks, OperatorCountIsIndependentOfTheLengthIfStriped) {
   const auto operators = [&](int ranks, int64_t length) {
     const PlanRequest request = request_of({1, 1, 1, length, length, 0}, "keep = 3", ranks, LayoutKind::kStriped);
     const at::Tensor q = at::randn({1, length, 1, 8}), k = at::randn({1, length, 1, 8});

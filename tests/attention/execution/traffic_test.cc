@@ -50,7 +50,7 @@ RankResults expect_as_planned(const PlanRequest& request) {
 
 constexpr ScheduleKind kSchedules[] = {ScheduleKind::kRing, ScheduleKind::kAllGather, ScheduleKind::kGroupCast};
 
-TEST(Traffic, ARingMovesAndHoldsWhatThePlanSays) {
+TEST(Traffic, BytesAndPeaksAreThoseOfThePlan) {
   for (const ScheduleKind schedule : kSchedules) {
     for (const int ranks : {2, 3, 4, 8}) {
       const RankResults run =
@@ -68,7 +68,7 @@ TEST(Traffic, ARingMovesAndHoldsWhatThePlanSays) {
 }
 
 // Buffers of many sizes, none of which fits the next: what is not taken over is freed, and not kept for a later one.
-TEST(Traffic, NothingIsHeldThatThePlanDoesNotCount) {
+TEST(Traffic, UnevenBuffersAreFreedAsPlanned) {
   for (const ScheduleKind schedule : kSchedules) {
     PlanRequest uneven = request_of("{ kind = \"full\" }", 8, 96, LayoutKind::kContiguous, schedule);
     uneven.uneven_lengths = {3, 30, 5, 1, 22, 9, 0, 26};
@@ -77,7 +77,7 @@ TEST(Traffic, NothingIsHeldThatThePlanDoesNotCount) {
 }
 
 // Rows that do not lie one after the other are copied out to be sent, and the copies count.
-TEST(Traffic, CopiesOfScatteredRowsCount) {
+TEST(Traffic, CopiesOfScatteredRowsAreCounted) {
   for (const ScheduleKind schedule : {ScheduleKind::kRing, ScheduleKind::kGroupCast}) {
     const PlanRequest request =
         request_of("{ kind = \"dilated\", segment_lengths = [32, 96], dilation_rates = [2, 3] }", 6, 96,

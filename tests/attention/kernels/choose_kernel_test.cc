@@ -14,7 +14,7 @@
 namespace annulus {
 namespace {
 
-TEST(ChooseKernel, SaysWhy) {
+TEST(ChooseKernel, GivesItsReason) {
   const KernelChoice fp32 = choose_kernel(KernelKind::kAuto, at::kCPU, at::kFloat, 64, false);
   EXPECT_EQ(fp32.kind, KernelKind::kCpu);
   EXPECT_NE(fp32.reason.find("CPU"), std::string::npos);
@@ -30,7 +30,7 @@ TEST(ChooseKernel, SaysWhy) {
   EXPECT_EQ(detected_kernels().size(), 5u);
 }
 
-TEST(ChooseKernel, OnGpusByWhatTheyAre) {
+TEST(ChooseKernel, FollowsTheAbilitiesOfTheGpu) {
   GpuAbilities h200{"NVIDIA H200", 90, 91900, 132, true, "not loaded"};
   const auto chosen = [](const GpuAbilities& gpu, at::ScalarType type, int64_t head_dim,
                          KernelKind asked = KernelKind::kAuto) {
@@ -73,7 +73,7 @@ TEST(ChooseKernel, OnGpusByWhatTheyAre) {
 }
 
 // Each thread has its own scratch, and in the backward all but one of those that share a kv head a dq.
-TEST(ChooseKernel, TheCpuKernelChargesWhatThreadsHold) {
+TEST(ChooseKernel, CpuKernelChargesTheScratchOfItsThreads) {
   const std::unique_ptr<Kernel> kernel = make_chosen_kernel(KernelKind::kCpu, at::kCPU, at::kFloat);
   const auto charged = [&](int threads, int64_t kv_heads, When when) {
     at::set_num_threads(threads);

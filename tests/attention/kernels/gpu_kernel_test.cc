@@ -80,7 +80,7 @@ INSTANTIATE_TEST_SUITE_P(All, GpuLengths, ::testing::ValuesIn(operators()), [](c
          std::to_string(info.param.dim);
 });
 
-TEST_F(GpuKernels, HeadsOfOneKvHeadEach) {
+TEST_F(GpuKernels, MultiHeadAttentionEqualsTheDefinitions) {
   expect_right(KernelKind::kAuto, at::kBFloat16, 8, 8, 128);
   expect_right(KernelKind::kAuto, at::kFloat, 8, 8, 64);
 }
@@ -105,7 +105,7 @@ TEST_F(GpuKernels, ScatteredTilesEqualTheDefinitions) {
   }
 }
 
-TEST_F(GpuKernels, DropoutIsThatOfCpus) {
+TEST_F(GpuKernels, DropoutEqualsThatOfTheCpu) {
   testing::Case c = testing::scattered(at::kFloat, false, 64);
   c.call.dropout = {0.3, 7, 3, 1, 5};
   const testing::Case there = testing::moved(c, at::kCUDA, at::kFloat);
@@ -113,7 +113,7 @@ TEST_F(GpuKernels, DropoutIsThatOfCpus) {
 }
 
 // What fill and most_gathered divide otherwise is the same result.
-TEST_F(GpuKernels, HoweverTilesAreGathered) {
+TEST_F(GpuKernels, ResultIsIndependentOfGathering) {
   const testing::Case c = testing::scattered(at::kFloat, false, 64);
   const testing::Case there = testing::moved(c, at::kCUDA, at::kFloat);
   const testing::Result want = testing::by_definition(c);
@@ -125,7 +125,7 @@ TEST_F(GpuKernels, HoweverTilesAreGathered) {
   }
 }
 
-TEST_F(GpuKernels, DeterministicGivesEqualBits) {
+TEST_F(GpuKernels, DeterministicRunsAreBitIdentical) {
   const struct Deterministic {
     Deterministic() { at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false); }
     ~Deterministic() { at::globalContext().setDeterministicAlgorithms(false, /*warn_only=*/false); }
@@ -140,7 +140,7 @@ TEST_F(GpuKernels, DeterministicGivesEqualBits) {
 
 // The device's kernel against the CPU's loop: dtypes, strides, sizes that are no multiple of four, indexed rows, rows
 // without keys on either side.
-TEST_F(GpuKernels, MergingIsThatOfCpus) {
+TEST_F(GpuKernels, MergeEqualsThatOfTheCpu) {
   for (const int64_t dim : {3, 8, 20, 128, 256}) {
     for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble}) {
       for (const bool indexed : {false, true}) {
@@ -165,7 +165,7 @@ TEST_F(GpuKernels, MergingIsThatOfCpus) {
 }
 
 // Four parts in one pass, of some rows each, into bf16 too.
-TEST_F(GpuKernels, MergingSeveralIsThatOfCpus) {
+TEST_F(GpuKernels, MergeOfSeveralPartsEqualsThatOfTheCpu) {
   for (const int64_t dim : {6, 128}) {
     for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble}) {
       for (const bool sums : {false, true}) {
@@ -200,7 +200,7 @@ TEST_F(GpuKernels, MergingSeveralIsThatOfCpus) {
   }
 }
 
-TEST_F(GpuKernels, UploadsAreOfTheirTime) {
+TEST_F(GpuKernels, UploadIsNotAffectedByLaterWrites) {
   at::Tensor host = at::full({1 << 16}, 7, at::kLong);
   const at::Tensor there = upload(host, at::kCUDA);
   host.fill_(9);  // the copy was made from pinned memory of its own

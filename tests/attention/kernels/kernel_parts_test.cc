@@ -60,7 +60,7 @@ TEST(Merge, AnyOrderOfPartsGivesTheWhole) {
   }
 }
 
-TEST(Merge, EmptyPartsChangeNothingAndHugeDifferencesDoNotOverflow) {
+TEST(Merge, IgnoresEmptyPartsAndDoesNotOverflow) {
   const auto options = at::TensorOptions().dtype(at::kFloat);
   at::Tensor out = at::full({1, 1, 2, 3}, 2.0, options), lse = at::zeros({1, 1, 2}, options);
   const at::Tensor nothing = at::full({1, 1, 2, 3}, NAN, options);
@@ -75,7 +75,7 @@ TEST(Merge, EmptyPartsChangeNothingAndHugeDifferencesDoNotOverflow) {
 }
 
 // What is merged are ratios: where all scores lie is of no matter, though no exponential of any of them is a number.
-TEST(Merge, SumsFarBelowAndFarAboveZero) {
+TEST(Merge, ScoresFarFromZeroStayExact) {
   const auto options = at::TensorOptions().dtype(at::kDouble);
   for (const double offset : {-5000.0, 5000.0}) {
     const at::Tensor scores = at::randn({1, 2, 5, 12}, options) + offset, values = at::randn({1, 2, 12, 4}, options);
@@ -158,7 +158,7 @@ TEST(HeadGroups, KeepHeadsOfOneKvHeadTogether) {
   EXPECT_EQ(strided[1].query, (Span{4, 3, 2}));
 }
 
-TEST(IndicesOf, APartOfABlockAndNothingElse) {
+TEST(IndicesOf, RefusesWhatIsNotPartOfTheBlock) {
   const Span block{1, 3, 6};  // 1, 4, 7, 10, 13, 16
   EXPECT_EQ(indices_of(block, block, "kv heads"), Span::range(0, 6));
   EXPECT_EQ(indices_of({4, 6, 3}, block, "kv heads"), (Span{1, 2, 3}));
@@ -175,7 +175,7 @@ TEST(IndicesOf, APartOfABlockAndNothingElse) {
   }
 }
 
-TEST(TileGroups, TilesOfTheSameQueriesAreOneGroupAndLongOnesAreCut) {
+TEST(TileGroups, GroupsTilesByQueriesAndCutsLongGroups) {
   Tile tile;
   tile.batch = tile.heads = {0, 1, 1};
   tile.query_rows = tile.query_positions = {0, 1, 128};
@@ -196,7 +196,7 @@ TEST(TileGroups, TilesOfTheSameQueriesAreOneGroupAndLongOnesAreCut) {
 }
 
 // What each query sees of the keys, key by key, and which groups have a row in common.
-TEST(TileGroups, KeysSeenAndSharedQueriesByCounting) {
+TEST(TileGroups, SeenKeysAndSharedQueriesMatchCounting) {
   for (const int64_t stride : {1, 2, 5}) {
     for (const int64_t key_stride : {1, 3}) {
       const Span queries{7, stride, 4}, keys{2, key_stride, 9};
@@ -320,7 +320,7 @@ TYPED_TEST(TileMathOf, MultipliesTiles) {
 }
 
 // Runs of one vector and more, apart from each other: what lies between is not touched.
-TYPED_TEST(TileMathOf, SoftmaxAndGradientOfRuns) {
+TYPED_TEST(TileMathOf, ComputesSoftmaxAndItsGradientOfRuns) {
   using T = TypeParam;
   const TileMath<T>& math = this->math;
   const auto in = this->draw({1}).options();
@@ -367,7 +367,7 @@ TYPED_TEST(TileMathOf, SoftmaxAndGradientOfRuns) {
 }
 
 // Over the whole range, to two units in the last place: a gradient step with lse 0 leaves the exponentials.
-TYPED_TEST(TileMathOf, ExponentialsAreExactToTwoUnits) {
+TYPED_TEST(TileMathOf, ExponentialsAreWithinTwoUlps) {
   using T = TypeParam;
   const bool wide = sizeof(T) == 8;
   const TileMath<T>& math = this->math;
@@ -403,7 +403,7 @@ TYPED_TEST(TileMathOf, ExponentialsAreExactToTwoUnits) {
 
 // Keys that begin anywhere in a group of four, that are strided, and whose groups need more than 32 bits; against
 // LibTorch's generator.
-TEST(Dropout, DrawsAreThoseOfPhilox) {
+TEST(Dropout, DrawsEqualLibTorchsPhilox) {
   constexpr uint64_t kKey = 0x123456789abcdef0;
   const std::vector<Span> spans{
       {0, 1, 300}, {3, 1, 1}, {5, 1, 770}, {2, 7, 100}, {(int64_t{1} << 34) - 10, 1, 50}, {int64_t{1} << 40, 1, 100},
@@ -428,7 +428,7 @@ TEST(Dropout, DrawsAreThoseOfPhilox) {
   }
 }
 
-TEST(Dropout, FactorsAreTheSameHoweverTheyAreCut) {
+TEST(Dropout, FactorsAreIndependentOfTiling) {
   const Dropout dropout{0.4, 11, 2, 3, 6};
   const at::Tensor like = at::zeros({1}, at::TensorOptions().dtype(at::kDouble));
   const Span batch{0, 1, 3}, heads{0, 1, 4}, queries{5, 1, 40}, keys{3, 1, 50};
@@ -443,7 +443,7 @@ TEST(Dropout, FactorsAreTheSameHoweverTheyAreCut) {
   }
 }
 
-TEST(Dropout, KeepsTheShareAskedFor) {
+TEST(Dropout, KeepsTheRequestedShare) {
   const at::Tensor factors =
       dropout_factors({0.25, 1, 0, 0, 0}, {0, 1, 2}, {0, 1, 4}, {0, 1, 250}, {0, 1, 500}, at::zeros({1}));
   const int64_t kept = factors.ne(0).sum().item<int64_t>();

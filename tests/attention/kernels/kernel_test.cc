@@ -50,7 +50,7 @@ class Kernels : public ::testing::Test {
   void SetUp() override { at::set_num_threads(1); }
 };
 
-TEST_F(Kernels, ScatteredTilesOfPartsOfBatchRowsAndHeads) {
+TEST_F(Kernels, ScatteredTilesEqualTheDefinition) {
   for (const bool one_head : {false, true}) {
     for (const double rate : {0.0, 0.3}) {
       for (const at::ScalarType type : {at::kDouble, at::kFloat}) {
@@ -115,7 +115,7 @@ class MaskedOperator : public AttentionOperator {
   const bool any_band_;
 };
 
-TEST_F(Kernels, OperatorsAreComposedWhateverTheyTake) {
+TEST_F(Kernels, ComposedOperatorsEqualTheDefinition) {
   const auto masked = [](bool any_band) { return std::make_shared<MaskedOperator>(any_band); };
   const std::vector<std::vector<std::shared_ptr<const AttentionOperator>>> lists = {
       {masked(true)}, {masked(false)}, {masked(false), masked(true)}};
@@ -135,7 +135,7 @@ TEST_F(Kernels, OperatorsAreComposedWhateverTheyTake) {
 
 // Every logit near -3000 or 3000, whose exponentials are 0 and infinite: what is subtracted before one is taken must be
 // a maximum of what is there, in every kernel, in every piece of it and where pieces are merged.
-TEST_F(Kernels, LogitsFarBelowAndFarAboveZero) {
+TEST_F(Kernels, LogitsFarFromZeroStayExact) {
   for (const double offset : {-3000.0, 3000.0}) {
     for (const bool one_head : {false, true}) {
       Case c = scattered(at::kDouble, one_head);
@@ -187,7 +187,7 @@ Result run_tile_by_tile(const Case& c, const std::function<std::unique_ptr<Kerne
 
 const std::vector<KernelKind> kCpuKernels{KernelKind::kReference, KernelKind::kCpu, KernelKind::kEfficient};
 
-TEST_F(Kernels, CallByCallOfBlocksThatCome) {
+TEST_F(Kernels, BlocksGivenCallByCallEqualTheDefinition) {
   for (const bool one_head : {false, true}) {
     for (const double rate : {0.0, 0.3}) {
       Case c = scattered(at::kDouble, one_head);
@@ -202,7 +202,7 @@ TEST_F(Kernels, CallByCallOfBlocksThatCome) {
 }
 
 // All of a block by one call: gradients that hold nothing are set, others added to.
-TEST_F(Kernels, ACallThatIsAllOfABlockSetsOrAddsItsGradients) {
+TEST_F(Kernels, CallOnAWholeBlockSetsOrAddsGradients) {
   Case c;
   const auto options = at::TensorOptions().dtype(at::kDouble);
   c.q = at::randn({2, 64, 4, 16}, options), c.dout = at::randn({2, 64, 4, 16}, options);
@@ -230,7 +230,7 @@ TEST_F(Kernels, ACallThatIsAllOfABlockSetsOrAddsItsGradients) {
 
 // More keys than are multiplied at once, more rows than a block has, and maxima that move: keys that count for more and
 // more in some rows, for less and less in others. Long runs of keys, and many short ones that are gathered.
-TEST_F(Kernels, KeysAndRowsOfSeveralPieces) {
+TEST_F(Kernels, LongRowsAndKeysEqualTheDefinition) {
   for (const at::ScalarType type : {at::kDouble, at::kFloat}) {
     Case c;
     const auto options = at::TensorOptions().dtype(type);
@@ -267,7 +267,7 @@ TEST_F(Kernels, KeysAndRowsOfSeveralPieces) {
 }
 
 // Bands that show one pair of a block alone, or hide one alone.
-TEST_F(Kernels, BandsThatMeetABlockInOnePair) {
+TEST_F(Kernels, BandsThatShowOrHideOnePair) {
   Case c = scattered(at::kDouble, false);
   Tile t = c.tiles[0];
   t.query_rows = t.query_positions = {0, 1, 20}, t.key_rows = t.key_positions = {0, 1, 30}, t.grad_rows = {11, 1, 30};
@@ -282,7 +282,7 @@ TEST_F(Kernels, BandsThatMeetABlockInOnePair) {
   }
 }
 
-TEST_F(Kernels, HeadSizesAndPrecisionsOfAnyKind) {
+TEST_F(Kernels, AnyHeadSizeAndPrecision) {
   for (const int64_t head_dim : {1, 5, 12, 40}) {
     for (const bool one_head : {false, true}) {
       const Case c = scattered(at::kDouble, one_head, head_dim);
@@ -308,7 +308,7 @@ TEST_F(Kernels, HeadSizesAndPrecisionsOfAnyKind) {
 }
 
 // What is not finite behind a band goes nowhere: 0 times infinity would. Blocks differ in whether they hold any.
-TEST_F(Kernels, WhatIsNotFiniteBehindABandGoesNowhere) {
+TEST_F(Kernels, MaskedNonFiniteValuesDoNotLeak) {
   for (const at::ScalarType type : {at::kDouble, at::kFloat}) {
     Case c = scattered(type, false);
     Tile t = c.tiles[0];
@@ -347,7 +347,7 @@ TEST_F(Kernels, WhatIsNotFiniteBehindABandGoesNowhere) {
 }
 
 // Transfers move on only when a kernel polls.
-TEST_F(Kernels, PollBetweenPieces) {
+TEST_F(Kernels, PollsBetweenPieces) {
   Case c;
   const int64_t n = 2048;
   c.q = at::randn({1, n, 1, 64}), c.dout = at::randn({1, n, 1, 64});
@@ -373,7 +373,7 @@ TEST_F(Kernels, PollBetweenPieces) {
   }
 }
 
-TEST_F(Kernels, OneCallThatIsAllIsNotCopied) {
+TEST_F(Kernels, ResultOfASingleCallIsNotCopied) {
   Case c;
   c.q = at::randn({2, 64, 4, 16}), c.dout = at::randn({2, 64, 4, 16});
   c.keys = {at::randn({2, 64, 2, 16}), at::randn({2, 64, 2, 16}), {0, 1, 2}, {0, 1, 2}};
@@ -406,7 +406,7 @@ TEST_F(Kernels, OneCallThatIsAllIsNotCopied) {
 }
 
 // One row alone fills a tile of several with zeros, and 0 x inf is NaN.
-TEST_F(Kernels, PaddingRowsAddNothingToInfiniteKeys) {
+TEST_F(Kernels, PaddingRowsIgnoreInfiniteKeys) {
   Case c;
   const at::Tensor k = at::randn({1, 3, 1, 8});
   c.q = at::ones({1, 1, 1, 8}), c.dout = at::randn({1, 1, 1, 8});
@@ -430,7 +430,7 @@ TEST_F(Kernels, PaddingRowsAddNothingToInfiniteKeys) {
   EXPECT_EQ(dk.select(1, 1).abs().max().item<float>(), 0);
 }
 
-TEST_F(Kernels, ThreadsAndFewKvHeadsGiveTheSame) {
+TEST_F(Kernels, ResultIsIndependentOfTheThreadCount) {
   const Case c = scattered(at::kDouble, true);
   const Result want = by_definition(c);
   for (const int threads : {1, 2, 5}) {
@@ -443,7 +443,7 @@ TEST_F(Kernels, ThreadsAndFewKvHeadsGiveTheSame) {
 }
 
 // Of its keys' block, and of its gradients'.
-TEST_F(Kernels, ATileOutsideItsBlockIsRefused) {
+TEST_F(Kernels, RefusesTilesOutsideTheirBlock) {
   const Case held = scattered(at::kFloat, false);
   const Span all{0, 1, 2}, second{1, 1, 1};
   for (const KernelKind kind : kCpuKernels) {
@@ -470,7 +470,7 @@ int64_t peak_bytes() {
   return usage.ru_maxrss * 1024;
 }
 
-TEST_F(Kernels, NothingIsOfTheSizeOfAllPairs) {
+TEST_F(Kernels, TakesNoQuadraticMemory) {
   Case c;
   const int64_t n = 4096;
   c.q = at::randn({1, n, 1, 8}), c.dout = at::randn({1, n, 1, 8});

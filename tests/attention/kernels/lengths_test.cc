@@ -13,18 +13,18 @@ void expect_right(KernelKind kernel, at::ScalarType type, int64_t heads, int64_t
   }
 }
 
-TEST(Lengths, LibTorchsOperatorComposed) {
+TEST(Lengths, ComposedLibTorchOperator) {
   expect_right(KernelKind::kEfficient, at::kFloat, 8, 1, 64);
   expect_right(KernelKind::kEfficient, at::kBFloat16, 2, 2, 96);
   expect_right(KernelKind::kEfficient, at::kDouble, 2, 1, 20);
 }
 
-TEST(Lengths, OwnKernel) {
+TEST(Lengths, CpuKernel) {
   expect_right(KernelKind::kCpu, at::kFloat, 8, 1, 64);
   expect_right(KernelKind::kCpu, at::kHalf, 2, 2, 96);
 }
 
-TEST(Lengths, Reference) { expect_right(KernelKind::kReference, at::kFloat, 2, 1, 20); }
+TEST(Lengths, ReferenceKernel) { expect_right(KernelKind::kReference, at::kFloat, 2, 1, 20); }
 
 }  // namespace
 }  // namespace annulus

@@ -94,7 +94,7 @@ RC_GTEST_PROP(Rectangles, TrianglesHoldEachPairOnce, ()) {
   RC_ASSERT(pairs == pairs_of(tile));
 }
 
-TEST(Rectangles, StridesThatDoNotFitAreLeftToOthers) {
+TEST(Rectangles, DeclinesBandedTilesOfIncommensurateStrides) {
   Tile tile;
   tile.batch = tile.heads = {0, 1, 1};
   tile.query_rows = tile.query_positions = {0, 101, 200};
@@ -104,7 +104,7 @@ TEST(Rectangles, StridesThatDoNotFitAreLeftToOthers) {
   EXPECT_FALSE(rectangles_of(tile).has_value());
 }
 
-TEST(Rectangles, AWindowTakesThreeShapes) {
+TEST(Rectangles, WindowTakesFewShapes) {
   Tile tile;
   tile.batch = tile.heads = {0, 1, 1};
   tile.query_rows = tile.query_positions = tile.key_rows = tile.key_positions = {0, 1, 4096};
@@ -210,7 +210,7 @@ RC_GTEST_PROP(Composition, HoldsEachPairOfTheTilesOnce, ()) {
 
 // Triangles that follow each other along the diagonal, and the rectangles between them, of the same heads and batch
 // rows or of others: only the same may become one call.
-RC_GTEST_PROP(Composition, NeighboursBecomeOneOnlyOfTheSameHeadsAndBatchRows, ()) {
+RC_GTEST_PROP(Composition, JoinsNeighboursOfTheSameHeadsAndBatchRowsOnly, ()) {
   CompositionInput in;
   in.group = 2, in.heads = 4, in.rows = 100;
   in.any_band = *rc::gen::arbitrary<bool>();
@@ -233,7 +233,7 @@ RC_GTEST_PROP(Composition, NeighboursBecomeOneOnlyOfTheSameHeadsAndBatchRows, ()
   expect_each_pair_once(tiles, in);
 }
 
-TEST(Composition, NeighbouringTrianglesOfOtherHeadsOrBatchRowsAreNotJoined) {
+TEST(Composition, DoesNotJoinTrianglesOfOtherHeadsOrBatchRows) {
   CompositionInput in;
   in.group = 2, in.heads = 4, in.rows = 100, in.fill = 1;
   in.keys = {{0, 1, 2}, {0, 1, 2}, 100};
@@ -257,7 +257,7 @@ TEST(Composition, NeighbouringTrianglesOfOtherHeadsOrBatchRowsAreNotJoined) {
 }
 
 // A rank's own keys in zigzag: two chunks far apart in the sequence, side by side in storage.
-TEST(Composition, TrianglesAlongTheDiagonalAreOneCall) {
+TEST(Composition, JoinsTrianglesAlongTheDiagonal) {
   CompositionInput in;
   in.rows = 300, in.heads = 4, in.group = 2, in.fill = 1;
   in.keys = {{0, 1, 1}, {0, 1, 2}, 300};
@@ -290,7 +290,7 @@ TEST(Composition, TrianglesAlongTheDiagonalAreOneCall) {
   EXPECT_TRUE(composition.direct[0].rectangle.lower_triangle());
 }
 
-TEST(Composition, TilesOfOneShapeAreOneCall) {
+TEST(Composition, BatchesTilesOfOneShape) {
   CompositionInput in;
   in.rows = 1024, in.heads = 4, in.group = 2;
   in.keys = {{0, 1, 1}, {0, 1, 2}, 1024};
@@ -316,7 +316,7 @@ TEST(Composition, TilesOfOneShapeAreOneCall) {
 }
 
 // A composition is found again by its fingerprint: whatever changes what compose makes must change that.
-TEST(Composition, FingerprintsDifferInWhateverIsComposed) {
+TEST(Composition, FingerprintCoversEveryInput) {
   CompositionInput in;
   in.rows = 100, in.heads = 4, in.group = 2;
   in.keys = {{0, 1, 2}, {0, 1, 2}, 100}, in.grads = {{0, 1, 2}, {0, 1, 2}, 200};

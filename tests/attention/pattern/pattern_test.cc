@@ -77,7 +77,7 @@ RC_GTEST_PROP(Pattern, SlicesCountEveryPairAsDefined, ()) {
   }
 }
 
-RC_GTEST_PROP(Pattern, GivenBlockMapsCountEveryPairAsTheyStand, ()) {
+RC_GTEST_PROP(Pattern, GivenBlockMapsCountThePairsOfTheirActiveBlocks, ()) {
   const AttentionShape shape = any_shape();
   PatternSpec spec;
   spec.kind = PatternSpec::Kind::kBlocks;
@@ -87,14 +87,14 @@ RC_GTEST_PROP(Pattern, GivenBlockMapsCountEveryPairAsTheyStand, ()) {
   RC_ASSERT(difference(spec, shape) == "");
 }
 
-RC_GTEST_PROP(Pattern, ReadsWhatItWrites, ()) {
+RC_GTEST_PROP(Pattern, TextRoundTrips, ()) {
   const PatternSpec spec = testing::any_pattern(any_shape());
   RC_LOG() << spec.text() << "\n";
   const PatternSpec read = parse_pattern(spec.text(), "--pattern");
   RC_ASSERT(read.text() == spec.text());
 }
 
-TEST(Pattern, ReadsWhatItWritesOfEveryKey) {
+TEST(Pattern, TextOfEveryKeyRoundTrips) {
   for (const char* text : {
            "{ kind = \"full\" }",
            "{ kind = \"causal\" }",
@@ -125,7 +125,7 @@ TEST(Pattern, ReadsWhatItWritesOfEveryKey) {
   }
 }
 
-TEST(Pattern, ReadsTheExamplesOfTheDocuments) {
+TEST(Pattern, ParsesTheExamplesOfTheDocumentation) {
   std::ifstream file("docs/attention.md");
   int examples = 0;
   for (std::string line; std::getline(file, line);) {
@@ -136,7 +136,7 @@ TEST(Pattern, ReadsTheExamplesOfTheDocuments) {
   EXPECT_GE(examples, 19);  // every kind and every map
 }
 
-TEST(Pattern, OtherSpellingsHaveTheSameText) {
+TEST(Pattern, EquivalentSpellingsHaveOneText) {
   EXPECT_EQ(parse_pattern("{ kind = \"full\", causal = true }", "").text(), "{ kind = \"causal\" }");
   EXPECT_EQ(parse_pattern("{ documents = [[3, 4]], causal = true, kind = \"documents\" }", "").text(),
             "{ kind = \"causal\", documents = [3, 4] }");
@@ -182,7 +182,7 @@ TEST(Pattern, CountsPairsOfHugeShapes) {
       6 * (1024 * n - 1023 * 1024 / 2));
 }
 
-TEST(Pattern, MeanDividesByTheBranches) {
+TEST(Pattern, MeanCombineDividesByTheNumberOfBranches) {
   const std::string text = "{ kind = \"dilated\", segment_lengths = [8, 16, 32], dilation_rates = [1, 2, 4]";
   EXPECT_EQ(output_divisor(parse_pattern(text + ", combine = \"mean\" }", "")), 3);
   EXPECT_EQ(output_divisor(parse_pattern(text + " }", "")), 1);
@@ -197,7 +197,7 @@ TEST(Pattern, MeanDividesByTheBranches) {
   EXPECT_EQ(with_long_segments, (std::set<int64_t>{6, 7}));
 }
 
-RC_GTEST_PROP(Pattern, SeesLaterWhereAPairOfTheDefinitionIsLater, ()) {
+RC_GTEST_PROP(Pattern, SeesLaterEqualsTheDefinition, ()) {
   for (int i = 0; i < 20; ++i) {
     const AttentionShape shape = any_shape();
     const PatternSpec spec = testing::any_pattern(shape);
@@ -216,7 +216,7 @@ RC_GTEST_PROP(Pattern, SeesLaterWhereAPairOfTheDefinitionIsLater, ()) {
   }
 }
 
-TEST(Pattern, SeesLaterWithMapsThatAreNotKnownYet) {
+TEST(Pattern, SeesLaterAssumesThatUnknownMapsDo) {
   const AttentionShape shape{1, 2, 1, 64, 64, 0};
   for (const std::string map : {"map = \"adaptive\", keep = 1", "map = \"file\", file = \"a.safetensors\""}) {
     const std::string member = "{ kind = \"blocks\", block = 16, " + map;
@@ -231,7 +231,7 @@ TEST(Pattern, SeesLaterWithMapsThatAreNotKnownYet) {
 }
 
 // Keys 2, 6, ... are 2 or more after queries 0, 4, ...: a band that ends at 1 holds none of the pairs.
-TEST(Pattern, SeesLaterGoesByPairsNotByRanges) {
+TEST(Pattern, SeesLaterChecksPairsNotRanges) {
   const auto slices = [](int64_t hi) {
     return parse_pattern("{ kind = \"slices\", slices = [{ queries = [0, 4, 4], keys = [2, 4, 4], lo = 1, hi = " +
                              std::to_string(hi) + " }] }",
@@ -242,7 +242,7 @@ TEST(Pattern, SeesLaterGoesByPairsNotByRanges) {
   EXPECT_TRUE(sees_later(slices(2), shape));
 }
 
-TEST(Pattern, IsAdaptiveWhereAMemberIs) {
+TEST(Pattern, UnionIsAdaptiveIfAMemberIs) {
   const std::string adaptive = "{ kind = \"blocks\", map = \"adaptive\", keep = 1 }";
   EXPECT_TRUE(is_adaptive(parse_pattern(adaptive, "")));
   EXPECT_TRUE(is_adaptive(parse_pattern("{ kind = \"union\", of = [{ kind = \"full\" }, " + adaptive + "] }", "")));
@@ -269,7 +269,7 @@ std::set<int64_t> random_blocks(int64_t seed, int64_t head, int64_t query, int64
   return drawn;
 }
 
-RC_GTEST_PROP(BlockMap, BigBirdDrawsByTheDocumentedGenerator, ()) {
+RC_GTEST_PROP(BlockMap, BigBirdUsesTheDocumentedGenerator, ()) {
   PatternSpec spec;
   spec.kind = PatternSpec::Kind::kBlocks;
   spec.causal = *rc::gen::arbitrary<bool>();
@@ -310,7 +310,7 @@ RC_GTEST_PROP(BlockMap, BigBirdDrawsByTheDocumentedGenerator, ()) {
   }
 }
 
-TEST(BlockMap, AMemberOfACausalUnionDrawsFromThePast) {
+TEST(BlockMap, MembersOfCausalUnionsDrawPastBlocksOnly) {
   const AttentionShape shape{1, 2, 1, 1024, 1024, 0};
   PatternSpec spec = parse_pattern(
       "{ kind = \"blocks\", map = \"bigbird\", block = 16, window_blocks = 0, global_blocks = 0, random_blocks = 3 }",
@@ -327,7 +327,7 @@ TEST(BlockMap, AMemberOfACausalUnionDrawsFromThePast) {
   EXPECT_EQ(count_pairs(make_pattern(parse_pattern(outer.text(), ""), shape)), pairs);
 }
 
-TEST(BlockMap, BigBirdKeepsItsDraw) {
+TEST(BlockMap, BigBirdDrawIsStable) {
   PatternSpec spec = parse_pattern(
       "{ kind = \"blocks\", map = \"bigbird\", window_blocks = 1, global_blocks = 1, random_blocks = 2, seed = 7 }",
       "");
@@ -337,7 +337,7 @@ TEST(BlockMap, BigBirdKeepsItsDraw) {
   EXPECT_NE(make_block_map(spec, shape).digest(), "d1b53c06c820f5775ec2c444fa97a508");
 }
 
-RC_GTEST_PROP(BlockMap, GoesToDenseAndBack, ()) {
+RC_GTEST_PROP(BlockMap, DenseFormRoundTrips, ()) {
   AttentionShape shape = any_shape();
   const BlockMap map = testing::any_block_map(shape, 16);
   const std::vector<uint8_t> dense = map.dense();

@@ -16,7 +16,7 @@ std::string nested(int depth) {
   return depth == 0 ? "{ kind = \"full\" }" : "{ kind = \"union\", of = [" + nested(depth - 1) + "] }";
 }
 
-TEST(Pattern, RefusesWhatNoShapeCouldHave) {
+TEST(Pattern, RefusesInvalidPatterns) {
   const std::string dilated = "{ kind = \"dilated\", ", blocks = "{ kind = \"blocks\", ";
   const std::vector<std::pair<std::string, std::string>> wrong = {
       {"{ kind = \"casual\" }", "did you mean \"causal\""},
@@ -88,7 +88,7 @@ TEST(Pattern, RefusesWhatNoShapeCouldHave) {
   EXPECT_NO_THROW(parse_pattern(nested(8), ""));
 }
 
-TEST(Pattern, RefusesWhatTheShapeCannotHave) {
+TEST(Pattern, RefusesPatternsThatDoNotFitTheShape) {
   const std::string dilated = "{ kind = \"dilated\", segment_lengths = [8, 16], dilation_rates = [1, 2]";
   struct Case {
     std::string text;
@@ -164,7 +164,7 @@ TEST(Pattern, RefusesWhatTheShapeCannotHave) {
 }
 
 // Whatever is too large to be made is refused before it is begun.
-TEST(Pattern, ForeseesHowManySlicesThereCouldBe) {
+TEST(Pattern, RefusesTooManySlicesBeforeMakingThem) {
   const auto verdict = [](const std::string& text, const AttentionShape& shape) -> std::string {
     try {
       validate(parse_pattern(text, "--pattern"), shape);
@@ -249,7 +249,7 @@ TEST(Pattern, RefusesBlockMapsOfAnotherShape) {
   EXPECT_EQ(block_map_shapes(1, 4, 16, 17), "[1, 4 or 1, 16, 17]");
 }
 
-TEST(Pattern, RefusesAMapThatIsNotTheOneOfItsDigest) {
+TEST(Pattern, RefusesBlockMapsThatDoNotMatchTheirDigest) {
   const AttentionShape shape{1, 1, 1, 32, 32, 0};
   PatternSpec spec;
   spec.kind = PatternSpec::Kind::kBlocks;

@@ -27,13 +27,13 @@ RC_GTEST_PROP(Layout, EveryPositionHasOneOwnerAndAStorageRow, ()) {
   for (int64_t x = 0; x < length; ++x) RC_ASSERT(owned.count(x) == 1u);
 }
 
-TEST(Layout, ZigzagGivesRankRTheChunksRAndTwoPMinusOneMinusR) {
+TEST(Layout, ZigzagPairsChunksFromBothEnds) {
   const Layout layout = make_layout(LayoutKind::kZigzag, 16, 4);
   EXPECT_EQ(layout.spans[1], (std::vector<Span>{{2, 1, 2}, {12, 1, 2}}));
   EXPECT_EQ(layout.spans[3], (std::vector<Span>{{6, 1, 4}}));  // chunks 3 and 4 touch
 }
 
-TEST(Layout, EvenRefusesWithLengthsAndRanksThatWouldDo) {
+TEST(Layout, UnevenSplitErrorSuggestsLengthsAndRankCounts) {
   require_even(LayoutKind::kZigzag, 2048, 4, "a sequence");
   try {
     require_even(LayoutKind::kZigzag, 2052, 8, "a sequence");
@@ -53,7 +53,7 @@ TEST(Layout, UnevenLengthsMustAddUp) {
   EXPECT_THROW(make_uneven_layout({9, -2}, 7), Error);
 }
 
-TEST(Layout, NamesAreReadAsTheyAreWritten) {
+TEST(Layout, NamesRoundTrip) {
   EXPECT_EQ(layout_names(), (std::vector<std::string>{"contiguous", "zigzag", "striped"}));
   EXPECT_EQ(schedule_names(), (std::vector<std::string>{"ring", "all-gather", "group-cast", "auto"}));
   for (const std::string& name : layout_names()) EXPECT_EQ(to_string(parse_layout(name, "")), name);

@@ -53,7 +53,7 @@ TEST(Span, IntersectionOfFarSpansDoesNotOverflow) {
   EXPECT_EQ(intersect(c, d), (Span{0, 1, 1}));
 }
 
-TEST(Plan, RefusesHeadsThatDoNotShare) {
+TEST(Plan, RefusesHeadsThatKvHeadsDoNotDivide) {
   PlanRequest request;
   request.shape = {1, 6, 4, 16, 16, 0};
   EXPECT_THROW(make_program(request, 0), Error);
@@ -61,7 +61,7 @@ TEST(Plan, RefusesHeadsThatDoNotShare) {
 
 // What a rank needs of another is exact (each row meets one of its queries), and the tiles against those rows, in
 // whatever blocks, count every pair as often as the pattern does: random slices with strides, heads and batch rows.
-RC_GTEST_PROP(Tiles, CountEveryPairAsOftenAsThePatternDoes, ()) {
+RC_GTEST_PROP(Tiles, CountEveryPairAsThePatternDoes, ()) {
   using Pair = std::tuple<int64_t, int64_t, int64_t, int64_t>;
   Pattern pattern;
   pattern.shape = {2, 4, 2, 24, 24, 0};
@@ -172,7 +172,7 @@ void expect_unions_of_visits(const Pattern& pattern, const Layout& layout) {
   RC_ASSERT(static_cast<int64_t>(needs.foreign_rows()) == foreign);
 }
 
-RC_GTEST_PROP(Needs, OnTheWayAreTheUnionsOfVisits, ()) {
+RC_GTEST_PROP(Needs, RowsOnTheRingAreTheUnionsOfVisits, ()) {
   for (int draw = 0; draw < 20; ++draw) {  // a case is cheap
     const Pattern pattern = any_slices(40);
     expect_unions_of_visits(
@@ -182,7 +182,7 @@ RC_GTEST_PROP(Needs, OnTheWayAreTheUnionsOfVisits, ()) {
 }
 
 // What is found for one rank's program and kept for the next one's changes none of them.
-RC_GTEST_PROP(Plan, AllProgramsTogetherAreThoseMadeOneByOne, ()) {
+RC_GTEST_PROP(Plan, ProgramsMadeTogetherEqualThoseMadeOneByOne, ()) {
   const PlanRequest request = testing::any_request();
   int rank = 0;
   for_each_program(request, [&](const Program& program) {
@@ -193,7 +193,7 @@ RC_GTEST_PROP(Plan, AllProgramsTogetherAreThoseMadeOneByOne, ()) {
 }
 
 // A plan of the size that annulus is for, whole: what its ranks send and hold is known in closed form.
-TEST(Plan, AThousandRanksAndAMillionTokens) {
+TEST(Plan, PlansAThousandRanksAndAMillionTokens) {
   PlanRequest request;
   request.shape = {1, 64, 8, 1 << 20, 1 << 20, 0};
   request.pattern = causal_pattern();
@@ -232,7 +232,7 @@ int64_t rows_sent(PlanRequest request, const Pattern& pattern, ScheduleKind sche
 
 // No schedule sends less than group-cast, and it sends each row once to each rank that needs it. The ring sends a row
 // as far as the last rank that needs it, all-gather sends to all what any other rank needs.
-RC_GTEST_PROP(Plan, NothingIsSentThatNobodyNeeds, ()) {
+RC_GTEST_PROP(Plan, SchedulesSendOnlyNeededRows, ()) {
   PlanRequest request;
   request.shape = {2, 4, 2, 40, 40, 0};
   request.layout = *rc::gen::element(LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped);
@@ -285,7 +285,7 @@ RC_GTEST_PROP(Plan, NothingIsSentThatNobodyNeeds, ()) {
   RC_ASSERT(rows_sent(request, pattern, ScheduleKind::kAllGather) == all_gather);
 }
 
-TEST(Plan, TheScheduleIsChosenByWhatIsNeeded) {
+TEST(Plan, AutoChoosesTheScheduleByNeededRows) {
   const auto choose = [](const char* pattern, LayoutKind layout) {
     PlanRequest request;
     request.shape = {1, 4, 4, 4096, 4096, 0};
@@ -305,7 +305,7 @@ TEST(Plan, TheScheduleIsChosenByWhatIsNeeded) {
 }
 
 // A dilated branch whose segments lie within ranks and a window that ends at the border move nothing.
-TEST(Plan, WhatNeedsNoRowOfAnotherRankSendsNothing) {
+TEST(Plan, RankLocalPatternsSendNothing) {
   for (const ScheduleKind schedule : {ScheduleKind::kRing, ScheduleKind::kAllGather, ScheduleKind::kGroupCast}) {
     for (const char* text : {"{ kind = \"dilated\", segment_lengths = [512, 256], dilation_rates = [4, 1] }",
                              "{ kind = \"documents\", documents = [512, 500, 12, 1024, 2048] }"}) {
@@ -326,7 +326,7 @@ TEST(Plan, WhatNeedsNoRowOfAnotherRankSendsNothing) {
   }
 }
 
-TEST(Plan, ARingSendsEachBlockOnceAndHoldsTwo) {
+TEST(Plan, RingSendsEachBlockOnceAndHoldsTwo) {
   PlanRequest request;
   request.shape = {1, 2, 2, 64, 64, 0};
   request.layout = LayoutKind::kZigzag;
@@ -368,7 +368,7 @@ TEST(Plan, AllGatherSendsTheSameBytesAndHoldsTheSequence) {
   EXPECT_EQ(program.saved, -1);
 }
 
-TEST(Plan, ZigzagBalancesACausalTriangle) {
+TEST(Plan, ZigzagBalancesCausalWork) {
   PlanRequest request;
   request.shape = {1, 1, 1, 4096, 4096, 0};
   request.pattern.causal = true;
@@ -389,7 +389,7 @@ TEST(Plan, ZigzagBalancesACausalTriangle) {
   EXPECT_EQ(work, std::set<int64_t>{512 * 512 / 2});
 }
 
-TEST(Plan, RequestsHaveOneTextAndCachedProgramsAreShared) {
+TEST(Plan, OnlyEqualRequestsShareCachedPrograms) {
   PlanRequest a;
   a.shape = {2, 4, 2, 100, 100, 0};
   a.ranks = 3;
@@ -416,7 +416,7 @@ TEST(Plan, RequestsHaveOneTextAndCachedProgramsAreShared) {
 }
 
 // A second step with the same patterns plans nothing; a next one's documents may be planned meanwhile.
-TEST(Plan, NothingIsPlannedTwiceAndPlanningAheadIsFound) {
+TEST(Plan, PlansAreReusedAndPlanAheadFillsTheCache) {
   PlanRequest request;
   request.shape = {1, 4, 2, 321, 321, 0};
   request.pattern = parse_pattern("{ kind = \"dilated\", segment_lengths = [32], dilation_rates = [2] }", "test");
@@ -442,7 +442,7 @@ TEST(Plan, NothingIsPlannedTwiceAndPlanningAheadIsFound) {
   EXPECT_THROW(cached_program(request, 0), Error);
 }
 
-TEST(Plan, EqualSegmentsIsEnforcedWhereAskedFor) {
+TEST(Plan, EqualSegmentsIsEnforced) {
   PlanRequest request;
   request.shape = {1, 4, 2, 96, 96, 0};
   request.ranks = 2;

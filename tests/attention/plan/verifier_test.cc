@@ -17,7 +17,7 @@ using testing::planted_mistakes;
 using testing::programs_of;
 using testing::ring_of_four;
 
-RC_GTEST_PROP(Verifier, ProvesRightPlansAndCountsTheirPairs, ()) {
+RC_GTEST_PROP(Verifier, ProvesCorrectPlansAndCountsTheirPairs, ()) {
   const PlanRequest request = testing::any_request();
   const Proof proof = verify(request);
   RC_ASSERT(proof.faults == std::vector<std::string>{});
@@ -61,7 +61,7 @@ Shares verify_shares(const std::vector<Program>& programs) {
   return shares;
 }
 
-RC_GTEST_PROP(Verifier, WhatRanksProveOfTheirOwnIsTheWhole, ()) {
+RC_GTEST_PROP(Verifier, SharesOfTheRanksAddUpToTheWholeProof, ()) {
   const std::vector<Program> programs = programs_of(testing::any_request());
   const Proof whole = verify(programs);
   const Shares shares = verify_shares(programs);
@@ -126,7 +126,7 @@ TEST(Verifier, ProvesAMillionTokensOverSixtyFourRanks) {
 }
 
 // Rows that are alike are looked at together: as many heads as a shape may have are one class, as one head is.
-TEST(Verifier, ProvesAsManyHeadsAsThereMayBe) {
+TEST(Verifier, ProvesTheLargestNumberOfHeads) {
   PlanRequest request;
   request.shape = {1, 1 << 24, 1 << 24, 64, 64, 0};
   request.pattern = causal_pattern();
@@ -138,7 +138,7 @@ TEST(Verifier, ProvesAsManyHeadsAsThereMayBe) {
   EXPECT_EQ(proof.tiles, verify(request).tiles);
 }
 
-TEST(Verifier, SaysHowMuchMemoryItTakes) {
+TEST(Verifier, DeclaresItsMemory) {
   PlanRequest request;
   request.shape = {1, 8, 1, 1000, 1000, 0};
   request.pattern = causal_pattern();
