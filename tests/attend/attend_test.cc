@@ -1,5 +1,5 @@
-// `annulus attend` over threads: random inputs and the check against the oracle with every pattern, block maps out and
-// in again, dropout, and what is refused.
+// Tests of `annulus attend` with threads as ranks: random inputs and the check against the oracle with every pattern,
+// block maps that are written and read back, dropout, and refused options.
 #include "attend/attend.h"
 
 #include <ATen/TensorOperators.h>
@@ -119,7 +119,7 @@ TEST(Attend, CheckRefusesNonFiniteInputs) {
     expect_refused(o, 2, ErrorKind::kInput, words);
     EXPECT_FALSE(std::filesystem::exists(o.output));
     if (name == "dout") {
-      o.backward = false;  // is not read
+      o.backward = false;  // dout is not read then
       attend(o, 2);
     }
   };
@@ -143,7 +143,7 @@ TEST(Attend, DropoutDependsOnSeedStepAndLayerButNotOnLayout) {
     return SafetensorsFile(o.output).load("out");
   };
   const at::Tensor one = out([](AttendOptions&) {}, 1);
-  // 1.6e-15 was seen.
+  // The largest difference seen was 1.6e-15.
   EXPECT_LT((out([](AttendOptions& o) { o.layout = "striped"; }, 3) - one).abs().max().item<double>(), 6e-15);
   EXPECT_GT((out([](AttendOptions& o) { o.dropout.step = 3; }, 1) - one).abs().max().item<double>(), 0.01);
   EXPECT_GT((out([](AttendOptions& o) { o.dropout.layer = 0; }, 1) - one).abs().max().item<double>(), 0.01);
@@ -165,7 +165,7 @@ TEST(Attend, WrittenBlockMapCanBeReadBack) {
   again.output = second;
   attend(again, 2);
   EXPECT_TRUE(at::equal(SafetensorsFile(first).load("out"), SafetensorsFile(second).load("out")));
-  // A named map too.
+  // A named map can be written as well.
   o.pattern = "{ kind = 'blocks', map = 'local', block = 32, window_blocks = 1 }";
   attend(o, 1);
   EXPECT_EQ(SafetensorsFile(mask).load("mask").sum().item<int64_t>(), 7);

@@ -1,4 +1,4 @@
-// One rank fails: all fail, and say which.
+// Tests of comm/agreement.h: when one rank fails, all ranks fail with an error that names it.
 #include "comm/agreement.h"
 
 #include <ATen/ops/empty.h>
@@ -47,11 +47,11 @@ TEST(Together, AllFailWhenOneRankFails) {
       EXPECT_EQ(e.kind(), ErrorKind::kBusy);
       EXPECT_STREQ(e.what(), "[run] in use");
     }
-    together(world, {"test", 2}, [] {});  // the communicator lives on
+    together(world, {"test", 2}, [] {});  // the communicator can still be used
   });
 }
 
-// What `together` raises on each rank when `action` runs with that rank's number.
+// Returns what `together` raises on each rank when `action` runs with that rank's number.
 std::vector<std::string> messages(int ranks, const std::function<void(int)>& action, bool only_first = false) {
   std::vector<std::string> said(static_cast<size_t>(ranks), "nothing");
   run_ranks(ranks, [&](Communicator& world) {
@@ -109,11 +109,11 @@ TEST(Together, ConvertsAnyExceptionToAnError) {
       "8 [memory] on rank 0: reading files: out of memory; on rank 1: [internal] reading files: at(7); on rank 2: "
       "[torch] reading files: The size of tensor";
   EXPECT_TRUE(said[3].starts_with(begin)) << said[3];
-  EXPECT_EQ(said[3].find('\n'), std::string::npos) << said[3];  // no stack
+  EXPECT_EQ(said[3].find('\n'), std::string::npos) << said[3];  // no stack trace
   EXPECT_EQ(said, std::vector<std::string>(4, said[3]));
 }
 
-// What LibTorch raises then is its general error, but for GPUs. None of these takes memory.
+// Except on GPUs, LibTorch raises its general error then. None of these allocations succeeds.
 TEST(Together, AnyOutOfMemoryIsAResourceError) {
   const auto fail = [](int rank) {
     if (rank == 0) at::empty({int64_t{1} << 60}, at::kByte);
@@ -148,7 +148,7 @@ TEST(Together, FailureOfAnyReturnsTheSameErrorOnAllRanks) {
   });
 }
 
-// What agree_together raises on each rank, or the numbers that it returns.
+// Returns what agree_together raises on each rank, or the numbers that it returns.
 std::vector<std::string> agreed(int ranks, const std::function<Terms(int)>& find) {
   std::vector<std::string> said(static_cast<size_t>(ranks));
   run_ranks(ranks, [&](Communicator& world) {
@@ -179,7 +179,7 @@ TEST(AgreeTogether, NamesTheRankThatDiffers) {
             std::vector<std::string>(3, "5 [comm] ranks disagree before a call: heads is 2 on ranks 0,2, 4 on rank 1"));
 }
 
-// What differs is shown, however far behind the beginning it stands, and every rank is named.
+// The difference is shown, however far from the beginning it is, and every rank is named.
 TEST(AgreeTogether, ShowsLongTermsWhereTheyDiffer) {
   const auto find = [](int rank) -> Terms {
     return {{{"plan", std::string(1000, 'x') + ", schedule " + std::to_string(rank) + ", " + std::string(900, 'y')}}};
@@ -192,7 +192,7 @@ TEST(AgreeTogether, ShowsLongTermsWhereTheyDiffer) {
   EXPECT_LT(said.size(), 1000U);
 }
 
-// Its terms are not known, and the others have nothing to differ from.
+// The terms of the rank that raises are unknown, so no difference is reported.
 TEST(AgreeTogether, NamesTheRankThatRaises) {
   const auto find = [](int rank) -> Terms {
     if (rank == 2) throw Error(ErrorKind::kPlan, "plan", "3 heads");

@@ -1,4 +1,4 @@
-// What bootstrap and its parts do in one process: jobs of several processes are in integration_tests/comm_*.
+// Tests of bootstrap and its parts in one process. integration_tests/comm_* tests jobs of several processes.
 #include "comm/bootstrap/bootstrap.h"
 
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@
 namespace annulus {
 namespace {
 
-// Sets variables for one test and unsets all that a launcher may have set.
+// Sets variables for one test and unsets all variables that a launcher may have set.
 class Environment : public testing::Test {
  protected:
   void SetUp() override {
@@ -100,7 +100,7 @@ TEST_F(Environment, ReadsSlurmStepsButNotBatchScripts) {
   EXPECT_TRUE(info.launched);
   EXPECT_EQ(info.size, 4);
   EXPECT_EQ(info.rank, 3);
-  EXPECT_EQ(info.local_size, -1) << "Slurm did not say";
+  EXPECT_EQ(info.local_size, -1) << "Slurm did not set it";
 }
 
 TEST_F(Environment, ReadsTasksPerNodeOfASlurmStep) {
@@ -134,7 +134,7 @@ TEST_F(Environment, OneRankNeverStartsMpi) {
   EXPECT_EQ(started, 0);
 }
 
-// The remedy starts the program that reads it: annulus launch starts annulus alone.
+// The remedy must start the program that shows the error: annulus launch can start only annulus.
 TEST_F(Environment, RanksWithoutALauncherAreAnError) {
   set("ANNULUS_WORLD_SIZE", "4");
   const auto refused = [](const BootstrapOptions& options, const std::string& remedy) {
@@ -150,7 +150,7 @@ TEST_F(Environment, RanksWithoutALauncherAreAnError) {
   refused({.start = "annulus launch -n"}, "annulus launch -n 4");
 }
 
-// Each process of such a launcher would compute alone what was meant for all.
+// Otherwise each process of such a launcher would compute alone what was meant for all of them.
 TEST_F(Environment, MoreProcessesThanRanksAreRefused) {
   const auto refused = [](const std::string& words) {
     try {
@@ -175,7 +175,7 @@ TEST_F(Environment, MoreProcessesThanRanksAreRefused) {
                             {"Horovod", "HOROVOD_SIZE", "HOROVOD_RANK"}}) {
     SetUp();
     set(l.size, "3");
-    EXPECT_EQ(bootstrap({}).size, 1) << l.name << ": a size alone is nobody's";
+    EXPECT_EQ(bootstrap({}).size, 1) << l.name << ": a size without a rank means nothing";
     set(l.rank, "1");
     refused(l.name);
     for (const char* size : {"1", "three", "3 "}) {
@@ -183,12 +183,12 @@ TEST_F(Environment, MoreProcessesThanRanksAreRefused) {
       EXPECT_EQ(bootstrap({}).size, 1) << l.name << " " << size;
     }
     set(l.size, "3");
-    set("ANNULUS_WORLD_SIZE", "1");  // each for itself
+    set("ANNULUS_WORLD_SIZE", "1");  // each process runs alone
     EXPECT_EQ(bootstrap({}).size, 1) << l.name;
   }
 }
 
-// srun starts a torchrun on each of two hosts: two processes have the rank 0, and MPI is not started for them.
+// srun starts a torchrun on each of two hosts, so two processes have rank 0. MPI must not be started for them.
 TEST_F(Environment, MoreProcessesThanRanksAreRefusedBelowAnotherLauncher) {
   set("SLURM_STEP_NUM_TASKS", "2");
   set("SLURM_PROCID", "0");
@@ -247,7 +247,7 @@ TEST(Presence, SeesPresentRanksAndReportClaims) {
   EXPECT_FALSE(fault);
 }
 
-// After all have come, who is missing is gone.
+// Once all ranks have come, a rank that is missing has ended.
 TEST(Presence, DetectsRanksThatAreGone) {
   LaunchInfo info;
   info.launched = true;
@@ -262,15 +262,15 @@ TEST(Presence, DetectsRanksThatAreGone) {
   };
   EXPECT_TRUE(zero.all_live());
   EXPECT_EQ(stalled(), "");
-  // Many may look, for long: nobody takes up their connections.
+  // Looking repeatedly works, although nobody accepts the connections.
   for (int i = 0; i < 300; ++i) EXPECT_TRUE(zero.all_live());
   one.reset();
   EXPECT_FALSE(zero.all_live());
   EXPECT_EQ(stalled(), "rank 11 is gone (host h)");
-  info.size = 3;  // ranks of other hosts cannot be seen
+  info.size = 3;  // whether ranks of other hosts live cannot be seen
   EXPECT_EQ(stalled(), "");
   info.size = 2;
-  info.rank = 1;  // which never announced itself: nothing is known
+  info.rank = 1;  // which never announced itself, so nothing is known
   EXPECT_EQ(stalled(), "");
 }
 
@@ -302,7 +302,7 @@ TEST(Watchdog, DestructionCancelsIt) {
       return std::string("never");
     });
   }
-  // Its thread has ended with it, and we are still here.
+  // The watchdog's thread has ended with it, and the process still runs.
   EXPECT_FALSE(asked);
 }
 

@@ -1,9 +1,9 @@
-// The suite over a process group of PyTorch's, and what such groups alone bring: a shared library that c10d_test.py
-// loads into the processes of a job. Groups are found by their names: ANNULUS_WORLD has that of all ranks, ANNULUS_ROW
-// and ANNULUS_COLUMN those of this rank in a mesh of 2 x 2, ANNULUS_ODD that of ranks 1 and 3, where there are four,
-// ANNULUS_FIRST and ANNULUS_SECOND two more of all ranks where there are several.
-// Where ANNULUS_DEVICE is set, the suite runs over what carries tensors of a device, with gloo and CPU tensors in the
-// place of NCCL and a GPU's.
+// The suite over a process group of PyTorch, and tests that only such groups need: a shared library that c10d_test.py
+// loads into the processes of a job. Environment variables name the groups: ANNULUS_WORLD has all ranks, ANNULUS_ROW
+// and ANNULUS_COLUMN are those of this rank in a 2 x 2 mesh, and ANNULUS_ODD has ranks 1 and 3; the last three are set
+// if there are four ranks. ANNULUS_FIRST and ANNULUS_SECOND also have all ranks and are set if there are several.
+// If ANNULUS_DEVICE is set, the suite runs over the communicator for tensors of a device, with gloo and CPU tensors
+// instead of NCCL and a GPU.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
@@ -38,7 +38,7 @@ std::shared_ptr<Communicator> comm_of(const char* variable) {
   return c10d_communicator(group(variable), at::kCPU, Seconds(20));
 }
 
-// Sends a tensor to the next rank, beside a begun all_gather, and sums. `seed` tells communicators apart.
+// Sends a tensor to the next rank and sums, while an all_gather is in progress. `seed` distinguishes communicators.
 void use(Communicator& comm, int seed) {
   const int size = comm.size(), rank = comm.rank(), next = (rank + 1) % size, previous = (rank + size - 1) % size;
   at::Tensor all = at::empty({size, 3000}, at::kFloat), in = at::empty({5000}, at::kFloat);
@@ -59,7 +59,7 @@ void use(Communicator& comm, int seed) {
 TEST(C10d, GroupsAreFoundByName) {
   const auto comm = comm_of("ANNULUS_WORLD");
   EXPECT_EQ(c10d_communicator(group("ANNULUS_WORLD"), at::kCPU, Seconds(30)), comm);
-  EXPECT_EQ(comm->timeout(), Seconds(20));  // as it was made
+  EXPECT_EQ(comm->timeout(), Seconds(20));  // as at the first call
   expect_error(ErrorKind::kUsage, {"\"no such group\"", "init_process_group"},
                [] { c10d_communicator("no such group", at::kCPU, Seconds(20)); });
 }
@@ -70,7 +70,7 @@ TEST(C10d, CommunicatorsOverOneGroupAreIndependent) {
   {
     const auto second = make_c10d_communicator(registered, at::kCPU, Seconds(20));
     const auto third = first->split(0, -first->rank());
-    // What one sends does not come to another, in whatever order ranks use them.
+    // A message of one communicator is not received by another, in whatever order ranks use them.
     at::Tensor one = pattern(6000, at::kFloat, 1), two = pattern(6000, at::kFloat, 2);
     at::Tensor from_one = at::empty({6000}, at::kFloat), from_two = at::empty({6000}, at::kFloat);
     const int size = first->size(), next = (first->rank() + 1) % size, previous = (first->rank() + size - 1) % size;
@@ -87,7 +87,7 @@ TEST(C10d, CommunicatorsOverOneGroupAreIndependent) {
   use(*first, 4);
 }
 
-// What a caller does with its group lies apart from ours.
+// The caller's own use of its group does not mix with our messages.
 TEST(C10d, CallersOwnTrafficIsSeparate) {
   const auto registered = c10d::resolve_process_group(group("ANNULUS_WORLD"));
   const auto comm = comm_of("ANNULUS_WORLD");
@@ -110,7 +110,7 @@ TEST(C10d, CallersOwnTrafficIsSeparate) {
   EXPECT_TRUE(at::equal(ring, pattern(9000, at::kFloat, 7)));
 }
 
-// Two threads of each rank, one for each group, of which the ranks begin another first: neither holds up the other.
+// Each rank opens two groups in two threads, and ranks begin with different groups. Neither group delays the other.
 TEST(C10d, GroupsOpenInAnyOrder) {
   if (group("ANNULUS_FIRST").empty()) GTEST_SKIP() << "needs two ranks";
   const bool odd = comm_of("ANNULUS_WORLD")->rank() % 2 == 1;
@@ -142,7 +142,7 @@ TEST(C10d, MeshGroupsWorkConcurrently) {
   }
 }
 
-// Its ranks are not 0..n-1 of the job, and messages name those of the job.
+// The ranks of the group are not 0..n-1 of the job, and error texts name the ranks of the job.
 TEST(C10d, ErrorsOfASubgroupNameRanksOfTheJob) {
   if (group("ANNULUS_ROW").empty()) GTEST_SKIP() << "needs four ranks";
   const auto world = comm_of("ANNULUS_WORLD");
@@ -176,7 +176,7 @@ std::shared_ptr<Communicator> whole() {
   return device;
 }
 
-// The device is given nothing of a message that is not expected.
+// An unexpected message is never handed to the device.
 TEST(C10d, HostsFindMismatchesOfADevice) {
   const auto comm = whole()->split(0, 0);
   if (comm->size() < 2 || comm->rank() > 1) return;
@@ -208,7 +208,7 @@ comm_test::Backend& comm_test::backend() {
 
 extern "C" {
 
-// Runs the tests that a filter of googletest's chooses; 0 when all pass.
+// Runs the tests that a GoogleTest filter selects; returns 0 if all pass.
 int run_tests(const char* filter) {
   int argc = 1;
   std::string program = "c10d_test";
@@ -219,7 +219,7 @@ int run_tests(const char* filter) {
   return RUN_ALL_TESTS();
 }
 
-// The sum over the ranks of a group of their numbers in the job, as text, or what is wrong.
+// Writes to `text` the sum of the ranks' numbers in the job, over the ranks of a group, or the error.
 void sum_of_ranks(const char* name, double timeout, char* text, int64_t size) {
   std::string said;
   try {

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Communicators over process groups of PyTorch's, in processes: starts the ranks, loads c10d_tests.so into each.
+"""Tests communicators over process groups of PyTorch: starts the ranks as processes and loads c10d_tests.so into each.
 
 c10d_test.py CASE RANKS [FILTER] TORCH_ROOT
 
@@ -23,8 +23,8 @@ sys.path.insert(0, os.path.join(HERE, "integration_tests"))
 import torch_python  # noqa: E402
 
 DEADLINE = 250  # seconds, of all ranks together
-# Not those that only look at a Work, which gloo completes in wait() alone, or await a deadline, which devices have of
-# their group, nor of sums in the order of the ranks.
+# Left out are tests that only poll a Work, because gloo completes one only in wait(), tests that wait for a deadline,
+# which for a device is that of its group, and tests of the order of summation.
 PASSED_BY_A_DEVICE = ("ReportsSize*", "RefusesUnsupported*", "Disagreement*", "AgreementNames*", "GroupedExchange*",
                       "RandomExchanges*", "WorkWaits*", "EmptyExchanges*", "CountsMessages*", "CountsCollectives*",
                       "LargeMessages", "AllReduce",
@@ -34,7 +34,7 @@ ON_A_DEVICE = "C10d.HostsFind*:" + ":".join(f"Ranks/CommSuite.{test}/*" for test
 
 
 def start(ranks):
-    """Runs this program once a rank; the exit code of the first that fails. What still runs then, or hangs, is killed."""
+    """Runs this program once for each rank; returns 1 if a rank fails or hangs. Then the other ranks are killed."""
     case = sys.argv[1]
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         began = time.monotonic()
@@ -42,7 +42,7 @@ def start(ranks):
         for rank in range(ranks):
             env = dict(os.environ, RANK=str(rank), WORLD_SIZE=str(ranks), STORE=os.path.join(folder, "store"))
             children.append(subprocess.Popen([sys.executable, *sys.argv], env=env))
-        # The rank that the case kills, and how it ends.
+        # The rank that the case kills, with its expected exit code.
         expected = {ranks - 1: -signal.SIGKILL} if case == "killed" else {}
         wrong = None
         try:
@@ -137,9 +137,9 @@ def run(case, filter):
         check(dist.group.WORLD.group_name == world, "PyTorch gives the new group another name")
         said = sum_of_ranks(library, world, 30)
         check(said == expected, said)
-        sys.exit(0)  # and everything ends in an orderly way, with the group alive
+        sys.exit(0)  # the process exits normally while the group exists
     sys.stdout.flush()
-    # What is left of communicators that died in a test would keep the process from ending in an orderly way.
+    # Communicators that failed in a test would keep the process from exiting normally.
     os._exit(code)
 
 

@@ -1,5 +1,5 @@
-// The suite over MPI: every rank of an mpirun runs it (see mpi_test in bazel/mpi.bzl).
-// --piece=N: messages longer than N bytes travel in pieces, which otherwise needs 1 GiB.
+// The suite over MPI, which every rank of an mpirun runs (see mpi_test in bazel/mpi.bzl).
+// --piece=N sends messages longer than N bytes in pieces, which by default only messages above 1 GiB need.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
@@ -32,7 +32,7 @@ TEST(Mpi, FormsTheRequestedWorld) {
   EXPECT_FALSE(runtime()->version().empty());
 }
 
-// What Open MPI goes by, as its tools interface tells; -1 where it has no such setting.
+// Returns the value of an Open MPI setting from its tools interface; -1 if there is no such setting.
 int setting(const char* name) {
   int provided = 0, index = 0, count = 0, value = -1;
   MPI_T_cvar_handle handle = MPI_T_CVAR_HANDLE_NULL;
@@ -46,15 +46,15 @@ int setting(const char* name) {
   return value;
 }
 
-// Three fragments of 32 KiB a call, as Open MPI would by itself, make a long message wait for hundreds of calls,
+// By default Open MPI sends three fragments of 32 KiB in a call, so that a long message takes hundreds of calls,
 // between which waiting ranks sleep.
 TEST(Mpi, SetsTheSendPipelineDepth) {
   const char* own = std::getenv("WANT_DEPTH");
   EXPECT_EQ(setting("pml_ob1_send_pipeline_depth"), own != nullptr ? std::atoi(own) : 32);
 }
 
-// What is known of the ranks that keep others waiting stands behind every message about a deadline, and both go by the
-// numbers of the job.
+// Every error about a deadline ends with what is known about the ranks that others wait for. Both parts use the ranks'
+// numbers in the job.
 TEST(Mpi, NamesRanksByTheirNumbersInTheJob) {
   const int size = runtime()->size(), last = size - 1;
   std::vector<int> reversed(static_cast<size_t>(size));
@@ -63,7 +63,7 @@ TEST(Mpi, NamesRanksByTheirNumbersInTheJob) {
     const auto apart = comm.split(0, comm.rank());
     runtime()->number_ranks(reversed);
     EXPECT_EQ(apart->in_job(0), last);
-    if (comm.rank() == 0 && size > 1) {  // one rank waits for nobody
+    if (comm.rank() == 0 && size > 1) {  // a single rank waits for nobody
       apart->set_timeout(Seconds(0.2));
       comm_test::expect_error(
           ErrorKind::kComm, {"from rank 0 of the job: not done within 0.2 s; rank " + std::to_string(last) + " sleeps"},
@@ -77,8 +77,8 @@ TEST(Mpi, NamesRanksByTheirNumbersInTheJob) {
   });
 }
 
-// Events are counted and never forgotten, so that a waiting rank misses none between two looks: a step that is through
-// keeps its messages. Of a reduce_scatter that takes several steps, each rank sends one to every other and gets one.
+// Events are only ever counted up, so that a waiting rank misses none between two looks: the messages of a completed
+// step stay counted. In each step of a reduce_scatter, each rank sends a message to every other rank and receives one.
 TEST(Mpi, CountsEveryMessageOfACollective) {
   using namespace comm_internal;
   comm_test::backend().run(runtime()->size(), [&](Communicator& comm) {
@@ -111,7 +111,7 @@ comm_test::Backend& comm_test::backend() {
                          at::kCPU,
                          {runtime()->size()},
                          [](int, const std::function<void(Communicator&)>& body) {
-                           // The world's communicator dies in no test; each test gets one of its own.
+                           // No test breaks the world's communicator; each test gets its own.
                            static const std::unique_ptr<Communicator> world = [] {
                              auto comm = runtime()->make_world();
                              comm->set_timeout(Seconds(20));
@@ -140,7 +140,8 @@ int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
   annulus::comm_test::leave_at_a_failure();
   const int result = RUN_ALL_TESTS();
-  // The fault tests leave dead communicators behind, so that the runtime would not finalize, and mpirun call it failed.
+  // The fault tests leave broken communicators, with which the runtime would not finalize and mpirun would report a
+  // failure.
   const annulus::comm_internal::Watchdog watchdog(annulus::Seconds(20), [] { return "MPI_Finalize hangs"; });
   MPI_Finalize();
   std::_Exit(result);

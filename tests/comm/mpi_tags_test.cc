@@ -1,4 +1,4 @@
-// The tags of messages over MPI: within what the library takes, and telling a message from its neighbours.
+// Tests that the tags of MPI messages are within the library's bound and distinguish a message from its neighbours.
 #include "comm/mpi/message_tags.h"
 
 #include <gtest/gtest.h>
@@ -10,7 +10,7 @@ namespace {
 
 constexpr auto kLastDtype = static_cast<c10::ScalarType>(static_cast<int>(c10::ScalarType::NumOptions) - 1);
 
-// How many messages have tags of their own, a power of two.
+// Returns the number of consecutive messages with different tags, a power of two.
 int64_t period(const MessageTags& tags) {
   const auto tag = [&](int64_t sequence) { return tags.of(sequence, c10::ScalarType::Byte); };
   int64_t count = 1;
@@ -22,7 +22,7 @@ TEST(MessageTags, StayBelowTheBoundForAnySequenceNumber) {
   for (const int64_t bound :
        {int64_t{32767}, int64_t{65535}, int64_t{4194303}, int64_t{8388607}, int64_t{2147483647}}) {
     const MessageTags tags(bound);
-    // The first message whose number needs more bits than the tag has, and others after years of training.
+    // The first sequence number that needs more bits than the tag has, and numbers after years of training.
     for (const int64_t sequence : {int64_t{0}, period(tags) - 1, period(tags), period(tags) + 1, int64_t{1} << 31,
                                    (int64_t{1} << 40) + 5, INT64_MAX}) {
       for (const c10::ScalarType dtype : {c10::ScalarType::Byte, c10::ScalarType::Float, kLastDtype}) {

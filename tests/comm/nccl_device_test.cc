@@ -1,5 +1,6 @@
-// What the NCCL backend promises about streams, memory and deadlines of a device, which no other backend has. One GPU
-// is enough: a rank exchanges with itself. Compiled and linked in CUDA builds; skipped, with the reason, without a GPU.
+// Tests the NCCL backend's guarantees about streams, memory and deadlines of a device, which no other backend has. One
+// GPU is enough, because a rank exchanges with itself. This is built in CUDA builds and skipped, with the reason,
+// without a GPU.
 #include <ATen/cuda/CUDAGraph.h>
 #include <ATen/cuda/Sleep.h>
 #include <ATen/ops/empty.h>
@@ -30,7 +31,7 @@ class NcclDevice : public testing::Test {
     host_ = make_self_communicator();
     comm_ = make_nccl_communicator(*host_, {.device = 0, .timeout = Seconds(60)});
     comm_->set_timeout(Seconds(60));
-    // NCCL and LibTorch have taken what memory they take once.
+    // This makes NCCL and LibTorch allocate the memory that they allocate once.
     const at::Tensor out = at::ones({1024}, kFloats), in = at::empty({1024}, kFloats);
     send(out, in)->wait();
     EXPECT_TRUE(at::equal(in, out));
@@ -48,7 +49,7 @@ int64_t reserved_bytes() {
   return c10::cuda::CUDACachingAllocator::getDeviceStats(0).reserved_bytes[which].current;
 }
 
-// The host is ahead of the device throughout: nothing but the order of streams says when memory may be used again.
+// The host is ahead of the device all the time, so only the order of streams decides when memory may be reused.
 TEST_F(NcclDevice, MemoryIsReusedInStreamOrder) {
   constexpr int64_t kLength = int64_t{16} << 20;
   const auto pass = [&](float value) {
@@ -69,7 +70,7 @@ TEST_F(NcclDevice, MemoryIsReusedInStreamOrder) {
   }
 }
 
-// Waited for on another stream than it was started on: what was sent may be freed all the same.
+// The transfer is waited for on another stream than the one that started it, and the sent tensor may still be freed.
 TEST_F(NcclDevice, AnotherStreamMayWait) {
   constexpr int64_t kLength = int64_t{16} << 20;
   const at::Tensor in = at::empty({kLength}, kFloats);
@@ -82,12 +83,12 @@ TEST_F(NcclDevice, AnotherStreamMayWait) {
     work->wait();
     copy = in.clone();
   }
-  const at::Tensor scribbled = at::full({kLength}, 4, kFloats);  // in what was sent, if that was free too early
+  const at::Tensor scribbled = at::full({kLength}, 4, kFloats);  // overwrites a sent tensor that was freed too early
   other.synchronize();
   EXPECT_TRUE(at::equal(copy, at::full({kLength}, 3, kFloats)));
 }
 
-// A deadline runs from when the device gets to the transfer: what it computes before is no fault of a peer.
+// A deadline starts when the device reaches the transfer, because its earlier work is not the fault of a peer.
 TEST_F(NcclDevice, DeadlineExcludesEarlierWork) {
   comm_->set_timeout(Seconds(0.3));
   const at::Tensor out = at::full({1024}, 5, kFloats), in = at::empty({1024}, kFloats);
@@ -98,7 +99,7 @@ TEST_F(NcclDevice, DeadlineExcludesEarlierWork) {
   EXPECT_TRUE(at::equal(in, out));
 }
 
-// The host goes on though the device has long to go, and every form gives what the blocking one gives.
+// The host continues while the device is busy, and every form gives the result of the blocking form.
 TEST_F(NcclDevice, BegunCollectivesDoNotBlockTheHost) {
   const at::Tensor in = at::full({1024}, 3, kFloats), out = at::empty({1, 1024}, kFloats);
   const at::Tensor narrow = at::full({1, 1024}, 2, kFloats.dtype(at::kBFloat16));
@@ -115,8 +116,8 @@ TEST_F(NcclDevice, BegunCollectivesDoNotBlockTheHost) {
   EXPECT_TRUE(at::equal(narrow, at::full({1, 1024}, 2, kFloats.dtype(at::kBFloat16))));
 }
 
-// Waits are the time that the stream which waits stands still: here one that has nothing else to do, while the transfer
-// is held up on another. They are told by what for, and only when the device has them behind it.
+// A wait is the time for which the waiting stream stalls. Here that stream has nothing else to do while the transfer is
+// delayed on another stream. Waits are reported by purpose, once the device has completed them.
 TEST_F(NcclDevice, WaitsMeasureTheStallOfTheStream) {
   const auto waits = [&](double CommStats::*kind, const std::function<std::unique_ptr<Work>()>& begin) {
     c10::cuda::getCurrentCUDAStream().synchronize();
@@ -145,7 +146,7 @@ TEST_F(NcclDevice, WaitsMeasureTheStallOfTheStream) {
   waits(&CommStats::reduce_wait_seconds, [&] { return comm_->begin_reduce_scatter(out, all, {"gradients", 0}); });
 }
 
-// A look at a transfer under way must not be mistaken by LibTorch for a failed kernel.
+// LibTorch must not take a query of a transfer in progress for a failed kernel.
 TEST_F(NcclDevice, ProgressLeavesNoErrorBehind) {
   const at::Tensor out = at::full({1024}, 6, kFloats), in = at::empty({1024}, kFloats);
   at::cuda::sleep(kAboutASecond / 4);
@@ -177,13 +178,13 @@ TEST_F(NcclDevice, RefusesGraphCapture) {
   refused([&] { comm_->begin_all_gather(out.view({1, 1024}), in, {"captured", 0}); });
   out.add_(1);
   graph.capture_end();
-  // Neither the graph nor the communicator has suffered.
+  // The graph and the communicator still work.
   graph.replay();
   send(out, in)->wait();
   EXPECT_TRUE(at::equal(in, at::full({1024}, 8, kFloats)));
 }
 
-// A graph may be captured while a transfer is under way and watched.
+// A graph may be captured while a transfer is in progress and watched.
 TEST_F(NcclDevice, TransferInProgressDoesNotDisturbACapture) {
   const at::Tensor out = at::full({1024}, 9, kFloats), in = at::empty({1024}, kFloats);
   at::Tensor counter;
@@ -194,7 +195,7 @@ TEST_F(NcclDevice, TransferInProgressDoesNotDisturbACapture) {
     counter = at::full({1}, 0, kFloats);
     at::cuda::CUDAGraph graph;
     graph.capture_begin();
-    // As long as the watching thread needs for several looks.
+    // The capture takes long enough for the watching thread to look several times.
     for (int i = 0; i < 20000; ++i) counter.add_(1);
     graph.capture_end();
     c10::cuda::getCurrentCUDAStream().synchronize();

@@ -1,5 +1,5 @@
-// The suite over NCCL between processes: every rank of an mpirun runs it, on a GPU of its own where there are as many,
-// otherwise several on one. Prints "SKIPPED: reason" and leaves where there is none.
+// The suite over NCCL between processes. Every rank of an mpirun runs it, on its own GPU if there are enough, otherwise
+// several ranks share one. Without a GPU it prints "SKIPPED: reason" and exits.
 #include <gtest/gtest.h>
 #include <mpi.h>
 
@@ -33,7 +33,7 @@ comm_test::Backend& comm_test::backend() {
                          at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(device())),
                          {runtime()->size()},
                          [](int, const std::function<void(Communicator&)>& body) {
-                           // The world's communicator dies in no test; each test gets one of its own.
+                           // No test breaks the world's communicator; each test gets its own.
                            static const std::unique_ptr<Communicator> world = [] {
                              auto comm = runtime()->make_world();
                              comm->set_timeout(Seconds(60));
@@ -64,7 +64,7 @@ int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
   comm_test::leave_at_a_failure();
   const int result = RUN_ALL_TESTS();
-  // As in mpi_main.cc.
+  // As in mpi_main.cc, MPI would not finalize after the fault tests.
   const comm_internal::Watchdog watchdog(Seconds(20), [] { return "MPI_Finalize hangs"; });
   MPI_Finalize();
   std::_Exit(result);

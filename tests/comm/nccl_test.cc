@@ -1,5 +1,5 @@
-// The suite over NCCL: 1, 2, 3 and 8 ranks (threads of this process, one a GPU), as far as the machine has GPUs.
-// Compiled and linked wherever CUDA builds are; skipped, with the reason, where there is no GPU.
+// The suite over NCCL with 1, 2, 3 and 8 ranks (threads of this process, each with a GPU), as far as the machine has
+// GPUs. It is built in CUDA builds and skipped, with the reason, without a GPU.
 #include "comm/nccl/nccl_communicator.h"
 
 #include <ATen/ops/zeros.h>
@@ -19,7 +19,7 @@ comm_test::Backend& comm_test::backend() {
     b.device = at::Device(at::kCUDA);
     b.unavailable = nccl_unavailable();
     b.sizes = {1};
-    for (const int n : {2, 3, 8}) {  // a pair, an odd number, a whole host: each makes its communicators anew
+    for (const int n : {2, 3, 8}) {  // a pair, an odd number and a whole host; each makes new communicators
       if (n <= comm_test::gpu_count()) b.sizes.push_back(n);
     }
     b.run = [](int size, const std::function<void(Communicator&)>& body) {

@@ -1,5 +1,5 @@
-// What the NCCL backend makes of whatever a device, NCCL, the headers and the clock may say: a table of answers, with
-// neither a device nor NCCL. nccl_device_test.cc holds the same against a GPU.
+// Tests what the NCCL backend concludes from the states of a device, NCCL, the headers and the clock: a table of cases
+// that needs neither a device nor NCCL. nccl_device_test.cc tests the backend with a GPU.
 #include "comm/nccl/operation_watch.h"
 
 #include <ATen/ops/empty.h>
@@ -80,15 +80,15 @@ class FakeOperation final : public Operation {
   }
 
   HeaderVerdict::State verdict = kAgree;
-  std::string headers_fail;  // why they cannot come
-  bool at_it = false;        // the device has got to it
-  bool over = false;         // and is done
+  std::string headers_fail;  // why the headers cannot come
+  bool at_it = false;        // the device has reached the operation
+  bool over = false;         // and has completed it
   std::string device_fails;
   int looks = 0, releases = 0;
   std::function<void()> on_release;
 };
 
-// Two operations, one behind the other, and all that may be said of them.
+// Two consecutive operations and the states that a test can set.
 struct Scene {
   Scene() {
     watch.add(first);
@@ -100,7 +100,7 @@ struct Scene {
   std::shared_ptr<FakeOperation> second = std::make_shared<FakeOperation>("all_reduce");
   OperationWatch watch{nccl, clock};
 
-  // What the watch has neither found complete nor given up with all others.
+  // Returns the number of operations that are neither complete nor abandoned.
   size_t under_way() const {
     return watch.failure()
                ? 0
@@ -151,7 +151,7 @@ std::vector<Case> cases() {
         {2000.3, nothing, 0, first + "not done within 0.3 s"}}},
       {"CompletionSeenAfterTheDeadlineCounts",
        {{0, both_at_it, 2}, {0.29, nothing, 2}, {0.31, [](Scene& s) { s.first->over = true; }, 1}}},
-      // Its own event says that the device has got to it, but the one before it is not done.
+      // Its own event says that the device has reached it, but the operation before it is not complete.
       {"DeadlineOfAQueuedOperationStartsLater",
        {{0, [](Scene& s) { s.second->at_it = true; }, 2},
         {5, nothing, 2},
@@ -201,7 +201,7 @@ std::vector<Case> cases() {
            s.second->device_fails = "";
          },
          1},
-        // The deadline begins with the first look that could tell.
+        // The deadline starts with the first look after the capture.
         {100.29, nothing, 1},
         {100.3, nothing, 0, second + "not done within 0.3 s"}}},
       {"FirstFailureIsKept",
@@ -228,7 +228,7 @@ TEST_P(NcclWatch, Answers) {
       EXPECT_EQ(scene.watch.failure()->text, step.failure);
       EXPECT_EQ(scene.watch.failure()->kind, step.kind);
     }
-    // Aborted once, with the failure. What failed keeps its memory; what is complete has let go of it, once.
+    // The watch aborts once, at the failure. Failed operations keep their memory; complete ones have released it once.
     EXPECT_EQ(scene.nccl.aborts, step.failure.empty() ? 0 : 1);
     int released = 0;
     for (const auto& operation : operations) {
@@ -244,7 +244,7 @@ TEST_P(NcclWatch, Answers) {
 INSTANTIATE_TEST_SUITE_P(Table, NcclWatch, testing::ValuesIn(cases()),
                          [](const testing::TestParamInfo<Case>& info) { return info.param.name; });
 
-// While NCCL has not said that it is on the stream, its events mean nothing.
+// The events of an operation mean nothing until NCCL has issued it to the stream.
 TEST(NcclWatchIssue, UnissuedOperationsAreNotQueriedAndNotDue) {
   class Unissued final : public Operation {
    public:
@@ -302,7 +302,7 @@ TEST(NcclWatchIssue, FailedCallIsReportedAtOnceIfNcclHasNoError) {
   EXPECT_EQ(scene.clock.sleeps, 0);
 }
 
-// NCCL is in progress for ever where sizes differ, and reports nothing.
+// If sizes differ, NCCL stays in progress forever and reports no error.
 TEST(NcclWatchIssue, ReceivedHeadersExplainATimeout) {
   Scene scene;
   scene.second->verdict = kDiffer;
@@ -329,14 +329,14 @@ TEST(NcclWatchThread, PollsByItselfAndStopsWithWorkInProgress) {
     watch.add(never);
   }
   watch.wake();
-  released.get_future().get();  // the thread, and nobody else, has looked
+  released.get_future().get();  // only the thread can have looked
   watch.stop();
   EXPECT_TRUE(soon->complete());
   EXPECT_FALSE(never->complete());
   EXPECT_FALSE(watch.failure());
 }
 
-// ---- The headers themselves, over threads.
+// ---- Headers of messages, with threads as ranks.
 
 at::Tensor floats(int64_t n) { return at::zeros({n}, at::kFloat); }
 
@@ -349,7 +349,7 @@ HeaderVerdict verdict_of(MessageHeaders::Comparison& comparison) {
   return verdict;
 }
 
-// What rank 1 finds when rank 0 sends `sent` and it expects `expected`, in that order.
+// Returns what rank 1 finds if rank 0 sends `sent` and rank 1 expects `expected`, in these orders.
 HeaderVerdict found(const std::vector<at::Tensor>& sent, const std::vector<at::Tensor>& expected) {
   HeaderVerdict out;
   run_ranks(2, [&](Communicator& comm) {
@@ -380,7 +380,7 @@ TEST(MessageHeaders, SayWhatDiffers) {
   verdict = found({at::zeros({25}, at::kDouble)}, {floats(50)});
   EXPECT_EQ(verdict.state, kDiffer);
   EXPECT_NE(verdict.difference.find("fp64"), std::string::npos) << verdict.difference;
-  // An empty message where data is expected shows in the number of the next.
+  // An empty message in place of an expected one shows in the number of the next message.
   verdict = found({floats(0), floats(50)}, {floats(50)});
   EXPECT_EQ(verdict.state, kDiffer);
   EXPECT_NE(verdict.difference.find("sent 200 bytes (message 1"), std::string::npos) << verdict.difference;
@@ -411,9 +411,9 @@ TEST(MessageHeaders, HaveADeadline) {
   });
 }
 
-// ---- The headers of collectives that were begun.
+// ---- Headers of collectives.
 
-// What each rank finds when rank `odd` begins something else than the others.
+// Returns what each rank finds if rank `odd` begins another collective than the others.
 std::vector<HeaderVerdict> found_of_collectives(int ranks, int odd, int64_t length, OpLabel label) {
   std::vector<HeaderVerdict> out(static_cast<size_t>(ranks));
   run_ranks(ranks, [&](Communicator& comm) {
@@ -423,7 +423,7 @@ std::vector<HeaderVerdict> found_of_collectives(int ranks, int odd, int64_t leng
       return headers.start_collective(make_header(Collective::kAllGather, call, &in, -1, -1, what), what.counted,
                                       Seconds(20));
     };
-    // Several under way at once, an exchange among them, and looked at in another order.
+    // Several operations are in progress at once, including an exchange, and are looked at in another order.
     const auto before = start(0, 0, {"weights of layer 4", 7, "step"});
     const at::Tensor word = floats(1);
     const auto exchange =
@@ -432,7 +432,7 @@ std::vector<HeaderVerdict> found_of_collectives(int ranks, int odd, int64_t leng
     out[static_cast<size_t>(comm.rank())] = verdict_of(*asked);
     EXPECT_EQ(verdict_of(*exchange).state, kAgree);
     EXPECT_EQ(verdict_of(*before).state, kAgree);
-    EXPECT_EQ(asked->look().state, kAgree);  // said once
+    EXPECT_EQ(asked->look().state, kAgree);  // a difference is reported only once
     comm.barrier({"end", 0});
   });
   return out;

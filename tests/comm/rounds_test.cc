@@ -1,4 +1,4 @@
-// Where the messages of a reduction go on a rank: sums are aligned, whatever the length of a round's part.
+// Tests that the received sums of a reduction are aligned, whatever the length of a round's part.
 #include "comm/rounds.h"
 
 #include <ATen/ops/zeros.h>

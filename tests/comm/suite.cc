@@ -45,7 +45,7 @@ void meet(Communicator& comm, int a, int b) {
 
 namespace {
 
-// Ends this process, and with it, through mpirun, all ranks.
+// Ends this process at a failure, whereupon mpirun ends all ranks.
 class LeaveAtAFailure final : public testing::EmptyTestEventListener {
   void OnTestEnd(const testing::TestInfo& test) override {
     if (!test.result()->Failed()) return;

@@ -1,5 +1,5 @@
-// The shared suite: all_gather and reduce_scatter that are begun and do not block, their in-place forms, and waits by
-// what for.
+// The shared suite: nonblocking all_gather and reduce_scatter ("begun" collectives), their in-place forms, and waiting
+// times by purpose.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/equal.h>
@@ -27,12 +27,12 @@ const std::vector<at::ScalarType> kScattered{at::kFloat, at::kDouble, at::kLong,
 
 bool on_cpu() { return backend().device.is_cpu(); }
 
-// What rank `from` gives to rank `to`: sums over 8 ranks are exact in every dtype, bf16's 8 bits included.
+// What rank `from` gives to rank `to`. Sums over 8 ranks are exact in every dtype, including bf16 with its 8 bits.
 at::Tensor given(int64_t n, at::ScalarType dtype, int seed, int from, int to) {
   return pattern(n, at::kLong, seed + from * 5 + to).remainder(16).to(dtype);
 }
 
-// What was begun, and what it must come to.
+// A begun collective and its expected result.
 struct Begun {
   std::unique_ptr<Work> work;
   at::Tensor out, expected;
@@ -41,7 +41,7 @@ struct Begun {
 Begun begin_gather(Communicator& comm, int64_t n, at::ScalarType dtype, int seed, OpLabel label) {
   Begun begun{nullptr, at::empty({comm.size(), n}, options(dtype)), at::empty({comm.size(), n}, options(dtype))};
   for (int r = 0; r < comm.size(); ++r) begun.expected[r].copy_(pattern(n, dtype, seed + r));
-  // The Work alone keeps the input.
+  // Only the Work keeps the input.
   begun.work = comm.begin_all_gather(begun.out, pattern(n, dtype, seed + comm.rank()), label);
   return begun;
 }
@@ -57,16 +57,16 @@ Begun begin_scatter(Communicator& comm, int64_t n, at::ScalarType dtype, int see
   return begun;
 }
 
-// Elements of all pieces together that are summed in three rounds and more, whatever the number of ranks.
+// A number of elements, of all pieces together, that takes at least three rounds for any number of ranks.
 int64_t of_several_rounds() { return backend().large_rounds ? 9'000'000 : 100'000; }
 
-// On a GPU wait() does not block: what is wrong is found by looking.
+// On a GPU wait() does not block, so that errors are found by polling.
 void finish(Work& work) {
   work.wait();
   while (!work.test()) sched_yield();
 }
 
-// A backend that connects ranks at their first collective has done so.
+// After this, a backend that connects ranks at their first collective has done so.
 void meet_all(Communicator& comm) { finish(*begin_gather(comm, 1, at::kFloat, 0, {"meeting", 0}).work); }
 
 TEST_P(CommSuite, BegunCollectivesOfRandomSizesAmongOtherTraffic) {
@@ -112,7 +112,7 @@ TEST_P(CommSuite, BegunCollectivesOfRandomSizesAmongOtherTraffic) {
             all.push_back(begin_scatter(*splits.back(), n, dtype, seed, label));
         }
       }
-      // Each rank waits in an order of its own.
+      // Each rank waits in its own order.
       std::mt19937 mine(static_cast<unsigned>(round * 100 + comm.rank()));
       while (!all.empty()) {
         std::swap(all[mine() % all.size()], all.back());
@@ -136,7 +136,7 @@ TEST_P(CommSuite, BegunCollectivesOfLargePieces) {
   });
 }
 
-// Additions from rank 0 to the last, bf16 in fp32 and rounded once; NCCL has an order of its own.
+// Values are added from rank 0 to the last, bf16 in fp32 and rounded once. NCCL has its own order.
 TEST_P(CommSuite, ReduceScatterAddsInTheOrderOfTheRanks) {
   ranks([&](Communicator& comm) {
     const int size = comm.size();
@@ -192,7 +192,7 @@ TEST_P(CommSuite, InPlace) {
         if (r == rank) continue;
         EXPECT_TRUE(at::equal(all[r], given(kLength, at::kFloat, 9, rank, r)));
       }
-      // Another part than its own would be overwritten while others read it.
+      // A part other than the rank's own would be overwritten while other ranks read it.
       at::Tensor shifted = all.view({-1}).slice(0, rank * kLength + (rank > 0 ? -1 : 1)).slice(0, 0, kLength);
       if (size > 1 || rank > 0) {
         expect_error(ErrorKind::kPlan, {"share memory", "this rank's part"}, [&] {
@@ -204,7 +204,7 @@ TEST_P(CommSuite, InPlace) {
   });
 }
 
-// Memory plans go by what a backend says that it takes besides the tensors.
+// Memory plans rely on the memory that a backend declares in addition to the tensors.
 TEST_P(CommSuite, ReduceScatterHoldsTheDeclaredMemory) {
   ranks([&](Communicator& comm) {
     if (!on_cpu()) return;
@@ -224,7 +224,8 @@ TEST_P(CommSuite, ReduceScatterHoldsTheDeclaredMemory) {
   });
 }
 
-// Nobody but rank 0 asks what it has begun: moving any communicator of a rank along moves all that it has begun.
+// Only rank 0 polls what it has begun. On the other ranks progress() of any communicator advances everything that the
+// rank has begun.
 TEST_P(CommSuite, ProgressOfAnyCommunicatorCompletesWhatWasBegun) {
   ranks([&](Communicator& comm) {
     const auto other = comm.split(0, comm.rank());
@@ -233,7 +234,7 @@ TEST_P(CommSuite, ProgressOfAnyCommunicatorCompletesWhatWasBegun) {
     if (comm.rank() == 0) {
       while (!all.work->test() || !sum.work->test()) comm.progress();
     }
-    // Complete for rank 0 before it comes to this.
+    // Rank 0 reaches this only after both are complete.
     at::Tensor word = at::zeros({1}, options(at::kLong));
     if (comm.rank() == 0) {
       for (int r = 1; r < comm.size(); ++r) other->exchange({{word, r}}, {}, {"told", 0})->wait();
@@ -277,7 +278,7 @@ TEST_P(CommSuite, BegunMismatchIsNamedOnEveryRank) {
         const Begun begun = begin(*apart, odd);
         finish(*begun.work);
       });
-      if (on_cpu()) {  // nothing was sent: what was begun before is whole, and the communicator lives
+      if (on_cpu()) {  // nothing was sent, so the earlier collective and the communicator are intact
         before.work->wait();
         EXPECT_TRUE(at::equal(before.out, before.expected));
         apart->barrier({"after", 2});
@@ -301,10 +302,10 @@ TEST_P(CommSuite, BegunMismatchIsNamedOnEveryRank) {
     disagree({"operation is \"unit 3\"", "\"unit 4\""}, [](Communicator& c, bool o) {
       return begin_gather(c, 6, at::kFloat, 0, {o ? "unit 4" : "unit 3", 9});
     });
-    disagree({"shape is [0]", "[6]"}, [](Communicator& c, bool o) {  // nothing to move on the others
+    disagree({"shape is [0]", "[6]"}, [](Communicator& c, bool o) {  // the other ranks have nothing to transfer
       return begin_gather(c, o ? 6 : 0, at::kFloat, 0, {"unit 3", 9});
     });
-    if (!on_cpu()) return;  // there, ranks agree on what blocks in another way
+    if (!on_cpu()) return;  // on a GPU, ranks compare blocking collectives in another way
     disagree({"collective is all_gather", "barrier"}, [](Communicator& c, bool o) {
       if (o) c.barrier({"unit 3", 9});
       return begin_gather(c, 6, at::kFloat, 0, {"unit 3", 9});
@@ -322,7 +323,7 @@ TEST_P(CommSuite, BegunCollectiveNamesTheMissingRanks) {
       if (comm.rank() != last) {
         apart->set_timeout(Seconds(0.3));
         const Begun begun = begin_scatter(*apart, 100, at::kFloat, 0, {"gradients of layer 3", 11, "step"});
-        apart->set_timeout(Seconds(3600));  // of what begins later
+        apart->set_timeout(Seconds(3600));  // applies to what begins later
         const auto never = std::chrono::steady_clock::now() + std::chrono::seconds(15);
         expect_error(ErrorKind::kComm, {"gradients of layer 3", "step 11", rank_text(last), "0.3 s"}, [&] {
           if (waits) begun.work->wait();  // on a GPU wait() does not block
@@ -344,7 +345,7 @@ TEST_P(CommSuite, ExceptionAbandonsBegunCollectives) {
     if (comm.rank() == 0) {
       try {
         const Begun begun = begin_gather(*apart, 100, at::kFloat, 0, {"weights", 0});
-        throw std::runtime_error("a kernel failed");  // nobody else begins it: this must not wait for them
+        throw std::runtime_error("a kernel failed");  // no other rank begins it, so this must not wait for them
       } catch (const std::runtime_error& e) {
         EXPECT_STREQ(e.what(), "a kernel failed");
       }
@@ -382,7 +383,7 @@ TEST_P(CommSuite, BegunCollectivesAreCountedOnCompletion) {
   });
 }
 
-// On a GPU waits are the device's (nccl_device_test.cc).
+// On a GPU the waits are those of the device (nccl_device_test.cc).
 TEST_P(CommSuite, ReportsWaitsByPurpose) {
   ranks([&](Communicator& comm) {
     if (!on_cpu()) return;

@@ -1,4 +1,4 @@
-// The shared suite: collectives, splits and texts.
+// The shared suite: blocking collectives, splits and texts.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
@@ -98,7 +98,7 @@ TEST_P(CommSuite, Broadcast) {
 
 TEST_P(CommSuite, Split) {
   ranks([&](Communicator& comm) {
-    // Two halves, in reverse order.
+    // Two halves, each with its ranks in reverse order.
     auto half = comm.split(comm.rank() % 2, -comm.rank());
     const int members = (comm.size() + 1 - comm.rank() % 2) / 2;
     ASSERT_TRUE(half);
@@ -113,10 +113,10 @@ TEST_P(CommSuite, Split) {
     half->exchange({{at::full({5}, comm.rank(), options(at::kLong)), (half->rank() + 1) % members}},
                    {{in, (half->rank() + members - 1) % members}}, {"half", 1})
         ->wait();
-    // The previous of the half is the next of the same parity, because of the reverse order.
+    // Because of the reverse order, the previous rank in the half is the next rank of the same parity.
     const int previous = comm.rank() + 2 < comm.size() ? comm.rank() + 2 : comm.rank() % 2;
     EXPECT_TRUE(at::equal(in, at::full({5}, previous, options(at::kLong))));
-    // A split of a split, and ranks that join nothing.
+    // A split of a split, and ranks that join no part.
     auto alone = half->split(half->rank(), 0);
     ASSERT_TRUE(alone);
     EXPECT_EQ(alone->size(), 1);
@@ -126,7 +126,7 @@ TEST_P(CommSuite, Split) {
   });
 }
 
-// What a collective puts on the links is the library's choice; its payload is not called bytes sent.
+// The library decides how many bytes a collective sends, so its payload does not count as bytes sent.
 TEST_P(CommSuite, CountsCollectivesApartFromMessages) {
   ranks([&](Communicator& comm) {
     const int64_t size = comm.size();
@@ -158,7 +158,7 @@ TEST_P(CommSuite, CountsCollectivesApartFromMessages) {
     counted(0);
     comm.split(0, 0);
     counted(0);
-    // What is refused or disagreed upon is not counted.
+    // Collectives that are refused or on which ranks disagree are not counted.
     EXPECT_THROW(comm.broadcast(bytes, comm.size(), {"count", 5}), Error);
     if (size > 1) {
       EXPECT_THROW(comm.barrier({"count", comm.rank()}), Error);
@@ -168,8 +168,8 @@ TEST_P(CommSuite, CountsCollectivesApartFromMessages) {
   });
 }
 
-// A rank that has returned from a collective writes over its tensors while others may still be in it. Under the thread
-// sanitizer a backend that let go too early is found for certain, otherwise by what the others then hold.
+// A rank that has returned from a collective overwrites its tensors while others may still be in it. The thread
+// sanitizer always finds a backend that returns too early; without it, wrong results of the other ranks may show it.
 TEST_P(CommSuite, TensorsOfACollectiveMayBeOverwrittenAtOnce) {
   ranks([&](Communicator& comm) {
     constexpr int64_t kLength = 1 << 16;

@@ -49,7 +49,7 @@ TEST_P(CommSuite, RingOfEveryDtype) {
 TEST_P(CommSuite, GroupedExchangeMatchesInListOrder) {
   ranks([&](Communicator& comm) {
     const int size = comm.size();
-    // To every rank, oneself included, three messages of different lengths, one of them empty.
+    // Each rank sends three messages of different lengths, one of them empty, to every rank including itself.
     const int64_t lengths[] = {17, 0, 4001};
     std::vector<Message> sends;
     std::vector<Message> receives;
@@ -74,7 +74,7 @@ TEST_P(CommSuite, RandomExchangesOutstandingTogether) {
     std::mt19937 random(7);  // the same on every rank: both ends draw the same messages
     for (int round = 0; round < 10; ++round) {
       std::vector<std::unique_ptr<Work>> works;
-      std::vector<std::pair<at::Tensor, at::Tensor>> received;  // (what came, what should)
+      std::vector<std::pair<at::Tensor, at::Tensor>> received;  // (received, expected)
       const int exchanges = 1 + static_cast<int>(random() % 3);
       for (int e = 0; e < exchanges; ++e) {
         std::vector<Message> sends;
@@ -108,7 +108,7 @@ TEST_P(CommSuite, TestCompletesWithoutWait) {
     const int previous = (comm.rank() + comm.size() - 1) % comm.size();
     auto work = comm.exchange({{out, next}}, {{in, previous}}, {"test", 0});
     while (!work->test()) comm.progress();
-    work->wait();  // nothing left to do
+    work->wait();  // already complete
     EXPECT_TRUE(at::equal(in, pattern(200000, at::kFloat, previous)));
   });
 }

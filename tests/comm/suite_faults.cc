@@ -1,5 +1,5 @@
-// The shared suite: what is refused, what ranks disagree in, and who does not come. Faults are tried on a communicator
-// split off for the purpose, so that the one the test began with can end it with a barrier.
+// The shared suite: refused arguments, ranks that disagree, and ranks that are missing. Faults are provoked on a
+// separate split, so that the test's own communicator can end the test with a barrier.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
@@ -37,7 +37,7 @@ TEST_P(CommSuite, RefusesUnsupportedArguments) {
     for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf, at::kByte}) {
       at::Tensor narrow = at::zeros({3}, options(dtype));
       refused({"cannot reduce"}, [&] { comm.all_reduce(narrow, ReduceOp::kSum, {"x", 0}); });
-      if (dtype == at::kBFloat16) continue;  // reduce_scatter takes it
+      if (dtype == at::kBFloat16) continue;  // reduce_scatter accepts bf16
       at::Tensor all = at::zeros({comm.size(), 3}, options(dtype));
       refused({"cannot reduce"}, [&] { comm.reduce_scatter(narrow, all, {"x", 0}); });
     }
@@ -92,7 +92,7 @@ TEST_P(CommSuite, DisagreementIsRaisedOnEveryRank) {
         comm.split(0, 0);
       }
     });
-    // Nothing was sent: the communicator lives.
+    // Nothing was sent, so the communicator can still be used.
     comm.all_reduce(same, ReduceOp::kSum, {"after", 0});
   });
 }
@@ -111,7 +111,7 @@ TEST_P(CommSuite, AgreementNamesRanksAndFields) {
                    require_agreement(comm, {{"dtype", "fp32"}, {"shape", odd ? "[1,64]" : "[1,128]"}},
                                      {"attention forward", 12});
                  });
-    // Of long values only the lines that differ are shown.
+    // For long values only the lines that differ are shown.
     const std::string config = "steps = 3\n[model]\nwidth = 64\nheads = 4\n";
     const std::string other = "steps = 3\n[model]\nwidth = 32\nheads = 4\ntied = true\n";
     expect_error(ErrorKind::kMismatch,
@@ -150,7 +150,7 @@ TEST_P(CommSuite, MismatchedMessagesAreAnError) {
     for (const Case& c : cases) {
       auto apart = comm.split(0, comm.rank());
       meet(*apart, 0, last);
-      // The sender of a long message waits in vain for it to be taken.
+      // The sender of a long message waits in vain for it to be received.
       apart->set_timeout(Seconds(comm.rank() == last ? 0.3 : 20));
       at::Tensor in = at::empty({c.expected}, options(at::kFloat));
       at::Tensor out = at::zeros({c.sent}, options(c.sent_dtype));
@@ -198,8 +198,8 @@ TEST_P(CommSuite, MissingPeerMissesTheDeadline) {
   });
 }
 
-// A peer that is busy waits for nothing itself: then a deadline alone ends the wait. Where it does not, the peer sends
-// after all, much later, so that the wait ends without the error that is expected.
+// A busy peer does not wait itself, so only the deadline can end the wait. If the deadline does not, the peer sends
+// much later, and the wait ends without the expected error.
 TEST_P(CommSuite, WaitForABusyPeerMissesTheDeadline) {
   if (!backend().device.is_cpu()) GTEST_SKIP() << "wait() does not block there";
   ranks([&](Communicator& comm) {
@@ -226,7 +226,7 @@ TEST_P(CommSuite, WaitForABusyPeerMissesTheDeadline) {
   });
 }
 
-// Whoever never waits, but asks again and again, learns it as well.
+// A rank that never waits but calls test() repeatedly gets the error as well.
 TEST_P(CommSuite, TestReportsAMissedDeadline) {
   ranks([&](Communicator& comm) {
     if (comm.size() < 2) return;
@@ -264,7 +264,7 @@ TEST_P(CommSuite, CollectiveNamesTheMissingRanks) {
   });
 }
 
-// Messages are for people who know the ranks of the job, not those of a part of it that somebody split off.
+// Users know the ranks of the job, not those of a split, so error texts use the numbers in the job.
 TEST_P(CommSuite, RanksOfASplitAreNamedByTheirNumbersInTheJob) {
   ranks([&](Communicator& comm) {
     if (comm.size() < 2) return;
@@ -320,7 +320,7 @@ TEST_P(CommSuite, ExceptionAbandonsTheTransfer) {
       at::Tensor in = at::empty({9}, options(at::kFloat));
       try {
         auto work = apart->exchange({}, {{in, 1}}, {"abandoned", 0});
-        throw std::runtime_error("a kernel failed");  // the transfer cannot complete: this must not wait for it
+        throw std::runtime_error("a kernel failed");  // the transfer cannot complete, so this must not wait for it
       } catch (const std::runtime_error& e) {
         EXPECT_STREQ(e.what(), "a kernel failed");
       }

@@ -1,4 +1,4 @@
-// What the files of the shared suite have in common: the fixture, tensors to send, errors to expect.
+// What the files of the shared suite (suite_*.cc) have in common: the fixture, tensors to send, and expected errors.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -29,13 +29,13 @@ inline at::TensorOptions options(at::ScalarType dtype) {
   return at::TensorOptions().dtype(dtype).device(backend().device);
 }
 
-// Values that say which rank made them and differ along the tensor; exact in every dtype.
+// Returns values that depend on `seed` (usually the rank) and differ along the tensor; they are exact in every dtype.
 at::Tensor pattern(int64_t n, at::ScalarType dtype, int seed);
 
-// Body raises an Error of the kind, from comm, that holds each of the parts.
+// Expects that body raises an Error of this kind, from comm, whose text contains each of the parts.
 void expect_error(ErrorKind kind, const std::vector<std::string>& parts, const std::function<void()>& body);
 
-// Two ranks exchange a word each, and wait for it: a backend that connects to a peer at the first message has done so.
+// Ranks a and b exchange a word and wait for it, so that a backend that connects at the first message is connected.
 void meet(Communicator& comm, int a, int b);
 
 inline std::string rank_text(int rank) { return "rank " + std::to_string(rank); }

@@ -1,5 +1,5 @@
-// The shared suite: ranks of several hosts. Sums have the order that comm/hosts.h describes, to the bit, on every CPU
-// backend, and what crosses hosts is what the formula says, to the byte.
+// The shared suite: ranks on several hosts. On every CPU backend, sums have the order that comm/hosts.h describes, to
+// the bit, and the bytes sent between hosts are exactly those of the formula.
 #include <ATen/ops/add.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
@@ -27,7 +27,7 @@ namespace {
 
 bool on_cpu() { return backend().device.is_cpu(); }
 
-// Hosts of neighbouring ranks: drawn, the same on every rank.
+// Draws hosts of consecutive ranks, the same on every rank.
 std::vector<int> drawn_hosts(std::mt19937& random, int ranks) {
   std::vector<int> of{0};
   for (int r = 1; r < ranks; ++r) of.push_back(of.back() + (random() % 3 == 0 ? 1 : 0));
@@ -40,14 +40,14 @@ std::string text_of(const std::vector<int>& of) {
   return text;
 }
 
-// A communicator of the same ranks on these hosts.
+// Returns a communicator of the same ranks on these hosts.
 std::unique_ptr<Communicator> on_hosts(Communicator& comm, const std::vector<int>& of) {
   std::unique_ptr<Communicator> out = comm.split(0, comm.rank());
   out->set_hosts(of);
   return out;
 }
 
-// What `rank` brings: values whose sums round differently in every order.
+// Returns the input of `rank`: values whose sums round differently in every order.
 at::Tensor brought(int64_t n, at::ScalarType dtype, int seed, int rank) {
   std::mt19937 random(static_cast<unsigned>(seed * 64 + rank));
   at::Tensor values = at::empty({n}, at::kDouble);
@@ -62,7 +62,8 @@ at::Tensor combine(const at::Tensor& a, const at::Tensor& b, ReduceOp op) {
   return op == ReduceOp::kSum ? at::add(a, b) : op == ReduceOp::kMax ? at::maximum(a, b) : at::minimum(a, b);
 }
 
-// By the definition: inside each host in the order of ranks, then host by host; bf16 in fp32 and rounded once.
+// Reduces by the definition: first within each host in the order of ranks, then host by host; bf16 is summed in fp32
+// and rounded once.
 at::Tensor by_hosts(const std::vector<at::Tensor>& inputs, const std::vector<int>& of, ReduceOp op) {
   const at::ScalarType dtype = inputs[0].scalar_type();
   std::vector<at::Tensor> sums;  // of each host
@@ -79,7 +80,7 @@ at::Tensor by_hosts(const std::vector<at::Tensor>& inputs, const std::vector<int
   return sum.to(dtype);
 }
 
-// The sum over the ranks of what each has sent to other hosts for its collectives.
+// Returns the sum over the ranks of the bytes that each has sent to other hosts for its collectives.
 int64_t crossed(Communicator& comm, const CommStats& before, const CommStats& after) {
   at::Tensor sum =
       at::full({1}, after.collective_bytes_to_other_hosts - before.collective_bytes_to_other_hosts, at::kLong);
@@ -100,7 +101,7 @@ TEST_P(CommSuite, SumsOverHostsHaveTheDefinedOrder) {
       const std::string what = text_of(of) + ", " + std::to_string(n);
       for (const at::ScalarType dtype : {at::kFloat, at::kDouble, at::kLong, at::kBFloat16}) {
         const int64_t width = static_cast<int64_t>(c10::elementSize(dtype));
-        // [ranks, n] of each rank, of which row `rank` is summed here; in place, or not.
+        // Each rank has an input [ranks, n], whose row `rank` is summed on this rank, in place or not.
         std::vector<at::Tensor> inputs, rows;
         for (int r = 0; r < size; ++r) inputs.push_back(brought(size * n, dtype, seed, r).view({size, n}));
         for (int r = 0; r < size; ++r) rows.push_back(inputs[static_cast<size_t>(r)][rank].clone());
@@ -121,7 +122,7 @@ TEST_P(CommSuite, SumsOverHostsHaveTheDefinedOrder) {
         EXPECT_EQ(crossed(comm, before, apart->stats()),
                   (hosts - 1) * size * n * (dtype == at::kBFloat16 && two_levels ? 4 : width))
             << what << dtype;
-        // And back to all.
+        // Then the result is gathered by all ranks.
         before = apart->stats();
         at::Tensor all = at::full({size, n}, -1, dtype);
         const at::Tensor mine = draw % 2 == 0 ? rows[static_cast<size_t>(rank)] : all[rank];
@@ -132,7 +133,7 @@ TEST_P(CommSuite, SumsOverHostsHaveTheDefinedOrder) {
         }
         EXPECT_EQ(crossed(comm, before, apart->stats()), (hosts - 1) * size * n * width) << what;
       }
-      // Lengths that no number of ranks divides.
+      // The lengths are not multiples of the number of ranks.
       const int64_t length = static_cast<int64_t>(random() % 3 == 0 ? random() % 20000 : random() % 10);
       for (const at::ScalarType dtype : kReducible) {
         for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kMin}) {
@@ -145,7 +146,7 @@ TEST_P(CommSuite, SumsOverHostsHaveTheDefinedOrder) {
           apart->begin_all_reduce(begun, op, {"all_reduce begun", draw})->wait();
           const at::Tensor expected = by_hosts(inputs, of, op);
           EXPECT_TRUE(at::equal(begun, expected)) << what << ", " << length << dtype;
-          if (hosts == 1) continue;  // the backend's order, and its bytes
+          if (hosts == 1) continue;  // the backend's own order and number of bytes
           EXPECT_TRUE(at::equal(sum, expected)) << what << ", " << length << dtype;
           EXPECT_EQ(sent, 2 * (hosts - 1) * static_cast<int64_t>(expected.nbytes())) << what << ", " << length;
         }
@@ -172,7 +173,7 @@ TEST_P(CommSuite, SumsOverHostsAreCloseToFp64) {
         at::Tensor sum = at::empty({kLength}, dtype);
         apart->reduce_scatter(
             sum, brought(comm.size() * kLength, dtype, draw, comm.rank()).view({comm.size(), kLength}), {"sum", draw});
-        // The rounding of additions in fp32, and of the result.
+        // The rounding of the additions in fp32 and of the result.
         const at::Tensor bound =
             sizes.mul(comm.size() * std::ldexp(1.0, -23)).add(exact.abs(), dtype == at::kFloat ? 0 : 1.0 / 256);
         EXPECT_TRUE(sum.to(at::kDouble).sub(exact).abs().le(bound).all().item<bool>()) << dtype;
@@ -181,14 +182,14 @@ TEST_P(CommSuite, SumsOverHostsAreCloseToFp64) {
   });
 }
 
-// Several rounds of sums, beside each other and beside gathers.
+// Several rounds of sums at the same time as other sums and gathers.
 TEST_P(CommSuite, LargeSumsOverHostsAmongOtherTraffic) {
   ranks([&](Communicator& comm) {
     if (!on_cpu() || comm.size() < 2) return;
     const int size = comm.size(), rank = comm.rank();
     const int64_t n = (backend().large_rounds ? 9'000'000 : 100'000) / size + 1;
     std::vector<int> of(static_cast<size_t>(size), 0);
-    of.back() = 1;  // as unequal as can be
+    of.back() = 1;  // as unequal as possible
     for (int turn = 0; turn < 2; ++turn, std::fill(of.begin() + size / 2, of.end(), 1)) {
       const auto apart = on_hosts(comm, of);
       std::vector<at::Tensor> rows;
@@ -239,7 +240,7 @@ TEST_P(CommSuite, SplitsKnowTheirHosts) {
     if (!on_cpu()) return;
     const int size = comm.size();
     std::vector<int> of;
-    for (int r = 0; r < size; ++r) of.push_back(7 - r / 2);  // pairs, under any numbers
+    for (int r = 0; r < size; ++r) of.push_back(7 - r / 2);  // pairs; the numbers of hosts do not matter
     const auto apart = on_hosts(comm, of);
     EXPECT_EQ(apart->hosts().count(), (size + 1) / 2);
     EXPECT_EQ(apart->hosts().groups().count(), size > 2 ? (size + 1) / 2 : 1);
@@ -248,7 +249,7 @@ TEST_P(CommSuite, SplitsKnowTheirHosts) {
     EXPECT_EQ(one_each->hosts().groups().count(), 1);
     const auto inside = apart->split(comm.rank() / 2, 0);
     EXPECT_EQ(inside->hosts().count(), 1);
-    // Ranks of a host that are no neighbours: sums as on one host, and still what crosses is counted.
+    // The ranks of a host are not consecutive: sums are those of one host, but bytes to other hosts are still counted.
     std::vector<int> mixed;
     for (int r = 0; r < size; ++r) mixed.push_back(r % 2);
     const auto scattered = on_hosts(comm, mixed);

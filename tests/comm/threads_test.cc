@@ -1,4 +1,4 @@
-// The suite over the threads backend, and what only that backend promises.
+// The suite over the threads backend, and tests of what only that backend guarantees.
 #include "comm/threads/threads.h"
 
 #include <ATen/Parallel.h>
@@ -106,7 +106,7 @@ TEST(Threads, WaitInASplitEndsWhenAPeerReturns) {
       if (comm.rank() == 2) all->all_reduce(tensor, ReduceOp::kSum, {"gradients", 4});
     } catch (const Error& e) {
       EXPECT_NE(std::string(e.what()).find("returned without taking part"), std::string::npos) << e.what();
-      const std::string what = e.what();  // rank 2's may name rank 0 besides, which returns when it has been told
+      const std::string what = e.what();  // rank 2's may also name rank 0, which returns after its error
       EXPECT_TRUE(what.find("rank 1") != std::string::npos || what.find("ranks 0-1") != std::string::npos) << what;
       ++told;
     }
@@ -114,7 +114,7 @@ TEST(Threads, WaitInASplitEndsWhenAPeerReturns) {
   EXPECT_EQ(told, 2);
 }
 
-// Nobody is left who could end a wait: the first deadline is as good as missed, however far it is.
+// No rank is left that could end a wait, so the earliest deadline counts as missed at once, however late it is.
 TEST(Threads, DeadlockIsDetectedAtOnce) {
   try {
     run_ranks(3, [](Communicator& comm) {
@@ -134,7 +134,7 @@ TEST(Threads, DeadlockAcrossCommunicatorsIsDetected) {
   std::atomic<int> raised = 0;
   run_ranks(4, [&](Communicator& comm) {
     const auto pair = comm.split(comm.rank() / 2, comm.rank()), crossed = comm.split(comm.rank() % 2, comm.rank());
-    // 0 waits for 1, 1 for 3, 3 for 2, 2 for 0; once the first has given up and gone on, so can all.
+    // 0 waits for 1, 1 for 3, 3 for 2, 2 for 0. Once the first rank has given up and continued, all others can too.
     try {
       if (comm.rank() == 0 || comm.rank() == 3) pair->barrier({"pairs", 0});
       if (comm.rank() == 1 || comm.rank() == 2) crossed->barrier({"crossed", 0});
@@ -156,7 +156,7 @@ TEST(Threads, MessageOfARankThatReturnedArrives) {
   });
 }
 
-// Peers read each other's tensors, and let go of them before the owner goes on: what it frees then is free.
+// Peers read each other's tensors and drop their references before the owner continues, so that it can free them.
 TEST(Threads, PeersKeepNoReferencesToTensors) {
   std::atomic<int> held = 0;
   run_ranks(4, [&](Communicator& comm) {

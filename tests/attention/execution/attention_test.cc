@@ -1,5 +1,5 @@
-// Attention over many ranks (threads) against the fp64 oracle, forward and backward; traffic and memory against the
-// plan.
+// Compares attention over many ranks (threads) with the fp64 oracle, forward and backward, and its traffic and memory
+// with the plan.
 #include "attention/execution/attention.h"
 
 #include <ATen/TensorOperators.h>
@@ -36,12 +36,12 @@ using testing::run_everywhere;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// fp64, with inputs of the order of 1. 4.5e-15 was the most in 3,000 random cases: 1 to 16 ranks, LibTorch, MKL and our
-// kernel with AVX-512, with AVX2 and without either. Sums in another order may double it.
+// The bound for fp64 with inputs of magnitude 1. The largest error in 3,000 random cases was 4.5e-15: 1 to 16 ranks,
+// LibTorch, MKL and our kernel with AVX-512, with AVX2 and with neither. Another order of summation may double it.
 constexpr double kExact = 2e-14;
-constexpr double kOfOneCase = 1e-14;  // the same of small cases that are no random ones: 3.1e-15 in 24 runs
+constexpr double kOfOneCase = 1e-14;  // the same for small fixed cases: at most 3.1e-15 in 24 runs
 
-// Inputs for the request; the command that repeats the case goes to the log.
+// Returns inputs for the request and logs the command that repeats the case.
 Inputs inputs_of(const PlanRequest& request, RandomInput input, KernelKind kernel) {
   RC_LOG() << attend_command(testing::written_out(request), input, kernel, /*backward=*/true) << "\n";
   const AttentionShape& s = request.shape;
@@ -60,7 +60,7 @@ RC_GTEST_PROP(Attention, EqualsTheOracleInDoublePrecision, ()) {
   const Inputs in = inputs_of(request, {.dim = dim, .dtype = at::kDouble, .seed = any_seed()}, kernel);
   const RankResults run = run_everywhere(request, in, kernel);
   for (const double error : errors(run.result, oracle_of(request, in), 1)) RC_ASSERT(error < kExact);
-  // What moved and what was held is what the plan says.
+  // The transferred and the held sizes are those of the plan.
   for (int r = 0; r < request.ranks; ++r) {
     const std::shared_ptr<const Program> program = cached_program(request, r);
     const Traffic f = traffic(*program, program->forward), b = traffic(*program, program->backward);
@@ -75,8 +75,8 @@ RC_GTEST_PROP(Attention, EqualsTheOracleInDoublePrecision, ()) {
   }
 }
 
-// Nothing in planner, executor or kernels may take heads, batch rows or positions for alike: slices of any batch rows,
-// any heads, any strides, any bands, overlapping as they like (a pair in two slices counts twice).
+// Planner, executor and kernels must not assume that heads, batch rows or positions are alike. The slices here have any
+// batch rows, heads, strides and bands, and may overlap (a pair in two slices counts twice).
 RC_GTEST_PROP(Attention, AnySlicesEqualTheOracle, ()) {
   PlanRequest request = testing::any_request();
   request.shape = {2, 4, 2, request.shape.q_len, request.shape.k_len, 0};
@@ -113,7 +113,7 @@ RC_GTEST_PROP(Attention, AnySlicesEqualTheOracle, ()) {
   }
 }
 
-// The plain reference of the same precision: one rank, the whole problem in one fp32 operator chain.
+// The plain reference of the same precision computes the whole problem on one rank with a chain of fp32 operators.
 OracleResult plain_fp32(const PlanRequest& request, const Inputs& in) {
   const int64_t group = request.shape.heads / request.shape.kv_heads;
   const auto heads_first = [](const at::Tensor& t) { return t.to(at::kFloat).transpose(1, 2); };
@@ -134,7 +134,7 @@ OracleResult plain_fp32(const PlanRequest& request, const Inputs& in) {
   const at::Tensor s = q.matmul(k.transpose(2, 3)) * scale + weight;
   const at::Tensor lse = s.logsumexp({-1});
   const at::Tensor p = (s - lse.masked_fill(lse.eq(-kInfinity), 0).unsqueeze(-1)).exp();
-  // The forward hands its output on in the inputs' dtype, and the backward starts from that.
+  // The forward returns its output in the dtype of the inputs, and the backward starts from that.
   const at::Tensor out = p.matmul(v).to(in.q.scalar_type()).to(at::kFloat), dp = dout.matmul(v.transpose(2, 3));
   const at::Tensor ds = p * (dp - (dout * out).sum(-1, true)) * scale;
   const auto fold = [&](const at::Tensor& t) {
@@ -153,11 +153,12 @@ RC_GTEST_PROP(Attention, SinglePrecisionErrorIsThatOfAPlainReference, ()) {
   const OracleResult want = oracle_of(request, in);
   const auto ours = errors(run_everywhere(request, in, KernelKind::kAuto).result, want, magnitude);
   const auto plain = errors(plain_fp32(request, in), want, magnitude);
-  // A probability errs by the rounding of its score, which grows with the score, whoever computes it; a plain reference
-  // may be lucky.
+  // In any implementation the error of a probability is the rounding error of its score, which grows with the score.
+  // The plain reference may happen to have a small error, so the bound also depends on the size of the scores.
   const at::Tensor lse = want.lse.masked_fill(want.lse.isfinite().logical_not(), 0);
   const double scores = lse.numel() ? lse.abs().max().item<double>() : 0;
-  // Of bf16, everything but lse is rounded, by the reference too: as much again for its luck.
+  // In bf16 everything except lse is rounded, in the reference as well. Its roundings may happen to cancel, so the
+  // bound allows for them again.
   const double unit = type == at::kBFloat16 ? 1.0 / 256 : 0;
   for (size_t i = 0; i < ours.size(); ++i) {
     RC_ASSERT(ours[i] <= 3 * plain[i] + 2e-6 + scores * 0x1p-22 + (i == 1 ? 0 : 4 * unit));
@@ -181,7 +182,8 @@ TEST(Attention, HalfPrecisionsAccumulateInFp32) {
     EXPECT_EQ(run.result.out.scalar_type(), type);
     EXPECT_EQ(run.result.lse.scalar_type(), at::kFloat);
     const OracleResult want = oracle_of(request, in);
-    // Half a unit in the last place of the result's dtype, and no more drift with the ring than one rank has.
+    // `unit` is half a unit in the last place of the result's dtype. Gradients over the ring may have at most twice the
+    // error of those on one rank.
     const double unit = type == at::kBFloat16 ? 1.0 / 256 : 1.0 / 2048;
     EXPECT_LT(errors(run.result, want)[0], 2 * unit);
     EXPECT_LT(errors(run.result, want)[1], 1e-6);
@@ -200,8 +202,8 @@ TEST(Attention, HugeAndTinyLogitsStayExact) {
     in.q.select(3, 0).fill_(1);
     in.k.select(3, 0).fill_(shift);
     const RankResults run = run_everywhere(request, in, KernelKind::kAuto, 1.0);
-    // Scores are rounded at 1e-16 of their size, and so are the keys they are multiplied with: 1.1e-16 of the square
-    // was seen, in 24 runs.
+    // Scores are rounded to 1e-16 of their size, and so are the keys that they are multiplied with. The largest error
+    // in 24 runs was 1.1e-16 of the square.
     for (const double error : errors(run.result, oracle_of(request, in, 1.0))) {
       EXPECT_LT(error, 3e-16 * shift * shift) << shift;
     }
@@ -216,7 +218,7 @@ TEST(Attention, RowsWithoutKeysHaveZeroOutputAndMinusInfinityLse) {
   EXPECT_TRUE((run.result.out.slice(1, 0, 20) == 0).all().item<bool>());
   EXPECT_TRUE((run.result.lse.slice(2, 0, 20) == -kInfinity).all().item<bool>());
   EXPECT_TRUE((run.result.dq.slice(1, 0, 20) == 0).all().item<bool>());
-  for (const double error : errors(run.result, oracle_of(request, in))) EXPECT_LT(error, 1.5e-6);  // 4e-7 was seen
+  for (const double error : errors(run.result, oracle_of(request, in))) EXPECT_LT(error, 1.5e-6);  // at most 4e-7 seen
 }
 
 TEST(Attention, MaskedNonFiniteValuesDoNotLeak) {
@@ -229,14 +231,14 @@ TEST(Attention, MaskedNonFiniteValuesDoNotLeak) {
       }
       const Inputs in = random_inputs(request.shape, 8, at::kDouble);
       const OracleResult clean = oracle_of(request, in);
-      // Keys and values that no query before 40 sees.
+      // No query before 40 sees these keys and values.
       in.v.slice(1, 40, 41).fill_(poison);
       in.k.slice(1, 41, 42).fill_(poison);
       const RankResults run = run_everywhere(request, in, KernelKind::kAuto);
       EXPECT_LT(error_of(run.result.out.slice(1, 0, 40), clean.out.slice(1, 0, 40)), kOfOneCase);
       EXPECT_LT(error_of(run.result.lse.slice(2, 0, 40), clean.lse.slice(2, 0, 40)), kOfOneCase);
       EXPECT_LT(error_of(run.result.dq.slice(1, 0, 40), clean.dq.slice(1, 0, 40)), kOfOneCase);
-      // Who sees a NaN or an infinite value gets it.
+      // A query that sees a NaN or an infinite value has it in its output.
       EXPECT_FALSE(run.result.out.slice(1, 40, 41).isfinite().any().item<bool>());
     }
   }
@@ -304,7 +306,7 @@ TEST(Attention, InvalidBackwardInputsAreRefusedOnEveryRank) {
   }
 }
 
-// For callers that can keep tensors alone from the forward: with and without blocks that the plan keeps.
+// Some callers can keep only tensors from the forward. This is tested with and without blocks that the plan keeps.
 TEST(Attention, BackwardFindsItsProgramByTheRequest) {
   PlanRequest request = causal_ring(3, 48);
   for (const bool keep_last : {true, false}) {
@@ -324,7 +326,7 @@ TEST(Attention, BackwardFindsItsProgramByTheRequest) {
   }
 }
 
-// A caller's own transfers move along while one rank alone computes, forward and backward.
+// The caller's own transfers make progress while a single rank computes, forward and backward.
 TEST(Attention, CallsThePollFunctionBetweenPieces) {
   const std::shared_ptr<Communicator> self = make_self_communicator();
   AttentionCall call;

@@ -1,5 +1,5 @@
-// Defects that were found in another library, and that no other test here rules out: docs/defects.md has all of them,
-// with the tests.
+// Tests against defects that were found in another library and that no other test here rules out. docs/defects.md lists
+// all of these defects with their tests.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/randn.h>
@@ -45,7 +45,7 @@ PlanRequest request_of(const std::string& pattern, const AttentionShape& shape, 
   return request;
 }
 
-// On one rank, forward and backward.
+// Runs the forward and the backward on one rank.
 OracleResult run_alone(const PlanRequest& request, const Inputs& in) {
   const std::shared_ptr<Communicator> self = make_self_communicator();
   AttentionCall call;
@@ -56,8 +56,8 @@ OracleResult run_alone(const PlanRequest& request, const Inputs& in) {
   return {out.out, out.lse, grads.dq, grads.dk, grads.dv};
 }
 
-// Inputs are of the order of 1: dq and dk, which may cancel to nothing, are not measured against less. 2.6e-15 is the
-// most that was seen (five seeds, three instruction sets); sums in another order may double it.
+// Inputs have magnitude 1. dq and dk may cancel to zero, so their errors are relative to at least 1. The largest error
+// seen was 2.6e-15 (five seeds, three instruction sets); another order of summation may double it.
 void expect_alike(const OracleResult& got, const OracleResult& want, const std::string& where = "") {
   for (const double error : errors(got, want, 1)) EXPECT_LT(error, 1e-14) << where;
 }
@@ -68,7 +68,7 @@ TEST(Defects, ConcurrentCallsGiveIdenticalResults) {
        {"{ kind = 'causal' }", "{ kind = 'dilated', segment_lengths = [16, 90], dilation_rates = [1, 3] }",
         "{ kind = 'blocks', map = 'adaptive', block = 16, keep = 2 }"}) {
     const PlanRequest request = request_of(pattern, {2, 4, 2, 131, 131, 0});
-    const Inputs in = random_inputs(request.shape, 8, at::kFloat);  // shared by all
+    const Inputs in = random_inputs(request.shape, 8, at::kFloat);  // shared by all threads
     std::vector<OracleResult> got(kThreads);
     std::vector<std::thread> threads;
     for (int i = 0; i < kThreads; ++i) {
@@ -86,7 +86,8 @@ TEST(Defects, ConcurrentCallsGiveIdenticalResults) {
   }
 }
 
-// No pool, no circle of references: what was handed in belongs to its owner alone again, what was returned is gone.
+// There is no pool and no reference cycle: afterwards the caller holds the only reference to each input, and a returned
+// tensor that the caller has dropped is freed.
 TEST(Defects, CallsKeepNoReferencesToTensors) {
   for (const int ranks : {1, 3}) {
     const PlanRequest request = request_of("{ kind = 'causal' }", {1, 4, 2, 60, 60, 0}, ranks);
@@ -179,7 +180,8 @@ TEST(Defects, EmptyBatchesAndEmptySequencesGiveEmptyResults) {
   }
 }
 
-// Each head group is its branch alone, divided, forward and backward, with the same pairs dropped.
+// Each head group equals its branch alone, divided by the number of groups, forward and backward, with the same pairs
+// dropped.
 TEST(Defects, MeanCombineIgnoresDropout) {
   const AttentionShape shape{2, 4, 4, 40, 40, 0};
   const Inputs in = random_inputs(shape, 8, at::kDouble);
@@ -207,7 +209,7 @@ TEST(Defects, MeanCombineIgnoresDropout) {
     for (size_t i = 0; i < mean.size(); ++i) {
       const at::Tensor got = mean[i].narrow(2, 2 * group, 2);
       const at::Tensor want = alone[static_cast<size_t>(group)][i].narrow(2, 2 * group, 2) / 2.0;
-      // They have been equal so far; tiles cut in another way would change last places.
+      // So far they have been equal; tiles of other sizes would change the last digits.
       EXPECT_LT((got - want).abs().max().item<double>(), 1e-14) << "group " << group << ", result " << i;
     }
   }
@@ -235,7 +237,7 @@ TEST(Defects, BlockMasksBroadcastOverBatchRowsAndHeads) {
     for (uint8_t& a : active) a = random() % 2;
     return active;
   };
-  // [1, 1] and [1, heads] for all batch rows, [batch, 1] for all heads, each written out in full as well.
+  // [1, 1] and [1, heads] apply to all batch rows, [batch, 1] to all heads. Each is compared with the full mask.
   for (const auto& [batch, heads] : {std::pair{int64_t{1}, int64_t{1}}, {1, kHeads}, {kBatch, 1}}) {
     const std::vector<uint8_t> active = draw(batch * heads);
     std::vector<uint8_t> full;
@@ -271,7 +273,7 @@ TEST(Defects, MixedDtypesAndDevicesAreRefusedBeforeSending) {
           try {
             attention_forward(q, wrong ? keys : k, wrong ? values : k, call);
           } catch (const Error&) {
-            // The ranks agreed in words; no keys or values have moved.
+            // The ranks exchanged only the texts they compare; no keys or values were sent.
             EXPECT_EQ(comm.stats().bytes_sent, 0);
             EXPECT_LT(comm.stats().collective_payload, static_cast<int64_t>(k.nbytes()) / 4);
             throw;
@@ -303,7 +305,7 @@ TEST(Defects, RepeatedCallsReuseThePlan) {
     const PlanStats second = plan_stats();
     EXPECT_EQ(second.patterns_made, first.patterns_made);
     EXPECT_EQ(second.programs_made, first.programs_made);
-    EXPECT_EQ(second.programs.hits, first.programs.hits + 1) << "the backward asks for no program";
+    EXPECT_EQ(second.programs.hits, first.programs.hits + 1) << "the backward does not look for a program";
   }
 }
 
@@ -356,7 +358,7 @@ TEST(Defects, ErrorsHaveOneForm) {
   for (size_t i = 0; i < wrong.size(); ++i) {
     try {
       wrong[i]();
-      ADD_FAILURE() << "case " << i << " was taken";
+      ADD_FAILURE() << "case " << i << " was accepted";
     } catch (const Error& error) {
       EXPECT_TRUE(std::regex_match(error.what(), form)) << error.what();
       EXPECT_TRUE(error.kind() == ErrorKind::kUsage || error.kind() == ErrorKind::kPlan) << error.what();
@@ -364,7 +366,8 @@ TEST(Defects, ErrorsHaveOneForm) {
   }
 }
 
-// Whoever asks gets the same answer: the fastest kernel that fits, or all that were looked for and why none will do.
+// Every caller gets the same answer: the fastest kernel that fits, or an error that lists all kernels that were looked
+// for and why none fits.
 TEST(Defects, KernelChoicesAndErrorsNameTheDetectedKernels) {
   std::vector<std::string> names;
   for (const DetectedKernel& kernel : detected_kernels()) names.push_back(kernel.name);
@@ -405,7 +408,7 @@ TEST(Defects, HugeLogitsStayFiniteInEveryPrecision) {
       for (const at::Tensor& t : {got.out, got.lse, got.dq, got.dk, got.dv}) {
         EXPECT_TRUE(t.isfinite().all().item<bool>()) << toString(type) << " " << shift;
       }
-      // A mean of values is no larger than the largest.
+      // A mean of values does not exceed the largest value.
       EXPECT_LE(got.out.abs().max().item<double>(), in.v.abs().max().item<double>() * 1.01);
       EXPECT_LT((got.lse - in.k[0][0][0][0].item<double>()).abs().max().item<double>(), 100);
     }

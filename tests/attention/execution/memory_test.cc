@@ -1,5 +1,5 @@
-// No intermediate of queries x keys anywhere: for every kind of pattern the process never holds more than a small part
-// of what one such matrix would take, forward and backward, whatever the kernel and with dropout.
+// Tests that attention makes no intermediate of queries x keys elements. For every kind of pattern, kernel and dropout
+// rate the peak memory of the process stays a small part of one such matrix, forward and backward.
 #include <ATen/ops/randn.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -18,7 +18,7 @@ int64_t peak_bytes() {
 
 TEST(Memory, NoPatternTakesQuadraticMemory) {
   constexpr int64_t kLength = 16384;
-  const int64_t matrix = kLength * kLength * 4;  // one fp32 number a pair: 1 GiB
+  const int64_t matrix = kLength * kLength * 4;  // one fp32 number for each pair: 1 GiB
   for (const char* text : {
            "{ kind = \"full\" }",
            "{ kind = \"causal\" }",
@@ -35,7 +35,7 @@ TEST(Memory, NoPatternTakesQuadraticMemory) {
            "window_blocks = 1, stride = 16 }] }",
        }) {
     for (const double dropout : {0.0, 0.1}) {
-      if (dropout > 0 && std::string(text).find("union") == std::string::npos) continue;  // dense pieces: slow
+      if (dropout > 0 && std::string(text).find("union") == std::string::npos) continue;  // dense pieces are too slow
       const int64_t before = peak_bytes();
       const std::shared_ptr<Communicator> self = make_self_communicator();
       AttentionCall call;

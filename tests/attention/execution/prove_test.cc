@@ -1,4 +1,4 @@
-// The proof that ranks make together, and when attention asks for it.
+// Tests of the proof that ranks make together, and of when attention requires it.
 #include "attention/execution/prove.h"
 
 #include <ATen/ops/ones.h>
@@ -63,8 +63,8 @@ PlanRequest zigzag(int ranks, int64_t length) {
   return request;
 }
 
-// One call of this rank's rows; returns how many messages the rank sent beside those of the plan: what the comparison
-// before every call takes, and the proof.
+// Makes one call with this rank's rows. Returns how many messages the rank sent in addition to those of the plan: those
+// of the comparison before every call, and those of the proof.
 int64_t messages_of(const PlanRequest& request, Communicator& comm, bool prove = true) {
   AttentionCall call;
   call.request = request;
@@ -130,7 +130,7 @@ TEST(Proof, PlanAndProveAheadCachesTheProof) {
   };
   const int64_t before = proofs().misses;
   plan_and_prove_ahead(request, 0);
-  // One thread makes all, in turn: when the next is made, the first is there.
+  // One thread makes all plans in turn, so that the first plan is complete when the second one is.
   std::promise<void> made;
   plan_ahead(zigzag(1, 45), 0, [&](const Program&) { made.set_value(); });
   made.get_future().wait();

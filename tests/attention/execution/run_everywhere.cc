@@ -87,7 +87,7 @@ OracleResult oracle_of(const PlanRequest& request, const Inputs& in, std::option
 double error_of(const at::Tensor& got, const at::Tensor& want) {
   if (got.numel() == 0) return 0;
   const at::Tensor g = got.to(at::kDouble);
-  // Infinities and NaN must stand in the same places.
+  // Infinities and NaN must be at the same positions.
   const at::Tensor odd = want.isfinite().logical_not();
   if (!g.isfinite().logical_not().eq(odd).all().item<bool>()) return kInfinity;
   if (!g.masked_fill(want.isinf().logical_not(), 0)

@@ -1,5 +1,5 @@
-// One attention call over many ranks (threads), forward and backward, put together again and compared with the fp64
-// oracle: for the tests of attention.
+// For the tests of attention: runs one attention call over many ranks (threads), forward and backward, puts the results
+// together and compares them with the fp64 oracle.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,10 +22,10 @@ struct Inputs {
   at::Tensor q, k, v, dout;
 };
 
-// Normally distributed; q and k times `magnitude`.
+// Normally distributed inputs; q and k are multiplied by `magnitude`.
 Inputs random_inputs(const AttentionShape& shape, int64_t head_dim, at::ScalarType type, double magnitude = 1);
 
-// The positions of the spans, in their order, along dimension `dim`.
+// Returns the positions of the spans, in their order, along dimension `dim`.
 at::Tensor rows_of(const at::Tensor& whole, int64_t dim, const std::vector<Span>& spans);
 
 struct RankResults {
@@ -33,20 +33,21 @@ struct RankResults {
   std::vector<AttentionStats> forward, backward;
 };
 
-// All ranks' parts of the request, as threads; the parts put together again.
+// Runs the request with one thread for each rank and puts the parts of the result together.
 RankResults run_everywhere(const PlanRequest& request, const Inputs& in, KernelKind kernel,
                            std::optional<double> scale = {});
 
 OracleResult oracle_of(const PlanRequest& request, const Inputs& in, std::optional<double> scale = {});
 
-// The largest difference; infinite where infinities and NaN stand in different places.
+// Returns the largest difference, or infinity if infinities and NaN are at different positions.
 double error_of(const at::Tensor& got, const at::Tensor& want);
 
-// The errors of out, lse and the gradients, each relative to the size of what is compared. dq and dk are differences of
-// terms as large as the inputs are (`magnitude`), and may cancel to nothing: they are never measured against less.
+// Returns the errors of out, lse and the gradients, each relative to the size of the expected tensor. dq and dk are
+// differences of terms as large as the inputs (`magnitude`) and may cancel to zero, so their errors are relative to at
+// least `magnitude`.
 std::vector<double> errors(const OracleResult& got, const OracleResult& want, double magnitude = 1e-3);
 
-// Three ranks run `body`; it must raise this kind of error, with `part` in its text, on every one of them.
+// Runs `body` on three ranks. It must raise an error of this kind, with `part` in its text, on each of them.
 void expect_refused_everywhere(const std::function<void(Communicator&)>& body, ErrorKind kind, const std::string& part);
 
 }  // namespace annulus::testing

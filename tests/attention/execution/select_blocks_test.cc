@@ -1,4 +1,4 @@
-// Adaptive block maps against a plain fp64 loop, at several rank counts and layouts.
+// Compares adaptive block maps with a plain fp64 loop, for several numbers of ranks and layouts.
 #include "attention/execution/select_blocks.h"
 
 #include <ATen/TensorOperators.h>
@@ -27,7 +27,7 @@ at::Tensor rows_of(const at::Tensor& whole, const std::vector<Span>& spans) {
   return at::cat(parts, 1);
 }
 
-// The definition, one block after the other: the whole of q and k in plain loops.
+// Selects by the definition: plain loops over all blocks of the whole q and k.
 BlockMap selected_by_definition(const PatternSpec& spec, const AttentionShape& shape, const at::Tensor& q_in,
                                 const at::Tensor& k_in) {
   const at::Tensor q = q_in.to(at::kDouble).contiguous(), k = k_in.to(at::kDouble).contiguous();
@@ -81,7 +81,7 @@ BlockMap selected_by_definition(const PatternSpec& spec, const AttentionShape& s
   return block_map_from_dense(active.data(), block, shape.batch, shape.heads, query_blocks, key_blocks);
 }
 
-// As every rank selects it; they must agree.
+// Returns the selection of the ranks, which must agree.
 PatternSpec selected_everywhere(const PlanRequest& request, const at::Tensor& q, const at::Tensor& k) {
   std::mutex mutex;
   std::vector<PatternSpec> results;
@@ -105,7 +105,7 @@ PlanRequest request_of(const AttentionShape& shape, const std::string& more, int
   return request;
 }
 
-// One map for all where all blocks are kept.
+// Where all blocks are kept, the map has one plane, which is expanded to all batch rows and heads here.
 std::vector<uint8_t> dense_for(const BlockMap& map, const AttentionShape& shape) {
   const std::vector<uint8_t> part = map.dense();
   if (map.batch == shape.batch && map.heads == shape.heads) return part;
@@ -139,11 +139,11 @@ RC_GTEST_PROP(SelectBlocks, EqualsTheDefinition, ()) {
   const PatternSpec spec = selected_everywhere(request, q, k);
   RC_ASSERT(spec.blocks.map == BlocksSpec::Map::kGiven);
   RC_ASSERT(dense_for(*spec.blocks.given, shape) == selected_by_definition(request.pattern, shape, q, k).dense());
-  make_pattern(spec, shape);  // takes it
+  make_pattern(spec, shape);  // accepts the selected map
 }
 
 TEST(SelectBlocks, TiesGoToTheLowerBlock) {
-  const AttentionShape shape{1, 2, 1, 150, 150, 0};  // 10 blocks, the last one of 6
+  const AttentionShape shape{1, 2, 1, 150, 150, 0};  // 10 blocks; the last has 6 positions
   for (const LayoutKind layout : kLayouts) {
     for (const int ranks : {1, 2, 3, 5}) {
       const PlanRequest request = request_of(shape, "keep = 3", ranks, layout);
@@ -153,7 +153,7 @@ TEST(SelectBlocks, TiesGoToTheLowerBlock) {
         std::vector<uint8_t> want(10, 0);
         const int64_t own = row % 10;
         want[0] = want[1] = 1;
-        want[static_cast<size_t>(std::max<int64_t>(own, 2))] = 1;  // two others besides its own
+        want[static_cast<size_t>(std::max<int64_t>(own, 2))] = 1;  // two others in addition to its own
         const std::vector<uint8_t> all = map.dense();
         EXPECT_EQ(std::vector<uint8_t>(all.begin() + row * 10, all.begin() + (row + 1) * 10), want)
             << "block " << own << ", " << ranks << " ranks";
@@ -197,7 +197,7 @@ TEST(SelectBlocks, SelectsForAdaptiveMembersOfUnionsOnly) {
   EXPECT_EQ(spec.members[0], causal_pattern());
   EXPECT_EQ(*spec.members[1].blocks.given, alone);
   EXPECT_FALSE(is_adaptive(spec));
-  // What a causal union selects is not of later keys, however deep it is said.
+  // In a causal union no later keys are selected, at whatever level of nesting `causal` is set.
   request.pattern.causal = true;
   request.pattern.members[1].causal = true;
   const BlockMap past = *selected_everywhere(request, q, k).members[1].blocks.given;
@@ -212,7 +212,7 @@ TEST(SelectBlocks, SelectsForAdaptiveMembersOfUnionsOnly) {
   EXPECT_EQ(selected_everywhere(request, q, k), causal_pattern());
 }
 
-// Forward and backward run with the one selection, at any rank count, and equal the oracle with that map.
+// Forward and backward run with the same selection on any number of ranks, and equal the oracle with that map.
 TEST(SelectBlocks, ForwardAndBackwardUseOneSelection) {
   const AttentionShape shape{2, 4, 2, 150, 150, 0};
   const at::TensorOptions fp64 = at::TensorOptions().dtype(at::kDouble);
@@ -234,7 +234,7 @@ TEST(SelectBlocks, ForwardAndBackwardUseOneSelection) {
         EXPECT_EQ(*used.blocks.given, selected_by_definition(request.pattern, shape, q, k));
         const OracleResult want = oracle(q, k, v, dout, 1 / std::sqrt(8.0), count_of(used, shape));
         const auto expect_near = [&](const at::Tensor& x, const at::Tensor& whole, const std::vector<Span>& spans) {
-          // 8e-15 is the most that was seen, of eight seeds.
+          // The largest error of eight seeds was 8e-15.
           EXPECT_LT((x - rows_of(whole, spans)).abs().max().item<double>(), 3e-14);
         };
         expect_near(out.out, want.out, queries);
@@ -246,7 +246,7 @@ TEST(SelectBlocks, ForwardAndBackwardUseOneSelection) {
   }
 }
 
-// Operators that this thread calls, by any name: on a GPU each is a launch, a copy or a wait.
+// Counts all operators that this thread calls. On a GPU each of them would be a launch, a copy or a wait.
 class OperatorCount {
  public:
   OperatorCount() {
@@ -283,7 +283,7 @@ TEST(SelectBlocks, OperatorCountIsIndependentOfTheShape) {
   }
 }
 
-// Strided rows: one sum for each block that a stride and the blocks have in common, not one for each block.
+// The number of operators depends on how the stride of the rows fits into the blocks, not on the number of blocks.
 TEST(SelectBlocks, OperatorCountIsIndependentOfTheLengthIfStriped) {
   const auto operators = [&](int ranks, int64_t length) {
     const PlanRequest request = request_of({1, 1, 1, length, length, 0}, "keep = 3", ranks, LayoutKind::kStriped);

@@ -1,4 +1,4 @@
-// Bytes and storage: what a call really sends, and what it really holds at once, are what its plan says.
+// Tests that the bytes which a call sends, and the largest storage which it holds at once, are those of its plan.
 #include "attention/plan/traffic.h"
 
 #include <gtest/gtest.h>
@@ -28,7 +28,7 @@ PlanRequest request_of(const char* pattern, int ranks, int64_t length, LayoutKin
 
 constexpr int64_t kDim = 16;
 
-// Every rank's counts, of fp32 inputs, against its program's.
+// Compares the counts of every rank, for fp32 inputs, with those of its program.
 RankResults expect_as_planned(const PlanRequest& request) {
   RankResults run = run_everywhere(request, random_inputs(request.shape, kDim, at::kFloat), KernelKind::kAuto);
   for (int r = 0; r < request.ranks; ++r) {
@@ -67,7 +67,8 @@ TEST(Traffic, BytesAndPeaksAreThoseOfThePlan) {
   }
 }
 
-// Buffers of many sizes, none of which fits the next: what is not taken over is freed, and not kept for a later one.
+// Buffers have different sizes, so that none can take over the storage of another. Their storage is freed and not kept
+// for later buffers.
 TEST(Traffic, UnevenBuffersAreFreedAsPlanned) {
   for (const ScheduleKind schedule : kSchedules) {
     PlanRequest uneven = request_of("{ kind = \"full\" }", 8, 96, LayoutKind::kContiguous, schedule);
@@ -76,7 +77,7 @@ TEST(Traffic, UnevenBuffersAreFreedAsPlanned) {
   }
 }
 
-// Rows that do not lie one after the other are copied out to be sent, and the copies count.
+// Rows that are not contiguous are copied before they are sent, and the copies count.
 TEST(Traffic, CopiesOfScatteredRowsAreCounted) {
   for (const ScheduleKind schedule : {ScheduleKind::kRing, ScheduleKind::kGroupCast}) {
     const PlanRequest request =

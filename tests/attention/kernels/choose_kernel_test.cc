@@ -1,5 +1,5 @@
-// The choice of a kernel, and why: on CPUs, and on GPUs by what they are, which need not be there. And what the CPU's
-// says that it holds.
+// Tests of the choice of a kernel and its reason, on CPUs and, by given abilities of a GPU, without one. Also tests the
+// memory that the CPU kernel declares.
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@ TEST(ChooseKernel, GivesItsReason) {
   const KernelChoice fp32 = choose_kernel(KernelKind::kAuto, at::kCPU, at::kFloat, 64, false);
   EXPECT_EQ(fp32.kind, KernelKind::kCpu);
   EXPECT_NE(fp32.reason.find("CPU"), std::string::npos);
-  // The CPU's own kernel draws dropout in its tiles; LibTorch's operator cannot.
+  // The CPU kernel draws dropout within its tiles; LibTorch's operator cannot.
   const std::string dropping = choose_kernel(KernelKind::kAuto, at::kCPU, at::kHalf, 64, true).reason;
   EXPECT_EQ(dropping.find("dense"), std::string::npos) << dropping;
   EXPECT_NE(choose_kernel(KernelKind::kEfficient, at::kCPU, at::kHalf, 64, true).reason.find("falls back"),
@@ -69,10 +69,11 @@ TEST(ChooseKernel, FollowsTheAbilitiesOfTheGpu) {
   EXPECT_EQ(chosen(a100, at::kBFloat16, 128), KernelKind::kFlash2);
   at::globalContext().setDeterministicAlgorithms(false, /*warn_only=*/false);
   const std::string reason = choose_gpu_kernel(KernelKind::kAuto, old_cudnn, at::kBFloat16, 128, false).reason;
-  EXPECT_NE(reason.find("9.15.1"), std::string::npos) << reason;  // why the faster one is not taken
+  EXPECT_NE(reason.find("9.15.1"), std::string::npos) << reason;  // why the faster kernel is not chosen
 }
 
-// Each thread has its own scratch, and in the backward all but one of those that share a kv head a dq.
+// Each thread has its own scratch. In the backward, all but one of the threads that share a kv head also have their own
+// dq.
 TEST(ChooseKernel, CpuKernelChargesTheScratchOfItsThreads) {
   const std::unique_ptr<Kernel> kernel = make_chosen_kernel(KernelKind::kCpu, at::kCPU, at::kFloat);
   const auto charged = [&](int threads, int64_t kv_heads, When when) {
@@ -87,7 +88,7 @@ TEST(ChooseKernel, CpuKernelChargesTheScratchOfItsThreads) {
   };
   constexpr int64_t kElement = 64 * 4, kDq = 5000 * 4 * kElement;         // rows of 64 fp32
   constexpr int64_t kForward = 2 * (1024 + 256) * kElement;               // q, out; k, v
-  constexpr int64_t kBackward = (3 * 1024 + 5 * 256) * kElement + 98304;  // and two times 48 x 256 scores
+  constexpr int64_t kBackward = (3 * 1024 + 5 * 256) * kElement + 98304;  // and 2 x 48 x 256 scores
   EXPECT_EQ(charged(1, 1, When::kForward), kForward);
   EXPECT_EQ(charged(4, 1, When::kForward), 4 * kForward);
   const int64_t alone = charged(1, 1, When::kBackward);

@@ -1,5 +1,5 @@
-// The kernels of GPUs against the definitions: every operator at every length, head size and window; scattered tiles;
-// merging. Built wherever CUDA builds are; skipped, with the reason, where there is no GPU that such a build can use.
+// Compares the kernels for GPUs with the definitions: every operator at every length, head size and window, scattered
+// tiles, and merging. It is built in CUDA builds and skipped, with the reason, without a GPU that such a build can use.
 #include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
@@ -35,7 +35,7 @@ class GpuKernels : public ::testing::Test {
     if (gpu_abilities().name.empty()) GTEST_SKIP() << "no GPU that this build can use";
   }
 
-  // Why this operator cannot be asked for here; empty where it can.
+  // Returns why this operator is not available here; empty if it is.
   static std::string obstacle(KernelKind kind, at::ScalarType type, int64_t dim) {
     try {
       choose_kernel(kind, at::kCUDA, type, dim, false);
@@ -85,7 +85,7 @@ TEST_F(GpuKernels, MultiHeadAttentionEqualsTheDefinitions) {
   expect_right(KernelKind::kAuto, at::kFloat, 8, 8, 64);
 }
 
-// Gathered, strided, banded tiles of parts of batch rows and heads, large and small.
+// Tiles are gathered, strided and banded, of some batch rows and heads, large and small.
 TEST_F(GpuKernels, ScatteredTilesEqualTheDefinitions) {
   for (const KernelKind kind : {KernelKind::kCudnn, KernelKind::kFlash2, KernelKind::kFlash3, KernelKind::kEfficient}) {
     for (const bool one_head : {false, true}) {
@@ -96,7 +96,7 @@ TEST_F(GpuKernels, ScatteredTilesEqualTheDefinitions) {
         }
         const testing::Case c = testing::moved(testing::scattered(at::kFloat, one_head, 64), at::kCPU, type);
         const testing::Case there = testing::moved(c, at::kCUDA, type);
-        // bf16 rounds each tile's gradients, of which these add up a dozen.
+        // bf16 rounds the gradients of each tile, and about a dozen tiles are added up here.
         const double bound = type == at::kFloat ? 1e-3 : 0.4;
         EXPECT_LT(testing::worst(testing::run(there, kind), testing::by_definition(c)), bound)
             << to_string(kind) << " " << one_head << " " << c10::toString(type);
@@ -112,7 +112,7 @@ TEST_F(GpuKernels, DropoutEqualsThatOfTheCpu) {
   EXPECT_LT(testing::worst(testing::run(there, KernelKind::kAuto), testing::by_definition(c)), 1e-3);
 }
 
-// What fill and most_gathered divide otherwise is the same result.
+// The result does not depend on how `fill` and `most_gathered` divide the tiles.
 TEST_F(GpuKernels, ResultIsIndependentOfGathering) {
   const testing::Case c = testing::scattered(at::kFloat, false, 64);
   const testing::Case there = testing::moved(c, at::kCUDA, at::kFloat);
@@ -138,8 +138,8 @@ TEST_F(GpuKernels, DeterministicRunsAreBitIdentical) {
   }
 }
 
-// The device's kernel against the CPU's loop: dtypes, strides, sizes that are no multiple of four, indexed rows, rows
-// without keys on either side.
+// Compares the device's kernel with the CPU's loop: dtypes, strides, sizes that are not a multiple of four, indexed
+// rows, and rows without keys on either side.
 TEST_F(GpuKernels, MergeEqualsThatOfTheCpu) {
   for (const int64_t dim : {3, 8, 20, 128, 256}) {
     for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble}) {
@@ -164,7 +164,7 @@ TEST_F(GpuKernels, MergeEqualsThatOfTheCpu) {
   }
 }
 
-// Four parts in one pass, of some rows each, into bf16 too.
+// Four parts, each of some of the rows, are merged in one pass, also into bf16.
 TEST_F(GpuKernels, MergeOfSeveralPartsEqualsThatOfTheCpu) {
   for (const int64_t dim : {6, 128}) {
     for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble}) {
@@ -203,7 +203,7 @@ TEST_F(GpuKernels, MergeOfSeveralPartsEqualsThatOfTheCpu) {
 TEST_F(GpuKernels, UploadIsNotAffectedByLaterWrites) {
   at::Tensor host = at::full({1 << 16}, 7, at::kLong);
   const at::Tensor there = upload(host, at::kCUDA);
-  host.fill_(9);  // the copy was made from pinned memory of its own
+  host.fill_(9);  // the copy was made from separate pinned memory
   EXPECT_TRUE(there.eq(7).all().item<bool>());
 }
 

@@ -56,7 +56,7 @@ Result by_definition(const Case& c) {
       const int64_t kv = h / c.call.group;
       const at::Tensor counts = at::zeros({n, m}, options);
       at::Tensor factors = at::ones({n, m}, options);
-      if (c.call.dropout.rate > 0) {  // positions are rows in these cases
+      if (c.call.dropout.rate > 0) {  // in these cases the positions are the rows
         factors = dropout_factors(c.call.dropout, {b, 1, 1}, {h, 1, 1}, {0, 1, n}, {0, 1, m}, factors)[0][0];
       }
       std::vector<int64_t> grad_row(static_cast<size_t>(m), -1);
@@ -102,7 +102,7 @@ namespace {
 
 double difference(const at::Tensor& got, const at::Tensor& want) {
   const at::Tensor g = got.to(at::kCPU, at::kDouble);
-  // -inf where -inf is wanted: neither NaN nor +inf.
+  // Where -inf is expected, neither NaN nor +inf is accepted.
   if (!g.isfinite().eq(want.isfinite()).all().item<bool>()) return kInfinity;
   if (!g.isfinite().logical_or(g.eq(want)).all().item<bool>()) return kInfinity;
   return (g - want).masked_fill(want.isfinite().logical_not(), 0).abs().max().item<double>();
@@ -135,12 +135,12 @@ Case scattered(at::ScalarType type, bool one_head, int64_t head_dim) {
     c.tiles.push_back(t);
   };
   const Span heads = one_head ? Span{2, 1, 2} : Span{0, 1, 4};
-  for (const int64_t block : {0, 2, 3, 5}) {  // a block row: long runs and short ones
+  for (const int64_t block : {0, 2, 3, 5}) {  // one row of blocks, with long and short runs
     add(heads, {0, 1, 64}, {block * 40, 1, 40});
     add(heads, {64, 1, 32}, {block * 16, 1, 16});
   }
   add(heads, {64, 1, 32}, {128, 1, 40}, {-Band::kUnbounded, 64});
-  add({2, 1, 2}, {1, 3, 60}, {2, 4, 70}, {-40, 90});  // overlaps the others; strides, a slope
+  add({2, 1, 2}, {1, 3, 60}, {2, 4, 70}, {-40, 90});  // overlaps the others, with strides and a sloped band
   add({3, 1, 1}, {100, 1, 90}, {20, 1, 260}, {-30, 15});
   return c;
 }

@@ -1,5 +1,4 @@
-// One call of a kernel on hand-made tiles, and what the definitions make of it: for the tests of kernels, on any
-// device.
+// For the tests of kernels on any device: one call of a kernel on hand-made tiles, and its result by the definitions.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,7 +11,7 @@
 
 namespace annulus::testing {
 
-// One call of a kernel: q of all batch rows and heads, one block of keys, one of gradients.
+// One call of a kernel: q of all batch rows and heads, one block of keys, and one block of gradients.
 struct Case {
   at::Tensor q, dout;
   KeyBlock keys;
@@ -27,22 +26,22 @@ struct Result {
   int64_t peak = 0;
 };
 
-// Forward and backward, by kernels made anew for each.
+// Runs forward and backward, each with a new kernel from `make`.
 Result run(const Case& c, const std::function<std::unique_ptr<Kernel>()>& make);
 Result run(const Case& c, KernelKind kind);
 
-// By the definitions, pair by pair in fp64: scores as often as tiles count the pair, dropout's factors as they are. Of
-// tensors on the CPU.
+// Computes the result by the definitions, pair by pair in fp64: a pair's score counts as often as the tiles contain it,
+// with the same dropout factors. The tensors must be on the CPU.
 Result by_definition(const Case& c);
 
-// The largest difference of any result; infinite where infinities and NaN stand in different places.
+// Returns the largest difference of any result, or infinity if infinities and NaN are at different positions.
 double worst(const Result& got, const Result& want);
 
-// 4 query heads, 2 kv heads, 3 batch rows. The keys hold batch rows 0 and 2 (as a strided view) and kv head 1 or both;
-// the gradients hold all batch rows and heads, and their rows lie elsewhere.
+// Makes a case of 4 query heads, 2 kv heads and 3 batch rows. The keys hold batch rows 0 and 2 (as a strided view) and
+// kv head 1 or both. The gradients hold all batch rows and heads, with other row numbers than the keys.
 Case scattered(at::ScalarType type, bool one_head, int64_t head_dim = 8);
 
-// The same with its tensors elsewhere, or of another dtype.
+// Returns the case with its tensors on another device or in another dtype.
 Case moved(Case c, at::Device device, at::ScalarType type);
 
 }  // namespace annulus::testing

@@ -1,4 +1,5 @@
-// What kernels are made of: merging partial results, grouping tiles and heads, exponentials of rows, dropout's draws.
+// Tests of the parts of kernels: merging partial results, grouping tiles and heads, exponentials of rows, and the draws
+// of dropout.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/PhiloxRNGEngine.h>
 #include <ATen/core/Tensor.h>
@@ -31,10 +32,10 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// Bounds are three to four times what eight seeds and three instruction sets showed at most. Scores of about 100 are
-// rounded at 1.4e-14, those near 5000 at 9e-13, and parts of them err by as much as that.
-constexpr double kOfHundreds = 5e-14;   // 1.5e-14 was seen
-constexpr double kOfThousands = 3e-12;  // 9.1e-13
+// Bounds are three to four times the largest error of eight seeds and three instruction sets. Scores of about 100 are
+// rounded to 1.4e-14, those near 5000 to 9e-13, and the parts have errors of that size.
+constexpr double kOfHundreds = 5e-14;   // at most 1.5e-14 seen
+constexpr double kOfThousands = 3e-12;  // at most 9.1e-13 seen
 
 struct Part {
   at::Tensor out, lse;
@@ -74,7 +75,8 @@ TEST(Merge, IgnoresEmptyPartsAndDoesNotOverflow) {
   EXPECT_TRUE((out == 5.0).all().item<bool>());
 }
 
-// What is merged are ratios: where all scores lie is of no matter, though no exponential of any of them is a number.
+// Merging uses ratios of exponentials, so an offset of all scores does not matter, even if the exponential of each
+// score overflows or underflows.
 TEST(Merge, ScoresFarFromZeroStayExact) {
   const auto options = at::TensorOptions().dtype(at::kDouble);
   for (const double offset : {-5000.0, 5000.0}) {
@@ -95,13 +97,14 @@ TEST(Merge, ScoresFarFromZeroStayExact) {
   }
 }
 
-// Parts of some of the rows, several in one pass, after others or not, into a narrower dtype, and plain sums.
+// Parts hold some of the rows and are merged several in one pass, with or without earlier parts, into a narrower dtype,
+// and as plain sums.
 TEST(Merge, SeveralPartsAtOnceGiveTheWhole) {
   const auto options = at::TensorOptions().dtype(at::kDouble);
   const int64_t n = 9;
   const at::Tensor scores = at::randn({2, 3, n, 20}, options) * 20, values = at::randn({2, 3, 20, 5}, options);
   at::Tensor shown = scores.clone();
-  // Keys 4 p, ..., 4 p + 3 are part p's, which has rows first[p], ..., first[p] + count[p] - 1 alone.
+  // Part p has keys 4 p, ..., 4 p + 3 and only rows first[p], ..., first[p] + count[p] - 1.
   const std::vector<int64_t> first{0, 3, 0, 5, 2}, count{9, 4, 2, 4, 0};
   std::vector<MergePart> parts;
   for (size_t p = 0; p < 5; ++p) {
@@ -119,7 +122,7 @@ TEST(Merge, SeveralPartsAtOnceGiveTheWhole) {
   merge_parts(out, lse, out, lse, all.subspan(3));
   EXPECT_LT((out - whole.out).abs().max().item<double>(), kOfHundreds);
   EXPECT_LT((lse - whole.lse).abs().max().item<double>(), kOfHundreds);
-  // Without the part that has every row, some see nothing.
+  // Without the part that has every row, some rows see no keys.
   merge_parts(out, lse, {}, {}, all.subspan(3, 1));
   EXPECT_TRUE(out.narrow(2, 0, 5).eq(0).all().item<bool>());
   EXPECT_TRUE(lse.narrow(2, 0, 5).eq(-kInfinity).all().item<bool>());
@@ -141,7 +144,8 @@ TEST(Merge, SeveralPartsAtOnceGiveTheWhole) {
   }
   merge_parts(sum, {}, {}, {}, all.first(2));
   merge_parts(sum, {}, sum, {}, all.subspan(2));
-  // Equal so far: four numbers at most. In another order a sum near 8 may differ by twice its last place.
+  // So far the sums, of at most four numbers, were equal. In another order a sum near 8 may differ by twice its last
+  // place.
   EXPECT_LT((sum - want).abs().max().item<double>(), 4e-15);
 }
 
@@ -162,7 +166,7 @@ TEST(IndicesOf, RefusesWhatIsNotPartOfTheBlock) {
   const Span block{1, 3, 6};  // 1, 4, 7, 10, 13, 16
   EXPECT_EQ(indices_of(block, block, "kv heads"), Span::range(0, 6));
   EXPECT_EQ(indices_of({4, 6, 3}, block, "kv heads"), (Span{1, 2, 3}));
-  EXPECT_EQ(indices_of({7, 1, 1}, block, "kv heads"), (Span{2, 1, 1}));  // the stride of one says nothing
+  EXPECT_EQ(indices_of({7, 1, 1}, block, "kv heads"), (Span{2, 1, 1}));  // the stride of one element does not matter
   EXPECT_TRUE(indices_of({2, 1, 0}, block, "kv heads").empty());
   for (const Span& part : {Span{-2, 3, 2}, Span{13, 3, 3}, Span{5, 3, 2}, Span{4, 2, 4}, Span{17, 1, 1}}) {
     try {
@@ -195,7 +199,7 @@ TEST(TileGroups, GroupsTilesByQueriesAndCutsLongGroups) {
   EXPECT_EQ(cut[1].tiles[0].grad_rows, (Span{380, 2, 10}));
 }
 
-// What each query sees of the keys, key by key, and which groups have a row in common.
+// Compares with counting key by key: which keys each query sees, and which groups have a row in common.
 TEST(TileGroups, SeenKeysAndSharedQueriesMatchCounting) {
   for (const int64_t stride : {1, 2, 5}) {
     for (const int64_t key_stride : {1, 3}) {
@@ -211,7 +215,8 @@ TEST(TileGroups, SeenKeysAndSharedQueriesMatchCounting) {
             want.count = j + 1 - want.begin;
           }
           const Span got = keys_seen(queries, keys, band);
-          // Where strides jump over a band it may name keys that no row sees, at the edges; never less than is seen.
+          // Where strides step over the band, the result may have keys at its edges that no row sees, but never lacks a
+          // key.
           if (!want.empty()) {
             EXPECT_LE(got.begin, want.begin) << to_string(band);
             EXPECT_GE(got.begin + got.count, want.begin + want.count) << to_string(band);
@@ -265,7 +270,7 @@ class TileMathOf : public testing::Test {
 using Computed = testing::Types<float, double>;
 TYPED_TEST_SUITE(TileMathOf, Computed);
 
-// Every storage, strided, of sizes around whole vectors; columns begin anywhere.
+// Every storage dtype, strided, with sizes around multiples of a vector; columns begin anywhere.
 TYPED_TEST(TileMathOf, PacksRowsAndColumns) {
   using T = TypeParam;
   for (const at::ScalarType type : this->stored()) {
@@ -319,7 +324,7 @@ TYPED_TEST(TileMathOf, MultipliesTiles) {
   }
 }
 
-// Runs of one vector and more, apart from each other: what lies between is not touched.
+// The runs have one or more vectors and do not touch; the elements between them are not changed.
 TYPED_TEST(TileMathOf, ComputesSoftmaxAndItsGradientOfRuns) {
   using T = TypeParam;
   const TileMath<T>& math = this->math;
@@ -333,7 +338,7 @@ TYPED_TEST(TileMathOf, ComputesSoftmaxAndItsGradientOfRuns) {
     const at::Tensor sum = this->draw({math.rows}).abs(), keep = at::zeros({math.rows}, in);
     scores.select(0, 1).fill_(-INFINITY);
     scores.select(0, 2).fill_(-INFINITY);
-    maximum[2] = -INFINITY, sum[2] = 0;  // no key so far, and none here
+    maximum[2] = -INFINITY, sum[2] = 0;  // no key so far and none in these runs
     maximum[0] = 50;                     // stays
     const at::Tensor wide = scores.to(at::kDouble).masked_fill(seen.logical_not(), -INFINITY);
     const at::Tensor most = at::maximum(std::get<0>(wide.max(1)), maximum.to(at::kDouble));
@@ -366,7 +371,7 @@ TYPED_TEST(TileMathOf, ComputesSoftmaxAndItsGradientOfRuns) {
   }
 }
 
-// Over the whole range, to two units in the last place: a gradient step with lse 0 leaves the exponentials.
+// Checks the exponentials over the whole range of the dtype: a gradient step with lse 0 returns them.
 TYPED_TEST(TileMathOf, ExponentialsAreWithinTwoUlps) {
   using T = TypeParam;
   const bool wide = sizeof(T) == 8;
@@ -401,8 +406,8 @@ TYPED_TEST(TileMathOf, ExponentialsAreWithinTwoUlps) {
   EXPECT_EQ(y[3].template item<double>(), 0);
 }
 
-// Keys that begin anywhere in a group of four, that are strided, and whose groups need more than 32 bits; against
-// LibTorch's generator.
+// Compares with LibTorch's generator for keys that begin anywhere in a group of four, that are strided, or whose group
+// numbers need more than 32 bits.
 TEST(Dropout, DrawsEqualLibTorchsPhilox) {
   constexpr uint64_t kKey = 0x123456789abcdef0;
   const std::vector<Span> spans{

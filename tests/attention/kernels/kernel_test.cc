@@ -1,6 +1,6 @@
-// Kernels on hand-made tiles: gathered, strided, banded, of blocks that hold some batch rows and heads only, and come
-// call by call; logits far from zero, values that are not finite, dropout, threads, polls; the choice of a kernel. The
-// parts that kernels are made of: kernel_parts_test.cc.
+// Tests of CPU kernels on hand-made tiles: gathered, strided and banded tiles, blocks that hold only some batch rows
+// and heads or are given call by call, logits far from zero, values that are not finite, dropout, threads, and polling.
+// kernel_parts_test.cc tests the parts of kernels, choose_kernel_test.cc their choice.
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
@@ -38,13 +38,13 @@ using testing::scattered;
 using testing::worst;
 
 // Bounds are three to four times the largest difference seen in seven runs: several seeds, LibTorch's operators with
-// AVX-512 and with AVX2. Other instructions and sums in another order change differences by a factor of two; a fault
-// that is worth the name, by orders of magnitude.
-constexpr double kExact = 2e-14;    // fp64: 5e-15 was seen, of one tile or two 1.8e-15
-constexpr double kSingle = 4e-6;    // fp32: 1.3e-6
-constexpr double kDistant = 3e-10;  // fp64, logits of 3000: 7e-11
+// AVX-512 and with AVX2. Other instructions or another order of summation change differences by a factor of two, a
+// real fault by orders of magnitude.
+constexpr double kExact = 2e-14;    // fp64: at most 5e-15 seen, for one or two tiles 1.8e-15
+constexpr double kSingle = 4e-6;    // fp32: at most 1.3e-6 seen
+constexpr double kDistant = 3e-10;  // fp64, logits of 3000: at most 7e-11 seen
 
-// One thread unless a test says otherwise: how many there are is the machine's affair.
+// Tests run with one thread unless they set another number, so that they do not depend on the machine.
 class Kernels : public ::testing::Test {
  protected:
   void SetUp() override { at::set_num_threads(1); }
@@ -65,7 +65,8 @@ TEST_F(Kernels, ScatteredTilesEqualTheDefinition) {
   }
 }
 
-// As FlashAttention's operators take bands, which are not on a CPU: by masks. It checks what it is promised.
+// Takes bands as FlashAttention's operators do, which do not run on a CPU; it computes them with masks. It also checks
+// what composed kernels guarantee to an operator.
 class MaskedOperator : public AttentionOperator {
  public:
   explicit MaskedOperator(bool any_band) : any_band_(any_band) {}
@@ -85,7 +86,7 @@ class MaskedOperator : public AttentionOperator {
                     const at::Tensor& out, const at::Tensor& lse, const Band& band, double scale) const override {
     expect_shapes(q, k, v, band);
     EXPECT_EQ(dout.sizes(), q.sizes());
-    EXPECT_EQ(out.strides(), q.strides());  // plans that are kept by shape may rest on it
+    EXPECT_EQ(out.strides(), q.strides());  // plans that are cached by shape may depend on it
     EXPECT_EQ(dout.strides(), q.strides());
     EXPECT_EQ(lse.sizes(), (std::vector<int64_t>{q.size(0), q.size(2), q.size(1)}));
     EXPECT_TRUE(lse.is_contiguous());
@@ -133,8 +134,8 @@ TEST_F(Kernels, ComposedOperatorsEqualTheDefinition) {
   }
 }
 
-// Every logit near -3000 or 3000, whose exponentials are 0 and infinite: what is subtracted before one is taken must be
-// a maximum of what is there, in every kernel, in every piece of it and where pieces are merged.
+// Every logit is near -3000 or 3000, so that its exponential is 0 or infinite. Every kernel, and the merging of pieces,
+// must subtract a maximum of the logits that are present.
 TEST_F(Kernels, LogitsFarFromZeroStayExact) {
   for (const double offset : {-3000.0, 3000.0}) {
     for (const bool one_head : {false, true}) {
@@ -157,7 +158,7 @@ TEST_F(Kernels, LogitsFarFromZeroStayExact) {
   }
 }
 
-// What the executor does with a kernel: a call for each block that has come, gradients of several blocks.
+// Uses a kernel as the executor does: one call for each block that has arrived, and gradients of several blocks.
 Result run_tile_by_tile(const Case& c, const std::function<std::unique_ptr<Kernel>()>& make) {
   Result r;
   const auto block = [&] { return KeyBlock{c.keys.k.clone(), c.keys.v.clone(), c.keys.batch, c.keys.heads}; };
@@ -169,7 +170,7 @@ Result run_tile_by_tile(const Case& c, const std::function<std::unique_ptr<Kerne
   backward->begin_backward(c.dout, c.q, r.out.to(c.q.scalar_type()), r.lse, c.call);
   const std::vector<int64_t> shape{c.grad_batch.count, c.grad_rows, c.grad_heads.count, c.q.size(3)};
   const auto options = c.q.options().dtype(accumulator_type(c.q.scalar_type()));
-  // What is in the gradients already stays; what is in fresh ones is of no matter.
+  // Gradients are added to what these tensors hold, unless they are marked as fresh.
   r.dk = at::full(shape, 1.5, options), r.dv = at::full(shape, -2.5, options);
   at::Tensor fresh_k = at::full(shape, NAN, options), fresh_v = at::full(shape, NAN, options);
   for (size_t i = 0; i < c.tiles.size(); ++i) {
@@ -201,7 +202,7 @@ TEST_F(Kernels, BlocksGivenCallByCallEqualTheDefinition) {
   }
 }
 
-// All of a block by one call: gradients that hold nothing are set, others added to.
+// One call computes a whole block: fresh gradients are set, others are added to.
 TEST_F(Kernels, CallOnAWholeBlockSetsOrAddsGradients) {
   Case c;
   const auto options = at::TensorOptions().dtype(at::kDouble);
@@ -228,8 +229,8 @@ TEST_F(Kernels, CallOnAWholeBlockSetsOrAddsGradients) {
   }
 }
 
-// More keys than are multiplied at once, more rows than a block has, and maxima that move: keys that count for more and
-// more in some rows, for less and less in others. Long runs of keys, and many short ones that are gathered.
+// There are more keys than are multiplied at once and more rows than a block has. The running maxima change: later keys
+// have larger scores in some rows and smaller ones in others. Runs of keys are long, or short and gathered.
 TEST_F(Kernels, LongRowsAndKeysEqualTheDefinition) {
   for (const at::ScalarType type : {at::kDouble, at::kFloat}) {
     Case c;
@@ -249,16 +250,16 @@ TEST_F(Kernels, LongRowsAndKeysEqualTheDefinition) {
       t.band = band;
       c.tiles.push_back(t);
     };
-    add({0, 1, 280}, {0, 1, 1300}, {-Band::kUnbounded, 900});    // row 0 sees 901 keys, the last row all
+    add({0, 1, 280}, {0, 1, 1300}, {-Band::kUnbounded, 900});    // row 0 sees 901 keys, the last row sees all
     add({0, 1, 280}, {1300, 1, 700}, {1200, Band::kUnbounded});  // the first rows see all of them
     add({0, 1, 280}, {2000, 1, 100}, {1790, 1830});              // most rows see none
     for (int64_t k = 0; k < 60; ++k) add({280, 1, 10}, {k * 35, 1, 20 + k % 15}, {});
-    add({300, 1, 100}, {350, 1, 200}, {-Band::kUnbounded, 0});  // the first 50 see none of these, nor any before
+    add({300, 1, 100}, {350, 1, 200}, {-Band::kUnbounded, 0});  // the first 50 rows see no keys here or before
     const Result want = by_definition(c);
-    for (const int threads : {1, 3}) {  // which share the one kv head: its keys are dealt among them
+    for (const int threads : {1, 3}) {  // the threads share one kv head and divide its keys
       at::set_num_threads(threads);
       for (const KernelKind kind : kCpuKernels) {
-        EXPECT_LT(worst(run(c, kind), want), type == at::kDouble ? 2e-12 : 5e-4)  // logits of 90; 1.5e-4 in fp32
+        EXPECT_LT(worst(run(c, kind), want), type == at::kDouble ? 2e-12 : 5e-4)  // logits of 90; 1.5e-4 seen in fp32
             << to_string(kind) << " " << type << ", " << threads << " threads";
       }
     }
@@ -266,7 +267,7 @@ TEST_F(Kernels, LongRowsAndKeysEqualTheDefinition) {
   }
 }
 
-// Bands that show one pair of a block alone, or hide one alone.
+// Each band shows exactly one pair of a block or hides exactly one.
 TEST_F(Kernels, BandsThatShowOrHideOnePair) {
   Case c = scattered(at::kDouble, false);
   Tile t = c.tiles[0];
@@ -289,7 +290,7 @@ TEST_F(Kernels, AnyHeadSizeAndPrecision) {
       const Result want = by_definition(c);
       for (const KernelKind kind : kCpuKernels) {
         EXPECT_LT(worst(run(c, kind), want), 6e-14)
-            << to_string(kind) << " " << head_dim;  // 2e-14, of the longest heads
+            << to_string(kind) << " " << head_dim;  // at most 2e-14 seen, for the largest heads
       }
     }
   }
@@ -299,15 +300,16 @@ TEST_F(Kernels, AnyHeadSizeAndPrecision) {
     for (const KernelKind kind : kCpuKernels) {
       const Result got = run(c, kind);
       EXPECT_EQ(got.lse.scalar_type(), at::kFloat);
-      // Half a unit of the largest out (1.1e-2 in bf16), which the backward's delta is made of.
+      // The backward's delta is computed from out, which is rounded by half a unit in its last place (1.1e-2 in bf16).
       EXPECT_LT(worst(got, want), type == at::kHalf ? 0.005 : 0.04) << to_string(kind) << " " << type;
-      // dv is made of nothing that was rounded: added up in fp32 and left so. Halves would be 1e-3 off at least.
+      // dv depends on no rounded value and is added up and returned in fp32. In half precision it would err by 1e-3.
       EXPECT_LT((got.dv - want.dv).abs().max().item<double>(), 5 * kSingle) << to_string(kind) << " " << type;
     }
   }
 }
 
-// What is not finite behind a band goes nowhere: 0 times infinity would. Blocks differ in whether they hold any.
+// Non-finite values outside the band must not reach the result, as 0 times infinity would. One block holds such values
+// and one does not.
 TEST_F(Kernels, MaskedNonFiniteValuesDoNotLeak) {
   for (const at::ScalarType type : {at::kDouble, at::kFloat}) {
     Case c = scattered(type, false);
@@ -315,7 +317,7 @@ TEST_F(Kernels, MaskedNonFiniteValuesDoNotLeak) {
     t.query_rows = t.query_positions = {64, 1, 100}, t.key_rows = t.key_positions = {100, 1, 90};
     t.grad_rows = {111, 1, 90}, t.band = {-Band::kUnbounded, 0};
     c.tiles = {t};
-    Tile before = t;  // of a block in which all is finite
+    Tile before = t;  // of a block in which all values are finite
     before.query_rows = before.query_positions = {0, 1, 10}, before.key_rows = before.key_positions = {0, 1, 10};
     before.grad_rows = {11, 1, 10};
     const Result want = by_definition(c);
@@ -346,7 +348,7 @@ TEST_F(Kernels, MaskedNonFiniteValuesDoNotLeak) {
   }
 }
 
-// Transfers move on only when a kernel polls.
+// Transfers make progress only when a kernel polls.
 TEST_F(Kernels, PollsBetweenPieces) {
   Case c;
   const int64_t n = 2048;
@@ -382,7 +384,7 @@ TEST_F(Kernels, ResultOfASingleCallIsNotCopied) {
   t.batch = {0, 1, 2}, t.heads = {0, 1, 4};
   t.query_rows = t.query_positions = t.key_rows = t.key_positions = {0, 1, 64};
   t.band.hi = 0;
-  // Hands out what it is told to.
+  // Records its last result.
   class Recorded : public MaskedOperator {
    public:
     Recorded() : MaskedOperator(true) {}
@@ -405,7 +407,7 @@ TEST_F(Kernels, ResultOfASingleCallIsNotCopied) {
   EXPECT_EQ(lse.data_ptr(), recorded->result.lse.data_ptr());
 }
 
-// One row alone fills a tile of several with zeros, and 0 x inf is NaN.
+// A single row is padded with zeros to a tile of several rows, and 0 x inf is NaN.
 TEST_F(Kernels, PaddingRowsIgnoreInfiniteKeys) {
   Case c;
   const at::Tensor k = at::randn({1, 3, 1, 8});
@@ -442,7 +444,7 @@ TEST_F(Kernels, ResultIsIndependentOfTheThreadCount) {
   at::set_num_threads(1);
 }
 
-// Of its keys' block, and of its gradients'.
+// Tiles outside the block of keys and outside the block of gradients.
 TEST_F(Kernels, RefusesTilesOutsideTheirBlock) {
   const Case held = scattered(at::kFloat, false);
   const Span all{0, 1, 2}, second{1, 1, 1};
@@ -456,14 +458,14 @@ TEST_F(Kernels, RefusesTilesOutsideTheirBlock) {
     EXPECT_THROW(run(c, kind), Error) << to_string(kind) << ": batch row 2 is not held";
     c = held;
     c.grad_heads = second;
-    EXPECT_THROW(run(c, kind), Error) << to_string(kind) << ": nor are the gradients of kv head 0";
+    EXPECT_THROW(run(c, kind), Error) << to_string(kind) << ": the gradients of kv head 0 are not held";
     c = held;
     c.grad_batch = all;
-    EXPECT_THROW(run(c, kind), Error) << to_string(kind) << ": nor those of batch row 2";
+    EXPECT_THROW(run(c, kind), Error) << to_string(kind) << ": the gradients of batch row 2 are not held";
   }
 }
 
-// The most memory that this process ever held.
+// Returns the peak memory of this process.
 int64_t peak_bytes() {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
@@ -484,7 +486,7 @@ TEST_F(Kernels, TakesNoQuadraticMemory) {
     c.call.dropout.rate = rate;
     const int64_t before = peak_bytes();
     run(c, KernelKind::kCpu);
-    EXPECT_LT(peak_bytes() - before, 2 * n * n) << rate;  // all pairs' scores are 4 n^2 bytes
+    EXPECT_LT(peak_bytes() - before, 2 * n * n) << rate;  // the scores of all pairs would take 4 n^2 bytes
   }
 }
 

@@ -35,7 +35,8 @@ AttentionShape shape_of(const LengthCase& c) {
   return {c.batch, c.heads, c.kv_heads, c.queries, c.keys, c.query_offset};
 }
 
-// bool [queries, keys], alike for all heads and batch rows: made once for cases that differ in heads and sizes alone.
+// Returns a bool mask [queries, keys] for all heads and batch rows. It is made once for all cases that differ only in
+// heads and head size.
 at::Tensor shown_pairs(const LengthCase& c, at::Device device) {
   static auto& known = *new std::map<std::tuple<int64_t, int64_t, std::string, int64_t>, at::Tensor>;
   at::Tensor& mask = known[{c.queries, c.keys, c.pattern, c.query_offset}];
@@ -50,7 +51,8 @@ at::Tensor shown_pairs(const LengthCase& c, at::Device device) {
   return mask.to(device);
 }
 
-// Dense, in dtype `type`; what a kernel of a narrower dtype rounds (probabilities, results) rounded to `rounded`.
+// Computes densely in dtype `type`. What a kernel of a narrower dtype rounds (probabilities, results) is rounded to
+// `rounded`.
 Results dense(const LengthCase& c, const Whole& in, const at::Tensor& mask, at::ScalarType type,
               at::ScalarType rounded) {
   const int64_t group = c.heads / c.kv_heads;
@@ -81,7 +83,7 @@ double largest(const at::Tensor& t) { return t.numel() == 0 ? 0 : t.abs().max().
 double distance(const at::Tensor& got, const at::Tensor& want) {
   const at::Tensor g = got.to(at::kDouble), w = want.to(at::kDouble);
   if (g.sizes() != w.sizes()) return kInfinity;
-  // -inf where -inf is wanted: neither NaN nor +inf.
+  // Where -inf is expected, neither NaN nor +inf is accepted.
   if (!g.isfinite().logical_or(g.eq(w)).all().item<bool>() || !g.isfinite().eq(w.isfinite()).all().item<bool>()) {
     return kInfinity;
   }
@@ -108,7 +110,7 @@ std::vector<LengthCase> length_cases(int64_t heads, int64_t kv_heads, int64_t di
     add(n, n, "{ kind = \"full\" }");
     add(n, n, "{ kind = \"window\", left = 63, right = 0 }");
     add(n, n, "{ kind = \"window\", left = 100, right = 50 }");
-    add(n, n, "{ kind = \"causal\" }", -(n / 3 + 1));  // the first rows see nothing
+    add(n, n, "{ kind = \"causal\" }", -(n / 3 + 1));  // the first rows see no keys
   }
   const int64_t most = lengths.back();
   add(65, 129, "{ kind = \"causal\" }");
@@ -141,9 +143,9 @@ std::string check_length(const LengthCase& c, KernelKind kernel, at::Device devi
   const Results plain = dense(c, in, mask, accumulator_type(type), type);
 
   std::string wrong;
-  // Gradients of q and k are differences of terms as large as those of v; they are not measured against less.
-  // Of fp64, where the plain result is the right one, 4e-15 is the most that was seen on CPUs, of lse 1.8e-15 (three
-  // runs, two instruction sets, 704 positions). Devices are given longer sequences.
+  // Gradients of q and k are differences of terms as large as those of v, so their errors are relative to that size.
+  // In fp64, where the plain result is exact enough, the largest error seen on CPUs was 4e-15, and 1.8e-15 for lse
+  // (three runs, two instruction sets, 704 positions). Devices are tested with longer sequences.
   const double of_double = device.is_cpu() ? 1.5e-14 : 1e-12, lse_of_double = device.is_cpu() ? 6e-15 : 1e-12;
   const auto compare = [&](const char* name, const at::Tensor& got, const at::Tensor& right, const at::Tensor& ref,
                            double size) {
@@ -156,7 +158,7 @@ std::string check_length(const LengthCase& c, KernelKind kernel, at::Device devi
   };
   const double values = std::max({1e-3, largest(want.dv), largest(want.dq), largest(want.dk)});
   compare("out", forward.out, want.out, plain.out, std::max(1e-3, largest(want.out)));
-  // Statistics are fp32 whatever the inputs are.
+  // Statistics are fp32 for all narrower inputs.
   const double lse_error = distance(forward.lse, want.lse), lse_allowed = type == at::kDouble ? lse_of_double : 1e-4;
   if (!(lse_error <= lse_allowed)) wrong += " lse is off by " + std::to_string(lse_error);
   compare("dq", grads.dq, want.dq, plain.dq, values);

@@ -1,5 +1,5 @@
-// Awkward lengths, head sizes, windows and rows without keys, with the kernels of CPUs; gpu_kernel_test.cc asks the
-// same of those of GPUs.
+// Tests the kernels for CPUs with awkward lengths, head sizes, windows and rows without keys. gpu_kernel_test.cc does
+// the same for GPUs.
 #include "tests/attention/kernels/lengths.h"
 
 #include <gtest/gtest.h>

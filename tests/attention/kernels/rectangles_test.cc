@@ -1,4 +1,5 @@
-// Tiles taken apart for library operators: every counted pair in exactly one rectangle, one triangle, one call.
+// Tests of how tiles are divided for library operators: every counted pair is in exactly one rectangle, one triangle
+// and one call.
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
@@ -13,7 +14,7 @@
 namespace annulus {
 namespace {
 
-using Pairs = std::map<std::pair<int64_t, int64_t>, int>;  // (query row, key row): how often
+using Pairs = std::map<std::pair<int64_t, int64_t>, int>;  // (query row, key row) -> number of times
 
 void add_pairs(const Rectangle& r, Pairs& pairs) {
   const int64_t n = r.query_rows.count, m = r.key_rows.count;
@@ -50,7 +51,7 @@ Span any_span(int64_t most, int64_t strides) {
           *rc::gen::inRange<int64_t>(1, most + 1)};
 }
 
-// Rows and positions of one count each; rows lie where they like.
+// A tile with as many rows as positions; the rows may be anywhere.
 Tile any_tile(int64_t most, int64_t strides) {
   Tile t;
   t.batch = t.heads = {0, 1, 1};
@@ -71,7 +72,7 @@ RC_GTEST_PROP(Rectangles, HoldEachPairOfATileOnce, ()) {
     add_pairs(r, pairs);
     const int64_t n = r.query_rows.count, m = r.key_rows.count;
     RC_ASSERT(r.whole() || n <= m);
-    for (int64_t i = 0; i < n; ++i) {  // no row and no key without a pair
+    for (int64_t i = 0; i < n; ++i) {  // every row and every key has a pair
       RC_ASSERT(std::max<int64_t>(0, i + std::max(r.band.lo, -n)) <= std::min(m - 1, i + std::min(r.band.hi, m)));
     }
     for (int64_t j = 0; j < m; ++j) {
@@ -99,7 +100,7 @@ TEST(Rectangles, DeclinesBandedTilesOfIncommensurateStrides) {
   tile.batch = tile.heads = {0, 1, 1};
   tile.query_rows = tile.query_positions = {0, 101, 200};
   tile.key_rows = tile.key_positions = {0, 103, 200};
-  EXPECT_EQ(rectangles_of(tile)->size(), 1u);  // without a band strides are of no matter
+  EXPECT_EQ(rectangles_of(tile)->size(), 1u);  // without a band, strides do not matter
   tile.band = {-1000, 0};
   EXPECT_FALSE(rectangles_of(tile).has_value());
 }
@@ -113,14 +114,14 @@ TEST(Rectangles, WindowTakesFewShapes) {
   for (const Rectangle& r : triangles_of((*rectangles_of(tile))[0])) {
     ++shapes[{r.query_rows.count, r.key_rows.count, r.band.hi}];
   }
-  EXPECT_LE(shapes.size(), 5u);  // and the first rows'
+  EXPECT_LE(shapes.size(), 5u);  // including those of the first rows
 }
 
-// (query row of [B, rows, H], key row of [b, rows, h]): how often.
+// (query row of [B, rows, H], key row of [b, rows, h]) -> number of times.
 using HeadPairs = std::map<std::tuple<int64_t, int64_t, int64_t, int64_t>, int>;  // batch, head, query row, key row
 
-// Every pair that the tiles count is in just as many calls, of its batch row and heads; gradients go to the rows 100
-// behind those of their keys.
+// Expects each pair in as many calls as the tiles count it, with its batch row and heads. The gradients are in the rows
+// 100 after those of their keys.
 void expect_each_pair_once(std::span<const Tile> tiles, const CompositionInput& in) {
   const bool backward = in.grads.rows > 0;
   HeadPairs want;
@@ -170,7 +171,7 @@ void expect_each_pair_once(std::span<const Tile> tiles, const CompositionInput& 
         for (int64_t i = 0; i < c.queries; ++i) {
           if (!c.band.contains(i, j)) continue;
           const int64_t query = c.query_rows[static_cast<size_t>(p * c.queries + i)];
-          RC_ASSERT(key / kv_wide / in.keys.rows == query / wide / in.rows);  // of one batch row
+          RC_ASSERT(key / kv_wide / in.keys.rows == query / wide / in.rows);  // both rows are of one batch row
           for (int64_t h = 0; h < c.heads; ++h) {
             const int64_t head = query % wide * c.heads + h;
             RC_ASSERT(key % kv_wide * c.kv_heads + h / (c.heads / c.kv_heads) == head / in.group);
@@ -208,8 +209,8 @@ RC_GTEST_PROP(Composition, HoldsEachPairOfTheTilesOnce, ()) {
   expect_each_pair_once(tiles, in);
 }
 
-// Triangles that follow each other along the diagonal, and the rectangles between them, of the same heads and batch
-// rows or of others: only the same may become one call.
+// Consecutive triangles along the diagonal, and the rectangles between them, may become one call only if they have the
+// same heads and batch rows.
 RC_GTEST_PROP(Composition, JoinsNeighboursOfTheSameHeadsAndBatchRowsOnly, ()) {
   CompositionInput in;
   in.group = 2, in.heads = 4, in.rows = 100;
@@ -256,7 +257,7 @@ TEST(Composition, DoesNotJoinTrianglesOfOtherHeadsOrBatchRows) {
   EXPECT_EQ(calls(heads, other), 3u);
 }
 
-// A rank's own keys in zigzag: two chunks far apart in the sequence, side by side in storage.
+// In zigzag, a rank's own keys are two chunks that are far apart in the sequence and adjacent in storage.
 TEST(Composition, JoinsTrianglesAlongTheDiagonal) {
   CompositionInput in;
   in.rows = 300, in.heads = 4, in.group = 2, in.fill = 1;
@@ -280,7 +281,7 @@ TEST(Composition, JoinsTrianglesAlongTheDiagonal) {
     pairs += c.rectangle.whole() ? n * m : n * (n + 1) / 2;
   }
   EXPECT_EQ(pairs, 3 * 5050 + 3 * 10000);
-  EXPECT_EQ(triangles, 2);  // the third's rectangle is in two parts
+  EXPECT_EQ(triangles, 2);  // the rectangle beside the third triangle is in two parts
   tiles.resize(3);
   tiles[0] = tile(1, 1, true);
   composition = compose(tiles, in);
@@ -315,7 +316,7 @@ TEST(Composition, BatchesTilesOfOneShape) {
   EXPECT_NE(fingerprint(tiles, in), fingerprint(std::span(tiles).first(15), in));
 }
 
-// A composition is found again by its fingerprint: whatever changes what compose makes must change that.
+// Compositions are cached by fingerprint, so everything that changes the result of compose must change it.
 TEST(Composition, FingerprintCoversEveryInput) {
   CompositionInput in;
   in.rows = 100, in.heads = 4, in.group = 2;

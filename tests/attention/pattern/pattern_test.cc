@@ -1,4 +1,4 @@
-// Patterns: slices against the definitions, texts, block maps. What is refused: refusals_test.cc.
+// Tests of patterns: slices against the definitions, texts, and block maps. refusals_test.cc tests what is refused.
 #include "attention/pattern/pattern.h"
 
 #include <gmock/gmock.h>
@@ -29,7 +29,8 @@ std::string to_string(const AttentionShape& s) {
          " queries, " + std::to_string(s.k_len) + " keys, offset " + std::to_string(s.query_offset);
 }
 
-// The first pair that slices count otherwise than the definition; empty where all agree. Adds up all counts.
+// Describes the first pair that the slices do not count as often as the definition does; empty if all agree. Also
+// compares the total count.
 std::string difference(const PatternSpec& spec, const AttentionShape& shape) {
   const Pattern pattern = make_pattern(spec, shape);
   const Count want = count_of(spec, shape);
@@ -67,7 +68,7 @@ std::string difference(const PatternSpec& spec, const AttentionShape& shape) {
 }
 
 RC_GTEST_PROP(Pattern, SlicesCountEveryPairAsDefined, ()) {
-  // Each kind, and each map of blocks, is to come often.
+  // Several draws make each kind of pattern and of block map occur often.
   for (int i = 0; i < 20; ++i) {
     const AttentionShape shape = any_shape();
     const PatternSpec spec = testing::any_pattern(shape);
@@ -153,9 +154,9 @@ TEST(Pattern, TakesFewSlices) {
   const std::string blocks = "{ kind = \"blocks\", map = ";  // 512 x 512 of them
   EXPECT_EQ(slices_of("{ kind = \"causal\" }", shape), 1u);
   EXPECT_EQ(slices_of("{ kind = \"documents\", documents = [30000, 1, 35535, 0] }", shape), 3u);
-  // Rows with documents of their own; the window crosses none of the borders.
+  // Each batch row has its own documents, and the window crosses none of their borders.
   EXPECT_EQ(slices_of("{ kind = \"window\", left = 9, right = 0, documents = [[65536], [65500, 36]] }", shape), 3u);
-  // LongNet's base setting: for each segment a slice for each offset that a head has.
+  // LongNet's base setting has a slice for each segment and each offset of a head.
   EXPECT_EQ(slices_of("{ kind = \"dilated\", segment_lengths = [2048, 4096, 8192, 16384, 32768], dilation_rates = "
                       "[1, 2, 4, 6, 12] }",
                       shape),
@@ -163,10 +164,10 @@ TEST(Pattern, TakesFewSlices) {
   EXPECT_EQ(slices_of("{ kind = \"dilated\", segment_lengths = [1000000], dilation_rates = [1] }", shape), 1u);
   EXPECT_EQ(slices_of("{ kind = \"dilated\", segment_lengths = [65536], dilation_rates = [1000] }", shape), 12u);
   EXPECT_EQ(slices_of(blocks + "\"local\", window_blocks = 3 }", shape), 512u);
-  // A row of globals, a column of them in two parts at most, and windows.
+  // A row of global blocks, a column of them in at most two parts, and the windows.
   EXPECT_LE(slices_of(blocks + "\"global-local\", window_blocks = 3, global_blocks = 2, causal = true }", shape), 515u);
   EXPECT_LE(slices_of(blocks + "\"global-local\", window_blocks = 3, global_blocks = 2 }", shape), 515u);
-  // Columns of every 16 blocks are tall slices, cut where the window meets them.
+  // Every 16th column of blocks is a tall slice, cut where the window meets it.
   EXPECT_LE(slices_of(blocks + "\"strided\", window_blocks = 1, stride = 16 }", shape), size_t{512 + 3 * 32});
   EXPECT_LE(slices_of(blocks + "\"bigbird\", window_blocks = 1, global_blocks = 1, random_blocks = 2, per_head = "
                                "false }",
@@ -249,7 +250,7 @@ TEST(Pattern, UnionIsAdaptiveIfAMemberIs) {
   EXPECT_FALSE(is_adaptive(causal_pattern()));
 }
 
-// The documented generator, once more and plainly: a list of what is eligible, from which blocks are taken.
+// A second, plain implementation of the documented generator: blocks are drawn from a list of the eligible ones.
 std::set<int64_t> random_blocks(int64_t seed, int64_t head, int64_t query, int64_t wanted,
                                 std::vector<int64_t> eligible) {
   const auto mix = [](uint64_t x) {

@@ -1,4 +1,4 @@
-// Patterns: what is refused, for any shape and for one, and how many slices there could be at most.
+// Tests of which patterns are refused: for every shape, for a given shape, and because they could have too many slices.
 #include "attention/pattern/pattern.h"
 
 #include <gmock/gmock.h>
@@ -125,7 +125,7 @@ TEST(Pattern, RefusesPatternsThatDoNotFitTheShape) {
       {"{ kind = \"slices\", slices = [{ queries = [0, 1, 8], keys = [0, 2, 5] }] }",
        {1, 1, 1, 8, 8, 0},
        "there are only 8"},
-      // All there are can be said of heads and batch rows alone.
+      // The length 2^40, which stands for all, is allowed for heads and batch rows only.
       {"{ kind = \"slices\", slices = [{ queries = [0, 1, 1099511627776], keys = [0, 1, 8] }] }",
        {1, 1, 1, 8, 8, 0},
        "there are only 8"},
@@ -154,7 +154,7 @@ TEST(Pattern, RefusesPatternsThatDoNotFitTheShape) {
       EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
     }
   }
-  // What a program fills in is checked as what is read.
+  // A spec that a program fills in is checked like one that is read from text.
   PatternSpec window;
   window.kind = PatternSpec::Kind::kWindow;
   window.left = -1;
@@ -163,7 +163,7 @@ TEST(Pattern, RefusesPatternsThatDoNotFitTheShape) {
   EXPECT_THROW(make_pattern(causal_pattern(), {1, 6, 4, 8, 8, 0}), Error);
 }
 
-// Whatever is too large to be made is refused before it is begun.
+// A pattern that would be too large is refused before any of it is made.
 TEST(Pattern, RefusesTooManySlicesBeforeMakingThem) {
   const auto verdict = [](const std::string& text, const AttentionShape& shape) -> std::string {
     try {
@@ -185,7 +185,7 @@ TEST(Pattern, RefusesTooManySlicesBeforeMakingThem) {
   EXPECT_THAT(verdict("{ kind = \"union\", of = [" + dilated("1", "1") + ", " + dilated("1", "1") + "] }", tokens),
               HasSubstr("2e+07 slices"));
 
-  // Every second block, 512 runs for each of 1024 query blocks, and each of 4095 borders cuts 512 of them.
+  // Every second block is active: 512 runs for each of 1024 query blocks, and each of 4095 borders cuts 512 of them.
   std::string documents = "[4";
   for (int i = 1; i < 4096; ++i) documents += ", 4";
   documents += "]";
@@ -196,7 +196,7 @@ TEST(Pattern, RefusesTooManySlicesBeforeMakingThem) {
   std::string each = documents;
   for (int i = 1; i < 8; ++i) each += ", " + documents;
   EXPECT_THAT(verdict(strided + "[" + each + "] }", rows), HasSubstr("use fewer documents"));
-  // A slice has no more parts than queries.
+  // A slice does not have more parts than queries.
   EXPECT_EQ(verdict("{ kind = \"dilated\", segment_lengths = [16384], dilation_rates = [16384], documents = " +
                         documents + " }",
                     {1, 1 << 14, 1, 1 << 14, 1 << 14, 0}),
@@ -216,7 +216,7 @@ TEST(Pattern, RefusesTooManySlicesBeforeMakingThem) {
   EXPECT_THAT(verdict(adaptive(16, 8), large), HasSubstr("use keep = 1 or less, or blocks of 128 or more"));
   EXPECT_EQ(verdict(adaptive(16, 1), large), "taken");
   EXPECT_EQ(verdict(adaptive(128, 8), large), "taken");
-  EXPECT_EQ(verdict(adaptive(16, 1 << 16), large), "taken") << "all are kept: one map for all";
+  EXPECT_EQ(verdict(adaptive(16, 1 << 16), large), "taken") << "all blocks are kept: one plane serves all heads";
   EXPECT_THAT(verdict(adaptive(16, int64_t{1} << 15), {1 << 24, 1, 1, 1 << 20, 1 << 20, 0}),
               HasSubstr("use fewer batch rows or heads"));
 }
@@ -260,7 +260,7 @@ TEST(Pattern, RefusesBlockMapsThatDoNotMatchTheirDigest) {
   EXPECT_EQ(make_pattern(spec, shape).slices.size(), 2u);
   spec.blocks.digest = "0123";
   EXPECT_THROW(make_pattern(spec, shape), Error);
-  // A text that hashed the map each time would be slow; one without a digest would be any map's.
+  // text() does not hash the map, which would be slow. A map without a digest is refused: its text would name any map.
   spec.blocks.digest = "";
   EXPECT_EQ(spec.text().find("digest"), std::string::npos);
   EXPECT_THROW(validate(spec, shape), Error);

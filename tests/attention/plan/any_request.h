@@ -1,15 +1,16 @@
 // Random plan requests for property tests of plans, the verifier and attention: any pattern, layout, schedule and
-// number of ranks, shapes from empty to a few blocks. Called within a rapidcheck property.
+// number of ranks, and shapes from empty to a few blocks. Call these functions within a rapidcheck property.
 #pragma once
 
 #include "attention/plan/plan.h"
 
 namespace annulus::testing {
 
-// One in six has a block map made by a program, alone or in a union: its text names it by digest alone.
+// One in six requests has a block map that is given as data, alone or in a union. The text names such a map only by
+// digest.
 PlanRequest any_request();
 
-// The same with such maps as slices: its text says all of it.
+// Returns the request with such maps written as slices, so that its text is complete.
 PlanRequest written_out(PlanRequest request);
 
 }  // namespace annulus::testing

@@ -1,4 +1,4 @@
-// Layouts against their definitions, and the names that layouts and schedules are chosen by.
+// Tests layouts against their definitions, and the names of layouts and schedules.
 #include "attention/plan/layout.h"
 
 #include <gtest/gtest.h>
@@ -37,7 +37,7 @@ TEST(Layout, UnevenSplitErrorSuggestsLengthsAndRankCounts) {
   require_even(LayoutKind::kZigzag, 2048, 4, "a sequence");
   try {
     require_even(LayoutKind::kZigzag, 2052, 8, "a sequence");
-    FAIL() << "2052 is no multiple of 16";
+    FAIL() << "2052 is not a multiple of 16";
   } catch (const Error& error) {
     const std::string text = error.what();
     EXPECT_EQ(error.kind(), ErrorKind::kPlan);

@@ -1,4 +1,4 @@
-// Spans, tiles and programs, against counting by hand. Layouts: layout_test.cc.
+// Tests spans, tiles and programs against counting one by one. layout_test.cc tests layouts.
 #include "attention/plan/plan.h"
 
 #include <gtest/gtest.h>
@@ -59,8 +59,8 @@ TEST(Plan, RefusesHeadsThatKvHeadsDoNotDivide) {
   EXPECT_THROW(make_program(request, 0), Error);
 }
 
-// What a rank needs of another is exact (each row meets one of its queries), and the tiles against those rows, in
-// whatever blocks, count every pair as often as the pattern does: random slices with strides, heads and batch rows.
+// The rows that a rank needs of another are exact: each of them meets one of its queries. The tiles with those rows,
+// in any division into blocks, count every pair as often as the pattern does. The slices are random.
 RC_GTEST_PROP(Tiles, CountEveryPairAsThePatternDoes, ()) {
   using Pair = std::tuple<int64_t, int64_t, int64_t, int64_t>;
   Pattern pattern;
@@ -125,7 +125,7 @@ RC_GTEST_PROP(Tiles, CountEveryPairAsThePatternDoes, ()) {
   RC_ASSERT(got == want);
 }
 
-// Slices of any batch rows, heads, strides and bands, overlapping as they like, over 2 batch rows and 4 heads.
+// Random slices over 2 batch rows and 4 heads, with any strides and bands; they may overlap.
 Pattern any_slices(int64_t length) {
   Pattern pattern{{2, 4, 2, length, length, 0}, {}};
   const auto part = [](int64_t n) {
@@ -141,8 +141,8 @@ Pattern any_slices(int64_t length) {
   return pattern;
 }
 
-// What a block carries on its way round the ring is what the ranks of the visits ahead need, one by one; likewise what
-// the ranks behind needed. The number of rows that ranks need of others is that of all pairs.
+// Expects that a block on its way around the ring carries the union of what each rank ahead of it needs, and likewise
+// for the ranks that it has visited. The number of rows that ranks need of others is the sum over all pairs of ranks.
 void expect_unions_of_visits(const Pattern& pattern, const Layout& layout) {
   const int P = layout.ranks();
   Needs needs(pattern, layout, layout);
@@ -173,7 +173,7 @@ void expect_unions_of_visits(const Pattern& pattern, const Layout& layout) {
 }
 
 RC_GTEST_PROP(Needs, RowsOnTheRingAreTheUnionsOfVisits, ()) {
-  for (int draw = 0; draw < 20; ++draw) {  // a case is cheap
+  for (int draw = 0; draw < 20; ++draw) {  // each case is cheap
     const Pattern pattern = any_slices(40);
     expect_unions_of_visits(
         pattern, make_layout(*rc::gen::element(LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped), 40,
@@ -181,7 +181,7 @@ RC_GTEST_PROP(Needs, RowsOnTheRingAreTheUnionsOfVisits, ()) {
   }
 }
 
-// What is found for one rank's program and kept for the next one's changes none of them.
+// Results that are kept from one rank's program for the next do not change any program.
 RC_GTEST_PROP(Plan, ProgramsMadeTogetherEqualThoseMadeOneByOne, ()) {
   const PlanRequest request = testing::any_request();
   int rank = 0;
@@ -192,7 +192,7 @@ RC_GTEST_PROP(Plan, ProgramsMadeTogetherEqualThoseMadeOneByOne, ()) {
   RC_ASSERT(rank == request.ranks);
 }
 
-// A plan of the size that annulus is for, whole: what its ranks send and hold is known in closed form.
+// A whole plan of the size that annulus is made for; what its ranks send and hold is known in closed form.
 TEST(Plan, PlansAThousandRanksAndAMillionTokens) {
   PlanRequest request;
   request.shape = {1, 64, 8, 1 << 20, 1 << 20, 0};
@@ -206,8 +206,8 @@ TEST(Plan, PlansAThousandRanksAndAMillionTokens) {
     ASSERT_EQ(program.rank, rank);
     ASSERT_EQ(program.request.schedule, ScheduleKind::kRing);
     const Traffic forward = traffic(program, program.forward), backward = traffic(program, program.backward);
-    // Of a block, the later half is needed by ranks before its owner alone, which it visits last. Only that of rank 0,
-    // the end of the sequence, is needed by nobody else: it stays behind.
+    // Of a block, the later half is needed only by ranks before its owner, which it visits last. The later half of rank
+    // 0, the end of the sequence, is needed by no other rank and is not sent.
     EXPECT_EQ(forward.kv_rows, 1023 * block - (rank < 1023 ? half : 0));
     EXPECT_LE(forward.peak_kv_rows, 3 * block);
     EXPECT_LE(backward.peak_kv_rows, 3 * block);
@@ -219,7 +219,7 @@ TEST(Plan, PlansAThousandRanksAndAMillionTokens) {
   EXPECT_EQ(kv_rows, 1024 * 1023 * block - 1023 * half);
 }
 
-// Rows that the forward of all ranks sends, K and V once each.
+// Returns the number of rows that all ranks send in the forward; K and V count separately.
 int64_t rows_sent(PlanRequest request, const Pattern& pattern, ScheduleKind schedule) {
   request.schedule = schedule;
   int64_t rows = 0;
@@ -230,8 +230,8 @@ int64_t rows_sent(PlanRequest request, const Pattern& pattern, ScheduleKind sche
   return rows;
 }
 
-// No schedule sends less than group-cast, and it sends each row once to each rank that needs it. The ring sends a row
-// as far as the last rank that needs it, all-gather sends to all what any other rank needs.
+// Group-cast sends each row once to each rank that needs it, and no schedule sends less. The ring sends a row as far as
+// the last rank that needs it, and all-gather sends a row to all ranks if any other rank needs it.
 RC_GTEST_PROP(Plan, SchedulesSendOnlyNeededRows, ()) {
   PlanRequest request;
   request.shape = {2, 4, 2, 40, 40, 0};
@@ -296,7 +296,7 @@ TEST(Plan, AutoChoosesTheScheduleByNeededRows) {
   };
   EXPECT_EQ(choose("{ kind = \"full\" }", LayoutKind::kContiguous), "ring");
   EXPECT_EQ(choose("{ kind = \"causal\" }", LayoutKind::kZigzag), "ring");
-  EXPECT_EQ(choose("{ kind = \"causal\" }", LayoutKind::kContiguous), "ring");  // half of all
+  EXPECT_EQ(choose("{ kind = \"causal\" }", LayoutKind::kContiguous), "ring");  // half of all rows are needed
   EXPECT_EQ(choose("{ kind = \"window\", left = 255, right = 0 }", LayoutKind::kContiguous), "group-cast");
   EXPECT_EQ(choose("{ kind = \"window\", left = 255, right = 0 }", LayoutKind::kStriped), "ring");
   EXPECT_EQ(
@@ -304,7 +304,7 @@ TEST(Plan, AutoChoosesTheScheduleByNeededRows) {
       "group-cast");
 }
 
-// A dilated branch whose segments lie within ranks and a window that ends at the border move nothing.
+// Dilated segments and documents that lie within ranks need no communication.
 TEST(Plan, RankLocalPatternsSendNothing) {
   for (const ScheduleKind schedule : {ScheduleKind::kRing, ScheduleKind::kAllGather, ScheduleKind::kGroupCast}) {
     for (const char* text : {"{ kind = \"dilated\", segment_lengths = [512, 256], dilation_rates = [4, 1] }",
@@ -338,8 +338,8 @@ TEST(Plan, RingSendsEachBlockOnceAndHoldsTwo) {
     EXPECT_EQ(forward.kv_messages, 2 * 7);
     EXPECT_EQ(forward.kv_rows, 7 * block);
     EXPECT_EQ(forward.grad_rows, 0);
-    EXPECT_EQ(forward.peak_kv_rows, 3 * block);  // own and two travelling
-    EXPECT_EQ(backward.kv_rows, 6 * block);      // the last-held block is still there, the own one need not come
+    EXPECT_EQ(forward.peak_kv_rows, 3 * block);  // its own and two that travel
+    EXPECT_EQ(backward.kv_rows, 6 * block);      // the last block is still held, and the own one is not received
     EXPECT_EQ(backward.grad_rows, 7 * block);
     EXPECT_EQ(backward.peak_kv_rows, 3 * block);
     EXPECT_EQ(backward.peak_grad_rows, 3 * block);
@@ -380,7 +380,7 @@ TEST(Plan, ZigzagBalancesCausalWork) {
     for (size_t s = 1; s < program.forward.size(); ++s) {
       int64_t pairs = 0;
       for (const Tile& t : program.forward[s].tiles) {
-        EXPECT_TRUE(t.band.unbounded_above());  // nothing but the own block needs a mask
+        EXPECT_TRUE(t.band.unbounded_above());  // only the rank's own block needs a mask
         pairs += t.query_rows.count * t.key_rows.count;
       }
       work.insert(pairs);
@@ -394,7 +394,7 @@ TEST(Plan, OnlyEqualRequestsShareCachedPrograms) {
   a.shape = {2, 4, 2, 100, 100, 0};
   a.ranks = 3;
   EXPECT_EQ(cached_program(a, 1), cached_program(PlanRequest(a), 1));
-  // Whatever differs makes another request, of which nothing is taken for this one.
+  // Any difference makes another request, which does not use the cached programs of this one.
   const auto differs = [&](auto change) {
     PlanRequest other = a;
     change(other);
@@ -415,7 +415,8 @@ TEST(Plan, OnlyEqualRequestsShareCachedPrograms) {
   differs([](PlanRequest& r) { r.keep_last = false; });
 }
 
-// A second step with the same patterns plans nothing; a next one's documents may be planned meanwhile.
+// A second step with the same patterns makes no plan, and the plan of the next step's documents can be made in the
+// background.
 TEST(Plan, PlansAreReusedAndPlanAheadFillsTheCache) {
   PlanRequest request;
   request.shape = {1, 4, 2, 321, 321, 0};
@@ -433,12 +434,12 @@ TEST(Plan, PlansAreReusedAndPlanAheadFillsTheCache) {
 
   request.pattern.documents = {{100, 221}};
   plan_ahead(request, 0);
-  const auto program = cached_program(request, 0);  // what the other thread made or is making: one of the two makes it
+  const auto program = cached_program(request, 0);  // made or being made by the other thread; it is made only once
   after = plan_stats();
   EXPECT_EQ(after.programs_made, before.programs_made + 2);
   EXPECT_EQ(cached_program(request, 0), program);
   request.pattern.documents = {{100, 222}};
-  plan_ahead(request, 0);  // fails there
+  plan_ahead(request, 0);  // fails in the other thread
   EXPECT_THROW(cached_program(request, 0), Error);
 }
 

@@ -1,4 +1,4 @@
-// How the planted mistakes (planted_mistakes.h) change plans, and the lists of them.
+// Helpers for planted mistakes (planted_mistakes.h): ways to change plans, and the list of mistakes in tiles.
 #pragma once
 
 #include <vector>
@@ -10,20 +10,20 @@ namespace annulus::testing {
 using Programs = std::vector<Program>;
 
 PlanRequest with(PlanRequest request, ScheduleKind schedule);
-// Every pair, in contiguous parts: no band cuts a tile.
+// Full attention in contiguous parts, so that no band cuts a tile.
 PlanRequest all_pairs(ScheduleKind schedule);
 PlanRequest no_pairs();
 
 int add_buffer(Program& p, BufferKind kind, const RowSet& rows);
 RowSet rows_of(const Program& p, int buffer);
-// The first transfer of a step to or from a peer.
+// Returns the first transfer to or from a peer in the transfers of a step.
 Transfer& transfer_with(std::vector<Transfer>& transfers, int peer);
-// One more transfer: `from` sends `rows` of a buffer at a step, `to` receives them in `into`.
+// Adds a transfer: `from` sends `rows` of a buffer at a step, `to` receives them in `into`.
 void transfer(Programs& p, int from, int buffer, int to, int into, size_t step, bool backward, const RowSet& rows);
-// The same rows with one more position behind them, in each block.
+// Returns the rows with one more position at the end of each block.
 RowSet longer(RowSet rows);
 
-// Of planted_tiles.cc.
+// Defined in planted_tiles.cc.
 std::vector<Mistake> of_tiles();
 std::vector<Mistake> of_gradients();
 

@@ -44,7 +44,7 @@ std::vector<Mistake> of_one_row_and_head() {
        "before it is filled"},
       {"OverwrittenBuffer", all_gather,
        [](Programs& p) {
-         // One receive buffer for two blocks: the second overwrites, the first is lost.
+         // Two blocks share one receive buffer, so the second overwrites the first.
          auto& receives = p[0].backward[2].receives;
          receives[1].buffer = receives[0].buffer;
        },
@@ -89,7 +89,7 @@ std::vector<Mistake> of_one_row_and_head() {
 
 std::vector<Mistake> of_what_stands_before_the_steps() {
   const PlanRequest ring = with(ring_of_four(), ScheduleKind::kRing);
-  // Buffers that nothing uses: what they say is still taken at its word by those who allocate them.
+  // Buffers that nothing uses are still allocated with the rows that they declare.
   const auto unused = [](const std::function<void(RowSet&)>& spoil) {
     return [spoil](Programs& p) {
       RowSet rows = rows_of(p[1], kOwnKVBuffer);
@@ -97,7 +97,7 @@ std::vector<Mistake> of_what_stands_before_the_steps() {
       add_buffer(p[1], BufferKind::kKV, rows);
     };
   };
-  // The two halves of a zigzag rank's own rows, stored the other way round, and its tiles told so.
+  // The two halves of a zigzag rank's own rows are stored in reverse order, and its tiles agree with that.
   const auto swapped = [](int buffer) {
     return [buffer](Programs& p) {
       Program& r = p[1];
@@ -116,7 +116,7 @@ std::vector<Mistake> of_what_stands_before_the_steps() {
       {"AQueryThatNobodyOwns", ring, [](Programs& p) { p[0].query_spans.back().count -= 1; }, "no rank owns query"},
       {"AnotherLayout", with(ring_of_four(), ScheduleKind::kAllGather),
        [](Programs& p) {
-         // Right, but for the request that the callers cut their tensors by.
+         // The programs are consistent, but differ from the request by which callers cut their tensors.
          const PlanRequest request = p[0].request;
          PlanRequest other = request;
          other.layout = LayoutKind::kStriped;
@@ -131,7 +131,7 @@ std::vector<Mistake> of_what_stands_before_the_steps() {
       {"OwnGradientsInAnotherOrder", ring, swapped(kOwnGradBuffer), "its second buffer is not its own"},
       {"AForeignBlockCalledOwn", ring,
        [](Programs& p) {
-         // Tiles read what nobody brings.
+         // Tiles read rows that no transfer brings.
          Program& r = p[1];
          const int received = r.forward[1].tiles[0].buffer;
          const int claimed = add_buffer(r, BufferKind::kOwnKV, rows_of(r, received));
@@ -178,7 +178,7 @@ std::vector<Mistake> of_transfers() {
        "names a rank or buffer that does not exist"},
       {"SentRowsThatNeverCame", several_blocks(ScheduleKind::kRing),
        [](Programs& p) {
-         // A ring's second hop: its buffer holds what was received, and both sides agree on more.
+         // In the second hop of a ring, both sides agree to transfer more than the buffer has received.
          for (size_t step = 1; step < p[0].forward.size(); ++step) {
            for (Program& from : p) {
              for (Transfer& t : from.forward[step].sends) {
@@ -200,14 +200,14 @@ std::vector<Mistake> of_transfers() {
        "moves other rows than its buffer"},
       {"RowsThatNeverArrive", all_gather,
        [](Programs& p) {
-         // The buffer is larger than what comes.
+         // The buffer is larger than what is received.
          const Transfer& in = transfer_with(p[0].forward[0].receives, 1);
          p[0].buffers[static_cast<size_t>(in.buffer)].rows = longer(in.rows);
        },
        "moves other rows than its buffer"},
       {"AGradientThatStaysBehind", all_gather,
        [](Programs& p) {
-         // One row less is sent and expected than the buffer holds.
+         // One row fewer is sent and expected than the buffer holds.
          Transfer& out = p[1].backward[2].sends[0];
          Program& home = p[static_cast<size_t>(out.peer)];
          Transfer& in = transfer_with(home.backward[2].receives, 1);
@@ -247,7 +247,7 @@ std::vector<Mistake> of_transfers() {
        "has no receive", true},
       {"OtherRowsAreExpected", all_gather,
        [](Programs& p) {
-         // Rank 3 holds the last positions; rank 0 expects one more of rank 1.
+         // Rank 3 holds the last positions; rank 0 expects one more from rank 1.
          Transfer& in = transfer_with(p[0].forward[0].receives, 1);
          in.rows = longer(in.rows);
          p[0].buffers[static_cast<size_t>(in.buffer)].rows = in.rows;
@@ -263,7 +263,7 @@ std::vector<Mistake> of_transfers() {
        "expects other rows than rank 2 sends", true},
       {"TwoTransfersInTheOtherOrder", all_gather,
        [](Programs& p) {
-         // Of two blocks between the same ranks, the first listed is the first to come.
+         // Of two blocks between the same ranks, the one that is listed first is received first.
          const RowSet own = rows_of(p[1], kOwnKVBuffer);
          RowSet half = own;
          half.blocks[0].positions[0].count /= 2;
@@ -347,8 +347,8 @@ PlanRequest several_blocks(ScheduleKind schedule) {
   request.pattern.kind = PatternSpec::Kind::kSlices;
   const Span all = Span::range(0, 64);
   const Span first_head = Span::range(0, 2), second_head = Span::range(2, 4);
-  // Batch rows 0 and 1 are alike, and row 2 is not. There, what the heads of the two kv heads see is not cut alike, but
-  // they need the same rows of most ranks.
+  // Batch rows 0 and 1 are alike, and row 2 differs. In row 2, the query heads of the two kv heads have different
+  // tiles, but need the same rows of most ranks.
   request.pattern.slices = {{Span::range(0, 2), first_head, all, {0, 2, 32}, {}},
                             {Span::range(0, 2), second_head, all, {1, 2, 32}, {}},
                             {{2, 1, 1}, first_head, all, {0, 2, 32}, {}},

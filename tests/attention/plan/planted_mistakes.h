@@ -1,5 +1,5 @@
-// Plans with one mistake each, for the tests of the verifier and of the proof that ranks make together: each check of
-// the verifier has one that it finds (tests/mutants drops them in turn).
+// Plans with one mistake each, for the tests of the verifier and of the proof that ranks make together. Each check of
+// the verifier finds at least one of them (the planted faults in tests/mutants remove the checks one by one).
 #pragma once
 
 #include <functional>
@@ -13,24 +13,23 @@ namespace annulus::testing {
 
 struct Mistake {
   std::string name;
-  PlanRequest request;  // of a plan that is right
+  PlanRequest request;  // of a correct plan
   std::function<void(std::vector<Program>&)> plant;
-  std::string finding;       // part of what the whole verifier says
-  bool between_two = false;  // every rank's program is right alone: only the comparison of transfers finds it
+  std::string finding;       // part of the fault that the verifier of the whole plan reports
+  bool between_two = false;  // only the comparison of transfers finds it
 };
 
-void PrintTo(const Mistake& mistake, std::ostream* out);  // GoogleTest's name for it
+void PrintTo(const Mistake& mistake, std::ostream* out);  // prints the name for GoogleTest
 
 const std::vector<Mistake>& planted_mistakes();
 
-// All ranks' programs, in rank order.
+// Returns the programs of all ranks, in rank order.
 std::vector<Program> programs_of(const PlanRequest& request);
 
-// Four ranks, one batch row, two query heads of one kv head, causal, zigzag: a ring.
+// Returns a request for a ring of four ranks: one batch row, two query heads of one kv head, causal, zigzag.
 PlanRequest ring_of_four();
 
-// Three batch rows and two kv heads, whose blocks differ from row to row and from head to head: buffers of several
-// blocks.
+// Returns a request of three batch rows and two kv heads, whose patterns differ, so that buffers have several blocks.
 PlanRequest several_blocks(ScheduleKind schedule);
 
 }  // namespace annulus::testing

@@ -1,4 +1,4 @@
-// Mistakes in tiles, and on the way of their gradients. See planted_mistakes.h.
+// Planted mistakes in tiles and in the transfer of their gradients. See planted_mistakes.h.
 #include <stdexcept>
 #include <utility>
 
@@ -8,7 +8,7 @@
 namespace annulus::testing {
 namespace {
 
-// The first tile of a program for which `wanted` holds; a plan without one cannot carry the mistake.
+// Returns the first tile of a program for which `wanted` holds. The mistake cannot be planted in a plan without one.
 template <typename Wanted>
 Tile& find_tile(std::vector<Step>& steps, const Wanted& wanted) {
   for (Step& step : steps) {
@@ -23,7 +23,7 @@ Tile& tile_of_buffer(std::vector<Step>& steps, int buffer) {
   return find_tile(steps, [&](const Tile& t) { return t.buffer == buffer; });
 }
 
-// Cuts a tile behind its first half of the keys; returns the two parts, neighbours in the step.
+// Cuts a tile after the first half of its keys; returns the two parts, which are adjacent in the step.
 std::pair<Tile*, Tile*> split(std::vector<Step>& steps, const Tile& tile) {
   for (Step& step : steps) {
     for (size_t i = 0; i < step.tiles.size(); ++i) {
@@ -43,8 +43,8 @@ std::pair<Tile*, Tile*> split(std::vector<Step>& steps, const Tile& tile) {
   throw std::logic_error("the tile is not of these steps");
 }
 
-// A tile of one block that names another block where its keys lie at the same rows, and whose batch rows or heads are
-// others.
+// Whether blocks a and b have the same rows but different batch rows (`in_batch`) or heads, so that a tile of one could
+// name the other.
 bool differs(const RowBlock& a, const RowBlock& b, bool in_batch) {
   return in_batch ? !(a.batch == b.batch) && a.heads == b.heads : a.batch == b.batch && !(a.heads == b.heads);
 }
@@ -79,7 +79,7 @@ std::vector<Mistake> of_tiles() {
        "reads keys from a buffer that holds none"},
       {"QueriesOfOtherRows", all_gather,
        [](Programs& p) {
-         // Each half of the queries is taken for the other.
+         // The two halves of the queries are exchanged.
          Tile& first = tile_of_buffer(p[0].forward, kOwnKVBuffer);
          Tile second = first;
          first.query_positions = {0, 1, 8}, first.query_rows = {8, 1, 8};
@@ -107,7 +107,7 @@ std::vector<Mistake> of_tiles() {
        elsewhere},
       {"ARowNamedTwice", all_gather,
        [](Programs& p) {
-         // Two keys at one place: their weights cancel out in the fingerprint.
+         // Two keys are at one position, and their weights cancel out in the fingerprint.
          Tile t = p[0].forward[0].tiles[0];
          t.key_rows = {3, 0, 2};
          t.key_positions = {t.key_positions.begin + 3, 0, 2};
@@ -116,7 +116,7 @@ std::vector<Mistake> of_tiles() {
        elsewhere},
       {"RowsBeyondTheirSpan", all_gather,
        [](Programs& p) {
-         // Of two neighbouring blocks the first tile takes one key too many, the second one too few.
+         // Of two adjacent blocks the first tile takes one key too many and the second tile one too few.
          Tile& first = tile_of_buffer(p[0].forward, kOwnKVBuffer);
          Tile& second = find_tile(p[0].forward, [](const Tile& t) { return t.key_positions.begin == 16; });
          ++first.key_rows.count;
@@ -187,7 +187,8 @@ std::vector<Mistake> of_tiles() {
 std::vector<Mistake> of_gradients() {
   const PlanRequest all_gather = all_pairs(ScheduleKind::kAllGather);
   const PlanRequest ring = with(ring_of_four(), ScheduleKind::kRing);
-  // In all-gather's backward, step 1 computes gradients of the other ranks' keys, and step 2 sends them home.
+  // In the backward of all-gather, step 1 computes gradients of the other ranks' keys and step 2 sends them to their
+  // owners.
   const auto first_sent = [](Program& r) { return r.backward[2].sends[0].buffer; };
   return {
       {"ZeroedKeys", ring,
@@ -216,7 +217,7 @@ std::vector<Mistake> of_gradients() {
        "while it travels"},
       {"AnAdditionToWhatTravels", all_gather,
        [first_sent](Programs& p) {
-         // The sum is made in the step that sends it: what travels lacks it.
+         // The sum is computed in the step that sends it, so the message does not contain it.
          const int sent = first_sent(p[0]);
          const int part = add_buffer(p[0], BufferKind::kGrad, rows_of(p[0], sent));
          p[0].backward[1].zero.push_back(part);
@@ -238,7 +239,7 @@ std::vector<Mistake> of_gradients() {
        "adds buffers that hold no gradients"},
       {"GradientsOfOtherKeysAdded", all_gather,
        [](Programs& p) {
-         // Rank 0 sends what belongs to ranks 1 and 2 each to the other.
+         // Rank 0 sends rows of rank 1 to rank 2 and rows of rank 2 to rank 1.
          const auto swap_rows = [](Program& home, const RowSet& rows) {
            Transfer& in = transfer_with(home.backward[2].receives, 0);
            in.rows = rows;

@@ -1,4 +1,4 @@
-// The verifier against brute-force counting, and against planted mistakes.
+// Tests of the verifier against brute-force counting and planted mistakes.
 #include "attention/plan/verifier.h"
 
 #include <gtest/gtest.h>
@@ -34,8 +34,8 @@ RC_GTEST_PROP(Verifier, ProvesCorrectPlansAndCountsTheirPairs, ()) {
   RC_ASSERT(proof.pairs == pairs);
 }
 
-// What each rank proves of its own program, and finds where it compares its transfers with its peers': as prove_plan
-// does it, without a communicator.
+// What each rank proves about its own program, and the differences that it finds between its transfers and those of its
+// peers. This is what prove_plan does, without a communicator.
 struct Shares {
   std::vector<std::string> alone, compared;
   int64_t tiles = 0, transfers = 0, pairs = 0;
@@ -125,7 +125,7 @@ TEST(Verifier, ProvesAMillionTokensOverSixtyFourRanks) {
   }
 }
 
-// Rows that are alike are looked at together: as many heads as a shape may have are one class, as one head is.
+// Equal rows are verified together: the largest number of heads that a shape may have is one class, like one head.
 TEST(Verifier, ProvesTheLargestNumberOfHeads) {
   PlanRequest request;
   request.shape = {1, 1 << 24, 1 << 24, 64, 64, 0};
@@ -146,10 +146,10 @@ TEST(Verifier, DeclaresItsMemory) {
   request.ranks = 3;
   const auto bytes = [&] { return proof_bytes(request, make_pattern(request.pattern, request.shape)); };
   EXPECT_EQ(bytes(), 2 * (8 + 2) * 1000);
-  // Positions of a rank are 3 apart: sums along 1 and 3.
+  // Positions of a rank are 3 apart, so there are sums with strides 1 and 3.
   request.layout = LayoutKind::kStriped;
   EXPECT_EQ(bytes(), 2 * (2 * 8 + 2) * 1000);
-  // And with every second one of the pattern, along 1 for single ones, 2 and 6.
+  // The pattern has every second position, so there are sums with stride 1 for single positions, 2 and 6.
   request.pattern = parse_pattern("{ kind = 'dilated', segment_lengths = [100], dilation_rates = [2] }", "");
   EXPECT_EQ(bytes(), 2 * (3 * 8 + 2) * 1000);
 }
