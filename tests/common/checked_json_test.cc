@@ -1,4 +1,4 @@
-// JSON that is not trusted: what is refused, and with which words.
+// Tests of common/checked_json.h: which untrusted JSON is refused, and with which error texts.
 #include "common/checked_json.h"
 
 #include <gtest/gtest.h>

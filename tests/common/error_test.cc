@@ -1,4 +1,4 @@
-// An error's parts, and the form in which it goes to other ranks and processes.
+// Tests of the parts of an Error and of its wire form, in which it is sent to other ranks and processes.
 #include "common/error.h"
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@ TEST(Error, KeepsRoomAndMessageApart) {
   EXPECT_EQ(error.message(), "3 heads] over 2 ranks");
   EXPECT_EQ(error.kind(), ErrorKind::kPlan);
   EXPECT_EQ(error.exit_code(), 4);
-  const Error copy = error;  // NOLINT: what is copied is tested
+  const Error copy = error;  // NOLINT: the copy is tested
   EXPECT_EQ(copy.room(), "plan");
   EXPECT_EQ(copy.message(), "3 heads] over 2 ranks");
 }

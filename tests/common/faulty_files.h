@@ -1,6 +1,6 @@
-// A FileSystem that fails where a test says, on top of the real one: the n-th operation runs out of space, or the
-// process "dies" there (nothing after it has any effect), optionally losing what was written but not synced, as when
-// the power fails. Used by every test of code that writes files. Thread-safe, so that ranks can share one.
+// A FileSystem for tests of code that writes files. It uses the real file system, but its n-th operation runs out of
+// space, or the process "dies" there (no later operation has any effect), optionally with the loss of what was written
+// but not synced, as in a power failure. It is thread safe, so that ranks can share one.
 #pragma once
 
 #include <algorithm>
@@ -23,23 +23,23 @@ namespace annulus {
 class FaultyFiles : public FileSystem {
  public:
   enum class Fault {
-    kFull,   // the operation fails once; a write puts half of its bytes down first. Clean-up works again
-    kDeath,  // the operation, half of it in case of a write, is the last one
-    kPower,  // kDeath, and every file that was not synced is cut in half or gets garbage
-    kNames,  // kPower, and every name that was made or moved since its folder was synced is as it was before. What was
-             // removed stays removed: a disk may write one thing early and another late
+    kFull,   // the operation fails once, a write after half of its bytes; later operations succeed
+    kDeath,  // the operation is the last one; a write makes half of its bytes
+    kPower,  // kDeath, and every file that was not synced is cut in half or filled with zeros
+    kNames,  // kPower, and every name that was made or moved since its folder was synced is as it was before. Names
+             // that were removed stay removed: a disk may write one change early and another late
   };
-  struct Dead {};  // what stands for the end of the process
+  struct Dead {};  // thrown in place of the end of the process
 
-  // fault_at: the operation (counted from 0) that fails; a negative number lets all succeed.
+  // `fault_at` is the operation (counted from 0) that fails; with a negative number all succeed.
   FaultyFiles(Fault fault, int fault_at) : fault_(fault), fault_at_(fault_at) {}
 
   int operations() const { return count_; }
   bool failed() const { return failed_; }
-  // Called when the process dies, before Dead is thrown: what catches everything would otherwise go on.
+  // Called when the process dies, before Dead is thrown, for code that catches all exceptions and would continue.
   std::function<void()> on_death;
 
-  // The power fails now, after all operations have succeeded: takes away what Fault::kNames does.
+  // Simulates a power failure after all operations have succeeded, with the losses of Fault::kNames.
   void lose_power() {
     const Lock lock(mutex_);
     dead_ = true;
@@ -61,7 +61,7 @@ class FaultyFiles : public FileSystem {
     std::optional<std::string> replaced;
     if (std::filesystem::is_regular_file(to)) replaced = content_of(to);
     real().rename(from, to);
-    // What was not synced is now lost under its new name.
+    // Content that was not synced can now be lost under the new name.
     std::map<std::string, bool> dirty;
     for (const auto& [path, is_dirty] : dirty_) dirty[moved(path, from, to)] = is_dirty;
     dirty_ = std::move(dirty);
@@ -70,7 +70,7 @@ class FaultyFiles : public FileSystem {
   }
   void sync_folder(const std::string& path) override {
     const Lock lock(mutex_);
-    step(path, nullptr);  // what is lost is decided here: the real disk need not be waited for
+    step(path, nullptr);  // losses are simulated, so the real disk need not be synced
     names_.erase(std::remove_if(names_.begin(), names_.end(), [&](const Name& name) { return name.folder == path; }),
                  names_.end());
   }
@@ -83,7 +83,7 @@ class FaultyFiles : public FileSystem {
   }
   void remove_all(const std::string& path) override {
     const Lock lock(mutex_);
-    // A removal that dies half way leaves part of a folder.
+    // A removal that is interrupted leaves part of the folder.
     step(path, [&] {
       std::error_code ignored;
       for (const auto& entry : std::filesystem::directory_iterator(path, ignored)) {
@@ -126,7 +126,7 @@ class FaultyFiles : public FileSystem {
     std::unique_ptr<OutputFile> file_;
   };
 
-  // A change of a folder that is not on the disk yet. Names are moved within one folder only.
+  // A change of a folder that is not on the disk yet. Names are moved only within one folder.
   struct Name {
     enum Kind { kMade, kMoved } kind;
     std::string folder;
@@ -134,7 +134,7 @@ class FaultyFiles : public FileSystem {
     bool is_folder;
     std::optional<std::string> replaced;  // the content of the file that a move replaced
 
-    // The folder that this happened in, or one above it, is called otherwise now.
+    // Updates the paths after the folder of this change, or a folder above it, was renamed.
     void move(const std::string& from, const std::string& to) {
       if (folder != from && !folder.starts_with(from + "/")) return;
       for (std::string* path : {&folder, &before, &after}) *path = moved(*path, from, to);
@@ -177,14 +177,14 @@ class FaultyFiles : public FileSystem {
     }
   }
 
-  // The latest first: an older name may lie within a newer one.
+  // The latest change is undone first, because an older name may be within a newer one.
   void lose_names() {
     for (auto name = names_.rbegin(); name != names_.rend(); ++name) {
       if (name->kind == Name::kMade) {
         std::filesystem::remove_all(name->after);
         continue;
       }
-      // A folder that was removed under its new name is found empty under the old one.
+      // A folder that was removed under its new name is empty under its old name.
       if (std::filesystem::exists(name->after)) {
         std::filesystem::rename(name->after, name->before);
       } else if (name->is_folder) {

@@ -1,4 +1,4 @@
-// A test's code in a process of its own: for what a process cannot undo, such as bindings.
+// For tests: runs code in a child process, because a process cannot undo some changes, such as bindings.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@
 
 namespace annulus {
 
-// Runs `body` in a child; it reports by returning an empty text or what is wrong.
+// Runs `body` in a child process. The test fails if `body` returns a text that is not empty.
 inline void in_child(const std::function<std::string()>& body) {
   std::cout.flush();
   const pid_t child = fork();
@@ -35,7 +35,7 @@ inline void in_child(const std::function<std::string()>& body) {
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "status " << status;
 }
 
-// In a child that root runs: from here on permissions of files count for it as for everybody.
+// For a child of a test that root runs: from here on the permissions of files apply to it as to other users.
 inline void give_up_file_powers() {
   __user_cap_header_struct header{_LINUX_CAPABILITY_VERSION_3, 0};
   __user_cap_data_struct data[_LINUX_CAPABILITY_U32S_3] = {};

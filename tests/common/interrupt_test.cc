@@ -1,4 +1,4 @@
-// The first signal asks, a later one ends.
+// Tests of common/interrupt.h: the first signal requests a stop, a later one ends the process.
 #include "common/interrupt.h"
 
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 namespace annulus {
 namespace {
 
-// What a process ends with that gets these signals at once: its own exit code for a request, or 1 where none is seen.
+// Raises these signals and exits with the exit code of the request to stop, or with 1 if there is none.
 void end_after(std::initializer_list<int> signals) {
   install_interrupt_handlers();
   if (interrupted()) std::_Exit(2);
@@ -22,7 +22,7 @@ void end_after(std::initializer_list<int> signals) {
 TEST(Interrupt, FirstSignalSetsTheFlag) {
   EXPECT_EXIT(end_after({}), testing::ExitedWithCode(1), "");
   EXPECT_EXIT(end_after({SIGINT}), testing::ExitedWithCode(130), "");
-  EXPECT_EXIT(end_after({SIGINT, SIGUSR1}), testing::ExitedWithCode(130), "");  // the same request by another way
+  EXPECT_EXIT(end_after({SIGINT, SIGUSR1}), testing::ExitedWithCode(130), "");  // the same request from the launcher
   EXPECT_EXIT(end_after({SIGUSR1}), testing::ExitedWithCode(143), "");
   EXPECT_EXIT(end_after({SIGHUP}), testing::ExitedWithCode(129), "");
   EXPECT_EXIT(end_after({SIGPIPE}), testing::ExitedWithCode(141), "");
@@ -37,7 +37,7 @@ TEST(Interrupt, IgnoredSignalsStayIgnored) {
   EXPECT_EXIT(ignoring(SIGPIPE), testing::ExitedWithCode(1), "");
 }
 
-// For longer than it takes a second Ctrl-C to end the process.
+// Repeats the signal for longer than the time after which a second Ctrl-C ends the process.
 void ask_again_and_again(int signal) {
   install_interrupt_handlers();
   const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(700);
@@ -45,7 +45,7 @@ void ask_again_and_again(int signal) {
   std::_Exit(interrupted() ? 3 : 1);
 }
 
-// A run that stops writes on.
+// A run that is stopping continues to write to the closed pipe.
 TEST(InterruptDeathTest, RepeatedSigpipeDoesNotEndTheProcess) {
   EXPECT_EXIT(ask_again_and_again(SIGPIPE), testing::ExitedWithCode(3), "");
 }

@@ -30,7 +30,7 @@ class MappedFileTest : public ::testing::Test {
     fs::remove(path_);
   }
 
-  // With a time of modification in the past: a change that a test makes at once has another.
+  // The time of modification is in the past, so that it differs from that of a change which a test makes at once.
   void put(const std::string& bytes) {
     std::ofstream(path_, std::ios::binary) << bytes;
     const timespec times[2] = {{1000, 0}, {1000, 0}};
@@ -106,7 +106,7 @@ TEST_F(MappedFileTest, TruncationIsAnErrorNotASignal) {
   }
   std::string all(64 * 4096, '\0');
   refusal(ErrorKind::kInput, [&] { file.copy(0, 64 * 4096, all.data()); });
-  EXPECT_EQ(file.at<char>(4096), pages(64)[4096]);  // what is still there is read
+  EXPECT_EQ(file.at<char>(4096), pages(64)[4096]);  // what remains can be read
   refusal(ErrorKind::kInput, [&] { file.require_unchanged(); });
 }
 
@@ -138,7 +138,7 @@ TEST_F(MappedFileTest, DetectsWritesInPlace) {
   put("0123456789");
   const MappedFile file("data", path_);
   file.require_unchanged();
-  std::fstream(path_, std::ios::binary | std::ios::in | std::ios::out) << "X";  // of the same size
+  std::fstream(path_, std::ios::binary | std::ios::in | std::ios::out) << "X";  // the size stays the same
   const std::string message = refusal(ErrorKind::kInput, [&] { file.require_unchanged(); });
   EXPECT_NE(message.find("it was written to"), std::string::npos) << message;
 }
@@ -170,7 +170,7 @@ TEST_F(MappedFileTest, ThousandsCanBeOpenAtOnce) {
   });
 }
 
-// Faults elsewhere, and signals that were sent, end the process as they would without this file.
+// Faults at other addresses, and raised signals, go to the handler that was installed before.
 TEST_F(MappedFileTest, LeavesOtherFaultsAlone) {
   put(pages(2));
   for (const bool sent : {false, true}) {

@@ -1,4 +1,4 @@
-// The one form of numbers, strings, shell words and lists as text.
+// Tests of common/text.h: how numbers, strings, words of commands and lists are written as text.
 #include "common/text.h"
 
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@
 namespace annulus {
 namespace {
 
-// These forms stand in configurations and checkpoints of before.
+// Existing configurations and checkpoints contain these forms.
 TEST(Text, ExactNumbersKeepTheirForm) {
   EXPECT_EQ(exact(0.1), "0.1");
   EXPECT_EQ(exact(1.0 / 3), "0.3333333333333333");

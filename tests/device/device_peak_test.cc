@@ -1,4 +1,4 @@
-// Peaks are of devices that are known by their exact names, and of no others.
+// Tests that peak rates are known only for devices with certain exact names.
 #include "device/device_peak.h"
 
 #include <gtest/gtest.h>

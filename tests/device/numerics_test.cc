@@ -1,4 +1,4 @@
-// The settings reach LibTorch, and cuBLAS's environment.
+// Tests that the numeric settings reach LibTorch and the environment variable of cuBLAS.
 #include "device/numerics.h"
 
 #include <ATen/Context.h>

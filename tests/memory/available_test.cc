@@ -1,4 +1,4 @@
-// What is free, from the kernel's files as hosts and containers have them.
+// Tests of memory/available.h: the available memory according to the kernel's files on hosts and in containers.
 #include "memory/available.h"
 
 #include <gtest/gtest.h>
@@ -36,7 +36,7 @@ TEST(AvailableMemory, IsTheHostsWithoutOtherLimits) {
   EXPECT_FALSE(available({}));
 }
 
-// A group above may be the tighter one; files that are cached are given up when memory is needed.
+// A parent cgroup may have the lower limit. Cached files do not count, because the kernel drops them when needed.
 TEST(AvailableMemory, IsBoundedByEveryParentCgroup) {
   const std::map<std::string, std::string> files = {
       {"/proc/meminfo", kHost},
@@ -53,7 +53,7 @@ TEST(AvailableMemory, IsBoundedByEveryParentCgroup) {
   EXPECT_EQ(found->limit, "the limit of 16.0 GB of the control group /job");
 }
 
-// In a container the group is "/" or a path of the host's that is not there.
+// In a container the cgroup is "/" or a path of the host that does not exist in the container.
 TEST(AvailableMemory, IsBoundedByAContainer) {
   for (const std::string group : {"/", "/docker/0123"}) {
     const auto found = available({{"/proc/meminfo", kHost},

@@ -1,4 +1,5 @@
-// ByteCache: by content, once each, bounded in bytes, the least recently used goes and only when room is needed.
+// Tests of ByteCache: each value is made once, the bytes are bounded, and the least recently used value is evicted when
+// room is needed.
 #include "memory/byte_cache.h"
 
 #include <gtest/gtest.h>
@@ -13,7 +14,7 @@
 namespace annulus {
 namespace {
 
-// A value of `size` bytes, the key included, which is held twice.
+// Gets a value of `size` bytes in total, which includes the key; the cache holds the key twice.
 std::shared_ptr<const std::string> get(ByteCache<std::string>& cache, const std::string& key, int64_t size) {
   return cache.get(
       key, [&] { return "value of " + key; },
@@ -25,7 +26,7 @@ TEST(ByteCache, EvictsTheLeastRecentlyUsedOnlyWhenFull) {
   const auto a = get(cache, "a", 40);
   get(cache, "b", 40);
   EXPECT_EQ(cache.stats().evictions, 0);
-  EXPECT_EQ(get(cache, "a", 40), a);  // used: b is the older one now
+  EXPECT_EQ(get(cache, "a", 40), a);  // a is used, so b is now the least recently used
   EXPECT_EQ(cache.stats().hits, 1);
   get(cache, "c", 40);
   CacheStats stats = cache.stats();
@@ -58,7 +59,7 @@ TEST(ByteCache, ConcurrentRequestsMakeAValueOnce) {
       const auto value = cache.get(
           "key",
           [&] {
-            while (asking < 8) std::this_thread::yield();  // the others have come meanwhile
+            while (asking < 8) std::this_thread::yield();  // until all threads ask
             return ++made;
           },
           [](int) { return 4; });
@@ -79,7 +80,7 @@ TEST(ByteCache, RaisesFailuresAndDoesNotKeepThem) {
             7);
 }
 
-// Many threads, few bytes: some values fail, some are larger than the cache, and its capacity changes meanwhile.
+// Many threads use a small cache. Some values fail, some are larger than the cache, and its capacity changes.
 TEST(ByteCache, KeepsItsBoundsAndCountsWithManyThreads) {
   constexpr int kThreads = 8, kRequests = 3000, kKeys = 40;
   constexpr int64_t kEach = 30, kCapacity = 10 * kEach;
@@ -120,7 +121,7 @@ TEST(ByteCache, KeepsItsBoundsAndCountsWithManyThreads) {
   EXPECT_EQ(stats.misses, made);
   EXPECT_GT(failures, 0);
   EXPECT_GT(stats.evictions, 0);
-  EXPECT_EQ(stats.bytes, stats.entries * kEach);  // no trace of what failed or was too large
+  EXPECT_EQ(stats.bytes, stats.entries * kEach);  // failed and oversized values are not counted
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The caches of a process share one total, by name.
+// Tests that the named caches of a process share one total.
 #include "memory/caches.h"
 
 #include <gtest/gtest.h>
@@ -28,7 +28,7 @@ void put(NamedCache<int>& cache, const std::string& key, int64_t bytes) {
       key, [] { return 1; }, [&](int) { return bytes - 2 * static_cast<int64_t>(key.size()); });
 }
 
-// The first, as long as nobody has said otherwise in this process.
+// This test comes first, because the environment counts only until the total is set in this process.
 TEST(Caches, TotalComesFromTheEnvironmentUnlessItIsSet) {
   ASSERT_EQ(setenv("ANNULUS_CACHES_MIB", "lots", 1), 0);
   EXPECT_THROW(cache_total(), Error);
@@ -57,7 +57,7 @@ TEST(Caches, SharesNeverExceedTheTotal) {
       on_device += report.on_device ? report.stats.capacity : 0;
     }
     EXPECT_LE(sum, total);
-    EXPECT_GE(sum, total - static_cast<int64_t>(names.size()));  // each rounded down
+    EXPECT_GE(sum, total - static_cast<int64_t>(names.size()));  // each share is rounded down
     EXPECT_EQ(on_device, cache_total_on_device(total));
   }
 }
@@ -89,7 +89,7 @@ TEST(Caches, NameMustBeInTheTableAndUnique) {
   put(*first, "a", kMib);
   EXPECT_EQ(report_of("block maps").stats.entries, 1);
   first.reset();
-  EXPECT_EQ(report_of("block maps").stats.entries, 0);  // gone with the cache
+  EXPECT_EQ(report_of("block maps").stats.entries, 0);  // removed with the cache
   EXPECT_EQ(report_of("block maps").stats.capacity, 188 * kMib);
   EXPECT_NO_THROW(NamedCache<int>("block maps"));
 }

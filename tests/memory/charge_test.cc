@@ -1,4 +1,4 @@
-// What a step holds follows from what its parts declare, and when.
+// Tests that the memory of a step follows from what its parts declare for each phase.
 #include "memory/charge.h"
 
 #include <gtest/gtest.h>
@@ -25,7 +25,7 @@ TEST(StepCharges, BackwardReleasesKeptBytesPartByPart) {
   EXPECT_EQ(step.most_in_backward_of("b"), 1010 + 300 + 500);
   EXPECT_EQ(step.most_in_backward_of("a"), 1010 + 100 + 5);
   const StepCharges::Most most = step.most();
-  EXPECT_EQ(most.bytes, 1010 + 300 + 500);  // the kept of c are gone
+  EXPECT_EQ(most.bytes, 1010 + 300 + 500);  // the kept bytes of c are released
   EXPECT_EQ(most.part, "b");
   EXPECT_TRUE(most.backward);
 }
@@ -45,7 +45,7 @@ TEST(StepCharges, RecomputedBytesLastOnlyForTheirBackward) {
   step.then_recomputed(part("second", 9, 0, 4), {part("c", 300, 0, 20)});
   EXPECT_EQ(step.kept(), 7 + 9);
   EXPECT_EQ(step.most_in_backward_of("c"), 16 + 300 + 4 + 20);
-  EXPECT_EQ(step.most_in_backward_of("b"), 7 + 300 + 3 + 40);  // of `second` nothing is left
+  EXPECT_EQ(step.most_in_backward_of("b"), 7 + 300 + 3 + 40);  // nothing of `second` is left
   EXPECT_EQ(step.most_in_backward_of("a"), 7 + 100 + 3 + 5);
 }
 

@@ -1,4 +1,4 @@
-// The C library keeps what is freed for what is taken next.
+// Tests that the C library keeps freed memory for later allocations.
 #include "memory/freed_memory.h"
 
 #include <gtest/gtest.h>
@@ -14,7 +14,8 @@ namespace {
 
 constexpr size_t kBlock = size_t{16} << 20;
 
-// A block taken, written and freed: bytes in mappings of its own while it is there, and free bytes of the heap after.
+// Allocates, writes and frees a block. Returns the bytes in separate mappings while it exists, and the free bytes of
+// the heap afterwards.
 std::pair<size_t, size_t> mapped_and_kept() {
   const size_t before = mallinfo2().hblkhd;
   void* const block = std::malloc(kBlock);
@@ -26,7 +27,7 @@ std::pair<size_t, size_t> mapped_and_kept() {
 }
 
 TEST(FreedMemory, IsKeptInsteadOfReturnedToTheKernel) {
-  mallopt(M_MMAP_THRESHOLD, 128 << 10);  // glibc's own, and no longer moved by what is freed
+  mallopt(M_MMAP_THRESHOLD, 128 << 10);  // glibc's default, which frees no longer change
   const auto [mapped, kept] = mapped_and_kept();
   EXPECT_GE(mapped, kBlock);
   EXPECT_LT(kept, kBlock);

@@ -1,4 +1,4 @@
-// Memory on NUMA nodes, against what the kernel itself says. Each case binds a child process of its own.
+// Tests the binding of memory to NUMA nodes against what the kernel reports. Each test binds a child process.
 #include "memory/numa.h"
 
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@
 namespace annulus {
 namespace {
 
-// The nodes of this machine, as /sys shows them; node 0 where it shows none.
+// Returns the NUMA nodes of this machine from /sys, or node 0 if /sys has none.
 std::vector<int> nodes_of_this_machine() {
   std::vector<int> nodes;
   std::error_code error;
@@ -36,7 +36,7 @@ std::vector<int> nodes_of_this_machine() {
   return nodes;
 }
 
-// What the kernel says about the calling thread's new memory.
+// What the kernel reports about new memory of the calling thread.
 struct MemoryBinding {
   bool bound = false;      // it may come from `nodes` only
   std::vector<int> nodes;  // ascending; empty when it is not bound or the kernel would not tell
@@ -56,7 +56,7 @@ MemoryBinding current_memory_binding() {
   return binding;
 }
 
-// The NUMA node of the page at `address`, which must be readable; nothing when the kernel will not say.
+// Returns the NUMA node of the page at `address`, which must be readable, or nothing if the kernel does not tell.
 std::optional<int> memory_node_of(const void* address) {
   int node = -1;
   if (syscall(SYS_get_mempolicy, &node, nullptr, 0UL, address, MPOL_F_NODE | MPOL_F_ADDR) != 0 || node < 0) {
@@ -65,7 +65,7 @@ std::optional<int> memory_node_of(const void* address) {
   return node;
 }
 
-// Says so where this kernel does not bind: then there is nothing more to see.
+// Binds memory to the nodes. If this kernel does not bind, prints a note and returns false.
 bool binds(const std::vector<int>& nodes) {
   const std::string warning = bind_memory(nodes);
   if (!warning.empty()) std::cout << "note: " << warning << std::endl;

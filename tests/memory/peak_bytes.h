@@ -1,4 +1,4 @@
-// Counts what LibTorch's CPU allocator hands out.
+// For tests: counts the bytes that LibTorch's CPU allocator hands out.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -13,10 +13,10 @@
 
 namespace annulus {
 
-// Bytes taken on this thread, at most at once, while it is the guarded debug info:
+// The largest number of bytes allocated at once on this thread while an object of this class is the guarded debug info:
 //   const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, peak);
-// What another guarded thread gives back (a message that it was the last to hold) is given back to the thread that took
-// it.
+// Bytes that another guarded thread frees (a message that it was the last to hold) are subtracted from the thread that
+// allocated them.
 class PeakBytes : public c10::MemoryReportingInfoBase {
  public:
   PeakBytes() = default;

@@ -1,4 +1,4 @@
-// What travels between host and device; on a CPU nothing does. With a GPU: tests/training/gpu_training_test.cc.
+// Tests of memory/pinned.h on a CPU, where nothing is copied. tests/training/gpu_training_test.cc tests it with a GPU.
 #include "memory/pinned.h"
 
 #include <ATen/ops/arange.h>

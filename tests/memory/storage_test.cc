@@ -1,4 +1,5 @@
-// Storage: the sweep over lives against counting step by step, and who takes over whose storage.
+// Tests of memory/storage.h: the sweep over lifetimes against counting step by step, and which buffer takes over the
+// storage of which.
 #include "memory/storage.h"
 
 #include <gtest/gtest.h>
@@ -42,7 +43,8 @@ RC_GTEST_PROP(Storage, PeakIsTheMaximumOverTheSteps, ()) {
   RC_ASSERT(storage.peak(weights) == most);
 }
 
-// Each heir fits, begins where the other ended, and has no second benefactor; nobody goes without who could have one.
+// Each heir fits, begins when its predecessor ends, and has only one predecessor. No buffer that could have an heir
+// goes without.
 RC_GTEST_PROP(Storage, HeirsFitAndFollowImmediately, ()) {
   const Storage storage = any_storage();
   const std::vector<StoredBuffer>& all = storage.buffers();

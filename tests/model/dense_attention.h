@@ -1,4 +1,4 @@
-// Causal attention of one rank, composed of LibTorch's operators: what model tests use instead of attention/execution.
+// Causal attention on one rank, composed of LibTorch's operators. Model tests use it instead of attention/execution.
 #pragma once
 
 #include <ATen/ops/scaled_dot_product_attention.h>

@@ -1,4 +1,4 @@
-// A model's parameters as one vector, for tests that compare or change all of them.
+// For tests that compare or change all parameters of a model.
 #pragma once
 
 #include <ATen/ops/cat.h>
@@ -15,14 +15,14 @@ inline at::Tensor flat(const std::vector<NamedTensor>& views) {
   return at::cat(parts);
 }
 
-// Larger weights than the initial ones, so that attention and gates are far from linear.
+// Multiplies the weight matrices, so that attention and gates are far from linear.
 inline void scale_matrices(Parameters& parameters, double factor) {
   for (const NamedTensor& view : parameters.value_views()) {
     if (view.tensor.dim() == 2) view.tensor.mul_(factor);
   }
 }
 
-// In the order of the list, whatever the dtypes.
+// Copies values in the order of the lists; the dtypes may differ.
 inline void copy_values(const Parameters& from, Parameters& to) {
   const std::vector<NamedTensor> source = from.value_views(), target = to.value_views();
   for (size_t i = 0; i < target.size(); ++i) target[i].tensor.copy_(source[i].tensor);

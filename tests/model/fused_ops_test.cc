@@ -1,5 +1,5 @@
-// The fused operations, values and gradients, in fp64, fp32 and bf16, against LibTorch's gradients of the same
-// mathematics written down naively in fp64.
+// Compares the fused operations, values and gradients, in fp64, fp32 and bf16, with a naive fp64 implementation and
+// LibTorch's gradients of it.
 #include "model/fused_ops.h"
 
 #include <ATen/OpMathType.h>
@@ -31,7 +31,7 @@ namespace {
 using Tensors = std::vector<at::Tensor>;
 using Op = std::function<Tensors(const Tensors&)>;
 
-// Runs op on inputs in a dtype; returns its outputs and the gradients of sum(output_i * probe_i).
+// Runs an operation on inputs in a dtype; holds its outputs and the gradients of sum(output_i * probe_i).
 struct Run {
   Tensors outputs;
   Tensors gradients;
@@ -58,8 +58,8 @@ void expect_near(const at::Tensor& got, const at::Tensor& want, double tolerance
   EXPECT_LE(got.to(at::kDouble).sub(want.to(at::kDouble)).abs().max().item<double>(), tolerance * scale) << what;
 }
 
-// fp64 against the gradients that LibTorch makes of `naive`; the loops for fp32, and bf16, against fp64. Values of bf16
-// have 8 bits: inputs are rounded to them first, so that what is seen is what the operation adds.
+// Compares fp64 with `naive` and LibTorch's gradients of it, and the loops for fp32 and bf16 with fp64. Values of bf16
+// have 8 bits. Inputs are rounded to bf16 first, so that the difference is that of the operation.
 void check(const Op& op, const Op& naive, const Tensors& inputs, const Tensors& probes) {
   Tensors rounded;
   for (const at::Tensor& t : inputs) rounded.push_back(t.to(at::kBFloat16).to(at::kDouble));
@@ -76,11 +76,11 @@ void check(const Op& op, const Op& naive, const Tensors& inputs, const Tensors& 
                   std::string(toString(type)) + " gradient " + std::to_string(i));
     }
   };
-  // Eight seeds, with AVX-512, AVX2 and neither: 5.6e-16 and 9.3e-16 at most, in fp32 1.7e-7 and 4.3e-7. Sums in
-  // another order may double that.
+  // The largest errors of eight seeds with AVX-512, AVX2 and neither were 5.6e-16 and 9.3e-16, in fp32 1.7e-7 and
+  // 4.3e-7. Another order of summation may double them.
   compare(at::kDouble, 2e-15, 3e-15);
   compare(at::kFloat, 6e-7, 1.5e-6);
-  // One rounding is 2^-9 of a value; the probes are rounded, too, and a gradient has passed through two operations.
+  // One rounding is 2^-9 of a value. The probes are rounded as well, and a gradient passes through two operations.
   compare(at::kBFloat16, 1e-2, 2e-2);
 }
 
@@ -162,7 +162,7 @@ TEST(FusedOps, RotaryScoresDependOnDistanceAlone) {
       make_rotary_table(at::arange(4, at::kLong).mul(5).add(100), {.head_dim = 8}, at::kFloat, at::kCPU);
   const Heads h = rotary_split(qkv, table, 1, 1);
   const auto score = [&](int64_t i, int64_t j) { return h.q.select(1, i).mul(h.k.select(1, j)).sum().item<double>(); };
-  EXPECT_NEAR(score(1, 0), score(3, 2), 2e-6);  // 4.8e-7 was seen, of eight draws
+  EXPECT_NEAR(score(1, 0), score(3, 2), 2e-6);  // at most 4.8e-7 in eight draws
   EXPECT_NEAR(score(2, 0), score(3, 1), 2e-6);
 }
 
@@ -182,17 +182,17 @@ TEST(FusedOps, SwiGluOfHugeGates) {
   in.select(1, 0).fill_(-1000);
   in.select(1, 1).fill_(1000);
   const at::Tensor out = swiglu(in);
-  // 2000 times the smallest normal number, 2.4e-35, is as good as 0; 1.2e-35 was seen.
+  // 2000 times the smallest normal number, 2.4e-35, counts as 0; the result was 1.2e-35.
   EXPECT_NEAR(out[0][0].item<double>(), 0, 5e-35);
-  EXPECT_NEAR(out[0][1].item<double>(), 2000, 2.5e-4);  // two last places; it was equal
+  EXPECT_NEAR(out[0][1].item<double>(), 2000, 2.5e-4);  // two units in the last place; it was equal
 }
 
 TEST(FusedOps, LinearCrossEntropy) {
   const int64_t rows = 50, vocab = 19;
   const at::Tensor targets = at::randint(0, vocab, {rows}, at::kLong);
-  targets.narrow(0, 15, 20).fill_(-1);  // do not count: a whole chunk of 16 and parts of its neighbours
+  targets.narrow(0, 15, 20).fill_(-1);  // these do not count: a whole chunk of 16 and parts of both adjacent ones
   for (const double scale : {1.0, 0.02}) {
-    // All rows at once, the default; and in chunks that do not divide them.
+    // Chunk sizes: 0 is the default, 50 is all rows at once, and 16 does not divide the number of rows.
     for (const int64_t chunk : {0, 50, 16, 1}) {
       for (const double gradient : {1.0, -2.5}) {
         check([&](const Tensors& t) { return Tensors{linear_cross_entropy_sum(t[0], t[1], targets, scale, chunk)}; },

@@ -1,5 +1,5 @@
-// Writing with a cache against the whole sequence at once, patterns as masks, the choice of bytes, and what a terminal
-// gets to see.
+// Tests of generation: cached decoding against a forward over the whole sequence, patterns as masks, the choice of
+// tokens, and the text that a terminal gets.
 #include "model/generator.h"
 
 #include <ATen/Parallel.h>
@@ -38,7 +38,8 @@ std::vector<int64_t> some_tokens(int64_t n) {
   return out;
 }
 
-// The logits after the last token, from all tokens at once, with a predicate for the pairs that count.
+// Returns the logits after the last token from all tokens at once. A query sees itself and
+// `left` keys before it.
 at::Tensor whole(const Model& model, std::vector<int64_t> tokens, int64_t left) {
   const auto n = static_cast<int64_t>(tokens.size());
   const at::Tensor row = at::from_blob(tokens.data(), {1, n}, at::kLong).clone();
@@ -56,7 +57,7 @@ at::Tensor whole(const Model& model, std::vector<int64_t> tokens, int64_t left) 
   return model.logits(row, model.rotary(at::arange(n)), attend, /*last_only=*/true)[0].detach();
 }
 
-// Of four models 8e-7 is the most that was seen.
+// The largest difference of four models was 8e-7.
 void expect_near(const at::Tensor& a, const at::Tensor& b) {
   EXPECT_LE(a.sub(b).abs().max().item<double>(), 2.5e-6 * b.abs().max().item<double>());
 }
@@ -73,7 +74,7 @@ TEST(Generator, Bf16IsCloseToFp32) {
 
 TEST(Generator, EqualsTheFullForward) {
   const Model model = lively_model();
-  const std::vector<int64_t> tokens = some_tokens(300);  // more than one chunk of a prompt
+  const std::vector<int64_t> tokens = some_tokens(300);  // more than one chunk of the prompt
   struct Case {
     const char* pattern;
     int64_t left;
@@ -90,7 +91,7 @@ TEST(Generator, EqualsTheFullForward) {
   }
 }
 
-// The logits after the last token, from all tokens at once, with the oracle's attention.
+// Returns the logits after the last token from all tokens at once, with the oracle's attention.
 at::Tensor whole_by_oracle(const Model& model, std::vector<int64_t> tokens, const std::vector<PatternSpec>& patterns,
                            int64_t context) {
   const auto n = static_cast<int64_t>(tokens.size());
@@ -155,7 +156,7 @@ TEST(Generator, MeanSelectionUsesTheTokensSoFar) {
   const std::vector<int64_t> tokens = some_tokens(75);
   const std::vector<PatternSpec> patterns = {
       parse_pattern("{ kind = 'blocks', map = 'adaptive', block = 16, keep = 2, causal = true }", "test")};
-  // At once, the means are those of training; token by token, those of what is known.
+  // With all tokens at once the means are those of training; token by token they are those of the tokens so far.
   Generator at_once(model, patterns, 80);
   expect_near(at_once.feed(tokens), whole_by_oracle(model, tokens, patterns, 80));
   Generator one_by_one(model, patterns, 80);
@@ -202,7 +203,7 @@ TEST(PatternBias, CountsPairs) {
 TEST(Pick, TakesTheLargestWithoutTemperature) {
   const at::Tensor logits = at::tensor({1.0, 5.0, 3.0, 9.0});
   EXPECT_EQ(pick(logits, 4, {.temperature = 0}, 0), 3);
-  EXPECT_EQ(pick(logits, 3, {.temperature = 0}, 0), 1);  // tokens that are no bytes do not count
+  EXPECT_EQ(pick(logits, 3, {.temperature = 0}, 0), 1);  // the token beyond the given vocabulary is not picked
   for (int64_t i = 0; i < 20; ++i) EXPECT_EQ(pick(logits, 4, {.temperature = 5, .top_k = 1}, i), 3);
 }
 
@@ -219,10 +220,10 @@ TEST(Pick, FollowsTheDistribution) {
   counts.clear();
   for (int64_t i = 0; i < n; ++i) ++counts[pick(logits, 3, {.top_p = 0.75, .seed = 7}, i)];
   EXPECT_NEAR(counts[0], 0.625 * n, 130);
-  EXPECT_EQ(counts[2], 0) << "the first two come to 0.8";
+  EXPECT_EQ(counts[2], 0) << "the first two add up to 0.8";
   counts.clear();
   for (int64_t i = 0; i < n; ++i) ++counts[pick(logits, 3, {.top_p = 0.4, .seed = 7}, i)];
-  EXPECT_EQ(counts[0], n) << "one is always left";
+  EXPECT_EQ(counts[0], n) << "at least one token is kept";
   EXPECT_EQ(pick(logits, 3, {.seed = 9}, 4), pick(logits, 3, {.seed = 9}, 4));
 }
 

@@ -1,4 +1,4 @@
-// The decoder: initial weights, gradients through the fused path against fp64, shapes that do not fit.
+// Tests of the decoder: initial weights, gradients of the fused path against fp64, and invalid shapes.
 #include "model/model.h"
 
 #include <ATen/ops/arange.h>
@@ -28,7 +28,7 @@ ModelShape tiny(bool tied = false) {
   return {.layers = 2, .dim = 32, .heads = 4, .kv_heads = 2, .ffn = 48, .vocab = 64, .tie_embeddings = tied};
 }
 
-// Everything that a shape can have.
+// A shape with every option.
 ModelShape rich(bool tied = false) {
   ModelShape shape = tiny(tied);
   shape.head_size = 12;
@@ -37,7 +37,7 @@ ModelShape rich(bool tied = false) {
   return shape;
 }
 
-// Biases begin as zeros, and so would hide a mistake.
+// Fills vectors with random values. Biases begin as zeros, which would hide mistakes.
 void fill_vectors(Parameters& parameters) {
   for (const NamedTensor& t : parameters.value_views()) {
     if (t.tensor.dim() == 1) at::Tensor(t.tensor).add_(named_normal(9, t.name, t.tensor.numel()), 0.3);
@@ -70,7 +70,7 @@ TEST(Model, FusedGradientsEqualThoseOfFp64) {
     const at::Tensor x = tokens.slice(1, 0, 13);
     const at::Tensor y = tokens.slice(1, 1);
     const double want = loss_and_gradient(exact, x, y);
-    // Of eight seeds the loss was off by 5e-8 at most, the gradient by 4e-7.
+    // The largest relative errors of eight seeds were 5e-8 for the loss and 4e-7 for the gradient.
     EXPECT_NEAR(loss_and_gradient(fused, x, y), want, 2e-7 * want);
     const at::Tensor g = flat(exact.parameters().gradient_views());
     const double error = flat(fused.parameters().gradient_views()).to(at::kDouble).sub(g).norm().item<double>();
@@ -98,7 +98,7 @@ TEST(Model, GradientsOfFp64EqualFiniteDifferences) {
     add_to_values(model.parameters(), direction, -2 * h);
     const double down = loss_and_gradient(model, x, y);
     const double slope = g.mul(direction).sum().item<double>();
-    EXPECT_NEAR((up - down) / (2 * h), slope, 1e-7 * std::abs(slope));  // 3e-8 of eight slopes
+    EXPECT_NEAR((up - down) / (2 * h), slope, 1e-7 * std::abs(slope));  // at most 3e-8 for eight slopes
   }
 }
 
@@ -187,7 +187,7 @@ TEST(Model, UnitsHoldEachParameterOnce) {
           const ParameterInfo& p = parameters.list()[i];
           EXPECT_TRUE(names.insert(p.name).second) << p.name;
           EXPECT_GE(p.offset, end);
-          EXPECT_LT(p.offset, end + Parameters::kAlign) << "no more is filled up than must be";
+          EXPECT_LT(p.offset, end + Parameters::kAlign) << "padding is no larger than the alignment requires";
           EXPECT_EQ(p.shape.size() == 2, p.offset < unit.decayed) << p.name;
           end = p.offset + p.count();
         }
@@ -221,7 +221,7 @@ TEST(Model, LastOnlyGivesTheLogitsOfTheLastPosition) {
   const RotaryTable table = model.rotary(at::arange(11, at::kLong));
   const at::Tensor all = model.logits(tokens, table, dense_causal()).view({3, 11, 64}).select(1, 10);
   const at::Tensor last = model.logits(tokens, table, dense_causal(), /*last_only=*/true);
-  EXPECT_LE(all.sub(last).abs().max().item<double>(), 3e-7);  // 9e-8 was seen
+  EXPECT_LE(all.sub(last).abs().max().item<double>(), 3e-7);  // at most 9e-8 seen
 }
 
 TEST(Model, RefusesInvalidShapes) {

@@ -1,4 +1,4 @@
-// What MultiheadAttention computes once, counted in operators: rotary tables, and no division by 1.
+// Tests of what MultiheadAttention does not compute needlessly: rotary tables are cached, and nothing is divided by 1.
 #include <ATen/ops/randn.h>
 #include <c10/core/InferenceMode.h>
 #include <gtest/gtest.h>
@@ -31,7 +31,7 @@ using testing::small;
 TEST(MultiheadAttention, MakesRotaryTablesOnceForAllLayersAndForwards) {
   at::manual_seed(13);
   MultiheadAttentionOptions o = small();
-  o.rotary_base = 777;  // of no other test
+  o.rotary_base = 777;  // no other test uses it
   const MultiheadAttention first = made(o), second = made(o);
   const at::Tensor x = at::randn({1, 23, 12}, at::kDouble);
   const auto self = make_self_communicator();
@@ -42,12 +42,12 @@ TEST(MultiheadAttention, MakesRotaryTablesOnceForAllLayersAndForwards) {
     EXPECT_EQ(cosines.count(), table_stats().misses - before.misses);
     return cosines.count();
   };
-  EXPECT_EQ(tables_made_by([&] { first->forward(x, {.comm = *self}); }), 1) << "keys have the table of the queries";
+  EXPECT_EQ(tables_made_by([&] { first->forward(x, {.comm = *self}); }), 1) << "keys use the table of the queries";
   EXPECT_EQ(tables_made_by([&] {
               for (int step = 0; step < 3; ++step) second->forward(first->forward(x, {.comm = *self}), {.comm = *self});
             }),
             0);
-  // One that inference made serves training.
+  // A table that was made in inference also serves training.
   o.rotary_base = 778;
   const MultiheadAttention third = made(o);
   EXPECT_EQ(tables_made_by([&] {
@@ -56,7 +56,7 @@ TEST(MultiheadAttention, MakesRotaryTablesOnceForAllLayersAndForwards) {
             }),
             1);
   EXPECT_EQ(tables_made_by([&] { third->forward(x, {.comm = *self}).sum().backward(); }), 0);
-  // Whatever they depend on makes another.
+  // A change of anything that tables depend on makes another table.
   const auto other = [&](const std::function<void(MultiheadAttentionOptions&)>& change, int64_t length,
                          int64_t offset = 0, at::ScalarType type = at::kDouble) {
     MultiheadAttentionOptions changed = o;
@@ -71,7 +71,7 @@ TEST(MultiheadAttention, MakesRotaryTablesOnceForAllLayersAndForwards) {
   EXPECT_EQ(other([](MultiheadAttentionOptions& c) { c.rotary_base = 778.0000001; }, 23), 1);
   EXPECT_EQ(other([](MultiheadAttentionOptions& c) { c.head_dim = 4; }, 23), 1);
   EXPECT_EQ(other(none, 22), 1);
-  EXPECT_EQ(other(none, 23, 4), 1) << "the queries' alone";
+  EXPECT_EQ(other(none, 23, 4), 1) << "only the table of the queries is new";
   EXPECT_EQ(other(none, 23, 0, at::kFloat), 1);
   EXPECT_LE(table_stats().bytes, table_stats().capacity);
 }

@@ -1,5 +1,5 @@
-// Attention by name: what auto takes and says, that every name is exact attention of its pattern, unknown names, and
-// that docs/modules.md has them all.
+// Tests of attention by name: the choice of auto and its reason, that every name computes exact attention of its
+// pattern, unknown names, and that docs/modules.md lists all names.
 #include "modules/factory.h"
 
 #include <ATen/ops/randn.h>
@@ -42,7 +42,7 @@ TEST(Factory, AutoChoosesByLengthAndGivesItsReason) {
   expect(options(65536, 4), ScheduleKind::kRing, "a sparse pattern would cost less");
 }
 
-// The caller's rows lie as the caller says: another layout would compute something else of them.
+// The layout says which rows the caller passes, so another layout would compute something else.
 TEST(Factory, KeepsAndNamesTheCallersLayout) {
   const std::string window = "{ kind = 'window', left = 100, right = 0 }";
   for (const LayoutKind layout : {LayoutKind::kContiguous, LayoutKind::kZigzag, LayoutKind::kStriped}) {
@@ -90,7 +90,7 @@ TEST(Factory, EveryNameComputesItsPattern) {
     run_ranks(2, [&](Communicator& comm) {
       const at::Tensor rows = positions_of(make_layout(LayoutKind::kStriped, 64, 2), comm.rank());
       const at::Tensor out = m->forward(x.index_select(1, rows), {.comm = comm});
-      // 1.8e-15 is the most that was seen, of five seeds.
+      // The largest error of five seeds was 1.8e-15.
       EXPECT_LT((out - want.index_select(1, rows)).abs().max().item<double>(), 6e-15);
     });
   }

@@ -1,5 +1,5 @@
-// MultiheadAttention over 1 to 4 ranks against the same written plainly in LibTorch, fp64, forward and backward; what
-// it saves, and several threads in one module. What it computes: cost_test.cc; what it refuses: refusals_test.cc.
+// Compares MultiheadAttention over 1 to 4 ranks with a plain LibTorch implementation in fp64, forward and backward, and
+// tests saving and several threads in one module. cost_test.cc tests the cost, refusals_test.cc what is refused.
 #include "modules/multihead_attention.h"
 
 #include <ATen/TensorOperators.h>
@@ -40,7 +40,7 @@ using testing::made;
 using testing::OperatorCounter;
 using testing::small;
 
-// Pairs (i, i + D/2) turned by position / base^(2i/D).
+// Rotates pairs (i, i + D/2) by position / base^(2i/D).
 at::Tensor turned(const at::Tensor& x, int64_t offset, double base) {
   const int64_t half = x.size(3) / 2;
   const at::Tensor position = at::arange(x.size(1), at::kDouble) + static_cast<double>(offset);
@@ -55,7 +55,7 @@ at::Tensor turned(const at::Tensor& x, int64_t offset, double base) {
   return out;
 }
 
-// What the module should compute, on the whole sequence.
+// Computes on the whole sequence what the module should compute.
 at::Tensor plain(const MultiheadAttentionImpl& m, const at::Tensor& x, const at::Tensor& memory, int64_t offset = 0) {
   const MultiheadAttentionOptions& o = m.options();
   const int64_t B = x.size(0), n = x.size(1), keys = memory.size(1), H = o.heads, Hk = o.kv_heads, D = o.head_dim;
@@ -93,7 +93,7 @@ at::Tensor plain(const MultiheadAttentionImpl& m, const at::Tensor& x, const at:
 
 struct Outcome {
   at::Tensor out;
-  std::vector<at::Tensor> gradients;  // of x, memory (where it is another) and the parameters
+  std::vector<at::Tensor> gradients;  // of x, memory (if it is another tensor) and the parameters
 };
 
 std::vector<at::Tensor> leaves(const MultiheadAttention& m, const at::Tensor& x, const at::Tensor& memory) {
@@ -111,7 +111,7 @@ Outcome plain_outcome(const MultiheadAttention& m, const at::Tensor& x, const at
   return {out.detach(), torch::autograd::grad({out}, leaves(m, a, b), {dout})};
 }
 
-// The module on all ranks, each with its rows; put together again, gradients of parameters added.
+// Runs the module on all ranks, each with its rows, puts the results together and adds the gradients of parameters.
 Outcome outcome_over(int ranks, const MultiheadAttention& m, const at::Tensor& x, const at::Tensor& memory,
                      const at::Tensor& dout, int64_t offset = 0) {
   Outcome all;
@@ -147,8 +147,8 @@ double difference(const at::Tensor& a, const at::Tensor& b) {
   return a.numel() == 0 ? 0 : (a - b).abs().max().item<double>();
 }
 
-// Against the same written otherwise, or over other ranks: 3e-14 is the most that was seen, in 27 runs (six seeds,
-// three instruction sets), of the gradients of weights, which are sums over all positions.
+// Compares with another implementation or number of ranks. The largest difference in 27 runs (six seeds, three
+// instruction sets) was 3e-14, for the gradients of weights, which are sums over all positions.
 void expect_alike(const Outcome& got, const Outcome& want, double tolerance = 1e-13) {
   EXPECT_LT(difference(got.out, want.out), tolerance);
   ASSERT_EQ(got.gradients.size(), want.gradients.size());
@@ -213,7 +213,7 @@ TEST(MultiheadAttention, RecomputesProjectionsButNeverAttention) {
   const at::Tensor x = at::randn({2, 17, 12}, at::kDouble), dout = at::randn({2, 17, 12}, at::kDouble);
   for (const int ranks : {1, 3}) {
     const Outcome a = outcome_over(ranks, kept, x, {}, dout), b = outcome_over(ranks, recomputed, x, {}, dout);
-    expect_alike(b, a, 1e-14);  // 7e-15 was seen: ranks' parts are added as they come
+    expect_alike(b, a, 1e-14);  // at most 7e-15 seen; the parts of ranks are added in any order
   }
 
   o.dropout = 0;
@@ -254,7 +254,7 @@ TEST(MultiheadAttention, DropoutIsIndependentOfRanksAndOffInEvaluation) {
   EXPECT_GT(difference(one.out, plain_outcome(m, x, {}, dout).out), 1e-3);
   for (const int ranks : {2, 4}) expect_alike(outcome_over(ranks, m, x, {}, dout), one);
   const auto comm = make_self_communicator();
-  EXPECT_GT(difference(m->forward(x, {.comm = *comm, .step = 1}), one.out), 1e-3) << "every step has its own draw";
+  EXPECT_GT(difference(m->forward(x, {.comm = *comm, .step = 1}), one.out), 1e-3) << "every step draws its own dropout";
   m->eval();
   expect_alike(outcome_over(2, m, x, {}, dout), plain_outcome(m, x, {}, dout));
 }
@@ -291,7 +291,7 @@ TEST(MultiheadAttention, AcceptsUnevenContiguousParts) {
   run_ranks(3, [&](Communicator& comm) {
     const int64_t begin = begins[comm.rank()], n = lengths[comm.rank()];
     const at::Tensor mine = x.narrow(1, begin, n);
-    EXPECT_LT(difference(m->forward(mine, {.comm = comm}), want.narrow(1, begin, n)), 4e-15);  // 1.1e-15 was seen
+    EXPECT_LT(difference(m->forward(mine, {.comm = comm}), want.narrow(1, begin, n)), 4e-15);  // at most 1.1e-15 seen
   });
   o.layout = LayoutKind::kZigzag;
   const MultiheadAttention zigzag = made(o);
@@ -299,7 +299,7 @@ TEST(MultiheadAttention, AcceptsUnevenContiguousParts) {
     run_ranks(3, [&](Communicator& comm) {
       zigzag->forward(x.narrow(1, begins[comm.rank()], lengths[comm.rank()]), {.comm = comm});
     });
-    FAIL() << "parts that are not zigzag's were taken";
+    FAIL() << "parts that do not fit zigzag were accepted";
   } catch (const Error& e) {
     EXPECT_EQ(e.kind(), ErrorKind::kPlan);
     EXPECT_NE(std::string(e.what()).find("7, 0, 4"), std::string::npos) << e.what();
@@ -374,7 +374,7 @@ TEST(MultiheadAttention, LoadRestoresTheSavedModule) {
   EXPECT_EQ(difference(copy->forward(x, scope), saved->forward(x, scope)), 0);
   EXPECT_FALSE(copy->q_proj->weight.is_same(saved->q_proj->weight));
 
-  // How it is computed may change, what is computed may not.
+  // Options of how to compute may differ from the saved ones; options of what to compute may not.
   o.schedule = ScheduleKind::kRing, o.layout = LayoutKind::kZigzag, o.recompute = true;
   MultiheadAttention other(o);
   file.clear(), file.seekg(0);
@@ -416,7 +416,7 @@ TEST(MultiheadAttention, ToConvertsTheWholeModule) {
   }
   try {
     m->forward(at::randn({1, 9, 12}), {.comm = *comm});
-    FAIL() << "a float went into a double module";
+    FAIL() << "a double module accepted a float tensor";
   } catch (const Error& e) {
     EXPECT_EQ(e.kind(), ErrorKind::kPlan);
     EXPECT_NE(std::string(e.what()).find("x is Float on cpu, but the module is Double on cpu"), std::string::npos)

@@ -1,4 +1,4 @@
-// Counts what a module computes, for its tests.
+// Counts operators, for tests of what modules compute.
 #pragma once
 
 #include <ATen/record_function.h>

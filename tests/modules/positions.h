@@ -1,4 +1,4 @@
-// Which positions of a sequence a rank holds, for tests of modules that cut one.
+// For tests of modules on parts of a sequence: the positions that a rank holds.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,7 +8,7 @@
 
 namespace annulus {
 
-// In storage order: int64 [n].
+// Returns the positions as int64 [n], in storage order.
 inline at::Tensor positions_of(const Layout& layout, int rank) { return at::tensor(layout.positions(rank), at::kLong); }
 
 }  // namespace annulus

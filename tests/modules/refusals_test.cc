@@ -1,4 +1,4 @@
-// What MultiheadAttention refuses, on one rank and on all.
+// Tests of what MultiheadAttention refuses, on one rank and on all ranks.
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
@@ -43,13 +43,13 @@ TEST(MultiheadAttention, RefusesInvalidOptions) {
   EXPECT_THROW(m->forward(at::randn({1, 9, 11}, at::kDouble), {.comm = *comm}), Error);
 }
 
-// A rank alone is given what cannot be, or something else than the others: all raise, and say which rank.
+// One rank gets invalid options or inputs, or others than the other ranks. All ranks raise an error that names it.
 TEST(MultiheadAttention, RefusalOfOneRankIsRaisedOnAll) {
   struct Case {
     const char* what;
     std::function<void(MultiheadAttentionOptions&)> options;
     std::function<at::Tensor(const at::Tensor&)> x, memory;
-    bool differs = false;  // from what the others are given, and could be by itself
+    bool differs = false;  // valid by itself, but different from the other ranks
   };
   const auto same = [](const at::Tensor& t) { return t; };
   const auto none = [](MultiheadAttentionOptions&) {};
@@ -94,14 +94,14 @@ TEST(MultiheadAttention, RefusalOfOneRankIsRaisedOnAll) {
   }
 }
 
-// Where all are given the same that cannot be, each raises what one rank would.
+// If all ranks get the same invalid input, each raises the error that a single rank would raise.
 TEST(MultiheadAttention, RanksThatAllRefuseRaiseTheirOwnError) {
   run_ranks(2, [&](Communicator& comm) {
     comm.set_timeout(Seconds(5));
     MultiheadAttention m(small());
     try {
       m->forward(at::zeros({2, 4, 11}), {.comm = comm});
-      ADD_FAILURE() << "taken";
+      ADD_FAILURE() << "accepted";
     } catch (const Error& e) {
       EXPECT_EQ(e.kind(), ErrorKind::kPlan) << e.what();
       EXPECT_NE(std::string(e.what()).find("x must be [batch, positions, 12]"), std::string::npos) << e.what();

@@ -1,5 +1,5 @@
-// Tests of modules/rotary.h: frequencies of each scaling, in fp64 and fp32, and tables from the cache. Those of
-// transformers are compared in integration_tests/models/rotary_tables_test.py.
+// Tests of modules/rotary.h: the frequencies of each scaling in fp64 and fp32, and cached tables.
+// integration_tests/models/rotary_tables_test.py compares them with transformers.
 #include "modules/rotary.h"
 
 #include <ATen/TensorOperators.h>
@@ -31,7 +31,7 @@ TEST(Rotary, ScalingDividesLowFrequencies) {
     const at::Tensor ratio = plain / rotary_frequencies(spec(scaling));
     EXPECT_NEAR(ratio[0].item<double>(), 1, 1e-12);
     EXPECT_NEAR(ratio[31].item<double>(), scaling.factor, 1e-12);
-    EXPECT_TRUE((ratio.slice(0, 1) >= ratio.slice(0, 0, -1) - 1e-12).all().item<bool>()) << "it rises between";
+    EXPECT_TRUE((ratio.slice(0, 1) >= ratio.slice(0, 0, -1) - 1e-12).all().item<bool>()) << "the ratio rises";
   }
 }
 

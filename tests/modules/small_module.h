@@ -11,7 +11,7 @@ inline MultiheadAttention made(MultiheadAttentionOptions options) {
   MultiheadAttention module(options);
   module->to(at::kDouble);
   const at::NoGradGuard no_gradients;
-  // Biases and norms that do something.
+  // Makes biases and norms differ from their initial zeros and ones, which have no effect.
   for (auto& p : module->parameters()) p.add_(at::randn_like(p) * 0.1);
   return module;
 }

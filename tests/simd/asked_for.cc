@@ -1,5 +1,6 @@
-// Linked into tests that run with several sets of vector instructions (isa_tests.bzl): the one that ANNULUS_ISA asks
-// for runs, else the best. Where the processor lacks what is asked for, the whole test is skipped.
+// Linked into tests that run with several sets of vector instructions (isa_tests.bzl). Tests that the set which
+// ANNULUS_ISA names is used, or the best one if it is unset. If the processor lacks the named set, all tests of the
+// program are skipped.
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -14,7 +15,7 @@
 namespace annulus {
 namespace {
 
-// As the kernel says, not as the code under test asks.
+// Reads what the kernel reports, which is not how the code under test detects instructions.
 bool processor_has(const std::string& flag) {
   std::ifstream file("/proc/cpuinfo");
   const std::string text{std::istreambuf_iterator<char>(file), {}};
@@ -27,7 +28,7 @@ struct Set {
 const std::vector<Set> kSets = {
     {"avx512", "avx512bw", "AVX-512"}, {"avx2", "avx2", "AVX2"}, {"baseline", "sse4_2", "SSE4"}};
 
-// What is asked for, or the best that the processor has; null where it lacks it.
+// Returns the requested set, or the best one of the processor; null if the processor lacks it.
 const Set* expected() {
   const char* const word = std::getenv("ANNULUS_ISA");
   for (const Set& set : kSets) {

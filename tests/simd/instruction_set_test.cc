@@ -1,4 +1,4 @@
-// Which vector instructions a process takes.
+// Tests of which vector instructions a process chooses.
 #include "simd/instruction_set.h"
 
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 namespace annulus {
 namespace {
 
-// In a process of its own: the choice is made once.
+// Runs in a child process, because a process makes the choice once.
 void choose(const char* word) {
   setenv("ANNULUS_ISA", word, 1);
   try {

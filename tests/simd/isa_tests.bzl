@@ -1,11 +1,11 @@
-"""isa_test: a test that also runs with lesser vector instructions than the processor has (simd/instruction_set.h)."""
+"""isa_test: a test that also runs with fewer vector instructions than the processor has (simd/instruction_set.h)."""
 
 load("@rules_cc//cc:defs.bzl", "cc_test")
 
 def isa_test(name, srcs, deps, **kwargs):
-    """NAME, which ends in _test and takes the processor's best; ..._avx2_test and ..._baseline_test, limited by ANNULUS_ISA.
+    """Makes NAME, which ends in _test, and ..._avx2_test and ..._baseline_test, which ANNULUS_ISA limits.
 
-    Each also fails where another version ran than the one to be expected, and is skipped where the processor lacks the
+    Each test also fails if another version than the expected one ran, and is skipped if the processor lacks the
     instructions (asked_for.cc). The sources are compiled once.
     """
     cc_test(
