@@ -83,6 +83,7 @@ ROOMS = {
         "topology/picture",
         "topology",
         "memory",
+        "logging",
         "common",
     ],
     "launcher/launch": [
@@ -92,6 +93,7 @@ ROOMS = {
         "comm",
         "topology",
         "memory",
+        "logging",
         "common",
     ],
     "launcher/hosts": [
@@ -103,6 +105,7 @@ ROOMS = {
         "topology",
         "memory",
         "simd",
+        "logging",
         "common",
     ],
     "launcher/network": [
@@ -129,6 +132,7 @@ ROOMS = {
         "comm/threads",
         "comm",
         "memory",
+        "logging",
         "common",
     ],
     "inference": [
@@ -148,6 +152,7 @@ ROOMS = {
         "comm/threads",
         "comm",
         "memory",
+        "logging",
         "common",
     ],
     "training": [
@@ -170,6 +175,7 @@ ROOMS = {
         "comm",
         "memory",
         "simd",
+        "logging",
         "common",
     ],
     "training/state": [
@@ -300,22 +306,27 @@ ROOMS = {
         "comm/mpi",
         "comm/threads",
         "comm",
+        "logging",
         "common",
     ],
     "comm/c10d": [
         "comm",
+        "logging",
         "common",
     ],
     "comm/threads": [
         "comm",
+        "logging",
         "common",
     ],
     "comm/mpi": [
         "comm",
+        "logging",
         "common",
     ],
     "comm/nccl": [
         "comm",
+        "logging",
         "common",
     ],
     "comm": ["common"],
@@ -326,6 +337,7 @@ ROOMS = {
     "topology": ["common"],
     "memory": ["common"],
     "simd": ["common"],
+    "logging": ["common"],
     "common": [],
 }
 

@@ -207,6 +207,7 @@ def _impl(rctx):
     out += torch + cuda + mpi
     for name, pkg in [
         ("hwloc", "hwloc"),
+        ("spdlog", "spdlog"),
         ("gtest", "gtest"),
         ("gtest_main", "gtest_main"),
         ("gmock", "gmock"),

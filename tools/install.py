@@ -239,7 +239,7 @@ def install(binaries, headers, prefix):
     out.write("README", README.format(
         version=version, torch=torch, cuda=cuda,
         mpi="of the series that has " + next((n for n in sorted(libraries.system) if n.startswith("libmpi.")), "libmpi"),
-        system=", ".join(n for n in sorted(libraries.system) if not n.startswith("libmpi.")) + " (hwloc: libhwloc15)",
+        system=", ".join(n for n in sorted(libraries.system) if not n.startswith("libmpi.")) + " (hwloc: libhwloc15; spdlog: libspdlog1.10)",
         glibc=newest(files, "GLIBC"), glibcxx=newest(files, "GLIBCXX"),
         wheels=re.search(r"(?m)^wheels=\((.*)\)$", read("tools", "tokenizer_wheels.sh")).group(1)))
     text = [TITLE, "annulus %s, LibTorch %s, %s" % (version, torch, cuda), ""]

@@ -66,7 +66,6 @@ tokenizer_wheels() { ((level == 0)) || tools/tokenizer_wheels.sh; }
 if [[ ! $table ]] && all_there; then tokenizer_wheels && exit 0; fi
 
 # ---- Looking.
-
 torch_version=2.11.0
 arch=$(uname -m)
 rows=() packages=() missing=() found=() notes=()
@@ -322,6 +321,7 @@ look() {
   look_for_torch
   look_for_mpi
   by_pkg_config hwloc hwloc hwloc.h libhwloc-dev
+  by_pkg_config spdlog spdlog spdlog/spdlog.h libspdlog-dev
   by_pkg_config toml++ tomlplusplus toml++/toml.h libtomlplusplus-dev
   by_pkg_config xxHash libxxhash xxhash.h libxxhash-dev
   by_header CLI11 CLI11 CLI/CLI.hpp libcli11-dev
@@ -489,7 +489,7 @@ fi
 # A changed value makes Bazel look at the machine again (bazel/system_deps.bzl). It is the same for all levels of
 # set-up, so that going from tests to training and back changes nothing.
 seen=$(printf '%s\n' "${found[@]}" "$torch_root" "${NCCL_HOME-}" "$(compgen -G '.venv/lib/python3.*/site-packages/nvidia/*')" \
-  "$(pkg-config --modversion hwloc tomlplusplus libxxhash gtest_main 2>&1)" \
+  "$(pkg-config --modversion hwloc spdlog tomlplusplus libxxhash gtest_main 2>&1)" \
   "$(folder_of rapidcheck.h "${headers[@]}")" | grep -vE '/(ip|ps|clang-format-14|clang-tidy-14|slurm[^/]*|srun|gtest\.h|rapidcheck\.h)$' |
   sort -u | cksum) || true
 deps="# Written by tools/setup.sh.

@@ -325,7 +325,7 @@ class BundleTest(unittest.TestCase):
         blocked = [shutil.which(n) for n in ("mpirun", "orterun", "orted", "mpirun.openmpi", "ompi_info")]
         inside = set(os.listdir(os.path.join(BUNDLE, "lib")))
         for name, path in collect.system_libraries().items():
-            if name in inside and re.match(r"lib(mpi|open-|pmix|hwloc|event|mca_|munge|toml|xxhash)", name):
+            if name in inside and re.match(r"lib(mpi|open-|pmix|hwloc|event|mca_|munge|toml|xxhash|spdlog|fmt)", name):
                 blocked.append(path)
         hide = ["mount --bind /dev/null '%s'" % p for p in sorted({os.path.realpath(p) for p in blocked if p})]
         hide += ["mount -t tmpfs none '%s'" % p for p in hidden if os.path.isdir(p)]
