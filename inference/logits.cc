@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <iostream>
 #include <utility>
 
 #include "attention/execution/attention.h"
@@ -19,6 +18,7 @@
 #include "common/error.h"
 #include "common/files.h"
 #include "common/text.h"
+#include "logging/log.h"
 #include "memory/available.h"
 #include "memory/device_memory.h"
 #include "model/model.h"
@@ -185,7 +185,7 @@ void LogitsJob::run(Communicator& world, int ranks_here, at::Device device) {
   Parameters& parameters = model.parameters();
   std::vector<Field> weights;
   together(world, {"logits, loading the weights"}, [&] {
-    opened_.load(parameters, std::cerr);
+    opened_.load(parameters, [](const std::string& note) { log_warn("logits", note); });
     for (size_t unit = 0; unit < parameters.units().size(); ++unit) {
       const at::Tensor values = parameters.values(unit).tensor().cpu();
       weights.push_back(

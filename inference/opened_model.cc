@@ -31,11 +31,12 @@ bool holds_weights(const std::string& folder) {
                      [](const auto& file) { return file.path().extension() == ".safetensors"; });
 }
 
-TrainingState newest_state(CheckpointStore& store, const Config& config, const std::string& run, std::ostream& notes) {
+TrainingState newest_state(CheckpointStore& store, const Config& config, const std::string& run,
+                           const OpenedModel::Note& note) {
   std::vector<std::string> skipped;
   std::optional<TrainingState> state =
       store.open_newest_valid(*make_self_communicator(), &skipped, CheckpointPart::kModel);
-  for (const std::string& reason : skipped) notes << "passed over a checkpoint: " << reason << std::endl;
+  for (const std::string& reason : skipped) note("passed over a checkpoint: " + reason);
   if (!state) {
     throw Error(ErrorKind::kInput, "model",
                 "there is no whole checkpoint in " + run +
@@ -100,24 +101,24 @@ OpenedModel::OpenedModel(const std::string& which, const std::string& root, std:
   context_ = run_->data.context.longest();
 }
 
-void OpenedModel::load(Parameters& parameters, std::ostream& notes) {
+void OpenedModel::load(Parameters& parameters, const Note& note) {
   for (size_t unit = 0; unit < parameters.units().size(); ++unit) {
     parameters.values(unit).take();
     at::Tensor(parameters.values(unit).tensor()).zero_();  // because the padding of a unit is compared as well
   }
   if (run_) {
-    load_checkpoint(parameters, notes);
+    load_checkpoint(parameters, note);
     return;
   }
   const ModelWeights weights(path_, model_);
   fill(parameters, [&](const std::vector<TensorSlice>& into) { weights.read(into); });
 }
 
-void OpenedModel::load_checkpoint(Parameters& parameters, std::ostream& notes) {
+void OpenedModel::load_checkpoint(Parameters& parameters, const Note& note) {
   CheckpointStore store(path_, run_->checkpoint.keep);
   for (;;) {
     const TrainingState state =
-        wanted_ ? store.open(*wanted_, CheckpointPart::kModel) : newest_state(store, *run_, path_, notes);
+        wanted_ ? store.open(*wanted_, CheckpointPart::kModel) : newest_state(store, *run_, path_, note);
     try {
       fill(parameters, [&](const std::vector<TensorSlice>& into) { store.read(state, into); });
     } catch (const Error& error) {

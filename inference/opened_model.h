@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
-#include <ostream>
 #include <string>
 #include <vector>
 
@@ -18,6 +17,8 @@ namespace annulus {
 // Not thread safe.
 class OpenedModel {
  public:
+  using Note = std::function<void(const std::string&)>;
+
   // Reads the model's description, but no weights. `which` is a folder with a config.json, a run's folder, or the name
   // of a run below `root` (find_run). `step` selects a run's checkpoint; without it, the newest undamaged one is used.
   // Throws Error(kInput) if there is nothing of this name, Error(kUsage) for a step of anything but a run, and the
@@ -31,9 +32,9 @@ class OpenedModel {
   const std::optional<Config>& run() const { return run_; }
 
   // Allocates the parameters' values and fills them. Values that are not fp32 on a CPU are filled through an fp32 copy
-  // of one unit at a time. Damaged checkpoints that are skipped are reported to `notes`. Throws Error(kInput) if there
+  // of one unit at a time. Damaged checkpoints that are skipped are reported to `note`. Throws Error(kInput) if there
   // is no undamaged checkpoint or none of that step, or if a tensor does not fit the model.
-  void load(Parameters& parameters, std::ostream& notes);
+  void load(Parameters& parameters, const Note& note);
 
   // Whether tokens are ids of a tokenizer and not bytes, and the step of the weights (-1 for a folder in Hugging Face's
   // layout). Known after load().
@@ -42,7 +43,7 @@ class OpenedModel {
 
  private:
   using Read = std::function<void(const std::vector<TensorSlice>&)>;
-  void load_checkpoint(Parameters& parameters, std::ostream& notes);
+  void load_checkpoint(Parameters& parameters, const Note& note);
 
   std::string path_;
   std::optional<int64_t> wanted_;

@@ -21,6 +21,7 @@
 #include "data/shards/tokenization.h"
 #include "huggingface/text_ids.h"
 #include "inference/opened_model.h"
+#include "logging/log.h"
 #include "memory/caches.h"
 #include "model/generator.h"
 #include "tensor_files/block_map_file.h"
@@ -167,7 +168,7 @@ void check(const SampleOptions& o) {
 
 // The pattern of each layer, or one for all layers, with block maps read from their files. These maps are for a batch,
 // of which the text is row 0.
-std::vector<PatternSpec> patterns(const Config& c, std::ostream& notes) {
+std::vector<PatternSpec> patterns(const Config& c, const OpenedModel::Note& note) {
   AttentionShape shape{.batch = c.data.batch,
                        .heads = c.model.heads,
                        .kv_heads = c.model.kv_heads,
@@ -180,9 +181,9 @@ std::vector<PatternSpec> patterns(const Config& c, std::ostream& notes) {
   }
   shape.batch = 1;
   if (std::any_of(patterns.begin(), patterns.end(), [&](const PatternSpec& p) { return sees_later(p, shape); })) {
-    notes << "model.pattern lets a query see later keys, which a text that is being written does not have: this model "
-             "was trained for another use"
-          << std::endl;
+    note(
+        "model.pattern lets a query see later keys, which a text that is being written does not have: this model was "
+        "trained for another use");
   }
   return patterns;
 }
@@ -192,14 +193,20 @@ std::vector<PatternSpec> patterns(const Config& c, std::ostream& notes) {
 int run_sample(const SampleOptions& o) {
   check(o);
   std::ostream& out = o.out != nullptr ? *o.out : std::cout;
-  std::ostream& notes = o.notes != nullptr ? *o.notes : std::cerr;
+  const auto note = [&o](const std::string& text) {
+    if (o.notes != nullptr) {
+      *o.notes << text << std::endl;
+    } else {
+      log_warn("sample", text);
+    }
+  };
   OpenedModel opened(o.run, o.root, o.step);
   if (opened.run()) set_cache_total(opened.run()->memory.caches << 20);
   validate(opened.model());
   std::unique_ptr<Alphabet> alphabet;
   if (!opened.run()) alphabet = ids_of_folder(o, opened.path());
   Model model(opened.model(), o.dtype == "bf16" ? at::kBFloat16 : at::kFloat, at::kCPU, Model::Unheld{});
-  opened.load(model.parameters(), notes);
+  opened.load(model.parameters(), note);
   if (!alphabet) {
     alphabet = opened.tokens_are_ids() ? ids_of_run(o, opened.path()) : std::make_unique<Alphabet>();
   }
@@ -215,7 +222,7 @@ int run_sample(const SampleOptions& o) {
   // Patterns of a folder, which are causal or windowed, do not depend on the length, so the context is no longer than
   // what is written.
   const int64_t written = static_cast<int64_t>(tokens.size()) + o.tokens + 1;
-  Generator generator = opened.run() ? Generator(model, patterns(*opened.run(), notes), opened.context())
+  Generator generator = opened.run() ? Generator(model, patterns(*opened.run(), note), opened.context())
                                      : Generator(model,
                                                  opened.model().pattern.each.empty()
                                                      ? std::vector<PatternSpec>{opened.model().pattern.all}

@@ -25,7 +25,7 @@ struct SampleOptions {
   uint64_t seed = 1;                // the same seed gives the same text
   std::string dtype = "fp32";       // the dtype that the model computes in: "fp32", "bf16"
   std::ostream* out = nullptr;      // receives the prompt and the text; null: standard output
-  std::ostream* notes = nullptr;    // receives warnings and reports of damaged checkpoints; null: standard error
+  std::ostream* notes = nullptr;    // receives warnings and reports of damaged checkpoints; null: the log
   // Functions that use the tokenizer in a folder, which is that of a run on token shards or one in Hugging Face's
   // layout. `encode` returns the ids of a prompt. `make_table` returns the path of a new tokens.table
   // (data/shards/token_table.h), which run_sample removes.

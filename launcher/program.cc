@@ -19,7 +19,9 @@
 
 #include "comm/agreement.h"
 #include "comm/bootstrap/bootstrap.h"
+#include "comm/hosts.h"
 #include "comm/launch_info.h"
+#include "common/environment.h"
 #include "common/error.h"
 #include "common/text.h"
 #include "launcher/command_line.h"
@@ -28,6 +30,9 @@
 #include "launcher/network/network.h"
 #include "launcher/seats.h"
 #include "launcher/verb.h"
+#include "logging/log.h"
+#include "logging/log_setup.h"
+#include "logging/logger.h"
 #include "memory/freed_memory.h"
 
 namespace annulus {
@@ -104,6 +109,7 @@ int dispatch(std::vector<std::string> args, const LaunchInfo& info) {
     std::fputs(parsed.text.c_str(), stdout);
     return 0;
   }
+  log_debug("launcher", "process " + std::to_string(getpid()));
   if (entry.ranks && info.launched) {
     const Network network = network_from_environment(parsed.verb->network());
     const int context = parsed.verb->context(std::max({1, info.size, info.local_size}));
@@ -164,7 +170,12 @@ int run_program(int argc, char** argv) {
   bool said = false;  // whether one rank has printed the error for all
   try {
     remember_command_line(argc, argv);
+    install_logger();
+    if (const char* const log = text_from_environment("ANNULUS_LOG")) {
+      set_log_settings(parse_log_settings(log, "ANNULUS_LOG"));
+    }
     rank = launch_info();
+    set_log_place(host_name(), rank.rank, std::max(1, rank.size));
     attach_to_launcher(rank);
     code = dispatch(command_arguments(), rank);
     if (const int lost = require_printed(); code == 0) code = lost;
@@ -176,12 +187,12 @@ int run_program(int argc, char** argv) {
   }
   if (error) code = error->exit_code();  // docs/user-guide.md, "Exit codes"
   if (error && attached_to_launcher()) {
+    if (!said) log_unshown(LogLevel::kError, error->room(), error->message());  // the launcher shows how the job ended
     report_error(*error, said);
   } else if (attached_to_launcher()) {
     report_exit(code);
   } else if (error && !said) {
-    const std::string who = rank.size > 1 ? "rank " + std::to_string(rank.rank) + ": " : "";
-    std::fprintf(stderr, "annulus: %s%s\n", who.c_str(), error->what());
+    log_error(*error);
   }
   return code;
 }

@@ -1,9 +1,8 @@
 // See start_job.h.
 #include "launcher/start_job.h"
 
-#include <cstdio>
-
 #include "common/version.h"
+#include "logging/log_setup.h"
 
 namespace annulus {
 
@@ -14,8 +13,9 @@ Job start_job(std::vector<Field> fields, const std::string& device) {
   options.device = device;
   options.host_by_host = true;
   options.start = "annulus launch -n";
-  options.report = [](const std::string& message) { std::fprintf(stderr, "annulus: %s\n", message.c_str()); };
-  return bootstrap(options);
+  Job job = bootstrap(options);
+  set_log_place(job.host, job.rank, job.size);  // the launcher may have numbered the ranks otherwise
+  return job;
 }
 
 }  // namespace annulus

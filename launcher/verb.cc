@@ -18,6 +18,7 @@
 #include "common/names.h"
 #include "common/text.h"
 #include "launcher/command_line.h"
+#include "logging/log_setup.h"
 
 namespace annulus {
 
@@ -184,12 +185,43 @@ void print_fact(const std::string& name, const std::string& text) {
   std::printf("  %-12s %s\n", name.c_str(), text.c_str());
 }
 
+namespace {
+
+// The options that every verb has for the log.
+struct LogOptions {
+  std::optional<std::string> level;
+  bool json = false;
+
+  // Declares them for the verb and for its words (`bench ring`), after which they may stand as well.
+  void declare(CLI::App& app) {
+    app.add_option("--log-level", level, "the least severe records to print beside the progress: debug, info (default), warn or error")
+        ->type_name("LEVEL")
+        ->group("Log");
+    app.add_flag("--log-json", json, "write the records to standard error and to files as one JSON object a line")->group("Log");
+    for (CLI::App* const word : app.get_subcommands([](CLI::App*) { return true; })) declare(*word);
+  }
+
+  // The options take precedence over ANNULUS_LOG, which is set accordingly for the processes that this one starts.
+  void apply() const {
+    LogSettings settings = log_settings();
+    if (level) settings.level = parse_log_level(*level, "--log-level");
+    settings.json = settings.json || json;
+    if (settings == log_settings()) return;
+    set_log_settings(settings);
+    setenv("ANNULUS_LOG", log_settings_text(settings).c_str(), 1);
+  }
+};
+
+}  // namespace
+
 ParsedVerb parse_verb(const VerbEntry& entry, const std::vector<std::string>& args) {
   // Options hold references to members of the verb, so the verb must outlive the app.
   ParsedVerb parsed;
   parsed.verb = entry.make();
   CLI::App app{std::string(entry.help), "annulus " + std::string(entry.name)};
   parsed.verb->declare(app);
+  LogOptions log;
+  log.declare(app);
   check_numbers(app);
   try {
     app.parse(std::vector<std::string>(args.rbegin(), args.rend()));  // CLI11 expects the last argument first
@@ -198,6 +230,7 @@ ParsedVerb parse_verb(const VerbEntry& entry, const std::vector<std::string>& ar
   } catch (const CLI::ParseError& error) {
     refuse(entry, app, error, args);
   }
+  log.apply();
   parsed.verb->check();
   return parsed;
 }

@@ -33,6 +33,8 @@ class Verb {
   virtual std::string device() const { return "cpu"; }
   // The network that the verb's options name. Options of `launch` have precedence.
   virtual Network network() const { return {}; }
+  // How many folders of logs `launch` keeps (run.keep_logs); 0: all.
+  virtual int64_t keep_logs() const { return 0; }
   // The paths, as typed, of files that the ranks read and that must be the same on every host.
   virtual std::vector<std::string> files() const { return {}; }
   // Runs the verb and returns the exit code. Throws Error (common/error.h).
@@ -64,7 +66,8 @@ struct ParsedVerb {
 
 // Parses and checks the options of a verb. Throws Error(kUsage) for an unknown option (the message names the most
 // similar one) and for a missing or malformed value. An option that takes a number refuses any text that is not a
-// number of its type; nothing is truncated, rounded or wrapped.
+// number of its type; nothing is truncated, rounded or wrapped. Applies --log-level and
+// --log-json, which every verb has.
 ParsedVerb parse_verb(const VerbEntry& entry, const std::vector<std::string>& args);
 
 // Declares an option that takes a list of whole numbers in one word, such as 5,9,2. `numbers` must outlive the parsing.

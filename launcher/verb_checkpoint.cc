@@ -11,6 +11,7 @@
 #include "common/interrupt.h"
 #include "common/text.h"
 #include "launcher/verb.h"
+#include "logging/log.h"
 #include "tensor_files/safetensors.h"
 #include "training/run/checkpoint.h"
 #include "training/run/checkpoint_files.h"
@@ -198,10 +199,10 @@ class CheckpointVerb : public Verb {
             for (const std::string& file : merge_checkpoint(entry.path, manifest, to))
               std::printf("%s\n", file.c_str());
           },
-          [](const std::string& reason) { std::fprintf(stderr, "passed over a checkpoint: %s\n", reason.c_str()); });
+          [](const std::string& reason) { log_warn("checkpoint", "passed over a checkpoint: " + reason); });
     } catch (const Error&) {
       if (!interrupted()) throw;
-      std::fputs("annulus: interrupted; nothing is written\n", stderr);
+      log_warn("checkpoint", "interrupted; nothing is written");
       return interrupt_exit_code();
     }
     return 0;

@@ -9,6 +9,7 @@
 #include "common/text.h"
 #include "huggingface/export.h"
 #include "launcher/verb.h"
+#include "logging/log.h"
 #include "training/run/run_folder.h"
 
 namespace annulus {
@@ -52,12 +53,11 @@ class ExportVerb : public Verb {
     options_.run = find_run(root_, run_);
     ExportedModel made;
     try {
-      made = export_model(options_, [](const std::string& reason) {
-        std::fprintf(stderr, "passed over a checkpoint: %s\n", reason.c_str());
-      });
+      made = export_model(options_,
+                          [](const std::string& reason) { log_warn("export", "passed over a checkpoint: " + reason); });
     } catch (const Error&) {
       if (!interrupted()) throw;
-      std::fputs("annulus: interrupted; nothing is written\n", stderr);
+      log_warn("export", "interrupted; nothing is written");
       return interrupt_exit_code();
     }
     for (const std::string& file : made.files) std::printf("%s\n", file.c_str());

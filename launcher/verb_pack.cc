@@ -18,6 +18,7 @@
 #include "data/shards/corpus.h"
 #include "huggingface/model_config.h"
 #include "launcher/verb.h"
+#include "logging/log.h"
 
 namespace annulus {
 namespace {
@@ -67,7 +68,7 @@ class PackVerb : public Verb {
       pack_all();
     } catch (const Error&) {
       if (!interrupted()) throw;
-      std::fputs("annulus: interrupted; what is packed is kept\n", stderr);
+      log_warn("pack", "interrupted; what is packed is kept");
       return interrupt_exit_code();
     }
     return 0;

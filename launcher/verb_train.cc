@@ -21,6 +21,7 @@
 #include "launcher/seats.h"
 #include "launcher/start_job.h"
 #include "launcher/verb.h"
+#include "logging/log.h"
 #include "training/run/run_folder.h"
 #include "training/trainer.h"
 #include "training/training.h"
@@ -77,6 +78,7 @@ class TrainVerb : public Verb {
 
   std::string device() const override { return config_.device; }
   std::vector<std::string> files() const override { return {config_path_}; }
+  int64_t keep_logs() const override { return config_.run.keep_logs; }
 
   int context(int ranks) const override {
     const int64_t context = config_.mesh.context > 0 ? config_.mesh.context : ranks / config_.mesh.data;
@@ -118,7 +120,7 @@ class TrainVerb : public Verb {
     const auto say_how_to_go_on = [&last] {
       if (!last || last->command.empty()) return;
       const std::string text = resume_text(resume_point(last->step, last->folder, last->command));
-      std::fprintf(stderr, "annulus: %s\n", text.c_str());
+      log_warn("train", text);
     };
     try {
       const int code = run_training(config_, gpus ? *gpus : *job.world, options);

@@ -32,7 +32,7 @@ struct Log {
   LogConsole console;
   std::unique_ptr<LogBackend> backend;
   std::deque<LogRecord> early;
-  bool opened = false;  // a file, at some time
+  bool opened = false;  // a file, at some time, or what stands for one
 
   void print(const LogRecord& record, bool shown) const {
     if (console) {
@@ -179,6 +179,14 @@ void open_log_file(const std::string& path, int64_t bytes) {
   } else {
     log.take(make_record(log, LogLevel::kWarn, "log", "there is no log file of this rank: " + why), /*shown=*/true);
   }
+}
+
+std::vector<LogRecord> take_early_records() {
+  Log& log = the_log();
+  const std::lock_guard<std::mutex> lock(log.mutex);
+  log.opened = true;
+  const std::deque<LogRecord> early = std::exchange(log.early, {});
+  return {early.begin(), early.end()};
 }
 
 void close_log_file() {

@@ -1,7 +1,7 @@
-// The log: what a process says of itself, as records with time, level, host, rank and room. Any room but those below this
-// one may call it; what a verb was asked to print, and progress, are no log. This header includes no library's: what
-// writes files is logger.cc, which programs install (log_setup.h). Without it records go to standard error, as in a
-// Python that has loaded the operators.
+// The log: what a process says of itself, as records with time, level, host, rank and room. Any room but those below
+// this one may call it; what a verb was asked to print, and progress, are no log. This header includes no library's:
+// what writes files is logger.cc, which programs install (log_setup.h). Without it records go to standard error, as in
+// a Python that has loaded the operators.
 //
 // All functions are thread-safe, raise nothing and never wait for another rank. They may not be called in a signal
 // handler.

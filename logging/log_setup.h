@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "logging/record.h"
 
@@ -49,18 +50,13 @@ class LogBackend {
 };
 void set_log_backend(std::unique_ptr<LogBackend> backend);
 
-// Opens this rank's file of a run; what was recorded before, up to 1,000 records, is written first. A file that cannot be
-// written is a warning. Without a backend nothing is opened.
+// Opens this rank's file of a run, until the process ends: what it ends with is written there, too. What was recorded
+// before, up to 1,000 records, is written first. A file that cannot be written is a warning. Without a backend nothing
+// is opened.
 void open_log_file(const std::string& path, int64_t bytes);
 void close_log_file();
 
-// Closes what open_log_file opened.
-class OpenLogFile {
- public:
-  OpenLogFile(const std::string& path, int64_t bytes) { open_log_file(path, bytes); }
-  ~OpenLogFile() { close_log_file(); }
-  OpenLogFile(const OpenLogFile&) = delete;
-  OpenLogFile& operator=(const OpenLogFile&) = delete;
-};
+// What was recorded before there was a file, up to 1,000 records: for who keeps records by itself from now on.
+std::vector<LogRecord> take_early_records();
 
 }  // namespace annulus

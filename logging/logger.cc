@@ -32,8 +32,7 @@ class RecordFormatter : public spdlog::formatter {
  public:
   explicit RecordFormatter(const Current& current) : current_(current) {}
   void format(const spdlog::details::log_msg&, spdlog::memory_buf_t& line) override {
-    const std::string text =
-        (log_settings().json ? json_text(*current_.record) : file_text(*current_.record)) + "\n";
+    const std::string text = (log_settings().json ? json_text(*current_.record) : file_text(*current_.record)) + "\n";
     line.append(text.data(), text.data() + text.size());
   }
   std::unique_ptr<spdlog::formatter> clone() const override { return std::make_unique<RecordFormatter>(current_); }

@@ -1,5 +1,5 @@
-// A record of the log: its fields and the three forms in which it is written. Without a lock, a file or a clock. Used by
-// log.cc, by logger.cc, and by the launcher, which merges the records of a job's ranks.
+// A record of the log: its fields and the three forms in which it is written. Without a lock, a file or a clock. Used
+// by log.cc, by logger.cc, and by the launcher, which merges the records of a job's ranks.
 //
 // Thread safety: functions without state.
 #pragma once

@@ -1,13 +1,13 @@
 // Implements launched.h over MPI: the ranks that mpirun started, or this process alone.
 #include <unistd.h>
 
-#include <cstdio>
 #include <cstdlib>
 #include <string>
 #include <utility>
 
 #include "comm/bootstrap/bootstrap.h"
 #include "common/version.h"
+#include "logging/log.h"
 #include "torch_ops/launched.h"
 
 namespace annulus::torch_ops {
@@ -41,10 +41,9 @@ void at_exit(int status, void*) {
   if (getpid() != made->ranks.process || status != 0) {
     runtime->abandon();
   } else if (runtime->abandoned()) {
-    std::fprintf(stderr,
-                 "[comm] rank %d: this process ends without MPI_Finalize, because an operation between ranks failed in "
-                 "it: the launcher will report the job as failed\n",
-                 made->job.rank);
+    log_error("comm", "rank " + std::to_string(made->job.rank) +
+                          ": this process ends without MPI_Finalize, because an operation between ranks failed in it: "
+                          "the launcher will report the job as failed");
   }
 }
 

@@ -29,6 +29,16 @@ OptimizerSettings optimizer_settings(const Config& c) {
           .clip = c.optimizer.clip};
 }
 
+std::string rows_text(const DataConfig& data) {
+  std::string text;
+  for (const DataConfig::Stage& stage : data.stages()) {
+    const int64_t tokens = stage.rows() * stage.context;
+    text += (text.empty() ? with_commas(tokens) + " tokens a step"
+                          : ", from step " + with_commas(stage.step + 1) + " on " + with_commas(tokens));
+  }
+  return text;
+}
+
 std::vector<Stage> check_training(const Config& c, int ranks) {
   validate(model_shape(c));
   if (!c.optimizer.groups.list.empty()) {

@@ -4,6 +4,7 @@
 
 #include <c10/core/ScalarType.h>
 
+#include <string>
 #include <vector>
 
 #include "config/config.h"
@@ -21,6 +22,9 @@ at::ScalarType compute_dtype(const Config& config);
 std::vector<MeshAxis> mesh_axes(const Config& config);
 // Returns what learning_rate() and AdamW are given.
 OptimizerSettings optimizer_settings(const Config& config);
+
+// Returns for example "65,536 tokens a step, from step 1,001 on 131,072".
+std::string rows_text(const DataConfig& data);
 
 // Checks everything about a configuration that may not suit a number of ranks: mesh, rows over the data axis, heads,
 // length, layout, patterns. Returns the stages, from which a Training is made. Raises Error(kPlan), the same on every

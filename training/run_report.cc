@@ -8,6 +8,8 @@
 #include <utility>
 
 #include "attention/plan/plan.h"
+#include "logging/log.h"
+#include "logging/log_setup.h"
 #include "memory/caches.h"
 
 namespace annulus {
@@ -48,6 +50,17 @@ MetricsWriter::Table used_caches() {
 }
 
 }  // namespace
+
+void tell(Progress* progress, LogLevel level, std::string_view text) {
+  if (progress == nullptr || !log_enabled(level)) return;
+  if (log_settings().json) {
+    progress->finish();
+    log(level, "train", text);
+    return;
+  }
+  log_unshown(level, "train", text);
+  progress->message(level == LogLevel::kWarn ? "warning: " + std::string(text) : std::string(text));
+}
 
 RunReport::RunReport(const Settings& settings, Communicator& world, Training& training,
                      std::unique_ptr<MetricsWriter> metrics, Progress* progress)

@@ -5,12 +5,18 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string_view>
 
 #include "comm/communicator.h"
+#include "logging/record.h"
 #include "training/run/metrics.h"
 #include "training/training.h"
 
 namespace annulus {
+
+// What a run says of itself, on the rank that has the progress line (null: says nothing): above that line, and in the
+// log. Where the log is in JSON it goes to standard error instead, and the output is progress alone.
+void tell(Progress* progress, LogLevel level, std::string_view text);
 
 // Not thread-safe.
 class RunReport {

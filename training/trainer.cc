@@ -23,6 +23,7 @@
 #include "device/numerics.h"
 #include "huggingface/model_files.h"
 #include "huggingface/model_import.h"
+#include "logging/log_setup.h"
 #include "memory/available.h"
 #include "memory/caches.h"
 #include "memory/device_memory.h"
@@ -64,15 +65,14 @@ class Run {
   void write_config() { write_atomically(FileSystem::real(), folder_->config_path(), to_toml(config_)); }
   void open_folder();
   void announce();
-  std::string rows_text() const;
   void keep_tokenizer();
   void warn_of_later_keys(const std::vector<Stage>& stages);
   std::optional<AvailableMemory> available() const;
   void require_memory_for(const std::vector<Stage>& stages);
   bool asked_to_stop() const { return options_.stop ? options_.stop() : interrupted(); }
-  void say(std::string_view text) {
-    if (progress_) progress_->message(text);
-  }
+  // Rank 0 says what all ranks know alike.
+  void say(std::string_view text) { tell(progress_.get(), LogLevel::kInfo, text); }
+  void warn(std::string_view text) { tell(progress_.get(), LogLevel::kWarn, text); }
   bool rewind(StepResult& spike);  // whether the run has returned to a checkpoint
   bool validate();                 // whether to stop
   void save();
@@ -135,7 +135,7 @@ void Run::open_resumed() {
 void Run::read_checkpoint() {
   std::vector<std::string> skipped;
   resumed_ = store_->open_newest_valid(world_, &skipped);
-  for (const std::string& reason : skipped) say("passed over a checkpoint: " + reason);
+  for (const std::string& reason : skipped) warn("passed over a checkpoint: " + reason);
   if (!resumed_) {
     throw Error(ErrorKind::kInput, "train",
                 "there is no whole checkpoint in " + path_ + " to resume from" +
@@ -191,7 +191,8 @@ void Run::tell_changes() {
   for (const ChangedKey& key : changed_keys(*before_, config_)) {
     say("changed: " + key.key + " = " + key.is + " (it was " + key.was + ")");
     if (key.key == "model.pattern") {
-      say("the weights were trained with the pattern before: from here on a query sees other keys, and the loss may "
+      warn(
+          "the weights were trained with the pattern before: from here on a query sees other keys, and the loss may "
           "jump");
     }
   }
@@ -225,6 +226,9 @@ void Run::open_folder() {
     });
     store_ = std::make_unique<CheckpointStore>(path_, config_.checkpoint.keep);
   }
+  if (config_.run.log_bytes > 0) {
+    open_log_file(path_ + "/logs/rank-" + std::to_string(world_.rank()) + ".log", config_.run.log_bytes);
+  }
   std::unique_ptr<MetricsWriter> metrics;
   together(
       world_, {"opening the run's files"},
@@ -247,17 +251,6 @@ void Run::open_folder() {
                   world_, *training_, std::move(metrics), progress_.get());
 }
 
-// Returns for example "65,536 tokens a step, from step 1,001 on 131,072".
-std::string Run::rows_text() const {
-  std::string text;
-  for (const DataConfig::Stage& stage : config_.data.stages()) {
-    const int64_t tokens = stage.rows() * stage.context;
-    text += (text.empty() ? with_commas(tokens) + " tokens a step"
-                          : ", from step " + with_commas(stage.step + 1) + " on " + with_commas(tokens));
-  }
-  return text;
-}
-
 // Copies the tokenizer into the run, so that the run can be sampled from even if its shards are gone.
 void Run::keep_tokenizer() {
   const std::string from = data_->tokenizer_folder(), to = tokenizer_folder(path_);
@@ -272,7 +265,7 @@ void Run::announce() {
   say("device " + device + "  ranks " + std::to_string(world_.size()) + " (" +
       axes_text(fit_axes(mesh_axes(config_), world_.size())) + ")" +
       (options_.placement.empty() ? "" : "  placement " + options_.placement) + "  model " +
-      short_count(parameter_estimate(model_shape(config_))) + " parameters  " + rows_text());
+      short_count(parameter_estimate(model_shape(config_))) + " parameters  " + rows_text(config_.data));
   for (const std::string& line : options_.ring) say(line);
   say("attention kernel " + kernel_);
   if (import_) say(import_->text());
@@ -288,8 +281,10 @@ void Run::warn_of_later_keys(const std::vector<Stage>& stages) {
   const auto sees = [](const PlanRequest& request) { return sees_later(request.pattern, request.shape); };
   const std::vector<PlanRequest>& requests = stages.back().layers.distinct;
   if (!first_ || std::none_of(requests.begin(), requests.end(), sees)) return;
-  say("warning: model.pattern lets a query see later keys, so the loss says nothing of the text that the model could "
-      "write: that needs patterns that are causal");
+  warn(
+      "model.pattern lets a query see later keys, so the loss says nothing of the text that the model could write: "
+      "that "
+      "needs patterns that are causal");
 }
 
 std::optional<AvailableMemory> Run::available() const {
@@ -332,7 +327,7 @@ bool Run::rewind(StepResult& spike) {
   std::vector<std::string> skipped;
   std::optional<TrainingState> state;
   if (saved_step_) state = store_->open_newest_valid(world_, &skipped);
-  for (const std::string& reason : skipped) say("passed over a checkpoint: " + reason);
+  for (const std::string& reason : skipped) warn("passed over a checkpoint: " + reason);
   if (!state) {
     spike.note += "; there is no checkpoint to return to, so this update is left out";
     return false;
@@ -343,8 +338,8 @@ bool Run::rewind(StepResult& spike) {
   in_turn([&] { data_->leave_out(step); });
   saved_step_ = state->step;
   kept_ = state->folder;
-  say(spike.note + "; back to the checkpoint of step " + std::to_string(state->step) + ", and on without the " +
-      counted(data_->rows(step), "row") + " of this step");
+  warn(spike.note + "; back to the checkpoint of step " + std::to_string(state->step) + ", and on without the " +
+       counted(data_->rows(step), "row") + " of this step");
   report_->rewound(step + 1, spike);
   return true;
 }
@@ -372,6 +367,7 @@ void Run::save() {
       },
       /*only_first=*/true);
   saved_step_ = step;
+  tell(progress_.get(), LogLevel::kDebug, "the checkpoint of step " + std::to_string(step) + " is in " + kept_);
   if (first_) tell_checkpoint();
 }
 
@@ -456,7 +452,7 @@ int Run::train() {
       training_->begin_with([&](const std::vector<TensorSlice>& into) { import_->weights().read(into); });
     });
   }
-  for (const std::string& warning : data_->warnings()) say("warning: " + warning);
+  for (const std::string& warning : data_->warnings()) warn(warning);
   require_equal_ranks();
   require_something_to_do();  // all ranks have compared the resumed step, so all raise or none
   open_folder();
@@ -477,7 +473,7 @@ int Run::train() {
     const bool last = step == config_.run.steps;
     const bool validated = !stop && validates && (last || step % config_.validation.every == 0);
     if (validated) stop = validate();
-    if (!result.note.empty()) say(result.note);
+    if (!result.note.empty()) warn(result.note);
     report_->step(result, validated);
     due = due || (config_.checkpoint.every > 0 && step % config_.checkpoint.every == 0);
     if (last) training_->require_updates();

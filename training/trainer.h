@@ -39,7 +39,7 @@ struct TrainOptions {
   // Returns the memory that is available for the run's tensors: that of the host for all its ranks together, or that of
   // this rank's GPU. Null: the host or the GPU is queried.
   std::function<std::optional<AvailableMemory>()> available;
-  std::ostream* out = nullptr;  // receives rank 0's lines; null: standard output
+  std::ostream* out = nullptr;  // receives rank 0's progress and messages; null: standard output
   // Called once per step and before each validation batch; null: interrupted() of common/interrupt.h.
   std::function<bool()> stop;
 };

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <cstdio>
 #include <exception>
 #include <numeric>
 #include <thread>
@@ -16,22 +15,17 @@
 #include "comm/threads/threads.h"
 #include "comm/watchdog.h"
 #include "common/environment.h"
+#include "logging/log.h"
 
 namespace annulus {
 namespace {
 
 using namespace comm_internal;
 
-void print_line(const std::string& message) {
-  const std::string line = message + "\n";
-  std::fwrite(line.data(), 1, line.size(), stderr);
-  std::fflush(stderr);
-}
-
-// Rank 0 prints the error. The barrier makes the other ranks wait for that: when a rank exits, the launcher ends the
+// Rank 0 reports the error. The barrier makes the other ranks wait for that: when a rank exits, the launcher ends the
 // others.
 [[noreturn]] void fail_together(Job& job, const Error& error) {
-  if (job.rank == 0) job.report(error.what());
+  if (job.rank == 0) job.report(error);
   try {
     job.world->barrier({"reporting an error", 0});
   } catch (const Error&) {
@@ -98,7 +92,8 @@ Job bootstrap(const BootstrapOptions& options) {
   Job job;
   job.launch = launch_info();
   job.host = host_name();
-  job.report = options.report ? options.report : print_line;
+  const auto log_it = [](const Error& error) { log_error_for_all(error.room(), error.message()); };
+  job.report = options.report ? options.report : log_it;
   const int expected = job.launch.annulus_size;
   if (!job.launch.launched) {
     if (expected > 1) {
@@ -134,9 +129,10 @@ Job bootstrap(const BootstrapOptions& options) {
     const std::string missing = describe_missing(launch, *presence, host, &local_fault);
     if (!local_fault) std::this_thread::sleep_for(std::chrono::seconds(1));
     if (presence->claim_report()) {
-      job.report("[comm] bootstrap: " + std::to_string(launch.size) + " ranks did not all come within " +
-                 describe_seconds(timeout.count()) + " (" + phase.load() + "): " + missing +
-                 "; see its log, or give it more time with ANNULUS_BOOTSTRAP_TIMEOUT (seconds)");
+      job.report(Error(ErrorKind::kComm, "comm",
+                       "bootstrap: " + std::to_string(launch.size) + " ranks did not all come within " +
+                           describe_seconds(timeout.count()) + " (" + phase.load() + "): " + missing +
+                           "; see its log, or give it more time with ANNULUS_BOOTSTRAP_TIMEOUT (seconds)"));
       // The claim ends with this process, so wait until the other ranks, whose deadlines are near, have found it taken.
       std::this_thread::sleep_for(std::chrono::seconds(2));
     } else {
@@ -164,7 +160,7 @@ Job bootstrap(const BootstrapOptions& options) {
       // and the others wait for that, because the first rank to exit may end the job.
       job.runtime->abandon();
       if (job.launch.rank == 0) {
-        job.report(e.what());
+        job.report(e);
         job.presence->claim_report();
         std::this_thread::sleep_for(std::chrono::seconds(1));  // keeps the claim for so long
       } else {

@@ -50,9 +50,9 @@ struct BootstrapOptions {
   bool host_by_host = false;
   // The command with which users start the ranks of this program, up to the number of ranks. Messages contain it.
   std::string start = "mpirun -n";
-  // Prints the message of the rank that reports for all. Default: one line on stderr. It must be thread safe, because a
-  // watching thread may call it.
-  std::function<void(const std::string&)> report = nullptr;
+  // Reports the error of the rank that reports for all. Default: the log (logging/log.h). It must be thread safe, because
+  // a watching thread may call it.
+  std::function<void(const Error&)> report = nullptr;
 };
 
 // The order of the members matters: the communicator is destroyed before the runtime.
@@ -66,7 +66,7 @@ struct Job {
   int local_rank = 0;  // among the ranks of this host, in rank order
   int local_size = 1;
   std::string host;
-  std::function<void(const std::string&)> report;
+  std::function<void(const Error&)> report;
 
   // Collective. Like annulus::require_agreement, but rank 0 prints a disagreement, and all ranks raise ReportedError.
   void require_agreement(const std::vector<Field>& fields, OpLabel label);

@@ -13,7 +13,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
 #include <deque>
 #include <exception>
@@ -32,6 +31,7 @@
 #include "comm/rank_order.h"
 #include "common/error.h"
 #include "common/text.h"
+#include "logging/log.h"
 
 namespace annulus::c10d_internal {
 namespace {
@@ -288,7 +288,7 @@ class C10dWork final : public Work {
     try {
       wait();
     } catch (const std::exception& e) {
-      std::fprintf(stderr, "rank %d: %s\n", comm_.in_job(comm_.rank()), e.what());
+      log_error(e, comm_.in_job(comm_.rank()));
     }
   }
 

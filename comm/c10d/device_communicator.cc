@@ -16,7 +16,6 @@
 #include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <deque>
 #include <exception>
 #include <functional>
@@ -32,6 +31,7 @@
 #include "comm/checks.h"
 #include "comm/headers.h"
 #include "common/error.h"
+#include "logging/log.h"
 
 namespace annulus::c10d_internal {
 namespace {
@@ -157,7 +157,7 @@ class DeviceWork final : public Work {
     try {
       wait();
     } catch (const std::exception& e) {
-      std::fprintf(stderr, "rank %d: %s\n", comm_.in_job(comm_.rank()), e.what());
+      log_error(e, comm_.in_job(comm_.rank()));
     }
   }
 

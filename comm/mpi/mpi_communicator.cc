@@ -10,7 +10,6 @@
 //   MPI's.
 // - There is no progress thread: progress() and waits move the data. Waits spin for about the expected time, then
 //   sleep.
-#include <cstdio>
 #include <deque>
 #include <exception>
 #include <mutex>
@@ -25,6 +24,7 @@
 #include "comm/watchdog.h"
 #include "common/error.h"
 #include "common/text.h"
+#include "logging/log.h"
 
 namespace annulus::mpi_internal {
 namespace {
@@ -357,7 +357,7 @@ class MpiWork final : public Work {
     try {
       wait();
     } catch (const std::exception& e) {
-      std::fprintf(stderr, "rank %d: %s\n", comm_.in_job(comm_.rank()), e.what());
+      log_error(e, comm_.in_job(comm_.rank()));
     }
   }
 

@@ -2,7 +2,6 @@
 #include "comm/mpi/mpi_runtime.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <optional>
@@ -11,6 +10,7 @@
 #include "comm/mpi/mpi_internal.h"
 #include "comm/watchdog.h"
 #include "common/error.h"
+#include "logging/log.h"
 
 namespace annulus {
 
@@ -130,7 +130,7 @@ void MpiRuntime::finish() {
   });
   std::lock_guard<std::mutex> lock(mutex_);
   const int code = MPI_Finalize();
-  if (code != MPI_SUCCESS) std::fprintf(stderr, "[comm] MPI_Finalize failed: error %d\n", code);
+  if (code != MPI_SUCCESS) log_error("comm", "MPI_Finalize failed: error " + std::to_string(code));
 }
 
 }  // namespace annulus

@@ -24,7 +24,6 @@
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
-#include <cstdio>
 #include <deque>
 #include <exception>
 #include <mutex>
@@ -39,6 +38,7 @@
 #include "comm/nccl/nccl_internal.h"
 #include "comm/nccl/operation_watch.h"
 #include "common/error.h"
+#include "logging/log.h"
 
 namespace annulus::nccl_internal {
 namespace {
@@ -120,7 +120,7 @@ class NcclCommunicator final : public Communicator {
         handle_.finish(timeout_);
         return;
       } catch (const std::exception& e) {
-        std::fprintf(stderr, "rank %d: ending NCCL: %s\n", rank_, e.what());
+        log_error("comm", "rank " + std::to_string(rank_) + ": ending NCCL: " + e.what());
       }
     }
     watch_.fail(ErrorKind::kComm, "closed");
@@ -296,7 +296,7 @@ class NcclWork final : public Work {
     try {
       wait();
     } catch (const std::exception& e) {
-      std::fprintf(stderr, "rank %d: %s\n", comm_.rank(), e.what());
+      log_error(e, comm_.rank());
     }
   }
 

@@ -11,7 +11,6 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
 #include <exception>
 #include <thread>
@@ -22,6 +21,7 @@
 #include "comm/rounds.h"
 #include "comm/threads/world.h"
 #include "common/error.h"
+#include "logging/log.h"
 
 namespace annulus {
 namespace {
@@ -223,7 +223,7 @@ class ThreadWork final : public Work {
     try {
       wait();
     } catch (const std::exception& e) {
-      std::fprintf(stderr, "rank %d: %s\n", comm_.in_job(comm_.rank()), e.what());
+      log_error(e, comm_.in_job(comm_.rank()));
     }
   }
 
@@ -318,7 +318,7 @@ class ThreadBegun final : public Work {
     try {
       wait();
     } catch (const std::exception& e) {
-      std::fprintf(stderr, "rank %d: %s\n", comm_.in_job(comm_.rank()), e.what());
+      log_error(e, comm_.in_job(comm_.rank()));
     }
   }
 

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
-#include <cstdio>
 #include <exception>
 #include <functional>
 #include <future>
@@ -26,6 +25,7 @@
 #include "launcher/hosts/sockets.h"
 #include "launcher/hosts/survey.h"
 #include "launcher/hosts/survey_words.h"
+#include "logging/log.h"
 
 namespace annulus {
 namespace {
@@ -78,7 +78,7 @@ class Reachable {
         try {
           for (const BackChannel::Caller& caller : channel->accept()) close(caller.fd);
         } catch (const Error& error) {
-          std::fprintf(stderr, "%s\n", error.what());
+          log_error(error);
           return;  // to the others this host is one that does not answer
         }
         fds.push_back({channel->fd(), POLLIN, 0});

@@ -210,7 +210,7 @@ TEST_F(Environment, MoreProcessesThanRanksAreRefusedBelowAnotherLauncher) {
 
 TEST_F(Environment, RunTogetherReportsErrorsOnOneRankToo) {
   std::string said;
-  Job job = bootstrap({.report = [&](const std::string& text) { said += text; }});
+  Job job = bootstrap({.report = [&](const Error& error) { said += error.what(); }});
   try {
     job.run_together({"reading", 0}, [] { throw Error(ErrorKind::kInput, "data", "no file"); });
     ADD_FAILURE() << "no error";

@@ -32,6 +32,14 @@ std::vector<std::string> lines_of(const fs::path& path) {
   return lines;
 }
 
+class OpenLogFile {
+ public:
+  OpenLogFile(const std::string& path, int64_t bytes) { open_log_file(path, bytes); }
+  ~OpenLogFile() { close_log_file(); }
+  OpenLogFile(const OpenLogFile&) = delete;
+  OpenLogFile& operator=(const OpenLogFile&) = delete;
+};
+
 class LogTest : public testing::Test {
  protected:
   void SetUp() override {
@@ -86,9 +94,9 @@ TEST_F(LogTest, GivesARecordItsPlace) {
   log_error_for_all("comm", "too few ranks");
   set_log_place("node1", 0, 1);
   log_error(Error(ErrorKind::kInput, "data", "no file"));
-  EXPECT_EQ(shown_, (std::vector<std::string>{"annulus: the data", "annulus: rank 2: [data] no file",
-                                              "annulus: rank 3: other", "annulus: [comm] too few ranks",
-                                              "annulus: [data] no file"}));
+  EXPECT_EQ(shown_,
+            (std::vector<std::string>{"annulus: the data", "annulus: rank 2: [data] no file", "annulus: rank 3: other",
+                                      "annulus: [comm] too few ranks", "annulus: [data] no file"}));
 }
 
 TEST_F(LogTest, WarnsOnceForAllRanks) {
@@ -110,6 +118,13 @@ TEST_F(LogTest, WritesWhatIsNotShownToTheFile) {
   ASSERT_EQ(lines.size(), 2);
   EXPECT_NE(lines[0].find(" info node1 rank 2 [launcher] early"), std::string::npos) << lines[0];
   EXPECT_NE(lines[1].find(" error node1 rank 2 [train] the launcher says it"), std::string::npos) << lines[1];
+}
+
+TEST_F(LogTest, HandsOverWhatCameEarly) {
+  log_info("launcher", "early");
+  EXPECT_EQ(take_early_records().size(), 1);
+  log_info("launcher", "later");
+  EXPECT_TRUE(take_early_records().empty());
 }
 
 TEST_F(LogTest, WritesJsonOnRequest) {
@@ -201,7 +216,9 @@ TEST_F(LogTest, TellsOnceOfLinesThatAreLost) {
   fs::create_symlink("/dev/full", file());
   const OpenLogFile open(file(), 1 << 20);
   for (int i = 0; i < 3; ++i) log_info("train", "more");
-  const auto is_lost = [](const std::string& line) { return line.find("lines are missing in the log file") != line.npos; };
+  const auto is_lost = [](const std::string& line) {
+    return line.find("lines are missing in the log file") != line.npos;
+  };
   EXPECT_EQ(std::count_if(shown_.begin(), shown_.end(), is_lost), 1);
   EXPECT_EQ(shown_.size(), 4);
 }

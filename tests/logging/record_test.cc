@@ -50,7 +50,8 @@ TEST(Record, LooksPlainOnATerminal) {
 }
 
 TEST(Record, IsJsonWhateverItsBytes) {
-  const std::vector<std::string> messages = {"plain", "\"quoted\" \\ and\nlines\t", "half a character \xc3", "\xff\x01", ""};
+  const std::vector<std::string> messages = {"plain", "\"quoted\" \\ and\nlines\t", "half a character \xc3", "\xff\x01",
+                                             ""};
   for (const std::string& message : messages) {
     const std::string text = json_text(record(7, 3, message, LogLevel::kError));
     EXPECT_EQ(text.find('\n'), std::string::npos);
