@@ -5,6 +5,7 @@
 #include <numeric>
 #include <optional>
 
+#include "comm/hosts.h"
 #include "common/error.h"
 #include "common/text.h"
 #include "launcher/command_line.h"
@@ -13,6 +14,7 @@
 #include "launcher/launch/launch.h"
 #include "launcher/program.h"
 #include "launcher/verb.h"
+#include "logging/log_setup.h"
 
 namespace annulus {
 namespace {
@@ -61,6 +63,7 @@ class LaunchVerb : public Verb {
   }
 
   void check() override {
+    set_log_place(host_name(), kNoRank, 0);  // it is no rank
     const std::string usage = "; example: annulus launch -n 2 train configs/quickstart.toml";
     if (!mpi_args_.empty()) options_.mpi_args = shell_split(mpi_args_, "--mpi-args");
     take_hosts();
@@ -105,6 +108,7 @@ class LaunchVerb : public Verb {
     options_.device = parsed.verb == nullptr ? "cpu" : parsed.verb->device();
     options_.network = network_from_environment(parsed.verb == nullptr ? Network{} : parsed.verb->network());
     if (parsed.verb != nullptr) options_.files = parsed.verb->files();
+    if (parsed.verb != nullptr) options_.keep_logs = parsed.verb->keep_logs();
     options_.program = rest_;
   }
 

@@ -4,12 +4,9 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
-#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <ctime>
 #include <filesystem>
 #include <optional>
 #include <system_error>
@@ -25,49 +22,19 @@
 #include "launcher/hosts/sockets.h"
 #include "launcher/hosts/survey.h"
 #include "launcher/launch/host_plan.h"
+#include "launcher/launch/log_folder.h"
 #include "launcher/launch/rank.h"
 #include "launcher/launch/signals.h"
 #include "launcher/launch/supervisor.h"
 #include "launcher/session/session_dir.h"
+#include "logging/log.h"
+#include "logging/log_setup.h"
 #include "topology/report.h"
 
 namespace annulus {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::string now_text(const char* format) {
-  const std::time_t now = std::time(nullptr);
-  std::tm local{};
-  localtime_r(&now, &local);
-  std::array<char, 64> text{};
-  return std::string(text.data(), std::strftime(text.data(), text.size(), format, &local));
-}
-
-// Makes the folder for the log files. Without --log-dir it is in runs/logs, or in the folder for temporary files if
-// that cannot be written.
-std::string make_log_dir(const std::string& wanted) {
-  std::error_code error;
-  const std::string name = now_text("%Y%m%d-%H%M%S-") + std::to_string(getpid());
-  if (!wanted.empty()) {
-    // Logs of an earlier job are kept, because the command that resumes a failed run names the same folder.
-    const bool used = fs::is_regular_file(fs::path(wanted) / "launch.log", error);
-    const std::string dir = used ? wanted + "/" + name : wanted;
-    fs::create_directories(dir, error);
-    if (!error && access(dir.c_str(), W_OK | X_OK) == 0) return dir;
-    throw Error(ErrorKind::kResource, "launcher",
-                "--log-dir " + wanted + " cannot be written: " + (error ? error.message() : std::strerror(errno)));
-  }
-  const char* tmp = std::getenv("TMPDIR");
-  const std::string fallback = std::string(tmp && *tmp ? tmp : "/tmp") + "/annulus-logs-" + std::to_string(getuid());
-  for (const std::string& base : {std::string("runs/logs"), fallback}) {
-    const std::string dir = base + "/" + name;
-    if (fs::create_directories(dir, error) && !error) return dir;
-  }
-  throw Error(ErrorKind::kResource, "launcher",
-              "no folder for log files: neither runs/logs nor " + fallback + " can be written (" + error.message() +
-                  "); name one with --log-dir");
-}
 
 void set_env(const char* name, const std::string& value) { setenv(name, value.c_str(), 1); }
 
@@ -103,6 +70,13 @@ Planned plan_here(const LaunchOptions& options) {
   return planned;
 }
 
+// Prints a table as it is, without what begins a record.
+void say_table(LogLevel level, const std::string& table) {
+  if (log_settings().json) return log(level, "hosts", table);
+  log_unshown(level, "hosts", table);
+  if (log_enabled(level)) std::fputs(table.c_str(), stderr);
+}
+
 // Throws if the ranks cannot run on these hosts; prints warnings once. Returns the table of findings.
 std::string check_hosts(const std::vector<HostReport>& reports, const std::vector<int>& ranks,
                         const LaunchOptions& options) {
@@ -117,11 +91,11 @@ std::string check_hosts(const std::vector<HostReport>& reports, const std::vecto
   const std::string differences = difference_table(reports);
   const std::string table = findings_table(findings, /*all=*/false);
   if (first == findings.end()) {
-    if (!table.empty() && !options.dry_run) std::fprintf(stderr, "%s\n", table.c_str());
+    if (!table.empty() && !options.dry_run) say_table(LogLevel::kWarn, table + "\n");
     return table + (options.dry_run && !differences.empty() ? "what differs between the hosts:\n" + differences : "");
   }
-  std::fprintf(stderr, "%s", table.c_str());
-  if (!differences.empty()) std::fprintf(stderr, "what differs between the hosts:\n%s", differences.c_str());
+  say_table(LogLevel::kError, table);
+  if (!differences.empty()) say_table(LogLevel::kError, "what differs between the hosts:\n" + differences);
   throw Error(first->kind, "launcher",
               (first->host.empty() ? "" : "host " + first->host + ": ") + first->check + ": " + first->found + "; " +
                   first->remedy);
@@ -213,7 +187,7 @@ int run_launch(const LaunchOptions& options) {
     int stop_signal = 0;
     planned = plan_over_hosts(options, *channel, signals ? &*signals : nullptr, stop_signal);
     if (!planned) {
-      std::fprintf(stderr, "annulus: stopped before any rank was started\n");
+      log_warn("", "stopped before any rank was started");
       return 128 + stop_signal;
     }
   } else {
@@ -254,7 +228,9 @@ int run_launch(const LaunchOptions& options) {
   }
 
   const SessionDir session;
-  const std::string log_dir = make_log_dir(options.log_dir);
+  const LogFolder logs(options.log_dir);
+  const std::string& log_dir = logs.path();
+  if (options.log_dir.empty()) prune_log_folders(fs::path(log_dir).parent_path(), options.keep_logs);
   set_env("ANNULUS_LAUNCH_DIR", session.path());
   set_env("ANNULUS_LOG_DIR", log_dir);
   if (std::getenv("HOME") == nullptr) set_env("HOME", session.path());

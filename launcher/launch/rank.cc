@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -16,11 +15,14 @@
 #include <fstream>
 #include <string>
 #include <system_error>
+#include <utility>
 
+#include "comm/hosts.h"
 #include "common/environment.h"
 #include "common/text.h"
 #include "launcher/hosts/back_channel.h"
 #include "launcher/hosts/sockets.h"
+#include "logging/log_setup.h"
 
 namespace annulus {
 namespace {
@@ -33,14 +35,33 @@ int own_rank = 0;
 
 // Sends one line with one write: at most PIPE_BUF bytes are never mixed with those of another rank. Line breaks inside
 // the text are sent as \1.
-void send_line(std::string text) {
+void write_line(std::string text) {
   if (control_fd < 0) return;
-  std::fflush(stdout);
-  std::fflush(stderr);
   std::replace(text.begin(), text.end(), '\n', '\1');
   text += '\n';
   if (write(control_fd, text.data(), text.size()) < 0) {
   }  // the launcher is gone: PDEATHSIG ends this process
+}
+
+void send_line(std::string text) {
+  if (control_fd < 0) return;
+  std::fflush(stdout);
+  std::fflush(stderr);
+  write_line(std::move(text));
+}
+
+// A text that may be longer than a line of the pipe: all pieces but the last go as `more`, the last one as `last`.
+void write_pieces(const char* more, const char* last, const std::string& text) {
+  for (size_t at = 0; at < text.size(); at += kLongestPiece) {
+    const bool ends = at + kLongestPiece >= text.size();
+    write_line(std::string(ends ? last : more) + " " + std::to_string(own_rank) + " " + text.substr(at, kLongestPiece));
+  }
+}
+
+// Nothing is flushed: a thread that is stuck in its output is no reason for another one to say nothing.
+void send_record(const LogRecord& record, bool shown) {
+  const char flags = static_cast<char>('0' + (shown ? 1 : 0) + (record.of_one ? 2 : 0));
+  write_pieces("logs", "log", flags + json_text(record));
 }
 
 void send_output_to(int out, int err) {
@@ -102,9 +123,9 @@ void attach_to_launcher(const LaunchInfo& info) {
   }
   setvbuf(stdout, nullptr, _IOLBF, 0);  // line by line, although stdout is a pipe
   const std::string hello =
-      "start " + std::to_string(info.rank) + " " + std::to_string(static_cast<long>(getpid())) + "\n";
-  if (write(control_fd, hello.data(), hello.size()) < 0) {
-  }  // the launcher is gone: PDEATHSIG ends this process
+      "start " + std::to_string(info.rank) + " " + std::to_string(static_cast<long>(getpid())) + " " + host_name();
+  write_line(hello);
+  set_log_console(send_record);
 }
 
 std::string process_place() {
@@ -129,12 +150,9 @@ void report_error(const Error& error, bool said) {
 void report_checkpoint(int64_t step, const std::string& folder, const std::vector<std::string>& command) {
   std::vector<std::string> words = {std::to_string(step), folder};
   words.insert(words.end(), command.begin(), command.end());
-  const std::string text = words_to_line(words);
-  // A command may be longer than a line of the pipe. All pieces but the last are sent as "keeps", the last as "kept".
-  for (size_t at = 0; at < text.size(); at += kLongestPiece) {
-    const bool last = at + kLongestPiece >= text.size();
-    send_line((last ? "kept " : "keeps ") + std::to_string(own_rank) + " " + text.substr(at, kLongestPiece));
-  }
+  std::fflush(stdout);
+  std::fflush(stderr);
+  write_pieces("keeps", "kept", words_to_line(words));
 }
 
 }  // namespace annulus

@@ -12,8 +12,8 @@
 
 namespace annulus {
 
-// Under `annulus launch` (ANNULUS_LAUNCH_DIR is set), makes this process end with its mpirun, and sends its output to
-// the launcher directly instead of through mpirun, so that a progress line is shown without delay. A rank on the
+// Under `annulus launch` (ANNULUS_LAUNCH_DIR is set), makes this process end with its mpirun, and sends its output
+// and its records to the launcher directly instead of through mpirun, so that a progress line is shown without delay. A rank on the
 // launcher's host uses named pipes, a rank on another host the back channel (launcher/hosts/back_channel.h). Without
 // `launch` it does nothing. Call it once, before anything else. Throws Error(kUnavailable) if the launcher cannot be
 // reached.

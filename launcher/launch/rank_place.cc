@@ -2,12 +2,12 @@
 #include "launcher/launch/rank_place.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <utility>
 
 #include "comm/launch_info.h"
 #include "common/environment.h"
 #include "common/error.h"
+#include "logging/log.h"
 #include "memory/numa.h"
 #include "topology/binding.h"
 
@@ -38,9 +38,9 @@ void HostAccess::bind_process(const RankPlacement& rank) {
   try {
     bind_to_cpus(rank);
     const std::string warning = bind_memory(rank.memory_nodes);
-    if (!warning.empty() && rank.local_rank == 0) std::fprintf(stderr, "annulus: %s\n", warning.c_str());
+    if (!warning.empty() && rank.local_rank == 0) log_warn("place", warning);
   } catch (const Error& error) {
-    std::fprintf(stderr, "annulus: not bound to its processors: %s\n", error.what());
+    log_warn("place", std::string("not bound to its processors: ") + error.what());
   }
 }
 

@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "common/error.h"
+#include "common/text.h"
 #include "launcher/hosts/sockets.h"
 #include "launcher/launch/pipes.h"
 
@@ -115,10 +116,26 @@ void RankStreams::log_line(size_t i, Terminal::Stream stream, std::string_view l
     r.last_live = now;
   }
   r.log.add(std::string(line) + "\n");
-  if (stream == Terminal::kErr) {
-    r.tail.emplace_back(line);
-    if (r.tail.size() > 10) r.tail.pop_front();
+  if (stream == Terminal::kOut) return;
+  keep_error_line(i, line);
+  if (told_) told_(static_cast<int>(i), line);
+}
+
+void RankStreams::keep_error_line(size_t i, std::string_view line) {
+  std::deque<std::string>& tail = ranks_[i].tail;
+  tail.emplace_back(line);
+  if (tail.size() > 10) tail.pop_front();
+}
+
+void RankStreams::say(int rank, const std::string& text, bool bare) {
+  const auto i = static_cast<size_t>(rank);
+  ranks_[i].shown = ++shown_;
+  for (const std::string& line : split(text, '\n')) {
+    terminal_.write_line(Terminal::kErr, (i == 0 || bare ? "" : prefix(i)) + line);
+    ranks_[i].log.add(line + "\n");
+    keep_error_line(i, line);
   }
+  ranks_[i].log.flush();
 }
 
 void RankStreams::finish() {

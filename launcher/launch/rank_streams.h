@@ -7,8 +7,10 @@
 #include <chrono>
 #include <deque>
 #include <fstream>
+#include <functional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "launcher/launch/terminal.h"
@@ -58,6 +60,12 @@ class RankStreams {
   // Writes lines without a line break at the end. Call it when nothing more will come.
   void finish();
 
+  // Shows a record of a rank, a text of one or more lines, and keeps it in the rank's file. With `bare` the terminal
+  // shows it without the rank's prefix.
+  void say(int rank, const std::string& text, bool bare);
+  // Sets a function that is called with each line that a rank prints to standard error by itself.
+  void on_error_line(std::function<void(int rank, std::string_view line)> told) { told_ = std::move(told); }
+
   // Adds a line of the launcher to a rank's log.
   void note(int rank, const std::string& line);
   // The last lines of a rank's standard error if the terminal has shown much other output since; otherwise nothing.
@@ -82,9 +90,11 @@ class RankStreams {
 
   void take(size_t i, Source& source, Terminal::Stream stream, std::string_view bytes);
   void log_line(size_t i, Terminal::Stream stream, std::string_view line, bool replaced);
+  void keep_error_line(size_t i, std::string_view line);
 
   Terminal& terminal_;
   std::vector<Rank> ranks_;
+  std::function<void(int, std::string_view)> told_;
   int64_t shown_ = 0;  // the number of pieces of output that the terminal has shown
 };
 

@@ -21,10 +21,13 @@
 #include "common/error.h"
 #include "common/text.h"
 #include "launcher/hosts/mpirun.h"
+#include "launcher/launch/job_log.h"
 #include "launcher/launch/pipes.h"
 #include "launcher/launch/rank_streams.h"
 #include "launcher/launch/terminal.h"
 #include "launcher/launch/verdict.h"
+#include "logging/log.h"
+#include "logging/log_setup.h"
 
 namespace annulus {
 namespace {
@@ -46,6 +49,8 @@ struct RankState {
   LineSplitter words;      // lines from `control`
   bool started = false;
   bool reported = false;  // whether its end is known
+  std::string host;       // where it runs
+  std::string record;     // the pieces of a record whose last piece has not come
 };
 
 class Supervisor {
@@ -58,13 +63,18 @@ class Supervisor {
         log_dir_(log_dir),
         terminal_(STDOUT_FILENO, STDERR_FILENO),
         streams_(options.ranks, session_dir, log_dir, terminal_),
-        ranks_(static_cast<size_t>(options.ranks)) {
+        ranks_(static_cast<size_t>(options.ranks)),
+        job_log_(log_dir, json_) {
     control_ = open_fifo(session_dir + "/control");
     mpirun_log_ = LogFile(log_dir, "mpirun.log");
     log_ = LogFile(log_dir, "launch.log");
+    streams_.on_error_line([this](int rank, std::string_view line) { take_error_line(rank, line); });
+    for (const LogRecord& record : take_early_records()) job_log_.add(record);
+    set_log_console([this](const LogRecord& record, bool shown) { take_own(record, shown); });
   }
 
   ~Supervisor() {
+    set_log_console(nullptr);
     for (const RankState& r : ranks_) {
       if (r.pidfd >= 0) close(r.pidfd);
       if (r.control >= 0) close(r.control);
@@ -103,10 +113,39 @@ class Supervisor {
   }
 
  private:
-  void say(const std::string& text) {
-    log_.add(text + "\n");
+  // What is logged in this process from now on.
+  void take_own(const LogRecord& record, bool shown) {
+    job_log_.add(record);
+    if (!shown) return;
+    log_.add(plain_text(record) + "\n");
     log_.flush();
-    terminal_.write_line(Terminal::kErr, text);
+    terminal_.write_line(Terminal::kErr, json_ ? json_text(record) : plain_text(record));
+  }
+
+  // What a rank has logged: flags (launcher/launch/rank.cc), and the record as JSON.
+  void take_record(int rank, std::string_view text) {
+    if (text.empty()) return;
+    std::optional<LogRecord> record = record_from_json(text.substr(1));
+    if (!record) return;
+    const bool shown = (text.front() & 1) != 0;
+    record->of_one = (text.front() & 2) != 0;
+    job_log_.add(*record);
+    if (!shown) return;
+    const std::string line = json_ ? json_text(*record) : plain_text(*record);
+    if (job_log_.is_news(*record)) {
+      streams_.say(rank, line, /*bare=*/json_);
+    } else {
+      streams_.note(rank, line);
+    }
+  }
+
+  // What it has not logged, but printed: a library's complaint, say. It has the time of its arrival.
+  void take_error_line(int rank, std::string_view line) {
+    job_log_.add({.time = std::chrono::system_clock::now(),
+                  .host = ranks_[static_cast<size_t>(rank)].host,
+                  .rank = rank,
+                  .room = "stderr",
+                  .message = std::string(line)});
   }
 
   void wait_for_events() {
@@ -188,8 +227,9 @@ class Supervisor {
     if (WIFSIGNALED(status)) mpirun_signal_ = WTERMSIG(status);
   }
 
-  // Reads control lines, which launcher/launch/rank.cc writes: "start RANK PID", "exit RANK CODE", "failed RANK ERROR",
-  // "said RANK ERROR", and "kept RANK WORDS" after any number of "keeps RANK WORDS".
+  // Reads control lines, which launcher/launch/rank.cc writes: "start RANK PID HOST", "exit RANK CODE", "failed RANK
+  // ERROR", "said RANK ERROR", "kept RANK WORDS" after any number of "keeps RANK WORDS", and "log RANK RECORD" after any
+  // number of "logs RANK RECORD".
   void read_control() {
     drain(control_, [&](std::string_view bytes) {
       control_lines_.feed(bytes, [&](std::string_view line, bool) { take_control(std::string(line)); });
@@ -210,6 +250,7 @@ class Supervisor {
     if (std::sscanf(line.c_str(), "start %ld %ld%n", &a, &b, &used) == 2 && a >= 0 && a < options_.ranks && b > 1) {
       RankState& r = ranks_[static_cast<size_t>(a)];
       r.started = true;
+      r.host = line.substr(std::min(line.size(), static_cast<size_t>(used) + 1));
       if (r.control < 0 && r.pidfd < 0) r.pidfd = static_cast<int>(syscall(SYS_pidfd_open, static_cast<pid_t>(b), 0));
       // A rank that started after the signal was sent has missed it. For the other ranks, a second signal changes
       // nothing.
@@ -221,6 +262,14 @@ class Supervisor {
     if (whole || std::sscanf(line.c_str(), "keeps %ld%n", &a, &used) == 1) {
       kept_text_ += line.substr(std::min(line.size(), static_cast<size_t>(used) + 1));
       if (whole) kept_ = words_of_line(std::exchange(kept_text_, ""));
+      return;
+    }
+    const bool record = std::sscanf(line.c_str(), "log %ld%n", &a, &used) == 1;
+    if (record || std::sscanf(line.c_str(), "logs %ld%n", &a, &used) == 1) {
+      if (a < 0 || a >= options_.ranks) return;
+      std::string& text = ranks_[static_cast<size_t>(a)].record;
+      text += line.substr(std::min(line.size(), static_cast<size_t>(used) + 1));
+      if (record) take_record(static_cast<int>(a), std::exchange(text, ""));
       return;
     }
     const bool said = std::sscanf(line.c_str(), "said %ld%n", &a, &used) == 1;
@@ -297,10 +346,8 @@ class Supervisor {
                                : terminal_.error() == EPIPE
                                    ? "the output was closed"
                                    : std::string("the output cannot be written: ") + std::strerror(terminal_.error());
-      std::array<char, 160> text;
-      std::snprintf(text.data(), text.size(), "annulus: %s: the ranks finish their step and stop%s", name.c_str(),
-                    signal == SIGINT ? " (Ctrl-C again: at once)" : "");
-      say(text.data());
+      log_warn("",
+               name + ": the ranks finish their step and stop" + (signal == SIGINT ? " (Ctrl-C again: at once)" : ""));
       kill(mpirun_pid_, SIGUSR1);  // mpirun forwards it, also to other hosts
       deadline_ = Clock::now() +
                   std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(options_.grace_seconds));
@@ -314,9 +361,9 @@ class Supervisor {
     if (stage_ == Stage::kAsked) {
       if (stop_signal_) {
         std::array<char, 120> text;
-        std::snprintf(text.data(), text.size(), "annulus: the ranks did not stop within %g s and are ended now",
+        std::snprintf(text.data(), text.size(), "the ranks did not stop within %g s and are ended now",
                       options_.grace_seconds);
-        say(text.data());
+        log_warn("", text.data());
       }
       terminate();
     } else {
@@ -348,29 +395,47 @@ class Supervisor {
     end.stop_signal = stop_signal_;
     end.forced = forced_;
     end.output_error = terminal_.error();
+    end.quiet = !log_enabled(LogLevel::kInfo);
     if (kept_.size() > 2) {  // no command: the run is complete
       end.resume =
           resume_point(std::strtoll(kept_[0].c_str(), nullptr, 10), kept_[1], {kept_.begin() + 2, kept_.end()});
     }
     end.log_dir = log_dir_;
     const Verdict verdict = judge(end);
-    for (const std::string& line : verdict.words) say(line);
+    say(verdict, end.stop_signal != 0 && !verdict.culprit ? LogLevel::kWarn : LogLevel::kError);
     log_.add("exit code " + std::to_string(verdict.code) + "\n");
     log_.flush();
     say_lost_logs();
+    job_log_.merge(verdict.culprit);
     return verdict.code;
+  }
+
+  // Logs a record for each line that begins with "annulus: ", together with the lines that follow it.
+  void say(const Verdict& verdict, LogLevel level) {
+    constexpr std::string_view kOurs = "annulus: ";
+    std::string message;
+    for (size_t i = 0; i < verdict.words.size(); ++i) {
+      const std::string& line = verdict.words[i];
+      message += line.starts_with(kOurs) ? line.substr(kOurs.size()) : line;
+      if (i + 1 < verdict.words.size() && !verdict.words[i + 1].starts_with(kOurs)) {
+        message += "\n";
+      } else {
+        log(level, "", std::exchange(message, ""));
+      }
+    }
   }
 
   // Reports incomplete logs once. The job's exit code stays the same, because its results are not affected.
   void say_lost_logs() {
     std::vector<std::string> lost = streams_.lost_logs();
-    for (const LogFile* log : {&mpirun_log_, &log_}) {
-      if (!log->lost().empty()) lost.push_back(log->lost());
+    for (const std::string& file : {mpirun_log_.lost(), log_.lost(), job_log_.lost()}) {
+      if (!file.empty()) lost.push_back(file);
     }
     if (lost.empty()) return;
     const size_t others = lost.size() - 1;
-    say("annulus: lines are missing in the log file " + lost.front() +
-        (others == 0 ? "" : " (and in " + std::to_string(others) + (others == 1 ? " other)" : " others)")));
+    log_warn("",
+             "lines are missing in the log file " + lost.front() +
+                 (others == 0 ? "" : " (and in " + std::to_string(others) + (others == 1 ? " other)" : " others)")));
   }
 
   enum class Stage { kAsked, kTerminated };
@@ -384,6 +449,8 @@ class Supervisor {
   RankStreams streams_;
   std::vector<RankState> ranks_;
   LogFile mpirun_log_, log_;
+  const bool json_ = log_settings().json;
+  JobLog job_log_;
   int control_ = -1;
   LineSplitter control_lines_;
   std::string kept_text_;          // the pieces so far of a "kept" message

@@ -14,6 +14,7 @@
 #include "common/error.h"
 #include "common/text.h"
 #include "launcher/launch/signals.h"
+#include "logging/record.h"
 
 namespace annulus {
 namespace {
@@ -21,16 +22,7 @@ namespace {
 // "rank 0", "ranks 0-3", "ranks 0, 2-3"
 std::string rank_list(std::vector<int> ranks) {
   std::sort(ranks.begin(), ranks.end());
-  std::string text;
-  for (size_t i = 0; i < ranks.size();) {
-    size_t j = i;
-    while (j + 1 < ranks.size() && ranks[j + 1] == ranks[j] + 1) ++j;
-    if (!text.empty()) text += ", ";
-    text += std::to_string(ranks[i]);
-    if (j > i) text += "-" + std::to_string(ranks[j]);
-    i = j + 1;
-  }
-  return (ranks.size() == 1 ? "rank " : "ranks ") + text;
+  return (ranks.size() == 1 ? "rank " : "ranks ") + rank_ranges(ranks);
 }
 
 // Adds the messages about the ranks that failed. `code` is the job's exit code.
@@ -141,12 +133,15 @@ Verdict judge(const JobEnd& end) {
     }
   }
   // If standard output was closed, what a rank printed was lost.
-  const bool said = end.output_error == 0 && std::any_of(end.failed.begin(), end.failed.end(), has_said_how_to_go_on);
+  const bool said =
+      end.output_error == 0 && !end.quiet && std::any_of(end.failed.begin(), end.failed.end(), has_said_how_to_go_on);
   if (code != 0 && end.resume && !said) {
     words.push_back("annulus: " + resume_text(*end.resume));
   }
   if (code != 0) words.push_back("annulus: exit code " + std::to_string(code) + ", logs in " + end.log_dir);
-  return {code, std::move(words)};
+  std::optional<int> culprit;
+  if (!told.empty()) culprit = told.front().rank;
+  return {code, culprit, std::move(words)};
 }
 
 }  // namespace annulus

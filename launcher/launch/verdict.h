@@ -51,12 +51,15 @@ struct JobEnd {
 
   int output_error = 0;  // errno of the launcher's standard output (EPIPE: its reader has gone); 0: all was written
 
+  bool quiet = false;  // whether --log-level hides what ranks say when all is well
+
   std::optional<ResumePoint> resume;  // for a run of `train` that has begun
   std::string log_dir;
 };
 
 struct Verdict {
   int code = 0;                    // the exit code of run_launch (launch.h)
+  std::optional<int> culprit;      // the rank that failed first; none if none failed, or if they were asked to stop
   std::vector<std::string> words;  // the lines to print; may be empty
 };
 

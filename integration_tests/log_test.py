@@ -1,0 +1,235 @@
+#!/usr/bin/env python3
+"""The log as a user meets it: levels, JSON, the records of all ranks in one file, files of a run, folders that are removed."""
+
+import fcntl
+import glob
+import json
+import os
+import re
+import signal
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import cli  # noqa: E402
+
+RECORD = re.compile(r"^(\S+T\S+Z) (debug|info|warn|error) (\S+) (launcher|rank (\d+)|ranks [\d, -]+) (.*)$")
+PROGRESS = re.compile(r"^step \d+/\d+  loss .*$")
+
+# An mpirun that is three ranks on another host, each of which logs a warning of its own and one that all have.
+MPIRUN = """#!/usr/bin/env python3
+import json, os, socket, sys
+if sys.argv[1:] == ["--version"]:
+    print("mpirun (Open MPI) 4.1.4")
+    sys.exit()
+token, port, addresses = os.environ["ANNULUS_BACK"].split("/")
+ranks = []
+for rank in range(3):
+    ranks.append(socket.create_connection((addresses.split(",")[0], int(port))))
+    ranks[rank].sendall(f"{token} rank {rank} control\\n".encode())
+    assert ranks[rank].recv(3) == b"ok\\n"
+for rank, control in enumerate(ranks):
+    for i, message in enumerate(["all ranks know it", f"rank {rank} knows it"]):
+        record = {"time": f"2026-01-01T00:00:0{5 - rank}.00000{i}Z", "level": "warn", "host": f"node{rank}", "rank": rank,
+                  "room": "train", "message": message}
+        text = "1" + json.dumps(record)
+        control.sendall(f"logs {rank} {text[:20]}\\nlog {rank} {text[20:]}\\n".encode())
+    control.sendall(f"exit {rank} 0\\n".encode())
+for control in ranks:
+    control.close()
+"""
+
+
+class LogTest(cli.CliTest):
+    def lines(self, path):
+        with open(path) as f:
+            return f.read().splitlines()
+
+    def job_log(self):
+        paths = glob.glob(self.path("runs/logs/*/job.log"))
+        self.assertEqual(len(paths), 1, paths)
+        return self.lines(paths[0])
+
+    def records(self):
+        """Of job.log: (time, level, rank or None, the rest)."""
+        found = []
+        for line in self.job_log():
+            if line.startswith("    "):  # a message of several lines
+                time, level, rank, rest = found[-1]
+                found[-1] = (time, level, rank, rest + "\n" + line.strip())
+                continue
+            match = RECORD.match(line)
+            self.assertTrue(match, line)
+            time, level, _, _, rank, rest = match.groups()
+            found.append((time, level, None if rank is None else int(rank), rest))
+        return found
+
+    def assert_merged(self, records, culprit):
+        """In order of time, the culprit's lines last and in order as well."""
+        last = [r for r in records if r[2] == culprit]
+        self.assertTrue(last, records)
+        self.assertEqual(records[-len(last):], last, "the culprit's lines are not last")
+        for part in (records[: -len(last)], last):
+            times = [r[0] for r in part]
+            self.assertEqual(times, sorted(times))
+
+    def test_a_failing_rank_of_four(self):
+        code, out, err = self.annulus("launch", "-n", "4", "--log-level", "debug", "selftest", "fail", "--rank", "2")
+        self.assertEqual(code, 3, err)
+        self.assertEqual(err.count("this rank was told to fail"), 1, err)
+        records = self.records()
+        self.assert_merged(records, 2)
+        self.assertEqual(records[-1][1], "error")
+        self.assertIn("[selftest] this rank was told to fail", records[-1][3])
+        self.assertTrue(any(r[2] is None and r[3].startswith("rank 2: [selftest]") for r in records), records)
+        self.assertTrue(any(r[2] is None and r[3].startswith("[launcher] process ") for r in records), records)
+        for rank in range(4):
+            if f"rank {rank} waits" in out:
+                self.assertTrue(any(r[2] == rank and r[3].startswith("[launcher] process ") for r in records), rank)
+
+    def test_a_killed_rank_of_four_loses_nothing(self):
+        cli.write_tiny_run(self.folder, 1000000, data={"batch": 4}, checkpoint={"every": 2})
+        run = self.start("launch", "-n", "4", "--log-level", "debug", "train", "config.toml", "--set", "mesh.data=2")
+        run.wait_for("step ")
+
+        def is_rank(pid):
+            with open(f"/proc/{pid}/environ", "rb") as f:
+                return b"OMPI_COMM_WORLD_RANK=2" in f.read().split(b"\0")
+
+        killed = [pid for pid in cli.processes_with(run.mark) if is_rank(pid)]
+        self.assertEqual(len(killed), 1)
+        os.kill(killed[0], signal.SIGKILL)
+        code, err = run.finish()
+        self.assertEqual(code, 137, err)
+        records = self.records()
+        self.assert_merged(records, 2)
+        for rank in range(4):
+            process = [r[3] for r in records if r[2] == rank and r[3].startswith("[launcher] process ")]
+            self.assertEqual(len(process), 1, records)
+            with open(self.path(f"runs/tiny-001/logs/rank-{rank}.log")) as f:
+                own = f.read()
+            self.assertIn(process[0], own)
+            self.assertIn(f" rank {rank} ", own)
+        self.assertIn(f"[launcher] process {killed[0]}", [r[3] for r in records if r[2] == 2])
+        self.assertTrue(any(r[2] == 0 and r[3].startswith("[train] device cpu") for r in records), records)
+        ended = [r for r in records if r[2] is None and "rank 2 was ended by signal 9" in r[3]]
+        self.assertEqual([r[1] for r in ended], ["error"], records)
+
+    def test_what_ranks_print_besides_is_there(self):
+        code, _, err = self.annulus("launch", "-n", "2", "selftest", "print")
+        self.assertEqual(code, 0, err)
+        records = self.records()
+        self.assertEqual(sorted(r[2:] for r in records), [(i, f"[stderr] standard error of rank {i}") for i in range(2)])
+
+    def test_warnings_and_progress_alone(self):
+        pattern = ("--set", "model.pattern={ kind = 'full' }")
+        cli.write_tiny_run(self.folder, 3, data={"batch": 4})
+        for level, more, said in [
+            ({"ANNULUS_LOG": "warn"}, (), []),
+            ({"ANNULUS_LOG": "debug"}, ("--log-level", "warn"), []),
+            ({}, ("--log-level", "warn", *pattern), ["warning: model.pattern lets a query see later keys"]),
+            ({}, ("--log-level", "error", *pattern), []),
+        ]:
+            for launch in (("launch", "-n", "2"), ()):
+                with self.subTest(level=level, more=more, launch=launch):
+                    code, out, err = self.annulus(*launch, "train", "config.toml", *more, **level)
+                    self.assertEqual((code, err), (0, ""), out)
+                    lines = out.splitlines()
+                    self.assertTrue(any(PROGRESS.match(line) for line in lines), out)
+                    others = [line for line in lines if not PROGRESS.match(line)]
+                    self.assertEqual(len(others), len(said), out)
+                    for line, words in zip(others, said):
+                        self.assertTrue(line.startswith(words), line)
+        code, out, err = self.annulus("launch", "-n", "2", "--log-level", "warn", "train", "config.toml")
+        self.assertEqual((code, err), (0, ""), out)
+        self.assertFalse([line for line in out.splitlines() if not PROGRESS.match(line)], out)
+
+    def test_a_quiet_run_that_is_stopped_says_how_to_go_on(self):
+        cli.write_tiny_run(self.folder, 1000000)
+        run = self.start("launch", "-n", "2", "--log-level", "warn", "train", "config.toml")
+        run.wait_for("step ")
+        run.signal(signal.SIGINT)
+        code, err = run.finish()
+        self.assertEqual(code, 130, err)
+        self.assertRegex(err, r"(?m)^annulus: to go on from the checkpoint of step \d+: ")
+
+    def test_json_lines(self):
+        cli.write_tiny_run(self.folder, 3, data={"batch": 4})
+        for launch, more, env in [(("launch", "-n", "2"), ("--log-json",), {}), (("launch", "-n", "2"), (), {"ANNULUS_LOG": "json"}),
+                                  ((), ("--log-json", "--log-level", "debug"), {})]:
+            with self.subTest(launch=launch, env=env):
+                code, out, err = self.annulus(*launch, "train", "config.toml", *more, **env)
+                self.assertEqual(code, 0, err)
+                self.assertFalse([line for line in out.splitlines() if not PROGRESS.match(line)], out)
+                records = [json.loads(line) for line in err.splitlines()]
+                for record in records:
+                    self.assertEqual(list(record), ["time", "level", "host", "rank", "room", "message"])
+                self.assertTrue(any(r["message"].startswith("done: 3 steps") and r["rank"] == 0 for r in records), err)
+        files = glob.glob(self.path("runs/*/logs/rank-0.log")) + glob.glob(self.path("runs/logs/*/job.log"))
+        self.assertEqual(len(files), 5)
+        for file in files:
+            times = [json.loads(line)["time"] for line in self.lines(file)]
+            self.assertTrue(times)
+            self.assertEqual(times, sorted(times))
+        code, _, err = self.annulus("launch", "-n", "2", "--log-json", "selftest", "fail", "--rank", "1")
+        self.assertEqual(code, 3)
+        last = json.loads(err.splitlines()[-1])
+        self.assertEqual((last["level"], last["rank"]), ("error", None))
+        self.assertIn("exit code 3", last["message"])
+        code, _, err = self.annulus("sample", "no-such-run", "--log-json")
+        self.assertEqual(json.loads(err)["level"], "error")
+
+    def test_a_warning_of_all_ranks_is_shown_once(self):
+        with open(self.path("mpirun"), "w") as f:
+            f.write(MPIRUN)
+        os.chmod(self.path("mpirun"), 0o755)
+        code, _, err = self.annulus("launch", "-n", "3", "--mpi-args", "--host elsewhere", "selftest", "print",
+                                    MPIRUN=self.path("mpirun"))
+        self.assertEqual(code, 0, err)
+        self.assertEqual(err.count("all ranks know it"), 1, err)
+        for rank in range(3):
+            self.assertIn(f"annulus: rank {rank} knows it\n", err)
+        self.assertEqual([line.split(" ", 2)[2] for line in self.job_log()], [
+            "node2 ranks 0-2 [train] all ranks know it",
+            "node2 rank 2 [train] rank 2 knows it",
+            "node1 rank 1 [train] rank 1 knows it",
+            "node0 rank 0 [train] rank 0 knows it",
+        ])
+
+    def test_refusals(self):
+        for args, env in [(("version", "--log-level", "wran"), {}), (("launch", "-n", "2", "selftest", "print", "--log-level", "wran"), {}),
+                          (("launch", "-n", "2", "--log-level", "wran", "selftest", "print"), {}),
+                          (("version",), {"ANNULUS_LOG": "wran"}), (("launch", "-n", "2", "selftest", "print"), {"ANNULUS_LOG": "wran"})]:
+            where = "ANNULUS_LOG" if env else "--log-level"
+            self.assert_refused(2, f'{where}.*"wran".*did you mean "warn"', *args, **env)
+        self.assertFalse(os.path.exists(self.path("runs")))
+
+    def test_old_folders_are_removed(self):
+        def folder(name, *files):
+            os.makedirs(self.path(f"runs/logs/{name}"))
+            for file in files:
+                open(self.path(f"runs/logs/{name}/{file}"), "w").close()
+
+        ours = ("launch.log", "mpirun.log", "job.log", "rank-0.log", "rank-11.log")
+        for day in range(1, 8):
+            folder(f"2020010{day}-000000-{day}", *ours)
+        folder("20190101-000000-1", *ours, "notes.txt")  # somebody's own file
+        folder("20190102-000000-1", "rank-0.log")  # no launch.log
+        folder("mine", *ours)
+        live = open(self.path("runs/logs/20200101-000000-1/launch.log"))
+        self.addCleanup(live.close)
+        fcntl.flock(live, fcntl.LOCK_EX)
+        cli.write_tiny_run(self.folder, 1)
+        code, _, err = self.annulus("launch", "-n", "1", "train", "config.toml", "--set", "run.keep_logs=3")
+        self.assertEqual(code, 0, err)
+        left = sorted(os.listdir(self.path("runs/logs")))
+        self.assertEqual(left[:2] + left[-1:], ["20190101-000000-1", "20190102-000000-1", "mine"])
+        self.assertEqual(left[2:-2], ["20200101-000000-1", "20200106-000000-6", "20200107-000000-7"])
+        self.assertTrue(os.path.exists(self.path(f"runs/logs/{left[-2]}/job.log")))
+        self.assertEqual(sorted(os.listdir(self.path("runs/logs/20190101-000000-1"))), sorted([*ours, "notes.txt"]))
+        # What no configuration speaks of is kept.
+        self.assertEqual(self.annulus("launch", "-n", "1", "selftest", "print")[0], 0)
+        self.assertEqual(len(os.listdir(self.path("runs/logs"))), len(left) + 1)
+
+
+if __name__ == "__main__":
+    cli.main()
