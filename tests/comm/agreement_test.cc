@@ -62,7 +62,7 @@ std::vector<std::string> messages(int ranks, const std::function<void(int)>& act
     } catch (const Error& e) {
       mine = std::to_string(e.exit_code()) + " " + e.what();
     }
-    together(world, {"afterwards", 1}, [] {});  // the communicator lives on
+    together(world, {"afterwards", 1}, [] {});  // the communicator can still be used
   });
   return said;
 }
@@ -162,7 +162,7 @@ std::vector<std::string> agreed(int ranks, const std::function<Terms(int)>& find
     } catch (const Error& e) {
       mine = std::to_string(e.exit_code()) + " " + e.what();
     }
-    together(world, {"afterwards", 1}, [] {});  // the communicator lives on
+    together(world, {"afterwards", 1}, [] {});  // the communicator can still be used
   });
   return said;
 }

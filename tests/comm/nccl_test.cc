@@ -1,5 +1,5 @@
 // The suite over NCCL with 1, 2, 3 and 8 ranks (threads of this process, each with a GPU), as far as the machine has
-// GPUs. It is built in CUDA builds and skipped, with the reason, without a GPU.
+// GPUs. It is also built without CUDA, and the suite is skipped, with the reason, without a GPU.
 #include "comm/nccl/nccl_communicator.h"
 
 #include <ATen/ops/zeros.h>

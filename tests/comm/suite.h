@@ -19,7 +19,7 @@ struct Backend {
   std::function<void(int size, const std::function<void(Communicator&)>& body)> run;
   // Why the backend cannot be tested here; empty if it can.
   std::string unavailable;
-  bool large_rounds = false;  // sums use rounds of the same size as in use
+  bool large_rounds = false;  // sums are split into rounds of the default size
 };
 
 // Defined by the backend's test file. It is called after that file's main has set up what it needs.

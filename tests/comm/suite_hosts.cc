@@ -122,7 +122,7 @@ TEST_P(CommSuite, SumsOverHostsHaveTheDefinedOrder) {
         EXPECT_EQ(crossed(comm, before, apart->stats()),
                   (hosts - 1) * size * n * (dtype == at::kBFloat16 && two_levels ? 4 : width))
             << what << dtype;
-        // Then the result is gathered by all ranks.
+        // Then all ranks gather one row of each rank.
         before = apart->stats();
         at::Tensor all = at::full({size, n}, -1, dtype);
         const at::Tensor mine = draw % 2 == 0 ? rows[static_cast<size_t>(rank)] : all[rank];
@@ -133,7 +133,7 @@ TEST_P(CommSuite, SumsOverHostsHaveTheDefinedOrder) {
         }
         EXPECT_EQ(crossed(comm, before, apart->stats()), (hosts - 1) * size * n * width) << what;
       }
-      // The lengths are not multiples of the number of ranks.
+      // The lengths need not be multiples of the number of ranks.
       const int64_t length = static_cast<int64_t>(random() % 3 == 0 ? random() % 20000 : random() % 10);
       for (const at::ScalarType dtype : kReducible) {
         for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kMin}) {

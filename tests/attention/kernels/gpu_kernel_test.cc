@@ -1,5 +1,6 @@
 // Compares the kernels for GPUs with the definitions: every operator at every length, head size and window, scattered
-// tiles, and merging. It is built in CUDA builds and skipped, with the reason, without a GPU that such a build can use.
+// tiles, and merging. It is also built without CUDA, and is skipped, with the reason, without a GPU that the build can
+// use.
 #include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>

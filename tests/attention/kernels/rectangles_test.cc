@@ -95,7 +95,7 @@ RC_GTEST_PROP(Rectangles, TrianglesHoldEachPairOnce, ()) {
   RC_ASSERT(pairs == pairs_of(tile));
 }
 
-TEST(Rectangles, DeclinesBandedTilesOfIncommensurateStrides) {
+TEST(Rectangles, DeclinesTilesThatTakeTooManyRectangles) {
   Tile tile;
   tile.batch = tile.heads = {0, 1, 1};
   tile.query_rows = tile.query_positions = {0, 101, 200};
