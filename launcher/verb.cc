@@ -194,10 +194,12 @@ struct LogOptions {
 
   // Declares them for the verb and for its words (`bench ring`), after which they may stand as well.
   void declare(CLI::App& app) {
-    app.add_option("--log-level", level, "the least severe records to print beside the progress: debug, info (default), warn or error")
+    app.add_option("--log-level", level,
+                   "the least severe records to print beside the progress: debug, info (default), warn or error")
         ->type_name("LEVEL")
         ->group("Log");
-    app.add_flag("--log-json", json, "write the records to standard error and to files as one JSON object a line")->group("Log");
+    app.add_flag("--log-json", json, "write the records to standard error and to files as one JSON object a line")
+        ->group("Log");
     for (CLI::App* const word : app.get_subcommands([](CLI::App*) { return true; })) declare(*word);
   }
 

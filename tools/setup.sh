@@ -353,10 +353,7 @@ apt_follow() { # LOG TOTAL
   while IFS= read -r line; do
     printf '%s\n' "$line" >>"$1"
     case $line in
-      *' newly installed, '*)
-        [[ $line =~ ([0-9]+)\ newly ]] && total=${BASH_REMATCH[1]}
-        continue
-        ;;
+      *' newly installed, '*) [[ $line =~ ([0-9]+)\ newly ]] && total=${BASH_REMATCH[1]} && continue ;;
       Get:*) shown="download $((++n_get)) of $total" package='' ;;
       Unpacking*) shown="unpacking $((++n_unpack)) of $total" package="  $(cut -d' ' -f2 <<<"$line")" ;;
       'Setting up'*) shown="setting up $((++n_set)) of $total" package="  $(cut -d' ' -f3 <<<"$line")" ;;
@@ -498,11 +495,6 @@ build --repo_env=ANNULUS_DEPS=${seen// /}"
 for option in ${bazel_options[@]+"${bazel_options[@]}"}; do deps+=$'\n'$option; done
 [[ -f .bazelrc.deps && $(<.bazelrc.deps) == "$deps" ]] || echo "$deps" >.bazelrc.deps
 
-{
-  echo "key $key"
-  echo "level $level"
-  echo "cuda $cuda"
-  printf 'found %s\n' "${found[@]}"
-} >.bazel/setup.new
+printf '%s\n' "key $key" "level $level" "cuda $cuda" "${found[@]/#/found }" >.bazel/setup.new
 mv .bazel/setup.new .bazel/setup
 tokenizer_wheels

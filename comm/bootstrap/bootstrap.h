@@ -50,8 +50,8 @@ struct BootstrapOptions {
   bool host_by_host = false;
   // The command with which users start the ranks of this program, up to the number of ranks. Messages contain it.
   std::string start = "mpirun -n";
-  // Reports the error of the rank that reports for all. Default: the log (logging/log.h). It must be thread safe, because
-  // a watching thread may call it.
+  // Reports the error of the rank that reports for all. Default: the log (logging/log.h). It must be thread safe,
+  // because a watching thread may call it.
   std::function<void(const Error&)> report = nullptr;
 };
 

@@ -228,8 +228,8 @@ class Supervisor {
   }
 
   // Reads control lines, which launcher/launch/rank.cc writes: "start RANK PID HOST", "exit RANK CODE", "failed RANK
-  // ERROR", "said RANK ERROR", "kept RANK WORDS" after any number of "keeps RANK WORDS", and "log RANK RECORD" after any
-  // number of "logs RANK RECORD".
+  // ERROR", "said RANK ERROR", "kept RANK WORDS" after any number of "keeps RANK WORDS", and "log RANK RECORD" after
+  // any number of "logs RANK RECORD".
   void read_control() {
     drain(control_, [&](std::string_view bytes) {
       control_lines_.feed(bytes, [&](std::string_view line, bool) { take_control(std::string(line)); });
