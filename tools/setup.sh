@@ -349,7 +349,7 @@ print_table() {
 # ---- Installing.
 
 apt_follow() { # LOG TOTAL
-  local line shown package n_get=0 n_unpack=0 n_set=0 total=$2
+  local line shown=starting package='' n_get=0 n_unpack=0 n_set=0 total=$2
   while IFS= read -r line; do
     printf '%s\n' "$line" >>"$1"
     case $line in
