@@ -23,6 +23,9 @@ own visibility, but its object code comes with that of the whole unit.
 
 load("@rules_cc//cc:defs.bzl", "cc_library")
 
+# For rooms whose code runs once in a job or when a user asks for something, never in a step: it compiles a quarter faster.
+RUNS_ONCE = ["-O1"]
+
 def _select(cuda, cpu):
     return select({"//bazel:with_cuda": cuda, "//conditions:default": cpu}) if cuda or cpu else []
 

@@ -14,7 +14,7 @@
 #include <string_view>
 #include <utility>
 
-#include "memory/recompute.h"
+#include "model/recompute.h"
 #include "model/composed_ops.h"
 
 namespace annulus {

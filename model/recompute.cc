@@ -1,5 +1,5 @@
 // See recompute.h.
-#include "memory/recompute.h"
+#include "model/recompute.h"
 
 #include <ATen/core/ivalue.h>
 #include <c10/core/GradMode.h>
