@@ -1,0 +1,231 @@
+#!/usr/bin/env python3
+"""The documents, held against the tree: README.md, CONTRIBUTING.md and docs/*.md, of the working tree.
+
+- A path in backticks exists, and so does a test that is named.
+- A command that is printed uses a verb or word of ./annulus, and options that its source has.
+- A key of the configuration is in the table of keys (config/keys.cc).
+- The exit codes of the user guide are those of common/error.h.
+- Links to pages and pictures work, and the sections exist that answer CONTRIBUTING's questions.
+
+docs_test.py PATH/docs/architecture.md.
+"""
+
+import os
+import re
+import sys
+import unittest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.realpath(sys.argv.pop(1))))
+SKIPPED = ("runs", "third_party")
+CODE = (".cc", ".h", ".cu", ".py", ".sh", ".bzl")
+# Files that a user or a job makes, and files of other programs, that look like ours.
+ELSEWHERE = re.compile(r"^(runs|models|tokens|out|data|corpus|gpu-report|bench|my|path|text|shards|share|PREFIX|RUN|bin|lib|include|"
+                       r"etc|usr|opt|home|scratch|site-packages|transformers|torch|quickstart[\w-]*|checkpoints|step-\w+)/")
+
+
+def read(path):
+    with open(os.path.join(ROOT, path), encoding="utf-8") as f:
+        return f.read()
+
+
+def tree():
+    paths = set()
+    for folder, folders, names in os.walk(ROOT):
+        inside = os.path.relpath(folder, ROOT)
+        folders[:] = [f for f in folders if not f.startswith((".", "bazel-", "__pycache__"))
+                      and not (inside == "." and f in SKIPPED)]
+        paths.update(os.path.normpath(os.path.join(inside, n)) for n in names)
+        paths.add(inside)
+    return paths
+
+
+PATHS = tree()
+FOLDERS = {p.split("/")[0] for p in PATHS if "/" in p}
+PAGES = {p: read(p) for p in sorted(PATHS) if p in ("README.md", "CONTRIBUTING.md") or re.fullmatch(r"docs/[\w-]+\.md", p)}
+SOURCES = {p: read(p) for p in PATHS if (p.endswith(CODE) or os.path.basename(p) in ("annulus", "BUILD"))
+           and os.path.isfile(os.path.join(ROOT, p))}
+ALL_CODE = "\n".join(SOURCES.values())
+PROGRAMS = "\n".join(text for path, text in SOURCES.items() if not path.startswith(("tests/", "integration_tests/")))
+
+
+def quoted(text):
+    return re.findall(r"`([^`\n]+)`", re.sub(r"(?m)^    .*$", "", text))
+
+
+def paths_of(text):
+    """The paths of this tree that a page names."""
+    for word in quoted(text):
+        if re.fullmatch(r"[\w.+-]+(/[\w.+-]+)*/[\w.+-]*", word) and word.split("/")[0] in FOLDERS \
+                and not ELSEWHERE.match(word) and "NAME" not in word:
+            yield word
+
+
+def missing_paths(pages):
+    names = {os.path.basename(p) for p in PATHS}
+    faults = []
+    for page, text in pages.items():
+        for word in paths_of(text):
+            path = word.rstrip("/")
+            if path not in PATHS and not any(p.rsplit(".", 1)[0] == path or p.startswith(path + ".") for p in PATHS):
+                faults.append("%s: %s is not there" % (page, word))
+        for word in quoted(text):
+            if re.fullmatch(r"\w+_test\.(cc|py|sh)", word) and word not in names:
+                faults.append("%s: there is no test file %s" % (page, word))
+    return faults
+
+
+def missing_tests(pages):
+    made = {(s, n) for s, n in re.findall(r"(?:TEST\w*|RC_GTEST\w*)\(\s*(\w+),\s*(\w+)", ALL_CODE)}
+    suites = {s for s, _ in made}
+    instances = set(re.findall(r"(?:INSTANTIATE_TEST_SUITE_P|INSTANTIATE_TYPED_TEST_SUITE_P)\(\s*\w+,\s*(\w+)", ALL_CODE))
+    methods = set(re.findall(r"def (test_\w+)\(", ALL_CODE))
+    faults = []
+    for page, text in pages.items():
+        for word in quoted(text):
+            match = re.fullmatch(r"([A-Z]\w+)\.([A-Z]\w+)", word)
+            if match and match.group(1) in suites | instances and match.groups() not in made:
+                faults.append("%s: there is no test %s" % (page, word))
+            if re.fullmatch(r"test_\w+", word) and word not in methods:
+                faults.append("%s: there is no test %s" % (page, word))
+    return faults
+
+
+def commands(text):
+    """The words of each printed command of ours, after the program's name."""
+    for line in re.findall(r"(?m)^    (.*)$", text) + quoted(text):
+        for command in re.findall(r"(?:^|[\s;&|(])(?:\./)?annulus ([a-z].*)", line):
+            if line.strip().startswith(("./annulus", "annulus")) or "./annulus " in line:
+                yield re.split(r"\s{2,}|\s[#;|&>]", command)[0].split()
+
+
+def verbs():
+    table = re.findall(r'(?m)^\s+\{"(\w+)", "', SOURCES["launcher/verbs.cc"])
+    script = re.findall(r"\b(test|install|wheel|torch|examples|setup|tokenizer)\b", SOURCES["annulus"])
+    return set(table) | set(script) | {"help"}
+
+
+def wrong_commands(pages):
+    known, faults = verbs(), []
+    for page, text in pages.items():
+        for words in commands(text):
+            if re.fullmatch(r"[a-z]+", words[0]) and words[0] not in known:
+                faults.append("%s: `annulus %s`: there is no such verb" % (page, words[0]))
+            for word in words:
+                option = re.match(r"--[a-z][a-z0-9-]+", word)
+                if option and words[0] in known and not re.search(re.escape(option.group()) + r"(?![\w-])", PROGRAMS):
+                    faults.append("%s: `annulus %s`: nothing reads %s" % (page, " ".join(words), option.group()))
+    return faults
+
+
+def keys():
+    return {"%s.%s" % pair for pair in re.findall(r'\{"(\w+)",\s*"(\w+)",\s*(?:ANNULUS_AT|\w)', SOURCES["config/keys.cc"])}
+
+
+def wrong_keys(pages):
+    known, faults = keys(), []
+    sections = {k.split(".")[0] for k in known}
+    for page, text in pages.items():
+        for word in quoted(text):
+            match = re.match(r"([a-z_]+)\.([a-z_0-9]+)(?: ?=.*)?$", word)
+            if match and match.group(1) in sections and "%s.%s" % match.groups() not in known:
+                if not re.search(r"\.(toml|py|cc|h|md|txt|json|safetensors|bin|idx|log|svg|jsonl|yaml|sh)$", match.group().split("=")[0].strip()):
+                    faults.append("%s: %s is no key of the configuration" % (page, word))
+    return faults
+
+
+def wrong_codes(guide):
+    said = {int(n) for n in re.findall(r"(?m)^\| (\d+) \| [a-z]", guide.split("Exit codes", 1)[-1])}
+    real = {int(n) for n in re.findall(r"\bk[A-Z]\w* = (\d+)", SOURCES["common/error.h"])} | {0}
+    return ["docs/user-guide.md: exit codes %s; common/error.h has %s" % (sorted(said), sorted(real))] if not real <= said else []
+
+
+def broken_links(pages):
+    faults = []
+    for page, text in pages.items():
+        for link in re.findall(r"\]\(([^)#\s]+)", text):
+            if not re.match(r"[a-z]+:", link) and os.path.normpath(os.path.join(os.path.dirname(page), link)) not in PATHS:
+                faults.append("%s: %s is not there" % (page, link))
+    return faults
+
+
+def headings(text):
+    return [h.replace("`", "") for h in re.findall(r"(?m)^#+ (.*)$", text)]
+
+
+def unanswered(pages):
+    """The sections that CONTRIBUTING's table of questions names and that are not there."""
+    short = {"README": "README.md", "UG": "docs/user-guide.md"}
+    rows = re.findall(r"(?m)^\| \d+\. .* \| (.*) \|$", pages["CONTRIBUTING.md"])
+    faults = [] if len(rows) >= 20 else ["CONTRIBUTING.md has %d questions, fewer than 20" % len(rows)]
+    for row in rows:
+        for part in row.split(";"):
+            words = part.strip().split(" ", 1)
+            name = words[0].strip("`,")
+            page = short.get(name, "docs/%s.md" % name) if not part.strip().startswith('"') else "CONTRIBUTING.md"
+            if page not in pages:
+                continue  # a sentence, not a page
+            for section in re.findall(r'"([^"]+)"', part):
+                wanted = section.replace("`", "").removesuffix(" ...").removesuffix("...")
+                if not any(h.startswith(wanted) for h in headings(pages[page])) and "**%s" % wanted not in pages[page]:
+                    faults.append("CONTRIBUTING.md: %s has no section \"%s\"" % (page, section))
+    return faults
+
+
+class Documents(unittest.TestCase):
+    def none(self, faults):
+        self.assertFalse(faults, "\n" + "\n".join(faults))
+
+    def test_named_files_exist(self):
+        self.none(missing_paths(PAGES))
+
+    def test_named_tests_exist(self):
+        self.none(missing_tests(PAGES))
+
+    def test_printed_commands_have_verbs_and_options_of_the_program(self):
+        self.none(wrong_commands(PAGES))
+
+    def test_named_keys_are_keys_of_the_configuration(self):
+        self.none(wrong_keys(PAGES))
+
+    def test_exit_codes_are_those_of_the_program(self):
+        self.none(wrong_codes(PAGES["docs/user-guide.md"]))
+
+    def test_links_lead_somewhere(self):
+        self.none(broken_links(PAGES))
+
+    def test_sections_that_answer_the_questions_exist(self):
+        self.none(unanswered(PAGES))
+
+
+class Planted(unittest.TestCase):
+    """Faults that must be found."""
+
+    def found(self, check, text, words):
+        faults = check({"docs/x.md": text})
+        self.assertTrue(any(words in f for f in faults), faults)
+
+    def test_a_file_that_moved(self):
+        self.found(missing_paths, "see `memory/recompute.cc`", "memory/recompute.cc is not there")
+
+    def test_a_test_that_was_renamed(self):
+        self.found(missing_tests, "`Merge.Nonsense` and `test_nothing_of_the_kind`", "test_nothing_of_the_kind")
+
+    def test_a_verb_and_an_option_that_do_not_exist(self):
+        self.found(wrong_commands, "    ./annulus trian configs/quickstart.toml\n", "there is no such verb")
+        self.found(wrong_commands, "    ./annulus launch -n 2 train --no-such-thing x\n", "nothing reads --no-such-thing")
+
+    def test_a_key_with_a_typo(self):
+        self.assertIn("data.context", keys())
+        self.found(wrong_keys, "`data.contxt`", "data.contxt is no key")
+
+    def test_a_page_and_a_section_that_are_gone(self):
+        self.found(broken_links, "[x](gone.md)", "gone.md is not there")
+        pages = {"CONTRIBUTING.md": "\n".join('| %d. Why? | README "Gone" |' % i for i in range(20)), "README.md": "# A\n"}
+        self.assertTrue(any('no section "Gone"' in f for f in unanswered(pages)))
+
+    def test_an_exit_code_that_is_not_said(self):
+        self.assertTrue(wrong_codes("## Exit codes\n| 0 | done |\n"))
+
+
+if __name__ == "__main__":
+    unittest.main()
