@@ -68,15 +68,16 @@ const std::vector<Key>& keys() {
       {"", "timeout", ANNULUS_AT(timeout), "seconds after which a communication that has not finished is an error",
        false, above(0)},
       {"", "tf32", ANNULUS_AT(tf32),
-       "on a GPU (none has run this yet), multiply fp32 matrices in TF32, with 10 bits of fraction instead of 23"},
+       "on a GPU (never run on one), multiply fp32 matrices in TF32, with 10 bits of fraction instead of 23"},
       {"", "deterministic", ANNULUS_AT(deterministic),
-       "on GPUs (none has run this yet), compute the same bits in every run with the same ranks, at some cost; on CPUs "
-       "this is always so with the same vector instructions"},
+       "on GPUs (never run on one), compute the same bits in every run with the same ranks, at some cost; on CPUs this "
+       "is always so with the same ranks, threads, vector instructions and software (docs/training-habits.md)"},
       {"",
        "cuda_graphs",
        ANNULUS_AT(cuda_graphs),
-       "on GPUs (none has run this yet), record a step as a CUDA graph and replay it; this needs a context axis of one "
-       "rank, optimizer.shard 0 or 1, running positions, and no documents, dropout or adaptive patterns",
+       "on GPUs (never run on one), record a step as a CUDA graph and replay it; this needs a context axis of one "
+       "rank, "
+       "optimizer.shard 0 or 1, running positions, and no documents, dropout or adaptive patterns",
        false,
        {},
        {"auto", "off"}},
@@ -128,8 +129,8 @@ const std::vector<Key>& keys() {
        {},
        {"stream", "best-fit", "document"}},
       {"data", "documents", ANNULUS_AT(data.documents),
-       "a token attends only to its own document, in addition to what model.pattern says; each file of text is a "
-       "document"},
+       "true: a token attends only to its own document, in addition to what model.pattern says; false: attention "
+       "crosses the documents of a row, with every data.packing; each file of text is a document"},
       {"data",
        "long_documents",
        ANNULUS_AT(data.long_documents),
@@ -249,13 +250,14 @@ const std::vector<Key>& keys() {
       {"optimizer",
        "shard",
        ANNULUS_AT(optimizer.shard),
-       "what is divided over the ranks: 0 nothing, 1 the optimizer's state, 2 also gradients, 3 also weights",
+       "what is sharded over the ranks, as in the stages of ZeRO: 0 nothing; 1 AdamW's moments and the fp32 master "
+       "weights; 2 also gradients; 3 also the weights that the model computes with",
        false,
        {0, 3, true, true}},
       {"optimizer",
        "shard_within",
        ANNULUS_AT(optimizer.shard_within),
-       "the ranks over which it is divided: \"world\", all of them; \"host\", those of each host, with sums between "
+       "the ranks over which it is sharded: \"world\", all of them; \"host\", those of each host, with sums between "
        "hosts",
        false,
        {},
@@ -269,12 +271,12 @@ const std::vector<Key>& keys() {
       {"network", "interfaces", ANNULUS_AT(network.interfaces),
        "the IP interfaces that NCCL and MPI use, such as \"eth0,eth1\"; empty: they choose"},
       {"network", "hcas", ANNULUS_AT(network.hcas),
-       "the RDMA devices that NCCL and MPI use (none has run this yet), such as \"mlx5_0,mlx5_1:1\" (\":1\" means port "
+       "the RDMA devices that NCCL and MPI use (never run on one), such as \"mlx5_0,mlx5_1:1\" (\":1\" means port "
        "1 only); empty: they choose"},
       {"network",
        "rank_hca",
        ANNULUS_AT(network.rank_hca),
-       "which of these devices a rank uses (none has run this yet): \"auto\" leaves the choice to NCCL and MPI, "
+       "which of these devices a rank uses (never run on one): \"auto\" leaves the choice to NCCL and MPI, "
        "\"nearest\" is the one that `annulus topology` shows",
        false,
        {},
@@ -290,8 +292,9 @@ const std::vector<Key>& keys() {
       {"attention",
        "schedule",
        ANNULUS_AT(attention.schedule),
-       "how ranks exchange keys and values; \"auto\" is group-cast if ranks need less than half of the others' rows, "
-       "otherwise ring",
+       "how ranks exchange keys and values; \"auto\" is group-cast if the ranks, taken together, need less than half "
+       "of "
+       "the rows that other ranks own, otherwise ring",
        false,
        {},
        schedule_names()},
@@ -299,7 +302,7 @@ const std::vector<Key>& keys() {
        "kernel",
        ANNULUS_AT(attention.kernel),
        "the kernel that computes a tile: \"reference\", \"cpu\", \"efficient\", \"cudnn\", \"flash2\", \"flash3\"; "
-       "\"auto\" chooses by capability; only \"reference\" and \"cpu\" have run on hardware yet",
+       "\"auto\" chooses by capability; none has ever run on a GPU",
        false,
        {},
        {},

@@ -76,7 +76,8 @@ std::string config_reference() {
     const bool whole = std::holds_alternative<int64_t>(value);
     std::string range = range_text(key, whole);
     if (std::holds_alternative<bool>(value)) range = "true, false";
-    out += "| `" + key.full() + "` | " + (key.required ? "required" : "`" + value_text(key, defaults) + "`") + " | " +
+    const std::string required = key.imported ? "required without model.from" : "required";
+    out += "| `" + key.full() + "` | " + (key.required ? required : "`" + value_text(key, defaults) + "`") + " | " +
            range + " | " + std::string(key.doc) + " |\n";
   }
   return out;

@@ -204,7 +204,7 @@ std::string model_config_reference() {
   std::string out = "| key | families | what is done with it |\n|---|---|---|\n";
   for (const huggingface::ConfigKey& key : huggingface::config_keys()) {
     std::string values(key.values);
-    for (size_t at = 0; (at = values.find(' ', at)) != std::string::npos; at += 4) values.replace(at, 1, "`, `");
+    for (size_t at = 0; (at = values.find(' ', at)) != std::string::npos; at += 6) values.replace(at, 1, "` or `");
     const std::string doc(key.doc);
     const std::string what = key.use == KeyUse::kMapped    ? doc
                              : key.use == KeyUse::kChecked ? "must be `" + values + "`: " + doc
