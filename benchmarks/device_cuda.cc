@@ -1,4 +1,4 @@
-// Implements device.h for a build with CUDA: GPUs, and the CPU as in device_cpu.cc. No hardware has run it.
+// Implements device.h for a build with CUDA: GPUs, and the CPU as in device_cpu.cc. It has never run on a GPU.
 #include "benchmarks/device.h"
 
 #include <ATen/detail/CUDAHooksInterface.h>

@@ -1,7 +1,7 @@
 // `annulus bench gpu`: what attention and training cost on a GPU, each compared within one run with a baseline:
 // attention through the executor with a direct call of LibTorch's operator, a whole ring with one call, patterns with
-// their share of the dense call; and training steps. Called by program/bench_verb.cc. No hardware has run it on a GPU
-// yet (docs/performance.md). With --device cpu it runs tiny sizes, which tests the program and measures nothing of use.
+// their share of the dense call; and training steps. Called by program/bench_verb.cc. It has never run on a
+// GPU (docs/performance.md). With --device cpu it runs tiny sizes, which tests the program and measures nothing of use.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,6 +1,6 @@
 // Communicator: how ranks exchange tensors. The attention executor, the trainer and bootstrap call it. The backends are
 // in comm/threads (many ranks in one process), comm/mpi (CPU tensors, one process per rank), comm/nccl (CUDA tensors;
-// no hardware has run it) and comm/c10d (the process groups of a PyTorch program).
+// it has never run on a GPU) and comm/c10d (the process groups of a PyTorch program).
 //
 // The contract is the same for every backend:
 // - Every rank of a communicator calls the same operations in the same order.

@@ -1,4 +1,4 @@
-// Implements gpu_name of device_peak.h for a build with CUDA. No hardware has run it yet.
+// Implements gpu_name of device_peak.h for a build with CUDA. It has never run on a GPU.
 #include <ATen/cuda/CUDAContextLight.h>
 
 #include "device/device_peak.h"

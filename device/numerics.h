@@ -1,6 +1,6 @@
 // Sets how precisely and reproducibly LibTorch's operators on a GPU compute, for the whole process. trainer.cc and
-// training.cc call it with the settings of a configuration. Tests cover the settings; no hardware has run with them
-// yet.
+// training.cc call it with the settings of a configuration. Tests cover the settings; they have never been in
+// force on a GPU.
 #pragma once
 
 namespace annulus {

@@ -1,6 +1,6 @@
 // Computes a model's logits, loss and gradients for given tokens on all ranks of a communicator, to check the model
 // against other programs, or to use it from any program that can write a safetensors file. The verb `logits`
-// (launcher/verb_logits.cc) calls it. No hardware has run it on GPUs.
+// (launcher/verb_logits.cc) calls it. It has never run on GPUs.
 //
 // Input: tokens [B, S] int64; optionally targets [B, S] int64, of which negative ones do not count.
 // Output, all fp32: logits [B, S, V], or with `last` [B, V] of the last position; with targets loss [], the mean over

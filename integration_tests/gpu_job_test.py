@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Tests `annulus attend` and `train` on GPUs, with one rank and, if there are more GPUs, with one rank on each. Skipped
-without a GPU; no hardware has run it."""
+without a GPU; it has never run on a GPU."""
 
 import os
 import re

@@ -1,6 +1,6 @@
 // Chooses the device that a rank computes on from device = "auto", "cpu" or "cuda" (a configuration's key or an
-// option), and connects the ranks' devices. Used by train, attend, logits, doctor and bench. No hardware has run the
-// GPU parts.
+// option), and connects the ranks' devices. Used by train, attend, logits, doctor and bench. The parts for GPUs
+// have never run on one.
 #pragma once
 
 #include <c10/core/Device.h>

@@ -1,5 +1,5 @@
 // Counts what LibTorch's allocator holds of a device's memory, and gives unused memory back to the device. A CUDA build
-// has device_memory_cuda.cc (no hardware has run it), any other device_memory_cpu.cc. Used by the benchmarks, by
+// has device_memory_cuda.cc (it has never run on a GPU), any other device_memory_cpu.cc. Used by the benchmarks, by
 // training and by the logits verb. Thread safe.
 #pragma once
 

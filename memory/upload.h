@@ -1,5 +1,5 @@
 // Copies small host tensors (row numbers, tables, lengths) to the device of a call. Used by the composed kernel, the
-// executor, the selection of blocks, dropout and the rotary embedding. No hardware has run the copies to a GPU.
+// executor, the selection of blocks, dropout and the rotary embedding. The copies to a GPU have never run.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,5 +1,5 @@
 // The decoder's operations between matrix products, and their gradients, composed of LibTorch's operators for every
-// device and floating-point dtype (no hardware has run them on a GPU yet). fused_ops.cc calls them where its fp32 loops
+// device and floating-point dtype (they have never run on a GPU). fused_ops.cc calls them where its fp32 loops
 // for a CPU do not apply, and model.cc calls wide_product. Nothing here records a gradient or waits for the device.
 // Statistics, rotations and losses are fp32 if tensors are bf16 or fp16. Thread safety: free functions without state.
 #pragma once

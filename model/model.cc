@@ -14,8 +14,8 @@
 #include <string_view>
 #include <utility>
 
-#include "model/recompute.h"
 #include "model/composed_ops.h"
+#include "model/recompute.h"
 
 namespace annulus {
 namespace {

@@ -30,7 +30,7 @@ RotaryTable make_rotary_table(const at::Tensor& positions, const RotarySpec& spe
 // so that the layers and steps of a model share one table, as do queries and keys at the same positions; it must not be
 // changed. Reads on the current stream are ordered after its upload without the host waiting. A CUDA graph may be
 // recorded with a table that was made before, but does not own it: whoever replays the graph must hold the RotaryTable.
-// No hardware has run this on a GPU yet.
+// It has never run on a GPU.
 RotaryTable rotary_table_at(const std::vector<Span>& spans, int64_t offset, const RotarySpec& spec,
                             at::ScalarType dtype, at::Device device);
 

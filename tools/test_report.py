@@ -21,6 +21,7 @@ import urllib.parse
 import xml.etree.ElementTree as ElementTree
 
 LINES_SHOWN = 120
+SLOWEST_SHOWN = 8
 INCOMPATIBLE = "//bazel:incompatible"
 
 
@@ -201,6 +202,19 @@ def skipped_lines(skipped):
         yield "%s: %s" % ((label + " " + what).strip(), reason)
 
 
+def seconds_of(tries):
+    """How long a test ran, all attempts together; None if its result came from a cache."""
+    if any(t.get("cachedLocally") or t.get("executionInfo", {}).get("cachedRemotely") for t in tries):
+        return None
+    return sum(int(t.get("testAttemptDurationMillis", 0)) for t in tries) / 1000
+
+
+def slowest_lines(seconds):
+    """The targets that took longest, of a run of many: where to begin if the tests are to be faster."""
+    slowest = sorted(seconds.items(), key=lambda item: -item[1])[:SLOWEST_SHOWN]
+    return ["%5.0f s  %s" % (time, label) for label, time in slowest]
+
+
 def indent(lines):
     return "\n".join("  " + l for l in lines)
 
@@ -219,7 +233,7 @@ def main():
     cuda = "--config=cuda" in run.options or "//bazel:cuda" in run.options
 
     passed, failed, skipped, failures, flaky = 0, 0, [], [], []
-    left_out = 0
+    left_out, seconds = 0, {}
     for label in sorted(run.kinds):
         if not run.is_test(label) or label in run.incompatible or label in run.broken or args.build:
             continue
@@ -234,6 +248,8 @@ def main():
         bad, log_path, attempts, said = [], "", 1, []
         for where in sorted(run.results[label]):
             tries = run.results[label][where]
+            if seconds_of(tries) is not None:
+                seconds[label] = seconds.get(label, 0) + seconds_of(tries)
             attempts = max(attempts, len(tries))
             result = tries[-1]
             files = {f.get("name"): path_of(f.get("uri", "")) for f in result.get("testActionOutput", [])}
@@ -307,6 +323,8 @@ def main():
         print("\n%d skipped:\n%s" % (len(skipped), indent(skipped_lines(skipped))))
     if flaky:
         print("\n" + "\n".join("%s: %s" % f for f in flaky))
+    if len(seconds) > SLOWEST_SHOWN:
+        print("\nslowest of %d targets that ran:\n%s" % (len(seconds), indent(slowest_lines(seconds))))
     if left_out:
         print("\nnot run: %d long sweep%s (./annulus test --all)" % (left_out, "" if left_out == 1 else "s"))
     if args.bazel_exit == 4 or not (passed or failed or skipped):

@@ -1,6 +1,6 @@
 // StepGraph: records the GPU's work of a step once and replays it (CUDA graphs), so that a step needs one launch
-// instead of one for each kernel. training.cc uses it. In a build without CUDA the work is simply run. No hardware has
-// run the CUDA implementation yet. Not thread-safe.
+// instead of one for each kernel. training.cc uses it. In a build without CUDA the work is simply run. The CUDA
+// implementation has never run. Not thread-safe.
 #pragma once
 
 #include <c10/core/Device.h>

@@ -1,4 +1,4 @@
-// See step_graph.h. No hardware has run this yet.
+// See step_graph.h. It has never run on a GPU.
 #include <ATen/core/CachingHostAllocator.h>
 #include <ATen/cuda/CUDAEvent.h>
 #include <ATen/cuda/CUDAGraph.h>

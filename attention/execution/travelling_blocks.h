@@ -26,8 +26,8 @@ void transfer_rows(const TensorPair& dst, const RowSet& dst_rows, const TensorPa
 // heir takes the storage over; without an heir the storage is freed at once. So a long ring allocates two travelling
 // blocks instead of P, and in every step the memory held is what the plan says.
 //
-// On a GPU (no hardware has run this yet) the host is several steps ahead of the device, and transfers run on a stream
-// of their own. Storage is reused in the order of the compute stream, which is sufficient:
+// On a GPU (this code has never run on one) the host is several steps ahead of the device, and transfers run on a
+// stream of their own. Storage is reused in the order of the compute stream, which is sufficient:
 // - exchange() makes the transfers of a step wait for everything that has been issued to the compute stream. So a block
 //   is sent after the tiles or additions that made it, and nothing arrives in storage that an earlier tile still reads.
 // - During the transfers of a step nothing else uses a buffer that is received or changes one that is sent: the

@@ -1,6 +1,6 @@
 // Chooses the kernel of a call: the one asked for by name, or the fastest that takes its inputs. Used by the executor,
 // and by code that reports or plans beforehand what will be used (training, `attend`, `logits`, `doctor`, torch_ops).
-// No hardware has run the kernels for GPUs yet.
+// The kernels for GPUs have never run on one.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,5 +1,5 @@
 // The attention operators of LibTorch and of FlashAttention 3's package behind the interface of attention_operator.h.
-// Their inputs and results are taken from their sources (LibTorch 2.11); no hardware has run those for GPUs yet.
+// Their inputs and results are taken from their sources (LibTorch 2.11); those for GPUs have never run on one.
 // attention/kernels/detect.h finds which of them are installed. Used by choose_kernel.cc and detect.cc of
 // attention/kernels. The operators have no state and are thread safe.
 #pragma once

@@ -1,5 +1,5 @@
-// Makes dropout's draws on a GPU, the same for each pair as those of dropout.cc. Called by dropout_cuda.cc. No hardware
-// has run it yet.
+// Makes dropout's draws on a GPU, the same for each pair as those of dropout.cc. Called by dropout_cuda.cc. It has
+// never run.
 #include <c10/util/Exception.h>
 
 #include <ATen/core/PhiloxRNGEngine.h>  // needs the header above

@@ -1,5 +1,5 @@
 // Merges partial results on a GPU in one pass over memory; LibTorch's operators would need six passes for each part.
-// Called by merge_cuda.cc. No hardware has run it yet.
+// Called by merge_cuda.cc. It has never run on a GPU.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime_api.h>

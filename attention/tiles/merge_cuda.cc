@@ -1,4 +1,4 @@
-// merge_parts on CUDA tensors. Built with --config=cuda; called by merge.cc. No hardware has run it yet.
+// merge_parts on CUDA tensors. Built with --config=cuda; called by merge.cc. It has never run.
 #include <ATen/core/Tensor.h>
 #include <ATen/cuda/CUDAContext.h>
 #include <c10/cuda/CUDAException.h>

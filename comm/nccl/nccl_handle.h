@@ -1,5 +1,5 @@
 // NCCL's communicator of one rank, and CUDA events. Every call is checked, and none waits without a deadline. Internal
-// to comm/nccl, and only in CUDA builds. No hardware has run it.
+// to comm/nccl, and only in CUDA builds. It has never run on a GPU.
 #pragma once
 
 #include <c10/cuda/CUDAGuard.h>

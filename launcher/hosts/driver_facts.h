@@ -1,6 +1,6 @@
 // Facts about NVIDIA's driver and its GPUs, without starting CUDA. They come from the kernel's files and from the
 // driver's own libraries, which are opened at run time, so that no build needs them. Used by host_facts.cc, and by
-// tests with stand-in libraries; no hardware has run it against a real driver.
+// tests with stand-in libraries; it has never been run against a real driver.
 //
 // Thread safety: one caller at a time.
 #pragma once

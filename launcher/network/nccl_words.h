@@ -1,6 +1,6 @@
 // Finds out from NCCL's log which network devices NCCL uses. NCCL has no function for this, but with NCCL_DEBUG=INFO it
 // logs them. The first lines of `train` show them beside the nearest devices by the topology. Used by
-// launcher/seats.cc. No hardware has run it; tests use logs that were written down.
+// launcher/seats.cc. It has never read the log of a real NCCL; tests use logs that were written down.
 //
 // Thread safety: ask_nccl_for_words changes the environment; call it while no other thread reads it.
 #pragma once

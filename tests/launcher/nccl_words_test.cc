@@ -1,4 +1,4 @@
-// Tests which network devices are read from NCCL's log, with lines in NCCL's format; no hardware has written them.
+// Tests which network devices are read from NCCL's log, with lines in NCCL's format that no real job has written.
 #include "launcher/network/nccl_words.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests the report that tools/gpu_bundle/report.py writes from files of run.sh; no hardware has made them."""
+"""Tests the report that tools/gpu_bundle/report.py writes from files of run.sh; no GPU has made them."""
 
 import json
 import os

@@ -49,14 +49,15 @@ class ReportTest(unittest.TestCase):
         self.events.append({"id": {"targetConfigured": {"label": label}}, "configured": {"targetKind": kind, "tag": list(tags)}})
         self.events.append({"id": {"targetCompleted": {"label": label}}, "completed": {"success": True} if success else {}})
 
-    def result(self, label, status, xml, log="", shard=1, attempt=1):
+    def result(self, label, status, xml, log="", shard=1, attempt=1, seconds=0, cached=False):
         files = []
         for kind, text in (("test.log", log), ("test.xml", xml)):
             if text is not None:
                 path = self.write("%s.%d.%d.%s" % (label.replace("/", "_"), shard, attempt, kind), text)
                 files.append({"name": kind, "uri": "file://" + path})
         self.events.append({"id": {"testResult": {"label": label, "run": 1, "shard": shard, "attempt": attempt}},
-                            "testResult": {"status": status, "testActionOutput": files}})
+                            "testResult": {"status": status, "testActionOutput": files, "cachedLocally": cached,
+                                           "testAttemptDurationMillis": str(int(1000 * seconds))}})
 
     def report(self, *options, said=""):
         events = self.write("events.json", "\n".join(json.dumps(e) for e in self.events))
@@ -174,6 +175,21 @@ class ReportTest(unittest.TestCase):
         code, out = self.report("--bazel-exit=1")
         self.assertEqual((code, self.last(out)), (1, "0 passed, 1 failed"))
         self.assertIn("//x/...", out)
+
+    def test_lists_the_slowest_of_many_targets(self):
+        for i in range(10):
+            self.target("//t:t%d" % i)
+            self.result("//t:t%d" % i, "PASSED", PLAIN, seconds=10 * i, cached=i == 9)
+        self.result("//t:t3", "PASSED", PLAIN, shard=2, seconds=100)
+        out = self.report()[1]
+        self.assertIn("slowest of 9 targets that ran:\n    130 s  //t:t3\n     80 s  //t:t8\n", out)
+        self.assertNotIn("//t:t9", out)
+        self.assertNotIn("//t:t0", out)
+
+    def test_lists_no_times_of_few_targets(self):
+        self.target("//t:t")
+        self.result("//t:t", "PASSED", PLAIN, seconds=10)
+        self.assertNotIn("slowest", self.report()[1])
 
     def test_names_sweeps_that_did_not_run(self):
         self.target("//t:good")
