@@ -46,15 +46,18 @@ follow_bazel() { # LOG [SHOW]
   local progress='^\[([0-9,]+) / ([0-9,]+)\] (.*)$' tests='^([0-9]+) / ([0-9]+) tests(, ([0-9]+) failed)?;? ?(.*)$'
   while IFS= read -r line || [[ $line ]]; do
     if [[ $line =~ $progress ]]; then
-      local of="${BASH_REMATCH[1]} of ${BASH_REMATCH[2]}"
+      local step=${BASH_REMATCH[1]} steps=${BASH_REMATCH[2]}
       what=${BASH_REMATCH[3]}
-      estimate_left steps "${BASH_REMATCH[1]//,/}" "${BASH_REMATCH[2]//,/}"
       if [[ $what =~ $tests ]]; then
+        # Bazel finds out on the way how many steps there are, but knows the number of tests from the start.
+        local failed=${BASH_REMATCH[4]:+, ${BASH_REMATCH[4]} failed} ended="${BASH_REMATCH[1]} of ${BASH_REMATCH[2]}"
+        estimate_left tests "${BASH_REMATCH[1]}" "${BASH_REMATCH[2]}"
         what=${BASH_REMATCH[5]%%;*}
-        live "tests  ${BASH_REMATCH[1]} of ${BASH_REMATCH[2]} done${BASH_REMATCH[4]:+, ${BASH_REMATCH[4]} failed}  (step $of$left)  $what"
+        live "tests  $ended done$failed$left  (step $step of $steps)  $what"
       elif [[ $what != *BazelWorkspaceStatusAction* ]]; then
+        estimate_left steps "${step//,/}" "${steps//,/}"
         what=${what#"[Prepa] "}
-        live "build  $of$left  ${what%%;*}"
+        live "build  $step of $steps$left  ${what%%;*}"
       fi
     elif [[ $line == Loading:* || $line == Analyzing:* || $line == '    currently loading:'* ]]; then
       [[ $live_terminal ]] && live "build  reading the build files"
