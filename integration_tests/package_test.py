@@ -122,7 +122,7 @@ class Package(unittest.TestCase):
             raise ValueError("of others")
 
     def test_import_error_names_missing_or_unloadable_library(self):
-        missing = ("/nowhere/lib.so", "not in /nowhere/lib.so: build it with")
+        missing = ("/nowhere/lib.so", "expected at /nowhere/lib.so, but there is no such file: build it with")
         for path, words in [missing, (__file__, "does not load into torch")]:
             env = dict(os.environ, ANNULUS_TORCH_LIBRARY=path, PYTHONPATH=os.pathsep.join(sys.path))
             done = subprocess.run([sys.executable, "-c", "import annulus"], env=env, capture_output=True, text=True)
