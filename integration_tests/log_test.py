@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The log as a user meets it: levels, JSON, the records of all ranks in one file, files of a run, folders that are removed."""
+"""Tests the log as a user sees it: levels, JSON, job.log, the log files of a run, the removal of old log folders."""
 
 import fcntl
 import glob
@@ -15,7 +15,7 @@ import cli  # noqa: E402
 RECORD = re.compile(r"^(\S+T\S+Z) (debug|info|warn|error) (\S+) (launcher|rank (\d+)|ranks [\d, -]+) (.*)$")
 PROGRESS = re.compile(r"^step \d+/\d+  loss .*$")
 
-# An mpirun that is three ranks on another host, each of which logs a warning of its own and one that all have.
+# A stand-in for mpirun that acts as three ranks on another host. Each logs a warning that all give, and one of its own.
 MPIRUN = """#!/usr/bin/env python3
 import json, os, socket, sys
 if sys.argv[1:] == ["--version"]:
@@ -50,7 +50,7 @@ class LogTest(cli.CliTest):
         return self.lines(paths[0])
 
     def records(self):
-        """Of job.log: (time, level, rank or None, the rest)."""
+        """Returns job.log's records: (time, level, rank or None, the rest)."""
         found = []
         for line in self.job_log():
             if line.startswith("    "):  # a message of several lines
@@ -64,7 +64,7 @@ class LogTest(cli.CliTest):
         return found
 
     def assert_merged(self, records, culprit):
-        """In order of time, the culprit's lines last and in order as well."""
+        """Checks that records are sorted by time, with those of the culprit last."""
         last = [r for r in records if r[2] == culprit]
         self.assertTrue(last, records)
         self.assertEqual(records[-len(last):], last, "the culprit's lines are not last")
@@ -226,7 +226,7 @@ class LogTest(cli.CliTest):
         self.assertEqual(left[2:-2], ["20200101-000000-1", "20200106-000000-6", "20200107-000000-7"])
         self.assertTrue(os.path.exists(self.path(f"runs/logs/{left[-2]}/job.log")))
         self.assertEqual(sorted(os.listdir(self.path("runs/logs/20190101-000000-1"))), sorted([*ours, "notes.txt"]))
-        # What no configuration speaks of is kept.
+        # A verb without a configuration, and so without run.keep_logs, removes nothing.
         self.assertEqual(self.annulus("launch", "-n", "1", "selftest", "print")[0], 0)
         self.assertEqual(len(os.listdir(self.path("runs/logs"))), len(left) + 1)
 

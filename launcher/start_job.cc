@@ -14,7 +14,7 @@ Job start_job(std::vector<Field> fields, const std::string& device) {
   options.host_by_host = true;
   options.start = "annulus launch -n";
   Job job = bootstrap(options);
-  set_log_place(job.host, job.rank, job.size);  // the launcher may have numbered the ranks otherwise
+  set_log_place(job.host, job.rank, job.size);  // the launcher may number the ranks differently
   return job;
 }
 

@@ -187,12 +187,12 @@ void print_fact(const std::string& name, const std::string& text) {
 
 namespace {
 
-// The options that every verb has for the log.
+// The options for the log, which every verb has.
 struct LogOptions {
   std::optional<std::string> level;
   bool json = false;
 
-  // Declares them for the verb and for its words (`bench ring`), after which they may stand as well.
+  // Declares them for the verb and for its subcommands, so that they may also follow one (`bench ring --log-json`).
   void declare(CLI::App& app) {
     app.add_option("--log-level", level,
                    "the least severe records to print beside the progress: debug, info (default), warn or error")

@@ -19,7 +19,7 @@ namespace annulus {
 namespace {
 
 constexpr size_t kLongestMessage = 64 << 10;
-constexpr size_t kMostEarly = 1000;  // records that wait for a file
+constexpr size_t kMostEarly = 1000;  // records that are kept until a file is opened
 
 std::atomic<LogLevel> wanted{LogLevel::kInfo};
 std::atomic<bool> in_json{false};
@@ -32,14 +32,14 @@ struct Log {
   LogConsole console;
   std::unique_ptr<LogBackend> backend;
   std::deque<LogRecord> early;
-  bool opened = false;  // a file, at some time, or what stands for one
+  bool opened = false;  // whether early records are no longer kept
 
   void print(const LogRecord& record, bool shown) const {
     if (console) {
       console(record, shown);
     } else if (shown) {
       const std::string line = (in_json ? json_text(record) : plain_text(record)) + "\n";
-      // One write: lines of several processes and threads stay whole.
+      // One write, so that lines of several processes and threads do not mix.
       [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, line.data(), line.size());
     }
   }
@@ -54,7 +54,7 @@ struct Log {
   }
 };
 
-// Never destroyed: destructors of static objects log as well.
+// It is never destroyed, because destructors of static objects may log.
 Log& the_log() {
   static Log* const log = new Log;
   return *log;

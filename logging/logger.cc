@@ -1,5 +1,5 @@
-// See logger.h. The only file that includes spdlog, and as little of it as there can be: its headers take the compiler
-// seconds.
+// See logger.h. This is the only file that includes spdlog, and it includes few of its headers, because they take
+// seconds to compile.
 #include "logging/logger.h"
 
 #include <spdlog/details/null_mutex.h>
@@ -20,14 +20,15 @@ namespace {
 
 constexpr size_t kOlderFiles = 1;
 
-// What is being written. Records have fields that spdlog's messages lack; one is written at a time (log.cc).
+// The record that is being written. spdlog's messages lack some of its fields, so the sinks read them here. Only one
+// record is written at a time (log.cc holds a lock).
 struct Current {
   const LogRecord* record = nullptr;
   bool shown = false;
   const LogConsole* console = nullptr;
 };
 
-// A record as a line of the file, in place of spdlog's patterns.
+// Formats the record as a line of the file, instead of by one of spdlog's patterns.
 class RecordFormatter : public spdlog::formatter {
  public:
   explicit RecordFormatter(const Current& current) : current_(current) {}
@@ -61,8 +62,8 @@ spdlog::level::level_enum level_of(LogLevel level) {
 class Logger : public LogBackend {
  public:
   Logger() : logger_("annulus", std::make_shared<ConsoleSink>(current_)) {
-    logger_.set_level(spdlog::level::trace);  // log.cc has left out what is not wanted
-    logger_.flush_on(spdlog::level::trace);   // what a killed process has said is in its file
+    logger_.set_level(spdlog::level::trace);  // log.cc has already filtered by level
+    logger_.flush_on(spdlog::level::trace);   // so that a killed process loses no record
     logger_.set_error_handler([this](const std::string& why) {
       if (failure_.empty()) failure_ = why;
     });
@@ -72,7 +73,7 @@ class Logger : public LogBackend {
     current_ = {&record, shown, &console};
     logger_.log(record.time, spdlog::source_loc{}, level_of(record.level), spdlog::string_view_t(record.message));
     if (failure_.empty() || told_) return;
-    told_ = true;  // a job does not fail for its logs
+    told_ = true;  // a job does not fail because of its logs
     LogRecord lost = record;
     lost.level = LogLevel::kWarn;
     lost.room = "log";

@@ -1,10 +1,10 @@
-// The logger of a program, made of spdlog: its sinks are the terminal and a bounded file. Programs install it; a shared
-// library that others load does without, and without spdlog.
+// The log's backend, which uses spdlog and writes to the console and to a file of bounded size. Programs install it
+// (launcher/program.cc). A shared library that other programs load has no backend, and so does not need spdlog.
 #pragma once
 
 namespace annulus {
 
-// From now on records (log.h) pass through it.
+// Makes it the backend of the log (log_setup.h). Thread safe.
 void install_logger();
 
 }  // namespace annulus

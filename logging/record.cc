@@ -130,7 +130,7 @@ std::vector<LogRecord> merged(std::vector<LogRecord> records, std::optional<int>
   std::stable_sort(records.begin(), records.end(), [&](const LogRecord& a, const LogRecord& b) {
     return std::make_pair(is_last(a), a.time) < std::make_pair(is_last(b), b.time);
   });
-  std::map<std::tuple<LogLevel, std::string, std::string>, size_t> first;  // its place in `out`
+  std::map<std::tuple<LogLevel, std::string, std::string>, size_t> first;  // where the first such record is in `out`
   std::map<size_t, std::set<int>> ranks;
   std::vector<LogRecord> out;
   for (LogRecord& record : records) {
@@ -138,7 +138,7 @@ std::vector<LogRecord> merged(std::vector<LogRecord> records, std::optional<int>
     if (folds) {
       const auto [found, fresh] = first.try_emplace({record.level, record.room, record.message}, out.size());
       std::set<int>& seen = ranks[found->second];
-      // A rank that says it again says it again.
+      // A repetition by the same rank is kept.
       if (seen.insert(record.rank).second && !fresh) continue;
     }
     out.push_back(std::move(record));

@@ -1,7 +1,7 @@
-// A record of the log: its fields and the three forms in which it is written. Without a lock, a file or a clock. Used
-// by log.cc, by logger.cc, and by the launcher, which merges the records of a job's ranks.
+// A record of the log: its fields, and the three formats in which it is written. Uses no file and no clock. Used by
+// log.cc, by logger.cc, and by the launcher, which merges the records of a job's ranks.
 //
-// Thread safety: functions without state.
+// Thread safe: functions without state.
 #pragma once
 
 #include <chrono>
@@ -14,41 +14,42 @@ namespace annulus {
 
 enum class LogLevel { kDebug, kInfo, kWarn, kError };
 
-inline constexpr int kNoRank = -1;  // of the launcher, and of a process that has not been told its rank
+inline constexpr int kNoRank = -1;  // the launcher, or a process that does not know its rank
 
 struct LogRecord {
   std::chrono::system_clock::time_point time = {};
   LogLevel level = LogLevel::kInfo;
   std::string host = {};
   int rank = kNoRank;           // in the job
-  std::vector<int> ranks = {};  // ascending; of a record that several ranks made alike, else empty
+  std::vector<int> ranks = {};  // ascending; empty unless merged() has joined equal records of several ranks
   std::string room = {};
   std::string message = {};
-  bool of_one = false;  // one rank of several says it for itself: a terminal shows which; not written
+  bool of_one = false;  // whether a terminal shows the rank of an error; files do not have this field
 };
 
 // "debug", "info", "warn", "error".
 std::string_view level_name(LogLevel level);
 const std::vector<std::string>& level_names();
 
-// "2026-11-23T16:34:19.123456Z": such texts are in the order of time.
+// "2026-11-23T16:34:19.123456Z" (UTC). Sorting such texts sorts them by time.
 std::string time_text(std::chrono::system_clock::time_point time);
 
-// "0", "0-3", "0, 2-3". Ascending input.
+// "0", "0-3", "0, 2-3". `ranks` must be ascending.
 std::string rank_ranges(const std::vector<int>& ranks);
 
-// As a person sees it on a terminal: "annulus: message", of an error "annulus: rank 2: [room] message".
+// The format on a terminal: "annulus: message", or for an error "annulus: rank 2: [room] message".
 std::string plain_text(const LogRecord& record);
-// A line of a log file: "TIME warn HOST rank 2 [room] message". Further lines of a message are indented.
+// The format of a log file: "TIME warn HOST rank 2 [room] message". Further lines of a message are indented.
 std::string file_text(const LogRecord& record);
-// A line of JSON, whatever bytes the message has: what is no UTF-8 is replaced.
+// The record as JSON, without a line break. Bytes that are not valid UTF-8 are replaced.
 std::string json_text(const LogRecord& record);
-// The record that json_text was made of; nothing where the text is of another form. Safe for any text.
+// The inverse of json_text, except for `ranks`. Returns nothing if the text is not such a record. Safe for any text.
 std::optional<LogRecord> record_from_json(std::string_view text);
 
-// The records of a job in one order: by time, those of rank `culprit` last, which are in the order of time as well.
-// Warnings and errors that several ranks made alike become one record, at the first one's place, with `ranks`. Those of
-// the culprit stay its own.
+// Sorts the records of a job by time, and puts those of rank `culprit` last. Equal warnings and errors of several ranks
+// become one record, with `ranks`, at the place of the first. Those of the culprit are not joined with others. For
+// example, if ranks 0, 1 and 2 warn of a slow disk and rank 2 is the culprit, the result has one warning of ranks 0-1
+// and, in the last part, one of rank 2.
 std::vector<LogRecord> merged(std::vector<LogRecord> records, std::optional<int> culprit);
 
 }  // namespace annulus

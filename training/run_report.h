@@ -14,11 +14,12 @@
 
 namespace annulus {
 
-// What a run says of itself, on the rank that has the progress line (null: says nothing): above that line, and in the
-// log. Where the log is in JSON it goes to standard error instead, and the output is progress alone.
+// Logs a message of a run and shows it above the progress line. Does nothing on ranks without a progress line
+// (`progress` is null). If the log is in JSON, the message goes to standard error instead, and standard output has only
+// progress.
 void tell(Progress* progress, LogLevel level, std::string_view text);
 
-// Not thread-safe.
+// Not thread safe.
 class RunReport {
   struct Clock {
     double time = 0, waited = 0, planned = 0, read = 0;  // seconds

@@ -47,7 +47,7 @@ void JobLog::merge(std::optional<int> culprit) {
     for (const LogRecord& record : merged({records_.begin(), records_.end()}, culprit)) text += line_of(record);
     write_atomically(FileSystem::real(), path_, text);
   } catch (const Error&) {
-    // What came is there, as it came.
+    // The file still has every record, in the order of arrival.
   }
 }
 

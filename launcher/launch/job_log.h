@@ -1,5 +1,5 @@
-// The records of a job: those of its ranks and of the launcher in one file, LOG_DIR/job.log. As they come they are
-// appended; when the job has ended they are put into one order. Used by supervisor.cc.
+// Writes the records of a job, those of its ranks and of the launcher, to one file, LOG_DIR/job.log. They are appended
+// as they arrive and sorted when the job has ended. Used by supervisor.cc.
 #pragma once
 
 #include <cstdint>
@@ -15,21 +15,21 @@
 
 namespace annulus {
 
-// Not thread-safe.
+// Not thread safe.
 class JobLog {
  public:
-  // json: one JSON object a line. `most`: bytes of records that are kept in memory until the end, the newest ones.
-  // Raises Error(kResource).
+  // With `json`, a record is one JSON object a line. The newest records, up to `most` bytes, are kept in memory to be
+  // sorted at the end. Throws Error(kResource) if the file cannot be made.
   JobLog(const std::string& log_dir, bool json, size_t most = size_t{64} << 20);
 
-  // Appends it.
+  // Appends the record to the file.
   void add(const LogRecord& record);
-  // Whether a person is to see it: no where another rank has given the same warning. Errors count as warnings do.
+  // Whether the user should see the record: false for a warning or error that another rank has already given.
   bool is_news(const LogRecord& record);
-  // Replaces the file by one that is in order: merged() of record.h, where older records than are kept in memory stay
-  // in front, as they came. A file that cannot be replaced stays as it was.
+  // Replaces the file by one with the records in the order of merged() (logging/record.h). Records that are no longer
+  // in memory stay at the front, as they arrived. If the file cannot be replaced, it stays as it was.
   void merge(std::optional<int> culprit);
-  // As that of LogFile.
+  // See LogFile::lost.
   std::string lost() const { return file_.lost(); }
 
  private:
@@ -40,9 +40,9 @@ class JobLog {
   size_t most_;
   LogFile file_;
   std::deque<LogRecord> records_;
-  size_t bytes_ = 0;                                                      // of their lines
-  size_t settled_ = 0;                                                    // bytes of the file in front of them
-  std::map<std::tuple<LogLevel, std::string, std::string>, int> warned_;  // who was the first
+  size_t bytes_ = 0;                                                      // of the lines of records_
+  size_t settled_ = 0;                                                    // bytes of the file before those lines
+  std::map<std::tuple<LogLevel, std::string, std::string>, int> warned_;  // the first rank that gave it
 };
 
 }  // namespace annulus

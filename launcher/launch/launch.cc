@@ -70,7 +70,7 @@ Planned plan_here(const LaunchOptions& options) {
   return planned;
 }
 
-// Prints a table as it is, without what begins a record.
+// Logs a table, and prints it without the prefix of a record ("annulus: ").
 void say_table(LogLevel level, const std::string& table) {
   if (log_settings().json) return log(level, "hosts", table);
   log_unshown(level, "hosts", table);

@@ -26,7 +26,7 @@ struct LaunchOptions {
   Network network;                    // the job's network: the options of `launch`, or else the verb's
   bool dry_run = false;               // print the placement and the mpirun command, start no rank
   std::string log_dir;                // empty: runs/logs/DATE-TIME-PID below the current folder
-  int64_t keep_logs = 0;              // how many folders of runs/logs are kept, the newest ones; 0: all
+  int64_t keep_logs = 0;              // how many of the newest folders of runs/logs are kept; 0: all
   double grace_seconds = 30;          // the time from the first Ctrl-C until ranks are killed
   std::vector<std::string> mpi_args;  // passed to mpirun unchanged
   std::vector<std::string> program;   // the verb and its arguments

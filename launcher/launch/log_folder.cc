@@ -27,7 +27,7 @@ std::string make_folder(const std::string& wanted) {
   std::error_code error;
   const std::string name = now_text("%Y%m%d-%H%M%S-") + std::to_string(getpid());
   if (!wanted.empty()) {
-    // What is there of an earlier job is kept: a command that goes on with a failed run names the same folder.
+    // The logs of an earlier job are kept, because a command that resumes a failed run may name the same folder.
     const bool used = fs::is_regular_file(fs::path(wanted) / "launch.log", error);
     const std::string dir = used ? wanted + "/" + name : wanted;
     fs::create_directories(dir, error);
@@ -46,7 +46,7 @@ std::string make_folder(const std::string& wanted) {
                   "); name one with --log-dir");
 }
 
-// Removes it unless its job runs. launch.log goes last: a folder that is left half removed is found again.
+// Removes the folder unless its job runs. launch.log goes last, so that a later call finds a half-removed folder again.
 bool remove_folder(const fs::path& folder) {
   static const std::regex ours("rank-[0-9]+\\.log|mpirun\\.log|launch\\.log|job\\.log");
   std::error_code error;
@@ -59,7 +59,7 @@ bool remove_folder(const fs::path& folder) {
   if (error) return false;
   const fs::path last = folder / "launch.log";
   const int lock = open(last.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
-  if (lock < 0) return false;  // none of ours, or one that is being made
+  if (lock < 0) return false;  // not made by `launch`, or not complete yet
   const bool ended = flock(lock, LOCK_EX | LOCK_NB) == 0;
   if (ended) {
     files.push_back(last);
@@ -82,7 +82,7 @@ std::string now_text(const char* format) {
 
 LogFolder::LogFolder(const std::string& wanted) : path_(make_folder(wanted)) {
   lock_ = open((path_ + "/launch.log").c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
-  if (lock_ >= 0) flock(lock_, LOCK_EX | LOCK_NB);  // where locks are not to be had, nobody removes by them either
+  if (lock_ >= 0) flock(lock_, LOCK_EX | LOCK_NB);  // if locks do not work here, remove_folder gets none either
 }
 
 LogFolder::~LogFolder() {
@@ -99,7 +99,7 @@ int64_t prune_log_folders(const std::string& base, int64_t keep) {
     if (!it->is_directory(unknown) || it->is_symlink(unknown)) continue;
     if (std::regex_match(it->path().filename().string(), named)) folders.push_back(it->path());
   }
-  std::sort(folders.rbegin(), folders.rend());  // names begin with the time
+  std::sort(folders.rbegin(), folders.rend());  // the names begin with the time, so the newest come first
   int64_t removed = 0;
   for (size_t i = static_cast<size_t>(keep); i < folders.size(); ++i) removed += remove_folder(folders[i]) ? 1 : 0;
   return removed;

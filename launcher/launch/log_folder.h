@@ -1,4 +1,4 @@
-// The folder of a job's log files, and the removal of those of earlier jobs. Used by launch.cc.
+// Makes the folder of a job's log files, and removes folders of earlier jobs. Used by launch.cc.
 #pragma once
 
 #include <cstdint>
@@ -6,15 +6,16 @@
 
 namespace annulus {
 
-// "20261123-163419": the local time now by strftime's `format`.
+// Returns the current local time in strftime's `format`, for example "20261123-163419" for "%Y%m%d-%H%M%S".
 std::string now_text(const char* format);
 
-// Made by its constructor, and the live job's until its destruction: no other job removes it meanwhile (a lock on
-// launch.log in it).
+// The folder of a running job. As long as this object exists, it holds a lock on the folder's launch.log, so that no
+// other job removes the folder.
 class LogFolder {
  public:
-  // `wanted`: where it goes, or where a new folder of this job goes if it holds logs of an earlier one. Empty: a new
-  // one in runs/logs, or where that cannot be written, where temporary files go. Raises Error(kResource).
+  // Makes the folder `wanted`, or, if that has the logs of an earlier job, a new folder in it. If `wanted` is empty,
+  // makes a new folder in runs/logs, or in $TMPDIR/annulus-logs-UID if runs/logs cannot be written. Throws
+  // Error(kResource) if no folder can be made.
   explicit LogFolder(const std::string& wanted);
   ~LogFolder();
   LogFolder(const LogFolder&) = delete;
@@ -27,9 +28,9 @@ class LogFolder {
   int lock_ = -1;
 };
 
-// Of the folders in `base` that `launch` has made, keeps the newest `keep` (0: all) and removes the others, unless
-// their job still runs or they hold anything but log files of `launch`. What cannot be removed stays. Returns how many
-// are gone.
+// Keeps the newest `keep` of the folders in `base` that `launch` has made, and removes the others (0: keeps all). A
+// folder also stays if its job still runs, if it has anything but log files of `launch`, or if it cannot be removed.
+// Returns the number of removed folders.
 int64_t prune_log_folders(const std::string& base, int64_t keep);
 
 }  // namespace annulus

@@ -50,7 +50,8 @@ void send_line(std::string text) {
   write_line(std::move(text));
 }
 
-// A text that may be longer than a line of the pipe: all pieces but the last go as `more`, the last one as `last`.
+// Sends a text that may be longer than a line of the pipe. The last piece begins with the word `last`, and all pieces
+// before it with `more`.
 void write_pieces(const char* more, const char* last, const std::string& text) {
   for (size_t at = 0; at < text.size(); at += kLongestPiece) {
     const bool ends = at + kLongestPiece >= text.size();
@@ -58,7 +59,7 @@ void write_pieces(const char* more, const char* last, const std::string& text) {
   }
 }
 
-// Nothing is flushed: a thread that is stuck in its output is no reason for another one to say nothing.
+// Sends a record. Unlike send_line it flushes nothing, because another thread may be blocked in its output.
 void send_record(const LogRecord& record, bool shown) {
   const char flags = static_cast<char>('0' + (shown ? 1 : 0) + (record.of_one ? 2 : 0));
   write_pieces("logs", "log", flags + json_text(record));

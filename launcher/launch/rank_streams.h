@@ -60,13 +60,13 @@ class RankStreams {
   // Writes lines without a line break at the end. Call it when nothing more will come.
   void finish();
 
-  // Shows a record of a rank, a text of one or more lines, and keeps it in the rank's file. With `bare` the terminal
+  // Shows a record of a rank, which may have several lines, and writes it to the rank's file. With `bare`, the terminal
   // shows it without the rank's prefix.
   void say(int rank, const std::string& text, bool bare);
   // Sets a function that is called with each line that a rank prints to standard error by itself.
   void on_error_line(std::function<void(int rank, std::string_view line)> told) { told_ = std::move(told); }
 
-  // Adds a line of the launcher to a rank's log.
+  // Adds a line to a rank's log file without showing it.
   void note(int rank, const std::string& line);
   // The last lines of a rank's standard error if the terminal has shown much other output since; otherwise nothing.
   std::vector<std::string> unseen(int rank) const;

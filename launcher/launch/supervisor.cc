@@ -113,7 +113,7 @@ class Supervisor {
   }
 
  private:
-  // What is logged in this process from now on.
+  // Receives every record of the launcher itself (set_log_console).
   void take_own(const LogRecord& record, bool shown) {
     job_log_.add(record);
     if (!shown) return;
@@ -122,7 +122,7 @@ class Supervisor {
     terminal_.write_line(Terminal::kErr, json_ ? json_text(record) : plain_text(record));
   }
 
-  // What a rank has logged: flags (launcher/launch/rank.cc), and the record as JSON.
+  // Receives a record of a rank: a character with flags (send_record in launcher/launch/rank.cc), then JSON.
   void take_record(int rank, std::string_view text) {
     if (text.empty()) return;
     std::optional<LogRecord> record = record_from_json(text.substr(1));
@@ -139,7 +139,7 @@ class Supervisor {
     }
   }
 
-  // What it has not logged, but printed: a library's complaint, say. It has the time of its arrival.
+  // Makes a record of a line that a rank, or a library in it, printed to standard error. Its time is that of arrival.
   void take_error_line(int rank, std::string_view line) {
     job_log_.add({.time = std::chrono::system_clock::now(),
                   .host = ranks_[static_cast<size_t>(rank)].host,

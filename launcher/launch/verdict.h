@@ -51,7 +51,7 @@ struct JobEnd {
 
   int output_error = 0;  // errno of the launcher's standard output (EPIPE: its reader has gone); 0: all was written
 
-  bool quiet = false;  // whether --log-level hides what ranks say when all is well
+  bool quiet = false;  // whether --log-level hides the ranks' records of level info
 
   std::optional<ResumePoint> resume;  // for a run of `train` that has begun
   std::string log_dir;

@@ -1,4 +1,4 @@
-// The records of a job in one file, and folders of logs that are removed.
+// Tests the file with all records of a job, and the removal of old log folders.
 #include "launcher/launch/job_log.h"
 
 #include <fcntl.h>
@@ -56,7 +56,7 @@ LogRecord record(int second, int rank, const std::string& message, LogLevel leve
           .message = message};
 }
 
-// Their messages.
+// Returns the last word of each line, which is the message.
 std::vector<std::string> messages_of(const fs::path& file) {
   std::ifstream stream(file);
   std::vector<std::string> found;
@@ -80,14 +80,14 @@ TEST_F(JobLogTest, KeepsWhatIsMoreThanMemoryMayHold) {
   JobLog log(folder_, /*json=*/false, kMost);
   std::vector<std::string> all;
   for (int i = 0; i < 100; ++i) {
-    const int second = i % 2 == 0 ? i + 1 : i - 1;  // each second one comes too early
+    const int second = i % 2 == 0 ? i + 1 : i - 1;  // every second record arrives too early
     all.push_back("m" + std::to_string(second));
     log.add(record(second, 0, all.back()));
   }
   log.merge(std::nullopt);
   std::vector<std::string> found = messages_of(folder_ / "job.log");
   ASSERT_EQ(found.size(), all.size());
-  EXPECT_EQ(found.front(), "m1");  // as it came
+  EXPECT_EQ(found.front(), "m1");  // in the order of arrival
   EXPECT_EQ(found[98], "m98");
   EXPECT_EQ(found[99], "m99");
   std::sort(found.begin(), found.end());
@@ -99,7 +99,7 @@ TEST_F(JobLogTest, TakesAWarningOfAnotherRankForNoNews) {
   JobLog log(folder_, /*json=*/false);
   EXPECT_TRUE(log.is_news(record(0, 1, "slow", LogLevel::kWarn)));
   EXPECT_FALSE(log.is_news(record(0, 0, "slow", LogLevel::kWarn)));
-  EXPECT_TRUE(log.is_news(record(0, 1, "slow", LogLevel::kWarn)));  // again
+  EXPECT_TRUE(log.is_news(record(0, 1, "slow", LogLevel::kWarn)));  // the same rank again
   EXPECT_TRUE(log.is_news(record(0, 0, "slow", LogLevel::kError)));
   EXPECT_TRUE(log.is_news(record(0, 0, "other", LogLevel::kWarn)));
   for (const int rank : {0, 1}) EXPECT_TRUE(log.is_news(record(0, rank, "said")));

@@ -1,4 +1,4 @@
-// Levels, where records go, and files that are bounded and whole.
+// Tests levels, where records go, and that log files are bounded in size and complete.
 #include "logging/log.h"
 
 #include <gtest/gtest.h>
@@ -152,7 +152,7 @@ TEST_F(LogTest, BoundsItsFiles) {
     EXPECT_LE(entry.file_size(), static_cast<size_t>(kBytes)) << entry.path();
   }
   EXPECT_EQ(files, 2);
-  // The newest are there, without a gap.
+  // The newest records are there, without a gap.
   std::vector<std::string> kept = lines_of(older);
   const size_t in_older = kept.size();
   for (const std::string& line : lines_of(file())) kept.push_back(line);
@@ -162,7 +162,7 @@ TEST_F(LogTest, BoundsItsFiles) {
     const std::string end = "record " + std::to_string(kRecords - kept.size() + i);
     EXPECT_TRUE(kept[i].ends_with(end)) << kept[i] << " " << end;
   }
-  // Whoever opens it again goes on.
+  // A file that is opened again is appended to.
   const size_t before = lines_of(file()).size();
   {
     const OpenLogFile open(file(), 1 << 20);

@@ -1,4 +1,4 @@
-// The forms of a record, and the records of several ranks in one order.
+// Tests the formats of a record, and the merge of the records of several ranks.
 #include "logging/record.h"
 
 #include <gtest/gtest.h>
@@ -101,7 +101,7 @@ TEST(Merged, SaysAWarningOfSeveralRanksOnce) {
   for (const int rank : {0, 1}) records.push_back(record(50 + rank, rank, "not a warning"));
   EXPECT_EQ(lines(merged(records, std::nullopt)),
             (std::vector<std::string>{"1 another", "0-3 slow disk", "0 not a warning", "1 not a warning"}));
-  // The culprit's lines stay whole, and a rank that says it twice has said it twice.
+  // The culprit's records stay separate, and a rank's second, equal warning is kept.
   records.push_back(record(99, 1, "another", LogLevel::kWarn));
   EXPECT_EQ(lines(merged(records, 3)), (std::vector<std::string>{"1 another", "0-2 slow disk", "0 not a warning",
                                                                  "1 not a warning", "1 another", "3 slow disk"}));
