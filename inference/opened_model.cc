@@ -36,10 +36,10 @@ TrainingState newest_state(CheckpointStore& store, const Config& config, const s
   std::vector<std::string> skipped;
   std::optional<TrainingState> state =
       store.open_newest_valid(*make_self_communicator(), &skipped, CheckpointPart::kModel);
-  for (const std::string& reason : skipped) note("passed over a checkpoint: " + reason);
+  for (const std::string& reason : skipped) note("skipped a checkpoint: " + reason);
   if (!state) {
     throw Error(ErrorKind::kInput, "model",
-                "there is no whole checkpoint in " + run +
+                "there is no usable checkpoint in " + run +
                     (skipped.empty() ? ": training writes the first after " +
                                            (config.checkpoint.every > 0
                                                 ? "checkpoint.every = " + counted(config.checkpoint.every, "step")

@@ -182,8 +182,8 @@ std::vector<PatternSpec> patterns(const Config& c, const OpenedModel::Note& note
   shape.batch = 1;
   if (std::any_of(patterns.begin(), patterns.end(), [&](const PatternSpec& p) { return sees_later(p, shape); })) {
     note(
-        "model.pattern lets a query see later keys, which a text that is being written does not have: this model was "
-        "trained for another use");
+        "model.pattern lets a query see later keys, which do not exist yet while text is generated: this model was "
+        "not trained to generate text");
   }
   return patterns;
 }

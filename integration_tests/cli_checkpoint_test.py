@@ -154,11 +154,11 @@ class CheckpointTest(cli.CliTest):
         code, out, err = self.annulus("checkpoint", "merge", "tiny", "--out", "one", "--max-file-bytes", "1GB")
         self.assertEqual((code, os.listdir(self.path("one"))), (0, ["model.safetensors"]), err)
         self.assertEqual(tensors(self.path("one/model.safetensors")), wanted)
-        # A damaged checkpoint is passed over unless it is the one requested.
+        # A damaged checkpoint is skipped unless it is the one requested.
         self.damage(4, self.weights_file(4), -1)
         code, out, err = self.annulus("checkpoint", "merge", "tiny", "--out", "older.safetensors")
         self.assertEqual(code, 0, err)
-        self.assertRegex(err, "passed over a checkpoint: .*elements")
+        self.assertRegex(err, "skipped a checkpoint: .*elements")
         self.assertEqual(tensors(self.path("older.safetensors")), whole_tensors(self.path(STEP.format(2))))
         self.assert_refused(3, "the checksum of tensor", "checkpoint", "merge", "tiny", "--step", "4", "--out", "four")
         self.assertFalse([n for n in os.listdir(self.folder) if "four" in n])

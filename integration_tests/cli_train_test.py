@@ -197,12 +197,12 @@ class TrainTest(cli.CliTest):
         code, out, err = self.annulus("launch", "-n", "2", "train", "config.toml", "--resume")
         self.assertEqual(code, 0, err)
         self.assertIn("resumed after step 2", out)
-        self.assertEqual(len(re.findall(r"passed over a checkpoint.*step-0000000[46]", out)), 2, out)
+        self.assertEqual(len(re.findall(r"skipped a checkpoint.*step-0000000[46]", out)), 2, out)
         for path in glob.glob(self.path("runs/tiny-001/checkpoints/*/model*.safetensors")):
             os.truncate(path, 100)
         code, _, err = self.annulus("train", "config.toml", "--resume", "--set", "run.steps=9")
         self.assertEqual(code, 3, err)
-        self.assertIn("no whole checkpoint", err)
+        self.assertIn("no usable checkpoint", err)
 
     def mpirun(self, *args):
         if shutil.which("mpirun") is None:

@@ -150,7 +150,7 @@ class LogTest(cli.CliTest):
         run.signal(signal.SIGINT)
         code, err = run.finish()
         self.assertEqual(code, 130, err)
-        self.assertRegex(err, r"(?m)^annulus: to go on from the checkpoint of step \d+: ")
+        self.assertRegex(err, r"(?m)^annulus: to continue from the checkpoint of step \d+: ")
 
     def test_json_lines(self):
         cli.write_tiny_run(self.folder, 3, data={"batch": 4})

@@ -13,7 +13,7 @@ import tempfile
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import cli  # noqa: E402
 
-GO_ON = re.compile(r"^annulus: to go on from the checkpoint of step (\d+): (.*)$", re.M)
+GO_ON = re.compile(r"^annulus: to continue from the checkpoint of step (\d+): (.*)$", re.M)
 NO_CHECKPOINT = ("--set", "checkpoint.every=0")
 
 
@@ -102,7 +102,7 @@ class TrainEndsTest(cli.CliTest):
         code, err = run.finish()
         self.assertEqual(code, 137, err)
         self.assertIn("annulus: there is no checkpoint yet", err)
-        self.assertNotIn("to go on", err)
+        self.assertNotIn("to continue from", err)
 
     def test_reports_a_removed_checkpoint(self):
         run = self.train(*NO_CHECKPOINT)
@@ -117,7 +117,7 @@ class TrainEndsTest(cli.CliTest):
         code, err = run.finish()
         self.assertEqual(code, 137, err)
         self.assertRegex(err, r"annulus: the checkpoint of step \d+ is not in .* any more")
-        self.assertNotIn("to go on", err)
+        self.assertNotIn("to continue from", err)
 
     def test_failure_before_the_run_begins(self):
         self.assert_refused(3, "missing", "launch", "-n", "2", "train", "config.toml", "--set", "data.train=['missing']")
@@ -128,7 +128,7 @@ class TrainEndsTest(cli.CliTest):
         code, err = run.finish()
         self.assertEqual(code, 143, err)
         self.assertRegex("".join(run.lines), r"(?m)^\r?continue: +")
-        self.assertNotIn("to go on", err)
+        self.assertNotIn("to continue from", err)
 
     def stopped_alone(self, run, code):
         got, err = run.finish()

@@ -196,7 +196,7 @@ class TrainTest(cli.CliTest):
             cwd=self.folder, env=cli.environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=cli.LIMIT)
         self.assertEqual(done.returncode, 8, done.stdout + done.stderr)
         self.assertRegex(done.stderr, r"[Nn]o space left")
-        self.assertRegex(done.stderr, r"to go on from the checkpoint of step \d+: ")
+        self.assertRegex(done.stderr, r"to continue from the checkpoint of step \d+: ")
         left = re.findall(r"^small/tiny-001/checkpoints/(.*)$", done.stdout, re.M)
         self.assertGreaterEqual(len(left), 1, done.stdout)
         self.assertTrue(all(re.fullmatch(r"step-\d{8}", name) for name in left), left)

@@ -199,7 +199,7 @@ class CheckpointVerb : public Verb {
             for (const std::string& file : merge_checkpoint(entry.path, manifest, to))
               std::printf("%s\n", file.c_str());
           },
-          [](const std::string& reason) { log_warn("checkpoint", "passed over a checkpoint: " + reason); });
+          [](const std::string& reason) { log_warn("checkpoint", "skipped a checkpoint: " + reason); });
     } catch (const Error&) {
       if (!interrupted()) throw;
       log_warn("checkpoint", "interrupted; nothing is written");

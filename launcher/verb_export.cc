@@ -54,7 +54,7 @@ class ExportVerb : public Verb {
     ExportedModel made;
     try {
       made = export_model(options_,
-                          [](const std::string& reason) { log_warn("export", "passed over a checkpoint: " + reason); });
+                          [](const std::string& reason) { log_warn("export", "skipped a checkpoint: " + reason); });
     } catch (const Error&) {
       if (!interrupted()) throw;
       log_warn("export", "interrupted; nothing is written");

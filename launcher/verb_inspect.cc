@@ -78,8 +78,8 @@ void show_inspection(const Inspection& of) {
   print_fact("", "weights " + bytes(t.weights) + ", gradients " + bytes(t.gradients) + ", optimizer " +
                      bytes(t.optimizer) + ", activations " + bytes(t.activations) + ", working " + bytes(t.working));
   print_fact("import",
-             bytes(of.import_bytes) + " of the host at most on one rank that holds all: fp32 weights and a block");
-  print_fact("export", bytes(of.export_bytes) + " of the host at most");
+             bytes(of.import_bytes) + " of host memory at most, on one rank that holds all: fp32 weights and a block");
+  print_fact("export", bytes(of.export_bytes) + " of host memory at most");
 }
 
 void show_inspection_json(const Inspection& of) {

@@ -68,7 +68,7 @@ class PackVerb : public Verb {
       pack_all();
     } catch (const Error&) {
       if (!interrupted()) throw;
-      log_warn("pack", "interrupted; what is packed is kept");
+      log_warn("pack", "interrupted; finished indexes are kept");
       return interrupt_exit_code();
     }
     return 0;
@@ -91,7 +91,7 @@ class PackVerb : public Verb {
     // The tokens that are left of an epoch when data.context changes depend on all sources together.
     if (data.context.stages.size() == 1) return;
     const Dataset all(data, config_.run.seed, config_.model.vocab);
-    say("what is left of each epoch where data.context changes is packed, too");
+    say("the rest of each epoch in which data.context changes is packed, too");
   }
 
   void pack(const Corpus& corpus, const PackSettings& settings) const {

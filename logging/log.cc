@@ -177,7 +177,7 @@ void open_log_file(const std::string& path, int64_t bytes) {
     const LogConsole nobody = [](const LogRecord&, bool) {};
     for (const LogRecord& record : early) log.backend->take(record, /*shown=*/false, nobody);
   } else {
-    log.take(make_record(log, LogLevel::kWarn, "log", "there is no log file of this rank: " + why), /*shown=*/true);
+    log.take(make_record(log, LogLevel::kWarn, "log", "this rank has no log file: " + why), /*shown=*/true);
   }
 }
 

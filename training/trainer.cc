@@ -135,10 +135,10 @@ void Run::open_resumed() {
 void Run::read_checkpoint() {
   std::vector<std::string> skipped;
   resumed_ = store_->open_newest_valid(world_, &skipped);
-  for (const std::string& reason : skipped) warn("passed over a checkpoint: " + reason);
+  for (const std::string& reason : skipped) warn("skipped a checkpoint: " + reason);
   if (!resumed_) {
     throw Error(ErrorKind::kInput, "train",
-                "there is no whole checkpoint in " + path_ + " to resume from" +
+                "there is no usable checkpoint in " + path_ + " to resume from" +
                     (skipped.empty() ? "" : " (" + std::to_string(skipped.size()) + " damaged)") +
                     ": start again without --resume");
   }
@@ -179,9 +179,10 @@ void Run::refuse_another_model() {
     refused += (refused.empty() ? "" : ", ") + key.key + " = " + key.was + ", now it is " + key.is;
   }
   if (!refused.empty()) {
-    throw Error(ErrorKind::kUsage, "train",
-                path_ + " was trained with " + refused +
-                    ": its weights do not fit this. Leave it as it was, or begin a new run without --resume");
+    throw Error(
+        ErrorKind::kUsage, "train",
+        path_ + " was trained with " + refused +
+            ": its weights do not fit the changed model. Use the old values, or begin a new run without --resume");
   }
 }
 
@@ -192,7 +193,7 @@ void Run::tell_changes() {
     say("changed: " + key.key + " = " + key.is + " (it was " + key.was + ")");
     if (key.key == "model.pattern") {
       warn(
-          "the weights were trained with the pattern before: from here on a query sees other keys, and the loss may "
+          "the weights were trained with the previous pattern: from here on a query sees other keys, and the loss may "
           "jump");
     }
   }
@@ -273,7 +274,8 @@ void Run::announce() {
   const std::optional<double> peak = peak_flops(gpu, compute_dtype(config_), config_.tf32);
   if (peak) peak_flops_ = *peak * world_.size();
   if (gpu.empty()) return;
-  say(peak ? "MFU is of " + rounded(*peak / 1e12, 1) + " TFLOP/s a rank (" + gpu + ", dense, by its data sheet)"
+  say(peak ? "MFU is relative to " + rounded(*peak / 1e12, 1) + " TFLOP/s a rank (" + gpu +
+                 ", dense, from its data sheet)"
            : "no MFU: the peak of " + gpu + " in " + config_.model.dtype + " is not known");
 }
 
@@ -282,9 +284,8 @@ void Run::warn_of_later_keys(const std::vector<Stage>& stages) {
   const std::vector<PlanRequest>& requests = stages.back().layers.distinct;
   if (!first_ || std::none_of(requests.begin(), requests.end(), sees)) return;
   warn(
-      "model.pattern lets a query see later keys, so the loss says nothing of the text that the model could write: "
-      "that "
-      "needs patterns that are causal");
+      "model.pattern lets a query see later keys, so the loss does not show how well the model would generate text: "
+      "that needs causal patterns");
 }
 
 std::optional<AvailableMemory> Run::available() const {
@@ -327,7 +328,7 @@ bool Run::rewind(StepResult& spike) {
   std::vector<std::string> skipped;
   std::optional<TrainingState> state;
   if (saved_step_) state = store_->open_newest_valid(world_, &skipped);
-  for (const std::string& reason : skipped) warn("passed over a checkpoint: " + reason);
+  for (const std::string& reason : skipped) warn("skipped a checkpoint: " + reason);
   if (!state) {
     spike.note += "; there is no checkpoint to return to, so this update is left out";
     return false;
@@ -338,7 +339,7 @@ bool Run::rewind(StepResult& spike) {
   in_turn([&] { data_->leave_out(step); });
   saved_step_ = state->step;
   kept_ = state->folder;
-  warn(spike.note + "; back to the checkpoint of step " + std::to_string(state->step) + ", and on without the " +
+  warn(spike.note + "; back to the checkpoint of step " + std::to_string(state->step) + ", leaving out the " +
        counted(data_->rows(step), "row") + " of this step");
   report_->rewound(step + 1, spike);
   return true;
@@ -432,7 +433,7 @@ int Run::train() {
     load_data();
   } catch (const Error&) {
     if (!asked_to_stop()) throw;
-    say("stopped on request before the first step: packing leaves nothing half made");
+    say("stopped on request before the first step; no partly packed data is left");
     return interrupt_exit_code();
   }
   if (options_.resume) open_resumed();

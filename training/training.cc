@@ -260,7 +260,7 @@ void Training::progress() {
 std::vector<std::array<double, Training::kNumbers>> Training::read_out() {
   Communicator& world = mesh_.world();
   if (world.size() > 1) {
-    world.all_gather(everybodys_, numbers_, {"what ranks tell of a step", steps_done_ + 1, "step"});
+    world.all_gather(everybodys_, numbers_, {"exchanging step results", steps_done_ + 1, "step"});
   } else {
     everybodys_[0].copy_(numbers_);
   }

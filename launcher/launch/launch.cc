@@ -221,8 +221,8 @@ int run_launch(const LaunchOptions& options) {
     request.session_dir = SessionDir::pattern();
     if (need_hostfile(request.hosts)) request.hostfile = request.session_dir + "/hosts";
     request.forward = variables_of_ranks();
-    std::printf("%s\nOpen MPI %s would be started as (%s: a fresh folder):\n\n  %s\n", planned->text.c_str(),
-                mpirun.version.c_str(), request.session_dir.c_str(),
+    std::printf("%s\nOpen MPI %s would be started as follows (%s stands for a new folder):\n\n  %s\n",
+                planned->text.c_str(), mpirun.version.c_str(), request.session_dir.c_str(),
                 shell_quote(mpirun_command(mpirun, request)).c_str());
     return 0;
   }

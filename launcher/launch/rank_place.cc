@@ -40,7 +40,7 @@ void HostAccess::bind_process(const RankPlacement& rank) {
     const std::string warning = bind_memory(rank.memory_nodes);
     if (!warning.empty() && rank.local_rank == 0) log_warn("place", warning);
   } catch (const Error& error) {
-    log_warn("place", std::string("not bound to its processors: ") + error.what());
+    log_warn("place", std::string("this rank is not bound to its processors: ") + error.what());
   }
 }
 

@@ -346,8 +346,8 @@ class Supervisor {
                                : terminal_.error() == EPIPE
                                    ? "the output was closed"
                                    : std::string("the output cannot be written: ") + std::strerror(terminal_.error());
-      log_warn("",
-               name + ": the ranks finish their step and stop" + (signal == SIGINT ? " (Ctrl-C again: at once)" : ""));
+      log_warn("", name + ": the ranks finish their step and stop" +
+                       (signal == SIGINT ? " (press Ctrl-C again to end them at once)" : ""));
       kill(mpirun_pid_, SIGUSR1);  // mpirun forwards it, also to other hosts
       deadline_ = Clock::now() +
                   std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(options_.grace_seconds));
@@ -361,7 +361,7 @@ class Supervisor {
     if (stage_ == Stage::kAsked) {
       if (stop_signal_) {
         std::array<char, 120> text;
-        std::snprintf(text.data(), text.size(), "the ranks did not stop within %g s and are ended now",
+        std::snprintf(text.data(), text.size(), "the ranks did not stop within %g s and are terminated now",
                       options_.grace_seconds);
         log_warn("", text.data());
       }

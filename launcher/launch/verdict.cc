@@ -81,7 +81,7 @@ std::string resume_text(const ResumePoint& resume) {
   const std::string step = std::to_string(resume.step);
   switch (resume.checkpoint) {
     case ResumePoint::Checkpoint::kThere:
-      return "to go on from the checkpoint of step " + step + ": " + shell_quote(resume.command);
+      return "to continue from the checkpoint of step " + step + ": " + shell_quote(resume.command);
     case ResumePoint::Checkpoint::kGone:
       return "the checkpoint of step " + step + " is not in " + resume.folder + " any more";
     case ResumePoint::Checkpoint::kNoneYet:

@@ -32,7 +32,8 @@ struct ResumePoint {
 // is none yet.
 ResumePoint resume_point(int64_t step, const std::string& folder, const std::vector<std::string>& command);
 
-// The message for the user: "to go on from the checkpoint of step 40: ./annulus train ...", or why that is impossible.
+// The message for the user: "to continue from the checkpoint of step 40: ./annulus train ...", or why that is not
+// possible.
 std::string resume_text(const ResumePoint& resume);
 
 struct JobEnd {

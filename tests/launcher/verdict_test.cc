@@ -54,7 +54,7 @@ struct Case {
 const std::string kStopped = "annulus: stopped";
 const std::string kLost = "annulus: stopped; what was not in a finished checkpoint is lost";
 const std::string kCommand = "./annulus train 'it'\\''s x.toml' --resume runs/x-001";
-const std::string kGoOn = "annulus: to go on from the checkpoint of step 90: " + kCommand;
+const std::string kGoOn = "annulus: to continue from the checkpoint of step 90: " + kCommand;
 const std::string kNothing = "annulus: there is no checkpoint yet: the steps that were done are lost";
 const std::string kFull = "annulus: [output] standard output could not be written: No space left on device";
 std::string last(int code) { return "annulus: exit code " + std::to_string(code) + ", logs in logs"; }

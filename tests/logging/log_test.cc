@@ -207,7 +207,7 @@ TEST_F(LogTest, DoesWithoutAFileThatCannotBeWritten) {
   const OpenLogFile open(file(), 1 << 20);
   log_info("train", "goes on");
   ASSERT_EQ(shown_.size(), 2);
-  EXPECT_NE(shown_[0].find("there is no log file of this rank: "), std::string::npos) << shown_[0];
+  EXPECT_NE(shown_[0].find("this rank has no log file: "), std::string::npos) << shown_[0];
   EXPECT_EQ(shown_[1], "annulus: goes on");
 }
 

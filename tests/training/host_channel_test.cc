@@ -121,12 +121,12 @@ TEST(HostChannel, TrainingSendsOnlyAttentionAndSumsOverTheDevice) {
   for (const std::string& step : {std::string("1"), last}) {
     EXPECT_EQ(names.count("summing the gradients of layer 1, step " + step), 1U) << ::testing::PrintToString(names);
     EXPECT_EQ(names.count("gathering the gradients of the embedding, step " + step), 1U);
-    EXPECT_EQ(names.count("what ranks tell of a step, step " + step), 1U);
+    EXPECT_EQ(names.count("exchanging step results, step " + step), 1U);
     EXPECT_EQ(names.count("step " + step + ", attention, layer 0 forward"), 1U);
   }
   EXPECT_EQ(names.count("validation loss, batch 1"), 1U);
   for (const std::string& name : names) {
-    EXPECT_TRUE(name.find("the gradients of ") != std::string::npos || name.starts_with("what ranks tell of a step") ||
+    EXPECT_TRUE(name.find("the gradients of ") != std::string::npos || name.starts_with("exchanging step results") ||
                 name.starts_with("validation loss, batch ") || name.find(", attention, layer ") != std::string::npos)
         << name;
   }

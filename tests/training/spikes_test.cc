@@ -133,7 +133,7 @@ TEST(Spikes, RewindLeavesOutTheirRowsAndResumesBitIdentically) {
   const std::string run = config.run.folder + "/tiny-001";
   ASSERT_EQ(r.code, 0) << r.out;
   EXPECT_NE(r.out.find("; back to the checkpoint of step "), std::string::npos) << r.out;
-  EXPECT_NE(r.out.find(", and on without the 2 rows of this step"), std::string::npos) << r.out;
+  EXPECT_NE(r.out.find(", leaving out the 2 rows of this step"), std::string::npos) << r.out;
   const TrainingState state = state_of(run);
   EXPECT_EQ(state.extra.at("updates"), std::to_string(kSteps)) << "every step has its update";
   const nlohmann::json left_out = nlohmann::json::parse(state.extra.at("data")).at("left_out");

@@ -166,7 +166,7 @@ TEST(Trainer, RefusesWhatCannotBeResumed) {
   refused_key(config.model.tie_embeddings, true, "model.tie_embeddings = false, now it is true");
   refused_key(config.model.norm_eps, 1e-6, "model.norm_eps");
   fs::remove_all(run + "/checkpoints");
-  refused(run, ErrorKind::kInput, "no whole checkpoint");
+  refused(run, ErrorKind::kInput, "no usable checkpoint");
 }
 
 // Checkpoints of versions that drew rows at random record nothing about the data.

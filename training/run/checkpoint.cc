@@ -97,7 +97,7 @@ void check_sizes(const std::string& folder) {
   for (const auto& [name, said] : read_manifest(folder).files) {
     std::error_code error;
     if (fs::file_size(folder + "/" + name, error) != said.bytes || error) {
-      checkpoint_damaged(folder + "/" + name, "has not the size that was written, or is missing");
+      checkpoint_damaged(folder + "/" + name, "does not have the size that was written, or is missing");
     }
   }
 }

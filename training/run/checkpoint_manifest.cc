@@ -155,7 +155,8 @@ void check_slices(Manifest& manifest) {
                           " checksums of elements " + range_text(slice.begin, slice.end));
       }
       if (!manifest.files.contains(slice.file)) {
-        throw JsonRefused("tensor \"" + tensor.name + "\" lies in \"" + slice.file + "\", which is none of its files");
+        throw JsonRefused("tensor \"" + tensor.name + "\" lies in \"" + slice.file +
+                          "\", which is not one of its files");
       }
     }
   }

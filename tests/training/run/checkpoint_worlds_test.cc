@@ -322,7 +322,7 @@ TEST(CheckpointWorlds, AcceptsUnknownManifestKeysButNoInvalidOnes) {
   has([](Json& m) { m["block_bytes"] = 12; }, "blocks of 12 bytes");
   has([](Json& m) { m["tensors"][0]["slices"][0]["end"] = 1; }, "tensor \"model.a\": elements [");
   has([](Json& m) { m["tensors"][0]["slices"][0]["blocks"].push_back("00"); }, "checksums of elements [");
-  has([](Json& m) { m["tensors"][0]["slices"][0]["file"] = "other"; }, "which is none of its files");
+  has([](Json& m) { m["tensors"][0]["slices"][0]["file"] = "other"; }, "which is not one of its files");
   has([](Json& m) { m["files"]["../x"] = {{"bytes", 1}, {"header_xxh3_128", ""}}; }, "it names the file \"../x\"");
   has([](Json& m) { m["tensors"].push_back(m["tensors"][0]); }, "it has tensor \"model.a\" twice");
   has([](Json& m) { m["tensors"][0]["shape"] = {int64_t{1} << 40, int64_t{1} << 40}; }, "a shape that no tensor has");
