@@ -24,8 +24,8 @@ struct RunConfig {
   int64_t seed = 1;
   int64_t steps = 0;  // required
   int64_t log_every = 10;
-  int64_t log_bytes = 8 << 20;  // of a rank's log file, beside an older one of as many; 0: none is written
-  int64_t keep_logs = 100;      // newest folders of `launch` in runs/logs; 0: all
+  int64_t log_bytes = 8 << 20;  // the most bytes of a rank's log file in the run's folder; 0: no file
+  int64_t keep_logs = 100;      // how many of the newest folders in runs/logs `launch` keeps; 0: all
 
   friend bool operator==(const RunConfig&, const RunConfig&) = default;
 };

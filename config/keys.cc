@@ -96,12 +96,11 @@ const std::vector<Key>& keys() {
       {"run", "steps", ANNULUS_AT(run.steps), "optimizer steps of the whole run", true, at_least(1)},
       {"run", "log_every", ANNULUS_AT(run.log_every), "steps between two reports", false, at_least(1)},
       {"run", "log_bytes", ANNULUS_AT(run.log_bytes),
-       "largest size of a rank's log file in the run's folder; a full one is kept until the next is full; 0: no such "
-       "files",
+       "the most bytes of a rank's log file in the run's folder, beside which one older, full file is kept; 0: no "
+       "such files",
        false, at_least(0)},
       {"run", "keep_logs", ANNULUS_AT(run.keep_logs),
-       "how many folders in runs/logs `launch` keeps, its own among them: older ones are removed; 0: all", false,
-       at_least(0)},
+       "how many of the newest folders in runs/logs `launch` keeps, including its own; 0: all", false, at_least(0)},
 
       {"data", "train", ANNULUS_AT(data.train),
        "what to train on: a list of files and globs (`**` matches folders at any depth) or \"python-sources\"; or a "
