@@ -15,7 +15,7 @@ own visibility, but its object code comes with that of the whole unit.
 
 - Names in anonymous namespaces must differ within a unit. A macro that a source defines is undefined at its end.
 - `--config=separate` compiles each source by itself, which is faster while one file of a large room is edited, and finds
-  a source that lacks an include. .ci/run builds the CUDA configuration so.
+  a source that lacks an include, which a unit may hide.
 - Flags (copts, linkopts, local_defines) belong to the unit. A source that needs flags of its own is a cc_library beside
   the unit; if parts depend on it, it is listed in cc_unit's deps.
 - A room whose parts do not all use LibTorch has two units: cc_part(unit = "plain", ...), cc_unit(name = "plain").
@@ -90,7 +90,9 @@ def cc_unit(name = "unit", deps = [], cuda_defines = [], local_defines = [], cop
         name = name + "_source",
         srcs = sources,
         outs = [name + ".cc"],
-        cmd = "for f in $(SRCS); do case $$f in *.cc) echo \"#include \\\"$$f\\\"\" ;; esac; done >$@",
+        # By their paths in this workspace: in another one that uses it they lie below external/annulus.
+        cmd = "for f in $(SRCS); do f=$${f#external/*/}; f=$${f#../*/}; " +
+              "case $$f in *.cc) echo \"#include \\\"$$f\\\"\" ;; esac; done >$@",
         visibility = ["//visibility:private"],
     )
     cc_library(

@@ -50,7 +50,7 @@ class PlanTest(cli.CliTest):
             (["--lengths", "5,9,2", "--ranks", "2"], 2, "--lengths has 3 lengths, but --ranks says 2"),
             (["--lengths", "5,9,2", "--length", "17"], 2, "add up to 16, but --length says 17"),
             (["--lengths", "5,9,2", "--layout", "contiguous"], 2, "--layout was given as well"),
-            (["--lengths", "5,-9,2"], 2, "from 0"),
+            (["--lengths", "5,-9,2"], 2, "0 or more each"),
             (["--lengths", "5,,2"], 2, 'expected a whole number, got "" in "5,,2"'),
             (["--lengths", "5,9,"], 2, "expected a whole number"),
             (["--ranks", "2", "--length", "100", "--layout", "zigzak"], 2, 'did you mean "zigzag"'),

@@ -30,6 +30,9 @@ MANIFEST = os.path.join("share", "annulus", "MANIFEST")
 TITLE = "annulus, installed by ./annulus install"
 # Libraries that every system has: those of the C library and of g++'s runtime.
 SYSTEM = re.compile(r"(ld-linux-[\w-]+|lib(c|m|dl|pthread|rt|resolv|util|stdc\+\+|gcc_s))\.so(\.\d+)*")
+# Libraries of the system that are copied as well: their names change with each release of a distribution.
+CARRIED = re.compile(r"lib(spdlog|fmt)\.so\.[\d.]+")
+SYSTEM_FOLDERS = ["/usr/local/lib", *sorted(glob.glob("/usr/lib/*-linux-gnu")), "/usr/lib64", "/usr/lib"]
 # Libraries that only Python needs.
 PYTHON = re.compile(r"lib(torch_python|shm\w*|nnapi\w*)\.so")
 
@@ -142,8 +145,8 @@ class Prefix:
 
 
 class Libraries:
-    """The libraries of LibTorch that programs need, with the libraries that those need (`own`), and those of the system
-    (`system`)."""
+    """The libraries of LibTorch and of the log that programs need, with the libraries that those need (`own`), and those of
+    the system (`system`)."""
 
     def __init__(self, programs):
         folders = elf.run_path(programs[0])
@@ -167,7 +170,8 @@ class Libraries:
         for name in elf.needed(file):
             if SYSTEM.fullmatch(name) or name in self.own or name in self.system:
                 continue
-            path = next((p for p in (os.path.join(f, name) for f in folders) if os.path.exists(p)), None)
+            places = folders + SYSTEM_FOLDERS if CARRIED.fullmatch(name) else folders
+            path = next((p for p in (os.path.join(f, name) for f in places) if os.path.exists(p)), None)
             if not path:
                 self.system.add(name)
                 continue
@@ -232,6 +236,10 @@ def install(binaries, headers, prefix):
                 package = os.path.relpath(path, beside).split(os.sep)[0].split("-")[0]
                 out.add(path, "share/annulus/licenses/%s-%s" % (package, os.path.basename(path)))
 
+    for package in ("libspdlog-dev", "libfmt-dev"):
+        if os.path.isfile("/usr/share/doc/%s/copyright" % package):
+            out.add("/usr/share/doc/%s/copyright" % package, "share/annulus/licenses/%s.txt" % package)
+
     version = re.search(r'kVersion\[\] = "([^"]+)"', read("common", "version.h")).group(1)
     torch = torch_version(libraries.torch)
     files = [*programs.values(), library, *libraries.own.values()]
@@ -239,7 +247,7 @@ def install(binaries, headers, prefix):
     out.write("README", README.format(
         version=version, torch=torch, cuda=cuda,
         mpi="of the series that has " + next((n for n in sorted(libraries.system) if n.startswith("libmpi.")), "libmpi"),
-        system=", ".join(n for n in sorted(libraries.system) if not n.startswith("libmpi.")) + " (hwloc: libhwloc15; spdlog: libspdlog1.10)",
+        system=", ".join(n for n in sorted(libraries.system) if not n.startswith("libmpi.")) + " (of hwloc, in Debian: libhwloc15)",
         glibc=newest(files, "GLIBC"), glibcxx=newest(files, "GLIBCXX"),
         wheels=re.search(r"(?m)^wheels=\((.*)\)$", read("tools", "tokenizer_wheels.sh")).group(1)))
     text = [TITLE, "annulus %s, LibTorch %s, %s" % (version, torch, cuda), ""]

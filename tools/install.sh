@@ -2,8 +2,7 @@
 # ./annulus install PREFIX: builds annulus and copies what is needed to run it to the folder PREFIX: the program, the
 # libraries of LibTorch that it needs, headers and a library for your own programs, configurations and documents. Other
 # hosts run PREFIX/bin/annulus from a shared file system, a copy of the folder or a container image, without Bazel,
-# Python or this clone. They need Open MPI's mpirun and the libraries of hwloc
-# and spdlog; PREFIX/README says which versions. PREFIX is
+# Python or this clone. They need Open MPI's mpirun and hwloc's library; PREFIX/README says which versions. PREFIX is
 # created if it does not exist; an older installation in it is replaced; a folder with anything else is refused.
 set -euo pipefail
 typed=$PWD

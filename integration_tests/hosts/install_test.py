@@ -85,7 +85,7 @@ class InstallTest(unittest.TestCase):
             for line in done.stdout.splitlines():
                 path = line.partition("=> ")[2].rpartition(" (")[0]
                 own = os.path.realpath(path).startswith(os.path.realpath(self.prefix))
-                self.assertEqual(own, any(n in line.split()[0] for n in ("torch", "c10", "gomp", "cudart", "cupti")), line)
+                self.assertEqual(own, any(n in line.split()[0] for n in ("torch", "c10", "gomp", "cudart", "cupti", "spdlog", "fmt")), line)
                 self.assertTrue(own or not path or path.startswith(("/lib", "/usr/lib")), line)
         done = self.ran("bench", "--help")
         self.assertEqual(done.returncode, 0, done.stderr)
