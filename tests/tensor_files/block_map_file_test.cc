@@ -77,7 +77,7 @@ TEST(BlockMapFile, RefusesMapsThatDoNotFit) {
                  "blocks of 32 tokens");
   with("mask", at::ones({2, 4, 7, 10}, at::kByte));
   EXPECT_EQ(read_block_maps(from_file(path), kShape).blocks.given->density(), 1);
-  expect_refused(from_file(path, ", digest = \"0123\""), ErrorKind::kInput, "demands 0123");
+  expect_refused(from_file(path, ", digest = \"0123\""), ErrorKind::kInput, "but the pattern says 0123");
 }
 
 }  // namespace
