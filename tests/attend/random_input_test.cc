@@ -43,7 +43,7 @@ TEST(RandomInput, RefusesInvalidText) {
                                                         {"dtype=f32,dtype=f32", "dtype: is given twice"},
                                                         {"dtype=f33", "f32"},
                                                         {"magnitude=nan", "magnitude"},
-                                                        {"queries=100000000,heads=8", "the most is 134217728"}}) {
+                                                        {"queries=100000000,heads=8", "at most 134217728"}}) {
     try {
       parse_random_input(text, "--random");
       ADD_FAILURE() << text;
