@@ -259,7 +259,7 @@ TEST_P(CommSuite, SplitsKnowTheirHosts) {
     EXPECT_TRUE(at::equal(out, at::full({5}, size, at::kFloat)));
     const int others = comm.rank() % 2 == 0 ? size / 2 : (size + 1) / 2;
     EXPECT_EQ(scattered->stats().collective_bytes_to_other_hosts, others * 20);
-    expect_error(ErrorKind::kPlan, {"one for each rank"},
+    expect_error(ErrorKind::kPlan, {"one host for each rank"},
                  [&] { scattered->set_hosts(std::vector<int>(static_cast<size_t>(size + 1), 0)); });
   });
 }

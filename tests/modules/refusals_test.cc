@@ -57,7 +57,7 @@ TEST(MultiheadAttention, RefusalOfOneRankIsRaisedOnAll) {
       {"x is Float on cpu", none, [](const at::Tensor& t) { return t.to(at::kFloat); }, same},
       {"x must be [batch, positions, 12]", none, [](const at::Tensor& t) { return t.select(0, 0); }, same},
       {"memory must be [batch, positions, 12]", none, same, [](const at::Tensor& t) { return t.narrow(2, 0, 5); }},
-      {"but memory 1", none, same, [](const at::Tensor& t) { return t.narrow(0, 0, 1); }},
+      {"but memory has 1", none, same, [](const at::Tensor& t) { return t.narrow(0, 0, 1); }},
       {"x is an undefined tensor", none, [](const at::Tensor&) { return at::Tensor(); }, same},
       {"zigzag", [](MultiheadAttentionOptions& o) { o.layout = LayoutKind::kZigzag; }, same, same, true},
       {"left = 3",
