@@ -56,7 +56,7 @@ TEST(Pattern, RefusesInvalidPatterns) {
       {blocks + "map = \"hierarchical\", levels = [[0, 1]] }", "got [0, 1]"},
       {blocks + "map = \"adaptive\", keep = 0 }", "between 1 and 2^40, got 0"},
       {blocks + "map = \"adaptive\", keep = 2, query = \"last\" }", "known: mean, first"},
-      {blocks + "map = \"file\", file = \"\" }", "must name a file"},
+      {blocks + "map = \"file\", file = \"\" }", "must name a safetensors file"},
       {"{ kind = \"documents\" }", "\"documents\" is missing"},
       {"{ kind = \"documents\", documents = [] }", "at least one length"},
       {"{ kind = \"documents\", documents = [[1], 2] }", "a list of such lists"},
