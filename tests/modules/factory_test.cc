@@ -33,7 +33,7 @@ TEST(Factory, AutoChoosesByLengthAndGivesItsReason) {
     EXPECT_EQ(choice.reason.find('\n'), std::string::npos);
   };
   const std::string window = "{ kind = 'window', left = 100, right = 0 }";
-  expect(options(1 << 20, 1), ScheduleKind::kAuto, "1048576 positions on 1 rank: one device");
+  expect(options(1 << 20, 1), ScheduleKind::kAuto, "1048576 positions on 1 rank: one rank");
   expect(options(8191, 4), ScheduleKind::kAllGather, "8191 positions on 4 ranks: all-gather");
   expect(options(8192, 4), ScheduleKind::kRing, "a ring");
   expect(options(8192, 4, "{ kind = 'full' }"), ScheduleKind::kRing, "a ring");
