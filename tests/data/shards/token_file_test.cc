@@ -241,7 +241,7 @@ TEST_F(TokenFileTest, RefusesInconsistentMegatronPairs) {
   refuse(with(9, uint64_t{2}), tokens, {"m.idx", "version 2"});
   refuse(with(17, uint8_t{4}), tokens, {"m.bin"});
   refuse(with(17, uint8_t{7}), tokens, {"type 7 (float32)"});
-  refuse(with(17, uint8_t{99}), tokens, {"type 99;"});
+  refuse(with(17, uint8_t{99}), tokens, {"type 99,"});
   for (const uint64_t value : {uint64_t{0}, uint64_t{5}, uint64_t{1} << 61, ~uint64_t{0}}) {
     refuse(with(18, value), tokens, {"m.idx", "does not fit"});
     refuse(with(26, value), tokens, {"m.idx", "does not fit"});
