@@ -368,7 +368,7 @@ TEST_F(DatasetTest, ResumeReportsAddedAndRemovedSources) {
   Dataset after(data({c, a}, 16), 1);
   std::string told;
   for (const std::string& line : after.resume(state, 10)) told += line + "\n";
-  EXPECT_NE(told.find("source b is not there"), std::string::npos) << told;
+  EXPECT_NE(told.find("source b was changed or removed"), std::string::npos) << told;
   EXPECT_NE(told.find("source c has not been trained on"), std::string::npos) << told;
   EXPECT_EQ(told.find("source a"), std::string::npos) << told;
   // Rows already drawn from `a` are not drawn again.
