@@ -329,7 +329,10 @@ ROOMS = {
         "logging",
         "common",
     ],
-    "comm": ["common"],
+    "comm": [
+        "logging",
+        "common",
+    ],
     "topology/picture": [
         "topology",
         "common",

@@ -10,6 +10,7 @@
 #include <stdexcept>
 
 #include "comm/checks.h"
+#include "comm/following_error.h"
 #include "common/text.h"
 
 namespace annulus {
@@ -132,9 +133,13 @@ void together(Communicator& comm, OpLabel label, const std::function<void()>& ac
   const Outcomes all = outcomes(comm, label, action, only_first);
   const std::optional<Error> error = one_error(comm, all, only_first);
   if (!error) return;
-  const auto failed = std::count_if(all.begin(), all.end(), [](const auto& outcome) { return outcome.has_value(); });
+  const auto has_failed = [](const auto& outcome) { return outcome.has_value(); };
   const std::optional<Error>& own = all[static_cast<size_t>(comm.rank())];
-  throw failed == 1 && own ? *own : *error;
+  if (!own) {
+    const auto lowest = std::find_if(all.begin(), all.end(), has_failed) - all.begin();
+    throw FollowingError(*error, comm.in_job(static_cast<int>(lowest)));
+  }
+  throw std::count_if(all.begin(), all.end(), has_failed) == 1 ? *own : *error;
 }
 
 std::optional<Error> failure_of_any(Communicator& comm, OpLabel label, const std::function<void()>& action,

@@ -7,21 +7,19 @@
 
 #include "comm/deadline.h"
 #include "common/error.h"
+#include "logging/log.h"
 
 namespace annulus::comm_internal {
 
-Watchdog::Watchdog(Seconds timeout, std::function<std::optional<std::string>()> message)
-    : thread_([this, timeout, message = std::move(message)] {
+Watchdog::Watchdog(Seconds timeout, std::function<std::optional<std::string>()> message, int rank)
+    : thread_([this, timeout, rank, message = std::move(message)] {
         std::unique_lock<std::mutex> lock(mutex_);
         std::optional<std::string> text;
         while (!text) {
           if (wake_.wait_until(lock, deadline_of(timeout), [this] { return done_; })) return;
           text = message();
         }
-        if (!text->empty()) {
-          const std::string line = *text + "\n";
-          [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, line.data(), line.size());
-        }
+        if (!text->empty()) log_last_words(LogLevel::kError, "comm", *text, {.rank = rank});
         _exit(static_cast<int>(ErrorKind::kComm));
       }) {}
 

@@ -68,7 +68,7 @@ def comm_tests():
         "stops at its end",
         1,
         expect_exit = 6,
-        expect_once = ["[comm] rank 0: MPI_Finalize did not return within 15 s", stopped],
+        expect_once = ["rank 0: [comm] MPI_Finalize did not return within 15 s", stopped],
         forbid = ["Segmentation fault"],
         **end
     )

@@ -37,6 +37,14 @@ void log_warn_once_per_job(std::string_view room, std::string_view message);
 // Logs an error that one rank reports for all of them.
 void log_error_for_all(std::string_view room, std::string_view message);
 
+// Logs the last record of a process that is about to end because one of its threads is stuck; that thread may be inside
+// log(). Waits at most one second for it, and then writes the record to standard error only.
+struct LastWords {
+  int rank = kNoRank;   // as for log_error
+  bool of_all = false;  // as log_error_for_all
+};
+void log_last_words(LogLevel level, std::string_view room, std::string_view message, LastWords words = {});
+
 // Logs a record to the log files only. The caller or the launcher shows the message to the user in another way.
 void log_unshown(LogLevel level, std::string_view room, std::string_view message);
 

@@ -53,13 +53,12 @@ class LogBackend {
 void set_log_backend(std::unique_ptr<LogBackend> backend);
 
 // Opens this rank's log file in a run's folder. It stays open until the process ends, so that it also has the error
-// with which the process ends. The records made before, up to 1,000, are written first. A file that cannot be written
-// causes a warning. Without a backend the call does nothing.
+// with which the process ends. The records made before, up to 1,000 and 1 MiB, are written first. A file that cannot be
+// written causes a warning. An empty path closes the file. Without a backend the call does nothing.
 void open_log_file(const std::string& path, int64_t bytes);
-void close_log_file();
 
-// Returns the records, up to 1,000, that the backend has received before a file was opened, and stops collecting them.
-// The launcher calls it, because it writes its records itself (launcher/launch/job_log.h).
+// Returns the records, up to 1,000 and 1 MiB, that the backend has received before a file was opened, and stops
+// collecting them. The launcher calls it, because it writes its records itself (launcher/launch/job_log.h).
 std::vector<LogRecord> take_early_records();
 
 }  // namespace annulus

@@ -129,10 +129,15 @@ Job bootstrap(const BootstrapOptions& options) {
     const std::string missing = describe_missing(launch, *presence, host, &local_fault);
     if (!local_fault) std::this_thread::sleep_for(std::chrono::seconds(1));
     if (presence->claim_report()) {
-      job.report(Error(ErrorKind::kComm, "comm",
-                       "bootstrap: " + std::to_string(launch.size) + " ranks did not all come within " +
-                           describe_seconds(timeout.count()) + " (" + phase.load() + "): " + missing +
-                           "; see its log, or give it more time with ANNULUS_BOOTSTRAP_TIMEOUT (seconds)"));
+      const Error error(ErrorKind::kComm, "comm",
+                        "bootstrap: " + std::to_string(launch.size) + " ranks did not all come within " +
+                            describe_seconds(timeout.count()) + " (" + phase.load() + "): " + missing +
+                            "; see its log, or give it more time with ANNULUS_BOOTSTRAP_TIMEOUT (seconds)");
+      if (options.report) {
+        options.report(error);
+      } else {
+        log_last_words(LogLevel::kError, error.room(), error.message(), {.of_all = true});
+      }
       // The claim ends with this process, so wait until the other ranks, whose deadlines are near, have found it taken.
       std::this_thread::sleep_for(std::chrono::seconds(2));
     } else {

@@ -125,9 +125,8 @@ class MpiCommunicator final : public Communicator {
 
   std::unique_ptr<Communicator> make_split(int color, int key, OpLabel label) override {
     Watchdog watchdog(timeout_, [this, label] {
-      return "[comm] " + where(label) + ": " + describe_ranks(*this, {rank_}) +
-             " waited in MPI_Comm_split for more than " + describe_seconds(timeout_.count()) +
-             ": another rank is stopped or gone" + runtime_->stalled();
+      return where(label) + ": " + describe_ranks(*this, {rank_}) + " waited in MPI_Comm_split for more than " +
+             describe_seconds(timeout_.count()) + ": another rank is stopped or gone" + runtime_->stalled();
     });
     MPI_Comm data = MPI_COMM_NULL;
     {

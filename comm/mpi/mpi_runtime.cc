@@ -67,7 +67,7 @@ std::shared_ptr<MpiRuntime> MpiRuntime::start(const MpiOptions& options) {
   {
     const Seconds timeout = options.timeout;
     Watchdog watchdog(timeout, [timeout] {
-      return "[comm] MPI_Init did not return within " + describe_seconds(timeout.count()) +
+      return "MPI_Init did not return within " + describe_seconds(timeout.count()) +
              ": a rank of this job has not started or is stopped; check that every host runs the same program";
     });
     int provided = MPI_THREAD_SINGLE;
@@ -97,7 +97,7 @@ std::shared_ptr<MpiRuntime> MpiRuntime::start(const MpiOptions& options) {
 std::unique_ptr<Communicator> MpiRuntime::make_world() {
   const Seconds timeout = options_.timeout;
   Watchdog watchdog(timeout, [this, timeout] {
-    return "[comm] MPI_Comm_dup of all ranks did not return within " + describe_seconds(timeout.count()) +
+    return "MPI_Comm_dup of all ranks did not return within " + describe_seconds(timeout.count()) +
            ": a rank is stopped or gone" + stalled();
   });
   MPI_Comm data = MPI_COMM_NULL;
@@ -121,13 +121,14 @@ MpiRuntime::~MpiRuntime() {
 void MpiRuntime::finish() {
   if (abandoned_.exchange(true)) return;
   const Seconds timeout = std::max(options_.timeout, operation_timeout_.load());
-  Watchdog watchdog(timeout, [this, timeout]() -> std::optional<std::string> {
+  const auto message = [this, timeout]() -> std::optional<std::string> {
     if (options_.all_live && options_.all_live()) return std::nullopt;
     const std::string known = stalled();
-    return "[comm] rank " + std::to_string(in_job(rank_)) + ": MPI_Finalize did not return within " +
-           describe_seconds(timeout.count()) + ": another rank is still busy, stopped or gone" +
+    return "MPI_Finalize did not return within " + describe_seconds(timeout.count()) +
+           ": another rank is still busy, stopped or gone" +
            (known.empty() ? "; no rank of this host is known to be stopped or gone, so check the other hosts" : known);
-  });
+  };
+  Watchdog watchdog(timeout, message, in_job(rank_));
   std::lock_guard<std::mutex> lock(mutex_);
   const int code = MPI_Finalize();
   if (code != MPI_SUCCESS) log_error("comm", "MPI_Finalize failed: error " + std::to_string(code));

@@ -120,7 +120,7 @@ class NcclCommunicator final : public Communicator {
         handle_.finish(timeout_);
         return;
       } catch (const std::exception& e) {
-        log_error("comm", "rank " + std::to_string(rank_) + ": ending NCCL: " + e.what());
+        log_error("comm", std::string("ending NCCL: ") + e.what());
       }
     }
     watch_.fail(ErrorKind::kComm, "closed");

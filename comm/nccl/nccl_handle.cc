@@ -93,11 +93,11 @@ std::string NcclHandle::error() {
 
 void NcclHandle::abort() {
   if (comm_ == nullptr) return;
-  const int rank = rank_;
-  const comm_internal::Watchdog watchdog(kAbortTimeout, [rank] {
-    return "[comm] rank " + std::to_string(rank) + ": ncclCommAbort did not return within " +
-           describe_seconds(kAbortTimeout.count()) + ": the device does not respond";
-  });
+  const auto message = [] {
+    return "ncclCommAbort did not return within " + describe_seconds(kAbortTimeout.count()) +
+           ": the device does not respond";
+  };
+  const comm_internal::Watchdog watchdog(kAbortTimeout, message, rank_);
   ncclCommAbort(comm_);
   comm_ = nullptr;
 }

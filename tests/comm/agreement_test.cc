@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/following_error.h"
 #include "comm/threads/threads.h"
 #include "common/error.h"
 
@@ -65,6 +66,27 @@ std::vector<std::string> messages(int ranks, const std::function<void(int)>& act
     together(world, {"afterwards", 1}, [] {});  // the communicator can still be used
   });
   return said;
+}
+
+// Ranks that did not fail themselves raise an error that says so, from which the launcher learns which rank failed.
+TEST(Together, MarksTheErrorOfRanksThatDidNotFail) {
+  for (const bool only_first : {false, true}) {
+    std::vector<int> failed(3, -1);
+    run_ranks(3, [&](Communicator& world) {
+      try {
+        together(
+            world, {"reading files", 0},
+            [&] {
+              if (only_first || world.rank() == 1) throw Error(ErrorKind::kInput, "text", "no file a");
+            },
+            only_first);
+      } catch (const FollowingError& e) {
+        failed[static_cast<size_t>(world.rank())] = e.failed();
+      } catch (const Error&) {
+      }
+    });
+    EXPECT_EQ(failed, only_first ? (std::vector<int>{-1, 0, 0}) : (std::vector<int>{1, -1, 1}));
+  }
 }
 
 TEST(Together, NamesEveryFailingRankWithItsMessage) {

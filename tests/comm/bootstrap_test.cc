@@ -13,6 +13,7 @@
 #include "comm/bootstrap/presence.h"
 #include "comm/launch_info.h"
 #include "comm/watchdog.h"
+#include "logging/log_setup.h"
 
 namespace annulus {
 namespace {
@@ -292,6 +293,18 @@ TEST(WatchdogDeathTest, EndsTheProcess) {
         for (;;) pause();
       },
       testing::ExitedWithCode(6), "stuck in a call");
+}
+
+TEST(WatchdogDeathTest, LogsARecord) {
+  testing::FLAGS_gtest_death_test_style = "threadsafe";
+  EXPECT_EXIT(
+      {
+        set_log_settings({.json = true});
+        const comm_internal::Watchdog watchdog(
+            Seconds(0.01), [] { return std::string("stuck in a call"); }, 3);
+        for (;;) pause();
+      },
+      testing::ExitedWithCode(6), R"("level":"error","host":"","rank":3,"room":"comm","message":"stuck in a call")");
 }
 
 TEST(Watchdog, DestructionCancelsIt) {

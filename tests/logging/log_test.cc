@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <string>
@@ -35,7 +36,7 @@ std::vector<std::string> lines_of(const fs::path& path) {
 class OpenLogFile {
  public:
   OpenLogFile(const std::string& path, int64_t bytes) { open_log_file(path, bytes); }
-  ~OpenLogFile() { close_log_file(); }
+  ~OpenLogFile() { open_log_file("", 0); }
   OpenLogFile(const OpenLogFile&) = delete;
   OpenLogFile& operator=(const OpenLogFile&) = delete;
 };
@@ -125,6 +126,49 @@ TEST_F(LogTest, HandsOverWhatCameEarly) {
   EXPECT_EQ(take_early_records().size(), 1);
   log_info("launcher", "later");
   EXPECT_TRUE(take_early_records().empty());
+}
+
+TEST_F(LogTest, KeepsAMebibyteOfWhatCameEarly) {
+  for (int i = 0; i < 100; ++i) log_info("launcher", std::string(32 << 10, 'x'));
+  const size_t kept = take_early_records().size();
+  EXPECT_GT(kept, 20);
+  EXPECT_LT(kept, 33);
+}
+
+// A thread is stuck while it logs, as with a launcher that no longer reads.
+TEST_F(LogTest, HasLastWordsWhileAThreadIsStuckInTheLog) {
+  std::promise<void> stuck, go_on;
+  set_log_console([&](const LogRecord&, bool) {
+    stuck.set_value();
+    go_on.get_future().wait();
+  });
+  std::thread thread([] { log_info("train", "stuck"); });
+  stuck.get_future().wait();
+  for (const bool json : {false, true}) {
+    set_log_settings({.json = json});
+    testing::internal::CaptureStderr();
+    log_last_words(LogLevel::kError, "comm", "MPI is stuck", {.rank = 3});
+    const std::string said = testing::internal::GetCapturedStderr();
+    if (json) {
+      const nlohmann::json line = nlohmann::json::parse(said);
+      EXPECT_EQ(line.at("message"), "MPI is stuck");
+      EXPECT_EQ(line.at("host"), "node1");
+      EXPECT_EQ(line.at("rank"), 3);
+    } else {
+      EXPECT_EQ(said, "annulus: rank 3: [comm] MPI is stuck\n");
+    }
+  }
+  go_on.set_value();
+  thread.join();
+}
+
+TEST_F(LogTest, WritesLastWordsToTheFile) {
+  const OpenLogFile open(file(), 1 << 20);
+  log_last_words(LogLevel::kError, "comm", "MPI is stuck");
+  log_last_words(LogLevel::kError, "comm", "ranks are missing", {.of_all = true});
+  EXPECT_EQ(shown_,
+            (std::vector<std::string>{"annulus: rank 2: [comm] MPI is stuck", "annulus: [comm] ranks are missing"}));
+  EXPECT_EQ(lines_of(file()).size(), 2);
 }
 
 TEST_F(LogTest, WritesJsonOnRequest) {
