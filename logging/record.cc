@@ -40,8 +40,9 @@ std::optional<Clock::time_point> time_of(const std::string& text) {
 }  // namespace
 
 const std::vector<std::string>& level_names() {
-  static const std::vector<std::string> names = {"debug", "info", "warn", "error"};
-  return names;
+  // Never destroyed, because destructors of static objects may log.
+  static const auto* const names = new std::vector<std::string>{"debug", "info", "warn", "error"};
+  return *names;
 }
 
 std::string_view level_name(LogLevel level) { return level_names()[static_cast<size_t>(level)]; }
@@ -130,13 +131,18 @@ std::vector<LogRecord> merged(std::vector<LogRecord> records, std::optional<int>
   std::stable_sort(records.begin(), records.end(), [&](const LogRecord& a, const LogRecord& b) {
     return std::make_pair(is_last(a), a.time) < std::make_pair(is_last(b), b.time);
   });
-  std::map<std::tuple<LogLevel, std::string, std::string>, size_t> first;  // where the first such record is in `out`
+  // Where the first such record of the last kFoldTime is in `out`.
+  std::map<std::tuple<LogLevel, std::string, std::string>, size_t> first;
   std::map<size_t, std::set<int>> ranks;
   std::vector<LogRecord> out;
   for (LogRecord& record : records) {
     const bool folds = record.level >= LogLevel::kWarn && record.rank != kNoRank && !is_last(record);
     if (folds) {
-      const auto [found, fresh] = first.try_emplace({record.level, record.room, record.message}, out.size());
+      auto [found, fresh] = first.try_emplace({record.level, record.room, record.message}, out.size());
+      if (!fresh && record.time - out[found->second].time > kFoldTime) {
+        found->second = out.size();
+        fresh = true;
+      }
       std::set<int>& seen = ranks[found->second];
       // A repetition by the same rank is kept.
       if (seen.insert(record.rank).second && !fresh) continue;

@@ -46,10 +46,13 @@ std::string json_text(const LogRecord& record);
 // The inverse of json_text, except for `ranks`. Returns nothing if the text is not such a record. Safe for any text.
 std::optional<LogRecord> record_from_json(std::string_view text);
 
+// Equal records of several ranks are joined if they are at most this far apart.
+inline constexpr std::chrono::seconds kFoldTime{60};
+
 // Sorts the records of a job by time, and puts those of rank `culprit` last. Equal warnings and errors of several ranks
-// become one record, with `ranks`, at the place of the first. Those of the culprit are not joined with others. For
-// example, if ranks 0, 1 and 2 warn of a slow disk and rank 2 is the culprit, the result has one warning of ranks 0-1
-// and, in the last part, one of rank 2.
+// become one record, with `ranks`, at the place of the first, if they are not more than kFoldTime later than it. Those
+// of the culprit are not joined with others. For example, if ranks 0, 1 and 2 warn of a slow disk and rank 2 is the
+// culprit, the result has one warning of ranks 0-1 and, in the last part, one of rank 2.
 std::vector<LogRecord> merged(std::vector<LogRecord> records, std::optional<int> culprit);
 
 }  // namespace annulus

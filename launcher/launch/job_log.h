@@ -2,6 +2,7 @@
 // as they arrive and sorted when the job has ended. Used by supervisor.cc.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -18,16 +19,17 @@ namespace annulus {
 // Not thread safe.
 class JobLog {
  public:
-  // With `json`, a record is one JSON object a line. The newest records, up to `most` bytes, are kept in memory to be
+  // With `json`, a record is one JSON object a line. The newest records, up to `most` bytes of memory, are kept to be
   // sorted at the end. Throws Error(kResource) if the file cannot be made.
   JobLog(const std::string& log_dir, bool json, size_t most = size_t{64} << 20);
 
   // Appends the record to the file.
   void add(const LogRecord& record);
-  // Whether the user should see the record: false for a warning or error that another rank has already given.
+  // Whether the user should see the record: false for a warning or error that another rank has given in the kFoldTime
+  // before it.
   bool is_news(const LogRecord& record);
   // Replaces the file by one with the records in the order of merged() (logging/record.h). Records that are no longer
-  // in memory stay at the front, as they arrived. If the file cannot be replaced, it stays as it was.
+  // in memory stay at the front, as they arrived. If the file cannot be replaced, it stays as it was. Call it last.
   void merge(std::optional<int> culprit);
   // See LogFile::lost.
   std::string lost() const { return file_.lost(); }
@@ -40,9 +42,13 @@ class JobLog {
   size_t most_;
   LogFile file_;
   std::deque<LogRecord> records_;
-  size_t bytes_ = 0;                                                      // of the lines of records_
-  size_t settled_ = 0;                                                    // bytes of the file before those lines
-  std::map<std::tuple<LogLevel, std::string, std::string>, int> warned_;  // the first rank that gave it
+  size_t bytes_ = 0;    // of memory that records_ takes
+  size_t settled_ = 0;  // bytes of the file before the lines of records_
+  struct First {
+    int rank;  // the first rank that gave it
+    std::chrono::system_clock::time_point time;
+  };
+  std::map<std::tuple<LogLevel, std::string, std::string>, First> warned_;
 };
 
 }  // namespace annulus

@@ -3,17 +3,19 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstdlib>
-#include <cstring>
 #include <ctime>
 #include <filesystem>
 #include <regex>
 #include <system_error>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "common/error.h"
@@ -23,23 +25,59 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::string make_folder(const std::string& wanted) {
-  std::error_code error;
-  const std::string name = now_text("%Y%m%d-%H%M%S-") + std::to_string(getpid());
-  if (!wanted.empty()) {
-    // The logs of an earlier job are kept, because a command that resumes a failed run may name the same folder.
-    const bool used = fs::is_regular_file(fs::path(wanted) / "launch.log", error);
-    const std::string dir = used ? wanted + "/" + name : wanted;
+std::string text_of_time(const char* format, bool utc) {
+  const std::time_t now = std::time(nullptr);
+  std::tm parts{};
+  utc ? gmtime_r(&now, &parts) : localtime_r(&now, &parts);
+  std::array<char, 64> text{};
+  return std::string(text.data(), std::strftime(text.data(), text.size(), format, &parts));
+}
+
+// Makes the folder and a new launch.log in it, and locks that file. Returns its descriptor, or -1 and sets `error`,
+// which is EEXIST if the folder has the logs of another job.
+int claim(const std::string& dir, std::error_code& error) {
+  const std::string path = dir + "/launch.log";
+  for (;;) {
     fs::create_directories(dir, error);
-    if (!error && access(dir.c_str(), W_OK | X_OK) == 0) return dir;
-    throw Error(ErrorKind::kResource, "launcher",
-                "--log-dir " + wanted + " cannot be written: " + (error ? error.message() : std::strerror(errno)));
+    if (error) return -1;
+    // For reading and writing, because over NFS an exclusive lock needs a descriptor that can write.
+    const int lock = open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (lock < 0) {
+      error = std::error_code(errno, std::generic_category());
+      if (errno == ENOENT) continue;  // another job has just removed the new, empty folder
+      return -1;
+    }
+    // Another job that removes old folders may have got the lock first. If locks do not work here, it got none either.
+    while (flock(lock, LOCK_EX) != 0 && errno == EINTR) {
+    }
+    struct stat ours {
+    }, there{};
+    if (fstat(lock, &ours) == 0 && stat(path.c_str(), &there) == 0 && ours.st_dev == there.st_dev &&
+        ours.st_ino == there.st_ino) {
+      return lock;
+    }
+    close(lock);
+  }
+}
+
+// Returns the folder and the descriptor of its locked launch.log.
+std::pair<std::string, int> make_folder(const std::string& wanted) {
+  std::error_code error;
+  // In UTC, so that the order of names is that of time even when clocks are set back for the winter.
+  const std::string name = text_of_time("%Y%m%d-%H%M%S-", /*utc=*/true) + std::to_string(getpid());
+  if (!wanted.empty()) {
+    // The logs of another job are kept, because a command that resumes a failed run may name the same folder.
+    for (const std::string& dir : {wanted, wanted + "/" + name}) {
+      if (const int lock = claim(dir, error); lock >= 0) return {dir, lock};
+      if (error != std::errc::file_exists) break;
+    }
+    throw Error(ErrorKind::kResource, "launcher", "--log-dir " + wanted + " cannot be written: " + error.message());
   }
   const char* tmp = std::getenv("TMPDIR");
   const std::string fallback = std::string(tmp && *tmp ? tmp : "/tmp") + "/annulus-logs-" + std::to_string(getuid());
   for (const std::string& base : {std::string("runs/logs"), fallback}) {
     const std::string dir = base + "/" + name;
-    if (fs::create_directories(dir, error) && !error) return dir;
+    if (const int lock = claim(dir, error); lock >= 0) return {dir, lock};
   }
   throw Error(ErrorKind::kResource, "launcher",
               "no folder for log files: neither runs/logs nor " + fallback + " can be written (" + error.message() +
@@ -48,7 +86,7 @@ std::string make_folder(const std::string& wanted) {
 
 // Removes the folder unless its job runs. launch.log goes last, so that a later call finds a half-removed folder again.
 bool remove_folder(const fs::path& folder) {
-  static const std::regex ours("rank-[0-9]+\\.log|mpirun\\.log|launch\\.log|job\\.log");
+  static const std::regex ours("rank-[0-9]+\\.log|mpirun\\.log|launch\\.log|job\\.log(\\.tmp-[0-9]+)?");
   std::error_code error;
   std::vector<fs::path> files;
   for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
@@ -58,7 +96,7 @@ bool remove_folder(const fs::path& folder) {
   }
   if (error) return false;
   const fs::path last = folder / "launch.log";
-  const int lock = open(last.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+  const int lock = open(last.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
   if (lock < 0) return false;  // not made by `launch`, or not complete yet
   const bool ended = flock(lock, LOCK_EX | LOCK_NB) == 0;
   if (ended) {
@@ -72,18 +110,9 @@ bool remove_folder(const fs::path& folder) {
 
 }  // namespace
 
-std::string now_text(const char* format) {
-  const std::time_t now = std::time(nullptr);
-  std::tm local{};
-  localtime_r(&now, &local);
-  std::array<char, 64> text{};
-  return std::string(text.data(), std::strftime(text.data(), text.size(), format, &local));
-}
+std::string now_text(const char* format) { return text_of_time(format, /*utc=*/false); }
 
-LogFolder::LogFolder(const std::string& wanted) : path_(make_folder(wanted)) {
-  lock_ = open((path_ + "/launch.log").c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
-  if (lock_ >= 0) flock(lock_, LOCK_EX | LOCK_NB);  // if locks do not work here, remove_folder gets none either
-}
+LogFolder::LogFolder(const std::string& wanted) { std::tie(path_, lock_) = make_folder(wanted); }
 
 LogFolder::~LogFolder() {
   if (lock_ >= 0) close(lock_);

@@ -6,14 +6,14 @@
 
 namespace annulus {
 
-// Returns the current local time in strftime's `format`, for example "20261123-163419" for "%Y%m%d-%H%M%S".
+// Returns the current local time in strftime's `format`, for example "2026-11-23" for "%Y-%m-%d".
 std::string now_text(const char* format);
 
 // The folder of a running job. As long as this object exists, it holds a lock on the folder's launch.log, so that no
 // other job removes the folder.
 class LogFolder {
  public:
-  // Makes the folder `wanted`, or, if that has the logs of an earlier job, a new folder in it. If `wanted` is empty,
+  // Makes the folder `wanted`, or, if that has the logs of another job, a new folder in it. If `wanted` is empty,
   // makes a new folder in runs/logs, or in $TMPDIR/annulus-logs-UID if runs/logs cannot be written. Throws
   // Error(kResource) if no folder can be made.
   explicit LogFolder(const std::string& wanted);

@@ -105,8 +105,35 @@ TEST_F(JobLogTest, TakesAWarningOfAnotherRankForNoNews) {
   for (const int rank : {0, 1}) EXPECT_TRUE(log.is_news(record(0, rank, "said")));
 }
 
+TEST_F(JobLogTest, TakesAnOldWarningForNews) {
+  JobLog log(folder_, /*json=*/false);
+  EXPECT_TRUE(log.is_news(record(0, 1, "slow", LogLevel::kWarn)));
+  EXPECT_FALSE(log.is_news(record(60, 0, "slow", LogLevel::kWarn)));
+  EXPECT_TRUE(log.is_news(record(61, 0, "slow", LogLevel::kWarn)));
+  EXPECT_FALSE(log.is_news(record(62, 1, "slow", LogLevel::kWarn)));
+}
+
+TEST_F(JobLogTest, StaysAsItWasIfItIsShorterThanWhatWasWritten) {
+  JobLog log(folder_, /*json=*/false, /*most=*/500);
+  for (int i = 0; i < 20; ++i) log.add(record(i, 0, "m" + std::to_string(i)));
+  fs::resize_file(folder_ / "job.log", 10);
+  log.merge(std::nullopt);
+  EXPECT_EQ(fs::file_size(folder_ / "job.log"), 10);
+  EXPECT_EQ(names(), std::set<std::string>{"job.log"});
+}
+
+TEST_F(LogFolderTest, IsOfOneJobAlone) {
+  const std::string wanted = folder_ / "mine";
+  const LogFolder first(wanted), second(wanted);
+  EXPECT_EQ(first.path(), wanted);
+  EXPECT_EQ(fs::path(second.path()).parent_path(), fs::path(wanted));
+  for (const LogFolder* const folder : {&first, &second}) EXPECT_TRUE(fs::exists(folder->path() + "/launch.log"));
+}
+
 TEST_F(LogFolderTest, KeepsTheNewestOfItsOwn) {
-  const std::vector<std::string> ours = {"launch.log", "mpirun.log", "job.log", "rank-0.log", "rank-17.log"};
+  // A launcher that was killed while it sorted job.log has left the temporary file.
+  const std::vector<std::string> ours = {"launch.log",     "mpirun.log", "job.log",
+                                         "job.log.tmp-77", "rank-0.log", "rank-17.log"};
   for (int day = 1; day <= 5; ++day) make("2026010" + std::to_string(day) + "-120000-77", ours);
   make("20250101-120000-1", {"launch.log", "rank-0.log", "rank-0.log.txt"});
   make("20250102-120000-1", {"rank-0.log"});

@@ -101,6 +101,11 @@ TEST(Merged, SaysAWarningOfSeveralRanksOnce) {
   for (const int rank : {0, 1}) records.push_back(record(50 + rank, rank, "not a warning"));
   EXPECT_EQ(lines(merged(records, std::nullopt)),
             (std::vector<std::string>{"1 another", "0-3 slow disk", "0 not a warning", "1 not a warning"}));
+  // A minute later it is said again.
+  const int64_t later = std::chrono::microseconds(kFoldTime).count() + 11;
+  std::vector<LogRecord> long_after = records;
+  for (const int rank : {2, 3}) long_after.push_back(record(later + rank, rank, "slow disk", LogLevel::kWarn));
+  EXPECT_EQ(lines(merged(long_after, std::nullopt)).back(), "2-3 slow disk");
   // The culprit's records stay separate, and a rank's second, equal warning is kept.
   records.push_back(record(99, 1, "another", LogLevel::kWarn));
   EXPECT_EQ(lines(merged(records, 3)), (std::vector<std::string>{"1 another", "0-2 slow disk", "0 not a warning",
