@@ -6,6 +6,7 @@ import glob
 import json
 import os
 import re
+import shutil
 import signal
 import sys
 
@@ -39,7 +40,52 @@ for control in ranks:
 """
 
 
+# A stand-in for mpirun that acts as two ranks on another host, which the job numbers in the opposite order. Each prints
+# an error line at once. Rank 1 of mpirun sends what is no record, and fails.
+RENUMBERED = """#!/usr/bin/env python3
+import os, socket, sys
+if sys.argv[1:] == ["--version"]:
+    print("mpirun (Open MPI) 4.1.4")
+    sys.exit()
+token, port, addresses = os.environ["ANNULUS_BACK"].split("/")
+ranks = []
+for rank in range(2):
+    for stream in ("control", "err"):
+        ranks.append(socket.create_connection((addresses.split(",")[0], int(port))))
+        ranks[-1].sendall(f"{token} rank {rank} {stream}\\n".encode())
+        assert ranks[-1].recv(3) == b"ok\\n"
+for rank in range(2):
+    control, err = ranks[2 * rank : 2 * rank + 2]
+    control.sendall(f"start {rank} {os.getpid()} node{rank}\\nnumber {rank} {1 - rank}\\n".encode())
+    err.sendall(f"of mpirun's rank {rank}\\n".encode())
+control.sendall(b"log 1 1no record\\nfailed 1 3 4 data no text\\n")
+ranks[0].sendall(b"follows 0 0 3 4 data on rank 0: no text\\n")
+for one in ranks:
+    one.close()
+sys.exit(3)
+"""
+
+# Starts the ranks with mpirun, but rank 2 in another folder.
+ELSEWHERE = """#!/bin/bash
+args=()
+for arg in "$@"; do
+  if [[ $arg == "{program}" && -z $found ]]; then
+    args+=(sh -c 'test $OMPI_COMM_WORLD_RANK != 2 || cd "{folder}"; exec "$@"' sh)
+    found=1
+  fi
+  args+=("$arg")
+done
+exec "{mpirun}" "${{args[@]}}"
+"""
+
+
 class LogTest(cli.CliTest):
+    def write_mpirun(self, text):
+        with open(self.path("mpirun"), "w") as f:
+            f.write(text)
+        os.chmod(self.path("mpirun"), 0o755)
+        return self.path("mpirun")
+
     def lines(self, path):
         with open(path) as f:
             return f.read().splitlines()
@@ -85,6 +131,28 @@ class LogTest(cli.CliTest):
         for rank in range(4):
             if f"rank {rank} waits" in out:
                 self.assertTrue(any(r[2] == rank and r[3].startswith("[launcher] process ") for r in records), rank)
+
+    def test_a_rank_that_alone_finds_no_file(self):
+        mpirun = os.environ.get("MPIRUN") or shutil.which("mpirun")
+        cli.write_tiny_run(self.folder, 3, data={"batch": 4})
+        os.mkdir(self.path("other"))
+        shutil.copy(self.path("config.toml"), self.path("other"))
+        text = ELSEWHERE.format(program=os.path.realpath(cli.ANNULUS), folder=self.path("other"), mpirun=mpirun)
+        code, _, err = self.annulus("launch", "-n", "4", "--log-level", "debug", "train", "config.toml", MPIRUN=self.write_mpirun(text))
+        self.assertEqual(code, 3, err)
+        self.assertIn("text.txt", err)
+        self.assert_merged(self.records(), 2)
+
+    def test_ranks_that_the_job_numbers_otherwise(self):
+        code, _, err = self.annulus("launch", "-n", "2", "--mpi-args", "--host elsewhere", "selftest", "print",
+                                    MPIRUN=self.write_mpirun(RENUMBERED))
+        self.assertEqual(code, 3, err)
+        self.assertIn("annulus: rank 0: [data] no text\nannulus: rank 1 failed after it\n", err)
+        records = [line.split(" ", 2)[2] for line in self.job_log()]
+        self.assertIn("node0 rank 1 [stderr] of mpirun's rank 0", records)
+        self.assertEqual(records[-1], "node1 rank 0 [stderr] of mpirun's rank 1")
+        with open(glob.glob(self.path("runs/logs/*/rank-1.log"))[0]) as f:
+            self.assertIn("annulus: a record that cannot be read: no record\n", f.read())
 
     def test_a_killed_rank_of_four_loses_nothing(self):
         cli.write_tiny_run(self.folder, 1000000, data={"batch": 4}, checkpoint={"every": 2})
@@ -170,6 +238,10 @@ class LogTest(cli.CliTest):
             times = [json.loads(line)["time"] for line in self.lines(file)]
             self.assertTrue(times)
             self.assertEqual(times, sorted(times))
+        code, _, err = self.annulus("launch", "-n", "2", "--log-json", "selftest", "print")
+        self.assertEqual(code, 0, err)
+        self.assertEqual(sorted((r["rank"], r["room"], r["message"]) for r in map(json.loads, err.splitlines())),
+                         [(i, "stderr", f"standard error of rank {i}") for i in range(2)])
         code, _, err = self.annulus("launch", "-n", "2", "--log-json", "selftest", "fail", "--rank", "1")
         self.assertEqual(code, 3)
         last = json.loads(err.splitlines()[-1])
@@ -179,11 +251,8 @@ class LogTest(cli.CliTest):
         self.assertEqual(json.loads(err)["level"], "error")
 
     def test_a_warning_of_all_ranks_is_shown_once(self):
-        with open(self.path("mpirun"), "w") as f:
-            f.write(MPIRUN)
-        os.chmod(self.path("mpirun"), 0o755)
         code, _, err = self.annulus("launch", "-n", "3", "--mpi-args", "--host elsewhere", "selftest", "print",
-                                    MPIRUN=self.path("mpirun"))
+                                    MPIRUN=self.write_mpirun(MPIRUN))
         self.assertEqual(code, 0, err)
         self.assertEqual(err.count("all ranks know it"), 1, err)
         for rank in range(3):

@@ -19,6 +19,7 @@
 
 #include "comm/agreement.h"
 #include "comm/bootstrap/bootstrap.h"
+#include "comm/following_error.h"
 #include "comm/hosts.h"
 #include "comm/launch_info.h"
 #include "common/environment.h"
@@ -167,7 +168,8 @@ int run_program(int argc, char** argv) {
   LaunchInfo rank;
   int code = 0;
   std::optional<Error> error;
-  bool said = false;  // whether one rank has printed the error for all
+  bool said = false;          // whether one rank has printed the error for all
+  std::optional<int> failed;  // the rank that failed, if this one only ends because of it
   try {
     remember_command_line(argc, argv);
     install_logger();
@@ -182,13 +184,20 @@ int run_program(int argc, char** argv) {
   } catch (const ReportedError& reported) {
     error = reported;
     said = true;
+  } catch (const FollowingError& following) {
+    error = following;
+    failed = following.failed();
   } catch (...) {
     error = error_in_flight("");
   }
   if (error) code = error->exit_code();  // docs/user-guide.md, "Exit codes"
   if (error && attached_to_launcher()) {
     if (!said) log_unshown(LogLevel::kError, error->room(), error->message());  // the launcher shows how the job ended
-    report_error(*error, said);
+    if (failed) {
+      report_following(*error, *failed);
+    } else {
+      report_error(*error, said);
+    }
   } else if (attached_to_launcher()) {
     report_exit(code);
   } else if (error && !said) {

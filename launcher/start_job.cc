@@ -2,6 +2,7 @@
 #include "launcher/start_job.h"
 
 #include "common/version.h"
+#include "launcher/launch/rank.h"
 #include "logging/log_setup.h"
 
 namespace annulus {
@@ -15,6 +16,7 @@ Job start_job(std::vector<Field> fields, const std::string& device) {
   options.start = "annulus launch -n";
   Job job = bootstrap(options);
   set_log_place(job.host, job.rank, job.size);  // the launcher may number the ranks differently
+  if (job.rank != job.launch.rank) report_number(job.rank);
   return job;
 }
 

@@ -2,18 +2,22 @@
 #include "launcher/launch/rank.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <mutex>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
@@ -33,14 +37,26 @@ constexpr std::chrono::seconds kCallTime{20};  // the time to reach the launcher
 int control_fd = -1;
 int own_rank = 0;
 
-// Sends one line with one write: at most PIPE_BUF bytes are never mixed with those of another rank. Line breaks inside
-// the text are sent as \1.
+// Sends one line, whose line breaks are sent as \1. All ranks of the launcher's host write to one pipe, which keeps a
+// line of at most PIPE_BUF bytes whole. A connection of a rank on another host gives no such promise: a write may be
+// partial, and the lock keeps lines of several threads apart.
 void write_line(std::string text) {
   if (control_fd < 0) return;
   std::replace(text.begin(), text.end(), '\n', '\1');
   text += '\n';
-  if (write(control_fd, text.data(), text.size()) < 0) {
-  }  // the launcher is gone: PDEATHSIG ends this process
+  static std::mutex* const mutex = new std::mutex;  // never destroyed, because destructors of static objects may log
+  const std::lock_guard<std::mutex> lock(*mutex);
+  for (std::string_view rest = text; !rest.empty();) {
+    const ssize_t written = write(control_fd, rest.data(), rest.size());
+    if (written >= 0) {
+      rest.remove_prefix(static_cast<size_t>(written));
+    } else if (errno == EAGAIN) {
+      pollfd writable{control_fd, POLLOUT, 0};
+      poll(&writable, 1, -1);
+    } else if (errno != EINTR) {
+      return;  // the launcher is gone: PDEATHSIG ends this process
+    }
+  }
 }
 
 void send_line(std::string text) {
@@ -147,6 +163,13 @@ void report_exit(int code) { send_line("exit " + std::to_string(own_rank) + " " 
 void report_error(const Error& error, bool said) {
   send_line((said ? "said " : "failed ") + std::to_string(own_rank) + " " + error.wire().substr(0, kLongestPiece));
 }
+
+void report_following(const Error& error, int failed) {
+  send_line("follows " + std::to_string(own_rank) + " " + std::to_string(failed) + " " +
+            error.wire().substr(0, kLongestPiece));
+}
+
+void report_number(int rank) { write_line("number " + std::to_string(own_rank) + " " + std::to_string(rank)); }
 
 void report_checkpoint(int64_t step, const std::string& folder, const std::vector<std::string>& command) {
   std::vector<std::string> words = {std::to_string(step), folder};

@@ -27,9 +27,14 @@ bool attached_to_launcher();
 std::string process_place();
 
 // Tell the launcher how this rank ended: with an exit code or with an error. `said` means that one of the ranks has
-// already printed the error. Both do nothing unless attached.
+// already printed the error. They do nothing unless attached.
 void report_exit(int code);
 void report_error(const Error& error, bool said);
+// Tells the launcher that this rank ends only because rank `failed` of the job has failed (comm/following_error.h).
+void report_following(const Error& error, int failed);
+// Tells the launcher the number of this rank in the job, which may differ from the one that mpirun gave it. Does
+// nothing unless attached.
+void report_number(int rank);
 
 // Tells the launcher how a run of `train` could be continued if this job ended now: from the checkpoint of `step` in
 // `folder`, with the words of `command`. An empty folder means that the run has no checkpoint yet, and an empty command

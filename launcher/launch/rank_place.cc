@@ -40,7 +40,10 @@ void HostAccess::bind_process(const RankPlacement& rank) {
     const std::string warning = bind_memory(rank.memory_nodes);
     if (!warning.empty() && rank.local_rank == 0) log_warn("place", warning);
   } catch (const Error& error) {
-    log_warn("place", std::string("this rank is not bound to its processors: ") + error.what());
+    // The usual reason, a system that does not allow it, is the same for all ranks of the host.
+    if (rank.local_rank == 0) {
+      log_warn("place", std::string("this rank is not bound to its processors: ") + error.what());
+    }
   }
 }
 

@@ -96,7 +96,9 @@ void RankStreams::read_all() {
 
 void RankStreams::take(size_t i, Source& source, Terminal::Stream stream, std::string_view bytes) {
   ranks_[i].shown = ++shown_;
-  if (i == 0) {
+  if (stream == Terminal::kErr && hidden_) {
+    // told_ shows it.
+  } else if (i == 0) {
     terminal_.write_raw(stream, bytes);
   } else {
     source.terminal.feed(bytes, [&](std::string_view line, bool replaced) {

@@ -63,8 +63,12 @@ class RankStreams {
   // Shows a record of a rank, which may have several lines, and writes it to the rank's file. With `bare`, the terminal
   // shows it without the rank's prefix.
   void say(int rank, const std::string& text, bool bare);
-  // Sets a function that is called with each line that a rank prints to standard error by itself.
-  void on_error_line(std::function<void(int rank, std::string_view line)> told) { told_ = std::move(told); }
+  // Sets a function that is called with each line that a rank prints to standard error by itself. With `instead`, such
+  // a line is written to the rank's file only, and the function shows it.
+  void on_error_line(bool instead, std::function<void(int rank, std::string_view line)> told) {
+    hidden_ = instead;
+    told_ = std::move(told);
+  }
 
   // Adds a line to a rank's log file without showing it.
   void note(int rank, const std::string& line);
@@ -95,7 +99,8 @@ class RankStreams {
   Terminal& terminal_;
   std::vector<Rank> ranks_;
   std::function<void(int, std::string_view)> told_;
-  int64_t shown_ = 0;  // the number of pieces of output that the terminal has shown
+  bool hidden_ = false;  // whether the terminal shows what told_ is called with in another way
+  int64_t shown_ = 0;    // the number of pieces of output that the terminal has shown
 };
 
 }  // namespace annulus

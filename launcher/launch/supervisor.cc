@@ -51,6 +51,7 @@ struct RankState {
   bool reported = false;  // whether its end is known
   std::string host;       // where it runs
   std::string record;     // the pieces of a record whose last piece has not come
+  int number = 0;         // its rank in the job, which differs from that of mpirun if bootstrap renumbers the ranks
 };
 
 class Supervisor {
@@ -65,10 +66,11 @@ class Supervisor {
         streams_(options.ranks, session_dir, log_dir, terminal_),
         ranks_(static_cast<size_t>(options.ranks)),
         job_log_(log_dir, json_) {
+    for (size_t i = 0; i < ranks_.size(); ++i) ranks_[i].number = static_cast<int>(i);
     control_ = open_fifo(session_dir + "/control");
     mpirun_log_ = LogFile(log_dir, "mpirun.log");
     log_ = LogFile(log_dir, "launch.log");
-    streams_.on_error_line([this](int rank, std::string_view line) { take_error_line(rank, line); });
+    streams_.on_error_line(/*instead=*/json_, [this](int rank, std::string_view line) { take_error_line(rank, line); });
     for (const LogRecord& record : take_early_records()) job_log_.add(record);
     set_log_console([this](const LogRecord& record, bool shown) { take_own(record, shown); });
   }
@@ -87,9 +89,14 @@ class Supervisor {
   void start(const std::vector<std::string>& command, const std::string& heading) {
     log_.add(heading);
     log_.flush();
-    const MpirunProcess process = start_mpirun(command, signals_.before);
-    mpirun_pid_ = process.pid;
-    mpirun_ = process.output;
+    try {
+      const MpirunProcess process = start_mpirun(command, signals_.before);
+      mpirun_pid_ = process.pid;
+      mpirun_ = process.output;
+    } catch (const Error& error) {
+      log_unshown(LogLevel::kError, error.room(), error.message());  // run_program shows it
+      throw;
+    }
   }
 
   // Runs until mpirun has ended and nothing is left to read. Returns the exit code.
@@ -126,7 +133,10 @@ class Supervisor {
   void take_record(int rank, std::string_view text) {
     if (text.empty()) return;
     std::optional<LogRecord> record = record_from_json(text.substr(1));
-    if (!record) return;
+    if (!record) {
+      streams_.note(rank, "annulus: a record that cannot be read: " + std::string(text.substr(1)));
+      return;
+    }
     const bool shown = (text.front() & 1) != 0;
     record->of_one = (text.front() & 2) != 0;
     job_log_.add(*record);
@@ -141,11 +151,14 @@ class Supervisor {
 
   // Makes a record of a line that a rank, or a library in it, printed to standard error. Its time is that of arrival.
   void take_error_line(int rank, std::string_view line) {
-    job_log_.add({.time = std::chrono::system_clock::now(),
-                  .host = ranks_[static_cast<size_t>(rank)].host,
-                  .rank = rank,
-                  .room = "stderr",
-                  .message = std::string(line)});
+    const RankState& r = ranks_[static_cast<size_t>(rank)];
+    const LogRecord record{.time = std::chrono::system_clock::now(),
+                           .host = r.host,
+                           .rank = r.number,
+                           .room = "stderr",
+                           .message = std::string(line)};
+    job_log_.add(record);
+    if (json_) terminal_.write_line(Terminal::kErr, json_text(record));
   }
 
   void wait_for_events() {
@@ -198,7 +211,9 @@ class Supervisor {
   void read_all() {
     read_signals();
     accept_ranks();
-    // Output is read before the control pipe, so that what a rank printed comes before how it ended.
+    // The host and number of a rank are learnt before its output is read. The other control lines that have come by now
+    // wait for that output, so that what a rank printed comes before how it ended.
+    read_control();
     streams_.read_all();
     read_ends();
     drain(mpirun_, [&](std::string_view bytes) {
@@ -227,26 +242,34 @@ class Supervisor {
     if (WIFSIGNALED(status)) mpirun_signal_ = WTERMSIG(status);
   }
 
-  // Reads control lines, which launcher/launch/rank.cc writes: "start RANK PID HOST", "exit RANK CODE", "failed RANK
-  // ERROR", "said RANK ERROR", "kept RANK WORDS" after any number of "keeps RANK WORDS", and "log RANK RECORD" after
-  // any number of "logs RANK RECORD".
+  // Reads control lines, which launcher/launch/rank.cc writes: "start RANK PID HOST", "number RANK RANK_IN_JOB", "exit
+  // RANK CODE", "failed RANK ERROR", "said RANK ERROR", "follows RANK FAILED_RANK_IN_JOB ERROR", "kept RANK WORDS"
+  // after any number of "keeps RANK WORDS", and "log RANK RECORD" after any number of "logs RANK RECORD". The first two
+  // are obeyed at once, the others by take_waiting().
   void read_control() {
-    drain(control_, [&](std::string_view bytes) {
-      control_lines_.feed(bytes, [&](std::string_view line, bool) { take_control(std::string(line)); });
-    });
-  }
-
-  void read_remote_control() {
+    const auto take = [&](std::string_view text, bool) {
+      std::string line(text);
+      if (!take_place(line)) waiting_.push_back(std::move(line));
+    };
+    drain(control_, [&](std::string_view bytes) { control_lines_.feed(bytes, take); });
     for (RankState& r : ranks_) {
-      drain(r.control, [&](std::string_view bytes) {
-        r.words.feed(bytes, [&](std::string_view line, bool) { take_control(std::string(line)); });
-      });
+      drain(r.control, [&](std::string_view bytes) { r.words.feed(bytes, take); });
     }
   }
 
-  void take_control(const std::string& line) {
+  void take_waiting() {
+    for (const std::string& line : std::exchange(waiting_, {})) take_control(line);
+  }
+
+  // Takes a line about the place of a rank; returns false for any other line.
+  bool take_place(const std::string& line) {
     long a = -1, b = 0;
     int used = 0;
+    if (std::sscanf(line.c_str(), "number %ld %ld", &a, &b) == 2) {
+      if (a >= 0 && a < options_.ranks && b >= 0 && b < options_.ranks)
+        ranks_[static_cast<size_t>(a)].number = static_cast<int>(b);
+      return true;
+    }
     if (std::sscanf(line.c_str(), "start %ld %ld%n", &a, &b, &used) == 2 && a >= 0 && a < options_.ranks && b > 1) {
       RankState& r = ranks_[static_cast<size_t>(a)];
       r.started = true;
@@ -256,8 +279,14 @@ class Supervisor {
       // nothing.
       if (stop_signal_ && r.pidfd >= 0) syscall(SYS_pidfd_send_signal, r.pidfd, SIGUSR1, nullptr, 0);
       if (stop_signal_ && r.control >= 0 && !mpirun_code_) kill(mpirun_pid_, SIGUSR1);
-      return;
+      return true;
     }
+    return false;
+  }
+
+  void take_control(const std::string& line) {
+    long a = -1, b = 0;
+    int used = 0;
     const bool whole = std::sscanf(line.c_str(), "kept %ld%n", &a, &used) == 1;
     if (whole || std::sscanf(line.c_str(), "keeps %ld%n", &a, &used) == 1) {
       kept_text_ += line.substr(std::min(line.size(), static_cast<size_t>(used) + 1));
@@ -273,8 +302,10 @@ class Supervisor {
       return;
     }
     const bool said = std::sscanf(line.c_str(), "said %ld%n", &a, &used) == 1;
+    long cause = -1;
+    const bool follows = std::sscanf(line.c_str(), "follows %ld %ld%n", &a, &cause, &used) == 2;
     std::optional<Error> error;
-    if (said || std::sscanf(line.c_str(), "failed %ld%n", &a, &used) == 1) {
+    if (said || follows || std::sscanf(line.c_str(), "failed %ld%n", &a, &used) == 1) {
       std::string text = line.substr(std::min(line.size(), static_cast<size_t>(used) + 1));
       std::replace(text.begin(), text.end(), '\1', '\n');
       error = Error::from_wire(text).value_or(
@@ -289,7 +320,8 @@ class Supervisor {
     r.reported = true;
     if (b == 0) return;
     if (error && !said) streams_.note(static_cast<int>(a), "annulus: " + std::string(error->what()));
-    add_failure({static_cast<int>(a), static_cast<int>(b), error ? error->what() : "", said, false});
+    add_failure({static_cast<int>(a), static_cast<int>(b), error ? error->what() : "", said, false,
+                 follows && cause >= 0 && cause < options_.ranks ? static_cast<int>(cause) : -1});
   }
 
   // Finds out which ranks have ended. Ranks that died without a report come before those that reported an error,
@@ -302,7 +334,7 @@ class Supervisor {
     for (bool more = true; more;) {
       const size_t known = failures_.size() + dead.size();
       read_control();
-      read_remote_control();
+      take_waiting();
       find_dead(dead);
       more = failures_.size() + dead.size() > known;
     }
@@ -341,12 +373,7 @@ class Supervisor {
     if (mpirun_code_) return;  // mpirun has ended, and its pid may belong to another process by now
     if (!stop_signal_) {
       stop_signal_ = signal;
-      const std::string name = signal == SIGINT    ? "Ctrl-C"
-                               : signal != SIGPIPE ? strsignal(signal)
-                               : terminal_.error() == EPIPE
-                                   ? "the output was closed"
-                                   : std::string("the output cannot be written: ") + std::strerror(terminal_.error());
-      log_warn("", name + ": the ranks finish their step and stop" +
+      log_warn("", stop_reason(signal, terminal_.error()) + ": the ranks finish their step and stop" +
                        (signal == SIGINT ? " (press Ctrl-C again to end them at once)" : ""));
       kill(mpirun_pid_, SIGUSR1);  // mpirun forwards it, also to other hosts
       deadline_ = Clock::now() +
@@ -387,7 +414,11 @@ class Supervisor {
     JobEnd end;
     end.ranks = options_.ranks;
     end.failed = failures_;
-    for (int rank = 0; rank < options_.ranks; ++rank) end.unseen.push_back(streams_.unseen(rank));
+    for (RankEnd& failure : end.failed) failure.rank = ranks_[static_cast<size_t>(failure.rank)].number;
+    end.unseen.resize(ranks_.size());
+    for (size_t i = 0; i < ranks_.size(); ++i) {
+      end.unseen[static_cast<size_t>(ranks_[i].number)] = streams_.unseen(static_cast<int>(i));
+    }
     end.mpirun_code = *mpirun_code_;
     end.mpirun_signal = mpirun_signal_;
     end.mpirun_said = mpirun_text_;
@@ -402,27 +433,13 @@ class Supervisor {
     }
     end.log_dir = log_dir_;
     const Verdict verdict = judge(end);
-    say(verdict, end.stop_signal != 0 && !verdict.culprit ? LogLevel::kWarn : LogLevel::kError);
+    const LogLevel level = end.stop_signal != 0 && !verdict.failed ? LogLevel::kWarn : LogLevel::kError;
+    for (const std::string& message : messages_of(verdict.words)) log(level, "", message);
     log_.add("exit code " + std::to_string(verdict.code) + "\n");
     log_.flush();
     say_lost_logs();
     job_log_.merge(verdict.culprit);
     return verdict.code;
-  }
-
-  // Logs a record for each line that begins with "annulus: ", together with the lines that follow it.
-  void say(const Verdict& verdict, LogLevel level) {
-    constexpr std::string_view kOurs = "annulus: ";
-    std::string message;
-    for (size_t i = 0; i < verdict.words.size(); ++i) {
-      const std::string& line = verdict.words[i];
-      message += line.starts_with(kOurs) ? line.substr(kOurs.size()) : line;
-      if (i + 1 < verdict.words.size() && !verdict.words[i + 1].starts_with(kOurs)) {
-        message += "\n";
-      } else {
-        log(level, "", std::exchange(message, ""));
-      }
-    }
   }
 
   // Reports incomplete logs once. The job's exit code stays the same, because its results are not affected.
@@ -453,9 +470,10 @@ class Supervisor {
   JobLog job_log_;
   int control_ = -1;
   LineSplitter control_lines_;
-  std::string kept_text_;          // the pieces so far of a "kept" message
-  std::vector<std::string> kept_;  // the last such message: step, folder, the words of a command
-  int mpirun_ = -1;                // a pipe with mpirun's own output
+  std::vector<std::string> waiting_;  // control lines that have not been obeyed yet
+  std::string kept_text_;             // the pieces so far of a "kept" message
+  std::vector<std::string> kept_;     // the last such message: step, folder, the words of a command
+  int mpirun_ = -1;                   // a pipe with mpirun's own output
   std::string mpirun_text_;
   pid_t mpirun_pid_ = -1;
   std::optional<int> mpirun_code_;

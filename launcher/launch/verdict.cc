@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <string_view>
 #include <system_error>
 
 #include "common/error.h"
@@ -51,6 +52,26 @@ void tell(const std::vector<RankEnd>& told, int code, const JobEnd& end, std::ve
     for (const std::string& line : lines) words.push_back("  " + line);
   }
   if (!other.empty()) words.push_back("annulus: " + rank_list(other) + " failed after it");
+}
+
+// Puts the first rank that failed by itself before those that ended because of it and were heard earlier.
+void put_cause_first(std::vector<RankEnd>& told) {
+  if (told.empty() || told.front().follows < 0) return;
+  const auto cause =
+      std::find_if(told.begin(), told.end(), [](const RankEnd& f) { return f.follows < 0 && !f.abrupt; });
+  if (cause != told.end()) std::rotate(told.begin(), cause, cause + 1);
+}
+
+std::optional<int> culprit_of(const std::vector<RankEnd>& told, int ranks) {
+  if (told.empty()) return std::nullopt;
+  const RankEnd& first = told.front();
+  if (first.follows >= 0) return first.follows;  // mpirun ended that rank before it could report
+  if (first.said) return std::nullopt;           // one rank has reported the failure of all
+  const auto alike = std::count_if(told.begin(), told.end(), [&](const RankEnd& f) {
+    return !f.abrupt && f.follows < 0 && f.code == first.code && f.message == first.message;
+  });
+  if (ranks > 1 && alike == ranks) return std::nullopt;
+  return first.rank;
 }
 
 // Whether this is rank 0 of a run that stopped on request, which has itself printed how to continue.
@@ -102,6 +123,7 @@ Verdict judge(const JobEnd& end) {
     const bool asked = interrupted && (f.abrupt || f.code >= 128);
     if (!asked) told.push_back(f);
   }
+  put_cause_first(told);
   int code = end.mpirun_code;
   // A rank that fails while it stops, for example on a full disk while it writes its checkpoint, has failed.
   if (!told.empty() && !told.front().abrupt) {
@@ -139,9 +161,29 @@ Verdict judge(const JobEnd& end) {
     words.push_back("annulus: " + resume_text(*end.resume));
   }
   if (code != 0) words.push_back("annulus: exit code " + std::to_string(code) + ", logs in " + end.log_dir);
-  std::optional<int> culprit;
-  if (!told.empty()) culprit = told.front().rank;
-  return {code, culprit, std::move(words)};
+  return {code, culprit_of(told, end.ranks), !told.empty(), std::move(words)};
+}
+
+std::vector<std::string> messages_of(const std::vector<std::string>& words) {
+  constexpr std::string_view kOurs = "annulus: ";
+  std::vector<std::string> messages;
+  for (const std::string& line : words) {
+    if (line.starts_with(kOurs)) {
+      messages.push_back(line.substr(kOurs.size()));
+    } else if (messages.empty()) {
+      messages.push_back(line);
+    } else {
+      messages.back() += "\n" + line;
+    }
+  }
+  return messages;
+}
+
+std::string stop_reason(int signal, int output_error) {
+  if (signal == SIGINT) return "Ctrl-C";
+  if (signal != SIGPIPE) return strsignal(signal);
+  if (output_error == EPIPE) return "the output was closed";
+  return std::string("the output cannot be written: ") + std::strerror(output_error);
 }
 
 }  // namespace annulus

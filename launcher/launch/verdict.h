@@ -10,13 +10,14 @@
 
 namespace annulus {
 
-// The end of one rank that failed.
+// The end of one rank that failed. All ranks are numbered as in the job.
 struct RankEnd {
   int rank = 0;
   int code = 0;         // its exit code; 0 if it ended abruptly
   std::string message;  // the error that it reported; may be empty
   bool said = false;    // one rank has printed the message for all
   bool abrupt = false;  // it ended without a report: by a signal or _exit
+  int follows = -1;     // the rank because of whose failure it ended; -1: it failed itself
 };
 
 // The checkpoint from which a run of `train` can be continued.
@@ -59,11 +60,21 @@ struct JobEnd {
 };
 
 struct Verdict {
-  int code = 0;                    // the exit code of run_launch (launch.h)
-  std::optional<int> culprit;      // the rank that failed first; none if none failed, or if they were asked to stop
+  int code = 0;  // the exit code of run_launch (launch.h)
+  // The rank that failed first by itself. None if no rank failed, if all failed in the same way, or if they were asked
+  // to stop.
+  std::optional<int> culprit;
+  bool failed = false;             // whether a rank failed that had not been asked to stop
   std::vector<std::string> words;  // the lines to print; may be empty
 };
 
 Verdict judge(const JobEnd& end);
+
+// One message for each line of a verdict that begins with "annulus: ", without that prefix and together with the lines
+// that follow it.
+std::vector<std::string> messages_of(const std::vector<std::string>& words);
+
+// Why a job is asked to stop: "Ctrl-C", "Terminated", "the output was closed". `output_error` is as in JobEnd.
+std::string stop_reason(int signal, int output_error);
 
 }  // namespace annulus

@@ -5,6 +5,7 @@
 #include <signal.h>
 
 #include <cerrno>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,9 @@ constexpr bool kSaid = true;
 
 RankEnd reported(int rank, int code, std::string message, bool said = false) {
   return {rank, code, std::move(message), said, false};
+}
+RankEnd following(int rank, int failed, int code, std::string message) {
+  return {rank, code, std::move(message), false, false, failed};
 }
 RankEnd died(int rank) { return {rank, 0, "", false, true}; }
 
@@ -88,6 +92,16 @@ std::vector<Case> cases() {
        job(4, 6, {reported(2, 6, "[comm] a"), reported(0, 6, "[comm] b")}),
        6,
        {"annulus: rank 2: [comm] a", "annulus: rank 0 failed after it", last(6)}},
+      {"others are heard before the rank that failed",
+       job(4, 3,
+           {following(1, 2, 3, "[data] on rank 2: no text"), following(0, 2, 3, "[data] on rank 2: no text"),
+            reported(2, 3, "[data] no text"), died(3)}),
+       3,
+       {"annulus: rank 2: [data] no text", "annulus: ranks 0-1 failed after it", last(3)}},
+      {"the rank that failed is ended before it reports",
+       job(4, 3, {following(1, 2, 3, "[data] on rank 2: no text"), died(2)}),
+       3,
+       {"annulus: rank 1: [data] on rank 2: no text", last(3)}},
       {"a failure without a message",
        job(2, 7, {reported(1, 7, "")}),
        7,
@@ -217,6 +231,18 @@ std::vector<Case> cases() {
        3,
        {"annulus: rank 1: [data] x", last(3)}},
   };
+}
+
+TEST(Verdict, NamesTheRankThatFailedByItself) {
+  const std::string text = "[data] no text", of_others = "[data] on rank 2: no text";
+  const auto culprit = [](std::vector<RankEnd> failed) { return judge(job(3, 3, std::move(failed))).culprit; };
+  EXPECT_EQ(culprit({following(0, 2, 3, of_others), following(1, 2, 3, of_others), reported(2, 3, text)}), 2);
+  EXPECT_EQ(culprit({following(0, 2, 3, of_others), died(2)}), 2);
+  EXPECT_EQ(culprit({died(1), following(0, 2, 3, of_others), reported(2, 3, text)}), 1);
+  EXPECT_EQ(culprit({reported(1, 3, text), reported(0, 3, text)}), 1);
+  EXPECT_EQ(culprit({reported(1, 3, text), reported(0, 3, text), reported(2, 3, text)}), std::nullopt);
+  EXPECT_EQ(culprit({reported(1, 5, text, kSaid), reported(0, 5, text, kSaid)}), std::nullopt);
+  EXPECT_EQ(culprit({}), std::nullopt);
 }
 
 TEST(Verdict, GivesExitCodeAndMessagesOfEachCase) {
