@@ -185,7 +185,7 @@ void LogitsJob::run(Communicator& world, int ranks_here, at::Device device) {
   Parameters& parameters = model.parameters();
   std::vector<Field> weights;
   together(world, {"logits, loading the weights"}, [&] {
-    opened_.load(parameters, [](const std::string& note) { log_warn("logits", note); });
+    opened_.load(parameters, [](const std::string& note) { log_warn_once_per_job("logits", note); });
     for (size_t unit = 0; unit < parameters.units().size(); ++unit) {
       const at::Tensor values = parameters.values(unit).tensor().cpu();
       weights.push_back(
