@@ -5,6 +5,7 @@ Hosts are simulated by giving ranks other host names (unshare --uts); if that is
 so.
 """
 
+import glob
 import json
 import os
 import shutil
@@ -42,6 +43,19 @@ every = 0
 # Two hosts of two ranks: host after host, or in turn.
 IN_ORDER = 'hostname host-$((OMPI_COMM_WORLD_RANK / 2)) && exec "$@"'
 CYCLIC = 'hostname host-$((OMPI_COMM_WORLD_RANK % 2)) && exec "$@"'
+
+# Starts the ranks of `launch` as CYCLIC does, and rank 1 of mpirun, which is rank 2 of the job, in another folder.
+CYCLIC_MPIRUN = """#!/bin/bash
+args=()
+for arg in "$@"; do
+  if [[ $arg == "{program}" && -z $found ]]; then
+    args+=(unshare --uts sh -c 'test $OMPI_COMM_WORLD_RANK != 1 || cd "{folder}"; {hosts}' sh)
+    found=1
+  fi
+  args+=("$arg")
+done
+exec "{mpirun}" "${{args[@]}}"
+"""
 
 
 class RankOrderTest(cli.CliTest):
@@ -100,6 +114,21 @@ class RankOrderTest(cli.CliTest):
         self.assertIn("the launcher numbers them 0 2 1 3", outputs[1])
         self.assertIn("host host-0: ranks 0-1 on cpu", outputs[1])
         self.assertIn("host host-1: ranks 2-3 on cpu", outputs[1])
+
+    def test_launch_names_a_failed_rank_by_its_number_in_the_job(self):
+        os.mkdir(self.path("other"))
+        shutil.copy(self.path("config.toml"), self.path("other"))
+        with open(self.path("mpirun"), "w") as f:
+            f.write(CYCLIC_MPIRUN.format(program=os.path.realpath(cli.ANNULUS), folder=self.path("other"), hosts=CYCLIC, mpirun=shutil.which("mpirun")))
+        os.chmod(self.path("mpirun"), 0o755)
+        code, _, err = self.annulus("launch", "-n", "4", "--mpi-args", "--host localhost:4", "train", "config.toml", MPIRUN=self.path("mpirun"))
+        self.assertEqual(code, 3, err)
+        # mpirun may end that rank before it reports, and then the others name it.
+        self.assertRegex(err, r"(?m)^annulus: (rank 2: \[\w+\] |ranks? .*\] on rank 2: ).*words\.txt")
+        with open(glob.glob(self.path("runs/logs/*/job.log"))[0]) as f:
+            lines = f.read().splitlines()
+        own = [line for line in lines if " host-1 rank 2 " in line]
+        self.assertEqual(lines[len(lines) - len(own) :], own, "the lines of the failed rank are not last")
 
 
 cli.main()
