@@ -41,10 +41,16 @@ int claim(const std::string& dir, std::error_code& error) {
     fs::create_directories(dir, error);
     if (error) return -1;
     // For reading and writing, because over NFS an exclusive lock needs a descriptor that can write.
-    const int lock = open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    int lock = open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (lock < 0 && errno == ENOENT) continue;  // another job has just removed the new, empty folder
+    int failure = lock < 0 ? errno : 0;
+    std::error_code unknown;
+    if (failure == EEXIST && !fs::is_regular_file(path, unknown)) {
+      lock = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);  // such as a device that the user has linked
+      failure = lock < 0 ? errno : 0;
+    }
     if (lock < 0) {
-      error = std::error_code(errno, std::generic_category());
-      if (errno == ENOENT) continue;  // another job has just removed the new, empty folder
+      error = std::error_code(failure, std::generic_category());
       return -1;
     }
     // Another job that removes old folders may have got the lock first. If locks do not work here, it got none either.
