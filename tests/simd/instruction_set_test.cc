@@ -31,8 +31,9 @@ TEST(InstructionSetDeathTest, IsAtMostTheAllowedOne) {
 
 TEST(InstructionSetDeathTest, UnknownNameIsAnError) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
-  EXPECT_EXIT(choose("avx3"), testing::ExitedWithCode(0),
-              "environment variable ANNULUS_ISA is \"avx3\": expected .*baseline, avx2 or avx512; correct it or unset it");
+  EXPECT_EXIT(
+      choose("avx3"), testing::ExitedWithCode(0),
+      "environment variable ANNULUS_ISA is \"avx3\": expected .*baseline, avx2 or avx512; correct it or unset it");
 }
 
 }  // namespace
