@@ -269,7 +269,7 @@ estimates 130 40 50 ', less than a minute left'
 estimates 140 14 250 ', about 39 min left'
 estimates 150 250 250 ''
 printf '[1,000 / 2,000] Compiling a.cc\nFAIL: //a (see b)\n' | follow_bazel "$work/log" 2>"$work/out"
-says "build  1,000 of 2,000  Compiling a.cc"
+says "build  1,000 of 2,000, less than a minute left  Compiling a.cc"
 says "FAIL: //a"
 
 ((failures == 0)) && echo "all good"
