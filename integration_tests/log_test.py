@@ -75,7 +75,7 @@ for arg in "$@"; do
   fi
   args+=("$arg")
 done
-exec mpirun "${{args[@]}}"
+PATH=/usr/bin:$PATH exec mpirun "${{args[@]}}"
 """
 
 
