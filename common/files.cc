@@ -2,6 +2,7 @@
 #include "common/files.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -35,14 +36,8 @@ class RealOutputFile : public OutputFile {
     if (fd_ >= 0) ::close(fd_);
   }
   void write(const void* data, size_t bytes) override {
-    const char* at = static_cast<const char*>(data);
-    while (bytes > 0) {
-      const ssize_t n = ::write(fd_, at, bytes);
-      if (n < 0 && errno == EINTR) continue;
-      if (n < 0) fail("write", path_, errno);
-      at += n;
-      bytes -= static_cast<size_t>(n);
-    }
+    const int error = write_fully(fd_, {static_cast<const char*>(data), bytes});
+    if (error != 0) fail("write", path_, error);
   }
   void sync() override {
     if (::fsync(fd_) != 0) fail("sync", path_, errno);
@@ -95,6 +90,21 @@ FileSystem& FileSystem::real() {
 }
 
 std::string temporary_beside(const std::string& path) { return path + ".tmp-" + std::to_string(::getpid()); }
+
+int write_fully(int fd, std::string_view bytes) {
+  while (!bytes.empty()) {
+    const ssize_t written = ::write(fd, bytes.data(), bytes.size());
+    if (written >= 0) {
+      bytes.remove_prefix(static_cast<size_t>(written));
+    } else if (errno == EAGAIN) {
+      pollfd writable{fd, POLLOUT, 0};
+      ::poll(&writable, 1, -1);
+    } else if (errno != EINTR) {
+      return errno;
+    }
+  }
+  return 0;
+}
 
 ErrorKind kind_of_errno(int error) {
   switch (error) {

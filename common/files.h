@@ -53,6 +53,10 @@ void replace_file(FileSystem& files, const std::string& path,
 // Replaces the file `path` by one with this content, as replace_file() does.
 void write_atomically(FileSystem& files, const std::string& path, std::string_view content);
 
+// Writes all bytes to an open descriptor, and waits where it is non-blocking and full. Returns 0, or the errno of the
+// write that failed. Allocates nothing, so that it can be called after a fork.
+int write_fully(int fd, std::string_view bytes);
+
 // The kind of an error of the system when reading: kInput if the file does not exist or is not what it should be (such
 // as ENOENT, ENOTDIR, EISDIR, ELOOP; 0 if the file was too short), kResource if it exists but cannot be read (such as
 // EACCES, EIO, EMFILE). An error when writing is always kResource.

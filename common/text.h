@@ -68,6 +68,20 @@ std::string list_text(const List& list, const Write& write) {
   return text + "]";
 }
 
+// Ascending numbers with runs joined: [0, 1, 2, 5] gives "0-2, 5".
+template <typename List>
+std::string ranges_text(const List& numbers) {
+  std::string text;
+  for (size_t i = 0; i < numbers.size();) {
+    size_t last = i;
+    while (last + 1 < numbers.size() && numbers[last + 1] == numbers[last] + 1) ++last;
+    text += (text.empty() ? "" : ", ") + std::to_string(numbers[i]);
+    if (last > i) text += "-" + std::to_string(numbers[last]);
+    i = last + 1;
+  }
+  return text;
+}
+
 // Whole numbers, such as the sizes of a tensor: "[2, 3]".
 std::string list_text(std::span<const int64_t> numbers);
 

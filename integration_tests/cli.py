@@ -6,6 +6,8 @@ A test file ends with `cli.main()`. Its first argument is the path of the progra
 import json
 import os
 import re
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -59,6 +61,34 @@ def write_stand_in(path, python, tokenization):
     with open(path, "w") as f:
         f.write(f'#!/bin/bash\n[[ $1 == tokenizer ]] && exec {python} -I -B {tokenization} "${{@:2}}"\nexec {ANNULUS} "$@"\n')
     os.chmod(path, 0o755)
+
+
+# The beginning of a program in Python that replaces mpirun and acts as ranks on another host (write_mpirun).
+RANKS_ELSEWHERE = """#!/usr/bin/env python3
+import json, os, signal, socket, sys
+if sys.argv[1:] == ["--version"]:
+    print("mpirun (Open MPI) 4.1.4")
+    sys.exit()
+token, port, addresses = os.environ["ANNULUS_BACK"].split("/")
+def connect(rank, stream="control"):
+    connection = socket.create_connection((addresses.split(",")[0], int(port)))
+    connection.sendall(f"{token} rank {rank} {stream}\\n".encode())
+    assert connection.recv(3) == b"ok\\n"
+    return connection
+"""
+
+# Runs mpirun, which starts each rank as "COMMAND sh PROGRAM ARGUMENT..." (mpirun_with_ranks_by).
+RANKS_BY = """#!/bin/bash
+args=()
+for arg in "$@"; do
+  if [[ $arg == {program} && -z $found ]]; then
+    args+=({command} sh)
+    found=1
+  fi
+  args+=("$arg")
+done
+PATH={path}:$PATH exec mpirun "${{args[@]}}"  # Open MPI looks for its own files beside the mpirun that PATH finds
+"""
 
 
 def processes_with(mark):
@@ -125,6 +155,20 @@ class CliTest(unittest.TestCase):
 
     def path(self, name):
         return os.path.join(self.folder, name)
+
+    def write_mpirun(self, text):
+        """Writes a program that a command uses with MPIRUN=<the path that is returned>."""
+        with open(self.path("mpirun"), "w") as f:
+            f.write(text)
+        os.chmod(self.path("mpirun"), 0o755)
+        return self.path("mpirun")
+
+    def mpirun_with_ranks_by(self, *command):
+        """Writes an mpirun that starts each rank as `command sh annulus ...`, and returns its path."""
+        found = os.path.realpath(shutil.which("mpirun"))
+        words = {"program": os.path.realpath(ANNULUS), "path": os.path.dirname(found)}
+        quoted = {name: shlex.quote(word) for name, word in words.items()}
+        return self.write_mpirun(RANKS_BY.format(command=shlex.join(command), **quoted))
 
     def start(self, *args, **kwargs):
         running = Running(args, self.folder, **kwargs)

@@ -15,19 +15,9 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import cli  # noqa: E402
 
 
-# Replaces mpirun and plays the control connections of two ranks on another host. The launcher is stopped while both report
-# how they end.
-MPIRUN = """#!/usr/bin/env python3
-import os, signal, socket, sys
-if sys.argv[1:] == ["--version"]:
-    print("mpirun (Open MPI) 4.1.4")
-    sys.exit()
-token, port, addresses = os.environ["ANNULUS_BACK"].split("/")
-ranks = []
-for rank in range(2):
-    ranks.append(socket.create_connection((addresses.split(",")[0], int(port))))
-    ranks[rank].sendall(f"{token} rank {rank} control\\n".encode())
-    assert ranks[rank].recv(3) == b"ok\\n"
+# Acts as two ranks on another host. The launcher is stopped while both report how they end.
+RANKS_THAT_END = cli.RANKS_ELSEWHERE + """
+ranks = [connect(rank) for rank in range(2)]
 launcher = os.getppid()
 os.kill(launcher, signal.SIGSTOP)
 while open(f"/proc/{launcher}/stat").read().rpartition(")")[2].split()[0] != "T":
@@ -231,11 +221,8 @@ class LaunchTest(cli.CliTest):
 
     def test_killed_rank_on_another_host_comes_before_later_errors(self):
         """When the launcher looks, both have arrived: rank 0's complaint and the end of rank 1's connection."""
-        with open(self.path("mpirun"), "w") as f:
-            f.write(MPIRUN)
-        os.chmod(self.path("mpirun"), 0o755)
         code, _, err = self.annulus("launch", "-n", "2", "--mpi-args", "--host elsewhere", "selftest", "print",
-                                    MPIRUN=self.path("mpirun"))
+                                    MPIRUN=self.write_mpirun(RANKS_THAT_END))
         self.assertEqual(code, 137, err)
         self.assertIn("annulus: rank 1 was ended by signal 9 (Killed)\nannulus: rank 0 failed after it\n", err)
 

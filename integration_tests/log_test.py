@@ -16,18 +16,9 @@ import cli  # noqa: E402
 RECORD = re.compile(r"^(\S+T\S+Z) (debug|info|warn|error) (\S+) (launcher|rank (\d+)|ranks [\d, -]+) (.*)$")
 PROGRESS = re.compile(r"^step \d+/\d+  loss .*$")
 
-# A stand-in for mpirun that acts as three ranks on another host. Each logs a warning that all give, and one of its own.
-MPIRUN = """#!/usr/bin/env python3
-import json, os, socket, sys
-if sys.argv[1:] == ["--version"]:
-    print("mpirun (Open MPI) 4.1.4")
-    sys.exit()
-token, port, addresses = os.environ["ANNULUS_BACK"].split("/")
-ranks = []
-for rank in range(3):
-    ranks.append(socket.create_connection((addresses.split(",")[0], int(port))))
-    ranks[rank].sendall(f"{token} rank {rank} control\\n".encode())
-    assert ranks[rank].recv(3) == b"ok\\n"
+# Acts as three ranks on another host. Each logs a warning that all give, and one of its own.
+WARNING_RANKS = cli.RANKS_ELSEWHERE + """
+ranks = [connect(rank) for rank in range(3)]
 for rank, control in enumerate(ranks):
     for i, message in enumerate(["all ranks know it", f"rank {rank} knows it"]):
         record = {"time": f"2026-01-01T00:00:0{5 - rank}.00000{i}Z", "level": "warn", "host": f"node{rank}", "rank": rank,
@@ -39,53 +30,23 @@ for control in ranks:
     control.close()
 """
 
-
-# A stand-in for mpirun that acts as two ranks on another host, which the job numbers in the opposite order. Each prints
-# an error line at once. Rank 1 of mpirun sends what is no record, and fails.
-RENUMBERED = """#!/usr/bin/env python3
-import os, socket, sys
-if sys.argv[1:] == ["--version"]:
-    print("mpirun (Open MPI) 4.1.4")
-    sys.exit()
-token, port, addresses = os.environ["ANNULUS_BACK"].split("/")
-ranks = []
+# Acts as two ranks on another host, which the job numbers in the opposite order. Each prints an error line at once. Rank 1
+# of mpirun sends what is no record, and fails.
+RENUMBERED_RANKS = cli.RANKS_ELSEWHERE + """
+controls = [connect(rank) for rank in range(2)]
+errors = [connect(rank, "err") for rank in range(2)]
 for rank in range(2):
-    for stream in ("control", "err"):
-        ranks.append(socket.create_connection((addresses.split(",")[0], int(port))))
-        ranks[-1].sendall(f"{token} rank {rank} {stream}\\n".encode())
-        assert ranks[-1].recv(3) == b"ok\\n"
-for rank in range(2):
-    control, err = ranks[2 * rank : 2 * rank + 2]
-    control.sendall(f"start {rank} {os.getpid()} node{rank}\\nnumber {rank} {1 - rank}\\n".encode())
-    err.sendall(f"of mpirun's rank {rank}\\n".encode())
-control.sendall(b"log 1 1no record\\nfailed 1 3 4 data no text\\n")
-ranks[0].sendall(b"follows 0 0 3 4 data on rank 0: no text\\n")
-for one in ranks:
-    one.close()
+    controls[rank].sendall(f"start {rank} {os.getpid()} node{rank}\\nnumber {rank} {1 - rank}\\n".encode())
+    errors[rank].sendall(f"of mpirun's rank {rank}\\n".encode())
+controls[1].sendall(b"log 1 1no record\\nfailed 1 3 4 data no text\\n")
+controls[0].sendall(b"follows 0 0 3 4 data on rank 0: no text\\n")
+for connection in controls + errors:
+    connection.close()
 sys.exit(3)
-"""
-
-# Starts the ranks with mpirun, but rank 2 in another folder.
-ELSEWHERE = """#!/bin/bash
-args=()
-for arg in "$@"; do
-  if [[ $arg == "{program}" && -z $found ]]; then
-    args+=(sh -c 'test $OMPI_COMM_WORLD_RANK != 2 || cd "{folder}"; exec "$@"' sh)
-    found=1
-  fi
-  args+=("$arg")
-done
-PATH=/usr/bin:$PATH exec mpirun "${{args[@]}}"
 """
 
 
 class LogTest(cli.CliTest):
-    def write_mpirun(self, text):
-        with open(self.path("mpirun"), "w") as f:
-            f.write(text)
-        os.chmod(self.path("mpirun"), 0o755)
-        return self.path("mpirun")
-
     def lines(self, path):
         with open(path) as f:
             return f.read().splitlines()
@@ -136,15 +97,15 @@ class LogTest(cli.CliTest):
         cli.write_tiny_run(self.folder, 3, data={"batch": 4})
         os.mkdir(self.path("other"))
         shutil.copy(self.path("config.toml"), self.path("other"))
-        text = ELSEWHERE.format(program=os.path.realpath(cli.ANNULUS), folder=self.path("other"))
-        code, _, err = self.annulus("launch", "-n", "4", "--log-level", "debug", "train", "config.toml", MPIRUN=self.write_mpirun(text))
+        mpirun = self.mpirun_with_ranks_by("sh", "-c", 'test $OMPI_COMM_WORLD_RANK != 2 || cd other; exec "$@"')
+        code, _, err = self.annulus("launch", "-n", "4", "--log-level", "debug", "train", "config.toml", MPIRUN=mpirun)
         self.assertEqual(code, 3, err)
         self.assertIn("text.txt", err)
         self.assert_merged(self.records(), 2)
 
     def test_ranks_that_the_job_numbers_otherwise(self):
         code, _, err = self.annulus("launch", "-n", "2", "--mpi-args", "--host elsewhere", "selftest", "print",
-                                    MPIRUN=self.write_mpirun(RENUMBERED))
+                                    MPIRUN=self.write_mpirun(RENUMBERED_RANKS))
         self.assertEqual(code, 3, err)
         self.assertIn("annulus: rank 0: [data] no text\nannulus: rank 1 failed after it\n", err)
         records = [line.split(" ", 2)[2] for line in self.job_log()]
@@ -251,7 +212,7 @@ class LogTest(cli.CliTest):
 
     def test_a_warning_of_all_ranks_is_shown_once(self):
         code, _, err = self.annulus("launch", "-n", "3", "--mpi-args", "--host elsewhere", "selftest", "print",
-                                    MPIRUN=self.write_mpirun(MPIRUN))
+                                    MPIRUN=self.write_mpirun(WARNING_RANKS))
         self.assertEqual(code, 0, err)
         self.assertEqual(err.count("all ranks know it"), 1, err)
         for rank in range(3):

@@ -44,19 +44,6 @@ every = 0
 IN_ORDER = 'hostname host-$((OMPI_COMM_WORLD_RANK / 2)) && exec "$@"'
 CYCLIC = 'hostname host-$((OMPI_COMM_WORLD_RANK % 2)) && exec "$@"'
 
-# Starts the ranks of `launch` as CYCLIC does, and rank 1 of mpirun, which is rank 2 of the job, in another folder.
-CYCLIC_MPIRUN = """#!/bin/bash
-args=()
-for arg in "$@"; do
-  if [[ $arg == "{program}" && -z $found ]]; then
-    args+=(unshare --uts sh -c 'test $OMPI_COMM_WORLD_RANK != 1 || cd "{folder}"; {hosts}' sh)
-    found=1
-  fi
-  args+=("$arg")
-done
-exec mpirun "${{args[@]}}"
-"""
-
 
 class RankOrderTest(cli.CliTest):
     def setUp(self):
@@ -116,12 +103,11 @@ class RankOrderTest(cli.CliTest):
         self.assertIn("host host-1: ranks 2-3 on cpu", outputs[1])
 
     def test_launch_names_a_failed_rank_by_its_number_in_the_job(self):
+        """Rank 1 of mpirun, which is rank 2 of the job, starts in a folder without the text."""
         os.mkdir(self.path("other"))
         shutil.copy(self.path("config.toml"), self.path("other"))
-        with open(self.path("mpirun"), "w") as f:
-            f.write(CYCLIC_MPIRUN.format(program=os.path.realpath(cli.ANNULUS), folder=self.path("other"), hosts=CYCLIC))
-        os.chmod(self.path("mpirun"), 0o755)
-        code, _, err = self.annulus("launch", "-n", "4", "--mpi-args", "--host localhost:4", "train", "config.toml", MPIRUN=self.path("mpirun"))
+        mpirun = self.mpirun_with_ranks_by("unshare", "--uts", "sh", "-c", f"test $OMPI_COMM_WORLD_RANK != 1 || cd other; {CYCLIC}")
+        code, _, err = self.annulus("launch", "-n", "4", "--mpi-args", "--host localhost:4", "train", "config.toml", MPIRUN=mpirun)
         self.assertEqual(code, 3, err)
         # mpirun may end that rank before it reports, and then the others name it.
         self.assertRegex(err, r"(?m)^annulus: (rank 2: \[\w+\] |ranks? .*\] on rank 2: ).*words\.txt")

@@ -22,19 +22,6 @@ std::string flops_text(double flops) {
   return flops >= 1e9 ? rounded(flops / 1e9, 2) + " GFLOP" : rounded(flops / 1e6, 2) + " MFLOP";
 }
 
-// [0, 1, 2, 5] gives "0-2, 5".
-std::string ranges(const std::vector<int64_t>& numbers) {
-  std::string text;
-  for (size_t i = 0; i < numbers.size();) {
-    size_t last = i;
-    while (last + 1 < numbers.size() && numbers[last + 1] == numbers[last] + 1) ++last;
-    text += (text.empty() ? "" : ", ") + std::to_string(numbers[i]);
-    if (last > i) text += "-" + std::to_string(numbers[last]);
-    i = last + 1;
-  }
-  return text;
-}
-
 std::string biases(const ModelSection& m) {
   std::vector<std::string> of;
   if (m.qkv_bias) of.emplace_back("queries, keys and values");
@@ -63,7 +50,7 @@ void show_inspection(const Inspection& of) {
   for (const Inspection::Pattern& pattern : of.patterns) {
     const bool all = of.patterns.size() == 1;
     print_fact(std::exchange(name, ""),
-               pattern.text + (all ? " in all layers" : " in layers " + ranges(pattern.layers)));
+               pattern.text + (all ? " in all layers" : " in layers " + ranges_text(pattern.layers)));
   }
   print_fact("context", with_commas(of.context) + " positions");
   print_fact("weights", of.dtypes.empty() ? "no checkpoint yet"

@@ -1,12 +1,10 @@
 // See log.h and log_setup.h.
 #include "logging/log.h"
 
-#include <poll.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
 #include <chrono>
 #include <deque>
 #include <mutex>
@@ -14,6 +12,7 @@
 #include <vector>
 
 #include "common/error.h"
+#include "common/files.h"
 #include "common/names.h"
 #include "common/text.h"
 #include "logging/log_setup.h"
@@ -32,17 +31,7 @@ std::atomic<bool> in_json{false};
 // One write if possible, so that lines of several processes and threads do not mix.
 void write_to_stderr(const LogRecord& record) {
   const std::string line = (in_json ? json_text(record) : plain_text(record)) + "\n";
-  for (std::string_view rest = line; !rest.empty();) {
-    const ssize_t written = write(STDERR_FILENO, rest.data(), rest.size());
-    if (written >= 0) {
-      rest.remove_prefix(static_cast<size_t>(written));
-    } else if (errno == EAGAIN) {
-      pollfd writable{STDERR_FILENO, POLLOUT, 0};
-      poll(&writable, 1, -1);
-    } else if (errno != EINTR) {
-      return;
-    }
-  }
+  write_fully(STDERR_FILENO, line);
 }
 
 struct Place {

@@ -13,13 +13,15 @@
 #include <tuple>
 #include <utility>
 
+#include "common/text.h"
+
 namespace annulus {
 namespace {
 
 using Clock = std::chrono::system_clock;
 
 std::string who(const LogRecord& record) {
-  if (!record.ranks.empty()) return "ranks " + rank_ranges(record.ranks);
+  if (!record.ranks.empty()) return "ranks " + ranges_text(record.ranks);
   return record.rank == kNoRank ? "launcher" : "rank " + std::to_string(record.rank);
 }
 
@@ -57,19 +59,6 @@ std::string time_text(Clock::time_point time) {
   std::array<char, 16> rest{};
   std::snprintf(rest.data(), rest.size(), ".%06dZ", static_cast<int>(micros - int64_t{seconds} * 1000000));
   return std::string(day.data()) + rest.data();
-}
-
-std::string rank_ranges(const std::vector<int>& ranks) {
-  std::string text;
-  for (size_t i = 0; i < ranks.size();) {
-    size_t j = i;
-    while (j + 1 < ranks.size() && ranks[j + 1] == ranks[j] + 1) ++j;
-    if (!text.empty()) text += ", ";
-    text += std::to_string(ranks[i]);
-    if (j > i) text += "-" + std::to_string(ranks[j]);
-    i = j + 1;
-  }
-  return text;
 }
 
 std::string plain_text(const LogRecord& record) {

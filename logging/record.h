@@ -34,9 +34,6 @@ const std::vector<std::string>& level_names();
 // "2026-11-23T16:34:19.123456Z" (UTC). Sorting such texts sorts them by time.
 std::string time_text(std::chrono::system_clock::time_point time);
 
-// "0", "0-3", "0, 2-3". `ranks` must be ascending.
-std::string rank_ranges(const std::vector<int>& ranks);
-
 // The format on a terminal: "annulus: message", or for an error "annulus: rank 2: [room] message".
 std::string plain_text(const LogRecord& record);
 // The format of a log file: "TIME warn HOST rank 2 [room] message". Further lines of a message are indented.

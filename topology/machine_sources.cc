@@ -92,12 +92,7 @@ void check_in_child(const std::string& text, const std::string& source) {
     } catch (const std::exception& error) {
       answer = error.what();
     }
-    for (size_t sent = 0; sent < answer.size();) {
-      const ssize_t n = write(pipe_ends[1], answer.data() + sent, answer.size() - sent);
-      if (n < 0 && errno != EINTR) _exit(1);
-      if (n > 0) sent += static_cast<size_t>(n);
-    }
-    _exit(0);
+    _exit(write_fully(pipe_ends[1], answer) == 0 ? 0 : 1);
   }
   close(pipe_ends[1]);
   // The answer comes through the pipe, not as an exit status: a launcher may reap or ignore its children elsewhere.

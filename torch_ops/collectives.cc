@@ -1,5 +1,6 @@
 // Operators of torch.ops.annulus for the program around attention: all_reduce, which sums gradients and losses over all
-// ranks; rank and size; and set_timeout, the deadline of operations between ranks. python/annulus calls them.
+// ranks; rank and size; set_timeout, the deadline of operations between ranks; and release_ended_groups. python/annulus
+// calls them.
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
@@ -10,6 +11,7 @@
 #include <string>
 
 #include "comm/agreement.h"
+#include "comm/c10d/groups.h"
 #include "torch_ops/call.h"
 #include "torch_ops/world.h"
 
@@ -78,6 +80,7 @@ TORCH_LIBRARY_FRAGMENT(annulus, m) {
   m.def("rank(str group=\"\") -> int", [](std::string group) { return place_in(group).rank; });
   m.def("size(str group=\"\") -> int", [](std::string group) { return place_in(group).size; });
   // Sets the seconds that an operation between ranks may take.
+  m.def("release_ended_groups() -> ()", [] { release_ended_groups(); });
   m.def("set_timeout(float seconds) -> ()", [](double seconds) { set_timeout(seconds); });
 }
 

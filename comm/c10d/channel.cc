@@ -220,15 +220,34 @@ Arrivals& arrivals() {
 
 namespace {
 
+using ContextsOfAll =
+    std::map<const c10d::ProcessGroup*,
+             std::pair<c10::weak_intrusive_ptr<c10d::ProcessGroup>, std::shared_ptr<Channel::Contexts>>>;
+
+// Guarded by arrivals().mutex.
+ContextsOfAll& contexts_of_all() {
+  static auto& all = *new ContextsOfAll;
+  return all;
+}
+
 std::shared_ptr<Channel::Contexts> contexts_of(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
-  using Entry = std::pair<c10::weak_intrusive_ptr<c10d::ProcessGroup>, std::shared_ptr<Channel::Contexts>>;
-  static auto& all = *new std::map<const c10d::ProcessGroup*, Entry>;
+  forget_ended_groups();
   const std::lock_guard lock(arrivals().mutex);
-  std::erase_if(all, [](const auto& entry) { return entry.second.first.expired(); });
-  return all.try_emplace(group.get(), group, std::make_shared<Channel::Contexts>()).first->second.second;
+  return contexts_of_all().try_emplace(group.get(), group, std::make_shared<Channel::Contexts>()).first->second.second;
 }
 
 }  // namespace
+
+void forget_ended_groups() {
+  // Destroyed after the lock is released, because the destructor of a group waits for the group's threads.
+  std::vector<ContextsOfAll::mapped_type> ended;
+  const std::lock_guard lock(arrivals().mutex);
+  std::erase_if(contexts_of_all(), [&](auto& entry) {
+    if (!entry.second.first.expired()) return false;
+    ended.push_back(std::move(entry.second));
+    return true;
+  });
+}
 
 Channel::Channel(const c10::intrusive_ptr<c10d::ProcessGroup>& group)
     : group_(std::make_shared<Group>()),

@@ -101,6 +101,10 @@ class Channel {
   std::vector<int> in_job_;
 };
 
+// Forgets the state of groups that have ended (Channel::contexts). While it is kept, the destructor of a group does not
+// run, because c10 delays it until no weak reference is left.
+void forget_ended_groups();
+
 // "200 bytes (message 3 between these ranks, fp32, [50])"
 std::string describe_message(const Channel::Described& message);
 

@@ -2,11 +2,14 @@
 #include "comm/c10d/groups.h"
 
 #include <map>
+#include <memory>
 #include <mutex>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <utility>
+#include <vector>
 
 #include "comm/c10d/c10d_communicator.h"
+#include "comm/c10d/channel.h"
 #include "common/error.h"
 
 namespace annulus {
@@ -33,7 +36,26 @@ struct Entry {
 struct Groups {
   std::mutex mutex;
   std::map<std::pair<std::string, std::string>, std::shared_ptr<Entry>> entries;  // the key: names of group and device
+
+  // Removes the entries of groups that are no longer registered. The caller destroys them without the lock, because the
+  // destructor of a group waits for the group's threads.
+  std::vector<std::shared_ptr<Entry>> take_ended() {
+    std::vector<std::shared_ptr<Entry>> ended;
+    const std::lock_guard lock(mutex);
+    std::erase_if(entries, [&](const auto& entry) {
+      if (registered(entry.first.first) == entry.second->group) return false;
+      ended.push_back(entry.second);
+      return true;
+    });
+    return ended;
+  }
 };
+
+// Never destroyed, because gloo and NCCL may be destroyed earlier at the end of the process.
+Groups& groups() {
+  static auto& groups = *new Groups;
+  return groups;
+}
 
 }  // namespace
 
@@ -49,14 +71,12 @@ GroupPtr named_group(const std::string& name) {
 }
 
 std::shared_ptr<Communicator> c10d_communicator(const std::string& group_name, at::Device device, Seconds timeout) {
-  // Never destroyed, because gloo and NCCL may be destroyed earlier at the end of the process.
-  static auto& groups = *new Groups;
   const GroupPtr group = named_group(group_name);
+  groups().take_ended();
   std::shared_ptr<Entry> entry;
   {
-    const std::lock_guard lock(groups.mutex);
-    std::erase_if(groups.entries, [](const auto& e) { return registered(e.first.first) != e.second->group; });
-    std::shared_ptr<Entry>& found = groups.entries[{group_name, device.str()}];
+    const std::lock_guard lock(groups().mutex);
+    std::shared_ptr<Entry>& found = groups().entries[{group_name, device.str()}];
     if (!found) {
       found = std::make_shared<Entry>();
       found->group = group;
@@ -66,6 +86,11 @@ std::shared_ptr<Communicator> c10d_communicator(const std::string& group_name, a
   const std::lock_guard lock(entry->mutex);
   if (!entry->comm) entry->comm = make_c10d_communicator(group, device, timeout);
   return entry->comm;
+}
+
+void release_ended_groups() {
+  groups().take_ended();
+  c10d_internal::forget_ended_groups();
 }
 
 }  // namespace annulus

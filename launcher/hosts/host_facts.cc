@@ -25,7 +25,6 @@
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
-#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <string_view>
@@ -36,6 +35,7 @@
 #include "common/version.h"
 #include "launcher/hosts/driver_facts.h"
 #include "launcher/hosts/mpirun.h"
+#include "launcher/hosts/survey_words.h"
 #include "launcher/network/use.h"
 #include "simd/instruction_set.h"
 
@@ -249,12 +249,6 @@ std::map<std::string, std::string> environment_of_interest() {
   return found;
 }
 
-double seconds_of_clock() {
-  timespec now{};
-  clock_gettime(CLOCK_REALTIME, &now);
-  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
-}
-
 }  // namespace
 
 std::string digest_of_file(const std::string& path) {
@@ -323,7 +317,7 @@ HostReport report_of_this_host(const FactsRequest& request) {
   if (request.devices) add_devices(report);
   report.environment = environment_of_interest();
   for (const std::string& file : request.files) report.files[file] = digest_of_file(file);
-  report.clock_seconds = seconds_of_clock();
+  report.clock_seconds = utc_now();
   return report;
 }
 

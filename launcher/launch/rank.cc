@@ -2,7 +2,6 @@
 #include "launcher/launch/rank.h"
 
 #include <fcntl.h>
-#include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <unistd.h>
@@ -23,6 +22,7 @@
 
 #include "comm/hosts.h"
 #include "common/environment.h"
+#include "common/files.h"
 #include "common/text.h"
 #include "launcher/hosts/back_channel.h"
 #include "launcher/hosts/sockets.h"
@@ -46,17 +46,7 @@ void write_line(std::string text) {
   text += '\n';
   static std::mutex* const mutex = new std::mutex;  // never destroyed, because destructors of static objects may log
   const std::lock_guard<std::mutex> lock(*mutex);
-  for (std::string_view rest = text; !rest.empty();) {
-    const ssize_t written = write(control_fd, rest.data(), rest.size());
-    if (written >= 0) {
-      rest.remove_prefix(static_cast<size_t>(written));
-    } else if (errno == EAGAIN) {
-      pollfd writable{control_fd, POLLOUT, 0};
-      poll(&writable, 1, -1);
-    } else if (errno != EINTR) {
-      return;  // the launcher is gone: PDEATHSIG ends this process
-    }
-  }
+  write_fully(control_fd, text);  // if the launcher is gone, PDEATHSIG ends this process
 }
 
 void send_line(std::string text) {

@@ -6,6 +6,7 @@
 
 #include <cerrno>
 
+#include "common/files.h"
 #include "common/terminal.h"
 
 namespace annulus {
@@ -19,14 +20,9 @@ Terminal::Terminal(int out, int err)
 }
 
 void Terminal::put(Stream stream, std::string_view bytes) {
-  while (!bytes.empty() && error_[stream] == 0) {
-    const ssize_t n = write(fd_[stream], bytes.data(), bytes.size());
-    if (n > 0) {
-      bytes.remove_prefix(static_cast<size_t>(n));
-    } else if (errno != EINTR && errno != EAGAIN) {
-      error_[stream] = errno == EIO && tty_[stream] ? EPIPE : errno;
-    }
-  }
+  if (error_[stream] != 0) return;
+  const int error = write_fully(fd_[stream], bytes);
+  error_[stream] = error == EIO && tty_[stream] ? EPIPE : error;
 }
 
 void Terminal::write_raw(Stream stream, std::string_view bytes) {

@@ -23,7 +23,7 @@ namespace {
 // "rank 0", "ranks 0-3", "ranks 0, 2-3"
 std::string rank_list(std::vector<int> ranks) {
   std::sort(ranks.begin(), ranks.end());
-  return (ranks.size() == 1 ? "rank " : "ranks ") + rank_ranges(ranks);
+  return (ranks.size() == 1 ? "rank " : "ranks ") + ranges_text(ranks);
 }
 
 // Adds the messages about the ranks that failed. `code` is the job's exit code.

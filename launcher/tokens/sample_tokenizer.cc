@@ -16,6 +16,7 @@
 #include "comm/bootstrap/bootstrap.h"
 #include "common/environment.h"
 #include "common/error.h"
+#include "common/files.h"
 #include "common/interrupt.h"
 #include "launcher/tokens/tokenizer_script.h"
 
@@ -38,11 +39,7 @@ struct Descriptor {
 int file_with(const std::string& text) {
   const int file = memfd_create("prompt", MFD_CLOEXEC);
   if (file < 0) fail("memfd_create", errno);
-  for (size_t done = 0; done < text.size();) {
-    const ssize_t n = write(file, text.data() + done, text.size() - done);
-    if (n < 0) fail("write", errno);
-    done += static_cast<size_t>(n);
-  }
+  if (const int error = write_fully(file, text); error != 0) fail("write", error);
   lseek(file, 0, SEEK_SET);
   return file;
 }

@@ -4,6 +4,7 @@ The library is the first of these files: the one that ANNULUS_TORCH_LIBRARY name
 has; the one that `./annulus torch` built in the clone that contains this package.
 """
 
+import atexit
 import os
 from typing import Any
 
@@ -54,6 +55,8 @@ def _register() -> None:
             f"the library of annulus, {file}, does not load into torch {torch.__version__}: {error}. Build it against "
             "this torch: `LIBTORCH=$(python3 -c 'import torch; print(torch.__path__[0])') ./annulus torch`"
         ) from error
+    # Ends the threads of groups that destroy_process_group has ended while they can still release tensors of Python.
+    atexit.register(torch.ops.annulus.release_ended_groups)
 
 
 def load(timeout: float | None = None) -> Any:

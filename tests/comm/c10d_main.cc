@@ -219,6 +219,8 @@ int run_tests(const char* filter) {
   return RUN_ALL_TESTS();
 }
 
+void release_ended_groups() { annulus::release_ended_groups(); }
+
 // Writes to `text` the sum of the ranks' numbers in the job, over the ranks of a group, or the error.
 void sum_of_ranks(const char* name, double timeout, char* text, int64_t size) {
   std::string said;

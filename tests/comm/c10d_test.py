@@ -130,7 +130,10 @@ def run(case, filter):
             check("forked" in said, said)
             os._exit(0)
         check(os.waitpid(child, 0)[1] == 0, "the forked process failed")
+        check(threads_of_gloo() > 0, "gloo's threads have another name")
         dist.destroy_process_group()
+        library.release_ended_groups()
+        check(threads_of_gloo() == 0, "the group is kept alive: gloo's threads may outlive the interpreter")
         said = sum_of_ranks(library, world, 30)
         check("no process group is registered" in said and f'"{world}"' in said, said)
         init(1)
@@ -141,6 +144,15 @@ def run(case, filter):
     sys.stdout.flush()
     # Communicators that failed in a test would keep the process from exiting normally.
     os._exit(code)
+
+
+def threads_of_gloo():
+    """The number of this process's threads that run gloo's collectives."""
+    names = []
+    for thread in os.listdir("/proc/self/task"):
+        with open(f"/proc/self/task/{thread}/comm") as f:
+            names.append(f.read().strip())
+    return names.count("pt_gloo_runloop")
 
 
 def main():

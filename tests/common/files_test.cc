@@ -1,13 +1,18 @@
 // Tests of common/files.h.
 #include "common/files.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <poll.h>
+#include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
+#include <thread>
 
 #include "common/error.h"
 #include "common/text.h"
@@ -60,6 +65,25 @@ TEST(Files, FailuresNameThePath) {
   });
   EXPECT_EQ(full, static_cast<int>(ErrorKind::kResource));
   EXPECT_NE(why.find("space"), std::string::npos) << why;
+}
+
+TEST(Files, WriteFullyWaitsForANonblockingPipe) {
+  std::array<int, 2> ends{};
+  ASSERT_EQ(pipe2(ends.data(), O_NONBLOCK | O_CLOEXEC), 0);
+  const std::string text(size_t{1} << 20, 'x');  // more than a pipe holds
+  size_t came = 0;
+  std::thread reader([&] {
+    std::array<char, 4096> part{};
+    for (pollfd readable{ends[0], POLLIN, 0}; came < text.size() && poll(&readable, 1, -1) == 1;) {
+      if (const ssize_t n = read(ends[0], part.data(), part.size()); n > 0) came += static_cast<size_t>(n);
+    }
+  });
+  EXPECT_EQ(write_fully(ends[1], text), 0);
+  reader.join();
+  EXPECT_EQ(came, text.size());
+  close(ends[1]);
+  EXPECT_EQ(write_fully(ends[0], "a"), EBADF) << "the end for reading";
+  close(ends[0]);
 }
 
 TEST(Files, FolderOfGivesTheParent) {

@@ -74,6 +74,12 @@ TEST(Text, FormatsLists) {
   EXPECT_EQ(list_text(std::vector<std::string>{"", "a"}, toml_string), "[\"\", \"a\"]");
 }
 
+TEST(Text, JoinsRunsOfNumbers) {
+  EXPECT_EQ(ranges_text(std::vector<int>{0, 1, 2, 5}), "0-2, 5");
+  EXPECT_EQ(ranges_text(std::vector<int64_t>{3, 5, 6}), "3, 5-6");
+  EXPECT_EQ(ranges_text(std::vector<int>{}), "");
+}
+
 TEST(Text, GroupsDigitsWithCommas) {
   EXPECT_EQ(with_commas(0), "0");
   EXPECT_EQ(with_commas(999), "999");

@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "common/text.h"
+
 namespace annulus {
 namespace {
 
@@ -25,7 +27,7 @@ LogRecord record(int64_t micros, int rank, const std::string& message, LogLevel 
 std::vector<std::string> lines(const std::vector<LogRecord>& records) {
   std::vector<std::string> out;
   for (const LogRecord& one : records) {
-    out.push_back((one.ranks.empty() ? std::to_string(one.rank) : rank_ranges(one.ranks)) + " " + one.message);
+    out.push_back((one.ranks.empty() ? std::to_string(one.rank) : ranges_text(one.ranks)) + " " + one.message);
   }
   return out;
 }
