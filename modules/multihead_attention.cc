@@ -56,7 +56,7 @@ MultiheadAttentionOptions checked(MultiheadAttentionOptions o) {
           "head_dim and memory_dim must be 1 to " + std::to_string(kMostFeatures) + ", but are " +
               std::to_string(o.head_dim) + " and " + std::to_string(o.memory_dim));
   require(std::isfinite(o.rotary_base) && o.rotary_base >= 0,
-          "rotary_base must be above 0, or 0 for no rotary embedding");
+          "rotary_base must be above 0, or 0 for no rotary embedding, but is " + exact(o.rotary_base));
   require(
       o.rotary_base == 0 || o.head_dim % 2 == 0,
       "the rotary embedding rotates pairs: head_dim " + std::to_string(o.head_dim) + " must be even, or rotary_base 0");
@@ -67,7 +67,8 @@ MultiheadAttentionOptions checked(MultiheadAttentionOptions o) {
                             " was not read: a module reads no files. Give it read_block_maps(pattern, shape) of "
                             "tensor_files/block_map_file.h as the pattern (docs/modules.md)");
   require(std::isfinite(o.scale) && std::isfinite(o.norm_eps) && o.norm_eps >= 0,
-          "scale and norm_eps must be finite, norm_eps not negative");
+          "scale and norm_eps must be finite, norm_eps not negative, but are " + exact(o.scale) + " and " +
+              exact(o.norm_eps));
   return o;
 }
 

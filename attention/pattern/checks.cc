@@ -269,7 +269,8 @@ void validate(const AttentionShape& s) {
                 ": the query heads must be a multiple of the kv heads");
   }
   if (s.q_len > kLongest || s.k_len > kLongest || s.query_offset > kLongest || s.query_offset < -kLongest) {
-    refuse_plan("lengths and the query offset must be at most 2^40");
+    refuse_plan("lengths and the query offset must be at most 2^40, got " + str(s.q_len) + " queries, " + str(s.k_len) +
+                " keys and the offset " + str(s.query_offset));
   }
   constexpr int64_t kMostHeads = int64_t{1} << 24;
   if (s.batch > kMostHeads || s.heads > kMostHeads) {

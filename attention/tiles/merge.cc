@@ -10,6 +10,7 @@
 #include <limits>
 #include <vector>
 
+#include "attention/tiles/weighted_sum.h"
 #include "common/error.h"
 
 namespace annulus {
@@ -62,17 +63,16 @@ void merge_on_cpu(const at::Tensor& out, const at::Tensor& lse, const at::Tensor
   const int64_t rows = target ? index.numel() : out.size(2);
   const int64_t grain = std::max<int64_t>(1, 16384 / std::max<int64_t>(dim, 1));
   at::parallel_for(0, batch * heads * rows, grain, [&](int64_t begin, int64_t end) {
-    struct Source {
-      const T* values;
-      T weight;  // at first its lse
-    };
-    std::array<Source, kMostParts + 1> sources;
+    std::array<const T*, kMostParts + 1> values;
+    std::array<T, kMostParts + 1> weights;  // at first the lse
     for (int64_t r = begin; r < end; ++r) {
       const int64_t i = r % rows, h = r / rows % heads, b = r / rows / heads, row = target ? target[i] : i;
       size_t n = 0;
       const auto add = [&](const Rows<T>& source, int64_t own) {
         const T weight = to.lse ? source.lse_at(b, h, own) : T(0);
-        if (weight != kNothing) sources[n++] = {source.at(b, h, own), weight};
+        if (weight == kNothing) return;
+        values[n] = source.at(b, h, own);
+        weights[n++] = weight;
       };
       for (const Rows<T>& part : from) {
         const int64_t own = target ? i : i - part.first;
@@ -80,22 +80,27 @@ void merge_on_cpu(const at::Tensor& out, const at::Tensor& lse, const at::Tensor
       }
       if (n == 0 && before.values == to.values) continue;  // merging in place: the row stays as it is
       if (before.values) add(before, row);
-      T most = kNothing, sum = 0;
-      for (size_t s = 0; s < n; ++s) most = std::max(most, sources[s].weight);
-      for (size_t s = 0; s < n; ++s) {
-        sources[s].weight = to.lse ? std::exp(sources[s].weight - most) : T(1);
-        sum += sources[s].weight;
+      T* const o = to.at(b, h, row);
+      if (n == 0) {
+        std::fill_n(o, dim, T(0));
+        if (to.lse) to.lse_at(b, h, row) = kNothing;
+        continue;
+      }
+      if (n == 1) {
+        std::copy_n(values[0], dim, o);
+        if (to.lse) to.lse_at(b, h, row) = weights[0];
+        continue;
       }
       if (to.lse) {
-        for (size_t s = 0; s < n; ++s) sources[s].weight /= sum;
-        to.lse_at(b, h, row) = n > 0 ? most + std::log(sum) : kNothing;
+        const T most = *std::max_element(weights.begin(), weights.begin() + n);
+        T sum = 0;
+        for (size_t s = 0; s < n; ++s) sum += weights[s] = std::exp(weights[s] - most);
+        for (size_t s = 0; s < n; ++s) weights[s] /= sum;
+        to.lse_at(b, h, row) = most + std::log(sum);
+      } else {
+        std::fill_n(weights.begin(), n, T(1));
       }
-      T* const o = to.at(b, h, row);
-      for (int64_t d = 0; d < dim; ++d) {
-        T value = 0;
-        for (size_t s = 0; s < n; ++s) value += sources[s].weight * sources[s].values[d];
-        o[d] = value;
-      }
+      weighted_sum(values.data(), weights.data(), static_cast<int64_t>(n), dim, o);
     }
   });
 }
