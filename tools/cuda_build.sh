@@ -1,5 +1,6 @@
 #!/bin/bash
-# tools/cuda_build.sh [--ci]: compiles and links everything for CUDA. It needs nvcc, but no GPU. Used by .ci/run.
+# tools/cuda_build.sh [--ci]: compiles and links for CUDA what a machine with a GPU runs: the program, the libraries, the
+# benchmarks and the tests with the tag "gpu", but not the other tests. It needs nvcc, but no GPU. Used by .ci/run.
 # The last line is "N passed, N failed", which counts the build as one (or each target that failed) and each CUDA source
 # that must have been compiled as one.
 set -uo pipefail
@@ -10,8 +11,10 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 passed=0 failed=0
 
-bazel build --config=cuda --keep_going --curses=no --color=no --show_progress_rate_limit=0.3 \
-  --build_event_json_file="$work/events.json" //... 2>&1 | follow_bazel "$work/log"
+bazel query --noshow_progress 'attr(testonly, 0, //...) + attr(tags, "\bgpu\b", tests(//...))' >"$work/targets" 2>"$work/log" ||
+  { cat "$work/log" >&2 && echo "0 passed, 1 failed" && exit 1; }
+bazel build --config=cuda --target_pattern_file="$work/targets" --keep_going --curses=no --color=no --show_progress_rate_limit=0.3 \
+  --build_event_json_file="$work/events.json" 2>&1 | follow_bazel "$work/log"
 rc=$?
 ((rc == 8 || rc == 130)) && exit 130
 compiler_messages "$work/log" >"$work/said"
@@ -22,7 +25,7 @@ read -r passed _ failed _ < <(tail -n 1 "$work/report")
 # A build that left out CUDA code must not count as good, so every .cu file and the NCCL backend must have been
 # compiled.
 bazel aquery --config=cuda --output=text --noshow_progress --include_artifacts --noinclude_commandline \
-  'mnemonic("CudaCompile|CppCompile", //...)' >"$work/actions" 2>"$work/aquery" || cat "$work/aquery" >&2
+  "mnemonic('CudaCompile|CppCompile', set($(tr '\n' ' ' <"$work/targets")))" >"$work/actions" 2>"$work/aquery" || cat "$work/aquery" >&2
 wanted=(comm/nccl/nccl_{communicator,factory,handle}.cc)
 mapfile -t -O ${#wanted[@]} wanted < <(find . \( -name '.?*' -o -name 'bazel-*' \) -prune -o -name '*.cu' -printf '%P\n' | sort)
 for source in "${wanted[@]}"; do

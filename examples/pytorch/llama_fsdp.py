@@ -9,6 +9,8 @@ It prints the same lines as llama.py.
 """
 
 import argparse
+import os
+import sys
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
@@ -53,6 +55,10 @@ def main():
         print(f"loss {loss:.6f} over {data} x {arguments.context} processes, {wanted:.6f} in one", flush=True)
         print(f"gradients differ by at most {worst:.1e} of their norm", flush=True)
     dist.destroy_process_group()
+    # FSDP and DTensor keep their groups for the rest of the process. If a thread of gloo releases a tensor while the
+    # interpreter ends, PyTorch aborts (https://github.com/pytorch/pytorch/issues/190489), so it does not get to that.
+    sys.stdout.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ has; the one that `./annulus torch` built in the clone that contains this packag
 """
 
 import atexit
+import gc
 import os
 from typing import Any
 
@@ -55,8 +56,13 @@ def _register() -> None:
             f"the library of annulus, {file}, does not load into torch {torch.__version__}: {error}. Build it against "
             "this torch: `LIBTORCH=$(python3 -c 'import torch; print(torch.__path__[0])') ./annulus torch`"
         ) from error
-    # Ends the threads of groups that destroy_process_group has ended while they can still release tensors of Python.
-    atexit.register(torch.ops.annulus.release_ended_groups)
+    atexit.register(_release_ended_groups)
+
+
+def _release_ended_groups() -> None:
+    """Ends the threads of groups that destroy_process_group has ended while they can still release tensors of Python."""
+    gc.collect()  # modules that hold a group in a cycle of references, as those of FSDP do
+    torch.ops.annulus.release_ended_groups()
 
 
 def load(timeout: float | None = None) -> Any:

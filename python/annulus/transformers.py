@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
 
 from ._errors import AnnulusError
-from ._operators import Group, all_reduce, attention, size
+from ._operators import Group, all_reduce, attention, group_name, size
 from ._sharding import shard, shift_labels, unshard
 
 
@@ -266,8 +266,9 @@ def register(group: Group = None, layout: str = "contiguous", schedule: str = "a
     """Registers `attn_implementation=name` as attention over the ranks of `group`, whose rows are cut by `layout`.
 
     group, layout, schedule: as in `annulus.attention`. Registering a name again replaces it; several names can serve
-    several groups.
+    several groups. The group is kept by its name, so that destroy_process_group can end it.
     """
+    group = None if group is None else group_name(group)
     _registered[name] = group, layout
     AttentionInterface.register(name, functools.partial(_attend, group=group, layout=layout, schedule=schedule))
     AttentionMaskInterface.register(name, functools.partial(_make_mask, group=group))

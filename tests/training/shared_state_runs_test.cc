@@ -31,7 +31,7 @@ TEST(SharedStateRuns, ResumesAtEveryLevelAndWorldSize) {
     config.mesh.data = ranks == 6 ? 6 : 1;
     for (const int64_t level : {0, 1, 2, 3}) {
       config.optimizer.shard = level;
-      char name[16];
+      char name[24];
       std::snprintf(name, sizeof name, "tiny-%03d", ++number);
       const std::string run = folder.path() + "/runs/" + name;
       fs::copy(straight, run, fs::copy_options::recursive);
