@@ -79,8 +79,9 @@ TORCH_LIBRARY_FRAGMENT(annulus, m) {
   m.def("all_reduce(Tensor x, *, str group=\"\") -> Tensor", {at::Tag::pt2_compliant_tag});
   m.def("rank(str group=\"\") -> int", [](std::string group) { return place_in(group).rank; });
   m.def("size(str group=\"\") -> int", [](std::string group) { return place_in(group).size; });
-  // Sets the seconds that an operation between ranks may take.
+  // Drops what is kept of groups that destroy_process_group has ended (comm/c10d/groups.h).
   m.def("release_ended_groups() -> ()", [] { release_ended_groups(); });
+  // Sets the seconds that an operation between ranks may take.
   m.def("set_timeout(float seconds) -> ()", [](double seconds) { set_timeout(seconds); });
 }
 
