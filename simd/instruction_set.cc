@@ -20,6 +20,7 @@ InstructionSet of_processor() {
                     __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("f16c");
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  if (avx512 && __builtin_cpu_supports("avx512bf16")) return InstructionSet::kAvx512Bf16;
   if (avx512) return InstructionSet::kAvx512;
   if (avx2) return InstructionSet::kAvx2;
   if (baseline) return InstructionSet::kBaseline;
@@ -29,14 +30,15 @@ InstructionSet of_processor() {
 
 InstructionSet allowed() {
   const char* const given = text_from_environment("ANNULUS_ISA");
-  const std::string_view word = given != nullptr ? given : "avx512";
+  const std::string_view word = given != nullptr ? given : "avx512bf16";
+  if (word == "avx512bf16") return InstructionSet::kAvx512Bf16;
   if (word == "avx512") return InstructionSet::kAvx512;
   if (word == "avx2") return InstructionSet::kAvx2;
   if (word == "baseline") return InstructionSet::kBaseline;
   throw Error(ErrorKind::kUsage, "environment",
               "environment variable ANNULUS_ISA is \"" + std::string(word) +
-                  "\": expected the most advanced vector instructions that may be used: baseline, avx2 or avx512; "
-                  "correct it or unset it");
+                  "\": expected the most advanced vector instructions that may be used: baseline, avx2, avx512 or "
+                  "avx512bf16; correct it or unset it");
 }
 
 }  // namespace
@@ -48,6 +50,8 @@ InstructionSet instruction_set() {
 
 const char* instruction_set_name(InstructionSet set) {
   switch (set) {
+    case InstructionSet::kAvx512Bf16:
+      return "AVX-512 BF16";
     case InstructionSet::kAvx512:
       return "AVX-512";
     case InstructionSet::kAvx2:

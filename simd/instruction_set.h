@@ -10,13 +10,16 @@ enum class InstructionSet {
   kBaseline,  // SSE4 with AES, which x86-64 processors have had since 2010
   kAvx2,      // AVX2 with FMA
   kAvx512,    // AVX-512 F, BW, DQ and VL
+  // The same with products of bf16 (AVX512_BF16), which attention on tensors of bf16 computes with. Everything else
+  // computes as with kAvx512.
+  kAvx512Bf16,
 };
 
-// Returns the best instruction set that the processor has, limited by ANNULUS_ISA ("baseline", "avx2" or "avx512"). The
-// first call looks it up. Raises Error(kUsage) if ANNULUS_ISA has another value. Thread safe.
+// Returns the best instruction set that the processor has, limited by ANNULUS_ISA ("baseline", "avx2", "avx512" or
+// "avx512bf16"). The first call looks it up. Raises Error(kUsage) if ANNULUS_ISA has another value. Thread safe.
 InstructionSet instruction_set();
 
-// Returns "AVX-512", "AVX2", "SSE4" or "scalar".
+// Returns "AVX-512 BF16", "AVX-512", "AVX2", "SSE4" or "scalar".
 const char* instruction_set_name(InstructionSet set);
 
 }  // namespace annulus

@@ -39,7 +39,7 @@
 // The object `name` of the file's namespace `space`, in the version for this process. For use under HWY_ONCE.
 #if HWY_TARGETS & HWY_AVX3
 #define ANNULUS_VERSION(space, name)                                                            \
-  (::annulus::instruction_set() == ::annulus::InstructionSet::kAvx512     ? space::N_AVX3::name \
+  (::annulus::instruction_set() >= ::annulus::InstructionSet::kAvx512     ? space::N_AVX3::name \
    : ::annulus::instruction_set() == ::annulus::InstructionSet::kAvx2     ? space::N_AVX2::name \
    : ::annulus::instruction_set() == ::annulus::InstructionSet::kBaseline ? space::N_SSE4::name \
                                                                           : space::HWY_NAMESPACE::name)

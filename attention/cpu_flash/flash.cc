@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <type_traits>
 
 #include "attention/tiles/draws.h"
 #include "attention/tiles/tile_groups.h"
@@ -20,6 +21,29 @@ StoredRows from_row(StoredRows rows, int64_t row) {
   const int64_t width = rows.storage == Storage::kDouble ? 8 : rows.storage == Storage::kFloat ? 4 : 2;
   rows.data = static_cast<const char*>(rows.data) + row * rows.step * width;
   return rows;
+}
+
+// Whether pairs of a row can be read as elements of 32 bits.
+bool holds_pairs(const StoredRows& rows) {
+  return rows.storage == Storage::kBFloat16 && rows.step % 2 == 0 && reinterpret_cast<uintptr_t>(rows.data) % 4 == 0;
+}
+
+// Returns the functions for pairs of bf16 where the processor, the dtype and the rows allow them, and otherwise those
+// for numbers.
+template <typename T>
+const TileMath<T>& math_for(const QueryBlock<T>& block, std::span<const KeyPiece<T>> pieces, int64_t dim, T scale) {
+  if constexpr (std::is_same_v<T, float>) {
+    const auto of_queries = [](const QueryRows<T>& head) {
+      return holds_pairs(head.q) && (head.dout.data == nullptr || holds_pairs(head.dout));
+    };
+    const auto of_keys = [](const KeyPiece<T>& piece) { return holds_pairs(piece.k) && holds_pairs(piece.v); };
+    const TileMath<T>* const pairs = tile_math_of_pairs();
+    if (pairs != nullptr && dim % 2 == 0 && scale > 0 && std::ranges::all_of(block.heads, of_queries) &&
+        std::ranges::all_of(pieces, of_keys)) {
+      return *pairs;
+    }
+  }
+  return tile_math<T>();
 }
 
 template <typename T>
@@ -77,15 +101,21 @@ void for_each_chunk(const QueryBlock<T>& block, std::span<const KeyPiece<T>> pie
   flush();
 }
 
-// Sets the columns [columns, past) of panels to 0. They are multiplied by 0, and what an earlier chunk left there may
-// not be finite.
+// Sets the columns [columns, past) of panels with `length` rows to 0. They are multiplied by 0, and what an earlier
+// chunk left there may not be finite.
 template <typename T>
-void clear_columns(T* panels, int64_t dim, int64_t columns, int64_t past) {
+void clear_columns(T* panels, int64_t length, int64_t columns, int64_t past) {
   const int64_t panel = tile_math<T>().panel;
   for (int64_t c = columns; c < past; ++c) {
-    T* const to = panels + c / panel * panel * dim + c % panel;
-    for (int64_t i = 0; i < dim; ++i) to[i * panel] = 0;
+    T* const to = panels + c / panel * panel * length + c % panel;
+    for (int64_t i = 0; i < length; ++i) to[i * panel] = 0;
   }
+}
+
+// The same for the rows [rows, past) of stacked ones (TileMath::stack), of which `rows` have been packed.
+template <typename T>
+void clear_rows(T* stacked, int64_t width, int64_t together, int64_t rows, int64_t past) {
+  std::fill(stacked + ceil_div(rows, together) * width, stacked + ceil_div(past, together) * width, T{0});
 }
 
 // Says which scores of a register tile's rows with a chunk are computed: runs of columns that some of the rows see,
@@ -199,11 +229,14 @@ class TileRuns {
 template <typename T>
 void flash_forward(const QueryBlock<T>& block, std::span<const KeyPiece<T>> pieces, int64_t dim, T scale,
                    FlashScratch<T>& scratch) {
-  const TileMath<T>& math = tile_math<T>();
+  const TileMath<T>& math = math_for(block, pieces, dim, scale);
+  const int64_t together = math.together, length = dim / together;  // of the rows of q and k
+  const T score_scale = together == 1 ? 1 : scale;                  // pairs are packed without a scale
   const auto heads = static_cast<int64_t>(block.heads.size());
   const int64_t count = block.count, rows = round_up(count, math.rows), width = round_up(dim, math.lanes);
+  const int64_t q_width = round_up(length, math.lanes);
   const int64_t step = round_up(kMostKeys, math.panel);
-  T* const q = room(scratch.q, heads * rows * width);
+  T* const q = room(scratch.q, heads * rows * q_width);
   T* const out = zeros(scratch.out, heads * rows * width);
   T* const maximum = room(scratch.per_row, 2 * heads * rows);
   T* const sum = maximum + heads * rows;
@@ -212,27 +245,27 @@ void flash_forward(const QueryBlock<T>& block, std::span<const KeyPiece<T>> piec
   std::vector<T> keep(static_cast<size_t>(math.rows));
   for (int64_t h = 0; h < heads; ++h) {
     const QueryRows<T>& head = block.heads[static_cast<size_t>(h)];
-    math.copy(head.q, count, dim, scale, q + h * rows * width, width);
+    math.copy(head.q, count, dim, scale, q + h * rows * q_width, q_width);
     for (int64_t i = 0; i < count; ++i) {
       const T lse = head.lse[i * head.lse_step];
       maximum[h * rows + i] = lse;
       sum[h * rows + i] = lse == -kInfinity<T> ? 0 : 1;
       if (lse != -kInfinity<T>) std::copy_n(head.out.at(i), dim, out + (h * rows + i) * width);
     }
-    std::fill(q + (h * rows + count) * width, q + (h + 1) * rows * width, T{0});
+    std::fill(q + (h * rows + count) * q_width, q + (h + 1) * rows * q_width, T{0});
     std::fill(maximum + h * rows + count, maximum + (h + 1) * rows, -kInfinity<T>);
     std::fill(sum + h * rows + count, sum + (h + 1) * rows, T{0});
   }
-  T* const k = room(scratch.k_columns, step * dim);
-  T* const v = room(scratch.v, step * width);
+  T* const k = room(scratch.k_columns, step * length);
+  T* const v = room(scratch.v, step / together * width);
   for_each_chunk(block, pieces, [&](std::span<const Part<T>> parts, int64_t columns) {
     for (const Part<T>& part : parts) {
       math.transpose(from_row(part.piece->k, part.first), part.count(), dim, k, part.column);
-      math.copy(from_row(part.piece->v, part.first), part.count(), dim, 1, v + part.column * width, width);
+      math.stack(from_row(part.piece->v, part.first), part.count(), dim, v, width, part.column);
     }
     const int64_t padded = round_up(columns, math.lanes);
-    clear_columns(k, dim, columns, padded);
-    std::fill(v + columns * width, v + padded * width, T{0});
+    clear_columns(k, length, columns, padded);
+    clear_rows(v, width, together, columns, padded);
     TileRuns<T> tile(block, parts, columns);
     for (int64_t i = 0; i < rows; i += math.rows) {
       const int64_t n = std::min(math.rows, count - i);
@@ -240,16 +273,18 @@ void flash_forward(const QueryBlock<T>& block, std::span<const KeyPiece<T>> piec
       if (tile.runs().empty()) continue;
       for (int64_t h = 0; h < heads; ++h) {
         const int64_t row = h * rows + i;
-        for (const Run& run : tile.runs()) math.scores(q + row * width, width, k, dim, run, scores, step);
+        for (const Run& run : tile.runs()) math.scores(q + row * q_width, q_width, k, length, run, scores, step);
         tile.hide(i, n, scores, step);
-        math.softmax(scores, step, tile.runs().data(), static_cast<int64_t>(tile.runs().size()), maximum + row,
-                     sum + row, keep.data());
+        const auto runs = static_cast<int64_t>(tile.runs().size());
+        math.softmax(scores, step, tile.runs().data(), runs, score_scale, maximum + row, sum + row, keep.data());
         if (block.drop_threshold > 0) {
           tile.drop(block.heads[static_cast<size_t>(h)], i, n, true, scores, factors, step);
         }
+        if (math.narrow != nullptr) math.narrow(scores, step, tile.runs().data(), runs, scores, step);
         const T* factor = keep.data();
         for (const Run& run : tile.runs()) {
-          math.add_product(scores + run.first, step, 1, v + run.first * width, width, run.past - run.first,
+          const int64_t first = run.first / together;
+          math.add_product(scores + first, step, 1, v + first * width, width, run.past / together - first,
                            out + row * width, width, width, factor);
           factor = nullptr;
         }
@@ -281,19 +316,31 @@ struct Seen {
 template <typename T>
 void flash_backward(const QueryBlock<T>& block, std::span<const KeyPiece<T>> pieces, int64_t dim, T scale,
                     FlashScratch<T>& scratch) {
-  const TileMath<T>& math = tile_math<T>();
+  const TileMath<T>& math = math_for(block, pieces, dim, scale);
+  const int64_t together = math.together, length = dim / together;  // of the rows of q, dout, k and v
+  const T score_scale = together == 1 ? 1 : scale;                  // pairs are packed without a scale
   const auto heads = static_cast<int64_t>(block.heads.size());
   const int64_t count = block.count, rows = round_up(count, math.rows), width = round_up(dim, math.lanes);
+  const int64_t q_width = round_up(length, math.lanes);
   const int64_t step = round_up(kMostKeys, math.panel) + round_up(math.rows, math.lanes);
-  T* const q = zeros(scratch.q, heads * rows * width);
-  T* const dout = zeros(scratch.dout, heads * rows * width);
+  // q and dout are packed twice: for products with keys, and stacked for products with p and ds. Rows of numbers serve
+  // both.
+  const int64_t stacked = together == 1 ? 0 : rows / together * width;
+  T* const q = zeros(scratch.q, heads * (rows * q_width + stacked));
+  T* const dout = zeros(scratch.dout, heads * (rows * q_width + stacked));
+  T* const q_stacked = together == 1 ? q : q + heads * rows * q_width;
+  T* const dout_stacked = together == 1 ? dout : dout + heads * rows * q_width;
   T* const dq = zeros(scratch.out, heads * rows * width);
   T* const lse = room(scratch.per_row, 2 * heads * rows);
   T* const delta = lse + heads * rows;
   for (int64_t h = 0; h < heads; ++h) {
     const QueryRows<T>& head = block.heads[static_cast<size_t>(h)];
-    math.copy(head.q, count, dim, scale, q + h * rows * width, width);
-    math.copy(head.dout, count, dim, 1, dout + h * rows * width, width);
+    math.copy(head.q, count, dim, scale, q + h * rows * q_width, q_width);
+    math.copy(head.dout, count, dim, 1, dout + h * rows * q_width, q_width);
+    if (together > 1) {
+      math.stack(head.q, count, dim, q_stacked + h * stacked, width, 0);
+      math.stack(head.dout, count, dim, dout_stacked + h * stacked, width, 0);
+    }
     for (int64_t i = 0; i < rows; ++i) {
       lse[h * rows + i] = i < count ? head.lse[i * head.lse_step] : kInfinity<T>;
       delta[h * rows + i] = i < count ? head.delta[i * head.delta_step] : 0;
@@ -302,9 +349,10 @@ void flash_backward(const QueryBlock<T>& block, std::span<const KeyPiece<T>> pie
   T* const p = room(scratch.scores, kRowsHeld * step);
   T* const ds = room(scratch.gradients, kRowsHeld * step);
   T* const factors = room(scratch.factors, math.rows * step);
-  T* const k = room(scratch.k, step * width);
-  T* const k_columns = room(scratch.k_columns, step * dim);
-  T* const v_columns = room(scratch.v_columns, step * dim);
+  T* const narrowed = room(scratch.narrowed, math.narrow == nullptr ? 0 : math.rows * step);
+  T* const k = room(scratch.k, step / together * width);
+  T* const k_columns = room(scratch.k_columns, step * length);
+  T* const v_columns = room(scratch.v_columns, step * length);
   std::vector<Seen> seen;
   for_each_chunk(block, pieces, [&](std::span<const Part<T>> parts, int64_t columns) {
     const int64_t tiles = ceil_div(columns, math.rows);
@@ -312,14 +360,14 @@ void flash_backward(const QueryBlock<T>& block, std::span<const KeyPiece<T>> pie
     T* const dv = zeros(scratch.dv, tiles * math.rows * width);
     for (const Part<T>& part : parts) {
       const StoredRows keys = from_row(part.piece->k, part.first);
-      math.copy(keys, part.count(), dim, 1, k + part.column * width, width);
+      math.stack(keys, part.count(), dim, k, width, part.column);
       math.transpose(keys, part.count(), dim, k_columns, part.column);
       math.transpose(from_row(part.piece->v, part.first), part.count(), dim, v_columns, part.column);
     }
     const int64_t padded = round_up(columns, math.lanes);
-    std::fill(k + columns * width, k + padded * width, T{0});
-    clear_columns(k_columns, dim, columns, padded);
-    clear_columns(v_columns, dim, columns, padded);
+    clear_rows(k, width, together, columns, padded);
+    clear_columns(k_columns, length, columns, padded);
+    clear_columns(v_columns, length, columns, padded);
     TileRuns<T> tile(block, parts, columns);
     for (int64_t h = 0; h < heads; ++h) {
       for (int64_t held = 0; held < rows; held += kRowsHeld) {
@@ -330,20 +378,28 @@ void flash_backward(const QueryBlock<T>& block, std::span<const KeyPiece<T>> pie
           T *const p_rows = p + (i - held) * step, *const ds_rows = ds + (i - held) * step;
           tile.find(i, n);
           for (const Run& run : tile.runs()) {
-            math.scores(q + row * width, width, k_columns, dim, run, p_rows, step);
-            math.scores(dout + row * width, width, v_columns, dim, run, ds_rows, step);
+            math.scores(q + row * q_width, q_width, k_columns, length, run, p_rows, step);
+            math.scores(dout + row * q_width, q_width, v_columns, length, run, ds_rows, step);
           }
           tile.hide(i, n, p_rows, step);
           const QueryRows<T>& head = block.heads[static_cast<size_t>(h)];
           const bool drops = block.drop_threshold > 0;
           if (drops) tile.drop(head, i, n, true, ds_rows, factors, step);
-          math.gradient(p_rows, ds_rows, step, tile.runs().data(), static_cast<int64_t>(tile.runs().size()), lse + row,
-                        delta + row);
+          const auto runs = static_cast<int64_t>(tile.runs().size());
+          math.gradient(p_rows, ds_rows, step, tile.runs().data(), runs, score_scale, lse + row, delta + row);
           if (drops) tile.drop(head, i, n, false, p_rows, factors, step);  // dv needs the dropped p
           tile.clear_padding(n, p_rows, ds_rows, step);
           tile.clear_rest(math.rows, p_rows, ds_rows, step);
+          const T* ds_operand = ds_rows;
+          if (math.narrow != nullptr) {
+            math.narrow(ds_rows, step, tile.runs().data(), runs, narrowed, step);
+            ds_operand = narrowed;
+            math.zip(p_rows, step, padded);
+            math.zip(ds_rows, step, padded);
+          }
           for (const Run& run : tile.runs()) {
-            math.add_product(ds_rows + run.first, step, 1, k + run.first * width, width, run.past - run.first,
+            const int64_t first = run.first / together;
+            math.add_product(ds_operand + first, step, 1, k + first * width, width, run.past / together - first,
                              dq + row * width, width, width, nullptr);
             for (int64_t t = run.first / math.rows; t < std::min(tiles, ceil_div(run.past, math.rows)); ++t) {
               Seen& rows_seeing = seen[static_cast<size_t>(t)];
@@ -355,9 +411,10 @@ void flash_backward(const QueryBlock<T>& block, std::span<const KeyPiece<T>> pie
           const auto [first, last] = seen[static_cast<size_t>(t)];
           if (first >= last) continue;
           const int64_t from = first * step + t * math.rows, to = t * math.rows * width;
-          const int64_t row = (h * rows + held + first) * width;
-          math.add_product(p + from, 1, step, dout + row, width, last - first, dv + to, width, width, nullptr);
-          math.add_product(ds + from, 1, step, q + row, width, last - first, dk + to, width, width, nullptr);
+          const int64_t row = (h * rows + held + first) / together * width, n = (last - first) / together;
+          const int64_t next = together * step;  // two rows of pairs are as far apart
+          math.add_product(p + from, 1, next, dout_stacked + row, width, n, dv + to, width, width, nullptr);
+          math.add_product(ds + from, 1, next, q_stacked + row, width, n, dk + to, width, width, nullptr);
         }
       }
     }
@@ -369,11 +426,11 @@ void flash_backward(const QueryBlock<T>& block, std::span<const KeyPiece<T>> pie
         uint8_t* const holds = piece.holds == nullptr ? nullptr : piece.holds + (part.first + j) * piece.holds_step;
         if (holds != nullptr && *holds == 0) {
           *holds = 1;
-          std::copy_n(from_k, dim, to_k);
+          for (int64_t d = 0; d < dim; ++d) to_k[d] = score_scale * from_k[d];
           std::copy_n(from_v, dim, to_v);
           continue;
         }
-        for (int64_t d = 0; d < dim; ++d) to_k[d] += from_k[d];
+        for (int64_t d = 0; d < dim; ++d) to_k[d] += score_scale * from_k[d];
         for (int64_t d = 0; d < dim; ++d) to_v[d] += from_v[d];
       }
     }

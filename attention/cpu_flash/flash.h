@@ -4,7 +4,9 @@
 //
 // This is FlashAttention 2 (arXiv 2307.08691, algorithms 1 and 2) with the running out and lse as its state, so nothing
 // is merged afterwards. Keys are packed once for all rows of a call, one chunk at a time, and the scores of a few rows
-// with a chunk stay in the first-level cache (tile_math.h has the products).
+// with a chunk stay in the first-level cache (tile_math.h has the products). bf16 is multiplied as bf16 where the
+// processor can (tile_math_of_pairs): q k^T and dout v^T lose nothing by it, and p and ds are rounded to bf16 before
+// they are multiplied, as the kernels for GPUs do. Sums, softmax and the state stay in fp32.
 #pragma once
 
 #include <cstdint>
@@ -66,7 +68,7 @@ struct KeyPiece {
 // The scratch memory of one thread. Its vectors grow to the size that is needed and keep it.
 template <typename T>
 struct FlashScratch {
-  std::vector<T> q, dout, out, per_row, scores, gradients, factors, k, v, k_columns, v_columns, dk, dv;
+  std::vector<T> q, dout, out, per_row, scores, gradients, narrowed, factors, k, v, k_columns, v_columns, dk, dv;
 };
 constexpr int64_t kMostRows = 1024;
 constexpr int64_t kMostKeys = 256;

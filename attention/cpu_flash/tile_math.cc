@@ -157,6 +157,15 @@ void copy_float(const StoredRows& x, int64_t n, int64_t dim, float scale, float*
   if (x.storage == Storage::kHalf) return copy_of<float, hwy::float16_t>(x, n, dim, scale, to, to_step);
   copy_of<float, hwy::bfloat16_t>(x, n, dim, scale, to, to_step);
 }
+template <typename T>
+void stack(const StoredRows& x, int64_t n, int64_t dim, T* to, int64_t to_step, int64_t row) {
+  T* const first = to + row * to_step;
+  if constexpr (std::is_same_v<T, double>) {
+    copy_double(x, n, dim, 1, first, to_step);
+  } else {
+    copy_float(x, n, dim, 1, first, to_step);
+  }
+}
 void transpose_double(const StoredRows& x, int64_t n, int64_t dim, double* panels, int64_t column) {
   transpose_of<double, double>(x, n, dim, panels, column);
 }
@@ -188,7 +197,7 @@ HWY_INLINE void multiply(const T* HWY_RESTRICT a, int64_t a_row, int64_t a_colum
 }
 
 template <int kVectors, typename T>
-HWY_INLINE void score_tile(const T* a, int64_t a_step, const T* panel, int64_t dim, T* s, int64_t s_step) {
+HWY_INLINE void score_tile(const T* a, int64_t a_step, const T* panel, int64_t length, T* s, int64_t s_step) {
   const Tag<T> d;
   Vec<T> sums[kRows][kVectors];
 #pragma GCC unroll 12
@@ -196,7 +205,7 @@ HWY_INLINE void score_tile(const T* a, int64_t a_step, const T* panel, int64_t d
 #pragma GCC unroll 2
     for (int v = 0; v < kVectors; ++v) sums[r][v] = hn::Zero(d);
   }
-  multiply<kVectors>(a, a_step, 1, panel, kPanel<T>, dim, sums);
+  multiply<kVectors>(a, a_step, 1, panel, kPanel<T>, length, sums);
 #pragma GCC unroll 12
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 2
@@ -205,15 +214,15 @@ HWY_INLINE void score_tile(const T* a, int64_t a_step, const T* panel, int64_t d
 }
 
 template <typename T>
-void scores(const T* a, int64_t a_step, const T* panels, int64_t dim, Run run, T* s, int64_t s_step) {
+void scores(const T* a, int64_t a_step, const T* panels, int64_t length, Run run, T* s, int64_t s_step) {
   for (int64_t c = run.first; c < run.past;) {
     const int64_t within = c % kPanel<T>;
-    const T* const panel = panels + (c - within) * dim + within;
+    const T* const panel = panels + (c - within) * length + within;
     if (within == 0 && c + kPanel<T> <= run.past) {
-      score_tile<2>(a, a_step, panel, dim, s + c, s_step);
+      score_tile<2>(a, a_step, panel, length, s + c, s_step);
       c += kPanel<T>;
     } else {
-      score_tile<1>(a, a_step, panel, dim, s + c, s_step);
+      score_tile<1>(a, a_step, panel, length, s + c, s_step);
       c += kLanes<T>;
     }
   }
@@ -258,12 +267,12 @@ HWY_INLINE V larger(V x, V most) {
   return hn::IfThenElse(hn::Gt(x, most), x, most);
 }
 
-// The largest element of the runs of x, at least `floor`. It uses four vectors, because the comparisons of a single one
-// would wait for each other.
+// The largest element of the runs of x. It uses four vectors, because the comparisons of a single one would wait for
+// each other.
 template <typename T>
-HWY_INLINE T most_of(const T* x, const Run* runs, int64_t count, T floor) {
+HWY_INLINE T most_of(const T* x, const Run* runs, int64_t count) {
   const Tag<T> d;
-  auto a = hn::Set(d, floor), b = a, c = a, e = a;
+  auto a = hn::Set(d, -std::numeric_limits<T>::infinity()), b = a, c = a, e = a;
   for (const Run* run = runs; run != runs + count; ++run) {
     int64_t i = run->first;
     for (; i + 4 * kLanes<T> <= run->past; i += 4 * kLanes<T>) {
@@ -277,25 +286,25 @@ HWY_INLINE T most_of(const T* x, const Run* runs, int64_t count, T floor) {
   return hn::GetLane(hn::MaxOfLanes(d, larger(larger(a, b), larger(c, e))));
 }
 
-// Replaces the elements x of the runs by exp(x - shift) and returns their sum. It handles two vectors at a time,
-// because an exponential is a chain of operations that wait for each other.
+// Replaces the elements x of the runs by exp(scale * x - shift) and returns their sum. It handles two vectors at a
+// time, because an exponential is a chain of operations that wait for each other.
 template <typename T>
-HWY_INLINE T exponentials(T* x, const Run* runs, int64_t count, T shift) {
+HWY_INLINE T exponentials(T* x, const Run* runs, int64_t count, T scale, T shift) {
   const Tag<T> d;
-  const auto s = hn::Set(d, shift);
+  const auto times = hn::Set(d, scale), s = hn::Set(d, shift);
   auto sum = hn::Zero(d), sum2 = sum;
   for (const Run* run = runs; run != runs + count; ++run) {
     int64_t i = run->first;
     for (; i + 2 * kLanes<T> <= run->past; i += 2 * kLanes<T>) {
-      const auto e = exponential(d, hn::Sub(hn::LoadU(d, x + i), s));
-      const auto f = exponential(d, hn::Sub(hn::LoadU(d, x + i + kLanes<T>), s));
+      const auto e = exponential(d, hn::MulSub(times, hn::LoadU(d, x + i), s));
+      const auto f = exponential(d, hn::MulSub(times, hn::LoadU(d, x + i + kLanes<T>), s));
       hn::StoreU(e, d, x + i);
       hn::StoreU(f, d, x + i + kLanes<T>);
       sum = hn::Add(sum, e);
       sum2 = hn::Add(sum2, f);
     }
     for (; i < run->past; i += kLanes<T>) {
-      const auto e = exponential(d, hn::Sub(hn::LoadU(d, x + i), s));
+      const auto e = exponential(d, hn::MulSub(times, hn::LoadU(d, x + i), s));
       hn::StoreU(e, d, x + i);
       sum = hn::Add(sum, e);
     }
@@ -304,48 +313,62 @@ HWY_INLINE T exponentials(T* x, const Run* runs, int64_t count, T shift) {
 }
 
 template <typename T>
-void softmax(T* s, int64_t s_step, const Run* runs, int64_t count, T* maximum, T* sum, T* keep) {
+void softmax(T* s, int64_t s_step, const Run* runs, int64_t count, T scale, T* maximum, T* sum, T* keep) {
   constexpr T kInfinity = std::numeric_limits<T>::infinity();
   for (int r = 0; r < kRows; ++r) {
     T* const row = s + r * s_step;
-    const T most = most_of(row, runs, count, maximum[r]);
+    const T most = std::max(maximum[r], scale * most_of(row, runs, count));
     const T shift = most == -kInfinity ? 0 : most;
     keep[r] = maximum[r] == most && most != -kInfinity ? T{1} : std::exp(maximum[r] - shift);
-    sum[r] = sum[r] * keep[r] + exponentials(row, runs, count, shift);
+    sum[r] = sum[r] * keep[r] + exponentials(row, runs, count, scale, shift);
     maximum[r] = most;
   }
 }
 
 template <typename T>
-HWY_INLINE void gradient_step(T* p, T* ds, Vec<T> lse, Vec<T> delta) {
+HWY_INLINE void gradient_step(T* p, T* ds, Vec<T> scale, Vec<T> lse, Vec<T> delta) {
   const Tag<T> d;
-  const auto e = exponential(d, hn::Sub(hn::LoadU(d, p), lse));
+  const auto e = exponential(d, hn::MulSub(scale, hn::LoadU(d, p), lse));
   hn::StoreU(e, d, p);
   hn::StoreU(hn::Mul(e, hn::Sub(hn::LoadU(d, ds), delta)), d, ds);
 }
 
 template <typename T>
-void gradient(T* p, T* ds, int64_t step, const Run* runs, int64_t count, const T* lse, const T* delta) {
+void gradient(T* p, T* ds, int64_t step, const Run* runs, int64_t count, T scale, const T* lse, const T* delta) {
   const Tag<T> d;
+  const auto times = hn::Set(d, scale);
   for (int r = 0; r < kRows; ++r) {
     const auto l = hn::Set(d, lse[r]), less = hn::Set(d, delta[r]);
     T *const scores = p + r * step, *const gradients = ds + r * step;
     for (const Run* run = runs; run != runs + count; ++run) {
       int64_t i = run->first;
       for (; i + 2 * kLanes<T> <= run->past; i += 2 * kLanes<T>) {
-        gradient_step(scores + i, gradients + i, l, less);
-        gradient_step(scores + i + kLanes<T>, gradients + i + kLanes<T>, l, less);
+        gradient_step(scores + i, gradients + i, times, l, less);
+        gradient_step(scores + i + kLanes<T>, gradients + i + kLanes<T>, times, l, less);
       }
-      for (; i < run->past; i += kLanes<T>) gradient_step(scores + i, gradients + i, l, less);
+      for (; i < run->past; i += kLanes<T>) gradient_step(scores + i, gradients + i, times, l, less);
     }
   }
 }
 
-constexpr TileMath<float> kFloat = {kRows,         kPanel<float>,      kLanes<float>,  copy_float,     transpose_float,
-                                    scores<float>, add_product<float>, softmax<float>, gradient<float>};
-constexpr TileMath<double> kDouble = {
-    kRows,          kPanel<double>,      kLanes<double>,  copy_double,     transpose_double,
-    scores<double>, add_product<double>, softmax<double>, gradient<double>};
+template <typename T>
+constexpr TileMath<T> math_of(decltype(TileMath<T>::copy) copy, decltype(TileMath<T>::transpose) transpose) {
+  return {.rows = kRows,
+          .panel = kPanel<T>,
+          .lanes = kLanes<T>,
+          .together = 1,
+          .copy = copy,
+          .transpose = transpose,
+          .stack = stack<T>,
+          .scores = scores<T>,
+          .add_product = add_product<T>,
+          .softmax = softmax<T>,
+          .gradient = gradient<T>,
+          .narrow = nullptr,
+          .zip = nullptr};
+}
+constexpr TileMath<float> kFloat = math_of<float>(copy_float, transpose_float);
+constexpr TileMath<double> kDouble = math_of<double>(copy_double, transpose_double);
 
 }  // namespace HWY_NAMESPACE
 }  // namespace tile_math_versions

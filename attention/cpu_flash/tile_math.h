@@ -5,6 +5,13 @@
 // The products follow Goto and van de Geijn (Anatomy of High-Performance Matrix Multiplication, ACM TOMS 34, 2008):
 // each step adds the products of `rows` broadcast elements and `panel` adjacent elements to a register tile of `rows` x
 // `panel` elements.
+//
+// With AVX-512 BF16 a multiplication of 32-bit elements is a product of two pairs of bf16, which adds two products to
+// an fp32 sum. So there are two tables of functions for fp32: tile_math<float>(), whose operands are numbers, and
+// tile_math_of_pairs(), whose operands are pairs: the bits of two bf16 in the place of one fp32. The two bf16 are those
+// that a product adds up: neighbours along the head's dimensions in `copy` and `transpose`, and neighbouring rows in
+// `stack`. With k = (1 2 3 4), (5 6 7 8), transpose makes two rows of pairs, (1,2) (5,6) and (3,4) (7,8), and stack
+// makes one, (1,5) (2,6) (3,7) (4,8).
 #pragma once
 
 #include <cstdint>
@@ -27,39 +34,59 @@ struct Run {
 };
 
 // T is float or double. A pointer to the rows of a tile must point to `rows` rows. If fewer of them are used, the
-// others may hold anything, and their results are meaningless. Buffers of columns are padded to whole panels. All
-// functions are thread safe.
+// others may hold anything, and their results are meaningless. Buffers of columns are padded to whole panels.
+// "Elements" of operands are pairs in the table for pairs, where `dim` of copy, transpose and stack must be even and
+// the storage bf16. All functions are thread safe.
 template <typename T>
 struct TileMath {
   int64_t rows, panel, lanes;  // lanes: elements of a vector; panel: columns of a register tile, a multiple of lanes
+  int64_t together;            // the numbers in an element of an operand: 1, or 2 in the table for pairs
 
-  // to[j * to_step + i] = scale * x[j][i], for n rows of `dim` elements, and 0 for i in [dim, to_step).
+  // Packs rows: element i of to + j * to_step is that of row j of x, scaled, and 0 for i in [dim / together, to_step).
+  // The table for pairs does not scale.
   void (*copy)(const StoredRows& x, int64_t n, int64_t dim, T scale, T* to, int64_t to_step);
 
-  // Packs rows as columns: row j of x becomes column `column` + j of the panels. A panel stores `dim` rows of `panel`
-  // adjacent columns. Other columns stay unchanged.
+  // Packs rows as columns: row j of x becomes column `column` + j of the panels. A panel stores dim / together rows of
+  // `panel` adjacent columns. Other columns stay unchanged.
   void (*transpose)(const StoredRows& x, int64_t n, int64_t dim, T* panels, int64_t column);
 
-  // s[r][c] = sum over i < dim of a[r][i] * panels(i, c) for the columns c of the run. run.first and run.past are
-  // multiples of lanes.
-  void (*scores)(const T* a, int64_t a_step, const T* panels, int64_t dim, Run run, T* s, int64_t s_step);
+  // Packs rows as the second operand of add_product: rows `row`, ..., `row` + n - 1 of it become those of x, and 0
+  // behind `dim`. In the table for pairs two rows share their elements; the second one is 0 until it is packed, and
+  // must not be packed before the first.
+  void (*stack)(const StoredRows& x, int64_t n, int64_t dim, T* to, int64_t to_step, int64_t row);
 
-  // c[r][i] = keep[r] * c[r][i] + sum over j < n of a[r * a_row + j * a_column] * b[j * b_step + i], for i < dim, where
-  // dim is a multiple of lanes. If keep is null, keep[r] is 1.
+  // s[r][c] = sum over elements i < length of a[r][i] * panels(i, c) for the columns c of the run. run.first and
+  // run.past are multiples of lanes.
+  void (*scores)(const T* a, int64_t a_step, const T* panels, int64_t length, Run run, T* s, int64_t s_step);
+
+  // c[r][i] = keep[r] * c[r][i] + sum over elements j < n of a[r * a_row + j * a_column] * b[j * b_step + i], for i <
+  // dim, where dim is a multiple of lanes. If keep is null, keep[r] is 1. c holds numbers.
   void (*add_product)(const T* a, int64_t a_row, int64_t a_column, const T* b, int64_t b_step, int64_t n, T* c,
                       int64_t c_step, int64_t dim, const T* keep);
 
-  // One step of the running softmax (FlashAttention 2, algorithm 1). For each row, maximum = max(maximum, its scores),
-  // keep = exp(old maximum - maximum), scores = exp(scores - maximum), which is exactly 0 for -inf, and sum = keep *
-  // sum + the sum of its new scores. NaN are ignored in the maximum. The ends of the runs are multiples of lanes.
-  void (*softmax)(T* s, int64_t s_step, const Run* runs, int64_t count, T* maximum, T* sum, T* keep);
+  // One step of the running softmax (FlashAttention 2, algorithm 1). For each row, maximum = max(maximum, scale * its
+  // scores), keep = exp(old maximum - maximum), scores = exp(scale * scores - maximum), which is exactly 0 for -inf,
+  // and sum = keep * sum + the sum of its new scores. NaN are ignored in the maximum. scale > 0. The ends of the runs
+  // are multiples of lanes.
+  void (*softmax)(T* s, int64_t s_step, const Run* runs, int64_t count, T scale, T* maximum, T* sum, T* keep);
 
-  // For each row and the columns of the runs, p = exp(p - lse) and ds = p * (ds - delta).
-  void (*gradient)(T* p, T* ds, int64_t step, const Run* runs, int64_t count, const T* lse, const T* delta);
+  // For each row and the columns of the runs, p = exp(scale * p - lse) and ds = p * (ds - delta).
+  void (*gradient)(T* p, T* ds, int64_t step, const Run* runs, int64_t count, T scale, const T* lse, const T* delta);
+
+  // Only in the table for pairs, otherwise null. Make rows of numbers operands, rounded to bf16.
+  // narrow: element c / 2 of each row is the pair of the row's numbers c and c + 1, for the columns of the runs, whose
+  // ends are multiples of lanes. `to` may be s.
+  void (*narrow)(const T* s, int64_t s_step, const Run* runs, int64_t count, T* to, int64_t to_step);
+  // zip: row 2 r becomes the pairs of the numbers of rows 2 r and 2 r + 1, and what row 2 r + 1 holds is not changed.
+  // `columns` is a multiple of lanes.
+  void (*zip)(T* s, int64_t s_step, int64_t columns);
 };
 
 // The functions for the instruction set of this process (simd/instruction_set.h).
 template <typename T>
 const TileMath<T>& tile_math();
+
+// The functions on pairs of bf16; null without AVX-512 BF16. Its products treat denormal numbers as 0.
+const TileMath<float>* tile_math_of_pairs();
 
 }  // namespace annulus

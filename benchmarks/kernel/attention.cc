@@ -175,19 +175,22 @@ std::vector<BenchRatio> run_attention_bench(const AttentionBenchOptions& options
   at::set_num_threads(1);
   const char* const isa = instruction_set_name(instruction_set());
   const double peak = fma_flops(false), wide_peak = fma_flops(true);
+  const std::optional<double> bf16_peak = bf16_flops();
   out << line("attention on one core: annulus with %s, LibTorch with %s; GFLOP/s of counted pairs\n", isa,
               at::get_cpu_capability().c_str())
       << line(
-             "FMA peak of the core: %.1f GFLOP/s in fp32, %.1f in fp64. CPU seconds, the least of interleaved "
-             "turns.\n\n",
-             peak / 1e9, wide_peak / 1e9)
+             "peak of the core: %.1f GFLOP/s in fp32, %.1f in fp64, %.1f in bf16. CPU seconds, the least of "
+             "interleaved turns.\n\n",
+             peak / 1e9, wide_peak / 1e9, bf16_peak.value_or(peak) / 1e9)
       << line("%-26s  %-8s  %8s  %8s  %8s  %s\n", "mask, length x head size", "", "annulus", "of peak", "LibTorch",
               "times as fast");
   std::vector<BenchRatio> ratios;
   for (const Cell& cell : cells_of(options)) {
     const Measured m = measure(cell, options.seconds);
     // The core's clock rate may have changed since the peak was measured.
-    const double now = cell.dtype == "fp64" ? wide_peak : std::max(peak, fma_flops(false));
+    const double now = cell.dtype == "fp64"                ? wide_peak
+                       : cell.dtype == "bf16" && bf16_peak ? std::max(*bf16_peak, *bf16_flops())
+                                                           : std::max(peak, fma_flops(false));
     for (const bool backward : {false, true}) {
       const Turns& ours = backward ? m.backward : m.forward;
       const Turns& theirs = backward ? m.their_backward : m.their_forward;
@@ -199,7 +202,7 @@ std::vector<BenchRatio> run_attention_bench(const AttentionBenchOptions& options
       if (!theirs.costs.empty()) {
         const double faster = theirs.least() / ours.least();
         std::optional<double> goal;
-        if (cell.dtype == "fp32") goal = cell.mask == "causal" ? 1 / 1.15 : 1;
+        if (cell.dtype != "fp64") goal = cell.mask == "causal" ? 1 / 1.15 : 1;
         const BenchRatio& ratio = ratios.emplace_back(
             ratio_of("attention/" + cell.name() + " " + direction, isa, ours.costs, theirs.costs, goal));
         out << line("  %8.1f  %13.2f", flops / theirs.least() / 1e9, faster);

@@ -53,7 +53,7 @@ std::string common_instructions(const Reports& reports) {
   const auto any = [&](std::string_view isa) {
     return std::any_of(reports.begin(), reports.end(), [&](const HostReport& r) { return r.isa == isa; });
   };
-  return any("scalar") ? "" : any("SSE4") ? "baseline" : "avx2";
+  return any("scalar") ? "" : any("SSE4") ? "baseline" : any("AVX2") ? "avx2" : "avx512";
 }
 
 // An address of a network, as interfaces list it: "10.0.0.1/24".

@@ -25,8 +25,10 @@ bool processor_has(const std::string& flag) {
 struct Set {
   std::string word, flag, name;
 };
-const std::vector<Set> kSets = {
-    {"avx512", "avx512bw", "AVX-512"}, {"avx2", "avx2", "AVX2"}, {"baseline", "sse4_2", "SSE4"}};
+const std::vector<Set> kSets = {{"avx512bf16", "avx512_bf16", "AVX-512 BF16"},
+                                {"avx512", "avx512bw", "AVX-512"},
+                                {"avx2", "avx2", "AVX2"},
+                                {"baseline", "sse4_2", "SSE4"}};
 
 // Returns the requested set, or the best one of the processor; null if the processor lacks it.
 const Set* expected() {

@@ -340,13 +340,14 @@ TYPED_TEST(TileMathOf, ComputesSoftmaxAndItsGradientOfRuns) {
     scores.select(0, 2).fill_(-INFINITY);
     maximum[2] = -INFINITY, sum[2] = 0;  // no key so far and none in these runs
     maximum[0] = 50;                     // stays
-    const at::Tensor wide = scores.to(at::kDouble).masked_fill(seen.logical_not(), -INFINITY);
+    const T scale = static_cast<T>(n % 2 == 0 ? 1 : 0.5);
+    const at::Tensor wide = scores.to(at::kDouble).mul(scale).masked_fill(seen.logical_not(), -INFINITY);
     const at::Tensor most = at::maximum(std::get<0>(wide.max(1)), maximum.to(at::kDouble));
     const at::Tensor shift = most.masked_fill(most.eq(-INFINITY), 0);
     const at::Tensor p = (wide - shift.unsqueeze(1)).exp(), kept = (maximum.to(at::kDouble) - shift).exp();
     const at::Tensor total = sum.to(at::kDouble) * kept + p.sum(1);
     const at::Tensor e = scores.clone();
-    math.softmax(e.template data_ptr<T>(), columns, runs.data(), 2, maximum.template data_ptr<T>(),
+    math.softmax(e.template data_ptr<T>(), columns, runs.data(), 2, scale, maximum.template data_ptr<T>(),
                  sum.template data_ptr<T>(), keep.template data_ptr<T>());
     EXPECT_TRUE(maximum.to(at::kDouble).equal(most)) << n;
     EXPECT_LT((keep.to(at::kDouble) - kept).abs().max().template item<double>(), 4 * this->kUnit) << n;
@@ -359,7 +360,7 @@ TYPED_TEST(TileMathOf, ComputesSoftmaxAndItsGradientOfRuns) {
 
     const at::Tensor lse = this->draw({math.rows}), delta = this->draw({math.rows});
     const at::Tensor q = scores.clone(), gradients = this->draw({math.rows, columns}), ds = gradients.clone();
-    math.gradient(q.template data_ptr<T>(), ds.template data_ptr<T>(), columns, runs.data(), 2,
+    math.gradient(q.template data_ptr<T>(), ds.template data_ptr<T>(), columns, runs.data(), 2, scale,
                   lse.template data_ptr<T>(), delta.template data_ptr<T>());
     const at::Tensor probability = (wide - lse.to(at::kDouble).unsqueeze(1)).exp();
     const at::Tensor want = probability * (gradients.to(at::kDouble) - delta.to(at::kDouble).unsqueeze(1));
@@ -382,8 +383,8 @@ TYPED_TEST(TileMathOf, ExponentialsAreWithinTwoUlps) {
   const auto exponentials = [&](const at::Tensor& x) {
     const at::Tensor y = at::zeros({math.rows, columns}, x.options()), other = at::zeros_like(y);
     y[0].copy_(x);
-    math.gradient(y.template data_ptr<T>(), other.template data_ptr<T>(), columns, &run, 1, zero.template data_ptr<T>(),
-                  zero.template data_ptr<T>());
+    math.gradient(y.template data_ptr<T>(), other.template data_ptr<T>(), columns, &run, 1, T{1},
+                  zero.template data_ptr<T>(), zero.template data_ptr<T>());
     return at::Tensor(y[0].clone());
   };
   const double low = wide ? -707.9 : -86.9, high = wide ? 709 : 88;

@@ -23,6 +23,7 @@
 #include "attention/tiles/dense.h"
 #include "attention/tiles/tile_views.h"
 #include "common/error.h"
+#include "simd/instruction_set.h"
 #include "tests/attention/kernels/kernel_case.h"
 
 namespace annulus {
@@ -302,8 +303,12 @@ TEST_F(Kernels, AnyHeadSizeAndPrecision) {
       EXPECT_EQ(got.lse.scalar_type(), at::kFloat);
       // The backward's delta is computed from out, which is rounded by half a unit in its last place (1.1e-2 in bf16).
       EXPECT_LT(worst(got, want), type == at::kHalf ? 0.005 : 0.04) << to_string(kind) << " " << type;
-      // dv depends on no rounded value and is added up and returned in fp32. In half precision it would err by 1e-3.
-      EXPECT_LT((got.dv - want.dv).abs().max().item<double>(), 5 * kSingle) << to_string(kind) << " " << type;
+      // dv depends on no rounded value and is added up and returned in fp32. In half precision it would err by 1e-3, as
+      // it does where probabilities are multiplied as bf16 (bf16_pairs_test.cc).
+      const bool as_bf16 =
+          type == at::kBFloat16 && kind == KernelKind::kCpu && instruction_set() == InstructionSet::kAvx512Bf16;
+      EXPECT_LT((got.dv - want.dv).abs().max().item<double>(), as_bf16 ? 0.04 : 5 * kSingle)
+          << to_string(kind) << " " << type;
     }
   }
 }

@@ -1,0 +1,186 @@
+// The table of tile_math.h for pairs of bf16: packing, and products by AVX-512's instruction for bf16, which Debian's
+// Highway does not have. What computes with fp32 (softmax and its gradient) is the table for numbers.
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "attention/cpu_flash/tile_math.h"
+#include "hwy/base.h"
+#include "simd/instruction_set.h"
+
+#if HWY_ARCH_X86_64
+// GCC 12 warns about its own header (https://gcc.gnu.org/bugzilla/show_bug.cgi?id=105593).
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#include <immintrin.h>
+#pragma GCC diagnostic pop
+
+HWY_PUSH_ATTRIBUTES("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")
+namespace annulus {
+namespace bf16_pairs {
+
+constexpr int kRows = 12;  // a register tile takes 24 of 32 registers
+constexpr int64_t kLanes = 16, kPanel = 2 * kLanes;
+
+// ---- Packing. x holds bf16, whose two bytes are read as an integer.
+
+// The first n <= 16 numbers at x, each in the lower half of an element; the other elements are 0.
+HWY_INLINE __m512i numbers(const uint16_t* x, int64_t n) {
+  const auto mask = static_cast<__mmask16>((1u << std::min<int64_t>(n, kLanes)) - 1);
+  return _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, x));
+}
+
+const uint16_t* row_of(const StoredRows& x, int64_t j) { return static_cast<const uint16_t*>(x.data) + j * x.step; }
+
+void copy(const StoredRows& x, int64_t n, int64_t dim, float, float* to, int64_t to_step) {
+  for (int64_t j = 0; j < n; ++j) {
+    std::memcpy(to + j * to_step, row_of(x, j), static_cast<size_t>(dim) * sizeof(uint16_t));
+    std::fill(to + j * to_step + dim / 2, to + (j + 1) * to_step, 0.0f);
+  }
+}
+
+// Pairs of a row are moved like fp32.
+void transpose(const StoredRows& x, int64_t n, int64_t dim, float* panels, int64_t column) {
+  tile_math<float>().transpose({x.data, x.step / 2, Storage::kFloat}, n, dim / 2, panels, column);
+}
+
+void stack(const StoredRows& x, int64_t n, int64_t dim, float* to, int64_t to_step, int64_t row) {
+  for (int64_t j = 0; j < n;) {
+    float* const pairs = to + (row + j) / 2 * to_step;
+    const uint16_t* const first = row_of(x, j);
+    const bool second_half = (row + j) % 2 == 1, both = !second_half && j + 1 < n;
+    for (int64_t i = 0; i < dim; i += kLanes) {
+      __m512i lanes = numbers(first + i, dim - i);
+      if (second_half) lanes = _mm512_or_epi32(_mm512_slli_epi32(lanes, 16), _mm512_loadu_si512(pairs + i));
+      if (both) lanes = _mm512_or_epi32(lanes, _mm512_slli_epi32(numbers(row_of(x, j + 1) + i, dim - i), 16));
+      _mm512_mask_storeu_epi32(pairs + i, static_cast<__mmask16>((1u << std::min(dim - i, kLanes)) - 1), lanes);
+    }
+    std::fill(pairs + dim, pairs + to_step, 0.0f);
+    j += both ? 2 : 1;
+  }
+}
+
+// ---- Products
+
+HWY_INLINE __m512bh pairs_of(__m512 x) { return (__m512bh)x; }
+
+// sums[r][v] += the sum over j < n of the products of the pairs a[r * a_row + j * a_column] and b[j * b_step + v *
+// lanes]. The loops over the tile are fully unrolled, so that it stays in registers.
+template <int kVectors>
+HWY_INLINE void multiply(const float* HWY_RESTRICT a, int64_t a_row, int64_t a_column, const float* HWY_RESTRICT b,
+                         int64_t b_step, int64_t n, __m512 (&sums)[kRows][kVectors]) {
+  for (int64_t j = 0; j < n; ++j) {
+    __m512bh side[kVectors];
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) side[v] = pairs_of(_mm512_loadu_ps(b + j * b_step + v * kLanes));
+#pragma GCC unroll 12
+    for (int r = 0; r < kRows; ++r) {
+      const __m512bh one = pairs_of(_mm512_set1_ps(a[r * a_row + j * a_column]));
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v) sums[r][v] = _mm512_dpbf16_ps(sums[r][v], one, side[v]);
+    }
+  }
+}
+
+// Computes a register tile of c, which begins as keep[r] * c[r], as c if keep is null, or as 0 if `set`.
+template <int kVectors, bool set>
+HWY_INLINE void tile(const float* a, int64_t a_row, int64_t a_column, const float* b, int64_t b_step, int64_t n,
+                     float* c, int64_t c_step, const float* keep) {
+  __m512 sums[kRows][kVectors];
+#pragma GCC unroll 12
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) {
+      sums[r][v] = set ? _mm512_setzero_ps() : _mm512_loadu_ps(c + r * c_step + v * kLanes);
+      if (!set && keep != nullptr) sums[r][v] = _mm512_mul_ps(_mm512_set1_ps(keep[r]), sums[r][v]);
+    }
+  }
+  multiply<kVectors>(a, a_row, a_column, b, b_step, n, sums);
+#pragma GCC unroll 12
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) _mm512_storeu_ps(c + r * c_step + v * kLanes, sums[r][v]);
+  }
+}
+
+void scores(const float* a, int64_t a_step, const float* panels, int64_t length, Run run, float* s, int64_t s_step) {
+  for (int64_t c = run.first; c < run.past;) {
+    const int64_t within = c % kPanel;
+    const float* const panel = panels + (c - within) * length + within;
+    if (within == 0 && c + kPanel <= run.past) {
+      tile<2, true>(a, a_step, 1, panel, kPanel, length, s + c, s_step, nullptr);
+      c += kPanel;
+    } else {
+      tile<1, true>(a, a_step, 1, panel, kPanel, length, s + c, s_step, nullptr);
+      c += kLanes;
+    }
+  }
+}
+
+void add_product(const float* a, int64_t a_row, int64_t a_column, const float* b, int64_t b_step, int64_t n, float* c,
+                 int64_t c_step, int64_t dim, const float* keep) {
+  int64_t i = 0;
+  for (; i + kPanel <= dim; i += kPanel) {
+    tile<2, false>(a, a_row, a_column, b + i, b_step, n, c + i, c_step, keep);
+  }
+  for (; i < dim; i += kLanes) tile<1, false>(a, a_row, a_column, b + i, b_step, n, c + i, c_step, keep);
+}
+
+// ---- Rows of scores
+
+void narrow(const float* s, int64_t s_step, const Run* runs, int64_t count, float* to, int64_t to_step) {
+  for (int r = 0; r < kRows; ++r) {
+    for (const Run* run = runs; run != runs + count; ++run) {
+      for (int64_t c = run->first; c < run->past; c += kLanes) {
+        const __m256bh narrowed = _mm512_cvtneps_pbh(_mm512_loadu_ps(s + r * s_step + c));
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + r * to_step + c / 2), (__m256i)narrowed);
+      }
+    }
+  }
+}
+
+// The 16 numbers at x, rounded to bf16, each in the lower half of an element.
+HWY_INLINE __m512i rounded(const float* x) {
+  return _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(x)));
+}
+
+void zip(float* s, int64_t s_step, int64_t columns) {
+  for (int r = 0; r < kRows; r += 2) {
+    float *const first = s + r * s_step, *const second = first + s_step;
+    for (int64_t c = 0; c < columns; c += kLanes) {
+      _mm512_storeu_si512(first + c, _mm512_or_epi32(rounded(first + c), _mm512_slli_epi32(rounded(second + c), 16)));
+    }
+  }
+}
+
+}  // namespace bf16_pairs
+}  // namespace annulus
+HWY_POP_ATTRIBUTES
+#endif  // HWY_ARCH_X86_64
+
+namespace annulus {
+
+const TileMath<float>* tile_math_of_pairs() {
+#if HWY_ARCH_X86_64
+  if (instruction_set() == InstructionSet::kAvx512Bf16) {
+    static const TileMath<float> math = {.rows = bf16_pairs::kRows,
+                                         .panel = bf16_pairs::kPanel,
+                                         .lanes = bf16_pairs::kLanes,
+                                         .together = 2,
+                                         .copy = bf16_pairs::copy,
+                                         .transpose = bf16_pairs::transpose,
+                                         .stack = bf16_pairs::stack,
+                                         .scores = bf16_pairs::scores,
+                                         .add_product = bf16_pairs::add_product,
+                                         .softmax = tile_math<float>().softmax,
+                                         .gradient = tile_math<float>().gradient,
+                                         .narrow = bf16_pairs::narrow,
+                                         .zip = bf16_pairs::zip};
+    return &math;
+  }
+#endif
+  return nullptr;
+}
+
+}  // namespace annulus

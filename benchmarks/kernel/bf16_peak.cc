@@ -1,0 +1,62 @@
+// Implements bf16_flops of fma_peak.h, whose instruction Debian's Highway does not have.
+#include <algorithm>
+#include <cstdint>
+
+#include "benchmarks/kernel/fma_peak.h"
+#include "benchmarks/measure.h"
+#include "hwy/base.h"
+#include "simd/instruction_set.h"
+
+#if HWY_ARCH_X86_64
+// GCC 12 warns about its own header (https://gcc.gnu.org/bugzilla/show_bug.cgi?id=105593).
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#include <immintrin.h>
+#pragma GCC diagnostic pop
+
+HWY_PUSH_ATTRIBUTES("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")
+namespace annulus {
+namespace {
+
+constexpr int kSums = 12;  // enough for a core whose products take up to six cycles, and that starts two in a cycle
+
+// Adds products to independent sums, which begin with different values, so that the compiler cannot merge them.
+HWY_NOINLINE float add_products(int64_t steps) {
+  const __m512bh x = (__m512bh)_mm512_set1_epi16(0x3f7f), y = (__m512bh)_mm512_set1_epi16(0x3c00);
+  __m512 sums[kSums];
+#pragma GCC unroll 12
+  for (int i = 0; i < kSums; ++i) sums[i] = _mm512_set1_ps(static_cast<float>(i));
+  for (int64_t step = 0; step < steps; ++step) {
+#pragma GCC unroll 12
+    for (int i = 0; i < kSums; ++i) sums[i] = _mm512_dpbf16_ps(sums[i], x, y);
+  }
+  for (int i = 1; i < kSums; ++i) sums[0] = _mm512_add_ps(sums[0], sums[i]);
+  return _mm512_cvtss_f32(sums[0]);
+}
+
+}  // namespace
+}  // namespace annulus
+HWY_POP_ATTRIBUTES
+#endif  // HWY_ARCH_X86_64
+
+namespace annulus {
+
+std::optional<double> bf16_flops() {
+#if HWY_ARCH_X86_64
+  if (instruction_set() == InstructionSet::kAvx512Bf16) {
+    constexpr int64_t kSteps = 40000;
+    double least = 1e9;
+    volatile float result = 0;  // keeps the compiler from removing the products
+    for (int turn = 0; turn < 8; ++turn) {
+      const double begin = thread_cpu_seconds();
+      result = result + add_products(kSteps);
+      least = std::min(least, thread_cpu_seconds() - begin);
+    }
+    return 4.0 * 16 * kSums * kSteps / least;
+  }
+#endif
+  return std::nullopt;
+}
+
+}  // namespace annulus

@@ -1,0 +1,224 @@
+// Tests of attention that multiplies bf16 as bf16 (attention/cpu_flash/bf16_pairs.cc): the packing of pairs and their
+// products against LibTorch's, and the whole kernel against the definition, beside the one that computes in fp32.
+// Skipped where the processor cannot, or ANNULUS_ISA forbids it.
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "attention/cpu_flash/tile_math.h"
+#include "tests/attention/kernels/kernel_case.h"
+
+namespace annulus {
+namespace {
+
+class Bf16Pairs : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    at::set_num_threads(1);
+    if (tile_math_of_pairs() == nullptr) GTEST_SKIP() << "no products of bf16 here";
+  }
+  const TileMath<float>& math() const { return *tile_math_of_pairs(); }
+};
+
+at::Tensor numbers(at::IntArrayRef sizes) { return at::randn(sizes).to(at::kBFloat16); }
+StoredRows rows_of(const at::Tensor& x) { return {x.const_data_ptr(), x.stride(0), Storage::kBFloat16}; }
+float* floats(const at::Tensor& x) { return x.data_ptr<float>(); }
+
+// The elements of a tensor of pairs as bf16, with a last dimension of 2.
+at::Tensor halves(const at::Tensor& pairs) {
+  return pairs.clone(at::MemoryFormat::Contiguous).view(at::kBFloat16).unflatten(-1, {-1, 2});
+}
+
+TEST_F(Bf16Pairs, PackingPutsNeighboursTogether) {
+  for (const int64_t dim : {2, 6, 16, 34, 80, 1030}) {
+    const int64_t n = 5 + dim % 4, column = dim % 5, step = (dim + 15) / 16 * 16 + 16;
+    const at::Tensor x = numbers({n, dim + 4}).narrow(1, 2, dim);
+
+    const at::Tensor copied = at::full({n, step}, 7.0f);
+    math().copy(rows_of(x), n, dim, 3.0f, floats(copied), step);
+    EXPECT_TRUE(halves(copied).narrow(1, 0, dim / 2).reshape({n, dim}).equal(x)) << dim;
+    EXPECT_TRUE(copied.narrow(1, dim / 2, step - dim / 2).eq(0).all().item<bool>()) << dim;
+
+    const int64_t panel = math().panel, panels = (column + n + panel - 1) / panel;
+    const at::Tensor columns = at::full({panels, dim / 2, panel}, 7.0f);
+    math().transpose(rows_of(x), n, dim, floats(columns), column);
+    const at::Tensor in_order = columns.transpose(1, 2).reshape({panels * panel, dim / 2});
+    EXPECT_TRUE(halves(in_order).narrow(0, column, n).reshape({n, dim}).equal(x)) << dim;
+    EXPECT_TRUE(in_order.narrow(0, 0, column).eq(7).all().item<bool>()) << dim;
+    EXPECT_TRUE(in_order.narrow(0, column + n, panels * panel - column - n).eq(7).all().item<bool>()) << dim;
+
+    // In two calls, of which the second begins with the second row of a pair or with a new one.
+    for (const int64_t first : {1, 2, 3}) {
+      const at::Tensor stacked = at::full({n / 2 + 1, step}, 7.0f);
+      math().stack(rows_of(x), first, dim, floats(stacked), step, 0);
+      math().stack(rows_of(x.narrow(0, first, n - first)), n - first, dim, floats(stacked), step, first);
+      const at::Tensor got = halves(stacked.narrow(0, 0, (n + 1) / 2)).transpose(1, 2).reshape({-1, step});
+      EXPECT_TRUE(got.narrow(0, 0, n).narrow(1, 0, dim).equal(x)) << dim << " " << first;
+      EXPECT_TRUE(got.narrow(1, dim, step - dim).eq(0).all().item<bool>()) << dim << " " << first;
+      if (n % 2 == 1) {
+        EXPECT_TRUE(got[n].eq(0).all().item<bool>()) << dim << " " << first;
+      }
+    }
+  }
+}
+
+// What is added up is rounded to fp32 only.
+TEST_F(Bf16Pairs, ProductsEqualThoseInFp32) {
+  for (const int64_t dim : {2, 16, 48, 80, 128}) {
+    const int64_t keys = 3 * math().panel, step = keys + math().lanes, rows = math().rows;
+    const int64_t padded = (dim + math().lanes - 1) / math().lanes * math().lanes;
+    const double bound = 3e-6 * static_cast<double>(keys);
+    const at::Tensor a = numbers({rows, dim}), b = numbers({keys, dim});
+    const at::Tensor left = at::zeros({rows, dim / 2}), columns = at::zeros({3, dim / 2, math().panel});
+    math().copy(rows_of(a), rows, dim, 1, floats(left), dim / 2);
+    math().transpose(rows_of(b), keys, dim, floats(columns), 0);
+    const annulus::Run run{math().lanes, 2 * math().panel + math().lanes};
+    const at::Tensor s = at::full({rows, step}, 7.0f), want = s.clone();
+    math().scores(floats(left), dim / 2, floats(columns), dim / 2, run, floats(s), step);
+    want.narrow(1, run.first, run.past - run.first)
+        .copy_(at::matmul(a.to(at::kFloat), b.to(at::kFloat).t()).narrow(1, run.first, run.past - run.first));
+    EXPECT_LT((s - want).abs().max().item<double>(), bound) << dim;
+
+    const at::Tensor values = numbers({keys, dim}), stacked = at::zeros({keys / 2, padded});
+    math().stack(rows_of(values), keys, dim, floats(stacked), padded, 0);
+    const at::Tensor of_keys = numbers({rows, keys}).to(at::kFloat), keep = at::randn({rows});
+    const at::Tensor narrowed = at::zeros({rows, step}), c = at::randn({rows, padded}), sums = c.clone();
+    c.narrow(1, dim, padded - dim).zero_(), sums.copy_(c);
+    const annulus::Run all{0, keys};
+    math().narrow(floats(of_keys), keys, &all, 1, floats(narrowed), step);
+    math().add_product(floats(narrowed), step, 1, floats(stacked), padded, keys / 2, floats(sums), padded, padded,
+                       floats(keep));
+    const at::Tensor sum = at::matmul(of_keys, values.to(at::kFloat)) + (c * keep.unsqueeze(1)).narrow(1, 0, dim);
+    EXPECT_LT((sums.narrow(1, 0, dim) - sum).abs().max().item<double>(), bound) << dim;
+
+    // The sum over the rows of a tile, for as many of its columns as a tile has rows.
+    const at::Tensor zipped = numbers({rows, keys}).to(at::kFloat), of_rows = numbers({rows, dim});
+    const at::Tensor expected = at::matmul(zipped.narrow(1, 4, rows).t(), of_rows.to(at::kFloat));
+    const at::Tensor operand = at::zeros({rows / 2, padded}), got = at::zeros({rows, padded});
+    math().stack(rows_of(of_rows), rows, dim, floats(operand), padded, 0);
+    math().zip(floats(zipped), keys, keys);
+    math().add_product(floats(zipped) + 4, 1, 2 * keys, floats(operand), padded, rows / 2, floats(got), padded, padded,
+                       nullptr);
+    EXPECT_LT((got.narrow(1, 0, dim) - expected).abs().max().item<double>(), bound) << dim;
+  }
+}
+
+// The runs do not touch, and the first one's result may be written over its numbers.
+TEST_F(Bf16Pairs, NarrowingAndZippingRoundToNearest) {
+  const int64_t rows = math().rows, columns = 8 * math().lanes;
+  const at::Tensor x = at::randn({rows, columns}) * 100;
+  x.select(0, 0)[0] = INFINITY, x.select(0, 0)[1] = -INFINITY, x.select(0, 1)[2] = NAN;
+  x.select(0, 2)[0] = 1.00390625f, x.select(0, 2)[1] = 1.01171875f;  // halfway: to the even neighbour
+  const at::Tensor want = x.to(at::kBFloat16);
+  const auto equal = [](const at::Tensor& a, const at::Tensor& b) {
+    return a.isnan().equal(b.isnan()) && a.nan_to_num(0).equal(b.nan_to_num(0));
+  };
+  const std::vector<annulus::Run> runs{{0, 3 * math().lanes}, {5 * math().lanes, 7 * math().lanes}};
+  for (const bool in_place : {false, true}) {
+    const at::Tensor from = x.clone(), to = in_place ? from : at::zeros_like(x);
+    math().narrow(floats(from), columns, runs.data(), 2, floats(to), columns);
+    const at::Tensor got = halves(to).reshape({rows, 2 * columns});
+    for (const annulus::Run& run : runs) {
+      const int64_t n = run.past - run.first;
+      EXPECT_TRUE(equal(got.narrow(1, run.first, n), want.narrow(1, run.first, n))) << in_place << " " << run.first;
+    }
+  }
+  const at::Tensor zipped = x.clone();
+  math().zip(floats(zipped), columns, columns);
+  const at::Tensor got = halves(zipped.slice(0, 0, rows, 2)).transpose(1, 2).reshape({rows, columns});
+  EXPECT_TRUE(equal(got, want));
+}
+
+using testing::by_definition;
+using testing::Case;
+using testing::Result;
+using testing::run;
+using testing::scattered;
+
+// The same numbers where pairs of a row cannot be read at once.
+at::Tensor at_odd_offset(const at::Tensor& x) {
+  const at::Tensor storage = at::empty({x.numel() + 1}, x.options());
+  return storage.narrow(0, 1, x.numel()).view(x.sizes()).copy_(x);
+}
+
+// Gathered, strided and banded tiles, whose chunks of keys join runs of odd lengths. dv tells the two ways apart: it is
+// fp32, and p is rounded where it is multiplied as bf16.
+TEST_F(Bf16Pairs, TheKernelEqualsTheDefinition) {
+  for (const int64_t dim : {2, 8, 40, 64, 128}) {
+    for (const bool one_head : {false, true}) {
+      for (const double rate : {0.0, 0.3}) {
+        Case c = scattered(at::kBFloat16, one_head, dim);
+        c.call.dropout = {rate, 7, 3, 1, 5};
+        const Result want = by_definition(c);
+        const auto relative = [](const at::Tensor& got, const at::Tensor& right) {
+          return ((got - right).abs().max() / right.abs().max()).item<double>();
+        };
+        const Result pairs = run(c, KernelKind::kCpu);
+        c.q = at_odd_offset(c.q);
+        const Result wide = run(c, KernelKind::kCpu);
+        EXPECT_LT((pairs.lse - want.lse).nan_to_num(0, 0, 0).abs().max().item<double>(), 2e-5) << dim;
+        // dq and dk contain delta, which is computed from an out that is rounded to bf16.
+        EXPECT_LT(relative(pairs.out, want.out), 0.01) << dim << " " << rate;
+        EXPECT_LT(relative(pairs.dq, want.dq), 0.02) << dim << " " << rate;
+        EXPECT_LT(relative(pairs.dk, want.dk), 0.02) << dim << " " << rate;
+        EXPECT_LT(relative(pairs.dv, want.dv), 0.01) << dim << " " << rate;
+        EXPECT_GT(relative(pairs.dv, want.dv), 1e-5) << dim << " " << rate;
+        EXPECT_LT(relative(wide.dv, want.dv), 1e-5) << dim << " " << rate;
+      }
+    }
+  }
+}
+
+// Keys up to and beyond the edges of chunks and register tiles, and query rows that fill no tile.
+TEST_F(Bf16Pairs, LengthsAroundEveryEdge) {
+  for (const int64_t keys : {1, 2, 15, 17, 33, 255, 256, 257, 515}) {
+    for (const int64_t queries : {1, 11, 13, 49}) {
+      Case c;
+      const auto draw = [](int64_t n) { return at::randn({1, n, 1, 16}).to(at::kBFloat16); };
+      c.q = draw(queries), c.dout = draw(queries);
+      c.keys = {draw(keys), draw(keys), {0, 1, 1}, {0, 1, 1}};
+      c.grad_batch = c.grad_heads = {0, 1, 1}, c.grad_rows = keys;
+      c.call.scale = 0.3;
+      Tile tile;
+      tile.batch = tile.heads = {0, 1, 1};
+      tile.query_rows = tile.query_positions = {0, 1, queries};
+      tile.key_rows = tile.key_positions = tile.grad_rows = {0, 1, keys};
+      for (const int64_t hi : {int64_t{0}, keys / 2, Band::kUnbounded}) {
+        tile.band = {-Band::kUnbounded, hi};
+        c.tiles = {tile};
+        EXPECT_LT(testing::worst(run(c, KernelKind::kCpu), by_definition(c)), 0.1) << queries << " " << keys;
+      }
+    }
+  }
+}
+
+// As with numbers, the exponents beyond which products overflow are those of fp32, and NaN reaches what it concerns.
+TEST_F(Bf16Pairs, HugeNumbersAndNaNBehaveAsInFp32) {
+  Case c = scattered(at::kBFloat16, false, 16);
+  c.q.select(3, 0).fill_(1e4), c.keys.k.select(3, 0).fill_(1e4);
+  const Result want = by_definition(c), got = run(c, KernelKind::kCpu);
+  EXPECT_LT(((got.lse - want.lse) / want.lse).nan_to_num(0, 0, 0).abs().max().item<double>(), 1e-5);
+  EXPECT_TRUE(got.out.isfinite().all().item<bool>());
+  c = scattered(at::kBFloat16, false, 16);
+  c.q.select(1, 5).fill_(std::numeric_limits<float>::quiet_NaN());
+  const Result wide = [&] {
+    Case odd = c;
+    odd.q = at_odd_offset(c.q);
+    return run(odd, KernelKind::kCpu);
+  }();
+  EXPECT_TRUE(run(c, KernelKind::kCpu).out.isnan().equal(wide.out.isnan()));
+  EXPECT_TRUE(wide.out.isnan().any().item<bool>());
+}
+
+}  // namespace
+}  // namespace annulus
