@@ -4,18 +4,11 @@
 
 #include "benchmarks/kernel/fma_peak.h"
 #include "benchmarks/measure.h"
-#include "hwy/base.h"
+#include "simd/avx512_bf16.h"
 #include "simd/instruction_set.h"
 
 #if HWY_ARCH_X86_64
-// GCC 12 warns about its own header (https://gcc.gnu.org/bugzilla/show_bug.cgi?id=105593).
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#include <immintrin.h>
-#pragma GCC diagnostic pop
-
-HWY_PUSH_ATTRIBUTES("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")
+HWY_PUSH_ATTRIBUTES(ANNULUS_AVX512_BF16)
 namespace annulus {
 namespace {
 

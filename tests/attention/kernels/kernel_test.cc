@@ -307,7 +307,7 @@ TEST_F(Kernels, AnyHeadSizeAndPrecision) {
       // it does where probabilities are multiplied as bf16 (bf16_pairs_test.cc).
       const bool as_bf16 =
           type == at::kBFloat16 && kind == KernelKind::kCpu && instruction_set() == InstructionSet::kAvx512Bf16;
-      EXPECT_LT((got.dv - want.dv).abs().max().item<double>(), as_bf16 ? 0.04 : 5 * kSingle)
+      EXPECT_LT((got.dv - want.dv).abs().max().item<double>(), as_bf16 ? 0.01 : 5 * kSingle)
           << to_string(kind) << " " << type;
     }
   }
