@@ -16,7 +16,9 @@ struct Totals {
 };
 thread_local Totals totals;
 
-bool is_product(std::string_view name) { return name == "aten::mm" || name == "aten::addmm" || name == "aten::bmm"; }
+bool is_product(std::string_view name) {
+  return name == "aten::mm" || name == "aten::addmm" || name == "aten::bmm" || name == "mkldnn::_linear_pointwise";
+}
 bool is_attention(std::string_view name) { return name == kForwardRecord || name == kBackwardRecord; }
 
 // These operators do not call each other, so no time is counted twice.

@@ -8,7 +8,6 @@
 #include <ATen/ops/_log_softmax.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/mm.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/rsqrt.h>
 #include <ATen/ops/silu.h>
@@ -87,13 +86,6 @@ at::Tensor swiglu_backward(const at::Tensor& dout, const at::Tensor& gate_up) {
   at::mul_out(dup, dout, at::silu(gate));
   at::silu_backward_out(dgate, dout * gate_up.narrow(1, ffn, ffn), gate);
   return result;
-}
-
-at::Tensor wide_product(const at::Tensor& a, const at::Tensor& b) {
-  const at::ScalarType wide = at::toOpMathType(a.scalar_type());
-  if (wide == a.scalar_type()) return at::mm(a, b);
-  // The product with a wider result exists only for GPUs.
-  return a.is_cuda() ? at::mm(a, b, wide) : at::mm(a.to(wide), b.to(wide));
 }
 
 CrossEntropy cross_entropy(at::Tensor logits, const at::Tensor& targets, double scale, bool with_gradient) {

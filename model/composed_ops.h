@@ -1,6 +1,6 @@
 // The decoder's operations between matrix products, and their gradients, composed of LibTorch's operators for every
 // device and floating-point dtype (they have never run on a GPU). fused_ops.cc calls them where its fp32 loops
-// for a CPU do not apply, and model.cc calls wide_product. Nothing here records a gradient or waits for the device.
+// for a CPU do not apply. Nothing here records a gradient or waits for the device.
 // Statistics, rotations and losses are fp32 if tensors are bf16 or fp16. Thread safety: free functions without state.
 #pragma once
 
@@ -40,9 +40,6 @@ void rotate_into(const at::Tensor& out, const at::Tensor& x, const at::Tensor& c
 // As fused::swiglu.
 at::Tensor swiglu(const at::Tensor& gate_up);
 at::Tensor swiglu_backward(const at::Tensor& dout, const at::Tensor& gate_up);
-
-// The product of a and b. Sums and result are fp32 if a and b are bf16 or fp16.
-at::Tensor wide_product(const at::Tensor& a, const at::Tensor& b);
 
 struct CrossEntropy {
   at::Tensor loss;     // a scalar: the sum over rows of -log softmax(logits)[target]

@@ -6,7 +6,6 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/mm.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -22,6 +21,7 @@
 #include "common/error.h"
 #include "model/composed_ops.h"
 #include "model/fused_loops.h"
+#include "model/products.h"
 
 namespace annulus {
 namespace {
@@ -334,13 +334,12 @@ class LinearCrossEntropySum : public Function<LinearCrossEntropySum> {
       const int64_t n = std::min(chunk_rows, rows - first);
       const at::Tensor part = hidden.narrow(0, first, n);
       composed::CrossEntropy c =
-          cross_entropy(composed::wide_product(part, head.t()), targets.narrow(0, first, n), scale, with_gradient);
+          cross_entropy(wide_product(part, head.t()), targets.narrow(0, first, n), scale, with_gradient);
       loss = loss.defined() ? loss.add_(c.loss) : c.loss;
       if (!with_gradient) continue;
       const at::Tensor dlogits = std::exchange(c.dlogits, {}).to(hidden.scalar_type());
-      at::Tensor dpart = dhidden.narrow(0, first, n);
-      at::mm_out(dpart, dlogits, head);
-      const at::Tensor dhead_part = composed::wide_product(dlogits.t(), part);
+      product_into(dhidden.narrow(0, first, n), dlogits, head);
+      const at::Tensor dhead_part = wide_product(dlogits.t(), part);
       dhead = dhead.defined() ? dhead.add_(dhead_part) : dhead_part;
     }
     if (with_gradient) ctx->save_for_backward({dhidden, dhead.to(head.scalar_type())});
@@ -450,7 +449,8 @@ Part loss_charges(int64_t rows, int64_t dim, int64_t vocab, const Computes& on) 
   const int64_t before = several ? head * wide : 0;
   const int64_t widened = copies && !on.gpu ? wide * (chunk * dim + std::max(head, logits)) : 0;
   const int64_t of_logits = (on.gpu ? 2 : 1) * logits * wide + before;
-  const int64_t of_product = logits * wide + before + (copies && !on.gpu ? wide * (chunk * dim + head) : 0);
+  const int64_t of_product = logits * wide + before + (copies && !on.gpu ? wide * (chunk * dim + head) : 0) +
+                             (on.loops() ? chunk * dim * e : 0);  // product_into
   const int64_t of_gradient = logits * e + head * wide + before + widened;
   const int64_t of_cast = copies ? logits * (wide + e) + before : 0;
   const int64_t most = std::max({of_logits, of_product, of_gradient, of_cast, head * (copies ? wide + e : wide)});

@@ -4,7 +4,6 @@
 #include <ATen/OpMathType.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/ops/embedding.h>
-#include <ATen/ops/linear.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -14,7 +13,7 @@
 #include <string_view>
 #include <utility>
 
-#include "model/composed_ops.h"
+#include "model/products.h"
 #include "model/recompute.h"
 
 namespace annulus {
@@ -218,14 +217,14 @@ at::Tensor Model::logits(const at::Tensor& tokens, const RotaryTable& table, con
   const at::Tensor read = hidden(tokens, table, attend, last_only);
   const size_t output = layers_.size() + 1;
   if (use_ != nullptr) use_->before_forward(output);
-  at::Tensor logits = at::linear(read, head_);
+  at::Tensor logits = linear_layer(read, head_, at::Tensor());
   if (use_ != nullptr) use_->after_forward(output);
   return logits;
 }
 
 at::Tensor Model::wide_logits(const at::Tensor& hidden) const {
   const c10::AutoGradMode no_grad(false);
-  return composed::wide_product(hidden, head_.t());
+  return wide_product(hidden, head_.t());
 }
 
 at::Tensor Model::loss_of(const at::Tensor& hidden, const at::Tensor& targets, double scale) const {
@@ -249,15 +248,12 @@ at::Tensor Model::hidden(const at::Tensor& tokens, const RotaryTable& table, con
   const auto run = [&](const TensorFunction& f, const std::vector<at::Tensor>& inputs) {
     return recompute_ && at::GradMode::is_enabled() ? recomputed(f, inputs) : f(inputs);
   };
-  const auto linear = [](const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
-    return at::linear(x, weight, bias.defined() ? std::optional<at::Tensor>(bias) : std::nullopt);
-  };
   // These functions capture what they use by value, because they may run again in the backward. The residual stream x
   // is [batch * n, dim]; `delta` is what the next norm adds to it first.
-  const TensorFunction before_attention = [shape = shape_, table, batch, linear](const std::vector<at::Tensor>& in) {
+  const TensorFunction before_attention = [shape = shape_, table, batch](const std::vector<at::Tensor>& in) {
     enum { kStream, kDelta, kNorm, kQkv, kQkvBias, kQNorm, kKNorm };
     const Normed a = add_rms_norm(in[kStream], in[kDelta], in[kNorm], shape.norm_eps);
-    at::Tensor qkv = linear(a.y, in[kQkv], in[kQkvBias]);
+    at::Tensor qkv = linear_layer(a.y, in[kQkv], in[kQkvBias]);
     if (shape.qk_norm) qkv = head_norm(qkv, in[kQNorm], in[kKNorm], shape.heads, shape.kv_heads, shape.norm_eps);
     const Heads heads = rotary_split(qkv, table, shape.heads, shape.kv_heads);
     // With a table of all rows, rotary_split returns them as one.
@@ -266,13 +262,13 @@ at::Tensor Model::hidden(const at::Tensor& tokens, const RotaryTable& table, con
     };
     return std::vector<at::Tensor>{a.sum, rows(heads.q), rows(heads.k), rows(heads.v)};
   };
-  const TensorFunction after_attention = [shape = shape_, linear](const std::vector<at::Tensor>& in) {
+  const TensorFunction after_attention = [shape = shape_](const std::vector<at::Tensor>& in) {
     enum { kStream, kAttended, kOut, kOutBias, kNorm, kGateUp, kGateUpBias, kDown, kDownBias };
     const int64_t rows = in[kStream].size(0);
-    const at::Tensor attended = linear(in[kAttended].reshape({rows, shape.q_width()}), in[kOut], in[kOutBias]);
+    const at::Tensor attended = linear_layer(in[kAttended].reshape({rows, shape.q_width()}), in[kOut], in[kOutBias]);
     const Normed m = add_rms_norm(in[kStream], attended, in[kNorm], shape.norm_eps);
-    const at::Tensor gate_up = linear(m.y, in[kGateUp], in[kGateUpBias]);
-    return std::vector<at::Tensor>{m.sum, linear(swiglu(gate_up), in[kDown], in[kDownBias])};
+    const at::Tensor gate_up = linear_layer(m.y, in[kGateUp], in[kGateUpBias]);
+    return std::vector<at::Tensor>{m.sum, linear_layer(swiglu(gate_up), in[kDown], in[kDownBias])};
   };
   if (use_ != nullptr) use_->before_forward(0);
   std::vector<at::Tensor> stream = {at::embedding(embedding_, tokens.reshape({batch * n}))};  // and what is added to it

@@ -1,0 +1,149 @@
+// Tests of the matrix products of the decoder (model/products.h): values and gradients against fp64, and which library
+// computes them.
+#include "model/products.h"
+
+#include <ATen/Context.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/record_function.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace annulus {
+namespace {
+
+constexpr double kSingle = 1e-5;  // sums of 300 products that nearly cancel err by half of it
+
+double relative(const at::Tensor& got, const at::Tensor& want) {
+  return ((got.to(at::kDouble) - want).abs().max() / want.abs().max().clamp_min(1)).item<double>();
+}
+
+// The names of the operators that LibTorch runs on this thread while `f` runs.
+thread_local std::vector<std::string> operators;
+template <typename F>
+int64_t calls_of(const std::string& name, const F& f) {
+  operators.clear();
+  const auto begin = [](const at::RecordFunction& function) -> std::unique_ptr<at::ObserverContext> {
+    operators.emplace_back(function.name());
+    return nullptr;
+  };
+  const auto handle = at::addThreadLocalCallback(at::RecordFunctionCallback(begin).scopes({at::RecordScope::FUNCTION}));
+  f();
+  at::removeCallback(handle);
+  return std::count(operators.begin(), operators.end(), name);
+}
+constexpr const char* kOneDnn = "mkldnn::_linear_pointwise";
+
+struct Layer {
+  at::Tensor x, weight, bias;
+  std::vector<at::Tensor> inputs() const {
+    return bias.defined() ? std::vector<at::Tensor>{x, weight, bias} : std::vector<at::Tensor>{x, weight};
+  }
+};
+
+Layer drawn(int64_t rows, int64_t in, int64_t out, bool bias) {
+  return {at::randn({rows, in}), at::randn({out, in}), bias ? at::randn({out}) : at::Tensor()};
+}
+
+TEST(Products, LinearAndItsGradientsAgreeWithFp64) {
+  for (const int64_t rows : {1, 63, 64, 65, 300}) {
+    for (const auto& [in, out] : {std::pair<int64_t, int64_t>{1, 1}, {7, 33}, {64, 48}, {129, 1}, {256, 768}}) {
+      for (const bool bias : {false, true}) {
+        const Layer layer = drawn(rows, in, out, bias);
+        Layer wide{layer.x.to(at::kDouble), layer.weight.to(at::kDouble), {}};
+        if (bias) wide.bias = layer.bias.to(at::kDouble);
+        for (const Layer& l : {layer, wide}) {
+          for (at::Tensor t : l.inputs()) t.requires_grad_();
+        }
+        const at::Tensor dy = at::randn({rows, out});
+        const at::Tensor y = linear_layer(layer.x, layer.weight, layer.bias);
+        const at::Tensor want = at::linear(wide.x, wide.weight, bias ? std::optional(wide.bias) : std::nullopt);
+        y.backward(dy), want.backward(dy.to(at::kDouble));
+        EXPECT_LT(relative(y.detach(), want.detach()), kSingle) << rows << " " << in << " " << out;
+        for (size_t i = 0; i < layer.inputs().size(); ++i) {
+          EXPECT_LT(relative(layer.inputs()[i].grad(), wide.inputs()[i].grad()), kSingle)
+              << i << ": " << rows << " " << in << " " << out;
+        }
+      }
+    }
+  }
+}
+
+// Frozen weights, and the first layer of a model, whose input needs no gradient.
+TEST(Products, OnlyGradientsThatAreNeededAreComputed) {
+  for (int which = 0; which < 3; ++which) {
+    const Layer layer = drawn(100, 16, 24, /*bias=*/true);
+    layer.inputs()[which].requires_grad_();
+    const at::Tensor y = linear_layer(layer.x, layer.weight, layer.bias);
+    const at::Tensor dy = at::randn({100, 24});
+    const int64_t products =
+        calls_of("aten::mm", [&] { y.backward(dy); }) + std::count(operators.begin(), operators.end(), kOneDnn);
+    EXPECT_EQ(products, which == 2 ? 0 : 1) << which;
+    for (int i = 0; i < 3; ++i) EXPECT_EQ(layer.inputs()[i].grad().defined(), i == which) << which;
+  }
+}
+
+TEST(Products, FactorsMayBeStrided) {
+  const at::Tensor wide = at::randn({200, 100}), weight = at::randn({50, 80});
+  for (const at::Tensor& a :
+       {wide.narrow(1, 10, 50), at::randn({50, 200}).t(), wide.narrow(0, 7, 90).narrow(1, 0, 50)}) {
+    for (const at::Tensor& b : {weight, at::randn({80, 50}).t(), at::randn({100, 80}).narrow(0, 3, 50)}) {
+      const at::Tensor want = a.to(at::kDouble).matmul(b.to(at::kDouble));
+      EXPECT_LT(relative(product(a, b), want), kSingle);
+      const at::Tensor around = at::full({a.size(0) + 2, 80}, 7.0f);
+      product_into(around.narrow(0, 1, a.size(0)), a, b);
+      EXPECT_LT(relative(around.narrow(0, 1, a.size(0)), want), kSingle);
+      EXPECT_TRUE(around[0].eq(7).all().item<bool>() && around[-1].eq(7).all().item<bool>());
+    }
+  }
+}
+
+TEST(Products, LargeOnesInFp32AreComputedByOneDnn) {
+  if (!at::hasMKLDNN()) GTEST_SKIP() << "this LibTorch has no oneDNN";
+  const at::Tensor x = at::randn({64, 32}), weight = at::randn({16, 32});
+  const auto calls = [&](const at::Tensor& a, const at::Tensor& b) {
+    return calls_of(kOneDnn, [&] { product(a, b.t()); });
+  };
+  EXPECT_EQ(calls(x, weight), 1);
+  EXPECT_EQ(calls(x.narrow(0, 0, 63), weight), 0);
+  EXPECT_EQ(calls(x.to(at::kDouble), weight.to(at::kDouble)), 0);
+  EXPECT_EQ(calls(x.to(at::kBFloat16), weight.to(at::kBFloat16)), 0);
+  at::globalContext().setUserEnabledMkldnn(false);
+  EXPECT_EQ(calls(x, weight), 0);
+  at::globalContext().setUserEnabledMkldnn(true);
+
+  // Also the gradient of the input.
+  x.requires_grad_();
+  EXPECT_EQ(calls_of(kOneDnn, [&] { linear_layer(x, weight, at::Tensor()).sum().backward(); }), 2);
+}
+
+TEST(Products, WideProductOfHalvesIsFp32) {
+  for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf, at::kFloat, at::kDouble}) {
+    const at::Tensor a = at::randn({70, 40}).to(dtype), b = at::randn({40, 30}).to(dtype);
+    const at::Tensor got = wide_product(a, b);
+    EXPECT_EQ(got.scalar_type(), dtype == at::kDouble ? at::kDouble : at::kFloat);
+    EXPECT_LT(relative(got, a.to(at::kDouble).matmul(b.to(at::kDouble))), kSingle);
+  }
+}
+
+TEST(Products, EmptyMatricesAreAllowed) {
+  const at::Tensor none = product(at::randn({100, 0}), at::randn({0, 5}));
+  EXPECT_TRUE(none.equal(at::zeros({100, 5})));
+  EXPECT_EQ(product(at::randn({0, 4}), at::randn({4, 5})).sizes(), at::IntArrayRef({0, 5}));
+  EXPECT_EQ(product(at::randn({100, 4}), at::randn({4, 0})).sizes(), at::IntArrayRef({100, 0}));
+}
+
+}  // namespace
+}  // namespace annulus
