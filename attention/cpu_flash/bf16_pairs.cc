@@ -63,16 +63,21 @@ HWY_INLINE __m512bh pairs_of(__m512 x) { return (__m512bh)x; }
 template <int kVectors>
 HWY_INLINE void multiply(const float* HWY_RESTRICT a, int64_t a_row, int64_t a_column, const float* HWY_RESTRICT b,
                          int64_t b_step, int64_t n, __m512 (&sums)[kRows][kVectors]) {
+  const float* first[kRows / 3];  // three rows share a pointer, because registers for twelve would not suffice
+  for (int g = 0; g < kRows / 3; ++g) first[g] = a + 3 * g * a_row;
   for (int64_t j = 0; j < n; ++j) {
     __m512bh side[kVectors];
 #pragma GCC unroll 2
-    for (int v = 0; v < kVectors; ++v) side[v] = pairs_of(_mm512_loadu_ps(b + j * b_step + v * kLanes));
+    for (int v = 0; v < kVectors; ++v) side[v] = pairs_of(_mm512_loadu_ps(b + v * kLanes));
+    b += b_step;
 #pragma GCC unroll 12
     for (int r = 0; r < kRows; ++r) {
-      const __m512bh one = pairs_of(_mm512_set1_ps(a[r * a_row + j * a_column]));
+      const __m512bh one = pairs_of(_mm512_set1_ps(first[r / 3][r % 3 * a_row]));
 #pragma GCC unroll 2
       for (int v = 0; v < kVectors; ++v) sums[r][v] = _mm512_dpbf16_ps(sums[r][v], one, side[v]);
     }
+#pragma GCC unroll 4
+    for (int g = 0; g < kRows / 3; ++g) first[g] += a_column;
   }
 }
 

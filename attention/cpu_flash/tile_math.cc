@@ -183,16 +183,21 @@ template <int kVectors, typename T>
 HWY_INLINE void multiply(const T* HWY_RESTRICT a, int64_t a_row, int64_t a_column, const T* HWY_RESTRICT b,
                          int64_t b_step, int64_t n, Vec<T> (&sums)[kRows][kVectors]) {
   const Tag<T> d;
+  const T* first[kRows / 3];  // three rows share a pointer, because registers for twelve would not suffice
+  for (int g = 0; g < kRows / 3; ++g) first[g] = a + 3 * g * a_row;
   for (int64_t j = 0; j < n; ++j) {
     Vec<T> side[kVectors];
 #pragma GCC unroll 2
-    for (int v = 0; v < kVectors; ++v) side[v] = hn::LoadU(d, b + j * b_step + v * kLanes<T>);
+    for (int v = 0; v < kVectors; ++v) side[v] = hn::LoadU(d, b + v * kLanes<T>);
+    b += b_step;
 #pragma GCC unroll 12
     for (int r = 0; r < kRows; ++r) {
-      const Vec<T> one = hn::Set(d, a[r * a_row + j * a_column]);
+      const Vec<T> one = hn::Set(d, first[r / 3][r % 3 * a_row]);
 #pragma GCC unroll 2
       for (int v = 0; v < kVectors; ++v) sums[r][v] = hn::MulAdd(one, side[v], sums[r][v]);
     }
+#pragma GCC unroll 4
+    for (int g = 0; g < kRows / 3; ++g) first[g] += a_column;
   }
 }
 
