@@ -14,6 +14,7 @@ namespace annulus {
 namespace bf16_pairs {
 
 constexpr int kRows = 12;  // a register tile takes 24 of 32 registers
+constexpr int kThird = kRows / 3;
 constexpr int64_t kLanes = 16, kPanel = 2 * kLanes;
 
 // ---- Packing. x holds bf16, whose two bytes are read as an integer.
@@ -60,69 +61,87 @@ HWY_INLINE __m512bh pairs_of(__m512 x) { return (__m512bh)x; }
 
 // sums[r][v] += the sum over j < n of the products of the pairs a[r * a_row + j * a_column] and b[j * b_step + v *
 // lanes]. The loops over the tile are fully unrolled, so that it stays in registers.
-template <int kVectors>
+template <int kUsed, int kVectors>
 HWY_INLINE void multiply(const float* HWY_RESTRICT a, int64_t a_row, int64_t a_column, const float* HWY_RESTRICT b,
-                         int64_t b_step, int64_t n, __m512 (&sums)[kRows][kVectors]) {
-  const float* first[kRows / 3];  // three rows share a pointer, because registers for twelve would not suffice
-  for (int g = 0; g < kRows / 3; ++g) first[g] = a + 3 * g * a_row;
+                         int64_t b_step, int64_t n, __m512 (&sums)[kUsed][kVectors]) {
+  constexpr int kPointers = (kUsed + 2) / 3;
+  const float* first[kPointers];  // three rows share a pointer, because registers for twelve would not suffice
+  for (int g = 0; g < kPointers; ++g) first[g] = a + 3 * g * a_row;
   for (int64_t j = 0; j < n; ++j) {
     __m512bh side[kVectors];
 #pragma GCC unroll 2
     for (int v = 0; v < kVectors; ++v) side[v] = pairs_of(_mm512_loadu_ps(b + v * kLanes));
     b += b_step;
 #pragma GCC unroll 12
-    for (int r = 0; r < kRows; ++r) {
+    for (int r = 0; r < kUsed; ++r) {
       const __m512bh one = pairs_of(_mm512_set1_ps(first[r / 3][r % 3 * a_row]));
 #pragma GCC unroll 2
       for (int v = 0; v < kVectors; ++v) sums[r][v] = _mm512_dpbf16_ps(sums[r][v], one, side[v]);
     }
 #pragma GCC unroll 4
-    for (int g = 0; g < kRows / 3; ++g) first[g] += a_column;
+    for (int g = 0; g < kPointers; ++g) first[g] += a_column;
   }
 }
 
 // Computes a register tile of c, which begins as keep[r] * c[r], as c if keep is null, or as 0 if `set`.
-template <int kVectors, bool set>
+template <int kUsed, int kVectors, bool set>
 HWY_INLINE void tile(const float* a, int64_t a_row, int64_t a_column, const float* b, int64_t b_step, int64_t n,
                      float* c, int64_t c_step, const float* keep) {
-  __m512 sums[kRows][kVectors];
+  __m512 sums[kUsed][kVectors];
 #pragma GCC unroll 12
-  for (int r = 0; r < kRows; ++r) {
+  for (int r = 0; r < kUsed; ++r) {
 #pragma GCC unroll 2
     for (int v = 0; v < kVectors; ++v) {
       sums[r][v] = set ? _mm512_setzero_ps() : _mm512_loadu_ps(c + r * c_step + v * kLanes);
       if (!set && keep != nullptr) sums[r][v] = _mm512_mul_ps(_mm512_set1_ps(keep[r]), sums[r][v]);
     }
   }
-  multiply<kVectors>(a, a_row, a_column, b, b_step, n, sums);
+  multiply(a, a_row, a_column, b, b_step, n, sums);
 #pragma GCC unroll 12
-  for (int r = 0; r < kRows; ++r) {
+  for (int r = 0; r < kUsed; ++r) {
 #pragma GCC unroll 2
     for (int v = 0; v < kVectors; ++v) _mm512_storeu_ps(c + r * c_step + v * kLanes, sums[r][v]);
   }
 }
 
-void scores(const float* a, int64_t a_step, const float* panels, int64_t length, Run run, float* s, int64_t s_step) {
+template <int kUsed>
+HWY_INLINE void score_rows(const float* a, int64_t a_step, const float* panels, int64_t length, Run run, float* s,
+                           int64_t s_step) {
   for (int64_t c = run.first; c < run.past;) {
     const int64_t within = c % kPanel;
     const float* const panel = panels + (c - within) * length + within;
     if (within == 0 && c + kPanel <= run.past) {
-      tile<2, true>(a, a_step, 1, panel, kPanel, length, s + c, s_step, nullptr);
+      tile<kUsed, 2, true>(a, a_step, 1, panel, kPanel, length, s + c, s_step, nullptr);
       c += kPanel;
     } else {
-      tile<1, true>(a, a_step, 1, panel, kPanel, length, s + c, s_step, nullptr);
+      tile<kUsed, 1, true>(a, a_step, 1, panel, kPanel, length, s + c, s_step, nullptr);
       c += kLanes;
     }
   }
 }
 
-void add_product(const float* a, int64_t a_row, int64_t a_column, const float* b, int64_t b_step, int64_t n, float* c,
-                 int64_t c_step, int64_t dim, const float* keep) {
+void scores(int64_t used, const float* a, int64_t a_step, const float* panels, int64_t length, Run run, float* s,
+            int64_t s_step) {
+  if (used > 2 * kThird) return score_rows<kRows>(a, a_step, panels, length, run, s, s_step);
+  if (used > kThird) return score_rows<2 * kThird>(a, a_step, panels, length, run, s, s_step);
+  score_rows<kThird>(a, a_step, panels, length, run, s, s_step);
+}
+
+template <int kUsed>
+HWY_INLINE void add_rows(const float* a, int64_t a_row, int64_t a_column, const float* b, int64_t b_step, int64_t n,
+                         float* c, int64_t c_step, int64_t dim, const float* keep) {
   int64_t i = 0;
   for (; i + kPanel <= dim; i += kPanel) {
-    tile<2, false>(a, a_row, a_column, b + i, b_step, n, c + i, c_step, keep);
+    tile<kUsed, 2, false>(a, a_row, a_column, b + i, b_step, n, c + i, c_step, keep);
   }
-  for (; i < dim; i += kLanes) tile<1, false>(a, a_row, a_column, b + i, b_step, n, c + i, c_step, keep);
+  for (; i < dim; i += kLanes) tile<kUsed, 1, false>(a, a_row, a_column, b + i, b_step, n, c + i, c_step, keep);
+}
+
+void add_product(int64_t used, const float* a, int64_t a_row, int64_t a_column, const float* b, int64_t b_step,
+                 int64_t n, float* c, int64_t c_step, int64_t dim, const float* keep) {
+  if (used > 2 * kThird) return add_rows<kRows>(a, a_row, a_column, b, b_step, n, c, c_step, dim, keep);
+  if (used > kThird) return add_rows<2 * kThird>(a, a_row, a_column, b, b_step, n, c, c_step, dim, keep);
+  add_rows<kThird>(a, a_row, a_column, b, b_step, n, c, c_step, dim, keep);
 }
 
 // ---- Rows of scores

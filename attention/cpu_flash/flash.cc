@@ -189,9 +189,10 @@ class TileRuns {
     }
   }
 
-  // Makes rows that only fill up the tile add nothing to dk and dv, not even if their zeros meet infinite keys.
-  void clear_padding(int64_t n, T* p, T* ds, int64_t step) const {
-    for (int64_t r = n; r < tile_math<T>().rows; ++r) {
+  // Makes the rows [n, past), which only fill up a pair of rows, add nothing to dk and dv, not even if their zeros meet
+  // infinite keys.
+  void clear_padding(int64_t n, int64_t past, T* p, T* ds, int64_t step) const {
+    for (int64_t r = n; r < past; ++r) {
       for (const Run& run : runs_) {
         std::fill(p + r * step + run.first, p + r * step + run.past, T{0});
         std::fill(ds + r * step + run.first, ds + r * step + run.past, T{0});
@@ -273,10 +274,10 @@ void flash_forward(const QueryBlock<T>& block, std::span<const KeyPiece<T>> piec
       if (tile.runs().empty()) continue;
       for (int64_t h = 0; h < heads; ++h) {
         const int64_t row = h * rows + i;
-        for (const Run& run : tile.runs()) math.scores(q + row * q_width, q_width, k, length, run, scores, step);
+        for (const Run& run : tile.runs()) math.scores(n, q + row * q_width, q_width, k, length, run, scores, step);
         tile.hide(i, n, scores, step);
         const auto runs = static_cast<int64_t>(tile.runs().size());
-        math.softmax(scores, step, tile.runs().data(), runs, score_scale, maximum + row, sum + row, keep.data());
+        math.softmax(n, scores, step, tile.runs().data(), runs, score_scale, maximum + row, sum + row, keep.data());
         if (block.drop_threshold > 0) {
           tile.drop(block.heads[static_cast<size_t>(h)], i, n, true, scores, factors, step);
         }
@@ -284,7 +285,7 @@ void flash_forward(const QueryBlock<T>& block, std::span<const KeyPiece<T>> piec
         const T* factor = keep.data();
         for (const Run& run : tile.runs()) {
           const int64_t first = run.first / together;
-          math.add_product(scores + first, step, 1, v + first * width, width, run.past / together - first,
+          math.add_product(n, scores + first, step, 1, v + first * width, width, run.past / together - first,
                            out + row * width, width, width, factor);
           factor = nullptr;
         }
@@ -378,18 +379,19 @@ void flash_backward(const QueryBlock<T>& block, std::span<const KeyPiece<T>> pie
           T *const p_rows = p + (i - held) * step, *const ds_rows = ds + (i - held) * step;
           tile.find(i, n);
           for (const Run& run : tile.runs()) {
-            math.scores(q + row * q_width, q_width, k_columns, length, run, p_rows, step);
-            math.scores(dout + row * q_width, q_width, v_columns, length, run, ds_rows, step);
+            math.scores(n, q + row * q_width, q_width, k_columns, length, run, p_rows, step);
+            math.scores(n, dout + row * q_width, q_width, v_columns, length, run, ds_rows, step);
           }
           tile.hide(i, n, p_rows, step);
           const QueryRows<T>& head = block.heads[static_cast<size_t>(h)];
           const bool drops = block.drop_threshold > 0;
           if (drops) tile.drop(head, i, n, true, ds_rows, factors, step);
           const auto runs = static_cast<int64_t>(tile.runs().size());
-          math.gradient(p_rows, ds_rows, step, tile.runs().data(), runs, score_scale, lse + row, delta + row);
+          math.gradient(n, p_rows, ds_rows, step, tile.runs().data(), runs, score_scale, lse + row, delta + row);
           if (drops) tile.drop(head, i, n, false, p_rows, factors, step);  // dv needs the dropped p
-          tile.clear_padding(n, p_rows, ds_rows, step);
-          tile.clear_rest(math.rows, p_rows, ds_rows, step);
+          const int64_t summed = round_up(n, together);
+          tile.clear_padding(n, summed, p_rows, ds_rows, step);
+          tile.clear_rest(summed, p_rows, ds_rows, step);
           const T* ds_operand = ds_rows;
           if (math.narrow != nullptr) {
             math.narrow(ds_rows, step, tile.runs().data(), runs, narrowed, step);
@@ -399,7 +401,7 @@ void flash_backward(const QueryBlock<T>& block, std::span<const KeyPiece<T>> pie
           }
           for (const Run& run : tile.runs()) {
             const int64_t first = run.first / together;
-            math.add_product(ds_operand + first, step, 1, k + first * width, width, run.past / together - first,
+            math.add_product(n, ds_operand + first, step, 1, k + first * width, width, run.past / together - first,
                              dq + row * width, width, width, nullptr);
             for (int64_t t = run.first / math.rows; t < std::min(tiles, ceil_div(run.past, math.rows)); ++t) {
               Seen& rows_seeing = seen[static_cast<size_t>(t)];
@@ -410,11 +412,13 @@ void flash_backward(const QueryBlock<T>& block, std::span<const KeyPiece<T>> pie
         for (int64_t t = 0; t < tiles; ++t) {
           const auto [first, last] = seen[static_cast<size_t>(t)];
           if (first >= last) continue;
+          const int64_t keys = std::min(math.rows, columns - t * math.rows);
           const int64_t from = first * step + t * math.rows, to = t * math.rows * width;
-          const int64_t row = (h * rows + held + first) / together * width, n = (last - first) / together;
+          const int64_t row = (h * rows + held + first) / together * width;
+          const int64_t n = ceil_div(std::min(last, count - held) - first, together);
           const int64_t next = together * step;  // two rows of pairs are as far apart
-          math.add_product(p + from, 1, next, dout_stacked + row, width, n, dv + to, width, width, nullptr);
-          math.add_product(ds + from, 1, next, q_stacked + row, width, n, dk + to, width, width, nullptr);
+          math.add_product(keys, p + from, 1, next, dout_stacked + row, width, n, dv + to, width, width, nullptr);
+          math.add_product(keys, ds + from, 1, next, q_stacked + row, width, n, dk + to, width, width, nullptr);
         }
       }
     }

@@ -36,6 +36,7 @@ constexpr int kRows = 12;  // the tile takes 24 of 32 registers
 #else
 constexpr int kRows = 6;  // the tile takes 12 of 16 registers
 #endif
+constexpr int kThird = kRows / 3;  // the rows of the smallest tile, for the last rows of a block and for generation
 template <typename T>
 constexpr int64_t kPanel = 2 * kLanes<T>;
 
@@ -179,89 +180,105 @@ void transpose_float(const StoredRows& x, int64_t n, int64_t dim, float* panels,
 
 // sums[r][v] += the sum over j < n of a[r * a_row + j * a_column] * b[j * b_step + v * lanes]. The loops over the tile
 // are fully unrolled, so that it stays in registers.
-template <int kVectors, typename T>
+template <int kUsed, int kVectors, typename T>
 HWY_INLINE void multiply(const T* HWY_RESTRICT a, int64_t a_row, int64_t a_column, const T* HWY_RESTRICT b,
-                         int64_t b_step, int64_t n, Vec<T> (&sums)[kRows][kVectors]) {
+                         int64_t b_step, int64_t n, Vec<T> (&sums)[kUsed][kVectors]) {
+  constexpr int kPointers = (kUsed + 2) / 3;
   const Tag<T> d;
-  const T* first[kRows / 3];  // three rows share a pointer, because registers for twelve would not suffice
-  for (int g = 0; g < kRows / 3; ++g) first[g] = a + 3 * g * a_row;
+  const T* first[kPointers];  // three rows share a pointer, because registers for twelve would not suffice
+  for (int g = 0; g < kPointers; ++g) first[g] = a + 3 * g * a_row;
   for (int64_t j = 0; j < n; ++j) {
     Vec<T> side[kVectors];
 #pragma GCC unroll 2
     for (int v = 0; v < kVectors; ++v) side[v] = hn::LoadU(d, b + v * kLanes<T>);
     b += b_step;
 #pragma GCC unroll 12
-    for (int r = 0; r < kRows; ++r) {
+    for (int r = 0; r < kUsed; ++r) {
       const Vec<T> one = hn::Set(d, first[r / 3][r % 3 * a_row]);
 #pragma GCC unroll 2
       for (int v = 0; v < kVectors; ++v) sums[r][v] = hn::MulAdd(one, side[v], sums[r][v]);
     }
 #pragma GCC unroll 4
-    for (int g = 0; g < kRows / 3; ++g) first[g] += a_column;
+    for (int g = 0; g < kPointers; ++g) first[g] += a_column;
   }
 }
 
-template <int kVectors, typename T>
+template <int kUsed, int kVectors, typename T>
 HWY_INLINE void score_tile(const T* a, int64_t a_step, const T* panel, int64_t length, T* s, int64_t s_step) {
   const Tag<T> d;
-  Vec<T> sums[kRows][kVectors];
+  Vec<T> sums[kUsed][kVectors];
 #pragma GCC unroll 12
-  for (int r = 0; r < kRows; ++r) {
+  for (int r = 0; r < kUsed; ++r) {
 #pragma GCC unroll 2
     for (int v = 0; v < kVectors; ++v) sums[r][v] = hn::Zero(d);
   }
-  multiply<kVectors>(a, a_step, 1, panel, kPanel<T>, length, sums);
+  multiply(a, a_step, 1, panel, kPanel<T>, length, sums);
 #pragma GCC unroll 12
-  for (int r = 0; r < kRows; ++r) {
+  for (int r = 0; r < kUsed; ++r) {
 #pragma GCC unroll 2
     for (int v = 0; v < kVectors; ++v) hn::StoreU(sums[r][v], d, s + r * s_step + v * kLanes<T>);
   }
 }
 
-template <typename T>
-void scores(const T* a, int64_t a_step, const T* panels, int64_t length, Run run, T* s, int64_t s_step) {
+template <int kUsed, typename T>
+HWY_INLINE void score_rows(const T* a, int64_t a_step, const T* panels, int64_t length, Run run, T* s, int64_t s_step) {
   for (int64_t c = run.first; c < run.past;) {
     const int64_t within = c % kPanel<T>;
     const T* const panel = panels + (c - within) * length + within;
     if (within == 0 && c + kPanel<T> <= run.past) {
-      score_tile<2>(a, a_step, panel, length, s + c, s_step);
+      score_tile<kUsed, 2>(a, a_step, panel, length, s + c, s_step);
       c += kPanel<T>;
     } else {
-      score_tile<1>(a, a_step, panel, length, s + c, s_step);
+      score_tile<kUsed, 1>(a, a_step, panel, length, s + c, s_step);
       c += kLanes<T>;
     }
   }
 }
 
-template <int kVectors, typename T>
+template <typename T>
+void scores(int64_t used, const T* a, int64_t a_step, const T* panels, int64_t length, Run run, T* s, int64_t s_step) {
+  if (used > 2 * kThird) return score_rows<kRows>(a, a_step, panels, length, run, s, s_step);
+  if (used > kThird) return score_rows<2 * kThird>(a, a_step, panels, length, run, s, s_step);
+  score_rows<kThird>(a, a_step, panels, length, run, s, s_step);
+}
+
+template <int kUsed, int kVectors, typename T>
 HWY_INLINE void add_tile(const T* a, int64_t a_row, int64_t a_column, const T* b, int64_t b_step, int64_t n, T* c,
                          int64_t c_step, const T* keep) {
   const Tag<T> d;
-  Vec<T> sums[kRows][kVectors];
+  Vec<T> sums[kUsed][kVectors];
 #pragma GCC unroll 12
-  for (int r = 0; r < kRows; ++r) {
+  for (int r = 0; r < kUsed; ++r) {
 #pragma GCC unroll 2
     for (int v = 0; v < kVectors; ++v) {
       sums[r][v] = hn::LoadU(d, c + r * c_step + v * kLanes<T>);
       if (keep != nullptr) sums[r][v] = hn::Mul(hn::Set(d, keep[r]), sums[r][v]);
     }
   }
-  multiply<kVectors>(a, a_row, a_column, b, b_step, n, sums);
+  multiply(a, a_row, a_column, b, b_step, n, sums);
 #pragma GCC unroll 12
-  for (int r = 0; r < kRows; ++r) {
+  for (int r = 0; r < kUsed; ++r) {
 #pragma GCC unroll 2
     for (int v = 0; v < kVectors; ++v) hn::StoreU(sums[r][v], d, c + r * c_step + v * kLanes<T>);
   }
 }
 
-template <typename T>
-void add_product(const T* a, int64_t a_row, int64_t a_column, const T* b, int64_t b_step, int64_t n, T* c,
-                 int64_t c_step, int64_t dim, const T* keep) {
+template <int kUsed, typename T>
+HWY_INLINE void add_rows(const T* a, int64_t a_row, int64_t a_column, const T* b, int64_t b_step, int64_t n, T* c,
+                         int64_t c_step, int64_t dim, const T* keep) {
   int64_t i = 0;
   for (; i + kPanel<T> <= dim; i += kPanel<T>) {
-    add_tile<2>(a, a_row, a_column, b + i, b_step, n, c + i, c_step, keep);
+    add_tile<kUsed, 2>(a, a_row, a_column, b + i, b_step, n, c + i, c_step, keep);
   }
-  for (; i < dim; i += kLanes<T>) add_tile<1>(a, a_row, a_column, b + i, b_step, n, c + i, c_step, keep);
+  for (; i < dim; i += kLanes<T>) add_tile<kUsed, 1>(a, a_row, a_column, b + i, b_step, n, c + i, c_step, keep);
+}
+
+template <typename T>
+void add_product(int64_t used, const T* a, int64_t a_row, int64_t a_column, const T* b, int64_t b_step, int64_t n, T* c,
+                 int64_t c_step, int64_t dim, const T* keep) {
+  if (used > 2 * kThird) return add_rows<kRows>(a, a_row, a_column, b, b_step, n, c, c_step, dim, keep);
+  if (used > kThird) return add_rows<2 * kThird>(a, a_row, a_column, b, b_step, n, c, c_step, dim, keep);
+  add_rows<kThird>(a, a_row, a_column, b, b_step, n, c, c_step, dim, keep);
 }
 
 // ---- Rows of scores
@@ -318,9 +335,9 @@ HWY_INLINE T exponentials(T* x, const Run* runs, int64_t count, T scale, T shift
 }
 
 template <typename T>
-void softmax(T* s, int64_t s_step, const Run* runs, int64_t count, T scale, T* maximum, T* sum, T* keep) {
+void softmax(int64_t used, T* s, int64_t s_step, const Run* runs, int64_t count, T scale, T* maximum, T* sum, T* keep) {
   constexpr T kInfinity = std::numeric_limits<T>::infinity();
-  for (int r = 0; r < kRows; ++r) {
+  for (int64_t r = 0; r < used; ++r) {
     T* const row = s + r * s_step;
     const T most = std::max(maximum[r], scale * most_of(row, runs, count));
     const T shift = most == -kInfinity ? 0 : most;
@@ -339,10 +356,11 @@ HWY_INLINE void gradient_step(T* p, T* ds, Vec<T> scale, Vec<T> lse, Vec<T> delt
 }
 
 template <typename T>
-void gradient(T* p, T* ds, int64_t step, const Run* runs, int64_t count, T scale, const T* lse, const T* delta) {
+void gradient(int64_t used, T* p, T* ds, int64_t step, const Run* runs, int64_t count, T scale, const T* lse,
+              const T* delta) {
   const Tag<T> d;
   const auto times = hn::Set(d, scale);
-  for (int r = 0; r < kRows; ++r) {
+  for (int64_t r = 0; r < used; ++r) {
     const auto l = hn::Set(d, lse[r]), less = hn::Set(d, delta[r]);
     T *const scores = p + r * step, *const gradients = ds + r * step;
     for (const Run* run = runs; run != runs + count; ++run) {

@@ -33,8 +33,9 @@ struct Run {
   int64_t first = 0, past = 0;
 };
 
-// T is float or double. A pointer to the rows of a tile must point to `rows` rows. If fewer of them are used, the
-// others may hold anything, and their results are meaningless. Buffers of columns are padded to whole panels.
+// T is float or double. A pointer to the rows of a tile must point to `rows` rows. Only the first `used` of them need
+// be computed (1 <= used <= rows): the others may hold anything, and become meaningless. Products compute a third, two
+// thirds or all of the rows. Buffers of columns are padded to whole panels.
 // "Elements" of operands are pairs in the table for pairs, where `dim` of copy, transpose and stack must be even and
 // the storage bf16. All functions are thread safe.
 template <typename T>
@@ -57,21 +58,24 @@ struct TileMath {
 
   // s[r][c] = sum over elements i < length of a[r][i] * panels(i, c) for the columns c of the run. run.first and
   // run.past are multiples of lanes.
-  void (*scores)(const T* a, int64_t a_step, const T* panels, int64_t length, Run run, T* s, int64_t s_step);
+  void (*scores)(int64_t used, const T* a, int64_t a_step, const T* panels, int64_t length, Run run, T* s,
+                 int64_t s_step);
 
   // c[r][i] = keep[r] * c[r][i] + sum over elements j < n of a[r * a_row + j * a_column] * b[j * b_step + i], for i <
   // dim, where dim is a multiple of lanes. If keep is null, keep[r] is 1. c holds numbers.
-  void (*add_product)(const T* a, int64_t a_row, int64_t a_column, const T* b, int64_t b_step, int64_t n, T* c,
-                      int64_t c_step, int64_t dim, const T* keep);
+  void (*add_product)(int64_t used, const T* a, int64_t a_row, int64_t a_column, const T* b, int64_t b_step, int64_t n,
+                      T* c, int64_t c_step, int64_t dim, const T* keep);
 
   // One step of the running softmax (FlashAttention 2, algorithm 1). For each row, maximum = max(maximum, scale * its
   // scores), keep = exp(old maximum - maximum), scores = exp(scale * scores - maximum), which is exactly 0 for -inf,
   // and sum = keep * sum + the sum of its new scores. NaN are ignored in the maximum. scale > 0. The ends of the runs
   // are multiples of lanes.
-  void (*softmax)(T* s, int64_t s_step, const Run* runs, int64_t count, T scale, T* maximum, T* sum, T* keep);
+  void (*softmax)(int64_t used, T* s, int64_t s_step, const Run* runs, int64_t count, T scale, T* maximum, T* sum,
+                  T* keep);
 
   // For each row and the columns of the runs, p = exp(scale * p - lse) and ds = p * (ds - delta).
-  void (*gradient)(T* p, T* ds, int64_t step, const Run* runs, int64_t count, T scale, const T* lse, const T* delta);
+  void (*gradient)(int64_t used, T* p, T* ds, int64_t step, const Run* runs, int64_t count, T scale, const T* lse,
+                   const T* delta);
 
   // Only in the table for pairs, otherwise null. Make rows of numbers operands, rounded to bf16.
   // narrow: element c / 2 of each row is the pair of the row's numbers c and c + 1, for the columns of the runs, whose

@@ -90,23 +90,30 @@ TEST_F(Bf16Pairs, ProductsEqualThoseInFp32) {
     math().copy(rows_of(a), rows, dim, 1, floats(left), dim / 2);
     math().transpose(rows_of(b), keys, dim, floats(columns), 0);
     const annulus::Run run{math().lanes, 2 * math().panel + math().lanes};
-    const at::Tensor s = at::full({rows, step}, 7.0f), want = s.clone();
-    math().scores(floats(left), dim / 2, floats(columns), dim / 2, run, floats(s), step);
+    const at::Tensor want = at::full({rows, step}, 7.0f);
     want.narrow(1, run.first, run.past - run.first)
         .copy_(at::matmul(a.to(at::kFloat), b.to(at::kFloat).t()).narrow(1, run.first, run.past - run.first));
-    EXPECT_LT((s - want).abs().max().item<double>(), bound) << dim;
+    for (int64_t used = 1; used <= rows; ++used) {
+      const at::Tensor s = at::full({rows, step}, 7.0f);
+      math().scores(used, floats(left), dim / 2, floats(columns), dim / 2, run, floats(s), step);
+      EXPECT_LT((s - want).narrow(0, 0, used).abs().max().item<double>(), bound) << dim << " " << used;
+    }
 
     const at::Tensor values = numbers({keys, dim}), stacked = at::zeros({keys / 2, padded});
     math().stack(rows_of(values), keys, dim, floats(stacked), padded, 0);
     const at::Tensor of_keys = numbers({rows, keys}).to(at::kFloat), keep = at::randn({rows});
     const at::Tensor narrowed = at::zeros({rows, step}), c = at::randn({rows, padded}), sums = c.clone();
-    c.narrow(1, dim, padded - dim).zero_(), sums.copy_(c);
+    c.narrow(1, dim, padded - dim).zero_();
     const annulus::Run all{0, keys};
     math().narrow(floats(of_keys), keys, &all, 1, floats(narrowed), step);
-    math().add_product(floats(narrowed), step, 1, floats(stacked), padded, keys / 2, floats(sums), padded, padded,
-                       floats(keep));
     const at::Tensor sum = at::matmul(of_keys, values.to(at::kFloat)) + (c * keep.unsqueeze(1)).narrow(1, 0, dim);
-    EXPECT_LT((sums.narrow(1, 0, dim) - sum).abs().max().item<double>(), bound) << dim;
+    for (int64_t used = 1; used <= rows; ++used) {
+      sums.copy_(c);
+      math().add_product(used, floats(narrowed), step, 1, floats(stacked), padded, keys / 2, floats(sums), padded,
+                         padded, floats(keep));
+      EXPECT_LT((sums.narrow(1, 0, dim) - sum).narrow(0, 0, used).abs().max().item<double>(), bound)
+          << dim << " " << used;
+    }
 
     // The sum over the rows of a tile, for as many of its columns as a tile has rows.
     const at::Tensor zipped = numbers({rows, keys}).to(at::kFloat), of_rows = numbers({rows, dim});
@@ -114,8 +121,8 @@ TEST_F(Bf16Pairs, ProductsEqualThoseInFp32) {
     const at::Tensor operand = at::zeros({rows / 2, padded}), got = at::zeros({rows, padded});
     math().stack(rows_of(of_rows), rows, dim, floats(operand), padded, 0);
     math().zip(floats(zipped), keys, keys);
-    math().add_product(floats(zipped) + 4, 1, 2 * keys, floats(operand), padded, rows / 2, floats(got), padded, padded,
-                       nullptr);
+    math().add_product(math().rows, floats(zipped) + 4, 1, 2 * keys, floats(operand), padded, rows / 2, floats(got),
+                       padded, padded, nullptr);
     EXPECT_LT((got.narrow(1, 0, dim) - expected).abs().max().item<double>(), bound) << dim;
   }
 }

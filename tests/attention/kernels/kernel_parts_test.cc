@@ -301,25 +301,37 @@ TYPED_TEST(TileMathOf, MultipliesTiles) {
     const at::Tensor columns = at::zeros({3, dim, math.panel}, a.options());
     math.transpose(this->rows(b), keys, dim, columns.template data_ptr<T>(), 0);
     const Run run{math.lanes, 2 * math.panel + math.lanes};
-    const at::Tensor s = at::full({math.rows, keys}, 7, a.options());
-    math.scores(a.template data_ptr<T>(), dim, columns.template data_ptr<T>(), dim, run, s.template data_ptr<T>(),
-                keys);
     const at::Tensor want = at::full({math.rows, keys}, 7, a.options());
     want.narrow(1, run.first, run.past - run.first)
         .copy_(at::matmul(a, b.t()).narrow(1, run.first, run.past - run.first));
-    EXPECT_LT((s - want).abs().max().template item<double>(), 100 * this->kUnit * static_cast<double>(dim)) << dim;
+    for (int64_t used = 1; used <= math.rows; ++used) {
+      const at::Tensor s = at::full({math.rows, keys}, 7, a.options());
+      math.scores(used, a.template data_ptr<T>(), dim, columns.template data_ptr<T>(), dim, run,
+                  s.template data_ptr<T>(), keys);
+      const int64_t third = math.rows / 3, computed = (used + third - 1) / third * third;
+      EXPECT_LT((s - want).narrow(0, 0, used).abs().max().template item<double>(),
+                100 * this->kUnit * static_cast<double>(dim))
+          << dim << " " << used;
+      EXPECT_TRUE(s.narrow(0, computed, math.rows - computed).eq(7).all().template item<bool>()) << used;
+    }
 
     const at::Tensor v = this->draw({keys, padded}), c = this->draw({math.rows, padded}),
                      keep = this->draw({math.rows});
     for (const bool transposed : {false, true}) {
       const at::Tensor left = this->draw({math.rows, keys});
       const at::Tensor stored = transposed ? left.t().contiguous() : left;
-      const at::Tensor got = c.clone();
-      math.add_product(stored.template data_ptr<T>(), transposed ? 1 : keys, transposed ? math.rows : 1,
-                       v.template data_ptr<T>(), padded, keys, got.template data_ptr<T>(), padded, padded,
-                       transposed ? nullptr : keep.template data_ptr<T>());
       const at::Tensor sum = at::matmul(left, v) + (transposed ? c : c * keep.unsqueeze(1));
-      EXPECT_LT((got - sum).abs().max().template item<double>(), 100 * this->kUnit * static_cast<double>(keys)) << dim;
+      for (int64_t used = 1; used <= math.rows; ++used) {
+        const at::Tensor got = c.clone();
+        math.add_product(used, stored.template data_ptr<T>(), transposed ? 1 : keys, transposed ? math.rows : 1,
+                         v.template data_ptr<T>(), padded, keys, got.template data_ptr<T>(), padded, padded,
+                         transposed ? nullptr : keep.template data_ptr<T>());
+        const int64_t third = math.rows / 3, computed = (used + third - 1) / third * third, rest = math.rows - computed;
+        EXPECT_LT((got - sum).narrow(0, 0, used).abs().max().template item<double>(),
+                  100 * this->kUnit * static_cast<double>(keys))
+            << dim << " " << used;
+        EXPECT_TRUE(got.narrow(0, computed, rest).equal(c.narrow(0, computed, rest))) << dim << " " << used;
+      }
     }
   }
 }
@@ -347,7 +359,7 @@ TYPED_TEST(TileMathOf, ComputesSoftmaxAndItsGradientOfRuns) {
     const at::Tensor p = (wide - shift.unsqueeze(1)).exp(), kept = (maximum.to(at::kDouble) - shift).exp();
     const at::Tensor total = sum.to(at::kDouble) * kept + p.sum(1);
     const at::Tensor e = scores.clone();
-    math.softmax(e.template data_ptr<T>(), columns, runs.data(), 2, scale, maximum.template data_ptr<T>(),
+    math.softmax(math.rows, e.template data_ptr<T>(), columns, runs.data(), 2, scale, maximum.template data_ptr<T>(),
                  sum.template data_ptr<T>(), keep.template data_ptr<T>());
     EXPECT_TRUE(maximum.to(at::kDouble).equal(most)) << n;
     EXPECT_LT((keep.to(at::kDouble) - kept).abs().max().template item<double>(), 4 * this->kUnit) << n;
@@ -360,7 +372,7 @@ TYPED_TEST(TileMathOf, ComputesSoftmaxAndItsGradientOfRuns) {
 
     const at::Tensor lse = this->draw({math.rows}), delta = this->draw({math.rows});
     const at::Tensor q = scores.clone(), gradients = this->draw({math.rows, columns}), ds = gradients.clone();
-    math.gradient(q.template data_ptr<T>(), ds.template data_ptr<T>(), columns, runs.data(), 2, scale,
+    math.gradient(math.rows, q.template data_ptr<T>(), ds.template data_ptr<T>(), columns, runs.data(), 2, scale,
                   lse.template data_ptr<T>(), delta.template data_ptr<T>());
     const at::Tensor probability = (wide - lse.to(at::kDouble).unsqueeze(1)).exp();
     const at::Tensor want = probability * (gradients.to(at::kDouble) - delta.to(at::kDouble).unsqueeze(1));
@@ -383,7 +395,7 @@ TYPED_TEST(TileMathOf, ExponentialsAreWithinTwoUlps) {
   const auto exponentials = [&](const at::Tensor& x) {
     const at::Tensor y = at::zeros({math.rows, columns}, x.options()), other = at::zeros_like(y);
     y[0].copy_(x);
-    math.gradient(y.template data_ptr<T>(), other.template data_ptr<T>(), columns, &run, 1, T{1},
+    math.gradient(math.rows, y.template data_ptr<T>(), other.template data_ptr<T>(), columns, &run, 1, T{1},
                   zero.template data_ptr<T>(), zero.template data_ptr<T>());
     return at::Tensor(y[0].clone());
   };

@@ -414,27 +414,29 @@ TEST_F(Kernels, ResultOfASingleCallIsNotCopied) {
 
 // A single row is padded with zeros to a tile of several rows, and 0 x inf is NaN.
 TEST_F(Kernels, PaddingRowsIgnoreInfiniteKeys) {
-  Case c;
-  const at::Tensor k = at::randn({1, 3, 1, 8});
-  c.q = at::ones({1, 1, 1, 8}), c.dout = at::randn({1, 1, 1, 8});
-  k.select(1, 1).fill_(-kInfinity);
-  c.keys = {k, at::randn({1, 3, 1, 8}), {0, 1, 1}, {0, 1, 1}};
-  Tile t;
-  t.batch = t.heads = {0, 1, 1};
-  t.query_rows = t.query_positions = {0, 1, 1};
-  t.key_rows = t.key_positions = t.grad_rows = {0, 1, 3};
-  const auto kernel = make_kernel(KernelKind::kCpu, c.q);
-  at::Tensor out, lse, dk = at::zeros_like(k), dv = at::zeros_like(k);
-  kernel->begin_forward(c.q, c.call);
-  kernel->forward(c.keys, std::vector<Tile>{t}, {});
-  kernel->finish_forward(out, lse);
-  EXPECT_TRUE(out.isfinite().all().item<bool>());
-  kernel->begin_backward(c.dout, c.q, out, lse, c.call);
-  kernel->backward(c.keys, {dk, dv, {0, 1, 1}, {0, 1, 1}}, std::vector<Tile>{t}, {});
-  kernel->finish_backward();
-  EXPECT_TRUE(dv.isfinite().all().item<bool>());
-  EXPECT_EQ(dv.select(1, 1).abs().max().item<float>(), 0);
-  EXPECT_EQ(dk.select(1, 1).abs().max().item<float>(), 0);
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    Case c;
+    const at::Tensor k = at::randn({1, 3, 1, 8}).to(type);
+    c.q = at::ones({1, 1, 1, 8}, k.options()), c.dout = at::randn({1, 1, 1, 8}).to(type);
+    k.select(1, 1).fill_(-kInfinity);
+    c.keys = {k, at::randn({1, 3, 1, 8}).to(type), {0, 1, 1}, {0, 1, 1}};
+    Tile t;
+    t.batch = t.heads = {0, 1, 1};
+    t.query_rows = t.query_positions = {0, 1, 1};
+    t.key_rows = t.key_positions = t.grad_rows = {0, 1, 3};
+    const auto kernel = make_kernel(KernelKind::kCpu, c.q);
+    at::Tensor out, lse, dk = at::zeros_like(k, at::kFloat), dv = at::zeros_like(dk);
+    kernel->begin_forward(c.q, c.call);
+    kernel->forward(c.keys, std::vector<Tile>{t}, {});
+    kernel->finish_forward(out, lse);
+    EXPECT_TRUE(out.isfinite().all().item<bool>()) << type;
+    kernel->begin_backward(c.dout, c.q, out.to(type), lse, c.call);
+    kernel->backward(c.keys, {dk, dv, {0, 1, 1}, {0, 1, 1}}, std::vector<Tile>{t}, {});
+    kernel->finish_backward();
+    EXPECT_TRUE(dv.isfinite().all().item<bool>()) << type;
+    EXPECT_EQ(dv.select(1, 1).abs().max().item<float>(), 0) << type;
+    EXPECT_EQ(dk.select(1, 1).abs().max().item<float>(), 0) << type;
+  }
 }
 
 TEST_F(Kernels, ResultIsIndependentOfTheThreadCount) {
