@@ -48,6 +48,7 @@ PatternSpec packed_documents(int64_t length) {
 constexpr const char* kDilated =
     "{ kind = \"dilated\", segment_lengths = [2048, 4096, 8192, 16384], dilation_rates = [1, 2, 4, 8] }";
 constexpr const char* kWindow = "{ kind = \"window\", left = 1023, right = 0 }";
+constexpr const char* kNarrowWindow = "{ kind = \"window\", left = 255, right = 0 }";
 constexpr const char* kBigBird =
     "{ kind = \"blocks\", map = \"bigbird\", block = 128, window_blocks = 1, global_blocks = 1, random_blocks = 3 }";
 constexpr const char* kUnion =
@@ -126,22 +127,24 @@ BlockMap random_block_map(int64_t block, int64_t heads, int64_t blocks, double d
 std::vector<BenchPattern> bench_patterns(const PatternsBenchOptions& options) {
   std::vector<BenchPattern> patterns;
   if (options.patterns.empty()) {
-    const std::optional<double> block_goal = options.length >= kGoalsFrom ? std::optional(0.15) : std::nullopt;
-    const std::optional<double> dilated_goal = options.length >= kGoalsFrom ? std::optional(1.3) : std::nullopt;
-    patterns.push_back({"blocks, density 0.1", given_blocks(options, 1), block_goal, {}});
-    patterns.push_back({"blocks, density 0.1, a map per head", given_blocks(options, options.heads), block_goal, {}});
-    patterns.push_back({"dilated", parse_pattern(kDilated, "bench"), {}, dilated_goal});
-    patterns.push_back({"window 1024", parse_pattern(kWindow, "bench"), {}, {}});
-    patterns.push_back({"causal", causal_pattern(), {}, {}});
-    patterns.push_back({"documents", packed_documents(options.length), {}, {}});
-    patterns.push_back({"bigbird", parse_pattern(kBigBird, "bench"), {}, {}});
-    patterns.push_back({"union of window and strided", parse_pattern(kUnion, "bench"), {}, {}});
+    const auto goal = [&](double of_share) {
+      return options.length >= kGoalsFrom ? std::optional(of_share) : std::nullopt;
+    };
+    patterns.push_back({"blocks, density 0.1", given_blocks(options, 1), goal(1.1)});
+    patterns.push_back({"blocks, density 0.1, a map per head", given_blocks(options, options.heads), goal(1.1)});
+    patterns.push_back({"dilated", parse_pattern(kDilated, "bench"), goal(1.1)});
+    patterns.push_back({"window 1024", parse_pattern(kWindow, "bench"), goal(1.12)});
+    patterns.push_back({"window 256", parse_pattern(kNarrowWindow, "bench"), goal(1.3)});
+    patterns.push_back({"causal", causal_pattern(), {}});
+    patterns.push_back({"documents", packed_documents(options.length), {}});
+    patterns.push_back({"bigbird", parse_pattern(kBigBird, "bench"), {}});
+    patterns.push_back({"union of window and strided", parse_pattern(kUnion, "bench"), {}});
   }
   for (const std::string& text : options.patterns) {
     PatternSpec spec = parse_pattern(text, "--pattern");
     const std::string name = spec.text();
     const bool twice = std::any_of(patterns.begin(), patterns.end(), [&](const auto& p) { return p.name == name; });
-    if (!twice) patterns.push_back({name, std::move(spec), {}, {}});
+    if (!twice) patterns.push_back({name, std::move(spec), {}});
   }
   for (const BenchPattern& p : patterns) validate(p.spec, options.shape());
   return patterns;
@@ -184,8 +187,7 @@ std::vector<BenchRatio> run_patterns_bench(const PatternsBenchOptions& options, 
     const BenchPattern& p = patterns[i];
     const Side& side = sides[i];
     const double share = side.pairs() / dense.pairs();
-    std::optional<double> goal = p.goal;
-    if (p.goal_of_share) goal = *p.goal_of_share * share;
+    const std::optional<double> goal = p.goal_of_share ? std::optional(*p.goal_of_share * share) : std::nullopt;
     const BenchRatio& r = ratios.emplace_back(ratio_of("patterns/" + p.name, settings, side.cpu(), dense.cpu(), goal));
     out << padded(p.name)
         << line("  %14.4f  %11.3f  %10.3f  %.3f to %.3f  ", share, side.least_cpu(), r.ratio, r.low, r.high)

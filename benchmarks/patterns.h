@@ -17,8 +17,8 @@ namespace annulus {
 struct BenchPattern {
   std::string name;
   PatternSpec spec;
-  std::optional<double> goal;           // the cost over the dense call's should be at most this,
-  std::optional<double> goal_of_share;  // or at most this many times the pattern's share of the dense call's pairs
+  // The cost over the dense call's should be at most this many times the pattern's share of the dense call's pairs.
+  std::optional<double> goal_of_share;
 };
 
 struct PatternsBenchOptions {
