@@ -14,6 +14,7 @@ import sys
 
 os.environ["ANNULUS_WORLD_SIZE"] = "1"  # without a group a call is computed by this process alone, as the reference
 
+import annulus as annulus_package
 import torch
 import torch.distributed as dist
 import torch.utils.checkpoint
@@ -21,9 +22,7 @@ import torch_reference
 
 CAUSAL = "{ kind = 'causal' }"
 KINDS = ["full", "causal", "window", "documents", "blocks", "union", "dilated", "adaptive"]
-torch.ops.load_library(os.environ["ANNULUS_TORCH_LIBRARY"])
-annulus = torch.ops.annulus
-annulus.set_timeout(60)
+annulus = annulus_package.load(timeout=60)
 
 
 def init():
