@@ -30,7 +30,8 @@ inline double utc_now() {
 }
 
 // The few lines of mpirun's output that say what went wrong, joined into one line: those outside its frames of dashes,
-// which come from ssh or a shell, or else the first frame up to its list of possible causes.
+// which come from ssh or a shell, or else the first frame up to its list of possible causes. Warnings are left out
+// unless there is nothing else.
 std::string words_of_mpirun(std::string_view text);
 
 }  // namespace annulus

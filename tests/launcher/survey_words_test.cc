@@ -34,5 +34,17 @@ while attempting to start process rank 1.
   EXPECT_EQ(words_of_mpirun(""), "");
 }
 
+TEST(WordsOfMpirun, QuoteWarningsOnlyWithoutErrors) {
+  const std::string frame = std::string(74, '-');
+  const std::string group =
+      "[host1:00249] plm:rsh: Warning: setpgid(255,255) failed in parent with errno=Permission denied(13)";
+  const std::string added = "Warning: Permanently added 'host3' (ED25519) to the list of known hosts.";
+  EXPECT_EQ(words_of_mpirun(group + "\n" + added + "\nbash: annulus: No such file or directory\n" + frame + kNoDaemon),
+            "bash: annulus: No such file or directory");
+  EXPECT_EQ(words_of_mpirun(group + "\n" + frame + kNoDaemon),
+            "ORTE was unable to reliably start one or more daemons.");
+  EXPECT_EQ(words_of_mpirun(added), added);
+}
+
 }  // namespace
 }  // namespace annulus
