@@ -1,4 +1,4 @@
 // The entry point of the program `annulus`. verbs.cc lists its verbs.
 #include "launcher/program.h"
 
-int main(int argc, char** argv) { return annulus::run_program(argc, argv); }
+int main(int argc, char** argv) { annulus::run_program(argc, argv); }

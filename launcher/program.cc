@@ -142,6 +142,19 @@ int require_printed() {
           (reason == 0 ? " in full; the disk that it goes to may be full" : std::string(": ") + std::strerror(reason)));
 }
 
+// Ends the process without running the destructors of static objects. Nothing needs them: whatever a verb began has
+// ended, and each record of the log was flushed when it was written. LibTorch's alone, which take its table of operators
+// apart, take 0.06 s, about a third of the shortest command.
+[[noreturn]] void end_process(int code) {
+  std::cout.flush();
+  std::fflush(nullptr);
+#ifdef ANNULUS_COVERAGE  // counts are written at a regular exit
+  std::exit(code);
+#else
+  std::_Exit(code);
+#endif
+}
+
 }  // namespace
 
 void run_other_program(const VerbEntry& entry) {
@@ -164,7 +177,7 @@ void run_other_program(const VerbEntry& entry) {
                   here.string() + "; ./annulus " + std::string(entry.name) + " builds it");
 }
 
-int run_program(int argc, char** argv) {
+void run_program(int argc, char** argv) {
   LaunchInfo rank;
   int code = 0;
   std::optional<Error> error;
@@ -203,7 +216,7 @@ int run_program(int argc, char** argv) {
   } else if (error && !said) {
     log_error(*error);
   }
-  return code;
+  end_process(code);
 }
 
 }  // namespace annulus

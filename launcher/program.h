@@ -6,8 +6,9 @@
 
 namespace annulus {
 
-// The body of main() for a program that defines verbs(). Returns the exit code.
-int run_program(int argc, char** argv);
+// The body of main() for a program that defines verbs(). Ends the process with the exit code, without running the
+// destructors of static objects.
+[[noreturn]] void run_program(int argc, char** argv);
 
 // Replaces this process by the program that has this verb, with the same command line. Throws Error(kUnavailable) if
 // that program is not built.

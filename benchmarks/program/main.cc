@@ -23,4 +23,4 @@ const std::vector<VerbEntry>& verbs() {
 
 }  // namespace annulus
 
-int main(int argc, char** argv) { return annulus::run_program(argc, argv); }
+int main(int argc, char** argv) { annulus::run_program(argc, argv); }
