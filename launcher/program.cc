@@ -143,8 +143,8 @@ int require_printed() {
 }
 
 // Ends the process without running the destructors of static objects. Nothing needs them: whatever a verb began has
-// ended, and each record of the log was flushed when it was written. LibTorch's alone, which take its table of operators
-// apart, take 0.06 s, about a third of the shortest command.
+// ended, and each record of the log was flushed when it was written. LibTorch's alone, which take its table of
+// operators apart, take 0.06 s, about a third of the shortest command.
 [[noreturn]] void end_process(int code) {
   std::cout.flush();
   std::fflush(nullptr);

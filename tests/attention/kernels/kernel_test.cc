@@ -231,14 +231,16 @@ TEST_F(Kernels, CallOnAWholeBlockSetsOrAddsGradients) {
 }
 
 // There are more keys than are multiplied at once and more rows than a block has. The running maxima change: later keys
-// have larger scores in some rows and smaller ones in others. Runs of keys are long, or short and gathered.
+// have larger scores in some rows and smaller ones in others. Runs of keys are long, or short and gathered. The rows of
+// long ones are used where they are if they are whole vectors, which 32 elements are for every instruction set.
 TEST_F(Kernels, LongRowsAndKeysEqualTheDefinition) {
-  for (const at::ScalarType type : {at::kDouble, at::kFloat}) {
+  for (const int64_t i : {0, 1, 2, 3}) {
+    const auto [type, dim] = std::pair(i % 2 == 0 ? at::kDouble : at::kFloat, i < 2 ? 8 : 32);
     Case c;
     const auto options = at::TensorOptions().dtype(type);
     const int64_t n = 400, m = 2100;
-    c.q = at::randn({1, n, 2, 8}, options), c.dout = at::randn({1, n, 2, 8}, options);
-    c.keys = {at::randn({1, m, 1, 8}, options), at::randn({1, m, 1, 8}, options), {0, 1, 1}, {0, 1, 1}};
+    c.q = at::randn({1, n, 2, dim}, options), c.dout = at::randn({1, n, 2, dim}, options);
+    c.keys = {at::randn({1, m, 1, dim}, options), at::randn({1, m, 1, dim}, options), {0, 1, 1}, {0, 1, 1}};
     c.q.select(3, 0).copy_(at::arange(n, options).sub(150).mul(0.1).view({1, n, 1}));
     c.keys.k.select(3, 0).copy_(at::arange(m, options).mul(0.003).view({1, m, 1}));
     c.grad_batch = c.grad_heads = {0, 1, 1}, c.grad_rows = m;
@@ -261,10 +263,9 @@ TEST_F(Kernels, LongRowsAndKeysEqualTheDefinition) {
       at::set_num_threads(threads);
       for (const KernelKind kind : kCpuKernels) {
         EXPECT_LT(worst(run(c, kind), want), type == at::kDouble ? 2e-12 : 5e-4)  // logits of 90; 1.5e-4 seen in fp32
-            << to_string(kind) << " " << type << ", " << threads << " threads";
+            << to_string(kind) << " " << type << " " << dim << ", " << threads << " threads";
       }
     }
-    at::set_num_threads(1);
   }
 }
 
@@ -447,7 +448,6 @@ TEST_F(Kernels, ResultIsIndependentOfTheThreadCount) {
       EXPECT_LT(worst(run(c, kind), want), kExact / 3) << to_string(kind) << " " << threads;
     }
   }
-  at::set_num_threads(1);
 }
 
 // Tiles outside the block of keys and outside the block of gradients.

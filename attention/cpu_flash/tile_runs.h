@@ -1,0 +1,124 @@
+// Which scores of a register tile of flash attention on CPUs are computed, and which of those a band hides. Used by
+// flash.cc.
+#pragma once
+
+#include <algorithm>
+#include <limits>
+#include <span>
+#include <vector>
+
+#include "attention/cpu_flash/flash.h"
+#include "attention/cpu_flash/key_chunks.h"
+#include "attention/tiles/draws.h"
+#include "attention/tiles/tile_groups.h"
+
+namespace annulus::cpu_flash {
+
+// Says which scores of a register tile's rows with a chunk are computed: runs of columns that some of the rows see,
+// rounded to whole vectors, so that the cost of a tile follows its pairs. Pairs within the runs that a band hides get
+// the score -inf.
+template <typename T>
+class TileRuns {
+ public:
+  TileRuns(const QueryBlock<T>& block, std::span<const Part<T>> parts, int64_t columns)
+      : block_(block), parts_(parts), columns_(columns), all_(round_up(columns, tile_math<T>().lanes)) {
+    cut_ = columns != all_;
+    for (const Part<T>& part : parts) cut_ = cut_ || part.cut;
+  }
+
+  // Finds the runs for rows row, ..., row + n - 1 of the block.
+  void find(int64_t row, int64_t n) {
+    runs_.clear();
+    const int64_t lanes = tile_math<T>().lanes;
+    const Span queries = block_.positions.sub(row, n);
+    for (const Part<T>& part : parts_) {
+      const Run seen = part.cut ? part.seen_by(queries) : Run{part.column, part.column + part.count()};
+      if (seen.first == seen.past) continue;
+      const Run run{seen.first / lanes * lanes, round_up(seen.past, lanes)};
+      if (!runs_.empty() && run.first <= runs_.back().past) {
+        runs_.back().past = std::max(runs_.back().past, run.past);
+      } else {
+        runs_.push_back(run);
+      }
+    }
+  }
+  const std::vector<Run>& runs() const { return runs_; }
+
+  // Sets the scores of those pairs in the runs to -inf that rows row, ..., row + n - 1 do not see.
+  void hide(int64_t row, int64_t n, T* scores, int64_t step) const {
+    if (!cut_) return;
+    for (int64_t r = 0; r < n; ++r) {
+      T* const line = scores + r * step;
+      const Span query = block_.positions.sub(row + r, 1);
+      for (const Run& run : runs_) {
+        int64_t from = run.first;  // hidden from here on
+        for (const Part<T>& part : parts_) {
+          if (part.column >= run.past || part.column + part.count() <= run.first) continue;
+          const Run seen = part.cut ? part.seen_by(query) : Run{part.column, part.column + part.count()};
+          if (seen.first == seen.past) continue;
+          const int64_t first = std::clamp(seen.first, run.first, run.past);
+          if (from < first) std::fill(line + from, line + first, -std::numeric_limits<T>::infinity());
+          from = std::clamp(seen.past, run.first, run.past);
+        }
+        std::fill(line + from, line + run.past, -std::numeric_limits<T>::infinity());
+      }
+    }
+  }
+
+  // Multiplies the scores of rows row, ..., row + n - 1 by the dropout factor of each pair. If `draw`, the factors are
+  // drawn and stored in `factors`; otherwise they are read from there.
+  void drop(const QueryRows<T>& head, int64_t row, int64_t n, bool draw, T* scores, T* factors, int64_t step) const {
+    for (const Run& run : runs_) {
+      for (int64_t r = 0; r < n; ++r) {
+        T *const line = scores + r * step, *const of_pair = factors + r * step;
+        for (const Part<T>& part : parts_) {
+          const int64_t first = std::max(run.first, part.column), past = std::min(run.past, part.column + part.count());
+          if (first >= past) continue;
+          if (draw) {
+            const Span keys = part.piece->positions.sub(part.first + first - part.column, past - first);
+            draw_row(head.philox_key, block_.positions.at(row + r), keys, block_.drop_threshold, block_.kept,
+                     of_pair + first);
+          }
+          for (int64_t c = first; c < past; ++c) line[c] *= of_pair[c];
+        }
+      }
+    }
+  }
+
+  // Makes the rows [n, past), which only fill up a pair of rows, add nothing to dk and dv, not even if their zeros meet
+  // infinite keys.
+  void clear_padding(int64_t n, int64_t past, T* p, T* ds, int64_t step) const {
+    for (int64_t r = n; r < past; ++r) {
+      for (const Run& run : runs_) {
+        std::fill(p + r * step + run.first, p + r * step + run.past, T{0});
+        std::fill(ds + r * step + run.first, ds + r * step + run.past, T{0});
+      }
+    }
+  }
+
+  // Sets p and its gradient to 0 outside of the runs, where the products over several register tiles read them.
+  void clear_rest(int64_t n, T* p, T* ds, int64_t step) const {
+    if (runs_.size() == 1 && runs_[0].first == 0 && runs_[0].past == all_) return;
+    for (int64_t r = 0; r < n; ++r) {
+      int64_t from = 0;
+      const auto clear = [&](int64_t past) {
+        std::fill(p + r * step + from, p + r * step + past, T{0});
+        std::fill(ds + r * step + from, ds + r * step + past, T{0});
+      };
+      for (const Run& run : runs_) {
+        clear(run.first);
+        from = run.past;
+      }
+      clear(all_);
+    }
+  }
+
+ private:
+  const QueryBlock<T>& block_;
+  std::span<const Part<T>> parts_;
+  int64_t columns_, all_;
+  bool cut_;
+  std::vector<Run> runs_;
+};
+
+}  // namespace annulus::cpu_flash
