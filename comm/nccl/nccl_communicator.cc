@@ -21,6 +21,7 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
+#include <c10/util/Exception.h>
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
@@ -71,7 +72,7 @@ class CudaOperation final : public Operation {
     const cudaError_t code = done_event.query();
     if (code == cudaSuccess) return true;
     if (code == cudaErrorNotReady) return false;
-    throw Error(ErrorKind::kComm, "comm", std::string("the device failed: ") + cudaGetErrorString(code));
+    throw Error(ErrorKind::kComm, "comm", cudaGetErrorString(code));
   }
   void release() override { tensors.clear(); }
 
@@ -93,10 +94,10 @@ class NcclCommunicator final : public Communicator {
         options_(options),
         stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/true, static_cast<c10::DeviceIndex>(options.device))),
         handle_(rank_, options.device),
-        watch_(handle_) {
+        watch_(handle_, "the device of " + describe_ranks(*host_, {rank_})) {
     hosts_ = host_->hosts();
     const OpLabel label{"starting NCCL", 0};
-    const auto on_device = handle_.guard();
+    const auto guard = handle_.guard();
     // The other ranks find rank 0 by its id. If rank 0 cannot make one, all ranks raise its error.
     const std::string id = from_first(*host_, label, make_nccl_id);
     try {
@@ -188,7 +189,22 @@ class NcclCommunicator final : public Communicator {
   void look_after(OpLabel label) {
     watch_.look();
     raise_failure(label);
-    add_waits();
+    if (!waits_.empty() && !handle_.capturing()) on_device(label, [&] { add_waits(); });
+  }
+
+  // Runs `body`, in which any call may report an earlier failure of the device. The caller holds the mutex.
+  template <typename Body>
+  void on_device(OpLabel label, Body body) {
+    try {
+      const auto guard = handle_.guard();
+      body();
+      return;
+    } catch (const Error& e) {
+      watch_.fail_device(where(label), plain(e));
+    } catch (const c10::Error& e) {
+      watch_.fail_device(where(label), in_short(e));
+    }
+    raise_failure(label);
   }
 
   void raise_failure(OpLabel label) {
@@ -200,7 +216,7 @@ class NcclCommunicator final : public Communicator {
   template <typename Issue>
   void enqueue(const std::shared_ptr<CudaOperation>& op, OpLabel label, Issue issue) {
     try {
-      const auto on_device = handle_.guard();
+      const auto guard = handle_.guard();
       op->issued_on = c10::cuda::getCurrentCUDAStream();
       op->ready.record(op->issued_on->stream());
       op->ready.block(stream_.stream());
@@ -211,10 +227,10 @@ class NcclCommunicator final : public Communicator {
       op->done_event.record(stream_.stream());
       op->set_issued();
     } catch (const Error& e) {
-      watch_.fail_unless_headers_explain(e.kind(), op->what() + ": " + plain(e));
+      watch_.fail_unless_headers_explain(e.kind(), op->what() + ": " + watch_.device() + ": " + plain(e));
       raise_failure(label);
     } catch (const c10::Error& e) {
-      watch_.fail(ErrorKind::kComm, op->what() + ": " + e.what_without_backtrace());
+      watch_.fail_device(op->what(), in_short(e));
       raise_failure(label);
     }
     watch_.wake();
@@ -222,7 +238,6 @@ class NcclCommunicator final : public Communicator {
 
   // Orders the current stream after op and releases its tensors. The caller holds the mutex.
   void follow(CudaOperation& op, WaitFor what) {
-    const auto on_device = handle_.guard();
     const c10::cuda::CUDAStream current = c10::cuda::getCurrentCUDAStream();
     if (spare_.empty()) spare_.push_back(std::make_unique<Wait>());
     std::unique_ptr<Wait> wait = std::move(spare_.back());
@@ -242,8 +257,6 @@ class NcclCommunicator final : public Communicator {
 
   // Adds the times of the waits that the device has finished. The caller holds the mutex.
   void add_waits() {
-    if (waits_.empty() || handle_.capturing()) return;
-    const auto on_device = handle_.guard();
     while (!waits_.empty() && waits_.front()->after.query() == cudaSuccess) {
       add_wait(waits_.front()->what, waits_.front()->after.seconds_since(waits_.front()->before));
       spare_.push_back(std::move(waits_.front()));
@@ -251,11 +264,15 @@ class NcclCommunicator final : public Communicator {
     }
   }
 
+  // The caller holds the mutex.
   std::shared_ptr<CudaOperation> new_operation(OpLabel label, std::string description, std::vector<at::Tensor> held,
-                                               std::unique_ptr<MessageHeaders::Comparison> comparison) const {
-    const auto on_device = handle_.guard();  // the device of the events
-    return std::make_shared<CudaOperation>(where(label), std::move(description), timeout_, std::move(held),
+                                               std::unique_ptr<MessageHeaders::Comparison> comparison) {
+    std::shared_ptr<CudaOperation> op;
+    on_device(label, [&] {
+      op = std::make_shared<CudaOperation>(where(label), std::move(description), timeout_, std::move(held),
                                            std::move(comparison));
+    });
+    return op;
   }
 
   // The caller holds the mutex.
@@ -311,7 +328,7 @@ class NcclWork final : public Work {
     waited_ = true;
     std::lock_guard<std::mutex> lock(comm_.watch_.mutex());
     if (!op_->complete()) comm_.look_after(label_);
-    comm_.follow(*op_, what_);
+    comm_.on_device(label_, [&] { comm_.follow(*op_, what_); });
   }
 
  private:

@@ -41,6 +41,8 @@ struct NcclOptions {
 // - A thread watches deadlines and NCCL's asynchronous errors. After a missed deadline or an error it calls
 //   ncclCommAbort, which ends the kernels that wait, and the next call of this communicator raises an error that names
 //   the operation, the hop and the peer.
+//   A failure of the device, which CUDA reports in whatever call comes next, also becomes an error that names the rank
+//   and the operation.
 // - The deadline of a transfer runs from when the device reaches it, not from the call, because the host may be far
 //   ahead. The deadline of the comparison over `host` runs from the call: if the host of a rank is further behind than
 //   the deadline, the transfer fails.

@@ -1,7 +1,8 @@
 // See nccl_handle.h.
 #include "comm/nccl/nccl_handle.h"
 
-#include <c10/cuda/CUDAGraphsC10Utils.h>
+#include <c10/cuda/CUDAStream.h>
+#include <c10/util/Exception.h>
 
 #include <chrono>
 #include <cstring>
@@ -102,9 +103,17 @@ void NcclHandle::abort() {
   comm_ = nullptr;
 }
 
+// An earlier failure of the device is reported by whichever call comes next. Raised here, it would name no operation.
 bool NcclHandle::capturing() const {
-  const auto on_device = guard();
-  return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
+  try {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    const cudaError_t code = cudaStreamIsCapturing(c10::cuda::getCurrentCUDAStream(device()).stream(), &status);
+    if (code == cudaSuccess) return status != cudaStreamCaptureStatusNone;
+    cudaGetLastError();                             // clears the error unless the device has failed
+    return code == cudaErrorStreamCaptureImplicit;  // another stream captures, and this one cannot tell
+  } catch (const c10::Error&) {
+    return false;
+  }
 }
 
 std::string nccl_version_text(int version) {

@@ -62,13 +62,15 @@ class NcclHandle final : public Transport {
   // Polls the state of NCCL until nothing is in progress on the host.
   void await(Seconds timeout);
   ncclComm_t get() const { return comm_; }
-  c10::cuda::CUDAGuard guard() const { return c10::cuda::CUDAGuard(static_cast<c10::DeviceIndex>(device_)); }
+  c10::cuda::CUDAGuard guard() const { return c10::cuda::CUDAGuard(device()); }
 
   std::string error() override;
   void abort() override;
   bool capturing() const override;
 
  private:
+  c10::DeviceIndex device() const { return static_cast<c10::DeviceIndex>(device_); }
+
   int rank_;
   int device_;
   ncclComm_t comm_ = nullptr;

@@ -1,7 +1,7 @@
 // See operation_watch.h.
 #include "comm/nccl/operation_watch.h"
 
-#include <utility>
+#include <string_view>
 #include <vector>
 
 #include "comm/checks.h"
@@ -19,6 +19,12 @@ class RealClock final : public WatchClock {
 };
 
 }  // namespace
+
+std::string in_short(const std::exception& error) {
+  if (const auto* own = dynamic_cast<const Error*>(&error)) return plain(*own);
+  const std::string_view text = error.what();
+  return std::string(text.substr(0, text.find('\n')));
+}
 
 WatchClock& real_clock() {
   static RealClock clock;
@@ -38,16 +44,23 @@ void OperationWatch::stop() {
   if (thread_.joinable()) thread_.join();
 }
 
+// An exception that left the thread would end the process without naming an operation.
 void OperationWatch::run(const std::function<void()>& begin) {
-  begin();
-  std::unique_lock<std::mutex> lock(mutex_);
-  while (!stop_) {
-    if (operations_.empty()) {
-      wake_.wait(lock, [this] { return stop_ || !operations_.empty(); });
-    } else {
-      wake_.wait_for(lock, kInterval, [this] { return stop_; });
+  std::unique_lock<std::mutex> lock(mutex_, std::defer_lock);
+  try {
+    begin();
+    lock.lock();
+    while (!stop_) {
+      if (operations_.empty()) {
+        wake_.wait(lock, [this] { return stop_ || !operations_.empty(); });
+      } else {
+        wake_.wait_for(lock, kInterval, [this] { return stop_; });
+      }
+      if (!stop_) look();
     }
-    if (!stop_) look();
+  } catch (const std::exception& e) {
+    if (!lock.owns_lock()) lock.lock();
+    fail(ErrorKind::kComm, "the thread that watches " + device_ + " stopped: " + in_short(e));
   }
 }
 
@@ -57,6 +70,11 @@ void OperationWatch::fail(ErrorKind kind, const std::string& text) {
   transport_.abort();
   [[maybe_unused]] const auto* leaked = new auto(std::move(operations_));
   operations_.clear();
+  agreed_ = 0;
+}
+
+void OperationWatch::fail_device(const std::string& what, const std::string& reason) {
+  fail(ErrorKind::kComm, what + ": " + device_ + " failed: " + reason);
 }
 
 void OperationWatch::fail_unless_headers_explain(ErrorKind kind, const std::string& text) {
@@ -93,6 +111,15 @@ bool OperationWatch::headers_may_explain() {
 
 void OperationWatch::look() {
   if (failure_ || operations_.empty()) return;
+  try {
+    look_once();
+  } catch (const std::exception& e) {
+    // LibTorch and CUDA may report an earlier failure of the device in any call.
+    fail_device(operations_.empty() ? "watching transfers" : operations_.front()->what(), in_short(e));
+  }
+}
+
+void OperationWatch::look_once() {
   if (transport_.capturing()) return;  // the watching thread, which captures nothing, still checks
   const auto now = clock_.now();
   if (const std::string error = transport_.error(); !error.empty()) {
@@ -101,34 +128,42 @@ void OperationWatch::look() {
     if (!failure_) fail(ErrorKind::kComm, operations_.front()->what() + ": NCCL reports " + error);
     return;
   }
-  bool turn = true;  // whether the device is done with all earlier operations
-  for (auto it = operations_.begin(); it != operations_.end();) {
-    const std::shared_ptr<Operation> operation = *it;
-    bool agreed = false;
-    bool done = false;
+  compare_headers();
+  if (!failure_) complete_operations();
+  if (failure_ || operations_.empty()) return;
+  // Only the first operation can be due: the device has not reached the others, or they wait for earlier headers.
+  Operation& first = *operations_.front();
+  if (first.issued_ && !first.deadline_ && first.reached()) {
+    first.deadline_ = now + comm_internal::clock_duration(first.timeout_);
+  }
+  if (first.deadline_ && now >= *first.deadline_) {
+    fail(ErrorKind::kComm, first.what() + ": not done within " + describe_seconds(first.timeout_.count()));
+  }
+}
+
+// Headers travel in any order, and asking for some moves all of them along, so those behind the first that have not
+// come need no asking.
+void OperationWatch::compare_headers() {
+  while (agreed_ < operations_.size()) {
+    const std::shared_ptr<Operation> operation = operations_[agreed_];
     try {
-      agreed = headers_agree(*operation);
-      if (failure_) return;
-      done = operation->issued_ && operation->done();
+      if (!headers_agree(*operation)) return;
     } catch (const Error& error) {
       fail(error.kind(), operation->what() + ": " + plain(error));
       return;
     }
-    if (done && agreed) {
-      operation->complete_ = true;
-      operation->release();
-      it = operations_.erase(it);
-      continue;
-    }
-    if (turn && operation->issued_ && !operation->deadline_ && operation->reached()) {
-      operation->deadline_ = now + comm_internal::clock_duration(operation->timeout_);
-    }
-    if (operation->deadline_ && now >= *operation->deadline_) {
-      fail(ErrorKind::kComm, operation->what() + ": not done within " + describe_seconds(operation->timeout_.count()));
-      return;
-    }
-    turn = turn && done;
-    ++it;
+    ++agreed_;
+  }
+}
+
+void OperationWatch::complete_operations() {
+  while (agreed_ > 0) {
+    const std::shared_ptr<Operation> operation = operations_.front();
+    if (!operation->issued_ || !operation->done()) return;
+    operation->complete_ = true;
+    operation->release();
+    operations_.pop_front();
+    --agreed_;
   }
 }
 

@@ -5,13 +5,15 @@
 #pragma once
 
 #include <condition_variable>
+#include <deque>
+#include <exception>
 #include <functional>
-#include <list>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "comm/deadline.h"
 #include "comm/nccl/message_headers.h"
@@ -20,6 +22,10 @@
 namespace annulus::nccl_internal {
 
 using comm_internal::Clock;
+
+// The message of an error of any kind for use within another message of this room. LibTorch's errors end in advice for
+// programmers and a backtrace, which are left out.
+std::string in_short(const std::exception& error);
 
 // One exchange or collective, until it is known to be complete.
 class Operation {
@@ -45,7 +51,7 @@ class Operation {
   virtual HeaderVerdict headers() = 0;
   // Whether the device has reached it.
   virtual bool reached() = 0;
-  // Whether the device is done with it. Raises Error(kComm) if the device has failed.
+  // Whether the device is done with it. Raises an error with CUDA's words if the device has failed.
   virtual bool done() = 0;
   // Called when it is complete: frees what it kept alive.
   virtual void release() = 0;
@@ -68,7 +74,8 @@ class Transport {
   virtual std::string error() = 0;
   // Ends the operations that run on the device. The transport cannot be used afterwards.
   virtual void abort() = 0;
-  // Whether the calling thread captures a CUDA graph, which a query of the device would invalidate.
+  // Whether the calling thread captures a CUDA graph, which a query of the device would invalidate. False if the device
+  // has failed: the queries that follow find the failure and name the operation.
   virtual bool capturing() const = 0;
 };
 
@@ -88,23 +95,29 @@ class OperationWatch {
   static constexpr auto kHeadersBehind = std::chrono::milliseconds(500);
   static constexpr auto kInterval = std::chrono::milliseconds(20);
 
-  explicit OperationWatch(Transport& transport, WatchClock& clock = real_clock())
-      : transport_(transport), clock_(clock) {}
+  // device: who failed, in messages about a failure of the device: "the device of rank 3".
+  OperationWatch(Transport& transport, std::string device, WatchClock& clock = real_clock())
+      : transport_(transport), device_(std::move(device)), clock_(clock) {}
   ~OperationWatch() { stop(); }
 
-  // Starts the thread. It calls `begin` first, and then look() every kInterval while operations are under way.
+  // Starts the thread. It calls `begin` first, and then look() every kInterval while operations are under way. Whatever
+  // is thrown in the thread becomes a failure().
   void start(std::function<void()> begin);
   void stop();
+
+  const std::string& device() const { return device_; }
 
   // Guards the transport and all members below. The caller of these functions holds it.
   std::mutex& mutex() { return mutex_; }
 
-  // Add operations in the order of issue, each before it is issued. Call wake() after issuing it, so that the thread
-  // watches it.
+  // Add operations in the order of issue, each before it is issued. The device completes them in that order. Call
+  // wake() after issuing it, so that the thread watches it.
   void add(std::shared_ptr<Operation> operation) { operations_.push_back(std::move(operation)); }
   void wake() { wake_.notify_all(); }
 
-  // Checks everything that is under way, once.
+  // Checks what is under way, once. Asks the device only up to the first operation that is not done, and for headers
+  // only up to the first that have not come, so a call costs the same however many operations are under way. Does not
+  // throw: what goes wrong becomes a failure().
   void look();
 
   struct Failure {
@@ -115,6 +128,9 @@ class OperationWatch {
   const std::optional<Failure>& failure() const { return failure_; }
   // Aborts the transport. Operations that are not complete are never freed, and their memory is not reused.
   void fail(ErrorKind kind, const std::string& text);
+  // The same for a failure of the device that was met at `what`, an operation or its label: "WHAT: the device of rank 3
+  // failed: REASON".
+  void fail_device(const std::string& what, const std::string& reason);
   // The same after a call of NCCL has failed. Some transports of NCCL fail because of a message of another size, and
   // the headers describe that better, so this waits for them, at most kHeadersBehind.
   void fail_unless_headers_explain(ErrorKind kind, const std::string& text);
@@ -122,13 +138,18 @@ class OperationWatch {
  private:
   bool headers_may_explain();
   bool headers_agree(Operation& operation);
+  void compare_headers();
+  void complete_operations();
+  void look_once();
   void run(const std::function<void()>& begin);
 
   Transport& transport_;
+  std::string device_;
   WatchClock& clock_;
   std::mutex mutex_;
   std::condition_variable wake_;
-  std::list<std::shared_ptr<Operation>> operations_;
+  std::deque<std::shared_ptr<Operation>> operations_;
+  size_t agreed_ = 0;  // how many of the first operations have headers that agree
   std::optional<Failure> failure_;
   std::optional<Clock::time_point> broken_since_;  // when NCCL first reported an error
   bool stop_ = false;

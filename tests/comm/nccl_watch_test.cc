@@ -2,27 +2,21 @@
 // that needs neither a device nor NCCL. nccl_device_test.cc tests the backend with a GPU.
 #include "comm/nccl/operation_watch.h"
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
-#include <sched.h>
 
 #include <functional>
 #include <future>
 #include <memory>
+#include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "comm/headers.h"
 #include "comm/nccl/message_headers.h"
-#include "comm/threads/threads.h"
 #include "common/error.h"
 
 namespace annulus::nccl_internal {
 namespace {
-
-using comm_internal::Collective;
-using comm_internal::make_header;
 
 class FakeClock final : public WatchClock {
  public:
@@ -39,15 +33,25 @@ class FakeClock final : public WatchClock {
   std::function<void()> on_sleep;
 };
 
+constexpr const char* kDevice = "the device of rank 0";
+
 class FakeTransport final : public Transport {
  public:
   std::string error() override { return says; }
-  void abort() override { ++aborts; }
-  bool capturing() const override { return captured; }
+  void abort() override {
+    ++aborts;
+    if (on_abort) on_abort();
+  }
+  bool capturing() const override {
+    if (!capture_fails.empty()) throw std::runtime_error(capture_fails);
+    return captured;
+  }
 
   std::string says;
   int aborts = 0;
+  std::function<void()> on_abort;
   bool captured = false;
+  std::string capture_fails;  // what asking for the state of capture throws
 };
 
 constexpr HeaderVerdict::State kPending = HeaderVerdict::kPending, kAgree = HeaderVerdict::kAgree,
@@ -71,7 +75,7 @@ class FakeOperation final : public Operation {
   }
   bool done() override {
     ++looks;
-    if (!device_fails.empty()) throw Error(ErrorKind::kComm, "comm", "the device failed: " + device_fails);
+    if (!device_fails.empty()) throw Error(ErrorKind::kComm, "comm", device_fails);
     return over;
   }
   void release() override {
@@ -98,7 +102,7 @@ struct Scene {
   FakeTransport nccl;
   std::shared_ptr<FakeOperation> first = std::make_shared<FakeOperation>("receiving 200 bytes from rank 1");
   std::shared_ptr<FakeOperation> second = std::make_shared<FakeOperation>("all_reduce");
-  OperationWatch watch{nccl, clock};
+  OperationWatch watch{nccl, kDevice, clock};
 
   // Returns the number of operations that are neither complete nor abandoned.
   size_t under_way() const {
@@ -166,10 +170,23 @@ std::vector<Case> cases() {
       {"HeadersThatCannotComeAreAnError",
        {{0, [](Scene& s) { s.first->headers_fail = "rank 1 failed: no row 17"; }, 0,
          first + "rank 1 failed: no row 17"}}},
-      {"DeviceFailureIsRaised",
+      {"DeviceFailureNamesTheOperationAndTheRank",
        {{0, both_at_it, 2},
-        {0.1, [](Scene& s) { s.second->device_fails = "an illegal memory access"; }, 0,
-         second + "the device failed: an illegal memory access"}}},
+        {0.1, [](Scene& s) { s.first->device_fails = s.second->device_fails = "an illegal memory access"; }, 0,
+         first + "the device of rank 0 failed: an illegal memory access"}}},
+      {"DeviceFailureAfterACompleteOperationNamesTheNext",
+       {{0,
+         [=](Scene& s) {
+           both_at_it(s);
+           s.first->over = true;
+           s.second->device_fails = "an illegal memory access";
+         },
+         0, second + "the device of rank 0 failed: an illegal memory access"}}},
+      // LibTorch raises an earlier failure of the device in any of its calls.
+      {"DeviceFailureThatAnotherCallReportsIsRaised",
+       {{0, both_at_it, 2},
+        {0.1, [](Scene& s) { s.nccl.capture_fails = "CUDA error: an illegal memory access was encountered\nadvice"; },
+         0, first + "the device of rank 0 failed: CUDA error: an illegal memory access was encountered"}}},
       {"NcclErrorIsRaisedAtOnceIfTheHeadersAgree",
        {{0, both_at_it, 2}, {0.1, broken, 0, first + "NCCL reports unhandled system error"}}},
       {"NcclErrorWaitsForHeadersThatMayExplainIt",
@@ -257,7 +274,7 @@ TEST(NcclWatchIssue, UnissuedOperationsAreNotQueriedAndNotDue) {
   };
   FakeClock clock;
   FakeTransport nccl;
-  OperationWatch watch(nccl, clock);
+  OperationWatch watch(nccl, kDevice, clock);
   const auto operation = std::make_shared<Unissued>();
   watch.add(operation);
   watch.look();
@@ -313,9 +330,78 @@ TEST(NcclWatchIssue, ReceivedHeadersExplainATimeout) {
   EXPECT_EQ(scene.nccl.aborts, 1);
 }
 
+// A ring over many layers has hundreds of operations under way, and the executor asks every few milliseconds.
+TEST(NcclWatchCost, ALookAsksAsMuchHoweverManyOperationsAreUnderWay) {
+  FakeClock clock;
+  FakeTransport nccl;
+  OperationWatch watch(nccl, kDevice, clock);
+  std::vector<std::shared_ptr<FakeOperation>> operations;
+  for (int i = 0; i < 500; ++i) {
+    operations.push_back(std::make_shared<FakeOperation>("number " + std::to_string(i)));
+    watch.add(operations.back());
+  }
+  const auto asked = [&] {
+    int looks = 0;
+    for (const auto& operation : operations) looks += std::exchange(operation->looks, 0);
+    return looks;
+  };
+  operations[250]->verdict = kPending;
+  watch.look();
+  EXPECT_EQ(asked(), 251 + 2);  // once for each set of headers that has come; the device is asked about the first alone
+  watch.look();
+  EXPECT_EQ(asked(), 1 + 2);
+  operations[250]->verdict = kAgree;
+  watch.look();
+  EXPECT_EQ(asked(), 250 + 2);
+  watch.look();
+  EXPECT_EQ(asked(), 2);
+  operations[0]->over = operations[1]->over = true;
+  watch.look();
+  EXPECT_EQ(asked(), 3 + 1);  // whether three are done, and whether the device has reached the third
+  EXPECT_TRUE(operations[1]->complete());
+  EXPECT_FALSE(operations[2]->complete());
+  // Headers that differ are found at once, although the operations before them are under way.
+  const auto differs = std::make_shared<FakeOperation>("the last");
+  differs->verdict = kDiffer;
+  watch.add(differs);
+  watch.look();
+  ASSERT_TRUE(watch.failure());
+  EXPECT_EQ(watch.failure()->kind, ErrorKind::kMismatch);
+}
+
+TEST(NcclWatchThread, DeviceFailureDoesNotEndTheProcess) {
+  FakeTransport nccl;
+  nccl.capture_fails = "CUDA error: an illegal memory access was encountered";
+  std::promise<void> aborted;
+  nccl.on_abort = [&] { aborted.set_value(); };
+  OperationWatch watch(nccl, "the device of rank 3");
+  watch.start([] {});
+  {
+    std::lock_guard<std::mutex> lock(watch.mutex());
+    watch.add(std::make_shared<FakeOperation>("receiving 200 bytes from rank 1", Seconds(86400)));
+  }
+  watch.wake();
+  aborted.get_future().get();  // only the thread can have looked
+  watch.stop();
+  ASSERT_TRUE(watch.failure());
+  EXPECT_EQ(watch.failure()->kind, ErrorKind::kComm);
+  EXPECT_EQ(watch.failure()->text, std::string(kFirst) + "the device of rank 3 failed: " + nccl.capture_fails);
+}
+
+TEST(NcclWatchThread, WhatFailsAtItsStartBecomesAFailure) {
+  FakeTransport nccl;
+  std::promise<void> aborted;
+  nccl.on_abort = [&] { aborted.set_value(); };
+  OperationWatch watch(nccl, kDevice);
+  watch.start([] { throw std::runtime_error("no such device"); });
+  aborted.get_future().get();
+  watch.stop();
+  EXPECT_EQ(watch.failure()->text, "the thread that watches the device of rank 0 stopped: no such device");
+}
+
 TEST(NcclWatchThread, PollsByItselfAndStopsWithWorkInProgress) {
   FakeTransport nccl;
-  OperationWatch watch(nccl);
+  OperationWatch watch(nccl, kDevice);
   std::promise<void> began, released;
   watch.start([&] { began.set_value(); });
   began.get_future().get();
@@ -335,142 +421,5 @@ TEST(NcclWatchThread, PollsByItselfAndStopsWithWorkInProgress) {
   EXPECT_FALSE(never->complete());
   EXPECT_FALSE(watch.failure());
 }
-
-// ---- Headers of messages, with threads as ranks.
-
-at::Tensor floats(int64_t n) { return at::zeros({n}, at::kFloat); }
-
-HeaderVerdict verdict_of(MessageHeaders::Comparison& comparison) {
-  HeaderVerdict verdict = comparison.look();
-  while (verdict.state == kPending) {
-    sched_yield();
-    verdict = comparison.look();
-  }
-  return verdict;
-}
-
-// Returns what rank 1 finds if rank 0 sends `sent` and rank 1 expects `expected`, in these orders.
-HeaderVerdict found(const std::vector<at::Tensor>& sent, const std::vector<at::Tensor>& expected) {
-  HeaderVerdict out;
-  run_ranks(2, [&](Communicator& comm) {
-    MessageHeaders headers(comm.split(0, comm.rank()));
-    std::vector<Message> messages;
-    for (const at::Tensor& tensor : comm.rank() == 0 ? sent : expected) messages.push_back({tensor, 1 - comm.rank()});
-    const auto comparison =
-        comm.rank() == 0 ? headers.start(messages, {}, Seconds(20)) : headers.start({}, messages, Seconds(20));
-    const HeaderVerdict verdict = verdict_of(*comparison);
-    if (comm.rank() == 1) out = verdict;
-    comm.barrier({"end", 0});
-  });
-  return out;
-}
-
-TEST(MessageHeaders, AgreeWhereSizesAndDtypesDo) {
-  const auto bytes = at::zeros({3}, at::kByte);
-  EXPECT_EQ(found({floats(50), floats(0), bytes}, {floats(50), floats(0), bytes}).state, kAgree);
-  EXPECT_EQ(found({at::zeros({5, 10}, at::kFloat)}, {floats(50)}).state, kAgree);
-}
-
-TEST(MessageHeaders, SayWhatDiffers) {
-  HeaderVerdict verdict = found({floats(100)}, {floats(50)});
-  EXPECT_EQ(verdict.state, kDiffer);
-  EXPECT_EQ(verdict.difference,
-            "rank 0 sent 400 bytes (message 0 between these ranks, fp32), but rank 1 expected 200 bytes (message 0 "
-            "between these ranks, fp32)");
-  verdict = found({at::zeros({25}, at::kDouble)}, {floats(50)});
-  EXPECT_EQ(verdict.state, kDiffer);
-  EXPECT_NE(verdict.difference.find("fp64"), std::string::npos) << verdict.difference;
-  // An empty message in place of an expected one shows in the number of the next message.
-  verdict = found({floats(0), floats(50)}, {floats(50)});
-  EXPECT_EQ(verdict.state, kDiffer);
-  EXPECT_NE(verdict.difference.find("sent 200 bytes (message 1"), std::string::npos) << verdict.difference;
-}
-
-TEST(MessageHeaders, EmptyTransfersHaveNone) {
-  run_ranks(1, [](Communicator& comm) {
-    MessageHeaders headers(comm.split(0, 0));
-    EXPECT_EQ(headers.start({}, {}, Seconds(1)), nullptr);
-    EXPECT_EQ(headers.start({{floats(0), 0}}, {{floats(0), 0}}, Seconds(1)), nullptr);
-  });
-}
-
-TEST(MessageHeaders, HaveADeadline) {
-  run_ranks(2, [](Communicator& comm) {
-    MessageHeaders headers(comm.split(0, comm.rank()));
-    if (comm.rank() == 0) {
-      const auto comparison = headers.start({}, {{floats(50), 1}}, Seconds(0.05));
-      try {
-        verdict_of(*comparison);
-        ADD_FAILURE() << "no error";
-      } catch (const Error& e) {
-        EXPECT_EQ(e.kind(), ErrorKind::kComm);
-        EXPECT_NE(std::string(e.what()).find("0.05 s"), std::string::npos) << e.what();
-      }
-    }
-    comm.barrier({"end", 0});
-  });
-}
-
-// ---- Headers of collectives.
-
-// Returns what each rank finds if rank `odd` begins another collective than the others.
-std::vector<HeaderVerdict> found_of_collectives(int ranks, int odd, int64_t length, OpLabel label) {
-  std::vector<HeaderVerdict> out(static_cast<size_t>(ranks));
-  run_ranks(ranks, [&](Communicator& comm) {
-    MessageHeaders headers(comm.split(0, comm.rank()));
-    const auto start = [&](int64_t call, int64_t n, OpLabel what) {
-      const at::Tensor in = floats(n);
-      return headers.start_collective(make_header(Collective::kAllGather, call, &in, -1, -1, what), what.counted,
-                                      Seconds(20));
-    };
-    // Several operations are in progress at once, including an exchange, and are looked at in another order.
-    const auto before = start(0, 0, {"weights of layer 4", 7, "step"});
-    const at::Tensor word = floats(1);
-    const auto exchange =
-        headers.start({{word, (comm.rank() + 1) % ranks}}, {{word, (comm.rank() + ranks - 1) % ranks}}, Seconds(20));
-    const auto asked = comm.rank() == odd ? start(1, length, label) : start(1, 6, {"weights of layer 5", 7, "step"});
-    out[static_cast<size_t>(comm.rank())] = verdict_of(*asked);
-    EXPECT_EQ(verdict_of(*exchange).state, kAgree);
-    EXPECT_EQ(verdict_of(*before).state, kAgree);
-    EXPECT_EQ(asked->look().state, kAgree);  // a difference is reported only once
-    comm.barrier({"end", 0});
-  });
-  return out;
-}
-
-TEST(CollectiveHeaders, AgreeWhereAllRanksBeginTheSame) {
-  for (const HeaderVerdict& verdict : found_of_collectives(3, 2, 6, {"weights of layer 5", 7, "step"})) {
-    EXPECT_EQ(verdict.state, kAgree) << verdict.difference;
-  }
-}
-
-TEST(CollectiveHeaders, SayWhatDiffersOnEveryRank) {
-  for (const HeaderVerdict& verdict : found_of_collectives(3, 2, 5, {"weights of layer 5", 8, "step"})) {
-    EXPECT_EQ(verdict.state, kDiffer);
-    EXPECT_EQ(verdict.difference,
-              "ranks disagree in all_gather: step is 7 on ranks 0-1, 8 on rank 2; shape is [6] on ranks 0-1, [5] on "
-              "rank 2");
-  }
-}
-
-TEST(CollectiveHeaders, NameTheRanksThatDoNotBeginByTheDeadline) {
-  run_ranks(3, [](Communicator& comm) {
-    MessageHeaders headers(comm.split(0, comm.rank()));
-    if (comm.rank() != 2) {
-      const at::Tensor in = floats(6);
-      const auto comparison = headers.start_collective(
-          make_header(Collective::kAllGather, 0, &in, -1, -1, {"weights", 7}), "call", Seconds(0.05));
-      try {
-        verdict_of(*comparison);
-        ADD_FAILURE() << "no error";
-      } catch (const Error& e) {
-        EXPECT_EQ(e.kind(), ErrorKind::kComm);
-        EXPECT_NE(std::string(e.what()).find("rank 2 did not come within 0.05 s"), std::string::npos) << e.what();
-      }
-    }
-    comm.barrier({"end", 0});
-  });
-}
-
 }  // namespace
 }  // namespace annulus::nccl_internal
