@@ -2,6 +2,7 @@
 #include <ATen/core/CachingHostAllocator.h>
 #include <ATen/cuda/CUDAEvent.h>
 #include <ATen/cuda/CUDAGraph.h>
+#include <ATen/ops/zeros.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -106,6 +107,24 @@ struct StepGraph::State {
       });
     }
     cudaGetLastError();  // clears the error of an invalid capture, which the next call would otherwise report
+    if (!ended) release_generator();
+  }
+
+  // Makes the device's random generator usable after a recording that could not be ended. LibTorch 2.11 marks the
+  // generator as in capture when a recording begins, removes the mark only where capture_end() succeeds, and refuses to
+  // draw numbers outside a recording meanwhile. So this makes a recording that succeeds. Later versions of LibTorch
+  // keep the mark with each recording and do not need this (PyTorch's issue 171263 and pull request 176752).
+  void release_generator() {
+    try {
+      at::Tensor number = at::zeros({1}, at::TensorOptions(at::kFloat).device(at::kCUDA, device));
+      at::cuda::CUDAGraph trivial;
+      trivial.capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
+      number.zero_();
+      trivial.capture_end();
+    } catch (const std::exception&) {
+      cudaGetLastError();
+      note += "; the device's random generator may be unusable from here on";
+    }
   }
 
   const c10::DeviceIndex device;

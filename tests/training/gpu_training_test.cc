@@ -245,7 +245,8 @@ TEST_F(GpuTraining, RunsStepsThatCannotBeRecorded) {
   EXPECT_FALSE(large.recorded());
   EXPECT_LE(reserved(), before + (8 << 20));
 #endif
-  // The device and the allocator still work.
+  // The device, the allocator and the random generator still work.
+  EXPECT_NO_THROW(at::randn({4}, kGpu));
   EXPECT_EQ(at::ones({64, 64}, kGpu).mm(at::ones({64, 64}, kGpu)).sum().item<float>(), 64 * 64 * 64);
 }
 
