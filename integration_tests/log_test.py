@@ -224,6 +224,12 @@ class LogTest(cli.CliTest):
             "node0 rank 0 [train] rank 0 knows it",
         ])
 
+    def test_a_setting_with_which_gradients_are_wrong(self):
+        code, _, err = self.annulus("version", TORCH_CUDNN_SDPA_AVOID_RECOMPILE="1")
+        self.assertEqual(code, 0, err)
+        self.assertIn("TORCH_CUDNN_SDPA_AVOID_RECOMPILE=1 is not heeded: with it, cuDNN's attention", err)
+        self.assertNotIn("is not heeded", self.annulus("version", TORCH_CUDNN_SDPA_AVOID_RECOMPILE="0")[2])
+
     def test_refusals(self):
         for args, env in [(("version", "--log-level", "wran"), {}), (("launch", "-n", "2", "selftest", "print", "--log-level", "wran"), {}),
                           (("launch", "-n", "2", "--log-level", "wran", "selftest", "print"), {}),

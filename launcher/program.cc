@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "attention/execution/library_settings.h"
 #include "comm/agreement.h"
 #include "comm/bootstrap/bootstrap.h"
 #include "comm/following_error.h"
@@ -192,6 +193,12 @@ void run_program(int argc, char** argv) {
     rank = launch_info();
     set_log_place(host_name(), rank.rank, std::max(1, rank.size));
     attach_to_launcher(rank);
+    if (avoid_wrong_gradients()) {
+      log_warn_once_per_job(
+          "launcher",
+          "TORCH_CUDNN_SDPA_AVOID_RECOMPILE=1 is not heeded: with it, cuDNN's attention in LibTorch gives wrong "
+          "gradients for batches of more than one row");
+    }
     code = dispatch(command_arguments(), rank);
     if (const int lost = require_printed(); code == 0) code = lost;
   } catch (const ReportedError& reported) {

@@ -23,6 +23,7 @@
 #include <utility>
 
 #include "attention/execution/attention.h"
+#include "attention/execution/library_settings.h"
 #include "attention/execution/select_blocks.h"
 #include "attention/plan/traffic.h"
 #include "comm/agreement.h"
@@ -258,6 +259,7 @@ Tensor attention_autograd(const Tensor& q, const Tensor& k, const Tensor& v, con
 }  // namespace
 
 TORCH_LIBRARY(annulus, m) {
+  avoid_wrong_gradients();  // as soon as the library is loaded, because PyTorch may call cuDNN before annulus does
   // `pattern` is written as in docs/attention.md: "{ kind = 'causal' }". q is [batch, n, heads, head size], k and v are
   // [batch, m, kv heads, head size]. `group` is the name of a process group; "" stands for the ranks of mpirun, or the
   // process alone. `seed`, `step`, `layer` and `first_row` (the global number of batch row 0) determine dropout. Query
