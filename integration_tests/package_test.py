@@ -3,8 +3,10 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import unittest
 import unittest.mock
 
@@ -123,7 +125,13 @@ class Package(unittest.TestCase):
 
     def test_import_error_names_missing_or_unloadable_library(self):
         missing = ("/nowhere/lib.so", "expected at /nowhere/lib.so, but there is no such file: build it with")
-        for path, words in [missing, (__file__, "does not load into torch")]:
+        folder = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, folder)
+        for_cuda_9 = os.path.join(folder, "libannulus_torch.so")
+        with open(for_cuda_9, "wb") as f:  # the table of names of a library
+            f.write(b"\0libtorch_cpu.so\0libcudart.so.9\0")
+        other_cuda = (for_cuda_9, f"built for CUDA 9, but torch {re.escape(torch.__version__)} is for .*: install a torch for CUDA 9, or build")
+        for path, words in [missing, (__file__, "does not load into torch"), other_cuda]:
             env = dict(os.environ, ANNULUS_TORCH_LIBRARY=path, PYTHONPATH=os.pathsep.join(sys.path))
             done = subprocess.run([sys.executable, "-c", "import annulus"], env=env, capture_output=True, text=True)
             self.assertEqual(done.returncode, 1)

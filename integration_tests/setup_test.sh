@@ -206,6 +206,20 @@ wrong CC "$work/nothing" "no such compiler"
 run env CUDA_HOME="$work/nothing" ANNULUS_CUDA=1 "$home/annulus" version
 exits 9 "CUDA without nvcc"
 says "$work/nothing/bin/nvcc"
+# A LibTorch for another CUDA than the toolkit's.
+mkdir -p "$work/cuda/bin"
+printf '#!/bin/bash\necho "Cuda compilation tools, release 13.0, V13.0.96"\n' >"$work/cuda/bin/nvcc"
+chmod +x "$work/cuda/bin/nvcc"
+touch "$work/torch/lib/libtorch_cuda.so"
+printf 'libc10.so\0libcudart.so.12\0' >"$work/torch/lib/libc10_cuda.so"
+run env CUDA_HOME="$work/cuda" ANNULUS_CUDA=1 "$home/annulus" version
+exits 9 "a LibTorch for CUDA 12 and a toolkit of CUDA 13"
+says "The LibTorch in $work/torch is for CUDA 12, but the toolkit in $work/cuda is CUDA 13.0"
+says "ANNULUS_CUDA=0"
+printf 'libc10.so\0libcudart.so.13\0' >"$work/torch/lib/libc10_cuda.so"
+run env CUDA_HOME="$work/cuda" ANNULUS_CUDA=1 "$home/annulus" version
+exits 7 "a LibTorch and a toolkit of CUDA 13"
+rm "$work"/torch/lib/lib{torch,c10}_cuda.so
 run env -u LIBTORCH PYTHON="$work/nothing" "$home/annulus" version
 exits 9 "a Python that is not there"
 says "PYTHON=$work/nothing"

@@ -284,7 +284,7 @@ look_for_mpi() {
 }
 
 look_for_cuda() {
-  local home nvcc version
+  local home nvcc
   cuda=0
   for home in ${CUDA_HOME:-${CUDA_PATH:-/usr/local/cuda}}; do nvcc=$home/bin/nvcc; done
   case ${ANNULUS_CUDA-} in
@@ -307,8 +307,21 @@ look_for_cuda() {
     row CUDA "not used" "the LibTorch in LIBTORCH has no CUDA" && return
   fi
   cuda=1
-  version=$("$nvcc" --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')
-  have CUDA "$version" "$home" "$nvcc"
+  cuda_home=$home
+  cuda_version=$("$nvcc" --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')
+  have CUDA "$cuda_version" "$home" "$nvcc"
+}
+
+# Programs would load the CUDA runtimes of both versions, or find one of them missing, and neither error says why.
+require_one_cuda() {
+  local of_torch
+  ((cuda)) && [[ $torch_root ]] || return 0
+  of_torch=$(grep -ao 'libcudart\.so\.[0-9]*' "$torch_root/lib/libc10_cuda.so" 2>/dev/null | head -n 1) || true
+  of_torch=${of_torch##*.}
+  [[ ! $of_torch || $of_torch == "${cuda_version%%.*}" ]] ||
+    fail "The LibTorch in $torch_root is for CUDA $of_torch, but the toolkit in $cuda_home is CUDA $cuda_version: the two must" \
+      "have the same major version. Name a LibTorch for CUDA ${cuda_version%%.*} in LIBTORCH, or a toolkit of CUDA $of_torch in" \
+      "CUDA_HOME; or build for CPUs with ANNULUS_CUDA=0."
 }
 
 look() {
@@ -319,6 +332,7 @@ look() {
   if ! command -v pkg-config >/dev/null; then lack pkg-config "no pkg-config" pkg-config; fi
   look_for_cuda
   look_for_torch
+  require_one_cuda
   look_for_mpi
   by_pkg_config hwloc hwloc hwloc.h libhwloc-dev
   by_pkg_config spdlog spdlog spdlog/spdlog.h libspdlog-dev

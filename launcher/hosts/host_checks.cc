@@ -36,6 +36,7 @@ class Checks {
           "with run.folder");
     hwloc_devices();
     cuda_driver();
+    cuda_of_libtorch();
     devices();
     nccl();
     peer_access();
@@ -252,6 +253,21 @@ class Checks {
     add(kCheck, Severity::kError, text,
         "install a driver for CUDA " + std::to_string(build->first) +
             " or newer, or build against an older toolkit and a LibTorch for it");
+  }
+
+  void cuda_of_libtorch() {
+    const char* const kCheck = "libtorch-cuda";
+    if (r_.build_cuda.empty()) return good(kCheck, "a build without CUDA");
+    const std::string text = "LibTorch " + r_.libtorch + " is for " +
+                             (r_.torch_cuda.empty() ? "CPUs only" : "CUDA " + r_.torch_cuda) + ", built for CUDA " +
+                             r_.build_cuda;
+    const std::string major = r_.build_cuda.substr(0, r_.build_cuda.find('.'));
+    if (r_.torch_cuda == major) return good(kCheck, text);
+    add(kCheck, Severity::kError, text + " (" + r_.libtorch_path + ")",
+        "load a LibTorch for CUDA " + major +
+            ", without another one in LD_LIBRARY_PATH, or build against this one with a toolkit for its CUDA "
+            "(LIBTORCH, "
+            "CUDA_HOME)");
   }
 
   void devices() {

@@ -27,6 +27,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <string_view>
 
 #include "comm/nccl/nccl_communicator.h"
@@ -128,6 +129,19 @@ std::string libtorch_version(const std::string& library) {
   return version.empty() ? TORCH_VERSION : version;
 }
 
+// The major version of the CUDA runtime that this LibTorch is linked to, "13"; "" for a LibTorch without CUDA. The
+// files beside the library, which also say it, are missing in a copy of the libraries alone.
+std::string cuda_of_libtorch(const std::string& libtorch) {
+  if (libtorch.empty()) return "";
+  std::ifstream in(fs::path(libtorch).parent_path() / "libc10_cuda.so", std::ios::binary);
+  const std::string content{std::istreambuf_iterator<char>(in), {}};
+  constexpr std::string_view kName = "libcudart.so.";
+  const size_t at = content.find(kName);
+  if (at == std::string::npos) return "";
+  const size_t begin = at + kName.size();
+  return content.substr(begin, content.find_first_not_of("0123456789", begin) - begin);
+}
+
 // The NCCL that belongs to this LibTorch, in a separate wheel or in the same folder; "" if there is none.
 std::string nccl_beside(const std::string& libtorch) {
   if (libtorch.empty()) return "";
@@ -167,6 +181,7 @@ void add_devices(HostReport& report) {
 #ifdef ANNULUS_CUDA
   report.build_cuda = cuda_version_text(CUDART_VERSION);
 #endif
+  report.torch_cuda = cuda_of_libtorch(report.libtorch_path);
   report.nccl = nccl_version_built();
   report.nccl_loaded = nccl_version();
   report.nccl_path = loaded_library("libnccl.so");

@@ -49,6 +49,7 @@ void visit_members(R& r, const Visit& visit) {
   visit("driver", r.driver);
   visit("driver_cuda", r.driver_cuda);
   visit("build_cuda", r.build_cuda);
+  visit("torch_cuda", r.torch_cuda);
   visit("nccl", r.nccl);
   visit("nccl_loaded", r.nccl_loaded);
   visit("nccl_path", r.nccl_path);

@@ -65,6 +65,7 @@ struct HostReport {
   std::string driver;                          // the version of NVIDIA's driver; empty: there is none
   std::string driver_cuda;                     // the newest CUDA that the driver supports, "13.0"
   std::string build_cuda;                      // the CUDA that this program was built for; empty: none
+  std::string torch_cuda;                      // the major version of the CUDA that LibTorch was built for; empty: none
   std::string nccl, nccl_loaded;               // the NCCL version that it was built for, and the loaded version
   std::string nccl_path, nccl_of_torch;        // the file of the loaded NCCL, and of LibTorch's own; empty: none
   std::vector<std::vector<bool>> peer_access;  // [gpu][gpu] (driver_facts.h); empty: not known

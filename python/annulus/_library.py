@@ -6,7 +6,9 @@ has; the one that `./annulus torch` built in the clone that contains this packag
 
 import atexit
 import gc
+import mmap
 import os
+import re
 from typing import Any
 
 import torch
@@ -24,6 +26,13 @@ except ImportError:
 
 def _minor(version: str) -> str:
     return ".".join(version.split("+")[0].split(".")[:2])
+
+
+def _cuda_of(file: str) -> str | None:
+    """Returns the major version of the CUDA runtime that a library is linked to; None if it is linked to none."""
+    with open(file, "rb") as library, mmap.mmap(library.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        name = re.search(rb"\0libcudart\.so\.(\d+)\0", content)
+        return name.group(1).decode() if name else None
 
 
 def path() -> str:
@@ -49,6 +58,14 @@ def _register() -> None:
         )
     if file in torch.ops.loaded_libraries:
         return
+    # Otherwise libraries of two CUDA versions would be loaded, or one would be missing, and neither error says why.
+    cuda, own = _cuda_of(file), torch.version.cuda
+    if cuda is not None and (own is None or own.split(".")[0] != cuda):
+        raise ImportError(
+            f"the library of annulus, {file}, was built for CUDA {cuda}, but torch {torch.__version__} is for "
+            f"{'CPUs only' if own is None else 'CUDA ' + own}: install a torch for CUDA {cuda}, or build annulus against "
+            "this torch: `LIBTORCH=$(python3 -c 'import torch; print(torch.__path__[0])') ./annulus torch`"
+        )
     try:
         torch.ops.load_library(file)
     except OSError as error:

@@ -61,6 +61,7 @@ HostReport well_with_gpus(const std::string& name, int number) {
   r.hwloc_gpus = r.driver_gpus = 2;
   r.driver = "580.65.06";
   r.driver_cuda = r.build_cuda = "13.0";
+  r.torch_cuda = "13";
   r.nccl = r.nccl_loaded = "2.28.9";
   r.nccl_path = r.nccl_of_torch = "/opt/annulus/lib/libnccl.so.2";
   r.peer_access = {{true, true}, {true, true}};
@@ -140,6 +141,9 @@ TEST(HostChecks, FindsEachFaultOfAHostAndItsRemedy) {
        "install a driver for CUDA 13"},
       {"cuda-driver", u, [](R& r, Q&) { r.driver_cuda = ""; }, "libcuda.so.1", "NVIDIA_DRIVER_CAPABILITIES"},
       {"cuda-driver", w, [](R& r, Q&) { r.build_cuda = ""; }, "a build without CUDA", "ANNULUS_CUDA=1"},
+      {"libtorch-cuda", e, [](R& r, Q&) { r.libtorch = "2.11.0+cu126", r.torch_cuda = "12"; },
+       "LibTorch 2.11.0+cu126 is for CUDA 12, built for CUDA 13.0", "LIBTORCH"},
+      {"libtorch-cuda", e, [](R& r, Q&) { r.torch_cuda = ""; }, "is for CPUs only", "a LibTorch for CUDA 13"},
       {"devices", e, [](R&, Q& q) { q.device = "cuda", q.ranks = {3}; }, "2 GPUs cannot serve 3 ranks", "fewer ranks"},
       {"devices", e, [](R& r, Q& q) { q.device = "cuda", r.host.cuda = false; }, "cannot compute on GPUs here",
        "annulus doctor"},
@@ -198,6 +202,8 @@ TEST(HostChecks, AcceptsHarmlessSettings) {
       {"processes", [](R& r, Q&) { r.root = true, r.limits.processes = 100; }},
       {"cuda-driver", [](R& r, Q&) { r.driver_cuda = "13.1"; }},
       {"cuda-driver", [](R& r, Q&) { r.build_cuda = "13.2"; }},
+      {"libtorch-cuda", [](R& r, Q&) { r.build_cuda = "13.2"; }},
+      {"libtorch-cuda", [](R& r, Q&) { r.build_cuda = r.torch_cuda = ""; }},
       {"cuda-driver", [](R& r, Q&) { r.driver = r.driver_cuda = "", r.driver_gpus = -1; }},
       {"hwloc-devices", [](R& r, Q&) { r.hwloc_gpus = 8; }},  // a container shows the bus, but only two of its GPUs
       {"nccl", [](R& r, Q&) { r.nccl_loaded = "2.29.0"; }},

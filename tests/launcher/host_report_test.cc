@@ -129,6 +129,11 @@ TEST(HostFacts, DescribeThisHost) {
   EXPECT_EQ(report.limits.open_files, before.rlim_max == RLIM_INFINITY ? -1 : static_cast<int64_t>(before.rlim_max));
   EXPECT_NE(report.libtorch_path.find("libtorch_cpu.so"), std::string::npos);
   EXPECT_EQ(report.libtorch.find_first_not_of("0123456789.+cudprstv"), std::string::npos) << report.libtorch;
+  // "13" for 2.11.0+cu130.
+  const size_t variant = report.libtorch.find("+cu");
+  if (variant != std::string::npos) {
+    EXPECT_EQ(report.torch_cuda, report.libtorch.substr(variant + 3, 2));
+  }
   EXPECT_GT(report.tmp.total_bytes, 0);
   EXPECT_TRUE(report.tmp.writable);
   EXPECT_FALSE(report.host.machine.cores.empty());
