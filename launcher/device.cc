@@ -30,6 +30,8 @@ namespace {
 
 // CUDA's number of the rank's GPU. All ranks of a host see the same GPUs and therefore compute the same placement.
 int gpu_of(int local_rank, int local_size, int job_size) {
+  // Ranks that are allowed to share GPUs take them in turn.
+  if (c10::cuda::device_count() < local_size) return local_rank % c10::cuda::device_count();
   std::vector<std::string> visible;
   for (int i = 0; i < c10::cuda::device_count(); ++i) {
     std::array<char, 32> id{};
@@ -50,9 +52,10 @@ std::string take_gpu(int local_rank, int local_size, int job_size, int& ordinal)
   if (access("/dev/nvidiactl", F_OK) != 0) return "no NVIDIA driver on this host";
   const int count = c10::cuda::device_count();
   if (count == 0) return "LibTorch finds no GPU that it can use";
-  if (count < local_size) {
+  const std::string remedy = count < local_size ? nccl_sharing_remedy() : "";
+  if (!remedy.empty()) {
     return std::to_string(local_size) + " ranks on this host, but " + std::to_string(count) +
-           " GPUs: each rank needs one" +
+           " GPUs: each rank needs one, or, to try several ranks on one GPU, " + remedy +
            (std::getenv("CUDA_VISIBLE_DEVICES") != nullptr ? "; CUDA_VISIBLE_DEVICES is set: let every rank see all "
                                                              "GPUs of its host (unset it; with Slurm's srun: "
                                                              "--gpu-bind=none)"

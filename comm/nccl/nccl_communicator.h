@@ -19,6 +19,10 @@ std::string nccl_version();
 // The version of the NCCL headers that this program was compiled with; empty in a build without NCCL.
 std::string nccl_version_built();
 
+// What would let several ranks of this host use one GPU, which only tries need ("set NCCL_MULTI_RANK_GPU_ENABLE=1").
+// Empty if this process's environment has it already, and in a build without NCCL.
+std::string nccl_sharing_remedy();
+
 struct NcclOptions {
   int device = 0;       // CUDA ordinal of this rank
   Seconds timeout{60};  // deadline of making the communicator
@@ -54,8 +58,7 @@ struct NcclOptions {
 //   the graph.
 //
 // Raises Error(kUnavailable) if nccl_unavailable() gives a reason; Error(kPlan) if two ranks name the same GPU and NCCL
-// has not been told to allow it (from NCCL 2.30 on with NCCL_MULTI_RANK_GPU_ENABLE=1, before that with an NCCL_HOSTID
-// for each process); Error(kMismatch) if the ranks load different versions of NCCL; Error(kComm) if a rank does not
+// has not been told to allow it (shared_gpus.h); Error(kMismatch) if the ranks load different versions of NCCL; Error(kComm) if a rank does not
 // come.
 std::unique_ptr<Communicator> make_nccl_communicator(Communicator& host, const NcclOptions& options);
 

@@ -116,11 +116,6 @@ bool NcclHandle::capturing() const {
   }
 }
 
-std::string nccl_version_text(int version) {
-  return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
-         std::to_string(version % 100);
-}
-
 int nccl_version_number() {
   int version = 0;
   check_nccl(ncclGetVersion(&version), "ncclGetVersion", nullptr);

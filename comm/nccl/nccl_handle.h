@@ -79,8 +79,7 @@ class NcclHandle final : public Transport {
 // Makes rank 0's id for join(). Raises Error(kComm) if NCCL cannot make one.
 std::string make_nccl_id();
 
-// 22809 -> "2.28.9"
-std::string nccl_version_text(int version);
+// As ncclGetVersion() gives it: 22809 is 2.28.9.
 int nccl_version_number();
 
 }  // namespace annulus::nccl_internal

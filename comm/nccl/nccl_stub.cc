@@ -13,6 +13,8 @@ std::string nccl_version() { return ""; }
 
 std::string nccl_version_built() { return ""; }
 
+std::string nccl_sharing_remedy() { return ""; }
+
 std::unique_ptr<Communicator> make_nccl_communicator(Communicator&, const NcclOptions&) {
   throw Error(ErrorKind::kUnavailable, "comm", nccl_unavailable());
 }
