@@ -212,9 +212,10 @@ void Communicator::barrier(OpLabel label) {
   finish(nullptr, 0, 0);
 }
 
-std::unique_ptr<Communicator> Communicator::split(int color, int key) {
+std::unique_ptr<Communicator> Communicator::split(int color, int key, const SplitOptions& options) {
   const OpLabel label{"split", calls_};
   agree({Collective::kSplit, label});
+  split_options_ = options;
   std::unique_ptr<Communicator> out = make_split(color, key, label);
   if (out) {
     out->set_timeout(timeout_);

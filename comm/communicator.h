@@ -96,6 +96,13 @@ struct CommStats {
   double gather_wait_seconds = 0;  // all_gather, broadcast
 };
 
+// What a new communicator is for.
+struct SplitOptions {
+  // The most thread blocks (CTAs) that each of its operations may take from what the device computes; 0: the backend
+  // chooses. Only NCCL has such a bound. The same on all ranks.
+  int max_ctas = 0;
+};
+
 namespace comm_internal {
 struct Begun;
 struct CollectiveHeader;
@@ -180,7 +187,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   // Returns a communicator of the ranks that gave the same color, ordered by (key, rank). Collective. A rank with
   // color < 0 joins none and gets null.
-  std::unique_ptr<Communicator> split(int color, int key);
+  std::unique_ptr<Communicator> split(int color, int key, const SplitOptions& options = {});
 
   // Moves pending transfers along without blocking. It is cheap: the executor calls it between pieces of work of a few
   // milliseconds.
@@ -206,7 +213,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   virtual std::unique_ptr<Work> begin(const comm_internal::Begun& call) = 0;
   // Whether collectives that are begun add in the order that reduce_scatter() describes.
   virtual bool adds_in_rank_order() const { return true; }
-  // split() itself sets the timeout and the hosts of the result.
+  // split() itself sets the timeout and the hosts of the result. split_options() says what it is for.
   virtual std::unique_ptr<Communicator> make_split(int color, int key, OpLabel label) = 0;
 
   // Returns the header of every rank, in rank order, once all ranks have called it; at the deadline it raises
@@ -235,6 +242,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void add_wait(WaitFor what, Seconds time);
   // The kind of the blocking collective that is being carried out.
   WaitFor blocked_by() const { return blocked_by_; }
+  // The options of the split that is being carried out.
+  const SplitOptions& split_options() const { return split_options_; }
 
   // Adds the time from its construction to its destruction.
   class Waiting {
@@ -270,6 +279,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   CommStats stats_;
   int64_t calls_ = 0;  // collectives that this rank has begun, in the headers
   WaitFor blocked_by_ = WaitFor::kOther;
+  SplitOptions split_options_;
   bool failed_ = false;
   bool told_ = false;
   ErrorKind failed_kind_ = ErrorKind::kComm;

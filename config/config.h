@@ -213,11 +213,12 @@ struct MeshSection {
   friend bool operator==(const MeshSection&, const MeshSection&) = default;
 };
 
-// Names separated by commas; launcher/network/network.h says how they are used.
+// The first three are for launcher/network/network.h; names are separated by commas.
 struct NetworkSection {
   std::string interfaces;
   std::string hcas;
   std::string rank_hca = "auto";  // "auto", "nearest"
+  int64_t exchange_ctas = 0;      // 0: NCCL chooses
 
   friend bool operator==(const NetworkSection&, const NetworkSection&) = default;
 };

@@ -280,6 +280,10 @@ const std::vector<Key>& keys() {
        false,
        {},
        {"auto", "nearest"}},
+      {"network", "exchange_ctas", ANNULUS_AT(network.exchange_ctas),
+       "on GPUs (never run on one), the most thread blocks, and so multiprocessors, that NCCL takes while keys and "
+       "values travel beside the attention that is computed; 0: NCCL chooses",
+       false, at_least(0, 64)},
 
       {"attention",
        "layout",

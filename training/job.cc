@@ -13,7 +13,10 @@ namespace annulus {
 at::ScalarType compute_dtype(const Config& c) { return c.model.dtype == "bf16" ? at::kBFloat16 : at::kFloat; }
 
 std::vector<MeshAxis> mesh_axes(const Config& c) {
-  return {{"data", static_cast<int>(c.mesh.data)}, {"context", static_cast<int>(c.mesh.context)}};
+  return {{.name = "data", .size = static_cast<int>(c.mesh.data)},
+          {.name = "context",
+           .size = static_cast<int>(c.mesh.context),
+           .options = {.max_ctas = static_cast<int>(c.network.exchange_ctas)}}};
 }
 
 OptimizerSettings optimizer_settings(const Config& c) {

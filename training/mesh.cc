@@ -57,7 +57,7 @@ Mesh::Mesh(Communicator& world, std::vector<MeshAxis> axes)
   communicators_.resize(axes_.size());
   for (size_t i = axes_.size(); i-- > 0;) {
     // The color is the lowest rank of this rank's line along the axis.
-    communicators_[i] = world.split(world.rank() - index_[i] * inner, index_[i]);
+    communicators_[i] = world.split(world.rank() - index_[i] * inner, index_[i], axes_[i].options);
     communicators_[i]->set_timeout(world.timeout());
     inner *= axes_[i].size;
   }

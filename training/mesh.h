@@ -16,6 +16,7 @@ namespace annulus {
 struct MeshAxis {
   std::string name;
   int size = 1;  // one axis may have 0, which stands for all ranks that the others leave
+  SplitOptions options = {};  // of the communicator of the ranks along this axis
 };
 
 // Returns the axes with their sizes filled in. Throws Error(kPlan) if their product is not `ranks`. The result depends

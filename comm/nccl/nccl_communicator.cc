@@ -101,7 +101,7 @@ class NcclCommunicator final : public Communicator {
     // The other ranks find rank 0 by its id. If rank 0 cannot make one, all ranks raise its error.
     const std::string id = from_first(*host_, label, make_nccl_id);
     try {
-      handle_.join(id, size_, options.timeout);
+      handle_.join(id, size_, options.max_ctas, options.timeout);
     } catch (const Error& e) {
       throw_comm(label, plain(e));
     }
@@ -178,6 +178,7 @@ class NcclCommunicator final : public Communicator {
     if (!split) return nullptr;
     NcclOptions options = options_;
     options.timeout = timeout_;
+    options.max_ctas = split_options().max_ctas;
     std::unique_ptr<Communicator> headers = split->split(0, split->rank());
     return std::make_unique<NcclCommunicator>(std::move(split), std::move(headers), options);
   }

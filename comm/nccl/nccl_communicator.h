@@ -26,6 +26,7 @@ std::string nccl_sharing_remedy();
 struct NcclOptions {
   int device = 0;       // CUDA ordinal of this rank
   Seconds timeout{60};  // deadline of making the communicator
+  int max_ctas = 0;     // as in SplitOptions, 0 to 64
 };
 
 // Makes a communicator over the ranks of `host` (MPI, or threads in one process), for tensors on the given device.

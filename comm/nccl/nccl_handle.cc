@@ -45,13 +45,14 @@ std::string make_nccl_id() {
   return std::string(id.internal, sizeof id.internal);
 }
 
-void NcclHandle::join(const std::string& id, int size, Seconds timeout) {
+void NcclHandle::join(const std::string& id, int size, int max_ctas, Seconds timeout) {
   const auto on_device = guard();
   ncclUniqueId unique{};
   if (id.size() != sizeof unique.internal) fail_comm("the id of NCCL's communicator does not have NCCL's length");
   std::memcpy(unique.internal, id.data(), id.size());
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
+  if (max_ctas > 0) config.maxCTAs = max_ctas;
   try {
     check_nccl(ncclCommInitRankConfig(&comm_, size, unique, rank_, &config), "ncclCommInitRankConfig", nullptr);
     await(timeout);

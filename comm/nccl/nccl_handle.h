@@ -54,8 +54,9 @@ class NcclHandle final : public Transport {
  public:
   NcclHandle(int rank, int device) : rank_(rank), device_(device) {}
 
-  // Joins the communicator with rank 0's id, a text of sizeof(ncclUniqueId) bytes. Raises Error(kComm).
-  void join(const std::string& id, int size, Seconds timeout);
+  // Joins the communicator with rank 0's id, a text of sizeof(ncclUniqueId) bytes. max_ctas: the most thread blocks
+  // that NCCL may take for an operation; 0: NCCL chooses. Raises Error(kComm).
+  void join(const std::string& id, int size, int max_ctas, Seconds timeout);
   // Ends the communicator together with the other ranks, after all operations are done. Raises Error(kComm).
   void finish(Seconds timeout);
 

@@ -457,6 +457,7 @@ RC_GTEST_PROP(ConfigProperty, WrittenConfigReadsBackEqual, ()) {
   c.attention.schedule = *rc::gen::element<std::string>("ring", "all-gather");
   c.network.hcas = *rc::gen::element<std::string>("", "mlx5_0:1,mlx5_1");
   c.network.rank_hca = *rc::gen::element<std::string>("auto", "nearest");
+  c.network.exchange_ctas = *rc::gen::inRange<int64_t>(0, 65);
   const std::string written = to_toml(c);
   const Config back = parse_config(written, "written");
   RC_ASSERT(back == c);
