@@ -13,7 +13,8 @@ namespace annulus {
 at::ScalarType compute_dtype(const Config& c) { return c.model.dtype == "bf16" ? at::kBFloat16 : at::kFloat; }
 
 std::vector<MeshAxis> mesh_axes(const Config& c) {
-  return {{.name = "data", .size = static_cast<int>(c.mesh.data)},
+  // Gradients are summed over all ranks together (training/state/model_state.h), so nothing travels along `data` alone.
+  return {{.name = "data", .size = static_cast<int>(c.mesh.data), .connected = false},
           {.name = "context",
            .size = static_cast<int>(c.mesh.context),
            .options = {.max_ctas = static_cast<int>(c.network.exchange_ctas)}}};

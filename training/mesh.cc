@@ -56,9 +56,12 @@ Mesh::Mesh(Communicator& world, std::vector<MeshAxis> axes)
   inner = 1;
   communicators_.resize(axes_.size());
   for (size_t i = axes_.size(); i-- > 0;) {
-    // The color is the lowest rank of this rank's line along the axis.
-    communicators_[i] = world.split(world.rank() - index_[i] * inner, index_[i], axes_[i].options);
-    communicators_[i]->set_timeout(world.timeout());
+    if (axes_[i].connected) {
+      Communicator& whole = axes_[i].size > 1 ? world : world.host();
+      // The color is the lowest rank of this rank's line along the axis.
+      communicators_[i] = whole.split(world.rank() - index_[i] * inner, index_[i], axes_[i].options);
+      communicators_[i]->set_timeout(world.timeout());
+    }
     inner *= axes_[i].size;
   }
 }
@@ -70,11 +73,18 @@ size_t Mesh::find(std::string_view name) const {
   throw Error(ErrorKind::kInternal, "mesh", "there is no axis " + std::string(name) + " in the mesh " + text());
 }
 
-Communicator& Mesh::axis(std::string_view name) { return *communicators_[find(name)]; }
+Communicator& Mesh::axis(std::string_view name) {
+  const std::shared_ptr<Communicator>& communicator = communicators_[find(name)];
+  if (communicator) return *communicator;
+  throw Error(ErrorKind::kInternal, "mesh",
+              "the ranks along the axis " + std::string(name) + " have no communicator: connect the axis");
+}
 
 void Mesh::progress() {
   world_.progress();
-  for (const std::shared_ptr<Communicator>& communicator : communicators_) communicator->progress();
+  for (const std::shared_ptr<Communicator>& communicator : communicators_) {
+    if (communicator) communicator->progress();
+  }
 }
 
 }  // namespace annulus

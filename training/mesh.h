@@ -16,7 +16,10 @@ namespace annulus {
 struct MeshAxis {
   std::string name;
   int size = 1;  // one axis may have 0, which stands for all ranks that the others leave
-  SplitOptions options = {};  // of the communicator of the ranks along this axis
+  // Whether the mesh has a communicator of the ranks along this axis. One that nothing uses would hold memory of the
+  // device and a thread.
+  bool connected = true;
+  SplitOptions options = {};  // of that communicator
 };
 
 // Returns the axes with their sizes filled in. Throws Error(kPlan) if their product is not `ranks`. The result depends
@@ -33,12 +36,13 @@ class Mesh {
   Mesh(Communicator& world, std::vector<MeshAxis> axes);
 
   Communicator& world() { return world_; }
-  // Throws Error(kInternal) if no axis has that name.
+  // The communicator along an axis. Where the axis has one rank, it is one of the hosts, which has nothing to transfer,
+  // also if the world is one of devices. Throws Error(kInternal) if no connected axis has that name.
   Communicator& axis(std::string_view name);
   int size(std::string_view name) const { return axes_[find(name)].size; }
   // This rank's index along the axis, which is also its rank in axis(name).
   int index(std::string_view name) const { return index_[find(name)]; }
-  // Advances the transfers of the world and of every axis, and raises the errors that they have met.
+  // Advances the transfers of the world and of every connected axis, and raises the errors that they have met.
   void progress();
   std::string text() const { return axes_text(axes_); }
 
@@ -48,7 +52,7 @@ class Mesh {
   Communicator& world_;
   std::vector<MeshAxis> axes_;
   std::vector<int> index_;
-  std::vector<std::shared_ptr<Communicator>> communicators_;
+  std::vector<std::shared_ptr<Communicator>> communicators_;  // null for an axis that is not connected
 };
 
 }  // namespace annulus

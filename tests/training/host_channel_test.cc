@@ -1,6 +1,7 @@
 // On GPUs a job has two channels: the communicator itself, which carries tensors of the device, and its host(), which
 // carries tensors of the CPU and control messages. Here both are thread communicators, and the test records the
-// names of the operations on the device's channel: only attention and sums of gradients and losses may use it.
+// names of the operations on the device's channel: only attention and sums of gradients and losses may use it. It also
+// records which communicators are split off it, because each takes memory of a GPU and a thread.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -33,9 +34,17 @@ class Names {
   }
   std::set<std::string> seen() const { return seen_; }
 
+  // A communicator of so many ranks was split off the device's channel, on the rank that is its first.
+  void add_split(int ranks, int max_ctas) {
+    const std::lock_guard lock(mutex_);
+    splits_.emplace(ranks, max_ctas);
+  }
+  std::multiset<std::pair<int, int>> splits() const { return splits_; }
+
  private:
   std::mutex mutex_;
   std::set<std::string> seen_;
+  std::multiset<std::pair<int, int>> splits_;
 };
 
 class TwoChannels final : public Communicator {
@@ -75,6 +84,7 @@ class TwoChannels final : public Communicator {
   std::unique_ptr<Communicator> make_split(int color, int key, OpLabel) override {
     std::unique_ptr<Communicator> device = device_->split(color, key), host = host_->split(color, key);
     if (!device) return nullptr;
+    if (device->rank() == 0) names_.add_split(device->size(), split_options().max_ctas);
     return std::make_unique<TwoChannels>(std::move(device), std::move(host), names_);
   }
 
@@ -83,12 +93,16 @@ class TwoChannels final : public Communicator {
   Names& names_;
 };
 
-std::set<std::string> carried(int ranks, const std::function<void(Communicator&)>& body) {
-  Names names;
+void run_with_channels(int ranks, Names& names, const std::function<void(Communicator&)>& body) {
   run_ranks(ranks, [&](Communicator& world) {
     TwoChannels channels(world.split(0, world.rank()), world.split(0, world.rank()), names);
     body(channels);
   });
+}
+
+std::set<std::string> carried(int ranks, const std::function<void(Communicator&)>& body) {
+  Names names;
+  run_with_channels(ranks, names, body);
   return names.seen();
 }
 
@@ -130,6 +144,29 @@ TEST(HostChannel, TrainingSendsOnlyAttentionAndSumsOverTheDevice) {
                 name.starts_with("validation loss, batch ") || name.find(", attention, layer ") != std::string::npos)
         << name;
   }
+}
+
+TEST(HostChannel, TrainingConnectsOnlyRanksThatTransfer) {
+  const TestFolder folder;
+  Config config = tiny_config(folder);
+  config.run.steps = 1;
+  config.network.exchange_ctas = 6;
+  const auto splits = [&](int ranks, int data) {
+    config.mesh.data = data;
+    Names names;
+    run_with_channels(ranks, names, [&](Communicator& world) {
+      std::ostringstream out;
+      TrainOptions options;
+      options.out = &out;
+      EXPECT_EQ(run_training(config, world, options), 0);
+    });
+    return names.splits();
+  };
+  using Splits = std::multiset<std::pair<int, int>>;  // ranks, and the bound on thread blocks
+  const std::pair<int, int> ring(2, 6), sums_of_two(2, 0), sums_of_four(4, 0);
+  EXPECT_EQ(splits(2, 1), (Splits{ring, sums_of_two}));
+  EXPECT_EQ(splits(2, 2), (Splits{sums_of_two}));  // rings of one rank transfer nothing
+  EXPECT_EQ(splits(4, 2), (Splits{ring, ring, sums_of_four}));
 }
 
 }  // namespace

@@ -27,6 +27,11 @@ TEST(Mesh, LastAxisHasConsecutiveRanks) {
     mesh.axis("data").all_reduce(sum, ReduceOp::kSum, {"test", 1});
     EXPECT_EQ(sum.item<int64_t>(), 2 * (world.rank() % 3) + 3);
     EXPECT_THROW(mesh.axis("tensor"), Error);
+    Mesh partly(world, {{.name = "data", .size = 2, .connected = false}, {.name = "context", .size = 3}});
+    EXPECT_EQ(partly.axis("context").size(), 3);
+    EXPECT_EQ(partly.index("data"), world.rank() / 3);
+    EXPECT_THROW(partly.axis("data"), Error);
+    partly.progress();
   });
 }
 
