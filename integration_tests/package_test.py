@@ -14,6 +14,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import torch_python  # noqa: E402
 
 torch_python.enter()
+os.environ["TORCH_CUDNN_SDPA_AVOID_RECOMPILE"] = "1"  # for a test below
 
 import annulus  # noqa: E402
 import torch  # noqa: E402
@@ -122,6 +123,10 @@ class Package(unittest.TestCase):
             compiled(q, torch.tensor([0, 3, 9]))
         with self.assertRaises(ValueError), annulus.errors():
             raise ValueError("of others")
+
+    def test_a_setting_with_which_gradients_are_wrong_is_replaced(self):
+        """When the library is loaded, because LibTorch reads it at the first call of cuDNN's attention."""
+        self.assertEqual(subprocess.check_output(["printenv", "TORCH_CUDNN_SDPA_AVOID_RECOMPILE"]), b"0\n")
 
     def test_import_error_names_missing_or_unloadable_library(self):
         missing = ("/nowhere/lib.so", "expected at /nowhere/lib.so, but there is no such file: build it with")

@@ -59,8 +59,8 @@ struct NcclOptions {
 //   the graph.
 //
 // Raises Error(kUnavailable) if nccl_unavailable() gives a reason; Error(kPlan) if two ranks name the same GPU and NCCL
-// has not been told to allow it (shared_gpus.h); Error(kMismatch) if the ranks load different versions of NCCL; Error(kComm) if a rank does not
-// come.
+// has not been told to allow it (shared_gpus.h); Error(kMismatch) if the ranks load different versions of NCCL;
+// Error(kComm) if a rank does not come.
 std::unique_ptr<Communicator> make_nccl_communicator(Communicator& host, const NcclOptions& options);
 
 }  // namespace annulus
