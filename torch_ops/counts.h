@@ -12,7 +12,7 @@ namespace annulus::torch_ops {
 // The counts of one direction since the process began, on this rank.
 struct Counts {
   int64_t calls = 0, messages_sent = 0, bytes_sent = 0;
-  double exposed_seconds = 0;  // spent waiting for transfers
+  double exposed_seconds = 0;  // spent waiting for transfers on a CPU; 0 on a GPU
 };
 struct GroupCounts {
   Counts forward, backward;

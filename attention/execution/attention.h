@@ -75,7 +75,9 @@ struct AttentionStats {
   int64_t peak_result_elements = 0;  // the most elements of a kernel's dK and dV results before they are added
   int64_t messages_sent = 0;         // tensors of keys, values and gradients: two for each transfer
   int64_t bytes_sent = 0;
-  double exposed_seconds = 0;  // the time spent waiting for transfers
+  // The time spent waiting for transfers on a CPU. 0 on a GPU, where it is measured by events and known only once the
+  // device has reached them: see comm->stats().
+  double exposed_seconds = 0;
 };
 
 // Collective. Raises Error(kMismatch) on every rank if plan, dtype, head size, scale, dropout, kernel, device or label

@@ -64,6 +64,7 @@ struct Execution {
   TravellingBlocks buffers;
   // The (gradient buffer, block) pairs that must be zero but have not been written yet.
   std::set<std::pair<int, int>> fresh;
+  const bool on_cpu;
   const Kernel::Poll poll;
   int64_t messages_sent = 0, bytes_sent = 0;
   double waited = 0;
@@ -75,6 +76,7 @@ struct Execution {
         operation(c.label + " " + direction),
         steps(s),
         buffers(p, s, k),
+        on_cpu(k.is_cpu()),
         // Where nothing is under way a kernel may take as long a piece of work as it likes.
         poll(c.poll               ? Kernel::Poll(c.poll)
              : c.comm->size() > 1 ? Kernel::Poll([comm = c.comm] { comm->progress(); })
@@ -128,7 +130,8 @@ struct Execution {
       if (work) {
         const double before = call.comm->stats().wait_seconds;
         work->wait();
-        waited += call.comm->stats().wait_seconds - before;
+        // On a device this orders streams. The device's wait is measured later, and added to the communicator's.
+        if (on_cpu) waited += call.comm->stats().wait_seconds - before;
       }
       for (const Add& add : step.adds) {
         TensorPair &dst = buffers.get(add.dst), &src = buffers.get(add.src);

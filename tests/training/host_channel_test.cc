@@ -4,9 +4,12 @@
 // records which communicators are split off it, because each takes memory of a GPU and a thread.
 #include <gtest/gtest.h>
 
+#include <fstream>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
 #include <string>
@@ -20,6 +23,8 @@
 
 namespace annulus {
 namespace {
+
+enum class WaitOf { kRing, kSums };
 
 // The names of the operations on the device's channel, over all ranks, with their numbers except those of hops.
 class Names {
@@ -41,10 +46,18 @@ class Names {
   }
   std::multiset<std::pair<int, int>> splits() const { return splits_; }
 
+  // A transfer of this communicator's first rank, for which its device waits a second.
+  void add_wait(WaitOf what) {
+    const std::lock_guard lock(mutex_);
+    ++waits_[what];
+  }
+  double seconds(WaitOf what) const { return waits_.at(what); }
+
  private:
   std::mutex mutex_;
   std::set<std::string> seen_;
   std::multiset<std::pair<int, int>> splits_;
+  std::map<WaitOf, double> waits_;
 };
 
 class TwoChannels final : public Communicator {
@@ -57,12 +70,19 @@ class TwoChannels final : public Communicator {
 
   std::string_view backend() const override { return "two channels"; }
   Communicator& host() override { return *host_; }
-  void progress() override { device_->progress(); }
+  // As on a GPU, the waits of the device become known here.
+  void progress() override {
+    device_->progress();
+    add_wait(WaitFor::kExchange, Seconds(std::exchange(ring_, 0)));
+    add_wait(WaitFor::kReduce, Seconds(std::exchange(sums_, 0)));
+  }
 
  protected:
   std::unique_ptr<Work> start_exchange(const std::vector<Message>& sends, const std::vector<Message>& receives,
                                        OpLabel label) override {
     names_.add(label);
+    ++ring_;
+    if (rank() == 0) names_.add_wait(WaitOf::kRing);
     return device_->exchange(sends, receives, label);
   }
   std::unique_ptr<Work> start_all_reduce(at::Tensor& tensor, ReduceOp op, OpLabel label) override {
@@ -72,6 +92,10 @@ class TwoChannels final : public Communicator {
   }
   std::unique_ptr<Work> begin(const comm_internal::Begun& call) override {
     names_.add(call.label);
+    if (call.reduces()) {
+      ++sums_;
+      if (rank() == 0) names_.add_wait(WaitOf::kSums);
+    }
     if (call.out.is_same(call.in)) return device_->begin_all_reduce(call.in, call.op(), call.label);
     return call.reduces() ? device_->begin_reduce_scatter(call.out, call.in, call.label)
                           : device_->begin_all_gather(call.out, call.in, call.label);
@@ -91,6 +115,7 @@ class TwoChannels final : public Communicator {
  private:
   std::unique_ptr<Communicator> device_, host_;
   Names& names_;
+  double ring_ = 0, sums_ = 0;  // seconds that nobody has been told of
 };
 
 void run_with_channels(int ranks, Names& names, const std::function<void(Communicator&)>& body) {
@@ -167,6 +192,32 @@ TEST(HostChannel, TrainingConnectsOnlyRanksThatTransfer) {
   EXPECT_EQ(splits(2, 1), (Splits{ring, sums_of_two}));
   EXPECT_EQ(splits(2, 2), (Splits{sums_of_two}));  // rings of one rank transfer nothing
   EXPECT_EQ(splits(4, 2), (Splits{ring, ring, sums_of_four}));
+}
+
+// The metrics hold what a device has waited, although that is known only after the call that waits.
+TEST(HostChannel, MetricsHoldWaitsThatADeviceTellsLater) {
+  const TestFolder folder;
+  Config config = tiny_config(folder);
+  config.validation.every = 0;
+  Names names;
+  run_with_channels(2, names, [&](Communicator& world) {
+    std::ostringstream out;
+    TrainOptions options;
+    options.out = &out;
+    EXPECT_EQ(run_training(config, world, options), 0);
+  });
+  double ring = 0, sums = 0, all = 0;
+  std::ifstream file(folder.path() + "/runs/tiny-001/metrics.jsonl");
+  for (std::string line; std::getline(file, line);) {
+    const auto metrics = nlohmann::json::parse(line);
+    ring += metrics.at("exposed_ring_seconds").get<double>();
+    sums += metrics.at("exposed_reduce_seconds").get<double>();
+    all += metrics.at("exposed_communication_seconds").get<double>();
+  }
+  EXPECT_GT(ring, 0);
+  EXPECT_EQ(ring, names.seconds(WaitOf::kRing));
+  EXPECT_EQ(sums, names.seconds(WaitOf::kSums));
+  EXPECT_EQ(all, ring + sums);
 }
 
 }  // namespace
