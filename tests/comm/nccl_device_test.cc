@@ -146,6 +146,13 @@ TEST_F(NcclDevice, WaitsMeasureTheStallOfTheStream) {
   waits(&CommStats::reduce_wait_seconds, [&] { return comm_->begin_reduce_scatter(out, all, {"gradients", 0}); });
 }
 
+TEST_F(NcclDevice, ABoundOnThreadBlocksChangesNoResult) {
+  const std::unique_ptr<Communicator> bounded = comm_->split(0, 0, {.max_ctas = 2});
+  const at::Tensor out = at::full({1 << 20}, 3, kFloats), in = at::empty({1 << 20}, kFloats);
+  bounded->exchange({{out, 0}}, {{in, 0}}, {"to itself", 0})->wait();
+  EXPECT_TRUE(at::equal(in, out));
+}
+
 // LibTorch must not take a query of a transfer in progress for a failed kernel.
 TEST_F(NcclDevice, ProgressLeavesNoErrorBehind) {
   const at::Tensor out = at::full({1024}, 6, kFloats), in = at::empty({1024}, kFloats);
