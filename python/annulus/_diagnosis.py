@@ -108,7 +108,8 @@ def plan_ahead(
 
 def stats(group: Group = None) -> dict[str, Any]:
     """Returns what this process has sent for attention over `group`, forward and backward, and what it has planned:
-    {"forward": {"calls", "messages_sent", "bytes_sent", "exposed_seconds"}, "backward": ..., "plans": ...}."""
+    {"forward": {"calls", "messages_sent", "bytes_sent", "exposed_seconds"}, "backward": ..., "plans": ...}. The seconds are
+    those that a CPU has waited for transfers, and 0 on a GPU."""
     with errors():
         return json.loads(torch.ops.annulus.stats(group_name(group)))
 
