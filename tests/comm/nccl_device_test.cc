@@ -6,12 +6,16 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/index_select.h>
 #include <ATen/ops/ones.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <gtest/gtest.h>
 #include <sched.h>
+
+#include <cstdio>
+#include <cstdlib>
 
 #include "comm/nccl/nccl_communicator.h"
 #include "comm/threads/threads.h"
@@ -189,6 +193,25 @@ TEST_F(NcclDevice, RefusesGraphCapture) {
   graph.replay();
   send(out, in)->wait();
   EXPECT_TRUE(at::equal(in, at::full({1024}, 8, kFloats)));
+}
+
+// A kernel that fails makes every later call of CUDA in the process fail, so this runs in a process of its own.
+TEST_F(NcclDevice, AFailureOfTheDeviceIsAnErrorOfTheTransfer) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto fail = [&] {
+    const at::Tensor out = at::full({1024}, 9, kFloats), in = at::empty({1024}, kFloats);
+    const at::Tensor beyond = at::full({1}, int64_t{1} << 20, kFloats.dtype(at::kLong));
+    at::cuda::sleep(kAboutASecond / 4);
+    at::index_select(out, 0, beyond);
+    try {
+      const auto work = send(out, in);
+      for (;;) comm_->progress();
+    } catch (const Error& e) {
+      std::fprintf(stderr, "kind %d: %s\n", static_cast<int>(e.kind()), e.what());
+      std::_Exit(e.kind() == ErrorKind::kComm ? 7 : 1);
+    }
+  };
+  EXPECT_EXIT(fail(), testing::ExitedWithCode(7), "to itself.*the device of rank 0");
 }
 
 // A graph may be captured while a transfer is in progress and watched.
