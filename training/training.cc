@@ -20,7 +20,6 @@
 #include <utility>
 
 #include "attention/plan/layout.h"
-#include "attention/plan/proofs.h"
 #include "common/error.h"
 #include "common/text.h"
 #include "device/numerics.h"
@@ -40,8 +39,6 @@ std::string rounded(double value) {
   std::snprintf(text.data(), text.size(), "%.3g", value);
   return text.data();
 }
-
-KernelKind kernel(const Config& c) { return parse_kernel(c.attention.kernel, "attention.kernel"); }
 
 // Returns this rank's rows of a batch.
 Span rows_of(int64_t batch, const Mesh& mesh) {
@@ -185,51 +182,6 @@ std::vector<PlanRequest> Training::requests_ahead(int64_t step, int64_t i) const
   return requests;
 }
 
-void Training::look_up(const std::vector<PlanRequest>& requests) {
-  for (const PlanRequest& request : requests) {
-    if (!is_adaptive(request.pattern)) cached_program(request, mesh_.index("context"));
-  }
-}
-
-void Training::plan_ahead(const std::vector<PlanRequest>& requests) {
-  for (const PlanRequest& request : requests) {
-    if (is_adaptive(request.pattern)) continue;
-    if (proves_by_default()) {
-      plan_and_prove_ahead(request, mesh_.index("context"));
-    } else {
-      annulus::plan_ahead(request, mesh_.index("context"));
-    }
-  }
-}
-
-Attend Training::attend(const std::vector<PlanRequest>& requests, const Dropout& dropout, const std::string& when) {
-  std::vector<AttentionCall> calls;
-  const std::vector<size_t>& of_layer = stages_[stage_].layers.of_layer;
-  for (size_t i = 0; i < of_layer.size(); ++i) {
-    AttentionCall call;
-    call.request = requests[of_layer[i]];
-    call.comm = &mesh_.axis("context");
-    call.kernel = kernel(config_);
-    call.dropout = dropout;
-    call.dropout.layer = static_cast<int64_t>(i);
-    call.label = when + ", attention, layer " + std::to_string(i);
-    // Gradients and weights are being transferred meanwhile.
-    if (mesh_.world().size() > 1) call.poll = [this] { progress(); };
-    calls.push_back(std::move(call));
-  }
-  return [calls = std::move(calls)](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t layer) {
-    return attention(q, k, v, calls[static_cast<size_t>(layer)]);
-  };
-}
-
-// Plans the next step if it has documents of its own or begins another stage.
-void Training::plan_what_follows() {
-  const int64_t next = steps_done_ + 1;
-  if (next >= config_.run.steps) return;
-  if (!config_.data.documents && stage_of(next) == stage_) return;
-  for (int64_t i = 0; i < stages_[stage_of(next)].accumulate; ++i) plan_ahead(requests_ahead(next, i));
-}
-
 std::string Training::attention_text() const {
   std::string text;
   for (const Stage& stage : stages_) {
@@ -297,6 +249,7 @@ StepResult Training::step(bool stop) {
   numbers_.zero_();
   const std::string when = "step " + std::to_string(steps_done_ + 1);
   int64_t targets = 0;
+  std::vector<std::vector<AttentionCall>> batches;
   for (int64_t i = 0; i < now.accumulate; ++i) {
     const Batch& batch = read.batches[static_cast<size_t>(i)];
     targets += batch.targets;
@@ -307,11 +260,15 @@ StepResult Training::step(bool stop) {
                           .step = steps_done_,
                           .layer = 0,
                           .first_row = i * now.batch + share.shape.first_row};
+    batches.push_back(calls(requests_now, dropout, when));
+  }
+  agree_on(batches, {"agreeing on attention", steps_done_ + 1, "step"});
+  for (int64_t i = 0; i < now.accumulate; ++i) {
     const at::Tensor host = slot[i];
     check_tokens(host[0], config_.model.vocab);
     check_tokens(host[1], config_.model.vocab, kNoTarget);
     const at::Tensor on_device = share.on_device(host);
-    const Attend attends = attend(requests_now, dropout, when);
+    const Attend attends = attend(std::move(batches[static_cast<size_t>(i)]));
     model_state_.begin_pass(steps_done_ + 1, i == 0, i + 1 == now.accumulate);
     share.graph.run([&] {
       const c10::AutoGradMode grad(true);
@@ -409,7 +366,10 @@ ValidationResult Training::validate(const std::function<bool()>& stop) {
         plan_ahead(requests(next));
       }
       const at::Tensor on_device = share_->on_device(host);
-      const Attend attends = attend(requests_now, {}, "validation, batch " + std::to_string(i + 1));
+      std::vector<std::vector<AttentionCall>> batches = {
+          calls(requests_now, {}, "validation, batch " + std::to_string(i + 1))};
+      agree_on(batches, {"agreeing on validation's attention", i + 1, "batch"});
+      const Attend attends = attend(std::move(batches[0]));
       model_state_.begin_forward();
       const at::Tensor local = loss(on_device, share_->table(on_device), attends);
       const auto filled = [&](double value) { return at::full_like(local, value, at::kDouble); };

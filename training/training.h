@@ -145,7 +145,12 @@ class Training {
   // Begins to plan these requests on another thread.
   void plan_ahead(const std::vector<PlanRequest>& requests);
   void plan_what_follows();
-  Attend attend(const std::vector<PlanRequest>& requests, const Dropout& dropout, const std::string& when);
+  // Returns the calls of attention of a batch, one for each layer.
+  std::vector<AttentionCall> calls(const std::vector<PlanRequest>& requests, const Dropout& dropout,
+                                   const std::string& when);
+  // Lets the ranks agree once on the calls of all batches, so that none of them waits for another rank.
+  void agree_on(std::vector<std::vector<AttentionCall>>& batches, OpLabel label) const;
+  static Attend attend(std::vector<AttentionCall> calls);
 
   Config config_;
   std::vector<Stage> stages_;

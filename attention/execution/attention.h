@@ -27,6 +27,8 @@
 
 namespace annulus {
 
+class AgreedCalls;
+
 // Everything about a call that is not a tensor. All ranks pass the same values, except for `comm` and `poll`.
 struct AttentionCall {
   PlanRequest request;           // what is computed, over comm's ranks; the program is cached under it
@@ -41,6 +43,8 @@ struct AttentionCall {
   // Called between pieces of computation of a few milliseconds, in the backward, too. It must advance pending
   // transfers, including those of comm. If empty, comm->progress() is called, provided that comm has several ranks.
   std::function<void()> poll = nullptr;
+  // Set by agree_ahead (agreed_calls.h): the ranks have agreed on this call, so it makes no agreement of its own.
+  std::shared_ptr<const AgreedCalls> agreed = nullptr;
 };
 
 // A call that also keeps its communicator alive. Autograd nodes hold one from forward to backward. The constructor

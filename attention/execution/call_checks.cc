@@ -6,7 +6,7 @@
 
 #include "attention/plan/layout.h"
 #include "attention/tiles/tile_views.h"
-#include "comm/agreement.h"
+#include "common/checksum.h"
 #include "common/error.h"
 #include "common/text.h"
 
@@ -15,14 +15,6 @@ namespace {
 
 [[noreturn]] void refuse(const AttentionCall& call, const std::string& message) {
   throw Error(ErrorKind::kPlan, "attention", call.label + ": " + message);
-}
-
-// The communicator must have as many ranks as the plan. The messages here contain no rank numbers, so that ranks with
-// the same message are named together.
-void require_communicator(const AttentionCall& call) {
-  if (call.comm->size() == call.request.ranks) return;
-  refuse(call, "expected a communicator of the plan's " + counted(call.request.ranks, "rank") +
-                   ", got a communicator of " + counted(call.comm->size(), "rank"));
 }
 
 // The tensors must be this rank's rows of the request's problem.
@@ -84,6 +76,8 @@ void require_fit(const at::Tensor& dout, const AttentionOutput& forward, const a
   }
 }
 
+TensorTraits traits_of(const at::Tensor& q) { return {q.scalar_type(), q.size(q.dim() - 1), q.device().type()}; }
+
 std::string text_of(const Dropout& d) {
   if (d.rate == 0) return "none";
   return exact(d.rate) + ", seed " + std::to_string(d.seed) + ", step " + std::to_string(d.step) + ", layer " +
@@ -100,23 +94,58 @@ bool agree(const at::Tensor& q, const AttentionCall& call, const char* direction
     return look();
   };
   if (call.comm->size() == 1) return find();
+  if (call.agreed) {
+    find();
+    if (call.agreed->has(terms_of(call, call.request, traits_of(q)))) return false;
+    refuse(call,
+           "the ranks have agreed ahead on other calls, or on tensors of another dtype, head size or device, "
+           "than this one; agree on it as it is made (agreed_calls.h), or not at all");
+  }
   const auto asked = agree_together(*call.comm, {call.label, 0}, [&]() -> Terms {
     const bool asks = find();
-    return {{{"call", call.label + " " + direction},
-             {"plan", request.text()},
-             {"proof of the plan", call.prove ? "asked for" : "not asked for"},
-             {"dtype", toString(q.scalar_type())},
-             {"head size", std::to_string(q.size(3))},
-             {"scale", exact(scale_of(q, call))},
-             {"dropout", text_of(call.dropout)},
-             {"device", c10::DeviceTypeName(q.device().type())},
-             {"kernel", std::string(to_string(call.kernel))}},
-            {asks}};
+    std::vector<Field> terms = terms_of(call, request, traits_of(q));
+    terms.front().value += std::string(" ") + direction;
+    return {std::move(terms), {asks}};
   });
   return std::any_of(asked.begin(), asked.end(), [](const Terms::Numbers& asks) { return asks[0] != 0; });
 }
 
 }  // namespace
+
+// The messages here contain no rank numbers, so that ranks with the same message are named together.
+void require_communicator(const AttentionCall& call) {
+  if (call.comm->size() == call.request.ranks) return;
+  refuse(call, "expected a communicator of the plan's " + counted(call.request.ranks, "rank") +
+                   ", got a communicator of " + counted(call.comm->size(), "rank"));
+}
+
+std::vector<Field> terms_of(const AttentionCall& call, const PlanRequest& request, const TensorTraits& tensors) {
+  const double scale = call.scale.value_or(1 / std::sqrt(static_cast<double>(tensors.head_dim)));
+  return {{"call", call.label},
+          {"plan", request.text()},
+          {"proof of the plan", call.prove ? "asked for" : "not asked for"},
+          {"dtype", toString(tensors.dtype)},
+          {"head size", std::to_string(tensors.head_dim)},
+          {"scale", exact(scale)},
+          {"dropout", text_of(call.dropout)},
+          {"device", c10::DeviceTypeName(tensors.device)},
+          {"kernel", std::string(to_string(call.kernel))}};
+}
+
+namespace {
+
+std::string key_of(const std::vector<Field>& terms) {
+  std::string text;
+  for (const Field& field : terms) text += field.value + '\0';
+  const Digest hash = digest(text.data(), text.size());
+  return std::to_string(hash.high) + " " + std::to_string(hash.low);
+}
+
+}  // namespace
+
+void AgreedCalls::add(const std::vector<Field>& terms) { calls_.insert(key_of(terms)); }
+
+bool AgreedCalls::has(const std::vector<Field>& terms) const { return calls_.count(key_of(terms)) > 0; }
 
 double scale_of(const at::Tensor& q, const AttentionCall& call) {
   return call.scale.value_or(1 / std::sqrt(static_cast<double>(q.size(3))));

@@ -44,14 +44,6 @@ std::shared_ptr<const Program> select_and_plan(const at::Tensor& q, const at::Te
   return program;
 }
 
-// A step waits for a proof that was not made ahead, so its time is counted as planning.
-std::shared_ptr<const RankShare> timed_share(const PlanRequest& request, const Program& program) {
-  const auto begin = std::chrono::steady_clock::now();
-  auto share = cached_share(request, program);
-  count_planning(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
-  return share;
-}
-
 KernelCall kernel_call(const at::Tensor& q, const AttentionCall& call, const AttentionShape& shape) {
   return {scale_of(q, call), shape.heads / shape.kv_heads, call.dropout};
 }
@@ -171,6 +163,13 @@ void report(AttentionStats* stats, const Execution& execution, const Kernel& ker
 
 }  // namespace
 
+std::shared_ptr<const RankShare> timed_share(const PlanRequest& request, const Program& program) {
+  const auto begin = std::chrono::steady_clock::now();
+  auto share = cached_share(request, program);
+  count_planning(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+  return share;
+}
+
 AttentionOutput attention_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                   const AttentionCall& call, AttentionStats* stats) {
   avoid_wrong_gradients();
@@ -181,7 +180,7 @@ AttentionOutput attention_forward(const at::Tensor& q, const at::Tensor& k, cons
     if (adaptive) validate(call.request);
     if (adaptive) return false;
     result.program = cached_program(call.request, call.comm->rank());
-    if (call.prove) share = timed_share(call.request, *result.program);
+    if (call.prove && !call.agreed) share = timed_share(call.request, *result.program);
     return share && !*share->shown;
   });
   if (unproved) prove_together(*share, call.request, *call.comm);

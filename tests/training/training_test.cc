@@ -274,6 +274,27 @@ TEST(Training, StopRequestOnOneRankStopsAll) {
   });
 }
 
+// Otherwise each of a step's calls would wait for the other ranks before it begins: 2 layers, 3 batches, two
+// directions.
+TEST(Training, RanksAgreeOncePerStepOnAllCallsOfAttention) {
+  const TestFolder folder;
+  Config config = tiny_config(folder);
+  config.data.accumulate = 3;
+  const Dataset data(config.data, config.run.seed);
+  run_ranks(2, [&](Communicator& world) {
+    Training training(config, world, data, at::kCPU);
+    const CommStats& ring = training.mesh().axis("context").stats();
+    for (int i = 0; i < 2; ++i) {
+      const int64_t before = ring.collectives;
+      training.step();
+      EXPECT_EQ(ring.collectives - before, 1);
+    }
+    const int64_t before = ring.collectives;
+    training.validate([] { return false; });
+    EXPECT_EQ(ring.collectives - before, config.validation.batches);
+  });
+}
+
 // A model whose weights are zero gives every byte the same probability, so that the loss of each batch is ln 256, and
 // so is their mean.
 TEST(Training, LossIsTheMeanOverTheBatch) {
