@@ -31,6 +31,6 @@ struct TensorTraits {
 // Afterwards each call has `agreed` set, and its forward and backward make no agreement. A rank whose call or tensors
 // are not those that were agreed on raises Error(kPlan) alone, and the other ranks notice by their deadlines. The
 // result is the same decision on all ranks: it does not depend on what a rank has in its caches.
-void agree_ahead(std::vector<AttentionCall*> calls, const TensorTraits& tensors, OpLabel label);
+void agree_ahead(const std::vector<AttentionCall*>& calls, const TensorTraits& tensors, OpLabel label);
 
 }  // namespace annulus

@@ -96,14 +96,14 @@ bool agree(const at::Tensor& q, const AttentionCall& call, const char* direction
   if (call.comm->size() == 1) return find();
   if (call.agreed) {
     find();
-    if (call.agreed->has(terms_of(call, call.request, traits_of(q)))) return false;
+    if (call.agreed->has(terms_of(call, call.request.text(), traits_of(q)))) return false;
     refuse(call,
            "the ranks have agreed ahead on other calls, or on tensors of another dtype, head size or device, "
            "than this one; agree on it as it is made (agreed_calls.h), or not at all");
   }
   const auto asked = agree_together(*call.comm, {call.label, 0}, [&]() -> Terms {
     const bool asks = find();
-    std::vector<Field> terms = terms_of(call, request, traits_of(q));
+    std::vector<Field> terms = terms_of(call, request.text(), traits_of(q));
     terms.front().value += std::string(" ") + direction;
     return {std::move(terms), {asks}};
   });
@@ -119,10 +119,10 @@ void require_communicator(const AttentionCall& call) {
                    ", got a communicator of " + counted(call.comm->size(), "rank"));
 }
 
-std::vector<Field> terms_of(const AttentionCall& call, const PlanRequest& request, const TensorTraits& tensors) {
+std::vector<Field> terms_of(const AttentionCall& call, const std::string& plan, const TensorTraits& tensors) {
   const double scale = call.scale.value_or(1 / std::sqrt(static_cast<double>(tensors.head_dim)));
   return {{"call", call.label},
-          {"plan", request.text()},
+          {"plan", plan},
           {"proof of the plan", call.prove ? "asked for" : "not asked for"},
           {"dtype", toString(tensors.dtype)},
           {"head size", std::to_string(tensors.head_dim)},

@@ -29,9 +29,9 @@ class AgreedCalls {
   std::set<std::string> calls_;
 };
 
-// What all ranks must share in a call: its label, plan, dtype, scale, dropout and so on. `request` is that of the call,
-// or of the block maps that an adaptive one has selected.
-std::vector<Field> terms_of(const AttentionCall& call, const PlanRequest& request, const TensorTraits& tensors);
+// What all ranks must share in a call: its label, plan, dtype, scale, dropout and so on. `plan` is the text of the
+// call's request, or of that with the block maps that an adaptive one has selected.
+std::vector<Field> terms_of(const AttentionCall& call, const std::string& plan, const TensorTraits& tensors);
 // Raises Error(kPlan) unless the communicator has as many ranks as the plan.
 void require_communicator(const AttentionCall& call);
 // cached_share(). A step waits for a proof that was not made ahead, so its time is counted as planning.

@@ -144,6 +144,16 @@ TEST(AgreedCalls, DifferencesAreRaisedOnEveryRank) {
   // A plan that one rank cannot make.
   differ([](Communicator&, Calls& calls, TensorTraits&) { calls[0].request.ranks = 4; }, ErrorKind::kPlan,
          "expected a communicator of the plan's 4 ranks");
+  differ([](Communicator&, Calls& calls, TensorTraits&) { calls[1].request.shape.k_len = -1; }, ErrorKind::kPlan, "");
+}
+
+TEST(AgreedCalls, AreOverOneCommunicator) {
+  run_ranks(2, [](Communicator& comm) {
+    const std::shared_ptr<Communicator> other = comm.split(0, comm.rank());
+    std::vector<AttentionCall> calls = calls_of(comm, {24, 24}, /*prove=*/false);
+    calls[1].comm = other.get();
+    EXPECT_THROW(agree(calls), Error);
+  });
 }
 
 // Only this rank can notice, because it makes no agreement.
