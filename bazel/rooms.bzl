@@ -282,7 +282,11 @@ ROOMS = {
         "attention/pattern",
         "common",
     ],
-    "attention/operators": ["attention/pattern"],
+    "attention/operators": [
+        "attention/pattern",
+        "logging",
+        "common",
+    ],
     "attention/cpu_flash": [
         "attention/tiles",
         "attention/pattern",

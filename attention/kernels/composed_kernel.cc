@@ -11,10 +11,8 @@
 #include <c10/util/strides.h>
 
 #include <algorithm>
-#include <array>
 #include <limits>
 #include <mutex>
-#include <set>
 #include <utility>
 
 #include "attention/kernels/detect.h"
@@ -22,7 +20,6 @@
 #include "attention/tiles/dense_tiles.h"
 #include "attention/tiles/merge.h"
 #include "attention/tiles/tile_views.h"
-#include "common/error.h"
 #include "memory/caches.h"
 #include "memory/upload.h"
 
@@ -105,19 +102,6 @@ at::Tensor aligned(const at::Tensor& tensor) {
 at::Tensor fitted(const at::Tensor& tensor) {
   const int64_t more = (kHeadMultiple - tensor.size(-1) % kHeadMultiple) % kHeadMultiple;
   return aligned(more == 0 ? tensor : at::constant_pad_nd(tensor, {0, more}));
-}
-
-// Whether an operator that prepares a plan for each shape may do so for this one. Only the first kPlannedShapes shapes
-// of a process get a plan, because documents and selected blocks bring new shapes with every step.
-bool may_prepare(const Band& band, const at::Tensor& q, const at::Tensor& k) {
-  constexpr size_t kPlannedShapes = 64;
-  static std::mutex mutex;
-  static auto& shapes = *new std::set<std::array<int64_t, 8>>;
-  const std::array<int64_t, 8> shape{q.size(0), q.size(1), q.size(2), k.size(1),
-                                     k.size(2), q.size(3), band.hi,   static_cast<int64_t>(q.scalar_type())};
-  const std::lock_guard lock(mutex);
-  if (shapes.count(shape) > 0) return true;
-  return shapes.size() < kPlannedShapes && shapes.insert(shape).second;
 }
 
 bool covers(const Span& span, int64_t all) { return span == Span::range(0, all); }
@@ -209,8 +193,8 @@ class RowSums {
 class ComposedKernel : public Kernel {
  public:
   ComposedKernel(std::vector<std::shared_ptr<const AttentionOperator>> operators, const ComposedKernelOptions& options)
-      : operators_(std::move(operators)), input_(options.limits) {
-    input_.any_band = std::any_of(operators_.begin(), operators_.end(), [](const auto& o) { return o->any_band(); });
+      : operators_(std::move(operators), *options.history), input_(options.limits) {
+    input_.any_band = operators_.any_band();
   }
 
   void begin_forward(const at::Tensor& q, const KernelCall& call) override {
@@ -227,14 +211,14 @@ class ComposedKernel : public Kernel {
           const Span& rows = c.rectangle.query_rows;
           const Band& band = c.rectangle.band;
           const at::Tensor qs = rows_of(q_, c, rows), ks = keys_of(k, block, c), vs = keys_of(v, block, c);
-          const auto part = operator_for(band, qs, ks, /*gathered=*/false).forward(qs, ks, vs, band, call_.scale);
+          const auto part = operators_.forward(qs, ks, vs, band, call_.scale, /*gathered=*/false);
           sums_->add(c, part.out, part.lse);
         },
         [&](const GatherCall& c, const Prepared::Rows& rows) {
           const at::Tensor qs = gathered(q_, c.heads, rows.queries, c.count);
           const at::Tensor ks = gathered(k, c.kv_heads, rows.keys, c.count);
           const at::Tensor vs = gathered(v, c.kv_heads, rows.keys, c.count);
-          const auto part = operator_for(c.band, qs, ks, /*gathered=*/true).forward(qs, ks, vs, c.band, call_.scale);
+          const auto part = operators_.forward(qs, ks, vs, c.band, call_.scale, /*gathered=*/true);
           const auto by_head = [](const at::Tensor& flat) { return flat.transpose(0, 1).unsqueeze(0); };
           merge_partial(by_head(as_rows(sums_->values(), c.heads)), by_head(as_rows(sums_->lse(), c.heads)),
                         by_head(part.out.flatten(0, 1)), part.lse.transpose(0, 1).flatten(1, 2).unsqueeze(0),
@@ -279,9 +263,8 @@ class ComposedKernel : public Kernel {
           const Band& band = c.rectangle.band;
           const at::Tensor qs = rows_of(q_, c, rows), ks = keys_of(k, block, c), vs = keys_of(v, block, c);
           const at::Tensor lse = aligned(lse_view(lse_, c.batch, c.heads.query, rows));
-          const auto part =
-              operator_for(band, qs, ks, /*gathered=*/false)
-                  .backward(rows_of(dout_, c, rows), qs, ks, vs, rows_of(out_, c, rows), lse, band, call_.scale);
+          const auto part = operators_.backward(rows_of(dout_, c, rows), qs, ks, vs, rows_of(out_, c, rows), lse, band,
+                                                call_.scale, /*gathered=*/false);
           count(part);
           const bool sets = sets_all(c.batch == grads.batch && c.heads.kv == grads.heads &&
                                      covers(c.rectangle.grad_rows, grads.k.size(1)));
@@ -299,8 +282,8 @@ class ComposedKernel : public Kernel {
           const at::Tensor qs = of_queries(q_), lse = of_queries(lse_rows()).transpose(1, 2).contiguous();
           const at::Tensor ks = gathered(k, c.kv_heads, rows.keys, c.count);
           const at::Tensor vs = gathered(v, c.kv_heads, rows.keys, c.count);
-          const auto part = operator_for(c.band, qs, ks, /*gathered=*/true)
-                                .backward(of_queries(dout_), qs, ks, vs, of_queries(out_), lse, c.band, call_.scale);
+          const auto part = operators_.backward(of_queries(dout_), qs, ks, vs, of_queries(out_), lse, c.band,
+                                                call_.scale, /*gathered=*/true);
           count(part);
           sets_all(false);
           const auto add = [&](const at::Tensor& to, int64_t width, const at::Tensor& row, const at::Tensor& from) {
@@ -326,11 +309,8 @@ class ComposedKernel : public Kernel {
     const int64_t queries = size.query_elements(), lse = size.lse_elements() * wide;
     // The result of a single block is that of the call. The results of several blocks are held until they are summed.
     const int64_t sums = size.blocks > 1 ? queries * (wide + static_cast<int64_t>(kMostParts) * e) : 0;
-    int64_t own = 0;
-    // Calls without a band or with a causal one go to the first operator.
-    for (const auto& o : operators_) {
-      if (o == operators_[0] || size.gathers) own = std::max(own, o->backward_bytes(operator_size(size)));
-    }
+    // Calls without a band or with a causal one go to the first operator, unless it refuses them.
+    const int64_t own = operators_.backward_bytes(operator_size(size), size.gathers);
     std::vector<Charge> charges = {{"results that wait", sums, When::kForward},
                                    {"dq", size.blocks > 1 ? sums : queries * e, When::kBackward},
                                    {"lse", lse, When::kBackward},
@@ -384,23 +364,6 @@ class ComposedKernel : public Kernel {
     for (const Tile& tile : what->composition.dense) dense(tile);
   }
 
-  // Returns the first operator that takes the call and has or may make a plan for its shape; if there is none, the last
-  // one that takes the call.
-  const AttentionOperator& operator_for(const Band& band, const at::Tensor& q, const at::Tensor& k,
-                                        bool gathered) const {
-    const bool simple = band.unbounded_below() && (band.unbounded_above() || band.hi == 0);
-    const AttentionOperator* last = nullptr;
-    for (const auto& o : operators_) {
-      if (!o->takes(q.size(1), k.size(1)) || !(simple || o->any_band())) continue;
-      last = o.get();
-      if (!o->prepares_shapes() || (!gathered && may_prepare(band, q, k))) return *o;
-    }
-    if (last) return *last;
-    throw Error(ErrorKind::kInternal, "kernel",
-                "no operator takes " + std::to_string(q.size(1)) + " queries and " + std::to_string(k.size(1)) +
-                    " keys with the band " + to_string(band));
-  }
-
   // Views in the layout of operators, [b, n, h, D].
   static at::Tensor rows_of(const at::Tensor& t, const DirectCall& c, const Span& rows) {
     return rows_view(t, c.batch, c.heads.query, rows).transpose(1, 2);
@@ -436,7 +399,7 @@ class ComposedKernel : public Kernel {
     peak_result_elements_ = std::max(peak_result_elements_, part.dk.numel() + part.dv.numel());
   }
 
-  const std::vector<std::shared_ptr<const AttentionOperator>> operators_;
+  const OperatorList operators_;
   CompositionInput input_;
   KernelCall call_;
   int64_t head_dim_ = 0;

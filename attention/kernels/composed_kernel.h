@@ -9,12 +9,14 @@
 
 #include "attention/composition/composition.h"
 #include "attention/kernels/kernel.h"
-#include "attention/operators/attention_operator.h"
+#include "attention/operators/operator_list.h"
 
 namespace annulus {
 
 struct ComposedKernelOptions {
   CompositionInput limits;  // only most_gathered and fill are used
+  // What the operators did so far; it must outlive the kernel. Tests give one of their own.
+  OperatorHistory* history = &OperatorHistory::of_process();
 };
 
 // `operators` are in order of preference. Together they must take every size, and one that takes any band must take any

@@ -1,11 +1,10 @@
 // One interface for the attention operators of libraries on dense tensors, with their logsumexp. library_operators.cc
-// implements it and hides where the operators differ; attention/kernels/composed_kernel.cc computes tiles with them.
+// implements it and hides where the operators differ; operator_list.cc chooses the one that computes a call.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
-#include <string>
-#include <vector>
+#include <string_view>
 
 #include "attention/pattern/span.h"
 
@@ -32,10 +31,13 @@ class AttentionOperator {
  public:
   virtual ~AttentionOperator() = default;
 
+  // The name of the kernel that is made of this operator ("cudnn"); each implementation has its own.
+  virtual std::string_view name() const = 0;
   virtual bool any_band() const { return false; }
   virtual bool takes(int64_t /*queries*/, int64_t /*keys*/) const { return true; }
   // Whether the operator searches for a plan for each new shape. This is expensive, so it does not suit problems of
-  // many shapes.
+  // many shapes. If there is no plan, a call raises c10::Error, and no call of that shape and direction may follow;
+  // operator_list.h ensures both.
   virtual bool prepares_shapes() const { return false; }
 
   struct Forward {

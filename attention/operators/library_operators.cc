@@ -21,6 +21,7 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace annulus {
@@ -44,6 +45,7 @@ int64_t gradients_of_shared_heads(const OperatorSize& s) {
 
 class CpuFlash : public AttentionOperator {
  public:
+  std::string_view name() const override { return "cpu_flash"; }
   Forward forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Band& band,
                   double scale) const override {
     const auto [out, lse] = at::_scaled_dot_product_flash_attention_for_cpu(
@@ -74,6 +76,7 @@ class CpuFlash : public AttentionOperator {
 
 class Cudnn : public AttentionOperator {
  public:
+  std::string_view name() const override { return "cudnn"; }
   // Single queries or keys are refused or, in some versions, computed wrongly (pytorch#193893).
   bool takes(int64_t queries, int64_t keys) const override { return queries > 1 && keys > 1; }
   bool prepares_shapes() const override { return true; }
@@ -114,6 +117,7 @@ struct Window {
 
 class Flash2 : public AttentionOperator {
  public:
+  std::string_view name() const override { return "flash2"; }
   bool any_band() const override { return true; }
 
   Forward forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Band& band,
@@ -175,6 +179,7 @@ class Flash2 : public AttentionOperator {
 // defaults. attention/kernels/detect.cc has checked that these names exist.
 class Flash3 : public AttentionOperator {
  public:
+  std::string_view name() const override { return "flash3"; }
   bool any_band() const override { return true; }
 
   Forward forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Band& band,
@@ -219,6 +224,7 @@ class Flash3 : public AttentionOperator {
 
 class Efficient : public AttentionOperator {
  public:
+  std::string_view name() const override { return "efficient"; }
   Forward forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Band& band,
                   double scale) const override {
     const auto result = at::_efficient_attention_forward(

@@ -1,6 +1,6 @@
 // Compares the kernels for GPUs with the definitions: every operator at every length, head size and window, scattered
-// tiles, and merging. It is also built without CUDA, and is skipped, with the reason, without a GPU that the build can
-// use.
+// tiles, and merging. Tests of a library's operator print and assert which operators really computed. The file is also
+// built without CUDA, and is skipped, with the reason, without a GPU that the build can use.
 #include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
@@ -13,27 +13,61 @@
 #include <cmath>
 #include <cstdio>
 #include <limits>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "attention/kernels/composed_kernel.h"
 #include "attention/kernels/detect.h"
 #include "attention/operators/library_operators.h"
+#include "attention/operators/operator_list.h"
 #include "attention/tiles/merge.h"
 #include "common/error.h"
 #include "memory/upload.h"
 #include "tests/attention/kernels/kernel_case.h"
 #include "tests/attention/kernels/lengths.h"
+#include "tests/attention/kernels/operator_calls.h"
 
 namespace annulus {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
+using testing::OperatorCalls;
+using testing::text_of;
+
 class GpuKernels : public ::testing::Test {
  protected:
   void SetUp() override {
     if (gpu_abilities().name.empty()) GTEST_SKIP() << "no GPU that this build can use";
+    // In a run, cuDNN prepares a limited number of shapes. Here each shape of every test is to be computed by cuDNN.
+    OperatorHistory::of_process().set_most_prepared(int64_t{1} << 30);
+  }
+  void TearDown() override {
+    OperatorHistory::of_process().set_most_prepared(OperatorHistory::kMostPrepared);
+    if (ran_.empty()) return;
+    std::printf("operators: %s\n", text_of(ran_).c_str());
+    RecordProperty("operators", text_of(ran_));
+    for (const std::string& refusal : OperatorHistory::of_process().refusals()) {
+      std::printf("refused so far: %s\n", refusal.c_str());
+    }
+  }
+
+  // Runs run() and returns the calls of each operator. TearDown prints the sum of a test.
+  template <typename Run>
+  OperatorCalls operators_of(const Run& run) {
+    const OperatorCalls calls = testing::calls_during(run);
+    for (const auto& [name, n] : calls) ran_[name] += n;
+    return calls;
+  }
+
+  // Expects that all calls were computed by the kernel's own operator or, if `others` may, that some were.
+  static void expect_own(KernelKind kind, const OperatorCalls& calls, bool others, const std::string& what) {
+    const std::string own(to_string(kind));
+    EXPECT_EQ(calls.count(own), 1u) << what << ": computed by " << text_of(calls) << " instead of " << own;
+    if (!others) {
+      EXPECT_EQ(calls.size(), 1u) << what << ": computed by " << text_of(calls) << ", not by " << own << " alone";
+    }
   }
 
   // Returns why this operator is not available here; empty if it is.
@@ -46,13 +80,26 @@ class GpuKernels : public ::testing::Test {
     }
   }
 
-  static void expect_right(KernelKind kind, at::ScalarType type, int64_t heads, int64_t kv_heads, int64_t dim) {
-    const std::string why_not = obstacle(kind, type, dim);
+  void expect_right(KernelKind asked, at::ScalarType type, int64_t heads, int64_t kv_heads, int64_t dim) {
+    const std::string why_not = obstacle(asked, type, dim);
     if (!why_not.empty()) GTEST_SKIP() << why_not;
+    const KernelKind kind = choose_kernel(asked, at::kCUDA, type, dim, false).kind;
     for (const testing::LengthCase& c : testing::length_cases(heads, kv_heads, dim, 4096)) {
-      EXPECT_EQ(testing::check_length(c, kind, at::kCUDA, type), "") << to_string(kind);
+      const OperatorCalls calls =
+          operators_of([&] { EXPECT_EQ(testing::check_length(c, kind, at::kCUDA, type), "") << to_string(kind); });
+      const bool windowed = c.pattern.find("window") != std::string::npos;
+      const bool sees_nothing = !windowed && c.query_offset + c.queries <= 0;
+      const bool square = !windowed && c.queries == c.keys && c.queries > 1 && c.query_offset == 0;
+      if (kind == KernelKind::kReference || sees_nothing) {
+        EXPECT_TRUE(calls.empty()) << c.text() << ": computed by " << text_of(calls);
+      } else if (kind != KernelKind::kCudnn || square) {  // cuDNN's operator takes no windows and no single rows
+        expect_own(kind, calls, /*others=*/false, c.text());
+      }
     }
   }
+
+ private:
+  OperatorCalls ran_;
 };
 
 struct Operator {
@@ -99,8 +146,12 @@ TEST_F(GpuKernels, ScatteredTilesEqualTheDefinitions) {
         const testing::Case there = testing::moved(c, at::kCUDA, type);
         // bf16 rounds the gradients of each tile, and about a dozen tiles are added up here.
         const double bound = type == at::kFloat ? 1e-3 : 0.4;
-        EXPECT_LT(testing::worst(testing::run(there, kind), testing::by_definition(c)), bound)
-            << to_string(kind) << " " << one_head << " " << c10::toString(type);
+        const OperatorCalls calls = operators_of([&] {
+          EXPECT_LT(testing::worst(testing::run(there, kind), testing::by_definition(c)), bound)
+              << to_string(kind) << " " << one_head << " " << c10::toString(type);
+        });
+        // Here cuDNN's operator gets what is neither banded nor gathered.
+        expect_own(kind, calls, /*others=*/kind == KernelKind::kCudnn, "scattered tiles");
       }
     }
   }

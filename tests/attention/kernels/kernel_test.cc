@@ -19,12 +19,11 @@
 
 #include "attention/kernels/choose_kernel.h"
 #include "attention/kernels/composed_kernel.h"
-#include "attention/operators/attention_operator.h"
-#include "attention/tiles/dense.h"
 #include "attention/tiles/tile_views.h"
 #include "common/error.h"
 #include "simd/instruction_set.h"
 #include "tests/attention/kernels/kernel_case.h"
+#include "tests/attention/kernels/masked_operator.h"
 
 namespace annulus {
 namespace {
@@ -33,6 +32,7 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 using testing::by_definition;
 using testing::Case;
+using testing::MaskedOperator;
 using testing::Result;
 using testing::run;
 using testing::scattered;
@@ -65,57 +65,6 @@ TEST_F(Kernels, ScatteredTilesEqualTheDefinition) {
     }
   }
 }
-
-// Takes bands as FlashAttention's operators do, which do not run on a CPU; it computes them with masks. It also checks
-// what composed kernels guarantee to an operator.
-class MaskedOperator : public AttentionOperator {
- public:
-  explicit MaskedOperator(bool any_band) : any_band_(any_band) {}
-  bool any_band() const override { return any_band_; }
-  bool prepares_shapes() const override { return !any_band_; }
-  int64_t backward_bytes(const OperatorSize&) const override { return 0; }
-
-  Forward forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Band& band,
-                  double scale) const override {
-    expect_shapes(q, k, v, band);
-    const auto part = dense_forward(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
-                                    mask(band, q.size(1), k.size(1)), {}, scale);
-    return {part.out.transpose(1, 2), part.lse};
-  }
-
-  Backward backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                    const at::Tensor& out, const at::Tensor& lse, const Band& band, double scale) const override {
-    expect_shapes(q, k, v, band);
-    EXPECT_EQ(dout.sizes(), q.sizes());
-    EXPECT_EQ(out.strides(), q.strides());  // plans that are cached by shape may depend on it
-    EXPECT_EQ(dout.strides(), q.strides());
-    EXPECT_EQ(lse.sizes(), (std::vector<int64_t>{q.size(0), q.size(2), q.size(1)}));
-    EXPECT_TRUE(lse.is_contiguous());
-    EXPECT_FALSE(lse.eq(-kInfinity).any().item<bool>());
-    const auto part = dense_backward(dout.transpose(1, 2), q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
-                                     out.transpose(1, 2), lse, mask(band, q.size(1), k.size(1)), {}, scale);
-    return {part.dq.transpose(1, 2), part.dk.transpose(1, 2), part.dv.transpose(1, 2)};
-  }
-
- private:
-  static at::Tensor mask(const Band& band, int64_t n, int64_t m) {
-    const at::Tensor apart = at::arange(m).unsqueeze(0) - at::arange(n).unsqueeze(1);
-    return apart.ge(band.lo).logical_and(apart.le(band.hi));
-  }
-  void expect_shapes(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Band& band) const {
-    EXPECT_EQ(q.size(3) % 8, 0);
-    EXPECT_EQ(k.sizes(), v.sizes());
-    EXPECT_EQ(q.size(2) % k.size(2), 0);
-    EXPECT_EQ(q.stride(3), 1);
-    EXPECT_EQ(k.stride(3), 1);
-    const bool whole = band.unbounded_below() && band.unbounded_above();
-    const bool causal = band.unbounded_below() && band.hi == 0 && q.size(1) == k.size(1);
-    EXPECT_TRUE(whole || causal || (any_band_ && q.size(1) <= k.size(1)));
-    EXPECT_TRUE(mask(band, q.size(1), k.size(1)).any(0).all().item<bool>());
-    EXPECT_TRUE(mask(band, q.size(1), k.size(1)).any(1).all().item<bool>());
-  }
-  const bool any_band_;
-};
 
 TEST_F(Kernels, ComposedOperatorsEqualTheDefinition) {
   const auto masked = [](bool any_band) { return std::make_shared<MaskedOperator>(any_band); };

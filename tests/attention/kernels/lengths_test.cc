@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/attention/kernels/operator_calls.h"
+
 namespace annulus {
 namespace {
 
@@ -14,14 +16,21 @@ void expect_right(KernelKind kernel, at::ScalarType type, int64_t heads, int64_t
 }
 
 TEST(Lengths, ComposedLibTorchOperator) {
-  expect_right(KernelKind::kEfficient, at::kFloat, 8, 1, 64);
-  expect_right(KernelKind::kEfficient, at::kBFloat16, 2, 2, 96);
-  expect_right(KernelKind::kEfficient, at::kDouble, 2, 1, 20);
+  const testing::OperatorCalls calls = testing::calls_during([] {
+    expect_right(KernelKind::kEfficient, at::kFloat, 8, 1, 64);
+    expect_right(KernelKind::kEfficient, at::kBFloat16, 2, 2, 96);
+    expect_right(KernelKind::kEfficient, at::kDouble, 2, 1, 20);
+  });
+  EXPECT_EQ(calls.size(), 1u) << testing::text_of(calls);
+  EXPECT_EQ(calls.count("cpu_flash"), 1u) << testing::text_of(calls);
 }
 
 TEST(Lengths, CpuKernel) {
-  expect_right(KernelKind::kCpu, at::kFloat, 8, 1, 64);
-  expect_right(KernelKind::kCpu, at::kHalf, 2, 2, 96);
+  const testing::OperatorCalls calls = testing::calls_during([] {
+    expect_right(KernelKind::kCpu, at::kFloat, 8, 1, 64);
+    expect_right(KernelKind::kCpu, at::kHalf, 2, 2, 96);
+  });
+  EXPECT_EQ(testing::text_of(calls), "none");  // it computes by itself
 }
 
 TEST(Lengths, ReferenceKernel) { expect_right(KernelKind::kReference, at::kFloat, 2, 1, 20); }
