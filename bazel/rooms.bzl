@@ -280,7 +280,6 @@ ROOMS = {
         "attention/tiles",
         "attention/plan",
         "attention/pattern",
-        "common",
     ],
     "attention/operators": [
         "attention/pattern",

@@ -199,6 +199,7 @@ SimulatedRing::SimulatedRing(const PlanRequest& request, const at::Tensor& q, co
       }
     }
     rank->program = std::move(program);
+    rank->call.program = rank->program.number.value();
     ranks_.push_back(std::move(rank));
   }
 }

@@ -2,12 +2,11 @@
 #include "attention/composition/composition.h"
 
 #include <algorithm>
-#include <array>
 #include <map>
 #include <tuple>
+#include <type_traits>
 
 #include "attention/tiles/tile_groups.h"
-#include "common/checksum.h"
 
 namespace annulus {
 namespace {
@@ -261,21 +260,16 @@ int64_t Composition::bytes() const {
 
 Composition compose(std::span<const Tile> tiles, const CompositionInput& input) { return Composer(input).run(tiles); }
 
-std::string fingerprint(std::span<const Tile> tiles, const CompositionInput& in) {
-  Checksum sum;
-  const auto add = [&](const auto&... spans) {
-    std::array<int64_t, 3 * sizeof...(spans)> words;
-    size_t i = 0;
-    ((words[i++] = spans.begin, words[i++] = spans.stride, words[i++] = spans.count), ...);
-    sum.update(words.data(), sizeof words);
+std::string composition_key(uint64_t program, std::span<const Tile> tiles, const CompositionInput& in) {
+  static_assert(std::has_unique_object_representations_v<Span>);
+  std::string key;
+  const auto add = [&key](const auto&... values) {
+    (key.append(reinterpret_cast<const char*>(&values), sizeof values), ...);
   };
-  for (const Tile& t : tiles) {
-    add(t.batch, t.heads, t.query_rows, t.query_positions, t.key_rows, t.key_positions, t.grad_rows,
-        Span{t.band.lo, t.band.hi, 0});
-  }
-  add(in.keys.batch, in.keys.heads, in.grads.batch, in.grads.heads, Span{in.keys.rows, in.grads.rows, in.most_gathered},
-      Span{in.rows, in.heads, in.group}, Span{in.any_band, in.fill, static_cast<int64_t>(tiles.size())});
-  return sum.hex();
+  add(program, static_cast<const void*>(tiles.data()), tiles.size());
+  for (const BlockShape& block : {in.keys, in.grads}) add(block.batch, block.heads, block.rows);
+  add(in.rows, in.heads, in.group, in.any_band, in.most_gathered, in.fill);
+  return key;
 }
 
 }  // namespace annulus

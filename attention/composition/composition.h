@@ -1,7 +1,7 @@
 // Finds the calls of a library's attention operators that compute some tiles. Rectangles that fill a device become
 // calls on strided views of the storage, smaller ones are gathered into batches of one shape, and the rest is computed
 // densely. docs/attention.md, "Composed of operators", has examples. This code works on the host without tensors, and
-// its result is cached for tiles that occur again. Used by attention/kernels/composed_kernel.cc. The functions are
+// its result is cached for programs that run again. Used by attention/kernels/composed_kernel.cc. The functions are
 // thread safe.
 #pragma once
 
@@ -63,7 +63,8 @@ struct CompositionInput {
 // Composes the tiles. Each tile's counted pairs are in exactly one call each.
 Composition compose(std::span<const Tile> tiles, const CompositionInput& input);
 
-// A hash of the arguments of compose, the key under which its result is cached.
-std::string fingerprint(std::span<const Tile> tiles, const CompositionInput& input);
+// The key under which the result of compose() is cached: the tiles by their program's number and their place in it, and
+// the input. The tiles are not read, because there may be a hundred thousand of them in each call.
+std::string composition_key(uint64_t program, std::span<const Tile> tiles, const CompositionInput& input);
 
 }  // namespace annulus

@@ -44,8 +44,11 @@ std::shared_ptr<const Program> select_and_plan(const at::Tensor& q, const at::Te
   return program;
 }
 
-KernelCall kernel_call(const at::Tensor& q, const AttentionCall& call, const AttentionShape& shape) {
-  return {scale_of(q, call), shape.heads / shape.kv_heads, call.dropout};
+// A program whose blocks are selected by q and k runs once, so kernels keep nothing that they make from it.
+KernelCall kernel_call(const at::Tensor& q, const AttentionCall& call, const Program& program) {
+  const AttentionShape& shape = program.request.shape;
+  return {scale_of(q, call), shape.heads / shape.kv_heads, call.dropout,
+          is_adaptive(call.request.pattern) ? 0 : program.number.value()};
 }
 
 struct Execution {
@@ -189,7 +192,7 @@ AttentionOutput attention_forward(const at::Tensor& q, const at::Tensor& k, cons
   const std::unique_ptr<Kernel> kernel = make_kernel(call.kernel, q, call.dropout.rate > 0);
   Execution execution(call, program, "forward", program.forward, k);
   execution.buffers.put(kOwnKVBuffer, {flat(k), flat(v)});
-  kernel->begin_forward(q, kernel_call(q, call, program.request.shape));
+  kernel->begin_forward(q, kernel_call(q, call, program));
   execution.run([&](std::span<const Tile> tiles) {
     kernel->forward(execution.block(tiles[0].buffer, tiles[0].block), tiles, execution.poll);
   });
@@ -213,7 +216,7 @@ AttentionGradients attention_backward(const at::Tensor& dout, const at::Tensor& 
   Execution execution(call, program, "backward", program.backward, k);
   execution.buffers.put(kOwnKVBuffer, {flat(k), flat(v)});
   if (program.saved >= 0) execution.buffers.put(program.saved, {forward.saved_k, forward.saved_v});
-  kernel->begin_backward(dout, q, forward.out, forward.lse, kernel_call(q, call, program.request.shape));
+  kernel->begin_backward(dout, q, forward.out, forward.lse, kernel_call(q, call, program));
   execution.run([&](std::span<const Tile> tiles) {
     kernel->backward(execution.block(tiles[0].buffer, tiles[0].block),
                      execution.grads(tiles[0].grad_buffer, tiles[0].grad_block), tiles, execution.poll);

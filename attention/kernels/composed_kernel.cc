@@ -72,15 +72,22 @@ PreparedPointer prepare(std::span<const Tile> tiles, const CompositionInput& inp
   return prepared;
 }
 
-// Returns the composition from the cache, with lists that can be read on the current stream.
-PreparedPointer prepared(std::span<const Tile> tiles, const CompositionInput& input, at::Device device) {
+// Returns the composition of a program's tiles from the cache, with lists that can be read on the current stream. Tiles
+// of a program that does not come again (0) are composed anew.
+PreparedPointer prepared(uint64_t program, std::span<const Tile> tiles, const CompositionInput& input,
+                         at::Device device) {
   static auto& cache = *new NamedCache<PreparedPointer>("compositions");
-  const std::string key = device.str() + " " + fingerprint(tiles, input);
-  const PreparedPointer found = *cache.get(
-      key, [&] { return prepare(tiles, input, device); }, [](const PreparedPointer& p) { return p->bytes(); });
-  // Lists that were uploaded while a CUDA graph was captured are filled when it is replayed, so only that graph may use
-  // them.
-  if (found->uploads.captured()) cache.erase(key);
+  PreparedPointer found;
+  if (program == 0) {
+    found = prepare(tiles, input, device);
+  } else {
+    const std::string key = device.str() + " " + composition_key(program, tiles, input);
+    found = *cache.get(
+        key, [&] { return prepare(tiles, input, device); }, [](const PreparedPointer& p) { return p->bytes(); });
+    // Lists that were uploaded while a CUDA graph was captured are filled when it is replayed, so only that graph may
+    // use them.
+    if (found->uploads.captured()) cache.erase(key);
+  }
   for (const Prepared::Rows& r : found->rows) found->uploads.read({r.queries, r.keys, r.grads});
   const std::lock_guard lock(held_mutex);
   for (const auto& list : held_lists()) {
@@ -352,7 +359,7 @@ class ComposedKernel : public Kernel {
     }
     input_.keys = {keys.batch, keys.heads, keys.k.size(1)};
     input_.grads = grads ? BlockShape{grads->batch, grads->heads, grads->k.size(1)} : BlockShape{};
-    const PreparedPointer what = prepared(tiles, input_, q_.device());
+    const PreparedPointer what = prepared(call_.program, tiles, input_, q_.device());
     for (const DirectCall& call : what->composition.direct) {
       direct(call);
       if (poll) poll();

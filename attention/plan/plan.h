@@ -5,6 +5,7 @@
 // A plan counts rows, never bytes of a dtype. A "row" is one position of one kv head of one batch row.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -148,8 +149,31 @@ struct Step {
   friend bool operator==(const Step&, const Step&) = default;
 };
 
+// A number that no other object of the process has or had, so that what is made from an object can be found again by
+// its number. A copy, also one made by moving, has a number of its own. All numbers are equal in comparisons, because
+// they are not part of an object's value.
+class ObjectNumber {
+ public:
+  ObjectNumber() = default;
+  ObjectNumber(const ObjectNumber&) {}
+  ObjectNumber& operator=(const ObjectNumber&) {
+    value_ = next();
+    return *this;
+  }
+  uint64_t value() const { return value_; }  // at least 1
+  friend bool operator==(const ObjectNumber&, const ObjectNumber&) { return true; }
+
+ private:
+  static uint64_t next() {
+    static std::atomic<uint64_t> last = 0;
+    return ++last;
+  }
+  uint64_t value_ = next();
+};
+
 // One rank's part of a plan. Forward and backward share one numbering of buffers; each direction allocates those that
-// it uses.
+// it uses. Kernels keep what they made from a program's tiles under its number, so tiles that have been computed must
+// not be changed; change a copy.
 struct Program {
   PlanRequest request;
   int rank = 0;
@@ -159,6 +183,7 @@ struct Program {
   std::vector<Step> forward;
   std::vector<Step> backward;
   int saved = -1;  // the kSavedKV buffer, or -1: the backward needs nothing but q, k, v, out, lse
+  ObjectNumber number;
 
   int64_t query_count() const;  // the number of positions in this rank's q
   friend bool operator==(const Program&, const Program&) = default;

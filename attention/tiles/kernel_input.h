@@ -25,6 +25,9 @@ struct KernelCall {
   double scale = 1;
   int64_t group = 1;  // H / Hk, the number of query heads that read one kv head
   Dropout dropout;
+  // The number of the program that the tiles are part of (Program::number), if calls of it come again; else 0. Kernels
+  // may keep what they make from its tiles.
+  uint64_t program = 0;
 };
 
 // Is called between pieces of work of a few milliseconds to advance transfers. May be empty.

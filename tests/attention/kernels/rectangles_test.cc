@@ -311,29 +311,28 @@ TEST(Composition, BatchesTilesOfOneShape) {
   EXPECT_EQ(composition.gathered[0].keys, 256);
   EXPECT_EQ(composition.gathered[0].heads, 4);
   EXPECT_TRUE(composition.direct.empty());
-  EXPECT_EQ(fingerprint(tiles, in), fingerprint(tiles, in));
-  tiles.back().band.hi = 0;
-  EXPECT_NE(fingerprint(tiles, in), fingerprint(std::span(tiles).first(15), in));
 }
 
-// Compositions are cached by fingerprint, so everything that changes the result of compose must change it.
-TEST(Composition, FingerprintCoversEveryInput) {
+// Compositions are cached by this key, so everything that changes the result of compose must change it. The content of
+// the tiles is that of their place in their program.
+TEST(Composition, KeyCoversEveryInput) {
   CompositionInput in;
   in.rows = 100, in.heads = 4, in.group = 2;
   in.keys = {{0, 1, 2}, {0, 1, 2}, 100}, in.grads = {{0, 1, 2}, {0, 1, 2}, 200};
-  const std::vector<Tile> tiles(1);
+  const std::vector<Tile> tiles(3);
   std::vector<CompositionInput> others(13, in);
   others[0].rows = 101, others[1].heads = 8, others[2].group = 1, others[3].any_band = true;
   others[4].most_gathered = 7, others[5].fill = 7;
   others[6].keys.batch = {1, 1, 2}, others[7].keys.heads = {0, 1, 1}, others[8].keys.rows = 99;
   others[9].grads.batch = {0, 2, 2}, others[10].grads.heads = {1, 1, 2}, others[11].grads.rows = 0;
   std::set<std::string> seen;
-  for (const CompositionInput& other : others) EXPECT_TRUE(seen.insert(fingerprint(tiles, other)).second);
-  std::vector<Tile> changed(8, tiles[0]);
-  changed[0].batch = changed[1].heads = changed[2].query_rows = changed[3].query_positions = {3, 1, 5};
-  changed[4].key_rows = changed[5].key_positions = changed[6].grad_rows = {3, 1, 5};
-  changed[7].band.lo = 4;
-  for (const Tile& tile : changed) EXPECT_TRUE(seen.insert(fingerprint({&tile, 1}, in)).second);
+  for (const CompositionInput& other : others) EXPECT_TRUE(seen.insert(composition_key(1, tiles, other)).second);
+  const auto part = [&](size_t first, size_t count) { return std::span(tiles).subspan(first, count); };
+  for (const auto& [first, count] : {std::pair<size_t, size_t>{0, 1}, {1, 1}, {0, 2}, {1, 2}}) {
+    EXPECT_TRUE(seen.insert(composition_key(1, part(first, count), in)).second) << first << count;
+  }
+  EXPECT_TRUE(seen.insert(composition_key(2, tiles, in)).second);
+  EXPECT_FALSE(seen.insert(composition_key(1, part(0, 3), in)).second);
 }
 
 }  // namespace

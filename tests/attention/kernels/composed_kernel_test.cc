@@ -1,0 +1,122 @@
+// Tests what the composed kernel does only once or not at all: compositions of a program that runs again, passes over
+// memory that merge results, and copies of gradients. kernel_test.cc tests its results.
+#include "attention/kernels/composed_kernel.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/randn.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "attention/plan/plan.h"
+#include "memory/caches.h"
+#include "tests/attention/execution/run_everywhere.h"
+#include "tests/attention/kernels/kernel_case.h"
+#include "tests/attention/kernels/masked_operator.h"
+
+namespace annulus {
+namespace {
+
+using testing::by_definition;
+using testing::Case;
+using testing::MaskedOperator;
+using testing::Result;
+using testing::worst;
+
+constexpr double kExact = 2e-14;  // as in kernel_test.cc
+
+bool same(const Result& a, const Result& b) {
+  return a.out.equal(b.out) && a.lse.equal(b.lse) && a.dq.equal(b.dq) && a.dk.equal(b.dk) && a.dv.equal(b.dv);
+}
+
+// Tiles of a program never change. This test changes them nevertheless, which shows that nothing reads them again.
+TEST(Compositions, TilesOfAProgramAreReadOnce) {
+  const auto make = [] { return make_composed_kernel({std::make_shared<MaskedOperator>(true)}, {}); };
+  for (const bool one_head : {false, true}) {
+    Case c = testing::scattered(at::kDouble, one_head);
+    c.call.program = ObjectNumber().value();
+    const Result first = testing::run(c, make);
+    EXPECT_LT(worst(first, by_definition(c)), kExact);
+    for (Tile& tile : c.tiles) tile.query_rows = tile.query_positions = {0, 1, 1};
+    EXPECT_TRUE(same(testing::run(c, make), first)) << "the tiles were read again";
+    // The same tiles of another program, and of none.
+    c.call.program = ObjectNumber().value();
+    const Result want = by_definition(c);
+    EXPECT_LT(worst(testing::run(c, make), want), kExact);
+    c.call.program = 0;
+    EXPECT_LT(worst(testing::run(c, make), want), kExact);
+  }
+}
+
+TEST(Compositions, CopiesOfAProgramHaveNumbersOfTheirOwn) {
+  PlanRequest request;
+  request.shape = {1, 2, 2, 32, 32, 0};
+  Program program = make_program(request, 0);
+  const uint64_t number = program.number.value();
+  Program copy = program;
+  EXPECT_NE(copy.number.value(), number);
+  EXPECT_TRUE(copy == program);
+  const Program moved = std::move(copy);
+  EXPECT_NE(moved.number.value(), number);
+  program = moved;
+  EXPECT_NE(program.number.value(), number);
+  EXPECT_NE(program.number.value(), moved.number.value());
+  EXPECT_EQ(cached_program(request, 0)->number.value(), cached_program(request, 0)->number.value());
+}
+
+CacheStats compositions() {
+  for (const CacheReport& report : cache_reports()) {
+    if (report.name == "compositions") return report.stats;
+  }
+  return {};
+}
+
+// The number of times that a rank gives tiles to its kernel in a direction: for each step once for each block.
+int64_t calls_of(const std::vector<Step>& steps) {
+  int64_t calls = 0;
+  for (const Step& step : steps) {
+    for (size_t i = 0; i < step.tiles.size(); ++i) {
+      const Tile &t = step.tiles[i], &before = step.tiles[i == 0 ? 0 : i - 1];
+      calls += i == 0 || t.buffer != before.buffer || t.block != before.block || t.grad_buffer != before.grad_buffer ||
+               t.grad_block != before.grad_block;
+    }
+  }
+  return calls;
+}
+
+// The first call of a program composes the tiles of each step, on each rank; later calls compose nothing. A window
+// makes tiles that are gathered, and a full pattern large ones.
+TEST(Compositions, EachStepOfAProgramIsComposedOnce) {
+  at::set_num_threads(1);
+  for (const char* pattern : {"{ kind = \"window\", left = 20, right = 0 }", "{ kind = \"full\" }"}) {
+    for (const int64_t length : {192, 256}) {  // two programs
+      PlanRequest request;
+      request.shape = {1, 4, 2, length, length, 0};
+      request.pattern = parse_pattern(pattern, "test");
+      request.ranks = 4;
+      request.schedule = ScheduleKind::kRing;
+      int64_t calls = 0;
+      for (int r = 0; r < request.ranks; ++r) {
+        const auto program = cached_program(request, r);
+        calls += calls_of(program->forward) + calls_of(program->backward);
+      }
+      ASSERT_GE(calls, 2 * request.ranks);
+      const testing::Inputs in = testing::random_inputs(request.shape, 16, at::kDouble);
+      const OracleResult want = testing::oracle_of(request, in);
+      for (int time = 0; time < 3; ++time) {
+        const CacheStats before = compositions();
+        const testing::RankResults run = testing::run_everywhere(request, in, KernelKind::kEfficient);
+        const CacheStats after = compositions();
+        EXPECT_EQ(after.misses - before.misses, time == 0 ? calls : 0) << pattern << length << " " << time;
+        EXPECT_EQ(after.hits - before.hits, time == 0 ? 0 : calls) << pattern << length << " " << time;
+        for (const double error : testing::errors(run.result, want)) EXPECT_LT(error, 1e-12) << pattern << length;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace annulus
