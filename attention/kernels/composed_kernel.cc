@@ -127,18 +127,23 @@ at::Tensor gathered(const at::Tensor& tensor, int64_t width, const at::Tensor& r
 }
 
 // Adds up parts of [B, n, H, D'] rows, merging them by their lse (forward) or plainly (gradients). Parts with all batch
-// rows and heads wait until there are kMostParts of them, so that one pass over memory merges them.
+// rows and heads wait for each other, so that one pass over memory merges them: up to kMostParts, as long as they hold
+// at most `most_waiting` bytes. So few long rows do not hold the results of eight blocks; a pass over these takes
+// little of the time in which they are computed.
 class RowSums {
  public:
-  RowSums(const at::Tensor& like, at::ScalarType type, bool merges) : like_(like), type_(type), merges_(merges) {}
+  RowSums(const at::Tensor& like, at::ScalarType type, bool merges, int64_t most_waiting)
+      : like_(like), type_(type), merges_(merges), most_waiting_(most_waiting) {}
 
   // Adds the result of a direct call: values [b, n', h, D'] in the dtype of `like`, and lse [b, h, n'].
   void add(const DirectCall& c, const at::Tensor& values, const at::Tensor& lse) {
     const Span& rows = c.rectangle.query_rows;
     const at::Tensor by_head = values.transpose(1, 2);
     if (covers(c.batch, like_.size(0)) && covers(c.heads.query, like_.size(2)) && rows.stride == 1) {
+      const int64_t bytes = static_cast<int64_t>(values.nbytes());
+      if (!waiting_.empty() && (waiting_.size() == kMostParts || waiting_bytes_ + bytes > most_waiting_)) settle();
       waiting_.push_back({by_head, lse, rows.begin});
-      if (waiting_.size() == kMostParts) settle();
+      waiting_bytes_ += bytes;
       return;
     }
     settle();
@@ -179,6 +184,7 @@ class RowSums {
     const auto by_head = [](const at::Tensor& t) { return t.defined() ? t.transpose(1, 2) : t; };
     merge_parts(by_head(values), lse, by_head(values_), by_head(lse_), waiting_);
     waiting_.clear();
+    waiting_bytes_ = 0;
   }
 
   void settle() {
@@ -193,20 +199,24 @@ class RowSums {
   const at::Tensor like_;  // q, padded for the operators
   const at::ScalarType type_;
   const bool merges_;
+  const int64_t most_waiting_;
   at::Tensor values_, lse_;
   std::vector<MergePart> waiting_;
+  int64_t waiting_bytes_ = 0;
 };
 
 class ComposedKernel : public Kernel {
  public:
   ComposedKernel(std::vector<std::shared_ptr<const AttentionOperator>> operators, const ComposedKernelOptions& options)
-      : operators_(std::move(operators), *options.history), input_(options.limits) {
+      : operators_(std::move(operators), *options.history),
+        most_waiting_(options.most_waiting),
+        input_(options.limits) {
     input_.any_band = operators_.any_band();
   }
 
   void begin_forward(const at::Tensor& q, const KernelCall& call) override {
     begin(q, call);
-    sums_.emplace(q_, type_, /*merges=*/true);
+    sums_.emplace(q_, type_, /*merges=*/true, most_waiting_);
   }
 
   void forward(const KeyBlock& keys, std::span<const Tile> tiles, const Poll& poll) override {
@@ -250,7 +260,7 @@ class ComposedKernel : public Kernel {
     out_ = fitted(out);
     // exp(score - lse) must be 0 in rows without keys.
     lse_ = at::nan_to_num(lse, std::numeric_limits<double>::quiet_NaN(), kInfinity, kInfinity);
-    sums_.emplace(q_, type_, /*merges=*/false);
+    sums_.emplace(q_, type_, /*merges=*/false, most_waiting_);
   }
 
   void backward(const KeyBlock& keys, const KeyBlock& grads, std::span<const Tile> tiles, const Poll& poll) override {
@@ -315,7 +325,9 @@ class ComposedKernel : public Kernel {
     const int64_t e = size.element(), wide = static_cast<int64_t>(c10::elementSize(accumulator_type(size.type)));
     const int64_t queries = size.query_elements(), lse = size.lse_elements() * wide;
     // The result of a single block is that of the call. The results of several blocks are held until they are summed.
-    const int64_t sums = size.blocks > 1 ? queries * (wide + static_cast<int64_t>(kMostParts) * e) : 0;
+    const int64_t waiting =
+        std::min(static_cast<int64_t>(kMostParts) * queries * e, std::max(most_waiting_, queries * e));
+    const int64_t sums = size.blocks > 1 ? queries * wide + waiting : 0;
     // Calls without a band or with a causal one go to the first operator, unless it refuses them.
     const int64_t own = operators_.backward_bytes(operator_size(size), size.gathers);
     std::vector<Charge> charges = {{"results that wait", sums, When::kForward},
@@ -407,6 +419,7 @@ class ComposedKernel : public Kernel {
   }
 
   const OperatorList operators_;
+  const int64_t most_waiting_;
   CompositionInput input_;
   KernelCall call_;
   int64_t head_dim_ = 0;

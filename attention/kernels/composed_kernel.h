@@ -15,6 +15,9 @@ namespace annulus {
 
 struct ComposedKernelOptions {
   CompositionInput limits;  // only most_gathered and fill are used
+  // The most bytes of results that wait to be merged in one pass; a single result may be larger. With 64 heads of 128
+  // in bf16, eight blocks of up to 16,384 rows wait.
+  int64_t most_waiting = int64_t{2} << 30;
   // What the operators did so far; it must outlive the kernel. Tests give one of their own.
   OperatorHistory* history = &OperatorHistory::of_process();
 };

@@ -8,17 +8,17 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <string>
 #include <vector>
 
+#include "attention/tiles/merge_row.h"
 #include "attention/tiles/weighted_sum.h"
 #include "common/error.h"
 
 namespace annulus {
 
 #ifdef ANNULUS_CUDA
-void merge_on_cuda(const at::Tensor& out, const at::Tensor& lse, const at::Tensor& before_out,
-                   const at::Tensor& before_lse, std::span<const MergePart> parts,
-                   const at::Tensor& index);  // merge_cuda.cc
+void merge_on_cuda(const at::Tensor& out, const MergeArguments& arguments);  // merge_cuda.cc
 #endif
 
 namespace {
@@ -50,7 +50,7 @@ struct Rows {
   }
 };
 
-// One pass over the rows. The kernel in merge.cu does the same.
+// One pass over the rows. merge_row.h does the same on GPUs, in the same order.
 template <typename T>
 void merge_on_cpu(const at::Tensor& out, const at::Tensor& lse, const at::Tensor& before_out,
                   const at::Tensor& before_lse, std::span<const MergePart> parts, const at::Tensor& index) {
@@ -105,7 +105,66 @@ void merge_on_cpu(const at::Tensor& out, const at::Tensor& lse, const at::Tensor
   });
 }
 
+MergeType merge_type(const at::Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case at::kDouble:
+      return MergeType::kDouble;
+    case at::kBFloat16:
+      return MergeType::kBFloat16;
+    case at::kHalf:
+      return MergeType::kHalf;
+    default:
+      return MergeType::kFloat;
+  }
+}
+
+MergeRows merge_rows(const at::Tensor& values, const at::Tensor& lse, int64_t first = 0) {
+  MergeRows r;
+  if (!values.defined()) return r;
+  r.values = values.data_ptr();
+  r.first = first, r.rows = values.size(2);
+  for (int64_t d = 0; d < 3; ++d) r.value_strides[d] = values.stride(d);
+  if (!lse.defined()) return r;
+  r.lse = lse.data_ptr();
+  for (int64_t d = 0; d < 3; ++d) r.lse_strides[d] = lse.stride(d);
+  return r;
+}
+
+bool in_fours(const at::Tensor& tensor) {
+  if (!tensor.defined()) return true;
+  const auto address = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
+  bool fits = address % (4 * tensor.element_size()) == 0;
+  for (int64_t d = 0; d < 3; ++d) fits = fits && (tensor.size(d) < 2 || tensor.stride(d) % 4 == 0);
+  return fits;
+}
+
 }  // namespace
+
+MergeArguments merge_arguments(const at::Tensor& out, const at::Tensor& lse, const at::Tensor& before_out,
+                               const at::Tensor& before_lse, std::span<const MergePart> parts,
+                               const at::Tensor& index) {
+  static_assert(MergeArguments::kMost == kMostParts);
+  MergeArguments a;
+  a.to = merge_rows(out, lse);
+  a.before = merge_rows(before_out, before_lse);
+  a.batch = out.size(0), a.heads = out.size(1), a.dim = out.size(3);
+  a.rows = index.defined() ? index.numel() : out.size(2);
+  a.index = index.defined() ? index.const_data_ptr<int64_t>() : nullptr;
+  a.part_type = merge_type(parts.empty() ? out : parts[0].out);
+  const MergeType accumulator = a.part_type == MergeType::kDouble ? MergeType::kDouble : MergeType::kFloat;
+  a.narrow = merge_type(out) != accumulator;
+  if (a.narrow && merge_type(out) != a.part_type) {
+    throw Error(ErrorKind::kInternal, "kernel",
+                std::string("parts of ") + c10::toString(parts[0].out.scalar_type()) + " cannot be merged into " +
+                    c10::toString(out.scalar_type()));
+  }
+  a.aligned = a.dim % 4 == 0 && in_fours(out) && in_fours(before_out);
+  for (const MergePart& part : parts) {
+    a.parts[a.count++] = merge_rows(part.out, part.lse, part.first);
+    a.aligned = a.aligned && in_fours(part.out);
+  }
+  return a;
+}
 
 void merge_parts(const at::Tensor& out, const at::Tensor& lse, const at::Tensor& before_out,
                  const at::Tensor& before_lse, std::span<const MergePart> parts, const at::Tensor& index) {
@@ -122,7 +181,7 @@ void merge_parts(const at::Tensor& out, const at::Tensor& lse, const at::Tensor&
     for (MergePart& part : list) {
       if (type == at::kDouble) part.out = part.out.to(type);
     }
-    return merge_on_cuda(out, lse, before_out, before_lse, list, index);
+    return merge_on_cuda(out, merge_arguments(out, lse, before_out, before_lse, list, index));
   }
 #endif
   for (MergePart& part : list) part.out = part.out.to(type);

@@ -16,11 +16,11 @@ struct MergePart {
   int64_t first = 0;  // the row of the whole that is its row 0
 };
 
-constexpr size_t kMostParts = 4;
+constexpr size_t kMostParts = 8;
 
 // Sets out and lse to the merged result of all parts and, if given, of `before_out` and `before_lse`, which may be out
 // and lse themselves. A row that is in no part and had nothing before gets out 0 and lse -inf. This takes one pass over
-// memory for up to kMostParts parts.
+// memory for up to kMostParts parts. Values are added in the order of the parts, those from before last.
 //   out is [b, h, n, D] in the accumulator's or the parts' dtype. lse is [b, h, n]; before_out and before_lse have the
 //   same shapes; all three have the accumulator's dtype. The last dimension of out, before_out and the parts must be
 //   contiguous; the other strides are arbitrary.

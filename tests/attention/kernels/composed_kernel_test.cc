@@ -7,6 +7,8 @@
 #include <ATen/ops/randn.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -27,6 +29,47 @@ using testing::Result;
 using testing::worst;
 
 constexpr double kExact = 2e-14;  // as in kernel_test.cc
+
+// Remembers its last results.
+class Recorded : public MaskedOperator {
+ public:
+  Recorded() : MaskedOperator(/*any_band=*/true) {}
+  Forward forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Band& band,
+                  double scale) const override {
+    Forward result = MaskedOperator::forward(q, k, v, band, scale);
+    result.out = result.out.clone();  // no view, so that only the holders of this tensor count in held()
+    forwards.push_back(result);
+    return result;
+  }
+  // How many results of forwards somebody else holds as well.
+  int64_t held() const {
+    return std::count_if(forwards.begin(), forwards.end(),
+                         [](const Forward& f) { return f.out.storage().use_count() > 1; });
+  }
+  mutable std::vector<Forward> forwards;
+};
+
+ComposedKernelOptions without_gathering() {
+  ComposedKernelOptions options;
+  options.limits.fill = 1;
+  return options;
+}
+
+// Two batch rows, 64 queries, 64 keys, 4 heads that share 2 kv heads, and one tile of all of them.
+Case whole_case(at::ScalarType type, Band band = {}) {
+  const auto options = at::TensorOptions().dtype(type);
+  Case c;
+  c.q = at::randn({2, 64, 4, 16}, options), c.dout = at::randn({2, 64, 4, 16}, options);
+  c.keys = {at::randn({2, 64, 2, 16}, options), at::randn({2, 64, 2, 16}, options), {0, 1, 2}, {0, 1, 2}};
+  c.grad_batch = c.grad_heads = {0, 1, 2}, c.grad_rows = 64;
+  c.call.group = 2, c.call.scale = 0.25;
+  Tile t;
+  t.batch = {0, 1, 2}, t.heads = {0, 1, 4};
+  t.query_rows = t.query_positions = t.key_rows = t.key_positions = t.grad_rows = {0, 1, 64};
+  t.band = band;
+  c.tiles = {t};
+  return c;
+}
 
 bool same(const Result& a, const Result& b) {
   return a.out.equal(b.out) && a.lse.equal(b.lse) && a.dq.equal(b.dq) && a.dk.equal(b.dk) && a.dv.equal(b.dv);
@@ -116,6 +159,72 @@ TEST(Compositions, EachStepOfAProgramIsComposedOnce) {
       }
     }
   }
+}
+
+// Results of up to eight blocks wait for each other, so that one pass over memory merges them.
+TEST(WaitingResults, EightBlocksAreMergedInOnePass) {
+  at::set_num_threads(1);
+  Case c = whole_case(at::kDouble);
+  const auto recorded = std::make_shared<Recorded>();
+  const auto kernel = make_composed_kernel({recorded}, without_gathering());
+  kernel->begin_forward(c.q, c.call);
+  for (int block = 1; block <= 9; ++block) {
+    kernel->forward(c.keys, c.tiles, {});
+    EXPECT_EQ(recorded->held(), block <= 8 ? block : 1) << block;
+  }
+  at::Tensor out, lse;
+  kernel->finish_forward(out, lse);
+  EXPECT_EQ(recorded->held(), 0);
+  // Each pair is counted nine times.
+  const Result once = by_definition(c);
+  EXPECT_LT((out - once.out).abs().max().item<double>(), kExact);
+  EXPECT_LT((lse - once.lse - std::log(9)).abs().max().item<double>(), kExact);
+}
+
+// A part of 2 x 64 rows x 4 heads x 16 takes 64 KiB.
+TEST(WaitingResults, HoldAtMostWhatTheKernelDeclares) {
+  at::set_num_threads(1);
+  Case c = whole_case(at::kDouble);
+  constexpr int64_t kPart = 64 << 10;
+  for (const int64_t parts : {1, 3, 8}) {
+    const auto recorded = std::make_shared<Recorded>();
+    ComposedKernelOptions options = without_gathering();
+    options.most_waiting = parts * kPart + 1000;
+    const auto kernel = make_composed_kernel({recorded}, options);
+    kernel->begin_forward(c.q, c.call);
+    int64_t most = 0;
+    for (int block = 1; block <= 20; ++block) {
+      kernel->forward(c.keys, c.tiles, {});
+      most = std::max(most, recorded->held());
+    }
+    EXPECT_EQ(most, parts);
+    const CallSize size{.batch = 2,
+                        .queries = 64,
+                        .heads = 4,
+                        .kv_heads = 2,
+                        .head_dim = 16,
+                        .keys = 64,
+                        .blocks = 20,
+                        .type = at::kDouble};
+    for (const Charge& charge : kernel->charges(size)) {
+      if (charge.what != "results that wait") continue;
+      EXPECT_GE(charge.bytes, (1 + most) * kPart);  // the sum and the parts
+      EXPECT_LE(charge.bytes, (1 + most) * kPart + 1000);
+    }
+    at::Tensor out, lse;
+    kernel->finish_forward(out, lse);
+    EXPECT_LT((lse - by_definition(c).lse - std::log(20)).abs().max().item<double>(), kExact);
+  }
+  // A single result is returned as it is, however large.
+  const auto recorded = std::make_shared<Recorded>();
+  ComposedKernelOptions options = without_gathering();
+  options.most_waiting = 1000;
+  const auto kernel = make_composed_kernel({recorded}, options);
+  at::Tensor out, lse;
+  kernel->begin_forward(c.q, c.call);
+  kernel->forward(c.keys, c.tiles, {});
+  kernel->finish_forward(out, lse);
+  EXPECT_EQ(out.data_ptr(), recorded->forwards[0].out.data_ptr());
 }
 
 }  // namespace

@@ -1,0 +1,218 @@
+// What each thread of the merging kernel on a GPU computes, and the call's arguments, without LibTorch or CUDA.
+// merge.cu compiles it for GPUs, merge_row_test.cc for the CPU, where it runs every thread of a call. Internal to
+// attention/tiles; merge.h says what is computed.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <span>
+
+#ifdef __CUDACC__
+#define ANNULUS_HOST_DEVICE __host__ __device__
+#define ANNULUS_UNROLL _Pragma("unroll")
+#else
+#define ANNULUS_HOST_DEVICE
+#define ANNULUS_UNROLL
+#endif
+
+struct CUstream_st;
+namespace at {
+class Tensor;
+}
+
+namespace annulus {
+
+struct MergePart;
+
+enum class MergeType { kDouble, kFloat, kBFloat16, kHalf };
+
+// Values [b, h, rows, D] and lse [b, h, rows]. Strides are in elements, and the last dimension of values is contiguous.
+struct MergeRows {
+  void* values = nullptr;  // null: not given
+  void* lse = nullptr;     // null: values are summed without weights
+  int64_t value_strides[3] = {}, lse_strides[3] = {};
+  int64_t first = 0, rows = 0;  // for a part: the first row of the whole that it has, and the number of its rows
+};
+
+struct MergeArguments {
+  static constexpr int kMost = 8;
+  MergeRows to, before, parts[kMost];
+  int count = 0;                   // the number of parts
+  const int64_t* index = nullptr;  // [rows] or null: the row of `to` and `before` for each row of the only part
+  int64_t batch = 0, heads = 0, rows = 0, dim = 0;
+  MergeType part_type = MergeType::kFloat;
+  bool narrow = false;   // whether `to` has the parts' type instead of the accumulator's
+  bool aligned = false;  // whether four elements can be moved at once everywhere
+};
+
+// The arguments for a call of merge_parts (merge.cc). Raises Error(kInternal) if `out` has neither the accumulator's
+// dtype nor the parts'.
+MergeArguments merge_arguments(const at::Tensor& out, const at::Tensor& lse, const at::Tensor& before_out,
+                               const at::Tensor& before_lse, std::span<const MergePart> parts, const at::Tensor& index);
+
+// Starts the kernel on `stream` and returns a cudaError_t (merge.cu).
+int launch_merge(const MergeArguments& arguments, CUstream_st* stream);
+
+// A block has kMergeWarps warps of kMergeLanes threads. A warp computes one row of one head after the other.
+// Neighbouring blocks compute neighbouring heads, which are adjacent in memory.
+inline constexpr int kMergeLanes = 32;
+inline constexpr int kMergeWarps = 4;
+
+// The numbers of blocks, in the order of a grid's dimensions.
+struct MergeGrid {
+  int64_t heads = 0, rows = 0, batch = 0;
+
+  static constexpr int64_t kMost = 65535;  // the limit of the second and third dimension
+  bool empty() const { return heads == 0 || rows == 0 || batch == 0; }
+  bool fits() const { return heads <= INT32_MAX && batch <= kMost; }
+};
+
+inline MergeGrid merge_grid(const MergeArguments& a) {
+  if (a.dim == 0) return {};
+  return {a.heads, std::min((a.rows + kMergeWarps - 1) / kMergeWarps, MergeGrid::kMost), a.batch};
+}
+
+// The place of a thread in the grid.
+struct MergeThread {
+  int64_t head = 0, block = 0, batch = 0;  // its block's
+  int64_t blocks = 1;                      // MergeGrid::rows
+  int warp = 0, lane = 0;
+};
+
+// The work of one thread. A is the accumulator's type, P the parts', and O the result's; kWidth elements are moved at
+// once. Sums are added in a fixed order, which is that of the CPU: the parts in their order, then what was held before.
+template <typename A, typename P, typename O, int kWidth>
+class MergeWork {
+ public:
+  ANNULUS_HOST_DEVICE MergeWork(const MergeArguments& arguments, const MergeThread& thread)
+      : a_(arguments), thread_(thread) {}
+
+  // All threads of a warp run it together. Where they run one after the other, lane 0 must be the last one, because it
+  // writes the lse that the others read.
+  ANNULUS_HOST_DEVICE void run() {
+    for (int64_t i = thread_.block * kMergeWarps + thread_.warp; i < a_.rows; i += thread_.blocks * kMergeWarps) {
+      merge_row(i);
+    }
+  }
+
+ private:
+  static constexpr int kBefore = MergeArguments::kMost;  // the index of what was held before
+
+  struct alignas(sizeof(A) * kWidth) Accumulated {
+    A value[kWidth];
+  };
+  struct alignas(sizeof(P) * kWidth) Parts {
+    P value[kWidth];
+  };
+  struct alignas(sizeof(O) * kWidth) Results {
+    O value[kWidth];
+  };
+
+  ANNULUS_HOST_DEVICE int64_t offset(const int64_t (&strides)[3], int64_t row) const {
+    return thread_.batch * strides[0] + thread_.head * strides[1] + row * strides[2];
+  }
+  template <typename T>
+  ANNULUS_HOST_DEVICE T* values_at(const MergeRows& r, int64_t row) const {
+    return static_cast<T*>(r.values) + offset(r.value_strides, row);
+  }
+  ANNULUS_HOST_DEVICE A* lse_at(const MergeRows& r, int64_t row) const {
+    return static_cast<A*>(r.lse) + offset(r.lse_strides, row);
+  }
+
+  ANNULUS_HOST_DEVICE void merge_row(int64_t i) {
+    const int64_t row = a_.index != nullptr ? a_.index[i] : i;
+    const bool sums = a_.to.lse == nullptr;
+    const A nothing = -static_cast<A>(INFINITY);
+    A weight[MergeArguments::kMost + 1];  // at first lse
+    A most = nothing;
+    ANNULUS_UNROLL
+    for (int p = 0; p < MergeArguments::kMost; ++p) {
+      const int64_t own = a_.index != nullptr ? i : i - a_.parts[p].first;
+      const bool there = p < a_.count && own >= 0 && own < a_.parts[p].rows;
+      weight[p] = !there ? nothing : sums ? A(0) : *lse_at(a_.parts[p], own);
+      if (weight[p] > most || weight[p] != weight[p]) most = weight[p];
+    }
+    const bool nothing_new = most == nothing;
+    if (nothing_new && a_.before.values == a_.to.values) return;  // merging in place: the row stays as it is
+    weight[kBefore] = a_.before.values == nullptr ? nothing : sums ? A(0) : *lse_at(a_.before, row);
+    if (weight[kBefore] > most || weight[kBefore] != weight[kBefore]) most = weight[kBefore];
+    A sum = 0;  // 0 only if there is nothing at all
+    ANNULUS_UNROLL
+    for (int p = 0; p <= kBefore; ++p) {
+      // If nothing was held before, or a part has no key, the values may be anything and are not read.
+      if (weight[p] == nothing) {
+        weight[p] = 0;
+        continue;
+      }
+      using std::exp;
+      weight[p] = sums ? A(1) : exp(weight[p] - most);
+      sum += weight[p];
+    }
+    if (!sums && sum != 0) {
+      ANNULUS_UNROLL
+      for (int p = 0; p <= kBefore; ++p) {
+        if (weight[p] != 0) weight[p] /= sum;  // 0 stays 0 if the sum is not a number
+      }
+    }
+    O* const to = values_at<O>(a_.to, row);
+    for (int64_t d = int64_t{thread_.lane} * kWidth; d < a_.dim; d += int64_t{kMergeLanes} * kWidth) {
+      A result[kWidth] = {};
+      ANNULUS_UNROLL
+      for (int p = 0; p < MergeArguments::kMost; ++p) {
+        if (weight[p] != 0) {
+          const int64_t own = a_.index != nullptr ? i : i - a_.parts[p].first;
+          const auto part = *reinterpret_cast<const Parts*>(values_at<const P>(a_.parts[p], own) + d);
+          ANNULUS_UNROLL
+          for (int e = 0; e < kWidth; ++e) result[e] += weight[p] * static_cast<A>(part.value[e]);
+        }
+      }
+      if (weight[kBefore] != 0) {
+        const auto before = *reinterpret_cast<const Accumulated*>(values_at<const A>(a_.before, row) + d);
+        ANNULUS_UNROLL
+        for (int e = 0; e < kWidth; ++e) result[e] += weight[kBefore] * before.value[e];
+      }
+      Results packed;
+      ANNULUS_UNROLL
+      for (int e = 0; e < kWidth; ++e) packed.value[e] = static_cast<O>(result[e]);
+      *reinterpret_cast<Results*>(to + d) = packed;
+    }
+#ifdef __CUDA_ARCH__
+    __syncwarp();  // all lanes have read what was held before
+#endif
+    using std::log;
+    if (!sums && thread_.lane == 0) *lse_at(a_.to, row) = sum == 0 ? nothing : most + log(sum);
+  }
+
+  const MergeArguments& a_;
+  const MergeThread thread_;
+};
+
+// Calls visit.template run<A, P, O, kWidth>() with the types of a call and returns its result.
+template <typename BFloat16, typename Half, typename Visit>
+auto with_merge_types(const MergeArguments& a, const Visit& visit) {
+  switch (a.part_type) {
+    case MergeType::kDouble:
+      return a.aligned ? visit.template run<double, double, double, 4>()
+                       : visit.template run<double, double, double, 1>();
+    case MergeType::kBFloat16:
+      if (a.narrow) {
+        return a.aligned ? visit.template run<float, BFloat16, BFloat16, 4>()
+                         : visit.template run<float, BFloat16, BFloat16, 1>();
+      }
+      return a.aligned ? visit.template run<float, BFloat16, float, 4>()
+                       : visit.template run<float, BFloat16, float, 1>();
+    case MergeType::kHalf:
+      if (a.narrow) {
+        return a.aligned ? visit.template run<float, Half, Half, 4>() : visit.template run<float, Half, Half, 1>();
+      }
+      return a.aligned ? visit.template run<float, Half, float, 4>() : visit.template run<float, Half, float, 1>();
+    default:
+      return a.aligned ? visit.template run<float, float, float, 4>() : visit.template run<float, float, float, 1>();
+  }
+}
+
+}  // namespace annulus
+
+#undef ANNULUS_HOST_DEVICE
+#undef ANNULUS_UNROLL
