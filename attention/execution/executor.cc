@@ -90,6 +90,12 @@ struct Execution {
     return grads;
   }
 
+  // Takes these dk and dv for the rank's own gradients. Nothing may be added to them.
+  void put_own_gradients(const Kernel::KeyGradients& gradients) {
+    buffers.put(kOwnGradBuffer, {gradients.dk, gradients.dv});
+    fresh.erase({kOwnGradBuffer, 0});
+  }
+
   // Runs all steps: starts each step's transfers, calls compute(tiles) for its tiles, those of one block at a time,
   // waits, does the additions, and ends the lives of buffers.
   template <typename Compute>
@@ -218,8 +224,13 @@ AttentionGradients attention_backward(const at::Tensor& dout, const at::Tensor& 
   if (program.saved >= 0) execution.buffers.put(program.saved, {forward.saved_k, forward.saved_v});
   kernel->begin_backward(dout, q, forward.out, forward.lse, kernel_call(q, call, program));
   execution.run([&](std::span<const Tile> tiles) {
-    kernel->backward(execution.block(tiles[0].buffer, tiles[0].block),
-                     execution.grads(tiles[0].grad_buffer, tiles[0].grad_block), tiles, execution.poll);
+    const KeyBlock keys = execution.block(tiles[0].buffer, tiles[0].block);
+    if (program.request.ranks == 1) {  // all tiles are in one step and read one block, and nothing else is added
+      if (const auto whole = kernel->whole_backward(keys, tiles, execution.poll)) {
+        return execution.put_own_gradients(*whole);
+      }
+    }
+    kernel->backward(keys, execution.grads(tiles[0].grad_buffer, tiles[0].grad_block), tiles, execution.poll);
   });
   const at::ScalarType type = q.scalar_type();
   const TensorPair& home = execution.buffers.get(kOwnGradBuffer);

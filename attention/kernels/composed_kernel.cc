@@ -276,15 +276,9 @@ class ComposedKernel : public Kernel {
     run(
         keys, &grads, tiles, poll,
         [&](const DirectCall& c) {
-          const Span& rows = c.rectangle.query_rows;
-          const Band& band = c.rectangle.band;
-          const at::Tensor qs = rows_of(q_, c, rows), ks = keys_of(k, block, c), vs = keys_of(v, block, c);
-          const at::Tensor lse = aligned(lse_view(lse_, c.batch, c.heads.query, rows));
-          const auto part = operators_.backward(rows_of(dout_, c, rows), qs, ks, vs, rows_of(out_, c, rows), lse, band,
-                                                call_.scale, /*gathered=*/false);
+          const auto part = direct_backward(c, block);
           count(part);
-          const bool sets = sets_all(c.batch == grads.batch && c.heads.kv == grads.heads &&
-                                     covers(c.rectangle.grad_rows, grads.k.size(1)));
+          const bool sets = sets_all(covers_block(c, grads));
           const auto give = [&](const at::Tensor& all, const at::Tensor& from) {
             const at::Tensor to = block_view(all, grads, c.batch, c.heads.kv, c.rectangle.grad_rows);
             const at::Tensor values = from.narrow(3, 0, head_dim_).transpose(1, 2);
@@ -292,7 +286,6 @@ class ComposedKernel : public Kernel {
           };
           give(grads.k, part.dk);
           give(grads.v, part.dv);
-          sums_->add(c, part.dq, {});
         },
         [&](const GatherCall& c, const Prepared::Rows& rows) {
           const auto of_queries = [&](const at::Tensor& t) { return gathered(t, c.heads, rows.queries, c.count); };
@@ -320,6 +313,20 @@ class ComposedKernel : public Kernel {
   }
 
   at::Tensor finish_backward() override { return sums_->finish().values.narrow(3, 0, head_dim_); }
+
+  std::optional<KeyGradients> whole_backward(const KeyBlock& keys, std::span<const Tile> tiles,
+                                             const Poll& poll) override {
+    if (call_.dropout.rate > 0) return std::nullopt;
+    const PreparedPointer what = composed(keys, &keys, tiles);
+    const Composition& c = what->composition;
+    if (c.direct.size() != 1 || !c.gathered.empty() || !c.dense.empty()) return std::nullopt;
+    if (!covers_block(c.direct[0], keys) || c.direct[0].rectangle.key_rows != c.direct[0].rectangle.grad_rows) {
+      return std::nullopt;
+    }
+    const auto part = direct_backward(c.direct[0], {fitted(keys.k), fitted(keys.v), keys.batch, keys.heads});
+    if (poll) poll();
+    return KeyGradients{part.dk.narrow(3, 0, head_dim_), part.dv.narrow(3, 0, head_dim_)};
+  }
 
   std::vector<Charge> charges(const CallSize& size) const override {
     const int64_t e = size.element(), wide = static_cast<int64_t>(c10::elementSize(accumulator_type(size.type)));
@@ -369,9 +376,7 @@ class ComposedKernel : public Kernel {
       for (const Tile& tile : tiles) dense(tile);
       return;
     }
-    input_.keys = {keys.batch, keys.heads, keys.k.size(1)};
-    input_.grads = grads ? BlockShape{grads->batch, grads->heads, grads->k.size(1)} : BlockShape{};
-    const PreparedPointer what = prepared(call_.program, tiles, input_, q_.device());
+    const PreparedPointer what = composed(keys, grads, tiles);
     for (const DirectCall& call : what->composition.direct) {
       direct(call);
       if (poll) poll();
@@ -381,6 +386,27 @@ class ComposedKernel : public Kernel {
       if (poll) poll();
     }
     for (const Tile& tile : what->composition.dense) dense(tile);
+  }
+
+  PreparedPointer composed(const KeyBlock& keys, const KeyBlock* grads, std::span<const Tile> tiles) {
+    input_.keys = {keys.batch, keys.heads, keys.k.size(1)};
+    input_.grads = grads ? BlockShape{grads->batch, grads->heads, grads->k.size(1)} : BlockShape{};
+    return prepared(call_.program, tiles, input_, q_.device());
+  }
+
+  // Computes a call with keys of `block`, whose tensors are fitted. Adds up its dq and returns dk and dv.
+  AttentionOperator::Backward direct_backward(const DirectCall& c, const KeyBlock& block) {
+    const Span& rows = c.rectangle.query_rows;
+    const at::Tensor lse = aligned(lse_view(lse_, c.batch, c.heads.query, rows));
+    const auto part = operators_.backward(rows_of(dout_, c, rows), rows_of(q_, c, rows), keys_of(block.k, block, c),
+                                          keys_of(block.v, block, c), rows_of(out_, c, rows), lse, c.rectangle.band,
+                                          call_.scale, /*gathered=*/false);
+    sums_->add(c, part.dq, {});
+    return part;
+  }
+  // Whether the call's gradients are those of all rows, kv heads and batch rows of a block.
+  static bool covers_block(const DirectCall& c, const KeyBlock& block) {
+    return c.batch == block.batch && c.heads.kv == block.heads && covers(c.rectangle.grad_rows, block.k.size(1));
   }
 
   // Views in the layout of operators, [b, n, h, D].

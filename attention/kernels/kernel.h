@@ -5,6 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -62,6 +63,18 @@ class Kernel {
                               const KernelCall& call) = 0;
   virtual void backward(const KeyBlock& keys, const KeyBlock& grads, std::span<const Tile> tiles, const Poll& poll) = 0;
   virtual at::Tensor finish_backward() = 0;  // dq, in the accumulator's dtype or in q's
+
+  // May be called instead of backward(), if the gradients of a block, which holds the same rows as `keys`, come from
+  // these tiles alone. If the kernel has dk and dv as the results of one operation, it returns these tensors, so that
+  // nothing is copied to an accumulator and rounded again. Otherwise it has computed nothing, and backward() must be
+  // called.
+  struct KeyGradients {
+    at::Tensor dk, dv;  // like keys.k and keys.v, in the inputs' dtype or in the accumulator's
+  };
+  virtual std::optional<KeyGradients> whole_backward(const KeyBlock& /*keys*/, std::span<const Tile> /*tiles*/,
+                                                     const Poll& /*poll*/) {
+    return std::nullopt;
+  }
 
   // The memory that a call of this size takes (When::kForward and kBackward), in addition to what the kernel is given
   // and what it returns in the inputs' dtype.

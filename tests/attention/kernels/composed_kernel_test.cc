@@ -41,12 +41,18 @@ class Recorded : public MaskedOperator {
     forwards.push_back(result);
     return result;
   }
+  Backward backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                    const at::Tensor& out, const at::Tensor& lse, const Band& band, double scale) const override {
+    backwards.push_back(MaskedOperator::backward(dout, q, k, v, out, lse, band, scale));
+    return backwards.back();
+  }
   // How many results of forwards somebody else holds as well.
   int64_t held() const {
     return std::count_if(forwards.begin(), forwards.end(),
                          [](const Forward& f) { return f.out.storage().use_count() > 1; });
   }
   mutable std::vector<Forward> forwards;
+  mutable std::vector<Backward> backwards;
 };
 
 ComposedKernelOptions without_gathering() {
@@ -225,6 +231,68 @@ TEST(WaitingResults, HoldAtMostWhatTheKernelDeclares) {
   kernel->forward(c.keys, c.tiles, {});
   kernel->finish_forward(out, lse);
   EXPECT_EQ(out.data_ptr(), recorded->forwards[0].out.data_ptr());
+}
+
+// One call that covers a block gives its dk and dv as they are; anything else is left to backward().
+TEST(WholeBackward, GradientsAreTheOperatorsOwnTensors) {
+  at::set_num_threads(1);
+  const Case c = whole_case(at::kDouble, {-Band::kUnbounded, 0});
+  const Result want = by_definition(c);
+  const auto recorded = std::make_shared<Recorded>();
+  const auto whole = [&](const Case& of, const ComposedKernelOptions& options) {
+    const auto kernel = make_composed_kernel({recorded}, options);
+    kernel->begin_backward(of.dout, of.q, want.out, want.lse, of.call);
+    const size_t before = recorded->backwards.size();
+    const auto gradients = kernel->whole_backward(of.keys, of.tiles, {});
+    EXPECT_EQ(recorded->backwards.size() - before, gradients ? 1u : 0u);
+    if (gradients) {
+      EXPECT_LT((kernel->finish_backward() - want.dq).abs().max().item<double>(), kExact);
+      EXPECT_EQ(kernel->peak_result_elements(), 0);
+    }
+    return gradients;
+  };
+  const auto gradients = whole(c, without_gathering());
+  ASSERT_TRUE(gradients);
+  EXPECT_EQ(gradients->dk.data_ptr(), recorded->backwards.back().dk.data_ptr());
+  EXPECT_EQ(gradients->dv.data_ptr(), recorded->backwards.back().dv.data_ptr());
+  EXPECT_LT((gradients->dk - want.dk).abs().max().item<double>(), kExact);
+  EXPECT_LT((gradients->dv - want.dv).abs().max().item<double>(), kExact);
+
+  Case some_keys = c, some_heads = c, several = c, dropped = c;
+  some_keys.tiles[0].query_rows = some_keys.tiles[0].key_rows = some_keys.tiles[0].grad_rows = {0, 1, 63};
+  some_keys.tiles[0].query_positions = some_keys.tiles[0].key_positions = {0, 1, 63};
+  some_heads.tiles[0].heads = {0, 1, 2};
+  several.tiles.push_back(c.tiles[0]);
+  dropped.call.dropout.rate = 0.5;
+  for (const Case* other : {&some_keys, &some_heads, &several, &dropped}) {
+    EXPECT_FALSE(whole(*other, without_gathering()));
+  }
+}
+
+// In a call on one rank nothing but the gradients themselves is held, and they are those of the oracle. Over several
+// ranks, and where tiles are gathered, results are added to accumulators.
+TEST(WholeBackward, OneRankHoldsNoResultsBesidesItsGradients) {
+  at::set_num_threads(1);
+  for (const at::ScalarType type : {at::kDouble, at::kBFloat16}) {
+    for (const int ranks : {1, 2}) {
+      for (const char* pattern : {"{ kind = \"causal\" }", "{ kind = \"window\", left = 5, right = 0 }"}) {
+        PlanRequest request;
+        request.shape = {2, 4, 2, 96, 96, 0};
+        request.pattern = parse_pattern(pattern, "test");
+        request.ranks = ranks;
+        const testing::Inputs in = testing::random_inputs(request.shape, 16, type);
+        const testing::RankResults run = testing::run_everywhere(request, in, KernelKind::kEfficient);
+        const bool whole = ranks == 1 && request.pattern.kind == PatternSpec::Kind::kFull;
+        EXPECT_EQ(run.backward[0].peak_result_elements == 0, whole) << pattern << ranks;
+        if (ranks == 1) {
+          EXPECT_EQ(run.backward[0].peak_grad_elements, 2 * 2 * 96 * 2 * 16);
+        }
+        for (const double error : testing::errors(run.result, testing::oracle_of(request, in))) {
+          EXPECT_LT(error, type == at::kDouble ? 1e-12 : 0.02) << pattern << ranks;
+        }
+      }
+    }
+  }
 }
 
 }  // namespace
