@@ -336,14 +336,27 @@ HWY_INLINE T exponentials(T* x, const Run* runs, int64_t count, T scale, T shift
 
 template <typename T>
 void softmax(int64_t used, T* s, int64_t s_step, const Run* runs, int64_t count, T scale, T* maximum, T* sum, T* keep) {
+  const Tag<T> d;
   constexpr T kInfinity = std::numeric_limits<T>::infinity();
+  constexpr int64_t kPadded = (kRows + kLanes<T> - 1) / kLanes<T> * kLanes<T>;
+  HWY_ALIGN T most[kPadded] = {}, before[kPadded] = {}, factor[kPadded];
   for (int64_t r = 0; r < used; ++r) {
-    T* const row = s + r * s_step;
-    const T most = std::max(maximum[r], scale * most_of(row, runs, count));
-    const T shift = most == -kInfinity ? 0 : most;
-    keep[r] = maximum[r] == most && most != -kInfinity ? T{1} : std::exp(maximum[r] - shift);
-    sum[r] = sum[r] * keep[r] + exponentials(row, runs, count, scale, shift);
-    maximum[r] = most;
+    before[r] = maximum[r];
+    most[r] = std::max(maximum[r], scale * most_of(s + r * s_step, runs, count));
+  }
+  // Few rows have a new maximum, but an exponential of all of them costs less than a branch for each.
+  const auto least = hn::Set(d, -kInfinity), one = hn::Set(d, T{1});
+  for (int64_t r = 0; r < kPadded; r += kLanes<T>) {
+    const auto now = hn::Load(d, most + r), then = hn::Load(d, before + r);
+    const auto shift = hn::IfThenZeroElse(hn::Eq(now, least), now);
+    const auto same = hn::And(hn::Eq(now, then), hn::Ne(now, least));
+    hn::Store(hn::IfThenElse(same, one, exponential(d, hn::Sub(then, shift))), d, factor + r);
+  }
+  for (int64_t r = 0; r < used; ++r) {
+    const T shift = most[r] == -kInfinity ? 0 : most[r];
+    keep[r] = factor[r];
+    sum[r] = sum[r] * keep[r] + exponentials(s + r * s_step, runs, count, scale, shift);
+    maximum[r] = most[r];
   }
 }
 

@@ -190,10 +190,10 @@ TEST_F(Kernels, LongRowsAndKeysEqualTheDefinition) {
     const int64_t n = 400, m = 2100;
     c.q = at::randn({1, n, 2, dim}, options), c.dout = at::randn({1, n, 2, dim}, options);
     c.keys = {at::randn({1, m, 1, dim}, options), at::randn({1, m, 1, dim}, options), {0, 1, 1}, {0, 1, 1}};
-    c.q.select(3, 0).copy_(at::arange(n, options).sub(150).mul(0.1).view({1, n, 1}));
+    c.call.group = 2, c.call.scale = dim == 8 ? 0.7 : 0.35;
+    c.q.select(3, 0).copy_(at::arange(n, options).sub(150).mul(0.07 / c.call.scale).view({1, n, 1}));
     c.keys.k.select(3, 0).copy_(at::arange(m, options).mul(0.003).view({1, m, 1}));
     c.grad_batch = c.grad_heads = {0, 1, 1}, c.grad_rows = m;
-    c.call.group = 2, c.call.scale = 0.7;
     const auto add = [&](Span queries, Span keys, Band band) {
       Tile t;
       t.batch = {0, 1, 1}, t.heads = {0, 1, 2};
@@ -211,6 +211,7 @@ TEST_F(Kernels, LongRowsAndKeysEqualTheDefinition) {
     for (const int threads : {1, 3}) {  // the threads share one kv head and divide its keys
       at::set_num_threads(threads);
       for (const KernelKind kind : kCpuKernels) {
+        if (dim != 8 && kind != KernelKind::kCpu) continue;  // the others treat rows of any length alike
         EXPECT_LT(worst(run(c, kind), want), type == at::kDouble ? 2e-12 : 5e-4)  // logits of 90; 1.5e-4 seen in fp32
             << to_string(kind) << " " << type << " " << dim << ", " << threads << " threads";
       }
