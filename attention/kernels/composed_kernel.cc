@@ -319,8 +319,9 @@ class ComposedKernel : public Kernel {
     if (call_.dropout.rate > 0) return std::nullopt;
     const PreparedPointer what = composed(keys, &keys, tiles);
     const Composition& c = what->composition;
-    if (c.direct.size() != 1 || !c.gathered.empty() || !c.dense.empty()) return std::nullopt;
-    if (!covers_block(c.direct[0], keys) || c.direct[0].rectangle.key_rows != c.direct[0].rectangle.grad_rows) {
+    const bool one = c.direct.size() == 1 && c.gathered.empty() && c.dense.empty();
+    if (!one || !covers_block(c.direct[0], keys) || c.direct[0].rectangle.key_rows != c.direct[0].rectangle.grad_rows) {
+      of_next_call_ = what;
       return std::nullopt;
     }
     const auto part = direct_backward(c.direct[0], {fitted(keys.k), fitted(keys.v), keys.batch, keys.heads});
@@ -389,6 +390,7 @@ class ComposedKernel : public Kernel {
   }
 
   PreparedPointer composed(const KeyBlock& keys, const KeyBlock* grads, std::span<const Tile> tiles) {
+    if (of_next_call_) return std::exchange(of_next_call_, nullptr);
     input_.keys = {keys.batch, keys.heads, keys.k.size(1)};
     input_.grads = grads ? BlockShape{grads->batch, grads->heads, grads->k.size(1)} : BlockShape{};
     return prepared(call_.program, tiles, input_, q_.device());
@@ -454,6 +456,8 @@ class ComposedKernel : public Kernel {
   at::Tensor lse_, lse_rows_;  // backward: [B, H, n] and [B, n, H], +inf in rows without keys
   DenseQueries wide_;
   std::optional<RowSums> sums_;  // forward: out and lse; backward: dq
+  // What whole_backward() has found for the tiles that it left to backward().
+  PreparedPointer of_next_call_;
 };
 
 }  // namespace

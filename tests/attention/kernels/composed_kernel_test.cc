@@ -141,11 +141,11 @@ int64_t calls_of(const std::vector<Step>& steps) {
 TEST(Compositions, EachStepOfAProgramIsComposedOnce) {
   at::set_num_threads(1);
   for (const char* pattern : {"{ kind = \"window\", left = 20, right = 0 }", "{ kind = \"full\" }"}) {
-    for (const int64_t length : {192, 256}) {  // two programs
+    for (const auto& [length, ranks] : {std::pair<int64_t, int>{192, 4}, {256, 4}, {192, 1}}) {  // three programs
       PlanRequest request;
       request.shape = {1, 4, 2, length, length, 0};
       request.pattern = parse_pattern(pattern, "test");
-      request.ranks = 4;
+      request.ranks = ranks;
       request.schedule = ScheduleKind::kRing;
       int64_t calls = 0;
       for (int r = 0; r < request.ranks; ++r) {
