@@ -214,6 +214,7 @@ ROOMS = {
         "common",
     ],
     "model": [
+        "model/gpu",
         "model/description",
         "modules",
         "tensor_files",
@@ -225,6 +226,7 @@ ROOMS = {
         "simd",
         "common",
     ],
+    "model/gpu": [],
     "modules": [
         "model/description",
         "attention/execution",

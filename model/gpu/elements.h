@@ -1,0 +1,75 @@
+// Elements of the kernels' tensors: their types, and loading and storing several of them at once. Used by the kernels
+// of this folder. The same source is compiled by nvcc, where it runs on a GPU, and by the compiler of a CPU, where
+// tests run it (tests/model/gpu/thread_fibers.h).
+#pragma once
+
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
+
+#include <cassert>
+#include <cstdint>
+#include <cstring>
+
+#ifdef __CUDACC__
+#define ANNULUS_DEVICE __device__ __forceinline__
+#define ANNULUS_UNROLL _Pragma("unroll")
+#else
+#define ANNULUS_DEVICE inline
+#define ANNULUS_UNROLL
+#endif
+
+namespace annulus::gpu {
+
+// The type of a tensor's elements. Statistics, and everything that is computed, is fp32.
+enum class Element { kFloat, kBFloat16, kHalf };
+
+inline constexpr int64_t bytes_of(Element element) { return element == Element::kFloat ? 4 : 2; }
+
+// Bytes that a thread loads or stores at once where addresses are multiples of it.
+inline constexpr int64_t kVectorBytes = 16;
+
+// The number of elements of that size.
+template <typename T>
+inline constexpr int kVector = static_cast<int>(kVectorBytes / sizeof(T));
+
+template <typename T, int kWidth>
+struct alignas(sizeof(T) * kWidth) Pack {
+  T value[kWidth];
+};
+
+// The address must be a multiple of the pack's size.
+template <int kWidth, typename T>
+ANNULUS_DEVICE Pack<T, kWidth> load(const T* address) {
+#ifdef __CUDACC__
+  return *reinterpret_cast<const Pack<T, kWidth>*>(address);
+#else
+  assert(reinterpret_cast<uintptr_t>(address) % sizeof(Pack<T, kWidth>) == 0);
+  Pack<T, kWidth> pack;
+  std::memcpy(&pack, address, sizeof(pack));
+  return pack;
+#endif
+}
+template <typename T, int kWidth>
+ANNULUS_DEVICE void store(T* address, const Pack<T, kWidth>& pack) {
+#ifdef __CUDACC__
+  *reinterpret_cast<Pack<T, kWidth>*>(address) = pack;
+#else
+  assert(reinterpret_cast<uintptr_t>(address) % sizeof(pack) == 0);
+  std::memcpy(address, &pack, sizeof(pack));
+#endif
+}
+
+// Calls f(T()) with the type of these elements.
+template <typename F>
+void by_element(Element element, const F& f) {
+  switch (element) {
+    case Element::kFloat:
+      return f(float());
+    case Element::kBFloat16:
+      return f(c10::BFloat16());
+    case Element::kHalf:
+      return f(c10::Half());
+  }
+}
+
+}  // namespace annulus::gpu

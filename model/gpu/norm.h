@@ -1,0 +1,282 @@
+// RMSNorm after a residual addition as kernels for GPUs, forward and backward: one pass over the tensors, each of which
+// is read once and written once. fused::add_rms_norm (model/fused_loops.h) has the formulas. Launched by norm.cu, and
+// run on a CPU by tests (elements.h); model/gpu_ops.cc fills the arguments.
+//
+// A *group* of threads computes a row. A kernel is a struct with its arguments, whose operator() every thread of every
+// group calls with its group:
+//   kThreads, thread()     the number of threads of a group, and which of them calls
+//   worker(), workers()    which group it is, and how many there are
+//   sync()                 waits for all threads of the group, which then see what the others have written
+//   sum(x), most(x)        the sum or the maximum over all threads, on every thread; added in a fixed order; it waits
+//   sum_of_warps(x)        for the threads of the first warp, the sum over the threads of the same lane; it waits
+// All threads of a group must make the same calls that wait.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "model/gpu/elements.h"
+
+namespace annulus::gpu {
+
+inline constexpr int kWarp = 32;
+
+// Where rows lie: row r begins at element (r / inner) * stride + (r % inner) * dim, and its statistic is the element
+// (r / inner) * statistics_stride + r % inner.
+struct NormRows {
+  int64_t rows = 0;
+  int dim = 0;
+  int64_t inner = 1, stride = 0, statistics_stride = 1;
+};
+
+struct NormArguments {
+  Element element = Element::kFloat;
+  bool aligned = false;  // whether every row begins at a multiple of kVectorBytes and is a multiple of it long
+  NormRows at;
+  const void *x = nullptr, *delta = nullptr;  // delta may be null
+  const void* weight = nullptr;               // [dim]
+  float eps = 0;
+  void* sum = nullptr;  // x + delta; null if delta is
+  void* y = nullptr;
+  float* inv_rms = nullptr;
+};
+
+// Group g of `workers` computes rows g, g + workers, ... and writes their part of the weight's gradient to row g of
+// `partial`, fp32 [workers, dim].
+struct NormGradientArguments {
+  Element element = Element::kFloat;
+  bool aligned = false;
+  NormRows at;
+  const void *dy = nullptr, *dsum = nullptr;  // dsum may be null
+  const void *sum = nullptr, *weight = nullptr;
+  const float* inv_rms = nullptr;
+  void* dx = nullptr;
+  float* partial = nullptr;
+  int64_t workers = 0;
+};
+
+// The sums of columns: fp32 [rows, columns] -> [columns].
+struct ColumnArguments {
+  Element element = Element::kFloat;  // of the sums
+  const float* values = nullptr;
+  int64_t rows = 0;
+  int columns = 0;
+  void* sums = nullptr;
+};
+
+// A thread keeps this many packs of a row in registers. If a row is longer than what all threads of its group keep, the
+// rest is read a second time.
+inline constexpr int kHeld = 2;
+
+// The number of warps that compute a row.
+inline constexpr int norm_warps(int64_t dim, Element element, bool aligned) {
+  const int64_t of_a_warp = kWarp * kHeld * (aligned ? kVectorBytes / bytes_of(element) : 1);
+  return !aligned ? 4 : dim <= of_a_warp ? 1 : dim <= 4 * of_a_warp ? 4 : 16;
+}
+
+// The number of groups of the backward. The order of the sums depends on it, so it does not depend on the device. It
+// makes 16 warps for each of the 132 multiprocessors of an H100 or H200.
+inline constexpr int64_t norm_workers(int64_t rows, int64_t dim, Element element, bool aligned) {
+  const int64_t most = 16 * 132 / norm_warps(dim, element, aligned);
+  return rows < most ? rows : most;
+}
+
+// The place of a row's first element.
+ANNULUS_DEVICE int64_t begin_of(const NormRows& at, int64_t row) {
+  return at.inner == 1 ? row * at.stride : row / at.inner * at.stride + row % at.inner * at.dim;
+}
+ANNULUS_DEVICE int64_t statistic_of(const NormRows& at, int64_t row) {
+  return at.inner == 1 ? row * at.statistics_stride : row / at.inner * at.statistics_stride + row % at.inner;
+}
+
+template <typename T, int kWidth, int kWarps_>
+struct Norm {
+  static constexpr int kWarps = kWarps_;
+  using Packed = Pack<T, kWidth>;
+
+  NormArguments a;
+
+  template <typename Group>
+  ANNULUS_DEVICE void operator()(Group& group) const {
+    constexpr int kStep = Group::kThreads * kWidth;  // columns that all threads load at once
+    const int dim = a.at.dim, first = group.thread() * kWidth;
+    const T* const weight = static_cast<const T*>(a.weight);
+    for (int64_t row = group.worker(); row < a.at.rows; row += group.workers()) {
+      const int64_t begin = begin_of(a.at, row);
+      const T* const x = static_cast<const T*>(a.x) + begin;
+      const T* const delta = a.delta != nullptr ? static_cast<const T*>(a.delta) + begin : nullptr;
+      T* const sum = a.sum != nullptr ? static_cast<T*>(a.sum) + begin : nullptr;
+      T* const y = static_cast<T*>(a.y) + begin;
+
+      // The statistics are those of the sum as it is stored, which the backward reads.
+      float squares = 0;
+      const auto add = [&](int c) {
+        Packed s = load<kWidth>(x + c);
+        if (delta != nullptr) {
+          const Packed d = load<kWidth>(delta + c);
+          ANNULUS_UNROLL
+          for (int e = 0; e < kWidth; ++e) {
+            s.value[e] = static_cast<T>(static_cast<float>(s.value[e]) + static_cast<float>(d.value[e]));
+          }
+          store(sum + c, s);
+        }
+        ANNULUS_UNROLL
+        for (int e = 0; e < kWidth; ++e) {
+          const float v = static_cast<float>(s.value[e]);
+          squares += v * v;
+        }
+        return s;
+      };
+      Packed held[kHeld];
+      ANNULUS_UNROLL
+      for (int i = 0; i < kHeld; ++i) {
+        if (first + i * kStep < dim) held[i] = add(first + i * kStep);
+      }
+      for (int c = first + kHeld * kStep; c < dim; c += kStep) add(c);
+
+      const float inverse = 1.0F / sqrtf(group.sum(squares) / static_cast<float>(dim) + a.eps);
+      const auto write = [&](int c, const Packed& s) {
+        const Packed w = load<kWidth>(weight + c);
+        Packed result;
+        ANNULUS_UNROLL
+        for (int e = 0; e < kWidth; ++e) {
+          result.value[e] = static_cast<T>(static_cast<float>(s.value[e]) * inverse * static_cast<float>(w.value[e]));
+        }
+        store(y + c, result);
+      };
+      ANNULUS_UNROLL
+      for (int i = 0; i < kHeld; ++i) {
+        if (first + i * kStep < dim) write(first + i * kStep, held[i]);
+      }
+      // A thread reads again what it has read or written itself.
+      for (int c = first + kHeld * kStep; c < dim; c += kStep) write(c, load<kWidth>((sum != nullptr ? sum : x) + c));
+      if (group.thread() == 0) a.inv_rms[statistic_of(a.at, row)] = inverse;
+    }
+  }
+};
+
+template <typename T, int kWidth, int kWarps_>
+struct NormGradient {
+  static constexpr int kWarps = kWarps_;
+  using Packed = Pack<T, kWidth>;
+
+  NormGradientArguments a;
+
+  template <typename Group>
+  ANNULUS_DEVICE void operator()(Group& group) const {
+    constexpr int kStep = Group::kThreads * kWidth;
+    const int dim = a.at.dim, first = group.thread() * kWidth;
+    const T* const weight = static_cast<const T*>(a.weight);
+    float* const partial = a.partial + group.worker() * dim;
+    float dweight[kHeld][kWidth] = {};
+    for (int64_t row = group.worker(); row < a.at.rows; row += group.workers()) {
+      const int64_t begin = begin_of(a.at, row);
+      const T* const dy = static_cast<const T*>(a.dy) + begin;
+      const T* const dsum = a.dsum != nullptr ? static_cast<const T*>(a.dsum) + begin : nullptr;
+      const T* const sum = static_cast<const T*>(a.sum) + begin;
+      T* const dx = static_cast<T*>(a.dx) + begin;
+      const float inverse = a.inv_rms[statistic_of(a.at, row)];
+
+      float dot = 0;  // of the gradient of the normed row with the sum
+      const auto multiply = [&](int c, const Packed& g, const Packed& s) {
+        const Packed w = load<kWidth>(weight + c);
+        ANNULUS_UNROLL
+        for (int e = 0; e < kWidth; ++e) {
+          dot += static_cast<float>(g.value[e]) * static_cast<float>(w.value[e]) * static_cast<float>(s.value[e]);
+        }
+      };
+      Packed held_dy[kHeld], held_sum[kHeld];
+      ANNULUS_UNROLL
+      for (int i = 0; i < kHeld; ++i) {
+        const int c = first + i * kStep;
+        if (c < dim) multiply(c, held_dy[i] = load<kWidth>(dy + c), held_sum[i] = load<kWidth>(sum + c));
+      }
+      for (int c = first + kHeld * kStep; c < dim; c += kStep) {
+        multiply(c, load<kWidth>(dy + c), load<kWidth>(sum + c));
+      }
+
+      const float back = group.sum(dot) * inverse * inverse * inverse / static_cast<float>(dim);
+      const auto write = [&](int c, const Packed& g, const Packed& s, float* of_weight) {
+        const Packed w = load<kWidth>(weight + c);
+        Packed result;
+        if (dsum != nullptr) result = load<kWidth>(dsum + c);
+        ANNULUS_UNROLL
+        for (int e = 0; e < kWidth; ++e) {
+          const float through = static_cast<float>(g.value[e]) * inverse, v = static_cast<float>(s.value[e]);
+          of_weight[e] += through * v;
+          const float given = dsum != nullptr ? static_cast<float>(result.value[e]) : 0.0F;
+          result.value[e] = static_cast<T>(given + (through * static_cast<float>(w.value[e]) - v * back));
+        }
+        store(dx + c, result);
+      };
+      ANNULUS_UNROLL
+      for (int i = 0; i < kHeld; ++i) {
+        if (first + i * kStep < dim) write(first + i * kStep, held_dy[i], held_sum[i], dweight[i]);
+      }
+      // These columns are added up in memory. Only this thread reads and writes them.
+      for (int c = first + kHeld * kStep; c < dim; c += kStep) {
+        if (row == group.worker()) {
+          for (int e = 0; e < kWidth; ++e) partial[c + e] = 0;
+        }
+        write(c, load<kWidth>(dy + c), load<kWidth>(sum + c), partial + c);
+      }
+    }
+    ANNULUS_UNROLL
+    for (int i = 0; i < kHeld; ++i) {
+      const int c = first + i * kStep;
+      if (c >= dim) continue;
+      ANNULUS_UNROLL
+      for (int e = 0; e < kWidth; ++e) partial[c + e] = dweight[i][e];
+    }
+  }
+};
+
+template <typename T, int kWarps_>
+struct Columns {
+  static constexpr int kWarps = kWarps_;
+
+  ColumnArguments a;
+
+  // A group adds kWarp columns, each of its warps the rows that are its own.
+  template <typename Group>
+  ANNULUS_DEVICE void operator()(Group& group) const {
+    const int64_t column = group.worker() * kWarp + group.thread() % kWarp;
+    float sum = 0;
+    if (column < a.columns) {
+      for (int64_t row = group.thread() / kWarp; row < a.rows; row += kWarps) sum += a.values[row * a.columns + column];
+    }
+    const float total = group.sum_of_warps(sum);
+    if (group.thread() < kWarp && column < a.columns) static_cast<T*>(a.sums)[column] = static_cast<T>(total);
+  }
+};
+
+// These choose a kernel for arguments and call start(kernel, number of groups).
+template <typename Start>
+void choose(const NormArguments& a, const Start& start) {
+  by_element(a.element, [&]<typename T>(T) {
+    const int warps = norm_warps(a.at.dim, a.element, a.aligned);
+    if (!a.aligned) return start(Norm<T, 1, 4>{a}, a.at.rows);
+    if (warps == 1) return start(Norm<T, kVector<T>, 1>{a}, a.at.rows);
+    if (warps == 4) return start(Norm<T, kVector<T>, 4>{a}, a.at.rows);
+    return start(Norm<T, kVector<T>, 16>{a}, a.at.rows);
+  });
+}
+
+template <typename Start>
+void choose(const NormGradientArguments& a, const Start& start) {
+  by_element(a.element, [&]<typename T>(T) {
+    const int warps = norm_warps(a.at.dim, a.element, a.aligned);
+    if (!a.aligned) return start(NormGradient<T, 1, 4>{a}, a.workers);
+    if (warps == 1) return start(NormGradient<T, kVector<T>, 1>{a}, a.workers);
+    if (warps == 4) return start(NormGradient<T, kVector<T>, 4>{a}, a.workers);
+    return start(NormGradient<T, kVector<T>, 16>{a}, a.workers);
+  });
+}
+
+template <typename Start>
+void choose(const ColumnArguments& a, const Start& start) {
+  by_element(a.element,
+             [&]<typename T>(T) { start(Columns<T, 16>{a}, (static_cast<int64_t>(a.columns) + kWarp - 1) / kWarp); });
+}
+
+}  // namespace annulus::gpu
