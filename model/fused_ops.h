@@ -1,6 +1,7 @@
-// The decoder's operations between matrix products as autograd nodes that keep no more than their gradients need. On a
-// CPU in fp32 they are single passes over memory (fused_loops.h); for other dtypes and devices the same mathematics is
-// composed of LibTorch's operators (composed_ops.h). Called by model.cc. Thread safety: free functions without state.
+// The decoder's operations between matrix products as autograd nodes that keep no more than their gradients need. In
+// fp32 on a CPU, and in fp32, bf16 and fp16 on a GPU, they are single passes over memory (loop_ops.h, gpu_ops.h);
+// otherwise the same mathematics is composed of LibTorch's operators (composed_ops.h). Called by model.cc. Thread
+// safety: free functions without state.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,6 +10,7 @@
 #include <string_view>
 
 #include "memory/charge.h"
+#include "model/decoder_ops.h"
 #include "modules/rotary.h"
 
 namespace annulus {
@@ -24,6 +26,8 @@ struct Computes {
   int64_t wide() const;  // bytes of an element of statistics and losses
   // Whether the loops of fused_loops.h run, which take no memory but their results.
   bool loops() const { return !gpu && dtype == at::kFloat; }
+  // Whether operations are single passes, loops or kernels, and not composed.
+  bool single_passes() const { return gpu || loops(); }
 };
 inline constexpr std::string_view kNormPart = "norm";
 inline constexpr std::string_view kGivenGradient = "gradient of the result";
@@ -46,11 +50,6 @@ at::Tensor head_norm(const at::Tensor& qkv, const at::Tensor& q_weight, const at
 
 Part head_norm_charges(int64_t rows, int64_t heads, int64_t kv_heads, int64_t head_dim, const Computes& on);
 
-struct Heads {
-  at::Tensor q;  // [batch, n, heads, head_dim]
-  at::Tensor k;  // [batch, n, kv_heads, head_dim]
-  at::Tensor v;
-};
 // qkv [batch * n, (heads + 2 kv_heads) head_dim] -> contiguous q, k, v; q and k are rotated. n is the table's length.
 Heads rotary_split(const at::Tensor& qkv, const RotaryTable& table, int64_t heads, int64_t kv_heads);
 

@@ -144,7 +144,7 @@ void add_model_charges(const ModelShape& s, int64_t rows, const Computes& on, bo
   for (size_t i = 0; i < attention.size(); ++i) {
     const size_t place = i + 1;
     begin(place);
-    // The first norm adds nothing. If it is composed, its sum is its input, which the parts after attention keep.
+    // The first norm adds nothing. Except with loops, its sum is its input, which the parts after attention keep.
     const int64_t inputs = i > 0 ? 2 * stream : on.loops() ? stream : 0;
     std::vector<Part> to_heads = {norm_charges(rows, s.dim, /*with_sum=*/true, on),
                                   linear_charges("projection to heads", rows, s.dim, heads, /*saves=*/true, on)};
