@@ -1,51 +1,77 @@
 #!/usr/bin/env python3
 """Tests the report that tools/gpu_bundle/report.py writes from files of run.sh; no GPU has made them."""
 
+import io
 import json
 import os
+import re
 import subprocess
 import sys
+import tarfile
 import tempfile
 import unittest
 
-REPORT = os.path.abspath(sys.argv.pop(1))
+REPORT, DOCUMENT = [os.path.abspath(sys.argv.pop(1)) for _ in range(2)]
 
-GTEST = """<?xml version="1.0" encoding="UTF-8"?>
-<testsuites tests="3" failures="%d" name="AllTests"><testsuite name="A" tests="3">
-  <testcase name="good" status="run" result="completed" classname="A" />
-  <testcase name="left" status="run" result="skipped" classname="A">
-    <skipped message="x"><![CDATA[t/a.cc:3
-no second GPU]]></skipped></testcase>
-  %s
-</testsuite></testsuites>
+GOOD = """[==========] Running 2 tests from 1 test suite.
+[ RUN      ] A.good
+operators: cudnn 12, flash2 3
+[       OK ] A.good (3 ms)
+[ RUN      ] A.left
+t/a.cc:3: Skipped
+no second GPU
+
+[  SKIPPED ] A.left (0 ms)
+[==========] 2 tests from 1 test suite ran. (3 ms total)
 """
-BAD = '<testcase name="bad" status="run" result="completed" classname="A"><failure message="m"><![CDATA[t/a.cc:4\nwhy]]></failure></testcase>'
+BAD = """[==========] Running 2 tests from 1 test suite.
+[ RUN      ] A.good
+[       OK ] A.good (3 ms)
+[ RUN      ] A.bad
+t/a.cc:4: Failure
+why
+[  FAILED  ] A.bad (1 ms)
+[==========] 2 tests from 1 test suite ran. (4 ms total)
+[  FAILED  ] 1 test, listed below:
+[  FAILED  ] A.bad
+"""
 
 
 class GpuReportTest(unittest.TestCase):
     def setUp(self):
         self.folder = tempfile.TemporaryDirectory()
-        for name in ("logs", "xml", "bench"):
-            os.mkdir(os.path.join(self.folder.name, name))
+        self.files, self.journal = {}, ["bundle\tx", "call\t2026-11-25T01:02:03Z"]
 
     def tearDown(self):
         self.folder.cleanup()
 
     def write(self, name, text):
-        with open(os.path.join(self.folder.name, name), "w") as f:
-            f.write(text)
+        """Writes a file of details.tar.gz: logs/STEP.out, for example."""
+        self.files[re.sub(r"^logs/(.*)\.(out|err)$", r"logs/\1.1.\2", name)] = text
+
+    def facts(self, **facts):
+        self.journal += ["fact\t%s\t%s" % item for item in facts.items()]
 
     def steps(self, *rows):
-        self.write("steps.tsv", "".join("\t".join(map(str, row)) + "\n" for row in rows))
+        for name, part, kind, result, seconds, reason in rows:
+            if result not in ("skipped", "left out"):
+                self.journal.append("\t".join(["step", name, "1", part, kind, "began", "0", ""]))
+            self.journal.append("\t".join(["step", name, "1", part, kind, str(result), str(seconds), reason]))
 
     def run_report(self):
+        with open(os.path.join(self.folder.name, "journal.tsv"), "w") as f:
+            f.write("".join(line + "\n" for line in self.journal))
+        with tarfile.open(os.path.join(self.folder.name, "details.tar.gz"), "w:gz") as tar:
+            for name, text in self.files.items():
+                info = tarfile.TarInfo("./" + name)
+                info.size = len(text.encode())
+                tar.addfile(info, io.BytesIO(text.encode()))
         done = subprocess.run([sys.executable, REPORT, self.folder.name], capture_output=True, text=True)
         self.assertEqual(done.stderr, "")
         with open(os.path.join(self.folder.name, "report.json")) as f:
             found = json.load(f)
         with open(os.path.join(self.folder.name, "report.txt")) as f:
-            self.assertTrue(done.stdout.startswith(f.read()))
-        return done.returncode, found, done.stdout
+            return done.returncode, found, f.read()
 
     def results(self, found, result):
         return {r["name"]: r["reason"] for r in found["results"] if r["result"] == result}
@@ -55,19 +81,19 @@ class GpuReportTest(unittest.TestCase):
         code, found, text = self.run_report()
         self.assertEqual(code, 0)
         self.assertEqual((found["passed"], found["failed"], found["skipped"]), (0, 0, 1))
-        self.assertTrue(text.splitlines()[-2].startswith("0 passed, 0 failed, 1 skipped"), text)
+        self.assertEqual(text.splitlines()[-1], "0 passed, 0 failed, 1 skipped")
 
     def test_counts_cases_and_does_not_fail_for_missed_goals(self):
         self.steps(["t", "tests", "gtest", 0, 3, ""], ["bench-dense", "bench", "bench", 0, 9, ""],
                    ["bench-longest", "bench", "bench", "left out", 0, "no time left of 10 minutes"])
-        self.write("xml/t.xml", GTEST % (0, ""))
-        figure = {"name": "dense forward 8192", "unit": "TFLOP/s", "value": 612.5, "median": 610}
-        line = {"bench": "gpu", "part": "dense", "device": "NVIDIA H200", "versions": "CUDA 13.0", "figures": [figure]}
-        self.write("logs/bench-dense.out", "a table\n%s\n{broken\n" % json.dumps(line))
+        self.write("logs/t.out", GOOD)
+        figure = {"name": "dense forward 8192", "unit": "TFLOP/s", "value": 612.5, "median": 610, "operators": "cudnn"}
         ratio = {"name": "gpu/dense forward 8192", "settings": "s", "ratio": 1.02, "low": 1.0, "high": 1.1, "goal": 1.031}
         missed = dict(ratio, name="gpu/dense backward 8192", ratio=1.2)
-        self.write("bench/dense.json", json.dumps({"ratios": [ratio, missed, {"name": "x", "ratio": 3.0}]}))
-        self.write("facts.tsv", "gpus\t1\ncannot run\t\n")
+        line = {"bench": "gpu", "part": "dense", "device": "NVIDIA H200", "versions": "CUDA 13.0", "figures": [figure],
+                "ratios": [ratio, missed, {"name": "x", "ratio": 3.0}]}
+        self.write("logs/bench-dense.out", "a table\n%s\n{broken\n" % json.dumps(line))
+        self.facts(gpus=1, cannot="")
         code, found, text = self.run_report()
         self.assertEqual(code, 0)
         self.assertEqual((found["passed"], found["failed"], found["skipped"], found["left_out"]), (2, 0, 1, 1))
@@ -75,6 +101,7 @@ class GpuReportTest(unittest.TestCase):
         self.assertEqual(self.results(found, "skipped"), {"t A.left": "no second GPU"})
         self.assertEqual(found["figures"][0]["value"], 612.5)
         self.assertEqual(found["facts"]["measured on"], "NVIDIA H200")
+        self.assertEqual(found["operators"], {"cudnn": 12, "flash2": 3})
         self.assertIn("2 passed, 0 failed, 1 skipped, 1 left out; goals: 1 met, 1 missed", text)
         self.assertRegex(text, r"dense backward 8192 +1\.200 .* 1\.031 MISSED")
 
@@ -82,8 +109,8 @@ class GpuReportTest(unittest.TestCase):
         self.steps(["t", "tests", "gtest", 1, 3, ""], ["crash", "tests", "gtest", 139, 1, ""],
                    ["slow", "tests", "gtest", 124, 240, "did not end within 240 s"], ["quiet", "tests", "gtest", 0, 1, ""],
                    ["bench-ring", "bench", "bench", 1, 1, ""])
-        self.write("xml/t.xml", GTEST % (1, BAD))
-        self.write("logs/crash.out", "[ RUN      ] B.one\n[       OK ] B.one\n[ RUN      ] B.two\n")
+        self.write("logs/t.out", BAD)
+        self.write("logs/crash.out", "[ RUN      ] B.one\n[       OK ] B.one (1 ms)\n[ RUN      ] B.two\n")
         self.write("logs/bench-ring.err", "annulus: [bench] the ring's results are 3 from the whole call's\n")
         code, found, text = self.run_report()
         self.assertEqual(code, 1)
@@ -93,11 +120,11 @@ class GpuReportTest(unittest.TestCase):
         self.assertIn("segmentation fault in B.two", failed["crash"])
         self.assertIn("did not end within 240 s", failed["slow"])
         self.assertIn("the ring's results are 3", failed["bench-ring"])
-        self.assertIn("1 passed, 5 failed, 1 skipped", text)
+        self.assertIn("2 passed, 5 failed, 0 skipped", text)
 
     def test_crash_after_the_last_case_names_none(self):
         self.steps(["crash", "tests", "gtest", 139, 1, ""])
-        self.write("logs/crash.out", "[ RUN      ] B.one\n[       OK ] B.one\n")
+        self.write("logs/crash.out", "[ RUN      ] B.one\n[       OK ] B.one (1 ms)\n")
         _, found, _ = self.run_report()
         self.assertTrue(self.results(found, "failed")["crash"].startswith("segmentation fault\n"), found)
 
@@ -113,12 +140,12 @@ class GpuReportTest(unittest.TestCase):
                    ["flex-attention", "bench", "flex", 0, 1, ""], ["fine", "tests", "plain", 0, 1, ""])
         good = {"name": "good", "unit": "s", "value": 2}
         lines = [{"bench": "gpu"}, {"bench": "gpu", "part": "dense", "figures": 3}, {"bench": "gpu", "figures": [1, {"name": "x"}, good]},
-                 {"bench": "gpu", "ratios": [{"name": "r", "ratio": None}, {"name": "kept", "ratio": 1.5, "goal": 1.4, "low": "a"}]}]
-        self.write("logs/bench-dense.out", "".join(json.dumps(l) + "\n" for l in lines))
-        self.write("logs/flex-attention.out", '{"figures": null}\n{"figures": [{"name": "flex", "value": 1.0}]}\n')
-        self.write("bench/dense.json", '{"ratios": [{"name": "kept", "ratio": 9}, {"name": "later", "ratio": 1}, {"ratio": "x"}, 7]}')
-        self.write("bench/ring.json", "[1]")
-        self.write("bench/quickstart.jsonl", '{"tokens_per_second": "x"}\n{"tokens_per_second": 5, "loss": null}\n')
+                 {"bench": "gpu", "ratios": [{"name": "r", "ratio": None}, {"name": "kept", "ratio": 1.5, "goal": 1.4, "low": "a"}]},
+                 {"bench": "gpu", "ratios": [{"name": "later", "ratio": 1}, {"ratio": "x"}, 7]}]
+        self.write("logs/bench-dense.out", "[1]\n" + "".join(json.dumps(l) + "\n" for l in lines))
+        flex = [{"figures": None}, {"figures": [{"name": "flex", "value": 1.0}]}]
+        self.write("logs/flex-attention.out", "".join(json.dumps(dict(l, bench="flex_attention")) + "\n" for l in flex))
+        self.write("metrics/quickstart.jsonl", '{"tokens_per_second": "x"}\n{"tokens_per_second": 5, "loss": null}\n')
         code, found, text = self.run_report()
         self.assertEqual(code, 1)
         self.assertEqual(set(self.results(found, "failed")), {"torn"})
@@ -152,10 +179,70 @@ class GpuReportTest(unittest.TestCase):
         for n, speed in ((1, 1000), (2, 1900)):
             lines = [{"step": 5, "loss": 5.5, "tokens_per_second": 1}, {"step": 10, "loss": 5.0, "tokens_per_second": speed},
                      {"validation_loss": 5}]
-            self.write("bench/scaling-%d.jsonl" % n, "".join(json.dumps(o) + "\n" for o in lines))
+            self.write("metrics/scaling-%d.jsonl" % n, "".join(json.dumps(o) + "\n" for o in lines))
         _, found, text = self.run_report()
         self.assertEqual([(s["gpus"], s["over_one"]) for s in found["scaling"]], [(1, 1.0), (2, 1.9)])
         self.assertIn("95.0% of ideal", text)
+
+    # ---- The tables for docs/performance.md.
+
+    def tables(self):
+        self.run_report()
+        done = subprocess.run([sys.executable, REPORT, self.folder.name, "--table"], capture_output=True, text=True, check=True)
+        return done.stdout
+
+    @staticmethod
+    def cells(text):
+        rows = [[c.strip() for c in line.strip("| \n").split(" | ")] for line in text.splitlines() if line.startswith("| ")]
+        return rows
+
+    def bench(self, name, part, device="NVIDIA H200", **line):
+        self.steps([name, part, "bench", 0, 1, ""])
+        self.write("logs/%s.out" % name, json.dumps(dict({"bench": "gpu", "part": part, "device": device, "versions": "CUDA 13.0"}, **line)))
+
+    def test_the_table_is_that_of_the_document(self):
+        with open(DOCUMENT) as f:
+            section = f.read().split("\n## On a GPU\n")[1].split("\n## ")[0]
+        strip = lambda text: [line.rsplit(" | ", 1)[0] for line in text.splitlines() if line.startswith("|")]
+        self.assertEqual(strip(section), strip(self.tables()))
+
+    def test_figures_stand_in_the_table_with_their_operators(self):
+        figure = lambda name, unit, value, **more: dict({"name": name, "unit": unit, "value": value, "median": value}, **more)
+        self.bench("bench-dense", "dense", figures=[figure("dense forward 8192", "TFLOP/s", 612.5, operators="cudnn")],
+                   ratios=[{"name": "gpu/dense forward 8192", "ratio": 1.02, "low": 1.0, "high": 1.1, "goal": 1.031},
+                           {"name": "gpu/dense backward 8192", "ratio": 0.9, "goal": 1.031,
+                            "invalid": "the executor computed with flash2, the baseline with cudnn"}])
+        self.bench("bench-patterns", "patterns", figures=[
+            figure("window 4096 forward", "s", 0.005, operators="flash2"), figure("window 4096 forward, over share", "ratio", 1.5),
+            figure("window 4096, off the oracle", "relative", 0.004)])
+        self.steps(["flex-attention", "flex", "flex", 0, 1, ""])
+        self.write("logs/flex-attention.out", json.dumps({"bench": "flex_attention", "device": "NVIDIA H200", "figures": [
+            figure("FlexAttention, window 4096 forward", "s", 0.006)]}))
+        kinds = ["planned " + k for k in ("weights", "gradients", "optimizer", "activations", "working memory")]
+        self.bench("bench-train", "train", figures=[
+            figure("training, MFU", "share", 0.52), figure("training step", "s", 2.5, operators="cudnn"),
+            *(figure("training, " + k, "GiB", i + 1.0) for i, k in enumerate(kinds)), figure("training, planned memory", "GiB", 15.0)])
+        self.bench("bench-longest", "longest", figures=[figure("longest 65536", "s", 3), figure("longest 131072", "s", 9)])
+        text = self.tables()
+        self.assertIn("| 1.020 (1.000 to 1.100), met; 612 TFLOP/s by cudnn |", text)
+        self.assertIn("| INVALID, 0.900: the executor computed with flash2, the baseline with cudnn |", text)
+        self.assertIn("| correct (4.0e-03); forward 5.00 ms by flash2, 1.50 of its share, FlexAttention 6.00 ms |", text)
+        self.assertIn("| 0.520, met; 2.500 s a step; by cudnn |", text)
+        self.assertIn("| 131,072 tokens; 9.0 s a step |", text)  # cut off before a longer one failed
+        self.assertIn("| training step | 1.00 | 2.00 | 3.00 | 4.00 | 5.00 | 15.00 |", text)
+        _, found, _ = self.run_report()
+        self.assertEqual((found["goals_met"], found["goals_missed"], found["invalid"]), (1, 0, 1))
+
+    def test_figures_of_two_devices_are_kept_apart(self):
+        figure = {"name": "dense forward 8192", "unit": "TFLOP/s", "value": 500, "median": 500}
+        self.bench("bench-dense", "dense", device="NVIDIA H100 80GB HBM3", figures=[figure])
+        self.files["logs/bench-dense.2.out"] = self.files["logs/bench-dense.1.out"].replace("H100 80GB HBM3", "H200").replace("500", "600")
+        self.journal.append("step\tbench-dense\t2\tdense\tbench\tbegan\t0\t")
+        self.journal.append("step\tbench-dense\t2\tdense\tbench\t0\t5\t")
+        text = self.tables()
+        self.assertEqual([line.split(",")[1].strip() for line in text.splitlines() if line.startswith("`run.sh`")],
+                         ["NVIDIA H100 80GB HBM3", "NVIDIA H200"])
+        self.assertEqual(text.count("500 TFLOP/s") + text.count("600 TFLOP/s"), 2)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ If namespaces are permitted, they hide the machine's own Open MPI and its networ
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -70,7 +71,7 @@ class BundleTest(unittest.TestCase):
     def details(self, out, name):
         """The text of a file in details.tar.gz, such as the output of a step."""
         with tarfile.open(os.path.join(out, "details.tar.gz")) as tar:
-            return tar.extractfile(name).read().decode()
+            return tar.extractfile("./" + name).read().decode()
 
     def interruptible(self, *command, **options):
         """Starts a command with the default action of Ctrl-C, which a background job of a script would ignore."""
@@ -93,6 +94,23 @@ class BundleTest(unittest.TestCase):
         del found["MANIFEST"]
         self.assertEqual(listed, found)
         self.assertLess(sum(found.values()), collect.LIMIT)
+
+    def test_the_parts_of_a_test_are_all_of_its_cases(self):
+        def cases(words):
+            test = os.path.join(BUNDLE, "tests", words[3])
+            listed = run(os.path.join(BUNDLE, "run.sh"), "--", test, "--gtest_list_tests", *arguments(words[9]),
+                         env=self.environment(), cwd=self.work)
+            self.assertEqual(listed.returncode, 0, listed.stderr)
+            return re.findall(r"^  (\S+)", listed.stdout, re.M)
+
+        arguments = lambda text: [] if text == "-" else shlex.split(text)
+        with open(os.path.join(BUNDLE, "tests.tsv")) as f:
+            rows = [line.rstrip("\n").split("\t") for line in f]
+        for label in {label for _, label, _ in collect.PARTS}:
+            of = [r for r in rows if r[1] != "others" and r[3] == collect.in_tests(collect.path_of(label))]
+            each = [cases(r) for r in of]
+            self.assertTrue(all(each), of)
+            self.assertEqual(sorted(sum(each, [])), sorted(cases(of[0][:9] + ["-"])))
 
     def test_every_library_is_in_it_or_on_every_machine(self):
         self.assertEqual(collect.unresolved(BUNDLE), [])
@@ -132,18 +150,18 @@ class BundleTest(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertEqual(report["failed"], 0, done.stdout)
         with open(os.path.join(BUNDLE, "tests.tsv")) as f:
-            kinds = [line.split("\t")[1] for line in f]
+            kinds = [line.split("\t")[2] for line in f]
         self.assertEqual(kinds, sorted(kinds, key=collect.KINDS.index))
         skipped = self.of(report, "skipped")
         with open(os.path.join(BUNDLE, "tests.tsv")) as f:
             for line in f:
                 name = line.split("\t")[0]
                 self.assertTrue(any(s.startswith(name) for s in skipped), name)
-        for name in ("attend-check", "bench-dense", "train-quickstart", "bench-train", "scaling"):
+        for name in ("attend-check", "bench-dense", "train-quickstart", "bench-train", "flex-attention", "scaling"):
             self.assertEqual(skipped[name], "this machine has no GPU")
         self.assertTrue(all(skipped.values()), skipped)
         self.assertIn("doctor", self.of(report, "passed"))
-        self.assertIn("%d passed, 0 failed, %d skipped" % (report["passed"], report["skipped"]), done.stdout)
+        self.assertEqual(done.stdout.splitlines()[-1], "%d passed, 0 failed, %d skipped" % (report["passed"], report["skipped"]))
         self.assertTrue(report["facts"]["libtorch"].startswith(report["facts"]["built with"].split()[1].rstrip(",")))
 
     def test_without_libtorch_everything_is_skipped(self):
@@ -218,15 +236,16 @@ class BundleTest(unittest.TestCase):
             real = next(line for line in f if "\tgtest\t" in line)
         with open(os.path.join(bundle, "tests.tsv"), "w") as f:
             for name in ("crash", "hang", "silent", "missing"):
-                f.write("%s\tgtest\t%s\t1\t0\t60\t-\t-\t-\n" % (name, name))
+                f.write("%s\tothers\tgtest\t%s\t1\t0\t60\t-\t-\t-\n" % (name, name))
             f.write(real)
         done, report = self.start("--only", "tests", "--limit", "20", bundle=bundle)
         self.assertEqual(done.returncode, 1)
         failed = self.of(report, "failed")
-        self.assertEqual(set(failed), {"crash", "hang", "silent", "missing"}, done.stdout)
-        self.assertIn("segmentation fault in A.b", failed["crash"])
+        self.assertEqual(set(failed), {"crash A.b", "crash", "hang", "silent", "missing"}, done.stdout)
+        self.assertEqual("segmentation fault", failed["crash A.b"])
         self.assertIn("did not end within 20 s", failed["hang"])
-        self.assertIn("left no results", failed["silent"])
+        self.assertIn("exit code 0; its cases were not run", failed["silent"])
+        self.assertIn("cannot be started", failed["missing"])
         self.assertTrue(any(r["name"].startswith(real.split("\t")[0]) for r in report["results"]))
 
     def test_ctrl_c_ends_it_and_what_it_started_and_the_report_stands(self):
@@ -235,7 +254,7 @@ class BundleTest(unittest.TestCase):
         os.mkfifo(mark)
         self.script(os.path.join(bundle, "tests", "hang"), 'echo $$ >"%s"\nexec sleep 600\n' % mark)
         with open(os.path.join(bundle, "tests.tsv"), "w") as f:
-            f.write("hang\tgtest\thang\t1\t0\t300\t-\t-\t-\n")
+            f.write("hang\tothers\tgtest\thang\t1\t0\t300\t-\t-\t-\n")
         for number in (signal.SIGINT, signal.SIGTERM):
             with self.subTest(number):
                 out = tempfile.mkdtemp(prefix="report ", dir=self.work)
@@ -248,29 +267,8 @@ class BundleTest(unittest.TestCase):
                     report = json.load(f)
                 self.assertIn("doctor", self.of(report, "passed"))
                 self.assertIn("ended from outside", self.of(report, "left out")["hang"])
-                self.assertEqual(sorted(os.listdir(out)), ["details.tar.gz", "report.json", "report.txt"])
-                self.assertIn("attention kernels", self.details(out, "logs/doctor.out"))
-
-    def test_the_report_stands_after_each_part(self):
-        # run.sh is killed, as by a caller whose time is over, so that it can do nothing at its end.
-        bundle = self.copy("killed")
-        mark = os.path.join(self.work, "pid of a rank")
-        os.mkfifo(mark)
-        self.script(os.path.join(bundle, "tests", "quick"), "exit 1\n")
-        self.script(os.path.join(bundle, "tests", "hang"), 'echo $PPID >"%s"\nexec sleep 600\n' % mark)
-        with open(os.path.join(bundle, "tests.tsv"), "w") as f:
-            f.write("quick\tgtest\tquick\t1\t0\t60\t-\t-\t-\nhang\tmpi\thang\t1\t0\t60\t-\t-\t-\n")
-        out = tempfile.mkdtemp(prefix="report ", dir=self.work)
-        started = self.interruptible(os.path.join(bundle, "run.sh"), "--only", "tests", "--out", out, env=self.environment())
-        mpirun = int(run("timeout", "60", "cat", mark).stdout)
-        with open("/proc/%d/environ" % mpirun) as f:
-            scratch = re.search(r"(?:^|\0)TMPDIR=(/tmp/annulus\.\w+)\0", f.read()).group(1)
-        started.kill()
-        started.wait()
-        os.kill(mpirun, signal.SIGTERM)
-        shutil.rmtree(scratch, ignore_errors=True)
-        with open(os.path.join(out, "report.json")) as f:
-            self.assertIn("quick", self.of(json.load(f), "failed"))
+                self.assertEqual(sorted(os.listdir(out)), ["details.tar.gz", "journal.tsv", "report.json", "report.txt"])
+                self.assertIn("attention kernels", self.details(out, "logs/doctor.1.out"))
 
     def test_tests_of_ranks_and_scripts_are_started_as_bazel_starts_them(self):
         bundle = self.copy("kinds")
@@ -279,8 +277,8 @@ class BundleTest(unittest.TestCase):
         with open(os.path.join(bundle, "runfiles", "some", "script.py"), "w") as f:
             f.write("import os, sys\nprint(os.getcwd(), *sys.argv)\n")
         with open(os.path.join(bundle, "tests.tsv"), "w") as f:
-            f.write("ranks\tmpi\tranks\t2\t3\t60\tMODE=on\t--tag-output\t'an argument'\n")
-            f.write("script\tscript\tsome/script.py\t1\t0\t60\t-\t-\t\"$bundle/bin/annulus\" some/file\n")
+            f.write("ranks\tothers\tmpi\tranks\t2\t3\t60\tMODE=on\t--tag-output\t'an argument'\n")
+            f.write("script\tothers\tscript\tsome/script.py\t1\t0\t60\t-\t-\t\"$bundle/bin/annulus\" some/file\n")
         with open(os.path.join(bundle, "expected.json"), "w") as f:
             json.dump({"ranks": {"exit": 3, "once": ["<stdout>:rank of 2: an argument on"], "forbid": []}}, f)
         out = tempfile.mkdtemp(prefix="report ", dir=self.work)
@@ -289,7 +287,7 @@ class BundleTest(unittest.TestCase):
             failed = self.of(json.load(f), "failed")
         self.assertEqual(set(failed), {"ranks"}, done.stdout)
         self.assertIn("2 lines hold, instead of one", failed["ranks"])
-        self.assertEqual(self.details(out, "logs/script.out").strip(), " ".join([
+        self.assertEqual(self.details(out, "logs/script.1.out").strip(), " ".join([
             os.path.join(bundle, "runfiles"), os.path.join(bundle, "runfiles", "some", "script.py"),
             os.path.join(bundle, "bin", "annulus"), "some/file"]))
 
@@ -297,8 +295,6 @@ class BundleTest(unittest.TestCase):
         bundle = self.copy("recorded")
         calls = os.path.join(self.work, "calls")
         self.script(os.path.join(bundle, "bin", "annulus"), 'printf "%%s\\0" "$@" >>"%s"; printf "\\n" >>"%s"\n' % (calls, calls))
-        if not os.path.exists(os.path.join(bundle, "configs", "llama-1b.toml")):
-            shutil.copy(os.path.join(bundle, "configs", "quickstart.toml"), os.path.join(bundle, "configs", "llama-1b.toml"))
         done, report = self.start(bundle=bundle, ANNULUS_BUNDLE_DEVICES=self.gpus(2), PATH="/usr/bin:/bin")
         skipped = self.of(report, "skipped")
         self.assertIn("this machine has 2 GPUs", skipped.get("scaling-4", ""), done.stdout + done.stderr)
@@ -308,12 +304,10 @@ class BundleTest(unittest.TestCase):
         self.assertTrue({"version", "doctor", "bench gpu", "launch -n"} <= words, words)
         # FlexAttention is skipped without triton, and the report says so.
         self.assertIn("flex-attention", skipped)
-        self.assertEqual([l[l.index("--part") + 1] for l in lines if "--part" in l], ["dense", "ring", "patterns", "train", "longest"])
+        self.assertEqual([l[l.index("--part") + 1] for l in lines if "--part" in l], ["dense", "ring", "train", "patterns", "longest"])
         # The program may refuse because there is no GPU (exit code 9), but never because of its options (2).
         for line in lines:
             with self.subTest(" ".join(line)):
-                if "--json" in line:  # its folder was packed and removed
-                    os.makedirs(os.path.dirname(line[line.index("--json") + 1]), exist_ok=True)
                 real = run(os.path.join(BUNDLE, "run.sh"), "--", "annulus", *line, env=self.environment(), cwd=self.work)
                 self.assertIn(real.returncode, (0, 9), real.stdout + real.stderr)
                 self.assertNotIn("is a separate program", real.stderr)  # the bundle has the benchmarks, too

@@ -6,7 +6,7 @@
 
 TESTS.xml is the output of `bazel query --output=xml` for the tests tagged gpu. The bundle holds
 
-    run.sh  report.py  MANIFEST  bundle.env     how to run it, what is in it, what it was built with
+    run.sh  *.py  MANIFEST  bundle.env          how to run it, what is in it, what it was built with
     bin/    tests/  tests.tsv  expected.json    the program; tests, how each is started, what those of ranks should say
     lib/                                        libraries that are not LibTorch's, NVIDIA's or the C library's
     mpi/                                        Open MPI's runtime
@@ -15,6 +15,7 @@ TESTS.xml is the output of `bazel query --output=xml` for the tests tagged gpu. 
 
 import argparse
 import glob
+import hashlib
 import json
 import os
 import re
@@ -63,6 +64,14 @@ TIMEOUTS = {"small": "short", "medium": "moderate", "large": "long", "enormous":
 
 
 KINDS = ["gtest", "mpi", "script"]
+
+# The parts of run.sh to which tests belong, in the order in which they run: name, target, cases. All other tests and
+# cases belong to "others".
+PARTS = [
+    ("operators", "//tests/attention/kernels:gpu_kernel_test", "-*Merge*"),
+    ("merges", "//tests/attention/kernels:gpu_kernel_test", "*Merge*"),
+]
+SCRIPTS = ["cases.py", "journal.py", "report.py", "run.sh", "tables.py"]  # of this folder, for the other machine
 
 
 class Test:
@@ -117,6 +126,14 @@ class Test:
 
         return re.sub(r"\$\((?:rootpath|location) ([^)]*)\)", place, argument)
 
+    def parts(self):
+        """(name, part, arguments) of each step that runs this test: one, or one for each of its PARTS."""
+        of = [(part, cases) for part, label, cases in PARTS if label == self.label]
+        for part, cases in of:
+            yield "%s.%s" % (self.name, part), part, self.args + ["'--gtest_filter=%s'" % cases]
+        if not of:
+            yield self.name, "others", self.args
+
     def targets(self):
         return {*([] if self.kind == "script" else [self.binary]), *getattr(self, "tools", [])}
 
@@ -141,6 +158,9 @@ def read_tests(path):
     if unknown:
         fail("tests for GPUs must be cc_test, mpi_test, or sh_test of a Python file, which the bundle can start; these "
              "are not: " + ", ".join(unknown))
+    lost = {label for _, label, _ in PARTS} - {t.label for t in tests}
+    if lost:
+        fail("these tests have parts of their own (PARTS in collect.py), but none of them has the tag gpu: " + ", ".join(sorted(lost)))
     # Tests with several ranks come last, because ranks that wait for one another may hang.
     return sorted(tests, key=lambda t: (KINDS.index(t.kind), t.label))
 
@@ -257,6 +277,15 @@ class Bundle:
         for text in sorted(glob.glob(os.path.join(where["pkgdatadir"], "help-*.txt"))):
             self.add(text, "mpi", "share", os.path.basename(text))
 
+    def digest(self):
+        """Tells bundles apart: run.sh goes on with a report only if the same bundle began it."""
+        digest = hashlib.sha256()
+        for name, _ in self.sizes():
+            digest.update(name.encode() + b"\0")
+            with open(os.path.join(self.out, name), "rb") as f:
+                digest.update(f.read())
+        return digest.hexdigest()[:16]
+
     def sizes(self):
         found = []
         for folder, folders, files in os.walk(self.out):
@@ -333,8 +362,9 @@ def collect(tests, binaries, out):
         bundle.add_binary(os.path.join(binaries, program), "tests", in_tests(program))
     for t in tests:
         program = t.source if t.kind == "script" else in_tests(t.program)
-        rows.append("\t".join([t.name, t.kind, program, str(t.ranks), str(t.expect_exit), str(t.limit), " ".join(t.env) or "-",
-                               " ".join(t.mpi_args) or "-", " ".join(t.args) or "-"]))
+        for name, part, args in t.parts():
+            rows.append("\t".join([name, part, t.kind, program, str(t.ranks), str(t.expect_exit), str(t.limit),
+                                   " ".join(t.env) or "-", " ".join(t.mpi_args) or "-", " ".join(args) or "-"]))
         for path in t.files + ([t.source] if t.source else []):
             if os.path.isfile(os.path.join(ROOT, path)):
                 bundle.add(os.path.join(ROOT, path), "runfiles", path)
@@ -350,15 +380,14 @@ def collect(tests, binaries, out):
         for path in sorted(glob.glob(os.path.join(ROOT, "docs", "*.md")) + glob.glob(os.path.join(ROOT, "*", "*.cc"))):
             with open(path) as source:
                 f.write(source.read())
-    bundle.add(os.path.join(HERE, "run.sh"), "run.sh", mode=0o755)
-    bundle.add(os.path.join(HERE, "report.py"), "report.py", mode=0o755)
-    bundle.add(os.path.join(ROOT, "tools", "test_report.py"), "test_report.py")
+    for script in SCRIPTS:
+        bundle.add(os.path.join(HERE, script), script, mode=0o755)
     with open(bundle.path("tests.tsv"), "w") as f:
         f.write("".join(row + "\n" for row in rows))
     with open(bundle.path("expected.json"), "w") as f:  # for the tests that mpirun starts; report.py reads it
         json.dump({t.name: {"exit": t.expect_exit, "once": t.expect_once, "forbid": t.forbid} for t in tests
                    if t.kind == "mpi"}, f, indent=1)
-    built_with = versions(config)
+    built_with = dict(versions(config), DIGEST=bundle.digest())
     with open(bundle.path("bundle.env"), "w") as f:
         f.write("".join("BUILT_%s='%s'\n" % item for item in built_with.items()))
 

@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""Makes report.json and report.txt from the files that run.sh left in a folder. It needs only Python's own library.
+"""Makes report.json and report.txt from a folder that run.sh filled (journal.py), also from what a killed call left
+there. It needs only Python's own library.
 
-    report.py FOLDER
+    report.py FOLDER             prints the summary: failures, and what was measured as tables for docs/performance.md
+    report.py FOLDER --said STEP prints only the figures of this step, in short
+    report.py FOLDER --table     prints only the tables
 
-FOLDER holds steps.tsv (a line for each step: name, part, kind, result, seconds, reason), facts.tsv, logs/NAME.out and
-NAME.err, xml/NAME.xml of GoogleTest, bench/*.json of `annulus bench`, bench/*.jsonl of training, and on machines with
-GPUs gpus.csv and clocks.csv of nvidia-smi. Exits with 1 if anything failed.
+Exits with 1 if anything failed.
 """
 
+import argparse
 import csv
-import glob
 import json
 import os
 import re
@@ -17,15 +18,13 @@ import statistics
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-sys.path.insert(1, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
-from test_report import gtest_cases, text_of  # noqa: E402
+from cases import UNFINISHED, read_cases  # noqa: E402
+from journal import Journal, text_of  # noqa: E402
+from tables import tables  # noqa: E402
 
 LINES_SHOWN = 12
+MOST_PRINTED = 8000  # characters of the summary; whoever runs run.sh from afar may get only the end of its output
 SIGNALS = {134: "aborted", 135: "bus error", 136: "arithmetic fault", 137: "killed", 139: "segmentation fault"}
-
-
-def rows(path):
-    return [line.split("\t") for line in text_of(path).splitlines() if line]
 
 
 def objects(text):
@@ -52,6 +51,12 @@ def listed(found, key):
     return [v for v in values if isinstance(v, dict)] if isinstance(values, list) else []
 
 
+def short(text):
+    """A message without the lines that only say where it comes from, and at most LINES_SHOWN lines."""
+    lines = [l for l in text.splitlines() if l.strip() and not re.fullmatch(r"\S+:\d+: Skipped", l.strip())]
+    return "\n".join(lines[-LINES_SHOWN:])
+
+
 def tail(*texts):
     lines = [l for text in texts for l in text.splitlines() if l.strip()]
     return "\n".join(lines[-LINES_SHOWN:])
@@ -60,18 +65,20 @@ def tail(*texts):
 class Report:
     def __init__(self, folder):
         self.folder = folder
-        self.facts = {row[0]: row[1] if len(row) > 1 else "" for row in rows(self.path("facts.tsv"))}
+        self.journal = Journal(folder)
+        self.facts = dict(self.journal.facts)
         self.expected = {}
         self.results = []  # {"name", "part", "result", "seconds", "reason"} for each step, for GoogleTest for each case
-        self.figures, self.ratios, self.training, self.scaling = [], [], [], []
+        # Those measured later replace those of the same name on the same device.
+        self.figures, self.ratios, self.training, self.scaling = {}, {}, [], []
         self.devices, self.clocks = [], {}
+        self.operators = {}  # the attention operators that computed in tests: name -> calls
         for part in (self.read_expected, self.read_devices, self.read_clocks):
             self.attempt("report", "report", part)
-        for row in rows(self.path("steps.tsv")):
-            row = (row + [""] * 6)[:6]
-            self.attempt(row[0], row[1], lambda: self.add_step(*row))
-        self.attempt("report", "report", self.read_bench)
+        for step in self.journal.steps.values():
+            self.attempt(step.name, step.part, lambda: self.add_step(step))
         self.attempt("report", "report", self.read_training)
+        self.figures, self.ratios = list(self.figures.values()), list(self.ratios.values())
 
     def attempt(self, name, part, read):
         """Calls `read`. If that fails, a failure is recorded and the rest is still reported."""
@@ -84,57 +91,62 @@ class Report:
         text = text_of(os.path.join(os.path.dirname(os.path.abspath(__file__)), "expected.json"))
         self.expected = json.loads(text) if text else {}
 
-    def path(self, *names):
-        return os.path.join(self.folder, *names)
-
-    def log(self, name, stream):
-        return text_of(self.path("logs", "%s.%s" % (name, stream)))
+    def path(self, name):
+        return os.path.join(self.folder, name)
 
     def add(self, name, part, result, seconds, reason=""):
         self.results.append({"name": name, "part": part, "result": result, "seconds": seconds, "reason": reason})
 
-    def add_step(self, name, part, kind, result, seconds, reason):
-        seconds = int(seconds or 0)
-        if result in ("skipped", "left out"):
-            self.add(name, part, result, seconds, reason)
+    def add_step(self, step):
+        # Measurements from before a failure are kept, and those of an attempt that was interrupted.
+        for line in objects(step.output):
+            if line.get("bench") in ("gpu", "flex_attention"):
+                self.add_figures(line, step)
+                self.add_ratios(line, step)
+        if step.kind == "gtest":
+            self.add_gtest(step)
             return
-        code = int(result)
-        output, errors = self.log(name, "out"), self.log(name, "err")
-        if kind == "gtest":
-            self.add_gtest(name, part, code, seconds, reason, output, errors)
+        if step.result in ("skipped", "left out", "began"):
+            self.add(step.name, step.part, *self.not_ended(step))
             return
+        output, errors = step.last
         skipped = re.search(r"^SKIPPED: (.*)", output, re.M)
-        why = reason or self.unexpected(name, code, output + errors)
-        if skipped and not code:  # a step that skipped itself need not print what is expected of it
-            self.add(name, part, "skipped", seconds, skipped.group(1))
+        why = step.reason or self.unexpected(step.name, int(step.result), output + errors)
+        if skipped and step.result == "0":  # a step that skipped itself need not print what is expected of it
+            self.add(step.name, step.part, "skipped", step.seconds, skipped.group(1))
         elif why:
-            self.add(name, part, "failed", seconds, "\n".join(filter(None, [why, tail(output, errors)])))
+            self.add(step.name, step.part, "failed", step.seconds, "\n".join(filter(None, [why, tail(output, errors)])))
         else:
-            self.add(name, part, "passed", seconds)
-        # Measurements from before a failure are kept.
-        for found in objects(output):
-            if found.get("bench") == "gpu":
-                self.add_figures(found, str(found.get("part", name)))
-                self.add_ratios(found)
-                self.facts["measured on"] = str(found.get("device", "unknown"))
-                self.facts["measured with"] = str(found.get("versions", "unknown"))
-            elif kind == "flex":
-                self.add_figures(found, "flex_attention")
+            self.add(step.name, step.part, "passed", step.seconds)
 
-    def add_figures(self, found, part):
-        for f in listed(found, "figures"):
+    @staticmethod
+    def not_ended(step):
+        if step.result == "began":
+            return "left out", 0, "run.sh was killed during it"
+        return step.result, step.seconds, step.reason
+
+    def add_figures(self, line, step):
+        device = str(line.get("device", "unknown"))
+        if line.get("bench") == "gpu":
+            self.facts["measured on"] = device
+            self.facts["measured with"] = str(line.get("versions", "unknown"))
+        part = "flex_attention" if line.get("bench") == "flex_attention" else str(line.get("part", step.name))
+        for f in listed(line, "figures"):
             if is_number(f.get("value")):
                 median = f["median"] if is_number(f.get("median")) else f["value"]
-                self.figures.append(dict(f, name=str(f.get("name")), unit=str(f.get("unit", "")), median=median, part=part))
+                self.figures[device, str(f.get("name"))] = dict(
+                    f, name=str(f.get("name")), unit=str(f.get("unit", "")), median=median, part=part, device=device, step=step.name)
 
-    def add_ratios(self, found):
-        for r in listed(found, "ratios"):
-            if not is_number(r.get("ratio")) or any(r.get("name") == known["name"] for known in self.ratios):
+    def add_ratios(self, line, step):
+        device = str(line.get("device", "unknown"))
+        for r in listed(line, "ratios"):
+            if not is_number(r.get("ratio")):
                 continue
             goal, ratio = r.get("goal"), r["ratio"]
             low, high = (r[k] if is_number(r.get(k)) else ratio for k in ("low", "high"))
-            met = ratio <= goal if is_number(goal) else None
-            self.ratios.append(dict(r, name=str(r.get("name")), low=low, high=high, met=met))
+            met = ratio <= goal if is_number(goal) and not r.get("invalid") else None
+            self.ratios[device, str(r.get("name"))] = dict(
+                r, name=str(r.get("name")), low=low, high=high, met=met, device=device, step=step.name)
 
     def unexpected(self, name, code, text):
         want = self.expected.get(name, {"exit": 0, "once": [], "forbid": []})
@@ -150,29 +162,45 @@ class Report:
                 return "its output holds: " + line
         return ""
 
-    def add_gtest(self, name, part, code, seconds, reason, output, errors):
-        cases = gtest_cases(self.path("xml", name + ".xml")) or []
-        for case in cases:
-            # The test's own message, which for a failure includes "file:line".
-            self.add("%s %s" % (name, case.name), part, case.result, 0, case.message.strip())
-        if code and not any(c.result == "failed" for c in cases):
-            why = reason or SIGNALS.get(code, "exit code %d" % code)
-            last = re.findall(r"^\[ RUN      \] (.*)", output, re.M)
-            if last and not re.search(r"^\[  (?:     OK|FAILED|SKIPPED) ?.*" + re.escape(last[-1]), output, re.M):
-                why += " in " + last[-1]
-            self.add(name, part, "failed", seconds, "\n".join([why, tail(errors or output)]))
-        elif not code and not cases:
-            self.add(name, part, "failed", seconds, "it ended with exit code 0, but left no results")
+    def add_gtest(self, step):
+        read = read_cases(step.output)
+        for case in read.cases.values():
+            if case.result:
+                self.add("%s %s" % (step.name, case.name), step.part, case.result, case.seconds,
+                         "" if case.result == "passed" else short(case.message))
+            for line in case.lines:  # as tests/attention/kernels prints it: "operators: cudnn 12, flash2 3"
+                if line.startswith("operators: "):
+                    for name, calls in re.findall(r"(\w+) (\d+)", line):
+                        self.operators[name] = self.operators.get(name, 0) + int(calls)
+        cases, current = read.cases.values(), read.current
+        if step.result in ("skipped", "left out", "began"):
+            result, seconds, why = self.not_ended(step)
+            left = read.found - (read.ended - read.ended_before)
+            if read.found:
+                why += "; %d of its cases are left%s" % (left, " from %s on" % current.name if current else "")
+            self.add(step.name, step.part, result, seconds, why)
+            return
+        code = int(step.result)
+        why = step.reason or SIGNALS.get(code, "exit code %d" % code)
+        if code == UNFINISHED:
+            why = "not all of its cases could be run"
+        if not cases and not code:
+            self.add(step.name, step.part, "failed", step.seconds, "it ended with exit code 0, but left no results")
+        elif not read.ran and not (code == 1 and any(c.result == "failed" for c in cases)):
+            why += " in " + current.name if current else ""
+            self.add(step.name, step.part, "failed", step.seconds, "\n".join([why, tail(step.last[1] or step.last[0])]))
+        elif code and not any(c.result == "failed" for c in cases):
+            self.add(step.name, step.part, "failed", step.seconds, "\n".join([why, tail(*step.last)]))
 
     def read_devices(self):
-        lines = [l for l in text_of(self.path("gpus.csv")).splitlines() if l.strip()]
+        lines = [l for l in self.journal.text("gpus.csv").splitlines() if l.strip()]
         reader = csv.DictReader(lines, skipinitialspace=True)
         self.devices = [{str(k): v for k, v in row.items() if isinstance(v, str)} for row in reader]
 
     def read_clocks(self):
         """Summarizes the readings of each GPU under load, that is, with at least half of its highest power."""
         by_gpu = {}
-        for line in text_of(self.path("clocks.csv")).splitlines():
+        for line in self.journal.text("clocks.csv").splitlines():
             try:
                 gpu, sm, memory, celsius, watts = [float(v) for v in line.split(",")]
             except ValueError:
@@ -192,16 +220,11 @@ class Report:
                 "watts_most": top,
             }
 
-    def read_bench(self):
-        for path in sorted(glob.glob(self.path("bench", "*.json"))):
-            try:
-                self.add_ratios(json.loads(text_of(path)))
-            except ValueError:
-                continue
-
     def read_training(self):
-        for path in sorted(glob.glob(self.path("bench", "*.jsonl"))):
-            lines = [o for o in objects(text_of(path)) if is_number(o.get("tokens_per_second")) and o["tokens_per_second"] > 0]
+        for path, text in sorted(self.journal.files.items()):
+            if not path.startswith("metrics/"):
+                continue
+            lines = [o for o in objects(text) if is_number(o.get("tokens_per_second")) and o["tokens_per_second"] > 0]
             if not lines:
                 continue
             speeds = [o["tokens_per_second"] for o in lines[1:] or lines]  # the first line includes the warm-up
@@ -221,7 +244,8 @@ class Report:
 
     def json(self):
         return {
-            "format": "annulus-gpu-report-1",
+            "format": "annulus-gpu-report-2",
+            "calls": self.journal.calls,
             "facts": self.facts,
             "gpus": self.devices,
             "clocks": self.clocks,
@@ -231,9 +255,11 @@ class Report:
             "left_out": self.count("left out"),
             "goals_met": sum(r["met"] is True for r in self.ratios),
             "goals_missed": sum(r["met"] is False for r in self.ratios),
+            "invalid": sum(bool(r.get("invalid")) for r in self.ratios),
             "results": self.results,
             "ratios": self.ratios,
             "figures": self.figures,
+            "operators": self.operators,
             "training": self.training,
             "scaling": self.scaling,
         }
@@ -251,15 +277,10 @@ class Report:
                 c["celsius_most"], c["watts_most"], c["readings"]))
         if self.ratios:
             lines += ["", "ratios, lower is better" + " " * 24 + "ratio   quartiles        goal"]
-            for r in self.ratios:
-                goal = "" if r["met"] is None else "%.3f %s" % (r["goal"], "met" if r["met"] else "MISSED")
-                lines.append("  %-43s %7.3f   %.3f to %.3f   %s" % (
-                    r["name"], r["ratio"], r["low"], r["high"], goal))
+            lines += [self.ratio_line(r) for r in self.ratios]
         if self.figures:
             lines += ["", "figures" + " " * 42 + "best     median"]
-            for f in self.figures:
-                lines.append("  %-40s %12.5g %10.5g %s" % (
-                    f["name"], f["value"], f["median"], f["unit"]))
+            lines += [self.figure_line(f) for f in self.figures]
         if self.training:
             lines += ["", "training"]
             for t in self.training:
@@ -270,7 +291,23 @@ class Report:
             for s in self.scaling:
                 lines.append("  %d GPUs %14.0f tokens/s  %6.2f of one  %5.1f%% of ideal" % (
                     s["gpus"], s["tokens_per_second"], s["over_one"], 100 * s["efficiency"]))
-        for result, title in (("failed", "FAILED"), ("left out", "left out"), ("skipped", "skipped")):
+        return "\n".join(lines + self.not_passed() + ["", tables(self), "", self.last_line(), ""])
+
+    @staticmethod
+    def ratio_line(r):
+        goal = "" if r["met"] is None else "%.3f %s" % (r["goal"], "met" if r["met"] else "MISSED")
+        if r.get("invalid"):
+            goal = "INVALID: %s" % r["invalid"]
+        return "  %-43s %7.3f   %.3f to %.3f   %s" % (r["name"], r["ratio"], r["low"], r["high"], goal)
+
+    @staticmethod
+    def figure_line(f):
+        operators = ", ".join(filter(None, [f.get("operators", ""), "INVALID: " + f["invalid"] if f.get("invalid") else ""]))
+        return "  %-40s %12.5g %10.5g %s%s" % (f["name"], f["value"], f["median"], f["unit"], operators and "  " + operators)
+
+    def not_passed(self):
+        lines = []
+        for result, title in (("skipped", "skipped"), ("left out", "left out"), ("failed", "FAILED")):
             found = [r for r in self.results if r["result"] == result]
             if not found:
                 continue
@@ -282,28 +319,57 @@ class Report:
                 shown = names if len(names) <= 6 else names[:5] + ["and %d more" % (len(names) - 5)]
                 lines += ["  " + n for n in shown]
                 lines += ["      " + l for l in reason.splitlines()]
+        return lines
+
+    def last_line(self):
         last = "%d passed, %d failed, %d skipped" % (self.count("passed"), self.count("failed"), self.count("skipped"))
         if self.count("left out"):
             last += ", %d left out" % self.count("left out")
         missed = sum(r["met"] is False for r in self.ratios)
         met = sum(r["met"] is True for r in self.ratios)
-        if met or missed:
-            last += "; goals: %d met, %d missed" % (met, missed)
-        return "\n".join(lines + ["", last, ""])
+        invalid = sum(bool(r.get("invalid")) for r in self.ratios)
+        if met or missed or invalid:
+            last += "; goals: %d met, %d missed" % (met, missed) + (", %d ratios INVALID" % invalid if invalid else "")
+        return last
+
+    def summary(self):
+        """What is printed: of the failures as much as there is place for, then the tables and the counts."""
+        end = "\n".join(["", "", tables(self), "", "the whole report: " + self.path("report.txt"), self.last_line(), ""])
+        lines = self.not_passed()
+        kept, room = [], MOST_PRINTED - len(end)
+        for i, line in enumerate(lines):
+            room -= len(line) + 1
+            if room < 100:
+                kept.append("... %d more lines in report.txt" % (len(lines) - i))
+                break
+            kept.append(line)
+        return "\n".join(kept) + end
+
+    def said(self, step):
+        lines = [self.ratio_line(r) for r in self.ratios if r["step"] == step]
+        of_ratios = " ".join(lines)
+        lines += [self.figure_line(f) for f in self.figures if f["step"] == step and f["name"] not in of_ratios]
+        return "".join(line[:200] + "\n" for line in lines)
 
 
 def main():
-    if len(sys.argv) != 2 or not os.path.isdir(sys.argv[1]):
-        sys.exit("usage: report.py FOLDER, which run.sh filled")
-    report = Report(sys.argv[1])
-    text = report.text()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder")
+    parser.add_argument("--said", metavar="STEP")
+    parser.add_argument("--table", action="store_true")
+    options = parser.parse_args()
+    if not os.path.isdir(options.folder):
+        sys.exit("report.py: expected a folder that run.sh filled, and %s is none" % options.folder)
+    report = Report(options.folder)
+    if options.table:
+        print(tables(report))
+        return
     # Each file is replaced as a whole, because the report is made repeatedly and the process may be killed meanwhile.
-    for name, said in (("report.json", json.dumps(report.json(), indent=1) + "\n"), ("report.txt", text)):
+    for name, said in (("report.json", json.dumps(report.json(), indent=1) + "\n"), ("report.txt", report.text())):
         with open(report.path(name + ".new"), "w") as f:
             f.write(said)
         os.replace(report.path(name + ".new"), report.path(name))
-    sys.stdout.write(text)
-    print("report: " + report.path("report.txt"))
+    sys.stdout.write(report.said(options.said) if options.said else report.summary())
     sys.exit(1 if report.count("failed") else 0)
 
 

@@ -1,12 +1,22 @@
 #!/bin/bash
 # run.sh [--only PART] [--minutes N] [--limit N] [--out FOLDER]: runs the tests and benchmarks of this bundle on the
 # GPUs of this machine, and writes one report.
-#   --only PART    tests (also doctor and attend --check), bench, train or scaling; may be given several times
+#   --only PART    may be given several times. In the order in which they run:
+#                    operators   doctor, attend --check, the attention operators against the oracle
+#                    merges      merging partial results
+#                    dense, ring, train, patterns, flex, longest     the parts of `annulus bench gpu`; flex:
+#                                FlexAttention with the same patterns
+#                    others      all other tests
+#                    scaling, quickstart     the same work on 1, 2, 4, 8 GPUs; a short training
+#                  tests: operators, merges and others; bench: dense to longest
 #   --minutes N    how long it may take (default: 9); steps for which there is no time are left out, and named
-#   --limit N      ends each step after N seconds at the latest (default: 120 for 9 minutes, in proportion to --minutes)
-#   --out FOLDER   for the report (default: ./gpu-report): report.txt, report.json, and details.tar.gz with all output
-# The report is made again after each part, and when run.sh is ended from outside (Ctrl-C, TERM), with what was
-# measured.
+#   --limit N      ends each step, and each case of a test, after N seconds at the latest (default: 120 for 9 minutes,
+#                  in proportion to --minutes)
+#   --out FOLDER   for the report (default: ./gpu-report), at most eight files at any moment: report.txt, report.json,
+#                  journal.tsv (what ran), details.tar.gz (all output), running.* (the output of the step that runs)
+# Called again with the same FOLDER and the same bundle it goes on: it runs what was left out, skipped or interrupted,
+# and the report is that of all calls together. Results are on disk as soon as they are known, so nothing but the step
+# that runs is lost if run.sh is killed; a test then goes on with the cases that have not run.
 # run.sh -- COMMAND...: runs one command that finds the programs and libraries here, such as run.sh -- annulus bench gpu
 # The machine needs an NVIDIA driver, and LibTorch of the version in bundle.env: that in LIBTORCH
 # (.../site-packages/torch, or an unpacked LibTorch), else the torch that python3 (or python3.12) imports. It needs
@@ -16,14 +26,17 @@
 set -uo pipefail
 
 bundle=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd) || exit 1
-only=() minutes=9 most='' out=gpu-report command=()
+only=' ' minutes=9 most='' out=gpu-report command=()
 devices=${ANNULUS_BUNDLE_DEVICES:-/dev} # tests set another folder
 while (($#)); do
   case $1 in
     --only)
-      only+=("${2-}")
-      [[ ${2-} =~ ^(tests|bench|train|scaling)$ ]] ||
-        { echo "run.sh: --only tests, bench, train or scaling; not \"${2-}\"" >&2 && exit 2; }
+      case ${2-} in
+        tests) only+='operators merges others ' ;;
+        bench) only+='dense ring train patterns flex longest ' ;;
+        operators | merges | dense | ring | train | patterns | flex | longest | others | scaling | quickstart) only+="$2 " ;;
+        *) echo "run.sh: --only needs tests, bench, or one of their parts (see --help), not \"${2-}\"" >&2 && exit 2 ;;
+      esac
       shift 2
       ;;
     --minutes)
@@ -51,9 +64,8 @@ while (($#)); do
   esac
 done
 if ((!${#command[@]})); then
-  mkdir -p "$out/logs" "$out/xml" "$out/bench" && out=$(cd "$out" && pwd) && [[ -w $out ]] ||
+  mkdir -p "$out" && out=$(cd "$out" && pwd) && [[ -w $out ]] ||
     { echo "run.sh: $out cannot be written; name another folder with --out" >&2 && exit 8; }
-  rm -f "$out"/logs/* "$out"/xml/* "$out"/bench/* "$out"/steps.tsv "$out"/facts.tsv "$out"/report.* "$out"/*.csv "$out"/details.tar.gz
 fi
 # shellcheck source=/dev/null
 . "$bundle/bundle.env"
@@ -62,7 +74,7 @@ deadline=$((SECONDS + 60 * minutes))
 unset "${!OMPI_@}" "${!PMIX_@}" "${!PMI_@}" "${!PRTE_@}" "${!SLURM_@}" "${!ANNULUS_WORLD@}"
 # A short path, because MPI's sockets allow no long one.
 scratch=$(mktemp -d /tmp/annulus.XXXXXX) || exit 8
-python='' current=() began=0 worst=0
+python='' current=() latest='' kept='' began=0 worst=0
 for p in python3 python3.12; do command -v "$p" >/dev/null && python=$p && break; done
 export PYTHONDONTWRITEBYTECODE=1
 end() {
@@ -72,12 +84,10 @@ end() {
   for pid in $(jobs -p); do kill "$pid" 2>/dev/null; done
   if ((${#command[@]} == 0)); then
     ((${#current[@]})) && note "${current[@]}" "left out" $((SECONDS - began)) "run.sh was ended from outside during it"
-    report
-    pack
+    [[ $kept ]] || keep
   fi
   wait
   rm -rf "$scratch"
-  ((${#command[@]})) || rm -rf "$out/runs" # checkpoints of an interrupted run
   exit "$rc"
 }
 trap end EXIT
@@ -91,26 +101,67 @@ await() { # PID
   wait "$1"
 }
 
-report() { # makes the report from the results so far
-  [[ ! $python ]] || "$python" "$bundle/report.py" "$out" >"$scratch/report" 2>&1
-}
-pack() { # packs the files from which the report was made into one, because few files are easy to copy back
-  local name details=()
-  for name in logs xml bench steps.tsv facts.tsv gpus.csv clocks.csv; do [[ -e $out/$name ]] && details+=("$name"); done
-  tar -C "$out" -czf "$out/details.tar.gz" "${details[@]}" 2>/dev/null
-  (($? <= 1)) || return 0 # 1: a file was still being written
-  (cd "$out" && rm -rf "${details[@]}")
-}
+# ---- The report's folder. What a killed call leaves there is all that it knew: a line of the journal says which step
+# began, and the output of that step is in running.out and running.err. When the step has ended, its output goes to
+# details.tar.gz, which is replaced as a whole.
 
-wanted() { # PART
-  ((${#only[@]} == 0)) || [[ " ${only[*]} " == *" $1 "* ]]
+details=$scratch/details
+declare -A attempts=() results=() # of each step, by its name
+wanted() { [[ $only == ' ' || $only == *" $1 "* ]]; } # PART
+journal() { # FIELD...
+  local IFS=$'\t'
+  printf '%s\n' "$*" >>"$out/journal.tsv"
 }
-fact() { printf '%s\t%s\n' "$1" "${2//[$'\t\n']/ }" >>"$out/facts.tsv"; }
-# note NAME PART KIND RESULT SECONDS REASON: records a step. RESULT is an exit code, "skipped" or "left out".
+fact() { journal fact "$1" "${2//[$'\t\n']/ }"; }
+# note NAME PART KIND RESULT SECONDS REASON: records a step. RESULT is "began", an exit code, "skipped" or "left out".
 note() {
-  printf '%s\t%s\t%s\t%s\t%s\t%s\n' "$1" "$2" "$3" "$4" "$5" "${6//[$'\t\n']/ }" >>"$out/steps.tsv"
-  printf '%-44s %s\n' "$1" "$4${6:+: $6}" >&2
+  journal step "$1" "${attempts[$1]:=1}" "$2" "$3" "$4" "$5" "${6//[$'\t\n']/ }"
+  results[$1]=$4
+  [[ $4 == began ]] || printf '%-44s %s\n' "$1" "$4${6:+: $6}" >&2
 }
+log_of() { echo "$details/logs/$1.$2.$3"; } # NAME ATTEMPT out|err
+# Moves the output of the step that ended to the details. Of a long output the beginning and the end are kept.
+put_away() { # NAME ATTEMPT
+  local stream from to size
+  for stream in out err; do
+    from=$out/running.$stream to=$(log_of "$1" "$2" $stream)
+    [[ -e $from ]] || continue
+    size=$(stat -c %s "$from")
+    if ((size > 4 << 20)); then
+      { head -c 1M "$from" && printf '\n... %s bytes ...\n' $((size - (4 << 20))) && tail -c 3M "$from"; } >"$to"
+    else
+      cp "$from" "$to"
+    fi
+  done
+}
+# Puts away the output of the latest step and makes the report. $scratch/report is its summary or, with `--said NAME`,
+# only the figures of this step.
+keep() {
+  [[ $latest ]] && put_away "$latest" "${attempts[$latest]}"
+  cp "$out/clocks.csv" "$details" 2>/dev/null
+  tar -C "$details" -czf "$scratch/packed" . && cp "$scratch/packed" "$out/details.tar.gz.new" &&
+    mv "$out/details.tar.gz.new" "$out/details.tar.gz" && rm -f "$out"/running.*
+  [[ ! $python ]] || "$python" "$bundle/report.py" "$out" "$@" >"$scratch/report" 2>&1
+}
+if ((!${#command[@]})); then
+  mkdir -p "$details/logs" "$details/metrics" "$scratch/runs"
+  if [[ $(head -n 1 "$out/journal.tsv" 2>/dev/null) == "bundle"$'\t'"$BUILT_DIGEST" ]]; then
+    tar -C "$details" -xzf "$out/details.tar.gz" 2>/dev/null
+    while IFS=$'\t' read -r line name attempt _ _ result _; do
+      [[ $line == step ]] && attempts[$name]=$attempt results[$name]=$result && latest=$name
+    done <"$out/journal.tsv"
+    # The last step of a call that was killed.
+    if [[ $latest && ! -e $(log_of "$latest" "${attempts[$latest]}" out) ]]; then
+      put_away "$latest" "${attempts[$latest]}"
+    fi
+  else
+    rm -f "$out"/{journal.tsv,details.tar.gz*,report.txt*,report.json*,clocks.csv}
+    journal bundle "$BUILT_DIGEST"
+  fi
+  rm -f "$out"/running.*
+  latest=''
+  journal call "$(date -u +%Y-%m-%dT%H:%M:%SZ)"
+fi
 
 # ---- LibTorch, Python, GPUs.
 
@@ -194,11 +245,11 @@ if ((gpus)) && command -v nvidia-smi >/dev/null; then
   # requested.
   for fields in ,clocks.max.sm,clocks.max.mem,clocks.sm,memory.total,power.limit,mig.mode.current,persistence_mode ''; do
     timeout 30 nvidia-smi --query-gpu=index,name,uuid,driver_version$fields --format=csv \
-      >"$out/gpus.csv" 2>"$out/logs/nvidia-smi.err" </dev/null &
+      >"$details/gpus.csv" 2>"$details/logs/nvidia-smi.err" </dev/null &
     await $! && break
-    rm -f "$out/gpus.csv"
+    rm -f "$details/gpus.csv"
   done
-  timeout 30 nvidia-smi topo -m >"$out/logs/topology.out" 2>&1 </dev/null &
+  timeout 30 nvidia-smi topo -m >"$details/logs/topology.out" 2>&1 </dev/null &
   await $!
   # Records the actual clocks, temperature and power while the steps run.
   stdbuf -oL nvidia-smi --query-gpu=index,clocks.sm,clocks.mem,temperature.gpu,power.draw --format=csv,noheader,nounits -lms 500 \
@@ -211,42 +262,54 @@ fi
 cap=${most:-$((minutes * 40 / 3 > 60 ? minutes * 40 / 3 : 60))}
 reserve=0 # seconds that are reserved for later steps
 left() { echo $((deadline - SECONDS - reserve)); }
-allowed() { # LIMIT: prints the seconds that a step with this limit may take now
-  local limit=$1 now
-  now=$(left)
-  ((limit > cap)) && limit=$cap
-  ((limit > now)) && limit=$now
-  echo "$limit"
-}
+at_most() { (($1 < $2)) && echo "$1" || echo "$2"; }
 expected=0
+# Whether a step has nothing left to do, because an earlier call ended it. Of a test, cases may be left after its time
+# limit (124), or if cases.py has given up (75).
+is_done() { # NAME KIND
+  case ${results[$1]-} in
+    '' | began | skipped | 'left out') return 1 ;;
+    75 | 124) [[ $2 != gtest ]] ;;
+    *) return 0 ;;
+  esac
+}
 step() { # NAME PART KIND LIMIT COMMAND...; its exit code should be `expected`
-  local name=$1 part=$2 kind=$3 limit rc pid
-  limit=$(allowed "$4")
+  local name=$1 part=$2 kind=$3 wanted=$4 limit rc pid
+  limit=$(at_most "$wanted" "$(left)")
   shift 4
-  if (($(left) < 10)); then note "$name" "$part" "$kind" "left out" 0 "no time left of $minutes minutes" && return; fi
-  began=$SECONDS current=("$name" "$part" "$kind")
+  if ((limit < 10)); then note "$name" "$part" "$kind" "left out" 0 "no time left of $minutes minutes" && return; fi
+  [[ ${results[$name]-} ]] && ((++attempts[$name]))
+  began=$SECONDS current=("$name" "$part" "$kind") latest=$name
+  note "$name" "$part" "$kind" began 0 ''
   (cd "$workfolder" && exec timeout --kill-after=15 "$limit" env "${environment[@]}" "$@") \
-    >"$out/logs/$name.out" 2>"$out/logs/$name.err" </dev/null &
+    >"$out/running.out" 2>"$out/running.err" </dev/null &
   pid=$! # in the background, so that Ctrl-C is handled at once
   await "$pid"
   rc=$?
   local reason=''
-  if ((rc == 124 || rc == 137 && SECONDS - began >= limit)); then reason="did not end within $limit s" && rc=124; fi
+  if ((rc == 124 || rc == 137 && SECONDS - began >= limit)); then
+    reason="did not end within $limit s" && rc=124
+    ((limit < wanted)) && reason="the time was up after $limit s" && rc='left out'
+  fi
   # A test that skips itself exits with 0, whatever else was expected.
-  if ((rc != expected)) && ! { ((rc == 0)) && grep -q '^SKIPPED: ' "$out/logs/$name.out"; }; then worst=1; fi
+  if [[ $rc != 'left out' ]] && ((rc != expected)) &&
+    ! { ((rc == 0)) && grep -q '^SKIPPED: ' "$out/running.out"; }; then worst=1; fi
   note "$name" "$part" "$kind" "$rc" $((SECONDS - began)) "$reason"
   current=()
+  keep --said "$name"
+  cat "$scratch/report" >&2
   return 0
 }
 skip() { note "$1" "$2" "$3" skipped 0 "$4"; } # NAME PART KIND REASON
 
 no_gpu="this machine has no GPU"
-workfolder=$out
+workfolder=$scratch
 starts=''
 if [[ ! $obstacle ]]; then
   in_bundle timeout 120 "$annulus" version >"$scratch/version" 2>&1 </dev/null &
   if await $!; then
     starts=1
+    [[ ${results[start]-} ]] && note start start plain 0 0 '' # an earlier call could not start it
   else
     obstacle="the program does not start: $(tail -n 1 "$scratch/version")"
   fi
@@ -269,43 +332,51 @@ read_test() { # ENV MPI_ARGS ARGS
   [[ $3 == - ]] || eval "words=($3)" # with the quoting of Bazel's args; $bundle is this folder
 }
 
+run_gtest() { # NAME PART LIMIT PROGRAM WORDS...; with `assigned`
+  local name=$1 part=$2 limit=$3 runner=()
+  # Without Python the program is run as it is.
+  cat "$details/logs/$name".*.out >"$scratch/done" 2>/dev/null
+  [[ $python ]] && runner=("$python" "$bundle/cases.py" --limit "$cap" --done "$scratch/done")
+  step "$name" "$part" gtest "$limit" env "${assigned[@]}" "${runner[@]}" "$bundle/tests/$4" "${@:5}"
+}
 run_mpi() { # NAME PART RANKS LIMIT TEST-PROGRAM WORDS...; with `assigned` and `mpi_words`
-  local name=$1 part=$2 ranks=$3 limit=$4 program=$5
+  local name=$1 part=$2 ranks=$3 limit=$4 program=$5 seconds
   shift 5
+  seconds=$(at_most "$limit" "$(left)")
   step "$name" "$part" mpi "$limit" env "${assigned[@]}" WANT_SIZE="$ranks" "$bundle/mpi/bin/mpirun" \
-    --timeout $(($(allowed "$limit") - 5)) -np "$ranks" "${mpi_words[@]}" "$bundle/tests/$program" "$@"
+    --timeout $((seconds - 5)) -np "$ranks" "${mpi_words[@]}" "$bundle/tests/$program" "$@"
 }
 
-run_tests() { # KIND: the tests of this kind
-  local name kind program ranks expect limit variables mpi_args args
-  while IFS=$'\t' read -r name kind program ranks expect limit variables mpi_args args <&3; do
-    [[ $kind == "$1" ]] || continue
-    if [[ ! $starts ]]; then skip "$name" tests "$kind" "$obstacle" && continue; fi
+run_tests() { # PART KIND: the tests of this part and kind
+  local name part kind program ranks expect limit variables mpi_args args
+  while IFS=$'\t' read -r name part kind program ranks expect limit variables mpi_args args <&3; do
+    [[ $part == "$1" && $kind == "$2" ]] && ! is_done "$name" "$kind" || continue
+    if [[ ! $starts ]]; then skip "$name" "$part" "$kind" "$obstacle" && continue; fi
     read_test "$variables" "$mpi_args" "$args"
-    workfolder=$out expected=$expect
+    workfolder=$scratch expected=$expect
     if [[ -d $bundle/runfiles ]]; then workfolder=$bundle/runfiles; fi
     case $kind in
-      gtest)
-        step "$name" tests gtest "$limit" env "${assigned[@]}" GTEST_OUTPUT="xml:$out/xml/$name.xml" \
-          "$bundle/tests/$program" "${words[@]}"
-        ;;
-      mpi) run_mpi "$name" tests "$ranks" "$limit" "$program" "${words[@]}" ;;
-      script)
-        if [[ ! $python ]]; then skip "$name" tests "$kind" "no python3 here" && continue; fi
-        step "$name" tests script "$limit" env "${assigned[@]}" "$python" "$bundle/runfiles/$program" "${words[@]}"
+      gtest) run_gtest "$name" "$part" "$limit" "$program" "${words[@]}" ;;
+      mpi) run_mpi "$name" "$part" "$ranks" "$(at_most "$limit" "$cap")" "$program" "${words[@]}" ;;
+      script) # it starts the program many times
+        if [[ ! $python ]]; then skip "$name" "$part" "$kind" "no python3 here" && continue; fi
+        step "$name" "$part" script "$(at_most "$limit" "${most:-$((2 * cap))}")" \
+          env "${assigned[@]}" "$python" "$bundle/runfiles/$program" "${words[@]}"
         ;;
     esac
-    workfolder=$out expected=0
+    workfolder=$scratch expected=0
   done 3<"$bundle/tests.tsv"
 }
 run_checks() {
-  [[ $starts ]] && step doctor tests plain 60 "$annulus" doctor
-  if ! ready; then skip attend-check tests plain "$why" && return; fi
-  step attend-check tests plain 120 "$annulus" attend --device cuda --backward --check \
-    --random queries=704,keys=704,heads=8,kv_heads=2,dim=128,dtype=bf16,seed=7
-  step attend-check-window tests plain 120 "$annulus" attend --device cuda --backward --check \
-    --random queries=512,keys=512,heads=4,kv_heads=4,dim=64,dtype=f32,seed=8 \
+  [[ $starts ]] && ! is_done doctor plain && step doctor operators plain 60 "$annulus" doctor
+  attend_check attend-check queries=704,keys=704,heads=8,kv_heads=2,dim=128,dtype=bf16,seed=7
+  attend_check attend-check-window queries=512,keys=512,heads=4,kv_heads=4,dim=64,dtype=f32,seed=8 \
     --pattern '{ kind = "window", left = 100, right = 0 }'
+}
+attend_check() { # NAME RANDOM WORDS...
+  is_done "$1" plain && return
+  if ! ready; then skip "$1" operators plain "$why" && return; fi
+  step "$1" operators plain "$cap" "$annulus" attend --device cuda --backward --check --random "${@:2}"
 }
 ready() {
   why=$obstacle
@@ -317,26 +388,19 @@ text_of_training() { # prints the options for another text if LibTorch has no Py
   compgen -G "$torch/*.py" >/dev/null || printf -- '--set\ndata.train=["%s/text/documents.txt"]\n' "$bundle"
 }
 
-run_attention_bench() {
-  local part
-  for part in dense ring patterns; do
-    if ! ready; then skip "bench-$part" bench bench "$why" && continue; fi
-    step "bench-$part" bench bench 150 "$annulus" bench gpu --part "$part" --json "$out/bench/$part.json"
-  done
+run_bench() { # PART LIMIT WORDS...
+  wanted "$1" && ! is_done "bench-$1" bench || return
+  if ! ready; then skip "bench-$1" "$1" bench "$why" && return; fi
+  step "bench-$1" "$1" bench "$2" "$annulus" bench gpu --part "$1" "${@:3}"
 }
-
-run_model() { # PART LIMIT
-  local limit model=$bundle/configs/llama-1b.toml
-  if ! ready; then skip "bench-$1" bench bench "$why" && return; fi
-  if [[ ! -e $model ]]; then skip "bench-$1" bench bench "the bundle has no configs/llama-1b.toml" && return; fi
+run_model() { # PART LIMIT WORDS...
   mapfile -t text < <(text_of_training)
-  limit=$(allowed "$2")
-  step "bench-$1" bench bench "$limit" "$annulus" bench gpu --part "$1" --seconds $((limit > 10 ? limit * 8 / 10 : 8)) --config "$model" \
-    --json "$out/bench/$1.json" "${text[@]}"
+  run_bench "$1" "$2" --config "$bundle/configs/llama-1b.toml" "${@:3}" "${text[@]}"
 }
 
 run_flex() {
-  if ! ready; then skip flex-attention bench plain "$why" && return; fi
+  is_done flex-attention flex && return
+  if ! ready; then skip flex-attention flex flex "$why" && return; fi
   local reason='' compiler
   compiler=${CC:-$(command -v gcc || command -v clang)}
   if [[ ! $torch_python ]]; then
@@ -346,28 +410,29 @@ run_flex() {
   elif ! "$torch_python" -c 'import os, sysconfig; open(os.path.join(sysconfig.get_path("include"), "Python.h"))' 2>/dev/null; then
     reason="Triton needs Python.h, and $torch_python has none"
   else
-    timeout 60 "$torch_python" -c 'import torch, triton' 2>"$out/logs/flex-import.err" </dev/null &
+    timeout 60 "$torch_python" -c 'import torch, triton' 2>"$details/logs/flex-import.err" </dev/null &
     await $! || reason="$torch_python cannot import torch and triton within 60 s"
   fi
-  if [[ $reason ]]; then skip flex-attention bench plain "$reason" && return; fi
+  if [[ $reason ]]; then skip flex-attention flex flex "$reason" && return; fi
   # It runs in the environment of its own torch, not in that of the bundle.
   environment_before=("${environment[@]}")
   environment=(TMPDIR="$scratch" TORCHINDUCTOR_CACHE_DIR="$scratch/inductor" TRITON_CACHE_DIR="$scratch/triton" HOME="${HOME:-$scratch}")
-  step flex-attention bench flex 240 "$torch_python" "$bundle/benchmarks/flex_attention.py"
+  step flex-attention flex flex "${most:-$((2 * cap))}" "$torch_python" "$bundle/benchmarks/flex_attention.py"
   environment=("${environment_before[@]}")
 }
 
 run_quickstart() {
-  if ! ready; then skip train-quickstart train train "$why" && return; fi
+  is_done train-quickstart train && return
+  if ! ready; then skip train-quickstart quickstart train "$why" && return; fi
   mapfile -t text < <(text_of_training)
-  step train-quickstart train train 150 "$annulus" train "$bundle/configs/quickstart.toml" --set device=cuda \
-    --set run.steps=200 --set "run.folder=$out/runs" --set run.name=quickstart "${text[@]}"
-  keep_metrics quickstart
+  run_training quickstart train-quickstart "$cap" train "$bundle/configs/quickstart.toml" --set run.steps=200 "${text[@]}"
 }
-keep_metrics() { # RUN: keeps its metrics and removes its checkpoints, which are large
+run_training() { # PART NAME LIMIT WORDS...: keeps the run's metrics and removes its checkpoints, which are large
   local log
-  for log in "$out/runs/$1"-*/metrics.jsonl; do [[ -f $log ]] && cp "$log" "$out/bench/$1.jsonl"; done
-  rm -rf "$out/runs/$1"-*
+  step "$2" "$1" train "$3" "$annulus" "${@:4}" --set device=cuda --set "run.folder=$scratch/runs" --set "run.name=$2"
+  for log in "$scratch/runs/$2"-*/metrics.jsonl; do [[ -f $log ]] && cp "$log" "$details/metrics/$2.jsonl"; done
+  rm -rf "$scratch/runs/$2"-*
+  keep
 }
 
 # Runs the same work on 1, 2, 4 and 8 GPUs: tests with as many ranks, attention compared with the reference, and
@@ -378,66 +443,55 @@ run_scaling() {
   if ((gpus < 2)); then skip scaling scaling plain "this machine has one GPU" && return; fi
   mapfile -t text < <(text_of_training)
   for n in 1 2 4 8; do
+    is_done "scaling-$n" train && continue
     if ((n > gpus)); then skip "scaling-$n" scaling train "this machine has $gpus GPUs" && continue; fi
     if ((n > 1)); then
-      while IFS=$'\t' read -r name kind program ranks expect limit variables mpi_args args <&3; do
+      while IFS=$'\t' read -r name _ kind program ranks expect limit variables mpi_args args <&3; do
         [[ $kind == mpi && $expect == 0 && $mpi_args == - && $args == - ]] || continue
         assigned=() mpi_words=()
-        run_mpi "$name-over-$n" scaling "$n" "$limit" "$program"
-      done 3< <(sort -t $'\t' -u -k3,3 "$bundle/tests.tsv")
-      step "attend-over-$n" scaling plain 120 "$annulus" launch -n "$n" attend --device cuda --backward --check \
+        run_mpi "$name-over-$n" scaling "$n" "$(at_most "$limit" "$cap")" "$program"
+      done 3< <(sort -t $'\t' -u -k4,4 "$bundle/tests.tsv")
+      step "attend-over-$n" scaling plain "$cap" "$annulus" launch -n "$n" attend --device cuda --backward --check \
         --random queries=1024,keys=1024,heads=8,kv_heads=8,dim=64,dtype=bf16,seed=9 --layout zigzag --schedule ring
     fi
-    step "scaling-$n" scaling train 150 "$annulus" launch -n "$n" train "$bundle/configs/quickstart.toml" --set device=cuda \
-      --set "run.folder=$out/runs" --set "run.name=scaling-$n" --set run.steps=20 --set run.log_every=5 \
+    run_training scaling "scaling-$n" "$cap" launch -n "$n" train "$bundle/configs/quickstart.toml" \
+      --set run.steps=20 --set run.log_every=5 \
       --set data.context=65536 --set data.validation_fraction=0 --set validation.every=0 --set checkpoint.every=0 \
       --set model.layers=4 --set model.dim=1024 --set model.heads=8 --set model.ffn=2816 \
       --set model.dtype=bf16 "${text[@]}"
-    keep_metrics "scaling-$n"
   done
 }
 
-# The steps that tell most come first. Steps that may hang, with ranks that wait for one another, come after the others.
-if wanted tests; then
+# What tells most comes first. Tests with ranks that wait for one another may hang, and come after the others.
+for part in dense ring train patterns; do
+  if wanted $part && ! is_done "bench-$part" bench; then reserve=$((24 * minutes)); fi
+done
+if wanted operators; then
   run_checks
-  wanted bench && reserve=$((24 * minutes))
-  run_tests gtest
-  reserve=0
-  report
+  run_tests operators gtest
 fi
-if wanted bench; then
-  run_attention_bench
-  run_model train 180
-  report
+wanted merges && run_tests merges gtest
+reserve=0
+run_bench dense "$cap"
+run_bench ring "$cap"
+run_model train "$((3 * cap / 2))"
+run_bench patterns "$cap"
+wanted flex && run_flex
+longest=$(left)
+wanted others && longest=$(at_most "$longest" $((2 * cap)))
+run_model longest "$longest" --seconds $((longest > 10 ? longest * 8 / 10 : 8))
+if wanted others; then
+  for kind in gtest mpi script; do run_tests others $kind; done
 fi
-if wanted tests; then
-  run_tests mpi
-  report
-  cap_before=$cap cap=${most:-$((2 * cap))} # scripts start the program many times
-  run_tests script
-  cap=$cap_before
-  report
-fi
-if wanted scaling; then
-  run_scaling
-  report
-fi
-if wanted train; then
-  run_quickstart
-  report
-fi
-if wanted bench; then
-  run_flex
-  report
-  cap=${most:-$((60 * minutes))}
-  run_model longest "$(left)" # the last step may use all the time that is left
-fi
+wanted scaling && run_scaling
+wanted quickstart && run_quickstart
 
 if [[ ! $python ]]; then
-  echo "run.sh: no python3 here, so there is no report.json; the results are in $out/details.tar.gz" >&2
+  echo "run.sh: no python3 here, so there is no report.json; the results are in $out/journal.tsv and details.tar.gz" >&2
   exit "$worst"
 fi
-report
+keep
 rc=$?
 cat "$scratch/report"
+kept=1
 exit "$rc"

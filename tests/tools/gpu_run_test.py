@@ -1,0 +1,299 @@
+#!/usr/bin/env python3
+"""Tests run.sh of a bundle for GPUs over a bundle of scripts in place of the programs: what is on disk when a call is
+killed, how the next call goes on, and what the report says. tools/gpu_bundle/bundle_test.py tests real bundles."""
+
+import glob
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+import unittest
+
+SCRIPTS = os.path.dirname(os.path.abspath(sys.argv.pop(1)))
+
+# Prints the lines of GoogleTest for the cases in $CASES, except those that --gtest_filter leaves out. The name of a case
+# says how it ends. What it ran is noted in $BUNDLE/ran.
+PROGRAM = r"""#!/usr/bin/env python3
+import os, signal, sys, time
+here = os.path.dirname(os.path.abspath(sys.argv[0]))
+filters = [a for a in sys.argv if a.startswith("--gtest_filter=")]
+out = filters[-1].partition("-g")[2].partition("=")[2].partition("-")[2].split(":") if filters else []
+cases = [c for c in "CASES".split() if "S." + c not in out]
+def say(text):
+    print(text, flush=True)
+say("Note: Google Test filter = " + "-".join(out))
+say("[==========] Running %d tests from 1 test suite." % len(cases))
+failed = False
+for case in cases:
+    with open(os.path.join(here, "..", "ran"), "a") as f:
+        f.write(case + "\n")
+    say("[ RUN      ] S." + case)
+    if case.startswith("hangs"):
+        with open(os.path.join(here, "..", "hanging"), "w") as f:
+            f.write("x")
+        time.sleep(600)
+    elif case.startswith("deaf"):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(600)
+    elif case.startswith("crashes"):
+        os.kill(os.getpid(), signal.SIGSEGV)
+    elif case.startswith("exits"):
+        os._exit(0)
+    elif case.startswith("fails") or case.startswith("loses"):
+        failed = True
+        say("a.cc:3: Failure\n" + ("CUDA error: an illegal memory access was encountered" if case.startswith("loses") else "wrong in " + case))
+        say("[  FAILED  ] S.%s, where GetParam() = 3 (1 ms)" % case)
+        if case.startswith("loses"):
+            signal.pause()
+    elif case.startswith("skips"):
+        say("a.cc:3: Skipped\nno second GPU\n")
+        say("[  SKIPPED ] S.%s (0 ms)" % case)
+    else:
+        say("operators: cudnn 2, flash2 1")
+        sys.stdout.write("no newline")
+        say("[       OK ] S.%s (2 ms)" % case)
+say("[==========] %d tests from 1 test suite ran. (1 ms total)" % len(cases))
+sys.exit(failed)
+"""
+
+FIGURE = {"bench": "gpu", "part": "dense", "device": "NVIDIA H200", "versions": "CUDA 13.0",
+          "figures": [{"name": "dense forward 8192", "unit": "TFLOP/s", "value": 600, "median": 590, "operators": "cudnn"}],
+          "ratios": [{"name": "gpu/dense forward 8192", "ratio": 1.01, "goal": 1.031}]}
+
+
+class GpuRunTest(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory(prefix="gpu run ")
+        self.addCleanup(self.folder.cleanup)
+        self.bundle, self.out = self.path("bundle"), self.path("report")
+        os.makedirs(self.path("bundle", "bin"))
+        os.makedirs(self.path("bundle", "tests"))
+        for name in ("run.sh", "report.py", "cases.py", "journal.py", "tables.py"):
+            shutil.copy(os.path.join(SCRIPTS, name), self.bundle)
+        self.made_of("1")
+        self.write("torch/lib/libtorch_cpu.so", "")
+        self.write("torch/lib/libtorch_cuda.so", "")
+        self.write("torch/version.py", "__version__ = '2.11.0'\n")
+        self.write("dev/nvidiactl", "")
+        self.write("dev/nvidia0", "")
+        self.write("bundle/configs/llama-1b.toml", "")
+        self.annulus("")
+        self.tests()
+
+    def path(self, *names):
+        return os.path.join(self.folder.name, *names)
+
+    def write(self, name, text, mode=0o644):
+        os.makedirs(os.path.dirname(self.path(name)), exist_ok=True)
+        with open(self.path(name), "w") as f:
+            f.write(text)
+        os.chmod(self.path(name), mode)
+
+    def read(self, name):
+        with open(self.path(name)) as f:
+            return f.read()
+
+    def made_of(self, digest):
+        names = ("COMMIT", "ANNULUS", "CUDA", "NCCL", "MPI", "COMPILER")
+        self.write("bundle/bundle.env", "BUILT_LIBTORCH=2.11.0\nBUILT_DIGEST=%s\n" % digest + "".join("BUILT_%s=x\n" % n for n in names))
+
+    def annulus(self, text):
+        """The program: notes how it is called and does what `text` says, a script in which $part is the part of bench."""
+        self.write("bundle/bin/annulus", '#!/bin/bash\necho "$*" >>"%s"\npart=$4\n[[ $1 == bench ]] || exit 0\n%s\n' % (
+            self.path("bundle", "calls"), text), 0o755)
+
+    def tests(self, **programs):
+        """The tests of the bundle: name=cases of the part "others", operators=cases and merges=cases of their own."""
+        rows = []
+        for name, cases in programs.items():
+            self.write("bundle/tests/" + name, PROGRAM.replace("CASES", cases), 0o755)
+            part = name if name in ("operators", "merges") else "others"
+            rows.append("\t".join([name, part, "gtest", name, "1", "0", "300", "-", "-", "-"]) + "\n")
+        self.write("bundle/tests.tsv", "".join(rows))
+
+    def start(self, *args):
+        env = {k: v for k, v in os.environ.items() if k != "LD_LIBRARY_PATH"}
+        env.update(LIBTORCH=self.path("torch"), ANNULUS_BUNDLE_DEVICES=self.path("dev"))
+        return subprocess.Popen([os.path.join(self.bundle, "run.sh"), "--out", self.out, *args], env=env, cwd=self.folder.name,
+                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                start_new_session=True)
+
+    def run_sh(self, *args):
+        started = self.start(*args)
+        out, err = started.communicate(timeout=120)
+        return started.returncode, self.report(), out, err
+
+    def report(self):
+        with open(os.path.join(self.out, "report.json")) as f:
+            return json.load(f)
+
+    def results(self, report, result):
+        return {r["name"]: r["reason"] for r in report["results"] if r["result"] == result}
+
+    def kill_when(self, started, there):
+        """Kills run.sh and all that it has started, without warning, as soon as there() is true."""
+        while not there():
+            self.assertIsNone(started.poll(), "run.sh has ended")
+            time.sleep(0.02)
+        os.killpg(started.pid, signal.SIGKILL)
+        started.communicate()
+        for pid in filter(str.isdigit, os.listdir("/proc")):  # `timeout` makes a group of its own for a step
+            try:
+                with open("/proc/%s/environ" % pid, errors="replace") as f:
+                    variables = f.read().split("\0")
+                if "LIBTORCH=" + self.path("torch") in variables:
+                    os.kill(int(pid), signal.SIGKILL)
+                    for scratch in (v for v in variables if v.startswith("TMPDIR=/tmp/annulus.")):
+                        shutil.rmtree(scratch.partition("=")[2], ignore_errors=True)
+            except OSError:
+                pass
+
+    def hanging(self):
+        return os.path.exists(self.path("bundle", "hanging"))
+
+    def few_files(self):
+        found = sorted(os.path.relpath(p, self.out) for p in glob.glob(self.out + "/**", recursive=True) if not os.path.isdir(p))
+        self.assertLessEqual(len(found), 8, found)
+        return found
+
+    # ---- Tests.
+
+    def test_a_case_that_hangs_or_crashes_costs_no_other_case_its_result(self):
+        self.tests(t="a hangs b crashes exits loses c fails skips d")
+        code, report, out, _ = self.run_sh("--only", "others", "--limit", "2")
+        self.assertEqual(code, 1)
+        self.assertEqual(set(self.results(report, "passed")), {"t S." + c for c in "abcd"}, out)
+        failed = self.results(report, "failed")
+        self.assertEqual(failed["t S.hangs"], "did not end within 2 s")
+        self.assertEqual(failed["t S.crashes"], "segmentation fault")
+        self.assertEqual(failed["t S.exits"], "exit code 0")
+        self.assertIn("wrong", failed["t S.fails"])
+        self.assertEqual(set(failed), {"t S." + c for c in ("hangs", "crashes", "exits", "loses", "fails")})
+        self.assertEqual(self.results(report, "skipped"), {"t S.skips": "no second GPU"})
+        self.assertEqual(self.read("bundle/ran").split(), "a hangs b crashes exits loses c fails skips d".split())
+        self.assertEqual(report["operators"], {"cudnn": 8, "flash2": 4})
+
+    def test_a_program_that_stops_again_and_again_is_given_up_and_the_next_one_runs(self):
+        self.tests(t="a crashes1 crashes2 crashes3 crashes4 b", u="c")
+        _, report, out, _ = self.run_sh("--only", "others")
+        self.assertEqual(set(self.results(report, "passed")), {"t S.a", "u S.c"}, out)
+        self.assertIn("not all of its cases could be run", self.results(report, "failed")["t"])
+        # The next call runs the rest.
+        _, report, out, _ = self.run_sh("--only", "others")
+        self.assertEqual(set(self.results(report, "passed")), {"t S.a", "t S.b", "u S.c"}, out)
+        self.assertEqual(set(self.results(report, "failed")), {"t S.crashes%d" % n for n in (1, 2, 3, 4)})
+        self.assertEqual(self.read("bundle/ran").split().count("c"), 1)
+
+    def test_a_case_that_ignores_the_request_to_end_is_ended(self):
+        self.tests(t="a deaf b")
+        _, report, out, _ = self.run_sh("--only", "others", "--limit", "1")
+        self.assertEqual(self.results(report, "failed"), {"t S.deaf": "did not end within 1 s"}, out)
+        self.assertEqual(set(self.results(report, "passed")), {"t S.a", "t S.b"})
+
+    def test_a_killed_call_leaves_what_passed_and_the_next_one_goes_on(self):
+        self.tests(before="x", t="a b hangs c d", after="y")
+        self.kill_when(self.start("--only", "others"), self.hanging)
+        self.few_files()
+        # The report of what the killed call left, made by hand, for example on another machine.
+        subprocess.run([sys.executable, os.path.join(self.bundle, "report.py"), self.out], stdout=subprocess.DEVNULL)
+        report = self.report()
+        self.assertEqual(set(self.results(report, "passed")), {"before S.x", "t S.a", "t S.b"})
+        self.assertEqual(self.results(report, "failed"), {})
+        self.assertIn("3 of its cases are left from S.hangs on", self.results(report, "left out")["t"])
+        # Now the case ends, and the folder has been copied, as by somebody who collects it.
+        shutil.copytree(self.out, self.path("copied"))
+        self.out = self.path("copied")
+        self.write("bundle/tests/t", self.read("bundle/tests/t").replace("a b hangs c d", "a b hangs_no_more c d")
+                   .replace('"hangs"', '"hangs!"'), 0o755)
+        code, report, out, _ = self.run_sh("--only", "others")
+        self.assertEqual(code, 0, out)
+        self.assertEqual(set(self.results(report, "passed")),
+                         {"before S.x", "t S.a", "t S.b", "t S.hangs_no_more", "t S.c", "t S.d", "after S.y"})
+        self.assertEqual((report["failed"], report["left_out"], len(report["calls"])), (0, 0, 2))
+        self.assertEqual(self.read("bundle/ran").split(), "x a b hangs hangs_no_more c d y".split())
+        self.assertEqual(self.few_files(), ["details.tar.gz", "journal.tsv", "report.json", "report.txt"])
+
+    def test_a_test_whose_time_is_up_is_left_out_and_the_next_call_runs_the_rest(self):
+        self.tests(t="a hangs b")
+        started = self.start("--only", "others", "--minutes", "1", "--limit", "300")
+        self.kill_when(started, self.hanging)
+        with open(os.path.join(self.out, "journal.tsv"), "a") as f:
+            f.write("step\tt\t1\tothers\tgtest\tleft out\t60\tthe time was up after 60 s\nstep\thalf a li")
+        subprocess.run([sys.executable, os.path.join(self.bundle, "report.py"), self.out], stdout=subprocess.DEVNULL)
+        self.assertEqual(self.results(self.report(), "left out")["t"], "the time was up after 60 s; 2 of its cases are left from S.hangs on")
+
+    def test_each_figure_is_on_disk_as_soon_as_it_is_known(self):
+        self.annulus("echo '%s'\ntouch '%s'\nsleep 600" % (json.dumps(FIGURE), self.path("bundle", "hanging")))
+        self.kill_when(self.start("--only", "dense"), self.hanging)
+        self.few_files()
+        subprocess.run([sys.executable, os.path.join(self.bundle, "report.py"), self.out], stdout=subprocess.DEVNULL)
+        report = self.report()
+        self.assertEqual([f["value"] for f in report["figures"]], [600])
+        self.assertEqual(report["goals_met"], 1)
+        self.assertIn("run.sh was killed during it", self.results(report, "left out")["bench-dense"])
+        # A later figure of the same name replaces it.
+        self.annulus("echo '%s'" % json.dumps(FIGURE).replace("600", "610"))
+        _, report, out, err = self.run_sh("--only", "dense")
+        self.assertEqual([f["value"] for f in report["figures"]], [610], out)
+        self.assertIn("bench-dense", self.results(report, "passed"))
+        self.assertRegex(err, r"gpu/dense forward 8192 +1\.010 .* 1\.031 met")  # said at once
+        self.assertIn("1.010 (1.010 to 1.010), met; 610 TFLOP/s by cudnn |", out)
+
+    def test_files_are_few_and_the_details_whole_at_every_moment(self):
+        self.tests(operators="a", merges="b", t="c hangs", u="d")
+        self.annulus("echo '%s'" % json.dumps(FIGURE))
+        started = self.start("--limit", "3")
+        while started.poll() is None:
+            self.few_files()
+            if os.path.exists(os.path.join(self.out, "details.tar.gz")):
+                with tarfile.open(os.path.join(self.out, "details.tar.gz")) as tar:
+                    tar.getnames()
+        started.communicate()
+
+    def test_what_tells_most_comes_first_and_each_part_runs_alone(self):
+        self.tests(operators="a", merges="b", t="c")
+        self.annulus("")
+        _, report, out, _ = self.run_sh()
+        names = [r["name"] for r in report["results"]]
+        order = ["attend-check", "operators S.a", "merges S.b", "bench-dense", "bench-ring", "bench-train", "bench-patterns",
+                 "flex-attention", "bench-longest", "t S.c"]
+        self.assertEqual([n for n in names if n in order], order, out)
+        for part, name in (("operators", "operators S.a"), ("merges", "merges S.b"), ("ring", "bench-ring"),
+                           ("longest", "bench-longest"), ("others", "t S.c"), ("quickstart", "train-quickstart")):
+            with self.subTest(part):
+                self.out = self.path("only " + part)
+                _, report, out, _ = self.run_sh("--only", part)
+                of = {r["part"] for r in report["results"]}
+                self.assertEqual(of, {part}, out)
+                self.assertIn(name, [r["name"] for r in report["results"]])
+
+    def test_calls_go_on_part_by_part_and_another_bundle_begins_anew(self):
+        self.tests(operators="a", merges="b", t="fails")
+        self.annulus("echo '%s'" % json.dumps(FIGURE))
+        self.run_sh("--only", "tests")
+        code, report, out, _ = self.run_sh("--only", "dense", "--only", "tests")
+        self.assertEqual(code, 1)
+        self.assertEqual(set(self.results(report, "failed")), {"t S.fails"})
+        self.assertTrue({"operators S.a", "merges S.b", "bench-dense"} <= set(self.results(report, "passed")), out)
+        self.assertEqual(self.read("bundle/ran").split(), ["a", "b", "fails"])  # none of them again
+        self.made_of("2")
+        _, report, _, _ = self.run_sh("--only", "dense")
+        self.assertEqual({r["part"] for r in report["results"]}, {"dense"})
+
+    def test_the_summary_is_short_and_ends_with_what_matters(self):
+        self.tests(t=" ".join("fails%d_%s" % (n, "x" * 60) for n in range(400)))
+        _, report, out, _ = self.run_sh("--only", "others")
+        self.assertEqual(report["failed"], 400)
+        self.assertLess(len(out), 9000)
+        self.assertEqual(out.splitlines()[-1], "0 passed, 400 failed, 0 skipped")
+        self.assertIn("| the tests for GPUs | `run.sh --only tests` | all pass | 0 passed, 400 failed |", out)
+        self.assertIn("more lines in report.txt", out)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,243 @@
+#!/usr/bin/env python3
+"""Runs a GoogleTest program of the bundle so that one case costs no other case its result. Called by run.sh; report.py
+reads what it prints with read_cases.
+
+    cases.py [--limit SECONDS] [--done FILE] PROGRAM ARGUMENTS...
+
+The program's lines are passed on as they come, so what has passed is known even if everything is killed. A case that
+lasts longer than SECONDS is ended, and a line says so:
+
+    [ STOPPED  ] Suite.Case: did not end within 60 s
+
+After that, after a crash, and after a failure that leaves the process unable to use its GPU, another process runs the
+cases that are left. FILE holds the output of earlier calls, whose finished cases are left out. Exits with 0 if all cases
+passed, 1 if some failed or stopped, and UNFINISHED if the program ended before it had run all of its cases.
+"""
+
+import argparse
+import os
+import re
+import selectors
+import signal
+import subprocess
+import sys
+import time
+
+UNFINISHED = 75
+MOST_STOPPED = 4  # cases of one program that hang or crash; a device that is lost would stop them all
+PATIENCE = 5  # seconds that a process has to end after SIGTERM, and after SIGKILL
+
+STARTED = re.compile(r"\[ RUN      \] (\S+)\s*$")
+ENDED = re.compile(r"\[ *(OK|FAILED|SKIPPED) *\] (\S+?),? ?(?:where .*)?\((\d+) ms\)\s*$")
+STOPPED = re.compile(r"^\[ STOPPED  \] (\S+): (.*)$")
+FOUND = re.compile(r"\[==========\] Running (\d+) tests? from ")
+RAN = re.compile(r"\[==========\] (\d+) tests? from .* ran\.")
+# After these no call of CUDA succeeds in the process any more.
+LOST = re.compile(r"CUDA.*(?:illegal memory access|device-side assert|misaligned address|unspecified launch failure|"
+                  r"illegal instruction|launch timed out|uncorrectable ECC)")
+SIGNALS = {signal.SIGABRT: "aborted", signal.SIGBUS: "bus error", signal.SIGFPE: "arithmetic fault",
+           signal.SIGKILL: "killed", signal.SIGSEGV: "segmentation fault", signal.SIGTERM: "ended"}
+
+
+class Case:
+    """A case in the output: its result "passed", "failed", "skipped", or None while it has none, and its own output."""
+
+    def __init__(self, name):
+        self.name, self.result, self.seconds, self.lines = name, None, 0.0, []
+
+    @property
+    def message(self):
+        return "\n".join(self.lines).strip()
+
+
+class Reader:
+    """Reads the lines of one or several runs of a program, one after the other."""
+
+    def __init__(self):
+        self.cases = {}  # name -> Case, the latest
+        self.current = None
+        self.found = 0  # the cases of the latest run, as its first line says
+        self.ran = False  # whether the latest run came to its end
+        self.ended_before = 0  # the cases that had a result when the latest run began
+
+    @property
+    def ended(self):
+        return sum(bool(c.result) for c in self.cases.values())
+
+    def add(self, line):
+        if FOUND.search(line):
+            self.found, self.ran, self.current = int(FOUND.search(line).group(1)), False, None
+            self.ended_before = self.ended
+        elif RAN.search(line):
+            self.ran, self.current = True, None
+        elif STARTED.search(line):
+            self.current = self.cases[STARTED.search(line).group(1)] = Case(STARTED.search(line).group(1))
+        elif self.current:
+            self._add_to_case(line)
+
+    def _add_to_case(self, line):
+        case, ended, stopped = self.current, ENDED.search(line), STOPPED.match(line)
+        if ended and ended.group(2) == case.name:
+            before = line[:ended.start()]  # what the case printed without a newline
+            case.lines += [before] if before.strip() else []
+            case.result = {"OK": "passed", "FAILED": "failed", "SKIPPED": "skipped"}[ended.group(1)]
+            case.seconds = int(ended.group(3)) / 1000
+            self.current = None
+        elif stopped and stopped.group(1) == case.name:
+            case.result, self.current = "failed", None
+            case.lines.append(stopped.group(2))
+        else:
+            case.lines.append(line)
+
+
+def read_cases(text):
+    reader = Reader()
+    for line in text.splitlines():
+        reader.add(line)
+    return reader
+
+
+class Run:
+    """One process of the program, which runs the cases that have no result yet."""
+
+    def __init__(self, program, reader, limit):
+        self.reader, self.limit = reader, limit
+        done = [name for name, case in reader.cases.items() if case.result]
+        self.ended_before = reader.ended
+        reader.found, reader.ran, reader.current = 0, False, None
+        filters = ["--gtest_filter=" + filter_without(program, done)] if done else []
+        self.process = subprocess.Popen(program + filters, stdout=subprocess.PIPE)
+        os.set_blocking(self.process.stdout.fileno(), False)
+
+    def lines(self):
+        """Yields the lines as they come, and None whenever a second has passed without one. Ends with the process."""
+        rest = b""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.process.stdout, selectors.EVENT_READ)
+            while True:
+                selector.select(timeout=1)
+                # A child of the test may hold the pipe open, so the end of the process is the end of the output. It is
+                # asked before the pipe is read, so that no line is missed.
+                ended = self.process.poll() is not None
+                read = self.process.stdout.read(1 << 16)
+                while read:
+                    *whole, rest = (rest + read).split(b"\n")
+                    yield from whole
+                    read = self.process.stdout.read(1 << 16)
+                if read == b"" or ended:
+                    if rest:
+                        yield rest
+                    return
+                yield None
+
+    def end(self):
+        for ask in (self.process.terminate, self.process.kill):
+            ask()
+            try:
+                self.process.wait(PATIENCE)
+                return
+            except subprocess.TimeoutExpired:
+                pass  # a call of the driver may keep it; `ended` tells
+
+    def go(self):
+        """Passes the lines on until the process has ended. Returns why it did; empty if it ended by itself."""
+        since = time.monotonic()  # when the current case began, or the last one ended
+        for line in self.lines():
+            if line is not None:
+                text, before = line.decode(errors="replace"), self.reader.current
+                print(text, flush=True)
+                self.reader.add(text)
+                if self.reader.current is not before:
+                    since = time.monotonic()
+                    if before and before.result == "failed" and LOST.search(before.message) and not self.reader.ran:
+                        self.end()
+                        return "its process has lost the GPU"
+            elif time.monotonic() - since > self.limit:
+                self.end()
+                return "did not end within %d s" % self.limit
+        try:
+            code = self.process.wait(self.limit)
+        except subprocess.TimeoutExpired:
+            self.end()
+            return "did not end within %d s" % self.limit
+        return SIGNALS.get(-code, "signal %d" % -code) if code < 0 else ""
+
+    @property
+    def ended(self):
+        return self.process.poll() is not None
+
+    @property
+    def cases_ended(self):
+        return self.reader.ended - self.ended_before
+
+
+def filter_without(program, done):
+    """The program's own filter without the cases that are done."""
+    own = [a.split("=", 1)[1] for a in program if a.startswith("--gtest_filter=")]
+    positive, _, negative = (own[-1] if own else "").partition("-")
+    return positive + "-" + ":".join(filter(None, [negative, *done]))
+
+
+def say(text):
+    print(text, flush=True)
+
+
+def run(program, done, limit, started):
+    """Runs the program until all cases have a result. `started` is told each process. Returns the exit code."""
+    reader = read_cases(done)
+    stopped = 0
+    while True:
+        one = Run(program, reader, limit)
+        started(one.process)
+        why = one.go()
+        if reader.ran:
+            if why:
+                say("after its last case: " + why)
+            code = one.process.poll()
+            return code if code and code > 0 else int(bool(why) or any(c.result == "failed" for c in reader.cases.values()))
+        why = why or "exit code %d" % one.process.returncode
+        if reader.current:  # it was running when the process ended
+            line = "[ STOPPED  ] %s: %s" % (reader.current.name, why)
+            say(line)
+            reader.add(line)
+            stopped += 1
+        left = reader.found - one.cases_ended
+        if reader.found and left <= 0:
+            return 1
+        if not one.cases_ended or stopped >= MOST_STOPPED or not one.ended:
+            say("%s; %s cases were not run" % (why, left if reader.found else "its"))
+            return UNFINISHED
+        say("%s; another process runs the %d cases that are left" % (why, left))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--limit", type=float, default=60)
+    parser.add_argument("--done", metavar="FILE")
+    parser.add_argument("program", nargs=argparse.REMAINDER)
+    options = parser.parse_args()
+    done = ""
+    if options.done:
+        with open(options.done, errors="replace") as f:
+            done = f.read()
+    processes = []
+
+    def end(number, _):  # the step's time is over, or the user ends run.sh
+        for process in processes[-1:]:
+            process.terminate()
+            try:
+                process.wait(2)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        os._exit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
+    try:
+        sys.exit(run(options.program, done, options.limit, processes.append))
+    except OSError as error:
+        sys.exit("the test cannot be started: %s" % error)
+
+
+if __name__ == "__main__":
+    main()
