@@ -286,12 +286,13 @@ class GpuRunTest(unittest.TestCase):
         self.assertEqual({r["part"] for r in report["results"]}, {"dense"})
 
     def test_the_summary_is_short_and_ends_with_what_matters(self):
-        self.tests(t=" ".join("fails%d_%s" % (n, "x" * 60) for n in range(400)))
+        self.tests(t=" ".join("%s%d_%s" % (how, n, "x" * 60) for how in ("skips", "fails") for n in range(400)))
         _, report, out, _ = self.run_sh("--only", "others")
         self.assertEqual(report["failed"], 400)
         self.assertLess(len(out), 9000)
-        self.assertEqual(out.splitlines()[-1], "0 passed, 400 failed, 0 skipped")
-        self.assertIn("| the tests for GPUs | `run.sh --only tests` | all pass | 0 passed, 400 failed |", out)
+        self.assertEqual(out.splitlines()[-1], "0 passed, 400 failed, 400 skipped")
+        self.assertIn("wrong in fails3_", out)
+        self.assertIn("| the tests for GPUs | `run.sh --only tests` | all pass | 0 passed, 400 failed, 400 skipped |", out)
         self.assertIn("more lines in report.txt", out)
 
 

@@ -291,7 +291,8 @@ class Report:
             for s in self.scaling:
                 lines.append("  %d GPUs %14.0f tokens/s  %6.2f of one  %5.1f%% of ideal" % (
                     s["gpus"], s["tokens_per_second"], s["over_one"], 100 * s["efficiency"]))
-        return "\n".join(lines + self.not_passed() + ["", tables(self), "", self.last_line(), ""])
+        sections = [line for section in self.not_passed() for line in section]
+        return "\n".join(lines + sections + ["", tables(self), "", self.last_line(), ""])
 
     @staticmethod
     def ratio_line(r):
@@ -306,12 +307,13 @@ class Report:
         return "  %-40s %12.5g %10.5g %s%s" % (f["name"], f["value"], f["median"], f["unit"], operators and "  " + operators)
 
     def not_passed(self):
-        lines = []
+        """The lines about each result other than "passed", the most important last."""
+        sections = []
         for result, title in (("skipped", "skipped"), ("left out", "left out"), ("failed", "FAILED")):
             found = [r for r in self.results if r["result"] == result]
             if not found:
                 continue
-            lines += ["", "%s: %d" % (title, len(found))]
+            lines = ["", "%s: %d" % (title, len(found))]
             by_reason = {}
             for r in found:
                 by_reason.setdefault(r["reason"], []).append(r["name"])
@@ -319,7 +321,8 @@ class Report:
                 shown = names if len(names) <= 6 else names[:5] + ["and %d more" % (len(names) - 5)]
                 lines += ["  " + n for n in shown]
                 lines += ["      " + l for l in reason.splitlines()]
-        return lines
+            sections.append(lines)
+        return sections
 
     def last_line(self):
         last = "%d passed, %d failed, %d skipped" % (self.count("passed"), self.count("failed"), self.count("skipped"))
@@ -333,16 +336,19 @@ class Report:
         return last
 
     def summary(self):
-        """What is printed: of the failures as much as there is place for, then the tables and the counts."""
+        """What is printed: first of the failures, then of the rest as much as there is place for, and the tables and the
+        counts in any case."""
         end = "\n".join(["", "", tables(self), "", "the whole report: " + self.path("report.txt"), self.last_line(), ""])
-        lines = self.not_passed()
         kept, room = [], MOST_PRINTED - len(end)
-        for i, line in enumerate(lines):
-            room -= len(line) + 1
-            if room < 100:
-                kept.append("... %d more lines in report.txt" % (len(lines) - i))
-                break
-            kept.append(line)
+        for lines in reversed(self.not_passed()):
+            said = []
+            for i, line in enumerate(lines):
+                room -= len(line) + 1
+                if room < 200:
+                    said.append("... %d more lines in report.txt" % (len(lines) - i))
+                    break
+                said.append(line)
+            kept = said + kept
         return "\n".join(kept) + end
 
     def said(self, step):
