@@ -1,4 +1,4 @@
-// Gives the peak speed of a GPU from NVIDIA's data sheets by its name. trainer.cc and benchmarks/gpu_training.cc
+// Gives the peak speed of a GPU from NVIDIA's data sheets by its name. trainer.cc and benchmarks/gpu/training.cc
 // measure model FLOPs utilization (MFU) against it. Thread-safe.
 #pragma once
 

@@ -4,7 +4,7 @@
 #include <iostream>
 #include <utility>
 
-#include "benchmarks/gpu.h"
+#include "benchmarks/gpu/gpu.h"
 #include "benchmarks/operator.h"
 #include "benchmarks/patterns.h"
 #include "benchmarks/program/word.h"
@@ -223,7 +223,7 @@ class GpuWord : public Word {
     CLI::App* const app = bench.add_subcommand(
         "gpu", "on a GPU: attention over LibTorch's operator, a ring over one call, patterns, training steps");
     app->add_option("--part", options_.parts,
-                    "measure only this: dense, ring, patterns, train or longest; may be given several times (default: "
+                    "measure only this: dense, ring, train, patterns or longest; may be given several times (default: "
                     "all, but train and longest only with --config)")
         ->expected(1)
         ->take_all();
@@ -232,6 +232,9 @@ class GpuWord : public Word {
     app->add_option("--heads", heads_, "query heads (default: 64)")->check(CLI::PositiveNumber);
     app->add_option("--kv-heads", kv_heads_, "kv heads (default: 8)")->check(CLI::PositiveNumber);
     app->add_option("--head-dim", head_dim_, "head size (default: 128)")->check(CLI::PositiveNumber);
+    app->add_option("--kernel", kernel_,
+                    "the executor's kernel (default: auto); where it computes with another operator than the baseline, "
+                    "figures are marked as invalid");
     app->add_option("--ranks", options_.ranks, "ranks of the simulated ring (default: 8)")->check(CLI::PositiveNumber);
     app->add_option("--rounds,--repeats", rounds_, "rounds that count (default: 7)")->check(CLI::PositiveNumber);
     app->add_option("--config", options_.config, "the TOML file of the model for train and longest")->type_name("FILE");
@@ -269,6 +272,7 @@ class GpuWord : public Word {
     options.config = options_.config;
     options.sets = options_.sets;
     options.longest_seconds = options_.longest_seconds;
+    if (!kernel_.empty()) options.kernel = parse_kernel(kernel_, "--kernel");
     if (length_ > 0) {
       options.length = length_;
       options.lengths = {length_};
@@ -284,7 +288,7 @@ class GpuWord : public Word {
  private:
   GpuBenchOptions options_;
   int64_t length_ = 0, heads_ = 0, kv_heads_ = 0, head_dim_ = 0, rounds_ = 0;
-  std::string device_ = "cuda", json_;
+  std::string device_ = "cuda", kernel_, json_;
 };
 
 class AllWord : public Word {

@@ -75,11 +75,15 @@ std::vector<std::string> compare_reports(const BenchReport& before, const BenchR
   }
   size_t names = 5;
   for (const BenchRatio& r : before.ratios) names = std::max(names, r.name.size());
-  std::vector<std::string> worse, elsewhere;
+  std::vector<std::string> worse, elsewhere, invalid;
   int compared = 0;
   for (const BenchRatio& old : before.ratios) {
     const BenchRatio* const now = find(after, old.name);
     if (now == nullptr) continue;
+    if (const std::string& why = old.invalid.empty() ? now->invalid : old.invalid; !why.empty()) {
+      invalid.push_back(old.name + ": " + why);
+      continue;
+    }
     if (now->settings != old.settings) {
       elsewhere.push_back(old.name + " (old: " + old.settings + "; new: " + now->settings + ")");
       continue;
@@ -104,6 +108,7 @@ std::vector<std::string> compare_reports(const BenchReport& before, const BenchR
   }
   name_missing(before, after, "old", out);
   name_missing(after, before, "new", out);
+  for (const std::string& why : invalid) out << "invalid, not compared: " << why << "\n";
   for (const std::string& name : elsewhere) out << "measured at other settings, not compared: " << name << "\n";
   out.flush();
   if (compared == 0) {

@@ -101,6 +101,7 @@ Json json_of(const BenchRatio& ratio) {
   Json entry = {{"name", ratio.name}, {"settings", ratio.settings}, {"ratio", ratio.ratio},
                 {"low", ratio.low},   {"high", ratio.high},         {"rounds", ratio.rounds}};
   if (ratio.goal) entry["goal"] = *ratio.goal;
+  if (!ratio.invalid.empty()) entry["invalid"] = ratio.invalid;
   return entry;
 }
 
@@ -151,6 +152,7 @@ BenchReport parse_report(std::string_view text, const std::string& source) {
     if (r.low > r.high) read.refuse("\"low\" of " + where + " is above its \"high\"");
     r.rounds = read.count(entry, "rounds", where);
     if (entry.contains("goal")) r.goal = read.number(entry, "goal", where);
+    if (entry.contains("invalid")) r.invalid = read.string(entry, "invalid", where);
     report.ratios.push_back(std::move(r));
   }
   return report;

@@ -78,6 +78,14 @@ TEST(Compare, SkipsRatiosWithOtherSettings) {
   EXPECT_NE(c.text.find("not compared: a (old: 16384 tokens; new: 256 tokens)"), std::string::npos) << c.text;
 }
 
+TEST(Compare, SkipsInvalidRatios) {
+  BenchRatio invalid = ratio("a", 9);
+  invalid.invalid = "computed by another operator";
+  const Compared c = compare(report({ratio("a", 1), ratio("b", 1)}), report({invalid, ratio("b", 1)}));
+  EXPECT_TRUE(c.worse.empty());
+  EXPECT_NE(c.text.find("invalid, not compared: a: computed by another operator"), std::string::npos) << c.text;
+}
+
 TEST(Compare, SaysThatMachinesDiffer) {
   BenchReport other = report({ratio("a", 1)});
   other.machine.isa = "AVX2";

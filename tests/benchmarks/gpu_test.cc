@@ -1,5 +1,5 @@
-// Tests benchmarks/gpu.h in its tiny version on the CPU: what is measured and written, not how long it takes.
-#include "benchmarks/gpu.h"
+// Tests benchmarks/gpu/gpu.h in its tiny version on the CPU: what is measured and written, not how long it takes.
+#include "benchmarks/gpu/gpu.h"
 
 #include <gtest/gtest.h>
 
@@ -75,7 +75,72 @@ TEST(GpuBench, TinyVersionMeasuresAllOfAttention) {
   ASSERT_EQ(figures.size(), 3u) << out.str();
   EXPECT_EQ(figures.at("dense").size(), 8u);
   EXPECT_EQ(figures.at("ring").size(), 4u);
-  EXPECT_EQ(figures.at("patterns").size(), 15u);
+  EXPECT_EQ(figures.at("patterns").size(), 21u);
+}
+
+// Each figure and ratio, by its name, from the lines of JSON.
+std::map<std::string, nlohmann::json> entries_in(const std::string& text) {
+  std::map<std::string, nlohmann::json> entries;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    if (!line.starts_with("{")) continue;
+    const nlohmann::json json = nlohmann::json::parse(line);
+    for (const char* const kind : {"figures", "ratios"}) {
+      for (const auto& entry : json.at(kind)) entries[entry.at("name")] = entry;
+    }
+  }
+  return entries;
+}
+
+TEST(GpuBench, EachFigureNamesTheOperatorThatComputedIt) {
+  std::ostringstream out;
+  GpuBenchOptions options = gpu_bench_options(at::kCPU);
+  const std::vector<BenchRatio> ratios = run_gpu_bench(options, out);
+  for (const auto& [name, entry] : entries_in(out.str())) {
+    EXPECT_FALSE(entry.contains("invalid")) << entry;
+    if (name.starts_with("gpu/")) {
+      EXPECT_NE(entry.at("settings").get<std::string>().find(", by "), std::string::npos) << entry;
+    } else if (name.find("off the oracle") == std::string::npos) {
+      EXPECT_TRUE(entry.contains("operators")) << entry;
+    }
+  }
+  EXPECT_EQ(entries_in(out.str()).at("dense backward 200").at("operators"), "cpu_flash");
+  EXPECT_EQ(entries_in(out.str()).at("ring forward").at("operators"), "cpu_flash");
+  EXPECT_EQ(out.str().find("INVALID"), std::string::npos) << out.str();
+}
+
+TEST(GpuBench, FiguresOfAnotherOperatorThanTheBaselinesAreInvalid) {
+  std::ostringstream out;
+  GpuBenchOptions options = gpu_bench_options(at::kCPU);
+  options.kernel = KernelKind::kCpu;  // the baseline of dense is LibTorch's operator
+  options.parts = {"dense", "ring"};
+  options.lengths = {64};
+  const std::vector<BenchRatio> ratios = run_gpu_bench(options, out);
+  ASSERT_EQ(ratios.size(), 5u);
+  const std::string why = "the executor computed by cpu, the baseline by cpu_flash";
+  for (const BenchRatio& r : ratios) {
+    const bool dense = r.name.starts_with("gpu/dense");
+    EXPECT_EQ(r.invalid, dense ? why : "") << r.name;  // a ring and its one call are computed by the same kernel
+    EXPECT_EQ(r.met(), !dense) << r.name;
+  }
+  const auto entries = entries_in(out.str());
+  EXPECT_EQ(entries.at("dense forward 64").at("invalid"), why);
+  EXPECT_EQ(entries.at("dense forward 64").at("operators"), "cpu");
+  EXPECT_EQ(entries.at("dense forward 64, operator").at("operators"), "cpu_flash");
+  EXPECT_EQ(entries.at("gpu/dense backward 64").at("invalid"), why);
+  EXPECT_NE(out.str().find("INVALID: " + why), std::string::npos) << out.str();
+}
+
+// With the dense reference no operator computes, so its figures are none of an operator.
+TEST(GpuBench, FiguresWithoutAnOperatorAreInvalid) {
+  std::ostringstream out;
+  GpuBenchOptions options = gpu_bench_options(at::kCPU);
+  options.kernel = KernelKind::kReference;
+  options.parts = {"ring", "patterns"};
+  options.length = 64;
+  for (const BenchRatio& r : run_gpu_bench(options, out)) {
+    EXPECT_NE(r.invalid.find("no operator"), std::string::npos) << r.name << ": " << r.invalid;
+  }
 }
 
 TEST(GpuBench, TrainingPartsNeedAModelAndStopAtTheTextLength) {

@@ -50,6 +50,18 @@ TEST(BenchRatio, OneRoundHasNoSpread) {
   EXPECT_DOUBLE_EQ(r.high, 1.5);
 }
 
+TEST(BenchRatio, AnInvalidOneMeetsNoGoal) {
+  BenchRatio r = ratio_of("a", "s", {3}, {2}, 2.0);
+  EXPECT_TRUE(r.met());
+  r.invalid = "another operator";
+  EXPECT_FALSE(r.met());
+  const std::string path = file("invalid.json");
+  write_report(report_of({r, ratio_of("b", "s", {3}, {2})}), path);
+  const BenchReport read = read_report(path);
+  EXPECT_EQ(read.ratios[0].invalid, "another operator");
+  EXPECT_EQ(read.ratios[1].invalid, "");
+}
+
 TEST(BenchReport, RoundTripsThroughItsFile) {
   const std::string path = file("report.json");
   const BenchReport written =

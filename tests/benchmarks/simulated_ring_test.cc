@@ -1,7 +1,7 @@
-// Tests benchmarks/simulated_ring.h: the work of all ranks, run one after another, equals the oracle's result for the
-// whole problem. The bounds are three to four times the largest errors seen with three seeds and three instruction
+// Tests benchmarks/gpu/simulated_ring.h: the work of all ranks, run one after another, equals the oracle's result for
+// the whole problem. The bounds are three to four times the largest errors seen with three seeds and three instruction
 // sets: 2.3e-15 in fp64, 5.8e-7 in fp32 and 3.9e-3 in bf16.
-#include "benchmarks/simulated_ring.h"
+#include "benchmarks/gpu/simulated_ring.h"
 
 #include <gtest/gtest.h>
 

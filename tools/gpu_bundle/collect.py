@@ -375,7 +375,7 @@ def collect(tests, binaries, out):
                     os.path.join(HERE, "entropy.c")], check=True)
     for toml in sorted(glob.glob(os.path.join(ROOT, "configs", "*.toml"))):
         bundle.add(toml, "configs", os.path.basename(toml))
-    bundle.add(os.path.join(ROOT, "benchmarks", "flex_attention.py"), "benchmarks", "flex_attention.py")
+    bundle.add(os.path.join(ROOT, "benchmarks", "gpu", "flex_attention.py"), "benchmarks", "flex_attention.py")
     with open(bundle.path("text", "documents.txt"), "w") as f:  # to train on if LibTorch has no Python sources
         for path in sorted(glob.glob(os.path.join(ROOT, "docs", "*.md")) + glob.glob(os.path.join(ROOT, "*", "*.cc"))):
             with open(path) as source:

@@ -1,6 +1,6 @@
 // Implements device.h for a build without CUDA, which measures on the CPU only.
-#include "benchmarks/device.h"
-#include "benchmarks/wall_device.h"
+#include "benchmarks/gpu/device.h"
+#include "benchmarks/gpu/wall_device.h"
 
 namespace annulus {
 

@@ -1,7 +1,7 @@
 // The clock and facts of a CPU for device.h. Used by device_cpu.cc and device_cuda.cc.
 #pragma once
 
-#include "benchmarks/device.h"
+#include "benchmarks/gpu/device.h"
 #include "benchmarks/measure.h"
 
 namespace annulus {

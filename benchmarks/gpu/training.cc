@@ -8,7 +8,7 @@
 #include <string>
 #include <utility>
 
-#include "benchmarks/gpu_parts.h"
+#include "benchmarks/gpu/gpu_parts.h"
 #include "benchmarks/measure.h"
 #include "comm/threads/threads.h"
 #include "common/error.h"
@@ -60,7 +60,7 @@ struct StepMemory {
                                       {"memory reserved but unused", unused()},
                                       {"memory outside LibTorch", after.outside},
                                       {"memory of the device", after.total}}) {
-      bench.figure(name + ", " + what, "GiB", gib(bytes), gib(bytes));
+      bench.figure({name + ", " + what, "GiB", gib(bytes), gib(bytes)});
     }
   }
 };
@@ -126,9 +126,9 @@ void bench_training_step(GpuBench& bench) {
   bench.out << (steps.replayed ? "  steps are replays of a CUDA graph\n"
                                : "  steps are not recorded as a CUDA graph" +
                                      (steps.notes.empty() ? "" : ": " + steps.notes) + "\n");
-  bench.figure("training step", "s", seconds, middle);
-  bench.figure("training, tokens per second", "tokens/s", steps.tokens / seconds, steps.tokens / middle);
-  bench.figure("training", "TFLOP/s", steps.flops / seconds / 1e12, steps.flops / middle / 1e12);
+  bench.figure({"training step", "s", seconds, middle});
+  bench.figure({"training, tokens per second", "tokens/s", steps.tokens / seconds, steps.tokens / middle});
+  bench.figure({"training", "TFLOP/s", steps.flops / seconds / 1e12, steps.flops / middle / 1e12});
   const std::optional<double> peak =
       o.peak_flops ? o.peak_flops : peak_flops(gpu_name(o.device), compute_dtype(config), config.tf32);
   const std::string model =
@@ -142,7 +142,7 @@ void bench_training_step(GpuBench& bench) {
         bench.ratios.emplace_back(ratio_of("gpu/training step over one at half of the peak", model, steps.seconds,
                                            std::vector<double>(steps.seconds.size(), goal_seconds), 1.0));
     bench.out << line("  MFU                 %10.3f, goal %.2f: %s\n", mfu, kGoalMfu, r.met() ? "met" : "missed");
-    bench.figure("training, MFU", "share", mfu, steps.flops / middle / *peak);
+    bench.figure({"training, MFU", "share", mfu, steps.flops / middle / *peak});
   } else {
     bench.out << "  MFU                    unknown: the peak of this device is not known\n";
   }
@@ -178,7 +178,7 @@ void bench_longest_sequence(GpuBench& bench) {
       longest = length;
       bench.out << row << line("%19.2f  ", least(steps.seconds)) << steps.memory.text() << std::endl;
       const std::string name = line("longest %lld", static_cast<long long>(length));
-      bench.figure(name, "s", least(steps.seconds), least(steps.seconds));
+      bench.figure({name, "s", least(steps.seconds), least(steps.seconds)});
       if (o.device.is_cuda()) steps.memory.add_to(bench, name);
       bench.end_figures("longest");      // the run may be cut off during the next length
     } catch (const c10::Error& error) {  // not c10::OutOfMemoryError: capturing a CUDA graph may raise another type
@@ -192,7 +192,7 @@ void bench_longest_sequence(GpuBench& bench) {
     }
     last = wall_seconds() - began;
   }
-  bench.figure("longest row trained", "tokens", static_cast<double>(longest), static_cast<double>(longest));
+  bench.figure({"longest row trained", "tokens", static_cast<double>(longest), static_cast<double>(longest)});
 }
 
 }  // namespace annulus

@@ -1,6 +1,4 @@
-// The parts "dense", "ring" and "patterns" of `annulus bench gpu`; see gpu.h.
-#include "benchmarks/gpu.h"
-
+// The parts "dense", "ring" and "patterns" of `annulus bench gpu`; see gpu.h. Called by gpu.cc.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/_scaled_dot_product_cudnn_attention.h>
 #include <ATen/ops/_scaled_dot_product_cudnn_attention_backward.h>
@@ -17,22 +15,20 @@
 
 #include "attention/execution/attention.h"
 #include "attention/oracle/oracle.h"
-#include "benchmarks/gpu_parts.h"
+#include "attention/pattern/pattern.h"
+#include "benchmarks/gpu/gpu_parts.h"
+#include "benchmarks/gpu/operators_seen.h"
+#include "benchmarks/gpu/simulated_ring.h"
 #include "benchmarks/measure.h"
 #include "benchmarks/patterns.h"
-#include "benchmarks/simulated_ring.h"
 #include "comm/threads/threads.h"
 #include "common/error.h"
-#include "common/names.h"
-#include "memory/device_memory.h"
 
 namespace annulus {
 namespace {
 
 constexpr double kDenseGoal = 1 / 0.97;
 constexpr double kRingGoal = 1.06;
-constexpr int kWarmUps = 3;
-constexpr double kRoundSeconds = 0.02;  // a round repeats a short call for about this long, at most 100 times
 
 struct Problem {
   at::Tensor q, k, v, dout;
@@ -42,10 +38,6 @@ Problem random_problem(const GpuBenchOptions& o, int64_t length) {
   const auto options = at::TensorOptions().device(o.device).dtype(o.type);
   const auto made = [&](int64_t heads) { return at::randn({1, length, heads, o.head_dim}, options); };
   return {made(o.heads), made(o.kv_heads), made(o.kv_heads), made(o.heads)};
-}
-
-AttentionShape shape_of(const GpuBenchOptions& o, int64_t length) {
-  return {1, o.heads, o.kv_heads, length, length, 0};
 }
 
 std::string settings_of(const GpuBench& bench, int64_t length) {
@@ -58,9 +50,10 @@ std::string settings_of(const GpuBench& bench, int64_t length) {
 // One call through the executor on one rank.
 class ExecutorCall {
  public:
-  ExecutorCall(const Problem& problem, const PatternSpec& pattern, const AttentionShape& shape) : problem_(problem) {
-    call_.request.shape = shape;
+  ExecutorCall(const GpuBenchOptions& o, const Problem& problem, const PatternSpec& pattern) : problem_(problem) {
+    call_.request.shape = shape_of(o, problem.q.size(1));
     call_.request.pattern = pattern;
+    call_.kernel = o.kernel;
     call_.comm = self_.get();
     call_.label = "bench gpu";
     forward();
@@ -178,12 +171,38 @@ std::optional<double> goal_of(const GpuBenchOptions& o, double goal) {
 }
 
 std::string verdict(const BenchRatio& r) {
+  if (!r.invalid.empty()) return "  INVALID: " + r.invalid;
   return r.goal ? line(", goal %.3f: %s", *r.goal, r.met() ? "met" : "missed") : "";
+}
+
+std::string computed_instead(const TimedSide& side, const std::string& own) {
+  return side.name + " computed by " + side.operators + " instead of " + own;
 }
 
 double teraflops(double flops, double seconds) { return flops / seconds / 1e12; }
 
-// The part "dense": what the executor costs beyond the operator that it calls.
+// The operator that o.kernel computes with, as far as it takes the calls.
+std::string own_operator_of(const GpuBenchOptions& o) {
+  const KernelChoice choice = choose_kernel(o.kernel, o.device.type(), o.type, o.head_dim, /*dropout=*/false);
+  return own_operator(choice.kind, o.device);
+}
+
+// Measures two sides in turn and returns the ratio of the first over the second. It is invalid unless both are computed
+// by one and the same operator.
+BenchRatio compared(GpuBench& bench, const std::string& name, const std::string& settings,
+                    std::vector<TimedSide>& sides, std::optional<double> goal) {
+  measure_in_turn(sides, bench.options.device, bench.options.rounds);
+  BenchRatio r = ratio_of(name, settings + ", by " + sides[0].operators, sides[0].seconds, sides[1].seconds, goal);
+  if (sides[0].calls.size() != 1 || sides[0].operators != sides[1].operators) {
+    r.invalid =
+        sides[0].name + " computed by " + sides[0].operators + ", " + sides[1].name + " by " + sides[1].operators;
+  }
+  return r;
+}
+
+}  // namespace
+
+// What the executor costs beyond the operator that it calls.
 void bench_dense(GpuBench& bench) {
   const GpuBenchOptions& o = bench.options;
   bench.out << "causal attention through the executor on one rank, compared with calling LibTorch's "
@@ -191,7 +210,7 @@ void bench_dense(GpuBench& bench) {
             << "    tokens  direction   executor ms   TFLOP/s  operator ms   TFLOP/s  over the operator\n";
   for (const int64_t length : o.lengths) {
     const Problem problem = random_problem(o, length);
-    ExecutorCall ours(problem, causal_pattern(), shape_of(o, length));
+    ExecutorCall ours(o, problem, causal_pattern());
     OperatorCall theirs(problem);
     ours.backward();
     theirs.backward();
@@ -207,27 +226,27 @@ void bench_dense(GpuBench& bench) {
     for (const bool back : {false, true}) {
       const char* const direction = back ? "backward" : "forward";
       std::vector<TimedSide> sides(2);
-      sides[0].call = [&] { back ? ours.backward() : ours.forward(); };
-      sides[1].call = [&] { back ? theirs.backward() : theirs.forward(); };
-      measure_in_turn(sides, o.device, o.rounds);
-      const double flops = (back ? 10 : 4) * static_cast<double>(o.head_dim) * ours.pairs();
+      sides[0] = {"the executor", [&] { back ? ours.backward() : ours.forward(); }};
+      sides[1] = {"the baseline", [&] { back ? theirs.backward() : theirs.forward(); }};
       const BenchRatio& r = bench.ratios.emplace_back(
-          ratio_of(line("gpu/dense %s %lld", direction, static_cast<long long>(length)), settings_of(bench, length),
-                   sides[0].seconds, sides[1].seconds, goal_of(o, kDenseGoal)));
+          compared(bench, line("gpu/dense %s %lld", direction, static_cast<long long>(length)),
+                   settings_of(bench, length), sides, goal_of(o, kDenseGoal)));
+      const double flops = (back ? 10 : 4) * static_cast<double>(o.head_dim) * ours.pairs();
       const double mine = least(sides[0].seconds), base = least(sides[1].seconds);
       bench.out << line("%10lld  %-9s  %12.3f  %8.1f  %11.3f  %8.1f  %8.3f", static_cast<long long>(length), direction,
                         1e3 * mine, teraflops(flops, mine), 1e3 * base, teraflops(flops, base), r.ratio)
                 << verdict(r) << std::endl;
       const std::string of = line("dense %s %lld", direction, static_cast<long long>(length));
-      bench.figure(of, "TFLOP/s", teraflops(flops, mine), teraflops(flops, median(sides[0].seconds)));
-      bench.figure(of + ", operator", "TFLOP/s", teraflops(flops, base), teraflops(flops, median(sides[1].seconds)));
+      bench.figure({of, "TFLOP/s", teraflops(flops, mine), teraflops(flops, median(sides[0].seconds)),
+                    sides[0].operators, r.invalid});
+      bench.figure({of + ", operator", "TFLOP/s", teraflops(flops, base), teraflops(flops, median(sides[1].seconds)),
+                    sides[1].operators});
+      bench.end_figures("dense");  // the run may be cut off at any time
     }
-    bench.end_figures("dense");  // the run may be cut off during the next length
   }
 }
 
-// The part "ring": what a ring computes beyond one whole call, which are smaller tiles, merges and additions of
-// gradients.
+// What a ring computes beyond one whole call, which are smaller tiles, merges and additions of gradients.
 void bench_ring(GpuBench& bench) {
   const GpuBenchOptions& o = bench.options;
   const Problem problem = random_problem(o, o.length);
@@ -237,8 +256,8 @@ void bench_ring(GpuBench& bench) {
   request.layout = LayoutKind::kZigzag;
   request.schedule = ScheduleKind::kRing;
   request.ranks = o.ranks;
-  SimulatedRing ring(request, problem.q, problem.k, problem.v, problem.dout, KernelKind::kAuto);
-  ExecutorCall whole(problem, causal_pattern(), request.shape);
+  SimulatedRing ring(request, problem.q, problem.k, problem.v, problem.dout, o.kernel);
+  ExecutorCall whole(o, problem, causal_pattern());
   ring.forward();
   ring.backward();
   whole.backward();
@@ -257,32 +276,41 @@ void bench_ring(GpuBench& bench) {
       "  direction     ring ms  one call ms  over one call\n",
       static_cast<long long>(o.length), o.ranks);
   const std::string settings = settings_of(bench, o.length) + line(", %d ranks", o.ranks);
+  const std::string own = own_operator_of(o);
   std::vector<double> ring_both(static_cast<size_t>(o.rounds)), whole_both(static_cast<size_t>(o.rounds));
+  std::string operators, invalid;  // of both directions
   const auto print = [&](const char* direction, const BenchRatio& r, double mine, double base) {
     bench.out << line("  %-9s  %10.3f  %11.3f  %13.3f", direction, 1e3 * mine, 1e3 * base, r.ratio) << verdict(r)
-              << "\n";
+              << std::endl;
   };
   for (const bool back : {false, true}) {
     const char* const direction = back ? "backward" : "forward";
     std::vector<TimedSide> sides(2);
-    sides[0].call = [&] { back ? ring.backward() : ring.forward(); };
-    sides[1].call = [&] { back ? whole.backward() : whole.forward(); };
-    measure_in_turn(sides, o.device, o.rounds);
+    sides[0] = {"the ring", [&] { back ? ring.backward() : ring.forward(); }};
+    sides[1] = {"one call", [&] { back ? whole.backward() : whole.forward(); }};
+    BenchRatio& r = bench.ratios.emplace_back(
+        compared(bench, line("gpu/ring of %d %s", o.ranks, direction), settings, sides, std::nullopt));
+    if (r.invalid.empty() && sides[1].operators != own) r.invalid = computed_instead(sides[1], own);
     for (size_t i = 0; i < ring_both.size(); ++i) {
       ring_both[i] += sides[0].seconds[i];
       whole_both[i] += sides[1].seconds[i];
     }
-    const BenchRatio& r = bench.ratios.emplace_back(
-        ratio_of(line("gpu/ring of %d %s", o.ranks, direction), settings, sides[0].seconds, sides[1].seconds));
+    if (operators.empty()) operators = sides[0].operators;
+    if (invalid.empty()) invalid = r.invalid;
     print(direction, r, least(sides[0].seconds), least(sides[1].seconds));
-    bench.figure(std::string("ring ") + direction, "s", least(sides[0].seconds), median(sides[0].seconds));
-    bench.figure(std::string("ring ") + direction + ", one call", "s", least(sides[1].seconds),
-                 median(sides[1].seconds));
+    bench.figure({std::string("ring ") + direction, "s", least(sides[0].seconds), median(sides[0].seconds),
+                  sides[0].operators, r.invalid});
+    bench.figure({std::string("ring ") + direction + ", one call", "s", least(sides[1].seconds),
+                  median(sides[1].seconds), sides[1].operators});
+    bench.end_figures("ring");
   }
-  const BenchRatio& r = bench.ratios.emplace_back(
-      ratio_of(line("gpu/ring of %d", o.ranks), settings, ring_both, whole_both, goal_of(o, kRingGoal)));
+  BenchRatio& r = bench.ratios.emplace_back(ratio_of(line("gpu/ring of %d", o.ranks), settings + ", by " + operators,
+                                                     ring_both, whole_both, goal_of(o, kRingGoal)));
+  r.invalid = invalid;
   print("both", r, least(ring_both), least(whole_both));
 }
+
+namespace {
 
 struct NamedPattern {
   std::string name;
@@ -312,150 +340,52 @@ std::vector<NamedPattern> gpu_patterns(int64_t length) {
   return patterns;
 }
 
-void bench_patterns_part(GpuBench& bench) {
+}  // namespace
+
+void bench_attention_patterns(GpuBench& bench) {
   const GpuBenchOptions& o = bench.options;
   const Problem problem = random_problem(o, o.length);
   const AttentionShape shape = shape_of(o, o.length);
-  ExecutorCall dense(problem, PatternSpec{}, shape);
+  ExecutorCall dense(o, problem, PatternSpec{});
+  const std::string own = own_operator_of(o);
   bench.out << line(
       "patterns of %lld tokens, compared with their share of the call without a mask (1.00: the same time for a "
       "pair)\n\n"
-      "  pattern               share  direction         ms  dense ms  over share  error of some rows\n",
+      "  pattern               share  direction         ms  dense ms  over share  error of some rows, operators\n",
       static_cast<long long>(o.length));
   for (const NamedPattern& p : gpu_patterns(o.length)) {
     validate(p.spec, shape);
-    ExecutorCall call(problem, p.spec, shape);
+    ExecutorCall call(o, problem, p.spec);
     call.backward();
     const double error = check_rows(problem, p.spec, shape, call, p.name);
     const double share = call.pairs() / dense.pairs();
     for (const bool back : {false, true}) {
       const char* const direction = back ? "backward" : "forward";
       std::vector<TimedSide> sides(2);
-      sides[0].call = [&] { back ? call.backward() : call.forward(); };
-      sides[1].call = [&] { back ? dense.backward() : dense.forward(); };
+      sides[0] = {p.name, [&] { back ? call.backward() : call.forward(); }};
+      sides[1] = {"the call without a mask", [&] { back ? dense.backward() : dense.forward(); }};
       measure_in_turn(sides, o.device, o.rounds);
       std::vector<double> expected = sides[1].seconds;
       for (double& seconds : expected) seconds *= share;
-      const BenchRatio& r =
+      const std::string by = sides[0].operators + ", the whole call by " + sides[1].operators;
+      BenchRatio& r =
           bench.ratios.emplace_back(ratio_of("gpu/" + p.name + " " + direction + " over its share",
-                                             settings_of(bench, o.length), sides[0].seconds, expected));
-      bench.out << line("  %-20s  %.4f  %-9s  %9.3f  %8.3f  %10.2f  %.2g\n", p.name.c_str(), share, direction,
-                        1e3 * least(sides[0].seconds), 1e3 * least(sides[1].seconds), r.ratio, error);
-      bench.out.flush();
-      bench.figure(p.name + " " + direction, "s", least(sides[0].seconds), median(sides[0].seconds));
-      bench.figure(p.name + " " + direction + ", over share", "ratio", r.ratio, r.ratio);
+                                             settings_of(bench, o.length) + ", by " + by, sides[0].seconds, expected));
+      // A kernel may hand bands and gathered blocks to another operator (choose_kernel.h), but not a whole call.
+      if (sides[1].operators != own) r.invalid = computed_instead(sides[1], own);
+      bench.out << line("  %-20s  %.4f  %-9s  %9.3f  %8.3f  %10.2f  %8.2g   ", p.name.c_str(), share, direction,
+                        1e3 * least(sides[0].seconds), 1e3 * least(sides[1].seconds), r.ratio, error)
+                << by << verdict(r) << std::endl;
+      bench.figure({p.name + " " + direction, "s", least(sides[0].seconds), median(sides[0].seconds),
+                    sides[0].operators, r.invalid});
+      bench.figure({p.name + " " + direction + ", over share", "ratio", r.ratio, r.ratio, by, r.invalid});
+      bench.figure({p.name + " " + direction + ", call without a mask", "s", least(sides[1].seconds),
+                    median(sides[1].seconds), sides[1].operators});
+      bench.end_figures("patterns");
     }
-    bench.figure(p.name + ", off the oracle", "relative", error, error);
+    bench.figure({p.name + ", off the oracle", "relative", error, error});
     bench.end_figures("patterns");
   }
-}
-
-void validate_options(const GpuBenchOptions& o) {
-  for (const std::string& part : o.parts) index_of_name(part, gpu_bench_parts(), "part", "--part");
-  std::vector<int64_t> lengths = o.lengths;
-  lengths.push_back(o.length);
-  for (const int64_t length : lengths) {
-    if (length < 1) throw Error(ErrorKind::kUsage, "bench", "expected lengths of at least 1 token");
-    validate(shape_of(o, length));
-  }
-  if (o.rounds < 1) throw Error(ErrorKind::kUsage, "bench", "expected at least 1 round");
-}
-
-bool wanted(const GpuBenchOptions& o, const std::string& part) {
-  if (!o.parts.empty()) return std::find(o.parts.begin(), o.parts.end(), part) != o.parts.end();
-  return !o.config.empty() || (part != "train" && part != "longest");
-}
-
-}  // namespace
-
-double least(const std::vector<double>& costs) { return *std::min_element(costs.begin(), costs.end()); }
-
-void measure_in_turn(std::vector<TimedSide>& sides, at::Device device, int64_t rounds) {
-  const std::unique_ptr<DeviceClock> clock = make_device_clock(device);
-  std::vector<int64_t> repeats;
-  for (TimedSide& side : sides) {
-    double once = 0;
-    for (int i = 0; i < kWarmUps; ++i) {
-      clock->start();
-      side.call();
-      once = clock->stop();
-    }
-    const double calls = once > 0 ? kRoundSeconds / once : 1;
-    repeats.push_back(std::clamp<int64_t>(static_cast<int64_t>(std::ceil(calls)), 1, 100));
-  }
-  for (int64_t round = 0; round < rounds; ++round) {
-    for (size_t i = 0; i < sides.size(); ++i) {
-      const size_t s = round % 2 ? sides.size() - 1 - i : i;  // so that no side is always the first
-      clock->start();
-      for (int64_t n = 0; n < repeats[s]; ++n) sides[s].call();
-      sides[s].seconds.push_back(clock->stop() / static_cast<double>(repeats[s]));
-    }
-  }
-}
-
-void GpuBench::end_figures(const std::string& part) {
-  if (figures.empty() && reported == ratios.size()) return;
-  nlohmann::ordered_json json = {{"bench", "gpu"},
-                                 {"part", part},
-                                 {"device", facts.name},
-                                 {"versions", facts.versions},
-                                 {"highest_mhz", facts.highest_mhz},
-                                 {"figures", nlohmann::ordered_json::array()},
-                                 {"ratios", nlohmann::ordered_json::array()}};
-  for (const GpuFigure& f : figures) {
-    json["figures"].push_back({{"name", f.name}, {"unit", f.unit}, {"value", f.value}, {"median", f.median}});
-  }
-  for (; reported < ratios.size(); ++reported) json["ratios"].push_back(json_of(ratios[reported]));
-  out << "\n" << json.dump() << "\n" << std::endl;
-  figures.clear();
-}
-
-const std::vector<std::string>& gpu_bench_parts() {
-  static const std::vector<std::string> parts = {"dense", "ring", "patterns", "train", "longest"};
-  return parts;
-}
-
-GpuBenchOptions gpu_bench_options(at::Device device) {
-  GpuBenchOptions o;
-  o.device = device;
-  if (device.is_cuda()) {
-    o.lengths = {8192, 16384, 32768};
-    o.length = 32768;
-    o.heads = 64, o.kv_heads = 8, o.head_dim = 128;
-  } else {
-    o.lengths = {64, 200};
-    o.length = 256;
-    o.heads = 4, o.kv_heads = 2, o.head_dim = 16;
-    o.type = at::kFloat;
-    o.rounds = 2;
-  }
-  return o;
-}
-
-std::vector<BenchRatio> run_gpu_bench(const GpuBenchOptions& options, std::ostream& out) {
-  validate_options(options);
-  if (wanted(options, "train") || wanted(options, "longest")) check_training_part(options);
-  GpuBench bench{options, device_facts(options.device), out, {}, {}};
-  out << bench.facts.name;
-  if (bench.facts.multiprocessors > 0) {
-    out << line(", %lld multiprocessors, at most %lld MHz; %s", static_cast<long long>(bench.facts.multiprocessors),
-                static_cast<long long>(bench.facts.highest_mhz), bench.facts.versions.c_str());
-  }
-  out << line("\nTimes are the least of %lld interleaved rounds, by the device's clock.\n\n",
-              static_cast<long long>(options.rounds));
-  out.flush();
-  const std::vector<std::pair<std::string, void (*)(GpuBench&)>> parts = {{"dense", bench_dense},
-                                                                          {"ring", bench_ring},
-                                                                          {"patterns", bench_patterns_part},
-                                                                          {"train", bench_training_step},
-                                                                          {"longest", bench_longest_sequence}};
-  for (const auto& [name, run] : parts) {
-    if (!wanted(options, name)) continue;
-    run(bench);
-    bench.end_figures(name);
-    release_cached_memory(options.device);
-  }
-  return std::move(bench.ratios);
 }
 
 }  // namespace annulus

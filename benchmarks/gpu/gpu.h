@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "attention/kernels/choose_kernel.h"
 #include "benchmarks/report/report.h"
 
 namespace annulus {
@@ -23,12 +24,14 @@ struct GpuBenchOptions {
   int64_t length = 0;              // tokens, for "ring", "patterns" and "train"; "longest" begins with it
   int64_t heads = 0, kv_heads = 0, head_dim = 0;
   at::ScalarType type = at::kBFloat16;  // dtype of the attention tensors
-  int64_t rounds = 7;                   // rounds that count; warm-up calls come before them
-  int ranks = 8;                        // ranks of the simulated ring
-  std::string config;                   // path of the TOML file with the model for "train" and "longest"
-  std::vector<std::string> sets;        // overrides of its keys, "model.layers=4"
-  std::optional<double> peak_flops;     // FLOP/s of the device in the model's dtype; empty: those device_peak.h has
-  double longest_seconds = 0;           // "longest" tries no length expected to end after this; 0: no limit
+  // Of the executor. Where its operator is not the baseline's, the figures are invalid.
+  KernelKind kernel = KernelKind::kAuto;
+  int64_t rounds = 7;                // rounds that count; warm-up calls come before them
+  int ranks = 8;                     // ranks of the simulated ring
+  std::string config;                // path of the TOML file with the model for "train" and "longest"
+  std::vector<std::string> sets;     // overrides of its keys, "model.layers=4"
+  std::optional<double> peak_flops;  // FLOP/s of the device in the model's dtype; empty: those device_peak.h has
+  double longest_seconds = 0;        // "longest" tries no length expected to end after this; 0: no limit
   int64_t longest_length = int64_t{1} << 24;  // "longest" tries no length above this
 };
 
@@ -38,11 +41,12 @@ const std::vector<std::string>& gpu_bench_parts();
 // The default options: on a GPU the sizes that the goals are stated for, on a CPU tiny sizes in fp32.
 GpuBenchOptions gpu_bench_options(at::Device device);
 
-// Prints tables, and a line of JSON after each length, pattern or part:
+// Prints tables, and a line of JSON as soon as something is measured:
 //   {"bench":"gpu","part":"dense","device":...,"versions":...,"highest_mhz":...,
-//    "figures":[{"name":...,"unit":...,"value":...,"median":...},...],"ratios":[...]}
-// with the ratios in the form of a report (report/report.h). Raises Error(kUsage) or Error(kPlan) for invalid options,
-// before it allocates memory, and Error(kInternal) if a result is too far from its reference.
+//    "figures":[{"name":...,"unit":...,"value":...,"median":...,"operators":...,"invalid":...},...],"ratios":[...]}
+// with the ratios in the form of a report (report/report.h), and the last two keys of a figure where they say
+// something. Raises Error(kUsage) or Error(kPlan) for invalid options, before it allocates memory, and Error(kInternal)
+// if a result is too far from its reference.
 std::vector<BenchRatio> run_gpu_bench(const GpuBenchOptions& options, std::ostream& out);
 
 }  // namespace annulus

@@ -1,5 +1,5 @@
 // Implements simulated_ring.h.
-#include "benchmarks/simulated_ring.h"
+#include "benchmarks/gpu/simulated_ring.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>

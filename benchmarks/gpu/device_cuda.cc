@@ -1,5 +1,5 @@
 // Implements device.h for a build with CUDA: GPUs, and the CPU as in device_cpu.cc. It has never run on a GPU.
-#include "benchmarks/device.h"
+#include "benchmarks/gpu/device.h"
 
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/cuda/CUDAException.h>
@@ -7,7 +7,7 @@
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
 
-#include "benchmarks/wall_device.h"
+#include "benchmarks/gpu/wall_device.h"
 
 namespace annulus {
 namespace {
