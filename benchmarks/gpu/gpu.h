@@ -33,6 +33,9 @@ struct GpuBenchOptions {
   std::optional<double> peak_flops;  // FLOP/s of the device in the model's dtype; empty: those device_peak.h has
   double longest_seconds = 0;        // "longest" tries no length expected to end after this; 0: no limit
   int64_t longest_length = int64_t{1} << 24;  // "longest" tries no length above this
+  // "longest" goes at once to the longest row that is planned to fit into these bytes; 0: the device's memory, if
+  // known.
+  int64_t longest_memory = 0;
 };
 
 // "dense", "ring", "patterns", "train", "longest"

@@ -3,12 +3,16 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <limits>
 #include <memory>
+#include <new>
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "benchmarks/gpu/gpu_parts.h"
+#include "benchmarks/gpu/operators_seen.h"
 #include "benchmarks/measure.h"
 #include "comm/threads/threads.h"
 #include "common/error.h"
@@ -38,30 +42,48 @@ Config config_of(const GpuBenchOptions& o, int64_t context, std::optional<bool> 
 
 double gib(int64_t bytes) { return static_cast<double>(bytes) / (1 << 30); }
 
-// Where the memory of a step goes, in bytes, as counted by LibTorch's allocator.
+// Where the memory of a step goes, in bytes: as it is planned by purpose and, on a GPU, as counted by LibTorch's
+// allocator.
 struct StepMemory {
+  MemoryKinds planned;
   DeviceMemory after;
-  int64_t planned = 0;
 
   int64_t state() const { return after.allocated; }  // weights, gradients, optimizer: allocated between steps
   int64_t of_step() const { return after.peak_allocated - state(); }
   int64_t unused() const { return after.peak_reserved - after.peak_allocated; }
+  bool counted() const { return after.total > 0; }
   std::string text() const {
-    return line(
-        "planned %.2f GiB; state %.2f, more in a step %.2f, reserved but unused %.2f, outside LibTorch %.2f; device "
-        "%.1f",
-        gib(planned), gib(state()), gib(of_step()), gib(unused()), gib(after.outside), gib(after.total));
+    std::string text = line("planned %.2f GiB (", gib(planned.total()));
+    for (const auto& [what, bytes] : by_purpose()) text += line("%s %.2f, ", what, gib(bytes));
+    text.replace(text.size() - 2, 2, ")");
+    if (counted()) {
+      text += line("; state %.2f, more in a step %.2f, reserved but unused %.2f, outside LibTorch %.2f; device %.1f",
+                   gib(state()), gib(of_step()), gib(unused()), gib(after.outside), gib(after.total));
+    }
+    return text;
   }
   void add_to(GpuBench& bench, const std::string& name) const {
-    for (const auto& [what, bytes] : {std::pair{"peak memory of tensors", after.peak_allocated},
-                                      {"planned memory", planned},
-                                      {"memory of the state", state()},
-                                      {"memory of a step", of_step()},
-                                      {"memory reserved but unused", unused()},
-                                      {"memory outside LibTorch", after.outside},
-                                      {"memory of the device", after.total}}) {
+    const auto add = [&](const std::string& what, int64_t bytes) {
       bench.figure({name + ", " + what, "GiB", gib(bytes), gib(bytes)});
-    }
+    };
+    for (const auto& [what, bytes] : by_purpose()) add(std::string("planned ") + what, bytes);
+    add("planned memory", planned.total());
+    if (!counted()) return;
+    add("peak memory of tensors", after.peak_allocated);
+    add("memory of the state", state());
+    add("memory of a step", of_step());
+    add("memory reserved but unused", unused());
+    add("memory outside LibTorch", after.outside);
+    add("memory of the device", after.total);
+  }
+
+ private:
+  std::vector<std::pair<const char*, int64_t>> by_purpose() const {
+    return {{"weights", planned.weights},
+            {"gradients", planned.gradients},
+            {"optimizer", planned.optimizer},
+            {"activations", planned.activations},
+            {"working memory", planned.working}};
   }
 };
 
@@ -72,7 +94,13 @@ struct Steps {
   StepMemory memory;
   bool replayed = false;  // whether the last step replayed a CUDA graph
   std::string notes;      // the notes in the steps' results
+  std::string operators;  // of attention, in the forward of the steps before replays begin
 };
+
+MemoryPlan planned(const Config& config, at::Device device) {
+  return plan_memory(config, check_training(config, 1), {}, 1, 0,
+                     device.is_cuda() ? RanksAre::kGpus : RanksAre::kThreads);
+}
 
 // Measured by wall clock: a step ends by reading its loss, which waits for the device.
 Steps run_steps(const Config& config, at::Device device, int64_t warm_ups, int64_t counted) {
@@ -81,13 +109,16 @@ Steps run_steps(const Config& config, at::Device device, int64_t warm_ups, int64
   const std::shared_ptr<Communicator> world = make_self_communicator();
   Training training(config, *world, data, device);
   Steps steps;
-  steps.memory.planned =
-      plan_memory(config, check_training(config, 1), {}, 1, 0, device.is_cuda() ? RanksAre::kGpus : RanksAre::kThreads)
-          .total();
+  steps.memory.planned = planned(config, device).kinds();
   steps.parameters = training.model().parameters().count();
   // The peak comes from the steps before replays begin, because a replay allocates no memory.
   reset_peak_memory(device);
+  std::optional<OperatorsSeen> seen(std::in_place);
   for (int64_t i = -warm_ups; i < counted; ++i) {
+    if (i == 0) {
+      steps.operators = text_of_operators(seen->calls());
+      seen.reset();
+    }
     const double begin = wall_seconds();
     const StepResult result = training.step();
     steps.notes += result.note;
@@ -98,6 +129,42 @@ Steps run_steps(const Config& config, at::Device device, int64_t warm_ups, int64
   steps.memory.after = device_memory(device);
   steps.replayed = training.replays();
   return steps;
+}
+
+// Twice and one and a half times the row before, by turns; the first two are `first` and its double.
+std::vector<int64_t> rows_to_try(int64_t first, int64_t longest) {
+  std::vector<int64_t> rows = {first};
+  for (int64_t length = 2 * first; length <= longest; length *= 2) {
+    rows.push_back(length);
+    if (length + length / 2 <= longest) rows.push_back(length + length / 2);
+  }
+  return rows;
+}
+
+struct TrainedRow {
+  int64_t length = 0;
+  double seconds = 0;  // of the set-up and all steps
+  double flops = 0;    // of a step
+};
+
+// The seconds that a longer row should take, from the rows before. The FLOPs of a step are a n + b n^2, with the pairs
+// of attention in b; from one row alone all of them are taken for pairs.
+double expected_seconds(const std::vector<TrainedRow>& trained, int64_t length) {
+  const TrainedRow& last = trained.back();
+  const auto n = static_cast<double>(length), m = static_cast<double>(last.length);
+  if (trained.size() < 2) return last.seconds * n * n / (m * m);
+  const TrainedRow& first = trained.front();
+  const auto f = static_cast<double>(first.length);
+  const double b = (last.flops / m - first.flops / f) / (m - f), a = last.flops / m - b * m;
+  return last.seconds * (a * n + b * n * n) / last.flops;
+}
+
+// Whether an error of LibTorch, cuBLAS or cuDNN says that there was too little memory.
+bool says_out_of_memory(const std::string& error) {
+  for (const char* const words : {"out of memory", "can't allocate memory", "ALLOC_FAILED", "ALLOCATION_FAILED"}) {
+    if (error.find(words) != std::string::npos) return true;
+  }
+  return false;
 }
 
 }  // namespace
@@ -126,7 +193,8 @@ void bench_training_step(GpuBench& bench) {
   bench.out << (steps.replayed ? "  steps are replays of a CUDA graph\n"
                                : "  steps are not recorded as a CUDA graph" +
                                      (steps.notes.empty() ? "" : ": " + steps.notes) + "\n");
-  bench.figure({"training step", "s", seconds, middle});
+  bench.out << "  attention           computed by " << steps.operators << "\n";
+  bench.figure({"training step", "s", seconds, middle, steps.operators});
   bench.figure({"training, tokens per second", "tokens/s", steps.tokens / seconds, steps.tokens / middle});
   bench.figure({"training", "TFLOP/s", steps.flops / seconds / 1e12, steps.flops / middle / 1e12});
   const std::optional<double> peak =
@@ -146,12 +214,12 @@ void bench_training_step(GpuBench& bench) {
   } else {
     bench.out << "  MFU                    unknown: the peak of this device is not known\n";
   }
-  if (o.device.is_cuda()) {
-    bench.out << "  memory                 " << steps.memory.text() << "\n";
-    steps.memory.add_to(bench, "training");
+  bench.out << "  memory              " << steps.memory.text() << "\n";
+  steps.memory.add_to(bench, "training");
+  if (steps.memory.counted()) {
     const std::vector<double> peak_bytes = {static_cast<double>(steps.memory.after.peak_allocated)};
     bench.ratios.push_back(ratio_of("gpu/training step's peak memory over the plan", model, peak_bytes,
-                                    {static_cast<double>(steps.memory.planned)}, kGoalMemory));
+                                    {static_cast<double>(steps.memory.planned.total())}, kGoalMemory));
   }
 }
 
@@ -160,39 +228,63 @@ void bench_longest_sequence(GpuBench& bench) {
   bench.out << "longest row that one device trains, with recomputed activations (model.recompute)\n\n"
             << "      tokens    seconds of a step  memory\n";
   const double begin = wall_seconds();
-  int64_t longest = 0;
-  double last = 0;  // seconds that the previous length took
-  for (int64_t length = o.length; length <= o.longest_length; length *= 2) {
-    const std::string row = line("  %10lld  ", static_cast<long long>(length));
+  std::vector<TrainedRow> trained;
+  const auto config_for = [&](int64_t length) {
+    Config config = config_of(o, length, true);
+    config.data.batch = 1;
+    return config;
+  };
+  const auto shown = [](int64_t length) { return line("  %10lld  ", static_cast<long long>(length)); };
+  const auto left = [&] {
+    return o.longest_seconds > 0 ? o.longest_seconds - (wall_seconds() - begin) : std::numeric_limits<double>::max();
+  };
+  const auto trains = [&](int64_t length) {
     const double began = wall_seconds();
-    // Attention over twice the length takes about four times as long.
-    if (o.longest_seconds > 0 && longest > 0 && began - begin + 4 * last > o.longest_seconds) {
-      bench.out << row << line("not tried: only %.0f s are left\n", std::max(0.0, o.longest_seconds - (began - begin)));
-      break;
-    }
     try {
-      Config config = config_of(o, length, true);
-      config.data.batch = 1;
       // The optimizer allocates its state in the first step, so the second step is counted.
-      const Steps steps = run_steps(config, o.device, /*warm_ups=*/1, /*counted=*/1);
-      longest = length;
-      bench.out << row << line("%19.2f  ", least(steps.seconds)) << steps.memory.text() << std::endl;
+      const Steps steps = run_steps(config_for(length), o.device, /*warm_ups=*/1, /*counted=*/1);
+      trained.push_back({length, wall_seconds() - began, steps.flops});
+      bench.out << shown(length) << line("%19.2f  ", least(steps.seconds)) << steps.memory.text() << std::endl;
       const std::string name = line("longest %lld", static_cast<long long>(length));
-      bench.figure({name, "s", least(steps.seconds), least(steps.seconds)});
-      if (o.device.is_cuda()) steps.memory.add_to(bench, name);
-      bench.end_figures("longest");      // the run may be cut off during the next length
-    } catch (const c10::Error& error) {  // not c10::OutOfMemoryError: capturing a CUDA graph may raise another type
-      if (std::string(error.what_without_backtrace()).find("out of memory") == std::string::npos) throw;
-      bench.out << row << "out of memory\n";
-      break;
-    } catch (const Error& error) {  // for example, the text is too short for such rows: earlier lengths stay valid
-      if (longest == 0) throw;
-      bench.out << row << error.what() << "\n";
+      bench.figure({name, "s", least(steps.seconds), least(steps.seconds), steps.operators});
+      steps.memory.add_to(bench, name);
+      bench.end_figures("longest");  // the run may be cut off during the next length
+      return true;
+    } catch (const c10::Error& error) {  // not c10::OutOfMemoryError: libraries and captures raise other types
+      if (!says_out_of_memory(error.what_without_backtrace())) throw;
+      bench.out << shown(length) << "out of memory" << std::endl;
+    } catch (const std::bad_alloc&) {
+      bench.out << shown(length) << "out of the host's memory" << std::endl;
+    } catch (const Error& error) {  // for example, the text is too short for such rows: shorter ones stay valid
+      if (trained.empty()) throw;
+      bench.out << shown(length) << error.what() << std::endl;
+    }
+    return false;
+  };
+  // Two short rows come first, from which the time of longer ones follows. Then, if the device's memory is known, the
+  // longest row that is planned to fit and expected to end in time; otherwise one after the other.
+  const int64_t memory = o.longest_memory > 0 ? o.longest_memory : device_memory(o.device).total;
+  const std::vector<int64_t> rows = rows_to_try(o.length, o.longest_length);
+  size_t past = rows.size();  // the first row that cannot be trained
+  for (size_t next = 0; next < past;) {
+    const size_t shortest = next;
+    for (size_t i = shortest + 1; memory > 0 && trained.size() >= 2 && i < past; ++i) {
+      if (expected_seconds(trained, rows[i]) > left() || planned(config_for(rows[i]), o.device).total() > memory) break;
+      next = i;
+    }
+    if (!trained.empty() && expected_seconds(trained, rows[next]) > left()) {
+      bench.out << shown(rows[next]) << line("not tried: only %.0f s are left\n", std::max(0.0, left()));
       break;
     }
-    last = wall_seconds() - began;
+    if (trains(rows[next])) {
+      ++next;
+    } else {
+      past = next;
+      next = shortest;
+    }
   }
-  bench.figure({"longest row trained", "tokens", static_cast<double>(longest), static_cast<double>(longest)});
+  const double longest = trained.empty() ? 0 : static_cast<double>(trained.back().length);
+  bench.figure({"longest row trained", "tokens", longest, longest});
 }
 
 }  // namespace annulus

@@ -2,6 +2,8 @@
 #include "benchmarks/gpu/gpu.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <cmath>
 #include <cstdlib>
@@ -34,12 +36,12 @@ std::map<std::string, std::set<std::string>> figures_in(const std::string& text)
   return parts;
 }
 
-std::string model_file() {
+std::string model_file(int lines = 100) {
   const std::string path = std::string(std::getenv("TEST_TMPDIR")) + "/tiny.toml";
   std::ofstream(path) << "[run]\nsteps = 1\n[data]\ntrain = [\"" << path << ".text\"]\nbatch = 1\n[model]\nlayers = 1\n"
                       << "dim = 16\nheads = 2\n[optimizer]\nlr = 1e-3\n";
   std::ofstream text(path + ".text");
-  for (int i = 0; i < 100; ++i) text << "a text of a thousand bytes\n";
+  for (int i = 0; i < lines; ++i) text << "a text of a thousand bytes\n";
   return path;
 }
 
@@ -143,6 +145,98 @@ TEST(GpuBench, FiguresWithoutAnOperatorAreInvalid) {
   }
 }
 
+// 6 FLOPs a token and weight of a matrix, and 12 a pair and element of a head, of which 4 are the forward's.
+TEST(GpuBench, TrainingCountsFlopsOfThePairsThatCount) {
+  GpuBenchOptions options = gpu_bench_options(at::kCPU);
+  options.parts = {"train"};
+  options.config = model_file();
+  options.length = 256;
+  options.rounds = 1;
+  options.peak_flops = 1e12;
+  const double weights = 2 * (16 * 16 + 2 * 16 * 8 + 16 * 16 + 3 * 16 * 40) + 16 * 300;
+  const double causal = 256 * 257 / 2, window = causal - (256 - 10) * (256 - 10 + 1) / 2;
+  for (const bool windowed : {false, true}) {
+    options.sets = {"model.layers=2", "model.kv_heads=1", "model.ffn=40", "model.vocab=300"};
+    if (windowed) {
+      options.sets.push_back(R"(model.pattern=[{ kind = "causal" }, { kind = "window", left = 9, right = 0 }])");
+    }
+    std::ostringstream out;
+    run_gpu_bench(options, out);
+    const auto entries = entries_in(out.str());
+    const double seconds = entries.at("training step").at("value");
+    const double pairs = 2 * (causal + (windowed ? window : causal));  // 2 heads
+    const double flops = 256 * 6 * weights + 12 * 8 * pairs;
+    EXPECT_NEAR(1e12 * entries.at("training").at("value").get<double>() * seconds, flops, 1e-6 * flops) << out.str();
+    EXPECT_NEAR(entries.at("training, MFU").at("value").get<double>() * seconds * 1e12, flops, 1e-6 * flops);
+    EXPECT_NEAR(entries.at("training, tokens per second").at("value").get<double>() * seconds, 256, 1e-6);
+    EXPECT_EQ(entries.at("training step").at("operators"), "cpu");
+  }
+}
+
+TEST(GpuBench, MemoryIsPlannedByPurpose) {
+  GpuBenchOptions options = gpu_bench_options(at::kCPU);
+  options.parts = {"train", "longest"};
+  options.config = model_file();
+  options.sets = {"model.layers=4"};
+  options.length = options.longest_length = 512;
+  options.rounds = 1;
+  std::ostringstream out;
+  run_gpu_bench(options, out);
+  const auto entries = entries_in(out.str());
+  const auto gib = [&](const std::string& name) { return entries.at(name).at("value").get<double>(); };
+  for (const std::string step : {"training", "longest 512"}) {
+    double sum = 0;
+    for (const char* const kind : {"weights", "gradients", "optimizer", "activations", "working memory"}) {
+      EXPECT_GT(gib(step + ", planned " + kind), 0) << kind;
+      sum += gib(step + ", planned " + kind);
+    }
+    EXPECT_NEAR(sum, gib(step + ", planned memory"), 1e-12);
+    EXPECT_FALSE(entries.contains(step + ", memory of the device"));  // a CPU's allocator counts nothing
+  }
+  EXPECT_EQ(gib("training, planned weights"), gib("longest 512, planned weights"));
+  // The longest row is trained with recomputed activations.
+  EXPECT_LT(gib("longest 512, planned activations"), gib("training, planned activations"));
+}
+
+// While it exists, this process may take only so many bytes more.
+class LittleMemory {
+ public:
+  explicit LittleMemory(int64_t more) {
+    EXPECT_EQ(getrlimit(RLIMIT_AS, &before_), 0);
+    int64_t pages = 0;
+    std::ifstream("/proc/self/statm") >> pages;
+    rlimit little = before_;
+    little.rlim_cur = static_cast<rlim_t>(pages * sysconf(_SC_PAGESIZE) + more);
+    EXPECT_EQ(setrlimit(RLIMIT_AS, &little), 0);
+  }
+  ~LittleMemory() { EXPECT_EQ(setrlimit(RLIMIT_AS, &before_), 0); }
+  LittleMemory(const LittleMemory&) = delete;
+  LittleMemory& operator=(const LittleMemory&) = delete;
+
+ private:
+  rlimit before_{};
+};
+
+// Too little memory ends the search.
+TEST(GpuBench, LongestRowSearchEndsWhenMemoryDoes) {
+  GpuBenchOptions options = gpu_bench_options(at::kCPU);
+  options.parts = {"longest"};
+  options.config = model_file(1 << 16);
+  options.sets = {"model.ffn=65536"};
+  options.length = 128;
+  std::ostringstream out;
+  {
+    const LittleMemory limit(int64_t{600} << 20);
+    run_gpu_bench(options, out);
+  }
+  const auto entries = entries_in(out.str());
+  const int64_t longest = entries.at("longest row trained").at("value");
+  EXPECT_TRUE(entries.contains("longest " + std::to_string(longest))) << out.str();
+  EXPECT_GE(longest, 128) << out.str();
+  EXPECT_LT(longest, 8192) << out.str();
+  EXPECT_NE(out.str().find("out of memory"), std::string::npos) << out.str();
+}
+
 TEST(GpuBench, TrainingPartsNeedAModelAndStopAtTheTextLength) {
   GpuBenchOptions options = gpu_bench_options(at::kCPU);
   options.parts = {"train", "longest"};
@@ -169,8 +263,38 @@ TEST(GpuBench, LongestRowSearchStopsAtItsTimeLimit) {
   options.longest_seconds = 1e-6;  // the first length is always tried
   std::ostringstream out;
   run_gpu_bench(options, out);
-  EXPECT_EQ(figures_in(out.str()).at("longest"), (std::set<std::string>{"longest 128", "longest row trained"}));
+  EXPECT_TRUE(figures_in(out.str()).at("longest").contains("longest 128"));
+  EXPECT_FALSE(figures_in(out.str()).at("longest").contains("longest 256"));
   EXPECT_NE(out.str().find("256  not tried"), std::string::npos) << out.str();
+}
+
+// Where the memory is known, rows that are shorter than what is planned to fit are left out, after the first two.
+TEST(GpuBench, LongestRowSearchGoesToWhatIsPlannedToFit) {
+  GpuBenchOptions options = gpu_bench_options(at::kCPU);
+  options.parts = {"longest"};
+  options.config = model_file();
+  options.length = 64;
+  options.longest_length = 1024;
+  const auto tried = [&] {
+    std::ostringstream out;
+    run_gpu_bench(options, out);
+    std::set<int64_t> lengths;
+    const auto figures = figures_in(out.str());
+    for (const std::string& name : figures.at("longest")) {
+      if (name.find(',') == std::string::npos && name != "longest row trained")
+        lengths.insert(std::stoll(name.substr(8)));
+    }
+    return std::pair{lengths, entries_in(out.str())};
+  };
+  const auto [all, entries] = tried();
+  EXPECT_EQ(all, (std::set<int64_t>{64, 128, 192, 256, 384, 512, 768, 1024}));
+  options.longest_memory =
+      static_cast<int64_t>(entries.at("longest 512, planned memory").at("value").get<double>() * (int64_t{1} << 30)) +
+      1;
+  const auto [few, found] = tried();
+  // After 512, rows that are planned to take more are tried one after the other, because plans may be too high.
+  EXPECT_EQ(few, (std::set<int64_t>{64, 128, 512, 768, 1024}));
+  EXPECT_EQ(found.at("longest row trained").at("value"), 1024);
 }
 
 TEST(GpuBench, RefusesInvalidOptions) {
