@@ -173,6 +173,9 @@ class GpuReportTest(unittest.TestCase):
         self.assertEqual(found["gpus"][0]["name"], "NVIDIA H200")
         self.assertEqual((found["clocks"]["0"]["sm_mhz_least"], found["clocks"]["0"]["readings"]), (1755, 2))
         self.assertIn("1755 to 1980 MHz", text)
+        self.files["clocks.csv"] = "call a\n%scall b\n0, 1600, 3201, 60, 690\n" % self.files["clocks.csv"]
+        _, found, _ = self.run_report()
+        self.assertEqual({gpu: c["sm_mhz_least"] for gpu, c in found["clocks"].items()}, {"0": 1755, "0, call 2": 1600})
 
     def test_scaling_is_relative_to_one_gpu(self):
         self.steps()

@@ -116,8 +116,16 @@ class GpuRunTest(unittest.TestCase):
             rows.append("\t".join([name, part, "gtest", name, "1", "0", "300", "-", "-", "-"]) + "\n")
         self.write("bundle/tests.tsv", "".join(rows))
 
+    def nvidia_smi(self):
+        self.write("tools/nvidia-smi", """#!/bin/bash
+[[ "$*" == *-lms* ]] || exit 0
+for _ in {1..3}; do echo "0, 1980, 3201, 60, 690"; done
+exec sleep 600
+""", 0o755)
+
     def start(self, *args):
         env = {k: v for k, v in os.environ.items() if k != "LD_LIBRARY_PATH"}
+        env["PATH"] = self.path("tools") + ":" + env["PATH"]
         env.update(LIBTORCH=self.path("torch"), ANNULUS_BUNDLE_DEVICES=self.path("dev"))
         return subprocess.Popen([os.path.join(self.bundle, "run.sh"), "--out", self.out, *args], env=env, cwd=self.folder.name,
                                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -247,6 +255,7 @@ class GpuRunTest(unittest.TestCase):
     def test_files_are_few_and_the_details_whole_at_every_moment(self):
         self.tests(operators="a", merges="b", t="c hangs", u="d")
         self.annulus("echo '%s'" % json.dumps(FIGURE))
+        self.nvidia_smi()
         started = self.start("--limit", "3")
         while started.poll() is None:
             self.few_files()
@@ -254,6 +263,10 @@ class GpuRunTest(unittest.TestCase):
                 with tarfile.open(os.path.join(self.out, "details.tar.gz")) as tar:
                     tar.getnames()
         started.communicate()
+        self.assertEqual(self.report()["clocks"]["0"]["sm_mhz_least"], 1980)
+        # Another call adds to the readings.
+        self.run_sh("--only", "quickstart")
+        self.assertEqual(set(self.report()["clocks"]), {"0", "0, call 2"})
 
     def test_what_tells_most_comes_first_and_each_part_runs_alone(self):
         self.tests(operators="a", merges="b", t="c")

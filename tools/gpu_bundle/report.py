@@ -198,14 +198,17 @@ class Report:
         self.devices = [{str(k): v for k, v in row.items() if isinstance(v, str)} for row in reader]
 
     def read_clocks(self):
-        """Summarizes the readings of each GPU under load, that is, with at least half of its highest power."""
-        by_gpu = {}
+        """Summarizes the readings of each GPU under load, that is, with at least half of its highest power, for each call
+        of run.sh."""
+        by_gpu, calls = {}, 0
         for line in self.journal.text("clocks.csv").splitlines():
+            calls += line.startswith("call ")
             try:
                 gpu, sm, memory, celsius, watts = [float(v) for v in line.split(",")]
             except ValueError:
                 continue
-            by_gpu.setdefault(int(gpu), []).append((sm, memory, celsius, watts))
+            name = "%d" % gpu if calls < 2 else "%d, call %d" % (gpu, calls)
+            by_gpu.setdefault(name, []).append((sm, memory, celsius, watts))
         for gpu, readings in sorted(by_gpu.items()):
             top = max(r[3] for r in readings)
             loaded = [r for r in readings if r[3] >= top / 2]
@@ -273,7 +276,7 @@ class Report:
             lines.append("%-18s %s" % ("gpu", ", ".join("%s %s" % (k, v) for k, v in device.items() if v and "uuid" not in k)))
         for gpu, c in self.clocks.items():
             lines.append("%-18s multiprocessors %.0f to %.0f MHz, median %.0f; memory %.0f MHz; at most %.0f C, %.0f W (%d readings)" % (
-                "gpu %d under load" % gpu, c["sm_mhz_least"], c["sm_mhz_most"], c["sm_mhz_median"], c["memory_mhz_median"],
+                "gpu %s under load" % gpu, c["sm_mhz_least"], c["sm_mhz_most"], c["sm_mhz_median"], c["memory_mhz_median"],
                 c["celsius_most"], c["watts_most"], c["readings"]))
         if self.ratios:
             lines += ["", "ratios, lower is better" + " " * 24 + "ratio   quartiles        goal"]

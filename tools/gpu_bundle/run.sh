@@ -147,6 +147,7 @@ if ((!${#command[@]})); then
   mkdir -p "$details/logs" "$details/metrics" "$scratch/runs"
   if [[ $(head -n 1 "$out/journal.tsv" 2>/dev/null) == "bundle"$'\t'"$BUILT_DIGEST" ]]; then
     tar -C "$details" -xzf "$out/details.tar.gz" 2>/dev/null
+    cp "$out/clocks.csv" "$details" 2>/dev/null
     while IFS=$'\t' read -r line name attempt _ _ result _; do
       [[ $line == step ]] && attempts[$name]=$attempt results[$name]=$result && latest=$name
     done <"$out/journal.tsv"
@@ -251,9 +252,10 @@ if ((gpus)) && command -v nvidia-smi >/dev/null; then
   done
   timeout 30 nvidia-smi topo -m >"$details/logs/topology.out" 2>&1 </dev/null &
   await $!
-  # Records the actual clocks, temperature and power while the steps run.
+  # Records the actual clocks, temperature and power while the steps run, after those of earlier calls.
+  { cat "$details/clocks.csv" 2>/dev/null; echo "call $(date -u +%Y-%m-%dT%H:%M:%SZ)"; } >"$out/clocks.csv"
   stdbuf -oL nvidia-smi --query-gpu=index,clocks.sm,clocks.mem,temperature.gpu,power.draw --format=csv,noheader,nounits -lms 500 \
-    >"$out/clocks.csv" 2>/dev/null </dev/null &
+    >>"$out/clocks.csv" 2>/dev/null </dev/null &
 fi
 
 # ---- Steps.
