@@ -31,13 +31,13 @@ class AttentionOperator {
  public:
   virtual ~AttentionOperator() = default;
 
-  // The name of the kernel that is made of this operator ("cudnn"); each implementation has its own.
+  // A name of its own, such as "cudnn" or "flash2", by which OperatorHistory (operator_list.h) knows the operator.
   virtual std::string_view name() const = 0;
   virtual bool any_band() const { return false; }
   virtual bool takes(int64_t /*queries*/, int64_t /*keys*/) const { return true; }
   // Whether the operator searches for a plan for each new shape. This is expensive, so it does not suit problems of
-  // many shapes. If there is no plan, a call raises c10::Error, and no call of that shape and direction may follow;
-  // operator_list.h ensures both.
+  // many shapes. If there is no plan, the call raises c10::Error, and no call of that shape and direction may follow;
+  // operator_list.cc sees to that.
   virtual bool prepares_shapes() const { return false; }
 
   struct Forward {
