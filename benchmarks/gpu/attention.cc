@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <memory>
 #include <tuple>
 #include <utility>
@@ -207,7 +208,7 @@ void bench_dense(GpuBench& bench) {
   const GpuBenchOptions& o = bench.options;
   bench.out << "causal attention through the executor on one rank, compared with calling LibTorch's "
             << (o.device.is_cuda() ? "cuDNN" : "CPU") << " operator; TFLOP/s of the pairs that count\n\n"
-            << "    tokens  direction   executor ms   TFLOP/s  operator ms   TFLOP/s  over the operator\n";
+            << "    tokens  direction   executor ms   TFLOP/s  operator ms   TFLOP/s  over the operator, computed by\n";
   for (const int64_t length : o.lengths) {
     const Problem problem = random_problem(o, length);
     ExecutorCall ours(o, problem, causal_pattern());
@@ -235,7 +236,7 @@ void bench_dense(GpuBench& bench) {
       const double mine = least(sides[0].seconds), base = least(sides[1].seconds);
       bench.out << line("%10lld  %-9s  %12.3f  %8.1f  %11.3f  %8.1f  %8.3f", static_cast<long long>(length), direction,
                         1e3 * mine, teraflops(flops, mine), 1e3 * base, teraflops(flops, base), r.ratio)
-                << verdict(r) << std::endl;
+                << "  " << sides[0].operators << verdict(r) << std::endl;
       const std::string of = line("dense %s %lld", direction, static_cast<long long>(length));
       bench.figure({of, "TFLOP/s", teraflops(flops, mine), teraflops(flops, median(sides[0].seconds)),
                     sides[0].operators, r.invalid});
@@ -273,15 +274,17 @@ void bench_ring(GpuBench& bench) {
   bench.out << line(
       "causal attention of %lld tokens: a zigzag ring of %d ranks, run in turn on one device, compared with one "
       "call\n\n"
-      "  direction     ring ms  one call ms  over one call\n",
+      "  direction     ring ms  one call ms  over one call, computed by\n",
       static_cast<long long>(o.length), o.ranks);
   const std::string settings = settings_of(bench, o.length) + line(", %d ranks", o.ranks);
   const std::string own = own_operator_of(o);
   std::vector<double> ring_both(static_cast<size_t>(o.rounds)), whole_both(static_cast<size_t>(o.rounds));
-  std::string operators, invalid;  // of both directions
-  const auto print = [&](const char* direction, const BenchRatio& r, double mine, double base) {
-    bench.out << line("  %-9s  %10.3f  %11.3f  %13.3f", direction, 1e3 * mine, 1e3 * base, r.ratio) << verdict(r)
-              << std::endl;
+  std::map<std::string, int64_t> calls;  // of the ring, in both directions
+  std::string invalid;
+  const auto print = [&](const char* direction, const BenchRatio& r, const std::string& operators, double mine,
+                         double base) {
+    bench.out << line("  %-9s  %10.3f  %11.3f  %13.3f", direction, 1e3 * mine, 1e3 * base, r.ratio) << "  " << operators
+              << verdict(r) << std::endl;
   };
   for (const bool back : {false, true}) {
     const char* const direction = back ? "backward" : "forward";
@@ -295,19 +298,20 @@ void bench_ring(GpuBench& bench) {
       ring_both[i] += sides[0].seconds[i];
       whole_both[i] += sides[1].seconds[i];
     }
-    if (operators.empty()) operators = sides[0].operators;
+    calls.insert(sides[0].calls.begin(), sides[0].calls.end());
     if (invalid.empty()) invalid = r.invalid;
-    print(direction, r, least(sides[0].seconds), least(sides[1].seconds));
+    print(direction, r, sides[0].operators, least(sides[0].seconds), least(sides[1].seconds));
     bench.figure({std::string("ring ") + direction, "s", least(sides[0].seconds), median(sides[0].seconds),
                   sides[0].operators, r.invalid});
     bench.figure({std::string("ring ") + direction + ", one call", "s", least(sides[1].seconds),
                   median(sides[1].seconds), sides[1].operators});
     bench.end_figures("ring");
   }
-  BenchRatio& r = bench.ratios.emplace_back(ratio_of(line("gpu/ring of %d", o.ranks), settings + ", by " + operators,
-                                                     ring_both, whole_both, goal_of(o, kRingGoal)));
+  BenchRatio& r =
+      bench.ratios.emplace_back(ratio_of(line("gpu/ring of %d", o.ranks), settings + ", by " + text_of_operators(calls),
+                                         ring_both, whole_both, goal_of(o, kRingGoal)));
   r.invalid = invalid;
-  print("both", r, least(ring_both), least(whole_both));
+  print("both", r, text_of_operators(calls), least(ring_both), least(whole_both));
 }
 
 namespace {

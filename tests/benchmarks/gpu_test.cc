@@ -109,6 +109,16 @@ TEST(GpuBench, EachFigureNamesTheOperatorThatComputedIt) {
   EXPECT_EQ(entries_in(out.str()).at("dense backward 200").at("operators"), "cpu_flash");
   EXPECT_EQ(entries_in(out.str()).at("ring forward").at("operators"), "cpu_flash");
   EXPECT_EQ(out.str().find("INVALID"), std::string::npos) << out.str();
+  // So do the tables.
+  std::istringstream lines(out.str());
+  int rows = 0;
+  for (std::string line; std::getline(lines, line);) {
+    if (line.starts_with("{") || (line.find(" forward ") == line.npos && line.find(" backward ") == line.npos))
+      continue;
+    EXPECT_TRUE(line.find("cpu_flash") != line.npos || line.find("no operator") != line.npos) << line;
+    ++rows;
+  }
+  EXPECT_EQ(rows, 4 + 2 + 6);
 }
 
 TEST(GpuBench, FiguresOfAnotherOperatorThanTheBaselinesAreInvalid) {
