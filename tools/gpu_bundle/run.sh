@@ -148,6 +148,7 @@ if ((!${#command[@]})); then
   if [[ $(head -n 1 "$out/journal.tsv" 2>/dev/null) == "bundle"$'\t'"$BUILT_DIGEST" ]]; then
     tar -C "$details" -xzf "$out/details.tar.gz" 2>/dev/null
     cp "$out/clocks.csv" "$details" 2>/dev/null
+    [[ $(tail -c 1 "$out/journal.tsv") ]] && echo >>"$out/journal.tsv" # a killed call may have left half a line
     while IFS=$'\t' read -r line name attempt _ _ result _; do
       [[ $line == step ]] && attempts[$name]=$attempt results[$name]=$result && latest=$name
     done <"$out/journal.tsv"
