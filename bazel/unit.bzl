@@ -58,6 +58,8 @@ def cc_part(
       **kwargs: visibility and other arguments of every rule.
     """
     tags = ["part of " + unit]
+    if srcs or cuda_srcs or cpu_srcs:
+        tags.append("source of " + unit)
     outside = [d for d in deps if not _inside(d)] + _select(cuda_deps, cpu_deps)
     native.filegroup(
         name = name + ".sources",
@@ -79,13 +81,13 @@ def cc_unit(name = "unit", deps = [], cuda_defines = [], local_defines = [], cop
       copts: as in cc_library.
       **kwargs: linkopts, as in cc_library.
     """
-    parts = [
-        rule["name"][:-len(".deps")]
+    tags = {
+        rule["name"][:-len(".deps")]: rule["tags"]
         for rule in native.existing_rules().values()
         if "part of " + name in rule.get("tags", [])
-    ]
-    sources = [":" + part + ".sources" for part in sorted(parts)]
-    headers = [":" + part + ".headers" for part in sorted(parts)]
+    }
+    sources = [":" + part + ".sources" for part in sorted(tags) if "source of " + name in tags[part]]
+    headers = [":" + part + ".headers" for part in sorted(tags)]
     native.genrule(
         name = name + "_source",
         srcs = sources,
@@ -106,7 +108,7 @@ def cc_unit(name = "unit", deps = [], cuda_defines = [], local_defines = [], cop
             "//bazel:separate": [],
             "//conditions:default": sources,
         }),
-        deps = deps + [":" + part + ".deps" for part in parts],
+        deps = deps + [":" + part + ".deps" for part in tags],
         local_defines = local_defines + _select(cuda_defines, []),
         copts = copts + [
             "-Wno-subobject-linkage",  # said of anonymous namespaces outside of the main file
