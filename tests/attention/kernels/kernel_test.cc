@@ -177,6 +177,16 @@ TEST_F(Kernels, CallOnAWholeBlockSetsOrAddsGradients) {
     std::swap(c.tiles[0], c.tiles[1]);
     EXPECT_LT(worst(run_tile_by_tile(c, made), want), kExact / 3) << any_band;
   }
+  // The cpu kernel adds up gradients where they belong if rows are whole vectors and fill parts of register tiles, as
+  // 64 rows do and 63 do not.
+  for (const int64_t keys : {64, 63}) {
+    for (Tile& tile : c.tiles) tile.key_rows = tile.key_positions = tile.grad_rows = {0, 1, keys};
+    const Result of_keys = by_definition(c);
+    for (const KernelKind kind : kCpuKernels) {
+      const auto made = [&] { return make_kernel(kind, c.q); };
+      EXPECT_LT(worst(run_tile_by_tile(c, made), of_keys), kExact) << to_string(kind) << " " << keys;
+    }
+  }
 }
 
 // There are more keys than are multiplied at once and more rows than a block has. The running maxima change: later keys
