@@ -3,8 +3,9 @@
 // in the calling thread; the caller divides the work among threads. Used by attention/kernels/cpu_kernel.cc.
 //
 // This is FlashAttention 2 (arXiv 2307.08691, algorithms 1 and 2) with the running out and lse as its state, so nothing
-// is merged afterwards. Keys are packed once for all rows of a call, one chunk at a time, and the scores of a few rows
-// with a chunk stay in the first-level cache (tile_math.h has the products). bf16 is multiplied as bf16 where the
+// is merged afterwards. Keys are packed once for all rows of a call, one chunk at a time; values and gradients are used
+// where they are if their rows allow it (key_chunks.h). The scores of a few rows with a chunk stay in the first-level
+// cache (tile_math.h has the products). bf16 is multiplied as bf16 where the
 // processor can (tile_math_of_pairs): q k^T and dout v^T lose nothing by it, and p and ds are rounded to bf16 before
 // they are multiplied, as the kernels for GPUs do. Sums, softmax and the state stay in fp32.
 #pragma once
