@@ -188,6 +188,7 @@ const TileMath<float>* tile_math_of_pairs() {
                                          .copy = bf16_pairs::copy,
                                          .transpose = bf16_pairs::transpose,
                                          .stack = bf16_pairs::stack,
+                                         .dots = tile_math<float>().dots,
                                          .scores = bf16_pairs::scores,
                                          .add_product = bf16_pairs::add_product,
                                          .softmax = tile_math<float>().softmax,

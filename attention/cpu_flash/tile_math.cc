@@ -69,6 +69,14 @@ HWY_INLINE Vec<T> widened(const S* x) {
   }
 }
 
+// The last elements of a row, fewer than a vector has, followed by zeros.
+template <typename T, typename S>
+HWY_INLINE Vec<T> widened_rest(const S* x, int64_t count) {
+  S some[kLanes<T>] = {};
+  std::memcpy(some, x, static_cast<size_t>(count) * sizeof(S));
+  return widened<T>(some);
+}
+
 template <typename T, typename S>
 HWY_INLINE void copy_row(const S* x, int64_t dim, T scale, T* to, int64_t to_step) {
   const Tag<T> d;
@@ -76,12 +84,9 @@ HWY_INLINE void copy_row(const S* x, int64_t dim, T scale, T* to, int64_t to_ste
   int64_t i = 0;
   for (; i + kLanes<T> <= dim; i += kLanes<T>) hn::StoreU(hn::Mul(s, widened<T>(x + i)), d, to + i);
   if (i < dim) {
-    const auto rest = static_cast<size_t>(dim - i);
-    S some[kLanes<T>] = {};
     T wide[kLanes<T>];
-    std::memcpy(some, x + i, rest * sizeof(S));
-    hn::StoreU(hn::Mul(s, widened<T>(some)), d, wide);
-    std::memcpy(to + i, wide, rest * sizeof(T));
+    hn::StoreU(hn::Mul(s, widened_rest<T>(x + i, dim - i)), d, wide);
+    std::memcpy(to + i, wide, static_cast<size_t>(dim - i) * sizeof(T));
   }
   std::fill(to + dim, to + to_step, T{0});
 }
@@ -90,6 +95,25 @@ template <typename T, typename S>
 HWY_INLINE void copy_of(const StoredRows& x, int64_t n, int64_t dim, T scale, T* to, int64_t to_step) {
   const S* from = static_cast<const S*>(x.data);
   for (int64_t j = 0; j < n; ++j) copy_row(from + j * x.step, dim, scale, to + j * to_step, to_step);
+}
+
+// Two sums, so that a multiplication does not wait for the one before it.
+template <typename T, typename S>
+HWY_INLINE void dots_of(const StoredRows& x, const StoredRows& y, int64_t n, int64_t dim, T* to, int64_t to_step) {
+  const Tag<T> d;
+  for (int64_t j = 0; j < n; ++j) {
+    const S* const a = static_cast<const S*>(x.data) + j * x.step;
+    const S* const b = static_cast<const S*>(y.data) + j * y.step;
+    auto even = hn::Zero(d), odd = hn::Zero(d);
+    int64_t i = 0;
+    for (; i + 2 * kLanes<T> <= dim; i += 2 * kLanes<T>) {
+      even = hn::MulAdd(widened<T>(a + i), widened<T>(b + i), even);
+      odd = hn::MulAdd(widened<T>(a + i + kLanes<T>), widened<T>(b + i + kLanes<T>), odd);
+    }
+    for (; i + kLanes<T> <= dim; i += kLanes<T>) even = hn::MulAdd(widened<T>(a + i), widened<T>(b + i), even);
+    if (i < dim) odd = hn::MulAdd(widened_rest<T>(a + i, dim - i), widened_rest<T>(b + i, dim - i), odd);
+    to[j * to_step] = hn::GetLane(hn::SumOfLanes(d, hn::Add(even, odd)));
+  }
 }
 
 // Writes four rows of fp32 as four adjacent columns; dim is a multiple of 4.
@@ -157,6 +181,14 @@ void copy_float(const StoredRows& x, int64_t n, int64_t dim, float scale, float*
   if (x.storage == Storage::kFloat) return copy_of<float, float>(x, n, dim, scale, to, to_step);
   if (x.storage == Storage::kHalf) return copy_of<float, hwy::float16_t>(x, n, dim, scale, to, to_step);
   copy_of<float, hwy::bfloat16_t>(x, n, dim, scale, to, to_step);
+}
+void dots_double(const StoredRows& x, const StoredRows& y, int64_t n, int64_t dim, double* to, int64_t to_step) {
+  dots_of<double, double>(x, y, n, dim, to, to_step);
+}
+void dots_float(const StoredRows& x, const StoredRows& y, int64_t n, int64_t dim, float* to, int64_t to_step) {
+  if (x.storage == Storage::kFloat) return dots_of<float, float>(x, y, n, dim, to, to_step);
+  if (x.storage == Storage::kHalf) return dots_of<float, hwy::float16_t>(x, y, n, dim, to, to_step);
+  dots_of<float, hwy::bfloat16_t>(x, y, n, dim, to, to_step);
 }
 template <typename T>
 void stack(const StoredRows& x, int64_t n, int64_t dim, T* to, int64_t to_step, int64_t row) {
@@ -388,7 +420,8 @@ void gradient(int64_t used, T* p, T* ds, int64_t step, const Run* runs, int64_t 
 }
 
 template <typename T>
-constexpr TileMath<T> math_of(decltype(TileMath<T>::copy) copy, decltype(TileMath<T>::transpose) transpose) {
+constexpr TileMath<T> math_of(decltype(TileMath<T>::copy) copy, decltype(TileMath<T>::transpose) transpose,
+                              decltype(TileMath<T>::dots) dots) {
   return {.rows = kRows,
           .panel = kPanel<T>,
           .lanes = kLanes<T>,
@@ -396,6 +429,7 @@ constexpr TileMath<T> math_of(decltype(TileMath<T>::copy) copy, decltype(TileMat
           .copy = copy,
           .transpose = transpose,
           .stack = stack<T>,
+          .dots = dots,
           .scores = scores<T>,
           .add_product = add_product<T>,
           .softmax = softmax<T>,
@@ -403,8 +437,8 @@ constexpr TileMath<T> math_of(decltype(TileMath<T>::copy) copy, decltype(TileMat
           .narrow = nullptr,
           .zip = nullptr};
 }
-constexpr TileMath<float> kFloat = math_of<float>(copy_float, transpose_float);
-constexpr TileMath<double> kDouble = math_of<double>(copy_double, transpose_double);
+constexpr TileMath<float> kFloat = math_of<float>(copy_float, transpose_float, dots_float);
+constexpr TileMath<double> kDouble = math_of<double>(copy_double, transpose_double, dots_double);
 
 }  // namespace HWY_NAMESPACE
 }  // namespace tile_math_versions

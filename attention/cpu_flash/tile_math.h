@@ -56,6 +56,9 @@ struct TileMath {
   // must not be packed before the first.
   void (*stack)(const StoredRows& x, int64_t n, int64_t dim, T* to, int64_t to_step, int64_t row);
 
+  // to[j * to_step] = the dot product of row j of x and row j of y, n rows of the same storage.
+  void (*dots)(const StoredRows& x, const StoredRows& y, int64_t n, int64_t dim, T* to, int64_t to_step);
+
   // s[r][c] = sum over elements i < length of a[r][i] * panels(i, c) for the columns c of the run. run.first and
   // run.past are multiples of lanes.
   void (*scores)(int64_t used, const T* a, int64_t a_step, const T* panels, int64_t length, Run run, T* s,

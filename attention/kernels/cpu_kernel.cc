@@ -19,6 +19,7 @@
 #include <utility>
 
 #include "attention/cpu_flash/flash.h"
+#include "attention/cpu_flash/tile_math.h"
 #include "attention/kernels/kernel_makers.h"
 #include "attention/tiles/dense.h"
 #include "attention/tiles/dense_tiles.h"
@@ -132,7 +133,7 @@ class CpuKernel : public Kernel {
     out_ = out;
     // exp(score - lse) must be 0 in rows without keys.
     lse_ = lse.to(kType).masked_fill(lse.eq(-kInfinity), kInfinity);
-    delta_ = (dout_.to(kType) * out_).sum(-1).transpose(1, 2).contiguous();
+    fill_delta();
     dq_ = at::zeros(q.sizes(), q_.options().dtype(kType));
   }
 
@@ -176,7 +177,6 @@ class CpuKernel : public Kernel {
                                    {"scratch of threads, backward", scratch(true), When::kBackward}};
     if (size.type == kType) return charges;
     charges.push_back({"out, in fp32", queries, When::kForward});
-    charges.push_back({"dout and its product with out, in fp32", 2 * queries, When::kBackward});
     return charges;
   }
 
@@ -327,6 +327,20 @@ class CpuKernel : public Kernel {
     piece.k = stored_rows(keys_.k, b, h, tile.key_rows);
     piece.v = stored_rows(keys_.v, b, h, tile.key_rows);
     return piece;
+  }
+
+  // delta = rowsum(dout * out), [B, H, S].
+  void fill_delta() {
+    const at::Tensor out = prepared(out_.to(dout_.scalar_type()));
+    delta_ = at::empty(lse_.sizes(), lse_.options());
+    const int64_t heads = delta_.size(1), rows = delta_.size(2), dim = q_.size(3);
+    if (delta_.numel() == 0) return;
+    const int64_t threads = threads_for(4 * static_cast<double>(dout_.numel()));
+    for_each_in_parallel<T>(delta_.size(0) * heads, threads, scratch_, [&](size_t i, FlashScratch<T>&) {
+      const int64_t b = static_cast<int64_t>(i) / heads, h = static_cast<int64_t>(i) % heads;
+      tile_math<T>().dots(stored_rows(dout_, b, h, Span::range(0, rows)), stored_rows(out, b, h, Span::range(0, rows)),
+                          rows, dim, delta_.data_ptr<T>() + static_cast<int64_t>(i) * rows, 1);
+    });
   }
 
   // Blocks that add to the same rows of dk and dv must not run at the same time, so one thread takes all blocks of a kv
