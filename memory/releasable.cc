@@ -5,28 +5,44 @@
 #include <c10/core/StorageImpl.h>
 #include <c10/util/accumulate.h>
 
+#include <utility>
+
 namespace annulus {
 
-ReleasableTensor::ReleasableTensor(int64_t elements, const at::TensorOptions& options)
-    : tensor_(at::empty({elements}, options)), held_(true) {
-  release();
+at::Tensor tensor_without_memory(at::IntArrayRef sizes, const at::TensorOptions& options) {
+  at::Tensor tensor = at::empty({0}, options);
+  c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+  storage->set_nbytes(c10::multiply_integers(sizes) * options.dtype().itemsize());
+  tensor.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
+  return tensor;
 }
+
+bool has_memory(const at::Tensor& tensor) { return tensor.numel() == 0 || tensor.storage().data() != nullptr; }
+
+void give_memory(const at::Tensor& tensor, c10::DataPtr memory) {
+  tensor.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(std::move(memory));
+}
+
+void give_own_memory(const at::Tensor& tensor) {
+  c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+  give_memory(tensor, storage->allocator()->allocate(storage->nbytes()));
+}
+
+ReleasableTensor::ReleasableTensor(int64_t elements, const at::TensorOptions& options)
+    : tensor_(tensor_without_memory({elements}, options)) {}
 
 at::Tensor ReleasableTensor::alias(int64_t begin, at::IntArrayRef shape) const {
   return tensor_.narrow(0, begin, c10::multiply_integers(shape)).view(shape).variable_data();
 }
 
 void ReleasableTensor::take() {
-  if (held_) return;
-  c10::StorageImpl* storage = tensor_.storage().unsafeGetStorageImpl();
-  storage->set_data_ptr_noswap(storage->allocator()->allocate(storage->nbytes()));
+  if (!held_) give_own_memory(tensor_);
   held_ = true;
 }
 
 // The size of the storage stays, because views are also made while the tensor has no memory.
 void ReleasableTensor::release() {
-  if (!held_) return;
-  tensor_.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(c10::DataPtr(nullptr, tensor_.device()));
+  if (held_) give_memory(tensor_, c10::DataPtr(nullptr, tensor_.device()));
   held_ = false;
 }
 

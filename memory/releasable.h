@@ -1,8 +1,9 @@
-// A tensor whose memory is released and allocated again while the tensor and its views stay valid: for weights that are
-// held only while their layer runs. Used by model/parameters.h.
+// Tensors whose memory comes and goes while the tensor and its views stay valid: weights that are held only while their
+// layer runs (model/parameters.h), and tensors that get their memory when a message arrives (comm/communicator.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Allocator.h>
 
 #include <cstdint>
 
@@ -30,5 +31,13 @@ class ReleasableTensor {
   at::Tensor tensor_;
   bool held_ = false;
 };
+
+// A tensor without memory. Views of it can be made; only its memory must not be read or written.
+at::Tensor tensor_without_memory(at::IntArrayRef sizes, const at::TensorOptions& options);
+bool has_memory(const at::Tensor& tensor);
+// Gives a tensor without memory this memory, in place of any that it had; `memory` must be as long as its storage.
+void give_memory(const at::Tensor& tensor, c10::DataPtr memory);
+// Gives a tensor without memory memory of its own, not initialised.
+void give_own_memory(const at::Tensor& tensor);
 
 }  // namespace annulus
