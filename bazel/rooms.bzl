@@ -334,11 +334,13 @@ ROOMS = {
     ],
     "comm/threads": [
         "comm",
+        "memory",
         "logging",
         "common",
     ],
     "comm/mpi": [
         "comm",
+        "memory",
         "logging",
         "common",
     ],
@@ -348,6 +350,7 @@ ROOMS = {
         "common",
     ],
     "comm": [
+        "memory",
         "logging",
         "common",
     ],

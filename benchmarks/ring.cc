@@ -93,7 +93,8 @@ struct RingResult {
   double wall = std::numeric_limits<double>::infinity();
   double outside = std::numeric_limits<double>::infinity();  // CPU seconds outside of the kernel, the least
   double exposed = 0;  // seconds for which one rank waited for transfers at most, in the turn with the least cpu
-  double sent = 0;     // bytes, of all ranks; so are `planned` and `lower_bound`
+  double sent = 0;     // bytes, of all ranks; so are `lent`, `planned` and `lower_bound`
+  double lent = 0;
   double planned = 0;
   double lower_bound = 0;
   double memory = 0;  // the most bytes of keys, values, gradients and kernel results that one rank held at once
@@ -136,6 +137,7 @@ class Ring {
                                                                                backward_stats.peak_grad_elements +
                                                                                backward_stats.peak_result_elements));
     result.sent = sum_over(world_, static_cast<double>(forward_stats.bytes_sent + backward_stats.bytes_sent));
+    result.lent = sum_over(world_, static_cast<double>(forward_stats.bytes_lent + backward_stats.bytes_lent));
     const int64_t dim = in_.q.defined() ? in_.q.size(3) : 0;
     double planned = 0, bound = 0;
     if (program) {
@@ -166,7 +168,8 @@ class Ring {
 constexpr double kGoal = 1.05;
 
 constexpr const char* kLegend =
-    "\nOutside of kernel: CPU seconds of all ranks together apart from computing tiles. MB sent: by all ranks.\n"
+    "\nOutside of kernel: CPU seconds of all ranks together apart from computing tiles. MB sent: by all ranks;\n"
+    "lent: passed on without a copy (ANNULUS_SHARED_MEMORY=0 copies them).\n"
     "Lower bound: each key and value row is sent once to each rank that needs it, and its gradient back once.\n"
     "Exposed: the longest time that a rank waited for transfers. MB held: keys, values, gradients and kernel\n"
     "results that one rank holds at once, including its own.\n";
@@ -220,7 +223,8 @@ std::vector<BenchRatio> run_ring_bench(const RingBenchOptions& options, Communic
   out << line("least of %lld interleaved turns; baseline: one process, one thread, %s; vector instructions: %s\n\n",
               static_cast<long long>(options.repeats), both ? "the better of two kernels" : "annulus on one rank",
               instruction_set_name(instruction_set()));
-  out << "  ranks          CPU seconds  over one process  outside of kernel, s   MB sent  of the plan  of the lower "
+  out << "  ranks          CPU seconds  over one process  outside of kernel, s   MB sent  of them lent  of the plan  "
+         "of the lower "
          "bound   exposed s   wall s   MB held\n";
   const auto alone_line = [&](const char* which, const std::vector<double>& turns) {
     out << line("  1, %-9s  %11.3f  %16.3f\n", which, least(turns), least(turns) / baseline);
@@ -232,9 +236,10 @@ std::vector<BenchRatio> run_ring_bench(const RingBenchOptions& options, Communic
     const RingResult& r = results[i];
     ratios.push_back(ratio_of("ring/" + std::to_string(sizes[i]) + " ranks over one process", settings + ", " + pattern,
                               r.turns, alone_turns, kGoal));
-    out << line("  %-12d  %11.3f  %16.3f  %20.4f  %8.2f  %11.3f  %18.3f  %10.4f  %7.3f  %8.2f\n", sizes[i], r.cpu,
-                r.cpu / baseline, r.outside, r.sent / 1e6, r.sent / std::max(r.planned, 1.0),
-                r.sent / std::max(r.lower_bound, 1.0), r.exposed, r.wall, r.memory / 1e6);
+    out << line("  %-12d  %11.3f  %16.3f  %20.4f  %8.2f  %12.3f  %11.3f  %18.3f  %10.4f  %7.3f  %8.2f\n", sizes[i],
+                r.cpu, r.cpu / baseline, r.outside, r.sent / 1e6, r.lent / std::max(r.sent, 1.0),
+                r.sent / std::max(r.planned, 1.0), r.sent / std::max(r.lower_bound, 1.0), r.exposed, r.wall,
+                r.memory / 1e6);
   }
   out << kLegend;
   out.flush();

@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "common/text.h"
+#include "memory/releasable.h"
 
 namespace annulus::comm_internal {
 namespace {
@@ -130,8 +131,17 @@ void check_messages(const std::vector<Message>& sends, const std::vector<Message
                       ": expected a rank of this communicator, from 0 to " + std::to_string(size - 1));
     }
   };
-  for (const Message& message : sends) check(message, "send buffer");
-  for (const Message& message : receives) check(message, "receive buffer");
+  const auto refuse = [&](const std::string& why) { throw Error(ErrorKind::kPlan, "comm", where(label) + ": " + why); };
+  for (const Message& message : sends) {
+    check(message, "send buffer");
+    if (!has_memory(message.tensor)) refuse("the send buffer has no memory: nothing was received into it");
+  }
+  for (const Message& message : receives) {
+    check(message, "receive buffer");
+    if (!has_memory(message.tensor) && message.tensor.storage().nbytes() != message.tensor.nbytes()) {
+      refuse("the receive buffer is part of a tensor without memory: receive the whole tensor");
+    }
+  }
 }
 
 void check_reducible(const at::Tensor& tensor, std::string_view backend, bool bf16, OpLabel label) {

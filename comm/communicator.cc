@@ -12,6 +12,7 @@
 
 #include "comm/checks.h"
 #include "comm/headers.h"
+#include "memory/releasable.h"
 
 namespace annulus {
 
@@ -90,14 +91,22 @@ std::unique_ptr<Work> Communicator::exchange(const std::vector<Message>& sends, 
   check_messages(sends, receives, size_, device_, backend(), label);
   look(label);
   check_alive(label);
+  for (const Message& message : receives) {
+    if (!has_memory(message.tensor) && !lends_to(message.peer)) give_own_memory(message.tensor);
+  }
   std::unique_ptr<Work> work = start_exchange(sends, receives, label);
   add_up(sends, stats_.messages_sent, stats_.bytes_sent);
   add_up(receives, stats_.messages_received, stats_.bytes_received);
   for (const Message& message : sends) {
-    if (hosts_.of(message.peer) == hosts_.of(rank_)) continue;
-    stats_.bytes_to_other_hosts += static_cast<int64_t>(message.tensor.nbytes());
+    const auto bytes = static_cast<int64_t>(message.tensor.nbytes());
+    if (hosts_.of(message.peer) != hosts_.of(rank_)) stats_.bytes_to_other_hosts += bytes;
+    if (lends_to(message.peer) && is_lendable(message.tensor)) stats_.bytes_lent += bytes;
   }
   return work ? std::move(work) : std::make_unique<CompletedWork>();
+}
+
+at::Tensor Communicator::lendable(at::IntArrayRef sizes, const at::TensorOptions& options) {
+  return at::empty(sizes, options);
 }
 
 // The ranks exchange what they are about to do. If they differ, the same Error(kMismatch) is raised on all of them.
@@ -220,6 +229,7 @@ std::unique_ptr<Communicator> Communicator::split(int color, int key, const Spli
   if (out) {
     out->set_timeout(timeout_);
     out->hosts_ = hosts_of(*out);
+    out->lending_ = lending_;
   }
   finish(nullptr, 0, 0);
   return out;

@@ -35,6 +35,9 @@ enum class ReduceOp { kSum, kMax, kMin };
 // One tensor sent to or received from one peer. A tensor without elements is allowed and moves nothing. A rank may
 // exchange messages with itself. Messages of one exchange between the same two ranks match in the order in which both
 // sides list them.
+//
+// A tensor that is received may lack memory (memory/releasable.h). The exchange gives it memory when the message
+// arrives: the sender's, if the sender lent it (Communicator::lendable), and otherwise memory of its own.
 struct Message {
   at::Tensor tensor;
   int peer = 0;
@@ -70,6 +73,7 @@ struct CommStats {
   int64_t messages_received = 0;
   int64_t bytes_received = 0;
   int64_t bytes_to_other_hosts = 0;  // the part of bytes_sent that went to ranks of other hosts (Communicator::hosts)
+  int64_t bytes_lent = 0;            // the part of bytes_sent that was lent (Communicator::lendable)
   // The number of collectives, barriers and splits included, and the sum of their payloads in bytes. The payload is the
   // tensor that is reduced or broadcast, and the larger tensor of an all_gather and a reduce_scatter (nccl-tests counts
   // in the same way). A collective that was begun is counted when it is found to be complete.
@@ -147,6 +151,20 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::unique_ptr<Work> exchange(const std::vector<Message>& sends, const std::vector<Message>& receives,
                                  OpLabel label);
 
+  // Lending: ranks of one host may pass a tensor on without copying it. The sender makes it with lendable(), and the
+  // receiver posts a tensor without memory; then both use the same memory, which is freed when neither holds it any
+  // more. So once a lendable tensor has been sent, it may be freed but must not be changed, except by a rank that
+  // received it as the only one and holds it alone. A message counts with all its bytes, lent or copied.
+  //
+  // Whether this rank and `peer` lend to each other: they are on one host, and the backend can (threads, and MPI where
+  // processes may share memory).
+  bool lends_to(int peer) const { return lending_ && hosts_.of(peer) == hosts_.of(rank_) && can_lend_to(peer); }
+  // A tensor that can be lent, not initialised. A backend that cannot lend returns an ordinary tensor.
+  virtual at::Tensor lendable(at::IntArrayRef sizes, const at::TensorOptions& options);
+  // Whether ranks lend at all; they do by default. Call it with the same value on all ranks, before they communicate. A
+  // split inherits it.
+  void set_lending(bool lending) { lending_ = lending; }
+
   // Collectives. Those that take one tensor work in place. On a CPU they block. The order of additions depends only on
   // size(), hosts() and the tensor's shape, so equal inputs give equal bits. all_reduce takes fp32, fp64 and int64 with
   // each ReduceOp. Once a collective has returned, its tensors may be overwritten (on a GPU: by work that is put on the
@@ -204,6 +222,17 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   virtual std::unique_ptr<Work> start_exchange(const std::vector<Message>& sends, const std::vector<Message>& receives,
                                                OpLabel label) = 0;
+  // Whether the backend can lend to this rank, wherever it is. Receives without memory are passed to start_exchange()
+  // only from ranks for which lends_to() is true.
+  virtual bool can_lend_to(int peer) const {
+    (void)peer;
+    return false;
+  }
+  // Whether lendable() made the tensor, or an exchange gave it memory that was lent. Called if can_lend_to() is true.
+  virtual bool is_lendable(const at::Tensor& tensor) const {
+    (void)tensor;
+    return false;
+  }
   // All ranks have agreed on the call (gather_headers), and the tensor has elements. A barrier consists of the
   // agreement alone.
   virtual std::unique_ptr<Work> start_all_reduce(at::Tensor& tensor, ReduceOp op, OpLabel label) = 0;
@@ -280,6 +309,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   int64_t calls_ = 0;  // collectives that this rank has begun, in the headers
   WaitFor blocked_by_ = WaitFor::kOther;
   SplitOptions split_options_;
+  bool lending_ = true;
   bool failed_ = false;
   bool told_ = false;
   ErrorKind failed_kind_ = ErrorKind::kComm;

@@ -116,8 +116,10 @@ class PlanTest(cli.CliTest):
 
 
 class BenchTest(cli.CliTest):
-    def test_ring_starts_its_ranks_and_sends_the_planned_bytes(self):
-        code, out, err = self.annulus("bench", "ring", "--length", "256", "--heads", "2", "--kv-heads", "2", "--repeats", "1")
+    def ring(self, **env):
+        """Returns the numbers behind "over one process" of each row, and the whole output."""
+        sizes = ["--length", "1024", "--heads", "2", "--kv-heads", "2", "--repeats", "1"]
+        code, out, err = self.annulus("bench", "ring", *sizes, **env)
         self.assertEqual(code, 0, err)
         rows = {}
         for line in out.splitlines():
@@ -125,9 +127,23 @@ class BenchTest(cli.CliTest):
             if found:
                 rows[found[1]] = [float(x) for x in found[4].split()]
         self.assertEqual(sorted(rows), ["1, LibTorch", "1, annulus", "2", "4"])
+        return rows, out
+
+    def test_ring_starts_its_ranks_and_sends_the_planned_bytes(self):
+        rows, out = self.ring()
         for ranks in ("2", "4"):
-            self.assertEqual(rows[ranks][2], 1.0, out)  # bytes sent over bytes planned
-            self.assertGreaterEqual(rows[ranks][3], 1.0, out)  # over the lower bound
+            self.assertEqual(rows[ranks][2], 1.0, out)  # the ranks lend all their blocks
+            self.assertEqual(rows[ranks][3], 1.0, out)  # bytes sent over bytes planned
+            self.assertGreaterEqual(rows[ranks][4], 1.0, out)  # over the lower bound
+
+    def test_ring_without_shared_memory_copies_blocks(self):
+        rows, out = self.ring(ANNULUS_SHARED_MEMORY="0")
+        for ranks in ("2", "4"):
+            self.assertEqual(rows[ranks][2], 0.0, out)
+            self.assertEqual(rows[ranks][3], 1.0, out)
+        code, _, err = self.annulus("bench", "ring", ANNULUS_SHARED_MEMORY="yes")
+        self.assertNotEqual(code, 0)
+        self.assertIn("ANNULUS_SHARED_MEMORY", err)
 
     def test_ring_with_other_patterns_compares_with_one_rank(self):
         window = "{ kind = 'window', left = 9, right = 0 }"
@@ -135,7 +151,7 @@ class BenchTest(cli.CliTest):
         code, out, err = self.annulus("bench", "ring", *sizes, "--pattern", window, "--schedule", "group-cast")
         self.assertEqual(code, 0, err)
         self.assertIn("annulus on one rank", out)
-        self.assertRegex(out, r"\n +4 +[\d.]+ +[\d.]+ +[\d.]+ +[\d.]+ +1\.000 ")  # bytes sent over bytes planned
+        self.assertRegex(out, r"\n +4 +[\d.]+ +[\d.]+ +[\d.]+ +[\d.]+ +[\d.]+ +1\.000 ")  # bytes sent over bytes planned
 
     def test_comm_compares_with_plain_mpi(self):
         sizes = ["--smallest", "1024", "--largest", "4096", "--rounds", "1"]

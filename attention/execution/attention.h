@@ -79,6 +79,7 @@ struct AttentionStats {
   int64_t peak_result_elements = 0;  // the most elements of a kernel's dK and dV results before they are added
   int64_t messages_sent = 0;         // tensors of keys, values and gradients: two for each transfer
   int64_t bytes_sent = 0;
+  int64_t bytes_lent = 0;  // the part of bytes_sent that was lent to ranks of this host (Communicator::lendable)
   // The time spent waiting for transfers on a CPU. 0 on a GPU, where it is measured by events and known only once the
   // device has reached them: see comm->stats().
   double exposed_seconds = 0;

@@ -61,7 +61,7 @@ struct Execution {
   std::set<std::pair<int, int>> fresh;
   const bool on_cpu;
   const Kernel::Poll poll;
-  int64_t messages_sent = 0, bytes_sent = 0;
+  int64_t messages_sent = 0, bytes_sent = 0, bytes_lent = 0;
   double waited = 0;
 
   Execution(const AttentionCall& c, const Program& p, const std::string& direction, const std::vector<Step>& s,
@@ -70,7 +70,7 @@ struct Execution {
         program(p),
         operation(c.label + " " + direction),
         steps(s),
-        buffers(p, s, k),
+        buffers(p, s, k, *c.comm),
         on_cpu(k.is_cpu()),
         // Where nothing is under way a kernel may take as long a piece of work as it likes.
         poll(c.poll               ? Kernel::Poll(c.poll)
@@ -105,10 +105,15 @@ struct Execution {
       const int number = static_cast<int>(s);
       std::unique_ptr<Work> work;
       if (!step.sends.empty() || !step.receives.empty()) {
-        const std::vector<Message> sends = messages(step.sends);
+        const std::vector<Message> receives =
+            messages(step.receives, [this](const Transfer& t) { return buffers.to_receive(t); });
+        const std::vector<Message> sends =
+            messages(step.sends, [this](const Transfer& t) { return buffers.to_send(t); });
         for (const Message& m : sends) bytes_sent += static_cast<int64_t>(m.tensor.nbytes());
         messages_sent += static_cast<int64_t>(sends.size());
-        work = call.comm->exchange(sends, messages(step.receives), {operation, number + 1, "hop"});
+        const int64_t lent = call.comm->stats().bytes_lent;
+        work = call.comm->exchange(sends, receives, {operation, number + 1, "hop"});
+        bytes_lent += call.comm->stats().bytes_lent - lent;
       }
       fresh.clear();
       for (const int buffer : step.zero) {
@@ -145,15 +150,11 @@ struct Execution {
   }
 
  private:
-  std::vector<Message> messages(const std::vector<Transfer>& transfers) {
+  template <typename Tensors>
+  static std::vector<Message> messages(const std::vector<Transfer>& transfers, Tensors tensors_of) {
     std::vector<Message> list;
     for (const Transfer& t : transfers) {
-      TensorPair pair = buffers.get(t.buffer);
-      if (const auto first = consecutive_rows(program.buffers[static_cast<size_t>(t.buffer)].rows, t.rows)) {
-        pair = {pair.k.narrow(0, *first, t.rows.rows()), pair.v.narrow(0, *first, t.rows.rows())};
-      } else {
-        pair = buffers.pack(t.buffer, t.rows);
-      }
+      const TensorPair pair = tensors_of(t);
       list.push_back({pair.k, t.peer});
       list.push_back({pair.v, t.peer});
     }
@@ -166,8 +167,13 @@ at::Tensor flat(const at::Tensor& tensor) { return tensor.contiguous().view({-1,
 
 void report(AttentionStats* stats, const Execution& execution, const Kernel& kernel) {
   if (!stats) return;
-  *stats = {execution.buffers.peak_kv(), execution.buffers.peak_grad(), kernel.peak_result_elements(),
-            execution.messages_sent,     execution.bytes_sent,          execution.waited};
+  *stats = {execution.buffers.peak_kv(),
+            execution.buffers.peak_grad(),
+            kernel.peak_result_elements(),
+            execution.messages_sent,
+            execution.bytes_sent,
+            execution.bytes_lent,
+            execution.waited};
 }
 
 }  // namespace

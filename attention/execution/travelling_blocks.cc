@@ -6,9 +6,11 @@
 #include <ATen/ops/tensor.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "attention/tiles/tile_views.h"
+#include "memory/releasable.h"
 #include "memory/upload.h"
 
 namespace annulus {
@@ -98,7 +100,8 @@ TravellingBlocks::Block::Block(TensorPair p, bool gradients, std::shared_ptr<Hel
 }
 TravellingBlocks::Block::~Block() { held->now[which] -= pair.k.numel() + pair.v.numel(); }
 
-TravellingBlocks::TravellingBlocks(const Program& program, const std::vector<Step>& steps, const at::Tensor& k)
+TravellingBlocks::TravellingBlocks(const Program& program, const std::vector<Step>& steps, const at::Tensor& k,
+                                   Communicator& comm)
     : program_(program),
       storage_(storage_of(program, steps)),
       heirs_(storage_.heirs()),
@@ -107,13 +110,33 @@ TravellingBlocks::TravellingBlocks(const Program& program, const std::vector<Ste
       grad_options_(k.options().dtype(accumulator_type(k.scalar_type()))),
       head_dim_(k.size(3)),
       blocks_(storage_.buffers().size()),
-      next_copy_(program.buffers.size()) {
+      next_copy_(program.buffers.size()),
+      comm_(comm),
+      places_(blocks_.size(), Place::kOrdinary) {
   const bool forward = &steps == &program.forward;
   for (size_t b = 0; b < blocks_.size(); ++b) {
     const Lifetime& life = storage_.buffers()[b].life;
     const bool returned = b < program.buffers.size() && (program.buffers[b].kind == BufferKind::kOwnGrad ||
                                                          (forward && static_cast<int>(b) == program.saved));
     if (!returned && !life.empty()) ending_[static_cast<size_t>(life.last)].push_back(b);
+  }
+  place(steps);
+}
+
+void TravellingBlocks::place(const std::vector<Step>& steps) {
+  bool lends = false;
+  for (int rank = 0; rank < comm_.size() && !lends; ++rank) lends = rank != comm_.rank() && comm_.lends_to(rank);
+  if (!lends) return;
+  size_t copy = next_copy_;
+  for (const Step& step : steps) {
+    for (const Transfer& t : step.receives) {
+      if (comm_.lends_to(t.peer)) places_[static_cast<size_t>(t.buffer)] = Place::kBorrowed;
+    }
+    for (const Transfer& t : step.sends) {
+      const size_t buffer = static_cast<size_t>(t.buffer);
+      const size_t sent = consecutive_rows(program_.buffers[buffer].rows, t.rows) ? buffer : copy++;
+      if (comm_.lends_to(t.peer) && places_[sent] == Place::kOrdinary) places_[sent] = Place::kLendable;
+    }
   }
 }
 
@@ -122,27 +145,55 @@ void TravellingBlocks::put(int buffer, TensorPair pair) {
   blocks_[number] = std::make_unique<Block>(std::move(pair), is_gradient(number), held_);
 }
 
+TensorPair TravellingBlocks::allocate(int64_t rows, bool gradients, Place place) {
+  const std::vector<int64_t> shape{rows, head_dim_};
+  const at::TensorOptions& options = gradients ? grad_options_ : kv_options_;
+  const auto tensor = [&] {
+    if (place == Place::kLendable) return comm_.lendable(shape, options);
+    return place == Place::kBorrowed ? tensor_without_memory(shape, options) : at::empty(shape, options);
+  };
+  return {tensor(), tensor()};
+}
+
 TensorPair& TravellingBlocks::tensors_of(size_t number) {
   std::unique_ptr<Block>& block = blocks_[number];
   if (!block) {
-    const std::vector<int64_t> shape{storage_.buffers()[number].size / 2, head_dim_};
-    const at::TensorOptions& options = is_gradient(number) ? grad_options_ : kv_options_;
-    block = std::make_unique<Block>(TensorPair{at::empty(shape, options), at::empty(shape, options)},
-                                    is_gradient(number), held_);
+    const bool gradients = is_gradient(number);
+    block = std::make_unique<Block>(allocate(storage_.buffers()[number].size / 2, gradients, places_[number]),
+                                    gradients, held_);
   }
   return block->pair;
 }
 
-TensorPair TravellingBlocks::pack(int buffer, const RowSet& rows) {
-  const TensorPair& copy = tensors_of(next_copy_++);
-  transfer_rows(copy, rows, get(buffer), program_.buffers[static_cast<size_t>(buffer)].rows, /*add=*/false);
-  return copy;
+TensorPair TravellingBlocks::to_send(const Transfer& send) {
+  const RowSet& stored = program_.buffers[static_cast<size_t>(send.buffer)].rows;
+  const std::optional<int64_t> first = consecutive_rows(stored, send.rows);
+  if (!first) {
+    const TensorPair& copy = tensors_of(next_copy_++);
+    transfer_rows(copy, send.rows, get(send.buffer), stored, /*add=*/false);
+    return copy;
+  }
+  const TensorPair& whole = get(send.buffer);
+  const int64_t rows = send.rows.rows();
+  const TensorPair part{whole.k.narrow(0, *first, rows), whole.v.narrow(0, *first, rows)};
+  if (send.buffer != kOwnKVBuffer || !comm_.lends_to(send.peer)) return part;
+  if (!own_copy_.k.defined() || own_copy_rows_ != send.rows) {  // several ranks may be sent the same rows
+    own_copy_ = allocate(rows, /*gradients=*/false, Place::kLendable);
+    own_copy_rows_ = send.rows;
+    own_copy_.k.copy_(part.k);
+    own_copy_.v.copy_(part.v);
+  }
+  return own_copy_;
 }
 
 void TravellingBlocks::end_step(int step) {
   for (const size_t number : ending_[static_cast<size_t>(step)]) {
     std::unique_ptr<Block> block = std::move(blocks_[number]);
-    if (const int heir = heirs_[number]; heir >= 0) blocks_[static_cast<size_t>(heir)] = std::move(block);
+    const int heir = heirs_[number];
+    if (heir < 0 || places_[number] != Place::kOrdinary || places_[static_cast<size_t>(heir)] != Place::kOrdinary) {
+      continue;
+    }
+    blocks_[static_cast<size_t>(heir)] = std::move(block);
   }
 }
 

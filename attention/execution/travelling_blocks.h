@@ -11,6 +11,7 @@
 
 #include "attention/plan/plan.h"
 #include "attention/plan/traffic.h"
+#include "comm/communicator.h"
 
 namespace annulus {
 
@@ -26,6 +27,12 @@ void transfer_rows(const TensorPair& dst, const RowSet& dst_rows, const TensorPa
 // heir takes the storage over; without an heir the storage is freed at once. So a long ring allocates two travelling
 // blocks instead of P, and in every step the memory held is what the plan says.
 //
+// Between ranks that lend to each other (Communicator::lends_to) blocks are not copied. A buffer that is sent to such a
+// rank is lendable, and one that is received from such a rank has no memory until the message arrives; then it has the
+// sender's. These have no heirs, because another rank may still read them when their life here ends. The rank's own
+// keys and values belong to the caller, so the rows that are sent are copied to lendable memory first. This copy does
+// not count as held: it lies in this rank's memory, but it is the block that the receivers hold and count.
+//
 // On a GPU (this code has never run on one) the host is several steps ahead of the device, and transfers run on a
 // stream of their own. Storage is reused in the order of the compute stream, which is sufficient:
 // - exchange() makes the transfers of a step wait for everything that has been issued to the compute stream. So a block
@@ -39,18 +46,19 @@ void transfer_rows(const TensorPair& dst, const RowSet& dst_rows, const TensorPa
 // So every use of a piece of storage, on either stream, is ordered after the previous one, and the host never waits.
 class TravellingBlocks {
  public:
-  // `steps` must be program.forward or program.backward; k gives dtype, device and head size. The program must outlive
-  // this object.
-  TravellingBlocks(const Program& program, const std::vector<Step>& steps, const at::Tensor& k);
+  // `steps` must be program.forward or program.backward; k gives dtype, device and head size. The program and the
+  // communicator must outlive this object.
+  TravellingBlocks(const Program& program, const std::vector<Step>& steps, const at::Tensor& k, Communicator& comm);
 
   // Sets the tensors of a buffer that the caller provides, before the first step.
   void put(int buffer, TensorPair pair);
   // The tensors of a buffer, allocated at the first use and not initialised.
   TensorPair& get(int buffer) { return tensors_of(static_cast<size_t>(buffer)); }
 
-  // Copies scattered rows of a buffer to a packed tensor that can be sent. Must be called for the sends that need it in
-  // the order of the plan.
-  TensorPair pack(int buffer, const RowSet& rows);
+  // The tensors of a transfer: the rows of the buffer, or a copy of rows that are scattered in it. Must be called for
+  // all sends in the order of the plan.
+  TensorPair to_send(const Transfer& send);
+  TensorPair to_receive(const Transfer& receive) { return get(receive.buffer); }
 
   // Ends the lives that end with this step, except for the buffers that the call returns: the rank's own gradients, and
   // the keys and values that the forward keeps.
@@ -76,7 +84,12 @@ class TravellingBlocks {
     const std::shared_ptr<Held> held;
   };
 
+  enum class Place : char { kOrdinary, kLendable, kBorrowed };
+
   bool is_gradient(size_t number) const { return storage_.buffers()[number].pool == kGradients; }
+  // Makes buffers lendable or borrowed, before the first step.
+  void place(const std::vector<Step>& steps);
+  TensorPair allocate(int64_t rows, bool gradients, Place place);
   TensorPair& tensors_of(size_t number);
 
   const Program& program_;
@@ -87,7 +100,11 @@ class TravellingBlocks {
   const int64_t head_dim_;
   const std::shared_ptr<Held> held_ = std::make_shared<Held>();
   std::vector<std::unique_ptr<Block>> blocks_;  // by number in storage_; null: it has no storage now
-  size_t next_copy_;                            // the number in storage_ of the next pack()
+  size_t next_copy_;                            // the number in storage_ of the next packed copy
+  Communicator& comm_;
+  std::vector<Place> places_;  // by number in storage_
+  TensorPair own_copy_;        // the copy of own rows that was sent last, and which rows
+  RowSet own_copy_rows_;
 };
 
 }  // namespace annulus

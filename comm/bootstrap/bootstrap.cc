@@ -150,6 +150,7 @@ Job bootstrap(const BootstrapOptions& options) {
     // MPI's own deadline is longer than that of this watchdog, whose message has more details.
     MpiOptions mpi;
     mpi.timeout = timeout + Seconds(10);
+    mpi.share_memory = switch_from_environment("ANNULUS_SHARED_MEMORY", true);
     mpi.describe_stalled = [launch = job.launch, presence = job.presence,
                             host = job.host](const std::function<int(int)>& in_job) {
       return describe_stalled(launch, *presence, host, in_job);

@@ -4,13 +4,14 @@
 // - Point-to-point messages are received with MPI_ANY_TAG from a given rank. MPI keeps the order of messages between
 //   two ranks, and the tag says which message between them it is and of what dtype. So a rank that is out of step is
 //   detected, instead of being waited for with a tag that never comes.
+// - Between ranks of one host a message may be the address of memory that its sender lends (memory/shared_memory.h),
+//   instead of the elements. The tag says so.
 // - Before a collective every rank sends its header to every other (MPI_Iallgather with more than 32 ranks). So a
 //   missing rank can be named, and ranks that disagree all notice before any data are sent.
 // - Collectives that are begun travel from rank to rank once the headers agree (begun_collective.h); the others are
 //   MPI's.
 // - There is no progress thread: progress() and waits move the data. Waits spin for about the expected time, then
 //   sleep.
-#include <deque>
 #include <exception>
 #include <mutex>
 #include <numeric>
@@ -18,13 +19,13 @@
 
 #include "comm/checks.h"
 #include "comm/mpi/begun_collective.h"
-#include "comm/mpi/message_tags.h"
+#include "comm/mpi/exchanges.h"
 #include "comm/mpi/mpi_internal.h"
 #include "comm/mpi/requests.h"
 #include "comm/watchdog.h"
 #include "common/error.h"
-#include "common/text.h"
 #include "logging/log.h"
+#include "memory/shared_memory.h"
 
 namespace annulus::mpi_internal {
 namespace {
@@ -41,14 +42,6 @@ MPI_Datatype reducible_type(at::ScalarType dtype) {
 
 MPI_Op mpi_op(ReduceOp op) { return op == ReduceOp::kSum ? MPI_SUM : op == ReduceOp::kMax ? MPI_MAX : MPI_MIN; }
 
-// MPI_TAG_UB
-int64_t highest_tag(MPI_Comm comm) {
-  void* bound = nullptr;
-  int found = 0;
-  check_mpi(MPI_Comm_get_attr(comm, MPI_TAG_UB, static_cast<void*>(&bound), &found), "MPI_Comm_get_attr");
-  return found != 0 ? *static_cast<int*>(bound) : 32767;
-}
-
 class MpiCommunicator final : public Communicator {
  public:
   MpiCommunicator(std::shared_ptr<MpiRuntime> runtime, MPI_Comm data, MPI_Comm control, int rank,
@@ -58,10 +51,7 @@ class MpiCommunicator final : public Communicator {
         in_world_(std::move(in_world)),
         data_(data),
         control_(control),
-        tags_(highest_tag(data)),
-        sent_(in_world_.size(), 0),
-        received_(in_world_.size(), 0),
-        expected_(in_world_.size()) {}
+        exchanges_(*this, *runtime_, data) {}
 
   ~MpiCommunicator() override {
     // Freeing is collective, so it is left out if the other ranks may never come.
@@ -78,11 +68,26 @@ class MpiCommunicator final : public Communicator {
 
   void progress() override {
     if (failed()) return;
-    int flag = 0;
     std::lock_guard<std::mutex> lock(runtime_->mutex());
+    // On one host nothing is left to do for a message that MPI has called complete.
+    if (runtime_->exchanges() == 0 && runtime_->begun().empty() && runtime_->one_host()) return;
+    int flag = 0;
     // This probe never finds a message, so MPI always makes progress on everything before it returns.
     MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_SELF, &flag, MPI_STATUS_IGNORE);
     move_along();
+    const std::vector<PendingPtr> open = exchanges_.open();
+    for (const PendingPtr& pending : open) {
+      try {
+        if (!failed()) die_of(exchanges_.look_at(pending));
+      } catch (const Error& e) {
+        die(pending, where(pending->label) + ": " + e.what());
+      }
+    }
+  }
+
+  at::Tensor lendable(at::IntArrayRef sizes, const at::TensorOptions& options) override {
+    SharedMemory* shared = runtime_->shared_memory();
+    return shared != nullptr ? shared->allocate(sizes, options) : Communicator::lendable(sizes, options);
   }
 
   int64_t reduce_scatter_holds(int64_t payload) const override {
@@ -90,6 +95,12 @@ class MpiCommunicator final : public Communicator {
   }
 
  protected:
+  bool can_lend_to(int peer) const override {
+    return runtime_->shares_memory_with(in_world_[static_cast<size_t>(peer)]);
+  }
+
+  bool is_lendable(const at::Tensor& tensor) const override { return runtime_->shared_memory()->holds(tensor); }
+
   std::vector<CollectiveHeader> gather_headers(const CollectiveHeader& mine, const at::Tensor& brings,
                                                OpLabel label) override;
 
@@ -144,13 +155,8 @@ class MpiCommunicator final : public Communicator {
 
   ByteType bytes_of(size_t bytes) const { return ByteType(static_cast<int64_t>(bytes), piece_bytes()); }
 
-  static std::string describe_tag(int tag) {
-    return "message " + std::to_string(MessageTags::sequence_of(tag)) + " between these ranks, " +
-           dtype_name(MessageTags::dtype_of(tag));
-  }
-
   // After a failure MPI may still use the buffers of operations that are under way. They are leaked, and MPI is not
-  // finalized. The caller holds the lock, for this function and those up to match_receives().
+  // finalized. The caller holds the lock, for this function and those up to move_along().
   template <typename Kept>
   void die(const Kept& kept, const std::string& why) {
     kill(why);
@@ -165,10 +171,7 @@ class MpiCommunicator final : public Communicator {
   void kill(const std::string& why) {
     if (failed()) return;
     fail(ErrorKind::kComm, why, /*told=*/true);
-    leak(expected_);
-    expected_.clear();
-    expected_.resize(static_cast<size_t>(size_));
-    expecting_.clear();
+    exchanges_.abandon();
     std::erase_if(runtime_->begun(), [this](const BegunPtr& begun) {
       if (&begun->comm() != this) return false;
       leak(begun);
@@ -177,50 +180,15 @@ class MpiCommunicator final : public Communicator {
     runtime_->abandon();
   }
 
-  // Advances everything that messages which have arrived allow.
-  void move_along() {
-    match_receives();
-    advance_all(runtime_->begun());
+  // A message that was not the expected one makes the communicator dead, and the Work that expected it raises.
+  void die_of(const PendingPtr& mismatched) {
+    if (mismatched) die(mismatched, where(mismatched->label) + ": " + mismatched->mismatch);
   }
 
-  // Receives the messages that have arrived, in order, into the buffers that wait for them. A message that is not the
-  // expected one makes the communicator dead, and the Work that expected it raises.
-  void match_receives() {
-    for (size_t i = 0; i < expecting_.size();) {
-      const int peer = expecting_[i];
-      auto& queue = expected_[static_cast<size_t>(peer)];
-      while (!queue.empty()) {
-        MPI_Message message = MPI_MESSAGE_NULL;
-        MPI_Status status;
-        int came = 0;
-        check_mpi(MPI_Improbe(peer, MPI_ANY_TAG, data_, &came, &message, &status), "MPI_Improbe");
-        if (came == 0) break;
-        const auto [pending, index] = queue.front();
-        queue.pop_front();
-        Pending::Item& item = pending->items[index];
-        MPI_Count bytes = 0;
-        check_mpi(MPI_Get_elements_x(&status, MPI_BYTE, &bytes), "MPI_Get_elements_x");
-        if (status.MPI_TAG != item.tag || bytes != item.bytes) {
-          pending->mismatch = describe_ranks(*this, {item.peer}) + " sent " + std::to_string(bytes) + " bytes (" +
-                              describe_tag(status.MPI_TAG) + "), but " + describe_ranks(*this, {rank_}) + " expected " +
-                              std::to_string(item.bytes) + " bytes (" + describe_tag(item.tag) + ", " +
-                              list_text(item.tensor.sizes()) + ")";
-          die(pending, where(pending->label) + ": " + pending->mismatch);
-          return;
-        }
-        const ByteType type = bytes_of(item.tensor.nbytes());
-        check_mpi(
-            MPI_Imrecv(item.tensor.mutable_data_ptr(), type.count(), type.type(), &message, &pending->requests[index]),
-            "MPI_Imrecv");
-        ++pending->found;
-      }
-      if (queue.empty()) {
-        expecting_[i] = expecting_.back();
-        expecting_.pop_back();
-      } else {
-        ++i;
-      }
-    }
+  // Advances everything that messages which have arrived allow.
+  void move_along() {
+    die_of(exchanges_.match());
+    advance_all(runtime_->begun());
   }
 
   // Makes one pass over the requests. Returns true when all are complete. A failure makes the communicator dead, and
@@ -233,7 +201,7 @@ class MpiCommunicator final : public Communicator {
       std::lock_guard<std::mutex> lock(runtime_->mutex());
       try {
         move_along();
-        if (!failed()) test_requests(*this, p);
+        if (!failed()) die_of(exchanges_.look_at(pending));
       } catch (const Error& e) {
         die(pending, where(label) + ": " + e.what());
         throw;
@@ -327,12 +295,7 @@ class MpiCommunicator final : public Communicator {
   std::vector<int> in_world_;  // the rank in MPI_COMM_WORLD of each rank
   MPI_Comm data_;
   MPI_Comm control_;
-  MessageTags tags_;
-  std::vector<int64_t> sent_;  // the number of messages so far, by peer
-  std::vector<int64_t> received_;
-  // The receives whose message has not come, in order, by peer; and the peers that have any.
-  std::vector<std::deque<std::pair<PendingPtr, size_t>>> expected_;
-  std::vector<int> expecting_;
+  Exchanges exchanges_;
 };
 
 template <typename Started>
@@ -432,28 +395,9 @@ std::unique_ptr<Work> MpiCommunicator::start_exchange(const std::vector<Message>
   const auto pending = std::make_shared<Pending>();
   pending->label = label;
   const auto deadline = deadline_of(timeout_);
-  const auto post_message = [&](const Message& message, bool is_send) {
-    const int64_t sequence = (is_send ? sent_ : received_)[static_cast<size_t>(message.peer)]++;
-    const auto bytes = static_cast<int64_t>(message.tensor.nbytes());
-    if (bytes == 0) return;  // it is counted, so that a peer that expects data notices the missing message
-    const int tag = tags_.of(sequence, message.tensor.scalar_type());
-    MPI_Request request = MPI_REQUEST_NULL;
-    int code = MPI_SUCCESS;
-    if (is_send) {
-      const ByteType type = bytes_of(message.tensor.nbytes());
-      code = MPI_Isend(message.tensor.const_data_ptr(), type.count(), type.type(), message.peer, tag, data_, &request);
-    }
-    post(*this, *pending, request, {{message.peer, is_send, bytes}, message.tensor, tag, {}}, code);
-    if (!is_send) {
-      auto& queue = expected_[static_cast<size_t>(message.peer)];
-      if (queue.empty()) expecting_.push_back(message.peer);
-      queue.emplace_back(pending, pending->items.size() - 1);
-    }
-  };
   start(pending, [&] {
-    for (const Message& message : receives) post_message(message, false);
-    for (const Message& message : sends) post_message(message, true);
-    match_receives();
+    exchanges_.post(pending, sends, receives);
+    die_of(exchanges_.match());
   });
   return std::make_unique<MpiWork<Pending>>(*this, pending, deadline);
 }

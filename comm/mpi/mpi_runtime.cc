@@ -4,13 +4,17 @@
 #include <algorithm>
 #include <cstdlib>
 #include <exception>
+#include <functional>
 #include <optional>
+#include <string>
 
 #include "comm/checks.h"
+#include "comm/hosts.h"
 #include "comm/mpi/mpi_internal.h"
 #include "comm/watchdog.h"
 #include "common/error.h"
 #include "logging/log.h"
+#include "memory/shared_memory.h"
 
 namespace annulus {
 
@@ -104,8 +108,44 @@ std::unique_ptr<Communicator> MpiRuntime::make_world() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &data), "MPI_Comm_dup");
+    if (!shared_memory_) share_memory();
   }
   return mpi_internal::make_mpi_communicator(shared_from_this(), data);
+}
+
+// Collective. Ranks share memory if every rank wants to and can open that of all ranks of its host. The caller holds
+// the mutex.
+void MpiRuntime::share_memory() {
+  struct Offer {
+    uint64_t host = 0;
+    LentMemory sample;
+  };
+  std::shared_ptr<SharedMemory> shared;
+  std::string why = "ANNULUS_SHARED_MEMORY is 0";
+  Offer mine{std::hash<std::string>()(host_identity()), {}};
+  try {
+    if (options_.share_memory) {
+      shared = std::make_shared<SharedMemory>();
+      mine.sample = shared->sample();
+    }
+  } catch (const Error& e) {
+    why = e.message();
+  }
+  std::vector<Offer> offers(static_cast<size_t>(size_));
+  check_mpi(MPI_Allgather(&mine, sizeof mine, MPI_BYTE, offers.data(), sizeof mine, MPI_BYTE, MPI_COMM_WORLD),
+            "MPI_Allgather");
+  int all = shared ? 1 : 0;
+  for (int rank = 0; rank < size_ && all != 0; ++rank) {
+    const Offer& offer = offers[static_cast<size_t>(rank)];
+    if (offer.host != mine.host || shared->reaches(offer.sample)) continue;
+    all = 0;
+    why = "the memory of rank " + std::to_string(rank) + " cannot be opened through /proc";
+  }
+  if (all == 0) log_debug("comm", "this rank shares no memory with others of its host: " + why);
+  check_mpi(MPI_Allreduce(MPI_IN_PLACE, &all, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD), "MPI_Allreduce");
+  if (all == 0) return;
+  for (const Offer& offer : offers) same_host_.push_back(offer.host == mine.host);
+  shared_memory_ = std::move(shared);
 }
 
 std::string MpiRuntime::stalled() const {

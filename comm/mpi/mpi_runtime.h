@@ -2,6 +2,7 @@
 // one, too.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -15,6 +16,8 @@
 
 namespace annulus {
 
+class SharedMemory;
+
 namespace mpi_internal {
 class BegunCollective;
 }
@@ -27,6 +30,8 @@ struct MpiOptions {
   // Messages longer than this number of bytes travel as one message of a datatype that consists of pieces of this size,
   // because MPI counts are 31 bits.
   int64_t max_piece_bytes = int64_t{1} << 30;
+  // Whether ranks of one host lend memory to each other (Communicator::lends_to), if they can. They do if all want to.
+  bool share_memory = true;
   // Says which ranks are known to keep others waiting: "rank 1 is stopped", or empty. Called after a wait has missed
   // its deadline, by any thread. `in_job` is MpiRuntime::in_job.
   std::function<std::string(const std::function<int(int)>& in_job)> describe_stalled = nullptr;
@@ -79,15 +84,27 @@ class MpiRuntime : public std::enable_shared_from_this<MpiRuntime> {
 
   // Internal to comm/mpi.
   std::mutex& mutex() { return mutex_; }
+  // The memory that ranks of this host share; null if they share none.
+  SharedMemory* shared_memory() const { return shared_memory_.get(); }
+  bool shares_memory_with(int world_rank) const {
+    return shared_memory_ != nullptr && same_host_[static_cast<size_t>(world_rank)];
+  }
   const MpiOptions& options() const { return options_; }
   // The collectives of all communicators that were begun and are under way, in the order in which they were begun. The
   // caller holds the mutex.
   std::vector<std::shared_ptr<mpi_internal::BegunCollective>>& begun() { return begun_; }
+  // The number of exchanges of all communicators that are not known to be complete. The caller holds the mutex.
+  size_t& exchanges() { return exchanges_; }
+  // Whether all ranks are known to be on one host.
+  bool one_host() const {
+    return shared_memory_ != nullptr && std::find(same_host_.begin(), same_host_.end(), false) == same_host_.end();
+  }
   // The end of an error message about a deadline: "; rank 1 is stopped", or empty.
   std::string stalled() const;
 
  private:
   MpiRuntime() = default;
+  void share_memory();
   MpiOptions options_;
   std::mutex mutex_;
   std::atomic<bool> abandoned_ = false;
@@ -95,8 +112,11 @@ class MpiRuntime : public std::enable_shared_from_this<MpiRuntime> {
   int rank_ = 0;
   int size_ = 1;
   std::string version_;
-  std::vector<int> in_job_;  // empty if the numbers are those of MPI_COMM_WORLD
+  std::shared_ptr<SharedMemory> shared_memory_;
+  std::vector<bool> same_host_;  // by rank of MPI_COMM_WORLD
+  std::vector<int> in_job_;      // empty if the numbers are those of MPI_COMM_WORLD
   std::vector<std::shared_ptr<mpi_internal::BegunCollective>> begun_;
+  size_t exchanges_ = 0;
 };
 
 }  // namespace annulus

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "comm/checks.h"
+#include "memory/releasable.h"
 
 namespace annulus::mpi_internal {
 
@@ -68,7 +69,9 @@ Movement movement(const Pending& pending) {
   Movement moved{pending.found + static_cast<int64_t>(pending.items.size() - pending.open), 0};
   // In a collective of MPI all ranks take part already: they have exchanged their headers.
   if (pending.collective != nullptr && pending.headers.empty()) ++moved.events;
-  for (const Pending::Item& item : pending.items) moved.open += item.done ? 0 : item.bytes;
+  for (const Pending::Item& item : pending.items) {
+    if (!item.done && (!item.tensor.defined() || has_memory(item.tensor))) moved.open += item.bytes;
+  }
   return moved;
 }
 

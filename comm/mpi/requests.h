@@ -19,13 +19,14 @@
 #include "comm/headers.h"
 #include "comm/mpi/mpi_internal.h"
 #include "comm/unfinished.h"
+#include "memory/shared_memory.h"
 
 namespace annulus::mpi_internal {
 
 // How far a transfer has come. poll_until() decides by it whether to spin or to sleep.
 struct Movement {
   int64_t events = 0;  // messages that have been matched or are complete
-  int64_t open = 0;    // bytes of the messages that are not complete
+  int64_t open = 0;    // bytes of the messages that are not complete, apart from tensors that will be borrowed
 };
 
 // The expected duration of the rest of a transfer on this host. Before anything of it has come, this is the duration of
@@ -105,11 +106,14 @@ struct Pending {
     at::Tensor tensor;
     int tag = 0;
     at::Tensor extra;  // the second buffer of a collective
+    // The address that is sent or received in place of the tensor's elements, if the tensor is lent.
+    std::shared_ptr<LentMemory> lent = nullptr;
   };
   std::vector<MPI_Request> requests;  // MPI_REQUEST_NULL: complete, or a receive whose message has not come
   std::vector<Item> items;            // items[i] belongs to requests[i]
   size_t open = 0;                    // the number of items that are not done
   int64_t found = 0;                  // the number of messages that have been matched with a receive
+  std::vector<size_t> loans;          // the items whose address is being received
   OpLabel label;
   const char* collective = nullptr;  // the name of the collective; null for an exchange
   std::string mismatch;              // the error if a message arrived that was not the expected one

@@ -72,7 +72,14 @@ class ThreadCommunicator final : public Communicator {
 
   void progress() override {}
 
+  at::Tensor lendable(at::IntArrayRef sizes, const at::TensorOptions& options) override {
+    return make_lendable(sizes, options);
+  }
+
  protected:
+  bool can_lend_to(int) const override { return true; }
+  bool is_lendable(const at::Tensor& tensor) const override { return threads_internal::is_lendable(tensor); }
+
   void look(OpLabel) override {
     std::lock_guard<std::mutex> lock(group_->world->mutex);
     if (const std::string why = group_->hopeless(); !why.empty()) fail(ErrorKind::kComm, why, /*told=*/true);
@@ -427,11 +434,7 @@ std::unique_ptr<Work> ThreadCommunicator::start_exchange(const std::vector<Messa
     for (const Message& message : receives) post(message, false);
     for (const Message& message : sends) post(message, true);
   }
-  for (const auto& [send, receive] : to_copy) {
-    if (send->bytes > 0) {
-      std::memmove(receive->tensor.mutable_data_ptr(), send->tensor.const_data_ptr(), send->bytes);
-    }
-  }
+  for (const auto& [send, receive] : to_copy) pass_on(*send, *receive);
   if (!to_copy.empty()) {
     std::lock_guard<std::mutex> lock(world.mutex);
     for (auto& [send, receive] : to_copy) {

@@ -1,7 +1,12 @@
 // See world.h.
 #include "comm/threads/world.h"
 
+#include <ATen/ops/empty.h>
+
+#include <cstring>
+
 #include "comm/checks.h"
+#include "memory/releasable.h"
 
 namespace annulus::threads_internal {
 
@@ -19,7 +24,31 @@ std::string what_of(const std::exception_ptr& error) {
   }
 }
 
+void delete_lent(void* tensor) { delete static_cast<at::Tensor*>(tensor); }
+
+// The memory of a tensor, for another one: it lasts as long as either. The deleter marks it as lendable.
+c10::DataPtr share_memory(const at::Tensor& tensor) {
+  return {tensor.data_ptr(), new at::Tensor(tensor), &delete_lent, tensor.device()};
+}
+
 }  // namespace
+
+at::Tensor make_lendable(at::IntArrayRef sizes, const at::TensorOptions& options) {
+  const at::Tensor tensor = tensor_without_memory(sizes, options);
+  if (tensor.numel() > 0) give_memory(tensor, share_memory(at::empty(sizes, options)));
+  return tensor;
+}
+
+bool is_lendable(const at::Tensor& tensor) { return tensor.storage().data_ptr().get_deleter() == &delete_lent; }
+
+void pass_on(const Transfer& send, const Transfer& receive) {
+  if (send.bytes == 0) return;
+  if (!has_memory(receive.tensor) && is_lendable(send.tensor)) {
+    return give_memory(receive.tensor, share_memory(send.tensor));
+  }
+  if (!has_memory(receive.tensor)) give_own_memory(receive.tensor);
+  std::memmove(receive.tensor.mutable_data_ptr(), send.tensor.const_data_ptr(), send.bytes);
+}
 
 World::World(int n)
     : wake_(static_cast<size_t>(n)),

@@ -76,6 +76,13 @@ struct Transfer {
   std::string describe(const Communicator& comm) const;
 };
 
+// Gives the receiver the elements: the sender's memory, if the receiver has none and the sender's tensor can be lent,
+// and otherwise a copy.
+void pass_on(const Transfer& send, const Transfer& receive);
+// A tensor that can be lent, and whether a tensor is one or has memory of one.
+at::Tensor make_lendable(at::IntArrayRef sizes, const at::TensorOptions& options);
+bool is_lendable(const at::Tensor& tensor);
+
 struct Group;
 
 // One meeting of all ranks of a group, with what each rank has brought.

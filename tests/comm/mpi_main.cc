@@ -1,6 +1,8 @@
 // The suite over MPI, which every rank of an mpirun runs (see mpi_test in bazel/mpi.bzl).
-// --piece=N sends messages longer than N bytes in pieces, which by default only messages above 1 GiB need.
+// --piece=N sends messages longer than N bytes in pieces, which by default only messages above 1 GiB need. --unshared:
+// ranks do not lend memory to each other.
 #include <ATen/ops/empty.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 #include <mpi.h>
@@ -104,6 +106,31 @@ TEST(Mpi, CountsEveryMessageOfACollective) {
   });
 }
 
+// Rank 0 computes, as far as the others can tell: after it has begun the sum it only calls progress().
+TEST(Mpi, PollingMovesWhatWasBegunAlong) {
+  comm_test::backend().run(runtime()->size(), [&](Communicator& comm) {
+    if (comm.size() == 1) return;
+    at::Tensor sum = at::ones({100'000}, at::kFloat);
+    const auto work = comm.begin_all_reduce(sum, ReduceOp::kSum, {"polled", 0});
+    if (comm.rank() == 0) {
+      for (int came = 0, others = comm.size() - 1; came < others;) {
+        comm.progress();
+        int found = 0;
+        MPI_Status status;
+        ASSERT_EQ(MPI_Iprobe(MPI_ANY_SOURCE, 7, MPI_COMM_WORLD, &found, &status), MPI_SUCCESS);
+        if (found == 0) continue;
+        MPI_Recv(nullptr, 0, MPI_BYTE, status.MPI_SOURCE, 7, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+        ++came;
+      }
+    } else {
+      work->wait();
+      MPI_Send(nullptr, 0, MPI_BYTE, 0, 7, MPI_COMM_WORLD);
+    }
+    work->wait();
+    EXPECT_EQ(sum[99'999].item<float>(), static_cast<float>(comm.size()));
+  });
+}
+
 }  // namespace
 
 comm_test::Backend& comm_test::backend() {
@@ -121,7 +148,8 @@ comm_test::Backend& comm_test::backend() {
                            body(*comm);
                          },
                          "",
-                         runtime()->options().max_piece_bytes == MpiOptions().max_piece_bytes};
+                         runtime()->options().max_piece_bytes == MpiOptions().max_piece_bytes,
+                         runtime()->options().share_memory};
   return backend;
 }
 
@@ -132,6 +160,7 @@ int main(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     const std::string_view argument = argv[i];
     if (argument.substr(0, 8) == "--piece=") options.max_piece_bytes = std::atoll(argv[i] + 8);
+    if (argument == "--unshared") options.share_memory = false;
   }
   options.describe_stalled = [](const std::function<int(int)>& in_job) {
     return "rank " + std::to_string(in_job(0)) + " sleeps";

@@ -29,17 +29,24 @@ TEST(MessageTags, StayBelowTheBoundForAnySequenceNumber) {
         const int tag = tags.of(sequence, dtype);
         EXPECT_GE(tag, 0) << bound << " " << sequence;
         EXPECT_LE(tag, bound) << bound << " " << sequence;
-        EXPECT_EQ(MessageTags::sequence_of(tag), sequence % period(tags)) << bound << " " << sequence;
-        EXPECT_EQ(MessageTags::dtype_of(tag), dtype) << bound << " " << sequence;
+        const int lent = MessageTags::lent(tag);
+        EXPECT_LE(lent, bound) << bound << " " << sequence;
+        EXPECT_FALSE(MessageTags::is_lent(tag));
+        EXPECT_TRUE(MessageTags::is_lent(lent));
+        EXPECT_EQ(MessageTags::not_lent(lent), tag);
+        for (const int either : {tag, lent}) {
+          EXPECT_EQ(MessageTags::sequence_of(either), sequence % period(tags)) << bound << " " << sequence;
+          EXPECT_EQ(MessageTags::dtype_of(either), dtype) << bound << " " << sequence;
+        }
       }
     }
   }
 }
 
 TEST(MessageTags, UseTheWholeRangeOfTags) {
-  EXPECT_EQ(period(MessageTags(32767)), 512);
-  EXPECT_EQ(period(MessageTags(2147483647)), int64_t{1} << 24);
-  EXPECT_EQ(period(MessageTags(8388607)), int64_t{1} << 17);
+  EXPECT_EQ(period(MessageTags(32767)), 256);
+  EXPECT_EQ(period(MessageTags(2147483647)), int64_t{1} << 23);
+  EXPECT_EQ(period(MessageTags(8388607)), int64_t{1} << 16);
 }
 
 TEST(MessageTags, DifferWithinAPeriod) {

@@ -20,6 +20,7 @@ struct Backend {
   // Why the backend cannot be tested here; empty if it can.
   std::string unavailable;
   bool large_rounds = false;  // sums are split into rounds of the default size
+  bool lends = false;         // ranks of one host lend memory to each other
 };
 
 // Defined by the backend's test file. It is called after that file's main has set up what it needs.

@@ -1,15 +1,19 @@
-// The shared suite: exchanges of messages.
+// The shared suite: exchanges of messages, copied and lent.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 #include <sched.h>
 
 #include <iterator>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <utility>
+#include <vector>
 
+#include "memory/releasable.h"
 #include "tests/comm/suite_fixture.h"
 
 namespace annulus::comm_test {
@@ -174,6 +178,164 @@ TEST_P(CommSuite, LargeMessages) {
                   {"large", 0})
         ->wait();
     EXPECT_TRUE(at::equal(in, pattern(kLength, at::kFloat, previous)));
+  });
+}
+
+// ---- Tensors that ranks of a host lend to each other, and tensors that are received without memory.
+
+constexpr int64_t kLength = 100'000;  // elements; large enough to be lent
+
+at::Tensor lendable(Communicator& comm, at::ScalarType dtype, int seed) {
+  at::Tensor tensor = comm.lendable({kLength}, options(dtype));
+  tensor.copy_(pattern(kLength, dtype, seed));
+  return tensor;
+}
+at::Tensor without_memory(at::ScalarType dtype = at::kFloat) {
+  return tensor_without_memory({kLength}, options(dtype));
+}
+int next_of(const Communicator& comm) { return (comm.rank() + 1) % comm.size(); }
+int previous_of(const Communicator& comm) { return (comm.rank() + comm.size() - 1) % comm.size(); }
+
+void complete(std::unique_ptr<Work> work) {
+  work->wait();
+  while (!work->test()) sched_yield();  // on a GPU wait() does not block
+}
+
+TEST_P(CommSuite, ReceivesIntoTensorsWithoutMemory) {
+  ranks([&](Communicator& comm) {
+    EXPECT_EQ(comm.lends_to(next_of(comm)), backend().lends);
+    for (const at::ScalarType dtype : kDtypes) {
+      const at::Tensor lent = without_memory(dtype), copied = without_memory(dtype);
+      complete(comm.exchange({{lendable(comm, dtype, comm.rank()), next_of(comm)},
+                              {pattern(kLength, dtype, comm.rank() + 10), next_of(comm)}},
+                             {{lent, previous_of(comm)}, {copied, previous_of(comm)}}, {"both", 1}));
+      EXPECT_TRUE(at::equal(lent, pattern(kLength, dtype, previous_of(comm)))) << dtype;
+      EXPECT_TRUE(at::equal(copied, pattern(kLength, dtype, previous_of(comm) + 10))) << dtype;
+    }
+  });
+}
+
+// A sender that still holds a lent tensor sees what the receiver writes to it.
+TEST_P(CommSuite, LentTensorsAreTheSendersMemory) {
+  ranks([&](Communicator& comm) {
+    const at::Tensor mine = lendable(comm, at::kFloat, 1), came = without_memory();
+    const at::Tensor mine_too = lendable(comm, at::kFloat, 2), copy = at::empty({kLength}, options(at::kFloat));
+    const CommStats before = comm.stats();
+    complete(comm.exchange({{mine, next_of(comm)}, {mine_too, next_of(comm)}},
+                           {{came, previous_of(comm)}, {copy, previous_of(comm)}}, {"lent", 1}));
+    EXPECT_EQ(comm.stats().bytes_sent - before.bytes_sent, 2 * 4 * kLength);
+    EXPECT_EQ(comm.stats().bytes_lent - before.bytes_lent, backend().lends ? 2 * 4 * kLength : 0);
+    EXPECT_TRUE(at::equal(copy, pattern(kLength, at::kFloat, 2)));
+    came.fill_(7);
+    copy.fill_(8);
+    comm.barrier({"written", 2});
+    EXPECT_TRUE(at::equal(
+        mine, backend().lends ? at::full({kLength}, 7, options(at::kFloat)) : pattern(kLength, at::kFloat, 1)));
+    EXPECT_TRUE(at::equal(mine_too, pattern(kLength, at::kFloat, 2)));  // the receiver had memory of its own
+    comm.barrier({"read", 3});
+  });
+}
+
+// Around a ring each rank passes on what it has borrowed. All but the last holder free it at once.
+TEST_P(CommSuite, LentTensorsArePassedOn) {
+  ranks([&](Communicator& comm) {
+    for (int round = 0; round < 5; ++round) {
+      at::Tensor held = lendable(comm, at::kFloat, comm.rank() + round);
+      for (int hop = 0; hop < comm.size(); ++hop) {
+        at::Tensor came = without_memory();
+        const int64_t lent = comm.stats().bytes_lent;
+        comm.exchange({{held, next_of(comm)}}, {{came, previous_of(comm)}}, {"passed on", hop + 1, "hop"})->wait();
+        EXPECT_EQ(comm.stats().bytes_lent - lent, backend().lends ? 4 * kLength : 0);
+        held = std::move(came);
+        // The memory of what was freed may be used again, but not that of what others hold.
+        const at::Tensor other = lendable(comm, at::kFloat, 77);
+        const int owner = (comm.rank() - hop - 1 + 2 * comm.size()) % comm.size();
+        EXPECT_TRUE(at::equal(held, pattern(kLength, at::kFloat, owner + round))) << "hop " << hop;
+      }
+    }
+  });
+}
+
+TEST_P(CommSuite, PartsOfALendableTensorAreLent) {
+  ranks([&](Communicator& comm) {
+    const at::Tensor mine = lendable(comm, at::kFloat, comm.rank());
+    const at::Tensor first = tensor_without_memory({30'000}, options(at::kFloat));
+    const at::Tensor rest = tensor_without_memory({70'000}, options(at::kFloat));
+    complete(
+        comm.exchange({{mine.narrow(0, 70'000, 30'000), next_of(comm)}, {mine.narrow(0, 0, 70'000), next_of(comm)}},
+                      {{first, previous_of(comm)}, {rest, previous_of(comm)}}, {"parts", 1}));
+    const at::Tensor whole = pattern(kLength, at::kFloat, previous_of(comm));
+    EXPECT_TRUE(at::equal(first, whole.narrow(0, 70'000, 30'000)));
+    EXPECT_TRUE(at::equal(rest, whole.narrow(0, 0, 70'000)));
+  });
+}
+
+TEST_P(CommSuite, SmallAndEmptyTensorsNeedNoMemoryEither) {
+  ranks([&](Communicator& comm) {
+    for (const int64_t length : {0, 1, 100}) {
+      const at::Tensor mine = comm.lendable({length}, options(at::kLong));
+      mine.copy_(pattern(length, at::kLong, comm.rank()));
+      const at::Tensor came = tensor_without_memory({length}, options(at::kLong));
+      complete(comm.exchange({{mine, next_of(comm)}}, {{came, previous_of(comm)}}, {"small", 1}));
+      EXPECT_TRUE(at::equal(came, pattern(length, at::kLong, previous_of(comm)))) << length;
+    }
+  });
+}
+
+TEST_P(CommSuite, LendsOnlyWithinAHostAndOnlyIfWanted) {
+  ranks([&](Communicator& comm) {
+    for (const bool off : {true, false}) {
+      const auto apart = comm.split(0, comm.rank());
+      std::vector<int> hosts(static_cast<size_t>(comm.size()));
+      std::iota(hosts.begin(), hosts.end(), 0);
+      off ? apart->set_lending(false) : apart->set_hosts(hosts);
+      const auto part = apart->split(0, comm.rank());
+      for (Communicator* c : {apart.get(), part.get()}) {
+        EXPECT_FALSE(c->lends_to(next_of(comm)) && (off || comm.size() > 1));
+        const at::Tensor mine = lendable(*c, at::kFloat, 1), came = without_memory();
+        complete(c->exchange({{mine, next_of(comm)}}, {{came, previous_of(comm)}}, {"not lent", 1}));
+        came.fill_(7);
+        comm.barrier({"written", 2});
+        if (off || comm.size() > 1) {
+          EXPECT_EQ(c->stats().bytes_lent, 0);
+          EXPECT_TRUE(at::equal(mine, pattern(kLength, at::kFloat, 1)));
+        }
+      }
+    }
+  });
+}
+
+TEST_P(CommSuite, RefusesToSendOrSplitMissingMemory) {
+  ranks([&](Communicator& comm) {
+    expect_error(ErrorKind::kPlan, {"layer 1", "send buffer has no memory"}, [&] {
+      comm.exchange({{without_memory(), next_of(comm)}}, {}, {"layer 1", 0});
+    });
+    expect_error(ErrorKind::kPlan, {"layer 1", "part of a tensor without memory"}, [&] {
+      comm.exchange({}, {{without_memory().narrow(0, 0, 10), next_of(comm)}}, {"layer 1", 0});
+    });
+    comm.barrier({"nothing was sent", 0});
+  });
+}
+
+TEST_P(CommSuite, MismatchedLentTensorsAreAnError) {
+  ranks([&](Communicator& comm) {
+    if (comm.size() < 2 || !backend().lends) return;
+    const int last = comm.size() - 1;
+    const auto apart = comm.split(0, comm.rank());
+    if (comm.rank() == 0) {
+      expect_error(ErrorKind::kMismatch, {"layer 1", "step 4", rank_text(last), "400000", "200000"}, [&] {
+        complete(apart->exchange({}, {{tensor_without_memory({kLength / 2}, options(at::kFloat)), last}},
+                                 {"layer 1", 4, "step"}));
+      });
+      expect_error(ErrorKind::kComm, {"dead"}, [&] { apart->barrier({"later", 5}); });
+    } else if (comm.rank() == last) {
+      try {
+        complete(apart->exchange({{lendable(*apart, at::kFloat, 1), 0}}, {}, {"layer 1", 4, "step"}));
+      } catch (const Error& e) {
+        EXPECT_TRUE(e.kind() == ErrorKind::kMismatch || e.kind() == ErrorKind::kComm) << e.what();
+      }
+    }
+    comm.barrier({"end", 0});
   });
 }
 

@@ -27,7 +27,8 @@ comm_test::Backend& comm_test::backend() {
                            });
                          },
                          "",
-                         false};
+                         false,
+                         /*lends=*/true};
   return backend;
 }
 

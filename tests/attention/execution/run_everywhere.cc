@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <limits>
 #include <memory>
@@ -44,8 +45,10 @@ at::Tensor rows_of(const at::Tensor& whole, int64_t dim, const std::vector<Span>
   return at::cat(parts, dim);
 }
 
-RankResults run_everywhere(const PlanRequest& request, const Inputs& in, KernelKind kernel,
-                           std::optional<double> scale) {
+RankResults run_everywhere(const PlanRequest& request, const Inputs& in, KernelKind kernel, std::optional<double> scale,
+                           std::optional<bool> lending) {
+  static std::atomic<bool> lent = false;
+  const bool lends = lending.value_or(lent = !lent);
   RankResults run;
   const size_t n = static_cast<size_t>(request.ranks);
   run.forward.resize(n), run.backward.resize(n);
@@ -57,6 +60,7 @@ RankResults run_everywhere(const PlanRequest& request, const Inputs& in, KernelK
   run.result.dv = at::full(in.k.sizes(), NAN, in.q.options());
   std::mutex mutex;
   run_ranks(request.ranks, [&](Communicator& comm) {
+    comm.set_lending(lends);
     const size_t r = static_cast<size_t>(comm.rank());
     AttentionCall call;
     call.request = request;

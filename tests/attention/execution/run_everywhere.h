@@ -33,9 +33,10 @@ struct RankResults {
   std::vector<AttentionStats> forward, backward;
 };
 
-// Runs the request with one thread for each rank and puts the parts of the result together.
+// Runs the request with one thread for each rank and puts the parts of the result together. lending: whether ranks lend
+// their blocks to each other (Communicator::set_lending); by default they do in every second call.
 RankResults run_everywhere(const PlanRequest& request, const Inputs& in, KernelKind kernel,
-                           std::optional<double> scale = {});
+                           std::optional<double> scale = {}, std::optional<bool> lending = {});
 
 OracleResult oracle_of(const PlanRequest& request, const Inputs& in, std::optional<double> scale = {});
 

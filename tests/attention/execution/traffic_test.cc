@@ -1,6 +1,7 @@
 // Tests that the bytes which a call sends, and the largest storage which it holds at once, are those of its plan.
 #include "attention/plan/traffic.h"
 
+#include <ATen/ops/equal.h>
 #include <gtest/gtest.h>
 
 #include <string>
@@ -29,8 +30,10 @@ PlanRequest request_of(const char* pattern, int ranks, int64_t length, LayoutKin
 constexpr int64_t kDim = 16;
 
 // Compares the counts of every rank, for fp32 inputs, with those of its program.
-RankResults expect_as_planned(const PlanRequest& request) {
-  RankResults run = run_everywhere(request, random_inputs(request.shape, kDim, at::kFloat), KernelKind::kAuto);
+RankResults expect_as_planned(const PlanRequest& request, bool lending = true) {
+  if (lending) expect_as_planned(request, false);
+  RankResults run =
+      run_everywhere(request, random_inputs(request.shape, kDim, at::kFloat), KernelKind::kAuto, {}, lending);
   for (int r = 0; r < request.ranks; ++r) {
     const Program program = make_program(request, r);
     const Traffic f = traffic(program, program.forward), b = traffic(program, program.backward);
@@ -63,6 +66,33 @@ TEST(Traffic, BytesAndPeaksAreThoseOfThePlan) {
         EXPECT_LE(run.backward[r].peak_kv_elements, 3 * block);
         EXPECT_LE(run.backward[r].peak_grad_elements, 3 * block);
       }
+    }
+  }
+}
+
+// Every block is lent, with the same results as copied ones and the same traffic and storage as planned.
+TEST(Traffic, RanksOfAHostLendTheirBlocks) {
+  for (const ScheduleKind schedule : kSchedules) {
+    for (const char* pattern :
+         {"{ kind = \"causal\" }", "{ kind = \"dilated\", segment_lengths = [32, 96], dilation_rates = [2, 3] }"}) {
+      const PlanRequest request = request_of(pattern, 4, 96, LayoutKind::kZigzag, schedule);
+      const auto inputs = random_inputs(request.shape, kDim, at::kFloat);
+      const RankResults lent = run_everywhere(request, inputs, KernelKind::kAuto, {}, /*lending=*/true);
+      const RankResults copied = run_everywhere(request, inputs, KernelKind::kAuto, {}, /*lending=*/false);
+      for (size_t r = 0; r < 4; ++r) {
+        for (const auto direction : {&RankResults::forward, &RankResults::backward}) {
+          const AttentionStats &l = (lent.*direction)[r], &c = (copied.*direction)[r];
+          EXPECT_EQ(l.bytes_lent, l.bytes_sent) << request.text();
+          EXPECT_EQ(c.bytes_lent, 0);
+          EXPECT_EQ(l.bytes_sent, c.bytes_sent);
+          EXPECT_EQ(l.peak_kv_elements, c.peak_kv_elements);
+          EXPECT_EQ(l.peak_grad_elements, c.peak_grad_elements);
+        }
+      }
+      EXPECT_TRUE(at::equal(lent.result.out, copied.result.out));
+      EXPECT_TRUE(at::equal(lent.result.dq, copied.result.dq));
+      EXPECT_TRUE(at::equal(lent.result.dk, copied.result.dk));
+      EXPECT_TRUE(at::equal(lent.result.dv, copied.result.dv));
     }
   }
 }
