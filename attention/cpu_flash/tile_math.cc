@@ -116,42 +116,71 @@ HWY_INLINE void dots_of(const StoredRows& x, const StoredRows& y, int64_t n, int
   }
 }
 
-// Writes four rows of fp32 as four adjacent columns; dim is a multiple of 4.
-HWY_INLINE void transpose_four(const float* const* x, int64_t dim, float* to, int64_t to_step) {
+// Writes kTransposed rows of fp32 as as many adjacent columns; dim is a multiple of kTransposed. The 4 x 4 blocks are
+// transposed within 128 bits first.
 #if HWY_TARGET == HWY_SCALAR
+constexpr int64_t kTransposed = 4;
+HWY_INLINE void transpose_rows(const float* const* x, int64_t dim, float* to, int64_t to_step) {
   for (int64_t i = 0; i < dim; ++i) {
     for (int j = 0; j < 4; ++j) to[i * to_step + j] = x[j][i];
   }
+}
 #else
+// Element i of the vectors a, b, c and e, for i in each 128 bits, becomes that of vector i.
+template <typename D>
+HWY_INLINE void transpose_blocks(D d, const float* const* x, int64_t i, hn::Vec<D>* out) {
+  const auto a = hn::LoadU(d, x[0] + i), b = hn::LoadU(d, x[1] + i);
+  const auto c = hn::LoadU(d, x[2] + i), e = hn::LoadU(d, x[3] + i);
+  const auto ac = hn::InterleaveLower(d, a, c), be = hn::InterleaveLower(d, b, e);
+  const auto ac2 = hn::InterleaveUpper(d, a, c), be2 = hn::InterleaveUpper(d, b, e);
+  out[0] = hn::InterleaveLower(d, ac, be);
+  out[1] = hn::InterleaveUpper(d, ac, be);
+  out[2] = hn::InterleaveLower(d, ac2, be2);
+  out[3] = hn::InterleaveUpper(d, ac2, be2);
+}
+#if HWY_TARGET <= HWY_AVX2
+constexpr int64_t kTransposed = 8;
+HWY_INLINE void transpose_rows(const float* const* x, int64_t dim, float* to, int64_t to_step) {
+  const hn::FixedTag<float, 8> d;
+  for (int64_t i = 0; i < dim; i += 8) {
+    hn::Vec<decltype(d)> first[4], second[4];
+    transpose_blocks(d, x, i, first);
+    transpose_blocks(d, x + 4, i, second);
+    for (int k = 0; k < 4; ++k) {
+      hn::StoreU(hn::ConcatLowerLower(d, second[k], first[k]), d, to + (i + k) * to_step);
+      hn::StoreU(hn::ConcatUpperUpper(d, second[k], first[k]), d, to + (i + k + 4) * to_step);
+    }
+  }
+}
+#else
+constexpr int64_t kTransposed = 4;
+HWY_INLINE void transpose_rows(const float* const* x, int64_t dim, float* to, int64_t to_step) {
   const hn::FixedTag<float, 4> d;
   for (int64_t i = 0; i < dim; i += 4) {
-    const auto a = hn::LoadU(d, x[0] + i), b = hn::LoadU(d, x[1] + i);
-    const auto c = hn::LoadU(d, x[2] + i), e = hn::LoadU(d, x[3] + i);
-    const auto ac = hn::InterleaveLower(d, a, c), be = hn::InterleaveLower(d, b, e);
-    const auto ac2 = hn::InterleaveUpper(d, a, c), be2 = hn::InterleaveUpper(d, b, e);
-    hn::StoreU(hn::InterleaveLower(d, ac, be), d, to + i * to_step);
-    hn::StoreU(hn::InterleaveUpper(d, ac, be), d, to + (i + 1) * to_step);
-    hn::StoreU(hn::InterleaveLower(d, ac2, be2), d, to + (i + 2) * to_step);
-    hn::StoreU(hn::InterleaveUpper(d, ac2, be2), d, to + (i + 3) * to_step);
+    hn::Vec<decltype(d)> columns[4];
+    transpose_blocks(d, x, i, columns);
+    for (int k = 0; k < 4; ++k) hn::StoreU(columns[k], d, to + (i + k) * to_step);
   }
-#endif
 }
+#endif
+#endif
 
 constexpr int64_t kWidened = 512;  // the number of elements of a row that are widened at a time
 
 template <typename T, typename S>
 HWY_INLINE void transpose_of(const StoredRows& x, int64_t n, int64_t dim, T* panels, int64_t column) {
   const S* const from = static_cast<const S*>(x.data);
-  HWY_ALIGN T wide[4][kWidened];
+  HWY_ALIGN T wide[kTransposed][kWidened];
   for (int64_t j = 0; j < n;) {
     const int64_t at = column + j;
     T* const to = panels + at / kPanel<T> * kPanel<T> * dim + at % kPanel<T>;
-    // Four rows at a time, if their columns are in one panel; the width of a panel is a multiple of four.
-    const bool four = std::is_same_v<T, float> && j + 4 <= n && at % 4 == 0 && kPanel<T> % 4 == 0;
-    const int64_t count = four ? 4 : 1;
+    // Several rows at a time, if their columns are in one panel, whose width is a multiple of their number.
+    const bool several =
+        std::is_same_v<T, float> && j + kTransposed <= n && at % kTransposed == 0 && kPanel<T> % kTransposed == 0;
+    const int64_t count = several ? kTransposed : 1;
     for (int64_t begin = 0; begin < dim; begin += kWidened) {
       const int64_t part = std::min(kWidened, dim - begin);
-      const T* rows[4];
+      const T* rows[kTransposed];
       for (int64_t r = 0; r < count; ++r) {
         const S* const row = from + (j + r) * x.step + begin;
         if constexpr (std::is_same_v<S, T>) {
@@ -164,7 +193,7 @@ HWY_INLINE void transpose_of(const StoredRows& x, int64_t n, int64_t dim, T* pan
       T* const target = to + begin * kPanel<T>;
       int64_t done = 0;
       if constexpr (std::is_same_v<T, float>) {
-        if (four) transpose_four(rows, done = part / 4 * 4, target, kPanel<T>);
+        if (several) transpose_rows(rows, done = part / kTransposed * kTransposed, target, kPanel<T>);
       }
       for (; done < part; ++done) {
         for (int64_t r = 0; r < count; ++r) target[done * kPanel<T> + r] = rows[r][done];
