@@ -65,6 +65,8 @@ struct AttentionOutput {
   at::Tensor lse;
   at::Tensor saved_k;  // the keys that the rank held last, [rows, D]; undefined if the plan keeps none
   at::Tensor saved_v;  // the values of the same rows
+  // Whether the rank's own keys and values were found to be finite, so that the backward need not look again.
+  Finite own_keys = Finite::kUnknown;
 };
 
 struct AttentionGradients {
@@ -92,8 +94,8 @@ struct AttentionStats {
 AttentionOutput attention_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                   const AttentionCall& call, AttentionStats* stats = nullptr);
 
-// `forward` is what attention_forward returned. Without forward.program the backward looks up the program of
-// call.request, as the forward does; for an adaptive pattern forward.program is required.
+// `forward` is what attention_forward returned for these q, k and v. Without forward.program the backward looks up the
+// program of call.request, as the forward does; for an adaptive pattern forward.program is required.
 AttentionGradients attention_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
                                       const at::Tensor& v, AttentionOutput forward, const AttentionCall& call,
                                       AttentionStats* stats = nullptr);

@@ -57,6 +57,7 @@ struct Execution {
   const std::string operation;
   const std::vector<Step>& steps;
   TravellingBlocks buffers;
+  Finite& own_keys;
   // The (gradient buffer, block) pairs that must be zero but have not been written yet.
   std::set<std::pair<int, int>> fresh;
   const bool on_cpu;
@@ -65,12 +66,13 @@ struct Execution {
   double waited = 0;
 
   Execution(const AttentionCall& c, const Program& p, const std::string& direction, const std::vector<Step>& s,
-            const at::Tensor& k)
+            const at::Tensor& k, Finite& own)
       : call(c),
         program(p),
         operation(c.label + " " + direction),
         steps(s),
         buffers(p, s, k, *c.comm),
+        own_keys(own),
         on_cpu(k.is_cpu()),
         // Where nothing is under way a kernel may take as long a piece of work as it likes.
         poll(c.poll               ? Kernel::Poll(c.poll)
@@ -81,6 +83,7 @@ struct Execution {
     const TensorPair& pair = buffers.get(buffer);
     KeyBlock block = key_block(pair.k, pair.v, program.buffers[static_cast<size_t>(buffer)].rows, number);
     block.fresh = fresh.count({buffer, number}) > 0;
+    if (buffer == kOwnKVBuffer) block.finite = &own_keys;  // its rows are one block
     return block;
   }
   // The same for gradients that the kernel will write.
@@ -202,7 +205,7 @@ AttentionOutput attention_forward(const at::Tensor& q, const at::Tensor& k, cons
   if (adaptive) result.program = select_and_plan(q, k, call);
   const Program& program = *result.program;
   const std::unique_ptr<Kernel> kernel = make_kernel(call.kernel, q, call.dropout.rate > 0);
-  Execution execution(call, program, "forward", program.forward, k);
+  Execution execution(call, program, "forward", program.forward, k, result.own_keys);
   execution.buffers.put(kOwnKVBuffer, {flat(k), flat(v)});
   kernel->begin_forward(q, kernel_call(q, call, program));
   execution.run([&](std::span<const Tile> tiles) {
@@ -225,7 +228,7 @@ AttentionGradients attention_backward(const at::Tensor& dout, const at::Tensor& 
   agree_on_backward(dout, q, k, v, forward, call);
   const Program& program = *forward.program;
   const std::unique_ptr<Kernel> kernel = make_kernel(call.kernel, q, call.dropout.rate > 0);
-  Execution execution(call, program, "backward", program.backward, k);
+  Execution execution(call, program, "backward", program.backward, k, forward.own_keys);
   execution.buffers.put(kOwnKVBuffer, {flat(k), flat(v)});
   if (program.saved >= 0) execution.buffers.put(program.saved, {forward.saved_k, forward.saved_v});
   kernel->begin_backward(dout, q, forward.out, forward.lse, kernel_call(q, call, program));

@@ -91,7 +91,7 @@ class CpuKernel : public Kernel {
   void begin_forward(const at::Tensor& q, const KernelCall& call) override {
     call_ = call;
     q_ = prepared(q);
-    out_ = at::zeros(q.sizes(), q_.options().dtype(kType));
+    out_ = at::empty(q.sizes(), q_.options().dtype(kType));  // rows are written when they have seen a key
     lse_ = at::full({q.size(0), q.size(2), q.size(1)}, -kInfinity, out_.options());
   }
 
@@ -100,7 +100,10 @@ class CpuKernel : public Kernel {
     at::Tensor wide;
     for (const Tile& tile : tiles) {
       if (!is_dense(tile)) continue;
-      if (!wide.defined()) wide = q_.to(kType);
+      if (!wide.defined()) {
+        wide = q_.to(kType);
+        zero_rows_without_keys();
+      }
       dense_tile_forward(wide, keys_, tile, call_, out_, lse_, poll);
     }
     constexpr bool kApart = true;  // the blocks of a wave run at the same time, so no two may have a row in common
@@ -121,6 +124,7 @@ class CpuKernel : public Kernel {
   }
 
   void finish_forward(at::Tensor& out, at::Tensor& lse) override {
+    zero_rows_without_keys();
     out = out_;
     lse = lse_;
   }
@@ -190,10 +194,12 @@ class CpuKernel : public Kernel {
 
   void load(const KeyBlock& keys) {
     keys_ = {prepared(keys.k), prepared(keys.v), keys.batch, keys.heads};
-    finite_ = Finite::kUnknown;
+    known_ = keys.finite;
+    finite_ = known_ != nullptr ? *known_ : Finite::kUnknown;
   }
   bool loaded_is_finite() {
     if (finite_ == Finite::kUnknown) finite_ = all_finite(keys_.k) && all_finite(keys_.v) ? Finite::kYes : Finite::kNo;
+    if (known_ != nullptr) *known_ = finite_;
     return finite_ == Finite::kYes;
   }
   bool is_dense(const Tile& tile) {
@@ -329,6 +335,18 @@ class CpuKernel : public Kernel {
     return piece;
   }
 
+  void zero_rows_without_keys() {
+    const T* lse = lse_.const_data_ptr<T>();
+    for (int64_t b = 0; b < out_.size(0); ++b) {
+      for (int64_t h = 0; h < out_.size(2); ++h) {
+        const Rows<T> rows = head_rows<T>(out_, b, h, Span::range(0, out_.size(1)));
+        for (int64_t i = 0; i < out_.size(1); ++i, ++lse) {
+          if (*lse == -kInfinity) std::fill_n(rows.at(i), out_.size(3), T{0});
+        }
+      }
+    }
+  }
+
   // delta = rowsum(dout * out), [B, H, S].
   void fill_delta() {
     const at::Tensor out = prepared(out_.to(dout_.scalar_type()));
@@ -450,8 +468,9 @@ class CpuKernel : public Kernel {
   at::Tensor q_, out_, lse_, dout_, delta_, dq_;
   KeyBlock keys_;
   std::vector<FlashScratch<T>> scratch_;
-  std::vector<uint8_t> holds_;  // for fresh gradients: which rows hold something (KeyPiece::holds)
-  enum class Finite { kUnknown, kYes, kNo } finite_ = Finite::kUnknown;
+  std::vector<uint8_t> holds_;        // for fresh gradients: which rows hold something (KeyPiece::holds)
+  Finite finite_ = Finite::kUnknown;  // whether keys_ are finite
+  Finite* known_ = nullptr;           // where the caller keeps it
 };
 
 }  // namespace

@@ -11,6 +11,9 @@
 
 namespace annulus {
 
+// Whether all elements of some tensors are finite.
+enum class Finite : char { kUnknown, kYes, kNo };
+
 // A block of a key/value buffer, or of a gradient buffer with dk and dv.
 struct KeyBlock {
   at::Tensor k, v;  // [batch.count, rows, heads.count, D]
@@ -18,6 +21,8 @@ struct KeyBlock {
   Span heads;       // the global kv heads in the tensors
   // For gradients: the tensors hold nothing yet. The kernel sets them, which costs less than adding to zeros.
   bool fresh = false;
+  // For keys and values: where the caller keeps what is known of them. A kernel that has looked sets it.
+  Finite* finite = nullptr;
 };
 
 // The values that all tiles of a call share.
