@@ -90,7 +90,10 @@ class LaunchHostsTest(OverHosts):
             self.assertIn(want[rank], self.log(f"rank-{rank}.log"))
             self.assertIn(f"standard error of rank {rank}", self.log(f"rank-{rank}.log"))
         self.assertRegex(self.log("launch.log"), r"placement of 4 ranks[^$]*--host Host2,host1,host1,host3")
-        self.assertEqual(self.log("mpirun.log"), "", "nothing goes through mpirun")
+        # mpirun puts each ssh into a process group of its own, as that process does itself. If mpirun comes second it
+        # warns that it was refused, which is no fault.
+        said = [line for line in self.log("mpirun.log").splitlines() if "Warning: setpgid(" not in line]
+        self.assertEqual(said, [], "nothing goes through mpirun")
 
     def test_hostfile_of_addresses_with_fewer_ranks_than_slots(self):
         with open(self.path("the hosts"), "w") as f:
