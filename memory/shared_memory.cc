@@ -86,10 +86,17 @@ class SharedMemory::Segment {
   File file_;
 };
 
-// One holder of a segment, in this process.
+// One holder of a segment. A child that this process forks has copies of its holders, which must not be counted off.
 struct SharedMemory::Holder {
-  SegmentPtr segment;
-  ~Holder() { segment->header().holders.fetch_sub(1, std::memory_order_acq_rel); }
+  explicit Holder(SegmentPtr s) : segment(std::move(s)) {}
+  ~Holder() {
+    if (getpid() == process) segment->header().holders.fetch_sub(1, std::memory_order_acq_rel);
+  }
+  Holder(const Holder&) = delete;
+  Holder& operator=(const Holder&) = delete;
+
+  const SegmentPtr segment;
+  const pid_t process = getpid();
 };
 
 SharedMemory::SharedMemory() : number_(random_number()) {
@@ -165,7 +172,7 @@ SharedMemory::SegmentPtr SharedMemory::mapped(const LentMemory& lent) {
 
 c10::DataPtr SharedMemory::hold(SegmentPtr segment, int64_t offset) {
   char* data = segment->base() + offset;
-  return {data, new Holder{std::move(segment)}, [](void* holder) { delete static_cast<Holder*>(holder); },
+  return {data, new Holder(std::move(segment)), [](void* holder) { delete static_cast<Holder*>(holder); },
           c10::Device(c10::kCPU)};
 }
 

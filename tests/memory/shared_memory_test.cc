@@ -120,6 +120,22 @@ TEST(SharedMemory, KeepsNoMoreThanItHasUsedAtOnce) {
   EXPECT_LE(mapped_segments() - before, 8);
 }
 
+// For example a worker that loads data ends with copies of all objects of the process that forked it.
+TEST(SharedMemory, ForkedChildrenHoldNothing) {
+  SharedMemory owner;
+  at::Tensor mine = numbers(owner, 3);
+  const pid_t child = fork();
+  if (child == 0) {
+    mine.reset();
+    _exit(0);
+  }
+  int status = -1;
+  waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
+  EXPECT_NE(numbers(owner, 9).const_data_ptr(), mine.const_data_ptr());
+  EXPECT_TRUE(counts_from(mine, 3));
+}
+
 TEST(SharedMemory, SmallTensorsAreOrdinary) {
   SharedMemory owner;
   for (const int64_t length : {0, 1, 1'000}) {
