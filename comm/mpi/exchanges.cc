@@ -6,6 +6,7 @@
 #include <string>
 
 #include "comm/checks.h"
+#include "common/error.h"
 #include "common/text.h"
 #include "memory/releasable.h"
 #include "memory/shared_memory.h"
@@ -131,7 +132,7 @@ PendingPtr Exchanges::take_loans(const PendingPtr& pending) {
       continue;
     }
     if (item.lent->bytes != item.bytes) return mismatched(pending, item, item.tag, item.lent->bytes);
-    c10::DataPtr memory = runtime_.shared_memory()->borrow(*item.lent);
+    c10::DataPtr memory = borrow(item);
     if (has_memory(item.tensor)) {
       std::memcpy(item.tensor.mutable_data_ptr(), memory.get(), item.tensor.nbytes());
     } else {
@@ -140,6 +141,14 @@ PendingPtr Exchanges::take_loans(const PendingPtr& pending) {
     pending->loans.erase(pending->loans.begin() + static_cast<std::ptrdiff_t>(i));
   }
   return nullptr;
+}
+
+c10::DataPtr Exchanges::borrow(const Pending::Item& item) const {
+  try {
+    return runtime_.shared_memory()->borrow(*item.lent);
+  } catch (const Error& e) {
+    throw Error(ErrorKind::kComm, "comm", describe(comm_, item) + ": " + std::string(e.message()));
+  }
 }
 
 PendingPtr Exchanges::look_at(const PendingPtr& pending) {

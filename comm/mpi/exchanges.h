@@ -42,6 +42,7 @@ class Exchanges {
   void post(const PendingPtr& pending, const Message& message, bool is_send);
   PendingPtr mismatched(const PendingPtr& pending, const Pending::Item& item, int tag, int64_t bytes) const;
   PendingPtr take_loans(const PendingPtr& pending);
+  c10::DataPtr borrow(const Pending::Item& item) const;
 
   const Communicator& comm_;
   MpiRuntime& runtime_;
