@@ -244,6 +244,23 @@ TEST(Attention, MaskedNonFiniteValuesDoNotLeak) {
   }
 }
 
+// The same for the keys of another rank, where a rank's own are finite.
+TEST(Attention, NonFiniteValuesOfAnotherRankDoNotLeak) {
+  PlanRequest request = causal_ring(2, 64);
+  request.layout = LayoutKind::kContiguous;
+  request.pattern.kind = PatternSpec::Kind::kWindow;
+  request.pattern.left = 9;
+  const Inputs in = random_inputs(request.shape, 8, at::kDouble);
+  const OracleResult clean = oracle_of(request, in);
+  // They belong to rank 0, and the last query that sees them is 36. Rank 1 has the queries from 32 on.
+  in.v.slice(1, 27, 28).fill_(kInfinity);
+  in.k.slice(1, 26, 27).fill_(NAN);
+  const RankResults run = run_everywhere(request, in, KernelKind::kAuto);
+  EXPECT_LT(error_of(run.result.out.slice(1, 37), clean.out.slice(1, 37)), kOfOneCase);
+  EXPECT_LT(error_of(run.result.dq.slice(1, 37), clean.dq.slice(1, 37)), kOfOneCase);
+  EXPECT_FALSE(run.result.out.slice(1, 36, 37).isfinite().any().item<bool>());
+}
+
 TEST(Attention, RepeatedRunsAreBitIdentical) {
   const PlanRequest request = causal_ring(4, 256);
   const Inputs in = random_inputs(request.shape, 16, at::kFloat);
