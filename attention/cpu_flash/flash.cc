@@ -58,7 +58,8 @@ void flash_forward(const QueryBlock<T>& block, std::span<const KeyPiece<T>> piec
   T* const maximum = room(scratch.per_row, 2 * heads * rows);
   T* const sum = maximum + heads * rows;
   T* const scores = room(scratch.scores, math.rows * step);
-  T* const factors = room(scratch.factors, math.rows * step);
+  const bool drops = block.drop_threshold > 0;
+  T* const factors = room(scratch.factors, drops ? math.rows * step : 0);  // zeros at first, and always finite
   std::vector<T> keep(static_cast<size_t>(math.rows));
   for (int64_t h = 0; h < heads; ++h) {
     const QueryRows<T>& head = block.heads[static_cast<size_t>(h)];
@@ -94,10 +95,9 @@ void flash_forward(const QueryBlock<T>& block, std::span<const KeyPiece<T>> piec
         scores_of(math, n, q + row * q_width, q_width, k, length, tile.runs(), scores, step, ahead);
         tile.hide(i, n, scores, step);
         const auto runs = static_cast<int64_t>(tile.runs().size());
-        math.softmax(n, scores, step, tile.runs().data(), runs, score_scale, maximum + row, sum + row, keep.data());
-        if (block.drop_threshold > 0) {
-          tile.drop(block.heads[static_cast<size_t>(h)], i, n, true, scores, factors, step);
-        }
+        if (drops) tile.draw(block.heads[static_cast<size_t>(h)].philox_key, i, n, factors, step);
+        math.softmax(n, scores, step, tile.runs().data(), runs, score_scale, drops ? factors : nullptr, maximum + row,
+                     sum + row, keep.data());
         if (math.narrow != nullptr) math.narrow(scores, step, tile.runs().data(), runs, scores, step);
         add_rows(math, n, scores, step, tile.runs(), values, out + row * width, width, keep.data());
       }
@@ -150,7 +150,8 @@ void flash_backward(const QueryBlock<T>& block, std::span<const KeyPiece<T>> pie
   }
   T* const p = room(scratch.scores, kRowsHeld * step);
   T* const ds = room(scratch.gradients, kRowsHeld * step);
-  T* const factors = room(scratch.factors, math.rows * step);
+  const bool drops = block.drop_threshold > 0;
+  T* const factors = room(scratch.factors, drops ? math.rows * step : 0);  // zeros at first, and always finite
   T* const narrowed = room(scratch.narrowed, math.narrow == nullptr ? 0 : math.rows * step);
   T* const k_columns = room(scratch.k_columns, step * length);
   T* const v_columns = room(scratch.v_columns, step * length);
@@ -180,12 +181,10 @@ void flash_backward(const QueryBlock<T>& block, std::span<const KeyPiece<T>> pie
           scores_of(math, n, q + row * q_width, q_width, k_columns, length, tile.runs(), p_rows, step, ahead);
           scores_of(math, n, dout + row * q_width, q_width, v_columns, length, tile.runs(), ds_rows, step, ahead);
           tile.hide(i, n, p_rows, step);
-          const QueryRows<T>& head = block.heads[static_cast<size_t>(h)];
-          const bool drops = block.drop_threshold > 0;
-          if (drops) tile.drop(head, i, n, true, ds_rows, factors, step);
+          if (drops) tile.draw(block.heads[static_cast<size_t>(h)].philox_key, i, n, factors, step);
           const auto runs = static_cast<int64_t>(tile.runs().size());
-          math.gradient(n, p_rows, ds_rows, step, tile.runs().data(), runs, score_scale, lse + row, delta + row);
-          if (drops) tile.drop(head, i, n, false, p_rows, factors, step);  // dv needs the dropped p
+          math.gradient(n, p_rows, ds_rows, step, tile.runs().data(), runs, score_scale, drops ? factors : nullptr,
+                        lse + row, delta + row);
           const int64_t summed = round_up(n, together);
           tile.clear_padding(n, summed, p_rows, ds_rows, step);
           tile.clear_rest(summed, p_rows, ds_rows, step);

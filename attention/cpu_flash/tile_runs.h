@@ -65,21 +65,17 @@ class TileRuns {
     }
   }
 
-  // Multiplies the scores of rows row, ..., row + n - 1 by the dropout factor of each pair. If `draw`, the factors are
-  // drawn and stored in `factors`; otherwise they are read from there.
-  void drop(const QueryRows<T>& head, int64_t row, int64_t n, bool draw, T* scores, T* factors, int64_t step) const {
-    for (const Run& run : runs_) {
-      for (int64_t r = 0; r < n; ++r) {
-        T *const line = scores + r * step, *const of_pair = factors + r * step;
+  // Draws the dropout factors of the pairs of rows row, ..., row + n - 1 in the runs. Those of other pairs in the runs
+  // stay what they are.
+  void draw(uint64_t philox_key, int64_t row, int64_t n, T* factors, int64_t step) const {
+    for (int64_t r = 0; r < n; ++r) {
+      const int64_t query = block_.positions.at(row + r);
+      for (const Run& run : runs_) {
         for (const Part<T>& part : parts_) {
           const int64_t first = std::max(run.first, part.column), past = std::min(run.past, part.column + part.count());
           if (first >= past) continue;
-          if (draw) {
-            const Span keys = part.piece->positions.sub(part.first + first - part.column, past - first);
-            draw_row(head.philox_key, block_.positions.at(row + r), keys, block_.drop_threshold, block_.kept,
-                     of_pair + first);
-          }
-          for (int64_t c = first; c < past; ++c) line[c] *= of_pair[c];
+          const Span keys = part.piece->positions.sub(part.first + first - part.column, past - first);
+          draw_row(philox_key, query, keys, block_.drop_threshold, block_.kept, factors + r * step + first);
         }
       }
     }

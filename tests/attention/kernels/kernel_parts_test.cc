@@ -336,7 +336,8 @@ TYPED_TEST(TileMathOf, MultipliesTiles) {
   }
 }
 
-// The runs have one or more vectors and do not touch; the elements between them are not changed.
+// The runs have one or more vectors and do not touch; the elements between them are not changed. Every third case has
+// dropout, whose factors the sum does not contain.
 TYPED_TEST(TileMathOf, ComputesSoftmaxAndItsGradientOfRuns) {
   using T = TypeParam;
   const TileMath<T>& math = this->math;
@@ -353,32 +354,39 @@ TYPED_TEST(TileMathOf, ComputesSoftmaxAndItsGradientOfRuns) {
     maximum[2] = -INFINITY, sum[2] = 0;  // no key so far and none in these runs
     maximum[0] = 50;                     // stays
     const T scale = static_cast<T>(n % 2 == 0 ? 1 : 0.5);
+    const at::Tensor factors = this->draw({math.rows, columns}).gt(0).to(in.dtype()) * 1.25;
+    const bool drops = n % 3 == 0;
+    const T* const of_pairs = drops ? factors.template const_data_ptr<T>() : nullptr;
+    const at::Tensor wide_factors = drops ? factors.to(at::kDouble) : at::full({1}, 1.0, at::kDouble);
     const at::Tensor wide = scores.to(at::kDouble).mul(scale).masked_fill(seen.logical_not(), -INFINITY);
     const at::Tensor most = at::maximum(std::get<0>(wide.max(1)), maximum.to(at::kDouble));
     const at::Tensor shift = most.masked_fill(most.eq(-INFINITY), 0);
     const at::Tensor p = (wide - shift.unsqueeze(1)).exp(), kept = (maximum.to(at::kDouble) - shift).exp();
     const at::Tensor total = sum.to(at::kDouble) * kept + p.sum(1);
     const at::Tensor e = scores.clone();
-    math.softmax(math.rows, e.template data_ptr<T>(), columns, runs.data(), 2, scale, maximum.template data_ptr<T>(),
-                 sum.template data_ptr<T>(), keep.template data_ptr<T>());
+    math.softmax(math.rows, e.template data_ptr<T>(), columns, runs.data(), 2, scale, of_pairs,
+                 maximum.template data_ptr<T>(), sum.template data_ptr<T>(), keep.template data_ptr<T>());
     EXPECT_TRUE(maximum.to(at::kDouble).equal(most)) << n;
     EXPECT_LT((keep.to(at::kDouble) - kept).abs().max().template item<double>(), 4 * this->kUnit) << n;
     EXPECT_LT((sum.to(at::kDouble) - total).abs().max().template item<double>(), 400 * this->kUnit) << n;
     EXPECT_TRUE(
         e.where(seen.logical_not(), at::zeros_like(e)).equal(scores.where(seen.logical_not(), at::zeros_like(e))));
-    EXPECT_LT((e.to(at::kDouble).masked_fill(seen.logical_not(), 0) - p).abs().max().template item<double>(),
+    const at::Tensor rest = p * wide_factors;
+    EXPECT_LT((e.to(at::kDouble).masked_fill(seen.logical_not(), 0) - rest).abs().max().template item<double>(),
               4 * this->kUnit)
         << n;
 
     const at::Tensor lse = this->draw({math.rows}), delta = this->draw({math.rows});
     const at::Tensor q = scores.clone(), gradients = this->draw({math.rows, columns}), ds = gradients.clone();
     math.gradient(math.rows, q.template data_ptr<T>(), ds.template data_ptr<T>(), columns, runs.data(), 2, scale,
-                  lse.template data_ptr<T>(), delta.template data_ptr<T>());
+                  of_pairs, lse.template data_ptr<T>(), delta.template data_ptr<T>());
     const at::Tensor probability = (wide - lse.to(at::kDouble).unsqueeze(1)).exp();
-    const at::Tensor want = probability * (gradients.to(at::kDouble) - delta.to(at::kDouble).unsqueeze(1));
+    const at::Tensor of_dropped = gradients.to(at::kDouble) * wide_factors;
+    const at::Tensor want = probability * (of_dropped - delta.to(at::kDouble).unsqueeze(1));
     const at::Tensor inside = seen.logical_not();
     const double unit = 40 * this->kUnit * (1 + probability.max().template item<double>());
-    EXPECT_LT((q.to(at::kDouble).masked_fill(inside, 0) - probability).abs().max().template item<double>(), unit) << n;
+    const at::Tensor left = q.to(at::kDouble).masked_fill(inside, 0) - probability * wide_factors;
+    EXPECT_LT(left.abs().max().template item<double>(), unit) << n;
     EXPECT_LT((ds.to(at::kDouble).masked_fill(inside, 0) - want).abs().max().template item<double>(), 4 * unit) << n;
     EXPECT_TRUE(ds.masked_fill(seen, 0).equal(gradients.masked_fill(seen, 0))) << n;
   }
@@ -395,7 +403,7 @@ TYPED_TEST(TileMathOf, ExponentialsAreWithinTwoUlps) {
   const auto exponentials = [&](const at::Tensor& x) {
     const at::Tensor y = at::zeros({math.rows, columns}, x.options()), other = at::zeros_like(y);
     y[0].copy_(x);
-    math.gradient(math.rows, y.template data_ptr<T>(), other.template data_ptr<T>(), columns, &run, 1, T{1},
+    math.gradient(math.rows, y.template data_ptr<T>(), other.template data_ptr<T>(), columns, &run, 1, T{1}, nullptr,
                   zero.template data_ptr<T>(), zero.template data_ptr<T>());
     return at::Tensor(y[0].clone());
   };
