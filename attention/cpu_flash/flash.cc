@@ -41,6 +41,14 @@ const TileMath<T>& math_for(const QueryBlock<T>& block, std::span<const KeyPiece
   return tile_math<T>();
 }
 
+// Packs `count` rows for products with keys, followed by zeros up to row `rows`.
+template <typename T>
+void pack_queries(const TileMath<T>& math, const StoredRows& x, int64_t count, int64_t rows, int64_t dim, T scale,
+                  T* to, int64_t to_step) {
+  math.copy(x, count, dim, scale, to, to_step);
+  std::fill(to + count * to_step, to + rows * to_step, T{0});
+}
+
 }  // namespace
 
 template <typename T>
@@ -63,14 +71,13 @@ void flash_forward(const QueryBlock<T>& block, std::span<const KeyPiece<T>> piec
   std::vector<T> keep(static_cast<size_t>(math.rows));
   for (int64_t h = 0; h < heads; ++h) {
     const QueryRows<T>& head = block.heads[static_cast<size_t>(h)];
-    math.copy(head.q, count, dim, scale, q + h * rows * q_width, q_width);
+    pack_queries(math, head.q, count, rows, dim, scale, q + h * rows * q_width, q_width);
     for (int64_t i = 0; i < count; ++i) {
       const T lse = head.lse[i * head.lse_step];
       maximum[h * rows + i] = lse;
       sum[h * rows + i] = lse == -kInfinity<T> ? 0 : 1;
       if (lse != -kInfinity<T>) std::copy_n(head.out.at(i), dim, out + (h * rows + i) * width);
     }
-    std::fill(q + (h * rows + count) * q_width, q + (h + 1) * rows * q_width, T{0});
     std::fill(maximum + h * rows + count, maximum + (h + 1) * rows, -kInfinity<T>);
     std::fill(sum + h * rows + count, sum + (h + 1) * rows, T{0});
   }
@@ -128,8 +135,8 @@ void flash_backward(const QueryBlock<T>& block, std::span<const KeyPiece<T>> pie
   // q and dout are packed twice: for products with keys, and stacked for products with p and ds. Rows of numbers serve
   // both.
   const int64_t stacked = together == 1 ? 0 : rows / together * width;
-  T* const q = zeros(scratch.q, heads * (rows * q_width + stacked));
-  T* const dout = zeros(scratch.dout, heads * (rows * q_width + stacked));
+  T* const q = room(scratch.q, heads * (rows * q_width + stacked));
+  T* const dout = room(scratch.dout, heads * (rows * q_width + stacked));
   T* const q_stacked = together == 1 ? q : q + heads * rows * q_width;
   T* const dout_stacked = together == 1 ? dout : dout + heads * rows * q_width;
   T* const dq = zeros(scratch.out, heads * rows * width);
@@ -137,8 +144,8 @@ void flash_backward(const QueryBlock<T>& block, std::span<const KeyPiece<T>> pie
   T* const delta = lse + heads * rows;
   for (int64_t h = 0; h < heads; ++h) {
     const QueryRows<T>& head = block.heads[static_cast<size_t>(h)];
-    math.copy(head.q, count, dim, scale, q + h * rows * q_width, q_width);
-    math.copy(head.dout, count, dim, 1, dout + h * rows * q_width, q_width);
+    pack_queries(math, head.q, count, rows, dim, scale, q + h * rows * q_width, q_width);
+    pack_queries(math, head.dout, count, rows, dim, T{1}, dout + h * rows * q_width, q_width);
     if (together > 1) {
       math.stack(head.q, count, dim, q_stacked + h * stacked, width, 0);
       math.stack(head.dout, count, dim, dout_stacked + h * stacked, width, 0);
@@ -173,11 +180,12 @@ void flash_backward(const QueryBlock<T>& block, std::span<const KeyPiece<T>> pie
     for (int64_t h = 0; h < heads; ++h) {
       for (int64_t held = 0; held < rows; held += kRowsHeld) {
         const int64_t past = std::min(rows, held + kRowsHeld);
-        for (KeyTile<T>& of_keys : tiles) of_keys.first = kRowsHeld, of_keys.past = 0;
+        for (KeyTile<T>& of_keys : tiles) of_keys.first = of_keys.past = 0;
         for (int64_t i = held; i < past; i += math.rows) {
           const int64_t n = std::min(math.rows, count - i), row = h * rows + i;
           T *const p_rows = p + (i - held) * step, *const ds_rows = ds + (i - held) * step;
           tile.find(i, n);
+          if (tile.runs().empty()) continue;
           scores_of(math, n, q + row * q_width, q_width, k_columns, length, tile.runs(), p_rows, step, ahead);
           scores_of(math, n, dout + row * q_width, q_width, v_columns, length, tile.runs(), ds_rows, step, ahead);
           tile.hide(i, n, p_rows, step);
@@ -187,7 +195,7 @@ void flash_backward(const QueryBlock<T>& block, std::span<const KeyPiece<T>> pie
                         lse + row, delta + row);
           const int64_t summed = round_up(n, together);
           tile.clear_padding(n, summed, p_rows, ds_rows, step);
-          tile.clear_rest(summed, p_rows, ds_rows, step);
+          mark_seen(tiles, tile.runs(), i - held, math.rows, summed, p, ds, step);
           const T* ds_operand = ds_rows;
           if (math.narrow != nullptr) {
             math.narrow(ds_rows, step, tile.runs().data(), runs, narrowed, step);
@@ -197,13 +205,6 @@ void flash_backward(const QueryBlock<T>& block, std::span<const KeyPiece<T>> pie
           }
           add_rows(math, n, ds_operand, step, tile.runs(), keys, dq + row * width, width,
                    static_cast<const T*>(nullptr));
-          for (const Run& run : tile.runs()) {
-            for (KeyTile<T>& of_keys : tiles) {
-              if (of_keys.column >= run.past || of_keys.column + of_keys.keys <= run.first) continue;
-              of_keys.first = std::min(of_keys.first, i - held);
-              of_keys.past = std::max(of_keys.past, i - held + math.rows);
-            }
-          }
         }
         for (const KeyTile<T>& of_keys : tiles) {
           if (of_keys.first >= of_keys.past) continue;

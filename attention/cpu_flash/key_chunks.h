@@ -226,12 +226,14 @@ template <typename T>
 struct KeyTile {
   int64_t column, keys;  // the column of its first key in the chunk
   Rows<T> dk, dv;
-  // Of the query rows whose scores are held, the range of those whose register tiles see some of these keys.
+  // Of the query rows whose scores are held, the range between the first and the last whose register tiles see some of
+  // these keys, in whole register tiles. Empty: none does.
   int64_t first = 0, past = 0;
 };
 
-// Divides the keys of a chunk into register tiles. Returns whether their gradients are added up where they belong.
-// Otherwise they are added up in scratch memory, and add_gradients adds them to those of the pieces.
+// Divides the keys of a chunk into register tiles, in the order of their columns. Returns whether their gradients are
+// added up where they belong. Otherwise they are added up in scratch memory, and add_gradients adds them to those of
+// the pieces.
 template <typename T>
 bool find_tiles(const TileMath<T>& math, std::span<const Part<T>> parts, int64_t dim, FlashScratch<T>& scratch,
                 std::vector<KeyTile<T>>& tiles) {
@@ -262,6 +264,40 @@ bool find_tiles(const TileMath<T>& math, std::span<const Part<T>> parts, int64_t
   const int64_t elements = round_up(columns, math.rows) * width;
   add(0, columns, {zeros(scratch.dk, elements), width}, {zeros(scratch.dv, elements), width});
   return false;
+}
+
+// Notes in the tiles of keys that the register tile of `rows` query rows from `row` on sees the columns of `runs`. The
+// products with p and ds that compute a tile's dk and dv go over all rows of its range, so p and ds, of which row 0 is
+// the first one held, are set to 0 for the rows and columns in between that have no scores; of this register tile in
+// the first `used` rows.
+template <typename T>
+void mark_seen(std::vector<KeyTile<T>>& tiles, const std::vector<Run>& runs, int64_t row, int64_t rows, int64_t used,
+               T* p, T* ds, int64_t step) {
+  const auto clear = [&](int64_t first_row, int64_t past_row, int64_t first, int64_t past) {
+    for (int64_t r = first_row; r < past_row && first < past; ++r) {
+      std::fill(p + r * step + first, p + r * step + past, T{0});
+      std::fill(ds + r * step + first, ds + r * step + past, T{0});
+    }
+  };
+  size_t before = 0;  // the runs that end before the tile begins
+  for (KeyTile<T>& tile : tiles) {
+    const int64_t end = tile.column + tile.keys;
+    while (before < runs.size() && runs[before].past <= tile.column) ++before;
+    if (before == runs.size()) break;
+    if (runs[before].first >= end) continue;
+    int64_t from = tile.column;  // has no scores from here on
+    for (size_t i = before; i < runs.size() && runs[i].first < end; ++i) {
+      clear(row, row + used, from, runs[i].first);
+      from = runs[i].past;
+    }
+    clear(row, row + used, from, end);
+    if (tile.first == tile.past) {
+      tile.first = row;
+    } else {
+      clear(tile.past, row, tile.column, end);
+    }
+    tile.past = row + rows;
+  }
 }
 
 // Adds the gradients of a chunk that find_tiles collected in scratch memory to those of the pieces.

@@ -21,8 +21,7 @@ template <typename T>
 class TileRuns {
  public:
   TileRuns(const QueryBlock<T>& block, std::span<const Part<T>> parts, int64_t columns)
-      : block_(block), parts_(parts), columns_(columns), all_(round_up(columns, tile_math<T>().lanes)) {
-    cut_ = columns != all_;
+      : block_(block), parts_(parts), cut_(columns % tile_math<T>().lanes != 0) {
     for (const Part<T>& part : parts) cut_ = cut_ || part.cut;
   }
 
@@ -92,27 +91,9 @@ class TileRuns {
     }
   }
 
-  // Sets p and its gradient to 0 outside of the runs, where the products over several register tiles read them.
-  void clear_rest(int64_t n, T* p, T* ds, int64_t step) const {
-    if (runs_.size() == 1 && runs_[0].first == 0 && runs_[0].past == all_) return;
-    for (int64_t r = 0; r < n; ++r) {
-      int64_t from = 0;
-      const auto clear = [&](int64_t past) {
-        std::fill(p + r * step + from, p + r * step + past, T{0});
-        std::fill(ds + r * step + from, ds + r * step + past, T{0});
-      };
-      for (const Run& run : runs_) {
-        clear(run.first);
-        from = run.past;
-      }
-      clear(all_);
-    }
-  }
-
  private:
   const QueryBlock<T>& block_;
   std::span<const Part<T>> parts_;
-  int64_t columns_, all_;
   bool cut_;
   std::vector<Run> runs_;
 };

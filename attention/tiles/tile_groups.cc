@@ -49,15 +49,4 @@ bool share_queries(const TileGroup& a, const TileGroup& b) {
   return meet(x.query_rows, y.query_rows) && meet(x.heads, y.heads) && meet(x.batch, y.batch);
 }
 
-Span keys_seen(const Span& queries, const Span& keys, const Band& band) {
-  int64_t first = 0, past = keys.count;
-  if (!band.unbounded_below()) {
-    first = std::clamp<int64_t>(ceil_div(band.lo + queries.begin - keys.begin, keys.stride), 0, keys.count);
-  }
-  if (!band.unbounded_above()) {
-    past = std::clamp<int64_t>(floor_div(band.hi + queries.last() - keys.begin, keys.stride) + 1, first, keys.count);
-  }
-  return Span::range(first, past);
-}
-
 }  // namespace annulus

@@ -3,6 +3,7 @@
 // attention/composition. The functions are thread safe.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -25,6 +26,18 @@ std::vector<TileGroup> group_tiles(std::span<const Tile> tiles, int64_t most_key
 bool share_queries(const TileGroup& a, const TileGroup& b);
 
 // The keys, as indices into `keys`, between the first and the last that some of `queries` sees within the band.
-Span keys_seen(const Span& queries, const Span& keys, const Band& band);
+inline Span keys_seen(const Span& queries, const Span& keys, const Band& band) {
+  int64_t first = 0, past = keys.count;
+  if (!band.unbounded_below()) {
+    const int64_t distance = band.lo + queries.begin - keys.begin;
+    first = std::clamp<int64_t>(keys.stride == 1 ? distance : ceil_div(distance, keys.stride), 0, keys.count);
+  }
+  if (!band.unbounded_above()) {
+    const int64_t distance = band.hi + queries.last() - keys.begin;
+    const int64_t last = keys.stride == 1 ? distance : floor_div(distance, keys.stride);
+    past = std::clamp<int64_t>(last + 1, first, keys.count);
+  }
+  return Span::range(first, past);
+}
 
 }  // namespace annulus

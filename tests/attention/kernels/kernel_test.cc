@@ -229,6 +229,31 @@ TEST_F(Kernels, LongRowsAndKeysEqualTheDefinition) {
   }
 }
 
+// The first rows see three keys, the last rows three others that are computed together with those, and the rows in
+// between see neither. All rows see the keys that are computed before.
+TEST_F(Kernels, RowsBetweenThoseThatSeeKeysAddNothing) {
+  for (const at::ScalarType type : {at::kDouble, at::kFloat}) {
+    Case c = scattered(type, true, 5);
+    const auto options = c.q.options();
+    c.q = at::randn({1, 48, 2, 5}, options), c.dout = at::randn({1, 48, 2, 5}, options);
+    c.keys = {at::randn({1, 262, 1, 5}, options), at::randn({1, 262, 1, 5}, options), {0, 1, 1}, {0, 1, 1}};
+    c.grad_batch = c.grad_heads = {0, 1, 1}, c.grad_rows = 262;
+    c.tiles.clear();
+    const auto add = [&](Span rows, int64_t position, Band band) {
+      Tile t;
+      t.batch = {0, 1, 1}, t.heads = {0, 1, 2};
+      t.query_rows = t.query_positions = {0, 1, 48};
+      t.key_rows = t.grad_rows = rows, t.key_positions = {position, 1, rows.count};
+      t.band = band;
+      c.tiles.push_back(t);
+    };
+    add({0, 1, 256}, 0, {});
+    add({256, 1, 3}, 0, {0, Band::kUnbounded});
+    add({259, 1, 3}, 45, {-Band::kUnbounded, 0});
+    EXPECT_LT(worst(run(c, KernelKind::kCpu), by_definition(c)), type == at::kDouble ? kExact : kSingle);
+  }
+}
+
 // Each band shows exactly one pair of a block or hides exactly one.
 TEST_F(Kernels, BandsThatShowOrHideOnePair) {
   Case c = scattered(at::kDouble, false);
