@@ -175,16 +175,18 @@ void flash_backward(const QueryBlock<T>& block, std::span<const KeyPiece<T>> pie
     clear_columns(v_columns, length, columns, padded);
     find_rows(math, parts, &KeyPiece<T>::k, dim, scratch.k, keys);
     const bool in_place = find_tiles(math, parts, dim, scratch, tiles);
+    find_rows_that_see(parts, block.positions, tiles);
     TileRuns<T> tile(block, parts, columns);
     RowsAhead<T> ahead(next, dim, true, heads * 2 * ceil_div(columns, math.panel) * rows / math.rows);
     for (int64_t h = 0; h < heads; ++h) {
       for (int64_t held = 0; held < rows; held += kRowsHeld) {
         const int64_t past = std::min(rows, held + kRowsHeld);
-        for (KeyTile<T>& of_keys : tiles) of_keys.first = of_keys.past = 0;
         for (int64_t i = held; i < past; i += math.rows) {
           const int64_t n = std::min(math.rows, count - i), row = h * rows + i;
           T *const p_rows = p + (i - held) * step, *const ds_rows = ds + (i - held) * step;
+          const int64_t summed = round_up(n, together);
           tile.find(i, n);
+          clear_unseen(tiles, tile.runs(), i, math.rows, summed, p_rows, ds_rows, step);
           if (tile.runs().empty()) continue;
           scores_of(math, n, q + row * q_width, q_width, k_columns, length, tile.runs(), p_rows, step, ahead);
           scores_of(math, n, dout + row * q_width, q_width, v_columns, length, tile.runs(), ds_rows, step, ahead);
@@ -193,9 +195,7 @@ void flash_backward(const QueryBlock<T>& block, std::span<const KeyPiece<T>> pie
           const auto runs = static_cast<int64_t>(tile.runs().size());
           math.gradient(n, p_rows, ds_rows, step, tile.runs().data(), runs, score_scale, drops ? factors : nullptr,
                         lse + row, delta + row);
-          const int64_t summed = round_up(n, together);
           tile.clear_padding(n, summed, p_rows, ds_rows, step);
-          mark_seen(tiles, tile.runs(), i - held, math.rows, summed, p, ds, step);
           const T* ds_operand = ds_rows;
           if (math.narrow != nullptr) {
             math.narrow(ds_rows, step, tile.runs().data(), runs, narrowed, step);
@@ -207,10 +207,11 @@ void flash_backward(const QueryBlock<T>& block, std::span<const KeyPiece<T>> pie
                    static_cast<const T*>(nullptr));
         }
         for (const KeyTile<T>& of_keys : tiles) {
-          if (of_keys.first >= of_keys.past) continue;
-          const int64_t from = of_keys.first * step + of_keys.column;
-          const int64_t row = (h * rows + held + of_keys.first) / together * width;
-          const int64_t n = ceil_div(std::min(of_keys.past, count - held) - of_keys.first, together);
+          const int64_t first = std::max(of_keys.first, held) / together * together;
+          const int64_t n = ceil_div(std::min(of_keys.past, past) - first, together);
+          if (n <= 0) continue;
+          const int64_t from = (first - held) * step + of_keys.column;
+          const int64_t row = (h * rows + first) / together * width;
           const int64_t next = together * step;  // two rows of pairs are as far apart
           math.add_product(of_keys.keys, p + from, 1, next, dout_stacked + row, width, n, of_keys.dv.data,
                            of_keys.dv.step, width, nullptr);

@@ -226,10 +226,28 @@ template <typename T>
 struct KeyTile {
   int64_t column, keys;  // the column of its first key in the chunk
   Rows<T> dk, dv;
-  // Of the query rows whose scores are held, the range between the first and the last whose register tiles see some of
-  // these keys, in whole register tiles. Empty: none does.
-  int64_t first = 0, past = 0;
+  int64_t first = 0, past = 0;  // the rows of the block between the first and the last that see some of these keys
 };
+
+// Finds the rows that see the keys of each tile. The tiles are in the order of their columns.
+template <typename T>
+void find_rows_that_see(std::span<const Part<T>> parts, const Span& queries, std::vector<KeyTile<T>>& tiles) {
+  size_t before = 0;  // the parts that end before the tile begins
+  for (KeyTile<T>& tile : tiles) {
+    const int64_t end = tile.column + tile.keys;
+    while (parts[before].column + parts[before].count() <= tile.column) ++before;
+    tile.first = queries.count, tile.past = 0;
+    for (size_t i = before; i < parts.size() && parts[i].column < end; ++i) {
+      const Part<T>& part = parts[i];
+      const int64_t first = std::max(part.column, tile.column), past = std::min(part.column + part.count(), end);
+      const Span keys = part.piece->positions.sub(part.first + first - part.column, past - first);
+      const Band& band = part.piece->band;
+      const Span rows = keys_seen(keys, queries, {-band.hi, -band.lo});  // the roles of queries and keys exchanged
+      if (rows.empty()) continue;
+      tile.first = std::min(tile.first, rows.begin), tile.past = std::max(tile.past, rows.begin + rows.count);
+    }
+  }
+}
 
 // Divides the keys of a chunk into register tiles, in the order of their columns. Returns whether their gradients are
 // added up where they belong. Otherwise they are added up in scratch memory, and add_gradients adds them to those of
@@ -266,37 +284,29 @@ bool find_tiles(const TileMath<T>& math, std::span<const Part<T>> parts, int64_t
   return false;
 }
 
-// Notes in the tiles of keys that the register tile of `rows` query rows from `row` on sees the columns of `runs`. The
-// products with p and ds that compute a tile's dk and dv go over all rows of its range, so p and ds, of which row 0 is
-// the first one held, are set to 0 for the rows and columns in between that have no scores; of this register tile in
-// the first `used` rows.
+// Sets p and ds of the query rows row, ..., row + rows - 1 to 0 where they have no scores, because their columns are
+// not in `runs`, and yet the products that compute a tile's dk and dv read them. p and ds point to the first of these
+// rows, of which only the first `used` are written.
 template <typename T>
-void mark_seen(std::vector<KeyTile<T>>& tiles, const std::vector<Run>& runs, int64_t row, int64_t rows, int64_t used,
-               T* p, T* ds, int64_t step) {
-  const auto clear = [&](int64_t first_row, int64_t past_row, int64_t first, int64_t past) {
-    for (int64_t r = first_row; r < past_row && first < past; ++r) {
+void clear_unseen(const std::vector<KeyTile<T>>& tiles, const std::vector<Run>& runs, int64_t row, int64_t rows,
+                  int64_t used, T* p, T* ds, int64_t step) {
+  const auto clear = [&](int64_t first, int64_t past) {
+    for (int64_t r = 0; r < used && first < past; ++r) {
       std::fill(p + r * step + first, p + r * step + past, T{0});
       std::fill(ds + r * step + first, ds + r * step + past, T{0});
     }
   };
   size_t before = 0;  // the runs that end before the tile begins
-  for (KeyTile<T>& tile : tiles) {
+  for (const KeyTile<T>& tile : tiles) {
+    if (tile.past <= row || tile.first >= row + rows) continue;
     const int64_t end = tile.column + tile.keys;
     while (before < runs.size() && runs[before].past <= tile.column) ++before;
-    if (before == runs.size()) break;
-    if (runs[before].first >= end) continue;
     int64_t from = tile.column;  // has no scores from here on
     for (size_t i = before; i < runs.size() && runs[i].first < end; ++i) {
-      clear(row, row + used, from, runs[i].first);
+      clear(from, runs[i].first);
       from = runs[i].past;
     }
-    clear(row, row + used, from, end);
-    if (tile.first == tile.past) {
-      tile.first = row;
-    } else {
-      clear(tile.past, row, tile.column, end);
-    }
-    tile.past = row + rows;
+    clear(from, end);
   }
 }
 
