@@ -39,7 +39,7 @@ if [[ -e launcher/broken ]]; then
   exit 1
 fi
 mkdir -p .bazel/bin/launcher && rm -f .bazel/bin/launcher/annulus
-printf '#!/bin/bash\necho "program $* of $PWD"\nexit 7\n' >.bazel/bin/launcher/annulus
+printf '#!/bin/bash\necho "program $* of $PWD"\n[[ $1 != tunables ]] || echo "tunables $GLIBC_TUNABLES"\nexit 7\n' >.bazel/bin/launcher/annulus
 chmod +x .bazel/bin/launcher/annulus
 END
   for name in apt-get sudo; do
@@ -96,6 +96,16 @@ says "program train a.toml b c of $work"
 run "$home/annulus" version
 [[ $(cat "$work/out") == "program version of $PWD" ]] || { fail "when all is there, only the program speaks" && cat "$work/out"; }
 [[ $(calls) == 1 ]] || fail "built though nothing had changed"
+
+# ---- malloc asks for huge pages, unless the user has decided.
+for rank in '' OMPI_COMM_WORLD_RANK=0; do
+  run env $rank "$home/annulus" tunables
+  says "tunables glibc.malloc.hugetlb=1"
+  run env $rank GLIBC_TUNABLES=glibc.malloc.tcache_count=7 "$home/annulus" tunables
+  says "tunables glibc.malloc.tcache_count=7:glibc.malloc.hugetlb=1"
+  run env $rank GLIBC_TUNABLES=glibc.malloc.hugetlb=0 "$home/annulus" tunables
+  grep -qxF "tunables glibc.malloc.hugetlb=0" "$work/out" || { fail "the user's choice of pages" && cat "$work/out"; }
+done
 
 # ---- A rank runs the built program, although a source has changed.
 echo '// x' >>"$home/launcher/main.cc"

@@ -205,9 +205,9 @@ std::vector<std::string> forwarded_variables() {
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string_view text = *entry;
     const std::string_view name = text.substr(0, text.find('='));
-    // The last three are how the script ./annulus passes ANNULUS_ISA on to libraries.
+    // The script ./annulus sets the last four: three pass ANNULUS_ISA on to libraries, and one asks for huge pages.
     const bool ours = name.starts_with("ANNULUS_") || name == "OMP_NUM_THREADS" || name == "ATEN_CPU_CAPABILITY" ||
-                      name == "MKL_ENABLE_INSTRUCTIONS" || name == "ONEDNN_MAX_CPU_ISA";
+                      name == "MKL_ENABLE_INSTRUCTIONS" || name == "ONEDNN_MAX_CPU_ISA" || name == "GLIBC_TUNABLES";
     const bool network = name.starts_with("NCCL_") || name.starts_with("UCX_");
     if (ours || (network && name != "NCCL_HOSTID")) names.emplace_back(name);
   }
