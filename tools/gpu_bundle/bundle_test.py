@@ -190,6 +190,17 @@ class BundleTest(unittest.TestCase):
         done, report = self.start("--only", "tests", LIBTORCH=torch, ANNULUS_BUNDLE_DEVICES=devices)
         self.assertEqual(done.returncode, 1, "on a machine with a GPU that is a fault")
         self.assertEqual(report["failed"], 1)
+        # The right version for another CUDA: in Python's package, and in an unpacked LibTorch.
+        version = report["facts"]["built with"].split()[1].rstrip(",")
+        open(os.path.join(torch, "lib", "libtorch_cuda.so"), "w").close()
+        package = "__version__ = '%s+cu126'\ndebug = False\ncuda: Optional[str] = '12.6'\n" % version
+        for name, text in (("version.py", package), ("build-version", version + "+cu126\n")):
+            if name == "build-version":
+                os.remove(os.path.join(torch, "version.py"))
+            with open(os.path.join(torch, name), "w") as f:
+                f.write(text)
+            _, report = self.start("--only", "tests", LIBTORCH=torch)
+            self.assertRegex(report["facts"]["cannot run"], r"is for CUDA 12, but this bundle was built for CUDA \d+")
 
     def test_it_runs_from_a_read_only_folder_for_another_user_and_an_older_c_library(self):
         bundle = self.copy("a bundle")

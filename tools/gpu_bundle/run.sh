@@ -18,7 +18,7 @@
 # and the report is that of all calls together. Results are on disk as soon as they are known, so nothing but the step
 # that runs is lost if run.sh is killed; a test then goes on with the cases that have not run.
 # run.sh -- COMMAND...: runs one command that finds the programs and libraries here, such as run.sh -- annulus bench gpu
-# The machine needs an NVIDIA driver, and LibTorch of the version in bundle.env: that in LIBTORCH
+# The machine needs an NVIDIA driver, and LibTorch of the version and for the CUDA in bundle.env: that in LIBTORCH
 # (.../site-packages/torch, or an unpacked LibTorch), else the torch that python3 (or python3.12) imports. It needs
 # neither MPI nor a network. This folder is only read. The exit code is 0 if nothing failed, also if there is no GPU and
 # all steps are skipped.
@@ -184,17 +184,20 @@ if [[ ! $torch ]]; then
 elif [[ ! -e $torch/lib/libtorch_cpu.so ]]; then
   obstacle="there is no lib/libtorch_cpu.so in $torch; LIBTORCH should be .../site-packages/torch, or an unpacked LibTorch"
 fi
-version=unknown
+version=unknown cuda='' # cuda: the major version that LibTorch was built for, if its files say it
 if [[ ! $obstacle ]]; then
   for file in "$torch/version.py" "$torch/build-version"; do
     [[ -r $file ]] || continue
     version=$(grep -oE '[0-9]+\.[0-9]+\.[0-9]+' "$file" | head -n 1)
+    cuda=$(grep -oE "\+cu[0-9]{2}|^cuda\b.*= '[0-9]+" "$file" | grep -oE '[0-9]+$' | tail -n 1)
     break
   done
   if [[ ${version%.*} != "${BUILT_LIBTORCH%.*}" && ! ${ANNULUS_ANY_LIBTORCH-} ]]; then
     obstacle="LibTorch $version in $torch, but this bundle was built with $BUILT_LIBTORCH, and only ${BUILT_LIBTORCH%.*} fits it; make a bundle with that one, or set ANNULUS_ANY_LIBTORCH=1"
   elif [[ ! -e $torch/lib/libtorch_cuda.so ]]; then
     obstacle="the LibTorch in $torch has no CUDA (no lib/libtorch_cuda.so)"
+  elif [[ $cuda && $cuda != "${BUILT_CUDA%%.*}" && ! ${ANNULUS_ANY_LIBTORCH-} ]]; then
+    obstacle="the LibTorch in $torch is for CUDA $cuda, but this bundle was built for CUDA ${BUILT_CUDA%%.*}, whose libraries have other names; set LIBTORCH to one for CUDA ${BUILT_CUDA%%.*}, or make a bundle with that one"
   fi
 fi
 gpus=0
