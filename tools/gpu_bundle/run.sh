@@ -186,12 +186,9 @@ elif [[ ! -e $torch/lib/libtorch_cpu.so ]]; then
 fi
 version=unknown cuda='' # cuda: the major version that LibTorch was built for, if its files say it
 if [[ ! $obstacle ]]; then
-  for file in "$torch/version.py" "$torch/build-version"; do
-    [[ -r $file ]] || continue
-    version=$(grep -oE '[0-9]+\.[0-9]+\.[0-9]+' "$file" | head -n 1)
-    cuda=$(grep -oE "\+cu[0-9]{2}|^cuda\b.*= '[0-9]+" "$file" | grep -oE '[0-9]+$' | tail -n 1)
-    break
-  done
+  file=$torch/version.py && [[ -r $file ]] || file=$torch/build-version
+  version=$( (grep -oE '[0-9]+\.[0-9]+\.[0-9]+' "$file" || echo unknown) 2>/dev/null | head -n 1)
+  cuda=$(grep -oE "\+cu[0-9]{2}|^cuda\b.*= '[0-9]+" "$file" 2>/dev/null | grep -oE '[0-9]+$' | tail -n 1)
   if [[ ${version%.*} != "${BUILT_LIBTORCH%.*}" && ! ${ANNULUS_ANY_LIBTORCH-} ]]; then
     obstacle="LibTorch $version in $torch, but this bundle was built with $BUILT_LIBTORCH, and only ${BUILT_LIBTORCH%.*} fits it; make a bundle with that one, or set ANNULUS_ANY_LIBTORCH=1"
   elif [[ ! -e $torch/lib/libtorch_cuda.so ]]; then
