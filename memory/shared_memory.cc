@@ -99,7 +99,7 @@ struct SharedMemory::Holder {
   const pid_t process = getpid();
 };
 
-SharedMemory::SharedMemory() : number_(random_number()) {
+SharedMemory::SharedMemory() : number_(random_number()), process_(getpid()) {
   SegmentPtr first = make_segment(kHeaderBytes);
   if (!first) {
     throw Error(ErrorKind::kUnavailable, "memory",
@@ -207,7 +207,7 @@ void SharedMemory::retire_idle() {
 at::Tensor SharedMemory::allocate(at::IntArrayRef sizes, const at::TensorOptions& options) {
   int64_t bytes = static_cast<int64_t>(options.dtype().itemsize());
   for (const int64_t size : sizes) bytes *= size;
-  if (bytes < kSmallest) return at::empty(sizes, options);
+  if (bytes < kSmallest || getpid() != process_) return at::empty(sizes, options);
   const int64_t length = kHeaderBytes + (bytes + kGrain - 1) / kGrain * kGrain;
   const std::lock_guard lock(mutex_);
   SegmentPtr segment = idle_segment(length);

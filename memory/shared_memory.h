@@ -11,6 +11,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Allocator.h>
+#include <sys/types.h>
 
 #include <cstdint>
 #include <map>
@@ -48,8 +49,9 @@ class SharedMemory {
   // Whether this process can open the segments of the process that `sample` comes from.
   bool reaches(const LentMemory& sample) noexcept;
 
-  // A CPU tensor that can be lent, not initialised. Where the system gives no more memory that can be shared, and for
-  // tensors so small that copying them costs less, it is an ordinary tensor.
+  // A CPU tensor that can be lent, not initialised. Where the system gives no more memory that can be shared, for
+  // tensors so small that copying them costs less, and in a child that the process has forked, it is an ordinary
+  // tensor.
   at::Tensor allocate(at::IntArrayRef sizes, const at::TensorOptions& options);
 
   // Whether the tensor lies in memory of this object, allocated or borrowed.
@@ -84,6 +86,7 @@ class SharedMemory {
 
   mutable std::mutex mutex_;
   const uint64_t number_;
+  const pid_t process_;  // whose segments these are; a child that it forks has a copy of this object
   uint64_t next_segment_ = 0;
   int64_t most_used_ = 0;                                         // bytes of segments with holders, at most so far
   std::vector<SegmentPtr> own_;                                   // the first is segment 0

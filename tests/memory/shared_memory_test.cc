@@ -120,14 +120,16 @@ TEST(SharedMemory, KeepsNoMoreThanItHasUsedAtOnce) {
   EXPECT_LE(mapped_segments() - before, 8);
 }
 
-// For example a worker that loads data ends with copies of all objects of the process that forked it.
+// For example a worker that loads data ends with copies of all objects of the process that forked it. What it allocates
+// must not lie in a segment that the process may use at the same time.
 TEST(SharedMemory, ForkedChildrenHoldNothing) {
   SharedMemory owner;
   at::Tensor mine = numbers(owner, 3);
+  numbers(owner, 4);  // leaves an idle segment
   const pid_t child = fork();
   if (child == 0) {
     mine.reset();
-    _exit(0);
+    _exit(owner.holds(numbers(owner, 5)) ? 1 : 0);
   }
   int status = -1;
   waitpid(child, &status, 0);
