@@ -1,12 +1,13 @@
-// See interrupt.h. The handlers call only async-signal-safe functions.
+// See interrupt.h. handle() calls only async-signal-safe functions, because it is also a signal handler.
 #include "common/interrupt.h"
 
+#include <signal.h>
 #include <unistd.h>
-#include <csignal>
 #include <ctime>
 
 #include <atomic>
 #include <initializer_list>
+#include <thread>
 
 namespace annulus {
 namespace {
@@ -44,12 +45,23 @@ void install_interrupt_handlers() {
   action.sa_handler = handle;
   action.sa_flags = SA_RESTART;
   sigemptyset(&action.sa_mask);
-  for (const int signal : {SIGINT, SIGTERM, SIGUSR1}) sigaction(signal, &action, nullptr);
-  for (const int signal : {SIGHUP, SIGPIPE}) {
+  sigset_t requests;
+  sigemptyset(&requests);
+  for (const int signal : {SIGINT, SIGTERM, SIGUSR1, SIGHUP, SIGPIPE}) {
     struct sigaction before {};
     sigaction(signal, nullptr, &before);
-    if (before.sa_handler != SIG_IGN) sigaction(signal, &action, nullptr);
+    if ((signal == SIGHUP || signal == SIGPIPE) && before.sa_handler == SIG_IGN) continue;
+    // A thread that exists already does not block the signals, so one of them may come to it.
+    sigaction(signal, &action, nullptr);
+    // The system sends SIGPIPE to the thread that has written.
+    if (signal != SIGPIPE) sigaddset(&requests, signal);
   }
+  pthread_sigmask(SIG_BLOCK, &requests, nullptr);
+  std::thread([requests] {
+    for (int signal = 0;;) {
+      if (sigwait(&requests, &signal) == 0) handle(signal);
+    }
+  }).detach();
 }
 
 bool interrupted() { return g_signal != 0; }

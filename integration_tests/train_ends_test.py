@@ -161,6 +161,13 @@ class TrainEndsTest(cli.CliTest):
         run.signal(signal.SIGHUP)
         self.stopped_alone(run, 129)
 
+    def test_requests_to_stop_do_not_disturb_the_step(self):
+        # While oneDNN multiplies, a signal handler on the same thread would overwrite the heap (common/interrupt.h).
+        run = self.train(*NO_CHECKPOINT, ranks=0)
+        while run.process.poll() is None:
+            run.signal(signal.SIGUSR1)
+        self.stopped_alone(run, 143)
+
     def test_continues_under_nohup_without_launch(self):
         run = self.start("train", "config.toml", *NO_CHECKPOINT, prefix=("nohup",), env={"ANNULUS_PROGRESS": "live"})
         run.wait_for("step ")

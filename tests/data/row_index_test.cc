@@ -12,6 +12,7 @@
 #include <map>
 #include <random>
 #include <set>
+#include <thread>
 
 #include "common/checksum.h"
 #include "common/error.h"
@@ -360,7 +361,8 @@ TEST_F(RowIndexTest, InterruptLeavesNoFile) {
   const Corpus source = corpus({Documents(70000, Ids{1, 2})});
   in_child([&]() -> std::string {
     install_interrupt_handlers();
-    raise(SIGINT);
+    kill(getpid(), SIGINT);
+    while (!interrupted()) std::this_thread::yield();
     try {
       RowIndex::find_or_make(source, settings(8, Packing::kBestFit), root_ + "/index");
       return "packing was not interrupted";

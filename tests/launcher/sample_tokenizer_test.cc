@@ -3,6 +3,7 @@
 #include "launcher/tokens/sample_tokenizer.h"
 
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <sys/stat.h>
 
 #include <cstdio>
@@ -49,6 +50,16 @@ TEST_F(EncodePrompt, PassesTextAndReturnsIds) {
   EXPECT_EQ(encode_prompt("some folder", text), (std::vector<int64_t>{5, 0, 70000}));
   EXPECT_EQ(content("words"), "tokenizer\nencode-prompt\n--tokenizer=some folder\n");
   EXPECT_EQ(content("text"), text);
+}
+
+TEST_F(EncodePrompt, SignalsEndTheChildAlthoughThisProcessBlocksThem) {
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGTERM);
+  pthread_sigmask(SIG_BLOCK, &set, nullptr);
+  script("kill -TERM $$; echo '[1]'");
+  EXPECT_EQ(refusal(), ErrorKind::kResource);
+  pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
 }
 
 TEST_F(EncodePrompt, AcceptsEmptyListOfIds) {
