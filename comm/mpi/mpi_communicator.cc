@@ -80,7 +80,7 @@ class MpiCommunicator final : public Communicator {
       try {
         if (!failed()) die_of(exchanges_.look_at(pending));
       } catch (const Error& e) {
-        die(pending, where(pending->label) + ": " + e.what());
+        die(pending, where(pending->label) + ": " + e.what(), /*told=*/false);
       }
     }
   }
@@ -158,8 +158,8 @@ class MpiCommunicator final : public Communicator {
   // After a failure MPI may still use the buffers of operations that are under way. They are leaked, and MPI is not
   // finalized. The caller holds the lock, for this function and those up to move_along().
   template <typename Kept>
-  void die(const Kept& kept, const std::string& why) {
-    kill(why);
+  void die(const Kept& kept, const std::string& why, bool told = true) {
+    kill(why, told);
     leak(kept);
   }
 
@@ -168,9 +168,10 @@ class MpiCommunicator final : public Communicator {
     [[maybe_unused]] const auto* leaked = new Kept(kept);
   }
 
-  void kill(const std::string& why) {
+  // told: the caller raises the error.
+  void kill(const std::string& why, bool told = true) {
     if (failed()) return;
-    fail(ErrorKind::kComm, why, /*told=*/true);
+    fail(ErrorKind::kComm, why, told);
     exchanges_.abandon();
     std::erase_if(runtime_->begun(), [this](const BegunPtr& begun) {
       if (&begun->comm() != this) return false;
@@ -196,7 +197,7 @@ class MpiCommunicator final : public Communicator {
   bool test(const PendingPtr& pending) {
     Pending& p = *pending;
     const OpLabel label = p.label;
-    if (p.open == 0) return true;
+    if (complete(p)) return true;
     if (!failed()) {
       std::lock_guard<std::mutex> lock(runtime_->mutex());
       try {
@@ -212,7 +213,7 @@ class MpiCommunicator final : public Communicator {
       leak(pending);
       check_alive(label);
     }
-    return p.open == 0;
+    return complete(p);
   }
 
   // Advances what was begun. Returns true when it is complete, and raises if it never will be.
@@ -235,7 +236,10 @@ class MpiCommunicator final : public Communicator {
     return false;
   }
 
-  static bool complete(const Pending& pending) { return pending.open == 0; }
+  // A loan that could not be taken stays in `loans`, although its message has come.
+  static bool complete(const Pending& pending) {
+    return pending.open == 0 && pending.loans.empty() && pending.mismatch.empty();
+  }
   static bool complete(const BegunCollective& begun) { return begun.complete(); }
   // The number of events before the wait that do not show that peers wait as well: after sending its header, a rank may
   // compute.

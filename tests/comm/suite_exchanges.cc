@@ -317,6 +317,15 @@ TEST_P(CommSuite, RefusesToSendOrSplitMissingMemory) {
   });
 }
 
+// Lends a tensor of 400,000 bytes to rank 0, which expects another size. The sender may notice it.
+void lend_too_much(Communicator& comm) {
+  try {
+    complete(comm.exchange({{lendable(comm, at::kFloat, 1), 0}}, {}, {"layer 1", 4, "step"}));
+  } catch (const Error& e) {
+    EXPECT_TRUE(e.kind() == ErrorKind::kMismatch || e.kind() == ErrorKind::kComm) << e.what();
+  }
+}
+
 TEST_P(CommSuite, MismatchedLentTensorsAreAnError) {
   ranks([&](Communicator& comm) {
     if (comm.size() < 2 || !backend().lends) return;
@@ -329,12 +338,30 @@ TEST_P(CommSuite, MismatchedLentTensorsAreAnError) {
       });
       expect_error(ErrorKind::kComm, {"dead"}, [&] { apart->barrier({"later", 5}); });
     } else if (comm.rank() == last) {
-      try {
-        complete(apart->exchange({{lendable(*apart, at::kFloat, 1), 0}}, {}, {"layer 1", 4, "step"}));
-      } catch (const Error& e) {
-        EXPECT_TRUE(e.kind() == ErrorKind::kMismatch || e.kind() == ErrorKind::kComm) << e.what();
-      }
+      lend_too_much(*apart);
     }
+    comm.barrier({"end", 0});
+  });
+}
+
+// While a rank computes, it only calls progress(), which raises nothing: the exchange itself must say later that it
+// failed.
+TEST_P(CommSuite, FailuresThatProgressFindsAreRaisedByTheExchange) {
+  ranks([&](Communicator& comm) {
+    if (comm.size() < 2 || !backend().lends) return;
+    const int last = comm.size() - 1;
+    const auto apart = comm.split(0, comm.rank());
+    if (comm.rank() == 0) {
+      const auto work = apart->exchange({}, {{tensor_without_memory({kLength / 2}, options(at::kFloat)), last}},
+                                        {"layer 1", 4, "step"});
+      comm.barrier({"the message has been sent", 0});
+      for (int i = 0; i < 1000; ++i) apart->progress();
+      expect_error(ErrorKind::kMismatch, {"layer 1", "step 4", rank_text(last), "400000", "200000"},
+                   [&] { work->wait(); });
+    } else if (comm.rank() == last) {
+      lend_too_much(*apart);
+    }
+    if (comm.rank() != 0) comm.barrier({"the message has been sent", 0});
     comm.barrier({"end", 0});
   });
 }
