@@ -145,20 +145,24 @@ SharedMemory::SegmentPtr SharedMemory::mapped(const LentMemory& lent) {
   if (known) return known;
   const auto refuse = [&](const std::string& why) {
     borrowed_.erase({lent.owner, lent.segment});
-    throw Error(ErrorKind::kComm, "memory",
-                "memory that process " + std::to_string(lent.process) +
-                    " of this host has lent cannot be opened: " + why + "; it has probably ended");
+    throw Error(
+        ErrorKind::kComm, "memory",
+        "memory that process " + std::to_string(lent.process) + " of this host has lent cannot be opened: " + why);
   };
+  const std::string ended = "; it has probably ended";
   const std::string path = "/proc/" + std::to_string(lent.process) + "/fd/" + std::to_string(lent.file);
   const File file(open(path.c_str(), O_RDWR | O_CLOEXEC));
-  if (file.get() < 0) refuse(system_error("opening " + path));
+  if (file.get() < 0) {
+    const bool none = errno == ENOENT || errno == ESRCH;
+    refuse(system_error("opening " + path) + (none ? ended : ""));
+  }
   const off_t length = lseek(file.get(), 0, SEEK_END);
-  if (length != lent.length) refuse(path + " is something else");
+  if (length != lent.length) refuse(path + " is something else" + ended);
   void* base = map_all(file.get(), length);
   if (base == MAP_FAILED) refuse(system_error("mmap of " + path));
   auto segment = std::make_shared<Segment>(base, length, -1);
   if (segment->header().owner != lent.owner || segment->header().number != lent.segment) {
-    refuse(path + " is something else");
+    refuse(path + " is something else" + ended);
   }
   known = segment;
   by_address_[segment->base()] = segment;
@@ -187,12 +191,13 @@ SharedMemory::SegmentPtr SharedMemory::idle_segment(int64_t length) const {
   return best;
 }
 
-// Gives up segments without holders, the oldest first, until they hold no more than has been in use at once.
+// Gives up segments without holders, the oldest first, until they hold no more than has been in use at once, and there
+// may be another segment.
 void SharedMemory::retire_idle() {
   int64_t used = 0, idle = 0;
   for (size_t i = 1; i < own_.size(); ++i) (own_[i]->idle() ? idle : used) += own_[i]->length();
   most_used_ = std::max(most_used_, used);
-  for (size_t i = 1; i < own_.size() && idle > most_used_;) {
+  for (size_t i = 1; i < own_.size() && (idle > most_used_ || own_.size() >= kMostSegments);) {
     if (!own_[i]->idle()) {
       ++i;
       continue;
@@ -211,8 +216,8 @@ at::Tensor SharedMemory::allocate(at::IntArrayRef sizes, const at::TensorOptions
   const int64_t length = kHeaderBytes + (bytes + kGrain - 1) / kGrain * kGrain;
   const std::lock_guard lock(mutex_);
   SegmentPtr segment = idle_segment(length);
+  if (!segment) retire_idle();
   if (!segment && own_.size() < kMostSegments) {
-    retire_idle();
     segment = make_segment(length);
     if (segment) {
       own_.push_back(segment);
@@ -260,7 +265,16 @@ std::optional<LentMemory> SharedMemory::lend(const at::Tensor& tensor) {
 
 c10::DataPtr SharedMemory::borrow(const LentMemory& lent) {
   const std::lock_guard lock(mutex_);
-  return hold(mapped(lent), lent.offset);
+  SegmentPtr segment = mapped(lent);
+  if (lent.length != segment->length() || lent.offset < kHeaderBytes || lent.bytes < 0 ||
+      lent.bytes > lent.length - lent.offset) {
+    throw Error(ErrorKind::kComm, "memory",
+                "process " + std::to_string(lent.process) + " of this host has lent bytes " +
+                    std::to_string(lent.offset) + " to " + std::to_string(lent.offset + lent.bytes) + " of " +
+                    std::to_string(lent.length) + ", which are not in the segment of " +
+                    std::to_string(segment->length()) + " bytes: the ranks must run the same program");
+  }
+  return hold(std::move(segment), lent.offset);
 }
 
 SharedMemory::Held SharedMemory::held() const {

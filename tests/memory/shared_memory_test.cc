@@ -120,6 +120,30 @@ TEST(SharedMemory, KeepsNoMoreThanItHasUsedAtOnce) {
   EXPECT_LE(mapped_segments() - before, 8);
 }
 
+// All segments of a process that has as many as it may are idle, and none of them is long enough.
+TEST(SharedMemory, GivesUpIdleSegmentsForOneOfAnotherSize) {
+  SharedMemory owner;
+  {
+    std::vector<at::Tensor> held;
+    while (held.empty() || owner.holds(held.back())) held.push_back(numbers(owner, 0));
+    EXPECT_GT(held.size(), 100u);
+  }
+  EXPECT_TRUE(owner.holds(numbers(owner, 0, 100'000)));
+}
+
+TEST(SharedMemory, RefusesAddressesOutsideOfTheSegment) {
+  SharedMemory owner, other;
+  const at::Tensor tensor = numbers(owner, 7);
+  for (const auto& change : std::vector<void (*)(LentMemory&)>{
+           [](LentMemory& m) { m.offset = 64; }, [](LentMemory& m) { m.offset += m.length; },
+           [](LentMemory& m) { m.bytes = m.length; }, [](LentMemory& m) { m.bytes = -8; }}) {
+    LentMemory lent = *owner.lend(tensor);
+    EXPECT_TRUE(counts_from(borrowed(other, lent), 7));  // from here on the segment is known
+    change(lent);
+    EXPECT_THROW(other.borrow(lent), Error);
+  }
+}
+
 // For example a worker that loads data ends with copies of all objects of the process that forked it. What it allocates
 // must not lie in a segment that the process may use at the same time.
 TEST(SharedMemory, ForkedChildrenHoldNothing) {
