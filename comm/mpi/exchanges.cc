@@ -60,7 +60,9 @@ void Exchanges::post(const PendingPtr& pending, const Message& message, bool is_
     if (const auto loan = runtime_.shared_memory()->lend(message.tensor)) lent = std::make_shared<LentMemory>(*loan);
   }
   if (lent) {
-    code = MPI_Isend(lent.get(), sizeof(LentMemory), MPI_BYTE, message.peer, MessageTags::lent(tag), data_, &request);
+    // It is complete once the receiver has matched it. An address is so short that MPI would call it complete at once,
+    // and a rank that only sends would run ahead of the others and hold what it has lent for all their layers.
+    code = MPI_Issend(lent.get(), sizeof(LentMemory), MPI_BYTE, message.peer, MessageTags::lent(tag), data_, &request);
   } else if (is_send) {
     const ByteType type(bytes, runtime_.options().max_piece_bytes);
     code = MPI_Isend(message.tensor.const_data_ptr(), type.count(), type.type(), message.peer, tag, data_, &request);

@@ -70,7 +70,7 @@ Movement movement(const Pending& pending) {
   // In a collective of MPI all ranks take part already: they have exchanged their headers.
   if (pending.collective != nullptr && pending.headers.empty()) ++moved.events;
   for (const Pending::Item& item : pending.items) {
-    if (!item.done && (!item.tensor.defined() || has_memory(item.tensor))) moved.open += item.bytes;
+    if (!item.done && !item.lent && (!item.tensor.defined() || has_memory(item.tensor))) moved.open += item.bytes;
   }
   return moved;
 }

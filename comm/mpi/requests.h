@@ -26,7 +26,7 @@ namespace annulus::mpi_internal {
 // How far a transfer has come. poll_until() decides by it whether to spin or to sleep.
 struct Movement {
   int64_t events = 0;  // messages that have been matched or are complete
-  int64_t open = 0;    // bytes of the messages that are not complete, apart from tensors that will be borrowed
+  int64_t open = 0;    // bytes of the messages that are not complete, apart from tensors that are lent
 };
 
 // The expected duration of the rest of a transfer on this host. Before anything of it has come, this is the duration of

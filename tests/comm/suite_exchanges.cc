@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <sched.h>
 
+#include <functional>
 #include <iterator>
 #include <memory>
 #include <numeric>
@@ -317,10 +318,13 @@ TEST_P(CommSuite, RefusesToSendOrSplitMissingMemory) {
   });
 }
 
-// Lends a tensor of 400,000 bytes to rank 0, which expects another size. The sender may notice it.
-void lend_too_much(Communicator& comm) {
+// Lends a tensor of 400,000 bytes to rank 0, which expects another size, and calls `then` before it waits. The sender
+// may notice it.
+void lend_too_much(Communicator& comm, const std::function<void()>& then) {
+  const auto work = comm.exchange({{lendable(comm, at::kFloat, 1), 0}}, {}, {"layer 1", 4, "step"});
+  then();
   try {
-    complete(comm.exchange({{lendable(comm, at::kFloat, 1), 0}}, {}, {"layer 1", 4, "step"}));
+    work->wait();
   } catch (const Error& e) {
     EXPECT_TRUE(e.kind() == ErrorKind::kMismatch || e.kind() == ErrorKind::kComm) << e.what();
   }
@@ -338,7 +342,7 @@ TEST_P(CommSuite, MismatchedLentTensorsAreAnError) {
       });
       expect_error(ErrorKind::kComm, {"dead"}, [&] { apart->barrier({"later", 5}); });
     } else if (comm.rank() == last) {
-      lend_too_much(*apart);
+      lend_too_much(*apart, [] {});
     }
     comm.barrier({"end", 0});
   });
@@ -359,9 +363,32 @@ TEST_P(CommSuite, FailuresThatProgressFindsAreRaisedByTheExchange) {
       expect_error(ErrorKind::kMismatch, {"layer 1", "step 4", rank_text(last), "400000", "200000"},
                    [&] { work->wait(); });
     } else if (comm.rank() == last) {
-      lend_too_much(*apart);
+      lend_too_much(*apart, [&] { comm.barrier({"the message has been sent", 0}); });
+    } else {
+      comm.barrier({"the message has been sent", 0});
     }
-    if (comm.rank() != 0) comm.barrier({"the message has been sent", 0});
+    comm.barrier({"end", 0});
+  });
+}
+
+// Otherwise a rank that only sends would run ahead, and would hold what it has lent in all its calls.
+TEST_P(CommSuite, LendingIsNotCompleteBeforeTheReceiverTakesPart) {
+  ranks([&](Communicator& comm) {
+    if (comm.size() < 2 || !backend().lends) return;
+    const int last = comm.size() - 1;
+    if (comm.rank() == 0) {
+      const auto work = comm.exchange({{lendable(comm, at::kFloat, 1), last}}, {}, {"layer 1", 4, "step"});
+      for (int i = 0; i < 1000; ++i) EXPECT_FALSE(work->test());
+      comm.barrier({"the receiver takes part", 0});
+      work->wait();
+    } else {
+      comm.barrier({"the receiver takes part", 0});
+    }
+    if (comm.rank() == last) {
+      at::Tensor got = without_memory();
+      complete(comm.exchange({}, {{got, 0}}, {"layer 1", 4, "step"}));
+      EXPECT_TRUE(at::equal(got, pattern(kLength, at::kFloat, 1)));
+    }
     comm.barrier({"end", 0});
   });
 }
