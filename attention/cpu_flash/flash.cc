@@ -60,7 +60,7 @@ void flash_forward(const QueryBlock<T>& block, std::span<const KeyPiece<T>> piec
   const auto heads = static_cast<int64_t>(block.heads.size());
   const int64_t count = block.count, rows = round_up(count, math.rows), width = round_up(dim, math.lanes);
   const int64_t q_width = round_up(length, math.lanes);
-  const int64_t step = round_up(kMostKeys, math.panel);
+  const int64_t step = round_up(kMostKeys, math.panel) + kRowGap;
   T* const q = room(scratch.q, heads * rows * q_width);
   T* const out = zeros(scratch.out, heads * rows * width);
   T* const maximum = room(scratch.per_row, 2 * heads * rows);

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstdint>
+#include <new>
 #include <span>
 #include <vector>
 
@@ -66,10 +67,26 @@ struct KeyPiece {
   int64_t holds_step = 1;
 };
 
+// Memory that begins with a cache line. Vectors and rows of tiles would lie in two lines each elsewhere.
+template <typename T>
+struct LineAllocator {
+  using value_type = T;
+  static constexpr std::align_val_t kLine{64};
+
+  LineAllocator() = default;
+  template <typename U>
+  explicit LineAllocator(const LineAllocator<U>&) {}
+  T* allocate(size_t n) { return static_cast<T*>(::operator new(n * sizeof(T), kLine)); }
+  void deallocate(T* data, size_t) { ::operator delete(data, kLine); }
+  bool operator==(const LineAllocator&) const { return true; }
+};
+template <typename T>
+using ScratchBuffer = std::vector<T, LineAllocator<T>>;
+
 // The scratch memory of one thread. Its vectors grow to the size that is needed and keep it.
 template <typename T>
 struct FlashScratch {
-  std::vector<T> q, dout, out, per_row, scores, gradients, narrowed, factors, k, v, k_columns, v_columns, dk, dv;
+  ScratchBuffer<T> q, dout, out, per_row, scores, gradients, narrowed, factors, k, v, k_columns, v_columns, dk, dv;
 };
 constexpr int64_t kMostRows = 1024;
 constexpr int64_t kMostKeys = 256;

@@ -17,6 +17,10 @@ namespace annulus::cpu_flash {
 // too much on what they add to.
 inline constexpr int64_t kFewestInPlace = 32;
 
+// Elements between packed rows. The lines of rows that are a power of two apart would compete for a few places in the
+// first-level cache.
+inline constexpr int64_t kRowGap = 16;
+
 inline int64_t round_up(int64_t n, int64_t unit) { return ceil_div(n, unit) * unit; }
 
 inline int64_t width_of(Storage storage) {
@@ -29,13 +33,13 @@ inline StoredRows from_row(StoredRows rows, int64_t row) {
 }
 
 template <typename T>
-T* room(std::vector<T>& buffer, int64_t elements) {
+T* room(ScratchBuffer<T>& buffer, int64_t elements) {
   if (static_cast<int64_t>(buffer.size()) < elements) buffer.resize(static_cast<size_t>(elements));
   return buffer.data();
 }
 
 template <typename T>
-T* zeros(std::vector<T>& buffer, int64_t elements) {
+T* zeros(ScratchBuffer<T>& buffer, int64_t elements) {
   T* const data = room(buffer, elements);
   std::fill_n(data, elements, T{0});
   return data;
@@ -167,7 +171,7 @@ struct KeyRows {
 // otherwise packed in `buffer`.
 template <typename T>
 void find_rows(const TileMath<T>& math, std::span<const Part<T>> parts, StoredRows KeyPiece<T>::*rows_of, int64_t dim,
-               std::vector<T>& buffer, std::vector<KeyRows<T>>& found) {
+               ScratchBuffer<T>& buffer, std::vector<KeyRows<T>>& found) {
   constexpr Storage kNumbers = std::is_same_v<T, double> ? Storage::kDouble : Storage::kFloat;
   const auto numbers = [&](const Part<T>& part) { return (part.piece->*rows_of).storage == kNumbers; };
   const int64_t columns = columns_of(parts);
@@ -180,7 +184,7 @@ void find_rows(const TileMath<T>& math, std::span<const Part<T>> parts, StoredRo
     }
     return;
   }
-  const int64_t width = round_up(dim, math.lanes), padded = round_up(columns, math.lanes);
+  const int64_t width = round_up(dim, math.lanes) + kRowGap, padded = round_up(columns, math.lanes);
   T* const packed = room(buffer, ceil_div(padded, math.together) * width);
   for (const Part<T>& part : parts) {
     math.stack(from_row(part.piece->*rows_of, part.first), part.count(), dim, packed, width, part.column);
