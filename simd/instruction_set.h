@@ -10,16 +10,18 @@ enum class InstructionSet {
   kBaseline,  // SSE4 with AES, which x86-64 processors have had since 2010
   kAvx2,      // AVX2 with FMA
   kAvx512,    // AVX-512 F, BW, DQ and VL
-  // The same with products of bf16 (AVX512_BF16), which attention on tensors of bf16 computes with. Everything else
-  // computes as with kAvx512.
-  kAvx512Bf16,
+  // The same with products of bf16, which attention on tensors of bf16 computes with. Everything else computes as with
+  // kAvx512.
+  kAvx512Bf16,  // AVX512_BF16
+  kAmx,         // the tiles of AMX
 };
 
-// Returns the best instruction set that the processor has, limited by ANNULUS_ISA ("baseline", "avx2", "avx512" or
-// "avx512bf16"). The first call looks it up. Raises Error(kUsage) if ANNULUS_ISA has another value. Thread safe.
+// Returns the best instruction set that the processor has, limited by ANNULUS_ISA ("baseline", "avx2", "avx512",
+// "avx512bf16" or "amx"). The first call looks it up, and asks the system for the tiles of AMX. Raises Error(kUsage) if
+// ANNULUS_ISA has another value. Thread safe.
 InstructionSet instruction_set();
 
-// Returns "AVX-512 BF16", "AVX-512", "AVX2", "SSE4" or "scalar".
+// Returns "AMX", "AVX-512 BF16", "AVX-512", "AVX2", "SSE4" or "scalar".
 const char* instruction_set_name(InstructionSet set);
 
 }  // namespace annulus

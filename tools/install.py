@@ -38,7 +38,7 @@ PYTHON = re.compile(r"lib(torch_python|shm\w*|nnapi\w*)\.so")
 
 COMMAND = """#!/bin/bash
 # The command annulus, from a folder that `./annulus install` made. The folder may be moved and copied as a whole.
-# ANNULUS_ISA=baseline/avx2/avx512/avx512bf16: the newest vector instructions that may be used.
+# ANNULUS_ISA=baseline/avx2/avx512/avx512bf16/amx: the newest vector instructions that may be used.
 # ANNULUS_PYTHON: the Python that has the tokenizer libraries (see README), for `tokenize` and `sample`.
 set -euo pipefail
 here=$(dirname "$(dirname "$(readlink -f "${{BASH_SOURCE[0]}}")")")

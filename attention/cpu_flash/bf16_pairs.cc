@@ -1,10 +1,13 @@
-// The table of tile_math.h for pairs of bf16: packing, and products by AVX-512's instruction for bf16, which Debian's
-// Highway does not have. What computes with fp32 (softmax and its gradient) is the table for numbers.
+// The tables of tile_math.h for pairs of bf16: packing, and products by AVX-512's instruction for bf16, which Debian's
+// Highway does not have; amx_tiles.cc has those of AMX. What computes with fp32 (softmax and its gradient) is the table
+// for numbers.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
 
+#include "attention/cpu_flash/amx_tiles.h"
 #include "attention/cpu_flash/tile_math.h"
+#include "simd/amx.h"
 #include "simd/avx512_bf16.h"
 #include "simd/instruction_set.h"
 
@@ -37,6 +40,19 @@ void copy(const StoredRows& x, int64_t n, int64_t dim, float, float* to, int64_t
 // Pairs of a row are moved like fp32.
 void transpose(const StoredRows& x, int64_t n, int64_t dim, float* panels, int64_t column) {
   tile_math<float>().transpose({x.data, x.step / 2, Storage::kFloat}, n, dim / 2, panels, column);
+}
+
+// A panel's rows are filled up with zeros for AMX, one panel at a time because that changes where the next one begins.
+void transpose_for_tiles(const StoredRows& x, int64_t n, int64_t dim, float* panels, int64_t column) {
+  constexpr int64_t kDepth = amx_tiles::kDepth;
+  const int64_t length = (dim / 2 + kDepth - 1) / kDepth * kDepth;
+  for (int64_t j = 0; j < n;) {
+    const int64_t within = (column + j) % kPanel, count = std::min(n - j, kPanel - within);
+    float* const panel = panels + (column + j - within) * length;
+    transpose({row_of(x, j), x.step, x.storage}, count, dim, panel, within);
+    for (int64_t i = dim / 2; i < length; ++i) std::fill_n(panel + i * kPanel + within, count, 0.0f);
+    j += count;
+  }
 }
 
 void stack(const StoredRows& x, int64_t n, int64_t dim, float* to, int64_t to_step, int64_t row) {
@@ -146,27 +162,40 @@ void add_product(int64_t used, const float* a, int64_t a_row, int64_t a_column, 
 
 // ---- Rows of scores
 
-void narrow(const float* s, int64_t s_step, const Run* runs, int64_t count, float* to, int64_t to_step) {
-  for (int r = 0; r < kRows; ++r) {
+HWY_INLINE __m512i rounded(__m512 low, __m512 high) { return (__m512i)_mm512_cvtne2ps_pbh(high, low); }
+
+void narrow(int64_t used, const float* s, int64_t s_step, const Run* runs, int64_t count, float* to, int64_t to_step) {
+  for (int64_t r = 0; r < used; ++r) {
+    const float* const from = s + r * s_step;
+    float* const pairs = to + r * to_step;
     for (const Run* run = runs; run != runs + count; ++run) {
-      for (int64_t c = run->first; c < run->past; c += kLanes) {
-        const __m256bh narrowed = _mm512_cvtneps_pbh(_mm512_loadu_ps(s + r * s_step + c));
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + r * to_step + c / 2), (__m256i)narrowed);
+      int64_t c = run->first;
+      for (; c + 2 * kLanes <= run->past; c += 2 * kLanes) {
+        const __m512 low = _mm512_loadu_ps(from + c), high = _mm512_loadu_ps(from + c + kLanes);
+        _mm512_storeu_si512(pairs + c / 2, rounded(low, high));
       }
+      if (c == run->past) continue;
+      const __m256bh narrowed = _mm512_cvtneps_pbh(_mm512_loadu_ps(from + c));
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(pairs + c / 2), (__m256i)narrowed);
     }
   }
 }
 
-// The 16 numbers at x, rounded to bf16, each in the lower half of an element.
-HWY_INLINE __m512i rounded(const float* x) {
-  return _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(x)));
+// The places of the numbers of rounded(first, second) if the two take turns.
+HWY_INLINE __m512i in_turns() {
+  alignas(64) static constexpr uint16_t kPlaces[2 * kLanes] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
+                                                               21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
+                                                               11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  return _mm512_load_si512(kPlaces);
 }
 
-void zip(float* s, int64_t s_step, int64_t columns) {
-  for (int r = 0; r < kRows; r += 2) {
+void zip(int64_t used, float* s, int64_t s_step, int64_t columns) {
+  const __m512i places = in_turns();
+  for (int64_t r = 0; r < used; r += 2) {
     float *const first = s + r * s_step, *const second = first + s_step;
     for (int64_t c = 0; c < columns; c += kLanes) {
-      _mm512_storeu_si512(first + c, _mm512_or_epi32(rounded(first + c), _mm512_slli_epi32(rounded(second + c), 16)));
+      const __m512i both = rounded(_mm512_loadu_ps(first + c), _mm512_loadu_ps(second + c));
+      _mm512_storeu_si512(first + c, _mm512_permutexvar_epi16(places, both));
     }
   }
 }
@@ -180,23 +209,33 @@ namespace annulus {
 
 const TileMath<float>* tile_math_of_pairs() {
 #if HWY_ARCH_X86_64
-  if (instruction_set() == InstructionSet::kAvx512Bf16) {
-    static const TileMath<float> math = {.rows = bf16_pairs::kRows,
-                                         .panel = bf16_pairs::kPanel,
-                                         .lanes = bf16_pairs::kLanes,
-                                         .together = 2,
-                                         .copy = bf16_pairs::copy,
-                                         .transpose = bf16_pairs::transpose,
-                                         .stack = bf16_pairs::stack,
-                                         .dots = tile_math<float>().dots,
-                                         .scores = bf16_pairs::scores,
-                                         .add_product = bf16_pairs::add_product,
-                                         .softmax = tile_math<float>().softmax,
-                                         .gradient = tile_math<float>().gradient,
-                                         .narrow = bf16_pairs::narrow,
-                                         .zip = bf16_pairs::zip};
-    return &math;
-  }
+  static const TileMath<float> by_vectors = {.rows = bf16_pairs::kRows,
+                                             .panel = bf16_pairs::kPanel,
+                                             .lanes = bf16_pairs::kLanes,
+                                             .together = 2,
+                                             .depth = 1,
+                                             .held = 48,
+                                             .copy = bf16_pairs::copy,
+                                             .transpose = bf16_pairs::transpose,
+                                             .stack = bf16_pairs::stack,
+                                             .dots = tile_math<float>().dots,
+                                             .scores = bf16_pairs::scores,
+                                             .add_product = bf16_pairs::add_product,
+                                             .softmax = tile_math<float>().softmax,
+                                             .gradient = tile_math<float>().gradient,
+                                             .narrow = bf16_pairs::narrow,
+                                             .zip = bf16_pairs::zip};
+  static const TileMath<float> by_tiles = [] {
+    TileMath<float> math = by_vectors;
+    math.rows = amx_tiles::kRows, math.panel = math.lanes = amx_tiles::kPanel, math.depth = amx_tiles::kDepth;
+    math.held = 128;
+    math.transpose = bf16_pairs::transpose_for_tiles;
+    math.scores = amx_tiles::scores, math.add_product = amx_tiles::add_product;
+    math.begin = configure_tiles, math.end = release_tiles;
+    return math;
+  }();
+  if (instruction_set() == InstructionSet::kAmx) return &by_tiles;
+  if (instruction_set() == InstructionSet::kAvx512Bf16) return &by_vectors;
 #endif
   return nullptr;
 }

@@ -41,6 +41,23 @@ const TileMath<T>& math_for(const QueryBlock<T>& block, std::span<const KeyPiece
   return tile_math<T>();
 }
 
+// A thread's products are made while this exists.
+template <typename T>
+class Products {
+ public:
+  explicit Products(const TileMath<T>& math) : end_(math.end) {
+    if (math.begin != nullptr) math.begin();
+  }
+  ~Products() {
+    if (end_ != nullptr) end_();
+  }
+  Products(const Products&) = delete;
+  Products& operator=(const Products&) = delete;
+
+ private:
+  void (*end_)();
+};
+
 // Packs `count` rows for products with keys, followed by zeros up to row `rows`.
 template <typename T>
 void pack_queries(const TileMath<T>& math, const StoredRows& x, int64_t count, int64_t rows, int64_t dim, T scale,
@@ -55,8 +72,8 @@ template <typename T>
 void flash_forward(const QueryBlock<T>& block, std::span<const KeyPiece<T>> pieces, int64_t dim, T scale,
                    FlashScratch<T>& scratch) {
   const TileMath<T>& math = math_for(block, pieces, dim, scale);
-  const int64_t together = math.together, length = dim / together;  // of the rows of q and k
-  const T score_scale = together == 1 ? 1 : scale;                  // pairs are packed without a scale
+  const int64_t together = math.together, length = round_up(dim / together, math.depth);  // of the rows of q and k
+  const T score_scale = together == 1 ? 1 : scale;  // pairs are packed without a scale
   const auto heads = static_cast<int64_t>(block.heads.size());
   const int64_t count = block.count, rows = round_up(count, math.rows), width = round_up(dim, math.lanes);
   const int64_t q_width = round_up(length, math.lanes);
@@ -83,15 +100,16 @@ void flash_forward(const QueryBlock<T>& block, std::span<const KeyPiece<T>> piec
   }
   T* const k = room(scratch.k_columns, step * length);
   std::vector<KeyRows<T>> values;
+  const Products<T> products(math);
   for_each_chunk(block, pieces, [&](std::span<const Part<T>> parts, std::span<const Part<T>> next) {
     const int64_t columns = columns_of(parts);
     const int64_t padded = round_up(columns, math.lanes);
     for (const Part<T>& part : parts) {
       math.transpose(from_row(part.piece->k, part.first), part.count(), dim, k, part.column);
     }
-    clear_columns(k, length, columns, padded);
+    clear_columns(k, math.panel, length, columns, padded);
     find_rows(math, parts, &KeyPiece<T>::v, dim, scratch.v, values);
-    TileRuns<T> tile(block, parts, columns);
+    TileRuns<T> tile(math, block, parts, columns);
     RowsAhead<T> ahead(next, dim, false, heads * ceil_div(columns, math.panel) * rows / math.rows);
     for (int64_t i = 0; i < rows; i += math.rows) {
       const int64_t n = std::min(math.rows, count - i);
@@ -105,7 +123,7 @@ void flash_forward(const QueryBlock<T>& block, std::span<const KeyPiece<T>> piec
         if (drops) tile.draw(block.heads[static_cast<size_t>(h)].philox_key, i, n, factors, step);
         math.softmax(n, scores, step, tile.runs().data(), runs, score_scale, drops ? factors : nullptr, maximum + row,
                      sum + row, keep.data());
-        if (math.narrow != nullptr) math.narrow(scores, step, tile.runs().data(), runs, scores, step);
+        if (math.narrow != nullptr) math.narrow(n, scores, step, tile.runs().data(), runs, scores, step);
         add_rows(math, n, scores, step, tile.runs(), values, out + row * width, width, keep.data());
       }
     }
@@ -126,17 +144,20 @@ template <typename T>
 void flash_backward(const QueryBlock<T>& block, std::span<const KeyPiece<T>> pieces, int64_t dim, T scale,
                     FlashScratch<T>& scratch) {
   const TileMath<T>& math = math_for(block, pieces, dim, scale);
-  const int64_t together = math.together, length = dim / together;  // of the rows of q, dout, k and v
-  const T score_scale = together == 1 ? 1 : scale;                  // pairs are packed without a scale
+  const int64_t together = math.together,
+                length = round_up(dim / together, math.depth);  // of the rows of q, dout, k and v
+  const T score_scale = together == 1 ? 1 : scale;              // pairs are packed without a scale
   const auto heads = static_cast<int64_t>(block.heads.size());
   const int64_t count = block.count, rows = round_up(count, math.rows), width = round_up(dim, math.lanes);
   const int64_t q_width = round_up(length, math.lanes);
   const int64_t step = round_up(kMostKeys, math.panel) + round_up(math.rows, math.lanes);
   // q and dout are packed twice: for products with keys, and stacked for products with p and ds. Rows of numbers serve
   // both.
-  const int64_t stacked = together == 1 ? 0 : rows / together * width;
+  const int64_t stacked_width = together == 1 ? width : width + kRowGap;
+  const int64_t stacked = together == 1 ? 0 : rows / together * stacked_width;
   T* const q = room(scratch.q, heads * (rows * q_width + stacked));
   T* const dout = room(scratch.dout, heads * (rows * q_width + stacked));
+  const int64_t unit = together * math.depth;  // the rows that a product adds up are a multiple of it
   T* const q_stacked = together == 1 ? q : q + heads * rows * q_width;
   T* const dout_stacked = together == 1 ? dout : dout + heads * rows * q_width;
   T* const dq = zeros(scratch.out, heads * rows * width);
@@ -147,16 +168,18 @@ void flash_backward(const QueryBlock<T>& block, std::span<const KeyPiece<T>> pie
     pack_queries(math, head.q, count, rows, dim, scale, q + h * rows * q_width, q_width);
     pack_queries(math, head.dout, count, rows, dim, T{1}, dout + h * rows * q_width, q_width);
     if (together > 1) {
-      math.stack(head.q, count, dim, q_stacked + h * stacked, width, 0);
-      math.stack(head.dout, count, dim, dout_stacked + h * stacked, width, 0);
+      math.stack(head.q, count, dim, q_stacked + h * stacked, stacked_width, 0);
+      math.stack(head.dout, count, dim, dout_stacked + h * stacked, stacked_width, 0);
+      clear_rows(q_stacked + h * stacked, stacked_width, together, count, rows);
+      clear_rows(dout_stacked + h * stacked, stacked_width, together, count, rows);
     }
     for (int64_t i = 0; i < rows; ++i) {
       lse[h * rows + i] = i < count ? head.lse[i * head.lse_step] : kInfinity<T>;
       delta[h * rows + i] = i < count ? head.delta[i * head.delta_step] : 0;
     }
   }
-  T* const p = room(scratch.scores, kRowsHeld * step);
-  T* const ds = room(scratch.gradients, kRowsHeld * step);
+  T* const p = room(scratch.scores, math.held * step);
+  T* const ds = room(scratch.gradients, math.held * step);
   const bool drops = block.drop_threshold > 0;
   T* const factors = room(scratch.factors, drops ? math.rows * step : 0);  // zeros at first, and always finite
   T* const narrowed = room(scratch.narrowed, math.narrow == nullptr ? 0 : math.rows * step);
@@ -164,6 +187,7 @@ void flash_backward(const QueryBlock<T>& block, std::span<const KeyPiece<T>> pie
   T* const v_columns = room(scratch.v_columns, step * length);
   std::vector<KeyRows<T>> keys;
   std::vector<KeyTile<T>> tiles;
+  const Products<T> products(math);
   for_each_chunk(block, pieces, [&](std::span<const Part<T>> parts, std::span<const Part<T>> next) {
     const int64_t columns = columns_of(parts);
     const int64_t padded = round_up(columns, math.lanes);
@@ -171,20 +195,20 @@ void flash_backward(const QueryBlock<T>& block, std::span<const KeyPiece<T>> pie
       math.transpose(from_row(part.piece->k, part.first), part.count(), dim, k_columns, part.column);
       math.transpose(from_row(part.piece->v, part.first), part.count(), dim, v_columns, part.column);
     }
-    clear_columns(k_columns, length, columns, padded);
-    clear_columns(v_columns, length, columns, padded);
+    clear_columns(k_columns, math.panel, length, columns, padded);
+    clear_columns(v_columns, math.panel, length, columns, padded);
     find_rows(math, parts, &KeyPiece<T>::k, dim, scratch.k, keys);
     const bool in_place = find_tiles(math, parts, dim, scratch, tiles);
     find_rows_that_see(parts, block.positions, tiles);
-    TileRuns<T> tile(block, parts, columns);
+    TileRuns<T> tile(math, block, parts, columns);
     RowsAhead<T> ahead(next, dim, true, heads * 2 * ceil_div(columns, math.panel) * rows / math.rows);
     for (int64_t h = 0; h < heads; ++h) {
-      for (int64_t held = 0; held < rows; held += kRowsHeld) {
-        const int64_t past = std::min(rows, held + kRowsHeld);
+      for (int64_t held = 0; held < rows; held += math.held) {
+        const int64_t past = std::min(rows, held + math.held);
         for (int64_t i = held; i < past; i += math.rows) {
           const int64_t n = std::min(math.rows, count - i), row = h * rows + i;
           T *const p_rows = p + (i - held) * step, *const ds_rows = ds + (i - held) * step;
-          const int64_t summed = round_up(n, together);
+          const int64_t summed = round_up(n, unit);
           tile.find(i, n);
           clear_unseen(tiles, tile.runs(), i, math.rows, summed, p_rows, ds_rows, step);
           if (tile.runs().empty()) continue;
@@ -198,24 +222,24 @@ void flash_backward(const QueryBlock<T>& block, std::span<const KeyPiece<T>> pie
           tile.clear_padding(n, summed, p_rows, ds_rows, step);
           const T* ds_operand = ds_rows;
           if (math.narrow != nullptr) {
-            math.narrow(ds_rows, step, tile.runs().data(), runs, narrowed, step);
+            math.narrow(n, ds_rows, step, tile.runs().data(), runs, narrowed, step);
             ds_operand = narrowed;
-            math.zip(p_rows, step, padded);
-            math.zip(ds_rows, step, padded);
+            math.zip(summed, p_rows, step, padded);
+            math.zip(summed, ds_rows, step, padded);
           }
           add_rows(math, n, ds_operand, step, tile.runs(), keys, dq + row * width, width,
                    static_cast<const T*>(nullptr));
         }
         for (const KeyTile<T>& of_keys : tiles) {
-          const int64_t first = std::max(of_keys.first, held) / together * together;
-          const int64_t n = ceil_div(std::min(of_keys.past, past) - first, together);
+          const int64_t first = std::max(of_keys.first, held) / unit * unit;
+          const int64_t n = ceil_div(std::min(of_keys.past, past) - first, unit) * math.depth;
           if (n <= 0) continue;
           const int64_t from = (first - held) * step + of_keys.column;
-          const int64_t row = (h * rows + first) / together * width;
+          const int64_t row = (h * rows + first) / together * stacked_width;
           const int64_t next = together * step;  // two rows of pairs are as far apart
-          math.add_product(of_keys.keys, p + from, 1, next, dout_stacked + row, width, n, of_keys.dv.data,
+          math.add_product(of_keys.keys, p + from, 1, next, dout_stacked + row, stacked_width, n, of_keys.dv.data,
                            of_keys.dv.step, width, nullptr);
-          math.add_product(of_keys.keys, ds + from, 1, next, q_stacked + row, width, n, of_keys.dk.data,
+          math.add_product(of_keys.keys, ds + from, 1, next, q_stacked + row, stacked_width, n, of_keys.dk.data,
                            of_keys.dk.step, width, nullptr);
         }
       }

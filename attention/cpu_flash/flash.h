@@ -90,13 +90,10 @@ struct FlashScratch {
 };
 constexpr int64_t kMostRows = 1024;
 constexpr int64_t kMostKeys = 256;
-// The number of query rows whose scores the backward holds at once: few enough for the second-level cache, and enough
-// that dk and dv are read and written rarely.
-constexpr int64_t kRowsHeld = 48;
 
 // The approximate number of elements of a FlashScratch if all heads of a block together have at most `rows` rows.
 constexpr int64_t flash_scratch_elements(int64_t rows, int64_t dim, bool backward) {
-  return backward ? (3 * rows + 5 * kMostKeys) * dim + 2 * kRowsHeld * kMostKeys : 2 * (rows + kMostKeys) * dim;
+  return backward ? (3 * rows + 5 * kMostKeys) * dim + 2 * kMostRowsHeld * kMostKeys : 2 * (rows + kMostKeys) * dim;
 }
 
 // Updates out and lse of all rows of the block with all keys of `pieces`. `dim` is the head size. Keys and values

@@ -62,8 +62,8 @@ struct Part {
   }
 };
 
-// Calls visit(parts, parts of the next chunk) for chunks of at most kMostKeys of the keys that some row
-// of the block sees.
+// Calls visit(parts, parts of the next chunk) for chunks of at most kMostKeys of the keys that some row of the block
+// sees.
 template <typename T, typename Visit>
 void for_each_chunk(const QueryBlock<T>& block, std::span<const KeyPiece<T>> pieces, Visit visit) {
   std::vector<Part<T>> previous, parts;
@@ -139,8 +139,7 @@ class RowsAhead {
 // Sets the columns [columns, past) of panels with `length` rows to 0. They are multiplied by 0, and what an earlier
 // chunk left there may not be finite.
 template <typename T>
-void clear_columns(T* panels, int64_t length, int64_t columns, int64_t past) {
-  const int64_t panel = tile_math<T>().panel;
+void clear_columns(T* panels, int64_t panel, int64_t length, int64_t columns, int64_t past) {
   for (int64_t c = columns; c < past; ++c) {
     T* const to = panels + c / panel * panel * length + c % panel;
     for (int64_t i = 0; i < length; ++i) to[i * panel] = 0;

@@ -238,15 +238,15 @@ void softmax(int64_t used, T* s, int64_t s_step, const Run* runs, int64_t count,
              T* sum, T* keep) {
   const Tag<T> d;
   constexpr T kInfinity = std::numeric_limits<T>::infinity();
-  constexpr int64_t kPadded = (kRows + kLanes<T> - 1) / kLanes<T> * kLanes<T>;
-  HWY_ALIGN T most[kPadded] = {}, before[kPadded] = {}, factor[kPadded];
+  HWY_ALIGN T most[kMostTileRows], before[kMostTileRows], factor[kMostTileRows];
   for (int64_t r = 0; r < used; ++r) {
     before[r] = maximum[r];
     most[r] = std::max(maximum[r], scale * most_of(s + r * s_step, runs, count));
   }
   // Few rows have a new maximum, but an exponential of all of them costs less than a branch for each.
   const auto least = hn::Set(d, -kInfinity), one = hn::Set(d, T{1});
-  for (int64_t r = 0; r < kPadded; r += kLanes<T>) {
+  for (int64_t r = used; r % kLanes<T> != 0; ++r) most[r] = before[r] = 0;
+  for (int64_t r = 0; r < used; r += kLanes<T>) {
     const auto now = hn::Load(d, most + r), then = hn::Load(d, before + r);
     const auto shift = hn::IfThenZeroElse(hn::Eq(now, least), now);
     const auto same = hn::And(hn::Eq(now, then), hn::Ne(now, least));
@@ -304,6 +304,8 @@ constexpr TileMath<T> math_of(decltype(TileMath<T>::copy) copy, decltype(TileMat
           .panel = kPanel<T>,
           .lanes = kLanes<T>,
           .together = 1,
+          .depth = 1,
+          .held = 48,
           .copy = copy,
           .transpose = transpose,
           .stack = stack<T>,

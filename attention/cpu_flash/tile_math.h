@@ -7,11 +7,11 @@
 // `panel` elements.
 //
 // With AVX-512 BF16 a multiplication of 32-bit elements is a product of two pairs of bf16, which adds two products to
-// an fp32 sum. So there are two tables of functions for fp32: tile_math<float>(), whose operands are numbers, and
-// tile_math_of_pairs(), whose operands are pairs: the bits of two bf16 in the place of one fp32. The two bf16 are those
-// that a product adds up: neighbours along the head's dimensions in `copy` and `transpose`, and neighbouring rows in
-// `stack`. With k = (1 2 3 4), (5 6 7 8), transpose makes two rows of pairs, (1,2) (5,6) and (3,4) (7,8), and stack
-// makes one, (1,5) (2,6) (3,7) (4,8).
+// an fp32 sum; AMX multiplies whole tiles of such elements (amx_tiles.h). So there are two tables of functions for
+// fp32: tile_math<float>(), whose operands are numbers, and tile_math_of_pairs(), whose operands are pairs: the bits of
+// two bf16 in the place of one fp32. The two bf16 are those that a product adds up: neighbours along the head's
+// dimensions in `copy` and `transpose`, and neighbouring rows in `stack`. With k = (1 2 3 4), (5 6 7 8), transpose
+// makes two rows of pairs, (1,2) (5,6) and (3,4) (7,8), and stack makes one, (1,5) (2,6) (3,7) (4,8).
 #pragma once
 
 #include <cstdint>
@@ -28,6 +28,10 @@ struct StoredRows {
   Storage storage = Storage::kFloat;
 };
 
+// The most rows that a tile of registers has with any instructions, and the most rows of scores that the backward
+// holds.
+inline constexpr int64_t kMostTileRows = 32, kMostRowsHeld = 128;
+
 // Columns [first, past) of a row of scores.
 struct Run {
   int64_t first = 0, past = 0;
@@ -40,15 +44,21 @@ struct Run {
 // the storage bf16. All functions are thread safe.
 template <typename T>
 struct TileMath {
-  int64_t rows, panel, lanes;  // lanes: elements of a vector; panel: columns of a register tile, a multiple of lanes
-  int64_t together;            // the numbers in an element of an operand: 1, or 2 in the table for pairs
+  int64_t rows, panel;  // of a tile of registers: its rows, at most kMostTileRows, and its columns
+  int64_t lanes;        // the columns that are computed at a time, a multiple of a vector and a divisor of panel
+  int64_t together;     // the numbers in an element of an operand: 1, or 2 in the table for pairs
+  int64_t depth;        // products add up a multiple of so many elements
+
+  // The query rows whose scores the backward holds at once, at most kMostRowsHeld and a multiple of rows: few enough
+  // for the second-level cache, and enough that dk and dv are read and written rarely.
+  int64_t held;
 
   // Packs rows: element i of to + j * to_step is that of row j of x, scaled, and 0 for i in [dim / together, to_step).
   // The table for pairs does not scale.
   void (*copy)(const StoredRows& x, int64_t n, int64_t dim, T scale, T* to, int64_t to_step);
 
   // Packs rows as columns: row j of x becomes column `column` + j of the panels. A panel stores dim / together rows of
-  // `panel` adjacent columns. Other columns stay unchanged.
+  // `panel` adjacent columns, and rows of zeros up to a multiple of depth. Other columns stay unchanged.
   void (*transpose)(const StoredRows& x, int64_t n, int64_t dim, T* panels, int64_t column);
 
   // Packs rows as the second operand of add_product: rows `row`, ..., `row` + n - 1 of it become those of x, and 0
@@ -83,19 +93,23 @@ struct TileMath {
                    const T* lse, const T* delta);
 
   // Only in the table for pairs, otherwise null. Make rows of numbers operands, rounded to bf16.
-  // narrow: element c / 2 of each row is the pair of the row's numbers c and c + 1, for the columns of the runs, whose
-  // ends are multiples of lanes. `to` may be s.
-  void (*narrow)(const T* s, int64_t s_step, const Run* runs, int64_t count, T* to, int64_t to_step);
-  // zip: row 2 r becomes the pairs of the numbers of rows 2 r and 2 r + 1, and what row 2 r + 1 holds is not changed.
-  // `columns` is a multiple of lanes.
-  void (*zip)(T* s, int64_t s_step, int64_t columns);
+  // narrow: element c / 2 of each of the first `used` rows is the pair of the row's numbers c and c + 1, for the
+  // columns of the runs, whose ends are multiples of lanes. `to` may be s.
+  void (*narrow)(int64_t used, const T* s, int64_t s_step, const Run* runs, int64_t count, T* to, int64_t to_step);
+  // zip: of the first `used` rows, an even number, row 2 r becomes the pairs of the numbers of rows 2 r and 2 r + 1,
+  // and what row 2 r + 1 holds is not changed. `columns` is a multiple of lanes.
+  void (*zip)(int64_t used, T* s, int64_t s_step, int64_t columns);
+
+  // Null, or called by a thread before and after its products.
+  void (*begin)() = nullptr;
+  void (*end)() = nullptr;
 };
 
 // The functions for the instruction set of this process (simd/instruction_set.h).
 template <typename T>
 const TileMath<T>& tile_math();
 
-// The functions on pairs of bf16; null without AVX-512 BF16. Its products treat denormal numbers as 0.
+// The functions on pairs of bf16; null without AVX-512 BF16 and AMX. Its products treat denormal numbers as 0.
 const TileMath<float>* tile_math_of_pairs();
 
 }  // namespace annulus

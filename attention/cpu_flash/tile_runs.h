@@ -20,20 +20,19 @@ namespace annulus::cpu_flash {
 template <typename T>
 class TileRuns {
  public:
-  TileRuns(const QueryBlock<T>& block, std::span<const Part<T>> parts, int64_t columns)
-      : block_(block), parts_(parts), cut_(columns % tile_math<T>().lanes != 0) {
+  TileRuns(const TileMath<T>& math, const QueryBlock<T>& block, std::span<const Part<T>> parts, int64_t columns)
+      : block_(block), parts_(parts), lanes_(math.lanes), cut_(columns % lanes_ != 0) {
     for (const Part<T>& part : parts) cut_ = cut_ || part.cut;
   }
 
   // Finds the runs for rows row, ..., row + n - 1 of the block.
   void find(int64_t row, int64_t n) {
     runs_.clear();
-    const int64_t lanes = tile_math<T>().lanes;
     const Span queries = block_.positions.sub(row, n);
     for (const Part<T>& part : parts_) {
       const Run seen = part.cut ? part.seen_by(queries) : Run{part.column, part.column + part.count()};
       if (seen.first == seen.past) continue;
-      const Run run{seen.first / lanes * lanes, round_up(seen.past, lanes)};
+      const Run run{seen.first / lanes_ * lanes_, round_up(seen.past, lanes_)};
       if (!runs_.empty() && run.first <= runs_.back().past) {
         runs_.back().past = std::max(runs_.back().past, run.past);
       } else {
@@ -80,8 +79,8 @@ class TileRuns {
     }
   }
 
-  // Makes the rows [n, past), which only fill up a pair of rows, add nothing to dk and dv, not even if their zeros meet
-  // infinite keys.
+  // Makes the rows [n, past), which only fill up a product's operands, add nothing to dk and dv, not even if their
+  // zeros meet infinite keys.
   void clear_padding(int64_t n, int64_t past, T* p, T* ds, int64_t step) const {
     for (int64_t r = n; r < past; ++r) {
       for (const Run& run : runs_) {
@@ -94,6 +93,7 @@ class TileRuns {
  private:
   const QueryBlock<T>& block_;
   std::span<const Part<T>> parts_;
+  int64_t lanes_;
   bool cut_;
   std::vector<Run> runs_;
 };

@@ -1,9 +1,10 @@
-// Implements bf16_flops of fma_peak.h, whose instruction Debian's Highway does not have.
+// Implements bf16_flops of fma_peak.h, whose instructions Debian's Highway does not have.
 #include <algorithm>
 #include <cstdint>
 
 #include "benchmarks/kernel/fma_peak.h"
 #include "benchmarks/measure.h"
+#include "simd/amx.h"
 #include "simd/avx512_bf16.h"
 #include "simd/instruction_set.h"
 
@@ -28,6 +29,20 @@ HWY_NOINLINE float add_products(int64_t steps) {
   return _mm512_cvtss_f32(sums[0]);
 }
 
+// The same with the tiles of AMX, `kTileSums` products of 16 x 16 x 32 numbers a step. It computes with zeros, which
+// take as long as other numbers.
+constexpr int kTileSums = 4;
+void add_tile_products(int64_t steps) {
+  configure_tiles();
+  for (int64_t step = 0; step < steps; ++step) {
+    ANNULUS_TILE_MULTIPLY(0, 4, 6);
+    ANNULUS_TILE_MULTIPLY(1, 4, 7);
+    ANNULUS_TILE_MULTIPLY(2, 5, 6);
+    ANNULUS_TILE_MULTIPLY(3, 5, 7);
+  }
+  release_tiles();
+}
+
 }  // namespace
 }  // namespace annulus
 HWY_POP_ATTRIBUTES
@@ -37,16 +52,21 @@ namespace annulus {
 
 std::optional<double> bf16_flops() {
 #if HWY_ARCH_X86_64
-  if (instruction_set() == InstructionSet::kAvx512Bf16) {
+  if (instruction_set() >= InstructionSet::kAvx512Bf16) {
     constexpr int64_t kSteps = 40000;
+    const bool tiles = instruction_set() == InstructionSet::kAmx;
     double least = 1e9;
     volatile float result = 0;  // keeps the compiler from removing the products
     for (int turn = 0; turn < 8; ++turn) {
       const double begin = thread_cpu_seconds();
-      result = result + add_products(kSteps);
+      if (tiles) {
+        add_tile_products(kSteps);
+      } else {
+        result = result + add_products(kSteps);
+      }
       least = std::min(least, thread_cpu_seconds() - begin);
     }
-    return 4.0 * 16 * kSums * kSteps / least;
+    return (tiles ? 2.0 * 16 * 16 * 32 * kTileSums : 4.0 * 16 * kSums) * kSteps / least;
   }
 #endif
   return std::nullopt;

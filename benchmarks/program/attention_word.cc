@@ -28,7 +28,7 @@ class AttentionWord : public Word {
     add_json(app, json_);
     app->footer(
         "Without options it measures a choice of shapes, masks and dtypes. The environment variable ANNULUS_ISA\n"
-        "(baseline, avx2, avx512 or avx512bf16) limits the vector instructions of both sides.\n"
+        "(baseline, avx2, avx512, avx512bf16 or amx) limits the vector instructions of both sides.\n"
         "Example:\n  ./annulus bench attention --length 1024 --dtype bf16");
     return app;
   }

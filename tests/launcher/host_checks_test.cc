@@ -248,6 +248,7 @@ TEST(HostChecks, FindsEachFaultAmongHostsAndItsRemedy) {
       {{"same-driver", w, [](R& r, Q&) { r.driver = "535.1"; }, "535.1 on b", "same driver"}},
       {{"same-instructions", w, [](R& r, Q&) { r.isa = "AVX2"; }, "AVX2 on b", "ANNULUS_ISA=avx2,"}},
       {{"same-instructions", w, [](R& r, Q&) { r.isa = "AVX-512 BF16"; }, "BF16 on b", "ANNULUS_ISA=avx512,"}},
+      {{"same-instructions", w, [](R& r, Q&) { r.isa = "AMX"; }, "AMX on b", "ANNULUS_ISA=avx512,"}},
       {{"same-instructions", w, [](R& r, Q&) { r.isa = "SSE4"; }, "SSE4 on b", "ANNULUS_ISA=baseline,"}},
       {{"same-instructions", w, [](R& r, Q&) { r.isa = "scalar"; }, "scalar on b", "no vector instructions in common"}},
       {{"same-devices", e, [](R& r, Q&) { r.host.cuda = false; }, "no GPUs that ranks can compute on on b",

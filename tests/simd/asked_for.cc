@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
+#include <regex>
 #include <string>
 #include <vector>
 
@@ -19,13 +20,15 @@ namespace {
 bool processor_has(const std::string& flag) {
   std::ifstream file("/proc/cpuinfo");
   const std::string text{std::istreambuf_iterator<char>(file), {}};
-  return text.find(" " + flag + " ") != std::string::npos;
+  return std::regex_search(text, std::regex("\\b" + flag + "\\b"));
 }
 
 struct Set {
   std::string word, flag, name;
+  std::string only_of = {};  // the maker whose processors use the set without being asked to; empty: all
 };
-const std::vector<Set> kSets = {{"avx512bf16", "avx512_bf16", "AVX-512 BF16"},
+const std::vector<Set> kSets = {{"amx", "amx_bf16", "AMX"},
+                                {"avx512bf16", "avx512_bf16", "AVX-512 BF16", "AuthenticAMD"},
                                 {"avx512", "avx512bw", "AVX-512"},
                                 {"avx2", "avx2", "AVX2"},
                                 {"baseline", "sse4_2", "SSE4"}};
@@ -34,6 +37,7 @@ const std::vector<Set> kSets = {{"avx512bf16", "avx512_bf16", "AVX-512 BF16"},
 const Set* expected() {
   const char* const word = std::getenv("ANNULUS_ISA");
   for (const Set& set : kSets) {
+    if (word == nullptr && !set.only_of.empty() && !processor_has(set.only_of)) continue;
     if ((word == nullptr || set.word == word) && processor_has(set.flag)) return &set;
   }
   return nullptr;

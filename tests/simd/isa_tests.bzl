@@ -3,7 +3,7 @@
 load("@rules_cc//cc:defs.bzl", "cc_test")
 
 def isa_test(name, srcs, deps, **kwargs):
-    """Makes NAME, which ends in _test, and ..._avx512_test, ..._avx2_test and ..._baseline_test, which ANNULUS_ISA limits.
+    """Makes NAME, which ends in _test, and ..._avx512bf16_test, ..._avx2_test and so on, which ANNULUS_ISA limits.
 
     Each test also fails if another version than the expected one ran, and is skipped if the processor lacks the
     instructions (asked_for.cc). The sources are compiled once.
@@ -14,7 +14,7 @@ def isa_test(name, srcs, deps, **kwargs):
         deps = deps + ["//tests/simd:asked_for"],
         **kwargs
     )
-    for isa in ["avx512", "avx2", "baseline"]:
+    for isa in ["avx512bf16", "avx512", "avx2", "baseline"]:
         native.sh_test(
             name = "%s_%s_test" % (name[:-len("_test")], isa),
             srcs = [":" + name],

@@ -15,6 +15,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "attention/cpu_flash/tile_math.h"
@@ -33,12 +34,26 @@ class Bf16Pairs : public Bf16Kernel {
   void SetUp() override {
     Bf16Kernel::SetUp();
     if (tile_math_of_pairs() == nullptr) GTEST_SKIP() << "no products of bf16 here";
+    if (math().begin != nullptr) math().begin();
+  }
+  void TearDown() override {
+    if (tile_math_of_pairs() != nullptr && math().end != nullptr) math().end();
   }
   const TileMath<float>& math() const { return *tile_math_of_pairs(); }
 };
 
+// Those of AMX, which multiplies whole tiles.
+class Bf16Tiles : public Bf16Pairs {
+ protected:
+  void SetUp() override {
+    Bf16Pairs::SetUp();
+    if (tile_math_of_pairs() != nullptr && math().depth == 1) GTEST_SKIP() << "no AMX here";
+  }
+};
+
 at::Tensor numbers(at::IntArrayRef sizes) { return at::randn(sizes).to(at::kBFloat16); }
 StoredRows rows_of(const at::Tensor& x) { return {x.const_data_ptr(), x.stride(0), Storage::kBFloat16}; }
+int64_t padded(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 float* floats(const at::Tensor& x) { return x.data_ptr<float>(); }
 
 // The elements of a tensor of pairs as bf16, with a last dimension of 2.
@@ -57,9 +72,10 @@ TEST_F(Bf16Pairs, PackingPutsNeighboursTogether) {
     EXPECT_TRUE(copied.narrow(1, dim / 2, step - dim / 2).eq(0).all().item<bool>()) << dim;
 
     const int64_t panel = math().panel, panels = (column + n + panel - 1) / panel;
-    const at::Tensor columns = at::full({panels, dim / 2, panel}, 7.0f);
+    const int64_t length = padded(dim / 2, math().depth);
+    const at::Tensor columns = at::full({panels, length, panel}, 7.0f);
     math().transpose(rows_of(x), n, dim, floats(columns), column);
-    const at::Tensor in_order = columns.transpose(1, 2).reshape({panels * panel, dim / 2});
+    const at::Tensor in_order = columns.transpose(1, 2).reshape({panels * panel, length}).narrow(1, 0, dim / 2);
     EXPECT_TRUE(halves(in_order).narrow(0, column, n).reshape({n, dim}).equal(x)) << dim;
     EXPECT_TRUE(in_order.narrow(0, 0, column).eq(7).all().item<bool>()) << dim;
     EXPECT_TRUE(in_order.narrow(0, column + n, panels * panel - column - n).eq(7).all().item<bool>()) << dim;
@@ -80,37 +96,37 @@ TEST_F(Bf16Pairs, PackingPutsNeighboursTogether) {
 }
 
 // What is added up is rounded to fp32 only.
-TEST_F(Bf16Pairs, ProductsEqualThoseInFp32) {
+void expect_products_equal_those_in_fp32(const TileMath<float>& math) {
   for (const int64_t dim : {2, 16, 48, 80, 128}) {
-    const int64_t keys = 3 * math().panel, step = keys + math().lanes, rows = math().rows;
-    const int64_t padded = (dim + math().lanes - 1) / math().lanes * math().lanes;
+    const int64_t keys = 3 * math.panel, step = keys + math.lanes, rows = math.rows;
+    const int64_t width = padded(dim, math.lanes), length = padded(dim / 2, math.depth);
     const double bound = 3e-6 * static_cast<double>(keys);
     const at::Tensor a = numbers({rows, dim}), b = numbers({keys, dim});
-    const at::Tensor left = at::zeros({rows, dim / 2}), columns = at::zeros({3, dim / 2, math().panel});
-    math().copy(rows_of(a), rows, dim, 1, floats(left), dim / 2);
-    math().transpose(rows_of(b), keys, dim, floats(columns), 0);
-    const annulus::Run run{math().lanes, 2 * math().panel + math().lanes};
+    const at::Tensor left = at::zeros({rows, length}), columns = at::zeros({3, length, math.panel});
+    math.copy(rows_of(a), rows, dim, 1, floats(left), length);
+    math.transpose(rows_of(b), keys, dim, floats(columns), 0);
+    const annulus::Run run{math.lanes, 3 * math.panel - math.lanes};
     const at::Tensor want = at::full({rows, step}, 7.0f);
     want.narrow(1, run.first, run.past - run.first)
         .copy_(at::matmul(a.to(at::kFloat), b.to(at::kFloat).t()).narrow(1, run.first, run.past - run.first));
     for (int64_t used = 1; used <= rows; ++used) {
       const at::Tensor s = at::full({rows, step}, 7.0f);
-      math().scores(used, floats(left), dim / 2, floats(columns), dim / 2, run, floats(s), step);
+      math.scores(used, floats(left), length, floats(columns), length, run, floats(s), step);
       EXPECT_LT((s - want).narrow(0, 0, used).abs().max().item<double>(), bound) << dim << " " << used;
     }
 
-    const at::Tensor values = numbers({keys, dim}), stacked = at::zeros({keys / 2, padded});
-    math().stack(rows_of(values), keys, dim, floats(stacked), padded, 0);
+    const at::Tensor values = numbers({keys, dim}), stacked = at::zeros({keys / 2, width});
+    math.stack(rows_of(values), keys, dim, floats(stacked), width, 0);
     const at::Tensor of_keys = numbers({rows, keys}).to(at::kFloat), keep = at::randn({rows});
-    const at::Tensor narrowed = at::zeros({rows, step}), c = at::randn({rows, padded}), sums = c.clone();
-    c.narrow(1, dim, padded - dim).zero_();
+    const at::Tensor narrowed = at::zeros({rows, step}), c = at::randn({rows, width}), sums = c.clone();
+    c.narrow(1, dim, width - dim).zero_();
     const annulus::Run all{0, keys};
-    math().narrow(floats(of_keys), keys, &all, 1, floats(narrowed), step);
+    math.narrow(rows, floats(of_keys), keys, &all, 1, floats(narrowed), step);
     const at::Tensor sum = at::matmul(of_keys, values.to(at::kFloat)) + (c * keep.unsqueeze(1)).narrow(1, 0, dim);
     for (int64_t used = 1; used <= rows; ++used) {
       sums.copy_(c);
-      math().add_product(used, floats(narrowed), step, 1, floats(stacked), padded, keys / 2, floats(sums), padded,
-                         padded, floats(keep));
+      math.add_product(used, floats(narrowed), step, 1, floats(stacked), width, keys / 2, floats(sums), width, width,
+                       floats(keep));
       EXPECT_LT((sums.narrow(1, 0, dim) - sum).narrow(0, 0, used).abs().max().item<double>(), bound)
           << dim << " " << used;
     }
@@ -118,12 +134,26 @@ TEST_F(Bf16Pairs, ProductsEqualThoseInFp32) {
     // The sum over the rows of a tile, for as many of its columns as a tile has rows.
     const at::Tensor zipped = numbers({rows, keys}).to(at::kFloat), of_rows = numbers({rows, dim});
     const at::Tensor expected = at::matmul(zipped.narrow(1, 4, rows).t(), of_rows.to(at::kFloat));
-    const at::Tensor operand = at::zeros({rows / 2, padded}), got = at::zeros({rows, padded});
-    math().stack(rows_of(of_rows), rows, dim, floats(operand), padded, 0);
-    math().zip(floats(zipped), keys, keys);
-    math().add_product(math().rows, floats(zipped) + 4, 1, 2 * keys, floats(operand), padded, rows / 2, floats(got),
-                       padded, padded, nullptr);
+    const at::Tensor operand = at::zeros({rows / 2, width}), got = at::zeros({rows, width});
+    math.stack(rows_of(of_rows), rows, dim, floats(operand), width, 0);
+    math.zip(rows, floats(zipped), keys, keys);
+    math.add_product(math.rows, floats(zipped) + 4, 1, 2 * keys, floats(operand), width, rows / 2, floats(got), width,
+                     width, nullptr);
     EXPECT_LT((got.narrow(1, 0, dim) - expected).abs().max().item<double>(), bound) << dim;
+  }
+}
+
+TEST_F(Bf16Pairs, ProductsEqualThoseInFp32) { expect_products_equal_those_in_fp32(math()); }
+TEST_F(Bf16Tiles, ProductsEqualThoseInFp32) { expect_products_equal_those_in_fp32(math()); }
+
+TEST_F(Bf16Tiles, PanelsAreFilledUpWithZeros) {
+  for (const int64_t dim : {2, 30, 32, 80}) {
+    const int64_t length = padded(dim / 2, math().depth), panel = math().panel, n = panel + 5, column = 3;
+    const at::Tensor columns = at::full({2, length, panel}, 7.0f);
+    math().transpose(rows_of(numbers({n, dim})), n, dim, floats(columns), column);
+    const at::Tensor rest = columns.transpose(1, 2).reshape({2 * panel, length}).narrow(1, dim / 2, length - dim / 2);
+    EXPECT_TRUE(rest.narrow(0, column, n).eq(0).all().item<bool>()) << dim;
+    EXPECT_TRUE(rest.narrow(0, 0, column).eq(7).all().item<bool>()) << dim;
   }
 }
 
@@ -140,7 +170,7 @@ TEST_F(Bf16Pairs, NarrowingAndZippingRoundToNearest) {
   const std::vector<annulus::Run> runs{{0, 3 * math().lanes}, {5 * math().lanes, 7 * math().lanes}};
   for (const bool in_place : {false, true}) {
     const at::Tensor from = x.clone(), to = in_place ? from : at::zeros_like(x);
-    math().narrow(floats(from), columns, runs.data(), 2, floats(to), columns);
+    math().narrow(rows, floats(from), columns, runs.data(), 2, floats(to), columns);
     const at::Tensor got = halves(to).reshape({rows, 2 * columns});
     for (const annulus::Run& run : runs) {
       const int64_t n = run.past - run.first;
@@ -148,7 +178,7 @@ TEST_F(Bf16Pairs, NarrowingAndZippingRoundToNearest) {
     }
   }
   const at::Tensor zipped = x.clone();
-  math().zip(floats(zipped), columns, columns);
+  math().zip(rows, floats(zipped), columns, columns);
   const at::Tensor got = halves(zipped.slice(0, 0, rows, 2)).transpose(1, 2).reshape({rows, columns});
   EXPECT_TRUE(equal(got, want));
 }
@@ -239,6 +269,29 @@ TEST_F(Bf16Kernel, HugeNumbersAndNaNBehaveAsInFp32) {
   }();
   EXPECT_TRUE(run(c, KernelKind::kCpu).out.isnan().equal(wide.out.isnan()));
   EXPECT_TRUE(wide.out.isnan().any().item<bool>());
+}
+
+// The rows that fill up a tile behind the last query hold nothing of an earlier block.
+TEST_F(Bf16Tiles, NaNStayInTheirBlock) {
+  Case c;
+  const auto draw = [](int64_t n) { return at::randn({2, n, 1, 16}).to(at::kBFloat16); };
+  c.q = draw(32), c.dout = draw(32);
+  c.keys = {draw(40), draw(40), {0, 1, 2}, {0, 1, 1}};
+  c.grad_batch = {0, 1, 2}, c.grad_heads = {0, 1, 1}, c.grad_rows = 40;
+  c.call.scale = 0.3;
+  for (const int64_t batch : {0, 1}) {
+    Tile tile;
+    tile.batch = {batch, 1, 1}, tile.heads = {0, 1, 1};
+    tile.query_rows = tile.query_positions = {0, 1, batch == 0 ? 32 : 3};
+    tile.key_rows = tile.key_positions = tile.grad_rows = {0, 1, 40};
+    c.tiles.push_back(tile);
+  }
+  for (const at::Tensor& x : {c.q, c.dout}) x.select(0, 0).fill_(std::numeric_limits<float>::quiet_NaN());
+  const Result got = run(c, KernelKind::kCpu), want = by_definition(c);
+  EXPECT_TRUE(got.dk.select(0, 0).isnan().all().item<bool>());
+  for (const auto& [mine, right] : {std::pair(got.dk, want.dk), std::pair(got.dv, want.dv)}) {
+    EXPECT_LT((mine.select(0, 1) - right.select(0, 1)).abs().max().item<double>(), 0.05);
+  }
 }
 
 }  // namespace

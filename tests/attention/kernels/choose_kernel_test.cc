@@ -86,9 +86,9 @@ TEST(ChooseKernel, CpuKernelChargesTheScratchOfItsThreads) {
     at::set_num_threads(1);
     return bytes;
   };
-  constexpr int64_t kElement = 64 * 4, kDq = 5000 * 4 * kElement;         // rows of 64 fp32
-  constexpr int64_t kForward = 2 * (1024 + 256) * kElement;               // q, out; k, v
-  constexpr int64_t kBackward = (3 * 1024 + 5 * 256) * kElement + 98304;  // and 2 x 48 x 256 scores
+  constexpr int64_t kElement = 64 * 4, kDq = 5000 * 4 * kElement;          // rows of 64 fp32
+  constexpr int64_t kForward = 2 * (1024 + 256) * kElement;                // q, out; k, v
+  constexpr int64_t kBackward = (3 * 1024 + 5 * 256) * kElement + 262144;  // and 2 x 128 x 256 scores
   EXPECT_EQ(charged(1, 1, When::kForward), kForward);
   EXPECT_EQ(charged(4, 1, When::kForward), 4 * kForward);
   const int64_t alone = charged(1, 1, When::kBackward);
