@@ -80,6 +80,12 @@ class SharedMemory::Segment {
   int64_t length() const { return length_; }
   bool idle() const { return header().holders.load(std::memory_order_acquire) == 0; }
 
+  // Frees all pages but the header's, also for those that still have the segment mapped. Only for the owner of a
+  // segment without holders: what is lent is counted before its address is sent, and until the last use of it.
+  void give_back() const {
+    fallocate(file_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, kHeaderBytes, length_ - kHeaderBytes);
+  }
+
  private:
   char* base_;
   int64_t length_;
@@ -204,6 +210,7 @@ void SharedMemory::retire_idle() {
     }
     idle -= own_[i]->length();
     own_[i]->header().retired.store(1, std::memory_order_release);
+    own_[i]->give_back();
     by_address_.erase(own_[i]->base());
     own_.erase(own_.begin() + static_cast<std::ptrdiff_t>(i));
   }

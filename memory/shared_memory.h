@@ -5,8 +5,8 @@
 // LentMemory, which is plain data. The borrower opens the file through /proc/PID/fd, maps it, and keeps the mapping for
 // the next time. Each segment counts its holders, in the segment itself: the tensors of its owner, the loans that are
 // on their way, and the tensors of borrowers. The owner reuses a segment when it has no holders; nobody sends a message
-// for that. If a process ends, those that have mapped its segments keep them; the system frees the memory with the last
-// of them.
+// for that. It gives the pages of those that it gives up back to the system, whoever has mapped them. If a process
+// ends, those that have mapped its segments keep them; the system frees the memory with the last of them.
 #pragma once
 
 #include <ATen/core/Tensor.h>

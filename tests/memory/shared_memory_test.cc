@@ -3,7 +3,9 @@
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -48,6 +50,13 @@ int64_t open_files() {
   int64_t count = 0;
   for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) ++count;
   return count;
+}
+
+// The memory that the file which a descriptor of this process belongs to takes.
+int64_t bytes_in(int file) {
+  struct stat status {};
+  fstat(file, &status);
+  return int64_t{512} * status.st_blocks;
 }
 
 TEST(SharedMemory, LendsWhatItAllocates) {
@@ -118,6 +127,24 @@ TEST(SharedMemory, KeepsNoMoreThanItHasUsedAtOnce) {
   // The borrower drops mappings of what the owner has given up when it makes a new one.
   borrowed(other, *owner.lend(numbers(owner, 0, 5'000'000)));
   EXPECT_LE(mapped_segments() - before, 8);
+}
+
+// A borrower keeps its mapping until it makes a new one, but not the memory.
+TEST(SharedMemory, GivesMemoryBackThatAnotherProcessHasMapped) {
+  SharedMemory owner, other;
+  at::Tensor small = numbers(owner, 0);
+  const LentMemory lent = *owner.lend(small);
+  const int file = dup(static_cast<int>(lent.file));
+  at::Tensor theirs = borrowed(other, lent);
+  small.reset();
+  numbers(owner, 0, 3 * kLength);  // gives up nothing, because the small one is in use
+  numbers(owner, 0, 9 * kLength);
+  EXPECT_TRUE(counts_from(theirs, 0));
+  EXPECT_GE(bytes_in(file), 8 * kLength);
+  theirs.reset();
+  numbers(owner, 0, 27 * kLength);
+  EXPECT_LT(bytes_in(file), 8 * kLength);
+  close(file);
 }
 
 // All segments of a process that has as many as it may are idle, and none of them is long enough.
