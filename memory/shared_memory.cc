@@ -5,98 +5,130 @@
 #include <ATen/ops/from_blob.h>
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
-#include <random>
+#include <string>
 
 #include "common/error.h"
 
 namespace annulus {
 namespace {
 
-// The first page of a segment is its header.
-constexpr int64_t kHeaderBytes = 4096;
 // Tensors with fewer bytes are not worth a segment.
 constexpr int64_t kSmallest = 64 << 10;
-// A segment's length is a multiple of this, so that tensors of almost the same size share segments.
+// The lengths of table and segments are multiples of this, so that each begins with a page, and tensors of almost the
+// same size share segments.
 constexpr int64_t kGrain = 64 << 10;
-// The most segments of a process: each takes a file descriptor, of which a process has 1,024 by default.
-constexpr size_t kMostSegments = 512;
-
-uint64_t random_number() {
-  std::random_device device;
-  return (uint64_t{device()} << 32) | device();
-}
+// The most segments of a process. All processes that borrow from it map them, and the system lets a process have 65,530
+// mappings by default.
+constexpr int64_t kMostSegments = 512;
 
 std::string system_error(const std::string& call) { return call + " failed: " + std::strerror(errno); }
 
-// Maps a file whose pages exist already, all at once instead of by a fault for each page.
-void* map_all(int file, int64_t length) {
-  return mmap(nullptr, static_cast<size_t>(length), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, file, 0);
+// Maps a part of a file whose pages exist already, all at once instead of by a fault for each page.
+void* map_all(int file, int64_t begin, int64_t length) {
+  return mmap(nullptr, static_cast<size_t>(length), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, file, begin);
 }
 
-class File {
+// Takes memory for a part of a file at once: later the system could only end the process.
+bool take_pages(int file, int64_t begin, int64_t length) { return fallocate(file, 0, begin, length) == 0; }
+
+// Also for those that have mapped it.
+void give_pages_back(int file, int64_t begin, int64_t length) {
+  fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, begin, length);
+}
+
+class Descriptor {
  public:
-  explicit File(int descriptor) : descriptor_(descriptor) {}
-  ~File() {
-    if (descriptor_ >= 0) close(descriptor_);
+  explicit Descriptor(int number) : number_(number) {}
+  Descriptor(Descriptor&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
+  ~Descriptor() {
+    if (number_ >= 0) close(number_);
   }
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
-  int get() const { return descriptor_; }
-  int release() { return std::exchange(descriptor_, -1); }
+  int get() const { return number_; }
 
  private:
-  int descriptor_;
+  int number_;
 };
 
 }  // namespace
 
-// A mapped segment. The header is shared by all processes that have mapped it.
+// What processes share about a segment. Each slot has a cache line of its own.
+struct alignas(64) SharedMemory::Slot {
+  std::atomic<int64_t> holders;
+  // Where the segment begins in the file; 0 if the slot is free. No part of the file is used twice, so those that have
+  // mapped the segment see here that its owner has given it up.
+  std::atomic<int64_t> begin;
+  std::atomic<int64_t> length;
+};
+
+// A file that is open. The table of its segments is mapped; it is at the beginning.
+class SharedMemory::File {
+ public:
+  static constexpr int64_t kTable = (kMostSegments * int64_t{sizeof(Slot)} + kGrain - 1) / kGrain * kGrain;
+  static_assert(std::atomic<int64_t>::is_always_lock_free, "the counts must work between processes");
+
+  File(const SharedFile& address, Descriptor descriptor, void* table)
+      : address(address), descriptor_(std::move(descriptor)), slots_(static_cast<Slot*>(table)) {}
+  ~File() { munmap(slots_, kTable); }
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+
+  int descriptor() const { return descriptor_.get(); }
+  Slot& slot(int64_t number) const { return slots_[number]; }
+
+  const SharedFile address;
+
+ private:
+  Descriptor descriptor_;
+  Slot* slots_;
+};
+
+// A mapped segment.
 class SharedMemory::Segment {
  public:
-  struct Header {
-    uint64_t owner;
-    uint64_t number;
-    int64_t process;  // where borrowers open it: the owner's pid, and the descriptor in the owner
-    int64_t file;
-    std::atomic<int64_t> holders;
-    std::atomic<int64_t> retired;  // not 0: the owner has given the segment up and never lends it again
-  };
-  static_assert(std::atomic<int64_t>::is_always_lock_free, "the count must work between processes");
-
-  // Takes ownership of the mapping, and of the descriptor if it is not negative.
-  Segment(void* base, int64_t length, int file) : base_(static_cast<char*>(base)), length_(length), file_(file) {}
+  // Takes ownership of the mapping.
+  Segment(FilePtr file, int64_t slot, int64_t begin, int64_t length, void* base)
+      : file_(std::move(file)), slot_(slot), begin_(begin), length_(length), base_(static_cast<char*>(base)) {}
   ~Segment() { munmap(base_, static_cast<size_t>(length_)); }
   Segment(const Segment&) = delete;
   Segment& operator=(const Segment&) = delete;
 
-  Header& header() const { return *reinterpret_cast<Header*>(base_); }
-  char* base() const { return base_; }
+  const File& file() const { return *file_; }
+  int64_t slot() const { return slot_; }
+  int64_t begin() const { return begin_; }
   int64_t length() const { return length_; }
-  bool idle() const { return header().holders.load(std::memory_order_acquire) == 0; }
+  char* base() const { return base_; }
 
-  // Frees all pages but the header's, also for those that still have the segment mapped. Only for the owner of a
-  // segment without holders: what is lent is counted before its address is sent, and until the last use of it.
-  void give_back() const {
-    fallocate(file_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, kHeaderBytes, length_ - kHeaderBytes);
+  std::atomic<int64_t>& holders() const { return file_->slot(slot_).holders; }
+  bool idle() const { return holders().load(std::memory_order_acquire) == 0; }
+  bool retired() const { return file_->slot(slot_).begin.load(std::memory_order_acquire) != begin_; }
+
+  // Gives the segment up. Only its owner may, and only if it has no holders: a loan is counted from before its address
+  // is sent until after the last use of the memory, so nobody reads what is freed here.
+  void retire() const {
+    file_->slot(slot_).begin.store(0, std::memory_order_release);
+    give_pages_back(file_->descriptor(), begin_, length_);
   }
 
  private:
-  char* base_;
+  FilePtr file_;
+  int64_t slot_;
+  int64_t begin_;
   int64_t length_;
-  File file_;
+  char* base_;
 };
 
 // One holder of a segment. A child that this process forks has copies of its holders, which must not be counted off.
 struct SharedMemory::Holder {
   explicit Holder(SegmentPtr s) : segment(std::move(s)) {}
   ~Holder() {
-    if (getpid() == process) segment->header().holders.fetch_sub(1, std::memory_order_acq_rel);
+    if (getpid() == process) segment->holders().fetch_sub(1, std::memory_order_acq_rel);
   }
   Holder(const Holder&) = delete;
   Holder& operator=(const Holder&) = delete;
@@ -105,78 +137,97 @@ struct SharedMemory::Holder {
   const pid_t process = getpid();
 };
 
-SharedMemory::SharedMemory() : number_(random_number()), process_(getpid()) {
-  SegmentPtr first = make_segment(kHeaderBytes);
-  if (!first) {
+SharedMemory::SharedMemory() : end_(File::kTable) {
+  Descriptor file(memfd_create("annulus", MFD_CLOEXEC));
+  struct stat status {};
+  void* table = MAP_FAILED;
+  if (file.get() >= 0 && fstat(file.get(), &status) == 0 && take_pages(file.get(), 0, File::kTable)) {
+    table = map_all(file.get(), 0, File::kTable);
+  }
+  if (table == MAP_FAILED) {
     throw Error(ErrorKind::kUnavailable, "memory",
                 "no memory can be shared between processes: " + system_error("memfd_create, fallocate or mmap"));
   }
-  own_.push_back(std::move(first));
+  const SharedFile address{getpid(), file.get(), status.st_dev, status.st_ino};
+  file_ = std::make_shared<File>(address, std::move(file), table);
+  files_[address.number] = file_;
 }
 
 SharedMemory::~SharedMemory() = default;
 
-// Null, with errno, if the system refuses. The memory is taken at once: later the system could only end the process.
-SharedMemory::SegmentPtr SharedMemory::make_segment(int64_t length) {
-  File file(memfd_create("annulus", MFD_CLOEXEC));
-  if (file.get() < 0 || fallocate(file.get(), 0, 0, length) != 0) return nullptr;
-  void* base = map_all(file.get(), length);
-  if (base == MAP_FAILED) return nullptr;
-  new (base) Segment::Header{number_, next_segment_++, getpid(), file.get(), {0}, {0}};
-  return std::make_shared<Segment>(base, length, file.release());
-}
+const SharedFile& SharedMemory::file() const { return file_->address; }
 
-LentMemory SharedMemory::sample() const {
-  const Segment::Header& header = own_[0]->header();
-  return {header.process, header.file, header.owner, header.number, own_[0]->length(), kHeaderBytes, 0};
-}
-
-bool SharedMemory::reaches(const LentMemory& sample) noexcept {
-  try {
-    const std::lock_guard lock(mutex_);
-    mapped(sample);
-    return true;
-  } catch (const Error&) {
-    return false;
-  }
-}
-
-// A descriptor or a pid may have been given to something else since, and in another PID namespace a pid means another
-// process, so the header must say that it is the right segment.
-SharedMemory::SegmentPtr SharedMemory::mapped(const LentMemory& lent) {
-  for (const SegmentPtr& segment : own_) {
-    if (lent.owner == number_ && lent.segment == segment->header().number) return segment;
-  }
-  SegmentPtr& known = borrowed_[{lent.owner, lent.segment}];
-  if (known) return known;
+// In another PID namespace a pid means another process, and a descriptor may have been given to something else, so
+// the file must be the right one.
+void SharedMemory::connect(const SharedFile& theirs) {
+  const std::lock_guard lock(mutex_);
+  if (files_.contains(theirs.number)) return;
+  const std::string path = "/proc/" + std::to_string(theirs.process) + "/fd/" + std::to_string(theirs.descriptor);
   const auto refuse = [&](const std::string& why) {
-    borrowed_.erase({lent.owner, lent.segment});
     throw Error(
-        ErrorKind::kComm, "memory",
-        "memory that process " + std::to_string(lent.process) + " of this host has lent cannot be opened: " + why);
+        ErrorKind::kUnavailable, "memory",
+        "the memory that process " + std::to_string(theirs.process) + " of this host lends cannot be opened: " + why);
   };
-  const std::string ended = "; it has probably ended";
-  const std::string path = "/proc/" + std::to_string(lent.process) + "/fd/" + std::to_string(lent.file);
-  const File file(open(path.c_str(), O_RDWR | O_CLOEXEC));
-  if (file.get() < 0) {
-    const bool none = errno == ENOENT || errno == ESRCH;
-    refuse(system_error("opening " + path) + (none ? ended : ""));
+  Descriptor file(open(path.c_str(), O_RDWR | O_CLOEXEC));
+  struct stat status {};
+  if (file.get() < 0 || fstat(file.get(), &status) != 0) refuse(system_error("opening " + path));
+  if (status.st_dev != theirs.device || status.st_ino != theirs.number) refuse(path + " is something else");
+  void* table = map_all(file.get(), 0, File::kTable);
+  if (table == MAP_FAILED) refuse(system_error("mmap of " + path));
+  files_[theirs.number] = std::make_shared<File>(theirs, std::move(file), table);
+}
+
+// Null, with errno, if the system refuses.
+SharedMemory::SegmentPtr SharedMemory::map(FilePtr file, int64_t slot) {
+  const int64_t begin = file->slot(slot).begin.load(std::memory_order_acquire);
+  const int64_t length = file->slot(slot).length.load(std::memory_order_relaxed);
+  void* base = map_all(file->descriptor(), begin, length);
+  if (base == MAP_FAILED) return nullptr;
+  return std::make_shared<Segment>(std::move(file), slot, begin, length, base);
+}
+
+// Null if the system refuses, or this process has as many segments as it may.
+SharedMemory::SegmentPtr SharedMemory::make_segment(int64_t length) {
+  int64_t slot = 0;
+  while (slot < kMostSegments && file_->slot(slot).begin.load(std::memory_order_relaxed) != 0) ++slot;
+  if (slot == kMostSegments || !take_pages(file_->descriptor(), end_, length)) return nullptr;
+  file_->slot(slot).length.store(length, std::memory_order_relaxed);
+  file_->slot(slot).begin.store(std::exchange(end_, end_ + length), std::memory_order_release);
+  SegmentPtr segment = map(file_, slot);
+  if (!segment) {
+    give_pages_back(file_->descriptor(), end_ - length, length);
+    file_->slot(slot).begin.store(0, std::memory_order_release);
+    return nullptr;
   }
-  const off_t length = lseek(file.get(), 0, SEEK_END);
-  if (length != lent.length) refuse(path + " is something else" + ended);
-  void* base = map_all(file.get(), length);
-  if (base == MAP_FAILED) refuse(system_error("mmap of " + path));
-  auto segment = std::make_shared<Segment>(base, length, -1);
-  if (segment->header().owner != lent.owner || segment->header().number != lent.segment) {
-    refuse(path + " is something else" + ended);
-  }
-  known = segment;
+  own_.push_back(segment);
   by_address_[segment->base()] = segment;
+  return segment;
+}
+
+SharedMemory::SegmentPtr SharedMemory::mapped(const LentMemory& lent) {
+  const auto file = files_.find(lent.file);
+  const bool known_slot = file != files_.end() && lent.slot >= 0 && lent.slot < kMostSegments;
+  const int64_t begin = known_slot ? file->second->slot(lent.slot).begin.load(std::memory_order_acquire) : 0;
+  if (begin == 0) {
+    throw Error(ErrorKind::kComm, "memory",
+                "nothing is lent in slot " + std::to_string(lent.slot) + " of the memory " + std::to_string(lent.file) +
+                    ": the ranks must run the same program");
+  }
+  for (const SegmentPtr& segment : own_) {
+    if (file->second == file_ && segment->begin() == begin) return segment;
+  }
+  if (const auto known = borrowed_.find({lent.file, begin}); known != borrowed_.end()) return known->second;
+  const SegmentPtr segment = map(file->second, lent.slot);
+  if (!segment) {
+    throw Error(ErrorKind::kComm, "memory",
+                "memory that process " + std::to_string(file->second->address.process) +
+                    " of this host has lent cannot be mapped: " + system_error("mmap"));
+  }
   // A new mapping is rare, and shows that owners have changed what they hold.
-  std::erase_if(borrowed_, [](const auto& entry) {
-    return entry.second.use_count() == 1 && entry.second->header().retired.load(std::memory_order_acquire) != 0;
-  });
+  std::erase_if(borrowed_, [](const auto& entry) { return entry.second.use_count() == 1 && entry.second->retired(); });
   std::erase_if(by_address_, [](const auto& entry) { return entry.second.expired(); });
+  borrowed_[{lent.file, begin}] = segment;
+  by_address_[segment->base()] = segment;
   return segment;
 }
 
@@ -189,8 +240,7 @@ c10::DataPtr SharedMemory::hold(SegmentPtr segment, int64_t offset) {
 // Of the segments that are long enough, but not twice as long as needed, the shortest. Null if there is none.
 SharedMemory::SegmentPtr SharedMemory::idle_segment(int64_t length) const {
   SegmentPtr best;
-  for (size_t i = 1; i < own_.size(); ++i) {
-    const SegmentPtr& segment = own_[i];
+  for (const SegmentPtr& segment : own_) {
     if (segment->length() < length || segment->length() >= 2 * length || !segment->idle()) continue;
     if (!best || segment->length() < best->length()) best = segment;
   }
@@ -201,16 +251,15 @@ SharedMemory::SegmentPtr SharedMemory::idle_segment(int64_t length) const {
 // may be another segment.
 void SharedMemory::retire_idle() {
   int64_t used = 0, idle = 0;
-  for (size_t i = 1; i < own_.size(); ++i) (own_[i]->idle() ? idle : used) += own_[i]->length();
+  for (const SegmentPtr& segment : own_) (segment->idle() ? idle : used) += segment->length();
   most_used_ = std::max(most_used_, used);
-  for (size_t i = 1; i < own_.size() && (idle > most_used_ || own_.size() >= kMostSegments);) {
+  for (size_t i = 0; i < own_.size() && (idle > most_used_ || own_.size() >= kMostSegments);) {
     if (!own_[i]->idle()) {
       ++i;
       continue;
     }
     idle -= own_[i]->length();
-    own_[i]->header().retired.store(1, std::memory_order_release);
-    own_[i]->give_back();
+    own_[i]->retire();
     by_address_.erase(own_[i]->base());
     own_.erase(own_.begin() + static_cast<std::ptrdiff_t>(i));
   }
@@ -219,21 +268,17 @@ void SharedMemory::retire_idle() {
 at::Tensor SharedMemory::allocate(at::IntArrayRef sizes, const at::TensorOptions& options) {
   int64_t bytes = static_cast<int64_t>(options.dtype().itemsize());
   for (const int64_t size : sizes) bytes *= size;
-  if (bytes < kSmallest || getpid() != process_) return at::empty(sizes, options);
-  const int64_t length = kHeaderBytes + (bytes + kGrain - 1) / kGrain * kGrain;
+  if (bytes < kSmallest || getpid() != file().process) return at::empty(sizes, options);
+  const int64_t length = (bytes + kGrain - 1) / kGrain * kGrain;
   const std::lock_guard lock(mutex_);
   SegmentPtr segment = idle_segment(length);
-  if (!segment) retire_idle();
-  if (!segment && own_.size() < kMostSegments) {
+  if (!segment) {
+    retire_idle();
     segment = make_segment(length);
-    if (segment) {
-      own_.push_back(segment);
-      by_address_[segment->base()] = segment;
-    }
   }
   if (!segment) return at::empty(sizes, options);
-  segment->header().holders.store(1, std::memory_order_release);
-  auto memory = std::make_shared<c10::DataPtr>(hold(std::move(segment), kHeaderBytes));
+  segment->holders().store(1, std::memory_order_release);
+  auto memory = std::make_shared<c10::DataPtr>(hold(std::move(segment), 0));
   void* data = memory->get();
   return at::from_blob(
       data, sizes, [memory = std::move(memory)](void*) {}, options);
@@ -258,28 +303,21 @@ std::optional<LentMemory> SharedMemory::lend(const at::Tensor& tensor) {
   const std::lock_guard lock(mutex_);
   const SegmentPtr segment = segment_of(tensor);
   if (!segment) return std::nullopt;
+  segment->holders().fetch_add(1, std::memory_order_acq_rel);
   const auto* data = static_cast<const char*>(tensor.const_data_ptr());
-  Segment::Header& header = segment->header();
-  header.holders.fetch_add(1, std::memory_order_acq_rel);
-  return LentMemory{header.process,
-                    header.file,
-                    header.owner,
-                    header.number,
-                    segment->length(),
-                    data - segment->base(),
+  return LentMemory{segment->file().address.number, segment->slot(), data - segment->base(),
                     static_cast<int64_t>(tensor.nbytes())};
 }
 
 c10::DataPtr SharedMemory::borrow(const LentMemory& lent) {
   const std::lock_guard lock(mutex_);
   SegmentPtr segment = mapped(lent);
-  if (lent.length != segment->length() || lent.offset < kHeaderBytes || lent.bytes < 0 ||
-      lent.bytes > lent.length - lent.offset) {
+  if (lent.offset < 0 || lent.bytes < 0 || lent.bytes > segment->length() - lent.offset) {
     throw Error(ErrorKind::kComm, "memory",
-                "process " + std::to_string(lent.process) + " of this host has lent bytes " +
-                    std::to_string(lent.offset) + " to " + std::to_string(lent.offset + lent.bytes) + " of " +
-                    std::to_string(lent.length) + ", which are not in the segment of " +
-                    std::to_string(segment->length()) + " bytes: the ranks must run the same program");
+                "process " + std::to_string(segment->file().address.process) + " of this host has lent bytes " +
+                    std::to_string(lent.offset) + " to " + std::to_string(lent.offset + lent.bytes) +
+                    ", which are not in the segment of " + std::to_string(segment->length()) +
+                    " bytes: the ranks must run the same program");
   }
   return hold(std::move(segment), lent.offset);
 }
@@ -287,7 +325,7 @@ c10::DataPtr SharedMemory::borrow(const LentMemory& lent) {
 SharedMemory::Held SharedMemory::held() const {
   const std::lock_guard lock(mutex_);
   Held held;
-  for (size_t i = 1; i < own_.size(); ++i) (own_[i]->idle() ? held.idle : held.used) += own_[i]->length();
+  for (const SegmentPtr& segment : own_) (segment->idle() ? held.idle : held.used) += segment->length();
   return held;
 }
 

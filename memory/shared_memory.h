@@ -1,12 +1,14 @@
 // Memory that the processes of one host lend to each other, so that a tensor passes from one to the next without being
 // copied. comm/mpi uses it for the blocks that travel between ranks.
 //
-// A process allocates a tensor in a segment, an anonymous file of its own (memfd_create), and lends it by sending a
-// LentMemory, which is plain data. The borrower opens the file through /proc/PID/fd, maps it, and keeps the mapping for
-// the next time. Each segment counts its holders, in the segment itself: the tensors of its owner, the loans that are
-// on their way, and the tensors of borrowers. The owner reuses a segment when it has no holders; nobody sends a message
-// for that. It gives the pages of those that it gives up back to the system, whoever has mapped them. If a process
-// ends, those that have mapped its segments keep them; the system frees the memory with the last of them.
+// All memory that a process lends lies in one anonymous file (memfd_create). The others open it through /proc/PID/fd
+// before anything is lent: if one of them cannot, or may have no more open files, there is still time to copy instead.
+// A tensor is allocated in a segment of the file, and lent by sending a LentMemory, which is plain data. The borrower
+// maps the segment and keeps the mapping for the next time. A table in the file counts the holders of each segment: the
+// tensors of its owner, the loans that are on their way, and the tensors of borrowers. The owner reuses a segment when
+// it has no holders; nobody sends a message for that. If it gives a segment up, it gives the pages back to the system,
+// whoever has mapped them. If a process ends, those that have opened its file keep it; the system frees the memory with
+// the last of them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,21 +20,25 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <string>
 #include <utility>
 #include <vector>
 
 namespace annulus {
 
-// Says where lent memory is. It is sent between processes of the same program.
+// Says where the shared memory of a process is. It is sent between processes of the same program.
+struct SharedFile {
+  int64_t process = 0;      // the pid of the owner
+  int64_t descriptor = -1;  // of the file in the owner
+  uint64_t device = 0;      // device and number say which file it is: st_dev and st_ino
+  uint64_t number = 0;
+};
+
+// Says where lent memory is. It is sent as SharedFile is.
 struct LentMemory {
-  int64_t process = 0;   // the pid of the owner
-  int64_t file = -1;     // the descriptor of the segment's file in the owner
-  uint64_t owner = 0;    // the number of the owner's SharedMemory, drawn at random
-  uint64_t segment = 0;  // the number of the segment there; segment 0 holds no tensors
-  int64_t length = 0;    // of the whole segment in bytes
-  int64_t offset = 0;    // of the lent bytes in the segment
-  int64_t bytes = 0;     // that are lent
+  uint64_t file = 0;   // SharedFile::number of the owner's file
+  int64_t slot = 0;    // of the segment in the table of the file
+  int64_t offset = 0;  // of the lent bytes in the segment
+  int64_t bytes = 0;   // that are lent
 };
 
 // Thread safe. Tensors may outlive the object that made them, and may be freed by any thread.
@@ -44,10 +50,10 @@ class SharedMemory {
   SharedMemory(const SharedMemory&) = delete;
   SharedMemory& operator=(const SharedMemory&) = delete;
 
-  // An address that shows another process whether it can borrow from this one.
-  LentMemory sample() const;
-  // Whether this process can open the segments of the process that `sample` comes from.
-  bool reaches(const LentMemory& sample) noexcept;
+  // Where the memory of this process is.
+  const SharedFile& file() const;
+  // Opens the memory of another process, so that this one can borrow from it. Raises Error(kUnavailable) if it cannot.
+  void connect(const SharedFile& theirs);
 
   // A CPU tensor that can be lent, not initialised. Where the system gives no more memory that can be shared, for
   // tensors so small that copying them costs less, and in a child that the process has forked, it is an ordinary
@@ -61,8 +67,8 @@ class SharedMemory {
   // borrower becomes a holder now, before it has received the address.
   std::optional<LentMemory> lend(const at::Tensor& tensor);
 
-  // The memory that another process (or this one) has lent. Its deleter ends the loan. Call it once for each loan.
-  // Raises Error(kComm) if the memory cannot be opened: its process may have ended.
+  // The memory that this process, or one whose memory it has opened, has lent. Its deleter ends the loan. Call it once
+  // for each loan. Raises Error(kComm) if nothing is lent there, or the memory cannot be mapped.
   c10::DataPtr borrow(const LentMemory& lent);
 
   // Bytes of the segments that this process has made: those with and those without holders.
@@ -73,7 +79,10 @@ class SharedMemory {
   Held held() const;
 
  private:
+  struct Slot;
+  class File;
   class Segment;
+  using FilePtr = std::shared_ptr<const File>;
   using SegmentPtr = std::shared_ptr<Segment>;
   struct Holder;
 
@@ -82,16 +91,17 @@ class SharedMemory {
   SegmentPtr idle_segment(int64_t length) const;
   SegmentPtr segment_of(const at::Tensor& tensor) const;
   void retire_idle();
+  static SegmentPtr map(FilePtr file, int64_t slot);
   static c10::DataPtr hold(SegmentPtr segment, int64_t offset);
 
   mutable std::mutex mutex_;
-  const uint64_t number_;
-  const pid_t process_;  // whose segments these are; a child that it forks has a copy of this object
-  uint64_t next_segment_ = 0;
-  int64_t most_used_ = 0;                                         // bytes of segments with holders, at most so far
-  std::vector<SegmentPtr> own_;                                   // the first is segment 0
-  std::map<std::pair<uint64_t, uint64_t>, SegmentPtr> borrowed_;  // by owner and number
-  std::map<const char*, std::weak_ptr<Segment>> by_address_;      // own and borrowed ones, by their beginning
+  FilePtr file_;
+  int64_t end_ = 0;        // of the part of the file that has been used
+  int64_t most_used_ = 0;  // bytes of segments with holders, at most so far
+  std::vector<SegmentPtr> own_;
+  std::map<uint64_t, FilePtr> files_;                            // of this process and of others, by number
+  std::map<std::pair<uint64_t, int64_t>, SegmentPtr> borrowed_;  // by file and beginning in it
+  std::map<const char*, std::weak_ptr<Segment>> by_address_;     // own and borrowed ones, by their beginning
 };
 
 }  // namespace annulus

@@ -118,7 +118,7 @@ std::unique_ptr<Communicator> MpiRuntime::make_world() {
 void MpiRuntime::share_memory() {
   struct Offer {
     uint64_t host = 0;
-    LentMemory sample;
+    SharedFile file;
   };
   std::shared_ptr<SharedMemory> shared;
   std::string why = "ANNULUS_SHARED_MEMORY is 0";
@@ -126,7 +126,7 @@ void MpiRuntime::share_memory() {
   try {
     if (options_.share_memory) {
       shared = std::make_shared<SharedMemory>();
-      mine.sample = shared->sample();
+      mine.file = shared->file();
     }
   } catch (const Error& e) {
     why = e.message();
@@ -137,9 +137,12 @@ void MpiRuntime::share_memory() {
   int all = shared ? 1 : 0;
   for (int rank = 0; rank < size_ && all != 0; ++rank) {
     const Offer& offer = offers[static_cast<size_t>(rank)];
-    if (offer.host != mine.host || shared->reaches(offer.sample)) continue;
-    all = 0;
-    why = "the memory of rank " + std::to_string(rank) + " cannot be opened through /proc";
+    try {
+      if (offer.host == mine.host) shared->connect(offer.file);
+    } catch (const Error& e) {
+      all = 0;
+      why = "rank " + std::to_string(rank) + ": " + std::string(e.message());
+    }
   }
   if (all == 0) log_debug("comm", "this rank shares no memory with others of its host: " + why);
   check_mpi(MPI_Allreduce(MPI_IN_PLACE, &all, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD), "MPI_Allreduce");
