@@ -157,8 +157,8 @@ SharedMemory::~SharedMemory() = default;
 
 const SharedFile& SharedMemory::file() const { return file_->address; }
 
-// In another PID namespace a pid means another process, and a descriptor may have been given to something else, so
-// the file must be the right one.
+// In another PID namespace a pid means another process, and a descriptor may have been given to something else, so it
+// is opened only once it is known to be the file: opening a device, for example, may have effects.
 void SharedMemory::connect(const SharedFile& theirs) {
   const std::lock_guard lock(mutex_);
   if (files_.contains(theirs.number)) return;
@@ -168,10 +168,12 @@ void SharedMemory::connect(const SharedFile& theirs) {
         ErrorKind::kUnavailable, "memory",
         "the memory that process " + std::to_string(theirs.process) + " of this host lends cannot be opened: " + why);
   };
-  Descriptor file(open(path.c_str(), O_RDWR | O_CLOEXEC));
+  const Descriptor found(open(path.c_str(), O_PATH | O_CLOEXEC));  // finds it, but does not open it
   struct stat status {};
-  if (file.get() < 0 || fstat(file.get(), &status) != 0) refuse(system_error("opening " + path));
+  if (found.get() < 0 || fstat(found.get(), &status) != 0) refuse(system_error("finding " + path));
   if (status.st_dev != theirs.device || status.st_ino != theirs.number) refuse(path + " is something else");
+  Descriptor file(open(("/proc/self/fd/" + std::to_string(found.get())).c_str(), O_RDWR | O_CLOEXEC));
+  if (file.get() < 0) refuse(system_error("opening " + path));
   void* table = map_all(file.get(), 0, File::kTable);
   if (table == MAP_FAILED) refuse(system_error("mmap of " + path));
   files_[theirs.number] = std::make_shared<File>(theirs, std::move(file), table);

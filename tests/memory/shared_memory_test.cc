@@ -3,12 +3,15 @@
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/inotify.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -246,6 +249,21 @@ TEST(SharedMemory, OpensOnlyWhatIsThere) {
     change(wrong);
     EXPECT_THROW(SharedMemory().connect(wrong), Error);
   }
+}
+
+// Opening a device, for example, may have effects.
+TEST(SharedMemory, OpensNothingElse) {
+  const std::string path = testing::TempDir() + "something else";
+  const int file = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  const int events = inotify_init1(IN_NONBLOCK | IN_CLOEXEC);
+  ASSERT_GE(inotify_add_watch(events, path.c_str(), IN_OPEN), 0);
+  SharedMemory owner;
+  SharedFile wrong = owner.file();
+  wrong.descriptor = file;
+  EXPECT_THROW(SharedMemory().connect(wrong), Error);
+  std::array<char, 4096> event{};
+  EXPECT_EQ(read(events, event.data(), event.size()), -1);  // nothing has happened
+  close(events), close(file);
 }
 
 // Starts a process that lends a tensor, numbers from 20, and sends its address. It ends when `ending` is closed.
