@@ -5,6 +5,7 @@
 #include <ATen/ops/from_blob.h>
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -35,12 +36,33 @@ void* map_all(int file, int64_t begin, int64_t length) {
   return mmap(nullptr, static_cast<size_t>(length), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, file, begin);
 }
 
-// Takes memory for a part of a file at once: later the system could only end the process.
-bool take_pages(int file, int64_t begin, int64_t length) { return fallocate(file, 0, begin, length) == 0; }
-
-// Also for those that have mapped it.
+// Frees the memory of a part of a file, also for those that have mapped it.
 void give_pages_back(int file, int64_t begin, int64_t length) {
   fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, begin, length);
+}
+
+// Takes memory for a part of a file at once: later the system could only end the process. In many versions of Linux a
+// signal interrupts this, so it is done in pieces, which take less time than there is between the signals of a
+// profiler. Beyond the limit on the size of files (ulimit -f) the system would not only refuse, but end the process by
+// a signal.
+bool take_pages(int file, int64_t begin, int64_t length) {
+  constexpr int64_t kPiece = 1 << 20;
+  rlimit limit{};
+  if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && static_cast<rlim_t>(begin + length) > limit.rlim_cur) {
+    errno = EFBIG;
+    return false;
+  }
+  for (int64_t taken = 0; taken < length;) {
+    const int64_t piece = std::min(kPiece, length - taken);
+    if (fallocate(file, 0, begin + taken, piece) == 0) {
+      taken += piece;
+    } else if (const int error = errno; error != EINTR) {
+      give_pages_back(file, begin, taken);
+      errno = error;
+      return false;
+    }
+  }
+  return true;
 }
 
 class Descriptor {

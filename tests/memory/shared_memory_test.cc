@@ -8,18 +8,35 @@
 #include <sys/inotify.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
+#include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/error.h"
 #include "memory/releasable.h"
+
+namespace {
+int interruptions = 0;  // how many calls of fallocate end early from now on
+}
+
+// In place of the C library's: whether a signal interrupts it depends on the version of Linux.
+extern "C" int fallocate(int file, int mode, off_t begin, off_t length) {
+  if (interruptions > 0) {
+    --interruptions;
+    errno = EINTR;
+    return -1;
+  }
+  return static_cast<int>(syscall(SYS_fallocate, file, mode, begin, length));
+}
 
 namespace annulus {
 namespace {
@@ -196,6 +213,28 @@ TEST(SharedMemory, RefusesAddressesOutsideOfTheSegment) {
     change(lent);
     EXPECT_THROW(other.borrow(lent), Error);
   }
+}
+
+TEST(SharedMemory, SignalsDoNotKeepItFromMemory) {
+  SharedMemory owner;
+  interruptions = 5;
+  EXPECT_TRUE(owner.holds(owner.allocate({10 << 20}, at::kByte)));
+  EXPECT_EQ(std::exchange(interruptions, 0), 0);
+}
+
+// ulimit -f: beyond it, the system would end the process.
+TEST(SharedMemory, KeepsToTheLimitOnTheSizeOfFiles) {
+  const pid_t child = fork();
+  if (child == 0) {
+    SharedMemory owner;
+    const rlimit limit{1 << 20, 1 << 20};
+    setrlimit(RLIMIT_FSIZE, &limit);
+    const at::Tensor small = owner.allocate({100'000}, at::kByte), large = owner.allocate({2 << 20}, at::kByte);
+    _exit(owner.holds(small) && !owner.holds(large) ? 0 : 1);
+  }
+  int status = -1;
+  waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
 }
 
 // For example a worker that loads data ends with copies of all objects of the process that forked it. What it allocates
