@@ -64,7 +64,8 @@ class SharedMemory {
   bool holds(const at::Tensor& tensor) const;
 
   // Lends the elements of a contiguous tensor that lies in memory of this object; nothing if it lies elsewhere. The
-  // borrower becomes a holder now, before it has received the address.
+  // borrower becomes a holder now, before it has received the address; so a segment whose address is lost, or whose
+  // borrower is killed, is never used again.
   std::optional<LentMemory> lend(const at::Tensor& tensor);
 
   // The memory that this process, or one whose memory it has opened, has lent. Its deleter ends the loan. Call it once

@@ -35,7 +35,9 @@ class Exchanges {
 
   // The exchanges that are not known to be complete.
   const std::vector<PendingPtr>& open() const { return open_; }
-  // Forgets all messages. MPI may still use their memory, so it is never freed.
+  // Forgets all messages. MPI may still use their memory, so it is never freed. Nor is what they lend counted off,
+  // because a receiver may still take it; a process with a dead communicator must end anyway (MpiRuntime), and lends
+  // nothing more over it.
   void abandon();
 
  private:
