@@ -83,11 +83,7 @@ Forward forward(const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTe
     const Digest digest = digest_of(request);
     std::memcpy(selected.mutable_data_ptr<uint8_t>(), &digest, sizeof digest);
   }
-  // On a CPU it may lie in the memory of another rank that still reads it, but the caller may write to what it gets.
-  const auto kept = [&](const Tensor& saved) {
-    if (!saved.defined()) return at::empty({0}, q.options());
-    return saved.is_cpu() ? saved.clone() : saved;
-  };
+  const auto kept = [&](const Tensor& saved) { return saved.defined() ? saved : at::empty({0}, q.options()); };
   return {result.out.contiguous(), result.lse.contiguous(), kept(result.saved_k), kept(result.saved_v),
           selected.to(q.device())};
 }
