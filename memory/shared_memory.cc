@@ -43,10 +43,12 @@ void give_pages_back(int file, int64_t begin, int64_t length) {
 
 // Takes memory for a part of a file at once: later the system could only end the process. In many versions of Linux a
 // signal interrupts this, so it is done in pieces, which take less time than there is between the signals of a
-// profiler. Beyond the limit on the size of files (ulimit -f) the system would not only refuse, but end the process by
-// a signal.
+// profiler; if it is interrupted again and again nevertheless, no memory is shared. Beyond the limit on the size of
+// files (ulimit -f) the system would not only refuse, but end the process by a signal.
 bool take_pages(int file, int64_t begin, int64_t length) {
   constexpr int64_t kPiece = 1 << 20;
+  constexpr int kMostInterruptions = 1000;
+  int interruptions = 0;
   rlimit limit{};
   if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && static_cast<rlim_t>(begin + length) > limit.rlim_cur) {
     errno = EFBIG;
@@ -56,7 +58,7 @@ bool take_pages(int file, int64_t begin, int64_t length) {
     const int64_t piece = std::min(kPiece, length - taken);
     if (fallocate(file, 0, begin + taken, piece) == 0) {
       taken += piece;
-    } else if (const int error = errno; error != EINTR) {
+    } else if (const int error = errno; error != EINTR || ++interruptions == kMostInterruptions) {
       give_pages_back(file, begin, taken);
       errno = error;
       return false;
@@ -183,13 +185,14 @@ const SharedFile& SharedMemory::file() const { return file_->address; }
 // is opened only once it is known to be the file: opening a device, for example, may have effects.
 void SharedMemory::connect(const SharedFile& theirs) {
   const std::lock_guard lock(mutex_);
-  if (files_.contains(theirs.number)) return;
   const std::string path = "/proc/" + std::to_string(theirs.process) + "/fd/" + std::to_string(theirs.descriptor);
   const auto refuse = [&](const std::string& why) {
     throw Error(
         ErrorKind::kUnavailable, "memory",
         "the memory that process " + std::to_string(theirs.process) + " of this host lends cannot be opened: " + why);
   };
+  // Where machines were copied from one that was running, another process may be found in the place of the right one.
+  if (files_.contains(theirs.number)) refuse("another process has a file of the same number");
   const Descriptor found(open(path.c_str(), O_PATH | O_CLOEXEC));  // finds it, but does not open it
   struct stat status {};
   if (found.get() < 0 || fstat(found.get(), &status) != 0) refuse(system_error("finding " + path));
@@ -245,7 +248,8 @@ SharedMemory::SegmentPtr SharedMemory::mapped(const LentMemory& lent) {
   if (!segment) {
     throw Error(ErrorKind::kComm, "memory",
                 "memory that process " + std::to_string(file->second->address.process) +
-                    " of this host has lent cannot be mapped: " + system_error("mmap"));
+                    " of this host has lent cannot be mapped: " + system_error("mmap") +
+                    "; with ANNULUS_SHARED_MEMORY=0 the ranks copy instead");
   }
   // A new mapping is rare, and shows that owners have changed what they hold.
   std::erase_if(borrowed_, [](const auto& entry) { return entry.second.use_count() == 1 && entry.second->retired(); });

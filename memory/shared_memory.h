@@ -52,7 +52,8 @@ class SharedMemory {
 
   // Where the memory of this process is.
   const SharedFile& file() const;
-  // Opens the memory of another process, so that this one can borrow from it. Raises Error(kUnavailable) if it cannot.
+  // Opens the memory of another process, so that this one can borrow from it. Call it once for each process.
+  // Raises Error(kUnavailable) if it cannot.
   void connect(const SharedFile& theirs);
 
   // A CPU tensor that can be lent, not initialised. Where the system gives no more memory that can be shared, for

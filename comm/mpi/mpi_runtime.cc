@@ -137,8 +137,10 @@ void MpiRuntime::share_memory() {
   int all = shared ? 1 : 0;
   for (int rank = 0; rank < size_ && all != 0; ++rank) {
     const Offer& offer = offers[static_cast<size_t>(rank)];
+    if (rank == rank_ || offer.host != mine.host) continue;
     try {
-      if (offer.host == mine.host) shared->connect(offer.file);
+      if (offer.file.descriptor < 0) throw Error(ErrorKind::kUnavailable, "comm", "it lends no memory");
+      shared->connect(offer.file);
     } catch (const Error& e) {
       all = 0;
       why = "rank " + std::to_string(rank) + ": " + std::string(e.message());

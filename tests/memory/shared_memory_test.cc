@@ -288,6 +288,11 @@ TEST(SharedMemory, OpensOnlyWhatIsThere) {
     change(wrong);
     EXPECT_THROW(SharedMemory().connect(wrong), Error);
   }
+  // What seems to be its own file, or one that it has opened already, is another process's.
+  EXPECT_THROW(owner.connect(owner.file()), Error);
+  SharedMemory other;
+  other.connect(owner.file());
+  EXPECT_THROW(other.connect(owner.file()), Error);
 }
 
 // Opening a device, for example, may have effects.
@@ -352,7 +357,7 @@ TEST(SharedMemory, OutlivesItsProcess) {
   EXPECT_TRUE(counts_from(borrowed(memory, lender.address.lent), 20));
 }
 
-TEST(SharedMemory, SaysThatTheLenderHasEnded) {
+TEST(SharedMemory, SaysWhichLenderCannotBeFound) {
   const Lender lender;
   ASSERT_TRUE(lender.received);
   lender.end();
