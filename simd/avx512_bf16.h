@@ -7,8 +7,8 @@
 //   HWY_POP_ATTRIBUTES
 //   #endif
 //
-// The functions between the two macros may be called only where instruction_set() is kAvx512Bf16. Included by the CPU
-// kernel (attention/cpu_flash/bf16_pairs.cc) and by the benchmark that measures its peak.
+// The functions between the two macros may be called only where instruction_set() is at least kAvx512Bf16. Included by
+// the CPU kernel (attention/cpu_flash/bf16_pairs.cc) and by the benchmark that measures its peak.
 #pragma once
 
 #include "hwy/base.h"

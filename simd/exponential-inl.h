@@ -19,12 +19,12 @@ namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// times_power returns p * 2^n, which is e^x with its relative error in p, but 0 for x < least, infinity where e^x
-// overflows, at the latest for x > most, and NaN for NaN. The low bits of `shifted` contain n. `limited` is called with
-// x first, and returns what n and p are computed from.
+// times_power returns p * 2^n, which is e^x with the relative error of p, but 0 for x < least, infinity where e^x
+// overflows (at the earliest for x > most), and NaN for NaN. The low bits of `shifted` contain n. `limited` is called
+// with x first, and returns what n and p are computed from.
 #if HWY_TARGET <= HWY_AVX3
-// An instruction that Debian's Highway does not have multiplies by 2^n, whatever n is. Only with an infinite x n would
-// be infinite and p NaN. Min returns its second operand if that is NaN.
+// An instruction that Debian's Highway does not have multiplies by 2^n, whatever n is. Without a limit a large x would
+// make p meaningless, because r is the difference of large numbers. Min returns its second operand if that is NaN.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V limited(D d, V x, hn::TFromD<D> most) {
   return hn::Min(hn::Set(d, most + 1), x);

@@ -70,6 +70,10 @@ InstructionSet instruction_set() {
   return set;
 }
 
+InstructionSet instructions_for(bool bf16) {
+  return bf16 ? instruction_set() : std::min(instruction_set(), InstructionSet::kAvx512);
+}
+
 const char* instruction_set_name(InstructionSet set) {
   switch (set) {
     case InstructionSet::kAmx:

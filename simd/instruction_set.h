@@ -21,6 +21,9 @@ enum class InstructionSet {
 // ANNULUS_ISA has another value. Thread safe.
 InstructionSet instruction_set();
 
+// Those of instruction_set() that a computation on tensors of bf16, or of another dtype, uses.
+InstructionSet instructions_for(bool bf16);
+
 // Returns "AMX", "AVX-512 BF16", "AVX-512", "AVX2", "SSE4" or "scalar".
 const char* instruction_set_name(InstructionSet set);
 

@@ -6,11 +6,16 @@
 #include "attention/kernels/choose_kernel.h"
 #include "common/error.h"
 #include "common/text.h"
+#include "simd/instruction_set.h"
 #include "training/state/parameter_groups.h"
 
 namespace annulus {
 
 at::ScalarType compute_dtype(const Config& c) { return c.model.dtype == "bf16" ? at::kBFloat16 : at::kFloat; }
+
+std::string instructions(const Config& c) {
+  return instruction_set_name(instructions_for(compute_dtype(c) == at::kBFloat16));
+}
 
 std::vector<MeshAxis> mesh_axes(const Config& c) {
   // Gradients are summed over all ranks together (training/state/model_state.h), so nothing travels along `data` alone.

@@ -18,6 +18,8 @@ namespace annulus {
 // Return the decoder that a configuration describes and the dtype that it computes in.
 ModelShape model_shape(const Config& config);
 at::ScalarType compute_dtype(const Config& config);
+// Returns the name of the vector instructions that attention on a CPU uses for this configuration.
+std::string instructions(const Config& config);
 // Returns the axes of [mesh], not yet fitted to a number of ranks (fit_axes).
 std::vector<MeshAxis> mesh_axes(const Config& config);
 // Returns what learning_rate() and AdamW are given.

@@ -28,7 +28,6 @@
 #include "memory/caches.h"
 #include "memory/device_memory.h"
 #include "model/model.h"
-#include "simd/instruction_set.h"
 #include "training/fitting.h"
 #include "training/memory_plan.h"
 #include "training/mesh.h"
@@ -164,7 +163,7 @@ void Run::restore() {
     const std::string rates =
         learning_rate_change(optimizer_settings(*before_), optimizer_settings(config_), resumed_->step);
     if (!rates.empty()) say(rates);
-    const std::string was = resumed_->extra["instructions"], now = instruction_set_name(instruction_set());
+    const std::string was = resumed_->extra["instructions"], now = instructions(config_);
     if (options_.device.is_cpu() && !was.empty() && was != now) say(instructions_change(was, now));
   });
   resumed_.reset();
@@ -358,7 +357,7 @@ void Run::save() {
   if (saved_step_ == step) return;
   const RunReport::Pause pause(*report_);
   TrainingState state = training_->state();
-  if (options_.device.is_cpu()) state.extra["instructions"] = instruction_set_name(instruction_set());
+  if (options_.device.is_cpu()) state.extra["instructions"] = instructions(config_);
   kept_ = store_->save(world_, state, training_->slices_to_write());
   together(
       world_, {"writing the checkpoint", step, "step"},

@@ -39,7 +39,7 @@ struct Run {
 
 // T is float or double. A pointer to the rows of a tile must point to `rows` rows. Only the first `used` of them need
 // be computed (1 <= used <= rows): the others may hold anything, and become meaningless. Products compute a third, two
-// thirds or all of the rows. Buffers of columns are padded to whole panels.
+// thirds or all of the rows, with AMX a half or all. Buffers of columns are padded to whole panels.
 // "Elements" of operands are pairs in the table for pairs, where `dim` of copy, transpose and stack must be even and
 // the storage bf16. All functions are thread safe.
 template <typename T>

@@ -73,9 +73,11 @@ KernelChoice choose_kernel(KernelKind asked, at::DeviceType device, at::ScalarTy
                 "kernel \"" + std::string(to_string(asked)) +
                     "\" needs tensors on a GPU, got tensors on the CPU; use kernel = \"auto\", or device = \"cuda\"");
   }
+  const bool pairs = type == at::kBFloat16 && head_dim % 2 == 0;  // tile_math_of_pairs
   return {KernelKind::kCpu, std::string(asked == KernelKind::kAuto ? "cpu: " : "cpu, as asked: ") +
                                 "flash attention on CPU, head size " + std::to_string(head_dim) + ", " +
-                                instruction_set_name(instruction_set()) + computes};
+                                instruction_set_name(instructions_for(pairs)) +
+                                (instructions_for(pairs) > InstructionSet::kAvx512 ? "" : computes)};
 }
 
 KernelChoice choose_gpu_kernel(KernelKind asked, const GpuAbilities& gpu, at::ScalarType type, int64_t head_dim,

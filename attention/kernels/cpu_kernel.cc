@@ -1,6 +1,5 @@
 // The cpu kernel: flash attention on CPUs (attention/cpu_flash) for LibTorch's tensors. choose_kernel.cc makes it. This
-// file cuts a step's tiles into blocks of query rows and distributes these to threads. bf16 and fp16 are widened to
-// fp32 when they are packed, and computed in fp32.
+// file cuts a step's tiles into blocks of query rows and distributes these to threads.
 //
 // Tiles with the same query rows are computed together (attention/tiles/tile_groups.h), so the cost follows the number
 // of pairs, however scattered the keys are. If keys or values are not finite, tiles with a band are computed densely in

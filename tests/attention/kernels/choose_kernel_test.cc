@@ -10,6 +10,7 @@
 #include "attention/kernels/choose_kernel.h"
 #include "attention/kernels/detect.h"
 #include "common/error.h"
+#include "simd/instruction_set.h"
 
 namespace annulus {
 namespace {
@@ -28,6 +29,20 @@ TEST(ChooseKernel, GivesItsReason) {
   EXPECT_THROW(choose_kernel(KernelKind::kCudnn, at::kCPU, at::kFloat, 64, false), Error);
   EXPECT_EQ(choose_kernel(KernelKind::kEfficient, at::kCPU, at::kFloat, 64, false).kind, KernelKind::kEfficient);
   EXPECT_EQ(detected_kernels().size(), 5u);
+}
+
+// AMX and AVX-512 BF16 multiply pairs of bf16, and nothing else.
+TEST(ChooseKernel, SaysWhatIsComputedInFp32) {
+  const auto reason = [](at::ScalarType type, int64_t head_dim) {
+    return choose_kernel(KernelKind::kCpu, at::kCPU, type, head_dim, false).reason;
+  };
+  const std::string best = instruction_set_name(instruction_set());
+  const bool pairs = best == "AMX" || best == "AVX-512 BF16";
+  const std::string pair_of = pairs ? best : "in fp32", others = pairs ? "AVX-512" : best;
+  EXPECT_TRUE(reason(at::kBFloat16, 64).ends_with(pair_of)) << reason(at::kBFloat16, 64);
+  EXPECT_TRUE(reason(at::kBFloat16, 63).ends_with(others + "; computes BFloat16 in fp32")) << reason(at::kBFloat16, 63);
+  EXPECT_TRUE(reason(at::kHalf, 64).ends_with(others + "; computes Half in fp32")) << reason(at::kHalf, 64);
+  EXPECT_TRUE(reason(at::kFloat, 64).ends_with(others)) << reason(at::kFloat, 64);
 }
 
 TEST(ChooseKernel, FollowsTheAbilitiesOfTheGpu) {

@@ -420,11 +420,13 @@ TYPED_TEST(TileMathOf, ExponentialsAreWithinTwoUlps) {
   EXPECT_LT(worst, wide ? 4.4e-16 : 2.4e-7);
   const at::Tensor odd = at::zeros({columns}, zero.options());
   odd[0] = -INFINITY, odd[1] = NAN, odd[2] = INFINITY, odd[3] = -1000;
+  odd[4] = wide ? 710 : 89, odd[5] = 1e30, odd[6] = std::numeric_limits<T>::max();
   const at::Tensor y = exponentials(odd);
   EXPECT_EQ(y[0].template item<double>(), 0);
   EXPECT_TRUE(std::isnan(y[1].template item<double>()));
   EXPECT_EQ(y[2].template item<double>(), INFINITY);
   EXPECT_EQ(y[3].template item<double>(), 0);
+  for (const int64_t huge : {4, 5, 6}) EXPECT_EQ(y[huge].template item<double>(), INFINITY) << huge;
 }
 
 // Compares with LibTorch's generator for keys that begin anywhere in a group of four, that are strided, or whose group

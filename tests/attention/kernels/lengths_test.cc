@@ -29,6 +29,7 @@ TEST(Lengths, CpuKernel) {
   const testing::OperatorCalls calls = testing::calls_during([] {
     expect_right(KernelKind::kCpu, at::kFloat, 8, 1, 64);
     expect_right(KernelKind::kCpu, at::kHalf, 2, 2, 96);
+    expect_right(KernelKind::kCpu, at::kBFloat16, 2, 2, 96);
   });
   EXPECT_EQ(testing::text_of(calls), "none");  // it computes by itself
 }
