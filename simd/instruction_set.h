@@ -17,8 +17,9 @@ enum class InstructionSet {
 };
 
 // Returns the best instruction set that the processor has, limited by ANNULUS_ISA ("baseline", "avx2", "avx512",
-// "avx512bf16" or "amx"). The first call looks it up, and asks the system for the tiles of AMX. Raises Error(kUsage) if
-// ANNULUS_ISA has another value. Thread safe.
+// "avx512bf16" or "amx"). kAvx512Bf16 is not the best one of Intel's processors, which take it only if ANNULUS_ISA
+// names it. The first call looks it up, and asks the system for the tiles of AMX. Raises Error(kUsage) if ANNULUS_ISA
+// has another value. Thread safe.
 InstructionSet instruction_set();
 
 // Those of instruction_set() that a computation on tensors of bf16, or of another dtype, uses.

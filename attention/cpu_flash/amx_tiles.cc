@@ -1,8 +1,6 @@
 // Implements amx_tiles.h. Tiles 0 to 3 hold the sums, 4 and 5 rows of the first operand, 6 and 7 those of the second.
 #include "attention/cpu_flash/amx_tiles.h"
 
-#include <algorithm>
-
 #include "simd/amx.h"
 #include "simd/avx512_bf16.h"
 
@@ -12,7 +10,6 @@ namespace annulus::amx_tiles {
 namespace {
 
 constexpr int64_t kSide = 16, kWidth = sizeof(float);
-constexpr int64_t kMostTurned = 64;  // the columns of a first operand that are transposed at a time
 
 // sums += the products of `n` columns of a and rows of b. Without `both`, only those of the first 16 rows of a.
 template <bool both>
@@ -134,15 +131,12 @@ void add_product(int64_t used, const float* a, int64_t a_row, int64_t a_column, 
   if (a_column == 1) return add(a, a_row, b, b_step, n, c, c_step, dim);
   // A tile is read by rows, and these rows are columns in memory.
   alignas(64) float turned[kRows * kMostTurned];
-  for (int64_t first = 0; first < n; first += kMostTurned) {
-    const int64_t count = std::min(kMostTurned, n - first);
-    for (int64_t r = 0; r < used; r += kSide) {
-      for (int64_t j = 0; j < count; j += kSide) {
-        transpose(a + r + (first + j) * a_column, a_column, turned + r * kMostTurned + j, kMostTurned);
-      }
+  for (int64_t r = 0; r < used; r += kSide) {
+    for (int64_t j = 0; j < n; j += kSide) {
+      transpose(a + r + j * a_column, a_column, turned + r * kMostTurned + j, kMostTurned);
     }
-    add(turned, kMostTurned, b + first * b_step, b_step, count, c, c_step, dim);
   }
+  add(turned, kMostTurned, b, b_step, n, c, c_step, dim);
 }
 
 }  // namespace annulus::amx_tiles

@@ -53,7 +53,7 @@ const Set* expected() {
   const char* const word = std::getenv("ANNULUS_ISA");
   for (const Set& set : kSets) {
     if (word == nullptr && !set.only_of.empty() && !processor_has(set.only_of)) continue;
-    if (set.word == std::string("amx") && !system_gives_tiles()) continue;
+    if (set.word == "amx" && !system_gives_tiles()) continue;
     if ((word == nullptr || set.word == word) && processor_has(set.flag)) return &set;
   }
   return nullptr;
