@@ -1,4 +1,4 @@
-// Flash attention on CPUs for a block of query rows of one head, or of several heads that share their keys. The keys
+// Flash attention on CPUs for blocks of query rows of one head, or of several heads that share their keys. The keys
 // may come from any number of pieces of storage, strided or not, each cut by a band. The functions work on pointers and
 // in the calling thread; the caller divides the work among threads. Used by attention/kernels/cpu_kernel.cc.
 //
@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <new>
 #include <span>
 #include <vector>
@@ -46,7 +47,7 @@ struct QueryRows {
 
 template <typename T>
 struct QueryBlock {
-  int64_t count = 0;  // the number of rows of each head, at most kMostRows
+  int64_t count = 0;  // the number of rows of each head
   Span positions;     // the positions of these rows
   std::vector<QueryRows<T>> heads;
   // Dropout (attention/tiles/draws.h): the factor of kept pairs, and the threshold below which a draw drops its pair; a
@@ -57,6 +58,7 @@ struct QueryBlock {
 
 template <typename T>
 struct KeyPiece {
+  std::span<const int> blocks;  // the indices of the query blocks that see some of it, ascending
   Span positions;
   Band band;
   StoredRows k, v;
@@ -88,26 +90,33 @@ template <typename T>
 struct FlashScratch {
   ScratchBuffer<T> q, dout, out, per_row, scores, gradients, narrowed, factors, k, v, k_columns, v_columns, dk, dv;
 };
-constexpr int64_t kMostRows = 1024;
+// The most rows that a block of queries should have, all heads together, so that they stay in the second-level cache,
+// and the most of all blocks of a call, if keys are seen by some blocks only.
+constexpr int64_t kMostRows = 1024, kMostSetRows = 4096;
 constexpr int64_t kMostKeys = 256;
 
-// The approximate number of elements of a FlashScratch if all heads of a block together have at most `rows` rows.
+// The approximate number of elements of a FlashScratch if all blocks and heads of a call together have at most `rows`
+// rows.
 constexpr int64_t flash_scratch_elements(int64_t rows, int64_t dim, bool backward) {
   return backward ? (3 * rows + 5 * kMostKeys) * dim + 2 * kMostRowsHeld * kMostKeys : 2 * (rows + kMostKeys) * dim;
 }
 
-// Updates out and lse of all rows of the block with all keys of `pieces`. `dim` is the head size. Keys and values
-// behind a band must be finite, because they are multiplied by a probability of 0. Thread safe for calls that share
-// neither scratch nor outputs.
+// Called in the calling thread between pieces of work, with the number of pairs computed since the last call, or empty.
+using FlashDone = std::function<void(double pairs)>;
+
+// Updates out and lse of all rows of the blocks with all keys of `pieces`. All blocks have the same heads and settings
+// of dropout, and no two have a row in common. Keys are packed once for all blocks, in the order of `pieces`. `dim` is
+// the head size. Keys and values behind a band must be finite, because they are multiplied by a probability of 0.
+// Thread safe for calls that share neither scratch nor outputs. If `done` throws, outputs are not valid.
 template <typename T>
-void flash_forward(const QueryBlock<T>& block, std::span<const KeyPiece<T>> pieces, int64_t dim, T scale,
-                   FlashScratch<T>& scratch);
+void flash_forward(std::span<const QueryBlock<T>> blocks, std::span<const KeyPiece<T>> pieces, int64_t dim, T scale,
+                   FlashScratch<T>& scratch, const FlashDone& done);
 
 // Adds the gradients to dq, dk and dv, or sets rows of dk and dv that hold nothing. lse is the merged one, +inf for
 // rows without a key. Keys and values behind a band must be finite, and also q and dout of all rows, because dk and dv
-// of keys that a row does not see add its q and dout times 0. Thread safe like flash_forward.
+// of keys that a row does not see add its q and dout times 0. Otherwise like flash_forward.
 template <typename T>
-void flash_backward(const QueryBlock<T>& block, std::span<const KeyPiece<T>> pieces, int64_t dim, T scale,
-                    FlashScratch<T>& scratch);
+void flash_backward(std::span<const QueryBlock<T>> blocks, std::span<const KeyPiece<T>> pieces, int64_t dim, T scale,
+                    FlashScratch<T>& scratch, const FlashDone& done);
 
 }  // namespace annulus

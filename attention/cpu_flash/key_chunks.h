@@ -62,10 +62,10 @@ struct Part {
   }
 };
 
-// Calls visit(parts, parts of the next chunk) for chunks of at most kMostKeys of the keys that some row of the block
-// sees.
+// Calls visit(parts, parts of the next chunk) for chunks of at most kMostKeys keys that some row sees. The keys of a
+// chunk are seen by the same blocks.
 template <typename T, typename Visit>
-void for_each_chunk(const QueryBlock<T>& block, std::span<const KeyPiece<T>> pieces, Visit visit) {
+void for_each_chunk(std::span<const QueryBlock<T>> blocks, std::span<const KeyPiece<T>> pieces, Visit visit) {
   std::vector<Part<T>> previous, parts;
   int64_t columns = 0;
   const auto flush = [&] {
@@ -74,14 +74,20 @@ void for_each_chunk(const QueryBlock<T>& block, std::span<const KeyPiece<T>> pie
     parts.clear(), columns = 0;
   };
   for (const KeyPiece<T>& piece : pieces) {
-    const Span seen = keys_seen(block.positions, piece.positions, piece.band);
-    const Span by_first = keys_seen(block.positions.sub(0, 1), piece.positions, piece.band);
-    const Span by_last = keys_seen(block.positions.sub(block.count - 1, 1), piece.positions, piece.band);
-    int64_t first = seen.begin;
-    const int64_t past = seen.begin + seen.count, by_all = by_first.begin + by_first.count;
+    if (columns > 0 && !std::ranges::equal(piece.blocks, parts.front().piece->blocks)) flush();
+    int64_t first = piece.positions.count, past = 0;          // what some row of a block sees
+    int64_t by_all = 0, by_all_past = piece.positions.count;  // what every row of all blocks sees
+    for (const int b : piece.blocks) {
+      const Span& queries = blocks[static_cast<size_t>(b)].positions;
+      const Span seen = keys_seen(queries, piece.positions, piece.band);
+      if (!seen.empty()) first = std::min(first, seen.begin), past = std::max(past, seen.begin + seen.count);
+      const Span by_first = keys_seen(queries.sub(0, 1), piece.positions, piece.band);
+      by_all_past = std::min(by_all_past, by_first.begin + by_first.count);
+      by_all = std::max(by_all, keys_seen(queries.sub(queries.count - 1, 1), piece.positions, piece.band).begin);
+    }
     while (first < past) {
       const int64_t n = std::min(past - first, kMostKeys - columns);
-      parts.push_back({&piece, first, first + n, columns, by_last.begin > first || by_all < first + n});
+      parts.push_back({&piece, first, first + n, columns, by_all > first || by_all_past < first + n});
       first += n, columns += n;
       if (columns == kMostKeys) flush();
     }

@@ -3,18 +3,17 @@
 
 #include <algorithm>
 #include <array>
-#include <limits>
 #include <map>
 
 namespace annulus {
-namespace {
 
-bool meet(const Span& a, const Span& b) {
-  if (a.empty() || b.empty() || a.last() < b.begin || b.last() < a.begin) return false;
-  return (a.stride == 1 && b.stride == 1) || !intersect(a, b).empty();
+Tile cut_keys(const Tile& tile, int64_t first, int64_t n) {
+  Tile part = tile;
+  part.key_rows = tile.key_rows.sub(first, n);
+  part.key_positions = tile.key_positions.sub(first, n);
+  if (!tile.grad_rows.empty()) part.grad_rows = tile.grad_rows.sub(first, n);
+  return part;
 }
-
-}  // namespace
 
 std::vector<TileGroup> group_tiles(std::span<const Tile> tiles, int64_t most_keys) {
   std::vector<TileGroup> groups;
@@ -32,21 +31,12 @@ std::vector<TileGroup> group_tiles(std::span<const Tile> tiles, int64_t most_key
       }
       TileGroup& group = groups[found->second];
       const int64_t n = std::min(tile.key_rows.count - first, most_keys - group.keys);
-      group.tiles.push_back(tile);
-      Tile& part = group.tiles.back();
-      part.key_rows = tile.key_rows.sub(first, n);
-      part.key_positions = tile.key_positions.sub(first, n);
-      if (!tile.grad_rows.empty()) part.grad_rows = tile.grad_rows.sub(first, n);
+      group.tiles.push_back(cut_keys(tile, first, n));
       group.keys += n;
       first += n;
     }
   }
   return groups;
-}
-
-bool share_queries(const TileGroup& a, const TileGroup& b) {
-  const Tile &x = a.tiles[0], &y = b.tiles[0];
-  return meet(x.query_rows, y.query_rows) && meet(x.heads, y.heads) && meet(x.batch, y.batch);
 }
 
 }  // namespace annulus

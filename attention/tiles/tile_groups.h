@@ -1,6 +1,6 @@
 // Groups tiles with the same query rows, so that a kernel computes one softmax over all their keys, which lie in
-// several pieces of storage. Works without tensors. Used by the cpu kernel, attention/cpu_flash and
-// attention/composition. The functions are thread safe.
+// several pieces of storage. Works without tensors. Used by tile_sets.h, attention/cpu_flash and attention/composition.
+// The functions are thread safe.
 #pragma once
 
 #include <algorithm>
@@ -22,8 +22,8 @@ struct TileGroup {
 // are cut into several. Tiles without queries or keys are left out.
 std::vector<TileGroup> group_tiles(std::span<const Tile> tiles, int64_t most_keys);
 
-// Whether some query row of some head and batch row is in both groups.
-bool share_queries(const TileGroup& a, const TileGroup& b);
+// The tile with only `n` of its keys, from the one with index `first` on.
+Tile cut_keys(const Tile& tile, int64_t first, int64_t n);
 
 // The keys, as indices into `keys`, between the first and the last that some of `queries` sees within the band.
 inline Span keys_seen(const Span& queries, const Span& keys, const Band& band) {
