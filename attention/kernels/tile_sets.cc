@@ -15,7 +15,7 @@ namespace {
 
 // The rows for which a key is packed, below which tiles are cut. Then packing costs more than reading the queries again
 // for each run of keys.
-constexpr double kFewRows = 384;
+constexpr double kFewRows = 512;
 // The least average length of a run of rows or keys between two cuts. Products over fewer are slow.
 constexpr size_t kLeastRun = 32;
 
@@ -48,11 +48,18 @@ class Cuts {
 
 // Whether a key is packed for few query rows on average when each group is computed alone.
 bool few_rows(std::span<const TileGroup> groups, const Span& heads, const SetLimits& limits) {
+  const int64_t together = std::min(limits.heads, heads.count);
   double pairs = 0, packed = 0;
   for (const TileGroup& group : groups) {
-    const int64_t rows = group.tiles[0].query_rows.count * std::min(limits.heads, heads.count);
-    pairs += static_cast<double>(group.keys * rows);
-    packed += static_cast<double>(group.keys * ceil_div(rows, limits.block_rows));
+    const int64_t rows = group.tiles[0].query_rows.count, block = std::max<int64_t>(1, limits.block_rows / together);
+    for (int64_t i = 0; i < rows; i += block) {
+      const int64_t n = std::min(block, rows - i);
+      for (const Tile& tile : group.tiles) {
+        const Span queries = tile.query_positions.sub(i, n), one = queries.sub(n / 2, 1);
+        packed += static_cast<double>(keys_seen(queries, tile.key_positions, tile.band).count);
+        pairs += static_cast<double>(together * n * keys_seen(one, tile.key_positions, tile.band).count);
+      }
+    }
   }
   return pairs < kFewRows * packed;
 }
