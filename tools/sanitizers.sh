@@ -9,7 +9,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 all=''
 [[ ${1-} != --all ]] || all=//tests/training/state:sharded_training_test
 collectives=//tests/comm:threads_test
-kernels=(//tests/attention/kernels:kernel_test //tests/attention/kernels:kernel_parts_test)
+kernels=(//tests/attention/kernels:kernel_test //tests/attention/kernels:kernel_parts_test
+  //tests/attention/kernels:shared_keys_test)
 checkpoints=(//tests/training/run:checkpoint_test //tests/training/run:checkpoint_faults_test)
 
 passed=0 failed=0

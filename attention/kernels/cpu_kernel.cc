@@ -1,9 +1,9 @@
 // The cpu kernel: flash attention on CPUs (attention/cpu_flash) for LibTorch's tensors. choose_kernel.cc makes it. This
 // file gives the tiles of a step to threads, in the pieces of cpu_items.h.
 //
-// Tiles with the same query rows, or with many keys in common, are computed together (attention/kernels/tile_sets.h), so
-// the cost follows the number of pairs, however scattered the keys are. If keys or values are not finite, tiles with a
-// band are computed densely in small blocks (attention/tiles/dense_tiles.h), because a hidden infinity times a
+// Tiles with the same query rows, or with many keys in common, are computed together (attention/kernels/tile_sets.h),
+// so the cost follows the number of pairs, however scattered the keys are. If keys or values are not finite, tiles with
+// a band are computed densely in small blocks (attention/tiles/dense_tiles.h), because a hidden infinity times a
 // probability of 0 would give NaN.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/full.h>
@@ -21,9 +21,9 @@
 #include "attention/cpu_flash/tile_math.h"
 #include "attention/kernels/cpu_items.h"
 #include "attention/kernels/kernel_makers.h"
+#include "attention/kernels/tile_sets.h"
 #include "attention/tiles/dense.h"
 #include "attention/tiles/dense_tiles.h"
-#include "attention/kernels/tile_sets.h"
 #include "attention/tiles/tile_views.h"
 
 namespace annulus {
