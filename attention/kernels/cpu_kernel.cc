@@ -24,6 +24,7 @@
 #include "attention/kernels/tile_sets.h"
 #include "attention/tiles/dense.h"
 #include "attention/tiles/dense_tiles.h"
+#include "attention/tiles/tile_groups.h"
 #include "attention/tiles/tile_views.h"
 
 namespace annulus {
@@ -379,12 +380,7 @@ class CpuKernel : public Kernel {
         if (run % shares != share) continue;
         const Span mine = tile.grad_rows.clip(run * kMostKeys, (run + 1) * kMostKeys - 1);
         if (mine.empty()) continue;
-        const int64_t first = tile.grad_rows.index_of(mine.begin);
-        Tile part = tile;
-        part.grad_rows = mine;
-        part.key_rows = tile.key_rows.sub(first, mine.count);
-        part.key_positions = tile.key_positions.sub(first, mine.count);
-        add(part, runs);
+        add(cut_keys(tile, tile.grad_rows.index_of(mine.begin), mine.count), runs);
       }
     }
     return pieces;

@@ -141,7 +141,7 @@ std::vector<TileSet> tile_sets(std::span<const Tile> tiles, const SetLimits& lim
   std::vector<TileSet> sets;
   for (const auto& [of, alike] : classes) {
     const std::vector<TileGroup> groups = group_tiles(alike, std::numeric_limits<int64_t>::max());
-    if (groups.size() > 1 && few_rows(groups, alike[0].heads, limits) && std::ranges::all_of(alike, adjacent)) {
+    if (groups.size() > 1 && std::ranges::all_of(alike, adjacent) && few_rows(groups, alike[0].heads, limits)) {
       const Cuts rows(alike, &Tile::query_rows), keys(alike, &Tile::key_rows);
       if (rows.long_runs() && keys.long_runs()) {
         for (TileSet& set : cut_sets(alike, rows, keys, limits)) sets.push_back(std::move(set));
