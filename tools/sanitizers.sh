@@ -10,7 +10,8 @@ all=''
 [[ ${1-} != --all ]] || all=//tests/training/state:sharded_training_test
 collectives=//tests/comm:threads_test
 kernels=(//tests/attention/kernels:kernel_test //tests/attention/kernels:kernel_parts_test
-  //tests/attention/kernels:shared_keys_test)
+  //tests/attention/kernels:tile_math_test //tests/attention/kernels:shared_keys_test
+  //tests/attention/kernels:windows_test)
 checkpoints=(//tests/training/run:checkpoint_test //tests/training/run:checkpoint_faults_test)
 
 passed=0 failed=0

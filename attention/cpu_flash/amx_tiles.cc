@@ -30,6 +30,16 @@ HWY_INLINE void multiply(const float* a, int64_t a_step, const float* b, int64_t
 }
 
 template <bool both>
+HWY_INLINE void clear_sums() {
+  ANNULUS_TILE_ZERO(0);
+  ANNULUS_TILE_ZERO(1);
+  if constexpr (both) {
+    ANNULUS_TILE_ZERO(2);
+    ANNULUS_TILE_ZERO(3);
+  }
+}
+
+template <bool both>
 HWY_INLINE void store_sums(float* c, int64_t c_step) {
   ANNULUS_TILE_STORE(0, c, c_step * kWidth);
   ANNULUS_TILE_STORE(1, c + kSide, c_step * kWidth);
@@ -43,12 +53,7 @@ template <bool both>
 HWY_INLINE void score_rows(const float* a, int64_t a_step, const float* panels, int64_t length, Run run, float* s,
                            int64_t s_step) {
   for (int64_t column = run.first; column < run.past; column += kPanel) {
-    ANNULUS_TILE_ZERO(0);
-    ANNULUS_TILE_ZERO(1);
-    if constexpr (both) {
-      ANNULUS_TILE_ZERO(2);
-      ANNULUS_TILE_ZERO(3);
-    }
+    clear_sums<both>();
     multiply<both>(a, a_step, panels + column * length, kPanel, length);
     store_sums<both>(s + column, s_step);
   }
@@ -56,13 +61,17 @@ HWY_INLINE void score_rows(const float* a, int64_t a_step, const float* panels, 
 
 template <bool both>
 HWY_INLINE void add_rows(const float* a, int64_t a_step, const float* b, int64_t b_step, int64_t n, float* c,
-                         int64_t c_step, int64_t dim) {
+                         int64_t c_step, int64_t dim, bool set) {
   for (int64_t i = 0; i < dim; i += kPanel) {
-    ANNULUS_TILE_LOAD(0, c + i, c_step * kWidth);
-    ANNULUS_TILE_LOAD(1, c + i + kSide, c_step * kWidth);
-    if constexpr (both) {
-      ANNULUS_TILE_LOAD(2, c + i + kSide * c_step, c_step * kWidth);
-      ANNULUS_TILE_LOAD(3, c + i + kSide * c_step + kSide, c_step * kWidth);
+    if (set) {
+      clear_sums<both>();
+    } else {
+      ANNULUS_TILE_LOAD(0, c + i, c_step * kWidth);
+      ANNULUS_TILE_LOAD(1, c + i + kSide, c_step * kWidth);
+      if constexpr (both) {
+        ANNULUS_TILE_LOAD(2, c + i + kSide * c_step, c_step * kWidth);
+        ANNULUS_TILE_LOAD(3, c + i + kSide * c_step + kSide, c_step * kWidth);
+      }
     }
     multiply<both>(a, a_step, b + i, b_step, n);
     store_sums<both>(c + i, c_step);
@@ -125,10 +134,10 @@ void scores(int64_t used, const float* a, int64_t a_step, const float* panels, i
 }
 
 void add_product(int64_t used, const float* a, int64_t a_row, int64_t a_column, const float* b, int64_t b_step,
-                 int64_t n, float* c, int64_t c_step, int64_t dim, const float* keep) {
+                 int64_t n, float* c, int64_t c_step, int64_t dim, const float* keep, bool set) {
   if (keep != nullptr) scale_rows(used, c, c_step, dim, keep);
   const auto add = used > kSide ? add_rows<true> : add_rows<false>;
-  if (a_column == 1) return add(a, a_row, b, b_step, n, c, c_step, dim);
+  if (a_column == 1) return add(a, a_row, b, b_step, n, c, c_step, dim, set);
   // A tile is read by rows, and these rows are columns in memory.
   alignas(64) float turned[kRows * kMostTurned];
   for (int64_t r = 0; r < used; r += kSide) {
@@ -136,7 +145,7 @@ void add_product(int64_t used, const float* a, int64_t a_row, int64_t a_column, 
       transpose(a + r + j * a_column, a_column, turned + r * kMostTurned + j, kMostTurned);
     }
   }
-  add(turned, kMostTurned, b, b_step, n, c, c_step, dim);
+  add(turned, kMostTurned, b, b_step, n, c, c_step, dim, set);
 }
 
 }  // namespace annulus::amx_tiles

@@ -17,6 +17,6 @@ constexpr int64_t kMostTurned = kMostRowsHeld / 2;  // pairs of the rows whose s
 void scores(int64_t used, const float* a, int64_t a_step, const float* panels, int64_t length, Run run, float* s,
             int64_t s_step);
 void add_product(int64_t used, const float* a, int64_t a_row, int64_t a_column, const float* b, int64_t b_step,
-                 int64_t n, float* c, int64_t c_step, int64_t dim, const float* keep);
+                 int64_t n, float* c, int64_t c_step, int64_t dim, const float* keep, bool set);
 
 }  // namespace annulus::amx_tiles

@@ -100,9 +100,9 @@ HWY_INLINE void multiply(const float* HWY_RESTRICT a, int64_t a_row, int64_t a_c
 }
 
 // Computes a register tile of c, which begins as keep[r] * c[r], as c if keep is null, or as 0 if `set`.
-template <int kUsed, int kVectors, bool set>
+template <int kUsed, int kVectors>
 HWY_INLINE void tile(const float* a, int64_t a_row, int64_t a_column, const float* b, int64_t b_step, int64_t n,
-                     float* c, int64_t c_step, const float* keep) {
+                     float* c, int64_t c_step, const float* keep, bool set) {
   __m512 sums[kUsed][kVectors];
 #pragma GCC unroll 12
   for (int r = 0; r < kUsed; ++r) {
@@ -127,10 +127,10 @@ HWY_INLINE void score_rows(const float* a, int64_t a_step, const float* panels, 
     const int64_t within = c % kPanel;
     const float* const panel = panels + (c - within) * length + within;
     if (within == 0 && c + kPanel <= run.past) {
-      tile<kUsed, 2, true>(a, a_step, 1, panel, kPanel, length, s + c, s_step, nullptr);
+      tile<kUsed, 2>(a, a_step, 1, panel, kPanel, length, s + c, s_step, nullptr, true);
       c += kPanel;
     } else {
-      tile<kUsed, 1, true>(a, a_step, 1, panel, kPanel, length, s + c, s_step, nullptr);
+      tile<kUsed, 1>(a, a_step, 1, panel, kPanel, length, s + c, s_step, nullptr, true);
       c += kLanes;
     }
   }
@@ -145,19 +145,19 @@ void scores(int64_t used, const float* a, int64_t a_step, const float* panels, i
 
 template <int kUsed>
 HWY_INLINE void add_rows(const float* a, int64_t a_row, int64_t a_column, const float* b, int64_t b_step, int64_t n,
-                         float* c, int64_t c_step, int64_t dim, const float* keep) {
+                         float* c, int64_t c_step, int64_t dim, const float* keep, bool set) {
   int64_t i = 0;
   for (; i + kPanel <= dim; i += kPanel) {
-    tile<kUsed, 2, false>(a, a_row, a_column, b + i, b_step, n, c + i, c_step, keep);
+    tile<kUsed, 2>(a, a_row, a_column, b + i, b_step, n, c + i, c_step, keep, set);
   }
-  for (; i < dim; i += kLanes) tile<kUsed, 1, false>(a, a_row, a_column, b + i, b_step, n, c + i, c_step, keep);
+  for (; i < dim; i += kLanes) tile<kUsed, 1>(a, a_row, a_column, b + i, b_step, n, c + i, c_step, keep, set);
 }
 
 void add_product(int64_t used, const float* a, int64_t a_row, int64_t a_column, const float* b, int64_t b_step,
-                 int64_t n, float* c, int64_t c_step, int64_t dim, const float* keep) {
-  if (used > 2 * kThird) return add_rows<kRows>(a, a_row, a_column, b, b_step, n, c, c_step, dim, keep);
-  if (used > kThird) return add_rows<2 * kThird>(a, a_row, a_column, b, b_step, n, c, c_step, dim, keep);
-  add_rows<kThird>(a, a_row, a_column, b, b_step, n, c, c_step, dim, keep);
+                 int64_t n, float* c, int64_t c_step, int64_t dim, const float* keep, bool set) {
+  if (used > 2 * kThird) return add_rows<kRows>(a, a_row, a_column, b, b_step, n, c, c_step, dim, keep, set);
+  if (used > kThird) return add_rows<2 * kThird>(a, a_row, a_column, b, b_step, n, c, c_step, dim, keep, set);
+  add_rows<kThird>(a, a_row, a_column, b, b_step, n, c, c_step, dim, keep, set);
 }
 
 // ---- Rows of scores
@@ -221,8 +221,10 @@ const TileMath<float>* tile_math_of_pairs() {
                                              .dots = tile_math<float>().dots,
                                              .scores = bf16_pairs::scores,
                                              .add_product = bf16_pairs::add_product,
+                                             .hide = tile_math<float>().hide,
                                              .softmax = tile_math<float>().softmax,
                                              .gradient = tile_math<float>().gradient,
+                                             .put = tile_math<float>().put,
                                              .narrow = bf16_pairs::narrow,
                                              .zip = bf16_pairs::zip};
   static const TileMath<float> by_tiles = [] {

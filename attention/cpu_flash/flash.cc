@@ -5,8 +5,11 @@
 #include <cmath>
 #include <limits>
 #include <type_traits>
+#include <utility>
 
 #include "attention/cpu_flash/key_chunks.h"
+#include "attention/cpu_flash/row_tiles.h"
+#include "attention/cpu_flash/rows_ahead.h"
 #include "attention/cpu_flash/tile_runs.h"
 
 namespace annulus {
@@ -68,45 +71,6 @@ void pack_queries(const TileMath<T>& math, const StoredRows& x, int64_t count, i
   std::fill(to + count * to_step, to + rows * to_step, T{0});
 }
 
-// Where the query rows of a block lie in scratch memory: `rows` for each head, of which the first block->count are in
-// use.
-template <typename T>
-struct Placed {
-  const QueryBlock<T>* block;
-  int64_t first, rows;
-
-  int64_t row(int64_t head, int64_t i) const { return first + head * rows + i; }
-  int64_t past() const { return row(static_cast<int64_t>(block->heads.size()), 0); }
-};
-
-template <typename T>
-std::vector<Placed<T>> place(std::span<const QueryBlock<T>> blocks, int64_t unit) {
-  std::vector<Placed<T>> placed;
-  for (const QueryBlock<T>& block : blocks) {
-    placed.push_back({&block, placed.empty() ? 0 : placed.back().past(), round_up(block.count, unit)});
-  }
-  return placed;
-}
-
-// Calls visit(placed block, head, its index) for the heads of all blocks.
-template <typename T, typename Visit>
-void for_each_head(const std::vector<Placed<T>>& placed, Visit visit) {
-  for (const Placed<T>& at : placed) {
-    for (size_t h = 0; h < at.block->heads.size(); ++h) visit(at, at.block->heads[h], static_cast<int64_t>(h));
-  }
-}
-
-// The tiles of registers that the rows of the chunk's blocks make.
-template <typename T>
-int64_t tiles_of(const std::vector<Placed<T>>& placed, std::span<const Part<T>> parts, int64_t unit) {
-  int64_t rows = 0;
-  for (const int b : parts[0].piece->blocks) {
-    const Placed<T>& at = placed[static_cast<size_t>(b)];
-    rows += at.past() - at.first;
-  }
-  return rows / unit;
-}
-
 }  // namespace
 
 template <typename T>
@@ -115,34 +79,45 @@ void flash_forward(std::span<const QueryBlock<T>> blocks, std::span<const KeyPie
   const TileMath<T>& math = math_for(blocks, pieces, dim, scale);
   const int64_t together = math.together, length = round_up(dim / together, math.depth);  // of the rows of q and k
   const T score_scale = together == 1 ? 1 : scale;  // pairs are packed without a scale
-  const std::vector<Placed<T>> placed = place(blocks, math.rows);
-  const int64_t all_rows = placed.back().past(), width = round_up(dim, math.lanes);
+  const Chunks<T> chunks(blocks, pieces);
+  RowTiles<T> tiles(blocks, chunks, math.rows, math.rows);
+  const int64_t all_rows = tiles.rows(), width = round_up(dim, math.lanes);
   const int64_t q_width = round_up(length, math.lanes);
   const int64_t step = round_up(kMostKeys, math.panel) + kRowGap;
   T* const q = room(scratch.q, all_rows * q_width);
-  T* const out = zeros(scratch.out, all_rows * width);
+  T* const out = room(scratch.out, all_rows * width);
   T* const maximum = room(scratch.per_row, 2 * all_rows);
   T* const sum = maximum + all_rows;
   T* const scores = room(scratch.scores, math.rows * step);
   const bool drops = blocks[0].drop_threshold > 0;
   T* const factors = room(scratch.factors, drops ? math.rows * step : 0);  // zeros at first, and always finite
-  std::vector<T> keep(static_cast<size_t>(math.rows));
-  for_each_head(placed, [&](const Placed<T>& at, const QueryRows<T>& head, int64_t h) {
-    const int64_t row = at.row(h, 0), count = at.block->count;
-    pack_queries(math, head.q, count, at.rows, dim, scale, q + row * q_width, q_width);
-    for (int64_t i = 0; i < count; ++i) {
-      const T lse = head.lse[i * head.lse_step];
-      maximum[row + i] = lse;
-      sum[row + i] = lse == -kInfinity<T> ? 0 : 1;
-      if (lse != -kInfinity<T>) std::copy_n(head.out.at(i), dim, out + (row + i) * width);
+  T keep[kMostTileRows];
+  // Rows i, ..., i + n - 1 of a head, which begin at `row` in scratch memory, and those that fill up the tile.
+  const auto begin = [&](const QueryRows<T>& head, int64_t i, int64_t n, int64_t row) {
+    pack_queries(math, from_row(head.q, i), n, math.rows, dim, scale, q + row * q_width, q_width);
+    std::fill_n(out + row * width, math.rows * width, T{0});
+    std::fill_n(maximum + row, math.rows, -kInfinity<T>);
+    std::fill_n(sum + row, math.rows, T{0});
+    for (int64_t r = 0; r < n; ++r) {
+      const T lse = head.lse[(i + r) * head.lse_step];
+      if (lse == -kInfinity<T>) continue;
+      maximum[row + r] = lse;
+      sum[row + r] = 1;
+      std::copy_n(head.out.at(i + r), dim, out + (row + r) * width);
     }
-    std::fill(maximum + row + count, maximum + row + at.rows, -kInfinity<T>);
-    std::fill(sum + row + count, sum + row + at.rows, T{0});
-  });
+  };
+  const auto end = [&](const QueryRows<T>& head, int64_t i, int64_t n, int64_t row) {
+    for (int64_t r = 0; r < n; ++r) {
+      if (sum[row + r] == 0) continue;  // the row has seen no key so far
+      head.lse[(i + r) * head.lse_step] = maximum[row + r] + std::log(sum[row + r]);
+      math.put(out + (row + r) * width, dim, 1 / sum[row + r], head.out.at(i + r), false);
+    }
+  };
   T* const k = room(scratch.k_columns, step * length);
   std::vector<KeyRows<T>> values;
   const Products<T> products(math);
-  for_each_chunk(blocks, pieces, [&](std::span<const Part<T>> parts, std::span<const Part<T>> next) {
+  for (size_t c = 0; c < chunks.size(); ++c) {
+    const std::span<const Part<T>> parts = chunks[c];
     const int64_t columns = columns_of(parts);
     const int64_t padded = round_up(columns, math.lanes);
     for (const Part<T>& part : parts) {
@@ -150,39 +125,42 @@ void flash_forward(std::span<const QueryBlock<T>> blocks, std::span<const KeyPie
     }
     clear_columns(k, math.panel, length, columns, padded);
     find_rows(math, parts, &KeyPiece<T>::v, dim, scratch.v, values);
-    RowsAhead<T> ahead(next, dim, false, ceil_div(columns, math.panel) * tiles_of(placed, parts, math.rows));
-    for (const int b : parts[0].piece->blocks) {
-      const Placed<T>& at = placed[static_cast<size_t>(b)];
-      const auto heads = static_cast<int64_t>(at.block->heads.size());
-      TileRuns<T> tile(math, *at.block, parts, columns);
-      for (int64_t i = 0; i < at.block->count; i += math.rows) {
-        const int64_t n = std::min(math.rows, at.block->count - i);
+    RowsAhead<T> ahead(chunks[c + 1], dim, false, tiles.seen_tiles(chunks.blocks(c), parts));
+    for (const int b : chunks.blocks(c)) {
+      const QueryBlock<T>& block = blocks[static_cast<size_t>(b)];
+      const Run rows = tiles.seen(b, parts);
+      TileRuns<T> tile(math, block, parts, columns);
+      for (int64_t i = rows.first; i < rows.past; i += math.rows) {
+        const int64_t n = std::min(math.rows, block.count - i), past = std::min(block.count, i + 2 * math.rows);
         tile.find(i, n);
-        if (tile.runs().empty()) continue;
-        for (int64_t h = 0; h < heads; ++h) {
-          const int64_t row = at.row(h, i);
-          scores_of(math, n, q + row * q_width, q_width, k, length, tile.runs(), scores, step, ahead);
-          tile.hide(i, n, scores, step);
-          const auto runs = static_cast<int64_t>(tile.runs().size());
-          if (drops) tile.draw(at.block->heads[static_cast<size_t>(h)].philox_key, i, n, factors, step);
-          math.softmax(n, scores, step, tile.runs().data(), runs, score_scale, drops ? factors : nullptr, maximum + row,
-                       sum + row, keep.data());
-          if (math.narrow != nullptr) math.narrow(n, scores, step, tile.runs().data(), runs, scores, step);
-          add_rows(math, n, scores, step, tile.runs(), values, out + row * width, width, keep.data());
+        for (int64_t h = 0; h < std::ssize(block.heads); ++h) {
+          const QueryRows<T>& head = block.heads[static_cast<size_t>(h)];
+          const size_t unit = tiles.unit(b, h, i);
+          const int64_t row = tiles.row(unit);
+          if (tiles.begin(unit, 0)) {
+            begin(head, i, n, row);
+            ahead.add(head.q, i + n, past);
+          }
+          const bool ends = tiles.ends(unit, c);
+          if (ends) ahead.add(head.out, i, i + n);
+          if (!tile.runs().empty()) {
+            scores_of(math, n, q + row * q_width, q_width, k, length, tile.runs(), scores, step, ahead);
+            tile.hide(i, n, scores, step);
+            const auto runs = static_cast<int64_t>(tile.runs().size());
+            if (drops) tile.draw(head.philox_key, i, n, factors, step);
+            math.softmax(n, scores, step, tile.runs().data(), runs, score_scale, drops ? factors : nullptr,
+                         maximum + row, sum + row, keep);
+            if (math.narrow != nullptr) math.narrow(n, scores, step, tile.runs().data(), runs, scores, step);
+            add_rows(math, n, scores, step, tile.summed(), values, out + row * width, width, keep);
+          }
+          if (!ends) continue;
+          end(head, i, n, row);
+          tiles.free(unit);
         }
       }
-      if (done) done(static_cast<double>((at.past() - at.first) * columns));
+      if (done) done(static_cast<double>((rows.past - rows.first) * std::ssize(block.heads) * columns));
     }
-  });
-  for_each_head(placed, [&](const Placed<T>& at, const QueryRows<T>& head, int64_t h) {
-    for (int64_t i = 0; i < at.block->count; ++i) {
-      const int64_t row = at.row(h, i);
-      if (sum[row] == 0) continue;  // the row has seen no key so far
-      head.lse[i * head.lse_step] = maximum[row] + std::log(sum[row]);
-      const T share = 1 / sum[row];
-      for (int64_t d = 0; d < dim; ++d) head.out.at(i)[d] = out[row * width + d] * share;
-    }
-  });
+  }
 }
 
 template <typename T>
@@ -192,8 +170,10 @@ void flash_backward(std::span<const QueryBlock<T>> blocks, std::span<const KeyPi
   const int64_t together = math.together,
                 length = round_up(dim / together, math.depth);  // of the rows of q, dout, k and v
   const T score_scale = together == 1 ? 1 : scale;              // pairs are packed without a scale
-  const std::vector<Placed<T>> placed = place(blocks, math.rows);
-  const int64_t all_rows = placed.back().past(), width = round_up(dim, math.lanes);
+  const Chunks<T> chunks(blocks, pieces);
+  RowTiles<T> tiles(blocks, chunks, math.rows, math.held);
+  const int64_t most_held = tiles.unit_rows();  // the rows whose scores are held at once
+  const int64_t all_rows = tiles.rows(), width = round_up(dim, math.lanes);
   const int64_t q_width = round_up(length, math.lanes);
   const int64_t step = round_up(kMostKeys, math.panel) + round_up(math.rows, math.lanes);
   // q and dout are packed twice: for products with keys, and stacked for products with p and ds. Rows of numbers serve
@@ -205,36 +185,39 @@ void flash_backward(std::span<const QueryBlock<T>> blocks, std::span<const KeyPi
   const int64_t unit = together * math.depth;  // the rows that a product adds up are a multiple of it
   T* const q_stacked = together == 1 ? q : q + all_rows * q_width;
   T* const dout_stacked = together == 1 ? dout : dout + all_rows * q_width;
-  T* const dq = zeros(scratch.out, all_rows * width);
+  T* const dq = room(scratch.out, all_rows * width);
   T* const lse = room(scratch.per_row, 2 * all_rows);
   T* const delta = lse + all_rows;
-  for_each_head(placed, [&](const Placed<T>& at, const QueryRows<T>& head, int64_t h) {
-    const int64_t row = at.row(h, 0), count = at.block->count;
-    pack_queries(math, head.q, count, at.rows, dim, scale, q + row * q_width, q_width);
-    pack_queries(math, head.dout, count, at.rows, dim, T{1}, dout + row * q_width, q_width);
+  // Rows i, ..., i + n - 1 of a head, which begin at `row` in scratch memory, and those that fill up the tile.
+  const auto begin = [&](const QueryRows<T>& head, int64_t i, int64_t n, int64_t row) {
+    const StoredRows q_rows = from_row(head.q, i), dout_rows = from_row(head.dout, i);
+    pack_queries(math, q_rows, n, math.rows, dim, scale, q + row * q_width, q_width);
+    pack_queries(math, dout_rows, n, math.rows, dim, T{1}, dout + row * q_width, q_width);
     if (together > 1) {
       const int64_t from = row / together * stacked_width;
-      math.stack(head.q, count, dim, q_stacked + from, stacked_width, 0);
-      math.stack(head.dout, count, dim, dout_stacked + from, stacked_width, 0);
-      clear_rows(q_stacked + from, stacked_width, together, count, at.rows);
-      clear_rows(dout_stacked + from, stacked_width, together, count, at.rows);
+      math.stack(q_rows, n, dim, q_stacked + from, stacked_width, 0);
+      math.stack(dout_rows, n, dim, dout_stacked + from, stacked_width, 0);
+      clear_rows(q_stacked + from, stacked_width, together, n, math.rows);
+      clear_rows(dout_stacked + from, stacked_width, together, n, math.rows);
     }
-    for (int64_t i = 0; i < at.rows; ++i) {
-      lse[row + i] = i < count ? head.lse[i * head.lse_step] : kInfinity<T>;
-      delta[row + i] = i < count ? head.delta[i * head.delta_step] : 0;
-    }
-  });
-  T* const p = room(scratch.scores, math.held * step);
-  T* const ds = room(scratch.gradients, math.held * step);
+    std::fill_n(dq + row * width, math.rows * width, T{0});
+    std::fill_n(lse + row, math.rows, kInfinity<T>);
+    std::fill_n(delta + row, math.rows, T{0});
+    for (int64_t r = 0; r < n; ++r) lse[row + r] = head.lse[(i + r) * head.lse_step];
+    math.dots(dout_rows, from_row(head.result, i), n, dim, delta + row, 1);
+  };
+  T* const p = room(scratch.scores, most_held * step);
+  T* const ds = room(scratch.gradients, most_held * step);
   const bool drops = blocks[0].drop_threshold > 0;
   T* const factors = room(scratch.factors, drops ? math.rows * step : 0);  // zeros at first, and always finite
   T* const narrowed = room(scratch.narrowed, math.narrow == nullptr ? 0 : math.rows * step);
   T* const k_columns = room(scratch.k_columns, step * length);
   T* const v_columns = room(scratch.v_columns, step * length);
   std::vector<KeyRows<T>> keys;
-  std::vector<KeyTile<T>> tiles;
+  std::vector<KeyTile<T>> key_tiles;
   const Products<T> products(math);
-  for_each_chunk(blocks, pieces, [&](std::span<const Part<T>> parts, std::span<const Part<T>> next) {
+  for (size_t c = 0; c < chunks.size(); ++c) {
+    const std::span<const Part<T>> parts = chunks[c];
     const int64_t columns = columns_of(parts);
     const int64_t padded = round_up(columns, math.lanes);
     for (const Part<T>& part : parts) {
@@ -244,66 +227,79 @@ void flash_backward(std::span<const QueryBlock<T>> blocks, std::span<const KeyPi
     clear_columns(k_columns, math.panel, length, columns, padded);
     clear_columns(v_columns, math.panel, length, columns, padded);
     find_rows(math, parts, &KeyPiece<T>::k, dim, scratch.k, keys);
-    const bool in_place = find_tiles(math, parts, dim, scratch, tiles);
-    RowsAhead<T> ahead(next, dim, true, 2 * ceil_div(columns, math.panel) * tiles_of(placed, parts, math.rows));
-    for (const int b : parts[0].piece->blocks) {
-      const Placed<T>& at = placed[static_cast<size_t>(b)];
-      const auto heads = static_cast<int64_t>(at.block->heads.size());
-      find_rows_that_see(parts, at.block->positions, tiles);
-      TileRuns<T> tile(math, *at.block, parts, columns);
-      for (int64_t h = 0; h < heads; ++h) {
-        for (int64_t held = 0; held < at.rows; held += math.held) {
-          const int64_t past = std::min(at.rows, held + math.held);
-          for (int64_t i = held; i < past; i += math.rows) {
-            const int64_t n = std::min(math.rows, at.block->count - i), row = at.row(h, i);
+    const bool in_place = find_tiles(math, parts, dim, scratch, key_tiles);
+    RowsAhead<T> ahead(chunks[c + 1], dim, true, 2 * tiles.seen_tiles(chunks.blocks(c), parts));
+    for (const int b : chunks.blocks(c)) {
+      const QueryBlock<T>& block = blocks[static_cast<size_t>(b)];
+      find_rows_that_see(parts, block.positions, key_tiles);
+      const Run rows = tiles.seen(b, parts);
+      TileRuns<T> tile(math, block, parts, columns);
+      for (int64_t h = 0; h < std::ssize(block.heads); ++h) {
+        const QueryRows<T>& head = block.heads[static_cast<size_t>(h)];
+        for (int64_t held = rows.first / most_held * most_held; held < rows.past; held += most_held) {
+          const int64_t past = std::min(rows.past, held + most_held);
+          const size_t unit_of_rows = tiles.unit(b, h, held);
+          const int64_t first_row = tiles.row(unit_of_rows);
+          const bool ends = tiles.ends(unit_of_rows, c);
+          for (int64_t i = std::max(held, rows.first); i < past; i += math.rows) {
+            const int64_t n = std::min(math.rows, block.count - i), row = first_row + i - held;
             T *const p_rows = p + (i - held) * step, *const ds_rows = ds + (i - held) * step;
             const int64_t summed = round_up(n, unit);
             tile.find(i, n);
-            clear_unseen(tiles, tile.runs(), i, math.rows, summed, p_rows, ds_rows, step);
-            if (tile.runs().empty()) continue;
-            scores_of(math, n, q + row * q_width, q_width, k_columns, length, tile.runs(), p_rows, step, ahead);
-            scores_of(math, n, dout + row * q_width, q_width, v_columns, length, tile.runs(), ds_rows, step, ahead);
-            tile.hide(i, n, p_rows, step);
-            if (drops) tile.draw(at.block->heads[static_cast<size_t>(h)].philox_key, i, n, factors, step);
-            const auto runs = static_cast<int64_t>(tile.runs().size());
-            math.gradient(n, p_rows, ds_rows, step, tile.runs().data(), runs, score_scale, drops ? factors : nullptr,
-                          lse + row, delta + row);
-            tile.clear_padding(n, summed, p_rows, ds_rows, step);
-            const T* ds_operand = ds_rows;
-            if (math.narrow != nullptr) {
-              math.narrow(n, ds_rows, step, tile.runs().data(), runs, narrowed, step);
-              ds_operand = narrowed;
-              math.zip(summed, p_rows, step, padded);
-              math.zip(summed, ds_rows, step, padded);
+            if (tiles.begin(unit_of_rows, i - held)) {
+              begin(head, i, n, row);
+              const int64_t next = std::min(block.count, i + 2 * math.rows);
+              for (const StoredRows& of_head : {head.q, head.dout, head.result}) ahead.add(of_head, i + n, next);
             }
-            add_rows(math, n, ds_operand, step, tile.runs(), keys, dq + row * width, width,
-                     static_cast<const T*>(nullptr));
+            if (ends) ahead.add(head.dq, i, i + n);
+            clear_unseen(key_tiles, tile.runs(), i, math.rows, summed, p_rows, ds_rows, step);
+            if (!tile.runs().empty()) {
+              scores_of(math, n, q + row * q_width, q_width, k_columns, length, tile.runs(), p_rows, step, ahead);
+              scores_of(math, n, dout + row * q_width, q_width, v_columns, length, tile.runs(), ds_rows, step, ahead);
+              tile.hide(i, n, p_rows, step);
+              if (drops) tile.draw(head.philox_key, i, n, factors, step);
+              const auto runs = static_cast<int64_t>(tile.runs().size());
+              math.gradient(n, p_rows, ds_rows, step, tile.runs().data(), runs, score_scale, drops ? factors : nullptr,
+                            lse + row, delta + row);
+              tile.clear_padding(n, summed, p_rows, ds_rows, step);
+              const T* ds_operand = ds_rows;
+              if (math.narrow != nullptr) {
+                math.narrow(n, ds_rows, step, tile.runs().data(), runs, narrowed, step);
+                ds_operand = narrowed;
+                math.zip(summed, p_rows, step, padded);
+                math.zip(summed, ds_rows, step, padded);
+              }
+              add_rows(math, n, ds_operand, step, tile.summed(), keys, dq + row * width, width,
+                       static_cast<const T*>(nullptr));
+            }
           }
-          for (const KeyTile<T>& of_keys : tiles) {
+          for (KeyTile<T>& of_keys : key_tiles) {
             const int64_t first = std::max(of_keys.first, held) / unit * unit;
             const int64_t n = ceil_div(std::min(of_keys.past, past) - first, unit) * math.depth;
             if (n <= 0) continue;
-            const int64_t from = (first - held) * step + of_keys.column;
-            const int64_t row = at.row(h, first) / together * stacked_width;
-            const int64_t next = together * step;  // two rows of pairs are as far apart
-            math.add_product(of_keys.keys, p + from, 1, next, dout_stacked + row, stacked_width, n, of_keys.dv.data,
-                             of_keys.dv.step, width, nullptr);
-            math.add_product(of_keys.keys, ds + from, 1, next, q_stacked + row, stacked_width, n, of_keys.dk.data,
-                             of_keys.dk.step, width, nullptr);
+            const bool set = std::exchange(of_keys.fresh, false);
+            const auto add = [&](const T* rows, const T* stacked, const Rows<T>& to) {
+              const int64_t next = together * step;  // two rows of pairs are as far apart
+              math.add_product(of_keys.keys, rows + (first - held) * step + of_keys.column, 1, next,
+                               stacked + (first_row + first - held) / together * stacked_width, stacked_width, n,
+                               to.data, to.step, width, nullptr, set);
+            };
+            add(p, dout_stacked, of_keys.dv);
+            add(ds, q_stacked, of_keys.dk);
           }
+          if (!ends) continue;
+          for (int64_t i = held; i < std::min(block.count, held + most_held); ++i) {
+            if (!tiles.begun(unit_of_rows, i - held)) continue;
+            math.put(dq + (first_row + i - held) * width, dim, scale, head.dq.at(i), head.held.set(i));
+          }
+          tiles.free(unit_of_rows);
         }
       }
-      if (done) done(static_cast<double>((at.past() - at.first) * columns));
+      if (done) done(static_cast<double>((rows.past - rows.first) * std::ssize(block.heads) * columns));
     }
-    if (!in_place) add_gradients(parts, dim, width, score_scale, scratch);
-  });
-  for_each_head(placed, [&](const Placed<T>& at, const QueryRows<T>& head, int64_t h) {
-    for (int64_t i = 0; i < at.block->count; ++i) {
-      T* const to = head.dq.at(i);
-      const T* const from = dq + at.row(h, i) * width;
-      for (int64_t d = 0; d < dim; ++d) to[d] += scale * from[d];
-    }
-  });
+    clear_fresh(key_tiles, in_place ? dim : width);
+    if (!in_place) add_gradients(math, parts, dim, width, score_scale, scratch);
+  }
 }
 
 template void flash_forward(std::span<const QueryBlock<float>>, std::span<const KeyPiece<float>>, int64_t, float,

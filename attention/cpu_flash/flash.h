@@ -4,7 +4,8 @@
 //
 // This is FlashAttention 2 (arXiv 2307.08691, algorithms 1 and 2) with the running out and lse as its state, so nothing
 // is merged afterwards. Keys are packed once for all rows of a call, one chunk at a time; values and gradients are used
-// where they are if their rows allow it (key_chunks.h). The scores of a few rows with a chunk stay in the first-level
+// where they are if their rows allow it (key_chunks.h). Rows are packed when a chunk needs them first and written after
+// the last chunk that they see (row_tiles.h). The scores of a few rows with a chunk stay in the first-level
 // cache (tile_math.h has the products). bf16 is multiplied as bf16 where the
 // processor can (tile_math_of_pairs): q k^T and dout v^T lose nothing by it, and p and ds are rounded to bf16 before
 // they are multiplied, as the kernels for GPUs do. Sums, softmax and the state stay in fp32.
@@ -14,6 +15,7 @@
 #include <functional>
 #include <new>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "attention/cpu_flash/tile_math.h"
@@ -30,6 +32,17 @@ struct Rows {
   T* at(int64_t i) const { return data + i * step; }
 };
 
+// Flags, `step` apart, that say which rows hold something. A row that holds nothing is set instead of added to. Without
+// flags all rows hold something.
+struct HeldRows {
+  uint8_t* flags = nullptr;
+  int64_t step = 1;
+
+  // Returns whether row i holds something, which it does from now on.
+  bool set(int64_t i) const { return flags == nullptr || std::exchange(flags[i * step], uint8_t{1}) != 0; }
+  bool holds(int64_t i) const { return flags == nullptr || flags[i * step] != 0; }
+};
+
 // The rows of one query head. q and dout are fp32, bf16 or fp16 if T is float, and fp64 if T is double.
 template <typename T>
 struct QueryRows {
@@ -39,10 +52,10 @@ struct QueryRows {
   Rows<T> out;  // forward: with lse the state, which the call updates
   // The rest is for the backward, except philox_key, which both directions use.
   StoredRows dout;
-  uint64_t philox_key = 0;   // used with dropout (attention/tiles/dropout.h)
-  const T* delta = nullptr;  // rowsum(dout * out), delta_step apart
-  int64_t delta_step = 1;
-  Rows<T> dq;  // the gradient is added to it
+  uint64_t philox_key = 0;  // used with dropout (attention/tiles/dropout.h)
+  StoredRows result;        // the out of the whole forward, in the dtype of dout
+  Rows<T> dq;               // the gradient is added to it
+  HeldRows held;            // of dq
 };
 
 template <typename T>
@@ -63,10 +76,7 @@ struct KeyPiece {
   Band band;
   StoredRows k, v;
   Rows<T> dk, dv;  // backward: the gradients are added to them
-  // Flags for the rows of dk and dv, holds_step apart, that say whether a row holds something. A row that holds nothing
-  // is set instead of added to, and so is its flag. Null: all rows hold something.
-  uint8_t* holds = nullptr;
-  int64_t holds_step = 1;
+  HeldRows held;   // of dk and dv
 };
 
 // Memory that begins with a cache line. Vectors and rows of tiles would lie in two lines each elsewhere.
@@ -112,7 +122,7 @@ template <typename T>
 void flash_forward(std::span<const QueryBlock<T>> blocks, std::span<const KeyPiece<T>> pieces, int64_t dim, T scale,
                    FlashScratch<T>& scratch, const FlashDone& done);
 
-// Adds the gradients to dq, dk and dv, or sets rows of dk and dv that hold nothing. lse is the merged one, +inf for
+// Adds the gradients to dq, dk and dv, or sets rows that hold nothing. lse is the merged one, +inf for
 // rows without a key. Keys and values behind a band must be finite, and also q and dout of all rows, because dk and dv
 // of keys that a row does not see add its q and dout times 0. Otherwise like flash_forward.
 template <typename T>

@@ -54,93 +54,84 @@ struct Part {
   bool cut;        // whether its band hides some of these pairs
 
   int64_t count() const { return past - first; }
+  Run columns() const { return {column, column + count()}; }
   // The columns of the keys that some of these queries see.
   Run seen_by(const Span& queries) const {
     const Span seen = keys_seen(queries, piece->positions, piece->band);
     const int64_t begin = std::clamp(seen.begin, first, past), end = std::clamp(seen.begin + seen.count, begin, past);
     return {column + begin - first, column + end - first};
   }
-};
-
-// Calls visit(parts, parts of the next chunk) for chunks of at most kMostKeys keys that some row sees. The keys of a
-// chunk are seen by the same blocks.
-template <typename T, typename Visit>
-void for_each_chunk(std::span<const QueryBlock<T>> blocks, std::span<const KeyPiece<T>> pieces, Visit visit) {
-  std::vector<Part<T>> previous, parts;
-  int64_t columns = 0;
-  const auto flush = [&] {
-    if (!previous.empty()) visit(std::span<const Part<T>>(previous), std::span<const Part<T>>(parts));
-    std::swap(previous, parts);
-    parts.clear(), columns = 0;
-  };
-  for (const KeyPiece<T>& piece : pieces) {
-    if (columns > 0 && !std::ranges::equal(piece.blocks, parts.front().piece->blocks)) flush();
-    int64_t first = piece.positions.count, past = 0;          // what some row of a block sees
-    int64_t by_all = 0, by_all_past = piece.positions.count;  // what every row of all blocks sees
-    for (const int b : piece.blocks) {
-      const Span& queries = blocks[static_cast<size_t>(b)].positions;
-      const Span seen = keys_seen(queries, piece.positions, piece.band);
-      if (!seen.empty()) first = std::min(first, seen.begin), past = std::max(past, seen.begin + seen.count);
-      const Span by_first = keys_seen(queries.sub(0, 1), piece.positions, piece.band);
-      by_all_past = std::min(by_all_past, by_first.begin + by_first.count);
-      by_all = std::max(by_all, keys_seen(queries.sub(queries.count - 1, 1), piece.positions, piece.band).begin);
+  // The same for each query: the columns [begin[i], end[i]), none if end[i] <= begin[i].
+  void seen_by_each(const Span& queries, int64_t* begin, int64_t* end) const {
+    const Span& keys = piece->positions;
+    const Band& band = piece->band;
+    const auto column_of = [&](int64_t key) { return column - first + std::clamp(key, first, past); };
+    std::fill_n(begin, queries.count, column);
+    std::fill_n(end, queries.count, column + count());
+    if (!cut) return;
+    if (!band.unbounded_below()) {
+      const int64_t distance = band.lo + queries.begin - keys.begin;
+      for (int64_t i = 0; i < queries.count; ++i) begin[i] = column_of(first_from(keys, distance + i * queries.stride));
     }
-    while (first < past) {
-      const int64_t n = std::min(past - first, kMostKeys - columns);
-      parts.push_back({&piece, first, first + n, columns, by_all > first || by_all_past < first + n});
-      first += n, columns += n;
-      if (columns == kMostKeys) flush();
+    if (!band.unbounded_above()) {
+      const int64_t distance = band.hi + queries.begin - keys.begin;
+      for (int64_t i = 0; i < queries.count; ++i) end[i] = column_of(past_to(keys, distance + i * queries.stride));
     }
   }
-  flush();
-  flush();
-}
+};
+
+// The chunks of at most kMostKeys keys that some row sees. The keys of a chunk are seen by the same blocks.
+template <typename T>
+class Chunks {
+ public:
+  Chunks(std::span<const QueryBlock<T>> blocks, std::span<const KeyPiece<T>> pieces) {
+    int64_t columns = 0;
+    const auto end_chunk = [&] {
+      if (columns > 0) past_.push_back(parts_.size());
+      columns = 0;
+    };
+    for (const KeyPiece<T>& piece : pieces) {
+      if (columns > 0 && !std::ranges::equal(piece.blocks, parts_.back().piece->blocks)) end_chunk();
+      int64_t first = piece.positions.count, past = 0;          // what some row of a block sees
+      int64_t by_all = 0, by_all_past = piece.positions.count;  // what every row of all blocks sees
+      for (const int b : piece.blocks) {
+        const Span& queries = blocks[static_cast<size_t>(b)].positions;
+        const Span seen = keys_seen(queries, piece.positions, piece.band);
+        if (!seen.empty()) first = std::min(first, seen.begin), past = std::max(past, seen.begin + seen.count);
+        const Span by_first = keys_seen(queries.sub(0, 1), piece.positions, piece.band);
+        by_all_past = std::min(by_all_past, by_first.begin + by_first.count);
+        by_all = std::max(by_all, keys_seen(queries.sub(queries.count - 1, 1), piece.positions, piece.band).begin);
+      }
+      while (first < past) {
+        const int64_t n = std::min(past - first, kMostKeys - columns);
+        parts_.push_back({&piece, first, first + n, columns, by_all > first || by_all_past < first + n});
+        first += n, columns += n;
+        if (columns == kMostKeys) end_chunk();
+      }
+    }
+    end_chunk();
+  }
+
+  size_t size() const { return past_.size(); }
+  // The parts of a chunk; none if there is no such chunk.
+  std::span<const Part<T>> operator[](size_t chunk) const {
+    if (chunk >= size()) return {};
+    const size_t first = chunk == 0 ? 0 : past_[chunk - 1];
+    return std::span(parts_).subspan(first, past_[chunk] - first);
+  }
+  // The indices of the blocks that see some of its keys, ascending.
+  std::span<const int> blocks(size_t chunk) const { return (*this)[chunk].front().piece->blocks; }
+
+ private:
+  std::vector<Part<T>> parts_;
+  std::vector<size_t> past_;  // of each chunk, the index behind its last part
+};
 
 // The number of keys of a chunk.
 template <typename T>
 int64_t columns_of(std::span<const Part<T>> parts) {
   return parts.back().column + parts.back().count();
 }
-
-// Fetches the rows of the next chunk of keys into the second-level cache while this one is computed, a few rows at a
-// time. The rows of one head are not adjacent, and a pattern's keys may lie anywhere, so the processor does not foresee
-// which rows come next.
-template <typename T>
-class RowsAhead {
- public:
-  // `parts` are those of the next chunk, and fetch() will be called about `calls` times. With `backward` the rows of
-  // the gradients are fetched as well.
-  RowsAhead(std::span<const Part<T>> parts, int64_t dim, bool backward, int64_t calls)
-      : parts_(parts), dim_(dim), backward_(backward), share_(parts.empty() ? 0 : ceil_div(columns_of(parts), calls)) {}
-
-  // Fetches the next share of the rows. The processor waits for none of them.
-  void fetch() {
-    for (int64_t n = 0; n < share_ && part_ < parts_.size(); ++n) {
-      const Part<T>& part = parts_[part_];
-      fetch_row(from_row(part.piece->k, part.first + row_));
-      fetch_row(from_row(part.piece->v, part.first + row_));
-      if (backward_) {
-        fetch_row(part.piece->dk.at(part.first + row_), sizeof(T));
-        fetch_row(part.piece->dv.at(part.first + row_), sizeof(T));
-      }
-      if (++row_ == part.count()) row_ = 0, ++part_;
-    }
-  }
-
- private:
-  void fetch_row(const StoredRows& row) { fetch_row(row.data, width_of(row.storage)); }
-  void fetch_row(const void* row, int64_t width) {
-    constexpr int64_t kLine = 64;
-    for (int64_t i = 0; i < dim_ * width; i += kLine) __builtin_prefetch(static_cast<const char*>(row) + i, 0, 2);
-  }
-
-  std::span<const Part<T>> parts_;
-  int64_t dim_;
-  bool backward_;
-  int64_t share_;
-  size_t part_ = 0;
-  int64_t row_ = 0;
-};
 
 // Sets the columns [columns, past) of panels with `length` rows to 0. They are multiplied by 0, and what an earlier
 // chunk left there may not be finite.
@@ -209,25 +200,28 @@ void add_rows(const TileMath<T>& math, int64_t n, const T* a, int64_t a_step, co
       if (first >= past) continue;
       math.add_product(n, a + first / math.together, a_step, 1,
                        rows.data + (first - rows.first) / math.together * rows.step, rows.step,
-                       (past - first) / math.together, c, width, width, keep);
+                       (past - first) / math.together, c, width, width, keep, false);
       keep = nullptr;
     }
   }
 }
 
-// The scores of n rows with the columns of `runs` (TileMath::scores), one panel at a time, between which rows of the
-// next chunk are fetched: more of them at once would keep the processor waiting.
+// The rows between the first and the last of `queries` that see some of the keys [first, past) of a piece.
 template <typename T>
-void scores_of(const TileMath<T>& math, int64_t n, const T* a, int64_t a_step, const T* panels, int64_t length,
-               const std::vector<Run>& runs, T* s, int64_t s_step, RowsAhead<T>& ahead) {
-  for (const Run& run : runs) {
-    for (int64_t c = run.first; c < run.past;) {
-      const int64_t past = std::min(run.past, c / math.panel * math.panel + math.panel);
-      math.scores(n, a, a_step, panels, length, {c, past}, s, s_step);
-      ahead.fetch();
-      c = past;
-    }
+Span rows_that_see(const KeyPiece<T>& piece, int64_t first, int64_t past, const Span& queries) {
+  const Band& band = piece.band;  // the roles of queries and keys are exchanged
+  return keys_seen(piece.positions.sub(first, past - first), queries, {-band.hi, -band.lo});
+}
+
+// The rows between the first and the last of `queries` that see some key of a chunk.
+template <typename T>
+Span rows_that_see(std::span<const Part<T>> parts, const Span& queries) {
+  int64_t begin = queries.count, end = 0;
+  for (const Part<T>& part : parts) {
+    const Span rows = rows_that_see(*part.piece, part.first, part.past, queries);
+    if (!rows.empty()) begin = std::min(begin, rows.begin), end = std::max(end, rows.begin + rows.count);
   }
+  return begin < end ? Span::range(begin, end) : Span();
 }
 
 // The keys of a register tile, and where the gradients of its keys and values are added up.
@@ -235,6 +229,7 @@ template <typename T>
 struct KeyTile {
   int64_t column, keys;  // the column of its first key in the chunk
   Rows<T> dk, dv;
+  bool fresh;                   // whether dk and dv hold nothing yet
   int64_t first = 0, past = 0;  // the rows of the block between the first and the last that see some of these keys
 };
 
@@ -249,9 +244,8 @@ void find_rows_that_see(std::span<const Part<T>> parts, const Span& queries, std
     for (size_t i = before; i < parts.size() && parts[i].column < end; ++i) {
       const Part<T>& part = parts[i];
       const int64_t first = std::max(part.column, tile.column), past = std::min(part.column + part.count(), end);
-      const Span keys = part.piece->positions.sub(part.first + first - part.column, past - first);
-      const Band& band = part.piece->band;
-      const Span rows = keys_seen(keys, queries, {-band.hi, -band.lo});  // the roles of queries and keys exchanged
+      const int64_t key = part.first - part.column;  // of column 0
+      const Span rows = rows_that_see(*part.piece, key + first, key + past, queries);
       if (rows.empty()) continue;
       tile.first = std::min(tile.first, rows.begin), tile.past = std::max(tile.past, rows.begin + rows.count);
     }
@@ -264,33 +258,46 @@ void find_rows_that_see(std::span<const Part<T>> parts, const Span& queries, std
 template <typename T>
 bool find_tiles(const TileMath<T>& math, std::span<const Part<T>> parts, int64_t dim, FlashScratch<T>& scratch,
                 std::vector<KeyTile<T>>& tiles) {
-  const auto add = [&](int64_t column, int64_t keys, Rows<T> dk, Rows<T> dv) {
-    for (int64_t j = 0; j < keys; j += math.rows) {
-      tiles.push_back({column + j, std::min(math.rows, keys - j), {dk.at(j), dk.step}, {dv.at(j), dv.step}});
-    }
-  };
   // A product writes a third, two thirds or all of the rows of a tile.
   const auto whole_tiles = [&](const Part<T>& part) { return part.count() % (math.rows / 3) == 0; };
   tiles.clear();
   if (whole_vectors(math, dim) && std::ranges::all_of(parts, whole_tiles)) {
     for (const Part<T>& part : parts) {
       const KeyPiece<T>& piece = *part.piece;
-      for (int64_t j = part.first; piece.holds != nullptr && j < part.past; ++j) {
-        uint8_t& holds = piece.holds[j * piece.holds_step];
-        if (holds != 0) continue;
-        holds = 1;
-        std::fill_n(piece.dk.at(j), dim, T{0});
-        std::fill_n(piece.dv.at(j), dim, T{0});
+      for (int64_t j = part.first; j < part.past; j += math.rows) {
+        const int64_t keys = std::min(math.rows, part.past - j);
+        const Rows<T> dk{piece.dk.at(j), piece.dk.step}, dv{piece.dv.at(j), piece.dv.step};
+        bool fresh = true;
+        for (int64_t r = 0; r < keys; ++r) fresh = fresh && !piece.held.holds(j + r);
+        for (int64_t r = 0; r < keys; ++r) {
+          if (piece.held.set(j + r) || fresh) continue;
+          std::fill_n(dk.at(r), dim, T{0});
+          std::fill_n(dv.at(r), dim, T{0});
+        }
+        tiles.push_back({part.column + j - part.first, keys, dk, dv, fresh});
       }
-      add(part.column, part.count(), {piece.dk.at(part.first), piece.dk.step},
-          {piece.dv.at(part.first), piece.dv.step});
     }
     return true;
   }
   const int64_t columns = columns_of(parts), width = round_up(dim, math.lanes);
   const int64_t elements = round_up(columns, math.rows) * width;
-  add(0, columns, {zeros(scratch.dk, elements), width}, {zeros(scratch.dv, elements), width});
+  T *const dk = room(scratch.dk, elements), *const dv = room(scratch.dv, elements);
+  for (int64_t j = 0; j < columns; j += math.rows) {
+    tiles.push_back({j, std::min(math.rows, columns - j), {dk + j * width, width}, {dv + j * width, width}, true});
+  }
   return false;
+}
+
+// Sets the gradients of tiles to zero to which no product has added anything, because no row sees their keys. `width`
+// is that of the rows.
+template <typename T>
+void clear_fresh(const std::vector<KeyTile<T>>& tiles, int64_t width) {
+  for (const KeyTile<T>& tile : tiles) {
+    for (int64_t r = 0; tile.fresh && r < tile.keys; ++r) {
+      std::fill_n(tile.dk.at(r), width, T{0});
+      std::fill_n(tile.dv.at(r), width, T{0});
+    }
+  }
 }
 
 // Sets p and ds of the query rows row, ..., row + rows - 1 to 0 where they have no scores, because their columns are
@@ -321,23 +328,15 @@ void clear_unseen(const std::vector<KeyTile<T>>& tiles, const std::vector<Run>& 
 
 // Adds the gradients of a chunk that find_tiles collected in scratch memory to those of the pieces.
 template <typename T>
-void add_gradients(std::span<const Part<T>> parts, int64_t dim, int64_t width, T scale,
+void add_gradients(const TileMath<T>& math, std::span<const Part<T>> parts, int64_t dim, int64_t width, T scale,
                    const FlashScratch<T>& scratch) {
   for (const Part<T>& part : parts) {
     const KeyPiece<T>& piece = *part.piece;
     for (int64_t j = 0; j < part.count(); ++j) {
-      T *const to_k = piece.dk.at(part.first + j), *const to_v = piece.dv.at(part.first + j);
-      const T* const from_k = scratch.dk.data() + (part.column + j) * width;
-      const T* const from_v = scratch.dv.data() + (part.column + j) * width;
-      uint8_t* const holds = piece.holds == nullptr ? nullptr : piece.holds + (part.first + j) * piece.holds_step;
-      if (holds != nullptr && *holds == 0) {
-        *holds = 1;
-        for (int64_t d = 0; d < dim; ++d) to_k[d] = scale * from_k[d];
-        std::copy_n(from_v, dim, to_v);
-        continue;
-      }
-      for (int64_t d = 0; d < dim; ++d) to_k[d] += scale * from_k[d];
-      for (int64_t d = 0; d < dim; ++d) to_v[d] += from_v[d];
+      const int64_t from = (part.column + j) * width;
+      const bool held = piece.held.set(part.first + j);
+      math.put(scratch.dk.data() + from, dim, scale, piece.dk.at(part.first + j), held);
+      math.put(scratch.dv.data() + from, dim, T{1}, piece.dv.at(part.first + j), held);
     }
   }
 }

@@ -121,21 +121,29 @@ HWY_INLINE void dots_of(const StoredRows& x, const StoredRows& y, int64_t n, int
   }
 }
 
-// Writes kTransposed rows of fp32 as as many adjacent columns; dim is a multiple of kTransposed. The 4 x 4 blocks are
-// transposed within 128 bits first.
+// The most rows that are transposed at a time, in blocks of 4 x 4, each within 128 bits.
 #if HWY_TARGET == HWY_SCALAR
 constexpr int64_t kTransposed = 4;
-HWY_INLINE void transpose_rows(const float* const* x, int64_t dim, float* to, int64_t to_step) {
+HWY_INLINE void transpose_rows(const float* const* x, int64_t count, int64_t dim, float* to, int64_t to_step) {
   for (int64_t i = 0; i < dim; ++i) {
-    for (int j = 0; j < 4; ++j) to[i * to_step + j] = x[j][i];
+    for (int64_t j = 0; j < count; ++j) to[i * to_step + j] = x[j][i];
   }
 }
 #else
-// Element i of the vectors a, b, c and e, for i in each 128 bits, becomes that of vector i.
+// Elements i, ..., i + 3 of four of the rows, each of which takes 128 bits.
+HWY_INLINE hn::Vec<hn::FixedTag<float, 4>> four_of(hn::FixedTag<float, 4> d, const float* const* x, int64_t i) {
+  return hn::LoadU(d, x[0] + i);
+}
+template <typename D>
+HWY_INLINE hn::Vec<D> four_of(D d, const float* const* x, int64_t i) {
+  const hn::Half<D> half;
+  return hn::Combine(d, four_of(half, x + hn::MaxLanes(d) / 2, i), four_of(half, x, i));
+}
+
+// Vector k of `out` becomes the elements i + k of as many rows as it has lanes.
 template <typename D>
 HWY_INLINE void transpose_blocks(D d, const float* const* x, int64_t i, hn::Vec<D>* out) {
-  const auto a = hn::LoadU(d, x[0] + i), b = hn::LoadU(d, x[1] + i);
-  const auto c = hn::LoadU(d, x[2] + i), e = hn::LoadU(d, x[3] + i);
+  const auto a = four_of(d, x, i), b = four_of(d, x + 1, i), c = four_of(d, x + 2, i), e = four_of(d, x + 3, i);
   const auto ac = hn::InterleaveLower(d, a, c), be = hn::InterleaveLower(d, b, e);
   const auto ac2 = hn::InterleaveUpper(d, a, c), be2 = hn::InterleaveUpper(d, b, e);
   out[0] = hn::InterleaveLower(d, ac, be);
@@ -143,31 +151,22 @@ HWY_INLINE void transpose_blocks(D d, const float* const* x, int64_t i, hn::Vec<
   out[2] = hn::InterleaveLower(d, ac2, be2);
   out[3] = hn::InterleaveUpper(d, ac2, be2);
 }
-#if HWY_TARGET <= HWY_AVX2
-constexpr int64_t kTransposed = 8;
-HWY_INLINE void transpose_rows(const float* const* x, int64_t dim, float* to, int64_t to_step) {
-  const hn::FixedTag<float, 8> d;
-  for (int64_t i = 0; i < dim; i += 8) {
-    hn::Vec<decltype(d)> first[4], second[4];
-    transpose_blocks(d, x, i, first);
-    transpose_blocks(d, x + 4, i, second);
-    for (int k = 0; k < 4; ++k) {
-      hn::StoreU(hn::ConcatLowerLower(d, second[k], first[k]), d, to + (i + k) * to_step);
-      hn::StoreU(hn::ConcatUpperUpper(d, second[k], first[k]), d, to + (i + k + 4) * to_step);
-    }
-  }
-}
-#else
-constexpr int64_t kTransposed = 4;
-HWY_INLINE void transpose_rows(const float* const* x, int64_t dim, float* to, int64_t to_step) {
-  const hn::FixedTag<float, 4> d;
+constexpr int64_t kTransposed = kLanes<float>;
+
+// Writes as many rows of fp32 as d has lanes as adjacent columns; dim is a multiple of 4.
+template <typename D>
+HWY_INLINE void transpose_rows(D d, const float* const* x, int64_t dim, float* to, int64_t to_step) {
   for (int64_t i = 0; i < dim; i += 4) {
-    hn::Vec<decltype(d)> columns[4];
+    hn::Vec<D> columns[4];
     transpose_blocks(d, x, i, columns);
     for (int k = 0; k < 4; ++k) hn::StoreU(columns[k], d, to + (i + k) * to_step);
   }
 }
-#endif
+// The same for the first `count` rows, 4 or kTransposed.
+HWY_INLINE void transpose_rows(const float* const* x, int64_t count, int64_t dim, float* to, int64_t to_step) {
+  if (count == kTransposed) return transpose_rows(Tag<float>(), x, dim, to, to_step);
+  transpose_rows(hn::FixedTag<float, 4>(), x, dim, to, to_step);
+}
 #endif
 
 constexpr int64_t kWidened = 512;  // the number of elements of a row that are widened at a time
@@ -180,9 +179,10 @@ HWY_INLINE void transpose_of(const StoredRows& x, int64_t n, int64_t dim, T* pan
     const int64_t at = column + j;
     T* const to = panels + at / kPanel<T> * kPanel<T> * dim + at % kPanel<T>;
     // Several rows at a time, if their columns are in one panel, whose width is a multiple of their number.
-    const bool several =
-        std::is_same_v<T, float> && j + kTransposed <= n && at % kTransposed == 0 && kPanel<T> % kTransposed == 0;
-    const int64_t count = several ? kTransposed : 1;
+    const auto fits = [&](int64_t count) {
+      return std::is_same_v<T, float> && j + count <= n && at % count == 0 && kPanel<T> % count == 0;
+    };
+    const int64_t count = fits(kTransposed) ? kTransposed : fits(4) ? 4 : 1;
     for (int64_t begin = 0; begin < dim; begin += kWidened) {
       const int64_t part = std::min(kWidened, dim - begin);
       const T* rows[kTransposed];
@@ -198,7 +198,7 @@ HWY_INLINE void transpose_of(const StoredRows& x, int64_t n, int64_t dim, T* pan
       T* const target = to + begin * kPanel<T>;
       int64_t done = 0;
       if constexpr (std::is_same_v<T, float>) {
-        if (several) transpose_rows(rows, done = part / kTransposed * kTransposed, target, kPanel<T>);
+        if (count > 1) transpose_rows(rows, count, done = part / 4 * 4, target, kPanel<T>);
       }
       for (; done < part; ++done) {
         for (int64_t r = 0; r < count; ++r) target[done * kPanel<T> + r] = rows[r][done];

@@ -135,14 +135,14 @@ void scores(int64_t used, const T* a, int64_t a_step, const T* panels, int64_t l
 
 template <int kUsed, int kVectors, typename T>
 HWY_INLINE void add_tile(const T* a, int64_t a_row, int64_t a_column, const T* b, int64_t b_step, int64_t n, T* c,
-                         int64_t c_step, const T* keep) {
+                         int64_t c_step, const T* keep, bool set) {
   const Tag<T> d;
   Vec<T> sums[kUsed][kVectors];
 #pragma GCC unroll 12
   for (int r = 0; r < kUsed; ++r) {
 #pragma GCC unroll 2
     for (int v = 0; v < kVectors; ++v) {
-      sums[r][v] = hn::LoadU(d, c + r * c_step + v * kLanes<T>);
+      sums[r][v] = set ? hn::Zero(d) : hn::LoadU(d, c + r * c_step + v * kLanes<T>);
       if (keep != nullptr) sums[r][v] = hn::Mul(hn::Set(d, keep[r]), sums[r][v]);
     }
   }
@@ -156,23 +156,40 @@ HWY_INLINE void add_tile(const T* a, int64_t a_row, int64_t a_column, const T* b
 
 template <int kUsed, typename T>
 HWY_INLINE void add_rows(const T* a, int64_t a_row, int64_t a_column, const T* b, int64_t b_step, int64_t n, T* c,
-                         int64_t c_step, int64_t dim, const T* keep) {
+                         int64_t c_step, int64_t dim, const T* keep, bool set) {
   int64_t i = 0;
   for (; i + kPanel<T> <= dim; i += kPanel<T>) {
-    add_tile<kUsed, 2>(a, a_row, a_column, b + i, b_step, n, c + i, c_step, keep);
+    add_tile<kUsed, 2>(a, a_row, a_column, b + i, b_step, n, c + i, c_step, keep, set);
   }
-  for (; i < dim; i += kLanes<T>) add_tile<kUsed, 1>(a, a_row, a_column, b + i, b_step, n, c + i, c_step, keep);
+  for (; i < dim; i += kLanes<T>) add_tile<kUsed, 1>(a, a_row, a_column, b + i, b_step, n, c + i, c_step, keep, set);
 }
 
 template <typename T>
 void add_product(int64_t used, const T* a, int64_t a_row, int64_t a_column, const T* b, int64_t b_step, int64_t n, T* c,
-                 int64_t c_step, int64_t dim, const T* keep) {
-  if (used > 2 * kThird) return add_rows<kRows>(a, a_row, a_column, b, b_step, n, c, c_step, dim, keep);
-  if (used > kThird) return add_rows<2 * kThird>(a, a_row, a_column, b, b_step, n, c, c_step, dim, keep);
-  add_rows<kThird>(a, a_row, a_column, b, b_step, n, c, c_step, dim, keep);
+                 int64_t c_step, int64_t dim, const T* keep, bool set) {
+  if (used > 2 * kThird) return add_rows<kRows>(a, a_row, a_column, b, b_step, n, c, c_step, dim, keep, set);
+  if (used > kThird) return add_rows<2 * kThird>(a, a_row, a_column, b, b_step, n, c, c_step, dim, keep, set);
+  add_rows<kThird>(a, a_row, a_column, b, b_step, n, c, c_step, dim, keep, set);
 }
 
 // ---- Rows of scores
+
+// All rows take as many steps as the one with the most hidden columns, because their lengths cannot be foreseen.
+template <typename T>
+void hide(int64_t used, T* s, int64_t s_step, const int64_t* from, const int64_t* past) {
+  const Tag<T> d;
+  const auto hidden = hn::Set(d, -std::numeric_limits<T>::infinity());
+  int64_t most = 0;
+  for (int64_t r = 0; r < used; ++r) most = std::max(most, past[r] - from[r]);
+  for (int64_t r = 0; r < used; ++r) {
+    T* const row = s + r * s_step + from[r];
+    const int64_t count = past[r] - from[r];
+    for (int64_t i = 0; i < most; i += kLanes<T>) {
+      const auto left = static_cast<size_t>(std::clamp<int64_t>(count - i, 0, kLanes<T>));
+      hn::BlendedStore(hidden, hn::FirstN(d, left), d, row + i);
+    }
+  }
+}
 
 // The larger of x and `most`, or `most` if x is NaN, because a comparison with NaN is false.
 template <typename V>
@@ -297,6 +314,23 @@ void gradient(int64_t used, T* p, T* ds, int64_t step, const Run* runs, int64_t 
   gradient_of<true>(used, p, ds, step, runs, count, scale, factors, lse, delta);
 }
 
+template <bool kAdds, typename T>
+HWY_INLINE void put_row(const T* from, int64_t dim, T factor, T* to) {
+  const Tag<T> d;
+  const auto f = hn::Set(d, factor);
+  int64_t i = 0;
+  for (; i + kLanes<T> <= dim; i += kLanes<T>) {
+    const auto x = hn::LoadU(d, from + i);
+    hn::StoreU(kAdds ? hn::MulAdd(f, x, hn::LoadU(d, to + i)) : hn::Mul(f, x), d, to + i);
+  }
+  for (; i < dim; ++i) to[i] = factor * from[i] + (kAdds ? to[i] : T{0});
+}
+template <typename T>
+void put(const T* from, int64_t dim, T factor, T* to, bool add) {
+  if (add) return put_row<true>(from, dim, factor, to);
+  put_row<false>(from, dim, factor, to);
+}
+
 template <typename T>
 constexpr TileMath<T> math_of(decltype(TileMath<T>::copy) copy, decltype(TileMath<T>::transpose) transpose,
                               decltype(TileMath<T>::dots) dots) {
@@ -312,8 +346,10 @@ constexpr TileMath<T> math_of(decltype(TileMath<T>::copy) copy, decltype(TileMat
           .dots = dots,
           .scores = scores<T>,
           .add_product = add_product<T>,
+          .hide = hide<T>,
           .softmax = softmax<T>,
           .gradient = gradient<T>,
+          .put = put<T>,
           .narrow = nullptr,
           .zip = nullptr};
 }

@@ -35,6 +35,8 @@ inline constexpr int64_t kMostTileRows = 32, kMostRowsHeld = 128;
 // Columns [first, past) of a row of scores.
 struct Run {
   int64_t first = 0, past = 0;
+
+  bool empty() const { return first >= past; }
 };
 
 // T is float or double. A pointer to the rows of a tile must point to `rows` rows. Only the first `used` of them need
@@ -75,9 +77,13 @@ struct TileMath {
                  int64_t s_step);
 
   // c[r][i] = keep[r] * c[r][i] + sum over elements j < n of a[r * a_row + j * a_column] * b[j * b_step + i], for i <
-  // dim, where dim is a multiple of lanes. If keep is null, keep[r] is 1. c holds numbers.
+  // dim, where dim is a multiple of lanes. If keep is null, keep[r] is 1. c holds numbers. With `set`, c may hold
+  // anything and keep is null: c[r][i] becomes the sum alone.
   void (*add_product)(int64_t used, const T* a, int64_t a_row, int64_t a_column, const T* b, int64_t b_step, int64_t n,
-                      T* c, int64_t c_step, int64_t dim, const T* keep);
+                      T* c, int64_t c_step, int64_t dim, const T* keep, bool set);
+
+  // Sets the scores of columns [from[r], past[r]) of each row to -inf.
+  void (*hide)(int64_t used, T* s, int64_t s_step, const int64_t* from, const int64_t* past);
 
   // One step of the running softmax (FlashAttention 2, algorithm 1). For each row, maximum = max(maximum, scale * its
   // scores), keep = exp(old maximum - maximum), scores = exp(scale * scores - maximum), which is exactly 0 for -inf,
@@ -91,6 +97,9 @@ struct TileMath {
   // * (factors * ds - delta), and p is multiplied by its factors.
   void (*gradient)(int64_t used, T* p, T* ds, int64_t step, const Run* runs, int64_t count, T scale, const T* factors,
                    const T* lse, const T* delta);
+
+  // to[i] = factor * from[i] for i < dim, or if `add`, to[i] += factor * from[i].
+  void (*put)(const T* from, int64_t dim, T factor, T* to, bool add);
 
   // Only in the table for pairs, otherwise null. Make rows of numbers operands, rounded to bf16.
   // narrow: element c / 2 of each of the first `used` rows is the pair of the row's numbers c and c + 1, for the

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>
-#include <limits>
 #include <span>
 #include <vector>
 
@@ -16,50 +15,48 @@ namespace annulus::cpu_flash {
 
 // Says which scores of a register tile's rows with a chunk are computed: runs of columns that some of the rows see,
 // rounded to whole vectors, so that the cost of a tile follows its pairs. Pairs within the runs that a band hides get
-// the score -inf.
+// the score -inf. Products that add up columns need no whole vectors, and leave out what no row sees.
 template <typename T>
 class TileRuns {
  public:
   TileRuns(const TileMath<T>& math, const QueryBlock<T>& block, std::span<const Part<T>> parts, int64_t columns)
-      : block_(block), parts_(parts), lanes_(math.lanes), cut_(columns % lanes_ != 0) {
+      : math_(math), block_(block), parts_(parts), lanes_(math.lanes), cut_(columns % lanes_ != 0) {
     for (const Part<T>& part : parts) cut_ = cut_ || part.cut;
   }
 
   // Finds the runs for rows row, ..., row + n - 1 of the block.
   void find(int64_t row, int64_t n) {
-    runs_.clear();
+    runs_.clear(), summed_.clear();
     const Span queries = block_.positions.sub(row, n);
     for (const Part<T>& part : parts_) {
-      const Run seen = part.cut ? part.seen_by(queries) : Run{part.column, part.column + part.count()};
-      if (seen.first == seen.past) continue;
-      const Run run{seen.first / lanes_ * lanes_, round_up(seen.past, lanes_)};
-      if (!runs_.empty() && run.first <= runs_.back().past) {
-        runs_.back().past = std::max(runs_.back().past, run.past);
-      } else {
-        runs_.push_back(run);
-      }
+      const Run seen = part.cut ? part.seen_by(queries) : part.columns();
+      if (seen.empty()) continue;
+      add(seen, lanes_, runs_);
+      add(seen, math_.together * math_.depth, summed_);
     }
   }
   const std::vector<Run>& runs() const { return runs_; }
+  const std::vector<Run>& summed() const { return summed_; }  // the columns that products add up
 
   // Sets the scores of those pairs in the runs to -inf that rows row, ..., row + n - 1 do not see.
   void hide(int64_t row, int64_t n, T* scores, int64_t step) const {
     if (!cut_) return;
-    for (int64_t r = 0; r < n; ++r) {
-      T* const line = scores + r * step;
-      const Span query = block_.positions.sub(row + r, 1);
-      for (const Run& run : runs_) {
-        int64_t from = run.first;  // hidden from here on
-        for (const Part<T>& part : parts_) {
-          if (part.column >= run.past || part.column + part.count() <= run.first) continue;
-          const Run seen = part.cut ? part.seen_by(query) : Run{part.column, part.column + part.count()};
-          if (seen.first == seen.past) continue;
-          const int64_t first = std::clamp(seen.first, run.first, run.past);
-          if (from < first) std::fill(line + from, line + first, -std::numeric_limits<T>::infinity());
-          from = std::clamp(seen.past, run.first, run.past);
+    int64_t from[kMostTileRows], past[kMostTileRows], next[kMostTileRows];  // each row is hidden in [from, past)
+    for (const Run& run : runs_) {
+      std::fill_n(from, n, run.first);
+      for (const Part<T>& part : parts_) {
+        if (part.column >= run.past || part.column + part.count() <= run.first) continue;
+        part.seen_by_each(block_.positions.sub(row, n), past, next);
+        for (int64_t r = 0; r < n; ++r) {
+          const bool none = next[r] <= past[r];
+          past[r] = none ? from[r] : std::clamp(past[r], run.first, run.past);
+          next[r] = none ? from[r] : std::clamp(next[r], run.first, run.past);
         }
-        std::fill(line + from, line + run.past, -std::numeric_limits<T>::infinity());
+        math_.hide(n, scores, step, from, past);
+        std::copy_n(next, n, from);
       }
+      std::fill_n(past, n, run.past);
+      math_.hide(n, scores, step, from, past);
     }
   }
 
@@ -91,11 +88,22 @@ class TileRuns {
   }
 
  private:
+  // Adds the columns to runs in ascending order whose ends are multiples of `unit`.
+  static void add(const Run& seen, int64_t unit, std::vector<Run>& runs) {
+    const Run run{seen.first / unit * unit, round_up(seen.past, unit)};
+    if (!runs.empty() && run.first <= runs.back().past) {
+      runs.back().past = std::max(runs.back().past, run.past);
+    } else {
+      runs.push_back(run);
+    }
+  }
+
+  const TileMath<T>& math_;
   const QueryBlock<T>& block_;
   std::span<const Part<T>> parts_;
   int64_t lanes_;
   bool cut_;
-  std::vector<Run> runs_;
+  std::vector<Run> runs_, summed_;
 };
 
 }  // namespace annulus::cpu_flash

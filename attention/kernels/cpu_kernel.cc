@@ -7,7 +7,6 @@
 // probability of 0 would give NaN.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/zeros.h>
 #include <ATen/record_function.h>
 
 #include <algorithm>
@@ -49,6 +48,40 @@ Rows<T> head_rows(const at::Tensor& tensor, int64_t batch, int64_t head, const S
   return {data + batch * tensor.stride(0) + head * tensor.stride(2) + rows.begin * tensor.stride(1),
           tensor.stride(1) * rows.stride};
 }
+
+// Which rows of a new gradient, a [batch, rows, heads, D] tensor, hold something. The others need not be set to zero
+// before something is added to them.
+class HeldFlags {
+ public:
+  // From now on no row of `gradient` holds anything.
+  explicit HeldFlags(const at::Tensor& gradient)
+      : rows_(gradient.size(1)),
+        heads_(gradient.size(2)),
+        flags_(static_cast<size_t>(gradient.size(0) * heads_ * rows_), 0) {}
+  // All rows of any gradient hold something.
+  HeldFlags() = default;
+
+  // The flags of one head's `rows`.
+  HeldRows of(int64_t batch, int64_t head, const Span& rows) {
+    if (flags_.empty()) return {};
+    return {flags_.data() + (batch * heads_ + head) * rows_ + rows.begin, rows.stride};
+  }
+
+  // Sets the rows of `gradient` to zero that hold nothing.
+  template <typename T>
+  void zero_the_rest(const at::Tensor& gradient) const {
+    for (size_t i = 0; i < flags_.size(); ++i) {
+      if (flags_[i] != 0) continue;
+      const int64_t row = static_cast<int64_t>(i) % rows_, head = static_cast<int64_t>(i) / rows_ % heads_;
+      const int64_t batch = static_cast<int64_t>(i) / rows_ / heads_;
+      std::fill_n(head_rows<T>(gradient, batch, head, {row, 1, 1}).data, gradient.size(3), T{0});
+    }
+  }
+
+ private:
+  int64_t rows_ = 0, heads_ = 0;
+  std::vector<uint8_t> flags_;
+};
 
 // The tensor, copied if the elements of a row are not adjacent.
 at::Tensor prepared(const at::Tensor& tensor) { return tensor.stride(3) == 1 ? tensor : tensor.contiguous(); }
@@ -105,10 +138,11 @@ class CpuKernel : public Kernel {
     q_ = prepared(q);
     dout_ = prepared(dout);
     out_ = out;
+    result_ = prepared(out.to(dout.scalar_type()));
     // exp(score - lse) must be 0 in rows without keys.
     lse_ = lse.to(kType).masked_fill(lse.eq(-kInfinity), kInfinity);
-    fill_delta();
-    dq_ = at::zeros(q.sizes(), q_.options().dtype(kType));
+    dq_ = at::empty(q.sizes(), q_.options().dtype(kType));
+    dq_held_ = HeldFlags(dq_);
   }
 
   void backward(const KeyBlock& keys, const KeyBlock& grads, std::span<const Tile> tiles, const Poll& poll) override {
@@ -116,25 +150,32 @@ class CpuKernel : public Kernel {
     const bool sets =
         grads.fresh && std::none_of(tiles.begin(), tiles.end(), [&](const Tile& t) { return is_dense(t); });
     if (!sets) zero_if_fresh(grads);
-    holds_.assign(sets ? static_cast<size_t>(grads.k.numel() / grads.k.size(3)) : 0, 0);
+    held_ = sets ? HeldFlags(grads.k) : HeldFlags();
     DenseQueries queries;
     for (const Tile& tile : tiles) {
       if (!is_dense(tile)) continue;
-      if (!queries.q.defined()) queries = {dout_.to(kType), q_.to(kType), out_.to(kType), lse_};
+      if (!queries.q.defined()) {
+        queries = {dout_.to(kType), q_.to(kType), out_.to(kType), lse_};
+        zero_the_rest_of_dq();
+      }
       const int64_t held = dense_tile_backward(queries, keys_, grads, tile, call_, dq_, poll);
       peak_result_elements_ = std::max(peak_result_elements_, held);
     }
     for_each_wave(tiles, 10, false, poll, [&](const std::vector<Item>& wave, double flops, const FlashDone& done) {
       run_backward(wave, threads_for(flops), grads, poll, done);
     });
-    if (sets) zero_the_rest(grads);
+    held_.zero_the_rest<T>(grads.k);
+    held_.zero_the_rest<T>(grads.v);
     for (const FlashScratch<T>& scratch : scratch_) {
       const size_t held = scratch.dk.size() + scratch.dv.size();
       peak_result_elements_ = std::max(peak_result_elements_, static_cast<int64_t>(held));
     }
   }
 
-  at::Tensor finish_backward() override { return dq_; }
+  at::Tensor finish_backward() override {
+    zero_the_rest_of_dq();
+    return dq_;
+  }
 
   std::vector<Charge> charges(const CallSize& size) const override {
     const auto wide = static_cast<int64_t>(sizeof(T));
@@ -148,7 +189,7 @@ class CpuKernel : public Kernel {
     const int64_t partial = (threads - 1) * queries / std::max<int64_t>(1, size.batch * size.kv_heads);
     std::vector<Charge> charges = {{"dq", queries, When::kBackward},
                                    {"dq of threads that share a kv head", partial, When::kBackward},
-                                   {"lse and delta", 2 * lse, When::kBackward},
+                                   {"lse", lse, When::kBackward},
                                    {"scratch of threads", scratch(false), When::kForward},
                                    {"scratch of threads, backward", scratch(true), When::kBackward}};
     if (size.type == kType) return charges;
@@ -269,20 +310,6 @@ class CpuKernel : public Kernel {
     }
   }
 
-  // delta = rowsum(dout * out), [B, H, S].
-  void fill_delta() {
-    const at::Tensor out = prepared(out_.to(dout_.scalar_type()));
-    delta_ = at::empty(lse_.sizes(), lse_.options());
-    const int64_t heads = delta_.size(1), rows = delta_.size(2), dim = q_.size(3);
-    if (delta_.numel() == 0) return;
-    const int64_t threads = threads_for(4 * static_cast<double>(dout_.numel()));
-    for_each_in_parallel(delta_.size(0) * heads, threads, Poll(), [&](size_t i, size_t) {
-      const int64_t b = static_cast<int64_t>(i) / heads, h = static_cast<int64_t>(i) % heads;
-      tile_math<T>().dots(stored_rows(dout_, b, h, Span::range(0, rows)), stored_rows(out, b, h, Span::range(0, rows)),
-                          rows, dim, delta_.data_ptr<T>() + static_cast<int64_t>(i) * rows, 1);
-    });
-  }
-
   // Blocks that add to the same rows of dk and dv must not run at the same time, so one thread takes all blocks of a kv
   // head, in order. If there are fewer kv heads than threads, several threads divide a head's rows of dk and dv among
   // them, and each but the first adds to a dq of its own.
@@ -314,10 +341,14 @@ class CpuKernel : public Kernel {
             const Span rows = item.rows_of(g);
             QueryRows<T>& of_head = blocks[g].heads[static_cast<size_t>(h)];
             of_head.dout = stored_rows(dout_, item.batch, head, rows);
-            of_head.delta = delta_.data_ptr<T>() + (item.batch * delta_.size(1) + head) * delta_.size(2) + rows.begin;
-            of_head.delta_step = rows.stride;
-            of_head.dq = own != nullptr ? Rows<T>{own, q_.size(3)} : head_rows<T>(dq_, item.batch, head, rows);
-            if (own != nullptr) own += rows.count * q_.size(3);
+            of_head.result = stored_rows(result_, item.batch, head, rows);
+            if (own != nullptr) {
+              of_head.dq = {own, q_.size(3)};
+              own += rows.count * q_.size(3);
+            } else {
+              of_head.dq = head_rows<T>(dq_, item.batch, head, rows);
+              of_head.held = dq_held_.of(item.batch, head, rows);
+            }
           }
         }
         flash_backward<T>(blocks, pieces, q_.size(3), static_cast<T>(call_.scale), scratch_[thread], done);
@@ -330,32 +361,18 @@ class CpuKernel : public Kernel {
       for (int64_t h = 0; h < item.heads.count; ++h) {
         for (size_t g = 0; g < item.rows.size(); ++g) {
           const Rows<T> dq = head_rows<T>(dq_, item.batch, item.heads.at(h), item.rows_of(g));
-          for (int64_t i = 0; i < item.rows[g].count; ++i) {
-            for (int64_t d = 0; d < q_.size(3); ++d) dq.at(i)[d] += *from++;
+          const HeldRows held = dq_held_.of(item.batch, item.heads.at(h), item.rows_of(g));
+          for (int64_t i = 0; i < item.rows[g].count; ++i, from += q_.size(3)) {
+            tile_math<T>().put(from, q_.size(3), T{1}, dq.at(i), held.set(i));
           }
         }
       }
     }
   }
 
-  // The flags in holds_ of a head's rows of `grads`.
-  uint8_t* holds_of(const KeyBlock& grads, int64_t batch, int64_t head) {
-    return holds_.data() + (batch * grads.k.size(2) + head) * grads.k.size(1);
-  }
-  // Sets the rows of fresh gradients to zero to which no tile has added.
-  void zero_the_rest(const KeyBlock& grads) {
-    for (int64_t b = 0; b < grads.k.size(0); ++b) {
-      for (int64_t h = 0; h < grads.k.size(2); ++h) {
-        const Rows<T> dk = head_rows<T>(grads.k, b, h, Span::range(0, grads.k.size(1)));
-        const Rows<T> dv = head_rows<T>(grads.v, b, h, Span::range(0, grads.v.size(1)));
-        const uint8_t* const holds = holds_of(grads, b, h);
-        for (int64_t row = 0; row < grads.k.size(1); ++row) {
-          if (holds[row] != 0) continue;
-          std::fill_n(dk.at(row), grads.k.size(3), T{0});
-          std::fill_n(dv.at(row), grads.v.size(3), T{0});
-        }
-      }
-    }
+  void zero_the_rest_of_dq() {
+    dq_held_.zero_the_rest<T>(dq_);
+    dq_held_ = HeldFlags();
   }
 
   // The pieces whose gradients belong to one share. Runs of kMostKeys rows are dealt to the shares in turn.
@@ -367,9 +384,7 @@ class CpuKernel : public Kernel {
       pieces.push_back(piece_of(item, tile, runs));
       pieces.back().dk = head_rows<T>(grads.k, b, h, tile.grad_rows);
       pieces.back().dv = head_rows<T>(grads.v, b, h, tile.grad_rows);
-      if (holds_.empty()) return;
-      pieces.back().holds = holds_of(grads, b, h) + tile.grad_rows.begin;
-      pieces.back().holds_step = tile.grad_rows.stride;
+      pieces.back().held = held_.of(b, h, tile.grad_rows);
     };
     for (const auto& [tile, runs] : item.set->keys) {
       if (shares == 1) {
@@ -387,10 +402,10 @@ class CpuKernel : public Kernel {
   }
 
   KernelCall call_;
-  at::Tensor q_, out_, lse_, dout_, delta_, dq_;
+  at::Tensor q_, out_, lse_, dout_, result_, dq_;
   KeyBlock keys_;
   std::vector<FlashScratch<T>> scratch_;
-  std::vector<uint8_t> holds_;        // for fresh gradients: which rows hold something (KeyPiece::holds)
+  HeldFlags held_, dq_held_;          // of the gradients of the present keys, and of dq
   Finite finite_ = Finite::kUnknown;  // whether keys_ are finite
   Finite* known_ = nullptr;           // where the caller keeps it
 };

@@ -25,17 +25,23 @@ std::vector<TileGroup> group_tiles(std::span<const Tile> tiles, int64_t most_key
 // The tile with only `n` of its keys, from the one with index `first` on.
 Tile cut_keys(const Tile& tile, int64_t first, int64_t n);
 
+// The index of the first key that is at least `distance` behind keys.begin, and the index behind the last one that is
+// at most `distance` behind it. They may lie outside of the span.
+inline int64_t first_from(const Span& keys, int64_t distance) {
+  return keys.stride == 1 ? distance : ceil_div(distance, keys.stride);
+}
+inline int64_t past_to(const Span& keys, int64_t distance) {
+  return 1 + (keys.stride == 1 ? distance : floor_div(distance, keys.stride));
+}
+
 // The keys, as indices into `keys`, between the first and the last that some of `queries` sees within the band.
 inline Span keys_seen(const Span& queries, const Span& keys, const Band& band) {
   int64_t first = 0, past = keys.count;
   if (!band.unbounded_below()) {
-    const int64_t distance = band.lo + queries.begin - keys.begin;
-    first = std::clamp<int64_t>(keys.stride == 1 ? distance : ceil_div(distance, keys.stride), 0, keys.count);
+    first = std::clamp<int64_t>(first_from(keys, band.lo + queries.begin - keys.begin), 0, keys.count);
   }
   if (!band.unbounded_above()) {
-    const int64_t distance = band.hi + queries.last() - keys.begin;
-    const int64_t last = keys.stride == 1 ? distance : floor_div(distance, keys.stride);
-    past = std::clamp<int64_t>(last + 1, first, keys.count);
+    past = std::clamp<int64_t>(past_to(keys, band.hi + queries.last() - keys.begin), first, keys.count);
   }
   return Span::range(first, past);
 }

@@ -126,8 +126,14 @@ void expect_products_equal_those_in_fp32(const TileMath<float>& math) {
     for (int64_t used = 1; used <= rows; ++used) {
       sums.copy_(c);
       math.add_product(used, floats(narrowed), step, 1, floats(stacked), width, keys / 2, floats(sums), width, width,
-                       floats(keep));
+                       floats(keep), false);
       EXPECT_LT((sums.narrow(1, 0, dim) - sum).narrow(0, 0, used).abs().max().item<double>(), bound)
+          << dim << " " << used;
+      sums.fill_(NAN);
+      math.add_product(used, floats(narrowed), step, 1, floats(stacked), width, keys / 2, floats(sums), width, width,
+                       nullptr, true);
+      const at::Tensor alone = sum - (c * keep.unsqueeze(1)).narrow(1, 0, dim);
+      EXPECT_LT((sums.narrow(1, 0, dim) - alone).narrow(0, 0, used).abs().max().item<double>(), bound)
           << dim << " " << used;
     }
 
@@ -138,7 +144,7 @@ void expect_products_equal_those_in_fp32(const TileMath<float>& math) {
     math.stack(rows_of(of_rows), rows, dim, floats(operand), width, 0);
     math.zip(rows, floats(zipped), keys, keys);
     math.add_product(math.rows, floats(zipped) + 4, 1, 2 * keys, floats(operand), width, rows / 2, floats(got), width,
-                     width, nullptr);
+                     width, nullptr, false);
     EXPECT_LT((got.narrow(1, 0, dim) - expected).abs().max().item<double>(), bound) << dim;
   }
 }

@@ -1,6 +1,7 @@
 // See kernel_case.h.
 #include "tests/attention/kernels/kernel_case.h"
 
+#include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/matmul.h>
@@ -9,6 +10,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "attention/tiles/dropout.h"
@@ -19,9 +21,19 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
+// While this exists, LibTorch fills new memory with NaN, so that results which nothing was written to are noticed.
+class NewMemoryIsNan {
+ public:
+  NewMemoryIsNan() { at::globalContext().setDeterministicAlgorithms(true, true); }
+  ~NewMemoryIsNan() { at::globalContext().setDeterministicAlgorithms(false, false); }
+  NewMemoryIsNan(const NewMemoryIsNan&) = delete;
+  NewMemoryIsNan& operator=(const NewMemoryIsNan&) = delete;
+};
+
 }  // namespace
 
 Result run(const Case& c, const std::function<std::unique_ptr<Kernel>()>& make) {
+  const NewMemoryIsNan nan;
   Result r;
   const Kernel::Poll poll = [] {};
   const auto forward = make();
@@ -32,8 +44,9 @@ Result run(const Case& c, const std::function<std::unique_ptr<Kernel>()>& make) 
   backward->begin_backward(c.dout, c.q, r.out.to(c.q.scalar_type()), r.lse, c.call);
   const std::vector<int64_t> shape{c.grad_batch.count, c.grad_rows, c.grad_heads.count, c.q.size(3)};
   const auto options = c.q.options().dtype(accumulator_type(c.q.scalar_type()));
-  r.dk = at::zeros(shape, options), r.dv = at::zeros(shape, options);
-  backward->backward(c.keys, {r.dk, r.dv, c.grad_batch, c.grad_heads}, c.tiles, poll);
+  r.dk = at::full(shape, NAN, options), r.dv = at::full(shape, NAN, options);
+  constexpr bool kFresh = true;
+  backward->backward(c.keys, {r.dk, r.dv, c.grad_batch, c.grad_heads, kFresh}, c.tiles, poll);
   r.dq = backward->finish_backward();
   r.peak = backward->peak_result_elements();
   return r;

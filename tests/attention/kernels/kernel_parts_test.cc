@@ -1,13 +1,10 @@
-// Tests of the parts of kernels: merging partial results, grouping tiles and heads, exponentials of rows, and the draws
-// of dropout.
+// Tests of the parts of kernels: merging partial results, grouping tiles and heads, and the draws of dropout.
+// tile_math_test.cc tests the vector code of flash attention on CPUs.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/PhiloxRNGEngine.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/matmul.h>
-#include <ATen/ops/maximum.h>
-#include <ATen/ops/rand.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
@@ -16,10 +13,8 @@
 #include <cmath>
 #include <limits>
 #include <string>
-#include <type_traits>
 #include <vector>
 
-#include "attention/cpu_flash/tile_math.h"
 #include "attention/tiles/draws.h"
 #include "attention/tiles/dropout.h"
 #include "attention/tiles/merge.h"
@@ -231,188 +226,6 @@ TEST(TileGroups, SeenKeysMatchCounting) {
       }
     }
   }
-}
-
-template <typename T>
-class TileMathOf : public testing::Test {
- protected:
-  static constexpr at::ScalarType kType = std::is_same_v<T, double> ? at::kDouble : at::kFloat;
-  static constexpr double kUnit = std::is_same_v<T, double> ? 1.2e-16 : 6e-8;
-  const TileMath<T>& math = tile_math<T>();
-  at::Tensor draw(at::IntArrayRef sizes) { return at::randn(sizes, at::TensorOptions().dtype(kType)); }
-  static StoredRows rows(const at::Tensor& x) {
-    const at::ScalarType type = x.scalar_type();
-    return {x.const_data_ptr(), x.stride(0),
-            type == at::kDouble     ? Storage::kDouble
-            : type == at::kBFloat16 ? Storage::kBFloat16
-            : type == at::kHalf     ? Storage::kHalf
-                                    : Storage::kFloat};
-  }
-  std::vector<at::ScalarType> stored() const {
-    if (kType == at::kDouble) return {at::kDouble};
-    return {at::kFloat, at::kBFloat16, at::kHalf};
-  }
-};
-using Computed = testing::Types<float, double>;
-TYPED_TEST_SUITE(TileMathOf, Computed);
-
-// Every storage dtype, strided, with sizes around multiples of a vector; columns begin anywhere.
-TYPED_TEST(TileMathOf, PacksRowsAndColumns) {
-  using T = TypeParam;
-  for (const at::ScalarType type : this->stored()) {
-    for (const int64_t dim : {1, 3, 4, 15, 16, 33, 80, 513}) {
-      const int64_t n = 1 + dim % 7, column = dim % 5, width = (dim + 15) / 16 * 16;
-      const at::Tensor x = this->draw({n, dim + 3}).to(type).narrow(1, 1, dim);
-      const at::Tensor wide = x.to(this->kType), copied = at::full({n, width}, 7, wide.options());
-      this->math.copy(this->rows(x), n, dim, T{2}, copied.template data_ptr<T>(), width);
-      EXPECT_TRUE(copied.narrow(1, 0, dim).equal(2 * wide)) << type << " " << dim;
-      EXPECT_EQ(copied.narrow(1, dim, width - dim).abs().sum().template item<double>(), 0) << dim;
-      const int64_t panel = this->math.panel, panels = (column + n + panel - 1) / panel;
-      const at::Tensor columns = at::full({panels, dim, panel}, 7, wide.options());
-      this->math.transpose(this->rows(x), n, dim, columns.template data_ptr<T>(), column);
-      const at::Tensor in_order = columns.transpose(1, 2).reshape({panels * panel, dim});
-      EXPECT_TRUE(in_order.narrow(0, column, n).equal(wide)) << type << " " << dim;
-      EXPECT_TRUE(in_order.narrow(0, 0, column).eq(7).all().template item<bool>()) << dim;
-      EXPECT_TRUE(in_order.narrow(0, column + n, panels * panel - column - n).eq(7).all().template item<bool>()) << dim;
-    }
-  }
-}
-
-TYPED_TEST(TileMathOf, MultipliesTiles) {
-  using T = TypeParam;
-  const TileMath<T>& math = this->math;
-  for (const int64_t dim : {1, 16, 32, 48, 80, 128}) {
-    const int64_t keys = 3 * math.panel, padded = (dim + math.lanes - 1) / math.lanes * math.lanes;
-    const at::Tensor a = this->draw({math.rows, dim}), b = this->draw({keys, dim});
-    const at::Tensor columns = at::zeros({3, dim, math.panel}, a.options());
-    math.transpose(this->rows(b), keys, dim, columns.template data_ptr<T>(), 0);
-    const Run run{math.lanes, 2 * math.panel + math.lanes};
-    const at::Tensor want = at::full({math.rows, keys}, 7, a.options());
-    want.narrow(1, run.first, run.past - run.first)
-        .copy_(at::matmul(a, b.t()).narrow(1, run.first, run.past - run.first));
-    for (int64_t used = 1; used <= math.rows; ++used) {
-      const at::Tensor s = at::full({math.rows, keys}, 7, a.options());
-      math.scores(used, a.template data_ptr<T>(), dim, columns.template data_ptr<T>(), dim, run,
-                  s.template data_ptr<T>(), keys);
-      const int64_t third = math.rows / 3, computed = (used + third - 1) / third * third;
-      EXPECT_LT((s - want).narrow(0, 0, used).abs().max().template item<double>(),
-                100 * this->kUnit * static_cast<double>(dim))
-          << dim << " " << used;
-      EXPECT_TRUE(s.narrow(0, computed, math.rows - computed).eq(7).all().template item<bool>()) << used;
-    }
-
-    const at::Tensor v = this->draw({keys, padded}), c = this->draw({math.rows, padded}),
-                     keep = this->draw({math.rows});
-    for (const bool transposed : {false, true}) {
-      const at::Tensor left = this->draw({math.rows, keys});
-      const at::Tensor stored = transposed ? left.t().contiguous() : left;
-      const at::Tensor sum = at::matmul(left, v) + (transposed ? c : c * keep.unsqueeze(1));
-      for (int64_t used = 1; used <= math.rows; ++used) {
-        const at::Tensor got = c.clone();
-        math.add_product(used, stored.template data_ptr<T>(), transposed ? 1 : keys, transposed ? math.rows : 1,
-                         v.template data_ptr<T>(), padded, keys, got.template data_ptr<T>(), padded, padded,
-                         transposed ? nullptr : keep.template data_ptr<T>());
-        const int64_t third = math.rows / 3, computed = (used + third - 1) / third * third, rest = math.rows - computed;
-        EXPECT_LT((got - sum).narrow(0, 0, used).abs().max().template item<double>(),
-                  100 * this->kUnit * static_cast<double>(keys))
-            << dim << " " << used;
-        EXPECT_TRUE(got.narrow(0, computed, rest).equal(c.narrow(0, computed, rest))) << dim << " " << used;
-      }
-    }
-  }
-}
-
-// The runs have one or more vectors and do not touch; the elements between them are not changed. Every third case has
-// dropout, whose factors the sum does not contain.
-TYPED_TEST(TileMathOf, ComputesSoftmaxAndItsGradientOfRuns) {
-  using T = TypeParam;
-  const TileMath<T>& math = this->math;
-  const auto in = this->draw({1}).options();
-  for (int64_t n = 1; n <= 9; ++n) {
-    const std::vector<Run> runs{{math.lanes, (n + 1) * math.lanes}, {(n + 2) * math.lanes, (n + 3) * math.lanes}};
-    const int64_t columns = (n + 4) * math.lanes;
-    const at::Tensor seen = at::zeros({columns}, in.dtype(at::kBool));
-    for (const Run& run : runs) seen.narrow(0, run.first, run.past - run.first).fill_(true);
-    const at::Tensor scores = this->draw({math.rows, columns}) * 3, maximum = this->draw({math.rows});
-    const at::Tensor sum = this->draw({math.rows}).abs(), keep = at::zeros({math.rows}, in);
-    scores.select(0, 1).fill_(-INFINITY);
-    scores.select(0, 2).fill_(-INFINITY);
-    maximum[2] = -INFINITY, sum[2] = 0;  // no key so far and none in these runs
-    maximum[0] = 50;                     // stays
-    const T scale = static_cast<T>(n % 2 == 0 ? 1 : 0.5);
-    const at::Tensor factors = this->draw({math.rows, columns}).gt(0).to(in.dtype()) * 1.25;
-    const bool drops = n % 3 == 0;
-    const T* const of_pairs = drops ? factors.template const_data_ptr<T>() : nullptr;
-    const at::Tensor wide_factors = drops ? factors.to(at::kDouble) : at::full({1}, 1.0, at::kDouble);
-    const at::Tensor wide = scores.to(at::kDouble).mul(scale).masked_fill(seen.logical_not(), -INFINITY);
-    const at::Tensor most = at::maximum(std::get<0>(wide.max(1)), maximum.to(at::kDouble));
-    const at::Tensor shift = most.masked_fill(most.eq(-INFINITY), 0);
-    const at::Tensor p = (wide - shift.unsqueeze(1)).exp(), kept = (maximum.to(at::kDouble) - shift).exp();
-    const at::Tensor total = sum.to(at::kDouble) * kept + p.sum(1);
-    const at::Tensor e = scores.clone();
-    math.softmax(math.rows, e.template data_ptr<T>(), columns, runs.data(), 2, scale, of_pairs,
-                 maximum.template data_ptr<T>(), sum.template data_ptr<T>(), keep.template data_ptr<T>());
-    EXPECT_TRUE(maximum.to(at::kDouble).equal(most)) << n;
-    EXPECT_LT((keep.to(at::kDouble) - kept).abs().max().template item<double>(), 4 * this->kUnit) << n;
-    EXPECT_LT((sum.to(at::kDouble) - total).abs().max().template item<double>(), 400 * this->kUnit) << n;
-    EXPECT_TRUE(
-        e.where(seen.logical_not(), at::zeros_like(e)).equal(scores.where(seen.logical_not(), at::zeros_like(e))));
-    const at::Tensor rest = p * wide_factors;
-    EXPECT_LT((e.to(at::kDouble).masked_fill(seen.logical_not(), 0) - rest).abs().max().template item<double>(),
-              4 * this->kUnit)
-        << n;
-
-    const at::Tensor lse = this->draw({math.rows}), delta = this->draw({math.rows});
-    const at::Tensor q = scores.clone(), gradients = this->draw({math.rows, columns}), ds = gradients.clone();
-    math.gradient(math.rows, q.template data_ptr<T>(), ds.template data_ptr<T>(), columns, runs.data(), 2, scale,
-                  of_pairs, lse.template data_ptr<T>(), delta.template data_ptr<T>());
-    const at::Tensor probability = (wide - lse.to(at::kDouble).unsqueeze(1)).exp();
-    const at::Tensor of_dropped = gradients.to(at::kDouble) * wide_factors;
-    const at::Tensor want = probability * (of_dropped - delta.to(at::kDouble).unsqueeze(1));
-    const at::Tensor inside = seen.logical_not();
-    const double unit = 40 * this->kUnit * (1 + probability.max().template item<double>());
-    const at::Tensor left = q.to(at::kDouble).masked_fill(inside, 0) - probability * wide_factors;
-    EXPECT_LT(left.abs().max().template item<double>(), unit) << n;
-    EXPECT_LT((ds.to(at::kDouble).masked_fill(inside, 0) - want).abs().max().template item<double>(), 4 * unit) << n;
-    EXPECT_TRUE(ds.masked_fill(seen, 0).equal(gradients.masked_fill(seen, 0))) << n;
-  }
-}
-
-// Checks the exponentials over the whole range of the dtype: a gradient step with lse 0 returns them.
-TYPED_TEST(TileMathOf, ExponentialsAreWithinTwoUlps) {
-  using T = TypeParam;
-  const bool wide = sizeof(T) == 8;
-  const TileMath<T>& math = this->math;
-  const at::Tensor zero = at::zeros({math.rows}, this->draw({1}).options());
-  const int64_t columns = 1024;
-  const Run run{0, columns};
-  const auto exponentials = [&](const at::Tensor& x) {
-    const at::Tensor y = at::zeros({math.rows, columns}, x.options()), other = at::zeros_like(y);
-    y[0].copy_(x);
-    math.gradient(math.rows, y.template data_ptr<T>(), other.template data_ptr<T>(), columns, &run, 1, T{1}, nullptr,
-                  zero.template data_ptr<T>(), zero.template data_ptr<T>());
-    return at::Tensor(y[0].clone());
-  };
-  const double low = wide ? -707.9 : -86.9, high = wide ? 709 : 88;
-  double worst = 0;
-  for (int part = 0; part < 20; ++part) {
-    const at::Tensor x = (at::rand({columns}, zero.options()) * (high - low) + low);
-    const at::Tensor y = exponentials(x);
-    for (int64_t i = 0; i < columns; ++i) {
-      const auto exact = std::exp(static_cast<long double>(x.template data_ptr<T>()[i]));
-      worst = std::max(worst, static_cast<double>(std::abs(y.template data_ptr<T>()[i] / exact - 1)));
-    }
-  }
-  EXPECT_LT(worst, wide ? 4.4e-16 : 2.4e-7);
-  const at::Tensor odd = at::zeros({columns}, zero.options());
-  odd[0] = -INFINITY, odd[1] = NAN, odd[2] = INFINITY, odd[3] = -1000;
-  odd[4] = wide ? 710 : 89, odd[5] = 1e30, odd[6] = std::numeric_limits<T>::max();
-  const at::Tensor y = exponentials(odd);
-  EXPECT_EQ(y[0].template item<double>(), 0);
-  EXPECT_TRUE(std::isnan(y[1].template item<double>()));
-  EXPECT_EQ(y[2].template item<double>(), INFINITY);
-  EXPECT_EQ(y[3].template item<double>(), 0);
-  for (const int64_t huge : {4, 5, 6}) EXPECT_EQ(y[huge].template item<double>(), INFINITY) << huge;
 }
 
 // Compares with LibTorch's generator for keys that begin anywhere in a group of four, that are strided, or whose group
