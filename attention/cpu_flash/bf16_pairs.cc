@@ -109,7 +109,7 @@ HWY_INLINE void tile(const float* a, int64_t a_row, int64_t a_column, const floa
 #pragma GCC unroll 2
     for (int v = 0; v < kVectors; ++v) {
       sums[r][v] = set ? _mm512_setzero_ps() : _mm512_loadu_ps(c + r * c_step + v * kLanes);
-      if (!set && keep != nullptr) sums[r][v] = _mm512_mul_ps(_mm512_set1_ps(keep[r]), sums[r][v]);
+      if (keep != nullptr) sums[r][v] = _mm512_mul_ps(_mm512_set1_ps(keep[r]), sums[r][v]);
     }
   }
   multiply(a, a_row, a_column, b, b_step, n, sums);

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <limits>
 #include <type_traits>
-#include <utility>
 
 #include "attention/cpu_flash/key_chunks.h"
 #include "attention/cpu_flash/row_tiles.h"
@@ -91,7 +90,7 @@ void flash_forward(std::span<const QueryBlock<T>> blocks, std::span<const KeyPie
   T* const scores = room(scratch.scores, math.rows * step);
   const bool drops = blocks[0].drop_threshold > 0;
   T* const factors = room(scratch.factors, drops ? math.rows * step : 0);  // zeros at first, and always finite
-  T keep[kMostTileRows];
+  T keep[kMostTileRows] = {};
   // Rows i, ..., i + n - 1 of a head, which begin at `row` in scratch memory, and those that fill up the tile.
   const auto begin = [&](const QueryRows<T>& head, int64_t i, int64_t n, int64_t row) {
     pack_queries(math, from_row(head.q, i), n, math.rows, dim, scale, q + row * q_width, q_width);
@@ -277,7 +276,7 @@ void flash_backward(std::span<const QueryBlock<T>> blocks, std::span<const KeyPi
             const int64_t first = std::max(of_keys.first, held) / unit * unit;
             const int64_t n = ceil_div(std::min(of_keys.past, past) - first, unit) * math.depth;
             if (n <= 0) continue;
-            const bool set = std::exchange(of_keys.fresh, false);
+            const bool set = of_keys.prepare(dim);
             const auto add = [&](const T* rows, const T* stacked, const Rows<T>& to) {
               const int64_t next = together * step;  // two rows of pairs are as far apart
               math.add_product(of_keys.keys, rows + (first - held) * step + of_keys.column, 1, next,
@@ -290,14 +289,13 @@ void flash_backward(std::span<const QueryBlock<T>> blocks, std::span<const KeyPi
           if (!ends) continue;
           for (int64_t i = held; i < std::min(block.count, held + most_held); ++i) {
             if (!tiles.begun(unit_of_rows, i - held)) continue;
-            math.put(dq + (first_row + i - held) * width, dim, scale, head.dq.at(i), head.held.set(i));
+            math.put(dq + (first_row + i - held) * width, dim, scale, head.dq.at(i), head.written.test_and_set(i));
           }
           tiles.free(unit_of_rows);
         }
       }
       if (done) done(static_cast<double>((rows.past - rows.first) * std::ssize(block.heads) * columns));
     }
-    clear_fresh(key_tiles, in_place ? dim : width);
     if (!in_place) add_gradients(math, parts, dim, width, score_scale, scratch);
   }
 }

@@ -4,11 +4,11 @@
 //
 // This is FlashAttention 2 (arXiv 2307.08691, algorithms 1 and 2) with the running out and lse as its state, so nothing
 // is merged afterwards. Keys are packed once for all rows of a call, one chunk at a time; values and gradients are used
-// where they are if their rows allow it (key_chunks.h). Rows are packed when a chunk needs them first and written after
-// the last chunk that they see (row_tiles.h). The scores of a few rows with a chunk stay in the first-level
-// cache (tile_math.h has the products). bf16 is multiplied as bf16 where the
-// processor can (tile_math_of_pairs): q k^T and dout v^T lose nothing by it, and p and ds are rounded to bf16 before
-// they are multiplied, as the kernels for GPUs do. Sums, softmax and the state stay in fp32.
+// where they are if their rows allow it (key_chunks.h). Query rows are packed when a chunk first needs them, and their
+// results are written after the last chunk that they see (row_tiles.h). The scores of a few rows with a chunk stay in
+// the first-level cache (tile_math.h has the products). bf16 is multiplied as bf16 where the processor can
+// (tile_math_of_pairs): q k^T and dout v^T lose nothing by it, and p and ds are rounded to bf16 before they are
+// multiplied, as the kernels for GPUs do. Sums, softmax and the state stay in fp32.
 #pragma once
 
 #include <cstdint>
@@ -32,15 +32,16 @@ struct Rows {
   T* at(int64_t i) const { return data + i * step; }
 };
 
-// Flags, `step` apart, that say which rows hold something. A row that holds nothing is set instead of added to. Without
-// flags all rows hold something.
-struct HeldRows {
+// Flags, `step` apart, that say which rows have been written. A row that has not is set instead of added to. Without
+// flags all rows have been written.
+struct WrittenRows {
   uint8_t* flags = nullptr;
   int64_t step = 1;
 
-  // Returns whether row i holds something, which it does from now on.
-  bool set(int64_t i) const { return flags == nullptr || std::exchange(flags[i * step], uint8_t{1}) != 0; }
-  bool holds(int64_t i) const { return flags == nullptr || flags[i * step] != 0; }
+  WrittenRows from(int64_t i) const { return {flags == nullptr ? nullptr : flags + i * step, step}; }
+  bool test(int64_t i) const { return flags == nullptr || flags[i * step] != 0; }
+  // Returns whether row i has been written, and takes note that it is now.
+  bool test_and_set(int64_t i) const { return flags == nullptr || std::exchange(flags[i * step], uint8_t{1}) != 0; }
 };
 
 // The rows of one query head. q and dout are fp32, bf16 or fp16 if T is float, and fp64 if T is double.
@@ -54,8 +55,8 @@ struct QueryRows {
   StoredRows dout;
   uint64_t philox_key = 0;  // used with dropout (attention/tiles/dropout.h)
   StoredRows result;        // the out of the whole forward, in the dtype of dout
-  Rows<T> dq;               // the gradient is added to it
-  HeldRows held;            // of dq
+  Rows<T> dq;               // the gradient is added to it, or sets it
+  WrittenRows written;      // of dq
 };
 
 template <typename T>
@@ -75,8 +76,8 @@ struct KeyPiece {
   Span positions;
   Band band;
   StoredRows k, v;
-  Rows<T> dk, dv;  // backward: the gradients are added to them
-  HeldRows held;   // of dk and dv
+  Rows<T> dk, dv;       // backward: the gradients are added to them, or set them
+  WrittenRows written;  // of dk and dv
 };
 
 // Memory that begins with a cache line. Vectors and rows of tiles would lie in two lines each elsewhere.
@@ -122,9 +123,9 @@ template <typename T>
 void flash_forward(std::span<const QueryBlock<T>> blocks, std::span<const KeyPiece<T>> pieces, int64_t dim, T scale,
                    FlashScratch<T>& scratch, const FlashDone& done);
 
-// Adds the gradients to dq, dk and dv, or sets rows that hold nothing. lse is the merged one, +inf for
-// rows without a key. Keys and values behind a band must be finite, and also q and dout of all rows, because dk and dv
-// of keys that a row does not see add its q and dout times 0. Otherwise like flash_forward.
+// Adds the gradients to dq, dk and dv, or sets rows that have not been written. lse is the merged one, +inf for rows
+// without a key. Keys and values behind a band must be finite, and also q, dout and result of all rows, because dk and
+// dv of keys that a row does not see add its rows times 0. Otherwise like flash_forward.
 template <typename T>
 void flash_backward(std::span<const QueryBlock<T>> blocks, std::span<const KeyPiece<T>> pieces, int64_t dim, T scale,
                     FlashScratch<T>& scratch, const FlashDone& done);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <span>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "attention/cpu_flash/flash.h"
@@ -229,8 +230,23 @@ template <typename T>
 struct KeyTile {
   int64_t column, keys;  // the column of its first key in the chunk
   Rows<T> dk, dv;
-  bool fresh;                   // whether dk and dv hold nothing yet
+  WrittenRows written;          // of dk and dv
+  bool prepared = false;        // whether prepare() has been called
   int64_t first = 0, past = 0;  // the rows of the block between the first and the last that see some of these keys
+
+  // Prepares dk and dv, whose rows have `dim` elements, for a product that adds to all of them. Returns whether it must
+  // set them instead, because none has been written. Another tile of the chunk may have the same rows.
+  bool prepare(int64_t dim) {
+    if (std::exchange(prepared, true)) return false;
+    int64_t fresh = 0;
+    for (int64_t r = 0; r < keys; ++r) fresh += written.test(r) ? 0 : 1;
+    for (int64_t r = 0; r < keys; ++r) {
+      if (written.test_and_set(r) || fresh == keys) continue;
+      std::fill_n(dk.at(r), dim, T{0});
+      std::fill_n(dv.at(r), dim, T{0});
+    }
+    return fresh == keys;
+  }
 };
 
 // Finds the rows that see the keys of each tile. The tiles are in the order of their columns.
@@ -265,39 +281,22 @@ bool find_tiles(const TileMath<T>& math, std::span<const Part<T>> parts, int64_t
     for (const Part<T>& part : parts) {
       const KeyPiece<T>& piece = *part.piece;
       for (int64_t j = part.first; j < part.past; j += math.rows) {
-        const int64_t keys = std::min(math.rows, part.past - j);
-        const Rows<T> dk{piece.dk.at(j), piece.dk.step}, dv{piece.dv.at(j), piece.dv.step};
-        bool fresh = true;
-        for (int64_t r = 0; r < keys; ++r) fresh = fresh && !piece.held.holds(j + r);
-        for (int64_t r = 0; r < keys; ++r) {
-          if (piece.held.set(j + r) || fresh) continue;
-          std::fill_n(dk.at(r), dim, T{0});
-          std::fill_n(dv.at(r), dim, T{0});
-        }
-        tiles.push_back({part.column + j - part.first, keys, dk, dv, fresh});
+        tiles.push_back({part.column + j - part.first,
+                         std::min(math.rows, part.past - j),
+                         {piece.dk.at(j), piece.dk.step},
+                         {piece.dv.at(j), piece.dv.step},
+                         piece.written.from(j)});
       }
     }
     return true;
   }
   const int64_t columns = columns_of(parts), width = round_up(dim, math.lanes);
   const int64_t elements = round_up(columns, math.rows) * width;
-  T *const dk = room(scratch.dk, elements), *const dv = room(scratch.dv, elements);
+  T *const dk = zeros(scratch.dk, elements), *const dv = zeros(scratch.dv, elements);
   for (int64_t j = 0; j < columns; j += math.rows) {
-    tiles.push_back({j, std::min(math.rows, columns - j), {dk + j * width, width}, {dv + j * width, width}, true});
+    tiles.push_back({j, std::min(math.rows, columns - j), {dk + j * width, width}, {dv + j * width, width}, {}});
   }
   return false;
-}
-
-// Sets the gradients of tiles to zero to which no product has added anything, because no row sees their keys. `width`
-// is that of the rows.
-template <typename T>
-void clear_fresh(const std::vector<KeyTile<T>>& tiles, int64_t width) {
-  for (const KeyTile<T>& tile : tiles) {
-    for (int64_t r = 0; tile.fresh && r < tile.keys; ++r) {
-      std::fill_n(tile.dk.at(r), width, T{0});
-      std::fill_n(tile.dv.at(r), width, T{0});
-    }
-  }
 }
 
 // Sets p and ds of the query rows row, ..., row + rows - 1 to 0 where they have no scores, because their columns are
@@ -334,9 +333,9 @@ void add_gradients(const TileMath<T>& math, std::span<const Part<T>> parts, int6
     const KeyPiece<T>& piece = *part.piece;
     for (int64_t j = 0; j < part.count(); ++j) {
       const int64_t from = (part.column + j) * width;
-      const bool held = piece.held.set(part.first + j);
-      math.put(scratch.dk.data() + from, dim, scale, piece.dk.at(part.first + j), held);
-      math.put(scratch.dv.data() + from, dim, T{1}, piece.dv.at(part.first + j), held);
+      const bool add = piece.written.test_and_set(part.first + j);
+      math.put(scratch.dk.data() + from, dim, scale, piece.dk.at(part.first + j), add);
+      math.put(scratch.dv.data() + from, dim, T{1}, piece.dv.at(part.first + j), add);
     }
   }
 }

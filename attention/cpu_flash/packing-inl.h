@@ -130,7 +130,7 @@ HWY_INLINE void transpose_rows(const float* const* x, int64_t count, int64_t dim
   }
 }
 #else
-// Elements i, ..., i + 3 of four of the rows, each of which takes 128 bits.
+// Elements i, ..., i + 3 of rows 0, 4, 8, ..., one row in each 128 bits.
 HWY_INLINE hn::Vec<hn::FixedTag<float, 4>> four_of(hn::FixedTag<float, 4> d, const float* const* x, int64_t i) {
   return hn::LoadU(d, x[0] + i);
 }

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>
-#include <limits>
 #include <span>
 #include <utility>
 #include <vector>
@@ -14,8 +13,8 @@
 namespace annulus::cpu_flash {
 
 // Gives the rows of blocks places in scratch memory. A place holds a unit: adjacent rows of a head, whole register
-// tiles. The rows of a call are not adjacent in memory and may not be in any cache. They are packed when the first
-// chunk needs them and written after the last one that sees them, one tile at a time, so that the processor can fetch
+// tiles. The rows of a call are not adjacent in memory and may not be in any cache. They are packed when a chunk
+// first needs them and written after the last one that they see, one tile at a time, so that the processor can fetch
 // the rows of one tile while it computes with another. A narrow window has few rows in use at a time, and their places,
 // which are used again and again, stay in the caches. The rows of several blocks, which have most of their keys in
 // common, are in use at the same time, so each has a place of its own.
@@ -74,19 +73,19 @@ class RowTiles {
     return tiles;
   }
 
-  // The unit of row i of a head, by which the other functions know it.
+  // The number of the unit of row i of a head, which the functions below take.
   size_t unit(int b, int64_t head, int64_t i) const {
     const QueryBlock<T>& block = blocks_[static_cast<size_t>(b)];
     return static_cast<size_t>(first_unit_[static_cast<size_t>(b)] + head * ceil_div(block.count, unit_) + i / unit_);
   }
-  // Whether a chunk is the last one that sees rows of a unit.
+  // Whether a chunk is the last one that rows of a unit see.
   bool ends(size_t unit, size_t chunk) const { return last_[unit] == chunk; }
   // The row in scratch memory of the first row of a unit.
   int64_t row(size_t unit) {
     if (places_[unit] == kNone) places_[unit] = free_.back(), free_.pop_back();
     return places_[unit];
   }
-  // Returns whether a tile of a unit must be packed, and takes note that it is. It begins with row i of the unit.
+  // Returns whether the tile that begins with row i of a unit must be packed, and takes note that it is.
   bool begin(size_t unit, int64_t i) { return std::exchange(begun_[tile(unit, i)], uint8_t{1}) == 0; }
   // Whether the tile of row i of a unit has been packed.
   bool begun(size_t unit, int64_t i) const { return begun_[tile(unit, i)] != 0; }
@@ -102,7 +101,7 @@ class RowTiles {
   int64_t tile_, unit_ = 0, rows_ = 0;
   size_t tiles_ = 0;                 // of a unit
   std::vector<int64_t> first_unit_;  // of each block
-  std::vector<size_t> last_;         // the last chunk that sees a unit
+  std::vector<size_t> last_;         // the last chunk that a unit's rows see
   std::vector<int64_t> places_;      // the first row of the place of each unit, or kNone
   std::vector<uint8_t> begun_;       // for each tile of each unit
   std::vector<int64_t> free_;        // places that hold no rows; the next one to use is the last

@@ -17,14 +17,14 @@ namespace annulus::cpu_flash {
 template <typename T>
 class RowsAhead {
  public:
-  // `parts` are those of the next chunk of keys, whose rows are fetched evenly in `times` tiles. With `backward` the
-  // rows of the gradients are fetched as well.
+  // `parts` are those of the next chunk of keys, whose rows are fetched evenly in `times` calls of scores_of. With
+  // `backward` the rows of the gradients are fetched as well.
   RowsAhead(std::span<const Part<T>> parts, int64_t dim, bool backward, int64_t times)
       : parts_(parts), dim_(dim), backward_(backward) {
-    if (!parts.empty() && times > 0) of_tile_ = ceil_div(columns_of(parts), times);
+    if (!parts.empty() && times > 0) of_call_ = ceil_div(columns_of(parts), times);
   }
 
-  // Rows first, ..., past - 1 will be fetched in the tile that begins next.
+  // Rows first, ..., past - 1 will be fetched in the next call of scores_of.
   void add(const StoredRows& rows, int64_t first, int64_t past) {
     if (first >= past) return;
     const int64_t width = width_of(rows.storage);
@@ -36,9 +36,9 @@ class RowsAhead {
     add(StoredRows{rows.data, rows.step, std::is_same_v<T, double> ? Storage::kDouble : Storage::kFloat}, first, past);
   }
 
-  // A tile begins, in which fetch() will be called `calls` times.
-  void begin_tile(int64_t calls) {
-    share_ = ceil_div(of_tile_, calls);
+  // A call of scores_of begins, in which fetch() will be called `calls` times.
+  void begin(int64_t calls) {
+    share_ = ceil_div(of_call_, calls);
     soon_share_ = ceil_div(soon_rows_, calls);
   }
 
@@ -80,7 +80,7 @@ class RowsAhead {
   std::span<const Part<T>> parts_;
   int64_t dim_;
   bool backward_;
-  int64_t of_tile_ = 0, share_ = 0;  // rows of keys that are fetched in a tile, and in a call of fetch()
+  int64_t of_call_ = 0, share_ = 0;  // rows of keys that are fetched in a call of scores_of, and of fetch()
   size_t part_ = 0;
   int64_t row_ = 0;
   std::vector<Soon> soon_;
@@ -94,7 +94,7 @@ void scores_of(const TileMath<T>& math, int64_t n, const T* a, int64_t a_step, c
                const std::vector<Run>& runs, T* s, int64_t s_step, RowsAhead<T>& ahead) {
   int64_t calls = 0;
   for (const Run& run : runs) calls += ceil_div(run.past, math.panel) - run.first / math.panel;
-  ahead.begin_tile(calls);
+  ahead.begin(calls);
   for (const Run& run : runs) {
     for (int64_t c = run.first; c < run.past;) {
       const int64_t past = std::min(run.past, c / math.panel * math.panel + math.panel);

@@ -82,7 +82,7 @@ struct TileMath {
   void (*add_product)(int64_t used, const T* a, int64_t a_row, int64_t a_column, const T* b, int64_t b_step, int64_t n,
                       T* c, int64_t c_step, int64_t dim, const T* keep, bool set);
 
-  // Sets the scores of columns [from[r], past[r]) of each row to -inf.
+  // Sets the scores of columns [from[r], past[r]) of each row to -inf; none if past[r] <= from[r].
   void (*hide)(int64_t used, T* s, int64_t s_step, const int64_t* from, const int64_t* past);
 
   // One step of the running softmax (FlashAttention 2, algorithm 1). For each row, maximum = max(maximum, scale * its

@@ -15,12 +15,13 @@ namespace annulus::cpu_flash {
 
 // Says which scores of a register tile's rows with a chunk are computed: runs of columns that some of the rows see,
 // rounded to whole vectors, so that the cost of a tile follows its pairs. Pairs within the runs that a band hides get
-// the score -inf. Products that add up columns need no whole vectors, and leave out what no row sees.
+// the score -inf. Products that add up columns need no whole vectors, and leave out most
+// of what no row sees.
 template <typename T>
 class TileRuns {
  public:
   TileRuns(const TileMath<T>& math, const QueryBlock<T>& block, std::span<const Part<T>> parts, int64_t columns)
-      : math_(math), block_(block), parts_(parts), lanes_(math.lanes), cut_(columns % lanes_ != 0) {
+      : math_(math), block_(block), parts_(parts), cut_(columns % math.lanes != 0) {
     for (const Part<T>& part : parts) cut_ = cut_ || part.cut;
   }
 
@@ -31,7 +32,7 @@ class TileRuns {
     for (const Part<T>& part : parts_) {
       const Run seen = part.cut ? part.seen_by(queries) : part.columns();
       if (seen.empty()) continue;
-      add(seen, lanes_, runs_);
+      add(seen, math_.lanes, runs_);
       add(seen, math_.together * math_.depth, summed_);
     }
   }
@@ -101,7 +102,6 @@ class TileRuns {
   const TileMath<T>& math_;
   const QueryBlock<T>& block_;
   std::span<const Part<T>> parts_;
-  int64_t lanes_;
   bool cut_;
   std::vector<Run> runs_, summed_;
 };

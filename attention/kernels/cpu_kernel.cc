@@ -49,25 +49,25 @@ Rows<T> head_rows(const at::Tensor& tensor, int64_t batch, int64_t head, const S
           tensor.stride(1) * rows.stride};
 }
 
-// Which rows of a new gradient, a [batch, rows, heads, D] tensor, hold something. The others need not be set to zero
+// Which rows of a new gradient, a [batch, rows, heads, D] tensor, have been written. The others need not be set to zero
 // before something is added to them.
-class HeldFlags {
+class WrittenFlags {
  public:
-  // From now on no row of `gradient` holds anything.
-  explicit HeldFlags(const at::Tensor& gradient)
+  // So far no row of `gradient` has been written.
+  explicit WrittenFlags(const at::Tensor& gradient)
       : rows_(gradient.size(1)),
         heads_(gradient.size(2)),
         flags_(static_cast<size_t>(gradient.size(0) * heads_ * rows_), 0) {}
-  // All rows of any gradient hold something.
-  HeldFlags() = default;
+  // All rows of any gradient have been written.
+  WrittenFlags() = default;
 
   // The flags of one head's `rows`.
-  HeldRows of(int64_t batch, int64_t head, const Span& rows) {
+  WrittenRows of(int64_t batch, int64_t head, const Span& rows) {
     if (flags_.empty()) return {};
     return {flags_.data() + (batch * heads_ + head) * rows_ + rows.begin, rows.stride};
   }
 
-  // Sets the rows of `gradient` to zero that hold nothing.
+  // Sets the rows of `gradient` to zero that have not been written.
   template <typename T>
   void zero_the_rest(const at::Tensor& gradient) const {
     for (size_t i = 0; i < flags_.size(); ++i) {
@@ -142,7 +142,7 @@ class CpuKernel : public Kernel {
     // exp(score - lse) must be 0 in rows without keys.
     lse_ = lse.to(kType).masked_fill(lse.eq(-kInfinity), kInfinity);
     dq_ = at::empty(q.sizes(), q_.options().dtype(kType));
-    dq_held_ = HeldFlags(dq_);
+    dq_written_ = WrittenFlags(dq_);
   }
 
   void backward(const KeyBlock& keys, const KeyBlock& grads, std::span<const Tile> tiles, const Poll& poll) override {
@@ -150,7 +150,7 @@ class CpuKernel : public Kernel {
     const bool sets =
         grads.fresh && std::none_of(tiles.begin(), tiles.end(), [&](const Tile& t) { return is_dense(t); });
     if (!sets) zero_if_fresh(grads);
-    held_ = sets ? HeldFlags(grads.k) : HeldFlags();
+    written_ = sets ? WrittenFlags(grads.k) : WrittenFlags();
     DenseQueries queries;
     for (const Tile& tile : tiles) {
       if (!is_dense(tile)) continue;
@@ -164,8 +164,8 @@ class CpuKernel : public Kernel {
     for_each_wave(tiles, 10, false, poll, [&](const std::vector<Item>& wave, double flops, const FlashDone& done) {
       run_backward(wave, threads_for(flops), grads, poll, done);
     });
-    held_.zero_the_rest<T>(grads.k);
-    held_.zero_the_rest<T>(grads.v);
+    written_.zero_the_rest<T>(grads.k);
+    written_.zero_the_rest<T>(grads.v);
     for (const FlashScratch<T>& scratch : scratch_) {
       const size_t held = scratch.dk.size() + scratch.dv.size();
       peak_result_elements_ = std::max(peak_result_elements_, static_cast<int64_t>(held));
@@ -347,7 +347,7 @@ class CpuKernel : public Kernel {
               own += rows.count * q_.size(3);
             } else {
               of_head.dq = head_rows<T>(dq_, item.batch, head, rows);
-              of_head.held = dq_held_.of(item.batch, head, rows);
+              of_head.written = dq_written_.of(item.batch, head, rows);
             }
           }
         }
@@ -361,9 +361,9 @@ class CpuKernel : public Kernel {
       for (int64_t h = 0; h < item.heads.count; ++h) {
         for (size_t g = 0; g < item.rows.size(); ++g) {
           const Rows<T> dq = head_rows<T>(dq_, item.batch, item.heads.at(h), item.rows_of(g));
-          const HeldRows held = dq_held_.of(item.batch, item.heads.at(h), item.rows_of(g));
+          const WrittenRows written = dq_written_.of(item.batch, item.heads.at(h), item.rows_of(g));
           for (int64_t i = 0; i < item.rows[g].count; ++i, from += q_.size(3)) {
-            tile_math<T>().put(from, q_.size(3), T{1}, dq.at(i), held.set(i));
+            tile_math<T>().put(from, q_.size(3), T{1}, dq.at(i), written.test_and_set(i));
           }
         }
       }
@@ -371,8 +371,8 @@ class CpuKernel : public Kernel {
   }
 
   void zero_the_rest_of_dq() {
-    dq_held_.zero_the_rest<T>(dq_);
-    dq_held_ = HeldFlags();
+    dq_written_.zero_the_rest<T>(dq_);
+    dq_written_ = WrittenFlags();
   }
 
   // The pieces whose gradients belong to one share. Runs of kMostKeys rows are dealt to the shares in turn.
@@ -384,7 +384,7 @@ class CpuKernel : public Kernel {
       pieces.push_back(piece_of(item, tile, runs));
       pieces.back().dk = head_rows<T>(grads.k, b, h, tile.grad_rows);
       pieces.back().dv = head_rows<T>(grads.v, b, h, tile.grad_rows);
-      pieces.back().held = held_.of(b, h, tile.grad_rows);
+      pieces.back().written = written_.of(b, h, tile.grad_rows);
     };
     for (const auto& [tile, runs] : item.set->keys) {
       if (shares == 1) {
@@ -405,9 +405,9 @@ class CpuKernel : public Kernel {
   at::Tensor q_, out_, lse_, dout_, result_, dq_;
   KeyBlock keys_;
   std::vector<FlashScratch<T>> scratch_;
-  HeldFlags held_, dq_held_;          // of the gradients of the present keys, and of dq
-  Finite finite_ = Finite::kUnknown;  // whether keys_ are finite
-  Finite* known_ = nullptr;           // where the caller keeps it
+  WrittenFlags written_, dq_written_;  // of the gradients of the present keys, and of dq
+  Finite finite_ = Finite::kUnknown;   // whether keys_ are finite
+  Finite* known_ = nullptr;            // where the caller keeps it
 };
 
 }  // namespace
