@@ -124,7 +124,7 @@ void flash_forward(std::span<const QueryBlock<T>> blocks, std::span<const KeyPie
     }
     clear_columns(k, math.panel, length, columns, padded);
     find_rows(math, parts, &KeyPiece<T>::v, dim, scratch.v, values);
-    RowsAhead<T> ahead(chunks[c + 1], dim, false, tiles.seen_tiles(chunks.blocks(c), parts));
+    RowsAhead<T> ahead(chunks[c + 1], dim, false, tiles.seen_tiles(parts));
     for (const int b : chunks.blocks(c)) {
       const QueryBlock<T>& block = blocks[static_cast<size_t>(b)];
       const Run rows = tiles.seen(b, parts);
@@ -181,7 +181,7 @@ void flash_backward(std::span<const QueryBlock<T>> blocks, std::span<const KeyPi
   const int64_t stacked = together == 1 ? 0 : all_rows / together * stacked_width;
   T* const q = room(scratch.q, all_rows * q_width + stacked);
   T* const dout = room(scratch.dout, all_rows * q_width + stacked);
-  const int64_t unit = together * math.depth;  // the rows that a product adds up are a multiple of it
+  const int64_t depth = together * math.depth;  // the rows that a product adds up are a multiple of it
   T* const q_stacked = together == 1 ? q : q + all_rows * q_width;
   T* const dout_stacked = together == 1 ? dout : dout + all_rows * q_width;
   T* const dq = room(scratch.out, all_rows * width);
@@ -227,7 +227,45 @@ void flash_backward(std::span<const QueryBlock<T>> blocks, std::span<const KeyPi
     clear_columns(v_columns, math.panel, length, columns, padded);
     find_rows(math, parts, &KeyPiece<T>::k, dim, scratch.k, keys);
     const bool in_place = find_tiles(math, parts, dim, scratch, key_tiles);
-    RowsAhead<T> ahead(chunks[c + 1], dim, true, 2 * tiles.seen_tiles(chunks.blocks(c), parts));
+    RowsAhead<T> ahead(chunks[c + 1], dim, true, 2 * tiles.seen_tiles(parts));
+    // Computes p and ds of rows i, ..., i + n - 1, which begin at `row` in scratch memory, and adds what they give dq.
+    const auto add_dq = [&](const QueryRows<T>& head, const TileRuns<T>& tile, int64_t i, int64_t n, int64_t row,
+                            T* p_rows, T* ds_rows) {
+      const int64_t summed = round_up(n, depth);
+      scores_of(math, n, q + row * q_width, q_width, k_columns, length, tile.runs(), p_rows, step, ahead);
+      scores_of(math, n, dout + row * q_width, q_width, v_columns, length, tile.runs(), ds_rows, step, ahead);
+      tile.hide(i, n, p_rows, step);
+      if (drops) tile.draw(head.philox_key, i, n, factors, step);
+      const auto runs = static_cast<int64_t>(tile.runs().size());
+      math.gradient(n, p_rows, ds_rows, step, tile.runs().data(), runs, score_scale, drops ? factors : nullptr,
+                    lse + row, delta + row);
+      tile.clear_padding(n, summed, p_rows, ds_rows, step);
+      const T* ds_operand = ds_rows;
+      if (math.narrow != nullptr) {
+        math.narrow(n, ds_rows, step, tile.runs().data(), runs, narrowed, step);
+        ds_operand = narrowed;
+        math.zip(summed, p_rows, step, padded);
+        math.zip(summed, ds_rows, step, padded);
+      }
+      add_rows(math, n, ds_operand, step, tile.summed(), keys, dq + row * width, width, static_cast<const T*>(nullptr));
+    };
+    // Adds what rows held, ..., past - 1 give dk and dv. They begin at `row` in scratch memory.
+    const auto add_dk_and_dv = [&](int64_t held, int64_t past, int64_t row) {
+      for (KeyTile<T>& of_keys : key_tiles) {
+        const int64_t first = std::max(of_keys.first, held) / depth * depth;
+        const int64_t n = ceil_div(std::min(of_keys.past, past) - first, depth) * math.depth;
+        if (n <= 0) continue;
+        const bool set = of_keys.prepare(dim);
+        const auto add = [&](const T* rows, const T* stacked, const Rows<T>& to) {
+          const int64_t next = together * step;  // two rows of pairs are as far apart
+          math.add_product(of_keys.keys, rows + (first - held) * step + of_keys.column, 1, next,
+                           stacked + (row + first - held) / together * stacked_width, stacked_width, n, to.data,
+                           to.step, width, nullptr, set);
+        };
+        add(p, dout_stacked, of_keys.dv);
+        add(ds, q_stacked, of_keys.dk);
+      }
+    };
     for (const int b : chunks.blocks(c)) {
       const QueryBlock<T>& block = blocks[static_cast<size_t>(b)];
       find_rows_that_see(parts, block.positions, key_tiles);
@@ -237,61 +275,29 @@ void flash_backward(std::span<const QueryBlock<T>> blocks, std::span<const KeyPi
         const QueryRows<T>& head = block.heads[static_cast<size_t>(h)];
         for (int64_t held = rows.first / most_held * most_held; held < rows.past; held += most_held) {
           const int64_t past = std::min(rows.past, held + most_held);
-          const size_t unit_of_rows = tiles.unit(b, h, held);
-          const int64_t first_row = tiles.row(unit_of_rows);
-          const bool ends = tiles.ends(unit_of_rows, c);
+          const size_t unit = tiles.unit(b, h, held);
+          const int64_t first_row = tiles.row(unit);
+          const bool ends = tiles.ends(unit, c);
           for (int64_t i = std::max(held, rows.first); i < past; i += math.rows) {
             const int64_t n = std::min(math.rows, block.count - i), row = first_row + i - held;
             T *const p_rows = p + (i - held) * step, *const ds_rows = ds + (i - held) * step;
-            const int64_t summed = round_up(n, unit);
-            tile.find(i, n);
-            if (tiles.begin(unit_of_rows, i - held)) {
+            if (tiles.begin(unit, i - held)) {
               begin(head, i, n, row);
               const int64_t next = std::min(block.count, i + 2 * math.rows);
               for (const StoredRows& of_head : {head.q, head.dout, head.result}) ahead.add(of_head, i + n, next);
             }
             if (ends) ahead.add(head.dq, i, i + n);
-            clear_unseen(key_tiles, tile.runs(), i, math.rows, summed, p_rows, ds_rows, step);
-            if (!tile.runs().empty()) {
-              scores_of(math, n, q + row * q_width, q_width, k_columns, length, tile.runs(), p_rows, step, ahead);
-              scores_of(math, n, dout + row * q_width, q_width, v_columns, length, tile.runs(), ds_rows, step, ahead);
-              tile.hide(i, n, p_rows, step);
-              if (drops) tile.draw(head.philox_key, i, n, factors, step);
-              const auto runs = static_cast<int64_t>(tile.runs().size());
-              math.gradient(n, p_rows, ds_rows, step, tile.runs().data(), runs, score_scale, drops ? factors : nullptr,
-                            lse + row, delta + row);
-              tile.clear_padding(n, summed, p_rows, ds_rows, step);
-              const T* ds_operand = ds_rows;
-              if (math.narrow != nullptr) {
-                math.narrow(n, ds_rows, step, tile.runs().data(), runs, narrowed, step);
-                ds_operand = narrowed;
-                math.zip(summed, p_rows, step, padded);
-                math.zip(summed, ds_rows, step, padded);
-              }
-              add_rows(math, n, ds_operand, step, tile.summed(), keys, dq + row * width, width,
-                       static_cast<const T*>(nullptr));
-            }
+            tile.find(i, n);
+            clear_unseen(key_tiles, tile.runs(), i, math.rows, round_up(n, depth), p_rows, ds_rows, step);
+            if (!tile.runs().empty()) add_dq(head, tile, i, n, row, p_rows, ds_rows);
           }
-          for (KeyTile<T>& of_keys : key_tiles) {
-            const int64_t first = std::max(of_keys.first, held) / unit * unit;
-            const int64_t n = ceil_div(std::min(of_keys.past, past) - first, unit) * math.depth;
-            if (n <= 0) continue;
-            const bool set = of_keys.prepare(dim);
-            const auto add = [&](const T* rows, const T* stacked, const Rows<T>& to) {
-              const int64_t next = together * step;  // two rows of pairs are as far apart
-              math.add_product(of_keys.keys, rows + (first - held) * step + of_keys.column, 1, next,
-                               stacked + (first_row + first - held) / together * stacked_width, stacked_width, n,
-                               to.data, to.step, width, nullptr, set);
-            };
-            add(p, dout_stacked, of_keys.dv);
-            add(ds, q_stacked, of_keys.dk);
-          }
+          add_dk_and_dv(held, past, first_row);
           if (!ends) continue;
           for (int64_t i = held; i < std::min(block.count, held + most_held); ++i) {
-            if (!tiles.begun(unit_of_rows, i - held)) continue;
+            if (!tiles.begun(unit, i - held)) continue;
             math.put(dq + (first_row + i - held) * width, dim, scale, head.dq.at(i), head.written.test_and_set(i));
           }
-          tiles.free(unit_of_rows);
+          tiles.free(unit);
         }
       }
       if (done) done(static_cast<double>((rows.past - rows.first) * std::ssize(block.heads) * columns));

@@ -13,11 +13,12 @@
 namespace annulus::cpu_flash {
 
 // Gives the rows of blocks places in scratch memory. A place holds a unit: adjacent rows of a head, whole register
-// tiles. The rows of a call are not adjacent in memory and may not be in any cache. They are packed when a chunk
-// first needs them and written after the last one that they see, one tile at a time, so that the processor can fetch
-// the rows of one tile while it computes with another. A narrow window has few rows in use at a time, and their places,
-// which are used again and again, stay in the caches. The rows of several blocks, which have most of their keys in
-// common, are in use at the same time, so each has a place of its own.
+// tiles. The rows of a call are not adjacent in memory and may not be in any cache. They are packed when a chunk first
+// needs them and written after the last one that they see, one tile at a time, so that the processor can fetch the rows
+// of one tile while it computes with another. A narrow window has few rows in use at a time, and their places, which
+// are used again and again, stay in the caches. The rows of several blocks, which have most of their keys in common,
+// are in use at the same time. They have places of their own, because places of one size would waste memory where
+// blocks are of different lengths.
 template <typename T>
 class RowTiles {
  public:
@@ -64,9 +65,9 @@ class RowTiles {
     return {rows.begin / tile_ * tile_, round_up(rows.begin + rows.count, tile_)};
   }
   // The number of tiles that see some key of a chunk, of all heads and blocks together.
-  int64_t seen_tiles(std::span<const int> blocks, std::span<const Part<T>> parts) const {
+  int64_t seen_tiles(std::span<const Part<T>> parts) const {
     int64_t tiles = 0;
-    for (const int b : blocks) {
+    for (const int b : parts.front().piece->blocks) {
       const Run rows = seen(b, parts);
       tiles += (rows.past - rows.first) / tile_ * std::ssize(blocks_[static_cast<size_t>(b)].heads);
     }

@@ -15,8 +15,7 @@ namespace annulus::cpu_flash {
 
 // Says which scores of a register tile's rows with a chunk are computed: runs of columns that some of the rows see,
 // rounded to whole vectors, so that the cost of a tile follows its pairs. Pairs within the runs that a band hides get
-// the score -inf. Products that add up columns need no whole vectors, and leave out most
-// of what no row sees.
+// the score -inf. Products that add up columns need no whole vectors, and leave out most of what no row sees.
 template <typename T>
 class TileRuns {
  public:

@@ -137,8 +137,7 @@ class CpuKernel : public Kernel {
     call_ = call;
     q_ = prepared(q);
     dout_ = prepared(dout);
-    out_ = out;
-    result_ = prepared(out.to(dout.scalar_type()));
+    out_ = prepared(out.to(dout.scalar_type()));
     // exp(score - lse) must be 0 in rows without keys.
     lse_ = lse.to(kType).masked_fill(lse.eq(-kInfinity), kInfinity);
     dq_ = at::empty(q.sizes(), q_.options().dtype(kType));
@@ -341,7 +340,7 @@ class CpuKernel : public Kernel {
             const Span rows = item.rows_of(g);
             QueryRows<T>& of_head = blocks[g].heads[static_cast<size_t>(h)];
             of_head.dout = stored_rows(dout_, item.batch, head, rows);
-            of_head.result = stored_rows(result_, item.batch, head, rows);
+            of_head.result = stored_rows(out_, item.batch, head, rows);
             if (own != nullptr) {
               of_head.dq = {own, q_.size(3)};
               own += rows.count * q_.size(3);
@@ -402,7 +401,7 @@ class CpuKernel : public Kernel {
   }
 
   KernelCall call_;
-  at::Tensor q_, out_, lse_, dout_, result_, dq_;
+  at::Tensor q_, out_, lse_, dout_, dq_;
   KeyBlock keys_;
   std::vector<FlashScratch<T>> scratch_;
   WrittenFlags written_, dq_written_;  // of the gradients of the present keys, and of dq
