@@ -72,7 +72,7 @@ struct QueryBlock {
 
 template <typename T>
 struct KeyPiece {
-  std::span<const int> blocks;  // the indices of the query blocks that see some of it, ascending
+  std::span<const int> blocks;  // the indices of the query blocks that see some of it, ascending, each once
   Span positions;
   Band band;
   StoredRows k, v;

@@ -77,8 +77,10 @@ struct Cell {
   Band band;
   int run;
   const Tile* tile;
+  int before = 0;  // the cells before this one of the same run, keys and band: tiles may overlap
 
-  auto keys_of_set() const { return std::tuple(set, key, band.lo, band.hi); }
+  auto keys_of_set() const { return std::tuple(set, key, band.lo, band.hi, before); }
+  auto order() const { return std::tuple_cat(keys_of_set(), std::tuple(run)); }
 };
 
 // The sets of tiles of the same batch rows and heads, cut at `rows` and `keys`.
@@ -117,7 +119,12 @@ std::vector<TileSet> cut_sets(std::span<const Tile> tiles, const Cuts& rows, con
       }
     });
   }
-  std::ranges::sort(cells, {}, [](const Cell& c) { return std::tuple_cat(c.keys_of_set(), std::tuple(c.run)); });
+  std::ranges::sort(cells, {}, &Cell::order);
+  for (size_t i = 1, first = 0; i < cells.size(); ++i) {
+    if (cells[i].order() != cells[first].order()) first = i;
+    cells[i].before = static_cast<int>(i - first);
+  }
+  std::ranges::sort(cells, {}, &Cell::order);
   for (size_t i = 0; i < cells.size(); ++i) {
     const Cell& cell = cells[i];
     std::vector<SharedKeys>& of_set = sets[cell.set].keys;

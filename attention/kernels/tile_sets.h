@@ -16,10 +16,10 @@ struct QueryRun {
 };
 
 // Keys of a set, as a tile has them, and which of the set's runs of query rows see some of them within the tile's band.
-// The tile's queries mean nothing.
+// The tile's queries mean nothing. Keys that a run sees in several tiles are in the set several times.
 struct SharedKeys {
   Tile tile;
-  std::vector<int> runs;  // ascending
+  std::vector<int> runs;  // ascending, each once
 };
 
 // Tiles of the same batch rows and query heads: either one run of query rows of any length, or several runs that share

@@ -136,6 +136,26 @@ TEST(TileSets, HaveThePairsOfTheirTilesAndReadKeysOnce) {
   }
 }
 
+// Repeats every third tile, and the first one twice.
+void repeat_some(std::vector<Tile>& tiles) {
+  for (size_t i = 0, n = tiles.size(); i < n; i += 3) tiles.push_back(tiles[i]);
+  tiles.push_back(tiles[0]);
+}
+
+// A kernel writes a run's results after its last keys, so no run may come twice for the same keys.
+TEST(TileSets, RunsComeOnceForKeysOfSeveralTiles) {
+  const std::vector<int64_t> rows = random_cuts(12, 32, 64), keys = random_cuts(14, 32, 50);
+  std::vector<Tile> tiles = block_sparse(rows, keys, {0, 1, 2}, 0.3);
+  repeat_some(tiles);
+  const std::vector<TileSet> sets = tile_sets(tiles, {.block_rows = 48, .set_rows = 300, .heads = 2});
+  EXPECT_EQ(pairs_of(sets), pairs_of(tiles));
+  for (const TileSet& set : sets) {
+    for (const SharedKeys& k : set.keys) {
+      EXPECT_EQ(std::ranges::adjacent_find(k.runs, std::ranges::greater_equal()), k.runs.end());
+    }
+  }
+}
+
 // Tiles that gain nothing, because their rows are many, strided or in short pieces, stay as they are.
 TEST(TileSets, OtherTilesAreGrouped) {
   const auto tile = [](Span rows, Span keys) {
@@ -220,6 +240,15 @@ TEST_F(SharedKeysKernel, EqualsTheDefinition) {
         }
       }
     }
+  }
+}
+
+// In a union of patterns a query may see a key several times.
+TEST_F(SharedKeysKernel, PairsOfSeveralTilesCountAsOften) {
+  for (const int64_t group : {1, 2}) {
+    Case c = block_sparse_case(at::kDouble, 20, group);
+    repeat_some(c.tiles);
+    EXPECT_LT(worst(run(c, KernelKind::kCpu), by_definition(c)), 3e-14) << group;
   }
 }
 
