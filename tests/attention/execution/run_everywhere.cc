@@ -109,7 +109,7 @@ std::vector<double> errors(const OracleResult& got, const OracleResult& want, do
     const double size = w.masked_fill(w.isfinite().logical_not(), 0).abs().max().item<double>();
     return error_of(g, w) / std::max(size, least);
   };
-  return {relative(got.out, want.out), relative(got.lse, want.lse), relative(got.dq, want.dq, magnitude),
+  return {relative(got.out, want.out), relative(got.lse, want.lse, 1), relative(got.dq, want.dq, magnitude),
           relative(got.dk, want.dk, magnitude), relative(got.dv, want.dv)};
 }
 

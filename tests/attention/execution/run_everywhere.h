@@ -45,7 +45,7 @@ double error_of(const at::Tensor& got, const at::Tensor& want);
 
 // Returns the errors of out, lse and the gradients, each relative to the size of the expected tensor. dq and dk are
 // differences of terms as large as the inputs (`magnitude`) and may cancel to zero, so their errors are relative to at
-// least `magnitude`.
+// least `magnitude`. lse is a logarithm, which may be close to zero; its error is relative to at least 1.
 std::vector<double> errors(const OracleResult& got, const OracleResult& want, double magnitude = 1e-3);
 
 // Runs `body` on three ranks. It must raise an error of this kind, with `part` in its text, on each of them.
