@@ -105,7 +105,8 @@ struct Turns {
 
 struct Measured {
   Turns forward, backward, their_forward, their_backward;
-  double pairs = 0;  // the (query, key) pairs that count, of all heads
+  Turns fp32_forward, fp32_backward;  // the same calls in fp32, if the cell's dtype is bf16
+  double pairs = 0;                   // the (query, key) pairs that count, of all heads
 };
 
 Measured measure(const Cell& cell, double seconds) {
@@ -124,14 +125,23 @@ Measured measure(const Cell& cell, double seconds) {
   if (cell.mask == "dropout") call.dropout.rate = 0.1;
   const auto heads_first = [](const at::Tensor& t) { return t.transpose(1, 2); };
   const bool causal = cell.mask == "causal";
+  const auto take = [&call](Turns& forward, Turns& backward, bool counted, const auto& q, const auto& k, const auto& v,
+                            const auto& dout) {
+    AttentionOutput out;
+    forward.take(counted, [&] { out = attention_forward(q, k, v, call); });
+    backward.take(counted, [&] { attention_backward(dout, q, k, v, out, call); });
+  };
+  const auto wide = [](const at::Tensor& t) { return t.to(at::kFloat); };
+  const at::Tensor q32 = wide(q), k32 = wide(k), v32 = wide(v), dout32 = wide(dout);
+  m.pairs = static_cast<double>(count_pairs(*cached_pattern(call.request)));
   const double begin = wall_seconds();
   // The first turn does not count: it makes the plan and touches memory for the first time.
   for (int turn = 0; turn < 4 || wall_seconds() - begin < 2 * seconds; ++turn) {
     const bool counted = turn > 0;
-    AttentionOutput out;
-    m.forward.take(counted, [&] { out = attention_forward(q, k, v, call); });
-    m.backward.take(counted, [&] { attention_backward(dout, q, k, v, out, call); });
-    if (turn == 0) m.pairs = static_cast<double>(count_pairs(*cached_pattern(out.program->request)));
+    const bool compared = cell.dtype == "bf16", later = turn % 2 > 0;  // what follows LibTorch's call is slower
+    if (compared && later) take(m.fp32_forward, m.fp32_backward, counted, q32, k32, v32, dout32);
+    take(m.forward, m.backward, counted, q, k, v, dout);
+    if (compared && !later) take(m.fp32_forward, m.fp32_backward, counted, q32, k32, v32, dout32);
     if (!cell.dense()) continue;
     std::tuple<at::Tensor, at::Tensor> theirs;
     m.their_forward.take(counted, [&] {
@@ -207,6 +217,13 @@ std::vector<BenchRatio> run_attention_bench(const AttentionBenchOptions& options
             ratio_of("attention/" + cell.name() + " " + direction, isa, ours.costs, theirs.costs, goal));
         out << line("  %8.1f  %13.2f", flops / theirs.least() / 1e9, faster);
         if (goal) out << line("  goal %.2f: %s", 1 / *goal, ratio.met() ? "met" : "missed");
+      }
+      const Turns& fp32 = backward ? m.fp32_backward : m.fp32_forward;
+      if (!fp32.costs.empty()) {
+        const BenchRatio& ratio = ratios.emplace_back(
+            ratio_of("attention/" + cell.name() + " " + direction + ", over fp32", isa, ours.costs, fp32.costs, 1));
+        out << line("%s%.3f times fp32's speed, goal 1: %s", theirs.costs.empty() ? "  " : "; ",
+                    fp32.least() / ours.least(), ratio.met() ? "met" : "missed");
       }
       if (share) out << line("; of peak %.2f: %s", *share, reached / now >= *share ? "met" : "missed");
       out << "\n";

@@ -1,6 +1,6 @@
-// `annulus bench attention`: compares attention on one core with the core's peak and with LibTorch's operator, forward
-// and backward separately, over shapes, masks and dtypes, with the instruction set that this process uses
-// (ANNULUS_ISA). Called by program/attention_word.cc.
+// `annulus bench attention`: compares attention on one core with the core's peak, with LibTorch's operator, and bf16
+// with fp32, forward and backward separately, over shapes, masks and dtypes, with the instruction set that this process
+// uses (ANNULUS_ISA). Called by program/attention_word.cc.
 #pragma once
 
 #include <cstdint>
