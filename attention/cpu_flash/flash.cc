@@ -102,14 +102,14 @@ void flash_forward(std::span<const QueryBlock<T>> blocks, std::span<const KeyPie
       if (lse == -kInfinity<T>) continue;
       maximum[row + r] = lse;
       sum[row + r] = 1;
-      std::copy_n(head.out.at(i + r), dim, out + (row + r) * width);
+      std::copy_n(static_cast<const T*>(head.out.at(i + r)), dim, out + (row + r) * width);
     }
   };
   const auto end = [&](const QueryRows<T>& head, int64_t i, int64_t n, int64_t row) {
     for (int64_t r = 0; r < n; ++r) {
       if (sum[row + r] == 0) continue;  // the row has seen no key so far
       head.lse[(i + r) * head.lse_step] = maximum[row + r] + std::log(sum[row + r]);
-      math.put(out + (row + r) * width, dim, 1 / sum[row + r], head.out.at(i + r), false);
+      math.put(out + (row + r) * width, dim, 1 / sum[row + r], head.out.at(i + r), head.out.put(false));
     }
   };
   T* const k = room(scratch.k_columns, step * length);
@@ -295,7 +295,8 @@ void flash_backward(std::span<const QueryBlock<T>> blocks, std::span<const KeyPi
           if (!ends) continue;
           for (int64_t i = held; i < std::min(block.count, held + most_held); ++i) {
             if (!tiles.begun(unit, i - held)) continue;
-            math.put(dq + (first_row + i - held) * width, dim, scale, head.dq.at(i), head.written.test_and_set(i));
+            math.put(dq + (first_row + i - held) * width, dim, scale, head.dq.at(i),
+                     head.dq.put(head.written.test_and_set(i)));
           }
           tiles.free(unit);
         }

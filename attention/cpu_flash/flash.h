@@ -32,6 +32,18 @@ struct Rows {
   T* at(int64_t i) const { return data + i * step; }
 };
 
+// Rows of results, `step` elements apart, in T or in bf16.
+struct ResultRows {
+  void* data = nullptr;
+  int64_t step = 0;
+  Storage storage = Storage::kFloat;
+
+  void* at(int64_t i) const { return static_cast<char*>(data) + i * step * width_of(storage); }
+  operator StoredRows() const { return {data, step, storage}; }
+  // How a row is written that has been written before, or not. One of bf16 can only be written once.
+  Put put(bool written) const { return storage == Storage::kBFloat16 ? Put::kRound : written ? Put::kAdd : Put::kSet; }
+};
+
 // Flags, `step` apart, that say which rows have been written. A row that has not is set instead of added to. Without
 // flags all rows have been written.
 struct WrittenRows {
@@ -50,12 +62,13 @@ struct QueryRows {
   StoredRows q;
   T* lse = nullptr;  // `count` values, lse_step apart
   int64_t lse_step = 1;
-  Rows<T> out;  // forward: with lse the state, which the call updates
+  // Forward: with lse the state, which the call updates. In bf16 it must be new: lse is -inf.
+  ResultRows out;
   // The rest is for the backward, except philox_key, which both directions use.
   StoredRows dout;
   uint64_t philox_key = 0;  // used with dropout (attention/tiles/dropout.h)
   StoredRows result;        // the out of the whole forward, in the dtype of dout
-  Rows<T> dq;               // the gradient is added to it, or sets it
+  ResultRows dq;            // the gradient is added to it, or sets it; in bf16 no other call may add to it
   WrittenRows written;      // of dq
 };
 

@@ -24,10 +24,6 @@ inline constexpr int64_t kRowGap = 16;
 
 inline int64_t round_up(int64_t n, int64_t unit) { return ceil_div(n, unit) * unit; }
 
-inline int64_t width_of(Storage storage) {
-  return storage == Storage::kDouble ? 8 : storage == Storage::kFloat ? 4 : 2;
-}
-
 inline StoredRows from_row(StoredRows rows, int64_t row) {
   rows.data = static_cast<const char*>(rows.data) + row * rows.step * width_of(rows.storage);
   return rows;
@@ -333,9 +329,9 @@ void add_gradients(const TileMath<T>& math, std::span<const Part<T>> parts, int6
     const KeyPiece<T>& piece = *part.piece;
     for (int64_t j = 0; j < part.count(); ++j) {
       const int64_t from = (part.column + j) * width;
-      const bool add = piece.written.test_and_set(part.first + j);
-      math.put(scratch.dk.data() + from, dim, scale, piece.dk.at(part.first + j), add);
-      math.put(scratch.dv.data() + from, dim, T{1}, piece.dv.at(part.first + j), add);
+      const Put how = piece.written.test_and_set(part.first + j) ? Put::kAdd : Put::kSet;
+      math.put(scratch.dk.data() + from, dim, scale, piece.dk.at(part.first + j), how);
+      math.put(scratch.dv.data() + from, dim, T{1}, piece.dv.at(part.first + j), how);
     }
   }
 }

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <span>
-#include <type_traits>
 #include <vector>
 
 #include "attention/cpu_flash/flash.h"
@@ -31,9 +30,6 @@ class RowsAhead {
     soon_.push_back(
         {static_cast<const char*>(from_row(rows, first).data), rows.step * width, dim_ * width, past - first});
     soon_rows_ += past - first;
-  }
-  void add(const Rows<T>& rows, int64_t first, int64_t past) {
-    add(StoredRows{rows.data, rows.step, std::is_same_v<T, double> ? Storage::kDouble : Storage::kFloat}, first, past);
   }
 
   // A call of scores_of begins, in which fetch() will be called `calls` times.

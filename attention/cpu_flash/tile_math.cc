@@ -325,10 +325,40 @@ HWY_INLINE void put_row(const T* from, int64_t dim, T factor, T* to) {
   }
   for (; i < dim; ++i) to[i] = factor * from[i] + (kAdds ? to[i] : T{0});
 }
+
+// The bits of bf16 that are nearest to x, of two the even ones. NaN stay NaN.
+HWY_INLINE hn::Vec<hn::Rebind<uint16_t, Tag<float>>> nearest_bf16(Vec<float> x) {
+  const hn::Rebind<uint32_t, Tag<float>> wide;
+  const hn::Rebind<uint16_t, Tag<float>> narrow;
+  const auto bits = hn::BitCast(wide, x), odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(wide, 1u));
+  const auto rounded = hn::Add(bits, hn::Add(odd, hn::Set(wide, 0x7FFFu)));
+  const auto chosen =
+      hn::IfThenElse(hn::RebindMask(wide, hn::IsNaN(x)), hn::Or(bits, hn::Set(wide, 0x400000u)), rounded);
+  const hn::Rebind<int32_t, Tag<float>> positive;  // the upper half of the bits is
+  return hn::DemoteTo(narrow, hn::BitCast(positive, hn::ShiftRight<16>(chosen)));
+}
+
+void round_row(const float* from, int64_t dim, float factor, uint16_t* to) {
+  const Tag<float> d;
+  const hn::Rebind<uint16_t, Tag<float>> narrow;
+  const auto f = hn::Set(d, factor);
+  int64_t i = 0;
+  for (; i + kLanes<float> <= dim; i += kLanes<float>) {
+    hn::StoreU(nearest_bf16(hn::Mul(f, hn::LoadU(d, from + i))), narrow, to + i);
+  }
+  if (i == dim) return;
+  uint16_t rest[kLanes<float>];
+  hn::StoreU(nearest_bf16(hn::Mul(f, widened_rest<float>(from + i, dim - i))), narrow, rest);
+  std::memcpy(to + i, rest, static_cast<size_t>(dim - i) * sizeof(uint16_t));
+}
+
 template <typename T>
-void put(const T* from, int64_t dim, T factor, T* to, bool add) {
-  if (add) return put_row<true>(from, dim, factor, to);
-  put_row<false>(from, dim, factor, to);
+void put(const T* from, int64_t dim, T factor, void* to, Put how) {
+  if constexpr (std::is_same_v<T, float>) {
+    if (how == Put::kRound) return round_row(from, dim, factor, static_cast<uint16_t*>(to));
+  }
+  if (how == Put::kAdd) return put_row<true>(from, dim, factor, static_cast<T*>(to));
+  put_row<false>(from, dim, factor, static_cast<T*>(to));
 }
 
 template <typename T>

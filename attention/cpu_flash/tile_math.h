@@ -21,12 +21,20 @@ namespace annulus {
 // The type of elements in memory. bf16 and fp16 are widened to fp32 when they are packed.
 enum class Storage { kFloat, kDouble, kBFloat16, kHalf };
 
+// The bytes of an element.
+constexpr int64_t width_of(Storage storage) {
+  return storage == Storage::kDouble ? 8 : storage == Storage::kFloat ? 4 : 2;
+}
+
 // Rows to read, `step` elements apart.
 struct StoredRows {
   const void* data = nullptr;
   int64_t step = 0;
   Storage storage = Storage::kFloat;
 };
+
+// How `put` writes a row: it sets a row of T, adds to one, or sets a row of bf16 to what is rounded to nearest.
+enum class Put { kSet, kAdd, kRound };
 
 // The most rows that a tile of registers has with any instructions, and the most rows of scores that the backward
 // holds.
@@ -98,8 +106,8 @@ struct TileMath {
   void (*gradient)(int64_t used, T* p, T* ds, int64_t step, const Run* runs, int64_t count, T scale, const T* factors,
                    const T* lse, const T* delta);
 
-  // to[i] = factor * from[i] for i < dim, or if `add`, to[i] += factor * from[i].
-  void (*put)(const T* from, int64_t dim, T factor, T* to, bool add);
+  // to[i] = factor * from[i] for i < dim, or with kAdd, to[i] += factor * from[i]. kRound is for float only.
+  void (*put)(const T* from, int64_t dim, T factor, void* to, Put how);
 
   // Only in the table for pairs, otherwise null. Make rows of numbers operands, rounded to bf16.
   // narrow: element c / 2 of each of the first `used` rows is the pair of the row's numbers c and c + 1, for the

@@ -44,11 +44,14 @@ std::shared_ptr<const Program> select_and_plan(const at::Tensor& q, const at::Te
   return program;
 }
 
+// Whether all tiles are in one step and read one block, and no other rank adds to their gradients.
+bool one_block(const Program& program) { return program.request.ranks == 1; }
+
 // A program whose blocks are selected by q and k runs once, so kernels keep nothing that they make from it.
 KernelCall kernel_call(const at::Tensor& q, const AttentionCall& call, const Program& program) {
   const AttentionShape& shape = program.request.shape;
   return {scale_of(q, call), shape.heads / shape.kv_heads, call.dropout,
-          is_adaptive(call.request.pattern) ? 0 : program.number.value()};
+          is_adaptive(call.request.pattern) ? 0 : program.number.value(), one_block(program)};
 }
 
 struct Execution {
@@ -234,7 +237,7 @@ AttentionGradients attention_backward(const at::Tensor& dout, const at::Tensor& 
   kernel->begin_backward(dout, q, forward.out, forward.lse, kernel_call(q, call, program));
   execution.run([&](std::span<const Tile> tiles) {
     const KeyBlock keys = execution.block(tiles[0].buffer, tiles[0].block);
-    if (program.request.ranks == 1) {  // all tiles are in one step and read one block, and nothing else is added
+    if (one_block(program)) {
       if (const auto whole = kernel->whole_backward(keys, tiles, execution.poll)) {
         return execution.put_own_gradients(*whole);
       }

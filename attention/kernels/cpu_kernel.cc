@@ -10,6 +10,7 @@
 #include <ATen/record_function.h>
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
 #include <map>
 #include <thread>
@@ -25,23 +26,39 @@
 #include "attention/tiles/dense_tiles.h"
 #include "attention/tiles/tile_groups.h"
 #include "attention/tiles/tile_views.h"
+#include "common/error.h"
 
 namespace annulus {
 namespace {
 
-// Rows of one head of a [batch, rows, heads, D] tensor, for reading.
-StoredRows stored_rows(const at::Tensor& tensor, int64_t batch, int64_t head, const Span& rows) {
+Storage storage_of(const at::Tensor& tensor) {
   const at::ScalarType type = tensor.scalar_type();
-  const int64_t first = batch * tensor.stride(0) + head * tensor.stride(2) + rows.begin * tensor.stride(1);
-  return {static_cast<const char*>(tensor.const_data_ptr()) + first * tensor.element_size(),
-          tensor.stride(1) * rows.stride,
-          type == at::kDouble     ? Storage::kDouble
-          : type == at::kBFloat16 ? Storage::kBFloat16
-          : type == at::kHalf     ? Storage::kHalf
-                                  : Storage::kFloat};
+  return type == at::kDouble     ? Storage::kDouble
+         : type == at::kBFloat16 ? Storage::kBFloat16
+         : type == at::kHalf     ? Storage::kHalf
+                                 : Storage::kFloat;
 }
 
-// The same for writing.
+// Rows of one head of a [batch, rows, heads, D] tensor, for reading.
+StoredRows stored_rows(const at::Tensor& tensor, int64_t batch, int64_t head, const Span& rows) {
+  const int64_t first = batch * tensor.stride(0) + head * tensor.stride(2) + rows.begin * tensor.stride(1);
+  return {static_cast<const char*>(tensor.const_data_ptr()) + first * tensor.element_size(),
+          tensor.stride(1) * rows.stride, storage_of(tensor)};
+}
+
+// The same for results.
+ResultRows result_rows(const at::Tensor& tensor, int64_t batch, int64_t head, const Span& rows) {
+  const int64_t first = batch * tensor.stride(0) + head * tensor.stride(2) + rows.begin * tensor.stride(1);
+  return {static_cast<char*>(tensor.data_ptr()) + first * tensor.element_size(), tensor.stride(1) * rows.stride,
+          storage_of(tensor)};
+}
+
+void set_to_zero(const at::Tensor& tensor, int64_t batch, int64_t head, int64_t row) {
+  std::memset(result_rows(tensor, batch, head, {row, 1, 1}).data, 0,
+              static_cast<size_t>(tensor.size(3) * tensor.element_size()));
+}
+
+// The same for sums.
 template <typename T>
 Rows<T> head_rows(const at::Tensor& tensor, int64_t batch, int64_t head, const Span& rows) {
   T* const data = static_cast<T*>(tensor.data_ptr());
@@ -68,13 +85,12 @@ class WrittenFlags {
   }
 
   // Sets the rows of `gradient` to zero that have not been written.
-  template <typename T>
   void zero_the_rest(const at::Tensor& gradient) const {
     for (size_t i = 0; i < flags_.size(); ++i) {
       if (flags_[i] != 0) continue;
       const int64_t row = static_cast<int64_t>(i) % rows_, head = static_cast<int64_t>(i) / rows_ % heads_;
       const int64_t batch = static_cast<int64_t>(i) / rows_ / heads_;
-      std::fill_n(head_rows<T>(gradient, batch, head, {row, 1, 1}).data, gradient.size(3), T{0});
+      set_to_zero(gradient, batch, head, row);
     }
   }
 
@@ -92,12 +108,14 @@ class CpuKernel : public Kernel {
   void begin_forward(const at::Tensor& q, const KernelCall& call) override {
     call_ = call;
     q_ = prepared(q);
-    out_ = at::empty(q.sizes(), q_.options().dtype(kType));  // rows are written when they have seen a key
-    lse_ = at::full({q.size(0), q.size(2), q.size(1)}, -kInfinity, out_.options());
+    out_ = at::Tensor();
+    lse_ = at::full({q.size(0), q.size(2), q.size(1)}, -kInfinity, q_.options().dtype(kType));
   }
 
   void forward(const KeyBlock& keys, std::span<const Tile> tiles, const Poll& poll) override {
     load(keys);
+    const std::vector<TileSet> sets = sets_of(tiles);
+    if (is_first(out_)) out_ = new_result(written_once(tiles, sets));  // rows are written when they have seen a key
     at::Tensor wide;
     for (const Tile& tile : tiles) {
       if (!is_dense(tile)) continue;
@@ -108,7 +126,7 @@ class CpuKernel : public Kernel {
       dense_tile_forward(wide, keys_, tile, call_, out_, lse_, poll);
     }
     constexpr bool kApart = true;  // the blocks of a wave run at the same time, so no two may have a row in common
-    for_each_wave(tiles, 4, kApart, poll, [&](const std::vector<Item>& wave, double flops, const FlashDone& done) {
+    for_each_wave(sets, 4, kApart, poll, [&](const std::vector<Item>& wave, double flops, const FlashDone& done) {
       RECORD_FUNCTION(kForwardRecord, std::vector<c10::IValue>{});
       for_each_in_parallel(static_cast<int64_t>(wave.size()), threads_for(flops), poll, [&](size_t i, size_t thread) {
         const Item& item = wave[i];
@@ -118,7 +136,7 @@ class CpuKernel : public Kernel {
         for (size_t g = 0; g < blocks.size(); ++g) {
           for (int64_t h = 0; h < item.heads.count; ++h) {
             blocks[g].heads[static_cast<size_t>(h)].out =
-                head_rows<T>(out_, item.batch, item.heads.at(h), item.rows_of(g));
+                result_rows(out_, item.batch, item.heads.at(h), item.rows_of(g));
           }
         }
         flash_forward<T>(blocks, pieces, q_.size(3), static_cast<T>(call_.scale), scratch_[thread], done);
@@ -127,6 +145,7 @@ class CpuKernel : public Kernel {
   }
 
   void finish_forward(at::Tensor& out, at::Tensor& lse) override {
+    if (!out_.defined()) out_ = new_result(true);
     zero_rows_without_keys();
     out = out_;
     lse = lse_;
@@ -140,16 +159,16 @@ class CpuKernel : public Kernel {
     out_ = prepared(out.to(dout.scalar_type()));
     // exp(score - lse) must be 0 in rows without keys.
     lse_ = lse.to(kType).masked_fill(lse.eq(-kInfinity), kInfinity);
-    dq_ = at::empty(q.sizes(), q_.options().dtype(kType));
-    dq_written_ = WrittenFlags(dq_);
+    dq_ = at::Tensor();
   }
 
   void backward(const KeyBlock& keys, const KeyBlock& grads, std::span<const Tile> tiles, const Poll& poll) override {
     load(keys);
-    const bool sets =
-        grads.fresh && std::none_of(tiles.begin(), tiles.end(), [&](const Tile& t) { return is_dense(t); });
-    if (!sets) zero_if_fresh(grads);
-    written_ = sets ? WrittenFlags(grads.k) : WrittenFlags();
+    const std::vector<TileSet> sets = sets_of(tiles);
+    if (is_first(dq_)) new_dq(at::get_num_threads() == 1 && written_once(tiles, sets));
+    const bool set = grads.fresh && !any_dense(tiles);
+    if (!set) zero_if_fresh(grads);
+    written_ = set ? WrittenFlags(grads.k) : WrittenFlags();
     DenseQueries queries;
     for (const Tile& tile : tiles) {
       if (!is_dense(tile)) continue;
@@ -160,11 +179,11 @@ class CpuKernel : public Kernel {
       const int64_t held = dense_tile_backward(queries, keys_, grads, tile, call_, dq_, poll);
       peak_result_elements_ = std::max(peak_result_elements_, held);
     }
-    for_each_wave(tiles, 10, false, poll, [&](const std::vector<Item>& wave, double flops, const FlashDone& done) {
+    for_each_wave(sets, 10, false, poll, [&](const std::vector<Item>& wave, double flops, const FlashDone& done) {
       run_backward(wave, threads_for(flops), grads, poll, done);
     });
-    written_.zero_the_rest<T>(grads.k);
-    written_.zero_the_rest<T>(grads.v);
+    written_.zero_the_rest(grads.k);
+    written_.zero_the_rest(grads.v);
     for (const FlashScratch<T>& scratch : scratch_) {
       const size_t held = scratch.dk.size() + scratch.dv.size();
       peak_result_elements_ = std::max(peak_result_elements_, static_cast<int64_t>(held));
@@ -172,6 +191,7 @@ class CpuKernel : public Kernel {
   }
 
   at::Tensor finish_backward() override {
+    if (!dq_.defined()) new_dq(true);
     zero_the_rest_of_dq();
     return dq_;
   }
@@ -218,13 +238,60 @@ class CpuKernel : public Kernel {
     return banded && !loaded_is_finite();
   }
 
-  // Calls run(items, flops, done) for waves of all tiles that are not dense, in which `done` calls `poll`. `cost` is
+  bool any_dense(std::span<const Tile> tiles) {
+    return std::any_of(tiles.begin(), tiles.end(), [&](const Tile& t) { return is_dense(t); });
+  }
+
+  // The tiles that are not dense.
+  std::vector<TileSet> sets_of(std::span<const Tile> tiles) {
+    std::vector<Tile> fast;
+    std::copy_if(tiles.begin(), tiles.end(), std::back_inserter(fast), [&](const Tile& t) { return !is_dense(t); });
+    return tile_sets(fast, set_limits(lse_.numel(), call_.group));
+  }
+
+  // Whether each query row's results are written only once, and may be rounded to bf16 then.
+  bool written_once(std::span<const Tile> tiles, std::span<const TileSet> sets) {
+    if (!call_.at_once || q_.scalar_type() != at::kBFloat16 || any_dense(tiles)) return false;
+    std::vector<bool> in_set(static_cast<size_t>(lse_.numel()));
+    for (const TileSet& set : sets) {
+      for (int64_t b = 0; b < set.batch.count; ++b) {
+        for (int64_t h = 0; h < set.heads.count; ++h) {
+          const int64_t first = (set.batch.at(b) * lse_.size(1) + set.heads.at(h)) * lse_.size(2);
+          for (const QueryRun& run : set.queries) {
+            for (int64_t i = 0; i < run.rows.count; ++i) {
+              const auto row = static_cast<size_t>(first + run.rows.at(i));
+              if (in_set[row]) return false;
+              in_set[row] = true;
+            }
+          }
+        }
+      }
+    }
+    return true;
+  }
+
+  // Whether no tiles have come before. Nothing can be added to a result that has been rounded.
+  static bool is_first(const at::Tensor& result) {
+    if (result.defined() && result.scalar_type() != kType) {
+      throw Error(ErrorKind::kInternal, "kernel", "tiles came in two calls, though the first should have had all");
+    }
+    return !result.defined();
+  }
+
+  // A new tensor like q, in its dtype if results are rounded, and otherwise in the one that is computed in.
+  at::Tensor new_result(bool rounded) const {
+    return at::empty(q_.sizes(), rounded ? q_.options() : q_.options().dtype(kType));
+  }
+  void new_dq(bool rounded) {
+    dq_ = new_result(rounded);
+    dq_written_ = WrittenFlags(dq_);
+  }
+
+  // Calls run(items, flops, done) for waves of sets, in which `done` calls `poll`. `cost` is
   // the number of floating-point operations for each pair and element of a head. If `apart`, no two sets of a wave have
   // a query row in common.
   template <typename Run>
-  void for_each_wave(std::span<const Tile> tiles, int64_t cost, bool apart, const Poll& poll, Run run) {
-    std::vector<Tile> fast;
-    std::copy_if(tiles.begin(), tiles.end(), std::back_inserter(fast), [&](const Tile& t) { return !is_dense(t); });
+  void for_each_wave(std::span<const TileSet> sets, int64_t cost, bool apart, const Poll& poll, Run run) {
     const double pair = static_cast<double>(cost * q_.size(3));
     double since = 0;  // what the calling thread has computed since the last poll
     const FlashDone watched = [&, caller = std::this_thread::get_id()](double pairs) {
@@ -237,7 +304,6 @@ class CpuKernel : public Kernel {
     const auto threads = static_cast<size_t>(at::get_num_threads());
     const bool heads_apart = !apart && threads > 1;
     if (scratch_.size() < threads) scratch_.resize(threads);
-    const std::vector<TileSet> sets = tile_sets(fast, set_limits(lse_.numel(), call_.group));
     std::vector<Item> wave;
     std::vector<const TileSet*> held;  // the sets of the wave
     double flops = 0;
@@ -301,9 +367,8 @@ class CpuKernel : public Kernel {
     const T* lse = lse_.const_data_ptr<T>();
     for (int64_t b = 0; b < out_.size(0); ++b) {
       for (int64_t h = 0; h < out_.size(2); ++h) {
-        const Rows<T> rows = head_rows<T>(out_, b, h, Span::range(0, out_.size(1)));
         for (int64_t i = 0; i < out_.size(1); ++i, ++lse) {
-          if (*lse == -kInfinity) std::fill_n(rows.at(i), out_.size(3), T{0});
+          if (*lse == -kInfinity) set_to_zero(out_, b, h, i);
         }
       }
     }
@@ -342,10 +407,10 @@ class CpuKernel : public Kernel {
             of_head.dout = stored_rows(dout_, item.batch, head, rows);
             of_head.result = stored_rows(out_, item.batch, head, rows);
             if (own != nullptr) {
-              of_head.dq = {own, q_.size(3)};
+              of_head.dq = {own, q_.size(3), storage_of(dq_)};
               own += rows.count * q_.size(3);
             } else {
-              of_head.dq = head_rows<T>(dq_, item.batch, head, rows);
+              of_head.dq = result_rows(dq_, item.batch, head, rows);
               of_head.written = dq_written_.of(item.batch, head, rows);
             }
           }
@@ -359,10 +424,10 @@ class CpuKernel : public Kernel {
       const T* from = partial[p].data();
       for (int64_t h = 0; h < item.heads.count; ++h) {
         for (size_t g = 0; g < item.rows.size(); ++g) {
-          const Rows<T> dq = head_rows<T>(dq_, item.batch, item.heads.at(h), item.rows_of(g));
+          const ResultRows dq = result_rows(dq_, item.batch, item.heads.at(h), item.rows_of(g));
           const WrittenRows written = dq_written_.of(item.batch, item.heads.at(h), item.rows_of(g));
           for (int64_t i = 0; i < item.rows[g].count; ++i, from += q_.size(3)) {
-            tile_math<T>().put(from, q_.size(3), T{1}, dq.at(i), written.test_and_set(i));
+            tile_math<T>().put(from, q_.size(3), T{1}, dq.at(i), dq.put(written.test_and_set(i)));
           }
         }
       }
@@ -370,7 +435,7 @@ class CpuKernel : public Kernel {
   }
 
   void zero_the_rest_of_dq() {
-    dq_written_.zero_the_rest<T>(dq_);
+    dq_written_.zero_the_rest(dq_);
     dq_written_ = WrittenFlags();
   }
 

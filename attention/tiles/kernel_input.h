@@ -33,6 +33,9 @@ struct KernelCall {
   // The number of the program that the tiles are part of (Program::number), if calls of it come again; else 0. Kernels
   // may keep what they make from its tiles.
   uint64_t program = 0;
+  // Whether all tiles of a direction come in one call of forward() or backward(). A kernel may then make its results in
+  // the inputs' dtype at once.
+  bool at_once = false;
 };
 
 // Is called between pieces of work of a few milliseconds to advance transfers. May be empty.

@@ -259,6 +259,17 @@ TEST_F(SharedKeysKernel, DropsTheSamePairs) {
   EXPECT_LT(worst(run(c, KernelKind::kCpu), by_definition(c)), 1e-13);
 }
 
+TEST_F(SharedKeysKernel, ResultsOfASingleCallAreRoundedAtOnce) {
+  Case c = block_sparse_case(at::kBFloat16, 16, 2);
+  const testing::Result later = run(c, KernelKind::kCpu);
+  c.call.at_once = true;
+  const testing::Result at_once = run(c, KernelKind::kCpu);
+  EXPECT_EQ(at_once.out.scalar_type(), at::kBFloat16);
+  EXPECT_EQ(at_once.dq.scalar_type(), at::kBFloat16);
+  EXPECT_TRUE(at_once.out.equal(later.out.to(at::kBFloat16)));
+  EXPECT_TRUE(at_once.dq.equal(later.dq.to(at::kBFloat16)));
+}
+
 TEST_F(SharedKeysKernel, ResultsAreTheSameFromRunToRun) {
   const Case c = block_sparse_case(at::kFloat, 16, 1);
   const testing::Result first = run(c, KernelKind::kCpu), second = run(c, KernelKind::kCpu);

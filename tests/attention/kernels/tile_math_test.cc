@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <type_traits>
 #include <vector>
@@ -140,13 +141,45 @@ TYPED_TEST(TileMathOf, PutsRows) {
   using T = TypeParam;
   for (const int64_t dim : {1, 7, 16, 33, 64}) {
     const at::Tensor from = this->draw({dim}), before = this->draw({dim + 1}), to = before.clone();
-    this->math.put(from.template data_ptr<T>(), dim, T{3}, to.template data_ptr<T>(), true);
+    this->math.put(from.template data_ptr<T>(), dim, T{3}, to.data_ptr(), Put::kAdd);
     const at::Tensor error = to.narrow(0, 0, dim) - (before.narrow(0, 0, dim) + 3 * from);
     EXPECT_LT(error.abs().max().template item<double>(), 20 * this->kUnit) << dim;
     to.narrow(0, 0, dim).fill_(NAN);
-    this->math.put(from.template data_ptr<T>(), dim, T{3}, to.template data_ptr<T>(), false);
+    this->math.put(from.template data_ptr<T>(), dim, T{3}, to.data_ptr(), Put::kSet);
     EXPECT_TRUE(to.narrow(0, 0, dim).equal(3 * from)) << dim;
     EXPECT_TRUE(to[dim].equal(before[dim])) << dim;
+  }
+}
+
+TEST(TileMathOfFloat, RoundsRowsToBf16AsLibTorchDoes) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  const float odd[] = {0,
+                       -0.0f,
+                       1 + 0x1p-8f,
+                       1 + 0x3p-8f,
+                       -1 - 0x1p-8f,
+                       1 + 0x1p-8f + 0x1p-23f,
+                       0x1.FFFFFEp127f,
+                       0x1p-140f,
+                       0x3p-134f,
+                       kInfinity,
+                       -kInfinity,
+                       0x1.FDFFFEp-1f,
+                       0x1.FFp-1f};
+  for (const int64_t dim : {1, 7, 16, 33, 64, 1000}) {
+    const at::Tensor from = at::randn({dim}).mul_(at::randn({dim}).mul_(30).exp_());
+    for (int64_t i = 0; i < std::min<int64_t>(dim, std::size(odd)); ++i) from[dim - 1 - i] = odd[i];
+    const at::Tensor before = at::randn({dim + 1}).to(at::kBFloat16), to = before.clone();
+    for (const float factor : {1.f, 0.3f}) {
+      tile_math<float>().put(from.data_ptr<float>(), dim, factor, to.data_ptr(), Put::kRound);
+      EXPECT_TRUE(to.narrow(0, 0, dim).equal(from.mul(factor).to(at::kBFloat16))) << dim;
+      EXPECT_TRUE(to[dim].equal(before[dim])) << dim;
+    }
+    for (const uint32_t bits : {0x7F800001u, 0x7FFFFFFFu, 0xFFFFFFFFu, 0x7FC00000u}) {
+      std::memcpy(from.data_ptr<float>() + dim - 1, &bits, sizeof bits);
+      tile_math<float>().put(from.data_ptr<float>(), dim, 1, to.data_ptr(), Put::kRound);
+      EXPECT_TRUE(std::isnan(to[dim - 1].item<float>()));
+    }
   }
 }
 

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "attention/cpu_flash/flash.h"
+#include "common/error.h"
 #include "tests/attention/kernels/kernel_case.h"
 
 namespace annulus {
@@ -87,6 +88,45 @@ TEST_F(Windows, OfSeveralHeadsEqualTheDefinition) {
   }
 }
 
+// Where a call gets all of its tiles at once, out and dq are rounded to bf16 row by row, to the same bits as at the
+// end. Rows of two sets are not: they are added to. Nor is dq with several threads. 40 rows see no key.
+TEST_F(Windows, ResultsAreRoundedWhenTheyAreWrittenForTheLastTime) {
+  for (const int64_t head_dim : {10, 32, 64}) {
+    Case c = rows_and_keys(at::kBFloat16, 740, 900, 3, head_dim);
+    add(c, {0, 1, 400}, {0, 1, 900}, {100, 300});
+    add(c, {401, 2, 150}, {0, 1, 600}, {-90, 0});
+    for (const bool overlap : {false, true}) {
+      if (overlap) add(c, {350, 3, 100}, {0, 2, 300}, {-70, 0});
+      for (const int threads : {1, 3}) {
+        at::set_num_threads(threads);
+        c.call.at_once = false;
+        const Result later = run(c, KernelKind::kCpu);
+        EXPECT_EQ(later.out.scalar_type(), at::kFloat);
+        EXPECT_EQ(later.dq.scalar_type(), at::kFloat);
+        c.call.at_once = true;
+        const Result at_once = run(c, KernelKind::kCpu);
+        EXPECT_EQ(at_once.out.scalar_type(), overlap ? at::kFloat : at::kBFloat16);
+        EXPECT_EQ(at_once.dq.scalar_type(), overlap || threads > 1 ? at::kFloat : at::kBFloat16);
+        EXPECT_TRUE(at_once.out.to(at::kBFloat16).equal(later.out.to(at::kBFloat16)));
+        EXPECT_TRUE(at_once.dq.to(at::kBFloat16).equal(later.dq.to(at::kBFloat16)));
+        EXPECT_TRUE(at_once.lse.equal(later.lse));
+        EXPECT_TRUE(at_once.dk.equal(later.dk));
+        EXPECT_TRUE(at_once.dv.equal(later.dv));
+      }
+    }
+  }
+}
+
+TEST_F(Windows, TilesThatShouldComeAtOnceAreNotTakenInTwoCalls) {
+  Case c = rows_and_keys(at::kBFloat16, 50, 60, 1, 32);
+  add(c, {0, 1, 50}, {0, 1, 60}, {-10, 0});
+  c.call.at_once = true;
+  const auto kernel = make_kernel(KernelKind::kCpu, c.q);
+  kernel->begin_forward(c.q, c.call);
+  kernel->forward(c.keys, c.tiles, {});
+  EXPECT_THROW(kernel->forward(c.keys, c.tiles, {}), Error);
+}
+
 // Rows and keys with strides: a query may see every third key only, and some rows see none.
 TEST_F(Windows, OfStridedRowsEqualTheDefinition) {
   for (const at::ScalarType type : {at::kDouble, at::kFloat}) {
@@ -143,12 +183,13 @@ class Scratch : public ::testing::Test {
   static constexpr int64_t kCount = 700, kDim = 32;
   static constexpr at::ScalarType kType = std::is_same_v<T, double> ? at::kDouble : at::kFloat;
 
-  static StoredRows stored(const at::Tensor& x) {
-    return {x.const_data_ptr(), kDim,
-            x.scalar_type() == at::kDouble  ? Storage::kDouble
-            : x.scalar_type() == at::kFloat ? Storage::kFloat
-                                            : Storage::kBFloat16};
+  static Storage storage(const at::Tensor& x) {
+    return x.scalar_type() == at::kDouble  ? Storage::kDouble
+           : x.scalar_type() == at::kFloat ? Storage::kFloat
+                                           : Storage::kBFloat16;
   }
+  static StoredRows stored(const at::Tensor& x) { return {x.const_data_ptr(), kDim, storage(x)}; }
+  static ResultRows results(const at::Tensor& x) { return {x.data_ptr(), kDim, storage(x)}; }
   static Rows<T> rows(const at::Tensor& x) { return {x.template data_ptr<T>(), kDim}; }
 
   // out, lse, dq, dk and dv of two heads with a window.
@@ -167,7 +208,7 @@ class Scratch : public ::testing::Test {
     piece.written = {of_keys.data(), 1};
     for (int64_t h = 0; h < 2; ++h) {
       QueryRows<T>& head = block.heads.emplace_back();
-      head.q = stored(in[2][h]), head.dout = stored(in[3][h]), head.out = rows(out[h]), head.dq = rows(dq[h]);
+      head.q = stored(in[2][h]), head.dout = stored(in[3][h]), head.out = results(out[h]), head.dq = results(dq[h]);
       head.lse = lse[h].template data_ptr<T>(), head.written = {of_dq.data() + h * kCount, 1};
     }
     flash_forward<T>({&block, 1}, {&piece, 1}, kDim, T(0.2), scratch, {});
