@@ -46,11 +46,10 @@ StoredRows stored_rows(const at::Tensor& tensor, int64_t batch, int64_t head, co
           tensor.stride(1) * rows.stride, storage_of(tensor)};
 }
 
-// The same for results.
+// The same for writing.
 ResultRows result_rows(const at::Tensor& tensor, int64_t batch, int64_t head, const Span& rows) {
-  const int64_t first = batch * tensor.stride(0) + head * tensor.stride(2) + rows.begin * tensor.stride(1);
-  return {static_cast<char*>(tensor.data_ptr()) + first * tensor.element_size(), tensor.stride(1) * rows.stride,
-          storage_of(tensor)};
+  const StoredRows stored = stored_rows(tensor, batch, head, rows);
+  return {const_cast<void*>(stored.data), stored.step, stored.storage};
 }
 
 void set_to_zero(const at::Tensor& tensor, int64_t batch, int64_t head, int64_t row) {
@@ -58,12 +57,11 @@ void set_to_zero(const at::Tensor& tensor, int64_t batch, int64_t head, int64_t 
               static_cast<size_t>(tensor.size(3) * tensor.element_size()));
 }
 
-// The same for sums.
+// The same for writing to a tensor of T.
 template <typename T>
 Rows<T> head_rows(const at::Tensor& tensor, int64_t batch, int64_t head, const Span& rows) {
-  T* const data = static_cast<T*>(tensor.data_ptr());
-  return {data + batch * tensor.stride(0) + head * tensor.stride(2) + rows.begin * tensor.stride(1),
-          tensor.stride(1) * rows.stride};
+  const ResultRows results = result_rows(tensor, batch, head, rows);
+  return {static_cast<T*>(results.data), results.step};
 }
 
 // Which rows of a new gradient, a [batch, rows, heads, D] tensor, have been written. The others need not be set to zero
@@ -218,6 +216,7 @@ class CpuKernel : public Kernel {
 
  private:
   static constexpr at::ScalarType kType = std::is_same_v<T, double> ? at::kDouble : at::kFloat;
+  static constexpr Storage kStorage = std::is_same_v<T, double> ? Storage::kDouble : Storage::kFloat;
   // The calling thread polls when it has computed so much, which takes about 4 ms.
   static constexpr double kPolledFlops = 3e8;
   static constexpr double kFlops = 1e10;    // of a thread in a wave; this only keeps lists short
@@ -249,9 +248,11 @@ class CpuKernel : public Kernel {
     return tile_sets(fast, set_limits(lse_.numel(), call_.group));
   }
 
-  // Whether each query row's results are written only once, and may be rounded to bf16 then.
+  // Whether each query row's results are written only once, and may be rounded to bf16 then. They are if no two sets
+  // have a row in common.
   bool written_once(std::span<const Tile> tiles, std::span<const TileSet> sets) {
     if (!call_.at_once || q_.scalar_type() != at::kBFloat16 || any_dense(tiles)) return false;
+    if (sets.size() <= 1) return true;
     std::vector<bool> in_set(static_cast<size_t>(lse_.numel()));
     for (const TileSet& set : sets) {
       for (int64_t b = 0; b < set.batch.count; ++b) {
@@ -407,7 +408,7 @@ class CpuKernel : public Kernel {
             of_head.dout = stored_rows(dout_, item.batch, head, rows);
             of_head.result = stored_rows(out_, item.batch, head, rows);
             if (own != nullptr) {
-              of_head.dq = {own, q_.size(3), storage_of(dq_)};
+              of_head.dq = {own, q_.size(3), kStorage};
               own += rows.count * q_.size(3);
             } else {
               of_head.dq = result_rows(dq_, item.batch, head, rows);

@@ -79,7 +79,7 @@ struct Cell {
   const Tile* tile;
   int before = 0;  // the cells before this one of the same run, keys and band: tiles may overlap
 
-  auto keys_of_set() const { return std::tuple(set, key, band.lo, band.hi, before); }
+  auto keys_of_set() const { return std::tuple(set, before, key, band.lo, band.hi); }
   auto order() const { return std::tuple_cat(keys_of_set(), std::tuple(run)); }
 };
 
@@ -119,7 +119,7 @@ std::vector<TileSet> cut_sets(std::span<const Tile> tiles, const Cuts& rows, con
       }
     });
   }
-  std::ranges::sort(cells, {}, &Cell::order);
+  std::ranges::sort(cells, {}, &Cell::order);  // equal ones come together, as `before` is 0 so far
   for (size_t i = 1, first = 0; i < cells.size(); ++i) {
     if (cells[i].order() != cells[first].order()) first = i;
     cells[i].before = static_cast<int>(i - first);

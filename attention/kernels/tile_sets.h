@@ -42,8 +42,8 @@ struct SetLimits {
 // Most sets are the groups of group_tiles, in its order. In block-sparse patterns each group has few rows, for which
 // its keys would be packed anew. So where groups would read a key for few rows on average, the tiles of the same batch
 // rows and heads are cut into runs of query rows and of keys, at every row where a tile begins or ends, and many runs
-// of queries with all their keys become a set. Then a key is read once for all of the set's runs that see it. Tiles
-// without queries or keys are left out.
+// of queries with all their keys become a set. Then a key is read once for all of the set's runs that see it, or as
+// often as a run sees it. Tiles without queries or keys are left out.
 std::vector<TileSet> tile_sets(std::span<const Tile> tiles, const SetLimits& limits);
 
 // Whether some query row of some head and batch row is in both sets.

@@ -131,14 +131,15 @@ Measured measure(const Cell& cell, double seconds) {
     forward.take(counted, [&] { out = attention_forward(q, k, v, call); });
     backward.take(counted, [&] { attention_backward(dout, q, k, v, out, call); });
   };
-  const auto wide = [](const at::Tensor& t) { return t.to(at::kFloat); };
+  const bool compared = cell.dtype == "bf16";
+  const auto wide = [&](const at::Tensor& t) { return compared ? t.to(at::kFloat) : at::Tensor(); };
   const at::Tensor q32 = wide(q), k32 = wide(k), v32 = wide(v), dout32 = wide(dout);
+  const double sides = 1 + cell.dense() + compared;
   m.pairs = static_cast<double>(count_pairs(*cached_pattern(call.request)));
   const double begin = wall_seconds();
   // The first turn does not count: it makes the plan and touches memory for the first time.
-  for (int turn = 0; turn < 4 || wall_seconds() - begin < 2 * seconds; ++turn) {
-    const bool counted = turn > 0;
-    const bool compared = cell.dtype == "bf16", later = turn % 2 > 0;  // what follows LibTorch's call is slower
+  for (int turn = 0; turn < 4 || wall_seconds() - begin < sides * seconds; ++turn) {
+    const bool counted = turn > 0, later = turn % 2 > 0;  // what follows LibTorch's call is slower
     if (compared && later) take(m.fp32_forward, m.fp32_backward, counted, q32, k32, v32, dout32);
     take(m.forward, m.backward, counted, q, k, v, dout);
     if (compared && !later) take(m.fp32_forward, m.fp32_backward, counted, q32, k32, v32, dout32);

@@ -30,7 +30,7 @@ class AttentionWord : public Word {
         "Without options it measures a choice of shapes, masks and dtypes. Calls in bf16 take turns with the same "
         "calls\n"
         "in fp32. The environment variable ANNULUS_ISA (baseline, avx2, avx512, avx512bf16 or amx) limits the vector\n"
-        "instructions of both sides.\n"
+        "instructions of all sides.\n"
         "Example:\n  ./annulus bench attention --length 1024 --dtype bf16");
     return app;
   }

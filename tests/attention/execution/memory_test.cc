@@ -1,11 +1,13 @@
 // Tests that attention makes no intermediate of queries x keys elements. For every kind of pattern, kernel and dropout
-// rate the peak memory of the process stays a small part of one such matrix, forward and backward.
+// rate the peak memory of the process stays a small part of one such matrix, forward and backward. And that no result
+// is held in two dtypes where it need not be.
 #include <ATen/ops/randn.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
 #include "attention/execution/attention.h"
 #include "comm/threads/threads.h"
+#include "tests/memory/peak_bytes.h"
 
 namespace annulus {
 namespace {
@@ -49,6 +51,20 @@ TEST(Memory, NoPatternTakesQuadraticMemory) {
       EXPECT_LT(peak_bytes() - before, matrix / 8) << text;
     }
   }
+}
+
+TEST(Memory, OutInBf16OfOneRankIsNotHeldInFp32) {
+  const std::shared_ptr<Communicator> self = make_self_communicator();
+  AttentionCall call;
+  call.comm = self.get();
+  call.kernel = KernelKind::kCpu;
+  call.request.shape = {1, 2, 2, 4096, 4096, 0};
+  call.request.pattern = causal_pattern();
+  const at::Tensor q = at::randn({1, 4096, 2, 64}, at::kBFloat16);
+  const auto peak = std::make_shared<PeakBytes>();
+  const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, peak);
+  const AttentionOutput out = attention_forward(q, q, q, call);
+  EXPECT_LT(peak->peak(), static_cast<int64_t>(out.out.nbytes()) * 5 / 4);  // in fp32 it would be twice as much more
 }
 
 }  // namespace

@@ -88,7 +88,7 @@ TEST_F(Windows, OfSeveralHeadsEqualTheDefinition) {
   }
 }
 
-// Where a call gets all of its tiles at once, out and dq are rounded to bf16 row by row, to the same bits as at the
+// Where a call gets all of its tiles at once, out and dq are rounded to bf16 row by row, to the same numbers as at the
 // end. Rows of two sets are not: they are added to. Nor is dq with several threads. 40 rows see no key.
 TEST_F(Windows, ResultsAreRoundedWhenTheyAreWrittenForTheLastTime) {
   for (const int64_t head_dim : {10, 32, 64}) {
@@ -115,6 +115,18 @@ TEST_F(Windows, ResultsAreRoundedWhenTheyAreWrittenForTheLastTime) {
       }
     }
   }
+}
+
+TEST_F(Windows, ResultsThatAreComputedDenselyAreRoundedAtTheEnd) {
+  Case c = rows_and_keys(at::kBFloat16, 100, 120, 2, 32);
+  add(c, {0, 1, 100}, {0, 1, 120}, {-30, 0});
+  c.keys.k[0][119].fill_(NAN);  // no row sees it
+  const Result later = run(c, KernelKind::kCpu);
+  c.call.at_once = true;
+  const Result at_once = run(c, KernelKind::kCpu);
+  EXPECT_EQ(at_once.out.scalar_type(), at::kFloat);
+  EXPECT_EQ(at_once.dq.scalar_type(), at::kFloat);
+  EXPECT_EQ(worst(at_once, later), 0);
 }
 
 TEST_F(Windows, TilesThatShouldComeAtOnceAreNotTakenInTwoCalls) {
