@@ -220,7 +220,7 @@ class CpuKernel : public Kernel {
   // The calling thread polls when it has computed so much, which takes about 4 ms.
   static constexpr double kPolledFlops = 3e8;
   static constexpr double kFlops = 1e10;    // of a thread in a wave; this only keeps lists short
-  static constexpr size_t kMostSets = 256;  // the most sets in a wave
+  static constexpr size_t kMostSets = 256;  // the most sets in a wave, and the most that are compared with each other
 
   void load(const KeyBlock& keys) {
     keys_ = {prepared(keys.k), prepared(keys.v), keys.batch, keys.heads};
@@ -252,20 +252,10 @@ class CpuKernel : public Kernel {
   // have a row in common.
   bool written_once(std::span<const Tile> tiles, std::span<const TileSet> sets) {
     if (!call_.at_once || q_.scalar_type() != at::kBFloat16 || any_dense(tiles)) return false;
-    if (sets.size() <= 1) return true;
-    std::vector<bool> in_set(static_cast<size_t>(lse_.numel()));
-    for (const TileSet& set : sets) {
-      for (int64_t b = 0; b < set.batch.count; ++b) {
-        for (int64_t h = 0; h < set.heads.count; ++h) {
-          const int64_t first = (set.batch.at(b) * lse_.size(1) + set.heads.at(h)) * lse_.size(2);
-          for (const QueryRun& run : set.queries) {
-            for (int64_t i = 0; i < run.rows.count; ++i) {
-              const auto row = static_cast<size_t>(first + run.rows.at(i));
-              if (in_set[row]) return false;
-              in_set[row] = true;
-            }
-          }
-        }
+    if (sets.size() > kMostSets) return false;  // too many to compare with each other
+    for (size_t i = 0; i < sets.size(); ++i) {
+      for (size_t j = 0; j < i; ++j) {
+        if (share_queries(sets[i], sets[j])) return false;
       }
     }
     return true;
@@ -288,9 +278,9 @@ class CpuKernel : public Kernel {
     dq_written_ = WrittenFlags(dq_);
   }
 
-  // Calls run(items, flops, done) for waves of sets, in which `done` calls `poll`. `cost` is
-  // the number of floating-point operations for each pair and element of a head. If `apart`, no two sets of a wave have
-  // a query row in common.
+  // Calls run(items, flops, done) for waves of sets, in which `done` calls `poll`. `cost` is the number of
+  // floating-point operations for each pair and element of a head. If `apart`, no two sets of a wave have a query row
+  // in common.
   template <typename Run>
   void for_each_wave(std::span<const TileSet> sets, int64_t cost, bool apart, const Poll& poll, Run run) {
     const double pair = static_cast<double>(cost * q_.size(3));

@@ -27,10 +27,9 @@ class AttentionWord : public Word {
         ->check(CLI::PositiveNumber);
     add_json(app, json_);
     app->footer(
-        "Without options it measures a choice of shapes, masks and dtypes. Calls in bf16 take turns with the same "
-        "calls\n"
-        "in fp32. The environment variable ANNULUS_ISA (baseline, avx2, avx512, avx512bf16 or amx) limits the vector\n"
-        "instructions of all sides.\n"
+        "Without options it measures a choice of shapes, masks and dtypes. Calls in bf16 take turns with the same\n"
+        "calls in fp32. The environment variable ANNULUS_ISA (baseline, avx2, avx512, avx512bf16 or amx) limits the\n"
+        "vector instructions of all sides.\n"
         "Example:\n  ./annulus bench attention --length 1024 --dtype bf16");
     return app;
   }
