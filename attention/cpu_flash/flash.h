@@ -93,7 +93,8 @@ struct KeyPiece {
   WrittenRows written;  // of dk and dv
 };
 
-// Memory that begins with a cache line. Vectors and rows of tiles would lie in two lines each elsewhere.
+// Memory that begins with a cache line, because vectors and rows of tiles would lie in two lines each elsewhere. New
+// elements hold anything: setting all of them would cost more than a hundredth of a short call.
 template <typename T>
 struct LineAllocator {
   using value_type = T;
@@ -103,6 +104,10 @@ struct LineAllocator {
   template <typename U>
   explicit LineAllocator(const LineAllocator<U>&) {}
   T* allocate(size_t n) { return static_cast<T*>(::operator new(n * sizeof(T), kLine)); }
+  template <typename U>
+  void construct(U* element) {
+    ::new (static_cast<void*>(element)) U;  // the standard allocator would set it to 0
+  }
   void deallocate(T* data, size_t) { ::operator delete(data, kLine); }
   bool operator==(const LineAllocator&) const { return true; }
 };

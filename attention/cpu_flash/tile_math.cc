@@ -22,6 +22,7 @@ namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 using simd::HWY_NAMESPACE::exponential;
+using simd::HWY_NAMESPACE::Exponents;
 
 // A register tile of kRows x 2 vectors leaves registers for two vectors of the second operand and a broadcast element
 // of the first.
@@ -191,10 +192,10 @@ void hide(int64_t used, T* s, int64_t s_step, const int64_t* from, const int64_t
   }
 }
 
-// The larger of x and `most`, or `most` if x is NaN, because a comparison with NaN is false.
+// The larger of x and `most`. x86 takes the second operand if one is NaN, so NaN among x are left out.
 template <typename V>
 HWY_INLINE V larger(V x, V most) {
-  return hn::IfThenElse(hn::Gt(x, most), x, most);
+  return hn::Max(x, most);
 }
 
 // The largest element of the runs of x. It uses four vectors, because the comparisons of a single one would wait for
@@ -225,7 +226,8 @@ HWY_INLINE Vec<T> dropped(Vec<T> e, const T* factors) {
 
 // Replaces the elements x of the runs by exp(scale * x - shift), of which it returns the sum, and with dropout then by
 // their products with `factors`. It handles two vectors at a time, because an exponential is a chain of operations that
-// wait for each other.
+// wait for each other. Apart from rounding no scale * x is
+// larger than shift.
 template <bool kDrops, typename T>
 HWY_INLINE T exponentials(T* x, const Run* runs, int64_t count, T scale, const T* factors, T shift) {
   const Tag<T> d;
@@ -234,15 +236,15 @@ HWY_INLINE T exponentials(T* x, const Run* runs, int64_t count, T scale, const T
   for (const Run* run = runs; run != runs + count; ++run) {
     int64_t i = run->first;
     for (; i + 2 * kLanes<T> <= run->past; i += 2 * kLanes<T>) {
-      const auto e = exponential(d, hn::MulSub(times, hn::LoadU(d, x + i), s));
-      const auto f = exponential(d, hn::MulSub(times, hn::LoadU(d, x + i + kLanes<T>), s));
+      const auto e = exponential<Exponents::kNoOverflow>(d, hn::MulSub(times, hn::LoadU(d, x + i), s));
+      const auto f = exponential<Exponents::kNoOverflow>(d, hn::MulSub(times, hn::LoadU(d, x + i + kLanes<T>), s));
       hn::StoreU(dropped<kDrops>(e, factors + i), d, x + i);
       hn::StoreU(dropped<kDrops>(f, factors + i + kLanes<T>), d, x + i + kLanes<T>);
       sum = hn::Add(sum, e);
       sum2 = hn::Add(sum2, f);
     }
     for (; i < run->past; i += kLanes<T>) {
-      const auto e = exponential(d, hn::MulSub(times, hn::LoadU(d, x + i), s));
+      const auto e = exponential<Exponents::kNoOverflow>(d, hn::MulSub(times, hn::LoadU(d, x + i), s));
       hn::StoreU(dropped<kDrops>(e, factors + i), d, x + i);
       sum = hn::Add(sum, e);
     }
@@ -267,7 +269,7 @@ void softmax(int64_t used, T* s, int64_t s_step, const Run* runs, int64_t count,
     const auto now = hn::Load(d, most + r), then = hn::Load(d, before + r);
     const auto shift = hn::IfThenZeroElse(hn::Eq(now, least), now);
     const auto same = hn::And(hn::Eq(now, then), hn::Ne(now, least));
-    hn::Store(hn::IfThenElse(same, one, exponential(d, hn::Sub(then, shift))), d, factor + r);
+    hn::Store(hn::IfThenElse(same, one, exponential<Exponents::kNoOverflow>(d, hn::Sub(then, shift))), d, factor + r);
   }
   for (int64_t r = 0; r < used; ++r) {
     const T shift = most[r] == -kInfinity ? 0 : most[r];

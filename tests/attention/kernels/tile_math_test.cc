@@ -2,7 +2,9 @@
 // columns, softmax and its gradient, and exponentials.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/clamp_max.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/masked_fill.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/rand.h>
@@ -239,7 +241,8 @@ TYPED_TEST(TileMathOf, ComputesSoftmaxAndItsGradientOfRuns) {
   }
 }
 
-// Checks the exponentials over the whole range of the dtype: a gradient step with lse 0 returns them.
+// Checks the exponentials over the whole range of the dtype: a gradient step with lse 0 returns them, and so does a
+// step of the softmax for numbers up to 0, if the maximum was 0 before.
 TYPED_TEST(TileMathOf, ExponentialsAreWithinTwoUlps) {
   using T = TypeParam;
   const bool wide = sizeof(T) == 8;
@@ -247,33 +250,48 @@ TYPED_TEST(TileMathOf, ExponentialsAreWithinTwoUlps) {
   const at::Tensor zero = at::zeros({math.rows}, this->draw({1}).options());
   const int64_t columns = 1024;
   const Run run{0, columns};
-  const auto exponentials = [&](const at::Tensor& x) {
+  const auto by_gradient = [&](const at::Tensor& x) {
     const at::Tensor y = at::zeros({math.rows, columns}, x.options()), other = at::zeros_like(y);
     y[0].copy_(x);
     math.gradient(math.rows, y.template data_ptr<T>(), other.template data_ptr<T>(), columns, &run, 1, T{1}, nullptr,
                   zero.template data_ptr<T>(), zero.template data_ptr<T>());
     return at::Tensor(y[0].clone());
   };
+  const auto by_softmax = [&](const at::Tensor& x) {
+    const at::Tensor y = at::zeros({math.rows, columns}, x.options());
+    const at::Tensor maximum = zero.clone(), sum = zero.clone(), keep = zero.clone();
+    y[0].copy_(x);
+    math.softmax(math.rows, y.template data_ptr<T>(), columns, &run, 1, T{1}, nullptr, maximum.template data_ptr<T>(),
+                 sum.template data_ptr<T>(), keep.template data_ptr<T>());
+    EXPECT_EQ(maximum[0].template item<double>(), 0);
+    return at::Tensor(y[0].clone());
+  };
   const double low = wide ? -707.9 : -86.9, high = wide ? 709 : 88;
   double worst = 0;
-  for (int part = 0; part < 20; ++part) {
-    const at::Tensor x = (at::rand({columns}, zero.options()) * (high - low) + low);
-    const at::Tensor y = exponentials(x);
+  const auto compare = [&](const at::Tensor& x, const at::Tensor& y) {
     for (int64_t i = 0; i < columns; ++i) {
       const auto exact = std::exp(static_cast<long double>(x.template data_ptr<T>()[i]));
       worst = std::max(worst, static_cast<double>(std::abs(y.template data_ptr<T>()[i] / exact - 1)));
     }
+  };
+  for (int part = 0; part < 20; ++part) {
+    const at::Tensor x = (at::rand({columns}, zero.options()) * (high - low) + low), negative = x.clamp_max(0);
+    compare(x, by_gradient(x));
+    compare(negative, by_softmax(negative));
   }
   EXPECT_LT(worst, wide ? 4.4e-16 : 2.4e-7);
   const at::Tensor odd = at::zeros({columns}, zero.options());
   odd[0] = -INFINITY, odd[1] = NAN, odd[2] = INFINITY, odd[3] = -1000;
   odd[4] = wide ? 710 : 89, odd[5] = 1e30, odd[6] = std::numeric_limits<T>::max();
-  const at::Tensor y = exponentials(odd);
-  EXPECT_EQ(y[0].template item<double>(), 0);
-  EXPECT_TRUE(std::isnan(y[1].template item<double>()));
-  EXPECT_EQ(y[2].template item<double>(), INFINITY);
-  EXPECT_EQ(y[3].template item<double>(), 0);
-  for (const int64_t huge : {4, 5, 6}) EXPECT_EQ(y[huge].template item<double>(), INFINITY) << huge;
+  const at::Tensor negative = odd.masked_fill(odd > 0, 0);
+  const at::Tensor y = by_gradient(odd), of_negative = by_softmax(negative);
+  for (const at::Tensor& of : {y, of_negative}) {
+    EXPECT_EQ(of[0].template item<double>(), 0);
+    EXPECT_TRUE(std::isnan(of[1].template item<double>()));
+    EXPECT_EQ(of[3].template item<double>(), 0);
+    EXPECT_EQ(of[7].template item<double>(), 1);
+  }
+  for (const int64_t huge : {2, 4, 5, 6}) EXPECT_EQ(y[huge].template item<double>(), INFINITY) << huge;
 }
 
 }  // namespace
