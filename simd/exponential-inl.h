@@ -67,7 +67,8 @@ HWY_INLINE V times_power(D d, V p, V, V shifted, V x, hn::TFromD<D> least, hn::T
 // 1 + r + r^2 times the polynomial whose largest relative error is least (3e-9). The result is 0 for x < -87 (where e^x
 // is about to fall below the smallest normal number), infinity for x > 88 (with AVX-512 only where e^x overflows), and
 // NaN for NaN. With kNoOverflow, x must be at most 88 or NaN.
-template <Exponents kWhich = Exponents::kAny, class D, class V = hn::Vec<D>, hwy::EnableIf<hwy::IsSame<hn::TFromD<D>, float>()>* = nullptr>
+template <Exponents kWhich = Exponents::kAny, class D, class V = hn::Vec<D>,
+          hwy::EnableIf<hwy::IsSame<hn::TFromD<D>, float>()>* = nullptr>
 HWY_INLINE V exponential(D d, V x) {
   x = limited<kWhich>(d, x, 88.0f);
   const V round = hn::Set(d, 12582912.0f);  // 1.5 x 2^23: adding it rounds to an integer in the low bits
@@ -85,7 +86,8 @@ HWY_INLINE V exponential(D d, V x) {
 
 // The same in fp64, with the Taylor polynomial of degree 13, whose remainder is below 1e-17. The result is 0 for x <
 // -708, infinity for x > 709 likewise, and NaN for NaN. With kNoOverflow, x must be at most 709 or NaN.
-template <Exponents kWhich = Exponents::kAny, class D, class V = hn::Vec<D>, hwy::EnableIf<hwy::IsSame<hn::TFromD<D>, double>()>* = nullptr>
+template <Exponents kWhich = Exponents::kAny, class D, class V = hn::Vec<D>,
+          hwy::EnableIf<hwy::IsSame<hn::TFromD<D>, double>()>* = nullptr>
 HWY_INLINE V exponential(D d, V x) {
   x = limited<kWhich>(d, x, 709.0);
   const V round = hn::Set(d, 6755399441055744.0);  // 1.5 x 2^52

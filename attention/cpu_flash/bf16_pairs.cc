@@ -219,6 +219,7 @@ const TileMath<float>* tile_math_of_pairs() {
                                              .transpose = bf16_pairs::transpose,
                                              .stack = bf16_pairs::stack,
                                              .dots = tile_math<float>().dots,
+                                             .finite = tile_math<float>().finite,
                                              .scores = bf16_pairs::scores,
                                              .add_product = bf16_pairs::add_product,
                                              .hide = tile_math<float>().hide,

@@ -121,6 +121,25 @@ HWY_INLINE void dots_of(const StoredRows& x, const StoredRows& y, int64_t n, int
   }
 }
 
+// Numbers times 0 add up to 0, and infinities and NaN to NaN.
+template <typename T, typename S>
+HWY_INLINE bool finite_of(const StoredRows& x, int64_t n, int64_t dim) {
+  const Tag<T> d;
+  const auto zero = hn::Zero(d);
+  auto even = zero, odd = zero;
+  for (int64_t j = 0; j < n; ++j) {
+    const S* const row = static_cast<const S*>(x.data) + j * x.step;
+    int64_t i = 0;
+    for (; i + 2 * kLanes<T> <= dim; i += 2 * kLanes<T>) {
+      even = hn::MulAdd(widened<T>(row + i), zero, even);
+      odd = hn::MulAdd(widened<T>(row + i + kLanes<T>), zero, odd);
+    }
+    for (; i + kLanes<T> <= dim; i += kLanes<T>) even = hn::MulAdd(widened<T>(row + i), zero, even);
+    if (i < dim) odd = hn::MulAdd(widened_rest<T>(row + i, dim - i), zero, odd);
+  }
+  return hn::AllFalse(d, hn::IsNaN(hn::Add(even, odd)));
+}
+
 // The most rows that are transposed at a time, in blocks of 4 x 4, each within 128 bits.
 #if HWY_TARGET == HWY_SCALAR
 constexpr int64_t kTransposed = 4;

@@ -34,8 +34,8 @@ class RowsAhead {
 
   // A call of scores_of begins, in which fetch() will be called `calls` times.
   void begin(int64_t calls) {
-    share_ = ceil_div(of_call_, calls);
-    soon_share_ = ceil_div(soon_rows_, calls);
+    share_ = share(of_call_, calls);
+    soon_share_ = share(soon_rows_, calls);
   }
 
   // Fetches the next rows. The processor does not wait for them.
@@ -60,6 +60,11 @@ class RowsAhead {
   }
 
  private:
+  // Without a division where it is not needed, because a division takes long.
+  static int64_t share(int64_t rows, int64_t calls) {
+    return rows > calls ? ceil_div(rows, calls) : static_cast<int64_t>(rows > 0);
+  }
+
   struct Soon {
     const char* next;
     int64_t step, bytes, count;

@@ -50,6 +50,12 @@ void dots_float(const StoredRows& x, const StoredRows& y, int64_t n, int64_t dim
   if (x.storage == Storage::kHalf) return dots_of<float, hwy::float16_t>(x, y, n, dim, to, to_step);
   dots_of<float, hwy::bfloat16_t>(x, y, n, dim, to, to_step);
 }
+bool finite_double(const StoredRows& x, int64_t n, int64_t dim) { return finite_of<double, double>(x, n, dim); }
+bool finite_float(const StoredRows& x, int64_t n, int64_t dim) {
+  if (x.storage == Storage::kFloat) return finite_of<float, float>(x, n, dim);
+  if (x.storage == Storage::kHalf) return finite_of<float, hwy::float16_t>(x, n, dim);
+  return finite_of<float, hwy::bfloat16_t>(x, n, dim);
+}
 template <typename T>
 void stack(const StoredRows& x, int64_t n, int64_t dim, T* to, int64_t to_step, int64_t row) {
   T* const first = to + row * to_step;
@@ -365,7 +371,7 @@ void put(const T* from, int64_t dim, T factor, void* to, Put how) {
 
 template <typename T>
 constexpr TileMath<T> math_of(decltype(TileMath<T>::copy) copy, decltype(TileMath<T>::transpose) transpose,
-                              decltype(TileMath<T>::dots) dots) {
+                              decltype(TileMath<T>::dots) dots, decltype(TileMath<T>::finite) finite) {
   return {.rows = kRows,
           .panel = kPanel<T>,
           .lanes = kLanes<T>,
@@ -376,6 +382,7 @@ constexpr TileMath<T> math_of(decltype(TileMath<T>::copy) copy, decltype(TileMat
           .transpose = transpose,
           .stack = stack<T>,
           .dots = dots,
+          .finite = finite,
           .scores = scores<T>,
           .add_product = add_product<T>,
           .hide = hide<T>,
@@ -385,8 +392,8 @@ constexpr TileMath<T> math_of(decltype(TileMath<T>::copy) copy, decltype(TileMat
           .narrow = nullptr,
           .zip = nullptr};
 }
-constexpr TileMath<float> kFloat = math_of<float>(copy_float, transpose_float, dots_float);
-constexpr TileMath<double> kDouble = math_of<double>(copy_double, transpose_double, dots_double);
+constexpr TileMath<float> kFloat = math_of<float>(copy_float, transpose_float, dots_float, finite_float);
+constexpr TileMath<double> kDouble = math_of<double>(copy_double, transpose_double, dots_double, finite_double);
 
 }  // namespace HWY_NAMESPACE
 }  // namespace tile_math_versions

@@ -45,6 +45,7 @@ struct Run {
   int64_t first = 0, past = 0;
 
   bool empty() const { return first >= past; }
+  bool operator==(const Run&) const = default;
 };
 
 // T is float or double. A pointer to the rows of a tile must point to `rows` rows. Only the first `used` of them need
@@ -78,6 +79,9 @@ struct TileMath {
 
   // to[j * to_step] = the dot product of row j of x and row j of y, n rows of the same storage.
   void (*dots)(const StoredRows& x, const StoredRows& y, int64_t n, int64_t dim, T* to, int64_t to_step);
+
+  // Whether no element of the n rows is infinite or NaN.
+  bool (*finite)(const StoredRows& x, int64_t n, int64_t dim);
 
   // s[r][c] = sum over elements i < length of a[r][i] * panels(i, c) for the columns c of the run. run.first and
   // run.past are multiples of lanes.

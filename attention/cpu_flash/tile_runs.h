@@ -20,16 +20,21 @@ template <typename T>
 class TileRuns {
  public:
   TileRuns(const TileMath<T>& math, const QueryBlock<T>& block, std::span<const Part<T>> parts, int64_t columns)
-      : math_(math), block_(block), parts_(parts), cut_(columns % math.lanes != 0) {
-    for (const Part<T>& part : parts) cut_ = cut_ || part.cut;
-  }
+      : math_(math), block_(block), parts_(parts), padded_(columns % math.lanes != 0) {}
 
   // Finds the runs for rows row, ..., row + n - 1 of the block.
   void find(int64_t row, int64_t n) {
     runs_.clear(), summed_.clear();
+    hides_ = padded_;
     const Span queries = block_.positions.sub(row, n);
     for (const Part<T>& part : parts_) {
-      const Run seen = part.cut ? part.seen_by(queries) : part.columns();
+      Run seen = part.columns();
+      if (part.cut) {
+        seen = part.seen_by(queries);
+        // What the first and the last row see, the rows between them see as well.
+        hides_ = hides_ || part.seen_by(queries.sub(0, 1)) != part.columns() ||
+                 part.seen_by(queries.sub(n - 1, 1)) != part.columns();
+      }
       if (seen.empty()) continue;
       add(seen, math_.lanes, runs_);
       add(seen, math_.together * math_.depth, summed_);
@@ -40,7 +45,7 @@ class TileRuns {
 
   // Sets the scores of those pairs in the runs to -inf that rows row, ..., row + n - 1 do not see.
   void hide(int64_t row, int64_t n, T* scores, int64_t step) const {
-    if (!cut_) return;
+    if (!hides_) return;
     int64_t from[kMostTileRows], past[kMostTileRows], next[kMostTileRows];  // each row is hidden in [from, past)
     for (const Run& run : runs_) {
       std::fill_n(from, n, run.first);
@@ -101,7 +106,8 @@ class TileRuns {
   const TileMath<T>& math_;
   const QueryBlock<T>& block_;
   std::span<const Part<T>> parts_;
-  bool cut_;
+  bool padded_;         // whether the last vector of the chunk has columns without a key
+  bool hides_ = false;  // whether some row does not see some column of the runs
   std::vector<Run> runs_, summed_;
 };
 

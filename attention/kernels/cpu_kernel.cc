@@ -6,7 +6,7 @@
 // a band are computed densely in small blocks (attention/tiles/dense_tiles.h), because a hidden infinity times a
 // probability of 0 would give NaN.
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/full.h>
+#include <ATen/ops/empty.h>
 #include <ATen/record_function.h>
 
 #include <algorithm>
@@ -64,6 +64,20 @@ Rows<T> head_rows(const at::Tensor& tensor, int64_t batch, int64_t head, const S
   return {static_cast<T*>(results.data), results.step};
 }
 
+// Whether no element of a [batch, rows, heads, D] tensor is infinite or NaN. The elements of a row are adjacent.
+template <typename T>
+bool all_finite(const at::Tensor& tensor) {
+  const auto finite = tile_math<T>().finite;
+  if (tensor.is_contiguous()) return finite({tensor.const_data_ptr(), 0, storage_of(tensor)}, 1, tensor.numel());
+  const Span rows = Span::range(0, tensor.size(1));
+  for (int64_t b = 0; b < tensor.size(0); ++b) {
+    for (int64_t h = 0; h < tensor.size(2); ++h) {
+      if (!finite(stored_rows(tensor, b, h, rows), rows.count, tensor.size(3))) return false;
+    }
+  }
+  return true;
+}
+
 // Which rows of a new gradient, a [batch, rows, heads, D] tensor, have been written. The others need not be set to zero
 // before something is added to them.
 class WrittenFlags {
@@ -107,7 +121,8 @@ class CpuKernel : public Kernel {
     call_ = call;
     q_ = prepared(q);
     out_ = at::Tensor();
-    lse_ = at::full({q.size(0), q.size(2), q.size(1)}, -kInfinity, q_.options().dtype(kType));
+    lse_ = at::empty({q.size(0), q.size(2), q.size(1)}, q_.options().dtype(kType));
+    std::fill_n(lse_.template data_ptr<T>(), lse_.numel(), static_cast<T>(-kInfinity));
   }
 
   void forward(const KeyBlock& keys, std::span<const Tile> tiles, const Poll& poll) override {
@@ -228,7 +243,8 @@ class CpuKernel : public Kernel {
     finite_ = known_ != nullptr ? *known_ : Finite::kUnknown;
   }
   bool loaded_is_finite() {
-    if (finite_ == Finite::kUnknown) finite_ = all_finite(keys_.k) && all_finite(keys_.v) ? Finite::kYes : Finite::kNo;
+    if (finite_ == Finite::kUnknown)
+      finite_ = all_finite<T>(keys_.k) && all_finite<T>(keys_.v) ? Finite::kYes : Finite::kNo;
     if (known_ != nullptr) *known_ = finite_;
     return finite_ == Finite::kYes;
   }

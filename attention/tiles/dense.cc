@@ -9,7 +9,6 @@
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
-#include <cmath>
 #include <limits>
 
 namespace annulus {
@@ -95,12 +94,6 @@ DenseBackward dense_backward(const at::Tensor& dout, const at::Tensor& q, const 
   return {guarded_product(ds, kh, shown) * scale,
           sum_to_kv_heads(guarded_product(ds.transpose(-2, -1), q, shown.transpose(-2, -1)) * scale, k.size(1)),
           sum_to_kv_heads(guarded_product(counted.transpose(-2, -1), dout, kept.transpose(-2, -1)), v.size(1))};
-}
-
-bool all_finite(const at::Tensor& tensor) {
-  // A sum takes one fast pass and is finite only if all elements are. It may overflow although they are; then every
-  // element is checked.
-  return std::isfinite(tensor.sum().item<double>()) || tensor.isfinite().all().item<bool>();
 }
 
 }  // namespace annulus

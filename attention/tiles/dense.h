@@ -1,5 +1,5 @@
 // Dense attention over one masked rectangle. Nothing of a hidden key or value, not even an infinity or a NaN, reaches a
-// result. Used by dense_tiles.cc; the cpu kernel uses all_finite. The functions are thread safe.
+// result. Used by dense_tiles.cc. The functions are thread safe.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -25,8 +25,5 @@ DenseForward dense_forward(const at::Tensor& q, const at::Tensor& k, const at::T
 DenseBackward dense_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                              const at::Tensor& out, const at::Tensor& lse, const at::Tensor& mask,
                              const at::Tensor& factors, double scale);
-
-// Whether no element is infinite or NaN. On a GPU this waits for the device.
-bool all_finite(const at::Tensor& tensor);
 
 }  // namespace annulus

@@ -72,6 +72,28 @@ TYPED_TEST(TileMathOf, PacksRowsAndColumns) {
   }
 }
 
+// One infinite or NaN element anywhere is found, and rows outside of what is asked for do not matter. The largest
+// numbers, whose sum overflows, are finite.
+TYPED_TEST(TileMathOf, FindsElementsThatAreNotFinite) {
+  for (const at::ScalarType type : this->stored()) {
+    for (const int64_t dim : {1, 4, 15, 16, 33, 50, 97}) {
+      const int64_t n = 3;
+      const double most = type == at::kHalf ? 65504 : type == at::kDouble ? 1e308 : 3e38;
+      const at::Tensor around = at::full({n + 2, dim + 2}, NAN, at::TensorOptions().dtype(type));
+      const at::Tensor x = around.narrow(0, 1, n).narrow(1, 1, dim).fill_(most);
+      EXPECT_TRUE(this->math.finite(this->rows(x), n, dim)) << type << " " << dim;
+      for (int64_t i = 0; i < n * dim; ++i) {
+        for (const float wrong : {INFINITY, -INFINITY, NAN}) {
+          x[i / dim][i % dim].fill_(wrong);
+          EXPECT_FALSE(this->math.finite(this->rows(x), n, dim)) << type << " " << dim << " " << i << " " << wrong;
+        }
+        x[i / dim][i % dim].fill_(-most);
+      }
+      EXPECT_TRUE(this->math.finite(this->rows(x), n, dim)) << type << " " << dim;
+    }
+  }
+}
+
 TYPED_TEST(TileMathOf, MultipliesTiles) {
   using T = TypeParam;
   const TileMath<T>& math = this->math;
