@@ -64,9 +64,9 @@ HWY_INLINE V times_power(D d, V p, V, V shifted, V x, hn::TFromD<D> least, hn::T
 #endif
 
 // Computes e^x with an error of at most 2 units in the last place: x = n ln 2 + r with |r| <= ln 2 / 2, and e^r is
-// 1 + r + r^2 times the polynomial whose largest relative error is least (3e-9). The result is 0 for x < -87 (where e^x
-// is about to fall below the smallest normal number), infinity for x > 88 (with AVX-512 only where e^x overflows), and
-// NaN for NaN. With kNoOverflow, x must be at most 88 or NaN.
+// 1 + r + r^2 q(r), where q of degree 4 makes the largest relative error least (4e-9 with coefficients in fp32). The
+// result is 0 for x < -87 (where e^x is about to fall below the smallest normal number), infinity for x > 88 (with
+// AVX-512 only where e^x overflows), and NaN for NaN. With kNoOverflow, x must be at most 88 or NaN.
 template <Exponents kWhich = Exponents::kAny, class D, class V = hn::Vec<D>,
           hwy::EnableIf<hwy::IsSame<hn::TFromD<D>, float>()>* = nullptr>
 HWY_INLINE V exponential(D d, V x) {

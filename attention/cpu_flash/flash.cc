@@ -89,7 +89,7 @@ void flash_forward(std::span<const QueryBlock<T>> blocks, std::span<const KeyPie
   T* const sum = maximum + all_rows;
   T* const scores = room(scratch.scores, math.rows * step);
   const bool drops = blocks[0].drop_threshold > 0;
-  T* const factors = zeros(scratch.factors, drops ? math.rows * step : 0);  // those of no pair must be finite
+  T* const factors = zeros(scratch.factors, drops ? math.rows * step : 0);  // finite, even in columns without a key
   T keep[kMostTileRows] = {};
   // Rows i, ..., i + n - 1 of a head, which begin at `row` in scratch memory, and those that fill up the tile.
   const auto begin = [&](const QueryRows<T>& head, int64_t i, int64_t n, int64_t row) {
@@ -208,7 +208,7 @@ void flash_backward(std::span<const QueryBlock<T>> blocks, std::span<const KeyPi
   T* const p = room(scratch.scores, most_held * step);
   T* const ds = room(scratch.gradients, most_held * step);
   const bool drops = blocks[0].drop_threshold > 0;
-  T* const factors = zeros(scratch.factors, drops ? math.rows * step : 0);  // those of no pair must be finite
+  T* const factors = zeros(scratch.factors, drops ? math.rows * step : 0);  // finite, even in columns without a key
   T* const narrowed = room(scratch.narrowed, math.narrow == nullptr ? 0 : math.rows * step);
   T* const k_columns = room(scratch.k_columns, step * length);
   T* const v_columns = room(scratch.v_columns, step * length);

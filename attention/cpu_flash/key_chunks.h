@@ -130,8 +130,8 @@ int64_t columns_of(std::span<const Part<T>> parts) {
   return parts.back().column + parts.back().count();
 }
 
-// Sets the columns [columns, past) of panels with `length` rows to 0. They are multiplied by 0, and what an earlier
-// chunk left there may not be finite.
+// Sets the columns [columns, past) of panels with `length` rows to 0. They are multiplied by 0, and what the
+// memory holds may not be finite.
 template <typename T>
 void clear_columns(T* panels, int64_t panel, int64_t length, int64_t columns, int64_t past) {
   for (int64_t c = columns; c < past; ++c) {

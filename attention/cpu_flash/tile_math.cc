@@ -232,8 +232,8 @@ HWY_INLINE Vec<T> dropped(Vec<T> e, const T* factors) {
 
 // Replaces the elements x of the runs by exp(scale * x - shift), of which it returns the sum, and with dropout then by
 // their products with `factors`. It handles two vectors at a time, because an exponential is a chain of operations that
-// wait for each other. Apart from rounding no scale * x is
-// larger than shift.
+// wait for each other. No scale * x - shift is positive but by the rounding of shift if scale is not 1, which only
+// scores of more than 2^31 could make larger than 88.
 template <bool kDrops, typename T>
 HWY_INLINE T exponentials(T* x, const Run* runs, int64_t count, T scale, const T* factors, T shift) {
   const Tag<T> d;

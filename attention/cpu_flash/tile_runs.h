@@ -107,7 +107,7 @@ class TileRuns {
   const QueryBlock<T>& block_;
   std::span<const Part<T>> parts_;
   bool padded_;         // whether the last vector of the chunk has columns without a key
-  bool hides_ = false;  // whether some row does not see some column of the runs
+  bool hides_ = false;  // whether some row may not see some column of the chunk
   std::vector<Run> runs_, summed_;
 };
 

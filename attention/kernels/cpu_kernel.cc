@@ -10,6 +10,7 @@
 #include <ATen/record_function.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <limits>
 #include <map>
@@ -22,7 +23,6 @@
 #include "attention/kernels/cpu_items.h"
 #include "attention/kernels/kernel_makers.h"
 #include "attention/kernels/tile_sets.h"
-#include "attention/tiles/dense.h"
 #include "attention/tiles/dense_tiles.h"
 #include "attention/tiles/tile_groups.h"
 #include "attention/tiles/tile_views.h"
@@ -64,18 +64,25 @@ Rows<T> head_rows(const at::Tensor& tensor, int64_t batch, int64_t head, const S
   return {static_cast<T*>(results.data), results.step};
 }
 
-// Whether no element of a [batch, rows, heads, D] tensor is infinite or NaN. The elements of a row are adjacent.
+// Whether no element of a [batch, rows, heads, D] tensor is infinite or NaN. The elements of a row are adjacent, and
+// where those of all heads are, they are read together.
 template <typename T>
 bool all_finite(const at::Tensor& tensor) {
-  const auto finite = tile_math<T>().finite;
-  if (tensor.is_contiguous()) return finite({tensor.const_data_ptr(), 0, storage_of(tensor)}, 1, tensor.numel());
-  const Span rows = Span::range(0, tensor.size(1));
-  for (int64_t b = 0; b < tensor.size(0); ++b) {
-    for (int64_t h = 0; h < tensor.size(2); ++h) {
-      if (!finite(stored_rows(tensor, b, h, rows), rows.count, tensor.size(3))) return false;
-    }
-  }
-  return true;
+  constexpr int64_t kRows = 256;  // that a thread takes at a time
+  constexpr double kReads = 40;   // to read an element of memory takes as long as about so many operations
+  const bool adjacent = tensor.stride(2) == tensor.size(3);
+  const int64_t rows = tensor.size(1), heads = adjacent ? 1 : tensor.size(2);
+  const int64_t dim = adjacent ? tensor.size(2) * tensor.size(3) : tensor.size(3);
+  const int64_t blocks = ceil_div(rows, kRows);
+  const int64_t threads = threads_for(kReads * static_cast<double>(tensor.numel()));
+  std::atomic<bool> finite = true;
+  for_each_in_parallel(tensor.size(0) * heads * blocks, threads, {}, [&](size_t item, size_t) {
+    const auto i = static_cast<int64_t>(item);
+    const Span some = Span::range(i % blocks * kRows, std::min(rows, (i % blocks + 1) * kRows));
+    const StoredRows x = stored_rows(tensor, i / blocks / heads, i / blocks % heads, some);
+    if (!tile_math<T>().finite(x, some.count, dim)) finite = false;
+  });
+  return finite;
 }
 
 // Which rows of a new gradient, a [batch, rows, heads, D] tensor, have been written. The others need not be set to zero
@@ -243,8 +250,9 @@ class CpuKernel : public Kernel {
     finite_ = known_ != nullptr ? *known_ : Finite::kUnknown;
   }
   bool loaded_is_finite() {
-    if (finite_ == Finite::kUnknown)
+    if (finite_ == Finite::kUnknown) {
       finite_ = all_finite<T>(keys_.k) && all_finite<T>(keys_.v) ? Finite::kYes : Finite::kNo;
+    }
     if (known_ != nullptr) *known_ = finite_;
     return finite_ == Finite::kYes;
   }

@@ -188,11 +188,10 @@ TEST_F(Windows, KeysThatNoRowSeesHaveNoGradients) {
   }
 }
 
-// What earlier calls left in scratch memory, here NaN, reaches no result.
+// What scratch memory holds, be it new or left by earlier calls, here NaN, reaches no result.
 template <typename T>
 class Scratch : public ::testing::Test {
  protected:
-  static constexpr int64_t kCount = 700, kDim = 32;
   static constexpr at::ScalarType kType = std::is_same_v<T, double> ? at::kDouble : at::kFloat;
 
   static Storage storage(const at::Tensor& x) {
@@ -200,33 +199,36 @@ class Scratch : public ::testing::Test {
            : x.scalar_type() == at::kFloat ? Storage::kFloat
                                            : Storage::kBFloat16;
   }
-  static StoredRows stored(const at::Tensor& x) { return {x.const_data_ptr(), kDim, storage(x)}; }
-  static ResultRows results(const at::Tensor& x) { return {x.data_ptr(), kDim, storage(x)}; }
-  static Rows<T> rows(const at::Tensor& x) { return {x.template data_ptr<T>(), kDim}; }
+  static StoredRows stored(const at::Tensor& x) { return {x.const_data_ptr(), x.size(-1), storage(x)}; }
+  static ResultRows results(const at::Tensor& x) { return {x.data_ptr(), x.size(-1), storage(x)}; }
+  static Rows<T> rows(const at::Tensor& x) { return {x.template data_ptr<T>(), x.size(-1)}; }
 
-  // out, lse, dq, dk and dv of two heads with a window.
-  std::vector<at::Tensor> compute(const std::vector<at::Tensor>& in, FlashScratch<T>& scratch) {
+  // out, lse, dq, dk and dv of two heads with a window, with dropout if `drops`.
+  std::vector<at::Tensor> compute(const std::vector<at::Tensor>& in, bool drops, FlashScratch<T>& scratch) {
     const auto options = at::TensorOptions().dtype(kType);
-    const at::Tensor out = at::full({2, kCount, kDim}, NAN, options), dq = at::full_like(out, NAN);
-    const at::Tensor lse = at::full({2, kCount}, -INFINITY, options);
-    const at::Tensor dk = at::full({kCount, kDim}, NAN, options), dv = at::full_like(dk, NAN);
-    std::vector<uint8_t> of_dq(2 * kCount, 0), of_keys(kCount, 0);
+    const int64_t count = in[0].size(0), dim = in[0].size(1);
+    const at::Tensor out = at::full({2, count, dim}, NAN, options), dq = at::full_like(out, NAN);
+    const at::Tensor lse = at::full({2, count}, -INFINITY, options);
+    const at::Tensor dk = at::full({count, dim}, NAN, options), dv = at::full_like(dk, NAN);
+    std::vector<uint8_t> of_dq(2 * static_cast<size_t>(count), 0), of_keys(static_cast<size_t>(count), 0);
     QueryBlock<T> block;
-    block.count = kCount, block.positions = Span::range(0, kCount);
+    block.count = count, block.positions = Span::range(0, count);
+    if (drops) block.kept = 2, block.drop_threshold = uint64_t{1} << 31;
     const std::vector<int> blocks{0};
     KeyPiece<T> piece;
-    piece.blocks = blocks, piece.positions = Span::range(0, kCount), piece.band = {-150, 20};
+    piece.blocks = blocks, piece.positions = Span::range(0, count), piece.band = {-150, 20};
     piece.k = stored(in[0]), piece.v = stored(in[1]), piece.dk = rows(dk), piece.dv = rows(dv);
     piece.written = {of_keys.data(), 1};
     for (int64_t h = 0; h < 2; ++h) {
       QueryRows<T>& head = block.heads.emplace_back();
       head.q = stored(in[2][h]), head.dout = stored(in[3][h]), head.out = results(out[h]), head.dq = results(dq[h]);
-      head.lse = lse[h].template data_ptr<T>(), head.written = {of_dq.data() + h * kCount, 1};
+      head.lse = lse[h].template data_ptr<T>(), head.written = {of_dq.data() + h * count, 1};
+      head.philox_key = static_cast<uint64_t>(h);
     }
-    flash_forward<T>({&block, 1}, {&piece, 1}, kDim, T(0.2), scratch, {});
+    flash_forward<T>({&block, 1}, {&piece, 1}, dim, T(0.2), scratch, {});
     const at::Tensor result = out.to(in[0].scalar_type());
     for (int64_t h = 0; h < 2; ++h) block.heads[static_cast<size_t>(h)].result = stored(result[h]);
-    flash_backward<T>({&block, 1}, {&piece, 1}, kDim, T(0.2), scratch, {});
+    flash_backward<T>({&block, 1}, {&piece, 1}, dim, T(0.2), scratch, {});
     return {out, lse, dq, dk, dv};
   }
 };
@@ -237,18 +239,25 @@ TYPED_TEST(Scratch, WhatItHoldsReachesNoResult) {
   using T = TypeParam;
   for (const at::ScalarType type : {TestFixture::kType, at::kBFloat16}) {
     if (type == at::kBFloat16 && std::is_same_v<T, double>) continue;
-    const auto options = at::TensorOptions().dtype(type);
-    const std::vector<int64_t> shape{2, TestFixture::kCount, TestFixture::kDim};
-    const std::vector<at::Tensor> in{at::randn({TestFixture::kCount, TestFixture::kDim}, options),
-                                     at::randn({TestFixture::kCount, TestFixture::kDim}, options),
-                                     at::randn(shape, options), at::randn(shape, options)};
-    FlashScratch<T> clean, full;
-    for (auto* buffer : {&full.q, &full.dout, &full.out, &full.per_row, &full.scores, &full.gradients, &full.narrowed,
-                         &full.k, &full.v, &full.k_columns, &full.v_columns, &full.dk, &full.dv}) {
-      buffer->assign(size_t{1} << 18, std::numeric_limits<T>::quiet_NaN());
+    // bf16 with heads of 33 is computed in fp32. 151 keys are a single chunk that does not end with a vector.
+    for (const auto& [count, dim] : {std::pair<int64_t, int64_t>{700, 32}, {151, 20}, {700, 33}}) {
+      const auto options = at::TensorOptions().dtype(type);
+      const std::vector<int64_t> of_keys{count, dim}, of_queries{2, count, dim};
+      const std::vector<at::Tensor> in{at::randn(of_keys, options), at::randn(of_keys, options),
+                                       at::randn(of_queries, options), at::randn(of_queries, options)};
+      for (const bool drops : {false, true}) {
+        FlashScratch<T> clean, full;
+        for (auto* buffer :
+             {&full.q, &full.dout, &full.out, &full.per_row, &full.scores, &full.gradients, &full.narrowed,
+              &full.factors, &full.k, &full.v, &full.k_columns, &full.v_columns, &full.dk, &full.dv}) {
+          buffer->assign(size_t{1} << 18, std::numeric_limits<T>::quiet_NaN());
+        }
+        const std::vector<at::Tensor> want = this->compute(in, drops, clean), got = this->compute(in, drops, full);
+        for (size_t i = 0; i < want.size(); ++i) {
+          EXPECT_TRUE(got[i].equal(want[i])) << type << ", dim " << dim << ", dropout " << drops << ", result " << i;
+        }
+      }
     }
-    const std::vector<at::Tensor> want = this->compute(in, clean), got = this->compute(in, full);
-    for (size_t i = 0; i < want.size(); ++i) EXPECT_TRUE(got[i].equal(want[i])) << type << " " << i;
   }
 }
 
