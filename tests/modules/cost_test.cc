@@ -29,7 +29,6 @@ using testing::OperatorCounter;
 using testing::small;
 
 TEST(MultiheadAttention, MakesRotaryTablesOnceForAllLayersAndForwards) {
-  at::manual_seed(13);
   MultiheadAttentionOptions o = small();
   o.rotary_base = 777;  // no other test uses it
   const MultiheadAttention first = made(o), second = made(o);
@@ -77,7 +76,6 @@ TEST(MultiheadAttention, MakesRotaryTablesOnceForAllLayersAndForwards) {
 }
 
 TEST(MultiheadAttention, RecomputationSkipsDivisionByOne) {
-  at::manual_seed(14);
   MultiheadAttentionOptions o = small();
   o.recompute = true;
   const auto self = make_self_communicator();

@@ -62,7 +62,6 @@ TEST(Factory, KeepsAndNamesTheCallersLayout) {
 }
 
 TEST(Factory, EveryNameComputesItsPattern) {
-  at::manual_seed(1);
   AttentionFactoryOptions o = options(64, 2, "{ kind = 'window', left = 20, right = 3 }");
   o.dilated.segment_lengths = {16, 32, 64};
   o.attention.layout = LayoutKind::kStriped;

@@ -158,7 +158,6 @@ void expect_alike(const Outcome& got, const Outcome& want, double tolerance = 1e
 }
 
 TEST(MultiheadAttention, SelfAttentionEqualsPlainLibTorchOnAnyNumberOfRanks) {
-  at::manual_seed(1);
   for (const int variant : {0, 1, 2, 3}) {
     MultiheadAttentionOptions o = small();
     if (variant == 1) o.rotary_base = 100, o.layout = LayoutKind::kZigzag, o.schedule = ScheduleKind::kRing;
@@ -182,7 +181,6 @@ TEST(MultiheadAttention, SelfAttentionEqualsPlainLibTorchOnAnyNumberOfRanks) {
 }
 
 TEST(MultiheadAttention, CrossAttentionEqualsPlainLibTorch) {
-  at::manual_seed(2);
   MultiheadAttentionOptions o = small();
   o.memory_dim = 10, o.pattern = {}, o.rotary_base = 50;
   const MultiheadAttention full = made(o);
@@ -198,7 +196,6 @@ TEST(MultiheadAttention, CrossAttentionEqualsPlainLibTorch) {
 }
 
 TEST(MultiheadAttention, RecomputesProjectionsButNeverAttention) {
-  at::manual_seed(3);
   MultiheadAttentionOptions o = small();
   o.rotary_base = 100, o.norm = true, o.dropout = 0.3, o.seed = 9;
   o.kernel = KernelKind::kCpu;
@@ -245,7 +242,6 @@ TEST(MultiheadAttention, RecomputesProjectionsButNeverAttention) {
 }
 
 TEST(MultiheadAttention, DropoutIsIndependentOfRanksAndOffInEvaluation) {
-  at::manual_seed(4);
   MultiheadAttentionOptions o = small();
   o.dropout = 0.4, o.seed = 7, o.layer = 3;
   MultiheadAttention m = made(o);
@@ -260,7 +256,6 @@ TEST(MultiheadAttention, DropoutIsIndependentOfRanksAndOffInEvaluation) {
 }
 
 TEST(MultiheadAttention, DocumentsMayBeGivenPerCall) {
-  at::manual_seed(5);
   MultiheadAttention m = made(small());
   MultiheadAttentionOptions o = small();
   o.pattern.documents = {{5, 8}, {13}};
@@ -280,7 +275,6 @@ TEST(MultiheadAttention, DocumentsMayBeGivenPerCall) {
 }
 
 TEST(MultiheadAttention, AcceptsUnevenContiguousParts) {
-  at::manual_seed(6);
   MultiheadAttentionOptions o = small();
   o.rotary_base = 100;
   MultiheadAttention m = made(o);
@@ -325,7 +319,6 @@ TEST(MultiheadAttention, EmptySequencesGiveEmptyOutputs) {
 }
 
 TEST(MultiheadAttention, ThreadsShareOneModule) {
-  at::manual_seed(7);
   MultiheadAttentionOptions o = small();
   o.rotary_base = 100, o.norm = true;
   for (const bool recompute : {false, true}) {
@@ -357,7 +350,6 @@ TEST(MultiheadAttention, ThreadsShareOneModule) {
 }
 
 TEST(MultiheadAttention, LoadRestoresTheSavedModule) {
-  at::manual_seed(8);
   MultiheadAttentionOptions o = small();
   o.norm = true, o.rotary_base = 100;
   const MultiheadAttention saved = made(o);
@@ -425,7 +417,6 @@ TEST(MultiheadAttention, ToConvertsTheWholeModule) {
 }
 
 TEST(MultiheadAttention, TakesABlockMaskFileOnceItIsRead) {
-  at::manual_seed(9);
   MultiheadAttentionOptions o = small();
   o.pattern = parse_pattern(
       "{ kind = 'blocks', map = 'bigbird', block = 16, window_blocks = 0, global_blocks = 1, random_blocks = 1 }",

@@ -4,7 +4,6 @@
 // threads.
 #include "model/gpu_ops.h"
 
-#include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
@@ -62,7 +61,6 @@ void expect_near(const at::Tensor& got, const at::Tensor& want, double relative,
 class GpuOps : public ::testing::Test {
  protected:
   void SetUp() override {
-    at::manual_seed(1);  // LibTorch's own seed is another one in every process
     if (const std::string why = place.obstacle(); !why.empty()) GTEST_SKIP() << why;
   }
 

@@ -2,7 +2,6 @@
 // decay, and the learning-rate schedules with known values.
 #include "training/state/optimizer.h"
 
-#include <ATen/Context.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
@@ -78,7 +77,6 @@ TEST(Schedule, NamesRoundTrip) {
 // Updates at the given steps and compares with the formula. The steps in between have no update, as when gradients are
 // not finite.
 void expect_formula(double clip, const std::vector<int64_t>& steps, double scale = 1) {
-  at::manual_seed(1);
   const std::vector<Updated> p = some_weights();
   const OptimizerSettings s{.lr = 0.01, .warmup = 0, .steps = 10, .clip = clip};
   AdamW adam(p, s);
@@ -154,7 +152,6 @@ std::vector<RatedRange> cut(const std::vector<RatedRange>& ranges, int64_t begin
 // Wherever ranges begin and however the vector is cut, each element has the same bits as in a vector that has that
 // element's rates throughout.
 TEST(AdamW, RateRangesMayBeginAtAnyElement) {
-  at::manual_seed(3);
   const int64_t n = 16 * 12;
   const at::Tensor start = at::randn({n}), gradients = at::randn({n});
   const OptimizerSettings s{.lr = 0.01, .warmup = 0, .steps = 10, .clip = 0.5};
@@ -200,7 +197,6 @@ TEST(AdamW, RateRangesMayBeginAtAnyElement) {
 
 // Ranks that hold one part each compute the same bits as one rank that holds all.
 TEST(AdamW, PartsOfMultiplesOf16ElementsMatchTheWholeBitwise) {
-  at::manual_seed(2);
   const int64_t n = 16 * 41;
   const at::Tensor start = at::randn({n}), gradients = at::randn({n});
   const OptimizerSettings s{.lr = 0.01, .warmup = 0, .steps = 10, .clip = 0.5};
